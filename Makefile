@@ -1,0 +1,176 @@
+# The commands of this repository. `make` alone lists them.
+#
+# Building, running and testing need Go only. Linters and generators are Go
+# programs pinned in tools/*/go.mod; they are built on first use.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.SUFFIXES:
+# The steps of `test` and `quick` print headings and stop at the first
+# failure; go, buf and golangci-lint use all cores by themselves.
+.NOTPARALLEL:
+
+# What `make run` starts. ONCE=1 sends one example through it and exits.
+RUN = go run ./examples/digits/demo $(if $(ONCE),--once)
+
+# The modules that are built and tested together (go.work), and their packages.
+MODULES      := . proto sdk/go
+PACKAGES     := ./... ./proto/... ./sdk/go/...
+TOOL_MODULES := $(patsubst %/go.mod,%,$(wildcard tools/*/go.mod))
+
+# The compiled schema that `proto-breaking` compares with.
+BASELINE := proto/baseline.binpb
+
+# bench: which (a regular expression), how often, how long, in which packages.
+BENCH     ?= .
+COUNT     ?= 1
+BENCHTIME ?= 1s
+# fuzz: how long for each target.
+FUZZTIME  ?= 30s
+
+# --- Tools ----------------------------------------------------------------
+# A tool module is built into a folder outside the tree that is named after
+# its requirements and the Go version, so all clones of one user share it and
+# a changed go.mod is a rebuild.
+TOOLS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/stagemesh/tools
+
+sha256    := $(firstword $(shell command -v sha256sum shasum)) $(if $(shell command -v sha256sum),,-a 256)
+tool_dir   = $(TOOLS)/$(1)-$(shell { go version; cat tools/$(1)/go.mod tools/$(1)/go.sum; } | $(sha256) | cut -c1-16)
+BUF_BIN     := $(call tool_dir,buf)
+LINT_BIN    := $(call tool_dir,lint)
+BENCH_BIN   := $(call tool_dir,bench)
+GRPCURL_BIN := $(call tool_dir,grpcurl)
+
+# buf finds the code generators on the PATH.
+buf           = PATH="$(BUF_BIN):$$PATH" buf
+golangci_lint = $(LINT_BIN)/golangci-lint
+
+# The stamp is written last: an interrupted build is continued, not trusted.
+# $(1): name of the folder under tools, $(2): where its programs go.
+define tool_rule
+$(2)/.built:
+	@echo "== tools/$(1): build (kept in $$(@D))"
+	@mkdir -p $$(@D)
+	@GOWORK=off GOFLAGS= GOBIN=$$(@D) go -C tools/$(1) install tool
+	@touch $$@
+endef
+$(eval $(call tool_rule,buf,$(BUF_BIN)))
+$(eval $(call tool_rule,lint,$(LINT_BIN)))
+$(eval $(call tool_rule,bench,$(BENCH_BIN)))
+$(eval $(call tool_rule,grpcurl,$(GRPCURL_BIN)))
+
+# --- Every day ------------------------------------------------------------
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: run
+run: ## Run the whole mesh with its example pipeline in one process (ONCE=1: one request, then exit)
+	@$(RUN)
+
+.PHONY: quick
+quick: build vet test-plain ## Build, vet and test without the race detector; under a minute when warm
+
+.PHONY: test
+test: lint vet proto-lint proto-breaking check-generated check-tidy test-race ## Run every check there is; what CI runs
+
+.PHONY: lint
+lint: $(LINT_BIN)/.built ## Run the linters and check the formatting of the Go code
+	@echo "== lint"
+	@$(golangci_lint) run $(PACKAGES)
+
+.PHONY: format
+format: $(LINT_BIN)/.built $(BUF_BIN)/.built ## Format the Go code and the protobuf files
+	@$(golangci_lint) fmt $(PACKAGES)
+	@$(buf) format --write
+
+.PHONY: generate
+generate: $(BUF_BIN)/.built ## Regenerate proto/gen from the protobuf files
+	@$(buf) generate
+
+.PHONY: fuzz
+fuzz: ## Run every fuzz target for FUZZTIME (default 30s)
+	@go test -list '^Fuzz' $(PACKAGES) \
+	  | awk '/^Fuzz/ { names[n++] = $$1 } /^ok/ { for (i = 0; i < n; i++) print $$2, names[i]; n = 0 }' \
+	  | while read -r package name; do \
+	      echo "== fuzz $$package $$name"; \
+	      go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) "$$package" </dev/null; \
+	    done
+
+.PHONY: bench
+bench: ## Run the benchmarks (BENCH=regexp COUNT=n BENCHTIME=t); the output suits benchstat
+	@packages=$$(go list -f '{{.Dir}}' $(PACKAGES) | while read -r dir; do \
+	      if grep -qs '^func Benchmark' "$$dir"/*_test.go; then echo "$$dir"; fi; done); \
+	  if [ -z "$$packages" ]; then echo "no package has benchmarks"; exit 0; fi; \
+	  go test -run '^$$' -bench '$(BENCH)' -benchmem -count $(COUNT) -benchtime $(BENCHTIME) $$packages
+
+.PHONY: benchstat
+benchstat: $(BENCH_BIN)/.built ## Compare two outputs of bench: make benchstat OLD=a.txt NEW=b.txt
+	@$(BENCH_BIN)/benchstat $(OLD) $(NEW)
+
+.PHONY: tools
+tools: $(BUF_BIN)/.built $(LINT_BIN)/.built $(BENCH_BIN)/.built $(GRPCURL_BIN)/.built ## Build all tools and print where they are
+	@printf '%s\n' $(^D)
+
+.PHONY: clean
+clean: ## Remove build outputs, profiles and coverage from the tree
+	rm -rf bin dist coverage coverage.out coverage.html cover.out
+	find . -type f \( -name '*.test' -o -name '*.prof' -o -name '*.pprof' \) -not -path './.git/*' -delete
+
+# --- The steps of the above -----------------------------------------------
+
+.PHONY: build
+build: ## Compile every package
+	@echo "== build"
+	@go build $(PACKAGES)
+
+.PHONY: vet
+vet: ## Run go vet
+	@echo "== vet"
+	@go vet $(PACKAGES)
+
+# go vet is a step of its own wherever these two are called.
+.PHONY: test-plain
+test-plain: ## Run the tests without the race detector
+	@echo "== test"
+	@go test -vet=off $(PACKAGES)
+
+.PHONY: test-race
+test-race: ## Run the tests with the race detector (needs a C compiler)
+	@echo "== test with the race detector"
+	@CGO_ENABLED=1 go test -vet=off -race $(PACKAGES)
+
+.PHONY: proto-lint
+proto-lint: $(BUF_BIN)/.built ## Lint the protobuf files and check their formatting
+	@echo "== proto-lint"
+	@$(buf) lint
+	@$(buf) format --diff --exit-code
+
+.PHONY: proto-breaking
+proto-breaking: $(BUF_BIN)/.built ## Check that the protobuf files break no client of the baseline
+	@echo "== proto-breaking"
+	@[ -f $(BASELINE) ] || { echo "$(BASELINE) is missing: make proto-baseline"; exit 1; }
+	@$(buf) breaking --against $(BASELINE)
+
+.PHONY: proto-baseline
+proto-baseline: $(BUF_BIN)/.built ## Rewrite the baseline of proto-breaking; only for a release or an intended break
+	@$(buf) build --exclude-source-info --output $(BASELINE)
+
+# Generates into an empty folder, so files that git does not track, or that no
+# protobuf file stands behind any more, are differences too.
+.PHONY: check-generated
+check-generated: $(BUF_BIN)/.built ## Check that proto/gen is what the protobuf files generate
+	@echo "== check-generated"
+	@out=$$(mktemp -d); trap 'rm -rf "$$out"' EXIT; \
+	  $(buf) generate --output "$$out"; \
+	  diff -r proto/gen "$$out/proto/gen" || { echo "proto/gen is out of date: make generate"; exit 1; }
+
+.PHONY: check-tidy
+check-tidy: ## Check that every go.mod and go.sum is tidy
+	@echo "== check-tidy"
+	@for module in $(MODULES) $(TOOL_MODULES); do \
+	    GOWORK=off go -C $$module mod tidy -diff || { echo "$$module/go.mod is not tidy: GOWORK=off go -C $$module mod tidy"; exit 1; }; \
+	  done
