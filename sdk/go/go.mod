@@ -1,0 +1,3 @@
+module github.com/stagemesh/stagemesh/sdk/go
+
+go 1.26

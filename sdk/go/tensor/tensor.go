@@ -1,0 +1,166 @@
+package tensor
+
+import (
+	"errors"
+	"fmt"
+	"math"
+)
+
+// MaxRank bounds the axes of a tensor.
+const MaxRank = 16
+
+// Tensor is a dense tensor. Raw holds the elements in row-major order,
+// little-endian; its length is Elements x Datatype.Size, or what the elements
+// of Bytes take.
+type Tensor struct {
+	Datatype Datatype
+	Shape    []int64
+	Raw      []byte
+}
+
+// Elements returns the product of the shape, and false when it is negative
+// somewhere or overflows. Extents of 0 do not hide an overflow of the others,
+// so the answer does not depend on the order of the axes.
+func Elements(shape []int64) (int64, bool) {
+	n, empty := int64(1), false
+	for _, extent := range shape {
+		switch {
+		case extent < 0 || extent > 0 && n > math.MaxInt64/extent:
+			return 0, false
+		case extent == 0:
+			empty = true
+		default:
+			n *= extent
+		}
+	}
+	if empty {
+		return 0, true
+	}
+	return n, true
+}
+
+// Validate checks that datatype, shape and raw bytes agree.
+func (t Tensor) Validate() error {
+	if !t.Datatype.Valid() {
+		return fmt.Errorf("unknown datatype %.32q", t.Datatype)
+	}
+	if len(t.Shape) > MaxRank {
+		return fmt.Errorf("%d axes, at most %d are supported", len(t.Shape), MaxRank)
+	}
+	n, ok := Elements(t.Shape)
+	if !ok {
+		return fmt.Errorf("shape %v is negative or too large", t.Shape)
+	}
+	if t.Datatype == Bytes {
+		return validateBytes(t.Raw, n)
+	}
+	size := int64(t.Datatype.Size())
+	if n > math.MaxInt64/size {
+		return fmt.Errorf("shape %v of %s is too large", t.Shape, t.Datatype)
+	}
+	if n*size != int64(len(t.Raw)) {
+		return fmt.Errorf("shape %v of %s takes %d bytes, got %d", t.Shape, t.Datatype, n*size, len(t.Raw))
+	}
+	return nil
+}
+
+// Rows returns the extent of axis 0, and 1 for a scalar.
+func (t Tensor) Rows() int64 {
+	if len(t.Shape) == 0 {
+		return 1
+	}
+	return t.Shape[0]
+}
+
+var errNoTensors = errors.New("no tensors to join")
+
+// Concat joins tensors of one datatype and trailing shape along axis 0, in
+// order. A single tensor is returned as it is, without a copy.
+func Concat(parts []Tensor) (Tensor, error) {
+	if len(parts) == 0 {
+		return Tensor{}, errNoTensors
+	}
+	first := parts[0]
+	if len(parts) == 1 {
+		return first, nil
+	}
+	if len(first.Shape) == 0 {
+		return Tensor{}, errors.New("a scalar has no rows to join")
+	}
+	rows, size := int64(0), 0
+	for i, p := range parts {
+		if !Stackable(first, p) {
+			return Tensor{}, fmt.Errorf("tensor %d is %s%v, the first is %s%v", i, p.Datatype, p.Shape, first.Datatype, first.Shape)
+		}
+		if p.Shape[0] > math.MaxInt64-rows {
+			return Tensor{}, errors.New("more rows than can be counted")
+		}
+		rows += p.Shape[0]
+		size += len(p.Raw)
+	}
+	shape := append([]int64{rows}, first.Shape[1:]...)
+	if _, ok := Elements(shape); !ok {
+		return Tensor{}, fmt.Errorf("shape %v is too large", shape)
+	}
+	out := Tensor{Datatype: first.Datatype, Shape: shape, Raw: make([]byte, 0, size)}
+	for _, p := range parts {
+		out.Raw = append(out.Raw, p.Raw...)
+	}
+	return out, nil
+}
+
+// Stackable reports whether a and b agree on datatype and on every axis but 0.
+func Stackable(a, b Tensor) bool {
+	if a.Datatype != b.Datatype || len(a.Shape) != len(b.Shape) || len(a.Shape) == 0 {
+		return false
+	}
+	for i := 1; i < len(a.Shape); i++ {
+		if a.Shape[i] != b.Shape[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// Split cuts t along axis 0 into tensors of the given numbers of rows, which
+// must add up to its rows. The pieces share t's bytes.
+func Split(t Tensor, rows []int64) ([]Tensor, error) {
+	if len(t.Shape) == 0 {
+		return nil, errors.New("a scalar has no rows to split")
+	}
+	total := int64(0)
+	for _, n := range rows {
+		if n < 0 {
+			return nil, fmt.Errorf("negative number of rows %d", n)
+		}
+		if n > math.MaxInt64-total {
+			return nil, errors.New("more rows than can be counted")
+		}
+		total += n
+	}
+	if total != t.Shape[0] {
+		return nil, fmt.Errorf("%d rows wanted, the tensor has %d", total, t.Shape[0])
+	}
+	if err := t.Validate(); err != nil {
+		return nil, err
+	}
+	out := make([]Tensor, len(rows))
+	rest := t.Raw
+	for i, n := range rows {
+		shape := append([]int64{n}, t.Shape[1:]...)
+		size := rowBytes(t, rest, shape)
+		out[i] = Tensor{Datatype: t.Datatype, Shape: shape, Raw: rest[:size:size]}
+		rest = rest[size:]
+	}
+	return out, nil
+}
+
+// rowBytes returns how many of the leading bytes of raw hold a tensor of the
+// shape. The caller has validated raw.
+func rowBytes(t Tensor, raw []byte, shape []int64) int {
+	n, _ := Elements(shape)
+	if t.Datatype == Bytes {
+		return bytesPrefix(raw, n)
+	}
+	return int(n) * t.Datatype.Size()
+}
