@@ -1,0 +1,187 @@
+package fault
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/code"
+)
+
+// Domain is the domain of the google.rpc.ErrorInfo that carries a reason.
+const Domain = "stagemesh"
+
+// Violation says what is wrong with one field.
+type Violation struct {
+	// Field is a path such as "inputs.pixels.shape".
+	Field       string
+	Description string
+}
+
+// Fault is a failure with everything a caller needs to act on it. Build one by
+// New or Newf.
+type Fault struct {
+	Reason  Reason
+	Message string
+	// Code replaces the reason's own gRPC code where a runner chose one; OK
+	// means the reason's.
+	Code code.Code
+	// Stage, Step and Host say where it happened; empty at the gateway.
+	Stage string
+	Step  string
+	Host  string
+	// Violations are the inputs at fault.
+	Violations []Violation
+	// RetryAfter is how long to wait before a retry; 0 says nothing.
+	RetryAfter time.Duration
+	// Metadata are further facts for a machine.
+	Metadata map[string]string
+
+	cause error
+}
+
+// New returns a fault of the reason. The message is a sentence for a person:
+// what was wrong, where, and what to do.
+func New(r Reason, message string) *Fault { return &Fault{Reason: r, Message: message} }
+
+// Newf is New with a format. A %w operand becomes the cause.
+func Newf(r Reason, format string, args ...any) *Fault {
+	err := fmt.Errorf(format, args...)
+	return &Fault{Reason: r, Message: err.Error(), cause: errors.Unwrap(err)}
+}
+
+// Error implements error.
+func (f *Fault) Error() string {
+	if f.Stage == "" {
+		return fmt.Sprintf("%s: %s", f.Reason, f.Message)
+	}
+	return fmt.Sprintf("%s at stage %s: %s", f.Reason, f.Stage, f.Message)
+}
+
+// Unwrap returns the cause, if any.
+func (f *Fault) Unwrap() error { return f.cause }
+
+// GRPCCode returns the code on gRPC and Connect.
+func (f *Fault) GRPCCode() code.Code {
+	if f.Code != code.Code_OK {
+		return f.Code
+	}
+	return Classify(f.Reason).Code
+}
+
+// HTTPStatus returns the status on plain HTTP.
+func (f *Fault) HTTPStatus() int {
+	class := Classify(f.Reason)
+	if f.Code == code.Code_OK || f.Code == class.Code {
+		return class.HTTP
+	}
+	return httpOf(f.Code)
+}
+
+// Retryable reports whether the same request may succeed later.
+func (f *Fault) Retryable() bool { return Classify(f.Reason).Retryable }
+
+// Caused returns a copy with a cause: for logs and errors.Is, not for the
+// caller.
+func (f *Fault) Caused(err error) *Fault {
+	out := f.clone()
+	out.cause = err
+	return out
+}
+
+// At returns a copy that says where it happened; what it says already stays.
+func (f *Fault) At(stage, step, host string) *Fault {
+	out := f.clone()
+	if out.Stage == "" {
+		out.Stage = stage
+	}
+	if out.Step == "" {
+		out.Step = step
+	}
+	if out.Host == "" {
+		out.Host = host
+	}
+	return out
+}
+
+// WithRetryAfter returns a copy that asks for a pause before the retry.
+func (f *Fault) WithRetryAfter(d time.Duration) *Fault {
+	out := f.clone()
+	out.RetryAfter = d
+	return out
+}
+
+// WithViolation returns a copy that names one more field at fault.
+func (f *Fault) WithViolation(field, format string, args ...any) *Fault {
+	out := f.clone()
+	out.Violations = append(out.Violations, Violation{Field: field, Description: fmt.Sprintf(format, args...)})
+	return out
+}
+
+// WithMetadata returns a copy with one more fact.
+func (f *Fault) WithMetadata(key, value string) *Fault {
+	out := f.clone()
+	if out.Metadata == nil {
+		out.Metadata = map[string]string{}
+	}
+	out.Metadata[key] = value
+	return out
+}
+
+func (f *Fault) clone() *Fault {
+	out := *f
+	out.Violations = slices.Clone(f.Violations)
+	out.Metadata = maps.Clone(f.Metadata)
+	return &out
+}
+
+// From returns the fault in err's chain. A context's end becomes its own
+// reason; anything else is Internal, with err as the cause and a message that
+// gives nothing of it away.
+func From(err error) *Fault {
+	if f, ok := errors.AsType[*Fault](err); ok {
+		return f
+	}
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return &Fault{Reason: DeadlineExceeded, Message: "the deadline passed", cause: err}
+	case errors.Is(err, context.Canceled):
+		return &Fault{Reason: Cancelled, Message: "the caller went away", cause: err}
+	}
+	return &Fault{Reason: Internal, Message: "internal error; look for the request id in the logs", cause: err}
+}
+
+// httpOf maps a gRPC code to a status where a runner chose a code of its own,
+// as google.rpc.Code documents.
+func httpOf(c code.Code) int {
+	switch c {
+	case code.Code_OK:
+		return http.StatusOK
+	case code.Code_INVALID_ARGUMENT, code.Code_FAILED_PRECONDITION, code.Code_OUT_OF_RANGE:
+		return http.StatusBadRequest
+	case code.Code_UNAUTHENTICATED:
+		return http.StatusUnauthorized
+	case code.Code_PERMISSION_DENIED:
+		return http.StatusForbidden
+	case code.Code_NOT_FOUND:
+		return http.StatusNotFound
+	case code.Code_ALREADY_EXISTS, code.Code_ABORTED:
+		return http.StatusConflict
+	case code.Code_RESOURCE_EXHAUSTED:
+		return http.StatusTooManyRequests
+	case code.Code_CANCELLED:
+		return statusClientClosedRequest
+	case code.Code_UNIMPLEMENTED:
+		return http.StatusNotImplemented
+	case code.Code_UNAVAILABLE:
+		return http.StatusServiceUnavailable
+	case code.Code_DEADLINE_EXCEEDED:
+		return http.StatusGatewayTimeout
+	default:
+		return http.StatusInternalServerError
+	}
+}

@@ -1,0 +1,113 @@
+package fault
+
+import (
+	"maps"
+	"net/http"
+	"slices"
+
+	"google.golang.org/genproto/googleapis/rpc/code"
+)
+
+// Reason is the machine-readable name of a kind of failure. It is stable:
+// clients may branch on it.
+type Reason string
+
+// The reasons, in the order of a request's life.
+const (
+	UnknownPipeline     Reason = "UNKNOWN_PIPELINE"
+	InvalidRequest      Reason = "INVALID_REQUEST"
+	InvalidInput        Reason = "INVALID_INPUT"
+	SchemaViolation     Reason = "SCHEMA_VIOLATION"
+	UnsupportedMedia    Reason = "UNSUPPORTED_MEDIA_TYPE"
+	PayloadTooLarge     Reason = "PAYLOAD_TOO_LARGE"
+	NotSupported        Reason = "NOT_SUPPORTED"
+	Unauthenticated     Reason = "UNAUTHENTICATED"
+	PermissionDenied    Reason = "PERMISSION_DENIED"
+	NotFound            Reason = "NOT_FOUND"
+	IdempotencyMismatch Reason = "IDEMPOTENCY_MISMATCH"
+
+	NoCapacity        Reason = "NO_CAPACITY"
+	BrokerUnavailable Reason = "BROKER_UNAVAILABLE"
+	QueueLost         Reason = "QUEUE_LOST"
+	QueueFull         Reason = "QUEUE_FULL"
+	Overloaded        Reason = "OVERLOADED"
+	ShuttingDown      Reason = "SHUTTING_DOWN"
+
+	DeadlineExceeded Reason = "DEADLINE_EXCEEDED"
+	Cancelled        Reason = "CANCELLED"
+
+	RunnerFailed        Reason = "RUNNER_FAILED"
+	RunnerCrashed       Reason = "RUNNER_CRASHED"
+	RunnerOutOfMemory   Reason = "RUNNER_OUT_OF_MEMORY"
+	RunnerOutputInvalid Reason = "RUNNER_OUTPUT_INVALID"
+	OutputTooLarge      Reason = "OUTPUT_TOO_LARGE"
+	StreamInterrupted   Reason = "STREAM_INTERRUPTED"
+	SlowReader          Reason = "SLOW_READER"
+
+	Internal Reason = "INTERNAL"
+)
+
+// Class is what a reason means on the wire.
+type Class struct {
+	// Code is the gRPC code.
+	Code code.Code
+	// HTTP is the status on plain HTTP.
+	HTTP int
+	// Retryable says that the same request may succeed later.
+	Retryable bool
+	// Meaning is the sentence in the documentation.
+	Meaning string
+}
+
+const statusClientClosedRequest = 499
+
+func table() map[Reason]Class {
+	return map[Reason]Class{
+		UnknownPipeline:     {code.Code_NOT_FOUND, http.StatusNotFound, false, "no pipeline of that name is served"},
+		InvalidRequest:      {code.Code_INVALID_ARGUMENT, http.StatusBadRequest, false, "the request itself is malformed: bad JSON, an unknown step, a negative timeout"},
+		InvalidInput:        {code.Code_INVALID_ARGUMENT, http.StatusBadRequest, false, "an input cannot be used: not an image, a tensor of the wrong type or shape"},
+		SchemaViolation:     {code.Code_INVALID_ARGUMENT, http.StatusUnprocessableEntity, false, "an input breaks the stage's schema"},
+		UnsupportedMedia:    {code.Code_INVALID_ARGUMENT, http.StatusUnsupportedMediaType, false, "no stage or front takes that content type"},
+		PayloadTooLarge:     {code.Code_INVALID_ARGUMENT, http.StatusRequestEntityTooLarge, false, "the request is over a size limit; refused before it is queued"},
+		NotSupported:        {code.Code_UNIMPLEMENTED, http.StatusNotImplemented, false, "this version does not do that"},
+		Unauthenticated:     {code.Code_UNAUTHENTICATED, http.StatusUnauthorized, false, "credentials are missing or wrong"},
+		PermissionDenied:    {code.Code_PERMISSION_DENIED, http.StatusForbidden, false, "the caller may not do that"},
+		NotFound:            {code.Code_NOT_FOUND, http.StatusNotFound, false, "the thing named does not exist"},
+		IdempotencyMismatch: {code.Code_ALREADY_EXISTS, http.StatusConflict, false, "the idempotency key was used with another payload"},
+
+		NoCapacity:        {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "a stage on the route has no live host"},
+		BrokerUnavailable: {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the broker cannot be reached; the request was not queued"},
+		QueueLost:         {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the in-memory queue that held the request was lost with its broker"},
+		QueueFull:         {code.Code_RESOURCE_EXHAUSTED, http.StatusTooManyRequests, true, "a stage's queue is full"},
+		Overloaded:        {code.Code_RESOURCE_EXHAUSTED, http.StatusTooManyRequests, true, "the gateway or host has as many requests in flight as it may"},
+		ShuttingDown:      {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the process asked is stopping"},
+
+		DeadlineExceeded: {code.Code_DEADLINE_EXCEEDED, http.StatusGatewayTimeout, true, "the deadline passed before the answer"},
+		Cancelled:        {code.Code_CANCELLED, statusClientClosedRequest, false, "the caller went away or cancelled"},
+
+		RunnerFailed:        {code.Code_INTERNAL, http.StatusInternalServerError, false, "the stage's code failed on this item"},
+		RunnerCrashed:       {code.Code_INTERNAL, http.StatusInternalServerError, false, "the item ends the process that runs it"},
+		RunnerOutOfMemory:   {code.Code_RESOURCE_EXHAUSTED, http.StatusTooManyRequests, true, "the item alone needs more memory than the runner has"},
+		RunnerOutputInvalid: {code.Code_INTERNAL, http.StatusInternalServerError, false, "the stage's code answered with something that is no valid output"},
+		OutputTooLarge:      {code.Code_INTERNAL, http.StatusInternalServerError, false, "a stage's output is over the broker's message limit"},
+		StreamInterrupted:   {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, false, "a streamed answer broke after its first chunk; it is never rerun by itself"},
+		SlowReader:          {code.Code_RESOURCE_EXHAUSTED, http.StatusTooManyRequests, false, "the caller reads a streamed answer too slowly"},
+
+		Internal: {code.Code_INTERNAL, http.StatusInternalServerError, false, "a defect of the mesh; see its logs by the request id"},
+	}
+}
+
+// Classify returns what the reason means on the wire. A reason outside the
+// vocabulary means what Internal means.
+func Classify(r Reason) Class {
+	if c, ok := classes[r]; ok {
+		return c
+	}
+	return classes[Internal]
+}
+
+// Reasons returns the vocabulary, sorted.
+func Reasons() []Reason { return slices.Sorted(maps.Keys(classes)) }
+
+// classes is never written after start-up.
+var classes = table()
