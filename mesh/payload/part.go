@@ -1,0 +1,211 @@
+package payload
+
+import (
+	"errors"
+	"fmt"
+	"unicode/utf8"
+
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+	"github.com/stagemesh/stagemesh/sdk/go/tensor"
+
+	"github.com/stagemesh/stagemesh/mesh/fault"
+)
+
+// Bounds on what one request may hold; all are checked before anything is
+// queued. MaxName and MaxContentType are in bytes; MaxName bounds the names of
+// parameters too.
+const (
+	MaxParts       = 256
+	MaxParameters  = 256
+	MaxName        = 256
+	MaxContentType = 1024
+)
+
+// OctetStream is the content type of a blob that names none.
+const OctetStream = "application/octet-stream"
+
+// Part is one named input or output: a Tensor, or else a Blob.
+type Part struct {
+	Name string
+	// Tensor is nil where the part is a blob.
+	Tensor *tensor.Tensor
+	Blob   Blob
+	// Parameters of this part alone.
+	Parameters Parameters
+}
+
+// Blob is opaque bytes with a media type.
+type Blob struct {
+	// ContentType is empty where nobody said.
+	ContentType string
+	Data        []byte
+}
+
+// OfTensor returns a part that holds the tensor.
+func OfTensor(name string, t tensor.Tensor) Part { return Part{Name: name, Tensor: &t} }
+
+// OfBlob returns a part that holds bytes of the content type.
+func OfBlob(name, contentType string, data []byte) Part {
+	return Part{Name: name, Blob: Blob{ContentType: contentType, Data: data}}
+}
+
+// Size returns the bytes of payload in the part.
+func (p Part) Size() int {
+	if p.Tensor != nil {
+		return len(p.Tensor.Raw)
+	}
+	return len(p.Blob.Data)
+}
+
+// Size returns the bytes of payload in all parts.
+func Size(parts []Part) int {
+	total := 0
+	for _, p := range parts {
+		total += p.Size()
+	}
+	return total
+}
+
+// FromProto converts parts from outside and validates them. The field is the
+// path of the list in the request, for messages: "inputs". Any error is a
+// *fault.Fault that names the part.
+func FromProto(field string, parts []*inferencev1.Part) ([]Part, error) {
+	if len(parts) > MaxParts {
+		return nil, tooMany(field, len(parts))
+	}
+	out := make([]Part, len(parts))
+	for i, p := range parts {
+		out[i].Name = p.GetName()
+		if err := out[i].fromProto(p); err != nil {
+			return nil, faultAt(field, i, out[i].Name, err)
+		}
+	}
+	if err := Validate(field, out); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// Validate checks that parts can travel: their number, names, parameters and
+// content types are within bounds and in UTF-8, no name is there twice, and
+// datatype, shape and raw bytes of tensors agree. The field is as for
+// FromProto; any error is a *fault.Fault that names the part.
+func Validate(field string, parts []Part) error {
+	if len(parts) > MaxParts {
+		return tooMany(field, len(parts))
+	}
+	for i, p := range parts {
+		if err := p.validate(); err != nil {
+			return faultAt(field, i, p.Name, err)
+		}
+	}
+	if name, twice := repeatedName(parts); twice {
+		return fault.Newf(fault.InvalidInput, "two %s are named %q", field, name).WithViolation(field, "%q is there twice", name)
+	}
+	return nil
+}
+
+func tooMany(field string, n int) error {
+	return fault.Newf(fault.InvalidRequest, "%d %s, at most %d are taken", n, field, MaxParts)
+}
+
+// faultAt says which part is at fault. A part's own fault keeps its reason.
+func faultAt(field string, i int, name string, err error) error {
+	where := fmt.Sprintf("%s[%d]", field, i)
+	if name != "" && ValidName(name) == nil {
+		where = field + "." + name
+	}
+	if f, ok := errors.AsType[*fault.Fault](err); ok {
+		return fault.Newf(f.Reason, "%s: %s", where, f.Message).WithViolation(where, "%s", f.Message)
+	}
+	return fault.Newf(fault.InvalidInput, "%s: %w", where, err).WithViolation(where, "%s", err)
+}
+
+// ValidName checks the name of a part or a parameter.
+func ValidName(name string) error {
+	if len(name) > MaxName || !utf8.ValidString(name) {
+		return fmt.Errorf("a name is valid UTF-8 of at most %d bytes", MaxName)
+	}
+	return nil
+}
+
+func (p Part) validate() error {
+	if err := ValidName(p.Name); err != nil {
+		return err
+	}
+	if err := p.Parameters.Validate(); err != nil {
+		return err
+	}
+	if p.Tensor != nil {
+		return p.Tensor.Validate()
+	}
+	if len(p.Blob.ContentType) > MaxContentType || !utf8.ValidString(p.Blob.ContentType) {
+		return fmt.Errorf("a content type is valid UTF-8 of at most %d bytes", MaxContentType)
+	}
+	return nil
+}
+
+func (p *Part) fromProto(in *inferencev1.Part) error {
+	params, err := ParametersFromProto(in.GetParameters())
+	if err != nil {
+		return err
+	}
+	p.Parameters = params
+	switch body := in.GetBody().(type) {
+	case *inferencev1.Part_Blob:
+		p.Blob = Blob{ContentType: body.Blob.GetContentType(), Data: body.Blob.GetData()}
+	case *inferencev1.Part_Tensor:
+		p.Tensor = &tensor.Tensor{
+			Datatype: tensor.Datatype(body.Tensor.GetDatatype()),
+			Shape:    body.Tensor.GetShape(),
+			Raw:      body.Tensor.GetRaw(),
+		}
+	case *inferencev1.Part_Ref:
+		return fault.New(fault.NotSupported, "payloads by reference are not served yet; send a blob or a tensor")
+	default:
+		return errors.New("neither blob nor tensor")
+	}
+	return nil
+}
+
+// ToProto converts parts for the wire. The messages share the parts' bytes.
+func ToProto(parts []Part) []*inferencev1.Part {
+	out := make([]*inferencev1.Part, len(parts))
+	for i, p := range parts {
+		out[i] = p.toProto()
+	}
+	return out
+}
+
+func (p Part) toProto() *inferencev1.Part {
+	out := &inferencev1.Part{Name: p.Name, Parameters: p.Parameters.ToProto()}
+	if p.Tensor == nil {
+		out.Body = &inferencev1.Part_Blob{Blob: &inferencev1.Blob{ContentType: p.Blob.ContentType, Data: p.Blob.Data}}
+		return out
+	}
+	out.Body = &inferencev1.Part_Tensor{Tensor: &inferencev1.Tensor{
+		Datatype: string(p.Tensor.Datatype), Shape: p.Tensor.Shape, Raw: p.Tensor.Raw,
+	}}
+	return out
+}
+
+func repeatedName(parts []Part) (string, bool) {
+	for i, p := range parts {
+		for _, q := range parts[:i] {
+			if p.Name == q.Name {
+				return p.Name, true
+			}
+		}
+	}
+	return "", false
+}
+
+// Find returns the part of that name.
+func Find(parts []Part, name string) (Part, bool) {
+	for _, p := range parts {
+		if p.Name == name {
+			return p, true
+		}
+	}
+	return Part{}, false
+}
