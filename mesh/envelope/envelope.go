@@ -1,0 +1,234 @@
+package envelope
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/google/uuid"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// Envelope is one item on a stage's subject.
+type Envelope struct {
+	Mesh        pipeline.MeshName
+	Tenant      string
+	RequestID   pipeline.RequestID
+	ExecutionID pipeline.ExecutionID
+	// Generation is bumped by every deliberate republish.
+	Generation uint32
+	// Attempt counts runs of this step that are known to have started.
+	Attempt  uint32
+	Gateway  pipeline.GatewayID
+	Pipeline pipeline.Name
+
+	// Route has at least one hop; Position is an index in it.
+	Route    []pipeline.Hop
+	Position int
+
+	Deadline       time.Time
+	AdmittedAt     time.Time
+	Durability     pipeline.Durability
+	Priority       int32
+	IdempotencyKey string
+
+	// Trace is the W3C trace context.
+	Trace    map[string]string
+	Metadata map[string]string
+
+	// Parts are what the previous step put out, or the request's inputs.
+	Parts []payload.Part
+	// Kept are parts that the pipeline keeps for later steps.
+	Kept    []payload.Part
+	Timings []StepTiming
+}
+
+// Hop returns the step that the item waits for.
+func (e *Envelope) Hop() pipeline.Hop { return e.Route[e.Position] }
+
+// Last reports whether the item waits for the last step.
+func (e *Envelope) Last() bool { return e.Position == len(e.Route)-1 }
+
+// Class returns the priority class that the item travels in.
+func (e *Envelope) Class() pipeline.Class { return pipeline.ClassOf(e.Priority) }
+
+// MsgID is the id by which the broker tells a duplicate: the same for every
+// publish of one result, another for a new execution or a deliberate republish.
+func (e *Envelope) MsgID() string {
+	id := make([]byte, 0, len(e.ExecutionID)+24)
+	id = append(id, e.ExecutionID...)
+	id = append(id, '/')
+	id = strconv.AppendInt(id, int64(e.Position), 10)
+	id = append(id, '/')
+	id = strconv.AppendUint(id, uint64(e.Generation), 10)
+	return string(id)
+}
+
+// Next returns the envelope for the next step: outputs become its parts, and
+// what the pipeline keeps of this step's inputs and outputs stays at hand.
+func (e *Envelope) Next(inputs, outputs []payload.Part, timing StepTiming) *Envelope {
+	next := *e
+	next.Position++
+	next.Generation, next.Attempt = 0, 0
+	next.Parts = outputs
+	next.Kept = keep(e.Hop().Keep, e.Kept, inputs, outputs)
+	next.Timings = append(e.Timings[:len(e.Timings):len(e.Timings)], timing)
+	return &next
+}
+
+// keep returns the named parts, each once; for one name the last layer that has
+// it wins.
+func keep(names []string, layers ...[]payload.Part) []payload.Part {
+	var out []payload.Part
+	for at, name := range names {
+		if slices.Contains(names[:at], name) {
+			continue
+		}
+		for i := len(layers) - 1; i >= 0; i-- {
+			if part, ok := payload.Find(layers[i], name); ok {
+				out = append(out, part)
+				break
+			}
+		}
+	}
+	return out
+}
+
+// Encode returns the envelope's bytes.
+func (e *Envelope) Encode() ([]byte, error) {
+	return proto.Marshal(&meshv1.Envelope{
+		Mesh:           string(e.Mesh),
+		Tenant:         e.Tenant,
+		RequestId:      string(e.RequestID),
+		ExecutionId:    string(e.ExecutionID),
+		Generation:     e.Generation,
+		Attempt:        e.Attempt,
+		Gateway:        string(e.Gateway),
+		Pipeline:       string(e.Pipeline),
+		Route:          routeToProto(e.Route),
+		Position:       uint32(e.Position),
+		Deadline:       timestamppb.New(e.Deadline),
+		AdmittedAt:     timestamppb.New(e.AdmittedAt),
+		Durability:     e.Durability.ToProto(),
+		Priority:       e.Priority,
+		IdempotencyKey: e.IdempotencyKey,
+		TraceContext:   e.Trace,
+		Metadata:       e.Metadata,
+		Parts:          payload.ToProto(e.Parts),
+		Kept:           payload.ToProto(e.Kept),
+		Timings:        timingsToProto(e.Timings),
+	})
+}
+
+// ErrMalformed is wrapped by every error of Decode and DecodeReply.
+var ErrMalformed = errors.New("malformed message")
+
+// Decode reads an envelope from bytes that anybody may have sent.
+func Decode(data []byte) (*Envelope, error) {
+	var in meshv1.Envelope
+	if err := proto.Unmarshal(data, &in); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
+	}
+	out, err := fromProto(&in)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
+	}
+	return out, nil
+}
+
+func fromProto(in *meshv1.Envelope) (*Envelope, error) {
+	if err := checkIdentity(in); err != nil {
+		return nil, err
+	}
+	durability, err := pipeline.DurabilityFromProto(in.GetDurability())
+	if err != nil {
+		return nil, err
+	}
+	route, err := routeFromProto(in.GetRoute())
+	if err != nil {
+		return nil, err
+	}
+	if int64(in.GetPosition()) >= int64(len(route)) {
+		return nil, fmt.Errorf("position %d in a route of %d", in.GetPosition(), len(route))
+	}
+	parts, err := payload.FromProto("parts", in.GetParts())
+	if err != nil {
+		return nil, err
+	}
+	kept, err := payload.FromProto("kept", in.GetKept())
+	if err != nil {
+		return nil, err
+	}
+	// The step that the item waits for adds one.
+	timings, err := timingsFromProto(in.GetTimings(), pipeline.MaxSteps-1)
+	if err != nil {
+		return nil, err
+	}
+	return &Envelope{
+		Mesh:           pipeline.MeshName(in.GetMesh()),
+		Tenant:         in.GetTenant(),
+		RequestID:      pipeline.RequestID(in.GetRequestId()),
+		ExecutionID:    pipeline.ExecutionID(in.GetExecutionId()),
+		Generation:     in.GetGeneration(),
+		Attempt:        in.GetAttempt(),
+		Gateway:        pipeline.GatewayID(in.GetGateway()),
+		Pipeline:       pipeline.Name(in.GetPipeline()),
+		Route:          route,
+		Position:       int(in.GetPosition()),
+		Deadline:       in.GetDeadline().AsTime(),
+		AdmittedAt:     in.GetAdmittedAt().AsTime(),
+		Durability:     durability,
+		Priority:       in.GetPriority(),
+		IdempotencyKey: in.GetIdempotencyKey(),
+		Trace:          in.GetTraceContext(),
+		Metadata:       in.GetMetadata(),
+		Parts:          parts,
+		Kept:           kept,
+		Timings:        timings,
+	}, nil
+}
+
+func checkIdentity(in *meshv1.Envelope) error {
+	if err := pipeline.ValidName("mesh", in.GetMesh()); err != nil {
+		return err
+	}
+	if err := pipeline.ValidName("gateway", in.GetGateway()); err != nil {
+		return err
+	}
+	if err := checkIDs(in.GetRequestId(), in.GetExecutionId()); err != nil {
+		return err
+	}
+	if err := in.GetDeadline().CheckValid(); err != nil {
+		return fmt.Errorf("deadline: %w", err)
+	}
+	return nil
+}
+
+// checkIDs makes sure that ids may stand in a subject and a message id.
+func checkIDs(request, execution string) error {
+	if err := checkID(request); err != nil {
+		return fmt.Errorf("request id: %w", err)
+	}
+	if err := checkID(execution); err != nil {
+		return fmt.Errorf("execution id: %w", err)
+	}
+	return nil
+}
+
+const canonicalID = 36
+
+// checkID takes a UUID in its usual form and none of the others.
+func checkID(id string) error {
+	if len(id) != canonicalID {
+		return fmt.Errorf("a UUID of %d bytes", len(id))
+	}
+	return uuid.Validate(id)
+}
