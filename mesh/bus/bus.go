@@ -1,0 +1,185 @@
+package bus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// Settings say which broker to use, and as whom.
+type Settings struct {
+	Mesh pipeline.MeshName
+	// URL of the broker, or several with commas between them.
+	URL string
+	// Server, where set, is a broker in this process; URL is then ignored.
+	Server nats.InProcessConnProvider
+	// Name is what the broker shows the connection as.
+	Name string
+	// CredentialsFile holds NATS user credentials; empty means none.
+	CredentialsFile string
+	// AckTimeout is how long a send waits to be acknowledged before it is
+	// ErrUnknown; 0 means 2 s.
+	AckTimeout time.Duration
+	Logger     *slog.Logger
+}
+
+// Bus is one connection to the broker.
+type Bus struct {
+	Subjects
+	settings Settings
+	nc       *nats.Conn
+	js       jetstream.JetStream
+	requests *requester
+	closing  sync.Once
+	closed   chan struct{}
+
+	mu        sync.Mutex
+	listeners []chan struct{}
+}
+
+const (
+	defaultAckTimeout = 2 * time.Second
+	reconnectBase     = 50 * time.Millisecond
+	reconnectJitter   = 200 * time.Millisecond
+	apiTimeout        = 5 * time.Second
+)
+
+// Connect returns a bus that connects, and reconnects for ever, in the
+// background; see WaitConnected.
+func Connect(s Settings) (*Bus, error) {
+	if err := pipeline.ValidName("mesh", string(s.Mesh)); err != nil {
+		return nil, err
+	}
+	if s.AckTimeout <= 0 {
+		s.AckTimeout = defaultAckTimeout
+	}
+	b := &Bus{Subjects: SubjectsOf(s.Mesh), settings: s, closed: make(chan struct{})}
+	b.requests = newRequester(s.AckTimeout)
+	nc, err := nats.Connect(s.URL, b.options()...)
+	if err != nil {
+		return nil, fmt.Errorf("broker %s: %w", s.URL, err)
+	}
+	b.nc = nc
+	if err := b.start(); err != nil {
+		nc.Close()
+		return nil, err
+	}
+	return b, nil
+}
+
+func (b *Bus) start() error {
+	js, err := jetstream.New(b.nc, jetstream.WithDefaultTimeout(apiTimeout))
+	if err != nil {
+		return err
+	}
+	b.js = js
+	return b.requests.start(b.nc)
+}
+
+func (b *Bus) options() []nats.Option {
+	options := []nats.Option{
+		nats.Name(b.settings.Name),
+		nats.RetryOnFailedConnect(true),
+		nats.MaxReconnects(-1),
+		nats.ReconnectBufSize(-1),
+		nats.CustomReconnectDelay(func(int) time.Duration { return reconnectBase + rand.N(reconnectJitter) }),
+		nats.ConnectHandler(func(*nats.Conn) { b.connected() }),
+		nats.ReconnectHandler(func(*nats.Conn) { b.connected() }),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) { b.disconnected(err) }),
+		nats.ErrorHandler(b.asyncError),
+		nats.ClosedHandler(func(*nats.Conn) { close(b.closed) }),
+	}
+	if b.settings.CredentialsFile != "" {
+		options = append(options, nats.UserCredentials(b.settings.CredentialsFile))
+	}
+	if b.settings.Server != nil {
+		options = append(options, nats.InProcessServer(b.settings.Server))
+	}
+	return options
+}
+
+func (b *Bus) connected() {
+	b.settings.Logger.Info("broker connected", "connection", b.settings.Name)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, listener := range b.listeners {
+		select {
+		case listener <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (b *Bus) disconnected(err error) {
+	if err != nil {
+		b.settings.Logger.Warn("broker lost; reconnecting", "connection", b.settings.Name, "error", err)
+	}
+	b.requests.failAll(ErrUnknown)
+}
+
+func (b *Bus) asyncError(_ *nats.Conn, sub *nats.Subscription, err error) {
+	subject := ""
+	if sub != nil {
+		subject = sub.Subject
+	}
+	b.settings.Logger.Error("broker error", "connection", b.settings.Name, "subject", subject, "error", err)
+}
+
+// Reconnects returns a channel that holds a value after every (re)connection
+// since it was last read.
+func (b *Bus) Reconnects() <-chan struct{} {
+	ch := make(chan struct{}, 1)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.listeners = append(b.listeners, ch)
+	return ch
+}
+
+// Connected reports whether the broker can be reached right now.
+func (b *Bus) Connected() bool { return b.nc.IsConnected() }
+
+const connectPoll = 10 * time.Millisecond
+
+// WaitConnected returns when the broker is reached.
+func (b *Bus) WaitConnected(ctx context.Context) error {
+	poll := time.NewTicker(connectPoll)
+	defer poll.Stop()
+	for !b.nc.IsConnected() {
+		select {
+		case <-poll.C:
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %s: %w", ErrDisconnected, b.settings.URL, errors.Join(ctx.Err(), b.nc.LastError()))
+		}
+	}
+	return nil
+}
+
+// MaxPayload returns the largest message that the broker takes, in bytes,
+// headers included.
+func (b *Bus) MaxPayload() int { return int(b.nc.MaxPayload()) }
+
+const closeFlush = 2 * time.Second
+
+// Close sends what is buffered, ends the connection and waits for it. Sends
+// that wait are ErrUnknown. A second call does nothing.
+func (b *Bus) Close() { b.closing.Do(b.close) }
+
+func (b *Bus) close() {
+	if b.nc.IsConnected() {
+		if err := b.nc.FlushTimeout(closeFlush); err != nil {
+			b.settings.Logger.Warn("flush before close", "error", err)
+		}
+	}
+	b.nc.Close()
+	<-b.closed
+	b.requests.stop()
+}

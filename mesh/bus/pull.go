@@ -1,0 +1,268 @@
+package bus
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// PullSettings say what a host pulls.
+type PullSettings struct {
+	Stage      pipeline.StageName
+	Durability pipeline.Durability
+	// Bound is the most items that the host holds and asks for together, at
+	// least MinBound.
+	Bound int
+	// AckWait is the queue's; asks end within half of it.
+	AckWait time.Duration
+	// Malformed is told of messages that are no deliveries. It must not block.
+	Malformed func(error)
+	// QueueMissing is told when the broker says that the queue or its consumer
+	// is gone. It must not block.
+	QueueMissing func()
+}
+
+// Puller asks the broker for exactly as many items as the host has places for.
+// It delivers what comes to the handler, one item at a time, and learns by
+// Settled that a place is free again.
+type Puller struct {
+	bus      *Bus
+	settings PullSettings
+	handle   func(Delivery)
+	inbox    string
+	subs     []*nats.Subscription
+	expiry   time.Duration
+
+	mu     sync.Mutex
+	credit credit
+	epoch  Epoch
+	// handling counts the items that the handler has not taken yet.
+	handling int
+	draining bool
+	drained  chan struct{}
+	asks     uint64
+
+	quit chan struct{}
+	done chan struct{}
+}
+
+const (
+	maxExpiry   = 500 * time.Millisecond
+	expiryGrace = 250 * time.Millisecond
+	pullTick    = 50 * time.Millisecond
+	pullBacklog = 1 << 16
+)
+
+// Pull subscribes and returns a puller that asks for nothing until Use names an
+// epoch. The handler may block: it then holds up the items behind this one, of
+// which there are no more than the bound.
+func (b *Bus) Pull(s PullSettings, handle func(Delivery)) (*Puller, error) {
+	if s.Bound < MinBound {
+		return nil, fmt.Errorf("bound on items in flight is %d, at least %d is needed", s.Bound, MinBound)
+	}
+	p := &Puller{
+		bus:      b,
+		settings: s,
+		handle:   handle,
+		inbox:    nats.NewInbox(),
+		expiry:   min(maxExpiry, s.AckWait/2),
+		credit:   credit{bound: s.Bound},
+		drained:  make(chan struct{}),
+		quit:     make(chan struct{}),
+		done:     make(chan struct{}),
+	}
+	if err := p.subscribe(); err != nil {
+		p.unsubscribe()
+		return nil, err
+	}
+	go p.tick()
+	return p, nil
+}
+
+func (p *Puller) subscribe() error {
+	for i := range pipeline.Classes() {
+		sub, err := p.bus.nc.Subscribe(p.inbox+"."+strconv.Itoa(i)+".*", func(msg *nats.Msg) { p.receive(i, msg) })
+		if err != nil {
+			return err
+		}
+		p.subs = append(p.subs, sub)
+		if err := sub.SetPendingLimits(pullBacklog, -1); err != nil {
+			return err
+		}
+	}
+	return p.bus.flush()
+}
+
+func (p *Puller) unsubscribe() {
+	for _, sub := range p.subs {
+		// The only error is that the connection is closed already.
+		_ = sub.Unsubscribe()
+	}
+}
+
+// Use pulls from the queue of that epoch from now on; the empty epoch stops
+// asking.
+func (p *Puller) Use(epoch Epoch) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.epoch == epoch {
+		return
+	}
+	p.epoch = epoch
+	p.credit.forget()
+	p.ask()
+}
+
+// Settled says that a delivered item is held no more.
+func (p *Puller) Settled(d Delivery) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.credit.settled(indexOf(d.Class))
+	p.ask()
+}
+
+// Drain stops asking and returns when everything asked for has come, and the
+// handler has it, or lapsed, so that no item is stranded on its way. Items
+// already delivered stay with their holder.
+func (p *Puller) Drain(ctx context.Context) error {
+	p.mu.Lock()
+	p.draining = true
+	p.checkDrained()
+	p.mu.Unlock()
+	select {
+	case <-p.drained:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Close ends the subscription and waits for the puller's goroutine.
+func (p *Puller) Close() {
+	close(p.quit)
+	<-p.done
+	p.unsubscribe()
+}
+
+func (p *Puller) tick() {
+	defer close(p.done)
+	ticker := time.NewTicker(pullTick)
+	defer ticker.Stop()
+	for {
+		select {
+		case now := <-ticker.C:
+			p.refresh(now)
+		case <-p.quit:
+			return
+		}
+	}
+}
+
+func (p *Puller) refresh(now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.credit.lapse(now)
+	p.ask()
+	p.checkDrained()
+}
+
+func (p *Puller) checkDrained() {
+	if !p.draining || p.credit.asked() > 0 || p.handling > 0 {
+		return
+	}
+	select {
+	case <-p.drained:
+	default:
+		close(p.drained)
+	}
+}
+
+// ask sends what the credit's plan says. The caller holds the lock.
+func (p *Puller) ask() {
+	if p.draining || p.epoch == "" || !p.bus.Connected() {
+		return
+	}
+	asks := p.credit.plan(time.Now().Add(p.expiry + expiryGrace))
+	for i, n := range asks {
+		if n == 0 {
+			continue
+		}
+		if err := p.askFor(i, n); err != nil {
+			p.credit.over(i, n)
+		}
+	}
+}
+
+func (p *Puller) askFor(i, n int) error {
+	body, err := json.Marshal(struct {
+		Batch   int           `json:"batch"`
+		Expires time.Duration `json:"expires"`
+	}{n, p.expiry})
+	if err != nil {
+		return err
+	}
+	p.asks++
+	subject := "$JS.API.CONSUMER.MSG.NEXT." + p.bus.Stream(p.settings.Stage, p.settings.Durability) + "." + consumerName(classAt(i), p.epoch)
+	reply := p.inbox + "." + strconv.Itoa(i) + "." + strconv.FormatUint(p.asks, 36)
+	return p.bus.nc.PublishRequest(subject, reply, body)
+}
+
+func (p *Puller) receive(i int, msg *nats.Msg) {
+	// A delivery has a subject to be settled by. What it holds is anybody's,
+	// also what looks like a status.
+	if msg.Reply == "" && msg.Header.Get("Status") != "" {
+		p.status(i, msg)
+		return
+	}
+	delivery, err := newDelivery(p.bus.nc, msg, classAt(i))
+	if err != nil {
+		p.settings.Malformed(err)
+		return
+	}
+	p.mu.Lock()
+	p.handling++
+	p.credit.delivered(i, delivery.Pending)
+	p.ask()
+	p.mu.Unlock()
+	p.handle(delivery)
+	p.mu.Lock()
+	p.handling--
+	p.checkDrained()
+	p.mu.Unlock()
+}
+
+const (
+	statusNoResponders = "503"
+	statusConflict     = "409"
+	pendingHeader      = "Nats-Pending-Messages"
+)
+
+// status books the end of an ask. A status that does not say how many items
+// will not come ends every ask of its class: the consumer is gone or moved.
+func (p *Puller) status(i int, msg *nats.Msg) {
+	code := msg.Header.Get("Status")
+	left, err := strconv.Atoi(msg.Header.Get(pendingHeader))
+	p.mu.Lock()
+	if err != nil {
+		left = p.credit.classes[i].asked
+	}
+	p.credit.over(i, left)
+	missing := err != nil && (code == statusNoResponders || code == statusConflict)
+	if missing {
+		p.epoch = ""
+	} else {
+		p.ask()
+	}
+	p.checkDrained()
+	p.mu.Unlock()
+	if missing {
+		p.settings.QueueMissing()
+	}
+}

@@ -1,0 +1,449 @@
+package bus_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+func TestPullNeedsRoomForEveryClass(t *testing.T) {
+	t.Parallel()
+	b := bustest.Start(t).Connect(mesh)
+	if _, err := b.Pull(bus.PullSettings{Stage: stage, Bound: bus.MinBound - 1, AckWait: ackWait}, nil); err == nil {
+		t.Error("a bound below the least was taken")
+	}
+}
+
+func TestNakBringsTheItemBackAfterItsDelay(t *testing.T) {
+	t.Parallel()
+	b, s := bustest.Start(t).Connect(mesh), queue()
+	info := ensure(t, b, s)
+	h := pull(t, b, s, 8)
+	h.Use(info.Epoch)
+	publish(t, b, item("again"))
+	first := h.next(t)
+	const delay = 300 * time.Millisecond
+	said := time.Now()
+	if err := first.Nak(delay); err != nil {
+		t.Fatal(err)
+	}
+	h.Settled(first)
+	second := h.next(t)
+	if took := time.Since(said); took < delay {
+		t.Errorf("came again after %s, before the delay of %s", took, delay)
+	}
+	if second.Deliveries != 2 || second.Seq != first.Seq || text(t, second.Data) != "again" {
+		t.Errorf("came again as %+v, was %+v", second, first)
+	}
+	if err := second.Nak(0); err != nil {
+		t.Fatal(err)
+	}
+	h.Settled(second)
+	if third := h.next(t); third.Deliveries != 3 {
+		t.Errorf("%d deliveries of an item that came a third time", third.Deliveries)
+	}
+}
+
+func TestTerminatedItemNeverComesBack(t *testing.T) {
+	t.Parallel()
+	broker := bustest.Start(t)
+	b, s := broker.Connect(mesh), queue(func(s *bus.QueueSettings) { s.AckWait = time.Second })
+	info := ensure(t, b, s)
+	h := pull(t, b, s, 8)
+	h.Use(info.Epoch)
+	publish(t, b, item("bad"))
+	d := h.next(t)
+	if err := d.Term("malformed"); err != nil {
+		t.Fatal(err)
+	}
+	h.Settled(d)
+	awaitItems(t, b, s, 0)
+	// Two ack waits in which it would come again, if it could.
+	patience := time.NewTimer(2 * s.AckWait)
+	defer patience.Stop()
+	select {
+	case again := <-h.deliveries:
+		t.Errorf("came again: %+v", again)
+	case <-patience.C:
+	}
+}
+
+func TestProgressKeepsAnItemBeyondItsAckWait(t *testing.T) {
+	t.Parallel()
+	broker := bustest.Start(t)
+	b, other := broker.Connect(mesh), broker.Connect(mesh)
+	s := queue(func(s *bus.QueueSettings) { s.AckWait = time.Second })
+	info := ensure(t, b, s)
+	h, second := pull(t, b, s, 8), pull(t, other, s, 8)
+	h.Use(info.Epoch)
+	publish(t, b, item("kept"))
+	publish(t, b, item("let go"))
+	kept, letGo := h.next(t), h.next(t)
+	second.Use(info.Epoch)
+
+	touch := time.NewTicker(s.AckWait / 20)
+	defer touch.Stop()
+	held := time.Now()
+	// What nobody speaks for comes again after an ack wait; what is touched
+	// must outlast three of them.
+	var again bus.Delivery
+	for again.Deliveries == 0 || time.Since(held) < 3*s.AckWait {
+		select {
+		case again = <-second.deliveries:
+			if again.Seq != letGo.Seq {
+				t.Fatalf("item %d came again though it was touched", again.Seq)
+			}
+		case <-h.deliveries:
+		case <-touch.C:
+			if err := kept.InProgress(); err != nil {
+				t.Fatal(err)
+			}
+			if again.Deliveries > 0 {
+				if err := again.InProgress(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	h.ack(t, kept)
+	second.ack(t, again)
+	awaitItems(t, b, s, 0)
+}
+
+// The host holds as many items as it may, and one falls free at a time.
+func TestBacklogIsServedByClassAndNoClassStarves(t *testing.T) {
+	t.Parallel()
+	broker := bustest.Start(t)
+	b, s := broker.Connect(mesh), queue()
+	info := ensure(t, b, s)
+	const bound, perClass, steps = 16, 300, 240
+	for i := range perClass {
+		for _, priority := range []int32{-1, 0, 1} {
+			publish(t, b, item(strconv.Itoa(i), func(e *envelope.Envelope) { e.Priority = priority }))
+		}
+	}
+	h := pull(t, b, s, bound)
+	h.Use(info.Epoch)
+	var held []bus.Delivery
+	for range bound {
+		held = append(held, h.next(t))
+	}
+	came := map[pipeline.Class]int{}
+	for range steps {
+		h.ack(t, held[0])
+		d := h.next(t)
+		held = append(held[1:], d)
+		came[d.Class]++
+	}
+	if extra := len(h.deliveries); extra > 0 {
+		t.Errorf("%d items beyond the bound of %d", extra, bound)
+	}
+	if came[pipeline.High] < steps/2 || came[pipeline.Normal] < steps/16 || came[pipeline.Low] < steps/16 {
+		t.Errorf("of %d items came %v: high goes first, and an eighth stands for each class", steps, came)
+	}
+	t.Logf("of %d items came %v", steps, came)
+}
+
+func TestHostNeverHoldsMoreThanItsBound(t *testing.T) {
+	t.Parallel()
+	b, s := bustest.Start(t).Connect(mesh), queue()
+	info := ensure(t, b, s)
+	const bound, total = 8, 400
+	for i := range total {
+		publish(t, b, item(strconv.Itoa(i), func(e *envelope.Envelope) { e.Priority = int32(i%3 - 1) }))
+	}
+	h := pull(t, b, s, bound)
+	h.Use(info.Epoch)
+	var held []bus.Delivery
+	for seen := 0; seen < total; {
+		if len(held) > 0 && (len(h.deliveries) == 0 || rand.IntN(2) == 0) {
+			h.ack(t, held[0])
+			held = held[1:]
+			continue
+		}
+		held, seen = append(held, h.next(t)), seen+1
+		if inHand := len(held) + len(h.deliveries); inHand > bound {
+			t.Fatalf("%d items in hand, the bound is %d", inHand, bound)
+		}
+	}
+}
+
+func TestMeshesOnOneBrokerAreApart(t *testing.T) {
+	t.Parallel()
+	broker := bustest.Start(t)
+	const each = 20
+	for _, name := range []pipeline.MeshName{"mesh-a", "mesh-b"} {
+		t.Run(string(name), func(t *testing.T) {
+			t.Parallel()
+			b, s := broker.Connect(name), queue()
+			info := ensure(t, b, s)
+			h := pull(t, b, s, 2*each)
+			h.Use(info.Epoch)
+			for range each {
+				publish(t, b, item(string(name), func(e *envelope.Envelope) { e.Mesh = name }))
+			}
+			for range each {
+				d := h.next(t)
+				if got := text(t, d.Data); got != string(name) {
+					t.Errorf("got an item of %s", got)
+				}
+				h.ack(t, d)
+			}
+			awaitItems(t, b, s, 0)
+			if extra := len(h.deliveries); extra > 0 {
+				t.Errorf("%d items too many", extra)
+			}
+		})
+	}
+}
+
+// Drains under load, over and over: each item is either handled by the host
+// that drains, or free to be pulled by another at once. The ack wait is far
+// longer than the test.
+func TestDrainStrandsNothing(t *testing.T) {
+	t.Parallel()
+	const lanes, rounds, items = 6, 5, 200
+	broker := bustest.Start(t)
+	var all sync.WaitGroup
+	for lane := range lanes {
+		all.Go(func() {
+			b := broker.Connect(mesh)
+			for round := range rounds {
+				s := queue(func(s *bus.QueueSettings) {
+					s.Stage = pipeline.StageName(fmt.Sprintf("stage-%d-%d", lane, round))
+				})
+				if err := drainUnderLoad(t, b, s, items); err != nil {
+					t.Errorf("%s: %v", s.Stage, err)
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
+func drainUnderLoad(t *testing.T, b *bus.Bus, s bus.QueueSettings, count int) error {
+	info, err := b.EnsureQueue(t.Context(), s)
+	if err != nil {
+		return err
+	}
+	seen := &seenItems{all: make(chan struct{}), want: count}
+	first, err := pullAll(b, s, seen)
+	if err != nil {
+		return err
+	}
+	first.Use(info.Epoch)
+	drained := make(chan error, 1)
+	for i := range count {
+		m, err := b.Item(item(strconv.Itoa(i), func(e *envelope.Envelope) { e.Route[0].Stage = s.Stage }))
+		if err != nil {
+			return err
+		}
+		b.Send(m, func(_ bus.Receipt, err error) { seen.published(err) })
+		if i == count/2 {
+			go func() { drained <- first.Drain(t.Context()) }()
+		}
+	}
+	err = <-drained
+	first.Close()
+	if err != nil {
+		return err
+	}
+	handled := seen.count()
+	second, err := pullAll(b, s, seen)
+	if err != nil {
+		return err
+	}
+	defer second.Close()
+	second.Use(info.Epoch)
+	return seen.wait(handled)
+}
+
+// The item that ends the wait is in good hands only when its handler has it.
+func TestDrainWaitsForTheHandler(t *testing.T) {
+	t.Parallel()
+	b, s := bustest.Start(t).Connect(mesh), queue()
+	info := ensure(t, b, s)
+	entered, release := make(chan struct{}), make(chan struct{})
+	p, err := b.Pull(bus.PullSettings{
+		Stage: stage, Durability: s.Durability, Bound: bus.MinBound, AckWait: s.AckWait,
+		Malformed: func(error) {}, QueueMissing: func() {},
+	}, func(bus.Delivery) {
+		close(entered)
+		<-release
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
+	p.Use(info.Epoch)
+	publish(t, b, item("last"))
+	bustest.Receive(t, "the item at its handler", entered)
+	// The asks of the other classes end long before this.
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	if err := p.Drain(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("drained while a handler has not returned: %v", err)
+	}
+	close(release)
+	if err := p.Drain(t.Context()); err != nil {
+		t.Errorf("drain after the handler returned: %v", err)
+	}
+}
+
+// pullAll pulls and acknowledges everything.
+func pullAll(b *bus.Bus, s bus.QueueSettings, seen *seenItems) (*bus.Puller, error) {
+	var p *bus.Puller
+	ready := make(chan struct{})
+	p, err := b.Pull(bus.PullSettings{
+		Stage: s.Stage, Durability: s.Durability, Bound: 32, AckWait: s.AckWait,
+		Malformed: seen.failed, QueueMissing: func() {},
+	}, func(d bus.Delivery) {
+		<-ready
+		seen.handled(d, d.Ack())
+		p.Settled(d)
+	})
+	close(ready)
+	return p, err
+}
+
+type seenItems struct {
+	want int
+	all  chan struct{}
+
+	mu   sync.Mutex
+	seqs map[uint64]int
+	errs []error
+}
+
+func (s *seenItems) failed(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil {
+		s.errs = append(s.errs, err)
+	}
+}
+
+func (s *seenItems) published(err error) { s.failed(err) }
+
+func (s *seenItems) handled(d bus.Delivery, err error) {
+	s.failed(err)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.seqs == nil {
+		s.seqs = map[uint64]int{}
+	}
+	s.seqs[d.Seq]++
+	if s.seqs[d.Seq] == 1 && len(s.seqs) == s.want {
+		close(s.all)
+	}
+}
+
+func (s *seenItems) count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.seqs)
+}
+
+func (s *seenItems) wait(before int) error {
+	patience := time.NewTimer(bustest.Patience)
+	defer patience.Stop()
+	select {
+	case <-s.all:
+	case <-patience.C:
+		return fmt.Errorf("%d of %d items handled, %d of them before the drain was over: the others are stranded", s.count(), s.want, before)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return errors.Join(s.errs...)
+}
+
+// Whatever somebody publishes to a stage's subject, the host gets it as an item
+// and can settle it; the item after it is served.
+func TestGarbageInAQueueIsDeliveredAsItIs(t *testing.T) {
+	t.Parallel()
+	broker := bustest.Start(t)
+	b, s, nc := broker.Connect(mesh), queue(), broker.Client()
+	info := ensure(t, b, s)
+	h := pull(t, b, s, 8)
+	h.Use(info.Epoch)
+	subject := b.Stage(stage, pipeline.Memory, pipeline.Normal)
+	random := make([]byte, 4096)
+	for i := range random {
+		random[i] = byte(rand.Uint32())
+	}
+	for _, test := range []struct {
+		name   string
+		data   []byte
+		header nats.Header
+	}{
+		{"random bytes", random, nil},
+		{"nothing", nil, nil},
+		{"as large as may be", bytes.Repeat([]byte{0xff}, b.MaxPayload()-1024), nil},
+		{"what looks like the end of an ask", nil, nats.Header{"Status": {"408"}, "Nats-Pending-Messages": {"5"}}},
+		{"what looks like a missing queue", nil, nats.Header{"Status": {"503"}}},
+		{"what looks like a deleted consumer", nil, nats.Header{"Status": {"409"}, "Description": {"Consumer Deleted"}}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if err := nc.PublishMsg(&nats.Msg{Subject: subject, Data: test.data, Header: test.header}); err != nil {
+				t.Fatal(err)
+			}
+			d := h.next(t)
+			if !bytes.Equal(d.Data, test.data) || d.Deliveries != 1 {
+				t.Errorf("delivered %d bytes for the %d-th time", len(d.Data), d.Deliveries)
+			}
+			if err := d.Term("malformed"); err != nil {
+				t.Fatal(err)
+			}
+			h.Settled(d)
+			awaitItems(t, b, s, 0)
+			publish(t, b, item("good"))
+			good := h.next(t)
+			if got := text(t, good.Data); got != "good" {
+				t.Errorf("then delivered %q", got)
+			}
+			h.ack(t, good)
+			if len(h.missing) > 0 {
+				t.Error("the queue was taken for missing")
+			}
+		})
+	}
+}
+
+// A message to the inbox itself is no delivery: nobody could settle it.
+func TestMessageThatIsNoDeliveryIsReported(t *testing.T) {
+	t.Parallel()
+	broker := bustest.Start(t)
+	b, s, nc := broker.Connect(mesh), queue(), broker.Client()
+	info := ensure(t, b, s)
+	asks := make(chan string, roomy)
+	if _, err := nc.Subscribe("$JS.API.CONSUMER.MSG.NEXT.>", func(m *nats.Msg) { asks <- m.Reply }); err != nil {
+		t.Fatal(err)
+	}
+	if err := nc.FlushTimeout(bustest.Patience); err != nil {
+		t.Fatal(err)
+	}
+	h := pull(t, b, s, 8)
+	h.Use(info.Epoch)
+	inbox := bustest.Receive(t, "an ask", asks)
+	if err := nc.PublishRequest(inbox, "nobody", []byte("hello")); err != nil {
+		t.Fatal(err)
+	}
+	if err := bustest.Receive(t, "report of a message that is no delivery", h.malformed); err == nil {
+		t.Error("reported without a reason")
+	}
+	publish(t, b, item("good"))
+	h.ack(t, h.next(t))
+}

@@ -1,0 +1,251 @@
+package bus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// QueueSettings are one stage's queue of one durability: a stream, and a
+// consumer for each priority class that all hosts of the stage share.
+type QueueSettings struct {
+	Stage      pipeline.StageName
+	Durability pipeline.Durability
+	// MaxItems and MaxBytes bound what waits or is in hand; a publish beyond
+	// them is ErrQueueFull. MaxBytes is reserved on the broker.
+	MaxItems int64
+	MaxBytes int64
+	// MaxAge is the longest that an item may wait: the longest deadline.
+	MaxAge time.Duration
+	// AckWait is how long a host may be silent about an item before another
+	// gets it.
+	AckWait  time.Duration
+	Replicas int
+	// Version of these settings: an existing stream is changed only by hosts
+	// with a higher one, so that a rolling upgrade does not flip it to and
+	// fro.
+	Version int
+}
+
+// Bounds of the server's own nets, beyond what hosts decide by themselves.
+const (
+	maxDeliver = 20
+	maxWaiting = 4096
+	minWindow  = time.Second
+)
+
+const metadataVersion = "stagemesh-version"
+
+// Epoch tells a queue from the one that replaced it: the creation time of its
+// stream.
+type Epoch string
+
+// QueueInfo is what the broker says about a queue.
+type QueueInfo struct {
+	Epoch Epoch
+	// Created is when the stream was made, on this process's clock.
+	Created time.Time
+	// Version of the settings that the queue has.
+	Version int
+	// Items and Bytes wait or are in hand.
+	Items uint64
+	Bytes uint64
+	// ClockOffset is how far the broker's clock is ahead of this process's, to
+	// within half of RoundTrip.
+	ClockOffset time.Duration
+	RoundTrip   time.Duration
+}
+
+// EnsureQueue creates what is missing of the queue, changes it where the
+// settings are of a higher version than its own, and returns what the broker
+// says about it. It is safe to call from all hosts at once, and again at any
+// time.
+func (b *Bus) EnsureQueue(ctx context.Context, s QueueSettings) (QueueInfo, error) {
+	info, err := b.Queue(ctx, s.Stage, s.Durability)
+	if errors.Is(err, ErrNoQueue) {
+		if err := b.createStream(ctx, s); err != nil {
+			return QueueInfo{}, err
+		}
+		info, err = b.Queue(ctx, s.Stage, s.Durability)
+	}
+	if err != nil {
+		return QueueInfo{}, err
+	}
+	if info.Version < s.Version {
+		if err := b.upgrade(ctx, s, &info); err != nil {
+			return QueueInfo{}, err
+		}
+	}
+	for _, class := range pipeline.Classes() {
+		if err := b.ensureConsumer(ctx, s, class, info.Epoch); err != nil {
+			return QueueInfo{}, err
+		}
+	}
+	return info, nil
+}
+
+// createStream creates the stream. Another host may be quicker, with the same
+// settings or others.
+func (b *Bus) createStream(ctx context.Context, s QueueSettings) error {
+	_, err := b.js.CreateStream(ctx, b.streamConfig(s))
+	if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
+		return nil
+	}
+	return queueError(s.Stage, err)
+}
+
+// upgrade changes the stream and its consumers to these settings.
+func (b *Bus) upgrade(ctx context.Context, s QueueSettings, info *QueueInfo) error {
+	if _, err := b.js.UpdateStream(ctx, b.streamConfig(s)); err != nil {
+		return queueError(s.Stage, err)
+	}
+	for _, class := range pipeline.Classes() {
+		if _, err := b.js.CreateOrUpdateConsumer(ctx, b.Stream(s.Stage, s.Durability), b.consumerConfig(s, class, info.Epoch)); err != nil {
+			return queueError(s.Stage, err)
+		}
+	}
+	b.settings.Logger.Info("queue changed", "stage", s.Stage, "version", s.Version, "was", info.Version)
+	info.Version = s.Version
+	return nil
+}
+
+func (b *Bus) streamConfig(s QueueSettings) jetstream.StreamConfig {
+	storage := jetstream.MemoryStorage
+	if s.Durability == pipeline.File {
+		storage = jetstream.FileStorage
+	}
+	config := jetstream.StreamConfig{
+		Name:        b.Stream(s.Stage, s.Durability),
+		Description: fmt.Sprintf("items of mesh %s that wait for stage %s", b.settings.Mesh, s.Stage),
+		Subjects:    []string{b.Stage(s.Stage, s.Durability, "*")},
+		Retention:   jetstream.WorkQueuePolicy,
+		Discard:     jetstream.DiscardNew,
+		MaxMsgs:     s.MaxItems,
+		MaxBytes:    s.MaxBytes,
+		Storage:     storage,
+		Replicas:    max(1, s.Replicas),
+		Duplicates:  max(minWindow, maxDeliver*s.AckWait),
+		Metadata:    map[string]string{metadataVersion: strconv.Itoa(s.Version)},
+	}
+	if s.Durability == pipeline.Memory && s.MaxAge > 0 {
+		config.MaxAge = max(s.MaxAge, config.Duplicates)
+	}
+	return config
+}
+
+// ensureConsumer creates the consumer. It leaves one as it is that other
+// settings made, and replaces one of another epoch.
+func (b *Bus) ensureConsumer(ctx context.Context, s QueueSettings, class pipeline.Class, epoch Epoch) error {
+	err := b.createConsumer(ctx, s, class, epoch)
+	if isNotUnique(err) {
+		if err := b.removeStray(ctx, s, class, epoch); err != nil {
+			return err
+		}
+		err = b.createConsumer(ctx, s, class, epoch)
+	}
+	return queueError(s.Stage, err)
+}
+
+func (b *Bus) createConsumer(ctx context.Context, s QueueSettings, class pipeline.Class, epoch Epoch) error {
+	_, err := b.js.CreateConsumer(ctx, b.Stream(s.Stage, s.Durability), b.consumerConfig(s, class, epoch))
+	if errors.Is(err, jetstream.ErrConsumerExists) {
+		return nil
+	}
+	return err
+}
+
+// codeNotUnique says that a WorkQueue stream has a consumer for that filter.
+const codeNotUnique jetstream.ErrorCode = 10100
+
+func isNotUnique(err error) bool {
+	api, ok := errors.AsType[jetstream.JetStreamError](err)
+	return ok && api.APIError() != nil && api.APIError().ErrorCode == codeNotUnique
+}
+
+// removeStray removes consumers of the class that a host made for an epoch that
+// was over by then: one that slept while the queue was replaced. They would keep
+// this epoch's out for ever.
+func (b *Bus) removeStray(ctx context.Context, s QueueSettings, class pipeline.Class, epoch Epoch) error {
+	stream, err := b.js.Stream(ctx, b.Stream(s.Stage, s.Durability))
+	if err != nil {
+		return queueError(s.Stage, err)
+	}
+	if epochOf(stream.CachedInfo()) != epoch {
+		return fmt.Errorf("queue of stage %s: it was replaced meanwhile", s.Stage)
+	}
+	names := stream.ConsumerNames(ctx)
+	for name := range names.Name() {
+		if !strings.HasPrefix(name, string(class)+"-") || name == consumerName(class, epoch) {
+			continue
+		}
+		b.settings.Logger.Warn("removing a consumer of a queue that is gone", "stage", s.Stage, "consumer", name)
+		if err := stream.DeleteConsumer(ctx, name); err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
+			return queueError(s.Stage, err)
+		}
+	}
+	return queueError(s.Stage, names.Err())
+}
+
+func (b *Bus) consumerConfig(s QueueSettings, class pipeline.Class, epoch Epoch) jetstream.ConsumerConfig {
+	return jetstream.ConsumerConfig{
+		Durable:       consumerName(class, epoch),
+		FilterSubject: b.Stage(s.Stage, s.Durability, class),
+		AckPolicy:     jetstream.AckExplicitPolicy,
+		AckWait:       s.AckWait,
+		MaxDeliver:    maxDeliver,
+		MaxAckPending: -1,
+		MaxWaiting:    maxWaiting,
+	}
+}
+
+func consumerName(class pipeline.Class, epoch Epoch) string {
+	return string(class) + "-" + string(epoch)
+}
+
+// Queue returns what the broker says about a queue: ErrNoQueue where there is
+// none, ErrDisconnected when the broker is away.
+func (b *Bus) Queue(ctx context.Context, stage pipeline.StageName, d pipeline.Durability) (QueueInfo, error) {
+	sent := time.Now()
+	stream, err := b.js.Stream(ctx, b.Stream(stage, d))
+	if err != nil {
+		return QueueInfo{}, queueError(stage, err)
+	}
+	roundTrip := time.Since(sent)
+	info := stream.CachedInfo()
+	offset := info.TimeStamp.Sub(sent.Add(roundTrip / 2))
+	// A queue that names no version has the first.
+	version, _ := strconv.Atoi(info.Config.Metadata[metadataVersion])
+	return QueueInfo{
+		Version:     version,
+		Epoch:       epochOf(info),
+		Created:     info.Created.Add(-offset),
+		Items:       info.State.Msgs,
+		Bytes:       info.State.Bytes,
+		ClockOffset: offset,
+		RoundTrip:   roundTrip,
+	}, nil
+}
+
+func epochOf(info *jetstream.StreamInfo) Epoch {
+	return Epoch(strconv.FormatInt(info.Created.UnixNano(), 36))
+}
+
+func queueError(stage pipeline.StageName, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, jetstream.ErrStreamNotFound):
+		return ErrNoQueue
+	}
+	if sent := sendError(err); errors.Is(sent, ErrDisconnected) || errors.Is(sent, ErrClosed) {
+		return sent
+	}
+	return fmt.Errorf("queue of stage %s: %w", stage, err)
+}

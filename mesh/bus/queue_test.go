@@ -1,0 +1,220 @@
+package bus_test
+
+import (
+	"context"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// jetStream looks at the broker past the bus.
+func jetStream(t *testing.T, broker *bustest.Broker) jetstream.JetStream {
+	t.Helper()
+	js, err := jetstream.New(broker.Client())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return js
+}
+
+func TestHostsThatStartTogetherMakeOneQueue(t *testing.T) {
+	t.Parallel()
+	broker := bustest.Start(t)
+	const hosts = 8
+	infos := make([]bus.QueueInfo, hosts)
+	var starting sync.WaitGroup
+	for i := range hosts {
+		b := broker.Connect(mesh)
+		starting.Go(func() {
+			var err error
+			if infos[i], err = b.EnsureQueue(t.Context(), queue()); err != nil {
+				t.Errorf("host %d: %v", i, err)
+			}
+		})
+	}
+	starting.Wait()
+	for i, info := range infos {
+		if info.Epoch == "" || info.Epoch != infos[0].Epoch {
+			t.Errorf("host %d uses epoch %q, host 0 %q", i, info.Epoch, infos[0].Epoch)
+		}
+		if info.ClockOffset.Abs() > info.RoundTrip {
+			t.Errorf("host %d: the broker's clock is this one, and is said to be off by %s at a round trip of %s", i, info.ClockOffset, info.RoundTrip)
+		}
+	}
+	b := broker.Connect(mesh)
+	stream, err := jetStream(t, broker).Stream(t.Context(), b.Stream(stage, pipeline.Memory))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := stream.CachedInfo().State.Consumers; got != len(pipeline.Classes()) {
+		t.Errorf("%d consumers, want one for each of %v", got, pipeline.Classes())
+	}
+}
+
+func TestOnlyAHigherVersionChangesAQueue(t *testing.T) {
+	t.Parallel()
+	broker := bustest.Start(t)
+	b, js := broker.Connect(mesh), jetStream(t, broker)
+	version := func(n int) bus.QueueSettings {
+		return queue(func(s *bus.QueueSettings) {
+			s.Version, s.MaxItems, s.AckWait = n, int64(1000*n), time.Duration(10*n)*time.Second
+		})
+	}
+	made := ensure(t, b, version(2))
+	publish(t, b, item("waits"))
+	for _, test := range []struct {
+		name string
+		ask  int
+		want int
+	}{
+		{"the same version", 2, 2},
+		{"a lower version", 1, 2},
+		{"a higher version", 3, 3},
+		{"the version before", 2, 3},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			info := ensure(t, b, version(test.ask))
+			if info.Epoch != made.Epoch || info.Items != 1 || info.Version != test.want {
+				t.Errorf("queue %+v: want epoch %s, 1 item, version %d", info, made.Epoch, test.want)
+			}
+			items, ackWait := configOf(t, js, b, info)
+			if want := version(test.want); items != want.MaxItems || ackWait != want.AckWait {
+				t.Errorf("holds %d items with an ack wait of %s, want %d and %s", items, ackWait, want.MaxItems, want.AckWait)
+			}
+		})
+	}
+}
+
+func configOf(t *testing.T, js jetstream.JetStream, b *bus.Bus, info bus.QueueInfo) (maxItems int64, ackWait time.Duration) {
+	t.Helper()
+	stream, err := js.Stream(t.Context(), b.Stream(stage, pipeline.Memory))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, class := range pipeline.Classes() {
+		consumer, err := stream.Consumer(t.Context(), string(class)+"-"+string(info.Epoch))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ackWait = consumer.CachedInfo().Config.AckWait
+	}
+	return stream.CachedInfo().Config.MaxMsgs, ackWait
+}
+
+// Hosts of two versions that reconcile side by side.
+func TestRollingUpgradeSettlesOnTheHigherVersion(t *testing.T) {
+	t.Parallel()
+	broker := bustest.Start(t)
+	var hosts sync.WaitGroup
+	for version := range 4 {
+		b := broker.Connect(mesh)
+		hosts.Go(func() {
+			for range 10 {
+				s := queue(func(s *bus.QueueSettings) { s.Version, s.MaxItems = version, int64(100+version) })
+				if _, err := b.EnsureQueue(t.Context(), s); err != nil {
+					t.Errorf("host of version %d: %v", version, err)
+				}
+			}
+		})
+	}
+	hosts.Wait()
+	b := broker.Connect(mesh)
+	info := ensure(t, b, queue())
+	if got, _ := configOf(t, jetStream(t, broker), b, info); got != 103 || info.Version != 3 {
+		t.Errorf("the queue has version %d and holds %d items, want the highest version's", info.Version, got)
+	}
+}
+
+// A host that slept through the loss of a queue made its consumer on the next.
+func TestConsumerOfAnotherEpochIsReplaced(t *testing.T) {
+	t.Parallel()
+	broker := bustest.Start(t)
+	b, js, s := broker.Connect(mesh), jetStream(t, broker), queue()
+	info := ensure(t, b, s)
+	stream := b.Stream(stage, pipeline.Memory)
+	if err := js.DeleteConsumer(t.Context(), stream, "normal-"+string(info.Epoch)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := js.CreateConsumer(t.Context(), stream, jetstream.ConsumerConfig{
+		Durable: "normal-another", FilterSubject: b.Stage(stage, pipeline.Memory, pipeline.Normal), AckPolicy: jetstream.AckExplicitPolicy,
+	}); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, b, item("waits"))
+	h := pull(t, b, s, 8)
+	h.Use(ensure(t, b, s).Epoch)
+	h.ack(t, h.next(t))
+}
+
+func TestPullerReportsAQueueThatIsGone(t *testing.T) {
+	t.Parallel()
+	broker := bustest.Start(t)
+	js := jetStream(t, broker)
+	for _, test := range []struct {
+		name   string
+		remove func(context.Context, string, bus.Epoch) error
+	}{
+		{"stream", func(ctx context.Context, stream string, _ bus.Epoch) error { return js.DeleteStream(ctx, stream) }},
+		{"consumer", func(ctx context.Context, stream string, epoch bus.Epoch) error {
+			return js.DeleteConsumer(ctx, stream, "normal-"+string(epoch))
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			b := broker.Connect(pipeline.MeshName("gone-" + test.name))
+			s := queue()
+			info := ensure(t, b, s)
+			h := pull(t, b, s, 8)
+			h.Use(info.Epoch)
+			if err := test.remove(t.Context(), b.Stream(stage, pipeline.Memory), info.Epoch); err != nil {
+				t.Fatal(err)
+			}
+			bustest.Receive(t, "report that the queue is gone", h.missing)
+			h.Use(ensure(t, b, s).Epoch)
+			publish(t, b, item("after"))
+			h.ack(t, h.next(t))
+		})
+	}
+}
+
+func TestPullFromAQueueThatNeverWasIsReported(t *testing.T) {
+	t.Parallel()
+	b := bustest.Start(t).Connect(mesh)
+	h := pull(t, b, queue(), 8)
+	h.Use("never")
+	bustest.Receive(t, "report that the queue is missing", h.missing)
+}
+
+func TestItemsOfASilentHostGoToAnother(t *testing.T) {
+	t.Parallel()
+	broker := bustest.Start(t)
+	b, s := broker.Connect(mesh), queue(func(s *bus.QueueSettings) { s.AckWait = time.Second })
+	info := ensure(t, b, s)
+	const count = 20
+	for i := range count {
+		publish(t, b, item(strconv.Itoa(i)))
+	}
+	silent := pull(t, broker.Connect(mesh), s, 64)
+	silent.Use(info.Epoch)
+	for range count {
+		silent.next(t)
+	}
+	silent.Use("")
+	next := pull(t, b, s, 64)
+	next.Use(info.Epoch)
+	for range count {
+		d := next.next(t)
+		if d.Deliveries < 2 {
+			t.Errorf("item %d comes for the %d-th time", d.Seq, d.Deliveries)
+		}
+		next.ack(t, d)
+	}
+	awaitItems(t, b, s, 0)
+}

@@ -1,0 +1,177 @@
+package bus_test
+
+import (
+	"errors"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// The queue is on file, so that what was sent in vain would be found there.
+func TestNothingIsSentWhileTheBrokerIsAwayNorLater(t *testing.T) {
+	t.Parallel()
+	broker := bustest.Start(t)
+	b, s := broker.Connect(mesh), queue(func(s *bus.QueueSettings) { s.Durability = pipeline.File })
+	onFile := func(e *envelope.Envelope) { e.Durability = pipeline.File }
+	info := ensure(t, b, s)
+	refused := message(t, b, item("refused", onFile))
+	broker.Stop()
+	disconnected(t, b)
+	for range 10 {
+		select {
+		case got := <-start(b, refused):
+			if !errors.Is(got.err, bus.ErrDisconnected) {
+				t.Errorf("send without a broker: %v", got.err)
+			}
+		default:
+			t.Error("a send without a broker is not answered at once")
+		}
+		if err := b.SendOnce(refused); !errors.Is(err, bus.ErrDisconnected) {
+			t.Errorf("unacknowledged send without a broker: %v", err)
+		}
+	}
+	if _, err := b.Queue(t.Context(), stage, pipeline.File); !errors.Is(err, bus.ErrDisconnected) {
+		t.Errorf("question without a broker: %v", err)
+	}
+	if _, err := b.EnsureQueue(t.Context(), s); !errors.Is(err, bus.ErrDisconnected) {
+		t.Errorf("queue without a broker: %v", err)
+	}
+	broker.Restore()
+	reconnected(t, b)
+	bustest.Eventually(t, "an item goes through again", func() bool {
+		_, err := send(t, b, message(t, b, item("after", onFile)))
+		return err == nil
+	})
+	h := pull(t, b, s, 8)
+	h.Use(ensure(t, b, s).Epoch)
+	if d := h.next(t); text(t, d.Data) != "after" || d.Epoch != info.Epoch {
+		t.Errorf("first came %q in epoch %s, want what was sent after the restart in epoch %s", text(t, d.Data), d.Epoch, info.Epoch)
+	}
+}
+
+// The server looks at the sequence of an ack only. A host that holds deliveries
+// of a queue that was lost must not settle those of the one that replaced it.
+func TestStaleAcksDeleteNothingInTheNewQueue(t *testing.T) {
+	t.Parallel()
+	broker := bustest.Start(t)
+	survivor, s := broker.Connect(mesh), queue()
+	old := ensure(t, survivor, s)
+	const count = 10
+	h := pull(t, survivor, s, 64)
+	h.Use(old.Epoch)
+	for i := range count {
+		publish(t, survivor, item("old "+strconv.Itoa(i)))
+	}
+	var stale []bus.Delivery
+	for range count {
+		stale = append(stale, h.next(t))
+	}
+	broker.Stop()
+	disconnected(t, survivor)
+	broker.Restore()
+	reconnected(t, survivor)
+	h.Use("")
+
+	other := broker.Connect(mesh)
+	fresh := ensure(t, other, s)
+	if fresh.Epoch == old.Epoch {
+		t.Fatal("the new queue has the epoch of the old one")
+	}
+	for i := range count {
+		publish(t, other, item("new "+strconv.Itoa(i)))
+	}
+	holder := pull(t, other, s, 64)
+	holder.Use(fresh.Epoch)
+	var held []bus.Delivery
+	for range count / 2 {
+		held = append(held, holder.next(t))
+	}
+	for _, d := range stale {
+		if err := d.Ack(); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.Term("late"); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.Nak(0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// A marker from the same connection, all the way through the new queue:
+	// what was said before it has been heard.
+	publish(t, survivor, item("marker"))
+	for len(held) < count+1 {
+		held = append(held, holder.next(t))
+	}
+	holder.ack(t, held[count])
+	awaitItems(t, other, s, count)
+	for i, d := range held[:count] {
+		if got, want := text(t, d.Data), "new "+strconv.Itoa(i); got != want || d.Deliveries != 1 {
+			t.Errorf("delivery %d is %q for the %d-th time, want %q", i, got, d.Deliveries, want)
+		}
+		holder.ack(t, d)
+	}
+	awaitItems(t, other, s, 0)
+}
+
+func TestPullerGoesOnInTheNewQueue(t *testing.T) {
+	t.Parallel()
+	broker := bustest.Start(t)
+	b, s := broker.Connect(mesh), queue()
+	h := pull(t, b, s, 8)
+	h.Use(ensure(t, b, s).Epoch)
+	for round := range 3 {
+		publish(t, b, item(strconv.Itoa(round)))
+		if got := text(t, h.next(t).Data); got != strconv.Itoa(round) {
+			t.Errorf("round %d: came %q", round, got)
+		}
+		// The item stays in hand over the restart.
+		reconnects := b.Reconnects()
+		broker.Stop()
+		disconnected(t, b)
+		broker.Restore()
+		bustest.Receive(t, "word of the reconnect", reconnects)
+		// It may have been of the connection before.
+		reconnected(t, b)
+		h.Use(ensure(t, b, s).Epoch)
+	}
+}
+
+// The client tries again for ever, also when the broker was never there.
+func TestBusConnectsToABrokerThatComesLater(t *testing.T) {
+	t.Parallel()
+	broker := bustest.Start(t)
+	broker.Stop()
+	b, err := bus.Connect(bus.Settings{Mesh: mesh, URL: broker.URL(), Name: "early", Logger: discard()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Close)
+	if b.Connected() {
+		t.Error("connected to nothing")
+	}
+	if err := b.Alive(t.Context(), stage); !errors.Is(err, bus.ErrDisconnected) {
+		t.Errorf("question without a broker: %v", err)
+	}
+	broker.Restore()
+	begin := time.Now()
+	reconnected(t, b)
+	t.Logf("connected after %s", time.Since(begin))
+	ensure(t, b, queue())
+	publish(t, b, item("x"))
+}
+
+func TestBusRefusesAMeshNameThatCannotBeASubject(t *testing.T) {
+	t.Parallel()
+	for _, name := range []pipeline.MeshName{"", "a.b", "*", ">", "Upper", "-"} {
+		if b, err := bus.Connect(bus.Settings{Mesh: name, URL: "nats://127.0.0.1:1", Logger: discard()}); err == nil {
+			b.Close()
+			t.Errorf("mesh %q was taken", name)
+		}
+	}
+}

@@ -1,0 +1,150 @@
+package bus
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"github.com/nats-io/nats.go"
+	"google.golang.org/protobuf/proto"
+
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
+	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// Message is a message that is ready to be sent, and may be sent again.
+type Message struct {
+	subject string
+	// id is what the broker tells duplicates by; empty for a reply.
+	id   string
+	data []byte
+	// missing is the error where nobody takes messages for the subject.
+	missing error
+}
+
+// Size returns the bytes of the message's body.
+func (m Message) Size() int { return len(m.data) }
+
+// Receipt says what became of a message that was acknowledged.
+type Receipt struct {
+	// Seq is the item's place in its queue; 0 for a reply.
+	Seq uint64
+	// Duplicate says that the queue had an item of that id already and stored
+	// nothing.
+	Duplicate bool
+	// Disposition is what the gateway did with a reply.
+	Disposition meshv1.ReplyDisposition
+}
+
+// headerSlack is what subject and headers of a message may take.
+const headerSlack = 1024
+
+// Item returns the message that puts the envelope into its stage's queue.
+// ErrTooLarge says that the broker would not take it.
+func (b *Bus) Item(e *envelope.Envelope) (Message, error) {
+	data, err := e.Encode()
+	if err != nil {
+		return Message{}, err
+	}
+	if err := b.fits(data); err != nil {
+		return Message{}, err
+	}
+	return Message{subject: b.Next(e.Hop(), e.Durability, e.Class()), id: e.MsgID(), data: data, missing: ErrNoQueue}, nil
+}
+
+// Reply returns the message that takes the reply to its gateway.
+func (b *Bus) Reply(gateway pipeline.GatewayID, r *envelope.Reply) (Message, error) {
+	data, err := r.Encode()
+	if err != nil {
+		return Message{}, err
+	}
+	if err := b.fits(data); err != nil {
+		return Message{}, err
+	}
+	return Message{subject: b.Subjects.Reply(gateway, r.ExecutionID), data: data, missing: ErrNoGateway}, nil
+}
+
+func (b *Bus) fits(data []byte) error {
+	if limit := b.MaxPayload() - headerSlack; limit > 0 && len(data) > limit {
+		return fmt.Errorf("%w: %d bytes, the limit is %d (max_payload of the broker)", ErrTooLarge, len(data), limit)
+	}
+	return nil
+}
+
+// Send sends the message and calls done exactly once, from another goroutine or
+// before it returns: with a receipt when the queue or the gateway has it, else
+// with one of this package's errors. done must not block.
+func (b *Bus) Send(m Message, done func(Receipt, error)) {
+	msg := &nats.Msg{Subject: m.subject, Data: m.data}
+	if m.id != "" {
+		msg.Header = nats.Header{nats.MsgIdHdr: []string{m.id}}
+	}
+	b.requests.send(msg, func(answer *nats.Msg, err error) {
+		if err != nil {
+			done(Receipt{}, err)
+			return
+		}
+		done(m.receipt(answer))
+	})
+}
+
+func (m Message) receipt(answer *nats.Msg) (Receipt, error) {
+	switch {
+	case noResponders(answer):
+		return Receipt{}, m.missing
+	case m.id == "":
+		return replyReceipt(answer.Data)
+	default:
+		return itemReceipt(answer.Data)
+	}
+}
+
+func itemReceipt(data []byte) (Receipt, error) {
+	var ack struct {
+		Error     *apiError `json:"error"`
+		Seq       uint64    `json:"seq"`
+		Duplicate bool      `json:"duplicate"`
+	}
+	if err := json.Unmarshal(data, &ack); err != nil {
+		return Receipt{}, fmt.Errorf("%w: %w", ErrUnknown, err)
+	}
+	if ack.Error != nil {
+		return Receipt{}, ack.Error.classify()
+	}
+	return Receipt{Seq: ack.Seq, Duplicate: ack.Duplicate}, nil
+}
+
+func replyReceipt(data []byte) (Receipt, error) {
+	var ack meshv1.ReplyAck
+	if err := proto.Unmarshal(data, &ack); err != nil {
+		return Receipt{}, fmt.Errorf("%w: %w", ErrUnknown, err)
+	}
+	return Receipt{Disposition: ack.GetDisposition()}, nil
+}
+
+// SendOnce sends the message without asking for an acknowledgement. An error
+// says that it was not sent.
+func (b *Bus) SendOnce(m Message) error {
+	if err := b.nc.Publish(m.subject, m.data); err != nil {
+		return sendError(err)
+	}
+	return nil
+}
+
+// ask sends a question and waits for its answer.
+func (b *Bus) ask(ctx context.Context, subject string) (*nats.Msg, error) {
+	type answer struct {
+		msg *nats.Msg
+		err error
+	}
+	ch := make(chan answer, 1)
+	b.requests.send(&nats.Msg{Subject: subject}, func(msg *nats.Msg, err error) { ch <- answer{msg, err} })
+	select {
+	case a := <-ch:
+		return a.msg, a.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}

@@ -1,0 +1,56 @@
+package bus
+
+import (
+	"strings"
+
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// Subjects builds the names that one mesh uses on the broker. Mesh, stage and
+// gateway names are DNS labels, and ids are UUIDs, so every name is a valid
+// token and no two meshes collide.
+type Subjects struct{ mesh pipeline.MeshName }
+
+// SubjectsOf returns the names of one mesh.
+func SubjectsOf(mesh pipeline.MeshName) Subjects { return Subjects{mesh: mesh} }
+
+// Stage is where items of a class wait for a stage.
+func (s Subjects) Stage(stage pipeline.StageName, d pipeline.Durability, c pipeline.Class) string {
+	return string(s.mesh) + ".stage." + string(stage) + "." + string(d) + "." + string(c)
+}
+
+// Next is where the item goes that waits for its hop: the one place that
+// chooses a destination.
+func (s Subjects) Next(hop pipeline.Hop, d pipeline.Durability, c pipeline.Class) string {
+	return s.Stage(hop.Stage, d, c)
+}
+
+// Stream is the name of the stream that holds a stage's items.
+func (s Subjects) Stream(stage pipeline.StageName, d pipeline.Durability) string {
+	return string(s.mesh) + "_" + string(stage) + "_" + string(d)
+}
+
+// Reply is where the answer to an execution goes.
+func (s Subjects) Reply(gateway pipeline.GatewayID, execution pipeline.ExecutionID) string {
+	return s.replies(gateway) + string(execution)
+}
+
+// Replies matches every answer for a gateway.
+func (s Subjects) Replies(gateway pipeline.GatewayID) string { return s.replies(gateway) + "*" }
+
+func (s Subjects) replies(gateway pipeline.GatewayID) string {
+	return string(s.mesh) + ".reply." + string(gateway) + "."
+}
+
+// Execution returns the execution that a reply's subject names.
+func (s Subjects) Execution(gateway pipeline.GatewayID, subject string) pipeline.ExecutionID {
+	return pipeline.ExecutionID(strings.TrimPrefix(subject, s.replies(gateway)))
+}
+
+// Alive is where hosts of a stage answer that they are there.
+func (s Subjects) Alive(stage pipeline.StageName) string {
+	return string(s.mesh) + ".alive." + string(stage)
+}
+
+// Cancel is where executions are called off.
+func (s Subjects) Cancel() string { return string(s.mesh) + ".cancel" }
