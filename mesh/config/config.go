@@ -1,0 +1,86 @@
+// Package config reads configuration files: YAML with typed values, in which
+// unknown keys, duplicates and wrong types are refused with file, line, column
+// and key, all of them at once.
+//
+//	doc, err := config.Load("mesh.yaml", &file)
+//	err = doc.At(config.Path{"stages", "decode"}, err)   // points a later error at its place
+//
+// # What a file is
+//
+// One YAML 1.2 document of keys, with anchors, aliases and merge keys, without
+// tags. What lies behind aliases counts each time against a bound of values, so
+// a small file cannot become a large one.
+//
+// # What it is read into
+//
+// A struct whose fields carry the tag yaml:"key"; fields without one, or with
+// "-", are not part of the file. Fields are bool, whole numbers, floats,
+// strings, time.Duration ("250ms"), Bytes ("4MiB"), Secret, anything else with
+// UnmarshalText; pointers, slices and maps by string of these; structs; any for
+// what may be of every kind; and Section for what somebody else decodes later.
+// A key without a value leaves its field as it is.
+//
+// A string may be written as any scalar and is then that text: 010 stays "010".
+// Everything else is strict: a number in quotes is no number, 1.5 no whole one,
+// and yes is not true.
+//
+// Doc and Section may be used concurrently.
+package config
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"reflect"
+)
+
+// Doc is a file that has been read.
+type Doc struct {
+	name string
+	// root is nil where the file is empty.
+	root *node
+}
+
+// maxFile bounds a configuration file, in bytes.
+const maxFile = 1 << 20
+
+// Load reads the file into the struct that into points to.
+func Load(path string, into any) (*Doc, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close() //nolint:errcheck // it was only read
+	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return Parse(path, data, into)
+}
+
+// Parse is Load of bytes; the name is for messages.
+func Parse(name string, data []byte, into any) (*Doc, error) {
+	if len(data) > maxFile {
+		return nil, fmt.Errorf("%s: larger than %s", name, Bytes(maxFile))
+	}
+	root, err := parse(name, data)
+	if err != nil {
+		return nil, err
+	}
+	doc := &Doc{name: name, root: root}
+	return doc, doc.decode(root, nil, into)
+}
+
+// decode reads a part of the file into the value that into points to.
+func (d *Doc) decode(n *node, at Path, into any) error {
+	if n == nil {
+		return nil
+	}
+	target := reflect.ValueOf(into)
+	if target.Kind() != reflect.Pointer || target.IsNil() {
+		return fmt.Errorf("%s: %w into a %T", d.name, errTarget, into)
+	}
+	r := reader{doc: d}
+	r.value(target.Elem(), n, at)
+	return r.result()
+}
