@@ -1,0 +1,71 @@
+// Package opsport serves what operators and their tools ask a process: /livez,
+// /readyz, /metrics and /debug/pprof/, on a port of its own.
+package opsport
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"time"
+)
+
+// Settings say what to serve.
+type Settings struct {
+	// Ready returns nil, or why the process is not ready.
+	Ready func() error
+	// Metrics serves /metrics.
+	Metrics http.Handler
+}
+
+// Handler returns the handler of the operations port.
+func Handler(s Settings) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { ready(w, s.Ready) })
+	mux.Handle("GET /metrics", s.Metrics)
+	mux.HandleFunc("/debug/pprof/", pprof.Index)
+	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
+	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+	return mux
+}
+
+func ready(w http.ResponseWriter, check func() error) {
+	if err := check(); err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	fmt.Fprintln(w, "ok")
+}
+
+const (
+	readHeaderTimeout = 5 * time.Second
+	stopTimeout       = 5 * time.Second
+)
+
+// Serve serves the handler on the listener until the context ends, and waits
+// for the answers that are being written.
+func Serve(ctx context.Context, listener net.Listener, handler http.Handler) error {
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: readHeaderTimeout}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	select {
+	case err := <-served:
+		return err
+	case <-ctx.Done():
+	}
+	stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
+	defer cancel()
+	err := server.Shutdown(stopping)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = server.Close()
+	}
+	if ended := <-served; !errors.Is(ended, http.ErrServerClosed) {
+		err = errors.Join(err, ended)
+	}
+	return err
+}
