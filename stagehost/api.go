@@ -1,0 +1,59 @@
+package stagehost
+
+import (
+	"context"
+	"fmt"
+	"net"
+
+	"github.com/stagemesh/stagemesh/stagehost/stageapi"
+)
+
+// maxDirect bounds the messages of direct calls, in bytes.
+const maxDirect = 16 << 20
+
+// serveAPI serves the gRPC StageService until the context ends, and says in its
+// health whether the host is ready.
+func (h *Host) serveAPI(ctx context.Context) error {
+	if h.settings.Listen == "" {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	var lc net.ListenConfig
+	listener, err := lc.Listen(ctx, "tcp", h.settings.Listen)
+	if err != nil {
+		return fmt.Errorf("stage %s: listen: %w", h.settings.Stage, err)
+	}
+	h.settings.Logger.Info("stage service listens", "address", listener.Addr().String())
+	h.address.Store(listener.Addr())
+	server := stageapi.NewServer(h, maxDirect)
+	h.runs.Go(func() { h.followStatus(server) })
+	served := make(chan error, 1)
+	h.runs.Go(func() { served <- server.Serve(listener) })
+	select {
+	case err := <-served:
+		return fmt.Errorf("stage %s: serve: %w", h.settings.Stage, err)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// followStatus keeps the health service true, and ends the server with the
+// host: direct calls in hand are finished by then.
+func (h *Host) followStatus(server *stageapi.Server) {
+	defer server.Stop()
+	for {
+		at, changed, _ := h.status.get()
+		server.SetServing(at == stateReady)
+		select {
+		case <-changed:
+		case <-h.hard.Done():
+			return
+		}
+	}
+}
+
+// Addr returns where the StageService listens, or nil where it does not yet.
+func (h *Host) Addr() net.Addr {
+	addr, _ := h.address.Load().(net.Addr)
+	return addr
+}

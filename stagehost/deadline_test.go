@@ -1,0 +1,123 @@
+package stagehost_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+)
+
+func TestExpiredItemNeverRuns(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	h := b.host(batches(func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
+		for _, item := range batch.Items {
+			if first(item.Inputs) == "expired" {
+				t.Error("an expired item ran")
+			}
+		}
+		return settleAll(batch, sink)
+	}))
+	for range 10 {
+		b.ask("expired", deadline(-time.Millisecond)).fails(fault.DeadlineExceeded)
+	}
+	checkEcho(t, b.ask("in time"))
+	b.emptied()
+	h.awaitCount("stagemesh.stage.expired", 10)
+}
+
+func TestDeadlinePassesBehindABusyRunner(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	g := newGate()
+	h := b.host(g)
+	busy := b.ask("busy")
+	g.ran(t)
+	const timeout = 300 * time.Millisecond
+	waits := b.ask("waits", deadline(timeout))
+	patient := b.ask("patient")
+	waits.fails(fault.DeadlineExceeded)
+	late := time.Since(waits.env.Deadline)
+	if late < 0 {
+		t.Errorf("answered %s before the deadline", -late)
+	}
+	t.Logf("answered %s after the deadline", late)
+	close(g.release)
+	checkEcho(t, busy, patient)
+	for len(g.entered) > 0 {
+		if texts := g.ran(t); texts[0] == "waits" || texts[len(texts)-1] == "waits" {
+			t.Error("the expired item ran")
+		}
+	}
+	b.emptied()
+	h.awaitCount("stagemesh.stage.expired", 1)
+}
+
+// The runner is told to stop when nobody wants any of the answers any more.
+func TestBatchEndsWithTheLatestDeadline(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	ended := make(chan error, 1)
+	b.host(batches(func(ctx context.Context, batch runner.Batch, sink runner.Sink) error {
+		if first(batch.Items[0].Inputs) == "after" {
+			return settleAll(batch, sink)
+		}
+		<-ctx.Done()
+		latest := batch.Items[0].Deadline
+		for _, item := range batch.Items {
+			if item.Deadline.After(latest) {
+				latest = item.Deadline
+			}
+		}
+		if now := time.Now(); now.Before(latest) {
+			t.Errorf("ended %s before the latest deadline", latest.Sub(now))
+		}
+		ended <- ctx.Err()
+		return ctx.Err()
+	}), together(2))
+	first, second := b.ask("a", deadline(100*time.Millisecond)), b.ask("b", deadline(200*time.Millisecond))
+	if err := bustest.Receive(t, "end of the batch", ended); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("ended by %v", err)
+	}
+	for _, c := range []*call{first, second} {
+		c.fails(fault.DeadlineExceeded)
+	}
+	checkEcho(t, b.ask("after"), b.ask("after"))
+	b.emptied()
+}
+
+// A runner that is told to stop says so, in its way; the caller hears of its
+// deadline all the same.
+func TestRunnerThatMissesTheDeadlineIsNotAtFault(t *testing.T) {
+	t.Parallel()
+	stopped := func(ctx context.Context, _ runner.Item) ([]payload.Part, error) {
+		<-ctx.Done()
+		return nil, fmt.Errorf("read: %w", ctx.Err())
+	}
+	for _, test := range []struct {
+		name   string
+		runner runner.Runner
+	}{
+		{"by its batch", batches(func(ctx context.Context, batch runner.Batch, _ runner.Sink) error {
+			_, err := stopped(ctx, batch.Items[0])
+			return err
+		})},
+		{"by its item", inproc.Each(inproc.Settings{}, stopped)},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t)
+			h := b.host(test.runner)
+			b.ask("slow", deadline(100*time.Millisecond)).fails(fault.DeadlineExceeded)
+			b.emptied()
+			h.awaitCount("stagemesh.stage.expired", 1)
+		})
+	}
+}

@@ -1,0 +1,265 @@
+package stagehost_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
+
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/stagehost"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+	"github.com/stagemesh/stagemesh/stagehost/stageapi"
+)
+
+func listening(s *stagehost.Settings) { s.Listen = "127.0.0.1:0" }
+
+// dial returns a connection to the host's stage service.
+func dial(t *testing.T, h *host) *grpc.ClientConn {
+	t.Helper()
+	bustest.Eventually(t, "the stage service listens", func() bool { return h.Addr() != nil })
+	conn, err := grpc.NewClient(h.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+func TestStageServiceDescribesItsStage(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	spec := outputSpec()
+	spec.Examples = []runner.Example{{Name: "ones", Inputs: []payload.Part{ints(t, "x", []int64{1, 2}, 1, 1)}}}
+	h := b.host(inproc.New(inproc.Settings{Spec: spec, Concurrency: 3}, nil), listening, func(s *stagehost.Settings) { s.MaxInFlight = 77 })
+	got, err := stagev1.NewStageServiceClient(dial(t, h)).Describe(t.Context(), &stagev1.DescribeRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.GetMesh() != string(mesh) || got.GetStage() != string(stage) || got.GetHost() == "" || got.GetVersion() != "v1" {
+		t.Errorf("it is %v", got)
+	}
+	if l := got.GetLimits(); l.GetMaxSize() != 32 || l.GetMaxInFlight() != 77 || l.GetConcurrency() != 3 {
+		t.Errorf("its limits are %v", l)
+	}
+	in := got.GetSpec().GetInputs()
+	if len(in) != 1 || in[0].GetName() != "x" || in[0].GetTensor().GetDatatype() != "INT64" || !slices.Equal(in[0].GetTensor().GetShape(), []int64{-1, 2}) {
+		t.Errorf("its inputs are %v", in)
+	}
+	if got.GetSpec().GetBatchAxis() != stagev1.BatchAxis_BATCH_AXIS_ROWS || len(got.GetSpec().GetExamples()) != 1 {
+		t.Errorf("its spec is %v", got.GetSpec())
+	}
+}
+
+func textPart(text string) []*inferencev1.Part {
+	return payload.ToProto([]payload.Part{payload.OfBlob("", "text/plain", []byte(text))})
+}
+
+func TestStageServiceAnswersPastTheQueue(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	h := b.host(inproc.Each(inproc.Settings{}, func(_ context.Context, item runner.Item) ([]payload.Part, error) {
+		return []payload.Part{payload.OfBlob("", "text/plain", []byte(first(item.Inputs)+"!"+item.Metadata["k"]))}, nil
+	}), listening, func(s *stagehost.Settings) { s.Queue.MaxItems = 1 })
+	client := stagev1.NewStageServiceClient(dial(t, h))
+	out, err := client.Infer(t.Context(), &stagev1.InferRequest{Inputs: textPart("hello"), Metadata: map[string]string{"k": "v"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := string(out.GetOutputs()[0].GetBlob().GetData()); got != "hello!v" {
+		t.Errorf("answered %q", got)
+	}
+	if timing := out.GetTiming(); timing.GetDispatchReason() != "direct" || timing.GetBatchSize() != 1 || timing.GetQueueWait().AsDuration() != 0 {
+		t.Errorf("timing %v", timing)
+	}
+	if n := h.counts.of("stagemesh.stage.pulled"); n != 0 {
+		t.Errorf("%d items were pulled", n)
+	}
+}
+
+func TestStageServiceFaultsHaveTheirDetails(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	g := newGate()
+	h := b.host(inproc.Each(inproc.Settings{Spec: outputSpec()}, func(context.Context, runner.Item) ([]payload.Part, error) {
+		return nil, errors.New("broken")
+	}), listening)
+	slow := b.host(g, listening)
+	client, slowClient := stagev1.NewStageServiceClient(dial(t, h)), stagev1.NewStageServiceClient(dial(t, slow))
+	for _, test := range []struct {
+		name   string
+		client stagev1.StageServiceClient
+		in     *stagev1.InferRequest
+		code   codes.Code
+		reason fault.Reason
+		field  string
+	}{
+		{"an input of another kind", client, &stagev1.InferRequest{Inputs: textPart("x")}, codes.InvalidArgument, fault.InvalidInput, "inputs.x"},
+		{"no inputs", client, &stagev1.InferRequest{}, codes.InvalidArgument, fault.InvalidInput, "inputs.x"},
+		{"an input that is nothing", client, &stagev1.InferRequest{Inputs: []*inferencev1.Part{{Name: "x"}}}, codes.InvalidArgument, fault.InvalidInput, "inputs.x"},
+		{"the runner's", client, &stagev1.InferRequest{Inputs: payload.ToProto([]payload.Part{ints(t, "x", []int64{1, 2}, 1, 2)})}, codes.Internal, fault.RunnerFailed, ""},
+		{"the deadline", slowClient, &stagev1.InferRequest{Inputs: textPart("x"), Timeout: durationpb.New(50 * time.Millisecond)}, codes.DeadlineExceeded, fault.DeadlineExceeded, ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			_, err := test.client.Infer(t.Context(), test.in)
+			st := status.Convert(err)
+			if st.Code() != test.code {
+				t.Fatalf("status %v: %v", st.Code(), err)
+			}
+			var info *errdetails.ErrorInfo
+			var bad *errdetails.BadRequest
+			for _, detail := range st.Details() {
+				switch d := detail.(type) {
+				case *errdetails.ErrorInfo:
+					info = d
+				case *errdetails.BadRequest:
+					bad = d
+				}
+			}
+			if info.GetReason() != string(test.reason) || info.GetDomain() != fault.Domain {
+				t.Errorf("error info %v, want reason %s", info, test.reason)
+			}
+			if test.field != "" && (len(bad.GetFieldViolations()) != 1 || bad.GetFieldViolations()[0].GetField() != test.field) {
+				t.Errorf("violations %v, want one of %s", bad, test.field)
+			}
+		})
+	}
+}
+
+func TestStageServiceSaysWhetherItServes(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	g := newGate()
+	h := b.host(g, listening)
+	conn := dial(t, h)
+	health := healthv1.NewHealthClient(conn)
+	for _, service := range []string{"", stagev1.StageService_ServiceDesc.ServiceName} {
+		bustest.Eventually(t, "the health service says that it serves", func() bool {
+			out, err := health.Check(t.Context(), &healthv1.HealthCheckRequest{Service: service})
+			return err == nil && out.GetStatus() == healthv1.HealthCheckResponse_SERVING
+		})
+	}
+	busy := b.ask("busy")
+	g.ran(t)
+	h.cancel()
+	bustest.Eventually(t, "the health service says that it drains", func() bool {
+		out, err := health.Check(t.Context(), &healthv1.HealthCheckRequest{})
+		return err == nil && out.GetStatus() == healthv1.HealthCheckResponse_NOT_SERVING
+	})
+	_, err := stagev1.NewStageServiceClient(conn).Infer(t.Context(), &stagev1.InferRequest{Inputs: textPart("late")})
+	if status.Code(err) != codes.Unavailable {
+		t.Errorf("a direct call to a host that drains: %v", err)
+	}
+	close(g.release)
+	checkEcho(t, busy)
+	h.stop()
+}
+
+func TestStageServiceLostWithTheBrokerIsNotServing(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	h := b.host(inproc.Each(inproc.Settings{}, echo), listening)
+	health := healthv1.NewHealthClient(dial(t, h))
+	awaitHealth := func(want healthv1.HealthCheckResponse_ServingStatus) {
+		t.Helper()
+		bustest.Eventually(t, "health "+want.String(), func() bool {
+			out, err := health.Check(t.Context(), &healthv1.HealthCheckRequest{})
+			return err == nil && out.GetStatus() == want
+		})
+	}
+	awaitHealth(healthv1.HealthCheckResponse_SERVING)
+	b.broker.Stop()
+	awaitHealth(healthv1.HealthCheckResponse_NOT_SERVING)
+	if h.Ready() == nil {
+		t.Error("ready without a broker")
+	}
+	b.broker.Restore()
+	awaitHealth(healthv1.HealthCheckResponse_SERVING)
+}
+
+func TestStageServiceIsReflected(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	h := b.host(inproc.Each(inproc.Settings{}, echo), listening)
+	stream, err := reflectionv1.NewServerReflectionClient(dial(t, h)).ServerReflectionInfo(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Send(&reflectionv1.ServerReflectionRequest{MessageRequest: &reflectionv1.ServerReflectionRequest_ListServices{}}); err != nil {
+		t.Fatal(err)
+	}
+	answer, err := stream.Recv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, service := range answer.GetListServicesResponse().GetService() {
+		names = append(names, service.GetName())
+	}
+	for _, want := range []string{stagev1.StageService_ServiceDesc.ServiceName, "grpc.health.v1.Health"} {
+		if !slices.Contains(names, want) {
+			t.Errorf("%v lacks %s", names, want)
+		}
+	}
+	if err := stream.CloseSend(); err != nil {
+		t.Error(err)
+	}
+}
+
+// directBound is how many direct calls a host takes at a time.
+const directBound = 16
+
+// A caller that goes away leaves its item on the host: it counts until it is
+// finished, or direct calls could fill the host.
+func TestDirectCallsAreBoundedAlsoWhenTheirCallersLeave(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	g := newGate()
+	h := b.host(g)
+	gone, leave := context.WithCancel(t.Context())
+	answers := make(chan stageapi.Response, directBound)
+	for i := range directBound {
+		go func() { answers <- h.Infer(gone, stageapi.Request{Inputs: chunkOf(strconv.Itoa(i))}) }()
+	}
+	refused := func() bool {
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		r := h.Infer(ctx, stageapi.Request{Inputs: chunkOf("more")})
+		return r.Fault != nil && r.Fault.Reason == fault.Overloaded
+	}
+	bustest.Eventually(t, "as many calls as may be are in hand", refused)
+	leave()
+	for range directBound {
+		if r := bustest.Receive(t, "answer to a caller that left", answers); r.Fault == nil || r.Fault.Reason != fault.Cancelled && r.Fault.Reason != fault.Overloaded {
+			t.Errorf("answered with %+v", r)
+		}
+	}
+	for range 100 {
+		if !refused() {
+			t.Fatal("a call is let in while the host holds as many as it may")
+		}
+	}
+	queued := b.ask("queued")
+	close(g.release)
+	checkEcho(t, queued)
+	bustest.Eventually(t, "direct calls are let in again", func() bool {
+		return h.Infer(t.Context(), stageapi.Request{Inputs: chunkOf("again")}).Fault == nil
+	})
+}

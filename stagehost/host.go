@@ -1,0 +1,225 @@
+package stagehost
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+)
+
+// Host is one running host of a stage.
+type Host struct {
+	settings Settings
+	metrics  *metrics
+	spec     runner.Spec
+	bus      *bus.Bus
+	puller   *bus.Puller
+
+	// events go to the loop; looped is closed when it no longer takes any.
+	events chan event
+	looped chan struct{}
+	// missing holds a value when the queue has been found missing.
+	missing chan struct{}
+	// runs are the goroutines of running batches; hard ends with the host's
+	// patience.
+	runs    sync.WaitGroup
+	hard    context.Context
+	giveUp  context.CancelFunc
+	directs chan struct{}
+
+	clockOffset atomic.Int64
+	address     atomic.Value
+	status      status
+}
+
+// directBound bounds the calls past the queue that are in hand.
+const directBound = 16
+
+// New returns a host. It dials nothing and starts nothing.
+func New(s Settings) (*Host, error) {
+	if err := s.Validate(); err != nil {
+		return nil, err
+	}
+	s = s.withDefaults()
+	s.Logger = s.Logger.With("stage", s.Stage, "host", s.Host)
+	s.Bus.Mesh, s.Bus.Name, s.Bus.Logger = s.Mesh, "stagehost "+string(s.Host), s.Logger
+	m, err := newMetrics(s.Meter, s.Stage, s.Host)
+	if err != nil {
+		return nil, err
+	}
+	// Every item has one event at most on its way to the loop, and so has
+	// every slot; twice that leaves room for items that were not asked for.
+	room := 2 * (s.MaxInFlight + directBound + 2*s.Runner.Concurrency() + 8)
+	return &Host{
+		settings: s,
+		metrics:  m,
+		events:   make(chan event, room),
+		looped:   make(chan struct{}),
+		missing:  make(chan struct{}, 1),
+		directs:  make(chan struct{}, directBound),
+	}, nil
+}
+
+// Run starts the runner, serves the stage until the context ends, and drains.
+// It returns nil after a drain, else the reason why the host cannot go on. It
+// is called once.
+func (h *Host) Run(ctx context.Context) error {
+	defer h.status.set(stateStopped)
+	// What is in hand is finished after ctx has ended: hard outlives it.
+	h.hard, h.giveUp = context.WithCancel(context.WithoutCancel(ctx))
+	defer h.giveUp()
+	if err := h.startRunner(ctx); err != nil {
+		return err
+	}
+	defer h.stopRunner()
+	if err := h.connect(); err != nil {
+		return err
+	}
+	defer h.disconnect()
+	return h.serve(ctx)
+}
+
+func (h *Host) startRunner(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, h.settings.StartTimeout)
+	defer cancel()
+	begin := time.Now()
+	if err := h.settings.Runner.Start(ctx); err != nil {
+		return fmt.Errorf("stage %s: start of the runner: %w", h.settings.Stage, err)
+	}
+	h.spec = h.settings.Runner.Spec()
+	h.settings.Logger.Info("runner ready", "took", time.Since(begin).Round(time.Millisecond))
+	return nil
+}
+
+func (h *Host) stopRunner() {
+	ctx, cancel := context.WithTimeout(context.Background(), h.settings.DrainTimeout)
+	defer cancel()
+	if err := h.settings.Runner.Stop(ctx); err != nil {
+		h.settings.Logger.Error("stop of the runner", "error", err)
+	}
+}
+
+func (h *Host) connect() error {
+	conn, err := bus.Connect(h.settings.Bus)
+	if err != nil {
+		return err
+	}
+	h.bus = conn
+	h.puller, err = conn.Pull(bus.PullSettings{
+		Stage:        h.settings.Stage,
+		Durability:   durability,
+		Bound:        h.settings.MaxInFlight,
+		AckWait:      h.settings.Queue.AckWait,
+		Malformed:    h.malformedDelivery,
+		QueueMissing: h.queueMissing,
+	}, h.receive)
+	if err != nil {
+		conn.Close()
+	}
+	return err
+}
+
+func (h *Host) disconnect() {
+	h.puller.Close()
+	h.bus.Close()
+}
+
+// serve runs the pumps and the loop. The pumps that bring work end with ctx,
+// or with the first of them that fails; then the host drains, and the loop
+// ends last.
+func (h *Host) serve(ctx context.Context) error {
+	loop := newLoop(h)
+	loopCtx, endLoop := context.WithCancel(context.WithoutCancel(ctx))
+	var looping sync.WaitGroup
+	looping.Go(func() {
+		defer close(h.looped)
+		loop.run(loopCtx)
+	})
+	pumps, pumping := errgroup.WithContext(ctx)
+	pumps.Go(func() error { return h.acquireSlots(pumping) })
+	pumps.Go(func() error { return h.reconcile(pumping) })
+	pumps.Go(func() error { return h.serveAPI(pumping) })
+	// The pumps have ended before the drain waits for what they started.
+	err := pumps.Wait()
+	h.drain(loop)
+	endLoop()
+	looping.Wait()
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
+}
+
+// post gives an event to the loop. After the loop has ended it does nothing.
+func (h *Host) post(e event) {
+	select {
+	case h.events <- e:
+	case <-h.looped:
+	}
+}
+
+// acquireSlots posts every slot that falls idle, also while the host drains.
+func (h *Host) acquireSlots(ctx context.Context) error {
+	failed := make(chan error, 1)
+	h.runs.Go(func() {
+		for {
+			slot, err := h.settings.Runner.Acquire(h.hard)
+			if err != nil {
+				failed <- err
+				return
+			}
+			h.post(&slotIdle{slot: slot})
+		}
+	})
+	select {
+	case err := <-failed:
+		return fmt.Errorf("stage %s: the runner is lost: %w", h.settings.Stage, err)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (h *Host) malformedDelivery(err error) {
+	h.metrics.malformed(context.Background())
+	h.settings.Logger.Warn("message that is no delivery", "error", err)
+}
+
+func (h *Host) queueMissing() {
+	select {
+	case h.missing <- struct{}{}:
+	default:
+	}
+}
+
+// say logs a word to the queue that could not be said: the item will come
+// again.
+func (h *Host) say(err error) {
+	if err != nil {
+		h.metrics.unsaid(context.Background())
+		h.settings.Logger.Debug("item not settled", "error", err)
+	}
+}
+
+// defect logs what cannot happen.
+func (h *Host) defect(what string, err error) {
+	h.metrics.defect(context.Background())
+	h.settings.Logger.Error(what, "error", err)
+}
+
+// logRun logs a batch that failed as a whole.
+func (h *Host) logRun(e *ran, left int) {
+	log := h.settings.Logger.With("items", len(e.run.items), "unsettled", left, "error", e.err)
+	if p, ok := errors.AsType[*inproc.PanicError](e.err); ok {
+		log.Error("the runner panicked", "stack", string(p.Stack))
+		return
+	}
+	log.Warn("a batch failed")
+}

@@ -1,0 +1,109 @@
+package stagehost
+
+import (
+	"time"
+
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/stagehost/batch"
+	"github.com/stagemesh/stagemesh/stagehost/ledger"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/schema"
+)
+
+// item is one request on this host. Whoever makes it fills it; from the event
+// that posts it on it belongs to the loop, but for the fields of a run, which
+// belong to the batch's sink until its outcome is posted.
+type item struct {
+	id  ledger.ID
+	env *envelope.Envelope
+	// inputs fit the runner's spec.
+	inputs schema.Fitted
+	key    batch.Key
+	bytes  int
+	// arrived is when the host got it; queueWait how long it waited before.
+	arrived   time.Time
+	queueWait time.Duration
+
+	// delivery settles an item that was pulled.
+	delivery bus.Delivery
+	// direct answers an item that came past the queue, else it is nil.
+	direct *directCall
+
+	// timing of the run that the item is or was part of.
+	timing envelope.StepTiming
+	// startsLost counts batches that never started.
+	startsLost int
+	// message is what the item became, with the tries to send it.
+	message bus.Message
+	// answered says that the message is the caller's answer, and not the next
+	// step's item.
+	answered bool
+	tries    int
+	firstTry time.Time
+	retryAt  time.Time
+	// chunks counts the messages of a streamed answer so far.
+	chunks uint64
+}
+
+func (it *item) suspect() bool { return it.delivery.Deliveries > 1 }
+
+func (it *item) expired(now time.Time) bool { return !now.Before(it.env.Deadline) }
+
+// entry is the item as the batcher sees it.
+func (it *item) entry() batch.Item {
+	return batch.Item{
+		ID:       batch.ID(it.id),
+		Key:      it.key,
+		Rows:     it.inputs.Rows,
+		Bytes:    it.bytes,
+		Arrival:  it.arrived,
+		Deadline: it.env.Deadline,
+		Class:    it.env.Class(),
+		Alone:    it.suspect() || it.direct != nil,
+	}
+}
+
+// input is the item as the runner sees it.
+func (it *item) input() runner.Item {
+	return runner.Item{
+		RequestID:  string(it.env.RequestID),
+		Inputs:     it.inputs.Inputs,
+		Rows:       it.inputs.Rows,
+		Parameters: it.env.Hop().Parameters,
+		Metadata:   it.env.Metadata,
+		Deadline:   it.env.Deadline,
+	}
+}
+
+// timingOf starts the timeline's entry for this step.
+func (it *item) timingOf(host pipeline.HostID) envelope.StepTiming {
+	hop := it.env.Hop()
+	return envelope.StepTiming{
+		Step:      hop.Step,
+		Stage:     hop.Stage,
+		Host:      host,
+		Attempt:   uint32(max(1, it.delivery.Deliveries)),
+		QueueWait: it.queueWait,
+	}
+}
+
+// answer is the reply that ends the item's request.
+func (it *item) answer() *envelope.Reply {
+	reply := it.env.Answer()
+	reply.Timings = append(reply.Timings[:len(reply.Timings):len(reply.Timings)], it.timing)
+	reply.Attempt = it.timing.Attempt
+	reply.Seq = it.chunks + 1
+	return reply
+}
+
+// became is what an item turned into: an output for the next step or the
+// caller, or a fault.
+type became struct {
+	parts    []payload.Part
+	metadata map[string]string
+	fault    *fault.Fault
+}

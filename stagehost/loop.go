@@ -1,0 +1,263 @@
+package stagehost
+
+import (
+	"context"
+	"time"
+
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/stagehost/batch"
+	"github.com/stagemesh/stagemesh/stagehost/ledger"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+)
+
+// event is something that happened; the loop applies one after the other.
+type event interface{ apply(l *loop) }
+
+// loop owns every item on the host.
+type loop struct {
+	host    *Host
+	ledger  *ledger.Ledger
+	batcher *batch.Batcher
+	items   map[ledger.ID]*item
+	nextID  ledger.ID
+
+	// slots are idle.
+	slots   []runner.Slot
+	running int
+	// halves are batches to run again as they are.
+	halves [][]*item
+	// unsent are items whose message is to be sent again.
+	unsent map[ledger.ID]*item
+
+	touchAt  time.Time
+	draining bool
+	// abandoned says that the drain took too long.
+	abandoned bool
+	empty     chan struct{}
+}
+
+func newLoop(h *Host) *loop {
+	return &loop{
+		host:    h,
+		ledger:  ledger.New(h.settings.MaxInFlight + directBound),
+		batcher: batch.New(h.settings.Batch),
+		items:   map[ledger.ID]*item{},
+		unsent:  map[ledger.ID]*item{},
+		empty:   make(chan struct{}),
+	}
+}
+
+// eventsPerTurn bounds the events applied before batches are formed, so that
+// what arrived together can run together and nothing waits for long.
+const eventsPerTurn = 256
+
+// run applies events until the context ends. The host ends it when nothing is
+// held and nothing more can come.
+func (l *loop) run(ctx context.Context) {
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		timer.Reset(l.turn(time.Now()))
+		select {
+		case e := <-l.host.events:
+			e.apply(l)
+			l.applyWaiting()
+		case <-timer.C:
+		case <-ctx.Done():
+			l.releaseSlots()
+			return
+		}
+	}
+}
+
+func (l *loop) releaseSlots() {
+	for _, slot := range l.slots {
+		slot.Release()
+	}
+	l.slots = nil
+}
+
+func (l *loop) applyWaiting() {
+	for range eventsPerTurn {
+		select {
+		case e := <-l.host.events:
+			e.apply(l)
+		default:
+			return
+		}
+	}
+}
+
+// turn does everything that is due and returns how long until the next thing
+// is.
+func (l *loop) turn(now time.Time) time.Duration {
+	l.resend(now)
+	l.dispatch(now)
+	l.expire(now)
+	l.touch(now)
+	l.checkEmpty()
+	return l.untilNext(now)
+}
+
+func (l *loop) untilNext(now time.Time) time.Duration {
+	next := l.touchAt
+	if at, ok := l.batcher.Wake(len(l.slots)); ok && at.Before(next) {
+		next = at
+	}
+	for _, it := range l.unsent {
+		if it.retryAt.Before(next) {
+			next = it.retryAt
+		}
+	}
+	return max(0, next.Sub(now))
+}
+
+// arrived is an item that the host has got, or a fault that it has already.
+type arrived struct {
+	item  *item
+	fault *fault.Fault
+}
+
+func (e *arrived) apply(l *loop) {
+	it := e.item
+	l.nextID++
+	it.id = l.nextID
+	if err := l.ledger.Admit(it.id, string(it.delivery.Epoch)); err != nil {
+		l.overflow(it, err)
+		return
+	}
+	l.items[it.id] = it
+	if e.fault != nil {
+		l.fail(it, e.fault)
+		return
+	}
+	if it.expired(time.Now()) {
+		l.expireOne(it)
+		return
+	}
+	if err := l.batcher.Add(time.Now(), it.entry()); err != nil {
+		l.fail(it, fault.From(err))
+	}
+}
+
+// overflow gives back an item that came although the host is full: the broker
+// sent more than was asked for, or the ask was thought to be over.
+func (l *loop) overflow(it *item, err error) {
+	if it.direct != nil {
+		it.direct.finish(it, became{fault: fault.Newf(fault.Overloaded, "%w", err)})
+		return
+	}
+	l.host.settings.Logger.Warn("item given back", "error", err)
+	l.host.say(it.delivery.Nak(0))
+	l.host.puller.Settled(it.delivery)
+}
+
+// expire answers the items whose deadline has passed in the batcher.
+func (l *loop) expire(now time.Time) {
+	for _, entry := range l.batcher.Expire(now) {
+		l.expireOne(l.items[ledger.ID(entry.ID)])
+	}
+}
+
+func (l *loop) expireOne(it *item) {
+	l.host.metrics.expired(context.Background())
+	timeout := it.env.Deadline.Sub(it.env.AdmittedAt).Round(time.Millisecond)
+	l.fail(it, fault.Newf(fault.DeadlineExceeded, "no answer within %s; the deadline passed at stage %s", timeout, it.env.Hop().Stage))
+}
+
+// touch tells the queue that the items in hand are still in hand. After an
+// abandoned drain it is silent: what a runner does not let go of comes to
+// another host by the end of its ack wait.
+func (l *loop) touch(now time.Time) {
+	if now.Before(l.touchAt) {
+		return
+	}
+	l.touchAt = now.Add(l.host.settings.Queue.AckWait / touchesPerAckWait)
+	if l.abandoned {
+		return
+	}
+	l.ledger.Alive(func(id ledger.ID) {
+		if it := l.items[id]; now.Sub(it.arrived) > l.host.settings.Queue.AckWait/touchesPerAckWait/2 {
+			l.host.say(it.delivery.InProgress())
+		}
+	})
+	l.host.metrics.held(l.ledger)
+}
+
+// touchesPerAckWait leaves room for two words to be lost.
+const touchesPerAckWait = 3
+
+// forget settles an item by the ledger's verb and frees its place.
+func (l *loop) forget(it *item, verb ledger.Verb, err error) {
+	if err != nil {
+		l.host.defect("item settled out of turn", err)
+		return
+	}
+	delete(l.items, it.id)
+	delete(l.unsent, it.id)
+	if it.direct != nil {
+		return
+	}
+	switch verb {
+	case ledger.Ack:
+		l.host.say(it.delivery.Ack())
+	case ledger.Nak:
+		l.host.say(it.delivery.Nak(0))
+	case ledger.Term:
+		l.host.say(it.delivery.Term("refused"))
+	case ledger.Discard:
+	}
+	l.host.puller.Settled(it.delivery)
+}
+
+// queueReplaced says that the queue is another one than before.
+type queueReplaced struct{ epoch string }
+
+func (e *queueReplaced) apply(l *loop) {
+	if n := l.ledger.QueueReplaced(e.epoch); n > 0 {
+		l.host.settings.Logger.Warn("the queue was replaced; items of the old one are finished but not settled", "items", n)
+	}
+}
+
+// drain says that no more items will be asked for.
+type drain struct{}
+
+func (drain) apply(l *loop) {
+	l.draining = true
+	l.batcher.Drain()
+}
+
+// checkEmpty tells the host when a draining loop holds nothing any more.
+func (l *loop) checkEmpty() {
+	if !l.draining || l.ledger.Len() > 0 || l.running > 0 {
+		return
+	}
+	select {
+	case <-l.empty:
+	default:
+		close(l.empty)
+	}
+}
+
+// abandon gives back everything that is not finished.
+type abandon struct{}
+
+func (abandon) apply(l *loop) {
+	l.abandoned = true
+	l.halves = nil
+	for id, it := range l.items {
+		if state, _ := l.ledger.State(id); state == ledger.Running {
+			continue
+		}
+		l.batcher.Remove(batch.ID(id))
+		l.giveBack(it)
+	}
+}
+
+func (l *loop) giveBack(it *item) {
+	verb, err := l.ledger.GiveBack(it.id)
+	if it.direct != nil {
+		it.direct.finish(it, became{fault: fault.New(fault.ShuttingDown, "the host is stopping")})
+	}
+	l.forget(it, verb, err)
+}

@@ -1,0 +1,383 @@
+package stagehost_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/nats-io/nats-server/v2/server"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
+	"go.uber.org/goleak"
+
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/stagehost"
+	"github.com/stagemesh/stagemesh/stagehost/batch"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	mesh    pipeline.MeshName  = "test"
+	stage   pipeline.StageName = "stage"
+	gateway pipeline.GatewayID = "gateway"
+)
+
+// bed is a broker, and a connection that asks and is answered as a gateway is.
+type bed struct {
+	t      *testing.T
+	broker *bustest.Broker
+	bus    *bus.Bus
+
+	mu    sync.Mutex
+	calls map[pipeline.ExecutionID]*call
+}
+
+func newBed(t *testing.T, edits ...func(*server.Options)) *bed {
+	t.Helper()
+	b := &bed{t: t, broker: bustest.Start(t, edits...), calls: map[pipeline.ExecutionID]*call{}}
+	b.bus = b.broker.Connect(mesh)
+	stop, err := b.bus.ServeReplies(gateway, b.receive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := stop(); err != nil {
+			t.Errorf("replies: %v", err)
+		}
+	})
+	return b
+}
+
+func (b *bed) receive(id pipeline.ExecutionID, data []byte) meshv1.ReplyDisposition {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	c, ok := b.calls[id]
+	if !ok {
+		return meshv1.ReplyDisposition_REPLY_DISPOSITION_UNKNOWN
+	}
+	reply, err := envelope.DecodeReply(data)
+	if err != nil {
+		b.t.Errorf("reply: %v", err)
+		return meshv1.ReplyDisposition_REPLY_DISPOSITION_MALFORMED
+	}
+	if c.answered {
+		c.extra++
+		return meshv1.ReplyDisposition_REPLY_DISPOSITION_DUPLICATE
+	}
+	c.answered = reply.Terminal()
+	c.replies <- reply
+	return meshv1.ReplyDisposition_REPLY_DISPOSITION_DELIVERED
+}
+
+// host is a host that runs.
+type host struct {
+	*stagehost.Host
+	t      *testing.T
+	counts *counts
+	cancel context.CancelFunc
+	once   sync.Once
+	done   chan struct{}
+	err    error
+}
+
+// longTime outlasts every test.
+const longTime = time.Hour
+
+// host starts a host and waits until it is ready. Without edits it makes
+// batches of what is there, of at most 32 rows.
+func (b *bed) host(r runner.Runner, edits ...func(*stagehost.Settings)) *host {
+	b.t.Helper()
+	c := &counts{values: map[string]int64{}}
+	s := stagehost.Settings{
+		Mesh: mesh, Stage: stage, Host: pipeline.HostID(uuid.NewString()), Version: "v1",
+		Runner: r, Batch: batch.Settings{MaxSize: 32},
+		Bus:    bus.Settings{URL: b.broker.URL()},
+		Logger: discard(), Meter: c,
+	}
+	for _, edit := range edits {
+		edit(&s)
+	}
+	made, err := stagehost.New(s)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	h := &host{Host: made, t: b.t, counts: c, cancel: cancel, done: make(chan struct{})}
+	go func() {
+		defer close(h.done)
+		h.err = made.Run(ctx)
+	}()
+	b.t.Cleanup(h.stop)
+	b.waitReady(h)
+	return h
+}
+
+func (b *bed) waitReady(h *host) {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b.t.Context(), bustest.Patience)
+	defer cancel()
+	if err := h.WaitReady(ctx); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// stop drains the host and waits for its end.
+func (h *host) stop() {
+	h.t.Helper()
+	h.once.Do(func() {
+		h.cancel()
+		<-h.done
+		if h.err != nil {
+			h.t.Errorf("host: %v", h.err)
+		}
+		if n := h.counts.of("stagemesh.stage.defects"); n > 0 {
+			h.t.Errorf("%d defects", n)
+		}
+	})
+}
+
+// together holds items back until there are exactly n of them.
+func together(n int) func(*stagehost.Settings) {
+	return func(s *stagehost.Settings) {
+		s.Batch = batch.Settings{Mode: batch.Window, MaxSize: n, MaxWait: longTime}
+	}
+}
+
+// call is a request and the replies to it.
+type call struct {
+	t       *testing.T
+	bed     *bed
+	env     *envelope.Envelope
+	replies chan *envelope.Reply
+	// answered says that the terminal answer has come; extra counts what came
+	// after it. The bed's lock guards both.
+	answered bool
+	extra    int
+}
+
+func discard() *slog.Logger { return slog.New(slog.DiscardHandler) }
+
+const roomy = 1 << 10
+
+// ask sends a request with one text input.
+func (b *bed) ask(text string, edits ...func(*envelope.Envelope)) *call {
+	b.t.Helper()
+	return b.askParts([]payload.Part{payload.OfBlob("", "text/plain", []byte(text))}, edits...)
+}
+
+func (b *bed) askParts(parts []payload.Part, edits ...func(*envelope.Envelope)) *call {
+	b.t.Helper()
+	now := time.Now()
+	e := &envelope.Envelope{
+		Mesh: mesh, Gateway: gateway, Pipeline: "pipeline",
+		RequestID: pipeline.RequestID(uuid.NewString()), ExecutionID: pipeline.ExecutionID(uuid.NewString()),
+		Route:      []pipeline.Hop{{Step: "step", Stage: stage}},
+		Durability: pipeline.Memory, Deadline: now.Add(longTime), AdmittedAt: now,
+		Parts: parts,
+	}
+	for _, edit := range edits {
+		edit(e)
+	}
+	c := &call{t: b.t, bed: b, env: e, replies: make(chan *envelope.Reply, roomy)}
+	b.mu.Lock()
+	b.calls[e.ExecutionID] = c
+	b.mu.Unlock()
+	b.send(e)
+	return c
+}
+
+func (b *bed) send(e *envelope.Envelope) {
+	b.t.Helper()
+	m, err := b.bus.Item(e)
+	if err != nil {
+		b.t.Fatalf("item: %v", err)
+	}
+	done := make(chan error, 1)
+	b.bus.Send(m, func(_ bus.Receipt, err error) { done <- err })
+	if err := bustest.Receive(b.t, "acknowledgement of the item", done); err != nil {
+		b.t.Fatalf("send: %v", err)
+	}
+}
+
+// deadline is an edit.
+func deadline(d time.Duration) func(*envelope.Envelope) {
+	return func(e *envelope.Envelope) { e.Deadline = e.AdmittedAt.Add(d) }
+}
+
+// next returns the next message of the answer.
+func (c *call) next() *envelope.Reply {
+	c.t.Helper()
+	return bustest.Receive(c.t, "reply", c.replies)
+}
+
+// output returns the answer, which must be no fault.
+func (c *call) output() *envelope.Reply {
+	c.t.Helper()
+	r := c.next()
+	if r.Fault != nil {
+		c.t.Fatalf("request %s: %v", c.text(), r.Fault)
+	}
+	if !r.Terminal() {
+		c.t.Fatalf("request %s: a chunk came where the answer was due", c.text())
+	}
+	return r
+}
+
+// fault returns the fault of the answer, which must be of that reason.
+func (c *call) fault(want fault.Reason) *fault.Fault {
+	c.t.Helper()
+	r := c.next()
+	if r.Fault == nil || r.Fault.Reason != want {
+		c.t.Fatalf("request %s: answered with %+v, want a fault %s", c.text(), r, want)
+	}
+	return r.Fault
+}
+
+// fails waits for the answer, which must be a fault of that reason.
+func (c *call) fails(want fault.Reason) {
+	c.t.Helper()
+	_ = c.fault(want)
+}
+
+func (c *call) text() string { return first(c.env.Parts) }
+
+// answeredOnce makes sure that no second answer has come.
+func (c *call) answeredOnce() {
+	c.t.Helper()
+	c.bed.mu.Lock()
+	defer c.bed.mu.Unlock()
+	if c.extra > 0 {
+		c.t.Errorf("request %s: %d answers too many", c.text(), c.extra)
+	}
+}
+
+func first(parts []payload.Part) string {
+	if len(parts) == 0 {
+		return ""
+	}
+	return string(parts[0].Blob.Data)
+}
+
+// emptied waits until nothing waits or is in hand: every item is settled.
+func (b *bed) emptied() {
+	b.t.Helper()
+	bustest.Eventually(b.t, "the queue is empty", func() bool {
+		info, err := b.bus.Queue(b.t.Context(), stage, pipeline.Memory)
+		return err == nil && info.Items == 0
+	})
+}
+
+// echo answers with its input.
+func echo(_ context.Context, item runner.Item) ([]payload.Part, error) { return item.Inputs, nil }
+
+// batches is an in-process runner of a function of whole batches that settle
+// themselves.
+func batches(do func(ctx context.Context, b runner.Batch, sink runner.Sink) error) runner.Runner {
+	return inproc.New(inproc.Settings{}, do)
+}
+
+// settleAll answers every item with its input.
+func settleAll(b runner.Batch, sink runner.Sink) error {
+	var errs []error
+	for i, item := range b.Items {
+		errs = append(errs, sink.Settle(i, runner.Output(item.Inputs...)))
+	}
+	return errors.Join(errs...)
+}
+
+// gate is a runner that says when it has a batch and works when it is told to.
+type gate struct {
+	runner.Runner
+	entered chan []string
+	release chan struct{}
+}
+
+// newGate returns a gate that passes a batch for every value of release, and
+// all once that is closed. It gives up with its context.
+func newGate() *gate {
+	g := &gate{entered: make(chan []string, roomy), release: make(chan struct{})}
+	g.Runner = batches(func(ctx context.Context, b runner.Batch, sink runner.Sink) error {
+		var texts []string
+		for _, item := range b.Items {
+			texts = append(texts, first(item.Inputs))
+		}
+		g.entered <- texts
+		select {
+		case <-g.release:
+			return settleAll(b, sink)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	})
+	return g
+}
+
+// ran waits until the gate has a batch and returns its texts, sorted.
+func (g *gate) ran(t *testing.T) []string {
+	t.Helper()
+	texts := bustest.Receive(t, "batch at the runner", g.entered)
+	slices.Sort(texts)
+	return texts
+}
+
+// counts is a meter that keeps the counters' sums, by name and by name and
+// attribute: "name" and "name value".
+type counts struct {
+	noop.Meter
+	mu     sync.Mutex
+	values map[string]int64
+}
+
+// Int64Counter implements metric.Meter.
+func (c *counts) Int64Counter(name string, _ ...metric.Int64CounterOption) (metric.Int64Counter, error) {
+	return &counter{counts: c, name: name}, nil
+}
+
+type counter struct {
+	noop.Int64Counter
+	counts *counts
+	name   string
+}
+
+// Add implements metric.Int64Counter.
+func (c *counter) Add(_ context.Context, n int64, options ...metric.AddOption) {
+	attributes := metric.NewAddConfig(options).Attributes()
+	c.counts.mu.Lock()
+	defer c.counts.mu.Unlock()
+	c.counts.values[c.name] += n
+	for _, kv := range attributes.ToSlice() {
+		if kv.Key != "stage" {
+			c.counts.values[c.name+" "+kv.Value.AsString()] += n
+		}
+	}
+}
+
+func (c *counts) of(key string) int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.values[key]
+}
+
+// awaitCount waits until a counter has exactly that sum.
+func (h *host) awaitCount(key string, want int64) {
+	h.t.Helper()
+	bustest.Eventually(h.t, key, func() bool { return h.counts.of(key) >= want })
+	if got := h.counts.of(key); got != want {
+		h.t.Errorf("%s is %d, want %d", key, got, want)
+	}
+}

@@ -1,0 +1,147 @@
+package stagehost
+
+import (
+	"context"
+	"errors"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/stagehost/ledger"
+)
+
+// metrics are the host's instruments. Every series carries the stage.
+type metrics struct {
+	stage attribute.KeyValue
+	base  metric.MeasurementOption
+	// states are the gauges' series: one for each state of this host's items.
+	states [3]metric.MeasurementOption
+
+	pulls       metric.Int64Counter
+	redelivered metric.Int64Counter
+	items       metric.Int64Counter
+	faults      metric.Int64Counter
+	dispatches  metric.Int64Counter
+	bad         metric.Int64Counter
+	lapsed      metric.Int64Counter
+	resends     metric.Int64Counter
+	replies     metric.Int64Counter
+	unsettled   metric.Int64Counter
+	defects     metric.Int64Counter
+	inHand      metric.Int64Gauge
+	batchSize   metric.Int64Histogram
+	batchRows   metric.Int64Histogram
+	queueWait   metric.Float64Histogram
+	batchWait   metric.Float64Histogram
+	runTime     metric.Float64Histogram
+}
+
+func newMetrics(meter metric.Meter, stage pipeline.StageName, host pipeline.HostID) (*metrics, error) {
+	key := attribute.String("stage", string(stage))
+	m := &metrics{stage: key, base: metric.WithAttributeSet(attribute.NewSet(key))}
+	for _, s := range states() {
+		m.states[s] = metric.WithAttributeSet(attribute.NewSet(key, attribute.String("host", string(host)), attribute.String("state", s.String())))
+	}
+	return m, errors.Join(m.counters(meter), m.histograms(meter))
+}
+
+func (m *metrics) counters(meter metric.Meter) error {
+	var errs []error
+	for _, c := range []struct {
+		into       *metric.Int64Counter
+		name, help string
+	}{
+		{&m.pulls, "stagemesh.stage.pulled", "Items pulled from the queue."},
+		{&m.redelivered, "stagemesh.stage.redelivered", "Items pulled that had been delivered before."},
+		{&m.items, "stagemesh.stage.items", "Items that have their outcome, by outcome."},
+		{&m.faults, "stagemesh.stage.faults", "Items that failed, by reason."},
+		{&m.dispatches, "stagemesh.stage.batches", "Batches dispatched, by reason."},
+		{&m.bad, "stagemesh.stage.malformed", "Messages that are no items."},
+		{&m.lapsed, "stagemesh.stage.expired", "Items whose deadline passed before they could run or be passed on."},
+		{&m.resends, "stagemesh.stage.resent", "Messages to be sent again."},
+		{&m.replies, "stagemesh.stage.undelivered", "Answers that nobody took, by disposition."},
+		{&m.unsettled, "stagemesh.stage.unsettled", "Items that could not be settled with their queue; they come again."},
+		{&m.defects, "stagemesh.stage.defects", "Things that cannot happen."},
+	} {
+		var err error
+		*c.into, err = meter.Int64Counter(c.name, metric.WithDescription(c.help))
+		errs = append(errs, err)
+	}
+	var err error
+	m.inHand, err = meter.Int64Gauge("stagemesh.stage.in_hand", metric.WithDescription("Items in hand, by state."))
+	return errors.Join(append(errs, err)...)
+}
+
+func (m *metrics) histograms(meter metric.Meter) error {
+	sizes := metric.WithExplicitBucketBoundaries(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+	seconds := metric.WithExplicitBucketBoundaries(.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10)
+	var errs [5]error
+	m.batchSize, errs[0] = meter.Int64Histogram("stagemesh.stage.batch.size", sizes, metric.WithDescription("Items in a batch."))
+	m.batchRows, errs[1] = meter.Int64Histogram("stagemesh.stage.batch.rows", sizes, metric.WithDescription("Rows in a batch."))
+	m.queueWait, errs[2] = meter.Float64Histogram("stagemesh.stage.queue_wait", seconds, metric.WithUnit("s"), metric.WithDescription("From the broker's receipt of an item until a host had it."))
+	m.batchWait, errs[3] = meter.Float64Histogram("stagemesh.stage.batch_wait", seconds, metric.WithUnit("s"), metric.WithDescription("From an item's arrival at the host until its batch was dispatched."))
+	m.runTime, errs[4] = meter.Float64Histogram("stagemesh.stage.run", seconds, metric.WithUnit("s"), metric.WithDescription("The runner's time for a batch."))
+	return errors.Join(errs[:]...)
+}
+
+func (m *metrics) with(key, value string) metric.MeasurementOption {
+	return metric.WithAttributeSet(attribute.NewSet(m.stage, attribute.String(key, value)))
+}
+
+func (m *metrics) pulled(ctx context.Context, it *item) {
+	m.pulls.Add(ctx, 1, m.base)
+	m.queueWait.Record(ctx, it.queueWait.Seconds(), m.base)
+	if it.suspect() {
+		m.redelivered.Add(ctx, 1, m.base)
+	}
+}
+
+func (m *metrics) dispatched(ctx context.Context, r *run) {
+	m.dispatches.Add(ctx, 1, m.with("reason", string(r.reason)))
+	m.batchSize.Record(ctx, int64(len(r.items)), m.base)
+	m.batchRows.Record(ctx, int64(r.batch.Rows), m.base)
+	for _, it := range r.items {
+		m.batchWait.Record(ctx, it.timing.BatchWait.Seconds(), m.base)
+	}
+}
+
+func (m *metrics) finished(ctx context.Context, e *ran) {
+	m.runTime.Record(ctx, e.took.Seconds(), m.base)
+}
+
+func (m *metrics) answered(ctx context.Context) { m.items.Add(ctx, 1, m.with("outcome", "output")) }
+
+func (m *metrics) failed(ctx context.Context, f *fault.Fault) {
+	m.items.Add(ctx, 1, m.with("outcome", "fault"))
+	m.faults.Add(ctx, 1, m.with("reason", string(f.Reason)))
+}
+
+func (m *metrics) held(l *ledger.Ledger) {
+	for _, s := range states() {
+		m.inHand.Record(context.Background(), int64(l.Count(s)), m.states[s])
+	}
+}
+
+func states() []ledger.State { return []ledger.State{ledger.Queued, ledger.Running, ledger.Sending} }
+
+func (m *metrics) undelivered(ctx context.Context, d meshv1.ReplyDisposition) {
+	m.replies.Add(ctx, 1, m.with("disposition", d.String()))
+}
+
+func (m *metrics) dropped(ctx context.Context) {
+	m.replies.Add(ctx, 1, m.with("disposition", "dropped"))
+}
+func (m *metrics) malformed(ctx context.Context) { m.bad.Add(ctx, 1, m.base) }
+func (m *metrics) expired(ctx context.Context)   { m.lapsed.Add(ctx, 1, m.base) }
+func (m *metrics) resent(ctx context.Context)    { m.resends.Add(ctx, 1, m.base) }
+func (m *metrics) unsaid(ctx context.Context)    { m.unsettled.Add(ctx, 1, m.base) }
+func (m *metrics) defect(ctx context.Context)    { m.defects.Add(ctx, 1, m.base) }
+
+// refused counts an outcome for an item that has one already.
+func (m *metrics) refused(ctx context.Context) {
+	m.faults.Add(ctx, 1, m.with("reason", "OUTCOME_REFUSED"))
+}

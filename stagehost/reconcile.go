@@ -1,0 +1,125 @@
+package stagehost
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// durability of the queue that this version's hosts serve.
+const durability = pipeline.Memory
+
+const (
+	reconcileEvery = 2 * time.Second
+	reconcileRetry = 100 * time.Millisecond
+	// maxClockOffset is how far the broker's clock may be off: deadlines are
+	// absolute.
+	maxClockOffset = 100 * time.Millisecond
+)
+
+// reconcile keeps the queue existing and the puller on it: at the start, after
+// every reconnect, when the broker says that the queue is missing, and every
+// now and then.
+func (h *Host) reconcile(ctx context.Context) error {
+	reconnects := h.bus.Reconnects()
+	wait := time.NewTimer(0)
+	defer wait.Stop()
+	for {
+		select {
+		case <-wait.C:
+		case <-reconnects:
+		case <-h.missing:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		wait.Reset(h.reconcileOnce(ctx))
+	}
+}
+
+func (h *Host) reconcileOnce(ctx context.Context) time.Duration {
+	err := h.ensure(ctx)
+	if err == nil {
+		h.becomeReady()
+		return reconcileEvery
+	}
+	if ctx.Err() == nil {
+		h.notReady(err)
+	}
+	return reconcileRetry
+}
+
+func (h *Host) ensure(ctx context.Context) error {
+	q := h.settings.Queue
+	info, err := h.bus.EnsureQueue(ctx, bus.QueueSettings{
+		Stage: h.settings.Stage, Durability: durability,
+		MaxItems: q.MaxItems, MaxBytes: q.MaxBytes, MaxAge: q.MaxAge,
+		AckWait: q.AckWait, Replicas: q.Replicas, Version: q.Version,
+	})
+	if err != nil {
+		return err
+	}
+	h.clockOffset.Store(int64(info.ClockOffset))
+	h.post(&queueReplaced{epoch: string(info.Epoch)})
+	if off := info.ClockOffset.Abs() - info.RoundTrip/2; off > maxClockOffset {
+		h.status.stopAlive(h.settings.Logger)
+		h.puller.Use("")
+		return fmt.Errorf("the broker's clock is %s ahead of this host's, at most %s is tolerated: synchronise the clocks", info.ClockOffset, maxClockOffset)
+	}
+	h.puller.Use(info.Epoch)
+	return h.status.startAlive(func() (func() error, error) {
+		return h.bus.ServeAlive(h.settings.Stage, h.settings.Host)
+	})
+}
+
+func (h *Host) becomeReady() {
+	if was, _, _ := h.status.get(); was != stateReady {
+		h.settings.Logger.Info("ready", "max_in_flight", h.settings.MaxInFlight, "slots", h.settings.Runner.Concurrency())
+	}
+	h.status.set(stateReady)
+}
+
+func (h *Host) notReady(err error) {
+	if was, _, _ := h.status.get(); was != stateNotReady {
+		h.settings.Logger.Warn("not ready; trying again", "error", err)
+	}
+	h.status.setCause(stateNotReady, err)
+}
+
+// Ready returns nil when the host serves its stage, else why it does not.
+func (h *Host) Ready() error {
+	switch at, _, cause := h.status.get(); {
+	case at == stateReady && h.bus.Connected():
+		return nil
+	case at == stateReady:
+		return errors.Join(ErrNotReady, bus.ErrDisconnected)
+	case at == stateStarting:
+		return fmt.Errorf("%w: the runner starts", ErrNotReady)
+	case cause != nil:
+		return fmt.Errorf("%w: %w", ErrNotReady, cause)
+	default:
+		return fmt.Errorf("%w: %s", ErrNotReady, at)
+	}
+}
+
+// WaitReady returns when the host serves its stage. It fails when the context
+// ends or the host does.
+func (h *Host) WaitReady(ctx context.Context) error {
+	for {
+		at, changed, _ := h.status.get()
+		switch at {
+		case stateReady:
+			return nil
+		case stateDraining, stateStopped:
+			return fmt.Errorf("stage %s: the host has stopped", h.settings.Stage)
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return fmt.Errorf("stage %s: %w: %w", h.settings.Stage, ctx.Err(), h.Ready())
+		}
+	}
+}

@@ -1,0 +1,158 @@
+package stagehost
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/stagehost/batch"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/schema"
+)
+
+// run is one batch at the runner, and the sink for its items' outcomes.
+type run struct {
+	host    *Host
+	batch   runner.Batch
+	items   []*item
+	reason  batch.Reason
+	started time.Time
+
+	mu      sync.Mutex
+	settled []bool
+	closed  bool
+}
+
+var _ runner.Sink = (*run)(nil)
+
+func newRun(h *Host, items []*item, reason batch.Reason, now time.Time) *run {
+	r := &run{host: h, items: items, reason: reason, started: now, settled: make([]bool, len(items))}
+	r.batch.Items = make([]runner.Item, len(items))
+	for i, it := range items {
+		r.batch.Items[i] = it.input()
+		r.batch.Rows += it.inputs.Rows
+		r.batch.Suspect = r.batch.Suspect || it.suspect()
+	}
+	r.batch.Model = items[0].env.Hop().Model
+	return r
+}
+
+// latest is when nobody wants any of the answers any more.
+func (r *run) latest() time.Time {
+	latest := r.items[0].env.Deadline
+	for _, it := range r.items[1:] {
+		if it.env.Deadline.After(latest) {
+			latest = it.env.Deadline
+		}
+	}
+	return latest
+}
+
+// goRun runs the batch on a goroutine of its own and posts when it is over.
+func (h *Host) goRun(slot runner.Slot, r *run) {
+	h.runs.Go(func() {
+		ctx, cancel := context.WithDeadline(h.hard, r.latest())
+		defer cancel()
+		start := time.Now()
+		err := slot.Do(ctx, r.batch, r)
+		r.close()
+		h.post(&ran{run: r, took: time.Since(start), err: err})
+	})
+}
+
+// claim gives item i's outcome to the caller, once.
+func (r *run) claim(i int) error {
+	if i < 0 || i >= len(r.items) {
+		return runner.ErrNoSuch
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed || r.settled[i] {
+		return runner.ErrSettled
+	}
+	r.settled[i] = true
+	return nil
+}
+
+func (r *run) close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = true
+}
+
+// unsettled returns the items without an outcome; the run is closed.
+func (r *run) unsettled() []*item {
+	var out []*item
+	for i, it := range r.items {
+		if !r.settled[i] {
+			out = append(out, it)
+		}
+	}
+	return out
+}
+
+// Settle implements runner.Sink. What the item becomes is encoded here, on the
+// runner's goroutine, so that the loop only has to send it.
+func (r *run) Settle(i int, o runner.Outcome) error {
+	if err := r.claim(i); err != nil {
+		r.host.metrics.refused(context.Background())
+		return err
+	}
+	it := r.items[i]
+	it.timing.Run = time.Since(r.started)
+	r.host.post(&outcome{item: it, what: r.host.become(it, o)})
+	return nil
+}
+
+// become checks an outcome against the spec.
+func (h *Host) become(it *item, o runner.Outcome) became {
+	if o.Fault != nil {
+		return became{fault: o.Fault}
+	}
+	parts, err := schema.Outputs(h.spec, o.Parts, it.inputs)
+	if err != nil {
+		return became{fault: fault.From(err)}
+	}
+	what := became{parts: parts, metadata: o.Metadata}
+	if it.direct == nil {
+		if f := h.prepare(it, what); f != nil {
+			what = became{fault: f}
+		}
+	}
+	return what
+}
+
+// Chunk implements runner.Sink.
+func (r *run) Chunk(i int, parts []payload.Part) error {
+	if i < 0 || i >= len(r.items) {
+		return runner.ErrNoSuch
+	}
+	it := r.items[i]
+	if it.expired(time.Now()) {
+		return runner.ErrCancelled
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed || r.settled[i] {
+		return runner.ErrSettled
+	}
+	if it.direct != nil || !it.env.Last() {
+		return fault.New(fault.NotSupported, "only the last stage of a pipeline may answer in chunks")
+	}
+	reply := &envelope.Reply{
+		Mesh: it.env.Mesh, RequestID: it.env.RequestID, ExecutionID: it.env.ExecutionID,
+		Seq: it.chunks + 1, Attempt: it.timing.Attempt, Chunk: true, Parts: parts,
+	}
+	message, err := r.host.bus.Reply(it.env.Gateway, reply)
+	if err != nil {
+		return err
+	}
+	if err := r.host.bus.SendOnce(message); err != nil {
+		return err
+	}
+	it.chunks++
+	return nil
+}

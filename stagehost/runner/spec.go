@@ -1,0 +1,61 @@
+package runner
+
+import (
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/sdk/go/tensor"
+)
+
+// Spec is what a runner takes and gives.
+type Spec struct {
+	// Inputs is empty where the runner takes anything.
+	Inputs  []PartSpec
+	Outputs []PartSpec
+	// BatchAxis says how items share a batch.
+	BatchAxis BatchAxis
+	// Examples are inputs that the runner answers.
+	Examples []Example
+}
+
+// BatchAxis says how items share a batch.
+type BatchAxis uint8
+
+const (
+	// BatchNone keeps items apart: a batch is a list, and one item is one row.
+	BatchNone BatchAxis = iota
+	// BatchRows makes axis 0 of every tensor rows; items are concatenated on
+	// it.
+	BatchRows
+)
+
+// String returns the word used in configuration: "none" or "rows".
+func (a BatchAxis) String() string {
+	if a == BatchRows {
+		return "rows"
+	}
+	return "none"
+}
+
+// PartSpec is what one input or output looks like: a tensor where Datatype is
+// set, else a blob.
+type PartSpec struct {
+	Name string
+	// Datatype is empty for a blob.
+	Datatype tensor.Datatype
+	// Shape of a tensor; -1 is any extent. With BatchRows axis 0 is rows.
+	Shape []int64
+	// ContentTypes a blob may have, e.g. "image/png" or "image/*"; empty means
+	// any.
+	ContentTypes []string
+	// Optional inputs may be left out.
+	Optional    bool
+	Description string
+}
+
+// IsTensor reports whether the spec is a tensor's.
+func (s PartSpec) IsTensor() bool { return s.Datatype != "" }
+
+// Example is a set of inputs that the stage answers.
+type Example struct {
+	Name   string
+	Inputs []payload.Part
+}

@@ -1,0 +1,405 @@
+// Package schema holds a request's parts against what a runner says it takes
+// and gives: it picks the parts that feed each input, checks type and shape,
+// lifts a single row to a batch of one, and gives outputs back in the rank
+// that the caller sent.
+//
+// Everything here is a pure function. Every error about an input is a
+// *fault.Fault of reason INVALID_INPUT that names the input, and one about an
+// output RUNNER_OUTPUT_INVALID.
+package schema
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/stagemesh/stagemesh/sdk/go/tensor"
+
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+)
+
+// Fitted are inputs that fit a spec.
+type Fitted struct {
+	// Inputs are in the spec's order, or as they came where it names none.
+	Inputs []payload.Part
+	// Rows is the extent of axis 0, and 1 without a batch axis.
+	Rows int
+	// Lifted says that the inputs were single rows without axis 0.
+	Lifted bool
+}
+
+// Fit picks the parts that feed the spec's inputs and checks them. Parts are
+// what the previous step put out, kept what the pipeline keeps at hand, rename
+// says which part feeds an input under another name. A step and a spec of
+// exactly one part each fit whatever their names.
+func Fit(spec runner.Spec, parts, kept []payload.Part, rename map[string]string) (Fitted, error) {
+	if len(spec.Inputs) == 0 {
+		inputs, err := renamed(parts, kept, rename)
+		if err != nil {
+			return Fitted{}, err
+		}
+		return withRows(spec, Fitted{Inputs: inputs, Rows: 1})
+	}
+	inputs, err := pick(spec, parts, kept, rename)
+	if err != nil {
+		return Fitted{}, err
+	}
+	lifted, err := check(spec, inputs)
+	if err != nil {
+		return Fitted{}, err
+	}
+	return withRows(spec, Fitted{Inputs: inputs, Rows: 1, Lifted: lifted})
+}
+
+// renamed serves a runner that takes anything: what came, under the names that
+// the step gives. A part that feeds inputs is there under their names only, and
+// one whose name an input has got gives way.
+func renamed(parts, kept []payload.Part, rename map[string]string) ([]payload.Part, error) {
+	if len(rename) == 0 {
+		return parts, nil
+	}
+	inputs := slices.Sorted(maps.Keys(rename))
+	out := make([]payload.Part, 0, len(parts)+len(inputs))
+	for _, part := range parts {
+		fed := fedBy(part, inputs, rename)
+		if _, replaced := rename[part.Name]; len(fed) == 0 && !replaced {
+			fed = []payload.Part{part}
+		}
+		out = append(out, fed...)
+	}
+	for _, input := range inputs {
+		source := rename[input]
+		if _, came := payload.Find(parts, source); came {
+			continue
+		}
+		part, ok := payload.Find(kept, source)
+		if !ok {
+			return nil, missing(input, source, parts)
+		}
+		part.Name = input
+		out = append(out, part)
+	}
+	return out, nil
+}
+
+// fedBy returns the part under the name of every input that it feeds.
+func fedBy(part payload.Part, inputs []string, rename map[string]string) []payload.Part {
+	var out []payload.Part
+	for _, input := range inputs {
+		if rename[input] == part.Name {
+			renamed := part
+			renamed.Name = input
+			out = append(out, renamed)
+		}
+	}
+	return out
+}
+
+func pick(spec runner.Spec, parts, kept []payload.Part, rename map[string]string) ([]payload.Part, error) {
+	for _, input := range slices.Sorted(maps.Keys(rename)) {
+		if !takes(spec, input) {
+			return nil, fault.Newf(fault.InvalidInput, "the step renames to input %q, which the stage does not have; it takes %s", input, names(spec))
+		}
+	}
+	alone := len(spec.Inputs) == 1 && len(parts) == 1
+	inputs := make([]payload.Part, 0, len(spec.Inputs))
+	for _, want := range spec.Inputs {
+		source, isRenamed := rename[want.Name]
+		if !isRenamed {
+			source = want.Name
+		}
+		part, ok := find(source, parts, kept)
+		if !ok && alone && !isRenamed {
+			part, ok = parts[0], true
+		}
+		if !ok && want.Optional {
+			continue
+		}
+		if !ok {
+			return nil, missing(want.Name, source, parts)
+		}
+		part.Name = want.Name
+		inputs = append(inputs, part)
+	}
+	return inputs, nil
+}
+
+func find(name string, parts, kept []payload.Part) (payload.Part, bool) {
+	if part, ok := payload.Find(parts, name); ok {
+		return part, true
+	}
+	return payload.Find(kept, name)
+}
+
+// listed is how many names of parts a message lists.
+const listed = 10
+
+func missing(input, source string, parts []payload.Part) error {
+	have := make([]string, 0, listed+1)
+	for _, p := range parts[:min(len(parts), listed)] {
+		have = append(have, strconv.Quote(p.Name))
+	}
+	if len(parts) > listed {
+		have = append(have, fmt.Sprintf("and %d more", len(parts)-listed))
+	}
+	what := fmt.Sprintf("input %q is missing", input)
+	if input != source {
+		what = fmt.Sprintf("input %q, fed by %q, is missing", input, source)
+	}
+	return fault.Newf(fault.InvalidInput, "%s; got %s", what, orNone(strings.Join(have, ", "))).
+		WithViolation("inputs."+input, "missing")
+}
+
+func orNone(s string) string {
+	if s == "" {
+		return "nothing"
+	}
+	return s
+}
+
+func takes(spec runner.Spec, input string) bool {
+	for _, want := range spec.Inputs {
+		if want.Name == input {
+			return true
+		}
+	}
+	return false
+}
+
+func names(spec runner.Spec) string {
+	list := make([]string, len(spec.Inputs))
+	for i, want := range spec.Inputs {
+		list[i] = want.Name
+	}
+	return strings.Join(list, ", ")
+}
+
+// check holds each input against its spec, in place, and reports whether all
+// tensors were single rows that have been lifted.
+func check(spec runner.Spec, inputs []payload.Part) (lifted bool, err error) {
+	tensors, lifts := 0, 0
+	for i := range inputs {
+		want, _ := specOf(spec, inputs[i].Name)
+		up, err := checkOne(spec.BatchAxis, want, &inputs[i])
+		if err != nil {
+			return false, violation(want.Name, err)
+		}
+		if want.IsTensor() {
+			tensors++
+		}
+		if up {
+			lifts++
+		}
+	}
+	return lifts > 0 && lifts == tensors, nil
+}
+
+func violation(input string, err error) error {
+	return fault.Newf(fault.InvalidInput, "input %q: %w", input, err).WithViolation("inputs."+input, "%s", err)
+}
+
+func specOf(spec runner.Spec, name string) (runner.PartSpec, bool) {
+	for _, want := range spec.Inputs {
+		if want.Name == name {
+			return want, true
+		}
+	}
+	return runner.PartSpec{}, false
+}
+
+func checkOne(axis runner.BatchAxis, want runner.PartSpec, part *payload.Part) (lifted bool, err error) {
+	if !want.IsTensor() {
+		return false, checkBlob(want, *part)
+	}
+	if part.Tensor == nil {
+		return false, fmt.Errorf("is a blob%s, wanted is a tensor %s%s", ofType(part.Blob.ContentType), want.Datatype, shape(want.Shape))
+	}
+	got := *part.Tensor
+	if got.Datatype != want.Datatype {
+		return false, fmt.Errorf("is %s, wanted is %s%s", got.Datatype, want.Datatype, shape(want.Shape))
+	}
+	if axis == runner.BatchRows && len(got.Shape)+1 == len(want.Shape) {
+		got.Shape = append([]int64{1}, got.Shape...)
+		lifted = true
+	}
+	if !matches(got.Shape, want.Shape) {
+		return false, fmt.Errorf("has shape %s, wanted is %s", shape(part.Tensor.Shape), shape(want.Shape))
+	}
+	if lifted {
+		part.Tensor = &got
+	}
+	return lifted, nil
+}
+
+func checkBlob(want runner.PartSpec, part payload.Part) error {
+	if part.Tensor != nil {
+		return fmt.Errorf("is a tensor %s%s, wanted is a blob%s", part.Tensor.Datatype, shape(part.Tensor.Shape), ofType(strings.Join(want.ContentTypes, " or ")))
+	}
+	if part.Blob.ContentType == "" || part.Blob.ContentType == payload.OctetStream || len(want.ContentTypes) == 0 {
+		return nil
+	}
+	for _, pattern := range want.ContentTypes {
+		if accepts(pattern, part.Blob.ContentType) {
+			return nil
+		}
+	}
+	return fmt.Errorf("is %s, wanted is %s", part.Blob.ContentType, strings.Join(want.ContentTypes, " or "))
+}
+
+// accepts reports whether a content type, perhaps with parameters, is one that
+// the pattern means, in any case: "image/png", "image/*" or "*/*".
+func accepts(pattern, contentType string) bool {
+	got, _, _ := strings.Cut(contentType, ";")
+	got, pattern = strings.ToLower(strings.TrimSpace(got)), strings.ToLower(pattern)
+	if family, ok := strings.CutSuffix(pattern, "*"); ok {
+		return family == "*/" || strings.HasPrefix(got, family)
+	}
+	return got == pattern
+}
+
+func ofType(contentType string) string {
+	if contentType == "" {
+		return ""
+	}
+	return " of type " + contentType
+}
+
+// matches reports whether a shape has the extents wanted; -1 is any.
+func matches(got, want []int64) bool {
+	if len(got) != len(want) {
+		return false
+	}
+	for i := range got {
+		if want[i] >= 0 && got[i] != want[i] {
+			return false
+		}
+	}
+	return true
+}
+
+func shape(extents []int64) string {
+	text := make([]string, len(extents))
+	for i, n := range extents {
+		text[i] = strconv.FormatInt(n, 10)
+	}
+	return "[" + strings.Join(text, ", ") + "]"
+}
+
+// withRows counts the rows of fitted inputs; all tensors must agree.
+func withRows(spec runner.Spec, f Fitted) (Fitted, error) {
+	if spec.BatchAxis != runner.BatchRows {
+		return f, nil
+	}
+	first := ""
+	for _, p := range f.Inputs {
+		if p.Tensor == nil {
+			continue
+		}
+		rows := p.Tensor.Rows()
+		switch {
+		case len(p.Tensor.Shape) == 0:
+			return Fitted{}, violation(p.Name, errors.New("is a scalar, wanted are rows on axis 0"))
+		case rows == 0:
+			return Fitted{}, violation(p.Name, fmt.Errorf("has no rows: shape %s", shape(p.Tensor.Shape)))
+		case first == "":
+			first, f.Rows = p.Name, int(rows)
+		case int(rows) != f.Rows:
+			return Fitted{}, violation(p.Name, fmt.Errorf("has %d rows, input %q has %d", rows, first, f.Rows))
+		}
+	}
+	return f, nil
+}
+
+// Outputs holds a runner's outputs for one item against what can travel and
+// against its spec, and gives them back in the rank that the inputs had.
+func Outputs(spec runner.Spec, parts []payload.Part, f Fitted) ([]payload.Part, error) {
+	// What could not be read where it is sent is refused here, where somebody
+	// can still answer.
+	if err := payload.Validate("outputs", parts); err != nil {
+		return nil, badOutput("%s", fault.From(err).Message)
+	}
+	for _, want := range spec.Outputs {
+		if err := checkOutput(spec.BatchAxis, want, parts, f.Rows); err != nil {
+			return nil, err
+		}
+	}
+	if !f.Lifted {
+		return parts, nil
+	}
+	return lowered(parts), nil
+}
+
+func badOutput(format string, args ...any) error {
+	return fault.Newf(fault.RunnerOutputInvalid, format, args...)
+}
+
+func checkOutput(axis runner.BatchAxis, want runner.PartSpec, parts []payload.Part, rows int) error {
+	got, ok := payload.Find(parts, want.Name)
+	switch {
+	case !ok && want.Optional:
+		return nil
+	case !ok:
+		return badOutput("output %q is missing", want.Name)
+	case want.IsTensor() != (got.Tensor != nil):
+		return badOutput("output %q is not of the kind that the stage says", want.Name)
+	case !want.IsTensor():
+		return nil
+	case got.Tensor.Datatype != want.Datatype:
+		return badOutput("output %q is %s, the stage says %s", want.Name, got.Tensor.Datatype, want.Datatype)
+	case !matches(got.Tensor.Shape, want.Shape):
+		return badOutput("output %q has shape %s, the stage says %s", want.Name, shape(got.Tensor.Shape), shape(want.Shape))
+	case axis == runner.BatchRows && got.Tensor.Rows() != int64(rows):
+		return badOutput("output %q has %d rows for an item of %d", want.Name, got.Tensor.Rows(), rows)
+	}
+	return nil
+}
+
+// lowered takes axis 0 of one row away.
+func lowered(parts []payload.Part) []payload.Part {
+	out := append([]payload.Part(nil), parts...)
+	for i, p := range out {
+		if p.Tensor == nil || len(p.Tensor.Shape) == 0 || p.Tensor.Shape[0] != 1 {
+			continue
+		}
+		row := tensor.Tensor{Datatype: p.Tensor.Datatype, Shape: p.Tensor.Shape[1:], Raw: p.Tensor.Raw}
+		out[i].Tensor = &row
+	}
+	return out
+}
+
+// Key returns a string that is equal for items that may share a batch: the same
+// model, inputs of the same names, datatypes and trailing shapes or content
+// types, and the same values of the parameters named.
+func Key(spec runner.Spec, model payload.ModelRef, f Fitted, p payload.Parameters, batchBy []string) string {
+	b := make([]byte, 0, 64)
+	if model != (payload.ModelRef{}) {
+		b = fmt.Appendf(b, "%q %q %q", model.Model, model.Alias, model.Version)
+	}
+	for _, part := range f.Inputs {
+		b = append(b, '|')
+		b = strconv.AppendQuote(b, part.Name)
+		if part.Tensor == nil {
+			b = strconv.AppendQuote(b, part.Blob.ContentType)
+			continue
+		}
+		b = append(b, part.Tensor.Datatype...)
+		b = appendTrailing(b, spec.BatchAxis, part.Tensor.Shape)
+	}
+	return string(append(b, p.Key(batchBy)...))
+}
+
+func appendTrailing(b []byte, axis runner.BatchAxis, extents []int64) []byte {
+	if axis == runner.BatchRows && len(extents) > 0 {
+		extents = extents[1:]
+	}
+	for _, n := range extents {
+		b = append(b, ',')
+		b = strconv.AppendInt(b, n, 10)
+	}
+	return b
+}

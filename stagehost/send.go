@@ -1,0 +1,208 @@
+package stagehost
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+)
+
+// outcome is what the runner made of an item; its message is prepared.
+type outcome struct {
+	item *item
+	what became
+}
+
+func (e *outcome) apply(l *loop) {
+	it := e.item
+	if e.what.fault != nil {
+		l.failed(it, e.what.fault)
+		return
+	}
+	if !l.sending(it) {
+		return
+	}
+	l.host.metrics.answered(context.Background())
+	switch {
+	case it.direct != nil:
+		it.direct.finish(it, e.what)
+		l.done(it)
+	case it.expired(time.Now()):
+		l.host.metrics.expired(context.Background())
+		l.done(it)
+	default:
+		l.send(it)
+	}
+}
+
+// prepare encodes what an item becomes: the item of the next step, or the
+// caller's answer.
+func (h *Host) prepare(it *item, what became) *fault.Fault {
+	var err error
+	if it.env.Last() {
+		reply := it.answer()
+		reply.Parts, reply.Metadata = what.parts, what.metadata
+		it.answered = true
+		it.message, err = h.bus.Reply(it.env.Gateway, reply)
+	} else {
+		it.message, err = h.bus.Item(it.env.Next(it.env.Parts, what.parts, it.timing))
+	}
+	switch {
+	case errors.Is(err, bus.ErrTooLarge):
+		return fault.Newf(fault.OutputTooLarge, "the output of step %s is too large to pass on: %w", it.env.Hop().Step, err)
+	case err != nil:
+		return fault.Newf(fault.RunnerOutputInvalid, "the output of step %s cannot be passed on: %w", it.env.Hop().Step, err)
+	}
+	return nil
+}
+
+// failed handles a runner's fault. Past the deadline, and in an abandoned
+// drain, the run was told to stop, which may be all that is wrong with the item.
+func (l *loop) failed(it *item, f *fault.Fault) {
+	switch {
+	case it.expired(time.Now()):
+		l.expireOne(it)
+	case l.abandoned && it.chunks == 0:
+		l.giveBack(it)
+	default:
+		l.fail(it, f)
+	}
+}
+
+// fail answers the item with a fault; later stages are skipped.
+func (l *loop) fail(it *item, f *fault.Fault) {
+	if !l.sending(it) {
+		return
+	}
+	hop := it.env.Hop()
+	f = f.At(string(hop.Stage), string(hop.Step), string(l.host.settings.Host))
+	l.host.metrics.failed(context.Background(), f)
+	if it.direct != nil {
+		it.direct.finish(it, became{fault: f})
+		l.done(it)
+		return
+	}
+	l.sendFault(it, f)
+}
+
+// sendFault sends a fault as what the item became.
+func (l *loop) sendFault(it *item, f *fault.Fault) {
+	reply := it.answer()
+	reply.Fault = f
+	message, err := l.host.bus.Reply(it.env.Gateway, reply)
+	if err != nil {
+		// A fault is small; only a defect makes it too large to send.
+		l.host.defect("fault cannot be sent", err)
+		l.done(it)
+		return
+	}
+	it.message, it.answered, it.tries = message, true, 0
+	l.send(it)
+}
+
+// sending moves the item on; false says that it has its outcome already.
+func (l *loop) sending(it *item) bool {
+	if err := l.ledger.Send(it.id); err != nil {
+		l.host.defect("outcome out of turn", err)
+		return false
+	}
+	return true
+}
+
+func (l *loop) send(it *item) {
+	if it.tries == 0 {
+		it.firstTry = time.Now()
+	}
+	it.tries++
+	l.host.bus.Send(it.message, func(receipt bus.Receipt, err error) {
+		l.host.post(&sent{item: it, receipt: receipt, err: err})
+	})
+}
+
+// done settles an item that is in good hands, or that nobody wants.
+func (l *loop) done(it *item) {
+	verb, err := l.ledger.Sent(it.id)
+	l.forget(it, verb, err)
+}
+
+// sent is what became of a message.
+type sent struct {
+	item    *item
+	receipt bus.Receipt
+	err     error
+}
+
+func (e *sent) apply(l *loop) {
+	it := e.item
+	if l.items[it.id] != it {
+		return // given back while its message was on its way
+	}
+	switch {
+	case e.err == nil:
+		if d := e.receipt.Disposition; d != meshv1.ReplyDisposition_REPLY_DISPOSITION_UNSPECIFIED && d != meshv1.ReplyDisposition_REPLY_DISPOSITION_DELIVERED {
+			l.host.metrics.undelivered(context.Background(), d)
+		}
+		l.done(it)
+	case l.mayRetry(it, e.err):
+		it.retryAt = time.Now().Add(backoff(it.tries))
+		l.unsent[it.id] = it
+		l.host.metrics.resent(context.Background())
+	default:
+		l.unsendable(it, e.err)
+	}
+}
+
+// Bounds on sending again.
+const (
+	retryBase = 5 * time.Millisecond
+	retryMost = 500 * time.Millisecond
+	// retryGrace is how long a gateway or a queue may be missing: as long as
+	// either takes to come back after the broker does.
+	retryGrace = 3 * time.Second
+)
+
+func backoff(tries int) time.Duration {
+	return min(retryMost, retryBase<<min(tries, 10))
+}
+
+// mayRetry says whether to send the message again. A full queue has room
+// sooner or later, and a lost acknowledgement is no answer, so both are tried
+// until the deadline; who is missing is given the time of a reconnect.
+func (l *loop) mayRetry(it *item, err error) bool {
+	now := time.Now()
+	if it.expired(now) || errors.Is(err, bus.ErrTooLarge) || errors.Is(err, bus.ErrClosed) {
+		return false
+	}
+	if errors.Is(err, bus.ErrNoGateway) || errors.Is(err, bus.ErrNoQueue) {
+		return now.Sub(it.firstTry) < retryGrace
+	}
+	return true
+}
+
+func (l *loop) resend(now time.Time) {
+	for id, it := range l.unsent {
+		if now.Before(it.retryAt) {
+			continue
+		}
+		delete(l.unsent, id)
+		l.send(it)
+	}
+}
+
+// unsendable gives up on a message. What cannot go on to the next stage is
+// answered with a fault; an answer that cannot be given is dropped, for nobody
+// waits for it.
+func (l *loop) unsendable(it *item, err error) {
+	if it.answered || errors.Is(err, bus.ErrClosed) || it.expired(time.Now()) {
+		l.host.metrics.dropped(context.Background())
+		l.done(it)
+		return
+	}
+	next := it.env.Route[it.env.Position+1].Stage
+	l.host.settings.Logger.Warn("item cannot go on", "stage", next, "error", err)
+	l.sendFault(it, bus.FaultOf(err, next))
+}

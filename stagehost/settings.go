@@ -1,0 +1,120 @@
+package stagehost
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/stagehost/batch"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+)
+
+// Settings are what a host is made of.
+type Settings struct {
+	Mesh  pipeline.MeshName
+	Stage pipeline.StageName
+	Host  pipeline.HostID
+	// Version of the program, for Describe.
+	Version string
+
+	Runner runner.Runner
+	Batch  batch.Settings
+	// BatchBy names the parameters that items of one batch must agree on.
+	BatchBy []string
+	// MaxInFlight bounds the items pulled and not settled; 0 means room for
+	// two full batches for each slot, and some on their way.
+	MaxInFlight int
+
+	Bus   bus.Settings
+	Queue QueueSettings
+
+	// Listen is the address of the gRPC StageService; empty means none.
+	Listen string
+	// StartTimeout bounds the runner's start; DrainTimeout how long a stop
+	// waits for what is in hand. 0 means the default.
+	StartTimeout time.Duration
+	DrainTimeout time.Duration
+
+	Logger *slog.Logger
+	Meter  metric.Meter
+}
+
+// QueueSettings bound the stage's queue. 0 means the default.
+type QueueSettings struct {
+	// MaxItems and MaxBytes bound what waits or is in hand anywhere.
+	MaxItems int64
+	MaxBytes int64
+	// MaxAge is the longest deadline of the mesh.
+	MaxAge time.Duration
+	// AckWait is how long a host may be silent before its items go to
+	// another.
+	AckWait  time.Duration
+	Replicas int
+	// Version must be raised to change the settings of a queue that exists.
+	Version int
+}
+
+// Defaults of Settings.
+const (
+	DefaultMaxItems     = 10_000
+	DefaultMaxBytes     = 128 << 20
+	DefaultMaxAge       = 10 * time.Minute
+	DefaultAckWait      = 2 * time.Second
+	DefaultStartTimeout = 10 * time.Minute
+	DefaultDrainTimeout = 30 * time.Second
+
+	inFlightSlack = 32
+	maxBatches    = 2
+)
+
+// withDefaults returns the settings with every 0 replaced.
+func (s Settings) withDefaults() Settings {
+	if s.MaxInFlight == 0 {
+		s.MaxInFlight = maxBatches*s.Batch.MaxSize*s.Runner.Concurrency() + inFlightSlack
+	}
+	orDefault(&s.Queue.MaxItems, DefaultMaxItems)
+	orDefault(&s.Queue.MaxBytes, DefaultMaxBytes)
+	orDefault(&s.Queue.MaxAge, DefaultMaxAge)
+	orDefault(&s.Queue.AckWait, DefaultAckWait)
+	orDefault(&s.Queue.Replicas, 1)
+	orDefault(&s.StartTimeout, DefaultStartTimeout)
+	orDefault(&s.DrainTimeout, DefaultDrainTimeout)
+	return s
+}
+
+func orDefault[T comparable](value *T, otherwise T) {
+	var zero T
+	if *value == zero {
+		*value = otherwise
+	}
+}
+
+// Validate checks what an operator can get wrong; messages name the key.
+func (s Settings) Validate() error {
+	if s.Runner == nil {
+		return errors.New("runner: there is none")
+	}
+	s = s.withDefaults()
+	return errors.Join(
+		pipeline.ValidName("mesh", string(s.Mesh)),
+		pipeline.ValidName("stage", string(s.Stage)),
+		pipeline.ValidName("host", string(s.Host)),
+		s.Batch.Validate(),
+		s.validateBounds(),
+	)
+}
+
+func (s Settings) validateBounds() error {
+	if s.MaxInFlight < bus.MinBound {
+		return fmt.Errorf("max_in_flight: %d, at least %d is needed", s.MaxInFlight, bus.MinBound)
+	}
+	if s.Queue.AckWait < time.Second {
+		return fmt.Errorf("queue.ack_wait: %s, at least 1s is needed", s.Queue.AckWait)
+	}
+	return nil
+}
