@@ -1,0 +1,86 @@
+// Package admit bounds how many requests a gateway has in flight, and ends
+// admission when it stops. It is safe for concurrent use.
+package admit
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/stagemesh/stagemesh/mesh/fault"
+)
+
+// retryAfter is what a refused caller is asked to wait.
+const retryAfter = time.Second
+
+// Gate lets requests in.
+type Gate struct {
+	bound int
+
+	mu      sync.Mutex
+	inside  int
+	closed  bool
+	emptied chan struct{}
+}
+
+// New returns a gate for at most bound requests at a time.
+func New(bound int) *Gate { return &Gate{bound: bound, emptied: make(chan struct{})} }
+
+// Enter lets a request in, which must Leave, or returns the fault that refuses
+// it.
+func (g *Gate) Enter() *fault.Fault {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch {
+	case g.closed:
+		return fault.New(fault.ShuttingDown, "the gateway is stopping").WithRetryAfter(retryAfter)
+	case g.inside >= g.bound:
+		return fault.Newf(fault.Overloaded, "the gateway has %d requests in flight, as many as gateway.max_in_flight allows", g.bound).WithRetryAfter(retryAfter)
+	}
+	g.inside++
+	return nil
+}
+
+// Leave lets a request out.
+func (g *Gate) Leave() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.inside--
+	g.checkEmptied()
+}
+
+// Inside returns the number of requests in flight.
+func (g *Gate) Inside() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.inside
+}
+
+// Close lets nobody in any more.
+func (g *Gate) Close() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.closed = true
+	g.checkEmptied()
+}
+
+// Empty returns when the closed gate has let everybody out.
+func (g *Gate) Empty(ctx context.Context) error {
+	select {
+	case <-g.emptied:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (g *Gate) checkEmptied() {
+	if !g.closed || g.inside > 0 {
+		return
+	}
+	select {
+	case <-g.emptied:
+	default:
+		close(g.emptied)
+	}
+}

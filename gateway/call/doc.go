@@ -1,0 +1,12 @@
+// Package call is a gateway's one request path: admit, resolve, check, register,
+// publish, await. Every front calls it and nothing else reaches the bus.
+//
+//	s := call.New(settings)
+//	err := s.Start(bus)            // receive replies
+//	answer, err := s.Infer(ctx, request)
+//	s.Stop(ctx)                    // let nobody in, wait for those inside
+//
+// Every error is a *fault.Fault whose metadata carry the request id, as soon as
+// there is one. A call ends at its deadline at the latest, however the mesh
+// fares. Service is safe for concurrent use.
+package call

@@ -1,0 +1,54 @@
+package call
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/stagemesh/stagemesh/gateway/correlate"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+)
+
+// metrics are the request path's instruments.
+type metrics struct {
+	requests   metric.Int64Counter
+	duration   metric.Float64Histogram
+	replies    metric.Int64Counter
+	collisions metric.Int64Counter
+}
+
+func newMetrics(meter metric.Meter, table *correlate.Table) (*metrics, error) {
+	m := &metrics{}
+	var errs [5]error
+	m.requests, errs[0] = meter.Int64Counter("stagemesh.gateway.requests", metric.WithDescription("Requests answered, by pipeline and reason; OK is an answer."))
+	m.duration, errs[1] = meter.Float64Histogram("stagemesh.gateway.request", metric.WithUnit("s"), metric.WithDescription("From admission to the answer."),
+		metric.WithExplicitBucketBoundaries(.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30))
+	m.replies, errs[2] = meter.Int64Counter("stagemesh.gateway.dropped_replies", metric.WithDescription("Replies dropped: late, duplicate, overflow or malformed."))
+	m.collisions, errs[3] = meter.Int64Counter("stagemesh.gateway.execution_collisions", metric.WithDescription("Execution ids that the queue knew already."))
+	_, errs[4] = meter.Int64ObservableGauge("stagemesh.gateway.in_flight", metric.WithDescription("Calls that wait for their answer."),
+		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
+			o.Observe(int64(table.Len()))
+			return nil
+		}))
+	return m, errors.Join(errs[:]...)
+}
+
+// request counts an answer.
+func (m *metrics) request(label string, f *fault.Fault, took time.Duration) {
+	reason := "OK"
+	if f != nil {
+		reason = string(f.Reason)
+	}
+	of := attribute.String("pipeline", label)
+	m.requests.Add(context.Background(), 1, metric.WithAttributeSet(attribute.NewSet(of, attribute.String("reason", reason))))
+	m.duration.Record(context.Background(), took.Seconds(), metric.WithAttributeSet(attribute.NewSet(of)))
+}
+
+func (m *metrics) reply(what string) {
+	m.replies.Add(context.Background(), 1, metric.WithAttributeSet(attribute.NewSet(attribute.String("disposition", what))))
+}
+
+func (m *metrics) collision() { m.collisions.Add(context.Background(), 1) }

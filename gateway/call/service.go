@@ -1,0 +1,155 @@
+package call
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
+	"github.com/stagemesh/stagemesh/gateway/admit"
+	"github.com/stagemesh/stagemesh/gateway/catalog"
+	"github.com/stagemesh/stagemesh/gateway/correlate"
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// Settings are what the request path is made of.
+type Settings struct {
+	Mesh    pipeline.MeshName
+	Gateway pipeline.GatewayID
+	Catalog *catalog.Catalog
+	// Timeout is a request's where neither it nor its pipeline says; 0 means
+	// 30 s. MaxTimeout bounds all; 0 means 10 minutes.
+	Timeout    time.Duration
+	MaxTimeout time.Duration
+	// MaxInFlight bounds the requests in flight; 0 means 4096.
+	MaxInFlight int
+	// MaxPayload bounds the inputs of a request, in bytes; 0 means what the
+	// broker takes.
+	MaxPayload int
+	// Metadata are the keys that a request may hand to runners.
+	Metadata []string
+	Logger   *slog.Logger
+	Meter    metric.Meter
+}
+
+// Defaults of Settings.
+const (
+	DefaultTimeout     = 30 * time.Second
+	DefaultMaxTimeout  = 10 * time.Minute
+	DefaultMaxInFlight = 4096
+)
+
+// Service is the request path of one gateway.
+type Service struct {
+	settings Settings
+	metrics  *metrics
+	gate     *admit.Gate
+	table    *correlate.Table
+	bus      *bus.Bus
+	capacity *capacity
+
+	stopReplies func() error
+	stopWatch   context.CancelFunc
+	watching    sync.WaitGroup
+}
+
+// New returns a service that is not started.
+func New(s Settings) (*Service, error) {
+	if err := pipeline.ValidName("gateway", string(s.Gateway)); err != nil {
+		return nil, err
+	}
+	if s.Timeout == 0 {
+		s.Timeout = DefaultTimeout
+	}
+	if s.MaxTimeout == 0 {
+		s.MaxTimeout = DefaultMaxTimeout
+	}
+	if s.MaxInFlight == 0 {
+		s.MaxInFlight = DefaultMaxInFlight
+	}
+	out := &Service{settings: s, gate: admit.New(s.MaxInFlight), table: correlate.New(s.MaxInFlight)}
+	m, err := newMetrics(s.Meter, out.table)
+	out.metrics = m
+	return out, err
+}
+
+// Start receives replies from the bus and watches the queues that calls wait
+// in.
+func (s *Service) Start(b *bus.Bus) error {
+	s.bus = b
+	s.capacity = newCapacity(b)
+	stop, err := b.ServeReplies(s.settings.Gateway, s.receive)
+	if err != nil {
+		return err
+	}
+	s.stopReplies = stop
+	ctx, cancel := context.WithCancel(context.Background())
+	s.stopWatch = cancel
+	s.watching.Go(func() { s.watch(ctx) })
+	return nil
+}
+
+// Stop lets nobody in, waits for those inside until the context ends, and stops
+// receiving replies.
+func (s *Service) Stop(ctx context.Context) error {
+	s.gate.Close()
+	err := s.gate.Empty(ctx)
+	s.stopWatch()
+	s.watching.Wait()
+	return errors.Join(err, s.stopReplies())
+}
+
+// Close lets nobody in any more.
+func (s *Service) Close() { s.gate.Close() }
+
+// Ready returns nil when requests can be served.
+func (s *Service) Ready() error {
+	if !s.bus.Connected() {
+		return bus.ErrDisconnected
+	}
+	return nil
+}
+
+// PipelineReady returns nil when every stage of the pipeline has a host, else a
+// fault that says which has none, or that there is no such pipeline.
+func (s *Service) PipelineReady(ctx context.Context, name string) error {
+	p, f := s.settings.Catalog.Resolve(name)
+	if f != nil {
+		return f
+	}
+	for _, step := range p.Steps {
+		if f := s.capacity.check(ctx, []pipeline.Hop{{Stage: step.Stage}}); f != nil {
+			return f
+		}
+	}
+	return nil
+}
+
+// receive is the handler of the shared reply subscription.
+func (s *Service) receive(id pipeline.ExecutionID, data []byte) meshv1.ReplyDisposition {
+	terminal, err := envelope.PeekTerminal(data)
+	if err != nil {
+		s.metrics.reply("malformed")
+		return meshv1.ReplyDisposition_REPLY_DISPOSITION_MALFORMED
+	}
+	switch s.table.Deliver(id, terminal, data) {
+	case correlate.Delivered:
+		return meshv1.ReplyDisposition_REPLY_DISPOSITION_DELIVERED
+	case correlate.Duplicate:
+		s.metrics.reply("duplicate")
+		return meshv1.ReplyDisposition_REPLY_DISPOSITION_DUPLICATE
+	case correlate.Overflow:
+		s.metrics.reply("overflow")
+		return meshv1.ReplyDisposition_REPLY_DISPOSITION_OVERFLOW
+	default:
+		s.metrics.reply("late")
+		return meshv1.ReplyDisposition_REPLY_DISPOSITION_UNKNOWN
+	}
+}

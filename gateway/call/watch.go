@@ -1,0 +1,57 @@
+package call
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/stagemesh/stagemesh/gateway/correlate"
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+const (
+	watchEvery  = time.Second
+	watchBudget = time.Second
+)
+
+// watch fails the calls that waited in a memory queue which is gone, or has
+// been replaced: right after a reconnect, and every second while calls wait.
+func (s *Service) watch(ctx context.Context) {
+	reconnects := s.bus.Reconnects()
+	tick := time.NewTicker(watchEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-reconnects:
+		case <-ctx.Done():
+			return
+		}
+		for _, stage := range s.table.Stages() {
+			s.checkQueue(ctx, stage)
+		}
+	}
+}
+
+func (s *Service) checkQueue(ctx context.Context, stage pipeline.StageName) {
+	ctx, cancel := context.WithTimeout(ctx, watchBudget)
+	defer cancel()
+	gone := time.Now()
+	info, err := s.bus.Queue(ctx, stage, pipeline.Memory)
+	switch {
+	case errors.Is(err, bus.ErrNoQueue):
+	case err != nil:
+		return
+	default:
+		gone = info.Created
+	}
+	lost := func(w *correlate.Waiter) bool { return w.Since.Before(gone) && slices.Contains(w.Stages, stage) }
+	f := fault.Newf(fault.QueueLost, "the in-memory queue of stage %s was lost with its broker; send the request again", stage).
+		At(string(stage), "", "").WithRetryAfter(retryAfter)
+	if n := s.table.FailIf(lost, f); n > 0 {
+		s.settings.Logger.Warn("calls failed because their queue was lost", "stage", stage, "calls", n)
+	}
+}

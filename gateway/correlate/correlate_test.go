@@ -1,0 +1,341 @@
+package correlate_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stagemesh/stagemesh/gateway/correlate"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+func register(t testing.TB, table *correlate.Table, id string, buffer int, stages ...pipeline.StageName) *correlate.Waiter {
+	t.Helper()
+	w, err := table.Register(pipeline.ExecutionID(id), stages, buffer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// unread returns the replies that wait to be read.
+func unread(w *correlate.Waiter) []string {
+	var out []string
+	for {
+		select {
+		case data := <-w.Replies():
+			out = append(out, string(data))
+		default:
+			return out
+		}
+	}
+}
+
+// failed returns the fault that the call has got, or nil.
+func failed(w *correlate.Waiter) *fault.Fault {
+	select {
+	case f := <-w.Failed():
+		return f
+	default:
+		return nil
+	}
+}
+
+func TestEveryCallGetsItsOwnAnswer(t *testing.T) {
+	t.Parallel()
+	const calls = 500
+	table := correlate.New(calls)
+	waiters := make([]*correlate.Waiter, calls)
+	for i := range waiters {
+		waiters[i] = register(t, table, strconv.Itoa(i), 1)
+	}
+	for i := calls - 1; i >= 0; i-- {
+		id := strconv.Itoa(i)
+		if got := table.Deliver(pipeline.ExecutionID(id), true, []byte(id)); got != correlate.Delivered {
+			t.Fatalf("call %d: %v", i, got)
+		}
+	}
+	for i, w := range waiters {
+		if got := unread(w); !slices.Equal(got, []string{strconv.Itoa(i)}) {
+			t.Errorf("call %d got %q", i, got)
+		}
+	}
+}
+
+func TestChunksComeInOrderBeforeTheEnd(t *testing.T) {
+	t.Parallel()
+	table := correlate.New(1)
+	w := register(t, table, "a", 4)
+	for i, text := range []string{"1", "2", "3"} {
+		if got := table.Deliver("a", i == 2, []byte(text)); got != correlate.Delivered {
+			t.Fatalf("message %s: %v", text, got)
+		}
+	}
+	if got := unread(w); !slices.Equal(got, []string{"1", "2", "3"}) {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestAReplyThatNobodyWaitsForIsUnknown(t *testing.T) {
+	t.Parallel()
+	table := correlate.New(1)
+	if got := table.Deliver("never", true, nil); got != correlate.Unknown {
+		t.Errorf("before any call: %v", got)
+	}
+	register(t, table, "late", 1).Forget()
+	if got := table.Deliver("late", true, nil); got != correlate.Unknown {
+		t.Errorf("after the call: %v", got)
+	}
+}
+
+func TestASecondAnswerIsADuplicate(t *testing.T) {
+	t.Parallel()
+	for name, terminal := range map[string]bool{"another end": true, "a chunk after the end": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			table := correlate.New(1)
+			w := register(t, table, "a", 4)
+			table.Deliver("a", true, []byte("first"))
+			if got := table.Deliver("a", terminal, []byte("second")); got != correlate.Duplicate {
+				t.Errorf("got %v", got)
+			}
+			if got := unread(w); !slices.Equal(got, []string{"first"}) {
+				t.Errorf("the call got %q", got)
+			}
+		})
+	}
+}
+
+func TestASlowReaderFailsAlone(t *testing.T) {
+	t.Parallel()
+	table := correlate.New(2)
+	slow, other := register(t, table, "slow", 2), register(t, table, "other", 2)
+	for i, want := range []correlate.Disposition{correlate.Delivered, correlate.Delivered, correlate.Overflow, correlate.Overflow} {
+		if got := table.Deliver("slow", false, []byte(strconv.Itoa(i))); got != want {
+			t.Fatalf("message %d: %v, want %v", i, got, want)
+		}
+	}
+	if f := failed(slow); f == nil || f.Reason != fault.SlowReader {
+		t.Errorf("the slow call got %v", f)
+	}
+	if f := failed(slow); f != nil {
+		t.Errorf("the slow call failed twice: %v", f)
+	}
+	if got := unread(slow); !slices.Equal(got, []string{"0", "1"}) {
+		t.Errorf("the slow call has %q to read", got)
+	}
+	if got := table.Deliver("slow", true, nil); got != correlate.Overflow {
+		t.Errorf("a failed call's end: %v", got)
+	}
+	if got := table.Deliver("other", true, []byte("x")); got != correlate.Delivered || failed(other) != nil {
+		t.Errorf("the other call's answer: %v", got)
+	}
+}
+
+func TestACallHasRoomForOneReplyAtLeast(t *testing.T) {
+	t.Parallel()
+	table := correlate.New(1)
+	register(t, table, "a", 0)
+	if got := table.Deliver("a", true, nil); got != correlate.Delivered {
+		t.Errorf("got %v", got)
+	}
+}
+
+func TestFailIfFailsTheCallsThatMatchAndStillWait(t *testing.T) {
+	t.Parallel()
+	table := correlate.New(4)
+	waits := register(t, table, "waits", 1, "a", "b")
+	elsewhere := register(t, table, "elsewhere", 1, "c")
+	answered := register(t, table, "answered", 1, "a")
+	table.Deliver("answered", true, nil)
+	onA := func(w *correlate.Waiter) bool { return slices.Contains(w.Stages, "a") }
+	lost := fault.New(fault.QueueLost, "lost")
+	if n := table.FailIf(onA, lost); n != 1 {
+		t.Errorf("%d calls failed, want 1", n)
+	}
+	if f := failed(waits); f != lost {
+		t.Errorf("the call that waits got %v", f)
+	}
+	if failed(elsewhere) != nil || failed(answered) != nil {
+		t.Error("another call failed too")
+	}
+	if n := table.FailIf(onA, lost); n != 0 {
+		t.Errorf("%d calls failed a second time", n)
+	}
+	if got := table.Deliver("waits", true, nil); got == correlate.Delivered {
+		t.Errorf("the failed call still takes its answer: %v", got)
+	}
+}
+
+func TestACallKnowsSinceWhenItWaits(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		table := correlate.New(2)
+		before := register(t, table, "before", 1)
+		<-time.After(time.Second)
+		created := time.Now()
+		<-time.After(time.Second)
+		after := register(t, table, "after", 1)
+		n := table.FailIf(func(w *correlate.Waiter) bool { return w.Since.Before(created) }, fault.New(fault.QueueLost, ""))
+		if n != 1 || failed(before) == nil || failed(after) != nil {
+			t.Errorf("%d calls failed", n)
+		}
+	})
+}
+
+func TestNoMoreCallsWaitThanMay(t *testing.T) {
+	t.Parallel()
+	table := correlate.New(2)
+	first := register(t, table, "1", 1)
+	register(t, table, "2", 1)
+	if w, err := table.Register("3", nil, 1); !errors.Is(err, correlate.ErrFull) || w != nil || table.Len() != 2 {
+		t.Fatalf("got %v, %v with %d calls", w, err, table.Len())
+	}
+	first.Forget()
+	register(t, table, "3", 1)
+	if got := table.Len(); got != 2 {
+		t.Errorf("%d calls wait", got)
+	}
+}
+
+func TestAnExecutionWaitsOnce(t *testing.T) {
+	t.Parallel()
+	table := correlate.New(2)
+	w := register(t, table, "a", 1)
+	if again, err := table.Register("a", nil, 1); !errors.Is(err, correlate.ErrTwice) || again != nil || table.Len() != 1 {
+		t.Fatalf("got %v, %v with %d calls", again, err, table.Len())
+	}
+	if got := table.Deliver("a", true, []byte("x")); got != correlate.Delivered || len(unread(w)) != 1 {
+		t.Errorf("the first call lost its place: %v", got)
+	}
+}
+
+func TestForgettingTwiceFreesOnePlace(t *testing.T) {
+	t.Parallel()
+	table := correlate.New(2)
+	w := register(t, table, "a", 1)
+	w.Forget()
+	again := register(t, table, "a", 1)
+	w.Forget()
+	if got := table.Len(); got != 1 {
+		t.Errorf("%d calls wait, want 1", got)
+	}
+	if got := table.Deliver("a", true, nil); got != correlate.Delivered || len(unread(again)) != 1 {
+		t.Errorf("the call of the same id is gone: %v", got)
+	}
+}
+
+func TestStagesAreThoseOfTheCallsThatWait(t *testing.T) {
+	t.Parallel()
+	table := correlate.New(3)
+	register(t, table, "1", 1, "a", "b")
+	register(t, table, "2", 1, "b", "c")
+	register(t, table, "3", 1, "d").Forget()
+	got := table.Stages()
+	slices.Sort(got)
+	if !slices.Equal(got, []pipeline.StageName{"a", "b", "c"}) {
+		t.Errorf("got %v", got)
+	}
+}
+
+// Every call here ends in exactly one way, whatever comes at the same time: its
+// answer, or a fault.
+func TestCallsEndOnceUnderConcurrency(t *testing.T) {
+	t.Parallel()
+	const callers, rounds = 16, 200
+	table := correlate.New(callers)
+	var answers, faults, delivered, matched atomic.Int64
+	ids := make(chan pipeline.ExecutionID, callers)
+	var deliverers, others, calls sync.WaitGroup
+	for range 4 {
+		deliverers.Go(func() {
+			for id := range ids {
+				for range 2 { // the second one is a duplicate, or too late
+					if table.Deliver(id, true, []byte(id)) == correlate.Delivered {
+						delivered.Add(1)
+					}
+				}
+			}
+		})
+	}
+	done := make(chan struct{})
+	others.Go(func() {
+		for {
+			select {
+			case <-done:
+				return
+			default:
+				matched.Add(int64(table.FailIf(func(w *correlate.Waiter) bool { return w.Stages[0] == "odd" }, fault.New(fault.QueueLost, ""))))
+				table.Stages()
+			}
+		}
+	})
+	for caller := range callers {
+		calls.Go(func() {
+			stage := []pipeline.StageName{"even", "odd"}[caller%2]
+			for round := range rounds {
+				id := pipeline.ExecutionID(fmt.Sprint(caller, "/", round))
+				w, err := table.Register(id, []pipeline.StageName{stage}, 1)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				ids <- id
+				select {
+				case data := <-w.Replies():
+					answers.Add(1)
+					if string(data) != string(id) {
+						t.Errorf("call %s got the answer of %s", id, data)
+					}
+				case f := <-w.Failed():
+					faults.Add(1)
+					if stage == "even" {
+						t.Errorf("call %s: %v", id, f)
+					}
+				}
+				w.Forget()
+			}
+		})
+	}
+	calls.Wait()
+	close(ids)
+	deliverers.Wait()
+	close(done)
+	others.Wait()
+	if answers.Load() != delivered.Load() || faults.Load() != matched.Load() || answers.Load()+faults.Load() != callers*rounds {
+		t.Errorf("%d answers of %d delivered, %d faults of %d, for %d calls", answers.Load(), delivered.Load(), faults.Load(), matched.Load(), callers*rounds)
+	}
+	if got := table.Len(); got != 0 {
+		t.Errorf("%d calls are left", got)
+	}
+}
+
+func BenchmarkRegisterDeliverForget(b *testing.B) {
+	table := correlate.New(1 << 20)
+	stages := []pipeline.StageName{"a"}
+	data := []byte("answer")
+	var callers atomic.Int64
+	b.ReportAllocs()
+	b.RunParallel(func(pb *testing.PB) {
+		id := pipeline.ExecutionID(fmt.Sprint("01890a5d-ac96-774b-bcce-", callers.Add(1)))
+		for pb.Next() {
+			w, err := table.Register(id, stages, 4)
+			if err != nil {
+				b.Error(err)
+				return
+			}
+			if got := table.Deliver(id, true, data); got != correlate.Delivered {
+				b.Errorf("got %v", got)
+			}
+			<-w.Replies()
+			w.Forget()
+		}
+	})
+}

@@ -1,0 +1,147 @@
+package body_test
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/iotest"
+	"time"
+
+	"github.com/stagemesh/stagemesh/gateway/front/body"
+	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+)
+
+func TestReadReturnsWhatFits(t *testing.T) {
+	t.Parallel()
+	for _, size := range []int{0, 1, 511, 512, 513, 1 << 20} {
+		want := bytes.Repeat([]byte{7}, size)
+		for _, declared := range []int64{-1, 0, int64(size), int64(size) / 2, 10 * int64(size)} {
+			got, err := body.Read(iotest.HalfReader(bytes.NewReader(want)), declared, 1<<20)
+			if err != nil || !bytes.Equal(got, want) {
+				t.Errorf("%d declared as %d: %d bytes, %v", size, declared, len(got), err)
+			}
+		}
+	}
+}
+
+func TestReadAllocatesAsItReads(t *testing.T) {
+	t.Parallel()
+	got, err := body.Read(strings.NewReader("short"), 1<<40, 1<<40)
+	if err != nil || cap(got) > 1<<20 {
+		t.Errorf("%d bytes of room for %q: %v", cap(got), got, err)
+	}
+}
+
+func TestReadFailsByReason(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		from   io.Reader
+		reason fault.Reason
+	}{
+		"too large":         {strings.NewReader("12345"), fault.PayloadTooLarge},
+		"too large, by net": {iotest.ErrReader(&http.MaxBytesError{Limit: 4}), fault.PayloadTooLarge},
+		"stalled":           {iotest.ErrReader(body.Stalled(time.Second)), fault.DeadlineExceeded},
+		"torn":              {iotest.ErrReader(io.ErrUnexpectedEOF), fault.Cancelled},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if _, err := body.Read(row.from, -1, 4); fault.From(err).Reason != row.reason {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
+
+func TestTooLargeNamesTheLimit(t *testing.T) {
+	t.Parallel()
+	f := body.TooLarge(1234)
+	if !strings.Contains(f.Message, "1234 bytes") || f.Metadata["limit_bytes"] != "1234" {
+		t.Errorf("got %v %v", f, f.Metadata)
+	}
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", strings.NewReader("12345"))
+	if body.Refuse(r, 5) != nil || fault.From(body.Refuse(r, 4)).Reason != fault.PayloadTooLarge {
+		t.Error("Content-Length is not looked at")
+	}
+}
+
+// TestPatienceEndsWithTheBody sends a body, lets more time than the patience
+// pass, and expects that the caller still is there: the deadline must not
+// outlive the body.
+func TestPatienceEndsWithTheBody(t *testing.T) {
+	t.Parallel()
+	const patience = 20 * time.Millisecond
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		from := body.Patient(w, r, patience)
+		data, err := io.ReadAll(from)
+		select {
+		case <-r.Context().Done():
+			err = errors.Join(err, r.Context().Err())
+		case <-time.After(5 * patience):
+		}
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		_, _ = w.Write(data)
+	})
+	url := fronttest.Serve(t, handler)
+	for name, h2c := range map[string]bool{"HTTP/1": false, "HTTP/2": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			client := fronttest.Client(t, h2c)
+			for range 2 {
+				if got := post(t, client, url, strings.NewReader("all of it")); got != "all of it" {
+					t.Errorf("got %q", got)
+				}
+			}
+		})
+	}
+}
+
+func TestASlowBodyIsReadForAsLongAsItComes(t *testing.T) {
+	t.Parallel()
+	const patience = time.Second
+	url := fronttest.Serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		data, _ := io.ReadAll(body.Patient(w, r, patience))
+		_, _ = w.Write(data)
+	}))
+	slow := iotest.OneByteReader(strings.NewReader("byte by byte"))
+	if got := post(t, fronttest.Client(t, true), url, slow); got != "byte by byte" {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestPatienceMayBeEndless(t *testing.T) {
+	t.Parallel()
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", strings.NewReader("x"))
+	if got := body.Patient(httptest.NewRecorder(), r, 0); got != r.Body {
+		t.Errorf("got %T", got)
+	}
+	data, err := io.ReadAll(body.Patient(httptest.NewRecorder(), r, time.Second))
+	if err != nil || string(data) != "x" {
+		t.Errorf("without deadlines: %q, %v", data, err)
+	}
+}
+
+func post(t *testing.T, client *http.Client, url string, from io.Reader) string {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	response, err := client.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	data, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}

@@ -1,0 +1,67 @@
+package body
+
+import (
+	"errors"
+	"io"
+	"net/http"
+
+	"github.com/stagemesh/stagemesh/mesh/fault"
+)
+
+// firstRead bounds what is allocated on the word of a Content-Length alone.
+const firstRead = 256 << 10
+
+// Refuse returns TooLarge where the request says itself that it is over the
+// limit, before a byte of its body is read.
+func Refuse(r *http.Request, limit int64) error {
+	if r.ContentLength > limit {
+		return TooLarge(limit)
+	}
+	return nil
+}
+
+// Read returns the body, of at most limit bytes. The declared size, -1 if
+// unknown, is a hint.
+func Read(from io.Reader, declared, limit int64) ([]byte, error) {
+	buf := make([]byte, 0, min(max(declared, 0)+1, limit+1, firstRead))
+	for {
+		if len(buf) == cap(buf) {
+			buf = grow(buf, declared, limit)
+		}
+		n, err := from.Read(buf[len(buf):cap(buf)])
+		buf = buf[:len(buf)+n]
+		if int64(len(buf)) > limit {
+			return nil, TooLarge(limit)
+		}
+		if errors.Is(err, io.EOF) {
+			return buf, nil
+		}
+		if err != nil {
+			return nil, Broken(err)
+		}
+	}
+}
+
+// grow doubles the buffer, up to what was declared or one byte over the limit.
+func grow(buf []byte, declared, limit int64) []byte {
+	have := int64(len(buf))
+	size := min(max(2*have, 512), limit+1)
+	if declared >= have {
+		size = min(size, declared+1)
+	}
+	out := make([]byte, have, size)
+	copy(out, buf)
+	return out
+}
+
+// Broken returns the fault of a body that could not be read to its end: the
+// one that is in the error already, or that the caller went away.
+func Broken(err error) error {
+	if f, ok := errors.AsType[*fault.Fault](err); ok {
+		return f
+	}
+	if tooLarge, ok := errors.AsType[*http.MaxBytesError](err); ok {
+		return TooLarge(tooLarge.Limit)
+	}
+	return fault.Newf(fault.Cancelled, "the request's body ended early: %w", err)
+}

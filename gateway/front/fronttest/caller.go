@@ -1,0 +1,92 @@
+package fronttest
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+)
+
+// RequestID is the id in the answers and faults of this package.
+const RequestID = "0199aaaa-bbbb-7ccc-8ddd-eeeeffff0000"
+
+// Caller answers as it is told and remembers what it was asked. It is safe for
+// concurrent use.
+type Caller struct {
+	// Answer is called by both methods; nil is Echo.
+	Answer func(ctx context.Context, r *call.Request) (*call.Response, error)
+	// Chunks are emitted by Stream before it answers.
+	Chunks []call.Chunk
+
+	mu   sync.Mutex
+	last *call.Request
+}
+
+// Infer implements the fronts' Caller.
+func (c *Caller) Infer(ctx context.Context, r *call.Request) (*call.Response, error) {
+	c.mu.Lock()
+	c.last = r
+	c.mu.Unlock()
+	if c.Answer == nil {
+		return Echo(ctx, r)
+	}
+	return c.Answer(ctx, r)
+}
+
+// Stream implements the fronts' Caller.
+func (c *Caller) Stream(ctx context.Context, r *call.Request, emit func(call.Chunk) error) (*call.Response, error) {
+	for _, chunk := range c.Chunks {
+		if err := emit(chunk); err != nil {
+			return nil, err
+		}
+	}
+	return c.Infer(ctx, r)
+}
+
+// Last returns the request that came last, or nil.
+func (c *Caller) Last() *call.Request {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.last
+}
+
+// Echo answers with the request's inputs.
+func Echo(_ context.Context, r *call.Request) (*call.Response, error) {
+	return Respond(r.Inputs...), nil
+}
+
+// Respond returns an answer of the parts, with a timeline of one step.
+func Respond(parts ...payload.Part) *call.Response {
+	return &call.Response{
+		RequestID: RequestID,
+		Outputs:   parts,
+		Metadata:  map[string]string{"note": "from the runner"},
+		Timeline: call.Timeline{Total: 4 * time.Millisecond, Steps: []call.StepTiming{{
+			Step: "classify", Stage: "resnet", Host: "host-1", Attempt: 2,
+			QueueWait: 120 * time.Microsecond, BatchWait: time.Millisecond, Run: 2500 * time.Microsecond,
+			BatchSize: 8, BatchRows: 16, Dispatch: "idle",
+		}}},
+	}
+}
+
+// Answering returns a Caller that answers with the parts.
+func Answering(parts ...payload.Part) *Caller {
+	return &Caller{Answer: func(context.Context, *call.Request) (*call.Response, error) { return Respond(parts...), nil }}
+}
+
+// Failing returns a Caller that fails with err.
+func Failing(err error) *Caller {
+	return &Caller{Answer: func(context.Context, *call.Request) (*call.Response, error) { return nil, err }}
+}
+
+// Fault returns a fault of the reason with all that a fault can carry.
+func Fault(r fault.Reason) *fault.Fault {
+	return fault.Newf(r, "what went wrong: %s", r).
+		At("resnet", "classify", "host-1").
+		WithRetryAfter(1500*time.Millisecond).
+		WithViolation("inputs.pixels.shape", "rank 3, not 4").
+		WithMetadata("request_id", RequestID)
+}

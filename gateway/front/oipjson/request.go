@@ -1,0 +1,253 @@
+package oipjson
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/sdk/go/tensor"
+)
+
+// Request is the body of an inference call.
+type Request struct {
+	// ID is the caller's own name for the call, to be echoed.
+	ID         string
+	Parameters payload.Parameters
+	Inputs     []Input
+	Outputs    []Output
+}
+
+// Input is one input tensor.
+type Input struct {
+	Name string
+	// Tensor's Raw is nil where the body has no data for it. The protocol's
+	// binary extension puts them behind the JSON.
+	Tensor     tensor.Tensor
+	Parameters payload.Parameters
+}
+
+// Output asks for an output by name.
+type Output struct {
+	Name       string
+	Parameters payload.Parameters
+}
+
+// Parts returns the inputs as parts. An input without data is at fault.
+func (r *Request) Parts() ([]payload.Part, error) {
+	out := make([]payload.Part, len(r.Inputs))
+	for i, in := range r.Inputs {
+		if in.Tensor.Raw == nil {
+			return nil, wrong(inputPath(i, in.Name)+".data", "is missing")
+		}
+		out[i] = payload.OfTensor(in.Name, in.Tensor)
+		out[i].Parameters = in.Parameters
+	}
+	return out, nil
+}
+
+// OutputNames returns the names of the outputs asked for, or nil for all.
+func (r *Request) OutputNames() []string {
+	var out []string
+	for _, o := range r.Outputs {
+		out = append(out, o.Name)
+	}
+	return out
+}
+
+// Detect reports whether the body is a request of the Open Inference Protocol:
+// an object whose member inputs is an array whose first element is an object
+// with a member datatype. It looks no further than that member.
+func Detect(body []byte) bool {
+	s := &scanner{data: body}
+	found := false
+	_ = s.object(func(key string) error {
+		if key != "inputs" {
+			return s.skip()
+		}
+		return s.array(func(int) error {
+			_ = s.object(func(key string) error {
+				found = found || key == "datatype"
+				return stopIf(found, s)
+			})
+			return errStop
+		})
+	})
+	return found
+}
+
+var errStop = errors.New("enough was read")
+
+func stopIf(enough bool, s *scanner) error {
+	if enough {
+		return errStop
+	}
+	return s.skip()
+}
+
+// Decode reads a request.
+func Decode(body []byte) (*Request, error) {
+	d := &decoder{scanner: scanner{data: body}}
+	var seen keys
+	err := d.object(func(key string) error {
+		if err := seen.add("", key); err != nil {
+			return err
+		}
+		return d.member(key)
+	})
+	if err == nil {
+		err = d.end()
+	}
+	if err != nil {
+		return nil, classify(err)
+	}
+	if !slices.Contains(seen, "inputs") {
+		return nil, wrong("inputs", "is missing")
+	}
+	return &d.request, nil
+}
+
+// decoder is a scanner that fills a request.
+type decoder struct {
+	scanner
+
+	request Request
+}
+
+func (d *decoder) member(key string) (err error) {
+	if key != "inputs" && d.next() == 'n' {
+		return d.word("null")
+	}
+	switch key {
+	case "id":
+		d.request.ID, err = d.name("id")
+	case "parameters":
+		d.request.Parameters, err = d.parameters("parameters")
+	case "inputs":
+		err = d.array(d.input)
+	case "outputs":
+		err = d.array(d.output)
+	default:
+		err = d.skip()
+	}
+	return err
+}
+
+func (d *decoder) output(i int) error {
+	path := fmt.Sprintf("outputs[%d]", i)
+	if i == payload.MaxParts {
+		return wrong("outputs", "at most %d are taken", payload.MaxParts)
+	}
+	var out Output
+	var seen keys
+	err := d.object(func(key string) (err error) {
+		if err := seen.add(path, key); err != nil {
+			return err
+		}
+		switch key {
+		case "name":
+			out.Name, err = d.name(path + ".name")
+		case "parameters":
+			out.Parameters, err = d.parameters(path + ".parameters")
+		default:
+			err = d.skip()
+		}
+		return err
+	})
+	if err == nil && out.Name == "" {
+		err = wrong(path+".name", "is missing")
+	}
+	d.request.Outputs = append(d.request.Outputs, out)
+	return err
+}
+
+// name takes a string that names something.
+func (d *decoder) name(path string) (string, error) {
+	if d.next() != '"' {
+		return "", wrong(path, "is no string")
+	}
+	name, err := d.text()
+	if len(name) > payload.MaxName {
+		return "", wrong(path, "is longer than %d bytes", payload.MaxName)
+	}
+	return name, err
+}
+
+func (d *decoder) parameters(path string) (payload.Parameters, error) {
+	if d.next() != '{' {
+		return nil, wrong(path, "is no object")
+	}
+	out := payload.Parameters{}
+	err := d.object(func(key string) (err error) {
+		if _, twice := out[key]; twice {
+			return wrong(path+"."+clip(key), "is there twice")
+		}
+		if len(out) == payload.MaxParameters {
+			return wrong(path, "at most %d are taken", payload.MaxParameters)
+		}
+		out[key], err = d.parameter(path + "." + clip(key))
+		return err
+	})
+	return out, err
+}
+
+func (d *decoder) parameter(path string) (payload.Value, error) {
+	switch d.next() {
+	case '"':
+		text, err := d.text()
+		return payload.String(text), err
+	case 't':
+		return payload.Bool(true), d.word("true")
+	case 'f':
+		return payload.Bool(false), d.word("false")
+	case '{', '[', 'n':
+		return payload.Value{}, wrong(path, "is no string, number or boolean")
+	}
+	raw, err := d.number()
+	if err != nil {
+		return payload.Value{}, err
+	}
+	return numeric(path, string(raw))
+}
+
+// numeric returns a number as the exact kind that holds it.
+func numeric(path, text string) (payload.Value, error) {
+	if n, err := strconv.ParseInt(text, 10, 64); err == nil {
+		return payload.Int64(n), nil
+	}
+	if n, err := strconv.ParseUint(text, 10, 64); err == nil {
+		return payload.Uint64(n), nil
+	}
+	f, err := strconv.ParseFloat(text, 64)
+	if err != nil || math.IsInf(f, 0) {
+		return payload.Value{}, wrong(path, "%s is beyond 64 bits", clip(text))
+	}
+	return payload.Double(f), nil
+}
+
+// keys are the members of an object that came so far.
+type keys []string
+
+// add refuses a known member that comes twice; which one would count is a
+// guess that two readers may make differently.
+func (k *keys) add(path, key string) error {
+	switch key {
+	case "id", "parameters", "inputs", "outputs", "name", "datatype", "shape", "data":
+	default:
+		return nil
+	}
+	if slices.Contains(*k, key) {
+		return wrong(join(path, key), "is there twice")
+	}
+	*k = append(*k, key)
+	return nil
+}
+
+func join(path, key string) string {
+	if path == "" {
+		return key
+	}
+	return path + "." + key
+}

@@ -1,0 +1,244 @@
+package oipjson
+
+import (
+	"encoding/json"
+	"fmt"
+	"unicode/utf8"
+)
+
+// MaxDepth bounds the nesting of arrays and objects. A tensor has at most
+// tensor.MaxRank axes, three levels down.
+const MaxDepth = 64
+
+// scanner walks through JSON text, strictly by RFC 8259, without building
+// values: a million numbers must not become a million interfaces.
+type scanner struct {
+	data  []byte
+	at    int
+	depth int
+}
+
+// syntaxError is text that is no JSON, or not the JSON due here.
+type syntaxError struct {
+	at   int
+	what string
+}
+
+func (e *syntaxError) Error() string { return fmt.Sprintf("%s at byte %d", e.what, e.at) }
+
+func (s *scanner) fail(what string) error { return &syntaxError{at: s.at, what: what} }
+
+// next returns the first byte of what comes after white space, without taking
+// it; 0 at the end.
+func (s *scanner) next() byte {
+	for s.at < len(s.data) {
+		switch c := s.data[s.at]; c {
+		case ' ', '\t', '\n', '\r':
+			s.at++
+		default:
+			return c
+		}
+	}
+	return 0
+}
+
+func (s *scanner) take(c byte) error {
+	if s.next() != c {
+		return s.fail("no " + string(c))
+	}
+	s.at++
+	return nil
+}
+
+// end checks that nothing follows.
+func (s *scanner) end() error {
+	if s.next(); s.at < len(s.data) {
+		return s.fail("something after the end")
+	}
+	return nil
+}
+
+func (s *scanner) enter(c byte) error {
+	if s.depth++; s.depth > MaxDepth {
+		return s.fail(fmt.Sprintf("nesting deeper than %d", MaxDepth))
+	}
+	return s.take(c)
+}
+
+// more takes what stands after an element: a comma, or the closing byte.
+func (s *scanner) more(closing byte) (bool, error) {
+	switch s.next() {
+	case ',':
+		s.at++
+		return true, nil
+	case closing:
+		s.at++
+		s.depth--
+		return false, nil
+	}
+	return false, s.fail("no , or " + string(closing))
+}
+
+// object calls member for each of an object's members, with the scanner at the
+// value. The member takes the value.
+func (s *scanner) object(member func(key string) error) error {
+	if err := s.enter('{'); err != nil {
+		return err
+	}
+	if s.next() == '}' {
+		_, err := s.more('}')
+		return err
+	}
+	for more := true; more; {
+		key, err := s.text()
+		if err != nil {
+			return err
+		}
+		if err := s.take(':'); err != nil {
+			return err
+		}
+		if err := member(key); err != nil {
+			return err
+		}
+		if more, err = s.more('}'); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// array calls element for each of an array's elements, with the scanner at it.
+// The element takes it.
+func (s *scanner) array(element func(i int) error) error {
+	if err := s.enter('['); err != nil {
+		return err
+	}
+	if s.next() == ']' {
+		_, err := s.more(']')
+		return err
+	}
+	for i, more := 0, true; more; i++ {
+		err := element(i)
+		if err != nil {
+			return err
+		}
+		if more, err = s.more(']'); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// skip takes a value of any kind.
+func (s *scanner) skip() error {
+	var err error
+	switch c := s.next(); c {
+	case '{':
+		err = s.object(func(string) error { return s.skip() })
+	case '[':
+		err = s.array(func(int) error { return s.skip() })
+	case '"':
+		_, err = s.text()
+	case 't':
+		err = s.word("true")
+	case 'f':
+		err = s.word("false")
+	case 'n':
+		err = s.word("null")
+	default:
+		_, err = s.number()
+	}
+	return err
+}
+
+func (s *scanner) word(w string) error {
+	s.next()
+	if len(s.data)-s.at < len(w) || string(s.data[s.at:s.at+len(w)]) != w {
+		return s.fail("no value")
+	}
+	s.at += len(w)
+	return nil
+}
+
+// number takes a number and returns its text.
+func (s *scanner) number() ([]byte, error) {
+	if c := s.next(); c != '-' && !digit(c) {
+		return nil, s.fail("no value")
+	}
+	start := s.at
+	s.optional('-')
+	if zero := s.at < len(s.data) && s.data[s.at] == '0'; zero {
+		s.at++
+	} else if !s.digits() {
+		return nil, s.fail("no digit")
+	}
+	if s.optional('.') && !s.digits() {
+		return nil, s.fail("no digit")
+	}
+	if s.optional('e') || s.optional('E') {
+		_ = s.optional('+') || s.optional('-')
+		if !s.digits() {
+			return nil, s.fail("no digit")
+		}
+	}
+	return s.data[start:s.at], nil
+}
+
+func (s *scanner) optional(c byte) bool {
+	if s.at < len(s.data) && s.data[s.at] == c {
+		s.at++
+		return true
+	}
+	return false
+}
+
+// digits takes digits and reports whether there were any.
+func (s *scanner) digits() bool {
+	start := s.at
+	for s.at < len(s.data) && digit(s.data[s.at]) {
+		s.at++
+	}
+	return s.at > start
+}
+
+func digit(c byte) bool { return '0' <= c && c <= '9' }
+
+// text takes a string and returns its value.
+func (s *scanner) text() (string, error) {
+	raw, escaped, err := s.quoted()
+	if err != nil {
+		return "", err
+	}
+	if !utf8.Valid(raw) {
+		return "", s.fail("a string that is not UTF-8")
+	}
+	if !escaped {
+		return string(raw[1 : len(raw)-1]), nil
+	}
+	var out string
+	if json.Unmarshal(raw, &out) != nil {
+		return "", s.fail("a string with a bad escape")
+	}
+	return out, nil
+}
+
+// quoted takes a string and returns it as it stands, quotes and all.
+func (s *scanner) quoted() (raw []byte, escaped bool, err error) {
+	if err := s.take('"'); err != nil {
+		return nil, false, err
+	}
+	for start := s.at - 1; s.at < len(s.data); s.at++ {
+		switch c := s.data[s.at]; {
+		case c == '"':
+			s.at++
+			return s.data[start:s.at], escaped, nil
+		case c == '\\':
+			escaped = true
+			s.at++
+		case c < ' ':
+			return nil, false, s.fail("a control character in a string")
+		}
+	}
+	s.at = len(s.data)
+	return nil, false, s.fail("a string without end")
+}

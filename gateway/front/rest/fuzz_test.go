@@ -1,0 +1,45 @@
+package rest_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
+	"github.com/stagemesh/stagemesh/gateway/front/rest"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+)
+
+// FuzzInfer holds three promises for any type, query and body: nothing panics;
+// what reaches the Caller is what a message could have said too; and every
+// answer is what its own type says.
+func FuzzInfer(f *testing.F) {
+	f.Add("image/png", "", []byte("\x89PNG"))
+	f.Add("application/json", "outputs=a&parameters.b=0.5", []byte(tensorBody))
+	f.Add("application/json; form=blob", "steps.a.b=c", []byte(`{"inputs":[]}`))
+	f.Add("multipart/form-data; boundary=b", "", []byte("--b\r\nContent-Disposition: form-data; name=\"x\"\r\n\r\nx\r\n--b--\r\n"))
+	f.Add("text/plain", "parameters.a=NaN", []byte("hi"))
+	f.Fuzz(func(t *testing.T, contentType, query string, body []byte) {
+		caller := &fronttest.Caller{Answer: func(_ context.Context, r *call.Request) (*call.Response, error) {
+			if _, err := payload.FromProto("inputs", payload.ToProto(r.Inputs)); err != nil {
+				t.Errorf("the caller got %v", err)
+			}
+			return fronttest.Respond(append(r.Inputs, payload.OfBlob("more", "", nil))...), nil
+		}}
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/pipelines/photos:infer", bytes.NewReader(body))
+		r.URL.RawQuery = query
+		r.Header.Set("Content-Type", contentType)
+		w := httptest.NewRecorder()
+		rest.New(caller, rest.Settings{MaxBodyBytes: 1 << 16}).ServeHTTP(w, r)
+		if !json.Valid(w.Body.Bytes()) {
+			t.Errorf("%d is no JSON: %s", w.Code, w.Body)
+		}
+		if (w.Code == http.StatusOK) != (caller.Last() != nil) {
+			t.Errorf("%d %s", w.Code, w.Body)
+		}
+	})
+}

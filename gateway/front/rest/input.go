@@ -1,0 +1,158 @@
+package rest
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/gateway/front/body"
+	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+)
+
+const jsonType = "application/json"
+
+// refuse says no before anything of the body is read.
+func (h *handler) refuse(r *http.Request) error {
+	if encoding := r.Header.Get("Content-Encoding"); encoding != "" && encoding != "identity" {
+		return fault.Newf(fault.UnsupportedMedia, "Content-Encoding %q is not taken; send the body as it is", encoding)
+	}
+	return body.Refuse(r, h.limit)
+}
+
+// inputs reads the body into the request, and says how the answer is wished.
+func (h *handler) inputs(out *call.Request, w http.ResponseWriter, r *http.Request) (wish, error) {
+	wished := wish{json: acceptsJSON(r.Header)}
+	kind, err := contentType(r.Header.Get("Content-Type"))
+	if err != nil {
+		return wished, err
+	}
+	from := http.MaxBytesReader(w, body.Patient(w, r, h.patience), h.limit)
+	if kind.media == "multipart/form-data" {
+		out.Inputs, err = parts(from, kind.params["boundary"], h.limit)
+	} else {
+		err = h.single(out, &wished, kind, from, r.ContentLength)
+	}
+	if err != nil {
+		return wished, err
+	}
+	return wished, payload.Validate("inputs", out.Inputs)
+}
+
+// single reads a body that is one thing.
+func (h *handler) single(out *call.Request, wished *wish, kind kind, from io.Reader, declared int64) error {
+	data, err := body.Read(from, declared, h.limit)
+	if err != nil {
+		return err
+	}
+	if len(data) == 0 {
+		return empty()
+	}
+	if kind.media != jsonType {
+		out.Inputs = []payload.Part{payload.OfBlob("", kind.full, data)}
+		return nil
+	}
+	tensors, err := kind.tensors(data)
+	if err != nil {
+		return err
+	}
+	if tensors {
+		return takeTensors(out, wished, data)
+	}
+	out.Inputs = []payload.Part{payload.OfBlob("", jsonType, data)}
+	return nil
+}
+
+// takeTensors reads a request of the Open Inference Protocol. What the query
+// said stays.
+func takeTensors(out *call.Request, wished *wish, data []byte) error {
+	request, err := oipjson.Decode(data)
+	if err != nil {
+		return err
+	}
+	if out.Inputs, err = request.Parts(); err != nil {
+		return err
+	}
+	out.Parameters = payload.Merge(request.Parameters, out.Parameters)
+	if out.Outputs == nil {
+		out.Outputs = request.OutputNames()
+	}
+	wished.json, wished.id = true, request.ID
+	return nil
+}
+
+func empty() error {
+	return fault.New(fault.InvalidRequest, "the body is empty; send the input, or inputs as multipart/form-data or JSON")
+}
+
+// kind is a parsed Content-Type.
+type kind struct {
+	// media is the lower-case media type, full the header's value.
+	media, full string
+	params      map[string]string
+}
+
+func contentType(value string) (kind, error) {
+	out := kind{full: strings.TrimSpace(value)}
+	if out.full == "" {
+		return out, nil
+	}
+	var err error
+	out.media, out.params, err = mime.ParseMediaType(out.full)
+	if err != nil || !utf8.ValidString(out.full) {
+		return out, fault.Newf(fault.UnsupportedMedia, "Content-Type %q is no media type", out.full)
+	}
+	if out.media == "application/x-www-form-urlencoded" {
+		return out, fault.New(fault.UnsupportedMedia, "application/x-www-form-urlencoded is not taken (curl says it when it is told nothing); name the body's own type, such as Content-Type: image/jpeg")
+	}
+	return out, nil
+}
+
+// tensors decides whether JSON is tensors or one blob, by the parameter form or
+// else by what it looks like.
+func (k kind) tensors(data []byte) (bool, error) {
+	switch form := k.params["form"]; form {
+	case "tensors":
+		return true, nil
+	case "":
+		if oipjson.Detect(data) {
+			return true, nil
+		}
+	case "blob":
+	default:
+		return false, fault.Newf(fault.UnsupportedMedia, "Content-Type has form=%q; there are tensors and blob", form)
+	}
+	return false, checkJSON(data)
+}
+
+func checkJSON(data []byte) error {
+	if json.Valid(data) && utf8.Valid(data) {
+		return nil
+	}
+	var text json.RawMessage
+	err := json.Unmarshal(data, &text)
+	if err == nil {
+		err = fmt.Errorf("not UTF-8")
+	}
+	return fault.Newf(fault.InvalidRequest, "the body is not the JSON that its type says: %s", err)
+}
+
+// acceptsJSON reports whether the caller lists JSON among what it accepts.
+func acceptsJSON(h http.Header) bool {
+	for entry := range strings.SplitSeq(strings.Join(h.Values("Accept"), ","), ",") {
+		media, params, err := mime.ParseMediaType(entry)
+		if err == nil && media == jsonType && !refused(params["q"]) {
+			return true
+		}
+	}
+	return false
+}
+
+// refused reports whether a quality is one of the ways to write zero.
+func refused(q string) bool { return q != "" && strings.Trim(q, "0.") == "" }

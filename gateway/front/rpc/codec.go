@@ -1,0 +1,101 @@
+package rpc
+
+import (
+	"fmt"
+	"strings"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+
+	"github.com/stagemesh/stagemesh/mesh/fault"
+)
+
+// incoming is a request as it was decoded, or why it was not. The connect
+// library answers a codec's error by itself and without details, so here that
+// error is data and the service answers it.
+type incoming struct {
+	message inferencev1.InferRequest
+	err     error
+}
+
+// maxNesting bounds the recursion of both decoders; our messages need six.
+const maxNesting = 64
+
+// binaryCodec is protobuf's binary form.
+type binaryCodec struct{}
+
+var _ connect.Codec = binaryCodec{}
+
+// Name implements connect.Codec.
+func (binaryCodec) Name() string { return "proto" }
+
+// Marshal implements connect.Codec.
+func (c binaryCodec) Marshal(message any) ([]byte, error) { return c.MarshalAppend(nil, message) }
+
+// MarshalAppend lets the library reuse its buffers.
+func (binaryCodec) MarshalAppend(dst []byte, message any) ([]byte, error) {
+	m, ok := message.(proto.Message)
+	if !ok {
+		return nil, errNoMessage(message)
+	}
+	return proto.MarshalOptions{}.MarshalAppend(dst, m)
+}
+
+// Unmarshal implements connect.Codec for *incoming.
+func (binaryCodec) Unmarshal(data []byte, message any) error {
+	return decode(message, func(m proto.Message) error {
+		return proto.UnmarshalOptions{RecursionLimit: maxNesting}.Unmarshal(data, m)
+	})
+}
+
+// jsonCodec is protobuf's JSON form. Unlike the library's own it refuses
+// unknown fields and enum names: a misspelt durability must not become the
+// default one.
+type jsonCodec struct{ name string }
+
+var _ connect.Codec = jsonCodec{}
+
+// Name implements connect.Codec.
+func (c jsonCodec) Name() string { return c.name }
+
+// Marshal implements connect.Codec.
+func (c jsonCodec) Marshal(message any) ([]byte, error) { return c.MarshalAppend(nil, message) }
+
+// MarshalAppend lets the library reuse its buffers.
+func (jsonCodec) MarshalAppend(dst []byte, message any) ([]byte, error) {
+	m, ok := message.(proto.Message)
+	if !ok {
+		return nil, errNoMessage(message)
+	}
+	return protojson.MarshalOptions{}.MarshalAppend(dst, m)
+}
+
+// Unmarshal implements connect.Codec for *incoming.
+func (jsonCodec) Unmarshal(data []byte, message any) error {
+	return decode(message, func(m proto.Message) error {
+		return protojson.UnmarshalOptions{RecursionLimit: maxNesting}.Unmarshal(data, m)
+	})
+}
+
+func decode(message any, into func(proto.Message) error) error {
+	in, ok := message.(*incoming)
+	if !ok {
+		return errNoMessage(message)
+	}
+	if err := into(&in.message); err != nil {
+		in.err = fault.Newf(fault.InvalidRequest, "the message cannot be decoded: %s", plain(err))
+	}
+	return nil
+}
+
+// plain returns the error's text without the protobuf library's prefix, whose
+// spaces vary by intent.
+func plain(err error) string {
+	text := strings.ReplaceAll(err.Error(), "\u00a0", " ")
+	return strings.TrimPrefix(text, "proto: ")
+}
+
+func errNoMessage(message any) error { return fmt.Errorf("%T is no message of this service", message) }

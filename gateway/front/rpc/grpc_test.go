@@ -1,0 +1,119 @@
+package rpc_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+
+	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
+	"github.com/stagemesh/stagemesh/gateway/front/rpc"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+)
+
+// dial returns a client of grpc-go, which is not connect's own.
+func dial(t *testing.T, caller rpc.Caller) inferencev1.InferenceServiceClient {
+	t.Helper()
+	conn, err := grpc.NewClient(strings.TrimPrefix(serve(t, caller), "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return inferencev1.NewInferenceServiceClient(conn)
+}
+
+func TestGRPCGoIsAnswered(t *testing.T) {
+	t.Parallel()
+	caller := &fronttest.Caller{Chunks: chunks("one", "two")}
+	client := dial(t, caller)
+	ctx, cancel := context.WithTimeout(metadata.AppendToOutgoingContext(t.Context(), "traceparent", traceParent), time.Minute)
+	defer cancel()
+	var header, trailer metadata.MD
+	answer, err := client.Infer(ctx, blob(1000), grpc.Header(&header), grpc.Trailer(&trailer))
+	if err != nil || len(answer.GetOutputs()[0].GetBlob().GetData()) != 1000 {
+		t.Fatalf("got %v, %v", answer, err)
+	}
+	if got := header.Get("stagemesh-request-id"); len(got) != 1 || got[0] != fronttest.RequestID {
+		t.Errorf("header %v", header)
+	}
+	if got := trailer.Get("server-timing"); len(got) != 1 || got[0] != serverTiming {
+		t.Errorf("trailer %v", trailer)
+	}
+	if got := caller.Last(); got.Trace["traceparent"] != traceParent || got.Timeout <= 0 || got.Timeout > time.Minute {
+		t.Errorf("the caller was asked for %+v", got)
+	}
+}
+
+func TestGRPCGoStreams(t *testing.T) {
+	t.Parallel()
+	in, err := dial(t, &fronttest.Caller{Chunks: chunks("one", "two")}).InferStream(t.Context(), blob(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want := uint64(1); want <= 3; want++ {
+		if m, err := in.Recv(); err != nil || m.GetSeq() != want || (want == 3) != (m.GetFinal() != nil) {
+			t.Fatalf("message %d: %v, %v", want, m, err)
+		}
+	}
+	if _, err := in.Recv(); !errors.Is(err, io.EOF) {
+		t.Errorf("after the final: %v", err)
+	}
+	if got := in.Trailer().Get("server-timing"); len(got) != 1 || got[0] != serverTiming {
+		t.Errorf("trailer %v", in.Trailer())
+	}
+}
+
+func TestGRPCGoSeesFaults(t *testing.T) {
+	t.Parallel()
+	_, err := dial(t, fronttest.Failing(fronttest.Fault(fault.NoCapacity))).Infer(t.Context(), blob(1))
+	got := status.Convert(err)
+	if got.Code() != codes.Unavailable || len(got.Details()) != 3 {
+		t.Fatalf("got %v %v", got, got.Details())
+	}
+	if info, ok := got.Details()[0].(*errdetails.ErrorInfo); !ok || info.GetReason() != string(fault.NoCapacity) {
+		t.Errorf("details %v", got.Details())
+	}
+}
+
+func TestGRPCGoIsRefusedWhatIsTooLarge(t *testing.T) {
+	t.Parallel()
+	client := dial(t, &fronttest.Caller{})
+	for range 3 {
+		_, err := client.Infer(t.Context(), blob(100*limitBytes))
+		got := status.Convert(err)
+		if got.Code() != codes.InvalidArgument || len(got.Details()) != 1 {
+			t.Fatalf("got %v %v", got, got.Details())
+		}
+		if info, ok := got.Details()[0].(*errdetails.ErrorInfo); !ok || info.GetReason() != string(fault.PayloadTooLarge) {
+			t.Errorf("details %v", got.Details())
+		}
+	}
+	if _, err := client.Infer(t.Context(), blob(10)); err != nil {
+		t.Errorf("afterwards: %v", err)
+	}
+}
+
+func TestAnUnknownMethodIsUnimplemented(t *testing.T) {
+	t.Parallel()
+	conn, err := grpc.NewClient(strings.TrimPrefix(serve(t, &fronttest.Caller{}), "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	err = conn.Invoke(t.Context(), "/stagemesh.inference.v1.InferenceService/Guess", blob(1), &inferencev1.InferResponse{})
+	if status.Code(err) != codes.Unimplemented {
+		t.Errorf("got %v", err)
+	}
+}

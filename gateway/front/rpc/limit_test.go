@@ -1,0 +1,252 @@
+package rpc_test
+
+import (
+	"bytes"
+	"compress/gzip"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
+
+	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
+	"github.com/stagemesh/stagemesh/gateway/front/rpc"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+)
+
+func TestAMessageOverTheLimitIsPayloadTooLarge(t *testing.T) {
+	t.Parallel()
+	for _, size := range []int{limitBytes, 20 * limitBytes} {
+		caller := &fronttest.Caller{}
+		onEach(t, caller, func(t *testing.T, _ protocol, client inferencev1connect.InferenceServiceClient) {
+			_, err := infer(t.Context(), client, blob(size))
+			wantReason(t, err, fault.PayloadTooLarge)
+			_, err = stream(t.Context(), client, blob(size))
+			got := wantReason(t, err, fault.PayloadTooLarge)
+			if !strings.Contains(got.Message(), "65536 bytes") {
+				t.Errorf("the message names no limit: %q", got.Message())
+			}
+			if caller.Last() != nil {
+				t.Error("the caller was asked")
+			}
+		})
+	}
+}
+
+func TestAMessageAtTheLimitIsTaken(t *testing.T) {
+	t.Parallel()
+	onEach(t, &fronttest.Caller{}, func(t *testing.T, p protocol, client inferencev1connect.InferenceServiceClient) {
+		size := limitBytes - 64
+		if strings.Contains(p.name, "JSON") {
+			size = limitBytes*3/4 - 128
+		}
+		if _, err := infer(t.Context(), client, blob(size)); err != nil {
+			t.Error(err)
+		}
+		if _, err := stream(t.Context(), client, blob(size)); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestACompressedMessageIsMeasuredDecompressed(t *testing.T) {
+	t.Parallel()
+	for _, p := range protocols() {
+		t.Run(p.name, func(t *testing.T) {
+			t.Parallel()
+			client := p.client(t, serve(t, &fronttest.Caller{}), connect.WithSendGzip())
+			if _, err := infer(t.Context(), client, blob(limitBytes/2)); err != nil {
+				t.Errorf("small: %v", err)
+			}
+			_, err := infer(t.Context(), client, blob(20*limitBytes))
+			wantReason(t, err, fault.PayloadTooLarge)
+			_, err = stream(t.Context(), client, blob(20*limitBytes))
+			wantReason(t, err, fault.PayloadTooLarge)
+			if _, err := infer(t.Context(), client, blob(limitBytes/2)); err != nil {
+				t.Errorf("after a bomb: %v", err)
+			}
+		})
+	}
+}
+
+// wireError is an error of Connect's unary protocol.
+type wireError struct {
+	Code    string
+	Message string
+	Details []struct {
+		Type  string
+		Debug struct{ Reason string }
+	}
+}
+
+func post(t *testing.T, client *http.Client, url, contentType string, body io.Reader, header ...string) (*http.Response, []byte) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Content-Type", contentType)
+	for i := 0; i+1 < len(header); i += 2 {
+		r.Header.Set(header[i], header[i+1])
+	}
+	response, err := client.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	data, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return response, data
+}
+
+func reasonOf(t *testing.T, data []byte) string {
+	t.Helper()
+	var out wireError
+	if err := json.Unmarshal(data, &out); err != nil || len(out.Details) == 0 {
+		t.Fatalf("%s: %v", data, err)
+	}
+	return out.Details[0].Debug.Reason
+}
+
+func TestABodyOfUnknownLengthIsBounded(t *testing.T) {
+	t.Parallel()
+	url := serve(t, &fronttest.Caller{}) + inferencev1connect.InferenceServiceInferProcedure
+	body := io.MultiReader(bytes.NewReader(make([]byte, limitBytes)), bytes.NewReader(make([]byte, 1)))
+	response, data := post(t, fronttest.Client(t, false), url, "application/proto", struct{ io.Reader }{body})
+	if response.StatusCode != http.StatusBadRequest || reasonOf(t, data) != string(fault.PayloadTooLarge) {
+		t.Errorf("%s: %s", response.Status, data)
+	}
+}
+
+// promise is a body that sends its prefix and then waits for the answer.
+func promise(t *testing.T, size uint32) io.Reader {
+	t.Helper()
+	out, in := io.Pipe()
+	t.Cleanup(func() { _ = in.Close() })
+	go func() { _, _ = in.Write(binary.BigEndian.AppendUint32([]byte{0}, size)) }()
+	return out
+}
+
+func TestAPrefixAloneIsEnoughToRefuse(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct{ contentType, procedure string }{
+		{"application/grpc", inferencev1connect.InferenceServiceInferProcedure},
+		{"application/grpc+proto", inferencev1connect.InferenceServiceInferStreamProcedure},
+		{"application/grpc-web+proto", inferencev1connect.InferenceServiceInferProcedure},
+		{"application/connect+proto", inferencev1connect.InferenceServiceInferStreamProcedure},
+		{"application/connect+json", inferencev1connect.InferenceServiceInferStreamProcedure},
+	} {
+		t.Run(row.contentType, func(t *testing.T) {
+			t.Parallel()
+			url := serve(t, &fronttest.Caller{}) + row.procedure
+			response, data := post(t, fronttest.Client(t, true), url, row.contentType, promise(t, 1<<31))
+			told := string(data) + response.Header.Get("Grpc-Message") + response.Trailer.Get("Grpc-Message")
+			if !strings.Contains(told, "limit of 65536 bytes") {
+				t.Errorf("%s %v %v %q", response.Status, response.Header, response.Trailer, data)
+			}
+		})
+	}
+}
+
+func TestABodyThatStallsIsGivenUp(t *testing.T) {
+	t.Parallel()
+	mux := http.NewServeMux()
+	mux.Handle(rpc.New(&fronttest.Caller{}, rpc.Settings{Patience: 50 * time.Millisecond}))
+	url := fronttest.Serve(t, mux) + inferencev1connect.InferenceServiceInferProcedure
+	response, data := post(t, fronttest.Client(t, true), url, "application/grpc", promise(t, 100))
+	if got := response.Trailer.Get("Grpc-Status"); got != "4" || !strings.Contains(response.Trailer.Get("Grpc-Message"), "50ms") {
+		t.Errorf("%s %v %q", response.Status, response.Trailer, data)
+	}
+}
+
+func TestBytesThatAreNoMessageAreAnInvalidRequest(t *testing.T) {
+	t.Parallel()
+	var zipped bytes.Buffer
+	w := gzip.NewWriter(&zipped)
+	_, _ = w.Write([]byte("{}"))
+	_ = w.Close()
+	for name, row := range map[string]struct{ contentType, body, encoding string }{
+		"protobuf":           {"application/proto", "\xff\xff\xff", ""},
+		"JSON":               {"application/json", "{", ""},
+		"JSON with charset":  {"application/json; charset=utf-8", "[]", ""},
+		"no JSON at all":     {"application/json", "", ""},
+		"an unknown field":   {"application/json", `{"pipelin": "x"}`, ""},
+		"an unknown enum":    {"application/json", `{"durability": "DURABILITY_STONE"}`, ""},
+		"a number of 32 bit": {"application/json", `{"priority": 4294967296}`, ""},
+		"deep nesting":       {"application/json", strings.Repeat(`{"a":`, 100), ""},
+		"no gzip":            {"application/json", "{}", "gzip"},
+		"broken gzip":        {"application/json", zipped.String()[:zipped.Len()-9], "gzip"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			url := serve(t, &fronttest.Caller{}) + inferencev1connect.InferenceServiceInferProcedure
+			response, data := post(t, fronttest.Client(t, false), url, row.contentType, strings.NewReader(row.body), "Content-Encoding", row.encoding)
+			if response.StatusCode != http.StatusBadRequest || reasonOf(t, data) != string(fault.InvalidRequest) {
+				t.Errorf("%s: %s", response.Status, data)
+			}
+		})
+	}
+}
+
+func TestAnEnvelopeOfGarbageIsAnInvalidRequest(t *testing.T) {
+	t.Parallel()
+	client := inferencev1connect.NewInferenceServiceClient(garbler{fronttest.Client(t, true)}, serve(t, &fronttest.Caller{}), connect.WithGRPC())
+	_, err := infer(t.Context(), client, blob(10))
+	wantReason(t, err, fault.InvalidRequest)
+	_, err = stream(t.Context(), client, blob(10))
+	wantReason(t, err, fault.InvalidRequest)
+}
+
+// garbler replaces every message that is sent by three bytes that are none.
+type garbler struct{ *http.Client }
+
+func (g garbler) Do(r *http.Request) (*http.Response, error) {
+	if _, err := io.Copy(io.Discard, r.Body); err != nil {
+		return nil, err
+	}
+	const garbage = "\x00\x00\x00\x00\x03\xff\xff\xff"
+	r.Body, r.ContentLength = io.NopCloser(strings.NewReader(garbage)), int64(len(garbage))
+	return g.Client.Do(r)
+}
+
+func TestAnEmptyBodyIsTheProtocolsOwnError(t *testing.T) {
+	t.Parallel()
+	url := serve(t, &fronttest.Caller{}) + inferencev1connect.InferenceServiceInferProcedure
+	response, _ := post(t, fronttest.Client(t, true), url, "application/grpc", http.NoBody)
+	if got := response.Trailer.Get("Grpc-Status"); got != "12" {
+		t.Errorf("Grpc-Status %q %v", got, response.Trailer)
+	}
+}
+
+var errTorn = errors.New("torn")
+
+func TestABodyThatEndsEarlyReachesNobody(t *testing.T) {
+	t.Parallel()
+	caller := &fronttest.Caller{}
+	url := serve(t, caller) + inferencev1connect.InferenceServiceInferProcedure
+	out, in := io.Pipe()
+	go func() {
+		_, _ = in.Write([]byte{0, 0, 0})
+		_ = in.CloseWithError(errTorn)
+	}()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Content-Type", "application/grpc")
+	if response, err := fronttest.Client(t, true).Do(r); err == nil {
+		_ = response.Body.Close()
+	}
+	if caller.Last() != nil {
+		t.Error("the caller was asked")
+	}
+}

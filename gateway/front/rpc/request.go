@@ -1,0 +1,100 @@
+package rpc
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/gateway/front/header"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// request converts what came, or says why it cannot be.
+func (in *incoming) request(ctx context.Context, h http.Header) (*call.Request, error) {
+	if in.err != nil {
+		return nil, in.err
+	}
+	m := &in.message
+	out := &call.Request{
+		Pipeline:       m.GetPipeline(),
+		IdempotencyKey: m.GetIdempotencyKey(),
+		Priority:       m.GetPriority(),
+		Metadata:       m.GetMetadata(),
+		Outputs:        m.GetOutputs(),
+		Trace:          header.Trace(h),
+	}
+	var err error
+	if out.Inputs, err = payload.FromProto("inputs", m.GetInputs()); err != nil {
+		return nil, err
+	}
+	if out.Parameters, err = parameters("parameters", m.GetParameters()); err != nil {
+		return nil, err
+	}
+	if out.Steps, err = steps(m.GetSteps()); err != nil {
+		return nil, err
+	}
+	if out.Durability, err = pipeline.DurabilityFromProto(m.GetDurability()); err != nil {
+		return nil, invalid("durability", err)
+	}
+	out.Timeout, err = timeout(ctx, m.GetTimeout())
+	return out, err
+}
+
+func steps(in map[string]*inferencev1.StepOptions) (map[string]call.StepOptions, error) {
+	if len(in) == 0 {
+		return nil, nil
+	}
+	out := make(map[string]call.StepOptions, len(in))
+	for name, options := range in {
+		params, err := parameters("steps."+name+".parameters", options.GetParameters())
+		if err != nil {
+			return nil, err
+		}
+		out[name] = call.StepOptions{Model: payload.ModelFromProto(options.GetModel()), Parameters: params}
+	}
+	return out, nil
+}
+
+func parameters(field string, in map[string]*inferencev1.Value) (payload.Parameters, error) {
+	out, err := payload.ParametersFromProto(in)
+	if err != nil {
+		return nil, invalid(field, err)
+	}
+	return out, nil
+}
+
+// timeout returns the earlier of what the message asks for and what the
+// protocol's own deadline leaves; 0 where there is neither. A negative one is
+// the Caller's to refuse.
+func timeout(ctx context.Context, asked *durationpb.Duration) (time.Duration, error) {
+	out := time.Duration(0)
+	if asked != nil {
+		if err := asked.CheckValid(); err != nil {
+			return 0, invalid("timeout", err)
+		}
+		out = asked.AsDuration()
+	}
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return out, nil
+	}
+	left := time.Until(deadline)
+	if left <= 0 {
+		return 0, fault.From(context.DeadlineExceeded)
+	}
+	if out == 0 {
+		return left, nil
+	}
+	return min(out, left), nil
+}
+
+func invalid(field string, err error) error {
+	return fault.Newf(fault.InvalidRequest, "%s: %s", field, plain(err)).WithViolation(field, "%s", plain(err))
+}

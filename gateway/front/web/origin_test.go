@@ -1,0 +1,99 @@
+package web_test
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
+
+	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
+	"github.com/stagemesh/stagemesh/gateway/front/web"
+)
+
+const (
+	listed   = "https://app.example.com"
+	stranger = "https://elsewhere.example.com"
+	restPath = "/v1/pipelines/echo:infer"
+)
+
+func preflight(t *testing.T, url, origin string) *http.Response {
+	t.Helper()
+	response, _ := do(t, fronttest.Client(t, false), http.MethodOptions, url, "",
+		"Origin", origin, "Access-Control-Request-Method", "POST",
+		"Access-Control-Request-Headers", "connect-protocol-version,content-type,stagemesh-timeout,traceparent")
+	return response
+}
+
+func TestNoOtherOriginMayCallByDefault(t *testing.T) {
+	t.Parallel()
+	caller := &fronttest.Caller{}
+	url := start(t, web.Settings{Caller: caller})
+	for _, path := range []string{restPath, inferencev1connect.InferenceServiceInferProcedure} {
+		if got := preflight(t, url+path, stranger).Header; got.Get("Access-Control-Allow-Origin") != "" {
+			t.Errorf("%s: preflight answered %v", path, got)
+		}
+		response, body := do(t, fronttest.Client(t, false), http.MethodPost, url+path, "{}", "Origin", stranger, "Content-Type", "application/json")
+		if response.StatusCode != http.StatusForbidden || !strings.Contains(body, "PERMISSION_DENIED") || response.Header.Get("Access-Control-Allow-Origin") != "" {
+			t.Errorf("%s: %s %s", path, response.Status, body)
+		}
+	}
+	response, _ := do(t, fronttest.Client(t, false), http.MethodPost, url+restPath, "x", "Sec-Fetch-Site", "cross-site", "Content-Type", "text/plain")
+	if response.StatusCode != http.StatusForbidden {
+		t.Errorf("a form of another site: %s", response.Status)
+	}
+	if caller.Last() != nil {
+		t.Error("the caller was asked")
+	}
+	response, _ = do(t, fronttest.Client(t, false), http.MethodPost, url+restPath, "x", "Origin", url, "Sec-Fetch-Site", "same-origin", "Content-Type", "text/plain")
+	if response.StatusCode != http.StatusOK {
+		t.Errorf("the gateway's own page: %s", response.Status)
+	}
+}
+
+func TestAListedOriginMayCall(t *testing.T) {
+	t.Parallel()
+	url := start(t, web.Settings{Origins: []string{listed}})
+	for _, path := range []string{restPath, inferencev1connect.InferenceServiceInferProcedure} {
+		got := preflight(t, url+path, listed)
+		if got.StatusCode != http.StatusNoContent || got.Header.Get("Access-Control-Allow-Origin") != listed ||
+			!strings.Contains(got.Header.Get("Access-Control-Allow-Headers"), "stagemesh-timeout") || got.Header.Get("Access-Control-Max-Age") != "7200" {
+			t.Errorf("%s: %s %v", path, got.Status, got.Header)
+		}
+		if got := preflight(t, url+path, stranger).Header; got.Get("Access-Control-Allow-Origin") != "" {
+			t.Errorf("%s: a stranger's preflight was answered %v", path, got)
+		}
+	}
+	response, body := do(t, fronttest.Client(t, false), http.MethodPost, url+restPath, "x", "Origin", listed, "Sec-Fetch-Site", "cross-site", "Content-Type", "text/plain")
+	if response.StatusCode != http.StatusOK || response.Header.Get("Access-Control-Allow-Origin") != listed {
+		t.Errorf("%s %v %s", response.Status, response.Header, body)
+	}
+	exposed := response.Header.Get("Access-Control-Expose-Headers")
+	for _, name := range []string{"Stagemesh-Request-Id", "Server-Timing", "Trailer-Server-Timing", "Grpc-Status", "Retry-After"} {
+		if !strings.Contains(exposed, name) {
+			t.Errorf("%s is not exposed: %s", name, exposed)
+		}
+	}
+	response, _ = do(t, fronttest.Client(t, false), http.MethodPost, url+restPath, "x", "Origin", stranger, "Content-Type", "text/plain")
+	if response.StatusCode != http.StatusForbidden {
+		t.Errorf("a stranger: %s", response.Status)
+	}
+}
+
+func TestAllOriginsMayBeListed(t *testing.T) {
+	t.Parallel()
+	url := start(t, web.Settings{Origins: []string{"*"}})
+	response, _ := do(t, fronttest.Client(t, false), http.MethodPost, url+restPath, "x", "Origin", stranger, "Sec-Fetch-Site", "cross-site", "Content-Type", "text/plain")
+	if response.StatusCode != http.StatusOK || response.Header.Get("Access-Control-Allow-Origin") != "*" {
+		t.Errorf("%s %v", response.Status, response.Header)
+	}
+}
+
+func TestOriginsThatAreNoneAreRefused(t *testing.T) {
+	t.Parallel()
+	for _, origins := range [][]string{{"app.example.com"}, {"https://app.example.com/"}, {"https://*.example.com"}, {"*", listed}, {""}} {
+		if _, err := web.Handler(web.Settings{Caller: &fronttest.Caller{}, Origins: origins}); err == nil {
+			t.Errorf("%q was taken", origins)
+		}
+	}
+}

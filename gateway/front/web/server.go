@@ -1,0 +1,45 @@
+package web
+
+import (
+	"log/slog"
+	"net/http"
+	"time"
+)
+
+// Bounds on what a connection may cost before and between requests. There is
+// no bound on a whole request or answer: uploads have body.Patience, answers
+// have the request's deadline, and streams may be long.
+const (
+	readHeaderTimeout = 10 * time.Second
+	idleTimeout       = 2 * time.Minute
+	maxHeaderBytes    = 64 << 10
+
+	// maxConcurrentStreams is per connection: gRPC clients use one.
+	maxConcurrentStreams = 1000
+	pingAfter            = 30 * time.Second
+	pingTimeout          = 15 * time.Second
+	writeStall           = 30 * time.Second
+)
+
+// NewServer returns a server for the handler that speaks HTTP/1 and HTTP/2 on
+// one port, HTTP/2 without TLS too. The caller listens, serves and stops it.
+func NewServer(h http.Handler, log *slog.Logger) *http.Server {
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	protocols.SetHTTP2(true)
+	protocols.SetUnencryptedHTTP2(true)
+	return &http.Server{
+		Handler:           h,
+		Protocols:         protocols,
+		ReadHeaderTimeout: readHeaderTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    maxHeaderBytes,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+		HTTP2: &http.HTTP2Config{
+			MaxConcurrentStreams: maxConcurrentStreams,
+			SendPingTimeout:      pingAfter,
+			PingTimeout:          pingTimeout,
+			WriteByteTimeout:     writeStall,
+		},
+	}
+}

@@ -1,0 +1,228 @@
+package web_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+	"connectrpc.com/grpcreflect"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
+
+	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
+	"github.com/stagemesh/stagemesh/gateway/front/web"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+)
+
+// start serves the whole of the package on a real port.
+func start(t *testing.T, s web.Settings) (url string) {
+	t.Helper()
+	if s.Caller == nil {
+		s.Caller = &fronttest.Caller{}
+	}
+	handler, err := web.Handler(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// httptest's Close waits for the connections too.
+	server := httptest.NewUnstartedServer(nil)
+	server.Config = web.NewServer(handler, slog.New(slog.DiscardHandler))
+	server.Start()
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+func do(t *testing.T, client *http.Client, method, url, body string, header ...string) (*http.Response, string) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; i+1 < len(header); i += 2 {
+		r.Header.Set(header[i], header[i+1])
+	}
+	response, err := client.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	data, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return response, string(data)
+}
+
+func dial(t *testing.T, url string) *grpc.ClientConn {
+	t.Helper()
+	conn, err := grpc.NewClient(strings.TrimPrefix(url, "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+func TestOnePortSpeaksEveryProtocol(t *testing.T) {
+	t.Parallel()
+	url := start(t, web.Settings{})
+	message := &inferencev1.InferRequest{Pipeline: "echo", Inputs: []*inferencev1.Part{{
+		Body: &inferencev1.Part_Blob{Blob: &inferencev1.Blob{Data: []byte("hi")}},
+	}}}
+	for name, option := range map[string]connect.ClientOption{
+		"Connect": connect.WithClientOptions(), "gRPC": connect.WithGRPC(), "gRPC-Web": connect.WithGRPCWeb(),
+	} {
+		client := inferencev1connect.NewInferenceServiceClient(fronttest.Client(t, name == "gRPC"), url, option)
+		if got, err := client.Infer(t.Context(), connect.NewRequest(message)); err != nil || string(got.Msg.GetOutputs()[0].GetBlob().GetData()) != "hi" {
+			t.Errorf("%s: %v, %v", name, got, err)
+		}
+	}
+	if got, err := inferencev1.NewInferenceServiceClient(dial(t, url)).Infer(t.Context(), message); err != nil || got.GetRequestId() != fronttest.RequestID {
+		t.Errorf("grpc-go: %v, %v", got, err)
+	}
+	for _, h2c := range []bool{false, true} {
+		response, body := do(t, fronttest.Client(t, h2c), http.MethodPost, url+"/v1/pipelines/echo:infer", "hi", "Content-Type", "text/plain")
+		if response.StatusCode != http.StatusOK || body != "hi" {
+			t.Errorf("HTTP, h2c %v: %s %s", h2c, response.Status, body)
+		}
+	}
+}
+
+func TestUnknownPathsAreToldApart(t *testing.T) {
+	t.Parallel()
+	url := start(t, web.Settings{})
+	client := fronttest.Client(t, false)
+	for _, path := range []string{"/", "/v1/models", "/v2", "/favicon.ico"} {
+		response, body := do(t, client, http.MethodGet, url+path, "")
+		if response.StatusCode != http.StatusNotFound || !strings.Contains(body, `"reason":"NOT_FOUND"`) {
+			t.Errorf("%s: %s %s", path, response.Status, body)
+		}
+	}
+	err := dial(t, url).Invoke(t.Context(), "/some.Service/Method", &inferencev1.InferRequest{}, &inferencev1.InferResponse{})
+	if status.Code(err) != codes.Unimplemented {
+		t.Errorf("an unknown service: %v", err)
+	}
+}
+
+func TestTheLimitHoldsOnEveryProtocol(t *testing.T) {
+	t.Parallel()
+	url := start(t, web.Settings{MaxMessageBytes: 1000})
+	response, body := do(t, fronttest.Client(t, false), http.MethodPost, url+"/v1/pipelines/echo:infer", strings.Repeat("x", 1001), "Content-Type", "text/plain")
+	if response.StatusCode != http.StatusRequestEntityTooLarge || !strings.Contains(body, "1000 bytes") {
+		t.Errorf("HTTP: %s %s", response.Status, body)
+	}
+	_, err := inferencev1.NewInferenceServiceClient(dial(t, url)).Infer(t.Context(), &inferencev1.InferRequest{Pipeline: strings.Repeat("x", 1001)})
+	if got := status.Convert(err); got.Code() != codes.InvalidArgument || !strings.Contains(got.Message(), "1000 bytes") {
+		t.Errorf("gRPC: %v", err)
+	}
+}
+
+// health knows the pipeline photos, which is broken when it says so.
+func health(_ context.Context, name string) error {
+	switch name {
+	case "", "photos":
+		return nil
+	case "broken":
+		return fault.New(fault.NoCapacity, "classify has no live host")
+	}
+	return fault.Newf(fault.UnknownPipeline, "there is no pipeline %q", name)
+}
+
+func TestHealthIsAskedByName(t *testing.T) {
+	t.Parallel()
+	client := healthpb.NewHealthClient(dial(t, start(t, web.Settings{Health: health})))
+	for service, want := range map[string]healthpb.HealthCheckResponse_ServingStatus{
+		"":                                      healthpb.HealthCheckResponse_SERVING,
+		"photos":                                healthpb.HealthCheckResponse_SERVING,
+		"broken":                                healthpb.HealthCheckResponse_NOT_SERVING,
+		inferencev1connect.InferenceServiceName: healthpb.HealthCheckResponse_SERVING,
+	} {
+		got, err := client.Check(t.Context(), &healthpb.HealthCheckRequest{Service: service})
+		if err != nil || got.GetStatus() != want {
+			t.Errorf("%q: %v, %v", service, got, err)
+		}
+	}
+	if _, err := client.Check(t.Context(), &healthpb.HealthCheckRequest{Service: "nothing"}); status.Code(err) != codes.NotFound {
+		t.Errorf("an unknown service: %v", err)
+	}
+}
+
+func TestProbes(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		health web.Health
+		status int
+		text   string
+	}{
+		"nobody asked":    {nil, 200, `{"status":"ok"}`},
+		"ready":           {health, 200, `{"status":"ok"}`},
+		"not ready":       {func(context.Context, string) error { return errors.New("the broker is away") }, 503, "not ready: the broker is away"},
+		"with its reason": {func(context.Context, string) error { return fault.New(fault.ShuttingDown, "draining") }, 503, `"reason":"SHUTTING_DOWN"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			url := start(t, web.Settings{Health: row.health})
+			client := fronttest.Client(t, false)
+			response, body := do(t, client, http.MethodGet, url+"/readyz", "")
+			if response.StatusCode != row.status || !strings.Contains(body, row.text) || response.Header.Get("Content-Type") != "application/json" {
+				t.Errorf("readyz: %s %s", response.Status, body)
+			}
+			if response, body := do(t, client, http.MethodGet, url+"/livez", ""); response.StatusCode != http.StatusOK {
+				t.Errorf("livez: %s %s", response.Status, body)
+			}
+		})
+	}
+}
+
+func TestReflectionNamesAndDescribesTheServices(t *testing.T) {
+	t.Parallel()
+	stream := grpcreflect.NewClient(fronttest.Client(t, true), start(t, web.Settings{}), connect.WithGRPC()).NewStream(t.Context())
+	services, err := stream.ListServices()
+	if err != nil || len(services) != 2 {
+		t.Fatalf("got %v, %v", services, err)
+	}
+	for _, service := range services {
+		if files, err := stream.FileContainingSymbol(service); err != nil || len(files) == 0 {
+			t.Errorf("%s: %v, %v", service, files, err)
+		}
+	}
+	if _, err := stream.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestBothVersionsOfReflectionAreThere(t *testing.T) {
+	t.Parallel()
+	url := start(t, web.Settings{})
+	for _, service := range []string{grpcreflect.ReflectV1ServiceName, grpcreflect.ReflectV1AlphaServiceName} {
+		response, _ := do(t, fronttest.Client(t, true), http.MethodPost, url+"/"+service+"/ServerReflectionInfo", "", "Content-Type", "application/grpc")
+		if got := response.Trailer.Get("Grpc-Status"); got != "0" {
+			t.Errorf("%s: %s %v", service, response.Status, response.Trailer)
+		}
+	}
+}
+
+func TestTheServerIsBounded(t *testing.T) {
+	t.Parallel()
+	server := web.NewServer(http.NotFoundHandler(), slog.New(slog.DiscardHandler))
+	if server.ReadHeaderTimeout <= 0 || server.IdleTimeout <= 0 || server.MaxHeaderBytes <= 0 || server.ReadTimeout != 0 || server.WriteTimeout != 0 {
+		t.Errorf("got %+v", server)
+	}
+	url := start(t, web.Settings{})
+	response, _ := do(t, fronttest.Client(t, false), http.MethodGet, url+"/livez", "", "X-Large", strings.Repeat("x", 100<<10))
+	if response.StatusCode != http.StatusRequestHeaderFieldsTooLarge {
+		t.Errorf("100 KiB of headers: %s", response.Status)
+	}
+}

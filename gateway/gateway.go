@@ -1,0 +1,161 @@
+// Package gateway is one running gateway: it takes calls on one port in every
+// protocol, sends them through the mesh and pairs the answers with them.
+//
+//	g, err := gateway.New(settings)
+//	err = g.Run(ctx)
+//
+// When Run's context ends the gateway says that it is not ready, lets nobody in
+// any more, waits for the calls inside, and leaves.
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/gateway/front/web"
+	"github.com/stagemesh/stagemesh/mesh/bus"
+)
+
+// Settings are what a gateway is made of.
+type Settings struct {
+	// Call is the request path's; its logger and meter serve the gateway too.
+	Call call.Settings
+	Bus  bus.Settings
+	// Listen is the public address; empty means none, for use as a library.
+	Listen string
+	// AllowOrigins are the web origins that browsers may call from.
+	AllowOrigins []string
+	// MaxBody bounds a request's body, in bytes; 0 means four times the
+	// largest payload, for JSON takes about that much.
+	MaxBody int
+	// DrainTimeout bounds how long a stop waits for calls; 0 means
+	// DefaultDrainTimeout.
+	DrainTimeout time.Duration
+}
+
+// Defaults of Settings.
+const (
+	// DefaultMaxPayload bounds the inputs of a request, in bytes.
+	DefaultMaxPayload   = 4 << 20
+	DefaultDrainTimeout = 30 * time.Second
+
+	bodyPerPayload = 4
+)
+
+// Gateway is one running gateway.
+type Gateway struct {
+	settings Settings
+	log      *slog.Logger
+	service  *call.Service
+	handler  http.Handler
+	bus      *bus.Bus
+	addr     net.Addr
+	ready    chan struct{}
+	stopping atomic.Bool
+}
+
+// New returns a gateway. It dials nothing and starts nothing.
+func New(s Settings) (*Gateway, error) {
+	if s.Call.MaxPayload == 0 {
+		s.Call.MaxPayload = DefaultMaxPayload
+	}
+	if s.MaxBody == 0 {
+		s.MaxBody = bodyPerPayload * s.Call.MaxPayload
+	}
+	if s.DrainTimeout == 0 {
+		s.DrainTimeout = DefaultDrainTimeout
+	}
+	s.Call.Logger = s.Call.Logger.With("gateway", s.Call.Gateway)
+	s.Bus.Mesh, s.Bus.Name, s.Bus.Logger = s.Call.Mesh, "gateway "+string(s.Call.Gateway), s.Call.Logger
+	service, err := call.New(s.Call)
+	if err != nil {
+		return nil, err
+	}
+	g := &Gateway{settings: s, log: s.Call.Logger, service: service, ready: make(chan struct{})}
+	g.handler, err = web.Handler(web.Settings{
+		Caller: service, MaxMessageBytes: s.MaxBody, Health: g.health, Origins: s.AllowOrigins,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("gateway.allow_origins: %w", err)
+	}
+	return g, nil
+}
+
+// Run serves until the context ends, and drains. It is called once.
+func (g *Gateway) Run(ctx context.Context) error {
+	conn, err := bus.Connect(g.settings.Bus)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	g.bus = conn
+	if err := g.service.Start(conn); err != nil {
+		return err
+	}
+	return g.serve(ctx)
+}
+
+// serve listens, then drains: the port stays open until the calls inside have
+// their answers.
+func (g *Gateway) serve(ctx context.Context) error {
+	server, err := g.listen(ctx)
+	if err != nil {
+		return errors.Join(err, g.service.Stop(ctx))
+	}
+	close(g.ready)
+	err = server.until(ctx)
+	g.stopping.Store(true)
+	g.log.Info("draining")
+	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.settings.DrainTimeout)
+	defer cancel()
+	err = errors.Join(err, g.service.Stop(drain), server.stop(drain))
+	g.log.Info("drained")
+	return err
+}
+
+// Service returns the request path, for use as a library.
+func (g *Gateway) Service() *call.Service { return g.service }
+
+// Addr returns where the gateway listens, once it does.
+func (g *Gateway) Addr() net.Addr { return g.addr }
+
+// WaitReady returns when the gateway serves.
+func (g *Gateway) WaitReady(ctx context.Context) error {
+	select {
+	case <-g.ready:
+		return g.bus.WaitConnected(ctx)
+	case <-ctx.Done():
+		return fmt.Errorf("gateway: %w", ctx.Err())
+	}
+}
+
+// Ready returns nil when requests can be served, else why not.
+func (g *Gateway) Ready() error {
+	select {
+	case <-g.ready:
+	default:
+		return errors.New("the gateway starts")
+	}
+	if g.stopping.Load() {
+		return errors.New("the gateway is stopping")
+	}
+	return g.service.Ready()
+}
+
+// health answers for the gateway, "", or for one of its pipelines.
+func (g *Gateway) health(ctx context.Context, name string) error {
+	if err := g.Ready(); err != nil {
+		return err
+	}
+	if name == "" {
+		return nil
+	}
+	return g.service.PipelineReady(ctx, name)
+}

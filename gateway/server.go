@@ -1,0 +1,57 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+
+	"github.com/stagemesh/stagemesh/gateway/front/web"
+)
+
+// server is the public port; one without a listener serves a library.
+type server struct {
+	http   *http.Server
+	served chan error
+}
+
+func (g *Gateway) listen(ctx context.Context) (*server, error) {
+	if g.settings.Listen == "" {
+		return &server{}, nil
+	}
+	var lc net.ListenConfig
+	listener, err := lc.Listen(ctx, "tcp", g.settings.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("gateway: listen: %w", err)
+	}
+	g.addr = listener.Addr()
+	g.log.Info("gateway listens", "address", g.addr.String())
+	s := &server{http: web.NewServer(g.handler, g.log), served: make(chan error, 1)}
+	go func() { s.served <- s.http.Serve(listener) }()
+	return s, nil
+}
+
+// until returns nil when the context ends, or why serving ended before.
+func (s *server) until(ctx context.Context) error {
+	select {
+	case err := <-s.served:
+		s.served <- err
+		return err
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+// stop closes the port and waits for the answers that are being written.
+func (s *server) stop(ctx context.Context) error {
+	if s.http == nil {
+		return nil
+	}
+	err := s.http.Shutdown(ctx)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = errors.Join(err, s.http.Close())
+	}
+	<-s.served
+	return err
+}
