@@ -1,0 +1,96 @@
+package archtest
+
+// Paths are relative to the module path of the repository. "a/*" is every
+// package directly in a, "a/..." is a and all below it, "..." is everything.
+// A package of the product matches exactly one row; a row need not match
+// anything yet. Every package may import itself (its tests do).
+const (
+	proto     = "proto/gen/go/..."
+	tensor    = "sdk/go/tensor"
+	sdk       = "sdk/go/..."
+	fault     = "mesh/fault"
+	payload   = "mesh/payload"
+	pipeline  = "mesh/pipeline"
+	envelope  = "mesh/envelope"
+	bus       = "mesh/bus"
+	runner    = "stagehost/runner/..."
+	discovery = "discovery/..."
+)
+
+// importTable is the import table of ARCHITECTURE.md.
+var importTable = rules{
+	rows: []row{
+		// The modules that others import.
+		{packages: list(proto), mayImport: list(proto)},
+		{packages: list(tensor), mayImport: nothing, standardLibraryOnly: true},
+		{packages: list("sdk/go/frame"), mayImport: list(tensor), standardLibraryOnly: true},
+		{packages: list("sdk/go/worker"), mayImport: list(tensor, "sdk/go/frame"), standardLibraryOnly: true},
+
+		// What gateway and hosts share: to the right may import to the left.
+		{packages: list(fault), mayImport: list(proto)},
+		{packages: list(payload), mayImport: list(proto, tensor, fault)},
+		{packages: list(pipeline), mayImport: list(proto, tensor, fault, payload)},
+		{packages: list(envelope), mayImport: list(proto, tensor, fault, payload, pipeline)},
+		{packages: list(bus), mayImport: list(proto, tensor, fault, payload, pipeline, envelope)},
+		{
+			packages:  list("mesh/bus/bustest", "mesh/result", "mesh/deadletter", "mesh/claim"),
+			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus),
+		},
+		{packages: list("mesh/placement"), mayImport: list(fault, pipeline, payload)},
+		{packages: list("mesh/process", "mesh/config", "mesh/telemetry", "mesh/opsport"), mayImport: nothing},
+
+		// Who is alive: the interfaces, and what implements or reads them.
+		{packages: list("discovery"), mayImport: nothing},
+		{packages: list("discovery/*"), mayImport: list("discovery", proto)},
+
+		// The stage host.
+		{packages: list("stagehost/batch", "stagehost/ledger", "stagehost/runner/worker/supervise"), mayImport: list(fault, pipeline), pure: true},
+		{packages: list("stagehost/runner", "stagehost/runner/*", "stagehost/runner/worker/spawn"), mayImport: list(fault, payload, sdk, runner)},
+		{packages: list("stagehost/schema"), mayImport: list(fault, payload, sdk, "stagehost/runner")},
+		{packages: list("stagehost/stageapi"), mayImport: list(proto, fault, payload, pipeline, envelope, "stagehost/runner")},
+		{packages: list("stagehost/modelcache"), mayImport: list(fault, payload, "stagehost/runner")},
+		{packages: list("stagehost", "stagehost/cmd/..."), mayImport: list(proto, sdk, "mesh/...", "stagehost/...", discovery)},
+
+		// The gateway: only call touches the bus, fronts translate.
+		{packages: list("gateway/admit", "gateway/correlate", "gateway/catalog"), mayImport: list(fault, payload, pipeline)},
+		{
+			packages:  list("gateway/call"),
+			mayImport: list(proto, fault, payload, pipeline, envelope, bus, "gateway/admit", "gateway/correlate", "gateway/catalog"),
+		},
+		{packages: list("gateway/front/*"), mayImport: list(proto, tensor, fault, payload, pipeline, "gateway/call", "gateway/front/*")},
+		{packages: list("gateway/adminapi", "gateway/openapi"), mayImport: list(proto, fault, payload, pipeline, "gateway/call", "gateway/catalog")},
+		{packages: list("gateway/dashboard"), mayImport: nothing},
+		{packages: list("gateway", "gateway/cmd/..."), mayImport: list(proto, sdk, "mesh/...", "gateway/...", discovery)},
+
+		// What is built out of all this.
+		{packages: list("services/...", "examples/..."), mayImport: list("...")},
+	},
+
+	// Packages of others that have a few places only. Test code, and the
+	// packages that exist for tests, count as tests.
+	externals: []external{
+		{
+			packages: list("github.com/nats-io/nats.go/..."),
+			mayAppearIn: list(
+				bus, "mesh/result", "mesh/deadletter", "mesh/claim", "discovery/natskv",
+				// The baseline that the bench command compares the mesh with.
+				"services/stagemesh/bench",
+			),
+			andInTests: true,
+		},
+		{packages: list("github.com/nats-io/nats-server/..."), mayAppearIn: list("services/local"), andInTests: true},
+		{packages: list("github.com/hashicorp/consul/..."), mayAppearIn: list("discovery/consul")},
+		{
+			packages:    list("go.opentelemetry.io/otel/sdk/...", "go.opentelemetry.io/otel/exporters/..."),
+			mayAppearIn: list("mesh/telemetry"),
+		},
+		{packages: list("testing/...", "go.uber.org/goleak/...", "pgregory.net/rapid/..."), andInTests: true},
+	},
+
+	// What a pure package cannot need: it decides, others wait, lock and talk.
+	impure: list("context", "log/...", "net/...", "os/...", "sync/..."),
+}
+
+var nothing []string
+
+func list(patterns ...string) []string { return patterns }

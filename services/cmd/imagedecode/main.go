@@ -1,0 +1,24 @@
+// Command imagedecode serves one stage of a mesh; see `imagedecode --help`.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/stagemesh/stagemesh/services/imagedecode"
+	"github.com/stagemesh/stagemesh/services/meshfile"
+	"github.com/stagemesh/stagemesh/services/stagemain"
+)
+
+func main() {
+	program := stagemain.Program{
+		Name:  "imagedecode",
+		Short: "Serve a stage that decodes images",
+		Kinds: []meshfile.Kind{meshfile.KindOf("image_decode", imagedecode.New)},
+	}
+	if err := stagemain.New(program).ExecuteContext(context.Background()); err != nil {
+		fmt.Fprintln(os.Stderr, "imagedecode:", err)
+		os.Exit(1)
+	}
+}

@@ -1,0 +1,24 @@
+// Command onnx serves one stage of a mesh; see `onnx --help`.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/stagemesh/stagemesh/services/meshfile"
+	"github.com/stagemesh/stagemesh/services/onnx"
+	"github.com/stagemesh/stagemesh/services/stagemain"
+)
+
+func main() {
+	program := stagemain.Program{
+		Name:  "onnx",
+		Short: "Serve a stage that runs an ONNX model",
+		Kinds: []meshfile.Kind{meshfile.KindOf("onnx", onnx.New)},
+	}
+	if err := stagemain.New(program).ExecuteContext(context.Background()); err != nil {
+		fmt.Fprintln(os.Stderr, "onnx:", err)
+		os.Exit(1)
+	}
+}

@@ -1,0 +1,17 @@
+// Command stagemesh runs a mesh and talks to one; see `stagemesh help`.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/stagemesh/stagemesh/services/stagemesh"
+)
+
+func main() {
+	if err := stagemesh.New().ExecuteContext(context.Background()); err != nil {
+		fmt.Fprintln(os.Stderr, "stagemesh:", err)
+		os.Exit(1)
+	}
+}

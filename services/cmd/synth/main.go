@@ -1,0 +1,28 @@
+// Command synth serves one stage of a mesh; see `synth --help`.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/stagemesh/stagemesh/services/meshfile"
+	"github.com/stagemesh/stagemesh/services/stagemain"
+	"github.com/stagemesh/stagemesh/services/synth"
+)
+
+func main() {
+	program := stagemain.Program{
+		Name:  "synth",
+		Short: "Serve a stage that echoes, sleeps or burns",
+		Kinds: []meshfile.Kind{
+			meshfile.KindOf("echo", synth.NewEcho),
+			meshfile.KindOf("sleep", synth.NewSleep),
+			meshfile.KindOf("burn", synth.NewBurn),
+		},
+	}
+	if err := stagemain.New(program).ExecuteContext(context.Background()); err != nil {
+		fmt.Fprintln(os.Stderr, "synth:", err)
+		os.Exit(1)
+	}
+}

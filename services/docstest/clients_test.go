@@ -1,0 +1,155 @@
+package docstest
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
+	"github.com/stagemesh/stagemesh/sdk/go/tensor"
+	"github.com/stagemesh/stagemesh/services/local"
+	"github.com/stagemesh/stagemesh/services/meshfile"
+	"github.com/stagemesh/stagemesh/services/runners"
+)
+
+// readDigit asks over Connect; the address is http://host:port.
+func readDigit(ctx context.Context, client *http.Client, address string, png []byte) (string, error) {
+	mesh := inferencev1connect.NewInferenceServiceClient(client, address)
+	response, err := mesh.Infer(ctx, connect.NewRequest(&inferencev1.InferRequest{
+		Pipeline: "digits",
+		Inputs: []*inferencev1.Part{{Name: "image", Body: &inferencev1.Part_Blob{
+			Blob: &inferencev1.Blob{ContentType: "image/png", Data: png},
+		}}},
+		Timeout: durationpb.New(2 * time.Second),
+	}))
+	if err != nil {
+		return "", err
+	}
+	return best(response.Msg.GetOutputs())
+}
+
+// best returns the first of the labels.
+func best(outputs []*inferencev1.Part) (string, error) {
+	for _, part := range outputs {
+		if part.GetName() != "labels" {
+			continue
+		}
+		t := part.GetTensor()
+		labels, err := tensor.Tensor{
+			Datatype: tensor.Datatype(t.GetDatatype()), Shape: t.GetShape(), Raw: t.GetRaw(),
+		}.BytesElements()
+		if err != nil || len(labels) == 0 {
+			return "", errors.Join(err, errors.New("no label"))
+		}
+		return string(labels[0]), nil
+	}
+	return "", errors.New("the answer has no labels")
+}
+
+// reason returns what a client may branch on, and how long to wait before the
+// next try where that is known.
+func reason(err error) (reason string, pause time.Duration) {
+	rpc, ok := errors.AsType[*connect.Error](err)
+	if !ok {
+		return "", 0
+	}
+	for _, detail := range rpc.Details() {
+		value, err := detail.Value()
+		if err != nil {
+			continue
+		}
+		switch d := value.(type) {
+		case *errdetails.ErrorInfo:
+			reason = d.GetReason()
+		case *errdetails.RetryInfo:
+			pause = d.GetRetryDelay().AsDuration()
+		}
+	}
+	return reason, pause
+}
+
+// spellOut asks over gRPC for an answer in pieces; the address is host:port.
+func spellOut(ctx context.Context, address, word string) ([]string, error) {
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	stream, err := inferencev1.NewInferenceServiceClient(conn).InferStream(ctx, &inferencev1.InferRequest{
+		Pipeline: "stage:spell",
+		Inputs: []*inferencev1.Part{{Body: &inferencev1.Part_Blob{
+			Blob: &inferencev1.Blob{ContentType: "text/plain", Data: []byte(word)},
+		}}},
+	})
+	if err != nil {
+		return nil, err
+	}
+	var letters []string
+	for {
+		message, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return letters, nil
+		}
+		if err != nil {
+			return letters, err
+		}
+		for _, part := range message.GetChunk().GetOutputs() {
+			letters = append(letters, string(part.GetBlob().GetData()))
+		}
+	}
+}
+
+// digits starts the example with a port of its own, and a stage that spells.
+func digits(t *testing.T) (address string) {
+	t.Helper()
+	file, err := meshfile.Load("../../examples/digits/mesh.yaml", runners.All()...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file.Gateway.Listen = "127.0.0.1:0"
+	mesh, err := local.FromFile(file, local.FileSettings{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(mesh.AddStage(local.Stage{Name: "spell", Runner: speller()}), mesh.Start(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := mesh.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return mesh.Addr().String()
+}
+
+func TestClientsOfTheGuideAreAnswered(t *testing.T) {
+	t.Parallel()
+	address := digits(t)
+	client := &http.Client{Transport: &http.Transport{}}
+	t.Cleanup(client.CloseIdleConnections)
+
+	image := []byte(read(t, "examples/digits/images/07-9.png"))
+	digit, err := readDigit(t.Context(), client, "http://"+address, image)
+	if err != nil || digit != "9" {
+		t.Errorf("read %q, %v", digit, err)
+	}
+	_, err = readDigit(t.Context(), client, "http://"+address, []byte("no image"))
+	if got, _ := reason(err); got != "INVALID_INPUT" {
+		t.Errorf("reason %q of %v", got, err)
+	}
+	letters, err := spellOut(t.Context(), address, "mesh")
+	if err != nil || strings.Join(letters, "-") != "m-e-s-h" {
+		t.Errorf("spelled %q, %v", letters, err)
+	}
+}

@@ -1,0 +1,188 @@
+package local
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+)
+
+// BrokerSettings are settings of the broker in the process.
+type BrokerSettings struct {
+	// Listen is where other processes may join, e.g. 127.0.0.1:4222; empty
+	// means nowhere.
+	Listen string
+	// StoreDir holds what is on file; empty means a folder that goes with the
+	// process.
+	StoreDir string
+	// MaxMemory bounds the items in memory, in bytes; 0 means what the stages'
+	// queues reserve, and some; 4 GiB more where other processes may join with
+	// stages of theirs.
+	MaxMemory int64
+	// MaxPayload bounds one message, in bytes; 0 means 8 MiB.
+	MaxPayload int
+}
+
+const (
+	defaultMaxPayload = 8 << 20
+	memorySlack       = 64 << 20
+	joinMemory        = 4 << 30
+	maxStore          = 16 << 30
+	brokerReadyWait   = 10 * time.Second
+)
+
+// broker is NATS with JetStream in this process.
+type broker struct {
+	// Server is there once the broker is ready.
+	*server.Server
+	settings BrokerSettings
+	reserve  int64
+	log      *brokerLog
+	ready    chan struct{}
+}
+
+// ErrBroker says that the broker in the process did not start.
+var ErrBroker = errors.New("the broker in the process did not start")
+
+// newBroker returns a broker for queues that reserve that many bytes.
+func newBroker(s BrokerSettings, queues int64, log *slog.Logger) *broker {
+	reserve := queues + memorySlack
+	if s.Listen != "" {
+		reserve += joinMemory
+	}
+	return &broker{
+		settings: s, reserve: reserve, ready: make(chan struct{}),
+		log: &brokerLog{log: log.With("part", "broker"), fatal: make(chan string, 1)},
+	}
+}
+
+// run serves until the context ends.
+func (b *broker) run(ctx context.Context) error {
+	folder := b.settings.StoreDir
+	if folder == "" {
+		var err error
+		if folder, err = os.MkdirTemp("", "stagemesh-"); err != nil {
+			return fmt.Errorf("%w: %w", ErrBroker, err)
+		}
+		defer os.RemoveAll(folder) //nolint:errcheck // what stays behind is in the system's folder for such things
+	}
+	if err := b.start(folder); err != nil {
+		return fmt.Errorf("%w: %w", ErrBroker, err)
+	}
+	close(b.ready)
+	<-ctx.Done()
+	b.stop()
+	return nil
+}
+
+func (b *broker) start(folder string) error {
+	options, err := b.options(folder)
+	if err != nil {
+		return err
+	}
+	if b.Server, err = server.NewServer(options); err != nil {
+		return err
+	}
+	b.SetLoggerV2(b.log, false, false, false)
+	b.Start()
+	select {
+	case reason := <-b.log.fatal:
+		if strings.HasPrefix(reason, "Error listening") {
+			reason = "nats.listen: " + reason
+		}
+		err = errors.New(reason)
+	default:
+		if !b.ReadyForConnections(brokerReadyWait) {
+			err = fmt.Errorf("it is not ready after %s", brokerReadyWait)
+		}
+	}
+	if err != nil {
+		b.stop()
+	}
+	return err
+}
+
+func (b *broker) stop() {
+	b.Shutdown()
+	b.WaitForShutdown()
+}
+
+func (b *broker) options(folder string) (*server.Options, error) {
+	s := b.settings
+	o := &server.Options{
+		DontListen:         s.Listen == "",
+		JetStream:          true,
+		JetStreamMaxMemory: cmp.Or(s.MaxMemory, b.reserve),
+		JetStreamMaxStore:  maxStore,
+		StoreDir:           folder,
+		MaxPayload:         int32(cmp.Or(s.MaxPayload, defaultMaxPayload)),
+		NoSigs:             true,
+	}
+	if s.Listen == "" {
+		return o, nil
+	}
+	addr, err := net.ResolveTCPAddr("tcp", s.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("listen: %w", err)
+	}
+	o.Host, o.Port = addr.IP.String(), addr.Port
+	if addr.IP == nil {
+		o.Host = server.DEFAULT_HOST
+	}
+	if addr.Port == 0 {
+		o.Port = server.RANDOM_PORT
+	}
+	return o, nil
+}
+
+func (b *broker) waitReady(ctx context.Context) error {
+	select {
+	case <-b.ready:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// url returns where the broker listens, once it does, else "".
+func (b *broker) url() string {
+	select {
+	case <-b.ready:
+	default:
+		return ""
+	}
+	if b.settings.Listen == "" {
+		return ""
+	}
+	return b.ClientURL()
+}
+
+// brokerLog hands the broker's words to the process's log. The last words of
+// one that cannot go on are kept.
+type brokerLog struct {
+	log   *slog.Logger
+	fatal chan string
+}
+
+// Fatalf implements server.Logger.
+func (l *brokerLog) Fatalf(format string, v ...any) {
+	select {
+	case l.fatal <- fmt.Sprintf(format, v...):
+	default:
+	}
+}
+
+// The other methods of server.Logger. The broker is talkative: what it has to
+// notice is for whom the level is debug.
+func (l *brokerLog) Noticef(format string, v ...any) { l.log.Debug(fmt.Sprintf(format, v...)) }
+func (l *brokerLog) Warnf(format string, v ...any)   { l.log.Warn(fmt.Sprintf(format, v...)) }
+func (l *brokerLog) Errorf(format string, v ...any)  { l.log.Error(fmt.Sprintf(format, v...)) }
+func (l *brokerLog) Debugf(format string, v ...any)  { l.log.Debug(fmt.Sprintf(format, v...)) }
+func (l *brokerLog) Tracef(format string, v ...any)  { l.log.Debug(fmt.Sprintf(format, v...)) }

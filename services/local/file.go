@@ -1,0 +1,109 @@
+package local
+
+import (
+	"cmp"
+	"errors"
+	"log/slog"
+
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/stagemesh/stagemesh/gateway"
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/services/meshfile"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+)
+
+// FileSettings are what a file does not say about a mesh.
+type FileSettings struct {
+	// Stages are those of the file's that this process runs; nil means all.
+	Stages []string
+	// Logger, Meter and Version are as in Settings.
+	Logger  *slog.Logger
+	Meter   metric.Meter
+	Version string
+}
+
+// ErrAlone says that some stages of the file are left out, and no other process
+// can join the mesh to serve them.
+var ErrAlone = errors.New("no other process can join this mesh to serve the other stages; its file needs nats.url or nats.listen")
+
+// FromFile returns the mesh that a file describes. More stages and pipelines
+// may be added to it.
+func FromFile(f *meshfile.File, s FileSettings) (*Mesh, error) {
+	m, err := New(Settings{
+		Mesh:            pipeline.MeshName(f.Mesh),
+		NATS:            f.NATS.URL,
+		CredentialsFile: f.CredentialsFile(),
+		Broker:          BrokerSettings{Listen: f.NATS.Listen, StoreDir: f.StoreDir(), MaxPayload: int(f.NATS.MaxPayload)},
+		Gateway:         gatewayOf(f.Gateway),
+		Logger:          s.Logger, Meter: s.Meter, Version: s.Version,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if s.Stages == nil {
+		s.Stages = f.StageNames()
+	} else if !f.Joinable() {
+		return nil, ErrAlone
+	}
+	return m, errors.Join(m.addStages(f, s.Stages), m.addRoutes(f))
+}
+
+func (m *Mesh) addStages(f *meshfile.File, names []string) error {
+	for _, name := range names {
+		stage, err := stageOf(f, name)
+		if err != nil {
+			return err
+		}
+		if err := m.AddStage(stage); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *Mesh) addRoutes(f *meshfile.File) error {
+	routes, err := f.Routes()
+	if err != nil {
+		return err
+	}
+	for _, route := range routes {
+		if err := m.AddPipeline(route); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// stageOf returns a stage with a runner for each of its hosts.
+func stageOf(f *meshfile.File, name string) (Stage, error) {
+	host, err := f.Host(name)
+	if err != nil {
+		return Stage{}, err
+	}
+	out := Stage{
+		Name: host.Stage, Runners: []runner.Runner{host.Runner}, Batch: host.Batch, BatchBy: host.BatchBy,
+		MaxInFlight: host.MaxInFlight, Queue: host.Queue, Listen: host.Listen, DrainTimeout: host.DrainTimeout,
+	}
+	for len(out.Runners) < f.Stages[name].Hosts {
+		another, err := f.Host(name)
+		if err != nil {
+			return Stage{}, err
+		}
+		out.Runners = append(out.Runners, another.Runner)
+	}
+	return out, nil
+}
+
+func gatewayOf(g meshfile.Gateway) gateway.Settings {
+	return gateway.Settings{
+		Call: call.Settings{
+			Timeout: g.Timeout, MaxTimeout: g.MaxTimeout, MaxInFlight: g.MaxInFlight,
+			MaxPayload: int(g.MaxPayload), Metadata: g.Metadata,
+		},
+		Listen:       cmp.Or(g.Listen, meshfile.DefaultListen),
+		AllowOrigins: g.AllowOrigins,
+		DrainTimeout: g.DrainTimeout,
+	}
+}

@@ -1,0 +1,120 @@
+package local_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/services/local"
+	"github.com/stagemesh/stagemesh/services/meshfile"
+	"github.com/stagemesh/stagemesh/services/runners"
+)
+
+func parse(t *testing.T, text string) *meshfile.File {
+	t.Helper()
+	f, err := meshfile.Parse("m.yaml", []byte(text), "", runners.All()...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func fromFile(t *testing.T, f *meshfile.File, stages ...string) *local.Mesh {
+	t.Helper()
+	m, err := local.FromFile(f, local.FileSettings{Stages: stages})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func TestFileBecomesAMeshToWhichMoreMayBeAdded(t *testing.T) {
+	t.Parallel()
+	m := fromFile(t, parse(t, `
+mesh: m
+gateway: {listen: "127.0.0.1:0"}
+stages:
+  echo: {runner: {echo: {}}, hosts: 2, listen: "127.0.0.1:0"}
+  sleep: {runner: {sleep: {base: 1ms}}, batch: {max_size: 4}}
+pipelines:
+  p: {steps: [{name: s, stage: sleep}, {name: e, stage: echo}]}
+`))
+	if err := m.AddStage(local.Stage{Name: "sign", Runner: sign("me")}); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.AddPipeline(pipeline.Pipeline{Name: "q", Steps: []pipeline.Step{{Name: "e", Stage: "echo"}, {Name: "s", Stage: "sign"}}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	start(t, m)
+	if m.Addr() == nil {
+		t.Error("there is no address")
+	}
+	expect(t, m, "p", "to", "to")
+	expect(t, m, "q", "to", "to me")
+	hosts := map[string]bool{}
+	bustest.Eventually(t, "both hosts have answered", func() bool {
+		answer, err := m.Infer(t.Context(), &call.Request{Pipeline: "stage:echo", Inputs: []payload.Part{payload.OfBlob("", "text/plain", nil)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		hosts[string(answer.Timeline.Steps[0].Host)] = true
+		return len(hosts) == 2
+	})
+}
+
+func TestProcessMayRunSomeStagesOfAFile(t *testing.T) {
+	t.Parallel()
+	const text = `
+mesh: m
+gateway: {listen: "127.0.0.1:0"}
+nats: {listen: "127.0.0.1:0"}
+stages:
+  one: {runner: {echo: {}}}
+  two: {runner: {echo: {}}}
+pipelines:
+  p: {steps: [{name: one, stage: one}, {name: two, stage: two}]}
+`
+	first := start(t, fromFile(t, parse(t, text), "one"))
+	expect(t, first, "stage:one", "to", "to")
+	_, err := ask(t, first, "p", "to")
+	if f := fault.From(err); f.Reason != fault.NoCapacity || f.Stage != "two" {
+		t.Errorf("got %v", err)
+	}
+	rest := parse(t, text)
+	rest.NATS = meshfile.NATS{URL: first.BrokerURL()}
+	second := start(t, fromFile(t, rest, "two"))
+	expect(t, second, "p", "to", "to")
+	gateway, err := local.FromFile(rest, local.FileSettings{Stages: []string{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	start(t, gateway)
+	expect(t, gateway, "p", "to", "to")
+}
+
+func TestStagesThatNobodyCouldServeAreNotLeftOut(t *testing.T) {
+	t.Parallel()
+	f := parse(t, "mesh: m\nstages:\n  one: {runner: {echo: {}}}\n  two: {runner: {echo: {}}}\n")
+	if _, err := local.FromFile(f, local.FileSettings{Stages: []string{"one"}}); !errors.Is(err, local.ErrAlone) {
+		t.Errorf("got %v", err)
+	}
+	f = parse(t, "mesh: m\nnats: {url: \"nats://b\"}\nstages:\n  one: {runner: {echo: {}}}\n")
+	for stage, want := range map[string]string{
+		"three": `m.yaml:3:1: stages: there is no stage "three"; there are one`,
+	} {
+		if _, err := local.FromFile(f, local.FileSettings{Stages: []string{stage}}); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("got %v, want %s", err, want)
+		}
+	}
+	if _, err := local.FromFile(f, local.FileSettings{Stages: []string{"one", "one"}}); err == nil || !strings.Contains(err.Error(), "there is one of that name") {
+		t.Errorf("got %v", err)
+	}
+}

@@ -1,0 +1,267 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
+
+	"github.com/stagemesh/stagemesh/gateway"
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/services/meshfile"
+	"github.com/stagemesh/stagemesh/stagehost"
+	"github.com/stagemesh/stagemesh/stagehost/batch"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+)
+
+// Settings are what a mesh in one process is made of. Zero values mean the
+// defaults.
+type Settings struct {
+	// Mesh names the mesh; empty means "local".
+	Mesh pipeline.MeshName
+	// NATS is the URL of a broker to use instead of one in the process.
+	NATS string
+	// CredentialsFile holds NATS user credentials for it.
+	CredentialsFile string
+	// Broker are settings of the broker in the process.
+	Broker BrokerSettings
+	// Gateway is the public port and the bounds of the gateway. Its mesh, id,
+	// catalog and bus are filled in.
+	Gateway gateway.Settings
+	// Logger may be nil: nothing is logged.
+	Logger *slog.Logger
+	// Meter may be nil: nothing is counted.
+	Meter metric.Meter
+	// Version of the program, for descriptions.
+	Version string
+}
+
+// Stage is one stage with its hosts, each of which needs a runner of its own.
+type Stage struct {
+	Name pipeline.StageName
+	// Runner of the stage's only host; or one for each of several Runners.
+	Runner  runner.Runner
+	Runners []runner.Runner
+	// Batch of zero means DefaultBatch.
+	Batch       batch.Settings
+	BatchBy     []string
+	MaxInFlight int
+	Queue       stagehost.QueueSettings
+	// Listen is the address of the gRPC StageService of the first host; empty
+	// means none.
+	Listen       string
+	DrainTimeout time.Duration
+}
+
+// DefaultBatch is what a stage gets that says nothing.
+func DefaultBatch() batch.Settings { return meshfile.DefaultBatch() }
+
+// Mesh is a mesh in one process. What adds to it is for one goroutine before
+// Start; everything else is safe for concurrent use, Stop once Start has
+// returned.
+type Mesh struct {
+	settings  Settings
+	stages    []Stage
+	pipelines []pipeline.Pipeline
+
+	begun atomic.Bool
+	// parts is nil before the start.
+	parts atomic.Pointer[parts]
+	stop  sync.Once
+	left  error
+}
+
+// Errors of a mesh that is used in the wrong order.
+var (
+	ErrNotStarted = errors.New("the mesh has not been started")
+	ErrStarted    = errors.New("the mesh has been started before")
+)
+
+// New returns a mesh without stages.
+func New(s Settings) (*Mesh, error) {
+	if s.Mesh == "" {
+		s.Mesh = "local"
+	}
+	if err := pipeline.ValidName("mesh", string(s.Mesh)); err != nil {
+		return nil, err
+	}
+	if s.Logger == nil {
+		s.Logger = slog.New(slog.DiscardHandler)
+	}
+	if s.Meter == nil {
+		s.Meter = noop.Meter{}
+	}
+	return &Mesh{settings: s}, nil
+}
+
+// AddStage adds a stage before the start.
+func (m *Mesh) AddStage(s Stage) error {
+	if m.begun.Load() {
+		return fmt.Errorf("stage %s: %w", s.Name, ErrStarted)
+	}
+	s = s.withDefaults()
+	if err := s.Validate(); err != nil {
+		return fmt.Errorf("stage %s: %w", s.Name, err)
+	}
+	for _, other := range m.stages {
+		if other.Name == s.Name {
+			return fmt.Errorf("stage %s: there is one of that name", s.Name)
+		}
+	}
+	m.stages = append(m.stages, s)
+	return nil
+}
+
+func (s Stage) withDefaults() Stage {
+	if s.Runner != nil {
+		s.Runners, s.Runner = append([]runner.Runner{s.Runner}, s.Runners...), nil
+	}
+	if s.Batch == (batch.Settings{}) {
+		s.Batch = DefaultBatch()
+	}
+	return s
+}
+
+// Validate checks what can be told before the start.
+func (s Stage) Validate() error {
+	s = s.withDefaults()
+	if len(s.Runners) == 0 {
+		return errors.New("runner: there is none")
+	}
+	for _, r := range s.Runners {
+		settings := s.host(r)
+		settings.Mesh, settings.Host = "any", "any"
+		if err := settings.Validate(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// host returns the settings of one host that are the stage's own.
+func (s Stage) host(r runner.Runner) stagehost.Settings {
+	return stagehost.Settings{
+		Stage: s.Name, Runner: r, Batch: s.Batch, BatchBy: s.BatchBy,
+		MaxInFlight: s.MaxInFlight, Queue: s.Queue, DrainTimeout: s.DrainTimeout,
+	}
+}
+
+// AddPipeline adds a pipeline before the start.
+func (m *Mesh) AddPipeline(p pipeline.Pipeline) error {
+	if m.begun.Load() {
+		return fmt.Errorf("pipeline %s: %w", p.Name, ErrStarted)
+	}
+	if err := p.Validate(); err != nil {
+		return err
+	}
+	m.pipelines = append(m.pipelines, p)
+	return nil
+}
+
+// Validate checks what the settings and the pipelines say, without starting
+// anything.
+func (m *Mesh) Validate() error {
+	_, err := m.newGateway(bus.Settings{})
+	return err
+}
+
+// Start starts the broker, every host and then the gateway, and returns when
+// all are ready. What it started is stopped when one fails, or when the context
+// ends before. A mesh is started once.
+func (m *Mesh) Start(ctx context.Context) error {
+	if m.begun.Swap(true) {
+		return ErrStarted
+	}
+	p, err := m.assemble()
+	if err != nil {
+		return err
+	}
+	m.parts.Store(p)
+	if err := p.group.Start(ctx); err != nil {
+		return p.why(err)
+	}
+	return nil
+}
+
+// Infer runs one request through a pipeline. Errors are *fault.Fault.
+func (m *Mesh) Infer(ctx context.Context, r *call.Request) (*call.Response, error) {
+	p := m.parts.Load()
+	if p == nil {
+		return nil, fault.Newf(fault.NoCapacity, "%w", ErrNotStarted)
+	}
+	if err := p.gateway.Ready(); err != nil {
+		return nil, fault.Newf(fault.NoCapacity, "%w", err)
+	}
+	return p.gateway.Service().Infer(ctx, r)
+}
+
+// Addr returns the public address, or nil where there is none, or none yet.
+func (m *Mesh) Addr() net.Addr {
+	p := m.parts.Load()
+	if p == nil || p.gateway.Ready() != nil {
+		return nil
+	}
+	return p.gateway.Addr()
+}
+
+// BrokerURL returns where the broker listens, for other processes to join, or
+// "" where it does not.
+func (m *Mesh) BrokerURL() string {
+	if m.settings.NATS != "" {
+		return m.settings.NATS
+	}
+	p := m.parts.Load()
+	if p == nil {
+		return ""
+	}
+	return p.broker.url()
+}
+
+// Ready returns nil when every part serves, else why not.
+func (m *Mesh) Ready() error {
+	p := m.parts.Load()
+	if p == nil {
+		return ErrNotStarted
+	}
+	errs := []error{p.gateway.Ready()}
+	for _, h := range p.hosts {
+		errs = append(errs, h.Ready())
+	}
+	return errors.Join(errs...)
+}
+
+// Wait returns nil when the context ends, or the reason when a part fails: the
+// others serve on until Stop.
+func (m *Mesh) Wait(ctx context.Context) error {
+	p := m.parts.Load()
+	if p == nil {
+		return ErrNotStarted
+	}
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-p.failed:
+		return p.cause
+	}
+}
+
+// Stop drains the gateway, then the hosts, ends the broker, and returns what
+// they failed with. It does nothing before Start, and only once.
+func (m *Mesh) Stop() error {
+	p := m.parts.Load()
+	if p == nil {
+		return nil
+	}
+	m.stop.Do(func() { m.left = p.group.Stop() })
+	return m.left
+}

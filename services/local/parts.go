@@ -1,0 +1,172 @@
+package local
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+
+	"github.com/google/uuid"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/stagemesh/stagemesh/gateway"
+	"github.com/stagemesh/stagemesh/gateway/catalog"
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/process"
+	"github.com/stagemesh/stagemesh/stagehost"
+)
+
+// parts are what a mesh is made of once it is started.
+type parts struct {
+	broker  *broker // nil where another one is used
+	hosts   []*stagehost.Host
+	gateway *gateway.Gateway
+	group   *process.Group
+
+	// failed is closed when a part has ended by itself, for the cause.
+	failed chan struct{}
+	cause  error
+	fail   sync.Once
+}
+
+// assemble makes the parts. It starts nothing.
+func (m *Mesh) assemble() (p *parts, err error) {
+	p = &parts{failed: make(chan struct{})}
+	var order []process.Part
+	if m.settings.NATS == "" {
+		p.broker = newBroker(m.settings.Broker, m.reserve(), m.settings.Logger)
+		order = append(order, process.Part{Name: "broker", Run: p.watched(p.broker.run), Ready: p.broker.waitReady})
+	}
+	to := m.bus(p.broker)
+	for _, s := range m.stages {
+		hosts, err := m.hostsOf(s, to)
+		if err != nil {
+			return nil, err
+		}
+		p.hosts = append(p.hosts, hosts...)
+	}
+	if p.gateway, err = m.newGateway(to); err != nil {
+		return nil, err
+	}
+	if len(p.hosts) > 0 {
+		order = append(order, process.Part{Name: "stages", Run: p.watched(p.runHosts), Ready: p.waitHosts})
+	}
+	order = append(order, process.Part{Name: "gateway", Run: p.watched(p.runGateway), Ready: p.gateway.WaitReady})
+	p.group = process.New(m.settings.Logger, order...)
+	return p, nil
+}
+
+// watched keeps the cause when a part ends though nobody told it to.
+func (p *parts) watched(run func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		err := run(ctx)
+		if ctx.Err() == nil {
+			p.fail.Do(func() {
+				p.cause = cmp.Or(err, process.ErrEnded)
+				close(p.failed)
+			})
+		}
+		return err
+	}
+}
+
+// why returns the cause of a start's error, where a part has ended by itself:
+// the group says it in more words.
+func (p *parts) why(err error) error {
+	select {
+	case <-p.failed:
+		return p.cause
+	default:
+		return err
+	}
+}
+
+// runHosts runs all hosts until the context ends, or the first of them does.
+func (p *parts) runHosts(ctx context.Context) error {
+	hosts, ctx := errgroup.WithContext(ctx)
+	for _, h := range p.hosts {
+		hosts.Go(func() error { return listenError("stages."+string(h.Describe().Stage)+".listen", h.Run(ctx)) })
+	}
+	return hosts.Wait()
+}
+
+func (p *parts) runGateway(ctx context.Context) error {
+	return listenError("gateway.listen", p.gateway.Run(ctx))
+}
+
+// listenError names the key of an address on which nobody can listen.
+func listenError(key string, err error) error {
+	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "listen" {
+		return fmt.Errorf("%s: %w", key, op)
+	}
+	return err
+}
+
+func (p *parts) waitHosts(ctx context.Context) error {
+	for _, h := range p.hosts {
+		if err := h.WaitReady(ctx); err != nil {
+			// A host that has stopped makes runHosts end, which knows why.
+			<-ctx.Done()
+			return err
+		}
+	}
+	return nil
+}
+
+// reserve is the memory that the stages' queues may take, in bytes.
+func (m *Mesh) reserve() int64 {
+	total := int64(0)
+	for _, s := range m.stages {
+		if s.Queue.MaxBytes == 0 {
+			s.Queue.MaxBytes = stagehost.DefaultMaxBytes
+		}
+		total += s.Queue.MaxBytes
+	}
+	return total
+}
+
+// inProcess is the broker's URL where connections do not use it.
+const inProcess = "nats://in-process"
+
+func (m *Mesh) bus(own *broker) bus.Settings {
+	if own != nil {
+		return bus.Settings{URL: inProcess, Server: own}
+	}
+	return bus.Settings{URL: m.settings.NATS, CredentialsFile: m.settings.CredentialsFile}
+}
+
+func (m *Mesh) hostsOf(s Stage, to bus.Settings) ([]*stagehost.Host, error) {
+	out := make([]*stagehost.Host, len(s.Runners))
+	for i, r := range s.Runners {
+		settings := s.host(r)
+		settings.Mesh, settings.Host, settings.Version = m.settings.Mesh, pipeline.HostID(newID()), m.settings.Version
+		settings.Bus, settings.Logger, settings.Meter = to, m.settings.Logger, m.settings.Meter
+		if i == 0 {
+			settings.Listen = s.Listen
+		}
+		h, err := stagehost.New(settings)
+		if err != nil {
+			return nil, fmt.Errorf("stage %s: %w", s.Name, err)
+		}
+		out[i] = h
+	}
+	return out, nil
+}
+
+func (m *Mesh) newGateway(to bus.Settings) (*gateway.Gateway, error) {
+	pipelines, err := catalog.New(m.pipelines)
+	if err != nil {
+		return nil, err
+	}
+	s := m.settings.Gateway
+	s.Bus = to
+	s.Call.Mesh, s.Call.Gateway, s.Call.Catalog = m.settings.Mesh, pipeline.GatewayID(newID()), pipelines
+	s.Call.Logger, s.Call.Meter = m.settings.Logger, m.settings.Meter
+	return gateway.New(s)
+}
+
+// newID returns an id that fits a subject token.
+func newID() string { return uuid.Must(uuid.NewV7()).String() }

@@ -1,0 +1,197 @@
+package meshfile
+
+import (
+	"cmp"
+	"maps"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/stagemesh/stagemesh/mesh/config"
+)
+
+// File is a mesh as it is written down. Zero values mean the defaults.
+type File struct {
+	// Mesh is the mesh's name.
+	Mesh      string              `yaml:"mesh"`
+	NATS      NATS                `yaml:"nats"`
+	Gateway   Gateway             `yaml:"gateway"`
+	Ops       Ops                 `yaml:"ops"`
+	Stages    map[string]Stage    `yaml:"stages"`
+	Pipelines map[string]Pipeline `yaml:"pipelines"`
+
+	doc    *config.Doc
+	folder string
+	kinds  []Kind
+}
+
+// NATS says which broker to use.
+type NATS struct {
+	// URL of a broker; empty means one in the process.
+	URL string `yaml:"url"`
+	// CredentialsFile holds NATS user credentials for it.
+	CredentialsFile string `yaml:"credentials_file"`
+	// Listen is where the broker in the process listens, so that other
+	// processes may join; empty means nowhere.
+	Listen string `yaml:"listen"`
+	// StoreDir holds what the broker in the process keeps on file.
+	StoreDir string `yaml:"store_dir"`
+	// MaxPayload bounds one message of the broker in the process.
+	MaxPayload config.Bytes `yaml:"max_payload"`
+}
+
+// Gateway says how the gateway serves.
+type Gateway struct {
+	// Listen is the public address, 127.0.0.1:8080 where empty.
+	Listen string `yaml:"listen"`
+	// AllowOrigins are the web origins that browsers may call from; none where
+	// empty.
+	AllowOrigins []string `yaml:"allow_origins"`
+	// MaxPayload bounds the inputs of a request.
+	MaxPayload config.Bytes `yaml:"max_payload"`
+	// MaxInFlight bounds the requests in flight.
+	MaxInFlight int `yaml:"max_in_flight"`
+	// Timeout is a request's where neither it nor its pipeline says;
+	// MaxTimeout bounds all.
+	Timeout    time.Duration `yaml:"timeout"`
+	MaxTimeout time.Duration `yaml:"max_timeout"`
+	// Metadata are the keys that a request may hand to runners.
+	Metadata []string `yaml:"metadata"`
+	// DrainTimeout bounds how long a stop waits for calls.
+	DrainTimeout time.Duration `yaml:"drain_timeout"`
+}
+
+// Ops says where operators ask.
+type Ops struct {
+	// Listen is the address of /livez, /readyz, /metrics and /debug/pprof,
+	// 127.0.0.1:9090 where empty.
+	Listen string `yaml:"listen"`
+}
+
+// Stage is a stage and its hosts.
+type Stage struct {
+	// Runner has one key: the kind, with that kind's settings.
+	Runner map[string]config.Section `yaml:"runner"`
+	// Hosts is how many hosts of the stage a process that runs the whole mesh
+	// has, 1 where 0.
+	Hosts int   `yaml:"hosts"`
+	Batch Batch `yaml:"batch"`
+	// MaxInFlight bounds the items that a host holds.
+	MaxInFlight int   `yaml:"max_in_flight"`
+	Queue       Queue `yaml:"queue"`
+	// Listen is the address of the gRPC StageService; empty means none.
+	Listen string `yaml:"listen"`
+	// DrainTimeout bounds how long a stop waits for what is in hand.
+	DrainTimeout time.Duration `yaml:"drain_timeout"`
+}
+
+// Batch says how a stage's hosts batch.
+type Batch struct {
+	// Mode is eager or window.
+	Mode string `yaml:"mode"`
+	// MaxSize counts rows, MaxBytes bytes of payload.
+	MaxSize  int            `yaml:"max_size"`
+	MaxBytes config.Bytes   `yaml:"max_bytes"`
+	MaxWait  *time.Duration `yaml:"max_wait"`
+	// By names parameters that items of one batch must agree on.
+	By []string `yaml:"by"`
+}
+
+// Queue bounds a stage's queue.
+type Queue struct {
+	MaxItems int64         `yaml:"max_items"`
+	MaxBytes config.Bytes  `yaml:"max_bytes"`
+	AckWait  time.Duration `yaml:"ack_wait"`
+	Replicas int           `yaml:"replicas"`
+	Version  int           `yaml:"version"`
+}
+
+// Pipeline is a route.
+type Pipeline struct {
+	Steps      []Step        `yaml:"steps"`
+	Timeout    time.Duration `yaml:"timeout"`
+	Durability string        `yaml:"durability"`
+	Keep       []string      `yaml:"keep"`
+}
+
+// Step is a place in a pipeline.
+type Step struct {
+	Name  string `yaml:"name"`
+	Stage string `yaml:"stage"`
+	// Model is the id, or Alias a movable name, of the model to use.
+	Model   string `yaml:"model"`
+	Alias   string `yaml:"alias"`
+	Version string `yaml:"version"`
+	// Parameters go to the stage.
+	Parameters map[string]any `yaml:"parameters"`
+	// Inputs renames: input of the stage -> name of the part that feeds it.
+	Inputs map[string]string `yaml:"inputs"`
+}
+
+// Load reads a mesh's file and validates all of it, for a process that runs the
+// whole mesh. The kinds are those of the runners that it has. Paths in the file
+// are relative to its folder.
+func Load(path string, kinds ...Kind) (*File, error) {
+	f := &File{folder: filepath.Dir(path), kinds: kinds}
+	doc, err := config.Load(path, f)
+	return f.checked(doc, err, (*File).Validate)
+}
+
+// Parse is Load of bytes; the name is for messages, and paths are relative to
+// the folder.
+func Parse(name string, data []byte, folder string, kinds ...Kind) (*File, error) {
+	f := &File{folder: folder, kinds: kinds}
+	doc, err := config.Parse(name, data, f)
+	return f.checked(doc, err, (*File).Validate)
+}
+
+// Read is Load for a program that runs a part of the mesh and has only the kinds
+// for that: stages are validated when they are asked for.
+func Read(path string, kinds ...Kind) (*File, error) {
+	f := &File{folder: filepath.Dir(path), kinds: kinds}
+	doc, err := config.Load(path, f)
+	return f.checked(doc, err, (*File).validateShared)
+}
+
+func (f *File) checked(doc *config.Doc, err error, validate func(*File) error) (*File, error) {
+	if err != nil {
+		return nil, err
+	}
+	f.doc = doc
+	if err := validate(f); err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+// Addresses where the file names none.
+const (
+	DefaultListen = "127.0.0.1:8080"
+	DefaultOps    = "127.0.0.1:9090"
+)
+
+// OpsListen is the address of the operations port.
+func (f *File) OpsListen() string { return cmp.Or(f.Ops.Listen, DefaultOps) }
+
+// CredentialsFile is the path of the broker's credentials, or "".
+func (f *File) CredentialsFile() string { return f.relative(f.NATS.CredentialsFile) }
+
+// StoreDir is the path of the folder of the broker in the process, or "".
+func (f *File) StoreDir() string { return f.relative(f.NATS.StoreDir) }
+
+// Joinable says whether other processes may serve stages of the mesh.
+func (f *File) Joinable() bool { return f.NATS.URL != "" || f.NATS.Listen != "" }
+
+// StageNames returns the names of the stages, sorted.
+func (f *File) StageNames() []string { return slices.Sorted(maps.Keys(f.Stages)) }
+
+// At points an error at a key of the file, which is given element by element.
+func (f *File) At(err error, path ...string) error { return f.doc.At(path, err) }
+
+// relative returns a path of the file as one of the process.
+func (f *File) relative(path string) string {
+	if path == "" || filepath.IsAbs(path) {
+		return path
+	}
+	return filepath.Join(f.folder, path)
+}

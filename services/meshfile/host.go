@@ -1,0 +1,66 @@
+package meshfile
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/stagehost"
+	"github.com/stagemesh/stagemesh/stagehost/batch"
+)
+
+// DefaultBatch is the batching of a stage that says nothing.
+func DefaultBatch() batch.Settings {
+	return batch.Settings{Mode: batch.Eager, MaxSize: 32, MaxBytes: 16 << 20, MaxWait: 5 * time.Millisecond}
+}
+
+// Host returns the settings of one host of a stage, with a runner of its own.
+// The host's id, its version, logger and meter are for the caller to fill in.
+func (f *File) Host(stage string) (stagehost.Settings, error) {
+	s, ok := f.Stages[stage]
+	if !ok {
+		return stagehost.Settings{}, f.At(fmt.Errorf("there is no stage %q; there are %s", stage, strings.Join(f.StageNames(), ", ")), "stages")
+	}
+	out := stagehost.Settings{
+		Mesh: pipeline.MeshName(f.Mesh), Stage: pipeline.StageName(stage),
+		Batch: s.Batch.settings(), BatchBy: s.Batch.By, MaxInFlight: s.MaxInFlight,
+		Bus: bus.Settings{URL: f.NATS.URL, CredentialsFile: f.CredentialsFile()},
+		Queue: stagehost.QueueSettings{
+			MaxItems: s.Queue.MaxItems, MaxBytes: int64(s.Queue.MaxBytes), MaxAge: f.Gateway.MaxTimeout,
+			AckWait: s.Queue.AckWait, Replicas: s.Queue.Replicas, Version: s.Queue.Version,
+		},
+		Listen: s.Listen, DrainTimeout: s.DrainTimeout,
+	}
+	var err error
+	if out.Runner, err = f.runner(stage); err != nil {
+		return out, errors.Join(err, f.At(errors.Join(s.validate(), out.Batch.Validate()), "stages", stage))
+	}
+	return out, f.At(errors.Join(s.validate(), validateHost(out)), "stages", stage)
+}
+
+// validateHost checks what the file says about a host. What it says about the
+// mesh is checked elsewhere.
+func validateHost(s stagehost.Settings) error {
+	s.Mesh, s.Host = "any", "any"
+	return s.Validate()
+}
+
+func (b Batch) settings() batch.Settings {
+	out := DefaultBatch()
+	if b.Mode != "" {
+		out.Mode = batch.Mode(b.Mode)
+	}
+	if b.MaxSize != 0 {
+		out.MaxSize = b.MaxSize
+	}
+	if b.MaxBytes != 0 {
+		out.MaxBytes = int(b.MaxBytes)
+	}
+	if b.MaxWait != nil {
+		out.MaxWait = *b.MaxWait
+	}
+	return out
+}

@@ -1,0 +1,298 @@
+package meshfile_test
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/services/imagedecode"
+	"github.com/stagemesh/stagemesh/services/meshfile"
+	"github.com/stagemesh/stagemesh/services/onnx"
+	"github.com/stagemesh/stagemesh/services/runners"
+	"github.com/stagemesh/stagemesh/services/topk"
+	"github.com/stagemesh/stagemesh/stagehost"
+	"github.com/stagemesh/stagemesh/stagehost/batch"
+)
+
+func mustParse(t *testing.T, text string) *meshfile.File {
+	t.Helper()
+	f, err := parse(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// host returns a stage's settings, apart from the runner.
+func host(t *testing.T, f *meshfile.File, stage string) stagehost.Settings {
+	t.Helper()
+	out, err := f.Host(stage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out.Runner == nil {
+		t.Fatal("there is no runner")
+	}
+	out.Runner = nil
+	return out
+}
+
+func TestEveryShippedRunnerIsMade(t *testing.T) {
+	t.Parallel()
+	f := mustParse(t, `
+mesh: m
+stages:
+  image-decode: {runner: {image_decode: {width: 8, height: 4, concurrency: 2}}}
+  onnx: {runner: {onnx: {model: m.onnx, concurrency: 3, axes: {sequence: 128}}}}
+  top-k: {runner: {top_k: {labels: [0, one, 2], concurrency: 4}}}
+  echo: {runner: {echo: {concurrency: 5}}}
+  echo-of-nothing: {runner: {echo: }}
+  sleep: {runner: {sleep: {base: 5ms, per_item: 1ms, concurrency: 6}}}
+  burn: {runner: {burn: {duration: 1ms, concurrency: 7}}}
+`)
+	want := map[string]int{"image-decode": 2, "onnx": 3, "top-k": 4, "echo": 5, "echo-of-nothing": 1, "sleep": 6, "burn": 7}
+	for stage, concurrency := range want {
+		s, err := f.Host(stage)
+		if err != nil {
+			t.Errorf("%s: %v", stage, err)
+			continue
+		}
+		if got := s.Runner.Concurrency(); got != concurrency {
+			t.Errorf("%s: got a concurrency of %d, want %d", stage, got, concurrency)
+		}
+	}
+	if got, kinds := len(want)-1, len(runners.All()); got != kinds {
+		t.Errorf("%d of %d kinds are made here", got, kinds)
+	}
+}
+
+func TestEveryHostHasARunnerOfItsOwn(t *testing.T) {
+	t.Parallel()
+	f := mustParse(t, good)
+	one, err := f.Host("a")
+	two, err2 := f.Host("a")
+	if err != nil || err2 != nil || one.Runner == two.Runner {
+		t.Errorf("got %v and %v, %v, %v", one.Runner, two.Runner, err, err2)
+	}
+}
+
+func TestStageThatSaysNothingHasTheDefaults(t *testing.T) {
+	t.Parallel()
+	got := host(t, mustParse(t, good), "a")
+	want := stagehost.Settings{Mesh: "m", Stage: "a", Batch: meshfile.DefaultBatch()}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	f := mustParse(t, good)
+	if f.OpsListen() != "127.0.0.1:9090" || f.Joinable() || f.CredentialsFile() != "" || f.StoreDir() != "" {
+		t.Errorf("got %s, %v, %q, %q", f.OpsListen(), f.Joinable(), f.CredentialsFile(), f.StoreDir())
+	}
+	if routes, err := f.Routes(); err != nil || len(routes) != 0 {
+		t.Errorf("got %v, %v", routes, err)
+	}
+}
+
+func TestStageGetsWhatItSays(t *testing.T) {
+	t.Parallel()
+	f := mustParse(t, `
+mesh: m
+nats: {url: "nats://b:4222", credentials_file: keys/m.creds}
+gateway: {max_timeout: 1m}
+ops: {listen: ":9191"}
+stages:
+  a:
+    runner: {echo: {}}
+    hosts: 3
+    batch: {mode: window, max_size: 8, max_bytes: 1MiB, max_wait: 20ms, by: [language]}
+    max_in_flight: 100
+    queue: {max_items: 10, max_bytes: 2MiB, ack_wait: 3s, replicas: 3, version: 2}
+    listen: 127.0.0.1:8081
+    drain_timeout: 4s
+`)
+	want := stagehost.Settings{
+		Mesh: "m", Stage: "a",
+		Batch:   batch.Settings{Mode: batch.Window, MaxSize: 8, MaxBytes: 1 << 20, MaxWait: 20 * time.Millisecond},
+		BatchBy: []string{"language"}, MaxInFlight: 100,
+		Bus:    bus.Settings{URL: "nats://b:4222", CredentialsFile: filepath.Join("testdata", "keys", "m.creds")},
+		Queue:  stagehost.QueueSettings{MaxItems: 10, MaxBytes: 2 << 20, MaxAge: time.Minute, AckWait: 3 * time.Second, Replicas: 3, Version: 2},
+		Listen: "127.0.0.1:8081", DrainTimeout: 4 * time.Second,
+	}
+	if got := host(t, f, "a"); !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v\nwant %+v", got, want)
+	}
+	if f.OpsListen() != ":9191" || !f.Joinable() || f.Stages["a"].Hosts != 3 {
+		t.Errorf("got %s, %v, %d", f.OpsListen(), f.Joinable(), f.Stages["a"].Hosts)
+	}
+}
+
+// Zero is a value for a time to wait, and none for a size.
+func TestBatchKeepsTheDefaultsOfWhatItDoesNotSay(t *testing.T) {
+	t.Parallel()
+	f := mustParse(t, "mesh: m\nstages:\n  a: {runner: {echo: {}}, batch: {max_wait: 0s}}\n  b: {runner: {echo: {}}, batch: {max_size: 1}}\n")
+	want := meshfile.DefaultBatch()
+	want.MaxWait = 0
+	if got := host(t, f, "a").Batch; got != want {
+		t.Errorf("a: got %+v, want %+v", got, want)
+	}
+	want = meshfile.DefaultBatch()
+	want.MaxSize = 1
+	if got := host(t, f, "b").Batch; got != want {
+		t.Errorf("b: got %+v, want %+v", got, want)
+	}
+}
+
+func TestPipelinesAreRead(t *testing.T) {
+	t.Parallel()
+	f := mustParse(t, good+`
+pipelines:
+  q: {steps: [{name: s, stage: a}]}
+  p:
+    timeout: 5s
+    durability: memory
+    keep: [image]
+    steps:
+    - name: one
+      stage: a
+      model: m
+      version: "2"
+      inputs: {x: pixels}
+      parameters: {flag: true, whole: 3, real: 0.5, word: x, quoted: "3"}
+    - {name: two, stage: a, alias: best}
+`)
+	got, err := f.Routes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []pipeline.Pipeline{
+		{
+			Name: "p", Timeout: 5 * time.Second, Durability: pipeline.Memory, Keep: []string{"image"},
+			Steps: []pipeline.Step{
+				{
+					Name: "one", Stage: "a", Model: payload.ModelRef{Model: "m", Version: "2"}, Inputs: map[string]string{"x": "pixels"},
+					Parameters: payload.Parameters{
+						"flag": payload.Bool(true), "whole": payload.Int64(3), "real": payload.Double(0.5),
+						"word": payload.String("x"), "quoted": payload.String("3"),
+					},
+				},
+				{Name: "two", Stage: "a", Model: payload.ModelRef{Alias: "best"}},
+			},
+		},
+		{Name: "q", Steps: []pipeline.Step{{Name: "s", Stage: "a"}}},
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v\nwant %+v", got, want)
+	}
+}
+
+func TestStageOfAnotherProcessMayBeAStep(t *testing.T) {
+	t.Parallel()
+	steps := "pipelines:\n  p: {steps: [{name: s, stage: elsewhere}]}\n"
+	for _, broker := range []string{"nats: {url: \"nats://b\"}\n", "nats: {listen: \":4222\"}\n"} {
+		if _, err := parse(good + broker + steps); err != nil {
+			t.Errorf("%s: %v", broker, err)
+		}
+	}
+}
+
+func TestPathsAreRelativeToTheFile(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("labels.txt", "zero\none\n")
+	write("mesh.yaml", `
+mesh: m
+nats: {store_dir: store}
+stages:
+  here: {runner: {top_k: {labels_file: labels.txt}}}
+  there: {runner: {top_k: {labels_file: `+filepath.Join(folder, "labels.txt")+`}}}
+  model: {runner: {onnx: {model: nowhere.onnx}}}
+`)
+	f, err := meshfile.Load(filepath.Join(folder, "mesh.yaml"), runners.All()...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := f.StoreDir(), filepath.Join(folder, "store"); got != want {
+		t.Errorf("got the folder %s, want %s", got, want)
+	}
+	model, err := f.Host("model")
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = model.Runner.Start(t.Context())
+	if path := filepath.Join(folder, "nowhere.onnx"); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), path) {
+		t.Errorf("got %v, want that %s is missing", err, path)
+	}
+}
+
+// A program of one stage does not have the runners of the others.
+func TestProgramReadsOnlyItsOwnStage(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "mesh.yaml")
+	text := `mesh: m
+stages:
+  decode: {runner: {image_decode: {width: 8, height: 8}}}
+  classify: {runner: {onnx: {model: m.onnx}}, batch: {max_size: -1}}
+  bad: {runner: {image_decode: {}}, hosts: 100}
+pipelines:
+  p: {steps: []}
+`
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := meshfile.Read(path, meshfile.KindOf("image_decode", imagedecode.New))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Host("decode"); err != nil {
+		t.Error(err)
+	}
+	for stage, want := range map[string]string{
+		"classify": path + ":4:23: stages.classify.runner.onnx: this program has no such runner; it has image_decode\n" + path + ":4:55: stages.classify.batch.max_size: ",
+		"nowhere":  path + `:2:1: stages: there is no stage "nowhere"; there are bad, classify, decode`,
+		"bad":      path + ":5:18: stages.bad.runner.image_decode: width: 0 is not between 1 and 65535\n" + path + ":5:37: stages.bad.hosts: 100 is not",
+	} {
+		if _, err := f.Host(stage); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%s: got %v\nwant %s", stage, err, want)
+		}
+	}
+}
+
+func TestWhatEveryProcessNeedsIsCheckedInEvery(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "mesh.yaml")
+	if err := os.WriteFile(path, []byte("mesh: M\nnats: {url: b, listen: x}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := meshfile.Read(path, meshfile.KindOf("top_k", topk.New), meshfile.KindOf("onnx", onnx.New))
+	if err == nil || len(strings.Split(err.Error(), "\n")) != 3 {
+		t.Errorf("got %v", err)
+	}
+	if _, err := meshfile.Read(path + ".nope"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := meshfile.Load(path + ".nope"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestLaterErrorPointsIntoTheFile(t *testing.T) {
+	t.Parallel()
+	f := mustParse(t, good+"gateway:\n  allow_origins: [x]\n")
+	got := f.At(errors.New("gateway.allow_origins: x is bad"))
+	if want := "m.yaml:5:3: gateway.allow_origins: x is bad"; got.Error() != want {
+		t.Errorf("got %v, want %s", got, want)
+	}
+}

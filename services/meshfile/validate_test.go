@@ -1,0 +1,178 @@
+package meshfile_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stagemesh/stagemesh/services/meshfile"
+	"github.com/stagemesh/stagemesh/services/runners"
+)
+
+func parse(text string) (*meshfile.File, error) {
+	return meshfile.Parse("m.yaml", []byte(text), "testdata", runners.All()...)
+}
+
+// Each file is the smallest good one with one thing wrong. It begins
+//
+//	mesh: m
+//	stages:
+//	  a: {runner: {echo: {}}}
+const good = "mesh: m\nstages:\n  a: {runner: {echo: {}}}\n"
+
+func TestSmallestFileIsTaken(t *testing.T) {
+	t.Parallel()
+	if _, err := parse(good); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestWhatIsWrongIsToldWithItsPlace(t *testing.T) {
+	t.Parallel()
+	stage := func(settings string) string { return "mesh: m\nstages:\n  a:\n    runner: {echo: {}}\n    " + settings }
+	running := func(runner string) string { return "mesh: m\nstages:\n  a:\n    runner: " + runner }
+	pipeline := func(settings string) string { return good + "pipelines:\n  p:\n    " + settings }
+	for name, test := range map[string]struct{ text, want string }{
+		"nothing": {"", `m.yaml: mesh: mesh name "": use 1 to 63`},
+		"no mesh": {"stages:\n  a: {runner: {echo: {}}}\n", `m.yaml: mesh: mesh name "": use`},
+		"a mesh's name that is none": {
+			strings.Replace(good, "mesh: m", "mesh: My", 1),
+			`m.yaml:1:1: mesh: mesh name "My": use 1 to 63 of a-z, 0-9 and -, neither first nor last a -`,
+		},
+		"no stages":            {"mesh: m\nstages: {}\n", "m.yaml:2:1: stages: there are none"},
+		"an unknown key":       {good + "pipeline: {}\n", `m.yaml:4:1: "pipeline" is not a key here; there are gateway, mesh, nats, ops, pipelines, stages`},
+		"an unknown stage key": {stage("batching: {}"), `m.yaml:5:5: stages.a: "batching" is not a key here; there are batch, drain_timeout, hosts,`},
+		"a wrong type":         {stage("batch: {max_size: 0x}"), `m.yaml:5:23: stages.a.batch.max_size: "0x" is not a whole number`},
+
+		"a stage's name that is none": {
+			strings.Replace(good, "  a:", "  A.b:", 1),
+			`m.yaml:3:3: stages.A.b: stage name "A.b": use 1 to 63`,
+		},
+		"no runner":               {"mesh: m\nstages:\n  a: {hosts: 2}", "m.yaml:3:3: stages.a.runner: there is none; use image_decode, onnx, top_k, echo, sleep or burn, with its settings or {}"},
+		"an empty runner":         {running("{}"), "m.yaml:4:5: stages.a.runner: there is none; use"},
+		"two runners":             {running("{sleep: {}, echo: {}}"), "m.yaml:4:5: stages.a.runner: echo and sleep; a stage has one"},
+		"an unknown runner":       {running("{ecco: {}}"), "m.yaml:4:14: stages.a.runner.ecco: this program has no such runner; it has image_decode, onnx, top_k, echo, sleep or burn"},
+		"an unknown runner's key": {running("{echo: {loud: true}}"), `m.yaml:4:21: stages.a.runner.echo: "loud" is not a key here; there are concurrency`},
+		"a runner of text":        {running("{echo: x}"), `m.yaml:4:20: stages.a.runner.echo: "x" is not a set of keys`},
+		"echo":                    {running("{echo: {concurrency: -1}}"), "m.yaml:4:21: stages.a.runner.echo.concurrency: -1 is negative"},
+		"sleep":                   {running("{sleep: {base: -1s}}"), "m.yaml:4:22: stages.a.runner.sleep.base: -1s is negative"},
+		"burn":                    {running("{burn: {}}"), "m.yaml:4:14: stages.a.runner.burn: duration: is missing"},
+		"image_decode":            {running("{image_decode: {width: 8, height: 0}}"), "m.yaml:4:39: stages.a.runner.image_decode.height: 0 is not between 1 and 65535"},
+		"image_decode's list":     {running("{image_decode: {width: 8, height: 8, mean: [1, x]}}"), `m.yaml:4:60: stages.a.runner.image_decode.mean[1]: "x" is not a number`},
+		"onnx":                    {running("{onnx: {max_rows: 4}}"), "m.yaml:4:14: stages.a.runner.onnx: model: is the path of an ONNX file and is missing"},
+		"top_k":                   {running("{top_k: {k: 3}}"), "m.yaml:4:14: stages.a.runner.top_k: labels: are missing"},
+		"top_k's file":            {running("{top_k: {labels_file: nowhere.txt}}"), "m.yaml:4:22: stages.a.runner.top_k.labels_file: open testdata/nowhere.txt: no such file"},
+
+		"batch mode":           {stage("batch: {mode: lazy}"), `m.yaml:5:13: stages.a.batch.mode: "lazy" is none of eager and window`},
+		"batch size":           {stage("batch: {max_size: -1}"), "m.yaml:5:13: stages.a.batch.max_size: -1 rows is less than 1"},
+		"batch wait":           {stage("batch: {max_wait: -1s}"), "m.yaml:5:13: stages.a.batch.max_wait: -1s is negative"},
+		"window without wait":  {stage("batch: {mode: window, max_wait: 0s}"), "m.yaml:5:27: stages.a.batch.max_wait: window mode needs a time to wait"},
+		"hosts":                {stage("hosts: 65"), "m.yaml:5:5: stages.a.hosts: 65 is not between 1 and 64"},
+		"a negative host":      {stage("hosts: -1"), "m.yaml:5:5: stages.a.hosts: -1 is not between 1 and 64"},
+		"in flight":            {stage("max_in_flight: -1"), "m.yaml:5:5: stages.a.max_in_flight: -1 is negative"},
+		"few in flight":        {stage("max_in_flight: 1"), "m.yaml:5:5: stages.a.max_in_flight: 1, at least "},
+		"a stage's address":    {stage("listen: 8081"), `m.yaml:5:5: stages.a.listen: "8081" is no address such as 127.0.0.1:8080, or :8080 for all of this machine's`},
+		"a stage's drain":      {stage("drain_timeout: -1s"), "m.yaml:5:5: stages.a.drain_timeout: -1s is negative"},
+		"queue items":          {stage("queue: {max_items: -1}"), "m.yaml:5:13: stages.a.queue.max_items: -1 is negative"},
+		"queue bytes":          {stage("queue: {max_bytes: 1MX}"), `m.yaml:5:24: stages.a.queue.max_bytes: "1MX" is not a size`},
+		"queue acknowledgment": {stage("queue: {ack_wait: 10ms}"), "m.yaml:5:13: stages.a.queue.ack_wait: 10ms, at least 1s is needed"},
+		"queue replicas":       {stage("queue: {replicas: -1}"), "m.yaml:5:13: stages.a.queue.replicas: -1 is negative"},
+		"queue version":        {stage("queue: {version: -1}"), "m.yaml:5:13: stages.a.queue.version: -1 is negative"},
+
+		"gateway address":   {good + "gateway: {listen: localhost}", `m.yaml:4:11: gateway.listen: "localhost" is no address`},
+		"gateway bound":     {good + "gateway: {max_in_flight: -1}", "m.yaml:4:11: gateway.max_in_flight: -1 is negative"},
+		"gateway timeout":   {good + "gateway: {timeout: -1s}", "m.yaml:4:11: gateway.timeout: -1s is negative"},
+		"longest timeout":   {good + "gateway: {max_timeout: -1s}", "m.yaml:4:11: gateway.max_timeout: -1s is negative"},
+		"timeouts":          {good + "gateway: {timeout: 2s, max_timeout: 1s}", "m.yaml:4:11: gateway.timeout: 2s is more than the max_timeout of 1s"},
+		"gateway drain":     {good + "gateway: {drain_timeout: -1s}", "m.yaml:4:11: gateway.drain_timeout: -1s is negative"},
+		"gateway payload":   {good + "gateway: {max_payload: -1}", `m.yaml:4:24: gateway.max_payload: "-1" is not a size`},
+		"operations":        {good + "ops: {listen: \"9090\"}", `m.yaml:4:7: ops.listen: "9090" is no address`},
+		"broker":            {good + "nats: {url: \"nats://\"}", "m.yaml:4:8: nats.url: this is no URL of a broker, such as nats://127.0.0.1:4222"},
+		"broker's address":  {good + "nats: {listen: x}", `m.yaml:4:8: nats.listen: "x" is no address`},
+		"broker's messages": {good + "nats: {max_payload: 1KiB}", "m.yaml:4:8: nats.max_payload: 1KiB is not between 64KiB and 64MiB"},
+		"large messages":    {good + "nats: {max_payload: 1GiB}", "m.yaml:4:8: nats.max_payload: 1GiB is not between 64KiB and 64MiB"},
+		"two brokers":       {good + "nats: {url: \"nats://b\", listen: \":4222\"}", "m.yaml:4:25: nats.listen: is for the broker in the process; with url there is none"},
+		"a store elsewhere": {good + "nats: {url: \"nats://b\", store_dir: x}", "m.yaml:4:25: nats.store_dir: is for the broker in the process; with url there is none"},
+		"credentials":       {good + "nats: {credentials_file: x}", "m.yaml:4:8: nats.credentials_file: is for a broker of its own; without url there is none"},
+
+		"a pipeline's name": {
+			good + "pipelines:\n  P: {steps: [{name: s, stage: a}]}",
+			`m.yaml:5:3: pipelines.P: pipeline name "P": use 1 to 63`,
+		},
+		"a pipeline of a stage": {
+			good + "pipelines:\n  stage:a: {steps: [{name: s, stage: a}]}",
+			`m.yaml:5:3: pipelines.stage:a: pipeline name "stage:a": use 1 to 63`,
+		},
+		"no steps":           {pipeline("timeout: 1s"), "m.yaml:5:3: pipelines.p: steps: a pipeline has at least one"},
+		"an unknown stage":   {pipeline("steps:\n    - {name: s, stage: a}\n    - {name: t, stage: b}"), `m.yaml:8:17: pipelines.p.steps[1].stage: there is no stage "b", and no other process can join this mesh`},
+		"a step's name":      {pipeline("steps:\n    - {name: S, stage: a}"), `m.yaml:7:7: pipelines.p.steps[0]: step name "S": use 1 to 63`},
+		"a step twice":       {pipeline("steps: [{name: s, stage: a}, {name: s, stage: a}]"), "m.yaml:6:34: pipelines.p.steps[1]: a step named s is there already"},
+		"a step's parameter": {pipeline("steps:\n    - {name: s, stage: a, parameters: {k: [1]}}"), "m.yaml:7:40: pipelines.p.steps[0].parameters.k: a parameter is true or false, a number or text"},
+		"an empty parameter": {pipeline("steps:\n    - {name: s, stage: a, parameters: {k: }}"), "m.yaml:7:40: pipelines.p.steps[0].parameters.k: a parameter is true or false, a number or text"},
+		"a timeout":          {pipeline("steps: [{name: s, stage: a}]\n    timeout: -1s"), "m.yaml:7:5: pipelines.p.timeout: -1s is negative"},
+		"durability":         {pipeline("steps: [{name: s, stage: a}]\n    durability: stone"), "m.yaml:7:5: pipelines.p.durability: durability \"stone\": use memory or file"},
+		"file durability":    {pipeline("steps: [{name: s, stage: a}]\n    durability: file"), "m.yaml:7:5: pipelines.p.durability: file is not served by this version; use memory"},
+		"keep twice":         {pipeline("steps: [{name: s, stage: a}]\n    keep: [x, x]"), `m.yaml:7:5: pipelines.p.keep: "x" is there twice`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f, err := parse(test.text)
+			if err == nil || f != nil {
+				t.Fatalf("got %v and no error, want %s", f, test.want)
+			}
+			first, _, _ := strings.Cut(err.Error(), "\n")
+			if !strings.HasPrefix(first, test.want) {
+				t.Errorf("got  %s\nwant %s", first, test.want)
+			}
+		})
+	}
+}
+
+func TestEverythingThatIsWrongIsToldAtOnce(t *testing.T) {
+	t.Parallel()
+	_, err := parse("mesh: M\nnats: {credentials_file: x}\ngateway: {timeout: -1s}\nops: {listen: x}\nstages:\n  a: {}\n  b: {runner: {burn: {}}, batch: {max_size: -1, max_wait: -1s}}\n" +
+		"pipelines:\n  p: {steps: [{name: s, stage: x}, {name: t, stage: y}]}\n")
+	if err == nil {
+		t.Fatal("it is taken")
+	}
+	lines := strings.Split(err.Error(), "\n")
+	want := []string{"m.yaml:1:1: ", "m.yaml:2:8: ", "m.yaml:3:11: ", "m.yaml:4:7: ", "m.yaml:6:3: ", "m.yaml:7:16: ", "m.yaml:7:35: ", "m.yaml:7:49: ", "m.yaml:9:25: ", "m.yaml:9:46: "}
+	if len(lines) != len(want) {
+		t.Fatalf("got %d lines:\n%v", len(lines), err)
+	}
+	for i := range want {
+		if !strings.HasPrefix(lines[i], want[i]) {
+			t.Errorf("line %d: got %s, want %s", i, lines[i], want[i])
+		}
+	}
+}
+
+// A password may stand in the URL.
+func TestWrongURLIsNotShown(t *testing.T) {
+	t.Parallel()
+	_, err := parse(good + "nats: {url: \"nats://user:hush\\n@\"}")
+	if err == nil || strings.Contains(err.Error(), "hush") {
+		t.Errorf("got %v", err)
+	}
+	for urls, want := range map[string]string{
+		"nats://user:hush@one:4222, nats://two": "nats://user:xxxxx@one:4222,nats://two",
+		"nats://user:hush@\x00":                 "***",
+	} {
+		if got := meshfile.Redacted(urls); got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	}
+}
+
+func TestBrokersAreWrittenInManyWays(t *testing.T) {
+	t.Parallel()
+	for _, url := range []string{"nats://b", "b", "b:4222", "nats://user:x@b:4222", "tls://b", "nats://a:1,nats://b:2", "a, b", "nats://[::1]:4222"} {
+		if err := meshfile.ValidBroker(url); err != nil {
+			t.Errorf("%s: %v", url, err)
+		}
+	}
+	for _, url := range []string{"", "nats://", ":4222", "a,", "://", "nats://a b"} {
+		if err := meshfile.ValidBroker(url); err == nil {
+			t.Errorf("%q is taken", url)
+		}
+	}
+}

@@ -1,0 +1,168 @@
+package meshtest_test
+
+import (
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/services/meshtest"
+	"github.com/stagemesh/stagemesh/stagehost"
+)
+
+func TestStageWithoutAHostIsToldAtOnce(t *testing.T) {
+	t.Parallel()
+	bed := meshtest.New(t)
+	bed.Host("here", each(unchanged))
+	g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("half", "here", "nowhere"), meshtest.Pipeline("none", "nowhere")})
+	for _, name := range []string{"half", "none", "stage:nowhere"} {
+		t.Run(name, func(t *testing.T) {
+			a := infer(t.Context(), g, ask(name, "x"))
+			f := a.want(t, fault.NoCapacity)
+			if f.Stage != "nowhere" || f.RetryAfter <= 0 || a.took > atOnce {
+				t.Errorf("stage %q, retry after %s, answered after %s", f.Stage, f.RetryAfter, a.took)
+			}
+		})
+	}
+}
+
+// The bound of time is generous; what it takes is logged.
+func TestLastHostIsMissedWhenItDrains(t *testing.T) {
+	t.Parallel()
+	bed := meshtest.New(t)
+	h := bed.Host("stage", each(unchanged))
+	g := bed.Gateway(nil)
+	infer(t.Context(), g, ask("stage:stage", "x")).ok(t)
+	stopped := make(chan struct{})
+	begin := time.Now()
+	go func() {
+		defer close(stopped)
+		h.Stop()
+	}()
+	bustest.Eventually(t, "the gateway knows that nobody serves the stage", func() bool {
+		f := infer(t.Context(), g, &call.Request{Pipeline: "stage:stage", Inputs: text("x"), Timeout: time.Second}).fault
+		return f != nil && f.Reason == fault.NoCapacity
+	})
+	took := time.Since(begin)
+	t.Logf("missed %s after it was told to stop", took)
+	if took > 2*time.Second {
+		t.Errorf("missed %s after it was told to stop", took)
+	}
+	<-stopped
+	bed.Host("stage", each(unchanged))
+	bustest.Eventually(t, "the next host is found", func() bool { return infer(t.Context(), g, ask("stage:stage", "x")).fault == nil })
+}
+
+func TestFullQueueIsToldAtOnceAndHasRoomAgain(t *testing.T) {
+	t.Parallel()
+	const bound = 4
+	bed := meshtest.New(t)
+	runner := newHeld()
+	bed.Host("stage", runner, func(s *stagehost.Settings) { s.Queue.MaxItems = bound })
+	g := bed.Gateway(nil)
+	var inside []<-chan answer
+	for i := range bound {
+		inside = append(inside, start(t.Context(), g, ask("stage:stage", strconv.Itoa(i))))
+	}
+	awaitItems(t, bed, "stage", bound)
+	for range 5 {
+		a := infer(t.Context(), g, ask("stage:stage", "too many"))
+		if f := a.want(t, fault.QueueFull); f.RetryAfter <= 0 || a.took > atOnce {
+			t.Errorf("retry after %s, answered after %s", f.RetryAfter, a.took)
+		}
+	}
+	close(runner.release)
+	for i, from := range inside {
+		if got := await(t, from).ok(t).text(); got != strconv.Itoa(i) {
+			t.Errorf("request %d is answered with %q", i, got)
+		}
+	}
+	awaitItems(t, bed, "stage", 0)
+	infer(t.Context(), g, ask("stage:stage", "again")).ok(t)
+}
+
+func awaitItems(t *testing.T, bed *meshtest.Bed, stage pipeline.StageName, want uint64) {
+	t.Helper()
+	conn := bed.Broker.Connect(meshtest.Mesh)
+	bustest.Eventually(t, strconv.FormatUint(want, 10)+" items are in the queue of "+string(stage), func() bool {
+		info, err := conn.Queue(t.Context(), stage, pipeline.Memory)
+		return err == nil && info.Items == want
+	})
+}
+
+// Finished work is not refused: its host holds it until there is room.
+func TestFullQueueInMidRouteHoldsAndDelivers(t *testing.T) {
+	t.Parallel()
+	const calls, bound = 12, 2
+	bed := meshtest.New(t)
+	last := newHeld()
+	bed.Host("first", each(unchanged))
+	bed.Host("last", last, func(s *stagehost.Settings) { s.Queue.MaxItems, s.Batch.MaxSize = bound, 1 })
+	g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("both", "first", "last")})
+	var pending []<-chan answer
+	for i := range calls {
+		pending = append(pending, start(t.Context(), g, ask("both", strconv.Itoa(i))))
+	}
+	awaitItems(t, bed, "last", bound)
+	awaitItems(t, bed, "first", calls-bound)
+	for i, from := range pending {
+		select {
+		case a := <-from:
+			t.Errorf("request %d is answered with %v while its last stage is blocked", i, a.fault)
+		default:
+		}
+	}
+	close(last.release)
+	for i, from := range pending {
+		if got := await(t, from).ok(t).text(); got != strconv.Itoa(i) {
+			t.Errorf("request %d is answered with %q", i, got)
+		}
+	}
+	awaitItems(t, bed, "first", 0)
+	awaitItems(t, bed, "last", 0)
+}
+
+// What is held in mid-route is held until the deadline and no longer.
+func TestHeldOutputEndsWithItsDeadline(t *testing.T) {
+	t.Parallel()
+	bed := meshtest.New(t)
+	last := newHeld()
+	bed.Host("first", each(unchanged))
+	bed.Host("last", last, func(s *stagehost.Settings) { s.Queue.MaxItems = 1 })
+	g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("both", "first", "last")})
+	blocking := start(t.Context(), g, ask("both", "blocking"))
+	bustest.Receive(t, "item at the last stage", last.entered)
+	r := ask("both", "held")
+	r.Timeout = 200 * time.Millisecond
+	infer(t.Context(), g, r).fails(t, fault.DeadlineExceeded)
+	awaitItems(t, bed, "first", 0)
+	close(last.release)
+	await(t, blocking).ok(t)
+}
+
+func TestDeadlineIsKeptWhileTheRunnerIsBusy(t *testing.T) {
+	t.Parallel()
+	bed := meshtest.New(t)
+	runner := newHeld()
+	bed.Host("stage", runner)
+	g := bed.Gateway(nil)
+	busy := start(t.Context(), g, ask("stage:stage", "busy"))
+	bustest.Receive(t, "item at the runner", runner.entered)
+	const timeout = 200 * time.Millisecond
+	for _, name := range []string{"behind", "far behind"} {
+		r := ask("stage:stage", name)
+		r.Timeout = timeout
+		a := infer(t.Context(), g, r)
+		a.fails(t, fault.DeadlineExceeded)
+		if a.took < timeout || a.took > timeout+atOnce {
+			t.Errorf("%s: answered after %s, the timeout is %s", name, a.took, timeout)
+		}
+		t.Logf("%s: answered %s after the deadline", name, a.took-timeout)
+	}
+	close(runner.release)
+	await(t, busy).ok(t)
+	awaitItems(t, bed, "stage", 0)
+}

@@ -1,0 +1,95 @@
+package meshtest_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/services/meshtest"
+	"github.com/stagemesh/stagemesh/stagehost"
+)
+
+// Hosts and gateways are replaced one after the other, as in a rolling upgrade,
+// while callers go on asking: no caller notices.
+func TestRollingRestartOfHostsIsNotNoticed(t *testing.T) {
+	t.Parallel()
+	const callers, rounds, perRound = 16, 3, 300
+	bed := meshtest.New(t)
+	var ran tally
+	// What is stranded would come again after this.
+	ackWait := func(s *stagehost.Settings) { s.Queue.AckWait = time.Hour }
+	host := func(stage pipeline.StageName) meshtest.Host {
+		return bed.Host(stage, sign(string(stage), time.Millisecond, &ran), ackWait)
+	}
+	stages := []pipeline.StageName{"one", "two"}
+	current := []meshtest.Host{host("one"), host("two")}
+	g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("both", stages...)})
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var right atomic.Int64
+	var asking sync.WaitGroup
+	for caller := range callers {
+		asking.Go(func() {
+			for n := 0; ctx.Err() == nil; n++ {
+				input := fmt.Sprintf("%d/%d", caller, n)
+				a := infer(context.WithoutCancel(ctx), g, ask("both", input))
+				if a.fault != nil || a.text() != input+">one>two" {
+					t.Errorf("request %s is answered with %+v, %v after %s", input, a.response, a.fault, a.took)
+					return
+				}
+				right.Add(1)
+			}
+		})
+	}
+	for round := range rounds {
+		bustest.Eventually(t, "requests are served", func() bool { return right.Load() >= int64(round*perRound) || t.Failed() })
+		for i, stage := range stages {
+			next := host(stage)
+			current[i].Stop()
+			current[i] = next
+		}
+	}
+	bustest.Eventually(t, "requests are served", func() bool { return right.Load() >= rounds*perRound || t.Failed() })
+	stop()
+	asking.Wait()
+	if got, want := ran.items.Load(), 2*right.Load(); got != want && !t.Failed() {
+		t.Errorf("%d items ran for %d requests of two steps", got, right.Load())
+	}
+}
+
+// A gateway that stops lets nobody in and sees those inside out.
+func TestStoppingGatewayAnswersThoseInside(t *testing.T) {
+	t.Parallel()
+	bed := meshtest.New(t)
+	runner := newHeld()
+	bed.Host("stage", runner)
+	g := bed.Gateway(nil)
+	inside := start(t.Context(), g, ask("stage:stage", "inside"))
+	bustest.Receive(t, "item at the runner", runner.entered)
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		g.Stop()
+	}()
+	bustest.Eventually(t, "nobody is let in", func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		defer cancel()
+		a := infer(ctx, g, ask("stage:stage", "late"))
+		return a.fault != nil && a.fault.Reason == "SHUTTING_DOWN"
+	})
+	select {
+	case <-stopped:
+		t.Error("stopped before those inside were answered")
+	default:
+	}
+	close(runner.release)
+	if got := await(t, inside).ok(t).text(); got != "inside" {
+		t.Errorf("answered %q", got)
+	}
+	<-stopped
+}

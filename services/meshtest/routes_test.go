@@ -1,0 +1,134 @@
+package meshtest_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/nats-io/nats-server/v2/server"
+
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/services/meshtest"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+)
+
+// show answers with one text part of the name that says all of its inputs and
+// its parameter "p".
+func show(output string, inputs ...string) runner.Runner {
+	spec := runner.Spec{Outputs: []runner.PartSpec{{Name: output}}}
+	for _, name := range inputs {
+		spec.Inputs = append(spec.Inputs, runner.PartSpec{Name: name})
+	}
+	return inproc.Each(inproc.Settings{Spec: spec}, func(_ context.Context, item runner.Item) ([]payload.Part, error) {
+		var said []string
+		for _, part := range item.Inputs {
+			said = append(said, part.Name+"="+string(part.Blob.Data))
+		}
+		slices.Sort(said)
+		if p, ok := item.Parameters["p"]; ok {
+			said = append(said, fmt.Sprintf("p=%v", p))
+		}
+		return []payload.Part{payload.OfBlob(output, "text/plain", []byte("("+strings.Join(said, " ")+")"))}, nil
+	})
+}
+
+func named(name, text string) payload.Part { return payload.OfBlob(name, "text/plain", []byte(text)) }
+
+func TestStepsAreFedAsThePipelineSays(t *testing.T) {
+	t.Parallel()
+	bed := meshtest.New(t)
+	bed.Host("one", show("o", "x"))
+	bed.Host("two", show("t", "a", "b"))
+	bed.Host("any", show("n"))
+	g := bed.Gateway([]pipeline.Pipeline{
+		meshtest.Pipeline("single", "one", "any"),
+		{Name: "keep", Keep: []string{"image"}, Steps: []pipeline.Step{
+			{Name: "first", Stage: "one", Inputs: map[string]string{"x": "image"}},
+			{Name: "second", Stage: "two", Inputs: map[string]string{"a": "image", "b": "o"}},
+		}},
+		{Name: "far", Keep: []string{"image", "o"}, Steps: []pipeline.Step{
+			{Name: "first", Stage: "one", Inputs: map[string]string{"x": "image"}},
+			{Name: "second", Stage: "any"},
+			{Name: "third", Stage: "two", Inputs: map[string]string{"a": "image", "b": "o"}},
+		}},
+		{Name: "twice", Steps: []pipeline.Step{
+			{Name: "first", Stage: "one", Parameters: payload.Parameters{"p": payload.String("own")}},
+			{Name: "second", Stage: "one", Parameters: payload.Parameters{"p": payload.String("own")}},
+		}},
+		{Name: "lacks", Steps: []pipeline.Step{{Name: "first", Stage: "one"}, {Name: "second", Stage: "two"}}},
+	})
+	for _, test := range []struct {
+		name    string
+		request call.Request
+		want    string
+		reason  fault.Reason
+	}{
+		{"a single part whatever its name", call.Request{Pipeline: "single", Inputs: []payload.Part{named("", "1")}}, "(o=(x=1))", ""},
+		{"another single part", call.Request{Pipeline: "single", Inputs: []payload.Part{named("y", "1")}}, "(o=(x=1))", ""},
+		{"one of two by its name", call.Request{Pipeline: "single", Inputs: []payload.Part{named("y", "1"), named("x", "2")}}, "(o=(x=2))", ""},
+		{"none of two", call.Request{Pipeline: "single", Inputs: []payload.Part{named("y", "1"), named("z", "2")}}, "", fault.InvalidInput},
+		{"kept for the next step", call.Request{Pipeline: "keep", Inputs: []payload.Part{named("image", "1")}}, "(a=1 b=(x=1))", ""},
+		{"kept over a step", call.Request{Pipeline: "far", Inputs: []payload.Part{named("image", "1")}}, "(a=1 b=(x=1))", ""},
+		{"a missing input", call.Request{Pipeline: "lacks", Inputs: []payload.Part{named("x", "1")}}, "", fault.InvalidInput},
+		{"the pipeline's parameters", call.Request{Pipeline: "twice", Inputs: []payload.Part{named("x", "1")}}, "(x=(x=1 p=own) p=own)", ""},
+		{
+			"the request's parameters",
+			call.Request{Pipeline: "twice", Inputs: []payload.Part{named("x", "1")}, Parameters: payload.Parameters{"p": payload.String("all")}},
+			"(x=(x=1 p=all) p=all)", "",
+		},
+		{
+			"a step's parameters",
+			call.Request{
+				Pipeline: "twice", Inputs: []payload.Part{named("x", "1")}, Parameters: payload.Parameters{"p": payload.String("all")},
+				Steps: map[string]call.StepOptions{"second": {Parameters: payload.Parameters{"p": payload.Int64(2)}}},
+			},
+			"(x=(x=1 p=all) p=2)", "",
+		},
+		{
+			"an unknown step",
+			call.Request{Pipeline: "twice", Inputs: []payload.Part{named("x", "1")}, Steps: map[string]call.StepOptions{"third": {}}},
+			"", fault.InvalidRequest,
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			a := infer(t.Context(), g, &test.request)
+			if test.reason != "" {
+				a.fails(t, test.reason)
+				return
+			}
+			if got := a.ok(t).text(); got != test.want {
+				t.Errorf("answered %s, want %s", got, test.want)
+			}
+			if steps := a.response.Timeline.Steps; len(steps) == 0 || steps[len(steps)-1].Host == "" {
+				t.Errorf("the timeline is %+v", steps)
+			}
+		})
+	}
+}
+
+func TestOutputThatIsTooLargeIsTold(t *testing.T) {
+	t.Parallel()
+	bed := meshtest.New(t, func(o *server.Options) { o.MaxPayload = 64 << 10 })
+	bed.Host("grow", each(func(context.Context, runner.Item) ([]payload.Part, error) {
+		return []payload.Part{payload.OfBlob("", payload.OctetStream, make([]byte, 128<<10))}, nil
+	}))
+	bed.Host("after", each(unchanged))
+	g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("last", "grow"), meshtest.Pipeline("middle", "grow", "after")})
+	for _, name := range []string{"last", "middle"} {
+		t.Run(name, func(t *testing.T) {
+			a := infer(t.Context(), g, ask(name, "x"))
+			f := a.want(t, fault.OutputTooLarge)
+			if f.Stage != "grow" || a.took > atOnce {
+				t.Errorf("stage %q, answered after %s", f.Stage, a.took)
+			}
+		})
+	}
+	r := ask("last", strings.Repeat("x", 128<<10))
+	infer(t.Context(), g, r).fails(t, fault.PayloadTooLarge)
+}

@@ -1,0 +1,131 @@
+package meshtest_test
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"testing"
+
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/services/meshtest"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+)
+
+// counting answers with as many chunks as the input says, "1", "2" and so on,
+// and then with "done".
+func counting() runner.Runner {
+	return inproc.New(inproc.Settings{Concurrency: 2}, func(_ context.Context, b runner.Batch, sink runner.Sink) error {
+		for i, item := range b.Items {
+			n, err := strconv.Atoi(string(item.Inputs[0].Blob.Data))
+			if err != nil {
+				return err
+			}
+			for k := range n {
+				if err := sink.Chunk(i, text(strconv.Itoa(k+1))); err != nil {
+					return err
+				}
+			}
+			if err := sink.Settle(i, runner.Output(text("done")...)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// streamed sends a request and hands every chunk's text to emit.
+func streamed(ctx context.Context, g meshtest.Gateway, r *call.Request, emit func(string) error) answer {
+	response, err := g.Service().Stream(ctx, r, func(c call.Chunk) error { return emit(textOf(c.Outputs)) })
+	return answer{response: response, fault: faultOf(err)}
+}
+
+func textOf(parts []payload.Part) string { return string(parts[0].Blob.Data) }
+
+func TestStreamGetsChunksInOrderAndThenTheAnswer(t *testing.T) {
+	t.Parallel()
+	bed := meshtest.New(t)
+	bed.Host("first", each(unchanged))
+	bed.Host("count", counting())
+	g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("both", "first", "count")})
+	for _, chunks := range []int{0, 1, 5} {
+		t.Run(strconv.Itoa(chunks), func(t *testing.T) {
+			var got []string
+			a := streamed(t.Context(), g, ask("both", strconv.Itoa(chunks)), func(s string) error {
+				got = append(got, s)
+				return nil
+			}).ok(t)
+			if a.text() != "done" || len(got) != chunks {
+				t.Fatalf("answered %q after the chunks %v", a.text(), got)
+			}
+			for i, s := range got {
+				if s != strconv.Itoa(i+1) {
+					t.Errorf("chunk %d is %q", i+1, s)
+				}
+			}
+		})
+	}
+}
+
+func TestCallWithoutAStreamGetsTheAnswerOnly(t *testing.T) {
+	t.Parallel()
+	bed := meshtest.New(t)
+	bed.Host("count", counting())
+	g := bed.Gateway(nil)
+	for range 20 {
+		if got := infer(t.Context(), g, ask("stage:count", "3")).ok(t).text(); got != "done" {
+			t.Errorf("answered %q", got)
+		}
+	}
+}
+
+func TestSlowReaderFailsAlone(t *testing.T) {
+	t.Parallel()
+	bed := meshtest.New(t)
+	bed.Host("count", counting())
+	g := bed.Gateway(nil)
+	reading, release := make(chan struct{}, roomy), make(chan struct{})
+	slow := make(chan answer, 1)
+	go func() {
+		slow <- streamed(t.Context(), g, ask("stage:count", "2000"), func(string) error {
+			select {
+			case reading <- struct{}{}:
+			default:
+			}
+			<-release
+			return nil
+		})
+	}()
+	bustest.Receive(t, "first chunk", reading)
+	for range 10 {
+		chunks := 0
+		a := streamed(t.Context(), g, ask("stage:count", "100"), func(string) error { chunks++; return nil }).ok(t)
+		if a.text() != "done" || chunks != 100 {
+			t.Errorf("answered %q after %d chunks", a.text(), chunks)
+		}
+	}
+	close(release)
+	bustest.Receive(t, "answer of the slow reader", slow).fails(t, fault.SlowReader)
+	infer(t.Context(), g, ask("stage:count", "0")).ok(t)
+}
+
+func TestReaderThatGivesUpEndsItsCall(t *testing.T) {
+	t.Parallel()
+	bed := meshtest.New(t)
+	bed.Host("count", counting())
+	g := bed.Gateway(nil)
+	enough := errors.New("enough")
+	chunks := 0
+	response, err := g.Service().Stream(t.Context(), ask("stage:count", "50"), func(call.Chunk) error {
+		chunks++
+		return enough
+	})
+	if response != nil || !errors.Is(err, enough) || chunks != 1 {
+		t.Errorf("answered with %+v, %v after %d chunks", response, err, chunks)
+	}
+	infer(t.Context(), g, ask("stage:count", "0")).ok(t)
+}

@@ -1,0 +1,82 @@
+package stagemain
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/google/uuid"
+	"github.com/spf13/cobra"
+
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/services/logflags"
+	"github.com/stagemesh/stagemesh/services/meshfile"
+	"github.com/stagemesh/stagemesh/stagehost"
+)
+
+// flags are what the user said; empty ones leave it to the file.
+type flags struct {
+	config, stage     string
+	nats              string
+	host, listen, ops string
+	log               *logflags.Flags
+}
+
+func (f *flags) add(cmd *cobra.Command) {
+	cmd.Flags().StringVarP(&f.config, "config", "c", "mesh.yaml", "the mesh's file")
+	cmd.Flags().StringVar(&f.stage, "stage", "", "the stage to serve")
+	cmd.Flags().StringVar(&f.nats, "nats", "", "the broker's URL, instead of nats.url in the file")
+	cmd.Flags().StringVar(&f.host, "host", "", "this host's id; a new one if empty")
+	cmd.Flags().StringVar(&f.listen, "listen", "", "the address of the gRPC StageService, instead of the stage's listen in the file")
+	cmd.Flags().StringVar(&f.ops, "ops", "127.0.0.1:0", "the address of /livez, /readyz, /metrics and /debug/pprof; port 0 picks one and says which")
+	f.log = logflags.Add(cmd)
+}
+
+var errNoBroker = errors.New("a stage of its own meets the others at a broker: give --nats, or nats.url in the file")
+
+// settings returns the host's settings: the file's, with the flags before them.
+func (f flags) settings(kinds []meshfile.Kind) (stagehost.Settings, error) {
+	file, err := meshfile.Read(f.config, kinds...)
+	if err != nil {
+		return stagehost.Settings{}, err
+	}
+	if err := f.validate(file); err != nil {
+		return stagehost.Settings{}, err
+	}
+	out, err := file.Host(f.stage)
+	if err != nil {
+		return stagehost.Settings{}, err
+	}
+	out.Bus.URL = cmp.Or(f.nats, out.Bus.URL)
+	out.Listen = cmp.Or(f.listen, out.Listen)
+	out.Host = pipeline.HostID(cmp.Or(f.host, uuid.Must(uuid.NewV7()).String()))
+	return out, nil
+}
+
+// validate checks the flags; messages name them.
+func (f flags) validate(file *meshfile.File) error {
+	if f.stage == "" {
+		return fmt.Errorf("--stage: is missing; %s has %s", f.config, cmp.Or(strings.Join(file.StageNames(), ", "), "none"))
+	}
+	if f.nats == "" && file.NATS.URL == "" {
+		return errNoBroker
+	}
+	for _, flag := range []struct {
+		name, value string
+		check       func(string) error
+	}{
+		{"--nats", f.nats, meshfile.ValidBroker},
+		{"--host", f.host, func(id string) error { return pipeline.ValidName("host", id) }},
+		{"--listen", f.listen, meshfile.ValidAddress},
+		{"--ops", f.ops, meshfile.ValidAddress},
+	} {
+		if flag.value == "" {
+			continue
+		}
+		if err := flag.check(flag.value); err != nil {
+			return fmt.Errorf("%s: %w", flag.name, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,356 @@
+package stagemain_test
+
+import (
+	"debug/buildinfo"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stagemesh/stagemesh/examples/digits"
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/services/meshtest"
+)
+
+// write returns the path of a mesh's file of that text.
+func write(t *testing.T, text string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "mesh.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// digitsFile returns the path of the digits example's file, for the mesh of a
+// test bed, beside the files it needs.
+func digitsFile(t *testing.T) string {
+	t.Helper()
+	folder := t.TempDir()
+	if err := os.CopyFS(folder, digits.FS); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(folder, "mesh.yaml")
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text = []byte(strings.Replace(string(text), "mesh: digits", "mesh: "+string(meshtest.Mesh), 1))
+	if err := os.WriteFile(file, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+func get(t *testing.T, url string) (int, string) {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	response, err := client.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return response.StatusCode, string(body)
+}
+
+// images returns the fifty images of the example, by the digit and a number.
+func images(t *testing.T) map[string][]byte {
+	t.Helper()
+	entries, err := digits.FS.ReadDir("images")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string][]byte{}
+	for _, entry := range entries {
+		data, err := digits.FS.ReadFile(path.Join("images", entry.Name()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		number, digit, _ := strings.Cut(strings.TrimSuffix(entry.Name(), ".png"), "-")
+		out[digit+"/"+number] = data
+	}
+	return out
+}
+
+func TestProcessesOfSingleStagesServeAPipeline(t *testing.T) {
+	t.Parallel()
+	bed := meshtest.New(t)
+	file := digitsFile(t)
+	stages := map[string]*process{}
+	for stage, name := range map[string]string{"decode": "imagedecode", "classify": "onnx", "label": "topk"} {
+		stages[stage] = start(t, name, "--config", file, "--stage", stage, "--nats", bed.Broker.URL(), "--host", "host-of-"+stage)
+	}
+	for stage, p := range stages {
+		operations := p.ready(t)
+		for page, want := range map[string]string{"/livez": "ok", "/readyz": "ok", "/metrics": "stagemesh_"} {
+			if status, body := get(t, operations+page); status != http.StatusOK || !strings.Contains(body, want) {
+				t.Errorf("%s%s: got %d without %q", stage, page, status, want)
+			}
+		}
+	}
+	gateway := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("digits", "decode", "classify", "label")})
+	var right atomic.Int64
+	var calls sync.WaitGroup
+	for name, image := range images(t) {
+		calls.Go(func() {
+			answer, err := gateway.Service().Infer(t.Context(), &call.Request{
+				Pipeline: "digits", Inputs: []payload.Part{payload.OfBlob("image", "image/png", image)},
+			})
+			if err != nil {
+				t.Errorf("%s: %v", name, err)
+				return
+			}
+			for _, step := range answer.Timeline.Steps {
+				if string(step.Host) != "host-of-"+string(step.Stage) {
+					t.Errorf("%s: step %s ran on %s", name, step.Step, step.Host)
+				}
+			}
+			labels, ok := payload.Find(answer.Outputs, "labels")
+			if !ok {
+				t.Errorf("%s: there are no labels", name)
+				return
+			}
+			if best, err := labels.Tensor.BytesElements(); err == nil && string(best[0]) == name[:1] {
+				right.Add(1)
+			}
+		})
+	}
+	calls.Wait()
+	if right.Load() != 50 {
+		t.Errorf("%d of 50 digits are right", right.Load())
+	}
+	for stage, p := range stages {
+		p.signal(t, syscall.SIGTERM)
+		if err := bustest.Receive(t, "the end of "+stage, p.ended); err != nil {
+			t.Errorf("%s ended with %v", stage, err)
+		}
+	}
+}
+
+// load sends requests of one stage until it is told to stop, so many at a time,
+// and counts what comes back by host.
+type load struct {
+	mu      sync.Mutex
+	byHost  map[pipeline.HostID]int
+	retried int
+	slowest time.Duration
+	quit    chan struct{}
+	calls   sync.WaitGroup
+}
+
+func newLoad(t *testing.T, gateway meshtest.Gateway, stage string, inFlight int) *load {
+	t.Helper()
+	l := &load{byHost: map[pipeline.HostID]int{}, quit: make(chan struct{})}
+	for i := range inFlight {
+		l.calls.Go(func() {
+			for n := 0; ; n++ {
+				select {
+				case <-l.quit:
+					return
+				default:
+					l.send(t, gateway, stage, fmt.Sprintf("%d/%d", i, n))
+				}
+			}
+		})
+	}
+	t.Cleanup(l.stop)
+	return l
+}
+
+func (l *load) send(t *testing.T, gateway meshtest.Gateway, stage, text string) {
+	begin := time.Now()
+	answer, err := gateway.Service().Infer(t.Context(), &call.Request{
+		Pipeline: "stage:" + stage, Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte(text))},
+	})
+	took := time.Since(begin)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case err != nil:
+		t.Errorf("%s: %v", text, err)
+	case string(answer.Outputs[0].Blob.Data) != text:
+		t.Errorf("%s: got %s", text, answer.Outputs[0].Blob.Data)
+	default:
+		step := answer.Timeline.Steps[0]
+		l.byHost[step.Host]++
+		if step.Attempt > 1 {
+			l.retried++
+		}
+		l.slowest = max(l.slowest, took)
+	}
+}
+
+func (l *load) answered(host pipeline.HostID) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.byHost[host]
+}
+
+// stop ends the load and waits for the answers.
+func (l *load) stop() {
+	select {
+	case <-l.quit:
+	default:
+		close(l.quit)
+	}
+	l.calls.Wait()
+}
+
+// twoHosts starts two processes of a stage that takes its time for batches of
+// at most four.
+func twoHosts(t *testing.T, bed *meshtest.Bed, perBatch time.Duration) (one, two *process) {
+	t.Helper()
+	file := write(t, fmt.Sprintf("mesh: %s\nnats: {url: %q}\nstages:\n  slow: {runner: {sleep: {base: %s}}, batch: {max_size: 4}}\n", meshtest.Mesh, bed.Broker.URL(), perBatch))
+	one = start(t, "synth", "--config", file, "--stage", "slow", "--host", "one")
+	two = start(t, "synth", "--config", file, "--stage", "slow", "--host", "two")
+	one.ready(t)
+	two.ready(t)
+	return one, two
+}
+
+func TestHostThatIsToldToStopFinishesWhatItHolds(t *testing.T) {
+	t.Parallel()
+	bed := meshtest.New(t)
+	leaving, _ := twoHosts(t, bed, 50*time.Millisecond)
+	l := newLoad(t, bed.Gateway(nil), "slow", 32)
+	bustest.Eventually(t, "both hosts are busy", func() bool { return l.answered("one") > 8 && l.answered("two") > 8 })
+	before := l.answered("one")
+	leaving.signal(t, syscall.SIGTERM)
+	if err := bustest.Receive(t, "the end of the host", leaving.ended); err != nil {
+		t.Errorf("it ended with %v", err)
+	}
+	after := l.answered("two")
+	bustest.Eventually(t, "the other host serves on", func() bool { return l.answered("two") > after+8 })
+	l.stop()
+	t.Logf("the host that left answered %d requests, %d of them after it was told to; the other one %d", l.answered("one"), l.answered("one")-before, l.answered("two"))
+	if l.answered("one") == before {
+		t.Error("the host did not finish what it held")
+	}
+	if l.retried > 0 {
+		t.Errorf("%d items went to another host", l.retried)
+	}
+}
+
+func TestItemsOfAKilledHostAreAnsweredByAnother(t *testing.T) {
+	t.Parallel()
+	bed := meshtest.New(t)
+	killed, _ := twoHosts(t, bed, 300*time.Millisecond)
+	l := newLoad(t, bed.Gateway(nil), "slow", 32)
+	bustest.Eventually(t, "both hosts are busy", func() bool { return l.answered("one") > 4 && l.answered("two") > 4 })
+	begin := time.Now()
+	killed.signal(t, syscall.SIGKILL)
+	if err := bustest.Receive(t, "the end of the host", killed.ended); err == nil {
+		t.Error("it was not killed")
+	}
+	// Every request that was in flight is answered, or the load says so.
+	l.stop()
+	t.Logf("answered within %s of the kill; %d of %d items came back, and the slowest took %s",
+		time.Since(begin).Round(time.Millisecond), l.retried, l.answered("one")+l.answered("two"), l.slowest.Round(time.Millisecond))
+	if l.retried == 0 {
+		t.Error("no item came back: the killed host held none")
+	}
+	if l.slowest > 10*time.Second {
+		t.Errorf("an item came back only after %s", l.slowest)
+	}
+}
+
+// running matches the page of metrics of a host with an item at its runner.
+var running = regexp.MustCompile(`(?m)^stagemesh_stage_in_hand\{[^}]*state="running"[^}]*\} 1$`)
+
+func TestSecondSignalEndsAHostAtOnce(t *testing.T) {
+	t.Parallel()
+	bed := meshtest.New(t)
+	one, two := twoHosts(t, bed, time.Minute)
+	two.signal(t, syscall.SIGTERM)
+	if err := bustest.Receive(t, "the end of the idle host", two.ended); err != nil {
+		t.Errorf("the idle host ended with %v", err)
+	}
+	gateway := bed.Gateway(nil)
+	var waiting sync.WaitGroup
+	defer waiting.Wait()
+	waiting.Go(func() {
+		// Its answer, a minute away, never comes; nobody waits that long.
+		_, err := gateway.Service().Infer(t.Context(), &call.Request{
+			Pipeline: "stage:slow", Timeout: 3 * time.Second, Inputs: []payload.Part{payload.OfBlob("", "text/plain", nil)},
+		})
+		if err == nil {
+			t.Error("a host that was killed has answered")
+		}
+	})
+	operations := one.ready(t)
+	bustest.Eventually(t, "the host is busy", func() bool {
+		_, body := get(t, operations+"/metrics")
+		return running.MatchString(body)
+	})
+	one.signal(t, syscall.SIGINT)
+	bustest.Eventually(t, "the host drains", func() bool { return one.errOut.has("msg=draining") })
+	if status, _ := get(t, operations+"/readyz"); status != http.StatusServiceUnavailable {
+		t.Errorf("readyz: got %d of a host that drains", status)
+	}
+	one.signal(t, syscall.SIGINT)
+	err := bustest.Receive(t, "the end of the host", one.ended)
+	failed, ok := errors.AsType[*exec.ExitError](err)
+	if !ok || failed.Sys().(syscall.WaitStatus).Signal() != syscall.SIGINT {
+		t.Errorf("it ended with %v", err)
+	}
+}
+
+// Linking is what tells whether a host of images has to carry a runtime for
+// models, and whether any host carries a broker.
+func TestProgramsLinkOnlyWhatTheyNeed(t *testing.T) {
+	t.Parallel()
+	for name, runtime := range map[string]bool{"imagedecode": false, "topk": false, "synth": false, "onnx": true} {
+		info, err := buildinfo.ReadFile(program(t, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		linked := map[string]bool{}
+		for _, module := range info.Deps {
+			linked[module.Path] = true
+		}
+		if !linked["github.com/nats-io/nats.go"] {
+			t.Errorf("%s: the modules %v cannot be all", name, linked)
+		}
+		if linked["github.com/gomlx/gomlx"] != runtime {
+			t.Errorf("%s: it links a runtime for models: %v", name, !runtime)
+		}
+		for _, module := range []string{"github.com/nats-io/nats-server/v2", "connectrpc.com/grpcreflect", "github.com/rs/cors"} {
+			if linked[module] {
+				t.Errorf("%s links %s", name, module)
+			}
+		}
+	}
+}
+
+func TestProgramsSayWhyTheyEnd(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"imagedecode", "onnx", "topk", "synth"} {
+		out, err := exec.CommandContext(t.Context(), program(t, name), "--config", "nowhere.yaml").CombinedOutput()
+		failed, ok := errors.AsType[*exec.ExitError](err)
+		if want := name + ": open nowhere.yaml: no such file or directory\n"; !ok || failed.ExitCode() != 1 || string(out) != want {
+			t.Errorf("got %v and %q, want %q", err, out, want)
+		}
+	}
+}

@@ -1,0 +1,49 @@
+package stagemesh
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/stagemesh/stagemesh/services/local"
+	"github.com/stagemesh/stagemesh/services/meshfile"
+	"github.com/stagemesh/stagemesh/services/runners"
+)
+
+func newConfig() *cobra.Command {
+	config := &cobra.Command{Use: "config", Short: "Work with configuration files"}
+	config.AddCommand(&cobra.Command{
+		Use:   "check FILE",
+		Short: "Say what is wrong with a mesh's file, with line and column",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			file, err := meshfile.Load(args[0], runners.All()...)
+			if err != nil {
+				return err
+			}
+			mesh, err := local.FromFile(file, local.FileSettings{})
+			if err != nil {
+				return err
+			}
+			if err := mesh.Validate(); err != nil {
+				return file.At(err)
+			}
+			return describe(cmd.OutOrStdout(), args[0], file)
+		},
+	})
+	return config
+}
+
+func describe(out io.Writer, path string, f *meshfile.File) error {
+	_, err := fmt.Fprintf(out, "%s: mesh %s is fine: %s, %s\n", path, f.Mesh,
+		count(len(f.Stages), "stage"), count(len(f.Pipelines), "pipeline"))
+	return err
+}
+
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}

@@ -1,0 +1,112 @@
+package stagemesh
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/stagemesh/stagemesh/services/local"
+	"github.com/stagemesh/stagemesh/services/logflags"
+	"github.com/stagemesh/stagemesh/services/meshfile"
+	"github.com/stagemesh/stagemesh/services/operations"
+	"github.com/stagemesh/stagemesh/services/runners"
+)
+
+type upFlags struct {
+	config string
+	// stages is nil where the flag is not given.
+	stages []string
+	log    *logflags.Flags
+}
+
+func newUp() *cobra.Command {
+	var flags upFlags
+	up := &cobra.Command{
+		Use:   "up",
+		Short: "Run the mesh that a file describes: stages, gateway and, where it names none, a broker",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			// The first signal asks to drain, the second one ends the process.
+			defer context.AfterFunc(ctx, stop)()
+			return runUp(ctx, flags, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	up.Flags().StringVarP(&flags.config, "config", "c", "mesh.yaml", "the mesh's file")
+	up.Flags().StringSliceVar(&flags.stages, "stages", nil, `only these stages, and the gateway; "" for the gateway alone`)
+	flags.log = logflags.Add(up)
+	return up
+}
+
+func runUp(ctx context.Context, flags upFlags, out, errOut io.Writer) error {
+	log, err := flags.log.Logger(errOut)
+	if err != nil {
+		return err
+	}
+	file, err := meshfile.Load(flags.config, runners.All()...)
+	if err != nil {
+		return err
+	}
+	return Up(ctx, Run{File: file, Stages: flags.stages, Logger: log, Ready: func(m *local.Mesh, ops net.Addr) error {
+		_, err := fmt.Fprintf(out, "mesh %s is ready: http://%s (operations: http://%s); stop with Ctrl-C\n", file.Mesh, m.Addr(), ops)
+		return err
+	}})
+}
+
+// Run says what Up runs.
+type Run struct {
+	File *meshfile.File
+	// Stages are those of the file's that this process runs; nil means all.
+	Stages []string
+	Logger *slog.Logger
+	// Ready is called when all is ready, with where operators may ask; its
+	// error ends the mesh.
+	Ready func(m *local.Mesh, operations net.Addr) error
+}
+
+// Up runs the mesh that the file describes until the context ends, and drains
+// it.
+func Up(ctx context.Context, r Run) error {
+	ops := operations.Settings{Listen: r.File.OpsListen(), Key: "ops.listen", Logger: r.Logger}
+	return operations.Run(ctx, ops, func(ctx context.Context, port *operations.Port) error {
+		m, err := local.FromFile(r.File, local.FileSettings{Stages: r.Stages, Logger: r.Logger, Meter: port.Meter(), Version: Version()})
+		if errors.Is(err, local.ErrAlone) {
+			return fmt.Errorf("--stages: %w", err)
+		}
+		if err != nil {
+			return err
+		}
+		port.Watch(m.Ready)
+		return r.serve(ctx, m, port.Addr())
+	})
+}
+
+func (r Run) serve(ctx context.Context, m *local.Mesh, ops net.Addr) error {
+	if r.File.NATS.URL != "" {
+		r.Logger.Info("waiting for the broker", "url", meshfile.Redacted(r.File.NATS.URL))
+	}
+	if err := m.Start(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // it was told to stop before it was ready
+		}
+		return err
+	}
+	err := r.Ready(m, ops)
+	if err == nil {
+		err = m.Wait(ctx)
+	}
+	// What made the mesh end is among what its parts failed with.
+	if stopped := m.Stop(); err == nil {
+		err = stopped
+	}
+	return err
+}

@@ -1,0 +1,191 @@
+package synth_test
+
+import (
+	"context"
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/sdk/go/tensor"
+	"github.com/stagemesh/stagemesh/services/synth"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+)
+
+// sink collects outcomes.
+type sink struct{ outcomes map[int]runner.Outcome }
+
+func (s *sink) Chunk(int, []payload.Part) error { return errors.ErrUnsupported }
+
+func (s *sink) Settle(i int, o runner.Outcome) error {
+	if _, ok := s.outcomes[i]; ok {
+		return runner.ErrSettled
+	}
+	s.outcomes[i] = o
+	return nil
+}
+
+func do(ctx context.Context, t *testing.T, r runner.Runner, items ...runner.Item) (map[int]runner.Outcome, error) {
+	t.Helper()
+	slot, err := r.Acquire(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &sink{outcomes: map[int]runner.Outcome{}}
+	err = slot.Do(ctx, runner.Batch{Items: items, Rows: len(items)}, s)
+	return s.outcomes, err
+}
+
+func items(n int) []runner.Item {
+	out := make([]runner.Item, n)
+	for i := range out {
+		out[i] = runner.Item{Rows: 1, Inputs: []payload.Part{
+			payload.OfBlob("text", "text/plain", []byte{byte(i)}),
+			payload.OfTensor("x", tensor.Tensor{Datatype: tensor.Uint8, Shape: []int64{1}, Raw: []byte{byte(i)}}),
+		}}
+	}
+	return out
+}
+
+// must takes what a constructor returns.
+func must(t *testing.T) func(*inproc.Runner, error) *inproc.Runner {
+	return func(r *inproc.Runner, err error) *inproc.Runner {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+}
+
+func TestEveryItemGetsItsInputsBack(t *testing.T) {
+	t.Parallel()
+	for name, r := range map[string]*inproc.Runner{
+		"echo":  must(t)(synth.NewEcho(synth.EchoSettings{Concurrency: 3})),
+		"sleep": must(t)(synth.NewSleep(synth.SleepSettings{Concurrency: 3})),
+		"burn":  must(t)(synth.NewBurn(synth.BurnSettings{Iterations: 25_000, Concurrency: 3})),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			batch := items(5)
+			out, err := do(t.Context(), t, r, batch...)
+			if err != nil || len(out) != len(batch) {
+				t.Fatalf("got %v, %v", out, err)
+			}
+			for i, item := range batch {
+				if out[i].Fault != nil || !reflect.DeepEqual(out[i].Parts, item.Inputs) {
+					t.Errorf("item %d: got %v, want %v", i, out[i], item.Inputs)
+				}
+			}
+			if spec := r.Spec(); len(spec.Inputs) != 0 || spec.BatchAxis != runner.BatchNone {
+				t.Errorf("the spec %v does not take everything", spec)
+			}
+			if got := r.Concurrency(); got != 3 {
+				t.Errorf("got concurrency %d, want 3", got)
+			}
+		})
+	}
+}
+
+func TestSleepTakesItsBaseAndThenSomeForEachItem(t *testing.T) {
+	t.Parallel()
+	for n, want := range map[int]time.Duration{1: 5500 * time.Microsecond, 8: 9 * time.Millisecond} {
+		synctest.Test(t, func(t *testing.T) {
+			r := must(t)(synth.NewSleep(synth.SleepSettings{Base: 5 * time.Millisecond, PerItem: 500 * time.Microsecond}))
+			start := time.Now()
+			if _, err := do(t.Context(), t, r, items(n)...); err != nil {
+				t.Fatal(err)
+			}
+			if got := time.Since(start); got != want {
+				t.Errorf("%d items took %v, want %v", n, got, want)
+			}
+		})
+	}
+}
+
+func TestSleepEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := must(t)(synth.NewSleep(synth.SleepSettings{Base: time.Hour}))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		start := time.Now()
+		out, err := do(ctx, t, r, items(2)...)
+		if !errors.Is(err, context.DeadlineExceeded) || len(out) != 0 {
+			t.Errorf("got %v, %v", out, err)
+		}
+		if got := time.Since(start); got != time.Second {
+			t.Errorf("it took %v", got)
+		}
+	})
+}
+
+func TestBurnTakesAtLeastItsDuration(t *testing.T) {
+	t.Parallel()
+	const each = 3 * time.Millisecond
+	r := must(t)(synth.NewBurn(synth.BurnSettings{Duration: each}))
+	start := time.Now()
+	if _, err := do(t.Context(), t, r, items(2)...); err != nil {
+		t.Fatal(err)
+	}
+	if got := time.Since(start); got < 2*each {
+		t.Errorf("two items took %v, want at least %v", got, 2*each)
+	}
+}
+
+func TestBurnEndsWhenNobodyWaits(t *testing.T) {
+	t.Parallel()
+	r := must(t)(synth.NewBurn(synth.BurnSettings{Duration: time.Hour}))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	gone := items(1)[0]
+	closed := make(chan struct{})
+	close(closed)
+	gone.Cancelled = closed
+	out, err := do(ctx, t, r, gone, items(1)[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f := out[0].Fault; f == nil || f.Reason != fault.Cancelled {
+		t.Errorf("the cancelled item: got %v", out[0])
+	}
+	if f := out[1].Fault; f == nil || f.Reason != fault.DeadlineExceeded {
+		t.Errorf("the item without time: got %v", out[1])
+	}
+}
+
+func TestSettingsAreChecked(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		name     string
+		settings interface{ Validate() error }
+		want     string
+	}{
+		{"echo", synth.EchoSettings{Concurrency: -1}, "concurrency: -1 "},
+		{"sleep base", synth.SleepSettings{Base: -time.Second}, "base: -1s "},
+		{"sleep per item", synth.SleepSettings{PerItem: -time.Second}, "per_item: -1s "},
+		{"sleep concurrency", synth.SleepSettings{Concurrency: -1}, "concurrency: -1 "},
+		{"burn nothing", synth.BurnSettings{}, "duration: is missing"},
+		{"burn duration", synth.BurnSettings{Duration: -time.Second}, "duration: -1s "},
+		{"burn iterations", synth.BurnSettings{Iterations: -1}, "iterations: -1 "},
+		{"burn concurrency", synth.BurnSettings{Iterations: 1, Concurrency: -1}, "concurrency: -1 "},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			if err := row.settings.Validate(); err == nil || !strings.HasPrefix(err.Error(), row.want) {
+				t.Errorf("got %v, want %q", err, row.want)
+			}
+		})
+	}
+	_, echo := synth.NewEcho(synth.EchoSettings{Concurrency: -1})
+	_, sleep := synth.NewSleep(synth.SleepSettings{Base: -1})
+	_, burn := synth.NewBurn(synth.BurnSettings{})
+	if echo == nil || sleep == nil || burn == nil {
+		t.Error("a constructor takes what Validate refuses")
+	}
+}
