@@ -19,6 +19,8 @@ import (
 type credit struct {
 	bound   int
 	classes [classCount]classCredit
+	// asks counts the asks of all classes, so that each has a number.
+	asks uint64
 }
 
 const classCount = 3
@@ -30,6 +32,15 @@ type classCredit struct {
 	busy bool
 	// until is when the last ask is over at the latest.
 	until time.Time
+	// closed is the number of the last ask that is over for good: what the
+	// broker says of it and of those before it comes too late to count.
+	closed uint64
+}
+
+// ask is a number of items of one class that the broker is asked for.
+type ask struct {
+	number uint64
+	items  int
 }
 
 // standingShare is the share of the bound that stands for each class: one in
@@ -42,17 +53,31 @@ const MinBound = classCount + 1
 
 // delivered books an item of class i; pending more wait behind it.
 func (c *credit) delivered(i int, pending uint64) {
+	c.came(i)
 	class := &c.classes[i]
 	class.held++
-	class.asked = max(0, class.asked-1)
 	class.busy = pending > 0 || class.busy && class.asked > 0
 }
 
-// over books that n items of class i will not come.
-func (c *credit) over(i, n int) {
+// came books one less to come of class i.
+func (c *credit) came(i int) { c.classes[i].asked = max(0, c.classes[i].asked-1) }
+
+// over books that n items of an ask of class i will not come, and reports
+// whether the ask was open.
+func (c *credit) over(i int, number uint64, n int) bool {
 	class := &c.classes[i]
+	if number <= class.closed {
+		return false
+	}
 	class.asked = max(0, class.asked-n)
 	class.busy = false
+	return true
+}
+
+// close books that every ask of class i is over.
+func (c *credit) close(i int) {
+	class := &c.classes[i]
+	class.asked, class.busy, class.closed = 0, false, c.asks
 }
 
 // settled books that a held item of class i is held no more.
@@ -62,7 +87,7 @@ func (c *credit) settled(i int) { c.classes[i].held = max(0, c.classes[i].held-1
 func (c *credit) lapse(now time.Time) {
 	for i := range c.classes {
 		if class := &c.classes[i]; class.asked > 0 && now.After(class.until) {
-			c.over(i, class.asked)
+			c.close(i)
 		}
 	}
 }
@@ -70,7 +95,7 @@ func (c *credit) lapse(now time.Time) {
 // forget books that no ask is open any more.
 func (c *credit) forget() {
 	for i := range c.classes {
-		c.over(i, c.classes[i].asked)
+		c.close(i)
 	}
 }
 
@@ -93,14 +118,15 @@ func (c *credit) free() int {
 
 // plan returns how many items to ask each class for now, and books them as
 // asked until the given time.
-func (c *credit) plan(until time.Time) [classCount]int {
-	var asks [classCount]int
+func (c *credit) plan(until time.Time) [classCount]ask {
+	var asks [classCount]ask
 	for i := range c.classes {
 		n := min(c.room(i), c.target(i)-c.classes[i].asked)
 		if !c.worthAsking(i, n) {
 			continue
 		}
-		asks[i] = n
+		c.asks++
+		asks[i] = ask{number: c.asks, items: n}
 		c.classes[i].asked += n
 		c.classes[i].until = until
 	}

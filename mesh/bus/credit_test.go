@@ -18,20 +18,28 @@ const (
 func deliverAll(c *credit, backlog [classCount]bool) (came [classCount]int) {
 	for {
 		asks, any := c.plan(time.Time{}), false
-		for i, n := range asks {
+		for i, ask := range asks {
 			if !backlog[i] {
 				continue
 			}
-			for range n {
+			for range ask.items {
 				c.delivered(i, 1)
 				any = true
 			}
-			came[i] += n
+			came[i] += ask.items
 		}
 		if !any {
 			return came
 		}
 	}
+}
+
+// planned is how many items of each class a plan asks for.
+func planned(c *credit, until time.Time) (items [classCount]int) {
+	for i, ask := range c.plan(until) {
+		items[i] = ask.items
+	}
+	return items
 }
 
 func TestFirstAskSharesTheBound(t *testing.T) {
@@ -48,10 +56,10 @@ func TestFirstAskSharesTheBound(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			c := credit{bound: test.bound}
-			if got := c.plan(time.Time{}); got != test.want {
+			if got := planned(&c, time.Time{}); got != test.want {
 				t.Errorf("asks %v, want %v", got, test.want)
 			}
-			if got := c.plan(time.Time{}); got != [classCount]int{} {
+			if got := planned(&c, time.Time{}); got != [classCount]int{} {
 				t.Errorf("asks %v again although all of it is asked for", got)
 			}
 		})
@@ -76,7 +84,7 @@ func TestHighestClassWithWorkGetsTheRemainder(t *testing.T) {
 			deliverAll(&c, test.backlog)
 			for i, busy := range test.backlog {
 				if !busy {
-					c.over(i, c.classes[i].asked)
+					c.close(i)
 				}
 			}
 			deliverAll(&c, test.backlog)
@@ -147,12 +155,12 @@ func TestSmallAsksWaitWhileOneIsOpen(t *testing.T) {
 	c.plan(time.Time{})
 	for freed := 1; freed < 24; freed++ {
 		c.settled(normalClass)
-		if asks := c.plan(time.Time{}); asks != [classCount]int{} {
+		if asks := planned(&c, time.Time{}); asks != [classCount]int{} {
 			t.Fatalf("asks %v for %d freed places while 8 are asked for", asks, freed)
 		}
 	}
 	c.settled(normalClass)
-	if asks := c.plan(time.Time{}); asks[normalClass] != 24 {
+	if asks := planned(&c, time.Time{}); asks[normalClass] != 24 {
 		t.Errorf("asks %v when 24 places are free", asks)
 	}
 }
@@ -170,7 +178,7 @@ func TestLapseReturnsOnlyWhatIsOver(t *testing.T) {
 	if c.asked() != 0 {
 		t.Errorf("%d asked for after the end of the ask", c.asked())
 	}
-	if again := c.plan(now.Add(2 * time.Second)); again != [classCount]int{5, 30, 5} {
+	if again := planned(&c, now.Add(2*time.Second)); again != [classCount]int{5, 30, 5} {
 		t.Errorf("asks %v after all asks lapsed", again)
 	}
 }
@@ -188,12 +196,32 @@ func TestForgetFreesEverythingAskedFor(t *testing.T) {
 	}
 }
 
+// The broker was busy for longer than the ask was believed to be open, and
+// then says that it is over, while the next one is open.
+func TestLateEndOfAnAskDoesNotEndTheNext(t *testing.T) {
+	t.Parallel()
+	c := credit{bound: 40}
+	now := time.Unix(1000, 0)
+	first := c.plan(now.Add(time.Second))
+	c.lapse(now.Add(2 * time.Second))
+	c.plan(now.Add(3 * time.Second))
+	for i, ask := range first {
+		if c.over(i, ask.number, ask.items) {
+			t.Errorf("class %d: an ask that lapsed counts as open", i)
+		}
+	}
+	if c.asked() != 40 {
+		t.Errorf("%d asked for, want 40", c.asked())
+	}
+}
+
 // creditModel books by itself what the credit may have asked for and hold.
 type creditModel struct {
 	credit
 	now         time.Time
 	held, asked [classCount]int
 	until       [classCount]time.Time
+	lapsed      [classCount]uint64
 }
 
 func (m *creditModel) total() int {
@@ -218,21 +246,26 @@ func TestCreditKeepsItsBoundAndNeverStalls(t *testing.T) {
 			"over": func(t *rapid.T) {
 				i := classes.Draw(t, "class")
 				n := rapid.IntRange(0, 50).Draw(t, "items")
-				m.over(i, n)
-				m.asked[i] = max(0, m.asked[i]-n)
+				number := rapid.Uint64Range(0, m.asks).Draw(t, "number")
+				if open := m.over(i, number, n); open != (number > m.lapsed[i]) {
+					t.Fatalf("ask %d counts as open: %v; those up to %d are over", number, open, m.lapsed[i])
+				} else if open {
+					m.asked[i] = max(0, m.asked[i]-n)
+				}
 			},
 			"time passes": func(t *rapid.T) {
 				m.now = m.now.Add(time.Duration(rapid.IntRange(0, 1500).Draw(t, "ms")) * time.Millisecond)
 				m.lapse(m.now)
 				for i := range m.asked {
-					if m.now.After(m.until[i]) {
-						m.asked[i] = 0
+					if m.asked[i] > 0 && m.now.After(m.until[i]) {
+						m.asked[i], m.lapsed[i] = 0, m.asks
 					}
 				}
 			},
 			"reconnect": func(*rapid.T) {
 				m.forget()
 				m.asked = [classCount]int{}
+				m.lapsed = [classCount]uint64{m.asks, m.asks, m.asks}
 			},
 		})
 	})
@@ -260,12 +293,12 @@ func (m *creditModel) settle(i, n int) {
 func (m *creditModel) plans(t *rapid.T) {
 	before := m.total()
 	asks := m.plan(m.now.Add(time.Second))
-	for i, n := range asks {
-		if n < 0 {
-			t.Fatalf("asks class %d for %d items", i, n)
+	for i, ask := range asks {
+		if ask.items < 0 || ask.items > 0 && ask.number <= m.lapsed[i] {
+			t.Fatalf("asks class %d for %d items as number %d", i, ask.items, ask.number)
 		}
-		if n > 0 {
-			m.asked[i] += n
+		if ask.items > 0 {
+			m.asked[i] += ask.items
 			m.until[i] = m.now.Add(time.Second)
 		}
 	}

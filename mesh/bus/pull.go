@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -47,7 +48,9 @@ type Puller struct {
 	handling int
 	draining bool
 	drained  chan struct{}
-	asks     uint64
+	// reconnects is how often the connection was lost and found when last
+	// looked at: asks do not outlive a connection.
+	reconnects uint64
 
 	quit chan struct{}
 	done chan struct{}
@@ -75,8 +78,11 @@ func (b *Bus) Pull(s PullSettings, handle func(Delivery)) (*Puller, error) {
 		expiry:   min(maxExpiry, s.AckWait/2),
 		credit:   credit{bound: s.Bound},
 		drained:  make(chan struct{}),
-		quit:     make(chan struct{}),
-		done:     make(chan struct{}),
+
+		reconnects: b.nc.Stats().Reconnects,
+
+		quit: make(chan struct{}),
+		done: make(chan struct{}),
 	}
 	if err := p.subscribe(); err != nil {
 		p.unsubscribe()
@@ -169,6 +175,10 @@ func (p *Puller) refresh(now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.credit.lapse(now)
+	if n := p.bus.nc.Stats().Reconnects; n != p.reconnects {
+		p.reconnects = n
+		p.credit.forget()
+	}
 	p.ask()
 	p.checkDrained()
 }
@@ -190,27 +200,26 @@ func (p *Puller) ask() {
 		return
 	}
 	asks := p.credit.plan(time.Now().Add(p.expiry + expiryGrace))
-	for i, n := range asks {
-		if n == 0 {
+	for i, ask := range asks {
+		if ask.items == 0 {
 			continue
 		}
-		if err := p.askFor(i, n); err != nil {
-			p.credit.over(i, n)
+		if err := p.send(i, ask); err != nil {
+			p.credit.over(i, ask.number, ask.items)
 		}
 	}
 }
 
-func (p *Puller) askFor(i, n int) error {
+func (p *Puller) send(i int, ask ask) error {
 	body, err := json.Marshal(struct {
 		Batch   int           `json:"batch"`
 		Expires time.Duration `json:"expires"`
-	}{n, p.expiry})
+	}{ask.items, p.expiry})
 	if err != nil {
 		return err
 	}
-	p.asks++
 	subject := "$JS.API.CONSUMER.MSG.NEXT." + p.bus.Stream(p.settings.Stage, p.settings.Durability) + "." + consumerName(classAt(i), p.epoch)
-	reply := p.inbox + "." + strconv.Itoa(i) + "." + strconv.FormatUint(p.asks, 36)
+	reply := p.inbox + "." + strconv.Itoa(i) + "." + strconv.FormatUint(ask.number, askBase)
 	return p.bus.nc.PublishRequest(subject, reply, body)
 }
 
@@ -224,6 +233,9 @@ func (p *Puller) receive(i int, msg *nats.Msg) {
 	delivery, err := newDelivery(p.bus.nc, msg, classAt(i))
 	if err != nil {
 		p.settings.Malformed(err)
+		p.mu.Lock()
+		p.credit.came(i)
+		p.mu.Unlock()
 		return
 	}
 	p.mu.Lock()
@@ -242,27 +254,43 @@ const (
 	statusNoResponders = "503"
 	statusConflict     = "409"
 	pendingHeader      = "Nats-Pending-Messages"
+
+	askBase = 36
 )
 
-// status books the end of an ask. A status that does not say how many items
-// will not come ends every ask of its class: the consumer is gone or moved.
+// status books the end of an ask.
 func (p *Puller) status(i int, msg *nats.Msg) {
-	code := msg.Header.Get("Status")
-	left, err := strconv.Atoi(msg.Header.Get(pendingHeader))
 	p.mu.Lock()
-	if err != nil {
-		left = p.credit.classes[i].asked
-	}
-	p.credit.over(i, left)
-	missing := err != nil && (code == statusNoResponders || code == statusConflict)
+	missing := p.ended(i, msg)
 	if missing {
 		p.epoch = ""
-	} else {
-		p.ask()
 	}
+	p.ask()
 	p.checkDrained()
 	p.mu.Unlock()
 	if missing {
 		p.settings.QueueMissing()
 	}
+}
+
+// ended reports whether the queue or its consumer is gone. A status that does
+// not say how many items will not come ends every ask of its class. Of an ask
+// that is over already none counts: it may be of a queue that was used before.
+// The caller holds the lock.
+func (p *Puller) ended(i int, msg *nats.Msg) (missing bool) {
+	number, err := strconv.ParseUint(msg.Subject[strings.LastIndexByte(msg.Subject, '.')+1:], askBase, 64)
+	if err != nil {
+		return false
+	}
+	left, err := strconv.Atoi(msg.Header.Get(pendingHeader))
+	if err == nil {
+		p.credit.over(i, number, left)
+		return false
+	}
+	if !p.credit.over(i, number, 0) {
+		return false
+	}
+	p.credit.close(i)
+	code := msg.Header.Get("Status")
+	return code == statusNoResponders || code == statusConflict
 }
