@@ -21,6 +21,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/web"
 	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
 // Settings are what a gateway is made of.
@@ -136,7 +137,8 @@ func (g *Gateway) WaitReady(ctx context.Context) error {
 	}
 }
 
-// Ready returns nil when requests can be served, else why not.
+// Ready returns nil when requests can be served, else why not: SHUTTING_DOWN
+// and BROKER_UNAVAILABLE are faults.
 func (g *Gateway) Ready() error {
 	select {
 	case <-g.ready:
@@ -144,7 +146,7 @@ func (g *Gateway) Ready() error {
 		return errors.New("the gateway starts")
 	}
 	if g.stopping.Load() {
-		return errors.New("the gateway is stopping")
+		return fault.New(fault.ShuttingDown, "the gateway is stopping")
 	}
 	return g.service.Ready()
 }

@@ -12,8 +12,10 @@ import (
 
 // server is the public port; one without a listener serves a library.
 type server struct {
-	http   *http.Server
-	served chan error
+	http *http.Server
+	// served is closed when serving has ended, with err.
+	served chan struct{}
+	err    error
 }
 
 func (g *Gateway) listen(ctx context.Context) (*server, error) {
@@ -27,17 +29,19 @@ func (g *Gateway) listen(ctx context.Context) (*server, error) {
 	}
 	g.addr = listener.Addr()
 	g.log.Info("gateway listens", "address", g.addr.String())
-	s := &server{http: web.NewServer(g.handler, g.log), served: make(chan error, 1)}
-	go func() { s.served <- s.http.Serve(listener) }()
+	s := &server{http: web.NewServer(g.handler, g.log), served: make(chan struct{})}
+	go func() {
+		defer close(s.served)
+		s.err = s.http.Serve(listener)
+	}()
 	return s, nil
 }
 
 // until returns nil when the context ends, or why serving ended before.
 func (s *server) until(ctx context.Context) error {
 	select {
-	case err := <-s.served:
-		s.served <- err
-		return err
+	case <-s.served:
+		return s.err
 	case <-ctx.Done():
 		return nil
 	}

@@ -2,7 +2,6 @@ package call
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"time"
 
@@ -17,7 +16,8 @@ const capacityAge = 100 * time.Millisecond
 // capacity knows which stages have hosts. It asks the bus at most once at a
 // time and per capacityAge for each stage.
 type capacity struct {
-	ask func(context.Context, pipeline.StageName) error
+	connected func() bool
+	ask       func(context.Context, pipeline.StageName) error
 
 	mu     sync.Mutex
 	stages map[pipeline.StageName]*answer
@@ -31,14 +31,18 @@ type answer struct {
 }
 
 func newCapacity(b *bus.Bus) *capacity {
-	return &capacity{ask: b.Alive, stages: map[pipeline.StageName]*answer{}}
+	return &capacity{connected: b.Connected, ask: b.Alive, stages: map[pipeline.StageName]*answer{}}
 }
 
 // maxStages bounds the stages that are remembered: a caller can name any.
 const maxStages = 4096
 
-// check returns nil when every stage on the route has a host.
+// check returns nil when every stage on the route has a host. While the broker
+// is away nothing is known of hosts, whatever was heard before.
 func (c *capacity) check(ctx context.Context, route []pipeline.Hop) *fault.Fault {
+	if !c.connected() {
+		return refused(bus.ErrDisconnected, route[0])
+	}
 	asked := make([]*answer, len(route))
 	for i, hop := range route {
 		asked[i] = c.of(hop.Stage)
@@ -50,18 +54,10 @@ func (c *capacity) check(ctx context.Context, route []pipeline.Hop) *fault.Fault
 			return fault.From(ctx.Err())
 		}
 		if a.err != nil {
-			return missing(a.err, route[i].Stage)
+			return refused(a.err, route[i])
 		}
 	}
 	return nil
-}
-
-func missing(err error, stage pipeline.StageName) *fault.Fault {
-	f := bus.FaultOf(err, stage)
-	if errors.Is(err, bus.ErrNoHost) {
-		f = f.At(string(stage), "", "")
-	}
-	return f.WithRetryAfter(retryAfter)
 }
 
 // of returns what is known about the stage, asking if that is nothing or old.

@@ -8,5 +8,7 @@
 //
 // Every error is a *fault.Fault whose metadata carry the request id, as soon as
 // there is one. A call ends at its deadline at the latest, however the mesh
-// fares. Service is safe for concurrent use.
+// fares; only a stream's emit can hold it longer. What a stream has not read is
+// bounded, and a call that leaves more unread ends with SLOW_READER. Service is
+// safe for concurrent use.
 package call

@@ -21,7 +21,7 @@ func (s *Service) Infer(ctx context.Context, r *Request) (*Response, error) {
 }
 
 // Stream is Infer that hands chunks to emit, in order, as they come; emit may
-// be nil. An error of emit ends the call.
+// be nil. An error of emit ends the call as CANCELLED: its caller is gone.
 func (s *Service) Stream(ctx context.Context, r *Request, emit func(Chunk) error) (*Response, error) {
 	begin := time.Now()
 	response, f := s.admitted(ctx, r, emit, begin)
@@ -54,13 +54,12 @@ func (s *Service) identified(ctx context.Context, id pipeline.RequestID, r *Requ
 	}
 	ctx, cancel := context.WithDeadline(ctx, env.Deadline)
 	defer cancel()
+	// The caller's context may end before.
+	env.Deadline, _ = ctx.Deadline()
 	if f := s.capacity.check(ctx, env.Route); f != nil {
 		return nil, f
 	}
-	c := &exchange{service: s, request: r, env: env, emit: emit, buffer: unaryBuffer}
-	if emit != nil {
-		c.buffer = streamBuffer
-	}
+	c := &exchange{service: s, request: r, env: env, emit: emit}
 	response, err := c.run(ctx)
 	if err != nil {
 		return nil, fault.From(err)
@@ -68,10 +67,11 @@ func (s *Service) identified(ctx context.Context, id pipeline.RequestID, r *Requ
 	return response, nil
 }
 
-// Replies that a call may have unread.
+// What a streamed answer may have unread. Runners are not slowed down by their
+// readers, so this is for a whole answer that comes in one burst.
 const (
-	unaryBuffer  = 4
-	streamBuffer = 256
+	streamReplies = 1 << 14
+	streamBytes   = 16 << 20
 )
 
 // exchange is one call between its publish and its answer.
@@ -79,16 +79,19 @@ type exchange struct {
 	service *Service
 	request *Request
 	env     *envelope.Envelope
-	emit    func(Chunk) error
-	buffer  int
+	// emit takes the chunks; nil where the caller wants the answer alone.
+	emit func(Chunk) error
+	// seq is the number of the last message of the answer.
+	seq uint64
 
+	// Of the execution that is registered.
 	waiter  *correlate.Waiter
 	message bus.Message
+	tries   int
 	// published gets what became of each publish, of which one at a time is
-	// on its way.
+	// on its way; again ticks when the next is due.
 	published chan published
-	tries     int
-	seq       uint64
+	again     <-chan time.Time
 }
 
 type published struct {
@@ -105,11 +108,13 @@ func (c *exchange) run(ctx context.Context) (*Response, error) {
 	for {
 		select {
 		case p := <-c.published:
-			if err := c.afterPublish(ctx, p); err != nil {
+			if err := c.afterPublish(p); err != nil {
 				return nil, err
 			}
-		case data := <-c.waiter.Replies():
-			response, err := c.reply(data)
+		case <-c.again:
+			c.publish()
+		case <-c.waiter.Ready():
+			response, err := c.next()
 			if response != nil || err != nil {
 				return response, err
 			}
@@ -136,19 +141,39 @@ func (c *exchange) register() error {
 	c.env.ExecutionID = pipeline.ExecutionID(uuid.Must(uuid.NewV7()).String())
 	message, err := c.service.bus.Item(c.env)
 	if err != nil {
-		return bus.FaultOf(err, c.env.Hop().Stage)
+		return c.unsendable(err)
 	}
-	stages := make([]pipeline.StageName, len(c.env.Route))
-	for i, hop := range c.env.Route {
-		stages[i] = hop.Stage
-	}
-	c.waiter, err = c.service.table.Register(c.env.ExecutionID, stages, c.buffer)
+	waiter, err := c.service.table.Register(c.env.ExecutionID, stagesOf(c.env.Route), c.room())
 	if err != nil {
-		return fault.Newf(fault.Overloaded, "%w", err)
+		return fault.Newf(fault.Overloaded, "%w", err).WithRetryAfter(retryAfter)
 	}
-	c.message = message
+	c.waiter, c.message, c.tries = waiter, message, 0
 	c.published = make(chan published, 1)
 	return nil
+}
+
+func (c *exchange) room() correlate.Room {
+	if c.emit == nil {
+		return correlate.Room{}
+	}
+	return correlate.Room{Replies: streamReplies, Bytes: streamBytes}
+}
+
+func stagesOf(route []pipeline.Hop) []pipeline.StageName {
+	out := make([]pipeline.StageName, len(route))
+	for i, hop := range route {
+		out[i] = hop.Stage
+	}
+	return out
+}
+
+// unsendable says why a request has no message: it is too large, or one of its
+// texts is not UTF-8, which is all that an encoder refuses.
+func (c *exchange) unsendable(err error) *fault.Fault {
+	if errors.Is(err, bus.ErrTooLarge) {
+		return refused(err, c.env.Hop())
+	}
+	return fault.Newf(fault.InvalidRequest, "the request cannot be sent on: %w", err)
 }
 
 func (c *exchange) publish() {
@@ -160,14 +185,13 @@ func (c *exchange) publish() {
 // afterPublish decides what a publish's answer means. Without one it is
 // repeated under the same id, which cannot run the request twice. A duplicate
 // on the first try is somebody else's id: nothing of ours was queued.
-func (c *exchange) afterPublish(ctx context.Context, p published) error {
+func (c *exchange) afterPublish(p published) error {
 	switch {
-	case errors.Is(p.err, bus.ErrUnknown):
-		return c.publishAgain(ctx)
-	case errors.Is(p.err, bus.ErrDisconnected) && c.tries > 1:
-		return c.publishAgain(ctx)
+	case errors.Is(p.err, bus.ErrUnknown), errors.Is(p.err, bus.ErrDisconnected) && c.tries > 1:
+		// The broker may come back, or the answer may come meanwhile.
+		c.again = time.After(publishPause)
 	case p.err != nil:
-		return c.refused(p.err)
+		return refused(p.err, c.env.Hop())
 	case p.receipt.Duplicate && c.tries == 1:
 		c.service.metrics.collision()
 		c.waiter.Forget()
@@ -179,71 +203,76 @@ func (c *exchange) afterPublish(ctx context.Context, p published) error {
 	return nil
 }
 
-func (c *exchange) refused(err error) error {
-	f := bus.FaultOf(err, c.env.Hop().Stage)
+const (
+	retryAfter   = time.Second
+	publishPause = 50 * time.Millisecond
+)
+
+// refused is what a bus error about a hop tells the caller: where, unless the
+// broker itself is away, and when to come back.
+func refused(err error, hop pipeline.Hop) *fault.Fault {
+	f := bus.FaultOf(err, hop.Stage)
+	if f.Reason != fault.BrokerUnavailable {
+		f = f.At(string(hop.Stage), string(hop.Step), "")
+	}
 	if f.Retryable() {
 		f = f.WithRetryAfter(retryAfter)
 	}
 	return f
 }
 
-const (
-	retryAfter   = time.Second
-	publishPause = 50 * time.Millisecond
-)
-
-// publishAgain repeats an unconfirmed publish after a pause, during which the
-// broker may come back. The answer may come meanwhile: the call goes on
-// waiting for it.
-func (c *exchange) publishAgain(ctx context.Context) error {
-	pause := time.NewTimer(publishPause)
-	defer pause.Stop()
-	select {
-	case <-pause.C:
-		c.publish()
-		return nil
-	case f := <-c.waiter.Failed():
-		return f
-	case <-ctx.Done():
-		return c.ended(ctx)
+// next handles one reply, if there is one; response is nil while more follow.
+func (c *exchange) next() (*Response, error) {
+	data, ok := c.waiter.Next()
+	if !ok {
+		return nil, nil
 	}
+	r, err := envelope.DecodeReply(data)
+	if err == nil && (r.RequestID != c.env.RequestID || r.ExecutionID != c.env.ExecutionID) {
+		err = errMismatch
+	}
+	if err != nil {
+		c.service.metrics.reply("malformed")
+		return nil, fault.Newf(fault.Internal, "a host's answer cannot be read: %w", err)
+	}
+	return c.reply(r)
 }
 
-// reply handles one reply; response is nil while more follow.
-func (c *exchange) reply(data []byte) (*Response, error) {
-	r, err := envelope.DecodeReply(data)
-	if err != nil || r.RequestID != c.env.RequestID || r.ExecutionID != c.env.ExecutionID {
-		c.service.metrics.reply("malformed")
-		return nil, fault.Newf(fault.Internal, "a host's answer cannot be read: %w", errors.Join(err, errMismatch))
-	}
+var errMismatch = errors.New("its ids are not the request's")
+
+// reply handles a reply. A caller that takes no chunks misses none.
+func (c *exchange) reply(r *envelope.Reply) (*Response, error) {
 	c.seq++
 	switch {
 	case r.Fault != nil:
 		return nil, r.Fault
-	case r.Seq != c.seq:
-		return c.gap(r)
+	case c.emit != nil && r.Seq != c.seq:
+		return nil, fault.Newf(fault.StreamInterrupted, "message %d of the answer came where %d was due", r.Seq, c.seq)
 	case r.Chunk:
 		return nil, c.chunk(r)
 	}
 	return c.response(r)
 }
 
-var errMismatch = errors.New("its ids are not the request's")
-
-// gap handles a message out of sequence. A caller that takes no chunks misses
-// none.
-func (c *exchange) gap(r *envelope.Reply) (*Response, error) {
-	if c.emit == nil && r.Terminal() {
-		return c.response(r)
-	}
-	return nil, fault.Newf(fault.StreamInterrupted, "message %d of the answer came where %d was due", r.Seq, c.seq)
-}
-
 func (c *exchange) chunk(r *envelope.Reply) error {
-	if c.emit == nil {
+	err := c.emit(Chunk{RequestID: string(r.RequestID), Seq: r.Seq, Attempt: r.Attempt, Outputs: r.Parts})
+	if err == nil {
 		return nil
 	}
-	return c.emit(Chunk{RequestID: string(r.RequestID), Seq: r.Seq, Attempt: r.Attempt, Outputs: r.Parts})
+	select {
+	case f := <-c.waiter.Failed():
+		return f // while emit waited for the caller
+	default:
+		return gone(err)
+	}
+}
+
+// gone is what an error of emit means: the caller does not take its answer.
+func gone(err error) *fault.Fault {
+	if f := fault.From(err); f.Reason != fault.Internal {
+		return f
+	}
+	return fault.New(fault.Cancelled, "the caller stopped taking its answer").Caused(err)
 }
 
 func (c *exchange) response(r *envelope.Reply) (*Response, error) {
@@ -268,7 +297,7 @@ func wanted(parts []payload.Part, names []string) ([]payload.Part, error) {
 	for _, name := range names {
 		part, ok := payload.Find(parts, name)
 		if !ok {
-			return nil, fault.Newf(fault.InvalidRequest, "outputs: the pipeline puts out no %q", name).WithViolation("outputs", "%q is not put out", name)
+			return nil, fault.Newf(fault.InvalidRequest, "outputs: the pipeline puts out no %.*q", shown, name).WithViolation("outputs", "%.*q is not put out", shown, name)
 		}
 		out = append(out, part)
 	}

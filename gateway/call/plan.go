@@ -2,6 +2,7 @@ package call
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"slices"
 	"time"
@@ -19,7 +20,10 @@ func (s *Service) plan(id pipeline.RequestID, r *Request, begin time.Time) (*env
 	if f != nil {
 		return nil, f
 	}
-	if f := s.checkSizes(r); f != nil {
+	if f := s.checkInputs(r.Inputs); f != nil {
+		return nil, f
+	}
+	if f := s.checkOptions(r); f != nil {
 		return nil, f
 	}
 	route, err := p.Route(options(r))
@@ -32,9 +36,6 @@ func (s *Service) plan(id pipeline.RequestID, r *Request, begin time.Time) (*env
 	}
 	durability, f := durabilityOf(r, p)
 	if f != nil {
-		return nil, f
-	}
-	if f := s.checkMetadata(r.Metadata); f != nil {
 		return nil, f
 	}
 	env := &envelope.Envelope{
@@ -56,18 +57,60 @@ func (s *Service) plan(id pipeline.RequestID, r *Request, begin time.Time) (*env
 	return env, nil
 }
 
-// maxKey bounds an idempotency key, in bytes.
-const maxKey = 255
+// MaxIdempotencyKey bounds an idempotency key, in bytes.
+const MaxIdempotencyKey = 256
 
-func (s *Service) checkSizes(r *Request) *fault.Fault {
-	if len(r.Inputs) == 0 {
+// shown is how much of a text that a caller made up is repeated to it, in runes.
+const shown = 80
+
+// checkInputs refuses what hosts would: an item that they cannot read is
+// dropped without an answer.
+func (s *Service) checkInputs(inputs []payload.Part) *fault.Fault {
+	if len(inputs) == 0 {
 		return fault.New(fault.InvalidRequest, "inputs: there are none; send at least one").WithViolation("inputs", "empty")
 	}
-	if limit := s.settings.MaxPayload; limit > 0 && payload.Size(r.Inputs) > limit {
-		return fault.Newf(fault.PayloadTooLarge, "the inputs are %d bytes, gateway.max_payload is %d", payload.Size(r.Inputs), limit)
+	if size, limit := payload.Size(inputs), s.settings.MaxPayload; limit > 0 && size > limit {
+		return fault.Newf(fault.PayloadTooLarge, "the inputs are %d bytes, gateway.max_payload is %d", size, limit)
 	}
-	if len(r.IdempotencyKey) > maxKey {
-		return fault.Newf(fault.InvalidRequest, "idempotency_key: %d bytes, at most %d are taken", len(r.IdempotencyKey), maxKey)
+	if err := payload.Validate("inputs", inputs); err != nil {
+		return fault.From(err)
+	}
+	return nil
+}
+
+func (s *Service) checkOptions(r *Request) *fault.Fault {
+	if len(r.IdempotencyKey) > MaxIdempotencyKey {
+		return fault.Newf(fault.InvalidRequest, "idempotency_key: %d bytes, at most %d are taken", len(r.IdempotencyKey), MaxIdempotencyKey)
+	}
+	if f := checkOutputs(r.Outputs); f != nil {
+		return f
+	}
+	if f := checkModels(r.Steps); f != nil {
+		return f
+	}
+	return s.checkMetadata(r.Metadata)
+}
+
+// checkOutputs bounds what an answer can be asked to hold: each name is a copy
+// of its output.
+func checkOutputs(names []string) *fault.Fault {
+	if len(names) > payload.MaxParts {
+		return fault.Newf(fault.InvalidRequest, "outputs: %d names, at most %d are taken", len(names), payload.MaxParts)
+	}
+	for i, name := range names {
+		if slices.Contains(names[:i], name) {
+			return fault.Newf(fault.InvalidRequest, "outputs: %.*q is there twice", shown, name).WithViolation("outputs", "%.*q is there twice", shown, name)
+		}
+	}
+	return nil
+}
+
+func checkModels(steps map[string]StepOptions) *fault.Fault {
+	for name, step := range steps {
+		if err := step.Model.Validate(); err != nil {
+			field := fmt.Sprintf("steps.%.*s.model", shown, name)
+			return fault.Newf(fault.InvalidRequest, "%s: %w", field, err).WithViolation(field, "%s", err)
+		}
 	}
 	return nil
 }
@@ -97,13 +140,14 @@ func durabilityOf(r *Request, p pipeline.Pipeline) (pipeline.Durability, *fault.
 	case pipeline.DurabilityUnset, pipeline.Memory:
 		return pipeline.Memory, nil
 	}
-	return "", fault.Newf(fault.NotSupported, "durability %s is not served by this version; use memory", d)
+	return "", fault.Newf(fault.NotSupported, "durability %.*q is not served by this version; use memory", shown, d)
 }
 
 func (s *Service) checkMetadata(metadata map[string]string) *fault.Fault {
 	for key := range metadata {
 		if !slices.Contains(s.settings.Metadata, key) {
-			return fault.Newf(fault.InvalidRequest, "metadata: key %q is not one that gateway.metadata allows", key).WithViolation("metadata."+key, "not allowed")
+			return fault.Newf(fault.InvalidRequest, "metadata: key %.*q is not one that gateway.metadata allows", shown, key).
+				WithViolation(fmt.Sprintf("metadata.%.*s", shown, key), "not allowed")
 		}
 	}
 	return nil
@@ -127,6 +171,6 @@ func (s *Service) log(id pipeline.RequestID, r *Request, f *fault.Fault) {
 	if f.Reason == fault.Internal {
 		level = slog.LevelError
 	}
-	s.settings.Logger.Log(context.Background(), level, "request failed", "request_id", id, "pipeline", r.Pipeline,
+	s.settings.Logger.Log(context.Background(), level, "request failed", "request_id", id, "pipeline", fmt.Sprintf("%.*s", shown, r.Pipeline),
 		"reason", f.Reason, "error", f, "cause", f.Unwrap(), "traceparent", r.Trace["traceparent"])
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/correlate"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
@@ -109,10 +110,11 @@ func (s *Service) Stop(ctx context.Context) error {
 // Close lets nobody in any more.
 func (s *Service) Close() { s.gate.Close() }
 
-// Ready returns nil when requests can be served.
+// Ready returns nil when requests can be served, else a fault that says why
+// not.
 func (s *Service) Ready() error {
 	if !s.bus.Connected() {
-		return bus.ErrDisconnected
+		return fault.New(fault.BrokerUnavailable, "the broker cannot be reached").WithRetryAfter(retryAfter).Caused(bus.ErrDisconnected)
 	}
 	return nil
 }
@@ -124,10 +126,12 @@ func (s *Service) PipelineReady(ctx context.Context, name string) error {
 	if f != nil {
 		return f
 	}
-	for _, step := range p.Steps {
-		if f := s.capacity.check(ctx, []pipeline.Hop{{Stage: step.Stage}}); f != nil {
-			return f
-		}
+	route, err := p.Route(pipeline.Options{})
+	if err != nil {
+		return err
+	}
+	if f := s.capacity.check(ctx, route); f != nil {
+		return f
 	}
 	return nil
 }

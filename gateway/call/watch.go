@@ -46,7 +46,9 @@ func (s *Service) checkQueue(ctx context.Context, stage pipeline.StageName) {
 	case err != nil:
 		return
 	default:
-		gone = info.Created
+		// What is known of the broker's clock may be wrong by as much, and a
+		// call that waits in the new queue must not fail.
+		gone = info.Created.Add(-info.RoundTrip / 2)
 	}
 	lost := func(w *correlate.Waiter) bool { return w.Since.Before(gone) && slices.Contains(w.Stages, stage) }
 	f := fault.Newf(fault.QueueLost, "the in-memory queue of stage %s was lost with its broker; send the request again", stage).

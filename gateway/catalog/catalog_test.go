@@ -8,6 +8,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/catalog"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
@@ -16,6 +17,13 @@ func of(names ...string) []pipeline.Pipeline {
 	for i, name := range names {
 		out[i] = pipeline.Pipeline{Name: pipeline.Name(name), Steps: []pipeline.Step{{Name: "one", Stage: "echo"}}}
 	}
+	return out
+}
+
+// ofModel returns a pipeline whose step names a model.
+func ofModel(ref payload.ModelRef) []pipeline.Pipeline {
+	out := of("a")
+	out[0].Steps[0].Model = ref
 	return out
 }
 
@@ -92,6 +100,7 @@ func TestPipelinesThatCannotBeServedAreRefused(t *testing.T) {
 		"not valid":              {[]pipeline.Pipeline{{Name: "a"}}, "pipeline a: steps"},
 		"two of a name":          {of("a", "b", "a"), "pipeline a: there are two"},
 		"in the place of stages": {of("stage:echo"), "pipeline stage:echo"},
+		"a model by two names":   {ofModel(payload.ModelRef{Model: "resnet", Alias: "prod"}), "pipeline a: steps[0]: model: names"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

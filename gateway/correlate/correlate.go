@@ -4,10 +4,11 @@
 // A call registers before it publishes, so no reply can come too early, and
 // forgets when it is over. Deliver is what the shared reply subscription calls:
 // it never blocks. A reply that nobody waits for, a second answer and a reply
-// for a call that reads too slowly are told apart and dropped. A call whose
-// buffer overflows has failed, and no other call notices.
+// for a call that reads too slowly are told apart and dropped. A call that
+// leaves more unread than its Room has failed, and no other call notices.
 //
-// All methods are safe for concurrent use. The table is bounded.
+// All methods are safe for concurrent use, but a call has one reader. The table
+// is bounded in calls, and each call in what it has not read.
 package correlate
 
 import (
@@ -43,6 +44,15 @@ const (
 	Overflow
 )
 
+// Room bounds the chunks that a call may have unread; its terminal reply has
+// room beside them, for it is the last. The zero Room takes no chunk at all:
+// its call wants the terminal reply only.
+type Room struct {
+	// Replies and Bytes bound the unread chunks together. One chunk alone may
+	// be of any size.
+	Replies, Bytes int
+}
+
 const shardCount = 64
 
 // Table holds the calls that wait.
@@ -64,10 +74,16 @@ type Waiter struct {
 	Stages []pipeline.StageName
 	Since  time.Time
 
-	id       pipeline.ExecutionID
-	table    *Table
-	replies  chan []byte
-	failed   chan *fault.Fault
+	id    pipeline.ExecutionID
+	table *Table
+	room  Room
+	// ready holds a value while there is something unread.
+	ready  chan struct{}
+	failed chan *fault.Fault
+
+	// Guarded by the shard's lock. bytes are those of unread.
+	unread   [][]byte
+	bytes    int
 	terminal bool
 	over     bool
 }
@@ -81,19 +97,21 @@ func New(bound int) *Table {
 	return t
 }
 
-// Register adds a call that may have at most buffer replies unread.
-func (t *Table) Register(id pipeline.ExecutionID, stages []pipeline.StageName, buffer int) (*Waiter, error) {
+// Register adds a call that has room for so much unread. Its errors are
+// ErrFull and ErrTwice.
+func (t *Table) Register(id pipeline.ExecutionID, stages []pipeline.StageName, room Room) (*Waiter, error) {
 	if t.count.Add(1) > t.bound {
 		t.count.Add(-1)
 		return nil, ErrFull
 	}
 	w := &Waiter{
-		Stages:  stages,
-		Since:   time.Now(),
-		id:      id,
-		table:   t,
-		replies: make(chan []byte, max(1, buffer)),
-		failed:  make(chan *fault.Fault, 1),
+		Stages: stages,
+		Since:  time.Now(),
+		id:     id,
+		table:  t,
+		room:   room,
+		ready:  make(chan struct{}, 1),
+		failed: make(chan *fault.Fault, 1),
 	}
 	s := t.shard(id)
 	s.mu.Lock()
@@ -106,7 +124,8 @@ func (t *Table) Register(id pipeline.ExecutionID, stages []pipeline.StageName, b
 	return w, nil
 }
 
-// Deliver hands a reply to the call that waits for it.
+// Deliver hands a reply to the call that waits for it. A chunk for a call that
+// takes none is Delivered too, and dropped.
 func (t *Table) Deliver(id pipeline.ExecutionID, terminal bool, data []byte) Disposition {
 	s := t.shard(id)
 	s.mu.Lock()
@@ -119,15 +138,15 @@ func (t *Table) Deliver(id pipeline.ExecutionID, terminal bool, data []byte) Dis
 		return Duplicate
 	case w.over:
 		return Overflow
-	}
-	select {
-	case w.replies <- data:
-		w.terminal = terminal
+	case !terminal && w.room == Room{}:
 		return Delivered
-	default:
+	case !terminal && !w.fits(data):
 		w.fail(fault.New(fault.SlowReader, "the answer is read too slowly"))
 		return Overflow
 	}
+	w.terminal = terminal
+	w.push(data)
+	return Delivered
 }
 
 // FailIf fails every call that matches by the fault, and returns how many.
@@ -182,16 +201,57 @@ func (t *Table) shard(id pipeline.ExecutionID) *shard {
 	return &t.shards[maphash.String(t.seed, string(id))%shardCount]
 }
 
-// fail ends the call; the shard's lock is held.
+// fits reports whether there is room for one more chunk; the shard's lock is
+// held.
+func (w *Waiter) fits(chunk []byte) bool {
+	return len(w.unread) == 0 || len(w.unread) < w.room.Replies && w.bytes+len(chunk) <= w.room.Bytes
+}
+
+// push adds a reply to what is unread; the shard's lock is held.
+func (w *Waiter) push(data []byte) {
+	w.unread = append(w.unread, data)
+	w.bytes += len(data)
+	w.signal()
+}
+
+// signal makes Ready hold a value.
+func (w *Waiter) signal() {
+	select {
+	case w.ready <- struct{}{}:
+	default:
+	}
+}
+
+// fail ends the call, which reads nothing more; the shard's lock is held.
 func (w *Waiter) fail(f *fault.Fault) {
 	w.over = true
+	w.unread, w.bytes = nil, 0
 	w.failed <- f
 }
 
-// Replies returns the replies in the order they came.
-func (w *Waiter) Replies() <-chan []byte { return w.replies }
+// Ready returns a channel that holds a value while Next has a reply.
+func (w *Waiter) Ready() <-chan struct{} { return w.ready }
 
-// Failed returns the fault that ended the call from outside, if any does.
+// Next returns the next reply, in the order they came; false says that there is
+// none yet.
+func (w *Waiter) Next() (data []byte, ok bool) {
+	s := w.table.shard(w.id)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(w.unread) == 0 {
+		return nil, false
+	}
+	data, w.unread[0] = w.unread[0], nil
+	w.unread = w.unread[1:]
+	w.bytes -= len(data)
+	if len(w.unread) > 0 {
+		w.signal()
+	}
+	return data, true
+}
+
+// Failed returns a channel that gets the fault which ends the call from
+// outside, if any does.
 func (w *Waiter) Failed() <-chan *fault.Fault { return w.failed }
 
 // Forget ends the wait. Further calls do nothing.

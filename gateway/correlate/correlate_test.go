@@ -16,9 +16,15 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-func register(t testing.TB, table *correlate.Table, id string, buffer int, stages ...pipeline.StageName) *correlate.Waiter {
+// register adds a call that has room for so many chunks.
+func register(t testing.TB, table *correlate.Table, id string, chunks int, stages ...pipeline.StageName) *correlate.Waiter {
 	t.Helper()
-	w, err := table.Register(pipeline.ExecutionID(id), stages, buffer)
+	return registerWith(t, table, id, correlate.Room{Replies: chunks, Bytes: 1 << 20}, stages...)
+}
+
+func registerWith(t testing.TB, table *correlate.Table, id string, room correlate.Room, stages ...pipeline.StageName) *correlate.Waiter {
+	t.Helper()
+	w, err := table.Register(pipeline.ExecutionID(id), stages, room)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,10 +36,12 @@ func unread(w *correlate.Waiter) []string {
 	var out []string
 	for {
 		select {
-		case data := <-w.Replies():
-			out = append(out, string(data))
+		case <-w.Ready():
 		default:
 			return out
+		}
+		if data, ok := w.Next(); ok {
+			out = append(out, string(data))
 		}
 	}
 }
@@ -128,7 +136,7 @@ func TestASlowReaderFailsAlone(t *testing.T) {
 	if f := failed(slow); f != nil {
 		t.Errorf("the slow call failed twice: %v", f)
 	}
-	if got := unread(slow); !slices.Equal(got, []string{"0", "1"}) {
+	if got := unread(slow); got != nil {
 		t.Errorf("the slow call has %q to read", got)
 	}
 	if got := table.Deliver("slow", true, nil); got != correlate.Overflow {
@@ -139,12 +147,85 @@ func TestASlowReaderFailsAlone(t *testing.T) {
 	}
 }
 
-func TestACallHasRoomForOneReplyAtLeast(t *testing.T) {
+func TestACallWithoutRoomGetsTheAnswerAlone(t *testing.T) {
 	t.Parallel()
 	table := correlate.New(1)
-	register(t, table, "a", 0)
-	if got := table.Deliver("a", true, nil); got != correlate.Delivered {
-		t.Errorf("got %v", got)
+	w := registerWith(t, table, "a", correlate.Room{})
+	for i := range 1000 {
+		if got := table.Deliver("a", false, []byte("chunk")); got != correlate.Delivered {
+			t.Fatalf("chunk %d: %v", i, got)
+		}
+	}
+	if got := table.Deliver("a", true, []byte("answer")); got != correlate.Delivered || failed(w) != nil {
+		t.Errorf("the answer: %v", got)
+	}
+	if got := unread(w); !slices.Equal(got, []string{"answer"}) {
+		t.Errorf("the call has %q to read", got)
+	}
+}
+
+func TestTheAnswerHasRoomBesideItsChunks(t *testing.T) {
+	t.Parallel()
+	table := correlate.New(1)
+	w := registerWith(t, table, "a", correlate.Room{Replies: 2, Bytes: 8})
+	for _, chunk := range []string{"1234", "5678"} {
+		table.Deliver("a", false, []byte(chunk))
+	}
+	if got := table.Deliver("a", true, []byte("answer")); got != correlate.Delivered {
+		t.Errorf("the answer: %v", got)
+	}
+	if got := unread(w); !slices.Equal(got, []string{"1234", "5678", "answer"}) {
+		t.Errorf("the call has %q to read", got)
+	}
+}
+
+func TestUnreadChunksAreBoundedInNumberAndBytes(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		room   correlate.Room
+		chunks []string
+		want   correlate.Disposition
+	}{
+		"as many as may be":        {correlate.Room{Replies: 3, Bytes: 100}, []string{"1", "2", "3"}, correlate.Delivered},
+		"one too many":             {correlate.Room{Replies: 3, Bytes: 100}, []string{"1", "2", "3", "4"}, correlate.Overflow},
+		"as large as may be":       {correlate.Room{Replies: 9, Bytes: 4}, []string{"12", "34"}, correlate.Delivered},
+		"a byte too many":          {correlate.Room{Replies: 9, Bytes: 4}, []string{"12", "345"}, correlate.Overflow},
+		"one of any size":          {correlate.Room{Replies: 9, Bytes: 4}, []string{"12345678"}, correlate.Delivered},
+		"behind one of any size":   {correlate.Room{Replies: 9, Bytes: 4}, []string{"12345678", "9"}, correlate.Overflow},
+		"empty, as many as may be": {correlate.Room{Replies: 2, Bytes: 4}, []string{"", ""}, correlate.Delivered},
+		"empty, one too many":      {correlate.Room{Replies: 2, Bytes: 4}, []string{"", "", ""}, correlate.Overflow},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			table := correlate.New(1)
+			w := registerWith(t, table, "a", test.room)
+			var got correlate.Disposition
+			for _, chunk := range test.chunks {
+				got = table.Deliver("a", false, []byte(chunk))
+			}
+			if f := failed(w); got != test.want || (f != nil) != (test.want == correlate.Overflow) {
+				t.Errorf("the last chunk: %v, and the call has %v", got, f)
+			}
+		})
+	}
+}
+
+func TestReadingMakesRoom(t *testing.T) {
+	t.Parallel()
+	table := correlate.New(1)
+	w := registerWith(t, table, "a", correlate.Room{Replies: 2, Bytes: 8})
+	for i := range 1000 {
+		for _, chunk := range []string{"1234", "5678"} {
+			if got := table.Deliver("a", false, []byte(chunk)); got != correlate.Delivered {
+				t.Fatalf("round %d: %v", i, got)
+			}
+		}
+		if got := unread(w); !slices.Equal(got, []string{"1234", "5678"}) {
+			t.Fatalf("round %d: the call got %q", i, got)
+		}
+	}
+	if data, ok := w.Next(); ok {
+		t.Errorf("after all that came: %q", data)
 	}
 }
 
@@ -195,7 +276,7 @@ func TestNoMoreCallsWaitThanMay(t *testing.T) {
 	table := correlate.New(2)
 	first := register(t, table, "1", 1)
 	register(t, table, "2", 1)
-	if w, err := table.Register("3", nil, 1); !errors.Is(err, correlate.ErrFull) || w != nil || table.Len() != 2 {
+	if w, err := table.Register("3", nil, correlate.Room{}); !errors.Is(err, correlate.ErrFull) || w != nil || table.Len() != 2 {
 		t.Fatalf("got %v, %v with %d calls", w, err, table.Len())
 	}
 	first.Forget()
@@ -209,7 +290,7 @@ func TestAnExecutionWaitsOnce(t *testing.T) {
 	t.Parallel()
 	table := correlate.New(2)
 	w := register(t, table, "a", 1)
-	if again, err := table.Register("a", nil, 1); !errors.Is(err, correlate.ErrTwice) || again != nil || table.Len() != 1 {
+	if again, err := table.Register("a", nil, correlate.Room{}); !errors.Is(err, correlate.ErrTwice) || again != nil || table.Len() != 1 {
 		t.Fatalf("got %v, %v with %d calls", again, err, table.Len())
 	}
 	if got := table.Deliver("a", true, []byte("x")); got != correlate.Delivered || len(unread(w)) != 1 {
@@ -282,17 +363,17 @@ func TestCallsEndOnceUnderConcurrency(t *testing.T) {
 			stage := []pipeline.StageName{"even", "odd"}[caller%2]
 			for round := range rounds {
 				id := pipeline.ExecutionID(fmt.Sprint(caller, "/", round))
-				w, err := table.Register(id, []pipeline.StageName{stage}, 1)
+				w, err := table.Register(id, []pipeline.StageName{stage}, correlate.Room{})
 				if err != nil {
 					t.Error(err)
 					return
 				}
 				ids <- id
 				select {
-				case data := <-w.Replies():
+				case <-w.Ready():
 					answers.Add(1)
-					if string(data) != string(id) {
-						t.Errorf("call %s got the answer of %s", id, data)
+					if data, ok := w.Next(); !ok || string(data) != string(id) {
+						t.Errorf("call %s got the answer of %q", id, data)
 					}
 				case f := <-w.Failed():
 					faults.Add(1)
@@ -326,7 +407,7 @@ func BenchmarkRegisterDeliverForget(b *testing.B) {
 	b.RunParallel(func(pb *testing.PB) {
 		id := pipeline.ExecutionID(fmt.Sprint("01890a5d-ac96-774b-bcce-", callers.Add(1)))
 		for pb.Next() {
-			w, err := table.Register(id, stages, 4)
+			w, err := table.Register(id, stages, correlate.Room{})
 			if err != nil {
 				b.Error(err)
 				return
@@ -334,7 +415,10 @@ func BenchmarkRegisterDeliverForget(b *testing.B) {
 			if got := table.Deliver(id, true, data); got != correlate.Delivered {
 				b.Errorf("got %v", got)
 			}
-			<-w.Replies()
+			<-w.Ready()
+			if _, ok := w.Next(); !ok {
+				b.Error("ready, and nothing to read")
+			}
 			w.Forget()
 		}
 	})

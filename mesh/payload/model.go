@@ -1,13 +1,25 @@
 package payload
 
-import inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+import (
+	"fmt"
 
-// ModelRef names a model by id or, where Alias is set, by a movable name. The
-// zero ModelRef is the stage's default.
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+)
+
+// ModelRef names a model by id or else, where Alias is set, by a movable name.
+// The zero ModelRef is the stage's default.
 type ModelRef struct {
 	Model   string
 	Alias   string
 	Version string
+}
+
+// Validate checks that the reference names a model in one way only.
+func (m ModelRef) Validate() error {
+	if m.Model != "" && m.Alias != "" {
+		return fmt.Errorf("names the model %.*q and the alias %.*q; name one of them", MaxName, m.Model, MaxName, m.Alias)
+	}
+	return nil
 }
 
 // ModelFromProto converts a reference from outside; nil is the default.

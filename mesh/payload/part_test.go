@@ -306,3 +306,27 @@ func TestModelReferencesComeBack(t *testing.T) {
 		}
 	}
 }
+
+func TestAModelIsNamedInOneWay(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("x", 1<<20)
+	for name, test := range map[string]struct {
+		ref payload.ModelRef
+		ok  bool
+	}{
+		"default":         {payload.ModelRef{}, true},
+		"model":           {payload.ModelRef{Model: "resnet", Version: "2"}, true},
+		"alias":           {payload.ModelRef{Alias: "prod"}, true},
+		"version":         {payload.ModelRef{Version: "2"}, true},
+		"both":            {payload.ModelRef{Model: "resnet", Alias: "prod"}, false},
+		"both, at length": {payload.ModelRef{Model: long, Alias: long}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			err := test.ref.Validate()
+			if (err == nil) != test.ok || err != nil && len(err.Error()) > 1<<10 {
+				t.Errorf("got %.100v", err)
+			}
+		})
+	}
+}

@@ -120,6 +120,9 @@ func (s Step) validate() error {
 	if err := ValidName("stage", string(s.Stage)); err != nil {
 		return err
 	}
+	if err := s.Model.Validate(); err != nil {
+		return fmt.Errorf("model: %w", err)
+	}
 	if err := s.Parameters.Validate(); err != nil {
 		return fmt.Errorf("parameters: %w", err)
 	}

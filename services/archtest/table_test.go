@@ -55,7 +55,7 @@ var importTable = rules{
 		{packages: list("gateway/admit", "gateway/correlate", "gateway/catalog"), mayImport: list(fault, payload, pipeline)},
 		{
 			packages:  list("gateway/call"),
-			mayImport: list(proto, fault, payload, pipeline, envelope, bus, "gateway/admit", "gateway/correlate", "gateway/catalog"),
+			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "gateway/admit", "gateway/correlate", "gateway/catalog"),
 		},
 		{packages: list("gateway/front/*"), mayImport: list(proto, tensor, fault, payload, pipeline, "gateway/call", "gateway/front/*")},
 		{packages: list("gateway/adminapi", "gateway/openapi"), mayImport: list(proto, fault, payload, pipeline, "gateway/call", "gateway/catalog")},

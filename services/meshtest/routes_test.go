@@ -71,7 +71,8 @@ func TestStepsAreFedAsThePipelineSays(t *testing.T) {
 	}{
 		{"a single part whatever its name", call.Request{Pipeline: "single", Inputs: []payload.Part{named("", "1")}}, "(o=(x=1))", ""},
 		{"another single part", call.Request{Pipeline: "single", Inputs: []payload.Part{named("y", "1")}}, "(o=(x=1))", ""},
-		{"one of two by its name", call.Request{Pipeline: "single", Inputs: []payload.Part{named("y", "1"), named("x", "2")}}, "(o=(x=2))", ""},
+		{"one that nobody takes", call.Request{Pipeline: "single", Inputs: []payload.Part{named("y", "1"), named("x", "2")}}, "", fault.InvalidInput},
+		{"two by their names", call.Request{Pipeline: "stage:two", Inputs: []payload.Part{named("b", "1"), named("a", "2")}}, "(a=2 b=1)", ""},
 		{"none of two", call.Request{Pipeline: "single", Inputs: []payload.Part{named("y", "1"), named("z", "2")}}, "", fault.InvalidInput},
 		{"kept for the next step", call.Request{Pipeline: "keep", Inputs: []payload.Part{named("image", "1")}}, "(a=1 b=(x=1))", ""},
 		{"kept over a step", call.Request{Pipeline: "far", Inputs: []payload.Part{named("image", "1")}}, "(a=1 b=(x=1))", ""},

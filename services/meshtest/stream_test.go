@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
@@ -27,6 +28,25 @@ func counting() runner.Runner {
 			}
 			for k := range n {
 				if err := sink.Chunk(i, text(strconv.Itoa(k+1))); err != nil {
+					return err
+				}
+			}
+			if err := sink.Settle(i, runner.Output(text("done")...)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// flooding answers with so many chunks of so many bytes, as fast as it can, and
+// then with "done".
+func flooding(chunks, size int) runner.Runner {
+	return inproc.New(inproc.Settings{}, func(_ context.Context, b runner.Batch, sink runner.Sink) error {
+		chunk := text(strings.Repeat("x", size))
+		for i := range b.Items {
+			for range chunks {
+				if err := sink.Chunk(i, chunk); err != nil {
 					return err
 				}
 			}
@@ -77,9 +97,32 @@ func TestCallWithoutAStreamGetsTheAnswerOnly(t *testing.T) {
 	bed.Host("count", counting())
 	g := bed.Gateway(nil)
 	for range 20 {
-		if got := infer(t.Context(), g, ask("stage:count", "3")).ok(t).text(); got != "done" {
+		if got := infer(t.Context(), g, ask("stage:count", "50")).ok(t).text(); got != "done" {
 			t.Errorf("answered %q", got)
 		}
+	}
+}
+
+// The reader begins when its whole answer has been sent and acknowledged, so a
+// burst is no reason to call it slow.
+func TestBurstIsHeldForItsReader(t *testing.T) {
+	t.Parallel()
+	const burst, size = 5000, 1 << 10
+	bed := meshtest.New(t)
+	bed.Host("flood", flooding(burst, size))
+	g := bed.Gateway(nil)
+	chunks := 0
+	a := streamed(t.Context(), g, ask("stage:flood", "x"), func(s string) error {
+		if chunks == 0 {
+			awaitItems(t, bed, "flood", 0)
+		}
+		if chunks++; len(s) != size {
+			t.Errorf("chunk %d has %d bytes", chunks, len(s))
+		}
+		return nil
+	}).ok(t)
+	if a.text() != "done" || chunks != burst {
+		t.Errorf("answered %q after %d chunks", a.text(), chunks)
 	}
 }
 
@@ -87,11 +130,12 @@ func TestSlowReaderFailsAlone(t *testing.T) {
 	t.Parallel()
 	bed := meshtest.New(t)
 	bed.Host("count", counting())
+	bed.Host("flood", flooding(100, 256<<10))
 	g := bed.Gateway(nil)
 	reading, release := make(chan struct{}, roomy), make(chan struct{})
 	slow := make(chan answer, 1)
 	go func() {
-		slow <- streamed(t.Context(), g, ask("stage:count", "2000"), func(string) error {
+		slow <- streamed(t.Context(), g, ask("stage:flood", "x"), func(string) error {
 			select {
 			case reading <- struct{}{}:
 			default:
@@ -101,6 +145,7 @@ func TestSlowReaderFailsAlone(t *testing.T) {
 		})
 	}()
 	bustest.Receive(t, "first chunk", reading)
+	awaitItems(t, bed, "flood", 0)
 	for range 10 {
 		chunks := 0
 		a := streamed(t.Context(), g, ask("stage:count", "100"), func(string) error { chunks++; return nil }).ok(t)

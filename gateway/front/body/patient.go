@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// Patience is how long a front waits for the next bytes of a body.
+// Patience is how long a front waits for the next bytes of a body, and for its
+// caller to take the next bytes of an answer.
 const Patience = 30 * time.Second
 
 // Patient returns r's body, which from now on fails with Stalled when no byte

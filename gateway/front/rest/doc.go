@@ -49,5 +49,6 @@
 //
 // The handler is safe for concurrent use and starts no goroutine. A request's
 // body is in memory as a whole before the Caller is asked; so is the answer
-// before its first byte is sent, and a failure is never half an answer.
+// before its first byte is sent, and a failure is never half an answer. A caller
+// that takes nothing of its answer for the Patience is cut off.
 package rest

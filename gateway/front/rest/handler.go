@@ -2,7 +2,6 @@ package rest
 
 import (
 	"context"
-	"fmt"
 	"net/http"
 	"strings"
 	"time"
@@ -32,8 +31,8 @@ type Caller interface {
 type Settings struct {
 	// MaxBodyBytes bounds a request's body; 0 is DefaultMaxBodyBytes.
 	MaxBodyBytes int
-	// Patience is how long a request may send nothing of its body; 0 is
-	// body.Patience.
+	// Patience is how long a caller may send nothing of a body, or take nothing
+	// of an answer; 0 is body.Patience.
 	Patience time.Duration
 }
 
@@ -63,7 +62,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		NotFound(w, r)
 	case r.Method != http.MethodPost:
 		w.Header().Set("Allow", http.MethodPost)
-		failure.WriteStatus(w, fault.Newf(fault.InvalidRequest, "inference is POST, not %s", r.Method), http.StatusMethodNotAllowed)
+		failure.WriteStatus(w, fault.Newf(fault.InvalidRequest, "inference is POST, not %.*s", shown, r.Method), http.StatusMethodNotAllowed)
 	default:
 		h.infer(w, r, pipeline)
 	}
@@ -78,7 +77,7 @@ func (h *handler) infer(w http.ResponseWriter, r *http.Request, pipeline string)
 		failure.Write(w, err)
 		return
 	}
-	out.write(w)
+	out.write(body.PatientWriter(w, h.patience))
 }
 
 func (h *handler) answer(w http.ResponseWriter, r *http.Request, pipeline string) (*answer, error) {
@@ -116,10 +115,5 @@ func pipelineOf(path string) (string, bool) {
 
 // NotFound answers for a path at which there is nothing.
 func NotFound(w http.ResponseWriter, r *http.Request) {
-	const most = 100
-	path := r.URL.Path
-	if len(path) > most {
-		path = path[:most] + "..."
-	}
-	failure.Write(w, fault.New(fault.NotFound, fmt.Sprintf("there is nothing at %q; inference is POST %spipelines/<pipeline>:infer", path, Prefix)))
+	failure.Write(w, fault.Newf(fault.NotFound, "there is nothing at %.*q; inference is POST %spipelines/<pipeline>:infer", shown, r.URL.Path, Prefix))
 }

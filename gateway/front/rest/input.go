@@ -21,7 +21,7 @@ const jsonType = "application/json"
 // refuse says no before anything of the body is read.
 func (h *handler) refuse(r *http.Request) error {
 	if encoding := r.Header.Get("Content-Encoding"); encoding != "" && encoding != "identity" {
-		return fault.Newf(fault.UnsupportedMedia, "Content-Encoding %q is not taken; send the body as it is", encoding)
+		return fault.Newf(fault.UnsupportedMedia, "Content-Encoding %.*q is not taken; send the body as it is", shown, encoding)
 	}
 	return body.Refuse(r, h.limit)
 }
@@ -106,7 +106,7 @@ func contentType(value string) (kind, error) {
 	var err error
 	out.media, out.params, err = mime.ParseMediaType(out.full)
 	if err != nil || !utf8.ValidString(out.full) {
-		return out, fault.Newf(fault.UnsupportedMedia, "Content-Type %q is no media type", out.full)
+		return out, fault.Newf(fault.UnsupportedMedia, "Content-Type %.*q is no media type", shown, out.full)
 	}
 	if out.media == "application/x-www-form-urlencoded" {
 		return out, fault.New(fault.UnsupportedMedia, "application/x-www-form-urlencoded is not taken (curl says it when it is told nothing); name the body's own type, such as Content-Type: image/jpeg")
@@ -126,7 +126,7 @@ func (k kind) tensors(data []byte) (bool, error) {
 		}
 	case "blob":
 	default:
-		return false, fault.Newf(fault.UnsupportedMedia, "Content-Type has form=%q; there are tensors and blob", form)
+		return false, fault.Newf(fault.UnsupportedMedia, "Content-Type has form=%.*q; there are tensors and blob", shown, form)
 	}
 	return false, checkJSON(data)
 }

@@ -196,6 +196,43 @@ func TestABadRequestIsToldWhatIsBad(t *testing.T) {
 	}
 }
 
+// What a caller makes up is repeated to it only so far.
+func TestARefusalIsShortWhateverItRefuses(t *testing.T) {
+	t.Parallel()
+	const most = 2 << 10
+	long := strings.Repeat("x", 20_000)
+	at := func(query string) ask {
+		out := post("image/png", "x")
+		out.path = "/v1/pipelines/photos:infer?" + query
+		return out
+	}
+	path, method := post("image/png", "x"), post("image/png", "x")
+	path.path, method.method = "/v1/"+long, long
+	for name, request := range map[string]ask{
+		"path": path, "method": method,
+		"query key":   at(long),
+		"step":        at("steps." + long),
+		"output":      at("outputs=" + long + ",,"),
+		"timeout":     post("image/png", "x", "Stagemesh-Timeout", long),
+		"priority":    post("image/png", "x", "Stagemesh-Priority", long),
+		"durability":  post("image/png", "x", "Stagemesh-Durability", long),
+		"key":         post("image/png", "x", "Idempotency-Key", long),
+		"encoding":    post("image/png", "x", "Content-Encoding", long),
+		"type":        post(long+"; =", "x"),
+		"form":        post("application/json; form="+long, "x"),
+		"part's name": post("multipart/form-data; boundary=b", "--b\r\nContent-Disposition: form-data; name="+long+"\r\n\r\nx\r\n--b--\r\n"),
+		"form's line": post("multipart/form-data; boundary=b", "--b\r\nContent-Disposition: form-data; name=x\r\n\r\nx\r\n--b"+long[:4000]+"\r\n"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got := request.of(t, fronttest.Answering())
+			if got.status < 400 || len(got.body) > most {
+				t.Errorf("%d: %d bytes: %.200s", got.status, len(got.body), got.body)
+			}
+		})
+	}
+}
+
 func manyParameters(n int) string {
 	var b strings.Builder
 	for i := range n {

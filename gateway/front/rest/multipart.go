@@ -78,5 +78,6 @@ func malformed(err error) error {
 	if isFault || tooLarge {
 		return body.Broken(err)
 	}
-	return fault.Newf(fault.InvalidRequest, "the form cannot be read: %w", err)
+	// The library's words may quote a line of the form.
+	return fault.Newf(fault.InvalidRequest, "the form cannot be read: %.*s", shown, err)
 }

@@ -52,10 +52,10 @@ func takeTimeout(out *call.Request, value string) error {
 		d, err = time.Duration(ms)*time.Millisecond, nil
 	}
 	if err != nil {
-		return fmt.Errorf("%q is neither a duration such as 250ms nor whole milliseconds", value)
+		return fmt.Errorf("%.*q is neither a duration such as 250ms nor whole milliseconds", shown, value)
 	}
 	if d <= 0 {
-		return fmt.Errorf("%q is no time at all", value)
+		return fmt.Errorf("%.*q is no time at all", shown, value)
 	}
 	out.Timeout = d
 	return nil
@@ -64,20 +64,24 @@ func takeTimeout(out *call.Request, value string) error {
 func takePriority(out *call.Request, value string) error {
 	n, err := strconv.ParseInt(value, 10, 32)
 	if err != nil {
-		return fmt.Errorf("%q is no whole number of 32 bits", value)
+		return fmt.Errorf("%.*q is no whole number of 32 bits", shown, value)
 	}
 	out.Priority = int32(n)
 	return nil
 }
 
-func takeDurability(out *call.Request, value string) (err error) {
-	out.Durability, err = pipeline.ParseDurability(value)
-	return err
+func takeDurability(out *call.Request, value string) error {
+	d, err := pipeline.ParseDurability(value)
+	if err != nil {
+		return fmt.Errorf("%.*q: use memory or file", shown, value)
+	}
+	out.Durability = d
+	return nil
 }
 
 func takeIdempotencyKey(out *call.Request, value string) error {
-	if len(value) > payload.MaxName || !utf8.ValidString(value) {
-		return fmt.Errorf("a key is UTF-8 of at most %d bytes", payload.MaxName)
+	if len(value) > call.MaxIdempotencyKey || !utf8.ValidString(value) {
+		return fmt.Errorf("a key is UTF-8 of at most %d bytes", call.MaxIdempotencyKey)
 	}
 	out.IdempotencyKey = value
 	return nil
@@ -135,7 +139,7 @@ func takeQuery(out *call.Request, key string, values []string) error {
 func takeOutputs(out *call.Request, value string) error {
 	for name := range strings.SplitSeq(value, ",") {
 		if name = strings.TrimSpace(name); name == "" {
-			return fmt.Errorf("%q names an output without a name", value)
+			return fmt.Errorf("%.*q names an output without a name", shown, value)
 		}
 		out.Outputs = append(out.Outputs, name)
 	}
@@ -159,7 +163,10 @@ func with(p payload.Parameters, name, value string) payload.Parameters {
 	return p
 }
 
+// shown is how much of a text that a caller made up is repeated to it, in runes.
+const shown = 80
+
 func invalid(field string, err error) error {
-	field = strings.ToValidUTF8(field, "\uFFFD")
+	field = fmt.Sprintf("%.*s", shown, strings.ToValidUTF8(field, "\uFFFD"))
 	return fault.Newf(fault.InvalidRequest, "%s: %s", field, err).WithViolation(field, "%s", err)
 }

@@ -91,11 +91,18 @@ func decode(message any, into func(proto.Message) error) error {
 	return nil
 }
 
+// Bounds on what of a caller's own text is repeated to it, in runes: a name, and
+// what a library says about it.
+const (
+	shown     = 80
+	shownText = 400
+)
+
 // plain returns the error's text without the protobuf library's prefix, whose
-// spaces vary by intent.
+// spaces vary by intent, and cut, for it may quote the caller.
 func plain(err error) string {
 	text := strings.ReplaceAll(err.Error(), "\u00a0", " ")
-	return strings.TrimPrefix(text, "proto: ")
+	return fmt.Sprintf("%.*s", shownText, strings.TrimPrefix(text, "proto: "))
 }
 
 func errNoMessage(message any) error { return fmt.Errorf("%T is no message of this service", message) }

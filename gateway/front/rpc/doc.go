@@ -25,7 +25,8 @@
 // unknown fields or enum names among them, are INVALID_REQUEST. What violates
 // the RPC protocol itself (two messages where one is due, an unknown
 // compression) is answered by the connect library, with a code and without
-// details.
+// details. A caller that takes nothing of its answer for the Patience is cut
+// off: its stream would keep its place in the gateway.
 //
 // # Concurrency
 //

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -196,9 +197,33 @@ func TestWhatARequestCannotSayIsRefused(t *testing.T) {
 				t.Errorf("violations %v, want %s", bad, row.field)
 			}
 			_, err = stream(t.Context(), client, row.message)
-			wantReason(t, err, row.reason)
+			_ = wantReason(t, err, row.reason)
 		})
 	}
+}
+
+// What a caller makes up is repeated to it only so far.
+func TestARefusalIsShortWhateverItRefuses(t *testing.T) {
+	t.Parallel()
+	const most = 1 << 10
+	long := strings.Repeat("x", 20_000)
+	step, parameter := blob(1), blob(1)
+	step.Steps = map[string]*inferencev1.StepOptions{long: {Parameters: map[string]*inferencev1.Value{"p": {}}}}
+	parameter.Parameters = map[string]*inferencev1.Value{long: {}}
+	onEach(t, &fronttest.Caller{}, func(t *testing.T, _ protocol, client inferencev1connect.InferenceServiceClient) {
+		for _, m := range []*inferencev1.InferRequest{step, parameter} {
+			_, err := infer(t.Context(), client, m)
+			got := wantReason(t, err, fault.InvalidRequest)
+			if len(got.Message()) > most {
+				t.Errorf("%d bytes: %.200s", len(got.Message()), got.Message())
+			}
+			for _, v := range detail[*errdetails.BadRequest](t, got).GetFieldViolations() {
+				if len(v.GetField()) > most || len(v.GetDescription()) > most {
+					t.Errorf("%.200v", v)
+				}
+			}
+		}
+	})
 }
 
 func TestTheEarlierDeadlineCounts(t *testing.T) {

@@ -15,16 +15,17 @@ import (
 // and Connect's streams.
 const prefixSize = 5
 
-// limit bounds the bodies that reach next. The connect library hands an error
-// of the body on as it is when it is a *connect.Error, on every protocol, so
-// refusals keep their details.
+// limit bounds the bodies that reach next, and how long a caller may take
+// nothing of its answer: a stream keeps its place in the gateway until it is
+// sent. The connect library hands an error of the body on as it is when it is a
+// *connect.Error, on every protocol, so refusals keep their details.
 func limit(next http.Handler, s Settings) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		// A copy, because net/http decides by the original's body whether the
 		// connection can carry another request.
 		bounded := r.WithContext(r.Context())
 		bounded.Body = newMessage(r, body.Patient(w, r, s.Patience), int64(s.MaxMessageBytes))
-		next.ServeHTTP(w, bounded)
+		next.ServeHTTP(body.PatientWriter(w, s.Patience), bounded)
 	})
 }
 

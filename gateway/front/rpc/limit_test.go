@@ -27,7 +27,7 @@ func TestAMessageOverTheLimitIsPayloadTooLarge(t *testing.T) {
 		caller := &fronttest.Caller{}
 		onEach(t, caller, func(t *testing.T, _ protocol, client inferencev1connect.InferenceServiceClient) {
 			_, err := infer(t.Context(), client, blob(size))
-			wantReason(t, err, fault.PayloadTooLarge)
+			_ = wantReason(t, err, fault.PayloadTooLarge)
 			_, err = stream(t.Context(), client, blob(size))
 			got := wantReason(t, err, fault.PayloadTooLarge)
 			if !strings.Contains(got.Message(), "65536 bytes") {
@@ -66,9 +66,9 @@ func TestACompressedMessageIsMeasuredDecompressed(t *testing.T) {
 				t.Errorf("small: %v", err)
 			}
 			_, err := infer(t.Context(), client, blob(20*limitBytes))
-			wantReason(t, err, fault.PayloadTooLarge)
+			_ = wantReason(t, err, fault.PayloadTooLarge)
 			_, err = stream(t.Context(), client, blob(20*limitBytes))
-			wantReason(t, err, fault.PayloadTooLarge)
+			_ = wantReason(t, err, fault.PayloadTooLarge)
 			if _, err := infer(t.Context(), client, blob(limitBytes/2)); err != nil {
 				t.Errorf("after a bomb: %v", err)
 			}
@@ -86,7 +86,14 @@ type wireError struct {
 	}
 }
 
-func post(t *testing.T, client *http.Client, url, contentType string, body io.Reader, header ...string) (*http.Response, []byte) {
+// head is an answer without its body, which has been read.
+type head struct {
+	Status          string
+	StatusCode      int
+	Header, Trailer http.Header
+}
+
+func post(t *testing.T, client *http.Client, url, contentType string, body io.Reader, header ...string) (head, []byte) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, body)
 	if err != nil {
@@ -105,7 +112,7 @@ func post(t *testing.T, client *http.Client, url, contentType string, body io.Re
 	if err != nil {
 		t.Fatal(err)
 	}
-	return response, data
+	return head{response.Status, response.StatusCode, response.Header, response.Trailer}, data
 }
 
 func reasonOf(t *testing.T, data []byte) string {
@@ -201,9 +208,9 @@ func TestAnEnvelopeOfGarbageIsAnInvalidRequest(t *testing.T) {
 	t.Parallel()
 	client := inferencev1connect.NewInferenceServiceClient(garbler{fronttest.Client(t, true)}, serve(t, &fronttest.Caller{}), connect.WithGRPC())
 	_, err := infer(t.Context(), client, blob(10))
-	wantReason(t, err, fault.InvalidRequest)
+	_ = wantReason(t, err, fault.InvalidRequest)
 	_, err = stream(t.Context(), client, blob(10))
-	wantReason(t, err, fault.InvalidRequest)
+	_ = wantReason(t, err, fault.InvalidRequest)
 }
 
 // garbler replaces every message that is sent by three bytes that are none.

@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"time"
 
@@ -53,7 +54,7 @@ func steps(in map[string]*inferencev1.StepOptions) (map[string]call.StepOptions,
 	}
 	out := make(map[string]call.StepOptions, len(in))
 	for name, options := range in {
-		params, err := parameters("steps."+name+".parameters", options.GetParameters())
+		params, err := parameters(fmt.Sprintf("steps.%.*s.parameters", shown, name), options.GetParameters())
 		if err != nil {
 			return nil, err
 		}

@@ -33,8 +33,8 @@ type Settings struct {
 	// MaxMessageBytes bounds one request message, as sent and decompressed; 0
 	// is DefaultMaxMessageBytes.
 	MaxMessageBytes int
-	// Patience is how long a request may send nothing of its body; 0 is
-	// body.Patience.
+	// Patience is how long a caller may send nothing of a message, or take
+	// nothing of an answer; 0 is body.Patience.
 	Patience time.Duration
 }
 

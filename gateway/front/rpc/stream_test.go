@@ -3,7 +3,10 @@ package rpc_test
 import (
 	"context"
 	"errors"
+	"net/http"
+	"strings"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -12,6 +15,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
+	"github.com/stagemesh/stagemesh/gateway/front/rpc"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
@@ -85,19 +89,47 @@ func TestAStreamThatBreaksEndsWithItsFault(t *testing.T) {
 	})
 }
 
-// endless emits until that fails, and tells why it did.
+// endless emits the word until that fails, and tells why it did.
 type endless struct {
 	fronttest.Caller
 
+	word  string
 	ended chan error
 }
 
+func newEndless(word string) *endless { return &endless{word: word, ended: make(chan error, 1)} }
+
 func (e *endless) Stream(_ context.Context, _ *call.Request, emit func(call.Chunk) error) (*call.Response, error) {
 	for {
-		if err := emit(chunks("word")[0]); err != nil {
+		if err := emit(chunks(e.word)[0]); err != nil {
 			e.ended <- err
 			return nil, err
 		}
+	}
+}
+
+// A stream holds its place in the gateway, so its reader has to read.
+func TestAReaderThatStopsEndsTheCall(t *testing.T) {
+	t.Parallel()
+	for _, p := range protocols() {
+		t.Run(p.name, func(t *testing.T) {
+			t.Parallel()
+			caller := newEndless(strings.Repeat("w", 256<<10))
+			mux := http.NewServeMux()
+			mux.Handle(rpc.New(caller, rpc.Settings{Patience: 100 * time.Millisecond}))
+			// On a busy machine the stream may be over before it begins.
+			if in, err := p.client(t, fronttest.Serve(t, mux)).InferStream(t.Context(), connect.NewRequest(blob(1))); err == nil {
+				defer in.Close()
+			}
+			select {
+			case err := <-caller.ended:
+				if got := fault.From(err); got.Reason != fault.Cancelled {
+					t.Errorf("emit failed with %v", got)
+				}
+			case <-time.After(30 * time.Second):
+				t.Error("the call goes on")
+			}
+		})
 	}
 }
 
@@ -106,7 +138,7 @@ func TestAReaderThatLeavesEndsTheCall(t *testing.T) {
 	for _, p := range protocols() {
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel()
-			caller := &endless{ended: make(chan error, 1)}
+			caller := newEndless("word")
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			in, err := p.client(t, serve(t, caller)).InferStream(ctx, connect.NewRequest(blob(1)))

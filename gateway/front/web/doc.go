@@ -13,7 +13,7 @@
 // anything else by its name, which is a pipeline's. It returns nil for what
 // serves, a NOT_FOUND fault for what it does not know, and any other error for
 // what does not serve now, with the reason. /livez is 200 for as long as
-// anything answers.
+// anything answers. Of gRPC health there is Check; Watch is UNIMPLEMENTED.
 //
 // # Browsers
 //

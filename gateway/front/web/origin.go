@@ -21,6 +21,9 @@ const preflightAge = 2 * time.Hour
 
 const anyOrigin = "*"
 
+// shown is how much of an origin is repeated to its caller, in runes.
+const shown = 80
+
 // crossOrigin lets pages of the listed origins call next, and refuses those of
 // others. An empty list must not reach the cors package, to which it means all.
 func crossOrigin(next http.Handler, origins []string) (http.Handler, error) {
@@ -48,7 +51,7 @@ func crossOrigin(next http.Handler, origins []string) (http.Handler, error) {
 }
 
 func refuseOrigin(w http.ResponseWriter, r *http.Request) {
-	failure.Write(w, fault.Newf(fault.PermissionDenied, "pages of the origin %q may not call this gateway; its operator has to list it in allow_origins", r.Header.Get("Origin")))
+	failure.Write(w, fault.Newf(fault.PermissionDenied, "pages of the origin %.*q may not call this gateway; its operator has to list it in allow_origins", shown, r.Header.Get("Origin")))
 }
 
 func withCORS(next http.Handler, origins []string) http.Handler {

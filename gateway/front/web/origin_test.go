@@ -17,7 +17,7 @@ const (
 	restPath = "/v1/pipelines/echo:infer"
 )
 
-func preflight(t *testing.T, url, origin string) *http.Response {
+func preflight(t *testing.T, url, origin string) head {
 	t.Helper()
 	response, _ := do(t, fronttest.Client(t, false), http.MethodOptions, url, "",
 		"Origin", origin, "Access-Control-Request-Method", "POST",

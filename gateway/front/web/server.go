@@ -7,8 +7,8 @@ import (
 )
 
 // Bounds on what a connection may cost before and between requests. There is
-// no bound on a whole request or answer: uploads have body.Patience, answers
-// have the request's deadline, and streams may be long.
+// no bound on a whole request or answer: uploads and answers have
+// body.Patience, and streams may be long.
 const (
 	readHeaderTimeout = 10 * time.Second
 	idleTimeout       = 2 * time.Minute

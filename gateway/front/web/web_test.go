@@ -44,7 +44,14 @@ func start(t *testing.T, s web.Settings) (url string) {
 	return server.URL
 }
 
-func do(t *testing.T, client *http.Client, method, url, body string, header ...string) (*http.Response, string) {
+// head is an answer without its body, which has been read.
+type head struct {
+	Status          string
+	StatusCode      int
+	Header, Trailer http.Header
+}
+
+func do(t *testing.T, client *http.Client, method, url, body string, header ...string) (head, string) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
 	if err != nil {
@@ -62,7 +69,7 @@ func do(t *testing.T, client *http.Client, method, url, body string, header ...s
 	if err != nil {
 		t.Fatal(err)
 	}
-	return response, string(data)
+	return head{response.Status, response.StatusCode, response.Header, response.Trailer}, string(data)
 }
 
 func dial(t *testing.T, url string) *grpc.ClientConn {
@@ -169,6 +176,7 @@ func TestProbes(t *testing.T) {
 		"nobody asked":    {nil, 200, `{"status":"ok"}`},
 		"ready":           {health, 200, `{"status":"ok"}`},
 		"not ready":       {func(context.Context, string) error { return errors.New("the broker is away") }, 503, "not ready: the broker is away"},
+		"without broker":  {func(context.Context, string) error { return fault.New(fault.BrokerUnavailable, "the broker is away") }, 503, `"reason":"BROKER_UNAVAILABLE"`},
 		"with its reason": {func(context.Context, string) error { return fault.New(fault.ShuttingDown, "draining") }, 503, `"reason":"SHUTTING_DOWN"`},
 	} {
 		t.Run(name, func(t *testing.T) {

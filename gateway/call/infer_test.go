@@ -1,0 +1,205 @@
+package call_test
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+)
+
+// echo answers an item with its input.
+func (b *bed) echo(env *envelope.Envelope) { b.end(env, 1, []byte(textOf(env.Parts))) }
+
+func TestAnAnswerComesWithItsRequest(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.serves(b.echo)
+	for i := range 20 {
+		text := fmt.Sprint("request ", i)
+		response, err := b.service.Infer(t.Context(), ask(text))
+		if err != nil || textOf(response.Outputs) != text || response.RequestID == "" || response.Timeline.Total <= 0 {
+			t.Errorf("%s: %+v, %v", text, response, err)
+		}
+	}
+}
+
+func TestRefusalsSayWhere(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		prepare func(*bed)
+		size    int
+		reason  fault.Reason
+		retry   bool
+	}{
+		"no host":    {func(*bed) {}, 1, fault.NoCapacity, true},
+		"no queue":   {func(b *bed) { b.alive() }, 1, fault.NoCapacity, true},
+		"full queue": {func(b *bed) { b.queue(1); b.alive(); b.fill() }, 1, fault.QueueFull, true},
+		"too large":  {func(b *bed) { b.queue(1); b.alive() }, 8 << 20, fault.PayloadTooLarge, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t)
+			test.prepare(b)
+			begin := time.Now()
+			r := ask("")
+			r.Inputs = blob(make([]byte, test.size))
+			response, err := b.service.Infer(t.Context(), r)
+			f := wantFault(t, response, err, test.reason)
+			if f.Stage != string(stage) || f.Step != string(stage) || (f.RetryAfter > 0) != test.retry {
+				t.Errorf("stage %q, step %q, retry after %s", f.Stage, f.Step, f.RetryAfter)
+			}
+			if took := time.Since(begin); took > atOnce {
+				t.Errorf("it took %s", took)
+			}
+		})
+	}
+}
+
+// fill puts an item into the queue.
+func (b *bed) fill() {
+	b.t.Helper()
+	if _, err := b.nc.Request(b.host.Stage(stage, "memory", "normal"), []byte("item"), bustest.Patience); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// What was heard of the stage's hosts right before is not what is wrong.
+func TestABrokerThatIsAwayIsNamed(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	response, err := b.service.Infer(t.Context(), ask("x"))
+	_ = wantFault(t, response, err, fault.NoCapacity)
+	b.broker.Stop()
+	bustest.Eventually(t, "the connection is lost", func() bool { return b.service.Ready() != nil })
+	response, err = b.service.Infer(t.Context(), ask("x"))
+	if f := wantFault(t, response, err, fault.BrokerUnavailable); f.RetryAfter <= 0 {
+		t.Errorf("retry after %s", f.RetryAfter)
+	}
+	for what, err := range map[string]error{"gateway": b.service.Ready(), "pipeline": b.service.PipelineReady(t.Context(), whole)} {
+		if f := fault.From(err); f.Reason != fault.BrokerUnavailable {
+			t.Errorf("the %s: %v", what, err)
+		}
+	}
+	b.broker.Restore()
+}
+
+func TestAPipelineIsReadyWhileItsStagesHaveHosts(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	if f := fault.From(b.service.PipelineReady(t.Context(), whole)); f.Reason != fault.NoCapacity || f.Stage != string(stage) {
+		t.Errorf("without a host: %v", f)
+	}
+	b.alive()
+	bustest.Eventually(t, "the host is found", func() bool { return b.service.PipelineReady(t.Context(), whole) == nil })
+	if f := fault.From(b.service.PipelineReady(t.Context(), "nothing")); f.Reason != fault.UnknownPipeline {
+		t.Errorf("an unknown pipeline: %v", f)
+	}
+}
+
+// acks answers as a queue does: that it has the item, or had it.
+func acks(msg *nats.Msg, duplicate bool) {
+	_ = msg.Respond(fmt.Appendf(nil, `{"stream":"s","seq":1,"duplicate":%t}`, duplicate))
+}
+
+func TestAnIDThatIsTakenIsReplaced(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.alive()
+	var first *envelope.Envelope
+	b.sees(func(msg *nats.Msg) {
+		env := b.decode(msg)
+		acks(msg, first == nil)
+		if first == nil {
+			first = env
+			return
+		}
+		if env.ExecutionID == first.ExecutionID || env.RequestID != first.RequestID {
+			t.Errorf("execution %s of request %s, after %s of %s", env.ExecutionID, env.RequestID, first.ExecutionID, first.RequestID)
+		}
+		b.echo(env)
+	})
+	response, err := b.service.Infer(t.Context(), ask("x"))
+	if err != nil || textOf(response.Outputs) != "x" {
+		t.Errorf("answered with %+v, %v", response, err)
+	}
+}
+
+func TestAPublishWithoutConfirmationIsRepeatedUnderItsID(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	service := b.start(b.broker.Connect(mesh, func(s *bus.Settings) { s.AckTimeout = 150 * time.Millisecond }),
+		func(s *call.Settings) { s.Gateway = "impatient" })
+	b.alive()
+	var ids []string
+	b.sees(func(msg *nats.Msg) {
+		ids = append(ids, msg.Header.Get(nats.MsgIdHdr))
+		if len(ids) == 3 {
+			acks(msg, true)
+			b.echo(b.decode(msg))
+		}
+	})
+	response, err := service.Infer(t.Context(), ask("x"))
+	if err != nil || textOf(response.Outputs) != "x" {
+		t.Fatalf("answered with %+v, %v", response, err)
+	}
+	if len(ids) != 3 || ids[0] == "" || ids[0] != ids[1] || ids[1] != ids[2] {
+		t.Errorf("published as %q", ids)
+	}
+}
+
+// An answer may come although the queue never said that it has the item.
+func TestAnAnswerEndsTheWaitForAConfirmation(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.alive()
+	b.sees(func(msg *nats.Msg) { b.echo(b.decode(msg)) })
+	response, err := b.service.Infer(t.Context(), ask("x"))
+	if err != nil || textOf(response.Outputs) != "x" {
+		t.Errorf("answered with %+v, %v", response, err)
+	}
+}
+
+func TestTheCallersOwnDeadlineIsTheItems(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	var asked atomic.Int64
+	b.serves(func(env *envelope.Envelope) {
+		asked.Store(int64(env.Deadline.Sub(env.AdmittedAt)))
+		b.echo(env)
+	})
+	const far, near = 20 * time.Second, 10 * time.Second
+	ctx, cancel := context.WithTimeout(t.Context(), near)
+	defer cancel()
+	r := ask("x")
+	for _, r.Timeout = range []time.Duration{far, near / 2} {
+		if _, err := b.service.Infer(ctx, r); err != nil {
+			t.Fatal(err)
+		}
+		if got := time.Duration(asked.Load()); got > min(near, r.Timeout)+time.Second {
+			t.Errorf("with a timeout of %s the item has %s", r.Timeout, got)
+		}
+	}
+}
+
+func TestAnAnswerThatLacksAnOutputSaysSo(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.serves(b.echo)
+	r := ask("x")
+	r.Outputs = []string{"x"}
+	if response, err := b.service.Infer(t.Context(), r); err != nil || len(response.Outputs) != 1 {
+		t.Errorf("the output that is there: %+v, %v", response, err)
+	}
+	r.Outputs = []string{"x", "nothing"}
+	response, err := b.service.Infer(t.Context(), r)
+	_ = wantFault(t, response, err, fault.InvalidRequest)
+}

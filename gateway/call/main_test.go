@@ -1,0 +1,221 @@
+package call_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"go.opentelemetry.io/otel/metric/noop"
+	"go.uber.org/goleak"
+
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/gateway/catalog"
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	mesh  pipeline.MeshName  = "test"
+	stage pipeline.StageName = "stage"
+	// whole is the pipeline of that stage alone.
+	whole = "stage:stage"
+	// atOnce is far below every timeout of a call.
+	atOnce = 5 * time.Second
+)
+
+// bed is a request path on a broker.
+type bed struct {
+	t       *testing.T
+	broker  *bustest.Broker
+	service *call.Service
+	// host is the connection of the stages, nc one past the bus.
+	host *bus.Bus
+	nc   *nats.Conn
+	// logged is what the service found worth a warning.
+	logged *lines
+}
+
+func newBed(t *testing.T, edits ...func(*call.Settings)) *bed {
+	t.Helper()
+	b := &bed{t: t, broker: bustest.Start(t), logged: &lines{}}
+	b.host, b.nc = b.broker.Connect(mesh), b.broker.Client()
+	b.service = b.start(b.broker.Connect(mesh), edits...)
+	return b
+}
+
+// start starts a request path on the connection. It stops with the test.
+func (b *bed) start(conn *bus.Bus, edits ...func(*call.Settings)) *call.Service {
+	b.t.Helper()
+	c, err := catalog.New(nil)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	s := call.Settings{
+		Mesh: mesh, Gateway: "gateway", Catalog: c, Metadata: []string{"known"},
+		Logger: slog.New(slog.NewTextHandler(b.logged, &slog.HandlerOptions{Level: slog.LevelWarn})), Meter: noop.Meter{},
+	}
+	for _, edit := range edits {
+		edit(&s)
+	}
+	service, err := call.New(s)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	if err := service.Start(conn); err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), bustest.Patience)
+		defer cancel()
+		if err := service.Stop(ctx); err != nil {
+			b.t.Errorf("stop: %v", err)
+		}
+	})
+	return service
+}
+
+// lines is a log.
+type lines struct {
+	mu   sync.Mutex
+	text string
+}
+
+var _ io.Writer = (*lines)(nil)
+
+// Write implements io.Writer.
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.text += string(p)
+	return len(p), nil
+}
+
+// String returns what was logged.
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text
+}
+
+// alive makes the stage one that somebody serves.
+func (b *bed) alive() {
+	b.t.Helper()
+	stop, err := b.host.ServeAlive(stage, "host")
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(func() { _ = stop() })
+}
+
+// queue makes a queue of so many items for the stage.
+func (b *bed) queue(items int64) {
+	b.t.Helper()
+	_, err := b.host.EnsureQueue(b.t.Context(), bus.QueueSettings{
+		Stage: stage, Durability: pipeline.Memory, MaxItems: items, MaxBytes: 64 << 20, MaxAge: time.Hour, AckWait: time.Minute,
+	})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// sees calls handle with what is published for the stage, one at a time, until
+// the test ends, which waits for the last.
+func (b *bed) sees(handle func(*nats.Msg)) {
+	b.t.Helper()
+	var handling sync.Mutex
+	sub, err := b.nc.Subscribe(b.host.Stage(stage, pipeline.Memory, "*"), func(msg *nats.Msg) {
+		handling.Lock()
+		defer handling.Unlock()
+		if b.t.Context().Err() == nil {
+			handle(msg)
+		}
+	})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(func() {
+		_ = sub.Unsubscribe()
+		handling.Lock()
+		defer handling.Unlock()
+	})
+	if err := b.nc.FlushTimeout(bustest.Patience); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// serves makes the stage one that answers every item.
+func (b *bed) serves(answer func(*envelope.Envelope)) {
+	b.t.Helper()
+	b.queue(1000)
+	b.alive()
+	b.sees(func(msg *nats.Msg) { answer(b.decode(msg)) })
+}
+
+func (b *bed) decode(msg *nats.Msg) *envelope.Envelope {
+	env, err := envelope.Decode(msg.Data)
+	if err != nil {
+		b.t.Errorf("item: %v", err)
+	}
+	return env
+}
+
+// chunk sends a chunk of an answer.
+func (b *bed) chunk(env *envelope.Envelope, seq uint64, data []byte) {
+	reply := env.Answer()
+	reply.Seq, reply.Chunk, reply.Parts = seq, true, blob(data)
+	message, err := b.host.Reply(env.Gateway, reply)
+	if err == nil {
+		err = b.host.SendOnce(message)
+	}
+	if err != nil {
+		b.t.Errorf("chunk %d: %v", seq, err)
+	}
+}
+
+// end sends the end of an answer, and returns when the gateway has it.
+func (b *bed) end(env *envelope.Envelope, seq uint64, data []byte) {
+	reply := env.Answer()
+	reply.Seq, reply.Parts = seq, blob(data)
+	message, err := b.host.Reply(env.Gateway, reply)
+	if err != nil {
+		b.t.Errorf("answer: %v", err)
+		return
+	}
+	acknowledged := make(chan error, 1)
+	b.host.Send(message, func(_ bus.Receipt, err error) { acknowledged <- err })
+	if err := <-acknowledged; err != nil {
+		b.t.Errorf("answer: %v", err)
+	}
+}
+
+func blob(data []byte) []payload.Part {
+	return []payload.Part{payload.OfBlob("x", "text/plain", data)}
+}
+
+// ask is a request for the stage.
+func ask(text string) *call.Request {
+	return &call.Request{Pipeline: whole, Inputs: blob([]byte(text)), Timeout: bustest.Patience}
+}
+
+func textOf(parts []payload.Part) string { return string(parts[0].Blob.Data) }
+
+// wantFault checks that a call failed for the reason.
+func wantFault(t *testing.T, response *call.Response, err error, reason fault.Reason) *fault.Fault {
+	t.Helper()
+	f, ok := errors.AsType[*fault.Fault](err)
+	if !ok || f.Reason != reason || response != nil {
+		t.Fatalf("got %+v, %v, want %s", response, err, reason)
+	}
+	return f
+}

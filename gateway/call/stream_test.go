@@ -1,0 +1,167 @@
+package call_test
+
+import (
+	"bytes"
+	"errors"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+)
+
+// chunks sends so many chunks of an answer, numbered, each of so many bytes.
+func (b *bed) chunks(env *envelope.Envelope, n, size int) {
+	for i := range n {
+		data := append(strconv.AppendInt(nil, int64(i+1), 10), ' ')
+		b.chunk(env, uint64(i+1), append(data, bytes.Repeat([]byte("."), max(0, size-len(data)))...))
+	}
+}
+
+func number(t *testing.T, c call.Chunk) int {
+	t.Helper()
+	text, _, _ := bytes.Cut(c.Outputs[0].Blob.Data, []byte(" "))
+	n, err := strconv.Atoi(string(text))
+	if err != nil {
+		t.Error(err)
+	}
+	return n
+}
+
+func TestCallWithoutAStreamIsNotHeldUpByChunks(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.serves(func(env *envelope.Envelope) {
+		b.chunks(env, 1000, 1)
+		b.end(env, 1001, []byte("done"))
+	})
+	for range 5 {
+		response, err := b.service.Infer(t.Context(), ask("x"))
+		if err != nil || textOf(response.Outputs) != "done" {
+			t.Errorf("answered with %+v, %v", response, err)
+		}
+	}
+}
+
+// The reader takes its first chunk only when the whole answer has been sent, so
+// all of it has to find room.
+func TestABurstIsHeldForItsReader(t *testing.T) {
+	t.Parallel()
+	const burst, size = 5000, 1 << 10
+	b := newBed(t)
+	sent := make(chan struct{})
+	b.serves(func(env *envelope.Envelope) {
+		b.chunks(env, burst, size)
+		b.end(env, burst+1, []byte("done"))
+		close(sent)
+	})
+	got := make([]int, 0, burst)
+	response, err := b.service.Stream(t.Context(), ask("x"), func(c call.Chunk) error {
+		bustest.Receive(t, "the end of the burst", sent)
+		got = append(got, number(t, c))
+		return nil
+	})
+	if err != nil || textOf(response.Outputs) != "done" {
+		t.Fatalf("answered with %+v, %v", response, err)
+	}
+	if len(got) != burst || !slices.IsSorted(got) || got[0] != 1 {
+		t.Errorf("%d chunks came", len(got))
+	}
+}
+
+func TestAReaderThatStopsFailsAlone(t *testing.T) {
+	t.Parallel()
+	for name, burst := range map[string]struct{ chunks, size int }{
+		"behind many chunks": {17_000, 1},
+		"behind many bytes":  {100, 256 << 10},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t)
+			overrun := make(chan struct{})
+			b.serves(func(env *envelope.Envelope) {
+				if textOf(env.Parts) == "quick" {
+					b.chunks(env, 10, 1)
+					b.end(env, 11, []byte("done"))
+					return
+				}
+				b.chunks(env, burst.chunks, burst.size)
+				b.end(env, uint64(burst.chunks+1), []byte("done"))
+				close(overrun)
+			})
+			stopped, goOn := make(chan struct{}), make(chan struct{})
+			var slow sync.WaitGroup
+			slow.Go(func() {
+				stop := sync.OnceFunc(func() { close(stopped) })
+				response, err := b.service.Stream(t.Context(), ask("slow"), func(call.Chunk) error {
+					stop()
+					bustest.Receive(t, "leave to go on", goOn)
+					return nil
+				})
+				if f := fault.From(err); err == nil || f.Reason != fault.SlowReader {
+					t.Errorf("the slow reader got %+v, %v", response, err)
+				}
+			})
+			bustest.Receive(t, "first chunk", stopped)
+			bustest.Receive(t, "end of the answer", overrun)
+			response, err := b.service.Stream(t.Context(), ask("quick"), func(call.Chunk) error { return nil })
+			if err != nil || textOf(response.Outputs) != "done" {
+				t.Errorf("the quick reader got %+v, %v", response, err)
+			}
+			close(goOn)
+			slow.Wait()
+		})
+	}
+}
+
+func TestACallerThatIsGoneIsNoDefect(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.serves(func(env *envelope.Envelope) {
+		b.chunks(env, 2, 1)
+		b.end(env, 3, []byte("done"))
+	})
+	broken := errors.New("write tcp: broken pipe")
+	response, err := b.service.Stream(t.Context(), ask("x"), func(call.Chunk) error { return broken })
+	if f := wantFault(t, response, err, fault.Cancelled); !errors.Is(f, broken) || f.Metadata["request_id"] == "" {
+		t.Errorf("got %v, caused by %v", f, f.Unwrap())
+	}
+	if text := b.logged.String(); text != "" {
+		t.Errorf("logged %s", text)
+	}
+}
+
+func TestAnEmitsOwnFaultIsTheCalls(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.serves(func(env *envelope.Envelope) {
+		b.chunks(env, 1, 1)
+		b.end(env, 2, []byte("done"))
+	})
+	response, err := b.service.Stream(t.Context(), ask("x"), func(call.Chunk) error {
+		return fault.New(fault.NotSupported, "no")
+	})
+	_ = wantFault(t, response, err, fault.NotSupported)
+}
+
+func TestAStreamWithAGapBreaks(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.serves(func(env *envelope.Envelope) {
+		b.chunk(env, 1, []byte("1 "))
+		b.chunk(env, 3, []byte("3 "))
+	})
+	var got []int
+	response, err := b.service.Stream(t.Context(), ask("x"), func(c call.Chunk) error {
+		got = append(got, number(t, c))
+		return nil
+	})
+	_ = wantFault(t, response, err, fault.StreamInterrupted)
+	if !slices.Equal(got, []int{1}) {
+		t.Errorf("the caller got the chunks %v", got)
+	}
+}

@@ -1,0 +1,69 @@
+package body
+
+import (
+	"net/http"
+	"time"
+)
+
+// piece is how much of an answer is to be taken within the patience, in bytes.
+const piece = 256 << 10
+
+// PatientWriter returns w, of which a write or flush fails from now on when the
+// caller takes nothing of it for the patience; 0 waits forever. A slow download
+// goes on for as long as it goes on. Where the connection knows no write
+// deadlines, as in a recorder, it waits forever too.
+//
+// A connection on which it failed is of no further use.
+func PatientWriter(w http.ResponseWriter, patience time.Duration) http.ResponseWriter {
+	if patience <= 0 {
+		return w
+	}
+	return &patientWriter{ResponseWriter: w, conn: http.NewResponseController(w), patience: patience}
+}
+
+type patientWriter struct {
+	http.ResponseWriter
+
+	conn     *http.ResponseController
+	patience time.Duration
+}
+
+var _ http.Flusher = (*patientWriter)(nil)
+
+// Write implements http.ResponseWriter.
+func (p *patientWriter) Write(data []byte) (int, error) {
+	written := 0
+	for {
+		next := data[written:min(written+piece, len(data))]
+		var n int
+		var err error
+		p.within(func() { n, err = p.ResponseWriter.Write(next) })
+		written += n
+		if err != nil || written == len(data) {
+			return written, err
+		}
+	}
+}
+
+// Flush implements http.Flusher. A failure shows in the next write.
+func (p *patientWriter) Flush() {
+	p.within(func() { _ = p.conn.Flush() })
+}
+
+// Unwrap is how http.ResponseController reaches the connection.
+func (p *patientWriter) Unwrap() http.ResponseWriter { return p.ResponseWriter }
+
+// within makes a write that lasts longer than the patience fail. A deadline set
+// beforehand would have to be taken away after each write, for which HTTP/2 has
+// to pass through its connection's loop twice.
+func (p *patientWriter) within(write func()) {
+	given := make(chan struct{})
+	stalled := time.AfterFunc(p.patience, func() {
+		defer close(given)
+		_ = p.conn.SetWriteDeadline(time.Unix(0, 0))
+	})
+	write()
+	if !stalled.Stop() {
+		<-given // the connection is net/http's again when the handler returns
+	}
+}
