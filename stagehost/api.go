@@ -11,24 +11,42 @@ import (
 // maxDirect bounds the messages of direct calls, in bytes.
 const maxDirect = 16 << 20
 
-// serveAPI serves the gRPC StageService until the context ends, and says in its
-// health whether the host is ready.
-func (h *Host) serveAPI(ctx context.Context) error {
+// listen takes the StageService's address, before anything else starts, so that
+// an address that is taken is told at once and not after a model has loaded.
+// Who connects before serveAPI waits.
+func (h *Host) listen(ctx context.Context) error {
 	if h.settings.Listen == "" {
-		<-ctx.Done()
-		return ctx.Err()
+		return nil
 	}
 	var lc net.ListenConfig
 	listener, err := lc.Listen(ctx, "tcp", h.settings.Listen)
 	if err != nil {
-		return fmt.Errorf("stage %s: listen: %w", h.settings.Stage, err)
+		return fmt.Errorf("stage %s: listen: %w; stop what has the address, or have this host listen on another", h.settings.Stage, err)
 	}
-	h.settings.Logger.Info("stage service listens", "address", listener.Addr().String())
+	h.listener = listener
 	h.address.Store(listener.Addr())
+	return nil
+}
+
+// unlisten gives the address back; the server has done so if there was one.
+func (h *Host) unlisten() {
+	if h.listener != nil {
+		_ = h.listener.Close()
+	}
+}
+
+// serveAPI serves the gRPC StageService until the context ends, and says in its
+// health whether the host is ready.
+func (h *Host) serveAPI(ctx context.Context) error {
+	if h.listener == nil {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	h.settings.Logger.Info("stage service listens", "address", h.listener.Addr().String())
 	server := stageapi.NewServer(h, maxDirect)
 	h.runs.Go(func() { h.followStatus(server) })
 	served := make(chan error, 1)
-	h.runs.Go(func() { served <- server.Serve(listener) })
+	h.runs.Go(func() { served <- server.Serve(h.listener) })
 	select {
 	case err := <-served:
 		return fmt.Errorf("stage %s: serve: %w", h.settings.Stage, err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"testing"
 	"time"
 
@@ -90,6 +91,59 @@ func TestBatchEndsWithTheLatestDeadline(t *testing.T) {
 		c.fails(fault.DeadlineExceeded)
 	}
 	checkEcho(t, b.ask("after"), b.ask("after"))
+	b.emptied()
+}
+
+// Under overload deadlines pass by the thousand: they are counted, and no batch
+// is said to have failed that was told to end.
+func TestPassedDeadlinesAreCountedAndNotLogged(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	var said logs
+	h := b.host(batches(func(ctx context.Context, batch runner.Batch, sink runner.Sink) error {
+		if first(batch.Items[0].Inputs) == "broken" {
+			return errors.New("broken")
+		}
+		<-ctx.Done()
+		return ctx.Err()
+	}), maxSize(1), said.into)
+	b.ask("broken").fails(fault.RunnerFailed)
+	const count = 5
+	for range count {
+		b.ask("slow", deadline(20*time.Millisecond)).fails(fault.DeadlineExceeded)
+	}
+	h.awaitCount("stagemesh.stage.expired", count)
+	if got := said.of(slog.LevelWarn); len(got) != 1 {
+		t.Errorf("logged %q, want the batch that is broken", got)
+	}
+}
+
+// What is run again after its batch failed waits for a slot like everything
+// else, and not longer than for its deadline.
+func TestDeadlinePassesWhileAPartOfABatchWaits(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	g := newGate()
+	failed := false
+	h := b.host(batches(func(ctx context.Context, batch runner.Batch, sink runner.Sink) error {
+		if !failed {
+			failed = true
+			return errors.New("again, please")
+		}
+		g.entered <- nil
+		select {
+		case <-g.release:
+			return settleAll(batch, sink)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}), together(2))
+	calls := []*call{b.ask("runs"), b.ask("waits", deadline(300*time.Millisecond))}
+	bustest.Receive(t, "half at the runner", g.entered)
+	calls[1].fails(fault.DeadlineExceeded)
+	close(g.release)
+	checkEcho(t, calls[0])
+	h.awaitCount("stagemesh.stage.expired", 1)
 	b.emptied()
 }
 

@@ -87,6 +87,9 @@ type ran struct {
 	run  *run
 	took time.Duration
 	err  error
+	// told says that it was told to end: nobody wants its answers any more, or
+	// the host has given up.
+	told bool
 }
 
 func (e *ran) apply(l *loop) {
@@ -94,9 +97,7 @@ func (e *ran) apply(l *loop) {
 	l.batcher.Finished(time.Now(), e.learn())
 	left := e.run.unsettled()
 	l.host.metrics.finished(context.Background(), e)
-	if e.err != nil {
-		l.host.logRun(e, len(left))
-	}
+	l.host.logRun(e, len(left))
 	if len(left) > 0 {
 		l.rerun(left, e.err)
 	}
@@ -125,6 +126,9 @@ func (l *loop) rerun(items []*item, err error) {
 		for _, it := range l.unstreamed(items, err) {
 			l.giveBack(it)
 		}
+	case l.lost:
+		l.requeue(l.unstreamed(items, err))
+		l.giveBackWaiting()
 	case err == nil:
 		l.failAll(items, fault.New(fault.RunnerOutputInvalid, "the runner gave the item no outcome"))
 	case errors.Is(err, runner.ErrNotStarted):

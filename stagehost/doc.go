@@ -24,5 +24,12 @@
 // items, waits for those on their way, finishes what it holds without waiting
 // for fuller batches, settles, and leaves. What is not finished within the
 // drain timeout is given back to the queue, and running batches are told to
-// stop.
+// stop. A host whose runner is lost does the same, but gives back at once what
+// no slot will run any more.
+//
+// A batch that does not stop within a few seconds is left behind: Run returns
+// an error, so that the program can exit and does not exit with success. Go
+// code cannot be ended from outside, so such a batch's goroutine, and all that
+// it uses, stays until it returns or the process ends; the runner is not
+// stopped beneath it.
 package stagehost

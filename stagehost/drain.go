@@ -7,16 +7,20 @@ import (
 
 // Bounds on the parts of a stop beside the drain timeout.
 const (
-	pullDrain  = 2 * time.Second
-	runAbandon = 5 * time.Second
+	pullDrain = 2 * time.Second
+	// runAbandon is how long batches have to end that were told to, and
+	// runLeave how long everything else has.
+	runAbandon = 4 * time.Second
+	runLeave   = time.Second
 )
 
 // drain follows the data: nothing new, then what is on its way, then what is
-// in hand, and when that takes too long, back with it.
-func (h *Host) drain(l *loop) {
+// in hand, and when that takes too long, back with it. It is false when the
+// runner does not end a batch all the same.
+func (h *Host) drain(l *loop) bool {
 	h.status.set(stateDraining)
 	h.settings.Logger.Info("draining")
-	h.status.stopAlive(h.settings.Logger)
+	h.stopAlive()
 	ctx, cancel := context.WithTimeout(context.Background(), pullDrain)
 	if err := h.puller.Drain(ctx); err != nil {
 		h.settings.Logger.Warn("items may be on their way still; they will be delivered again", "error", err)
@@ -30,12 +34,20 @@ func (h *Host) drain(l *loop) {
 		h.post(abandon{})
 		h.giveUp()
 		if !await(l.empty, runAbandon) {
-			h.settings.Logger.Error("batches still run; their items will be delivered again")
+			h.settings.Logger.Error("not everything has been finished or given back; the rest will be delivered again")
 		}
 	}
 	h.giveUp()
-	h.runs.Wait()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		h.runs.Wait()
+	}()
+	if !await(ended, runLeave) {
+		return false
+	}
 	h.settings.Logger.Info("drained")
+	return true
 }
 
 // await reports whether the channel was closed in time.

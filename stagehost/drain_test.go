@@ -2,18 +2,21 @@ package stagehost_test
 
 import (
 	"context"
+	"errors"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+	"github.com/stagemesh/stagemesh/stagehost/stageapi"
 )
 
 // ackWait is an edit. A long one outlasts the test: what comes again then was
@@ -87,98 +90,215 @@ func TestDrainUnderLoadLosesNothing(t *testing.T) {
 	}
 }
 
+func drainTimeout(d time.Duration) func(*stagehost.Settings) {
+	return func(s *stagehost.Settings) { s.DrainTimeout = d }
+}
+
+func maxSize(rows int) func(*stagehost.Settings) {
+	return func(s *stagehost.Settings) { s.Batch.MaxSize = rows }
+}
+
+// answeredAgain makes sure that the calls are answered by a host that was not
+// the first to have them.
+func answeredAgain(t *testing.T, calls ...*call) {
+	t.Helper()
+	for _, c := range calls {
+		if r := c.output(); r.Timings[0].Attempt < 2 {
+			t.Errorf("request %s is answered by attempt %d", c.text(), r.Timings[0].Attempt)
+		}
+	}
+}
+
 // What a host does not finish within its drain timeout is for another host to
 // answer, and the caller hears nothing of the first.
 func TestDrainTimeoutGivesItemsBack(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
-		name    string
-		ackWait time.Duration
-		runner  func(entered chan<- struct{}, release <-chan struct{}) runner.Runner
+		name   string
+		runner func(entered chan<- struct{}) runner.Runner
 	}{
-		{"the runner returns its context's error", longTime, func(entered chan<- struct{}, _ <-chan struct{}) runner.Runner {
+		{"the runner returns its context's error", func(entered chan<- struct{}) runner.Runner {
 			return batches(func(ctx context.Context, _ runner.Batch, _ runner.Sink) error {
 				entered <- struct{}{}
 				<-ctx.Done()
 				return ctx.Err()
 			})
 		}},
-		{"the runner makes it every item's fault", longTime, func(entered chan<- struct{}, _ <-chan struct{}) runner.Runner {
+		{"the runner makes it every item's fault", func(entered chan<- struct{}) runner.Runner {
 			return inproc.Each(inproc.Settings{}, func(ctx context.Context, _ runner.Item) ([]payload.Part, error) {
 				entered <- struct{}{}
 				<-ctx.Done()
 				return nil, ctx.Err()
 			})
 		}},
-		{"the runner is deaf", time.Second, func(entered chan<- struct{}, release <-chan struct{}) runner.Runner {
-			return batches(func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
-				entered <- struct{}{}
-				<-release
-				return settleAll(batch, sink)
-			})
-		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			b := newBed(t)
-			entered, release := make(chan struct{}, roomy), make(chan struct{})
-			let := sync.OnceFunc(func() { close(release) })
-			defer let()
-			first := b.host(test.runner(entered, release), ackWait(test.ackWait), func(s *stagehost.Settings) {
-				s.DrainTimeout = 50 * time.Millisecond
-				s.Batch.MaxSize = 4
-			})
+			entered := make(chan struct{}, roomy)
+			first := b.host(test.runner(entered), ackWait(longTime), maxSize(4), drainTimeout(50*time.Millisecond))
 			const count = 10
 			calls := b.askMany(count)
 			bustest.Receive(t, "batch at the runner", entered)
 			first.awaitCount("stagemesh.stage.pulled", count)
-			second := b.host(inproc.Each(inproc.Settings{}, echo), ackWait(test.ackWait))
+			second := b.host(inproc.Each(inproc.Settings{}, echo), ackWait(longTime))
 			first.cancel()
-			for _, c := range calls {
-				if r := c.output(); r.Timings[0].Attempt < 2 {
-					t.Errorf("request %s is answered by attempt %d", c.text(), r.Timings[0].Attempt)
-				}
-			}
+			answeredAgain(t, calls...)
 			if n := second.counts.of("stagemesh.stage.redelivered"); n < count {
 				t.Errorf("%d items came to the second host after the first had them, want %d", n, count)
 			}
-			let()
 			first.stop()
 			b.emptied()
 		})
 	}
 }
 
-func TestHostThatCannotStartSaysWhy(t *testing.T) {
+// A batch that does not end cannot be made to: its host leaves without it, says
+// so, and does not pull the runner from under it.
+func TestBatchThatNeverEndsIsLeftBehind(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	for _, test := range []struct {
-		name string
-		edit func(*stagehost.Settings)
-	}{
-		{"its runner", func(s *stagehost.Settings) {
-			s.Runner = inproc.New(inproc.Settings{Setup: func(context.Context) error { return context.Canceled }}, nil)
-		}},
-		{"its address", func(s *stagehost.Settings) { s.Listen = "256.0.0.1:0" }},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			s := stagehost.Settings{
-				Mesh: mesh, Stage: stage, Host: "host", Runner: inproc.Each(inproc.Settings{}, echo),
-				Bus: bus.Settings{URL: b.broker.URL()}, Logger: discard(), Meter: &counts{values: map[string]int64{}},
-			}
-			s.Batch.MaxSize = 1
-			test.edit(&s)
-			h, err := stagehost.New(s)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := h.Run(t.Context()); err == nil {
-				t.Error("ended without a reason")
-			}
-			if err := h.WaitReady(t.Context()); err == nil {
-				t.Error("became ready")
-			}
-		})
+	entered, release := make(chan struct{}, roomy), make(chan struct{})
+	defer close(release)
+	var stops atomic.Int64
+	deaf := inproc.New(inproc.Settings{Teardown: func() error { stops.Add(1); return nil }}, func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
+		entered <- struct{}{}
+		<-release
+		return settleAll(batch, sink)
+	})
+	first := b.host(deaf, ackWait(time.Second), maxSize(4), drainTimeout(50*time.Millisecond), listening)
+	const count = 10
+	calls := b.askMany(count)
+	bustest.Receive(t, "batch at the runner", entered)
+	first.awaitCount("stagemesh.stage.pulled", count)
+	b.host(inproc.Each(inproc.Settings{}, echo), ackWait(time.Second))
+	first.cancel()
+	answeredAgain(t, calls...)
+	if err := first.fails(); !strings.Contains(err.Error(), "the runner does not stop: 1 of its batches still run 5s after") {
+		t.Errorf("the host says %v", err)
 	}
+	if stops.Load() > 0 {
+		t.Error("the runner was stopped while its batch ran")
+	}
+	b.emptied()
+}
+
+func TestRunnerThatDoesNotStopHoldsNobodyUp(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	release := make(chan struct{})
+	defer close(release)
+	stuck := inproc.New(inproc.Settings{Teardown: func() error { <-release; return nil }}, nil)
+	b.host(stuck, drainTimeout(50*time.Millisecond)).stop()
+}
+
+// A host whose runner has no more slots finishes what runs and leaves the rest
+// to other hosts, whatever its drain timeout.
+func TestLostRunnerEndsItsHostAtOnce(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	g := newGate()
+	first := b.host(g, ackWait(longTime), maxSize(1), drainTimeout(longTime))
+	runs := b.ask("runs")
+	g.ran(t)
+	waiting := b.askMany(10)
+	first.awaitCount("stagemesh.stage.pulled", 11)
+	direct := make(chan stageapi.Response, 1)
+	go func() { direct <- first.Infer(t.Context(), stageapi.Request{Inputs: chunkOf("direct")}) }()
+	b.host(inproc.Each(inproc.Settings{}, echo), ackWait(longTime))
+	if err := g.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	answeredAgain(t, waiting...)
+	if r := bustest.Receive(t, "answer to the direct call", direct); r.Fault == nil || r.Fault.Reason != fault.ShuttingDown {
+		t.Errorf("the direct call is answered with %+v", r)
+	}
+	close(g.release)
+	checkEcho(t, runs)
+	if err := first.fails(); !errors.Is(err, inproc.ErrStopped) || !strings.Contains(err.Error(), "the runner is lost") {
+		t.Errorf("the host says %v", err)
+	}
+	b.emptied()
+	for _, c := range append(waiting, runs) {
+		c.answeredOnce()
+	}
+}
+
+// Halves of a batch that failed need slots too.
+func TestBatchThatFailsWithItsRunnerRunsElsewhere(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	entered, release := make(chan struct{}), make(chan struct{})
+	dying := batches(func(context.Context, runner.Batch, runner.Sink) error {
+		entered <- struct{}{}
+		<-release
+		return errors.New("gone")
+	})
+	first := b.host(dying, ackWait(longTime), together(4), drainTimeout(longTime))
+	calls := b.askMany(4)
+	bustest.Receive(t, "batch at the runner", entered)
+	b.host(inproc.Each(inproc.Settings{}, echo), ackWait(longTime))
+	if err := dying.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	close(release)
+	answeredAgain(t, calls...)
+	if err := first.fails(); !errors.Is(err, inproc.ErrStopped) {
+		t.Errorf("the host says %v", err)
+	}
+	b.emptied()
+}
+
+func TestRunnerLostDuringTheDrainDoesNotHoldItUp(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	g := newGate()
+	first := b.host(g, ackWait(longTime), maxSize(1), drainTimeout(longTime))
+	runs := b.ask("runs")
+	g.ran(t)
+	waiting := b.askMany(10)
+	first.awaitCount("stagemesh.stage.pulled", 11)
+	b.host(inproc.Each(inproc.Settings{}, echo), ackWait(longTime))
+	first.cancel()
+	bustest.Eventually(t, "the host drains", func() bool { return first.Ready() != nil })
+	if err := g.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	answeredAgain(t, waiting...)
+	close(g.release)
+	checkEcho(t, runs)
+	first.stop()
+	b.emptied()
+}
+
+// late is a runner whose slots all fall idle when nobody wants them any more.
+type late struct {
+	runner.Runner
+	left int
+}
+
+const lateSlots = 4096
+
+func (l *late) Concurrency() int { return lateSlots }
+
+// Acquire implements runner.Runner. The host calls it from one goroutine.
+func (l *late) Acquire(ctx context.Context) (runner.Slot, error) {
+	<-ctx.Done()
+	if l.left == 0 {
+		return nil, ctx.Err()
+	}
+	l.left--
+	return unused{}, nil
+}
+
+type unused struct{}
+
+func (unused) Do(context.Context, runner.Batch, runner.Sink) error { return nil }
+
+func (unused) Release() {}
+
+func TestEverySlotIsGivenBackInTheEnd(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.host(&late{Runner: batches(nil), left: lateSlots}, maxSize(1)).stop()
 }

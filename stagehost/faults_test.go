@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strconv"
 	"strings"
@@ -11,6 +12,9 @@ import (
 	"sync/atomic"
 	"testing"
 
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -18,6 +22,7 @@ import (
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+	"github.com/stagemesh/stagemesh/stagehost/stageapi"
 )
 
 const batchSize = 32
@@ -389,4 +394,109 @@ func TestEveryFaultReachesTheCaller(t *testing.T) {
 		})
 	}
 	b.emptied()
+}
+
+// A caller that sends what nobody takes has made a mistake, such as a name with
+// a letter too many. A step that puts out more than the next takes has not.
+func TestInputThatTheStageDoesNotTakeIsRefused(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	spec := runner.Spec{Inputs: []runner.PartSpec{{Name: "image"}, {Name: "mask", Optional: true}}}
+	h := b.host(inproc.Each(inproc.Settings{Spec: spec}, echo), listening)
+	image, masc := payload.OfBlob("image", "", []byte("i")), payload.OfBlob("masc", "", []byte("m"))
+	parts := []payload.Part{masc, image}
+	refused := func(f *fault.Fault) {
+		t.Helper()
+		if f == nil || f.Reason != fault.InvalidInput || !strings.Contains(f.Message, `"masc"`) ||
+			len(f.Violations) != 1 || f.Violations[0].Field != "inputs.masc" {
+			t.Errorf("refused with %+v", f)
+		}
+	}
+	refused(b.askParts(parts).fault(fault.InvalidInput))
+	refused(h.Infer(t.Context(), stageapi.Request{Inputs: parts}).Fault)
+	keeps := b.askParts(parts, func(e *envelope.Envelope) { e.Route[0].Keep = []string{"masc"} })
+	second := b.askParts(parts, func(e *envelope.Envelope) {
+		e.Route, e.Position = append([]pipeline.Hop{{Step: "before", Stage: "before"}}, e.Route...), 1
+	})
+	for _, c := range []*call{keeps, second} {
+		if out := c.output().Parts; len(out) != 1 || out[0].Name != "image" {
+			t.Errorf("answered with %v", out)
+		}
+	}
+	b.emptied()
+}
+
+// What is in the faults is also how operators find the stage.
+func TestItemThatCannotGoOnIsAFaultOfThisStage(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	h := b.host(inproc.Each(inproc.Settings{}, echo))
+	f := b.ask("x", onRoute(false)).fault(fault.NoCapacity)
+	if f.Stage != string(stage) || f.Step != "step" || f.Host == "" {
+		t.Errorf("the fault happened at stage %q, step %q, host %q", f.Stage, f.Step, f.Host)
+	}
+	h.awaitCount("stagemesh.stage.faults NO_CAPACITY", 1)
+	b.emptied()
+}
+
+func TestPanicIsLoggedWithItsStack(t *testing.T) {
+	t.Parallel()
+	for name, r := range map[string]runner.Runner{
+		"of an item": inproc.Each(inproc.Settings{}, func(context.Context, runner.Item) ([]payload.Part, error) { panic("boom") }),
+		"of a batch": batches(func(context.Context, runner.Batch, runner.Sink) error { panic("boom") }),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t)
+			var said logs
+			b.host(r, said.into)
+			b.ask("x").fails(fault.RunnerFailed)
+			bustest.Eventually(t, "the panic is logged", func() bool {
+				return slices.Contains(said.of(slog.LevelError), "the runner panicked")
+			})
+		})
+	}
+}
+
+// Poison is found by halves: one line tells of the batch, and no more of each.
+func TestFailedBatchIsLoggedOnce(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	var said logs
+	b.host(batches(func(context.Context, runner.Batch, runner.Sink) error { return errors.New("no") }), together(batchSize), said.into)
+	for _, c := range b.askMany(batchSize) {
+		c.fails(fault.RunnerFailed)
+	}
+	if got := said.of(slog.LevelWarn); len(got) != 1 {
+		t.Errorf("logged %q", got)
+	}
+}
+
+// The words are those of the gateway's own counter.
+func TestAnswersThatNobodyTookAreCountedByWhatBecameOfThem(t *testing.T) {
+	t.Parallel()
+	for word, d := range map[string]meshv1.ReplyDisposition{
+		"late":      meshv1.ReplyDisposition_REPLY_DISPOSITION_UNKNOWN,
+		"duplicate": meshv1.ReplyDisposition_REPLY_DISPOSITION_DUPLICATE,
+		"overflow":  meshv1.ReplyDisposition_REPLY_DISPOSITION_OVERFLOW,
+		"malformed": meshv1.ReplyDisposition_REPLY_DISPOSITION_MALFORMED,
+		"other":     99,
+	} {
+		t.Run(word, func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t)
+			h := b.host(inproc.Each(inproc.Settings{}, echo))
+			const absent pipeline.GatewayID = "absent"
+			stop, err := b.bus.ServeReplies(absent, func(pipeline.ExecutionID, []byte) meshv1.ReplyDisposition { return d })
+			if err != nil {
+				t.Fatal(err)
+			}
+			b.ask("x", func(e *envelope.Envelope) { e.Gateway = absent })
+			h.awaitCount("stagemesh.stage.undelivered "+word, 1)
+			b.emptied()
+			if err := stop(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
 }

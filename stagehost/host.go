@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -12,7 +13,6 @@ import (
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
-	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
 
 // Host is one running host of a stage.
@@ -35,9 +35,17 @@ type Host struct {
 	giveUp  context.CancelFunc
 	directs chan struct{}
 
-	clockOffset atomic.Int64
-	address     atomic.Value
-	status      status
+	// listener is the StageService's; nil where there is none.
+	listener net.Listener
+	// alive ends the answers that the host is there; nil while there are none.
+	// It is reconcile's, and the drain's after that has ended.
+	alive func() error
+	// leftBehind says that a batch runs on after the host has given it up.
+	leftBehind bool
+
+	clock   clock
+	address atomic.Value
+	status  status
 }
 
 // directBound bounds the calls past the queue that are in hand.
@@ -69,13 +77,17 @@ func New(s Settings) (*Host, error) {
 }
 
 // Run starts the runner, serves the stage until the context ends, and drains.
-// It returns nil after a drain, else the reason why the host cannot go on. It
-// is called once.
+// It returns nil after a drain, else the reason why the host cannot go on, or
+// why it could not stop its runner. It is called once.
 func (h *Host) Run(ctx context.Context) error {
 	defer h.status.set(stateStopped)
 	// What is in hand is finished after ctx has ended: hard outlives it.
 	h.hard, h.giveUp = context.WithCancel(context.WithoutCancel(ctx))
 	defer h.giveUp()
+	if err := h.listen(ctx); err != nil {
+		return err
+	}
+	defer h.unlisten()
 	if err := h.startRunner(ctx); err != nil {
 		return err
 	}
@@ -84,6 +96,7 @@ func (h *Host) Run(ctx context.Context) error {
 		return err
 	}
 	defer h.disconnect()
+	h.status.set(stateJoining)
 	return h.serve(ctx)
 }
 
@@ -99,11 +112,23 @@ func (h *Host) startRunner(ctx context.Context) error {
 	return nil
 }
 
+// stopRunner stops a runner whose batches have ended, as it may expect.
 func (h *Host) stopRunner() {
+	if h.leftBehind {
+		return
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), h.settings.DrainTimeout)
 	defer cancel()
-	if err := h.settings.Runner.Stop(ctx); err != nil {
-		h.settings.Logger.Error("stop of the runner", "error", err)
+	// The runner may be deaf in this too.
+	stopped := make(chan error, 1)
+	go func() { stopped <- h.settings.Runner.Stop(ctx) }()
+	select {
+	case err := <-stopped:
+		if err != nil {
+			h.settings.Logger.Error("stop of the runner", "error", err)
+		}
+	case <-ctx.Done():
+		h.settings.Logger.Error("the runner does not stop and is left behind", "after", h.settings.DrainTimeout)
 	}
 }
 
@@ -118,7 +143,7 @@ func (h *Host) connect() error {
 		Durability:   durability,
 		Bound:        h.settings.MaxInFlight,
 		AckWait:      h.settings.Queue.AckWait,
-		Malformed:    h.malformedDelivery,
+		Malformed:    h.noDelivery,
 		QueueMissing: h.queueMissing,
 	}, h.receive)
 	if err != nil {
@@ -149,45 +174,59 @@ func (h *Host) serve(ctx context.Context) error {
 	pumps.Go(func() error { return h.serveAPI(pumping) })
 	// The pumps have ended before the drain waits for what they started.
 	err := pumps.Wait()
-	h.drain(loop)
+	h.leftBehind = !h.drain(loop)
 	endLoop()
 	looping.Wait()
+	h.dropEvents()
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
-		return nil
+		err = nil
+	}
+	if h.leftBehind {
+		err = errors.Join(err, h.leaving(loop.running))
 	}
 	return err
 }
 
-// post gives an event to the loop. After the loop has ended it does nothing.
-func (h *Host) post(e event) {
-	select {
-	case h.events <- e:
-	case <-h.looped:
+// leaving says what is left behind of a runner that does not end.
+func (h *Host) leaving(batches int) error {
+	what := "it still waits for an idle slot"
+	if batches > 0 {
+		what = fmt.Sprintf("%d of its batches still run", batches)
 	}
+	return fmt.Errorf("stage %s: the runner does not stop: %s %s after it was told to end", h.settings.Stage, what, runAbandon+runLeave)
 }
 
 // acquireSlots posts every slot that falls idle, also while the host drains.
 func (h *Host) acquireSlots(ctx context.Context) error {
-	failed := make(chan error, 1)
-	h.runs.Go(func() {
-		for {
-			slot, err := h.settings.Runner.Acquire(h.hard)
-			if err != nil {
-				failed <- err
-				return
-			}
-			h.post(&slotIdle{slot: slot})
-		}
-	})
+	lost := make(chan error, 1)
+	h.runs.Go(func() { lost <- h.postSlots() })
 	select {
-	case err := <-failed:
+	case err := <-lost:
 		return fmt.Errorf("stage %s: the runner is lost: %w", h.settings.Stage, err)
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
 
-func (h *Host) malformedDelivery(err error) {
+// postSlots returns why there are no more slots: the runner is lost, or the
+// host has given up.
+func (h *Host) postSlots() error {
+	for {
+		slot, err := h.settings.Runner.Acquire(h.hard)
+		if err == nil {
+			h.post(&slotIdle{slot: slot})
+			continue
+		}
+		if h.hard.Err() == nil {
+			h.post(runnerLost{err: err})
+		}
+		return err
+	}
+}
+
+// noDelivery counts a message that came to the puller and cannot be settled:
+// no queue sent it.
+func (h *Host) noDelivery(err error) {
 	h.metrics.malformed(context.Background())
 	h.settings.Logger.Warn("message that is no delivery", "error", err)
 }
@@ -212,14 +251,4 @@ func (h *Host) say(err error) {
 func (h *Host) defect(what string, err error) {
 	h.metrics.defect(context.Background())
 	h.settings.Logger.Error(what, "error", err)
-}
-
-// logRun logs a batch that failed as a whole.
-func (h *Host) logRun(e *ran, left int) {
-	log := h.settings.Logger.With("items", len(e.run.items), "unsettled", left, "error", e.err)
-	if p, ok := errors.AsType[*inproc.PanicError](e.err); ok {
-		log.Error("the runner panicked", "stack", string(p.Stack))
-		return
-	}
-	log.Warn("a batch failed")
 }

@@ -18,16 +18,18 @@ import (
 func (h *Host) receive(d bus.Delivery) {
 	env, err := h.decode(d.Data)
 	if err != nil {
-		h.metrics.malformed(context.Background())
-		h.settings.Logger.Warn("malformed item removed from the queue", "seq", d.Seq, "error", err)
-		h.say(d.Term("malformed"))
-		h.puller.Settled(d)
+		h.malformed(d, err)
 		return
 	}
-	it := &item{env: env, delivery: d, arrived: d.Arrived, queueWait: h.queueWait(d)}
-	it.timing = it.timingOf(h.settings.Host)
+	it := h.pulled(d, env)
 	h.metrics.pulled(context.Background(), it)
 	h.post(&arrived{item: it, fault: h.fit(it)})
+}
+
+func (h *Host) pulled(d bus.Delivery, env *envelope.Envelope) *item {
+	it := &item{env: env, delivery: d, arrived: d.Arrived, queueWait: h.queueWait(d)}
+	it.timing = it.timingOf(h.settings.Host)
+	return it
 }
 
 // decode reads an item and makes sure that it is this stage's to handle.
@@ -47,14 +49,18 @@ func (h *Host) decode(data []byte) (*envelope.Envelope, error) {
 
 // queueWait is measured on the broker's clock, as far as this host knows it.
 func (h *Host) queueWait(d bus.Delivery) time.Duration {
-	offset := time.Duration(h.clockOffset.Load())
-	return max(0, d.Arrived.Add(offset).Sub(d.Stored))
+	return max(0, d.Arrived.Add(h.clock.ahead()).Sub(d.Stored))
 }
 
 // fit makes the item fit the runner, or says why it does not.
 func (h *Host) fit(it *item) *fault.Fault {
 	hop := it.env.Hop()
 	fitted, err := schema.Fit(h.spec, it.env.Parts, it.env.Kept, hop.Inputs)
+	if err == nil && it.env.Position == 0 {
+		// What a caller sends and nobody takes is a mistake. What a step puts
+		// out and the next does not take is a choice of the pipeline.
+		err = schema.AllTaken(h.spec, it.env.Parts, hop.Inputs, hop.Keep)
+	}
 	if err != nil {
 		return fault.From(err)
 	}

@@ -2,6 +2,7 @@ package stagehost
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -9,9 +10,6 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/ledger"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
-
-// event is something that happened; the loop applies one after the other.
-type event interface{ apply(l *loop) }
 
 // loop owns every item on the host.
 type loop struct {
@@ -29,11 +27,16 @@ type loop struct {
 	// unsent are items whose message is to be sent again.
 	unsent map[ledger.ID]*item
 
-	touchAt  time.Time
+	touchAt time.Time
+	// draining says that no more items are asked for.
 	draining bool
+	// lost says that the runner has no more slots.
+	lost bool
 	// abandoned says that the drain took too long.
 	abandoned bool
-	empty     chan struct{}
+	// empty is closed, and emptied true, when a draining loop holds nothing.
+	empty   chan struct{}
+	emptied bool
 }
 
 func newLoop(h *Host) *loop {
@@ -65,6 +68,7 @@ func (l *loop) run(ctx context.Context) {
 		case <-timer.C:
 		case <-ctx.Done():
 			l.releaseSlots()
+			l.host.metrics.held(l.ledger)
 			return
 		}
 	}
@@ -101,15 +105,25 @@ func (l *loop) turn(now time.Time) time.Duration {
 
 func (l *loop) untilNext(now time.Time) time.Duration {
 	next := l.touchAt
-	if at, ok := l.batcher.Wake(len(l.slots)); ok && at.Before(next) {
-		next = at
+	if at, ok := l.batcher.Wake(len(l.slots)); ok {
+		next = earlier(next, at)
 	}
 	for _, it := range l.unsent {
-		if it.retryAt.Before(next) {
-			next = it.retryAt
+		next = earlier(next, it.retryAt)
+	}
+	for _, half := range l.halves {
+		for _, it := range half {
+			next = earlier(next, it.env.Deadline)
 		}
 	}
 	return max(0, next.Sub(now))
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
 }
 
 // arrived is an item that the host has got, or a fault that it has already.
@@ -120,6 +134,10 @@ type arrived struct {
 
 func (e *arrived) apply(l *loop) {
 	it := e.item
+	if l.over() {
+		l.host.drop(e)
+		return
+	}
 	l.nextID++
 	it.id = l.nextID
 	if err := l.ledger.Admit(it.id, string(it.delivery.Epoch)); err != nil {
@@ -143,19 +161,17 @@ func (e *arrived) apply(l *loop) {
 // overflow gives back an item that came although the host is full: the broker
 // sent more than was asked for, or the ask was thought to be over.
 func (l *loop) overflow(it *item, err error) {
-	if it.direct != nil {
-		it.direct.finish(it, became{fault: fault.Newf(fault.Overloaded, "%w", err)})
-		return
-	}
 	l.host.settings.Logger.Warn("item given back", "error", err)
-	l.host.say(it.delivery.Nak(0))
-	l.host.puller.Settled(it.delivery)
+	l.host.handBack(it, fault.Newf(fault.Overloaded, "%w", err))
 }
 
-// expire answers the items whose deadline has passed in the batcher.
+// expire answers the items whose deadline has passed while they waited.
 func (l *loop) expire(now time.Time) {
 	for _, entry := range l.batcher.Expire(now) {
 		l.expireOne(l.items[ledger.ID(entry.ID)])
+	}
+	for i, half := range l.halves {
+		l.halves[i] = l.live(half, now)
 	}
 }
 
@@ -167,13 +183,15 @@ func (l *loop) expireOne(it *item) {
 
 // touch tells the queue that the items in hand are still in hand. After an
 // abandoned drain it is silent: what a runner does not let go of comes to
-// another host by the end of its ack wait.
+// another host by the end of its ack wait. While the broker is away there is
+// nobody to tell.
 func (l *loop) touch(now time.Time) {
 	if now.Before(l.touchAt) {
 		return
 	}
 	l.touchAt = now.Add(l.host.settings.Queue.AckWait / touchesPerAckWait)
-	if l.abandoned {
+	l.host.metrics.held(l.ledger)
+	if l.abandoned || !l.host.bus.Connected() {
 		return
 	}
 	l.ledger.Alive(func(id ledger.ID) {
@@ -181,7 +199,6 @@ func (l *loop) touch(now time.Time) {
 			l.host.say(it.delivery.InProgress())
 		}
 	})
-	l.host.metrics.held(l.ledger)
 }
 
 // touchesPerAckWait leaves room for two words to be lost.
@@ -203,8 +220,6 @@ func (l *loop) forget(it *item, verb ledger.Verb, err error) {
 		l.host.say(it.delivery.Ack())
 	case ledger.Nak:
 		l.host.say(it.delivery.Nak(0))
-	case ledger.Term:
-		l.host.say(it.delivery.Term("refused"))
 	case ledger.Discard:
 	}
 	l.host.puller.Settled(it.delivery)
@@ -225,28 +240,53 @@ type drain struct{}
 func (drain) apply(l *loop) {
 	l.draining = true
 	l.batcher.Drain()
+	l.giveBackWaiting()
 }
+
+// runnerLost says that no slot falls idle any more. Batches that run may still
+// end; those that never ran get no slot, nor do any of the runner's idle ones.
+type runnerLost struct{ err error }
+
+func (e runnerLost) apply(l *loop) {
+	l.host.settings.Logger.Error("the runner is lost; what waits for it is given back", "error", e.err)
+	l.lost = true
+	l.releaseSlots()
+	l.giveBackWaiting()
+}
+
+// giveBackWaiting gives back what waits for a slot when none will come. Before
+// the drain the items would only come back to this host, again and again.
+func (l *loop) giveBackWaiting() {
+	if l.lost && l.draining {
+		l.giveBackIn(ledger.Queued)
+	}
+}
+
+// over says that an item that arrives now will not be finished.
+func (l *loop) over() bool { return l.abandoned || l.emptied || l.lost && l.draining }
 
 // checkEmpty tells the host when a draining loop holds nothing any more.
 func (l *loop) checkEmpty() {
-	if !l.draining || l.ledger.Len() > 0 || l.running > 0 {
+	if l.emptied || !l.draining || l.ledger.Len() > 0 || l.running > 0 {
 		return
 	}
-	select {
-	case <-l.empty:
-	default:
-		close(l.empty)
-	}
+	l.emptied = true
+	close(l.empty)
 }
 
-// abandon gives back everything that is not finished.
+// abandon gives back everything that does not run.
 type abandon struct{}
 
 func (abandon) apply(l *loop) {
 	l.abandoned = true
+	l.giveBackIn(ledger.Queued, ledger.Sending)
+}
+
+// giveBackIn gives back the items in the states, of which Queued is one.
+func (l *loop) giveBackIn(states ...ledger.State) {
 	l.halves = nil
 	for id, it := range l.items {
-		if state, _ := l.ledger.State(id); state == ledger.Running {
+		if state, _ := l.ledger.State(id); !slices.Contains(states, state) {
 			continue
 		}
 		l.batcher.Remove(batch.ID(id))
@@ -257,7 +297,7 @@ func (abandon) apply(l *loop) {
 func (l *loop) giveBack(it *item) {
 	verb, err := l.ledger.GiveBack(it.id)
 	if it.direct != nil {
-		it.direct.finish(it, became{fault: fault.New(fault.ShuttingDown, "the host is stopping")})
+		it.direct.finish(it, became{fault: stopping()})
 	}
 	l.forget(it, verb, err)
 }

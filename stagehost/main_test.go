@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -89,6 +90,7 @@ type host struct {
 	*stagehost.Host
 	t      *testing.T
 	counts *counts
+	slots  *slots
 	cancel context.CancelFunc
 	once   sync.Once
 	done   chan struct{}
@@ -102,10 +104,19 @@ const longTime = time.Hour
 // batches of what is there, of at most 32 rows.
 func (b *bed) host(r runner.Runner, edits ...func(*stagehost.Settings)) *host {
 	b.t.Helper()
+	h := b.start(r, edits...)
+	b.waitReady(h)
+	return h
+}
+
+// start is host without the wait.
+func (b *bed) start(r runner.Runner, edits ...func(*stagehost.Settings)) *host {
+	b.t.Helper()
 	c := &counts{values: map[string]int64{}}
+	counted := &slots{Runner: r}
 	s := stagehost.Settings{
 		Mesh: mesh, Stage: stage, Host: pipeline.HostID(uuid.NewString()), Version: "v1",
-		Runner: r, Batch: batch.Settings{MaxSize: 32},
+		Runner: counted, Batch: batch.Settings{MaxSize: 32},
 		Bus:    bus.Settings{URL: b.broker.URL()},
 		Logger: discard(), Meter: c,
 	}
@@ -117,13 +128,12 @@ func (b *bed) host(r runner.Runner, edits ...func(*stagehost.Settings)) *host {
 		b.t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	h := &host{Host: made, t: b.t, counts: c, cancel: cancel, done: make(chan struct{})}
+	h := &host{Host: made, t: b.t, counts: c, slots: counted, cancel: cancel, done: make(chan struct{})}
 	go func() {
 		defer close(h.done)
 		h.err = made.Run(ctx)
 	}()
 	b.t.Cleanup(h.stop)
-	b.waitReady(h)
 	return h
 }
 
@@ -145,10 +155,63 @@ func (h *host) stop() {
 		if h.err != nil {
 			h.t.Errorf("host: %v", h.err)
 		}
-		if n := h.counts.of("stagemesh.stage.defects"); n > 0 {
-			h.t.Errorf("%d defects", n)
-		}
+		h.leftNothing()
 	})
+}
+
+// fails waits until the host ends by itself, and returns why.
+func (h *host) fails() error {
+	h.t.Helper()
+	bustest.Receive(h.t, "end of the host", h.done)
+	h.once.Do(func() {
+		h.cancel()
+		h.leftNothing()
+	})
+	if h.err == nil {
+		h.t.Fatal("the host ended without a reason")
+	}
+	return h.err
+}
+
+// leftNothing makes sure that a host that has ended holds nothing any more.
+func (h *host) leftNothing() {
+	h.t.Helper()
+	if n := h.counts.of("stagemesh.stage.defects"); n > 0 {
+		h.t.Errorf("%d defects", n)
+	}
+	if n := h.slots.out.Load(); n != 0 {
+		h.t.Errorf("%d slots were neither used nor given back", n)
+	}
+}
+
+// slots is a runner that counts the slots that are in its host's hands, unused.
+type slots struct {
+	runner.Runner
+	out atomic.Int64
+}
+
+func (s *slots) Acquire(ctx context.Context) (runner.Slot, error) {
+	got, err := s.Runner.Acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s.out.Add(1)
+	return &slot{Slot: got, slots: s}, nil
+}
+
+type slot struct {
+	runner.Slot
+	slots *slots
+}
+
+func (s *slot) Do(ctx context.Context, b runner.Batch, sink runner.Sink) error {
+	s.slots.out.Add(-1)
+	return s.Slot.Do(ctx, b, sink)
+}
+
+func (s *slot) Release() {
+	s.slots.out.Add(-1)
+	s.Slot.Release()
 }
 
 // together holds items back until there are exactly n of them.
@@ -182,6 +245,14 @@ func (b *bed) ask(text string, edits ...func(*envelope.Envelope)) *call {
 
 func (b *bed) askParts(parts []payload.Part, edits ...func(*envelope.Envelope)) *call {
 	b.t.Helper()
+	c := b.expect(parts, edits...)
+	b.send(c.env)
+	return c
+}
+
+// expect returns a call that waits for its answer, whoever sends its request.
+func (b *bed) expect(parts []payload.Part, edits ...func(*envelope.Envelope)) *call {
+	b.t.Helper()
 	now := time.Now()
 	e := &envelope.Envelope{
 		Mesh: mesh, Gateway: gateway, Pipeline: "pipeline",
@@ -197,7 +268,6 @@ func (b *bed) askParts(parts []payload.Part, edits ...func(*envelope.Envelope)) 
 	b.mu.Lock()
 	b.calls[e.ExecutionID] = c
 	b.mu.Unlock()
-	b.send(e)
 	return c
 }
 
@@ -380,4 +450,43 @@ func (h *host) awaitCount(key string, want int64) {
 	if got := h.counts.of(key); got != want {
 		h.t.Errorf("%s is %d, want %d", key, got, want)
 	}
+}
+
+// logs is a log that keeps its lines' levels and messages.
+type logs struct {
+	mu    sync.Mutex
+	lines []slog.Record
+}
+
+// into is an edit.
+func (l *logs) into(s *stagehost.Settings) { s.Logger = slog.New(l) }
+
+// Enabled implements slog.Handler.
+func (l *logs) Enabled(context.Context, slog.Level) bool { return true }
+
+// Handle implements slog.Handler.
+func (l *logs) Handle(_ context.Context, r slog.Record) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lines = append(l.lines, r.Clone())
+	return nil
+}
+
+// WithAttrs implements slog.Handler.
+func (l *logs) WithAttrs([]slog.Attr) slog.Handler { return l }
+
+// WithGroup implements slog.Handler.
+func (l *logs) WithGroup(string) slog.Handler { return l }
+
+// of returns the messages of that level and above.
+func (l *logs) of(level slog.Level) []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var out []string
+	for _, r := range l.lines {
+		if r.Level >= level {
+			out = append(out, r.Message)
+		}
+	}
+	return out
 }

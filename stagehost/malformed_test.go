@@ -15,6 +15,7 @@ import (
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
@@ -111,6 +112,53 @@ func TestMalformedItemIsCountedRemovedAndSurvived(t *testing.T) {
 	}
 }
 
+// Who waits is told, where the item says who that is.
+func TestMalformedItemIsAnsweredWhereItSaysWhoWaits(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	h := b.host(inproc.Each(inproc.Settings{}, echo), ackWait(longTime))
+	nc := b.broker.Client()
+	part := func(name string) *inferencev1.Part {
+		return &inferencev1.Part{Name: name, Body: &inferencev1.Part_Blob{Blob: &inferencev1.Blob{Data: []byte("x")}}}
+	}
+	tests := []struct {
+		name   string
+		edit   func(*meshv1.Envelope)
+		reason fault.Reason
+		says   string
+		step   string
+	}{
+		{"two parts of one name", func(e *meshv1.Envelope) { e.Parts = []*inferencev1.Part{part("a"), part("a")} }, fault.InvalidInput, `"a"`, "step"},
+		{"two kept parts of one name", func(e *meshv1.Envelope) { e.Kept = []*inferencev1.Part{part("k"), part("k")} }, fault.InvalidInput, `"k"`, "step"},
+		{"a part that is nothing", func(e *meshv1.Envelope) { e.Parts[0] = &inferencev1.Part{Name: "n"} }, fault.InvalidInput, "parts.n: neither blob nor tensor", "step"},
+		{"a part by reference", func(e *meshv1.Envelope) { e.Parts[0].Body = &inferencev1.Part_Ref{} }, fault.NotSupported, "by reference", "step"},
+		{"another stage's", func(e *meshv1.Envelope) { e.Route[0].Stage = "other" }, fault.Internal, "request id", "step"},
+		{"past the end of its route", func(e *meshv1.Envelope) { e.Position = 1 }, fault.Internal, "request id", string(stage)},
+		{"a step that is no name", func(e *meshv1.Envelope) { e.Route[0].Name = "a.b" }, fault.Internal, "request id", string(stage)},
+		{"a durability of another version", func(e *meshv1.Envelope) { e.Durability = 99 }, fault.Internal, "request id", "step"},
+	}
+	for i, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			c := b.expect(chunkOf(test.name))
+			c.t = t
+			data := wellFormed(t, func(e *meshv1.Envelope) {
+				e.RequestId, e.ExecutionId = string(c.env.RequestID), string(c.env.ExecutionID)
+				test.edit(e)
+			})
+			if err := nc.Publish(b.bus.Stage(stage, pipeline.Memory, pipeline.Normal), data); err != nil {
+				t.Fatal(err)
+			}
+			f := c.fault(test.reason)
+			if f.Stage != string(stage) || f.Step != test.step || f.Host == "" || !strings.Contains(f.Message, test.says) {
+				t.Errorf("the fault is %q at stage %q, step %q, host %q", f.Message, f.Stage, f.Step, f.Host)
+			}
+			h.awaitCount("stagemesh.stage.malformed", int64(i+1))
+		})
+	}
+	b.emptied()
+	h.awaitCount("stagemesh.stage.pulled", 0)
+}
+
 // Damage at random: some of it leaves an item that can be read.
 func TestDamagedItemsAreSurvived(t *testing.T) {
 	t.Parallel()
@@ -141,7 +189,7 @@ func TestGarbageBesideTheQueueIsSurvived(t *testing.T) {
 	b := newBed(t)
 	b.host(inproc.Each(inproc.Settings{}, echo))
 	nc := b.broker.Client()
-	for _, subject := range []string{b.bus.Subjects.Alive(stage), b.bus.Cancel(), b.bus.Subjects.Reply(gateway, "garbage")} {
+	for _, subject := range []string{b.bus.Subjects.Alive(stage), b.bus.Subjects.Cancel(), b.bus.Subjects.Reply(gateway, "garbage")} {
 		for _, data := range [][]byte{nil, {0xff}, randomBytes(1024), make([]byte, b.bus.MaxPayload()-1024)} {
 			if err := nc.PublishMsg(&nats.Msg{Subject: subject, Reply: "nobody.listens", Data: data, Header: nats.Header{"Status": {"503"}}}); err != nil {
 				t.Fatal(err)

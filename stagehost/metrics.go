@@ -117,6 +117,11 @@ func (m *metrics) answered(ctx context.Context) { m.items.Add(ctx, 1, m.with("ou
 
 func (m *metrics) failed(ctx context.Context, f *fault.Fault) {
 	m.items.Add(ctx, 1, m.with("outcome", "fault"))
+	m.faulted(ctx, f)
+}
+
+// faulted counts a fault alone: the item's outcome has been counted.
+func (m *metrics) faulted(ctx context.Context, f *fault.Fault) {
 	m.faults.Add(ctx, 1, m.with("reason", string(f.Reason)))
 }
 
@@ -128,10 +133,33 @@ func (m *metrics) held(l *ledger.Ledger) {
 
 func states() []ledger.State { return []ledger.State{ledger.Queued, ledger.Running, ledger.Sending} }
 
-func (m *metrics) undelivered(ctx context.Context, d meshv1.ReplyDisposition) {
-	m.replies.Add(ctx, 1, m.with("disposition", d.String()))
+// taken counts a message that was acknowledged, unless it got to where it
+// should: then it is no more than what is expected.
+func (m *metrics) taken(ctx context.Context, d meshv1.ReplyDisposition) {
+	if word := undelivered(d); word != "" {
+		m.replies.Add(ctx, 1, m.with("disposition", word))
+	}
 }
 
+// undelivered is the word of the gateway's own metric for an answer that no
+// caller got; empty for one that the caller got, and for the next step's item.
+func undelivered(d meshv1.ReplyDisposition) string {
+	switch d {
+	case meshv1.ReplyDisposition_REPLY_DISPOSITION_UNSPECIFIED, meshv1.ReplyDisposition_REPLY_DISPOSITION_DELIVERED:
+		return ""
+	case meshv1.ReplyDisposition_REPLY_DISPOSITION_UNKNOWN:
+		return "late"
+	case meshv1.ReplyDisposition_REPLY_DISPOSITION_DUPLICATE:
+		return "duplicate"
+	case meshv1.ReplyDisposition_REPLY_DISPOSITION_OVERFLOW:
+		return "overflow"
+	case meshv1.ReplyDisposition_REPLY_DISPOSITION_MALFORMED:
+		return "malformed"
+	}
+	return "other"
+}
+
+// dropped counts a message that could not be sent while anybody waited for it.
 func (m *metrics) dropped(ctx context.Context) {
 	m.replies.Add(ctx, 1, m.with("disposition", "dropped"))
 }

@@ -36,20 +36,43 @@ func (h *Host) reconcile(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		wait.Reset(h.reconcileOnce(ctx))
+		wait.Reset(h.reconcileOnce(ctx, reconnects))
 	}
 }
 
-func (h *Host) reconcileOnce(ctx context.Context) time.Duration {
-	err := h.ensure(ctx)
-	if err == nil {
+// reconcileOnce returns how long to wait until the next time.
+func (h *Host) reconcileOnce(ctx context.Context, reconnects <-chan struct{}) time.Duration {
+	err := h.ensureOnConnection(ctx, reconnects)
+	switch {
+	case err == nil:
 		h.becomeReady()
 		return reconcileEvery
-	}
-	if ctx.Err() == nil {
+	case errors.Is(err, errReconnected):
+		return 0
+	case ctx.Err() == nil:
 		h.notReady(err)
 	}
 	return reconcileRetry
+}
+
+var errReconnected = errors.New("the connection was replaced")
+
+// ensureOnConnection is ensure, but ends with the connection: what was asked on
+// one that broke is never answered, and waiting for it would keep the host from
+// making a queue anew that was lost with the broker.
+func (h *Host) ensureOnConnection(ctx context.Context, reconnects <-chan struct{}) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ensured := make(chan error, 1)
+	go func() { ensured <- h.ensure(ctx) }()
+	select {
+	case err := <-ensured:
+		return err
+	case <-reconnects:
+		cancel()
+		<-ensured //nolint:errcheck // whatever it has found was so on the old connection
+		return errReconnected
+	}
 }
 
 func (h *Host) ensure(ctx context.Context) error {
@@ -62,17 +85,35 @@ func (h *Host) ensure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	h.clockOffset.Store(int64(info.ClockOffset))
+	h.clock.look(info.ClockOffset, info.RoundTrip, time.Now())
 	h.post(&queueReplaced{epoch: string(info.Epoch)})
 	if off := info.ClockOffset.Abs() - info.RoundTrip/2; off > maxClockOffset {
-		h.status.stopAlive(h.settings.Logger)
+		h.stopAlive()
 		h.puller.Use("")
 		return fmt.Errorf("the broker's clock is %s ahead of this host's, at most %s is tolerated: synchronise the clocks", info.ClockOffset, maxClockOffset)
 	}
 	h.puller.Use(info.Epoch)
-	return h.status.startAlive(func() (func() error, error) {
-		return h.bus.ServeAlive(h.settings.Stage, h.settings.Host)
-	})
+	return h.startAlive()
+}
+
+// startAlive makes the host answer that it is there, once.
+func (h *Host) startAlive() error {
+	if h.alive != nil {
+		return nil
+	}
+	stop, err := h.bus.ServeAlive(h.settings.Stage, h.settings.Host)
+	h.alive = stop
+	return err
+}
+
+func (h *Host) stopAlive() {
+	if h.alive == nil {
+		return
+	}
+	if err := h.alive(); err != nil {
+		h.settings.Logger.Debug("end of alive answers", "error", err)
+	}
+	h.alive = nil
 }
 
 func (h *Host) becomeReady() {

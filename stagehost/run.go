@@ -2,6 +2,8 @@ package stagehost
 
 import (
 	"context"
+	"errors"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -10,6 +12,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 	"github.com/stagemesh/stagemesh/stagehost/schema"
 )
 
@@ -59,8 +62,34 @@ func (h *Host) goRun(slot runner.Slot, r *run) {
 		start := time.Now()
 		err := slot.Do(ctx, r.batch, r)
 		r.close()
-		h.post(&ran{run: r, took: time.Since(start), err: err})
+		h.post(&ran{run: r, took: time.Since(start), err: err, told: ctx.Err() != nil})
 	})
+}
+
+// logRun logs a batch that failed as a whole. A part of one that failed before
+// says nothing new, and one that was told to end has not failed: there would be
+// a line for every deadline that passes.
+func (h *Host) logRun(e *ran, left int) {
+	if e.err == nil {
+		return
+	}
+	log := h.settings.Logger.With("items", len(e.run.items), "unsettled", left)
+	switch {
+	case e.run.reason == batch.Retry:
+		log.Debug("a part of a batch failed", "error", e.err)
+	case logPanic(log, e.err), e.told:
+	default:
+		log.Warn("a batch failed", "error", e.err)
+	}
+}
+
+// logPanic logs a panic, and reports whether the error is one.
+func logPanic(log *slog.Logger, err error) bool {
+	p, ok := errors.AsType[*inproc.PanicError](err)
+	if ok {
+		log.Error("the runner panicked", "error", p, "stack", string(p.Stack))
+	}
+	return ok
 }
 
 // claim gives item i's outcome to the caller, once.
@@ -110,6 +139,7 @@ func (r *run) Settle(i int, o runner.Outcome) error {
 // become checks an outcome against the spec.
 func (h *Host) become(it *item, o runner.Outcome) became {
 	if o.Fault != nil {
+		logPanic(h.settings.Logger, o.Fault)
 		return became{fault: o.Fault}
 	}
 	parts, err := schema.Outputs(h.spec, o.Parts, it.inputs)
@@ -142,13 +172,16 @@ func (r *run) Chunk(i int, parts []payload.Part) error {
 	if it.direct != nil || !it.env.Last() {
 		return fault.New(fault.NotSupported, "only the last stage of a pipeline may answer in chunks")
 	}
+	if err := schema.Travels(parts); err != nil {
+		return err
+	}
 	reply := &envelope.Reply{
 		Mesh: it.env.Mesh, RequestID: it.env.RequestID, ExecutionID: it.env.ExecutionID,
 		Seq: it.chunks + 1, Attempt: it.timing.Attempt, Chunk: true, Parts: parts,
 	}
 	message, err := r.host.bus.Reply(it.env.Gateway, reply)
 	if err != nil {
-		return err
+		return unsent(it.env.Hop(), err)
 	}
 	if err := r.host.bus.SendOnce(message); err != nil {
 		return err

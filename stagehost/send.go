@@ -5,10 +5,9 @@ import (
 	"errors"
 	"time"
 
-	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
-
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
 // outcome is what the runner made of an item; its message is prepared.
@@ -51,13 +50,19 @@ func (h *Host) prepare(it *item, what became) *fault.Fault {
 	} else {
 		it.message, err = h.bus.Item(it.env.Next(it.env.Parts, what.parts, it.timing))
 	}
-	switch {
-	case errors.Is(err, bus.ErrTooLarge):
-		return fault.Newf(fault.OutputTooLarge, "the output of step %s is too large to pass on: %w", it.env.Hop().Step, err)
-	case err != nil:
-		return fault.Newf(fault.RunnerOutputInvalid, "the output of step %s cannot be passed on: %w", it.env.Hop().Step, err)
+	if err != nil {
+		return unsent(it.env.Hop(), err)
 	}
 	return nil
+}
+
+// unsent returns what it tells the caller that an output could not be made a
+// message of.
+func unsent(hop pipeline.Hop, err error) *fault.Fault {
+	if errors.Is(err, bus.ErrTooLarge) {
+		return fault.Newf(fault.OutputTooLarge, "the output of step %s is too large to pass on: %w", hop.Step, err)
+	}
+	return fault.Newf(fault.RunnerOutputInvalid, "the output of step %s cannot be passed on: %w", hop.Step, err)
 }
 
 // failed handles a runner's fault. Past the deadline, and in an abandoned
@@ -78,15 +83,20 @@ func (l *loop) fail(it *item, f *fault.Fault) {
 	if !l.sending(it) {
 		return
 	}
-	hop := it.env.Hop()
-	f = f.At(string(hop.Stage), string(hop.Step), string(l.host.settings.Host))
 	l.host.metrics.failed(context.Background(), f)
+	f = l.host.here(it, f)
 	if it.direct != nil {
 		it.direct.finish(it, became{fault: f})
 		l.done(it)
 		return
 	}
 	l.sendFault(it, f)
+}
+
+// here says in a fault where it happened.
+func (h *Host) here(it *item, f *fault.Fault) *fault.Fault {
+	hop := it.env.Hop()
+	return f.At(string(hop.Stage), string(hop.Step), string(h.settings.Host))
 }
 
 // sendFault sends a fault as what the item became.
@@ -119,7 +129,7 @@ func (l *loop) send(it *item) {
 	}
 	it.tries++
 	l.host.bus.Send(it.message, func(receipt bus.Receipt, err error) {
-		l.host.post(&sent{item: it, receipt: receipt, err: err})
+		l.host.tell(&sent{item: it, receipt: receipt, err: err})
 	})
 }
 
@@ -143,9 +153,7 @@ func (e *sent) apply(l *loop) {
 	}
 	switch {
 	case e.err == nil:
-		if d := e.receipt.Disposition; d != meshv1.ReplyDisposition_REPLY_DISPOSITION_UNSPECIFIED && d != meshv1.ReplyDisposition_REPLY_DISPOSITION_DELIVERED {
-			l.host.metrics.undelivered(context.Background(), d)
-		}
+		l.host.metrics.taken(context.Background(), e.receipt.Disposition)
 		l.done(it)
 	case l.mayRetry(it, e.err):
 		it.retryAt = time.Now().Add(backoff(it.tries))
@@ -203,6 +211,8 @@ func (l *loop) unsendable(it *item, err error) {
 		return
 	}
 	next := it.env.Route[it.env.Position+1].Stage
-	l.host.settings.Logger.Warn("item cannot go on", "stage", next, "error", err)
-	l.sendFault(it, bus.FaultOf(err, next))
+	l.host.settings.Logger.Debug("item cannot go on", "next", next, "error", err)
+	f := l.host.here(it, bus.FaultOf(err, next))
+	l.host.metrics.faulted(context.Background(), f)
+	l.sendFault(it, f)
 }

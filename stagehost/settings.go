@@ -33,7 +33,8 @@ type Settings struct {
 	Bus   bus.Settings
 	Queue QueueSettings
 
-	// Listen is the address of the gRPC StageService; empty means none.
+	// Listen is the address of the gRPC StageService; empty means none. It is
+	// taken before the runner starts.
 	Listen string
 	// StartTimeout bounds the runner's start; DrainTimeout how long a stop
 	// waits for what is in hand. 0 means the default.

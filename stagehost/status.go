@@ -2,7 +2,6 @@ package stagehost
 
 import (
 	"errors"
-	"log/slog"
 	"sync"
 )
 
@@ -11,6 +10,7 @@ type state string
 
 const (
 	stateStarting state = ""
+	stateJoining  state = "waits for the broker"
 	stateReady    state = "ready"
 	stateNotReady state = "not ready"
 	stateDraining state = "draining"
@@ -23,8 +23,6 @@ type status struct {
 	state   state
 	cause   error
 	changed chan struct{}
-	// alive ends the answers that the host is there.
-	alive func() error
 }
 
 func (s *status) set(next state) { s.setCause(next, nil) }
@@ -56,30 +54,6 @@ func (s *status) get() (state, <-chan struct{}, error) {
 		s.changed = make(chan struct{})
 	}
 	return s.state, s.changed, s.cause
-}
-
-// startAlive makes the host answer that it is there, once.
-func (s *status) startAlive(start func() (func() error, error)) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.alive != nil || s.final() {
-		return nil
-	}
-	stop, err := start()
-	s.alive = stop
-	return err
-}
-
-func (s *status) stopAlive(log *slog.Logger) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.alive == nil {
-		return
-	}
-	if err := s.alive(); err != nil {
-		log.Debug("end of alive answers", "error", err)
-	}
-	s.alive = nil
 }
 
 // ErrNotReady is wrapped by what Ready returns.

@@ -59,6 +59,28 @@ func TestOnlyTheLastStepMayStream(t *testing.T) {
 	b.emptied()
 }
 
+// A piece that cannot be read where it is sent is refused, so that its caller
+// hears whose fault it is.
+func TestChunkThatCannotTravelIsRefused(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		parts []payload.Part
+		want  fault.Reason
+	}{
+		"two parts of one name":  {append(chunkOf("x"), chunkOf("y")...), fault.RunnerOutputInvalid},
+		"a name that is no text": {[]payload.Part{payload.OfBlob("\xff", "", nil)}, fault.RunnerOutputInvalid},
+		"larger than a message":  {[]payload.Part{payload.OfBlob("", "", make([]byte, 16<<20))}, fault.OutputTooLarge},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t)
+			b.host(batches(func(_ context.Context, _ runner.Batch, sink runner.Sink) error { return sink.Chunk(0, test.parts) }))
+			b.ask("x").fails(test.want)
+			b.emptied()
+		})
+	}
+}
+
 func TestNobodyWantsChunksPastTheDeadline(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)

@@ -54,8 +54,6 @@ const (
 	Ack Verb = iota
 	// Nak gives the item back to its queue.
 	Nak
-	// Term forgets an item that nobody can use.
-	Term
 	// Discard says nothing: the item's queue is gone, or it never had one, and
 	// a word about it could only hit another's.
 	Discard
@@ -122,10 +120,6 @@ func (l *Ledger) Sent(id ID) (Verb, error) { return l.settle(id, Ack, Sending) }
 // forgotten; the verb settles it.
 func (l *Ledger) GiveBack(id ID) (Verb, error) { return l.settle(id, Nak, Queued, Running, Sending) }
 
-// Refuse says that nobody can use the item. The item is forgotten; the verb
-// settles it.
-func (l *Ledger) Refuse(id ID) (Verb, error) { return l.settle(id, Term, Queued) }
-
 // QueueReplaced says that the queue's epoch is now another one: items of any
 // other are settled by Discard.
 func (l *Ledger) QueueReplaced(epoch string) (orphans int) {
@@ -153,13 +147,6 @@ func (l *Ledger) Alive(f func(ID)) {
 		if !e.orphan {
 			f(id)
 		}
-	}
-}
-
-// All calls f for every item.
-func (l *Ledger) All(f func(ID)) {
-	for id := range l.items {
-		f(id)
 	}
 }
 

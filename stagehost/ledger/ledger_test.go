@@ -2,6 +2,8 @@ package ledger_test
 
 import (
 	"errors"
+	"maps"
+	"slices"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -57,11 +59,6 @@ func TestEventsThatAStateDoesNotAllowChangeNothing(t *testing.T) {
 			func(l *ledger.Ledger) error { return l.Send(1) },
 			func(l *ledger.Ledger) error { return l.Requeue(1) },
 			ledger.ErrState, ledger.Sending,
-		},
-		"refused while running": {
-			func(l *ledger.Ledger) error { return l.Dispatch(1) },
-			func(l *ledger.Ledger) error { _, err := l.Refuse(1); return err },
-			ledger.ErrState, ledger.Running,
 		},
 		"admitted twice": {
 			func(*ledger.Ledger) error { return nil },
@@ -173,11 +170,6 @@ func TestAnySequenceOfEventsSettlesEachItemOnceAndLeavesNothingHeld(t *testing.T
 				verb, err := l.Sent(id)
 				settle(id, ledger.Ack, verb, err)
 			},
-			"refuse": func(t *rapid.T) {
-				id := ledger.ID(anyID.Draw(t, "id"))
-				verb, err := l.Refuse(id)
-				settle(id, ledger.Term, verb, err)
-			},
 			"give back": func(t *rapid.T) {
 				id := ledger.ID(anyID.Draw(t, "id"))
 				verb, err := l.GiveBack(id)
@@ -213,8 +205,7 @@ func agree(t *rapid.T, l *ledger.Ledger, m model, bound int) {
 }
 
 func drain(t *rapid.T, l *ledger.Ledger, m model, settle func(ledger.ID, ledger.Verb, ledger.Verb, error)) {
-	var held []ledger.ID
-	l.All(func(id ledger.ID) { held = append(held, id) })
+	held := slices.Collect(maps.Keys(m.state))
 	for _, id := range held {
 		verb, err := l.GiveBack(id)
 		if err != nil {

@@ -48,7 +48,8 @@ type Runner interface {
 	// context ends; an error other than the context's is final.
 	Acquire(ctx context.Context) (Slot, error)
 	// Stop ends the runner after the last Do has returned; Acquire fails from
-	// then on. It is safe on a runner that never started, and more than once.
+	// then on. It is safe on a runner that never started, and more than once. It
+	// is not called while a Do does not return.
 	Stop(ctx context.Context) error
 }
 
@@ -56,7 +57,9 @@ type Runner interface {
 type Slot interface {
 	// Do runs the batch and returns when every item that it will settle is
 	// settled. The context ends when nobody wants any of the answers, or the
-	// host gives up waiting. Do is called at most once.
+	// host gives up waiting; a host leaves without a Do that does not return
+	// within seconds of that, and reports the runner as broken. Do is called at
+	// most once.
 	Do(ctx context.Context, batch Batch, sink Sink) error
 	// Release gives the slot back unused.
 	Release()
@@ -66,7 +69,8 @@ type Slot interface {
 // use and do not block on the network.
 type Sink interface {
 	// Chunk sends part of item i's answer ahead of its outcome. An error says
-	// that nobody wants more of it; the runner should settle the item.
+	// that it was not sent, as nobody wants more of it or the parts cannot
+	// travel; the runner should settle the item.
 	Chunk(i int, parts []payload.Part) error
 	// Settle gives item i its one outcome. A second one for the same item is
 	// refused with ErrSettled and reported as the runner's fault.

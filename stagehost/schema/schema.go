@@ -109,10 +109,8 @@ func pick(spec runner.Spec, parts, kept []payload.Part, rename map[string]string
 	alone := len(spec.Inputs) == 1 && len(parts) == 1
 	inputs := make([]payload.Part, 0, len(spec.Inputs))
 	for _, want := range spec.Inputs {
-		source, isRenamed := rename[want.Name]
-		if !isRenamed {
-			source = want.Name
-		}
+		_, isRenamed := rename[want.Name]
+		source := sourceOf(want.Name, rename)
 		part, ok := find(source, parts, kept)
 		if !ok && alone && !isRenamed {
 			part, ok = parts[0], true
@@ -127,6 +125,42 @@ func pick(spec runner.Spec, parts, kept []payload.Part, rename map[string]string
 		inputs = append(inputs, part)
 	}
 	return inputs, nil
+}
+
+// AllTaken makes sure that each part feeds an input of the spec, or is one that
+// the pipeline keeps. A spec that names no inputs takes everything.
+func AllTaken(spec runner.Spec, parts []payload.Part, rename map[string]string, keep []string) error {
+	if len(spec.Inputs) == 0 {
+		return nil
+	}
+	sources := make([]string, len(spec.Inputs), len(spec.Inputs)+len(keep))
+	for i, want := range spec.Inputs {
+		sources[i] = sourceOf(want.Name, rename)
+	}
+	if _, isRenamed := rename[spec.Inputs[0].Name]; len(sources) == 1 && len(parts) == 1 && !isRenamed {
+		return nil // it feeds the only input, whatever its name
+	}
+	sources = append(sources, keep...)
+	for i, part := range parts {
+		if slices.Contains(sources, part.Name) {
+			continue
+		}
+		field := "inputs." + part.Name
+		if part.Name == "" {
+			field = fmt.Sprintf("inputs[%d]", i)
+		}
+		return fault.Newf(fault.InvalidInput, "input %q is not one that the stage takes; it takes %s", part.Name, names(spec)).
+			WithViolation(field, "is not taken")
+	}
+	return nil
+}
+
+// sourceOf returns the name of the part that feeds an input.
+func sourceOf(input string, rename map[string]string) string {
+	if source, ok := rename[input]; ok {
+		return source
+	}
+	return input
 }
 
 func find(name string, parts, kept []payload.Part) (payload.Part, bool) {
@@ -318,10 +352,8 @@ func withRows(spec runner.Spec, f Fitted) (Fitted, error) {
 // Outputs holds a runner's outputs for one item against what can travel and
 // against its spec, and gives them back in the rank that the inputs had.
 func Outputs(spec runner.Spec, parts []payload.Part, f Fitted) ([]payload.Part, error) {
-	// What could not be read where it is sent is refused here, where somebody
-	// can still answer.
-	if err := payload.Validate("outputs", parts); err != nil {
-		return nil, badOutput("%s", fault.From(err).Message)
+	if err := Travels(parts); err != nil {
+		return nil, err
 	}
 	for _, want := range spec.Outputs {
 		if err := checkOutput(spec.BatchAxis, want, parts, f.Rows); err != nil {
@@ -332,6 +364,15 @@ func Outputs(spec runner.Spec, parts []payload.Part, f Fitted) ([]payload.Part, 
 		return parts, nil
 	}
 	return lowered(parts), nil
+}
+
+// Travels makes sure that outputs, or a piece of them, can be read where they
+// are sent: here somebody can still answer.
+func Travels(parts []payload.Part) error {
+	if err := payload.Validate("outputs", parts); err != nil {
+		return badOutput("%s", fault.From(err).Message)
+	}
+	return nil
 }
 
 func badOutput(format string, args ...any) error {

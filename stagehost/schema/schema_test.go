@@ -208,6 +208,58 @@ func TestWhatDoesNotFitIsRefusedByInput(t *testing.T) {
 	}
 }
 
+func TestEveryPartIsTakenOrKept(t *testing.T) {
+	t.Parallel()
+	one := takes(runner.BatchNone, blobSpec("image"))
+	two := takes(runner.BatchNone, blobSpec("image"), optional(blobSpec("mask")))
+	maybe := takes(runner.BatchNone, optional(blobSpec("mask")))
+	parts := func(names ...string) (out []payload.Part) {
+		for _, name := range names {
+			out = append(out, text(name, ""))
+		}
+		return out
+	}
+	tests := map[string]struct {
+		spec   runner.Spec
+		parts  []payload.Part
+		rename map[string]string
+		keep   []string
+		// field is at fault; empty where all is well.
+		field string
+	}{
+		"by name":                             {spec: two, parts: parts("mask", "image")},
+		"none for an optional input":          {spec: two, parts: parts("image")},
+		"nothing at all":                      {spec: maybe},
+		"one and only, whatever its name":     {spec: one, parts: parts("x")},
+		"anything, where the spec says none":  {parts: parts("x", "y"), rename: map[string]string{"a": "x"}},
+		"by another name":                     {spec: two, parts: parts("x", "mask"), rename: map[string]string{"image": "x"}},
+		"one for two":                         {spec: two, parts: parts("x"), rename: map[string]string{"image": "x", "mask": "x"}},
+		"for a later step":                    {spec: one, parts: parts("image", "prompt"), keep: []string{"prompt"}},
+		"for nobody":                          {spec: one, parts: parts("image", "x"), field: "inputs.x"},
+		"for nobody, though others are kept":  {spec: one, parts: parts("image", "prompt", "x"), keep: []string{"prompt"}, field: "inputs.x"},
+		"none of the input's name":            {spec: two, parts: parts("image", "mascara"), field: "inputs.mascara"},
+		"one of its name that another feeds":  {spec: one, parts: parts("image", "x"), rename: map[string]string{"image": "x"}, field: "inputs.image"},
+		"one and only, for another's input":   {spec: maybe, parts: parts("x"), rename: map[string]string{"mask": "y"}, field: "inputs.x"},
+		"one without a name beside the other": {spec: one, parts: parts("image", ""), field: "inputs[1]"},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			err := schema.AllTaken(test.spec, test.parts, test.rename, test.keep)
+			if test.field == "" {
+				if err != nil {
+					t.Errorf("got %v", err)
+				}
+				return
+			}
+			f := fault.From(err)
+			if err == nil || f.Reason != fault.InvalidInput || len(f.Violations) != 1 || f.Violations[0].Field != test.field {
+				t.Errorf("got %v, want a fault about %s", err, test.field)
+			}
+		})
+	}
+}
+
 func TestRowsAreCountedOnAxis0(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {

@@ -7,6 +7,10 @@
 // The functions run on as many goroutines at once as Settings.Concurrency says,
 // one per slot, and must be safe for that. A panic is the batch's error, so the
 // host finds the item that causes it; it never ends the process.
+//
+// A function has to return soon after its context has ended. Nothing can end a
+// goroutine from outside: one that does not return keeps its slot, and when the
+// host stops it is left behind, without Teardown, until the process ends.
 package inproc
 
 import (

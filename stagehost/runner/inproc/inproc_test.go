@@ -169,6 +169,36 @@ func TestAnItemThatNobodyWaitsForDoesNotRun(t *testing.T) {
 	}
 }
 
+// What the items before it take may be more than an item has.
+func TestAnItemThatIsTooLateWhenItsTurnComesDoesNotRun(t *testing.T) {
+	t.Parallel()
+	told, end := context.WithCancel(t.Context())
+	defer end()
+	ran := 0
+	r := inproc.Each(inproc.Settings{}, func(_ context.Context, item runner.Item) ([]payload.Part, error) {
+		if ran++; textOf(item) == "last" {
+			end()
+		}
+		return item.Inputs, nil
+	})
+	passed, later := textItem("passed"), textItem("later")
+	passed.Deadline, later.Deadline = time.Now(), time.Now().Add(time.Hour)
+	items := []runner.Item{passed, later, textItem("without"), textItem("last"), textItem("after")}
+	slot, err := r.Acquire(told)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &sink{outcomes: map[int]runner.Outcome{}}
+	if err := slot.Do(told, runner.Batch{Items: items}, s); err != nil || ran != 3 {
+		t.Errorf("%d items ran, %v", ran, err)
+	}
+	for i, want := range []fault.Reason{fault.DeadlineExceeded, "", "", "", fault.Cancelled} {
+		if f := s.outcomes[i].Fault; (f == nil) != (want == "") || f != nil && f.Reason != want {
+			t.Errorf("item %s got %v, want %q", textOf(items[i]), f, want)
+		}
+	}
+}
+
 // refusing is a sink for a batch that its host has given up.
 type refusing struct{ sink }
 

@@ -1,0 +1,53 @@
+package stagehost_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+)
+
+// soon is less than the five seconds that the bus waits for an answer, and more
+// than anything else here takes.
+const soon = 3 * time.Second
+
+// A question to the broker that is lost with its connection is asked again on
+// the next one, and not when the wait for its answer is over.
+func TestLostQuestionIsAskedAgainOnTheNextConnection(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	w := b.wire()
+	b.host(inproc.Each(inproc.Settings{}, echo), w.via)
+	const question = "$JS.API.STREAM.INFO."
+	bustest.Receive(t, "a question that is lost", w.loses(question))
+	again := w.sees(question)
+	lost := time.Now()
+	w.cut()
+	bustest.Receive(t, "the question again", again)
+	if took := time.Since(lost); took > soon {
+		t.Errorf("asked again after %s", took)
+	}
+	checkEcho(t, b.ask("afterwards"))
+}
+
+// Whoever asks whether the host is ready is answered at once, also while the
+// host waits for the broker.
+func TestReadinessIsToldWhileTheBrokerIsSilent(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	w := b.wire()
+	silent := w.loses(b.bus.Subjects.Alive(stage))
+	h := b.start(inproc.Each(inproc.Settings{}, echo), w.via)
+	bustest.Receive(t, "the host says that it is there", silent)
+	asked := time.Now()
+	if h.Ready() == nil {
+		t.Error("ready although the broker has not answered")
+	}
+	if took := time.Since(asked); took > soon {
+		t.Errorf("answered after %s", took)
+	}
+	w.cut()
+	b.waitReady(h)
+	checkEcho(t, b.ask("afterwards"))
+}
