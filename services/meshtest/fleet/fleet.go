@@ -1,0 +1,284 @@
+package fleet
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+const mesh pipeline.MeshName = "fleet"
+
+// HostSpec is one host of a stage that gives back its inputs.
+type HostSpec struct {
+	Stage pipeline.StageName
+	// A batch of n items takes Base + n*PerItem.
+	Base, PerItem time.Duration
+	Concurrency   int
+	// MaxSize of a batch, MaxInFlight of the host and MaxItems of the queue; 0
+	// means the default.
+	MaxSize, MaxInFlight int
+	MaxItems             int64
+	// Record is the file that says what ran; the fleet chooses it.
+	Record string
+}
+
+// GatewaySpec is one gateway.
+type GatewaySpec struct {
+	Pipelines []pipeline.Pipeline
+	// Listen is its address; empty means any port, which a restart keeps.
+	Listen string
+}
+
+// Fleet is a broker and the members that were started. It ends with its test.
+type Fleet struct {
+	t      testing.TB
+	folder string
+	broker *Member
+
+	mu       sync.Mutex
+	records  []string
+	gateways []*Member
+}
+
+// New returns a fleet of a broker alone.
+func New(t testing.TB) *Fleet {
+	t.Helper()
+	f := &Fleet{t: t, folder: t.TempDir()}
+	f.broker = f.start("broker", member{Broker: &brokerSpec{Port: -1, Folder: filepath.Join(f.folder, "broker")}})
+	_, port, err := net.SplitHostPort(f.broker.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f.broker.spec.Broker.Port, err = strconv.Atoi(port); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// Broker returns the broker's process.
+func (f *Fleet) Broker() *Member { return f.broker }
+
+// URL returns where the broker is.
+func (f *Fleet) URL() string { return "nats://" + f.broker.Addr() }
+
+// Host starts a host and returns when it is ready.
+func (f *Fleet) Host(s HostSpec) *Member {
+	f.t.Helper()
+	f.mu.Lock()
+	s.Record = filepath.Join(f.folder, fmt.Sprintf("ran-%d", len(f.records)))
+	f.records = append(f.records, s.Record)
+	f.mu.Unlock()
+	return f.start("host of "+string(s.Stage), member{Mesh: mesh, URL: f.URL(), Host: &s})
+}
+
+// Gateway starts a gateway and returns when it is ready.
+func (f *Fleet) Gateway(s GatewaySpec) *Member {
+	f.t.Helper()
+	if s.Listen == "" {
+		s.Listen = anyPort
+	}
+	m := f.start("gateway", member{Mesh: mesh, URL: f.URL(), Gateway: &s})
+	m.spec.Gateway.Listen = m.Addr()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.gateways = append(f.gateways, m)
+	return m
+}
+
+func (f *Fleet) gatewayAddrs() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var out []string
+	for _, m := range f.gateways {
+		out = append(out, m.Addr())
+	}
+	return out
+}
+
+// Executions returns how often each request's text was run, by any host.
+func (f *Fleet) Executions() map[string]int {
+	f.t.Helper()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	out := map[string]int{}
+	for _, name := range f.records {
+		data, err := os.ReadFile(name)
+		if err != nil {
+			f.t.Fatal(err)
+		}
+		for line := range strings.Lines(string(data)) {
+			out[strings.TrimSuffix(line, "\n")]++
+		}
+	}
+	return out
+}
+
+// Member is one process of the fleet. Its verbs are called by one goroutine at
+// a time.
+type Member struct {
+	fleet *Fleet
+	name  string
+	spec  member
+
+	cmd   *exec.Cmd
+	stdin io.Closer
+	log   *os.File
+	ended chan struct{}
+	err   error
+
+	mu    sync.Mutex
+	hello hello
+}
+
+func (f *Fleet) start(name string, spec member) *Member {
+	f.t.Helper()
+	m := &Member{fleet: f, name: name, spec: spec}
+	m.Start()
+	f.t.Cleanup(m.end)
+	return m
+}
+
+// Addr returns where the member listens; for a host it is its id.
+func (m *Member) Addr() string { return m.said().Addr }
+
+// Ops returns where the member's metrics and health are.
+func (m *Member) Ops() string { return m.said().Ops }
+
+func (m *Member) said() hello {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.hello
+}
+
+const readyWait = 60 * time.Second
+
+// Start starts a member that has ended, on the address that it had, and returns
+// when it is ready.
+func (m *Member) Start() {
+	t := m.fleet.t
+	t.Helper()
+	role, err := json.Marshal(m.spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m.log, err = os.CreateTemp(m.fleet.folder, "log-"); err != nil {
+		t.Fatal(err)
+	}
+	m.cmd = exec.Command(os.Args[0])
+	m.cmd.Env = append(os.Environ(), roleVariable+"="+string(role))
+	m.cmd.Stderr = m.log
+	if m.stdin, err = m.cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	out, err := m.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	heard := make(chan hello, 1)
+	m.ended = make(chan struct{})
+	go m.listen(out, heard)
+	m.await(heard)
+}
+
+// listen hears the member's first line, reads on until it ends and waits for it.
+func (m *Member) listen(out io.Reader, heard chan<- hello) {
+	defer close(m.ended)
+	lines := bufio.NewReader(out)
+	var h hello
+	if line, err := lines.ReadBytes('\n'); err != nil {
+		h.Problem = "it ended without a word"
+	} else if err := json.Unmarshal(line, &h); err != nil {
+		h.Problem = string(line)
+	}
+	heard <- h
+	_, _ = io.Copy(io.Discard, lines)
+	m.err = m.cmd.Wait()
+}
+
+func (m *Member) await(heard <-chan hello) {
+	t := m.fleet.t
+	t.Helper()
+	patience := time.NewTimer(readyWait)
+	defer patience.Stop()
+	select {
+	case h := <-heard:
+		if h.Problem != "" {
+			t.Fatalf("%s: %s\n%s", m.name, h.Problem, m.output())
+		}
+		m.mu.Lock()
+		m.hello = h
+		m.mu.Unlock()
+	case <-patience.C:
+		t.Fatalf("%s is not ready within %s\n%s", m.name, readyWait, m.output())
+	}
+}
+
+func (m *Member) output() string {
+	data, err := os.ReadFile(m.log.Name())
+	if err != nil {
+		return err.Error()
+	}
+	return string(data)
+}
+
+// Kill ends the member by SIGKILL and waits for its end.
+func (m *Member) Kill() {
+	m.signal(syscall.SIGKILL)
+	<-m.ended
+}
+
+// Stop asks the member to drain, waits for its end and fails the test when it
+// does not end well.
+func (m *Member) Stop() {
+	m.fleet.t.Helper()
+	m.signal(syscall.SIGTERM)
+	<-m.ended
+	if m.err != nil {
+		m.fleet.t.Errorf("%s: stop: %v\n%s", m.name, m.err, m.output())
+	}
+}
+
+// Pause stops the member by SIGSTOP, and Resume lets it go on.
+func (m *Member) Pause() { m.signal(syscall.SIGSTOP) }
+
+// Resume lets a paused member go on.
+func (m *Member) Resume() { m.signal(syscall.SIGCONT) }
+
+func (m *Member) signal(s syscall.Signal) {
+	m.fleet.t.Helper()
+	if err := m.cmd.Process.Signal(s); err != nil {
+		m.fleet.t.Errorf("%s: %s: %v", m.name, s, err)
+	}
+}
+
+// end ends the member with its test, whatever it does.
+func (m *Member) end() {
+	select {
+	case <-m.ended:
+	default:
+		// It may end by itself meanwhile.
+		_ = m.cmd.Process.Kill()
+		<-m.ended
+	}
+	_ = m.stdin.Close()
+	if m.fleet.t.Failed() {
+		m.fleet.t.Logf("what %s said:\n%s", m.name, m.output())
+	}
+	_ = m.log.Close()
+}

@@ -1,0 +1,44 @@
+package fleet_test
+
+import (
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/services/meshtest"
+	"github.com/stagemesh/stagemesh/services/meshtest/fleet"
+)
+
+func TestMain(m *testing.M) {
+	if fleet.IsMember() {
+		fleet.Main()
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
+
+func echo(f *fleet.Fleet) *fleet.Member { return f.Host(fleet.HostSpec{Stage: "echo"}) }
+
+func gateway(f *fleet.Fleet) *fleet.Member {
+	return f.Gateway(fleet.GatewaySpec{Pipelines: []pipeline.Pipeline{meshtest.Pipeline("echo", "echo")}})
+}
+
+func TestFleetAnswersAndStops(t *testing.T) {
+	t.Parallel()
+	f := fleet.New(t)
+	host, g := echo(f), gateway(f)
+	tally := f.Load(fleet.LoadSpec{Pipeline: "echo", Requests: 500, InFlight: 16}).Wait()
+	t.Log(tally)
+	if tally.Right != 500 {
+		t.Errorf("%s", tally)
+	}
+	for key, n := range f.Executions() {
+		if n != 1 {
+			t.Errorf("request %s ran %d times", key, n)
+		}
+	}
+	g.Stop()
+	host.Stop()
+	f.Broker().Stop()
+}
