@@ -24,7 +24,7 @@ const aliveGroup = "alive"
 func (b *Bus) Alive(ctx context.Context, stage pipeline.StageName) error {
 	ctx, cancel := context.WithTimeout(ctx, aliveWait)
 	defer cancel()
-	answer, err := b.ask(ctx, b.Subjects.Alive(stage))
+	answer, err := b.ask(ctx, b.Subjects.Alive(stage), nil)
 	switch {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, ErrUnknown) && b.Connected():
 		return nil

@@ -144,6 +144,27 @@ func (b *Bus) Reconnects() <-chan struct{} {
 	return ch
 }
 
+// JetStream returns the client of the broker's streams, for the packages of the
+// mesh that keep streams of their own.
+func (b *Bus) JetStream() jetstream.JetStream { return b.js }
+
+// Watch hands every message on a subject to handle, which must not block, until
+// the returned function is called. What is published after Watch has returned is
+// heard.
+func (b *Bus) Watch(subject string, handle func([]byte)) (stop func() error, err error) {
+	sub, err := b.nc.Subscribe(subject, func(msg *nats.Msg) { handle(msg.Data) })
+	if err != nil {
+		return nil, err
+	}
+	if err := sub.SetPendingLimits(watchBacklog, -1); err != nil {
+		return nil, errors.Join(err, sub.Unsubscribe())
+	}
+	return sub.Unsubscribe, b.flush()
+}
+
+// watchBacklog bounds the messages that wait for the handler of a Watch.
+const watchBacklog = 1 << 16
+
 // Connected reports whether the broker can be reached right now.
 func (b *Bus) Connected() bool { return b.nc.IsConnected() }
 

@@ -2,6 +2,7 @@ package bus
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -30,8 +31,14 @@ type Delivery struct {
 	// Arrived is when this process got it.
 	Arrived time.Time
 
-	reply string
-	nc    *nats.Conn
+	stream string
+	reply  string
+	nc     *nats.Conn
+}
+
+// key is one for all deliveries of the item, and for no other item.
+func (d Delivery) key() string {
+	return d.stream + "/" + string(d.Epoch) + "/" + strconv.FormatUint(d.Seq, 10)
 }
 
 func newDelivery(nc *nats.Conn, msg *nats.Msg, class pipeline.Class) (Delivery, error) {
@@ -49,6 +56,7 @@ func newDelivery(nc *nats.Conn, msg *nats.Msg, class pipeline.Class) (Delivery, 
 		Pending:    meta.NumPending,
 		Stored:     meta.Timestamp,
 		Arrived:    time.Now(),
+		stream:     meta.Stream,
 		reply:      msg.Reply,
 		nc:         nc,
 	}, nil

@@ -5,6 +5,7 @@
 // A Bus is one connection. A gateway uses
 //
 //	b.Send(item, done)                publish an item to its stage's queue
+//	b.Withdraw(ctx, item, seq)        take it back while it waits there
 //	b.Alive(ctx, stage)               ask whether anybody serves a stage
 //	b.ServeReplies(gateway, handle)   receive what hosts answer
 //

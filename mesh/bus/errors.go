@@ -18,6 +18,10 @@ var (
 	ErrUnknown = errors.New("no acknowledgement from the broker")
 	// ErrNoQueue says that the stage has no queue; nothing was delivered.
 	ErrNoQueue = errors.New("the stage has no queue")
+	// ErrNoResults says that the mesh has no stream of results.
+	ErrNoResults = errors.New("the mesh has no stream of results")
+	// ErrNoDeadLetters says that the mesh has no stream of dead letters.
+	ErrNoDeadLetters = errors.New("the mesh has no stream of dead letters")
 	// ErrNoGateway says that the gateway that waits is gone.
 	ErrNoGateway = errors.New("the gateway is gone")
 	// ErrNoHost says that nobody serves the stage.
@@ -68,6 +72,9 @@ const (
 	codeStorageExceeded = 10047
 	codeTooLarge        = 10054
 )
+
+// codeNotFirst says that the subject had a message before.
+const codeNotFirst = 10071
 
 // apiError is the error in an answer of the JetStream API.
 type apiError struct {

@@ -220,10 +220,8 @@ func (b *Bus) Queue(ctx context.Context, stage pipeline.StageName, d pipeline.Du
 	roundTrip := time.Since(sent)
 	info := stream.CachedInfo()
 	offset := info.TimeStamp.Sub(sent.Add(roundTrip / 2))
-	// A queue that names no version has the first.
-	version, _ := strconv.Atoi(info.Config.Metadata[metadataVersion])
 	return QueueInfo{
-		Version:     version,
+		Version:     versionOf(info),
 		Epoch:       epochOf(info),
 		Created:     info.Created.Add(-offset),
 		Items:       info.State.Msgs,

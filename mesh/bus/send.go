@@ -17,9 +17,13 @@ import (
 // Message is a message that is ready to be sent, and may be sent again.
 type Message struct {
 	subject string
-	// id is what the broker tells duplicates by; empty for a reply.
-	id   string
-	data []byte
+	// stream holds the message once it is sent; empty for a reply.
+	stream string
+	// id is what the broker tells duplicates by; empty for a reply and a result.
+	id string
+	// first says that the broker takes only the first message of the subject.
+	first bool
+	data  []byte
 	// missing is the error where nobody takes messages for the subject.
 	missing error
 }
@@ -31,8 +35,8 @@ func (m Message) Size() int { return len(m.data) }
 type Receipt struct {
 	// Seq is the item's place in its queue; 0 for a reply.
 	Seq uint64
-	// Duplicate says that the queue had an item of that id already and stored
-	// nothing.
+	// Duplicate says that the queue had an item of that id, or that the request
+	// had a result, and nothing was stored.
 	Duplicate bool
 	// Disposition is what the gateway did with a reply.
 	Disposition meshv1.ReplyDisposition
@@ -51,7 +55,13 @@ func (b *Bus) Item(e *envelope.Envelope) (Message, error) {
 	if err := b.fits(data); err != nil {
 		return Message{}, err
 	}
-	return Message{subject: b.Next(e.Hop(), e.Durability, e.Class()), id: e.MsgID(), data: data, missing: ErrNoQueue}, nil
+	return Message{
+		subject: b.Next(e.Hop(), e.Durability, e.Class()),
+		stream:  b.Stream(e.Hop().Stage, e.Durability),
+		id:      e.MsgID(),
+		data:    data,
+		missing: ErrNoQueue,
+	}, nil
 }
 
 // Reply returns the message that takes the reply to its gateway.
@@ -78,8 +88,11 @@ func (b *Bus) fits(data []byte) error {
 // with one of this package's errors. done must not block.
 func (b *Bus) Send(m Message, done func(Receipt, error)) {
 	msg := &nats.Msg{Subject: m.subject, Data: m.data}
-	if m.id != "" {
+	switch {
+	case m.id != "":
 		msg.Header = nats.Header{nats.MsgIdHdr: []string{m.id}}
+	case m.first:
+		msg.Header = nats.Header{nats.ExpectedLastSubjSeqHdr: []string{"0"}}
 	}
 	b.requests.send(msg, func(answer *nats.Msg, err error) {
 		if err != nil {
@@ -90,18 +103,30 @@ func (b *Bus) Send(m Message, done func(Receipt, error)) {
 	})
 }
 
+// SendAndWait sends the message and waits until it is stored.
+func (b *Bus) SendAndWait(ctx context.Context, m Message) error {
+	sent := make(chan error, 1)
+	b.Send(m, func(_ Receipt, err error) { sent <- err })
+	select {
+	case err := <-sent:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("%w: %w", ErrUnknown, ctx.Err())
+	}
+}
+
 func (m Message) receipt(answer *nats.Msg) (Receipt, error) {
 	switch {
 	case noResponders(answer):
 		return Receipt{}, m.missing
-	case m.id == "":
+	case m.stream == "":
 		return replyReceipt(answer.Data)
 	default:
-		return itemReceipt(answer.Data)
+		return storedReceipt(answer.Data)
 	}
 }
 
-func itemReceipt(data []byte) (Receipt, error) {
+func storedReceipt(data []byte) (Receipt, error) {
 	var ack struct {
 		Error     *apiError `json:"error"`
 		Seq       uint64    `json:"seq"`
@@ -110,7 +135,10 @@ func itemReceipt(data []byte) (Receipt, error) {
 	if err := json.Unmarshal(data, &ack); err != nil {
 		return Receipt{}, fmt.Errorf("%w: %w", ErrUnknown, err)
 	}
-	if ack.Error != nil {
+	switch {
+	case ack.Error != nil && ack.Error.ErrCode == codeNotFirst:
+		return Receipt{Duplicate: true}, nil
+	case ack.Error != nil:
 		return Receipt{}, ack.Error.classify()
 	}
 	return Receipt{Seq: ack.Seq, Duplicate: ack.Duplicate}, nil
@@ -134,13 +162,13 @@ func (b *Bus) SendOnce(m Message) error {
 }
 
 // ask sends a question and waits for its answer.
-func (b *Bus) ask(ctx context.Context, subject string) (*nats.Msg, error) {
+func (b *Bus) ask(ctx context.Context, subject string, question []byte) (*nats.Msg, error) {
 	type answer struct {
 		msg *nats.Msg
 		err error
 	}
 	ch := make(chan answer, 1)
-	b.requests.send(&nats.Msg{Subject: subject}, func(msg *nats.Msg, err error) { ch <- answer{msg, err} })
+	b.requests.send(&nats.Msg{Subject: subject, Data: question}, func(msg *nats.Msg, err error) { ch <- answer{msg, err} })
 	select {
 	case a := <-ch:
 		return a.msg, a.err

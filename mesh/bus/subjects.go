@@ -54,3 +54,22 @@ func (s Subjects) Alive(stage pipeline.StageName) string {
 
 // Cancel is where executions are called off.
 func (s Subjects) Cancel() string { return string(s.mesh) + ".cancel" }
+
+// Result is where a request's terminal answer is stored.
+func (s Subjects) Result(request pipeline.RequestID) string {
+	return string(s.mesh) + ".result." + string(request)
+}
+
+// Results matches the stored answers of all requests.
+func (s Subjects) Results() string { return s.Result("*") }
+
+// ResultStream is the name of the stream that holds them.
+func (s Subjects) ResultStream() string { return string(s.mesh) + "_results" }
+
+// Dead is where the letters about a stage's items go that the mesh gave up on.
+func (s Subjects) Dead(stage pipeline.StageName) string {
+	return string(s.mesh) + ".dead." + string(stage)
+}
+
+// DeadStream is the name of the stream that holds them.
+func (s Subjects) DeadStream() string { return string(s.mesh) + "_dead" }

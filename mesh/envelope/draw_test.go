@@ -167,13 +167,43 @@ func drawReply(t *rapid.T) *envelope.Reply {
 		Attempt:     rapid.Uint32().Draw(t, "attempt"),
 		Timings:     drawTimings(t),
 	}
-	switch rapid.IntRange(0, 2).Draw(t, "outcome") {
+	switch rapid.IntRange(0, 3).Draw(t, "outcome") {
 	case 0:
 		out.Fault = drawFault(t)
+		return out
+	case 3:
+		out.Stored = true
 		return out
 	case 1:
 		out.Chunk = true
 	}
 	out.Parts, out.Metadata = drawParts(t, "outputs"), drawMap(t, "metadata")
+	return out
+}
+
+func drawResult(t *rapid.T) *envelope.Result {
+	reply := rapid.Custom(drawReply).Filter(func(r *envelope.Reply) bool { return r.Terminal() && !r.Stored }).Draw(t, "reply")
+	return &envelope.Result{
+		Reply: reply, Tenant: drawText(t, "tenant"), Pipeline: pipeline.Name(drawLabel(t, "pipeline")),
+		AdmittedAt: drawTime(t, "admitted"), FinishedAt: drawTime(t, "finished"),
+	}
+}
+
+func drawDeadLetter(t *rapid.T) *envelope.DeadLetter {
+	out := &envelope.DeadLetter{
+		Mesh:       pipeline.MeshName(drawLabel(t, "mesh")),
+		Stage:      pipeline.StageName(drawLabel(t, "stage")),
+		Host:       pipeline.HostID(drawLabel(t, "host")),
+		Durability: rapid.SampledFrom([]pipeline.Durability{pipeline.Memory, pipeline.File}).Draw(t, "durability"),
+		Priority:   rapid.Int32().Draw(t, "priority"),
+		Fault:      drawFault(t),
+		Item:       bytesOrNil(rapid.SliceOf(rapid.Byte()).Draw(t, "item")),
+		Deliveries: rapid.IntRange(0, 30).Draw(t, "deliveries"),
+		QueuedAt:   drawTime(t, "queued"),
+		DiedAt:     drawTime(t, "died"),
+	}
+	for range rapid.IntRange(0, 2).Draw(t, "starts") {
+		out.Starts = append(out.Starts, envelope.RunStart{Host: pipeline.HostID(drawLabel(t, "host")), At: drawTime(t, "start")})
+	}
 	return out
 }

@@ -3,6 +3,7 @@ package envelope_test
 import (
 	"errors"
 	"testing"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 	"pgregory.net/rapid"
@@ -67,6 +68,70 @@ func FuzzDecodeReplyIsStableAndAgreesWithALook(f *testing.F) {
 		}
 		// A fault that came from elsewhere is cut to its bounds once.
 		same(t, once, encoded(t, second, new(meshv1.Reply)), new(meshv1.Reply), new(meshv1.Reply))
+	})
+}
+
+func FuzzDecodeCancelIsStable(f *testing.F) {
+	add(f, &envelope.Cancel{Mesh: "test", RequestID: "0190a000-0000-7000-8000-000000000001", Deadline: time.Unix(1000, 0)})
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		first, err := envelope.DecodeCancel(data)
+		if err != nil {
+			if first != nil || !errors.Is(err, envelope.ErrMalformed) {
+				t.Fatalf("got %v, %v", first, err)
+			}
+			return
+		}
+		once := encoded(t, first, new(meshv1.Cancel))
+		if second, err := envelope.DecodeCancel(once); err != nil || *second != *first {
+			t.Fatalf("changed from %+v to %+v, %v", first, second, err)
+		}
+	})
+}
+
+func FuzzDecodeResultIsStable(f *testing.F) {
+	draw := rapid.Custom(drawResult)
+	for seed := range seeds {
+		add(f, draw.Example(seed))
+	}
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		first, err := envelope.DecodeResult(data)
+		if err != nil {
+			if first != nil || !errors.Is(err, envelope.ErrMalformed) {
+				t.Fatalf("got %v, %v", first, err)
+			}
+			return
+		}
+		once := encoded(t, first, new(meshv1.Result))
+		second, err := envelope.DecodeResult(once)
+		if err != nil {
+			t.Fatalf("what was read cannot be read again: %v", err)
+		}
+		same(t, once, encoded(t, second, new(meshv1.Result)), new(meshv1.Result), new(meshv1.Result))
+	})
+}
+
+func FuzzDecodeDeadLetterIsStable(f *testing.F) {
+	draw := rapid.Custom(drawDeadLetter)
+	for seed := range seeds {
+		add(f, draw.Example(seed))
+	}
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		first, err := envelope.DecodeDeadLetter(data)
+		if err != nil {
+			if first != nil || !errors.Is(err, envelope.ErrMalformed) {
+				t.Fatalf("got %v, %v", first, err)
+			}
+			return
+		}
+		once := encoded(t, first, new(meshv1.DeadLetter))
+		second, err := envelope.DecodeDeadLetter(once)
+		if err != nil {
+			t.Fatalf("what was read cannot be read again: %v", err)
+		}
+		same(t, once, encoded(t, second, new(meshv1.DeadLetter)), new(meshv1.DeadLetter), new(meshv1.DeadLetter))
 	})
 }
 

@@ -14,7 +14,7 @@ import (
 )
 
 // Reply is a message from a host to the gateway that waits: a chunk, or the
-// terminal answer, which is Fault or else Parts.
+// terminal answer, which is Fault, Stored or else Parts.
 type Reply struct {
 	Mesh        pipeline.MeshName
 	RequestID   pipeline.RequestID
@@ -23,7 +23,9 @@ type Reply struct {
 	Seq     uint64
 	Attempt uint32
 	// Chunk says that more follows; a Fault ends the answer all the same.
-	Chunk    bool
+	Chunk bool
+	// Stored says that the answer is the request's stored result.
+	Stored   bool
 	Parts    []payload.Part
 	Metadata map[string]string
 	Fault    *fault.Fault
@@ -31,7 +33,7 @@ type Reply struct {
 }
 
 // Terminal reports whether the reply ends the answer.
-func (r *Reply) Terminal() bool { return !r.Chunk || r.Fault != nil }
+func (r *Reply) Terminal() bool { return !r.Chunk || r.Stored || r.Fault != nil }
 
 // Answer returns the start of a reply to e: everything but what it became.
 func (e *Envelope) Answer() *Reply {
@@ -40,7 +42,9 @@ func (e *Envelope) Answer() *Reply {
 
 // Encode returns the reply's bytes. A fault can always be encoded, and is small:
 // its texts are cut and made UTF-8 where need be.
-func (r *Reply) Encode() ([]byte, error) {
+func (r *Reply) Encode() ([]byte, error) { return proto.Marshal(r.toProto()) }
+
+func (r *Reply) toProto() *meshv1.Reply {
 	out := &meshv1.Reply{
 		Mesh:        string(r.Mesh),
 		RequestId:   string(r.RequestID),
@@ -53,12 +57,14 @@ func (r *Reply) Encode() ([]byte, error) {
 	switch {
 	case r.Fault != nil:
 		out.Outcome = &meshv1.Reply_Fault{Fault: faultToProto(r.Fault)}
+	case r.Stored:
+		out.Outcome = &meshv1.Reply_Stored{Stored: &meshv1.Stored{}}
 	case r.Chunk:
 		out.Outcome = &meshv1.Reply_Chunk{Chunk: output}
 	default:
 		out.Outcome = &meshv1.Reply_Output{Output: output}
 	}
-	return proto.Marshal(out)
+	return out
 }
 
 // DecodeReply reads a reply from bytes that anybody may have sent.
@@ -98,13 +104,16 @@ func (r *Reply) outcomeFromProto(in *meshv1.Reply) error {
 	case *meshv1.Reply_Fault:
 		r.Fault = fault.FromProto(o.Fault)
 		return nil
+	case *meshv1.Reply_Stored:
+		r.Stored = true
+		return nil
 	case *meshv1.Reply_Chunk:
 		r.Chunk = true
 		return r.output(o.Chunk)
 	case *meshv1.Reply_Output:
 		return r.output(o.Output)
 	}
-	return errors.New("neither output, chunk nor fault")
+	return errors.New("neither output, chunk, fault nor stored")
 }
 
 func (r *Reply) output(in *meshv1.Output) error {

@@ -136,7 +136,7 @@ func TestDecodeReplyRefusesWhatAGatewayCouldNotHandle(t *testing.T) {
 		"nothing wrong":          {func(*meshv1.Reply) {}, ""},
 		"no request id":          {func(r *meshv1.Reply) { r.RequestId = "" }, "request id"},
 		"no execution id":        {func(r *meshv1.Reply) { r.ExecutionId = "1" }, "execution id"},
-		"no outcome":             {func(r *meshv1.Reply) { r.Outcome = nil }, "neither output, chunk nor fault"},
+		"no outcome":             {func(r *meshv1.Reply) { r.Outcome = nil }, "neither output, chunk, fault nor stored"},
 		"an output without body": {func(r *meshv1.Reply) { r.Outcome = &meshv1.Reply_Output{} }, ""},
 		"two outputs of a name":  {func(r *meshv1.Reply) { r.GetOutput().Parts = []*inferencev1.Part{twice, twice} }, "two outputs"},
 		"a chunk that is no part": {func(r *meshv1.Reply) {

@@ -150,6 +150,188 @@ func (x *InferRequest) GetOutputs() []string {
 	return nil
 }
 
+// GetResultRequest asks for one stored answer.
+type GetResultRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	RequestId string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// How long to wait for an answer that is not there yet; absent or 0 means not
+	// at all. A gateway waits no longer than it lets a request take.
+	Wait          *durationpb.Duration `protobuf:"bytes,2,opt,name=wait,proto3" json:"wait,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetResultRequest) Reset() {
+	*x = GetResultRequest{}
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetResultRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetResultRequest) ProtoMessage() {}
+
+func (x *GetResultRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetResultRequest.ProtoReflect.Descriptor instead.
+func (*GetResultRequest) Descriptor() ([]byte, []int) {
+	return file_stagemesh_inference_v1_inference_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *GetResultRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *GetResultRequest) GetWait() *durationpb.Duration {
+	if x != nil {
+		return x.Wait
+	}
+	return nil
+}
+
+// GetResultResponse is a stored answer.
+type GetResultResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Result        *InferResponse         `protobuf:"bytes,1,opt,name=result,proto3" json:"result,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetResultResponse) Reset() {
+	*x = GetResultResponse{}
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetResultResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetResultResponse) ProtoMessage() {}
+
+func (x *GetResultResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetResultResponse.ProtoReflect.Descriptor instead.
+func (*GetResultResponse) Descriptor() ([]byte, []int) {
+	return file_stagemesh_inference_v1_inference_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *GetResultResponse) GetResult() *InferResponse {
+	if x != nil {
+		return x.Result
+	}
+	return nil
+}
+
+// CancelRequest names the request to call off.
+type CancelRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	RequestId     string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelRequest) Reset() {
+	*x = CancelRequest{}
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelRequest) ProtoMessage() {}
+
+func (x *CancelRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
+func (*CancelRequest) Descriptor() ([]byte, []int) {
+	return file_stagemesh_inference_v1_inference_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *CancelRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+// CancelResponse says that the word has been sent.
+type CancelResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelResponse) Reset() {
+	*x = CancelResponse{}
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelResponse) ProtoMessage() {}
+
+func (x *CancelResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelResponse.ProtoReflect.Descriptor instead.
+func (*CancelResponse) Descriptor() ([]byte, []int) {
+	return file_stagemesh_inference_v1_inference_proto_rawDescGZIP(), []int{4}
+}
+
 // StepOptions are a request's options for one step.
 type StepOptions struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -161,7 +343,7 @@ type StepOptions struct {
 
 func (x *StepOptions) Reset() {
 	*x = StepOptions{}
-	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[1]
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -173,7 +355,7 @@ func (x *StepOptions) String() string {
 func (*StepOptions) ProtoMessage() {}
 
 func (x *StepOptions) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[1]
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -186,7 +368,7 @@ func (x *StepOptions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepOptions.ProtoReflect.Descriptor instead.
 func (*StepOptions) Descriptor() ([]byte, []int) {
-	return file_stagemesh_inference_v1_inference_proto_rawDescGZIP(), []int{1}
+	return file_stagemesh_inference_v1_inference_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *StepOptions) GetModel() *ModelRef {
@@ -219,7 +401,7 @@ type InferResponse struct {
 
 func (x *InferResponse) Reset() {
 	*x = InferResponse{}
-	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[2]
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -231,7 +413,7 @@ func (x *InferResponse) String() string {
 func (*InferResponse) ProtoMessage() {}
 
 func (x *InferResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[2]
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -244,7 +426,7 @@ func (x *InferResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InferResponse.ProtoReflect.Descriptor instead.
 func (*InferResponse) Descriptor() ([]byte, []int) {
-	return file_stagemesh_inference_v1_inference_proto_rawDescGZIP(), []int{2}
+	return file_stagemesh_inference_v1_inference_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *InferResponse) GetRequestId() string {
@@ -294,7 +476,7 @@ type InferStreamResponse struct {
 
 func (x *InferStreamResponse) Reset() {
 	*x = InferStreamResponse{}
-	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[3]
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -306,7 +488,7 @@ func (x *InferStreamResponse) String() string {
 func (*InferStreamResponse) ProtoMessage() {}
 
 func (x *InferStreamResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[3]
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -319,7 +501,7 @@ func (x *InferStreamResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InferStreamResponse.ProtoReflect.Descriptor instead.
 func (*InferStreamResponse) Descriptor() ([]byte, []int) {
-	return file_stagemesh_inference_v1_inference_proto_rawDescGZIP(), []int{3}
+	return file_stagemesh_inference_v1_inference_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *InferStreamResponse) GetRequestId() string {
@@ -394,7 +576,7 @@ type Chunk struct {
 
 func (x *Chunk) Reset() {
 	*x = Chunk{}
-	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[4]
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -406,7 +588,7 @@ func (x *Chunk) String() string {
 func (*Chunk) ProtoMessage() {}
 
 func (x *Chunk) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[4]
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -419,7 +601,7 @@ func (x *Chunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Chunk.ProtoReflect.Descriptor instead.
 func (*Chunk) Descriptor() ([]byte, []int) {
-	return file_stagemesh_inference_v1_inference_proto_rawDescGZIP(), []int{4}
+	return file_stagemesh_inference_v1_inference_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Chunk) GetOutputs() []*Part {
@@ -459,7 +641,17 @@ const file_stagemesh_inference_v1_inference_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\v2#.stagemesh.inference.v1.StepOptionsR\x05value:\x028\x01\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf8\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"`\n" +
+	"\x10GetResultRequest\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\tR\trequestId\x12-\n" +
+	"\x04wait\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04wait\"R\n" +
+	"\x11GetResultResponse\x12=\n" +
+	"\x06result\x18\x01 \x01(\v2%.stagemesh.inference.v1.InferResponseR\x06result\".\n" +
+	"\rCancelRequest\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\tR\trequestId\"\x10\n" +
+	"\x0eCancelResponse\"\xf8\x01\n" +
 	"\vStepOptions\x126\n" +
 	"\x05model\x18\x01 \x01(\v2 .stagemesh.inference.v1.ModelRefR\x05model\x12S\n" +
 	"\n" +
@@ -486,10 +678,12 @@ const file_stagemesh_inference_v1_inference_proto_rawDesc = "" +
 	"\x05final\x18\x05 \x01(\v2%.stagemesh.inference.v1.InferResponseH\x00R\x05finalB\t\n" +
 	"\amessage\"?\n" +
 	"\x05Chunk\x126\n" +
-	"\aoutputs\x18\x01 \x03(\v2\x1c.stagemesh.inference.v1.PartR\aoutputs2\xcc\x01\n" +
+	"\aoutputs\x18\x01 \x03(\v2\x1c.stagemesh.inference.v1.PartR\aoutputs2\x87\x03\n" +
 	"\x10InferenceService\x12T\n" +
 	"\x05Infer\x12$.stagemesh.inference.v1.InferRequest\x1a%.stagemesh.inference.v1.InferResponse\x12b\n" +
-	"\vInferStream\x12$.stagemesh.inference.v1.InferRequest\x1a+.stagemesh.inference.v1.InferStreamResponse0\x01BPZNgithub.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1;inferencev1b\x06proto3"
+	"\vInferStream\x12$.stagemesh.inference.v1.InferRequest\x1a+.stagemesh.inference.v1.InferStreamResponse0\x01\x12`\n" +
+	"\tGetResult\x12(.stagemesh.inference.v1.GetResultRequest\x1a).stagemesh.inference.v1.GetResultResponse\x12W\n" +
+	"\x06Cancel\x12%.stagemesh.inference.v1.CancelRequest\x1a&.stagemesh.inference.v1.CancelResponseBPZNgithub.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1;inferencev1b\x06proto3"
 
 var (
 	file_stagemesh_inference_v1_inference_proto_rawDescOnce sync.Once
@@ -503,52 +697,62 @@ func file_stagemesh_inference_v1_inference_proto_rawDescGZIP() []byte {
 	return file_stagemesh_inference_v1_inference_proto_rawDescData
 }
 
-var file_stagemesh_inference_v1_inference_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_stagemesh_inference_v1_inference_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_stagemesh_inference_v1_inference_proto_goTypes = []any{
 	(*InferRequest)(nil),        // 0: stagemesh.inference.v1.InferRequest
-	(*StepOptions)(nil),         // 1: stagemesh.inference.v1.StepOptions
-	(*InferResponse)(nil),       // 2: stagemesh.inference.v1.InferResponse
-	(*InferStreamResponse)(nil), // 3: stagemesh.inference.v1.InferStreamResponse
-	(*Chunk)(nil),               // 4: stagemesh.inference.v1.Chunk
-	nil,                         // 5: stagemesh.inference.v1.InferRequest.ParametersEntry
-	nil,                         // 6: stagemesh.inference.v1.InferRequest.StepsEntry
-	nil,                         // 7: stagemesh.inference.v1.InferRequest.MetadataEntry
-	nil,                         // 8: stagemesh.inference.v1.StepOptions.ParametersEntry
-	nil,                         // 9: stagemesh.inference.v1.InferResponse.MetadataEntry
-	(*Part)(nil),                // 10: stagemesh.inference.v1.Part
-	(*durationpb.Duration)(nil), // 11: google.protobuf.Duration
-	(Durability)(0),             // 12: stagemesh.inference.v1.Durability
-	(*ModelRef)(nil),            // 13: stagemesh.inference.v1.ModelRef
-	(*Timeline)(nil),            // 14: stagemesh.inference.v1.Timeline
-	(*Value)(nil),               // 15: stagemesh.inference.v1.Value
+	(*GetResultRequest)(nil),    // 1: stagemesh.inference.v1.GetResultRequest
+	(*GetResultResponse)(nil),   // 2: stagemesh.inference.v1.GetResultResponse
+	(*CancelRequest)(nil),       // 3: stagemesh.inference.v1.CancelRequest
+	(*CancelResponse)(nil),      // 4: stagemesh.inference.v1.CancelResponse
+	(*StepOptions)(nil),         // 5: stagemesh.inference.v1.StepOptions
+	(*InferResponse)(nil),       // 6: stagemesh.inference.v1.InferResponse
+	(*InferStreamResponse)(nil), // 7: stagemesh.inference.v1.InferStreamResponse
+	(*Chunk)(nil),               // 8: stagemesh.inference.v1.Chunk
+	nil,                         // 9: stagemesh.inference.v1.InferRequest.ParametersEntry
+	nil,                         // 10: stagemesh.inference.v1.InferRequest.StepsEntry
+	nil,                         // 11: stagemesh.inference.v1.InferRequest.MetadataEntry
+	nil,                         // 12: stagemesh.inference.v1.StepOptions.ParametersEntry
+	nil,                         // 13: stagemesh.inference.v1.InferResponse.MetadataEntry
+	(*Part)(nil),                // 14: stagemesh.inference.v1.Part
+	(*durationpb.Duration)(nil), // 15: google.protobuf.Duration
+	(Durability)(0),             // 16: stagemesh.inference.v1.Durability
+	(*ModelRef)(nil),            // 17: stagemesh.inference.v1.ModelRef
+	(*Timeline)(nil),            // 18: stagemesh.inference.v1.Timeline
+	(*Value)(nil),               // 19: stagemesh.inference.v1.Value
 }
 var file_stagemesh_inference_v1_inference_proto_depIdxs = []int32{
-	10, // 0: stagemesh.inference.v1.InferRequest.inputs:type_name -> stagemesh.inference.v1.Part
-	5,  // 1: stagemesh.inference.v1.InferRequest.parameters:type_name -> stagemesh.inference.v1.InferRequest.ParametersEntry
-	6,  // 2: stagemesh.inference.v1.InferRequest.steps:type_name -> stagemesh.inference.v1.InferRequest.StepsEntry
-	11, // 3: stagemesh.inference.v1.InferRequest.timeout:type_name -> google.protobuf.Duration
-	12, // 4: stagemesh.inference.v1.InferRequest.durability:type_name -> stagemesh.inference.v1.Durability
-	7,  // 5: stagemesh.inference.v1.InferRequest.metadata:type_name -> stagemesh.inference.v1.InferRequest.MetadataEntry
-	13, // 6: stagemesh.inference.v1.StepOptions.model:type_name -> stagemesh.inference.v1.ModelRef
-	8,  // 7: stagemesh.inference.v1.StepOptions.parameters:type_name -> stagemesh.inference.v1.StepOptions.ParametersEntry
-	10, // 8: stagemesh.inference.v1.InferResponse.outputs:type_name -> stagemesh.inference.v1.Part
-	9,  // 9: stagemesh.inference.v1.InferResponse.metadata:type_name -> stagemesh.inference.v1.InferResponse.MetadataEntry
-	14, // 10: stagemesh.inference.v1.InferResponse.timeline:type_name -> stagemesh.inference.v1.Timeline
-	4,  // 11: stagemesh.inference.v1.InferStreamResponse.chunk:type_name -> stagemesh.inference.v1.Chunk
-	2,  // 12: stagemesh.inference.v1.InferStreamResponse.final:type_name -> stagemesh.inference.v1.InferResponse
-	10, // 13: stagemesh.inference.v1.Chunk.outputs:type_name -> stagemesh.inference.v1.Part
-	15, // 14: stagemesh.inference.v1.InferRequest.ParametersEntry.value:type_name -> stagemesh.inference.v1.Value
-	1,  // 15: stagemesh.inference.v1.InferRequest.StepsEntry.value:type_name -> stagemesh.inference.v1.StepOptions
-	15, // 16: stagemesh.inference.v1.StepOptions.ParametersEntry.value:type_name -> stagemesh.inference.v1.Value
-	0,  // 17: stagemesh.inference.v1.InferenceService.Infer:input_type -> stagemesh.inference.v1.InferRequest
-	0,  // 18: stagemesh.inference.v1.InferenceService.InferStream:input_type -> stagemesh.inference.v1.InferRequest
-	2,  // 19: stagemesh.inference.v1.InferenceService.Infer:output_type -> stagemesh.inference.v1.InferResponse
-	3,  // 20: stagemesh.inference.v1.InferenceService.InferStream:output_type -> stagemesh.inference.v1.InferStreamResponse
-	19, // [19:21] is the sub-list for method output_type
-	17, // [17:19] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	14, // 0: stagemesh.inference.v1.InferRequest.inputs:type_name -> stagemesh.inference.v1.Part
+	9,  // 1: stagemesh.inference.v1.InferRequest.parameters:type_name -> stagemesh.inference.v1.InferRequest.ParametersEntry
+	10, // 2: stagemesh.inference.v1.InferRequest.steps:type_name -> stagemesh.inference.v1.InferRequest.StepsEntry
+	15, // 3: stagemesh.inference.v1.InferRequest.timeout:type_name -> google.protobuf.Duration
+	16, // 4: stagemesh.inference.v1.InferRequest.durability:type_name -> stagemesh.inference.v1.Durability
+	11, // 5: stagemesh.inference.v1.InferRequest.metadata:type_name -> stagemesh.inference.v1.InferRequest.MetadataEntry
+	15, // 6: stagemesh.inference.v1.GetResultRequest.wait:type_name -> google.protobuf.Duration
+	6,  // 7: stagemesh.inference.v1.GetResultResponse.result:type_name -> stagemesh.inference.v1.InferResponse
+	17, // 8: stagemesh.inference.v1.StepOptions.model:type_name -> stagemesh.inference.v1.ModelRef
+	12, // 9: stagemesh.inference.v1.StepOptions.parameters:type_name -> stagemesh.inference.v1.StepOptions.ParametersEntry
+	14, // 10: stagemesh.inference.v1.InferResponse.outputs:type_name -> stagemesh.inference.v1.Part
+	13, // 11: stagemesh.inference.v1.InferResponse.metadata:type_name -> stagemesh.inference.v1.InferResponse.MetadataEntry
+	18, // 12: stagemesh.inference.v1.InferResponse.timeline:type_name -> stagemesh.inference.v1.Timeline
+	8,  // 13: stagemesh.inference.v1.InferStreamResponse.chunk:type_name -> stagemesh.inference.v1.Chunk
+	6,  // 14: stagemesh.inference.v1.InferStreamResponse.final:type_name -> stagemesh.inference.v1.InferResponse
+	14, // 15: stagemesh.inference.v1.Chunk.outputs:type_name -> stagemesh.inference.v1.Part
+	19, // 16: stagemesh.inference.v1.InferRequest.ParametersEntry.value:type_name -> stagemesh.inference.v1.Value
+	5,  // 17: stagemesh.inference.v1.InferRequest.StepsEntry.value:type_name -> stagemesh.inference.v1.StepOptions
+	19, // 18: stagemesh.inference.v1.StepOptions.ParametersEntry.value:type_name -> stagemesh.inference.v1.Value
+	0,  // 19: stagemesh.inference.v1.InferenceService.Infer:input_type -> stagemesh.inference.v1.InferRequest
+	0,  // 20: stagemesh.inference.v1.InferenceService.InferStream:input_type -> stagemesh.inference.v1.InferRequest
+	1,  // 21: stagemesh.inference.v1.InferenceService.GetResult:input_type -> stagemesh.inference.v1.GetResultRequest
+	3,  // 22: stagemesh.inference.v1.InferenceService.Cancel:input_type -> stagemesh.inference.v1.CancelRequest
+	6,  // 23: stagemesh.inference.v1.InferenceService.Infer:output_type -> stagemesh.inference.v1.InferResponse
+	7,  // 24: stagemesh.inference.v1.InferenceService.InferStream:output_type -> stagemesh.inference.v1.InferStreamResponse
+	2,  // 25: stagemesh.inference.v1.InferenceService.GetResult:output_type -> stagemesh.inference.v1.GetResultResponse
+	4,  // 26: stagemesh.inference.v1.InferenceService.Cancel:output_type -> stagemesh.inference.v1.CancelResponse
+	23, // [23:27] is the sub-list for method output_type
+	19, // [19:23] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_stagemesh_inference_v1_inference_proto_init() }
@@ -557,7 +761,7 @@ func file_stagemesh_inference_v1_inference_proto_init() {
 		return
 	}
 	file_stagemesh_inference_v1_payload_proto_init()
-	file_stagemesh_inference_v1_inference_proto_msgTypes[3].OneofWrappers = []any{
+	file_stagemesh_inference_v1_inference_proto_msgTypes[7].OneofWrappers = []any{
 		(*InferStreamResponse_Chunk)(nil),
 		(*InferStreamResponse_Final)(nil),
 	}
@@ -567,7 +771,7 @@ func file_stagemesh_inference_v1_inference_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stagemesh_inference_v1_inference_proto_rawDesc), len(file_stagemesh_inference_v1_inference_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   10,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -21,6 +21,8 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	InferenceService_Infer_FullMethodName       = "/stagemesh.inference.v1.InferenceService/Infer"
 	InferenceService_InferStream_FullMethodName = "/stagemesh.inference.v1.InferenceService/InferStream"
+	InferenceService_GetResult_FullMethodName   = "/stagemesh.inference.v1.InferenceService/GetResult"
+	InferenceService_Cancel_FullMethodName      = "/stagemesh.inference.v1.InferenceService/Cancel"
 )
 
 // InferenceServiceClient is the client API for InferenceService service.
@@ -46,6 +48,15 @@ type InferenceServiceClient interface {
 	// buf:lint:ignore RPC_REQUEST_STANDARD_NAME
 	// buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
 	InferStream(ctx context.Context, in *InferRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[InferStreamResponse], error)
+	// GetResult returns the stored answer to a request that was durable: through
+	// any gateway, and also after the one that took the request is gone. The
+	// request's failure is this RPC's status. NOT_FOUND says that there is no
+	// answer: not yet, or not any more.
+	GetResult(ctx context.Context, in *GetResultRequest, opts ...grpc.CallOption) (*GetResultResponse, error)
+	// Cancel calls a request off, through any gateway: its caller gets CANCELLED,
+	// what waits is dropped, and what streams is stopped. It is best effort; a
+	// request that is done stays done.
+	Cancel(ctx context.Context, in *CancelRequest, opts ...grpc.CallOption) (*CancelResponse, error)
 }
 
 type inferenceServiceClient struct {
@@ -85,6 +96,26 @@ func (c *inferenceServiceClient) InferStream(ctx context.Context, in *InferReque
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type InferenceService_InferStreamClient = grpc.ServerStreamingClient[InferStreamResponse]
 
+func (c *inferenceServiceClient) GetResult(ctx context.Context, in *GetResultRequest, opts ...grpc.CallOption) (*GetResultResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetResultResponse)
+	err := c.cc.Invoke(ctx, InferenceService_GetResult_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *inferenceServiceClient) Cancel(ctx context.Context, in *CancelRequest, opts ...grpc.CallOption) (*CancelResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CancelResponse)
+	err := c.cc.Invoke(ctx, InferenceService_Cancel_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // InferenceServiceServer is the server API for InferenceService service.
 // All implementations must embed UnimplementedInferenceServiceServer
 // for forward compatibility.
@@ -108,6 +139,15 @@ type InferenceServiceServer interface {
 	// buf:lint:ignore RPC_REQUEST_STANDARD_NAME
 	// buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
 	InferStream(*InferRequest, grpc.ServerStreamingServer[InferStreamResponse]) error
+	// GetResult returns the stored answer to a request that was durable: through
+	// any gateway, and also after the one that took the request is gone. The
+	// request's failure is this RPC's status. NOT_FOUND says that there is no
+	// answer: not yet, or not any more.
+	GetResult(context.Context, *GetResultRequest) (*GetResultResponse, error)
+	// Cancel calls a request off, through any gateway: its caller gets CANCELLED,
+	// what waits is dropped, and what streams is stopped. It is best effort; a
+	// request that is done stays done.
+	Cancel(context.Context, *CancelRequest) (*CancelResponse, error)
 	mustEmbedUnimplementedInferenceServiceServer()
 }
 
@@ -123,6 +163,12 @@ func (UnimplementedInferenceServiceServer) Infer(context.Context, *InferRequest)
 }
 func (UnimplementedInferenceServiceServer) InferStream(*InferRequest, grpc.ServerStreamingServer[InferStreamResponse]) error {
 	return status.Error(codes.Unimplemented, "method InferStream not implemented")
+}
+func (UnimplementedInferenceServiceServer) GetResult(context.Context, *GetResultRequest) (*GetResultResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetResult not implemented")
+}
+func (UnimplementedInferenceServiceServer) Cancel(context.Context, *CancelRequest) (*CancelResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Cancel not implemented")
 }
 func (UnimplementedInferenceServiceServer) mustEmbedUnimplementedInferenceServiceServer() {}
 func (UnimplementedInferenceServiceServer) testEmbeddedByValue()                          {}
@@ -174,6 +220,42 @@ func _InferenceService_InferStream_Handler(srv interface{}, stream grpc.ServerSt
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type InferenceService_InferStreamServer = grpc.ServerStreamingServer[InferStreamResponse]
 
+func _InferenceService_GetResult_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetResultRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(InferenceServiceServer).GetResult(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: InferenceService_GetResult_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(InferenceServiceServer).GetResult(ctx, req.(*GetResultRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _InferenceService_Cancel_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CancelRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(InferenceServiceServer).Cancel(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: InferenceService_Cancel_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(InferenceServiceServer).Cancel(ctx, req.(*CancelRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // InferenceService_ServiceDesc is the grpc.ServiceDesc for InferenceService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -184,6 +266,14 @@ var InferenceService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Infer",
 			Handler:    _InferenceService_Infer_Handler,
+		},
+		{
+			MethodName: "GetResult",
+			Handler:    _InferenceService_GetResult_Handler,
+		},
+		{
+			MethodName: "Cancel",
+			Handler:    _InferenceService_Cancel_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

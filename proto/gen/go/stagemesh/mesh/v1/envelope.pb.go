@@ -555,6 +555,7 @@ type Reply struct {
 	//	*Reply_Output
 	//	*Reply_Fault
 	//	*Reply_Chunk
+	//	*Reply_Stored
 	Outcome       isReply_Outcome  `protobuf_oneof:"outcome"`
 	Timings       []*v1.StepTiming `protobuf:"bytes,9,rep,name=timings,proto3" json:"timings,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -660,6 +661,15 @@ func (x *Reply) GetChunk() *Output {
 	return nil
 }
 
+func (x *Reply) GetStored() *Stored {
+	if x != nil {
+		if x, ok := x.Outcome.(*Reply_Stored); ok {
+			return x.Stored
+		}
+	}
+	return nil
+}
+
 func (x *Reply) GetTimings() []*v1.StepTiming {
 	if x != nil {
 		return x.Timings
@@ -686,11 +696,18 @@ type Reply_Chunk struct {
 	Chunk *Output `protobuf:"bytes,8,opt,name=chunk,proto3,oneof"`
 }
 
+type Reply_Stored struct {
+	// Terminal: the answer is the request's stored result.
+	Stored *Stored `protobuf:"bytes,10,opt,name=stored,proto3,oneof"`
+}
+
 func (*Reply_Output) isReply_Outcome() {}
 
 func (*Reply_Fault) isReply_Outcome() {}
 
 func (*Reply_Chunk) isReply_Outcome() {}
+
+func (*Reply_Stored) isReply_Outcome() {}
 
 // Output is what the last step put out.
 type Output struct {
@@ -745,6 +762,43 @@ func (x *Output) GetMetadata() map[string]string {
 	return nil
 }
 
+// Stored stands for an answer that is kept with the results.
+type Stored struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Stored) Reset() {
+	*x = Stored{}
+	mi := &file_stagemesh_mesh_v1_envelope_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Stored) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Stored) ProtoMessage() {}
+
+func (x *Stored) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_mesh_v1_envelope_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Stored.ProtoReflect.Descriptor instead.
+func (*Stored) Descriptor() ([]byte, []int) {
+	return file_stagemesh_mesh_v1_envelope_proto_rawDescGZIP(), []int{6}
+}
+
 // ReplyAck is the gateway's answer to a terminal Reply.
 type ReplyAck struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -755,7 +809,7 @@ type ReplyAck struct {
 
 func (x *ReplyAck) Reset() {
 	*x = ReplyAck{}
-	mi := &file_stagemesh_mesh_v1_envelope_proto_msgTypes[6]
+	mi := &file_stagemesh_mesh_v1_envelope_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -767,7 +821,7 @@ func (x *ReplyAck) String() string {
 func (*ReplyAck) ProtoMessage() {}
 
 func (x *ReplyAck) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_mesh_v1_envelope_proto_msgTypes[6]
+	mi := &file_stagemesh_mesh_v1_envelope_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -780,7 +834,7 @@ func (x *ReplyAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplyAck.ProtoReflect.Descriptor instead.
 func (*ReplyAck) Descriptor() ([]byte, []int) {
-	return file_stagemesh_mesh_v1_envelope_proto_rawDescGZIP(), []int{6}
+	return file_stagemesh_mesh_v1_envelope_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ReplyAck) GetDisposition() ReplyDisposition {
@@ -801,7 +855,7 @@ type AliveResponse struct {
 
 func (x *AliveResponse) Reset() {
 	*x = AliveResponse{}
-	mi := &file_stagemesh_mesh_v1_envelope_proto_msgTypes[7]
+	mi := &file_stagemesh_mesh_v1_envelope_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -813,7 +867,7 @@ func (x *AliveResponse) String() string {
 func (*AliveResponse) ProtoMessage() {}
 
 func (x *AliveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_mesh_v1_envelope_proto_msgTypes[7]
+	mi := &file_stagemesh_mesh_v1_envelope_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -826,7 +880,7 @@ func (x *AliveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AliveResponse.ProtoReflect.Descriptor instead.
 func (*AliveResponse) Descriptor() ([]byte, []int) {
-	return file_stagemesh_mesh_v1_envelope_proto_rawDescGZIP(), []int{7}
+	return file_stagemesh_mesh_v1_envelope_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *AliveResponse) GetHost() string {
@@ -843,11 +897,12 @@ func (x *AliveResponse) GetStage() string {
 	return ""
 }
 
-// Cancel asks every host to drop an execution. Reserved.
+// Cancel asks every host and gateway to drop a request.
 type Cancel struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Mesh          string                 `protobuf:"bytes,1,opt,name=mesh,proto3" json:"mesh,omitempty"`
-	ExecutionId   string                 `protobuf:"bytes,2,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Mesh      string                 `protobuf:"bytes,1,opt,name=mesh,proto3" json:"mesh,omitempty"`
+	RequestId string                 `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// Nothing of the request is left after that.
 	Deadline      *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=deadline,proto3" json:"deadline,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -855,7 +910,7 @@ type Cancel struct {
 
 func (x *Cancel) Reset() {
 	*x = Cancel{}
-	mi := &file_stagemesh_mesh_v1_envelope_proto_msgTypes[8]
+	mi := &file_stagemesh_mesh_v1_envelope_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -867,7 +922,7 @@ func (x *Cancel) String() string {
 func (*Cancel) ProtoMessage() {}
 
 func (x *Cancel) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_mesh_v1_envelope_proto_msgTypes[8]
+	mi := &file_stagemesh_mesh_v1_envelope_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -880,7 +935,7 @@ func (x *Cancel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cancel.ProtoReflect.Descriptor instead.
 func (*Cancel) Descriptor() ([]byte, []int) {
-	return file_stagemesh_mesh_v1_envelope_proto_rawDescGZIP(), []int{8}
+	return file_stagemesh_mesh_v1_envelope_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Cancel) GetMesh() string {
@@ -890,9 +945,9 @@ func (x *Cancel) GetMesh() string {
 	return ""
 }
 
-func (x *Cancel) GetExecutionId() string {
+func (x *Cancel) GetRequestId() string {
 	if x != nil {
-		return x.ExecutionId
+		return x.RequestId
 	}
 	return ""
 }
@@ -971,7 +1026,7 @@ const file_stagemesh_mesh_v1_envelope_proto_rawDesc = "" +
 	"\bmetadata\x18\x02 \x03(\v2).stagemesh.mesh.v1.GrpcCall.MetadataEntryR\bmetadata\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xec\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa1\x03\n" +
 	"\x05Reply\x12\x12\n" +
 	"\x04mesh\x18\x01 \x01(\tR\x04mesh\x12\x1d\n" +
 	"\n" +
@@ -981,7 +1036,9 @@ const file_stagemesh_mesh_v1_envelope_proto_rawDesc = "" +
 	"\aattempt\x18\x05 \x01(\rR\aattempt\x123\n" +
 	"\x06output\x18\x06 \x01(\v2\x19.stagemesh.mesh.v1.OutputH\x00R\x06output\x120\n" +
 	"\x05fault\x18\a \x01(\v2\x18.stagemesh.mesh.v1.FaultH\x00R\x05fault\x121\n" +
-	"\x05chunk\x18\b \x01(\v2\x19.stagemesh.mesh.v1.OutputH\x00R\x05chunk\x12<\n" +
+	"\x05chunk\x18\b \x01(\v2\x19.stagemesh.mesh.v1.OutputH\x00R\x05chunk\x123\n" +
+	"\x06stored\x18\n" +
+	" \x01(\v2\x19.stagemesh.mesh.v1.StoredH\x00R\x06stored\x12<\n" +
 	"\atimings\x18\t \x03(\v2\".stagemesh.inference.v1.StepTimingR\atimingsB\t\n" +
 	"\aoutcome\"\xbe\x01\n" +
 	"\x06Output\x122\n" +
@@ -989,15 +1046,17 @@ const file_stagemesh_mesh_v1_envelope_proto_rawDesc = "" +
 	"\bmetadata\x18\x02 \x03(\v2'.stagemesh.mesh.v1.Output.MetadataEntryR\bmetadata\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"Q\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\b\n" +
+	"\x06Stored\"Q\n" +
 	"\bReplyAck\x12E\n" +
 	"\vdisposition\x18\x01 \x01(\x0e2#.stagemesh.mesh.v1.ReplyDispositionR\vdisposition\"9\n" +
 	"\rAliveResponse\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x14\n" +
-	"\x05stage\x18\x02 \x01(\tR\x05stage\"w\n" +
+	"\x05stage\x18\x02 \x01(\tR\x05stage\"s\n" +
 	"\x06Cancel\x12\x12\n" +
-	"\x04mesh\x18\x01 \x01(\tR\x04mesh\x12!\n" +
-	"\fexecution_id\x18\x02 \x01(\tR\vexecutionId\x126\n" +
+	"\x04mesh\x18\x01 \x01(\tR\x04mesh\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x02 \x01(\tR\trequestId\x126\n" +
 	"\bdeadline\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline*\xd7\x01\n" +
 	"\x10ReplyDisposition\x12!\n" +
 	"\x1dREPLY_DISPOSITION_UNSPECIFIED\x10\x00\x12\x1f\n" +
@@ -1020,7 +1079,7 @@ func file_stagemesh_mesh_v1_envelope_proto_rawDescGZIP() []byte {
 }
 
 var file_stagemesh_mesh_v1_envelope_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_stagemesh_mesh_v1_envelope_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_stagemesh_mesh_v1_envelope_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_stagemesh_mesh_v1_envelope_proto_goTypes = []any{
 	(ReplyDisposition)(0),         // 0: stagemesh.mesh.v1.ReplyDisposition
 	(*Envelope)(nil),              // 1: stagemesh.mesh.v1.Envelope
@@ -1029,55 +1088,57 @@ var file_stagemesh_mesh_v1_envelope_proto_goTypes = []any{
 	(*GrpcCall)(nil),              // 4: stagemesh.mesh.v1.GrpcCall
 	(*Reply)(nil),                 // 5: stagemesh.mesh.v1.Reply
 	(*Output)(nil),                // 6: stagemesh.mesh.v1.Output
-	(*ReplyAck)(nil),              // 7: stagemesh.mesh.v1.ReplyAck
-	(*AliveResponse)(nil),         // 8: stagemesh.mesh.v1.AliveResponse
-	(*Cancel)(nil),                // 9: stagemesh.mesh.v1.Cancel
-	nil,                           // 10: stagemesh.mesh.v1.Envelope.TraceContextEntry
-	nil,                           // 11: stagemesh.mesh.v1.Envelope.MetadataEntry
-	nil,                           // 12: stagemesh.mesh.v1.Step.ParametersEntry
-	nil,                           // 13: stagemesh.mesh.v1.Step.InputsEntry
-	nil,                           // 14: stagemesh.mesh.v1.GrpcCall.MetadataEntry
-	nil,                           // 15: stagemesh.mesh.v1.Output.MetadataEntry
-	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
-	(v1.Durability)(0),            // 17: stagemesh.inference.v1.Durability
-	(*v1.Part)(nil),               // 18: stagemesh.inference.v1.Part
-	(*v1.StepTiming)(nil),         // 19: stagemesh.inference.v1.StepTiming
-	(*v1.Ref)(nil),                // 20: stagemesh.inference.v1.Ref
-	(*v1.ModelRef)(nil),           // 21: stagemesh.inference.v1.ModelRef
-	(*Fault)(nil),                 // 22: stagemesh.mesh.v1.Fault
-	(*v1.Value)(nil),              // 23: stagemesh.inference.v1.Value
+	(*Stored)(nil),                // 7: stagemesh.mesh.v1.Stored
+	(*ReplyAck)(nil),              // 8: stagemesh.mesh.v1.ReplyAck
+	(*AliveResponse)(nil),         // 9: stagemesh.mesh.v1.AliveResponse
+	(*Cancel)(nil),                // 10: stagemesh.mesh.v1.Cancel
+	nil,                           // 11: stagemesh.mesh.v1.Envelope.TraceContextEntry
+	nil,                           // 12: stagemesh.mesh.v1.Envelope.MetadataEntry
+	nil,                           // 13: stagemesh.mesh.v1.Step.ParametersEntry
+	nil,                           // 14: stagemesh.mesh.v1.Step.InputsEntry
+	nil,                           // 15: stagemesh.mesh.v1.GrpcCall.MetadataEntry
+	nil,                           // 16: stagemesh.mesh.v1.Output.MetadataEntry
+	(*timestamppb.Timestamp)(nil), // 17: google.protobuf.Timestamp
+	(v1.Durability)(0),            // 18: stagemesh.inference.v1.Durability
+	(*v1.Part)(nil),               // 19: stagemesh.inference.v1.Part
+	(*v1.StepTiming)(nil),         // 20: stagemesh.inference.v1.StepTiming
+	(*v1.Ref)(nil),                // 21: stagemesh.inference.v1.Ref
+	(*v1.ModelRef)(nil),           // 22: stagemesh.inference.v1.ModelRef
+	(*Fault)(nil),                 // 23: stagemesh.mesh.v1.Fault
+	(*v1.Value)(nil),              // 24: stagemesh.inference.v1.Value
 }
 var file_stagemesh_mesh_v1_envelope_proto_depIdxs = []int32{
 	2,  // 0: stagemesh.mesh.v1.Envelope.route:type_name -> stagemesh.mesh.v1.Step
-	16, // 1: stagemesh.mesh.v1.Envelope.deadline:type_name -> google.protobuf.Timestamp
-	16, // 2: stagemesh.mesh.v1.Envelope.admitted_at:type_name -> google.protobuf.Timestamp
-	17, // 3: stagemesh.mesh.v1.Envelope.durability:type_name -> stagemesh.inference.v1.Durability
-	10, // 4: stagemesh.mesh.v1.Envelope.trace_context:type_name -> stagemesh.mesh.v1.Envelope.TraceContextEntry
-	11, // 5: stagemesh.mesh.v1.Envelope.metadata:type_name -> stagemesh.mesh.v1.Envelope.MetadataEntry
-	18, // 6: stagemesh.mesh.v1.Envelope.parts:type_name -> stagemesh.inference.v1.Part
-	18, // 7: stagemesh.mesh.v1.Envelope.kept:type_name -> stagemesh.inference.v1.Part
-	19, // 8: stagemesh.mesh.v1.Envelope.timings:type_name -> stagemesh.inference.v1.StepTiming
-	20, // 9: stagemesh.mesh.v1.Envelope.claims:type_name -> stagemesh.inference.v1.Ref
+	17, // 1: stagemesh.mesh.v1.Envelope.deadline:type_name -> google.protobuf.Timestamp
+	17, // 2: stagemesh.mesh.v1.Envelope.admitted_at:type_name -> google.protobuf.Timestamp
+	18, // 3: stagemesh.mesh.v1.Envelope.durability:type_name -> stagemesh.inference.v1.Durability
+	11, // 4: stagemesh.mesh.v1.Envelope.trace_context:type_name -> stagemesh.mesh.v1.Envelope.TraceContextEntry
+	12, // 5: stagemesh.mesh.v1.Envelope.metadata:type_name -> stagemesh.mesh.v1.Envelope.MetadataEntry
+	19, // 6: stagemesh.mesh.v1.Envelope.parts:type_name -> stagemesh.inference.v1.Part
+	19, // 7: stagemesh.mesh.v1.Envelope.kept:type_name -> stagemesh.inference.v1.Part
+	20, // 8: stagemesh.mesh.v1.Envelope.timings:type_name -> stagemesh.inference.v1.StepTiming
+	21, // 9: stagemesh.mesh.v1.Envelope.claims:type_name -> stagemesh.inference.v1.Ref
 	3,  // 10: stagemesh.mesh.v1.Envelope.stream:type_name -> stagemesh.mesh.v1.StreamPosition
 	4,  // 11: stagemesh.mesh.v1.Envelope.grpc:type_name -> stagemesh.mesh.v1.GrpcCall
-	21, // 12: stagemesh.mesh.v1.Step.model:type_name -> stagemesh.inference.v1.ModelRef
-	12, // 13: stagemesh.mesh.v1.Step.parameters:type_name -> stagemesh.mesh.v1.Step.ParametersEntry
-	13, // 14: stagemesh.mesh.v1.Step.inputs:type_name -> stagemesh.mesh.v1.Step.InputsEntry
-	14, // 15: stagemesh.mesh.v1.GrpcCall.metadata:type_name -> stagemesh.mesh.v1.GrpcCall.MetadataEntry
+	22, // 12: stagemesh.mesh.v1.Step.model:type_name -> stagemesh.inference.v1.ModelRef
+	13, // 13: stagemesh.mesh.v1.Step.parameters:type_name -> stagemesh.mesh.v1.Step.ParametersEntry
+	14, // 14: stagemesh.mesh.v1.Step.inputs:type_name -> stagemesh.mesh.v1.Step.InputsEntry
+	15, // 15: stagemesh.mesh.v1.GrpcCall.metadata:type_name -> stagemesh.mesh.v1.GrpcCall.MetadataEntry
 	6,  // 16: stagemesh.mesh.v1.Reply.output:type_name -> stagemesh.mesh.v1.Output
-	22, // 17: stagemesh.mesh.v1.Reply.fault:type_name -> stagemesh.mesh.v1.Fault
+	23, // 17: stagemesh.mesh.v1.Reply.fault:type_name -> stagemesh.mesh.v1.Fault
 	6,  // 18: stagemesh.mesh.v1.Reply.chunk:type_name -> stagemesh.mesh.v1.Output
-	19, // 19: stagemesh.mesh.v1.Reply.timings:type_name -> stagemesh.inference.v1.StepTiming
-	18, // 20: stagemesh.mesh.v1.Output.parts:type_name -> stagemesh.inference.v1.Part
-	15, // 21: stagemesh.mesh.v1.Output.metadata:type_name -> stagemesh.mesh.v1.Output.MetadataEntry
-	0,  // 22: stagemesh.mesh.v1.ReplyAck.disposition:type_name -> stagemesh.mesh.v1.ReplyDisposition
-	16, // 23: stagemesh.mesh.v1.Cancel.deadline:type_name -> google.protobuf.Timestamp
-	23, // 24: stagemesh.mesh.v1.Step.ParametersEntry.value:type_name -> stagemesh.inference.v1.Value
-	25, // [25:25] is the sub-list for method output_type
-	25, // [25:25] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	7,  // 19: stagemesh.mesh.v1.Reply.stored:type_name -> stagemesh.mesh.v1.Stored
+	20, // 20: stagemesh.mesh.v1.Reply.timings:type_name -> stagemesh.inference.v1.StepTiming
+	19, // 21: stagemesh.mesh.v1.Output.parts:type_name -> stagemesh.inference.v1.Part
+	16, // 22: stagemesh.mesh.v1.Output.metadata:type_name -> stagemesh.mesh.v1.Output.MetadataEntry
+	0,  // 23: stagemesh.mesh.v1.ReplyAck.disposition:type_name -> stagemesh.mesh.v1.ReplyDisposition
+	17, // 24: stagemesh.mesh.v1.Cancel.deadline:type_name -> google.protobuf.Timestamp
+	24, // 25: stagemesh.mesh.v1.Step.ParametersEntry.value:type_name -> stagemesh.inference.v1.Value
+	26, // [26:26] is the sub-list for method output_type
+	26, // [26:26] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_stagemesh_mesh_v1_envelope_proto_init() }
@@ -1090,6 +1151,7 @@ func file_stagemesh_mesh_v1_envelope_proto_init() {
 		(*Reply_Output)(nil),
 		(*Reply_Fault)(nil),
 		(*Reply_Chunk)(nil),
+		(*Reply_Stored)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1097,7 +1159,7 @@ func file_stagemesh_mesh_v1_envelope_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stagemesh_mesh_v1_envelope_proto_rawDesc), len(file_stagemesh_mesh_v1_envelope_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   15,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -38,6 +38,11 @@ const (
 	// InferenceServiceInferStreamProcedure is the fully-qualified name of the InferenceService's
 	// InferStream RPC.
 	InferenceServiceInferStreamProcedure = "/stagemesh.inference.v1.InferenceService/InferStream"
+	// InferenceServiceGetResultProcedure is the fully-qualified name of the InferenceService's
+	// GetResult RPC.
+	InferenceServiceGetResultProcedure = "/stagemesh.inference.v1.InferenceService/GetResult"
+	// InferenceServiceCancelProcedure is the fully-qualified name of the InferenceService's Cancel RPC.
+	InferenceServiceCancelProcedure = "/stagemesh.inference.v1.InferenceService/Cancel"
 )
 
 // InferenceServiceClient is a client for the stagemesh.inference.v1.InferenceService service.
@@ -53,6 +58,15 @@ type InferenceServiceClient interface {
 	// buf:lint:ignore RPC_REQUEST_STANDARD_NAME
 	// buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
 	InferStream(context.Context, *connect.Request[v1.InferRequest]) (*connect.ServerStreamForClient[v1.InferStreamResponse], error)
+	// GetResult returns the stored answer to a request that was durable: through
+	// any gateway, and also after the one that took the request is gone. The
+	// request's failure is this RPC's status. NOT_FOUND says that there is no
+	// answer: not yet, or not any more.
+	GetResult(context.Context, *connect.Request[v1.GetResultRequest]) (*connect.Response[v1.GetResultResponse], error)
+	// Cancel calls a request off, through any gateway: its caller gets CANCELLED,
+	// what waits is dropped, and what streams is stopped. It is best effort; a
+	// request that is done stays done.
+	Cancel(context.Context, *connect.Request[v1.CancelRequest]) (*connect.Response[v1.CancelResponse], error)
 }
 
 // NewInferenceServiceClient constructs a client for the stagemesh.inference.v1.InferenceService
@@ -78,6 +92,18 @@ func NewInferenceServiceClient(httpClient connect.HTTPClient, baseURL string, op
 			connect.WithSchema(inferenceServiceMethods.ByName("InferStream")),
 			connect.WithClientOptions(opts...),
 		),
+		getResult: connect.NewClient[v1.GetResultRequest, v1.GetResultResponse](
+			httpClient,
+			baseURL+InferenceServiceGetResultProcedure,
+			connect.WithSchema(inferenceServiceMethods.ByName("GetResult")),
+			connect.WithClientOptions(opts...),
+		),
+		cancel: connect.NewClient[v1.CancelRequest, v1.CancelResponse](
+			httpClient,
+			baseURL+InferenceServiceCancelProcedure,
+			connect.WithSchema(inferenceServiceMethods.ByName("Cancel")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -85,6 +111,8 @@ func NewInferenceServiceClient(httpClient connect.HTTPClient, baseURL string, op
 type inferenceServiceClient struct {
 	infer       *connect.Client[v1.InferRequest, v1.InferResponse]
 	inferStream *connect.Client[v1.InferRequest, v1.InferStreamResponse]
+	getResult   *connect.Client[v1.GetResultRequest, v1.GetResultResponse]
+	cancel      *connect.Client[v1.CancelRequest, v1.CancelResponse]
 }
 
 // Infer calls stagemesh.inference.v1.InferenceService.Infer.
@@ -95,6 +123,16 @@ func (c *inferenceServiceClient) Infer(ctx context.Context, req *connect.Request
 // InferStream calls stagemesh.inference.v1.InferenceService.InferStream.
 func (c *inferenceServiceClient) InferStream(ctx context.Context, req *connect.Request[v1.InferRequest]) (*connect.ServerStreamForClient[v1.InferStreamResponse], error) {
 	return c.inferStream.CallServerStream(ctx, req)
+}
+
+// GetResult calls stagemesh.inference.v1.InferenceService.GetResult.
+func (c *inferenceServiceClient) GetResult(ctx context.Context, req *connect.Request[v1.GetResultRequest]) (*connect.Response[v1.GetResultResponse], error) {
+	return c.getResult.CallUnary(ctx, req)
+}
+
+// Cancel calls stagemesh.inference.v1.InferenceService.Cancel.
+func (c *inferenceServiceClient) Cancel(ctx context.Context, req *connect.Request[v1.CancelRequest]) (*connect.Response[v1.CancelResponse], error) {
+	return c.cancel.CallUnary(ctx, req)
 }
 
 // InferenceServiceHandler is an implementation of the stagemesh.inference.v1.InferenceService
@@ -111,6 +149,15 @@ type InferenceServiceHandler interface {
 	// buf:lint:ignore RPC_REQUEST_STANDARD_NAME
 	// buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
 	InferStream(context.Context, *connect.Request[v1.InferRequest], *connect.ServerStream[v1.InferStreamResponse]) error
+	// GetResult returns the stored answer to a request that was durable: through
+	// any gateway, and also after the one that took the request is gone. The
+	// request's failure is this RPC's status. NOT_FOUND says that there is no
+	// answer: not yet, or not any more.
+	GetResult(context.Context, *connect.Request[v1.GetResultRequest]) (*connect.Response[v1.GetResultResponse], error)
+	// Cancel calls a request off, through any gateway: its caller gets CANCELLED,
+	// what waits is dropped, and what streams is stopped. It is best effort; a
+	// request that is done stays done.
+	Cancel(context.Context, *connect.Request[v1.CancelRequest]) (*connect.Response[v1.CancelResponse], error)
 }
 
 // NewInferenceServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -132,12 +179,28 @@ func NewInferenceServiceHandler(svc InferenceServiceHandler, opts ...connect.Han
 		connect.WithSchema(inferenceServiceMethods.ByName("InferStream")),
 		connect.WithHandlerOptions(opts...),
 	)
+	inferenceServiceGetResultHandler := connect.NewUnaryHandler(
+		InferenceServiceGetResultProcedure,
+		svc.GetResult,
+		connect.WithSchema(inferenceServiceMethods.ByName("GetResult")),
+		connect.WithHandlerOptions(opts...),
+	)
+	inferenceServiceCancelHandler := connect.NewUnaryHandler(
+		InferenceServiceCancelProcedure,
+		svc.Cancel,
+		connect.WithSchema(inferenceServiceMethods.ByName("Cancel")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/stagemesh.inference.v1.InferenceService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case InferenceServiceInferProcedure:
 			inferenceServiceInferHandler.ServeHTTP(w, r)
 		case InferenceServiceInferStreamProcedure:
 			inferenceServiceInferStreamHandler.ServeHTTP(w, r)
+		case InferenceServiceGetResultProcedure:
+			inferenceServiceGetResultHandler.ServeHTTP(w, r)
+		case InferenceServiceCancelProcedure:
+			inferenceServiceCancelHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -153,4 +216,12 @@ func (UnimplementedInferenceServiceHandler) Infer(context.Context, *connect.Requ
 
 func (UnimplementedInferenceServiceHandler) InferStream(context.Context, *connect.Request[v1.InferRequest], *connect.ServerStream[v1.InferStreamResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("stagemesh.inference.v1.InferenceService.InferStream is not implemented"))
+}
+
+func (UnimplementedInferenceServiceHandler) GetResult(context.Context, *connect.Request[v1.GetResultRequest]) (*connect.Response[v1.GetResultResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("stagemesh.inference.v1.InferenceService.GetResult is not implemented"))
+}
+
+func (UnimplementedInferenceServiceHandler) Cancel(context.Context, *connect.Request[v1.CancelRequest]) (*connect.Response[v1.CancelResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("stagemesh.inference.v1.InferenceService.Cancel is not implemented"))
 }

@@ -1,0 +1,116 @@
+package bus_test
+
+import (
+	"fmt"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
+)
+
+func withdraw(t *testing.T, b *bus.Bus, m bus.Message, seq uint64) bool {
+	t.Helper()
+	was, err := b.Withdraw(t.Context(), m, seq)
+	if err != nil {
+		t.Fatalf("withdraw: %v", err)
+	}
+	return was
+}
+
+func TestWithdrawnItemsAreNeverDelivered(t *testing.T) {
+	t.Parallel()
+	b, s := bustest.Start(t).Connect(mesh), queue()
+	info := ensure(t, b, s)
+	for i := range 100 {
+		m := message(t, b, item(strconv.Itoa(i)))
+		receipt, err := send(t, b, m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i%2 == 0 && !withdraw(t, b, m, receipt.Seq) {
+			t.Errorf("item %d was not there", i)
+		}
+	}
+	h := pull(t, b, s, 8)
+	h.Use(info.Epoch)
+	for i := 1; i < 100; i += 2 {
+		d := h.next(t)
+		if got := text(t, d.Data); got != strconv.Itoa(i) {
+			t.Errorf("item %s came, want %d", got, i)
+		}
+		h.ack(t, d)
+	}
+	awaitItems(t, b, s, 0)
+}
+
+func TestWithdrawTakesOnlyWhatItNames(t *testing.T) {
+	t.Parallel()
+	broker := bustest.Start(t)
+	b, s := broker.Connect(mesh), queue()
+	mine := message(t, b, item("mine"))
+	if _, err := b.Withdraw(t.Context(), mine, 1); err != nil {
+		t.Errorf("without a queue: %v", err)
+	}
+	ensure(t, b, s)
+	if withdraw(t, b, mine, 1) {
+		t.Error("an item was there that nobody sent")
+	}
+	receipt, err := send(t, b, message(t, b, item("another's")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if withdraw(t, b, mine, receipt.Seq) {
+		t.Error("another's item was taken")
+	}
+	if n := items(t, b, s); n != 1 {
+		t.Errorf("%d items are left, want the one of another", n)
+	}
+	sent, err := send(t, b, mine)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !withdraw(t, b, mine, sent.Seq) || withdraw(t, b, mine, sent.Seq) {
+		t.Error("an item is withdrawn not just once")
+	}
+}
+
+func TestNoticesReachEveryHostOfTheMeshOnly(t *testing.T) {
+	t.Parallel()
+	broker := bustest.Start(t)
+	heard := make(chan string, 8)
+	for i, name := range []string{"test", "test", "other"} {
+		stop, err := broker.Connect(mesh, func(s *bus.Settings) {
+			if name == "other" {
+				s.Mesh = "other"
+			}
+		}).ServeCancels(func(data []byte) {
+			c, err := envelope.DecodeCancel(data)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			heard <- fmt.Sprint(i, c.Mesh, c.RequestID, c.Deadline.Unix())
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := stop(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	e := item("")
+	if err := broker.Connect(mesh).Cancel(&envelope.Cancel{Mesh: mesh, RequestID: e.RequestID, Deadline: time.Unix(1000, 0)}); err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]bool{bustest.Receive(t, "notice", heard): true, bustest.Receive(t, "notice", heard): true}
+	for i := range 2 {
+		if want := fmt.Sprint(i, mesh, e.RequestID, 1000); !got[want] {
+			t.Errorf("heard %v, want %s", got, want)
+		}
+	}
+}

@@ -1,0 +1,278 @@
+package deadletter_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"go.uber.org/goleak"
+
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/deadletter"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	mesh  pipeline.MeshName  = "test"
+	stage pipeline.StageName = "classify"
+)
+
+var settings = deadletter.Settings{Retention: time.Hour, MaxBytes: 64 << 20, Version: 1}
+
+// desk is a stage's queue, a host that pulls from it, and its dead letters.
+type desk struct {
+	*deadletter.Store
+	bus        *bus.Bus
+	host       *bus.Puller
+	deliveries chan bus.Delivery
+}
+
+func newDesk(t *testing.T) *desk {
+	t.Helper()
+	b := bustest.Start(t).Connect(mesh)
+	d := &desk{Store: deadletter.New(b, settings), bus: b, deliveries: make(chan bus.Delivery, 64)}
+	if err := d.Ensure(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	info, err := b.EnsureQueue(t.Context(), bus.QueueSettings{
+		Stage: stage, Durability: pipeline.File, MaxItems: 1000, MaxBytes: 64 << 20, AckWait: time.Minute,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.host, err = b.Pull(bus.PullSettings{
+		Stage: stage, Durability: pipeline.File, Bound: 64, AckWait: time.Minute,
+		Malformed:    func(err error) { t.Error(err) },
+		QueueMissing: func() { t.Error("the queue is missing") },
+	}, func(delivery bus.Delivery) { d.deliveries <- delivery })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.host.Close)
+	d.host.Use(info.Epoch)
+	return d
+}
+
+func item(text string) *envelope.Envelope {
+	now := time.Now()
+	return &envelope.Envelope{
+		Mesh: mesh, Tenant: "tenant", Gateway: "gateway", Pipeline: "pipeline", IdempotencyKey: "key",
+		RequestID: pipeline.RequestID(uuid.NewString()), ExecutionID: pipeline.ExecutionID(uuid.NewString()),
+		Route:      []pipeline.Hop{{Step: "one", Stage: "decode"}, {Step: "two", Stage: stage}},
+		Position:   1,
+		Durability: pipeline.File, Priority: 3, AdmittedAt: now.Add(-time.Hour), Deadline: now.Add(-time.Hour + time.Minute),
+		Parts: []payload.Part{payload.OfBlob("x", "text/plain", []byte(text))},
+	}
+}
+
+func (d *desk) next(t *testing.T) (bus.Delivery, *envelope.Envelope) {
+	t.Helper()
+	delivery := bustest.Receive(t, "delivery", d.deliveries)
+	e, err := envelope.Decode(delivery.Data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return delivery, e
+}
+
+func (d *desk) store(t *testing.T, letter *envelope.DeadLetter, of bus.Delivery) {
+	t.Helper()
+	m, err := d.bus.DeadLetter(letter, of)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.bus.SendAndWait(t.Context(), m); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// bury puts an item into the queue and gives up on it.
+func (d *desk) bury(t *testing.T, e *envelope.Envelope) {
+	t.Helper()
+	m, err := d.bus.Item(e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.bus.SendAndWait(t.Context(), m); err != nil {
+		t.Fatal(err)
+	}
+	delivery, _ := d.next(t)
+	letter := letterOf(stage, delivery.Data)
+	letter.Deliveries, letter.QueuedAt = delivery.Deliveries, delivery.Stored
+	d.store(t, letter, delivery)
+	// The host did not hear that it is stored, and says it again.
+	d.store(t, letter, delivery)
+	if err := delivery.Term("dead"); err != nil {
+		t.Fatal(err)
+	}
+	d.host.Settled(delivery)
+}
+
+func letterOf(stage pipeline.StageName, data []byte) *envelope.DeadLetter {
+	now := time.Now()
+	return &envelope.DeadLetter{
+		Mesh: mesh, Stage: stage, Host: "host", Durability: pipeline.File, Priority: 3,
+		Fault: fault.New(fault.RunnerCrashed, "it ends every worker"), Item: data,
+		Starts:   []envelope.RunStart{{Host: "host", At: now}},
+		QueuedAt: now, DiedAt: now,
+	}
+}
+
+func numbers(p deadletter.Page) string {
+	out := ""
+	for _, l := range p.Letters {
+		out += fmt.Sprint(l.Seq, " ")
+	}
+	return out
+}
+
+func (d *desk) list(t *testing.T, q deadletter.Query) deadletter.Page {
+	t.Helper()
+	page, err := d.List(t.Context(), q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return page
+}
+
+func TestLettersAreListedAndShown(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t)
+	if page := d.list(t, deadletter.Query{}); len(page.Letters) != 0 || page.Next != 0 {
+		t.Errorf("an empty desk lists %+v", page)
+	}
+	for i := range 5 {
+		d.bury(t, item(fmt.Sprint(i)))
+	}
+	other := bus.Delivery{Seq: 1, Epoch: "other"}
+	d.store(t, letterOf("other", []byte("garbage")), other)
+	for name, test := range map[string]struct {
+		query deadletter.Query
+		want  string
+		next  uint64
+	}{
+		"all":            {deadletter.Query{}, "1 2 3 4 5 6 ", 0},
+		"of one stage":   {deadletter.Query{Stage: stage}, "1 2 3 4 5 ", 0},
+		"of another":     {deadletter.Query{Stage: "other"}, "6 ", 0},
+		"first page":     {deadletter.Query{Limit: 2}, "1 2 ", 3},
+		"second page":    {deadletter.Query{Limit: 2, From: 3}, "3 4 ", 5},
+		"a page and end": {deadletter.Query{Stage: stage, Limit: 5}, "1 2 3 4 5 ", 0},
+	} {
+		if page := d.list(t, test.query); numbers(page) != test.want || page.Next != test.next {
+			t.Errorf("%s: lists %sand goes on at %d, want %sand %d", name, numbers(page), page.Next, test.want, test.next)
+		}
+	}
+	letter, err := d.Get(t.Context(), 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if letter.Stage != stage || letter.Host != "host" || letter.Fault.Reason != fault.RunnerCrashed || len(letter.Starts) != 1 || letter.Deliveries != 1 {
+		t.Errorf("shows %+v", letter.DeadLetter)
+	}
+	e, err := envelope.Decode(letter.Item)
+	if err != nil || string(e.Parts[0].Blob.Data) != "1" {
+		t.Errorf("its item is %+v, %v", e, err)
+	}
+}
+
+func TestReplayIsANewExecutionOfANewRequest(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t)
+	first := item("again")
+	d.bury(t, first)
+	replayed, err := d.Replay(t.Context(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	delivery, e := d.next(t)
+	switch {
+	case e.RequestID != replayed.RequestID || e.ExecutionID != replayed.ExecutionID:
+		t.Errorf("came as request %s, execution %s; said %+v", e.RequestID, e.ExecutionID, replayed)
+	case e.RequestID == first.RequestID || e.ExecutionID == first.ExecutionID:
+		t.Error("an id is the first execution's")
+	case e.Position != 1 || string(e.Parts[0].Blob.Data) != "again" || e.Tenant != "tenant" || e.Priority != 3:
+		t.Errorf("came as %+v", e)
+	case e.IdempotencyKey != "":
+		t.Error("it goes by the first request's idempotency key")
+	}
+	if timeout := e.Deadline.Sub(e.AdmittedAt); timeout != time.Minute || time.Until(e.Deadline) < 30*time.Second {
+		t.Errorf("has until %s, %s after its admission", e.Deadline, timeout)
+	}
+	if err := delivery.Ack(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Get(t.Context(), 1); !errors.Is(err, deadletter.ErrNone) {
+		t.Errorf("the letter after its replay: %v, want %v", err, deadletter.ErrNone)
+	}
+}
+
+func TestWhatIsNoItemIsNotReplayed(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t)
+	d.store(t, letterOf(stage, []byte("garbage")), bus.Delivery{Seq: 7})
+	if _, err := d.Replay(t.Context(), 1); !errors.Is(err, deadletter.ErrNotReplayable) {
+		t.Errorf("got %v, want %v", err, deadletter.ErrNotReplayable)
+	}
+	if _, err := d.Get(t.Context(), 1); err != nil {
+		t.Errorf("the letter is gone: %v", err)
+	}
+}
+
+func TestDiscardedLetterIsGone(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t)
+	d.bury(t, item(""))
+	if err := d.Discard(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	for what, err := range map[string]error{"again": d.Discard(t.Context(), 1), "never there": d.Discard(t.Context(), 99)} {
+		if !errors.Is(err, deadletter.ErrNone) {
+			t.Errorf("%s: %v, want %v", what, err, deadletter.ErrNone)
+		}
+	}
+	if page := d.list(t, deadletter.Query{}); len(page.Letters) != 0 {
+		t.Errorf("lists %+v", page)
+	}
+}
+
+func TestGarbageAmongLettersIsCounted(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t)
+	d.bury(t, item(""))
+	if _, err := d.bus.JetStream().Publish(t.Context(), d.bus.Dead(stage), []byte("\xff")); err != nil {
+		t.Fatal(err)
+	}
+	if page := d.list(t, deadletter.Query{}); len(page.Letters) != 1 || page.Unreadable != 1 {
+		t.Errorf("lists %+v", page)
+	}
+	if _, err := d.Get(t.Context(), 2); !errors.Is(err, envelope.ErrMalformed) {
+		t.Errorf("shows garbage: %v", err)
+	}
+}
+
+func TestWithoutAStreamThereAreNoLetters(t *testing.T) {
+	t.Parallel()
+	b := bustest.Start(t).Connect(mesh)
+	store := deadletter.New(b, settings)
+	if page, err := store.List(t.Context(), deadletter.Query{}); err != nil || len(page.Letters) != 0 {
+		t.Errorf("lists %+v, %v", page, err)
+	}
+	if _, err := store.Get(t.Context(), 1); !errors.Is(err, deadletter.ErrNone) {
+		t.Errorf("shows %v, want %v", err, deadletter.ErrNone)
+	}
+	m, err := b.DeadLetter(letterOf(stage, nil), bus.Delivery{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.SendAndWait(t.Context(), m); !errors.Is(err, bus.ErrNoDeadLetters) {
+		t.Errorf("send: %v, want %v", err, bus.ErrNoDeadLetters)
+	}
+}

@@ -1,0 +1,56 @@
+package envelope_test
+
+import (
+	"errors"
+	"reflect"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+	"pgregory.net/rapid"
+
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
+	"github.com/stagemesh/stagemesh/mesh/envelope"
+)
+
+func TestDeadLettersComeBackFromTheWire(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		want := drawDeadLetter(t)
+		data, err := want.Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := envelope.DecodeDeadLetter(data)
+		if err != nil || !reflect.DeepEqual(got, want) {
+			t.Fatalf("got %+v, %v; want %+v", got, err, want)
+		}
+	})
+}
+
+func TestLetterThatSaysNothingIsRefused(t *testing.T) {
+	t.Parallel()
+	at, f := &timestamppb.Timestamp{Seconds: 1}, &meshv1.Fault{Reason: "RUNNER_CRASHED"}
+	for name, letter := range map[string]*meshv1.DeadLetter{
+		"no fault":                {QueuedAt: at, DiedAt: at},
+		"no death":                {Fault: f, QueuedAt: at},
+		"no place in the queue":   {Fault: f, DiedAt: at},
+		"a start at no time":      {Fault: f, QueuedAt: at, DiedAt: at, Starts: []*meshv1.RunStart{{Host: "h"}}},
+		"more starts than can be": {Fault: f, QueuedAt: at, DiedAt: at, Starts: make([]*meshv1.RunStart, 1001)},
+		"an unknown durability":   {Fault: f, QueuedAt: at, DiedAt: at, Durability: 99},
+	} {
+		for i := range letter.Starts {
+			if letter.Starts[i] == nil {
+				letter.Starts[i] = &meshv1.RunStart{At: at}
+			}
+		}
+		data, err := proto.Marshal(letter)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := envelope.DecodeDeadLetter(data); got != nil || !errors.Is(err, envelope.ErrMalformed) {
+			t.Errorf("%s: got %v, %v", name, got, err)
+		}
+	}
+}
