@@ -84,9 +84,9 @@ func (s *Store) Get(ctx context.Context, request pipeline.RequestID) (*envelope.
 	return envelope.DecodeResult(data)
 }
 
-// Wait asks again soon after it heard of a result, which is published a little
-// before it is stored, and less and less often: what is published while the
-// connection is lost is not heard at all.
+// Wait asks again soon after it began and after it heard of a result, which is
+// published a little before it is stored, and less and less often: what is
+// published while the connection is lost is not heard at all.
 const (
 	soonest = time.Millisecond
 	latest  = 5 * time.Second
@@ -106,7 +106,7 @@ func (s *Store) Wait(ctx context.Context, request pipeline.RequestID) (*envelope
 		return nil, wrap(err)
 	}
 	defer stop() //nolint:errcheck // only says that the connection is closed
-	pause := latest
+	pause := soonest
 	again := time.NewTimer(pause)
 	defer again.Stop()
 	for {
