@@ -12,8 +12,13 @@ SHELL := bash
 # failure; go, buf and golangci-lint use all cores by themselves.
 .NOTPARALLEL:
 
-# What `make run` starts. ONCE=1 sends one example through it and exits.
-RUN = go run ./examples/digits/demo $(if $(ONCE),--once)
+# run: ONCE=1 exits after the table. LISTEN and OPS are the addresses for callers
+# and for operators; port 0 is a free one, which ONCE=1 takes by itself, so that
+# it works beside another mesh. The environment has no say in these.
+ONCE   =
+LISTEN = $(if $(ONCE),127.0.0.1:0)
+OPS    = $(if $(ONCE),127.0.0.1:0)
+RUN    = bin/digits $(if $(ONCE),--once) $(LISTEN:%=--listen %) $(OPS:%=--ops %)
 
 # The modules that are built and tested together (go.work), and their packages.
 MODULES      := . proto sdk/go
@@ -51,7 +56,7 @@ golangci_lint = $(LINT_BIN)/golangci-lint
 # $(1): name of the folder under tools, $(2): where its programs go.
 define tool_rule
 $(2)/.built:
-	@echo "== tools/$(1): build (kept in $$(@D))"
+	@echo "== tools/$(1): build (kept in $$(@D))" >&2
 	@mkdir -p $$(@D)
 	@GOWORK=off GOFLAGS= GOBIN=$$(@D) go -C tools/$(1) install tool
 	@touch $$@
@@ -68,8 +73,10 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: run
-run: ## Run the whole mesh with its example pipeline in one process (ONCE=1: one request, then exit)
-	@$(RUN)
+run: ## Run the whole mesh with its example pipeline in one process (ONCE=1 exits after the table)
+	@[ -e bin/digits ] || echo "== build (the first time takes a few minutes)"
+	@go build -o bin/digits ./examples/digits/demo
+	@exec $(RUN)
 
 .PHONY: quick
 quick: build vet test-plain ## Build, vet and test without the race detector; under a minute when warm
@@ -114,6 +121,10 @@ benchstat: $(BENCH_BIN)/.built ## Compare two outputs of bench: make benchstat O
 .PHONY: tools
 tools: $(BUF_BIN)/.built $(LINT_BIN)/.built $(BENCH_BIN)/.built $(GRPCURL_BIN)/.built ## Build all tools and print where they are
 	@printf '%s\n' $(^D)
+
+.PHONY: grpcurl
+grpcurl: $(GRPCURL_BIN)/.built ## Build grpcurl and print its path
+	@echo $(GRPCURL_BIN)/grpcurl
 
 .PHONY: clean
 clean: ## Remove build outputs, profiles and coverage from the tree

@@ -40,6 +40,10 @@ func (r *reader) fail(at place, path Path, format string, args ...any) {
 
 // mismatch says that the value is not what is wanted.
 func (r *reader) mismatch(n *node, path Path, wanted string) {
+	if n.kind == text && kindOf(n.text) != text {
+		r.fail(n.place, path, "%s in quotes is text and not %s", n, wanted)
+		return
+	}
 	r.fail(n.place, path, "%s is not %s", n, wanted)
 }
 
@@ -86,11 +90,15 @@ func (r *reader) plain(v reflect.Value, n *node, path Path) {
 func (r *reader) scalar(v reflect.Value, n *node, path Path) {
 	switch v.Kind() {
 	case reflect.String:
-		if n.scalar() {
+		switch {
+		case n.scalar():
 			v.SetString(n.text)
-			return
+		case n.kind == table:
+			// The parser takes {list: [host:80]} for a key with a value.
+			r.mismatch(n, path, "text; if it is to be, put what has a colon in quotes")
+		default:
+			r.mismatch(n, path, "text")
 		}
-		r.mismatch(n, path, "text")
 	case reflect.Bool:
 		if n.kind == boolean {
 			v.SetBool(strings.EqualFold(n.text, "true"))
@@ -222,7 +230,8 @@ func (r *reader) anything(v reflect.Value, n *node, path Path) {
 	case boolean:
 		r.as(v, reflect.TypeFor[bool](), n, path)
 	case number:
-		v.Set(reflect.ValueOf(numberOf(n.text)))
+		value, err := numberOf(n.text)
+		r.number(n, path, err, "a number", func() { v.Set(reflect.ValueOf(value)) })
 	default:
 		v.Set(reflect.ValueOf(n.text))
 	}
@@ -234,16 +243,13 @@ func (r *reader) as(v reflect.Value, t reflect.Type, n *node, path Path) {
 	v.Set(value)
 }
 
-// numberOf returns a number as an int64, a uint64 or else a float64, which is
-// infinite where the number is too large.
-func numberOf(s string) any {
+// numberOf returns a number as an int64, a uint64 or else a float64.
+func numberOf(s string) (any, error) {
 	if whole, err := strconv.ParseInt(s, 10, 64); err == nil {
-		return whole
+		return whole, nil
 	}
 	if whole, err := strconv.ParseUint(s, 10, 64); err == nil {
-		return whole
+		return whole, nil
 	}
-	float, err := strconv.ParseFloat(s, 64)
-	_ = err // Out of range is infinite, and the text is a number's.
-	return float
+	return strconv.ParseFloat(s, 64)
 }

@@ -20,9 +20,17 @@ type Settings struct {
 	Metrics http.Handler
 }
 
+// index is what is there, for who comes without a path.
+const index = `/livez         is 200 while the process runs
+/readyz        is 200 when it is ready, else 503 with what is not
+/metrics       has the metrics, for Prometheus
+/debug/pprof/  has the profiles of Go
+`
+
 // Handler returns the handler of the operations port.
 func Handler(s Settings) http.Handler {
 	mux := http.NewServeMux()
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, index) })
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { ready(w, s.Ready) })
 	mux.Handle("GET /metrics", s.Metrics)

@@ -43,7 +43,8 @@ func TestOperatorsGetTheirAnswers(t *testing.T) {
 		"the command line":          {ready, "GET", "/debug/pprof/cmdline", 200, ""},
 		"symbols":                   {ready, "GET", "/debug/pprof/symbol", 200, "num_symbols"},
 		"a change of what is alive": {ready, "POST", "/livez", 405, ""},
-		"anything else":             {ready, "GET", "/", 404, ""},
+		"what there is":             {starting, "GET", "/", 200, "/debug/pprof/"},
+		"anything else":             {ready, "GET", "/nothing", 404, ""},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

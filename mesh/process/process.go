@@ -1,14 +1,21 @@
-// Package process starts the parts of a program in order and stops them in
-// reverse.
+// Package process is what every program here does around its work: it learns
+// that it should stop, starts its parts in order and stops them in reverse, and
+// knows its own version.
 //
+//	ctx, stop := process.UntilTold(ctx)
+//	defer stop()
 //	g := process.New(log, broker, host, gateway)
 //	err := g.Start(ctx)   // each part is ready before the next starts
-//	err = g.Wait(ctx)     // until the context ends or a part fails
+//	err = g.Wait(ctx)     // until the context ends or a part does
 //	err = g.Stop()        // the last part first, each to its end
 //
 // A part is a function that runs until its context ends and then finishes what
 // it has in hand. Every part that was started is stopped and waited for, also
-// when a later one does not start. A Group is used by one goroutine.
+// when a later one does not start. Errors are those of the parts as they are,
+// so they say themselves what they are about.
+//
+// Start and Stop are for one goroutine at a time, and Stop is called when Start
+// has returned; Wait is safe for concurrent use.
 package process
 
 import (
@@ -16,6 +23,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 )
 
 // Part is a part of a program.
@@ -33,8 +41,12 @@ type Group struct {
 	log     *slog.Logger
 	parts   []Part
 	running []*running
-	// ended gets each part that ends before it is told to.
-	ended chan *running
+
+	// failed is closed when a part has ended by itself; why is there then, of
+	// the first that did.
+	failed chan struct{}
+	first  sync.Once
+	why    error
 }
 
 type running struct {
@@ -43,25 +55,31 @@ type running struct {
 	done   chan struct{}
 	// err is there once done is closed.
 	err error
-	// told says that the caller knows of err.
-	told bool
 }
 
 // New returns a group of the parts, in the order of their start.
 func New(log *slog.Logger, parts ...Part) *Group {
-	return &Group{log: log, parts: parts, ended: make(chan *running, len(parts))}
+	return &Group{log: log, parts: parts, failed: make(chan struct{})}
 }
 
-// ErrEnded says that a part ended though nobody told it to.
+// ErrEnded says that a part ended though nobody told it to, and gave no reason.
 var ErrEnded = errors.New("ended by itself")
 
 // Start starts the parts. When one fails, or the context ends, those that run
-// are stopped.
+// are stopped, and what Stop returns is part of the error.
 func (g *Group) Start(ctx context.Context) error {
 	for _, part := range g.parts {
-		if err := g.start(ctx, part); err != nil {
-			return errors.Join(err, g.Stop())
+		err := g.start(ctx, part)
+		if err == nil {
+			continue
 		}
+		stopped := g.Stop()
+		if g.hasFailed() {
+			// It is among what the parts say, in more words than why another
+			// one was not ready.
+			return stopped
+		}
+		return errors.Join(err, stopped)
 	}
 	return nil
 }
@@ -78,13 +96,35 @@ func (g *Group) start(ctx context.Context, part Part) error {
 		defer close(r.done)
 		r.err = part.Run(own)
 		if own.Err() == nil {
-			g.ended <- r
+			r.err = g.fail(r)
 		}
 	}()
 	if part.Ready == nil {
 		return nil
 	}
 	return g.await(ctx, part)
+}
+
+// fail notes that a part has ended by itself, and returns why.
+func (g *Group) fail(r *running) error {
+	err := r.err
+	if err == nil {
+		err = fmt.Errorf("%s: %w", r.name, ErrEnded)
+	}
+	g.first.Do(func() {
+		g.why = err
+		close(g.failed)
+	})
+	return err
+}
+
+func (g *Group) hasFailed() bool {
+	select {
+	case <-g.failed:
+		return true
+	default:
+		return false
+	}
 }
 
 // await waits for the part to be ready, or for any part to end: a part may need
@@ -100,37 +140,26 @@ func (g *Group) await(ctx context.Context, part Part) error {
 			return fmt.Errorf("%s: %w", part.Name, err)
 		}
 		return nil
-	case r := <-g.ended:
+	case <-g.failed:
 		cancel()
 		<-isReady //nolint:errcheck // why a part ended says more than that another is not ready
-		return r.tell()
+		return g.why
 	}
-}
-
-// tell returns why a part ended by itself. The part has sent itself to ended
-// last.
-func (r *running) tell() error {
-	r.told = true
-	if r.err == nil {
-		return fmt.Errorf("%s: %w", r.name, ErrEnded)
-	}
-	return fmt.Errorf("%s: %w: %w", r.name, ErrEnded, r.err)
 }
 
 // Wait returns nil when the context ends, and the reason when a part ends
-// before.
+// before: the others run on until Stop.
 func (g *Group) Wait(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 		return nil
-	case r := <-g.ended:
-		return r.tell()
+	case <-g.failed:
+		return g.why
 	}
 }
 
 // Stop stops the parts in reverse order, each to its end before the one before
-// it, and returns what they failed with, but for what Start or Wait has said
-// already.
+// it, and returns what they failed with, also if Wait has said it already.
 func (g *Group) Stop() error {
 	var errs []error
 	for i := len(g.running) - 1; i >= 0; i-- {
@@ -138,9 +167,7 @@ func (g *Group) Stop() error {
 		g.log.Debug("stopping", "part", r.name)
 		r.cancel()
 		<-r.done
-		if r.err != nil && !r.told {
-			errs = append(errs, fmt.Errorf("%s: %w", r.name, r.err))
-		}
+		errs = append(errs, r.err)
 	}
 	g.running = nil
 	return errors.Join(errs...)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -142,14 +141,14 @@ func TestAPartThatEndsDuringTheStartStopsTheOthers(t *testing.T) {
 			func(d *diary) []process.Part {
 				return []process.Part{d.part("a"), after(d.part("b"), time.Millisecond, errBad)}
 			},
-			"b: ended by itself: bad",
+			"bad",
 			[]string{"a runs", "a is ready", "a is told", "a ends"},
 		},
 		"an earlier one, while a later one gets ready": {
 			func(d *diary) []process.Part {
 				return []process.Part{after(d.part("a"), 1500*time.Millisecond, errBad), d.part("b")}
 			},
-			"a: ended by itself: bad",
+			"bad",
 			[]string{"a is ready", "b runs", "b is told", "b ends"},
 		},
 		"without a reason": {
@@ -166,7 +165,7 @@ func TestAPartThatEndsDuringTheStartStopsTheOthers(t *testing.T) {
 			group(t, func(t *testing.T, d *diary, of func(...process.Part) *process.Group) {
 				begin := time.Now()
 				err := of(test.parts(d)...).Start(t.Context())
-				if !errors.Is(err, process.ErrEnded) || err.Error() != test.says {
+				if err == nil || err.Error() != test.says {
 					t.Errorf("got %v, want %q", err, test.says)
 				}
 				if took := time.Since(begin); took > 3*time.Second {
@@ -237,26 +236,40 @@ func TestWaitEndsWithItsContext(t *testing.T) {
 	})
 }
 
-func TestAPartThatEndsByItselfIsReportedOnce(t *testing.T) {
+func TestAPartThatEndsByItselfIsTold(t *testing.T) {
 	t.Parallel()
-	for name, reason := range map[string]error{"with a reason": errBad, "without one": nil} {
+	for name, test := range map[string]struct {
+		reason error
+		is     error
+		says   string
+	}{
+		"with a reason": {errBad, errBad, "bad"},
+		"without one":   {nil, process.ErrEnded, "b: ended by itself"},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			group(t, func(t *testing.T, d *diary, of func(...process.Part) *process.Group) {
 				b := process.Part{Name: "b", Run: func(context.Context) error {
 					<-time.After(time.Minute)
-					return reason
+					return test.reason
 				}}
 				g := of(d.part("a"), b, d.part("c"))
 				if err := g.Start(t.Context()); err != nil {
 					t.Fatal(err)
 				}
-				err := g.Wait(t.Context())
-				if !errors.Is(err, process.ErrEnded) || (reason != nil && !errors.Is(err, reason)) || !strings.HasPrefix(err.Error(), "b: ended by itself") {
-					t.Errorf("got %v", err)
+				var waiting sync.WaitGroup
+				for range 2 {
+					waiting.Go(func() {
+						if err := g.Wait(t.Context()); !errors.Is(err, test.is) || err.Error() != test.says {
+							t.Errorf("wait: got %v", err)
+						}
+					})
 				}
-				if err := g.Stop(); err != nil {
-					t.Errorf("the stop says it again: %v", err)
+				waiting.Wait()
+				// The others run on.
+				d.check(t, "a runs", "a is ready", "c runs", "c is ready")
+				if err := g.Stop(); !errors.Is(err, test.is) || err.Error() != test.says {
+					t.Errorf("stop: got %v", err)
 				}
 				d.check(t, "a runs", "a is ready", "c runs", "c is ready", "c is told", "c ends", "a is told", "a ends")
 			})
@@ -277,7 +290,7 @@ func TestStopReturnsWhatThePartsFailWith(t *testing.T) {
 		if err := g.Start(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if err := g.Stop(); !errors.Is(err, errBad) || err.Error() != "b: bad\na: bad" {
+		if err := g.Stop(); !errors.Is(err, errBad) || err.Error() != "bad\nbad" {
 			t.Errorf("got %v", err)
 		}
 	})

@@ -71,7 +71,7 @@ func (b *broker) run(ctx context.Context) error {
 		if folder, err = os.MkdirTemp("", "stagemesh-"); err != nil {
 			return fmt.Errorf("%w: %w", ErrBroker, err)
 		}
-		defer os.RemoveAll(folder) //nolint:errcheck // what stays behind is in the system's folder for such things
+		defer b.remove(folder)
 	}
 	if err := b.start(folder); err != nil {
 		return fmt.Errorf("%w: %w", ErrBroker, err)
@@ -80,6 +80,14 @@ func (b *broker) run(ctx context.Context) error {
 	<-ctx.Done()
 	b.stop()
 	return nil
+}
+
+// remove removes the folder of a broker that is gone. What stays behind is in
+// the system's folder for such things.
+func (b *broker) remove(folder string) {
+	if err := os.RemoveAll(folder); err != nil {
+		b.log.log.Warn("the broker's files stay behind", "error", err)
+	}
 }
 
 func (b *broker) start(folder string) error {
@@ -130,7 +138,7 @@ func (b *broker) options(folder string) (*server.Options, error) {
 	}
 	addr, err := net.ResolveTCPAddr("tcp", s.Listen)
 	if err != nil {
-		return nil, fmt.Errorf("listen: %w", err)
+		return nil, fmt.Errorf("nats.listen: %w", err)
 	}
 	o.Host, o.Port = addr.IP.String(), addr.Port
 	if addr.IP == nil {

@@ -6,6 +6,7 @@
 //	err = m.AddPipeline(pipeline.Pipeline{...})
 //	err = m.Start(ctx)
 //	answer, err := m.Infer(ctx, &call.Request{Pipeline: "double", Inputs: ...})
+//	answer, err = m.Stream(ctx, request, func(c call.Chunk) error { ... })
 //	err = m.Stop()
 //
 // It is how a Go program embeds a mesh, and what `stagemesh up` runs. FromFile

@@ -35,9 +35,12 @@ func FromFile(f *meshfile.File, s FileSettings) (*Mesh, error) {
 		Mesh:            pipeline.MeshName(f.Mesh),
 		NATS:            f.NATS.URL,
 		CredentialsFile: f.CredentialsFile(),
-		Broker:          BrokerSettings{Listen: f.NATS.Listen, StoreDir: f.StoreDir(), MaxPayload: int(f.NATS.MaxPayload)},
-		Gateway:         gatewayOf(f.Gateway),
-		Logger:          s.Logger, Meter: s.Meter, Version: s.Version,
+		Broker: BrokerSettings{
+			Listen: f.NATS.Listen, StoreDir: f.StoreDir(),
+			MaxMemory: int64(f.NATS.MaxMemory), MaxPayload: int(f.NATS.MaxPayload),
+		},
+		Gateway: gatewayOf(f.Gateway),
+		Logger:  s.Logger, Meter: s.Meter, Version: s.Version,
 	})
 	if err != nil {
 		return nil, err

@@ -70,6 +70,21 @@ pipelines:
 	})
 }
 
+func TestBrokerMayHaveNoMoreMemoryThanTheQueuesReserve(t *testing.T) {
+	t.Parallel()
+	m := start(t, fromFile(t, parse(t, `
+mesh: m
+gateway: {listen: "127.0.0.1:0"}
+nats: {max_memory: 3MiB}
+stages:
+  one: {runner: {echo: {}}, queue: {max_bytes: 1MiB}}
+  two: {runner: {echo: {}}, queue: {max_bytes: 2MiB}}
+pipelines:
+  p: {steps: [{name: one, stage: one}, {name: two, stage: two}]}
+`)))
+	expect(t, m, "p", "to", "to")
+}
+
 func TestProcessMayRunSomeStagesOfAFile(t *testing.T) {
 	t.Parallel()
 	const text = `

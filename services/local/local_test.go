@@ -49,6 +49,23 @@ func double() *inproc.Runner {
 	})
 }
 
+// spell returns a runner that answers in chunks, letter by letter.
+func spell() *inproc.Runner {
+	return inproc.New(inproc.Settings{}, func(_ context.Context, b runner.Batch, sink runner.Sink) error {
+		for i, item := range b.Items {
+			text := item.Inputs[0].Blob.Data
+			for at := range text {
+				// Nobody may want more of it; the outcome ends the item all the same.
+				_ = sink.Chunk(i, []payload.Part{payload.OfBlob("letter", "text/plain", text[at:at+1])})
+			}
+			if err := sink.Settle(i, runner.Output(payload.OfBlob("text", "text/plain", text))); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
 // newMesh returns a mesh of the stages, in order also the steps of a pipeline
 // named all.
 func newMesh(t *testing.T, s local.Settings, stages ...local.Stage) *local.Mesh {
@@ -157,6 +174,44 @@ func TestRowsOfManyCallersComeBackToThem(t *testing.T) {
 	calls.Wait()
 }
 
+func TestStreamHandsOutChunksBeforeTheOutcome(t *testing.T) {
+	t.Parallel()
+	m := start(t, newMesh(t, local.Settings{}, local.Stage{Name: "sign", Runner: sign("me")}, local.Stage{Name: "spell", Runner: spell()}))
+	request := &call.Request{Pipeline: "all", Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("to"))}}
+	var letters []string
+	answer, err := m.Stream(t.Context(), request, func(c call.Chunk) error {
+		letters = append(letters, string(c.Outputs[0].Blob.Data))
+		if c.Seq != uint64(len(letters)) || c.RequestID == "" {
+			t.Errorf("letter %d is message %d of request %q", len(letters), c.Seq, c.RequestID)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Join(letters, "-"); got != "t-o- -m-e" {
+		t.Errorf("got the chunks %s", got)
+	}
+	if got := string(answer.Outputs[0].Blob.Data); got != "to me" || len(answer.Timeline.Steps) != 2 {
+		t.Errorf("got the outcome %q after %d steps", got, len(answer.Timeline.Steps))
+	}
+}
+
+func TestErrorOfEmitEndsTheStream(t *testing.T) {
+	t.Parallel()
+	m := start(t, newMesh(t, local.Settings{}, local.Stage{Name: "spell", Runner: spell()}))
+	enough := errors.New("enough")
+	calls := 0
+	_, err := m.Stream(t.Context(), &call.Request{Pipeline: "all", Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("long"))}}, func(call.Chunk) error {
+		calls++
+		return enough
+	})
+	if f := fault.From(err); f.Reason != fault.Cancelled || !errors.Is(err, enough) || calls != 1 {
+		t.Errorf("got %v after %d calls", err, calls)
+	}
+	expect(t, m, "all", "on", "on")
+}
+
 func TestMeshThatHasNotStartedSaysSo(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, local.Settings{}, local.Stage{Name: "a", Runner: sign("a")})
@@ -169,6 +224,9 @@ func TestMeshThatHasNotStartedSaysSo(t *testing.T) {
 	_, err := ask(t, m, "all", "to")
 	if f, ok := errors.AsType[*fault.Fault](err); !ok || !errors.Is(err, local.ErrNotStarted) {
 		t.Errorf("infer: %v, %v", f, err)
+	}
+	if _, err := m.Stream(t.Context(), &call.Request{Pipeline: "all"}, nil); !errors.Is(err, local.ErrNotStarted) {
+		t.Errorf("stream: %v", err)
 	}
 	if m.Addr() != nil || m.BrokerURL() != "" {
 		t.Errorf("got the addresses %v and %q", m.Addr(), m.BrokerURL())
@@ -285,7 +343,7 @@ func TestStartThatFailsStopsEverything(t *testing.T) {
 		"the gateway's address": {local.Settings{Gateway: gateway.Settings{Listen: address}}, local.Stage{Name: "b", Runner: sign("b")}, "gateway.listen: listen tcp " + address},
 		"a stage's address":     {local.Settings{}, local.Stage{Name: "b", Runner: sign("b"), Listen: address}, "stages.b.listen: listen tcp " + address},
 		"the broker's address":  {local.Settings{Broker: local.BrokerSettings{Listen: address}}, local.Stage{Name: "b", Runner: sign("b")}, "the broker in the process did not start: nats.listen: "},
-		"no address":            {local.Settings{Broker: local.BrokerSettings{Listen: "nowhere:at:all"}}, local.Stage{Name: "b", Runner: sign("b")}, "the broker in the process did not start: listen: "},
+		"no address":            {local.Settings{Broker: local.BrokerSettings{Listen: "nowhere:at:all"}}, local.Stage{Name: "b", Runner: sign("b")}, "the broker in the process did not start: nats.listen: "},
 		"the broker's folder":   {local.Settings{Broker: local.BrokerSettings{StoreDir: os.DevNull}}, local.Stage{Name: "b", Runner: sign("b")}, "the broker in the process did not start: "},
 		"the settings":          {local.Settings{Gateway: gateway.Settings{AllowOrigins: []string{"*", "http://x"}}}, local.Stage{Name: "b", Runner: sign("b")}, "gateway.allow_origins: "},
 	} {
@@ -349,8 +407,6 @@ func TestWaitTellsWhichPartFailed(t *testing.T) {
 	if err := lost.Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	// A host asks for a runner's next slot when it has given the one away.
-	_, _ = ask(t, m, "stage:a", "to")
 	want := "stage a: the runner is lost: "
 	if err := m.Wait(t.Context()); err == nil || !strings.HasPrefix(err.Error(), want) || strings.Contains(err.Error(), "\n") {
 		t.Errorf("got %v, want %s", err, want)

@@ -187,14 +187,21 @@ func (m *Mesh) Start(ctx context.Context) error {
 		return err
 	}
 	m.parts.Store(p)
-	if err := p.group.Start(ctx); err != nil {
-		return p.why(err)
-	}
-	return nil
+	return p.group.Start(ctx)
 }
 
-// Infer runs one request through a pipeline. Errors are *fault.Fault.
+// Infer runs one request through a pipeline. Errors are *fault.Fault. Of a stage
+// that answers in chunks the caller gets the outcome alone.
 func (m *Mesh) Infer(ctx context.Context, r *call.Request) (*call.Response, error) {
+	return m.Stream(ctx, r, nil)
+}
+
+// Stream is Infer that hands each chunk to emit as it comes: in order, one at a
+// time, on the caller's goroutine, and all of them before it returns the
+// outcome. A pipeline whose last stage does not stream calls emit never. An
+// error of emit ends the call with CANCELLED, which wraps it; an emit that falls
+// too far behind ends the call with SLOW_READER.
+func (m *Mesh) Stream(ctx context.Context, r *call.Request, emit func(call.Chunk) error) (*call.Response, error) {
 	p := m.parts.Load()
 	if p == nil {
 		return nil, fault.Newf(fault.NoCapacity, "%w", ErrNotStarted)
@@ -202,7 +209,7 @@ func (m *Mesh) Infer(ctx context.Context, r *call.Request) (*call.Response, erro
 	if err := p.gateway.Ready(); err != nil {
 		return nil, fault.Newf(fault.NoCapacity, "%w", err)
 	}
-	return p.gateway.Service().Infer(ctx, r)
+	return p.gateway.Service().Stream(ctx, r, emit)
 }
 
 // Addr returns the public address, or nil where there is none, or none yet.
@@ -247,12 +254,7 @@ func (m *Mesh) Wait(ctx context.Context) error {
 	if p == nil {
 		return ErrNotStarted
 	}
-	select {
-	case <-ctx.Done():
-		return nil
-	case <-p.failed:
-		return p.cause
-	}
+	return p.group.Wait(ctx)
 }
 
 // Stop drains the gateway, then the hosts, ends the broker, and returns what

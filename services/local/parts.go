@@ -1,12 +1,10 @@
 package local
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net"
-	"sync"
 
 	"github.com/google/uuid"
 	"golang.org/x/sync/errgroup"
@@ -25,20 +23,15 @@ type parts struct {
 	hosts   []*stagehost.Host
 	gateway *gateway.Gateway
 	group   *process.Group
-
-	// failed is closed when a part has ended by itself, for the cause.
-	failed chan struct{}
-	cause  error
-	fail   sync.Once
 }
 
 // assemble makes the parts. It starts nothing.
 func (m *Mesh) assemble() (p *parts, err error) {
-	p = &parts{failed: make(chan struct{})}
+	p = &parts{}
 	var order []process.Part
 	if m.settings.NATS == "" {
 		p.broker = newBroker(m.settings.Broker, m.reserve(), m.settings.Logger)
-		order = append(order, process.Part{Name: "broker", Run: p.watched(p.broker.run), Ready: p.broker.waitReady})
+		order = append(order, process.Part{Name: "broker", Run: p.broker.run, Ready: p.broker.waitReady})
 	}
 	to := m.bus(p.broker)
 	for _, s := range m.stages {
@@ -52,36 +45,11 @@ func (m *Mesh) assemble() (p *parts, err error) {
 		return nil, err
 	}
 	if len(p.hosts) > 0 {
-		order = append(order, process.Part{Name: "stages", Run: p.watched(p.runHosts), Ready: p.waitHosts})
+		order = append(order, process.Part{Name: "stages", Run: p.runHosts, Ready: p.waitHosts})
 	}
-	order = append(order, process.Part{Name: "gateway", Run: p.watched(p.runGateway), Ready: p.gateway.WaitReady})
+	order = append(order, process.Part{Name: "gateway", Run: p.runGateway, Ready: p.gateway.WaitReady})
 	p.group = process.New(m.settings.Logger, order...)
 	return p, nil
-}
-
-// watched keeps the cause when a part ends though nobody told it to.
-func (p *parts) watched(run func(context.Context) error) func(context.Context) error {
-	return func(ctx context.Context) error {
-		err := run(ctx)
-		if ctx.Err() == nil {
-			p.fail.Do(func() {
-				p.cause = cmp.Or(err, process.ErrEnded)
-				close(p.failed)
-			})
-		}
-		return err
-	}
-}
-
-// why returns the cause of a start's error, where a part has ended by itself:
-// the group says it in more words.
-func (p *parts) why(err error) error {
-	select {
-	case <-p.failed:
-		return p.cause
-	default:
-		return err
-	}
 }
 
 // runHosts runs all hosts until the context ends, or the first of them does.

@@ -2,6 +2,9 @@ package meshfile
 
 import (
 	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -36,6 +39,9 @@ type NATS struct {
 	Listen string `yaml:"listen"`
 	// StoreDir holds what the broker in the process keeps on file.
 	StoreDir string `yaml:"store_dir"`
+	// MaxMemory bounds the queues of the broker in the process; 0 means what
+	// the stages in the process reserve, and some.
+	MaxMemory config.Bytes `yaml:"max_memory"`
 	// MaxPayload bounds one message of the broker in the process.
 	MaxPayload config.Bytes `yaml:"max_payload"`
 }
@@ -145,12 +151,22 @@ func Parse(name string, data []byte, folder string, kinds ...Kind) (*File, error
 	return f.checked(doc, err, (*File).Validate)
 }
 
-// Read is Load for a program that runs a part of the mesh and has only the kinds
-// for that: stages are validated when they are asked for.
+// Read is Load for a program that runs a part of the mesh, and may have only the
+// kinds for that: stages are validated when they are asked for, and all else
+// but the mesh's name and its broker by ValidatePart.
 func Read(path string, kinds ...Kind) (*File, error) {
 	f := &File{folder: filepath.Dir(path), kinds: kinds}
 	doc, err := config.Load(path, f)
 	return f.checked(doc, err, (*File).validateShared)
+}
+
+// FlagError is an error of Load or Read with the flag that named the file, where
+// it is the flag that is wrong: there is no such file.
+func FlagError(flag string, err error) error {
+	if _, inside := errors.AsType[*config.PositionError](err); !inside && errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%s: %w; this is the file that describes the mesh", flag, err)
+	}
+	return err
 }
 
 func (f *File) checked(doc *config.Doc, err error, validate func(*File) error) (*File, error) {

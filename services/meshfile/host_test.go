@@ -290,9 +290,9 @@ func TestWhatEveryProcessNeedsIsCheckedInEvery(t *testing.T) {
 
 func TestLaterErrorPointsIntoTheFile(t *testing.T) {
 	t.Parallel()
-	f := mustParse(t, good+"gateway:\n  allow_origins: [x]\n")
-	got := f.At(errors.New("gateway.allow_origins: x is bad"))
-	if want := "m.yaml:5:3: gateway.allow_origins: x is bad"; got.Error() != want {
+	f := mustParse(t, good+"gateway:\n  metadata: [x]\n")
+	got := f.At(errors.New("gateway.metadata: x is bad"))
+	if want := "m.yaml:5:3: gateway.metadata: x is bad"; got.Error() != want {
 		t.Errorf("got %v, want %s", got, want)
 	}
 }

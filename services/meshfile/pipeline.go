@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -70,7 +71,8 @@ func (f *File) step(in Step) (pipeline.Step, error) {
 		Inputs: in.Inputs,
 	}
 	if _, here := f.Stages[in.Stage]; !here && !f.Joinable() {
-		return out, fmt.Errorf("stage: there is no stage %q, and no other process can join this mesh", in.Stage)
+		return out, fmt.Errorf("stage: there is no stage %q; there are %s, and without nats.url or nats.listen no other process can add one",
+			in.Stage, strings.Join(f.StageNames(), ", "))
 	}
 	var err error
 	out.Parameters, err = parameters(in.Parameters)

@@ -5,38 +5,52 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"net/url"
 	"strings"
 
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/stagehost"
 )
 
 // Validate checks everything that can be told without starting anything: of the
 // files that it names only those that its kinds of runners read to be made.
-func (f *File) Validate() error {
+func (f *File) Validate() error { return f.ValidatePart(f.StageNames()) }
+
+// ValidatePart is Validate for a process that runs these stages and a gateway.
+// Settings of other stages' runners are not looked at: what they name may be on
+// other machines.
+func (f *File) ValidatePart(stages []string) error {
 	errs := []error{
 		f.validateShared(),
 		f.At(f.Gateway.validate(), "gateway"),
 		f.At(listen(f.Ops.Listen), "ops"),
 	}
 	if len(f.Stages) == 0 {
-		errs = append(errs, f.At(errors.New("there are none"), "stages"))
+		errs = append(errs, f.At(errors.New("there are none; a mesh has at least one"), "stages"))
 	}
-	for _, name := range f.StageNames() {
+	for _, name := range stages {
 		_, err := f.Host(name)
 		errs = append(errs, err)
 	}
 	_, err := f.Routes()
-	return errors.Join(append(errs, err)...)
+	return errors.Join(append(errs, err, f.validateOwnBroker())...)
 }
 
 // validateShared checks what every process of the mesh has to agree on.
 func (f *File) validateShared() error {
 	return errors.Join(
-		f.At(pipeline.ValidName("mesh", f.Mesh), "mesh"),
+		f.validateName(),
 		f.At(f.NATS.validate(), "nats"),
 	)
+}
+
+func (f *File) validateName() error {
+	if f.Mesh == "" {
+		return f.At(errors.New("is missing; it is the mesh's name"), "mesh")
+	}
+	return f.At(pipeline.ValidName("mesh", f.Mesh), "mesh")
 }
 
 // Bounds on what the broker in the process takes in one message.
@@ -59,7 +73,31 @@ func (n NATS) validate() error {
 	if err := ValidBroker(n.URL); err != nil {
 		errs = append(errs, fmt.Errorf("url: %w", err))
 	}
-	return errors.Join(append(errs, inProcess("listen", n.Listen), inProcess("store_dir", n.StoreDir), inProcess("max_payload", n.MaxPayload))...)
+	return errors.Join(append(errs, inProcess("listen", n.Listen), inProcess("store_dir", n.StoreDir),
+		inProcess("max_memory", n.MaxMemory), inProcess("max_payload", n.MaxPayload))...)
+}
+
+// validateOwnBroker checks that what the file asks of the broker in the process
+// is something it can do; of another one there is nothing to know.
+func (f *File) validateOwnBroker() error {
+	if f.NATS.URL != "" {
+		return nil
+	}
+	var errs []error
+	reserved := config.Bytes(0)
+	for _, name := range f.StageNames() {
+		queue := f.Stages[name].Queue
+		reserved += cmp.Or(queue.MaxBytes, stagehost.DefaultMaxBytes)
+		if queue.Replicas > 1 {
+			err := fmt.Errorf("queue.replicas: %d copies need a cluster of brokers, at nats.url; the broker in the process has one", queue.Replicas)
+			errs = append(errs, f.At(err, "stages", name))
+		}
+	}
+	if limit := f.NATS.MaxMemory; limit != 0 && limit < reserved {
+		err := fmt.Errorf("max_memory: %s is less than the %s that the stages' queues reserve; raise it, or lower queue.max_bytes", limit, reserved)
+		errs = append(errs, f.At(err, "nats"))
+	}
+	return errors.Join(errs...)
 }
 
 // inProcess refuses a value that only the broker in the process has.
@@ -73,27 +111,41 @@ func inProcess[T comparable](key string, value T) error {
 
 // ValidBroker checks the URL of a broker, or several with commas between them.
 func ValidBroker(urls string) error {
-	for server := range strings.SplitSeq(urls, ",") {
-		server = strings.TrimSpace(server)
-		if !strings.Contains(server, "://") {
-			server = "nats://" + server
-		}
+	for one := range strings.SplitSeq(urls, ",") {
 		// What is wrong with it may show a password.
-		if u, err := url.Parse(server); err != nil || u.Hostname() == "" {
+		if u, err := server(one); err != nil || u.Hostname() == "" {
 			return errors.New("this is no URL of a broker, such as nats://127.0.0.1:4222")
 		}
 	}
 	return nil
 }
 
-// Redacted returns the URLs of a broker without passwords.
+// server reads the URL of one server; without a scheme it is nats://.
+func server(one string) (*url.URL, error) {
+	one = strings.TrimSpace(one)
+	if !strings.Contains(one, "://") {
+		one = "nats://" + one
+	}
+	return url.Parse(one)
+}
+
+// hidden stands for what is not shown; the standard library's word for it.
+const hidden = "xxxxx"
+
+// Redacted returns the URLs of a broker without passwords and tokens.
 func Redacted(urls string) string {
 	out := strings.Split(urls, ",")
 	for i, one := range out {
-		out[i] = "***"
-		if u, err := url.Parse(strings.TrimSpace(one)); err == nil {
-			out[i] = u.Redacted()
+		out[i] = hidden
+		u, err := server(one)
+		if err != nil {
+			continue
 		}
+		if _, password := u.User.Password(); u.User != nil && !password {
+			// A name without a password is a token.
+			u.User = url.User(hidden)
+		}
+		out[i] = u.Redacted()
 	}
 	return strings.Join(out, ",")
 }
@@ -109,7 +161,29 @@ func (g Gateway) validate() error {
 	if g.MaxTimeout > 0 && g.Timeout > g.MaxTimeout {
 		errs = append(errs, fmt.Errorf("timeout: %s is more than the max_timeout of %s", g.Timeout, g.MaxTimeout))
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, validOrigins(g.AllowOrigins)...)...)
+}
+
+// anyOrigin allows every page to call.
+const anyOrigin = "*"
+
+func validOrigins(origins []string) []error {
+	var errs []error
+	for i, origin := range origins {
+		switch {
+		case origin == anyOrigin && len(origins) == 1:
+		case origin == anyOrigin:
+			errs = append(errs, fmt.Errorf("allow_origins[%d]: %q allows every origin, so it stands alone; leave out it or the others", i, origin))
+		case !validOrigin(origin):
+			errs = append(errs, fmt.Errorf(`allow_origins[%d]: %q is no origin such as https://app.example.com or http://localhost:5173: write scheme://host[:port], without a path, or "*" alone for all`, i, origin))
+		}
+	}
+	return errs
+}
+
+func validOrigin(origin string) bool {
+	// It is the gateway's own judgement, which is the standard library's.
+	return !strings.Contains(origin, anyOrigin) && http.NewCrossOriginProtection().AddTrustedOrigin(origin) == nil
 }
 
 // maxHosts bounds the hosts of one stage in one process.
@@ -153,7 +227,11 @@ func listen(addr string) error {
 
 // ValidAddress checks an address to listen on.
 func ValidAddress(addr string) error {
-	if _, port, err := net.SplitHostPort(addr); err != nil || port == "" {
+	_, port, err := net.SplitHostPort(addr)
+	if err == nil && port != "" {
+		_, err = net.LookupPort("tcp", port)
+	}
+	if err != nil || port == "" {
 		return fmt.Errorf("%q is no address such as 127.0.0.1:8080, or :8080 for all of this machine's", addr)
 	}
 	return nil

@@ -32,8 +32,8 @@ func TestWhatIsWrongIsToldWithItsPlace(t *testing.T) {
 	running := func(runner string) string { return "mesh: m\nstages:\n  a:\n    runner: " + runner }
 	pipeline := func(settings string) string { return good + "pipelines:\n  p:\n    " + settings }
 	for name, test := range map[string]struct{ text, want string }{
-		"nothing": {"", `m.yaml: mesh: mesh name "": use 1 to 63`},
-		"no mesh": {"stages:\n  a: {runner: {echo: {}}}\n", `m.yaml: mesh: mesh name "": use`},
+		"nothing": {"", "m.yaml: mesh: is missing; it is the mesh's name"},
+		"no mesh": {"stages:\n  a: {runner: {echo: {}}}\n", "m.yaml: mesh: is missing"},
 		"a mesh's name that is none": {
 			strings.Replace(good, "mesh: m", "mesh: My", 1),
 			`m.yaml:1:1: mesh: mesh name "My": use 1 to 63 of a-z, 0-9 and -, neither first nor last a -`,
@@ -85,6 +85,11 @@ func TestWhatIsWrongIsToldWithItsPlace(t *testing.T) {
 		"timeouts":          {good + "gateway: {timeout: 2s, max_timeout: 1s}", "m.yaml:4:11: gateway.timeout: 2s is more than the max_timeout of 1s"},
 		"gateway drain":     {good + "gateway: {drain_timeout: -1s}", "m.yaml:4:11: gateway.drain_timeout: -1s is negative"},
 		"gateway payload":   {good + "gateway: {max_payload: -1}", `m.yaml:4:24: gateway.max_payload: "-1" is not a size`},
+		"an origin's path":  {good + "gateway: {allow_origins: [\"https://a\", \"https://b/\"]}", `m.yaml:4:40: gateway.allow_origins[1]: "https://b/" is no origin such as https://app.example.com`},
+		"an origin's name":  {good + "gateway: {allow_origins: [app.example.com]}", `m.yaml:4:27: gateway.allow_origins[0]: "app.example.com" is no origin`},
+		"parts of origins":  {good + "gateway: {allow_origins: [\"https://*.example.com\"]}", `m.yaml:4:27: gateway.allow_origins[0]: "https://*.example.com" is no origin`},
+		"all origins":       {good + "gateway: {allow_origins: [\"https://a\", \"*\"]}", `m.yaml:4:40: gateway.allow_origins[1]: "*" allows every origin, so it stands alone`},
+		"a port":            {good + "gateway: {listen: \":99999\"}", `m.yaml:4:11: gateway.listen: ":99999" is no address`},
 		"operations":        {good + "ops: {listen: \"9090\"}", `m.yaml:4:7: ops.listen: "9090" is no address`},
 		"broker":            {good + "nats: {url: \"nats://\"}", "m.yaml:4:8: nats.url: this is no URL of a broker, such as nats://127.0.0.1:4222"},
 		"broker's address":  {good + "nats: {listen: x}", `m.yaml:4:8: nats.listen: "x" is no address`},
@@ -92,6 +97,9 @@ func TestWhatIsWrongIsToldWithItsPlace(t *testing.T) {
 		"large messages":    {good + "nats: {max_payload: 1GiB}", "m.yaml:4:8: nats.max_payload: 1GiB is not between 64KiB and 64MiB"},
 		"two brokers":       {good + "nats: {url: \"nats://b\", listen: \":4222\"}", "m.yaml:4:25: nats.listen: is for the broker in the process; with url there is none"},
 		"a store elsewhere": {good + "nats: {url: \"nats://b\", store_dir: x}", "m.yaml:4:25: nats.store_dir: is for the broker in the process; with url there is none"},
+		"memory elsewhere":  {good + "nats: {url: \"nats://b\", max_memory: 1GiB}", "m.yaml:4:25: nats.max_memory: is for the broker in the process; with url there is none"},
+		"little memory":     {good + "  b: {runner: {echo: {}}, queue: {max_bytes: 64MiB}}\nnats: {max_memory: 190MiB}", "m.yaml:5:8: nats.max_memory: 190MiB is less than the 192MiB that the stages' queues reserve; raise it, or lower queue.max_bytes"},
+		"copies of a queue": {stage("queue: {replicas: 3}"), "m.yaml:5:13: stages.a.queue.replicas: 3 copies need a cluster of brokers, at nats.url; the broker in the process has one"},
 		"credentials":       {good + "nats: {credentials_file: x}", "m.yaml:4:8: nats.credentials_file: is for a broker of its own; without url there is none"},
 
 		"a pipeline's name": {
@@ -103,10 +111,12 @@ func TestWhatIsWrongIsToldWithItsPlace(t *testing.T) {
 			`m.yaml:5:3: pipelines.stage:a: pipeline name "stage:a": use 1 to 63`,
 		},
 		"no steps":           {pipeline("timeout: 1s"), "m.yaml:5:3: pipelines.p: steps: a pipeline has at least one"},
-		"an unknown stage":   {pipeline("steps:\n    - {name: s, stage: a}\n    - {name: t, stage: b}"), `m.yaml:8:17: pipelines.p.steps[1].stage: there is no stage "b", and no other process can join this mesh`},
+		"an unknown stage":   {pipeline("steps:\n    - {name: s, stage: a}\n    - {name: t, stage: b}"), `m.yaml:8:17: pipelines.p.steps[1].stage: there is no stage "b"; there are a, and without nats.url or nats.listen no other process can add one`},
 		"a step's name":      {pipeline("steps:\n    - {name: S, stage: a}"), `m.yaml:7:7: pipelines.p.steps[0]: step name "S": use 1 to 63`},
 		"a step twice":       {pipeline("steps: [{name: s, stage: a}, {name: s, stage: a}]"), "m.yaml:6:34: pipelines.p.steps[1]: a step named s is there already"},
 		"a step's parameter": {pipeline("steps:\n    - {name: s, stage: a, parameters: {k: [1]}}"), "m.yaml:7:40: pipelines.p.steps[0].parameters.k: a parameter is true or false, a number or text"},
+		"a large parameter":  {pipeline("steps:\n    - {name: s, stage: a, parameters: {k: 1e400}}"), `m.yaml:7:43: pipelines.p.steps[0].parameters.k: "1e400" is too large`},
+		"a number in quotes": {stage("hosts: \"2\""), `m.yaml:5:12: stages.a.hosts: "2" in quotes is text and not a whole number`},
 		"an empty parameter": {pipeline("steps:\n    - {name: s, stage: a, parameters: {k: }}"), "m.yaml:7:40: pipelines.p.steps[0].parameters.k: a parameter is true or false, a number or text"},
 		"a timeout":          {pipeline("steps: [{name: s, stage: a}]\n    timeout: -1s"), "m.yaml:7:5: pipelines.p.timeout: -1s is negative"},
 		"durability":         {pipeline("steps: [{name: s, stage: a}]\n    durability: stone"), "m.yaml:7:5: pipelines.p.durability: durability \"stone\": use memory or file"},
@@ -155,7 +165,10 @@ func TestWrongURLIsNotShown(t *testing.T) {
 	}
 	for urls, want := range map[string]string{
 		"nats://user:hush@one:4222, nats://two": "nats://user:xxxxx@one:4222,nats://two",
-		"nats://user:hush@\x00":                 "***",
+		"nats://hush@one:4222":                  "nats://xxxxx@one:4222",
+		"tls://one":                             "tls://one",
+		"nats://user:hush@\x00":                 "xxxxx",
+		"user:hush@one:4222":                    "nats://user:xxxxx@one:4222",
 	} {
 		if got := meshfile.Redacted(urls); got != want {
 			t.Errorf("got %s, want %s", got, want)

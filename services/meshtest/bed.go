@@ -30,17 +30,30 @@ import (
 // Mesh is the name of every bed's mesh: each has a broker of its own.
 const Mesh pipeline.MeshName = "bed"
 
-// Bed is a mesh under test. It ends with its test.
+// Bed is a mesh under test. It is used by its test's goroutine, and ends with
+// its test: the gateways first, then all hosts at once, the broker last.
 type Bed struct {
 	Broker *bustest.Broker
 
-	t testing.TB
+	t     testing.TB
+	hosts []*Part
 }
 
 // New returns a bed with a broker and nothing else.
 func New(t testing.TB, edits ...func(*server.Options)) *Bed {
 	t.Helper()
-	return &Bed{t: t, Broker: bustest.Start(t, edits...)}
+	b := &Bed{t: t, Broker: bustest.Start(t, edits...)}
+	t.Cleanup(b.stopHosts)
+	return b
+}
+
+// stopHosts stops the hosts beside each other, as each takes half a second.
+func (b *Bed) stopHosts() {
+	var stops sync.WaitGroup
+	for _, part := range b.hosts {
+		stops.Go(part.Stop)
+	}
+	stops.Wait()
 }
 
 // Part is a host or a gateway that runs.
@@ -71,7 +84,6 @@ func (b *Bed) run(run func(context.Context) error) *Part {
 		defer close(p.done)
 		p.err = run(ctx)
 	}()
-	b.t.Cleanup(p.Stop)
 	return p
 }
 
@@ -103,6 +115,7 @@ func (b *Bed) Host(stage pipeline.StageName, r runner.Runner, edits ...func(*sta
 		b.t.Fatal(err)
 	}
 	part := b.run(h.Run)
+	b.hosts = append(b.hosts, part)
 	ctx, cancel := context.WithTimeout(b.t.Context(), readyWait)
 	defer cancel()
 	if err := h.WaitReady(ctx); err != nil {
@@ -145,6 +158,7 @@ func (b *Bed) Gateway(pipelines []pipeline.Pipeline, edits ...func(*gateway.Sett
 		b.t.Fatal(err)
 	}
 	part := b.run(g.Run)
+	b.t.Cleanup(part.Stop)
 	ctx, cancel := context.WithTimeout(b.t.Context(), readyWait)
 	defer cancel()
 	if err := g.WaitReady(ctx); err != nil {

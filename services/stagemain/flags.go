@@ -33,13 +33,13 @@ func (f *flags) add(cmd *cobra.Command) {
 	f.log = logflags.Add(cmd)
 }
 
-var errNoBroker = errors.New("a stage of its own meets the others at a broker: give --nats, or nats.url in the file")
+var errNoBroker = errors.New("--nats: is missing, and so is nats.url in the file; a process of one stage meets the others at a broker, such as nats://127.0.0.1:4222")
 
 // settings returns the host's settings: the file's, with the flags before them.
 func (f flags) settings(kinds []meshfile.Kind) (stagehost.Settings, error) {
 	file, err := meshfile.Read(f.config, kinds...)
 	if err != nil {
-		return stagehost.Settings{}, err
+		return stagehost.Settings{}, meshfile.FlagError("--config", err)
 	}
 	if err := f.validate(file); err != nil {
 		return stagehost.Settings{}, err

@@ -4,7 +4,7 @@
 //
 //	func main() {
 //		program := stagemain.Program{
-//			Name: "imagedecode", Short: "Serve a stage that decodes images",
+//			Name: "imagedecode", Short: "Serve a stage that decodes images", Stage: "decode",
 //			Kinds: []meshfile.Kind{meshfile.KindOf("image_decode", imagedecode.New)},
 //		}
 //		if err := stagemain.New(program).ExecuteContext(context.Background()); err != nil {
@@ -22,14 +22,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"os/signal"
-	"runtime/debug"
-	"syscall"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/services/operations"
 	"github.com/stagemesh/stagemesh/stagehost"
@@ -39,6 +36,8 @@ import (
 type Program struct {
 	Name  string
 	Short string
+	// Stage is a stage's name for the example in its help.
+	Stage string
 	Kinds []meshfile.Kind
 }
 
@@ -49,22 +48,23 @@ func New(p Program) *cobra.Command {
 		Use:   p.Name,
 		Short: p.Short,
 		Long: p.Short + ", as the file of its mesh describes it.\n\n" +
-			"The stage's runner, batching, queue and address, and nats.url, are the file's; flags go before it.\n" +
+			"--stage is required. The stage's runner, batching, queue and address, and nats.url, are the file's; flags go before it.\n" +
 			"The process is one host of the stage, whatever the file says about hosts: start as many as you need.",
-		Example:       "  " + p.Name + " --config mesh.yaml --stage " + p.Name + " --nats nats://broker:4222 --ops 0.0.0.0:9090",
+		Example:       "  " + p.Name + " --config mesh.yaml --stage " + p.Stage + " --nats nats://127.0.0.1:4222 --ops 127.0.0.1:9091",
 		Args:          cobra.NoArgs,
-		Version:       version(),
+		Version:       process.Version(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			ctx, stop := process.UntilTold(cmd.Context())
 			defer stop()
-			// The first signal asks to drain, the second one ends the process.
-			defer context.AfterFunc(ctx, stop)()
 			return p.run(ctx, f, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
 	f.add(cmd)
+	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())
+	})
 	return cmd
 }
 
@@ -78,7 +78,7 @@ func (p Program) run(ctx context.Context, f flags, out, errOut io.Writer) error 
 	if err != nil {
 		return err
 	}
-	settings.Version, settings.Logger = version(), log
+	settings.Version, settings.Logger = process.Version(), log
 	ops := operations.Settings{Listen: f.ops, Key: "--ops", Logger: log}
 	return operations.Run(ctx, ops, func(ctx context.Context, port *operations.Port) error {
 		settings.Meter = port.Meter()
@@ -112,13 +112,4 @@ func serve(ctx context.Context, host *stagehost.Host, ready func() error) error 
 		return nil
 	}
 	return err
-}
-
-// version returns the version of the program as the build knows it.
-func version() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok || info.Main.Version == "" {
-		return "(devel)"
-	}
-	return info.Main.Version
 }

@@ -56,16 +56,16 @@ func TestWhatIsWrongIsToldBeforeAnythingStarts(t *testing.T) {
 		args []string
 		want string
 	}{
-		"no file":             {[]string{"--stage", "a"}, "open mesh.yaml: no such file"},
-		"another file":        {[]string{"--stage", "a", "--config", "nowhere.yaml"}, "open nowhere.yaml: no such file"},
+		"no file":             {[]string{"--stage", "a"}, "--config: open mesh.yaml: no such file"},
+		"another file":        {[]string{"--stage", "a", "--config", "nowhere.yaml"}, "--config: open nowhere.yaml: no such file"},
 		"a broken file":       {[]string{"--stage", "a", "-c", broken}, broken + ":2:"},
 		"a bad mesh":          {[]string{"--stage", "a", "-c", bad, "--nats", "b"}, bad + `:1:1: mesh: mesh name "M": use`},
 		"no stage":            {[]string{"-c", path, "--nats", "b"}, "--stage: is missing; " + path + " has a, b, c"},
-		"nothing in the file": {[]string{"-c", nothing, "--stage", "a", "--nats", "b"}, nothing + ": mesh: mesh name"},
+		"nothing in the file": {[]string{"-c", nothing, "--stage", "a", "--nats", "b"}, nothing + ": mesh: is missing"},
 		"an unknown stage":    {[]string{"-c", path, "--nats", "b", "--stage", "z"}, path + `:2:1: stages: there is no stage "z"; there are a, b, c`},
 		"a stage of another":  {[]string{"-c", path, "--nats", "b", "--stage", "b"}, path + ":4:16: stages.b.runner.onnx: this program has no such runner; it has echo or image_decode"},
 		"a bad stage":         {[]string{"-c", path, "--nats", "b", "--stage", "c"}, path + ":5:16: stages.c.runner.image_decode: height: 0 is not between 1 and 65535\n" + path + ":5:51: stages.c.batch.max_size: -1"},
-		"no broker":           {[]string{"-c", path, "--stage", "a"}, "a stage of its own meets the others at a broker: give --nats, or nats.url in the file"},
+		"no broker":           {[]string{"-c", path, "--stage", "a"}, "--nats: is missing, and so is nats.url in the file; "},
 		"a bad broker":        {[]string{"-c", path, "--stage", "a", "--nats", "nats://"}, "--nats: this is no URL of a broker"},
 		"a bad host":          {[]string{"-c", path, "--stage", "a", "--nats", "b", "--host", "A.b"}, `--host: host name "A.b": use`},
 		"a bad address":       {[]string{"-c", path, "--stage", "a", "--nats", "b", "--listen", "8081"}, `--listen: "8081" is no address`},
@@ -76,7 +76,7 @@ func TestWhatIsWrongIsToldBeforeAnythingStarts(t *testing.T) {
 		},
 		"a bad level":     {[]string{"-c", path, "--stage", "a", "--nats", "b", "--log-level", "loud"}, `--log-level: "loud" is not`},
 		"a bad format":    {[]string{"-c", path, "--stage", "a", "--nats", "b", "--log-format", "xml"}, `--log-format: "xml" is not`},
-		"an unknown flag": {[]string{"--nope"}, "unknown flag: --nope"},
+		"an unknown flag": {[]string{"--nope"}, "unknown flag: --nope; see try --help"},
 		"an argument":     {[]string{"a"}, `unknown command "a" for "try"`},
 		"a missing address": {
 			[]string{"-c", path, "--stage", "a", "--nats", "nats://127.0.0.1:1", "--listen", taken.Addr().String()},

@@ -3,9 +3,10 @@ package stagemesh
 import (
 	"fmt"
 	"runtime"
-	"runtime/debug"
 
 	"github.com/spf13/cobra"
+
+	"github.com/stagemesh/stagemesh/mesh/process"
 )
 
 // New returns the command.
@@ -13,11 +14,18 @@ func New() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "stagemesh",
 		Short:         "Multi-stage machine-learning inference as a mesh of small services",
+		Version:       process.Version(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return misused(cmd, err) })
 	root.AddCommand(newUp(), newInfer(), newConfig(), newVersion())
 	return root
+}
+
+// misused is an error of how a command was called, and where that is told.
+func misused(cmd *cobra.Command, err error) error {
+	return fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())
 }
 
 func newVersion() *cobra.Command {
@@ -26,17 +34,8 @@ func newVersion() *cobra.Command {
 		Short: "Print the version",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "stagemesh %s %s %s/%s\n", Version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "stagemesh %s %s %s/%s\n", process.Version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 			return err
 		},
 	}
-}
-
-// Version returns the version of the program as the build knows it.
-func Version() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok || info.Main.Version == "" {
-		return "(devel)"
-	}
-	return info.Main.Version
 }

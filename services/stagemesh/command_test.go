@@ -41,8 +41,8 @@ func TestConfigCheckSaysWhatIsWrongAndWhere(t *testing.T) {
 			"mesh: m\nstages:\n  a:\n    runner: {ecco: {}}\n    hosts: 99\n",
 			[]string{":4:14: stages.a.runner.ecco: this program has no such runner", ":5:5: stages.a.hosts: 99 is not between 1 and 64"},
 		},
-		"origins":       {stages + "gateway:\n  allow_origins: [\"*\", \"http://x\"]\n", []string{":5:3: gateway.allow_origins: "}},
-		"a model's row": {stages + "gateway: {max_paylod: 1MiB}\n", []string{`:4:11: gateway: "max_paylod" is not a key here; there are allow_origins,`}},
+		"origins":        {stages + "gateway:\n  allow_origins: [\"*\", \"http://x\"]\n", []string{`:5:19: gateway.allow_origins[0]: "*" allows every origin`}},
+		"a misspelt key": {stages + "gateway: {max_paylod: 1MiB}\n", []string{`:4:11: gateway: "max_paylod" is not a key here; there are allow_origins,`}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -65,8 +65,8 @@ func TestConfigCheckSaysWhatIsWrongAndWhere(t *testing.T) {
 	if _, err := run(t, "config", "check", "nowhere.yaml"); err == nil || !strings.Contains(err.Error(), "nowhere.yaml: no such file") {
 		t.Errorf("got %v", err)
 	}
-	if _, err := run(t, "config", "check"); err == nil {
-		t.Error("it checks no file")
+	if _, err := run(t, "config", "check"); err == nil || err.Error() != "give one FILE to check; see stagemesh config check --help" {
+		t.Errorf("got %v", err)
 	}
 }
 
@@ -76,6 +76,9 @@ func TestVersionNamesTheProgramAndThePlatform(t *testing.T) {
 	words := strings.Fields(out)
 	if err != nil || len(words) != 4 || words[0] != "stagemesh" || words[2] != runtime.Version() || words[3] != runtime.GOOS+"/"+runtime.GOARCH {
 		t.Errorf("got %q, %v", out, err)
+	}
+	if out, err := run(t, "--version"); err != nil || !strings.Contains(out, words[1]) {
+		t.Errorf("--version: got %q, %v", out, err)
 	}
 }
 
@@ -98,7 +101,10 @@ func TestHelpAndCompletionKnowEveryVerb(t *testing.T) {
 	if _, err := run(t, "nope"); err == nil || !strings.Contains(err.Error(), `unknown command "nope"`) {
 		t.Errorf("got %v", err)
 	}
-	if _, err := run(t, "up", "--nope"); err == nil || !strings.Contains(err.Error(), "unknown flag: --nope") {
+	if _, err := run(t, "config", "chek"); err == nil || !strings.Contains(err.Error(), `unknown command "chek"`) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := run(t, "up", "--nope"); err == nil || err.Error() != "unknown flag: --nope; see stagemesh up --help" {
 		t.Errorf("got %v", err)
 	}
 }

@@ -1,6 +1,7 @@
 package stagemesh
 
 import (
+	"errors"
 	"fmt"
 	"io"
 
@@ -12,11 +13,25 @@ import (
 )
 
 func newConfig() *cobra.Command {
-	config := &cobra.Command{Use: "config", Short: "Work with configuration files"}
+	config := &cobra.Command{
+		Use:   "config",
+		Short: "Work with configuration files",
+		// A verb that there is not is an error, not a call for help.
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
 	config.AddCommand(&cobra.Command{
 		Use:   "check FILE",
 		Short: "Say what is wrong with a mesh's file, with line and column",
-		Args:  cobra.ExactArgs(1),
+		Long: "Check says everything that is wrong with a mesh's file, with line and column, and starts nothing.\n" +
+			"Models are read when their stage starts, so what is wrong with them is not told here.",
+		Example: "  stagemesh config check mesh.yaml",
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return misused(cmd, errors.New("give one FILE to check"))
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			file, err := meshfile.Load(args[0], runners.All()...)
 			if err != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -34,7 +35,12 @@ func newInfer() *cobra.Command {
 		Long: "Infer sends each file as a request of its own through a pipeline of a running mesh, and prints the answers.\n" +
 			"The content type is told by the file's name or, failing that, its first bytes. - is standard input.",
 		Example: "  stagemesh infer digits examples/digits/images/*.png\n  stagemesh infer stage:classify --json -",
-		Args:    cobra.MinimumNArgs(2),
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) < 2 {
+				return misused(cmd, errors.New("give a PIPELINE, and a FILE or more"))
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return runInfer(cmd.Context(), flags, args[0], args[1:], cmd.InOrStdin(), cmd.OutOrStdout())
 		},
@@ -49,6 +55,14 @@ func newInfer() *cobra.Command {
 // ErrFailed says that some requests failed; each has been printed.
 var ErrFailed = errors.New("some requests failed")
 
+// sender sends files through one pipeline of a mesh.
+type sender struct {
+	client   inferencev1connect.InferenceServiceClient
+	pipeline string
+	timeout  time.Duration
+	stdin    io.Reader
+}
+
 func runInfer(ctx context.Context, flags inferFlags, pipeline string, files []string, in io.Reader, out io.Writer) error {
 	address, err := baseURL(flags.address)
 	if err != nil {
@@ -57,22 +71,10 @@ func runInfer(ctx context.Context, flags inferFlags, pipeline string, files []st
 	transport := &http.Transport{Proxy: http.ProxyFromEnvironment}
 	defer transport.CloseIdleConnections()
 	client := inferencev1connect.NewInferenceServiceClient(&http.Client{Transport: transport}, address)
+	s := sender{client: client, pipeline: pipeline, timeout: flags.timeout, stdin: in}
 	table := newPrinter(out, flags)
-	failed := 0
-	for _, file := range files {
-		begin := time.Now()
-		response, err := infer(ctx, client, flags, pipeline, file, in)
-		if err != nil {
-			failed++
-			err = table.failure(file, err)
-		} else {
-			err = table.answer(file, response, time.Since(begin))
-		}
-		if err != nil {
-			return err
-		}
-	}
-	if err := table.flush(); err != nil {
+	failed, err := s.sendAll(ctx, files, table)
+	if err := errors.Join(unreachable(address, err), table.flush()); err != nil {
 		return err
 	}
 	if failed > 0 {
@@ -81,16 +83,53 @@ func runInfer(ctx context.Context, flags inferFlags, pipeline string, files []st
 	return nil
 }
 
-func infer(ctx context.Context, client inferencev1connect.InferenceServiceClient, flags inferFlags, pipeline, file string, in io.Reader) (*inferencev1.InferResponse, error) {
-	request, err := requestOf(pipeline, file, in, flags.timeout)
+// sendAll prints what becomes of each file, and how many failed. It gives up
+// where there is no gateway, or nobody to print for.
+func (s sender) sendAll(ctx context.Context, files []string, table *printer) (failed int, err error) {
+	for _, file := range files {
+		begin := time.Now()
+		response, err := s.send(ctx, file)
+		switch {
+		case isDial(err):
+			return failed, err
+		case err != nil:
+			failed++
+			err = table.failure(file, err)
+		default:
+			err = table.answer(file, response, time.Since(begin))
+		}
+		if err != nil {
+			return failed, err
+		}
+	}
+	return failed, nil
+}
+
+func (s sender) send(ctx context.Context, file string) (*inferencev1.InferResponse, error) {
+	request, err := s.request(file)
 	if err != nil {
 		return nil, err
 	}
-	response, err := client.Infer(ctx, connect.NewRequest(request))
+	response, err := s.client.Infer(ctx, connect.NewRequest(request))
 	if err != nil {
 		return nil, err
 	}
 	return response.Msg, nil
+}
+
+// isDial reports whether the error is that nobody listens at the address.
+func isDial(err error) bool {
+	op, ok := errors.AsType[*net.OpError](err)
+	return ok && op.Op == "dial"
+}
+
+// unreachable says what to do where nobody listens at the address. Other errors
+// stay as they are.
+func unreachable(address string, err error) error {
+	if !isDial(err) {
+		return err
+	}
+	return fmt.Errorf("nobody answers at %s: %w; stagemesh up starts a mesh, --address names the gateway of another", address, err)
 }
 
 // baseURL returns the gateway's URL; who writes host:port means plain HTTP.
@@ -108,19 +147,19 @@ func baseURL(address string) (string, error) {
 // maxFile bounds a file to send, in bytes.
 const maxFile = 64 << 20
 
-func requestOf(pipeline, file string, stdin io.Reader, timeout time.Duration) (*inferencev1.InferRequest, error) {
-	data, err := readInput(file, stdin)
+func (s sender) request(file string) (*inferencev1.InferRequest, error) {
+	data, err := readInput(file, s.stdin)
 	if err != nil {
 		return nil, err
 	}
 	request := &inferencev1.InferRequest{
-		Pipeline: pipeline,
+		Pipeline: s.pipeline,
 		Inputs: []*inferencev1.Part{{Body: &inferencev1.Part_Blob{
 			Blob: &inferencev1.Blob{ContentType: contentType(file, data), Data: data},
 		}}},
 	}
-	if timeout > 0 {
-		request.Timeout = durationpb.New(timeout)
+	if s.timeout > 0 {
+		request.Timeout = durationpb.New(s.timeout)
 	}
 	return request, nil
 }

@@ -7,12 +7,10 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"os"
-	"os/signal"
-	"syscall"
 
 	"github.com/spf13/cobra"
 
+	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/services/local"
 	"github.com/stagemesh/stagemesh/services/logflags"
 	"github.com/stagemesh/stagemesh/services/meshfile"
@@ -32,17 +30,21 @@ func newUp() *cobra.Command {
 	up := &cobra.Command{
 		Use:   "up",
 		Short: "Run the mesh that a file describes: stages, gateway and, where it names none, a broker",
-		Args:  cobra.NoArgs,
+		Long: "Up runs the mesh that a file describes: its stages, its gateway and, where the file has no nats.url, a broker.\n" +
+			"The first line of output says that all is ready, and where. The first SIGINT (Ctrl-C) or SIGTERM\n" +
+			"asks the mesh to finish what it has in hand; a second one ends it at once.",
+		Example: "  stagemesh up --config mesh.yaml\n" +
+			"  stagemesh up -c mesh.yaml --stages decode,label   # others serve the rest; needs nats.url or nats.listen\n" +
+			"  stagemesh up -c mesh.yaml --stages \"\"             # the gateway alone",
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			ctx, stop := process.UntilTold(cmd.Context())
 			defer stop()
-			// The first signal asks to drain, the second one ends the process.
-			defer context.AfterFunc(ctx, stop)()
 			return runUp(ctx, flags, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
 	up.Flags().StringVarP(&flags.config, "config", "c", "mesh.yaml", "the mesh's file")
-	up.Flags().StringSliceVar(&flags.stages, "stages", nil, `only these stages, and the gateway; "" for the gateway alone`)
+	up.Flags().StringSliceVar(&flags.stages, "stages", nil, `only these stages, with commas between them, and the gateway; "" for the gateway alone`)
 	flags.log = logflags.Add(up)
 	return up
 }
@@ -52,14 +54,25 @@ func runUp(ctx context.Context, flags upFlags, out, errOut io.Writer) error {
 	if err != nil {
 		return err
 	}
-	file, err := meshfile.Load(flags.config, runners.All()...)
+	file, err := flags.load()
 	if err != nil {
-		return err
+		return meshfile.FlagError("--config", err)
 	}
 	return Up(ctx, Run{File: file, Stages: flags.stages, Logger: log, Ready: func(m *local.Mesh, ops net.Addr) error {
 		_, err := fmt.Fprintf(out, "mesh %s is ready: http://%s (operations: http://%s); stop with Ctrl-C\n", file.Mesh, m.Addr(), ops)
 		return err
 	}})
+}
+
+func (f upFlags) load() (*meshfile.File, error) {
+	if f.stages == nil {
+		return meshfile.Load(f.config, runners.All()...)
+	}
+	file, err := meshfile.Read(f.config, runners.All()...)
+	if err != nil {
+		return nil, err
+	}
+	return file, file.ValidatePart(f.stages)
 }
 
 // Run says what Up runs.
@@ -78,7 +91,7 @@ type Run struct {
 func Up(ctx context.Context, r Run) error {
 	ops := operations.Settings{Listen: r.File.OpsListen(), Key: "ops.listen", Logger: r.Logger}
 	return operations.Run(ctx, ops, func(ctx context.Context, port *operations.Port) error {
-		m, err := local.FromFile(r.File, local.FileSettings{Stages: r.Stages, Logger: r.Logger, Meter: port.Meter(), Version: Version()})
+		m, err := local.FromFile(r.File, local.FileSettings{Stages: r.Stages, Logger: r.Logger, Meter: port.Meter(), Version: process.Version()})
 		if errors.Is(err, local.ErrAlone) {
 			return fmt.Errorf("--stages: %w", err)
 		}

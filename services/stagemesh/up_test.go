@@ -249,9 +249,24 @@ func TestUpMayRunSomeStagesOfTheMesh(t *testing.T) {
 	}
 }
 
+func TestUpNeedsNothingOfTheStagesThatItDoesNotRun(t *testing.T) {
+	t.Parallel()
+	file := write(t, "mesh: m\nnats: {listen: \"127.0.0.1:0\"}\n"+freePorts+"stages:\n  a: {runner: {echo: {}}}\n  b: {runner: {top_k: {labels_file: elsewhere.txt}}}\n")
+	p := up(t, "-c", file, "--stages", "a")
+	p.ready(t)
+	if err := p.end(t); err != nil {
+		t.Errorf("it ended with %v", err)
+	}
+	for _, stages := range [][]string{nil, {"--stages", "a,b"}} {
+		if _, err := run(t, append([]string{"up", "-c", file}, stages...)...); err == nil || !strings.Contains(err.Error(), "stages.b.runner.top_k.labels_file: ") {
+			t.Errorf("%v: got %v", stages, err)
+		}
+	}
+}
+
 func TestUpNeedsAFile(t *testing.T) {
 	t.Parallel()
-	if _, err := run(t, "up", "-c", "nowhere.yaml"); err == nil || !strings.Contains(err.Error(), "nowhere.yaml: no such file") {
+	if _, err := run(t, "up", "-c", "nowhere.yaml"); err == nil || !strings.HasPrefix(err.Error(), "--config: open nowhere.yaml: no such file") {
 		t.Errorf("got %v", err)
 	}
 	if _, err := run(t, "up", "extra"); err == nil {

@@ -1,6 +1,6 @@
 // Command demo runs the digits mesh in this process, sends it the example
 // images through its public API, prints what it reads in them, and keeps
-// serving until it is stopped.
+// serving until it is stopped. `make run` is it.
 package main
 
 import (
@@ -11,11 +11,11 @@ import (
 	"io"
 	"net"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"syscall"
 
 	"github.com/stagemesh/stagemesh/examples/digits"
+	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/services/local"
 	"github.com/stagemesh/stagemesh/services/logflags"
 	"github.com/stagemesh/stagemesh/services/meshfile"
@@ -29,13 +29,19 @@ func main() {
 	ops := flag.String("ops", meshfile.DefaultOps, "the operations address")
 	level := flag.String("log-level", "warn", "debug, info, warn or error")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	err := run(ctx, os.Stdout, options{once: *once, listen: *listen, ops: *ops, level: *level})
-	if err != nil {
+	if err := start(flag.Args(), options{once: *once, listen: *listen, ops: *ops, level: *level}); err != nil {
 		fmt.Fprintln(os.Stderr, "digits:", err)
 		os.Exit(1)
 	}
+}
+
+func start(arguments []string, o options) error {
+	if len(arguments) > 0 {
+		return fmt.Errorf("%q is no flag; see --help", arguments[0])
+	}
+	ctx, stop := process.UntilTold(context.Background())
+	defer stop()
+	return run(ctx, os.Stdout, o)
 }
 
 type options struct {
@@ -69,18 +75,20 @@ func run(ctx context.Context, out io.Writer, o options) error {
 		return err
 	}
 	err = stagemesh.Up(ctx, stagemesh.Run{File: file, Logger: log, Ready: func(m *local.Mesh, _ net.Addr) error {
-		if err := show(ctx, out, "http://"+m.Addr().String()); err != nil {
+		address := "http://" + m.Addr().String()
+		if err := show(ctx, out, address); err != nil {
 			return err
 		}
 		if o.once {
 			return errDone
 		}
-		_, err := fmt.Fprintln(out, "The mesh keeps serving; stop it with Ctrl-C.")
-		return err
+		return printHint(out, address)
 	}})
 	switch {
 	case errors.Is(err, errDone):
 		return nil
+	case errors.Is(err, syscall.EADDRINUSE):
+		return fmt.Errorf("%w; is another mesh running? --listen and --ops choose other addresses: make run LISTEN=127.0.0.1:0 OPS=127.0.0.1:0", err)
 	case err == nil && o.once:
 		return errEarly
 	}

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -19,9 +20,16 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 )
 
+// asProgram, in the environment, makes the test's binary the program.
+const asProgram = "DIGITS_DEMO_AS_PROGRAM"
+
 // A broker that ends while a queue is being made forgets the clock that all
 // brokers of a process share.
 func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+		return
+	}
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server/ats.Register.func1"))
 }
 
@@ -41,7 +49,6 @@ func TestDemoReadsTheDigitsAndEnds(t *testing.T) {
 		`(?m)^50 of 50 right: accuracy 1\.00$`,
 		`(?m)^Where the time of one request went \([0-9.]+ ms in all\):$`,
 		`(?m)^  decode: queue .*\n  classify: queue .*\n  label: queue `,
-		`curl .* http://127\.0\.0\.1:\d+/v1/pipelines/digits:infer`,
 	} {
 		if !regexp.MustCompile(pattern).Match(out.Bytes()) {
 			t.Errorf("no %s in\n%s", pattern, out.String())
@@ -49,6 +56,9 @@ func TestDemoReadsTheDigitsAndEnds(t *testing.T) {
 	}
 	if rows := strings.Count(out.String(), ".png  "); rows != 50 {
 		t.Errorf("got %d rows", rows)
+	}
+	if strings.Contains(out.String(), "curl") {
+		t.Errorf("it says how to ask a mesh that is gone:\n%s", out.String())
 	}
 }
 
@@ -66,6 +76,9 @@ func TestDemoServesOnUntilItIsStopped(t *testing.T) {
 		if _, err := io.CopyN(&out, read, 1); err != nil {
 			t.Fatalf("%v after\n%s", err, out.String())
 		}
+	}
+	if !regexp.MustCompile(`curl .* http://127\.0\.0\.1:\d+/v1/pipelines/digits:infer`).Match(out.Bytes()) {
+		t.Errorf("it does not say how to ask it:\n%s", out.String())
 	}
 	go io.Copy(io.Discard, read) //nolint:errcheck // it ends with the demo
 	cancel()
@@ -88,7 +101,7 @@ func TestDemoFails(t *testing.T) {
 		edit func(*options)
 		want string
 	}{
-		"its address is taken":           {t.Context(), func(o *options) { o.listen = taken.Addr().String() }, "gateway.listen: "},
+		"its address is taken":           {t.Context(), func(o *options) { o.listen = taken.Addr().String() }, "gateway.listen: listen tcp " + taken.Addr().String() + ": bind: address already in use; is another mesh running? --listen and --ops "},
 		"its operations port is taken":   {t.Context(), func(o *options) { o.ops = taken.Addr().String() }, "ops.listen: "},
 		"its log level is none":          {t.Context(), func(o *options) { o.level = "loud" }, "--log-level: "},
 		"it is stopped before the table": {stopped, func(*options) {}, ""},
@@ -104,18 +117,31 @@ func TestDemoFails(t *testing.T) {
 	}
 }
 
+// program runs the demo in a process of its own, with these after its flags.
+func program(t *testing.T, arguments ...string) (out string, err error) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), os.Args[0], append([]string{"--once", "--listen", "127.0.0.1:0", "--ops", "127.0.0.1:0"}, arguments...)...)
+	cmd.Env = append(os.Environ(), asProgram+"=1")
+	text, err := cmd.CombinedOutput()
+	return string(text), err
+}
+
 func TestDemoExitsWithAStatus(t *testing.T) {
 	t.Parallel()
-	program := filepath.Join(t.TempDir(), "demo")
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, ".").CombinedOutput(); err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
-	}
-	if out, err := exec.CommandContext(t.Context(), program, "--once", "--listen", "127.0.0.1:0", "--ops", "127.0.0.1:0").CombinedOutput(); err != nil {
+	if out, err := program(t); err != nil || !strings.Contains(out, "50 of 50 right") {
 		t.Errorf("it fails: %v\n%s", err, out)
 	}
-	out, err := exec.CommandContext(t.Context(), program, "--once", "--listen", "127.0.0.1:0", "--ops", "nowhere").CombinedOutput()
-	if failed, ok := errors.AsType[*exec.ExitError](err); !ok || failed.ExitCode() != 1 || !strings.HasPrefix(string(out), "digits: ops.listen: ") {
-		t.Errorf("got %v and\n%s", err, out)
+	for name, test := range map[string]struct {
+		arguments []string
+		want      string
+	}{
+		"an address that is none": {[]string{"--ops", "nowhere"}, "digits: ops.listen: "},
+		"an argument":             {[]string{"more"}, `digits: "more" is no flag; see --help`},
+	} {
+		out, err := program(t, test.arguments...)
+		if failed, ok := errors.AsType[*exec.ExitError](err); !ok || failed.ExitCode() != 1 || !strings.HasPrefix(out, test.want) {
+			t.Errorf("%s: got %v and\n%s", name, err, out)
+		}
 	}
 }
 

@@ -59,7 +59,7 @@ func show(ctx context.Context, out io.Writer, address string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(printTable(out, readings), printTimeline(out, alone), printHint(out, address, files[0]))
+	return errors.Join(printTable(out, readings), printTimeline(out, alone))
 }
 
 func read(ctx context.Context, client inferencev1connect.InferenceServiceClient, file string) (reading, error) {
@@ -113,15 +113,15 @@ func best(outputs []*inferencev1.Part) (digit string, score float32, err error) 
 
 func printTable(out io.Writer, readings []reading) error {
 	table := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(table, "IMAGE\tLABEL\tREAD\tSCORE\t")
+	fmt.Fprintln(table, "IMAGE\tLABEL\tREAD\tSCORE")
 	right := 0
 	for _, r := range readings {
-		mark := "wrong"
+		mark := "  wrong"
 		if r.digit == r.label {
 			right++
 			mark = ""
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%.3f\t%s\n", r.file, r.label, r.digit, r.score, mark)
+		fmt.Fprintf(table, "%s\t%s\t%s\t%.3f%s\n", r.file, r.label, r.digit, r.score, mark)
 	}
 	if err := table.Flush(); err != nil {
 		return err
@@ -138,11 +138,13 @@ func printTimeline(out io.Writer, r reading) error {
 	return err
 }
 
-func printHint(out io.Writer, address, file string) error {
+// printHint says how to ask the mesh that keeps serving.
+func printHint(out io.Writer, address string) error {
 	_, err := fmt.Fprintf(out, `
-Try it:
-  curl -H 'Content-Type: image/png' --data-binary @examples/digits/%s %s/v1/pipelines/digits:infer
+Try it from another terminal:
+  curl -H 'Content-Type: image/png' --data-binary @examples/digits/images/00-1.png %s/v1/pipelines/digits:infer
 
-`, file, address)
+The mesh keeps serving; stop it with Ctrl-C.
+`, address)
 	return err
 }

@@ -15,6 +15,7 @@ func main() {
 	program := stagemain.Program{
 		Name:  "imagedecode",
 		Short: "Serve a stage that decodes images",
+		Stage: "decode",
 		Kinds: []meshfile.Kind{meshfile.KindOf("image_decode", imagedecode.New)},
 	}
 	if err := stagemain.New(program).ExecuteContext(context.Background()); err != nil {

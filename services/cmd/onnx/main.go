@@ -15,6 +15,7 @@ func main() {
 	program := stagemain.Program{
 		Name:  "onnx",
 		Short: "Serve a stage that runs an ONNX model",
+		Stage: "classify",
 		Kinds: []meshfile.Kind{meshfile.KindOf("onnx", onnx.New)},
 	}
 	if err := stagemain.New(program).ExecuteContext(context.Background()); err != nil {

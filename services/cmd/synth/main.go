@@ -15,6 +15,7 @@ func main() {
 	program := stagemain.Program{
 		Name:  "synth",
 		Short: "Serve a stage that echoes, sleeps or burns",
+		Stage: "echo",
 		Kinds: []meshfile.Kind{
 			meshfile.KindOf("echo", synth.NewEcho),
 			meshfile.KindOf("sleep", synth.NewSleep),

@@ -15,6 +15,7 @@ func main() {
 	program := stagemain.Program{
 		Name:  "topk",
 		Short: "Serve a stage that names the best of a classifier's scores",
+		Stage: "label",
 		Kinds: []meshfile.Kind{meshfile.KindOf("top_k", topk.New)},
 	}
 	if err := stagemain.New(program).ExecuteContext(context.Background()); err != nil {
