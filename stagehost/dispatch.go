@@ -53,15 +53,18 @@ func (l *loop) nextBatch(now time.Time) ([]*item, batch.Reason, bool) {
 	return items, reason, true
 }
 
-// live drops the items whose deadline has passed.
+// live drops the items whose deadline has passed, or that were called off.
 func (l *loop) live(items []*item, now time.Time) []*item {
 	var out []*item
 	for _, it := range items {
-		if it.expired(now) {
+		switch {
+		case it.unwanted():
+			l.dropCalledOff(it)
+		case it.expired(now):
 			l.expireOne(it)
-			continue
+		default:
+			out = append(out, it)
 		}
-		out = append(out, it)
 	}
 	return out
 }

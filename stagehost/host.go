@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/result"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
@@ -21,7 +22,10 @@ type Host struct {
 	metrics  *metrics
 	spec     runner.Spec
 	bus      *bus.Bus
+	results  *result.Store
 	puller   *bus.Puller
+	// stopNotices ends the cancel notices.
+	stopNotices func() error
 
 	// events go to the loop; looped is closed when it no longer takes any.
 	events chan event
@@ -137,10 +141,10 @@ func (h *Host) connect() error {
 	if err != nil {
 		return err
 	}
-	h.bus = conn
+	h.bus, h.results = conn, result.New(conn, h.settings.Results)
 	h.puller, err = conn.Pull(bus.PullSettings{
 		Stage:        h.settings.Stage,
-		Durability:   durability,
+		Durabilities: h.settings.Queue.Durabilities,
 		Bound:        h.settings.MaxInFlight,
 		AckWait:      h.settings.Queue.AckWait,
 		Malformed:    h.noDelivery,
@@ -148,11 +152,20 @@ func (h *Host) connect() error {
 	}, h.receive)
 	if err != nil {
 		conn.Close()
+		return err
+	}
+	h.stopNotices, err = conn.ServeCancels(h.heard)
+	if err != nil {
+		h.puller.Close()
+		conn.Close()
 	}
 	return err
 }
 
 func (h *Host) disconnect() {
+	if err := h.stopNotices(); err != nil {
+		h.settings.Logger.Debug("end of cancel notices", "error", err)
+	}
 	h.puller.Close()
 	h.bus.Close()
 }

@@ -35,12 +35,17 @@ type item struct {
 
 	// timing of the run that the item is or was part of.
 	timing envelope.StepTiming
+	// run is the batch that the item runs in; cancelled is closed when nobody
+	// wants it any more. The loop's.
+	run       *run
+	cancelled chan struct{}
 	// startsLost counts batches that never started.
 	startsLost int
-	// message is what the item became, with the tries to send it.
-	message bus.Message
-	// answered says that the message is the caller's answer, and not the next
-	// step's item.
+	// outbox is what the item became, one message after the other: the next
+	// step's item, or the caller's answer, which is stored first where the
+	// request is durable. tries are those to send the first of them.
+	outbox []bus.Message
+	// answered says that the outbox is an answer.
 	answered bool
 	tries    int
 	firstTry time.Time
@@ -50,6 +55,12 @@ type item struct {
 }
 
 func (it *item) suspect() bool { return it.delivery.Deliveries > 1 }
+
+// durable reports whether the request's answer is stored.
+func (it *item) durable() bool { return it.env.Durability == pipeline.File }
+
+// storing reports whether the answer is to be stored before it is sent.
+func (it *item) storing() bool { return len(it.outbox) > 1 }
 
 func (it *item) expired(now time.Time) bool { return !now.Before(it.env.Deadline) }
 
@@ -76,6 +87,7 @@ func (it *item) input() runner.Item {
 		Parameters: it.env.Hop().Parameters,
 		Metadata:   it.env.Metadata,
 		Deadline:   it.env.Deadline,
+		Cancelled:  it.cancelled,
 	}
 }
 

@@ -5,7 +5,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/ledger"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -26,6 +28,7 @@ type loop struct {
 	halves [][]*item
 	// unsent are items whose message is to be sent again.
 	unsent map[ledger.ID]*item
+	tombs  tombstones
 
 	touchAt time.Time
 	// draining says that no more items are asked for.
@@ -46,6 +49,7 @@ func newLoop(h *Host) *loop {
 		batcher: batch.New(h.settings.Batch),
 		items:   map[ledger.ID]*item{},
 		unsent:  map[ledger.ID]*item{},
+		tombs:   tombstones{},
 		empty:   make(chan struct{}),
 	}
 }
@@ -140,11 +144,15 @@ func (e *arrived) apply(l *loop) {
 	}
 	l.nextID++
 	it.id = l.nextID
-	if err := l.ledger.Admit(it.id, string(it.delivery.Epoch)); err != nil {
+	if err := l.ledger.Admit(it.id, string(it.delivery.Durability), string(it.delivery.Epoch)); err != nil {
 		l.overflow(it, err)
 		return
 	}
 	l.items[it.id] = it
+	if l.tombs.has(it.env.RequestID) {
+		l.dropCalledOff(it)
+		return
+	}
 	if e.fault != nil {
 		l.fail(it, e.fault)
 		return
@@ -191,6 +199,7 @@ func (l *loop) touch(now time.Time) {
 	}
 	l.touchAt = now.Add(l.host.settings.Queue.AckWait / touchesPerAckWait)
 	l.host.metrics.held(l.ledger)
+	l.tombs.sweep(now)
 	if l.abandoned || !l.host.bus.Connected() {
 		return
 	}
@@ -225,12 +234,15 @@ func (l *loop) forget(it *item, verb ledger.Verb, err error) {
 	l.host.puller.Settled(it.delivery)
 }
 
-// queueReplaced says that the queue is another one than before.
-type queueReplaced struct{ epoch string }
+// queueReplaced says which queue of that durability there is now.
+type queueReplaced struct {
+	queue pipeline.Durability
+	epoch bus.Epoch
+}
 
 func (e *queueReplaced) apply(l *loop) {
-	if n := l.ledger.QueueReplaced(e.epoch); n > 0 {
-		l.host.settings.Logger.Warn("the queue was replaced; items of the old one are finished but not settled", "items", n)
+	if n := l.ledger.QueueReplaced(string(e.queue), string(e.epoch)); n > 0 {
+		l.host.settings.Logger.Warn("a queue was replaced; items of the old one are finished but not settled", "queue", e.queue, "items", n)
 	}
 }
 

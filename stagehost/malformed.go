@@ -17,7 +17,7 @@ import (
 // waits for it, or else nobody would hear of it before the deadline.
 func (h *Host) malformed(d bus.Delivery, err error) {
 	h.metrics.malformed(context.Background())
-	env, ok := h.addressed(d.Data)
+	env, ok := h.addressed(d)
 	if !ok {
 		h.settings.Logger.Warn("malformed item removed from the queue", "seq", d.Seq, "error", err)
 		h.say(d.Term("malformed"))
@@ -30,9 +30,9 @@ func (h *Host) malformed(d bus.Delivery, err error) {
 
 // addressed returns as much of a malformed item as its answer needs: whose it
 // is, who waits and until when. It is false where that cannot be trusted either.
-func (h *Host) addressed(data []byte) (*envelope.Envelope, bool) {
+func (h *Host) addressed(d bus.Delivery) (*envelope.Envelope, bool) {
 	var in meshv1.Envelope
-	if err := proto.Unmarshal(data, &in); err != nil {
+	if err := proto.Unmarshal(d.Data, &in); err != nil {
 		return nil, false
 	}
 	rest, err := proto.Marshal(&meshv1.Envelope{
@@ -43,7 +43,7 @@ func (h *Host) addressed(data []byte) (*envelope.Envelope, bool) {
 		Route:       []*meshv1.Step{{Name: h.stepName(&in), Stage: string(h.settings.Stage)}},
 		Deadline:    in.GetDeadline(),
 		AdmittedAt:  in.GetAdmittedAt(),
-		Durability:  durability.ToProto(),
+		Durability:  d.Durability.ToProto(),
 	})
 	if err != nil {
 		return nil, false

@@ -31,6 +31,8 @@ type metrics struct {
 	resends     metric.Int64Counter
 	replies     metric.Int64Counter
 	unsettled   metric.Int64Counter
+	outruns     metric.Int64Counter
+	savings     metric.Int64Counter
 	defects     metric.Int64Counter
 	inHand      metric.Int64Gauge
 	batchSize   metric.Int64Histogram
@@ -65,6 +67,8 @@ func (m *metrics) counters(meter metric.Meter) error {
 		{&m.resends, "stagemesh.stage.resent", "Messages to be sent again."},
 		{&m.replies, "stagemesh.stage.undelivered", "Answers that nobody took, by disposition."},
 		{&m.unsettled, "stagemesh.stage.unsettled", "Items that could not be settled with their queue; they come again."},
+		{&m.savings, "stagemesh.stage.called_off", "Items dropped because their request was called off."},
+		{&m.outruns, "stagemesh.stage.outrun", "Durable requests whose answer another execution had stored before."},
 		{&m.defects, "stagemesh.stage.defects", "Things that cannot happen."},
 	} {
 		var err error
@@ -166,6 +170,8 @@ func (m *metrics) dropped(ctx context.Context) {
 func (m *metrics) malformed(ctx context.Context) { m.bad.Add(ctx, 1, m.base) }
 func (m *metrics) expired(ctx context.Context)   { m.lapsed.Add(ctx, 1, m.base) }
 func (m *metrics) resent(ctx context.Context)    { m.resends.Add(ctx, 1, m.base) }
+func (m *metrics) outrun(ctx context.Context)    { m.outruns.Add(ctx, 1, m.base) }
+func (m *metrics) saved(ctx context.Context)     { m.savings.Add(ctx, 1, m.base) }
 func (m *metrics) unsaid(ctx context.Context)    { m.unsettled.Add(ctx, 1, m.base) }
 func (m *metrics) defect(ctx context.Context)    { m.defects.Add(ctx, 1, m.base) }
 

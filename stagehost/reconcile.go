@@ -10,9 +10,6 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// durability of the queue that this version's hosts serve.
-const durability = pipeline.Memory
-
 const (
 	reconcileEvery = 2 * time.Second
 	reconcileRetry = 100 * time.Millisecond
@@ -76,9 +73,23 @@ func (h *Host) ensureOnConnection(ctx context.Context, reconnects <-chan struct{
 }
 
 func (h *Host) ensure(ctx context.Context) error {
+	if h.settings.Queue.durable() {
+		if err := h.results.Ensure(ctx); err != nil {
+			return err
+		}
+	}
+	for _, d := range h.settings.Queue.Durabilities {
+		if err := h.ensureQueue(ctx, d); err != nil {
+			return err
+		}
+	}
+	return h.startAlive()
+}
+
+func (h *Host) ensureQueue(ctx context.Context, d pipeline.Durability) error {
 	q := h.settings.Queue
 	info, err := h.bus.EnsureQueue(ctx, bus.QueueSettings{
-		Stage: h.settings.Stage, Durability: durability,
+		Stage: h.settings.Stage, Durability: d,
 		MaxItems: q.MaxItems, MaxBytes: q.MaxBytes, MaxAge: q.MaxAge,
 		AckWait: q.AckWait, Replicas: q.Replicas, Version: q.Version,
 	})
@@ -86,14 +97,14 @@ func (h *Host) ensure(ctx context.Context) error {
 		return err
 	}
 	h.clock.look(info.ClockOffset, info.RoundTrip, time.Now())
-	h.post(&queueReplaced{epoch: string(info.Epoch)})
+	h.post(&queueReplaced{queue: d, epoch: info.Epoch})
 	if off := info.ClockOffset.Abs() - info.RoundTrip/2; off > maxClockOffset {
 		h.stopAlive()
-		h.puller.Use("")
+		h.puller.Use(d, "")
 		return fmt.Errorf("the broker's clock is %s ahead of this host's, at most %s is tolerated: synchronise the clocks", info.ClockOffset, maxClockOffset)
 	}
-	h.puller.Use(info.Epoch)
-	return h.startAlive()
+	h.puller.Use(d, info.Epoch)
+	return nil
 }
 
 // startAlive makes the host answer that it is there, once.

@@ -23,6 +23,11 @@ type run struct {
 	items   []*item
 	reason  batch.Reason
 	started time.Time
+	// ctx ends with cancel, or when nobody wants any of the answers any more;
+	// wanted counts the items that were not called off, and is the loop's.
+	ctx    context.Context
+	cancel context.CancelFunc
+	wanted int
 
 	mu      sync.Mutex
 	settled []bool
@@ -32,14 +37,19 @@ type run struct {
 var _ runner.Sink = (*run)(nil)
 
 func newRun(h *Host, items []*item, reason batch.Reason, now time.Time) *run {
-	r := &run{host: h, items: items, reason: reason, started: now, settled: make([]bool, len(items))}
+	r := &run{host: h, items: items, reason: reason, started: now, settled: make([]bool, len(items)), wanted: len(items)}
 	r.batch.Items = make([]runner.Item, len(items))
 	for i, it := range items {
+		it.run = r
+		if it.cancelled == nil {
+			it.cancelled = make(chan struct{})
+		}
 		r.batch.Items[i] = it.input()
 		r.batch.Rows += it.inputs.Rows
 		r.batch.Suspect = r.batch.Suspect || it.suspect()
 	}
 	r.batch.Model = items[0].env.Hop().Model
+	r.ctx, r.cancel = context.WithDeadline(h.hard, r.latest())
 	return r
 }
 
@@ -57,12 +67,11 @@ func (r *run) latest() time.Time {
 // goRun runs the batch on a goroutine of its own and posts when it is over.
 func (h *Host) goRun(slot runner.Slot, r *run) {
 	h.runs.Go(func() {
-		ctx, cancel := context.WithDeadline(h.hard, r.latest())
-		defer cancel()
+		defer r.cancel()
 		start := time.Now()
-		err := slot.Do(ctx, r.batch, r)
+		err := slot.Do(r.ctx, r.batch, r)
 		r.close()
-		h.post(&ran{run: r, took: time.Since(start), err: err, told: ctx.Err() != nil})
+		h.post(&ran{run: r, took: time.Since(start), err: err, told: r.ctx.Err() != nil})
 	})
 }
 
@@ -161,7 +170,7 @@ func (r *run) Chunk(i int, parts []payload.Part) error {
 		return runner.ErrNoSuch
 	}
 	it := r.items[i]
-	if it.expired(time.Now()) {
+	if it.unwanted() || it.expired(time.Now()) {
 		return runner.ErrCancelled
 	}
 	r.mu.Lock()

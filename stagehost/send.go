@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
@@ -18,6 +19,10 @@ type outcome struct {
 
 func (e *outcome) apply(l *loop) {
 	it := e.item
+	if it.unwanted() && !it.durable() {
+		l.dropCalledOff(it)
+		return
+	}
 	if e.what.fault != nil {
 		l.failed(it, e.what.fault)
 		return
@@ -30,7 +35,7 @@ func (e *outcome) apply(l *loop) {
 	case it.direct != nil:
 		it.direct.finish(it, e.what)
 		l.done(it)
-	case it.expired(time.Now()):
+	case it.expired(time.Now()) && !it.durable():
 		l.host.metrics.expired(context.Background())
 		l.done(it)
 	default:
@@ -45,15 +50,33 @@ func (h *Host) prepare(it *item, what became) *fault.Fault {
 	if it.env.Last() {
 		reply := it.answer()
 		reply.Parts, reply.Metadata = what.parts, what.metadata
-		it.answered = true
-		it.message, err = h.bus.Reply(it.env.Gateway, reply)
+		err = h.prepareAnswer(it, reply)
 	} else {
-		it.message, err = h.bus.Item(it.env.Next(it.env.Parts, what.parts, it.timing))
+		var next bus.Message
+		next, err = h.bus.Item(it.env.Next(it.env.Parts, what.parts, it.timing))
+		it.outbox = []bus.Message{next}
 	}
 	if err != nil {
 		return unsent(it.env.Hop(), err)
 	}
 	return nil
+}
+
+// prepareAnswer makes the reply what is sent for the item. A durable request's
+// is stored first: then nobody needs to hear the reply for the answer to be
+// known.
+func (h *Host) prepareAnswer(it *item, reply *envelope.Reply) error {
+	message, err := h.bus.Reply(it.env.Gateway, reply)
+	if err != nil {
+		return err
+	}
+	it.outbox, it.answered = []bus.Message{message}, true
+	if !it.durable() {
+		return nil
+	}
+	stored, err := h.bus.Result(it.env.Result(reply, time.Now()))
+	it.outbox = []bus.Message{stored, message}
+	return err
 }
 
 // unsent returns what it tells the caller that an output could not be made a
@@ -65,10 +88,13 @@ func unsent(hop pipeline.Hop, err error) *fault.Fault {
 	return fault.Newf(fault.RunnerOutputInvalid, "the output of step %s cannot be passed on: %w", hop.Step, err)
 }
 
-// failed handles a runner's fault. Past the deadline, and in an abandoned
-// drain, the run was told to stop, which may be all that is wrong with the item.
+// failed handles a runner's fault. When it was called off, past the deadline and
+// in an abandoned drain, the run was told to stop, which may be all that is wrong
+// with the item.
 func (l *loop) failed(it *item, f *fault.Fault) {
 	switch {
+	case it.unwanted():
+		l.dropCalledOff(it)
 	case it.expired(time.Now()):
 		l.expireOne(it)
 	case l.abandoned && it.chunks == 0:
@@ -103,14 +129,13 @@ func (h *Host) here(it *item, f *fault.Fault) *fault.Fault {
 func (l *loop) sendFault(it *item, f *fault.Fault) {
 	reply := it.answer()
 	reply.Fault = f
-	message, err := l.host.bus.Reply(it.env.Gateway, reply)
-	if err != nil {
+	if err := l.host.prepareAnswer(it, reply); err != nil {
 		// A fault is small; only a defect makes it too large to send.
 		l.host.defect("fault cannot be sent", err)
 		l.done(it)
 		return
 	}
-	it.message, it.answered, it.tries = message, true, 0
+	it.tries = 0
 	l.send(it)
 }
 
@@ -128,7 +153,7 @@ func (l *loop) send(it *item) {
 		it.firstTry = time.Now()
 	}
 	it.tries++
-	l.host.bus.Send(it.message, func(receipt bus.Receipt, err error) {
+	l.host.bus.Send(it.outbox[0], func(receipt bus.Receipt, err error) {
 		l.host.tell(&sent{item: it, receipt: receipt, err: err})
 	})
 }
@@ -152,6 +177,8 @@ func (e *sent) apply(l *loop) {
 		return // given back while its message was on its way
 	}
 	switch {
+	case e.err == nil && it.storing():
+		l.stored(it, e.receipt)
 	case e.err == nil:
 		l.host.metrics.taken(context.Background(), e.receipt.Disposition)
 		l.done(it)
@@ -162,6 +189,25 @@ func (e *sent) apply(l *loop) {
 	default:
 		l.unsendable(it, e.err)
 	}
+}
+
+// stored goes on to tell the caller's gateway. Where another execution's answer
+// was stored before, that is the answer.
+func (l *loop) stored(it *item, r bus.Receipt) {
+	it.outbox, it.tries = it.outbox[1:], 0
+	if r.Duplicate {
+		l.host.metrics.outrun(context.Background())
+		reply := it.answer()
+		reply.Stored = true
+		notice, err := l.host.bus.Reply(it.env.Gateway, reply)
+		if err != nil {
+			l.host.defect("notice cannot be sent", err)
+			l.done(it)
+			return
+		}
+		it.outbox = []bus.Message{notice}
+	}
+	l.send(it)
 }
 
 // Bounds on sending again.
@@ -179,9 +225,18 @@ func backoff(tries int) time.Duration {
 
 // mayRetry says whether to send the message again. A full queue has room
 // sooner or later, and a lost acknowledgement is no answer, so both are tried
-// until the deadline; who is missing is given the time of a reconnect.
+// until the deadline; who is missing is given the time of a reconnect. An answer
+// that must be stored is tried for as long as it takes; once it is stored, a
+// gateway that is gone is not waited for.
 func (l *loop) mayRetry(it *item, err error) bool {
+	if it.storing() {
+		l.host.queueMissing()
+		return !errors.Is(err, bus.ErrClosed)
+	}
 	now := time.Now()
+	if it.durable() && errors.Is(err, bus.ErrNoGateway) {
+		return false
+	}
 	if it.expired(now) || errors.Is(err, bus.ErrTooLarge) || errors.Is(err, bus.ErrClosed) {
 		return false
 	}
@@ -203,8 +258,12 @@ func (l *loop) resend(now time.Time) {
 
 // unsendable gives up on a message. What cannot go on to the next stage is
 // answered with a fault; an answer that cannot be given is dropped, for nobody
-// waits for it.
+// waits for it, and one that cannot be stored goes back with its item.
 func (l *loop) unsendable(it *item, err error) {
+	if it.storing() {
+		l.giveBack(it)
+		return
+	}
 	if it.answered || errors.Is(err, bus.ErrClosed) || it.expired(time.Now()) {
 		l.host.metrics.dropped(context.Background())
 		l.done(it)

@@ -4,12 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/result"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
@@ -32,6 +34,8 @@ type Settings struct {
 
 	Bus   bus.Settings
 	Queue QueueSettings
+	// Results are where the answers to durable requests are kept.
+	Results result.Settings
 
 	// Listen is the address of the gRPC StageService; empty means none. It is
 	// taken before the runner starts.
@@ -45,8 +49,10 @@ type Settings struct {
 	Meter  metric.Meter
 }
 
-// QueueSettings bound the stage's queue. 0 means the default.
+// QueueSettings bound each of the stage's queues. 0 means the default.
 type QueueSettings struct {
+	// Durabilities are the queues that the stage has; none means both.
+	Durabilities []pipeline.Durability
 	// MaxItems and MaxBytes bound what waits or is in hand anywhere.
 	MaxItems int64
 	MaxBytes int64
@@ -59,6 +65,9 @@ type QueueSettings struct {
 	// Version must be raised to change the settings of a queue that exists.
 	Version int
 }
+
+// durable reports whether the stage takes durable requests.
+func (q QueueSettings) durable() bool { return slices.Contains(q.Durabilities, pipeline.File) }
 
 // Defaults of Settings.
 const (
@@ -78,11 +87,15 @@ func (s Settings) withDefaults() Settings {
 	if s.MaxInFlight == 0 {
 		s.MaxInFlight = maxBatches*s.Batch.MaxSize*s.Runner.Concurrency() + inFlightSlack
 	}
+	if len(s.Queue.Durabilities) == 0 {
+		s.Queue.Durabilities = []pipeline.Durability{pipeline.Memory, pipeline.File}
+	}
 	orDefault(&s.Queue.MaxItems, DefaultMaxItems)
 	orDefault(&s.Queue.MaxBytes, DefaultMaxBytes)
 	orDefault(&s.Queue.MaxAge, DefaultMaxAge)
 	orDefault(&s.Queue.AckWait, DefaultAckWait)
 	orDefault(&s.Queue.Replicas, 1)
+	s.Results = s.Results.WithDefaults()
 	orDefault(&s.StartTimeout, DefaultStartTimeout)
 	orDefault(&s.DrainTimeout, DefaultDrainTimeout)
 	return s
@@ -111,8 +124,13 @@ func (s Settings) Validate() error {
 }
 
 func (s Settings) validateBounds() error {
-	if s.MaxInFlight < bus.MinBound {
-		return fmt.Errorf("max_in_flight: %d, at least %d is needed", s.MaxInFlight, bus.MinBound)
+	if least := bus.LeastBound(len(s.Queue.Durabilities)); s.MaxInFlight < least {
+		return fmt.Errorf("max_in_flight: %d, at least %d is needed", s.MaxInFlight, least)
+	}
+	for i, d := range s.Queue.Durabilities {
+		if d != pipeline.Memory && d != pipeline.File || slices.Contains(s.Queue.Durabilities[:i], d) {
+			return fmt.Errorf("queue.durabilities: use memory, file or both, each once, not %q", s.Queue.Durabilities)
+		}
 	}
 	if s.Queue.AckWait < time.Second {
 		return fmt.Errorf("queue.ack_wait: %s, at least 1s is needed", s.Queue.AckWait)

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
 // BenchmarkHop publishes items of 1 KiB, pulls and acknowledges them; each is
@@ -28,7 +29,7 @@ func benchmarkHop(b *testing.B, inFlight int) {
 	var onTheWay sync.WaitGroup
 	var p *bus.Puller
 	p, err := receiver.Pull(bus.PullSettings{
-		Stage: stage, Durability: s.Durability, Bound: 1024, AckWait: s.AckWait,
+		Stage: stage, Durabilities: []pipeline.Durability{s.Durability}, Bound: 1024, AckWait: s.AckWait,
 		Malformed: func(err error) { b.Error(err) }, QueueMissing: func() { b.Error("no queue") },
 	}, func(d bus.Delivery) {
 		if err := d.Ack(); err != nil {
@@ -42,7 +43,7 @@ func benchmarkHop(b *testing.B, inFlight int) {
 		b.Fatal(err)
 	}
 	b.Cleanup(p.Close)
-	p.Use(info.Epoch)
+	p.Use(s.Durability, info.Epoch)
 	payload := string(make([]byte, 1024))
 	b.ReportAllocs()
 	b.ResetTimer()

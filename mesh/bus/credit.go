@@ -7,28 +7,43 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// credit decides how many items a host asks each class for. It is pure.
+// credit decides how many items a host asks each lane for. It is pure.
 //
-// The bound is on items held and asked for together. Every class has a standing
-// share of it that no other class may take: a class without work has it asked
-// for, so that its first item waits for nobody, and a class with work has at
-// least that many items in hand, so that a lower class is slowed by a higher one
-// and never stopped. The rest goes to the highest class that has work. Credit
-// that was asked for comes back only by an item, or when the broker or the clock
-// says that the ask is over.
+// A lane is one class of one queue; the lanes are ordered by class, highest
+// first, and by queue within a lane. The bound is on items held and asked for
+// together. Every lane that is in use has a standing share of it that no other
+// may take: a lane without work has it asked for, so that its first item waits
+// for nobody, and a lane with work has at least that many items in hand, so that
+// a lower class is slowed by a higher one and never stopped. The rest goes to
+// the highest class that has work; of its lanes, to the one that has less of it.
+// Credit that was asked for comes back only by an item, or when the broker or
+// the clock says that the ask is over.
 type credit struct {
-	bound   int
-	classes [classCount]classCredit
-	// asks counts the asks of all classes, so that each has a number.
+	bound  int
+	queues int
+	lanes  []laneCredit
+	// asks counts the asks of all lanes, so that each has a number.
 	asks uint64
+}
+
+func newCredit(bound, queues int) credit {
+	return credit{bound: bound, queues: queues, lanes: make([]laneCredit, classCount*queues)}
 }
 
 const classCount = 3
 
-type classCredit struct {
+// lane is the index of a class's lane of a queue.
+func (c *credit) lane(class, queue int) int { return class*c.queues + queue }
+
+func (c *credit) classOf(lane int) int { return lane / c.queues }
+func (c *credit) queueOf(lane int) int { return lane % c.queues }
+
+type laneCredit struct {
+	// used says that the lane's queue is there.
+	used bool
 	// held items are not settled; asked ones may still come.
 	held, asked int
-	// busy says that the class had work when last heard of.
+	// busy says that the lane had work when last heard of.
 	busy bool
 	// until is when the last ask is over at the latest.
 	until time.Time
@@ -37,56 +52,67 @@ type classCredit struct {
 	closed uint64
 }
 
-// ask is a number of items of one class that the broker is asked for.
+// ask is a number of items of one lane that the broker is asked for.
 type ask struct {
+	lane   int
 	number uint64
 	items  int
 }
 
-// standingShare is the share of the bound that stands for each class: one in
-// eight.
-const standingShare = 8
-
-// MinBound is the least a host can bound its items by: one for each class, and
-// one to hold.
-const MinBound = classCount + 1
-
-// delivered books an item of class i; pending more wait behind it.
-func (c *credit) delivered(i int, pending uint64) {
-	c.came(i)
-	class := &c.classes[i]
-	class.held++
-	class.busy = pending > 0 || class.busy && class.asked > 0
+// use says whether the lanes of a queue are in use; no ask of theirs is open
+// any more.
+func (c *credit) use(queue int, used bool) {
+	for class := range classCount {
+		i := c.lane(class, queue)
+		c.close(i)
+		c.lanes[i].used = used
+	}
 }
 
-// came books one less to come of class i.
-func (c *credit) came(i int) { c.classes[i].asked = max(0, c.classes[i].asked-1) }
+// standingShare is the share of the bound that stands for each class, over all
+// queues: one in eight.
+const standingShare = 8
 
-// over books that n items of an ask of class i will not come, and reports
+// LeastBound is the least that a host that pulls from so many queues can bound
+// its items by: one for each class of each queue, and one to hold.
+func LeastBound(queues int) int { return classCount*queues + 1 }
+
+// delivered books an item of lane i; pending more wait behind it.
+func (c *credit) delivered(i int, pending uint64) {
+	c.came(i)
+	lane := &c.lanes[i]
+	lane.held++
+	lane.busy = pending > 0 || lane.busy && lane.asked > 0
+}
+
+// came books one less to come of lane i.
+func (c *credit) came(i int) { c.lanes[i].asked = max(0, c.lanes[i].asked-1) }
+
+// over books that n items of an ask of lane i will not come, and reports
 // whether the ask was open.
 func (c *credit) over(i int, number uint64, n int) bool {
-	class := &c.classes[i]
-	if number <= class.closed {
+	lane := &c.lanes[i]
+	if number <= lane.closed {
 		return false
 	}
-	class.asked = max(0, class.asked-n)
-	class.busy = false
+	lane.asked = max(0, lane.asked-n)
+	lane.busy = false
 	return true
 }
 
-// close books that every ask of class i is over.
+// close books that every ask of lane i is over.
 func (c *credit) close(i int) {
-	class := &c.classes[i]
-	class.asked, class.busy, class.closed = 0, false, c.asks
+	lane := &c.lanes[i]
+	lane.asked, lane.busy, lane.closed = 0, false, c.asks
 }
 
-// settled books that a held item of class i is held no more.
-func (c *credit) settled(i int) { c.classes[i].held = max(0, c.classes[i].held-1) }
+// settled books that a held item of lane i is held no more.
+func (c *credit) settled(i int) { c.lanes[i].held = max(0, c.lanes[i].held-1) }
 
 // lapse books asks that are over though nobody said so.
 func (c *credit) lapse(now time.Time) {
-	for i := range c.classes {
-		if class := &c.classes[i]; class.asked > 0 && now.After(class.until) {
+	for i := range c.lanes {
+		if lane := &c.lanes[i]; lane.asked > 0 && now.After(lane.until) {
 			c.close(i)
 		}
 	}
@@ -94,15 +120,15 @@ func (c *credit) lapse(now time.Time) {
 
 // forget books that no ask is open any more.
 func (c *credit) forget() {
-	for i := range c.classes {
+	for i := range c.lanes {
 		c.close(i)
 	}
 }
 
 func (c *credit) asked() int {
 	total := 0
-	for _, class := range c.classes {
-		total += class.asked
+	for _, lane := range c.lanes {
+		total += lane.asked
 	}
 	return total
 }
@@ -110,34 +136,37 @@ func (c *credit) asked() int {
 // free is what of the bound is neither held nor asked for.
 func (c *credit) free() int {
 	free := c.bound
-	for _, class := range c.classes {
-		free -= class.held + class.asked
+	for _, lane := range c.lanes {
+		free -= lane.held + lane.asked
 	}
 	return free
 }
 
-// plan returns how many items to ask each class for now, and books them as
-// asked until the given time.
-func (c *credit) plan(until time.Time) [classCount]ask {
-	var asks [classCount]ask
-	for i := range c.classes {
-		n := min(c.room(i), c.target(i)-c.classes[i].asked)
+// plan returns how many items to ask each lane for now, and books them as asked
+// until the given time.
+func (c *credit) plan(until time.Time) []ask {
+	var asks []ask
+	for i := range c.lanes {
+		if !c.lanes[i].used {
+			continue
+		}
+		n := min(c.room(i), c.target(i)-c.lanes[i].asked)
 		if !c.worthAsking(i, n) {
 			continue
 		}
 		c.asks++
-		asks[i] = ask{number: c.asks, items: n}
-		c.classes[i].asked += n
-		c.classes[i].until = until
+		asks = append(asks, ask{lane: i, number: c.asks, items: n})
+		c.lanes[i].asked += n
+		c.lanes[i].until = until
 	}
 	return asks
 }
 
-// room is what class i may take of what is free: its own standing share, or
+// room is what lane i may take of what is free: its own standing share, or
 // what the shares of the others leave.
 func (c *credit) room(i int) int {
 	free, others := c.free(), 0
-	for j := range c.classes {
+	for j := range c.lanes {
 		if j != i {
 			others += c.unused(j)
 		}
@@ -145,42 +174,67 @@ func (c *credit) room(i int) int {
 	return min(free, max(c.unused(i), free-others))
 }
 
-// unused is what class i has neither held nor asked for of its standing share.
+// unused is what lane i has neither held nor asked for of its standing share.
 func (c *credit) unused(i int) int {
-	return max(0, c.standing()-c.classes[i].held-c.classes[i].asked)
+	if !c.lanes[i].used {
+		return 0
+	}
+	return max(0, c.standing()-c.lanes[i].held-c.lanes[i].asked)
 }
 
-func (c *credit) standing() int { return max(1, c.bound/standingShare) }
+func (c *credit) standing() int { return max(1, c.bound/(standingShare*c.queues)) }
 
-// target is how many items class i may have asked for at most: what is left
-// beside the standing shares of the others for the favoured class, and for any
+// target is how many items lane i may have asked for at most: what is left
+// beside the standing shares of the others for the favoured lane, and for any
 // other its own, of which it has used what it holds while it has work.
 func (c *credit) target(i int) int {
-	class := c.classes[i]
+	lane := c.lanes[i]
 	switch {
 	case i == c.favoured():
-		return c.bound - (classCount-1)*c.standing()
-	case class.busy:
-		return max(0, c.standing()-class.held)
+		return c.bound - (c.inUse()-1)*c.standing()
+	case lane.busy:
+		return max(0, c.standing()-lane.held)
 	default:
 		return c.standing()
 	}
 }
 
-// favoured is the highest class with work, and normal when none has any.
+func (c *credit) inUse() int {
+	n := 0
+	for _, lane := range c.lanes {
+		if lane.used {
+			n++
+		}
+	}
+	return n
+}
+
+// favoured is the lane of the highest class with work that has least in hand,
+// and a normal one when none has any.
 func (c *credit) favoured() int {
-	for i := range c.classes {
-		if c.classes[i].busy {
+	best := -1
+	for i, lane := range c.lanes {
+		switch {
+		case !lane.used || !lane.busy:
+		case best < 0, c.classOf(i) == c.classOf(best) && lane.held+lane.asked < c.lanes[best].held+c.lanes[best].asked:
+			best = i
+		}
+	}
+	if best >= 0 {
+		return best
+	}
+	for queue := range c.queues {
+		if i := c.lane(normalClass, queue); c.lanes[i].used {
 			return i
 		}
 	}
-	return normalClass
+	return c.lane(normalClass, 0)
 }
 
 // worthAsking holds back small asks while an earlier one is open, so that a
 // busy host asks once for many freed places rather than for each.
 func (c *credit) worthAsking(i, n int) bool {
-	return n > 0 && (c.classes[i].asked == 0 || 2*n >= c.target(i))
+	return n > 0 && (c.lanes[i].asked == 0 || 2*n >= c.target(i))
 }
 
 // normalClass is the index of pipeline.Normal in pipeline.Classes.

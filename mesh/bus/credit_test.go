@@ -17,16 +17,16 @@ const (
 // endless backlogs, and books it.
 func deliverAll(c *credit, backlog [classCount]bool) (came [classCount]int) {
 	for {
-		asks, any := c.plan(time.Time{}), false
-		for i, ask := range asks {
-			if !backlog[i] {
+		any := false
+		for _, ask := range c.plan(time.Time{}) {
+			if !backlog[ask.lane] {
 				continue
 			}
 			for range ask.items {
-				c.delivered(i, 1)
+				c.delivered(ask.lane, 1)
 				any = true
 			}
-			came[i] += ask.items
+			came[ask.lane] += ask.items
 		}
 		if !any {
 			return came
@@ -34,10 +34,17 @@ func deliverAll(c *credit, backlog [classCount]bool) (came [classCount]int) {
 	}
 }
 
+// used returns the credit of one queue that is there.
+func used(bound int) credit {
+	c := newCredit(bound, 1)
+	c.use(0, true)
+	return c
+}
+
 // planned is how many items of each class a plan asks for.
 func planned(c *credit, until time.Time) (items [classCount]int) {
-	for i, ask := range c.plan(until) {
-		items[i] = ask.items
+	for _, ask := range c.plan(until) {
+		items[ask.lane] = ask.items
 	}
 	return items
 }
@@ -49,13 +56,13 @@ func TestFirstAskSharesTheBound(t *testing.T) {
 		bound int
 		want  [classCount]int
 	}{
-		{"the least bound", MinBound, [classCount]int{1, 2, 1}},
+		{"the least bound", LeastBound(1), [classCount]int{1, 2, 1}},
 		{"small", 7, [classCount]int{1, 5, 1}},
 		{"one eighth stands for each class", 64, [classCount]int{8, 48, 8}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			c := credit{bound: test.bound}
+			c := used(test.bound)
 			if got := planned(&c, time.Time{}); got != test.want {
 				t.Errorf("asks %v, want %v", got, test.want)
 			}
@@ -80,7 +87,7 @@ func TestHighestClassWithWorkGetsTheRemainder(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			c := credit{bound: 40}
+			c := used(40)
 			deliverAll(&c, test.backlog)
 			for i, busy := range test.backlog {
 				if !busy {
@@ -90,13 +97,13 @@ func TestHighestClassWithWorkGetsTheRemainder(t *testing.T) {
 			deliverAll(&c, test.backlog)
 			turnOver(&c, test.backlog, 1000)
 			var held [classCount]int
-			for i, class := range c.classes {
+			for i, class := range c.lanes {
 				held[i] = class.held
 			}
 			if held != test.want {
 				t.Errorf("holds %v of a bound of 40, want %v", held, test.want)
 			}
-			for i, class := range c.classes {
+			for i, class := range c.lanes {
 				if !test.backlog[i] && class.asked != c.standing() {
 					t.Errorf("class %d without work has %d asked for, not its standing share of %d", i, class.asked, c.standing())
 				}
@@ -124,7 +131,7 @@ func turnOver(c *credit, backlog [classCount]bool, items int) (came [classCount]
 
 func holdings(c *credit) []int {
 	var out []int
-	for i, class := range c.classes {
+	for i, class := range c.lanes {
 		out = append(out, slices.Repeat([]int{i}, class.held)...)
 	}
 	return out
@@ -133,7 +140,7 @@ func holdings(c *credit) []int {
 // A place at a time falls free, which is when the class above could take all.
 func TestLowClassesKeepTheirShareUnderSaturation(t *testing.T) {
 	t.Parallel()
-	c := credit{bound: 40}
+	c := used(40)
 	backlog := [classCount]bool{true, true, true}
 	deliverAll(&c, backlog)
 	came := turnOver(&c, backlog, 4000)
@@ -147,7 +154,7 @@ func TestLowClassesKeepTheirShareUnderSaturation(t *testing.T) {
 
 func TestSmallAsksWaitWhileOneIsOpen(t *testing.T) {
 	t.Parallel()
-	c := credit{bound: 64}
+	c := used(64)
 	c.plan(time.Time{})
 	for range 40 {
 		c.delivered(normalClass, 100)
@@ -167,7 +174,7 @@ func TestSmallAsksWaitWhileOneIsOpen(t *testing.T) {
 
 func TestLapseReturnsOnlyWhatIsOver(t *testing.T) {
 	t.Parallel()
-	c := credit{bound: 40}
+	c := used(40)
 	now := time.Unix(1000, 0)
 	c.plan(now.Add(time.Second))
 	c.lapse(now.Add(time.Second))
@@ -185,7 +192,7 @@ func TestLapseReturnsOnlyWhatIsOver(t *testing.T) {
 
 func TestForgetFreesEverythingAskedFor(t *testing.T) {
 	t.Parallel()
-	c := credit{bound: 40}
+	c := used(40)
 	c.plan(time.Time{})
 	for range 10 {
 		c.delivered(normalClass, 5)
@@ -200,14 +207,14 @@ func TestForgetFreesEverythingAskedFor(t *testing.T) {
 // then says that it is over, while the next one is open.
 func TestLateEndOfAnAskDoesNotEndTheNext(t *testing.T) {
 	t.Parallel()
-	c := credit{bound: 40}
+	c := used(40)
 	now := time.Unix(1000, 0)
 	first := c.plan(now.Add(time.Second))
 	c.lapse(now.Add(2 * time.Second))
 	c.plan(now.Add(3 * time.Second))
-	for i, ask := range first {
-		if c.over(i, ask.number, ask.items) {
-			t.Errorf("class %d: an ask that lapsed counts as open", i)
+	for _, ask := range first {
+		if c.over(ask.lane, ask.number, ask.items) {
+			t.Errorf("lane %d: an ask that lapsed counts as open", ask.lane)
 		}
 	}
 	if c.asked() != 40 {
@@ -218,16 +225,23 @@ func TestLateEndOfAnAskDoesNotEndTheNext(t *testing.T) {
 // creditModel books by itself what the credit may have asked for and hold.
 type creditModel struct {
 	credit
-	now         time.Time
-	held, asked [classCount]int
-	until       [classCount]time.Time
-	lapsed      [classCount]uint64
+	now   time.Time
+	books []laneBook
 }
+
+type laneBook struct {
+	used        bool
+	held, asked int
+	until       time.Time
+	lapsed      uint64
+}
+
+func (b *laneBook) end(m *creditModel) { b.asked, b.lapsed = 0, m.asks }
 
 func (m *creditModel) total() int {
 	total := 0
-	for i := range m.held {
-		total += m.held[i] + m.asked[i]
+	for _, b := range m.books {
+		total += b.held + b.asked
 	}
 	return total
 }
@@ -236,71 +250,89 @@ func (m *creditModel) total() int {
 func TestCreditKeepsItsBoundAndNeverStalls(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		m := &creditModel{credit: credit{bound: rapid.IntRange(MinBound, 300).Draw(t, "bound")}, now: time.Unix(1000, 0)}
-		classes := rapid.IntRange(0, classCount-1)
+		queues := rapid.IntRange(1, 2).Draw(t, "queues")
+		m := &creditModel{
+			credit: newCredit(rapid.IntRange(LeastBound(queues), 300).Draw(t, "bound"), queues),
+			now:    time.Unix(1000, 0),
+			books:  make([]laneBook, classCount*queues),
+		}
+		lanes := rapid.IntRange(0, len(m.books)-1)
 		t.Repeat(map[string]func(*rapid.T){
 			"":        m.check,
 			"plan":    m.plans,
-			"deliver": func(t *rapid.T) { m.deliver(t, classes.Draw(t, "class"), rapid.IntRange(1, 50).Draw(t, "items")) },
-			"settle":  func(t *rapid.T) { m.settle(classes.Draw(t, "class"), rapid.IntRange(1, 50).Draw(t, "items")) },
+			"deliver": func(t *rapid.T) { m.deliver(t, lanes.Draw(t, "lane"), rapid.IntRange(1, 50).Draw(t, "items")) },
+			"settle":  func(t *rapid.T) { m.settle(lanes.Draw(t, "lane"), rapid.IntRange(1, 50).Draw(t, "items")) },
+			"use":     func(t *rapid.T) { m.uses(rapid.IntRange(0, queues-1).Draw(t, "queue"), rapid.Bool().Draw(t, "used")) },
 			"over": func(t *rapid.T) {
-				i := classes.Draw(t, "class")
+				i := lanes.Draw(t, "lane")
 				n := rapid.IntRange(0, 50).Draw(t, "items")
 				number := rapid.Uint64Range(0, m.asks).Draw(t, "number")
-				if open := m.over(i, number, n); open != (number > m.lapsed[i]) {
-					t.Fatalf("ask %d counts as open: %v; those up to %d are over", number, open, m.lapsed[i])
+				b := &m.books[i]
+				if open := m.over(i, number, n); open != (number > b.lapsed) {
+					t.Fatalf("ask %d counts as open: %v; those up to %d are over", number, open, b.lapsed)
 				} else if open {
-					m.asked[i] = max(0, m.asked[i]-n)
+					b.asked = max(0, b.asked-n)
 				}
 			},
 			"time passes": func(t *rapid.T) {
 				m.now = m.now.Add(time.Duration(rapid.IntRange(0, 1500).Draw(t, "ms")) * time.Millisecond)
 				m.lapse(m.now)
-				for i := range m.asked {
-					if m.asked[i] > 0 && m.now.After(m.until[i]) {
-						m.asked[i], m.lapsed[i] = 0, m.asks
+				for i := range m.books {
+					if b := &m.books[i]; b.asked > 0 && m.now.After(b.until) {
+						b.end(m)
 					}
 				}
 			},
 			"reconnect": func(*rapid.T) {
 				m.forget()
-				m.asked = [classCount]int{}
-				m.lapsed = [classCount]uint64{m.asks, m.asks, m.asks}
+				for i := range m.books {
+					m.books[i].end(m)
+				}
 			},
 		})
 	})
 }
 
-// deliver sends items of a class, more than were asked for now and then.
+func (m *creditModel) uses(queue int, used bool) {
+	m.use(queue, used)
+	for i := range m.books {
+		if i%m.queues == queue {
+			m.books[i].end(m)
+			m.books[i].used = used
+		}
+	}
+}
+
+// deliver sends items of a lane, more than were asked for now and then.
 func (m *creditModel) deliver(t *rapid.T, i, n int) {
+	b := &m.books[i]
 	if !rapid.Bool().Draw(t, "unasked too") {
-		n = min(n, m.asked[i])
+		n = min(n, b.asked)
 	}
 	for range n {
 		m.delivered(i, rapid.Uint64Range(0, 2).Draw(t, "pending"))
-		m.held[i]++
-		m.asked[i] = max(0, m.asked[i]-1)
+		b.held++
+		b.asked = max(0, b.asked-1)
 	}
 }
 
 func (m *creditModel) settle(i, n int) {
-	for range min(n, m.held[i]) {
+	for range min(n, m.books[i].held) {
 		m.settled(i)
-		m.held[i]--
+		m.books[i].held--
 	}
 }
 
 func (m *creditModel) plans(t *rapid.T) {
 	before := m.total()
 	asks := m.plan(m.now.Add(time.Second))
-	for i, ask := range asks {
-		if ask.items < 0 || ask.items > 0 && ask.number <= m.lapsed[i] {
-			t.Fatalf("asks class %d for %d items as number %d", i, ask.items, ask.number)
+	for _, ask := range asks {
+		b := &m.books[ask.lane]
+		if ask.items <= 0 || ask.number <= b.lapsed || !b.used {
+			t.Fatalf("asks lane %d, in use %v, for %d items as number %d", ask.lane, b.used, ask.items, ask.number)
 		}
-		if ask.items > 0 {
-			m.asked[i] += ask.items
-			m.until[i] = m.now.Add(time.Second)
-		}
+		b.asked += ask.items
+		b.until = m.now.Add(time.Second)
 	}
 	if after := m.total(); after > m.bound && after > before {
 		t.Fatalf("asks %v: %d are held or asked for, the bound is %d", asks, after, m.bound)
@@ -310,22 +342,55 @@ func (m *creditModel) plans(t *rapid.T) {
 
 // checkShares holds after every plan.
 func (m *creditModel) checkShares(t *rapid.T, before int) {
-	free, standing, asked := m.bound-m.total(), max(1, m.bound/8), 0
-	for i := range m.asked {
-		asked += m.asked[i]
-		if free > 0 && m.asked[i] == 0 && m.held[i] < standing {
-			t.Fatalf("class %d has nothing asked for and holds %d, though %d places are free", i, m.held[i], free)
+	free, standing, asked, used := m.bound-m.total(), max(1, m.bound/(8*m.queues)), 0, false
+	for i, b := range m.books {
+		asked += b.asked
+		used = used || b.used
+		if b.used && free > 0 && b.asked == 0 && b.held < standing {
+			t.Fatalf("lane %d has nothing asked for and holds %d, though %d places are free", i, b.held, free)
 		}
 	}
-	if asked == 0 && before < m.bound {
+	if used && asked == 0 && before < m.bound {
 		t.Fatalf("nothing is asked for, though %d places are free", free)
 	}
 }
 
 func (m *creditModel) check(t *rapid.T) {
-	for i, class := range m.classes {
-		if class.held != m.held[i] || class.asked != m.asked[i] {
-			t.Fatalf("class %d: books %d held and %d asked for, it is %d and %d", i, class.held, class.asked, m.held[i], m.asked[i])
+	for i, lane := range m.lanes {
+		if b := m.books[i]; lane.held != b.held || lane.asked != b.asked {
+			t.Fatalf("lane %d: books %d held and %d asked for, it is %d and %d", i, lane.held, lane.asked, b.held, b.asked)
 		}
+	}
+}
+
+func TestQueuesOfAClassShareIt(t *testing.T) {
+	t.Parallel()
+	c := newCredit(64, 2)
+	c.use(0, true)
+	first, second := c.lane(normalClass, 0), c.lane(normalClass, 1)
+	if got := c.plan(time.Time{}); len(got) != classCount || got[1].lane != first || got[1].items != 64-2*c.standing() {
+		t.Errorf("with one queue there, asks %v", got)
+	}
+	c.use(1, true)
+	c.forget()
+	// Both have endless backlogs, and what is held is settled in turn.
+	for range 2000 {
+		for _, ask := range c.plan(time.Time{}) {
+			if ask.lane != first && ask.lane != second {
+				continue
+			}
+			for range ask.items {
+				c.delivered(ask.lane, 1)
+			}
+		}
+		for _, i := range []int{first, second} {
+			if c.lanes[i].held > 0 {
+				c.settled(i)
+			}
+		}
+	}
+	a, b := c.lanes[first].held, c.lanes[second].held
+	if a < 16 || b < 16 {
+		t.Errorf("of a bound of 64 one queue has %d and the other %d in hand", a, b)
 	}
 }

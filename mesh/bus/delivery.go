@@ -16,9 +16,11 @@ import (
 type Delivery struct {
 	// Data is the item: an encoded envelope, or anything that was published to
 	// the queue.
-	Data  []byte
-	Class pipeline.Class
-	Epoch Epoch
+	Data []byte
+	// Durability and Class say where it waited, Epoch when that was made.
+	Durability pipeline.Durability
+	Class      pipeline.Class
+	Epoch      Epoch
 	// Seq is the item's place in its queue.
 	Seq uint64
 	// Deliveries counts this and earlier deliveries to any host; above 1 the
@@ -41,7 +43,7 @@ func (d Delivery) key() string {
 	return d.stream + "/" + string(d.Epoch) + "/" + strconv.FormatUint(d.Seq, 10)
 }
 
-func newDelivery(nc *nats.Conn, msg *nats.Msg, class pipeline.Class) (Delivery, error) {
+func newDelivery(nc *nats.Conn, msg *nats.Msg) (Delivery, error) {
 	meta, err := msg.Metadata()
 	if err != nil {
 		return Delivery{}, fmt.Errorf("delivery without metadata: %w", err)
@@ -49,7 +51,6 @@ func newDelivery(nc *nats.Conn, msg *nats.Msg, class pipeline.Class) (Delivery, 
 	_, epoch, _ := strings.Cut(meta.Consumer, "-")
 	return Delivery{
 		Data:       msg.Data,
-		Class:      class,
 		Epoch:      Epoch(epoch),
 		Seq:        meta.Sequence.Stream,
 		Deliveries: int(meta.NumDelivered),

@@ -113,6 +113,7 @@ func publish(t testing.TB, b *bus.Bus, e *envelope.Envelope) bus.Receipt {
 // host pulls from the stage's queue.
 type host struct {
 	*bus.Puller
+	durability pipeline.Durability
 	deliveries chan bus.Delivery
 	missing    chan struct{}
 	malformed  chan error
@@ -122,9 +123,9 @@ const roomy = 1 << 12
 
 func pull(t testing.TB, b *bus.Bus, s bus.QueueSettings, bound int) *host {
 	t.Helper()
-	h := &host{deliveries: make(chan bus.Delivery, roomy), missing: make(chan struct{}, roomy), malformed: make(chan error, roomy)}
+	h := &host{durability: s.Durability, deliveries: make(chan bus.Delivery, roomy), missing: make(chan struct{}, roomy), malformed: make(chan error, roomy)}
 	puller, err := b.Pull(bus.PullSettings{
-		Stage: s.Stage, Durability: s.Durability, Bound: bound, AckWait: s.AckWait,
+		Stage: s.Stage, Durabilities: []pipeline.Durability{s.Durability}, Bound: bound, AckWait: s.AckWait,
 		Malformed:    func(err error) { h.malformed <- err },
 		QueueMissing: func() { h.missing <- struct{}{} },
 	}, func(d bus.Delivery) { h.deliveries <- d })
@@ -135,6 +136,9 @@ func pull(t testing.TB, b *bus.Bus, s bus.QueueSettings, bound int) *host {
 	h.Puller = puller
 	return h
 }
+
+// Use pulls from the one queue that the host has.
+func (h *host) Use(epoch bus.Epoch) { h.Puller.Use(h.durability, epoch) }
 
 func (h *host) next(t testing.TB) bus.Delivery {
 	t.Helper()

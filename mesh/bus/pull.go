@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,17 +17,18 @@ import (
 
 // PullSettings say what a host pulls.
 type PullSettings struct {
-	Stage      pipeline.StageName
-	Durability pipeline.Durability
-	// Bound is the most items that the host holds and asks for together, at
-	// least MinBound.
+	Stage pipeline.StageName
+	// Durabilities name the stage's queues to pull from.
+	Durabilities []pipeline.Durability
+	// Bound is the most items of all queues that the host holds and asks for
+	// together, at least LeastBound of their number.
 	Bound int
-	// AckWait is the queue's; asks end within half of it.
+	// AckWait is the queues'; asks end within half of it.
 	AckWait time.Duration
 	// Malformed is told of messages that are no deliveries. It must not block.
 	Malformed func(error)
-	// QueueMissing is told when the broker says that the queue or its consumer
-	// is gone. It must not block.
+	// QueueMissing is told when the broker says that a queue or its consumer is
+	// gone. It must not block.
 	QueueMissing func()
 }
 
@@ -43,7 +45,9 @@ type Puller struct {
 
 	mu     sync.Mutex
 	credit credit
-	epoch  Epoch
+	// epochs are those of the queues, in the order of the settings; empty means
+	// that nothing is asked of that queue.
+	epochs []Epoch
 	// handling counts the items that the handler has not taken yet.
 	handling int
 	draining bool
@@ -63,12 +67,12 @@ const (
 	pullBacklog = 1 << 16
 )
 
-// Pull subscribes and returns a puller that asks for nothing until Use names an
-// epoch. The handler may block: it then holds up the items behind this one, of
+// Pull subscribes and returns a puller that asks a queue for nothing until Use
+// names its epoch. The handler may block: it then holds up the items behind this one, of
 // which there are no more than the bound.
 func (b *Bus) Pull(s PullSettings, handle func(Delivery)) (*Puller, error) {
-	if s.Bound < MinBound {
-		return nil, fmt.Errorf("bound on items in flight is %d, at least %d is needed", s.Bound, MinBound)
+	if least := LeastBound(len(s.Durabilities)); s.Bound < least || len(s.Durabilities) == 0 {
+		return nil, fmt.Errorf("bound on items in flight is %d, at least %d is needed for %d queues", s.Bound, least, len(s.Durabilities))
 	}
 	p := &Puller{
 		bus:      b,
@@ -76,7 +80,8 @@ func (b *Bus) Pull(s PullSettings, handle func(Delivery)) (*Puller, error) {
 		handle:   handle,
 		inbox:    nats.NewInbox(),
 		expiry:   min(maxExpiry, s.AckWait/2),
-		credit:   credit{bound: s.Bound},
+		credit:   newCredit(s.Bound, len(s.Durabilities)),
+		epochs:   make([]Epoch, len(s.Durabilities)),
 		drained:  make(chan struct{}),
 
 		reconnects: b.nc.Stats().Reconnects,
@@ -93,7 +98,7 @@ func (b *Bus) Pull(s PullSettings, handle func(Delivery)) (*Puller, error) {
 }
 
 func (p *Puller) subscribe() error {
-	for i := range pipeline.Classes() {
+	for i := range p.credit.lanes {
 		sub, err := p.bus.nc.Subscribe(p.inbox+"."+strconv.Itoa(i)+".*", func(msg *nats.Msg) { p.receive(i, msg) })
 		if err != nil {
 			return err
@@ -113,24 +118,32 @@ func (p *Puller) unsubscribe() {
 	}
 }
 
-// Use pulls from the queue of that epoch from now on; the empty epoch stops
-// asking.
-func (p *Puller) Use(epoch Epoch) {
+// Use pulls from the stage's queue of that durability and epoch from now on; the
+// empty epoch stops asking it. The durability is one of the settings'.
+func (p *Puller) Use(d pipeline.Durability, epoch Epoch) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.epoch == epoch {
+	queue := p.queue(d)
+	if p.epochs[queue] == epoch {
 		return
 	}
-	p.epoch = epoch
-	p.credit.forget()
+	p.setEpoch(queue, epoch)
 	p.ask()
 }
+
+// setEpoch ends all asks of a queue. The caller holds the lock.
+func (p *Puller) setEpoch(queue int, epoch Epoch) {
+	p.epochs[queue] = epoch
+	p.credit.use(queue, epoch != "")
+}
+
+func (p *Puller) queue(d pipeline.Durability) int { return slices.Index(p.settings.Durabilities, d) }
 
 // Settled says that a delivered item is held no more.
 func (p *Puller) Settled(d Delivery) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.credit.settled(indexOf(d.Class))
+	p.credit.settled(p.credit.lane(indexOf(d.Class), p.queue(d.Durability)))
 	p.ask()
 }
 
@@ -196,21 +209,17 @@ func (p *Puller) checkDrained() {
 
 // ask sends what the credit's plan says. The caller holds the lock.
 func (p *Puller) ask() {
-	if p.draining || p.epoch == "" || !p.bus.Connected() {
+	if p.draining || !p.bus.Connected() {
 		return
 	}
-	asks := p.credit.plan(time.Now().Add(p.expiry + expiryGrace))
-	for i, ask := range asks {
-		if ask.items == 0 {
-			continue
-		}
-		if err := p.send(i, ask); err != nil {
-			p.credit.over(i, ask.number, ask.items)
+	for _, ask := range p.credit.plan(time.Now().Add(p.expiry + expiryGrace)) {
+		if err := p.send(ask); err != nil {
+			p.credit.over(ask.lane, ask.number, ask.items)
 		}
 	}
 }
 
-func (p *Puller) send(i int, ask ask) error {
+func (p *Puller) send(ask ask) error {
 	body, err := json.Marshal(struct {
 		Batch   int           `json:"batch"`
 		Expires time.Duration `json:"expires"`
@@ -218,8 +227,9 @@ func (p *Puller) send(i int, ask ask) error {
 	if err != nil {
 		return err
 	}
-	subject := "$JS.API.CONSUMER.MSG.NEXT." + p.bus.Stream(p.settings.Stage, p.settings.Durability) + "." + consumerName(classAt(i), p.epoch)
-	reply := p.inbox + "." + strconv.Itoa(i) + "." + strconv.FormatUint(ask.number, askBase)
+	class, queue := classAt(p.credit.classOf(ask.lane)), p.credit.queueOf(ask.lane)
+	subject := "$JS.API.CONSUMER.MSG.NEXT." + p.bus.Stream(p.settings.Stage, p.settings.Durabilities[queue]) + "." + consumerName(class, p.epochs[queue])
+	reply := p.inbox + "." + strconv.Itoa(ask.lane) + "." + strconv.FormatUint(ask.number, askBase)
 	return p.bus.nc.PublishRequest(subject, reply, body)
 }
 
@@ -230,7 +240,8 @@ func (p *Puller) receive(i int, msg *nats.Msg) {
 		p.status(i, msg)
 		return
 	}
-	delivery, err := newDelivery(p.bus.nc, msg, classAt(i))
+	delivery, err := newDelivery(p.bus.nc, msg)
+	delivery.Class, delivery.Durability = classAt(p.credit.classOf(i)), p.settings.Durabilities[p.credit.queueOf(i)]
 	if err != nil {
 		p.settings.Malformed(err)
 		p.mu.Lock()
@@ -263,7 +274,7 @@ func (p *Puller) status(i int, msg *nats.Msg) {
 	p.mu.Lock()
 	missing := p.ended(i, msg)
 	if missing {
-		p.epoch = ""
+		p.setEpoch(p.credit.queueOf(i), "")
 	}
 	p.ask()
 	p.checkDrained()
@@ -274,7 +285,7 @@ func (p *Puller) status(i int, msg *nats.Msg) {
 }
 
 // ended reports whether the queue or its consumer is gone. A status that does
-// not say how many items will not come ends every ask of its class. Of an ask
+// not say how many items will not come ends every ask of its lane. Of an ask
 // that is over already none counts: it may be of a queue that was used before.
 // The caller holds the lock.
 func (p *Puller) ended(i int, msg *nats.Msg) (missing bool) {

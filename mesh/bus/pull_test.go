@@ -22,7 +22,7 @@ import (
 func TestPullNeedsRoomForEveryClass(t *testing.T) {
 	t.Parallel()
 	b := bustest.Start(t).Connect(mesh)
-	if _, err := b.Pull(bus.PullSettings{Stage: stage, Bound: bus.MinBound - 1, AckWait: ackWait}, nil); err == nil {
+	if _, err := b.Pull(bus.PullSettings{Stage: stage, Durabilities: []pipeline.Durability{pipeline.Memory}, Bound: bus.LeastBound(1) - 1, AckWait: ackWait}, nil); err == nil {
 		t.Error("a bound below the least was taken")
 	}
 }
@@ -244,7 +244,7 @@ func drainUnderLoad(t *testing.T, b *bus.Bus, s bus.QueueSettings, count int) er
 	if err != nil {
 		return err
 	}
-	first.Use(info.Epoch)
+	first.Use(s.Durability, info.Epoch)
 	drained := make(chan error, 1)
 	for i := range count {
 		m, err := b.Item(item(strconv.Itoa(i), func(e *envelope.Envelope) { e.Route[0].Stage = s.Stage }))
@@ -267,7 +267,7 @@ func drainUnderLoad(t *testing.T, b *bus.Bus, s bus.QueueSettings, count int) er
 		return err
 	}
 	defer second.Close()
-	second.Use(info.Epoch)
+	second.Use(s.Durability, info.Epoch)
 	return seen.wait(handled)
 }
 
@@ -278,7 +278,7 @@ func TestDrainWaitsForTheHandler(t *testing.T) {
 	info := ensure(t, b, s)
 	entered, release := make(chan struct{}), make(chan struct{})
 	p, err := b.Pull(bus.PullSettings{
-		Stage: stage, Durability: s.Durability, Bound: bus.MinBound, AckWait: s.AckWait,
+		Stage: stage, Durabilities: []pipeline.Durability{s.Durability}, Bound: bus.LeastBound(1), AckWait: s.AckWait,
 		Malformed: func(error) {}, QueueMissing: func() {},
 	}, func(bus.Delivery) {
 		close(entered)
@@ -288,7 +288,7 @@ func TestDrainWaitsForTheHandler(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(p.Close)
-	p.Use(info.Epoch)
+	p.Use(s.Durability, info.Epoch)
 	publish(t, b, item("last"))
 	bustest.Receive(t, "the item at its handler", entered)
 	// The asks of the other classes end long before this.
@@ -308,7 +308,7 @@ func pullAll(b *bus.Bus, s bus.QueueSettings, seen *seenItems) (*bus.Puller, err
 	var p *bus.Puller
 	ready := make(chan struct{})
 	p, err := b.Pull(bus.PullSettings{
-		Stage: s.Stage, Durability: s.Durability, Bound: 32, AckWait: s.AckWait,
+		Stage: s.Stage, Durabilities: []pipeline.Durability{s.Durability}, Bound: 32, AckWait: s.AckWait,
 		Malformed: seen.failed, QueueMissing: func() {},
 	}, func(d bus.Delivery) {
 		<-ready

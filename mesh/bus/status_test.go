@@ -33,14 +33,15 @@ func TestStatusEndsItsOwnAskOnly(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			p := &Puller{credit: credit{bound: 40}}
+			p := &Puller{credit: newCredit(40, 1)}
+			p.credit.use(0, true)
 			p.credit.plan(time.Time{})
 			p.credit.forget()
 			p.credit.plan(time.Time{})
 			if missing := p.ended(normalClass, test.msg); missing != test.missing {
 				t.Errorf("the queue is missing: %v, want %v", missing, test.missing)
 			}
-			if asked := p.credit.classes[normalClass].asked; asked != test.asked {
+			if asked := p.credit.lanes[normalClass].asked; asked != test.asked {
 				t.Errorf("%d asked for, want %d", asked, test.asked)
 			}
 		})

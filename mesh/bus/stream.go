@@ -12,17 +12,21 @@ import (
 
 // EnsureStream creates a stream, or changes it where the version is higher than
 // its own, so that a rolling upgrade does not flip it to and fro. It is safe to
-// call from everybody at once.
+// call from everybody at once. ErrDisconnected says that the broker is away.
 func (b *Bus) EnsureStream(ctx context.Context, config jetstream.StreamConfig, version int) error {
 	config.Metadata = maps.Clone(config.Metadata)
 	if config.Metadata == nil {
 		config.Metadata = map[string]string{}
 	}
 	config.Metadata[metadataVersion] = strconv.Itoa(version)
-	if err := b.ensureStream(ctx, config, version); err != nil {
-		return fmt.Errorf("stream %s: %w", config.Name, err)
+	err := b.ensureStream(ctx, config, version)
+	if err == nil {
+		return nil
 	}
-	return nil
+	if sent := sendError(err); errors.Is(sent, ErrDisconnected) || errors.Is(sent, ErrClosed) {
+		return sent
+	}
+	return fmt.Errorf("stream %s: %w", config.Name, err)
 }
 
 func (b *Bus) ensureStream(ctx context.Context, config jetstream.StreamConfig, version int) error {

@@ -49,7 +49,7 @@ func newDesk(t *testing.T) *desk {
 		t.Fatal(err)
 	}
 	d.host, err = b.Pull(bus.PullSettings{
-		Stage: stage, Durability: pipeline.File, Bound: 64, AckWait: time.Minute,
+		Stage: stage, Durabilities: []pipeline.Durability{pipeline.File}, Bound: 64, AckWait: time.Minute,
 		Malformed:    func(err error) { t.Error(err) },
 		QueueMissing: func() { t.Error("the queue is missing") },
 	}, func(delivery bus.Delivery) { d.deliveries <- delivery })
@@ -57,7 +57,7 @@ func newDesk(t *testing.T) *desk {
 		t.Fatal(err)
 	}
 	t.Cleanup(d.host.Close)
-	d.host.Use(info.Epoch)
+	d.host.Use(pipeline.File, info.Epoch)
 	return d
 }
 

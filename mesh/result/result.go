@@ -25,7 +25,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// Settings of the stream of results.
+// Settings of the stream of results; 0 means the default.
 type Settings struct {
 	// Retention is how long a result can be fetched.
 	Retention time.Duration
@@ -35,6 +35,29 @@ type Settings struct {
 	// Version of these settings: an existing stream is changed only by a higher
 	// one.
 	Version int
+}
+
+// Defaults of Settings.
+const (
+	DefaultRetention = time.Hour
+	DefaultMaxBytes  = 256 << 20
+)
+
+// WithDefaults returns the settings with every 0 replaced.
+func (s Settings) WithDefaults() Settings {
+	if s.Retention == 0 {
+		s.Retention = DefaultRetention
+	}
+	if s.MaxBytes == 0 {
+		s.MaxBytes = DefaultMaxBytes
+	}
+	if s.Replicas == 0 {
+		s.Replicas = 1
+	}
+	if s.Version == 0 {
+		s.Version = 1
+	}
+	return s
 }
 
 // ErrNone says that the request has no result: it is not finished, nobody made
@@ -48,7 +71,7 @@ type Store struct {
 }
 
 // New returns a store; it asks the broker for nothing.
-func New(b *bus.Bus, s Settings) *Store { return &Store{bus: b, settings: s} }
+func New(b *bus.Bus, s Settings) *Store { return &Store{bus: b, settings: s.WithDefaults()} }
 
 // Ensure creates the stream, or changes it where these settings are of a higher
 // version than its own. It is safe to call from everybody at once.
@@ -63,7 +86,7 @@ func (s *Store) Ensure(ctx context.Context) error {
 		MaxBytes:          s.settings.MaxBytes,
 		MaxMsgsPerSubject: 1,
 		Storage:           jetstream.FileStorage,
-		Replicas:          max(1, s.settings.Replicas),
+		Replicas:          s.settings.Replicas,
 		Duplicates:        min(dedupWindow, s.settings.Retention),
 		AllowDirect:       true,
 	}, s.settings.Version)

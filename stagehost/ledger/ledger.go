@@ -79,9 +79,10 @@ type Ledger struct {
 }
 
 type entry struct {
-	state  State
-	epoch  string
-	orphan bool
+	state State
+	// queue is where the item came from, epoch when that was made.
+	queue, epoch string
+	orphan       bool
 }
 
 // New returns a ledger of at most bound items.
@@ -89,16 +90,17 @@ func New(bound int) *Ledger {
 	return &Ledger{bound: bound, items: make(map[ID]*entry, bound)}
 }
 
-// Admit takes an item, queued. The epoch tells the queue it came from, and is
-// empty for an item that came from none.
-func (l *Ledger) Admit(id ID, epoch string) error {
+// Admit takes an item, queued. The epoch tells the queue of that name that it
+// came from from those before and after, and is empty for an item that came from
+// none.
+func (l *Ledger) Admit(id ID, queue, epoch string) error {
 	if _, there := l.items[id]; there {
 		return fmt.Errorf("item %d: %w", id, ErrTwice)
 	}
 	if len(l.items) >= l.bound {
 		return fmt.Errorf("item %d: %w: %d", id, ErrFull, l.bound)
 	}
-	l.items[id] = &entry{epoch: epoch, orphan: epoch == ""}
+	l.items[id] = &entry{queue: queue, epoch: epoch, orphan: epoch == ""}
 	l.counts[Queued]++
 	return nil
 }
@@ -120,11 +122,11 @@ func (l *Ledger) Sent(id ID) (Verb, error) { return l.settle(id, Ack, Sending) }
 // forgotten; the verb settles it.
 func (l *Ledger) GiveBack(id ID) (Verb, error) { return l.settle(id, Nak, Queued, Running, Sending) }
 
-// QueueReplaced says that the queue's epoch is now another one: items of any
-// other are settled by Discard.
-func (l *Ledger) QueueReplaced(epoch string) (orphans int) {
+// QueueReplaced says what the queue's epoch is now: its items of any other are
+// settled by Discard.
+func (l *Ledger) QueueReplaced(queue, epoch string) (orphans int) {
 	for _, e := range l.items {
-		if e.epoch != epoch && !e.orphan {
+		if e.queue == queue && e.epoch != epoch && !e.orphan {
 			e.orphan = true
 			orphans++
 		}

@@ -15,7 +15,7 @@ func TestItemIsAckedAfterWhatItBecameIsAcknowledged(t *testing.T) {
 	t.Parallel()
 	l := ledger.New(4)
 	steps := []func() error{
-		func() error { return l.Admit(1, "e") },
+		func() error { return l.Admit(1, "q", "e") },
 		func() error { return l.Dispatch(1) },
 		func() error { return l.Send(1) },
 	}
@@ -62,12 +62,12 @@ func TestEventsThatAStateDoesNotAllowChangeNothing(t *testing.T) {
 		},
 		"admitted twice": {
 			func(*ledger.Ledger) error { return nil },
-			func(l *ledger.Ledger) error { return l.Admit(1, "e") },
+			func(l *ledger.Ledger) error { return l.Admit(1, "q", "e") },
 			ledger.ErrTwice, ledger.Queued,
 		},
 		"over the bound": {
-			func(l *ledger.Ledger) error { return l.Admit(2, "e") },
-			func(l *ledger.Ledger) error { return l.Admit(3, "e") },
+			func(l *ledger.Ledger) error { return l.Admit(2, "q", "e") },
+			func(l *ledger.Ledger) error { return l.Admit(3, "q", "e") },
 			ledger.ErrFull, ledger.Queued,
 		},
 	}
@@ -75,7 +75,7 @@ func TestEventsThatAStateDoesNotAllowChangeNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			l := ledger.New(2)
-			if err := errors.Join(l.Admit(1, "e"), test.prepare(l)); err != nil {
+			if err := errors.Join(l.Admit(1, "q", "e"), test.prepare(l)); err != nil {
 				t.Fatal(err)
 			}
 			held := l.Len()
@@ -92,13 +92,13 @@ func TestEventsThatAStateDoesNotAllowChangeNothing(t *testing.T) {
 func TestItemsOfAReplacedQueueAreDiscarded(t *testing.T) {
 	t.Parallel()
 	l := ledger.New(4)
-	if err := errors.Join(l.Admit(1, "old"), l.Admit(2, "new"), l.Admit(3, "")); err != nil {
+	if err := errors.Join(l.Admit(1, "q", "old"), l.Admit(2, "q", "new"), l.Admit(3, "", ""), l.Admit(4, "other", "old")); err != nil {
 		t.Fatal(err)
 	}
-	if n := l.QueueReplaced("new"); n != 1 {
+	if n := l.QueueReplaced("q", "new"); n != 1 {
 		t.Fatalf("%d orphans, want 1", n)
 	}
-	want := map[ledger.ID]ledger.Verb{1: ledger.Discard, 2: ledger.Nak, 3: ledger.Discard}
+	want := map[ledger.ID]ledger.Verb{1: ledger.Discard, 2: ledger.Nak, 3: ledger.Discard, 4: ledger.Nak}
 	for id, verb := range want {
 		if got, err := l.GiveBack(id); err != nil || got != verb {
 			t.Errorf("item %d: %v, %v, want %v", id, got, err, verb)
@@ -140,7 +140,7 @@ func TestAnySequenceOfEventsSettlesEachItemOnceAndLeavesNothingHeld(t *testing.T
 				if m.settled[id] > 0 {
 					return // a host never gives an id twice
 				}
-				if err := l.Admit(id, m.current); err == nil {
+				if err := l.Admit(id, "q", m.current); err == nil {
 					m.state[id], m.epoch[id] = ledger.Queued, m.current
 				}
 			},
@@ -177,7 +177,7 @@ func TestAnySequenceOfEventsSettlesEachItemOnceAndLeavesNothingHeld(t *testing.T
 			},
 			"queue replaced": func(t *rapid.T) {
 				m.current += "a"
-				l.QueueReplaced(m.current)
+				l.QueueReplaced("q", m.current)
 			},
 			"": func(t *rapid.T) { agree(t, l, m, bound) },
 		})

@@ -1,0 +1,143 @@
+package stagehost_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/result"
+	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+)
+
+// durable is an edit.
+func durable(e *envelope.Envelope) { e.Durability = pipeline.File }
+
+// emptiedFile waits until nothing durable waits or is in hand.
+func (b *bed) emptiedFile() {
+	b.t.Helper()
+	bustest.Eventually(b.t, "the file queue is empty", func() bool {
+		info, err := b.bus.Queue(b.t.Context(), stage, pipeline.File)
+		return err == nil && info.Items == 0
+	})
+}
+
+// stored returns the request's stored answer, which must be there by now.
+func (b *bed) stored(request pipeline.RequestID) *envelope.Reply {
+	b.t.Helper()
+	r, err := result.New(b.bus, result.Settings{}).Get(b.t.Context(), request)
+	if err != nil {
+		b.t.Fatalf("result: %v", err)
+	}
+	return r.Reply
+}
+
+func TestDurableAnswerIsStoredBeforeItIsTold(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.host(inproc.Each(inproc.Settings{}, echo))
+	c := b.ask("kept", durable)
+	c.output()
+	if got := b.stored(c.env.RequestID); first(got.Parts) != "kept" || len(got.Timings) != 1 {
+		t.Errorf("stored %+v", got)
+	}
+	b.emptiedFile()
+}
+
+func TestFaultOfADurableRequestIsStored(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.host(inproc.Each(inproc.Settings{}, echo))
+	c := b.ask("late", durable, deadline(0))
+	c.fails(fault.DeadlineExceeded)
+	if got := b.stored(c.env.RequestID); got.Fault == nil || got.Fault.Reason != fault.DeadlineExceeded {
+		t.Errorf("stored %+v", got)
+	}
+	b.emptiedFile()
+}
+
+func TestAnswerOfALaterExecutionIsTheFirstOnes(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	h := b.host(inproc.Each(inproc.Settings{}, echo))
+	one := b.ask("first", durable)
+	one.output()
+	again := b.ask("second", durable, func(e *envelope.Envelope) { e.RequestID = one.env.RequestID })
+	if r := again.next(); !r.Stored || r.Fault != nil || len(r.Parts) != 0 {
+		t.Errorf("answered with %+v, want the word that there is an answer", r)
+	}
+	if got := b.stored(one.env.RequestID); first(got.Parts) != "first" {
+		t.Errorf("stored %+v", got)
+	}
+	h.awaitCount("stagemesh.stage.outrun", 1)
+	b.emptiedFile()
+}
+
+func TestStoredAnswerWaitsForNoGateway(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.host(inproc.Each(inproc.Settings{}, echo))
+	c := b.ask("kept", durable, func(e *envelope.Envelope) { e.Gateway = "gone" })
+	b.emptiedFile()
+	if got := b.stored(c.env.RequestID); first(got.Parts) != "kept" {
+		t.Errorf("stored %+v", got)
+	}
+}
+
+// The item is held, and the stream is made again.
+func TestAnswerIsHeldUntilItIsStored(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	g := newGate()
+	b.host(g)
+	c := b.ask("held", durable)
+	g.ran(t)
+	if err := b.bus.JetStream().DeleteStream(t.Context(), b.bus.ResultStream()); err != nil {
+		t.Fatal(err)
+	}
+	close(g.release)
+	c.output()
+	if got := b.stored(c.env.RequestID); first(got.Parts) != "held" {
+		t.Errorf("stored %+v", got)
+	}
+	b.emptiedFile()
+}
+
+func TestDurableItemsSurviveTheBroker(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	g := newGate()
+	h := b.host(g)
+	calls := []*call{b.ask("one", durable), b.ask("two", durable), b.ask("three", durable)}
+	g.ran(t)
+	b.broker.Stop()
+	b.broker.Restore()
+	close(g.release)
+	for _, c := range calls {
+		bustest.Eventually(t, "the answer is stored", func() bool {
+			_, err := result.New(b.bus, result.Settings{}).Get(t.Context(), c.env.RequestID)
+			if err != nil && !errors.Is(err, result.ErrNone) && !errors.Is(err, bus.ErrDisconnected) && !errors.Is(err, bus.ErrUnknown) {
+				t.Fatal(err)
+			}
+			return err == nil
+		})
+	}
+	b.emptiedFile()
+	h.stop()
+}
+
+func TestBothQueuesOfAStageAreServed(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.host(inproc.Each(inproc.Settings{}, echo))
+	for range 20 {
+		for _, c := range []*call{b.ask("memory"), b.ask("file", durable)} {
+			c.output()
+		}
+	}
+	b.emptied()
+	b.emptiedFile()
+}
