@@ -11,7 +11,9 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/stagemesh/stagemesh/mesh/attempt"
 	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/deadletter"
 	"github.com/stagemesh/stagemesh/mesh/result"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
@@ -23,6 +25,8 @@ type Host struct {
 	spec     runner.Spec
 	bus      *bus.Bus
 	results  *result.Store
+	dead     *deadletter.Store
+	starts   *attempt.Book
 	puller   *bus.Puller
 	// stopNotices ends the cancel notices.
 	stopNotices func() error
@@ -141,7 +145,10 @@ func (h *Host) connect() error {
 	if err != nil {
 		return err
 	}
-	h.bus, h.results = conn, result.New(conn, h.settings.Results)
+	h.bus = conn
+	h.results = result.New(conn, h.settings.Results)
+	h.dead = deadletter.New(conn, h.settings.DeadLetters)
+	h.starts = attempt.New(conn, h.settings.Starts)
 	h.puller, err = conn.Pull(bus.PullSettings{
 		Stage:        h.settings.Stage,
 		Durabilities: h.settings.Queue.Durabilities,

@@ -44,7 +44,7 @@ type item struct {
 	// outbox is what the item became, one message after the other: the next
 	// step's item, or the caller's answer, which is stored first where the
 	// request is durable. tries are those to send the first of them.
-	outbox []bus.Message
+	outbox []outgoing
 	// answered says that the outbox is an answer.
 	answered bool
 	tries    int
@@ -59,8 +59,24 @@ func (it *item) suspect() bool { return it.delivery.Deliveries > 1 }
 // durable reports whether the request's answer is stored.
 func (it *item) durable() bool { return it.env.Durability == pipeline.File }
 
-// storing reports whether the answer is to be stored before it is sent.
+// storing reports whether something is to be stored before it is told.
 func (it *item) storing() bool { return len(it.outbox) > 1 }
+
+// outgoing is a message of what an item became.
+type outgoing struct {
+	bus.Message
+	to destination
+}
+
+// destination is who gets a message.
+type destination uint8
+
+const (
+	toNext destination = iota
+	toGateway
+	toResults
+	toDead
+)
 
 func (it *item) expired(now time.Time) bool { return !now.Before(it.env.Deadline) }
 

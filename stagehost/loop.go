@@ -157,6 +157,10 @@ func (e *arrived) apply(l *loop) {
 		l.fail(it, e.fault)
 		return
 	}
+	if it.delivery.Deliveries >= maxDeliveries {
+		l.bury(it, nil, exhausted(it.delivery, l.host.settings.Stage))
+		return
+	}
 	if it.expired(time.Now()) {
 		l.expireOne(it)
 		return

@@ -19,9 +19,7 @@ func (h *Host) malformed(d bus.Delivery, err error) {
 	h.metrics.malformed(context.Background())
 	env, ok := h.addressed(d)
 	if !ok {
-		h.settings.Logger.Warn("malformed item removed from the queue", "seq", d.Seq, "error", err)
-		h.say(d.Term("malformed"))
-		h.puller.Settled(d)
+		h.buryBytes(d, err)
 		return
 	}
 	h.settings.Logger.Warn("malformed item answered with a fault", "seq", d.Seq, "request", env.RequestID, "error", err)

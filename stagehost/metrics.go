@@ -33,6 +33,7 @@ type metrics struct {
 	unsettled   metric.Int64Counter
 	outruns     metric.Int64Counter
 	savings     metric.Int64Counter
+	burials     metric.Int64Counter
 	defects     metric.Int64Counter
 	inHand      metric.Int64Gauge
 	batchSize   metric.Int64Histogram
@@ -68,6 +69,7 @@ func (m *metrics) counters(meter metric.Meter) error {
 		{&m.replies, "stagemesh.stage.undelivered", "Answers that nobody took, by disposition."},
 		{&m.unsettled, "stagemesh.stage.unsettled", "Items that could not be settled with their queue; they come again."},
 		{&m.savings, "stagemesh.stage.called_off", "Items dropped because their request was called off."},
+		{&m.burials, "stagemesh.stage.buried", "Messages that became dead letters."},
 		{&m.outruns, "stagemesh.stage.outrun", "Durable requests whose answer another execution had stored before."},
 		{&m.defects, "stagemesh.stage.defects", "Things that cannot happen."},
 	} {
@@ -172,6 +174,7 @@ func (m *metrics) expired(ctx context.Context)   { m.lapsed.Add(ctx, 1, m.base) 
 func (m *metrics) resent(ctx context.Context)    { m.resends.Add(ctx, 1, m.base) }
 func (m *metrics) outrun(ctx context.Context)    { m.outruns.Add(ctx, 1, m.base) }
 func (m *metrics) saved(ctx context.Context)     { m.savings.Add(ctx, 1, m.base) }
+func (m *metrics) buried(ctx context.Context)    { m.burials.Add(ctx, 1, m.base) }
 func (m *metrics) unsaid(ctx context.Context)    { m.unsettled.Add(ctx, 1, m.base) }
 func (m *metrics) defect(ctx context.Context)    { m.defects.Add(ctx, 1, m.base) }
 

@@ -74,7 +74,7 @@ func (h *Host) ensureOnConnection(ctx context.Context, reconnects <-chan struct{
 
 func (h *Host) ensure(ctx context.Context) error {
 	if h.settings.Queue.durable() {
-		if err := h.results.Ensure(ctx); err != nil {
+		if err := errors.Join(h.results.Ensure(ctx), h.dead.Ensure(ctx), h.starts.Ensure(ctx)); err != nil {
 			return err
 		}
 	}

@@ -68,6 +68,14 @@ func (r *run) latest() time.Time {
 func (h *Host) goRun(slot runner.Slot, r *run) {
 	h.runs.Go(func() {
 		defer r.cancel()
+		if h.recorded(r) {
+			if starts := h.begin(r); len(starts) >= h.settings.Attempts {
+				slot.Release()
+				h.post(&blamed{run: r, starts: starts})
+				return
+			}
+			defer h.end(r)
+		}
 		start := time.Now()
 		err := slot.Do(r.ctx, r.batch, r)
 		r.close()

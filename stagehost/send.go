@@ -54,7 +54,7 @@ func (h *Host) prepare(it *item, what became) *fault.Fault {
 	} else {
 		var next bus.Message
 		next, err = h.bus.Item(it.env.Next(it.env.Parts, what.parts, it.timing))
-		it.outbox = []bus.Message{next}
+		it.outbox = []outgoing{{next, toNext}}
 	}
 	if err != nil {
 		return unsent(it.env.Hop(), err)
@@ -70,12 +70,12 @@ func (h *Host) prepareAnswer(it *item, reply *envelope.Reply) error {
 	if err != nil {
 		return err
 	}
-	it.outbox, it.answered = []bus.Message{message}, true
+	it.outbox, it.answered = []outgoing{{message, toGateway}}, true
 	if !it.durable() {
 		return nil
 	}
 	stored, err := h.bus.Result(it.env.Result(reply, time.Now()))
-	it.outbox = []bus.Message{stored, message}
+	it.outbox = []outgoing{{stored, toResults}, {message, toGateway}}
 	return err
 }
 
@@ -125,8 +125,8 @@ func (h *Host) here(it *item, f *fault.Fault) *fault.Fault {
 	return f.At(string(hop.Stage), string(hop.Step), string(h.settings.Host))
 }
 
-// sendFault sends a fault as what the item became.
-func (l *loop) sendFault(it *item, f *fault.Fault) {
+// sendFault sends a fault as what the item became, after the other messages.
+func (l *loop) sendFault(it *item, f *fault.Fault, before ...outgoing) {
 	reply := it.answer()
 	reply.Fault = f
 	if err := l.host.prepareAnswer(it, reply); err != nil {
@@ -135,7 +135,7 @@ func (l *loop) sendFault(it *item, f *fault.Fault) {
 		l.done(it)
 		return
 	}
-	it.tries = 0
+	it.outbox, it.tries = append(before, it.outbox...), 0
 	l.send(it)
 }
 
@@ -153,7 +153,7 @@ func (l *loop) send(it *item) {
 		it.firstTry = time.Now()
 	}
 	it.tries++
-	l.host.bus.Send(it.outbox[0], func(receipt bus.Receipt, err error) {
+	l.host.bus.Send(it.outbox[0].Message, func(receipt bus.Receipt, err error) {
 		l.host.tell(&sent{item: it, receipt: receipt, err: err})
 	})
 }
@@ -191,11 +191,12 @@ func (e *sent) apply(l *loop) {
 	}
 }
 
-// stored goes on to tell the caller's gateway. Where another execution's answer
-// was stored before, that is the answer.
+// stored goes on to what is to be stored or told next. Where another execution's
+// answer was stored before, that is the answer.
 func (l *loop) stored(it *item, r bus.Receipt) {
+	was := it.outbox[0].to
 	it.outbox, it.tries = it.outbox[1:], 0
-	if r.Duplicate {
+	if was == toResults && r.Duplicate {
 		l.host.metrics.outrun(context.Background())
 		reply := it.answer()
 		reply.Stored = true
@@ -205,7 +206,7 @@ func (l *loop) stored(it *item, r bus.Receipt) {
 			l.done(it)
 			return
 		}
-		it.outbox = []bus.Message{notice}
+		it.outbox = []outgoing{{notice, toGateway}}
 	}
 	l.send(it)
 }

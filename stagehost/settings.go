@@ -9,7 +9,9 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/stagemesh/stagemesh/mesh/attempt"
 	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/deadletter"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/result"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
@@ -34,8 +36,14 @@ type Settings struct {
 
 	Bus   bus.Settings
 	Queue QueueSettings
-	// Results are where the answers to durable requests are kept.
-	Results result.Settings
+	// Attempts is how many runs of an item alone may end the process that runs
+	// it before the item is blamed; 0 means DefaultAttempts.
+	Attempts int
+	// Results are where the answers to durable requests are kept, DeadLetters
+	// what the host gave up on, and Starts which runs have begun.
+	Results     result.Settings
+	DeadLetters deadletter.Settings
+	Starts      attempt.Settings
 
 	// Listen is the address of the gRPC StageService; empty means none. It is
 	// taken before the runner starts.
@@ -75,6 +83,7 @@ const (
 	DefaultMaxBytes     = 128 << 20
 	DefaultMaxAge       = 10 * time.Minute
 	DefaultAckWait      = 2 * time.Second
+	DefaultAttempts     = 2
 	DefaultStartTimeout = 10 * time.Minute
 	DefaultDrainTimeout = 30 * time.Second
 
@@ -95,7 +104,7 @@ func (s Settings) withDefaults() Settings {
 	orDefault(&s.Queue.MaxAge, DefaultMaxAge)
 	orDefault(&s.Queue.AckWait, DefaultAckWait)
 	orDefault(&s.Queue.Replicas, 1)
-	s.Results = s.Results.WithDefaults()
+	orDefault(&s.Attempts, DefaultAttempts)
 	orDefault(&s.StartTimeout, DefaultStartTimeout)
 	orDefault(&s.DrainTimeout, DefaultDrainTimeout)
 	return s
@@ -131,6 +140,9 @@ func (s Settings) validateBounds() error {
 		if d != pipeline.Memory && d != pipeline.File || slices.Contains(s.Queue.Durabilities[:i], d) {
 			return fmt.Errorf("queue.durabilities: use memory, file or both, each once, not %q", s.Queue.Durabilities)
 		}
+	}
+	if s.Attempts < 1 {
+		return fmt.Errorf("attempts: %d, at least 1 is needed", s.Attempts)
 	}
 	if s.Queue.AckWait < time.Second {
 		return fmt.Errorf("queue.ack_wait: %s, at least 1s is needed", s.Queue.AckWait)

@@ -34,9 +34,12 @@ type QueueSettings struct {
 	Version int
 }
 
+// MaxDeliver is how often the broker delivers an item at most; then it lies in
+// its queue unseen. Hosts decide before.
+const MaxDeliver = 20
+
 // Bounds of the server's own nets, beyond what hosts decide by themselves.
 const (
-	maxDeliver = 20
 	maxWaiting = 4096
 	minWindow  = time.Second
 )
@@ -131,7 +134,7 @@ func (b *Bus) streamConfig(s QueueSettings) jetstream.StreamConfig {
 		MaxBytes:    s.MaxBytes,
 		Storage:     storage,
 		Replicas:    max(1, s.Replicas),
-		Duplicates:  max(minWindow, maxDeliver*s.AckWait),
+		Duplicates:  max(minWindow, MaxDeliver*s.AckWait),
 		Metadata:    map[string]string{metadataVersion: strconv.Itoa(s.Version)},
 	}
 	if s.Durability == pipeline.Memory && s.MaxAge > 0 {
@@ -199,7 +202,7 @@ func (b *Bus) consumerConfig(s QueueSettings, class pipeline.Class, epoch Epoch)
 		FilterSubject: b.Stage(s.Stage, s.Durability, class),
 		AckPolicy:     jetstream.AckExplicitPolicy,
 		AckWait:       s.AckWait,
-		MaxDeliver:    maxDeliver,
+		MaxDeliver:    MaxDeliver,
 		MaxAckPending: -1,
 		MaxWaiting:    maxWaiting,
 	}

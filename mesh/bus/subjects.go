@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"strconv"
 	"strings"
 
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -65,6 +66,19 @@ func (s Subjects) Results() string { return s.Result("*") }
 
 // ResultStream is the name of the stream that holds them.
 func (s Subjects) ResultStream() string { return string(s.mesh) + "_results" }
+
+// Start is where it is on record that runs of an execution's step have started.
+func (s Subjects) Start(execution pipeline.ExecutionID, position int) string {
+	return s.starts() + string(execution) + "." + strconv.Itoa(position)
+}
+
+// Starts matches the records of all executions.
+func (s Subjects) Starts() string { return s.starts() + "*.*" }
+
+func (s Subjects) starts() string { return string(s.mesh) + ".start." }
+
+// StartStream is the name of the stream that holds them.
+func (s Subjects) StartStream() string { return string(s.mesh) + "_starts" }
 
 // Dead is where the letters about a stage's items go that the mesh gave up on.
 func (s Subjects) Dead(stage pipeline.StageName) string {

@@ -28,7 +28,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// Settings of the stream of letters.
+// Settings of the stream of letters; 0 means the default.
 type Settings struct {
 	Retention time.Duration
 	// MaxBytes bounds all letters together; the broker reserves it.
@@ -37,6 +37,23 @@ type Settings struct {
 	// Version of these settings: an existing stream is changed only by a higher
 	// one.
 	Version int
+}
+
+// Defaults of Settings.
+const (
+	DefaultRetention = 14 * 24 * time.Hour
+	DefaultMaxBytes  = 256 << 20
+)
+
+func (s Settings) withDefaults() Settings {
+	if s.Retention == 0 {
+		s.Retention = DefaultRetention
+	}
+	if s.MaxBytes == 0 {
+		s.MaxBytes = DefaultMaxBytes
+	}
+	s.Replicas, s.Version = max(1, s.Replicas), max(1, s.Version)
+	return s
 }
 
 // What can become of a question.
@@ -61,7 +78,7 @@ type Store struct {
 }
 
 // New returns a store; it asks the broker for nothing.
-func New(b *bus.Bus, s Settings) *Store { return &Store{bus: b, settings: s} }
+func New(b *bus.Bus, s Settings) *Store { return &Store{bus: b, settings: s.withDefaults()} }
 
 // dedupWindow is how long a host may take to hear that its letter is stored.
 const dedupWindow = 2 * time.Minute
@@ -78,7 +95,7 @@ func (s *Store) Ensure(ctx context.Context) error {
 		MaxAge:      s.settings.Retention,
 		MaxBytes:    s.settings.MaxBytes,
 		Storage:     jetstream.FileStorage,
-		Replicas:    max(1, s.settings.Replicas),
+		Replicas:    s.settings.Replicas,
 		Duplicates:  min(dedupWindow, s.settings.Retention),
 		AllowDirect: true,
 	}, s.settings.Version)

@@ -57,9 +57,7 @@ func (d *DeadLetter) Encode() ([]byte, error) {
 		QueuedAt:   timestamppb.New(d.QueuedAt),
 		DiedAt:     timestamppb.New(d.DiedAt),
 	}
-	for _, s := range d.Starts {
-		out.Starts = append(out.Starts, &meshv1.RunStart{Host: string(s.Host), At: timestamppb.New(s.At)})
-	}
+	out.Starts = startsToProto(d.Starts)
 	return proto.Marshal(out)
 }
 
@@ -89,10 +87,12 @@ func deadLetterFromProto(in *meshv1.DeadLetter) (*DeadLetter, error) {
 		return nil, fmt.Errorf("queued at: %w", in.GetQueuedAt().CheckValid())
 	case in.GetDiedAt().CheckValid() != nil:
 		return nil, fmt.Errorf("died at: %w", in.GetDiedAt().CheckValid())
-	case len(in.GetStarts()) > maxStarts:
-		return nil, fmt.Errorf("%d starts, at most %d are taken", len(in.GetStarts()), maxStarts)
 	}
-	out := &DeadLetter{
+	starts, err := startsFromProto(in.GetStarts())
+	if err != nil {
+		return nil, err
+	}
+	return &DeadLetter{
 		Mesh:       pipeline.MeshName(in.GetMesh()),
 		Stage:      pipeline.StageName(in.GetStage()),
 		Host:       pipeline.HostID(in.GetHost()),
@@ -101,17 +101,51 @@ func deadLetterFromProto(in *meshv1.DeadLetter) (*DeadLetter, error) {
 		Fault:      fault.FromProto(in.GetFault()),
 		Item:       in.GetItem(),
 		Deliveries: int(min(in.GetDeliveries(), maxDeliveries)),
+		Starts:     starts,
 		QueuedAt:   in.GetQueuedAt().AsTime(),
 		DiedAt:     in.GetDiedAt().AsTime(),
-	}
-	for _, s := range in.GetStarts() {
-		if err := s.GetAt().CheckValid(); err != nil {
-			return nil, fmt.Errorf("start: %w", err)
-		}
-		out.Starts = append(out.Starts, RunStart{Host: pipeline.HostID(s.GetHost()), At: s.GetAt().AsTime()})
-	}
-	return out, nil
+	}, nil
 }
 
 // maxDeliveries fits an int everywhere; a queue counts far less.
 const maxDeliveries = 1 << 30
+
+// EncodeStarts returns the bytes of a record of starts.
+func EncodeStarts(starts []RunStart) ([]byte, error) {
+	return proto.Marshal(&meshv1.RunStarts{Starts: startsToProto(starts)})
+}
+
+// DecodeStarts reads a record of starts from bytes that anybody may have stored.
+func DecodeStarts(data []byte) ([]RunStart, error) {
+	var in meshv1.RunStarts
+	if err := proto.Unmarshal(data, &in); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
+	}
+	out, err := startsFromProto(in.GetStarts())
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
+	}
+	return out, nil
+}
+
+func startsToProto(starts []RunStart) []*meshv1.RunStart {
+	var out []*meshv1.RunStart
+	for _, s := range starts {
+		out = append(out, &meshv1.RunStart{Host: string(s.Host), At: timestamppb.New(s.At)})
+	}
+	return out
+}
+
+func startsFromProto(in []*meshv1.RunStart) ([]RunStart, error) {
+	if len(in) > maxStarts {
+		return nil, fmt.Errorf("%d starts, at most %d are taken", len(in), maxStarts)
+	}
+	var out []RunStart
+	for _, s := range in {
+		if err := s.GetAt().CheckValid(); err != nil {
+			return nil, fmt.Errorf("start: %w", err)
+		}
+		out = append(out, RunStart{Host: pipeline.HostID(s.GetHost()), At: s.GetAt().AsTime()})
+	}
+	return out, nil
+}

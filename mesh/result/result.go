@@ -43,20 +43,14 @@ const (
 	DefaultMaxBytes  = 256 << 20
 )
 
-// WithDefaults returns the settings with every 0 replaced.
-func (s Settings) WithDefaults() Settings {
+func (s Settings) withDefaults() Settings {
 	if s.Retention == 0 {
 		s.Retention = DefaultRetention
 	}
 	if s.MaxBytes == 0 {
 		s.MaxBytes = DefaultMaxBytes
 	}
-	if s.Replicas == 0 {
-		s.Replicas = 1
-	}
-	if s.Version == 0 {
-		s.Version = 1
-	}
+	s.Replicas, s.Version = max(1, s.Replicas), max(1, s.Version)
 	return s
 }
 
@@ -71,7 +65,7 @@ type Store struct {
 }
 
 // New returns a store; it asks the broker for nothing.
-func New(b *bus.Bus, s Settings) *Store { return &Store{bus: b, settings: s.WithDefaults()} }
+func New(b *bus.Bus, s Settings) *Store { return &Store{bus: b, settings: s.withDefaults()} }
 
 // Ensure creates the stream, or changes it where these settings are of a higher
 // version than its own. It is safe to call from everybody at once.

@@ -33,7 +33,7 @@ var importTable = rules{
 		{packages: list(envelope), mayImport: list(proto, tensor, fault, payload, pipeline)},
 		{packages: list(bus), mayImport: list(proto, tensor, fault, payload, pipeline, envelope)},
 		{
-			packages:  list("mesh/bus/bustest", "mesh/result", "mesh/deadletter", "mesh/claim"),
+			packages:  list("mesh/bus/bustest", "mesh/result", "mesh/deadletter", "mesh/attempt", "mesh/claim"),
 			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus),
 		},
 		{packages: list("mesh/placement"), mayImport: list(fault, pipeline, payload)},
@@ -55,7 +55,7 @@ var importTable = rules{
 		{packages: list("gateway/admit", "gateway/correlate", "gateway/catalog"), mayImport: list(fault, payload, pipeline)},
 		{
 			packages:  list("gateway/call"),
-			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "gateway/admit", "gateway/correlate", "gateway/catalog"),
+			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/result", "gateway/admit", "gateway/correlate", "gateway/catalog"),
 		},
 		{packages: list("gateway/front/*"), mayImport: list(proto, tensor, fault, payload, pipeline, "gateway/call", "gateway/front/*")},
 		{packages: list("gateway/adminapi", "gateway/openapi"), mayImport: list(proto, fault, payload, pipeline, "gateway/call", "gateway/catalog")},
@@ -72,7 +72,7 @@ var importTable = rules{
 		{
 			packages: list("github.com/nats-io/nats.go/..."),
 			mayAppearIn: list(
-				bus, "mesh/result", "mesh/deadletter", "mesh/claim", "discovery/natskv",
+				bus, "mesh/result", "mesh/deadletter", "mesh/attempt", "mesh/claim", "discovery/natskv",
 				// The baseline that the bench command compares the mesh with.
 				"services/stagemesh/bench",
 			),

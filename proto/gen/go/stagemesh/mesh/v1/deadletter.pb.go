@@ -156,6 +156,52 @@ func (x *DeadLetter) GetDiedAt() *timestamppb.Timestamp {
 	return nil
 }
 
+// RunStarts are the starts on record of one item's runs that may have ended the
+// process.
+type RunStarts struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Starts        []*RunStart            `protobuf:"bytes,1,rep,name=starts,proto3" json:"starts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RunStarts) Reset() {
+	*x = RunStarts{}
+	mi := &file_stagemesh_mesh_v1_deadletter_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RunStarts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RunStarts) ProtoMessage() {}
+
+func (x *RunStarts) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_mesh_v1_deadletter_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RunStarts.ProtoReflect.Descriptor instead.
+func (*RunStarts) Descriptor() ([]byte, []int) {
+	return file_stagemesh_mesh_v1_deadletter_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *RunStarts) GetStarts() []*RunStart {
+	if x != nil {
+		return x.Starts
+	}
+	return nil
+}
+
 // RunStart records that a host began to run an item.
 type RunStart struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -167,7 +213,7 @@ type RunStart struct {
 
 func (x *RunStart) Reset() {
 	*x = RunStart{}
-	mi := &file_stagemesh_mesh_v1_deadletter_proto_msgTypes[1]
+	mi := &file_stagemesh_mesh_v1_deadletter_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -179,7 +225,7 @@ func (x *RunStart) String() string {
 func (*RunStart) ProtoMessage() {}
 
 func (x *RunStart) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_mesh_v1_deadletter_proto_msgTypes[1]
+	mi := &file_stagemesh_mesh_v1_deadletter_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -192,7 +238,7 @@ func (x *RunStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunStart.ProtoReflect.Descriptor instead.
 func (*RunStart) Descriptor() ([]byte, []int) {
-	return file_stagemesh_mesh_v1_deadletter_proto_rawDescGZIP(), []int{1}
+	return file_stagemesh_mesh_v1_deadletter_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *RunStart) GetHost() string {
@@ -231,7 +277,9 @@ const file_stagemesh_mesh_v1_deadletter_proto_rawDesc = "" +
 	"\x06starts\x18\t \x03(\v2\x1b.stagemesh.mesh.v1.RunStartR\x06starts\x127\n" +
 	"\tqueued_at\x18\n" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\bqueuedAt\x123\n" +
-	"\adied_at\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\x06diedAt\"J\n" +
+	"\adied_at\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\x06diedAt\"@\n" +
+	"\tRunStarts\x123\n" +
+	"\x06starts\x18\x01 \x03(\v2\x1b.stagemesh.mesh.v1.RunStartR\x06starts\"J\n" +
 	"\bRunStart\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12*\n" +
 	"\x02at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02atBFZDgithub.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1;meshv1b\x06proto3"
@@ -248,26 +296,28 @@ func file_stagemesh_mesh_v1_deadletter_proto_rawDescGZIP() []byte {
 	return file_stagemesh_mesh_v1_deadletter_proto_rawDescData
 }
 
-var file_stagemesh_mesh_v1_deadletter_proto_msgTypes = make([]protoimpl.MessageInfo, 2)
+var file_stagemesh_mesh_v1_deadletter_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
 var file_stagemesh_mesh_v1_deadletter_proto_goTypes = []any{
 	(*DeadLetter)(nil),            // 0: stagemesh.mesh.v1.DeadLetter
-	(*RunStart)(nil),              // 1: stagemesh.mesh.v1.RunStart
-	(v1.Durability)(0),            // 2: stagemesh.inference.v1.Durability
-	(*Fault)(nil),                 // 3: stagemesh.mesh.v1.Fault
-	(*timestamppb.Timestamp)(nil), // 4: google.protobuf.Timestamp
+	(*RunStarts)(nil),             // 1: stagemesh.mesh.v1.RunStarts
+	(*RunStart)(nil),              // 2: stagemesh.mesh.v1.RunStart
+	(v1.Durability)(0),            // 3: stagemesh.inference.v1.Durability
+	(*Fault)(nil),                 // 4: stagemesh.mesh.v1.Fault
+	(*timestamppb.Timestamp)(nil), // 5: google.protobuf.Timestamp
 }
 var file_stagemesh_mesh_v1_deadletter_proto_depIdxs = []int32{
-	2, // 0: stagemesh.mesh.v1.DeadLetter.durability:type_name -> stagemesh.inference.v1.Durability
-	3, // 1: stagemesh.mesh.v1.DeadLetter.fault:type_name -> stagemesh.mesh.v1.Fault
-	1, // 2: stagemesh.mesh.v1.DeadLetter.starts:type_name -> stagemesh.mesh.v1.RunStart
-	4, // 3: stagemesh.mesh.v1.DeadLetter.queued_at:type_name -> google.protobuf.Timestamp
-	4, // 4: stagemesh.mesh.v1.DeadLetter.died_at:type_name -> google.protobuf.Timestamp
-	4, // 5: stagemesh.mesh.v1.RunStart.at:type_name -> google.protobuf.Timestamp
-	6, // [6:6] is the sub-list for method output_type
-	6, // [6:6] is the sub-list for method input_type
-	6, // [6:6] is the sub-list for extension type_name
-	6, // [6:6] is the sub-list for extension extendee
-	0, // [0:6] is the sub-list for field type_name
+	3, // 0: stagemesh.mesh.v1.DeadLetter.durability:type_name -> stagemesh.inference.v1.Durability
+	4, // 1: stagemesh.mesh.v1.DeadLetter.fault:type_name -> stagemesh.mesh.v1.Fault
+	2, // 2: stagemesh.mesh.v1.DeadLetter.starts:type_name -> stagemesh.mesh.v1.RunStart
+	5, // 3: stagemesh.mesh.v1.DeadLetter.queued_at:type_name -> google.protobuf.Timestamp
+	5, // 4: stagemesh.mesh.v1.DeadLetter.died_at:type_name -> google.protobuf.Timestamp
+	2, // 5: stagemesh.mesh.v1.RunStarts.starts:type_name -> stagemesh.mesh.v1.RunStart
+	5, // 6: stagemesh.mesh.v1.RunStart.at:type_name -> google.protobuf.Timestamp
+	7, // [7:7] is the sub-list for method output_type
+	7, // [7:7] is the sub-list for method input_type
+	7, // [7:7] is the sub-list for extension type_name
+	7, // [7:7] is the sub-list for extension extendee
+	0, // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_stagemesh_mesh_v1_deadletter_proto_init() }
@@ -282,7 +332,7 @@ func file_stagemesh_mesh_v1_deadletter_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stagemesh_mesh_v1_deadletter_proto_rawDesc), len(file_stagemesh_mesh_v1_deadletter_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   2,
+			NumMessages:   3,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
