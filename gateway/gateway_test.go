@@ -98,6 +98,32 @@ func TestAGatewayWithoutItsBrokerSaysSo(t *testing.T) {
 	bustest.Eventually(t, "the gateway is ready again", func() bool { return g.Ready() == nil })
 }
 
+func TestAGatewayAnswersForRequestsThatItDoesNotKnow(t *testing.T) {
+	t.Parallel()
+	g, _ := run(t, bustest.Start(t))
+	transport := &http.Transport{}
+	t.Cleanup(transport.CloseIdleConnections)
+	client, url := &http.Client{Transport: transport}, "http://"+g.Addr().String()+"/v1/requests/0199aaaa-bbbb-7ccc-8ddd-eeeeffff0000"
+	if status, reason := reasonOf(t, client, http.MethodGet, url+"/result?wait=10"); status != http.StatusNotFound || reason != fault.NotFound {
+		t.Errorf("a result: %d %s", status, reason)
+	}
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodDelete, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	response, err := client.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusNoContent {
+		t.Errorf("calling off: %s", response.Status)
+	}
+	if status, reason := reasonOf(t, client, http.MethodDelete, url[:len(url)-1]); status != http.StatusBadRequest || reason != fault.InvalidRequest {
+		t.Errorf("an id that is none: %d %s", status, reason)
+	}
+}
+
 func TestAGatewayThatStopsSaysSo(t *testing.T) {
 	t.Parallel()
 	g, stop := run(t, bustest.Start(t))

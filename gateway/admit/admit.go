@@ -21,10 +21,17 @@ type Gate struct {
 	inside  int
 	closed  bool
 	emptied chan struct{}
+
+	// open ends when the gate is closed, by shut.
+	open context.Context
+	shut context.CancelFunc
 }
 
 // New returns a gate for at most bound requests at a time.
-func New(bound int) *Gate { return &Gate{bound: bound, emptied: make(chan struct{})} }
+func New(bound int) *Gate {
+	open, shut := context.WithCancel(context.Background())
+	return &Gate{bound: bound, emptied: make(chan struct{}), open: open, shut: shut}
+}
 
 // Enter lets a request in, which must Leave, or returns the fault that refuses
 // it.
@@ -33,12 +40,17 @@ func (g *Gate) Enter() *fault.Fault {
 	defer g.mu.Unlock()
 	switch {
 	case g.closed:
-		return fault.New(fault.ShuttingDown, "the gateway is stopping").WithRetryAfter(retryAfter)
+		return Stopping()
 	case g.inside >= g.bound:
 		return fault.Newf(fault.Overloaded, "the gateway has %d requests in flight, as many as gateway.max_in_flight allows", g.bound).WithRetryAfter(retryAfter)
 	}
 	g.inside++
 	return nil
+}
+
+// Stopping is the fault of a gate that is closed.
+func Stopping() *fault.Fault {
+	return fault.New(fault.ShuttingDown, "the gateway is stopping").WithRetryAfter(retryAfter)
 }
 
 // Leave lets a request out.
@@ -61,8 +73,13 @@ func (g *Gate) Close() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.closed = true
+	g.shut()
 	g.checkEmptied()
 }
+
+// Open returns a context that ends when the gate is closed, for requests that
+// need not be finished then.
+func (g *Gate) Open() context.Context { return g.open }
 
 // Empty returns when the closed gate has let everybody out.
 func (g *Gate) Empty(ctx context.Context) error {

@@ -121,6 +121,20 @@ func TestWaitingForAnEmptyGateEndsWithItsContext(t *testing.T) {
 	})
 }
 
+func TestClosingIsHeardByThoseInside(t *testing.T) {
+	t.Parallel()
+	g := admit.New(1)
+	enter(t, g)
+	if err := g.Open().Err(); err != nil {
+		t.Errorf("before: %v", err)
+	}
+	g.Close()
+	if err := g.Open().Err(); err == nil {
+		t.Error("nothing is heard")
+	}
+	g.Leave()
+}
+
 func TestTheBoundHoldsUnderConcurrency(t *testing.T) {
 	t.Parallel()
 	const bound, callers, rounds = 4, 16, 500

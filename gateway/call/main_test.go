@@ -44,17 +44,20 @@ type bed struct {
 	nc   *nats.Conn
 	// logged is what the service found worth a warning.
 	logged *lines
+	// stops ends each request path, once.
+	stops map[*call.Service]func()
 }
 
 func newBed(t *testing.T, edits ...func(*call.Settings)) *bed {
 	t.Helper()
-	b := &bed{t: t, broker: bustest.Start(t), logged: &lines{}}
+	b := &bed{t: t, broker: bustest.Start(t), logged: &lines{}, stops: map[*call.Service]func(){}}
 	b.host, b.nc = b.broker.Connect(mesh), b.broker.Client()
 	b.service = b.start(b.broker.Connect(mesh), edits...)
 	return b
 }
 
-// start starts a request path on the connection. It stops with the test.
+// start starts a request path on the connection. It stops with the test, or by
+// b.stops before.
 func (b *bed) start(conn *bus.Bus, edits ...func(*call.Settings)) *call.Service {
 	b.t.Helper()
 	c, err := catalog.New(nil)
@@ -75,13 +78,14 @@ func (b *bed) start(conn *bus.Bus, edits ...func(*call.Settings)) *call.Service 
 	if err := service.Start(conn); err != nil {
 		b.t.Fatal(err)
 	}
-	b.t.Cleanup(func() {
+	b.stops[service] = sync.OnceFunc(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), bustest.Patience)
 		defer cancel()
 		if err := service.Stop(ctx); err != nil {
 			b.t.Errorf("stop: %v", err)
 		}
 	})
+	b.t.Cleanup(b.stops[service])
 	return service
 }
 

@@ -18,17 +18,19 @@ type metrics struct {
 	duration   metric.Float64Histogram
 	replies    metric.Int64Counter
 	collisions metric.Int64Counter
+	cancels    metric.Int64Counter
 }
 
 func newMetrics(meter metric.Meter, table *correlate.Table) (*metrics, error) {
 	m := &metrics{}
-	var errs [5]error
+	var errs [6]error
 	m.requests, errs[0] = meter.Int64Counter("stagemesh.gateway.requests", metric.WithDescription("Requests answered, by pipeline and reason; OK is an answer."))
 	m.duration, errs[1] = meter.Float64Histogram("stagemesh.gateway.request", metric.WithUnit("s"), metric.WithDescription("From admission to the answer."),
 		metric.WithExplicitBucketBoundaries(.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30))
-	m.replies, errs[2] = meter.Int64Counter("stagemesh.gateway.dropped_replies", metric.WithDescription("Replies dropped: late, duplicate, overflow or malformed."))
+	m.replies, errs[2] = meter.Int64Counter("stagemesh.gateway.dropped_replies", metric.WithDescription("Replies and notices dropped: late, duplicate, overflow, malformed or malformed_notice."))
 	m.collisions, errs[3] = meter.Int64Counter("stagemesh.gateway.execution_collisions", metric.WithDescription("Execution ids that the queue knew already."))
-	_, errs[4] = meter.Int64ObservableGauge("stagemesh.gateway.in_flight", metric.WithDescription("Calls that wait for their answer."),
+	m.cancels, errs[4] = meter.Int64Counter("stagemesh.gateway.cancelled", metric.WithDescription("Requests called off: withdrawn from their first queue, noticed to all, or failed."))
+	_, errs[5] = meter.Int64ObservableGauge("stagemesh.gateway.in_flight", metric.WithDescription("Calls that wait for their answer."),
 		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
 			o.Observe(int64(table.Len()))
 			return nil
@@ -52,3 +54,14 @@ func (m *metrics) reply(what string) {
 }
 
 func (m *metrics) collision() { m.collisions.Add(context.Background(), 1) }
+
+// How a request was called off.
+const (
+	withdrawn = "withdrawn"
+	noticed   = "noticed"
+	failed    = "failed"
+)
+
+func (m *metrics) cancelled(how string) {
+	m.cancels.Add(context.Background(), 1, metric.WithAttributeSet(attribute.NewSet(attribute.String("how", how))))
+}

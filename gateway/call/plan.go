@@ -131,16 +131,19 @@ func (s *Service) timeout(r *Request, p pipeline.Pipeline) (time.Duration, *faul
 	return min(r.Timeout, limit), nil
 }
 
+// durabilityOf is the request's, or else the pipeline's, or else memory.
 func durabilityOf(r *Request, p pipeline.Pipeline) (pipeline.Durability, *fault.Fault) {
 	d := r.Durability
 	if d == pipeline.DurabilityUnset {
 		d = p.Durability
 	}
 	switch d {
-	case pipeline.DurabilityUnset, pipeline.Memory:
+	case pipeline.DurabilityUnset:
 		return pipeline.Memory, nil
+	case pipeline.Memory, pipeline.File:
+		return d, nil
 	}
-	return "", fault.Newf(fault.NotSupported, "durability %.*q is not served by this version; use memory", shown, d)
+	return "", fault.Newf(fault.NotSupported, "durability %.*q is not served by this version; use memory or file", shown, d)
 }
 
 func (s *Service) checkMetadata(metadata map[string]string) *fault.Fault {

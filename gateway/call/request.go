@@ -45,9 +45,11 @@ type StepOptions struct {
 // Response is the one answer to a request.
 type Response struct {
 	RequestID string
-	Outputs   []payload.Part
-	Metadata  map[string]string
-	Timeline  Timeline
+	// Pipeline is the name that the request asked for.
+	Pipeline string
+	Outputs  []payload.Part
+	Metadata map[string]string
+	Timeline Timeline
 }
 
 // Chunk is a part of an answer that is sent while the runner still works.
@@ -61,7 +63,8 @@ type Chunk struct {
 
 // Timeline says where a request's time went.
 type Timeline struct {
-	// Total is from admission to the reply's arrival.
+	// Total is from admission to the reply's arrival, or to when a host had the
+	// answer where that was fetched later.
 	Total time.Duration
 	Steps []StepTiming
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/correlate"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
-	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/result"
 )
 
 // Settings are what the request path is made of.
@@ -36,8 +36,11 @@ type Settings struct {
 	MaxPayload int
 	// Metadata are the keys that a request may hand to runners.
 	Metadata []string
-	Logger   *slog.Logger
-	Meter    metric.Meter
+	// Results are where the answers to durable requests are kept: the same as
+	// the hosts'.
+	Results result.Settings
+	Logger  *slog.Logger
+	Meter   metric.Meter
 }
 
 // Defaults of Settings.
@@ -55,8 +58,12 @@ type Service struct {
 	table    *correlate.Table
 	bus      *bus.Bus
 	capacity *capacity
+	results  *results
+	waiting  *waiting
+	callOffs *callOffs
 
 	stopReplies func() error
+	stopCancels func() error
 	stopWatch   context.CancelFunc
 	watching    sync.WaitGroup
 }
@@ -75,36 +82,49 @@ func New(s Settings) (*Service, error) {
 	if s.MaxInFlight == 0 {
 		s.MaxInFlight = DefaultMaxInFlight
 	}
-	out := &Service{settings: s, gate: admit.New(s.MaxInFlight), table: correlate.New(s.MaxInFlight)}
+	out := &Service{settings: s, gate: admit.New(s.MaxInFlight), table: correlate.New(s.MaxInFlight), waiting: newWaiting()}
 	m, err := newMetrics(s.Meter, out.table)
 	out.metrics = m
 	return out, err
 }
 
-// Start receives replies from the bus and watches the queues that calls wait
-// in.
+// Start receives replies and notices from the bus and watches the queues that
+// calls wait in.
 func (s *Service) Start(b *bus.Bus) error {
 	s.bus = b
 	s.capacity = newCapacity(b)
-	stop, err := b.ServeReplies(s.settings.Gateway, s.receive)
-	if err != nil {
+	s.results = newResults(b, s.settings.Results, s.settings.Logger)
+	s.callOffs = newCallOffs(b, s.settings.MaxInFlight, s.metrics.cancelled)
+	if err := s.subscribe(); err != nil {
 		return err
 	}
-	s.stopReplies = stop
 	ctx, cancel := context.WithCancel(context.Background())
 	s.stopWatch = cancel
 	s.watching.Go(func() { s.watch(ctx) })
+	s.watching.Go(func() { s.results.watch(ctx, b.Reconnects()) })
 	return nil
 }
 
-// Stop lets nobody in, waits for those inside until the context ends, and stops
-// receiving replies.
+func (s *Service) subscribe() (err error) {
+	if s.stopReplies, err = s.bus.ServeReplies(s.settings.Gateway, s.receive); err != nil {
+		return err
+	}
+	if s.stopCancels, err = s.bus.ServeCancels(s.hear); err != nil {
+		return errors.Join(err, s.stopReplies())
+	}
+	return nil
+}
+
+// Stop lets nobody in, waits for those inside until the context ends, then for
+// what is being called off, which takes a second, or five where much is, and
+// stops receiving replies.
 func (s *Service) Stop(ctx context.Context) error {
 	s.gate.Close()
 	err := s.gate.Empty(ctx)
+	s.callOffs.stop()
 	s.stopWatch()
 	s.watching.Wait()
-	return errors.Join(err, s.stopReplies())
+	return errors.Join(err, s.stopCancels(), s.stopReplies())
 }
 
 // Close lets nobody in any more.
@@ -114,7 +134,7 @@ func (s *Service) Close() { s.gate.Close() }
 // not.
 func (s *Service) Ready() error {
 	if !s.bus.Connected() {
-		return fault.New(fault.BrokerUnavailable, "the broker cannot be reached").WithRetryAfter(retryAfter).Caused(bus.ErrDisconnected)
+		return unavailable(bus.ErrDisconnected)
 	}
 	return nil
 }

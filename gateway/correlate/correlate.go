@@ -70,7 +70,8 @@ type shard struct {
 
 // Waiter is one call that waits.
 type Waiter struct {
-	// Stages are on the call's route; Since is when it was registered.
+	// Stages are those in whose memory queues the call may wait: all of its
+	// route, or none of a durable call. Since is when it was registered.
 	Stages []pipeline.StageName
 	Since  time.Time
 
@@ -97,8 +98,8 @@ func New(bound int) *Table {
 	return t
 }
 
-// Register adds a call that has room for so much unread. Its errors are
-// ErrFull and ErrTwice.
+// Register adds a call that waits in the memory queues of the stages, if any,
+// and has room for so much unread. Its errors are ErrFull and ErrTwice.
 func (t *Table) Register(id pipeline.ExecutionID, stages []pipeline.StageName, room Room) (*Waiter, error) {
 	if t.count.Add(1) > t.bound {
 		t.count.Add(-1)
@@ -171,7 +172,7 @@ func (s *shard) failIf(match func(*Waiter) bool, f *fault.Fault) int {
 	return n
 }
 
-// Stages returns the stages on the routes of the calls that wait.
+// Stages returns the stages in whose memory queues calls may wait.
 func (t *Table) Stages() []pipeline.StageName {
 	seen := map[pipeline.StageName]bool{}
 	for i := range t.shards {

@@ -16,13 +16,20 @@ const RequestID = "0199aaaa-bbbb-7ccc-8ddd-eeeeffff0000"
 // Caller answers as it is told and remembers what it was asked. It is safe for
 // concurrent use.
 type Caller struct {
-	// Answer is called by both methods; nil is Echo.
+	// Answer is called by Infer, Stream and Result; nil is Echo.
 	Answer func(ctx context.Context, r *call.Request) (*call.Response, error)
 	// Chunks are emitted by Stream before it answers.
 	Chunks []call.Chunk
 
-	mu   sync.Mutex
-	last *call.Request
+	// Err, if any, is what Result and Cancel fail with. Result otherwise answers
+	// as Infer does to a request for the pipeline "stored", and Cancel agrees.
+	Err error
+
+	mu        sync.Mutex
+	last      *call.Request
+	lastID    string
+	lastWait  time.Duration
+	cancelled string
 }
 
 // Infer implements the fronts' Caller.
@@ -30,10 +37,53 @@ func (c *Caller) Infer(ctx context.Context, r *call.Request) (*call.Response, er
 	c.mu.Lock()
 	c.last = r
 	c.mu.Unlock()
-	if c.Answer == nil {
-		return Echo(ctx, r)
+	return c.answer(ctx, r)
+}
+
+// answer answers for the pipeline that the request names.
+func (c *Caller) answer(ctx context.Context, r *call.Request) (*call.Response, error) {
+	answer := c.Answer
+	if answer == nil {
+		answer = Echo
 	}
-	return c.Answer(ctx, r)
+	out, err := answer(ctx, r)
+	if out != nil && out.Pipeline == "" {
+		out.Pipeline = r.Pipeline
+	}
+	return out, err
+}
+
+// Result implements the fronts' Caller.
+func (c *Caller) Result(ctx context.Context, requestID string, wait time.Duration) (*call.Response, error) {
+	c.mu.Lock()
+	c.lastID, c.lastWait = requestID, wait
+	c.mu.Unlock()
+	if c.Err != nil {
+		return nil, c.Err
+	}
+	return c.answer(ctx, &call.Request{Pipeline: "stored"})
+}
+
+// Cancel implements the fronts' Caller.
+func (c *Caller) Cancel(_ context.Context, requestID string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.cancelled = requestID
+	return c.Err
+}
+
+// LastResult returns what Result was asked last.
+func (c *Caller) LastResult() (requestID string, wait time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.lastID, c.lastWait
+}
+
+// LastCancelled returns what Cancel was asked last.
+func (c *Caller) LastCancelled() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.cancelled
 }
 
 // Stream implements the fronts' Caller.

@@ -12,6 +12,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/header"
 	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
@@ -33,7 +34,7 @@ type answer struct {
 }
 
 // answer encodes a response.
-func (wished wish) answer(pipeline string, r *call.Response) (*answer, error) {
+func (wished wish) answer(r *call.Response) (*answer, error) {
 	out := &answer{requestID: r.RequestID, timing: header.Timing(r.Timeline)}
 	if len(r.Outputs) == 1 && r.Outputs[0].Tensor == nil && !wished.json {
 		blob := r.Outputs[0].Blob
@@ -42,8 +43,10 @@ func (wished wish) answer(pipeline string, r *call.Response) (*answer, error) {
 	}
 	var err error
 	out.contentType = jsonType
-	out.body, err = wished.document(pipeline, r)
-	return out, err
+	if out.body, err = wished.document(r); err != nil {
+		return nil, fault.From(err).WithMetadata(header.RequestIDKey, r.RequestID)
+	}
+	return out, nil
 }
 
 // write sends the answer. A caller that no longer listens is not told.
@@ -63,13 +66,13 @@ func (a *answer) write(w http.ResponseWriter) {
 }
 
 // document returns the answer as JSON.
-func (wished wish) document(pipeline string, r *call.Response) ([]byte, error) {
+func (wished wish) document(r *call.Response) ([]byte, error) {
 	dst := make([]byte, 0, 1024+2*payload.Size(r.Outputs))
 	dst = oipjson.AppendString(append(dst, `{"request_id":`...), r.RequestID)
 	if wished.id != "" {
 		dst = oipjson.AppendString(append(dst, `,"id":`...), wished.id)
 	}
-	dst = oipjson.AppendString(append(dst, `,"model_name":`...), pipeline)
+	dst = oipjson.AppendString(append(dst, `,"model_name":`...), r.Pipeline)
 	dst, err := appendOutputs(append(dst, `,"outputs":[`...), r.Outputs)
 	if err != nil {
 		return nil, err

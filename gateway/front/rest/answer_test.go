@@ -180,6 +180,12 @@ func TestPathsAndMethods(t *testing.T) {
 		{"GET", "/v1/pipelines/photos:infer", 405, fault.InvalidRequest},
 		{"PUT", "/v1/pipelines/photos:infer", 405, fault.InvalidRequest},
 		{"OPTIONS", "/v1/pipelines/photos:infer", 405, fault.InvalidRequest},
+		{"GET", "/v1/requests/a/result", 200, ""},
+		{"DELETE", "/v1/requests/a", 204, ""},
+		{"GET", "/v1/requests/", 404, fault.NotFound},
+		{"GET", "/v1/requests//result", 404, fault.NotFound},
+		{"GET", "/v1/requests/a/b/result", 404, fault.NotFound},
+		{"GET", "/v1/requests/a/results", 404, fault.NotFound},
 	} {
 		t.Run(row.method+" "+row.path, func(t *testing.T) {
 			t.Parallel()

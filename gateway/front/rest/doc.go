@@ -1,7 +1,13 @@
 // Package rest serves inference on plain HTTP, for curl and for whoever has no
 // RPC client:
 //
-//	POST /v1/pipelines/{pipeline}:infer
+//	POST   /v1/pipelines/{pipeline}:infer
+//	GET    /v1/requests/{request_id}/result?wait=5s
+//	DELETE /v1/requests/{request_id}
+//
+// The second answers with what is stored of a durable request, just as the first
+// would have; wait is a Go duration or milliseconds, and 0 where it is left out.
+// The third calls a request off, and answers 204.
 //
 // The pipeline is what stands before the last colon, so "stage:echo:infer" asks
 // for the stage echo alone. docs/http.md is the same for application

@@ -25,6 +25,8 @@ const DefaultMaxBodyBytes = 64 << 20
 // "request_id" is the request's id where one was minted.
 type Caller interface {
 	Infer(ctx context.Context, r *call.Request) (*call.Response, error)
+	Result(ctx context.Context, requestID string, wait time.Duration) (*call.Response, error)
+	Cancel(ctx context.Context, requestID string) error
 }
 
 // Settings are what New takes beside its Caller.
@@ -56,22 +58,44 @@ func New(caller Caller, s Settings) http.Handler {
 
 // ServeHTTP implements http.Handler.
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	pipeline, ok := pipelineOf(r.URL.Path)
+	route, ok := h.route(r.URL.Path)
 	switch {
 	case !ok:
 		NotFound(w, r)
-	case r.Method != http.MethodPost:
-		w.Header().Set("Allow", http.MethodPost)
-		failure.WriteStatus(w, fault.Newf(fault.InvalidRequest, "inference is POST, not %.*s", shown, r.Method), http.StatusMethodNotAllowed)
+	case r.Method != route.method:
+		w.Header().Set("Allow", route.method)
+		failure.WriteStatus(w, fault.Newf(fault.InvalidRequest, "%s is %s, not %.*s", route.what, route.method, shown, r.Method), http.StatusMethodNotAllowed)
 	default:
-		h.infer(w, r, pipeline)
+		route.serve(w, r)
 	}
+}
+
+// route is what there is at a path.
+type route struct {
+	method, what string
+	serve        http.HandlerFunc
+}
+
+func (h *handler) route(path string) (route, bool) {
+	if pipeline, ok := pipelineOf(path); ok {
+		return route{http.MethodPost, "inference", func(w http.ResponseWriter, r *http.Request) { h.infer(w, r, pipeline) }}, true
+	}
+	id, result, ok := requestOf(path)
+	if result {
+		return route{http.MethodGet, "fetching a result", func(w http.ResponseWriter, r *http.Request) { h.result(w, r, id) }}, ok
+	}
+	return route{http.MethodDelete, "calling a request off", func(w http.ResponseWriter, r *http.Request) { h.cancel(w, r, id) }}, ok
 }
 
 // infer answers one request, as a whole or not at all.
 func (h *handler) infer(w http.ResponseWriter, r *http.Request, pipeline string) {
+	h.write(w, func() (*answer, error) { return h.inferred(w, r, pipeline) })
+}
+
+// write sends the answer, or why there is none.
+func (h *handler) write(w http.ResponseWriter, get func() (*answer, error)) {
 	start := time.Now()
-	out, err := h.answer(w, r, pipeline)
+	out, err := get()
 	if err != nil {
 		w.Header().Set(header.ServerTiming, header.Timing(call.Timeline{Total: time.Since(start)}))
 		failure.Write(w, err)
@@ -80,7 +104,7 @@ func (h *handler) infer(w http.ResponseWriter, r *http.Request, pipeline string)
 	out.write(body.PatientWriter(w, h.patience))
 }
 
-func (h *handler) answer(w http.ResponseWriter, r *http.Request, pipeline string) (*answer, error) {
+func (h *handler) inferred(w http.ResponseWriter, r *http.Request, pipeline string) (*answer, error) {
 	request := &call.Request{Pipeline: pipeline, Trace: header.Trace(r.Header)}
 	if err := h.refuse(r); err != nil {
 		return nil, err
@@ -96,11 +120,7 @@ func (h *handler) answer(w http.ResponseWriter, r *http.Request, pipeline string
 	if err != nil {
 		return nil, err
 	}
-	out, err := wish.answer(pipeline, response)
-	if err != nil {
-		return nil, fault.From(err).WithMetadata(header.RequestIDKey, response.RequestID)
-	}
-	return out, nil
+	return wish.answer(response)
 }
 
 // pipelineOf returns the pipeline that a path asks for.

@@ -42,23 +42,31 @@ func options(out *call.Request, r *http.Request) error {
 	return query(out, r.URL.RawQuery)
 }
 
-// takeTimeout reads a Go duration, or a whole number of milliseconds.
 func takeTimeout(out *call.Request, value string) error {
-	d, err := time.ParseDuration(value)
-	if ms, notWhole := strconv.ParseInt(value, 10, 64); notWhole == nil {
-		if ms > math.MaxInt64/int64(time.Millisecond) {
-			return fmt.Errorf("%d milliseconds are too many", ms)
-		}
-		d, err = time.Duration(ms)*time.Millisecond, nil
-	}
+	d, err := duration(value)
 	if err != nil {
-		return fmt.Errorf("%.*q is neither a duration such as 250ms nor whole milliseconds", shown, value)
+		return err
 	}
 	if d <= 0 {
 		return fmt.Errorf("%.*q is no time at all", shown, value)
 	}
 	out.Timeout = d
 	return nil
+}
+
+// duration reads a Go duration, or a whole number of milliseconds.
+func duration(value string) (time.Duration, error) {
+	d, err := time.ParseDuration(value)
+	if ms, notWhole := strconv.ParseInt(value, 10, 64); notWhole == nil {
+		if ms > math.MaxInt64/int64(time.Millisecond) || ms < math.MinInt64/int64(time.Millisecond) {
+			return 0, fmt.Errorf("%d milliseconds are too many", ms)
+		}
+		d, err = time.Duration(ms)*time.Millisecond, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("%.*q is neither a duration such as 250ms nor whole milliseconds", shown, value)
+	}
+	return d, nil
 }
 
 func takePriority(out *call.Request, value string) error {

@@ -8,17 +8,32 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
-	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
-
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
 // incoming is a request as it was decoded, or why it was not. The connect
 // library answers a codec's error by itself and without details, so here that
 // error is data and the service answers it.
-type incoming struct {
-	message inferencev1.InferRequest
+type incoming[M any, P message[M]] struct {
+	message M
 	err     error
+}
+
+// message is a pointer to a generated message.
+type message[M any] interface {
+	*M
+	proto.Message
+}
+
+func (in *incoming[M, P]) decode(into func(proto.Message) error) {
+	if err := into(P(&in.message)); err != nil {
+		in.err = fault.Newf(fault.InvalidRequest, "the message cannot be decoded: %s", plain(err))
+	}
+}
+
+// decodable is an *incoming of any message.
+type decodable interface {
+	decode(into func(proto.Message) error)
 }
 
 // maxNesting bounds the recursion of both decoders; our messages need six.
@@ -44,7 +59,7 @@ func (binaryCodec) MarshalAppend(dst []byte, message any) ([]byte, error) {
 	return proto.MarshalOptions{}.MarshalAppend(dst, m)
 }
 
-// Unmarshal implements connect.Codec for *incoming.
+// Unmarshal implements connect.Codec for a decodable.
 func (binaryCodec) Unmarshal(data []byte, message any) error {
 	return decode(message, func(m proto.Message) error {
 		return proto.UnmarshalOptions{RecursionLimit: maxNesting}.Unmarshal(data, m)
@@ -73,7 +88,7 @@ func (jsonCodec) MarshalAppend(dst []byte, message any) ([]byte, error) {
 	return protojson.MarshalOptions{}.MarshalAppend(dst, m)
 }
 
-// Unmarshal implements connect.Codec for *incoming.
+// Unmarshal implements connect.Codec for a decodable.
 func (jsonCodec) Unmarshal(data []byte, message any) error {
 	return decode(message, func(m proto.Message) error {
 		return protojson.UnmarshalOptions{RecursionLimit: maxNesting}.Unmarshal(data, m)
@@ -81,13 +96,11 @@ func (jsonCodec) Unmarshal(data []byte, message any) error {
 }
 
 func decode(message any, into func(proto.Message) error) error {
-	in, ok := message.(*incoming)
+	in, ok := message.(decodable)
 	if !ok {
 		return errNoMessage(message)
 	}
-	if err := into(&in.message); err != nil {
-		in.err = fault.Newf(fault.InvalidRequest, "the message cannot be decoded: %s", plain(err))
-	}
+	in.decode(into)
 	return nil
 }
 

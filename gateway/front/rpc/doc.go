@@ -1,7 +1,9 @@
 // Package rpc serves stagemesh.inference.v1.InferenceService over Connect,
 // gRPC and gRPC-Web, in protobuf and JSON, all on one path. It translates:
 // a message becomes a call.Request, the Caller does the work, its answer
-// becomes a message, a fault becomes the RPC's status.
+// becomes a message, a fault becomes the RPC's status. Infer and InferStream run
+// a request, GetResult returns the stored answer to a durable one, with the
+// headers and trailers that Infer has, and Cancel calls one off.
 //
 //	path, handler := rpc.New(caller, rpc.Settings{})
 //	mux.Handle(path, handler)

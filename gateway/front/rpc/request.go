@@ -17,8 +17,11 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
+// inferRequest is the message of both Infer and InferStream.
+type inferRequest = incoming[inferencev1.InferRequest, *inferencev1.InferRequest]
+
 // request converts what came, or says why it cannot be.
-func (in *incoming) request(ctx context.Context, h http.Header) (*call.Request, error) {
+func request(ctx context.Context, in *inferRequest, h http.Header) (*call.Request, error) {
 	if in.err != nil {
 		return nil, in.err
 	}

@@ -4,9 +4,11 @@ import (
 	"context"
 	"math"
 	"net/http"
+	"path"
 	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
@@ -26,6 +28,8 @@ const DefaultMaxMessageBytes = 64 << 20
 type Caller interface {
 	Infer(ctx context.Context, r *call.Request) (*call.Response, error)
 	Stream(ctx context.Context, r *call.Request, emit func(call.Chunk) error) (*call.Response, error)
+	Result(ctx context.Context, requestID string, wait time.Duration) (*call.Response, error)
+	Cancel(ctx context.Context, requestID string) error
 }
 
 // Settings are what New takes beside its Caller.
@@ -48,7 +52,7 @@ func (s Settings) withDefaults() Settings {
 	return s
 }
 
-// service answers the two procedures. Its requests are incoming, not the
+// service answers the procedures. Its requests are incoming, not the
 // generated message, so that one which cannot be decoded still reaches it.
 type service struct {
 	caller Caller
@@ -59,19 +63,25 @@ type service struct {
 func New(caller Caller, s Settings) (string, http.Handler) {
 	s = s.withDefaults()
 	svc := &service{caller: caller}
-	methods := inferencev1.File_stagemesh_inference_v1_inference_proto.Services().ByName("InferenceService").Methods()
-	infer := connect.NewUnaryHandler(inferencev1connect.InferenceServiceInferProcedure, svc.infer,
-		connect.WithSchema(methods.ByName("Infer")), options(s))
 	stream := connect.NewServerStreamHandler(inferencev1connect.InferenceServiceInferStreamProcedure, svc.inferStream,
-		connect.WithSchema(methods.ByName("InferStream")), options(s))
+		options(s, inferencev1connect.InferenceServiceInferStreamProcedure))
 	mux := http.NewServeMux()
-	mux.Handle(inferencev1connect.InferenceServiceInferProcedure, limit(infer, s))
+	mount(mux, s, inferencev1connect.InferenceServiceInferProcedure, svc.infer)
 	mux.Handle(inferencev1connect.InferenceServiceInferStreamProcedure, limit(stream, s))
+	mount(mux, s, inferencev1connect.InferenceServiceGetResultProcedure, svc.getResult)
+	mount(mux, s, inferencev1connect.InferenceServiceCancelProcedure, svc.cancel)
 	return "/" + inferencev1connect.InferenceServiceName + "/", mux
 }
 
-func options(s Settings) connect.HandlerOption {
+// mount makes f the procedure.
+func mount[In, Out any](mux *http.ServeMux, s Settings, procedure string, f func(context.Context, *connect.Request[In]) (*connect.Response[Out], error)) {
+	mux.Handle(procedure, limit(connect.NewUnaryHandler(procedure, f, options(s, procedure)), s))
+}
+
+func options(s Settings, procedure string) connect.HandlerOption {
+	methods := inferencev1.File_stagemesh_inference_v1_inference_proto.Services().ByName("InferenceService").Methods()
 	return connect.WithHandlerOptions(
+		connect.WithSchema(methods.ByName(protoreflect.Name(path.Base(procedure)))),
 		connect.WithCodec(binaryCodec{}),
 		connect.WithCodec(jsonCodec{name: "json"}),
 		connect.WithCodec(jsonCodec{name: "json; charset=utf-8"}),

@@ -16,13 +16,13 @@ import (
 type sender = connect.ServerStream[inferencev1.InferStreamResponse]
 
 // inferStream is the procedure InferStream.
-func (s *service) inferStream(ctx context.Context, in *connect.Request[incoming], out *sender) error {
-	request, err := in.Msg.request(ctx, in.Header())
+func (s *service) inferStream(ctx context.Context, in *connect.Request[inferRequest], out *sender) error {
+	asked, err := request(ctx, in.Msg, in.Header())
 	if err != nil {
 		return failure(err)
 	}
 	answer := &stream{ctx: ctx, out: out}
-	final, err := s.caller.Stream(ctx, request, answer.chunk)
+	final, err := s.caller.Stream(ctx, asked, answer.chunk)
 	if err != nil {
 		return answer.fail(err)
 	}

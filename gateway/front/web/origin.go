@@ -57,7 +57,7 @@ func refuseOrigin(w http.ResponseWriter, r *http.Request) {
 func withCORS(next http.Handler, origins []string) http.Handler {
 	return cors.New(cors.Options{
 		AllowedOrigins: origins,
-		AllowedMethods: connectcors.AllowedMethods(),
+		AllowedMethods: slices.Concat(connectcors.AllowedMethods(), []string{http.MethodDelete}),
 		AllowedHeaders: slices.Concat(connectcors.AllowedHeaders(), []string{
 			header.Timeout, header.Priority, header.Durability, header.IdempotencyKey,
 			header.TraceParent, header.TraceState, "Authorization",

@@ -80,6 +80,28 @@ func TestAListedOriginMayCall(t *testing.T) {
 	}
 }
 
+func TestAListedOriginMayFetchResultsAndCallOff(t *testing.T) {
+	t.Parallel()
+	url := start(t, web.Settings{Origins: []string{listed}}) + "/v1/requests/" + fronttest.RequestID
+	for method, path := range map[string]string{http.MethodGet: "/result", http.MethodDelete: ""} {
+		got, _ := do(t, fronttest.Client(t, false), http.MethodOptions, url+path, "", "Origin", listed, "Access-Control-Request-Method", method)
+		if !strings.Contains(got.Header.Get("Access-Control-Allow-Methods"), method) {
+			t.Errorf("%s: preflight answered %v", method, got.Header)
+		}
+		got, body := do(t, fronttest.Client(t, false), method, url+path, "", "Origin", listed, "Sec-Fetch-Site", "cross-site")
+		if got.StatusCode >= http.StatusBadRequest || got.Header.Get("Access-Control-Allow-Origin") != listed {
+			t.Errorf("%s: %s %v %s", method, got.Status, got.Header, body)
+		}
+		if got, _ := do(t, fronttest.Client(t, false), method, url+path, "", "Origin", stranger, "Sec-Fetch-Site", "cross-site"); got.Header.Get("Access-Control-Allow-Origin") != "" {
+			t.Errorf("%s: a stranger was answered %v", method, got.Header)
+		}
+	}
+	got, _ := do(t, fronttest.Client(t, false), http.MethodDelete, url, "", "Origin", stranger, "Sec-Fetch-Site", "cross-site")
+	if got.StatusCode != http.StatusForbidden {
+		t.Errorf("a stranger called off: %s", got.Status)
+	}
+}
+
 func TestAllOriginsMayBeListed(t *testing.T) {
 	t.Parallel()
 	url := start(t, web.Settings{Origins: []string{"*"}})

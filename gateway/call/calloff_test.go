@@ -1,0 +1,140 @@
+package call
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
+)
+
+// left is what a call left that has been published.
+func left(i int) leftover {
+	published := make(chan published, 1)
+	published <- publishedAt(uint64(i))
+	return leftover{
+		env:       &envelope.Envelope{Mesh: "test", RequestID: "0199aaaa-bbbb-7ccc-8ddd-eeeeffff0000", Deadline: time.Now().Add(time.Hour)},
+		published: published, tries: 1,
+	}
+}
+
+func publishedAt(seq uint64) published { return published{receipt: bus.Receipt{Seq: seq}} }
+
+// tally counts by what is said.
+type tally struct {
+	mu  sync.Mutex
+	sum map[string]int
+}
+
+func (t *tally) count(how string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.sum[how]++
+}
+
+func (t *tally) of(how string) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.sum[how]
+}
+
+func TestNoMoreAreWithdrawnAtATimeThanMay(t *testing.T) {
+	t.Parallel()
+	const inside, calls = 2 * withdrawalsAtOnce, 3 * withdrawalsAtOnce
+	sums := &tally{sum: map[string]int{}}
+	o := newCallOffs(bustest.Start(t).Connect("test"), inside, sums.count)
+	goOn := make(chan struct{})
+	var now atomic.Int64
+	o.takeBack = func(ctx context.Context, _ bus.Message, seq uint64) (bool, error) {
+		if n := now.Add(1); n > withdrawalsAtOnce {
+			t.Errorf("%d at a time", n)
+		}
+		defer now.Add(-1)
+		select {
+		case <-goOn:
+			return true, nil
+		case <-ctx.Done():
+			return false, ctx.Err()
+		}
+	}
+	begin := time.Now()
+	for i := range calls {
+		o.start(left(i + 1))
+	}
+	if took := time.Since(begin); took > callOffBudget/2 {
+		t.Errorf("callers were held up for %s", took)
+	}
+	bustest.Eventually(t, "as many withdraw as may", func() bool { return now.Load() == withdrawalsAtOnce })
+	if got := sums.of(noticed); got != calls-inside {
+		t.Errorf("%d were only noticed at once, want %d", got, calls-inside)
+	}
+	close(goOn)
+	o.stop()
+	if withdrawn, noticed := sums.of(withdrawn), sums.of(noticed); withdrawn != inside || noticed != calls-inside {
+		t.Errorf("%d withdrawn, %d noticed", withdrawn, noticed)
+	}
+}
+
+func TestStopWaitsForWithdrawalsAndNoLongerThanTheyMayTake(t *testing.T) {
+	t.Parallel()
+	sums := &tally{sum: map[string]int{}}
+	o := newCallOffs(bustest.Start(t).Connect("test"), 100, sums.count)
+	o.takeBack = func(ctx context.Context, _ bus.Message, _ uint64) (bool, error) {
+		<-ctx.Done()
+		return false, ctx.Err()
+	}
+	begin := time.Now()
+	for i := range 100 {
+		o.start(left(i + 1))
+	}
+	o.stop()
+	if took := time.Since(begin); took > 3*callOffBudget {
+		t.Errorf("it took %s", took)
+	}
+	o.start(left(0))
+	if got := sums.of(noticed); got != 101 {
+		t.Errorf("%d were noticed, of 100 before and one after", got)
+	}
+}
+
+func TestOnlyWhatMayHaveBeenQueuedIsCalledOff(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		published published
+		tries     int
+		how       string
+	}{
+		"queued":                          {publishedAt(7), 1, withdrawn},
+		"queued at the second try":        {publishedAt(7), 2, withdrawn},
+		"found queued at the second try":  {published{receipt: bus.Receipt{Seq: 7, Duplicate: true}}, 2, withdrawn},
+		"gone on":                         {publishedAt(8), 1, noticed},
+		"never confirmed":                 {published{err: bus.ErrUnknown}, 1, noticed},
+		"never confirmed, then refused":   {published{err: bus.ErrQueueFull}, 2, noticed},
+		"never confirmed, then not sent":  {published{err: bus.ErrDisconnected}, 2, noticed},
+		"refused":                         {published{err: bus.ErrQueueFull}, 1, ""},
+		"not sent":                        {published{err: bus.ErrDisconnected}, 1, ""},
+		"swallowed: the id was another's": {published{receipt: bus.Receipt{Seq: 7, Duplicate: true}}, 1, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			sums := &tally{sum: map[string]int{}}
+			o := newCallOffs(bustest.Start(t).Connect("test"), 1, sums.count)
+			o.takeBack = func(_ context.Context, _ bus.Message, seq uint64) (bool, error) { return seq == 7, nil }
+			l := left(0)
+			outcome := make(chan published, 1)
+			l.published, l.tries = outcome, test.tries
+			o.start(l)
+			outcome <- test.published // the queue's word comes late
+			o.stop()
+			for _, how := range []string{withdrawn, noticed, failed} {
+				if want := map[bool]int{true: 1}[how == test.how]; sums.of(how) != want {
+					t.Errorf("%s %d times, want %d", how, sums.of(how), want)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,277 @@
+package call_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/nats-io/nats.go"
+
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// wait returns when so many items wait in, or were pulled from, the queue.
+func (b *bed) wait(d pipeline.Durability, items uint64) {
+	b.t.Helper()
+	bustest.Eventually(b.t, fmt.Sprint(items, " items in the queue"), func() bool {
+		info, err := b.host.Queue(b.t.Context(), stage, d)
+		return err == nil && info.Items == items
+	})
+}
+
+func TestWhatACallerLeftIsNeverDelivered(t *testing.T) {
+	t.Parallel()
+	const calls = 1000
+	sums := newCounts()
+	b := newBed(t, metered(sums))
+	b.memoryQueue()
+	ctx, leave := context.WithCancel(t.Context())
+	var inside sync.WaitGroup
+	for range calls {
+		inside.Go(func() {
+			response, err := b.service.Infer(ctx, ask("left"))
+			if f := fault.From(err); err == nil || f.Reason != fault.Cancelled {
+				t.Errorf("got %+v, %v", response, err)
+			}
+		})
+	}
+	b.wait(pipeline.Memory, calls)
+	leave()
+	inside.Wait()
+	b.stops[b.service]()
+	if got := sums.of(cancelled("withdrawn")); got != calls {
+		t.Errorf("%d of %d calls were withdrawn: %v", got, calls, sums.all())
+	}
+	items := b.pulls(pipeline.Memory)
+	answer := infer(t.Context(), b.gateway("another"), ask("wanted"))
+	item := bustest.Receive(t, "item", items)
+	if got := textOf(item.env.Parts); got != "wanted" {
+		t.Errorf("an item came that was %s", got)
+	}
+	b.end(item.env, 1, []byte("done"))
+	if got := bustest.Receive(t, "answer", answer); got.err != nil {
+		t.Error(got.err)
+	}
+}
+
+// The queue's word may come after the caller has left.
+func TestAnItemIsWithdrawnAlsoWhenItsCallerLeftBeforeItWasQueued(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.memoryQueue()
+	sent := make(chan struct{}, 1)
+	b.published(pipeline.Memory, func(*nats.Msg) { sent <- struct{}{} })
+	for range 200 {
+		ctx, leave := context.WithCancel(t.Context())
+		answer := infer(ctx, b.service, ask("left"))
+		bustest.Receive(t, "item on its way", sent)
+		leave()
+		if got := bustest.Receive(t, "end of the call", answer); fault.From(got.err).Reason != fault.Cancelled {
+			t.Errorf("got %+v, %v", got.response, got.err)
+		}
+	}
+	b.wait(pipeline.Memory, 0)
+	if items := b.pulls(pipeline.Memory); len(items) > 0 {
+		t.Errorf("%d items came", len(items))
+	}
+}
+
+func TestHostsHearThatNobodyWantsWhatTheyHaveInHand(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.alive()
+	items, notices := b.pulls(pipeline.Memory), b.notices()
+	for name, settle := range map[string]func(pulled) error{
+		"while it is in hand":  func(pulled) error { return nil },
+		"after it has gone on": func(p pulled) error { return p.delivery.Ack() },
+	} {
+		ctx, leave := context.WithCancel(t.Context())
+		answer := infer(ctx, b.service, ask("x"))
+		item := bustest.Receive(t, "item", items)
+		if err := settle(item); err != nil {
+			t.Fatal(err)
+		}
+		leave()
+		bustest.Receive(t, "end of the call", answer)
+		notice := bustest.Receive(t, name, notices)
+		if notice.Mesh != mesh || notice.RequestID != item.env.RequestID || !notice.Deadline.Equal(item.env.Deadline) {
+			t.Errorf("%s: heard %+v", name, notice)
+		}
+	}
+}
+
+func TestADeadlineIsNoReasonToCallOff(t *testing.T) {
+	t.Parallel()
+	sums := newCounts()
+	b := newBed(t, metered(sums))
+	b.memoryQueue()
+	ctx, cancel := context.WithTimeout(t.Context(), 150*time.Millisecond)
+	defer cancel()
+	response, err := b.service.Infer(ctx, ask("x"))
+	_ = wantFault(t, response, err, fault.DeadlineExceeded)
+	// A caller that gives up at its own deadline may be gone a little before.
+	soon, leave := context.WithCancel(t.Context())
+	b.published(pipeline.Memory, func(*nats.Msg) { leave() })
+	r := ask("x")
+	r.Timeout = 90 * time.Millisecond
+	if response, err := b.service.Infer(soon, r); err == nil {
+		t.Errorf("answered with %+v", response)
+	}
+	leave()
+	b.stops[b.service]()
+	for _, how := range []string{"withdrawn", "noticed", "failed"} {
+		if n := sums.of(cancelled(how)); n > 0 {
+			t.Errorf("%d %s", n, how)
+		}
+	}
+}
+
+func TestAStreamThatNobodyReadsIsCalledOff(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.alive()
+	items, notices := b.pulls(pipeline.Memory), b.notices()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := b.service.Stream(t.Context(), ask("x"), func(call.Chunk) error { return errors.New("broken pipe") })
+		ended <- err
+	}()
+	item := bustest.Receive(t, "item", items)
+	b.chunks(item.env, 1, 1)
+	if err := bustest.Receive(t, "end of the stream", ended); fault.From(err).Reason != fault.Cancelled {
+		t.Errorf("ended with %v", err)
+	}
+	if notice := bustest.Receive(t, "notice", notices); notice.RequestID != item.env.RequestID {
+		t.Errorf("heard %+v", notice)
+	}
+}
+
+func TestARequestIsCalledOffThroughAnyGateway(t *testing.T) {
+	t.Parallel()
+	for _, d := range []pipeline.Durability{pipeline.Memory, pipeline.File} {
+		for _, through := range []string{"its own", "another"} {
+			t.Run(string(d)+" through "+through, func(t *testing.T) {
+				t.Parallel()
+				sums := newCounts()
+				b := newBed(t, metered(sums))
+				b.alive()
+				b.ensureQueue(d)
+				id := make(chan string, 1)
+				b.published(d, func(msg *nats.Msg) { id <- string(b.decode(msg).RequestID) })
+				asked := b.service
+				if through == "another" {
+					asked = b.gateway("another")
+				}
+				r := ask("x")
+				r.Durability = d
+				answer := infer(t.Context(), b.service, r)
+				request := bustest.Receive(t, "item", id)
+				if err := asked.Cancel(t.Context(), request); err != nil {
+					t.Fatal(err)
+				}
+				got := bustest.Receive(t, "end of the call", answer)
+				if f := wantFault(t, got.response, got.err, fault.Cancelled); f.Metadata["request_id"] != request {
+					t.Errorf("got %v", f)
+				}
+				b.wait(d, 0)
+				bustest.Eventually(t, "it is counted", func() bool { return sums.of(cancelled("withdrawn")) == 1 })
+				response, err := asked.Result(t.Context(), request, 0)
+				if d == pipeline.Memory {
+					_ = wantFault(t, response, err, fault.NotFound)
+					return
+				}
+				_ = wantFault(t, response, err, fault.Cancelled)
+			})
+		}
+	}
+}
+
+// The first answer wins: a host that has the item in hand may be quicker.
+func TestCallingOffKeepsAnAnswerThatIsThere(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.alive()
+	items := b.pulls(pipeline.File)
+	answer := infer(t.Context(), b.service, durable("x"))
+	item := bustest.Receive(t, "item", items)
+	b.store(item.env, "stored")
+	if err := b.service.Cancel(t.Context(), string(item.env.RequestID)); err != nil {
+		t.Fatal(err)
+	}
+	got := bustest.Receive(t, "end of the call", answer)
+	_ = wantFault(t, got.response, got.err, fault.Cancelled)
+	b.stops[b.service]()
+	response, err := b.gateway("another").Result(t.Context(), string(item.env.RequestID), 0)
+	if err != nil || textOf(response.Outputs) != "stored" {
+		t.Errorf("the result: %+v, %v", response, err)
+	}
+}
+
+func TestCallingOffWhatWaitsNowhereTellsTheHosts(t *testing.T) {
+	t.Parallel()
+	sums := newCounts()
+	const longest = time.Minute
+	b := newBed(t, metered(sums), func(s *call.Settings) { s.MaxTimeout = longest })
+	notices := b.notices()
+	id := uuid.NewString()
+	begin := time.Now()
+	if err := b.service.Cancel(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	notice := bustest.Receive(t, "notice", notices)
+	if left := notice.Deadline.Sub(begin); string(notice.RequestID) != id || left < longest || left > longest+atOnce {
+		t.Errorf("heard %+v", notice)
+	}
+	for _, bad := range []string{"", "x", "urn:uuid:" + id, "{" + id + "}", id[:8] + id[9:13] + id[14:18] + id[19:23] + id[24:], id + "\n", "a.b.>"} {
+		err := b.service.Cancel(t.Context(), bad)
+		if f := fault.From(err); err == nil || f.Reason != fault.InvalidRequest {
+			t.Errorf("%q: %v", bad, err)
+		}
+		response, err := b.service.Result(t.Context(), bad, 0)
+		_ = wantFault(t, response, err, fault.InvalidRequest)
+	}
+	b.broker.Stop()
+	bustest.Eventually(t, "the connection is lost", func() bool { return b.service.Ready() != nil })
+	if err := b.service.Cancel(t.Context(), id); fault.From(err).Reason != fault.BrokerUnavailable {
+		t.Errorf("without a broker: %v", err)
+	}
+	if noticed, failed := sums.of(cancelled("noticed")), sums.of(cancelled("failed")); noticed != 1 || failed != 1 {
+		t.Errorf("counted %v", sums.all())
+	}
+	b.broker.Restore()
+}
+
+func TestNoticesThatAreNoneAreCountedAndHarmNobody(t *testing.T) {
+	t.Parallel()
+	sums := newCounts()
+	b := newBed(t, metered(sums))
+	b.alive()
+	items := b.pulls(pipeline.Memory)
+	answer := infer(t.Context(), b.service, ask("x"))
+	item := bustest.Receive(t, "item", items)
+	foreign, err := (&envelope.Cancel{Mesh: "other", RequestID: item.env.RequestID, Deadline: time.Now()}).Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	notices := [][]byte{nil, []byte("garbage"), foreign}
+	for _, data := range notices {
+		if err := b.nc.Publish(b.host.Subjects.Cancel(), data); err != nil {
+			t.Fatal(err)
+		}
+	}
+	bustest.Eventually(t, "they are counted", func() bool {
+		return sums.of("stagemesh.gateway.dropped_replies malformed_notice") == int64(len(notices))
+	})
+	b.end(item.env, 1, []byte("done"))
+	if got := bustest.Receive(t, "answer", answer); got.err != nil {
+		t.Error(got.err)
+	}
+}

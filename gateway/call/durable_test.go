@@ -1,0 +1,319 @@
+package call_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/gateway/catalog"
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+func TestARequestIsDurableWhereItOrItsPipelineSaysSo(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, func(s *call.Settings) {
+		c, err := catalog.New([]pipeline.Pipeline{{Name: "kept", Durability: pipeline.File, Steps: []pipeline.Step{{Name: "stage", Stage: stage}}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Catalog = c
+	})
+	b.alive()
+	memory, file := b.pulls(pipeline.Memory), b.pulls(pipeline.File)
+	for name, test := range map[string]struct {
+		pipeline string
+		asked    pipeline.Durability
+		queue    <-chan pulled
+	}{
+		"nobody says":            {whole, pipeline.DurabilityUnset, memory},
+		"the request says":       {whole, pipeline.File, file},
+		"the pipeline says":      {"kept", pipeline.DurabilityUnset, file},
+		"the request says other": {"kept", pipeline.Memory, memory},
+	} {
+		r := ask(name)
+		r.Pipeline, r.Durability = test.pipeline, test.asked
+		answer := infer(t.Context(), b.service, r)
+		item := bustest.Receive(t, name, test.queue)
+		b.end(item.env, 1, []byte("done"))
+		if got := bustest.Receive(t, "answer", answer); got.err != nil || got.response.Pipeline != test.pipeline {
+			t.Errorf("%s: %+v, %v", name, got.response, got.err)
+		}
+	}
+}
+
+func TestOnlyADurableRequestMakesTheStreamOfResults(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.alive()
+	memory, file := b.pulls(pipeline.Memory), b.pulls(pipeline.File)
+	answer := infer(t.Context(), b.service, ask("x"))
+	b.end(bustest.Receive(t, "item", memory).env, 1, []byte("done"))
+	bustest.Receive(t, "answer", answer)
+	if _, err := b.service.Result(t.Context(), uuid.NewString(), 0); fault.From(err).Reason != fault.NotFound || b.resultStream() {
+		t.Fatalf("the stream is there before: %v", err)
+	}
+	for _, lost := range []bool{false, true} {
+		if lost {
+			if err := b.host.JetStream().DeleteStream(t.Context(), b.host.ResultStream()); err != nil {
+				t.Fatal(err)
+			}
+			b.bounce()
+		}
+		answer = infer(t.Context(), b.service, durable("x"))
+		item := bustest.Receive(t, "durable item", file)
+		if !b.resultStream() {
+			t.Errorf("a durable request was sent without a stream of results (after a reconnect: %t)", lost)
+		}
+		b.end(item.env, 1, []byte("done"))
+		if got := bustest.Receive(t, "answer", answer); got.err != nil {
+			t.Error(got.err)
+		}
+		if err := item.delivery.Ack(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// bounce restarts the broker and waits until everybody is back.
+func (b *bed) bounce() {
+	b.t.Helper()
+	b.broker.Stop()
+	bustest.Eventually(b.t, "the connection is lost", func() bool { return b.service.Ready() != nil && !b.host.Connected() })
+	b.broker.Restore()
+	bustest.Eventually(b.t, "the connection is back", func() bool { return b.service.PipelineReady(b.t.Context(), whole) == nil && b.host.Connected() })
+}
+
+func TestABrokerWithoutRoomForResultsIsToldAtOnce(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, func(s *call.Settings) { s.Results.MaxBytes = 1 << 50 })
+	b.fileQueue()
+	for range 3 {
+		begin := time.Now()
+		response, err := b.service.Infer(t.Context(), durable("x"))
+		if f := wantFault(t, response, err, fault.BrokerUnavailable); f.RetryAfter <= 0 || time.Since(begin) > atOnce {
+			t.Errorf("retry after %s, told after %s", f.RetryAfter, time.Since(begin))
+		}
+	}
+}
+
+func TestAnAnnouncedAnswerIsTheStoredOne(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.alive()
+	items := b.pulls(pipeline.File)
+	for i := range 20 {
+		answer := infer(t.Context(), b.service, durable("x"))
+		item := bustest.Receive(t, "item", items)
+		other := *item.env
+		other.ExecutionID = pipeline.ExecutionID(uuid.NewString())
+		if !b.store(&other, fmt.Sprint("first ", i)) || b.store(item.env, "second") {
+			t.Error("the first answer is not the first")
+		}
+		b.announce(item.env)
+		got := bustest.Receive(t, "answer", answer)
+		if got.err != nil || textOf(got.response.Outputs) != fmt.Sprint("first ", i) {
+			t.Errorf("answered with %+v, %v", got.response, got.err)
+		}
+	}
+}
+
+func TestAnAnswerThatIsAnnouncedTooEarlyIsAwaited(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.alive()
+	items := b.pulls(pipeline.File)
+	answer := infer(t.Context(), b.service, durable("x"))
+	item := bustest.Receive(t, "item", items)
+	b.announce(item.env)
+	if err := b.host.WaitConnected(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	reply := item.env.Answer()
+	reply.Fault = fault.New(fault.RunnerFailed, "it broke").At(string(stage), "step", "host")
+	b.storeReply(item.env, reply)
+	got := bustest.Receive(t, "answer", answer)
+	if f := wantFault(t, got.response, got.err, fault.RunnerFailed); f.Message != "it broke" || f.Metadata["request_id"] != string(item.env.RequestID) {
+		t.Errorf("got %+v", f)
+	}
+}
+
+func TestAStoredAnswerIsNoAnswerToAMemoryCall(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.serves(b.announce)
+	response, err := b.service.Infer(t.Context(), ask("x"))
+	_ = wantFault(t, response, err, fault.Internal)
+}
+
+func TestAnAnswerWhoseReplyWasLostIsFound(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		timeout, most time.Duration
+		then          func(*bed)
+	}{
+		"after a reconnect":   {bustest.Patience, bustest.Patience / 2, (*bed).bounce},
+		"at the deadline":     {time.Second, 2 * time.Second, func(*bed) {}},
+		"at a short deadline": {300 * time.Millisecond, time.Second, func(*bed) {}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t)
+			b.alive()
+			items := b.pulls(pipeline.File)
+			r := durable("x")
+			r.Timeout = test.timeout
+			begin := time.Now()
+			answer := infer(t.Context(), b.service, r)
+			b.store(bustest.Receive(t, "item", items).env, "stored")
+			test.then(b)
+			got := bustest.Receive(t, "answer", answer)
+			if got.err != nil || textOf(got.response.Outputs) != "stored" {
+				t.Errorf("answered with %+v, %v", got.response, got.err)
+			}
+			if took := time.Since(begin); took > test.most {
+				t.Errorf("it took %s", took)
+			}
+		})
+	}
+}
+
+func TestADurableCallWithoutAnAnswerEndsSoonAfterItsDeadline(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.fileQueue()
+	r := durable("x")
+	r.Timeout = 200 * time.Millisecond
+	begin := time.Now()
+	response, err := b.service.Infer(t.Context(), r)
+	_ = wantFault(t, response, err, fault.DeadlineExceeded)
+	if took := time.Since(begin); took < r.Timeout || took > atOnce {
+		t.Errorf("it took %s", took)
+	}
+}
+
+func TestALostMemoryQueueDoesNotConcernADurableCall(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.alive()
+	items := b.pulls(pipeline.File)
+	b.ensureQueue(pipeline.Memory)
+	kept, lost := infer(t.Context(), b.service, durable("kept")), infer(t.Context(), b.service, ask("lost"))
+	item := bustest.Receive(t, "durable item", items)
+	bustest.Eventually(t, "the item waits", func() bool {
+		info, err := b.host.Queue(t.Context(), stage, pipeline.Memory)
+		return err == nil && info.Items == 1
+	})
+	b.bounce()
+	got := bustest.Receive(t, "end of the memory call", lost)
+	_ = wantFault(t, got.response, got.err, fault.QueueLost)
+	b.end(item.env, 1, []byte("done"))
+	if got := bustest.Receive(t, "end of the durable call", kept); got.err != nil || textOf(got.response.Outputs) != "done" {
+		t.Errorf("answered with %+v, %v", got.response, got.err)
+	}
+}
+
+func TestADurableRequestOutlivesItsCaller(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.alive()
+	notices := b.notices()
+	ctx, leave := context.WithCancel(t.Context())
+	b.ensureQueue(pipeline.File)
+	answer := infer(ctx, b.service, durable("x"))
+	bustest.Eventually(t, "the item waits", func() bool {
+		info, err := b.host.Queue(t.Context(), stage, pipeline.File)
+		return err == nil && info.Items == 1
+	})
+	leave()
+	got := bustest.Receive(t, "end of the call", answer)
+	id := wantFault(t, got.response, got.err, fault.Cancelled).Metadata["request_id"]
+	item := bustest.Receive(t, "item", b.pulls(pipeline.File))
+	if string(item.env.RequestID) != id {
+		t.Errorf("request %s came, want %s", item.env.RequestID, id)
+	}
+	b.store(item.env, "stored")
+	if response, err := b.service.Result(t.Context(), id, 0); err != nil || textOf(response.Outputs) != "stored" {
+		t.Errorf("the result: %+v, %v", response, err)
+	}
+	if len(notices) > 0 {
+		t.Errorf("it was called off: %+v", <-notices)
+	}
+}
+
+// A stream's caller must see what follows what it has, or be told that it
+// cannot.
+func TestAStoredAnswerEndsAStreamOnlyWhereNothingIsMissing(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		chunks int
+		other  bool
+		seq    uint64
+		intact bool
+	}{
+		"nothing was streamed":            {0, true, 1, true},
+		"all chunks came":                 {2, false, 3, true},
+		"a chunk was lost":                {1, false, 3, false},
+		"the chunks are another's":        {2, true, 3, false},
+		"another's chunks are not stored": {0, true, 3, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t)
+			b.alive()
+			items := b.pulls(pipeline.File)
+			seen := make(chan struct{}, 8)
+			answer := make(chan answered, 1)
+			go func() {
+				response, err := b.service.Stream(t.Context(), durable("x"), func(call.Chunk) error {
+					seen <- struct{}{}
+					return nil
+				})
+				answer <- answered{response, err}
+			}()
+			item := bustest.Receive(t, "item", items)
+			b.chunks(item.env, test.chunks, 1)
+			for range test.chunks {
+				bustest.Receive(t, "chunk", seen)
+			}
+			env := *item.env
+			if test.other {
+				env.ExecutionID = pipeline.ExecutionID(uuid.NewString())
+			}
+			reply := env.Answer()
+			reply.Seq, reply.Parts = test.seq, blob([]byte("stored"))
+			b.storeReply(&env, reply)
+			b.announce(item.env)
+			got := bustest.Receive(t, "answer", answer)
+			if test.intact {
+				if got.err != nil || textOf(got.response.Outputs) != "stored" {
+					t.Errorf("answered with %+v, %v", got.response, got.err)
+				}
+				return
+			}
+			_ = wantFault(t, got.response, got.err, fault.StreamInterrupted)
+		})
+	}
+}
+
+func TestAStoredAnswerThatCannotBeReadIsADefect(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.alive()
+	items := b.pulls(pipeline.File)
+	answer := infer(t.Context(), b.service, durable("x"))
+	item := bustest.Receive(t, "item", items)
+	if _, err := b.nc.Request(b.host.Subjects.Result(item.env.RequestID), []byte("\xff"), bustest.Patience); err != nil {
+		t.Fatal(err)
+	}
+	b.announce(item.env)
+	got := bustest.Receive(t, "answer", answer)
+	_ = wantFault(t, got.response, got.err, fault.Internal)
+	response, err := b.service.Result(t.Context(), string(item.env.RequestID), 0)
+	_ = wantFault(t, response, err, fault.Internal)
+}

@@ -1,0 +1,245 @@
+package call
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/stagemesh/stagemesh/gateway/correlate"
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// What a streamed answer may have unread. Runners are not slowed down by their
+// readers, so this is for a whole answer that comes in one burst.
+const (
+	streamReplies = 1 << 14
+	streamBytes   = 16 << 20
+)
+
+// exchange is one call between its publish and its answer.
+type exchange struct {
+	service *Service
+	request *Request
+	env     *envelope.Envelope
+	// emit takes the chunks; nil where the caller wants the answer alone.
+	emit func(Chunk) error
+	// seq is the number of the last message of the answer.
+	seq uint64
+	// cancelled gets the fault that ends a call which is called off by its id;
+	// calledOff says that one was.
+	cancelled chan *fault.Fault
+	calledOff bool
+	// answered says that the terminal reply came: nothing is left to call off.
+	answered bool
+	// search is for the stored answer of a durable call.
+	search search
+
+	// Of the execution that is registered.
+	waiter  *correlate.Waiter
+	message bus.Message
+	tries   int
+	// published gets what became of each publish, of which one at a time is
+	// on its way; again ticks when the next is due.
+	published chan published
+	again     <-chan time.Time
+	// latest is what became of the publish before, unless one is on its way.
+	latest *published
+}
+
+type published struct {
+	receipt bus.Receipt
+	err     error
+}
+
+func newExchange(s *Service, r *Request, env *envelope.Envelope, emit func(Chunk) error) *exchange {
+	return &exchange{service: s, request: r, env: env, emit: emit, cancelled: make(chan *fault.Fault, 1)}
+}
+
+func (c *exchange) run(ctx context.Context) (*Response, error) {
+	if c.durable() {
+		c.search.reconnected = c.service.results.reconnects.next()
+	}
+	if err := c.register(); err != nil {
+		return nil, err
+	}
+	defer func() { c.waiter.Forget() }()
+	c.publish()
+	for {
+		response, err := c.step(ctx)
+		if err != nil && c.unwanted(err) {
+			c.service.callOffs.start(c.leftover())
+		}
+		if response != nil || err != nil {
+			return response, err
+		}
+	}
+}
+
+// step handles one event; response is nil while the call goes on.
+func (c *exchange) step(ctx context.Context) (*Response, error) {
+	select {
+	case p := <-c.published:
+		return nil, c.afterPublish(p)
+	case <-c.again:
+		c.publish()
+		return nil, nil
+	case <-c.waiter.Ready():
+		return c.next()
+	case f := <-c.waiter.Failed():
+		return nil, f
+	case f := <-c.cancelled:
+		c.calledOff = true
+		return nil, f
+	case <-c.search.reconnected:
+		c.search.reconnected = c.service.results.reconnects.next()
+		c.search.begin()
+		return nil, nil
+	case <-c.search.due:
+		return c.look(ctx)
+	case <-ctx.Done():
+		return c.ended(ctx)
+	}
+}
+
+// ended is what a call's context says when it is over.
+func (c *exchange) ended(ctx context.Context) (*Response, error) {
+	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return nil, ctx.Err()
+	}
+	if c.durable() {
+		if response, err := c.lastLook(ctx); response != nil || err != nil {
+			return response, err
+		}
+	}
+	timeout := c.env.Deadline.Sub(c.env.AdmittedAt).Round(time.Millisecond)
+	return nil, fault.Newf(fault.DeadlineExceeded, "no answer within %s", timeout).Caused(ctx.Err())
+}
+
+func (c *exchange) durable() bool { return c.env.Durability == pipeline.File }
+
+// register mints an execution and encodes it. The id is new for every
+// execution: one used before would be taken for a duplicate and swallowed.
+func (c *exchange) register() error {
+	c.env.ExecutionID = pipeline.ExecutionID(uuid.Must(uuid.NewV7()).String())
+	message, err := c.service.bus.Item(c.env)
+	if err != nil {
+		return c.unsendable(err)
+	}
+	waiter, err := c.service.table.Register(c.env.ExecutionID, c.stages(), c.room())
+	if err != nil {
+		return fault.Newf(fault.Overloaded, "%w", err).WithRetryAfter(retryAfter)
+	}
+	c.waiter, c.message, c.tries = waiter, message, 0
+	c.published = make(chan published, 1)
+	return nil
+}
+
+func (c *exchange) room() correlate.Room {
+	if c.emit == nil {
+		return correlate.Room{}
+	}
+	return correlate.Room{Replies: streamReplies, Bytes: streamBytes}
+}
+
+// stages are those whose memory queues may hold the request. A durable one does
+// not end with them.
+func (c *exchange) stages() []pipeline.StageName {
+	if c.durable() {
+		return nil
+	}
+	out := make([]pipeline.StageName, len(c.env.Route))
+	for i, hop := range c.env.Route {
+		out[i] = hop.Stage
+	}
+	return out
+}
+
+// unsendable says why a request has no message: it is too large, or one of its
+// texts is not UTF-8, which is all that an encoder refuses.
+func (c *exchange) unsendable(err error) *fault.Fault {
+	if errors.Is(err, bus.ErrTooLarge) {
+		return refused(err, c.env.Hop())
+	}
+	return fault.Newf(fault.InvalidRequest, "the request cannot be sent on: %w", err)
+}
+
+func (c *exchange) publish() {
+	c.tries++
+	c.latest = nil
+	answer := c.published
+	c.service.bus.Send(c.message, func(r bus.Receipt, err error) { answer <- published{r, err} })
+}
+
+// afterPublish decides what a publish's answer means. Without one it is
+// repeated under the same id, which cannot run the request twice. A duplicate
+// on the first try is somebody else's id: nothing of ours was queued.
+func (c *exchange) afterPublish(p published) error {
+	c.latest = &p
+	switch {
+	case errors.Is(p.err, bus.ErrUnknown), errors.Is(p.err, bus.ErrDisconnected) && c.tries > 1:
+		// The broker may come back, or the answer may come meanwhile.
+		c.again = time.After(publishPause)
+	case p.err != nil:
+		return refused(p.err, c.env.Hop())
+	case p.receipt.Duplicate && c.tries == 1:
+		c.service.metrics.collision()
+		c.waiter.Forget()
+		if err := c.register(); err != nil {
+			return err
+		}
+		c.publish()
+	}
+	return nil
+}
+
+const (
+	retryAfter   = time.Second
+	publishPause = 50 * time.Millisecond
+)
+
+// refused is what a bus error about a hop tells the caller: where, unless the
+// broker itself is away, and when to come back.
+func refused(err error, hop pipeline.Hop) *fault.Fault {
+	f := bus.FaultOf(err, hop.Stage)
+	if f.Reason != fault.BrokerUnavailable {
+		f = f.At(string(hop.Stage), string(hop.Step), "")
+	}
+	if f.Retryable() {
+		f = f.WithRetryAfter(retryAfter)
+	}
+	return f
+}
+
+// leastLeft is what a call must have left of its time to be called off: an item
+// is dropped at its deadline by itself. Callers that give up at their own
+// deadline are gone a little before the gateway's clock says so, and in an
+// overload that would be a notice for every request.
+const leastLeft = 100 * time.Millisecond
+
+// unwanted reports whether a call that ends by err leaves work in the mesh that
+// is to be called off. A durable request outlives its caller.
+func (c *exchange) unwanted(err error) bool {
+	switch {
+	case c.answered:
+		return false
+	case c.calledOff:
+		return true
+	case c.durable(), time.Until(c.env.Deadline) < leastLeft:
+		return false
+	}
+	reason := fault.From(err).Reason
+	return reason == fault.Cancelled || reason == fault.SlowReader
+}
+
+// leftover is called once, when the exchange is over.
+func (c *exchange) leftover() leftover {
+	if c.latest != nil {
+		c.published <- *c.latest
+	}
+	return leftover{env: c.env, message: c.message, published: c.published, tries: c.tries}
+}

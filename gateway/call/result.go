@@ -1,0 +1,86 @@
+package call
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/stagemesh/stagemesh/gateway/admit"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/result"
+)
+
+// Result returns the stored answer to a durable request, whichever gateway took
+// it: the request's own fault where it failed, NOT_FOUND where no answer is
+// stored. It waits for one as long as wait says, MaxTimeout at most, and holds a
+// place among the requests in flight meanwhile; a gateway that stops ends the
+// wait with SHUTTING_DOWN.
+func (s *Service) Result(ctx context.Context, requestID string, wait time.Duration) (*Response, error) {
+	id, f := parseID(requestID)
+	if f != nil {
+		return nil, f
+	}
+	if wait < 0 {
+		return nil, fault.Newf(fault.InvalidRequest, "wait: %s is negative", wait).WithViolation("wait", "negative")
+	}
+	if f := s.gate.Enter(); f != nil {
+		return nil, f
+	}
+	defer s.gate.Leave()
+	stored, f := s.stored(ctx, id, min(wait, s.settings.MaxTimeout))
+	if f == nil {
+		f = stored.Reply.Fault
+	}
+	if f != nil {
+		return nil, f.WithMetadata(requestIDKey, string(id))
+	}
+	return responseOf(stored), nil
+}
+
+func (s *Service) stored(ctx context.Context, id pipeline.RequestID, wait time.Duration) (*envelope.Result, *fault.Fault) {
+	r, err := s.fetch(ctx, id, wait)
+	switch {
+	case err == nil && r.Reply.RequestID != id:
+		return nil, unreadable(errMismatch)
+	case err == nil:
+		return r, nil
+	case ctx.Err() != nil:
+		return nil, fault.From(ctx.Err())
+	case errors.Is(err, context.Canceled):
+		return nil, admit.Stopping()
+	case errors.Is(err, result.ErrNone), errors.Is(err, context.DeadlineExceeded):
+		return nil, fault.Newf(fault.NotFound, "request %s has no stored answer: it is not finished, unknown, not durable, or past its retention", id)
+	case errors.Is(err, envelope.ErrMalformed):
+		return nil, unreadable(err)
+	}
+	return nil, unavailable(err)
+}
+
+// fetch asks once, or until the wait is over or the gateway stops.
+func (s *Service) fetch(ctx context.Context, id pipeline.RequestID, wait time.Duration) (*envelope.Result, error) {
+	if wait == 0 {
+		return s.results.store.Get(ctx, id)
+	}
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	defer context.AfterFunc(s.gate.Open(), cancel)()
+	return s.results.store.Wait(ctx, id)
+}
+
+func responseOf(r *envelope.Result) *Response {
+	return &Response{
+		RequestID: string(r.Reply.RequestID),
+		Pipeline:  string(r.Pipeline),
+		Outputs:   r.Reply.Parts,
+		Metadata:  r.Reply.Metadata,
+		// Of two clocks, which may differ by more than the request took.
+		Timeline: Timeline{Total: max(0, r.FinishedAt.Sub(r.AdmittedAt)), Steps: r.Reply.Timings},
+	}
+}
+
+// unavailable is what a caller gets whose question the broker did not answer.
+func unavailable(err error) *fault.Fault {
+	return fault.New(fault.BrokerUnavailable, "the broker cannot be reached").WithRetryAfter(retryAfter).Caused(err)
+}

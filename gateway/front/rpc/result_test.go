@@ -1,0 +1,90 @@
+package rpc_test
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
+
+	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+)
+
+func getResult(ctx context.Context, client inferencev1connect.InferenceServiceClient, wait *durationpb.Duration) (*connect.Response[inferencev1.GetResultResponse], error) {
+	return client.GetResult(ctx, connect.NewRequest(&inferencev1.GetResultRequest{RequestId: fronttest.RequestID, Wait: wait}))
+}
+
+func cancel(ctx context.Context, client inferencev1connect.InferenceServiceClient) error {
+	_, err := client.Cancel(ctx, connect.NewRequest(&inferencev1.CancelRequest{RequestId: fronttest.RequestID}))
+	return err
+}
+
+func TestAResultIsTranslatedWhole(t *testing.T) {
+	t.Parallel()
+	for _, p := range protocols() {
+		t.Run(p.name, func(t *testing.T) {
+			t.Parallel()
+			caller := fronttest.Answering(payload.OfBlob("caption", "text/plain", []byte("a cat")))
+			client := p.client(t, serve(t, caller))
+			for want, asked := range map[time.Duration]*durationpb.Duration{0: nil, 5 * time.Second: durationpb.New(5 * time.Second), -1: durationpb.New(-1)} {
+				got, err := getResult(t.Context(), client, asked)
+				if err != nil {
+					t.Fatal(err)
+				}
+				r := got.Msg.GetResult()
+				if r.GetRequestId() != fronttest.RequestID || string(r.GetOutputs()[0].GetBlob().GetData()) != "a cat" ||
+					r.GetMetadata()["note"] == "" || len(r.GetTimeline().GetSteps()) != 1 {
+					t.Errorf("got %v", r)
+				}
+				checkHeaders(t, p, got.Header(), got.Trailer())
+				if id, wait := caller.LastResult(); id != fronttest.RequestID || wait != want {
+					t.Errorf("asked for %q with a wait of %s, want %s", id, wait, want)
+				}
+			}
+		})
+	}
+}
+
+func TestARequestIsCalledOff(t *testing.T) {
+	t.Parallel()
+	for _, p := range protocols() {
+		t.Run(p.name, func(t *testing.T) {
+			t.Parallel()
+			caller := &fronttest.Caller{}
+			if err := cancel(t.Context(), p.client(t, serve(t, caller))); err != nil || caller.LastCancelled() != fronttest.RequestID {
+				t.Errorf("%v; the caller was asked for %q", err, caller.LastCancelled())
+			}
+		})
+	}
+}
+
+func TestAFailureAboutARequestIsItsFault(t *testing.T) {
+	t.Parallel()
+	onEach(t, &fronttest.Caller{Err: fronttest.Fault(fault.NotFound)}, func(t *testing.T, _ protocol, client inferencev1connect.InferenceServiceClient) {
+		_, err := getResult(t.Context(), client, nil)
+		checkFault(t, err, fault.NotFound)
+		checkFault(t, cancel(t.Context(), client), fault.NotFound)
+	})
+}
+
+func TestWhatIsNoQuestionAboutARequestIsRefused(t *testing.T) {
+	t.Parallel()
+	url := serve(t, &fronttest.Caller{})
+	client := inferencev1connect.NewInferenceServiceClient(fronttest.Client(t, false), url)
+	_, err := getResult(t.Context(), client, &durationpb.Duration{Seconds: 1, Nanos: -1})
+	_ = wantReason(t, err, fault.InvalidRequest)
+	for _, procedure := range []string{inferencev1connect.InferenceServiceGetResultProcedure, inferencev1connect.InferenceServiceCancelProcedure} {
+		head, body := post(t, fronttest.Client(t, false), url+procedure, "application/json", strings.NewReader(`{"request": "x"}`))
+		if head.StatusCode != http.StatusBadRequest || reasonOf(t, body) != string(fault.InvalidRequest) {
+			t.Errorf("%s: %s %s", procedure, head.Status, body)
+		}
+	}
+}
