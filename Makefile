@@ -23,6 +23,10 @@ RUN    = bin/digits $(if $(ONCE),--once) $(LISTEN:%=--listen %) $(OPS:%=--ops %)
 # The modules that are built and tested together (go.work), and their packages.
 MODULES      := . proto sdk/go
 PACKAGES     := ./... ./proto/... ./sdk/go/...
+# The tests of many processes, which hold times to bounds: they run by
+# themselves and never with the race detector.
+FLEET        := ./services/meshtest/fleet
+UNITS         = $(filter-out %/services/meshtest/fleet,$(shell go list $(PACKAGES)))
 TOOL_MODULES := $(patsubst %/go.mod,%,$(wildcard tools/*/go.mod))
 
 # The compiled schema that `proto-breaking` compares with.
@@ -82,7 +86,7 @@ run: ## Run the whole mesh with its example pipeline in one process (ONCE=1 exit
 quick: build vet test-plain ## Build, vet and test without the race detector; under a minute when warm
 
 .PHONY: test
-test: lint vet proto-lint proto-breaking check-generated check-tidy test-race ## Run every check there is; what CI runs
+test: lint vet proto-lint proto-breaking check-generated check-tidy test-race test-fleet ## Run every check there is; what CI runs
 
 .PHONY: lint
 lint: $(LINT_BIN)/.built ## Run the linters and check the formatting of the Go code
@@ -106,6 +110,10 @@ fuzz: ## Run every fuzz target for FUZZTIME (default 30s)
 	      echo "== fuzz $$package $$name"; \
 	      go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) "$$package" </dev/null; \
 	    done
+
+.PHONY: soak
+soak: ## The long forms of test-fleet: ten times the requests; a few minutes, a line for each figure
+	@go test -vet=off -count=1 -v -timeout 30m $(FLEET) -args -soak | awk '/^=== / { next } { print }'
 
 .PHONY: bench
 bench: ## Run the benchmarks (BENCH=regexp COUNT=n BENCHTIME=t); the output suits benchstat
@@ -147,12 +155,17 @@ vet: ## Run go vet
 .PHONY: test-plain
 test-plain: ## Run the tests without the race detector
 	@echo "== test"
-	@go test -vet=off $(PACKAGES)
+	@go test -vet=off $(UNITS)
 
 .PHONY: test-race
 test-race: ## Run the tests with the race detector (needs a C compiler)
 	@echo "== test with the race detector"
-	@CGO_ENABLED=1 go test -vet=off -race $(PACKAGES)
+	@CGO_ENABLED=1 go test -vet=off -race $(UNITS)
+
+.PHONY: test-fleet
+test-fleet: ## Kill, pause and restart the processes of a mesh while requests flow
+	@echo "== test the fleet"
+	@go test -vet=off -count=1 $(FLEET)
 
 .PHONY: proto-lint
 proto-lint: $(BUF_BIN)/.built ## Lint the protobuf files and check their formatting

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
@@ -31,7 +32,10 @@ func (h *Host) begin(r *run) []envelope.RunStart {
 		h.settings.Logger.Warn("the start of a suspect's run is not on record", "request", it.env.RequestID, "error", err)
 		return nil
 	}
-	return before
+	// This process lives, whatever it began.
+	return slices.DeleteFunc(before, func(s envelope.RunStart) bool {
+		return s.Host == h.settings.Host && !s.At.Before(h.born)
+	})
 }
 
 // end takes a suspect's run off the record: the process lives.
@@ -45,9 +49,7 @@ func (h *Host) end(r *run) {
 
 // recorded reports whether the run's start is to be on record: of an item that
 // was delivered before, which may have ended the process that ran it.
-func (h *Host) recorded(r *run) bool {
-	return r.batch.Suspect && r.items[0].direct == nil && h.settings.Queue.durable()
-}
+func (h *Host) recorded(r *run) bool { return r.batch.Suspect && r.items[0].direct == nil }
 
 // blamed is a suspect whose runs were begun as often as they may be, and did not
 // end.

@@ -13,6 +13,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
@@ -89,8 +90,8 @@ func (b *bed) letters() []deadletter.Letter {
 func TestItemThatEndedItsProcessesIsBuried(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	c := b.returned(3, durable)
-	c.begun(2)
+	c := b.returned(4, durable)
+	c.begun(stagehost.DefaultAttempts)
 	h := b.host(inproc.Each(inproc.Settings{}, func(context.Context, runner.Item) ([]payload.Part, error) {
 		t.Error("it ran again")
 		return nil, nil
@@ -104,7 +105,7 @@ func TestItemThatEndedItsProcessesIsBuried(t *testing.T) {
 		t.Fatalf("%d dead letters, want 1", len(letters))
 	}
 	l := letters[0]
-	if l.Stage != stage || l.Fault.Reason != fault.RunnerCrashed || l.Deliveries != 4 || len(l.Starts) != 2 || l.Starts[1].Host != "crashed" {
+	if l.Stage != stage || l.Fault.Reason != fault.RunnerCrashed || l.Deliveries != 5 || len(l.Starts) != stagehost.DefaultAttempts || l.Starts[1].Host != "crashed" {
 		t.Errorf("the letter is %+v", l.DeadLetter)
 	}
 	if e, err := envelope.Decode(l.Item); err != nil || e.RequestID != c.env.RequestID {
@@ -118,7 +119,7 @@ func TestBlamedItemOfMemoryLeavesNoLetter(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	c := b.returned(1)
-	c.begun(2)
+	c.begun(stagehost.DefaultAttempts)
 	b.host(inproc.Each(inproc.Settings{}, echo))
 	c.fails(fault.RunnerCrashed)
 	if letters := b.letters(); len(letters) != 0 {
@@ -131,7 +132,7 @@ func TestSuspectIsNotBlamedForWhatIsNotOnRecord(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	c := b.returned(10, durable)
-	c.begun(1)
+	c.begun(stagehost.DefaultAttempts - 1)
 	b.host(inproc.Each(inproc.Settings{}, echo))
 	c.output()
 	b.emptiedFile()

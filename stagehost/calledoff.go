@@ -53,16 +53,33 @@ func (l *loop) callOff(it *item) {
 	case ledger.Running:
 		it.run.callOff(it)
 	case ledger.Sending:
-		// It is done.
+		l.callOffHeld(it)
 	}
 }
+
+// callOffHeld drops an item whose output waits for room in the next queue. What is
+// on its way, and an answer, has its course.
+func (l *loop) callOffHeld(it *item) {
+	if _, held := l.unsent[it.id]; !held || it.answered {
+		return
+	}
+	delete(l.unsent, it.id)
+	l.host.metrics.saved(context.Background())
+	if it.durable() {
+		l.sendFault(it, l.host.here(it, calledOffFault()))
+		return
+	}
+	l.done(it)
+}
+
+func calledOffFault() *fault.Fault { return fault.New(fault.Cancelled, "the request was called off") }
 
 // dropCalledOff ends an item that nobody wants. Who waited for it knows, but
 // whoever asks for a durable request's answer later does not.
 func (l *loop) dropCalledOff(it *item) {
 	l.host.metrics.saved(context.Background())
 	if it.durable() {
-		l.fail(it, fault.New(fault.Cancelled, "the request was called off"))
+		l.fail(it, calledOffFault())
 		return
 	}
 	if l.sending(it) {
@@ -99,9 +116,6 @@ type tombstones map[pipeline.RequestID]time.Time
 const maxTombstones = 1 << 16
 
 func (t tombstones) add(id pipeline.RequestID, until, now time.Time) {
-	if len(t) >= maxTombstones {
-		t.sweep(now)
-	}
 	if len(t) < maxTombstones && now.Before(until) {
 		t[id] = until
 	}

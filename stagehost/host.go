@@ -28,6 +28,10 @@ type Host struct {
 	dead     *deadletter.Store
 	starts   *attempt.Book
 	puller   *bus.Puller
+	// born is when this process became a host.
+	born time.Time
+	// ackWait is how long the queues wait for a word about an item.
+	ackWait atomic.Int64
 	// stopNotices ends the cancel notices.
 	stopNotices func() error
 
@@ -145,7 +149,8 @@ func (h *Host) connect() error {
 	if err != nil {
 		return err
 	}
-	h.bus = conn
+	h.bus, h.born = conn, time.Now()
+	h.ackWait.Store(int64(h.settings.Queue.AckWait))
 	h.results = result.New(conn, h.settings.Results)
 	h.dead = deadletter.New(conn, h.settings.DeadLetters)
 	h.starts = attempt.New(conn, h.settings.Starts)
@@ -174,6 +179,8 @@ func (h *Host) disconnect() {
 		h.settings.Logger.Debug("end of cancel notices", "error", err)
 	}
 	h.puller.Close()
+	// What came before the end of the subscription is given back.
+	h.dropEvents()
 	h.bus.Close()
 }
 

@@ -17,6 +17,9 @@ import (
 // subscription's goroutine and posts it to the loop.
 func (h *Host) receive(d bus.Delivery) {
 	env, err := h.decode(d.Data)
+	if err == nil && env.Durability != d.Durability {
+		err = fmt.Errorf("item of durability %q in the queue of %q", env.Durability, d.Durability)
+	}
 	if err != nil {
 		h.malformed(d, err)
 		return

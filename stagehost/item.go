@@ -45,11 +45,15 @@ type item struct {
 	// step's item, or the caller's answer, which is stored first where the
 	// request is durable. tries are those to send the first of them.
 	outbox []outgoing
-	// answered says that the outbox is an answer.
-	answered bool
-	tries    int
-	firstTry time.Time
-	retryAt  time.Time
+	// answered says that the outbox is an answer, stored that it is kept.
+	answered, stored bool
+	tries            int
+	firstTry         time.Time
+	retryAt          time.Time
+	// missingSince is since when the gateway or queue is known to be missing.
+	missingSince time.Time
+	// failing names the destination where a try has failed; empty for none.
+	failing string
 	// chunks counts the messages of a streamed answer so far.
 	chunks uint64
 }

@@ -28,7 +28,10 @@ type loop struct {
 	halves [][]*item
 	// unsent are items whose message is to be sent again.
 	unsent map[ledger.ID]*item
-	tombs  tombstones
+	// failing counts the items that wait for a destination that does not take
+	// them.
+	failing map[string]int
+	tombs   tombstones
 
 	touchAt time.Time
 	// draining says that no more items are asked for.
@@ -49,6 +52,7 @@ func newLoop(h *Host) *loop {
 		batcher: batch.New(h.settings.Batch),
 		items:   map[ledger.ID]*item{},
 		unsent:  map[ledger.ID]*item{},
+		failing: map[string]int{},
 		tombs:   tombstones{},
 		empty:   make(chan struct{}),
 	}
@@ -142,6 +146,9 @@ func (e *arrived) apply(l *loop) {
 		l.host.drop(e)
 		return
 	}
+	if it.suspect() && l.again(it) {
+		return
+	}
 	l.nextID++
 	it.id = l.nextID
 	if err := l.ledger.Admit(it.id, string(it.delivery.Durability), string(it.delivery.Epoch)); err != nil {
@@ -170,6 +177,23 @@ func (e *arrived) apply(l *loop) {
 	}
 }
 
+// again reports whether the item is another delivery of one that the host holds:
+// its word that it is in hand did not get through in time. It stays as it is, and
+// is settled by the later delivery.
+func (l *loop) again(it *item) bool {
+	for _, held := range l.items {
+		if held.direct == nil && held.delivery.Same(it.delivery) {
+			l.host.metrics.again(context.Background())
+			// It has not become suspect by that.
+			it.delivery.Deliveries = held.delivery.Deliveries
+			held.delivery = it.delivery
+			l.host.puller.Settled(it.delivery)
+			return true
+		}
+	}
+	return false
+}
+
 // overflow gives back an item that came although the host is full: the broker
 // sent more than was asked for, or the ask was thought to be over.
 func (l *loop) overflow(it *item, err error) {
@@ -189,8 +213,12 @@ func (l *loop) expire(now time.Time) {
 
 func (l *loop) expireOne(it *item) {
 	l.host.metrics.expired(context.Background())
+	l.fail(it, it.deadlineFault())
+}
+
+func (it *item) deadlineFault() *fault.Fault {
 	timeout := it.env.Deadline.Sub(it.env.AdmittedAt).Round(time.Millisecond)
-	l.fail(it, fault.Newf(fault.DeadlineExceeded, "no answer within %s; the deadline passed at stage %s", timeout, it.env.Hop().Stage))
+	return fault.Newf(fault.DeadlineExceeded, "no answer within %s; the deadline passed at stage %s", timeout, it.env.Hop().Stage)
 }
 
 // touch tells the queue that the items in hand are still in hand. After an
@@ -201,18 +229,25 @@ func (l *loop) touch(now time.Time) {
 	if now.Before(l.touchAt) {
 		return
 	}
-	l.touchAt = now.Add(l.host.settings.Queue.AckWait / touchesPerAckWait)
+	every := time.Duration(l.host.ackWait.Load()) / touchesPerAckWait
+	l.touchAt = now.Add(every)
 	l.host.metrics.held(l.ledger)
 	l.tombs.sweep(now)
 	if l.abandoned || !l.host.bus.Connected() {
 		return
 	}
 	l.ledger.Alive(func(id ledger.ID) {
-		if it := l.items[id]; now.Sub(it.arrived) > l.host.settings.Queue.AckWait/touchesPerAckWait/2 {
+		if it := l.items[id]; now.Sub(it.arrived) > every/2 {
 			l.host.say(it.delivery.InProgress())
 		}
 	})
 }
+
+// speak says that the queue wants to hear of its items sooner than it was thought
+// to.
+type speak struct{}
+
+func (speak) apply(l *loop) { l.touchAt = time.Time{} }
 
 // touchesPerAckWait leaves room for two words to be lost.
 const touchesPerAckWait = 3
@@ -225,6 +260,7 @@ func (l *loop) forget(it *item, verb ledger.Verb, err error) {
 	}
 	delete(l.items, it.id)
 	delete(l.unsent, it.id)
+	l.recovered(it)
 	if it.direct != nil {
 		return
 	}
@@ -311,6 +347,11 @@ func (l *loop) giveBackIn(states ...ledger.State) {
 }
 
 func (l *loop) giveBack(it *item) {
+	if it.stored {
+		// Its answer is stored; only the word about it is on its way.
+		l.done(it)
+		return
+	}
 	verb, err := l.ledger.GiveBack(it.id)
 	if it.direct != nil {
 		it.direct.finish(it, became{fault: stopping()})

@@ -34,6 +34,7 @@ type metrics struct {
 	outruns     metric.Int64Counter
 	savings     metric.Int64Counter
 	burials     metric.Int64Counter
+	repeats     metric.Int64Counter
 	defects     metric.Int64Counter
 	inHand      metric.Int64Gauge
 	batchSize   metric.Int64Histogram
@@ -70,6 +71,7 @@ func (m *metrics) counters(meter metric.Meter) error {
 		{&m.unsettled, "stagemesh.stage.unsettled", "Items that could not be settled with their queue; they come again."},
 		{&m.savings, "stagemesh.stage.called_off", "Items dropped because their request was called off."},
 		{&m.burials, "stagemesh.stage.buried", "Messages that became dead letters."},
+		{&m.repeats, "stagemesh.stage.repeated", "Deliveries of items that the host had in hand already."},
 		{&m.outruns, "stagemesh.stage.outrun", "Durable requests whose answer another execution had stored before."},
 		{&m.defects, "stagemesh.stage.defects", "Things that cannot happen."},
 	} {
@@ -175,6 +177,7 @@ func (m *metrics) resent(ctx context.Context)    { m.resends.Add(ctx, 1, m.base)
 func (m *metrics) outrun(ctx context.Context)    { m.outruns.Add(ctx, 1, m.base) }
 func (m *metrics) saved(ctx context.Context)     { m.savings.Add(ctx, 1, m.base) }
 func (m *metrics) buried(ctx context.Context)    { m.burials.Add(ctx, 1, m.base) }
+func (m *metrics) again(ctx context.Context)     { m.repeats.Add(ctx, 1, m.base) }
 func (m *metrics) unsaid(ctx context.Context)    { m.unsettled.Add(ctx, 1, m.base) }
 func (m *metrics) defect(ctx context.Context)    { m.defects.Add(ctx, 1, m.base) }
 

@@ -73,20 +73,46 @@ func (h *Host) ensureOnConnection(ctx context.Context, reconnects <-chan struct{
 }
 
 func (h *Host) ensure(ctx context.Context) error {
-	if h.settings.Queue.durable() {
-		if err := errors.Join(h.results.Ensure(ctx), h.dead.Ensure(ctx), h.starts.Ensure(ctx)); err != nil {
-			return err
-		}
+	if err := h.ensureStreams(ctx); err != nil {
+		return err
 	}
+	wait := h.settings.Queue.AckWait
 	for _, d := range h.settings.Queue.Durabilities {
-		if err := h.ensureQueue(ctx, d); err != nil {
+		info, err := h.ensureQueue(ctx, d)
+		if err != nil {
 			return err
 		}
+		if info.AckWait > 0 {
+			wait = min(wait, info.AckWait)
+		}
 	}
+	h.heedAckWait(wait)
 	return h.startAlive()
 }
 
-func (h *Host) ensureQueue(ctx context.Context, d pipeline.Durability) error {
+// ensureStreams makes what durable requests need. A host without them serves on
+// where the broker has no room for the record of run starts.
+func (h *Host) ensureStreams(ctx context.Context) error {
+	starts := h.starts.Ensure(ctx)
+	if !h.settings.Queue.durable() {
+		if starts != nil {
+			h.settings.Logger.Debug("run starts are not on record", "error", starts)
+		}
+		return nil
+	}
+	return errors.Join(starts, h.results.Ensure(ctx), h.dead.Ensure(ctx))
+}
+
+// heedAckWait makes the host speak up as often as its queues want to hear: they
+// may have been made with other settings than its own.
+func (h *Host) heedAckWait(wait time.Duration) {
+	if was := time.Duration(h.ackWait.Swap(int64(wait))); was != wait {
+		h.post(speak{})
+		h.settings.Logger.Warn("the queue was made with another ack_wait, which holds; raise queue.version to change it", "ack_wait", wait, "own", h.settings.Queue.AckWait)
+	}
+}
+
+func (h *Host) ensureQueue(ctx context.Context, d pipeline.Durability) (bus.QueueInfo, error) {
 	q := h.settings.Queue
 	info, err := h.bus.EnsureQueue(ctx, bus.QueueSettings{
 		Stage: h.settings.Stage, Durability: d,
@@ -94,17 +120,17 @@ func (h *Host) ensureQueue(ctx context.Context, d pipeline.Durability) error {
 		AckWait: q.AckWait, Replicas: q.Replicas, Version: q.Version,
 	})
 	if err != nil {
-		return err
+		return bus.QueueInfo{}, err
 	}
 	h.clock.look(info.ClockOffset, info.RoundTrip, time.Now())
 	h.post(&queueReplaced{queue: d, epoch: info.Epoch})
 	if off := info.ClockOffset.Abs() - info.RoundTrip/2; off > maxClockOffset {
 		h.stopAlive()
 		h.puller.Use(d, "")
-		return fmt.Errorf("the broker's clock is %s ahead of this host's, at most %s is tolerated: synchronise the clocks", info.ClockOffset, maxClockOffset)
+		return bus.QueueInfo{}, fmt.Errorf("the broker's clock is %s ahead of this host's, at most %s is tolerated: synchronise the clocks", info.ClockOffset, maxClockOffset)
 	}
 	h.puller.Use(d, info.Epoch)
-	return nil
+	return info, nil
 }
 
 // startAlive makes the host answer that it is there, once.

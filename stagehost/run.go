@@ -74,11 +74,15 @@ func (h *Host) goRun(slot runner.Slot, r *run) {
 				h.post(&blamed{run: r, starts: starts})
 				return
 			}
-			defer h.end(r)
+			r.started = time.Now()
 		}
 		start := time.Now()
 		err := slot.Do(r.ctx, r.batch, r)
 		r.close()
+		if h.recorded(r) {
+			// Before anybody runs the item again.
+			h.end(r)
+		}
 		h.post(&ran{run: r, took: time.Since(start), err: err, told: r.ctx.Err() != nil})
 	})
 }

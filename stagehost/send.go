@@ -99,6 +99,8 @@ func (l *loop) failed(it *item, f *fault.Fault) {
 		l.expireOne(it)
 	case l.abandoned && it.chunks == 0:
 		l.giveBack(it)
+	case l.abandoned:
+		l.fail(it, fault.Newf(fault.StreamInterrupted, "the answer broke after %d chunks: the host is stopping", it.chunks))
 	default:
 		l.fail(it, f)
 	}
@@ -135,7 +137,8 @@ func (l *loop) sendFault(it *item, f *fault.Fault, before ...outgoing) {
 		l.done(it)
 		return
 	}
-	it.outbox, it.tries = append(before, it.outbox...), 0
+	l.recovered(it)
+	it.outbox, it.tries, it.missingSince = append(before, it.outbox...), 0, time.Time{}
 	l.send(it)
 }
 
@@ -195,7 +198,8 @@ func (e *sent) apply(l *loop) {
 // answer was stored before, that is the answer.
 func (l *loop) stored(it *item, r bus.Receipt) {
 	was := it.outbox[0].to
-	it.outbox, it.tries = it.outbox[1:], 0
+	l.next(it)
+	it.stored = was == toResults
 	if was == toResults && r.Duplicate {
 		l.host.metrics.outrun(context.Background())
 		reply := it.answer()
@@ -211,6 +215,12 @@ func (l *loop) stored(it *item, r bus.Receipt) {
 	l.send(it)
 }
 
+// next takes the first message out of the outbox.
+func (l *loop) next(it *item) {
+	l.recovered(it)
+	it.outbox, it.tries, it.missingSince = it.outbox[1:], 0, time.Time{}
+}
+
 // Bounds on sending again.
 const (
 	retryBase = 5 * time.Millisecond
@@ -218,33 +228,84 @@ const (
 	// retryGrace is how long a gateway or a queue may be missing: as long as
 	// either takes to come back after the broker does.
 	retryGrace = 3 * time.Second
+	// failingShare is the share of the host's items that may wait for one
+	// destination that does not take them: one in four.
+	failingShare = 4
 )
 
 func backoff(tries int) time.Duration {
 	return min(retryMost, retryBase<<min(tries, 10))
 }
 
-// mayRetry says whether to send the message again. A full queue has room
-// sooner or later, and a lost acknowledgement is no answer, so both are tried
-// until the deadline; who is missing is given the time of a reconnect. An answer
-// that must be stored is tried for as long as it takes; once it is stored, a
-// gateway that is gone is not waited for.
+// mayRetry says whether to send the message again. What is to be stored is tried
+// for as long as it takes. A full queue has room sooner or later, and a lost
+// acknowledgement is no answer, so both are tried until the deadline; who is
+// missing is given the time of a reconnect, and so is the gateway that is told of
+// a stored answer. No destination may hold up all the others.
 func (l *loop) mayRetry(it *item, err error) bool {
-	if it.storing() {
+	if errors.Is(err, bus.ErrTooLarge) || errors.Is(err, bus.ErrClosed) {
+		return false
+	}
+	if errors.Is(err, bus.ErrNoResults) || errors.Is(err, bus.ErrNoDeadLetters) {
 		l.host.queueMissing()
-		return !errors.Is(err, bus.ErrClosed)
+	}
+	if it.storing() {
+		return true
 	}
 	now := time.Now()
-	if it.durable() && errors.Is(err, bus.ErrNoGateway) {
+	switch {
+	case it.expired(now), it.stored && errors.Is(err, bus.ErrNoGateway):
+		return false
+	case it.stored && now.Sub(it.firstTry) >= retryGrace:
 		return false
 	}
-	if it.expired(now) || errors.Is(err, bus.ErrTooLarge) || errors.Is(err, bus.ErrClosed) {
+	return l.mayWait(it) && it.missing(err, now) < retryGrace
+}
+
+// missing returns how long the item's destination has been missing.
+func (it *item) missing(err error, now time.Time) time.Duration {
+	switch {
+	case !errors.Is(err, bus.ErrNoGateway) && !errors.Is(err, bus.ErrNoQueue):
+		it.missingSince = time.Time{}
+		return 0
+	case it.missingSince.IsZero():
+		it.missingSince = now
+	}
+	return now.Sub(it.missingSince)
+}
+
+// mayWait books the item as one that its destination does not take, and is false
+// when too many are already.
+func (l *loop) mayWait(it *item) bool {
+	if it.failing != "" {
+		return true
+	}
+	to := it.destination()
+	if l.failing[to] >= max(1, l.host.settings.MaxInFlight/failingShare) {
 		return false
 	}
-	if errors.Is(err, bus.ErrNoGateway) || errors.Is(err, bus.ErrNoQueue) {
-		return now.Sub(it.firstTry) < retryGrace
-	}
+	it.failing = to
+	l.failing[to]++
 	return true
+}
+
+// recovered books that the item does not wait for its destination any more.
+func (l *loop) recovered(it *item) {
+	if it.failing == "" {
+		return
+	}
+	if l.failing[it.failing]--; l.failing[it.failing] == 0 {
+		delete(l.failing, it.failing)
+	}
+	it.failing = ""
+}
+
+// destination names who is to take what the item became.
+func (it *item) destination() string {
+	if it.answered {
+		return "gateway " + string(it.env.Gateway)
+	}
+	return "stage " + string(it.env.Route[it.env.Position+1].Stage)
 }
 
 func (l *loop) resend(now time.Time) {
@@ -259,20 +320,43 @@ func (l *loop) resend(now time.Time) {
 
 // unsendable gives up on a message. What cannot go on to the next stage is
 // answered with a fault; an answer that cannot be given is dropped, for nobody
-// waits for it, and one that cannot be stored goes back with its item.
+// waits for it, and so is the output of a request in memory whose deadline has
+// passed. What is durable is stored, or goes back.
 func (l *loop) unsendable(it *item, err error) {
-	if it.storing() {
+	switch {
+	case it.storing():
+		l.unstorable(it, err)
+	case it.durable() && !it.answered && errors.Is(err, bus.ErrClosed):
 		l.giveBack(it)
-		return
-	}
-	if it.answered || errors.Is(err, bus.ErrClosed) || it.expired(time.Now()) {
+	case it.durable() && !it.answered && it.expired(time.Now()):
+		l.noAnswer(it, it.deadlineFault())
+	case it.answered, errors.Is(err, bus.ErrClosed), it.expired(time.Now()):
 		l.host.metrics.dropped(context.Background())
 		l.done(it)
-		return
+	default:
+		l.host.settings.Logger.Debug("item cannot go on", "next", it.destination(), "error", err)
+		l.noAnswer(it, bus.FaultOf(err, it.env.Route[it.env.Position+1].Stage))
 	}
-	next := it.env.Route[it.env.Position+1].Stage
-	l.host.settings.Logger.Debug("item cannot go on", "next", next, "error", err)
-	f := l.host.here(it, bus.FaultOf(err, next))
+}
+
+// unstorable is for what is too large for the broker, which an answer becomes
+// when the limit is lowered, and for the end of the connection.
+func (l *loop) unstorable(it *item, err error) {
+	switch {
+	case !errors.Is(err, bus.ErrTooLarge):
+		l.giveBack(it)
+	case it.outbox[0].to == toDead:
+		l.host.settings.Logger.Error("dead letter is too large", "request", it.env.RequestID, "error", err)
+		l.next(it)
+		l.send(it)
+	default:
+		l.noAnswer(it, unsent(it.env.Hop(), err))
+	}
+}
+
+// noAnswer answers with a fault in place of an output that cannot go on.
+func (l *loop) noAnswer(it *item, f *fault.Fault) {
+	f = l.host.here(it, f)
 	l.host.metrics.faulted(context.Background(), f)
 	l.sendFault(it, f)
 }

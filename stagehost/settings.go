@@ -37,7 +37,8 @@ type Settings struct {
 	Bus   bus.Settings
 	Queue QueueSettings
 	// Attempts is how many runs of an item alone may end the process that runs
-	// it before the item is blamed; 0 means DefaultAttempts.
+	// it before the item is blamed; 0 means DefaultAttempts. A process may also
+	// be ended by others while an innocent item runs.
 	Attempts int
 	// Results are where the answers to durable requests are kept, DeadLetters
 	// what the host gave up on, and Starts which runs have begun.
@@ -82,8 +83,8 @@ const (
 	DefaultMaxItems     = 10_000
 	DefaultMaxBytes     = 128 << 20
 	DefaultMaxAge       = 10 * time.Minute
-	DefaultAckWait      = 2 * time.Second
-	DefaultAttempts     = 2
+	DefaultAckWait      = 2500 * time.Millisecond
+	DefaultAttempts     = 3
 	DefaultStartTimeout = 10 * time.Minute
 	DefaultDrainTimeout = 30 * time.Second
 

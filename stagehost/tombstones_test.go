@@ -19,6 +19,7 @@ func TestTombstonesAreBoundedAndForgotten(t *testing.T) {
 	if len(tombs) != maxTombstones || !tombs.has(id(0)) || tombs.has(id(maxTombstones+1)) {
 		t.Errorf("%d tombstones, want %d", len(tombs), maxTombstones)
 	}
+	tombs.sweep(now.Add(time.Minute))
 	tombs.add("late", now.Add(2*time.Minute), now.Add(time.Minute))
 	if len(tombs) != 1 || !tombs.has("late") {
 		t.Errorf("%d tombstones after their deadline, want the new one", len(tombs))

@@ -51,10 +51,7 @@ func (b *Bus) ServeAlive(stage pipeline.StageName, host pipeline.HostID) (stop f
 		}
 	})
 	if err != nil {
-		return nil, err
+		return nil, sendError(err)
 	}
-	if err := b.flush(); err != nil {
-		return nil, errors.Join(err, sub.Unsubscribe())
-	}
-	return sub.Unsubscribe, nil
+	return b.known(sub, nil)
 }

@@ -51,6 +51,9 @@ const (
 	reconnectBase     = 50 * time.Millisecond
 	reconnectJitter   = 200 * time.Millisecond
 	apiTimeout        = 5 * time.Second
+	pingEvery         = 2 * time.Second
+	maxPings          = 2
+	writeTimeout      = 2 * time.Second
 )
 
 // Connect returns a bus that connects, and reconnects for ever, in the
@@ -91,6 +94,10 @@ func (b *Bus) options() []nats.Option {
 		nats.RetryOnFailedConnect(true),
 		nats.MaxReconnects(-1),
 		nats.ReconnectBufSize(-1),
+		// A broker that is silent is away after two questions.
+		nats.PingInterval(pingEvery),
+		nats.MaxPingsOutstanding(maxPings),
+		nats.FlusherTimeout(writeTimeout),
 		nats.CustomReconnectDelay(func(int) time.Duration { return reconnectBase + rand.N(reconnectJitter) }),
 		nats.ConnectHandler(func(*nats.Conn) { b.connected() }),
 		nats.ReconnectHandler(func(*nats.Conn) { b.connected() }),
@@ -154,12 +161,22 @@ func (b *Bus) JetStream() jetstream.JetStream { return b.js }
 func (b *Bus) Watch(subject string, handle func([]byte)) (stop func() error, err error) {
 	sub, err := b.nc.Subscribe(subject, func(msg *nats.Msg) { handle(msg.Data) })
 	if err != nil {
-		return nil, err
+		return nil, sendError(err)
 	}
-	if err := sub.SetPendingLimits(watchBacklog, -1); err != nil {
-		return nil, errors.Join(err, sub.Unsubscribe())
+	return b.known(sub, sub.SetPendingLimits(watchBacklog, -1))
+}
+
+// known returns the end of a subscription once the broker knows of it.
+func (b *Bus) known(sub *nats.Subscription, err error) (stop func() error, _ error) {
+	if err == nil {
+		err = b.flush()
 	}
-	return sub.Unsubscribe, b.flush()
+	if err != nil {
+		// What is not known to the broker may fail to end there as well.
+		_ = sub.Unsubscribe()
+		return nil, sendError(err)
+	}
+	return sub.Unsubscribe, nil
 }
 
 // watchBacklog bounds the messages that wait for the handler of a Watch.

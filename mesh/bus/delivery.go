@@ -38,6 +38,11 @@ type Delivery struct {
 	nc     *nats.Conn
 }
 
+// Same reports whether both are deliveries of one item.
+func (d Delivery) Same(other Delivery) bool {
+	return d.Seq == other.Seq && d.Durability == other.Durability && d.Epoch == other.Epoch
+}
+
 // key is one for all deliveries of the item, and for no other item.
 func (d Delivery) key() string {
 	return d.stream + "/" + string(d.Epoch) + "/" + strconv.FormatUint(d.Seq, 10)

@@ -272,11 +272,13 @@ const (
 // status books the end of an ask.
 func (p *Puller) status(i int, msg *nats.Msg) {
 	p.mu.Lock()
-	missing := p.ended(i, msg)
+	missing, again := p.ended(i, msg)
 	if missing {
 		p.setEpoch(p.credit.queueOf(i), "")
 	}
-	p.ask()
+	if again {
+		p.ask()
+	}
 	p.checkDrained()
 	p.mu.Unlock()
 	if missing {
@@ -284,24 +286,24 @@ func (p *Puller) status(i int, msg *nats.Msg) {
 	}
 }
 
-// ended reports whether the queue or its consumer is gone. A status that does
-// not say how many items will not come ends every ask of its lane. Of an ask
-// that is over already none counts: it may be of a queue that was used before.
-// The caller holds the lock.
-func (p *Puller) ended(i int, msg *nats.Msg) (missing bool) {
+// ended reports whether the queue or its consumer is gone, and whether to ask
+// again at once. A status that does not say how many items will not come ends
+// every ask of its lane, and what refused them may do so again. Of an ask that is
+// over already none counts: it may be of a queue that was used before. The caller
+// holds the lock.
+func (p *Puller) ended(i int, msg *nats.Msg) (missing, again bool) {
 	number, err := strconv.ParseUint(msg.Subject[strings.LastIndexByte(msg.Subject, '.')+1:], askBase, 64)
 	if err != nil {
-		return false
+		return false, false
 	}
 	left, err := strconv.Atoi(msg.Header.Get(pendingHeader))
 	if err == nil {
-		p.credit.over(i, number, left)
-		return false
+		return false, p.credit.over(i, number, left)
 	}
 	if !p.credit.over(i, number, 0) {
-		return false
+		return false, false
 	}
 	p.credit.close(i)
 	code := msg.Header.Get("Status")
-	return code == statusNoResponders || code == statusConflict
+	return code == statusNoResponders || code == statusConflict, false
 }

@@ -34,8 +34,9 @@ type QueueSettings struct {
 	Version int
 }
 
-// MaxDeliver is how often the broker delivers an item at most; then it lies in
-// its queue unseen. Hosts decide before.
+// MaxDeliver is how often the broker delivers an item of memory at most; then it
+// lies in its queue unseen until it is too old. Hosts decide before, and alone
+// where the item is on file, for there it would lie for ever.
 const MaxDeliver = 20
 
 // Bounds of the server's own nets, beyond what hosts decide by themselves.
@@ -44,7 +45,11 @@ const (
 	minWindow  = time.Second
 )
 
-const metadataVersion = "stagemesh-version"
+// Keys of a stream's metadata.
+const (
+	metadataVersion = "stagemesh-version"
+	metadataAckWait = "stagemesh-ack-wait"
+)
 
 // Epoch tells a queue from the one that replaced it: the creation time of its
 // stream.
@@ -55,8 +60,9 @@ type QueueInfo struct {
 	Epoch Epoch
 	// Created is when the stream was made, on this process's clock.
 	Created time.Time
-	// Version of the settings that the queue has.
+	// Version of the settings that the queue has, and the AckWait that they say.
 	Version int
+	AckWait time.Duration
 	// Items and Bytes wait or are in hand.
 	Items uint64
 	Bytes uint64
@@ -106,16 +112,17 @@ func (b *Bus) createStream(ctx context.Context, s QueueSettings) error {
 
 // upgrade changes the stream and its consumers to these settings.
 func (b *Bus) upgrade(ctx context.Context, s QueueSettings, info *QueueInfo) error {
-	if _, err := b.js.UpdateStream(ctx, b.streamConfig(s)); err != nil {
-		return queueError(s.Stage, err)
-	}
+	// The stream's version goes up last: what is left half done is done again.
 	for _, class := range pipeline.Classes() {
 		if _, err := b.js.CreateOrUpdateConsumer(ctx, b.Stream(s.Stage, s.Durability), b.consumerConfig(s, class, info.Epoch)); err != nil {
 			return queueError(s.Stage, err)
 		}
 	}
+	if _, err := b.js.UpdateStream(ctx, b.streamConfig(s)); err != nil {
+		return queueError(s.Stage, err)
+	}
 	b.settings.Logger.Info("queue changed", "stage", s.Stage, "version", s.Version, "was", info.Version)
-	info.Version = s.Version
+	info.Version, info.AckWait = s.Version, s.AckWait
 	return nil
 }
 
@@ -135,7 +142,7 @@ func (b *Bus) streamConfig(s QueueSettings) jetstream.StreamConfig {
 		Storage:     storage,
 		Replicas:    max(1, s.Replicas),
 		Duplicates:  max(minWindow, MaxDeliver*s.AckWait),
-		Metadata:    map[string]string{metadataVersion: strconv.Itoa(s.Version)},
+		Metadata:    map[string]string{metadataVersion: strconv.Itoa(s.Version), metadataAckWait: s.AckWait.String()},
 	}
 	if s.Durability == pipeline.Memory && s.MaxAge > 0 {
 		config.MaxAge = max(s.MaxAge, config.Duplicates)
@@ -197,12 +204,16 @@ func (b *Bus) removeStray(ctx context.Context, s QueueSettings, class pipeline.C
 }
 
 func (b *Bus) consumerConfig(s QueueSettings, class pipeline.Class, epoch Epoch) jetstream.ConsumerConfig {
+	deliveries := MaxDeliver
+	if s.Durability == pipeline.File {
+		deliveries = -1
+	}
 	return jetstream.ConsumerConfig{
 		Durable:       consumerName(class, epoch),
 		FilterSubject: b.Stage(s.Stage, s.Durability, class),
 		AckPolicy:     jetstream.AckExplicitPolicy,
 		AckWait:       s.AckWait,
-		MaxDeliver:    MaxDeliver,
+		MaxDeliver:    deliveries,
 		MaxAckPending: -1,
 		MaxWaiting:    maxWaiting,
 	}
@@ -225,6 +236,7 @@ func (b *Bus) Queue(ctx context.Context, stage pipeline.StageName, d pipeline.Du
 	offset := info.TimeStamp.Sub(sent.Add(roundTrip / 2))
 	return QueueInfo{
 		Version:     versionOf(info),
+		AckWait:     ackWaitOf(info),
 		Epoch:       epochOf(info),
 		Created:     info.Created.Add(-offset),
 		Items:       info.State.Msgs,
@@ -232,6 +244,15 @@ func (b *Bus) Queue(ctx context.Context, stage pipeline.StageName, d pipeline.Du
 		ClockOffset: offset,
 		RoundTrip:   roundTrip,
 	}, nil
+}
+
+// ackWaitOf is what the stream's consumers wait for; 0 where it does not say.
+func ackWaitOf(info *jetstream.StreamInfo) time.Duration {
+	wait, err := time.ParseDuration(info.Config.Metadata[metadataAckWait])
+	if err != nil {
+		return 0
+	}
+	return wait
 }
 
 func epochOf(info *jetstream.StreamInfo) Epoch {

@@ -29,12 +29,9 @@ func (b *Bus) ServeReplies(gateway pipeline.GatewayID, handle func(pipeline.Exec
 		}
 	})
 	if err != nil {
-		return nil, err
+		return nil, sendError(err)
 	}
-	if err := sub.SetPendingLimits(replyBacklog, replyBacklogBytes); err != nil {
-		return nil, err
-	}
-	return sub.Unsubscribe, b.flush()
+	return b.known(sub, sub.SetPendingLimits(replyBacklog, replyBacklogBytes))
 }
 
 // flush makes sure that the broker knows of a subscription before anybody is

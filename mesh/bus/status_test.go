@@ -38,7 +38,7 @@ func TestStatusEndsItsOwnAskOnly(t *testing.T) {
 			p.credit.plan(time.Time{})
 			p.credit.forget()
 			p.credit.plan(time.Time{})
-			if missing := p.ended(normalClass, test.msg); missing != test.missing {
+			if missing, _ := p.ended(normalClass, test.msg); missing != test.missing {
 				t.Errorf("the queue is missing: %v, want %v", missing, test.missing)
 			}
 			if asked := p.credit.lanes[normalClass].asked; asked != test.asked {

@@ -108,19 +108,21 @@ func (f *Fleet) gatewayAddrs() []string {
 	return out
 }
 
-// Executions returns how often each request's text was run, by any host.
-func (f *Fleet) Executions() map[string]int {
+// Runs returns the ids of the requests that were run for each text, by any host,
+// as often as they were.
+func (f *Fleet) Runs() map[string][]string {
 	f.t.Helper()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	out := map[string]int{}
+	out := map[string][]string{}
 	for _, name := range f.records {
 		data, err := os.ReadFile(name)
 		if err != nil {
 			f.t.Fatal(err)
 		}
 		for line := range strings.Lines(string(data)) {
-			out[strings.TrimSuffix(line, "\n")]++
+			id, text, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
+			out[text] = append(out[text], id)
 		}
 	}
 	return out

@@ -33,10 +33,8 @@ func TestFleetAnswersAndStops(t *testing.T) {
 	if tally.Right != 500 {
 		t.Errorf("%s", tally)
 	}
-	for key, n := range f.Executions() {
-		if n != 1 {
-			t.Errorf("request %s ran %d times", key, n)
-		}
+	if again := reran(t, f, 500); again != 0 {
+		t.Errorf("%d re-executions", again)
 	}
 	g.Stop()
 	host.Stop()

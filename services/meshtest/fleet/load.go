@@ -21,8 +21,8 @@ type LoadSpec struct {
 	InFlight int
 	// Timeout of each request; 0 means the pipeline's.
 	Timeout time.Duration
-	// Header is sent with every request.
-	Header http.Header
+	// Durable requests are stored, and so are their answers.
+	Durable bool
 	// Prefix makes the texts differ from those of other loads.
 	Prefix string
 }
@@ -155,11 +155,10 @@ func (l *Load) ask(addr, text string) (got, reason string, err error) {
 	if err != nil {
 		return "", "", err
 	}
-	request.Header = l.spec.Header.Clone()
-	if request.Header == nil {
-		request.Header = http.Header{}
-	}
 	request.Header.Set("Content-Type", "text/plain")
+	if l.spec.Durable {
+		request.Header.Set("Stagemesh-Durability", "file")
+	}
 	if l.spec.Timeout > 0 {
 		request.Header.Set("Stagemesh-Timeout", l.spec.Timeout.String())
 	}

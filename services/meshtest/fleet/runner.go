@@ -19,7 +19,7 @@ func newRunner(s HostSpec) (runner.Runner, error) {
 	}
 	return inproc.New(inproc.Settings{Concurrency: max(1, s.Concurrency)}, func(ctx context.Context, batch runner.Batch, sink runner.Sink) error {
 		// One write: what is on record is whole, whenever the process ends.
-		if _, err := record.Write(keysOf(batch)); err != nil {
+		if _, err := record.Write(linesOf(batch)); err != nil {
 			return err
 		}
 		if took := s.Base + time.Duration(len(batch.Items))*s.PerItem; took > 0 {
@@ -40,9 +40,11 @@ func newRunner(s HostSpec) (runner.Runner, error) {
 	}), nil
 }
 
-func keysOf(batch runner.Batch) []byte {
+func linesOf(batch runner.Batch) []byte {
 	var out bytes.Buffer
 	for _, item := range batch.Items {
+		out.WriteString(item.RequestID)
+		out.WriteByte(' ')
 		out.Write(item.Inputs[0].Blob.Data)
 		out.WriteByte('\n')
 	}
