@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
@@ -227,22 +229,24 @@ func TestSilenceIsUnknownAfterTheAckTimeout(t *testing.T) {
 }
 
 // swallow subscribes and never answers.
-func swallow(t *testing.T, broker *bustest.Broker, subject string) {
+func swallow(t *testing.T, broker *bustest.Broker, subject string) *nats.Subscription {
 	t.Helper()
 	nc := broker.Client()
-	if _, err := nc.SubscribeSync(subject); err != nil {
+	sub, err := nc.SubscribeSync(subject)
+	if err != nil {
 		t.Fatal(err)
 	}
 	if err := nc.FlushTimeout(bustest.Patience); err != nil {
 		t.Fatal(err)
 	}
+	return sub
 }
 
 func TestLostConnectionMakesPendingSendsUnknown(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
 	b := broker.Connect(mesh, func(s *bus.Settings) { s.AckTimeout = time.Hour })
-	swallow(t, broker, b.Replies("gateway"))
+	swallowed := swallow(t, broker, b.Replies("gateway"))
 	m, err := b.Reply("gateway", item("x").Answer())
 	if err != nil {
 		t.Fatal(err)
@@ -251,6 +255,11 @@ func TestLostConnectionMakesPendingSendsUnknown(t *testing.T) {
 	for range 100 {
 		pending = append(pending, start(b, m))
 	}
+	// What a broker that stops has not passed on yet finds nobody there.
+	bustest.Eventually(t, "the gateway has all of it", func() bool {
+		n, _, err := swallowed.Pending()
+		return err == nil && n == len(pending)
+	})
 	broker.Stop()
 	for _, answer := range pending {
 		if got := bustest.Receive(t, "answer to a send whose broker went away", answer); !errors.Is(got.err, bus.ErrUnknown) {
