@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+
+	"github.com/stagemesh/stagemesh/services/meshfile"
 )
 
 // BrokerSettings are settings of the broker in the process.
@@ -20,12 +22,15 @@ type BrokerSettings struct {
 	// means nowhere.
 	Listen string
 	// StoreDir holds what is on file; empty means a folder that goes with the
-	// process.
+	// process, and with it durable requests, results and dead letters.
 	StoreDir string
 	// MaxMemory bounds the items in memory, in bytes; 0 means what the stages'
 	// queues reserve, and some; 4 GiB more where other processes may join with
 	// stages of theirs.
 	MaxMemory int64
+	// MaxStore bounds what is on file, in bytes; 0 means what the stages' queues,
+	// results and dead letters reserve, and 16 GiB for what else is there.
+	MaxStore int64
 	// MaxPayload bounds one message, in bytes; 0 means 8 MiB.
 	MaxPayload int
 }
@@ -34,7 +39,7 @@ const (
 	defaultMaxPayload = 8 << 20
 	memorySlack       = 64 << 20
 	joinMemory        = 4 << 30
-	maxStore          = 16 << 30
+	storeSlack        = 16 << 30
 	brokerReadyWait   = 10 * time.Second
 )
 
@@ -43,7 +48,7 @@ type broker struct {
 	// Server is there once the broker is ready.
 	*server.Server
 	settings BrokerSettings
-	reserve  int64
+	reserve  meshfile.Reserve
 	log      *brokerLog
 	ready    chan struct{}
 }
@@ -51,12 +56,14 @@ type broker struct {
 // ErrBroker says that the broker in the process did not start.
 var ErrBroker = errors.New("the broker in the process did not start")
 
-// newBroker returns a broker for queues that reserve that many bytes.
-func newBroker(s BrokerSettings, queues int64, log *slog.Logger) *broker {
-	reserve := queues + memorySlack
+// newBroker returns a broker for a mesh that reserves that much.
+func newBroker(s BrokerSettings, reserve meshfile.Reserve, log *slog.Logger) *broker {
+	reserve.Memory += memorySlack
 	if s.Listen != "" {
-		reserve += joinMemory
+		reserve.Memory += joinMemory
 	}
+	// For stages that join, and for those that the folder remembers.
+	reserve.Store += storeSlack
 	return &broker{
 		settings: s, reserve: reserve, ready: make(chan struct{}),
 		log: &brokerLog{log: log.With("part", "broker"), fatal: make(chan string, 1)},
@@ -127,8 +134,8 @@ func (b *broker) options(folder string) (*server.Options, error) {
 	o := &server.Options{
 		DontListen:         s.Listen == "",
 		JetStream:          true,
-		JetStreamMaxMemory: cmp.Or(s.MaxMemory, b.reserve),
-		JetStreamMaxStore:  maxStore,
+		JetStreamMaxMemory: cmp.Or(s.MaxMemory, b.reserve.Memory),
+		JetStreamMaxStore:  cmp.Or(s.MaxStore, b.reserve.Store),
 		StoreDir:           folder,
 		MaxPayload:         int32(cmp.Or(s.MaxPayload, defaultMaxPayload)),
 		NoSigs:             true,

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -51,6 +52,38 @@ func shout(ctx context.Context, text string) (string, error) {
 		Pipeline: "shout",
 		Inputs:   []payload.Part{payload.OfBlob("", "text/plain", []byte(text))},
 	})
+	if err := errors.Join(err, mesh.Stop()); err != nil {
+		return "", err
+	}
+	return string(answer.Outputs[0].Blob.Data), nil
+}
+
+// Durable requests outlive their callers, and with a folder of the broker's own
+// also the process: their answers are fetched by id.
+func ExampleMesh_Result() {
+	answer, err := shoutForTheRecord(context.Background(), "hello")
+	fmt.Println(answer, err)
+	// Output: HELLO <nil>
+}
+
+// shoutForTheRecord asks for a durable answer, and fetches it once more.
+func shoutForTheRecord(ctx context.Context, text string) (string, error) {
+	mesh, err := local.New(local.Settings{Mesh: "demo"})
+	if err != nil {
+		return "", err
+	}
+	stage := local.Stage{Name: "upper", Runner: inproc.Each(inproc.Settings{}, upper)}
+	if err := errors.Join(mesh.AddStage(stage), mesh.Start(ctx)); err != nil {
+		return "", err
+	}
+	answer, err := mesh.Infer(ctx, &call.Request{
+		Pipeline:   "stage:upper",
+		Inputs:     []payload.Part{payload.OfBlob("", "text/plain", []byte(text))},
+		Durability: pipeline.File,
+	})
+	if err == nil {
+		answer, err = mesh.Result(ctx, answer.RequestID, 5*time.Second)
+	}
 	if err := errors.Join(err, mesh.Stop()); err != nil {
 		return "", err
 	}

@@ -37,8 +37,9 @@ func FromFile(f *meshfile.File, s FileSettings) (*Mesh, error) {
 		CredentialsFile: f.CredentialsFile(),
 		Broker: BrokerSettings{
 			Listen: f.NATS.Listen, StoreDir: f.StoreDir(),
-			MaxMemory: int64(f.NATS.MaxMemory), MaxPayload: int(f.NATS.MaxPayload),
+			MaxMemory: int64(f.NATS.MaxMemory), MaxStore: int64(f.NATS.MaxStore), MaxPayload: int(f.NATS.MaxPayload),
 		},
+		Results: f.ResultSettings(), DeadLetters: f.DeadLetterSettings(),
 		Gateway: gatewayOf(f.Gateway),
 		Logger:  s.Logger, Meter: s.Meter, Version: s.Version,
 	})
@@ -87,7 +88,7 @@ func stageOf(f *meshfile.File, name string) (Stage, error) {
 	}
 	out := Stage{
 		Name: host.Stage, Runners: []runner.Runner{host.Runner}, Batch: host.Batch, BatchBy: host.BatchBy,
-		MaxInFlight: host.MaxInFlight, Queue: host.Queue, Listen: host.Listen, DrainTimeout: host.DrainTimeout,
+		MaxInFlight: host.MaxInFlight, Queue: host.Queue, Attempts: host.Attempts, Listen: host.Listen, DrainTimeout: host.DrainTimeout,
 	}
 	for len(out.Runners) < f.Stages[name].Hosts {
 		another, err := f.Host(name)

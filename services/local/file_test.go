@@ -70,12 +70,14 @@ pipelines:
 	})
 }
 
-func TestBrokerMayHaveNoMoreMemoryThanTheQueuesReserve(t *testing.T) {
+func TestBrokerMayHaveNoMoreThanTheMeshReserves(t *testing.T) {
 	t.Parallel()
 	m := start(t, fromFile(t, parse(t, `
 mesh: m
 gateway: {listen: "127.0.0.1:0"}
-nats: {max_memory: 3MiB}
+nats: {max_memory: 3MiB, max_store: 24MiB}
+results: {max_bytes: 2MiB}
+dead_letters: {max_bytes: 3MiB}
 stages:
   one: {runner: {echo: {}}, queue: {max_bytes: 1MiB}}
   two: {runner: {echo: {}}, queue: {max_bytes: 2MiB}}
@@ -83,6 +85,32 @@ pipelines:
   p: {steps: [{name: one, stage: one}, {name: two, stage: two}]}
 `)))
 	expect(t, m, "p", "to", "to")
+	request := durable("to")
+	request.Pipeline = "p"
+	answer, err := m.Infer(t.Context(), request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := result(t, m, answer.RequestID); got != "to" {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestMeshInMemoryAloneTakesNoDurableRequest(t *testing.T) {
+	t.Parallel()
+	m := start(t, fromFile(t, parse(t, `
+mesh: m
+gateway: {listen: "127.0.0.1:0"}
+stages:
+  a: {runner: {echo: {}}, queue: {durabilities: [memory]}, attempts: 1}
+pipelines:
+  all: {steps: [{name: a, stage: a}]}
+`)))
+	expect(t, m, "all", "to", "to")
+	_, err := m.Infer(t.Context(), durable("to"))
+	if fault.From(err).Reason != fault.NoCapacity {
+		t.Errorf("got %v", err)
+	}
 }
 
 func TestProcessMayRunSomeStagesOfAFile(t *testing.T) {

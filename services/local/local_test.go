@@ -228,6 +228,12 @@ func TestMeshThatHasNotStartedSaysSo(t *testing.T) {
 	if _, err := m.Stream(t.Context(), &call.Request{Pipeline: "all"}, nil); !errors.Is(err, local.ErrNotStarted) {
 		t.Errorf("stream: %v", err)
 	}
+	if _, err := m.Result(t.Context(), "", 0); !errors.Is(err, local.ErrNotStarted) {
+		t.Errorf("result: %v", err)
+	}
+	if err := m.Cancel(t.Context(), ""); !errors.Is(err, local.ErrNotStarted) {
+		t.Errorf("cancel: %v", err)
+	}
 	if m.Addr() != nil || m.BrokerURL() != "" {
 		t.Errorf("got the addresses %v and %q", m.Addr(), m.BrokerURL())
 	}

@@ -16,8 +16,10 @@ import (
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/deadletter"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/result"
 	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
@@ -36,8 +38,12 @@ type Settings struct {
 	// Broker are settings of the broker in the process.
 	Broker BrokerSettings
 	// Gateway is the public port and the bounds of the gateway. Its mesh, id,
-	// catalog and bus are filled in.
+	// catalog, results and bus are filled in.
 	Gateway gateway.Settings
+	// Results are where the answers to durable requests are kept, DeadLetters
+	// what was given up on; every process of a mesh has the same.
+	Results     result.Settings
+	DeadLetters deadletter.Settings
 	// Logger may be nil: nothing is logged.
 	Logger *slog.Logger
 	// Meter may be nil: nothing is counted.
@@ -57,6 +63,9 @@ type Stage struct {
 	BatchBy     []string
 	MaxInFlight int
 	Queue       stagehost.QueueSettings
+	// Attempts is how many runs of an item alone may end their process; 0 means
+	// stagehost.DefaultAttempts.
+	Attempts int
 	// Listen is the address of the gRPC StageService of the first host; empty
 	// means none.
 	Listen       string
@@ -152,7 +161,7 @@ func (s Stage) Validate() error {
 func (s Stage) host(r runner.Runner) stagehost.Settings {
 	return stagehost.Settings{
 		Stage: s.Name, Runner: r, Batch: s.Batch, BatchBy: s.BatchBy,
-		MaxInFlight: s.MaxInFlight, Queue: s.Queue, DrainTimeout: s.DrainTimeout,
+		MaxInFlight: s.MaxInFlight, Queue: s.Queue, Attempts: s.Attempts, DrainTimeout: s.DrainTimeout,
 	}
 }
 
@@ -202,6 +211,36 @@ func (m *Mesh) Infer(ctx context.Context, r *call.Request) (*call.Response, erro
 // error of emit ends the call with CANCELLED, which wraps it; an emit that falls
 // too far behind ends the call with SLOW_READER.
 func (m *Mesh) Stream(ctx context.Context, r *call.Request, emit func(call.Chunk) error) (*call.Response, error) {
+	service, err := m.service()
+	if err != nil {
+		return nil, err
+	}
+	return service.Stream(ctx, r, emit)
+}
+
+// Result returns the stored answer to a durable request, whichever gateway of
+// the mesh took it: the request's own fault where it failed, NOT_FOUND where no
+// answer is stored. It waits for one as long as wait says.
+func (m *Mesh) Result(ctx context.Context, requestID string, wait time.Duration) (*call.Response, error) {
+	service, err := m.service()
+	if err != nil {
+		return nil, err
+	}
+	return service.Result(ctx, requestID, wait)
+}
+
+// Cancel calls a request off, whichever gateway of the mesh took it. It is best
+// effort, and nil also for a request that is finished, or that nobody made.
+func (m *Mesh) Cancel(ctx context.Context, requestID string) error {
+	service, err := m.service()
+	if err != nil {
+		return err
+	}
+	return service.Cancel(ctx, requestID)
+}
+
+// service returns the request path, once the mesh serves.
+func (m *Mesh) service() (*call.Service, error) {
 	p := m.parts.Load()
 	if p == nil {
 		return nil, fault.Newf(fault.NoCapacity, "%w", ErrNotStarted)
@@ -209,7 +248,7 @@ func (m *Mesh) Stream(ctx context.Context, r *call.Request, emit func(call.Chunk
 	if err := p.gateway.Ready(); err != nil {
 		return nil, fault.Newf(fault.NoCapacity, "%w", err)
 	}
-	return p.gateway.Service().Stream(ctx, r, emit)
+	return p.gateway.Service(), nil
 }
 
 // Addr returns the public address, or nil where there is none, or none yet.

@@ -14,6 +14,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/process"
+	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/stagehost"
 )
 
@@ -84,16 +85,13 @@ func (p *parts) waitHosts(ctx context.Context) error {
 	return nil
 }
 
-// reserve is the memory that the stages' queues may take, in bytes.
-func (m *Mesh) reserve() int64 {
-	total := int64(0)
-	for _, s := range m.stages {
-		if s.Queue.MaxBytes == 0 {
-			s.Queue.MaxBytes = stagehost.DefaultMaxBytes
-		}
-		total += s.Queue.MaxBytes
+// reserve is what the broker sets aside for the stages of this process.
+func (m *Mesh) reserve() meshfile.Reserve {
+	queues := make([]stagehost.QueueSettings, len(m.stages))
+	for i, s := range m.stages {
+		queues[i] = s.Queue
 	}
-	return total
+	return meshfile.ReserveOf(queues, m.settings.Results, m.settings.DeadLetters)
 }
 
 // inProcess is the broker's URL where connections do not use it.
@@ -111,6 +109,7 @@ func (m *Mesh) hostsOf(s Stage, to bus.Settings) ([]*stagehost.Host, error) {
 	for i, r := range s.Runners {
 		settings := s.host(r)
 		settings.Mesh, settings.Host, settings.Version = m.settings.Mesh, pipeline.HostID(newID()), m.settings.Version
+		settings.Results, settings.DeadLetters = m.settings.Results, m.settings.DeadLetters
 		settings.Bus, settings.Logger, settings.Meter = to, m.settings.Logger, m.settings.Meter
 		if i == 0 {
 			settings.Listen = s.Listen
@@ -132,6 +131,7 @@ func (m *Mesh) newGateway(to bus.Settings) (*gateway.Gateway, error) {
 	s := m.settings.Gateway
 	s.Bus = to
 	s.Call.Mesh, s.Call.Gateway, s.Call.Catalog = m.settings.Mesh, pipeline.GatewayID(newID()), pipelines
+	s.Call.Results = m.settings.Results
 	s.Call.Logger, s.Call.Meter = m.settings.Logger, m.settings.Meter
 	return gateway.New(s)
 }

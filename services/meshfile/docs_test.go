@@ -8,15 +8,21 @@ import (
 	"reflect"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/mesh/config"
+	"github.com/stagemesh/stagemesh/mesh/deadletter"
+	"github.com/stagemesh/stagemesh/mesh/result"
 	"github.com/stagemesh/stagemesh/services/imagedecode"
 	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/services/onnx"
 	"github.com/stagemesh/stagemesh/services/runners"
 	"github.com/stagemesh/stagemesh/services/synth"
 	"github.com/stagemesh/stagemesh/services/topk"
+	"github.com/stagemesh/stagemesh/stagehost"
 )
 
 // reference is what docs_test holds against the File; the paths start at this
@@ -101,6 +107,35 @@ func TestTheReferenceHasEveryKeyAndNoOther(t *testing.T) {
 			if !slices.Contains(keys, key) {
 				t.Errorf("section %q has the key `%s`, which there is not", section, key)
 			}
+		}
+	}
+}
+
+// Where the code has a constant, the reference has its value.
+func TestTheReferenceHasTheDefaultsOfTheCode(t *testing.T) {
+	t.Parallel()
+	page := text(t, reference)
+	for row, want := range map[string]string{
+		"`attempts` | number":      fmt.Sprint(stagehost.DefaultAttempts),
+		"`max_items` | number":     fmt.Sprint(stagehost.DefaultMaxItems),
+		"`max_bytes` | size":       config.Bytes(stagehost.DefaultMaxBytes).String(),
+		"`ack_wait` | duration":    stagehost.DefaultAckWait.String(),
+		"`retention` | duration":   strconv.Itoa(int(result.DefaultRetention.Hours())) + "h",
+		"`max_timeout` | duration": strconv.Itoa(int(call.DefaultMaxTimeout.Minutes())) + "m",
+		"`timeout` | duration":     call.DefaultTimeout.String(),
+		"`max_in_flight` | number": fmt.Sprint(call.DefaultMaxInFlight),
+	} {
+		if !strings.Contains(page, "| "+row+" | "+want+" |") {
+			t.Errorf("the default of %s is %s", row, want)
+		}
+	}
+	for _, want := range []string{
+		fmt.Sprintf("| `retention` | duration | %dh |", int(deadletter.DefaultRetention.Hours())),
+		fmt.Sprintf("| `max_bytes` | size | %s | all answers", config.Bytes(result.DefaultMaxBytes)),
+		fmt.Sprintf("| `max_bytes` | size | %s | all letters", config.Bytes(deadletter.DefaultMaxBytes)),
+	} {
+		if !strings.Contains(page, want) {
+			t.Errorf("there is no %s", want)
 		}
 	}
 }

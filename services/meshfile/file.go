@@ -11,15 +11,23 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/config"
+	"github.com/stagemesh/stagemesh/mesh/deadletter"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/result"
 )
 
 // File is a mesh as it is written down. Zero values mean the defaults.
 type File struct {
 	// Mesh is the mesh's name.
-	Mesh      string              `yaml:"mesh"`
-	NATS      NATS                `yaml:"nats"`
-	Gateway   Gateway             `yaml:"gateway"`
-	Ops       Ops                 `yaml:"ops"`
+	Mesh    string  `yaml:"mesh"`
+	NATS    NATS    `yaml:"nats"`
+	Gateway Gateway `yaml:"gateway"`
+	Ops     Ops     `yaml:"ops"`
+	// Results are the answers to durable requests, DeadLetters what the mesh
+	// gave up on.
+	Results     Kept `yaml:"results"`
+	DeadLetters Kept `yaml:"dead_letters"`
+
 	Stages    map[string]Stage    `yaml:"stages"`
 	Pipelines map[string]Pipeline `yaml:"pipelines"`
 
@@ -42,6 +50,9 @@ type NATS struct {
 	// MaxMemory bounds the queues of the broker in the process; 0 means what
 	// the stages in the process reserve, and some.
 	MaxMemory config.Bytes `yaml:"max_memory"`
+	// MaxStore bounds what the broker in the process keeps on file; 0 means what
+	// the mesh reserves there, and some.
+	MaxStore config.Bytes `yaml:"max_store"`
 	// MaxPayload bounds one message of the broker in the process.
 	MaxPayload config.Bytes `yaml:"max_payload"`
 }
@@ -74,6 +85,16 @@ type Ops struct {
 	Listen string `yaml:"listen"`
 }
 
+// Kept says how the broker keeps something on file.
+type Kept struct {
+	// Retention is how long it is kept.
+	Retention time.Duration `yaml:"retention"`
+	// MaxBytes bounds all of it together.
+	MaxBytes config.Bytes `yaml:"max_bytes"`
+	Replicas int          `yaml:"replicas"`
+	Version  int          `yaml:"version"`
+}
+
 // Stage is a stage and its hosts.
 type Stage struct {
 	// Runner has one key: the kind, with that kind's settings.
@@ -85,6 +106,8 @@ type Stage struct {
 	// MaxInFlight bounds the items that a host holds.
 	MaxInFlight int   `yaml:"max_in_flight"`
 	Queue       Queue `yaml:"queue"`
+	// Attempts is how many runs of an item alone may end their process.
+	Attempts int `yaml:"attempts"`
 	// Listen is the address of the gRPC StageService; empty means none.
 	Listen string `yaml:"listen"`
 	// DrainTimeout bounds how long a stop waits for what is in hand.
@@ -103,8 +126,11 @@ type Batch struct {
 	By []string `yaml:"by"`
 }
 
-// Queue bounds a stage's queue.
+// Queue bounds each of a stage's queues.
 type Queue struct {
+	// Durabilities are the queues that there are; both where empty.
+	Durabilities []pipeline.Durability `yaml:"durabilities"`
+
 	MaxItems int64         `yaml:"max_items"`
 	MaxBytes config.Bytes  `yaml:"max_bytes"`
 	AckWait  time.Duration `yaml:"ack_wait"`
@@ -200,6 +226,18 @@ func (f *File) Joinable() bool { return f.NATS.URL != "" || f.NATS.Listen != "" 
 
 // StageNames returns the names of the stages, sorted.
 func (f *File) StageNames() []string { return slices.Sorted(maps.Keys(f.Stages)) }
+
+// ResultSettings are what every gateway and host is told about results.
+func (f *File) ResultSettings() result.Settings {
+	k := f.Results
+	return result.Settings{Retention: k.Retention, MaxBytes: int64(k.MaxBytes), Replicas: k.Replicas, Version: k.Version}
+}
+
+// DeadLetterSettings are what every host is told about dead letters.
+func (f *File) DeadLetterSettings() deadletter.Settings {
+	k := f.DeadLetters
+	return deadletter.Settings{Retention: k.Retention, MaxBytes: int64(k.MaxBytes), Replicas: k.Replicas, Version: k.Version}
+}
 
 // At points an error at a key of the file, which is given element by element.
 func (f *File) At(err error, path ...string) error { return f.doc.At(path, err) }

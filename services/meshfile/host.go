@@ -27,18 +27,23 @@ func (f *File) Host(stage string) (stagehost.Settings, error) {
 	out := stagehost.Settings{
 		Mesh: pipeline.MeshName(f.Mesh), Stage: pipeline.StageName(stage),
 		Batch: s.Batch.settings(), BatchBy: s.Batch.By, MaxInFlight: s.MaxInFlight,
-		Bus: bus.Settings{URL: f.NATS.URL, CredentialsFile: f.CredentialsFile()},
-		Queue: stagehost.QueueSettings{
-			MaxItems: s.Queue.MaxItems, MaxBytes: int64(s.Queue.MaxBytes), MaxAge: f.Gateway.MaxTimeout,
-			AckWait: s.Queue.AckWait, Replicas: s.Queue.Replicas, Version: s.Queue.Version,
-		},
+		Bus:   bus.Settings{URL: f.NATS.URL, CredentialsFile: f.CredentialsFile()},
+		Queue: s.Queue.settings(), Attempts: s.Attempts, Results: f.ResultSettings(), DeadLetters: f.DeadLetterSettings(),
 		Listen: s.Listen, DrainTimeout: s.DrainTimeout,
 	}
+	out.Queue.MaxAge = f.Gateway.MaxTimeout
 	var err error
 	if out.Runner, err = f.runner(stage); err != nil {
 		return out, errors.Join(err, f.At(errors.Join(s.validate(), out.Batch.Validate()), "stages", stage))
 	}
 	return out, f.At(errors.Join(s.validate(), validateHost(out)), "stages", stage)
+}
+
+func (q Queue) settings() stagehost.QueueSettings {
+	return stagehost.QueueSettings{
+		Durabilities: q.Durabilities, MaxItems: q.MaxItems, MaxBytes: int64(q.MaxBytes),
+		AckWait: q.AckWait, Replicas: q.Replicas, Version: q.Version,
+	}
 }
 
 // validateHost checks what the file says about a host. What it says about the

@@ -11,8 +11,10 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/deadletter"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/result"
 	"github.com/stagemesh/stagemesh/services/imagedecode"
 	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/services/onnx"
@@ -107,13 +109,16 @@ mesh: m
 nats: {url: "nats://b:4222", credentials_file: keys/m.creds}
 gateway: {max_timeout: 1m}
 ops: {listen: ":9191"}
+results: {retention: 2h, max_bytes: 3MiB, replicas: 3, version: 4}
+dead_letters: {retention: 48h, max_bytes: 5MiB, replicas: 5, version: 6}
 stages:
   a:
     runner: {echo: {}}
     hosts: 3
     batch: {mode: window, max_size: 8, max_bytes: 1MiB, max_wait: 20ms, by: [language]}
     max_in_flight: 100
-    queue: {max_items: 10, max_bytes: 2MiB, ack_wait: 3s, replicas: 3, version: 2}
+    queue: {durabilities: [file], max_items: 10, max_bytes: 2MiB, ack_wait: 3s, replicas: 3, version: 2}
+    attempts: 5
     listen: 127.0.0.1:8081
     drain_timeout: 4s
 `)
@@ -121,9 +126,15 @@ stages:
 		Mesh: "m", Stage: "a",
 		Batch:   batch.Settings{Mode: batch.Window, MaxSize: 8, MaxBytes: 1 << 20, MaxWait: 20 * time.Millisecond},
 		BatchBy: []string{"language"}, MaxInFlight: 100,
-		Bus:    bus.Settings{URL: "nats://b:4222", CredentialsFile: filepath.Join("testdata", "keys", "m.creds")},
-		Queue:  stagehost.QueueSettings{MaxItems: 10, MaxBytes: 2 << 20, MaxAge: time.Minute, AckWait: 3 * time.Second, Replicas: 3, Version: 2},
-		Listen: "127.0.0.1:8081", DrainTimeout: 4 * time.Second,
+		Bus: bus.Settings{URL: "nats://b:4222", CredentialsFile: filepath.Join("testdata", "keys", "m.creds")},
+		Queue: stagehost.QueueSettings{
+			Durabilities: []pipeline.Durability{pipeline.File}, MaxItems: 10, MaxBytes: 2 << 20, MaxAge: time.Minute,
+			AckWait: 3 * time.Second, Replicas: 3, Version: 2,
+		},
+		Attempts:    5,
+		Results:     result.Settings{Retention: 2 * time.Hour, MaxBytes: 3 << 20, Replicas: 3, Version: 4},
+		DeadLetters: deadletter.Settings{Retention: 48 * time.Hour, MaxBytes: 5 << 20, Replicas: 5, Version: 6},
+		Listen:      "127.0.0.1:8081", DrainTimeout: 4 * time.Second,
 	}
 	if got := host(t, f, "a"); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v\nwant %+v", got, want)
@@ -189,6 +200,47 @@ pipelines:
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v\nwant %+v", got, want)
+	}
+}
+
+func TestPipelineMayBeDurableWhereItsStagesAre(t *testing.T) {
+	t.Parallel()
+	f := mustParse(t, `
+mesh: m
+nats: {listen: ":4222"}
+stages:
+  both: {runner: {echo: {}}}
+  file: {runner: {echo: {}}, queue: {durabilities: [file]}}
+  memory: {runner: {echo: {}}, queue: {durabilities: [memory]}}
+pipelines:
+  d: {durability: file, steps: [{name: b, stage: both}, {name: f, stage: file}, {name: e, stage: elsewhere}]}
+  m: {steps: [{name: b, stage: both}, {name: m, stage: memory}]}
+`)
+	got, err := f.Routes()
+	if err != nil || got[0].Durability != pipeline.File || got[1].Durability != pipeline.DurabilityUnset {
+		t.Errorf("got %+v, %v", got, err)
+	}
+}
+
+func TestReserveCountsTheQueuesThatThereAre(t *testing.T) {
+	t.Parallel()
+	memory, file := []pipeline.Durability{pipeline.Memory}, []pipeline.Durability{pipeline.File}
+	const kept = 256<<20 + 256<<20 + 16<<20
+	for name, test := range map[string]struct {
+		queues  []stagehost.QueueSettings
+		results result.Settings
+		letters deadletter.Settings
+		want    meshfile.Reserve
+	}{
+		"no queue":          {},
+		"a default queue":   {queues: []stagehost.QueueSettings{{}}, want: meshfile.Reserve{Memory: 128 << 20, Store: 128<<20 + kept}},
+		"in memory alone":   {queues: []stagehost.QueueSettings{{Durabilities: memory, MaxBytes: 3}}, want: meshfile.Reserve{Memory: 3, Store: 16 << 20}},
+		"one on file":       {queues: []stagehost.QueueSettings{{Durabilities: memory, MaxBytes: 3}, {Durabilities: file, MaxBytes: 5}}, want: meshfile.Reserve{Memory: 3, Store: 5 + kept}},
+		"what else is kept": {queues: []stagehost.QueueSettings{{Durabilities: file, MaxBytes: 5}}, results: result.Settings{MaxBytes: 7}, letters: deadletter.Settings{MaxBytes: 11}, want: meshfile.Reserve{Store: 5 + 7 + 11 + 16<<20}},
+	} {
+		if got := meshfile.ReserveOf(test.queues, test.results, test.letters); got != test.want {
+			t.Errorf("%s: got %+v, want %+v", name, got, test.want)
+		}
 	}
 }
 

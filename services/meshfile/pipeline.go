@@ -1,6 +1,7 @@
 package meshfile
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -31,7 +32,7 @@ func (f *File) route(name string) (pipeline.Pipeline, error) {
 	}
 	var errs []error
 	for i, step := range in.Steps {
-		s, err := f.step(step)
+		s, err := f.step(step, pipeline.Durability(cmp.Or(in.Durability, string(pipeline.Memory))))
 		if err != nil {
 			errs = append(errs, fmt.Errorf("steps[%d].%w", i, err))
 		}
@@ -57,14 +58,12 @@ func validateRoute(p pipeline.Pipeline) error {
 		}
 		return err
 	}
-	if p.Durability == pipeline.File {
-		return errors.New("durability: file is not served by this version; use memory")
-	}
 	return nil
 }
 
-// step returns one step; an error begins with the step's key.
-func (f *File) step(in Step) (pipeline.Step, error) {
+// step returns one step of a pipeline of that durability; an error begins with
+// the step's key.
+func (f *File) step(in Step, durability pipeline.Durability) (pipeline.Step, error) {
 	out := pipeline.Step{
 		Name: pipeline.StepName(in.Name), Stage: pipeline.StageName(in.Stage),
 		Model:  payload.ModelRef{Model: in.Model, Alias: in.Alias, Version: in.Version},
@@ -74,9 +73,20 @@ func (f *File) step(in Step) (pipeline.Step, error) {
 		return out, fmt.Errorf("stage: there is no stage %q; there are %s, and without nats.url or nats.listen no other process can add one",
 			in.Stage, strings.Join(f.StageNames(), ", "))
 	}
+	if err := f.keeps(in.Stage, durability); err != nil {
+		return out, fmt.Errorf("stage: %w", err)
+	}
 	var err error
 	out.Parameters, err = parameters(in.Parameters)
 	return out, err
+}
+
+// keeps returns nil unless the file says that the stage has no such queue.
+func (f *File) keeps(stage string, d pipeline.Durability) error {
+	if _, err := pipeline.ParseDurability(string(d)); err != nil || has(f.Stages[stage].Queue.Durabilities, d) {
+		return nil //nolint:nilerr // a durability that is none is told at its own key
+	}
+	return fmt.Errorf("the pipeline's durability is %s, and the stage %s has no such queue; change durability, or the stage's queue.durabilities", d, stage)
 }
 
 func parameters(in map[string]any) (payload.Parameters, error) {

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -43,6 +44,8 @@ func (f *File) validateShared() error {
 	return errors.Join(
 		f.validateName(),
 		f.At(f.NATS.validate(), "nats"),
+		f.At(f.Results.validate(), "results"),
+		f.At(f.DeadLetters.validate(), "dead_letters"),
 	)
 }
 
@@ -74,7 +77,18 @@ func (n NATS) validate() error {
 		errs = append(errs, fmt.Errorf("url: %w", err))
 	}
 	return errors.Join(append(errs, inProcess("listen", n.Listen), inProcess("store_dir", n.StoreDir),
-		inProcess("max_memory", n.MaxMemory), inProcess("max_payload", n.MaxPayload))...)
+		inProcess("max_memory", n.MaxMemory), inProcess("max_store", n.MaxStore), inProcess("max_payload", n.MaxPayload))...)
+}
+
+// leastRetention is what a caller needs to ask for something that is kept.
+const leastRetention = time.Second
+
+func (k Kept) validate() error {
+	errs := []error{notNegative("replicas", k.Replicas), notNegative("version", k.Version)}
+	if k.Retention != 0 && k.Retention < leastRetention {
+		errs = append(errs, fmt.Errorf("retention: %s, at least %s is needed", k.Retention, leastRetention))
+	}
+	return errors.Join(errs...)
 }
 
 // validateOwnBroker checks that what the file asks of the broker in the process
@@ -84,20 +98,37 @@ func (f *File) validateOwnBroker() error {
 		return nil
 	}
 	var errs []error
-	reserved := config.Bytes(0)
 	for _, name := range f.StageNames() {
-		queue := f.Stages[name].Queue
-		reserved += cmp.Or(queue.MaxBytes, stagehost.DefaultMaxBytes)
-		if queue.Replicas > 1 {
-			err := fmt.Errorf("queue.replicas: %d copies need a cluster of brokers, at nats.url; the broker in the process has one", queue.Replicas)
-			errs = append(errs, f.At(err, "stages", name))
-		}
+		errs = append(errs, f.At(oneCopy("queue.replicas", f.Stages[name].Queue.Replicas), "stages", name))
 	}
-	if limit := f.NATS.MaxMemory; limit != 0 && limit < reserved {
-		err := fmt.Errorf("max_memory: %s is less than the %s that the stages' queues reserve; raise it, or lower queue.max_bytes", limit, reserved)
+	errs = append(errs, f.At(oneCopy("replicas", f.Results.Replicas), "results"), f.At(oneCopy("replicas", f.DeadLetters.Replicas), "dead_letters"))
+	memory, store := f.reserved()
+	if limit := f.NATS.MaxMemory; limit != 0 && limit < memory {
+		err := fmt.Errorf("max_memory: %s is less than the %s that the stages' queues reserve; raise it, or lower queue.max_bytes", limit, memory)
+		errs = append(errs, f.At(err, "nats"))
+	}
+	if limit := f.NATS.MaxStore; limit != 0 && limit < store {
+		err := fmt.Errorf("max_store: %s is less than the %s that the stages' queues on file, results and dead letters reserve; raise it, or lower their max_bytes", limit, store)
 		errs = append(errs, f.At(err, "nats"))
 	}
 	return errors.Join(errs...)
+}
+
+func oneCopy(key string, replicas int) error {
+	if replicas <= 1 {
+		return nil
+	}
+	return fmt.Errorf("%s: %d copies need a cluster of brokers, at nats.url; the broker in the process has one", key, replicas)
+}
+
+// reserved returns what all stages of the file reserve on the broker.
+func (f *File) reserved() (memory, store config.Bytes) {
+	var queues []stagehost.QueueSettings
+	for _, name := range f.StageNames() {
+		queues = append(queues, f.Stages[name].Queue.settings())
+	}
+	r := ReserveOf(queues, f.ResultSettings(), f.DeadLetterSettings())
+	return config.Bytes(r.Memory), config.Bytes(r.Store)
 }
 
 // inProcess refuses a value that only the broker in the process has.

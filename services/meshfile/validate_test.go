@@ -39,8 +39,8 @@ func TestWhatIsWrongIsToldWithItsPlace(t *testing.T) {
 			`m.yaml:1:1: mesh: mesh name "My": use 1 to 63 of a-z, 0-9 and -, neither first nor last a -`,
 		},
 		"no stages":            {"mesh: m\nstages: {}\n", "m.yaml:2:1: stages: there are none"},
-		"an unknown key":       {good + "pipeline: {}\n", `m.yaml:4:1: "pipeline" is not a key here; there are gateway, mesh, nats, ops, pipelines, stages`},
-		"an unknown stage key": {stage("batching: {}"), `m.yaml:5:5: stages.a: "batching" is not a key here; there are batch, drain_timeout, hosts,`},
+		"an unknown key":       {good + "pipeline: {}\n", `m.yaml:4:1: "pipeline" is not a key here; there are dead_letters, gateway, mesh, nats, ops, pipelines, results, stages`},
+		"an unknown stage key": {stage("batching: {}"), `m.yaml:5:5: stages.a: "batching" is not a key here; there are attempts, batch, drain_timeout, hosts,`},
 		"a wrong type":         {stage("batch: {max_size: 0x}"), `m.yaml:5:23: stages.a.batch.max_size: "0x" is not a whole number`},
 
 		"a stage's name that is none": {
@@ -76,6 +76,10 @@ func TestWhatIsWrongIsToldWithItsPlace(t *testing.T) {
 		"queue bytes":          {stage("queue: {max_bytes: 1MX}"), `m.yaml:5:24: stages.a.queue.max_bytes: "1MX" is not a size`},
 		"queue acknowledgment": {stage("queue: {ack_wait: 10ms}"), "m.yaml:5:13: stages.a.queue.ack_wait: 10ms, at least 1s is needed"},
 		"queue replicas":       {stage("queue: {replicas: -1}"), "m.yaml:5:13: stages.a.queue.replicas: -1 is negative"},
+		"durabilities":         {stage("queue: {durabilities: [disk]}"), `m.yaml:5:13: stages.a.queue.durabilities: use memory, file or both, each once, not ["disk"]`},
+		"a durability twice":   {stage("queue: {durabilities: [file, file]}"), `m.yaml:5:13: stages.a.queue.durabilities: use memory, file or both, each once`},
+		"durabilities' type":   {stage("queue: {durabilities: file}"), `m.yaml:5:27: stages.a.queue.durabilities: "file" is not a list`},
+		"attempts":             {stage("attempts: -1"), "m.yaml:5:5: stages.a.attempts: -1, at least 1 is needed"},
 		"queue version":        {stage("queue: {version: -1}"), "m.yaml:5:13: stages.a.queue.version: -1 is negative"},
 
 		"gateway address":   {good + "gateway: {listen: localhost}", `m.yaml:4:11: gateway.listen: "localhost" is no address`},
@@ -99,6 +103,15 @@ func TestWhatIsWrongIsToldWithItsPlace(t *testing.T) {
 		"a store elsewhere": {good + "nats: {url: \"nats://b\", store_dir: x}", "m.yaml:4:25: nats.store_dir: is for the broker in the process; with url there is none"},
 		"memory elsewhere":  {good + "nats: {url: \"nats://b\", max_memory: 1GiB}", "m.yaml:4:25: nats.max_memory: is for the broker in the process; with url there is none"},
 		"little memory":     {good + "  b: {runner: {echo: {}}, queue: {max_bytes: 64MiB}}\nnats: {max_memory: 190MiB}", "m.yaml:5:8: nats.max_memory: 190MiB is less than the 192MiB that the stages' queues reserve; raise it, or lower queue.max_bytes"},
+		"a large store":     {good + "nats: {url: \"nats://b\", max_store: 1GiB}", "m.yaml:4:25: nats.max_store: is for the broker in the process; with url there is none"},
+		"little store":      {good + "nats: {max_store: 600MiB}", "m.yaml:4:8: nats.max_store: 600MiB is less than the 656MiB that the stages' queues on file, results and dead letters reserve; raise it, or lower their max_bytes"},
+		"result retention":  {good + "results: {retention: 10ms}", "m.yaml:4:11: results.retention: 10ms, at least 1s is needed"},
+		"result bytes":      {good + "results: {max_bytes: -1}", `m.yaml:4:22: results.max_bytes: "-1" is not a size`},
+		"result version":    {good + "results: {version: -1}", "m.yaml:4:11: results.version: -1 is negative"},
+		"copies of results": {good + "results: {replicas: 3}", "m.yaml:4:11: results.replicas: 3 copies need a cluster of brokers, at nats.url; the broker in the process has one"},
+		"letter retention":  {good + "dead_letters: {retention: -1s}", "m.yaml:4:16: dead_letters.retention: -1s, at least 1s is needed"},
+		"letter replicas":   {good + "dead_letters: {replicas: -1}", "m.yaml:4:16: dead_letters.replicas: -1 is negative"},
+		"copies of letters": {good + "dead_letters: {replicas: 2}", "m.yaml:4:16: dead_letters.replicas: 2 copies need a cluster of brokers"},
 		"copies of a queue": {stage("queue: {replicas: 3}"), "m.yaml:5:13: stages.a.queue.replicas: 3 copies need a cluster of brokers, at nats.url; the broker in the process has one"},
 		"credentials":       {good + "nats: {credentials_file: x}", "m.yaml:4:8: nats.credentials_file: is for a broker of its own; without url there is none"},
 
@@ -120,8 +133,16 @@ func TestWhatIsWrongIsToldWithItsPlace(t *testing.T) {
 		"an empty parameter": {pipeline("steps:\n    - {name: s, stage: a, parameters: {k: }}"), "m.yaml:7:40: pipelines.p.steps[0].parameters.k: a parameter is true or false, a number or text"},
 		"a timeout":          {pipeline("steps: [{name: s, stage: a}]\n    timeout: -1s"), "m.yaml:7:5: pipelines.p.timeout: -1s is negative"},
 		"durability":         {pipeline("steps: [{name: s, stage: a}]\n    durability: stone"), "m.yaml:7:5: pipelines.p.durability: durability \"stone\": use memory or file"},
-		"file durability":    {pipeline("steps: [{name: s, stage: a}]\n    durability: file"), "m.yaml:7:5: pipelines.p.durability: file is not served by this version; use memory"},
-		"keep twice":         {pipeline("steps: [{name: s, stage: a}]\n    keep: [x, x]"), `m.yaml:7:5: pipelines.p.keep: "x" is there twice`},
+		"file without queue": {
+			"mesh: m\nstages:\n  a: {runner: {echo: {}}, queue: {durabilities: [memory]}}\n  b: {runner: {echo: {}}}\n" +
+				"pipelines:\n  p:\n    durability: file\n    steps:\n    - {name: s, stage: b}\n    - {name: t, stage: a}",
+			"m.yaml:10:17: pipelines.p.steps[1].stage: the pipeline's durability is file, and the stage a has no such queue; change durability, or the stage's queue.durabilities",
+		},
+		"memory without queue": {
+			"mesh: m\nstages:\n  a: {runner: {echo: {}}, queue: {durabilities: [file]}}\npipelines:\n  p: {steps: [{name: s, stage: a}]}",
+			"m.yaml:5:25: pipelines.p.steps[0].stage: the pipeline's durability is memory, and the stage a has no such queue; change durability",
+		},
+		"keep twice": {pipeline("steps: [{name: s, stage: a}]\n    keep: [x, x]"), `m.yaml:7:5: pipelines.p.keep: "x" is there twice`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

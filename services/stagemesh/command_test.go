@@ -88,7 +88,7 @@ func TestHelpAndCompletionKnowEveryVerb(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, verb := range []string{"up", "infer", "config", "version", "completion"} {
+	for _, verb := range []string{"up", "infer", "result", "cancel", "config", "version", "completion"} {
 		if !strings.Contains(help, "\n  "+verb+" ") {
 			t.Errorf("help does not know %s:\n%s", verb, help)
 		}

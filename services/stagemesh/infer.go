@@ -5,11 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
-	"net/http"
-	"net/url"
 	"os"
-	"strings"
+	"path/filepath"
 	"time"
 
 	"connectrpc.com/connect"
@@ -18,13 +15,15 @@ import (
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
+
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
 type inferFlags struct {
-	address  string
-	timeout  time.Duration
-	json     bool
-	timeline bool
+	address    addressFlag
+	timeout    time.Duration
+	durability string
+	style      style
 }
 
 func newInfer() *cobra.Command {
@@ -34,7 +33,7 @@ func newInfer() *cobra.Command {
 		Short: "Send each file through a pipeline and print the answers",
 		Long: "Infer sends each file as a request of its own through a pipeline of a running mesh, and prints the answers.\n" +
 			"The content type is told by the file's name or, failing that, its first bytes. - is standard input.",
-		Example: "  stagemesh infer digits examples/digits/images/*.png\n  stagemesh infer stage:classify --json -",
+		Example: "  stagemesh infer digits examples/digits/images/*.png\n  stagemesh infer stage:classify --json -\n  stagemesh infer digits image.png --durability file",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) < 2 {
 				return misused(cmd, errors.New("give a PIPELINE, and a FILE or more"))
@@ -45,10 +44,10 @@ func newInfer() *cobra.Command {
 			return runInfer(cmd.Context(), flags, args[0], args[1:], cmd.InOrStdin(), cmd.OutOrStdout())
 		},
 	}
-	infer.Flags().StringVarP(&flags.address, "address", "a", "http://127.0.0.1:8080", "the gateway's address")
+	flags.address.add(infer)
 	infer.Flags().DurationVar(&flags.timeout, "timeout", 0, "how long each request may take; the pipeline's own timeout if 0")
-	infer.Flags().BoolVar(&flags.json, "json", false, "print each answer as a line of JSON")
-	infer.Flags().BoolVar(&flags.timeline, "timeline", false, "print where each request's time went")
+	infer.Flags().StringVar(&flags.durability, "durability", "", "where requests wait between stages, memory or file; the pipeline's own if empty. With file their ids are printed, for result and cancel")
+	flags.style.add(infer)
 	return infer
 }
 
@@ -57,24 +56,27 @@ var ErrFailed = errors.New("some requests failed")
 
 // sender sends files through one pipeline of a mesh.
 type sender struct {
-	client   inferencev1connect.InferenceServiceClient
-	pipeline string
-	timeout  time.Duration
-	stdin    io.Reader
+	client     inferencev1connect.InferenceServiceClient
+	pipeline   string
+	timeout    time.Duration
+	durability pipeline.Durability
+	stdin      io.Reader
 }
 
-func runInfer(ctx context.Context, flags inferFlags, pipeline string, files []string, in io.Reader, out io.Writer) error {
-	address, err := baseURL(flags.address)
+func runInfer(ctx context.Context, flags inferFlags, name string, files []string, in io.Reader, out io.Writer) error {
+	durability, err := pipeline.ParseDurability(flags.durability)
 	if err != nil {
-		return err
+		return fmt.Errorf("--durability: %q: use memory or file", flags.durability)
 	}
-	transport := &http.Transport{Proxy: http.ProxyFromEnvironment}
-	defer transport.CloseIdleConnections()
-	client := inferencev1connect.NewInferenceServiceClient(&http.Client{Transport: transport}, address)
-	s := sender{client: client, pipeline: pipeline, timeout: flags.timeout, stdin: in}
-	table := newPrinter(out, flags)
-	failed, err := s.sendAll(ctx, files, table)
-	if err := errors.Join(unreachable(address, err), table.flush()); err != nil {
+	table := newPrinter(out, flags.style, "FILE")
+	table.ids = durability == pipeline.File
+	failed := 0
+	err = flags.address.with(func(client inferencev1connect.InferenceServiceClient) (err error) {
+		s := sender{client: client, pipeline: name, timeout: flags.timeout, durability: durability, stdin: in}
+		failed, err = s.sendAll(ctx, files, table)
+		return err
+	})
+	if err := errors.Join(err, table.flush()); err != nil {
 		return err
 	}
 	if failed > 0 {
@@ -94,9 +96,9 @@ func (s sender) sendAll(ctx context.Context, files []string, table *printer) (fa
 			return failed, err
 		case err != nil:
 			failed++
-			err = table.failure(file, err)
+			err = table.failure(filepath.Base(file), err)
 		default:
-			err = table.answer(file, response, time.Since(begin))
+			err = table.answer(filepath.Base(file), response, time.Since(begin))
 		}
 		if err != nil {
 			return failed, err
@@ -117,33 +119,6 @@ func (s sender) send(ctx context.Context, file string) (*inferencev1.InferRespon
 	return response.Msg, nil
 }
 
-// isDial reports whether the error is that nobody listens at the address.
-func isDial(err error) bool {
-	op, ok := errors.AsType[*net.OpError](err)
-	return ok && op.Op == "dial"
-}
-
-// unreachable says what to do where nobody listens at the address. Other errors
-// stay as they are.
-func unreachable(address string, err error) error {
-	if !isDial(err) {
-		return err
-	}
-	return fmt.Errorf("nobody answers at %s: %w; stagemesh up starts a mesh, --address names the gateway of another", address, err)
-}
-
-// baseURL returns the gateway's URL; who writes host:port means plain HTTP.
-func baseURL(address string) (string, error) {
-	if !strings.Contains(address, "://") {
-		address = "http://" + address
-	}
-	u, err := url.Parse(address)
-	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return "", fmt.Errorf("--address: %q is no address such as http://127.0.0.1:8080", address)
-	}
-	return address, nil
-}
-
 // maxFile bounds a file to send, in bytes.
 const maxFile = 64 << 20
 
@@ -153,7 +128,8 @@ func (s sender) request(file string) (*inferencev1.InferRequest, error) {
 		return nil, err
 	}
 	request := &inferencev1.InferRequest{
-		Pipeline: s.pipeline,
+		Pipeline:   s.pipeline,
+		Durability: s.durability.ToProto(),
 		Inputs: []*inferencev1.Part{{Body: &inferencev1.Part_Blob{
 			Blob: &inferencev1.Blob{ContentType: contentType(file, data), Data: data},
 		}}},

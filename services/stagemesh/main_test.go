@@ -77,6 +77,12 @@ func mesh(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return serve(t, m)
+}
+
+// serve starts a mesh and returns the address of its gateway.
+func serve(t *testing.T, m *local.Mesh) string {
+	t.Helper()
 	if err := m.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package stagemesh
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,8 +13,7 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"connectrpc.com/connect"
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/encoding/protojson"
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
@@ -28,28 +28,51 @@ func contentType(file string, data []byte) string {
 	return http.DetectContentType(data)
 }
 
+// style is how answers are printed.
+type style struct {
+	json     bool
+	timeline bool
+}
+
+func (s *style) add(cmd *cobra.Command) {
+	cmd.Flags().BoolVar(&s.json, "json", false, "print each answer as a line of JSON")
+	cmd.Flags().BoolVar(&s.timeline, "timeline", false, "print where each request's time went")
+}
+
 // printer prints answers: a table, or JSON lines.
 type printer struct {
-	flags inferFlags
+	style style
 	out   io.Writer
 	table *tabwriter.Writer
+	// first is the title of the first column. The second has the requests' ids,
+	// if any.
+	first string
+	ids   bool
 	rows  int
 }
 
-func newPrinter(out io.Writer, flags inferFlags) *printer {
-	return &printer{flags: flags, out: out, table: tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)}
+func newPrinter(out io.Writer, s style, first string) *printer {
+	return &printer{style: s, out: out, table: tabwriter.NewWriter(out, 0, 8, 2, ' ', 0), first: first}
 }
 
-func (p *printer) row(file, took, answer string) {
+func (p *printer) row(of, id, took, answer string) {
 	if p.rows == 0 {
-		fmt.Fprintln(p.table, "FILE\tTIME\tANSWER")
+		p.line(p.first, "REQUEST", "TIME", "ANSWER")
 	}
 	p.rows++
-	fmt.Fprintf(p.table, "%s\t%s\t%s\n", file, took, answer)
+	p.line(of, id, took, answer)
 }
 
-func (p *printer) answer(file string, r *inferencev1.InferResponse, took time.Duration) error {
-	if p.flags.json {
+func (p *printer) line(of, id, took, answer string) {
+	if p.ids {
+		of += "\t" + id
+	}
+	fmt.Fprintf(p.table, "%s\t%s\t%s\n", of, took, answer)
+}
+
+// answer prints the answer to a request.
+func (p *printer) answer(to string, r *inferencev1.InferResponse, took time.Duration) error {
+	if p.style.json {
 		line, err := protojson.Marshal(r)
 		if err != nil {
 			return err
@@ -61,21 +84,28 @@ func (p *printer) answer(file string, r *inferencev1.InferResponse, took time.Du
 	for i, part := range r.GetOutputs() {
 		answers[i] = Render(part)
 	}
-	p.row(filepath.Base(file), Milliseconds(took), strings.Join(answers, "  "))
-	if p.flags.timeline {
+	p.row(to, r.GetRequestId(), Milliseconds(took), strings.Join(answers, "  "))
+	if p.style.timeline {
 		for _, step := range r.GetTimeline().GetSteps() {
-			p.row("", "", "  "+RenderStep(step))
+			p.row("", "", "", "  "+RenderStep(step))
 		}
 	}
 	return nil
 }
 
-func (p *printer) failure(file string, err error) error {
-	text := Describe(err)
-	if p.flags.json {
-		return json.NewEncoder(p.out).Encode(map[string]string{"error": text})
+// jsonFailure is a failure as a line of JSON.
+type jsonFailure struct {
+	Error     string `json:"error"`
+	RequestID string `json:"requestId,omitempty"`
+}
+
+// failure prints why a request has no answer.
+func (p *printer) failure(of string, err error) error {
+	text, id := Describe(err), requestID(err)
+	if p.style.json {
+		return json.NewEncoder(p.out).Encode(jsonFailure{text, id})
 	}
-	p.row(filepath.Base(file), "-", text)
+	p.row(of, cmp.Or(id, "-"), "-", text)
 	return nil
 }
 
@@ -91,30 +121,6 @@ func RenderStep(s *inferencev1.StepTiming) string {
 	return fmt.Sprintf("%s: queue %s, batch %s, run %s (batch of %d, %s)", s.GetStep(),
 		Milliseconds(s.GetQueueWait().AsDuration()), Milliseconds(s.GetBatchWait().AsDuration()),
 		Milliseconds(s.GetRun().AsDuration()), s.GetBatchSize(), s.GetDispatchReason())
-}
-
-// Describe returns an error with the reason that the mesh gives, and the stage
-// where it arose.
-func Describe(err error) string {
-	rpc, ok := errors.AsType[*connect.Error](err)
-	if !ok {
-		return err.Error()
-	}
-	for _, detail := range rpc.Details() {
-		value, err := detail.Value()
-		if info, is := value.(*errdetails.ErrorInfo); err == nil && is {
-			return place(info) + ": " + rpc.Message()
-		}
-	}
-	return rpc.Error()
-}
-
-// place returns the reason, and where it arose if that is known.
-func place(info *errdetails.ErrorInfo) string {
-	if stage := info.GetMetadata()["stage"]; stage != "" {
-		return info.GetReason() + " at stage " + stage
-	}
-	return info.GetReason()
 }
 
 // shown bounds the elements and bytes of a part that are printed.

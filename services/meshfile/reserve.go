@@ -1,0 +1,46 @@
+package meshfile
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/stagemesh/stagemesh/mesh/attempt"
+	"github.com/stagemesh/stagemesh/mesh/deadletter"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/result"
+	"github.com/stagemesh/stagemesh/stagehost"
+)
+
+// Reserve is what a broker sets aside for a mesh, in bytes.
+type Reserve struct {
+	Memory int64
+	Store  int64
+}
+
+// ReserveOf returns what a mesh with these queues reserves. Where none of them
+// is on file, only the record of run starts is.
+func ReserveOf(queues []stagehost.QueueSettings, results result.Settings, letters deadletter.Settings) Reserve {
+	var out Reserve
+	for _, q := range queues {
+		size := cmp.Or(q.MaxBytes, stagehost.DefaultMaxBytes)
+		if has(q.Durabilities, pipeline.Memory) {
+			out.Memory += size
+		}
+		if has(q.Durabilities, pipeline.File) {
+			out.Store += size
+		}
+	}
+	if out.Store > 0 {
+		out.Store += cmp.Or(results.MaxBytes, result.DefaultMaxBytes) + cmp.Or(letters.MaxBytes, deadletter.DefaultMaxBytes)
+	}
+	if len(queues) > 0 {
+		out.Store += attempt.DefaultMaxBytes
+	}
+	return out
+}
+
+// has reports whether a stage has a queue of that durability; one that says
+// nothing has all.
+func has(durabilities []pipeline.Durability, d pipeline.Durability) bool {
+	return len(durabilities) == 0 || slices.Contains(durabilities, d)
+}
