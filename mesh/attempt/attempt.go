@@ -23,34 +23,15 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 )
 
-// Settings of the stream of records; 0 means the default.
-type Settings struct {
-	// Retention is how long a record is kept: longer than any request lives.
-	Retention time.Duration
-	// MaxBytes bounds all records together; the oldest go first. The broker
-	// reserves it.
-	MaxBytes int64
-	Replicas int
-	// Version must be raised to change the settings of a stream that exists.
-	Version int
-}
+// Settings of the stream of records. What they bound goes the oldest first, and
+// the retention is longer than any request lives.
+type Settings = bus.StoreSettings
 
 // Defaults of Settings.
 const (
 	DefaultRetention = 24 * time.Hour
 	DefaultMaxBytes  = 16 << 20
 )
-
-func (s Settings) withDefaults() Settings {
-	if s.Retention == 0 {
-		s.Retention = DefaultRetention
-	}
-	if s.MaxBytes == 0 {
-		s.MaxBytes = DefaultMaxBytes
-	}
-	s.Replicas, s.Version = max(1, s.Replicas), max(1, s.Version)
-	return s
-}
 
 // Book is the record. Its methods are safe for concurrent use.
 type Book struct {
@@ -59,7 +40,9 @@ type Book struct {
 }
 
 // New returns a book; it asks the broker for nothing.
-func New(b *bus.Bus, s Settings) *Book { return &Book{bus: b, settings: s.withDefaults()} }
+func New(b *bus.Bus, s Settings) *Book {
+	return &Book{bus: b, settings: s.Or(DefaultRetention, DefaultMaxBytes)}
+}
 
 // dedupWindow is the least that the broker takes: no record has a message id.
 const dedupWindow = 100 * time.Millisecond
@@ -67,20 +50,11 @@ const dedupWindow = 100 * time.Millisecond
 // Ensure creates the stream, or changes it where these settings are of a higher
 // version than its own.
 func (b *Book) Ensure(ctx context.Context) error {
-	return b.bus.EnsureStream(ctx, jetstream.StreamConfig{
-		Name:              b.bus.StartStream(),
-		Description:       "runs that have started of items that may end their process",
-		Subjects:          []string{b.bus.Starts()},
-		Retention:         jetstream.LimitsPolicy,
-		Discard:           jetstream.DiscardOld,
-		MaxAge:            b.settings.Retention,
-		MaxBytes:          b.settings.MaxBytes,
-		MaxMsgsPerSubject: 1,
-		Storage:           jetstream.FileStorage,
-		Replicas:          b.settings.Replicas,
-		Duplicates:        dedupWindow,
-		AllowDirect:       true,
-	}, b.settings.Version)
+	config := b.settings.Stream(b.bus.StartStream(), b.bus.Starts(), "runs that have started of items that may end their process")
+	config.Discard = jetstream.DiscardOld
+	config.MaxMsgsPerSubject = 1
+	config.Duplicates = dedupWindow
+	return b.bus.EnsureStream(ctx, config, b.settings.Version)
 }
 
 // Begin puts a start of the item's current step on record and returns those that

@@ -28,33 +28,14 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// Settings of the stream of letters; 0 means the default.
-type Settings struct {
-	Retention time.Duration
-	// MaxBytes bounds all letters together; the broker reserves it.
-	MaxBytes int64
-	Replicas int
-	// Version of these settings: an existing stream is changed only by a higher
-	// one.
-	Version int
-}
+// Settings of the stream of letters.
+type Settings = bus.StoreSettings
 
 // Defaults of Settings.
 const (
 	DefaultRetention = 14 * 24 * time.Hour
 	DefaultMaxBytes  = 256 << 20
 )
-
-func (s Settings) withDefaults() Settings {
-	if s.Retention == 0 {
-		s.Retention = DefaultRetention
-	}
-	if s.MaxBytes == 0 {
-		s.MaxBytes = DefaultMaxBytes
-	}
-	s.Replicas, s.Version = max(1, s.Replicas), max(1, s.Version)
-	return s
-}
 
 // What can become of a question.
 var (
@@ -78,7 +59,9 @@ type Store struct {
 }
 
 // New returns a store; it asks the broker for nothing.
-func New(b *bus.Bus, s Settings) *Store { return &Store{bus: b, settings: s.withDefaults()} }
+func New(b *bus.Bus, s Settings) *Store {
+	return &Store{bus: b, settings: s.Or(DefaultRetention, DefaultMaxBytes)}
+}
 
 // dedupWindow is how long a host may take to hear that its letter is stored.
 const dedupWindow = 2 * time.Minute
@@ -86,19 +69,10 @@ const dedupWindow = 2 * time.Minute
 // Ensure creates the stream, or changes it where these settings are of a higher
 // version than its own. It is safe to call from everybody at once.
 func (s *Store) Ensure(ctx context.Context) error {
-	return s.bus.EnsureStream(ctx, jetstream.StreamConfig{
-		Name:        s.bus.DeadStream(),
-		Description: "messages that the mesh gave up on",
-		Subjects:    []string{s.bus.Dead("*")},
-		Retention:   jetstream.LimitsPolicy,
-		Discard:     jetstream.DiscardOld,
-		MaxAge:      s.settings.Retention,
-		MaxBytes:    s.settings.MaxBytes,
-		Storage:     jetstream.FileStorage,
-		Replicas:    s.settings.Replicas,
-		Duplicates:  min(dedupWindow, s.settings.Retention),
-		AllowDirect: true,
-	}, s.settings.Version)
+	config := s.settings.Stream(s.bus.DeadStream(), s.bus.Dead("*"), "messages that the mesh gave up on")
+	config.Discard = jetstream.DiscardOld
+	config.Duplicates = min(dedupWindow, s.settings.Retention)
+	return s.bus.EnsureStream(ctx, config, s.settings.Version)
 }
 
 // Query says which letters to list.

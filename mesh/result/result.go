@@ -25,34 +25,14 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// Settings of the stream of results; 0 means the default.
-type Settings struct {
-	// Retention is how long a result can be fetched.
-	Retention time.Duration
-	// MaxBytes bounds all results together; the broker reserves it.
-	MaxBytes int64
-	Replicas int
-	// Version of these settings: an existing stream is changed only by a higher
-	// one.
-	Version int
-}
+// Settings of the stream of results.
+type Settings = bus.StoreSettings
 
 // Defaults of Settings.
 const (
 	DefaultRetention = time.Hour
 	DefaultMaxBytes  = 256 << 20
 )
-
-func (s Settings) withDefaults() Settings {
-	if s.Retention == 0 {
-		s.Retention = DefaultRetention
-	}
-	if s.MaxBytes == 0 {
-		s.MaxBytes = DefaultMaxBytes
-	}
-	s.Replicas, s.Version = max(1, s.Replicas), max(1, s.Version)
-	return s
-}
 
 // ErrNone says that the request has no result: it is not finished, nobody made
 // it, or its retention has passed.
@@ -65,25 +45,18 @@ type Store struct {
 }
 
 // New returns a store; it asks the broker for nothing.
-func New(b *bus.Bus, s Settings) *Store { return &Store{bus: b, settings: s.withDefaults()} }
+func New(b *bus.Bus, s Settings) *Store {
+	return &Store{bus: b, settings: s.Or(DefaultRetention, DefaultMaxBytes)}
+}
 
 // Ensure creates the stream, or changes it where these settings are of a higher
 // version than its own. It is safe to call from everybody at once.
 func (s *Store) Ensure(ctx context.Context) error {
-	return s.bus.EnsureStream(ctx, jetstream.StreamConfig{
-		Name:              s.bus.ResultStream(),
-		Description:       "terminal answers of durable requests",
-		Subjects:          []string{s.bus.Results()},
-		Retention:         jetstream.LimitsPolicy,
-		Discard:           jetstream.DiscardNew,
-		MaxAge:            s.settings.Retention,
-		MaxBytes:          s.settings.MaxBytes,
-		MaxMsgsPerSubject: 1,
-		Storage:           jetstream.FileStorage,
-		Replicas:          s.settings.Replicas,
-		Duplicates:        min(dedupWindow, s.settings.Retention),
-		AllowDirect:       true,
-	}, s.settings.Version)
+	config := s.settings.Stream(s.bus.ResultStream(), s.bus.Results(), "terminal answers of durable requests")
+	config.Discard = jetstream.DiscardNew
+	config.MaxMsgsPerSubject = 1
+	config.Duplicates = min(dedupWindow, s.settings.Retention)
+	return s.bus.EnsureStream(ctx, config, s.settings.Version)
 }
 
 // dedupWindow is the least that the broker takes: no result has a message id.
