@@ -78,7 +78,7 @@ func (o *callOffs) callOff(l leftover) {
 		return
 	}
 	was := p.err == nil && o.withdraw(ctx, l.message, p.receipt.Seq)
-	if was && l.env.Durability == pipeline.File {
+	if l.env.Durability == pipeline.File {
 		o.store(ctx, l.env)
 	}
 	o.conclude(l.env, was)
@@ -118,8 +118,8 @@ func (o *callOffs) withdraw(ctx context.Context, m bus.Message, seq uint64) bool
 	return err == nil && was
 }
 
-// store makes CANCELLED the answer of a durable request that was withdrawn: no
-// host will ever give one. An answer that is there already stays.
+// store makes CANCELLED the answer of a durable request that was called off, as
+// its caller was told. An answer that is there already stays.
 func (o *callOffs) store(ctx context.Context, env *envelope.Envelope) {
 	reply := env.Answer()
 	reply.Fault = calledOff()

@@ -29,14 +29,15 @@
 //
 // # Calling off
 //
-// A memory request whose caller goes away is called off, and so is any request
-// that Cancel names: its item is withdrawn from the queue of its first step, and
-// a notice tells hosts to drop what they have in hand or get later. The caller
-// does not wait for that. It is best effort. What still waited for its first
-// step never runs; further on, only hosts that hear the notice stop. A durable
-// request that is withdrawn has the stored answer CANCELLED, unless another was
-// stored before. Deadlines are no reason to call off, for hosts drop by
-// themselves what is past its own. Cancel reaches the gateway where the request
-// waits by the same notice, so it may be asked of any. Requests have no owner in
-// this version: who knows an id may fetch its result and call it off.
+// A memory request whose caller goes away, or reads too slowly, or whose stream
+// has a gap is called off, and so is any request that Cancel names: its item is
+// withdrawn from the queue of its first step, and a notice tells hosts to drop
+// what they have in hand or get later. The caller does not wait for that. It is
+// best effort. What still waited for its first step never runs; further on,
+// only hosts that hear the notice stop. A durable request that is withdrawn has
+// the stored answer CANCELLED, unless another was stored before. Deadlines are
+// no reason to call off, for hosts drop by themselves what is past its own.
+// Cancel reaches the gateway where the request waits by the same notice, so it
+// may be asked of any. Requests have no owner in this version: who knows an id
+// may fetch its result and call it off.
 package call

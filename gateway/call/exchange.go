@@ -222,7 +222,8 @@ func refused(err error, hop pipeline.Hop) *fault.Fault {
 const leastLeft = 100 * time.Millisecond
 
 // unwanted reports whether a call that ends by err leaves work in the mesh that
-// is to be called off. A durable request outlives its caller.
+// is to be called off: nobody takes the rest, or what came of it has a gap. A
+// durable request outlives its caller.
 func (c *exchange) unwanted(err error) bool {
 	switch {
 	case c.answered:
@@ -232,8 +233,11 @@ func (c *exchange) unwanted(err error) bool {
 	case c.durable(), time.Until(c.env.Deadline) < leastLeft:
 		return false
 	}
-	reason := fault.From(err).Reason
-	return reason == fault.Cancelled || reason == fault.SlowReader
+	switch fault.From(err).Reason {
+	case fault.Cancelled, fault.SlowReader, fault.StreamInterrupted:
+		return true
+	}
+	return false
 }
 
 // leftover is called once, when the exchange is over.

@@ -58,10 +58,13 @@ func (s *Service) stored(ctx context.Context, id pipeline.RequestID, wait time.D
 	return nil, unavailable(err)
 }
 
-// fetch asks once, or until the wait is over or the gateway stops.
+// fetch asks at once, which takes no part of the wait: an answer that is there is
+// found however short that is. Then it asks until the wait is over or the gateway
+// stops.
 func (s *Service) fetch(ctx context.Context, id pipeline.RequestID, wait time.Duration) (*envelope.Result, error) {
-	if wait == 0 {
-		return s.results.store.Get(ctx, id)
+	r, err := s.results.store.Get(ctx, id)
+	if wait == 0 || !errors.Is(err, result.ErrNone) {
+		return r, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()

@@ -85,6 +85,20 @@ func TestARequestWithoutAResultIsNotFound(t *testing.T) {
 	_ = wantFault(t, response, err, fault.InvalidRequest)
 }
 
+func TestAStoredResultIsFoundHoweverShortTheWait(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.keepsResults()
+	env := finished()
+	b.store(env, "stored")
+	for range 10 {
+		r, err := b.service.Result(t.Context(), string(env.RequestID), time.Nanosecond)
+		if err != nil || textOf(r.Outputs) != "stored" {
+			t.Fatalf("got %+v, %v", r, err)
+		}
+	}
+}
+
 func TestAWaitForAResultEndsWithIt(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)

@@ -12,6 +12,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
 // chunks sends so many chunks of an answer, numbered, each of so many bytes.
@@ -163,5 +164,26 @@ func TestAStreamWithAGapBreaks(t *testing.T) {
 	_ = wantFault(t, response, err, fault.StreamInterrupted)
 	if !slices.Equal(got, []int{1}) {
 		t.Errorf("the caller got the chunks %v", got)
+	}
+}
+
+// The item may run once more, from its start, for nobody.
+func TestAStreamWithAGapIsCalledOff(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.alive()
+	items, notices := b.pulls(pipeline.Memory), b.notices()
+	ended := make(chan answered, 1)
+	go func() {
+		response, err := b.service.Stream(t.Context(), ask("x"), func(call.Chunk) error { return nil })
+		ended <- answered{response, err}
+	}()
+	item := bustest.Receive(t, "item", items)
+	b.chunk(item.env, 1, []byte("1 "))
+	b.chunk(item.env, 1, []byte("1 "))
+	got := bustest.Receive(t, "end of the call", ended)
+	_ = wantFault(t, got.response, got.err, fault.StreamInterrupted)
+	if notice := bustest.Receive(t, "notice", notices); notice.RequestID != item.env.RequestID {
+		t.Errorf("heard %+v", notice)
 	}
 }

@@ -50,6 +50,15 @@ func (p *patientWriter) Flush() {
 	p.within(func() { _ = p.conn.Flush() })
 }
 
+// Finish sends what is still buffered of an answer, with the patience of a
+// PatientWriter. Left to net/http, which sends it when the handler has returned,
+// a small answer that nobody takes is kept for as long as its connection.
+func Finish(w http.ResponseWriter, patience time.Duration) {
+	if flusher, ok := PatientWriter(w, patience).(http.Flusher); ok {
+		flusher.Flush()
+	}
+}
+
 // Unwrap is how http.ResponseController reaches the connection.
 func (p *patientWriter) Unwrap() http.ResponseWriter { return p.ResponseWriter }
 

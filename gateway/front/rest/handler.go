@@ -68,6 +68,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	default:
 		route.serve(w, r)
 	}
+	body.Finish(w, h.patience)
 }
 
 // route is what there is at a path.
@@ -98,7 +99,7 @@ func (h *handler) write(w http.ResponseWriter, get func() (*answer, error)) {
 	out, err := get()
 	if err != nil {
 		w.Header().Set(header.ServerTiming, header.Timing(call.Timeline{Total: time.Since(start)}))
-		failure.Write(w, err)
+		failure.Write(body.PatientWriter(w, h.patience), err)
 		return
 	}
 	out.write(body.PatientWriter(w, h.patience))

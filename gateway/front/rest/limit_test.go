@@ -119,3 +119,45 @@ func TestABodyThatIsTornReachesNobody(t *testing.T) {
 type torn struct{}
 
 func (torn) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
+
+// The first answer takes all of the connection's window and is never read, so
+// that no byte of a later one can be sent.
+func TestASmallAnswerThatNobodyTakesEnds(t *testing.T) {
+	t.Parallel()
+	const window = 64 << 10
+	url := fronttest.Serve(t, rest.New(&fronttest.Caller{}, rest.Settings{Patience: 300 * time.Millisecond}))
+	client := fronttest.Client(t, true)
+	client.Transport.(*http.Transport).HTTP2 = &http.HTTP2Config{MaxReceiveBufferPerConnection: window, MaxReceiveBufferPerStream: 2 * window}
+	_ = unreadAnswer(t, client, url+"/v1/pipelines/echo:infer", strings.Repeat("x", 2*window))
+	for _, path := range []string{"/v1/pipelines/echo:infer", "/v1/nothing"} {
+		for cut := false; !cut; { // one may come before all of the window is taken
+			answer, ended := unreadAnswer(t, client, url+path, "small"), make(chan error, 1)
+			go func() {
+				_, err := io.ReadAll(answer)
+				ended <- err
+			}()
+			select {
+			case err := <-ended:
+				cut = err != nil
+			case <-time.After(20 * time.Second):
+				t.Fatalf("%s: the answer is still being sent", path)
+			}
+		}
+	}
+}
+
+// unreadAnswer returns the body of an answer whose head has come.
+func unreadAnswer(t *testing.T, client *http.Client, url, body string) io.Reader {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Content-Type", "image/png")
+	response, err := client.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = response.Body.Close() })
+	return response.Body
+}

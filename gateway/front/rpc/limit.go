@@ -26,6 +26,11 @@ func limit(next http.Handler, s Settings) http.Handler {
 		bounded := r.WithContext(r.Context())
 		bounded.Body = newMessage(r, body.Patient(w, r, s.Patience), int64(s.MaxMessageBytes))
 		next.ServeHTTP(body.PatientWriter(w, s.Patience), bounded)
+		// The library flushes the other protocols by itself. On HTTP/1 a flush
+		// would cost the answer its Content-Length.
+		if r.ProtoMajor == 2 && !enveloped(r.Header.Get("Content-Type")) {
+			body.Finish(w, s.Patience)
+		}
 	})
 }
 

@@ -257,3 +257,47 @@ func TestABodyThatEndsEarlyReachesNobody(t *testing.T) {
 		t.Error("the caller was asked")
 	}
 }
+
+// The first answer takes all of the connection's window and is never read, so
+// that no byte of the next can be sent.
+func TestASmallUnaryAnswerThatNobodyTakesEnds(t *testing.T) {
+	t.Parallel()
+	const window = 64 << 10
+	mounted, handler := rpc.New(&fronttest.Caller{}, rpc.Settings{Patience: 300 * time.Millisecond})
+	mux := http.NewServeMux()
+	mux.Handle(mounted, handler)
+	url := fronttest.Serve(t, mux) + inferencev1connect.InferenceServiceInferProcedure
+	client := fronttest.Client(t, true)
+	client.Transport.(*http.Transport).HTTP2 = &http.HTTP2Config{MaxReceiveBufferPerConnection: window, MaxReceiveBufferPerStream: 4 * window}
+	_ = unreadAnswer(t, client, url, strings.Repeat("xxxx", window/2))
+	for cut := false; !cut; { // one may come before all of the window is taken
+		answer, ended := unreadAnswer(t, client, url, "eA=="), make(chan error, 1)
+		go func() {
+			_, err := io.ReadAll(answer)
+			ended <- err
+		}()
+		select {
+		case err := <-ended:
+			cut = err != nil
+		case <-time.After(20 * time.Second):
+			t.Fatal("the answer is still being sent")
+		}
+	}
+}
+
+// unreadAnswer returns the body of an answer whose head has come.
+func unreadAnswer(t *testing.T, client *http.Client, url, base64 string) io.Reader {
+	t.Helper()
+	body := `{"pipeline":"echo","inputs":[{"blob":{"data":"` + base64 + `"}}]}`
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Content-Type", "application/json")
+	response, err := client.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = response.Body.Close() })
+	return response.Body
+}

@@ -4,8 +4,7 @@
 //
 //	func TestMain(m *testing.M) {
 //		if fleet.IsMember() {
-//			fleet.Main() // this process is a member of a fleet
-//			return
+//			os.Exit(fleet.Main()) // this process is a member of a fleet
 //		}
 //		goleak.VerifyTestMain(m)
 //	}

@@ -176,6 +176,7 @@ func (m *Member) Start() {
 	if err != nil {
 		t.Fatal(err)
 	}
+	m.forget()
 	if m.log, err = os.CreateTemp(m.fleet.folder, "log-"); err != nil {
 		t.Fatal(err)
 	}
@@ -277,6 +278,15 @@ func (m *Member) end() {
 		// It may end by itself meanwhile.
 		_ = m.cmd.Process.Kill()
 		<-m.ended
+	}
+	m.forget()
+}
+
+// forget lets go of what the member's last life has left, and shows what it said
+// when the test has failed.
+func (m *Member) forget() {
+	if m.log == nil {
+		return
 	}
 	_ = m.stdin.Close()
 	if m.fleet.t.Failed() {

@@ -1,6 +1,7 @@
 package fleet_test
 
 import (
+	"os"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -12,8 +13,7 @@ import (
 
 func TestMain(m *testing.M) {
 	if fleet.IsMember() {
-		fleet.Main()
-		return
+		os.Exit(fleet.Main()) //nolint:forbidigo // this is main
 	}
 	goleak.VerifyTestMain(m)
 }

@@ -52,8 +52,8 @@ type hello struct {
 func IsMember() bool { return os.Getenv(roleVariable) != "" }
 
 // Main does what the member is there for, until SIGTERM or the end of its
-// parent.
-func Main() {
+// parent, and returns the code to exit with.
+func Main() int {
 	ctx, stop := process.UntilTold(context.Background())
 	defer stop()
 	ctx, orphaned := context.WithCancel(ctx)
@@ -65,7 +65,9 @@ func Main() {
 	if err := run(ctx); err != nil {
 		say(hello{Problem: err.Error()})
 		fmt.Fprintln(os.Stderr, "member ends:", err)
+		return 1
 	}
+	return 0
 }
 
 func say(h hello) {
