@@ -5,11 +5,8 @@ import "github.com/stagemesh/stagemesh/mesh/envelope"
 // DeadLetter returns the message that stores a letter about a delivery that the
 // mesh gave up on; sent again it is told from a second letter by the delivery.
 func (b *Bus) DeadLetter(d *envelope.DeadLetter, of Delivery) (Message, error) {
-	data, err := d.Encode()
+	data, err := b.encode(d)
 	if err != nil {
-		return Message{}, err
-	}
-	if err := b.fits(data); err != nil {
 		return Message{}, err
 	}
 	return Message{

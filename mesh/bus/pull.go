@@ -68,8 +68,8 @@ const (
 )
 
 // Pull subscribes and returns a puller that asks a queue for nothing until Use
-// names its epoch. The handler may block: it then holds up the items behind this one, of
-// which there are no more than the bound.
+// names its epoch. The handler may block: it then holds up the items behind this
+// one, of which there are no more than the bound.
 func (b *Bus) Pull(s PullSettings, handle func(Delivery)) (*Puller, error) {
 	if least := LeastBound(len(s.Durabilities)); s.Bound < least || len(s.Durabilities) == 0 {
 		return nil, fmt.Errorf("bound on items in flight is %d, at least %d is needed for %d queues", s.Bound, least, len(s.Durabilities))

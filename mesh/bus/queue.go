@@ -79,8 +79,8 @@ type QueueInfo struct {
 func (b *Bus) EnsureQueue(ctx context.Context, s QueueSettings) (QueueInfo, error) {
 	info, err := b.Queue(ctx, s.Stage, s.Durability)
 	if errors.Is(err, ErrNoQueue) {
-		if err := b.createStream(ctx, s); err != nil {
-			return QueueInfo{}, err
+		if err := b.createStream(ctx, b.streamConfig(s)); err != nil {
+			return QueueInfo{}, queueError(s.Stage, err)
 		}
 		info, err = b.Queue(ctx, s.Stage, s.Durability)
 	}
@@ -98,16 +98,6 @@ func (b *Bus) EnsureQueue(ctx context.Context, s QueueSettings) (QueueInfo, erro
 		}
 	}
 	return info, nil
-}
-
-// createStream creates the stream. Another host may be quicker, with the same
-// settings or others.
-func (b *Bus) createStream(ctx context.Context, s QueueSettings) error {
-	_, err := b.js.CreateStream(ctx, b.streamConfig(s))
-	if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
-		return nil
-	}
-	return queueError(s.Stage, err)
 }
 
 // upgrade changes the stream and its consumers to these settings.
@@ -260,14 +250,8 @@ func epochOf(info *jetstream.StreamInfo) Epoch {
 }
 
 func queueError(stage pipeline.StageName, err error) error {
-	switch {
-	case err == nil:
-		return nil
-	case errors.Is(err, jetstream.ErrStreamNotFound):
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		return ErrNoQueue
 	}
-	if sent := sendError(err); errors.Is(sent, ErrDisconnected) || errors.Is(sent, ErrClosed) {
-		return sent
-	}
-	return fmt.Errorf("queue of stage %s: %w", stage, err)
+	return apiErrorOf(fmt.Sprintf("queue of stage %s", stage), err)
 }

@@ -13,11 +13,8 @@ import (
 // Result returns the message that stores a request's terminal answer, unless it
 // has one.
 func (b *Bus) Result(r *envelope.Result) (Message, error) {
-	data, err := r.Encode()
+	data, err := b.encode(r)
 	if err != nil {
-		return Message{}, err
-	}
-	if err := b.fits(data); err != nil {
 		return Message{}, err
 	}
 	return Message{

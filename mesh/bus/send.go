@@ -48,11 +48,8 @@ const headerSlack = 1024
 // Item returns the message that puts the envelope into its stage's queue.
 // ErrTooLarge says that the broker would not take it.
 func (b *Bus) Item(e *envelope.Envelope) (Message, error) {
-	data, err := e.Encode()
+	data, err := b.encode(e)
 	if err != nil {
-		return Message{}, err
-	}
-	if err := b.fits(data); err != nil {
 		return Message{}, err
 	}
 	return Message{
@@ -66,21 +63,23 @@ func (b *Bus) Item(e *envelope.Envelope) (Message, error) {
 
 // Reply returns the message that takes the reply to its gateway.
 func (b *Bus) Reply(gateway pipeline.GatewayID, r *envelope.Reply) (Message, error) {
-	data, err := r.Encode()
+	data, err := b.encode(r)
 	if err != nil {
-		return Message{}, err
-	}
-	if err := b.fits(data); err != nil {
 		return Message{}, err
 	}
 	return Message{subject: b.Subjects.Reply(gateway, r.ExecutionID), data: data, missing: ErrNoGateway}, nil
 }
 
-func (b *Bus) fits(data []byte) error {
-	if limit := b.MaxPayload() - headerSlack; limit > 0 && len(data) > limit {
-		return fmt.Errorf("%w: %d bytes, the limit is %d (max_payload of the broker)", ErrTooLarge, len(data), limit)
+// encode returns the bytes of a message's body, which the broker must take.
+func (b *Bus) encode(e interface{ Encode() ([]byte, error) }) ([]byte, error) {
+	data, err := e.Encode()
+	if err != nil {
+		return nil, err
 	}
-	return nil
+	if limit := b.MaxPayload() - headerSlack; limit > 0 && len(data) > limit {
+		return nil, fmt.Errorf("%w: %d bytes, the limit is %d (max_payload of the broker)", ErrTooLarge, len(data), limit)
+	}
+	return data, nil
 }
 
 // Send sends the message and calls done exactly once, from another goroutine or

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"strconv"
 	"time"
 
@@ -55,29 +54,14 @@ func (s StoreSettings) Stream(name, subjects, what string) jetstream.StreamConfi
 // its own, so that a rolling upgrade does not flip it to and fro. It is safe to
 // call from everybody at once. ErrDisconnected says that the broker is away.
 func (b *Bus) EnsureStream(ctx context.Context, config jetstream.StreamConfig, version int) error {
-	config.Metadata = maps.Clone(config.Metadata)
-	if config.Metadata == nil {
-		config.Metadata = map[string]string{}
-	}
-	config.Metadata[metadataVersion] = strconv.Itoa(version)
-	err := b.ensureStream(ctx, config, version)
-	if err == nil {
-		return nil
-	}
-	if sent := sendError(err); errors.Is(sent, ErrDisconnected) || errors.Is(sent, ErrClosed) {
-		return sent
-	}
-	return fmt.Errorf("stream %s: %w", config.Name, err)
+	config.Metadata = map[string]string{metadataVersion: strconv.Itoa(version)}
+	return apiErrorOf("stream "+config.Name, b.ensureStream(ctx, config, version))
 }
 
 func (b *Bus) ensureStream(ctx context.Context, config jetstream.StreamConfig, version int) error {
 	stream, err := b.js.Stream(ctx, config.Name)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		_, err = b.js.CreateStream(ctx, config)
-		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
-			return nil // another was quicker, with the same settings or others
-		}
-		return err
+		return b.createStream(ctx, config)
 	}
 	if err != nil {
 		return err
@@ -87,6 +71,28 @@ func (b *Bus) ensureStream(ctx context.Context, config jetstream.StreamConfig, v
 	}
 	_, err = b.js.UpdateStream(ctx, config)
 	return err
+}
+
+// createStream creates a stream. Another may be quicker, with the same settings or
+// others.
+func (b *Bus) createStream(ctx context.Context, config jetstream.StreamConfig) error {
+	_, err := b.js.CreateStream(ctx, config)
+	if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
+		return nil
+	}
+	return err
+}
+
+// apiErrorOf says what an error of the JetStream client was about, unless it is
+// that the broker is away.
+func apiErrorOf(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if sent := sendError(err); errors.Is(sent, ErrDisconnected) || errors.Is(sent, ErrClosed) {
+		return sent
+	}
+	return fmt.Errorf("%s: %w", what, err)
 }
 
 // versionOf is the version of a stream's settings; a stream that names none has
