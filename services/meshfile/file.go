@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/deadletter"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -228,15 +229,13 @@ func (f *File) Joinable() bool { return f.NATS.URL != "" || f.NATS.Listen != "" 
 func (f *File) StageNames() []string { return slices.Sorted(maps.Keys(f.Stages)) }
 
 // ResultSettings are what every gateway and host is told about results.
-func (f *File) ResultSettings() result.Settings {
-	k := f.Results
-	return result.Settings{Retention: k.Retention, MaxBytes: int64(k.MaxBytes), Replicas: k.Replicas, Version: k.Version}
-}
+func (f *File) ResultSettings() result.Settings { return f.Results.settings() }
 
 // DeadLetterSettings are what every host is told about dead letters.
-func (f *File) DeadLetterSettings() deadletter.Settings {
-	k := f.DeadLetters
-	return deadletter.Settings{Retention: k.Retention, MaxBytes: int64(k.MaxBytes), Replicas: k.Replicas, Version: k.Version}
+func (f *File) DeadLetterSettings() deadletter.Settings { return f.DeadLetters.settings() }
+
+func (k Kept) settings() bus.StoreSettings {
+	return bus.StoreSettings{Retention: k.Retention, MaxBytes: int64(k.MaxBytes), Replicas: k.Replicas, Version: k.Version}
 }
 
 // At points an error at a key of the file, which is given element by element.

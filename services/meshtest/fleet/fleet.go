@@ -24,13 +24,8 @@ const mesh pipeline.MeshName = "fleet"
 // HostSpec is one host of a stage that gives back its inputs.
 type HostSpec struct {
 	Stage pipeline.StageName
-	// A batch of n items takes Base + n*PerItem.
-	Base, PerItem time.Duration
-	Concurrency   int
-	// MaxSize of a batch, MaxInFlight of the host and MaxItems of the queue; 0
-	// means the default.
-	MaxSize, MaxInFlight int
-	MaxItems             int64
+	// Base is how long a batch takes.
+	Base time.Duration
 	// Record is the file that says what ran; the fleet chooses it.
 	Record string
 }
@@ -154,15 +149,10 @@ func (f *Fleet) start(name string, spec member) *Member {
 }
 
 // Addr returns where the member listens; for a host it is its id.
-func (m *Member) Addr() string { return m.said().Addr }
-
-// Ops returns where the member's metrics and health are.
-func (m *Member) Ops() string { return m.said().Ops }
-
-func (m *Member) said() hello {
+func (m *Member) Addr() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.hello
+	return m.hello.Addr
 }
 
 const readyWait = 60 * time.Second

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,12 +20,8 @@ type LoadSpec struct {
 	Requests int
 	// InFlight requests are under way at once.
 	InFlight int
-	// Timeout of each request; 0 means the pipeline's.
-	Timeout time.Duration
 	// Durable requests are stored, and so are their answers.
 	Durable bool
-	// Prefix makes the texts differ from those of other loads.
-	Prefix string
 }
 
 // Load is a client that sends requests, each with a text of its own, to all
@@ -127,7 +124,7 @@ func (l *Load) send() {
 }
 
 func (l *Load) one(i int) {
-	text := fmt.Sprintf("%s%d", l.spec.Prefix, i)
+	text := strconv.Itoa(i)
 	addrs := l.fleet.gatewayAddrs()
 	begin := time.Now()
 	got, reason, err := l.ask(addrs[i%len(addrs)], text)
@@ -158,9 +155,6 @@ func (l *Load) ask(addr, text string) (got, reason string, err error) {
 	request.Header.Set("Content-Type", "text/plain")
 	if l.spec.Durable {
 		request.Header.Set("Stagemesh-Durability", "file")
-	}
-	if l.spec.Timeout > 0 {
-		request.Header.Set("Stagemesh-Timeout", l.spec.Timeout.String())
 	}
 	response, err := l.client.Do(request)
 	if err != nil {

@@ -42,8 +42,8 @@ type brokerSpec struct {
 
 // hello is what a member says once it is ready.
 type hello struct {
-	// Addr is where it listens, and Ops where its metrics are.
-	Addr, Ops string
+	// Addr is where it listens.
+	Addr string
 	// Problem says why it cannot be ready.
 	Problem string
 }
@@ -123,20 +123,14 @@ func (m *member) runHost(ctx context.Context, port *operations.Port, log *slog.L
 		return err
 	}
 	id := uuid.NewString()
-	batching := local.DefaultBatch()
-	if m.Host.MaxSize > 0 {
-		batching.MaxSize = m.Host.MaxSize
-	}
 	host, err := stagehost.New(stagehost.Settings{
-		Mesh: m.Mesh, Stage: m.Host.Stage, Host: pipeline.HostID(id), Runner: runner, Batch: batching,
-		MaxInFlight: m.Host.MaxInFlight,
-		Queue:       stagehost.QueueSettings{MaxItems: m.Host.MaxItems},
-		Bus:         bus.Settings{URL: m.URL}, Logger: log, Meter: port.Meter(),
+		Mesh: m.Mesh, Stage: m.Host.Stage, Host: pipeline.HostID(id), Runner: runner, Batch: local.DefaultBatch(),
+		Bus: bus.Settings{URL: m.URL}, Logger: log, Meter: port.Meter(),
 	})
 	if err != nil {
 		return err
 	}
-	return whenReady(ctx, host.Run, host.WaitReady, func() hello { return hello{Addr: id, Ops: port.Addr().String()} })
+	return whenReady(ctx, host.Run, host.WaitReady, func() hello { return hello{Addr: id} })
 }
 
 func (m *member) runGateway(ctx context.Context, port *operations.Port, log *slog.Logger) error {
@@ -153,7 +147,7 @@ func (m *member) runGateway(ctx context.Context, port *operations.Port, log *slo
 	if err != nil {
 		return err
 	}
-	return whenReady(ctx, g.Run, g.WaitReady, func() hello { return hello{Addr: g.Addr().String(), Ops: port.Addr().String()} })
+	return whenReady(ctx, g.Run, g.WaitReady, func() hello { return hello{Addr: g.Addr().String()} })
 }
 
 // whenReady runs a part and says hello once it is ready.

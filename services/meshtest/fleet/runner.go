@@ -4,40 +4,52 @@ import (
 	"bytes"
 	"context"
 	"os"
-	"time"
 
+	"github.com/stagemesh/stagemesh/services/synth"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
-	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
 
-// newRunner returns a runner that gives back its inputs after base + n*per item,
-// and records first which ones it runs.
+// recorder is a runner that records first which items it runs.
+type recorder struct {
+	runner.Runner
+	record *os.File
+}
+
+// newRunner returns a runner that gives back its inputs after the base time.
 func newRunner(s HostSpec) (runner.Runner, error) {
 	record, err := os.OpenFile(s.Record, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	return inproc.New(inproc.Settings{Concurrency: max(1, s.Concurrency)}, func(ctx context.Context, batch runner.Batch, sink runner.Sink) error {
-		// One write: what is on record is whole, whenever the process ends.
-		if _, err := record.Write(linesOf(batch)); err != nil {
-			return err
-		}
-		if took := s.Base + time.Duration(len(batch.Items))*s.PerItem; took > 0 {
-			timer := time.NewTimer(took)
-			defer timer.Stop()
-			select {
-			case <-timer.C:
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-		}
-		for i, item := range batch.Items {
-			if err := sink.Settle(i, runner.Output(item.Inputs...)); err != nil {
-				return err
-			}
-		}
-		return nil
-	}), nil
+	sleep, err := synth.NewSleep(synth.SleepSettings{Base: s.Base})
+	if err != nil {
+		return nil, err
+	}
+	return &recorder{sleep, record}, nil
+}
+
+// Acquire implements runner.Runner.
+func (r *recorder) Acquire(ctx context.Context) (runner.Slot, error) {
+	slot, err := r.Runner.Acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &recordedSlot{slot, r.record}, nil
+}
+
+type recordedSlot struct {
+	runner.Slot
+	record *os.File
+}
+
+// Do implements runner.Slot.
+func (s *recordedSlot) Do(ctx context.Context, batch runner.Batch, sink runner.Sink) error {
+	// One write: what is on record is whole, whenever the process ends.
+	if _, err := s.record.Write(linesOf(batch)); err != nil {
+		s.Release()
+		return err
+	}
+	return s.Slot.Do(ctx, batch, sink)
 }
 
 func linesOf(batch runner.Batch) []byte {
