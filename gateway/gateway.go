@@ -9,6 +9,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,6 +19,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/stagemesh/stagemesh/gateway/admit"
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/web"
 	"github.com/stagemesh/stagemesh/mesh/bus"
@@ -36,6 +40,9 @@ type Settings struct {
 	// MaxBody bounds a request's body, in bytes; 0 means four times the
 	// largest payload, for JSON takes about that much.
 	MaxBody int
+	// MaxInFlightBytes bounds the bytes of all requests' bodies together; 0 means
+	// DefaultMaxInFlightBytes, or room for four bodies if that is more.
+	MaxInFlightBytes int
 	// DrainTimeout bounds how long a stop waits for calls; 0 means
 	// DefaultDrainTimeout.
 	DrainTimeout time.Duration
@@ -44,10 +51,13 @@ type Settings struct {
 // Defaults of Settings.
 const (
 	// DefaultMaxPayload bounds the inputs of a request, in bytes.
-	DefaultMaxPayload   = 4 << 20
-	DefaultDrainTimeout = 30 * time.Second
+	DefaultMaxPayload = 4 << 20
+	// DefaultMaxInFlightBytes bounds the bytes of all requests together.
+	DefaultMaxInFlightBytes = 512 << 20
+	DefaultDrainTimeout     = 30 * time.Second
 
 	bodyPerPayload = 4
+	leastBodies    = 4
 )
 
 // Gateway is one running gateway.
@@ -62,13 +72,25 @@ type Gateway struct {
 	stopping atomic.Bool
 }
 
+// BodyOf is how many bytes the body of a request may have whose inputs are
+// bounded so, by default.
+func BodyOf(maxPayload int) int {
+	return bodyPerPayload * cmp.Or(maxPayload, DefaultMaxPayload)
+}
+
 // New returns a gateway. It dials nothing and starts nothing.
 func New(s Settings) (*Gateway, error) {
 	if s.Call.MaxPayload == 0 {
 		s.Call.MaxPayload = DefaultMaxPayload
 	}
 	if s.MaxBody == 0 {
-		s.MaxBody = bodyPerPayload * s.Call.MaxPayload
+		s.MaxBody = BodyOf(s.Call.MaxPayload)
+	}
+	if s.MaxInFlightBytes == 0 {
+		s.MaxInFlightBytes = max(DefaultMaxInFlightBytes, leastBodies*s.MaxBody)
+	}
+	if s.MaxInFlightBytes < s.MaxBody {
+		return nil, fmt.Errorf("gateway.max_in_flight_bytes: %d is less than one request may have, which is %d", s.MaxInFlightBytes, s.MaxBody)
 	}
 	if s.DrainTimeout == 0 {
 		s.DrainTimeout = DefaultDrainTimeout
@@ -79,14 +101,28 @@ func New(s Settings) (*Gateway, error) {
 	if err != nil {
 		return nil, err
 	}
+	bodies := admit.NewBudget(int64(s.MaxInFlightBytes))
+	if err := reportBytes(s.Call.Meter, bodies); err != nil {
+		return nil, err
+	}
 	g := &Gateway{settings: s, log: s.Call.Logger, service: service, ready: make(chan struct{})}
 	g.handler, err = web.Handler(web.Settings{
 		Caller: service, MaxMessageBytes: s.MaxBody, Health: g.health, Origins: s.AllowOrigins,
+		Budget: bodies,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("gateway.allow_origins: %w", err)
 	}
 	return g, nil
+}
+
+func reportBytes(meter metric.Meter, bodies *admit.Budget) error {
+	_, err := meter.Int64ObservableGauge("stagemesh.gateway.body_bytes", metric.WithUnit("By"), metric.WithDescription("Bytes of the bodies of requests in the gateway."),
+		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
+			o.Observe(bodies.Taken())
+			return nil
+		}))
+	return err
 }
 
 // Run serves until the context ends, and drains. It is called once.

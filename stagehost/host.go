@@ -55,6 +55,9 @@ type Host struct {
 	// leftBehind says that a batch runs on after the host has given it up.
 	leftBehind bool
 
+	// busy says that items wait for a slot.
+	busy atomic.Bool
+
 	clock   clock
 	address atomic.Value
 	status  status

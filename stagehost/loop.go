@@ -107,6 +107,7 @@ func (l *loop) turn(now time.Time) time.Duration {
 	l.dispatch(now)
 	l.expire(now)
 	l.touch(now)
+	l.host.busy.Store(len(l.slots) == 0 && l.ledger.Count(ledger.Queued) > 0)
 	l.checkEmpty()
 	return l.untilNext(now)
 }

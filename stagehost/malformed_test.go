@@ -200,7 +200,7 @@ func TestGarbageBesideTheQueueIsSurvived(t *testing.T) {
 		t.Fatal(err)
 	}
 	checkEcho(t, b.ask("good"))
-	if err := b.bus.Alive(t.Context(), stage); err != nil {
+	if _, err := b.bus.Alive(t.Context(), stage); err != nil {
 		t.Errorf("alive: %v", err)
 	}
 	b.emptied()

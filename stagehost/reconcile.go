@@ -138,7 +138,7 @@ func (h *Host) startAlive() error {
 	if h.alive != nil {
 		return nil
 	}
-	stop, err := h.bus.ServeAlive(h.settings.Stage, h.settings.Host)
+	stop, err := h.bus.ServeAlive(h.settings.Stage, h.settings.Host, h.settings.Queue.Durabilities, h.busy.Load)
 	h.alive = stop
 	return err
 }

@@ -1,5 +1,6 @@
-// Package admit bounds how many requests a gateway has in flight, and ends
-// admission when it stops. It is safe for concurrent use.
+// Package admit bounds what a gateway has in flight: a Gate the requests, and it
+// ends admission when the gateway stops; Shares those of single pipelines; a
+// Budget the bytes of their bodies. All are safe for concurrent use.
 package admit
 
 import (
@@ -10,7 +11,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
-// retryAfter is what a refused caller is asked to wait.
+// retryAfter is what a caller is asked to wait of whom nothing else is known.
 const retryAfter = time.Second
 
 // Gate lets requests in.
@@ -19,6 +20,7 @@ type Gate struct {
 
 	mu      sync.Mutex
 	inside  int
+	left    pace
 	closed  bool
 	emptied chan struct{}
 
@@ -42,7 +44,8 @@ func (g *Gate) Enter() *fault.Fault {
 	case g.closed:
 		return Stopping()
 	case g.inside >= g.bound:
-		return fault.Newf(fault.Overloaded, "the gateway has %d requests in flight, as many as gateway.max_in_flight allows", g.bound).WithRetryAfter(retryAfter)
+		return fault.Newf(fault.Overloaded, "the gateway has %d requests in flight, as many as gateway.max_in_flight allows", g.bound).
+			WithRetryAfter(g.left.forNext(1+g.bound/roomToTell, time.Now()))
 	}
 	g.inside++
 	return nil
@@ -58,6 +61,7 @@ func (g *Gate) Leave() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.inside--
+	g.left.one(time.Now())
 	g.checkEmptied()
 }
 

@@ -2,9 +2,11 @@ package call
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
+	"github.com/stagemesh/stagemesh/gateway/load"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -13,39 +15,81 @@ import (
 // capacityAge is how long an answer about a stage's hosts is good.
 const capacityAge = 100 * time.Millisecond
 
-// capacity knows which stages have hosts. It asks the bus at most once at a
-// time and per capacityAge for each stage.
+// capacity knows which stages have hosts, and what is in their queues. It asks
+// about each queue at most once at a time and per capacityAge, and only as long
+// as requests come for it.
 type capacity struct {
-	connected func() bool
-	ask       func(context.Context, pipeline.StageName) error
+	bus broker
+	// open ends when nothing more is to be asked; asking are the questions that
+	// are open.
+	open   context.Context
+	close  context.CancelFunc
+	asking sync.WaitGroup
 
 	mu     sync.Mutex
-	stages map[pipeline.StageName]*answer
+	queues map[queueKey]*queue
+}
+
+// broker is what capacity asks.
+type broker interface {
+	Connected() bool
+	Alive(context.Context, pipeline.StageName) (bus.Presence, error)
+	Backlog(context.Context, pipeline.StageName, pipeline.Durability) (bus.Backlog, error)
+}
+
+var _ broker = (*bus.Bus)(nil)
+
+type queueKey struct {
+	stage      pipeline.StageName
+	durability pipeline.Durability
+}
+
+// queue is what is known of one queue.
+type queue struct {
+	key queueKey
+	// heard is what was, or is being, heard about its hosts; capacity's lock
+	// guards it.
+	heard *answer
+
+	mu   sync.Mutex
+	load load.Queue
+	// busy says that a host had items waiting when last heard of.
+	busy bool
 }
 
 // answer is what was, or is being, heard about a stage.
 type answer struct {
-	done  chan struct{}
-	err   error
-	until time.Time
+	done     chan struct{}
+	presence bus.Presence
+	err      error
+	until    time.Time
 }
 
-func newCapacity(b *bus.Bus) *capacity {
-	return &capacity{connected: b.Connected, ask: b.Alive, stages: map[pipeline.StageName]*answer{}}
+func newCapacity(b broker) *capacity {
+	c := &capacity{bus: b, queues: map[queueKey]*queue{}}
+	c.open, c.close = context.WithCancel(context.Background())
+	return c
 }
 
-// maxStages bounds the stages that are remembered: a caller can name any.
-const maxStages = 4096
+// stop ends what is being asked, and waits for that.
+func (c *capacity) stop() {
+	c.close()
+	c.asking.Wait()
+}
 
-// check returns nil when every stage on the route has a host. While the broker
-// is away nothing is known of hosts, whatever was heard before.
-func (c *capacity) check(ctx context.Context, route []pipeline.Hop) *fault.Fault {
-	if !c.connected() {
+// maxQueues bounds the queues that are remembered: a caller can name any stage.
+const maxQueues = 4096
+
+// check returns nil when every stage on the route has a host that serves such
+// requests. While the broker is away nothing is known of hosts, whatever was
+// heard before.
+func (c *capacity) check(ctx context.Context, route []pipeline.Hop, d pipeline.Durability) *fault.Fault {
+	if !c.bus.Connected() {
 		return refused(bus.ErrDisconnected, route[0])
 	}
 	asked := make([]*answer, len(route))
 	for i, hop := range route {
-		asked[i] = c.of(hop.Stage)
+		asked[i] = c.of(queueKey{hop.Stage, d})
 	}
 	for i, a := range asked {
 		select {
@@ -53,43 +97,82 @@ func (c *capacity) check(ctx context.Context, route []pipeline.Hop) *fault.Fault
 		case <-ctx.Done():
 			return fault.From(ctx.Err())
 		}
-		if a.err != nil {
-			return refused(a.err, route[i])
+		if f := a.fault(route[i], d); f != nil {
+			return f
 		}
 	}
 	return nil
 }
 
-// of returns what is known about the stage, asking if that is nothing or old.
-func (c *capacity) of(stage pipeline.StageName) *answer {
+func (a *answer) fault(hop pipeline.Hop, d pipeline.Durability) *fault.Fault {
+	if a.err != nil {
+		return refused(a.err, hop)
+	}
+	if has := a.presence.Durabilities; len(has) > 0 && !slices.Contains(has, d) {
+		return fault.Newf(fault.NotSupported, "stage %s has no queue of durability %s, only %v; ask for one of those, or add it to the stage's queue.durabilities", hop.Stage, d, has).
+			At(string(hop.Stage), string(hop.Step), "")
+	}
+	return nil
+}
+
+// of returns what is known about a queue's hosts, asking if that is nothing or
+// old.
+func (c *capacity) of(key queueKey) *answer {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	a := c.stages[stage]
-	if a != nil && !a.stale(time.Now()) {
-		return a
+	q := c.queue(key)
+	if q.heard == nil || q.heard.stale(time.Now()) {
+		q.heard = &answer{done: make(chan struct{})}
+		c.ask(q, q.heard)
 	}
-	if len(c.stages) >= maxStages {
-		clear(c.stages)
-	}
-	a = &answer{done: make(chan struct{})}
-	c.stages[stage] = a
-	// Bus.Alive ends within 100 ms, with the bus or without.
-	go a.fill(c.ask, stage)
-	return a
+	return q.heard
 }
 
-func (a *answer) stale(now time.Time) bool {
-	select {
-	case <-a.done:
-		return now.After(a.until)
-	default:
-		return false
+// queue returns what is known of a queue; the lock is held.
+func (c *capacity) queue(key queueKey) *queue {
+	if q := c.queues[key]; q != nil {
+		return q
 	}
+	if len(c.queues) >= maxQueues {
+		clear(c.queues)
+	}
+	q := &queue{key: key}
+	c.queues[key] = q
+	return q
 }
 
-// fill asks for all callers that wait, so no one caller's context ends it.
-func (a *answer) fill(ask func(context.Context, pipeline.StageName) error, stage pipeline.StageName) {
-	defer close(a.done)
-	a.err = ask(context.Background(), stage)
-	a.until = time.Now().Add(capacityAge)
+func (a *answer) stale(now time.Time) bool { return closed(a.done) && now.After(a.until) }
+
+// ask fills the answer for all callers that wait, so no one caller's context ends
+// it. They wait for the backlog too where the last word about it is too old.
+func (c *capacity) ask(q *queue, into *answer) {
+	backlog := make(chan struct{})
+	c.asking.Go(func() {
+		defer close(backlog)
+		c.observe(q)
+	})
+	fresh := q.fresh(time.Now())
+	c.asking.Go(func() {
+		defer close(into.done)
+		into.presence, into.err = c.bus.Alive(c.open, q.key.stage)
+		q.heed(into.presence.Busy)
+		into.until = time.Now().Add(capacityAge)
+		if !fresh {
+			<-backlog
+		}
+	})
+}
+
+// backlogBudget bounds how long callers may wait for the word about a queue.
+const backlogBudget = 100 * time.Millisecond
+
+// observe asks what is in the queue. Where the broker does not say, nothing is
+// known of it soon, and nobody is refused for it.
+func (c *capacity) observe(q *queue) {
+	ctx, cancel := context.WithTimeout(c.open, backlogBudget)
+	defer cancel()
+	at, own := time.Now(), q.own()
+	if b, err := c.bus.Backlog(ctx, q.key.stage, q.key.durability); err == nil {
+		q.observe(b, at, own)
+	}
 }

@@ -28,6 +28,8 @@ type exchange struct {
 	env     *envelope.Envelope
 	// emit takes the chunks; nil where the caller wants the answer alone.
 	emit func(Chunk) error
+	// waits says that the call waits for room.
+	waits bool
 	// seq is the number of the last message of the answer.
 	seq uint64
 	// cancelled gets the fault that ends a call which is called off by its id;
@@ -68,6 +70,7 @@ func (c *exchange) run(ctx context.Context) (*Response, error) {
 		return nil, err
 	}
 	defer func() { c.waiter.Forget() }()
+	c.service.capacity.queued(c.env)
 	c.publish()
 	for {
 		response, err := c.step(ctx)
@@ -75,6 +78,9 @@ func (c *exchange) run(ctx context.Context) (*Response, error) {
 			c.service.callOffs.start(c.leftover())
 		}
 		if response != nil || err != nil {
+			if c.answered {
+				c.service.capacity.answered(c.env)
+			}
 			return response, err
 		}
 	}
@@ -110,6 +116,9 @@ func (c *exchange) step(ctx context.Context) (*Response, error) {
 func (c *exchange) ended(ctx context.Context) (*Response, error) {
 	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return nil, ctx.Err()
+	}
+	if c.latest != nil && errors.Is(c.latest.err, bus.ErrQueueFull) {
+		return nil, refused(c.latest.err, c.env.Hop())
 	}
 	if c.durable() {
 		if response, err := c.lastLook(ctx); response != nil || err != nil {
@@ -183,6 +192,8 @@ func (c *exchange) afterPublish(p published) error {
 	switch {
 	case errors.Is(p.err, bus.ErrUnknown), errors.Is(p.err, bus.ErrDisconnected) && c.tries > 1:
 		// The broker may come back, or the answer may come meanwhile.
+		c.again = time.After(publishPause)
+	case errors.Is(p.err, bus.ErrQueueFull) && c.waits:
 		c.again = time.After(publishPause)
 	case p.err != nil:
 		return refused(p.err, c.env.Hop())

@@ -44,7 +44,15 @@ func (s *Service) admitted(ctx context.Context, r *Request, emit func(Chunk) err
 }
 
 func (s *Service) identified(ctx context.Context, id pipeline.RequestID, r *Request, emit func(Chunk) error, begin time.Time) (*Response, *fault.Fault) {
-	env, f := s.plan(id, r, begin)
+	p, f := s.settings.Catalog.Resolve(r.Pipeline)
+	if f != nil {
+		return nil, f
+	}
+	if f := s.shares.Enter(p.Name, p.MaxInFlight); f != nil {
+		return nil, f
+	}
+	defer s.shares.Leave(p.Name, p.MaxInFlight)
+	env, f := s.plan(id, r, p, begin)
 	if f != nil {
 		return nil, f
 	}
@@ -52,10 +60,12 @@ func (s *Service) identified(ctx context.Context, id pipeline.RequestID, r *Requ
 	defer cancel()
 	// The caller's context may end before.
 	env.Deadline, _ = ctx.Deadline()
-	if f := s.ready(ctx, env); f != nil {
+	waits := waitsForRoom(r, p)
+	if f := s.ready(ctx, env, waits); f != nil {
 		return nil, f
 	}
 	c := newExchange(s, r, env, emit)
+	c.waits = waits
 	s.waiting.add(c)
 	defer s.waiting.remove(c)
 	response, err := c.run(ctx)
@@ -65,9 +75,13 @@ func (s *Service) identified(ctx context.Context, id pipeline.RequestID, r *Requ
 	return response, nil
 }
 
-// ready returns nil when the mesh can take the request.
-func (s *Service) ready(ctx context.Context, env *envelope.Envelope) *fault.Fault {
-	if f := s.capacity.check(ctx, env.Route); f != nil || env.Durability != pipeline.File {
+// ready returns nil when the mesh can take the request, now or, where it waits for
+// room, later.
+func (s *Service) ready(ctx context.Context, env *envelope.Envelope, waits bool) *fault.Fault {
+	if f := s.capacity.check(ctx, env.Route, env.Durability); f != nil {
+		return f
+	}
+	if f := s.awaitRoom(ctx, env, waits); f != nil || env.Durability != pipeline.File {
 		return f
 	}
 	return s.results.ensure(ctx)

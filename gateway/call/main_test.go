@@ -115,7 +115,7 @@ func (l *lines) String() string {
 // alive makes the stage one that somebody serves.
 func (b *bed) alive() {
 	b.t.Helper()
-	stop, err := b.host.ServeAlive(stage, "host")
+	stop, err := b.host.ServeAlive(stage, "host", nil, func() bool { return false })
 	if err != nil {
 		b.t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/stagemesh/stagemesh/gateway/admit"
 	"github.com/stagemesh/stagemesh/gateway/correlate"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
@@ -21,9 +22,9 @@ type metrics struct {
 	cancels    metric.Int64Counter
 }
 
-func newMetrics(meter metric.Meter, table *correlate.Table) (*metrics, error) {
+func newMetrics(meter metric.Meter, table *correlate.Table, gate *admit.Gate) (*metrics, error) {
 	m := &metrics{}
-	var errs [6]error
+	var errs [7]error
 	m.requests, errs[0] = meter.Int64Counter("stagemesh.gateway.requests", metric.WithDescription("Requests answered, by pipeline and reason; OK is an answer."))
 	m.duration, errs[1] = meter.Float64Histogram("stagemesh.gateway.request", metric.WithUnit("s"), metric.WithDescription("From admission to the answer."),
 		metric.WithExplicitBucketBoundaries(.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30))
@@ -33,6 +34,11 @@ func newMetrics(meter metric.Meter, table *correlate.Table) (*metrics, error) {
 	_, errs[5] = meter.Int64ObservableGauge("stagemesh.gateway.in_flight", metric.WithDescription("Calls that wait for their answer."),
 		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
 			o.Observe(int64(table.Len()))
+			return nil
+		}))
+	_, errs[6] = meter.Int64ObservableGauge("stagemesh.gateway.inside", metric.WithDescription("Requests inside the gateway, those that wait for room or for a result among them."),
+		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
+			o.Observe(int64(gate.Inside()))
 			return nil
 		}))
 	return m, errors.Join(errs[:]...)

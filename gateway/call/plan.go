@@ -13,13 +13,9 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// plan checks everything that can be told of a request alone and returns its
-// envelope, which still lacks an execution.
-func (s *Service) plan(id pipeline.RequestID, r *Request, begin time.Time) (*envelope.Envelope, *fault.Fault) {
-	p, f := s.settings.Catalog.Resolve(r.Pipeline)
-	if f != nil {
-		return nil, f
-	}
+// plan checks everything that can be told of a request and its pipeline alone
+// and returns its envelope, which still lacks an execution.
+func (s *Service) plan(id pipeline.RequestID, r *Request, p pipeline.Pipeline, begin time.Time) (*envelope.Envelope, *fault.Fault) {
 	if f := s.checkInputs(r.Inputs); f != nil {
 		return nil, f
 	}
@@ -144,6 +140,14 @@ func durabilityOf(r *Request, p pipeline.Pipeline) (pipeline.Durability, *fault.
 		return d, nil
 	}
 	return "", fault.Newf(fault.NotSupported, "durability %.*q is not served by this version; use memory or file", shown, d)
+}
+
+// waitsForRoom is the request's wish, or else the pipeline's.
+func waitsForRoom(r *Request, p pipeline.Pipeline) bool {
+	if r.WaitForRoom != nil {
+		return *r.WaitForRoom
+	}
+	return p.WaitForRoom
 }
 
 func (s *Service) checkMetadata(metadata map[string]string) *fault.Fault {

@@ -55,6 +55,7 @@ type Service struct {
 	settings Settings
 	metrics  *metrics
 	gate     *admit.Gate
+	shares   *admit.Shares
 	table    *correlate.Table
 	bus      *bus.Bus
 	capacity *capacity
@@ -82,8 +83,8 @@ func New(s Settings) (*Service, error) {
 	if s.MaxInFlight == 0 {
 		s.MaxInFlight = DefaultMaxInFlight
 	}
-	out := &Service{settings: s, gate: admit.New(s.MaxInFlight), table: correlate.New(s.MaxInFlight), waiting: newWaiting()}
-	m, err := newMetrics(s.Meter, out.table)
+	out := &Service{settings: s, gate: admit.New(s.MaxInFlight), shares: admit.NewShares(), table: correlate.New(s.MaxInFlight), waiting: newWaiting()}
+	m, err := newMetrics(s.Meter, out.table, out.gate)
 	out.metrics = m
 	return out, err
 }
@@ -93,6 +94,9 @@ func New(s Settings) (*Service, error) {
 func (s *Service) Start(b *bus.Bus) error {
 	s.bus = b
 	s.capacity = newCapacity(b)
+	if err := s.capacity.report(s.settings.Meter); err != nil {
+		return err
+	}
 	s.results = newResults(b, s.settings.Results, s.settings.Logger)
 	s.callOffs = newCallOffs(b, s.settings.MaxInFlight, s.metrics.cancelled)
 	if err := s.subscribe(); err != nil {
@@ -124,6 +128,7 @@ func (s *Service) Stop(ctx context.Context) error {
 	s.callOffs.stop()
 	s.stopWatch()
 	s.watching.Wait()
+	s.capacity.stop()
 	return errors.Join(err, s.stopCancels(), s.stopReplies())
 }
 
@@ -150,7 +155,11 @@ func (s *Service) PipelineReady(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	if f := s.capacity.check(ctx, route); f != nil {
+	durability, f := durabilityOf(&Request{}, p)
+	if f != nil {
+		return f
+	}
+	if f := s.capacity.check(ctx, route, durability); f != nil {
 		return f
 	}
 	return nil
@@ -177,3 +186,7 @@ func (s *Service) receive(id pipeline.ExecutionID, data []byte) meshv1.ReplyDisp
 		return meshv1.ReplyDisposition_REPLY_DISPOSITION_UNKNOWN
 	}
 }
+
+// Inside returns how many requests are in the gateway: in flight, or waiting for
+// room or for a result.
+func (s *Service) Inside() int { return s.gate.Inside() }

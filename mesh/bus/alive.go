@@ -19,33 +19,75 @@ const aliveWait = 100 * time.Millisecond
 
 const aliveGroup = "alive"
 
-// Alive returns nil when somebody serves the stage, ErrNoHost when nobody does
-// and ErrDisconnected when the broker is away.
-func (b *Bus) Alive(ctx context.Context, stage pipeline.StageName) error {
+// Presence is what a host of a stage says about it.
+type Presence struct {
+	// Durabilities are the queues that the stage has; none where no host got to
+	// say so.
+	Durabilities []pipeline.Durability
+	// Busy says that the host has items that wait for a slot.
+	Busy bool
+}
+
+// Alive asks a host of the stage what there is of it: ErrNoHost when nobody
+// serves it, ErrDisconnected when the broker is away.
+func (b *Bus) Alive(ctx context.Context, stage pipeline.StageName) (Presence, error) {
 	ctx, cancel := context.WithTimeout(ctx, aliveWait)
 	defer cancel()
 	answer, err := b.ask(ctx, b.Subjects.Alive(stage), nil)
 	switch {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, ErrUnknown) && b.Connected():
-		return nil
+		return Presence{}, nil
 	case errors.Is(err, ErrUnknown):
-		return ErrDisconnected
+		return Presence{}, ErrDisconnected
 	case err != nil:
-		return err
+		return Presence{}, err
 	case noResponders(answer):
-		return ErrNoHost
+		return Presence{}, ErrNoHost
 	}
-	return nil
+	return presence(answer.Data), nil
 }
 
-// ServeAlive answers for the stage until the returned function is called. Once
-// it has returned, Alive finds the host.
-func (b *Bus) ServeAlive(stage pipeline.StageName, host pipeline.HostID) (stop func() error, err error) {
-	answer, err := proto.Marshal(&meshv1.AliveResponse{Host: string(host), Stage: string(stage)})
+// presence reads what a host says. Anybody may have said it, so what is no such
+// message says nothing.
+func presence(data []byte) Presence {
+	var answer meshv1.AliveResponse
+	if proto.Unmarshal(data, &answer) != nil {
+		return Presence{}
+	}
+	out := Presence{Busy: answer.GetBusy()}
+	for _, d := range answer.GetDurabilities() {
+		if durability, err := pipeline.DurabilityFromProto(d); err == nil && durability != pipeline.DurabilityUnset && len(out.Durabilities) < durabilities {
+			out.Durabilities = append(out.Durabilities, durability)
+		}
+	}
+	return out
+}
+
+// durabilities is how many there are.
+const durabilities = 2
+
+// ServeAlive answers for the stage until the returned function is called: with
+// the queues that it has, and whether the host is busy. Once it has returned,
+// Alive finds the host.
+func (b *Bus) ServeAlive(stage pipeline.StageName, host pipeline.HostID, queues []pipeline.Durability, busy func() bool) (stop func() error, err error) {
+	said := &meshv1.AliveResponse{Host: string(host), Stage: string(stage)}
+	for _, d := range queues {
+		said.Durabilities = append(said.Durabilities, d.ToProto())
+	}
+	idle, err := proto.Marshal(said)
+	if err != nil {
+		return nil, err
+	}
+	said.Busy = true
+	loaded, err := proto.Marshal(said)
 	if err != nil {
 		return nil, err
 	}
 	sub, err := b.nc.QueueSubscribe(b.Subjects.Alive(stage), aliveGroup, func(msg *nats.Msg) {
+		answer := idle
+		if busy() {
+			answer = loaded
+		}
 		if err := b.nc.Publish(msg.Reply, answer); err != nil {
 			b.settings.Logger.Debug("alive answer not sent", "stage", stage, "error", err)
 		}

@@ -1,42 +1,99 @@
 package bus_test
 
 import (
+	"bytes"
 	"errors"
+	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
 func TestAliveSaysWhetherAnybodyServes(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
 	asker, first, second := broker.Connect(mesh), broker.Connect(mesh), broker.Connect(mesh)
-	if err := asker.Alive(t.Context(), stage); !errors.Is(err, bus.ErrNoHost) {
+	if _, err := asker.Alive(t.Context(), stage); !errors.Is(err, bus.ErrNoHost) {
 		t.Fatalf("no host yet: %v", err)
 	}
 	stopFirst := serveAlive(t, first)
 	stopSecond := serveAlive(t, second)
-	bustest.Eventually(t, "the hosts are found", func() bool { return asker.Alive(t.Context(), stage) == nil })
-	if err := asker.Alive(t.Context(), "another"); !errors.Is(err, bus.ErrNoHost) {
+	bustest.Eventually(t, "the hosts are found", func() bool { return found(t, asker) })
+	if _, err := asker.Alive(t.Context(), "another"); !errors.Is(err, bus.ErrNoHost) {
 		t.Errorf("a stage without hosts: %v", err)
 	}
 	stopFirst()
 	for range 20 {
-		if err := asker.Alive(t.Context(), stage); err != nil {
+		if _, err := asker.Alive(t.Context(), stage); err != nil {
 			t.Fatalf("one of two hosts is left: %v", err)
 		}
 	}
 	stopSecond()
 	bustest.Eventually(t, "the last host is missed", func() bool {
-		return errors.Is(asker.Alive(t.Context(), stage), bus.ErrNoHost)
+		_, err := asker.Alive(t.Context(), stage)
+		return errors.Is(err, bus.ErrNoHost)
 	})
+}
+
+func found(t *testing.T, asker *bus.Bus) bool {
+	_, err := asker.Alive(t.Context(), stage)
+	return err == nil
+}
+
+func TestHostSaysWhatThereIsOfItsStage(t *testing.T) {
+	t.Parallel()
+	broker := bustest.Start(t)
+	asker, b := broker.Connect(mesh), broker.Connect(mesh)
+	var busy atomic.Bool
+	end, err := b.ServeAlive(stage, "host", []pipeline.Durability{pipeline.File}, busy.Load)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := end(); err != nil {
+			t.Error(err)
+		}
+	}()
+	for _, want := range []bool{false, true, false} {
+		busy.Store(want)
+		got, err := asker.Alive(t.Context(), stage)
+		if err != nil || got.Busy != want || !slices.Equal(got.Durabilities, []pipeline.Durability{pipeline.File}) {
+			t.Errorf("got %+v, %v; it is busy: %t", got, err, want)
+		}
+	}
+}
+
+// Anybody may answer, with anything.
+func TestAnswerThatIsNoneSaysThatSomebodyIsThere(t *testing.T) {
+	t.Parallel()
+	broker := bustest.Start(t)
+	b, nc := broker.Connect(mesh), broker.Client()
+	for _, answer := range [][]byte{{0xff, 0xff}, {0x1a, 0x01, 0x63}, bytes.Repeat([]byte{0x18, 0x02}, 1000)} {
+		sub, err := nc.Subscribe(b.Subjects.Alive(stage), func(m *nats.Msg) { _ = m.Respond(answer) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := nc.FlushTimeout(bustest.Patience); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := b.Alive(t.Context(), stage); err != nil || len(got.Durabilities) > 2 {
+			t.Errorf("got %+v, %v", got, err)
+		}
+		if err := sub.Unsubscribe(); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 func serveAlive(t *testing.T, b *bus.Bus) (stop func()) {
 	t.Helper()
-	end, err := b.ServeAlive(stage, "host")
+	end, err := b.ServeAlive(stage, "host", nil, func() bool { return false })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +110,7 @@ func TestSlowHostIsAlive(t *testing.T) {
 	broker := bustest.Start(t)
 	b := broker.Connect(mesh)
 	swallow(t, broker, b.Subjects.Alive(stage))
-	if err := b.Alive(t.Context(), stage); err != nil {
+	if _, err := b.Alive(t.Context(), stage); err != nil {
 		t.Errorf("a host that says nothing: %v", err)
 	}
 }
@@ -66,7 +123,7 @@ func TestAliveEndsWithItsContextAndItsBroker(t *testing.T) {
 	broker.Stop()
 	disconnected(t, b)
 	begin := time.Now()
-	if err := b.Alive(t.Context(), stage); !errors.Is(err, bus.ErrDisconnected) {
+	if _, err := b.Alive(t.Context(), stage); !errors.Is(err, bus.ErrDisconnected) {
 		t.Errorf("without a broker: %v", err)
 	}
 	t.Logf("took %s", time.Since(begin))
@@ -91,7 +148,7 @@ func TestAliveSurvivesGarbage(t *testing.T) {
 	if err := nc.FlushTimeout(bustest.Patience); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.Alive(t.Context(), stage); err != nil {
+	if _, err := b.Alive(t.Context(), stage); err != nil {
 		t.Errorf("after garbage: %v", err)
 	}
 }

@@ -155,7 +155,7 @@ func TestBusConnectsToABrokerThatComesLater(t *testing.T) {
 	if b.Connected() {
 		t.Error("connected to nothing")
 	}
-	if err := b.Alive(t.Context(), stage); !errors.Is(err, bus.ErrDisconnected) {
+	if _, err := b.Alive(t.Context(), stage); !errors.Is(err, bus.ErrDisconnected) {
 		t.Errorf("question without a broker: %v", err)
 	}
 	broker.Restore()

@@ -26,6 +26,12 @@ type Pipeline struct {
 	Durability Durability
 	// Keep are names of inputs and outputs that stay at hand for later steps.
 	Keep []string
+	// MaxInFlight bounds the requests that a gateway has in flight for the
+	// pipeline; 0 means as many as for all.
+	MaxInFlight int
+	// WaitForRoom is what a request gets that does not say: to wait, until its
+	// deadline, where a stage has no room for it.
+	WaitForRoom bool
 }
 
 // Step is a place in a pipeline.
@@ -77,6 +83,9 @@ func (p Pipeline) validate() error {
 	}
 	if p.Timeout < 0 {
 		return fmt.Errorf("timeout: %s is negative", p.Timeout)
+	}
+	if p.MaxInFlight < 0 {
+		return fmt.Errorf("max_in_flight: %d is negative", p.MaxInFlight)
 	}
 	if _, err := ParseDurability(string(p.Durability)); err != nil {
 		return err

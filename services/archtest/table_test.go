@@ -53,9 +53,10 @@ var importTable = rules{
 
 		// The gateway: only call touches the bus, fronts translate.
 		{packages: list("gateway/admit", "gateway/correlate", "gateway/catalog"), mayImport: list(fault, payload, pipeline)},
+		{packages: list("gateway/load"), mayImport: list(pipeline), pure: true},
 		{
 			packages:  list("gateway/call"),
-			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/result", "gateway/admit", "gateway/correlate", "gateway/catalog"),
+			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/result", "gateway/admit", "gateway/correlate", "gateway/catalog", "gateway/load"),
 		},
 		{packages: list("gateway/front/*"), mayImport: list(proto, tensor, fault, payload, pipeline, "gateway/call", "gateway/front/*")},
 		{packages: list("gateway/adminapi", "gateway/openapi"), mayImport: list(proto, fault, payload, pipeline, "gateway/call", "gateway/catalog")},

@@ -109,5 +109,7 @@ func gatewayOf(g meshfile.Gateway) gateway.Settings {
 		Listen:       cmp.Or(g.Listen, meshfile.DefaultListen),
 		AllowOrigins: g.AllowOrigins,
 		DrainTimeout: g.DrainTimeout,
+
+		MaxInFlightBytes: int(g.MaxInFlightBytes),
 	}
 }

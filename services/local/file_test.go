@@ -108,7 +108,7 @@ pipelines:
 `)))
 	expect(t, m, "all", "to", "to")
 	_, err := m.Infer(t.Context(), durable("to"))
-	if fault.From(err).Reason != fault.NoCapacity {
+	if fault.From(err).Reason != fault.NotSupported {
 		t.Errorf("got %v", err)
 	}
 }

@@ -69,6 +69,8 @@ type Gateway struct {
 	MaxPayload config.Bytes `yaml:"max_payload"`
 	// MaxInFlight bounds the requests in flight.
 	MaxInFlight int `yaml:"max_in_flight"`
+	// MaxInFlightBytes bounds the bytes of their bodies together.
+	MaxInFlightBytes config.Bytes `yaml:"max_in_flight_bytes"`
 	// Timeout is a request's where neither it nor its pipeline says;
 	// MaxTimeout bounds all.
 	Timeout    time.Duration `yaml:"timeout"`
@@ -145,6 +147,12 @@ type Pipeline struct {
 	Timeout    time.Duration `yaml:"timeout"`
 	Durability string        `yaml:"durability"`
 	Keep       []string      `yaml:"keep"`
+	// MaxInFlight bounds the requests in flight for the pipeline; 0 means as
+	// many as for all.
+	MaxInFlight int `yaml:"max_in_flight"`
+	// WaitForRoom makes requests wait, until their deadline, where a stage has
+	// no room for them.
+	WaitForRoom bool `yaml:"wait_for_room"`
 }
 
 // Step is a place in a pipeline.

@@ -23,6 +23,7 @@ type inferFlags struct {
 	address    addressFlag
 	timeout    time.Duration
 	durability string
+	waits      bool
 	style      style
 }
 
@@ -47,6 +48,7 @@ func newInfer() *cobra.Command {
 	flags.address.add(infer)
 	infer.Flags().DurationVar(&flags.timeout, "timeout", 0, "how long each request may take; the pipeline's own timeout if 0")
 	infer.Flags().StringVar(&flags.durability, "durability", "", "where requests wait between stages, memory or file; the pipeline's own if empty. With file their ids are printed, for result and cancel")
+	infer.Flags().BoolVar(&flags.waits, "wait-for-room", false, "where a stage has no room, wait for it until the timeout instead of failing at once")
 	flags.style.add(infer)
 	return infer
 }
@@ -60,6 +62,7 @@ type sender struct {
 	pipeline   string
 	timeout    time.Duration
 	durability pipeline.Durability
+	waits      bool
 	stdin      io.Reader
 }
 
@@ -72,7 +75,7 @@ func runInfer(ctx context.Context, flags inferFlags, name string, files []string
 	table.ids = durability == pipeline.File
 	failed := 0
 	err = flags.address.with(func(client inferencev1connect.InferenceServiceClient) (err error) {
-		s := sender{client: client, pipeline: name, timeout: flags.timeout, durability: durability, stdin: in}
+		s := sender{client: client, pipeline: name, timeout: flags.timeout, durability: durability, waits: flags.waits, stdin: in}
 		failed, err = s.sendAll(ctx, files, table)
 		return err
 	})
@@ -133,6 +136,9 @@ func (s sender) request(file string) (*inferencev1.InferRequest, error) {
 		Inputs: []*inferencev1.Part{{Body: &inferencev1.Part_Blob{
 			Blob: &inferencev1.Blob{ContentType: contentType(file, data), Data: data},
 		}}},
+	}
+	if s.waits {
+		request.WaitForRoom = &s.waits
 	}
 	if s.timeout > 0 {
 		request.Timeout = durationpb.New(s.timeout)

@@ -30,6 +30,7 @@ func options(out *call.Request, r *http.Request) error {
 		{header.Priority, takePriority},
 		{header.Durability, takeDurability},
 		{header.IdempotencyKey, takeIdempotencyKey},
+		{header.WaitForRoom, takeWaitForRoom},
 	} {
 		value := strings.TrimSpace(r.Header.Get(o.name))
 		if value == "" {
@@ -92,6 +93,15 @@ func takeIdempotencyKey(out *call.Request, value string) error {
 		return fmt.Errorf("a key is UTF-8 of at most %d bytes", call.MaxIdempotencyKey)
 	}
 	out.IdempotencyKey = value
+	return nil
+}
+
+func takeWaitForRoom(out *call.Request, value string) error {
+	waits, err := strconv.ParseBool(value)
+	if err != nil {
+		return fmt.Errorf("%.*q: use true or false", shown, value)
+	}
+	out.WaitForRoom = &waits
 	return nil
 }
 

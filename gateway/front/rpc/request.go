@@ -32,6 +32,7 @@ func request(ctx context.Context, in *inferRequest, h http.Header) (*call.Reques
 		Priority:       m.GetPriority(),
 		Metadata:       m.GetMetadata(),
 		Outputs:        m.GetOutputs(),
+		WaitForRoom:    m.WaitForRoom,
 		Trace:          header.Trace(h),
 	}
 	var err error

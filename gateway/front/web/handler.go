@@ -11,6 +11,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
+	"github.com/stagemesh/stagemesh/gateway/front/body"
 	"github.com/stagemesh/stagemesh/gateway/front/rest"
 	"github.com/stagemesh/stagemesh/gateway/front/rpc"
 )
@@ -22,6 +23,9 @@ type Settings struct {
 	// MaxMessageBytes bounds one request on every protocol; 0 is the fronts'
 	// own default of 64 MiB.
 	MaxMessageBytes int
+	// Budget bounds the bytes of all requests together; nil means that nothing
+	// does.
+	Budget body.Budget
 	// Health says whether the gateway ("") or a pipeline can be used; nil says
 	// that all can.
 	Health Health
@@ -50,7 +54,10 @@ func Handler(s Settings) (http.Handler, error) {
 	if err != nil {
 		return nil, fmt.Errorf("origins: %w", err)
 	}
-	return out, nil
+	if s.Budget == nil {
+		return out, nil
+	}
+	return body.Budgeted(out, s.Budget), nil
 }
 
 func mountReflection(mux *http.ServeMux) {

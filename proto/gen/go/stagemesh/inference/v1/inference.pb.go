@@ -45,7 +45,10 @@ type InferRequest struct {
 	// Reaches the runners of every step; only keys that the gateway allows.
 	Metadata map[string]string `protobuf:"bytes,9,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Names of the outputs wanted; empty means all.
-	Outputs       []string `protobuf:"bytes,10,rep,name=outputs,proto3" json:"outputs,omitempty"`
+	Outputs []string `protobuf:"bytes,10,rep,name=outputs,proto3" json:"outputs,omitempty"`
+	// Where a stage of the route has no room, wait for it until the deadline
+	// instead of being refused at once. Absent means what the pipeline says.
+	WaitForRoom   *bool `protobuf:"varint,11,opt,name=wait_for_room,json=waitForRoom,proto3,oneof" json:"wait_for_room,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -148,6 +151,13 @@ func (x *InferRequest) GetOutputs() []string {
 		return x.Outputs
 	}
 	return nil
+}
+
+func (x *InferRequest) GetWaitForRoom() bool {
+	if x != nil && x.WaitForRoom != nil {
+		return *x.WaitForRoom
+	}
+	return false
 }
 
 // GetResultRequest asks for one stored answer.
@@ -615,7 +625,7 @@ var File_stagemesh_inference_v1_inference_proto protoreflect.FileDescriptor
 
 const file_stagemesh_inference_v1_inference_proto_rawDesc = "" +
 	"\n" +
-	"&stagemesh/inference/v1/inference.proto\x12\x16stagemesh.inference.v1\x1a\x1egoogle/protobuf/duration.proto\x1a$stagemesh/inference/v1/payload.proto\"\x9f\x06\n" +
+	"&stagemesh/inference/v1/inference.proto\x12\x16stagemesh.inference.v1\x1a\x1egoogle/protobuf/duration.proto\x1a$stagemesh/inference/v1/payload.proto\"\xda\x06\n" +
 	"\fInferRequest\x12\x1a\n" +
 	"\bpipeline\x18\x01 \x01(\tR\bpipeline\x124\n" +
 	"\x06inputs\x18\x02 \x03(\v2\x1c.stagemesh.inference.v1.PartR\x06inputs\x12T\n" +
@@ -631,7 +641,8 @@ const file_stagemesh_inference_v1_inference_proto_rawDesc = "" +
 	"\bpriority\x18\b \x01(\x05R\bpriority\x12N\n" +
 	"\bmetadata\x18\t \x03(\v22.stagemesh.inference.v1.InferRequest.MetadataEntryR\bmetadata\x12\x18\n" +
 	"\aoutputs\x18\n" +
-	" \x03(\tR\aoutputs\x1a\\\n" +
+	" \x03(\tR\aoutputs\x12'\n" +
+	"\rwait_for_room\x18\v \x01(\bH\x00R\vwaitForRoom\x88\x01\x01\x1a\\\n" +
 	"\x0fParametersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x123\n" +
 	"\x05value\x18\x02 \x01(\v2\x1d.stagemesh.inference.v1.ValueR\x05value:\x028\x01\x1a]\n" +
@@ -641,7 +652,8 @@ const file_stagemesh_inference_v1_inference_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\v2#.stagemesh.inference.v1.StepOptionsR\x05value:\x028\x01\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"`\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\x10\n" +
+	"\x0e_wait_for_room\"`\n" +
 	"\x10GetResultRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12-\n" +
@@ -761,6 +773,7 @@ func file_stagemesh_inference_v1_inference_proto_init() {
 		return
 	}
 	file_stagemesh_inference_v1_payload_proto_init()
+	file_stagemesh_inference_v1_inference_proto_msgTypes[0].OneofWrappers = []any{}
 	file_stagemesh_inference_v1_inference_proto_msgTypes[7].OneofWrappers = []any{
 		(*InferStreamResponse_Chunk)(nil),
 		(*InferStreamResponse_Final)(nil),

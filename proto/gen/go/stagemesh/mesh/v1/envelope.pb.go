@@ -846,9 +846,13 @@ func (x *ReplyAck) GetDisposition() ReplyDisposition {
 
 // AliveResponse is a host's answer to the question whether its stage is served.
 type AliveResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Host          string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
-	Stage         string                 `protobuf:"bytes,2,opt,name=stage,proto3" json:"stage,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Host  string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
+	Stage string                 `protobuf:"bytes,2,opt,name=stage,proto3" json:"stage,omitempty"`
+	// The queues that the stage has.
+	Durabilities []v1.Durability `protobuf:"varint,3,rep,packed,name=durabilities,proto3,enum=stagemesh.inference.v1.Durability" json:"durabilities,omitempty"`
+	// Every slot of the host runs a batch, and items wait.
+	Busy          bool `protobuf:"varint,4,opt,name=busy,proto3" json:"busy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -895,6 +899,20 @@ func (x *AliveResponse) GetStage() string {
 		return x.Stage
 	}
 	return ""
+}
+
+func (x *AliveResponse) GetDurabilities() []v1.Durability {
+	if x != nil {
+		return x.Durabilities
+	}
+	return nil
+}
+
+func (x *AliveResponse) GetBusy() bool {
+	if x != nil {
+		return x.Busy
+	}
+	return false
 }
 
 // Cancel asks every host and gateway to drop a request.
@@ -1049,10 +1067,12 @@ const file_stagemesh_mesh_v1_envelope_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\b\n" +
 	"\x06Stored\"Q\n" +
 	"\bReplyAck\x12E\n" +
-	"\vdisposition\x18\x01 \x01(\x0e2#.stagemesh.mesh.v1.ReplyDispositionR\vdisposition\"9\n" +
+	"\vdisposition\x18\x01 \x01(\x0e2#.stagemesh.mesh.v1.ReplyDispositionR\vdisposition\"\x95\x01\n" +
 	"\rAliveResponse\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x14\n" +
-	"\x05stage\x18\x02 \x01(\tR\x05stage\"s\n" +
+	"\x05stage\x18\x02 \x01(\tR\x05stage\x12F\n" +
+	"\fdurabilities\x18\x03 \x03(\x0e2\".stagemesh.inference.v1.DurabilityR\fdurabilities\x12\x12\n" +
+	"\x04busy\x18\x04 \x01(\bR\x04busy\"s\n" +
 	"\x06Cancel\x12\x12\n" +
 	"\x04mesh\x18\x01 \x01(\tR\x04mesh\x12\x1d\n" +
 	"\n" +
@@ -1132,13 +1152,14 @@ var file_stagemesh_mesh_v1_envelope_proto_depIdxs = []int32{
 	19, // 21: stagemesh.mesh.v1.Output.parts:type_name -> stagemesh.inference.v1.Part
 	16, // 22: stagemesh.mesh.v1.Output.metadata:type_name -> stagemesh.mesh.v1.Output.MetadataEntry
 	0,  // 23: stagemesh.mesh.v1.ReplyAck.disposition:type_name -> stagemesh.mesh.v1.ReplyDisposition
-	17, // 24: stagemesh.mesh.v1.Cancel.deadline:type_name -> google.protobuf.Timestamp
-	24, // 25: stagemesh.mesh.v1.Step.ParametersEntry.value:type_name -> stagemesh.inference.v1.Value
-	26, // [26:26] is the sub-list for method output_type
-	26, // [26:26] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	18, // 24: stagemesh.mesh.v1.AliveResponse.durabilities:type_name -> stagemesh.inference.v1.Durability
+	17, // 25: stagemesh.mesh.v1.Cancel.deadline:type_name -> google.protobuf.Timestamp
+	24, // 26: stagemesh.mesh.v1.Step.ParametersEntry.value:type_name -> stagemesh.inference.v1.Value
+	27, // [27:27] is the sub-list for method output_type
+	27, // [27:27] is the sub-list for method input_type
+	27, // [27:27] is the sub-list for extension type_name
+	27, // [27:27] is the sub-list for extension extendee
+	0,  // [0:27] is the sub-list for field type_name
 }
 
 func init() { file_stagemesh_mesh_v1_envelope_proto_init() }

@@ -1,0 +1,32 @@
+package admit
+
+import (
+	"sync/atomic"
+
+	"github.com/stagemesh/stagemesh/mesh/fault"
+)
+
+// Budget bounds the bytes that all requests together have in the gateway.
+type Budget struct {
+	bound int64
+	taken atomic.Int64
+}
+
+// NewBudget returns a budget of so many bytes.
+func NewBudget(bound int64) *Budget { return &Budget{bound: bound} }
+
+// Take takes bytes, which must be given back, or returns the fault that refuses
+// them.
+func (b *Budget) Take(n int64) *fault.Fault {
+	if b.taken.Add(n) <= b.bound {
+		return nil
+	}
+	b.taken.Add(-n)
+	return fault.Newf(fault.Overloaded, "the gateway has %d bytes of requests in hand, as many as gateway.max_in_flight_bytes allows", b.bound).WithRetryAfter(retryAfter)
+}
+
+// Give gives bytes back that were taken.
+func (b *Budget) Give(n int64) { b.taken.Add(-n) }
+
+// Taken returns how many bytes are taken.
+func (b *Budget) Taken() int64 { return b.taken.Load() }

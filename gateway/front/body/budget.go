@@ -1,0 +1,51 @@
+package body
+
+import (
+	"io"
+	"net/http"
+
+	"github.com/stagemesh/stagemesh/mesh/fault"
+)
+
+// Budget bounds the bytes of all bodies together: gateway/admit's.
+type Budget interface {
+	// Take takes bytes, or returns the fault that refuses them.
+	Take(n int64) *fault.Fault
+	// Give gives back what was taken.
+	Give(n int64)
+}
+
+// Budgeted returns a handler whose requests' bodies take from the budget as they
+// are read, and give it back when next has returned. A body that is refused fails
+// with the budget's fault.
+func Budgeted(next http.Handler, budget Budget) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Body == nil || r.Body == http.NoBody {
+			next.ServeHTTP(w, r)
+			return
+		}
+		from := &budgeted{ReadCloser: r.Body, budget: budget}
+		defer func() { budget.Give(from.taken) }()
+		// A copy, because net/http decides by the original's body whether the
+		// connection can carry another request.
+		bounded := r.WithContext(r.Context())
+		bounded.Body = from
+		next.ServeHTTP(w, bounded)
+	})
+}
+
+type budgeted struct {
+	io.ReadCloser
+	budget Budget
+	taken  int64
+}
+
+// Read implements io.Reader.
+func (b *budgeted) Read(buf []byte) (int, error) {
+	n, err := b.ReadCloser.Read(buf)
+	if f := b.budget.Take(int64(n)); f != nil {
+		return 0, f
+	}
+	b.taken += int64(n)
+	return n, err
+}

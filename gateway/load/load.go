@@ -1,0 +1,229 @@
+// Package load estimates how long an item that is queued now will be with its
+// stage, and whether its queue has room for it, from what the broker says about
+// the queue every now and then.
+//
+//	var q load.Queue
+//	q.Observe(sample)             // what the broker said, a few times a second
+//	q.Sent(class)                 // after each item that this gateway queued
+//	q.Done()                      // after each that is answered
+//	wait, ok := q.Wait(class, now)
+//	full, free := q.Full(class, now)
+//
+// The rate is measured where a queue is drained as fast as its hosts can, that
+// is between two samples at which hosts had items waiting for them; between
+// others only a higher rate than was known says anything. The time that an item
+// is with the stage is then what is ahead of it by that rate (Little's law), with
+// what is in the hosts' hands.
+//
+// A Queue is pure, with time as an argument, and not safe for concurrent use.
+package load
+
+import (
+	"time"
+
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// classes is how many there are; they are in the order of pipeline.Classes.
+const classes = 3
+
+// PerClass is a number for each class, the first served first.
+type PerClass [classes]uint64
+
+// upTo is the sum of the classes that are served no later than this one.
+func (p PerClass) upTo(class int) uint64 {
+	var n uint64
+	for _, of := range p[:class+1] {
+		n += of
+	}
+	return n
+}
+
+func (p PerClass) total() uint64 { return p.upTo(classes - 1) }
+
+// Sample is what the broker, and a host, say about a queue.
+type Sample struct {
+	// At is when the broker was asked, and Own what the queue's Own was then.
+	At  time.Time
+	Own Own
+	// Epoch tells a queue from its replacement.
+	Epoch string
+	// Items wait or are in hand, Bytes are theirs; Last counts all that ever came.
+	Items PerClass
+	Bytes uint64
+	Last  uint64
+	// MaxItems and MaxBytes bound the queue; less than 1 means that nothing does.
+	MaxItems, MaxBytes int64
+	// Busy says that a host has items that wait for a slot.
+	Busy bool
+}
+
+const (
+	// Fresh is how old a sample may be to say anything about now.
+	Fresh = time.Second
+	// leastDrained is how many items make a rate.
+	leastDrained = 4
+	// The evidence for a rate is of the last drainedKept items, or of the last
+	// second where those are more.
+	drainedKept = 64
+	secondsKept = 1
+	// remembered is how long a rate holds that nothing confirms: hosts come and
+	// go.
+	remembered = time.Minute
+)
+
+// Queue is what is known of one queue. The zero Queue knows nothing.
+type Queue struct {
+	last Sample
+	seen bool
+	own  Own
+	// others is what other gateways and stages queue, in items a second.
+	others float64
+	// drained items in so many seconds in which hosts were busy; learned is when
+	// that was confirmed last.
+	drained, seconds float64
+	learned          time.Time
+}
+
+// Own counts what this gateway has done.
+type Own struct {
+	// Sent items were put into the queue; Done ones have been answered since, and
+	// so are in no queue.
+	Sent PerClass
+	Done uint64
+}
+
+// Own returns what this gateway has done so far.
+func (q *Queue) Own() Own { return q.own }
+
+// Sent says that this gateway has queued an item.
+func (q *Queue) Sent(class pipeline.Class) { q.own.Sent[indexOf(class)]++ }
+
+// Done says that an item has been answered whose route has the queue.
+func (q *Queue) Done() { q.own.Done++ }
+
+// Fresh reports whether the last sample still says something.
+func (q *Queue) Fresh(now time.Time) bool { return q.seen && now.Sub(q.last.At) < Fresh }
+
+// Observe takes what the broker says.
+func (q *Queue) Observe(s Sample) {
+	before, seen := q.last, q.seen
+	q.last, q.seen = s, true
+	took := s.At.Sub(before.At).Seconds()
+	if !seen || before.Epoch != s.Epoch || took <= 0 || s.Last < before.Last {
+		q.others = 0
+		return
+	}
+	came := float64(s.Last - before.Last)
+	q.others = max(0, came-float64(s.Own.Sent.total()-before.Own.Sent.total())) / took
+	drained := max(0, came-(float64(s.Items.total())-float64(before.Items.total())))
+	q.learn(drained, took, before.Busy && s.Busy && took <= Fresh.Seconds(), s.At)
+}
+
+// learn takes how many items were drained in how many seconds.
+func (q *Queue) learn(drained, seconds float64, busy bool, now time.Time) {
+	switch rate, known := q.Rate(now); {
+	case busy:
+		q.drained, q.seconds = q.drained+drained, q.seconds+seconds
+	case known && drained/seconds > rate:
+		q.drained = drained / seconds * q.seconds
+	default:
+		return
+	}
+	q.learned = now
+	if keep := max(secondsKept/q.seconds, drainedKept/q.drained); keep < 1 {
+		q.drained, q.seconds = q.drained*keep, q.seconds*keep
+	}
+}
+
+// Rate is how many items a second the stage takes off the queue when it has
+// enough to do, where that is known.
+func (q *Queue) Rate(now time.Time) (float64, bool) {
+	known := q.drained >= leastDrained && now.Sub(q.learned) < remembered
+	if !known {
+		return 0, false
+	}
+	return q.drained / q.seconds, true
+}
+
+// Items is how many items of the class, and of those before it, the queue has by
+// now: what the broker said, and what has come and gone since.
+func (q *Queue) Items(class pipeline.Class, now time.Time) float64 {
+	since := now.Sub(q.last.At).Seconds()
+	i := indexOf(class)
+	came := float64(q.own.Sent.upTo(i)-q.last.Own.Sent.upTo(i)) + q.others*since
+	gone := float64(q.own.Done - q.last.Own.Done)
+	if rate, known := q.Rate(now); known {
+		gone = max(gone, rate*since)
+	}
+	return max(0, float64(q.last.Items.upTo(i))+came-gone)
+}
+
+// Wait is how long an item of the class will be with the stage, where that is
+// known and hosts have items that wait for them: else it runs at once.
+func (q *Queue) Wait(class pipeline.Class, now time.Time) (time.Duration, bool) {
+	rate, known := q.Rate(now)
+	if !known || !q.last.Busy || !q.Fresh(now) {
+		return 0, false
+	}
+	return seconds(q.Items(class, now) / rate), true
+}
+
+// Full reports whether the class may fill no more of the queue, and how long it
+// takes until it may: 0 where that is not known.
+func (q *Queue) Full(class pipeline.Class, now time.Time) (full bool, free time.Duration) {
+	if !q.Fresh(now) {
+		return false, 0
+	}
+	over := max(q.overItems(class, now), q.overBytes(class))
+	if over <= 0 {
+		return false, 0
+	}
+	rate, known := q.Rate(now)
+	if !known {
+		return true, 0
+	}
+	return true, seconds(over / rate)
+}
+
+// overItems is how many items are too many for one more.
+func (q *Queue) overItems(class pipeline.Class, now time.Time) float64 {
+	if q.last.MaxItems < 1 {
+		return 0
+	}
+	return q.Items(pipeline.Low, now) + 1 - most(q.last.MaxItems, class)
+}
+
+// overBytes is the same by bytes, in items of the mean size.
+func (q *Queue) overBytes(class pipeline.Class) float64 {
+	items := float64(q.last.Items.total())
+	if q.last.MaxBytes < 1 || items == 0 {
+		return 0
+	}
+	size := float64(q.last.Bytes) / items
+	return (float64(q.last.Bytes) + size - most(q.last.MaxBytes, class)) / size
+}
+
+// most is what a class may fill of a bound: nine, eight or seven tenths. The rest
+// is for the classes above, and for what stages pass on to each other, which
+// nobody refuses. It is rounded down, so that a small queue can be used.
+func most(bound int64, class pipeline.Class) float64 {
+	return float64(bound - bound*int64(indexOf(class)+1)/10)
+}
+
+func indexOf(class pipeline.Class) int {
+	switch class {
+	case pipeline.High:
+		return 0
+	case pipeline.Low:
+		return 2
+	default:
+		return 1
+	}
+}
+
+const longest = time.Hour
+
+func seconds(s float64) time.Duration {
+	return time.Duration(min(s, longest.Seconds()) * float64(time.Second))
+}

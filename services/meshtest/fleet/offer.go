@@ -1,0 +1,155 @@
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// OfferSpec says what a crowd sends: so many requests a second, whatever becomes
+// of those before.
+type OfferSpec struct {
+	Pipeline string
+	// Rate is in requests a second; all are sent within Length.
+	Rate   int
+	Length time.Duration
+	// Timeout is what each has.
+	Timeout time.Duration
+}
+
+// Offered is what became of a crowd's requests.
+type Offered struct {
+	Spec OfferSpec
+	// Sent requests were sent; Right answers came in time, and Late ones after it.
+	Sent, Right, Late int
+	// Wrong answers came, and Broken requests got none.
+	Wrong, Broken int
+	// Refused were answered with a fault, by reason; Refusals are how long those
+	// took that were refused for want of room.
+	Refused  map[string]int
+	Refusals []time.Duration
+	// Sending is until the last was sent, Elapsed until the last right answer.
+	Sending, Elapsed time.Duration
+}
+
+// Goodput is how many answers a second came in time.
+func (o Offered) Goodput() float64 { return float64(o.Right) / max(o.Sending, o.Elapsed).Seconds() }
+
+// Refusal returns a quantile of the time that a refusal takes.
+func (o Offered) Refusal(q float64) time.Duration {
+	if len(o.Refusals) == 0 {
+		return 0
+	}
+	return o.Refusals[int(q*float64(len(o.Refusals)-1))]
+}
+
+// String says it in a line.
+func (o Offered) String() string {
+	return fmt.Sprintf("%d/s offered, %.0f/s sent: %.0f/s answered in time, %d late, %d wrong, %d broken, refused %v, refusals p50 %s p99 %s",
+		o.Spec.Rate, float64(o.Sent)/o.Sending.Seconds(), o.Goodput(), o.Late, o.Wrong, o.Broken, o.Refused, o.Refusal(.5).Round(10*time.Microsecond), o.Refusal(.99).Round(10*time.Microsecond))
+}
+
+// pace is how often a crowd looks how many of its requests are due.
+const pace = 2 * time.Millisecond
+
+// Offer sends requests to all gateways in turn, and returns when all have ended.
+func (f *Fleet) Offer(s OfferSpec) Offered {
+	f.t.Helper()
+	transport := &http.Transport{MaxIdleConnsPerHost: s.Rate}
+	defer transport.CloseIdleConnections()
+	c := &crowd{fleet: f, client: &http.Client{Transport: transport}, addrs: f.gatewayAddrs(), out: Offered{Spec: s, Refused: map[string]int{}}}
+	ctx, cancel := context.WithTimeout(f.t.Context(), s.Length)
+	defer cancel()
+	c.begin = time.Now()
+	tick := time.NewTicker(pace)
+	defer tick.Stop()
+	var requests sync.WaitGroup
+	for ctx.Err() == nil {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+		}
+		for due := int(time.Since(c.begin).Seconds() * float64(s.Rate)); c.out.Sent < due; c.out.Sent++ {
+			i := c.out.Sent
+			requests.Go(func() { c.one(i) })
+		}
+	}
+	c.out.Sending = time.Since(c.begin)
+	requests.Wait()
+	slices.Sort(c.out.Refusals)
+	return c.out
+}
+
+// crowd is the senders of one offer. Its goroutine alone counts what was sent.
+type crowd struct {
+	fleet  *Fleet
+	client *http.Client
+	addrs  []string
+	begin  time.Time
+
+	mu  sync.Mutex
+	out Offered
+}
+
+func (c *crowd) one(i int) {
+	text := strconv.Itoa(i)
+	begin := time.Now()
+	status, body, err := c.ask(c.addrs[i%len(c.addrs)], text)
+	took := time.Since(begin)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case err != nil:
+		c.out.Broken++
+	case status != http.StatusOK:
+		c.out.Refused[reasonOf(status, body)]++
+		if status == http.StatusTooManyRequests {
+			c.out.Refusals = append(c.out.Refusals, took)
+		}
+	case string(body) != text:
+		c.out.Wrong++
+	case took > c.out.Spec.Timeout:
+		c.out.Late++
+	default:
+		c.out.Right++
+		c.out.Elapsed = time.Since(c.begin)
+	}
+}
+
+func (c *crowd) ask(addr, text string) (status int, body []byte, err error) {
+	s := c.out.Spec
+	request, err := http.NewRequestWithContext(c.fleet.t.Context(), http.MethodPost, "http://"+addr+"/v1/pipelines/"+s.Pipeline+":infer", strings.NewReader(text))
+	if err != nil {
+		return 0, nil, err
+	}
+	request.Header.Set("Content-Type", "text/plain")
+	request.Header.Set("Stagemesh-Timeout", s.Timeout.String())
+	response, err := c.client.Do(request)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer response.Body.Close() //nolint:errcheck // it was read to its end
+	body, err = io.ReadAll(response.Body)
+	return response.StatusCode, body, err
+}
+
+// Memory returns how many bytes of memory the member's process has resident.
+func (m *Member) Memory() int {
+	m.fleet.t.Helper()
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", m.cmd.Process.Pid))
+	if err != nil {
+		m.fleet.t.Fatal(err)
+	}
+	pages := 0
+	if _, err := fmt.Sscanf(string(data), "%d %d", new(int), &pages); err != nil {
+		m.fleet.t.Fatal(err)
+	}
+	return pages * os.Getpagesize()
+}

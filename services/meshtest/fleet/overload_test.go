@@ -1,0 +1,52 @@
+package fleet_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stagemesh/stagemesh/services/meshtest/fleet"
+)
+
+// The stage takes 32 items in 100 ms: 320 a second. It is offered less than that,
+// about as much, and then five times as much for long.
+func TestOverloadKeepsGoodput(t *testing.T) {
+	f := fleet.New(t)
+	f.Host(fleet.HostSpec{Stage: "echo", Base: 100 * time.Millisecond})
+	g := gateway(f)
+	second := gateway(f)
+	offer := func(rate int, length time.Duration) fleet.Offered {
+		o := f.Offer(fleet.OfferSpec{Pipeline: "echo", Rate: rate, Length: length, Timeout: time.Second})
+		t.Log(o)
+		if o.Wrong != 0 || o.Broken != 0 {
+			t.Errorf("%d wrong answers, %d requests without any", o.Wrong, o.Broken)
+		}
+		return o
+	}
+	peak := 0.
+	for _, rate := range []int{160, 240, 320, 480} {
+		peak = max(peak, offer(rate, time.Duration(pick(2, 5))*time.Second).Goodput())
+	}
+	before := g.Memory() + second.Memory()
+	over := offer(5*320, time.Duration(pick(5, 30))*time.Second)
+	after := g.Memory() + second.Memory()
+	t.Logf("goodput at five times the capacity: %.0f%% of its peak of %.0f/s; the gateways' memory went from %d MiB to %d MiB",
+		100*over.Goodput()/peak, peak, before>>20, after>>20)
+	if over.Goodput() < .85*peak {
+		t.Errorf("goodput %.0f/s of %.0f/s", over.Goodput(), peak)
+	}
+	// The client's own time is in it: on a busy machine only the median is of the
+	// gateway.
+	quantile := .5
+	if *long {
+		quantile = .99
+	}
+	if at := over.Refusal(quantile); len(over.Refusals) == 0 || at > 10*time.Millisecond {
+		t.Errorf("%d refusals, and the %g quantile took %s", len(over.Refusals), quantile, at)
+	}
+	if over.Late+over.Refused["DEADLINE_EXCEEDED"] > over.Sent/100 {
+		t.Errorf("%d answers came late and %d not at all", over.Late, over.Refused["DEADLINE_EXCEEDED"])
+	}
+	if grown := after - before; grown > 64<<20 {
+		t.Errorf("the gateways' memory grew by %d MiB", grown>>20)
+	}
+}
