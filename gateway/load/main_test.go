@@ -30,7 +30,7 @@ type stage struct {
 	bounds int64
 
 	items, came    float64
-	unsent, asked  float64
+	unsent         float64
 	next           time.Time
 	epoch          string
 	askedOtherwise func(*load.Sample)

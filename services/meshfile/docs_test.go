@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/deadletter"
@@ -130,6 +131,7 @@ func TestTheReferenceHasTheDefaultsOfTheCode(t *testing.T) {
 		}
 	}
 	for _, want := range []string{
+		fmt.Sprintf("by default %s, or", config.Bytes(gateway.DefaultMaxInFlightBytes)),
 		fmt.Sprintf("| `retention` | duration | %dh |", int(deadletter.DefaultRetention.Hours())),
 		fmt.Sprintf("| `max_bytes` | size | %s | all answers", config.Bytes(result.DefaultMaxBytes)),
 		fmt.Sprintf("| `max_bytes` | size | %s | all letters", config.Bytes(deadletter.DefaultMaxBytes)),

@@ -169,6 +169,8 @@ pipelines:
     timeout: 5s
     durability: memory
     keep: [image]
+    max_in_flight: 7
+    wait_for_room: true
     steps:
     - name: one
       stage: a
@@ -185,6 +187,7 @@ pipelines:
 	want := []pipeline.Pipeline{
 		{
 			Name: "p", Timeout: 5 * time.Second, Durability: pipeline.Memory, Keep: []string{"image"},
+			MaxInFlight: 7, WaitForRoom: true,
 			Steps: []pipeline.Step{
 				{
 					Name: "one", Stage: "a", Model: payload.ModelRef{Model: "m", Version: "2"}, Inputs: map[string]string{"x": "pixels"},
