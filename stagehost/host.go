@@ -52,6 +52,7 @@ type Host struct {
 	// alive ends the answers that the host is there; nil while there are none.
 	// It is reconcile's, and the drain's after that has ended.
 	alive func() error
+	known known
 	// leftBehind says that a batch runs on after the host has given it up.
 	leftBehind bool
 

@@ -130,7 +130,7 @@ func (m *metrics) failed(ctx context.Context, f *fault.Fault) {
 
 // faulted counts a fault alone: the item's outcome has been counted.
 func (m *metrics) faulted(ctx context.Context, f *fault.Fault) {
-	m.faults.Add(ctx, 1, m.with("reason", string(f.Reason)))
+	m.faults.Add(ctx, 1, m.with("reason", f.Reason.Label()))
 }
 
 func (m *metrics) held(l *ledger.Ledger) {

@@ -13,14 +13,17 @@ import (
 const (
 	reconcileEvery = 2 * time.Second
 	reconcileRetry = 100 * time.Millisecond
+	// allEvery is how often the host asks for all that it needs of the broker,
+	// whatever it knows to be there.
+	allEvery = time.Minute
 	// maxClockOffset is how far the broker's clock may be off: deadlines are
 	// absolute.
 	maxClockOffset = 100 * time.Millisecond
 )
 
 // reconcile keeps the queue existing and the puller on it: at the start, after
-// every reconnect, when the broker says that the queue is missing, and every
-// now and then.
+// every reconnect, when the broker says that something is missing, and every now
+// and then. Mostly that is a look at each queue.
 func (h *Host) reconcile(ctx context.Context) error {
 	reconnects := h.bus.Reconnects()
 	wait := time.NewTimer(0)
@@ -29,7 +32,9 @@ func (h *Host) reconcile(ctx context.Context) error {
 		select {
 		case <-wait.C:
 		case <-reconnects:
+			h.known.forget()
 		case <-h.missing:
+			h.known.forget()
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -72,9 +77,30 @@ func (h *Host) ensureOnConnection(ctx context.Context, reconnects <-chan struct{
 	}
 }
 
+// known is what of the broker's was there when the host last asked for all. It is
+// reconcile's.
+type known struct {
+	queues  map[pipeline.Durability]bus.Epoch
+	streams bool
+	until   time.Time
+}
+
+func (k *known) forget() { *k = known{} }
+
+// renew forgets what was learnt too long ago.
+func (k *known) renew(now time.Time) {
+	if now.After(k.until) {
+		*k = known{queues: map[pipeline.Durability]bus.Epoch{}, until: now.Add(allEvery)}
+	}
+}
+
 func (h *Host) ensure(ctx context.Context) error {
-	if err := h.ensureStreams(ctx); err != nil {
-		return err
+	h.known.renew(time.Now())
+	if !h.known.streams {
+		if err := h.ensureStreams(ctx); err != nil {
+			return err
+		}
+		h.known.streams = true
 	}
 	wait := h.settings.Queue.AckWait
 	for _, d := range h.settings.Queue.Durabilities {
@@ -113,12 +139,7 @@ func (h *Host) heedAckWait(wait time.Duration) {
 }
 
 func (h *Host) ensureQueue(ctx context.Context, d pipeline.Durability) (bus.QueueInfo, error) {
-	q := h.settings.Queue
-	info, err := h.bus.EnsureQueue(ctx, bus.QueueSettings{
-		Stage: h.settings.Stage, Durability: d,
-		MaxItems: q.MaxItems, MaxBytes: q.MaxBytes, MaxAge: q.MaxAge,
-		AckWait: q.AckWait, Replicas: q.Replicas, Version: q.Version,
-	})
+	info, err := h.wholeQueue(ctx, d)
 	if err != nil {
 		return bus.QueueInfo{}, err
 	}
@@ -131,6 +152,27 @@ func (h *Host) ensureQueue(ctx context.Context, d pipeline.Durability) (bus.Queu
 	}
 	h.puller.Use(d, info.Epoch)
 	return info, nil
+}
+
+// wholeQueue looks at the queue, and makes what is missing of it where it is not
+// known to be there.
+func (h *Host) wholeQueue(ctx context.Context, d pipeline.Durability) (bus.QueueInfo, error) {
+	if made, ok := h.known.queues[d]; ok {
+		info, err := h.bus.Queue(ctx, h.settings.Stage, d)
+		if err == nil && info.Epoch == made && info.Whole() {
+			return info, nil
+		}
+	}
+	q := h.settings.Queue
+	info, err := h.bus.EnsureQueue(ctx, bus.QueueSettings{
+		Stage: h.settings.Stage, Durability: d,
+		MaxItems: q.MaxItems, MaxBytes: q.MaxBytes, MaxAge: q.MaxAge,
+		AckWait: q.AckWait, Replicas: q.Replicas, Version: q.Version,
+	})
+	if err == nil {
+		h.known.queues[d] = info.Epoch
+	}
+	return info, err
 }
 
 // startAlive makes the host answer that it is there, once.

@@ -36,6 +36,8 @@ type exchange struct {
 	// calledOff says that one was.
 	cancelled chan *fault.Fault
 	calledOff bool
+	// stranded gets a word when nobody serves the first step.
+	stranded chan struct{}
 	// answered says that the terminal reply came: nothing is left to call off.
 	answered bool
 	// search is for the stored answer of a durable call.
@@ -59,7 +61,7 @@ type published struct {
 }
 
 func newExchange(s *Service, r *Request, env *envelope.Envelope, emit func(Chunk) error) *exchange {
-	return &exchange{service: s, request: r, env: env, emit: emit, cancelled: make(chan *fault.Fault, 1)}
+	return &exchange{service: s, request: r, env: env, emit: emit, cancelled: make(chan *fault.Fault, 1), stranded: make(chan struct{}, 1)}
 }
 
 func (c *exchange) run(ctx context.Context) (*Response, error) {
@@ -101,6 +103,8 @@ func (c *exchange) step(ctx context.Context) (*Response, error) {
 	case f := <-c.cancelled:
 		c.calledOff = true
 		return nil, f
+	case <-c.stranded:
+		return nil, c.withdraw(ctx)
 	case <-c.search.reconnected:
 		c.search.reconnected = c.service.results.reconnects.next()
 		c.search.begin()

@@ -48,7 +48,7 @@ func newMetrics(meter metric.Meter, table *correlate.Table, gate *admit.Gate) (*
 func (m *metrics) request(label string, f *fault.Fault, took time.Duration) {
 	reason := "OK"
 	if f != nil {
-		reason = string(f.Reason)
+		reason = f.Reason.Label()
 	}
 	of := attribute.String("pipeline", label)
 	m.requests.Add(context.Background(), 1, metric.WithAttributeSet(attribute.NewSet(of, attribute.String("reason", reason))))

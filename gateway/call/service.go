@@ -31,6 +31,9 @@ type Settings struct {
 	MaxTimeout time.Duration
 	// MaxInFlight bounds the requests in flight; 0 means 4096.
 	MaxInFlight int
+	// HostGrace is how long a request in memory waits for its first step while
+	// the step's stage has no host; 0 means 10 s.
+	HostGrace time.Duration
 	// MaxPayload bounds the inputs of a request, in bytes; 0 means what the
 	// broker takes.
 	MaxPayload int
@@ -48,6 +51,7 @@ const (
 	DefaultTimeout     = 30 * time.Second
 	DefaultMaxTimeout  = 10 * time.Minute
 	DefaultMaxInFlight = 4096
+	DefaultHostGrace   = 10 * time.Second
 )
 
 // Service is the request path of one gateway.
@@ -79,6 +83,9 @@ func New(s Settings) (*Service, error) {
 	}
 	if s.MaxTimeout == 0 {
 		s.MaxTimeout = DefaultMaxTimeout
+	}
+	if s.HostGrace == 0 {
+		s.HostGrace = DefaultHostGrace
 	}
 	if s.MaxInFlight == 0 {
 		s.MaxInFlight = DefaultMaxInFlight

@@ -18,9 +18,11 @@ const (
 )
 
 // watch fails the calls that waited in a memory queue which is gone, or has
-// been replaced: right after a reconnect, and every second while calls wait.
+// been replaced: right after a reconnect, and every second while calls wait. It
+// finds those, too, that wait for a stage whose hosts have left.
 func (s *Service) watch(ctx context.Context) {
 	reconnects := s.bus.Reconnects()
+	since := lonely{}
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
 	for {
@@ -33,6 +35,7 @@ func (s *Service) watch(ctx context.Context) {
 		for _, stage := range s.table.Stages() {
 			s.checkQueue(ctx, stage)
 		}
+		s.seekStranded(ctx, since)
 	}
 }
 

@@ -63,6 +63,8 @@ type QueueInfo struct {
 	// Version of the settings that the queue has, and the AckWait that they say.
 	Version int
 	AckWait time.Duration
+	// Consumers is how many the queue has; Whole says whether these are all.
+	Consumers int
 	// Items and Bytes wait or are in hand.
 	Items uint64
 	Bytes uint64
@@ -71,6 +73,9 @@ type QueueInfo struct {
 	ClockOffset time.Duration
 	RoundTrip   time.Duration
 }
+
+// Whole reports whether the queue has as many consumers as it should.
+func (i QueueInfo) Whole() bool { return i.Consumers == classCount }
 
 // EnsureQueue creates what is missing of the queue, changes it where the
 // settings are of a higher version than its own, and returns what the broker
@@ -229,6 +234,7 @@ func (b *Bus) Queue(ctx context.Context, stage pipeline.StageName, d pipeline.Du
 		AckWait:     ackWaitOf(info),
 		Epoch:       epochOf(info),
 		Created:     info.Created.Add(-offset),
+		Consumers:   info.State.Consumers,
 		Items:       info.State.Msgs,
 		Bytes:       info.State.Bytes,
 		ClockOffset: offset,

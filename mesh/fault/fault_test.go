@@ -164,3 +164,15 @@ func TestDetailsSayWhatIsKnown(t *testing.T) {
 		t.Errorf("BadRequest %v", got[2])
 	}
 }
+
+func TestLabelsAreBounded(t *testing.T) {
+	t.Parallel()
+	for _, r := range fault.Reasons() {
+		if r.Label() != string(r) {
+			t.Errorf("%s is labelled %s", r, r.Label())
+		}
+	}
+	if got := fault.Reason("made up").Label(); got != "OTHER" {
+		t.Errorf("one that is made up is labelled %s", got)
+	}
+}

@@ -108,6 +108,15 @@ func Classify(r Reason) Class {
 	return classes[Internal]
 }
 
+// Label is the value of a metric's label for the reason: anybody on the bus can
+// make up others.
+func (r Reason) Label() string {
+	if _, ok := classes[r]; ok {
+		return string(r)
+	}
+	return "OTHER"
+}
+
 // Reasons returns the vocabulary, sorted.
 func Reasons() []Reason { return slices.Sorted(maps.Keys(classes)) }
 

@@ -104,7 +104,7 @@ func gatewayOf(g meshfile.Gateway) gateway.Settings {
 	return gateway.Settings{
 		Call: call.Settings{
 			Timeout: g.Timeout, MaxTimeout: g.MaxTimeout, MaxInFlight: g.MaxInFlight,
-			MaxPayload: int(g.MaxPayload), Metadata: g.Metadata,
+			MaxPayload: int(g.MaxPayload), Metadata: g.Metadata, HostGrace: g.HostGrace,
 		},
 		Listen:       cmp.Or(g.Listen, meshfile.DefaultListen),
 		AllowOrigins: g.AllowOrigins,

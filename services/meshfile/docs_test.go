@@ -124,6 +124,7 @@ func TestTheReferenceHasTheDefaultsOfTheCode(t *testing.T) {
 		"`retention` | duration":   strconv.Itoa(int(result.DefaultRetention.Hours())) + "h",
 		"`max_timeout` | duration": strconv.Itoa(int(call.DefaultMaxTimeout.Minutes())) + "m",
 		"`timeout` | duration":     call.DefaultTimeout.String(),
+		"`host_grace` | duration":  call.DefaultHostGrace.String(),
 		"`max_in_flight` | number": fmt.Sprint(call.DefaultMaxInFlight),
 	} {
 		if !strings.Contains(page, "| "+row+" | "+want+" |") {

@@ -75,6 +75,9 @@ type Gateway struct {
 	// MaxTimeout bounds all.
 	Timeout    time.Duration `yaml:"timeout"`
 	MaxTimeout time.Duration `yaml:"max_timeout"`
+	// HostGrace is how long a request in memory waits for its first step while
+	// the step's stage has no host.
+	HostGrace time.Duration `yaml:"host_grace"`
 	// Metadata are the keys that a request may hand to runners.
 	Metadata []string `yaml:"metadata"`
 	// DrainTimeout bounds how long a stop waits for calls.

@@ -188,6 +188,7 @@ func (g Gateway) validate() error {
 		notNegative("max_in_flight", g.MaxInFlight),
 		notNegative("timeout", g.Timeout),
 		notNegative("max_timeout", g.MaxTimeout),
+		notNegative("host_grace", g.HostGrace),
 		notNegative("drain_timeout", g.DrainTimeout),
 	}
 	if g.MaxTimeout > 0 && g.Timeout > g.MaxTimeout {

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -165,4 +166,50 @@ func TestDeadlineIsKeptWhileTheRunnerIsBusy(t *testing.T) {
 	close(runner.release)
 	await(t, busy).ok(t)
 	awaitItems(t, bed, "stage", 0)
+}
+
+// What waits for its first step is told when the last host has left for long;
+// what has gone further, and what is on file, goes on waiting.
+func TestCallsThatNobodyServesAnyMoreAreTold(t *testing.T) {
+	t.Parallel()
+	const calls = 5
+	bed := meshtest.New(t)
+	first, second := newHeld(), newHeld()
+	both := func(s *stagehost.Settings) { s.Batch.MaxSize, s.DrainTimeout = 1, time.Second }
+	a := bed.Host("a", first, both)
+	bed.Host("b", second, both)
+	g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("ab", "a", "b")}, func(s *gateway.Settings) { s.Call.HostGrace = time.Second })
+	further := start(t.Context(), g, ask("ab", "further"))
+	bustest.Receive(t, "item at the first runner", first.entered)
+	first.release <- struct{}{}
+	bustest.Receive(t, "item at the second runner", second.entered)
+	inHand := start(t.Context(), g, ask("ab", "in hand"))
+	bustest.Receive(t, "item at the first runner", first.entered)
+	var queued []<-chan answer
+	for range calls {
+		queued = append(queued, start(t.Context(), g, ask("ab", "queued")))
+	}
+	durable := ask("ab", "durable")
+	durable.Durability = pipeline.File
+	onFile := start(t.Context(), g, durable)
+	awaitItems(t, bed, "a", calls+1)
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		a.Stop()
+	}()
+	first.release <- struct{}{}
+	<-stopped
+	for _, from := range queued {
+		if f := await(t, from).want(t, fault.NoCapacity); f.Stage != "a" || f.RetryAfter <= 0 {
+			t.Errorf("at %q, to be repeated after %s", f.Stage, f.RetryAfter)
+		}
+	}
+	awaitItems(t, bed, "a", 0)
+	close(second.release)
+	for _, from := range []<-chan answer{further, inHand} {
+		await(t, from).ok(t)
+	}
+	bed.Host("a", each(unchanged))
+	await(t, onFile).ok(t)
 }

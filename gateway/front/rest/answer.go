@@ -82,7 +82,7 @@ func (wished wish) document(r *call.Response) ([]byte, error) {
 		dst = appendValue(append(dst, `,"metadata":`...), r.Metadata)
 	}
 	dst = appendValue(append(dst, `,"timeline":`...), timelineOf(r.Timeline))
-	return append(dst, '}'), nil
+	return append(dst, "}\n"...), nil
 }
 
 // appendValue appends a value that Marshal has nothing to refuse in.

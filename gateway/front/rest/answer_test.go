@@ -107,7 +107,7 @@ func TestAnAnswerOfNothingIsJSON(t *testing.T) {
 		return &call.Response{RequestID: "r"}, nil
 	}}
 	got := post("image/png", "x").of(t, caller)
-	if want := `{"request_id":"r","model_name":"photos","outputs":[],"timeline":{"total_ms":0,"steps":[]}}`; got.body != want {
+	if want := `{"request_id":"r","model_name":"photos","outputs":[],"timeline":{"total_ms":0,"steps":[]}}` + "\n"; got.body != want {
 		t.Errorf("got %s", got.body)
 	}
 }
