@@ -94,19 +94,22 @@ func awaitItems(t *testing.T, bed *meshtest.Bed, stage pipeline.StageName, want 
 	})
 }
 
-// Finished work is not refused: its host holds it until there is room.
+// Finished work is not refused: its host holds it until there is room. The gateway
+// lets all requests in, as there is room when they come.
 func TestFullQueueInMidRouteHoldsAndDelivers(t *testing.T) {
 	t.Parallel()
 	const calls, bound = 12, 2
 	bed := meshtest.New(t)
-	last := newHeld()
-	bed.Host("first", each(unchanged))
+	first, last := newHeld(), newHeld()
+	bed.Host("first", first)
 	bed.Host("last", last, func(s *stagehost.Settings) { s.Queue.MaxItems, s.Batch.MaxSize = bound, 1 })
 	g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("both", "first", "last")})
 	var pending []<-chan answer
 	for i := range calls {
 		pending = append(pending, start(t.Context(), g, ask("both", strconv.Itoa(i))))
 	}
+	awaitItems(t, bed, "first", calls)
+	close(first.release)
 	awaitItems(t, bed, "last", bound)
 	awaitItems(t, bed, "first", calls-bound)
 	for i, from := range pending {
@@ -126,19 +129,26 @@ func TestFullQueueInMidRouteHoldsAndDelivers(t *testing.T) {
 	awaitItems(t, bed, "last", 0)
 }
 
-// What is held in mid-route is held until the deadline and no longer.
+// What is held in mid-route is held until the deadline and no longer. The gateway
+// lets both requests in, as there is room when they come.
 func TestHeldOutputEndsWithItsDeadline(t *testing.T) {
 	t.Parallel()
 	bed := meshtest.New(t)
-	last := newHeld()
-	bed.Host("first", each(unchanged))
+	first, last := newHeld(), newHeld()
+	bed.Host("first", first, func(s *stagehost.Settings) { s.Batch.MaxSize = 1 })
 	bed.Host("last", last, func(s *stagehost.Settings) { s.Queue.MaxItems = 1 })
 	g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("both", "first", "last")})
 	blocking := start(t.Context(), g, ask("both", "blocking"))
-	bustest.Receive(t, "item at the last stage", last.entered)
+	bustest.Receive(t, "item at the first stage", first.entered)
 	r := ask("both", "held")
-	r.Timeout = 200 * time.Millisecond
-	infer(t.Context(), g, r).fails(t, fault.DeadlineExceeded)
+	r.Timeout = 2 * time.Second
+	held := start(t.Context(), g, r)
+	awaitItems(t, bed, "first", 2)
+	first.release <- struct{}{}
+	bustest.Receive(t, "item at the last stage", last.entered)
+	bustest.Receive(t, "item at the first stage", first.entered)
+	first.release <- struct{}{}
+	await(t, held).fails(t, fault.DeadlineExceeded)
 	awaitItems(t, bed, "first", 0)
 	close(last.release)
 	await(t, blocking).ok(t)
