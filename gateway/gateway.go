@@ -4,8 +4,8 @@
 //	g, err := gateway.New(settings)
 //	err = g.Run(ctx)
 //
-// When Run's context ends the gateway says that it is not ready, lets nobody in
-// any more, waits for the calls inside, and leaves.
+// When Run's context ends the gateway says that it is not ready, serves on for
+// DrainDelay, lets nobody in any more, waits for the calls inside, and leaves.
 package gateway
 
 import (
@@ -43,7 +43,11 @@ type Settings struct {
 	// MaxInFlightBytes bounds the bytes of all requests' bodies together; 0 means
 	// DefaultMaxInFlightBytes, or room for four bodies if that is more.
 	MaxInFlightBytes int
-	// DrainTimeout bounds how long a stop waits for calls; 0 means
+	// DrainDelay is how long a gateway that is told to stop, and says that it is
+	// not ready, serves on: until those that send to it have heard. Without an
+	// address there is nobody to hear, and no delay.
+	DrainDelay time.Duration
+	// DrainTimeout bounds how long a stop waits for calls after that; 0 means
 	// DefaultDrainTimeout.
 	DrainTimeout time.Duration
 }
@@ -106,13 +110,14 @@ func New(s Settings) (*Gateway, error) {
 		return nil, err
 	}
 	g := &Gateway{settings: s, log: s.Call.Logger, service: service, ready: make(chan struct{})}
-	g.handler, err = web.Handler(web.Settings{
+	handler, err := web.Handler(web.Settings{
 		Caller: service, MaxMessageBytes: s.MaxBody, Health: g.health, Origins: s.AllowOrigins,
 		Budget: bodies,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("gateway.allow_origins: %w", err)
 	}
+	g.handler = g.lettingGo(handler)
 	return g, nil
 }
 
@@ -139,8 +144,8 @@ func (g *Gateway) Run(ctx context.Context) error {
 	return g.serve(ctx)
 }
 
-// serve listens, then drains: the port stays open until the calls inside have
-// their answers.
+// serve listens, then drains: it says so, lets everybody in who has not heard
+// yet, and keeps the port open until the calls inside have their answers.
 func (g *Gateway) serve(ctx context.Context) error {
 	server, err := g.listen(ctx)
 	if err != nil {
@@ -149,7 +154,10 @@ func (g *Gateway) serve(ctx context.Context) error {
 	close(g.ready)
 	err = server.until(ctx)
 	g.stopping.Store(true)
-	g.log.Info("draining")
+	g.log.Info("draining", "delay", g.settings.DrainDelay)
+	if err == nil {
+		err = server.linger(g.settings.DrainDelay)
+	}
 	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.settings.DrainTimeout)
 	defer cancel()
 	err = errors.Join(err, g.service.Stop(drain), server.stop(drain))

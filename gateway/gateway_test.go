@@ -3,10 +3,14 @@ package gateway_test
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"go.opentelemetry.io/otel/metric/noop"
 	"go.uber.org/goleak"
@@ -22,16 +26,20 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // run runs a gateway on the broker, which stops with the test or before.
-func run(t *testing.T, broker *bustest.Broker) (g *gateway.Gateway, stop func()) {
+func run(t *testing.T, broker *bustest.Broker, edits ...func(*gateway.Settings)) (g *gateway.Gateway, stop func()) {
 	t.Helper()
 	c, err := catalog.New(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	g, err = gateway.New(gateway.Settings{
+	settings := gateway.Settings{
 		Call: call.Settings{Mesh: "test", Gateway: "gateway", Catalog: c, Logger: slog.New(slog.DiscardHandler), Meter: noop.Meter{}},
 		Bus:  bus.Settings{URL: broker.URL()}, Listen: "127.0.0.1:0",
-	})
+	}
+	for _, edit := range edits {
+		edit(&settings)
+	}
+	g, err = gateway.New(settings)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,4 +143,56 @@ func TestAGatewayThatStopsSaysSo(t *testing.T) {
 	if f := fault.From(err); f.Reason != fault.ShuttingDown {
 		t.Errorf("a call: %v", f)
 	}
+}
+
+// Who sends to it by way of its readiness, or over a connection that is there,
+// needs a while to hear that it stops.
+func TestAGatewayThatStopsServesOnForItsDelay(t *testing.T) {
+	t.Parallel()
+	for _, http2 := range []bool{false, true} {
+		t.Run(fmt.Sprintf("http2=%v", http2), func(t *testing.T) {
+			t.Parallel()
+			const delay = 2 * time.Second
+			g, stop := run(t, bustest.Start(t), func(s *gateway.Settings) { s.DrainDelay = delay })
+			var connections atomic.Int64
+			client, url := counted(t, http2, &connections), "http://"+g.Addr().String()
+			ask := func() fault.Reason {
+				_, reason := reasonOf(t, client, http.MethodPost, url+"/v1/pipelines/stage:nowhere:infer")
+				return reason
+			}
+			ask()
+			begin, stopped := time.Now(), make(chan struct{})
+			go func() {
+				defer close(stopped)
+				stop()
+			}()
+			bustest.Eventually(t, "it says that it stops", func() bool { return g.Ready() != nil })
+			if status, reason := reasonOf(t, client, http.MethodGet, url+"/readyz"); status != http.StatusServiceUnavailable || reason != fault.ShuttingDown {
+				t.Errorf("ready: %d %s", status, reason)
+			}
+			if reason := ask(); reason != fault.NoCapacity {
+				t.Errorf("a call meanwhile: %s", reason)
+			}
+			// It has no connection for long.
+			bustest.Eventually(t, "another connection is made", func() bool { return ask() == fault.NoCapacity && connections.Load() > 1 })
+			bustest.Receive(t, "end", stopped)
+			if took := time.Since(begin); took < delay {
+				t.Errorf("it left after %s", took)
+			}
+		})
+	}
+}
+
+// counted returns a client whose connections are counted.
+func counted(t *testing.T, http2 bool, n *atomic.Int64) *http.Client {
+	transport := &http.Transport{DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
+		n.Add(1)
+		return (&net.Dialer{}).DialContext(ctx, network, addr)
+	}}
+	if http2 {
+		transport.Protocols = new(http.Protocols)
+		transport.Protocols.SetUnencryptedHTTP2(true)
+	}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"time"
 
 	"github.com/stagemesh/stagemesh/gateway/front/web"
 )
@@ -43,6 +44,33 @@ func (s *server) until(ctx context.Context) error {
 	case <-s.served:
 		return s.err
 	case <-ctx.Done():
+		return nil
+	}
+}
+
+// lettingGo asks callers for another connection once the gateway is stopping: who
+// keeps one would come to this gateway until it is cut off. On HTTP/2 the header
+// becomes a GOAWAY, and what is under way goes on.
+func (g *Gateway) lettingGo(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if g.stopping.Load() {
+			w.Header().Set("Connection", "close")
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// linger returns nil when the time is over, or why serving ended before.
+func (s *server) linger(d time.Duration) error {
+	if s.http == nil {
+		return nil
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-s.served:
+		return s.err
+	case <-timer.C:
 		return nil
 	}
 }

@@ -108,6 +108,7 @@ func gatewayOf(g meshfile.Gateway) gateway.Settings {
 		},
 		Listen:       cmp.Or(g.Listen, meshfile.DefaultListen),
 		AllowOrigins: g.AllowOrigins,
+		DrainDelay:   g.DrainDelay,
 		DrainTimeout: g.DrainTimeout,
 
 		MaxInFlightBytes: int(g.MaxInFlightBytes),

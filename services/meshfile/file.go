@@ -80,6 +80,8 @@ type Gateway struct {
 	HostGrace time.Duration `yaml:"host_grace"`
 	// Metadata are the keys that a request may hand to runners.
 	Metadata []string `yaml:"metadata"`
+	// DrainDelay is how long a gateway that is told to stop serves on.
+	DrainDelay time.Duration `yaml:"drain_delay"`
 	// DrainTimeout bounds how long a stop waits for calls.
 	DrainTimeout time.Duration `yaml:"drain_timeout"`
 }

@@ -189,6 +189,7 @@ func (g Gateway) validate() error {
 		notNegative("timeout", g.Timeout),
 		notNegative("max_timeout", g.MaxTimeout),
 		notNegative("host_grace", g.HostGrace),
+		notNegative("drain_delay", g.DrainDelay),
 		notNegative("drain_timeout", g.DrainTimeout),
 	}
 	if g.MaxTimeout > 0 && g.Timeout > g.MaxTimeout {
