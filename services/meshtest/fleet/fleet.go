@@ -21,11 +21,16 @@ import (
 
 const mesh pipeline.MeshName = "fleet"
 
-// HostSpec is one host of a stage that gives back its inputs.
+// HostSpec is one host of a stage that gives back each text, and behind it the
+// name of the run that did: no two runs give the same answer. A text that begins
+// with Hold holds the runner until nobody wants it any more.
 type HostSpec struct {
 	Stage pipeline.StageName
 	// Base is how long a batch takes.
 	Base time.Duration
+	// Chunks is how many messages come before each answer, over the time that
+	// the batch takes.
+	Chunks int
 	// Record is the file that says what ran; the fleet chooses it.
 	Record string
 }
@@ -35,6 +40,8 @@ type GatewaySpec struct {
 	Pipelines []pipeline.Pipeline
 	// Listen is its address; empty means any port, which a restart keeps.
 	Listen string
+	// DrainDelay is how long it serves on when it is told to stop.
+	DrainDelay time.Duration
 }
 
 // Fleet is a broker and the members that were started. It ends with its test.
@@ -111,16 +118,21 @@ func (f *Fleet) Runs() map[string][]string {
 	defer f.mu.Unlock()
 	out := map[string][]string{}
 	for _, name := range f.records {
-		data, err := os.ReadFile(name)
-		if err != nil {
-			f.t.Fatal(err)
-		}
-		for line := range strings.Lines(string(data)) {
+		for line := range strings.Lines(f.record(name)) {
 			id, text, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
 			out[text] = append(out[text], id)
 		}
 	}
 	return out
+}
+
+func (f *Fleet) record(name string) string {
+	f.t.Helper()
+	data, err := os.ReadFile(name)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return string(data)
 }
 
 // Member is one process of the fleet. Its verbs are called by one goroutine at
@@ -153,6 +165,12 @@ func (m *Member) Addr() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.hello.Addr
+}
+
+// Ran returns how many runs of items have begun at the host, in all its lives.
+func (m *Member) Ran() int {
+	m.fleet.t.Helper()
+	return strings.Count(m.fleet.record(m.spec.Host.Record), "\n")
 }
 
 const readyWait = 60 * time.Second

@@ -3,6 +3,7 @@ package fleet_test
 import (
 	"os"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -19,6 +20,11 @@ func TestMain(m *testing.M) {
 }
 
 func echo(f *fleet.Fleet) *fleet.Member { return f.Host(fleet.HostSpec{Stage: "echo"}) }
+
+// slow starts a host whose batches take so long.
+func slow(f *fleet.Fleet, run time.Duration) *fleet.Member {
+	return f.Host(fleet.HostSpec{Stage: "echo", Base: run})
+}
 
 func gateway(f *fleet.Fleet) *fleet.Member {
 	return f.Gateway(fleet.GatewaySpec{Pipelines: []pipeline.Pipeline{meshtest.Pipeline("echo", "echo")}})

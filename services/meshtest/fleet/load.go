@@ -1,14 +1,9 @@
 package fleet
 
 import (
-	"bytes"
-	"encoding/json"
-	"fmt"
-	"io"
+	"context"
 	"net/http"
-	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,74 +15,116 @@ type LoadSpec struct {
 	Requests int
 	// InFlight requests are under way at once.
 	InFlight int
+	// Every is the time from one request to the next, as long as so many are not
+	// under way; 0 is none.
+	Every time.Duration
+	// Prefix is what the texts begin with: Hold, or what sets them apart.
+	Prefix string
 	// Durable requests are stored, and so are their answers.
 	Durable bool
+	// Timeout is each request's; 0 leaves it to the gateway.
+	Timeout time.Duration
+	// Chunks is how many come before each answer; more than 0 asks for a stream.
+	Chunks int
+	// Through says who chooses the gateways.
+	Through Balancer
+	// HTTP2 sends many requests over one connection.
+	HTTP2 bool
 }
 
-// Load is a client that sends requests, each with a text of its own, to all
-// gateways in turn, and knows what comes back.
+// Load is a client that sends requests, each with a text of its own, and knows
+// what comes back.
 type Load struct {
 	fleet  *Fleet
 	spec   LoadSpec
 	client *http.Client
+	ready  *readiness
+	ticks  <-chan time.Time
 	next   atomic.Int64
 	done   chan struct{}
+
+	// staying ends when the callers leave.
+	staying context.Context
+	leave   context.CancelFunc
 
 	mu    sync.Mutex
 	tally Tally
 	last  time.Time
 }
 
-// Tally is what became of a load's requests.
-type Tally struct {
-	// Right and Wrong answers came.
-	Right, Wrong int
-	// Refused were answered with a fault, by reason.
-	Refused map[string]int
-	// Broken got no answer: the connection to the gateway ended.
-	Broken []string
-	// Times are how long the right answers took.
-	Times []time.Duration
-	// Stall is the longest time without any answer.
-	Stall time.Duration
-	// Elapsed is how long all of it took.
-	Elapsed time.Duration
-}
-
-// Over returns the times of the answers that took longer, the shortest first.
-func (t Tally) Over(d time.Duration) []time.Duration {
-	times := slices.Clone(t.Times)
-	slices.Sort(times)
-	at, _ := slices.BinarySearch(times, d)
-	return times[at:]
-}
-
-// String says it in a line.
-func (t Tally) String() string {
-	return fmt.Sprintf("%d right, %d wrong, %v refused, %d broken, longest stall %s, in %s",
-		t.Right, t.Wrong, t.Refused, len(t.Broken), t.Stall.Round(time.Millisecond), t.Elapsed.Round(time.Millisecond))
-}
-
 // Load starts to send.
 func (f *Fleet) Load(s LoadSpec) *Load {
-	transport := &http.Transport{MaxIdleConnsPerHost: s.InFlight, MaxConnsPerHost: s.InFlight}
 	l := &Load{
-		fleet: f, spec: s, client: &http.Client{Transport: transport}, done: make(chan struct{}),
+		fleet: f, spec: s, done: make(chan struct{}), ready: &readiness{fleet: f},
 		tally: Tally{Refused: map[string]int{}}, last: time.Now(),
 	}
-	begin := time.Now()
-	var senders sync.WaitGroup
-	for range s.InFlight {
-		senders.Go(l.send)
-	}
+	l.staying, l.leave = context.WithCancel(f.t.Context())
+	transport := l.transport()
+	l.client = &http.Client{Transport: transport}
+	release := l.pace()
 	go func() {
 		defer close(l.done)
-		senders.Wait()
-		l.tally.Elapsed = time.Since(begin)
+		l.run()
+		release()
+		l.leave()
 		transport.CloseIdleConnections()
 	}()
 	return l
 }
+
+func (l *Load) transport() *http.Transport {
+	transport := &http.Transport{MaxIdleConnsPerHost: l.spec.InFlight}
+	if l.spec.HTTP2 {
+		transport.Protocols = new(http.Protocols)
+		transport.Protocols.SetUnencryptedHTTP2(true)
+	} else {
+		transport.MaxConnsPerHost = l.spec.InFlight
+	}
+	if l.spec.Through == Connections {
+		transport.DialContext = l.ready.dial
+	}
+	return transport
+}
+
+// pace makes the ticks, where there are any.
+func (l *Load) pace() (release func()) {
+	if l.spec.Every == 0 {
+		return func() {}
+	}
+	ticker := time.NewTicker(l.spec.Every)
+	l.ticks = ticker.C
+	return ticker.Stop
+}
+
+func (l *Load) run() {
+	begin := time.Now()
+	stop := l.watch()
+	defer stop()
+	var senders sync.WaitGroup
+	for range l.spec.InFlight {
+		senders.Go(l.send)
+	}
+	senders.Wait()
+	l.tally.Elapsed = time.Since(begin)
+}
+
+// watch looks at the gateways for as long as somebody chooses among them.
+func (l *Load) watch() (stop func()) {
+	if l.spec.Through == Nobody {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(l.fleet.t.Context())
+	l.ready.look()
+	var watching sync.WaitGroup
+	watching.Go(func() { l.ready.watch(ctx) })
+	return func() {
+		cancel()
+		watching.Wait()
+	}
+}
+
+// Leave has all callers give up, and nobody send any more.
+func (l *Load) Leave() { l.leave() }
 
 // Done is closed when every request has its answer.
 func (l *Load) Done() <-chan struct{} { return l.done }
@@ -96,25 +133,17 @@ func (l *Load) Done() <-chan struct{} { return l.done }
 func (l *Load) Answered() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.tally.answers()
-}
-
-func (t Tally) answers() int {
-	n := t.Right + t.Wrong + len(t.Broken)
-	for _, refused := range t.Refused {
-		n += refused
-	}
-	return n
+	return l.tally.ended()
 }
 
 // Wait returns what became of all requests.
-func (l *Load) Wait() Tally {
+func (l *Load) Wait() *Tally {
 	<-l.done
-	return l.tally
+	return &l.tally
 }
 
 func (l *Load) send() {
-	for {
+	for l.turn() {
 		i := int(l.next.Add(1)) - 1
 		if i >= l.spec.Requests {
 			return
@@ -123,62 +152,30 @@ func (l *Load) send() {
 	}
 }
 
+// turn waits for when the next request is due; false says that there is none.
+func (l *Load) turn() bool {
+	if l.ticks == nil {
+		return l.staying.Err() == nil
+	}
+	if int(l.next.Load()) >= l.spec.Requests {
+		return false
+	}
+	select {
+	case <-l.ticks:
+		return true
+	case <-l.staying.Done():
+		return false
+	}
+}
+
 func (l *Load) one(i int) {
-	text := strconv.Itoa(i)
-	addrs := l.fleet.gatewayAddrs()
+	text := l.spec.Prefix + strconv.Itoa(i)
 	begin := time.Now()
-	got, reason, err := l.ask(addrs[i%len(addrs)], text)
+	h := l.ask(i, text)
 	now := time.Now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.tally.Stall = max(l.tally.Stall, now.Sub(l.last))
 	l.last = now
-	switch {
-	case err != nil:
-		l.tally.Broken = append(l.tally.Broken, fmt.Sprintf("%s: %v", text, err))
-	case reason != "":
-		l.tally.Refused[reason]++
-	case got != text:
-		l.tally.Wrong++
-	default:
-		l.tally.Right++
-		l.tally.Times = append(l.tally.Times, now.Sub(begin))
-	}
-}
-
-// ask returns the answer's text, or the reason of a refusal.
-func (l *Load) ask(addr, text string) (got, reason string, err error) {
-	request, err := http.NewRequestWithContext(l.fleet.t.Context(), http.MethodPost, "http://"+addr+"/v1/pipelines/"+l.spec.Pipeline+":infer", strings.NewReader(text))
-	if err != nil {
-		return "", "", err
-	}
-	request.Header.Set("Content-Type", "text/plain")
-	if l.spec.Durable {
-		request.Header.Set("Stagemesh-Durability", "file")
-	}
-	response, err := l.client.Do(request)
-	if err != nil {
-		return "", "", err
-	}
-	defer response.Body.Close() //nolint:errcheck // it was read to its end
-	body, err := io.ReadAll(response.Body)
-	if err != nil {
-		return "", "", err
-	}
-	if response.StatusCode == http.StatusOK {
-		return string(body), "", nil
-	}
-	return "", reasonOf(response.StatusCode, body), nil
-}
-
-func reasonOf(status int, body []byte) string {
-	var problem struct {
-		Error struct {
-			Reason string `json:"reason"`
-		} `json:"error"`
-	}
-	if json.Unmarshal(bytes.TrimSpace(body), &problem) != nil || problem.Error.Reason == "" {
-		return fmt.Sprintf("untyped %d: %.200s", status, body)
-	}
-	return problem.Error.Reason
+	l.tally.book(Answer{Text: text, Request: h.request, Body: h.body, Reason: h.reason, Took: now.Sub(begin), At: now}, h)
 }

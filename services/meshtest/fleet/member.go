@@ -44,6 +44,8 @@ type brokerSpec struct {
 type hello struct {
 	// Addr is where it listens.
 	Addr string
+	// Ops is where its operations port is; a broker has none.
+	Ops string
 	// Problem says why it cannot be ready.
 	Problem string
 }
@@ -118,11 +120,11 @@ func (s *brokerSpec) run(ctx context.Context) error {
 }
 
 func (m *member) runHost(ctx context.Context, port *operations.Port, log *slog.Logger) error {
-	runner, err := newRunner(*m.Host)
+	id := uuid.NewString()
+	runner, err := newRunner(*m.Host, id)
 	if err != nil {
 		return err
 	}
-	id := uuid.NewString()
 	host, err := stagehost.New(stagehost.Settings{
 		Mesh: m.Mesh, Stage: m.Host.Stage, Host: pipeline.HostID(id), Runner: runner, Batch: local.DefaultBatch(),
 		Bus: bus.Settings{URL: m.URL}, Logger: log, Meter: port.Meter(),
@@ -130,7 +132,7 @@ func (m *member) runHost(ctx context.Context, port *operations.Port, log *slog.L
 	if err != nil {
 		return err
 	}
-	return whenReady(ctx, host.Run, host.WaitReady, func() hello { return hello{Addr: id} })
+	return whenReady(ctx, host.Run, host.WaitReady, func() hello { return hello{Addr: id, Ops: port.Addr().String()} })
 }
 
 func (m *member) runGateway(ctx context.Context, port *operations.Port, log *slog.Logger) error {
@@ -142,12 +144,12 @@ func (m *member) runGateway(ctx context.Context, port *operations.Port, log *slo
 		Call: call.Settings{
 			Mesh: m.Mesh, Gateway: pipeline.GatewayID(uuid.NewString()), Catalog: routes, Logger: log, Meter: port.Meter(),
 		},
-		Bus: bus.Settings{URL: m.URL}, Listen: m.Gateway.Listen,
+		Bus: bus.Settings{URL: m.URL}, Listen: m.Gateway.Listen, DrainDelay: m.Gateway.DrainDelay,
 	})
 	if err != nil {
 		return err
 	}
-	return whenReady(ctx, g.Run, g.WaitReady, func() hello { return hello{Addr: g.Addr().String()} })
+	return whenReady(ctx, g.Run, g.WaitReady, func() hello { return hello{Addr: g.Addr().String(), Ops: port.Addr().String()} })
 }
 
 // whenReady runs a part and says hello once it is ready.

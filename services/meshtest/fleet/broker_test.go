@@ -1,0 +1,66 @@
+package fleet_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/services/meshtest/fleet"
+)
+
+func TestDurableRequestsSurviveTheBroker(t *testing.T) {
+	t.Parallel()
+	f := fleet.New(t)
+	slow(f, 5*time.Millisecond)
+	gateway(f)
+	requests := pick(2_000, 20_000)
+	load := f.Load(fleet.LoadSpec{Pipeline: "echo", Requests: requests, InFlight: 32, Durable: true})
+	bustest.Eventually(t, "the load flows", func() bool { return load.Answered() > requests/10 })
+	f.Broker().Kill()
+	f.Broker().Start()
+	tally := load.Wait()
+	t.Log(tally)
+	// What was refused while the broker was away was not queued, and says so.
+	if tally.Refused["BROKER_UNAVAILABLE"]+tally.Right != requests || tally.Twice > 0 {
+		t.Errorf("of %d requests: %s; %.3q", requests, tally, tally.Broken)
+	}
+	if tally.Right == 0 {
+		t.Error("nothing was answered")
+	}
+}
+
+// Callers of memory requests wait for a broker that is away, and hear soon after
+// it is back that their queue is lost. It runs alone: what it measures is time.
+func TestCallersOfALostQueueHearSoonAfterTheReconnect(t *testing.T) {
+	const callers, soon = 400, time.Second
+	f := fleet.New(t)
+	host := echo(f)
+	g := gateway(f)
+	for range pick(2, 20) {
+		load := f.Load(fleet.LoadSpec{Pipeline: "echo", Requests: callers, InFlight: callers, Prefix: fleet.Hold, HTTP2: true})
+		queue := f.Queue("echo", "memory")
+		bustest.Eventually(t, "all of it waits", func() bool { return queue.State().Msgs == callers })
+		f.Broker().Kill()
+		bustest.Eventually(t, "the gateway is lost", func() bool { return !g.Ready() })
+		f.Broker().Start()
+		// What is measured begins with the last look that found it lost.
+		reconnect := time.Now()
+		bustest.Eventually(t, "the gateway is back", func() bool {
+			now := time.Now()
+			if g.Ready() {
+				return true
+			}
+			reconnect = now
+			return false
+		})
+		tally := load.Wait()
+		first, last := tally.Heard[0].At.Sub(reconnect), tally.Heard[len(tally.Heard)-1].At.Sub(reconnect)
+		t.Logf("%d callers heard %v, from %s to %s after the reconnect", callers, tally.Refused, first, last)
+		if tally.Refused["QUEUE_LOST"]+tally.Refused["BROKER_UNAVAILABLE"] != callers || last > soon {
+			t.Errorf("the last heard after %s, want all within %s: %s", last, soon, tally)
+		}
+		// What it has in hand would hold it.
+		host.Kill()
+		host.Start()
+	}
+}
