@@ -25,8 +25,11 @@ const (
 	Connections
 )
 
-// lookEvery is how often a balancer looks at each gateway.
-const lookEvery = 50 * time.Millisecond
+// String names it.
+func (b Balancer) String() string { return [...]string{"nobody", "requests", "connections"}[b] }
+
+// LookEvery is how often a balancer looks at each gateway.
+const LookEvery = 50 * time.Millisecond
 
 // readiness is what a balancer knows of the gateways.
 type readiness struct {
@@ -38,7 +41,7 @@ type readiness struct {
 }
 
 func (r *readiness) watch(ctx context.Context) {
-	tick := time.NewTicker(lookEvery)
+	tick := time.NewTicker(LookEvery)
 	defer tick.Stop()
 	for {
 		select {

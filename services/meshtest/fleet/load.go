@@ -129,6 +129,20 @@ func (l *Load) Leave() { l.leave() }
 // Done is closed when every request has its answer.
 func (l *Load) Done() <-chan struct{} { return l.done }
 
+// Over reports whether every request has its answer.
+func (l *Load) Over() bool {
+	select {
+	case <-l.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// Choice returns how many gateways the balancer has to choose from, until the
+// load is over.
+func (l *Load) Choice() int { return len(l.ready.inTurn()) }
+
 // Answered returns how many requests have an answer so far.
 func (l *Load) Answered() int {
 	l.mu.Lock()

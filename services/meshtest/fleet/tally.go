@@ -83,8 +83,12 @@ func (t *Tally) Over(d time.Duration) []time.Duration {
 	return times[at:]
 }
 
+// shown is how many of what broke are said.
+const shown = 3
+
 // String says it in a line.
 func (t *Tally) String() string {
-	return fmt.Sprintf("%d right, %d wrong, %d answered twice, %v refused, %d left, %d broken, longest stall %s, in %s",
-		t.Right, t.Wrong, t.Twice, t.Refused, t.Left, len(t.Broken), t.Stall.Round(time.Millisecond), t.Elapsed.Round(time.Millisecond))
+	return fmt.Sprintf("%d right, %d wrong, %d answered twice, %v refused, %d left, %d broken %q, longest stall %s, in %s",
+		t.Right, t.Wrong, t.Twice, t.Refused, t.Left, len(t.Broken), t.Broken[:min(len(t.Broken), shown)],
+		t.Stall.Round(time.Millisecond), t.Elapsed.Round(time.Millisecond))
 }
