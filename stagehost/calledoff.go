@@ -3,6 +3,7 @@ package stagehost
 import (
 	"context"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/envelope"
@@ -12,30 +13,59 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/ledger"
 )
 
-// heard is the handler of cancel notices. A notice is best effort: one that
-// comes while the loop is behind is dropped rather than waited for.
+// heard is the handler of cancel notices.
 func (h *Host) heard(data []byte) {
 	notice, err := envelope.DecodeCancel(data)
 	if err != nil || notice.Mesh != h.settings.Mesh {
 		h.metrics.malformed(context.Background())
 		return
 	}
-	select {
-	case h.events <- &calledOff{notice}:
-	default:
+	if h.notices.add(notice) {
+		h.tell(noticed{})
 	}
 }
 
-// calledOff is a request that nobody wants any more.
-type calledOff struct{ notice *envelope.Cancel }
+// notices are those that the loop has not taken yet: a thousand may come at once,
+// or while the process was stopped. A notice is best effort, so those beyond the
+// bound are forgotten.
+type notices struct {
+	mu      sync.Mutex
+	waiting []*envelope.Cancel
+}
 
-func (e *calledOff) apply(l *loop) {
+// add reports whether the loop is to be told: it takes all that wait.
+func (n *notices) add(notice *envelope.Cancel) (first bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if len(n.waiting) >= maxTombstones {
+		return false
+	}
+	n.waiting = append(n.waiting, notice)
+	return len(n.waiting) == 1
+}
+
+func (n *notices) take() []*envelope.Cancel {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	out := n.waiting
+	n.waiting = nil
+	return out
+}
+
+// noticed says that there are requests that nobody wants any more.
+type noticed struct{}
+
+func (noticed) apply(l *loop) {
 	now := time.Now()
 	// Nothing of a request outlives the longest deadline, whatever it says.
 	latest := now.Add(l.host.settings.Queue.MaxAge)
-	l.tombs.add(e.notice.RequestID, earlier(e.notice.Deadline, latest), now)
+	unwanted := map[pipeline.RequestID]bool{}
+	for _, notice := range l.host.notices.take() {
+		unwanted[notice.RequestID] = true
+		l.tombs.add(notice.RequestID, earlier(notice.Deadline, latest), now)
+	}
 	for _, it := range l.items {
-		if it.env.RequestID == e.notice.RequestID && it.direct == nil {
+		if unwanted[it.env.RequestID] && it.direct == nil {
 			l.callOff(it)
 		}
 	}

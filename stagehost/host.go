@@ -37,7 +37,9 @@ type Host struct {
 
 	// events go to the loop; looped is closed when it no longer takes any.
 	events chan event
-	looped chan struct{}
+	// notices are of requests that were called off.
+	notices notices
+	looped  chan struct{}
 	// missing holds a value when the queue has been found missing.
 	missing chan struct{}
 	// runs are the goroutines of running batches; hard ends with the host's
