@@ -90,41 +90,39 @@ func (q Queue) message(seq uint64) (data []byte, ok bool) {
 	return message.Data, true
 }
 
-// Requests returns the ids of the requests whose items are in the queue, by the
-// texts that they were sent with.
-func (q Queue) Requests() map[string]string {
+// Requests returns the ids of the requests whose items are in the queue.
+func (q Queue) Requests() []string {
 	q.fleet.t.Helper()
-	out := map[string]string{}
-	state := q.State()
-	for seq := state.FirstSeq; seq <= state.LastSeq; seq++ {
-		data, ok := q.message(seq)
-		if !ok {
-			continue
-		}
+	return all(q, func(data []byte) (string, error) {
 		env, err := envelope.Decode(data)
 		if err != nil {
-			q.fleet.t.Fatal(err)
+			return "", err
 		}
-		out[string(env.Parts[0].Blob.Data)] = string(env.RequestID)
-	}
-	return out
+		return string(env.RequestID), nil
+	})
 }
 
 // Answers returns the stored answers.
 func (q Queue) Answers() []*envelope.Result {
 	q.fleet.t.Helper()
-	var out []*envelope.Result
+	return all(q, envelope.DecodeResult)
+}
+
+// all returns what is in the stream, in its order.
+func all[T any](q Queue, decode func([]byte) (T, error)) []T {
+	q.fleet.t.Helper()
+	var out []T
 	state := q.State()
 	for seq := state.FirstSeq; seq <= state.LastSeq; seq++ {
 		data, ok := q.message(seq)
 		if !ok {
 			continue
 		}
-		r, err := envelope.DecodeResult(data)
+		one, err := decode(data)
 		if err != nil {
 			q.fleet.t.Fatal(err)
 		}
-		out = append(out, r)
+		out = append(out, one)
 	}
 	return out
 }

@@ -1,37 +1,38 @@
 package fleet_test
 
 import (
+	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
-	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/services/meshtest/fleet"
 )
 
 // holder starts a request that holds the host's runner until it is called off.
 func holder(t *testing.T, f *fleet.Fleet) *fleet.Load {
 	t.Helper()
-	const long = 5 * time.Minute
-	load := f.Load(fleet.LoadSpec{Pipeline: "echo", Requests: 1, InFlight: 1, Prefix: fleet.Hold, Timeout: long})
+	load := f.Load(fleet.LoadSpec{Pipeline: "echo", Requests: 1, InFlight: 1, Prefix: fleet.Hold})
 	bustest.Eventually(t, "the runner is held", func() bool { return len(f.Runs()) == 1 })
 	return load
 }
 
 // within logs how late the answers were and fails the test where one is later
-// than it may be, or early.
-func within(t *testing.T, whose string, late []time.Duration, want int, most time.Duration) {
+// than it may be, or early. A machine that has too much to do may add to the
+// latest few what it adds to a bare timer, but not to nine of ten.
+func within(t *testing.T, whose string, late []time.Duration, want int, most, stall time.Duration) {
 	t.Helper()
 	if len(late) != want {
 		t.Fatalf("%s: %d expired, want %d", whose, len(late), want)
 	}
 	slices.Sort(late)
-	p50, p99, longest := late[want/2], late[want*99/100], late[want-1]
-	t.Logf("%s: %d deadlines, answered late by p50 %s, p99 %s, at most %s", whose, want, p50, p99, longest)
-	if late[0] < 0 || longest > most {
-		t.Errorf("%s: answered between %s and %s after the deadline, want at most %s", whose, late[0], longest, most)
+	p50, p90, p99, longest := late[want/2], late[want*9/10], late[want*99/100], late[want-1]
+	t.Logf("%s: %d deadlines, answered late by p50 %s, p90 %s, p99 %s, at most %s; a bare timer by %s", whose, want, p50, p90, p99, longest, stall)
+	if late[0] < 0 || p90 > most || longest > most+stall {
+		t.Errorf("%s: answered between %s and %s after the deadline, want at most %s and what a timer is late by", whose, late[0], longest, most)
 	}
 }
 
@@ -42,23 +43,20 @@ func TestExpiredHeadIsAnsweredAtItsDeadline(t *testing.T) {
 	for _, durable := range []bool{false, true} {
 		t.Run(fmt.Sprintf("durable=%v", durable), func(t *testing.T) {
 			f := fleet.New(t)
-			host := echo(f)
-			gateway(f)
+			host, g := echo(f), gateway(f)
 			busy := holder(t, f)
-			requests := pick(200, 5_000)
+			requests := pick(200, 3_000)
+			stalls := stallsOf(t, host, g)
 			// Fewer wait at a time than the host may have in hand.
 			load := f.Load(fleet.LoadSpec{
 				Pipeline: "echo", Requests: requests, InFlight: 80, Every: 6 * time.Millisecond, Timeout: timeout, Durable: durable,
 			})
 			tally := load.Wait()
+			stall := stalls()
 			t.Log(tally)
-			var late []time.Duration
-			for _, took := range tally.Times("DEADLINE_EXCEEDED") {
-				late = append(late, took-timeout)
-			}
-			within(t, "callers", late, requests, most)
+			within(t, "callers", lateness(tally, timeout), requests, most, stall)
 			if durable {
-				within(t, "hosts", stored(f, timeout), requests, most)
+				within(t, "hosts", storedLate(f, timeout), requests, most, stall)
 			}
 			if ran := len(f.Runs()); ran != 1 {
 				t.Errorf("%d expired requests ran", ran-1)
@@ -71,15 +69,42 @@ func TestExpiredHeadIsAnsweredAtItsDeadline(t *testing.T) {
 	}
 }
 
-// stored returns how late the stored answers were made.
-func stored(f *fleet.Fleet, timeout time.Duration) []time.Duration {
-	var late []time.Duration
-	for _, answer := range f.Results().Answers() {
-		late = append(late, lateness(answer, timeout))
+// stallsOf returns a function that says how late timers have been since, in this
+// process and the members' together.
+func stallsOf(t *testing.T, members ...*fleet.Member) (sum func() time.Duration) {
+	t.Helper()
+	here := &fleet.Stall{}
+	ctx, cancel := context.WithCancel(t.Context())
+	var watching sync.WaitGroup
+	watching.Go(func() { here.Watch(ctx) })
+	for _, m := range members {
+		m.Stall()
+	}
+	return func() time.Duration {
+		cancel()
+		watching.Wait()
+		out := here.Worst()
+		for _, m := range members {
+			out += m.Stall()
+		}
+		return out
+	}
+}
+
+// lateness returns how late callers heard that their deadline had passed.
+func lateness(tally *fleet.Tally, timeout time.Duration) []time.Duration {
+	late := tally.Times("DEADLINE_EXCEEDED")
+	for i := range late {
+		late[i] -= timeout
 	}
 	return late
 }
 
-func lateness(r *envelope.Result, timeout time.Duration) time.Duration {
-	return r.FinishedAt.Sub(r.AdmittedAt.Add(timeout))
+// storedLate returns how late the stored answers were made.
+func storedLate(f *fleet.Fleet, timeout time.Duration) []time.Duration {
+	var late []time.Duration
+	for _, r := range f.Results().Answers() {
+		late = append(late, r.FinishedAt.Sub(r.AdmittedAt.Add(timeout)))
+	}
+	return late
 }

@@ -87,6 +87,11 @@ func run(ctx context.Context) error {
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	return operations.Run(ctx, operations.Settings{Listen: anyPort, Key: "ops", Logger: log}, func(ctx context.Context, port *operations.Port) error {
+		stall := &Stall{}
+		if err := stall.show(port.Meter()); err != nil {
+			return err
+		}
+		go stall.Watch(ctx)
 		if m.Host != nil {
 			return m.runHost(ctx, port, log)
 		}

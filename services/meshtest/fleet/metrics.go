@@ -1,7 +1,6 @@
 package fleet
 
 import (
-	"io"
 	"net/http"
 	"strconv"
 	"strings"
@@ -64,16 +63,7 @@ func (f *Fleet) get(url string) (status int, body string) {
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	response, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(request)
-	if err != nil {
-		return 0, err.Error()
-	}
-	defer response.Body.Close() //nolint:errcheck // it was read to its end
-	data, err := io.ReadAll(response.Body)
-	if err != nil {
-		return 0, err.Error()
-	}
-	return response.StatusCode, string(data)
+	return answerTo(&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}, request)
 }
 
 // Ready reports whether a gateway's /readyz says that it is.

@@ -1,0 +1,95 @@
+package fleet_test
+
+import (
+	"testing"
+
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/services/meshtest/fleet"
+)
+
+const cancelled = "stagemesh_gateway_cancelled_total"
+
+// crowd is requests that wait behind a held runner.
+type crowd struct {
+	*fleet.Load
+	fleet    *fleet.Fleet
+	host     *fleet.Member
+	gateways []*fleet.Member
+	queue    fleet.Queue
+	busy     *fleet.Load
+	size     int
+}
+
+func newCrowd(t *testing.T, d pipeline.Durability) *crowd {
+	t.Helper()
+	f := fleet.New(t)
+	c := &crowd{fleet: f, host: echo(f), gateways: []*fleet.Member{gateway(f), gateway(f)}, size: pick(2_000, 5_000)}
+	c.busy = holder(t, f)
+	c.queue = f.Queue("echo", d)
+	before := c.queue.State().Msgs
+	c.Load = f.Load(fleet.LoadSpec{
+		Pipeline: "echo", Requests: c.size, InFlight: c.size, Prefix: "unwanted-", Durable: d == pipeline.File, HTTP2: true,
+	})
+	bustest.Eventually(t, "all of it waits", func() bool { return c.queue.State().Msgs == before+uint64(c.size) })
+	return c
+}
+
+// dispersed looks at what is left when all were called off. The host is paused
+// meanwhile, so that only a withdrawal takes an item out of the queue.
+func (c *crowd) dispersed(t *testing.T, callOff func()) {
+	t.Helper()
+	before := c.queue.State().Msgs
+	c.host.Pause()
+	callOff()
+	bustest.Eventually(t, "all are called off", func() bool { return fleet.Sum(c.gateways, cancelled) == c.size })
+	withdrawn := fleet.Sum(c.gateways, cancelled, `how="withdrawn"`)
+	left := before - c.queue.State().Msgs
+	c.host.Resume()
+	if int(left) != withdrawn || withdrawn == 0 {
+		t.Errorf("%d are said to be withdrawn, and %d have left the queue", withdrawn, left)
+	}
+	c.busy.Leave()
+	c.busy.Wait()
+	// What comes last is answered when everything before it is settled.
+	const last = 100
+	everyRequestAnswered(t, c.fleet.Load(fleet.LoadSpec{Pipeline: "echo", Requests: last, InFlight: last, Prefix: "wanted-"}).Wait(), last)
+	bustest.Eventually(t, "the queue is empty", func() bool { return c.queue.State().Msgs == 0 })
+	ran := len(c.fleet.Runs()) - last - 1
+	t.Logf("%d called off: %d withdrawn, of which at most %d were in hand, %d dropped by the host; %d ran, %d runs saved",
+		c.size, withdrawn, inHand, c.host.Count("stagemesh_stage_called_off_total"), ran, c.size-ran)
+	if ran > c.size-withdrawn {
+		t.Errorf("%d ran, and %d of %d were withdrawn", ran, withdrawn, c.size)
+	}
+}
+
+// inHand is how many items a host of the fleet has at most.
+const inHand = 96
+
+func TestRequestsWhoseCallersLeftNeverRun(t *testing.T) {
+	t.Parallel()
+	c := newCrowd(t, pipeline.Memory)
+	c.dispersed(t, func() {
+		c.Leave()
+		if tally := c.Wait(); tally.Left != c.size {
+			t.Errorf("of %d callers: %s", c.size, tally)
+		}
+	})
+}
+
+func TestRequestsThatAreCalledOffByIDNeverRun(t *testing.T) {
+	t.Parallel()
+	c := newCrowd(t, pipeline.File)
+	third := gateway(c.fleet)
+	c.dispersed(t, func() {
+		third.Cancel(c.queue.Requests())
+		if tally := c.Wait(); tally.Refused["CANCELLED"] != c.size {
+			t.Errorf("of %d callers: %s", c.size, tally)
+		}
+	})
+	for _, r := range c.fleet.Results().Answers() {
+		if r.Reply.Fault == nil || r.Reply.Fault.Reason != "CANCELLED" {
+			t.Errorf("request %s is called off, and has the answer %+v", r.Reply.RequestID, r.Reply)
+		}
+	}
+}
