@@ -11,13 +11,14 @@ import (
 //
 // A lane is one class of one queue; the lanes are ordered by class, highest
 // first, and by queue within a lane. The bound is on items held and asked for
-// together. Every lane that is in use has a standing share of it that no other
-// may take: a lane without work has it asked for, so that its first item waits
-// for nobody, and a lane with work has at least that many items in hand, so that
-// a lower class is slowed by a higher one and never stopped. The rest goes to
-// the highest class that has work; of its lanes, to the one that has less of it.
-// Credit that was asked for comes back only by an item, or when the broker or
-// the clock says that the ask is over.
+// together. Every lane has a standing share of it that no other may take: a lane
+// without work has it asked for, so that its first item waits for nobody, and a
+// lane with work has at least that many items in hand, so that a lower class is
+// slowed by a higher one and never stopped. A lane whose queue is away keeps its
+// share, or the first items of a queue that comes would wait until somebody
+// else's ask is over. The rest goes to the highest class that has work; of its
+// lanes, to the one that has less of it. Credit that was asked for comes back
+// only by an item, or when the broker or the clock says that the ask is over.
 type credit struct {
 	bound  int
 	queues int
@@ -176,9 +177,6 @@ func (c *credit) room(i int) int {
 
 // unused is what lane i has neither held nor asked for of its standing share.
 func (c *credit) unused(i int) int {
-	if !c.lanes[i].used {
-		return 0
-	}
 	return max(0, c.standing()-c.lanes[i].held-c.lanes[i].asked)
 }
 
@@ -191,22 +189,12 @@ func (c *credit) target(i int) int {
 	lane := c.lanes[i]
 	switch {
 	case i == c.favoured():
-		return c.bound - (c.inUse()-1)*c.standing()
+		return c.bound - (len(c.lanes)-1)*c.standing()
 	case lane.busy:
 		return max(0, c.standing()-lane.held)
 	default:
 		return c.standing()
 	}
-}
-
-func (c *credit) inUse() int {
-	n := 0
-	for _, lane := range c.lanes {
-		if lane.used {
-			n++
-		}
-	}
-	return n
 }
 
 // favoured is the lane of the highest class with work that has least in hand,
