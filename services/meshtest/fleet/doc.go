@@ -19,5 +19,9 @@
 // The members are the test's own program, started again with a role. Each says
 // by a line on its standard output that it is ready and where it listens, and
 // ends with its parent. What a host's runner runs is on record in a file of its
-// own, which a SIGKILL does not take back.
+// own, which a SIGKILL does not take back; Count reads the members' metrics, and
+// Queue and Results look at the broker's streams past the mesh.
+//
+// A test runs alone where what it measures is a time below a second, and beside
+// others where it is longer.
 package fleet
