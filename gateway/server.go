@@ -60,9 +60,11 @@ func (g *Gateway) lettingGo(next http.Handler) http.Handler {
 	})
 }
 
-// linger returns nil when the time is over, or why serving ended before.
+// linger returns nil when the time is over, or why serving ended before. Whoever
+// has kept a connection all that time without a word is let go then: its next
+// request would come too late.
 func (s *server) linger(d time.Duration) error {
-	if s.http == nil {
+	if s.http == nil || d == 0 {
 		return nil
 	}
 	timer := time.NewTimer(d)
@@ -71,6 +73,7 @@ func (s *server) linger(d time.Duration) error {
 	case <-s.served:
 		return s.err
 	case <-timer.C:
+		s.http.SetKeepAlivesEnabled(false)
 		return nil
 	}
 }
