@@ -113,7 +113,7 @@ func (c *crowd) one(i int) {
 		if status == http.StatusTooManyRequests {
 			c.out.Refusals = append(c.out.Refusals, took)
 		}
-	case string(body) != text:
+	case heard{body: string(body)}.wrong(text):
 		c.out.Wrong++
 	case took > c.out.Spec.Timeout:
 		c.out.Late++
