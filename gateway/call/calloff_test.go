@@ -10,6 +10,8 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
 // left is what a call left that has been published.
@@ -136,5 +138,18 @@ func TestOnlyWhatMayHaveBeenQueuedIsCalledOff(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A call that was sent again may wait in the queue that replaced the lost one:
+// its caller has been told to ask anew, so it must not run.
+func TestOnlyWhatMayBeInTheNewQueueIsCalledOffWithTheLostOne(t *testing.T) {
+	t.Parallel()
+	lost := fault.New(fault.QueueLost, "the queue was lost")
+	for tries, want := range map[int]bool{1: false, 2: true, 3: true} {
+		c := &exchange{env: &envelope.Envelope{Durability: pipeline.Memory, Deadline: time.Now().Add(time.Hour)}, tries: tries}
+		if got := c.unwanted(lost); got != want {
+			t.Errorf("sent %d times: called off %v, want %v", tries, got, want)
+		}
 	}
 }

@@ -251,6 +251,10 @@ func (c *exchange) unwanted(err error) bool {
 	switch fault.From(err).Reason {
 	case fault.Cancelled, fault.SlowReader, fault.StreamInterrupted:
 		return true
+	case fault.QueueLost:
+		// What was sent once is lost with the queue. What was sent again may be in
+		// the new one, and its caller is told to ask anew.
+		return c.tries > 1
 	}
 	return false
 }
