@@ -20,9 +20,16 @@ func TestDurableRequestsSurviveTheBroker(t *testing.T) {
 	f.Broker().Start()
 	tally := load.Wait()
 	t.Log(tally)
-	// What was refused while the broker was away was not queued, and says so.
-	if tally.Refused["BROKER_UNAVAILABLE"]+tally.Right != requests || tally.Twice > 0 {
+	// Until broker and host are back requests are refused. Those were not queued,
+	// and say so: they never run.
+	if tally.Refused["BROKER_UNAVAILABLE"]+tally.Refused["NO_CAPACITY"]+tally.Right != requests || tally.Twice > 0 {
 		t.Errorf("of %d requests: %s", requests, tally)
+	}
+	runs := f.Runs()
+	for _, a := range tally.Heard {
+		if ran := len(runs[a.Text]); ran > 0 && a.Reason != "" {
+			t.Errorf("request %s was refused with %s, and ran %d times", a.Text, a.Reason, ran)
+		}
 	}
 	if tally.Right == 0 {
 		t.Error("nothing was answered")
