@@ -25,7 +25,7 @@ func heldUp(t *testing.T, tally *fleet.Tally, median, longest time.Duration) {
 
 // run is how long a batch takes where something is to be in hand: long enough to
 // be seen, and to strike before it is over.
-const run = 15 * time.Millisecond
+const run = 10 * time.Millisecond
 
 // pullExpiry is how long the broker may deliver to a host that has stopped
 // reading: maxExpiry of mesh/bus.
