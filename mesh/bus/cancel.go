@@ -7,7 +7,6 @@ import (
 	"fmt"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 )
@@ -70,14 +69,16 @@ func (b *Bus) holds(ctx context.Context, m Message, seq uint64) (bool, error) {
 	return bytes.Contains(answer.Message.Header, []byte("\r\n"+nats.MsgIdHdr+": "+m.id+"\r\n")), nil
 }
 
+// gone reports whether the broker said that there is no such message.
 func (e *apiError) gone() bool {
-	return e != nil && (e.ErrCode == codeStreamNotFound || NoMessage(jetstream.ErrorCode(e.ErrCode)))
-}
-
-// NoMessage reports whether the code says that a stream has no message at that
-// place.
-func NoMessage(code jetstream.ErrorCode) bool {
-	return code == codeNoMessage || code == codeNoSequence || code == codeDeleteFailed
+	if e == nil {
+		return false
+	}
+	switch e.ErrCode {
+	case codeStreamNotFound, codeNoMessage, codeNoSequence, codeDeleteFailed:
+		return true
+	}
+	return false
 }
 
 // api asks the broker's JetStream API. A broker without the stream, or without

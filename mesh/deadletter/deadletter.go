@@ -11,7 +11,8 @@
 //
 // Letters are in one file stream, which deletes them when the retention has
 // passed, and the oldest first when it is at its bound: a host must be able to
-// say what it gave up on.
+// say what it gave up on. Bytes in it that are no letter are listed by number,
+// can be discarded, and disturb nobody.
 package deadletter
 
 import (
@@ -20,12 +21,11 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
-	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
 // Settings of the stream of letters.
@@ -37,12 +37,17 @@ const (
 	DefaultMaxBytes  = 256 << 20
 )
 
-// What can become of a question.
+// What can become of a question. All other errors have a *fault.Fault in their
+// chain, or are the context's: BROKER_UNAVAILABLE at once where the broker is
+// known to be away, and within seconds where it does not answer.
 var (
 	// ErrNone says that there is no letter of that number (any more).
 	ErrNone = errors.New("no such dead letter")
-	// ErrNotReplayable says that the letter's message is no item.
-	ErrNotReplayable = errors.New("the dead letter's message is no item")
+	// ErrUnreadable says that the message of that number is no letter.
+	ErrUnreadable = errors.New("what is stored there is no dead letter")
+	// ErrNotReplayable says that the letter holds no item that the stage's hosts
+	// would take.
+	ErrNotReplayable = errors.New("the dead letter holds no item to run again")
 )
 
 // Letter is a letter as it is kept.
@@ -75,174 +80,84 @@ func (s *Store) Ensure(ctx context.Context) error {
 	return s.bus.EnsureStream(ctx, config, s.settings.Version)
 }
 
-// Query says which letters to list.
-type Query struct {
-	// Stage whose letters to list; empty means all.
-	Stage pipeline.StageName
-	// From is the least number to list.
-	From uint64
-	// Limit is the most letters to list; 0 means DefaultLimit, and MaxLimit is
-	// the most.
-	Limit int
-}
-
-// Bounds of a list.
-const (
-	DefaultLimit = 50
-	MaxLimit     = 1000
-)
-
-// Page is a part of a list, the oldest letter first.
-type Page struct {
-	Letters []Letter
-	// Next is the number to go on from; 0 at the end.
-	Next uint64
-	// Unreadable counts messages on the way that are no letters.
-	Unreadable int
-}
-
-// List returns letters from the query's first number on.
-func (s *Store) List(ctx context.Context, q Query) (Page, error) {
-	stream, err := s.stream(ctx)
-	if errors.Is(err, ErrNone) {
-		return Page{}, nil
-	}
-	if err != nil {
-		return Page{}, err
-	}
-	limit := min(q.Limit, MaxLimit)
-	if limit <= 0 {
-		limit = DefaultLimit
-	}
-	subject := s.bus.Dead("*")
-	if q.Stage != "" {
-		subject = s.bus.Dead(q.Stage)
-	}
-	var page Page
-	for seq := max(1, q.From); ; {
-		msg, err := stream.GetMsg(ctx, seq, jetstream.WithGetMsgSubject(subject))
-		if errors.Is(err, jetstream.ErrMsgNotFound) {
-			return page, nil
-		}
-		if err != nil {
-			return page, wrap(err)
-		}
-		if len(page.Letters) == limit {
-			page.Next = msg.Sequence
-			return page, nil
-		}
-		page.add(msg)
-		seq = msg.Sequence + 1
-	}
-}
-
-func (p *Page) add(msg *jetstream.RawStreamMsg) {
-	letter, err := envelope.DecodeDeadLetter(msg.Data)
-	if err != nil {
-		p.Unreadable++
-		return
-	}
-	p.Letters = append(p.Letters, Letter{Seq: msg.Sequence, DeadLetter: letter})
-}
-
-// Get returns one letter.
+// Get returns one letter: ErrNone where there is none of that number,
+// ErrUnreadable where the message of that number is no letter.
 func (s *Store) Get(ctx context.Context, seq uint64) (Letter, error) {
 	stream, err := s.stream(ctx)
 	if err != nil {
 		return Letter{}, err
 	}
-	msg, err := stream.GetMsg(ctx, seq)
-	if errors.Is(err, jetstream.ErrMsgNotFound) {
-		return Letter{}, ErrNone
-	}
+	msg, err := s.message(ctx, stream, seq)
 	if err != nil {
-		return Letter{}, wrap(err)
+		return Letter{}, err
 	}
 	letter, err := envelope.DecodeDeadLetter(msg.Data)
 	if err != nil {
-		return Letter{}, fmt.Errorf("dead letter %d: %w", seq, err)
+		return Letter{}, fmt.Errorf("%w: %w", ErrUnreadable, err)
 	}
 	return Letter{Seq: msg.Sequence, DeadLetter: letter}, nil
 }
 
-// Discard throws a letter away.
+// Discard throws a letter away, or a message in its place that is none.
 func (s *Store) Discard(ctx context.Context, seq uint64) error {
-	if _, err := s.Get(ctx, seq); errors.Is(err, ErrNone) {
-		return err
-	}
 	stream, err := s.stream(ctx)
 	if err != nil {
 		return err
 	}
-	err = stream.DeleteMsg(ctx, seq)
-	if api, ok := errors.AsType[jetstream.JetStreamError](err); ok && api.APIError() != nil && bus.NoMessage(api.APIError().ErrorCode) {
-		return ErrNone
+	if _, err := s.message(ctx, stream, seq); err != nil {
+		return err
 	}
-	return wrap(err)
+	ask, cancel := context.WithTimeout(ctx, askWait)
+	defer cancel()
+	err = stream.DeleteMsg(ask, seq)
+	if errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) {
+		// The client does not tell why: another may have been quicker.
+		if _, gone := s.message(ctx, stream, seq); errors.Is(gone, ErrNone) {
+			return ErrNone
+		}
+	}
+	return unavailable(ctx, err)
 }
 
-// Replayed says what a letter's item is done again as.
-type Replayed struct {
-	RequestID   pipeline.RequestID
-	ExecutionID pipeline.ExecutionID
-	Deadline    time.Time
-}
-
-// Replay puts the letter's item into its queue again, at the step that it died
-// at, as a new execution of a new request with as much time as the first had, and
-// discards the letter. Its answer is a stored result, for nobody waits. Repeated
-// after a failure it does not run the item twice.
-func (s *Store) Replay(ctx context.Context, seq uint64) (Replayed, error) {
-	letter, err := s.Get(ctx, seq)
-	if err != nil {
-		return Replayed{}, err
-	}
-	item, err := envelope.Decode(letter.Item)
-	if err != nil {
-		return Replayed{}, fmt.Errorf("%w: %w", ErrNotReplayable, err)
-	}
-	renew(item, letter, time.Now())
-	m, err := s.bus.Item(item)
-	if err != nil {
-		return Replayed{}, wrap(err)
-	}
-	if err := s.bus.SendAndWait(ctx, m); err != nil {
-		return Replayed{}, wrap(err)
-	}
-	out := Replayed{RequestID: item.RequestID, ExecutionID: item.ExecutionID, Deadline: item.Deadline}
-	if err := s.Discard(ctx, seq); err != nil && !errors.Is(err, ErrNone) {
-		return out, fmt.Errorf("replayed, but the letter is still there: %w", err)
-	}
-	return out, nil
-}
-
-// renew makes the item a new one. Its ids are made from the letter's, so that
-// the broker tells a repeated replay.
-func renew(item *envelope.Envelope, letter Letter, now time.Time) {
-	timeout := item.Deadline.Sub(item.AdmittedAt)
-	space := uuid.NewSHA1(uuid.NameSpaceOID, []byte(letter.Mesh))
-	id := func(kind string) string {
-		return uuid.NewSHA1(space, fmt.Appendf(nil, "%s/%s/%d/%d", kind, item.ExecutionID, letter.DiedAt.UnixNano(), letter.Seq)).String()
-	}
-	item.RequestID = pipeline.RequestID(id("request"))
-	item.ExecutionID = pipeline.ExecutionID(id("execution"))
-	item.Generation, item.Attempt = 0, 0
-	item.IdempotencyKey = ""
-	item.Durability = pipeline.File
-	item.AdmittedAt, item.Deadline = now, now.Add(timeout)
-}
+// askWait bounds one question to the broker.
+const askWait = 5 * time.Second
 
 func (s *Store) stream(ctx context.Context) (jetstream.Stream, error) {
-	stream, err := s.bus.JetStream().Stream(ctx, s.bus.DeadStream())
+	if !s.bus.Connected() {
+		return nil, unavailable(ctx, bus.ErrDisconnected)
+	}
+	ask, cancel := context.WithTimeout(ctx, askWait)
+	defer cancel()
+	stream, err := s.bus.JetStream().Stream(ask, s.bus.DeadStream())
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		return nil, ErrNone
 	}
-	return stream, wrap(err)
+	return stream, unavailable(ctx, err)
 }
 
-func wrap(err error) error {
-	if err == nil {
-		return nil
+// message returns the message of that number, or ErrNone.
+func (s *Store) message(ctx context.Context, stream jetstream.Stream, seq uint64, which ...jetstream.GetMsgOpt) (*jetstream.RawStreamMsg, error) {
+	ask, cancel := context.WithTimeout(ctx, askWait)
+	defer cancel()
+	msg, err := stream.GetMsg(ask, seq, which...)
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return nil, ErrNone
 	}
-	return fmt.Errorf("dead letters: %w", err)
+	return msg, unavailable(ctx, err)
+}
+
+// retryAfter is what a caller is asked to wait where the broker is at fault.
+const retryAfter = time.Second
+
+// unavailable is what an error of the broker or of its client means: the end of
+// the caller's context is its own.
+func unavailable(ctx context.Context, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return ctx.Err()
+	}
+	return fault.New(fault.BrokerUnavailable, "the broker does not answer about dead letters").
+		WithRetryAfter(retryAfter).Caused(fmt.Errorf("dead letters: %w", err))
 }

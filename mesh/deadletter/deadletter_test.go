@@ -3,6 +3,7 @@ package deadletter_test
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -214,12 +215,105 @@ func TestReplayIsANewExecutionOfANewRequest(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoItemIsNotReplayed(t *testing.T) {
+func TestWhatHostsWouldRefuseIsNotReplayed(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t)
-	d.store(t, letterOf(stage, []byte("garbage")), bus.Delivery{Seq: 7})
-	if _, err := d.Replay(t.Context(), 1); !errors.Is(err, deadletter.ErrNotReplayable) {
-		t.Errorf("got %v, want %v", err, deadletter.ErrNotReplayable)
+	seq := uint64(0)
+	for name, message := range map[string][]byte{
+		"no item":             []byte("garbage"),
+		"nothing":             nil,
+		"of another mesh":     encoded(t, func(e *envelope.Envelope) { e.Mesh = "other" }),
+		"of another stage":    encoded(t, func(e *envelope.Envelope) { e.Position = 0 }),
+		"without any time":    encoded(t, func(e *envelope.Envelope) { e.Deadline = e.AdmittedAt }),
+		"admitted afterwards": encoded(t, func(e *envelope.Envelope) { e.AdmittedAt = time.Now() }),
+	} {
+		seq++
+		d.store(t, letterOf(stage, message), bus.Delivery{Seq: seq})
+		if _, err := d.Replay(t.Context(), seq); !errors.Is(err, deadletter.ErrNotReplayable) {
+			t.Errorf("%s: got %v, want %v", name, err, deadletter.ErrNotReplayable)
+		}
+		if _, err := d.Get(t.Context(), seq); err != nil {
+			t.Errorf("%s: the letter is gone: %v", name, err)
+		}
+	}
+}
+
+func encoded(t *testing.T, edit func(*envelope.Envelope)) []byte {
+	t.Helper()
+	e := item("")
+	edit(e)
+	data, err := e.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+// Two ask at once for one replay, as somebody does who did not hear of it.
+func TestReplayMayBeRepeated(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t)
+	d.bury(t, item("again"))
+	type answer struct {
+		deadletter.Replayed
+		err error
+	}
+	answers := make(chan answer, 2)
+	for range 2 {
+		go func() {
+			r, err := d.Replay(t.Context(), 1)
+			answers <- answer{r, err}
+		}()
+	}
+	delivery, e := d.next(t)
+	for range 2 {
+		a := bustest.Receive(t, "replay", answers)
+		if a.err == nil && a.RequestID != e.RequestID || a.err != nil && !errors.Is(a.err, deadletter.ErrNone) {
+			t.Errorf("said %+v, %v, came as request %s", a.Replayed, a.err, e.RequestID)
+		}
+	}
+	if err := delivery.Ack(); err != nil {
+		t.Fatal(err)
+	}
+	d.host.Settled(delivery)
+	if _, err := d.Replay(t.Context(), 1); !errors.Is(err, deadletter.ErrNone) {
+		t.Errorf("a letter that is gone: %v", err)
+	}
+	select {
+	case again := <-d.deliveries:
+		t.Errorf("it came twice: %+v", again)
+	default:
+	}
+}
+
+func TestReplaySaysWhatTheQueueSays(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t)
+	e := item("")
+	e.Route[1].Stage = "nowhere"
+	data, err := e.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.store(t, letterOf("nowhere", data), bus.Delivery{Seq: 1})
+	if _, err := d.Replay(t.Context(), 1); fault.From(err).Reason != fault.NoCapacity || !errors.Is(err, bus.ErrNoQueue) {
+		t.Errorf("without a queue: %v", err)
+	}
+	if _, err := d.bus.EnsureQueue(t.Context(), bus.QueueSettings{
+		Stage: "nowhere", Durability: pipeline.File, MaxItems: 1, MaxBytes: 1 << 20, AckWait: time.Minute,
+	}); err != nil {
+		t.Fatal(err)
+	}
+	e.ExecutionID = pipeline.ExecutionID(uuid.NewString())
+	m, err := d.bus.Item(e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.bus.SendAndWait(t.Context(), m); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Replay(t.Context(), 1); fault.From(err).Reason != fault.QueueFull {
+		t.Errorf("with a full queue: %v", err)
 	}
 	if _, err := d.Get(t.Context(), 1); err != nil {
 		t.Errorf("the letter is gone: %v", err)
@@ -250,11 +344,20 @@ func TestGarbageAmongLettersIsCounted(t *testing.T) {
 	if _, err := d.bus.JetStream().Publish(t.Context(), d.bus.Dead(stage), []byte("\xff")); err != nil {
 		t.Fatal(err)
 	}
-	if page := d.list(t, deadletter.Query{}); len(page.Letters) != 1 || page.Unreadable != 1 {
+	if page := d.list(t, deadletter.Query{}); len(page.Letters) != 1 || !slices.Equal(page.Unreadable, []uint64{2}) {
 		t.Errorf("lists %+v", page)
 	}
-	if _, err := d.Get(t.Context(), 2); !errors.Is(err, envelope.ErrMalformed) {
+	if _, err := d.Get(t.Context(), 2); !errors.Is(err, deadletter.ErrUnreadable) {
 		t.Errorf("shows garbage: %v", err)
+	}
+	if _, err := d.Replay(t.Context(), 2); !errors.Is(err, deadletter.ErrNotReplayable) {
+		t.Errorf("replays garbage: %v", err)
+	}
+	if err := d.Discard(t.Context(), 2); err != nil {
+		t.Error(err)
+	}
+	if page := d.list(t, deadletter.Query{}); len(page.Letters) != 1 || len(page.Unreadable) != 0 {
+		t.Errorf("lists %+v", page)
 	}
 }
 
@@ -274,5 +377,72 @@ func TestWithoutAStreamThereAreNoLetters(t *testing.T) {
 	}
 	if err := b.SendAndWait(t.Context(), m); !errors.Is(err, bus.ErrNoDeadLetters) {
 		t.Errorf("send: %v, want %v", err, bus.ErrNoDeadLetters)
+	}
+}
+
+func TestPagesAreBoundedWhateverIsAskedFor(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t)
+	const more = deadletter.MaxLimit + 5
+	for i := range uint64(more) {
+		d.store(t, letterOf(stage, nil), bus.Delivery{Seq: i})
+	}
+	page := d.list(t, deadletter.Query{Limit: 10 * more})
+	if len(page.Letters) != deadletter.MaxLimit || page.Next != deadletter.MaxLimit+1 {
+		t.Errorf("lists %d, then %d", len(page.Letters), page.Next)
+	}
+	if page = d.list(t, deadletter.Query{From: page.Next}); len(page.Letters) != 5 || page.Next != 0 {
+		t.Errorf("then lists %d, then %d", len(page.Letters), page.Next)
+	}
+	// Beyond its bytes a page ends too, and never without a letter.
+	const large = 6 << 20
+	for i := range uint64(7) {
+		d.store(t, letterOf("other", make([]byte, large)), bus.Delivery{Seq: i, Epoch: "other"})
+	}
+	page = d.list(t, deadletter.Query{Stage: "other"})
+	if n := len(page.Letters); n != deadletter.MaxPageBytes/large+1 || page.Next == 0 {
+		t.Errorf("lists %d of %d bytes, then %d", n, large, page.Next)
+	}
+	if page = d.list(t, deadletter.Query{Stage: "other", From: page.Next}); len(page.Letters) != 1 || page.Next != 0 {
+		t.Errorf("then lists %d, then %d", len(page.Letters), page.Next)
+	}
+}
+
+func TestGarbageEndsAPageInTheEnd(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t)
+	for range deadletter.MaxLimit + 1 {
+		if _, err := d.bus.JetStream().PublishAsync(d.bus.Dead(stage), []byte("\xff")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	bustest.Receive(t, "the garbage is stored", d.bus.JetStream().PublishAsyncComplete())
+	page := d.list(t, deadletter.Query{Limit: 1})
+	if len(page.Unreadable) != deadletter.MaxLimit || page.Next != deadletter.MaxLimit+1 {
+		t.Errorf("lists %d, then %d", len(page.Unreadable), page.Next)
+	}
+}
+
+func TestWithoutTheBrokerThatIsToldAtOnce(t *testing.T) {
+	t.Parallel()
+	broker := bustest.Start(t)
+	b := broker.Connect(mesh)
+	store := deadletter.New(b, settings)
+	if err := store.Ensure(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	broker.Stop()
+	bustest.Eventually(t, "the connection is lost", func() bool { return !b.Connected() })
+	begin := time.Now()
+	_, list := store.List(t.Context(), deadletter.Query{})
+	_, get := store.Get(t.Context(), 1)
+	_, replay := store.Replay(t.Context(), 1)
+	for what, err := range map[string]error{"list": list, "get": get, "replay": replay, "discard": store.Discard(t.Context(), 1)} {
+		if f := fault.From(err); f.Reason != fault.BrokerUnavailable || f.RetryAfter <= 0 {
+			t.Errorf("%s: got %v", what, err)
+		}
+	}
+	if took := time.Since(begin); took > time.Second {
+		t.Errorf("that took %s", took)
 	}
 }

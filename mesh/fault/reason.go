@@ -25,6 +25,7 @@ const (
 	PermissionDenied    Reason = "PERMISSION_DENIED"
 	NotFound            Reason = "NOT_FOUND"
 	IdempotencyMismatch Reason = "IDEMPOTENCY_MISMATCH"
+	NotReplayable       Reason = "NOT_REPLAYABLE"
 
 	NoCapacity        Reason = "NO_CAPACITY"
 	BrokerUnavailable Reason = "BROKER_UNAVAILABLE"
@@ -75,6 +76,7 @@ func table() map[Reason]Class {
 		PermissionDenied:    {code.Code_PERMISSION_DENIED, http.StatusForbidden, false, "the caller may not do that"},
 		NotFound:            {code.Code_NOT_FOUND, http.StatusNotFound, false, "the thing named does not exist"},
 		IdempotencyMismatch: {code.Code_ALREADY_EXISTS, http.StatusConflict, false, "the idempotency key was used with another payload"},
+		NotReplayable:       {code.Code_FAILED_PRECONDITION, http.StatusBadRequest, false, "the dead letter holds no item that could be run again"},
 
 		NoCapacity:        {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "a stage on the route has no live host"},
 		BrokerUnavailable: {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the broker cannot be reached; the request was not queued"},
