@@ -8,7 +8,7 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/stagemesh/stagemesh/gateway/front/web"
+	"github.com/stagemesh/stagemesh/gateway/front/port"
 )
 
 // server is the public port; one without a listener serves a library.
@@ -30,7 +30,7 @@ func (g *Gateway) listen(ctx context.Context) (*server, error) {
 	}
 	g.addr = listener.Addr()
 	g.log.Info("gateway listens", "address", g.addr.String())
-	s := &server{http: web.NewServer(g.handler, g.log), served: make(chan struct{})}
+	s := &server{http: port.NewServer(g.handler, g.log), served: make(chan struct{})}
 	go func() {
 		defer close(s.served)
 		s.err = s.http.Serve(listener)

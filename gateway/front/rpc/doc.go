@@ -5,7 +5,7 @@
 // a request, GetResult returns the stored answer to a durable one, with the
 // headers and trailers that Infer has, and Cancel calls one off.
 //
-//	path, handler := rpc.New(caller, rpc.Settings{})
+//	path, handler := rpc.New(caller, procedure.Settings{})
 //	mux.Handle(path, handler)
 //
 // # Headers
@@ -20,23 +20,14 @@
 //
 // # Failures
 //
-// A failure has the fault's code, its message and google.rpc details: see
-// docs/faults.md. Two are found here. A message over MaxMessageBytes, as sent
-// or after decompression, is PAYLOAD_TOO_LARGE, refused by its length prefix or
-// Content-Length before it is read. Bytes that are no such message, JSON with
-// unknown fields or enum names among them, are INVALID_REQUEST. What violates
-// the RPC protocol itself (two messages where one is due, an unknown
-// compression) is answered by the connect library, with a code and without
-// details. A caller that takes nothing of its answer for the Patience is cut
-// off: its stream would keep its place in the gateway.
+// Bounds, decoding and failures are those of gateway/front/procedure. A caller
+// that takes nothing of a streamed answer is cut off, for its stream would keep
+// its place in the gateway.
 //
 // # Concurrency
 //
 // Handlers are safe for concurrent use. They start no goroutine. Parts given to
 // the Caller share the request message's bytes and are the Caller's to keep.
-//
-// Answers are not compressed, whatever the client accepts: tensors and images
-// hardly shrink, and the time would be the request's. Requests may be, by gzip.
 //
 // To test with it, serve New's handlers from an httptest server and let the
 // Caller be a fake: see gateway/front/fronttest.

@@ -12,24 +12,24 @@ import (
 )
 
 // infer is the procedure Infer.
-func (s *service) infer(ctx context.Context, in *connect.Request[inferRequest]) (*connect.Response[inferencev1.InferResponse], error) {
-	asked, err := request(ctx, in.Msg, in.Header())
+func (s *service) infer(ctx context.Context, in inferRequest) (*connect.Response[inferencev1.InferResponse], error) {
+	asked, err := request(ctx, in)
 	if err != nil {
-		return nil, failure(err)
+		return nil, err
 	}
 	answer, err := s.caller.Infer(ctx, asked)
 	if err != nil {
-		return nil, failure(err)
+		return nil, err
 	}
-	return described(connect.NewResponse(response(answer)), answer, in.Peer()), nil
+	return described(connect.NewResponse(response(answer)), answer, in.Connect), nil
 }
 
 // described adds to a unary answer what headers and trailers say of it.
-func described[M any](out *connect.Response[M], answer *call.Response, to connect.Peer) *connect.Response[M] {
+func described[M any](out *connect.Response[M], answer *call.Response, byConnect bool) *connect.Response[M] {
 	timing := header.Timing(answer.Timeline)
 	out.Header().Set(header.RequestID, answer.RequestID)
 	out.Trailer().Set(header.ServerTiming, timing)
-	if to.Protocol == connect.ProtocolConnect {
+	if byConnect {
 		out.Header().Set(header.ServerTiming, timing)
 	}
 	return out

@@ -17,6 +17,7 @@ import (
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
+	"github.com/stagemesh/stagemesh/gateway/front/procedure"
 	"github.com/stagemesh/stagemesh/gateway/front/rpc"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
@@ -167,7 +168,7 @@ func TestAPrefixAloneIsEnoughToRefuse(t *testing.T) {
 func TestABodyThatStallsIsGivenUp(t *testing.T) {
 	t.Parallel()
 	mux := http.NewServeMux()
-	mux.Handle(rpc.New(&fronttest.Caller{}, rpc.Settings{Patience: 50 * time.Millisecond}))
+	mux.Handle(rpc.New(&fronttest.Caller{}, procedure.Settings{Patience: 50 * time.Millisecond}))
 	url := fronttest.Serve(t, mux) + inferencev1connect.InferenceServiceInferProcedure
 	response, data := post(t, fronttest.Client(t, true), url, "application/grpc", promise(t, 100))
 	if got := response.Trailer.Get("Grpc-Status"); got != "4" || !strings.Contains(response.Trailer.Get("Grpc-Message"), "50ms") {
@@ -263,7 +264,7 @@ func TestABodyThatEndsEarlyReachesNobody(t *testing.T) {
 func TestASmallUnaryAnswerThatNobodyTakesEnds(t *testing.T) {
 	t.Parallel()
 	const window = 64 << 10
-	mounted, handler := rpc.New(&fronttest.Caller{}, rpc.Settings{Patience: 300 * time.Millisecond})
+	mounted, handler := rpc.New(&fronttest.Caller{}, procedure.Settings{Patience: 300 * time.Millisecond})
 	mux := http.NewServeMux()
 	mux.Handle(mounted, handler)
 	url := fronttest.Serve(t, mux) + inferencev1connect.InferenceServiceInferProcedure

@@ -15,6 +15,7 @@ import (
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
+	"github.com/stagemesh/stagemesh/gateway/front/procedure"
 	"github.com/stagemesh/stagemesh/gateway/front/rpc"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
@@ -61,7 +62,7 @@ func (p protocol) client(t *testing.T, url string, more ...connect.ClientOption)
 func serve(t testing.TB, caller rpc.Caller) string {
 	t.Helper()
 	mux := http.NewServeMux()
-	mux.Handle(rpc.New(caller, rpc.Settings{MaxMessageBytes: limitBytes, Patience: 10 * time.Second}))
+	mux.Handle(rpc.New(caller, procedure.Settings{MaxMessageBytes: limitBytes, Patience: 10 * time.Second}))
 	return fronttest.Serve(t, mux)
 }
 

@@ -3,7 +3,6 @@ package rpc
 import (
 	"context"
 	"fmt"
-	"net/http"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -12,20 +11,18 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/header"
+	"github.com/stagemesh/stagemesh/gateway/front/procedure"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
 // inferRequest is the message of both Infer and InferStream.
-type inferRequest = incoming[inferencev1.InferRequest, *inferencev1.InferRequest]
+type inferRequest = procedure.Request[*inferencev1.InferRequest]
 
 // request converts what came, or says why it cannot be.
-func request(ctx context.Context, in *inferRequest, h http.Header) (*call.Request, error) {
-	if in.err != nil {
-		return nil, in.err
-	}
-	m := &in.message
+func request(ctx context.Context, in inferRequest) (*call.Request, error) {
+	m := in.Message
 	out := &call.Request{
 		Pipeline:       m.GetPipeline(),
 		IdempotencyKey: m.GetIdempotencyKey(),
@@ -33,7 +30,7 @@ func request(ctx context.Context, in *inferRequest, h http.Header) (*call.Reques
 		Metadata:       m.GetMetadata(),
 		Outputs:        m.GetOutputs(),
 		WaitForRoom:    m.WaitForRoom,
-		Trace:          header.Trace(h),
+		Trace:          header.Trace(in.Header),
 	}
 	var err error
 	if out.Inputs, err = payload.FromProto("inputs", m.GetInputs()); err != nil {
@@ -46,11 +43,14 @@ func request(ctx context.Context, in *inferRequest, h http.Header) (*call.Reques
 		return nil, err
 	}
 	if out.Durability, err = pipeline.DurabilityFromProto(m.GetDurability()); err != nil {
-		return nil, invalid("durability", err)
+		return nil, procedure.Invalid("durability", err)
 	}
 	out.Timeout, err = timeout(ctx, m.GetTimeout())
 	return out, err
 }
+
+// shown bounds what of a caller's own name is repeated to it, in runes.
+const shown = 80
 
 func steps(in map[string]*inferencev1.StepOptions) (map[string]call.StepOptions, error) {
 	if len(in) == 0 {
@@ -70,7 +70,7 @@ func steps(in map[string]*inferencev1.StepOptions) (map[string]call.StepOptions,
 func parameters(field string, in map[string]*inferencev1.Value) (payload.Parameters, error) {
 	out, err := payload.ParametersFromProto(in)
 	if err != nil {
-		return nil, invalid(field, err)
+		return nil, procedure.Invalid(field, err)
 	}
 	return out, nil
 }
@@ -82,7 +82,7 @@ func timeout(ctx context.Context, asked *durationpb.Duration) (time.Duration, er
 	out := time.Duration(0)
 	if asked != nil {
 		if err := asked.CheckValid(); err != nil {
-			return 0, invalid("timeout", err)
+			return 0, procedure.Invalid("timeout", err)
 		}
 		out = asked.AsDuration()
 	}
@@ -98,8 +98,4 @@ func timeout(ctx context.Context, asked *durationpb.Duration) (time.Duration, er
 		return left, nil
 	}
 	return min(out, left), nil
-}
-
-func invalid(field string, err error) error {
-	return fault.Newf(fault.InvalidRequest, "%s: %s", field, plain(err)).WithViolation(field, "%s", plain(err))
 }

@@ -5,50 +5,42 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
-)
 
-type (
-	getResultRequest = incoming[inferencev1.GetResultRequest, *inferencev1.GetResultRequest]
-	cancelRequest    = incoming[inferencev1.CancelRequest, *inferencev1.CancelRequest]
+	"github.com/stagemesh/stagemesh/gateway/front/procedure"
 )
 
 // getResult is the procedure GetResult.
-func (s *service) getResult(ctx context.Context, in *connect.Request[getResultRequest]) (*connect.Response[inferencev1.GetResultResponse], error) {
-	wait, err := waitOf(in.Msg)
+func (s *service) getResult(ctx context.Context, in procedure.Request[*inferencev1.GetResultRequest]) (*connect.Response[inferencev1.GetResultResponse], error) {
+	wait, err := waitOf(in.Message.GetWait())
 	if err != nil {
-		return nil, failure(err)
+		return nil, err
 	}
-	answer, err := s.caller.Result(ctx, in.Msg.message.GetRequestId(), wait)
+	answer, err := s.caller.Result(ctx, in.Message.GetRequestId(), wait)
 	if err != nil {
-		return nil, failure(err)
+		return nil, err
 	}
 	out := connect.NewResponse(&inferencev1.GetResultResponse{Result: response(answer)})
-	return described(out, answer, in.Peer()), nil
+	return described(out, answer, in.Connect), nil
 }
 
 // waitOf returns how long to wait; a negative one is the Caller's to refuse.
-func waitOf(in *getResultRequest) (time.Duration, error) {
-	wait := in.message.GetWait()
-	switch {
-	case in.err != nil:
-		return 0, in.err
-	case wait == nil:
+func waitOf(wait *durationpb.Duration) (time.Duration, error) {
+	if wait == nil {
 		return 0, nil
-	case wait.CheckValid() != nil:
-		return 0, invalid("wait", wait.CheckValid())
+	}
+	if err := wait.CheckValid(); err != nil {
+		return 0, procedure.Invalid("wait", err)
 	}
 	return wait.AsDuration(), nil
 }
 
 // cancel is the procedure Cancel.
-func (s *service) cancel(ctx context.Context, in *connect.Request[cancelRequest]) (*connect.Response[inferencev1.CancelResponse], error) {
-	if in.Msg.err != nil {
-		return nil, failure(in.Msg.err)
-	}
-	if err := s.caller.Cancel(ctx, in.Msg.message.GetRequestId()); err != nil {
-		return nil, failure(err)
+func (s *service) cancel(ctx context.Context, in procedure.Request[*inferencev1.CancelRequest]) (*connect.Response[inferencev1.CancelResponse], error) {
+	if err := s.caller.Cancel(ctx, in.Message.GetRequestId()); err != nil {
+		return nil, err
 	}
 	return connect.NewResponse(&inferencev1.CancelResponse{}), nil
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/header"
+	"github.com/stagemesh/stagemesh/gateway/front/procedure"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
@@ -16,10 +17,10 @@ import (
 type sender = connect.ServerStream[inferencev1.InferStreamResponse]
 
 // inferStream is the procedure InferStream.
-func (s *service) inferStream(ctx context.Context, in *connect.Request[inferRequest], out *sender) error {
-	asked, err := request(ctx, in.Msg, in.Header())
+func (s *service) inferStream(ctx context.Context, in inferRequest, out *sender) error {
+	asked, err := request(ctx, in)
 	if err != nil {
-		return failure(err)
+		return err
 	}
 	answer := &stream{ctx: ctx, out: out}
 	final, err := s.caller.Stream(ctx, asked, answer.chunk)
@@ -82,9 +83,9 @@ func (s *stream) gone(err error) error {
 	return fault.Newf(fault.Cancelled, "the answer could not be sent: %w", err)
 }
 
-// fail is failure, with the id that the stream is known by.
+// fail is the failure, with the id that the stream is known by.
 func (s *stream) fail(err error) error {
-	out := failure(err)
+	out := procedure.Failure(err)
 	if s.id != "" && out.Meta().Get(header.RequestID) == "" {
 		out.Meta().Set(header.RequestID, s.id)
 	}

@@ -5,13 +5,11 @@ import (
 	"fmt"
 	"net/http"
 
-	"connectrpc.com/connect"
-	"connectrpc.com/grpchealth"
-	"connectrpc.com/grpcreflect"
-
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
 	"github.com/stagemesh/stagemesh/gateway/front/body"
+	"github.com/stagemesh/stagemesh/gateway/front/port"
+	"github.com/stagemesh/stagemesh/gateway/front/procedure"
 	"github.com/stagemesh/stagemesh/gateway/front/rest"
 	"github.com/stagemesh/stagemesh/gateway/front/rpc"
 )
@@ -28,16 +26,11 @@ type Settings struct {
 	Budget body.Budget
 	// Health says whether the gateway ("") or a pipeline can be used; nil says
 	// that all can.
-	Health Health
+	Health port.Health
 	// Origins are the origins whose pages may call, as scheme://host[:port], or
 	// "*" alone for all. Empty allows none but the gateway's own.
 	Origins []string
 }
-
-// Health returns nil where the gateway, named "", or the pipeline of that name
-// can be used; a NOT_FOUND fault where there is no such pipeline; and otherwise
-// what is wrong.
-type Health func(ctx context.Context, name string) error
 
 // Handler returns the handler of everything on the gateway's port.
 func Handler(s Settings) (http.Handler, error) {
@@ -45,12 +38,12 @@ func Handler(s Settings) (http.Handler, error) {
 		s.Health = func(context.Context, string) error { return nil }
 	}
 	mux := http.NewServeMux()
-	mux.Handle(rpc.New(s.Caller, rpc.Settings{MaxMessageBytes: s.MaxMessageBytes}))
+	mux.Handle(rpc.New(s.Caller, procedure.Settings{MaxMessageBytes: s.MaxMessageBytes}))
 	mux.Handle(rest.Prefix, rest.New(s.Caller, rest.Settings{MaxBodyBytes: s.MaxMessageBytes}))
-	mountHealth(mux, s.Health)
-	mountReflection(mux)
+	port.MountHealth(mux, s.Health, inferencev1connect.InferenceServiceName)
+	port.MountReflection(mux, inferencev1connect.InferenceServiceName)
 	mux.HandleFunc("/", rest.NotFound)
-	out, err := crossOrigin(mux, s.Origins)
+	out, err := port.CrossOrigin(mux, port.Origins{Listed: s.Origins, Key: "allow_origins"})
 	if err != nil {
 		return nil, fmt.Errorf("origins: %w", err)
 	}
@@ -58,10 +51,4 @@ func Handler(s Settings) (http.Handler, error) {
 		return out, nil
 	}
 	return body.Budgeted(out, s.Budget), nil
-}
-
-func mountReflection(mux *http.ServeMux) {
-	reflector := grpcreflect.NewStaticReflector(inferencev1connect.InferenceServiceName, grpchealth.HealthV1ServiceName)
-	mux.Handle(grpcreflect.NewHandlerV1(reflector, connect.WithReadMaxBytes(maxProbeBytes)))
-	mux.Handle(grpcreflect.NewHandlerV1Alpha(reflector, connect.WithReadMaxBytes(maxProbeBytes)))
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
+	"github.com/stagemesh/stagemesh/gateway/front/port"
 	"github.com/stagemesh/stagemesh/gateway/front/web"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
@@ -38,7 +39,7 @@ func start(t *testing.T, s web.Settings) (url string) {
 	}
 	// httptest's Close waits for the connections too.
 	server := httptest.NewUnstartedServer(nil)
-	server.Config = web.NewServer(handler, slog.New(slog.DiscardHandler))
+	server.Config = port.NewServer(handler, slog.New(slog.DiscardHandler))
 	server.Start()
 	t.Cleanup(server.Close)
 	return server.URL
@@ -169,7 +170,7 @@ func TestHealthIsAskedByName(t *testing.T) {
 func TestProbes(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct {
-		health web.Health
+		health port.Health
 		status int
 		text   string
 	}{
@@ -224,7 +225,7 @@ func TestBothVersionsOfReflectionAreThere(t *testing.T) {
 
 func TestTheServerIsBounded(t *testing.T) {
 	t.Parallel()
-	server := web.NewServer(http.NotFoundHandler(), slog.New(slog.DiscardHandler))
+	server := port.NewServer(http.NotFoundHandler(), slog.New(slog.DiscardHandler))
 	if server.ReadHeaderTimeout <= 0 || server.IdleTimeout <= 0 || server.MaxHeaderBytes <= 0 || server.ReadTimeout != 0 || server.WriteTimeout != 0 {
 		t.Errorf("got %+v", server)
 	}

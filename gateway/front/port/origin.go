@@ -1,4 +1,4 @@
-package web
+package port
 
 import (
 	"errors"
@@ -24,18 +24,27 @@ const anyOrigin = "*"
 // shown is how much of an origin is repeated to its caller, in runes.
 const shown = 80
 
-// crossOrigin lets pages of the listed origins call next, and refuses those of
-// others. An empty list must not reach the cors package, to which it means all.
-func crossOrigin(next http.Handler, origins []string) (http.Handler, error) {
-	if slices.Contains(origins, anyOrigin) {
-		if len(origins) > 1 {
+// Origins says which pages may call.
+type Origins struct {
+	// Listed are the origins of those that may, as scheme://host[:port], or "*"
+	// alone for all. Empty allows none but the port's own.
+	Listed []string
+	// Key names that list in messages; empty where there is none.
+	Key string
+}
+
+// CrossOrigin lets pages of the listed origins call next, and refuses those of
+// others.
+func CrossOrigin(next http.Handler, o Origins) (http.Handler, error) {
+	if slices.Contains(o.Listed, anyOrigin) {
+		if len(o.Listed) > 1 {
 			return nil, errors.New(`"*" stands alone`)
 		}
-		return withCORS(next, origins), nil
+		return withCORS(next, o.Listed), nil
 	}
 	protection := http.NewCrossOriginProtection()
-	protection.SetDenyHandler(http.HandlerFunc(refuseOrigin))
-	for _, origin := range origins {
+	protection.SetDenyHandler(http.HandlerFunc(o.refuse))
+	for _, origin := range o.Listed {
 		if strings.Contains(origin, anyOrigin) {
 			return nil, fmt.Errorf("%q: list each origin by itself", origin)
 		}
@@ -44,14 +53,20 @@ func crossOrigin(next http.Handler, origins []string) (http.Handler, error) {
 		}
 	}
 	protected := protection.Handler(next)
-	if len(origins) == 0 {
+	// An empty list must not reach the cors package, to which it means all.
+	if len(o.Listed) == 0 {
 		return protected, nil
 	}
-	return withCORS(protected, origins), nil
+	return withCORS(protected, o.Listed), nil
 }
 
-func refuseOrigin(w http.ResponseWriter, r *http.Request) {
-	failure.Write(w, fault.Newf(fault.PermissionDenied, "pages of the origin %.*q may not call this gateway; its operator has to list it in allow_origins", shown, r.Header.Get("Origin")))
+func (o Origins) refuse(w http.ResponseWriter, r *http.Request) {
+	origin := r.Header.Get("Origin")
+	if o.Key == "" {
+		failure.Write(w, fault.Newf(fault.PermissionDenied, "pages of the origin %.*q may not call this port; no page may but its own", shown, origin))
+		return
+	}
+	failure.Write(w, fault.Newf(fault.PermissionDenied, "pages of the origin %.*q may not call this gateway; its operator has to list it in %s", shown, origin, o.Key))
 }
 
 func withCORS(next http.Handler, origins []string) http.Handler {

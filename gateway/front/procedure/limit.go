@@ -1,4 +1,4 @@
-package rpc
+package procedure
 
 import (
 	"encoding/binary"
@@ -61,7 +61,7 @@ func (c *capped) Read(buf []byte) (int, error) {
 	}
 	n, err := c.from.Read(buf)
 	if int64(n) > c.left {
-		return 0, failure(body.TooLarge(c.limit))
+		return 0, Failure(body.TooLarge(c.limit))
 	}
 	c.left -= int64(n)
 	return n, coded(err)
@@ -71,7 +71,7 @@ func (c *capped) Read(buf []byte) (int, error) {
 // best itself.
 func coded(err error) error {
 	if f, ok := errors.AsType[*fault.Fault](err); ok {
-		return failure(f)
+		return Failure(f)
 	}
 	return err
 }
@@ -87,7 +87,7 @@ type unary struct {
 // Read implements io.Reader.
 func (u *unary) Read(buf []byte) (int, error) {
 	if u.refused != nil {
-		return 0, failure(u.refused)
+		return 0, Failure(u.refused)
 	}
 	return u.capped.Read(buf)
 }
@@ -123,7 +123,7 @@ func (e *envelope) readPrefix() error {
 		return err
 	}
 	if int64(binary.BigEndian.Uint32(e.prefix[1:])) > e.limit {
-		return failure(body.TooLarge(e.limit))
+		return Failure(body.TooLarge(e.limit))
 	}
 	e.unread = e.prefix[:]
 	return nil

@@ -1,24 +1,31 @@
-package web
+package port
 
 import (
 	"context"
 	"net/http"
+	"slices"
 
 	"connectrpc.com/connect"
 	"connectrpc.com/grpchealth"
 	"connectrpc.com/grpcreflect"
 
-	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
-
 	"github.com/stagemesh/stagemesh/gateway/front/failure"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
+// Health returns nil where the gateway, named "", or what else goes by the name
+// can be used; a NOT_FOUND fault where there is no such thing; and otherwise
+// what is wrong.
+type Health func(ctx context.Context, name string) error
+
 // maxProbeBytes bounds the messages of health checks and reflection.
 const maxProbeBytes = 64 << 10
 
-func mountHealth(mux *http.ServeMux, health Health) {
-	mux.Handle(grpchealth.NewHandler(checker{health}, connect.WithReadMaxBytes(maxProbeBytes)))
+// MountHealth serves the probes /livez and /readyz and gRPC health, in which the
+// RPC services are as healthy as the gateway.
+func MountHealth(mux *http.ServeMux, health Health, services ...string) {
+	known := append(services[:len(services):len(services)], grpchealth.HealthV1ServiceName, grpcreflect.ReflectV1ServiceName, grpcreflect.ReflectV1AlphaServiceName)
+	mux.Handle(grpchealth.NewHandler(checker{health, known}, connect.WithReadMaxBytes(maxProbeBytes)))
 	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) { alive(w) })
 	mux.HandleFunc("/readyz", func(w http.ResponseWriter, r *http.Request) {
 		if err := health(r.Context(), ""); err != nil {
@@ -27,6 +34,13 @@ func mountHealth(mux *http.ServeMux, health Health) {
 		}
 		alive(w)
 	})
+}
+
+// MountReflection serves gRPC reflection for the RPC services, and for health.
+func MountReflection(mux *http.ServeMux, services ...string) {
+	reflector := grpcreflect.NewStaticReflector(append(services[:len(services):len(services)], grpchealth.HealthV1ServiceName)...)
+	mux.Handle(grpcreflect.NewHandlerV1(reflector, connect.WithReadMaxBytes(maxProbeBytes)))
+	mux.Handle(grpcreflect.NewHandlerV1Alpha(reflector, connect.WithReadMaxBytes(maxProbeBytes)))
 }
 
 func alive(w http.ResponseWriter) {
@@ -44,16 +58,18 @@ func notReady(err error) *fault.Fault {
 }
 
 // checker is grpc.health.v1 on top of Health.
-type checker struct{ health Health }
+type checker struct {
+	health Health
+	// services are the names that mean the gateway.
+	services []string
+}
 
 var _ grpchealth.Checker = checker{}
 
 // Check implements grpchealth.Checker.
 func (c checker) Check(ctx context.Context, r *grpchealth.CheckRequest) (*grpchealth.CheckResponse, error) {
 	name := r.Service
-	switch name {
-	case inferencev1connect.InferenceServiceName, grpchealth.HealthV1ServiceName,
-		grpcreflect.ReflectV1ServiceName, grpcreflect.ReflectV1AlphaServiceName:
+	if slices.Contains(c.services, name) {
 		name = ""
 	}
 	err := c.health(ctx, name)

@@ -1,4 +1,4 @@
-package rpc
+package procedure
 
 import (
 	"compress/gzip"
@@ -50,7 +50,7 @@ func (d *decompressor) Read(buf []byte) (int, error) {
 func (d *decompressor) Close() error { return nil }
 
 func corrupt(err error) error {
-	return failure(fault.Newf(fault.InvalidRequest, "the message cannot be decompressed: %w", err))
+	return Failure(fault.Newf(fault.InvalidRequest, "the message cannot be decompressed: %w", err))
 }
 
 // newCompressor exists because a compression has both sides; options keep every

@@ -1,4 +1,4 @@
-package rpc
+package procedure
 
 import (
 	"errors"
@@ -10,9 +10,13 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
-// failure returns err as the status of an RPC: the code and message of its
-// fault, the google.rpc details, and the request's id.
-func failure(err error) *connect.Error {
+// Failure returns err as the status of an RPC: the code and message of its
+// fault, the google.rpc details, and the request's id. What is a status already
+// stays as it is.
+func Failure(err error) *connect.Error {
+	if status, ok := errors.AsType[*connect.Error](err); ok {
+		return status
+	}
 	f := fault.From(err)
 	out := connect.NewError(codeOf(f), errors.New(strings.ToValidUTF8(f.Message, "\uFFFD")))
 	for _, message := range f.Details() {
@@ -33,4 +37,9 @@ func codeOf(f *fault.Fault) connect.Code {
 		return connect.CodeInternal
 	}
 	return c
+}
+
+// Invalid is the fault of a field that cannot be what it is said to be.
+func Invalid(field string, err error) *fault.Fault {
+	return fault.Newf(fault.InvalidRequest, "%s: %s", field, plain(err)).WithViolation(field, "%s", plain(err))
 }

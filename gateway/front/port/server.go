@@ -1,4 +1,4 @@
-package web
+package port
 
 import (
 	"log/slog"

@@ -1,4 +1,4 @@
-package rpc
+package procedure
 
 import (
 	"fmt"
@@ -13,7 +13,7 @@ import (
 
 // incoming is a request as it was decoded, or why it was not. The connect
 // library answers a codec's error by itself and without details, so here that
-// error is data and the service answers it.
+// error is data and the handler answers it.
 type incoming[M any, P message[M]] struct {
 	message M
 	err     error
@@ -104,18 +104,14 @@ func decode(message any, into func(proto.Message) error) error {
 	return nil
 }
 
-// Bounds on what of a caller's own text is repeated to it, in runes: a name, and
-// what a library says about it.
-const (
-	shown     = 80
-	shownText = 400
-)
+// shown bounds what a library says about a caller's own text, in runes.
+const shown = 400
 
 // plain returns the error's text without the protobuf library's prefix, whose
 // spaces vary by intent, and cut, for it may quote the caller.
 func plain(err error) string {
 	text := strings.ReplaceAll(err.Error(), "\u00a0", " ")
-	return fmt.Sprintf("%.*s", shownText, strings.TrimPrefix(text, "proto: "))
+	return fmt.Sprintf("%.*s", shown, strings.TrimPrefix(text, "proto: "))
 }
 
 func errNoMessage(message any) error { return fmt.Errorf("%T is no message of this service", message) }

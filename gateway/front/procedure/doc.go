@@ -1,0 +1,31 @@
+// Package procedure makes functions the procedures of a service over Connect,
+// gRPC and gRPC-Web, in protobuf and JSON, all on one path: what is the same for
+// every service that a gateway serves.
+//
+//	service := procedure.NewService(descriptor, procedure.Settings{})
+//	procedure.Unary(service, "Get", get)
+//	procedure.Stream(service, "Watch", watch)
+//	mux.Handle(service.Path(), service)
+//
+// # Failures
+//
+// What a function fails with, a *fault.Fault in its chain, becomes the RPC's
+// status with its google.rpc details: see docs/faults.md. Two are found here. A
+// message over MaxMessageBytes, as sent or after decompression, is
+// PAYLOAD_TOO_LARGE, refused by its length prefix or Content-Length before it is
+// read. Bytes that are no such message, JSON with unknown fields or enum names
+// among them, are INVALID_REQUEST. What violates the RPC protocol itself (two
+// messages where one is due, an unknown compression) is answered by the connect
+// library, with a code and without details. A caller that takes nothing of its
+// answer for the Patience is cut off.
+//
+// Answers are not compressed, whatever the client accepts: tensors and images
+// hardly shrink, and the time would be the request's. Requests may be, by gzip.
+//
+// # Concurrency
+//
+// A Service is made by one goroutine and then safe for concurrent use. It starts
+// no goroutine. Messages are the function's to keep.
+//
+// Its promises are held by the tests of gateway/front/rpc.
+package procedure
