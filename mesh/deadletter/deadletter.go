@@ -137,6 +137,10 @@ func (s *Store) stream(ctx context.Context) (jetstream.Stream, error) {
 
 // message returns the message of that number, or ErrNone.
 func (s *Store) message(ctx context.Context, stream jetstream.Stream, seq uint64, which ...jetstream.GetMsgOpt) (*jetstream.RawStreamMsg, error) {
+	if seq == 0 {
+		// Numbers count from 1; the broker takes 0 for a question without one.
+		return nil, ErrNone
+	}
 	ask, cancel := context.WithTimeout(ctx, askWait)
 	defer cancel()
 	msg, err := stream.GetMsg(ask, seq, which...)

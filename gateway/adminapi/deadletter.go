@@ -1,0 +1,126 @@
+package adminapi
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
+
+	"github.com/stagemesh/stagemesh/gateway/front/procedure"
+	"github.com/stagemesh/stagemesh/mesh/deadletter"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// desk answers the procedures of DeadLetterService.
+type desk struct {
+	letters Letters
+	// places is taken from by every call that is served.
+	places chan struct{}
+}
+
+const (
+	atOnce     = 8
+	budget     = 30 * time.Second
+	retryAfter = time.Second
+)
+
+func newDesk(letters Letters) *desk {
+	return &desk{letters: letters, places: make(chan struct{}, atOnce)}
+}
+
+// bounded returns f as a procedure that takes a place and has a time limit.
+func bounded[P, Out any](d *desk, f func(context.Context, P) (*Out, error)) func(context.Context, procedure.Request[P]) (*connect.Response[Out], error) {
+	return func(ctx context.Context, in procedure.Request[P]) (*connect.Response[Out], error) {
+		select {
+		case d.places <- struct{}{}:
+			defer func() { <-d.places }()
+		default:
+			return nil, fault.Newf(fault.Overloaded, "%d calls about dead letters are being served, as many as may be", atOnce).WithRetryAfter(retryAfter)
+		}
+		ctx, cancel := context.WithTimeout(ctx, budget)
+		defer cancel()
+		out, err := f(ctx, in.Message)
+		if err != nil {
+			return nil, err
+		}
+		return connect.NewResponse(out), nil
+	}
+}
+
+func (d *desk) list(ctx context.Context, in *adminv1.ListDeadLettersRequest) (*adminv1.ListDeadLettersResponse, error) {
+	if stage := in.GetStage(); stage != "" {
+		if err := pipeline.ValidName("stage", stage); err != nil {
+			return nil, procedure.Invalid("stage", err)
+		}
+	}
+	page, err := d.letters.List(ctx, deadletter.Query{
+		Stage: pipeline.StageName(in.GetStage()), From: in.GetFrom(), Limit: int(min(in.GetLimit(), deadletter.MaxLimit)),
+	})
+	if err != nil {
+		return nil, err
+	}
+	out := &adminv1.ListDeadLettersResponse{Next: page.Next, Unreadable: page.Unreadable}
+	for _, letter := range page.Letters {
+		out.Letters = append(out.Letters, summary(read(letter)))
+	}
+	return out, nil
+}
+
+func (d *desk) get(ctx context.Context, in *adminv1.GetDeadLetterRequest) (*adminv1.GetDeadLetterResponse, error) {
+	if in.GetMessageBytes() > maxRaw {
+		return nil, fault.Newf(fault.InvalidRequest, "message_bytes: %d, at most %d are given", in.GetMessageBytes(), maxRaw).
+			WithViolation("message_bytes", "at most %d", maxRaw)
+	}
+	letter, err := d.letters.Get(ctx, in.GetSeq())
+	if err != nil {
+		return nil, told(err, in.GetSeq())
+	}
+	out := full(read(letter))
+	out.RawMessage = letter.Item[:min(len(letter.Item), int(in.GetMessageBytes()))]
+	return &adminv1.GetDeadLetterResponse{Letter: out}, nil
+}
+
+func (d *desk) replay(ctx context.Context, in *adminv1.ReplayDeadLetterRequest) (*adminv1.ReplayDeadLetterResponse, error) {
+	replayed, err := d.letters.Replay(ctx, in.GetSeq())
+	if err != nil && replayed.RequestID == "" {
+		return nil, told(err, in.GetSeq())
+	}
+	return &adminv1.ReplayDeadLetterResponse{
+		RequestId:     string(replayed.RequestID),
+		ExecutionId:   string(replayed.ExecutionID),
+		Deadline:      timestamppb.New(replayed.Deadline),
+		LetterRemains: err != nil,
+	}, nil
+}
+
+func (d *desk) discard(ctx context.Context, in *adminv1.DiscardDeadLetterRequest) (*adminv1.DiscardDeadLetterResponse, error) {
+	if err := d.letters.Discard(ctx, in.GetSeq()); err != nil {
+		return nil, told(err, in.GetSeq())
+	}
+	return &adminv1.DiscardDeadLetterResponse{}, nil
+}
+
+// told is the fault of an error about one letter.
+func told(err error, seq uint64) error {
+	switch {
+	case errors.Is(err, deadletter.ErrNotReplayable):
+		return fault.Newf(fault.NotReplayable, "dead letter %d: %s", seq, plain(err)).Caused(err)
+	case errors.Is(err, deadletter.ErrUnreadable):
+		return fault.Newf(fault.NotFound, "number %d: %s; discarding it removes it", seq, plain(err)).Caused(err)
+	case errors.Is(err, deadletter.ErrNone):
+		return fault.Newf(fault.NotFound, "there is no dead letter %d: it was replayed or discarded, is past its retention, or never was", seq).Caused(err)
+	}
+	return err
+}
+
+// plain returns an error's text as it may be sent: in UTF-8, and without the
+// spaces that the protobuf library varies by intent.
+func plain(err error) string {
+	return strings.ReplaceAll(strings.ToValidUTF8(err.Error(), "\uFFFD"), "\u00a0", " ")
+}

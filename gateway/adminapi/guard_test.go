@@ -1,0 +1,238 @@
+package adminapi_test
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"connectrpc.com/connect"
+	"connectrpc.com/grpcreflect"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
+	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1/adminv1connect"
+
+	"github.com/stagemesh/stagemesh/gateway/adminapi"
+	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+)
+
+func token(t *testing.T, text string) adminapi.Token {
+	t.Helper()
+	out, err := adminapi.NewToken(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func TestOnlyWhoKnowsTheTokenIsServed(t *testing.T) {
+	t.Parallel()
+	url := serve(t, adminapi.Settings{Letters: &fake{}, Token: token(t, "open-sesame")})
+	for _, p := range protocols() {
+		for authorization, served := range map[string]bool{
+			"": false, "Bearer": false, "Bearer ": false, "Bearer open": false, "Bearer open-sesame2": false, "Basic open-sesame": false,
+			"open-sesame": false, "Bearer open-sesame": true, "bearer  open-sesame": true,
+		} {
+			request := connect.NewRequest(&adminv1.ListDeadLettersRequest{})
+			request.Header().Set("Authorization", authorization)
+			_, err := p.client(t, url).ListDeadLetters(t.Context(), request)
+			switch {
+			case served && err != nil:
+				t.Errorf("%s, %q: %v", p.name, authorization, err)
+			case !served:
+				expect(t, p.name+", "+authorization, err, fault.Unauthenticated)
+			}
+			if err != nil && strings.Contains(err.Error(), "sesame") {
+				t.Errorf("%s: %v gives it away", p.name, err)
+			}
+		}
+	}
+}
+
+// head is an answer without its body, which has been read.
+type head struct {
+	Status     string
+	StatusCode int
+	Header     http.Header
+}
+
+func do(t *testing.T, method, url string, edits ...func(*http.Request)) (head, string) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader("{}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Content-Type", "application/json")
+	for _, edit := range edits {
+		edit(r)
+	}
+	response, err := fronttest.Client(t, false).Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return head{response.Status, response.StatusCode, response.Header}, string(body)
+}
+
+func TestARefusalSaysWhatIsNeeded(t *testing.T) {
+	t.Parallel()
+	url := serve(t, adminapi.Settings{Letters: &fake{}, Token: token(t, "open-sesame")})
+	for _, path := range []string{adminv1connect.DeadLetterServiceListDeadLettersProcedure, "/", "/elsewhere", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"} {
+		response, body := do(t, http.MethodPost, url+path)
+		if response.StatusCode != http.StatusUnauthorized || response.Header.Get("WWW-Authenticate") != "Bearer" || !strings.Contains(body, "Authorization: Bearer TOKEN") {
+			t.Errorf("%s: %s %s", path, response.Status, body)
+		}
+	}
+}
+
+func TestProbesNeedNoToken(t *testing.T) {
+	t.Parallel()
+	var stopping atomic.Bool
+	url := serve(t, adminapi.Settings{Letters: &fake{}, Token: token(t, "open-sesame"), Health: func() error {
+		if stopping.Load() {
+			return fault.New(fault.ShuttingDown, "the gateway is stopping")
+		}
+		return nil
+	}})
+	conn, err := grpc.NewClient(strings.TrimPrefix(url, "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	for _, want := range []healthpb.HealthCheckResponse_ServingStatus{healthpb.HealthCheckResponse_SERVING, healthpb.HealthCheckResponse_NOT_SERVING} {
+		status := http.StatusOK
+		if want != healthpb.HealthCheckResponse_SERVING {
+			status = http.StatusServiceUnavailable
+			stopping.Store(true)
+		}
+		if response, body := do(t, http.MethodGet, url+"/readyz"); response.StatusCode != status {
+			t.Errorf("readyz: %s %s", response.Status, body)
+		}
+		for _, name := range []string{"", adminv1connect.DeadLetterServiceName} {
+			answer, err := healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{Service: name})
+			if err != nil || answer.GetStatus() != want {
+				t.Errorf("health of %q: %v, %v", name, answer, err)
+			}
+		}
+	}
+	if response, body := do(t, http.MethodGet, url+"/livez"); response.StatusCode != http.StatusOK {
+		t.Errorf("livez: %s %s", response.Status, body)
+	}
+	if _, err := healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{Service: "pipeline"}); err == nil {
+		t.Error("it knows the health of what it does not serve")
+	}
+}
+
+func TestReflectionKnowsTheServices(t *testing.T) {
+	t.Parallel()
+	url := serve(t, adminapi.Settings{Letters: &fake{}})
+	stream := grpcreflect.NewClient(fronttest.Client(t, true), url, connect.WithGRPC()).NewStream(t.Context())
+	names, err := stream.ListServices()
+	if _, closeErr := stream.Close(); err != nil || closeErr != nil {
+		t.Fatal(err, closeErr)
+	}
+	found := false
+	for _, name := range names {
+		found = found || string(name) == adminv1connect.DeadLetterServiceName
+	}
+	if !found {
+		t.Errorf("it knows %v", names)
+	}
+}
+
+// A page may have its own name resolve to 127.0.0.1, and is then of the same
+// origin as the port.
+func TestWithoutATokenThePortHasToBeNamedByALoopbackAddress(t *testing.T) {
+	t.Parallel()
+	open := serve(t, adminapi.Settings{Letters: &fake{}})
+	closed := serve(t, adminapi.Settings{Letters: &fake{}, Token: token(t, "open-sesame")})
+	for host, served := range map[string]bool{
+		"localhost": true, "LOCALHOST:1": true, "127.0.0.1": true, "127.9.9.9:80": true, "[::1]:80": true, "[::1]": true,
+		"evil.example": false, "evil.example:9080": false, "localhost.evil.example": false, "10.0.0.1": false, "[fe80::1]:80": false,
+	} {
+		path := adminv1connect.DeadLetterServiceListDeadLettersProcedure
+		named := func(r *http.Request) { r.Host = host }
+		if response, body := do(t, http.MethodPost, open+path, named); (response.StatusCode == http.StatusOK) != served || strings.Contains(body, "UNAUTHENTICATED") == served {
+			t.Errorf("%s: %s %s", host, response.Status, body)
+		}
+		response, body := do(t, http.MethodPost, closed+path, named, func(r *http.Request) { r.Header.Set("Authorization", "Bearer open-sesame") })
+		if response.StatusCode != http.StatusOK {
+			t.Errorf("%s, with the token: %s %s", host, response.Status, body)
+		}
+	}
+}
+
+func TestPagesMayNotCall(t *testing.T) {
+	t.Parallel()
+	url := serve(t, adminapi.Settings{Letters: &fake{}})
+	response, body := do(t, http.MethodPost, url+adminv1connect.DeadLetterServiceListDeadLettersProcedure, func(r *http.Request) {
+		r.Header.Set("Origin", "https://evil.example")
+		r.Header.Set("Sec-Fetch-Site", "cross-site")
+	})
+	if response.StatusCode != http.StatusForbidden || !strings.Contains(body, "PERMISSION_DENIED") || response.Header.Get("Access-Control-Allow-Origin") != "" {
+		t.Errorf("%s %s", response.Status, body)
+	}
+}
+
+func TestALargeRequestIsRefused(t *testing.T) {
+	t.Parallel()
+	client := open(t, &fake{})
+	_, err := client.ListDeadLetters(t.Context(), connect.NewRequest(&adminv1.ListDeadLettersRequest{Stage: strings.Repeat("x", 64<<10)}))
+	expect(t, "a large request", err, fault.PayloadTooLarge)
+}
+
+func TestNothingElseIsThere(t *testing.T) {
+	t.Parallel()
+	response, body := do(t, http.MethodPost, serve(t, adminapi.Settings{Letters: &fake{}})+"/v1/pipelines/p:infer")
+	if response.StatusCode != http.StatusNotFound || !strings.Contains(body, "this is the admin port") {
+		t.Errorf("%s %s", response.Status, body)
+	}
+}
+
+func TestExposedAddresses(t *testing.T) {
+	t.Parallel()
+	for address, want := range map[string]bool{
+		"127.0.0.1:9080": false, "127.1.2.3:0": false, "[::1]:9080": false, "localhost:9080": false,
+		":9080": true, "0.0.0.0:9080": true, "[::]:9080": true, "10.0.0.1:9080": true, "example.com:80": true, "nonsense": true,
+	} {
+		if got := adminapi.Exposed(address); got != want {
+			t.Errorf("%s: %t", address, got)
+		}
+	}
+}
+
+func TestTokensAreReadFromAFile(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	for name, test := range map[string]struct{ text, want string }{
+		"good":    {"  open-sesame\n", ""},
+		"empty":   {" \n", "there is no token in it"},
+		"two":     {"open sesame", "one word of visible ASCII"},
+		"foreign": {"s\u00e9same", "one word of visible ASCII"},
+		"large":   {strings.Repeat("x", 5<<10), "larger than 4096 bytes"},
+	} {
+		path := filepath.Join(folder, name)
+		if err := os.WriteFile(path, []byte(test.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := adminapi.ReadToken(path)
+		if (err == nil) != (test.want == "") || err != nil && (!strings.Contains(err.Error(), test.want) || !strings.HasPrefix(err.Error(), path)) {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+	if _, err := adminapi.ReadToken(filepath.Join(folder, "nowhere")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("got %v", err)
+	}
+}

@@ -1,0 +1,84 @@
+package adminapi
+
+import (
+	"context"
+	"net/http"
+
+	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
+	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1/adminv1connect"
+
+	"github.com/stagemesh/stagemesh/gateway/front/failure"
+	"github.com/stagemesh/stagemesh/gateway/front/port"
+	"github.com/stagemesh/stagemesh/gateway/front/procedure"
+	"github.com/stagemesh/stagemesh/mesh/deadletter"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+)
+
+// Letters are the dead letters of the mesh. Errors are ErrNone, ErrUnreadable
+// and ErrNotReplayable of mesh/deadletter, the context's, and those with a
+// *fault.Fault in their chain.
+type Letters interface {
+	List(ctx context.Context, q deadletter.Query) (deadletter.Page, error)
+	Get(ctx context.Context, seq uint64) (deadletter.Letter, error)
+	Replay(ctx context.Context, seq uint64) (deadletter.Replayed, error)
+	Discard(ctx context.Context, seq uint64) error
+}
+
+var _ Letters = (*deadletter.Store)(nil)
+
+// Settings are what Handler is made of.
+type Settings struct {
+	Letters Letters
+	// Health says whether the gateway can be used; nil says that it can.
+	Health func() error
+	// Token is what callers have to know; without one they have to be on this
+	// machine.
+	Token Token
+}
+
+// maxMessageBytes bounds one request: they are numbers and names.
+const maxMessageBytes = 64 << 10
+
+// services are the names of the RPC services on the port.
+var services = []string{adminv1connect.DeadLetterServiceName}
+
+// Handler returns the handler of everything on the admin port.
+func Handler(s Settings) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle(lettersHandler(s.Letters))
+	port.MountHealth(mux, s.health, services...)
+	port.MountReflection(mux, services...)
+	mux.HandleFunc("/", nothing)
+	// Only a list of origins can be wrong.
+	out, _ := port.CrossOrigin(guarded(mux, s.Token), port.Origins{})
+	return out
+}
+
+func lettersHandler(letters Letters) (string, http.Handler) {
+	descriptor := adminv1.File_stagemesh_admin_v1_deadletter_proto.Services().ByName("DeadLetterService")
+	out := procedure.NewService(descriptor, procedure.Settings{MaxMessageBytes: maxMessageBytes})
+	d := newDesk(letters)
+	procedure.Unary(out, "ListDeadLetters", bounded(d, d.list))
+	procedure.Unary(out, "GetDeadLetter", bounded(d, d.get))
+	procedure.Unary(out, "ReplayDeadLetter", bounded(d, d.replay))
+	procedure.Unary(out, "DiscardDeadLetter", bounded(d, d.discard))
+	return out.Path(), out
+}
+
+// health answers for the gateway and knows nothing else by name.
+func (s Settings) health(_ context.Context, name string) error {
+	switch {
+	case name != "":
+		return fault.New(fault.NotFound, "this port knows the health of the gateway and of its own services")
+	case s.Health == nil:
+		return nil
+	}
+	return s.Health()
+}
+
+// shown is how much of a path or name is repeated to its caller, in runes.
+const shown = 80
+
+func nothing(w http.ResponseWriter, r *http.Request) {
+	failure.Write(w, fault.Newf(fault.NotFound, "there is nothing at %.*q; this is the admin port, inference has another", shown, r.URL.Path))
+}

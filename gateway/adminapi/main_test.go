@@ -1,0 +1,250 @@
+package adminapi_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/google/uuid"
+	"go.uber.org/goleak"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+
+	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
+	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1/adminv1connect"
+	"github.com/stagemesh/stagemesh/sdk/go/tensor"
+
+	"github.com/stagemesh/stagemesh/gateway/adminapi"
+	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/deadletter"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	mesh  pipeline.MeshName  = "test"
+	stage pipeline.StageName = "classify"
+)
+
+// desk is a mesh's dead letters on a real broker, and the queue of a stage.
+type desk struct {
+	*deadletter.Store
+	t      *testing.T
+	broker *bustest.Broker
+	bus    *bus.Bus
+	stored uint64
+}
+
+func newDesk(t *testing.T) *desk {
+	t.Helper()
+	broker := bustest.Start(t)
+	b := broker.Connect(mesh)
+	d := &desk{Store: deadletter.New(b, deadletter.Settings{MaxBytes: 64 << 20}), t: t, broker: broker, bus: b}
+	if err := d.Ensure(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// queue makes the stage's queue, with room for so many.
+func (d *desk) queue(room int64) {
+	d.t.Helper()
+	_, err := d.bus.EnsureQueue(d.t.Context(), bus.QueueSettings{
+		Stage: stage, Durability: pipeline.File, MaxItems: room, MaxBytes: 8 << 20, AckWait: time.Minute,
+	})
+	if err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+func item() *envelope.Envelope {
+	return &envelope.Envelope{
+		Mesh: mesh, Tenant: "tenant", Gateway: "gateway", Pipeline: "pipeline", IdempotencyKey: "key",
+		RequestID: pipeline.RequestID(uuid.NewString()), ExecutionID: pipeline.ExecutionID(uuid.NewString()),
+		Route: []pipeline.Hop{
+			{Step: "one", Stage: "decode"},
+			{Step: "two", Stage: stage, Model: payload.ModelRef{Alias: "best"}, Parameters: payload.Parameters{"t": payload.Double(0.5)}},
+		},
+		Position:   1,
+		Durability: pipeline.File, AdmittedAt: time.Now().Add(-time.Hour), Deadline: time.Now().Add(-time.Hour + time.Minute),
+		Metadata: map[string]string{"user": "u"}, Trace: map[string]string{"traceparent": "00-1-2-01"},
+		Parts: []payload.Part{
+			payload.OfBlob("image", "image/png", []byte("12345")),
+			payload.OfTensor("x", tensor.Tensor{Datatype: tensor.FP32, Shape: []int64{1, 2}, Raw: make([]byte, 8)}),
+		},
+		Kept:    []payload.Part{payload.OfBlob("note", "", []byte("1"))},
+		Timings: []envelope.StepTiming{{Step: "one", Stage: "decode", Host: "h", Run: time.Second}},
+	}
+}
+
+// bury stores a letter about the message and returns its number.
+func (d *desk) bury(message []byte, edits ...func(*envelope.DeadLetter)) uint64 {
+	d.t.Helper()
+	now := time.Now()
+	letter := &envelope.DeadLetter{
+		Mesh: mesh, Stage: stage, Host: "host", Durability: pipeline.File, Priority: 3, Deliveries: 5,
+		Fault: fault.New(fault.RunnerCrashed, "it ends every worker").At(string(stage), "two", "host").WithMetadata("k", "v"),
+		Item:  message, Starts: []envelope.RunStart{{Host: "crashed", At: now}, {Host: "crashed", At: now}},
+		QueuedAt: now, DiedAt: now,
+	}
+	for _, edit := range edits {
+		edit(letter)
+	}
+	d.stored++
+	m, err := d.bus.DeadLetter(letter, bus.Delivery{Seq: d.stored})
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	if err := d.bus.SendAndWait(d.t.Context(), m); err != nil {
+		d.t.Fatal(err)
+	}
+	return d.stored
+}
+
+// garbage stores bytes that are no letter and returns their number.
+func (d *desk) garbage() uint64 {
+	d.t.Helper()
+	if _, err := d.bus.JetStream().Publish(d.t.Context(), d.bus.Dead(stage), []byte("\xff")); err != nil {
+		d.t.Fatal(err)
+	}
+	d.stored++
+	return d.stored
+}
+
+func (d *desk) encode(e *envelope.Envelope) []byte {
+	d.t.Helper()
+	data, err := e.Encode()
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	return data
+}
+
+// protocol is a way to reach the port.
+type protocol struct {
+	name    string
+	h2c     bool
+	options []connect.ClientOption
+}
+
+func protocols() []protocol {
+	return []protocol{
+		{"Connect", false, nil},
+		{"Connect JSON", false, []connect.ClientOption{connect.WithProtoJSON()}},
+		{"gRPC", true, []connect.ClientOption{connect.WithGRPC()}},
+		{"gRPC-Web", false, []connect.ClientOption{connect.WithGRPCWeb()}},
+	}
+}
+
+func (p protocol) client(t *testing.T, url string, more ...connect.ClientOption) adminv1connect.DeadLetterServiceClient {
+	t.Helper()
+	return adminv1connect.NewDeadLetterServiceClient(fronttest.Client(t, p.h2c), url, append(p.options, more...)...)
+}
+
+func serve(t *testing.T, s adminapi.Settings) string {
+	t.Helper()
+	return fronttest.Serve(t, adminapi.Handler(s))
+}
+
+// open returns a client of a port about the letters.
+func open(t *testing.T, letters adminapi.Letters) adminv1connect.DeadLetterServiceClient {
+	t.Helper()
+	return protocols()[0].client(t, serve(t, adminapi.Settings{Letters: letters}))
+}
+
+func get(t *testing.T, client adminv1connect.DeadLetterServiceClient, seq uint64) (*adminv1.DeadLetter, error) {
+	t.Helper()
+	response, err := client.GetDeadLetter(t.Context(), connect.NewRequest(&adminv1.GetDeadLetterRequest{Seq: seq}))
+	if err != nil {
+		return nil, err
+	}
+	return response.Msg.GetLetter(), nil
+}
+
+func replay(t *testing.T, client adminv1connect.DeadLetterServiceClient, seq uint64) (*adminv1.ReplayDeadLetterResponse, error) {
+	t.Helper()
+	response, err := client.ReplayDeadLetter(t.Context(), connect.NewRequest(&adminv1.ReplayDeadLetterRequest{Seq: seq}))
+	if err != nil {
+		return nil, err
+	}
+	return response.Msg, nil
+}
+
+func discard(t *testing.T, client adminv1connect.DeadLetterServiceClient, seq uint64) error {
+	t.Helper()
+	_, err := client.DiscardDeadLetter(t.Context(), connect.NewRequest(&adminv1.DiscardDeadLetterRequest{Seq: seq}))
+	return err
+}
+
+// list returns the numbers of a page, those that cannot be read, and the next.
+func list(t *testing.T, client adminv1connect.DeadLetterServiceClient, r *adminv1.ListDeadLettersRequest) string {
+	t.Helper()
+	response, err := client.ListDeadLetters(t.Context(), connect.NewRequest(r))
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := ""
+	for _, letter := range response.Msg.GetLetters() {
+		out += fmt.Sprint(letter.GetSeq(), " ")
+	}
+	return out + fmt.Sprint(response.Msg.GetUnreadable(), " ", response.Msg.GetNext())
+}
+
+// expect checks that an RPC failed with the reason, its code and the details.
+func expect(t *testing.T, what string, err error, want fault.Reason) *errdetails.ErrorInfo {
+	t.Helper()
+	rpc, ok := errors.AsType[*connect.Error](err)
+	if !ok {
+		t.Errorf("%s: got %v, want %s", what, err, want)
+		return nil
+	}
+	if code := connect.Code(fault.Classify(want).Code); rpc.Code() != code {
+		t.Errorf("%s: got code %s, want %s: %v", what, rpc.Code(), code, err)
+	}
+	for _, detail := range rpc.Details() {
+		value, err := detail.Value()
+		if info, is := value.(*errdetails.ErrorInfo); err == nil && is {
+			if info.GetReason() != string(want) {
+				t.Errorf("%s: got %s, want %s: %v", what, info.GetReason(), want, rpc)
+			}
+			return info
+		}
+	}
+	t.Errorf("%s: %v has no reason", what, rpc)
+	return nil
+}
+
+// fake is letters that fail as they are told to, or wait to be told.
+type fake struct {
+	err      error
+	replayed deadletter.Replayed
+	// inside gets a value from each List that has begun; leave ends one.
+	inside, leave chan struct{}
+}
+
+func (f *fake) List(ctx context.Context, _ deadletter.Query) (deadletter.Page, error) {
+	if f.inside != nil {
+		if _, bounded := ctx.Deadline(); !bounded {
+			return deadletter.Page{}, errors.New("no deadline")
+		}
+		f.inside <- struct{}{}
+		<-f.leave
+	}
+	return deadletter.Page{}, f.err
+}
+
+func (f *fake) Get(context.Context, uint64) (deadletter.Letter, error) {
+	return deadletter.Letter{}, f.err
+}
+
+func (f *fake) Replay(context.Context, uint64) (deadletter.Replayed, error) { return f.replayed, f.err }
+
+func (f *fake) Discard(context.Context, uint64) error { return f.err }
