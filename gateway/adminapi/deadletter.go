@@ -3,6 +3,7 @@ package adminapi
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"strings"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 // desk answers the procedures of DeadLetterService.
 type desk struct {
 	letters Letters
+	log     *slog.Logger
 	// places is taken from by every call that is served.
 	places chan struct{}
 }
@@ -30,8 +32,8 @@ const (
 	retryAfter = time.Second
 )
 
-func newDesk(letters Letters) *desk {
-	return &desk{letters: letters, places: make(chan struct{}, atOnce)}
+func newDesk(letters Letters, log *slog.Logger) *desk {
+	return &desk{letters: letters, log: log, places: make(chan struct{}, atOnce)}
 }
 
 // bounded returns f as a procedure that takes a place and has a time limit.
@@ -47,9 +49,17 @@ func bounded[P, Out any](d *desk, f func(context.Context, P) (*Out, error)) func
 		defer cancel()
 		out, err := f(ctx, in.Message)
 		if err != nil {
+			d.note(err)
 			return nil, err
 		}
 		return connect.NewResponse(out), nil
+	}
+}
+
+// note logs what its caller is not told.
+func (d *desk) note(err error) {
+	if f := fault.From(err); f.Reason == fault.Internal {
+		d.log.Error("dead letters", "error", f.Unwrap())
 	}
 }
 
@@ -91,6 +101,10 @@ func (d *desk) replay(ctx context.Context, in *adminv1.ReplayDeadLetterRequest) 
 	if err != nil && replayed.RequestID == "" {
 		return nil, told(err, in.GetSeq())
 	}
+	d.log.Info("dead letter replayed", "letter", in.GetSeq(), "request", replayed.RequestID)
+	if err != nil {
+		d.log.Warn("replayed dead letter remains", "letter", in.GetSeq(), "error", err)
+	}
 	return &adminv1.ReplayDeadLetterResponse{
 		RequestId:     string(replayed.RequestID),
 		ExecutionId:   string(replayed.ExecutionID),
@@ -103,6 +117,7 @@ func (d *desk) discard(ctx context.Context, in *adminv1.DiscardDeadLetterRequest
 	if err := d.letters.Discard(ctx, in.GetSeq()); err != nil {
 		return nil, told(err, in.GetSeq())
 	}
+	d.log.Info("dead letter discarded", "letter", in.GetSeq())
 	return &adminv1.DiscardDeadLetterResponse{}, nil
 }
 

@@ -1,7 +1,9 @@
 package adminapi_test
 
 import (
+	"bytes"
 	"errors"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -27,7 +29,7 @@ func TestLettersAreServedOnEveryProtocol(t *testing.T) {
 	url := serve(t, adminapi.Settings{Letters: d})
 	for _, p := range protocols() {
 		client := p.client(t, url)
-		first := item()
+		first := item(t)
 		seq := d.bury(d.encode(first))
 		response, err := client.ListDeadLetters(t.Context(), connect.NewRequest(&adminv1.ListDeadLettersRequest{}))
 		if err != nil || len(response.Msg.GetLetters()) != 1 {
@@ -64,7 +66,7 @@ func TestALetterIsShownWithAllThatIsKnown(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t)
 	client := open(t, d)
-	e := item()
+	e := item(t)
 	letter, err := get(t, client, d.bury(d.encode(e)))
 	if err != nil {
 		t.Fatal(err)
@@ -111,7 +113,7 @@ func TestWhatIsNoItemIsShownAndNotReplayed(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t)
 	client := open(t, d)
-	other := item()
+	other := item(t)
 	other.Mesh = "other"
 	for name, test := range map[string]struct {
 		message []byte
@@ -135,7 +137,7 @@ func TestAnItemWithAnAbsurdTimeIsShown(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t)
 	var wire meshv1.Envelope
-	if err := proto.Unmarshal(d.encode(item()), &wire); err != nil {
+	if err := proto.Unmarshal(d.encode(item(t)), &wire); err != nil {
 		t.Fatal(err)
 	}
 	wire.AdmittedAt = &timestamppb.Timestamp{Seconds: 1 << 60}
@@ -226,7 +228,7 @@ func TestAReplaySaysWhyTheQueueDoesNotTakeIt(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t)
 	client := open(t, d)
-	first, second := d.bury(d.encode(item())), d.bury(d.encode(item()))
+	first, second := d.bury(d.encode(item(t))), d.bury(d.encode(item(t)))
 	_, err := replay(t, client, first)
 	if info := expect(t, "without a queue", err, fault.NoCapacity); info.GetMetadata()["stage"] != string(stage) {
 		t.Errorf("it says %v", info)
@@ -271,11 +273,12 @@ func TestAReplayWhoseLetterStaysSaysSo(t *testing.T) {
 
 func TestWhatIsNobodysBusinessIsNotTold(t *testing.T) {
 	t.Parallel()
-	client := open(t, &fake{err: errors.New("the password is 1234")})
-	_, err := replay(t, client, 1)
+	var log bytes.Buffer
+	url := serve(t, adminapi.Settings{Letters: &fake{err: errors.New("the password is 1234")}, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	_, err := replay(t, protocols()[0].client(t, url), 1)
 	expect(t, "replay", err, fault.Internal)
-	if strings.Contains(err.Error(), "1234") {
-		t.Errorf("it says %v", err)
+	if strings.Contains(err.Error(), "1234") || !strings.Contains(log.String(), "1234") {
+		t.Errorf("it says %v and logs %s", err, log.String())
 	}
 }
 

@@ -2,6 +2,7 @@ package adminapi
 
 import (
 	"context"
+	"log/slog"
 	"net/http"
 
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
@@ -34,6 +35,9 @@ type Settings struct {
 	// Token is what callers have to know; without one they have to be on this
 	// machine.
 	Token Token
+	// Logger gets what is done to letters, and the causes of INTERNAL, which
+	// callers do not see; nil logs nothing.
+	Logger *slog.Logger
 }
 
 // maxMessageBytes bounds one request: they are numbers and names.
@@ -44,8 +48,11 @@ var services = []string{adminv1connect.DeadLetterServiceName}
 
 // Handler returns the handler of everything on the admin port.
 func Handler(s Settings) http.Handler {
+	if s.Logger == nil {
+		s.Logger = slog.New(slog.DiscardHandler)
+	}
 	mux := http.NewServeMux()
-	mux.Handle(lettersHandler(s.Letters))
+	mux.Handle(s.lettersHandler())
 	port.MountHealth(mux, s.health, services...)
 	port.MountReflection(mux, services...)
 	mux.HandleFunc("/", nothing)
@@ -54,10 +61,10 @@ func Handler(s Settings) http.Handler {
 	return out
 }
 
-func lettersHandler(letters Letters) (string, http.Handler) {
+func (s Settings) lettersHandler() (string, http.Handler) {
 	descriptor := adminv1.File_stagemesh_admin_v1_deadletter_proto.Services().ByName("DeadLetterService")
 	out := procedure.NewService(descriptor, procedure.Settings{MaxMessageBytes: maxMessageBytes})
-	d := newDesk(letters)
+	d := newDesk(s.Letters, s.Logger)
 	procedure.Unary(out, "ListDeadLetters", bounded(d, d.list))
 	procedure.Unary(out, "GetDeadLetter", bounded(d, d.get))
 	procedure.Unary(out, "ReplayDeadLetter", bounded(d, d.replay))

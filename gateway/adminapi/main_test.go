@@ -9,16 +9,16 @@ import (
 
 	"connectrpc.com/connect"
 	"github.com/google/uuid"
+	"github.com/nats-io/nats.go/jetstream"
 	"go.uber.org/goleak"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1/adminv1connect"
-	"github.com/stagemesh/stagemesh/sdk/go/tensor"
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/adminapi"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
-	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/deadletter"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
@@ -39,8 +39,17 @@ type desk struct {
 	*deadletter.Store
 	t      *testing.T
 	broker *bustest.Broker
-	bus    *bus.Bus
+	bus    bus
 	stored uint64
+}
+
+// bus is what a desk needs of its connection to the broker.
+type bus interface {
+	JetStream() jetstream.JetStream
+	Dead(pipeline.StageName) string
+	Stage(pipeline.StageName, pipeline.Durability, pipeline.Class) string
+	Stream(pipeline.StageName, pipeline.Durability) string
+	Connected() bool
 }
 
 func newDesk(t *testing.T) *desk {
@@ -57,15 +66,24 @@ func newDesk(t *testing.T) *desk {
 // queue makes the stage's queue, with room for so many.
 func (d *desk) queue(room int64) {
 	d.t.Helper()
-	_, err := d.bus.EnsureQueue(d.t.Context(), bus.QueueSettings{
-		Stage: stage, Durability: pipeline.File, MaxItems: room, MaxBytes: 8 << 20, AckWait: time.Minute,
+	_, err := d.bus.JetStream().CreateStream(d.t.Context(), jetstream.StreamConfig{
+		Name: d.bus.Stream(stage, pipeline.File), Subjects: []string{d.bus.Stage(stage, pipeline.File, "*")},
+		Retention: jetstream.WorkQueuePolicy, Discard: jetstream.DiscardNew, MaxMsgs: room,
 	})
 	if err != nil {
 		d.t.Fatal(err)
 	}
 }
 
-func item() *envelope.Envelope {
+func item(t *testing.T) *envelope.Envelope {
+	t.Helper()
+	parts, err := payload.FromProto("parts", []*inferencev1.Part{
+		{Name: "image", Body: &inferencev1.Part_Blob{Blob: &inferencev1.Blob{ContentType: "image/png", Data: []byte("12345")}}},
+		{Name: "x", Body: &inferencev1.Part_Tensor{Tensor: &inferencev1.Tensor{Datatype: "FP32", Shape: []int64{1, 2}, Raw: make([]byte, 8)}}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	return &envelope.Envelope{
 		Mesh: mesh, Tenant: "tenant", Gateway: "gateway", Pipeline: "pipeline", IdempotencyKey: "key",
 		RequestID: pipeline.RequestID(uuid.NewString()), ExecutionID: pipeline.ExecutionID(uuid.NewString()),
@@ -76,10 +94,7 @@ func item() *envelope.Envelope {
 		Position:   1,
 		Durability: pipeline.File, AdmittedAt: time.Now().Add(-time.Hour), Deadline: time.Now().Add(-time.Hour + time.Minute),
 		Metadata: map[string]string{"user": "u"}, Trace: map[string]string{"traceparent": "00-1-2-01"},
-		Parts: []payload.Part{
-			payload.OfBlob("image", "image/png", []byte("12345")),
-			payload.OfTensor("x", tensor.Tensor{Datatype: tensor.FP32, Shape: []int64{1, 2}, Raw: make([]byte, 8)}),
-		},
+		Parts:   parts,
 		Kept:    []payload.Part{payload.OfBlob("note", "", []byte("1"))},
 		Timings: []envelope.StepTiming{{Step: "one", Stage: "decode", Host: "h", Run: time.Second}},
 	}
@@ -98,25 +113,26 @@ func (d *desk) bury(message []byte, edits ...func(*envelope.DeadLetter)) uint64 
 	for _, edit := range edits {
 		edit(letter)
 	}
-	d.stored++
-	m, err := d.bus.DeadLetter(letter, bus.Delivery{Seq: d.stored})
+	data, err := letter.Encode()
 	if err != nil {
 		d.t.Fatal(err)
 	}
-	if err := d.bus.SendAndWait(d.t.Context(), m); err != nil {
+	return d.store(letter.Stage, data)
+}
+
+func (d *desk) store(of pipeline.StageName, data []byte) uint64 {
+	d.t.Helper()
+	if _, err := d.bus.JetStream().Publish(d.t.Context(), d.bus.Dead(of), data); err != nil {
 		d.t.Fatal(err)
 	}
+	d.stored++
 	return d.stored
 }
 
 // garbage stores bytes that are no letter and returns their number.
 func (d *desk) garbage() uint64 {
 	d.t.Helper()
-	if _, err := d.bus.JetStream().Publish(d.t.Context(), d.bus.Dead(stage), []byte("\xff")); err != nil {
-		d.t.Fatal(err)
-	}
-	d.stored++
-	return d.stored
+	return d.store(stage, []byte("\xff"))
 }
 
 func (d *desk) encode(e *envelope.Envelope) []byte {
