@@ -12,13 +12,14 @@ SHELL := bash
 # failure; go, buf and golangci-lint use all cores by themselves.
 .NOTPARALLEL:
 
-# run: ONCE=1 exits after the table. LISTEN and OPS are the addresses for callers
-# and for operators; port 0 is a free one, which ONCE=1 takes by itself, so that
-# it works beside another mesh. The environment has no say in these.
+# run: ONCE=1 exits after the table. LISTEN, ADMIN and OPS are the addresses for
+# callers, for operators and for their tools; port 0 is a free one, which ONCE=1
+# takes by itself, so that it works beside another mesh. The environment has no say in these.
 ONCE   =
 LISTEN = $(if $(ONCE),127.0.0.1:0)
+ADMIN  = $(if $(ONCE),127.0.0.1:0)
 OPS    = $(if $(ONCE),127.0.0.1:0)
-RUN    = bin/digits $(if $(ONCE),--once) $(LISTEN:%=--listen %) $(OPS:%=--ops %)
+RUN    = bin/digits $(if $(ONCE),--once) $(LISTEN:%=--listen %) $(ADMIN:%=--admin %) $(OPS:%=--ops %)
 
 # The modules that are built and tested together (go.work), and their packages.
 MODULES      := . proto sdk/go

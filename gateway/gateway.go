@@ -35,6 +35,8 @@ type Settings struct {
 	Bus  bus.Settings
 	// Listen is the public address; empty means none, for use as a library.
 	Listen string
+	// Admin is the port for operators.
+	Admin Admin
 	// AllowOrigins are the web origins that browsers may call from.
 	AllowOrigins []string
 	// MaxBody bounds a request's body, in bytes; 0 means four times the
@@ -71,9 +73,10 @@ type Gateway struct {
 	service  *call.Service
 	handler  http.Handler
 	bus      *bus.Bus
-	addr     net.Addr
-	ready    chan struct{}
-	stopping atomic.Bool
+	// addr and admin are where it listens, once it does.
+	addr, admin net.Addr
+	ready       chan struct{}
+	stopping    atomic.Bool
 }
 
 // BodyOf is how many bytes the body of a request may have whose inputs are
@@ -98,6 +101,9 @@ func New(s Settings) (*Gateway, error) {
 	}
 	if s.DrainTimeout == 0 {
 		s.DrainTimeout = DefaultDrainTimeout
+	}
+	if err := s.Admin.Validate(); err != nil {
+		return nil, adminErrors(err)
 	}
 	s.Call.Logger = s.Call.Logger.With("gateway", s.Call.Gateway)
 	s.Bus.Mesh, s.Bus.Name, s.Bus.Logger = s.Call.Mesh, "gateway "+string(s.Call.Gateway), s.Call.Logger
@@ -145,24 +151,37 @@ func (g *Gateway) Run(ctx context.Context) error {
 }
 
 // serve listens, then drains: it says so, lets everybody in who has not heard
-// yet, and keeps the port open until the calls inside have their answers.
+// yet, and keeps the ports open until the calls inside have their answers.
 func (g *Gateway) serve(ctx context.Context) error {
-	server, err := g.listen(ctx)
+	ports, err := g.open(ctx)
 	if err != nil {
 		return errors.Join(err, g.service.Stop(ctx))
 	}
 	close(g.ready)
-	err = server.until(ctx)
+	err = ports.until(ctx)
 	g.stopping.Store(true)
 	g.log.Info("draining", "delay", g.settings.DrainDelay)
 	if err == nil {
-		err = server.linger(g.settings.DrainDelay)
+		err = ports.linger(g.settings.DrainDelay)
 	}
 	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.settings.DrainTimeout)
 	defer cancel()
-	err = errors.Join(err, g.service.Stop(drain), server.stop(drain))
+	err = errors.Join(err, g.service.Stop(drain), ports.stop(drain))
 	g.log.Info("drained")
 	return err
+}
+
+// open opens the admin port and then the public one.
+func (g *Gateway) open(ctx context.Context) (p ports, err error) {
+	if p.admin, err = g.listenAdmin(ctx); err != nil {
+		return ports{}, err
+	}
+	p.public, err = g.listen(ctx, where{listen: g.settings.Listen, key: "gateway.listen"}, g.handler)
+	if err != nil {
+		return ports{}, errors.Join(err, p.admin.stop(ctx))
+	}
+	g.addr, g.admin = p.public.addr, p.admin.addr
+	return p, nil
 }
 
 // Service returns the request path, for use as a library.
@@ -170,6 +189,9 @@ func (g *Gateway) Service() *call.Service { return g.service }
 
 // Addr returns where the gateway listens, once it does.
 func (g *Gateway) Addr() net.Addr { return g.addr }
+
+// AdminAddr returns where the gateway listens for operators, once it does.
+func (g *Gateway) AdminAddr() net.Addr { return g.admin }
 
 // WaitReady returns when the gateway serves.
 func (g *Gateway) WaitReady(ctx context.Context) error {

@@ -25,21 +25,27 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// run runs a gateway on the broker, which stops with the test or before.
-func run(t *testing.T, broker *bustest.Broker, edits ...func(*gateway.Settings)) (g *gateway.Gateway, stop func()) {
+// settings are those of a gateway without pipelines; the edits change them.
+func settings(t *testing.T, broker string, edits ...func(*gateway.Settings)) gateway.Settings {
 	t.Helper()
 	c, err := catalog.New(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	settings := gateway.Settings{
+	s := gateway.Settings{
 		Call: call.Settings{Mesh: "test", Gateway: "gateway", Catalog: c, Logger: slog.New(slog.DiscardHandler), Meter: noop.Meter{}},
-		Bus:  bus.Settings{URL: broker.URL()}, Listen: "127.0.0.1:0",
+		Bus:  bus.Settings{URL: broker}, Listen: "127.0.0.1:0",
 	}
 	for _, edit := range edits {
-		edit(&settings)
+		edit(&s)
 	}
-	g, err = gateway.New(settings)
+	return s
+}
+
+// run runs a gateway on the broker, which stops with the test or before.
+func run(t *testing.T, broker *bustest.Broker, edits ...func(*gateway.Settings)) (g *gateway.Gateway, stop func()) {
+	t.Helper()
+	g, err := gateway.New(settings(t, broker.URL(), edits...))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -11,38 +12,60 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/front/port"
 )
 
-// server is the public port; one without a listener serves a library.
+// server is one port; one without a listener serves nobody.
 type server struct {
 	http *http.Server
+	addr net.Addr
 	// served is closed when serving has ended, with err.
 	served chan struct{}
 	err    error
 }
 
-func (g *Gateway) listen(ctx context.Context) (*server, error) {
-	if g.settings.Listen == "" {
+// where is a port before it is open.
+type where struct {
+	// listen is the address, and key names it in messages. Without an address
+	// there is no port.
+	listen, key string
+	// tls is nil where the port is plain.
+	tls *tls.Config
+}
+
+func (g *Gateway) listen(ctx context.Context, at where, handler http.Handler) (*server, error) {
+	if at.listen == "" {
 		return &server{}, nil
 	}
 	var lc net.ListenConfig
-	listener, err := lc.Listen(ctx, "tcp", g.settings.Listen)
+	listener, err := lc.Listen(ctx, "tcp", at.listen)
 	if err != nil {
-		return nil, fmt.Errorf("gateway: listen: %w", err)
+		return nil, fmt.Errorf("%s: %w", at.key, err)
 	}
-	g.addr = listener.Addr()
-	g.log.Info("gateway listens", "address", g.addr.String())
-	s := &server{http: port.NewServer(g.handler, g.log), served: make(chan struct{})}
+	s := &server{http: port.NewServer(handler, g.log), addr: listener.Addr(), served: make(chan struct{})}
+	s.http.TLSConfig = at.tls
+	g.log.Info("gateway listens", "address", s.addr.String(), "port", at.key, "tls", at.tls != nil)
 	go func() {
 		defer close(s.served)
-		s.err = s.http.Serve(listener)
+		s.err = s.serve(listener)
 	}()
 	return s, nil
 }
 
+func (s *server) serve(listener net.Listener) error {
+	if s.http.TLSConfig != nil {
+		return s.http.ServeTLS(listener, "", "")
+	}
+	return s.http.Serve(listener)
+}
+
+// ports are the gateway's.
+type ports struct{ public, admin *server }
+
 // until returns nil when the context ends, or why serving ended before.
-func (s *server) until(ctx context.Context) error {
+func (p ports) until(ctx context.Context) error {
 	select {
-	case <-s.served:
-		return s.err
+	case <-p.public.served:
+		return p.public.err
+	case <-p.admin.served:
+		return p.admin.err
 	case <-ctx.Done():
 		return nil
 	}
@@ -62,23 +85,29 @@ func (g *Gateway) lettingGo(next http.Handler) http.Handler {
 
 // linger returns nil when the time is over, or why serving ended before. Whoever
 // has kept a connection all that time without a word is let go then: its next
-// request would come too late.
-func (s *server) linger(d time.Duration) error {
-	if s.http == nil || d == 0 {
+// request would come too late. Without a public port there is nobody to wait for.
+func (p ports) linger(d time.Duration) error {
+	if p.public.http == nil || d == 0 {
 		return nil
 	}
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
-	case <-s.served:
-		return s.err
+	case <-p.public.served:
+		return p.public.err
+	case <-p.admin.served:
+		return p.admin.err
 	case <-timer.C:
-		s.http.SetKeepAlivesEnabled(false)
+		p.public.http.SetKeepAlivesEnabled(false)
 		return nil
 	}
 }
 
-// stop closes the port and waits for the answers that are being written.
+// stop closes the ports and waits for the answers that are being written.
+func (p ports) stop(ctx context.Context) error {
+	return errors.Join(p.public.stop(ctx), p.admin.stop(ctx))
+}
+
 func (s *server) stop(ctx context.Context) error {
 	if s.http == nil {
 		return nil

@@ -117,7 +117,7 @@ func digits(t *testing.T) (address string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	file.Gateway.Listen = "127.0.0.1:0"
+	file.Gateway.Listen, file.Gateway.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
 	mesh, err := local.FromFile(file, local.FileSettings{})
 	if err != nil {
 		t.Fatal(err)

@@ -40,7 +40,7 @@ func FromFile(f *meshfile.File, s FileSettings) (*Mesh, error) {
 			MaxMemory: int64(f.NATS.MaxMemory), MaxStore: int64(f.NATS.MaxStore), MaxPayload: int(f.NATS.MaxPayload),
 		},
 		Results: f.ResultSettings(), DeadLetters: f.DeadLetterSettings(),
-		Gateway: gatewayOf(f.Gateway),
+		Gateway: gatewayOf(f),
 		Logger:  s.Logger, Meter: s.Meter, Version: s.Version,
 	})
 	if err != nil {
@@ -100,13 +100,15 @@ func stageOf(f *meshfile.File, name string) (Stage, error) {
 	return out, nil
 }
 
-func gatewayOf(g meshfile.Gateway) gateway.Settings {
+func gatewayOf(f *meshfile.File) gateway.Settings {
+	g := f.Gateway
 	return gateway.Settings{
 		Call: call.Settings{
 			Timeout: g.Timeout, MaxTimeout: g.MaxTimeout, MaxInFlight: g.MaxInFlight,
 			MaxPayload: int(g.MaxPayload), Metadata: g.Metadata, HostGrace: g.HostGrace,
 		},
 		Listen:       cmp.Or(g.Listen, meshfile.DefaultListen),
+		Admin:        f.AdminPort(),
 		AllowOrigins: g.AllowOrigins,
 		DrainDelay:   g.DrainDelay,
 		DrainTimeout: g.DrainTimeout,

@@ -37,7 +37,7 @@ func TestFileBecomesAMeshToWhichMoreMayBeAdded(t *testing.T) {
 	t.Parallel()
 	m := fromFile(t, parse(t, `
 mesh: m
-gateway: {listen: "127.0.0.1:0"}
+gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
 stages:
   echo: {runner: {echo: {}}, hosts: 2, listen: "127.0.0.1:0"}
   sleep: {runner: {sleep: {base: 1ms}}, batch: {max_size: 4}}
@@ -74,7 +74,7 @@ func TestBrokerMayHaveNoMoreThanTheMeshReserves(t *testing.T) {
 	t.Parallel()
 	m := start(t, fromFile(t, parse(t, `
 mesh: m
-gateway: {listen: "127.0.0.1:0"}
+gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
 nats: {max_memory: 3MiB, max_store: 24MiB}
 results: {max_bytes: 2MiB}
 dead_letters: {max_bytes: 3MiB}
@@ -100,7 +100,7 @@ func TestMeshInMemoryAloneTakesNoDurableRequest(t *testing.T) {
 	t.Parallel()
 	m := start(t, fromFile(t, parse(t, `
 mesh: m
-gateway: {listen: "127.0.0.1:0"}
+gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
 stages:
   a: {runner: {echo: {}}, queue: {durabilities: [memory]}, attempts: 1}
 pipelines:
@@ -117,7 +117,7 @@ func TestProcessMayRunSomeStagesOfAFile(t *testing.T) {
 	t.Parallel()
 	const text = `
 mesh: m
-gateway: {listen: "127.0.0.1:0"}
+gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
 nats: {listen: "127.0.0.1:0"}
 stages:
   one: {runner: {echo: {}}}

@@ -347,6 +347,7 @@ func TestStartThatFailsStopsEverything(t *testing.T) {
 	}{
 		"a runner":              {local.Settings{}, failing, "stage broken: start of the runner: no weights"},
 		"the gateway's address": {local.Settings{Gateway: gateway.Settings{Listen: address}}, local.Stage{Name: "b", Runner: sign("b")}, "gateway.listen: listen tcp " + address},
+		"the admin address":     {local.Settings{Gateway: gateway.Settings{Admin: gateway.Admin{Listen: address}}}, local.Stage{Name: "b", Runner: sign("b")}, "gateway.admin.listen: listen tcp " + address},
 		"a stage's address":     {local.Settings{}, local.Stage{Name: "b", Runner: sign("b"), Listen: address}, "stages.b.listen: listen tcp " + address},
 		"the broker's address":  {local.Settings{Broker: local.BrokerSettings{Listen: address}}, local.Stage{Name: "b", Runner: sign("b")}, "the broker in the process did not start: nats.listen: "},
 		"no address":            {local.Settings{Broker: local.BrokerSettings{Listen: "nowhere:at:all"}}, local.Stage{Name: "b", Runner: sign("b")}, "the broker in the process did not start: nats.listen: "},

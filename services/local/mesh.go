@@ -260,6 +260,16 @@ func (m *Mesh) Addr() net.Addr {
 	return p.gateway.Addr()
 }
 
+// AdminAddr returns the address for operators, or nil where there is none, or
+// none yet.
+func (m *Mesh) AdminAddr() net.Addr {
+	p := m.parts.Load()
+	if p == nil || p.gateway.Ready() != nil {
+		return nil
+	}
+	return p.gateway.AdminAddr()
+}
+
 // BrokerURL returns where the broker listens, for other processes to join, or
 // "" where it does not.
 func (m *Mesh) BrokerURL() string {

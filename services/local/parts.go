@@ -63,7 +63,7 @@ func (p *parts) runHosts(ctx context.Context) error {
 }
 
 func (p *parts) runGateway(ctx context.Context) error {
-	return listenError("gateway.listen", p.gateway.Run(ctx))
+	return p.gateway.Run(ctx)
 }
 
 // listenError names the key of an address on which nobody can listen.

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/deadletter"
@@ -84,6 +85,20 @@ type Gateway struct {
 	DrainDelay time.Duration `yaml:"drain_delay"`
 	// DrainTimeout bounds how long a stop waits for calls.
 	DrainTimeout time.Duration `yaml:"drain_timeout"`
+	// Admin is the port for operators.
+	Admin Admin `yaml:"admin"`
+}
+
+// Admin says how the gateway serves operators.
+type Admin struct {
+	// Listen is the address, 127.0.0.1:9080 where empty.
+	Listen string `yaml:"listen"`
+	// TokenFile holds the token that callers have to know.
+	TokenFile string `yaml:"token_file"`
+	// CertFile and KeyFile hold a certificate and its key; without them the port
+	// is plain.
+	CertFile string `yaml:"cert_file"`
+	KeyFile  string `yaml:"key_file"`
 }
 
 // Ops says where operators ask.
@@ -223,11 +238,21 @@ func (f *File) checked(doc *config.Doc, err error, validate func(*File) error) (
 // Addresses where the file names none.
 const (
 	DefaultListen = "127.0.0.1:8080"
+	DefaultAdmin  = "127.0.0.1:9080"
 	DefaultOps    = "127.0.0.1:9090"
 )
 
 // OpsListen is the address of the operations port.
 func (f *File) OpsListen() string { return cmp.Or(f.Ops.Listen, DefaultOps) }
+
+// AdminPort is what the gateway is told about its port for operators.
+func (f *File) AdminPort() gateway.Admin {
+	a := f.Gateway.Admin
+	return gateway.Admin{
+		Listen: cmp.Or(a.Listen, DefaultAdmin), TokenFile: f.relative(a.TokenFile),
+		CertFile: f.relative(a.CertFile), KeyFile: f.relative(a.KeyFile),
+	}
+}
 
 // CredentialsFile is the path of the broker's credentials, or "".
 func (f *File) CredentialsFile() string { return f.relative(f.NATS.CredentialsFile) }

@@ -97,6 +97,7 @@ func TestWhatIsWrongIsToldWithItsPlace(t *testing.T) {
 		"parts of origins":    {good + "gateway: {allow_origins: [\"https://*.example.com\"]}", `m.yaml:4:27: gateway.allow_origins[0]: "https://*.example.com" is no origin`},
 		"all origins":         {good + "gateway: {allow_origins: [\"https://a\", \"*\"]}", `m.yaml:4:40: gateway.allow_origins[1]: "*" allows every origin, so it stands alone`},
 		"a port":              {good + "gateway: {listen: \":99999\"}", `m.yaml:4:11: gateway.listen: ":99999" is no address`},
+		"admin address":       {good + "gateway: {admin: {listen: localhost}}", `m.yaml:4:19: gateway.admin.listen: "localhost" is no address`},
 		"operations":          {good + "ops: {listen: \"9090\"}", `m.yaml:4:7: ops.listen: "9090" is no address`},
 		"broker":              {good + "nats: {url: \"nats://\"}", "m.yaml:4:8: nats.url: this is no URL of a broker, such as nats://127.0.0.1:4222"},
 		"broker's address":    {good + "nats: {listen: x}", `m.yaml:4:8: nats.listen: "x" is no address`},

@@ -42,7 +42,7 @@ func TestConfigCheckSaysWhatIsWrongAndWhere(t *testing.T) {
 			[]string{":4:14: stages.a.runner.ecco: this program has no such runner", ":5:5: stages.a.hosts: 99 is not between 1 and 64"},
 		},
 		"origins":        {stages + "gateway:\n  allow_origins: [\"*\", \"http://x\"]\n", []string{`:5:19: gateway.allow_origins[0]: "*" allows every origin`}},
-		"a misspelt key": {stages + "gateway: {max_paylod: 1MiB}\n", []string{`:4:11: gateway: "max_paylod" is not a key here; there are allow_origins,`}},
+		"a misspelt key": {stages + "gateway: {max_paylod: 1MiB}\n", []string{`:4:11: gateway: "max_paylod" is not a key here; there are admin, allow_origins,`}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -88,7 +88,7 @@ func TestHelpAndCompletionKnowEveryVerb(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, verb := range []string{"up", "infer", "result", "cancel", "config", "version", "completion"} {
+	for _, verb := range []string{"up", "infer", "result", "cancel", "dead", "config", "version", "completion"} {
 		if !strings.Contains(help, "\n  "+verb+" ") {
 			t.Errorf("help does not know %s:\n%s", verb, help)
 		}

@@ -72,7 +72,7 @@ func mesh(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	file.Gateway.Listen = "127.0.0.1:0"
+	file.Gateway.Listen, file.Gateway.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
 	m, err := local.FromFile(file, local.FileSettings{})
 	if err != nil {
 		t.Fatal(err)

@@ -59,9 +59,17 @@ func runUp(ctx context.Context, flags upFlags, out, errOut io.Writer) error {
 		return meshfile.FlagError("--config", err)
 	}
 	return Up(ctx, Run{File: file, Stages: flags.stages, Logger: log, Ready: func(m *local.Mesh, ops net.Addr) error {
-		_, err := fmt.Fprintf(out, "mesh %s is ready: http://%s (operations: http://%s); stop with Ctrl-C\n", file.Mesh, m.Addr(), ops)
+		_, err := fmt.Fprintf(out, "mesh %s is ready: http://%s (admin: %s, operations: http://%s); stop with Ctrl-C\n", file.Mesh, m.Addr(), adminURL(file, m), ops)
 		return err
 	}})
+}
+
+// adminURL is where operators ask the mesh.
+func adminURL(f *meshfile.File, m *local.Mesh) string {
+	if f.Gateway.Admin.CertFile != "" {
+		return "https://" + m.AdminAddr().String()
+	}
+	return "http://" + m.AdminAddr().String()
 }
 
 func (f upFlags) load() (*meshfile.File, error) {

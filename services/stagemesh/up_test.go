@@ -46,10 +46,22 @@ func (p *process) end(t *testing.T) error {
 }
 
 // readyLine is what up prints.
-var readyLine = regexp.MustCompile(`^mesh (\S+) is ready: (http://\S+) \(operations: (http://\S+)\); stop with Ctrl-C\n$`)
+var readyLine = regexp.MustCompile(`^mesh (\S+) is ready: (http://\S+) \(admin: (https?://\S+), operations: (http://\S+)\); stop with Ctrl-C\n$`)
 
-// ready waits for the line and returns the two addresses in it.
+// ready waits for the line and returns where callers and operators ask.
 func (p *process) ready(t *testing.T) (address, operations string) {
+	t.Helper()
+	words := p.readyLine(t)
+	return words[2], words[4]
+}
+
+// admin waits for the line and returns where the admin port is.
+func (p *process) admin(t *testing.T) string {
+	t.Helper()
+	return p.readyLine(t)[3]
+}
+
+func (p *process) readyLine(t *testing.T) []string {
 	t.Helper()
 	bustest.Eventually(t, "the mesh is ready", func() bool {
 		select {
@@ -63,7 +75,7 @@ func (p *process) ready(t *testing.T) (address, operations string) {
 	if words == nil {
 		t.Fatalf("it printed %q", p.out.String())
 	}
-	return words[2], words[3]
+	return words
 }
 
 // get returns the status and body of a page.
@@ -86,7 +98,7 @@ func get(t *testing.T, url string) (int, string) {
 	return response.StatusCode, string(body)
 }
 
-const freePorts = "gateway: {listen: \"127.0.0.1:0\"}\nops: {listen: \"127.0.0.1:0\"}\n"
+const freePorts = "gateway: {listen: \"127.0.0.1:0\", admin: {listen: \"127.0.0.1:0\"}}\nops: {listen: \"127.0.0.1:0\"}\n"
 
 const echoes = "mesh: m\nstages:\n  a: {runner: {echo: {}}}\npipelines:\n  p: {steps: [{name: s, stage: a}]}\n"
 
@@ -125,10 +137,13 @@ func TestUpServesTheMeshUntilItIsStopped(t *testing.T) {
 			t.Errorf("%s: got %d without %q", path, status, want)
 		}
 	}
+	if _, err := run(t, "dead", "list", "-a", p.admin(t)); err != nil {
+		t.Errorf("the admin port: %v", err)
+	}
 	if err := p.end(t); err != nil {
 		t.Errorf("it ended with %v", err)
 	}
-	for _, gone := range []string{address, operations} {
+	for _, gone := range []string{address, operations, p.admin(t)} {
 		if conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", strings.TrimPrefix(gone, "http://")); err == nil {
 			conn.Close()
 			t.Errorf("somebody listens at %s still", gone)
@@ -167,8 +182,9 @@ func TestUpNamesTheAddressThatIsTaken(t *testing.T) {
 	t.Cleanup(func() { taken.Close() })
 	address := taken.Addr().String()
 	for name, test := range map[string]struct{ file, want string }{
-		"gateway":    {echoes + "gateway: {listen: \"" + address + "\"}\nops: {listen: \"127.0.0.1:0\"}\n", "gateway.listen: listen tcp " + address + ": bind: address already in use"},
-		"operations": {echoes + "gateway: {listen: \"127.0.0.1:0\"}\nops: {listen: \"" + address + "\"}\n", "ops.listen: listen tcp " + address + ": bind: address already in use"},
+		"gateway":    {echoes + "gateway: {listen: \"" + address + "\", admin: {listen: \"127.0.0.1:0\"}}\nops: {listen: \"127.0.0.1:0\"}\n", "gateway.listen: listen tcp " + address + ": bind: address already in use"},
+		"admin":      {echoes + "gateway: {listen: \"127.0.0.1:0\", admin: {listen: \"" + address + "\"}}\nops: {listen: \"127.0.0.1:0\"}\n", "gateway.admin.listen: listen tcp " + address + ": bind: address already in use"},
+		"operations": {echoes + "gateway: {listen: \"127.0.0.1:0\", admin: {listen: \"127.0.0.1:0\"}}\nops: {listen: \"" + address + "\"}\n", "ops.listen: listen tcp " + address + ": bind: address already in use"},
 		"broker":     {echoes + freePorts + "nats: {listen: \"" + address + "\"}\n", "the broker in the process did not start: nats.listen: Error listening on port: " + address},
 		"stage":      {strings.Replace(echoes, "a: {", "a: {listen: \""+address+"\", ", 1) + freePorts, "stages.a.listen: listen tcp " + address + ": bind: address already in use"},
 	} {

@@ -26,10 +26,11 @@ import (
 func main() {
 	once := flag.Bool("once", false, "exit after the table; non-zero if a request failed")
 	listen := flag.String("listen", meshfile.DefaultListen, "the gateway's address")
+	admin := flag.String("admin", meshfile.DefaultAdmin, "the admin address")
 	ops := flag.String("ops", meshfile.DefaultOps, "the operations address")
 	level := flag.String("log-level", "warn", "debug, info, warn or error")
 	flag.Parse()
-	if err := start(flag.Args(), options{once: *once, listen: *listen, ops: *ops, level: *level}); err != nil {
+	if err := start(flag.Args(), options{once: *once, listen: *listen, admin: *admin, ops: *ops, level: *level}); err != nil {
 		fmt.Fprintln(os.Stderr, "digits:", err)
 		os.Exit(1)
 	}
@@ -45,8 +46,8 @@ func start(arguments []string, o options) error {
 }
 
 type options struct {
-	once               bool
-	listen, ops, level string
+	once                      bool
+	listen, admin, ops, level string
 }
 
 var (
@@ -69,7 +70,7 @@ func run(ctx context.Context, out io.Writer, o options) error {
 	if err != nil {
 		return err
 	}
-	file.Gateway.Listen, file.Ops.Listen = o.listen, o.ops
+	file.Gateway.Listen, file.Gateway.Admin.Listen, file.Ops.Listen = o.listen, o.admin, o.ops
 	log, err := logflags.Flags{Level: o.level, Format: "text"}.Logger(os.Stderr)
 	if err != nil {
 		return err
@@ -88,7 +89,7 @@ func run(ctx context.Context, out io.Writer, o options) error {
 	case errors.Is(err, errDone):
 		return nil
 	case errors.Is(err, syscall.EADDRINUSE):
-		return fmt.Errorf("%w; is another mesh running? --listen and --ops choose other addresses: make run LISTEN=127.0.0.1:0 OPS=127.0.0.1:0", err)
+		return fmt.Errorf("%w; is another mesh running? --listen, --admin and --ops choose other addresses: make run LISTEN=127.0.0.1:0 ADMIN=127.0.0.1:0 OPS=127.0.0.1:0", err)
 	case err == nil && o.once:
 		return errEarly
 	}

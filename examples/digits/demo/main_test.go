@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 }
 
 func free() options {
-	return options{once: true, listen: "127.0.0.1:0", ops: "127.0.0.1:0", level: "error"}
+	return options{once: true, listen: "127.0.0.1:0", admin: "127.0.0.1:0", ops: "127.0.0.1:0", level: "error"}
 }
 
 func TestDemoReadsTheDigitsAndEnds(t *testing.T) {
@@ -101,7 +101,8 @@ func TestDemoFails(t *testing.T) {
 		edit func(*options)
 		want string
 	}{
-		"its address is taken":           {t.Context(), func(o *options) { o.listen = taken.Addr().String() }, "gateway.listen: listen tcp " + taken.Addr().String() + ": bind: address already in use; is another mesh running? --listen and --ops "},
+		"its address is taken":           {t.Context(), func(o *options) { o.listen = taken.Addr().String() }, "gateway.listen: listen tcp " + taken.Addr().String() + ": bind: address already in use; is another mesh running? --listen, --admin and --ops "},
+		"its admin port is taken":        {t.Context(), func(o *options) { o.admin = taken.Addr().String() }, "gateway.admin.listen: "},
 		"its operations port is taken":   {t.Context(), func(o *options) { o.ops = taken.Addr().String() }, "ops.listen: "},
 		"its log level is none":          {t.Context(), func(o *options) { o.level = "loud" }, "--log-level: "},
 		"it is stopped before the table": {stopped, func(*options) {}, ""},
@@ -120,7 +121,7 @@ func TestDemoFails(t *testing.T) {
 // program runs the demo in a process of its own, with these after its flags.
 func program(t *testing.T, arguments ...string) (out string, err error) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), os.Args[0], append([]string{"--once", "--listen", "127.0.0.1:0", "--ops", "127.0.0.1:0"}, arguments...)...)
+	cmd := exec.CommandContext(t.Context(), os.Args[0], append([]string{"--once", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--ops", "127.0.0.1:0"}, arguments...)...)
 	cmd.Env = append(os.Environ(), asProgram+"=1")
 	text, err := cmd.CombinedOutput()
 	return string(text), err
