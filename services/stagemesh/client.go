@@ -25,24 +25,25 @@ func (a *addressFlag) add(cmd *cobra.Command) {
 // with hands the function a client of the gateway. An error says what to do
 // where nobody listens there.
 func (a addressFlag) with(ask func(inferencev1connect.InferenceServiceClient) error) error {
-	address, err := baseURL(string(a))
+	address, err := baseURL("--address", string(a), "http://127.0.0.1:8080")
 	if err != nil {
 		return err
 	}
 	transport := &http.Transport{Proxy: http.ProxyFromEnvironment}
 	defer transport.CloseIdleConnections()
 	client := inferencev1connect.NewInferenceServiceClient(&http.Client{Transport: transport}, address)
-	return unreachable(address, ask(client))
+	return unreachable(address, "stagemesh up starts a mesh, --address names the gateway of another", ask(client))
 }
 
-// baseURL returns the gateway's URL; who writes host:port means plain HTTP.
-func baseURL(address string) (string, error) {
+// baseURL returns the URL that a flag names; who writes host:port means plain
+// HTTP.
+func baseURL(flag, address, example string) (string, error) {
 	if !strings.Contains(address, "://") {
 		address = "http://" + address
 	}
 	u, err := url.Parse(address)
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return "", fmt.Errorf("--address: %q is no address such as http://127.0.0.1:8080", address)
+		return "", fmt.Errorf("%s: %q is no address such as %s", flag, address, example)
 	}
 	return address, nil
 }
@@ -55,11 +56,11 @@ func isDial(err error) bool {
 
 // unreachable says what to do where nobody listens at the address. Other errors
 // stay as they are.
-func unreachable(address string, err error) error {
+func unreachable(address, advice string, err error) error {
 	if !isDial(err) {
 		return err
 	}
-	return fmt.Errorf("nobody answers at %s: %w; stagemesh up starts a mesh, --address names the gateway of another", address, err)
+	return fmt.Errorf("nobody answers at %s: %w; %s", address, err, advice)
 }
 
 // told is an error that the gateway answered with, in words.
