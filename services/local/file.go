@@ -31,6 +31,9 @@ var ErrAlone = errors.New("no other process can join this mesh to serve the othe
 // FromFile returns the mesh that a file describes. More stages and pipelines
 // may be added to it.
 func FromFile(f *meshfile.File, s FileSettings) (*Mesh, error) {
+	if err := f.At(gateway.Admin(f.AdminPort()).Validate(), "gateway", "admin"); err != nil {
+		return nil, err
+	}
 	m, err := New(Settings{
 		Mesh:            pipeline.MeshName(f.Mesh),
 		NATS:            f.NATS.URL,
@@ -108,7 +111,7 @@ func gatewayOf(f *meshfile.File) gateway.Settings {
 			MaxPayload: int(g.MaxPayload), Metadata: g.Metadata, HostGrace: g.HostGrace,
 		},
 		Listen:       cmp.Or(g.Listen, meshfile.DefaultListen),
-		Admin:        f.AdminPort(),
+		Admin:        gateway.Admin(f.AdminPort()),
 		AllowOrigins: g.AllowOrigins,
 		DrainDelay:   g.DrainDelay,
 		DrainTimeout: g.DrainTimeout,

@@ -2,6 +2,8 @@ package local_test
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -160,4 +162,38 @@ func TestStagesThatNobodyCouldServeAreNotLeftOut(t *testing.T) {
 	if _, err := local.FromFile(f, local.FileSettings{Stages: []string{"one", "one"}}); err == nil || !strings.Contains(err.Error(), "there is one of that name") {
 		t.Errorf("got %v", err)
 	}
+}
+
+func TestAdminPortThatWouldBeOpenToAllIsRefusedAtItsPlace(t *testing.T) {
+	t.Parallel()
+	for admin, want := range map[string]string{
+		`{listen: ":9080"}`:                    "m.yaml:4:19: gateway.admin.listen: other machines can reach :9080; name a file with a token in token_file, or listen on 127.0.0.1",
+		`{cert_file: x}`:                       "m.yaml:4:19: gateway.admin.cert_file: has no key; name its file in key_file",
+		`{listen: "127.0.0.1:0", key_file: x}`: "m.yaml:4:42: gateway.admin.key_file: has no certificate; name its file in cert_file",
+		`{listen: ":0", token_file: t, cert_file: c, key_file: k}`: "",
+	} {
+		f := parse(t, "mesh: m\nstages:\n  a: {runner: {echo: {}}}\ngateway: {admin: "+admin+"}\n")
+		if _, err := local.FromFile(f, local.FileSettings{}); err == nil && want != "" || err != nil && err.Error() != want {
+			t.Errorf("%s: got %v", admin, err)
+		}
+	}
+}
+
+func TestFilesOfTheAdminPortAreBesideTheFile(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	f, err := meshfile.Parse("m.yaml", []byte("mesh: m\nstages:\n  a: {runner: {echo: {}}}\ngateway: {listen: \"127.0.0.1:0\", admin: {listen: \"127.0.0.1:0\", token_file: token}}\n"), folder, runners.All()...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := fromFile(t, f)
+	want := "gateway.admin.token_file: open " + filepath.Join(folder, "token") + ": no such file"
+	if err := m.Start(t.Context()); err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("got %v", err)
+	}
+	stop(t, m)
+	if err := os.WriteFile(filepath.Join(folder, "token"), []byte("open-sesame"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	start(t, fromFile(t, f))
 }

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/deadletter"
@@ -245,10 +244,11 @@ const (
 // OpsListen is the address of the operations port.
 func (f *File) OpsListen() string { return cmp.Or(f.Ops.Listen, DefaultOps) }
 
-// AdminPort is what the gateway is told about its port for operators.
-func (f *File) AdminPort() gateway.Admin {
+// AdminPort is the gateway's port for operators, with its address and the paths
+// of its files.
+func (f *File) AdminPort() Admin {
 	a := f.Gateway.Admin
-	return gateway.Admin{
+	return Admin{
 		Listen: cmp.Or(a.Listen, DefaultAdmin), TokenFile: f.relative(a.TokenFile),
 		CertFile: f.relative(a.CertFile), KeyFile: f.relative(a.KeyFile),
 	}

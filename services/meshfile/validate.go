@@ -27,7 +27,7 @@ func (f *File) ValidatePart(stages []string) error {
 	errs := []error{
 		f.validateShared(),
 		f.At(f.Gateway.validate(), "gateway"),
-		f.At(f.validateAdmin(), "gateway", "admin"),
+		f.At(listen(f.Gateway.Admin.Listen), "gateway", "admin"),
 		f.At(listen(f.Ops.Listen), "ops"),
 	}
 	if len(f.Stages) == 0 {
@@ -200,13 +200,6 @@ func (g Gateway) validate() error {
 		errs = append(errs, fmt.Errorf("max_in_flight_bytes: %s is less than the %s that the body of one request may have, four times max_payload", g.MaxInFlightBytes, config.Bytes(least)))
 	}
 	return errors.Join(append(errs, validOrigins(g.AllowOrigins)...)...)
-}
-
-func (f *File) validateAdmin() error {
-	if err := listen(f.Gateway.Admin.Listen); err != nil {
-		return err
-	}
-	return f.AdminPort().Validate()
 }
 
 // anyOrigin allows every page to call.

@@ -43,8 +43,8 @@ type DeadLetterServiceClient interface {
 	// had, and discards the letter. The answer is fetched by GetResult of
 	// InferenceService. NOT_REPLAYABLE where the letter holds no item; QUEUE_FULL,
 	// NO_CAPACITY and the like where the queue does not take it, and then the
-	// letter stays. A replay that is repeated, because its answer was lost, does
-	// not run the item twice.
+	// letter stays. A replay that is repeated soon, because its answer was lost,
+	// does not run the item twice.
 	ReplayDeadLetter(ctx context.Context, in *ReplayDeadLetterRequest, opts ...grpc.CallOption) (*ReplayDeadLetterResponse, error)
 	// DiscardDeadLetter throws a letter away, or what is stored in the place of
 	// one. NOT_FOUND where there is nothing of that number.
@@ -117,8 +117,8 @@ type DeadLetterServiceServer interface {
 	// had, and discards the letter. The answer is fetched by GetResult of
 	// InferenceService. NOT_REPLAYABLE where the letter holds no item; QUEUE_FULL,
 	// NO_CAPACITY and the like where the queue does not take it, and then the
-	// letter stays. A replay that is repeated, because its answer was lost, does
-	// not run the item twice.
+	// letter stays. A replay that is repeated soon, because its answer was lost,
+	// does not run the item twice.
 	ReplayDeadLetter(context.Context, *ReplayDeadLetterRequest) (*ReplayDeadLetterResponse, error)
 	// DiscardDeadLetter throws a letter away, or what is stored in the place of
 	// one. NOT_FOUND where there is nothing of that number.

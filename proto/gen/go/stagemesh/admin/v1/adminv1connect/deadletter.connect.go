@@ -59,8 +59,8 @@ type DeadLetterServiceClient interface {
 	// had, and discards the letter. The answer is fetched by GetResult of
 	// InferenceService. NOT_REPLAYABLE where the letter holds no item; QUEUE_FULL,
 	// NO_CAPACITY and the like where the queue does not take it, and then the
-	// letter stays. A replay that is repeated, because its answer was lost, does
-	// not run the item twice.
+	// letter stays. A replay that is repeated soon, because its answer was lost,
+	// does not run the item twice.
 	ReplayDeadLetter(context.Context, *connect.Request[v1.ReplayDeadLetterRequest]) (*connect.Response[v1.ReplayDeadLetterResponse], error)
 	// DiscardDeadLetter throws a letter away, or what is stored in the place of
 	// one. NOT_FOUND where there is nothing of that number.
@@ -146,8 +146,8 @@ type DeadLetterServiceHandler interface {
 	// had, and discards the letter. The answer is fetched by GetResult of
 	// InferenceService. NOT_REPLAYABLE where the letter holds no item; QUEUE_FULL,
 	// NO_CAPACITY and the like where the queue does not take it, and then the
-	// letter stays. A replay that is repeated, because its answer was lost, does
-	// not run the item twice.
+	// letter stays. A replay that is repeated soon, because its answer was lost,
+	// does not run the item twice.
 	ReplayDeadLetter(context.Context, *connect.Request[v1.ReplayDeadLetterRequest]) (*connect.Response[v1.ReplayDeadLetterResponse], error)
 	// DiscardDeadLetter throws a letter away, or what is stored in the place of
 	// one. NOT_FOUND where there is nothing of that number.
