@@ -9,7 +9,6 @@
 package gateway
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -57,13 +56,12 @@ type Settings struct {
 // Defaults of Settings.
 const (
 	// DefaultMaxPayload bounds the inputs of a request, in bytes.
-	DefaultMaxPayload = 4 << 20
+	DefaultMaxPayload = admit.DefaultMaxPayload
 	// DefaultMaxInFlightBytes bounds the bytes of all requests together.
 	DefaultMaxInFlightBytes = 512 << 20
 	DefaultDrainTimeout     = 30 * time.Second
 
-	bodyPerPayload = 4
-	leastBodies    = 4
+	leastBodies = 4
 )
 
 // Gateway is one running gateway.
@@ -79,19 +77,13 @@ type Gateway struct {
 	stopping    atomic.Bool
 }
 
-// BodyOf is how many bytes the body of a request may have whose inputs are
-// bounded so, by default.
-func BodyOf(maxPayload int) int {
-	return bodyPerPayload * cmp.Or(maxPayload, DefaultMaxPayload)
-}
-
 // New returns a gateway. It dials nothing and starts nothing.
 func New(s Settings) (*Gateway, error) {
 	if s.Call.MaxPayload == 0 {
 		s.Call.MaxPayload = DefaultMaxPayload
 	}
 	if s.MaxBody == 0 {
-		s.MaxBody = BodyOf(s.Call.MaxPayload)
+		s.MaxBody = admit.BodyOf(s.Call.MaxPayload)
 	}
 	if s.MaxInFlightBytes == 0 {
 		s.MaxInFlightBytes = max(DefaultMaxInFlightBytes, leastBodies*s.MaxBody)

@@ -1,10 +1,22 @@
 package admit
 
 import (
+	"cmp"
 	"sync/atomic"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
+
+// DefaultMaxPayload bounds the inputs of a request, in bytes.
+const DefaultMaxPayload = 4 << 20
+
+const bodyPerPayload = 4
+
+// BodyOf is how many bytes the body of a request may have whose inputs are
+// bounded so, by default; JSON takes about that much.
+func BodyOf(maxPayload int) int {
+	return bodyPerPayload * cmp.Or(maxPayload, DefaultMaxPayload)
+}
 
 // Budget bounds the bytes that all requests together have in the gateway.
 type Budget struct {

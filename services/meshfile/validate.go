@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/stagemesh/stagemesh/gateway"
+	"github.com/stagemesh/stagemesh/gateway/admit"
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/stagehost"
@@ -196,7 +196,7 @@ func (g Gateway) validate() error {
 	if g.MaxTimeout > 0 && g.Timeout > g.MaxTimeout {
 		errs = append(errs, fmt.Errorf("timeout: %s is more than the max_timeout of %s", g.Timeout, g.MaxTimeout))
 	}
-	if least := gateway.BodyOf(int(g.MaxPayload)); g.MaxInFlightBytes != 0 && int(g.MaxInFlightBytes) < least {
+	if least := admit.BodyOf(int(g.MaxPayload)); g.MaxInFlightBytes != 0 && int(g.MaxInFlightBytes) < least {
 		errs = append(errs, fmt.Errorf("max_in_flight_bytes: %s is less than the %s that the body of one request may have, four times max_payload", g.MaxInFlightBytes, config.Bytes(least)))
 	}
 	return errors.Join(append(errs, validOrigins(g.AllowOrigins)...)...)
