@@ -189,6 +189,20 @@ func drawResult(t *rapid.T) *envelope.Result {
 	}
 }
 
+func drawClaim(t *rapid.T) *envelope.Claim {
+	out := &envelope.Claim{
+		Mesh: pipeline.MeshName(drawLabel(t, "mesh")), Tenant: drawText(t, "tenant"), Pipeline: pipeline.Name(drawLabel(t, "pipeline")),
+		RequestID:  pipeline.RequestID(drawID(t, "request")),
+		Durability: rapid.SampledFrom([]pipeline.Durability{pipeline.Memory, pipeline.File}).Draw(t, "durability"),
+		Released:   rapid.Bool().Draw(t, "released"),
+	}
+	copy(out.Digest[:], rapid.SliceOfN(rapid.Byte(), len(out.Digest), len(out.Digest)).Draw(t, "digest"))
+	if !out.Released {
+		out.AdmittedAt, out.Deadline = drawTime(t, "admitted"), drawTime(t, "deadline")
+	}
+	return out
+}
+
 func drawDeadLetter(t *rapid.T) *envelope.DeadLetter {
 	out := &envelope.DeadLetter{
 		Mesh:       pipeline.MeshName(drawLabel(t, "mesh")),

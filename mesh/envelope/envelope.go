@@ -60,6 +60,13 @@ func (e *Envelope) Last() bool { return e.Position == len(e.Route)-1 }
 // Class returns the priority class that the item travels in.
 func (e *Envelope) Class() pipeline.Class { return pipeline.ClassOf(e.Priority) }
 
+// StoresAnswer reports whether the request's answer is stored before it is told:
+// that of a durable request, and of one whose idempotency key others may come
+// with.
+func (e *Envelope) StoresAnswer() bool {
+	return e.Durability == pipeline.File || e.IdempotencyKey != ""
+}
+
 // MsgID is the id by which the broker tells a duplicate: the same for every
 // publish of one result, another for a new execution or a deliberate republish.
 func (e *Envelope) MsgID() string {

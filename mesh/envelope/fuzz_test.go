@@ -135,6 +135,27 @@ func FuzzDecodeDeadLetterIsStable(f *testing.F) {
 	})
 }
 
+func FuzzDecodeClaimIsStable(f *testing.F) {
+	draw := rapid.Custom(drawClaim)
+	for seed := range seeds {
+		add(f, draw.Example(seed))
+	}
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		first, err := envelope.DecodeClaim(data)
+		if err != nil {
+			if first != nil || !errors.Is(err, envelope.ErrMalformed) {
+				t.Fatalf("got %v, %v", first, err)
+			}
+			return
+		}
+		once := encoded(t, first, new(meshv1.Claim))
+		if second, err := envelope.DecodeClaim(once); err != nil || *second != *first {
+			t.Fatalf("changed from %+v to %+v, %v", first, second, err)
+		}
+	})
+}
+
 type encoder interface{ Encode() ([]byte, error) }
 
 func add(f *testing.F, e encoder) {

@@ -33,8 +33,9 @@ type InferRequest struct {
 	Parameters map[string]*Value `protobuf:"bytes,3,rep,name=parameters,proto3" json:"parameters,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Options for single steps, by the step's name.
 	Steps map[string]*StepOptions `protobuf:"bytes,4,rep,name=steps,proto3" json:"steps,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Reserved: scoped to tenant and pipeline, joins a running execution or
-	// returns its stored answer. Carried, and not yet acted on.
+	// Scoped to tenant and pipeline: the request with a key is made once, and who
+	// sends it again waits for its answer or gets the stored one, with its request
+	// id. With another payload it is ALREADY_EXISTS. At most 256 bytes.
 	IdempotencyKey string `protobuf:"bytes,5,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
 	// May only shorten the pipeline's own timeout.
 	Timeout *durationpb.Duration `protobuf:"bytes,6,opt,name=timeout,proto3" json:"timeout,omitempty"`
