@@ -9,7 +9,6 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
-	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
 const (
@@ -78,7 +77,7 @@ func (o *callOffs) callOff(l leftover) {
 		return
 	}
 	was := p.err == nil && o.withdraw(ctx, l.message, p.receipt.Seq)
-	if l.env.Durability == pipeline.File {
+	if l.env.StoresAnswer() {
 		o.store(ctx, l.env)
 	}
 	o.conclude(l.env, was)
@@ -118,8 +117,8 @@ func (o *callOffs) withdraw(ctx context.Context, m bus.Message, seq uint64) bool
 	return err == nil && was
 }
 
-// store makes CANCELLED the answer of a durable request that was called off, as
-// its caller was told. An answer that is there already stays.
+// store makes CANCELLED the answer of a request that was called off, as its caller
+// was told. An answer that is there already stays.
 func (o *callOffs) store(ctx context.Context, env *envelope.Envelope) {
 	reply := env.Answer()
 	reply.Fault = calledOff()
@@ -130,7 +129,7 @@ func (o *callOffs) store(ctx context.Context, env *envelope.Envelope) {
 	ctx, cancel := context.WithTimeout(ctx, stepBudget)
 	defer cancel()
 	// Without it the request is one that never finishes; its caller knows.
-	_ = o.bus.SendAndWait(ctx, message)
+	_, _ = o.bus.SendAndWait(ctx, message)
 }
 
 // conclude tells the hosts, and counts how the request was called off.

@@ -20,6 +20,8 @@ var (
 	ErrNoQueue = errors.New("the stage has no queue")
 	// ErrNoResults says that the mesh has no stream of results.
 	ErrNoResults = errors.New("the mesh has no stream of results")
+	// ErrNoClaims says that the mesh has no stream of claims.
+	ErrNoClaims = errors.New("the mesh has no stream of idempotency keys")
 	// ErrNoDeadLetters says that the mesh has no stream of dead letters.
 	ErrNoDeadLetters = errors.New("the mesh has no stream of dead letters")
 	// ErrNoGateway says that the gateway that waits is gone.
@@ -73,8 +75,9 @@ const (
 	codeTooLarge        = 10054
 )
 
-// codeNotFirst says that the subject had a message before.
-const codeNotFirst = 10071
+// codeNotLast says that the subject's last message is another than was expected:
+// where none was, that it had one before.
+const codeNotLast = 10071
 
 // apiError is the error in an answer of the JetStream API.
 type apiError struct {

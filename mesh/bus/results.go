@@ -20,7 +20,7 @@ func (b *Bus) Result(r *envelope.Result) (Message, error) {
 	return Message{
 		subject: b.Subjects.Result(r.Reply.RequestID),
 		stream:  b.ResultStream(),
-		first:   true,
+		placed:  true,
 		data:    data,
 		missing: ErrNoResults,
 	}, nil

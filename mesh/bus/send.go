@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strconv"
 
 	"github.com/nats-io/nats.go"
 	"google.golang.org/protobuf/proto"
@@ -19,11 +20,14 @@ type Message struct {
 	subject string
 	// stream holds the message once it is sent; empty for a reply.
 	stream string
-	// id is what the broker tells duplicates by; empty for a reply and a result.
+	// id is what the broker tells duplicates by; empty for a reply and for what
+	// is placed.
 	id string
-	// first says that the broker takes only the first message of the subject.
-	first bool
-	data  []byte
+	// placed says that the broker takes the message only while the subject's last
+	// is the one at place after; 0 means that there is none.
+	placed bool
+	after  uint64
+	data   []byte
 	// missing is the error where nobody takes messages for the subject.
 	missing error
 }
@@ -35,8 +39,9 @@ func (m Message) Size() int { return len(m.data) }
 type Receipt struct {
 	// Seq is the item's place in its queue; 0 for a reply.
 	Seq uint64
-	// Duplicate says that the queue had an item of that id, or that the request
-	// had a result, and nothing was stored.
+	// Duplicate says that the queue had an item of that id, or that somebody else
+	// was quicker to store the request's result or claim the key, and nothing was
+	// stored.
 	Duplicate bool
 	// Disposition is what the gateway did with a reply.
 	Disposition meshv1.ReplyDisposition
@@ -90,8 +95,8 @@ func (b *Bus) Send(m Message, done func(Receipt, error)) {
 	switch {
 	case m.id != "":
 		msg.Header = nats.Header{nats.MsgIdHdr: []string{m.id}}
-	case m.first:
-		msg.Header = nats.Header{nats.ExpectedLastSubjSeqHdr: []string{"0"}}
+	case m.placed:
+		msg.Header = nats.Header{nats.ExpectedLastSubjSeqHdr: []string{strconv.FormatUint(m.after, 10)}}
 	}
 	b.requests.send(msg, func(answer *nats.Msg, err error) {
 		if err != nil {
@@ -102,15 +107,19 @@ func (b *Bus) Send(m Message, done func(Receipt, error)) {
 	})
 }
 
-// SendAndWait sends the message and waits until it is stored.
-func (b *Bus) SendAndWait(ctx context.Context, m Message) error {
-	sent := make(chan error, 1)
-	b.Send(m, func(_ Receipt, err error) { sent <- err })
+// SendAndWait sends the message and waits until it is stored, or was before.
+func (b *Bus) SendAndWait(ctx context.Context, m Message) (Receipt, error) {
+	type outcome struct {
+		receipt Receipt
+		err     error
+	}
+	sent := make(chan outcome, 1)
+	b.Send(m, func(r Receipt, err error) { sent <- outcome{r, err} })
 	select {
-	case err := <-sent:
-		return err
+	case o := <-sent:
+		return o.receipt, o.err
 	case <-ctx.Done():
-		return fmt.Errorf("%w: %w", ErrUnknown, ctx.Err())
+		return Receipt{}, fmt.Errorf("%w: %w", ErrUnknown, ctx.Err())
 	}
 }
 
@@ -135,7 +144,7 @@ func storedReceipt(data []byte) (Receipt, error) {
 		return Receipt{}, fmt.Errorf("%w: %w", ErrUnknown, err)
 	}
 	switch {
-	case ack.Error != nil && ack.Error.ErrCode == codeNotFirst:
+	case ack.Error != nil && ack.Error.ErrCode == codeNotLast:
 		return Receipt{Duplicate: true}, nil
 	case ack.Error != nil:
 		return Receipt{}, ack.Error.classify()

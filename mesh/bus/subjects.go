@@ -1,6 +1,9 @@
 package bus
 
 import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
 	"strconv"
 	"strings"
 
@@ -66,6 +69,25 @@ func (s Subjects) Results() string { return s.Result("*") }
 
 // ResultStream is the name of the stream that holds them.
 func (s Subjects) ResultStream() string { return string(s.mesh) + "_results" }
+
+// Claim is where it is on record which request has an idempotency key. A key is
+// any text, so the subject has a hash of it.
+func (s Subjects) Claim(tenant string, p pipeline.Name, key string) string {
+	h := sha256.New()
+	for _, text := range []string{tenant, string(p), key} {
+		h.Write(binary.BigEndian.AppendUint64(nil, uint64(len(text))))
+		h.Write([]byte(text))
+	}
+	return s.claims() + hex.EncodeToString(h.Sum(nil))
+}
+
+// Claims matches the records of all keys.
+func (s Subjects) Claims() string { return s.claims() + "*" }
+
+func (s Subjects) claims() string { return string(s.mesh) + ".claim." }
+
+// ClaimStream is the name of the stream that holds them.
+func (s Subjects) ClaimStream() string { return string(s.mesh) + "_claims" }
 
 // Start is where it is on record that runs of an execution's step have started.
 func (s Subjects) Start(execution pipeline.ExecutionID, position int) string {

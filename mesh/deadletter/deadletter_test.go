@@ -90,7 +90,7 @@ func (d *desk) store(t *testing.T, letter *envelope.DeadLetter, of bus.Delivery)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := d.bus.SendAndWait(t.Context(), m); err != nil {
+	if _, err := d.bus.SendAndWait(t.Context(), m); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -102,7 +102,7 @@ func (d *desk) bury(t *testing.T, e *envelope.Envelope) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := d.bus.SendAndWait(t.Context(), m); err != nil {
+	if _, err := d.bus.SendAndWait(t.Context(), m); err != nil {
 		t.Fatal(err)
 	}
 	delivery, _ := d.next(t)
@@ -375,7 +375,7 @@ func TestWithoutAStreamThereAreNoLetters(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := b.SendAndWait(t.Context(), m); !errors.Is(err, bus.ErrNoDeadLetters) {
+	if _, err := b.SendAndWait(t.Context(), m); !errors.Is(err, bus.ErrNoDeadLetters) {
 		t.Errorf("send: %v, want %v", err, bus.ErrNoDeadLetters)
 	}
 }
