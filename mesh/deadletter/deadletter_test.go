@@ -309,7 +309,7 @@ func TestReplaySaysWhatTheQueueSays(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := d.bus.SendAndWait(t.Context(), m); err != nil {
+	if _, err := d.bus.SendAndWait(t.Context(), m); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := d.Replay(t.Context(), 1); fault.From(err).Reason != fault.QueueFull {

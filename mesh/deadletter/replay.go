@@ -71,7 +71,7 @@ func (l Letter) Replayable() (*envelope.Envelope, error) {
 func (s *Store) send(ctx context.Context, item *envelope.Envelope) error {
 	m, err := s.bus.Item(item)
 	if err == nil {
-		err = s.bus.SendAndWait(ctx, m)
+		_, err = s.bus.SendAndWait(ctx, m)
 	}
 	switch {
 	case err == nil:

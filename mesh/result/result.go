@@ -1,5 +1,6 @@
-// Package result keeps the terminal answers of durable requests, so that any
-// gateway can return them after the one that waited is gone.
+// Package result keeps the terminal answers of durable requests, and of those with
+// an idempotency key, so that any gateway can return them after the one that
+// waited is gone.
 //
 //	store := result.New(b, result.Settings{Retention: time.Hour, MaxBytes: 1 << 30})
 //	err := store.Ensure(ctx)              // gateways and hosts alike, at any time
@@ -52,7 +53,7 @@ func New(b *bus.Bus, s Settings) *Store {
 // Ensure creates the stream, or changes it where these settings are of a higher
 // version than its own. It is safe to call from everybody at once.
 func (s *Store) Ensure(ctx context.Context) error {
-	config := s.settings.Stream(s.bus.ResultStream(), s.bus.Results(), "terminal answers of durable requests")
+	config := s.settings.Stream(s.bus.ResultStream(), s.bus.Results(), "terminal answers")
 	config.Discard = jetstream.DiscardNew
 	config.MaxMsgsPerSubject = 1
 	config.Duplicates = min(dedupWindow, s.settings.Retention)

@@ -56,7 +56,7 @@ var importTable = rules{
 		{packages: list("gateway/load"), mayImport: list(pipeline), pure: true},
 		{
 			packages:  list("gateway/call"),
-			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/result", "gateway/admit", "gateway/correlate", "gateway/catalog", "gateway/load"),
+			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/result", "mesh/claim", "gateway/admit", "gateway/correlate", "gateway/catalog", "gateway/load"),
 		},
 		{packages: list("gateway/front/*"), mayImport: list(proto, tensor, fault, payload, pipeline, "gateway/call", "gateway/front/*")},
 		// What the operators' port shows is what the stores keep: it reads letters

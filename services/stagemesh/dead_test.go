@@ -97,7 +97,7 @@ func (g *grave) deliver(items []*envelope.Envelope) {
 		if err != nil {
 			g.t.Fatal(err)
 		}
-		if err := g.bus.SendAndWait(g.t.Context(), m); err != nil {
+		if _, err := g.bus.SendAndWait(g.t.Context(), m); err != nil {
 			g.t.Fatal(err)
 		}
 	}
@@ -331,7 +331,7 @@ func TestLongListsAreWhole(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := g.bus.SendAndWait(t.Context(), m); err != nil {
+		if _, err := g.bus.SendAndWait(t.Context(), m); err != nil {
 			t.Fatal(err)
 		}
 	}
