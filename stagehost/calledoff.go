@@ -95,7 +95,7 @@ func (l *loop) callOffHeld(it *item) {
 	}
 	delete(l.unsent, it.id)
 	l.host.metrics.saved(context.Background())
-	if it.durable() {
+	if it.env.StoresAnswer() {
 		l.sendFault(it, l.host.here(it, calledOffFault()))
 		return
 	}
@@ -105,10 +105,10 @@ func (l *loop) callOffHeld(it *item) {
 func calledOffFault() *fault.Fault { return fault.New(fault.Cancelled, "the request was called off") }
 
 // dropCalledOff ends an item that nobody wants. Who waited for it knows, but
-// whoever asks for a durable request's answer later does not.
+// whoever asks for its stored answer later does not.
 func (l *loop) dropCalledOff(it *item) {
 	l.host.metrics.saved(context.Background())
-	if it.durable() {
+	if it.env.StoresAnswer() {
 		l.fail(it, calledOffFault())
 		return
 	}

@@ -3,13 +3,18 @@ package stagehost_test
 import (
 	"errors"
 	"testing"
+	"time"
+
+	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/result"
+	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
 
@@ -104,6 +109,97 @@ func TestAnswerIsHeldUntilItIsStored(t *testing.T) {
 		t.Errorf("stored %+v", got)
 	}
 	b.emptiedFile()
+}
+
+// keyed is an edit.
+func keyed(e *envelope.Envelope) { e.IdempotencyKey = "key" }
+
+// keepsResults makes the stream of results, as a gateway does for a request with
+// a key.
+func (b *bed) keepsResults() {
+	b.t.Helper()
+	if err := result.New(b.bus, result.Settings{}).Ensure(b.t.Context()); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// inMemory is an edit: the host has no file queue.
+func inMemory(s *stagehost.Settings) { s.Queue.Durabilities = []pipeline.Durability{pipeline.Memory} }
+
+func TestTheAnswerToARequestWithAKeyIsStoredBeforeItIsTold(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.keepsResults()
+	b.host(inproc.Each(inproc.Settings{}, echo), inMemory)
+	kept, late, plain := b.ask("kept", keyed), b.ask("late", keyed, deadline(0)), b.ask("plain")
+	kept.output()
+	if got := b.stored(kept.env.RequestID); first(got.Parts) != "kept" {
+		t.Errorf("stored %+v", got)
+	}
+	late.fails(fault.DeadlineExceeded)
+	if got := b.stored(late.env.RequestID); got.Fault == nil || got.Fault.Reason != fault.DeadlineExceeded {
+		t.Errorf("stored %+v", got)
+	}
+	plain.output()
+	if _, err := result.New(b.bus, result.Settings{}).Get(t.Context(), plain.env.RequestID); !errors.Is(err, result.ErrNone) {
+		t.Errorf("of a request without a key: %v", err)
+	}
+	b.emptied()
+}
+
+func TestARequestWithAKeyThatIsCalledOffHasThatAsItsAnswer(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.keepsResults()
+	g := newGate()
+	b.host(g, inMemory)
+	c := b.ask("x", keyed)
+	g.ran(t)
+	c.callOff()
+	c.fails(fault.Cancelled)
+	if got := b.stored(c.env.RequestID); got.Fault == nil || got.Fault.Reason != fault.Cancelled {
+		t.Errorf("stored %+v", got)
+	}
+	b.emptied()
+}
+
+// Nobody has made the stream: the host that needs it does.
+func TestAnswerOfARequestWithAKeyIsHeldUntilItIsStored(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.host(inproc.Each(inproc.Settings{}, echo), inMemory)
+	c := b.ask("held", keyed)
+	c.output()
+	if got := b.stored(c.env.RequestID); first(got.Parts) != "held" {
+		t.Errorf("stored %+v", got)
+	}
+	b.emptied()
+}
+
+func TestAnswerInMemoryThatFindsNoPlaceIsDroppedAtItsDeadline(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	h := b.host(inproc.Each(inproc.Settings{}, echo), inMemory, func(s *stagehost.Settings) { s.Results.MaxBytes = 1 << 50 })
+	b.ask("x", keyed, deadline(300*time.Millisecond))
+	h.awaitCount("stagemesh.stage.undelivered", 1)
+	b.emptied()
+	b.ask("served").output()
+}
+
+func TestMalformedItemWithAKeyHasItsFaultStored(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.keepsResults()
+	b.host(inproc.Each(inproc.Settings{}, echo), inMemory)
+	c := b.expect(nil, keyed, func(e *envelope.Envelope) {
+		e.Parts = []payload.Part{payload.OfTensor("x", tensor.Tensor{Datatype: "NONE", Shape: []int64{1}, Raw: []byte("x")})}
+	})
+	b.send(c.env)
+	f := c.next().Fault
+	if got := b.stored(c.env.RequestID); f == nil || got.Fault == nil || got.Fault.Reason != f.Reason {
+		t.Errorf("stored %+v, told %v", got, f)
+	}
+	b.emptied()
 }
 
 func TestDurableItemsSurviveTheBroker(t *testing.T) {

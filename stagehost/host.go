@@ -40,6 +40,8 @@ type Host struct {
 	// notices are of requests that were called off.
 	notices notices
 	looped  chan struct{}
+	// storeMissing says that an answer has found no stream to be stored in.
+	storeMissing atomic.Bool
 	// missing holds a value when the queue has been found missing.
 	missing chan struct{}
 	// runs are the goroutines of running batches; hard ends with the host's

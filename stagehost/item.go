@@ -42,8 +42,8 @@ type item struct {
 	// startsLost counts batches that never started.
 	startsLost int
 	// outbox is what the item became, one message after the other: the next
-	// step's item, or the caller's answer, which is stored first where the
-	// request is durable. tries are those to send the first of them.
+	// step's item, or the caller's answer, which may be stored first. tries are
+	// those to send the first of them.
 	outbox []outgoing
 	// answered says that the outbox is an answer, stored that it is kept.
 	answered, stored bool
@@ -60,7 +60,8 @@ type item struct {
 
 func (it *item) suspect() bool { return it.delivery.Deliveries > 1 }
 
-// durable reports whether the request's answer is stored.
+// durable reports whether the request waits on file, and leaves a letter where it
+// is given up on. The answers of others may be stored too, see StoresAnswer.
 func (it *item) durable() bool { return it.env.Durability == pipeline.File }
 
 // storing reports whether something is to be stored before it is told.

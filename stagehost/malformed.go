@@ -42,6 +42,8 @@ func (h *Host) addressed(d bus.Delivery) (*envelope.Envelope, bool) {
 		Deadline:    in.GetDeadline(),
 		AdmittedAt:  in.GetAdmittedAt(),
 		Durability:  d.Durability.ToProto(),
+		// With it the answer is stored, as it would be of any other item.
+		IdempotencyKey: in.GetIdempotencyKey(),
 	})
 	if err != nil {
 		return nil, false

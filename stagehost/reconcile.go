@@ -116,17 +116,20 @@ func (h *Host) ensure(ctx context.Context) error {
 	return h.startAlive()
 }
 
-// ensureStreams makes what durable requests need. A host without them serves on
-// where the broker has no room for the record of run starts.
+// ensureStreams makes what durable requests need, and what was found missing. A
+// host without a file queue serves on where the broker has no room.
 func (h *Host) ensureStreams(ctx context.Context) error {
-	starts := h.starts.Ensure(ctx)
-	if !h.settings.Queue.durable() {
-		if starts != nil {
-			h.settings.Logger.Debug("run starts are not on record", "error", starts)
-		}
-		return nil
+	err := h.starts.Ensure(ctx)
+	if h.settings.Queue.durable() {
+		return errors.Join(err, h.results.Ensure(ctx), h.dead.Ensure(ctx))
 	}
-	return errors.Join(starts, h.results.Ensure(ctx), h.dead.Ensure(ctx))
+	if h.storeMissing.Load() {
+		err = errors.Join(err, h.results.Ensure(ctx))
+	}
+	if err != nil {
+		h.settings.Logger.Debug("run starts, or answers, have no place", "error", err)
+	}
+	return nil
 }
 
 // heedAckWait makes the host speak up as often as its queues want to hear: they

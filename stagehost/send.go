@@ -19,7 +19,7 @@ type outcome struct {
 
 func (e *outcome) apply(l *loop) {
 	it := e.item
-	if it.unwanted() && !it.durable() {
+	if it.unwanted() && !it.env.StoresAnswer() {
 		l.dropCalledOff(it)
 		return
 	}
@@ -35,7 +35,7 @@ func (e *outcome) apply(l *loop) {
 	case it.direct != nil:
 		it.direct.finish(it, e.what)
 		l.done(it)
-	case it.expired(time.Now()) && !it.durable():
+	case it.expired(time.Now()) && !it.env.StoresAnswer():
 		l.host.metrics.expired(context.Background())
 		l.done(it)
 	default:
@@ -62,16 +62,16 @@ func (h *Host) prepare(it *item, what became) *fault.Fault {
 	return nil
 }
 
-// prepareAnswer makes the reply what is sent for the item. A durable request's
-// is stored first: then nobody needs to hear the reply for the answer to be
-// known.
+// prepareAnswer makes the reply what is sent for the item. That of a durable
+// request, or one with an idempotency key, is stored first: then nobody needs to
+// hear the reply for the answer to be known.
 func (h *Host) prepareAnswer(it *item, reply *envelope.Reply) error {
 	message, err := h.bus.Reply(it.env.Gateway, reply)
 	if err != nil {
 		return err
 	}
 	it.outbox, it.answered = []outgoing{{message, toGateway}}, true
-	if !it.durable() {
+	if !it.env.StoresAnswer() {
 		return nil
 	}
 	stored, err := h.bus.Result(it.env.Result(reply, time.Now()))
@@ -238,7 +238,8 @@ func backoff(tries int) time.Duration {
 }
 
 // mayRetry says whether to send the message again. What is to be stored is tried
-// for as long as it takes. A full queue has room sooner or later, and a lost
+// for as long as it takes, or until the deadline of a request in memory. A full
+// queue has room sooner or later, and a lost
 // acknowledgement is no answer, so both are tried until the deadline; who is
 // missing is given the time of a reconnect, and so is the gateway that is told of
 // a stored answer. No destination may hold up all the others.
@@ -247,12 +248,13 @@ func (l *loop) mayRetry(it *item, err error) bool {
 		return false
 	}
 	if errors.Is(err, bus.ErrNoResults) || errors.Is(err, bus.ErrNoDeadLetters) {
+		l.host.storeMissing.Store(true)
 		l.host.queueMissing()
 	}
-	if it.storing() {
-		return true
-	}
 	now := time.Now()
+	if it.storing() {
+		return it.durable() || !it.expired(now)
+	}
 	switch {
 	case it.expired(now), it.stored && errors.Is(err, bus.ErrNoGateway):
 		return false
@@ -328,7 +330,7 @@ func (l *loop) unsendable(it *item, err error) {
 		l.unstorable(it, err)
 	case it.durable() && !it.answered && errors.Is(err, bus.ErrClosed):
 		l.giveBack(it)
-	case it.durable() && !it.answered && it.expired(time.Now()):
+	case it.env.StoresAnswer() && !it.answered && it.expired(time.Now()):
 		l.noAnswer(it, it.deadlineFault())
 	case it.answered, errors.Is(err, bus.ErrClosed), it.expired(time.Now()):
 		l.host.metrics.dropped(context.Background())
@@ -340,9 +342,13 @@ func (l *loop) unsendable(it *item, err error) {
 }
 
 // unstorable is for what is too large for the broker, which an answer becomes
-// when the limit is lowered, and for the end of the connection.
+// when the limit is lowered, for the end of the connection, and for the answer of
+// a request in memory whose deadline has passed before there was a place for it.
 func (l *loop) unstorable(it *item, err error) {
 	switch {
+	case !it.durable() && it.expired(time.Now()):
+		l.host.metrics.dropped(context.Background())
+		l.done(it)
 	case !errors.Is(err, bus.ErrTooLarge):
 		l.giveBack(it)
 	case it.outbox[0].to == toDead:
