@@ -19,7 +19,7 @@ func (c *exchange) next() (*Response, error) {
 	case err != nil:
 	case r.RequestID != c.env.RequestID, r.ExecutionID != c.env.ExecutionID:
 		err = errMismatch
-	case r.Stored && !c.durable():
+	case r.Stored && !c.env.StoresAnswer():
 		err = errNotStored
 	}
 	if err != nil {
@@ -31,7 +31,7 @@ func (c *exchange) next() (*Response, error) {
 
 var (
 	errMismatch  = errors.New("its ids are not the request's")
-	errNotStored = errors.New("it names a stored answer of a request that is not durable")
+	errNotStored = errors.New("it names a stored answer of a request whose answer is not stored")
 )
 
 // reply handles a reply. A caller that takes no chunks misses none.

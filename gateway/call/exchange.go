@@ -40,7 +40,7 @@ type exchange struct {
 	stranded chan struct{}
 	// answered says that the terminal reply came: nothing is left to call off.
 	answered bool
-	// search is for the stored answer of a durable call.
+	// search is for the stored answer, where it is stored.
 	search search
 
 	// Of the execution that is registered.
@@ -65,7 +65,7 @@ func newExchange(s *Service, r *Request, env *envelope.Envelope, emit func(Chunk
 }
 
 func (c *exchange) run(ctx context.Context) (*Response, error) {
-	if c.durable() {
+	if c.env.StoresAnswer() {
 		c.search.reconnected = c.service.results.reconnects.next()
 	}
 	if err := c.register(); err != nil {
@@ -124,7 +124,7 @@ func (c *exchange) ended(ctx context.Context) (*Response, error) {
 	if c.latest != nil && errors.Is(c.latest.err, bus.ErrQueueFull) {
 		return nil, refused(c.latest.err, c.env.Hop())
 	}
-	if c.durable() {
+	if c.env.StoresAnswer() {
 		if response, err := c.lastLook(ctx); response != nil || err != nil {
 			return response, err
 		}
@@ -132,8 +132,6 @@ func (c *exchange) ended(ctx context.Context) (*Response, error) {
 	timeout := c.env.Deadline.Sub(c.env.AdmittedAt).Round(time.Millisecond)
 	return nil, fault.Newf(fault.DeadlineExceeded, "no answer within %s", timeout).Caused(ctx.Err())
 }
-
-func (c *exchange) durable() bool { return c.env.Durability == pipeline.File }
 
 // register mints an execution and encodes it. The id is new for every
 // execution: one used before would be taken for a duplicate and swallowed.
@@ -161,8 +159,11 @@ func (c *exchange) room() correlate.Room {
 
 // stages are those whose memory queues may hold the request. A durable one does
 // not end with them.
-func (c *exchange) stages() []pipeline.StageName {
-	if c.durable() {
+func (c *exchange) stages() []pipeline.StageName { return c.memoryStages(c.env.Durability) }
+
+// memoryStages are the stages of the route, where the durability is memory.
+func (c *exchange) memoryStages(d pipeline.Durability) []pipeline.StageName {
+	if d == pipeline.File {
 		return nil
 	}
 	out := make([]pipeline.StageName, len(c.env.Route))
@@ -238,14 +239,14 @@ const leastLeft = 100 * time.Millisecond
 
 // unwanted reports whether a call that ends by err leaves work in the mesh that
 // is to be called off: nobody takes the rest, or what came of it has a gap. A
-// durable request outlives its caller.
+// request whose answer is stored outlives its caller.
 func (c *exchange) unwanted(err error) bool {
 	switch {
 	case c.answered:
 		return false
 	case c.calledOff:
 		return true
-	case c.durable(), time.Until(c.env.Deadline) < leastLeft:
+	case c.env.StoresAnswer(), time.Until(c.env.Deadline) < leastLeft:
 		return false
 	}
 	switch fault.From(err).Reason {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"sync"
+	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -11,6 +12,7 @@ import (
 	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/gateway/catalog"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
@@ -252,3 +254,15 @@ func metered(c *counts) func(*call.Settings) {
 }
 
 func cancelled(how string) string { return "stagemesh.gateway.cancelled " + how }
+
+// twoPipelines makes a service serve the pipelines one and two, of the stage
+// alone.
+func twoPipelines(t *testing.T) func(*call.Settings) {
+	t.Helper()
+	steps := []pipeline.Step{{Name: "stage", Stage: stage}}
+	c, err := catalog.New([]pipeline.Pipeline{{Name: "one", Steps: steps}, {Name: "two", Steps: steps}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func(s *call.Settings) { s.Catalog = c }
+}

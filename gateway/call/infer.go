@@ -34,7 +34,7 @@ func (s *Service) admitted(ctx context.Context, r *Request, emit func(Chunk) err
 	}
 	defer s.gate.Leave()
 	id := pipeline.RequestID(uuid.Must(uuid.NewV7()).String())
-	response, f := s.identified(ctx, id, r, emit, begin)
+	response, id, f := s.identified(ctx, id, r, emit, begin)
 	if f != nil {
 		s.log(id, r, f)
 		return nil, f.WithMetadata(requestIDKey, string(id))
@@ -43,36 +43,51 @@ func (s *Service) admitted(ctx context.Context, r *Request, emit func(Chunk) err
 	return response, nil
 }
 
-func (s *Service) identified(ctx context.Context, id pipeline.RequestID, r *Request, emit func(Chunk) error, begin time.Time) (*Response, *fault.Fault) {
+// identified returns the answer, and the request whose answer it is: that of the
+// id, or the one that has its idempotency key.
+func (s *Service) identified(ctx context.Context, id pipeline.RequestID, r *Request, emit func(Chunk) error, begin time.Time) (*Response, pipeline.RequestID, *fault.Fault) {
 	p, f := s.settings.Catalog.Resolve(r.Pipeline)
 	if f != nil {
-		return nil, f
+		return nil, id, f
 	}
 	if f := s.shares.Enter(p.Name, p.MaxInFlight); f != nil {
-		return nil, f
+		return nil, id, f
 	}
 	defer s.shares.Leave(p.Name, p.MaxInFlight)
 	env, f := s.plan(id, r, p, begin)
 	if f != nil {
-		return nil, f
+		return nil, id, f
 	}
 	ctx, cancel := context.WithDeadline(ctx, env.Deadline)
 	defer cancel()
 	// The caller's context may end before.
 	env.Deadline, _ = ctx.Deadline()
-	waits := waitsForRoom(r, p)
-	if f := s.ready(ctx, env, waits); f != nil {
-		return nil, f
-	}
 	c := newExchange(s, r, env, emit)
-	c.waits = waits
+	c.waits = waitsForRoom(r, p)
+	response, id, err := s.decided(ctx, c)
+	if err != nil {
+		return nil, id, fault.From(err)
+	}
+	return response, id, nil
+}
+
+// decided makes the request, unless another with its idempotency key was made.
+func (s *Service) decided(ctx context.Context, c *exchange) (*Response, pipeline.RequestID, error) {
+	if c.env.IdempotencyKey != "" {
+		return newKeyed(c).run(ctx)
+	}
+	if f := s.ready(ctx, c.env, c.waits); f != nil {
+		return nil, c.env.RequestID, f
+	}
+	response, err := s.exchanged(ctx, c)
+	return response, c.env.RequestID, err
+}
+
+// exchanged makes the request, which can be called off meanwhile.
+func (s *Service) exchanged(ctx context.Context, c *exchange) (*Response, error) {
 	s.waiting.add(c)
 	defer s.waiting.remove(c)
-	response, err := c.run(ctx)
-	if err != nil {
-		return nil, fault.From(err)
-	}
-	return response, nil
+	return c.run(ctx)
 }
 
 // ready returns nil when the mesh can take the request, now or, where it waits for

@@ -20,6 +20,7 @@ type metrics struct {
 	replies    metric.Int64Counter
 	collisions metric.Int64Counter
 	cancels    metric.Int64Counter
+	keys       metric.Int64Counter
 }
 
 func newMetrics(meter metric.Meter, table *correlate.Table, gate *admit.Gate) (*metrics, error) {
@@ -31,7 +32,8 @@ func newMetrics(meter metric.Meter, table *correlate.Table, gate *admit.Gate) (*
 	m.replies, errs[2] = meter.Int64Counter("stagemesh.gateway.dropped_replies", metric.WithDescription("Replies and notices dropped: late, duplicate, overflow, malformed or malformed_notice."))
 	m.collisions, errs[3] = meter.Int64Counter("stagemesh.gateway.execution_collisions", metric.WithDescription("Execution ids that the queue knew already."))
 	m.cancels, errs[4] = meter.Int64Counter("stagemesh.gateway.cancelled", metric.WithDescription("Requests called off: withdrawn from their first queue, noticed to all, or failed."))
-	_, errs[5] = meter.Int64ObservableGauge("stagemesh.gateway.in_flight", metric.WithDescription("Calls that wait for their answer."),
+	m.keys, errs[5] = meter.Int64Counter("stagemesh.gateway.keyed", metric.WithDescription("Requests with an idempotency key: owned, joined, stored, mismatch, taken_over; and keys released."))
+	_, errs[6] = meter.Int64ObservableGauge("stagemesh.gateway.in_flight", metric.WithDescription("Calls that wait for their answer."),
 		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
 			o.Observe(int64(table.Len()))
 			return nil
@@ -70,4 +72,18 @@ const (
 
 func (m *metrics) cancelled(how string) {
 	m.cancels.Add(context.Background(), 1, metric.WithAttributeSet(attribute.NewSet(attribute.String("how", how))))
+}
+
+// What became of a request with an idempotency key, or of the key.
+const (
+	owned     = "owned"
+	joined    = "joined"
+	stored    = "stored"
+	mismatch  = "mismatch"
+	takenOver = "taken_over"
+	released  = "released"
+)
+
+func (m *metrics) keyed(what string) {
+	m.keys.Add(context.Background(), 1, metric.WithAttributeSet(attribute.NewSet(attribute.String("outcome", what))))
 }

@@ -20,7 +20,8 @@ type Request struct {
 	// Parameters go to every step, Steps to single ones, by step name.
 	Parameters payload.Parameters
 	Steps      map[string]StepOptions
-	// IdempotencyKey is carried to the stages.
+	// IdempotencyKey makes all requests of the tenant for the pipeline that have
+	// it one; empty means none.
 	IdempotencyKey string
 	// Timeout may only shorten the pipeline's. Negative is refused; 0 means
 	// the pipeline's.

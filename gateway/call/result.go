@@ -12,8 +12,8 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/result"
 )
 
-// Result returns the stored answer to a durable request, whichever gateway took
-// it: the request's own fault where it failed, NOT_FOUND where no answer is
+// Result returns the stored answer to a durable request, or to one with an
+// idempotency key, whichever gateway took it: the request's own fault where it failed, NOT_FOUND where no answer is
 // stored. It waits for one as long as wait says, MaxTimeout at most, and holds a
 // place among the requests in flight meanwhile; a gateway that stops ends the
 // wait with SHUTTING_DOWN.

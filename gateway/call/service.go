@@ -15,6 +15,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/catalog"
 	"github.com/stagemesh/stagemesh/gateway/correlate"
 	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/claim"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/result"
@@ -39,11 +40,16 @@ type Settings struct {
 	MaxPayload int
 	// Metadata are the keys that a request may hand to runners.
 	Metadata []string
-	// Results are where the answers to durable requests are kept: the same as
+	// Results are where answers are stored: the same as
 	// the hosts'.
 	Results result.Settings
-	Logger  *slog.Logger
-	Meter   metric.Meter
+	// Idempotency is where it is kept which request has an idempotency key. Its
+	// retention is the window in which a key means that request: no more than
+	// that of the results, which is what 0 means, and more than any request
+	// takes.
+	Idempotency claim.Settings
+	Logger      *slog.Logger
+	Meter       metric.Meter
 }
 
 // Defaults of Settings.
@@ -64,6 +70,7 @@ type Service struct {
 	bus      *bus.Bus
 	capacity *capacity
 	results  *results
+	keys     *keys
 	waiting  *waiting
 	callOffs *callOffs
 
@@ -90,6 +97,9 @@ func New(s Settings) (*Service, error) {
 	if s.MaxInFlight == 0 {
 		s.MaxInFlight = DefaultMaxInFlight
 	}
+	if s.Idempotency.Retention == 0 {
+		s.Idempotency.Retention = s.Results.Retention
+	}
 	out := &Service{settings: s, gate: admit.New(s.MaxInFlight), shares: admit.NewShares(), table: correlate.New(s.MaxInFlight), waiting: newWaiting()}
 	m, err := newMetrics(s.Meter, out.table, out.gate)
 	out.metrics = m
@@ -105,6 +115,7 @@ func (s *Service) Start(b *bus.Bus) error {
 		return err
 	}
 	s.results = newResults(b, s.settings.Results, s.settings.Logger)
+	s.keys = newKeys(b, s, s.settings.Idempotency, s.settings.Logger)
 	s.callOffs = newCallOffs(b, s.settings.MaxInFlight, s.metrics.cancelled)
 	if err := s.subscribe(); err != nil {
 		return err
@@ -127,12 +138,13 @@ func (s *Service) subscribe() (err error) {
 }
 
 // Stop lets nobody in, waits for those inside until the context ends, then for
-// what is being called off, which takes a second, or five where much is, and
-// stops receiving replies.
+// what is being called off, which takes a second, or five where much is, and for
+// idempotency keys that are given back, and stops receiving replies.
 func (s *Service) Stop(ctx context.Context) error {
 	s.gate.Close()
 	err := s.gate.Empty(ctx)
 	s.callOffs.stop()
+	s.keys.stop()
 	s.stopWatch()
 	s.watching.Wait()
 	s.capacity.stop()

@@ -9,7 +9,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
-// search is when a durable call looks for its stored answer. The zero search
+// search is when a call looks for its stored answer. The zero search
 // does not.
 type search struct {
 	// reconnected is closed with the next connection to the broker: what was

@@ -54,7 +54,7 @@ func (w *waiting) firstStages() map[pipeline.StageName]bool {
 	defer w.mu.Unlock()
 	out := map[pipeline.StageName]bool{}
 	for _, c := range w.calls {
-		if !c.durable() {
+		if c.env.Durability == pipeline.Memory {
 			out[c.env.Hop().Stage] = true
 		}
 	}
@@ -65,7 +65,7 @@ func (w *waiting) strand(stage pipeline.StageName) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, c := range w.calls {
-		if c.durable() || c.env.Hop().Stage != stage {
+		if c.env.Durability != pipeline.Memory || c.env.Hop().Stage != stage {
 			continue
 		}
 		select {

@@ -71,7 +71,7 @@ type shard struct {
 // Waiter is one call that waits.
 type Waiter struct {
 	// Stages are those in whose memory queues the call may wait: all of its
-	// route, or none of a durable call. Since is when it was registered.
+	// route, or none of a durable call. Since is when it began to.
 	Stages []pipeline.StageName
 	Since  time.Time
 
@@ -101,13 +101,18 @@ func New(bound int) *Table {
 // Register adds a call that waits in the memory queues of the stages, if any,
 // and has room for so much unread. Its errors are ErrFull and ErrTwice.
 func (t *Table) Register(id pipeline.ExecutionID, stages []pipeline.StageName, room Room) (*Waiter, error) {
+	return t.RegisterSince(time.Now(), id, stages, room)
+}
+
+// RegisterSince is Register of a call that waits since then.
+func (t *Table) RegisterSince(since time.Time, id pipeline.ExecutionID, stages []pipeline.StageName, room Room) (*Waiter, error) {
 	if t.count.Add(1) > t.bound {
 		t.count.Add(-1)
 		return nil, ErrFull
 	}
 	w := &Waiter{
 		Stages: stages,
-		Since:  time.Now(),
+		Since:  since,
 		id:     id,
 		table:  t,
 		room:   room,
