@@ -22,7 +22,8 @@ type BrokerSettings struct {
 	// means nowhere.
 	Listen string
 	// StoreDir holds what is on file; empty means a folder that goes with the
-	// process, and with it durable requests, results and dead letters.
+	// process, and with it durable requests, results, dead letters and
+	// idempotency keys.
 	StoreDir string
 	// MaxMemory bounds the items in memory, in bytes; 0 means what the stages'
 	// queues reserve, and some; 4 GiB more where other processes may join with

@@ -42,7 +42,7 @@ func FromFile(f *meshfile.File, s FileSettings) (*Mesh, error) {
 			Listen: f.NATS.Listen, StoreDir: f.StoreDir(),
 			MaxMemory: int64(f.NATS.MaxMemory), MaxStore: int64(f.NATS.MaxStore), MaxPayload: int(f.NATS.MaxPayload),
 		},
-		Results: f.ResultSettings(), DeadLetters: f.DeadLetterSettings(),
+		Results: f.ResultSettings(), DeadLetters: f.DeadLetterSettings(), Idempotency: f.IdempotencySettings(),
 		Gateway: gatewayOf(f),
 		Logger:  s.Logger, Meter: s.Meter, Version: s.Version,
 	})

@@ -77,9 +77,10 @@ func TestBrokerMayHaveNoMoreThanTheMeshReserves(t *testing.T) {
 	m := start(t, fromFile(t, parse(t, `
 mesh: m
 gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
-nats: {max_memory: 3MiB, max_store: 24MiB}
+nats: {max_memory: 3MiB, max_store: 28MiB}
 results: {max_bytes: 2MiB}
 dead_letters: {max_bytes: 3MiB}
+idempotency: {max_bytes: 4MiB}
 stages:
   one: {runner: {echo: {}}, queue: {max_bytes: 1MiB}}
   two: {runner: {echo: {}}, queue: {max_bytes: 2MiB}}
@@ -88,7 +89,7 @@ pipelines:
 `)))
 	expect(t, m, "p", "to", "to")
 	request := durable("to")
-	request.Pipeline = "p"
+	request.Pipeline, request.IdempotencyKey = "p", "key"
 	answer, err := m.Infer(t.Context(), request)
 	if err != nil {
 		t.Fatal(err)

@@ -16,6 +16,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/claim"
 	"github.com/stagemesh/stagemesh/mesh/deadletter"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -38,12 +39,14 @@ type Settings struct {
 	// Broker are settings of the broker in the process.
 	Broker BrokerSettings
 	// Gateway is the public port and the bounds of the gateway. Its mesh, id,
-	// catalog, results and bus are filled in.
+	// catalog, results, idempotency and bus are filled in.
 	Gateway gateway.Settings
-	// Results are where the answers to durable requests are kept, DeadLetters
-	// what was given up on; every process of a mesh has the same.
+	// Results are where answers are stored, DeadLetters what was given up on, and
+	// Idempotency which request has an idempotency key; every process of a mesh
+	// has the same.
 	Results     result.Settings
 	DeadLetters deadletter.Settings
+	Idempotency claim.Settings
 	// Logger may be nil: nothing is logged.
 	Logger *slog.Logger
 	// Meter may be nil: nothing is counted.
@@ -218,8 +221,8 @@ func (m *Mesh) Stream(ctx context.Context, r *call.Request, emit func(call.Chunk
 	return service.Stream(ctx, r, emit)
 }
 
-// Result returns the stored answer to a durable request, whichever gateway of
-// the mesh took it: the request's own fault where it failed, NOT_FOUND where no
+// Result returns the stored answer to a durable request, or to one with an
+// idempotency key, whichever gateway of the mesh took it: the request's own fault where it failed, NOT_FOUND where no
 // answer is stored. It waits for one as long as wait says.
 func (m *Mesh) Result(ctx context.Context, requestID string, wait time.Duration) (*call.Response, error) {
 	service, err := m.service()

@@ -91,7 +91,7 @@ func (m *Mesh) reserve() meshfile.Reserve {
 	for i, s := range m.stages {
 		queues[i] = s.Queue
 	}
-	return meshfile.ReserveOf(queues, m.settings.Results, m.settings.DeadLetters)
+	return meshfile.ReserveOf(queues, m.settings.Results, m.settings.DeadLetters, m.settings.Idempotency)
 }
 
 // inProcess is the broker's URL where connections do not use it.
@@ -131,7 +131,7 @@ func (m *Mesh) newGateway(to bus.Settings) (*gateway.Gateway, error) {
 	s := m.settings.Gateway
 	s.Bus = to
 	s.Call.Mesh, s.Call.Gateway, s.Call.Catalog = m.settings.Mesh, pipeline.GatewayID(newID()), pipelines
-	s.Call.Results = m.settings.Results
+	s.Call.Results, s.Call.Idempotency = m.settings.Results, m.settings.Idempotency
 	s.Call.Logger, s.Call.Meter = m.settings.Logger, m.settings.Meter
 	return gateway.New(s)
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/mesh/claim"
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/deadletter"
 	"github.com/stagemesh/stagemesh/mesh/result"
@@ -136,6 +137,7 @@ func TestTheReferenceHasTheDefaultsOfTheCode(t *testing.T) {
 		fmt.Sprintf("| `retention` | duration | %dh |", int(deadletter.DefaultRetention.Hours())),
 		fmt.Sprintf("| `max_bytes` | size | %s | all answers", config.Bytes(result.DefaultMaxBytes)),
 		fmt.Sprintf("| `max_bytes` | size | %s | all letters", config.Bytes(deadletter.DefaultMaxBytes)),
+		fmt.Sprintf("| `max_bytes` | size | %s | all keys", config.Bytes(claim.DefaultMaxBytes)),
 	} {
 		if !strings.Contains(page, want) {
 			t.Errorf("there is no %s", want)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/claim"
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/deadletter"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -24,10 +25,11 @@ type File struct {
 	NATS    NATS    `yaml:"nats"`
 	Gateway Gateway `yaml:"gateway"`
 	Ops     Ops     `yaml:"ops"`
-	// Results are the answers to durable requests, DeadLetters what the mesh
-	// gave up on.
+	// Results are the answers that are stored, DeadLetters what the mesh gave up
+	// on, and Idempotency which request has an idempotency key.
 	Results     Kept `yaml:"results"`
 	DeadLetters Kept `yaml:"dead_letters"`
+	Idempotency Kept `yaml:"idempotency"`
 
 	Stages    map[string]Stage    `yaml:"stages"`
 	Pipelines map[string]Pipeline `yaml:"pipelines"`
@@ -271,6 +273,14 @@ func (f *File) ResultSettings() result.Settings { return f.Results.settings() }
 
 // DeadLetterSettings are what every host is told about dead letters.
 func (f *File) DeadLetterSettings() deadletter.Settings { return f.DeadLetters.settings() }
+
+// IdempotencySettings are what every gateway is told about idempotency keys. They
+// are remembered for as long as results are kept, unless the file says less.
+func (f *File) IdempotencySettings() claim.Settings {
+	out := f.Idempotency.settings()
+	out.Retention = cmp.Or(out.Retention, f.Results.Retention)
+	return out
+}
 
 func (k Kept) settings() bus.StoreSettings {
 	return bus.StoreSettings{Retention: k.Retention, MaxBytes: int64(k.MaxBytes), Replicas: k.Replicas, Version: k.Version}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/claim"
 	"github.com/stagemesh/stagemesh/mesh/deadletter"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -111,6 +112,7 @@ gateway: {max_timeout: 1m}
 ops: {listen: ":9191"}
 results: {retention: 2h, max_bytes: 3MiB, replicas: 3, version: 4}
 dead_letters: {retention: 48h, max_bytes: 5MiB, replicas: 5, version: 6}
+idempotency: {retention: 90m, max_bytes: 7MiB, replicas: 7, version: 8}
 stages:
   a:
     runner: {echo: {}}
@@ -225,23 +227,39 @@ pipelines:
 	}
 }
 
+func TestKeysAreRememberedForAsLongAsResultsUnlessTheFileSaysLess(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]claim.Settings{
+		"":                          {},
+		"results: {retention: 2h}":  {Retention: 2 * time.Hour},
+		"results: {retention: 20s}": {Retention: 20 * time.Second},
+		"results: {retention: 2h}\nidempotency: {retention: 90m, max_bytes: 7MiB, replicas: 1, version: 8}": {Retention: 90 * time.Minute, MaxBytes: 7 << 20, Replicas: 1, Version: 8},
+	} {
+		if got := mustParse(t, good+text).IdempotencySettings(); got != want {
+			t.Errorf("%s: got %+v, want %+v", text, got, want)
+		}
+	}
+}
+
 func TestReserveCountsTheQueuesThatThereAre(t *testing.T) {
 	t.Parallel()
 	memory, file := []pipeline.Durability{pipeline.Memory}, []pipeline.Durability{pipeline.File}
-	const kept = 256<<20 + 256<<20 + 16<<20
+	const starts, each = 16 << 20, 256 << 20
+	const kept = starts + 3*each // results, dead letters and idempotency keys
 	for name, test := range map[string]struct {
 		queues  []stagehost.QueueSettings
 		results result.Settings
 		letters deadletter.Settings
+		keys    claim.Settings
 		want    meshfile.Reserve
 	}{
 		"no queue":          {},
 		"a default queue":   {queues: []stagehost.QueueSettings{{}}, want: meshfile.Reserve{Memory: 128 << 20, Store: 128<<20 + kept}},
-		"in memory alone":   {queues: []stagehost.QueueSettings{{Durabilities: memory, MaxBytes: 3}}, want: meshfile.Reserve{Memory: 3, Store: 16 << 20}},
+		"in memory alone":   {queues: []stagehost.QueueSettings{{Durabilities: memory, MaxBytes: 3}}, want: meshfile.Reserve{Memory: 3, Store: starts + 2*each}},
 		"one on file":       {queues: []stagehost.QueueSettings{{Durabilities: memory, MaxBytes: 3}, {Durabilities: file, MaxBytes: 5}}, want: meshfile.Reserve{Memory: 3, Store: 5 + kept}},
-		"what else is kept": {queues: []stagehost.QueueSettings{{Durabilities: file, MaxBytes: 5}}, results: result.Settings{MaxBytes: 7}, letters: deadletter.Settings{MaxBytes: 11}, want: meshfile.Reserve{Store: 5 + 7 + 11 + 16<<20}},
+		"what else is kept": {queues: []stagehost.QueueSettings{{Durabilities: file, MaxBytes: 5}}, results: result.Settings{MaxBytes: 7}, letters: deadletter.Settings{MaxBytes: 11}, keys: claim.Settings{MaxBytes: 13}, want: meshfile.Reserve{Store: 5 + 7 + 11 + 13 + starts}},
 	} {
-		if got := meshfile.ReserveOf(test.queues, test.results, test.letters); got != test.want {
+		if got := meshfile.ReserveOf(test.queues, test.results, test.letters, test.keys); got != test.want {
 			t.Errorf("%s: got %+v, want %+v", name, got, test.want)
 		}
 	}

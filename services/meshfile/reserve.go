@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/stagemesh/stagemesh/mesh/attempt"
+	"github.com/stagemesh/stagemesh/mesh/claim"
 	"github.com/stagemesh/stagemesh/mesh/deadletter"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/result"
@@ -17,9 +18,10 @@ type Reserve struct {
 	Store  int64
 }
 
-// ReserveOf returns what a mesh with these queues reserves. Where none of them
-// is on file, only the record of run starts is.
-func ReserveOf(queues []stagehost.QueueSettings, results result.Settings, letters deadletter.Settings) Reserve {
+// ReserveOf returns what a mesh with these queues reserves. Where none of them is
+// on file there are no dead letters; requests with an idempotency key have their
+// answers stored all the same.
+func ReserveOf(queues []stagehost.QueueSettings, results result.Settings, letters deadletter.Settings, keys claim.Settings) Reserve {
 	var out Reserve
 	for _, q := range queues {
 		size := cmp.Or(q.MaxBytes, stagehost.DefaultMaxBytes)
@@ -31,10 +33,10 @@ func ReserveOf(queues []stagehost.QueueSettings, results result.Settings, letter
 		}
 	}
 	if out.Store > 0 {
-		out.Store += cmp.Or(results.MaxBytes, result.DefaultMaxBytes) + cmp.Or(letters.MaxBytes, deadletter.DefaultMaxBytes)
+		out.Store += cmp.Or(letters.MaxBytes, deadletter.DefaultMaxBytes)
 	}
 	if len(queues) > 0 {
-		out.Store += attempt.DefaultMaxBytes
+		out.Store += attempt.DefaultMaxBytes + cmp.Or(results.MaxBytes, result.DefaultMaxBytes) + cmp.Or(keys.MaxBytes, claim.DefaultMaxBytes)
 	}
 	return out
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/admit"
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/result"
 	"github.com/stagemesh/stagemesh/stagehost"
 )
 
@@ -48,7 +49,24 @@ func (f *File) validateShared() error {
 		f.At(f.NATS.validate(), "nats"),
 		f.At(f.Results.validate(), "results"),
 		f.At(f.DeadLetters.validate(), "dead_letters"),
+		f.At(errors.Join(f.Idempotency.validate(), f.validateWindow()), "idempotency"),
 	)
+}
+
+// validateWindow checks that a key is remembered for no longer than the answer
+// that it stands for, and for longer than any request takes.
+func (f *File) validateWindow() error {
+	window := f.Idempotency.Retention
+	if window == 0 {
+		return nil
+	}
+	if kept := cmp.Or(f.Results.Retention, result.DefaultRetention); window > kept {
+		return fmt.Errorf("retention: %s is longer than the %s of results.retention: a key would outlive its answer", window, kept)
+	}
+	if longest := cmp.Or(f.Gateway.MaxTimeout, stagehost.DefaultMaxAge); window <= longest {
+		return fmt.Errorf("retention: %s is no longer than the %s of gateway.max_timeout: a key would be forgotten while its request runs", window, longest)
+	}
+	return nil
 }
 
 func (f *File) validateName() error {
@@ -103,14 +121,15 @@ func (f *File) validateOwnBroker() error {
 	for _, name := range f.StageNames() {
 		errs = append(errs, f.At(oneCopy("queue.replicas", f.Stages[name].Queue.Replicas), "stages", name))
 	}
-	errs = append(errs, f.At(oneCopy("replicas", f.Results.Replicas), "results"), f.At(oneCopy("replicas", f.DeadLetters.Replicas), "dead_letters"))
+	errs = append(errs, f.At(oneCopy("replicas", f.Results.Replicas), "results"), f.At(oneCopy("replicas", f.DeadLetters.Replicas), "dead_letters"),
+		f.At(oneCopy("replicas", f.Idempotency.Replicas), "idempotency"))
 	memory, store := f.reserved()
 	if limit := f.NATS.MaxMemory; limit != 0 && limit < memory {
 		err := fmt.Errorf("max_memory: %s is less than the %s that the stages' queues reserve; raise it, or lower queue.max_bytes", limit, memory)
 		errs = append(errs, f.At(err, "nats"))
 	}
 	if limit := f.NATS.MaxStore; limit != 0 && limit < store {
-		err := fmt.Errorf("max_store: %s is less than the %s that the stages' queues on file, results and dead letters reserve; raise it, or lower their max_bytes", limit, store)
+		err := fmt.Errorf("max_store: %s is less than the %s that the stages' queues on file, results, dead letters and idempotency keys reserve; raise it, or lower their max_bytes", limit, store)
 		errs = append(errs, f.At(err, "nats"))
 	}
 	return errors.Join(errs...)
@@ -129,7 +148,7 @@ func (f *File) reserved() (memory, store config.Bytes) {
 	for _, name := range f.StageNames() {
 		queues = append(queues, f.Stages[name].Queue.settings())
 	}
-	r := ReserveOf(queues, f.ResultSettings(), f.DeadLetterSettings())
+	r := ReserveOf(queues, f.ResultSettings(), f.DeadLetterSettings(), f.IdempotencySettings())
 	return config.Bytes(r.Memory), config.Bytes(r.Store)
 }
 

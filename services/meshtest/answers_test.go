@@ -62,8 +62,7 @@ func text(s string) []payload.Part {
 }
 
 // Waves of concurrent requests with distinct inputs, over two pipelines that
-// share stages, a no-op and a slow one among them, through two gateways, with
-// the same idempotency key everywhere.
+// share stages, a no-op and a slow one among them, through two gateways.
 func TestEveryCallerGetsItsOwnAnswer(t *testing.T) {
 	t.Parallel()
 	const waves, perWave = 20, 500
@@ -88,7 +87,7 @@ func TestEveryCallerGetsItsOwnAnswer(t *testing.T) {
 				input := fmt.Sprintf("%d/%d/%s", wave, i, strings.Repeat("x", i%100))
 				name := []string{"long", "short"}[i%2]
 				response, err := gateways[i/2%2].Service().Infer(t.Context(), &call.Request{
-					Pipeline: name, Inputs: text(input), IdempotencyKey: "same",
+					Pipeline: name, Inputs: text(input),
 				})
 				switch {
 				case err != nil:

@@ -24,6 +24,7 @@ type inferFlags struct {
 	timeout    time.Duration
 	durability string
 	waits      bool
+	key        string
 	style      style
 }
 
@@ -49,6 +50,7 @@ func newInfer() *cobra.Command {
 	infer.Flags().DurationVar(&flags.timeout, "timeout", 0, "how long each request may take; the pipeline's own timeout if 0")
 	infer.Flags().StringVar(&flags.durability, "durability", "", "where requests wait between stages, memory or file; the pipeline's own if empty. With file their ids are printed, for result and cancel")
 	infer.Flags().BoolVar(&flags.waits, "wait-for-room", false, "where a stage has no room, wait for it until the timeout instead of failing at once")
+	infer.Flags().StringVar(&flags.key, "idempotency-key", "", "the request with this key is made once: sent again, it gets the answer of the first time. For one FILE")
 	flags.style.add(infer)
 	return infer
 }
@@ -63,6 +65,7 @@ type sender struct {
 	timeout    time.Duration
 	durability pipeline.Durability
 	waits      bool
+	key        string
 	stdin      io.Reader
 }
 
@@ -71,11 +74,14 @@ func runInfer(ctx context.Context, flags inferFlags, name string, files []string
 	if err != nil {
 		return fmt.Errorf("--durability: %q: use memory or file", flags.durability)
 	}
+	if flags.key != "" && len(files) > 1 {
+		return fmt.Errorf("--idempotency-key: is for one request; %d files are %d", len(files), len(files))
+	}
 	table := newPrinter(out, flags.style, "FILE")
-	table.ids = durability == pipeline.File
+	table.ids = durability == pipeline.File || flags.key != ""
 	failed := 0
 	err = flags.address.with(func(client inferencev1connect.InferenceServiceClient) (err error) {
-		s := sender{client: client, pipeline: name, timeout: flags.timeout, durability: durability, waits: flags.waits, stdin: in}
+		s := sender{client: client, pipeline: name, timeout: flags.timeout, durability: durability, waits: flags.waits, key: flags.key, stdin: in}
 		failed, err = s.sendAll(ctx, files, table)
 		return err
 	})
@@ -132,7 +138,7 @@ func (s sender) request(file string) (*inferencev1.InferRequest, error) {
 	}
 	request := &inferencev1.InferRequest{
 		Pipeline:   s.pipeline,
-		Durability: s.durability.ToProto(),
+		Durability: s.durability.ToProto(), IdempotencyKey: s.key,
 		Inputs: []*inferencev1.Part{{Body: &inferencev1.Part_Blob{
 			Blob: &inferencev1.Blob{ContentType: contentType(file, data), Data: data},
 		}}},

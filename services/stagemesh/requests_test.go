@@ -64,6 +64,31 @@ func TestResultPrintsTheStoredAnswer(t *testing.T) {
 	}
 }
 
+func TestInferWithAKeyIsMadeOnce(t *testing.T) {
+	t.Parallel()
+	address := mesh(t)
+	var first string
+	for range 2 {
+		out, err := run(t, "infer", "digits", image("07-9.png"), "--idempotency-key", "nine", "-a", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		match(t, out, `FILE +REQUEST +TIME +ANSWER`, `07-9\.png +`+id+` +[0-9.]+ ms +labels=\[9 .*`)
+		request := strings.Fields(strings.Split(out, "\n")[1])[1]
+		if first != "" && request != first {
+			t.Errorf("the answers of requests %s and %s", first, request)
+		}
+		first = request
+	}
+	out, err := run(t, "infer", "digits", image("00-1.png"), "--idempotency-key", "nine", "-a", address)
+	if !errors.Is(err, stagemesh.ErrFailed) || !strings.Contains(out, "IDEMPOTENCY_MISMATCH: ") {
+		t.Errorf("with another image: got %v, %s", err, out)
+	}
+	if _, err := run(t, "infer", "digits", image("00-1.png"), image("07-9.png"), "--idempotency-key", "x", "-a", address); err == nil || !strings.HasPrefix(err.Error(), "--idempotency-key: ") {
+		t.Errorf("of two files: got %v", err)
+	}
+}
+
 func TestResultSaysWhyThereIsNone(t *testing.T) {
 	t.Parallel()
 	address := mesh(t)
