@@ -82,7 +82,7 @@ func table() map[Reason]Class {
 		BrokerUnavailable: {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the broker cannot be reached; the request was not queued"},
 		QueueLost:         {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the in-memory queue that held the request was lost with its broker"},
 		QueueFull:         {code.Code_RESOURCE_EXHAUSTED, http.StatusTooManyRequests, true, "a stage's queue is full"},
-		Overloaded:        {code.Code_RESOURCE_EXHAUSTED, http.StatusTooManyRequests, true, "the gateway or host has as many requests in flight as it may"},
+		Overloaded:        {code.Code_RESOURCE_EXHAUSTED, http.StatusTooManyRequests, true, "the gateway or host has as many requests in flight, or the mesh as many idempotency keys, as it may"},
 		ShuttingDown:      {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the process asked is stopping"},
 
 		DeadlineExceeded: {code.Code_DEADLINE_EXCEEDED, http.StatusGatewayTimeout, true, "the deadline passed before the answer"},
