@@ -29,7 +29,7 @@ func (b *bed) wait(d pipeline.Durability, items uint64) {
 
 func TestWhatACallerLeftIsNeverDelivered(t *testing.T) {
 	t.Parallel()
-	const calls = 1000
+	const calls = 400
 	sums := newCounts()
 	b := newBed(t, metered(sums))
 	b.memoryQueue()

@@ -384,8 +384,11 @@ func TestARefusedRequestKeepsNoKey(t *testing.T) {
 			test.mend(b)
 			items := b.pulls(pipeline.Memory)
 			begin := time.Now()
-			// With another payload, even.
-			answer := infer(t.Context(), b.awaitFree("key"), keyed("key", "another"))
+			// With another payload, even. The gateway does not know at once that
+			// there is room again.
+			again := keyed("key", "another")
+			again.WaitForRoom = new(true)
+			answer := infer(t.Context(), b.awaitFree("key"), again)
 			item := bustest.Receive(t, "item", items)
 			b.finish(item, did(item.env))
 			answers(t, answer, "did another")

@@ -63,6 +63,7 @@ type Puller struct {
 const (
 	maxExpiry   = 500 * time.Millisecond
 	expiryGrace = 250 * time.Millisecond
+	drainGrace  = 2 * time.Second
 	pullTick    = 50 * time.Millisecond
 	pullBacklog = 1 << 16
 )
@@ -187,13 +188,23 @@ func (p *Puller) tick() {
 func (p *Puller) refresh(now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.credit.lapse(now)
+	p.credit.lapse(now.Add(-p.grace()))
 	if n := p.bus.nc.Stats().Reconnects; n != p.reconnects {
 		p.reconnects = n
 		p.credit.forget()
 	}
 	p.ask()
 	p.checkDrained()
+}
+
+// grace is how much later than expected the broker may say that an ask is over,
+// before it is taken to be. A drain is patient: what comes after it is stranded
+// for an ack wait, and on a busy machine messages are late.
+func (p *Puller) grace() time.Duration {
+	if p.draining {
+		return drainGrace
+	}
+	return 0
 }
 
 func (p *Puller) checkDrained() {
