@@ -54,15 +54,20 @@ func TestExpiredHeadIsAnsweredAtItsDeadline(t *testing.T) {
 			tally := load.Wait()
 			stall := stalls()
 			t.Log(tally)
-			within(t, "callers", lateness(tally, timeout), requests, most, stall)
+			// The gateway lets in what it does not know to be too late.
+			let := requests - tally.Refused["OVERLOADED"]
+			if let < requests/4 {
+				t.Fatalf("%d of %d were let in", let, requests)
+			}
+			within(t, "callers", lateness(tally, timeout), let, most, stall)
 			if durable {
-				within(t, "hosts", storedLate(f, timeout), requests, most, stall)
+				within(t, "hosts", storedLate(f, timeout), let, most, stall)
 			}
 			if ran := len(f.Runs()); ran != 1 {
 				t.Errorf("%d expired requests ran", ran-1)
 			}
 			const expired = "stagemesh_stage_expired_total"
-			bustest.Eventually(t, "the host has noticed all", func() bool { return host.Count(expired) == requests })
+			bustest.Eventually(t, "the host has noticed all", func() bool { return host.Count(expired) == let })
 			busy.Leave()
 			busy.Wait()
 		})
