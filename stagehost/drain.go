@@ -7,7 +7,7 @@ import (
 
 // Bounds on the parts of a stop beside the drain timeout.
 const (
-	pullDrain = 2 * time.Second
+	pullDrain = 3 * time.Second
 	// runAbandon is how long batches have to end that were told to, and
 	// runLeave how long everything else has.
 	runAbandon = 4 * time.Second
