@@ -83,7 +83,7 @@ func TestBatchEndsWithTheLatestDeadline(t *testing.T) {
 		ended <- ctx.Err()
 		return ctx.Err()
 	}), together(2))
-	first, second := b.ask("a", deadline(100*time.Millisecond)), b.ask("b", deadline(200*time.Millisecond))
+	first, second := b.ask("a", deadline(time.Second)), b.ask("b", deadline(1200*time.Millisecond))
 	if err := bustest.Receive(t, "end of the batch", ended); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("ended by %v", err)
 	}
