@@ -43,7 +43,6 @@ func (b *bed) returned(times int, edits ...func(*envelope.Envelope)) *call {
 	for i := range times {
 		delivery := bustest.Receive(b.t, "delivery", came)
 		if i == times-1 {
-			p.Use(d, "")
 			ctx, cancel := context.WithTimeout(b.t.Context(), bustest.Patience)
 			defer cancel()
 			if err := p.Drain(ctx); err != nil {
