@@ -51,6 +51,9 @@ type queue struct {
 	// guards it.
 	heard *answer
 
+	// asked is taken while the broker is asked what is in it.
+	asked chan struct{}
+
 	mu   sync.Mutex
 	load load.Queue
 	// busy says that a host had items waiting when last heard of.
@@ -136,7 +139,7 @@ func (c *capacity) queue(key queueKey) *queue {
 	if len(c.queues) >= maxQueues {
 		clear(c.queues)
 	}
-	q := &queue{key: key}
+	q := &queue{key: key, asked: make(chan struct{}, 1)}
 	c.queues[key] = q
 	return q
 }
@@ -144,27 +147,58 @@ func (c *capacity) queue(key queueKey) *queue {
 func (a *answer) stale(now time.Time) bool { return closed(a.done) && now.After(a.until) }
 
 // ask fills the answer for all callers that wait, so no one caller's context ends
-// it. They wait for the backlog too where the last word about it is too old.
+// it. They wait for the backlog too, for a moment, where the last word about it is
+// too old.
 func (c *capacity) ask(q *queue, into *answer) {
-	backlog := make(chan struct{})
-	c.asking.Go(func() {
-		defer close(backlog)
-		c.observe(q)
-	})
-	fresh := q.fresh(time.Now())
+	backlog := c.askBacklog(q)
+	if q.fresh(time.Now()) {
+		backlog = nil
+	}
 	c.asking.Go(func() {
 		defer close(into.done)
 		into.presence, into.err = c.bus.Alive(c.open, q.key.stage)
 		q.heed(into.presence.Busy)
 		into.until = time.Now().Add(capacityAge)
-		if !fresh {
-			<-backlog
-		}
+		awaitBacklog(backlog)
 	})
 }
 
-// backlogBudget bounds how long callers may wait for the word about a queue.
-const backlogBudget = 100 * time.Millisecond
+const (
+	// backlogPatience bounds how long callers wait for the word about a queue,
+	// backlogBudget how long the broker may take to say it.
+	backlogPatience = 100 * time.Millisecond
+	backlogBudget   = 2 * time.Second
+)
+
+// awaitBacklog waits for the word about a queue; nil is none to wait for.
+func awaitBacklog(said <-chan struct{}) {
+	if said == nil {
+		return
+	}
+	patience := time.NewTimer(backlogPatience)
+	defer patience.Stop()
+	select {
+	case <-said:
+	case <-patience.C:
+	}
+}
+
+// askBacklog asks what is in the queue, unless that is being asked. The channel is
+// closed when the broker has said it, and nil where it was asked before.
+func (c *capacity) askBacklog(q *queue) <-chan struct{} {
+	select {
+	case q.asked <- struct{}{}:
+	default:
+		return nil
+	}
+	said := make(chan struct{})
+	c.asking.Go(func() {
+		defer func() { <-q.asked }()
+		defer close(said)
+		c.observe(q)
+	})
+	return said
+}
 
 // observe asks what is in the queue. Where the broker does not say, nothing is
 // known of it soon, and nobody is refused for it.

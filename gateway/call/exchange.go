@@ -80,12 +80,14 @@ func (c *exchange) run(ctx context.Context) (*Response, error) {
 			c.service.callOffs.start(c.leftover())
 		}
 		if response != nil || err != nil {
-			if c.answered {
-				c.service.capacity.answered(c.env)
-			}
+			c.service.capacity.ended(c.env, c.answered, late(err))
 			return response, err
 		}
 	}
+}
+
+func late(err error) bool {
+	return err != nil && fault.From(err).Reason == fault.DeadlineExceeded
 }
 
 // step handles one event; response is nil while the call goes on.

@@ -60,13 +60,25 @@ func (c *capacity) queued(env *envelope.Envelope) {
 	q.load.Sent(env.Class())
 }
 
-// answered books that an item is in none of its queues any more.
-func (c *capacity) answered(env *envelope.Envelope) {
+// ended books that a call is over: answered ones are in none of their queues any
+// more, and late ones were not in time.
+func (c *capacity) ended(env *envelope.Envelope, answered, late bool) {
+	if !answered && !late {
+		return
+	}
 	for _, hop := range env.Route {
-		q := c.known(queueKey{hop.Stage, env.Durability})
-		q.mu.Lock()
+		c.known(queueKey{hop.Stage, env.Durability}).ended(answered, late)
+	}
+}
+
+func (q *queue) ended(answered, late bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if answered {
 		q.load.Done()
-		q.mu.Unlock()
+	}
+	if late {
+		q.load.Late()
 	}
 }
 

@@ -6,6 +6,7 @@
 //	q.Observe(sample)             // what the broker said, a few times a second
 //	q.Sent(class)                 // after each item that this gateway queued
 //	q.Done()                      // after each that is answered
+//	q.Late()                      // after each whose time was over before
 //	wait, ok := q.Wait(class, now)
 //	full, free := q.Full(class, now)
 //
@@ -15,10 +16,15 @@
 // is with the stage is then what is ahead of it by that rate (Little's law), with
 // what is in the hosts' hands.
 //
+// Items whose time is over are drained, too, and faster than others. So the rate
+// counts only as far as this gateway's own items were in time: else the more of
+// them are late the more would be let in.
+//
 // A Queue is pure, with time as an argument, and not safe for concurrent use.
 package load
 
 import (
+	"math"
 	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -59,8 +65,11 @@ type Sample struct {
 }
 
 const (
-	// Fresh is how old a sample may be to say anything about now.
+	// Fresh is how old a sample may be where another can be had.
 	Fresh = time.Second
+	// valid is how old one may be to say anything about now: a broker that is slow
+	// to answer is no reason to let everybody in.
+	valid = 5 * time.Second
 	// leastDrained is how many items make a rate.
 	leastDrained = 4
 	// The evidence for a rate is of the last drainedKept items, or of the last
@@ -83,14 +92,17 @@ type Queue struct {
 	// that was confirmed last.
 	drained, seconds float64
 	learned          time.Time
+	// inTime and late are of this gateway's items within about the last second.
+	inTime, late float64
 }
 
 // Own counts what this gateway has done.
 type Own struct {
 	// Sent items were put into the queue; Done ones have been answered since, and
-	// so are in no queue.
+	// so are in no queue; Late ones were not in time.
 	Sent PerClass
 	Done uint64
+	Late uint64
 }
 
 // Own returns what this gateway has done so far.
@@ -102,23 +114,57 @@ func (q *Queue) Sent(class pipeline.Class) { q.own.Sent[indexOf(class)]++ }
 // Done says that an item has been answered whose route has the queue.
 func (q *Queue) Done() { q.own.Done++ }
 
-// Fresh reports whether the last sample still says something.
+// Late says that an item had no answer in time whose route has the queue.
+func (q *Queue) Late() { q.own.Late++ }
+
+// Fresh reports whether another sample is not needed yet.
 func (q *Queue) Fresh(now time.Time) bool { return q.seen && now.Sub(q.last.At) < Fresh }
 
-// Observe takes what the broker says.
+// knows reports whether the last sample still says something.
+func (q *Queue) knows(now time.Time) bool { return q.seen && now.Sub(q.last.At) < valid }
+
+// Observe takes what the broker says. What it said before it was asked last comes
+// too late.
 func (q *Queue) Observe(s Sample) {
 	before, seen := q.last, q.seen
+	if seen && s.At.Before(before.At) {
+		return
+	}
 	q.last, q.seen = s, true
 	took := s.At.Sub(before.At).Seconds()
 	if !seen || before.Epoch != s.Epoch || took <= 0 || s.Last < before.Last {
 		q.others = 0
 		return
 	}
+	q.judge(before.Own, s.Own, took)
 	came := float64(s.Last - before.Last)
 	q.others = max(0, came-float64(s.Own.Sent.total()-before.Own.Sent.total())) / took
 	drained := max(0, came-(float64(s.Items.total())-float64(before.Items.total())))
 	q.learn(drained, took, before.Busy && s.Busy && took <= Fresh.Seconds(), s.At)
 }
+
+// leastJudged is how many items tell how many are late.
+const leastJudged = 8
+
+// judge takes how many items were in time, and how many late.
+func (q *Queue) judge(before, now Own, seconds float64) {
+	keep := math.Exp(-seconds)
+	late := float64(now.Late - before.Late)
+	q.late = q.late*keep + late
+	q.inTime = q.inTime*keep + max(0, float64(now.Done-before.Done)-late)
+}
+
+// useful is the part of what is drained that is in time.
+func (q *Queue) useful() float64 {
+	if q.inTime+q.late < leastJudged {
+		return 1
+	}
+	return max(leastUseful, q.inTime/(q.inTime+q.late))
+}
+
+// leastUseful keeps a stage that is late with everything from being taken for one
+// that does nothing.
+const leastUseful = .1
 
 // learn takes how many items were drained in how many seconds.
 func (q *Queue) learn(drained, seconds float64, busy bool, now time.Time) {
@@ -163,16 +209,16 @@ func (q *Queue) Items(class pipeline.Class, now time.Time) float64 {
 // known and hosts have items that wait for them: else it runs at once.
 func (q *Queue) Wait(class pipeline.Class, now time.Time) (time.Duration, bool) {
 	rate, known := q.Rate(now)
-	if !known || !q.last.Busy || !q.Fresh(now) {
+	if !known || !q.last.Busy || !q.knows(now) {
 		return 0, false
 	}
-	return seconds(q.Items(class, now) / rate), true
+	return seconds(q.Items(class, now) / (rate * q.useful())), true
 }
 
 // Full reports whether the class may fill no more of the queue, and how long it
 // takes until it may: 0 where that is not known.
 func (q *Queue) Full(class pipeline.Class, now time.Time) (full bool, free time.Duration) {
-	if !q.Fresh(now) {
+	if !q.knows(now) {
 		return false, 0
 	}
 	over := max(q.overItems(class, now), q.overBytes(class))

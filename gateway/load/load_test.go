@@ -144,12 +144,12 @@ func TestOldSampleRefusesNobody(t *testing.T) {
 	s := newStage(100)
 	s.here, s.bounds = 500, 1000
 	s.pass(2 * time.Second)
-	later := s.now.Add(2 * time.Second)
+	later := s.now.Add(6 * time.Second)
 	if wait, known := s.Queue.Wait(pipeline.Normal, later); known {
 		t.Errorf("the wait is %s", wait)
 	}
 	if full, _ := s.Full(pipeline.Normal, later); full {
-		t.Error("full, by a sample that is two seconds old")
+		t.Error("full, by a sample that is six seconds old")
 	}
 }
 
@@ -244,6 +244,34 @@ func TestHighClassWaitsForItsOwnOnly(t *testing.T) {
 	if high > 200*time.Millisecond || low < 6*time.Second {
 		t.Errorf("high waits %s, low %s", high, low)
 	}
+}
+
+// Late items are thrown away faster than others are done.
+func TestRateOfWhatIsLateDoesNotCount(t *testing.T) {
+	t.Parallel()
+	s := newStage(400)
+	s.here = 2000
+	s.pass(time.Second)
+	before, _ := s.wait()
+	for range 20 {
+		for range 10 {
+			s.Done()
+		}
+		for range 30 {
+			s.Done()
+			s.Late()
+		}
+		s.pass(every)
+	}
+	after, _ := s.wait()
+	if want := 4 * s.items / 400; after.Seconds() < .8*want || after < before {
+		t.Errorf("three of four are late, and the wait is %s, not %f s", after, want)
+	}
+	for range 50 {
+		s.Done()
+		s.pass(every)
+	}
+	s.wantWait(t, time.Duration(s.items/400*float64(time.Second)), .2)
 }
 
 // Whatever the broker says, the estimate stays a number.
