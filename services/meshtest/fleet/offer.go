@@ -32,9 +32,10 @@ type Offered struct {
 	// Wrong answers came, and Broken requests got none.
 	Wrong, Broken int
 	// Refused were answered with a fault, by reason; Refusals are how long those
-	// took that were refused for want of room.
-	Refused  map[string]int
-	Refusals []time.Duration
+	// took that were refused for want of room, and Decisions how long of that the
+	// gateway took.
+	Refused             map[string]int
+	Refusals, Decisions []time.Duration
 	// Sending is until the last was sent, Elapsed until the last right answer.
 	Sending, Elapsed time.Duration
 }
@@ -42,18 +43,22 @@ type Offered struct {
 // Goodput is how many answers a second came in time.
 func (o Offered) Goodput() float64 { return float64(o.Right) / max(o.Sending, o.Elapsed).Seconds() }
 
-// Refusal returns a quantile of the time that a refusal takes.
-func (o Offered) Refusal(q float64) time.Duration {
-	if len(o.Refusals) == 0 {
+// Quantile returns a quantile of sorted times; 0 of none.
+func Quantile(times []time.Duration, q float64) time.Duration {
+	if len(times) == 0 {
 		return 0
 	}
-	return o.Refusals[int(q*float64(len(o.Refusals)-1))]
+	return times[int(q*float64(len(times)-1))]
 }
 
 // String says it in a line.
 func (o Offered) String() string {
-	return fmt.Sprintf("%d/s offered, %.0f/s sent: %.0f/s answered in time, %d late, %d wrong, %d broken, refused %v, refusals p50 %s p99 %s",
-		o.Spec.Rate, float64(o.Sent)/o.Sending.Seconds(), o.Goodput(), o.Late, o.Wrong, o.Broken, o.Refused, o.Refusal(.5).Round(10*time.Microsecond), o.Refusal(.99).Round(10*time.Microsecond))
+	return fmt.Sprintf("%d/s offered, %.0f/s sent: %.0f/s answered in time, %d late, %d wrong, %d broken, refused %v, refusals p50 %s p99 %s, of which the gateway's p99 %s",
+		o.Spec.Rate, float64(o.Sent)/o.Sending.Seconds(), o.Goodput(), o.Late, o.Wrong, o.Broken, o.Refused, brief(o.Refusals, .5), brief(o.Refusals, .99), brief(o.Decisions, .99))
+}
+
+func brief(times []time.Duration, q float64) time.Duration {
+	return Quantile(times, q).Round(10 * time.Microsecond)
 }
 
 // pace is how often a crowd looks how many of its requests are due.
@@ -84,6 +89,7 @@ func (f *Fleet) Offer(s OfferSpec) Offered {
 	c.out.Sending = time.Since(c.begin)
 	requests.Wait()
 	slices.Sort(c.out.Refusals)
+	slices.Sort(c.out.Decisions)
 	return c.out
 }
 
@@ -101,7 +107,7 @@ type crowd struct {
 func (c *crowd) one(i int) {
 	text := strconv.Itoa(i)
 	begin := time.Now()
-	status, body, err := c.ask(c.addrs[i%len(c.addrs)], text)
+	status, header, body, err := c.ask(c.addrs[i%len(c.addrs)], text)
 	took := time.Since(begin)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -112,6 +118,7 @@ func (c *crowd) one(i int) {
 		c.out.Refused[reasonOf(status, body)]++
 		if status == http.StatusTooManyRequests {
 			c.out.Refusals = append(c.out.Refusals, took)
+			c.out.Decisions = append(c.out.Decisions, totalOf(header))
 		}
 	case heard{body: string(body)}.wrong(text):
 		c.out.Wrong++
@@ -123,21 +130,31 @@ func (c *crowd) one(i int) {
 	}
 }
 
-func (c *crowd) ask(addr, text string) (status int, body []byte, err error) {
+// totalOf is what a gateway says that an answer took it; an hour where it does
+// not say.
+func totalOf(header http.Header) time.Duration {
+	var ms float64
+	if _, err := fmt.Sscanf(header.Get("Server-Timing"), "total;dur=%g", &ms); err != nil {
+		return time.Hour
+	}
+	return time.Duration(ms * float64(time.Millisecond))
+}
+
+func (c *crowd) ask(addr, text string) (status int, header http.Header, body []byte, err error) {
 	s := c.out.Spec
 	request, err := http.NewRequestWithContext(c.fleet.t.Context(), http.MethodPost, "http://"+addr+"/v1/pipelines/"+s.Pipeline+":infer", strings.NewReader(text))
 	if err != nil {
-		return 0, nil, err
+		return 0, nil, nil, err
 	}
 	request.Header.Set("Content-Type", "text/plain")
 	request.Header.Set("Stagemesh-Timeout", s.Timeout.String())
 	response, err := c.client.Do(request)
 	if err != nil {
-		return 0, nil, err
+		return 0, nil, nil, err
 	}
 	defer response.Body.Close() //nolint:errcheck // it was read to its end
 	body, err = io.ReadAll(response.Body)
-	return response.StatusCode, body, err
+	return response.StatusCode, response.Header, body, err
 }
 
 // Memory returns how many bytes of memory the member's process has resident.
