@@ -28,6 +28,8 @@ type capacity struct {
 
 	mu     sync.Mutex
 	queues map[queueKey]*queue
+	// served are the queues that a stage has, as its hosts said last.
+	served map[pipeline.StageName][]pipeline.Durability
 }
 
 // broker is what capacity asks.
@@ -56,8 +58,6 @@ type queue struct {
 
 	mu   sync.Mutex
 	load load.Queue
-	// busy says that a host had items waiting when last heard of.
-	busy bool
 }
 
 // answer is what was, or is being, heard about a stage.
@@ -69,7 +69,7 @@ type answer struct {
 }
 
 func newCapacity(b broker) *capacity {
-	c := &capacity{bus: b, queues: map[queueKey]*queue{}}
+	c := &capacity{bus: b, queues: map[queueKey]*queue{}, served: map[pipeline.StageName][]pipeline.Durability{}}
 	c.open, c.close = context.WithCancel(context.Background())
 	return c
 }
@@ -150,17 +150,33 @@ func (a *answer) stale(now time.Time) bool { return closed(a.done) && now.After(
 // it. They wait for the backlog too, for a moment, where the last word about it is
 // too old.
 func (c *capacity) ask(q *queue, into *answer) {
-	backlog := c.askBacklog(q)
+	heard := make(chan struct{})
+	backlog := c.askBacklog(q, into, heard)
 	if q.fresh(time.Now()) {
 		backlog = nil
 	}
 	c.asking.Go(func() {
 		defer close(into.done)
-		into.presence, into.err = c.bus.Alive(c.open, q.key.stage)
-		q.heed(into.presence.Busy)
-		into.until = time.Now().Add(capacityAge)
+		c.askHosts(q.key.stage, into)
+		close(heard)
 		awaitBacklog(backlog)
 	})
+}
+
+func (c *capacity) askHosts(stage pipeline.StageName, into *answer) {
+	into.presence, into.err = c.bus.Alive(c.open, stage)
+	into.until = time.Now().Add(capacityAge)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(into.presence.Durabilities) == 0 {
+		// A host that is slow to answer has the queues that it had.
+		into.presence.Durabilities = c.served[stage]
+		return
+	}
+	if len(c.served) >= maxQueues {
+		clear(c.served)
+	}
+	c.served[stage] = into.presence.Durabilities
 }
 
 const (
@@ -185,7 +201,7 @@ func awaitBacklog(said <-chan struct{}) {
 
 // askBacklog asks what is in the queue, unless that is being asked. The channel is
 // closed when the broker has said it, and nil where it was asked before.
-func (c *capacity) askBacklog(q *queue) <-chan struct{} {
+func (c *capacity) askBacklog(q *queue, with *answer, heard <-chan struct{}) <-chan struct{} {
 	select {
 	case q.asked <- struct{}{}:
 	default:
@@ -195,18 +211,21 @@ func (c *capacity) askBacklog(q *queue) <-chan struct{} {
 	c.asking.Go(func() {
 		defer func() { <-q.asked }()
 		defer close(said)
-		c.observe(q)
+		c.observe(q, with, heard)
 	})
 	return said
 }
 
-// observe asks what is in the queue. Where the broker does not say, nothing is
-// known of it soon, and nobody is refused for it.
-func (c *capacity) observe(q *queue) {
+// observe asks what is in the queue, and takes it with what a host was heard to
+// say. Where the broker does not say, nothing is known of it soon, and nobody is
+// refused for it.
+func (c *capacity) observe(q *queue, with *answer, heard <-chan struct{}) {
 	ctx, cancel := context.WithTimeout(c.open, backlogBudget)
 	defer cancel()
 	at, own := time.Now(), q.own()
-	if b, err := c.bus.Backlog(ctx, q.key.stage, q.key.durability); err == nil {
-		q.observe(b, at, own)
+	b, err := c.bus.Backlog(ctx, q.key.stage, q.key.durability)
+	<-heard // Bus.Alive ends soon, with the bus or without
+	if err == nil {
+		q.observe(b, at, own, with.presence.Busy)
 	}
 }

@@ -108,20 +108,14 @@ func (q *queue) own() load.Own {
 	return q.load.Own()
 }
 
-func (q *queue) heed(busy bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.busy = busy
-}
-
 // observe takes what the broker said when it was asked at that time, at which
-// this gateway had done so much.
-func (q *queue) observe(b bus.Backlog, at time.Time, own load.Own) {
+// this gateway had done so much, and whether a host had items that wait for it.
+func (q *queue) observe(b bus.Backlog, at time.Time, own load.Own, busy bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	s := load.Sample{
 		At: at, Own: own, Epoch: string(b.Epoch), Bytes: b.Bytes, Last: b.Last,
-		MaxItems: b.MaxItems, MaxBytes: b.MaxBytes, Busy: q.busy,
+		MaxItems: b.MaxItems, MaxBytes: b.MaxBytes, Busy: busy,
 	}
 	for i, class := range pipeline.Classes() {
 		s.Items[i] = b.Classes[class]
