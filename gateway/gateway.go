@@ -41,8 +41,8 @@ type Settings struct {
 	// MaxBody bounds a request's body, in bytes; 0 means four times the
 	// largest payload, for JSON takes about that much.
 	MaxBody int
-	// MaxInFlightBytes bounds the bytes of all requests' bodies together; 0 means
-	// DefaultMaxInFlightBytes, or room for four bodies if that is more.
+	// MaxInFlightBytes bounds the bytes of all requests together; 0 means
+	// DefaultMaxInFlightBytes, or room for four requests if that is more.
 	MaxInFlightBytes int
 	// DrainDelay is how long a gateway that is told to stop, and says that it is
 	// not ready, serves on: until those that send to it have heard. Without an
@@ -61,7 +61,7 @@ const (
 	DefaultMaxInFlightBytes = 512 << 20
 	DefaultDrainTimeout     = 30 * time.Second
 
-	leastBodies = 4
+	leastRequests = 4
 )
 
 // Gateway is one running gateway.
@@ -86,10 +86,10 @@ func New(s Settings) (*Gateway, error) {
 		s.MaxBody = admit.BodyOf(s.Call.MaxPayload)
 	}
 	if s.MaxInFlightBytes == 0 {
-		s.MaxInFlightBytes = max(DefaultMaxInFlightBytes, leastBodies*s.MaxBody)
+		s.MaxInFlightBytes = max(DefaultMaxInFlightBytes, leastRequests*(s.MaxBody+s.Call.MaxPayload))
 	}
-	if s.MaxInFlightBytes < s.MaxBody {
-		return nil, fmt.Errorf("gateway.max_in_flight_bytes: %d is less than one request may have, which is %d", s.MaxInFlightBytes, s.MaxBody)
+	if least := s.MaxBody + s.Call.MaxPayload; s.MaxInFlightBytes < least {
+		return nil, fmt.Errorf("gateway.max_in_flight_bytes: %d is less than one request may need, which is %d", s.MaxInFlightBytes, least)
 	}
 	if s.DrainTimeout == 0 {
 		s.DrainTimeout = DefaultDrainTimeout
@@ -99,12 +99,13 @@ func New(s Settings) (*Gateway, error) {
 	}
 	s.Call.Logger = s.Call.Logger.With("gateway", s.Call.Gateway)
 	s.Bus.Mesh, s.Bus.Name, s.Bus.Logger = s.Call.Mesh, "gateway "+string(s.Call.Gateway), s.Call.Logger
-	service, err := call.New(s.Call)
-	if err != nil {
-		return nil, err
-	}
 	bodies := admit.NewBudget(int64(s.MaxInFlightBytes))
 	if err := reportBytes(s.Call.Meter, bodies); err != nil {
+		return nil, err
+	}
+	s.Call.Bodies = bodies
+	service, err := call.New(s.Call)
+	if err != nil {
 		return nil, err
 	}
 	g := &Gateway{settings: s, log: s.Call.Logger, service: service, ready: make(chan struct{})}
@@ -120,7 +121,7 @@ func New(s Settings) (*Gateway, error) {
 }
 
 func reportBytes(meter metric.Meter, bodies *admit.Budget) error {
-	_, err := meter.Int64ObservableGauge("stagemesh.gateway.body_bytes", metric.WithUnit("By"), metric.WithDescription("Bytes of the bodies of requests in the gateway."),
+	_, err := meter.Int64ObservableGauge("stagemesh.gateway.body_bytes", metric.WithUnit("By"), metric.WithDescription("Bytes of requests in the gateway: their bodies, and what they mean."),
 		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
 			o.Observe(bodies.Taken())
 			return nil

@@ -21,6 +21,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	payloads "github.com/stagemesh/stagemesh/mesh/payload"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -201,4 +202,29 @@ func counted(t *testing.T, http2 bool, n *atomic.Int64) *http.Client {
 	}
 	t.Cleanup(transport.CloseIdleConnections)
 	return &http.Client{Transport: transport}
+}
+
+// A small body may mean a lot.
+func TestCompressedRequestsCountAsWhatTheyMean(t *testing.T) {
+	t.Parallel()
+	const payload = 1 << 20
+	g, _ := run(t, bustest.Start(t), func(s *gateway.Settings) {
+		s.Call.MaxPayload, s.MaxInFlightBytes = payload, 5*payload
+	})
+	inputs := []payloads.Part{payloads.OfBlob("", "text/plain", make([]byte, payload))}
+	for range 3 {
+		// What is refused for another reason gives back what it took.
+		_, err := g.Service().Infer(t.Context(), &call.Request{Pipeline: "stage:nowhere", Inputs: inputs})
+		if f := fault.From(err); f.Reason != fault.NoCapacity {
+			t.Errorf("got %v", f)
+		}
+	}
+	many := make([]payloads.Part, 6)
+	for i := range many {
+		many[i] = payloads.OfBlob(fmt.Sprint(i), "text/plain", make([]byte, payload))
+	}
+	_, err := g.Service().Infer(t.Context(), &call.Request{Pipeline: "stage:nowhere", Inputs: many})
+	if f := fault.From(err); f.Reason != fault.Overloaded {
+		t.Errorf("more than all may have: %v", f)
+	}
 }

@@ -175,6 +175,10 @@ func (h *Host) connect() error {
 		return err
 	}
 	h.stopNotices, err = conn.ServeCancels(h.heard)
+	if err == nil {
+		// Its end is the connection's.
+		_, err = conn.ServeHeld(h.settings.Stage)
+	}
 	if err != nil {
 		h.puller.Close()
 		conn.Close()

@@ -107,7 +107,7 @@ func (l *loop) turn(now time.Time) time.Duration {
 	l.dispatch(now)
 	l.expire(now)
 	l.touch(now)
-	l.host.busy.Store(len(l.slots) == 0 && l.ledger.Count(ledger.Queued) > 0)
+	l.host.busy.Store(len(l.slots) == 0 && (l.ledger.Count(ledger.Queued) > 0 || l.ledger.Len() >= l.host.settings.MaxInFlight))
 	l.checkEmpty()
 	return l.untilNext(now)
 }

@@ -18,6 +18,12 @@ func BodyOf(maxPayload int) int {
 	return bodyPerPayload * cmp.Or(maxPayload, DefaultMaxPayload)
 }
 
+// RequestOf is how many bytes of a Budget a request may need whose inputs are
+// bounded so: for its body as it came, and for the inputs in it.
+func RequestOf(maxPayload int) int {
+	return BodyOf(maxPayload) + cmp.Or(maxPayload, DefaultMaxPayload)
+}
+
 // Budget bounds the bytes that all requests together have in the gateway.
 type Budget struct {
 	bound int64

@@ -30,6 +30,8 @@ type callOffs struct {
 	bus      *bus.Bus
 	takeBack func(context.Context, bus.Message, uint64) (bool, error)
 	count    func(how string)
+	// withdrawn, where set, hears of what was taken back.
+	withdrawn func(*envelope.Envelope)
 	// inside bounds those that wait or withdraw, turns those that withdraw.
 	inside *admit.Gate
 	turns  chan struct{}
@@ -77,6 +79,9 @@ func (o *callOffs) callOff(l leftover) {
 		return
 	}
 	was := p.err == nil && o.withdraw(ctx, l.message, p.receipt.Seq)
+	if was && o.withdrawn != nil {
+		o.withdrawn(l.env)
+	}
 	if l.env.StoresAnswer() {
 		o.store(ctx, l.env)
 	}

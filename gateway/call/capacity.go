@@ -2,6 +2,7 @@ package call
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -27,6 +28,7 @@ type capacity struct {
 	asking sync.WaitGroup
 
 	mu     sync.Mutex
+	closed bool
 	queues map[queueKey]*queue
 	// served are the queues that a stage has, as its hosts said last.
 	served map[pipeline.StageName][]pipeline.Durability
@@ -58,6 +60,8 @@ type queue struct {
 
 	mu   sync.Mutex
 	load load.Queue
+	// busy says that a host had items waiting when last heard of.
+	busy bool
 }
 
 // answer is what was, or is being, heard about a stage.
@@ -76,6 +80,9 @@ func newCapacity(b broker) *capacity {
 
 // stop ends what is being asked, and waits for that.
 func (c *capacity) stop() {
+	c.mu.Lock()
+	c.closed = true
+	c.mu.Unlock()
 	c.close()
 	c.asking.Wait()
 }
@@ -124,6 +131,9 @@ func (c *capacity) of(key queueKey) *answer {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	q := c.queue(key)
+	if c.closed {
+		return ended()
+	}
 	if q.heard == nil || q.heard.stale(time.Now()) {
 		q.heard = &answer{done: make(chan struct{})}
 		c.ask(q, q.heard)
@@ -137,11 +147,27 @@ func (c *capacity) queue(key queueKey) *queue {
 		return q
 	}
 	if len(c.queues) >= maxQueues {
-		clear(c.queues)
+		c.forget()
 	}
 	q := &queue{key: key, asked: make(chan struct{}, 1)}
 	c.queues[key] = q
 	return q
+}
+
+// forget makes room: anybody can name stages that are not there, so what is known
+// of others is kept as long as it can be. The lock is held.
+func (c *capacity) forget() {
+	maps.DeleteFunc(c.queues, func(_ queueKey, q *queue) bool { return !q.seen() })
+	if len(c.queues) >= maxQueues {
+		clear(c.queues)
+	}
+}
+
+// ended is the answer of a capacity that is stopped.
+func ended() *answer {
+	done := make(chan struct{})
+	close(done)
+	return &answer{done: done, err: bus.ErrClosed}
 }
 
 func (a *answer) stale(now time.Time) bool { return closed(a.done) && now.After(a.until) }
@@ -168,7 +194,7 @@ func (c *capacity) askHosts(stage pipeline.StageName, into *answer) {
 	into.until = time.Now().Add(capacityAge)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if len(into.presence.Durabilities) == 0 {
+	if !into.presence.Heard {
 		// A host that is slow to answer has the queues that it had.
 		into.presence.Durabilities = c.served[stage]
 		return
@@ -226,6 +252,6 @@ func (c *capacity) observe(q *queue, with *answer, heard <-chan struct{}) {
 	b, err := c.bus.Backlog(ctx, q.key.stage, q.key.durability)
 	<-heard // Bus.Alive ends soon, with the bus or without
 	if err == nil {
-		q.observe(b, at, own, with.presence.Busy)
+		q.observe(b, at, own, with.presence)
 	}
 }

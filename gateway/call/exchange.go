@@ -8,6 +8,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/stagemesh/stagemesh/gateway/correlate"
+	"github.com/stagemesh/stagemesh/gateway/load"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -28,8 +29,10 @@ type exchange struct {
 	env     *envelope.Envelope
 	// emit takes the chunks; nil where the caller wants the answer alone.
 	emit func(Chunk) error
-	// waits says that the call waits for room.
-	waits bool
+	// waits says that the call waits for room; slowest is the queue that it is
+	// expected to be in for longest, if any.
+	waits   bool
+	slowest *queue
 	// seq is the number of the last message of the answer.
 	seq uint64
 	// cancelled gets the fault that ends a call which is called off by its id;
@@ -80,14 +83,22 @@ func (c *exchange) run(ctx context.Context) (*Response, error) {
 			c.service.callOffs.start(c.leftover())
 		}
 		if response != nil || err != nil {
-			c.service.capacity.ended(c.env, c.answered, late(err))
+			c.book(err)
 			return response, err
 		}
 	}
 }
 
-func late(err error) bool {
-	return err != nil && fault.From(err).Reason == fault.DeadlineExceeded
+// book tells what is known of queues that the call is over.
+func (c *exchange) book(err error) {
+	switch {
+	case err != nil && fault.From(err).Reason == fault.DeadlineExceeded:
+		if c.slowest != nil {
+			c.slowest.book((*load.Queue).Late)
+		}
+	case c.answered:
+		c.service.capacity.answered(c.env)
+	}
 }
 
 // step handles one event; response is nil while the call goes on.
@@ -96,7 +107,7 @@ func (c *exchange) step(ctx context.Context) (*Response, error) {
 	case p := <-c.published:
 		return nil, c.afterPublish(p)
 	case <-c.again:
-		c.publish()
+		c.publishAgain()
 		return nil, nil
 	case <-c.waiter.Ready():
 		return c.next()
@@ -191,6 +202,18 @@ func (c *exchange) publish() {
 	c.service.bus.Send(c.message, func(r bus.Receipt, err error) { answer <- published{r, err} })
 }
 
+// publishAgain repeats the publish, but not into a queue of which is known that it
+// has no room.
+func (c *exchange) publishAgain() {
+	if c.waits && c.tries == 0 {
+		if _, f := c.service.capacity.room(c.env); f != nil {
+			c.again = time.After(publishPause)
+			return
+		}
+	}
+	c.publish()
+}
+
 // afterPublish decides what a publish's answer means. Without one it is
 // repeated under the same id, which cannot run the request twice. A duplicate
 // on the first try is somebody else's id: nothing of ours was queued.
@@ -201,6 +224,10 @@ func (c *exchange) afterPublish(p published) error {
 		// The broker may come back, or the answer may come meanwhile.
 		c.again = time.After(publishPause)
 	case errors.Is(p.err, bus.ErrQueueFull) && c.waits:
+		if c.tries == 1 {
+			// Nothing was ever queued.
+			c.tries = 0
+		}
 		c.again = time.After(publishPause)
 	case p.err != nil:
 		return refused(p.err, c.env.Hop())

@@ -6,8 +6,8 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
@@ -33,6 +33,10 @@ func (s *Service) admitted(ctx context.Context, r *Request, emit func(Chunk) err
 		return nil, f
 	}
 	defer s.gate.Leave()
+	if f := s.takeBytes(r); f != nil {
+		return nil, f
+	}
+	defer s.giveBytes(r)
 	id := pipeline.RequestID(uuid.Must(uuid.NewV7()).String())
 	response, id, f := s.identified(ctx, id, r, emit, begin)
 	if f != nil {
@@ -76,7 +80,7 @@ func (s *Service) decided(ctx context.Context, c *exchange) (*Response, pipeline
 	if c.env.IdempotencyKey != "" {
 		return newKeyed(c).run(ctx)
 	}
-	if f := s.ready(ctx, c.env, c.waits); f != nil {
+	if f := s.ready(ctx, c); f != nil {
 		return nil, c.env.RequestID, f
 	}
 	response, err := s.exchanged(ctx, c)
@@ -92,12 +96,27 @@ func (s *Service) exchanged(ctx context.Context, c *exchange) (*Response, error)
 
 // ready returns nil when the mesh can take the request, now or, where it waits for
 // room, later.
-func (s *Service) ready(ctx context.Context, env *envelope.Envelope, waits bool) *fault.Fault {
-	if f := s.capacity.check(ctx, env.Route, env.Durability); f != nil {
+func (s *Service) ready(ctx context.Context, c *exchange) *fault.Fault {
+	if f := s.capacity.check(ctx, c.env.Route, c.env.Durability); f != nil {
 		return f
 	}
-	if f := s.awaitRoom(ctx, env, waits); f != nil || env.Durability != pipeline.File {
+	if f := s.awaitRoom(ctx, c); f != nil || c.env.Durability != pipeline.File {
 		return f
 	}
 	return s.results.ensure(ctx)
+}
+
+// takeBytes books the inputs of a request: a compressed body is small, and what it
+// means is not.
+func (s *Service) takeBytes(r *Request) *fault.Fault {
+	if s.settings.Bodies == nil {
+		return nil
+	}
+	return s.settings.Bodies.Take(int64(payload.Size(r.Inputs)))
+}
+
+func (s *Service) giveBytes(r *Request) {
+	if s.settings.Bodies != nil {
+		s.settings.Bodies.Give(int64(payload.Size(r.Inputs)))
+	}
 }

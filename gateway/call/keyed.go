@@ -150,7 +150,7 @@ func (k *keyed) mismatch() *fault.Fault {
 // another call was quicker.
 func (k *keyed) take(ctx context.Context, at seen) (*Response, error) {
 	k.joined = nil
-	if f := k.service.ready(ctx, k.own.env, k.own.waits); f != nil {
+	if f := k.service.ready(ctx, k.own); f != nil {
 		return nil, f
 	}
 	record, err := k.service.keys.store.Claim(ctx, k.key, k.claim(), at.record.Seq)

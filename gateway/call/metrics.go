@@ -25,7 +25,7 @@ type metrics struct {
 
 func newMetrics(meter metric.Meter, table *correlate.Table, gate *admit.Gate) (*metrics, error) {
 	m := &metrics{}
-	var errs [7]error
+	var errs [8]error
 	m.requests, errs[0] = meter.Int64Counter("stagemesh.gateway.requests", metric.WithDescription("Requests answered, by pipeline and reason; OK is an answer."))
 	m.duration, errs[1] = meter.Float64Histogram("stagemesh.gateway.request", metric.WithUnit("s"), metric.WithDescription("From admission to the answer."),
 		metric.WithExplicitBucketBoundaries(.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30))
@@ -38,7 +38,7 @@ func newMetrics(meter metric.Meter, table *correlate.Table, gate *admit.Gate) (*
 			o.Observe(int64(table.Len()))
 			return nil
 		}))
-	_, errs[6] = meter.Int64ObservableGauge("stagemesh.gateway.inside", metric.WithDescription("Requests inside the gateway, those that wait for room or for a result among them."),
+	_, errs[7] = meter.Int64ObservableGauge("stagemesh.gateway.inside", metric.WithDescription("Requests inside the gateway, those that wait for room or for a result among them."),
 		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
 			o.Observe(int64(gate.Inside()))
 			return nil

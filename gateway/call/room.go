@@ -10,6 +10,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/stagemesh/stagemesh/gateway/admit"
 	"github.com/stagemesh/stagemesh/gateway/load"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
@@ -22,28 +23,30 @@ import (
 const share = 0.8
 
 // room returns nil when every queue on the item's route has room for it, and its
-// time is enough for what is ahead of it there.
-func (c *capacity) room(env *envelope.Envelope) *fault.Fault {
+// time is enough for what is ahead of it there; and the queue, if any, that it is
+// expected to wait in for longest.
+func (c *capacity) room(env *envelope.Envelope) (slowest *queue, f *fault.Fault) {
 	now := time.Now()
 	class := env.Class()
 	var ahead, longest time.Duration
 	at := env.Hop()
 	for _, hop := range env.Route {
-		wait, f := c.known(queueKey{hop.Stage, env.Durability}).room(hop, class, now)
+		q := c.known(queueKey{hop.Stage, env.Durability})
+		wait, f := q.room(hop, class, now)
 		if f != nil {
-			return f
+			return nil, f
 		}
 		ahead += wait
 		if wait > longest {
-			longest, at = wait, hop
+			longest, at, slowest = wait, hop, q
 		}
 	}
 	left := env.Deadline.Sub(now)
 	if late := ahead - time.Duration(share*float64(left)); late > 0 {
-		return fault.Newf(fault.Overloaded, "there is about %s of work ahead of the request, most of it at stage %s, and it has %s left", rounded(ahead), at.Stage, rounded(left)).
+		return nil, fault.Newf(fault.Overloaded, "there is about %s of work ahead of the request, most of it at stage %s, and it has %s left", rounded(ahead), at.Stage, rounded(left)).
 			At(string(at.Stage), string(at.Step), "").WithRetryAfter(spread(late))
 	}
-	return nil
+	return slowest, nil
 }
 
 func (c *capacity) known(key queueKey) *queue {
@@ -60,26 +63,22 @@ func (c *capacity) queued(env *envelope.Envelope) {
 	q.load.Sent(env.Class())
 }
 
-// ended books that a call is over: answered ones are in none of their queues any
-// more, and late ones were not in time.
-func (c *capacity) ended(env *envelope.Envelope, answered, late bool) {
-	if !answered && !late {
-		return
-	}
+// answered books that an item is in none of its queues any more.
+func (c *capacity) answered(env *envelope.Envelope) {
 	for _, hop := range env.Route {
-		c.known(queueKey{hop.Stage, env.Durability}).ended(answered, late)
+		c.known(queueKey{hop.Stage, env.Durability}).book((*load.Queue).Done)
 	}
 }
 
-func (q *queue) ended(answered, late bool) {
+// withdrawn books that an item was taken back from its first queue.
+func (c *capacity) withdrawn(env *envelope.Envelope) {
+	c.known(queueKey{env.Hop().Stage, env.Durability}).book((*load.Queue).Withdrawn)
+}
+
+func (q *queue) book(what func(*load.Queue)) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if answered {
-		q.load.Done()
-	}
-	if late {
-		q.load.Late()
-	}
+	what(&q.load)
 }
 
 // room returns how long an item will be with the stage, 0 where that is not known,
@@ -102,6 +101,12 @@ func (q *queue) fresh(now time.Time) bool {
 	return q.load.Fresh(now)
 }
 
+func (q *queue) seen() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.load.Seen()
+}
+
 func (q *queue) own() load.Own {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -109,13 +114,17 @@ func (q *queue) own() load.Own {
 }
 
 // observe takes what the broker said when it was asked at that time, at which
-// this gateway had done so much, and whether a host had items that wait for it.
-func (q *queue) observe(b bus.Backlog, at time.Time, own load.Own, busy bool) {
+// this gateway had done so much, and what a host said of itself.
+func (q *queue) observe(b bus.Backlog, at time.Time, own load.Own, p bus.Presence) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	if p.Heard {
+		// One that has too much to do to say so is as busy as it was.
+		q.busy = p.Busy
+	}
 	s := load.Sample{
-		At: at, Own: own, Epoch: string(b.Epoch), Bytes: b.Bytes, Last: b.Last,
-		MaxItems: b.MaxItems, MaxBytes: b.MaxBytes, Busy: busy,
+		At: at, Taken: b.Taken, Own: own, After: q.load.Own(), Epoch: string(b.Epoch), Bytes: b.Bytes, Last: b.Last,
+		MaxItems: b.MaxItems, MaxBytes: b.MaxBytes, Busy: q.busy,
 	}
 	for i, class := range pipeline.Classes() {
 		s.Items[i] = b.Classes[class]
@@ -186,13 +195,14 @@ const patience = 50 * time.Millisecond
 
 // awaitRoom returns nil when there is room, at once or, where the call waits for
 // it, later; else why there is none.
-func (s *Service) awaitRoom(ctx context.Context, env *envelope.Envelope, waits bool) *fault.Fault {
+func (s *Service) awaitRoom(ctx context.Context, c *exchange) *fault.Fault {
 	for {
-		f := s.capacity.room(env)
-		if f == nil || !waits {
+		slowest, f := s.capacity.room(c.env)
+		c.slowest = slowest
+		if f == nil || !c.waits {
 			return f
 		}
-		if gone := s.pauseForRoom(ctx, env, f); gone != nil {
+		if gone := s.pauseForRoom(ctx, c.env, f); gone != nil {
 			return gone
 		}
 	}
@@ -206,6 +216,8 @@ func (s *Service) pauseForRoom(ctx context.Context, env *envelope.Envelope, f *f
 	select {
 	case <-look.C:
 		return s.capacity.check(ctx, env.Route, env.Durability)
+	case <-s.gate.Open().Done():
+		return admit.Stopping()
 	case <-ctx.Done():
 		return outOfPatience(ctx, f)
 	}

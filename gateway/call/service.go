@@ -32,6 +32,9 @@ type Settings struct {
 	MaxTimeout time.Duration
 	// MaxInFlight bounds the requests in flight; 0 means 4096.
 	MaxInFlight int
+	// Bodies bounds the bytes of all requests together: what they are in hand as,
+	// besides what they came as. nil means that nothing does.
+	Bodies *admit.Budget
 	// HostGrace is how long a request in memory waits for its first step while
 	// the step's stage has no host; 0 means 10 s.
 	HostGrace time.Duration
@@ -117,6 +120,7 @@ func (s *Service) Start(b *bus.Bus) error {
 	s.results = newResults(b, s.settings.Results, s.settings.Logger)
 	s.keys = newKeys(b, s, s.settings.Idempotency, s.settings.Logger)
 	s.callOffs = newCallOffs(b, s.settings.MaxInFlight, s.metrics.cancelled)
+	s.callOffs.withdrawn = s.capacity.withdrawn
 	if err := s.subscribe(); err != nil {
 		return err
 	}

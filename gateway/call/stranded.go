@@ -41,11 +41,19 @@ func (s *Service) seekStranded(ctx context.Context, since lonely) {
 	stages := s.waiting.firstStages()
 	since.keep(stages)
 	for stage := range stages {
-		_, err := s.bus.Alive(ctx, stage)
-		if without := since.note(stage, errors.Is(err, bus.ErrNoHost), time.Now()); without >= s.settings.HostGrace {
+		if without := since.note(stage, s.hostless(ctx, stage), time.Now()); without >= s.settings.HostGrace {
 			s.waiting.strand(stage)
 		}
 	}
+}
+
+// hostless reports whether nobody serves the stage, and nobody has items of it in
+// hand either: one that drains, or whose runner cannot run, serves no more.
+func (s *Service) hostless(ctx context.Context, stage pipeline.StageName) bool {
+	if _, err := s.bus.Alive(ctx, stage); !errors.Is(err, bus.ErrNoHost) {
+		return false
+	}
+	return errors.Is(s.bus.Held(ctx, stage), bus.ErrNoHost)
 }
 
 // firstStages are those of the first steps of the calls in memory.
@@ -76,16 +84,15 @@ func (w *waiting) strand(stage pipeline.StageName) {
 }
 
 // withdraw ends a call whose item still waits for its first step, which has no
-// host. One that has gone further goes on.
+// host. One that has gone further, or whose answer has begun, goes on.
 func (c *exchange) withdraw(ctx context.Context) error {
-	if c.latest == nil || c.latest.err != nil {
-		return nil
+	if c.latest == nil || c.latest.err != nil || c.seq > 0 {
+		return nil //nolint:nilerr // whether it was queued is not known (yet)
 	}
-	budget, cancel := context.WithTimeout(ctx, stepBudget)
-	defer cancel()
-	if was, err := c.service.bus.Withdraw(budget, c.message, c.latest.receipt.Seq); err != nil || !was {
+	if !c.service.callOffs.withdraw(ctx, c.message, c.latest.receipt.Seq) {
 		return nil // it is tried again, or the deadline ends the call
 	}
+	c.service.capacity.withdrawn(c.env)
 	hop := c.env.Hop()
 	return fault.Newf(fault.NoCapacity, "the last host of stage %s has left, and none has come for %s; the request did not run", hop.Stage, c.service.settings.HostGrace).
 		At(string(hop.Stage), string(hop.Step), "").WithRetryAfter(retryAfter)

@@ -49,9 +49,11 @@ func (p PerClass) total() uint64 { return p.upTo(classes - 1) }
 
 // Sample is what the broker, and a host, say about a queue.
 type Sample struct {
-	// At is when the broker was asked, and Own what the queue's Own was then.
-	At  time.Time
-	Own Own
+	// At is when the broker was asked, Taken when it looked, by its own clock.
+	At, Taken time.Time
+	// Own is what the queue's Own was when the broker was asked, After when it had
+	// answered.
+	Own, After Own
 	// Epoch tells a queue from its replacement.
 	Epoch string
 	// Items wait or are in hand, Bytes are theirs; Last counts all that ever came.
@@ -98,11 +100,11 @@ type Queue struct {
 
 // Own counts what this gateway has done.
 type Own struct {
-	// Sent items were put into the queue; Done ones have been answered since, and
-	// so are in no queue; Late ones were not in time.
-	Sent PerClass
-	Done uint64
-	Late uint64
+	// Sent items were put into the queue. Done ones have been answered in time
+	// since, and Late ones were not, so neither are in a queue. Withdrawn ones were
+	// taken back: nobody has drained them.
+	Sent                  PerClass
+	Done, Late, Withdrawn uint64
 }
 
 // Own returns what this gateway has done so far.
@@ -111,11 +113,18 @@ func (q *Queue) Own() Own { return q.own }
 // Sent says that this gateway has queued an item.
 func (q *Queue) Sent(class pipeline.Class) { q.own.Sent[indexOf(class)]++ }
 
-// Done says that an item has been answered whose route has the queue.
+// Done says that an item has been answered in time whose route has the queue.
 func (q *Queue) Done() { q.own.Done++ }
 
-// Late says that an item had no answer in time whose route has the queue.
+// Late says that an item had no answer in time which was expected to wait in the
+// queue for longer than in any other.
 func (q *Queue) Late() { q.own.Late++ }
+
+// Withdrawn says that an item has been taken back.
+func (q *Queue) Withdrawn() { q.own.Withdrawn++ }
+
+// Seen reports whether the broker has ever said anything of the queue.
+func (q *Queue) Seen() bool { return q.seen }
 
 // Fresh reports whether another sample is not needed yet.
 func (q *Queue) Fresh(now time.Time) bool { return q.seen && now.Sub(q.last.At) < Fresh }
@@ -131,16 +140,25 @@ func (q *Queue) Observe(s Sample) {
 		return
 	}
 	q.last, q.seen = s, true
-	took := s.At.Sub(before.At).Seconds()
+	took := s.Taken.Sub(before.Taken).Seconds()
 	if !seen || before.Epoch != s.Epoch || took <= 0 || s.Last < before.Last {
 		q.others = 0
 		return
 	}
 	q.judge(before.Own, s.Own, took)
 	came := float64(s.Last - before.Last)
-	q.others = max(0, came-float64(s.Own.Sent.total()-before.Own.Sent.total())) / took
-	drained := max(0, came-(float64(s.Items.total())-float64(before.Items.total())))
-	q.learn(drained, took, before.Busy && s.Busy && took <= Fresh.Seconds(), s.At)
+	q.others = max(0, came-float64(s.After.Sent.total()-before.Own.Sent.total())) / took
+	withdrawn := float64(s.After.Withdrawn - before.Own.Withdrawn)
+	drained := max(0, came-withdrawn-(float64(s.Items.total())-float64(before.Items.total())))
+	q.learn(drained, took, saturated(before, s, drained, took), s.At)
+}
+
+// saturated reports whether the queue was drained as fast as its hosts can: they
+// had enough to do at both ends, of this queue too, and it cannot have run dry in
+// between.
+func saturated(before, s Sample, drained, seconds float64) bool {
+	had := float64(before.Items.total())
+	return before.Busy && s.Busy && had > 0 && s.Items.total() > 0 && (seconds <= Fresh.Seconds() || drained < had)
 }
 
 // leastJudged is how many items tell how many are late.
@@ -149,9 +167,8 @@ const leastJudged = 8
 // judge takes how many items were in time, and how many late.
 func (q *Queue) judge(before, now Own, seconds float64) {
 	keep := math.Exp(-seconds)
-	late := float64(now.Late - before.Late)
-	q.late = q.late*keep + late
-	q.inTime = q.inTime*keep + max(0, float64(now.Done-before.Done)-late)
+	q.late = q.late*keep + float64(now.Late-before.Late)
+	q.inTime = q.inTime*keep + float64(now.Done-before.Done)
 }
 
 // useful is the part of what is drained that is in time.
@@ -168,6 +185,9 @@ const leastUseful = .1
 
 // learn takes how many items were drained in how many seconds.
 func (q *Queue) learn(drained, seconds float64, busy bool, now time.Time) {
+	if now.Sub(q.learned) >= remembered {
+		q.drained, q.seconds = 0, 0
+	}
 	switch rate, known := q.Rate(now); {
 	case busy:
 		q.drained, q.seconds = q.drained+drained, q.seconds+seconds
@@ -192,13 +212,19 @@ func (q *Queue) Rate(now time.Time) (float64, bool) {
 	return q.drained / q.seconds, true
 }
 
+// left is how many items are in no queue any more.
+func (o Own) left() uint64 { return o.Done + o.Late + o.Withdrawn }
+
+// othersKept is for how many seconds others are taken to go on as they did.
+const othersKept = .3
+
 // Items is how many items of the class, and of those before it, the queue has by
 // now: what the broker said, and what has come and gone since.
 func (q *Queue) Items(class pipeline.Class, now time.Time) float64 {
 	since := now.Sub(q.last.At).Seconds()
 	i := indexOf(class)
-	came := float64(q.own.Sent.upTo(i)-q.last.Own.Sent.upTo(i)) + q.others*since
-	gone := float64(q.own.Done - q.last.Own.Done)
+	came := float64(q.own.Sent.upTo(i)-q.last.Own.Sent.upTo(i)) + q.others*min(since, othersKept)
+	gone := float64(q.own.left() - q.last.Own.left())
 	if rate, known := q.Rate(now); known {
 		gone = max(gone, rate*since)
 	}
@@ -221,7 +247,7 @@ func (q *Queue) Full(class pipeline.Class, now time.Time) (full bool, free time.
 	if !q.knows(now) {
 		return false, 0
 	}
-	over := max(q.overItems(class, now), q.overBytes(class))
+	over := max(q.overItems(class, now), q.overBytes(class, now))
 	if over <= 0 {
 		return false, 0
 	}
@@ -241,13 +267,13 @@ func (q *Queue) overItems(class pipeline.Class, now time.Time) float64 {
 }
 
 // overBytes is the same by bytes, in items of the mean size.
-func (q *Queue) overBytes(class pipeline.Class) float64 {
+func (q *Queue) overBytes(class pipeline.Class, now time.Time) float64 {
 	items := float64(q.last.Items.total())
-	if q.last.MaxBytes < 1 || items == 0 {
+	if q.last.MaxBytes < 1 || q.last.Bytes == 0 || items == 0 {
 		return 0
 	}
 	size := float64(q.last.Bytes) / items
-	return (float64(q.last.Bytes) + size - most(q.last.MaxBytes, class)) / size
+	return q.Items(pipeline.Low, now) + 1 - most(q.last.MaxBytes, class)/size
 }
 
 // most is what a class may fill of a bound: nine, eight or seven tenths. The rest

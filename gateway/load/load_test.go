@@ -176,7 +176,7 @@ func TestClassesLeaveRoomForThoseAbove(t *testing.T) {
 	} {
 		var q load.Queue
 		now := time.Unix(1000, 0)
-		q.Observe(load.Sample{At: now, Items: load.PerClass{0, row.items, 0}, MaxItems: 1000})
+		q.Observe(load.Sample{At: now, Taken: now, Items: load.PerClass{0, row.items, 0}, MaxItems: 1000})
 		for class, want := range map[pipeline.Class]bool{pipeline.High: row.high, pipeline.Normal: row.normal, pipeline.Low: row.low} {
 			if full, _ := q.Full(class, now); full != want {
 				t.Errorf("%d of 1000, %s: full %t", row.items, class, full)
@@ -189,7 +189,7 @@ func TestQueueIsFullByBytesToo(t *testing.T) {
 	t.Parallel()
 	var q load.Queue
 	now := time.Unix(1000, 0)
-	q.Observe(load.Sample{At: now, Items: load.PerClass{0, 8, 0}, Bytes: 799, MaxBytes: 1000, MaxItems: 1000})
+	q.Observe(load.Sample{At: now, Taken: now, Items: load.PerClass{0, 8, 0}, Bytes: 799, MaxBytes: 1000, MaxItems: 1000})
 	if full, _ := q.Full(pipeline.Normal, now); !full {
 		t.Error("eight items of 100 bytes leave no room in eight tenths of 1000 bytes")
 	}
@@ -202,7 +202,7 @@ func TestSmallQueueCanBeUsed(t *testing.T) {
 	t.Parallel()
 	var q load.Queue
 	now := time.Unix(1000, 0)
-	q.Observe(load.Sample{At: now, Items: load.PerClass{0, 3, 0}, MaxItems: 4})
+	q.Observe(load.Sample{At: now, Taken: now, Items: load.PerClass{0, 3, 0}, MaxItems: 4})
 	if full, _ := q.Full(pipeline.Normal, now); full {
 		t.Error("three of four, and full")
 	}
@@ -258,7 +258,6 @@ func TestRateOfWhatIsLateDoesNotCount(t *testing.T) {
 			s.Done()
 		}
 		for range 30 {
-			s.Done()
 			s.Late()
 		}
 		s.pass(every)
@@ -274,6 +273,77 @@ func TestRateOfWhatIsLateDoesNotCount(t *testing.T) {
 	s.wantWait(t, time.Duration(s.items/400*float64(time.Second)), .2)
 }
 
+// A rate that is forgotten does not come back with the next that is learnt.
+func TestForgottenRateIsForgotten(t *testing.T) {
+	t.Parallel()
+	s := newStage(1)
+	s.here = 2
+	s.pass(30 * time.Second)
+	s.here, s.items = 0, 0
+	s.pass(2 * time.Minute)
+	s.rate = 50
+	s.burst(100)
+	s.pass(500 * time.Millisecond)
+	if wait, known := s.wait(); known && wait > 4*time.Second {
+		t.Errorf("the wait is %s, of %f items at 50 a second", wait, s.items)
+	}
+}
+
+// Samples come with requests, and to a slow stage requests come seldom.
+func TestSlowStageIsKnownBySeldomRequests(t *testing.T) {
+	t.Parallel()
+	s := newStage(.05)
+	s.items, s.came = 50, 50
+	for range 60 {
+		s.next = s.now
+		s.burst(1)
+		s.pass(2 * time.Second)
+		s.next = s.now.Add(time.Hour)
+	}
+	if _, known := s.Rate(s.now); !known {
+		t.Error("nothing is known of a stage that has been busy for two minutes")
+	}
+}
+
+func TestWhatIsTakenBackIsNotDrained(t *testing.T) {
+	t.Parallel()
+	s := newStage(10)
+	s.items, s.came = 2000, 2000
+	s.pass(2 * time.Second)
+	for range 1000 {
+		s.Withdrawn()
+		s.items--
+	}
+	s.pass(time.Second)
+	if rate, known := s.Rate(s.now); !known || rate > 12 {
+		t.Errorf("rate %f (%t), it is 10", rate, known)
+	}
+}
+
+// What this gateway has sent while the broker was asked is nobody else's.
+func TestBurstDuringAQuestionIsNotTheOthersPace(t *testing.T) {
+	t.Parallel()
+	var q load.Queue
+	now := time.Unix(1000, 0)
+	q.Observe(load.Sample{At: now, Taken: now, MaxItems: 10_000})
+	before := q.Own()
+	for range 1000 {
+		q.Sent(pipeline.Normal)
+	}
+	now = now.Add(every)
+	q.Observe(load.Sample{At: now, Taken: now, Own: before, After: q.Own(), Items: load.PerClass{0, 1000, 0}, Last: 1000, MaxItems: 10_000})
+	for range 1000 {
+		q.Done()
+	}
+	now = now.Add(900 * time.Millisecond)
+	if items := q.Items(pipeline.Low, now); items > 1000 {
+		t.Errorf("%f items, all of which are answered", items)
+	}
+	if full, _ := q.Full(pipeline.Normal, now); full {
+		t.Error("full")
+	}
+}
+
 // Whatever the broker says, the estimate stays a number.
 func FuzzObserve(f *testing.F) {
 	f.Add(uint64(1), uint64(5), int64(1), int64(100), true)
@@ -282,7 +352,7 @@ func FuzzObserve(f *testing.F) {
 		var q load.Queue
 		now := time.Unix(1000, 0)
 		for i := range 3 {
-			q.Observe(load.Sample{At: now, Items: load.PerClass{items, items / 2, items}, Last: last * uint64(i), MaxItems: maxItems, MaxBytes: maxItems, Bytes: last, Busy: busy})
+			q.Observe(load.Sample{At: now, Taken: now, Items: load.PerClass{items, items / 2, items}, Last: last * uint64(i), MaxItems: maxItems, MaxBytes: maxItems, Bytes: last, Busy: busy})
 			now = now.Add(time.Duration(millis%5000) * time.Millisecond)
 		}
 		if wait, _ := q.Wait(pipeline.Low, now); wait < 0 || wait > time.Hour {

@@ -21,6 +21,8 @@ const aliveGroup = "alive"
 
 // Presence is what a host of a stage says about it.
 type Presence struct {
+	// Heard says that a host has said anything.
+	Heard bool
 	// Durabilities are the queues that the stage has; none where no host got to
 	// say so.
 	Durabilities []pipeline.Durability
@@ -31,9 +33,36 @@ type Presence struct {
 // Alive asks a host of the stage what there is of it: ErrNoHost when nobody
 // serves it, ErrDisconnected when the broker is away.
 func (b *Bus) Alive(ctx context.Context, stage pipeline.StageName) (Presence, error) {
+	return b.present(ctx, b.Subjects.Alive(stage))
+}
+
+// Held asks whether any host may have items of the stage in hand, also one that
+// takes no more: nil when one may, ErrNoHost when none can, ErrDisconnected when
+// the broker is away.
+func (b *Bus) Held(ctx context.Context, stage pipeline.StageName) error {
+	_, err := b.present(ctx, b.Subjects.Holding(stage))
+	return err
+}
+
+// ServeHeld answers for the stage that items may be in hand, until the returned
+// function is called.
+func (b *Bus) ServeHeld(stage pipeline.StageName) (stop func() error, err error) {
+	sub, err := b.nc.QueueSubscribe(b.Subjects.Holding(stage), aliveGroup, func(msg *nats.Msg) {
+		if err := b.nc.Publish(msg.Reply, nil); err != nil {
+			b.settings.Logger.Debug("holding answer not sent", "stage", stage, "error", err)
+		}
+	})
+	if err != nil {
+		return nil, sendError(err)
+	}
+	return b.known(sub, nil)
+}
+
+// present asks whoever answers on the subject.
+func (b *Bus) present(ctx context.Context, subject string) (Presence, error) {
 	ctx, cancel := context.WithTimeout(ctx, aliveWait)
 	defer cancel()
-	answer, err := b.ask(ctx, b.Subjects.Alive(stage), nil)
+	answer, err := b.ask(ctx, subject, nil)
 	switch {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, ErrUnknown) && b.Connected():
 		return Presence{}, nil
@@ -54,7 +83,7 @@ func presence(data []byte) Presence {
 	if proto.Unmarshal(data, &answer) != nil {
 		return Presence{}
 	}
-	out := Presence{Busy: answer.GetBusy()}
+	out := Presence{Heard: true, Busy: answer.GetBusy()}
 	for _, d := range answer.GetDurabilities() {
 		if durability, err := pipeline.DurabilityFromProto(d); err == nil && durability != pipeline.DurabilityUnset && len(out.Durabilities) < durabilities {
 			out.Durabilities = append(out.Durabilities, durability)

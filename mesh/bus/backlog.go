@@ -3,6 +3,7 @@ package bus
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -12,6 +13,8 @@ import (
 // Backlog is what of a queue waits or is in hand.
 type Backlog struct {
 	Epoch Epoch
+	// Taken is when the broker looked, by its own clock.
+	Taken time.Time
 	// Classes are the items by their class.
 	Classes map[pipeline.Class]uint64
 	Bytes   uint64
@@ -40,7 +43,7 @@ func (b *Bus) Backlog(ctx context.Context, stage pipeline.StageName, d pipeline.
 		return Backlog{}, fmt.Errorf("queue of stage %s: %w", stage, answer.Error.classify())
 	}
 	out := Backlog{
-		Epoch: epochOf(&answer.StreamInfo), Classes: make(map[pipeline.Class]uint64, classCount), Bytes: answer.State.Bytes,
+		Epoch: epochOf(&answer.StreamInfo), Taken: answer.TimeStamp, Classes: make(map[pipeline.Class]uint64, classCount), Bytes: answer.State.Bytes,
 		Last: answer.State.LastSeq, MaxItems: answer.Config.MaxMsgs, MaxBytes: answer.Config.MaxBytes,
 	}
 	for _, class := range pipeline.Classes() {

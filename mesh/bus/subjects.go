@@ -56,6 +56,11 @@ func (s Subjects) Alive(stage pipeline.StageName) string {
 	return string(s.mesh) + ".alive." + string(stage)
 }
 
+// Holding is where hosts of a stage answer that they may have items in hand.
+func (s Subjects) Holding(stage pipeline.StageName) string {
+	return string(s.mesh) + ".holding." + string(stage)
+}
+
 // Cancel is where executions are called off.
 func (s Subjects) Cancel() string { return string(s.mesh) + ".cancel" }
 

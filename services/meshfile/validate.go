@@ -215,8 +215,8 @@ func (g Gateway) validate() error {
 	if g.MaxTimeout > 0 && g.Timeout > g.MaxTimeout {
 		errs = append(errs, fmt.Errorf("timeout: %s is more than the max_timeout of %s", g.Timeout, g.MaxTimeout))
 	}
-	if least := admit.BodyOf(int(g.MaxPayload)); g.MaxInFlightBytes != 0 && int(g.MaxInFlightBytes) < least {
-		errs = append(errs, fmt.Errorf("max_in_flight_bytes: %s is less than the %s that the body of one request may have, four times max_payload", g.MaxInFlightBytes, config.Bytes(least)))
+	if least := admit.RequestOf(int(g.MaxPayload)); g.MaxInFlightBytes != 0 && int(g.MaxInFlightBytes) < least {
+		errs = append(errs, fmt.Errorf("max_in_flight_bytes: %s is less than the %s that one request may need, five times max_payload", g.MaxInFlightBytes, config.Bytes(least)))
 	}
 	return errors.Join(append(errs, validOrigins(g.AllowOrigins)...)...)
 }

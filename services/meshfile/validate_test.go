@@ -84,7 +84,7 @@ func TestWhatIsWrongIsToldWithItsPlace(t *testing.T) {
 
 		"gateway address":     {good + "gateway: {listen: localhost}", `m.yaml:4:11: gateway.listen: "localhost" is no address`},
 		"gateway bound":       {good + "gateway: {max_in_flight: -1}", "m.yaml:4:11: gateway.max_in_flight: -1 is negative"},
-		"gateway bytes":       {good + "gateway: {max_in_flight_bytes: 1MiB}", "m.yaml:4:11: gateway.max_in_flight_bytes: 1MiB is less than the 16MiB that the body of one request may have"},
+		"gateway bytes":       {good + "gateway: {max_in_flight_bytes: 1MiB}", "m.yaml:4:11: gateway.max_in_flight_bytes: 1MiB is less than the 20MiB that one request may need"},
 		"a pipeline's bound":  {pipeline("max_in_flight: -1\n    steps: [{name: s, stage: a}]"), "m.yaml:6:5: pipelines.p.max_in_flight: -1 is negative"},
 		"gateway timeout":     {good + "gateway: {timeout: -1s}", "m.yaml:4:11: gateway.timeout: -1s is negative"},
 		"longest timeout":     {good + "gateway: {max_timeout: -1s}", "m.yaml:4:11: gateway.max_timeout: -1s is negative"},

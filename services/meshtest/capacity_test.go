@@ -223,3 +223,32 @@ func TestCallsThatNobodyServesAnyMoreAreTold(t *testing.T) {
 	bed.Host("a", each(unchanged))
 	await(t, onFile).ok(t)
 }
+
+// A host that drains serves no more, and finishes what it has in hand.
+func TestWhatADrainingHostHasInHandIsNotTakenBack(t *testing.T) {
+	t.Parallel()
+	bed := meshtest.New(t)
+	runner := newHeld()
+	h := bed.Host("stage", runner)
+	const grace = 500 * time.Millisecond
+	g := bed.Gateway(nil, func(s *gateway.Settings) { s.Call.HostGrace = grace })
+	inHand := start(t.Context(), g, ask("stage:stage", "in hand"))
+	bustest.Receive(t, "item at the runner", runner.entered)
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		h.Stop()
+	}()
+	bustest.Eventually(t, "nobody serves the stage", func() bool {
+		f := infer(t.Context(), g, &call.Request{Pipeline: "stage:stage", Inputs: text("x"), Timeout: 200 * time.Millisecond}).fault
+		return f != nil && f.Reason == fault.NoCapacity
+	})
+	select {
+	case a := <-inHand:
+		t.Errorf("the request in hand is answered with %v", a.fault)
+	case <-time.After(grace + 3*time.Second):
+	}
+	close(runner.release)
+	await(t, inHand).ok(t)
+	<-stopped
+}
