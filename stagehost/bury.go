@@ -141,6 +141,6 @@ func (h *Host) endBytes(d bus.Delivery) {
 }
 
 // exhausted says of an item that it was delivered as often as may be.
-func exhausted(d bus.Delivery, stage pipeline.StageName) *fault.Fault {
-	return fault.Newf(fault.AttemptsExhausted, "stage %s got the item %d times and no host finished it", stage, d.Deliveries)
+func exhausted(deliveries int, stage pipeline.StageName) *fault.Fault {
+	return fault.Newf(fault.AttemptsExhausted, "stage %s got the item %d times and no host finished it", stage, deliveries)
 }

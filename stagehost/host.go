@@ -176,8 +176,10 @@ func (h *Host) connect() error {
 	}
 	h.stopNotices, err = conn.ServeCancels(h.heard)
 	if err == nil {
-		// Its end is the connection's.
-		_, err = conn.ServeHeld(h.settings.Stage)
+		// Their end is the connection's.
+		_, held := conn.ServeHeld(h.settings.Stage)
+		_, swept := conn.ServeGivenUp(h.settings.Stage, h.sweep)
+		err = errors.Join(held, swept)
 	}
 	if err != nil {
 		h.puller.Close()

@@ -166,7 +166,7 @@ func (e *arrived) apply(l *loop) {
 		return
 	}
 	if it.delivery.Deliveries >= maxDeliveries {
-		l.bury(it, nil, exhausted(it.delivery, l.host.settings.Stage))
+		l.bury(it, nil, exhausted(it.delivery.Deliveries, l.host.settings.Stage))
 		return
 	}
 	if it.expired(time.Now()) {

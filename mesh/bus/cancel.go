@@ -27,11 +27,16 @@ func (b *Bus) Withdraw(ctx context.Context, m Message, seq uint64) (bool, error)
 	if same, err := b.holds(ctx, m, seq); err != nil || !same {
 		return false, err
 	}
+	return b.delete(ctx, m.stream, seq)
+}
+
+// delete removes a message from a stream, and reports whether it was there.
+func (b *Bus) delete(ctx context.Context, stream string, seq uint64) (bool, error) {
 	var answer struct {
 		Success bool      `json:"success"`
 		Error   *apiError `json:"error"`
 	}
-	err := b.api(ctx, "STREAM.MSG.DELETE."+m.stream, struct {
+	err := b.api(ctx, "STREAM.MSG.DELETE."+stream, struct {
 		Seq     uint64 `json:"seq"`
 		NoErase bool   `json:"no_erase"`
 	}{seq, true}, &answer)
