@@ -123,7 +123,7 @@ func (q *queue) observe(b bus.Backlog, at time.Time, own load.Own, p bus.Presenc
 		q.busy = p.Busy
 	}
 	s := load.Sample{
-		At: at, Taken: b.Taken, Own: own, After: q.load.Own(), Epoch: string(b.Epoch), Bytes: b.Bytes, Last: b.Last,
+		At: at, Taken: b.Taken, Own: own, After: q.load.Own(), Epoch: string(b.Epoch), Total: b.Items, Bytes: b.Bytes, Last: b.Last,
 		MaxItems: b.MaxItems, MaxBytes: b.MaxBytes, Busy: q.busy,
 	}
 	for i, class := range pipeline.Classes() {

@@ -56,10 +56,10 @@ type Sample struct {
 	Own, After Own
 	// Epoch tells a queue from its replacement.
 	Epoch string
-	// Items wait or are in hand, Bytes are theirs; Last counts all that ever came.
-	Items PerClass
-	Bytes uint64
-	Last  uint64
+	// Total items wait or are in hand, Bytes are theirs; Last counts all that ever
+	// came. They are of one moment; Items, by class, may be of another.
+	Total, Bytes, Last uint64
+	Items              PerClass
 	// MaxItems and MaxBytes bound the queue; less than 1 means that nothing does.
 	MaxItems, MaxBytes int64
 	// Busy says that a host has items that wait for a slot.
@@ -149,7 +149,7 @@ func (q *Queue) Observe(s Sample) {
 	came := float64(s.Last - before.Last)
 	q.others = max(0, came-float64(s.After.Sent.total()-before.Own.Sent.total())) / took
 	withdrawn := float64(s.After.Withdrawn - before.Own.Withdrawn)
-	drained := max(0, came-withdrawn-(float64(s.Items.total())-float64(before.Items.total())))
+	drained := max(0, came-withdrawn-(float64(s.Total)-float64(before.Total)))
 	q.learn(drained, took, saturated(before, s, drained, took), s.At)
 }
 
@@ -157,8 +157,8 @@ func (q *Queue) Observe(s Sample) {
 // had enough to do at both ends, of this queue too, and it cannot have run dry in
 // between.
 func saturated(before, s Sample, drained, seconds float64) bool {
-	had := float64(before.Items.total())
-	return before.Busy && s.Busy && had > 0 && s.Items.total() > 0 && (seconds <= Fresh.Seconds() || drained < had)
+	had := float64(before.Total)
+	return before.Busy && s.Busy && had > 0 && s.Total > 0 && (seconds <= Fresh.Seconds() || drained < had)
 }
 
 // leastJudged is how many items tell how many are late.
@@ -268,7 +268,7 @@ func (q *Queue) overItems(class pipeline.Class, now time.Time) float64 {
 
 // overBytes is the same by bytes, in items of the mean size.
 func (q *Queue) overBytes(class pipeline.Class, now time.Time) float64 {
-	items := float64(q.last.Items.total())
+	items := float64(q.last.Total)
 	if q.last.MaxBytes < 1 || q.last.Bytes == 0 || items == 0 {
 		return 0
 	}

@@ -189,7 +189,7 @@ func TestQueueIsFullByBytesToo(t *testing.T) {
 	t.Parallel()
 	var q load.Queue
 	now := time.Unix(1000, 0)
-	q.Observe(load.Sample{At: now, Taken: now, Items: load.PerClass{0, 8, 0}, Bytes: 799, MaxBytes: 1000, MaxItems: 1000})
+	q.Observe(load.Sample{At: now, Taken: now, Items: load.PerClass{0, 8, 0}, Total: 8, Bytes: 799, MaxBytes: 1000, MaxItems: 1000})
 	if full, _ := q.Full(pipeline.Normal, now); !full {
 		t.Error("eight items of 100 bytes leave no room in eight tenths of 1000 bytes")
 	}
@@ -331,7 +331,7 @@ func TestBurstDuringAQuestionIsNotTheOthersPace(t *testing.T) {
 		q.Sent(pipeline.Normal)
 	}
 	now = now.Add(every)
-	q.Observe(load.Sample{At: now, Taken: now, Own: before, After: q.Own(), Items: load.PerClass{0, 1000, 0}, Last: 1000, MaxItems: 10_000})
+	q.Observe(load.Sample{At: now, Taken: now, Own: before, After: q.Own(), Items: load.PerClass{0, 1000, 0}, Total: 1000, Last: 1000, MaxItems: 10_000})
 	for range 1000 {
 		q.Done()
 	}
@@ -344,6 +344,19 @@ func TestBurstDuringAQuestionIsNotTheOthersPace(t *testing.T) {
 	}
 }
 
+// The items by class are counted a moment after the others: what came in between
+// has not been drained.
+func TestBurstWhileTheBrokerCountsIsNotDrained(t *testing.T) {
+	t.Parallel()
+	s := newStage(0)
+	s.here = 2000
+	s.askedOtherwise = func(sample *load.Sample) { sample.Items[1] += 150 }
+	s.pass(3 * time.Second)
+	if rate, known := s.Rate(s.now); known {
+		t.Errorf("a rate of %f of a stage that does nothing", rate)
+	}
+}
+
 // Whatever the broker says, the estimate stays a number.
 func FuzzObserve(f *testing.F) {
 	f.Add(uint64(1), uint64(5), int64(1), int64(100), true)
@@ -352,7 +365,7 @@ func FuzzObserve(f *testing.F) {
 		var q load.Queue
 		now := time.Unix(1000, 0)
 		for i := range 3 {
-			q.Observe(load.Sample{At: now, Taken: now, Items: load.PerClass{items, items / 2, items}, Last: last * uint64(i), MaxItems: maxItems, MaxBytes: maxItems, Bytes: last, Busy: busy})
+			q.Observe(load.Sample{At: now, Taken: now, Items: load.PerClass{items, items / 2, items}, Total: items, Last: last * uint64(i), MaxItems: maxItems, MaxBytes: maxItems, Bytes: last, Busy: busy})
 			now = now.Add(time.Duration(millis%5000) * time.Millisecond)
 		}
 		if wait, _ := q.Wait(pipeline.Low, now); wait < 0 || wait > time.Hour {

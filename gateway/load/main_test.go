@@ -59,7 +59,7 @@ func (s *stage) pass(d time.Duration) {
 
 func (s *stage) ask() {
 	sample := load.Sample{
-		At: s.now, Taken: s.now, Own: s.Own(), After: s.Own(), Epoch: s.epoch, Items: load.PerClass{0, uint64(s.items), 0},
+		At: s.now, Taken: s.now, Own: s.Own(), After: s.Own(), Epoch: s.epoch, Items: load.PerClass{0, uint64(s.items), 0}, Total: uint64(s.items),
 		Bytes: uint64(s.items) * 100, Last: uint64(s.came), MaxItems: s.bounds, Busy: s.items > s.atOnce,
 	}
 	if s.askedOtherwise != nil {

@@ -15,12 +15,11 @@ type Backlog struct {
 	Epoch Epoch
 	// Taken is when the broker looked, by its own clock.
 	Taken time.Time
-	// Classes are the items by their class.
+	// Items are all, Bytes theirs, and Last is the number of the last one that came:
+	// as many have come since the queue was made. They are of one moment.
+	Items, Bytes, Last uint64
+	// Classes are the items by their class, a moment later.
 	Classes map[pipeline.Class]uint64
-	Bytes   uint64
-	// Last is the number of the last item that came: as many have come since the
-	// queue was made.
-	Last uint64
 	// MaxItems and MaxBytes bound the queue; less than 1 means that nothing does.
 	MaxItems, MaxBytes int64
 }
@@ -43,7 +42,8 @@ func (b *Bus) Backlog(ctx context.Context, stage pipeline.StageName, d pipeline.
 		return Backlog{}, fmt.Errorf("queue of stage %s: %w", stage, answer.Error.classify())
 	}
 	out := Backlog{
-		Epoch: epochOf(&answer.StreamInfo), Taken: answer.TimeStamp, Classes: make(map[pipeline.Class]uint64, classCount), Bytes: answer.State.Bytes,
+		Epoch: epochOf(&answer.StreamInfo), Taken: answer.TimeStamp, Classes: make(map[pipeline.Class]uint64, classCount),
+		Items: answer.State.Msgs, Bytes: answer.State.Bytes,
 		Last: answer.State.LastSeq, MaxItems: answer.Config.MaxMsgs, MaxBytes: answer.Config.MaxBytes,
 	}
 	for _, class := range pipeline.Classes() {

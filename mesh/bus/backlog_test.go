@@ -25,7 +25,7 @@ func TestBacklogCountsByClassWhatWaitsAndWhatIsInHand(t *testing.T) {
 	}
 	got := backlog(t, b)
 	want := map[pipeline.Class]uint64{pipeline.High: 1, pipeline.Normal: 2, pipeline.Low: 3}
-	if !maps.Equal(got.Classes, want) || got.Last != 6 || got.Epoch != info.Epoch || got.Bytes == 0 || got.MaxItems != queue().MaxItems || got.MaxBytes != queue().MaxBytes {
+	if !maps.Equal(got.Classes, want) || got.Last != 6 || got.Items != 6 || got.Epoch != info.Epoch || got.Bytes == 0 || got.MaxItems != queue().MaxItems || got.MaxBytes != queue().MaxBytes {
 		t.Errorf("got %+v, want %v", got, want)
 	}
 	h := pull(t, broker.Connect(mesh), queue(), 16)
