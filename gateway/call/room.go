@@ -42,6 +42,9 @@ func (c *capacity) room(env *envelope.Envelope) (slowest *queue, f *fault.Fault)
 		}
 	}
 	left := env.Deadline.Sub(now)
+	if left <= 0 {
+		return slowest, nil // the call ends by its deadline
+	}
 	if late := ahead - time.Duration(share*float64(left)); late > 0 {
 		return nil, fault.Newf(fault.Overloaded, "there is about %s of work ahead of the request, most of it at stage %s, and it has %s left", rounded(ahead), at.Stage, rounded(left)).
 			At(string(at.Stage), string(at.Step), "").WithRetryAfter(spread(late))
