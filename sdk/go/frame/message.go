@@ -36,6 +36,10 @@ type Welcome struct {
 	// Options are the worker's, from the stage's configuration: a JSON object.
 	Options json.RawMessage `json:"options"`
 	Devices []string        `json:"devices,omitempty"`
+	// Slots is how many batches the host may have with the worker at a time; 0
+	// means 1. MaxSize is the rows of the largest batch.
+	Slots   int `json:"slots,omitempty"`
+	MaxSize int `json:"max_size,omitempty"`
 	// MaxFrame is the longest body that either side may send, in bytes.
 	MaxFrame     int64    `json:"max_frame"`
 	Capabilities []string `json:"capabilities,omitempty"`
