@@ -1,23 +1,8 @@
-// Package frame is the codec of the worker protocol, sdk/PROTOCOL.md: what a
-// stage's host and its workers say to each other over a Unix socket.
-//
-//	m, body, err := frame.Read(r, limits)      // a message, and the bytes it points into
-//	err = frame.Write(w, m, body)              // Body lays parts out
-//
-// Read takes exactly one frame off the reader and makes room for no more than
-// the limits, and for a large body only as it comes. An error that wraps
-// ErrViolation says that the peer does not keep to the protocol: nothing more can
-// be read of that connection. Other errors are the reader's; io.EOF is only
-// returned between frames.
-//
-// Read and Write keep nothing, so they are safe for concurrent use on different
-// connections, or on the two directions of one.
 package frame
 
 import (
 	"bytes"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -34,6 +19,7 @@ const (
 	// Alignment is where a part's bytes begin: at a multiple of it.
 	Alignment = 64
 
+	minHeader  = len("{}")
 	prefixSize = 16
 	// firstRead bounds what is allocated on the word of a length alone.
 	firstRead = 1 << 20
@@ -42,12 +28,8 @@ const (
 // magic begins every frame.
 var magic = [4]byte{'S', 'M', 'W', '1'}
 
-// ErrViolation says that a peer does not keep to the protocol.
-var ErrViolation = errors.New("worker protocol violation")
-
-func violation(format string, args ...any) error {
-	return fmt.Errorf("%w: %w", ErrViolation, fmt.Errorf(format, args...))
-}
+// ErrHeaderSize says that a message does not fit a header.
+var ErrHeaderSize = errors.New("the header is too long")
 
 // Read returns the next message and its body, of at most maxBody bytes.
 func Read(r io.Reader, maxBody int64) (Message, []byte, error) {
@@ -55,7 +37,7 @@ func Read(r io.Reader, maxBody int64) (Message, []byte, error) {
 	if n, err := io.ReadFull(r, prefix[:]); err != nil {
 		return nil, nil, torn(err, n == 0)
 	}
-	header, body, err := sizes(prefix, maxBody)
+	header, size, err := sizes(prefix, maxBody)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -63,29 +45,29 @@ func Read(r io.Reader, maxBody int64) (Message, []byte, error) {
 	if err != nil {
 		return nil, nil, torn(err, false)
 	}
-	data, err := readBytes(r, body)
-	if err != nil {
-		return nil, nil, torn(err, false)
-	}
-	m, err := Decode(text)
+	m, err := decode(text, size)
 	if err != nil {
 		return nil, nil, err
 	}
-	return m, data, nil
+	body, err := readBytes(r, size)
+	if err != nil {
+		return nil, nil, torn(err, false)
+	}
+	return m, body, nil
 }
 
 // sizes checks the first bytes of a frame.
 func sizes(prefix [prefixSize]byte, maxBody int64) (header, body int64, err error) {
 	if !bytes.Equal(prefix[:len(magic)], magic[:]) {
-		return 0, 0, violation("a frame begins with % x, not % x", prefix[:len(magic)], magic)
+		return 0, 0, violation("a frame begins with % x, not % x", prefix[:len(magic)], magic[:])
 	}
 	header = int64(binary.LittleEndian.Uint32(prefix[4:]))
-	if header < 2 || header > MaxHeader {
-		return 0, 0, violation("a header of %d bytes; 2 to %d are allowed", header, MaxHeader)
+	if header < int64(minHeader) || header > MaxHeader {
+		return 0, 0, violation("a header of %d bytes; %d to %d are allowed", header, minHeader, MaxHeader)
 	}
 	length := binary.LittleEndian.Uint64(prefix[8:])
 	if length > uint64(max(0, maxBody)) {
-		return 0, 0, violation("a body of %d bytes; at most %d are allowed", length, maxBody)
+		return 0, 0, violation("a body of %d bytes; at most %d are allowed", length, max(0, maxBody))
 	}
 	return header, int64(length), nil
 }
@@ -132,24 +114,28 @@ func Write(w io.Writer, m Message, body *Body) error {
 	return err
 }
 
-// Encode returns the bytes of a frame up to its body.
+// Encode returns the bytes of a frame up to its body, of which it has the length.
 func Encode(m Message, body int64) ([]byte, error) {
-	text, err := json.Marshal(m)
-	if err != nil {
+	if err := m.check(body); err != nil {
 		return nil, fmt.Errorf("%s: %w", m.kind(), err)
 	}
-	head := make([]byte, prefixSize, prefixSize+len(text)+32)
-	head = append(append(append(head, `{"type":"`...), m.kind()...), '"')
-	if len(text) > len("{}") {
-		head = append(head, ',')
+	w := writer{buf: make([]byte, prefixSize, firstHeader)}
+	w.open('{')
+	w.text("type", m.kind())
+	m.write(&w)
+	w.close('}')
+	if w.err != nil {
+		return nil, fmt.Errorf("%s: %w", m.kind(), w.err)
 	}
-	head = append(head, text[1:]...)
-	size := len(head) - prefixSize
+	size := len(w.buf) - prefixSize
 	if size > MaxHeader {
-		return nil, fmt.Errorf("%s: a header of %d bytes, at most %d are allowed", m.kind(), size, MaxHeader)
+		return nil, fmt.Errorf("%s: %w: %d bytes, at most %d are allowed", m.kind(), ErrHeaderSize, size, MaxHeader)
 	}
-	copy(head, magic[:])
-	binary.LittleEndian.PutUint32(head[4:], uint32(size))
-	binary.LittleEndian.PutUint64(head[8:], uint64(body))
-	return head, nil
+	copy(w.buf, magic[:])
+	binary.LittleEndian.PutUint32(w.buf[4:], uint32(size))
+	binary.LittleEndian.PutUint64(w.buf[8:], uint64(body))
+	return w.buf, nil
 }
+
+// firstHeader is the room that a frame's head begins with.
+const firstHeader = 512

@@ -1,82 +1,88 @@
 package frame
 
 import (
-	"bytes"
-	"encoding/json"
-	"fmt"
+	"errors"
 	"math"
 	"strconv"
 	"strings"
 )
 
-// MarshalJSON implements json.Marshaler: a float64 is written with a point or an
+// Parameters are booleans, whole and other numbers, and strings: bool, int64,
+// uint64 above that, float64 and string. A float64 is written with a point or an
 // exponent, so that it comes back as one.
-func (p Parameters) MarshalJSON() ([]byte, error) {
-	out := make(map[string]json.RawMessage, len(p))
-	for name, value := range p {
-		text, err := valueText(value)
-		if err != nil {
-			return nil, fmt.Errorf("parameters.%s: %w", name, err)
-		}
-		out[name] = text
+type Parameters map[string]any
+
+var errParameter = errors.New("a parameter is true or false, a number or a string")
+
+func (p Parameters) write(w *writer) {
+	if len(p) > 0 {
+		writeTable(w, "parameters", p, writeParameter)
 	}
-	return json.Marshal(out)
 }
 
-func valueText(value any) (json.RawMessage, error) {
+func writeParameter(w *writer, value any) {
 	switch v := value.(type) {
-	case bool, int64, uint64, string:
-		return json.Marshal(v)
+	case bool:
+		w.buf = strconv.AppendBool(w.buf, v)
+	case int64:
+		w.buf = strconv.AppendInt(w.buf, v, 10)
+	case uint64:
+		w.buf = strconv.AppendUint(w.buf, v, 10)
 	case float64:
-		if math.IsNaN(v) || math.IsInf(v, 0) {
-			return nil, fmt.Errorf("%v cannot be said in JSON", v)
-		}
-		text := strconv.FormatFloat(v, 'g', -1, 64)
-		if !strings.ContainsAny(text, ".e") {
-			text += ".0"
-		}
-		return json.RawMessage(text), nil
+		writeFloat(w, v)
+	case string:
+		w.buf = appendText(w.buf, v)
+	default:
+		w.fail("parameters: %w, not a %T", errParameter, value)
 	}
-	return nil, errParameter
 }
 
-// UnmarshalJSON implements json.Unmarshaler.
-func (p *Parameters) UnmarshalJSON(data []byte) error {
-	d := json.NewDecoder(bytes.NewReader(data))
-	d.UseNumber()
-	var in map[string]any
-	if err := d.Decode(&in); err != nil {
-		return err
+func writeFloat(w *writer, v float64) {
+	if math.IsNaN(v) || math.IsInf(v, 0) {
+		w.fail("parameters: %v cannot be said in JSON", v)
+		return
 	}
-	out := make(Parameters, len(in))
-	for name, value := range in {
-		v, err := valueOf(value)
-		if err != nil {
-			return fmt.Errorf("parameters.%.40s: %w", name, err)
+	start := len(w.buf)
+	w.buf = strconv.AppendFloat(w.buf, v, 'g', -1, 64)
+	for _, c := range w.buf[start:] {
+		if c == '.' || c == 'e' {
+			return
 		}
-		out[name] = v
 	}
-	*p = out
+	w.buf = append(w.buf, ".0"...)
+}
+
+func readParameters(s *scanner) Parameters { return table(s, readParameter) }
+
+func readParameter(s *scanner) any {
+	switch c := s.peek(); {
+	case c == '"':
+		return s.string()
+	case c == 't', c == 'f':
+		return s.bool()
+	case c == '-', c >= '0' && c <= '9':
+		return readNumber(s)
+	}
+	s.fail("%w", errParameter)
 	return nil
 }
 
-func valueOf(value any) (any, error) {
-	switch v := value.(type) {
-	case bool, string:
-		return v, nil
-	case json.Number:
-		return numberOf(v.String())
+// readNumber is whole where the text has neither a point nor an exponent.
+func readNumber(s *scanner) any {
+	text := s.number()
+	if s.err != nil {
+		return nil
 	}
-	return nil, errParameter
-}
-
-// numberOf is whole where the text has neither a point nor an exponent.
-func numberOf(text string) (any, error) {
+	var value any
+	var err error
 	if strings.ContainsAny(text, ".eE") {
-		return strconv.ParseFloat(text, 64)
+		value, err = strconv.ParseFloat(text, 64)
+	} else if value, err = strconv.ParseInt(text, 10, 64); err != nil {
+		value, err = strconv.ParseUint(text, 10, 64)
 	}
-	if n, err := strconv.ParseInt(text, 10, 64); err == nil {
-		return n, nil
+	if err != nil {
+		s.fail("%s is out of range", clip(text))
+		return nil
 	}
-	return strconv.ParseUint(text, 10, 64)
+	return value
 }
