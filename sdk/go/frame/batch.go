@@ -57,12 +57,23 @@ func (m *Predict) check(body int64) error {
 	if len(m.Items) > MaxItems {
 		return fmt.Errorf("items: %d, at most %d are taken", len(m.Items), MaxItems)
 	}
+	total := int64(0)
 	for i := range m.Items {
-		if rows := m.Items[i].Rows; rows < 0 || rows > maxCount {
+		rows := m.Items[i].Rows
+		if rows < 0 || rows > maxCount {
 			return fmt.Errorf("items[%d]: %w", i, checkCount("rows", rows, 0, maxCount))
 		}
+		total += int64(max(1, rows))
 	}
-	return checkParts(m.Parts, len(m.Items), body)
+	if err := checkBatch(m.Parts, len(m.Items), body); err != nil {
+		return err
+	}
+	for i := range m.Parts {
+		if p := &m.Parts[i]; p.Item == nil && p.Shape[0] != total {
+			return fmt.Errorf("parts[%d]: shape: %d rows of items that have %d", i, p.Shape[0], total)
+		}
+	}
+	return nil
 }
 
 // Item is one request of a batch.
@@ -164,7 +175,7 @@ func (m *Result) check(body int64) error {
 			return fmt.Errorf("metadata[%d]: %w", i, err)
 		}
 	}
-	return checkParts(m.Parts, MaxItems, body)
+	return checkBatch(m.Parts, MaxItems, body)
 }
 
 // Fault is the outcome of one item.
@@ -237,7 +248,8 @@ func (m *Metadata) write(w *writer) {
 	w.close('}')
 }
 
-// Chunk is a part of an item's answer, ahead of its outcome.
+// Chunk is a part of an item's answer, ahead of its outcome. Its parts are of
+// that item, whether they say so or not.
 type Chunk struct {
 	Batch uint64 `json:"batch"`
 	Item  int    `json:"item"`
@@ -273,6 +285,11 @@ func (m *Chunk) write(w *writer) {
 func (m *Chunk) check(body int64) error {
 	if err := checkCount("item", m.Item, 0, MaxItems-1); err != nil {
 		return err
+	}
+	for i, p := range m.Parts {
+		if p.Item != nil && *p.Item != m.Item {
+			return fmt.Errorf("parts[%d]: item: %d in a chunk of item %d", i, *p.Item, m.Item)
+		}
 	}
 	return checkParts(m.Parts, MaxItems, body)
 }

@@ -187,7 +187,7 @@ func TestWhatIsAllocatedIsBoundedByWhatCame(t *testing.T) {
 		"half of a body":              append(raw(`{"type":"pong","n":1}`, make([]byte, 3<<20))[:8], append(binary.LittleEndian.AppendUint64(nil, 1<<40), append([]byte(`{"type":"pong","n":1}`), make([]byte, 3<<20)...)...)...),
 		"many items":                  full(`{"type":"predict","batch":1,"parts":[],"items":[`, `{"id":""},`, `]}`),
 		"many parameters":             full(`{"type":"predict","batch":1,"parts":[],"items":[`, `{"id":"","parameters":{"":0}},`, `]}`),
-		"many parts":                  full(`{"type":"result","batch":1,"parts":[`, `{"name":"","content_type":"","at":0,"size":0},`, `]}`),
+		"many parts":                  full(`{"type":"result","batch":1,"parts":[`, `{"name":"","item":0,"content_type":"","at":0,"size":0},`, `]}`),
 		"many faults":                 full(`{"type":"result","batch":1,"faults":[`, `{"item":0,"reason":"a","message":""},`, `]}`),
 		"much metadata":               full(`{"type":"result","batch":1,"metadata":[`, `{"item":0,"values":{"":""}},`, `]}`),
 		"many indices":                full(`{"type":"cancel","batch":1,"items":[`, `0,`, `]}`),
@@ -220,7 +220,14 @@ func TestWhatWouldBeRefusedIsNotWritten(t *testing.T) {
 	item := []frame.Item{{ID: "a"}}
 	minus := -1
 	batch := uint64(1 << 53)
-	part := func(p frame.Part) *frame.Predict { return &frame.Predict{Items: item, Parts: []frame.Part{p}} }
+	first := 0
+	part := func(p frame.Part) *frame.Predict {
+		if p.Item == nil {
+			p.Item = &first
+		}
+		return &frame.Predict{Items: item, Parts: []frame.Part{p}}
+	}
+	joined := func(p frame.Part) *frame.Predict { return &frame.Predict{Items: item, Parts: []frame.Part{p}} }
 	parameters := func(v any) *frame.Predict {
 		return &frame.Predict{Items: []frame.Item{{ID: "a", Parameters: frame.Parameters{"k": v}}}}
 	}
@@ -272,6 +279,11 @@ func TestWhatWouldBeRefusedIsNotWritten(t *testing.T) {
 		"an extent beyond 53 bits": {part(frame.Part{Datatype: "INT8", Shape: []int64{0, 1 << 54}}), "shape"},
 		"a size that lies":         {part(frame.Part{Datatype: "FP32", Shape: []int64{1}}), "size"},
 		"a size that overflows":    {part(frame.Part{Datatype: "FP64", Shape: []int64{1 << 60}}), "size"},
+		"a joined blob":            {joined(frame.Part{}), "blobs are not joined"},
+		"a joined scalar":          {joined(frame.Part{Datatype: "INT8", Size: 1}), "a scalar joins no rows"},
+		"too few rows":             {joined(frame.Part{Datatype: "INT8", Shape: []int64{0, 1}}), "0 rows of items that have 1"},
+		"an example with an item":  {&frame.Ready{Spec: &frame.Spec{Examples: []frame.Example{{Inputs: []frame.Part{{Item: &first}}}}}}, "item"},
+		"a chunk of two items":     {&frame.Chunk{Item: 1, Parts: []frame.Part{{Item: &first}}}, "parts[0]: item"},
 		"a fault without a reason": {&frame.Result{Faults: []frame.Fault{{}}}, "faults[0]: reason"},
 		"a fault of item -1":       {&frame.Result{Faults: []frame.Fault{{Item: -1, Reason: "x"}}}, "faults[0]: item"},
 		"metadata of item 65536":   {&frame.Result{Metadata: []frame.Metadata{{Item: frame.MaxItems}}}, "metadata[0]: item"},

@@ -147,7 +147,7 @@ var errBoth = errors.New("a part is a tensor or a blob: it has a datatype or a c
 func (p *Part) check(items int) error {
 	switch {
 	case p.Item != nil && (*p.Item < 0 || *p.Item >= items):
-		return fmt.Errorf("item: %d of %d", *p.Item, items)
+		return fmt.Errorf("item: %d is not below %d", *p.Item, items)
 	case p.Place != "" && p.Place != Inline:
 		return fmt.Errorf("place: %q is not one of this version's", clip(p.Place))
 	case p.IsTensor():
@@ -187,8 +187,31 @@ func (p *Part) checkTensor() error {
 // bytesLength is what an element of BYTES takes at least.
 const bytesLength = 4
 
-// checkParts checks the parts of a batch of so many items, and their places in
-// a body of so many bytes.
+// checkJoined refuses what joins no rows.
+func (p *Part) checkJoined() error {
+	switch {
+	case p.Item != nil:
+		return nil
+	case !p.IsTensor():
+		return errors.New("item: it is missing, and blobs are not joined")
+	case len(p.Shape) == 0:
+		return errors.New("item: it is missing, and a scalar joins no rows")
+	}
+	return nil
+}
+
+// checkBatch checks the parts of a batch of so many items.
+func checkBatch(parts []Part, items int, body int64) error {
+	for i := range parts {
+		if err := parts[i].checkJoined(); err != nil {
+			return fmt.Errorf("parts[%d]: %w", i, err)
+		}
+	}
+	return checkParts(parts, items, body)
+}
+
+// checkParts checks parts that may have the indices of so many items, and their
+// places in a body of so many bytes.
 func checkParts(parts []Part, items int, body int64) error {
 	for i := range parts {
 		p := &parts[i]

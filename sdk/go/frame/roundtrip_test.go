@@ -31,11 +31,8 @@ func (f *filler) text() string {
 
 func pick[T any](f *filler, from ...T) T { return from[f.r.IntN(len(from))] }
 
-func (f *filler) part(item *int) frame.Part {
-	n := -1
-	if item != nil {
-		n = f.r.IntN(3)
-	}
+// part is one of item n, of none where it is negative.
+func (f *filler) part(n int) frame.Part {
 	p := f.body.Blob(f.text(), n, f.text(), []byte(f.text()))
 	if f.r.IntN(2) == 0 {
 		p = f.body.Tensor(f.text(), n, int64s([]int64{2, 1}, 1, 2))
@@ -55,8 +52,14 @@ func (f *filler) parameters() frame.Parameters {
 func (f *filler) fill(v reflect.Value, path string) {
 	switch at := v.Addr().Interface().(type) {
 	case *frame.Part:
-		item := f.r.IntN(3)
-		*at = f.part(&item)
+		n := f.r.IntN(3)
+		if strings.Contains(path, "Example") {
+			n = -1
+		}
+		*at = f.part(n)
+		return
+	case *frame.Chunk:
+		*at = frame.Chunk{Batch: 7, Item: 2, Parts: []frame.Part{f.part(2), f.part(-1)}}
 		return
 	case *frame.Parameters:
 		*at = f.parameters()

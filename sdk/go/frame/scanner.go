@@ -294,6 +294,9 @@ func (s *scanner) number() string {
 	i := s.after(start, "-")
 	whole := i
 	if i = s.digits(i); i == whole {
+		if whole > start {
+			s.fail("a number has no digit after its sign at byte %d", start)
+		}
 		s.want("a number")
 		return ""
 	}

@@ -70,12 +70,12 @@ func (c *Spec) check(body int64) error {
 	if err := checkSpecs("outputs", c.Outputs); err != nil {
 		return err
 	}
-	// The places of all examples are in one body.
+	// The places of all examples are in one body, and none is of an item.
 	var all []Part
 	for _, e := range c.Examples {
 		all = append(all, e.Inputs...)
 	}
-	if err := checkParts(all, MaxItems, body); err != nil {
+	if err := checkParts(all, 0, body); err != nil {
 		return fmt.Errorf("examples: of all their inputs %w", err)
 	}
 	return nil
@@ -172,7 +172,7 @@ func (p *PartSpec) check() error {
 	return nil
 }
 
-// Example is a set of inputs.
+// Example is the inputs of one item; its parts have no Item.
 type Example struct {
 	Name   string `json:"name"`
 	Inputs []Part `json:"inputs"`
