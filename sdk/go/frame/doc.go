@@ -18,7 +18,9 @@
 // reader's; io.EOF is only returned between frames.
 //
 // Write and Encode refuse what Read would. A header that is too long is
-// ErrHeaderSize: the same batch in halves may do.
+// ErrHeaderSize: the same batch in halves may do. Encode and Send are Write in two
+// steps, for those who have to tell a message that cannot be sent from a peer that
+// is gone.
 //
 // Messages hold what the header says, and lists that are empty are nil. The bytes
 // of parts stay in the body that Read returned, which is the caller's.

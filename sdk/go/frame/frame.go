@@ -106,11 +106,16 @@ func Write(w io.Writer, m Message, body *Body) error {
 	if err != nil {
 		return err
 	}
+	return Send(w, head, body)
+}
+
+// Send writes a frame whose head Encode has returned.
+func Send(w io.Writer, head []byte, body *Body) error {
 	pieces := net.Buffers{head}
 	if body != nil {
 		pieces = append(pieces, body.pieces...)
 	}
-	_, err = pieces.WriteTo(w)
+	_, err := pieces.WriteTo(w)
 	return err
 }
 
