@@ -82,12 +82,12 @@ func rawTrip(b *testing.B, h *host, n int) func() {
 
 // workerTrip is a round trip of a batch, with all that host and worker do.
 func workerTrip(b *testing.B, h *host, n int) func() {
-	number := uint64(0)
+	p, inputs := kibibytes(0, n)
 	return func() {
-		number++
-		h.say(kibibytes(number, n))
+		p.Batch++
+		h.say(p, inputs)
 		m, body := heard[*frame.Result](h)
-		if x, err := m.Parts[0].Tensor(body); err != nil || m.Batch != number || len(x.Raw) != 1024*n {
+		if x, err := m.Parts[0].Tensor(body); err != nil || m.Batch != p.Batch || len(x.Raw) != 1024*n {
 			b.Fatalf("%+v, %v", m, err)
 		}
 	}

@@ -59,7 +59,7 @@ func Serve(ctx context.Context, settings Settings) error {
 		conn: conn, in: bufio.NewReaderSize(conn, readAhead),
 		life: life, end: end,
 		asked: make(chan time.Duration, 1), idle: make(chan struct{}),
-		batches: map[uint64]*Batch{},
+		batches: map[uint64]*Batch{}, relief: newRelief(),
 	}
 	// Whatever ends the life ends the connection, and with it all that wait for it.
 	context.AfterFunc(life, s.hangUp)
@@ -100,7 +100,9 @@ func (s *session) run(ctx context.Context) error {
 	if err != nil {
 		return s.failed(ctx, err)
 	}
-	s.pumps.Go(s.read)
+	s.pumps.Add(1)
+	go s.read()
+	s.pumps.Go(func() { s.relief.watch(s.life, s.read) })
 	if err := s.setUp(ctx, start); err != nil {
 		return s.failed(ctx, err)
 	}

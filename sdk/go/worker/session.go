@@ -30,7 +30,9 @@ type session struct {
 	// host has asked.
 	asked   chan time.Duration
 	stopped atomic.Bool
-	pumps   sync.WaitGroup
+	// pumps are done when nobody reads any more, or is about to.
+	pumps  sync.WaitGroup
+	relief *relief
 
 	writing sync.Mutex
 
@@ -63,28 +65,49 @@ func (s *session) send(head []byte, body *frame.Body) {
 	_ = frame.Send(s.conn, head, body)
 }
 
-// read takes messages until the life ends. It waits for nothing but the socket.
+// read takes messages until the life ends, or until another goroutine does.
 func (s *session) read() {
 	for {
 		m, body, err := frame.Read(s.in, s.limit)
+		var b *Batch
 		if err == nil {
-			err = s.heard(m, body)
+			b, err = s.heard(m, body)
 		}
 		switch {
-		case err == nil:
-			continue
-		case errors.Is(err, frame.ErrViolation):
-			s.depart(err)
-		case !errors.Is(err, ErrRefused):
-			err = fmt.Errorf("%w: %w", ErrHostGone, err)
+		case err != nil:
+			s.lost(err)
+			s.pumps.Done()
+			return
+		case b == nil:
+		case s.settings.Slots > 1:
+			go s.work(b)
+		default:
+			turn, ok := s.relief.begin()
+			if !ok {
+				s.rest(b)
+				continue
+			}
+			s.work(b)
+			if !s.relief.end(turn) {
+				return
+			}
 		}
-		s.end(err)
-		return
 	}
 }
 
-// heard does what a message says.
-func (s *session) heard(m frame.Message, body []byte) error {
+// lost ends the life by an error of reading, or of what was read.
+func (s *session) lost(err error) {
+	switch {
+	case errors.Is(err, frame.ErrViolation):
+		s.depart(err)
+	case !errors.Is(err, ErrRefused):
+		err = fmt.Errorf("%w: %w", ErrHostGone, err)
+	}
+	s.end(err)
+}
+
+// heard does what a message says, or returns the batch that it is.
+func (s *session) heard(m frame.Message, body []byte) (*Batch, error) {
 	switch m := m.(type) {
 	case *frame.Predict:
 		return s.predict(m, body)
@@ -106,35 +129,34 @@ func (s *session) heard(m frame.Message, body []byte) error {
 	case *frame.Load, *frame.Unload:
 		s.say(&frame.Error{Kind: frame.Unsupported, Name: "Unsupported", Message: frame.Kind(m) + ": this worker has one model"})
 	case *frame.Error:
-		return fmt.Errorf("%w: %s: %s", ErrRefused, m.Kind, m.Message)
+		return nil, fmt.Errorf("%w: %s: %s", ErrRefused, m.Kind, m.Message)
 	default:
-		return fmt.Errorf("%w: %s from a host that has said welcome", frame.ErrViolation, frame.Kind(m))
+		return nil, fmt.Errorf("%w: %s from a host that has said welcome", frame.ErrViolation, frame.Kind(m))
 	}
-	return nil
+	return nil, nil
 }
 
-// predict begins a batch.
-func (s *session) predict(m *frame.Predict, body []byte) error {
+// predict begins a batch; nil is one that is left to others.
+func (s *session) predict(m *frame.Predict, body []byte) (*Batch, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
 	case !s.open:
-		return fmt.Errorf("%w: predict before ready", frame.ErrViolation)
+		return nil, fmt.Errorf("%w: predict before ready", frame.ErrViolation)
 	case s.batches[m.Batch] != nil:
-		return fmt.Errorf("%w: batch %d is there twice", frame.ErrViolation, m.Batch)
+		return nil, fmt.Errorf("%w: batch %d is there twice", frame.ErrViolation, m.Batch)
 	case len(s.batches) == s.settings.Slots:
-		return fmt.Errorf("%w: more batches than the %d slots", frame.ErrViolation, s.settings.Slots)
+		return nil, fmt.Errorf("%w: more batches than the %d slots", frame.ErrViolation, s.settings.Slots)
 	case s.leaving:
-		return nil
+		return nil, nil
 	}
 	b, err := newBatch(s.life, m, body, s.axis)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	s.batches[m.Batch] = b
 	s.running++
-	go s.work(b)
-	return nil
+	return b, nil
 }
 
 // work runs a batch and ends it.
