@@ -123,6 +123,10 @@ bench: ## Run the benchmarks (BENCH=regexp COUNT=n BENCHTIME=t); the output suit
 	  if [ -z "$$packages" ]; then echo "no package has benchmarks"; exit 0; fi; \
 	  go test -run '^$$' -bench '$(BENCH)' -benchmem -count $(COUNT) -benchtime $(BENCHTIME) $$packages
 
+.PHONY: bench-worker
+bench-worker: ## Compare a worker process with one that echoes the same bytes (BENCHTIME=t COUNT=n); needs two free cores
+	@go test -run '^$$' -bench RoundTripAgainstRawEcho -count $(COUNT) -benchtime $(BENCHTIME) ./sdk/go/worker
+
 .PHONY: benchstat
 benchstat: $(BENCH_BIN)/.built ## Compare two outputs of bench: make benchstat OLD=a.txt NEW=b.txt
 	@$(BENCH_BIN)/benchstat $(OLD) $(NEW)

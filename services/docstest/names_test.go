@@ -56,7 +56,7 @@ func TestTestsThatAreNamedAreThere(t *testing.T) {
 }
 
 // packageRow matches a row of the table of packages.
-var packageRow = regexp.MustCompile("(?m)^\\| `([a-z0-9_./]+)` \\|")
+var packageRow = regexp.MustCompile("(?m)^\\| `([a-z0-9_./-]+)` \\|")
 
 func TestTheTableOfPackagesIsTheTrees(t *testing.T) {
 	t.Parallel()
