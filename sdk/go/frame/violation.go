@@ -15,7 +15,7 @@ func violation(format string, args ...any) error {
 // Bounds of what a header says.
 const (
 	// maxNumber is the largest number that every JSON library keeps.
-	maxNumber = 1<<53 - 1
+	maxNumber int64 = 1<<53 - 1
 	// maxCount bounds rows, versions, process ids and the like.
 	maxCount = 1<<31 - 1
 	// MaxItems is how many items a batch may have, and MaxSlots how many batches a

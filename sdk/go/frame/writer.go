@@ -66,7 +66,7 @@ func (w *writer) numberOr(name string, n int64) {
 }
 
 func (w *writer) batch(name string, n uint64) {
-	if n > maxNumber {
+	if n > uint64(maxNumber) {
 		w.fail("%s: %d is not between 0 and %d", name, n, maxNumber)
 		n = 0
 	}
