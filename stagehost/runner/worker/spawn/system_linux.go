@@ -1,0 +1,63 @@
+package spawn
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// attributes make a process the leader of a group, which dies with the thread
+// that forked it.
+func attributes() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+}
+
+// reapedLast says that awaitExit works.
+const reapedLast = true
+
+// awaitExit reports that the process has ended, and leaves it to be reaped.
+func awaitExit(pid int) bool {
+	for {
+		err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
+		if !errors.Is(err, unix.EINTR) {
+			return err == nil
+		}
+	}
+}
+
+// pin has the thread run on these CPUs until restore. Without any it stays where
+// it is.
+func pin(cpus CPUs) (restore func() error, err error) {
+	if len(cpus) == 0 {
+		return func() error { return nil }, nil
+	}
+	var before, want, got unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &before); err != nil {
+		return nil, fmt.Errorf("CPU set: %w", err)
+	}
+	for _, cpu := range cpus {
+		want.Set(cpu)
+	}
+	if err := unix.SchedSetaffinity(0, &want); err != nil {
+		return nil, fmt.Errorf("CPU set %s: %w", cpus, err)
+	}
+	restore = func() error { return unix.SchedSetaffinity(0, &before) }
+	// The kernel leaves out what a cpuset does not allow.
+	if err := unix.SchedGetaffinity(0, &got); err != nil || got != want {
+		return nil, errors.Join(fmt.Errorf("CPU set %s: not all of them may be used here", cpus), err, restore())
+	}
+	return restore, nil
+}
+
+// Online returns the CPUs of the machine.
+func Online() (CPUs, error) {
+	text, err := os.ReadFile("/sys/devices/system/cpu/online")
+	if err != nil {
+		return nil, err
+	}
+	return ParseCPUs(strings.TrimSpace(string(text)))
+}
