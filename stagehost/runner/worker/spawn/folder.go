@@ -12,10 +12,10 @@ import (
 )
 
 const (
-	folderPattern = "stagemesh-"
+	folderPattern = "stagemesh-w-"
 	// lockName is a file that is locked as long as the folder's host lives. It
 	// has another name until it is.
-	lockName = "lock"
+	lockName = "host.lock"
 )
 
 // folder is where sockets are: only its user can enter it.
