@@ -11,12 +11,15 @@ import (
 var ErrBadOutput = errors.New("invalid output")
 
 // FaultOf returns what a runner's error about one item tells the caller: the
-// fault in it, or a fault of the reason that fits, with the error's text.
+// fault in it, or a fault of the reason that fits, with the error's text. Of a
+// process that ended the caller hears that it did, and the log why.
 func FaultOf(err error) *fault.Fault {
 	if f, ok := errors.AsType[*fault.Fault](err); ok {
 		return f
 	}
 	switch {
+	case errors.Is(err, ErrDied):
+		return fault.New(fault.RunnerCrashed, "the process that ran the item ended").Caused(err)
 	case errors.Is(err, ErrOutOfMemory):
 		return fault.Newf(fault.RunnerOutOfMemory, "%w", err)
 	case errors.Is(err, ErrBadOutput):

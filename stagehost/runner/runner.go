@@ -12,8 +12,12 @@
 // Do's error speaks of the batch as a whole and of the items that it leaves
 // unsettled: the runner cannot say which of them is at fault, so the host runs
 // them again in halves until the one that fails does so alone. An error that
-// wraps ErrNotStarted says that none of those ran and blames nobody. An item
-// left unsettled without an error is the runner's fault.
+// wraps ErrNotStarted says that none of those ran and blames nobody, and one that
+// wraps ErrDied that a process ended with them in hand. An item left unsettled
+// without an error is the runner's fault.
+//
+// A runner that may be unable to serve for a while, though it is started, says so
+// as Monitored.
 //
 // Implementations are tested by the promises in runner/runnertest.
 package runner
@@ -29,6 +33,13 @@ import (
 
 // ErrNotStarted says that a batch's unsettled items never ran.
 var ErrNotStarted = errors.New("the batch did not start")
+
+// ErrDied says that the process that ran the batch ended, or had to be ended,
+// before it had answered for its unsettled items: it crashed, was killed, froze,
+// took too long or did not make sense any more. Any of those items may be to
+// blame, or none. They may have run; the host runs each of them alone, and not
+// together again. The runner replaces the process by itself.
+var ErrDied = errors.New("the process that ran the batch ended")
 
 // ErrOutOfMemory says that the batch was too large for the memory at hand.
 var ErrOutOfMemory = errors.New("out of memory")
@@ -51,6 +62,14 @@ type Runner interface {
 	// then on. It is safe on a runner that never started, and more than once. It
 	// is not called while a Do does not return.
 	Stop(ctx context.Context) error
+}
+
+// Monitored is a Runner that may be unable to serve for a while.
+type Monitored interface {
+	// Health returns nil as long as some slot falls idle sooner or later, and
+	// otherwise why none does now. The channel is closed when that may have
+	// changed; then one asks again.
+	Health() (changed <-chan struct{}, err error)
 }
 
 // Slot is the right to run one batch.
