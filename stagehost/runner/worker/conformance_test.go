@@ -1,0 +1,44 @@
+package worker_test
+
+import (
+	"testing"
+
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/runnertest"
+	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
+)
+
+func conforms(t *testing.T, mode string, edit func(s *worker.Settings, slots int)) {
+	t.Helper()
+	runnertest.Test(t, func(t *testing.T, slots int) runner.Runner {
+		s := settings(t, mode)
+		edit(&s, slots)
+		r, err := worker.New(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	})
+}
+
+func TestOneWorkerOfManySlotsIsARunner(t *testing.T) {
+	t.Parallel()
+	conforms(t, "", func(s *worker.Settings, slots int) { s.Slots = slots })
+}
+
+func TestManyWorkersAreARunner(t *testing.T) {
+	t.Parallel()
+	conforms(t, "", func(s *worker.Settings, slots int) { s.Replicas = make([]worker.Replica, slots) })
+}
+
+func TestGangsAreARunner(t *testing.T) {
+	t.Parallel()
+	conforms(t, "", func(s *worker.Settings, slots int) {
+		s.Slots, s.Replicas = slots, []worker.Replica{{Ranks: 2}}
+	})
+}
+
+func TestAWorkerThatWritesByteByByteIsARunner(t *testing.T) {
+	t.Parallel()
+	conforms(t, bytewise, func(s *worker.Settings, slots int) { s.Slots = slots })
+}

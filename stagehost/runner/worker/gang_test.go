@@ -1,0 +1,134 @@
+package worker_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/runnertest"
+	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
+	"github.com/stagemesh/stagemesh/stagehost/runner/worker/spawn"
+	"github.com/stagemesh/stagemesh/stagehost/runner/worker/supervise"
+)
+
+func gang(t *testing.T, ranks int, mode string) *bed {
+	t.Helper()
+	s := settings(t, mode)
+	s.Replicas = []worker.Replica{{Ranks: ranks}}
+	return start(t, s)
+}
+
+func TestAGangAnswersByItsRankZero(t *testing.T) {
+	t.Parallel()
+	b := gang(t, 3, "")
+	outcomes, err := b.do(item(ownRank))
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := outcomes[0].Metadata
+	for name, want := range map[string]string{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "STAGEMESH_STAGE": "test", "STAGEMESH_WORKER": "0", "STAGEMESH_INCARNATION": "1"} {
+		if said[name] != want {
+			t.Errorf("%s is %q, want %q", name, said[name], want)
+		}
+	}
+	if said["MASTER_PORT"] == "" {
+		t.Error("there is no MASTER_PORT")
+	}
+	b.works()
+	// Every rank has got every batch, the warm-ups among them.
+	for rank := range 3 {
+		b.logs("warm-up of 8 items", fmt.Sprintf("rank=%d", rank))
+	}
+}
+
+func TestAGangLivesAndDiesTogether(t *testing.T) {
+	t.Parallel()
+	b := gang(t, 3, "")
+	ready := b.await(supervise.Ready)
+	if len(ready.PIDs) != 3 {
+		t.Fatalf("it has processes %v", ready.PIDs)
+	}
+	_, err := b.do(item(rankOneDies))
+	if !errors.Is(err, runner.ErrDied) || !strings.Contains(err.Error(), "rank 1: exit code 3") {
+		t.Errorf("got %v", err)
+	}
+	dead := b.await(supervise.Dead)
+	if exits := fmt.Sprint(dead.Exits); exits != "[signal: killed exit code 3 signal: killed]" {
+		t.Errorf("they ended by %s", exits)
+	}
+	for _, pid := range ready.PIDs {
+		if runs(pid) {
+			t.Errorf("process %d is left", pid)
+		}
+	}
+	b.works()
+}
+
+func TestAnErrorOfAnyRankFailsTheBatch(t *testing.T) {
+	t.Parallel()
+	b := gang(t, 2, "")
+	if _, err := b.do(item(rankOneFails)); err == nil || err.Error() != "ValueError: this row is bad" {
+		t.Errorf("got %v", err)
+	}
+	if _, err := b.do(item(runnertest.Bad)); err == nil || err.Error() != "ValueError: this row is bad" {
+		t.Errorf("got %v", err)
+	}
+	b.works()
+}
+
+func TestReplicasHaveTheirOwnDevicesAndEnvironment(t *testing.T) {
+	t.Parallel()
+	s := settings(t, "")
+	s.Env["A"], s.Env["B"] = "all", "all"
+	s.Replicas = []worker.Replica{{Devices: []string{"0", "1"}, Env: map[string]string{"A": "own"}}, {Devices: []string{"MIG-2"}}}
+	b := start(t, s)
+	slots := []runner.Slot{b.acquire(), b.acquire()}
+	for _, slot := range slots {
+		outcomes, err := b.doOn(t.Context(), slot, item(ownRank))
+		if err != nil {
+			t.Fatal(err)
+		}
+		said := outcomes[0].Metadata
+		got := strings.Join([]string{said["CUDA_VISIBLE_DEVICES"], said["A"], said["B"], said["WORLD_SIZE"], said["MASTER_PORT"]}, " ")
+		if want := map[string]string{"0": "0,1 own all 1 ", "1": "MIG-2 all all 1 "}[said["STAGEMESH_WORKER"]]; got != want {
+			t.Errorf("worker %s has %q, want %q", said["STAGEMESH_WORKER"], got, want)
+		}
+	}
+}
+
+func TestReplicasRunOnTheirCPUs(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		t.Skip("this system cannot pin processes")
+	}
+	_, list, _ := strings.Cut(string(text), "Cpus_allowed_list:\t")
+	list, _, _ = strings.Cut(list, "\n")
+	usable, err := spawn.ParseCPUs(list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := settings(t, "")
+	s.Replicas = nil
+	for _, cpu := range usable[:min(2, len(usable))] {
+		s.Replicas = append(s.Replicas, worker.Replica{CPUs: fmt.Sprint(cpu)})
+	}
+	b := start(t, s)
+	var slots []runner.Slot
+	for range s.Replicas {
+		slots = append(slots, b.acquire())
+	}
+	for _, slot := range slots {
+		outcomes, err := b.doOn(t.Context(), slot, item(ownRank))
+		if err != nil {
+			t.Fatal(err)
+		}
+		said := outcomes[0].Metadata
+		if index := int(said["STAGEMESH_WORKER"][0] - '0'); said["cpus"] != s.Replicas[index].CPUs {
+			t.Errorf("worker %d runs on %s, want %s", index, said["cpus"], s.Replicas[index].CPUs)
+		}
+	}
+}

@@ -1,0 +1,471 @@
+package worker_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/runnertest"
+	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
+	"github.com/stagemesh/stagemesh/stagehost/runner/worker/supervise"
+)
+
+// edges returns the edges up to the n-th, as "FROM-TO exit cause".
+func (b *bed) next(n int) []string {
+	b.Helper()
+	var out []string
+	for range n {
+		e := b.awaitEdge(func(worker.Edge) bool { return true }, "any state")
+		text := fmt.Sprintf("%s-%s", e.From, e.To)
+		if e.Worker != 0 || len(e.PIDs) != 1 || e.At.IsZero() {
+			b.Errorf("an edge is %+v", e)
+		}
+		if e.To == supervise.Dead {
+			text += fmt.Sprint(" ", e.Exits)
+		}
+		if e.Cause != nil {
+			text += " " + e.Cause.Error()
+		}
+		out = append(out, text)
+	}
+	return out
+}
+
+func (b *bed) edgesAre(want ...string) {
+	b.Helper()
+	if got := b.next(len(want)); strings.Join(got, "\n") != strings.Join(want, "\n") {
+		b.Errorf("the edges are\n\t%s\nwant\n\t%s", strings.Join(got, "\n\t"), strings.Join(want, "\n\t"))
+	}
+}
+
+func TestAWorkersLifeIsTold(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		end  func(b *bed)
+		want []string
+	}{
+		"it is told to stop": {func(b *bed) { b.stop() }, []string{"READY-SHUTDOWN", "SHUTDOWN-DEAD [<nil>]"}},
+		"it crashes": {func(b *bed) { _, _ = b.do(item(runnertest.Crash)) }, []string{
+			"READY-DEAD [exit code 3] exit code 3", "DEAD-STARTUP",
+		}},
+		"somebody sends it a signal": {func(b *bed) { b.signal(syscall.SIGTERM) }, []string{
+			"READY-SHUTDOWN it left without having been asked to",
+			"SHUTDOWN-DEAD [<nil>] it left without having been asked to", "DEAD-STARTUP",
+		}},
+		"somebody kills it": {func(b *bed) { b.signal(syscall.SIGKILL) }, []string{
+			"READY-DEAD [signal: killed] signal: killed", "DEAD-STARTUP",
+		}},
+		"it says that it failed": {func(b *bed) { _, _ = b.do(item(erring)) }, []string{
+			"READY-ERROR it says ERROR: the device is gone",
+			"ERROR-SHUTDOWN it says ERROR: the device is gone",
+			"SHUTDOWN-DEAD [<nil>] it says ERROR: the device is gone", "DEAD-STARTUP",
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := start(t, settings(t, ""))
+			b.edgesAre("DEAD-STARTUP", "STARTUP-READY")
+			test.end(b)
+			b.edgesAre(test.want...)
+		})
+	}
+}
+
+// signal sends worker 0 a signal whose edges were looked at already.
+func (b *bed) signal(s syscall.Signal) {
+	b.Helper()
+	_, err := b.do(item(1))
+	if err != nil {
+		b.Fatal(err)
+	}
+	outcomes, err := b.do(item(ownRank))
+	if err != nil {
+		b.Fatal(err)
+	}
+	var pid int
+	if _, err := fmt.Sscan(outcomes[0].Metadata["pid"], &pid); err != nil {
+		b.Fatal(err)
+	}
+	if err := syscall.Kill(pid, s); err != nil {
+		b.Fatal(err)
+	}
+}
+
+func TestAWorkerWhoseSetupFailsSaysWhy(t *testing.T) {
+	t.Parallel()
+	s := settings(t, initFails)
+	s.CrashLoop = 2
+	b := newBed(t, s)
+	err := b.Start(b.patient())
+	if err == nil || !strings.Contains(err.Error(), "FileNotFoundError: m.onnx") {
+		t.Errorf("Start returned %v", err)
+	}
+	b.edgesAre("DEAD-STARTUP", "STARTUP-ERROR FileNotFoundError: m.onnx",
+		"ERROR-SHUTDOWN FileNotFoundError: m.onnx", "SHUTDOWN-DEAD [exit code 5] FileNotFoundError: m.onnx")
+	b.logs("level=ERROR", "the worker failed", "FileNotFoundError: m.onnx", "in setup")
+}
+
+func TestAWarmUpIsAsSmallAndAsLargeAsABatch(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		mode string
+		want []string
+	}{
+		"zeros":       {"", []string{"warm-up of 1 items, 1 rows [0]", "warm-up of 8 items, 8 rows [0]"}},
+		"examples":    {withExamples, []string{"warm-up of 1 items, 2 rows [11 12]", "warm-up of 4 items, 8 rows [11 12]"}},
+		"no idea":     {anyInput, nil},
+		"one by one":  {lists, nil},
+		"with chunks": {streams, []string{"warm-up of 1 items, 1 rows [0]"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := start(t, settings(t, test.mode))
+			b.works()
+			for _, want := range test.want {
+				b.logs(want)
+			}
+			if got := strings.Count(b.log.String(), "warm-up of"); test.want == nil && got > 0 {
+				t.Errorf("%d warm-ups with nothing", got)
+			}
+		})
+	}
+}
+
+func TestAWorkerIsNotReadyWhoseWarmUpFails(t *testing.T) {
+	t.Parallel()
+	for mode, cause := range map[string]string{
+		coldFails: `the warm-up with 1 of "zeros" failed: ValueError: this row is bad; give the worker an example`,
+		coldDies:  "exit code 9",
+	} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			s := settings(t, mode)
+			s.CrashLoop = 2
+			b := newBed(t, s)
+			if err := b.Start(b.patient()); err == nil || !strings.Contains(err.Error(), cause) {
+				t.Errorf("Start returned %v", err)
+			}
+			for len(b.edges) > 0 {
+				if e := <-b.edges; e.To == supervise.Ready {
+					t.Error("it was ready")
+				}
+			}
+		})
+	}
+}
+
+func TestStartEndsWithWhatTheWorkerWroteLast(t *testing.T) {
+	t.Parallel()
+	s := settings(t, dieAtOnce)
+	s.CrashLoop = 3
+	b := newBed(t, s)
+	err := b.Start(b.patient())
+	if err == nil || !strings.Contains(err.Error(), "worker 0: exit code 3") || !strings.Contains(err.Error(), "ImportError: no module named torch") {
+		t.Errorf("Start returned %v", err)
+	}
+	if _, err := b.Acquire(b.patient()); !errors.Is(err, worker.ErrStopped) {
+		t.Errorf("Acquire returned %v", err)
+	}
+}
+
+func TestStartIsBounded(t *testing.T) {
+	t.Parallel()
+	for mode, says := range map[string]string{
+		neverReady: "loading shard 3 of 12",
+		mute:       "not ready in time",
+	} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			s := settings(t, mode)
+			s.StartLimit = 500 * time.Millisecond
+			b := newBed(t, s)
+			begun := time.Now()
+			err := b.Start(b.patient())
+			if !errors.Is(err, supervise.ErrStartLimit) || !strings.Contains(err.Error(), says) {
+				t.Errorf("Start returned %v", err)
+			}
+			if took := time.Since(begun); took < s.StartLimit {
+				t.Errorf("it gave up after %s", took)
+			}
+		})
+	}
+}
+
+func TestStartEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, settings(t, mute))
+	ctx, cancel := context.WithTimeout(t.Context(), brief)
+	defer cancel()
+	if err := b.Start(ctx); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "worker 0: STARTUP") {
+		t.Errorf("Start returned %v", err)
+	}
+	gone(t, b.await(supervise.Startup).PIDs[0], patience)
+}
+
+func TestAWorkerOfAnotherProtocolIsRefused(t *testing.T) {
+	t.Parallel()
+	s := settings(t, versionTwo)
+	s.CrashLoop = 1
+	b := newBed(t, s)
+	if err := b.Start(b.patient()); err == nil || !strings.Contains(err.Error(), "versions [2] of the protocol, the host speaks 1") {
+		t.Errorf("Start returned %v", err)
+	}
+}
+
+// Heartbeats and limits would take half a minute.
+func TestTheEndOfAnIdleWorkerIsNoticedAtOnce(t *testing.T) {
+	t.Parallel()
+	b := start(t, settings(t, ""))
+	pid := b.pid()
+	began := time.Now()
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if e := b.await(supervise.Dead); e.At.Sub(began) > time.Second || e.PIDs[0] != pid {
+		t.Errorf("it took %s to notice the end of %d, which was %d", e.At.Sub(began), e.PIDs[0], pid)
+	}
+	b.works()
+}
+
+func TestAFrozenWorkerIsReplacedWhileItIsIdle(t *testing.T) {
+	t.Parallel()
+	s := settings(t, "")
+	s.Heartbeat, s.HeartbeatLimit = 50*time.Millisecond, 400*time.Millisecond
+	b := start(t, s)
+	pid := b.pid()
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	if e := b.await(supervise.Error); !errors.Is(e.Cause, supervise.ErrSilent) || e.At.Sub(began) > 5*time.Second {
+		t.Errorf("after %s it fails with %v", e.At.Sub(began), e.Cause)
+	}
+	gone(t, pid, patience)
+	b.works()
+}
+
+func TestAnIdleWorkerThatAnswersLives(t *testing.T) {
+	t.Parallel()
+	s := settings(t, "")
+	s.Heartbeat, s.HeartbeatLimit = 5*time.Millisecond, 10*time.Second
+	b := start(t, s)
+	b.await(supervise.Ready)
+	watched := time.After(10 * brief)
+	select {
+	case e := <-b.edges:
+		t.Errorf("it came to %s: %v", e.To, e.Cause)
+	case <-watched:
+	}
+	b.works()
+}
+
+func TestABatchOfAFrozenWorkerIsForAnother(t *testing.T) {
+	t.Parallel()
+	s := settings(t, "")
+	s.Replicas, s.RunLimit = make([]worker.Replica, 2), 500*time.Millisecond
+	b := start(t, s)
+	frozen, other := b.acquire(), b.acquire()
+	began := time.Now()
+	_, err := b.doOn(t.Context(), frozen, item(freeze))
+	if took := time.Since(began); !errors.Is(err, runner.ErrDied) || took < s.RunLimit || took > s.RunLimit+2*time.Second {
+		t.Errorf("after %s: %v", took, err)
+	}
+	if _, err := b.doOn(t.Context(), other, item(1)); err != nil {
+		t.Errorf("the other worker: %v", err)
+	}
+	b.works()
+}
+
+func TestHealthTellsWhyNoWorkerIsReady(t *testing.T) {
+	t.Parallel()
+	s := settings(t, dieLater)
+	s.CrashLoop = 3
+	b := start(t, s)
+	if _, err := b.Health(); err != nil {
+		t.Errorf("it is well, and says %v", err)
+	}
+	if err := os.WriteFile(s.Env["STATE"], nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b.signal(syscall.SIGKILL)
+	err := b.awaitHealth(func(err error) bool { return errors.Is(err, worker.ErrCrashLoop) })
+	for _, words := range []string{"worker 0", "exit code 3", "ImportError: no module named torch"} {
+		if !strings.Contains(err.Error(), words) {
+			t.Errorf("it says %v", err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), brief)
+	defer cancel()
+	if _, err := b.Acquire(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a worker that is not there has a slot: %v", err)
+	}
+	if err := os.Remove(s.Env["STATE"]); err != nil {
+		t.Fatal(err)
+	}
+	_ = b.awaitHealth(func(err error) bool { return err == nil })
+	b.works()
+	b.stop()
+	if _, err := b.Health(); !errors.Is(err, worker.ErrStopped) {
+		t.Errorf("stopped, it says %v", err)
+	}
+}
+
+// awaitHealth waits by the channel that Health returns.
+func (b *bed) awaitHealth(is func(error) bool) error {
+	b.Helper()
+	late := time.After(patience)
+	for {
+		changed, err := b.Health()
+		if is(err) {
+			return err
+		}
+		select {
+		case <-changed:
+		case <-late:
+			b.Fatalf("it is still %v", err)
+		}
+	}
+}
+
+func TestHealthIsGoodAsLongAsOneWorkerIsReady(t *testing.T) {
+	t.Parallel()
+	s := settings(t, "")
+	s.Replicas = []worker.Replica{{}, {Env: map[string]string{modeVariable: dieLater}}}
+	s.CrashLoop = 2
+	b := start(t, s)
+	dying := b.awaitEdge(func(e worker.Edge) bool { return e.Worker == 1 && e.To == supervise.Ready }, "READY")
+	if err := os.WriteFile(s.Env["STATE"], nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(dying.PIDs[0], syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	for range 4 {
+		b.awaitEdge(func(e worker.Edge) bool { return e.Worker == 1 && e.To == supervise.Dead }, "DEAD")
+	}
+	if _, err := b.Health(); err != nil {
+		t.Errorf("one worker is ready, and it says %v", err)
+	}
+}
+
+func TestRestartsComeAfterAPause(t *testing.T) {
+	t.Parallel()
+	s := settings(t, dieAtOnce)
+	s.Backoff, s.MaxBackoff, s.CrashLoop = 80*time.Millisecond, 160*time.Millisecond, 4
+	b := newBed(t, s)
+	if err := b.Start(b.patient()); err == nil {
+		t.Error("it started")
+	}
+	for _, pause := range []time.Duration{80, 160, 160} {
+		died := b.await(supervise.Dead)
+		again := b.await(supervise.Startup)
+		if got := again.At.Sub(died.At); got < pause*time.Millisecond/2 { //nolint:durationcheck // a number of milliseconds
+			t.Errorf("it starts %s after its death, the pause is %d ms", got, pause)
+		}
+	}
+}
+
+func TestAWorkerWithAnotherSpecIsNotTaken(t *testing.T) {
+	t.Parallel()
+	s := settings(t, specByFile)
+	s.CrashLoop = 2
+	b := start(t, s)
+	if err := os.WriteFile(s.Env["STATE"], nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	err := b.Restart(b.patient())
+	if err == nil || !strings.Contains(err.Error(), worker.ErrSpecChanged.Error()) || !strings.Contains(err.Error(), "inputs were (x INT64[-1]) and are (z INT64[-1])") {
+		t.Errorf("Restart returned %v", err)
+	}
+	if b.Spec().Inputs[0].Name != "x" {
+		t.Error("the spec has changed")
+	}
+	_ = b.awaitHealth(func(err error) bool {
+		return err != nil && strings.Contains(err.Error(), worker.ErrSpecChanged.Error())
+	})
+}
+
+func TestRestartReplacesOneWorkerAfterTheOther(t *testing.T) {
+	t.Parallel()
+	s := settings(t, "")
+	s.Replicas = make([]worker.Replica, 2)
+	b := start(t, s)
+	slot := b.acquire()
+	done := make(chan error, 1)
+	go func() {
+		_, err := b.doOn(t.Context(), slot, item(raiseSlow))
+		done <- err
+	}()
+	if err := b.Restart(b.patient()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Errorf("a batch that ran got %v", err)
+	}
+	b.stop()
+	ready := map[int]bool{}
+	for len(b.edges) > 0 {
+		e := <-b.edges
+		ready[e.Worker] = e.To == supervise.Ready
+		if e.Incarnation == 2 && e.To == supervise.Startup && !ready[1-e.Worker] {
+			t.Error("both workers were away at once")
+		}
+		if e.Incarnation > 2 || e.Cause != nil {
+			t.Errorf("an edge is %+v", e)
+		}
+	}
+}
+
+func TestARestartThatFailsLeavesTheOthersAlone(t *testing.T) {
+	t.Parallel()
+	s := settings(t, dieLater)
+	s.Replicas = make([]worker.Replica, 2)
+	b := start(t, s)
+	if err := os.WriteFile(s.Env["STATE"], nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Restart(b.patient()); err == nil || !strings.Contains(err.Error(), "worker 0") || !strings.Contains(err.Error(), "ImportError") {
+		t.Errorf("Restart returned %v", err)
+	}
+	if _, err := b.Health(); err != nil {
+		t.Errorf("the other worker: %v", err)
+	}
+	if _, err := b.do(item(1)); err != nil {
+		t.Errorf("the other worker: %v", err)
+	}
+	// Repaired, it comes back at once.
+	if err := os.Remove(s.Env["STATE"]); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Restart(b.patient()); err != nil {
+		t.Errorf("Restart returned %v", err)
+	}
+	b.works()
+}
+
+func TestOutputIsInTheLog(t *testing.T) {
+	t.Parallel()
+	s := settings(t, flood)
+	s.Options = []byte(`{"model":"m.onnx"}`)
+	s.Replicas = []worker.Replica{{Devices: []string{"0", "MIG-1"}}}
+	b := start(t, s)
+	b.logs("level=INFO", `msg="options {\"model\":\"m.onnx\"} devices [0 MIG-1]"`, "worker=0", "rank=0", "incarnation=1", "stream=stdout")
+	b.logs("level=INFO", `msg="line 4999"`)
+	b.logs("the worker says hello", "name=fake")
+	b.logs("the worker says where it is", "loading shard 3 of 12")
+	_, _ = b.do(item(runnertest.Crash))
+	b.logs("incarnation=2", `msg="line 4999"`)
+	b.logs("level=WARN", "the worker is DEAD", "worker=0", "incarnation=1", "exit code 3", "pids=")
+}
+
+func TestASlowStartIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	b := start(t, settings(t, slowStart))
+	b.works()
+}

@@ -1,0 +1,278 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/worker/spawn"
+	"github.com/stagemesh/stagemesh/stagehost/runner/worker/supervise"
+)
+
+const (
+	// progress is how often the log says what a start waits for.
+	progress = 10 * time.Second
+	// killPatience is how long processes have to go that were killed.
+	killPatience = 2 * time.Second
+)
+
+// Runner runs batches by worker processes. It implements runner.Runner and
+// runner.Monitored.
+type Runner struct {
+	settings Settings
+	workers  []*worker
+	pool     *pool
+	board    *board
+	spec     atomic.Pointer[runner.Spec]
+	started  atomic.Bool
+
+	// life is held by Start and Stop; what is below is theirs.
+	life    sync.Mutex
+	spawner *spawn.Spawner
+	stopped bool
+}
+
+var (
+	_ runner.Runner    = (*Runner)(nil)
+	_ runner.Monitored = (*Runner)(nil)
+)
+
+// New returns a runner that is not started, or what is wrong with the settings.
+func New(s Settings) (*Runner, error) {
+	if err := s.Validate(); err != nil {
+		return nil, err
+	}
+	r := &Runner{settings: s.withDefaults()}
+	r.pool, r.board = newPool(len(r.settings.Replicas)), newBoard(len(r.settings.Replicas))
+	for i, replica := range r.settings.Replicas {
+		w := newWorker(r, i)
+		if replica.CPUs != "" {
+			cpus, err := spawn.ParseCPUs(replica.CPUs)
+			if err != nil {
+				return nil, err
+			}
+			w.cpus = cpus
+		}
+		r.workers = append(r.workers, w)
+	}
+	return r, nil
+}
+
+// Spec implements runner.Runner.
+func (r *Runner) Spec() runner.Spec {
+	if spec := r.spec.Load(); spec != nil {
+		return *spec
+	}
+	return runner.Spec{}
+}
+
+// adopt takes the first spec, and refuses others.
+func (r *Runner) adopt(spec runner.Spec) error {
+	if r.spec.CompareAndSwap(nil, &spec) {
+		return nil
+	}
+	if what := differ(r.Spec(), spec); what != "" {
+		return fmt.Errorf("%w: %s", ErrSpecChanged, what)
+	}
+	return nil
+}
+
+// Concurrency implements runner.Runner. A worker may take fewer batches at a time
+// than it could have.
+func (r *Runner) Concurrency() int { return r.settings.Slots * len(r.workers) }
+
+// Start implements runner.Runner: it returns when every worker is ready, or why
+// one will not be. Then none is left.
+func (r *Runner) Start(ctx context.Context) error {
+	if err := r.open(); err != nil {
+		return err
+	}
+	err := r.awaitReady(ctx)
+	if err == nil {
+		return nil
+	}
+	ended, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	cancel()
+	return errors.Join(err, r.Stop(ended))
+}
+
+func (r *Runner) open() error {
+	r.life.Lock()
+	defer r.life.Unlock()
+	if r.stopped {
+		return ErrStopped
+	}
+	s, err := spawn.Open(spawn.Settings{TempDir: r.settings.TempDir})
+	if err != nil {
+		return err
+	}
+	r.spawner = s
+	r.started.Store(true)
+	for _, w := range r.workers {
+		go w.run()
+	}
+	return nil
+}
+
+func (r *Runner) awaitReady(ctx context.Context) error {
+	late := time.NewTimer(r.settings.StartLimit)
+	defer late.Stop()
+	ticker := time.NewTicker(progress)
+	defer ticker.Stop()
+	for {
+		workers, changed := r.board.look()
+		if r.pool.isStopped() {
+			return ErrStopped
+		}
+		if ready, err := allReady(workers); ready || err != nil {
+			return err
+		}
+		select {
+		case <-changed:
+		case <-ticker.C:
+			r.settings.Logger.Info("waiting for workers", "why", waiting(workers))
+		case <-late.C:
+			return fmt.Errorf("%w: %s", supervise.ErrStartLimit, waiting(workers))
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %s", context.Cause(ctx), waiting(workers))
+		}
+	}
+}
+
+func allReady(workers []status) (bool, error) {
+	ready := true
+	for i, s := range workers {
+		if err := s.failed(); err != nil {
+			return false, fmt.Errorf("worker %d: %w", i, err)
+		}
+		ready = ready && s.state == supervise.Ready
+	}
+	return ready, nil
+}
+
+// waiting says which workers are not ready, and why.
+func waiting(workers []status) string {
+	out := ""
+	for i, s := range workers {
+		if s.state != supervise.Ready {
+			out += fmt.Sprintf("; worker %d: %s", i, s.says())
+		}
+	}
+	return out[min(len(out), len("; ")):]
+}
+
+// Acquire implements runner.Runner.
+func (r *Runner) Acquire(ctx context.Context) (runner.Slot, error) {
+	at, err := r.pool.acquire(ctx, false)
+	if err != nil {
+		return nil, err
+	}
+	return &slot{pool: r.pool, at: at}, nil
+}
+
+// Health implements runner.Monitored: it returns nil while a worker is ready. The
+// error says of each worker why it is not; it wraps ErrCrashLoop where all of them
+// die again and again, ErrNotReady where one may be ready soon, and ErrStopped.
+func (r *Runner) Health() (changed <-chan struct{}, err error) {
+	workers, changed := r.board.look()
+	if r.pool.isStopped() {
+		return changed, ErrStopped
+	}
+	return changed, health(workers)
+}
+
+// Restart replaces the workers one after the other, each when it has finished the
+// batches that it has. It ends with the first that does not become ready, so that
+// the others serve on. A worker that comes with another spec is not ready.
+func (r *Runner) Restart(ctx context.Context) error {
+	if !r.started.Load() || r.pool.isStopped() {
+		return fmt.Errorf("%w, or not started", ErrStopped)
+	}
+	for i, w := range r.workers {
+		if err := r.restart(ctx, w); err != nil {
+			return fmt.Errorf("worker %d: %w", i, err)
+		}
+	}
+	return nil
+}
+
+func (r *Runner) restart(ctx context.Context, w *worker) error {
+	told := make(chan supervise.Incarnation, 1)
+	w.post(func(now time.Time) []supervise.Action {
+		told <- w.machine.Incarnation()
+		return w.machine.Recycle(now)
+	})
+	var before supervise.Incarnation
+	select {
+	case before = <-told:
+	case <-w.over:
+		return ErrStopped
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	for {
+		workers, changed := r.board.look()
+		s := workers[w.index]
+		switch {
+		case s.incarnation <= before:
+		case s.state == supervise.Ready:
+			return nil
+		case s.cause != nil:
+			return errors.New(s.why())
+		}
+		select {
+		case <-changed:
+		case <-w.over:
+			return ErrStopped
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// Stop implements runner.Runner: all workers are told to leave, have StopLimit
+// together, and are ended. Where the context ends first they are ended then. A
+// batch that runs still is lost. Nothing is left when it returns nil.
+func (r *Runner) Stop(ctx context.Context) error {
+	r.pool.stop()
+	r.life.Lock()
+	defer r.life.Unlock()
+	if r.stopped || r.spawner == nil {
+		r.stopped = true
+		return nil
+	}
+	r.stopped = true
+	for _, w := range r.workers {
+		w.post(w.machine.Stop)
+	}
+	if !r.ended(ctx) {
+		for _, w := range r.workers {
+			w.post(w.machine.Abandon)
+		}
+	}
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), killPatience)
+	defer cancel()
+	var errs []error
+	if !r.ended(last) {
+		errs = append(errs, errors.New("not all workers have ended"))
+	}
+	errs = append(errs, r.spawner.Close(last))
+	return errors.Join(errs...)
+}
+
+// ended reports whether all workers have ended before the context.
+func (r *Runner) ended(ctx context.Context) bool {
+	for _, w := range r.workers {
+		select {
+		case <-w.over:
+			w.tasks.Wait()
+		case <-ctx.Done():
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,163 @@
+package worker_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
+	"github.com/stagemesh/stagemesh/stagehost/runner/worker/supervise"
+)
+
+func TestAFastWorkerGetsMoreWork(t *testing.T) {
+	t.Parallel()
+	s := settings(t, "")
+	s.Replicas = []worker.Replica{{Env: map[string]string{modeVariable: slow}}, {}}
+	b := start(t, s)
+	var fast, all atomic.Int64
+	var running sync.WaitGroup
+	for all.Load() < 100 {
+		slot := b.acquire() // as a host does: ahead of the batch
+		all.Add(1)
+		running.Go(func() {
+			outcomes, err := b.doOn(t.Context(), slot, item(ownRank))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if outcomes[0].Metadata["STAGEMESH_WORKER"] == "1" {
+				fast.Add(1)
+			}
+		})
+	}
+	running.Wait()
+	if n := fast.Load(); n < 80 {
+		t.Errorf("the fast worker got %d of 100", n)
+	}
+}
+
+func TestSlotsOfADeadWorkerAreNotGiven(t *testing.T) {
+	t.Parallel()
+	s := settings(t, "")
+	s.Replicas, s.Slots = make([]worker.Replica, 2), 2
+	s.Backoff, s.MaxBackoff = time.Hour, time.Hour
+	b := start(t, s)
+	if err := syscall.Kill(b.pid(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	b.await(supervise.Dead)
+	first, second := b.acquire(), b.acquire()
+	ctx, cancel := context.WithTimeout(t.Context(), brief)
+	defer cancel()
+	if _, err := b.Acquire(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a dead worker has a slot: %v", err)
+	}
+	first.Release()
+	second.Release()
+}
+
+// The host has the slot in its hands when the worker dies.
+func TestASlotWhoseWorkerDiedIsAnothersSlot(t *testing.T) {
+	t.Parallel()
+	s := settings(t, "")
+	s.Replicas = make([]worker.Replica, 2)
+	s.Backoff, s.MaxBackoff = time.Hour, time.Hour
+	b := start(t, s)
+	slots := []runner.Slot{b.acquire(), b.acquire()}
+	if err := syscall.Kill(b.pid(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	b.await(supervise.Dead)
+	// Both batches are run, by the one that is left, one after the other.
+	var all sync.WaitGroup
+	for _, slot := range slots {
+		all.Go(func() {
+			if _, err := b.doOn(b.patient(), slot, item(raiseSlow)); err != nil {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+	all.Wait()
+	// And there is one slot, not two.
+	slot := b.acquire()
+	ctx, cancel := context.WithTimeout(t.Context(), brief)
+	defer cancel()
+	if _, err := b.Acquire(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("there is a second slot: %v", err)
+	}
+	slot.Release()
+}
+
+func TestASlotThatIsNotUsedIsNotDoubledByARestart(t *testing.T) {
+	t.Parallel()
+	b := start(t, settings(t, ""))
+	slot := b.acquire()
+	if err := syscall.Kill(b.pid(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	b.await(supervise.Dead)
+	b.await(supervise.Ready)
+	ctx, cancel := context.WithTimeout(t.Context(), brief)
+	defer cancel()
+	if _, err := b.Acquire(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("the one slot is given twice: %v", err)
+	}
+	if _, err := b.doOn(b.patient(), slot, item(1)); err != nil {
+		t.Errorf("the slot does not work: %v", err)
+	}
+	b.works()
+}
+
+func TestAWorkerMayTakeFewerBatchesThanItCould(t *testing.T) {
+	t.Parallel()
+	s := settings(t, oneSlot)
+	s.Slots = 3
+	b := start(t, s)
+	slot := b.acquire()
+	ctx, cancel := context.WithTimeout(t.Context(), brief)
+	defer cancel()
+	if _, err := b.Acquire(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("it has a second slot: %v", err)
+	}
+	slot.Release()
+}
+
+func TestAWorkerMayTakeMoreBatchesLater(t *testing.T) {
+	t.Parallel()
+	s := settings(t, growing)
+	s.Slots = 3
+	b := start(t, s)
+	if _, err := b.do(item(1)); err != nil {
+		t.Fatal(err)
+	}
+	first, second := b.acquire(), b.acquire()
+	first.Release()
+	second.Release()
+}
+
+func TestOneDeadWorkerBlocksNoOther(t *testing.T) {
+	t.Parallel()
+	s := settings(t, "")
+	s.Replicas, s.StopLimit = make([]worker.Replica, 2), 300*time.Millisecond
+	b := start(t, s)
+	held := b.acquire()
+	done := make(chan error, 1)
+	go func() {
+		_, err := b.doOn(t.Context(), held, item(freeze))
+		done <- err
+	}()
+	for range 20 {
+		if _, err := b.do(item(1)); err != nil {
+			t.Error(err)
+		}
+	}
+	b.stop()
+	if err := <-done; err == nil {
+		t.Error("a frozen worker has answered")
+	}
+}

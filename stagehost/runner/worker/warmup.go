@@ -1,0 +1,144 @@
+package worker
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/stagemesh/stagemesh/sdk/go/tensor"
+
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+)
+
+const (
+	// warmUpItems bounds the items of a warm-up batch: their header has to fit.
+	warmUpItems = 1 << 12
+	// zeroName is what the warm-up's own example is called.
+	zeroName = "zeros"
+)
+
+// warmUp runs the worker's examples, or zeros, as a batch of one and as a full
+// one. The life's end ends it.
+func (l *life) warmUp() error {
+	s := &l.worker.runner.settings
+	spec := l.worker.runner.Spec()
+	for _, example := range examplesOf(spec) {
+		for _, size := range sizes(example, spec.BatchAxis, s) {
+			if err := l.warmUpOnce(example, size, spec.BatchAxis); err != nil {
+				return fmt.Errorf("the warm-up with %d of %q failed: %w%s", size, example.Name, err, advice(example))
+			}
+		}
+	}
+	return nil
+}
+
+func advice(example runner.Example) string {
+	if example.Name != zeroName {
+		return ""
+	}
+	return "; give the worker an example that it answers"
+}
+
+func (l *life) warmUpOnce(example runner.Example, size int, axis runner.BatchAxis) error {
+	items := make([]runner.Item, size)
+	rows := rowsOf(example.Inputs, axis)
+	for i := range items {
+		items[i] = runner.Item{RequestID: "warm-up", Inputs: example.Inputs, Rows: rows}
+	}
+	sink := &firstFault{}
+	batch := runner.Batch{Items: items, Rows: size * rows}
+	if err := l.do(context.Background(), request{batch: batch, warmup: true}, sink); err != nil {
+		return err
+	}
+	if sink.fault != nil {
+		return sink.fault
+	}
+	return nil
+}
+
+// sizes returns with how many of an example to warm up: one, and as many as fit
+// the largest batch.
+func sizes(example runner.Example, axis runner.BatchAxis, s *Settings) []int {
+	most := min(s.MaxSize/rowsOf(example.Inputs, axis), warmUpItems)
+	if bytes := payload.Size(example.Inputs); bytes > 0 {
+		most = min(most, int(s.MaxFrame/int64(bytes)))
+	}
+	if most <= 1 {
+		return []int{1}
+	}
+	return []int{1, most}
+}
+
+func rowsOf(inputs []payload.Part, axis runner.BatchAxis) int {
+	for _, p := range inputs {
+		if axis == runner.BatchRows && p.Tensor != nil {
+			return max(1, int(p.Tensor.Rows()))
+		}
+	}
+	return 1
+}
+
+// examplesOf returns what to warm up with: nothing, where nobody can know.
+func examplesOf(spec runner.Spec) []runner.Example {
+	if len(spec.Examples) > 0 {
+		return spec.Examples
+	}
+	zero := runner.Example{Name: zeroName}
+	for _, want := range spec.Inputs {
+		switch t, ok := zerosOf(want); {
+		case ok:
+			zero.Inputs = append(zero.Inputs, payload.OfTensor(want.Name, t))
+		case !want.Optional:
+			return nil
+		}
+	}
+	if len(zero.Inputs) == 0 {
+		return nil
+	}
+	return []runner.Example{zero}
+}
+
+// zerosOf returns a tensor of zeros in which any extent is 1.
+func zerosOf(want runner.PartSpec) (tensor.Tensor, bool) {
+	if !want.IsTensor() {
+		return tensor.Tensor{}, false
+	}
+	shape := make([]int64, len(want.Shape))
+	for i, extent := range want.Shape {
+		if shape[i] = extent; extent < 0 {
+			shape[i] = 1
+		}
+	}
+	elements, ok := tensor.Elements(shape)
+	size := want.Datatype.Size()
+	if want.Datatype == tensor.Bytes {
+		size = 4 // an empty element is its length
+	}
+	if !ok || elements > DefaultMaxFrame/int64(size) {
+		return tensor.Tensor{}, false
+	}
+	return tensor.Tensor{Datatype: want.Datatype, Shape: shape, Raw: make([]byte, elements*int64(size))}, true
+}
+
+// firstFault is a sink that keeps the first fault.
+type firstFault struct {
+	mu    sync.Mutex
+	fault *fault.Fault
+}
+
+var _ runner.Sink = (*firstFault)(nil)
+
+// Chunk implements runner.Sink.
+func (*firstFault) Chunk(int, []payload.Part) error { return nil }
+
+// Settle implements runner.Sink.
+func (s *firstFault) Settle(_ int, o runner.Outcome) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.fault == nil {
+		s.fault = o.Fault
+	}
+	return nil
+}
