@@ -20,7 +20,7 @@ func TestJoinedTensorsAreOnePartWithoutAGap(t *testing.T) {
 		body.Joined("x", []tensor.Tensor{first, row(0), row(2, 3, 4, 5, 6)}),
 		body.Blob("more", 0, "text/plain", []byte("d")),
 	}
-	head, err := frame.Encode(&frame.Predict{Batch: 1, Items: []frame.Item{{}}, Parts: parts}, body.Len())
+	head, err := frame.Encode(&frame.Predict{Batch: 1, Items: []frame.Item{{ID: "a", Rows: 3}}, Parts: parts}, body.Len())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -145,9 +145,12 @@ func Split(t Tensor, rows []int64) ([]Tensor, error) {
 		return nil, err
 	}
 	out := make([]Tensor, len(rows))
+	shapes := make([]int64, 0, len(rows)*len(t.Shape)) // of all pieces
 	rest := t.Raw
 	for i, n := range rows {
-		shape := append([]int64{n}, t.Shape[1:]...)
+		at := len(shapes)
+		shapes = append(append(shapes, n), t.Shape[1:]...)
+		shape := shapes[at:len(shapes):len(shapes)]
 		size := rowBytes(t, rest, shape)
 		out[i] = Tensor{Datatype: t.Datatype, Shape: shape, Raw: rest[:size:size]}
 		rest = rest[size:]

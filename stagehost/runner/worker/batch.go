@@ -29,7 +29,7 @@ func (l *life) do(ctx context.Context, req request, sink runner.Sink) error {
 	f.mu.Lock()
 	f.sink = nil
 	f.mu.Unlock()
-	return l.settle(f, req, sink)
+	return l.settle(f, req, sink, ctx.Err() != nil)
 }
 
 // hand writes the batch to every rank.
@@ -64,10 +64,24 @@ func (l *life) hand(req request, sink runner.Sink) (*flight, error) {
 }
 
 // await waits for the end of the batch, and tells the worker which items nobody
-// waits for any more.
+// waits for any more. It begins to look at these only after a while: to watch many
+// channels takes longer than short batches do.
 func (l *life) await(ctx context.Context, f *flight, items []runner.Item) {
+	select {
+	case <-f.done:
+	case <-ctx.Done():
+		l.cancel(f, nil)
+		<-f.done
+	case <-f.soon:
+		l.watch(ctx, f, items)
+	}
+}
+
+// watch is await for as long as it takes.
+func (l *life) watch(ctx context.Context, f *flight, items []runner.Item) {
 	const done, all, first = 0, 1, 2
-	cases := []reflect.SelectCase{receive(f.done), receive(ctx.Done())}
+	cases := make([]reflect.SelectCase, first, first+len(items))
+	cases[done], cases[all] = receive(f.done), receive(ctx.Done())
 	for _, item := range items {
 		cases = append(cases, receive(item.Cancelled))
 	}
@@ -82,7 +96,7 @@ func (l *life) await(ctx context.Context, f *flight, items []runner.Item) {
 		default:
 			var unwanted []int
 			for i := range items {
-				if closed(items[i].Cancelled) && cases[first+i].Chan.IsValid() {
+				if cases[first+i].Chan.IsValid() && closed(items[i].Cancelled) {
 					unwanted = append(unwanted, i)
 					cases[first+i].Chan = reflect.Value{}
 				}
@@ -116,8 +130,9 @@ func (l *life) cancel(f *flight, items []int) {
 	}
 }
 
-// settle hands out what the batch has become.
-func (l *life) settle(f *flight, req request, sink runner.Sink) error {
+// settle hands out what the batch has become. Unwanted says that nobody waits for
+// any of it.
+func (l *life) settle(f *flight, req request, sink runner.Sink, unwanted bool) error {
 	if f.err != nil {
 		return f.err
 	}
@@ -126,17 +141,18 @@ func (l *life) settle(f *flight, req request, sink runner.Sink) error {
 		l.logFailed(err, req)
 		return err
 	}
-	outcomes, err := outcomesOf(req.batch.Items, f.ends[0].result, f.ends[0].body)
+	outcomes, err := outcomesOf(req.batch.Items, f.ends[0].result, f.ends[0].body, unwanted)
 	if err != nil {
 		l.fail(err)
 		return fmt.Errorf("%w: worker %d: %w", runner.ErrBadOutput, l.worker.index, err)
 	}
 	l.finished()
-	var errs []error
 	for i, o := range outcomes {
-		errs = append(errs, sink.Settle(i, o))
+		if e := sink.Settle(i, o); e != nil {
+			err = errors.Join(err, e)
+		}
 	}
-	return errors.Join(errs...)
+	return err
 }
 
 // failed returns the error of the batch, if a rank has one.

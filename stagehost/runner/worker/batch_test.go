@@ -138,10 +138,9 @@ func TestAResultThatDoesNotFitItsBatchIsTheStagesFault(t *testing.T) {
 		row   int64
 		cause string
 	}{
-		"a row too few":            {fewRows, "rows wanted"},
-		"an unknown item":          {unknownItem, "there is no item 2"},
-		"a result for no batch":    {strayResult, "does not have"},
-		"a part that is not there": {outside, "of a body of 0"},
+		"a row too few":         {fewRows, "rows wanted"},
+		"an unknown item":       {unknownItem, "there is no item 2"},
+		"a result for no batch": {strayResult, "does not have"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -157,6 +156,17 @@ func TestAResultThatDoesNotFitItsBatchIsTheStagesFault(t *testing.T) {
 			b.works()
 		})
 	}
+}
+
+// Whether the codec sees it or what reads the result: the batch has failed.
+func TestAPartThatIsNotThereCostsTheWorker(t *testing.T) {
+	t.Parallel()
+	b := start(t, settings(t, ""))
+	if _, err := b.do(item(outside)); !errors.Is(err, runner.ErrBadOutput) && !errors.Is(err, runner.ErrDied) {
+		t.Errorf("got %v", err)
+	}
+	b.await(supervise.Dead)
+	b.works()
 }
 
 func TestASecondResultCostsTheWorkerAndNoItem(t *testing.T) {

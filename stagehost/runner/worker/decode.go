@@ -16,8 +16,9 @@ import (
 const maxMessage = 2 << 10
 
 // outcomesOf returns what each item of a batch has become. An error says that the
-// result does not fit the batch.
-func outcomesOf(items []runner.Item, r *frame.Result, body []byte) ([]runner.Outcome, error) {
+// result does not fit the batch. What it says of items that nobody waits for does
+// not matter; unwanted says that these are all.
+func outcomesOf(items []runner.Item, r *frame.Result, body []byte, unwanted bool) ([]runner.Outcome, error) {
 	out := make([]runner.Outcome, len(items))
 	if err := addFaults(out, r.Faults); err != nil {
 		return nil, err
@@ -37,7 +38,10 @@ func outcomesOf(items []runner.Item, r *frame.Result, body []byte) ([]runner.Out
 		switch {
 		case out[i].Fault != nil:
 			out[i].Parts = nil
-		case len(r.Parts) > 0 && len(out[i].Parts) == 0:
+		case len(r.Parts) == 0 || len(out[i].Parts) > 0:
+		case unwanted || closed(items[i].Cancelled):
+			out[i].Fault = fault.New(fault.Cancelled, "nobody waits for the item any more")
+		default:
 			return nil, fmt.Errorf("item %d has neither outputs nor a fault", i)
 		}
 	}
@@ -108,6 +112,7 @@ func addPart(out []runner.Outcome, items []runner.Item, p frame.Part, body []byt
 	return addRows(out, items, p, body)
 }
 
+// addRows cuts a tensor into the items' rows.
 func addRows(out []runner.Outcome, items []runner.Item, p frame.Part, body []byte) error {
 	whole, err := p.Tensor(body)
 	if err != nil {
@@ -125,8 +130,15 @@ func addRows(out []runner.Outcome, items []runner.Item, p frame.Part, body []byt
 	if err != nil {
 		return err
 	}
+	// Most results are one tensor: all items' lists of parts are pieces of one.
+	parts := make([]payload.Part, len(items))
 	for i := range split {
-		if err := add(out, i, payload.Part{Name: p.Name, Tensor: &split[i], Parameters: parameters}); err != nil {
+		parts[i] = payload.Part{Name: p.Name, Tensor: &split[i], Parameters: parameters}
+		if len(out[i].Parts) == 0 {
+			out[i].Parts = parts[i : i+1 : i+1]
+			continue
+		}
+		if err := add(out, i, parts[i]); err != nil {
 			return err
 		}
 	}

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"slices"
 	"time"
 
 	"github.com/stagemesh/stagemesh/sdk/go/frame"
@@ -54,14 +55,12 @@ func parametersOf(p payload.Parameters) frame.Parameters {
 // names returns the inputs' names in the order of their first appearance.
 func names(items []runner.Item) []string {
 	var out []string
-	seen := map[string]bool{}
 	for i, item := range items {
 		if i > 0 && sameNames(item.Inputs, items[i-1].Inputs) {
 			continue
 		}
 		for _, p := range item.Inputs {
-			if !seen[p.Name] {
-				seen[p.Name] = true
+			if !slices.Contains(out, p.Name) {
 				out = append(out, p.Name)
 			}
 		}

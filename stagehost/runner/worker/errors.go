@@ -23,6 +23,9 @@ var (
 	ErrDisconnected = errors.New("it closed its connection")
 )
 
+// errAsked is the cause of a death that was asked for.
+var errAsked = errors.New("it was told to leave")
+
 // BatchError is a batch that failed as a whole, as its worker says. Its text is
 // for the log.
 type BatchError struct {

@@ -479,7 +479,7 @@ func (f *fake) trouble(ctx context.Context, m *frame.Predict, items [][]int64, i
 	case unknownPong:
 		f.say(&frame.Pong{N: 99}, nil)
 	case outside:
-		f.say(&frame.Result{Batch: m.Batch, Parts: []frame.Part{{Name: "y", Datatype: tensor.Int64, Shape: []int64{1}, At: 0, Size: 8}}}, nil)
+		f.raw(rawFrame(fmt.Sprintf(`{"type":"result","batch":%d,"parts":[{"name":"y","datatype":"INT64","shape":[1],"at":0,"size":8}]}`, m.Batch)))
 	case rankOneDies, rankOneFails:
 		switch {
 		case f.rank != 1:
@@ -507,6 +507,12 @@ func (f *fake) trouble(ctx context.Context, m *frame.Predict, items [][]int64, i
 		return false
 	}
 	return true
+}
+
+// rawFrame returns a frame of a header that no codec would write.
+func rawFrame(header string) []byte {
+	out := binary.LittleEndian.AppendUint32([]byte("SMW1"), uint32(len(header)))
+	return append(binary.LittleEndian.AppendUint64(out, 0), header...)
 }
 
 // byteWriter writes every byte by itself.

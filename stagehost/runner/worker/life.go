@@ -30,13 +30,21 @@ type life struct {
 	warm  bool
 	// draining says that it gets no more batches.
 	draining bool
+	// next is what soon returns, nil where nobody waits for it.
+	next chan struct{}
 }
+
+// watchAfter is how long a batch runs, at most, before anybody looks at which of its
+// items are still wanted.
+const watchAfter = 2 * time.Millisecond
 
 // flight is a batch that the worker has.
 type flight struct {
 	id    uint64
 	began time.Time
 	items int
+	// soon is closed a little after began, or before.
+	soon <-chan struct{}
 	// done is closed when every rank has ended the batch, or err is why none will.
 	// The life's lock guards what is below until then.
 	done chan struct{}
@@ -74,11 +82,27 @@ func (l *life) begin(id uint64, items int, sink runner.Sink) (*flight, error) {
 		return nil, l.gone
 	}
 	f := &flight{
-		id: id, began: time.Now(), items: items, sink: sink,
+		id: id, began: time.Now(), items: items, sink: sink, soon: l.soon(),
 		done: make(chan struct{}), ends: make([]end, len(l.ranks)), left: len(l.ranks),
 	}
 	l.flights[id] = f
 	return f, nil
+}
+
+// soon returns a channel that is closed after watchAfter or less. All batches that
+// begin meanwhile share it: a timer for each would cost more than a short batch.
+func (l *life) soon() <-chan struct{} {
+	if l.next == nil {
+		next := make(chan struct{})
+		l.next = next
+		time.AfterFunc(watchAfter, func() {
+			l.mu.Lock()
+			l.next = nil
+			l.mu.Unlock()
+			close(next)
+		})
+	}
+	return l.next
 }
 
 // take books how a rank ended a batch.
@@ -199,7 +223,7 @@ func (l *life) lost(r *rank, err error) {
 	case errors.Is(err, frame.ErrViolation):
 		l.fail(fmt.Errorf("rank %d: %w", r.index, err))
 	default:
-		l.worker.disconnected(l.of)
+		l.worker.disconnected(l)
 	}
 }
 

@@ -36,6 +36,10 @@ func TestMain(m *testing.M) {
 		goleak.VerifyTestMain(m)
 	case host:
 		beHost()
+	case noop:
+		os.Exit(beNoop()) //nolint:forbidigo // this is main
+	case rawEcho:
+		os.Exit(beRawEcho()) //nolint:forbidigo // this is main
 	default:
 		os.Exit(be(mode)) //nolint:forbidigo // this is main
 	}

@@ -142,8 +142,7 @@ func (r *rank) hear(m frame.Message, body []byte) error {
 		if m.Batch != nil {
 			return r.life.take(r, *m.Batch, end{failed: m})
 		}
-		r.erring(m)
-		return nil
+		return r.erring(m)
 	default:
 		return violation("a worker does not say %s now", frame.Kind(m))
 	}
@@ -223,13 +222,20 @@ func (r *rank) state(m *frame.State) {
 	})
 }
 
-// erring takes an error that is about the worker itself.
-func (r *rank) erring(m *frame.Error) {
+// erring takes an error that is about the worker itself, or the connection.
+func (r *rank) erring(m *frame.Error) error {
 	err := newBatchError(m)
 	r.log.Error("the worker failed", "kind", err.Kind, "error", err.Error(), "traceback", err.Traceback)
+	switch m.Kind {
+	case frame.Protocol:
+		return violation("the worker says that the host breaks the protocol: %s", err.Error())
+	case frame.Unsupported:
+		return nil // nothing was asked that matters
+	}
 	r.post(func(machine *supervise.Machine, of supervise.Incarnation, now time.Time) []supervise.Action {
 		return machine.Erring(of, errors.New(err.Error()), now) // not a batch's
 	})
+	return nil
 }
 
 // chunk hands on a part of an item's answer.

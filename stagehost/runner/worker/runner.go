@@ -95,9 +95,9 @@ func (r *Runner) Start(ctx context.Context) error {
 	if err == nil {
 		return nil
 	}
-	ended, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	cancel()
-	return errors.Join(err, r.Stop(ended))
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.settings.StopLimit+killPatience)
+	defer cancel()
+	return errors.Join(err, r.Stop(last))
 }
 
 func (r *Runner) open() error {

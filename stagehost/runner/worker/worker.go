@@ -184,16 +184,20 @@ func (w *worker) warmUp(l *life) {
 }
 
 func (w *worker) kill() {
-	cause := w.machine.Cause()
-	if cause == nil {
-		cause = ErrStopped
-	}
 	for _, r := range w.life.ranks {
 		if r.process != nil {
 			r.process.Kill()
 		}
 	}
-	w.life.end(cause)
+	w.life.end(w.cause())
+}
+
+// cause is what batches fail with that the worker has still.
+func (w *worker) cause() error {
+	if cause := w.machine.Cause(); cause != nil {
+		return cause
+	}
+	return errAsked
 }
 
 // bury ends what is left of a life whose processes have all ended.
@@ -201,20 +205,21 @@ func (w *worker) bury() {
 	if w.life == nil {
 		return
 	}
-	cause := w.machine.Cause()
-	if cause == nil {
-		cause = ErrStopped
-	}
-	w.life.end(cause)
+	w.life.end(w.cause())
 	w.life, w.hangUpAt = nil, time.Time{}
 }
 
 // disconnected says that a connection ended by itself. The process is likely to
-// have ended too, and is heard of at once then.
-func (w *worker) disconnected(of supervise.Incarnation) {
+// have ended too, and is heard of at once then. What a worker that leaves has not
+// answered by now it will not answer.
+func (w *worker) disconnected(l *life) {
 	w.post(func(now time.Time) []supervise.Action {
-		if state := w.machine.State(); of == w.machine.Incarnation() && (state == supervise.Startup || state == supervise.Ready) {
+		switch state := w.machine.State(); {
+		case w.life != l:
+		case state == supervise.Startup || state == supervise.Ready:
 			w.hangUpAt = now.Add(exitPatience)
+		default:
+			l.end(w.cause())
 		}
 		return nil
 	})
