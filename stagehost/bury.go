@@ -59,11 +59,8 @@ type blamed struct {
 }
 
 func (e *blamed) apply(l *loop) {
-	l.running--
-	l.batcher.Finished(time.Now(), (&ran{run: e.run}).learn())
-	last := e.starts[len(e.starts)-1]
-	l.bury(e.run.items[0], e.starts, fault.Newf(fault.RunnerCrashed,
-		"the process that ran the item alone ended %d times, last on host %s at %s", len(e.starts), last.Host, last.At.Format(time.RFC3339)))
+	l.ended(&ran{run: e.run})
+	l.bury(e.run.items[0], e.starts, crashed(len(e.starts), e.starts[len(e.starts)-1]))
 }
 
 // bury gives up on an item: where it is durable a letter about it is stored

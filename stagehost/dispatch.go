@@ -31,12 +31,8 @@ func (l *loop) dispatch(now time.Time) {
 
 // nextBatch returns a batch to run again, or else a new one.
 func (l *loop) nextBatch(now time.Time) ([]*item, batch.Reason, bool) {
-	for len(l.halves) > 0 {
-		half := l.live(l.halves[0], now)
-		l.halves = l.halves[1:]
-		if len(half) > 0 {
-			return half, batch.Retry, true
-		}
+	if half := l.takeHalf(now); half != nil {
+		return half, batch.Retry, true
 	}
 	b, ok := l.batcher.Next(now, len(l.slots))
 	if !ok {
@@ -81,6 +77,7 @@ func (l *loop) start(slot runner.Slot, items []*item, reason batch.Reason, now t
 		it.timing.Dispatch = string(reason)
 	}
 	l.running++
+	l.lonely = l.lonely || r.lonely
 	l.host.metrics.dispatched(context.Background(), r)
 	l.host.goRun(slot, r)
 }
@@ -96,14 +93,22 @@ type ran struct {
 }
 
 func (e *ran) apply(l *loop) {
-	l.running--
-	l.batcher.Finished(time.Now(), e.learn())
+	l.ended(e)
 	left := e.run.unsettled()
 	l.host.metrics.finished(context.Background(), e)
 	l.host.logRun(e, len(left))
 	if len(left) > 0 {
-		l.rerun(left, e.err)
+		l.rerun(e, left)
 	}
+}
+
+// ended books that a batch runs no more.
+func (l *loop) ended(e *ran) {
+	l.running--
+	if e.run.lonely {
+		l.lonely = false
+	}
+	l.batcher.Finished(time.Now(), e.learn())
 }
 
 // learn is what the batcher may learn of the run: a failed one says nothing
@@ -121,8 +126,8 @@ const maxLostStarts = 8
 
 // rerun decides about the items that a batch left without an outcome. Those
 // whose deadline has passed meanwhile are nobody's fault.
-func (l *loop) rerun(items []*item, err error) {
-	alone := len(items) == 1
+func (l *loop) rerun(e *ran, items []*item) {
+	err, alone := e.err, len(items) == 1
 	items = l.live(items, time.Now())
 	switch {
 	case l.abandoned:
@@ -136,6 +141,8 @@ func (l *loop) rerun(items []*item, err error) {
 		l.failAll(items, fault.New(fault.RunnerOutputInvalid, "the runner gave the item no outcome"))
 	case errors.Is(err, runner.ErrNotStarted):
 		l.restart(items, err)
+	case errors.Is(err, runner.ErrDied):
+		l.quarantine(e, items)
 	case errors.Is(err, runner.ErrBadOutput), alone:
 		l.failAll(items, runner.FaultOf(err))
 	default:

@@ -57,6 +57,8 @@ type Host struct {
 	// It is reconcile's, and the drain's after that has ended.
 	alive func() error
 	known known
+	// vitals are reconcile's.
+	vitals vitals
 	// leftBehind says that a batch runs on after the host has given it up.
 	leftBehind bool
 
@@ -93,6 +95,7 @@ func New(s Settings) (*Host, error) {
 		looped:   make(chan struct{}),
 		missing:  make(chan struct{}, 1),
 		directs:  make(chan struct{}, directBound),
+		vitals:   vitalsOf(s.Runner),
 	}, nil
 }
 

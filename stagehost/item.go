@@ -41,6 +41,10 @@ type item struct {
 	cancelled chan struct{}
 	// startsLost counts batches that never started.
 	startsLost int
+	// deaths are the runs of the item alone whose process ended; lonely says that
+	// it is run alone because one did.
+	deaths []envelope.RunStart
+	lonely bool
 	// outbox is what the item became, one message after the other: the next
 	// step's item, or the caller's answer, which may be stored first. tries are
 	// those to send the first of them.

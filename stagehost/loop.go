@@ -26,6 +26,8 @@ type loop struct {
 	running int
 	// halves are batches to run again as they are.
 	halves [][]*item
+	// lonely says that a batch in quarantine runs.
+	lonely bool
 	// unsent are items whose message is to be sent again.
 	unsent map[ledger.ID]*item
 	// failing counts the items that wait for a destination that does not take

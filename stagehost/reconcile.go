@@ -31,6 +31,10 @@ func (h *Host) reconcile(ctx context.Context) error {
 	for {
 		select {
 		case <-wait.C:
+		case <-h.vitals.changed:
+			if !h.vitals.look(time.Now()) {
+				continue
+			}
 		case <-reconnects:
 			h.known.forget()
 		case <-h.missing:
@@ -95,6 +99,9 @@ func (k *known) renew(now time.Time) {
 }
 
 func (h *Host) ensure(ctx context.Context) error {
+	if err := h.heedRunner(time.Now()); err != nil {
+		return err
+	}
 	h.known.renew(time.Now())
 	if !h.known.streams {
 		if err := h.ensureStreams(ctx); err != nil {

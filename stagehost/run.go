@@ -28,6 +28,8 @@ type run struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	wanted int
+	// lonely says that its item may have ended a process.
+	lonely bool
 
 	mu      sync.Mutex
 	settled []bool
@@ -48,6 +50,7 @@ func newRun(h *Host, items []*item, reason batch.Reason, now time.Time) *run {
 		r.batch.Rows += it.inputs.Rows
 		r.batch.Suspect = r.batch.Suspect || it.suspect()
 	}
+	r.lonely = items[0].lonely
 	r.batch.Model = items[0].env.Hop().Model
 	r.ctx, r.cancel = context.WithDeadline(h.hard, r.latest())
 	return r

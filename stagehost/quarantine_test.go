@@ -1,0 +1,116 @@
+package stagehost_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+)
+
+// mortal is a runner whose process ends with each batch that has one of the
+// items, and which counts how many lone batches run at a time after that.
+type mortal struct {
+	poison []string
+	died   atomic.Bool
+
+	mu    sync.Mutex
+	runs  map[string]int
+	alone int
+	most  int
+}
+
+func newMortal(poison ...string) *mortal { return &mortal{poison: poison, runs: map[string]int{}} }
+
+func (m *mortal) runner() runner.Runner {
+	return inproc.New(inproc.Settings{Concurrency: 4}, m.run)
+}
+
+func (m *mortal) run(_ context.Context, batch runner.Batch, sink runner.Sink) error {
+	m.enter(batch)
+	defer m.leave(batch)
+	for _, item := range batch.Items {
+		if slices.Contains(m.poison, first(item.Inputs)) {
+			m.died.Store(true)
+			return fmt.Errorf("%w: signal: killed", runner.ErrDied)
+		}
+	}
+	return settleAll(batch, sink)
+}
+
+func (m *mortal) enter(batch runner.Batch) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, item := range batch.Items {
+		m.runs[first(item.Inputs)]++
+	}
+	if len(batch.Items) == 1 && m.died.Load() {
+		m.alone++
+		m.most = max(m.most, m.alone)
+	}
+}
+
+func (m *mortal) leave(batch runner.Batch) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(batch.Items) == 1 && m.alone > 0 {
+		m.alone--
+	}
+}
+
+func TestItemThatEndsItsProcessIsBlamedAlone(t *testing.T) {
+	t.Parallel()
+	for name, poison := range map[string][]string{"one": {"7"}, "two": {"0", "31"}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b, m := newBed(t), newMortal(poison...)
+			b.host(m.runner(), together(batchSize))
+			for i, c := range b.askMany(batchSize) {
+				if !slices.Contains(poison, strconv.Itoa(i)) {
+					checkEcho(t, c)
+					continue
+				}
+				c.fails(fault.RunnerCrashed)
+				if got := m.runs[strconv.Itoa(i)]; got != 3 {
+					t.Errorf("item %d ran %d times, want once with the others and twice alone", i, got)
+				}
+			}
+			if m.most != 1 {
+				t.Errorf("%d in quarantine ran at a time", m.most)
+			}
+			b.emptied()
+		})
+	}
+}
+
+// A process may be ended by anybody: its batch has done nothing wrong.
+func TestBatchWhoseProcessEndedOnceIsAnswered(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	var ended atomic.Bool
+	b.host(batches(func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
+		if !ended.Swap(true) {
+			return runner.ErrDied
+		}
+		return settleAll(batch, sink)
+	}), together(batchSize))
+	checkEcho(t, b.askMany(batchSize)...)
+	b.emptied()
+}
+
+func TestDurableItemThatEndsItsProcessLeavesALetter(t *testing.T) {
+	t.Parallel()
+	b, m := newBed(t), newMortal("poison")
+	h := b.host(m.runner())
+	c := b.ask("poison", func(e *envelope.Envelope) { e.Durability = pipeline.File })
+	c.fails(fault.RunnerCrashed)
+	h.awaitCount("stagemesh.stage.buried", 1)
+}

@@ -1,0 +1,80 @@
+package stagehost_test
+
+import (
+	"errors"
+	"sync"
+	"testing"
+
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/stagehost"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+)
+
+// moody is a runner that can say that it cannot run anything.
+type moody struct {
+	runner.Runner
+
+	mu      sync.Mutex
+	err     error
+	changed chan struct{}
+}
+
+// Health implements runner.Monitored.
+func (m *moody) Health() (changed <-chan struct{}, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.changed, m.err
+}
+
+func (m *moody) become(err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.err = err
+	close(m.changed)
+	m.changed = make(chan struct{})
+}
+
+var errLoop = errors.New("it dies again and again")
+
+func moodyHost(b *bed) (*moody, *host) {
+	m := &moody{Runner: inproc.Each(inproc.Settings{}, echo), changed: make(chan struct{})}
+	return m, b.host(m, func(s *stagehost.Settings) { s.Runner = m })
+}
+
+func TestHostRestsWhileItsRunnerCannotRun(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	m, h := moodyHost(b)
+	checkEcho(t, b.ask("before"))
+	m.become(errLoop)
+	bustest.Eventually(t, "the host no longer says that it is there", func() bool {
+		_, err := b.bus.Alive(t.Context(), stage)
+		return err != nil
+	})
+	if err := h.Ready(); !errors.Is(err, errLoop) {
+		t.Errorf("it says %v of itself", err)
+	}
+	waits := b.ask("waits")
+	info, err := b.bus.Queue(t.Context(), stage, pipeline.Memory)
+	if err != nil || info.Items != 1 || len(waits.replies) > 0 {
+		t.Errorf("%d items wait, and %d are answered: %v", info.Items, len(waits.replies), err)
+	}
+	m.become(nil)
+	checkEcho(t, waits, b.ask("after"))
+}
+
+func TestHostWhoseRunnerIsBackInAMomentStays(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	m, h := moodyHost(b)
+	m.become(errLoop)
+	bustest.Eventually(t, "the host says why it is not ready", func() bool { return errors.Is(h.Ready(), errLoop) })
+	if _, err := b.bus.Alive(t.Context(), stage); err != nil {
+		t.Error("the host does not say that it is there:", err)
+	}
+	checkEcho(t, b.ask("meanwhile"))
+	m.become(nil)
+	bustest.Eventually(t, "the host is ready", func() bool { return h.Ready() == nil })
+}
