@@ -46,6 +46,9 @@ type PartSpec struct {
 	// ContentTypes a blob may have, e.g. "image/png" or "image/*"; empty means
 	// any.
 	ContentTypes []string
+	// Variable says that extents which are any may differ within a batch. The
+	// runner gets the items' tensors as they are, and joins them itself.
+	Variable bool
 	// Optional inputs may be left out.
 	Optional    bool
 	Description string

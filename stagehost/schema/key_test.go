@@ -38,11 +38,17 @@ func TestItemsShareABatchWhereTheRunnerSeesNoDifference(t *testing.T) {
 	}
 	with := func(p payload.Parameters) item { return item{parameters: p} }
 	of := func(m payload.ModelRef) item { return item{model: m} }
+	varies := func(shape ...int64) runner.Spec {
+		return takes(runner.BatchRows, runner.PartSpec{Name: "x", Datatype: tensor.FP32, Shape: shape, Variable: true})
+	}
 	tests := map[string]struct {
 		spec runner.Spec
 		a, b item
 		same bool
 	}{
+		"an extent that varies": {varies(-1, -1), x(1, 64), x(1, 63), true},
+		"one that does not":     {varies(-1, -1, 4), x(1, 4, 4), x(1, 5, 4), true},
+		"any, not to vary":      {takes(runner.BatchRows, runner.PartSpec{Name: "x", Datatype: tensor.FP32, Shape: []int64{-1, -1}}), x(1, 64), x(1, 63), false},
 		"other rows":            {rows, x(1, 64), x(5, 64), true},
 		"a row without axis 0":  {rows, x(64), x(5, 64), true},
 		"another name":          {runner.Spec{}, x(64), item{parts: []payload.Part{fp32("y", 64)}}, false},

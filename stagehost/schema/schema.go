@@ -412,35 +412,3 @@ func lowered(parts []payload.Part) []payload.Part {
 	}
 	return out
 }
-
-// Key returns a string that is equal for items that may share a batch: the same
-// model, inputs of the same names, datatypes and trailing shapes or content
-// types, and the same values of the parameters named.
-func Key(spec runner.Spec, model payload.ModelRef, f Fitted, p payload.Parameters, batchBy []string) string {
-	b := make([]byte, 0, 64)
-	if model != (payload.ModelRef{}) {
-		b = fmt.Appendf(b, "%q %q %q", model.Model, model.Alias, model.Version)
-	}
-	for _, part := range f.Inputs {
-		b = append(b, '|')
-		b = strconv.AppendQuote(b, part.Name)
-		if part.Tensor == nil {
-			b = strconv.AppendQuote(b, part.Blob.ContentType)
-			continue
-		}
-		b = append(b, part.Tensor.Datatype...)
-		b = appendTrailing(b, spec.BatchAxis, part.Tensor.Shape)
-	}
-	return string(append(b, p.Key(batchBy)...))
-}
-
-func appendTrailing(b []byte, axis runner.BatchAxis, extents []int64) []byte {
-	if axis == runner.BatchRows && len(extents) > 0 {
-		extents = extents[1:]
-	}
-	for _, n := range extents {
-		b = append(b, ',')
-		b = strconv.AppendInt(b, n, 10)
-	}
-	return b
-}

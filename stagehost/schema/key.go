@@ -1,0 +1,57 @@
+package schema
+
+import (
+	"fmt"
+	"strconv"
+
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+)
+
+// Key returns a string that is equal for items that may share a batch: the same
+// model, inputs of the same names, datatypes and trailing shapes or content
+// types, and the same values of the parameters named. Extents that the spec lets
+// vary within a batch do not count.
+func Key(spec runner.Spec, model payload.ModelRef, f Fitted, p payload.Parameters, batchBy []string) string {
+	b := make([]byte, 0, 64)
+	if model != (payload.ModelRef{}) {
+		b = fmt.Appendf(b, "%q %q %q", model.Model, model.Alias, model.Version)
+	}
+	for _, part := range f.Inputs {
+		b = append(b, '|')
+		b = strconv.AppendQuote(b, part.Name)
+		if part.Tensor == nil {
+			b = strconv.AppendQuote(b, part.Blob.ContentType)
+			continue
+		}
+		b = append(b, part.Tensor.Datatype...)
+		b = appendTrailing(b, spec, part)
+	}
+	return string(append(b, p.Key(batchBy)...))
+}
+
+func appendTrailing(b []byte, spec runner.Spec, part payload.Part) []byte {
+	varies := varying(spec, part.Name)
+	for axis, n := range part.Tensor.Shape {
+		b = append(b, ',')
+		switch {
+		case axis == 0 && spec.BatchAxis == runner.BatchRows:
+		case axis < len(varies) && varies[axis] < 0:
+			b = append(b, '*')
+		default:
+			b = strconv.AppendInt(b, n, 10)
+		}
+	}
+	return b
+}
+
+// varying is the shape, of which negative extents may differ within a batch, that
+// the spec has for an input; nil where they may not.
+func varying(spec runner.Spec, input string) []int64 {
+	for _, p := range spec.Inputs {
+		if p.Name == input && p.Variable {
+			return p.Shape
+		}
+	}
+	return nil
+}
