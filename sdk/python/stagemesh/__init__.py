@@ -1,0 +1,52 @@
+"""Workers for stagemesh: predict functions behind a stage of a mesh.
+
+    from stagemesh import InvalidInput, Tensor, Worker, serve
+
+    class Classify(Worker):
+        inputs = {"x": Tensor("FP32", [-1, 64])}
+        outputs = {"p": Tensor("FP32", [-1, 10])}
+
+        def setup(self, ctx):
+            self.net = load(ctx.options["model"])
+
+        def predict(self, batch):
+            return {"p": self.net(batch["x"])}
+
+    serve(Classify)
+
+A stage's host starts the process, speaks sdk/PROTOCOL.md with it and never imports
+it. The package needs Python 3.9 and nothing else; ``arrays="numpy"``, the default,
+needs numpy. ``stagemesh.testing`` runs a worker without a mesh, and
+``python -m stagemesh.check worker.py`` tells what is wrong with one.
+
+A process serves one worker, in one thread but for ``concurrency`` above 1. Wrong
+declarations end it with exit code 1 and a sentence that says what to write;
+exceptions of a batch or of an item are answers, and it goes on.
+"""
+
+from __future__ import annotations
+
+from ._version import VERSION as __version__
+from .batches import Batch, Item
+from .faults import InvalidInput, ItemError, ItemFailed, OutOfMemory, SchemaViolation
+from .serving import serve
+from .specs import Bytes, Json, Tensor, Text
+from .worker import Context, Worker
+
+__all__ = [
+    "Batch",
+    "Bytes",
+    "Context",
+    "InvalidInput",
+    "Item",
+    "ItemError",
+    "ItemFailed",
+    "Json",
+    "OutOfMemory",
+    "SchemaViolation",
+    "Tensor",
+    "Text",
+    "Worker",
+    "__version__",
+    "serve",
+]

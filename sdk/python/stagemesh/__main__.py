@@ -1,0 +1,29 @@
+"""``python -m stagemesh worker.py``: serves the worker that is found in the file."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import List, NoReturn, Optional
+
+from .life import EXIT_USAGE
+from .loading import NotFound, load
+from .serving import serve_and_exit
+
+
+def main(arguments: Optional[List[str]] = None) -> NoReturn:
+    """Parses, loads, serves; ends the process."""
+    parser = argparse.ArgumentParser(prog="python -m stagemesh", description="Serve a worker to the host that starts this process.")
+    parser.add_argument("worker", help="worker.py, worker.py:Class or package.module:Class")
+    parser.add_argument("--arrays", choices=("numpy", "buffer"), help="how tensors look to it; by default what it says")
+    given = parser.parse_args(arguments)
+    try:
+        found = load(given.worker)
+    except NotFound as error:
+        print(f"stagemesh: {error}", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
+    serve_and_exit(found.worker, given.arrays or found.arrays)
+
+
+if __name__ == "__main__":
+    main()

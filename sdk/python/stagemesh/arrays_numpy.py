@@ -1,0 +1,146 @@
+"""Tensors as numpy arrays.
+
+BF16, which numpy does not have, comes as its bits in uint16. BYTES come as an
+array of objects, each a bytes.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from .arrays import Arrays, Mismatch, padded_extents
+from .datatypes import elements
+from .parts import Raw, bytes_elements, pack_bytes
+from .specs import Tensor
+
+_DTYPES: Dict[str, "np.dtype[Any]"] = {
+    name: np.dtype(code)
+    for name, code in {
+        "BOOL": "?",
+        "UINT8": "u1",
+        "UINT16": "<u2",
+        "UINT32": "<u4",
+        "UINT64": "<u8",
+        "INT8": "i1",
+        "INT16": "<i2",
+        "INT32": "<i4",
+        "INT64": "<i8",
+        "FP16": "<f2",
+        "BF16": "<u2",
+        "FP32": "<f4",
+        "FP64": "<f8",
+    }.items()
+}
+# The datatype of an array, by numpy's number of its type; 64 bits have two.
+_NAMES: Dict[int, str] = {}
+for _name, _dtype in _DTYPES.items():
+    if _name != "BF16":
+        _NAMES[_dtype.num] = _name
+for _code in "lqLQip":
+    _dtype = np.dtype(_code)
+    _NAMES.setdefault(_dtype.num, f"{'U' if _dtype.kind == 'u' else ''}INT{_dtype.itemsize * 8}")
+
+_LITTLE = sys.byteorder == "little"
+
+
+class NumpyArrays(Arrays):
+    """Arrays of numpy."""
+
+    name = "numpy"
+
+    def view(self, raw: Raw) -> Any:
+        """Returns an array over the tensor's bytes."""
+        dtype = _DTYPES.get(raw.datatype)
+        if dtype is None:
+            return _objects(raw)
+        return np.ndarray(raw.shape, dtype, raw.data)
+
+    def pad(self, raws: Sequence[Raw], spec: Tensor, stack: bool) -> Any:
+        """Returns one array of all, filled up."""
+        extents = padded_extents(raws, spec, stack)
+        n = len(raws) if stack else sum(raw.shape[0] for raw in raws)
+        out = np.full((n, *extents), spec.pad, _DTYPES[spec.datatype])
+        at = 0
+        for raw in raws:
+            inner = tuple(slice(extent) for extent in (raw.shape if stack else raw.shape[1:]))
+            if stack:
+                out[(at, *inner)] = self.view(raw)
+                at += 1
+            else:
+                out[(slice(at, at + raw.shape[0]), *inner)] = self.view(raw)
+                at += raw.shape[0]
+        return out
+
+    def encode(self, value: Any, spec: Optional[Tensor], shape: Optional[Tuple[int, ...]]) -> Raw:
+        """Returns an array as a tensor; without a copy where it is C-contiguous."""
+        array = value if type(value) is np.ndarray else _array(value, spec)
+        dtype = array.dtype
+        name = _NAMES.get(dtype.num)
+        if spec is not None:
+            wanted = spec.datatype
+            if wanted != name and not (wanted == "BF16" and name == "UINT16"):
+                if wanted == "BYTES" and dtype.kind in "SUO":
+                    return _pack(array)
+                raise Mismatch(f"got dtype {dtype}, wanted {wanted}{_hint(wanted)}")
+            name = wanted
+        elif name is None:
+            if dtype.kind in "SUO":
+                return _pack(array)
+            raise Mismatch(f"got dtype {dtype}, which no datatype stands for")
+        if not array.flags.c_contiguous or not (dtype.isnative if _LITTLE else dtype == _DTYPES[name]):
+            # ascontiguousarray would make a row of a scalar, which is contiguous.
+            array = np.ascontiguousarray(array, dtype.newbyteorder("<")) if array.ndim else array.astype(_DTYPES[name])
+        return Raw(name, array.shape, array, array.nbytes)
+
+
+def _hint(datatype: str) -> str:
+    if datatype not in _DTYPES:
+        return " (an array of bytes or str)"
+    if datatype == "BF16":
+        return " (its bits as uint16)"
+    return f": use .astype(numpy.{_DTYPES[datatype].name})"
+
+
+def _array(value: Any, spec: Optional[Tensor]) -> "np.ndarray[Any, Any]":
+    """Returns an array of what is none: another library's tensor, nested lists, a number."""
+    if isinstance(value, np.ndarray):
+        return np.asarray(value)
+    if spec is None or hasattr(value, "__array__") or spec.datatype == "BYTES":
+        try:
+            return np.asarray(value)
+        except Exception as error:
+            raise Mismatch(f"got {type(value).__name__}, which numpy cannot read: {error}") from None
+    if isinstance(value, (dict, set, str, type(None))):
+        raise Mismatch(f"got {type(value).__name__}, wanted an array of {spec.datatype}")
+    try:
+        found = np.asarray(value)
+        # Numbers of Python have no width of their own: 0.5 may be FP32, and not INT64.
+        if found.size and not np.can_cast(found.dtype, _DTYPES[spec.datatype], "same_kind"):
+            raise Mismatch(f"got {found.dtype}, wanted {spec.datatype}")
+        return np.asarray(value, _DTYPES[spec.datatype])
+    except (ValueError, TypeError, OverflowError) as error:
+        if isinstance(error, Mismatch):
+            raise
+        raise Mismatch(f"got {type(value).__name__}, wanted an array of {spec.datatype}: {error}") from None
+
+
+def _objects(raw: Raw) -> Any:
+    out: Any = np.empty(elements(raw.shape), object)
+    for i, element in enumerate(bytes_elements(raw.data)):
+        out[i] = bytes(element)
+    return out.reshape(raw.shape)
+
+
+def _pack(array: Any) -> Raw:
+    values: List[bytes] = []
+    for element in array.ravel().tolist():
+        if isinstance(element, str):
+            element = element.encode()
+        if not isinstance(element, bytes):
+            raise Mismatch(f"got an element of type {type(element).__name__}, wanted bytes or str")
+        values.append(element)
+    data = pack_bytes(values)
+    return Raw("BYTES", array.shape, data, len(data))

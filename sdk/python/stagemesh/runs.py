@@ -1,0 +1,427 @@
+"""Runs batches: from a predict message to the result or error that ends it.
+
+There are no sockets, threads and clocks here. ``Runs.batch`` raises Violation for
+a message that cannot be; ``Runs.run`` raises nothing, since whatever goes wrong is
+an outcome: a fault of an item, or an error of the batch.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import traceback
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from .arrays import Arrays
+from .batches import Apart, Batch, Rows, Values, values_of
+from .faults import InvalidInput, ItemError, ItemFailed, fault_of, is_out_of_memory
+from .frames import MAX_HEADER, Buffer, Header, Violation, encode
+from .outputs import BadOutput, as_outputs, batch_column, check_names, item_body, joinable, shares
+from .parts import Blob, Body, Column, Layout, Raw, columns, join_rows, read_parts
+from .specs import Bytes, Json, Spec, Tensor, Text
+from .worker import Worker, overrides
+
+log = logging.getLogger("stagemesh.worker")
+
+# The longest texts that go into a header, in characters.
+_MESSAGE, _TRACEBACK = 4096, 65536
+
+# How often predict_item's loop asks for cancels, in seconds.
+_ASK = 0.001
+
+
+class Reply(NamedTuple):
+    """A message that ends a batch; its body is the pieces, of size bytes together."""
+
+    header: bytes
+    pieces: Sequence[Buffer] = ()
+    size: int = 0
+
+
+class Runs:
+    """Runs the batches of one worker.
+
+    max_frame bounds the body of a reply, in bytes. answers is False for ranks of a
+    gang that say nothing but that they are done.
+    """
+
+    def __init__(self, worker: Worker, arrays: Arrays, max_frame: int, answers: bool = True) -> None:
+        self._worker = worker
+        self._arrays = arrays
+        self._max_frame = max_frame
+        self._answers = answers
+        self._joins = worker.batch_axis == "rows"
+        kind = type(worker)
+        self._single = overrides(kind, "predict_item")
+        self._pre = overrides(kind, "preprocess")
+        self._post = overrides(kind, "postprocess")
+        self._inputs = worker.inputs
+        self._outputs = worker.outputs
+        self._documents = {n: s for n, s in worker.inputs.items() if isinstance(s, (Text, Json))}
+
+    # --- from the message ------------------------------------------------
+
+    def batch(self, header: Header, body: memoryview, received: float, poll: Callable[[Batch], None]) -> Batch:
+        """Returns the batch of a message; received is when it came, in time.monotonic() seconds."""
+        items = check_predict(header)
+        rows = [item.get("rows", 1) for item in items]
+        parts = read_parts(header["parts"], body, len(items))
+        inputs: Dict[str, Values] = {}
+        content_types: Dict[Tuple[str, int], str] = {}
+        for name, column in columns(parts, len(items)).items():
+            if isinstance(column, Raw):
+                if not self._joins:
+                    raise Violation(f'part {name!r}: batch_axis is "none", and it is of all items')
+                if column.shape[:1] != (sum(rows),):
+                    raise Violation(f"part {name!r}: shape {list(column.shape)}, the items have {sum(rows)} rows")
+            inputs[name] = values_of(column, body, rows, self._arrays, self._inputs.get(name), self._joins)
+        for name, item, part, _ in parts:
+            if isinstance(part, Blob) and item is not None:
+                content_types[name, item] = part.content_type
+        return Batch(header, range(len(items)), inputs, received, content_types, poll)
+
+    # --- to the reply ----------------------------------------------------
+
+    def run(self, batch: Batch) -> Reply:
+        """Runs a batch; the reply ends it."""
+        try:
+            return self._run(batch)
+        except BaseException as error:  # sys.exit in predict is no reason to leave
+            return self._error(batch, error)
+
+    def _run(self, batch: Batch) -> Reply:
+        view = self._decode(batch) if self._documents else batch
+        if self._single:
+            outcomes = self._run_items(view)
+            return self._of_items(batch, outcomes)
+        if self._pre:
+            view = self._preprocess(view)
+        if not len(view):
+            return self._result(batch, Layout())
+        returned = self._worker.predict(view)
+        if not self._answers or len(batch._faults) == len(batch._headers):
+            return self._result(batch, Layout())
+        outputs = as_outputs("predict", returned, list(self._outputs))
+        if self._post:
+            return self._of_items(batch, self._postprocess(view, outputs))
+        check_names("predict", outputs, self._outputs)
+        layout = Layout()
+        for name, value in outputs.items():
+            if value is not None:
+                self._lay_out(layout, name, value, view, whole=view is batch)
+        return self._result(batch, layout)
+
+    def _lay_out(self, layout: Layout, name: str, value: Any, view: Batch, whole: bool) -> None:
+        """Adds one output of a batch to the layout."""
+        rows = view._rows_of()
+        faults = view._faults
+        has_fault = [number in faults for number in view._kept] if faults else [False] * len(rows)
+        column = batch_column(name, value, self._outputs.get(name), self._arrays, rows, has_fault, self._joins)
+        if isinstance(column, Raw):
+            if whole:
+                layout.tensor(name, None, column)
+                return
+            column = shares(column, rows)
+        joined = joinable(column) if whole and self._joins and not faults else None
+        if joined:
+            layout.joined(name, joined)
+            return
+        for number, body in zip(view._kept, column):
+            if body is not None and number not in faults:
+                layout.add(name, number, body)
+
+    def _of_items(self, batch: Batch, outcomes: Mapping[int, Mapping[str, Body]]) -> Reply:
+        """Returns the result of outputs by item and name."""
+        layout = Layout()
+        if not self._answers:
+            return self._result(batch, layout)
+        names = {name: None for outputs in outcomes.values() for name in outputs}
+        for name in names:
+            bodies = [outputs.get(name) for outputs in outcomes.values()]
+            joined = joinable(bodies) if self._joins and len(bodies) == len(batch._headers) else None
+            if joined:
+                layout.joined(name, joined)
+                continue
+            for number, body in zip(outcomes, bodies):
+                if body is not None:
+                    layout.add(name, number, body)
+        return self._result(batch, layout)
+
+    # --- single items ----------------------------------------------------
+
+    def _run_items(self, view: Batch) -> Dict[int, Dict[str, Body]]:
+        """Calls predict_item for each; returns the outputs by the items' numbers."""
+        outcomes: Dict[int, Dict[str, Body]] = {}
+        asked = time.monotonic()
+        for item in view.items:
+            if time.monotonic() - asked > _ASK:
+                view._poll(view)
+                asked = time.monotonic()
+            if item.number in view._cancelled:
+                view.fail(item, ItemFailed("the request was cancelled"))
+                continue
+            try:
+                returned = self._worker.predict_item(item)
+                if self._answers:
+                    outcomes[item.number] = self._item_outputs("predict_item", item.rows, returned)
+            except Exception as error:
+                self._fault(view, item.index, "predict_item", error)
+        return {number: bodies for number, bodies in outcomes.items() if number not in view._faults}
+
+    def _item_outputs(self, where: str, rows: int, returned: Any) -> Dict[str, Body]:
+        outputs = as_outputs(where, returned, list(self._outputs))
+        check_names(where, outputs, self._outputs)
+        return {
+            name: item_body(
+                f"output {name!r}", value, self._outputs.get(name), self._arrays, rows if self._joins else None
+            )
+            for name, value in outputs.items()
+            if value is not None
+        }
+
+    def _fault(self, view: Batch, index: int, where: str, error: BaseException) -> None:
+        """Makes an error the outcome of one item; what is not for its caller goes to the log."""
+        view._faults.setdefault(view._kept[index], error)
+        if isinstance(error, BadOutput):
+            log.error("request %s: %s: %s", view.items[index].id, where, error)
+        elif not isinstance(error, ItemError):
+            text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+            log.error("request %s: %s raised %s\n%s", view.items[index].id, where, type(error).__name__, text.rstrip())
+        error.__traceback__ = None  # its frames hold arrays
+
+    def _without_faults(self, view: Batch) -> Batch:
+        """Returns the batch of the items that have no fault."""
+        good = [i for i, number in enumerate(view._kept) if number not in view._faults]
+        if len(good) == len(view):
+            return view
+        inputs = {name: values.keep(good) for name, values in view._inputs.items()} if good else {}
+        return view._keep([view._kept[i] for i in good], inputs)
+
+    # --- before predict --------------------------------------------------
+
+    def _decode(self, batch: Batch) -> Batch:
+        """Decodes text and JSON; what cannot be is its item's fault."""
+        inputs = dict(batch._inputs)
+        for name, spec in self._documents.items():
+            if name not in inputs:
+                continue
+            values: List[Any] = []
+            for i in range(len(batch)):
+                data = inputs[name].of(i)
+                value = None
+                try:
+                    value = data if data is None else _document(name, data, spec)
+                except InvalidInput as error:
+                    batch.fail(i, error)
+                values.append(value)
+            inputs[name] = Values(values)
+        return self._without_faults(batch._keep(batch._kept, inputs)) if inputs else batch
+
+    def _preprocess(self, view: Batch) -> Batch:
+        """Calls preprocess for each item; returns the batch of what it returned."""
+        returned: List[Optional[Mapping[str, Any]]] = []
+        for item in view.items:
+            prepared: Optional[Mapping[str, Any]] = None
+            try:
+                prepared = self._worker.preprocess(item)
+                if prepared is not None:
+                    as_outputs("preprocess", prepared, list(self._worker.prepared))
+            except Exception as error:
+                self._fault(view, item.index, "preprocess", error)
+            returned.append(prepared)
+        if all(prepared is None for prepared in returned):
+            return self._without_faults(view)
+        for item, prepared in zip(view.items, returned):
+            if prepared is None:
+                returned[item.index] = {name: item[name] for name in view if name in item}
+        return self._prepared(view, [prepared or {} for prepared in returned])
+
+    def _prepared(self, view: Batch, returned: List[Mapping[str, Any]]) -> Batch:
+        names = list({name: None for prepared in returned for name in prepared})
+        specs = self._worker.prepared
+        encoded: Dict[str, List[Any]] = {name: [] for name in names}
+        for item, prepared in zip(view.items, returned):
+            for name in names:
+                value = prepared.get(name)
+                spec = specs.get(name)
+                if isinstance(spec, Tensor) and not view.failed(item):
+                    try:
+                        if value is None:
+                            raise BadOutput(f"it returned no {name!r}")
+                        rows = item.rows if self._joins else None
+                        value = item_body(repr(name), value, spec, self._arrays, rows)
+                    except BadOutput as error:
+                        self._fault(view, item.index, "preprocess", error)
+                encoded[name].append(value)
+        good = [i for i in range(len(view)) if not view.failed(i)]
+        kept = [view._kept[i] for i in good]
+        if not good:
+            return view._keep(kept, {})
+        inputs = {name: self._join(name, [values[i] for i in good], specs.get(name), view, good) for name, values in encoded.items()}
+        return view._keep(kept, inputs)
+
+    def _join(self, name: str, values: List[Any], spec: Optional[Spec], view: Batch, good: List[int]) -> Values:
+        """Returns the input that the values of the items are."""
+        if not isinstance(spec, Tensor):
+            return Values(values)
+        raws: List[Raw] = [Raw(v.datatype, v.shape, _bytes(v), v.size) for v in values]
+        if not self._joins or spec.variable != "exact":
+            return Apart(list(raws), memoryview(b""), self._arrays, spec, self._joins)
+        if any(raw.shape[1:] != raws[0].shape[1:] for raw in raws):
+            shapes = sorted({str(list(raw.shape[1:])) for raw in raws})
+            raise BadOutput(
+                f"preprocess returned {name!r} with rows of different shapes ({', '.join(shapes)}), "
+                'which make no one array: say variable="pad" or "list" in prepared'
+            )
+        return Rows(join_rows(raws), [view.items[i].rows for i in good], self._arrays, spec)
+
+    # --- after predict ---------------------------------------------------
+
+    def _postprocess(self, view: Batch, outputs: Mapping[str, Any]) -> Dict[int, Dict[str, Body]]:
+        """Calls postprocess for each item with its share; returns the outputs by the items' numbers."""
+        for name, value in outputs.items():
+            axis = view.rows if self._joins else len(view)
+            wanted = len(view) if isinstance(value, (list, tuple)) else axis
+            if not hasattr(value, "__len__") or isinstance(value, (str, dict)) or len(value) != wanted:
+                length = len(value) if hasattr(value, "__len__") else "none"
+                raise BadOutput(
+                    f"predict returned {name!r}, a {type(value).__name__} of length {length}, wanted {wanted}: "
+                    + ("one value for each item" if isinstance(value, (list, tuple)) else "one for each row of the batch")
+                )
+        outcomes: Dict[int, Dict[str, Body]] = {}
+        for item in view.items:
+            if view.failed(item):
+                continue
+            share = {
+                name: value[item.index]
+                if isinstance(value, (list, tuple)) or not self._joins
+                else value[item.slice]
+                for name, value in outputs.items()
+            }
+            try:
+                returned = self._worker.postprocess(item, share)
+                outcomes[item.number] = self._item_outputs("postprocess", item.rows, returned)
+            except Exception as error:
+                self._fault(view, item.index, "postprocess", error)
+        return outcomes
+
+    # --- replies ---------------------------------------------------------
+
+    def _result(self, batch: Batch, layout: Layout) -> Reply:
+        text = f'{{"type":"result","batch":{batch.id}'
+        if layout.entries:
+            text += f',"parts":[{",".join(layout.entries)}]'
+        if self._answers and batch._faults:
+            faults = [fault_of(number, error) for number, error in sorted(batch._faults.items())]
+            for fault in faults:
+                fault["message"] = str(fault["message"])[:_MESSAGE]
+            text += f',"faults":{encode(faults)}'
+        if self._answers and batch._metadata:
+            metadata = [{"item": number, "values": values} for number, values in sorted(batch._metadata.items())]
+            text += f',"metadata":{encode(metadata)}'
+        if layout.size > self._max_frame:
+            raise BadOutput(
+                f"the outputs take {layout.size} bytes, and the host takes {self._max_frame} in a frame: "
+                "lower the stage's batch size, or raise its limit"
+            )
+        header = (text + "}").encode("ascii")
+        if len(header) > MAX_HEADER:
+            raise BadOutput(
+                f"the result's header takes {len(header)} bytes, and may take {MAX_HEADER}: "
+                "return outputs joined, fewer metadata, shorter messages"
+            )
+        return Reply(header, layout.pieces, layout.size)
+
+    def _error(self, batch: Batch, error: BaseException) -> Reply:
+        """Returns the reply to a batch that failed as a whole."""
+        alone = len(batch._headers) == 1
+        if alone and isinstance(error, ItemError) and not is_out_of_memory(error):
+            error.__traceback__ = None
+            batch._faults = {0: error}
+            try:
+                return self._result(batch, Layout())
+            except BadOutput:
+                pass
+        return Reply(error_header(error, batch.id))
+
+
+def error_header(error: BaseException, batch: Optional[int] = None) -> bytes:
+    """Returns the header of an error message: of a batch, or of the worker itself."""
+    fields: Dict[str, Any] = {"type": "error"}
+    if batch is not None:
+        fields["batch"] = batch
+    fields["kind"] = "out_of_memory" if is_out_of_memory(error) else "exception"
+    fields["error"] = type(error).__name__
+    try:
+        fields["message"] = str(error)[:_MESSAGE]
+        if not isinstance(error, BadOutput):
+            text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+            fields["traceback"] = text[-_TRACEBACK:]
+    except Exception as another:  # an error that cannot be printed
+        fields["message"] = f"its message raised {type(another).__name__}"
+    return encode(fields).encode("ascii")
+
+
+def _document(name: str, data: bytes, spec: Bytes) -> Any:
+    try:
+        text = str(data, "utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidInput(name, f"is not UTF-8: byte {error.start}") from None
+    if not isinstance(spec, Json):
+        return text
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except RecursionError:
+        raise InvalidInput(name, "is nested too deeply") from None
+    except ValueError as error:
+        raise InvalidInput(name, f"is not JSON: {error}") from None
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _bytes(raw: Raw) -> memoryview:
+    return memoryview(raw.data).cast("B") if raw.size else memoryview(b"")
+
+
+# --- checks of a predict message --------------------------------------------
+
+_PLAIN = frozenset(("id", "rows"))
+
+
+def check_predict(header: Header) -> List[Dict[str, Any]]:
+    """Returns the items; raises Violation where a key is missing or of another type."""
+    if type(header.get("batch")) is not int or header["batch"] < 0:
+        raise Violation("predict: batch is a whole number")
+    items = header.get("items")
+    if type(items) is not list or not items:
+        raise Violation("predict: items is a list of at least one")
+    if type(header.get("parts")) is not list:
+        raise Violation("predict: parts is a list")
+    if type(header.get("warmup", False)) is not bool:
+        raise Violation("predict: warmup is a boolean")
+    if type(header.get("model", {})) is not dict:
+        raise Violation("predict: model is an object")
+    for i, item in enumerate(items):
+        if type(item) is not dict or type(item.get("id")) is not str:
+            raise Violation(f"predict: items[{i}]: an object with an id is wanted")
+        rows = item.get("rows", 1)
+        if type(rows) is not int or rows < 1:
+            raise Violation(f"predict: items[{i}]: rows is a whole number from 1")
+        if not item.keys() <= _PLAIN:
+            _check_item(i, item)
+    return items
+
+
+def _check_item(i: int, item: Mapping[str, Any]) -> None:
+    parameters, metadata, timeout = item.get("parameters"), item.get("metadata"), item.get("timeout", 0)
+    if "parameters" in item:
+        if type(parameters) is not dict or any(type(v) not in (bool, int, float, str) for v in parameters.values()):
+            raise Violation(f"predict: items[{i}]: parameters are booleans, numbers and strings by name")
+    if "metadata" in item:
+        if type(metadata) is not dict or any(type(v) is not str for v in metadata.values()):
+            raise Violation(f"predict: items[{i}]: metadata are strings by name")
+    if type(timeout) is not int or timeout < 0:
+        raise Violation(f"predict: items[{i}]: timeout is whole milliseconds")

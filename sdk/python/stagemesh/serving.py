@@ -1,0 +1,419 @@
+"""Serves a worker: connects, says hello, sets up, runs batches, leaves.
+
+One thread serves one slot: it reads a frame, runs the batch and writes the result,
+because handing a batch to another thread costs more than the round trip. With more
+slots the same thread reads, and a pool of threads runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+from typing import Any, Dict, Mapping, NoReturn, Optional, Tuple, Type
+
+from . import _version
+from .arrays import Arrays, arrays_of
+from .batches import Batch
+from .frames import Connection, Ended, Frame, Header, Violation, encode
+from .life import EXIT_FAILED, EXIT_HOST_GONE, EXIT_USAGE, EXIT_VIOLATION, Asked, Life
+from .parts import Layout, message
+from .runs import Runs, error_header
+from .worker import Context, Worker, check_class, check_worker, wire_spec
+
+__all__ = ["serve"]
+
+PROTOCOL = 1
+
+# How long threads of a worker may go on after its last batch, in seconds.
+_GRACE = 2.0
+
+# What a file that is only being loaded said: see loading.py. None: serve serves.
+_declared: Optional[Dict[Type[Worker], Optional[str]]] = None
+
+
+def serve(worker: Type[Worker], *, arrays: Optional[str] = None) -> None:
+    """Serves a worker to the host that started this process, and exits.
+
+    arrays says how tensors look to it: ``"numpy"``, or ``"buffer"`` for memoryviews;
+    by default what the class says.
+
+    Exit codes: 0 for a stop that was asked for; 1 where setup failed or the class
+    cannot be served; 2 where the process was not started by a host; 3 where the host
+    has gone; 4 where it does not keep to the protocol.
+    """
+    if _declared is not None:
+        _declared[worker] = arrays
+        return
+    serve_and_exit(worker, arrays)
+
+
+def serve_and_exit(worker: Type[Worker], arrays: Optional[str]) -> NoReturn:
+    """Serves a worker and ends the process."""
+    _line_buffered()
+    life = Life()
+    code = _serve(worker, arrays, life)
+    life.end(code, _GRACE)
+    sys.exit(code)
+
+
+def _serve(worker: Type[Worker], arrays: Optional[str], life: Life) -> int:
+    try:
+        check_class(worker)
+        life.begin(os.environ)
+    except ValueError as error:
+        return _say(str(error), EXIT_FAILED if "environment" not in str(error) else EXIT_USAGE)
+    except Asked:
+        return 0
+    path = os.environ.get("STAGEMESH_SOCKET", "")
+    if not path:
+        return _say(
+            "STAGEMESH_SOCKET is not set: a host starts this process. To try a worker by hand: "
+            "python -m stagemesh.check FILE",
+            EXIT_USAGE,
+        )
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.connect(path)
+    except OSError as error:
+        return _say(f"the host's socket {path}: {error}", EXIT_HOST_GONE)
+    except Asked:
+        return 0
+    life.connected(sock)
+    return Session(Connection(sock), worker, arrays, life, os.environ).run()
+
+
+def _say(text: str, code: int) -> int:
+    print(f"stagemesh: {text}", file=sys.stderr, flush=True)
+    return code
+
+
+def _line_buffered() -> None:
+    """Makes what is printed reach the host's log line by line."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(line_buffering=True, errors="backslashreplace")
+    if not logging.getLogger().handlers:
+        logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+
+
+class Session:
+    """One connection of a worker with its host, from hello to the end."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        worker: Type[Worker],
+        arrays: Optional[str],
+        life: Life,
+        environ: Mapping[str, str],
+    ) -> None:
+        self._connection = connection
+        self._class = worker
+        self._arrays_name = arrays if arrays is not None else worker.arrays
+        self._life = life
+        self._environ = environ
+        self._slots = 1
+        self._welcomed = False
+        self._ready = False
+        self._stopping = False  # takes no more batches
+        self._said_shutdown = False
+        self._over: Optional[BaseException] = None  # what ended the connection during a batch
+        self._running: Dict[int, Batch] = {}
+        self._worker: Optional[Worker] = None
+
+    # --- the whole ---------------------------------------------------------
+
+    def run(self) -> int:
+        """Serves until the end; returns the exit code."""
+        try:
+            code = self._run()
+        except Asked:
+            code = self._leave()
+        except Ended as error:
+            code = 0 if self._stopping or self._life.asked else _say(f"the connection to the host ended: {error}", EXIT_HOST_GONE)
+        except Violation as error:
+            code = _say(f"the host does not keep to the worker protocol: {error}", EXIT_VIOLATION)
+        self._life.starting = False
+        if code == 0 and self._worker is not None:
+            try:
+                self._worker.teardown()
+            except Exception:
+                logging.getLogger("stagemesh.worker").exception("teardown")
+        self._connection.close()
+        return code
+
+    def _run(self) -> int:
+        welcome = self._hello()
+        if welcome is None:
+            return EXIT_VIOLATION
+        try:
+            arrays = arrays_of(self._arrays_name)
+            worker, context = self._set_up(welcome)
+            layout = Layout()
+            spec = wire_spec(worker, arrays, layout)
+            if layout.size > self._connection.max_body:
+                raise ValueError(f"the examples take {layout.size} bytes, the host takes {self._connection.max_body} in a frame")
+            runs = Runs(worker, arrays, self._connection.max_body, answers=context.rank == 0)
+            ready = encode({"type": "ready", "slots": self._slots, "spec": spec}).encode("ascii")
+        except (Asked, Ended, Violation):
+            raise
+        except BaseException as error:
+            return self._failed(error)
+        self._worker = worker
+        self._life.starting = False
+        self._ready = True
+        self._connection.send(ready, layout.pieces, layout.size)
+        if self._slots > 1:
+            return _Pool(self, runs, self._slots).run()
+        return self._run_batches(runs)
+
+    # --- starting ------------------------------------------------------------
+
+    def _hello(self) -> Optional[Header]:
+        """Says hello; returns the host's welcome, or None where there is none."""
+        hello = {
+            "protocols": [PROTOCOL],
+            "name": self._class.__name__,
+            "sdk": f"stagemesh-python {_version.VERSION}",
+            "pid": os.getpid(),
+        }
+        self._connection.send(message("hello", hello))
+        header, _ = self._connection.read()
+        if header["type"] == "error":
+            _say(f"the host refuses this worker: {header.get('message', '')} (it speaks protocol {PROTOCOL})", EXIT_VIOLATION)
+            return None
+        if header["type"] == "shutdown":
+            raise Asked
+        if header["type"] != "welcome":
+            raise Violation(f"a {header['type']!r:.40} where welcome is wanted")
+        check_welcome(header)
+        self._connection.max_body = header["max_frame"]
+        return header
+
+    def _set_up(self, welcome: Header) -> Tuple[Worker, Context]:
+        self._slots = max(1, min(self._class.concurrency, welcome.get("slots", 1)))
+        context = Context(
+            welcome["options"],
+            devices=welcome.get("devices", ()),
+            max_size=welcome.get("max_size", 1),
+            slots=self._slots,
+            environ=self._environ,
+            progress=self._progress,
+        )
+        context.log = logging.getLogger(f"stagemesh.worker.{self._class.__name__}")
+        worker = self._class()
+        worker.setup(context)
+        check_worker(worker)
+        return worker, context
+
+    def _progress(self, text: str) -> None:
+        if self._ready:
+            logging.getLogger("stagemesh.worker").info("%s", text)
+        else:
+            self._connection.send(message("state", {"state": "STARTUP", "message": str(text)[:4096]}))
+
+    def _failed(self, error: BaseException) -> int:
+        """Says that the start failed, and why."""
+        self._life.starting = False
+        text = f"{type(error).__name__}: {error}"
+        _say(f"{self._class.__name__} cannot start: {text}", EXIT_FAILED)
+        try:
+            self._connection.send(message("state", {"state": "ERROR", "message": text[:4096]}))
+            self._connection.send(error_header(error))
+        except Ended:
+            pass
+        return EXIT_FAILED
+
+    # --- one slot --------------------------------------------------------------
+
+    def _run_batches(self, runs: Runs) -> int:
+        connection, life = self._connection, self._life
+        while True:
+            frame = self._next()
+            if frame is None:
+                return self._leave()
+            header, body = frame
+            if header["type"] != "predict":
+                self._other(header)
+                if self._stopping:
+                    return self._leave()
+                continue
+            batch = runs.batch(header, body, time.monotonic(), self._poll)
+            self._running[batch.id] = batch
+            del header, body, frame  # the batch alone keeps its bytes
+            reply = runs.run(batch)
+            del self._running[batch.id], batch
+            if self._over is not None:
+                raise self._over
+            if (self._stopping or life.asked) and not self._said_shutdown:
+                self._say_shutdown()
+            connection.send(*reply)
+            del reply
+            if self._stopping:
+                return self._leave()
+
+    def _next(self) -> Optional[Frame]:
+        """Waits for a frame; None where a signal asks to stop, and none has come."""
+        life = self._life
+        try:
+            if life.wait():
+                return self._connection.read()
+            return self._connection.poll()
+        except BlockingIOError:
+            return None
+        finally:
+            life.waited()
+
+    def _poll(self, batch: Batch) -> None:
+        """Takes the frames that came while a batch runs."""
+        try:
+            while self._over is None:
+                frame = self._connection.poll()
+                if frame is None:
+                    return
+                if frame[0]["type"] == "predict":
+                    raise Violation("a predict beyond the slots of the worker")
+                self._other(frame[0])
+        except (Ended, Violation) as error:
+            if isinstance(error, Ended) and self._stopping:
+                return
+            self._over = error
+        batch._cancel(None)  # nobody waits at the other end
+
+    def _other(self, header: Header) -> None:
+        """Takes a message that is no batch."""
+        kind = header["type"]
+        if kind == "cancel":
+            batch = self._running.get(number(header, "batch"))
+            items = header.get("items")
+            if items is not None and (type(items) is not list or any(type(i) is not int or i < 0 for i in items)):
+                raise Violation("cancel: items is a list of indices")
+            if batch is not None:
+                batch._cancel(items or None)
+        elif kind == "ping":
+            self._connection.send(b'{"type":"pong","n":%d}' % number(header, "n"))
+        elif kind == "shutdown":
+            number(header, "timeout")
+            self._stopping = True
+        elif kind in ("load", "unload"):
+            text = f"{kind}: this worker serves one model"
+            fields = {"kind": "unsupported", "error": "Unsupported", "message": text}
+            self._connection.send(message("error", fields))
+        elif kind == "error":
+            raise Ended(f"the host says {header.get('error', '')}: {header.get('message', '')}")
+        else:
+            raise Violation(f"a {kind!r:.40} that does not fit the moment")
+
+    # --- leaving -----------------------------------------------------------------
+
+    def _say_shutdown(self) -> None:
+        self._said_shutdown = True
+        self._connection.send(b'{"type":"state","state":"SHUTDOWN"}')
+
+    def _leave(self) -> int:
+        """Says goodbye after the last batch."""
+        self._stopping = True
+        self._life.starting = False
+        try:
+            if not self._said_shutdown:
+                self._say_shutdown()
+        except Ended:
+            pass
+        return 0
+
+
+class _Pool:
+    """Runs the batches of a session in as many threads as it has slots."""
+
+    def __init__(self, session: Session, runs: Runs, slots: int) -> None:
+        self._session = session
+        self._runs = runs
+        self._slots = slots
+        self._batches: queue.SimpleQueue[Optional[Batch]] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"stagemesh-slot-{i}", daemon=True) for i in range(slots)
+        ]
+
+    def run(self) -> int:
+        """Reads frames until the end; the batches in hand are finished."""
+        session = self._session
+        for thread in self._threads:
+            thread.start()
+        try:
+            while not session._stopping:
+                frame = session._next()
+                if frame is None:
+                    break
+                self._take(*frame)
+        except (Ended, Violation):
+            for batch in list(session._running.values()):
+                batch._cancel(None)  # nobody waits at the other end
+            raise
+        code = session._leave()
+        for _ in self._threads:
+            self._batches.put(None)
+        for thread in self._threads:
+            thread.join()
+        return code
+
+    def _take(self, header: Header, body: memoryview) -> None:
+        session = self._session
+        if header["type"] != "predict":
+            session._other(header)
+            return
+        if len(session._running) >= self._slots:
+            raise Violation("a predict beyond the slots of the worker")
+        batch = self._runs.batch(header, body, time.monotonic(), _no_poll)
+        session._running[batch.id] = batch
+        self._batches.put(batch)
+
+    def _work(self) -> None:
+        while True:
+            batch = self._batches.get()
+            if batch is None:
+                return
+            reply = self._runs.run(batch)
+            # Its slot is free before the host can know.
+            del self._session._running[batch.id], batch
+            try:
+                self._session._connection.send(*reply)
+            except Ended:
+                return  # the thread that reads sees it too
+            del reply
+
+
+def _no_poll(batch: Batch) -> None:
+    """Another thread reads."""
+
+
+# --- checks of messages ------------------------------------------------------------
+
+
+def number(header: Header, key: str) -> int:
+    """Returns a whole number of a message; raises Violation where it is none."""
+    value: Any = header.get(key)
+    if type(value) is not int or value < 0:
+        raise Violation(f"{header['type']}: {key} is a whole number")
+    return value
+
+
+def check_welcome(header: Header) -> None:
+    """Raises Violation where a welcome cannot be."""
+    if number(header, "protocol") != PROTOCOL:
+        raise Violation(f"welcome: protocol {header['protocol']}, this worker said {PROTOCOL}")
+    number(header, "max_frame")
+    if type(header.get("options")) is not dict:
+        raise Violation("welcome: options is an object")
+    for key in ("slots", "max_size"):
+        if key in header and number(header, key) < 1:
+            raise Violation(f"welcome: {key} is a whole number from 1")
+    for key in ("devices", "capabilities"):
+        strings = header.get(key, [])
+        if type(strings) is not list or any(type(one) is not str for one in strings):
+            raise Violation(f"welcome: {key} is a list of strings")

@@ -1,0 +1,496 @@
+"""Runs a worker without a mesh.
+
+    from stagemesh import testing
+
+    with testing.run(Classify, options={"model": "m.npz"}) as w:
+        p = w.predict({"x": numpy.zeros((1, 64), "float32")})["p"]     # one request
+
+        w.add({"x": good})                                             # three in one batch
+        w.add({"x": bad})
+        w.add({"x": good}, parameters={"top": 3})
+        first, second, third = w.predict()
+        assert isinstance(second.error, InvalidInput)
+
+The worker runs in a process of its own and is spoken to as a host does, or, with
+process=False, in a thread of this one, for debuggers, coverage and classes that
+are defined in a test. Arrays are as the worker has them: numpy's, or memoryviews.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from typing import IO, Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Type, Union, overload
+
+from .arrays import Arrays, arrays_of
+from .faults import ItemError, error_of
+from .frames import Connection, Ended, Frame, Header, encode
+from .life import Life
+from .loading import target_of
+from .outputs import encode_input
+from .parts import Blob, Body, Layout, Raw, columns, message, read_parts, split_rows
+from .serving import Session
+from .specs import Bytes, Json, Spec, Tensor, Text
+from .worker import Worker
+
+__all__ = ["BatchFailed", "Outcome", "Request", "Run", "WorkerEnded", "run"]
+
+_SIGNALS = {int(s): s.name for s in signal.Signals}
+
+
+class BatchFailed(Exception):
+    """The batch failed as a whole: what its host would put into its log."""
+
+    def __init__(self, header: Header) -> None:
+        self.kind: str = header.get("kind", "")
+        self.error: str = header.get("error", "")
+        self.message: str = header.get("message", "")
+        self.traceback: str = header.get("traceback", "")
+        super().__init__(f"{self.kind}: {self.error}: {self.message}\n{self.traceback}".rstrip())
+
+
+class WorkerEnded(Exception):
+    """The worker has ended, or said nothing in time."""
+
+
+class Request(NamedTuple):
+    """One request of a batch; timeout in milliseconds, 0 for none."""
+
+    inputs: Mapping[str, Any]
+    parameters: Mapping[str, Any] = {}
+    metadata: Mapping[str, str] = {}
+    timeout: int = 0
+    id: str = ""
+
+
+class Outcome:
+    """What became of one request: outputs by name, or an error. And metadata for the caller."""
+
+    def __init__(self) -> None:
+        self.outputs: Dict[str, Any] = {}
+        self.error: Optional[ItemError] = None
+        self.metadata: Dict[str, str] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        """Returns an output; raises the item's error where there is one."""
+        if self.error is not None:
+            raise self.error
+        return self.outputs[name]
+
+    def __repr__(self) -> str:
+        return f"<Outcome {self.error!r}>" if self.error is not None else f"<Outcome {self.outputs!r}>"
+
+
+def run(worker: Union[Type[Worker], str], options: Optional[Mapping[str, Any]] = None, **settings: Any) -> Run:
+    """Returns a Run of a worker, which starts as a context or with start().
+
+    worker is the class, or a target such as ``"worker.py:Classify"``. The settings
+    are those of Run.
+    """
+    return Run(worker, options, **settings)
+
+
+class Run:
+    """A worker that runs, and this end of its connection. For one thread.
+
+    process      False: in a thread of this process
+    arrays       "numpy" or "buffer"; by default what the worker says
+    devices, max_size, slots, max_frame    what the host would say; max_frame in bytes
+    environ      further variables, such as RANK
+    patience_s   how long to wait for the worker to answer
+    stdout, stderr    as of subprocess.Popen; by default this process's
+    """
+
+    def __init__(
+        self,
+        worker: Union[Type[Worker], str],
+        options: Optional[Mapping[str, Any]] = None,
+        *,
+        process: bool = True,
+        arrays: Optional[str] = None,
+        devices: Sequence[str] = (),
+        max_size: int = 32,
+        slots: int = 1,
+        max_frame: int = 1 << 30,
+        environ: Optional[Mapping[str, str]] = None,
+        patience_s: float = 60,
+        command: Optional[Sequence[str]] = None,
+        stdout: Union[int, IO[Any], None] = None,
+        stderr: Union[int, IO[Any], None] = None,
+    ) -> None:
+        self._target = worker
+        self._as_process = process
+        self._arrays_name = arrays
+        self._welcome: Header = {
+            "protocol": 1,
+            "options": dict(options or {}),
+            "devices": list(devices),
+            "slots": slots,
+            "max_size": max_size,
+            "max_frame": max_frame,
+        }
+        self._environ = dict(environ or {})
+        self._patience = patience_s
+        self._command = command
+        self._streams = {"stdout": stdout, "stderr": stderr}
+        self._max_frame = max_frame
+        self._batches = 0
+        self._added: List[Request] = []
+        self._folder: Optional[str] = None
+        self._lifeline = -1
+        self._thread: Optional[threading.Thread] = None
+        self._thread_code: Optional[int] = None
+        self.process: Optional[subprocess.Popen[Any]] = None
+        self.connection: Optional[Connection] = None
+        self.hello: Header = {}
+        self.spec: Header = {}
+        self.states: List[Header] = []  # what the worker said about itself
+        self._arrays: Arrays = arrays_of("buffer")
+        self._examples: List[Dict[str, Any]] = []
+
+    # --- starting ----------------------------------------------------------
+
+    def __enter__(self) -> Run:
+        self.start()
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self.stop()
+
+    def start(self) -> Run:
+        """Starts the worker and returns when it is ready; raises WorkerEnded where it does not become so."""
+        try:
+            self.connection = Connection(self._spawn() if self._as_process else self._in_thread())
+            self.connection.sock.settimeout(self._patience)
+            self.hello = self._read("hello")[0]
+            self.connection.max_body = self._max_frame
+            self.connection.send(message("welcome", self._welcome))
+            ready, body = self._read("ready")
+        except BaseException:
+            self._kill()
+            raise
+        self.spec = ready["spec"]
+        self._arrays = arrays_of(self._arrays_name or self._class_arrays())
+        self._read_examples(body)
+        return self
+
+    def _class_arrays(self) -> str:
+        if isinstance(self._target, type):
+            return self._target.arrays
+        try:
+            return arrays_of("numpy").name
+        except ImportError:
+            return "buffer"
+
+    def _in_thread(self) -> socket.socket:
+        if not isinstance(self._target, type):
+            raise TypeError("process=False needs the class itself")
+        ours, theirs = socket.socketpair()
+        kind, environ = self._target, {**os.environ, **self._environ}
+
+        def serve() -> None:
+            session = Session(Connection(theirs), kind, self._arrays_name, Life(), environ)
+            self._thread_code = session.run()
+
+        self._thread = threading.Thread(target=serve, name="stagemesh-worker", daemon=True)
+        self._thread.start()
+        return ours
+
+    def _spawn(self) -> socket.socket:
+        command = self._command
+        if command is None:
+            target = self._target if isinstance(self._target, str) else target_of(self._target)
+            command = [sys.executable, "-m", "stagemesh", target]
+            if self._arrays_name:
+                command.append(f"--arrays={self._arrays_name}")
+        self._folder = tempfile.mkdtemp(prefix="stagemesh-")
+        path = os.path.join(self._folder, "worker")
+        if len(path) > 100:  # more than a socket's address holds
+            shutil.rmtree(self._folder)
+            self._folder = tempfile.mkdtemp(prefix="stagemesh-", dir="/tmp")
+            path = os.path.join(self._folder, "worker")
+        lifeline, self._lifeline = os.pipe()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(path)
+            listener.listen(1)
+            environ = {
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([_ROOT, *(p or os.getcwd() for p in sys.path)]),
+                **self._environ,
+                "STAGEMESH_SOCKET": path,
+                "STAGEMESH_LIFELINE": str(lifeline),
+            }
+            self.process = subprocess.Popen(
+                command, env=environ, pass_fds=[lifeline], start_new_session=True, **self._streams
+            )
+            os.close(lifeline)
+            return self._accept(listener)
+
+    def _accept(self, listener: socket.socket) -> socket.socket:
+        listener.settimeout(0.05)
+        waited = 0.0
+        while True:
+            try:
+                return listener.accept()[0]
+            except socket.timeout:
+                waited += 0.05
+            if self.process is not None and self.process.poll() is not None:
+                raise WorkerEnded(f"the worker ended before it connected: {self._how()}")
+            if waited > self._patience:
+                raise WorkerEnded(f"the worker did not connect within {self._patience} s")
+
+    # --- requests ----------------------------------------------------------
+
+    def add(
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        parameters: Optional[Mapping[str, Any]] = None,
+        metadata: Optional[Mapping[str, str]] = None,
+        timeout: int = 0,
+        id: str = "",
+    ) -> int:
+        """Adds a request to the next batch; returns its index in it. timeout is in milliseconds."""
+        self._added.append(Request(inputs, parameters or {}, metadata or {}, timeout, id))
+        return len(self._added) - 1
+
+    @overload
+    def predict(self, inputs: Mapping[str, Any], **request: Any) -> Dict[str, Any]: ...
+    @overload
+    def predict(self) -> List[Outcome]: ...
+    def predict(self, inputs: Optional[Mapping[str, Any]] = None, **request: Any) -> Any:
+        """Runs one request and returns its outputs, or the batch that was added and returns the outcomes.
+
+        Raises the error of the one request, and BatchFailed.
+        """
+        if inputs is not None:
+            added, self._added = self._added, []
+            try:
+                self.add(inputs, **request)
+                outcome = self.predict()[0]
+            finally:
+                self._added = added
+            if outcome.error is not None:
+                raise outcome.error
+            return outcome.outputs
+        requests, self._added = self._added, []
+        if not requests:
+            raise ValueError("predict: add requests first, or give one's inputs")
+        return self.result(self.send(requests))
+
+    def send(self, requests: Sequence[Request], warmup: bool = False) -> int:
+        """Sends a batch and returns its number, without waiting for the result."""
+        header, layout = self.encode(requests)
+        header["warmup"] = warmup
+        self.send_frame(header, layout)
+        self._sent = len(requests)
+        self._rows = [item["rows"] for item in header["items"]]
+        return self._batches
+
+    def encode(self, requests: Sequence[Request]) -> Any:
+        """Returns a batch's header, without its parts, and their layout."""
+        self._batches += 1
+        layout = Layout()
+        specs = {entry["name"]: spec_of(entry) for entry in self.spec.get("inputs", [])}
+        joins = self.spec.get("batch_axis", "rows") == "rows"
+        bodies = [
+            {name: self._input(i, name, value, specs.get(name), joins) for name, value in r.inputs.items() if value is not None}
+            for i, r in enumerate(requests)
+        ]
+        items = []
+        for i, (request, own) in enumerate(zip(requests, bodies)):
+            rows = {body.shape[0] for body in own.values() if isinstance(body, Raw)} if joins else set()
+            if len(rows) > 1:
+                raise ValueError(f"request {i}: its tensors have different rows: {sorted(rows)}")
+            item: Header = {"id": request.id or f"test-{self._batches}-{i}", "rows": rows.pop() if rows else 1}
+            if request.parameters:
+                item["parameters"] = dict(request.parameters)
+            if request.metadata:
+                item["metadata"] = dict(request.metadata)
+            if request.timeout:
+                item["timeout"] = request.timeout
+            items.append(item)
+        for name in dict.fromkeys(name for own in bodies for name in own):
+            _lay_out(layout, name, [own.get(name) for own in bodies], joins)
+        return {"type": "predict", "batch": self._batches, "items": items}, layout
+
+    def _input(self, i: int, name: str, value: Any, spec: Optional[Spec], joins: bool) -> Body:
+        return encode_input(f"request {i}", name, value, spec, self._arrays, joins)
+
+    def send_frame(self, header: Header, layout: Layout) -> None:
+        """Sends a message with the parts of a layout."""
+        assert self.connection is not None, "start it first"
+        header["parts"] = [json.loads(entry) for entry in layout.entries]
+        try:
+            self.connection.send(encode(header).encode(), layout.pieces, layout.size)
+        except Ended:
+            raise WorkerEnded(f"the worker has ended: {self._how()}") from None
+
+    def tell(self, kind: str, **fields: Any) -> None:
+        """Sends a message without parts, such as ``tell("cancel", batch=1)``."""
+        assert self.connection is not None, "start it first"
+        self.connection.send(message(kind, fields))
+
+    def result(self, batch: int) -> List[Outcome]:
+        """Waits for the end of the batch that was sent last; raises BatchFailed."""
+        header, body = self._read("result", "error")
+        if header["type"] == "error":
+            raise BatchFailed(header)
+        if header["batch"] != batch:
+            raise WorkerEnded(f"the worker answered batch {header['batch']}, batch {batch} was sent")
+        outcomes = [Outcome() for _ in range(self._sent)]
+        specs = {entry["name"]: spec_of(entry) for entry in self.spec.get("outputs", [])}
+        parts = read_parts(header.get("parts", []), body, self._sent)
+        for name, column in columns(parts, self._sent).items():
+            spec = specs.get(name)
+            own = split_rows(column, self._rows) if isinstance(column, Raw) else column
+            for outcome, part in zip(outcomes, own):
+                if part is not None:
+                    outcome.outputs[name] = self._value(part, spec)
+        for fault in header.get("faults", []):
+            outcome = outcomes[fault["item"]]
+            outcome.error = error_of(fault["reason"], fault["message"], fault.get("field", ""))
+            outcome.outputs = {}
+        for entry in header.get("metadata", []):
+            outcomes[entry["item"]].metadata = entry["values"]
+        return outcomes
+
+    def _value(self, body: Body, spec: Optional[Spec]) -> Any:
+        if isinstance(body, Raw):
+            return self._arrays.view(body)
+        data = bytes(body.data)
+        if isinstance(spec, Json):
+            return json.loads(data)
+        return data.decode() if isinstance(spec, Text) else data
+
+    def _read_examples(self, body: memoryview) -> None:
+        specs = {entry["name"]: spec_of(entry) for entry in self.spec.get("inputs", [])}
+        self._examples = [
+            {part.name: self._value(part.body, specs.get(part.name)) for part in read_parts(e["inputs"], body, 1)}
+            for e in self.spec.get("examples", [])
+        ]
+
+    @property
+    def examples(self) -> List[Dict[str, Any]]:
+        """The inputs of the worker's own examples."""
+        return self._examples
+
+    def ping(self) -> None:
+        """Asks an idle worker whether it is there, and waits for its answer."""
+        self.tell("ping", n=self._batches)
+        header, _ = self._read("pong")
+        if header["n"] != self._batches:
+            raise WorkerEnded(f"the pong says {header['n']}, the ping said {self._batches}")
+
+    def _read(self, *kinds: str) -> Frame:
+        """Waits for a message of one of the kinds; notes what the worker says about itself."""
+        assert self.connection is not None, "start it first"
+        while True:
+            try:
+                header, body = self.connection.read()
+            except socket.timeout:
+                raise WorkerEnded(f"the worker said nothing for {self._patience} s, a {kinds[0]} was awaited") from None
+            except Ended as error:
+                last = next((s.get("message", "") for s in reversed(self.states) if s.get("message")), "")
+                raise WorkerEnded(f"the connection ended {error}: {self._how()}{last and ': ' + last}") from None
+            if header["type"] in kinds:
+                return header, body
+            self.states.append(header)
+            if header["type"] != "state" and not (header["type"] == "error" and "batch" not in header):
+                raise WorkerEnded(f"the worker sent a {header['type']}, a {kinds[0]} was awaited")
+
+    # --- stopping ----------------------------------------------------------
+
+    def stop(self, timeout_s: float = 5) -> Optional[int]:
+        """Asks the worker to leave and returns its exit code; after the time it is killed."""
+        if self.connection is None:
+            return self._code()
+        try:
+            self.tell("shutdown", timeout=int(timeout_s * 1000))
+            self.connection.sock.settimeout(timeout_s)
+            while True:
+                self.states.append(self.connection.read()[0])
+        except (Ended, OSError):
+            pass
+        return self.wait(timeout_s)
+
+    def wait(self, timeout_s: float = 5) -> Optional[int]:
+        """Waits for the worker's end and returns its exit code; after the time it is killed."""
+        if self.process is not None:
+            try:
+                self.process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                pass
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        self._kill()
+        return self._code()
+
+    def _code(self) -> Optional[int]:
+        return self.process.returncode if self.process is not None else self._thread_code
+
+    def _how(self) -> str:
+        """Returns how the worker ended, in words."""
+        if self.process is None:
+            return "it runs in a thread"
+        try:
+            code = self.process.wait(2)
+        except subprocess.TimeoutExpired:
+            return "its process is still there"
+        if code < 0:
+            return f"its process was ended by {_SIGNALS.get(-code, -code)}"
+        return f"its process exited with {code}"
+
+    def _kill(self) -> None:
+        if self.process is not None:
+            try:
+                os.killpg(self.process.pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                pass
+            self.process.wait()
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def spec_of(entry: Mapping[str, Any]) -> Spec:
+    """Returns the spec that a worker's ready has of one input or output."""
+    optional, description = entry.get("optional", False), entry.get("description", "")
+    if "datatype" in entry:
+        variable = entry.get("variable", "exact")
+        return Tensor(entry["datatype"], entry["shape"], variable=variable, optional=optional, description=description)
+    types = tuple(entry.get("content_types", ()))
+    kind = Bytes
+    if types and all(t.startswith("text/") for t in types):
+        kind = Text
+    elif types and all(t == "application/json" or t.endswith("+json") for t in types):
+        kind = Json
+    return kind(*types, optional=optional, description=description)
+
+
+def _lay_out(layout: Layout, name: str, bodies: List[Optional[Body]], joins: bool) -> None:
+    """Adds one input of all items: joined where it can be."""
+    raws = [body for body in bodies if isinstance(body, Raw)]
+    same = len({(raw.datatype, raw.shape[1:]) for raw in raws}) == 1
+    if joins and len(raws) == len(bodies) and same:
+        layout.joined(name, raws)
+        return
+    for i, body in enumerate(bodies):
+        if isinstance(body, (Raw, Blob)):
+            layout.add(name, i, body)
