@@ -10,13 +10,14 @@ for is not made. A batch belongs to the thread that runs it.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import weakref
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 from .arrays import Arrays
 from .faults import ItemError
-from .parts import Blob, Body, Raw, join_rows, split_rows
+from .parts import Blob, Body, Column, Raw, join_rows, split_rows
 from .specs import Spec, Tensor
 
 __all__ = ["Batch", "Item"]
@@ -94,7 +95,9 @@ class Item:
 
     def content_type(self, name: str) -> str:
         """Returns the content type that a blob came with; empty where there is none."""
-        return self._batch._content_types.get((name, self.number), "")
+        column = self._batch._columns.get(name)
+        part = column[self.number] if isinstance(column, list) else None
+        return part.content_type if isinstance(part, Blob) else ""
 
     def respond(self, name: str, value: str) -> None:
         """Adds a string to the metadata that this item's caller gets beside the outputs."""
@@ -224,9 +227,10 @@ class Batch:
 
     items    the requests, in the order of the rows
     id       the batch's number on this connection, for logs
-    warmup   nobody waits for the answer
-    model    of a stage that serves several: id or alias, and version; else None
     """
+
+    _items: Optional[List[Item]] = None
+    _offsets: Optional[List[int]] = None
 
     def __init__(
         self,
@@ -234,26 +238,33 @@ class Batch:
         kept: Sequence[int],
         inputs: Mapping[str, Values],
         received: float,
-        content_types: Mapping[Tuple[str, int], str],
+        columns: Mapping[str, Column],
         poll: Callable[[Batch], None],
     ) -> None:
         self.id: int = header["batch"]
-        self.warmup: bool = header.get("warmup", False)
-        self.model: Optional[Mapping[str, str]] = header.get("model")
+        self._header = header
         self._headers: List[Mapping[str, Any]] = header["items"]
         self._kept = kept
         self._inputs = inputs
         self._received = received
-        self._content_types = content_types
+        self._columns = columns
         self._poll = poll
-        self._items: Optional[List[Item]] = None
-        self._offsets: Optional[List[int]] = None
         self._cache: Dict[str, Any] = {}
         # By number of the item in the message.
         self._faults: Dict[int, BaseException] = {}
         self._metadata: Dict[int, Dict[str, str]] = {}
         self._cancelled: Dict[int, bool] = {}
         self._states: Dict[int, Any] = {}
+
+    @property
+    def warmup(self) -> bool:
+        """Whether nobody waits for the answer."""
+        return bool(self._header.get("warmup", False))
+
+    @property
+    def model(self) -> Optional[Mapping[str, str]]:
+        """Of a stage that serves several models: id or alias, and version; else None."""
+        return self._header.get("model")
 
     # --- inputs ----------------------------------------------------------
 
@@ -265,9 +276,10 @@ class Batch:
         are a list with one value for each item. Of an optional input, None stands
         for the items that lack it. Raises KeyError where no item has it.
         """
-        if name not in self._cache:
-            self._cache[name] = self._column(name).whole()
-        return self._cache[name]
+        value = self._cache.get(name)
+        if value is None:
+            value = self._cache[name] = self._column(name).whole()
+        return value
 
     def get(self, name: str, default: Any = None) -> Any:
         """Returns an input of all items, or the default where none has it."""
@@ -315,15 +327,11 @@ class Batch:
     @property
     def rows(self) -> int:
         """The rows of all items: N."""
-        return self._starts()[-1]
+        return sum(self._rows_of())
 
     def _starts(self) -> List[int]:
         if self._offsets is None:
-            total, offsets = 0, [0]
-            for number in self._kept:
-                total += self._headers[number].get("rows", 1)
-                offsets.append(total)
-            self._offsets = offsets
+            self._offsets = list(itertools.accumulate(self._rows_of(), initial=0))
         return self._offsets
 
     def _rows_of(self) -> List[int]:
@@ -382,7 +390,7 @@ class Batch:
 
 
 def values_of(
-    column: Union[Body, List[Optional[Body]]],
+    column: Column,
     body: memoryview,
     rows: List[int],
     arrays: Arrays,
@@ -396,8 +404,6 @@ def values_of(
     tensor = spec if isinstance(spec, Tensor) else None
     if isinstance(column, Raw):
         return Rows(column, rows, arrays, tensor)
-    if isinstance(column, Blob):
-        raise TypeError("a blob belongs to one item")
     if any(isinstance(part, Blob) for part in column):
         return Values([bytes(part.data) if isinstance(part, Blob) else None for part in column])
     return Apart([part if isinstance(part, Raw) else None for part in column], body, arrays, tensor, joins)

@@ -47,14 +47,20 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-_decode = json.JSONDecoder(parse_constant=_refuse).decode
+_decoder = json.JSONDecoder(parse_constant=_refuse)
+_scan = _decoder.scan_once
 encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 def decode_header(text: Union[bytes, bytearray, memoryview]) -> Header:
     """Returns the JSON object; raises Violation where it is none."""
     try:
-        header = _decode(str(text, "utf-8"))
+        decoded = str(text, "utf-8")
+        header, end = _scan(decoded, 0)
+        if end != len(decoded):
+            header = _decoder.decode(decoded)
+    except StopIteration:
+        raise Violation("header: it is not JSON") from None
     except (ValueError, RecursionError) as error:
         raise Violation(f"header: {error}") from None
     if type(header) is not dict:
@@ -99,8 +105,7 @@ class Connection:
         self._prefix_view = memoryview(self._prefix)
         self._have = 0  # bytes of the prefix, or of the payload where there is one
         self._payload: Optional[memoryview] = None
-        self._head = 0
-        self._body_at = 0
+        self._body_at = 0  # in the payload: the header's length
 
     # --- reading ---------------------------------------------------------
 
@@ -120,42 +125,40 @@ class Connection:
             return None
 
     def _advance(self, flags: int) -> Frame:
+        receive = self._recv_into
         payload = self._payload
-        if payload is None:
-            have = self._have
-            while have < 16:
-                have += self._receive(self._prefix_view[have:] if have else self._prefix_view, flags, have > 0)
-                self._have = have
-            head, body = check_prefix(self._prefix, self.max_body)
-            self._payload = payload = self._room(head, body)
-            self._have = 0
-        have, size = self._have, len(payload)
-        while have < size:
-            have += self._receive(payload[have:] if have else payload, flags, True)
-            self._have = have
-        self._payload, self._have = None, 0
-        return decode_header(payload[: self._head]), payload[self._body_at :]
-
-    def _receive(self, into: memoryview, flags: int, within: bool) -> int:
+        have = self._have
         try:
-            n = self._recv_into(into, 0, flags)
+            if payload is None:
+                while have < 16:
+                    n = receive(self._prefix_view[have:] if have else self._prefix_view, 0, flags)
+                    if n == 0:
+                        raise Ended("in the middle of a frame" if have else "between two frames")
+                    self._have = have = have + n
+                head, body = check_prefix(self._prefix, self.max_body)
+                self._payload = payload = self._room(head, body)
+                self._have = have = 0
+            size = len(payload)
+            while have < size:
+                n = receive(payload[have:] if have else payload, 0, flags)
+                if n == 0:
+                    raise Ended("in the middle of a frame")
+                self._have = have = have + n
         except (BlockingIOError, socket.timeout):
             raise
         except OSError as error:
             raise Ended(str(error)) from None
-        if n == 0:
-            raise Ended("in the middle of a frame" if within else "between two frames")
-        return n
+        self._payload, self._have = None, 0
+        at = self._body_at
+        return decode_header(payload[:at]), payload[at:]
 
     def _room(self, head: int, body: int) -> memoryview:
         """Returns room for both; the body begins at an address that suits every datatype."""
-        self._head = head
         self._body_at = head
         gap = -head % 64
-        total = gap + head + body
         if body > _PAGED:
-            return memoryview(mmap.mmap(-1, total, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))[gap:]
-        return memoryview(bytearray(total))[gap:]
+            return memoryview(mmap.mmap(-1, gap + head + body, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))[gap:]
+        return memoryview(bytearray(gap + head + body))[gap:]
 
     # --- writing ---------------------------------------------------------
 

@@ -51,47 +51,42 @@ def batch_column(
     rows: Sequence[int],
     has_fault: Sequence[bool],
     joins: bool,
-) -> Column:
-    """Returns one output of a batch: a tensor of all its rows, or a body for each item.
+) -> List[Optional[Body]]:
+    """Returns one output of a batch that is a list: a body for each item.
 
     rows are those of each item, has_fault says which items need no outputs, joins that
     axis 0 of tensors is rows.
     """
-    if isinstance(value, (list, tuple)):
-        if len(value) != len(rows):
-            raise BadOutput(
-                f"output {name!r}: got a list of {len(value)}, wanted {len(rows)}: one value for each item of the batch"
-                + ("" if isinstance(spec, Bytes) else " (or one array of all rows)")
-            )
-        optional = spec is not None and spec.optional
-        out: List[Optional[Body]] = []
-        for i, one in enumerate(value):
-            if has_fault[i] or (one is None and optional):
-                out.append(None)
-            else:
-                out.append(item_body(f"output {name!r} of item {i}", one, spec, arrays, rows[i] if joins else None))
-        return out
-    if isinstance(spec, Bytes):
+    if not isinstance(value, (list, tuple)):
         raise BadOutput(
             f"output {name!r}: got {type(value).__name__}, wanted a list of {len(rows)}, one {spec} for each item of the batch"
         )
-    if spec is None and isinstance(value, (bytes, bytearray, str)):
-        raise BadOutput(f"output {name!r}: got {type(value).__name__}, wanted a list with one for each item of the batch")
-    return _whole(name, value, spec, arrays, rows, joins)
+    if len(value) != len(rows):
+        raise BadOutput(
+            f"output {name!r}: got a list of {len(value)}, wanted {len(rows)}: one value for each item of the batch"
+            + ("" if isinstance(spec, Bytes) else " (or one array of all rows)")
+        )
+    optional = spec is not None and spec.optional
+    out: List[Optional[Body]] = []
+    for i, one in enumerate(value):
+        if has_fault[i] or (one is None and optional):
+            out.append(None)
+        else:
+            out.append(item_body(f"output {name!r} of item {i}", one, spec, arrays, rows[i] if joins else None))
+    return out
 
 
-def _whole(
-    name: str, value: Any, spec: Optional[Spec], arrays: Arrays, rows: Sequence[int], joins: bool
-) -> Column:
-    tensor = spec if isinstance(spec, Tensor) else None
+def whole_column(name: str, value: Any, spec: Optional[Spec], arrays: Arrays, total: int, joins: bool) -> Column:
+    """Returns one output of a batch that is one array, of total rows or items."""
     wanted: Optional[Tuple[int, ...]] = None
-    if tensor is not None:
-        wanted = tensor.shape if joins else (-1, *tensor.shape)
+    if isinstance(spec, Tensor):
+        wanted = spec.shape if joins else (-1, *spec.shape)
+    elif isinstance(value, (bytes, bytearray, str)):
+        raise BadOutput(f"output {name!r}: got {type(value).__name__}, wanted a list with one for each item of the batch")
     try:
-        raw = arrays.encode(value, tensor, wanted)
+        raw = arrays.encode(value, spec, wanted)  # type: ignore[arg-type]  # a Tensor, or None
     except Mismatch as error:
         raise BadOutput(f"output {name!r}: {error}") from None
-    total = sum(rows) if joins else len(rows)
     shape = raw.shape
     if not shape or shape[0] != total:
         of = "row" if joins else "item"
@@ -99,10 +94,10 @@ def _whole(
             f"output {name!r}: got shape {list(shape)}, wanted {[total, *(wanted or shape)[1:]]}: "
             f"axis 0 has one for each {of} of the batch"
         )
-    if tensor is not None and wanted is not None:
-        trailing = wanted[1:]
-        if len(shape) != len(wanted) or any(want not in (-1, got) for want, got in zip(trailing, shape[1:])):
-            raise BadOutput(f"output {name!r}: got shape {list(shape)}, wanted {[total, *trailing]}")
+    if wanted is not None and (
+        len(shape) != len(wanted) or any([want not in (-1, got) for want, got in zip(wanted[1:], shape[1:])])
+    ):
+        raise BadOutput(f"output {name!r}: got shape {list(shape)}, wanted {[total, *wanted[1:]]}")
     if joins:
         return raw
     return [Raw(one.datatype, one.shape[1:], one.data, one.size) for one in split_rows(raw, [1] * total)]

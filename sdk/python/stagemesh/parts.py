@@ -10,8 +10,8 @@ from .datatypes import DATATYPES, MAX_RANK, elements
 from .frames import Buffer, Header, Violation, encode
 
 _LENGTH = struct.Struct("<I")
-_ALIGNMENT = 64
-_PADDING = bytes(_ALIGNMENT)
+_ALIGNED = 64 - 1  # parts begin at multiples of 64 bytes
+_PADDING = bytes(64)
 
 
 class Raw(NamedTuple):
@@ -38,15 +38,6 @@ class Blob(NamedTuple):
 Body = Union[Raw, Blob]
 # The parts of one name: one of all items, or one for each item (None: it has none).
 Column = Union[Raw, List[Optional[Body]]]
-
-
-class Part(NamedTuple):
-    """One part that came; item is None where it belongs to all of them."""
-
-    name: str
-    item: Optional[int]
-    body: Body
-    parameters: Dict[str, Any]
 
 
 def bytes_elements(data: memoryview) -> Iterator[memoryview]:
@@ -104,90 +95,90 @@ def join_rows(raws: Sequence[Raw]) -> Raw:
 # --- parts that came -------------------------------------------------------
 
 
-def read_parts(entries: Any, body: memoryview, items: int) -> List[Part]:
-    """Returns the parts of a message; raises Violation where they cannot be.
+def read_parts(entries: Any, body: memoryview, items: int) -> Dict[str, Column]:
+    """Returns the parts of a message by name; raises Violation where they cannot be.
 
     items is how many items the message has: the bound of a part's item.
     """
     if type(entries) is not list:
         raise Violation("parts: a list is wanted")
-    return [_read_part(i, entry, body, items) for i, entry in enumerate(entries)]
+    out: Dict[str, Column] = {}
+    end = len(body)
+    for entry in entries:
+        try:
+            name, at, size = entry["name"], entry["at"], entry["size"]
+            get = entry.get
+        except (KeyError, TypeError, AttributeError):
+            raise Violation("parts: an object with name, at and size is wanted") from None
+        if type(name) is not str or type(at) is not int or type(size) is not int:
+            raise Violation("parts: name is a string, at and size are whole numbers")
+        if at < 0 or size < 0 or at + size > end:
+            raise Violation(f"part {name!r}: bytes {at} to {at + size} of a body of {end}")
+        datatype = get("datatype")
+        content: Body
+        if datatype is not None:
+            content = _read_tensor(name, datatype, get("shape"), body[at : at + size], size, at)
+        else:
+            content_type = get("content_type", "")
+            if type(content_type) is not str:
+                raise Violation(f"part {name!r}: content_type is a string")
+            content = Blob(content_type, body[at : at + size])
+        if "place" in entry and entry["place"] != "inline":
+            raise Violation(f"part {name!r}: place {entry['place']!r} is not one of this version's")
+        if "parameters" in entry and type(entry["parameters"]) is not dict:
+            raise Violation(f"part {name!r}: parameters are an object")
+        item = get("item")
+        if item is not None:
+            _put(out, name, item, items, content)
+        elif name in out:
+            raise Violation(f"part {name!r} of all items comes more than once")
+        elif type(content) is Raw:
+            out[name] = content
+        else:
+            raise Violation(f"part {name!r}: a blob belongs to one item")
+    return out
 
 
-def _read_part(i: int, entry: Any, body: memoryview, items: int) -> Part:
-    try:
-        name, at, size = entry["name"], entry["at"], entry["size"]
-        get = entry.get
-    except (KeyError, TypeError, AttributeError):
-        raise Violation(f"parts[{i}]: an object with name, at and size is wanted") from None
-    item = get("item")
-    if type(name) is not str or type(at) is not int or type(size) is not int:
-        raise Violation(f"parts[{i}]: name is a string, at and size are whole numbers")
-    if item is not None and (type(item) is not int or not 0 <= item < items):
-        raise Violation(f"parts[{i}] {name!r}: item {item!r} is none of the {items}")
-    if at < 0 or size < 0 or at + size > len(body):
-        raise Violation(f"parts[{i}] {name!r}: bytes {at} to {at + size} of a body of {len(body)}")
-    if get("place", "inline") != "inline":
-        raise Violation(f"parts[{i}] {name!r}: place {get('place')!r} is not one of this version's")
-    parameters = get("parameters", _NONE)
-    if type(parameters) is not dict:
-        raise Violation(f"parts[{i}] {name!r}: parameters are an object")
-    data = body[at : at + size]
-    datatype = get("datatype")
-    if datatype is not None:
-        return Part(name, item, _read_tensor(i, name, datatype, get("shape"), data, at), parameters)
-    content_type = get("content_type", "")
-    if type(content_type) is not str:
-        raise Violation(f"parts[{i}] {name!r}: content_type is a string")
-    return Part(name, item, Blob(content_type, data), parameters)
+def _put(out: Dict[str, Column], name: str, item: Any, items: int, content: Body) -> None:
+    """Adds the part of one item."""
+    if type(item) is not int or not 0 <= item < items:
+        raise Violation(f"part {name!r}: item {item!r} is none of the {items}")
+    column = out.get(name)
+    if column is None:
+        column = out[name] = [None] * items
+    if isinstance(column, Raw) or column[item] is not None:
+        raise Violation(f"part {name!r} of item {item} comes more than once")
+    column[item] = content
 
 
-_NONE: Dict[str, Any] = {}
-
-
-def _read_tensor(i: int, name: str, datatype: Any, shape: Any, data: memoryview, at: int) -> Raw:
-    size = len(data)
-    known = DATATYPES.get(datatype) if type(datatype) is str else None
-    if known is None:
-        raise Violation(f"parts[{i}] {name!r}: datatype {datatype!r} is none")
+def _read_tensor(name: str, datatype: Any, shape: Any, data: memoryview, size: int, at: int) -> Raw:
+    width = _WIDTHS.get(datatype) if type(datatype) is str else None
+    if width is None:
+        raise Violation(f"part {name!r}: datatype {datatype!r} is none")
     if type(shape) is not list or len(shape) > MAX_RANK:
-        raise Violation(f"parts[{i}] {name!r}: shape is a list of at most {MAX_RANK} extents")
+        raise Violation(f"part {name!r}: shape is a list of at most {MAX_RANK} extents")
     n = 1
     for extent in shape:
         if type(extent) is not int or extent < 0:
-            raise Violation(f"parts[{i}] {name!r}: shape {shape!r} has an extent that is none")
+            raise Violation(f"part {name!r}: shape {shape!r} has an extent that is none")
         n *= extent
-    if known.size:
-        if n * known.size != size:
-            raise Violation(f"parts[{i}] {name!r}: shape {shape} of {datatype} takes {n * known.size} bytes, got {size}")
-    else:
-        try:
-            count = sum(1 for _ in bytes_elements(data))
-        except ValueError as error:
-            raise Violation(f"parts[{i}] {name!r}: {error}") from None
-        if count != n:
-            raise Violation(f"parts[{i}] {name!r}: shape {shape} takes {n} elements, got {count}")
+    if width == 0:
+        _check_bytes(name, shape, n, data)
+    elif n * width != size:
+        raise Violation(f"part {name!r}: shape {shape} of {datatype} takes {n * width} bytes, got {size}")
     return Raw(datatype, tuple(shape), data, size, at)
 
 
-def columns(parts: Sequence[Part], items: int) -> Dict[str, Column]:
-    """Sorts parts by name; raises Violation where an item has two of one name."""
-    out: Dict[str, Column] = {}
-    for name, item, body, _ in parts:
-        column = out.get(name)
-        if item is None:
-            if column is not None:
-                raise Violation(f"part {name!r} of all items comes more than once")
-            if not isinstance(body, Raw):
-                raise Violation(f"part {name!r}: a blob belongs to one item")
-            out[name] = body
-            continue
-        if column is None:
-            column = out[name] = [None] * items
-        if isinstance(column, Raw) or column[item] is not None:
-            raise Violation(f"part {name!r} of item {item} comes more than once")
-        column[item] = body
-    return out
+_WIDTHS = {name: datatype.size for name, datatype in DATATYPES.items()}
+
+
+def _check_bytes(name: str, shape: Any, n: int, data: memoryview) -> None:
+    try:
+        count = sum(1 for _ in bytes_elements(data))
+    except ValueError as error:
+        raise Violation(f"part {name!r}: {error}") from None
+    if count != n:
+        raise Violation(f"part {name!r}: shape {shape} takes {n} elements, got {count}")
 
 
 # --- parts to send ---------------------------------------------------------
@@ -210,28 +201,27 @@ class Layout:
 
     def tensor(self, name: str, item: Optional[int], raw: Raw) -> None:
         """Adds a tensor of one item, or of all."""
-        self._tensor(name, item, raw.datatype, raw.shape, raw.size)
-        if raw.size:
-            self.pieces.append(raw.data)
+        datatype, shape, data, size, _ = raw
+        key = (name, datatype, shape)
+        head = self._heads.get(key) or self._head(key)
+        at = self.size
+        if at & _ALIGNED and (item is None or key != self._last):
+            at = self._align()
+        self._last = key
+        owner = "" if item is None else f'"item":{item},'
+        self.entries.append(f'{head}{owner}"at":{at},"size":{size}}}')
+        if size:
+            self.pieces.append(data)
+            self.size = at + size
 
     def joined(self, name: str, raws: Sequence[Raw]) -> None:
         """Adds tensors of one datatype and trailing shape as one, joined on axis 0."""
         first = raws[0]
         shape = (sum([raw.shape[0] for raw in raws]), *first.shape[1:])
-        self._tensor(name, None, first.datatype, shape, sum([raw.size for raw in raws]))
-        self.pieces.extend([raw.data for raw in raws if raw.size])
-
-    def _tensor(self, name: str, item: Optional[int], datatype: str, shape: Tuple[int, ...], size: int) -> None:
-        key = (name, datatype, shape)
-        head = self._heads.get(key)
-        if head is None:
-            head = self._head(key)
-        if item is None or key != self._last:
-            self._align()
-        self._last = key
-        owner = "" if item is None else f'"item":{item},'
-        self.entries.append(f'{head}{owner}"at":{self.size},"size":{size}}}')
-        self.size += size
+        size = sum([raw.size for raw in raws])
+        self.tensor(name, None, Raw(first.datatype, shape, b"", size))
+        if size:
+            self.pieces[-1:] = [raw.data for raw in raws if raw.size]
 
     def blob(self, name: str, item: Optional[int], blob: Blob) -> None:
         """Adds a blob."""
@@ -259,11 +249,13 @@ class Layout:
         taken, self.entries = self.entries[first:], self.entries[:first]
         return [json.loads(entry) for entry in taken]
 
-    def _align(self) -> None:
-        gap = -self.size % _ALIGNMENT
+    def _align(self) -> int:
+        """Fills up to where the next part begins, and returns that."""
+        gap = -self.size & _ALIGNED
         if gap:
             self.pieces.append(_PADDING[:gap])
             self.size += gap
+        return self.size
 
     @classmethod
     def _head(cls, key: Tuple[str, str, Tuple[int, ...]]) -> str:

@@ -11,14 +11,15 @@ import json
 import logging
 import time
 import traceback
+from operator import itemgetter
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from .arrays import Arrays
 from .batches import Apart, Batch, Rows, Values, values_of
 from .faults import InvalidInput, ItemError, ItemFailed, fault_of, is_out_of_memory
 from .frames import MAX_HEADER, Buffer, Header, Violation, encode
-from .outputs import BadOutput, as_outputs, batch_column, check_names, item_body, joinable, shares
-from .parts import Blob, Body, Column, Layout, Raw, columns, join_rows, read_parts
+from .outputs import BadOutput, as_outputs, batch_column, check_names, item_body, joinable, shares, whole_column
+from .parts import Body, Column, Layout, Raw, join_rows, read_parts
 from .specs import Bytes, Json, Spec, Tensor, Text
 from .worker import Worker, overrides
 
@@ -65,21 +66,21 @@ class Runs:
     def batch(self, header: Header, body: memoryview, received: float, poll: Callable[[Batch], None]) -> Batch:
         """Returns the batch of a message; received is when it came, in time.monotonic() seconds."""
         items = check_predict(header)
+        n = len(items)
         rows = [item.get("rows", 1) for item in items]
-        parts = read_parts(header["parts"], body, len(items))
+        found = read_parts(header["parts"], body, n)
         inputs: Dict[str, Values] = {}
-        content_types: Dict[Tuple[str, int], str] = {}
-        for name, column in columns(parts, len(items)).items():
-            if isinstance(column, Raw):
-                if not self._joins:
-                    raise Violation(f'part {name!r}: batch_axis is "none", and it is of all items')
-                if column.shape[:1] != (sum(rows),):
-                    raise Violation(f"part {name!r}: shape {list(column.shape)}, the items have {sum(rows)} rows")
-            inputs[name] = values_of(column, body, rows, self._arrays, self._inputs.get(name), self._joins)
-        for name, item, part, _ in parts:
-            if isinstance(part, Blob) and item is not None:
-                content_types[name, item] = part.content_type
-        return Batch(header, range(len(items)), inputs, received, content_types, poll)
+        for name, column in found.items():
+            spec = self._inputs.get(name)
+            if type(column) is not Raw:
+                inputs[name] = values_of(column, body, rows, self._arrays, spec, self._joins)
+                continue
+            if not self._joins:
+                raise Violation(f'part {name!r}: batch_axis is "none", and it is of all items')
+            if not column.shape or column.shape[0] != sum(rows):
+                raise Violation(f"part {name!r}: shape {list(column.shape)}, the items have {sum(rows)} rows")
+            inputs[name] = Rows(column, rows, self._arrays, spec)
+        return Batch(header, range(n), inputs, received, found, poll)
 
     # --- to the reply ----------------------------------------------------
 
@@ -97,32 +98,37 @@ class Runs:
             return self._of_items(batch, outcomes)
         if self._pre:
             view = self._preprocess(view)
-        if not len(view):
-            return self._result(batch, Layout())
-        returned = self._worker.predict(view)
+        layout = Layout()
+        if not view._kept:
+            return self._result(batch, layout)
+        outputs = self._worker.predict(view)
         if not self._answers or len(batch._faults) == len(batch._headers):
-            return self._result(batch, Layout())
-        outputs = as_outputs("predict", returned, list(self._outputs))
+            return self._result(batch, layout)
+        if type(outputs) is not dict:
+            outputs = as_outputs("predict", outputs, list(self._outputs))
         if self._post:
             return self._of_items(batch, self._postprocess(view, outputs))
-        check_names("predict", outputs, self._outputs)
-        layout = Layout()
+        if outputs.keys() != self._outputs.keys():
+            check_names("predict", outputs, self._outputs)
         for name, value in outputs.items():
-            if value is not None:
-                self._lay_out(layout, name, value, view, whole=view is batch)
+            if value is None:
+                check_names("predict", outputs, self._outputs)
+            else:
+                self._lay_out(layout, name, value, view, view is batch)
         return self._result(batch, layout)
 
     def _lay_out(self, layout: Layout, name: str, value: Any, view: Batch, whole: bool) -> None:
         """Adds one output of a batch to the layout."""
-        rows = view._rows_of()
-        faults = view._faults
-        has_fault = [number in faults for number in view._kept] if faults else [False] * len(rows)
-        column = batch_column(name, value, self._outputs.get(name), self._arrays, rows, has_fault, self._joins)
-        if isinstance(column, Raw):
-            if whole:
+        spec, faults = self._outputs.get(name), view._faults
+        if type(value) is not list and type(value) is not tuple and not isinstance(spec, Bytes):
+            column: Column = whole_column(name, value, spec, self._arrays, view.rows if self._joins else len(view), self._joins)
+            if type(column) is Raw and whole:
                 layout.tensor(name, None, column)
                 return
-            column = shares(column, rows)
+            column = shares(column, view._rows_of())
+        else:
+            has_fault = [number in faults for number in view._kept]
+            column = batch_column(name, value, spec, self._arrays, view._rows_of(), has_fault, self._joins)
         joined = joinable(column) if whole and self._joins and not faults else None
         if joined:
             layout.joined(name, joined)
@@ -388,34 +394,53 @@ def _bytes(raw: Raw) -> memoryview:
 
 # --- checks of a predict message --------------------------------------------
 
-_PLAIN = frozenset(("id", "rows"))
-
-
 def check_predict(header: Header) -> List[Dict[str, Any]]:
     """Returns the items; raises Violation where a key is missing or of another type."""
-    if type(header.get("batch")) is not int or header["batch"] < 0:
-        raise Violation("predict: batch is a whole number")
     items = header.get("items")
     if type(items) is not list or not items:
         raise Violation("predict: items is a list of at least one")
+    if type(header.get("batch")) is not int or header["batch"] < 0:
+        raise Violation("predict: batch is a whole number")
     if type(header.get("parts")) is not list:
         raise Violation("predict: parts is a list")
-    if type(header.get("warmup", False)) is not bool:
-        raise Violation("predict: warmup is a boolean")
-    if type(header.get("model", {})) is not dict:
-        raise Violation("predict: model is an object")
-    for i, item in enumerate(items):
-        if type(item) is not dict or type(item.get("id")) is not str:
-            raise Violation(f"predict: items[{i}]: an object with an id is wanted")
-        rows = item.get("rows", 1)
-        if type(rows) is not int or rows < 1:
-            raise Violation(f"predict: items[{i}]: rows is a whole number from 1")
-        if not item.keys() <= _PLAIN:
+    if len(header) > 4:
+        if type(header.get("warmup", False)) is not bool:
+            raise Violation("predict: warmup is a boolean")
+        if type(header.get("model", _NO_MODEL)) is not dict:
+            raise Violation("predict: model is an object")
+    if not _plain(items):
+        for i, item in enumerate(items):
             _check_item(i, item)
     return items
 
 
-def _check_item(i: int, item: Mapping[str, Any]) -> None:
+_NO_MODEL: Dict[str, Any] = {}
+_STRINGS, _NUMBERS = {str}, {int}
+_id, _timeout = itemgetter("id"), itemgetter("timeout")
+
+
+def _plain(items: List[Any]) -> bool:
+    """Reports whether all items have an id, perhaps all a timeout, and nothing else: the usual, checked fast."""
+    try:
+        if set(map(type, map(_id, items))) != _STRINGS:
+            return False
+        keys = sum(map(len, items))
+        if keys == len(items):
+            return True
+        if keys != 2 * len(items):
+            return False
+        timeouts = list(map(_timeout, items))
+        return set(map(type, timeouts)) == _NUMBERS and min(timeouts) >= 0
+    except (KeyError, TypeError):
+        return False
+
+
+def _check_item(i: int, item: Any) -> None:
+    if type(item) is not dict or type(item.get("id")) is not str:
+        raise Violation(f"predict: items[{i}]: an object with an id is wanted")
+    rows = item.get("rows", 1)
+    if type(rows) is not int or rows < 1:
+        raise Violation(f"predict: items[{i}]: rows is a whole number from 1")
     parameters, metadata, timeout = item.get("parameters"), item.get("metadata"), item.get("timeout", 0)
     if "parameters" in item:
         if type(parameters) is not dict or any(type(v) not in (bool, int, float, str) for v in parameters.values()):

@@ -35,7 +35,7 @@ from .frames import Connection, Ended, Frame, Header, encode
 from .life import Life
 from .loading import target_of
 from .outputs import encode_input
-from .parts import Blob, Body, Layout, Raw, columns, message, read_parts, split_rows
+from .parts import Blob, Body, Layout, Raw, message, read_parts, split_rows
 from .serving import Session
 from .specs import Bytes, Json, Spec, Tensor, Text
 from .worker import Worker
@@ -347,8 +347,7 @@ class Run:
             raise WorkerEnded(f"the worker answered batch {header['batch']}, batch {batch} was sent")
         outcomes = [Outcome() for _ in range(self._sent)]
         specs = {entry["name"]: spec_of(entry) for entry in self.spec.get("outputs", [])}
-        parts = read_parts(header.get("parts", []), body, self._sent)
-        for name, column in columns(parts, self._sent).items():
+        for name, column in read_parts(header.get("parts", []), body, self._sent).items():
             spec = specs.get(name)
             own = split_rows(column, self._rows) if isinstance(column, Raw) else column
             for outcome, part in zip(outcomes, own):
@@ -372,10 +371,16 @@ class Run:
 
     def _read_examples(self, body: memoryview) -> None:
         specs = {entry["name"]: spec_of(entry) for entry in self.spec.get("inputs", [])}
-        self._examples = [
-            {part.name: self._value(part.body, specs.get(part.name)) for part in read_parts(e["inputs"], body, 1)}
-            for e in self.spec.get("examples", [])
-        ]
+        for example in self.spec.get("examples", []):
+            # Their parts have no item, blobs neither: say that they are of the only one.
+            found = read_parts([{**part, "item": 0} for part in example["inputs"]], body, 1)
+            self._examples.append(
+                {
+                    name: self._value(column[0], specs.get(name))
+                    for name, column in found.items()
+                    if isinstance(column, list) and column[0] is not None
+                }
+            )
 
     @property
     def examples(self) -> List[Dict[str, Any]]:
