@@ -7,7 +7,7 @@ it is declared.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from .parts import Raw
 from .specs import Tensor
@@ -27,6 +27,14 @@ class Arrays(ABC):
     @abstractmethod
     def view(self, raw: Raw) -> Any:
         """Returns the tensor as an array over the same bytes."""
+
+    # Takes of a value what all values share that encode to one datatype and shape,
+    # and whether it is C-contiguous; raises AttributeError for what is no array.
+    traits: Callable[[Any], Any]
+
+    @abstractmethod
+    def viewer(self, raw: Raw) -> Callable[[memoryview], Any]:
+        """Returns the function that views a tensor in a body as it views this one in its own."""
 
     @abstractmethod
     def pad(self, raws: Sequence[Raw], spec: Tensor, stack: bool) -> Any:

@@ -14,7 +14,8 @@ from __future__ import annotations
 import array
 import struct
 import sys
-from typing import Any, List, Optional, Sequence, Tuple
+from operator import attrgetter
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from .arrays import Arrays, Mismatch, padded_extents
 from .datatypes import DATATYPES, elements
@@ -39,6 +40,7 @@ class BufferArrays(Arrays):
     """Memoryviews."""
 
     name = "buffer"
+    traits = staticmethod(attrgetter("shape", "format", "c_contiguous"))
 
     def view(self, raw: Raw) -> Any:
         """Returns a memoryview of the tensor's format and shape."""
@@ -51,6 +53,14 @@ class BufferArrays(Arrays):
         if code == "B" and len(raw.shape) == 1:
             return flat
         return flat.cast(code, raw.shape)
+
+    def viewer(self, raw: Raw) -> Callable[[memoryview], Any]:
+        """Returns the function that views a tensor in a body."""
+        datatype, shape, _, size, at = raw
+        code, end = DATATYPES[datatype].code, at + size
+        if size == 0:
+            return lambda body: body[at:end].cast(code)
+        return lambda body: body[at:end].cast(code, shape)
 
     def pad(self, raws: Sequence[Raw], spec: Tensor, stack: bool) -> Any:
         """Returns one memoryview of all, filled up."""

@@ -7,7 +7,8 @@ array of objects, each a bytes.
 from __future__ import annotations
 
 import sys
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from operator import attrgetter
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -50,6 +51,7 @@ class NumpyArrays(Arrays):
     """Arrays of numpy."""
 
     name = "numpy"
+    traits = staticmethod(attrgetter("shape", "dtype", "flags.c_contiguous"))
 
     def view(self, raw: Raw) -> Any:
         """Returns an array over the tensor's bytes."""
@@ -57,6 +59,11 @@ class NumpyArrays(Arrays):
         if dtype is None:
             return _objects(raw)
         return np.ndarray(raw.shape, dtype, raw.data)
+
+    def viewer(self, raw: Raw) -> Callable[[memoryview], Any]:
+        """Returns the function that views a tensor in a body."""
+        shape, dtype, at = raw.shape, _DTYPES[raw.datatype], raw.at
+        return lambda body: np.ndarray(shape, dtype, body, at)
 
     def pad(self, raws: Sequence[Raw], spec: Tensor, stack: bool) -> Any:
         """Returns one array of all, filled up."""

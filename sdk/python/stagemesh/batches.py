@@ -13,10 +13,11 @@ from __future__ import annotations
 import itertools
 import logging
 import weakref
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from .arrays import Arrays
 from .faults import ItemError
+from .frames import Header
 from .parts import Blob, Body, Column, Raw, join_rows, split_rows
 from .specs import Spec, Tensor
 
@@ -222,6 +223,33 @@ class Apart(Values):
         return raws
 
 
+class Plan(NamedTuple):
+    """Parts that are one tensor of all items each, checked: rows of all, and how to view them.
+
+    end is how long the body is at least.
+    """
+
+    rows: int
+    views: Mapping[str, Callable[[memoryview], Any]]  # of the body
+    end: int
+
+
+class Source(NamedTuple):
+    """Where batches come from.
+
+    inputs reads a message to its end, and raises Violation; poll takes the messages
+    that came while a batch runs.
+    """
+
+    inputs: Callable[[Header, memoryview], Tuple[Mapping[str, Values], Mapping[str, Column]]]
+    poll: Callable[[Batch], None]
+
+
+_LATER = frozenset(
+    ("_cache", "_cancelled", "_columns", "_headers", "_inputs", "_kept", "_states")
+)
+
+
 class Batch:
     """What predict gets.
 
@@ -229,30 +257,39 @@ class Batch:
     id       the batch's number on this connection, for logs
     """
 
+    # What becomes of the items, by their number in the message. Until somebody asks
+    # for the items these stay empty, and are the same object for all batches.
+    _faults: Dict[int, BaseException] = {}
+    _metadata: Dict[int, Dict[str, str]] = {}
     _items: Optional[List[Item]] = None
     _offsets: Optional[List[int]] = None
 
-    def __init__(
-        self,
-        header: Mapping[str, Any],
-        kept: Sequence[int],
-        inputs: Mapping[str, Values],
-        received: float,
-        columns: Mapping[str, Column],
-        poll: Callable[[Batch], None],
-    ) -> None:
+    def __init__(self, header: Header, body: memoryview, received: float, plan: Optional[Plan], source: Source) -> None:
         self.id: int = header["batch"]
         self._header = header
-        self._headers: List[Mapping[str, Any]] = header["items"]
-        self._kept = kept
-        self._inputs = inputs
+        self._body = body
         self._received = received
-        self._columns = columns
-        self._poll = poll
+        self._plan = plan
+        self._source = source
+
+    def __getattr__(self, name: str) -> Any:
+        """Reads the message to its end when something is asked for that is not there yet."""
+        if name not in _LATER:
+            raise AttributeError(f"a batch has no {name!r}")
+        self._complete()
+        return self.__dict__[name]
+
+    def _complete(self) -> None:
+        """Reads the message to its end; raises Violation where it cannot be."""
+        source = self._source
+        inputs, columns = source.inputs(self._header, self._body)
+        self._plan = None
+        self._inputs: Mapping[str, Values] = inputs
+        self._columns: Mapping[str, Column] = columns
+        self._headers: List[Mapping[str, Any]] = self._header["items"]
+        self._kept: Sequence[int] = range(len(self._headers))
         self._cache: Dict[str, Any] = {}
-        # By number of the item in the message.
-        self._faults: Dict[int, BaseException] = {}
-        self._metadata: Dict[int, Dict[str, str]] = {}
+        self._faults, self._metadata = {}, {}
         self._cancelled: Dict[int, bool] = {}
         self._states: Dict[int, Any] = {}
 
@@ -276,6 +313,10 @@ class Batch:
         are a list with one value for each item. Of an optional input, None stands
         for the items that lack it. Raises KeyError where no item has it.
         """
+        if self._plan is not None:
+            view = self._plan.views.get(name)
+            if view is not None:
+                return view(self._body)
         value = self._cache.get(name)
         if value is None:
             value = self._cache[name] = self._column(name).whole()
@@ -327,7 +368,7 @@ class Batch:
     @property
     def rows(self) -> int:
         """The rows of all items: N."""
-        return sum(self._rows_of())
+        return self._plan.rows if self._plan is not None else sum(self._rows_of())
 
     def _starts(self) -> List[int]:
         if self._offsets is None:
@@ -364,11 +405,11 @@ class Batch:
     @property
     def cancelled(self) -> bool:
         """Whether nobody waits for any of the items any more; asks the connection each time."""
-        self._poll(self)
+        self._source.poll(self)
         return len(self._cancelled) == len(self._headers)
 
     def _is_cancelled(self, number: int) -> bool:
-        self._poll(self)
+        self._source.poll(self)
         return number in self._cancelled
 
     def _cancel(self, numbers: Optional[Sequence[int]]) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import re
 import select
 import socket
 import struct
@@ -23,6 +24,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 MAGIC = b"SMW1"
 PREFIX = struct.Struct("<4sIQ")
+_pack, _unpack = PREFIX.pack, PREFIX.unpack
 MAX_HEADER = 1 << 20
 
 # Bodies beyond this come into pages of their own, made as they are touched.
@@ -55,19 +57,92 @@ encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 def decode_header(text: Union[bytes, bytearray, memoryview]) -> Header:
     """Returns the JSON object; raises Violation where it is none."""
     try:
-        decoded = str(text, "utf-8")
-        header, end = _scan(decoded, 0)
-        if end != len(decoded):
-            header = _decoder.decode(decoded)
+        return _checked(_parse(str(text, "utf-8")))
+    except UnicodeDecodeError as error:
+        raise Violation(f"header: {error}") from None
+
+
+def _parse(text: str) -> Any:
+    try:
+        value, end = _scan(text, 0)
+        return value if end == len(text) else _decoder.decode(text)
     except StopIteration:
         raise Violation("header: it is not JSON") from None
     except (ValueError, RecursionError) as error:
         raise Violation(f"header: {error}") from None
+
+
+def _checked(header: Any) -> Header:
     if type(header) is not dict:
         raise Violation(f"header: a JSON object is wanted, got {type(header).__name__}")
     if type(header.get("type")) is not str:
         raise Violation("header: it has no type")
     return header
+
+
+class Parts(List[Any]):
+    """The parts of a header that came before: the same object as then; plan is what they mean."""
+
+    plan: Any = None
+
+
+# The key under which a header has the text of items that were not parsed yet; JSON
+# has no such keys.
+DEFERRED: Any = 0
+
+
+def load_items(header: Header) -> Any:
+    """Returns the items of a predict, parsed; raises Violation."""
+    if DEFERRED in header:
+        header["items"] = _parse(header.pop(DEFERRED))
+    return header.get("items")
+
+
+_PARTS = ',"parts":['
+_usual = re.compile(r'\{"type":"predict","batch":(0|[1-9][0-9]{0,18}),"items":\[').match
+
+
+class Headers:
+    """Decodes the headers of one connection.
+
+    The predicts of a connection differ in the batch's number and in their items, so
+    what begins with ``,"parts":[`` is kept, and where it comes again the items before
+    it are not parsed until somebody asks for them. In valid JSON those ten bytes are
+    always a key, since a quote within a string has a backslash before it; and if what
+    stands between ``"items":`` and there is one list, the key is the header's own.
+    """
+
+    _MOST = 256  # that are kept
+    _LONGEST = 4096  # characters
+
+    def __init__(self) -> None:
+        self._tails: Dict[str, Parts] = {}
+
+    def decode(self, data: memoryview) -> Header:
+        """Returns the JSON object, perhaps with DEFERRED items. Raises Violation."""
+        try:
+            text = str(data, "utf-8")
+        except UnicodeDecodeError as error:
+            raise Violation(f"header: {error}") from None
+        match = _usual(text)
+        if match is None:
+            return _checked(_parse(text))
+        at = text.rfind(_PARTS)
+        parts = self._tails.get(text[at:])
+        if parts is None:
+            return self._first(text, at)
+        return {"type": "predict", "batch": int(match[1]), DEFERRED: text[match.end() - 1 : at], "parts": parts}
+
+    def _first(self, text: str, at: int) -> Header:
+        """Returns a header whose tail is new, and keeps the tail where it is nothing but the parts."""
+        header = _checked(_parse(text))
+        if at > 0 and len(text) - at <= self._LONGEST and header.keys() == {"type", "batch", "items", "parts"}:
+            tail = _parse("{" + text[at + 1 :])
+            if tail.keys() == {"parts"} and tail["parts"] == header["parts"]:
+                if len(self._tails) >= self._MOST:
+                    self._tails.clear()
+                self._tails[text[at:]] = header["parts"] = Parts(tail["parts"])
+        return header
 
 
 def check_prefix(prefix: Union[bytes, bytearray], max_body: int) -> Tuple[int, int]:
@@ -80,13 +155,6 @@ def check_prefix(prefix: Union[bytes, bytearray], max_body: int) -> Tuple[int, i
     if body > max_body:
         raise Violation(f"a body of {body} bytes; at most {max_body} are allowed")
     return header, body
-
-
-def pack(header: bytes, body: int) -> bytes:
-    """Returns a frame up to its body of so many bytes."""
-    if len(header) > MAX_HEADER:
-        raise ValueError(f"a header of {len(header)} bytes; at most {MAX_HEADER} are allowed")
-    return PREFIX.pack(MAGIC, len(header), body) + header
 
 
 class Connection:
@@ -106,6 +174,7 @@ class Connection:
         self._have = 0  # bytes of the prefix, or of the payload where there is one
         self._payload: Optional[memoryview] = None
         self._body_at = 0  # in the payload: the header's length
+        self._decode = Headers().decode
 
     # --- reading ---------------------------------------------------------
 
@@ -115,7 +184,33 @@ class Connection:
         Raises BlockingIOError where the socket has become non-blocking, which is
         how a signal ends the wait, and nothing more is there.
         """
-        return self._advance(0)
+        if self._have or self._payload is not None:
+            return self._advance(0)
+        # The usual: both of its pieces come whole.
+        prefix = self._prefix
+        try:
+            n = self._recv_into(prefix)
+            if n != 16:
+                self._have = n
+                return self._advance(0)
+            magic, head, body = _unpack(prefix)
+            if magic != MAGIC or not 2 <= head <= MAX_HEADER or body > self.max_body or body > _PAGED:
+                self._have = 16
+                return self._advance(0)
+            payload = memoryview(bytearray((-head & 63) + head + body))[-head & 63 :]
+            n = 0
+            try:
+                n = self._recv_into(payload)
+            finally:
+                if n != head + body:
+                    self._payload, self._body_at, self._have = payload, head, n
+            if n != head + body:
+                return self._advance(0)
+        except (BlockingIOError, socket.timeout):
+            raise
+        except OSError as error:
+            raise Ended(str(error)) from None
+        return self._decode(payload[:head]), payload[head:]
 
     def poll(self) -> Optional[Frame]:
         """Returns the next frame where all of it is there, else None."""
@@ -150,7 +245,7 @@ class Connection:
             raise Ended(str(error)) from None
         self._payload, self._have = None, 0
         at = self._body_at
-        return decode_header(payload[:at]), payload[at:]
+        return self._decode(payload[:at]), payload[at:]
 
     def _room(self, head: int, body: int) -> memoryview:
         """Returns room for both; the body begins at an address that suits every datatype."""
@@ -164,20 +259,20 @@ class Connection:
 
     def send(self, header: bytes, pieces: Sequence[Buffer] = (), size: int = 0) -> None:
         """Sends a frame whose body is the pieces, which take size bytes together."""
-        head = pack(header, size)
+        if len(header) > MAX_HEADER:
+            raise ValueError(f"a header of {len(header)} bytes; at most {MAX_HEADER} are allowed")
+        buffers = [_pack(MAGIC, len(header), size) + header, *pieces]
         with self._lock:
+            sent = 0
             try:
-                if len(pieces) < _IOV_MAX:
-                    sent = self._sendmsg([head, *pieces])
-                    if sent == len(head) + size:
-                        return
-                else:
-                    sent = 0
-                self._send_rest([head, *pieces], sent)
+                if len(buffers) <= _IOV_MAX:
+                    sent = self._sendmsg(buffers)
             except BlockingIOError:
-                self._send_rest([head, *pieces], 0)
+                pass
             except OSError as error:
                 raise Ended(str(error)) from None
+            if sent != 16 + len(header) + size:
+                self._send_rest(buffers, sent)
 
     def _send_rest(self, pieces: List[Buffer], sent: int) -> None:
         """Sends what is left of the pieces after so many bytes."""

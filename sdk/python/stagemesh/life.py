@@ -43,7 +43,7 @@ class Life:
     def __init__(self) -> None:
         self.asked = False
         self.starting = True  # a signal raises Asked
-        self._waiting = False  # the main thread waits for a frame
+        self.waiting = False  # the main thread waits for a frame
         self._sock: Optional[socket.socket] = None
         self._wake_read = self._wake_write = -1
         self._unseen = False  # of the thread that watches
@@ -76,19 +76,10 @@ class Life:
         first, self.asked = not self.asked, True
         if self.starting and first:
             raise Asked
-        if self._waiting and self._sock is not None:
+        if self.waiting and self._sock is not None:
             # The read that was interrupted is tried again, and returns with
             # nothing where nothing is there: so no frame is lost.
             os.set_blocking(self._sock.fileno(), False)
-
-    def wait(self) -> bool:
-        """Begins a wait for a frame; False where there is no reason to."""
-        self._waiting = True
-        return not self.asked
-
-    def waited(self) -> None:
-        """Ends it."""
-        self._waiting = False
 
     # --- the thread that watches -----------------------------------------
 
@@ -116,7 +107,7 @@ class Life:
             came = b""
         if signal.SIGTERM in came or signal.SIGINT in came:
             self._unseen = True
-        elif self._unseen and self._waiting and not self.asked and self._main is not None:
+        elif self._unseen and self.waiting and not self.asked and self._main is not None:
             signal.pthread_kill(self._main, signal.SIGTERM)
         self._unseen = self._unseen and not self.asked
 

@@ -100,7 +100,7 @@ def read_parts(entries: Any, body: memoryview, items: int) -> Dict[str, Column]:
 
     items is how many items the message has: the bound of a part's item.
     """
-    if type(entries) is not list:
+    if not isinstance(entries, list):
         raise Violation("parts: a list is wanted")
     out: Dict[str, Column] = {}
     end = len(body)
@@ -213,6 +213,11 @@ class Layout:
         if size:
             self.pieces.append(data)
             self.size = at + size
+
+    def head(self, name: str, raw: Raw) -> str:
+        """Returns how the entry of a tensor begins: all but its item and its place."""
+        key = (name, raw.datatype, raw.shape)
+        return self._heads.get(key) or self._head(key)
 
     def joined(self, name: str, raws: Sequence[Raw]) -> None:
         """Adds tensors of one datatype and trailing shape as one, joined on axis 0."""

@@ -12,12 +12,12 @@ import logging
 import time
 import traceback
 from operator import itemgetter
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from .arrays import Arrays
-from .batches import Apart, Batch, Rows, Values, values_of
+from .batches import Apart, Batch, Plan, Rows, Source, Values, values_of
 from .faults import InvalidInput, ItemError, ItemFailed, fault_of, is_out_of_memory
-from .frames import MAX_HEADER, Buffer, Header, Violation, encode
+from .frames import DEFERRED, MAX_HEADER, Buffer, Header, Parts, Violation, encode, load_items
 from .outputs import BadOutput, as_outputs, batch_column, check_names, item_body, joinable, shares, whole_column
 from .parts import Body, Column, Layout, Raw, join_rows, read_parts
 from .specs import Bytes, Json, Spec, Tensor, Text
@@ -32,22 +32,21 @@ _MESSAGE, _TRACEBACK = 4096, 65536
 _ASK = 0.001
 
 
-class Reply(NamedTuple):
-    """A message that ends a batch; its body is the pieces, of size bytes together."""
-
-    header: bytes
-    pieces: Sequence[Buffer] = ()
-    size: int = 0
+# A message that ends a batch: its header, and its body in pieces of so many bytes together.
+Reply = Tuple[bytes, Sequence[Buffer], int]
 
 
 class Runs:
     """Runs the batches of one worker.
 
-    max_frame bounds the body of a reply, in bytes. answers is False for ranks of a
-    gang that say nothing but that they are done.
+    max_frame bounds the body of a reply, in bytes. poll takes the messages that came
+    while a batch runs. answers is False for ranks of a gang that say nothing but that
+    they are done.
     """
 
-    def __init__(self, worker: Worker, arrays: Arrays, max_frame: int, answers: bool = True) -> None:
+    def __init__(
+        self, worker: Worker, arrays: Arrays, max_frame: int, poll: Callable[[Batch], None], answers: bool = True
+    ) -> None:
         self._worker = worker
         self._arrays = arrays
         self._max_frame = max_frame
@@ -61,59 +60,129 @@ class Runs:
         self._outputs = worker.outputs
         self._documents = {n: s for n, s in worker.inputs.items() if isinstance(s, (Text, Json))}
 
+        self._plain = self._joins and answers and not (self._single or self._pre or self._post or self._documents)
+        self._source = Source(self._read, poll)
+        self._predict = worker.predict
+        self._count = len(self._outputs)
+        self._traits = arrays.traits
+        # Outputs like those of other batches, by name, type and traits: the part where it
+        # is the first, how it begins elsewhere, its bytes and its rows.
+        self._known: Dict[Tuple[str, type, Any], Tuple[str, str, int, int]] = {}
+
     # --- from the message ------------------------------------------------
 
-    def batch(self, header: Header, body: memoryview, received: float, poll: Callable[[Batch], None]) -> Batch:
-        """Returns the batch of a message; received is when it came, in time.monotonic() seconds."""
+    def batch(self, header: Header, body: memoryview, received: float) -> Batch:
+        """Returns the batch of a message; received is when it came, in time.monotonic() seconds.
+
+        Raises Violation. What is deferred of it is checked when somebody asks for it.
+        """
+        if DEFERRED in header:
+            plan = header["parts"].plan
+            if plan is not None and plan.end <= len(body):
+                return Batch(header, body, received, plan, self._source)
+        if type(header.get("batch")) is not int or header["batch"] < 0:
+            raise Violation("predict: batch is a whole number")
+        batch = Batch(header, body, received, None, self._source)
+        batch._complete()
+        return batch
+
+    def _read(self, header: Header, body: memoryview) -> Tuple[Dict[str, Values], Dict[str, Column]]:
+        """Reads a message to its end."""
         items = check_predict(header)
-        n = len(items)
         rows = [item.get("rows", 1) for item in items]
-        found = read_parts(header["parts"], body, n)
+        total = sum(rows)
+        columns = read_parts(header["parts"], body, len(items))
         inputs: Dict[str, Values] = {}
-        for name, column in found.items():
+        for name, column in columns.items():
+            if type(column) is Raw:
+                if not self._joins:
+                    raise Violation(f'part {name!r}: batch_axis is "none", and it is of all items')
+                if not column.shape or column.shape[0] != total:
+                    raise Violation(f"part {name!r}: shape {list(column.shape)}, the items have {total} rows")
+            inputs[name] = values_of(column, body, rows, self._arrays, self._inputs.get(name), self._joins)
+        if self._plain and type(header["parts"]) is Parts:
+            header["parts"].plan = self._plan(columns, total)
+        return inputs, columns
+
+    def _plan(self, columns: Mapping[str, Column], rows: int) -> Optional[Plan]:
+        """Returns the plan of parts that can be taken as they are the next time."""
+        views = {}
+        end = 0
+        for name, raw in columns.items():
             spec = self._inputs.get(name)
-            if type(column) is not Raw:
-                inputs[name] = values_of(column, body, rows, self._arrays, spec, self._joins)
-                continue
-            if not self._joins:
-                raise Violation(f'part {name!r}: batch_axis is "none", and it is of all items')
-            if not column.shape or column.shape[0] != sum(rows):
-                raise Violation(f"part {name!r}: shape {list(column.shape)}, the items have {sum(rows)} rows")
-            inputs[name] = Rows(column, rows, self._arrays, spec)
-        return Batch(header, range(n), inputs, received, found, poll)
+            if not isinstance(raw, Raw) or raw.datatype == "BYTES":
+                return None
+            if isinstance(spec, Tensor) and spec.variable != "exact":
+                return None
+            views[name] = self._arrays.viewer(raw)
+            end = max(end, raw.at + raw.size)
+        return Plan(rows, views, end)
 
     # --- to the reply ----------------------------------------------------
 
     def run(self, batch: Batch) -> Reply:
-        """Runs a batch; the reply ends it."""
+        """Runs a batch; the reply ends it. Raises Violation where its message cannot be."""
         try:
-            return self._run(batch)
+            if not self._plain:
+                return self._run(batch)
+            outputs = self._predict(batch)
+            if batch._plan is not None and type(outputs) is dict and len(outputs) == self._count:
+                reply = self._usual(batch.id, batch._plan.rows, outputs)
+                if reply is not None:
+                    return reply
+            return self._of_batch(batch, batch, outputs)
         except BaseException as error:  # sys.exit in predict is no reason to leave
+            if isinstance(error, Violation):
+                raise
             return self._error(batch, error)
+
+    def _usual(self, batch: int, rows: int, outputs: Mapping[str, Any]) -> Optional[Reply]:
+        """Returns the result of outputs like those of another batch; None where one is new."""
+        entries, pieces, at = "", [], 0
+        for name, value in outputs.items():
+            try:
+                known = self._known.get((name, type(value), self._traits(value)))
+            except AttributeError:
+                return None
+            if known is None:
+                return None
+            first, head, size, of = known
+            if of != rows:
+                return None
+            if not entries:
+                entries = first
+            else:
+                if at & 63:
+                    pieces.append(bytes(-at & 63))
+                    at += -at & 63
+                entries += f',{head}"at":{at},"size":{size}}}'
+            pieces.append(value)
+            at += size
+        if at > self._max_frame:
+            return None
+        return f'{{"type":"result","batch":{batch},"parts":[{entries}]}}'.encode("ascii"), pieces, at
 
     def _run(self, batch: Batch) -> Reply:
         view = self._decode(batch) if self._documents else batch
         if self._single:
-            outcomes = self._run_items(view)
-            return self._of_items(batch, outcomes)
+            return self._of_items(batch, self._run_items(view))
         if self._pre:
             view = self._preprocess(view)
-        layout = Layout()
         if not view._kept:
-            return self._result(batch, layout)
-        outputs = self._worker.predict(view)
+            return self._result(batch, Layout())
+        return self._of_batch(batch, view, self._worker.predict(view))
+
+    def _of_batch(self, batch: Batch, view: Batch, outputs: Any) -> Reply:
+        """Returns the result of what predict returned for the items of view."""
+        layout = Layout()
         if not self._answers or len(batch._faults) == len(batch._headers):
             return self._result(batch, layout)
-        if type(outputs) is not dict:
-            outputs = as_outputs("predict", outputs, list(self._outputs))
+        outputs = as_outputs("predict", outputs, list(self._outputs))
         if self._post:
             return self._of_items(batch, self._postprocess(view, outputs))
-        if outputs.keys() != self._outputs.keys():
-            check_names("predict", outputs, self._outputs)
+        check_names("predict", outputs, self._outputs)
         for name, value in outputs.items():
-            if value is None:
-                check_names("predict", outputs, self._outputs)
-            else:
+            if value is not None:
                 self._lay_out(layout, name, value, view, view is batch)
         return self._result(batch, layout)
 
@@ -124,6 +193,7 @@ class Runs:
             column: Column = whole_column(name, value, spec, self._arrays, view.rows if self._joins else len(view), self._joins)
             if type(column) is Raw and whole:
                 layout.tensor(name, None, column)
+                self._remember(name, value, column, layout)
                 return
             column = shares(column, view._rows_of())
         else:
@@ -136,6 +206,16 @@ class Runs:
         for number, body in zip(view._kept, column):
             if body is not None and number not in faults:
                 layout.add(name, number, body)
+
+    def _remember(self, name: str, value: Any, raw: Raw, layout: Layout) -> None:
+        """Notes how an array was encoded, where the next one like it can be sent as it is."""
+        if raw.data is not value:
+            return
+        if len(self._known) >= 1024:  # shapes that vary without end
+            self._known.clear()
+        key = (name, type(value), self._traits(value))
+        head = layout.head(name, raw)
+        self._known[key] = (f'{head}"at":0,"size":{raw.size}}}', head, raw.size, raw.shape[0])
 
     def _of_items(self, batch: Batch, outcomes: Mapping[int, Mapping[str, Body]]) -> Reply:
         """Returns the result of outputs by item and name."""
@@ -337,7 +417,7 @@ class Runs:
                 f"the result's header takes {len(header)} bytes, and may take {MAX_HEADER}: "
                 "return outputs joined, fewer metadata, shorter messages"
             )
-        return Reply(header, layout.pieces, layout.size)
+        return header, layout.pieces, layout.size
 
     def _error(self, batch: Batch, error: BaseException) -> Reply:
         """Returns the reply to a batch that failed as a whole."""
@@ -349,7 +429,7 @@ class Runs:
                 return self._result(batch, Layout())
             except BadOutput:
                 pass
-        return Reply(error_header(error, batch.id))
+        return error_header(error, batch.id), (), 0
 
 
 def error_header(error: BaseException, batch: Optional[int] = None) -> bytes:
@@ -396,18 +476,16 @@ def _bytes(raw: Raw) -> memoryview:
 
 def check_predict(header: Header) -> List[Dict[str, Any]]:
     """Returns the items; raises Violation where a key is missing or of another type."""
-    items = header.get("items")
+    items = load_items(header)
     if type(items) is not list or not items:
         raise Violation("predict: items is a list of at least one")
-    if type(header.get("batch")) is not int or header["batch"] < 0:
-        raise Violation("predict: batch is a whole number")
-    if type(header.get("parts")) is not list:
-        raise Violation("predict: parts is a list")
     if len(header) > 4:
         if type(header.get("warmup", False)) is not bool:
             raise Violation("predict: warmup is a boolean")
         if type(header.get("model", _NO_MODEL)) is not dict:
             raise Violation("predict: model is an object")
+    if "parts" not in header:
+        raise Violation("predict: it has no parts")
     if not _plain(items):
         for i, item in enumerate(items):
             _check_item(i, item)

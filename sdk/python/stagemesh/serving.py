@@ -124,7 +124,8 @@ class Session:
         self._stopping = False  # takes no more batches
         self._said_shutdown = False
         self._over: Optional[BaseException] = None  # what ended the connection during a batch
-        self._running: Dict[int, Batch] = {}
+        self._current: Optional[Batch] = None  # with one slot
+        self._running: Dict[int, Batch] = {}  # with more
         self._worker: Optional[Worker] = None
 
     # --- the whole ---------------------------------------------------------
@@ -159,7 +160,13 @@ class Session:
             spec = wire_spec(worker, arrays, layout)
             if layout.size > self._connection.max_body:
                 raise ValueError(f"the examples take {layout.size} bytes, the host takes {self._connection.max_body} in a frame")
-            runs = Runs(worker, arrays, self._connection.max_body, answers=context.rank == 0)
+            runs = Runs(
+                worker,
+                arrays,
+                self._connection.max_body,
+                self._poll if self._slots == 1 else _no_poll,
+                answers=context.rank == 0,
+            )
             ready = encode({"type": "ready", "slots": self._slots, "spec": spec}).encode("ascii")
         except (Asked, Ended, Violation):
             raise
@@ -233,42 +240,36 @@ class Session:
     # --- one slot --------------------------------------------------------------
 
     def _run_batches(self, runs: Runs) -> int:
-        connection, life = self._connection, self._life
+        life, read, send, now = self._life, self._connection.read, self._connection.send, time.monotonic
         while True:
-            frame = self._next()
-            if frame is None:
+            life.waiting = True
+            try:
+                frame = self._connection.poll() if life.asked else read()
+            except BlockingIOError:
+                frame = None
+            life.waiting = False
+            if frame is None:  # a signal came, and nothing else
                 return self._leave()
             header, body = frame
-            if header["type"] != "predict":
+            if header["type"] == "predict":
+                self._current = batch = runs.batch(header, body, now())
+                header = body = frame = None  # the batch alone keeps its bytes
+                reply = runs.run(batch)
+                if life.asked or self._stopping or self._over is not None:
+                    self._before_last()
+                send(*reply)
+                self._current = batch = reply = None
+            else:
                 self._other(header)
-                if self._stopping:
-                    return self._leave()
-                continue
-            batch = runs.batch(header, body, time.monotonic(), self._poll)
-            self._running[batch.id] = batch
-            del header, body, frame  # the batch alone keeps its bytes
-            reply = runs.run(batch)
-            del self._running[batch.id], batch
-            if self._over is not None:
-                raise self._over
-            if (self._stopping or life.asked) and not self._said_shutdown:
-                self._say_shutdown()
-            connection.send(*reply)
-            del reply
             if self._stopping:
                 return self._leave()
 
-    def _next(self) -> Optional[Frame]:
-        """Waits for a frame; None where a signal asks to stop, and none has come."""
-        life = self._life
-        try:
-            if life.wait():
-                return self._connection.read()
-            return self._connection.poll()
-        except BlockingIOError:
-            return None
-        finally:
-            life.waited()
+    def _before_last(self) -> None:
+        """Says, ahead of a result, that no further batch is taken; raises what ended the connection meanwhile."""
+        if self._over is not None:
+            raise self._over
+        if not self._said_shutdown:
+            self._say_shutdown()
 
     def _poll(self, batch: Batch) -> None:
         """Takes the frames that came while a batch runs."""
@@ -290,7 +291,9 @@ class Session:
         """Takes a message that is no batch."""
         kind = header["type"]
         if kind == "cancel":
-            batch = self._running.get(number(header, "batch"))
+            name = number(header, "batch")
+            current = self._current
+            batch = current if current is not None and current.id == name else self._running.get(name)
             items = header.get("items")
             if items is not None and (type(items) is not list or any(type(i) is not int or i < 0 for i in items)):
                 raise Violation("cancel: items is a list of indices")
@@ -347,7 +350,7 @@ class _Pool:
             thread.start()
         try:
             while not session._stopping:
-                frame = session._next()
+                frame = self._next()
                 if frame is None:
                     break
                 self._take(*frame)
@@ -362,6 +365,17 @@ class _Pool:
             thread.join()
         return code
 
+    def _next(self) -> Optional[Frame]:
+        """Waits for a frame; None where a signal asks to stop, and none has come."""
+        life = self._session._life
+        life.waiting = True
+        try:
+            return self._session._connection.poll() if life.asked else self._session._connection.read()
+        except BlockingIOError:
+            return None
+        finally:
+            life.waiting = False
+
     def _take(self, header: Header, body: memoryview) -> None:
         session = self._session
         if header["type"] != "predict":
@@ -369,7 +383,8 @@ class _Pool:
             return
         if len(session._running) >= self._slots:
             raise Violation("a predict beyond the slots of the worker")
-        batch = self._runs.batch(header, body, time.monotonic(), _no_poll)
+        batch = self._runs.batch(header, body, time.monotonic())
+        batch._complete()  # here, since both threads may ask
         session._running[batch.id] = batch
         self._batches.put(batch)
 
