@@ -117,7 +117,9 @@ def _array(value: Any, spec: Optional[Tensor]) -> "np.ndarray[Any, Any]":
         return np.asarray(value)
     if spec is None or hasattr(value, "__array__") or spec.datatype == "BYTES":
         try:
-            return np.asarray(value)
+            # As objects: numpy's own strings are ASCII, and end before zeros.
+            strings = spec is not None and spec.datatype == "BYTES" and isinstance(value, (list, tuple))
+            return np.asarray(value, object if strings else None)
         except Exception as error:
             raise Mismatch(f"got {type(value).__name__}, which numpy cannot read: {error}") from None
     if isinstance(value, (dict, set, str, type(None))):

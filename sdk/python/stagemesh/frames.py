@@ -64,10 +64,13 @@ def decode_header(text: Union[bytes, bytearray, memoryview]) -> Header:
 
 def _parse(text: str) -> Any:
     try:
-        value, end = _scan(text, 0)
-        return value if end == len(text) else _decoder.decode(text)
-    except StopIteration:
-        raise Violation("header: it is not JSON") from None
+        try:
+            value, end = _scan(text, 0)
+            if end == len(text):
+                return value
+        except StopIteration:
+            pass
+        return _decoder.decode(text)  # white space around it is JSON too
     except (ValueError, RecursionError) as error:
         raise Violation(f"header: {error}") from None
 

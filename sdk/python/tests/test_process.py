@@ -1,0 +1,486 @@
+"""A worker as a process: starting, signals, the lifeline, violations, exit codes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import sys
+import time
+import unittest
+from typing import Any, Dict
+
+from .support import DOUBLE, Host, alive, eventually, floats, frame
+
+
+class ConversationTest(unittest.TestCase):
+    def test_hello_ready_predict_ping_shutdown(self) -> None:
+        with Host(DOUBLE) as host:
+            hello = host.hello()
+            self.assertEqual((hello["protocols"], hello["name"], hello["pid"]), ([1], "Double", host.process.pid))
+            self.assertRegex(hello["sdk"], r"^stagemesh-python \d")
+            ready, _ = host.expect("ready")
+            self.assertEqual(ready["slots"], 1)
+            self.assertEqual(ready["spec"]["inputs"], [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}])
+            for batch in range(1, 4):
+                host.predict(batch, rows=3, value=4, timeout=1000, unknown="ignored")
+                header, body = host.expect("result")
+                self.assertEqual((header["batch"], body), (batch, floats(*[8] * 6)))
+                part = header["parts"][0]
+                self.assertEqual((part["name"], part["shape"], part["at"], part["size"]), ("y", [3, 2], 0, 24))
+            host.send({"type": "ping", "n": 9, "unknown": {}})
+            self.assertEqual(host.expect("pong")[0]["n"], 9)
+            for kind in ("load", "unload"):
+                host.send({"type": kind, "model": {}})
+                self.assertEqual(host.expect("error")[0]["kind"], "unsupported")
+            host.send({"type": "shutdown", "timeout": 5000})
+            self.assertEqual(host.expect("state")[0]["state"], "SHUTDOWN")
+            self.assertTrue(host.ended())
+            self.assertEqual(host.exit_code(), 0)
+            self.assertEqual(host.stderr(), "")
+
+    def test_items_that_come_one_by_one(self) -> None:
+        with Host(DOUBLE) as host:
+            host.ready()
+            body = floats(1, 2) + bytes(56) + floats(3, 4, 5, 6)
+            part = {"name": "x", "datatype": "FP32"}
+            parts = [{**part, "shape": [2, 2], "item": 1, "at": 64, "size": 16}, {**part, "shape": [1, 2], "item": 0, "at": 0, "size": 8}]
+            host.send({"type": "predict", "batch": 1, "items": [{"id": "a"}, {"id": "b", "rows": 2}], "parts": parts}, body)
+            header, got = host.expect("result")
+            self.assertEqual((header["parts"][0]["shape"], got), ([3, 2], floats(2, 4, 6, 8, 10, 12)))
+
+    def test_bodies_of_1_and_50_megabytes(self) -> None:
+        source = """
+            from stagemesh import Tensor, Worker
+            class Same(Worker):
+                arrays = "buffer"
+                inputs = {"x": Tensor("UINT8", [-1, -1])}
+                outputs = {"y": Tensor("UINT8", [-1, -1])}
+                def predict(self, batch):
+                    return {"y": batch["x"]}
+        """
+        with Host(source) as host:
+            host.ready()
+            for batch, size in enumerate((1 << 20, 50 << 20, 100)):
+                data = os.urandom(100) * (size // 100 + 1)
+                data = data[:size]
+                part = {"name": "x", "datatype": "UINT8", "shape": [1, size], "at": 0, "size": size}
+                host.send({"type": "predict", "batch": batch, "items": [{"id": "a"}], "parts": [part]}, data)
+                header, body = host.expect("result")
+                self.assertTrue(body == data, f"{size} bytes came back otherwise")
+            with open(f"/proc/{host.process.pid}/status") as file:
+                now = next(int(line.split()[1]) for line in file if line.startswith("VmRSS"))
+            self.assertLess(now, 60 << 10, "KiB stay in memory after a body of 50 MB")
+
+    def test_a_host_that_writes_byte_by_byte(self) -> None:
+        with Host(DOUBLE) as host:
+            host.ready()
+            body = floats(1, 2)
+            part = {"name": "x", "datatype": "FP32", "shape": [1, 2], "at": 0, "size": 8}
+            data = frame({"type": "predict", "batch": 1, "items": [{"id": "a"}], "parts": [part]}, body)
+            for at in range(len(data)):
+                host.sock.sendall(data[at : at + 1])
+            self.assertEqual(host.expect("result")[1], floats(2, 4))
+
+    def test_what_a_worker_prints_disturbs_nothing_and_comes_by_lines(self) -> None:
+        source = DOUBLE + """
+class Loud(Double):
+    def predict(self, batch):
+        print("SMW1 in predict", "\\ud800")
+        os.write(1, b"raw\\n")
+        return super().predict(batch)
+"""
+        with Host(source) as host:
+            host.ready()
+            host.predict(1)
+            host.expect("result")
+            assert host.process.stdout is not None
+            self.assertEqual(host.process.stdout.readline(), b"SMW1 in predict \\ud800\n")
+            self.assertEqual(host.process.stdout.readline(), b"raw\n")
+
+    def test_serve_in_the_file_itself(self) -> None:
+        source = DOUBLE.replace('arrays = "buffer"', 'arrays = "numpy"') + '\nfrom stagemesh import serve\nserve(Double, arrays="buffer")\n'
+        for module in (True, False):
+            with self.subTest(module=module):
+                command = [sys.executable] + (["-m", "stagemesh"] if module else [])
+                host = Host.__new__(Host)
+                # The file's path is known only inside, so the command is a shell's.
+                Host.__init__(host, source, command=["sh", "-c", f"exec {' '.join(command)} $(dirname $STAGEMESH_SOCKET)/worker_file.py"])
+                with host:
+                    host.ready()
+                    host.predict(1)
+                    host.expect("result")
+                    host.send({"type": "shutdown", "timeout": 5000})
+                    self.assertEqual(host.exit_code(), 0)
+
+
+class CancelTest(unittest.TestCase):
+    SOURCE = DOUBLE + """
+class Slow(Double):
+    def predict(self, batch):
+        note("entered", batch.id)
+        if batch.id == 1:
+            while not batch.items[1].cancelled:
+                time.sleep(0.001)
+            note("seen", [item.cancelled for item in batch.items] + [batch.cancelled])
+        if batch.id == 2:
+            while not batch.cancelled:
+                time.sleep(0.001)
+        if batch.id == 3:
+            wait_for("go")
+        return super().predict(batch)
+"""
+
+    def test_a_cancel_is_seen_during_predict(self) -> None:
+        with Host(self.SOURCE) as host:
+            host.ready()
+            host.predict(1, rows=3)
+            eventually(lambda: host.lines(host.path("entered")) == ["1"], "the batch runs")
+            host.send({"type": "cancel", "batch": 7})  # of a batch that is long over
+            host.send({"type": "cancel", "batch": 1, "items": [1, 99]})
+            host.expect("result")
+            self.assertEqual(host.lines(host.path("seen")), ["[False, True, False, False]"])
+            host.predict(2)
+            host.send({"type": "cancel", "batch": 2})
+            self.assertEqual(host.expect("result")[0]["batch"], 2)
+            host.send({"type": "cancel", "batch": 2})  # too late
+            host.send({"type": "ping", "n": 1})
+            host.expect("pong")
+
+    def test_frames_that_come_during_a_batch_are_not_lost(self) -> None:
+        with Host(self.SOURCE) as host:
+            host.ready()
+            host.predict(3)
+            eventually(lambda: host.lines(host.path("entered")) == ["3"], "the batch runs")
+            host.send({"type": "ping", "n": 5})
+            host.send({"type": "shutdown", "timeout": 5000})
+            open(host.path("go"), "w").close()
+            self.assertEqual(host.receive()[0]["type"], "result")
+            self.assertEqual(host.receive()[0]["type"], "pong")
+            self.assertEqual(host.receive()[0]["state"], "SHUTDOWN")
+            self.assertEqual(host.exit_code(), 0)
+
+    def test_a_host_that_leaves_during_a_batch_cancels_it(self) -> None:
+        with Host(self.SOURCE) as host:
+            host.ready()
+            host.predict(2)
+            eventually(lambda: host.lines(host.path("entered")) == ["2"], "the batch runs")
+            host.sock.close()
+            self.assertEqual(host.exit_code(), 3)
+            self.assertIn("the connection to the host ended", host.stderr())
+
+
+class SignalsTest(unittest.TestCase):
+    SLOW = DOUBLE + """
+class Slow(Double):
+    def predict(self, batch):
+        note("entered", batch.id)
+        wait_for("go")
+        return super().predict(batch)
+    def teardown(self):
+        note("teardown")
+"""
+
+    def test_a_signal_while_idle_ends_it_with_0(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with self.subTest(number), Host(DOUBLE) as host:
+                host.ready()
+                host.send({"type": "ping", "n": 1})
+                host.expect("pong")
+                os.kill(host.process.pid, number)
+                self.assertEqual(host.expect("state")[0]["state"], "SHUTDOWN")
+                self.assertTrue(host.ended())
+                self.assertEqual(host.exit_code(), 0)
+
+    def test_a_signal_mid_batch_lets_it_finish_and_a_second_changes_nothing(self) -> None:
+        with Host(self.SLOW) as host:
+            host.ready()
+            host.predict(1, rows=2)
+            eventually(lambda: host.lines(host.path("entered")) == ["1"], "the batch runs")
+            for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+                os.kill(host.process.pid, number)
+            open(host.path("go"), "w").close()
+            self.assertEqual(host.expect("state")[0]["state"], "SHUTDOWN")
+            self.assertEqual(host.expect("result")[1], floats(2, 2, 2, 2))
+            self.assertTrue(host.ended())
+            self.assertEqual(host.exit_code(), 0)
+            self.assertEqual(len(host.lines(host.path("teardown"))), 1)
+
+    def test_a_batch_that_has_come_is_run_though_a_signal_came_before_it_was_read(self) -> None:
+        with Host(self.SLOW) as host:
+            host.ready()
+            os.kill(host.process.pid, signal.SIGSTOP)
+            host.predict(1)
+            os.kill(host.process.pid, signal.SIGTERM)
+            os.kill(host.process.pid, signal.SIGCONT)
+            open(host.path("go"), "w").close()
+            kinds = [host.receive()[0]["type"], host.receive()[0]["type"]]
+            self.assertEqual(sorted(kinds), ["result", "state"])
+            self.assertEqual(host.exit_code(), 0)
+
+    def test_signals_at_any_moment_under_load(self) -> None:
+        for i in range(10):
+            with Host(DOUBLE) as host:
+                host.ready()
+                answered = 0
+                end = time.monotonic() + 0.002 * i
+                while time.monotonic() < end:
+                    host.predict(answered)
+                    host.expect("result")
+                    answered += 1
+                os.kill(host.process.pid, signal.SIGTERM)
+                self.assertEqual(host.expect("state")[0]["state"], "SHUTDOWN")
+                self.assertEqual(host.exit_code(10), 0)
+
+    def test_a_signal_ends_a_setup_at_once(self) -> None:
+        source = DOUBLE + """
+class Loads(Double):
+    def setup(self, ctx):
+        ctx.progress("loading")
+        time.sleep(600)
+"""
+        with Host(source) as host:
+            host.hello()
+            self.assertEqual(host.expect("state")[0], {"type": "state", "state": "STARTUP", "message": "loading"})
+            os.kill(host.process.pid, signal.SIGTERM)
+            self.assertEqual(host.expect("state")[0]["state"], "SHUTDOWN")
+            self.assertEqual(host.exit_code(), 0)
+
+    def test_a_signal_ends_the_pool_after_its_batches(self) -> None:
+        source = self.SLOW + "\nSlow.concurrency = 2\n"
+        with Host(source, welcome={"slots": 2}) as host:
+            self.assertEqual(host.ready()["slots"], 2)
+            host.predict(1)
+            host.predict(2)
+            eventually(lambda: len(host.lines(host.path("entered"))) == 2, "both run")
+            os.kill(host.process.pid, signal.SIGTERM)
+            self.assertEqual(host.expect("state")[0]["state"], "SHUTDOWN")
+            open(host.path("go"), "w").close()
+            self.assertEqual({host.expect("result")[0]["batch"] for _ in range(2)}, {1, 2})
+            self.assertEqual(host.exit_code(), 0)
+
+    def test_threads_that_stay_do_not_keep_the_process(self) -> None:
+        source = DOUBLE + """
+import threading
+class Stays(Double):
+    def setup(self, ctx):
+        threading.Thread(target=time.sleep, args=(600,), name="stays").start()
+"""
+        with Host(source) as host:
+            host.ready()
+            host.send({"type": "shutdown", "timeout": 5000})
+            self.assertEqual(host.exit_code(5), 0)
+            self.assertIn("without waiting for the threads stays", host.stderr())
+
+
+class LifelineTest(unittest.TestCase):
+    BUSY = DOUBLE + """
+import ctypes
+class Busy(Double):
+    def predict(self, batch):
+        if batch.id == 1:
+            child = subprocess.Popen(["sleep", "600"])
+            note("child", child.pid)
+            time.sleep(600)
+        note("child", os.getpid())
+        ctypes.PyDLL(None).sleep(600)  # holds the interpreter's lock
+"""
+
+    def ends(self, host: Host) -> None:
+        started = time.monotonic()
+        os.close(host.lifeline)
+        host.lifeline = -1
+        code = host.exit_code(5)
+        self.assertLess(time.monotonic() - started, 2)
+        self.assertNotEqual(code, 0)
+
+    def test_an_idle_worker_ends(self) -> None:
+        with Host(DOUBLE) as host:
+            host.ready()
+            self.ends(host)
+
+    def test_a_busy_worker_ends_with_its_children(self) -> None:
+        with Host(self.BUSY) as host:
+            host.ready()
+            host.predict(1)
+            eventually(lambda: len(host.lines(host.path("child"))) == 1, "the child runs")
+            child = int(host.lines(host.path("child"))[0])
+            self.assertTrue(alive(child))
+            started = time.monotonic()
+            self.ends(host)
+            eventually(lambda: not alive(child), "the child ends too", 2 - (time.monotonic() - started))
+
+    @unittest.skipUnless(sys.platform.startswith("linux"), "elsewhere the thread alone watches, which needs the lock")
+    def test_a_worker_that_holds_the_interpreters_lock_ends(self) -> None:
+        with Host(self.BUSY) as host:
+            host.ready()
+            host.predict(2)
+            eventually(lambda: len(host.lines(host.path("child"))) == 1, "the batch runs")
+            self.ends(host)
+
+    def test_a_worker_that_loads_ends(self) -> None:
+        source = DOUBLE + """
+class Loads(Double):
+    def setup(self, ctx):
+        ctx.progress("loading")
+        time.sleep(600)
+"""
+        with Host(source) as host:
+            host.hello()
+            host.expect("state")
+            self.ends(host)
+
+
+class ForksTest(unittest.TestCase):
+    SOURCE = DOUBLE + """
+class Forks(Double):
+    def setup(self, ctx):
+        pid = os.fork()
+        if pid == 0:
+            note("child", f"{os.getpid()} {signal.getsignal(signal.SIGTERM) == signal.SIG_DFL}")
+            time.sleep(600)
+            os._exit(0)
+"""
+
+    def test_a_forked_child_has_signals_of_its_own_and_does_not_hold_the_connection(self) -> None:
+        with Host(self.SOURCE) as host:
+            host.ready()
+            eventually(lambda: len(host.lines(host.path("child"))) == 1, "the child runs")
+            pid, default = host.lines(host.path("child"))[0].split()
+            self.assertEqual(default, "True")
+            os.kill(host.process.pid, signal.SIGKILL)
+            self.assertTrue(host.ended(), "the child holds the connection")
+            self.assertTrue(alive(int(pid)))
+            os.kill(int(pid), signal.SIGTERM)
+            eventually(lambda: not alive(int(pid)), "a signal ends the child")
+
+
+class FailuresTest(unittest.TestCase):
+    def test_violations_close_the_connection_and_end_the_process(self) -> None:
+        part = {"name": "x", "datatype": "FP32", "shape": [1, 2], "at": 0, "size": 8}
+
+        def predict(**changes: Any) -> bytes:
+            header: Dict[str, Any] = {"type": "predict", "batch": 1, "items": [{"id": "a"}], "parts": [part]}
+            header.update(changes)
+            return frame({k: v for k, v in header.items() if v is not None}, floats(1, 2))
+
+        for name, data, want in (
+            ("garbage", b"GET / HTTP/1.1\r\n\r\n", "begins with 47 45 54 20"),
+            ("an unknown type", frame({"type": "chat"}), "'chat' that does not fit the moment"),
+            ("another welcome", frame({"type": "welcome", "protocol": 1, "options": {}, "max_frame": 1}), "'welcome' that does not fit"),
+            ("a body that is too long", struct.pack("<4sIQ", b"SMW1", 20, 1 << 40), "at most"),
+            ("no items", predict(items=[]), "items is a list of at least one"),
+            ("an item without an id", predict(items=[{}]), "items[0]: an object with an id"),
+            ("rows of another type", predict(items=[{"id": "a", "rows": 1.5}]), "rows is a whole number"),
+            ("parameters of another type", predict(items=[{"id": "a", "parameters": {"p": []}}]), "parameters are booleans"),
+            ("metadata of another type", predict(items=[{"id": "a", "metadata": {"p": 1}}]), "metadata are strings"),
+            ("a timeout of another type", predict(items=[{"id": "a", "timeout": "1s"}]), "timeout is whole"),
+            ("rows that do not add up", predict(items=[{"id": "a"}, {"id": "b"}]), "shape [1, 2], the items have 2 rows"),
+            ("a batch of another type", predict(batch="1"), "batch is a whole number"),
+            ("no parts", predict(parts=None), "no parts"),
+            ("a part outside the body", predict(parts=[{**part, "at": 1}]), "bytes 1 to 9 of a body of 8"),
+            ("a part before the body", predict(parts=[{**part, "at": -1}]), "bytes -1"),
+            ("a size that does not fit", predict(parts=[{**part, "shape": [1, 3]}]), "takes 12 bytes, got 8"),
+            ("an unknown datatype", predict(parts=[{**part, "datatype": "FP8"}]), "datatype 'FP8' is none"),
+            ("a negative extent", predict(parts=[{**part, "shape": [-1, 2]}]), "an extent that is none"),
+            ("an item that is none", predict(parts=[{**part, "item": 1}]), "item 1 is none of the 1"),
+            ("a part twice", predict(parts=[part, part]), "more than once"),
+            ("another place", predict(parts=[{**part, "place": "shm"}]), "place 'shm'"),
+            ("a cancel of another type", frame({"type": "cancel", "batch": 1, "items": 3}), "items is a list"),
+            ("a ping without a number", frame({"type": "ping"}), "n is a whole number"),
+        ):
+            with self.subTest(name), Host(DOUBLE) as host:
+                host.ready()
+                host.sock.sendall(data)
+                self.assertTrue(host.ended())
+                self.assertEqual(host.exit_code(), 4)
+                self.assertIn("does not keep to the worker protocol", host.stderr())
+                self.assertIn(want, host.stderr())
+                self.assertNotIn("Traceback", host.stderr())
+
+    def test_half_a_frame_and_the_end(self) -> None:
+        with Host(DOUBLE) as host:
+            host.ready()
+            host.sock.sendall(frame({"type": "ping", "n": 1})[:20])
+            host.sock.close()
+            self.assertEqual(host.exit_code(), 3)
+            self.assertIn("in the middle of a frame", host.stderr())
+
+    def test_versions_that_do_not_meet(self) -> None:
+        with Host(DOUBLE) as host:
+            host.expect("hello")
+            host.send({"type": "error", "kind": "protocol", "error": "Version", "message": "this host speaks 2 and 3"})
+            self.assertEqual(host.exit_code(), 4)
+            self.assertIn("this host speaks 2 and 3 (it speaks protocol 1)", host.stderr())
+        with Host(DOUBLE, welcome={"protocol": 2}) as host:
+            host.hello()
+            self.assertEqual(host.exit_code(), 4)
+            self.assertIn("welcome: protocol 2", host.stderr())
+
+    def test_welcomes_that_cannot_be(self) -> None:
+        for changes in ({"options": []}, {"max_frame": -1}, {"max_frame": 1.5}, {"slots": 0}, {"devices": [0]}):
+            with self.subTest(changes), Host(DOUBLE, welcome=changes) as host:
+                host.hello()
+                self.assertEqual(host.exit_code(), 4)
+
+    def test_a_setup_that_raises(self) -> None:
+        source = DOUBLE + """
+class Fails(Double):
+    def setup(self, ctx):
+        open("/no/such/model")
+"""
+        with Host(source) as host:
+            host.hello()
+            state, _ = host.expect("state")
+            self.assertEqual(state["state"], "ERROR")
+            self.assertIn("/no/such/model", state["message"])
+            error, _ = host.expect("error")
+            self.assertEqual((error["kind"], error["error"], "batch" in error), ("exception", "FileNotFoundError", False))
+            self.assertIn("in setup", error["traceback"])
+            self.assertEqual(host.exit_code(), 1)
+
+    def test_exiting_in_setup_is_no_success(self) -> None:
+        with Host(DOUBLE + "\nclass Exits(Double):\n    def setup(self, ctx):\n        sys.exit(0)\n") as host:
+            host.hello()
+            self.assertEqual(host.exit_code(), 1)
+
+    def test_started_by_hand(self) -> None:
+        import subprocess
+        import tempfile
+
+        from .support import ROOT
+
+        def start(source: str, *arguments: str, **environ: str) -> Any:
+            with tempfile.TemporaryDirectory() as folder:
+                path = os.path.join(folder, "w.py")
+                with open(path, "w") as file:
+                    file.write(source)
+                clean = {k: v for k, v in os.environ.items() if not k.startswith("STAGEMESH_")}
+                command = [sys.executable, "-m", "stagemesh", *(arguments or (path,))]
+                return subprocess.run(command, env={**clean, "PYTHONPATH": ROOT, **environ}, capture_output=True, text=True, timeout=30)
+
+        for source, arguments, environ, code, want in (
+            (DOUBLE, (), {}, 2, "STAGEMESH_SOCKET is not set"),
+            (DOUBLE, (), {"STAGEMESH_SOCKET": "/no/socket"}, 3, "/no/socket"),
+            (DOUBLE, (), {"STAGEMESH_LIFELINE": "999"}, 2, "STAGEMESH_LIFELINE is '999', which is no open descriptor"),
+            ("x = 1", (), {}, 2, "there is no subclass of stagemesh.Worker"),
+            (DOUBLE + "\nclass B(Worker): pass\n", (), {}, 2, "several workers (Double, B); name one"),
+            ("", ("/no/file.py",), {}, 2, "/no/file.py: No such file"),
+            (DOUBLE.replace("def predict", "def forward"), (), {}, 1, "neither predict(self, batch) nor predict_item"),
+        ):
+            with self.subTest(want):
+                done = start(source, *arguments, **environ)
+                self.assertEqual(done.returncode, code, done.stderr)
+                self.assertIn(want, done.stderr)
+                self.assertNotIn("Traceback", done.stderr)
+
+    def test_numpy_is_asked_for_by_name(self) -> None:
+        source = DOUBLE.replace('arrays = "buffer"', 'arrays = "numpy"') + "\nsys.modules['numpy'] = None\n"
+        with Host(source) as host:
+            host.hello()
+            self.assertIn("install numpy", host.expect("state")[0]["message"])
+            self.assertEqual(host.exit_code(), 1)
+
+
+if __name__ == "__main__":
+    unittest.main()
