@@ -1,7 +1,8 @@
 # The commands of this repository. `make` alone lists them.
 #
-# Building, running and testing need Go only. Linters and generators are Go
-# programs pinned in tools/*/go.mod; they are built on first use.
+# Building and running need Go only. Linters and generators are Go programs
+# pinned in tools/*/go.mod; they are built on first use. The checks of
+# sdk/python and of the examples in Python need Python too.
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -53,6 +54,12 @@ LINT_BIN    := $(call tool_dir,lint)
 BENCH_BIN   := $(call tool_dir,bench)
 GRPCURL_BIN := $(call tool_dir,grpcurl)
 
+# The Python that tests sdk/python, and the environment with what its checks need.
+PYTHON     ?= python3
+PYTHON_ENV := $(TOOLS)/python-$(shell { $(PYTHON) --version; cat sdk/python/requirements-dev.txt; } 2>/dev/null | $(sha256) | cut -c1-16)
+# Examples in Python: each folder has tests of its own.
+PYTHON_EXAMPLES := examples/digits-python examples/tokenize examples/pytorch
+
 # buf finds the code generators on the PATH.
 buf           = PATH="$(BUF_BIN):$$PATH" buf
 golangci_lint = $(LINT_BIN)/golangci-lint
@@ -71,6 +78,12 @@ $(eval $(call tool_rule,lint,$(LINT_BIN)))
 $(eval $(call tool_rule,bench,$(BENCH_BIN)))
 $(eval $(call tool_rule,grpcurl,$(GRPCURL_BIN)))
 
+$(PYTHON_ENV)/.built: sdk/python/requirements-dev.txt
+	@echo "== sdk/python: tools (kept in $(@D))" >&2
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	@touch $@
+
 # --- Every day ------------------------------------------------------------
 
 .PHONY: help
@@ -84,10 +97,10 @@ run: ## Run the whole mesh with its example pipeline in one process (ONCE=1 exit
 	@exec $(RUN)
 
 .PHONY: quick
-quick: build vet test-plain ## Build, vet and test without the race detector; under a minute when warm
+quick: build vet test-plain python-quick ## Build, vet and test without the race detector; under a minute when warm
 
 .PHONY: test
-test: lint vet proto-lint proto-breaking check-generated check-tidy test-race test-fleet ## Run every check there is; what CI runs
+test: lint vet proto-lint proto-breaking check-generated check-tidy python-lint test-race python-test test-fleet ## Run every check there is; what CI runs
 
 .PHONY: lint
 lint: $(LINT_BIN)/.built ## Run the linters and check the formatting of the Go code
@@ -187,6 +200,33 @@ proto-breaking: $(BUF_BIN)/.built ## Check that the protobuf files break no clie
 .PHONY: proto-baseline
 proto-baseline: $(BUF_BIN)/.built ## Rewrite the baseline of proto-breaking; only for a release or an intended break
 	@$(buf) build --exclude-source-info --output $(BASELINE)
+
+.PHONY: python-lint
+python-lint: $(PYTHON_ENV)/.built ## Lint sdk/python and the examples in Python, and check types and formatting
+	@echo "== python-lint"
+	@cd sdk/python && $(PYTHON_ENV)/bin/ruff check --quiet --no-cache --config pyproject.toml . $(PYTHON_EXAMPLES:%=../../%)
+	@cd sdk/python && $(PYTHON_ENV)/bin/ruff format --quiet --no-cache --diff --config pyproject.toml . $(PYTHON_EXAMPLES:%=../../%)
+	@cd sdk/python && $(PYTHON_ENV)/bin/mypy --no-error-summary --cache-dir $(PYTHON_ENV)/mypy
+
+# What is printed by workers that tests end on purpose comes only where a test fails.
+python_tests = PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$(CURDIR)/sdk/python $(PYTHON_ENV)/bin/python -W error::ResourceWarning -m unittest
+
+.PHONY: python-test
+python-test: $(PYTHON_ENV)/.built ## Test sdk/python, and the examples in Python with it
+	@echo "== python-test"
+	@cd sdk/python && $(python_tests) discover --buffer --quiet --top-level-directory . --start-directory tests
+	@for folder in $(PYTHON_EXAMPLES); do \
+	    if compgen -G "$$folder/test_*.py" >/dev/null; then (cd $$folder && $(python_tests) discover --buffer --quiet); fi; \
+	  done
+
+.PHONY: python-quick
+python-quick: $(PYTHON_ENV)/.built ## Test sdk/python without processes of its own
+	@echo "== python-quick"
+	@cd sdk/python && $(python_tests) --buffer --quiet tests.test_arrays tests.test_frames tests.test_runs tests.test_vectors
+
+.PHONY: python-bench
+python-bench: ## Measure what sdk/python costs a batch, against a raw socket (needs Python only)
+	@$(PYTHON) sdk/python/bench/echo.py
 
 # Generates into an empty folder, so files that git does not track, or that no
 # protobuf file stands behind any more, are differences too.

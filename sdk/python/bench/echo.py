@@ -85,7 +85,8 @@ def raw(path: str) -> None:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.connect(path)
     heads = {
-        len(c.sent): PREFIX.pack(b"SMW1", len(c.answer_header), c.items * c.row) + c.answer_header for c in CASES.values()
+        len(c.sent): PREFIX.pack(b"SMW1", len(c.answer_header), c.items * c.row) + c.answer_header
+        for c in CASES.values()
     }
     prefix = bytearray(PREFIX.size)
     while True:

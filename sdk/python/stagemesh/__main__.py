@@ -13,7 +13,9 @@ from .serving import serve_and_exit
 
 def main(arguments: Optional[List[str]] = None) -> NoReturn:
     """Parses, loads, serves; ends the process."""
-    parser = argparse.ArgumentParser(prog="python -m stagemesh", description="Serve a worker to the host that starts this process.")
+    parser = argparse.ArgumentParser(
+        prog="python -m stagemesh", description="Serve a worker to the host that starts this process."
+    )
     parser.add_argument("worker", help="worker.py, worker.py:Class or package.module:Class")
     parser.add_argument("--arrays", choices=("numpy", "buffer"), help="how tensors look to it; by default what it says")
     given = parser.parse_args(arguments)

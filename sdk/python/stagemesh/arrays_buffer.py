@@ -47,7 +47,7 @@ class BufferArrays(Arrays):
         if raw.datatype == "BYTES":
             return _nest([bytes(element) for element in bytes_elements(raw.data)], raw.shape)
         flat: memoryview = raw.data
-        code = DATATYPES[raw.datatype].code
+        code: Any = DATATYPES[raw.datatype].code
         if raw.size == 0:
             return flat.cast(code)
         if code == "B" and len(raw.shape) == 1:
@@ -57,7 +57,8 @@ class BufferArrays(Arrays):
     def viewer(self, raw: Raw) -> Callable[[memoryview], Any]:
         """Returns the function that views a tensor in a body."""
         datatype, shape, _, size, at = raw
-        code, end = DATATYPES[datatype].code, at + size
+        code: Any = DATATYPES[datatype].code
+        end = at + size
         if size == 0:
             return lambda body: body[at:end].cast(code)
         return lambda body: body[at:end].cast(code, shape)
@@ -116,7 +117,7 @@ def _name(view: memoryview, wanted: Optional[str], raw_bytes: bool) -> str:
 def _shape(view: memoryview, count: int, wanted: Optional[Tuple[int, ...]]) -> Tuple[int, ...]:
     """Returns a buffer's own shape, or for a flat one the wanted shape, where one extent may be open."""
     if view.ndim != 1:
-        return tuple(view.shape)
+        return tuple(view.shape or ())
     if wanted is None or len(wanted) == 1:
         return (count,)
     known = elements(tuple(extent for extent in wanted if extent != -1))
@@ -125,7 +126,9 @@ def _shape(view: memoryview, count: int, wanted: Optional[Tuple[int, ...]]) -> T
         return wanted
     if len(open_axes) == 1 and known and count % known == 0:
         return tuple(count // known if extent == -1 else extent for extent in wanted)
-    raise Mismatch(f"got {count} elements in a flat buffer, which do not make the shape {list(wanted)}; cast it to its shape")
+    raise Mismatch(
+        f"got {count} elements in a flat buffer, which do not make the shape {list(wanted)}; cast it to its shape"
+    )
 
 
 def _rows(raw: Raw) -> List[Raw]:

@@ -17,7 +17,7 @@ from .datatypes import elements
 from .parts import Raw, bytes_elements, pack_bytes
 from .specs import Tensor
 
-_DTYPES: Dict[str, "np.dtype[Any]"] = {
+_DTYPES: Dict[str, np.dtype[Any]] = {
     name: np.dtype(code)
     for name, code in {
         "BOOL": "?",
@@ -72,7 +72,7 @@ class NumpyArrays(Arrays):
         out = np.full((n, *extents), spec.pad, _DTYPES[spec.datatype])
         at = 0
         for raw in raws:
-            inner = tuple(slice(extent) for extent in (raw.shape if stack else raw.shape[1:]))
+            inner: Any = tuple(slice(extent) for extent in (raw.shape if stack else raw.shape[1:]))
             if stack:
                 out[(at, *inner)] = self.view(raw)
                 at += 1
@@ -111,7 +111,7 @@ def _hint(datatype: str) -> str:
     return f": use .astype(numpy.{_DTYPES[datatype].name})"
 
 
-def _array(value: Any, spec: Optional[Tensor]) -> "np.ndarray[Any, Any]":
+def _array(value: Any, spec: Optional[Tensor]) -> np.ndarray[Any, Any]:
     """Returns an array of what is none: another library's tensor, nested lists, a number."""
     if isinstance(value, np.ndarray):
         return np.asarray(value)

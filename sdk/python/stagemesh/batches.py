@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Opt
 from .arrays import Arrays
 from .faults import ItemError
 from .frames import Header
-from .parts import Blob, Body, Column, Raw, join_rows, split_rows
+from .parts import Blob, Column, Raw, join_rows, split_rows
 from .specs import Spec, Tensor
 
 __all__ = ["Batch", "Item"]
@@ -245,9 +245,7 @@ class Source(NamedTuple):
     poll: Callable[[Batch], None]
 
 
-_LATER = frozenset(
-    ("_cache", "_cancelled", "_columns", "_headers", "_inputs", "_kept", "_states")
-)
+_LATER = frozenset(("_cache", "_cancelled", "_columns", "_headers", "_inputs", "_kept", "_states"))
 
 
 class Batch:

@@ -86,8 +86,12 @@ class Check:
         except Problem as problem:
             return self._say(name, problem)
         except WorkerEnded as error:
+            if self._run is not None:
+                self._run.wait(0)
             self._run = None
-            return self._say(name, Problem(str(error), "its output above says why; a worker must outlive whatever it is asked"))
+            return self._say(
+                name, Problem(str(error), "its output above says why; a worker must outlive whatever it is asked")
+            )
         except BatchFailed as error:
             text = f"the whole batch failed: {error.error}: {error.message}"
             if error.traceback:
@@ -151,7 +155,11 @@ class Check:
             if outcome.error is None:
                 continue
             what = f"{'inputs made from the spec' if self._from_spec else f'example {i + 1}'}: {outcome.error}"
-            do = "declare examples = [{...}] that the worker answers" if self._from_spec else "make the example one that it answers"
+            do = (
+                "declare examples = [{...}] that the worker answers"
+                if self._from_spec
+                else "make the example one that it answers"
+            )
             raise Problem(what, do)
         return "made from the spec, since it has none" if self._from_spec else f"{len(self._examples)}"
 
@@ -186,7 +194,7 @@ class Check:
                 except BatchFailed as error:
                     raise Problem(
                         f"input {name!r} with {kind} failed the batch as a whole: {error.error}: {error.message}",
-                        f"look for it in predict and say batch.fail(i, InvalidInput({name!r}, ...)), or raise InvalidInput in "
+                        f"look for it in predict and say batch.fail(i, InvalidInput({name!r}, ...)), or raise it in "
                         "preprocess(self, item); else the host must run every such batch again in halves",
                     ) from None
                 for neighbour in (first, third):
@@ -267,7 +275,9 @@ class Check:
                     f"item {i} of {len(requests)}: {outcome.error}",
                     "an input that is answered alone must be answered among others too",
                 )
-            missing = [name for name, spec in self._outputs.items() if name not in outcome.outputs and not spec.optional]
+            missing = [
+                name for name, spec in self._outputs.items() if name not in outcome.outputs and not spec.optional
+            ]
             if missing:
                 raise Problem(f"item {i} of {len(requests)} has no output {missing[0]!r}", "return it for each item")
 
@@ -341,7 +351,10 @@ def bad(spec: Spec, example: Any) -> List[Tuple[str, Any]]:
     if spec.datatype.startswith("FP"):
         return [("NaN", nested(shape, math.nan)), ("infinity", nested(shape, math.inf))] if elements(shape) else []
     if spec.datatype.startswith("INT"):
-        return [("the smallest number", nested(shape, -(1 << (size - 1)))), ("the largest", nested(shape, (1 << (size - 1)) - 1))]
+        return [
+            ("the smallest number", nested(shape, -(1 << (size - 1)))),
+            ("the largest", nested(shape, (1 << (size - 1)) - 1)),
+        ]
     if spec.datatype.startswith("UINT"):
         return [("the largest number", nested(shape, (1 << size) - 1))]
     return []

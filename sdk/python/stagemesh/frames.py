@@ -20,7 +20,7 @@ import select
 import socket
 import struct
 import threading
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 MAGIC = b"SMW1"
 PREFIX = struct.Struct("<4sIQ")
@@ -50,7 +50,7 @@ def _refuse(constant: str) -> None:
 
 
 _decoder = json.JSONDecoder(parse_constant=_refuse)
-_scan = _decoder.scan_once
+_scan: Callable[[str, int], Tuple[Any, int]] = _decoder.scan_once  # type: ignore[attr-defined]  # json.decoder calls it
 encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 

@@ -109,7 +109,10 @@ def target_of(worker: Type[Worker]) -> str:
     """Returns the target under which another process finds a class; raises NotFound where it cannot."""
     name = worker.__qualname__
     if "<locals>" in name:
-        raise NotFound(f"{name} is defined in a function, where another process cannot find it: move it to its module, or use process=False")
+        raise NotFound(
+            f"{name} is defined in a function, where another process cannot find it: "
+            "move it to its module, or use process=False"
+        )
     module = sys.modules.get(worker.__module__)
     if module is None or module.__name__ == "__main__" or getattr(module, "__spec__", None) is None:
         path = getattr(module, "__file__", None)

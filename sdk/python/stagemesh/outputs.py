@@ -21,13 +21,19 @@ def as_outputs(where: str, returned: Any, names: Sequence[str]) -> Mapping[str, 
     """Returns what a method returned where it is a dict; raises BadOutput where it is not."""
     if isinstance(returned, Mapping):
         return returned
-    wanted = f"return a dict of outputs by name: {', '.join(map(repr, names))}" if names else "return a dict of outputs by name"
+    wanted = (
+        f"return a dict of outputs by name: {', '.join(map(repr, names))}"
+        if names
+        else "return a dict of outputs by name"
+    )
     if returned is None:
         raise BadOutput(f"{where} returned None; {wanted}")
     if inspect.isgenerator(returned) or inspect.isasyncgen(returned) or inspect.iscoroutine(returned):
         if inspect.isgenerator(returned) or inspect.iscoroutine(returned):
             returned.close()
-        raise BadOutput(f"{where} returned a {type(returned).__name__}; streams are not served by this version, {wanted}")
+        raise BadOutput(
+            f"{where} returned a {type(returned).__name__}; streams are not served by this version, {wanted}"
+        )
     raise BadOutput(f"{where} returned a {type(returned).__name__}; {wanted}")
 
 
@@ -37,7 +43,9 @@ def check_names(where: str, outputs: Mapping[str, Any], specs: Mapping[str, Spec
         return
     for name in outputs:
         if name not in specs:
-            raise BadOutput(f"{where} returned output {name!r}, which is not declared; outputs are {', '.join(map(repr, specs))}")
+            raise BadOutput(
+                f"{where} returned output {name!r}, which is not declared; outputs are {', '.join(map(repr, specs))}"
+            )
     for name, spec in specs.items():
         if outputs.get(name) is None and not spec.optional:
             raise BadOutput(f"{where} returned no output {name!r}; it has {', '.join(map(repr, outputs)) or 'none'}")
@@ -59,7 +67,8 @@ def batch_column(
     """
     if not isinstance(value, (list, tuple)):
         raise BadOutput(
-            f"output {name!r}: got {type(value).__name__}, wanted a list of {len(rows)}, one {spec} for each item of the batch"
+            f"output {name!r}: got {type(value).__name__}, wanted a list of {len(rows)}, "
+            f"one {spec} for each item of the batch"
         )
     if len(value) != len(rows):
         raise BadOutput(
@@ -82,7 +91,9 @@ def whole_column(name: str, value: Any, spec: Optional[Spec], arrays: Arrays, to
     if isinstance(spec, Tensor):
         wanted = spec.shape if joins else (-1, *spec.shape)
     elif isinstance(value, (bytes, bytearray, str)):
-        raise BadOutput(f"output {name!r}: got {type(value).__name__}, wanted a list with one for each item of the batch")
+        raise BadOutput(
+            f"output {name!r}: got {type(value).__name__}, wanted a list with one for each item of the batch"
+        )
     try:
         raw = arrays.encode(value, spec, wanted)  # type: ignore[arg-type]  # a Tensor, or None
     except Mismatch as error:
@@ -95,7 +106,7 @@ def whole_column(name: str, value: Any, spec: Optional[Spec], arrays: Arrays, to
             f"axis 0 has one for each {of} of the batch"
         )
     if wanted is not None and (
-        len(shape) != len(wanted) or any([want not in (-1, got) for want, got in zip(wanted[1:], shape[1:])])
+        len(shape) != len(wanted) or any(want not in (-1, got) for want, got in zip(wanted[1:], shape[1:]))
     ):
         raise BadOutput(f"output {name!r}: got shape {list(shape)}, wanted {[total, *wanted[1:]]}")
     if joins:

@@ -190,7 +190,9 @@ class Runs:
         """Adds one output of a batch to the layout."""
         spec, faults = self._outputs.get(name), view._faults
         if type(value) is not list and type(value) is not tuple and not isinstance(spec, Bytes):
-            column: Column = whole_column(name, value, spec, self._arrays, view.rows if self._joins else len(view), self._joins)
+            column: Column = whole_column(
+                name, value, spec, self._arrays, view.rows if self._joins else len(view), self._joins
+            )
             if type(column) is Raw and whole:
                 layout.tensor(name, None, column)
                 self._remember(name, value, column, layout)
@@ -242,7 +244,7 @@ class Runs:
         asked = time.monotonic()
         for item in view.items:
             if time.monotonic() - asked > _ASK:
-                view._poll(view)
+                view._source.poll(view)
                 asked = time.monotonic()
             if item.number in view._cancelled:
                 view.fail(item, ItemFailed("the request was cancelled"))
@@ -344,7 +346,10 @@ class Runs:
         kept = [view._kept[i] for i in good]
         if not good:
             return view._keep(kept, {})
-        inputs = {name: self._join(name, [values[i] for i in good], specs.get(name), view, good) for name, values in encoded.items()}
+        inputs = {
+            name: self._join(name, [values[i] for i in good], specs.get(name), view, good)
+            for name, values in encoded.items()
+        }
         return view._keep(kept, inputs)
 
     def _join(self, name: str, values: List[Any], spec: Optional[Spec], view: Batch, good: List[int]) -> Values:
@@ -373,16 +378,18 @@ class Runs:
                 length = len(value) if hasattr(value, "__len__") else "none"
                 raise BadOutput(
                     f"predict returned {name!r}, a {type(value).__name__} of length {length}, wanted {wanted}: "
-                    + ("one value for each item" if isinstance(value, (list, tuple)) else "one for each row of the batch")
+                    + (
+                        "one value for each item"
+                        if isinstance(value, (list, tuple))
+                        else "one for each row of the batch"
+                    )
                 )
         outcomes: Dict[int, Dict[str, Body]] = {}
         for item in view.items:
             if view.failed(item):
                 continue
             share = {
-                name: value[item.index]
-                if isinstance(value, (list, tuple)) or not self._joins
-                else value[item.slice]
+                name: value[item.index] if isinstance(value, (list, tuple)) or not self._joins else value[item.slice]
                 for name, value in outputs.items()
             }
             try:
@@ -473,6 +480,7 @@ def _bytes(raw: Raw) -> memoryview:
 
 
 # --- checks of a predict message --------------------------------------------
+
 
 def check_predict(header: Header) -> List[Dict[str, Any]]:
     """Returns the items; raises Violation where a key is missing or of another type."""

@@ -17,7 +17,7 @@ import time
 from typing import Any, Dict, Mapping, NoReturn, Optional, Tuple, Type
 
 from . import _version
-from .arrays import Arrays, arrays_of
+from .arrays import arrays_of
 from .batches import Batch
 from .frames import Connection, Ended, Frame, Header, Violation, encode
 from .life import EXIT_FAILED, EXIT_HOST_GONE, EXIT_USAGE, EXIT_VIOLATION, Asked, Life
@@ -64,9 +64,12 @@ def serve_and_exit(worker: Type[Worker], arrays: Optional[str]) -> NoReturn:
 def _serve(worker: Type[Worker], arrays: Optional[str], life: Life) -> int:
     try:
         check_class(worker)
+    except ValueError as error:
+        return _say(str(error), EXIT_FAILED)
+    try:
         life.begin(os.environ)
     except ValueError as error:
-        return _say(str(error), EXIT_FAILED if "environment" not in str(error) else EXIT_USAGE)
+        return _say(str(error), EXIT_USAGE)
     except Asked:
         return 0
     path = os.environ.get("STAGEMESH_SOCKET", "")
@@ -137,7 +140,11 @@ class Session:
         except Asked:
             code = self._leave()
         except Ended as error:
-            code = 0 if self._stopping or self._life.asked else _say(f"the connection to the host ended: {error}", EXIT_HOST_GONE)
+            code = (
+                0
+                if self._stopping or self._life.asked
+                else _say(f"the connection to the host ended: {error}", EXIT_HOST_GONE)
+            )
         except Violation as error:
             code = _say(f"the host does not keep to the worker protocol: {error}", EXIT_VIOLATION)
         self._life.starting = False
@@ -159,7 +166,9 @@ class Session:
             layout = Layout()
             spec = wire_spec(worker, arrays, layout)
             if layout.size > self._connection.max_body:
-                raise ValueError(f"the examples take {layout.size} bytes, the host takes {self._connection.max_body} in a frame")
+                raise ValueError(
+                    f"the examples take {layout.size} bytes, the host takes {self._connection.max_body} in a frame"
+                )
             runs = Runs(
                 worker,
                 arrays,
@@ -193,7 +202,10 @@ class Session:
         self._connection.send(message("hello", hello))
         header, _ = self._connection.read()
         if header["type"] == "error":
-            _say(f"the host refuses this worker: {header.get('message', '')} (it speaks protocol {PROTOCOL})", EXIT_VIOLATION)
+            _say(
+                f"the host refuses this worker: {header.get('message', '')} (it speaks protocol {PROTOCOL})",
+                EXIT_VIOLATION,
+            )
             return None
         if header["type"] == "shutdown":
             raise Asked
@@ -253,12 +265,13 @@ class Session:
             header, body = frame
             if header["type"] == "predict":
                 self._current = batch = runs.batch(header, body, now())
-                header = body = frame = None  # the batch alone keeps its bytes
+                del header, body, frame  # the batch alone keeps its bytes
                 reply = runs.run(batch)
                 if life.asked or self._stopping or self._over is not None:
                     self._before_last()
                 send(*reply)
-                self._current = batch = reply = None
+                self._current = None
+                del batch, reply
             else:
                 self._other(header)
             if self._stopping:

@@ -67,7 +67,9 @@ class Tensor(Spec):
         if variable not in ("exact", "list", "pad"):
             raise ValueError(f'Tensor: variable {variable!r}: use "exact", "list" or "pad"')
         if variable != "exact" and -1 not in shape[1:]:
-            raise ValueError(f"Tensor: variable={variable!r} needs an axis after the first that is -1, shape is {list(shape)}")
+            raise ValueError(
+                f"Tensor: variable={variable!r} needs an axis after the first that is -1, shape is {list(shape)}"
+            )
         if variable == "pad" and datatype == "BYTES":
             raise ValueError('Tensor: BYTES cannot be padded; use variable="list"')
         if type(multiple) is not int or multiple < 1:

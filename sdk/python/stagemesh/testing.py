@@ -139,7 +139,7 @@ class Run:
         self._environ = dict(environ or {})
         self._patience = patience_s
         self._command = command
-        self._streams = {"stdout": stdout, "stderr": stderr}
+        self._streams: Dict[str, Any] = {"stdout": stdout, "stderr": stderr}
         self._max_frame = max_frame
         self._batches = 0
         self._added: List[Request] = []
@@ -301,7 +301,11 @@ class Run:
         specs = {entry["name"]: spec_of(entry) for entry in self.spec.get("inputs", [])}
         joins = self.spec.get("batch_axis", "rows") == "rows"
         bodies = [
-            {name: self._input(i, name, value, specs.get(name), joins) for name, value in r.inputs.items() if value is not None}
+            {
+                name: self._input(i, name, value, specs.get(name), joins)
+                for name, value in r.inputs.items()
+                if value is not None
+            }
             for i, r in enumerate(requests)
         ]
         items = []

@@ -150,7 +150,11 @@ def check_class(kind: Any) -> None:
     name = kind.__name__
     batched, single = overrides(kind, "predict"), overrides(kind, "predict_item")
     if batched == single:
-        have = "both predict and predict_item; keep one" if batched else "neither predict(self, batch) nor predict_item(self, item)"
+        have = (
+            "both predict and predict_item; keep one"
+            if batched
+            else "neither predict(self, batch) nor predict_item(self, item)"
+        )
         raise ValueError(f"{name}: it has {have}")
     for step in ("preprocess", "postprocess"):
         if single and overrides(kind, step):

@@ -202,7 +202,7 @@ class Host:
 
 
 # A worker that doubles its input, and tells through files what it does.
-DOUBLE = '''
+DOUBLE = """
 import os, signal, subprocess, sys, time
 from stagemesh import InvalidInput, Tensor, Worker
 
@@ -223,4 +223,4 @@ class Double(Worker):
 
     def predict(self, batch):
         return {"y": [[[2 * v for v in row] for row in item["x"].tolist()] for item in batch.items]}
-'''
+"""

@@ -52,7 +52,12 @@ class NumpyTest(unittest.TestCase):
     def test_arrays_that_are_not_contiguous_or_little_endian_are_copied_right(self) -> None:
         a = np.arange(12, dtype="float32").reshape(3, 4)
         spec = Tensor("FP32", [-1, -1])
-        for name, one in (("transposed", a.T), ("sliced", a[:, ::2]), ("big-endian", a.astype(">f4")), ("a scalar's", a[0, 0])):
+        for name, one in (
+            ("transposed", a.T),
+            ("sliced", a[:, ::2]),
+            ("big-endian", a.astype(">f4")),
+            ("a scalar's", a[0, 0]),
+        ):
             with self.subTest(name):
                 raw = NUMPY.encode(one, spec, None)
                 self.assertEqual(bytes_of(raw), np.ascontiguousarray(one, "<f4").tobytes())
@@ -69,7 +74,8 @@ class NumpyTest(unittest.TestCase):
         self.assertEqual(NUMPY.encode([1, 2], Tensor("INT64", [-1]), None).size, 16)
         with self.assertRaisesRegex(Mismatch, "wanted INT64"):
             NUMPY.encode([0.5], Tensor("INT64", [-1]), None)
-        for value in ({}, "text", [[1], [1, 2]]):
+        values: Tuple[Any, ...] = ({}, "text", [[1], [1, 2]])
+        for value in values:
             with self.assertRaises(Mismatch):
                 NUMPY.encode(value, Tensor("FP32", [-1]), None)
 
@@ -118,7 +124,11 @@ class BufferTest(unittest.TestCase):
 
     def test_flat_buffers_take_the_shape_of_the_spec(self) -> None:
         spec = Tensor("FP32", [-1, 3])
-        for value in (array.array("f", range(6)), memoryview(array.array("f", range(6))), array.array("f", range(6)).tobytes()):
+        for value in (
+            array.array("f", range(6)),
+            memoryview(array.array("f", range(6))),
+            array.array("f", range(6)).tobytes(),
+        ):
             self.assertEqual(BUFFER.encode(value, spec, (-1, 3)).shape, (2, 3))
         with self.assertRaisesRegex(Mismatch, r"5 elements in a flat buffer"):
             BUFFER.encode(array.array("f", range(5)), spec, (-1, 3))
@@ -157,7 +167,11 @@ class PadTest(unittest.TestCase):
         cases: Tuple[Any, ...] = (
             (False, Tensor("FP32", [-1, -1], variable="pad", pad=-1), [[[1, 2]], [[3, 4, 5], [6, 7, 8]]]),
             (False, Tensor("FP32", [-1, -1], variable="pad", multiple=4), [[[1, 2]], [[3, 4, 5]]]),
-            (False, Tensor("FP32", [-1, -1, 2, -1], variable="pad", pad=7), [np.ones((1, 2, 2, 1)), np.ones((2, 1, 2, 3))]),
+            (
+                False,
+                Tensor("FP32", [-1, -1, 2, -1], variable="pad", pad=7),
+                [np.ones((1, 2, 2, 1)), np.ones((2, 1, 2, 3))],
+            ),
             (True, Tensor("FP32", [-1, -1], variable="pad", pad=9), [np.ones((2, 3)), np.ones((1, 4))]),
         )
         for stack, spec, values in cases:

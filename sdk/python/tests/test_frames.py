@@ -47,10 +47,12 @@ class FramesTest(unittest.TestCase):
             with self.subTest(size=size):
                 data = os.urandom(1 << 10) * (size >> 10) + b"x" * (size & 1023)
                 self.send(frame({"type": "ping"}, data))
-                header, body = self.connection.read()
+                _, body = self.connection.read()
                 self.assertEqual(len(body), size)
                 self.assertTrue(body == data)
-                sender = threading.Thread(target=self.connection.send, args=(b'{"type":"x"}', [data[:100], b"", memoryview(data)[100:]], size))
+                sender = threading.Thread(
+                    target=self.connection.send, args=(b'{"type":"x"}', [data[:100], b"", memoryview(data)[100:]], size)
+                )
                 sender.start()
                 peer = Connection(self.sock, max_body=size)
                 self.assertTrue(peer.read()[1] == data)
@@ -69,7 +71,7 @@ class FramesTest(unittest.TestCase):
             self.sock.sendall(frame({"type": "x" * extra}, struct.pack("<d", 1.5)))
             _, body = self.connection.read()
             # numpy would tell an address; the library promises a multiple of 16.
-            view = memoryview(body.obj)  # type: ignore[arg-type]
+            view = memoryview(body.obj)
             self.assertEqual((len(view) - len(body)) % 16, 0)
 
     def test_poll_takes_what_is_there_and_keeps_half_a_frame(self) -> None:

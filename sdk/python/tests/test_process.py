@@ -8,7 +8,7 @@ import struct
 import sys
 import time
 import unittest
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 from .support import DOUBLE, Host, alive, eventually, floats, frame
 
@@ -44,8 +44,13 @@ class ConversationTest(unittest.TestCase):
             host.ready()
             body = floats(1, 2) + bytes(56) + floats(3, 4, 5, 6)
             part = {"name": "x", "datatype": "FP32"}
-            parts = [{**part, "shape": [2, 2], "item": 1, "at": 64, "size": 16}, {**part, "shape": [1, 2], "item": 0, "at": 0, "size": 8}]
-            host.send({"type": "predict", "batch": 1, "items": [{"id": "a"}, {"id": "b", "rows": 2}], "parts": parts}, body)
+            parts = [
+                {**part, "shape": [2, 2], "item": 1, "at": 64, "size": 16},
+                {**part, "shape": [1, 2], "item": 0, "at": 0, "size": 8},
+            ]
+            host.send(
+                {"type": "predict", "batch": 1, "items": [{"id": "a"}, {"id": "b", "rows": 2}], "parts": parts}, body
+            )
             header, got = host.expect("result")
             self.assertEqual((header["parts"][0]["shape"], got), ([3, 2], floats(2, 4, 6, 8, 10, 12)))
 
@@ -66,7 +71,7 @@ class ConversationTest(unittest.TestCase):
                 data = data[:size]
                 part = {"name": "x", "datatype": "UINT8", "shape": [1, size], "at": 0, "size": size}
                 host.send({"type": "predict", "batch": batch, "items": [{"id": "a"}], "parts": [part]}, data)
-                header, body = host.expect("result")
+                _, body = host.expect("result")
                 self.assertTrue(body == data, f"{size} bytes came back otherwise")
             with open(f"/proc/{host.process.pid}/status") as file:
                 now = next(int(line.split()[1]) for line in file if line.startswith("VmRSS"))
@@ -83,13 +88,16 @@ class ConversationTest(unittest.TestCase):
             self.assertEqual(host.expect("result")[1], floats(2, 4))
 
     def test_what_a_worker_prints_disturbs_nothing_and_comes_by_lines(self) -> None:
-        source = DOUBLE + """
+        source = (
+            DOUBLE
+            + """
 class Loud(Double):
     def predict(self, batch):
         print("SMW1 in predict", "\\ud800")
         os.write(1, b"raw\\n")
         return super().predict(batch)
 """
+        )
         with Host(source) as host:
             host.ready()
             host.predict(1)
@@ -99,13 +107,20 @@ class Loud(Double):
             self.assertEqual(host.process.stdout.readline(), b"raw\n")
 
     def test_serve_in_the_file_itself(self) -> None:
-        source = DOUBLE.replace('arrays = "buffer"', 'arrays = "numpy"') + '\nfrom stagemesh import serve\nserve(Double, arrays="buffer")\n'
+        source = (
+            DOUBLE.replace('arrays = "buffer"', 'arrays = "numpy"')
+            + '\nfrom stagemesh import serve\nserve(Double, arrays="buffer")\n'
+        )
         for module in (True, False):
             with self.subTest(module=module):
                 command = [sys.executable] + (["-m", "stagemesh"] if module else [])
                 host = Host.__new__(Host)
                 # The file's path is known only inside, so the command is a shell's.
-                Host.__init__(host, source, command=["sh", "-c", f"exec {' '.join(command)} $(dirname $STAGEMESH_SOCKET)/worker_file.py"])
+                Host.__init__(
+                    host,
+                    source,
+                    command=["sh", "-c", f"exec {' '.join(command)} $(dirname $STAGEMESH_SOCKET)/worker_file.py"],
+                )
                 with host:
                     host.ready()
                     host.predict(1)
@@ -115,7 +130,9 @@ class Loud(Double):
 
 
 class CancelTest(unittest.TestCase):
-    SOURCE = DOUBLE + """
+    SOURCE = (
+        DOUBLE
+        + """
 class Slow(Double):
     def predict(self, batch):
         note("entered", batch.id)
@@ -130,6 +147,7 @@ class Slow(Double):
             wait_for("go")
         return super().predict(batch)
 """
+    )
 
     def test_a_cancel_is_seen_during_predict(self) -> None:
         with Host(self.SOURCE) as host:
@@ -146,6 +164,32 @@ class Slow(Double):
             host.send({"type": "cancel", "batch": 2})  # too late
             host.send({"type": "ping", "n": 1})
             host.expect("pong")
+
+    def test_single_items_that_are_cancelled_are_not_begun(self) -> None:
+        source = (
+            DOUBLE
+            + """
+class One(Worker):
+    arrays = "buffer"
+    inputs = outputs = {"x": Tensor("FP32", [-1, 2])}
+    def predict_item(self, item):
+        note("entered", item.id)
+        wait_for("go")
+        return {"x": item["x"]}
+"""
+        )
+        with Host(
+            source,
+            command=["sh", "-c", f"exec {sys.executable} -m stagemesh $(dirname $STAGEMESH_SOCKET)/worker_file.py:One"],
+        ) as host:
+            host.ready()
+            host.predict(1, rows=3)
+            eventually(lambda: host.lines(host.path("entered")) == ["r1-0"], "the first item runs")
+            host.send({"type": "cancel", "batch": 1, "items": [1]})
+            open(host.path("go"), "w").close()
+            header, _ = host.expect("result")
+            self.assertEqual([f["item"] for f in header["faults"]], [1])
+            self.assertEqual(host.lines(host.path("entered")), ["r1-0", "r1-2"])
 
     def test_frames_that_come_during_a_batch_are_not_lost(self) -> None:
         with Host(self.SOURCE) as host:
@@ -171,7 +215,9 @@ class Slow(Double):
 
 
 class SignalsTest(unittest.TestCase):
-    SLOW = DOUBLE + """
+    SLOW = (
+        DOUBLE
+        + """
 class Slow(Double):
     def predict(self, batch):
         note("entered", batch.id)
@@ -180,6 +226,7 @@ class Slow(Double):
     def teardown(self):
         note("teardown")
 """
+    )
 
     def test_a_signal_while_idle_ends_it_with_0(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -233,12 +280,15 @@ class Slow(Double):
                 self.assertEqual(host.exit_code(10), 0)
 
     def test_a_signal_ends_a_setup_at_once(self) -> None:
-        source = DOUBLE + """
+        source = (
+            DOUBLE
+            + """
 class Loads(Double):
     def setup(self, ctx):
         ctx.progress("loading")
         time.sleep(600)
 """
+        )
         with Host(source) as host:
             host.hello()
             self.assertEqual(host.expect("state")[0], {"type": "state", "state": "STARTUP", "message": "loading"})
@@ -260,12 +310,15 @@ class Loads(Double):
             self.assertEqual(host.exit_code(), 0)
 
     def test_threads_that_stay_do_not_keep_the_process(self) -> None:
-        source = DOUBLE + """
+        source = (
+            DOUBLE
+            + """
 import threading
 class Stays(Double):
     def setup(self, ctx):
         threading.Thread(target=time.sleep, args=(600,), name="stays").start()
 """
+        )
         with Host(source) as host:
             host.ready()
             host.send({"type": "shutdown", "timeout": 5000})
@@ -274,7 +327,9 @@ class Stays(Double):
 
 
 class LifelineTest(unittest.TestCase):
-    BUSY = DOUBLE + """
+    BUSY = (
+        DOUBLE
+        + """
 import ctypes
 class Busy(Double):
     def predict(self, batch):
@@ -285,6 +340,7 @@ class Busy(Double):
         note("child", os.getpid())
         ctypes.PyDLL(None).sleep(600)  # holds the interpreter's lock
 """
+    )
 
     def ends(self, host: Host) -> None:
         started = time.monotonic()
@@ -319,12 +375,15 @@ class Busy(Double):
             self.ends(host)
 
     def test_a_worker_that_loads_ends(self) -> None:
-        source = DOUBLE + """
+        source = (
+            DOUBLE
+            + """
 class Loads(Double):
     def setup(self, ctx):
         ctx.progress("loading")
         time.sleep(600)
 """
+        )
         with Host(source) as host:
             host.hello()
             host.expect("state")
@@ -332,7 +391,9 @@ class Loads(Double):
 
 
 class ForksTest(unittest.TestCase):
-    SOURCE = DOUBLE + """
+    SOURCE = (
+        DOUBLE
+        + """
 class Forks(Double):
     def setup(self, ctx):
         pid = os.fork()
@@ -341,6 +402,7 @@ class Forks(Double):
             time.sleep(600)
             os._exit(0)
 """
+    )
 
     def test_a_forked_child_has_signals_of_its_own_and_does_not_hold_the_connection(self) -> None:
         with Host(self.SOURCE) as host:
@@ -367,15 +429,27 @@ class FailuresTest(unittest.TestCase):
         for name, data, want in (
             ("garbage", b"GET / HTTP/1.1\r\n\r\n", "begins with 47 45 54 20"),
             ("an unknown type", frame({"type": "chat"}), "'chat' that does not fit the moment"),
-            ("another welcome", frame({"type": "welcome", "protocol": 1, "options": {}, "max_frame": 1}), "'welcome' that does not fit"),
+            (
+                "another welcome",
+                frame({"type": "welcome", "protocol": 1, "options": {}, "max_frame": 1}),
+                "'welcome' that does not fit",
+            ),
             ("a body that is too long", struct.pack("<4sIQ", b"SMW1", 20, 1 << 40), "at most"),
             ("no items", predict(items=[]), "items is a list of at least one"),
             ("an item without an id", predict(items=[{}]), "items[0]: an object with an id"),
             ("rows of another type", predict(items=[{"id": "a", "rows": 1.5}]), "rows is a whole number"),
-            ("parameters of another type", predict(items=[{"id": "a", "parameters": {"p": []}}]), "parameters are booleans"),
+            (
+                "parameters of another type",
+                predict(items=[{"id": "a", "parameters": {"p": []}}]),
+                "parameters are booleans",
+            ),
             ("metadata of another type", predict(items=[{"id": "a", "metadata": {"p": 1}}]), "metadata are strings"),
             ("a timeout of another type", predict(items=[{"id": "a", "timeout": "1s"}]), "timeout is whole"),
-            ("rows that do not add up", predict(items=[{"id": "a"}, {"id": "b"}]), "shape [1, 2], the items have 2 rows"),
+            (
+                "rows that do not add up",
+                predict(items=[{"id": "a"}, {"id": "b"}]),
+                "shape [1, 2], the items have 2 rows",
+            ),
             ("a batch of another type", predict(batch="1"), "batch is a whole number"),
             ("no parts", predict(parts=None), "no parts"),
             ("a part outside the body", predict(parts=[{**part, "at": 1}]), "bytes 1 to 9 of a body of 8"),
@@ -418,24 +492,36 @@ class FailuresTest(unittest.TestCase):
             self.assertIn("welcome: protocol 2", host.stderr())
 
     def test_welcomes_that_cannot_be(self) -> None:
-        for changes in ({"options": []}, {"max_frame": -1}, {"max_frame": 1.5}, {"slots": 0}, {"devices": [0]}):
+        cases: List[Dict[str, Any]] = [
+            {"options": []},
+            {"max_frame": -1},
+            {"max_frame": 1.5},
+            {"slots": 0},
+            {"devices": [0]},
+        ]
+        for changes in cases:
             with self.subTest(changes), Host(DOUBLE, welcome=changes) as host:
                 host.hello()
                 self.assertEqual(host.exit_code(), 4)
 
     def test_a_setup_that_raises(self) -> None:
-        source = DOUBLE + """
+        source = (
+            DOUBLE
+            + """
 class Fails(Double):
     def setup(self, ctx):
         open("/no/such/model")
 """
+        )
         with Host(source) as host:
             host.hello()
             state, _ = host.expect("state")
             self.assertEqual(state["state"], "ERROR")
             self.assertIn("/no/such/model", state["message"])
             error, _ = host.expect("error")
-            self.assertEqual((error["kind"], error["error"], "batch" in error), ("exception", "FileNotFoundError", False))
+            self.assertEqual(
+                (error["kind"], error["error"], "batch" in error), ("exception", "FileNotFoundError", False)
+            )
             self.assertIn("in setup", error["traceback"])
             self.assertEqual(host.exit_code(), 1)
 
@@ -457,7 +543,9 @@ class Fails(Double):
                     file.write(source)
                 clean = {k: v for k, v in os.environ.items() if not k.startswith("STAGEMESH_")}
                 command = [sys.executable, "-m", "stagemesh", *(arguments or (path,))]
-                return subprocess.run(command, env={**clean, "PYTHONPATH": ROOT, **environ}, capture_output=True, text=True, timeout=30)
+                return subprocess.run(
+                    command, env={**clean, "PYTHONPATH": ROOT, **environ}, capture_output=True, text=True, timeout=30
+                )
 
         for source, arguments, environ, code, want in (
             (DOUBLE, (), {}, 2, "STAGEMESH_SOCKET is not set"),

@@ -1,0 +1,36 @@
+"""Tokenizes with the worker, in a process of its own."""
+
+from __future__ import annotations
+
+import unittest
+from pathlib import Path
+
+from stagemesh import InvalidInput, testing
+
+HERE = Path(__file__).resolve().parent
+TOKENS = (HERE / "vocabulary.txt").read_text("utf-8").split("\n")
+
+
+class TokenizeTest(unittest.TestCase):
+    def test_texts_of_a_batch(self) -> None:
+        texts = ["A stage is a mesh", "zzyzx, mesh!", "", "日本 mesh", b"\xff", "a " * 600]
+        with testing.run(str(HERE / "tokenize_text.py")) as worker:
+            for text in texts:
+                worker.add({"text": text})
+            got = worker.predict()
+        words = [[TOKENS[i] for i in outcome["ids"].tolist()[0]] for outcome in got if outcome.error is None]
+        self.assertEqual(words[0], ["[CLS]", "a", "stage", "is", "a", "mesh", "[SEP]"])
+        self.assertEqual(words[1], ["[CLS]", "z", "##z", "##y", "##z", "##x", ",", "mesh", "!", "[SEP]"])
+        self.assertEqual(words[2], ["[CLS]", "[UNK]", "mesh", "[SEP]"])
+        self.assertEqual(got[0]["mask"].tolist(), [[1] * 7])
+        self.assertEqual(got[0].metadata, {"tokens": "7"})
+        errors = [outcome.error for outcome in got if outcome.error is not None]
+        self.assertTrue(all(isinstance(error, InvalidInput) and error.field == "text" for error in errors))
+        self.assertEqual(
+            [error.message for error in errors],
+            ["has no words", "is not UTF-8: byte 0", "has 602 tokens, at most 512 are taken"],
+        )
+
+
+if __name__ == "__main__":
+    unittest.main()

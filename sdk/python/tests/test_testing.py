@@ -1,0 +1,211 @@
+"""Running a worker without a mesh, and the check of workers."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+import unittest
+from typing import Any, List
+
+import numpy as np
+
+from stagemesh import InvalidInput, Tensor, Worker, check, testing
+from stagemesh.loading import NotFound, target_of
+from stagemesh.testing import BatchFailed, WorkerEnded
+
+
+class Scale(Worker):
+    """Scales; found by name from another process."""
+
+    inputs = {"x": Tensor("FP32", [-1, 2])}
+    outputs = {"y": Tensor("FP32", [-1, 2])}
+    examples = [{"x": [1, 2]}]
+
+    def setup(self, ctx: Any) -> None:
+        self.by = np.float32(ctx.options.get("by", 1))
+
+    def predict(self, batch: Any) -> Any:
+        for i, item in enumerate(batch.items):
+            if item["x"][0, 0] < 0:
+                batch.fail(i, InvalidInput("x", "is negative"))
+            if item["x"][0, 0] == 666:
+                os._exit(7)
+        return {"y": batch["x"] * self.by}
+
+
+class TestingTest(unittest.TestCase):
+    def test_both_ways_of_running_give_the_same(self) -> None:
+        for process in (True, False):
+            with self.subTest(process=process), testing.run(Scale, {"by": 3}, process=process) as w:
+                self.assertEqual(w.predict({"x": [1, 2]})["y"].tolist(), [[3, 6]])
+                self.assertEqual(w.add({"x": np.ones((2, 2), "float32")}), 0)
+                self.assertEqual(w.add({"x": [-1, 0]}, parameters={"a": 1}), 1)
+                first, second = w.predict()
+                self.assertEqual(first["y"].shape, (2, 2))
+                with self.assertRaisesRegex(InvalidInput, "x: is negative"):
+                    second["y"]
+                with self.assertRaises(InvalidInput):
+                    w.predict({"x": [-1, 0]})
+                self.assertEqual(w.examples[0]["x"].tolist(), [[1, 2]])
+                self.assertEqual(w.stop(), 0)
+                self.assertEqual(w.stop(), 0)
+
+    def test_a_worker_that_dies_is_told(self) -> None:
+        with testing.run(Scale) as w:
+            with self.assertRaisesRegex(WorkerEnded, "its process exited with 7"):
+                w.predict({"x": [666, 0]})
+
+    def test_a_worker_that_does_not_start_is_told(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "w.py")
+            with open(path, "w") as file:
+                file.write("raise SystemExit('broken')")
+            with self.assertRaisesRegex(WorkerEnded, "exited with 1"):
+                testing.run(path, stderr=subprocess.DEVNULL).start()
+
+    def test_inputs_that_do_not_fit_are_told_before_they_are_sent(self) -> None:
+        with testing.run(Scale, process=False) as w:
+            for inputs, want in (
+                ({"x": [1, 2, 3]}, "input 'x': got shape"),
+                ({"x": np.zeros((1, 2))}, "float64, wanted FP32"),
+            ):
+                with self.assertRaisesRegex(ValueError, want):
+                    w.predict(inputs)
+            with self.assertRaisesRegex(ValueError, "add requests first"):
+                w.predict()
+
+    def test_a_batch_that_fails_is_told(self) -> None:
+        with testing.run(Scale, process=False) as w, self.assertRaisesRegex(BatchFailed, "KeyError"):
+            w.predict({})
+
+    def test_classes_in_functions_need_this_process(self) -> None:
+        class Local(Scale):
+            pass
+
+        with self.assertRaisesRegex(NotFound, "process=False"):
+            testing.run(Local).start()
+        with testing.run(Local, process=False) as w:
+            w.predict({"x": [1, 2]})
+
+    def test_no_process_outlives_the_one_that_tests(self) -> None:
+        source = f"""
+            import os, sys
+            sys.path[:0] = {sys.path!r}
+            from stagemesh import testing
+            w = testing.run({target_of(Scale)!r}).start()
+            print(w.process.pid, flush=True)
+            os._exit(0)
+        """
+        out = subprocess.run([sys.executable, "-c", textwrap.dedent(source)], stdout=subprocess.PIPE, check=True)
+        from .support import alive, eventually
+
+        eventually(lambda: not alive(int(out.stdout)), "the worker ends", 2)
+
+
+class CheckTest(unittest.TestCase):
+    def check(self, body: str, *arguments: str) -> Any:
+        """Returns the exit code and the output of a check of Worker W with this body."""
+        source = (
+            "import os, sys, threading, time\nimport numpy as np\nfrom stagemesh import *\n\n"
+            'class W(Worker):\n    inputs = {"x": Tensor("FP32", [-1, 2])}\n'
+            '    outputs = {"y": Tensor("FP32", [-1, 2])}\n' + textwrap.indent(textwrap.dedent(body), "    ")
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "w.py")
+            with open(path, "w") as file:
+                file.write(source)
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                code = check.main([path, "--max-size=4", *arguments])
+        return code, out.getvalue()
+
+    def test_a_good_worker_passes_all(self) -> None:
+        code, out = self.check(
+            """
+            def predict(self, batch):
+                print("noise")
+                for i, item in enumerate(batch.items):
+                    if not np.isfinite(item["x"]).all():
+                        batch.fail(i, InvalidInput("x", "is not finite"))
+                return {"y": batch["x"]}
+            """
+        )
+        self.assertEqual(code, 0, out)
+        lines = out.splitlines()
+        self.assertEqual(len(lines), 11)
+        self.assertIn("2 of 2 kinds refused", out)
+        self.assertEqual(lines[-1], "nothing is wrong")
+
+    def test_options_reach_setup(self) -> None:
+        body = """
+            def setup(self, ctx):
+                assert ctx.options == {"a": [1]} and ctx.max_size == 4
+            def predict(self, batch):
+                return {"y": batch["x"]}
+            """
+        self.assertEqual(self.check(body, '--options={"a": [1]}')[0], 0)
+        self.assertEqual(self.check(body)[0], 1)
+
+    def wrong(self, body: str, *want: str) -> None:
+        code, out = self.check(body, "--patience=20")
+        self.assertEqual(code, 1, out)
+        for text in want:
+            self.assertIn(text, out)
+        self.assertIn("      -> ", out)
+
+    def test_what_is_wrong_is_said(self) -> None:
+        cases: List[Any] = [
+            (
+                "def predict(self, batch):\n    return {'y': batch['x'].astype(float)}",
+                "WRONG answers its examples",
+                "use .astype(numpy.float32)",
+            ),
+            (
+                "def predict(self, batch):\n    return {'y': batch['x'][:1]}",
+                "WRONG answers a full batch",
+                "got shape [1, 2], wanted [4, 2]",
+            ),
+            (
+                "def predict(self, batch):\n    assert np.isfinite(batch['x']).all()\n    return {'y': batch['x']}",
+                "WRONG bad input is the fault of its item alone",
+                "NaN failed the batch as a whole",
+                "batch.fail(i, InvalidInput('x', ...))",
+            ),
+            (
+                "def predict(self, batch):\n    if 'x' not in batch: os._exit(1)\n    return {'y': batch['x']}",
+                "WRONG goes on after a batch that raises",
+                "its process exited with 1",
+            ),
+            (
+                "def predict(self, batch):\n    return {'y': batch['x']}\ndef teardown(self):\n    raise SystemExit(3)",
+                "WRONG leaves on shutdown",
+                "it exited with 3",
+            ),
+            ("def predict(self, batch):\n    yield {}", "WRONG starts", "exited with 1"),
+            (
+                "inputs = {}\ndef predict(self, batch):\n    return {'y': batch['x']}",
+                "WRONG starts",
+                "declares no inputs",
+            ),
+            (
+                "examples = [{'x': [9, 9]}]\ndef predict_item(self, item):\n    raise InvalidInput('x', 'is 9')",
+                "example 1: x: is 9",
+            ),
+        ]
+        for body, *want in cases:
+            with self.subTest(want[-1]):
+                self.wrong(body, *want)
+
+    def test_usage(self) -> None:
+        with contextlib.redirect_stderr(io.StringIO()) as errors:
+            self.assertEqual(check.main(["/no/such.py"]), 2)
+        self.assertIn("there is no such file", errors.getvalue())
+
+
+if __name__ == "__main__":
+    unittest.main()
