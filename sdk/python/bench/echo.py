@@ -168,8 +168,8 @@ class Peer:
 def main() -> int:
     """Measures and prints; returns the exit code."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=0.3, help="of each measurement")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--seconds", type=float, default=0.1, help="of each measurement")
     parser.add_argument("--arrays", choices=("numpy", "buffer"), default="buffer")
     parser.add_argument("--check", action="store_true", help="exit with 1 where a goal is missed")
     parser.add_argument("--serve", choices=("raw", "worker"), help=argparse.SUPPRESS)

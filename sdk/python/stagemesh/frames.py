@@ -2,9 +2,9 @@
 
 A frame is 16 bytes (``SMW1``, length of the header, length of the body), a JSON
 object and a body. ``Connection.read`` returns the next one and makes room for it
-only after both lengths were checked; large bodies go to pages that the system
-hands out as the bytes come. ``poll`` does the same without waiting, and goes on
-with a frame of which only a part is there.
+only after both lengths were checked, or for as much as the last one took; large
+bodies go to pages that the system hands out as the bytes come. ``poll`` does the
+same without waiting, and goes on with a frame of which only a part is there.
 
 One thread reads; any may send. Errors: Violation (the peer does not keep to the
 protocol), Ended (it has gone).
@@ -24,9 +24,11 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 MAGIC = b"SMW1"
 PREFIX = struct.Struct("<4sIQ")
-_pack, _unpack = PREFIX.pack, PREFIX.unpack
+_pack, _unpack_from = PREFIX.pack, PREFIX.unpack_from
 MAX_HEADER = 1 << 20
 
+# Frames up to this are expected to be as long as the one before.
+_EXPECTED = 1 << 17
 # Bodies beyond this come into pages of their own, made as they are touched.
 _PAGED = 1 << 20
 _IOV_MAX = min(os.sysconf("SC_IOV_MAX"), 1024) if hasattr(os, "sysconf") else 16
@@ -177,6 +179,9 @@ class Connection:
         self._have = 0  # bytes of the prefix, or of the payload where there is one
         self._payload: Optional[memoryview] = None
         self._body_at = 0  # in the payload: the header's length
+        # The last frame: its header's length, and its own where the next may be alike.
+        self._head = self._size = 0
+        self._ahead = memoryview(b"")  # read beyond a frame that was shorter than the last one
         self._decode = Headers().decode
 
     # --- reading ---------------------------------------------------------
@@ -187,33 +192,27 @@ class Connection:
         Raises BlockingIOError where the socket has become non-blocking, which is
         how a signal ends the wait, and nothing more is there.
         """
-        if self._have or self._payload is not None:
+        head, size = self._head, self._size
+        if size == 0 or self._have or self._ahead or self._payload is not None:
             return self._advance(0)
-        # The usual: both of its pieces come whole.
-        prefix = self._prefix
+        # The usual: a frame as long as the last one, all of it at once.
+        gap = -head & 15
+        room = memoryview(bytearray(gap + size))[gap:]
         try:
-            n = self._recv_into(prefix)
-            if n != 16:
-                self._have = n
-                return self._advance(0)
-            magic, head, body = _unpack(prefix)
-            if magic != MAGIC or not 2 <= head <= MAX_HEADER or body > self.max_body or body > _PAGED:
-                self._have = 16
-                return self._advance(0)
-            payload = memoryview(bytearray((-head & 63) + head + body))[-head & 63 :]
-            n = 0
-            try:
-                n = self._recv_into(payload)
-            finally:
-                if n != head + body:
-                    self._payload, self._body_at, self._have = payload, head, n
-            if n != head + body:
-                return self._advance(0)
+            n = self._recv_into(room)
         except (BlockingIOError, socket.timeout):
             raise
         except OSError as error:
             raise Ended(str(error)) from None
-        return self._decode(payload[:head]), payload[head:]
+        if n == size:
+            magic, now, body = _unpack_from(room)
+            at = 16 + now
+            if magic == MAGIC and now == head and at + body == size and body <= self.max_body:
+                return self._decode(room[16:at]), room[at:]
+        if n == 0:
+            raise Ended("between two frames")
+        self._ahead = room[:n]
+        return self._advance(0)
 
     def poll(self) -> Optional[Frame]:
         """Returns the next frame where all of it is there, else None."""
@@ -223,32 +222,40 @@ class Connection:
             return None
 
     def _advance(self, flags: int) -> Frame:
-        receive = self._recv_into
         payload = self._payload
         have = self._have
         try:
             if payload is None:
                 while have < 16:
-                    n = receive(self._prefix_view[have:] if have else self._prefix_view, 0, flags)
-                    if n == 0:
-                        raise Ended("in the middle of a frame" if have else "between two frames")
-                    self._have = have = have + n
+                    have += self._receive(self._prefix_view[have:], flags, have > 0)
+                    self._have = have
                 head, body = check_prefix(self._prefix, self.max_body)
                 self._payload = payload = self._room(head, body)
                 self._have = have = 0
             size = len(payload)
             while have < size:
-                n = receive(payload[have:] if have else payload, 0, flags)
-                if n == 0:
-                    raise Ended("in the middle of a frame")
-                self._have = have = have + n
+                have += self._receive(payload[have:], flags, True)
+                self._have = have
         except (BlockingIOError, socket.timeout):
             raise
         except OSError as error:
             raise Ended(str(error)) from None
         self._payload, self._have = None, 0
-        at = self._body_at
+        self._head = at = self._body_at
+        self._size = 16 + size if size <= _EXPECTED else 0
         return self._decode(payload[:at]), payload[at:]
+
+    def _receive(self, into: memoryview, flags: int, within: bool) -> int:
+        """Receives some bytes, first those that were read ahead."""
+        if self._ahead:
+            n = min(len(into), len(self._ahead))
+            into[:n] = self._ahead[:n]
+            self._ahead = self._ahead[n:]
+            return n
+        n = self._recv_into(into, 0, flags)
+        if n == 0:
+            raise Ended("in the middle of a frame" if within else "between two frames")
+        return n
 
     def _room(self, head: int, body: int) -> memoryview:
         """Returns room for both; the body begins at an address that suits every datatype."""

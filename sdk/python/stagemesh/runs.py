@@ -126,8 +126,9 @@ class Runs:
             if not self._plain:
                 return self._run(batch)
             outputs = self._predict(batch)
-            if batch._plan is not None and type(outputs) is dict and len(outputs) == self._count:
-                reply = self._usual(batch.id, batch._plan.rows, outputs)
+            plan = batch._plan
+            if plan is not None and type(outputs) is dict and len(outputs) == self._count:
+                reply = self._usual(batch.id, plan.rows, outputs)
                 if reply is not None:
                     return reply
             return self._of_batch(batch, batch, outputs)
@@ -150,17 +151,17 @@ class Runs:
             if of != rows:
                 return None
             if not entries:
-                entries = first
-            else:
-                if at & 63:
-                    pieces.append(bytes(-at & 63))
-                    at += -at & 63
-                entries += f',{head}"at":{at},"size":{size}}}'
+                entries, pieces, at = first, [value], size
+                continue
+            if at & 63:
+                pieces.append(bytes(-at & 63))
+                at += -at & 63
+            entries += f',{head}"at":{at},"size":{size}}}'
             pieces.append(value)
             at += size
         if at > self._max_frame:
             return None
-        return f'{{"type":"result","batch":{batch},"parts":[{entries}]}}'.encode("ascii"), pieces, at
+        return f'{{"type":"result","batch":{batch},"parts":[{entries}]}}'.encode(), pieces, at
 
     def _run(self, batch: Batch) -> Reply:
         view = self._decode(batch) if self._documents else batch
