@@ -26,6 +26,9 @@ MAGIC = b"SMW1"
 PREFIX = struct.Struct("<4sIQ")
 _pack, _unpack_from = PREFIX.pack, PREFIX.unpack_from
 MAX_HEADER = 1 << 20
+# Bounds of numbers: where nothing else is said, and of what counts or numbers things.
+MAX_NUMBER = (1 << 53) - 1
+MAX_COUNT = (1 << 31) - 1
 
 # Frames up to this are expected to be as long as the one before.
 _EXPECTED = 1 << 17
@@ -104,7 +107,7 @@ def load_items(header: Header) -> Any:
 
 
 _PARTS = ',"parts":['
-_usual = re.compile(r'\{"type":"predict","batch":(0|[1-9][0-9]{0,18}),"items":\[').match
+_usual = re.compile(r'\{"type":"predict","batch":(0|[1-9][0-9]{0,14}),"items":\[').match
 
 
 class Headers:

@@ -7,7 +7,7 @@ import struct
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from .datatypes import DATATYPES, MAX_RANK, elements
-from .frames import Buffer, Header, Violation, encode
+from .frames import MAX_NUMBER, Buffer, Header, Violation, encode
 
 _LENGTH = struct.Struct("<I")
 _ALIGNED = 64 - 1  # parts begin at multiples of 64 bytes
@@ -104,6 +104,7 @@ def read_parts(entries: Any, body: memoryview, items: int) -> Dict[str, Column]:
         raise Violation("parts: a list is wanted")
     out: Dict[str, Column] = {}
     end = len(body)
+    places: List[Tuple[int, int]] = []
     for entry in entries:
         try:
             name, at, size = entry["name"], entry["at"], entry["size"]
@@ -114,28 +115,34 @@ def read_parts(entries: Any, body: memoryview, items: int) -> Dict[str, Column]:
             raise Violation("parts: name is a string, at and size are whole numbers")
         if at < 0 or size < 0 or at + size > end:
             raise Violation(f"part {name!r}: bytes {at} to {at + size} of a body of {end}")
-        datatype = get("datatype")
+        if size:
+            places.append((at, at + size))
         content: Body
-        if datatype is not None:
-            content = _read_tensor(name, datatype, get("shape"), body[at : at + size], size, at)
+        if ("datatype" in entry) == ("content_type" in entry):
+            raise Violation(f"part {name!r}: a tensor has datatype and shape, a blob content_type")
+        if "datatype" in entry:
+            content = _read_tensor(name, entry["datatype"], get("shape"), body[at : at + size], size, at)
+        elif type(entry["content_type"]) is not str:
+            raise Violation(f"part {name!r}: content_type is a string")
         else:
-            content_type = get("content_type", "")
-            if type(content_type) is not str:
-                raise Violation(f"part {name!r}: content_type is a string")
-            content = Blob(content_type, body[at : at + size])
+            content = Blob(entry["content_type"], body[at : at + size])
         if "place" in entry and entry["place"] != "inline":
             raise Violation(f"part {name!r}: place {entry['place']!r} is not one of this version's")
         if "parameters" in entry and type(entry["parameters"]) is not dict:
             raise Violation(f"part {name!r}: parameters are an object")
-        item = get("item")
-        if item is not None:
-            _put(out, name, item, items, content)
+        if "item" in entry:
+            _put(out, name, entry["item"], items, content)
         elif name in out:
             raise Violation(f"part {name!r} of all items comes more than once")
         elif type(content) is Raw:
             out[name] = content
         else:
             raise Violation(f"part {name!r}: a blob belongs to one item")
+    if len(places) > 1:
+        places.sort()
+        for (_, stop), (start, _) in zip(places, places[1:]):
+            if start < stop:
+                raise Violation(f"parts: two places overlap at byte {start} of the body")
     return out
 
 
@@ -159,7 +166,7 @@ def _read_tensor(name: str, datatype: Any, shape: Any, data: memoryview, size: i
         raise Violation(f"part {name!r}: shape is a list of at most {MAX_RANK} extents")
     n = 1
     for extent in shape:
-        if type(extent) is not int or extent < 0:
+        if type(extent) is not int or not 0 <= extent <= MAX_NUMBER:
             raise Violation(f"part {name!r}: shape {shape!r} has an extent that is none")
         n *= extent
     if width == 0:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 import traceback
 from operator import itemgetter
@@ -17,7 +18,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from .arrays import Arrays
 from .batches import Apart, Batch, Plan, Rows, Source, Values, values_of
 from .faults import InvalidInput, ItemError, ItemFailed, fault_of, is_out_of_memory
-from .frames import DEFERRED, MAX_HEADER, Buffer, Header, Parts, Violation, encode, load_items
+from .frames import DEFERRED, MAX_COUNT, MAX_HEADER, MAX_NUMBER, Buffer, Header, Parts, Violation, encode, load_items
 from .outputs import BadOutput, as_outputs, batch_column, check_names, item_body, joinable, shares, whole_column
 from .parts import Body, Column, Layout, Raw, join_rows, read_parts
 from .specs import Bytes, Json, Spec, Tensor, Text
@@ -80,7 +81,8 @@ class Runs:
             plan = header["parts"].plan
             if plan is not None and plan.end <= len(body):
                 return Batch(header, body, received, plan, self._source)
-        if type(header.get("batch")) is not int or header["batch"] < 0:
+        number = header.get("batch")
+        if type(number) is not int or not 0 <= number <= MAX_NUMBER:
             raise Violation("predict: batch is a whole number")
         batch = Batch(header, body, received, None, self._source)
         batch._complete()
@@ -488,6 +490,8 @@ def check_predict(header: Header) -> List[Dict[str, Any]]:
     items = load_items(header)
     if type(items) is not list or not items:
         raise Violation("predict: items is a list of at least one")
+    if len(items) > _MOST_ITEMS:
+        raise Violation(f"predict: {len(items)} items, at most {_MOST_ITEMS} are taken")
     if len(header) > 4:
         if type(header.get("warmup", False)) is not bool:
             raise Violation("predict: warmup is a boolean")
@@ -501,6 +505,7 @@ def check_predict(header: Header) -> List[Dict[str, Any]]:
     return items
 
 
+_MOST_ITEMS = 1 << 16
 _NO_MODEL: Dict[str, Any] = {}
 _STRINGS, _NUMBERS = {str}, {int}
 _id, _timeout = itemgetter("id"), itemgetter("timeout")
@@ -517,7 +522,7 @@ def _plain(items: List[Any]) -> bool:
         if keys != 2 * len(items):
             return False
         timeouts = list(map(_timeout, items))
-        return set(map(type, timeouts)) == _NUMBERS and min(timeouts) >= 0
+        return set(map(type, timeouts)) == _NUMBERS and min(timeouts) >= 1 and max(timeouts) <= MAX_NUMBER
     except (KeyError, TypeError):
         return False
 
@@ -526,14 +531,23 @@ def _check_item(i: int, item: Any) -> None:
     if type(item) is not dict or type(item.get("id")) is not str:
         raise Violation(f"predict: items[{i}]: an object with an id is wanted")
     rows = item.get("rows", 1)
-    if type(rows) is not int or rows < 1:
+    if type(rows) is not int or not 1 <= rows <= MAX_COUNT:
         raise Violation(f"predict: items[{i}]: rows is a whole number from 1")
-    parameters, metadata, timeout = item.get("parameters"), item.get("metadata"), item.get("timeout", 0)
+    parameters, metadata, timeout = item.get("parameters"), item.get("metadata"), item.get("timeout", 1)
     if "parameters" in item:
-        if type(parameters) is not dict or any(type(v) not in (bool, int, float, str) for v in parameters.values()):
+        if type(parameters) is not dict or not all(map(_is_parameter, parameters.values())):
             raise Violation(f"predict: items[{i}]: parameters are booleans, numbers and strings by name")
     if "metadata" in item:
         if type(metadata) is not dict or any(type(v) is not str for v in metadata.values()):
             raise Violation(f"predict: items[{i}]: metadata are strings by name")
-    if type(timeout) is not int or timeout < 0:
-        raise Violation(f"predict: items[{i}]: timeout is whole milliseconds")
+    if type(timeout) is not int or not 1 <= timeout <= MAX_NUMBER:
+        raise Violation(f"predict: items[{i}]: timeout is whole milliseconds, at least 1")
+
+
+def _is_parameter(value: Any) -> bool:
+    """Reports whether a value is a boolean, a string, a number of 64 bits or a finite double."""
+    if type(value) is int:
+        return -(1 << 63) <= value < 1 << 64
+    if type(value) is float:
+        return math.isfinite(value)
+    return type(value) in (bool, str)

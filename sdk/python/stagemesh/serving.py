@@ -19,7 +19,7 @@ from typing import Any, Dict, Mapping, NoReturn, Optional, Tuple, Type
 from . import _version
 from .arrays import arrays_of
 from .batches import Batch
-from .frames import Connection, Ended, Frame, Header, Violation, encode
+from .frames import MAX_NUMBER, Connection, Ended, Frame, Header, Violation, encode
 from .life import EXIT_FAILED, EXIT_HOST_GONE, EXIT_USAGE, EXIT_VIOLATION, Asked, Life
 from .parts import Layout, message
 from .runs import Runs, error_header
@@ -147,6 +147,7 @@ class Session:
             )
         except Violation as error:
             code = _say(f"the host does not keep to the worker protocol: {error}", EXIT_VIOLATION)
+            self._say_violation(error)
         self._life.starting = False
         if code == 0 and self._worker is not None:
             try:
@@ -188,6 +189,14 @@ class Session:
         if self._slots > 1:
             return _Pool(self, runs, self._slots).run()
         return self._run_batches(runs)
+
+    def _say_violation(self, error: Violation) -> None:
+        """Tells the host why the connection is closed, for its log."""
+        fields = {"kind": "protocol", "error": "Violation", "message": str(error)[:4096]}
+        try:
+            self._connection.send(message("error", fields))
+        except Ended:
+            pass
 
     # --- starting ------------------------------------------------------------
 
@@ -308,10 +317,12 @@ class Session:
             current = self._current
             batch = current if current is not None and current.id == name else self._running.get(name)
             items = header.get("items")
-            if items is not None and (type(items) is not list or any(type(i) is not int or i < 0 for i in items)):
-                raise Violation("cancel: items is a list of indices")
+            if "items" in header and (
+                not items or type(items) is not list or any(type(i) is not int or i < 0 for i in items)
+            ):
+                raise Violation("cancel: items is a list of indices, at least one")
             if batch is not None:
-                batch._cancel(items or None)
+                batch._cancel(items)
         elif kind == "ping":
             self._connection.send(b'{"type":"pong","n":%d}' % number(header, "n"))
         elif kind == "shutdown":
@@ -426,7 +437,7 @@ def _no_poll(batch: Batch) -> None:
 def number(header: Header, key: str) -> int:
     """Returns a whole number of a message; raises Violation where it is none."""
     value: Any = header.get(key)
-    if type(value) is not int or value < 0:
+    if type(value) is not int or not 0 <= value <= MAX_NUMBER:
         raise Violation(f"{header['type']}: {key} is a whole number")
     return value
 
