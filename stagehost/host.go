@@ -127,12 +127,23 @@ func (h *Host) startRunner(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, h.settings.StartTimeout)
 	defer cancel()
 	begin := time.Now()
+	h.place()
 	if err := h.settings.Runner.Start(ctx); err != nil {
 		return fmt.Errorf("stage %s: start of the runner: %w", h.settings.Stage, err)
 	}
 	h.spec = h.settings.Runner.Spec()
 	h.settings.Logger.Info("runner ready", "took", time.Since(begin).Round(time.Millisecond))
 	return nil
+}
+
+// place tells the runner where it serves, if it wants to know.
+func (h *Host) place() {
+	s := h.settings
+	if r, ok := s.Runner.(runner.Placed); ok {
+		r.Place(runner.Place{
+			Stage: string(s.Stage), Host: string(s.Host), MaxSize: s.Batch.MaxSize, StartTimeout: s.StartTimeout, Logger: s.Logger,
+		})
+	}
 }
 
 // stopRunner stops a runner whose batches have ended, as it may expect.

@@ -25,6 +25,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/stageapi"
 )
 
 // Settings are what a mesh in one process is made of. Zero values mean the
@@ -71,7 +72,9 @@ type Stage struct {
 	Attempts int
 	// Listen is the address of the gRPC StageService of the first host; empty
 	// means none.
-	Listen       string
+	Listen string
+	// StartTimeout bounds how long the runner may take to be ready.
+	StartTimeout time.Duration
 	DrainTimeout time.Duration
 }
 
@@ -164,7 +167,7 @@ func (s Stage) Validate() error {
 func (s Stage) host(r runner.Runner) stagehost.Settings {
 	return stagehost.Settings{
 		Stage: s.Name, Runner: r, Batch: s.Batch, BatchBy: s.BatchBy,
-		MaxInFlight: s.MaxInFlight, Queue: s.Queue, Attempts: s.Attempts, DrainTimeout: s.DrainTimeout,
+		MaxInFlight: s.MaxInFlight, Queue: s.Queue, Attempts: s.Attempts, StartTimeout: s.StartTimeout, DrainTimeout: s.DrainTimeout,
 	}
 }
 
@@ -222,8 +225,9 @@ func (m *Mesh) Stream(ctx context.Context, r *call.Request, emit func(call.Chunk
 }
 
 // Result returns the stored answer to a durable request, or to one with an
-// idempotency key, whichever gateway of the mesh took it: the request's own fault where it failed, NOT_FOUND where no
-// answer is stored. It waits for one as long as wait says.
+// idempotency key, whichever gateway of the mesh took it: the request's own fault
+// where it failed, NOT_FOUND where no answer is stored. It waits for one as long
+// as wait says.
 func (m *Mesh) Result(ctx context.Context, requestID string, wait time.Duration) (*call.Response, error) {
 	service, err := m.service()
 	if err != nil {
@@ -271,6 +275,38 @@ func (m *Mesh) AdminAddr() net.Addr {
 		return nil
 	}
 	return p.gateway.AdminAddr()
+}
+
+// Stages describes the hosts that run in this process; there are none before the
+// start.
+func (m *Mesh) Stages() []stageapi.Description {
+	p := m.parts.Load()
+	if p == nil {
+		return nil
+	}
+	out := make([]stageapi.Description, len(p.hosts))
+	for i, h := range p.hosts {
+		out[i] = h.Describe()
+	}
+	return out
+}
+
+// Restart has every runner whose code runs in processes of its own start those
+// anew, one after the other, so that the mesh serves on. It returns when all are
+// ready, or with what the first has failed with.
+func (m *Mesh) Restart(ctx context.Context) error {
+	for _, s := range m.stages {
+		for _, r := range s.Runners {
+			again, ok := r.(interface{ Restart(context.Context) error })
+			if !ok {
+				continue
+			}
+			if err := again.Restart(ctx); err != nil {
+				return fmt.Errorf("stage %s: %w", s.Name, err)
+			}
+		}
+	}
+	return nil
 }
 
 // BrokerURL returns where the broker listens, for other processes to join, or

@@ -134,7 +134,9 @@ type Stage struct {
 	Attempts int `yaml:"attempts"`
 	// Listen is the address of the gRPC StageService; empty means none.
 	Listen string `yaml:"listen"`
-	// DrainTimeout bounds how long a stop waits for what is in hand.
+	// StartTimeout bounds how long the runner may take to be ready, DrainTimeout
+	// how long a stop waits for what is in hand.
+	StartTimeout time.Duration `yaml:"start_timeout"`
 	DrainTimeout time.Duration `yaml:"drain_timeout"`
 }
 

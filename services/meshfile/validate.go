@@ -251,6 +251,7 @@ func (s Stage) validate() error {
 	errs := []error{
 		listen(s.Listen),
 		notNegative("max_in_flight", s.MaxInFlight),
+		notNegative("start_timeout", s.StartTimeout),
 		notNegative("drain_timeout", s.DrainTimeout),
 		notNegative("queue.max_items", s.Queue.MaxItems),
 		notNegative("queue.ack_wait", s.Queue.AckWait),

@@ -9,6 +9,7 @@ import (
 	"github.com/stagemesh/stagemesh/services/onnx"
 	"github.com/stagemesh/stagemesh/services/synth"
 	"github.com/stagemesh/stagemesh/services/topk"
+	"github.com/stagemesh/stagemesh/services/worker"
 )
 
 // All returns every kind of runner that is shipped.
@@ -17,6 +18,7 @@ func All() []meshfile.Kind {
 		meshfile.KindOf("image_decode", imagedecode.New),
 		meshfile.KindOf("onnx", onnx.New),
 		meshfile.KindOf("top_k", topk.New),
+		meshfile.KindOf("worker", worker.New),
 		meshfile.KindOf("echo", synth.NewEcho),
 		meshfile.KindOf("sleep", synth.NewSleep),
 		meshfile.KindOf("burn", synth.NewBurn),

@@ -22,27 +22,42 @@ type upFlags struct {
 	config string
 	// stages is nil where the flag is not given.
 	stages []string
-	log    *logflags.Flags
+	// listen, ops and admin are addresses instead of the file's.
+	listen, ops, admin string
+	// workers and options are of a worker's own.
+	workers int
+	options string
+	log     *logflags.Flags
 }
 
 func newUp() *cobra.Command {
 	var flags upFlags
 	up := &cobra.Command{
-		Use:   "up",
+		Use:   "up [WORKER]",
 		Short: "Run the mesh that a file describes: stages, gateway and, where it names none, a broker",
 		Long: "Up runs the mesh that a file describes: its stages, its gateway and, where the file has no nats.url, a broker.\n" +
+			"Given a WORKER, a Python file or a program, it runs a mesh of one stage and one pipeline that are named after it,\n" +
+			"and starts the worker again when it is saved.\n" +
 			"The first line of output says that all is ready, and where. The first SIGINT (Ctrl-C) or SIGTERM\n" +
 			"asks the mesh to finish what it has in hand; a second one ends it at once.",
-		Example: "  stagemesh up --config mesh.yaml\n" +
+		Example: "  stagemesh up ./classify.py\n  stagemesh up --config mesh.yaml\n" +
 			"  stagemesh up -c mesh.yaml --stages decode,label   # others serve the rest; needs nats.url or nats.listen\n" +
 			"  stagemesh up -c mesh.yaml --stages \"\"             # the gateway alone",
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		Args: func(cmd *cobra.Command, args []string) error { return flags.check(cmd, args) },
+		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, stop := process.UntilTold(cmd.Context())
 			defer stop()
+			if len(args) == 1 {
+				return runWorker(ctx, flags, args[0], cmd.OutOrStdout(), cmd.ErrOrStderr())
+			}
 			return runUp(ctx, flags, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
+	up.Flags().StringVar(&flags.listen, "listen", "", "the public address, instead of gateway.listen; port 0 is a free one")
+	up.Flags().StringVar(&flags.ops, "ops", "", "the operations address, instead of ops.listen")
+	up.Flags().StringVar(&flags.admin, "admin", "", "the address for operators, instead of gateway.admin.listen")
+	up.Flags().IntVar(&flags.workers, "workers", 1, "how many processes of the WORKER to run")
+	up.Flags().StringVar(&flags.options, "options", "{}", "a JSON object that the WORKER gets as its options")
 	up.Flags().StringVarP(&flags.config, "config", "c", "mesh.yaml", "the mesh's file")
 	up.Flags().StringSliceVar(&flags.stages, "stages", nil, `only these stages, with commas between them, and the gateway; "" for the gateway alone`)
 	flags.log = logflags.Add(up)
@@ -58,6 +73,7 @@ func runUp(ctx context.Context, flags upFlags, out, errOut io.Writer) error {
 	if err != nil {
 		return meshfile.FlagError("--config", err)
 	}
+	flags.override(file)
 	return Up(ctx, Run{File: file, Stages: flags.stages, Logger: log, Ready: func(m *local.Mesh, ops net.Addr) error {
 		_, err := fmt.Fprintf(out, "mesh %s is ready: http://%s (admin: %s, operations: http://%s); stop with Ctrl-C\n", file.Mesh, m.Addr(), adminURL(file, m), ops)
 		return err

@@ -25,6 +25,7 @@ package runner
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -43,6 +44,19 @@ var ErrDied = errors.New("the process that ran the batch ended")
 
 // ErrOutOfMemory says that the batch was too large for the memory at hand.
 var ErrOutOfMemory = errors.New("out of memory")
+
+// Place is where a runner serves.
+type Place struct {
+	Stage, Host string
+	// MaxSize is the rows of the largest batch.
+	MaxSize int
+	// StartTimeout is how long a start may take.
+	StartTimeout time.Duration
+	Logger       *slog.Logger
+}
+
+// Placed is a Runner that is told where it serves, before Start.
+type Placed interface{ Place(p Place) }
 
 // Runner runs batches for one stage.
 type Runner interface {

@@ -82,17 +82,20 @@ func (s status) says() string {
 		out += " (" + s.doing + ")"
 	}
 	if s.cause != nil {
-		out += ", " + s.why()
+		out += ", " + s.cause.Error()
+		if len(s.last) > 0 {
+			out += "; it wrote last: " + s.last[len(s.last)-1]
+		}
 	}
 	return out
 }
 
 // why is what a worker died of, with the last it wrote.
-func (s status) why() string {
+func (s status) why() error {
 	if len(s.last) == 0 {
-		return s.cause.Error()
+		return s.cause
 	}
-	return fmt.Sprintf("%s; it wrote last: %s", s.cause, s.last[len(s.last)-1])
+	return fmt.Errorf("%w; it wrote last:\n\t%s", s.cause, strings.Join(s.last, "\n\t"))
 }
 
 // failed says that a worker will not be ready in time; nil where it may be.
@@ -101,8 +104,5 @@ func (s status) failed() error {
 	if s.state == supervise.Ready || !s.looping && !tooSlow && !errors.Is(s.cause, ErrSpecChanged) {
 		return nil
 	}
-	if len(s.last) == 0 {
-		return s.cause
-	}
-	return fmt.Errorf("%w; it wrote last:\n\t%s", s.cause, strings.Join(s.last, "\n\t"))
+	return s.why()
 }

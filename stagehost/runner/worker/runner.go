@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,9 +22,10 @@ const (
 	killPatience = 2 * time.Second
 )
 
-// Runner runs batches by worker processes. It implements runner.Runner and
-// runner.Monitored.
+// Runner runs batches by worker processes. It implements runner.Runner,
+// runner.Monitored and runner.Placed.
 type Runner struct {
+	given    Settings
 	settings Settings
 	workers  []*worker
 	pool     *pool
@@ -34,11 +37,15 @@ type Runner struct {
 	life    sync.Mutex
 	spawner *spawn.Spawner
 	stopped bool
+
+	// files is where the workers find those of the settings.
+	files string
 }
 
 var (
 	_ runner.Runner    = (*Runner)(nil)
 	_ runner.Monitored = (*Runner)(nil)
+	_ runner.Placed    = (*Runner)(nil)
 )
 
 // New returns a runner that is not started, or what is wrong with the settings.
@@ -46,20 +53,32 @@ func New(s Settings) (*Runner, error) {
 	if err := s.Validate(); err != nil {
 		return nil, err
 	}
-	r := &Runner{settings: s.withDefaults()}
-	r.pool, r.board = newPool(len(r.settings.Replicas)), newBoard(len(r.settings.Replicas))
-	for i, replica := range r.settings.Replicas {
-		w := newWorker(r, i)
-		if replica.CPUs != "" {
-			cpus, err := spawn.ParseCPUs(replica.CPUs)
-			if err != nil {
-				return nil, err
-			}
-			w.cpus = cpus
-		}
-		r.workers = append(r.workers, w)
-	}
+	r := &Runner{given: s}
+	r.assemble(s)
 	return r, nil
+}
+
+// assemble makes the workers of the settings, which are valid.
+func (r *Runner) assemble(s Settings) {
+	r.settings = s.withDefaults()
+	n := len(r.settings.Replicas)
+	r.pool, r.board, r.workers = newPool(n), newBoard(n), make([]*worker, n)
+	for i := range r.workers {
+		r.workers[i] = newWorker(r, i)
+	}
+}
+
+// Place implements runner.Placed. What the settings do not say is as it is where
+// the runner serves.
+func (r *Runner) Place(p runner.Place) {
+	given := r.given
+	setDefault(&given.Stage, p.Stage)
+	setDefault(&given.MaxSize, p.MaxSize)
+	setDefault(&given.StartLimit, p.StartTimeout)
+	if given.Logger == nil {
+		given.Logger = p.Logger
+	}
+	r.assemble(given)
 }
 
 // Spec implements runner.Runner.
@@ -109,6 +128,12 @@ func (r *Runner) open() error {
 	s, err := spawn.Open(spawn.Settings{TempDir: r.settings.TempDir})
 	if err != nil {
 		return err
+	}
+	if r.settings.Files != nil {
+		r.files = filepath.Join(s.Folder(), "files")
+		if err := os.CopyFS(r.files, r.settings.Files); err != nil {
+			return errors.Join(fmt.Errorf("files for the workers: %w", err), s.Close(context.Background()))
+		}
 	}
 	r.spawner = s
 	r.started.Store(true)
@@ -221,8 +246,9 @@ func (r *Runner) restart(ctx context.Context, w *worker) error {
 		case s.incarnation <= before:
 		case s.state == supervise.Ready:
 			return nil
-		case s.cause != nil:
-			return errors.New(s.why())
+		case s.cause == nil || s.incarnation == before+1 && s.state == supervise.Startup:
+		default:
+			return s.why()
 		}
 		select {
 		case <-changed:

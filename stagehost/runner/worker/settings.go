@@ -2,6 +2,7 @@ package worker
 
 import (
 	"encoding/json"
+	"io/fs"
 	"log/slog"
 	"time"
 
@@ -64,6 +65,11 @@ type Settings struct {
 	DeviceEnv string
 	// TempDir is where a private folder for sockets is made; empty is the system's.
 	TempDir string
+	// Files, where there are any, are laid out in that folder for the workers to
+	// read. FilesPath is the variable, a list of paths such as PYTHONPATH, at the
+	// end of which they find where.
+	Files     fs.FS
+	FilesPath string
 	// Logger takes what happens to the workers and what they write; nil discards
 	// it.
 	Logger *slog.Logger

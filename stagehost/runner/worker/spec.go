@@ -52,7 +52,7 @@ func partSpecsOf(key string, specs []frame.PartSpec) ([]runner.PartSpec, error) 
 		seen[s.Name] = true
 		out = append(out, runner.PartSpec{
 			Name: s.Name, Datatype: s.Datatype, Shape: s.Shape, ContentTypes: s.ContentTypes,
-			Optional: s.Optional, Description: s.Description,
+			Variable: s.Variable == frame.List || s.Variable == frame.Pad, Optional: s.Optional, Description: s.Description,
 		})
 	}
 	return out, nil

@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker/spawn"
@@ -58,6 +60,10 @@ func (w *worker) startRanks(l *life) error {
 	if err != nil {
 		return err
 	}
+	cpus, err := w.replica.cpus()
+	if err != nil {
+		return err
+	}
 	for i := range w.replica.Ranks {
 		r := &rank{life: l, index: i, log: w.log.With("rank", i, "incarnation", l.of)}
 		if r.listener, err = w.runner.spawner.Listen(w.name(l.of, i)); err != nil {
@@ -68,7 +74,7 @@ func (w *worker) startRanks(l *life) error {
 		env["STAGEMESH_SOCKET"] = r.listener.Addr().String()
 		if r.process, err = w.runner.spawner.Start(spawn.Command{
 			Args: append([]string{program}, w.runner.settings.Command[1:]...),
-			Dir:  w.runner.settings.Dir, Env: pairs(env), CPUs: w.cpus, Log: r.log,
+			Dir:  w.runner.settings.Dir, Env: pairs(env), CPUs: cpus, Log: r.log,
 		}); err != nil {
 			return fmt.Errorf("command: %w", errors.Join(err, r.listener.Close()))
 		}
@@ -78,8 +84,12 @@ func (w *worker) startRanks(l *life) error {
 
 // environment returns what all ranks of an incarnation have in common.
 func (w *worker) environment(of supervise.Incarnation) (map[string]string, error) {
-	env := w.runner.settings.environment(w.index)
-	env["STAGEMESH_STAGE"] = w.runner.settings.Stage
+	s := w.runner.settings
+	env := s.environment(w.index)
+	if s.Files != nil {
+		env[s.FilesPath] = strings.TrimPrefix(env[s.FilesPath]+string(filepath.ListSeparator)+w.runner.files, string(filepath.ListSeparator))
+	}
+	env["STAGEMESH_STAGE"] = s.Stage
 	env["STAGEMESH_WORKER"] = strconv.Itoa(w.index)
 	env["STAGEMESH_INCARNATION"] = strconv.FormatUint(uint64(of), 10)
 	env["WORLD_SIZE"] = strconv.Itoa(w.replica.Ranks)

@@ -26,11 +26,19 @@ const (
 // is about.
 func (s Settings) Validate() error {
 	s = s.withDefaults()
-	errs := []error{s.validateNumbers(), validateEnv("env", s.Env), s.validateOptions(), s.validateReplicas()}
+	errs := []error{s.validateNumbers(), validateEnv("env", s.Env), s.validateOptions(), s.validateReplicas(), s.validateFiles()}
 	if err := s.validateCommand(); err != nil {
 		errs = append(errs, fmt.Errorf("command: %w", err))
 	}
 	return errors.Join(errs...)
+}
+
+// validateFiles refuses files that nobody would find.
+func (s Settings) validateFiles() error {
+	if (s.Files == nil) != (s.FilesPath == "") {
+		return errors.New("files: give files and the variable that says where they are, or neither")
+	}
+	return nil
 }
 
 func (s Settings) validateNumbers() error {
@@ -101,7 +109,7 @@ func (s Settings) validateReplicas() error {
 		if r.Ranks < 0 || r.Ranks > maxRanks {
 			errs = append(errs, fmt.Errorf("%s.ranks: %d is not between 1 and %d", key, r.Ranks, maxRanks))
 		}
-		if err := validateCPUs(r.CPUs); err != nil {
+		if err := r.validateCPUs(); err != nil {
 			errs = append(errs, fmt.Errorf("%s.cpus: %w", key, err))
 		}
 		errs = append(errs, validateEnv(key+".env", r.Env), s.validateDevices(key, i))
@@ -109,13 +117,18 @@ func (s Settings) validateReplicas() error {
 	return errors.Join(errs...)
 }
 
-// validateCPUs refuses CPUs that this machine does not have.
-func validateCPUs(text string) error {
-	if text == "" {
-		return nil
+// cpus are nil where the replica may run on all.
+func (r Replica) cpus() (spawn.CPUs, error) {
+	if r.CPUs == "" {
+		return nil, nil
 	}
-	cpus, err := spawn.ParseCPUs(text)
-	if err != nil {
+	return spawn.ParseCPUs(r.CPUs)
+}
+
+// validateCPUs refuses CPUs that this machine does not have.
+func (r Replica) validateCPUs() error {
+	cpus, err := r.cpus()
+	if err != nil || cpus == nil {
 		return err
 	}
 	online, err := spawn.Online()

@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/stagemesh/stagemesh/stagehost/runner/worker/spawn"
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker/supervise"
 )
 
@@ -26,7 +25,6 @@ type worker struct {
 	runner  *Runner
 	index   int
 	replica Replica
-	cpus    spawn.CPUs
 	log     *slog.Logger
 
 	events chan event

@@ -1,0 +1,179 @@
+package stagemesh_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+)
+
+// adder is a worker that adds a number to what it gets.
+const adder = `import array
+
+from stagemesh import InvalidInput, Tensor, Worker, serve
+
+
+class Add(Worker):
+    inputs = {"%s": Tensor("FP32", [-1, 1])}
+    outputs = {"sum": Tensor("FP32", [-1, 1])}
+
+    def predict(self, batch):
+        x = batch["%s"]
+        for i in range(batch.rows):
+            if x[i, 0] < 0:
+                batch.fail(i, InvalidInput("x", "is negative"))
+        sums = array.array("f", (x[i, 0] + %d for i in range(batch.rows)))
+        return {"sum": memoryview(sums).cast("B").cast("f", [batch.rows, 1])}
+
+
+serve(Add, arrays="buffer")
+`
+
+func addTo(input string, n int) string { return fmt.Sprintf(adder, input, input, n) }
+
+// save writes the file of a worker as an editor does, under another name first.
+func save(t *testing.T, path, text string) {
+	t.Helper()
+	early := path + "~"
+	if err := os.WriteFile(early, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(early, path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func upWorker(t *testing.T, path string, args ...string) *process {
+	t.Helper()
+	return up(t, append([]string{path, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--ops", "127.0.0.1:0"}, args...)...)
+}
+
+var workerLine = regexp.MustCompile(`^my-adder is ready: (http://\S+/v1/pipelines/my-adder:infer) \(operations: (http://\S+)\); stop with Ctrl-C\n(curl .*)\n$`)
+
+// served waits for the lines that say that a worker is served, the nth time, and
+// returns the last.
+func (p *process) served(t *testing.T, nth int) (curl string) {
+	t.Helper()
+	bustest.Eventually(t, "the worker is served", func() bool {
+		select {
+		case err := <-p.ended:
+			t.Fatalf("it ended: %v\n%s", err, p.errOut.String())
+		default:
+		}
+		return strings.Count(p.out.String(), "\n") == 2*nth
+	})
+	lines := strings.SplitAfter(p.out.String(), "\n")
+	words := workerLine.FindStringSubmatch(strings.Join(lines[2*(nth-1):2*nth], ""))
+	if words == nil {
+		t.Fatalf("it printed %q", p.out.String())
+	}
+	return words[3]
+}
+
+// shell runs a line that a person would copy.
+func shell(t *testing.T, line string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "bash", "-c", line+" --silent --show-error")
+	cmd.Stderr = t.Output()
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%s: %v", line, err)
+	}
+	return string(out)
+}
+
+func TestUpServesAWorkerWithoutAFile(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "my_adder.py")
+	save(t, path, addTo("x", 1))
+	p := upWorker(t, path, "--workers", "2")
+	line := p.served(t, 1)
+	if got := shell(t, line); !strings.Contains(got, `"data":[1]`) {
+		t.Errorf("%s answers %s", line, got)
+	}
+	if got := shell(t, strings.Replace(line, `"data":[0]`, `"data":[-1]`, 1)); !strings.Contains(got, "is negative") || !strings.Contains(got, "INVALID_INPUT") {
+		t.Errorf("a bad input is answered with %s", got)
+	}
+	if err := p.end(t); err != nil {
+		t.Error(err)
+	}
+	if n := strings.Count(p.errOut.String(), "the worker is READY"); n != 2 {
+		t.Errorf("%d workers were ready", n)
+	}
+}
+
+// What a worker's author does all day: a mistake, its mending, another input.
+func TestAWorkerThatIsSavedStartsAgain(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "my_adder.py")
+	save(t, path, addTo("x", 1))
+	p := upWorker(t, path)
+	line := p.served(t, 1)
+
+	save(t, path, "def broken(:\n")
+	bustest.Eventually(t, "the mistake is told", func() bool {
+		return p.errOut.has("the worker that was saved does not start") && p.errOut.has("SyntaxError")
+	})
+	save(t, path, addTo("x", 2))
+	bustest.Eventually(t, "the mended worker answers", func() bool { return strings.Contains(shell(t, line), `"data":[2]`) })
+
+	save(t, path, addTo("y", 3))
+	again := p.served(t, 2)
+	if want := strings.Replace(line, `"name":"x"`, `"name":"y"`, 1); again != want {
+		t.Errorf("with another input it prints\n%s, want\n%s", again, want)
+	}
+	if got := shell(t, again); !strings.Contains(got, `"data":[3]`) {
+		t.Errorf("%s answers %s", again, got)
+	}
+	if err := p.end(t); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestUpSaysWhyAWorkerDoesNotStart(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "my_adder.py")
+	save(t, path, "import nothing_of_that_name\n")
+	p := upWorker(t, path)
+	err := bustest.Receive(t, "the end of up", p.ended)
+	if err == nil || !strings.Contains(err.Error(), "No module named 'nothing_of_that_name'") {
+		t.Errorf("it ended with %v", err)
+	}
+}
+
+func TestUpSaysWhatIsNoWorker(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	text := filepath.Join(folder, "notes.txt")
+	save(t, text, "no program")
+	worker := filepath.Join(folder, "my_adder.py")
+	save(t, worker, addTo("x", 1))
+	for name, test := range map[string]struct {
+		args []string
+		want string
+	}{
+		"not there":            {[]string{filepath.Join(folder, "none.py")}, "no such file"},
+		"a folder":             {[]string{folder}, "is a folder"},
+		"no program":           {[]string{text}, "neither a Python file nor a program"},
+		"two":                  {[]string{worker, worker}, "give one WORKER"},
+		"a mesh as well":       {[]string{worker, "--config", "mesh.yaml"}, "either a WORKER or --config"},
+		"options of none":      {[]string{"--options", "{}"}, "for a WORKER"},
+		"options that are not": {[]string{worker, "--options", "{"}, "no JSON object"},
+		"a list of options":    {[]string{worker, "--options", "[1]"}, "no JSON object"},
+		"no workers":           {[]string{worker, "--workers", "0"}, "--workers"},
+		"an address":           {[]string{worker, "--listen", "here"}, "--listen"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, err := run(t, append([]string{"up"}, test.args...)...)
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("it ended with %v, want %q", err, test.want)
+			}
+		})
+	}
+}
