@@ -1,11 +1,13 @@
 package stagehost_test
 
 import (
+	"context"
 	"errors"
 	"sync"
 	"testing"
 
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -28,6 +30,21 @@ func (m *moody) Health() (changed <-chan struct{}, err error) {
 	return m.changed, m.err
 }
 
+// healed waits until it can run.
+func (m *moody) healed(ctx context.Context) error {
+	for {
+		changed, err := m.Health()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
 func (m *moody) become(err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -39,7 +56,13 @@ func (m *moody) become(err error) {
 var errLoop = errors.New("it dies again and again")
 
 func moodyHost(b *bed) (*moody, *host) {
-	m := &moody{Runner: inproc.Each(inproc.Settings{}, echo), changed: make(chan struct{})}
+	m := &moody{changed: make(chan struct{})}
+	m.Runner = inproc.Each(inproc.Settings{}, func(ctx context.Context, item runner.Item) ([]payload.Part, error) {
+		if err := m.healed(ctx); err != nil {
+			return nil, err
+		}
+		return echo(ctx, item)
+	})
 	return m, b.host(m, func(s *stagehost.Settings) { s.Runner = m })
 }
 
@@ -74,7 +97,8 @@ func TestHostWhoseRunnerIsBackInAMomentStays(t *testing.T) {
 	if _, err := b.bus.Alive(t.Context(), stage); err != nil {
 		t.Error("the host does not say that it is there:", err)
 	}
-	checkEcho(t, b.ask("meanwhile"))
+	meanwhile := b.ask("meanwhile")
 	m.become(nil)
+	checkEcho(t, meanwhile)
 	bustest.Eventually(t, "the host is ready", func() bool { return h.Ready() == nil })
 }

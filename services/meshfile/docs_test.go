@@ -24,6 +24,7 @@ import (
 	"github.com/stagemesh/stagemesh/services/runners"
 	"github.com/stagemesh/stagemesh/services/synth"
 	"github.com/stagemesh/stagemesh/services/topk"
+	"github.com/stagemesh/stagemesh/services/worker"
 	"github.com/stagemesh/stagemesh/stagehost"
 )
 
@@ -78,6 +79,7 @@ var settings = map[string]reflect.Type{
 	"onnx":         reflect.TypeFor[onnx.Settings](),
 	"top_k":        reflect.TypeFor[topk.Settings](),
 	"echo":         reflect.TypeFor[synth.EchoSettings](),
+	"worker":       reflect.TypeFor[worker.Settings](),
 	"sleep":        reflect.TypeFor[synth.SleepSettings](),
 	"burn":         reflect.TypeFor[synth.BurnSettings](),
 }

@@ -60,8 +60,9 @@ stages:
   echo-of-nothing: {runner: {echo: }}
   sleep: {runner: {sleep: {base: 5ms, per_item: 1ms, concurrency: 6}}}
   burn: {runner: {burn: {duration: 1ms, concurrency: 7}}}
+  worker: {runner: {worker: {command: [go, run, .], workers: 2, concurrency: 8}}}
 `)
-	want := map[string]int{"image-decode": 2, "onnx": 3, "top-k": 4, "echo": 5, "echo-of-nothing": 1, "sleep": 6, "burn": 7}
+	want := map[string]int{"image-decode": 2, "onnx": 3, "top-k": 4, "echo": 5, "echo-of-nothing": 1, "sleep": 6, "burn": 7, "worker": 16}
 	for stage, concurrency := range want {
 		s, err := f.Host(stage)
 		if err != nil {

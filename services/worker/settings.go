@@ -59,8 +59,11 @@ type Replica struct {
 	Ranks int `yaml:"ranks"`
 }
 
-// maxWorkers bounds the workers of one runner.
-const maxWorkers = 256
+// What is more is a mistake.
+const (
+	maxWorkers     = 256
+	maxConcurrency = 1024
+)
 
 // RelativeTo returns the settings with relative paths taken to start at the
 // folder.

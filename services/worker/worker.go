@@ -41,6 +41,8 @@ func (s Settings) replicas() []worker.Replica {
 // Validate says what is wrong that can be told without looking at the machine.
 func (s Settings) Validate() error {
 	switch {
+	case s.Concurrency < 0 || s.Concurrency > maxConcurrency:
+		return fmt.Errorf("concurrency: %d is not between 1 and %d", s.Concurrency, maxConcurrency)
 	case s.Workers < 0 || s.Workers > maxWorkers:
 		return fmt.Errorf("workers: %d is not between 1 and %d", s.Workers, maxWorkers)
 	case len(s.Replicas) > maxWorkers:

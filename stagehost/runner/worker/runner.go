@@ -107,6 +107,9 @@ func (r *Runner) Concurrency() int { return r.settings.Slots * len(r.workers) }
 // Start implements runner.Runner: it returns when every worker is ready, or why
 // one will not be. Then none is left.
 func (r *Runner) Start(ctx context.Context) error {
+	if err := r.settings.here(); err != nil {
+		return err
+	}
 	if err := r.open(); err != nil {
 		return err
 	}

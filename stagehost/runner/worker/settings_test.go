@@ -59,7 +59,10 @@ func TestWhatIsWrongWithSettingsIsSaidByKey(t *testing.T) {
 			t.Parallel()
 			s := worker.Settings{Command: []string{os.Args[0]}}
 			test.edit(&s)
-			_, err := worker.New(s)
+			r, err := worker.New(s)
+			if err == nil {
+				err = r.Start(t.Context())
+			}
 			if err == nil {
 				t.Fatal("it is taken")
 			}

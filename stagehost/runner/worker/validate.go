@@ -6,12 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
-
-	"github.com/stagemesh/stagemesh/stagehost/runner/worker/spawn"
 )
 
 const (
@@ -23,14 +19,17 @@ const (
 )
 
 // Validate says everything that is wrong with the settings, each with the key it
-// is about.
+// is about. Whether this machine can do what they say is seen at the start.
 func (s Settings) Validate() error {
 	s = s.withDefaults()
-	errs := []error{s.validateNumbers(), validateEnv("env", s.Env), s.validateOptions(), s.validateReplicas(), s.validateFiles()}
-	if err := s.validateCommand(); err != nil {
-		errs = append(errs, fmt.Errorf("command: %w", err))
+	return errors.Join(s.validateCommand(), s.validateNumbers(), validateEnv("env", s.Env), s.validateOptions(), s.validateReplicas(), s.validateFiles())
+}
+
+func (s Settings) validateCommand() error {
+	if len(s.Command) == 0 || s.Command[0] == "" {
+		return errors.New("command: it is empty; say what starts a worker, such as [python3, classify.py]")
 	}
-	return errors.Join(errs...)
+	return nil
 }
 
 // validateFiles refuses files that nobody would find.
@@ -109,36 +108,12 @@ func (s Settings) validateReplicas() error {
 		if r.Ranks < 0 || r.Ranks > maxRanks {
 			errs = append(errs, fmt.Errorf("%s.ranks: %d is not between 1 and %d", key, r.Ranks, maxRanks))
 		}
-		if err := r.validateCPUs(); err != nil {
+		if _, err := r.cpus(); err != nil {
 			errs = append(errs, fmt.Errorf("%s.cpus: %w", key, err))
 		}
 		errs = append(errs, validateEnv(key+".env", r.Env), s.validateDevices(key, i))
 	}
 	return errors.Join(errs...)
-}
-
-// cpus are nil where the replica may run on all.
-func (r Replica) cpus() (spawn.CPUs, error) {
-	if r.CPUs == "" {
-		return nil, nil
-	}
-	return spawn.ParseCPUs(r.CPUs)
-}
-
-// validateCPUs refuses CPUs that this machine does not have.
-func (r Replica) validateCPUs() error {
-	cpus, err := r.cpus()
-	if err != nil || cpus == nil {
-		return err
-	}
-	online, err := spawn.Online()
-	if err != nil {
-		return err
-	}
-	if missing := cpus.Missing(online); len(missing) > 0 {
-		return fmt.Errorf("there is no CPU %s; this machine has %s", missing, online)
-	}
-	return nil
 }
 
 // validateDevices refuses devices that an earlier replica has, unless both share.
@@ -154,74 +129,4 @@ func (s Settings) validateDevices(key string, at int) error {
 		}
 	}
 	return nil
-}
-
-func (s Settings) validateCommand() error {
-	if len(s.Command) == 0 || s.Command[0] == "" {
-		return errors.New("it is empty; say what starts a worker, such as [python3, classify.py]")
-	}
-	if s.Dir != "" {
-		if info, err := os.Stat(s.Dir); err != nil || !info.IsDir() {
-			return fmt.Errorf("dir: %s is no folder", s.Dir)
-		}
-	}
-	for i := range s.Replicas {
-		if _, err := s.program(i); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// program returns the path of the command's program for a replica.
-func (s Settings) program(replica int) (string, error) {
-	name := s.Command[0]
-	if strings.Contains(name, "/") {
-		path := name
-		if !filepath.IsAbs(path) {
-			path = filepath.Join(s.Dir, path)
-		}
-		path, err := filepath.Abs(path)
-		if err != nil {
-			return "", err
-		}
-		return path, executable(path)
-	}
-	list := s.environment(replica)["PATH"]
-	for _, dir := range filepath.SplitList(list) {
-		if path := filepath.Join(dir, name); filepath.IsAbs(path) && executable(path) == nil {
-			return path, nil
-		}
-	}
-	return "", fmt.Errorf("there is no program %q in PATH, which is %q", name, list)
-}
-
-func executable(path string) error {
-	info, err := os.Stat(path)
-	switch {
-	case err != nil:
-		return fmt.Errorf("there is no program %s", path)
-	case info.IsDir() || info.Mode().Perm()&0o111 == 0:
-		return fmt.Errorf("%s is not executable", path)
-	default:
-		return nil
-	}
-}
-
-// environment returns what a replica's processes get, but for what the protocol
-// adds.
-func (s Settings) environment(replica int) map[string]string {
-	out := map[string]string{}
-	for _, pair := range os.Environ() {
-		if name, value, ok := strings.Cut(pair, "="); ok && name != "" {
-			out[name] = value
-		}
-	}
-	maps.Copy(out, s.Env)
-	r := s.Replicas[replica]
-	if len(r.Devices) > 0 {
-		out[s.DeviceEnv] = strings.Join(r.Devices, ",")
-	}
-	maps.Copy(out, r.Env)
-	return out
 }
