@@ -141,7 +141,8 @@ func (h *Host) place() {
 	s := h.settings
 	if r, ok := s.Runner.(runner.Placed); ok {
 		r.Place(runner.Place{
-			Stage: string(s.Stage), Host: string(s.Host), MaxSize: s.Batch.MaxSize, StartTimeout: s.StartTimeout, Logger: s.Logger,
+			Stage: string(s.Stage), Host: string(s.Host), MaxSize: s.Batch.MaxSize, StartTimeout: s.StartTimeout,
+			Logger: s.Logger, Meter: s.Meter,
 		})
 	}
 }

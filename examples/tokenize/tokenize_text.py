@@ -27,23 +27,29 @@ class Tokenize(Worker):
 
     def setup(self, ctx):
         """Loads the vocabulary; option max_tokens bounds a text, default 512."""
-        lines = (HERE / ctx.options.get("vocabulary", "vocabulary.txt")).read_text("utf-8").split("\n")
+        self.load(ctx.options.get("vocabulary", "vocabulary.txt"))
+        self.max_tokens = ctx.options.get("max_tokens", 512)
+
+    def load(self, vocabulary):
+        """Reads the vocabulary: the number of a line is the id of its token."""
+        lines = (HERE / vocabulary).read_text("utf-8").split("\n")
         self.ids = {token: i for i, token in enumerate(lines) if token}
         self.longest = max(map(len, self.ids))
-        self.max_tokens = ctx.options.get("max_tokens", 512)
 
     def predict_item(self, item):
         """Tokenizes one text."""
-        tokens = ["[CLS]"]
-        for word in WORD.findall(item["text"].lower()):
-            tokens += self.pieces(word)
-        tokens.append("[SEP]")
-        if len(tokens) == 2:
+        ids = self.tokens(item["text"])
+        if len(ids) == 2:
             raise InvalidInput("text", "has no words")
-        if len(tokens) > self.max_tokens:
-            raise InvalidInput("text", f"has {len(tokens)} tokens, at most {self.max_tokens} are taken")
-        item.respond("tokens", str(len(tokens)))
-        return {"ids": [[self.ids[token] for token in tokens]], "mask": [[1] * len(tokens)]}
+        if len(ids) > self.max_tokens:
+            raise InvalidInput("text", f"has {len(ids)} tokens, at most {self.max_tokens} are taken")
+        item.respond("tokens", str(len(ids)))
+        return {"ids": [ids], "mask": [[1] * len(ids)]}
+
+    def tokens(self, text):
+        """Returns the ids of a text's tokens, [CLS] first and [SEP] last."""
+        pieces = [piece for word in WORD.findall(text.lower()) for piece in self.pieces(word)]
+        return [self.ids[piece] for piece in ["[CLS]", *pieces, "[SEP]"]]
 
     def pieces(self, word):
         """Returns the tokens of a word: the longest first."""

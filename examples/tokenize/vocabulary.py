@@ -1,6 +1,6 @@
-"""Writes vocabulary.txt from a text of this repository.
+"""Writes vocabulary.txt from texts of this repository.
 
-    python3 vocabulary.py ../../README.md
+    python3 vocabulary.py ../../README.md ../../docs/*.md
 
 The special tokens come first, then every character alone and as a piece that goes
 on, then the words that occur at least twice, the most frequent first.
@@ -30,6 +30,6 @@ def vocabulary(text: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    tokens = vocabulary(Path(sys.argv[1]).read_text("utf-8"))
+    tokens = vocabulary("\n".join(Path(name).read_text("utf-8") for name in sys.argv[1:]))
     (HERE / "vocabulary.txt").write_text("\n".join(tokens) + "\n", "utf-8")
     print(len(tokens), "tokens")

@@ -56,8 +56,8 @@ func upWorker(t *testing.T, path string, args ...string) *process {
 var workerLine = regexp.MustCompile(`^my-adder is ready: (http://\S+/v1/pipelines/my-adder:infer) \(operations: (http://\S+)\); stop with Ctrl-C\n(curl .*)\n$`)
 
 // served waits for the lines that say that a worker is served, the nth time, and
-// returns the last.
-func (p *process) served(t *testing.T, nth int) (curl string) {
+// returns where operators ask, and the line to copy.
+func (p *process) served(t *testing.T, nth int) (operations, curl string) {
 	t.Helper()
 	bustest.Eventually(t, "the worker is served", func() bool {
 		select {
@@ -72,7 +72,7 @@ func (p *process) served(t *testing.T, nth int) (curl string) {
 	if words == nil {
 		t.Fatalf("it printed %q", p.out.String())
 	}
-	return words[3]
+	return words[2], words[3]
 }
 
 // shell runs a line that a person would copy.
@@ -92,12 +92,27 @@ func TestUpServesAWorkerWithoutAFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "my_adder.py")
 	save(t, path, addTo("x", 1))
 	p := upWorker(t, path, "--workers", "2")
-	line := p.served(t, 1)
+	operations, line := p.served(t, 1)
 	if got := shell(t, line); !strings.Contains(got, `"data":[1]`) {
 		t.Errorf("%s answers %s", line, got)
 	}
 	if got := shell(t, strings.Replace(line, `"data":[0]`, `"data":[-1]`, 1)); !strings.Contains(got, "is negative") || !strings.Contains(got, "INVALID_INPUT") {
 		t.Errorf("a bad input is answered with %s", got)
+	}
+	_, page := get(t, operations+"/metrics")
+	for _, series := range []string{
+		`stagemesh_worker_state{\S*host="[^"]+",\S*stage="my-adder",state="READY",worker="1"} 1`,
+		`stagemesh_worker_state{\S*stage="my-adder",state="STARTUP",worker="0"} 0`,
+		`stagemesh_worker_transitions_total{failed="false",\S*stage="my-adder",state="READY",worker="0"} 1`,
+		`stagemesh_worker_start_seconds_count{\S*stage="my-adder",worker="1"} 1`,
+		`stagemesh_worker_batches_total{\S*outcome="ended",stage="my-adder",worker="[01]"} [12]`,
+	} {
+		if !regexp.MustCompile(`(?m)^` + series + `$`).MatchString(page) {
+			t.Errorf("the metrics do not have %s", series)
+		}
+	}
+	if t.Failed() {
+		t.Log(page)
 	}
 	if err := p.end(t); err != nil {
 		t.Error(err)
@@ -113,7 +128,7 @@ func TestAWorkerThatIsSavedStartsAgain(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "my_adder.py")
 	save(t, path, addTo("x", 1))
 	p := upWorker(t, path)
-	line := p.served(t, 1)
+	_, line := p.served(t, 1)
 
 	save(t, path, "def broken(:\n")
 	bustest.Eventually(t, "the mistake is told", func() bool {
@@ -123,7 +138,7 @@ func TestAWorkerThatIsSavedStartsAgain(t *testing.T) {
 	bustest.Eventually(t, "the mended worker answers", func() bool { return strings.Contains(shell(t, line), `"data":[2]`) })
 
 	save(t, path, addTo("y", 3))
-	again := p.served(t, 2)
+	_, again := p.served(t, 2)
 	if want := strings.Replace(line, `"name":"x"`, `"name":"y"`, 1); again != want {
 		t.Errorf("with another input it prints\n%s, want\n%s", again, want)
 	}

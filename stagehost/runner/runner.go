@@ -28,6 +28,8 @@ import (
 	"log/slog"
 	"time"
 
+	"go.opentelemetry.io/otel/metric"
+
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
@@ -53,6 +55,7 @@ type Place struct {
 	// StartTimeout is how long a start may take.
 	StartTimeout time.Duration
 	Logger       *slog.Logger
+	Meter        metric.Meter
 }
 
 // Placed is a Runner that is told where it serves, before Start.

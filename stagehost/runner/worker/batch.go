@@ -29,7 +29,11 @@ func (l *life) do(ctx context.Context, req request, sink runner.Sink) error {
 	f.mu.Lock()
 	f.sink = nil
 	f.mu.Unlock()
-	return l.settle(f, req, sink, ctx.Err() != nil)
+	err = l.settle(f, req, sink, ctx.Err() != nil)
+	if !req.warmup {
+		l.worker.runner.metrics.ran(l.worker.index, err)
+	}
+	return err
 }
 
 // hand writes the batch to every rank.

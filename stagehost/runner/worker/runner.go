@@ -38,8 +38,10 @@ type Runner struct {
 	spawner *spawn.Spawner
 	stopped bool
 
-	// files is where the workers find those of the settings.
-	files string
+	// What the workers have in common: files is where they find those of the
+	// settings.
+	files   string
+	metrics *metrics
 }
 
 var (
@@ -73,10 +75,14 @@ func (r *Runner) assemble(s Settings) {
 func (r *Runner) Place(p runner.Place) {
 	given := r.given
 	setDefault(&given.Stage, p.Stage)
+	setDefault(&given.Host, p.Host)
 	setDefault(&given.MaxSize, p.MaxSize)
 	setDefault(&given.StartLimit, p.StartTimeout)
 	if given.Logger == nil {
 		given.Logger = p.Logger
+	}
+	if given.Meter == nil {
+		given.Meter = p.Meter
 	}
 	r.assemble(given)
 }
@@ -128,6 +134,10 @@ func (r *Runner) open() error {
 	if r.stopped {
 		return ErrStopped
 	}
+	m, err := newMetrics(r.settings)
+	if err != nil {
+		return err
+	}
 	s, err := spawn.Open(spawn.Settings{TempDir: r.settings.TempDir})
 	if err != nil {
 		return err
@@ -138,7 +148,7 @@ func (r *Runner) open() error {
 			return errors.Join(fmt.Errorf("files for the workers: %w", err), s.Close(context.Background()))
 		}
 	}
-	r.spawner = s
+	r.spawner, r.metrics = s, m
 	r.started.Store(true)
 	for _, w := range r.workers {
 		go w.run()

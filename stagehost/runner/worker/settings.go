@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"time"
 
+	"go.opentelemetry.io/otel/metric"
+
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker/supervise"
 )
 
@@ -26,8 +28,9 @@ const (
 
 // Settings say what the workers of a stage are. What is zero has its default.
 type Settings struct {
-	// Stage is the stage's name, for the workers' logs.
-	Stage string
+	// Stage is the stage's name, for the workers and in metrics; Host is for those
+	// alone.
+	Stage, Host string
 	// Command is the program of a worker and its arguments. A program without a
 	// slash is looked up in PATH, a relative one in Dir.
 	Command []string
@@ -73,6 +76,8 @@ type Settings struct {
 	// Logger takes what happens to the workers and what they write; nil discards
 	// it.
 	Logger *slog.Logger
+	// Meter takes the metrics; nil discards them.
+	Meter metric.Meter
 	// Edge hears of every transition of a worker; it must not block. Nil hears of
 	// none.
 	Edge func(Edge)

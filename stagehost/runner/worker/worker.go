@@ -39,6 +39,8 @@ type worker struct {
 	// exits are how the ranks of the life have ended, last what they wrote.
 	exits []error
 	last  []string
+	// began is when the incarnation did.
+	began time.Time
 	// starting is the edge to STARTUP that nobody has heard of yet.
 	starting *Edge
 	// hangUpAt is when a process is ended that closed its connection.
@@ -246,7 +248,9 @@ func (w *worker) ended(of supervise.Incarnation, rank int, how error, last []str
 // edge tells the log and whoever else listens of a transition.
 func (w *worker) edge(e supervise.Edge) {
 	out := Edge{At: e.At, Worker: w.index, Incarnation: e.Incarnation, From: e.From, To: e.To, Cause: e.Cause}
+	w.runner.metrics.moved(out, w.began)
 	if e.To == supervise.Startup {
+		w.began = e.At
 		w.starting = &out // it is told when there are processes
 		return
 	}

@@ -1,0 +1,92 @@
+package docstest
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/services/stagemesh"
+)
+
+// printed is what a command writes, readable while it writes.
+type printed struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (p *printed) Write(b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.text.Write(b)
+}
+
+func (p *printed) String() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.text.String()
+}
+
+// firstBlock returns the first block of a language in a page that has a text.
+func firstBlock(t *testing.T, path, language, has string) string {
+	t.Helper()
+	found, _ := blocks(read(t, path))
+	for _, b := range found {
+		if text := strings.Join(b.lines, "\n") + "\n"; b.language == language && strings.Contains(text, has) {
+			return text
+		}
+	}
+	t.Fatalf("%s has no block of %q with %q", path, language, has)
+	return ""
+}
+
+var ports = regexp.MustCompile(`127\.0\.0\.1:\d+`)
+
+// The worker of the README runs as it stands, prints what the README says, and
+// answers the line that it prints.
+func TestTheWorkerOfTheReadmeAnswers(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "mean.py")
+	if err := os.WriteFile(path, []byte(firstBlock(t, "README.md", "python", "class Mean")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	var out, errOut printed
+	ended := make(chan error, 1)
+	cmd := stagemesh.New()
+	cmd.SetArgs([]string{"up", path, "--listen", "127.0.0.1:0", "--ops", "127.0.0.1:0", "--admin", "127.0.0.1:0"})
+	cmd.SetOut(&out)
+	cmd.SetErr(&errOut)
+	go func() { ended <- cmd.ExecuteContext(ctx) }()
+	bustest.Eventually(t, "the worker is served", func() bool {
+		select {
+		case err := <-ended:
+			t.Fatalf("it ended: %v\n%s", err, errOut.String())
+		default:
+		}
+		return strings.Count(out.String(), "\n") == 2
+	})
+	t.Cleanup(func() {
+		stop()
+		if err := bustest.Receive(t, "the end of up", ended); err != nil {
+			t.Error(err)
+		}
+	})
+	want := ports.ReplaceAllString(firstBlock(t, "README.md", "", "mean is ready"), "ADDRESS")
+	if got := ports.ReplaceAllString(out.String(), "ADDRESS"); got != want {
+		t.Errorf("it prints\n%sand the README has\n%s", got, want)
+	}
+	line := strings.Split(out.String(), "\n")[1]
+	for input, answer := range map[string]string{"1,2,3,6": `"data":[3]`, "1,2,3,6000": "is above 1000"} {
+		got, err := exec.CommandContext(t.Context(), "bash", "-c", strings.Replace(line, "1,2,3,6", input, 1)).Output()
+		if err != nil || !strings.Contains(string(got), answer) {
+			t.Errorf("%s is answered with %s, %v", input, got, err)
+		}
+	}
+}
