@@ -18,6 +18,8 @@ from stagemesh import InvalidInput, Tensor, Worker, check, testing
 from stagemesh.loading import NotFound, target_of
 from stagemesh.testing import BatchFailed, WorkerEnded
 
+from .support import ROOT, alive, eventually
+
 
 class Scale(Worker):
     """Scales; found by name from another process."""
@@ -102,8 +104,6 @@ class TestingTest(unittest.TestCase):
             os._exit(0)
         """
         out = subprocess.run([sys.executable, "-c", textwrap.dedent(source)], stdout=subprocess.PIPE, check=True)
-        from .support import alive, eventually
-
         eventually(lambda: not alive(int(out.stdout)), "the worker ends", 2)
 
 
@@ -119,10 +119,10 @@ class CheckTest(unittest.TestCase):
             path = os.path.join(folder, "w.py")
             with open(path, "w") as file:
                 file.write(source)
-            out = io.StringIO()
-            with contextlib.redirect_stdout(out):
-                code = check.main([path, "--max-size=4", *arguments])
-        return code, out.getvalue()
+            command = [sys.executable, "-m", "stagemesh.check", path, "--max-size=4", *arguments]
+            environ = {**os.environ, "PYTHONPATH": ROOT}
+            done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+        return done.returncode, done.stdout
 
     def test_a_good_worker_passes_all(self) -> None:
         code, out = self.check(
