@@ -72,13 +72,10 @@ class NumpyArrays(Arrays):
         out = np.full((n, *extents), spec.pad, _DTYPES[spec.datatype])
         at = 0
         for raw in raws:
-            inner: Any = tuple(slice(extent) for extent in (raw.shape if stack else raw.shape[1:]))
-            if stack:
-                out[(at, *inner)] = self.view(raw)
-                at += 1
-            else:
-                out[(slice(at, at + raw.shape[0]), *inner)] = self.view(raw)
-                at += raw.shape[0]
+            rows: Any = at if stack else slice(at, at + raw.shape[0])
+            corner = (rows, *map(slice, raw.shape if stack else raw.shape[1:]))
+            out[corner] = self.view(raw)
+            at += 1 if stack else raw.shape[0]
         return out
 
     def encode(self, value: Any, spec: Optional[Tensor], shape: Optional[Tuple[int, ...]]) -> Raw:
