@@ -26,9 +26,12 @@ MAGIC = b"SMW1"
 PREFIX = struct.Struct("<4sIQ")
 _pack, _unpack_from = PREFIX.pack, PREFIX.unpack_from
 MAX_HEADER = 1 << 20
-# Bounds of numbers: where nothing else is said, and of what counts or numbers things.
+# The largest numbers: where nothing else is said, of what counts or numbers things,
+# of the items of a batch, and of the slots of a worker.
 MAX_NUMBER = (1 << 53) - 1
 MAX_COUNT = (1 << 31) - 1
+MAX_ITEMS = 1 << 16
+MAX_SLOTS = 1 << 10
 
 # Frames up to this are expected to be as long as the one before.
 _EXPECTED = 1 << 17

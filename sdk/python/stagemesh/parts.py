@@ -138,12 +138,16 @@ def read_parts(entries: Any, body: memoryview, items: int) -> Dict[str, Column]:
             out[name] = content
         else:
             raise Violation(f"part {name!r}: a blob belongs to one item")
-    if len(places) > 1:
-        places.sort()
-        for (_, stop), (start, _) in zip(places, places[1:]):
-            if start < stop:
-                raise Violation(f"parts: two places overlap at byte {start} of the body")
+    _check_places(places)
     return out
+
+
+def _check_places(places: List[Tuple[int, int]]) -> None:
+    """Raises Violation where two places, as start and stop in bytes, overlap."""
+    places.sort()
+    for (_, stop), (start, _) in zip(places, places[1:]):
+        if start < stop:
+            raise Violation(f"parts: two places overlap at byte {start} of the body")
 
 
 def _put(out: Dict[str, Column], name: str, item: Any, items: int, content: Body) -> None:

@@ -18,7 +18,19 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from .arrays import Arrays
 from .batches import Apart, Batch, Plan, Rows, Source, Values, values_of
 from .faults import InvalidInput, ItemError, ItemFailed, fault_of, is_out_of_memory
-from .frames import DEFERRED, MAX_COUNT, MAX_HEADER, MAX_NUMBER, Buffer, Header, Parts, Violation, encode, load_items
+from .frames import (
+    DEFERRED,
+    MAX_COUNT,
+    MAX_HEADER,
+    MAX_ITEMS,
+    MAX_NUMBER,
+    Buffer,
+    Header,
+    Parts,
+    Violation,
+    encode,
+    load_items,
+)
 from .outputs import BadOutput, as_outputs, batch_column, check_names, item_body, joinable, shares, whole_column
 from .parts import Body, Column, Layout, Raw, join_rows, read_parts
 from .specs import Bytes, Json, Spec, Tensor, Text
@@ -490,8 +502,8 @@ def check_predict(header: Header) -> List[Dict[str, Any]]:
     items = load_items(header)
     if type(items) is not list or not items:
         raise Violation("predict: items is a list of at least one")
-    if len(items) > _MOST_ITEMS:
-        raise Violation(f"predict: {len(items)} items, at most {_MOST_ITEMS} are taken")
+    if len(items) > MAX_ITEMS:
+        raise Violation(f"predict: {len(items)} items, at most {MAX_ITEMS} are taken")
     if len(header) > 4:
         if type(header.get("warmup", False)) is not bool:
             raise Violation("predict: warmup is a boolean")
@@ -505,7 +517,6 @@ def check_predict(header: Header) -> List[Dict[str, Any]]:
     return items
 
 
-_MOST_ITEMS = 1 << 16
 _NO_MODEL: Dict[str, Any] = {}
 _STRINGS, _NUMBERS = {str}, {int}
 _id, _timeout = itemgetter("id"), itemgetter("timeout")

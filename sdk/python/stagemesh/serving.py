@@ -19,7 +19,7 @@ from typing import Any, Dict, Mapping, NoReturn, Optional, Tuple, Type
 from . import _version
 from .arrays import arrays_of
 from .batches import Batch
-from .frames import MAX_NUMBER, Connection, Ended, Frame, Header, Violation, encode
+from .frames import MAX_COUNT, MAX_NUMBER, MAX_SLOTS, Connection, Ended, Frame, Header, Violation, encode
 from .life import EXIT_FAILED, EXIT_HOST_GONE, EXIT_USAGE, EXIT_VIOLATION, Asked, Life
 from .parts import Layout, message
 from .runs import Runs, error_header
@@ -31,6 +31,8 @@ PROTOCOL = 1
 
 # How long threads of a worker may go on after its last batch, in seconds.
 _GRACE = 2.0
+# How long a host may take to make room for the last message after a violation, in seconds.
+_LAST_WORD = 0.5
 
 # What a file that is only being loaded said: see loading.py. None: serve serves.
 _declared: Optional[Dict[Type[Worker], Optional[str]]] = None
@@ -191,8 +193,9 @@ class Session:
         return self._run_batches(runs)
 
     def _say_violation(self, error: Violation) -> None:
-        """Tells the host why the connection is closed, for its log."""
+        """Tells the host why the connection is closed, for its log, where it still reads."""
         fields = {"kind": "protocol", "error": "Violation", "message": str(error)[:4096]}
+        self._connection.sock.settimeout(_LAST_WORD)
         try:
             self._connection.send(message("error", fields))
         except Ended:
@@ -317,9 +320,7 @@ class Session:
             current = self._current
             batch = current if current is not None and current.id == name else self._running.get(name)
             items = header.get("items")
-            if "items" in header and (
-                not items or type(items) is not list or any(type(i) is not int or i < 0 for i in items)
-            ):
+            if "items" in header and not _are_indices(items):
                 raise Violation("cancel: items is a list of indices, at least one")
             if batch is not None:
                 batch._cancel(items)
@@ -442,6 +443,11 @@ def number(header: Header, key: str) -> int:
     return value
 
 
+def _are_indices(items: Any) -> bool:
+    """Reports whether a cancel's items are indices, at least one."""
+    return type(items) is list and bool(items) and all(type(i) is int and 0 <= i <= MAX_COUNT for i in items)
+
+
 def check_welcome(header: Header) -> None:
     """Raises Violation where a welcome cannot be."""
     if number(header, "protocol") != PROTOCOL:
@@ -449,9 +455,9 @@ def check_welcome(header: Header) -> None:
     number(header, "max_frame")
     if type(header.get("options")) is not dict:
         raise Violation("welcome: options is an object")
-    for key in ("slots", "max_size"):
-        if key in header and number(header, key) < 1:
-            raise Violation(f"welcome: {key} is a whole number from 1")
+    for key, most in (("slots", MAX_SLOTS), ("max_size", MAX_COUNT)):
+        if key in header and not 1 <= number(header, key) <= most:
+            raise Violation(f"welcome: {key} is a whole number from 1 to {most}")
     for key in ("devices", "capabilities"):
         strings = header.get(key, [])
         if type(strings) is not list or any(type(one) is not str for one in strings):

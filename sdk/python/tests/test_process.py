@@ -466,6 +466,9 @@ class FailuresTest(unittest.TestCase):
             with self.subTest(name), Host(DOUBLE) as host:
                 host.ready()
                 host.sock.sendall(data)
+                error, _ = host.expect("error")
+                self.assertEqual((error["kind"], "batch" in error), ("protocol", False))
+                self.assertIn(want, error["message"])
                 self.assertTrue(host.ended())
                 self.assertEqual(host.exit_code(), 4)
                 self.assertIn("does not keep to the worker protocol", host.stderr())
@@ -497,6 +500,8 @@ class FailuresTest(unittest.TestCase):
             {"max_frame": -1},
             {"max_frame": 1.5},
             {"slots": 0},
+            {"slots": 1025},
+            {"max_size": 1 << 31},
             {"devices": [0]},
         ]
         for changes in cases:
