@@ -78,10 +78,13 @@ $(eval $(call tool_rule,lint,$(LINT_BIN)))
 $(eval $(call tool_rule,bench,$(BENCH_BIN)))
 $(eval $(call tool_rule,grpcurl,$(GRPCURL_BIN)))
 
-$(PYTHON_ENV)/.built: sdk/python/requirements-dev.txt
+# The folder's name says the requirements, so a clone that is newer than it is no reason to build it again.
+$(PYTHON_ENV)/.built:
 	@echo "== sdk/python: tools (kept in $(@D))" >&2
+	@$(PYTHON) -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 9))' 2>/dev/null \
+	  || { echo "Python 3.9 or newer with venv is missing (Debian: apt-get install python3-venv); PYTHON=<program> says another one" >&2; exit 1; }
 	@$(PYTHON) -m venv $(@D)
-	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --requirement sdk/python/requirements-dev.txt
 	@touch $@
 
 # --- Every day ------------------------------------------------------------
@@ -206,6 +209,7 @@ python-lint: $(PYTHON_ENV)/.built ## Lint sdk/python and the examples in Python,
 	@echo "== python-lint"
 	@cd sdk/python && $(PYTHON_ENV)/bin/ruff check --quiet --no-cache --config pyproject.toml . $(PYTHON_EXAMPLES:%=../../%)
 	@cd sdk/python && $(PYTHON_ENV)/bin/ruff format --quiet --no-cache --diff --config pyproject.toml . $(PYTHON_EXAMPLES:%=../../%)
+	@[ -e $(PYTHON_ENV)/bin/mypy ] || { echo "mypy needs Python 3.11 or newer: PYTHON=<program> says which" >&2; exit 1; }
 	@cd sdk/python && $(PYTHON_ENV)/bin/mypy --no-error-summary --cache-dir $(PYTHON_ENV)/mypy
 
 # What is printed by workers that tests end on purpose comes only where a test fails.
