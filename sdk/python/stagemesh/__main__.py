@@ -6,7 +6,8 @@ import argparse
 import sys
 from typing import List, NoReturn, Optional
 
-from .life import EXIT_USAGE
+from .faults import traceback_of
+from .life import EXIT_FAILED, EXIT_USAGE
 from .loading import NotFound, load
 from .serving import serve_and_exit
 
@@ -24,6 +25,9 @@ def main(arguments: Optional[List[str]] = None) -> NoReturn:
     except NotFound as error:
         print(f"stagemesh: {error}", file=sys.stderr)
         sys.exit(EXIT_USAGE)
+    except Exception as error:
+        print(traceback_of(error), file=sys.stderr)
+        sys.exit(EXIT_FAILED)
     serve_and_exit(found.worker, given.arrays or found.arrays)
 
 

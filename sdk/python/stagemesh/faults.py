@@ -9,6 +9,8 @@ goes to the log: its text was not written for callers.
 
 from __future__ import annotations
 
+import os
+import traceback
 from typing import Dict, Union
 
 __all__ = ["InvalidInput", "ItemError", "ItemFailed", "OutOfMemory", "SchemaViolation"]
@@ -111,3 +113,16 @@ def is_out_of_memory(error: BaseException) -> bool:
     if any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__):
         return True
     return isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
+
+
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+def traceback_of(error: BaseException) -> str:
+    """Returns an error's traceback from the author's code on, without the frames of this package before it."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_HERE):
+        trace = trace.tb_next
+    if trace is None and not isinstance(error, SyntaxError):  # which says itself where it is
+        trace = error.__traceback__
+    return "".join(traceback.format_exception(type(error), error, trace)).rstrip()

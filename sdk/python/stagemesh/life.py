@@ -32,6 +32,9 @@ EXIT_VIOLATION = 4  # the host does not keep to the protocol, or speaks another 
 # How often a signal is repeated that came between two looks at it, in milliseconds.
 _REPEAT_MS = 50
 
+# How many of the threads that stay are named.
+_NAMED = 5
+
 
 class Asked(BaseException):
     """The process was asked to stop while it started."""
@@ -129,7 +132,8 @@ class Life:
 
         def leave() -> None:
             names = [t.name for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
-            print(f"stagemesh: ended without waiting for the threads {', '.join(names)}", file=sys.stderr, flush=True)
+            some = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+            print(f"stagemesh: ended without waiting for the threads {some}", file=sys.stderr, flush=True)
             os._exit(code)
 
         timer = threading.Timer(after_s, leave)

@@ -11,13 +11,12 @@ import json
 import logging
 import math
 import time
-import traceback
 from operator import itemgetter
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from .arrays import Arrays
 from .batches import Apart, Batch, Plan, Rows, Source, Values, values_of
-from .faults import InvalidInput, ItemError, ItemFailed, fault_of, is_out_of_memory
+from .faults import InvalidInput, ItemError, ItemFailed, fault_of, is_out_of_memory, traceback_of
 from .frames import (
     DEFERRED,
     MAX_COUNT,
@@ -289,8 +288,8 @@ class Runs:
         if isinstance(error, BadOutput):
             log.error("request %s: %s: %s", view.items[index].id, where, error)
         elif not isinstance(error, ItemError):
-            text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-            log.error("request %s: %s raised %s\n%s", view.items[index].id, where, type(error).__name__, text.rstrip())
+            name, text = type(error).__name__, traceback_of(error)
+            log.error("request %s: %s raised %s\n%s", view.items[index].id, where, name, text)
         error.__traceback__ = None  # its frames hold arrays
 
     def _without_faults(self, view: Batch) -> Batch:
@@ -464,8 +463,7 @@ def error_header(error: BaseException, batch: Optional[int] = None) -> bytes:
     try:
         fields["message"] = str(error)[:_MESSAGE]
         if not isinstance(error, BadOutput):
-            text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-            fields["traceback"] = text[-_TRACEBACK:]
+            fields["traceback"] = traceback_of(error)[-_TRACEBACK:]
     except Exception as another:  # an error that cannot be printed
         fields["message"] = f"its message raised {type(another).__name__}"
     return encode(fields).encode("ascii")

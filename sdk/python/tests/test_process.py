@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import struct
+import subprocess
 import sys
+import tempfile
 import time
 import unittest
 from typing import Any, Dict, List
 
-from .support import DOUBLE, Host, alive, eventually, floats, frame
+from .support import DOUBLE, ROOT, Host, alive, eventually, floats, frame
 
 
 class ConversationTest(unittest.TestCase):
@@ -417,6 +419,19 @@ class Forks(Double):
             eventually(lambda: not alive(int(pid)), "a signal ends the child")
 
 
+def start(source: str, *arguments: str, **environ: str) -> Any:
+    """Runs ``python -m stagemesh`` as a person does, for a file of this source, and returns how it ended."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "w.py")
+        with open(path, "w") as file:
+            file.write(source)
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("STAGEMESH_")}
+        command = [sys.executable, "-m", "stagemesh", *(arguments or (path,))]
+        return subprocess.run(
+            command, env={**clean, "PYTHONPATH": ROOT, **environ}, capture_output=True, text=True, timeout=30
+        )
+
+
 class FailuresTest(unittest.TestCase):
     def test_violations_close_the_connection_and_end_the_process(self) -> None:
         part = {"name": "x", "datatype": "FP32", "shape": [1, 2], "at": 0, "size": 8}
@@ -536,22 +551,6 @@ class Fails(Double):
             self.assertEqual(host.exit_code(), 1)
 
     def test_started_by_hand(self) -> None:
-        import subprocess
-        import tempfile
-
-        from .support import ROOT
-
-        def start(source: str, *arguments: str, **environ: str) -> Any:
-            with tempfile.TemporaryDirectory() as folder:
-                path = os.path.join(folder, "w.py")
-                with open(path, "w") as file:
-                    file.write(source)
-                clean = {k: v for k, v in os.environ.items() if not k.startswith("STAGEMESH_")}
-                command = [sys.executable, "-m", "stagemesh", *(arguments or (path,))]
-                return subprocess.run(
-                    command, env={**clean, "PYTHONPATH": ROOT, **environ}, capture_output=True, text=True, timeout=30
-                )
-
         for source, arguments, environ, code, want in (
             (DOUBLE, (), {}, 2, "STAGEMESH_SOCKET is not set"),
             (DOUBLE, (), {"STAGEMESH_SOCKET": "/no/socket"}, 3, "/no/socket"),
@@ -566,6 +565,18 @@ class Fails(Double):
                 self.assertEqual(done.returncode, code, done.stderr)
                 self.assertIn(want, done.stderr)
                 self.assertNotIn("Traceback", done.stderr)
+
+    def test_tracebacks_begin_in_the_authors_code(self) -> None:
+        for source, code, want in (
+            ("import no_such_module", 1, "No module named 'no_such_module'"),
+            ("def predict(self, batch)", 1, "SyntaxError"),
+        ):
+            with self.subTest(want):
+                done = start(source)
+                self.assertEqual(done.returncode, code, done.stderr)
+                self.assertIn(want, done.stderr)
+                self.assertIn("w.py", done.stderr)
+                self.assertNotIn("loading.py", done.stderr)
 
     def test_numpy_is_asked_for_by_name(self) -> None:
         source = DOUBLE.replace('arrays = "buffer"', 'arrays = "numpy"') + "\nsys.modules['numpy'] = None\n"
