@@ -16,11 +16,11 @@ import os
 import signal
 import sys
 import time
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from .datatypes import DATATYPES, elements
 from .specs import Bytes, Json, Spec, Tensor, Text
-from .testing import BatchFailed, Outcome, Request, Run, WorkerEnded, spec_of
+from .testing import BatchFailed, Outcome, Request, Run, WorkerEnded, WorkerSilent, spec_of
 
 _VARIABLE = 4  # the extent of a variable axis of inputs made from the spec
 
@@ -41,6 +41,19 @@ class Settings(NamedTuple):
     max_size: int
     patience_s: float
     arrays: Optional[str]
+
+
+class Need(NamedTuple):
+    """Why some checks are not worth asking after another has found something; by the methods' names."""
+
+    why: str
+    checks: Tuple[str, ...]
+
+
+_NEEDS = {
+    "examples": Need("its examples are not answered", ("full", "mixed", "bad_input", "cancel", "raises")),
+    "mixed": Need("an item is not answered among others", ("bad_input",)),
+}
 
 
 class Check:
@@ -67,15 +80,19 @@ class Check:
             ("leaves on shutdown", self.shutdown),
             ("leaves on SIGTERM", self.signal),
         ]
-        answers = True
+        failed: Set[str] = set()  # names of methods
+        skipped: Dict[str, List[str]] = {}
         for name, check in checks:
-            if not answers and check in (self.full, self.mixed, self.bad_input, self.cancel, self.raises):
-                print(f"      {name}: not checked, since its examples are not answered")
-                continue
-            fine = self._one(name, check)
-            if check == self.starts and not fine:
+            method = check.__name__
+            why = next((need.why for one, need in _NEEDS.items() if one in failed and method in need.checks), None)
+            if why is not None:
+                skipped.setdefault(why, []).append(name)
+            elif not self._one(name, check):
+                failed.add(method)
+            if "starts" in failed:
                 break  # nothing else can be asked
-            answers = answers and (fine or check != self.examples)
+        for why, names in skipped.items():
+            print(f"      not checked, since {why}: {'; '.join(names)}")
         if self._run is not None:
             self._run.stop()
         return self.wrong
@@ -89,9 +106,10 @@ class Check:
             if self._run is not None:
                 self._run.wait(0)
             self._run = None
-            return self._say(
-                name, Problem(str(error), "its output above says why; a worker must outlive whatever it is asked")
-            )
+            do = "its output above says why; a worker must outlive whatever it is asked"
+            if isinstance(error, WorkerSilent):
+                do = "what it was at is above; a host ends it at its limit, which here is --patience"
+            return self._say(name, Problem(str(error), do))
         except BatchFailed as error:
             text = f"the whole batch failed: {error.error}: {error.message}"
             if error.traceback:
@@ -134,8 +152,13 @@ class Check:
         """Starts it, and looks at what it declares."""
         try:
             run = self.run
+        except WorkerSilent:
+            raise
         except WorkerEnded as error:
-            raise Problem(str(error), "its output above says why; --options hands options to setup") from None
+            do = "its output above says why; --options hands options to setup"
+            if error.traceback:
+                raise Problem(f"{error}\n{error.traceback}", "make setup work; --options hands it options") from None
+            raise Problem(str(error), do) from None
         if not run.spec.get("inputs") or not run.spec.get("outputs"):
             raise Problem(
                 "it declares no inputs or no outputs, so a host checks nothing and callers are told nothing",
@@ -217,8 +240,8 @@ class Check:
 
     def ping(self) -> str:
         """Pings it."""
-        started = time.monotonic()
-        self.run.ping()
+        run, started = self.run, time.monotonic()
+        run.ping()
         return f"{(time.monotonic() - started) * 1000:.1f} ms"
 
     def raises(self) -> str:
@@ -360,17 +383,28 @@ def bad(spec: Spec, example: Any) -> List[Tuple[str, Any]]:
     return []
 
 
+def _object(text: str) -> Dict[str, Any]:
+    """Returns a JSON object of the command line."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object")
+    return found
+
+
 def main(arguments: Optional[List[str]] = None) -> int:
     """Parses, checks, prints; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m stagemesh.check", description=str(__doc__).split("\n\n")[1])
     parser.add_argument("worker", help="worker.py, worker.py:Class or package.module:Class")
-    parser.add_argument("--options", type=json.loads, default={}, help="what setup gets as ctx.options, as JSON")
+    parser.add_argument("--options", type=_object, default={}, help="what setup gets as ctx.options, a JSON object")
     parser.add_argument("--max-size", type=int, default=32, help="rows of the largest batch (default 32)")
     parser.add_argument("--patience", type=float, default=60, help="seconds to wait for each answer (default 60)")
     parser.add_argument("--arrays", choices=("numpy", "buffer"), help="how tensors look to it; by default what it says")
     given = parser.parse_args(arguments)
-    if not isinstance(given.options, dict) or given.max_size < 1:
-        parser.error("--options is a JSON object, --max-size at least 1")
+    if given.max_size < 1:
+        parser.error("--max-size is at least 1")
     place = given.worker.rpartition(":")[0] or given.worker
     if place.endswith(".py") and not os.path.exists(place):
         print(f"{place}: there is no such file", file=sys.stderr)

@@ -40,7 +40,7 @@ from .serving import Session
 from .specs import Bytes, Json, Spec, Tensor, Text
 from .worker import Worker
 
-__all__ = ["BatchFailed", "Outcome", "Request", "Run", "WorkerEnded", "run"]
+__all__ = ["BatchFailed", "Outcome", "Request", "Run", "WorkerEnded", "WorkerSilent", "run"]
 
 _SIGNALS = {int(s): s.name for s in signal.Signals}
 
@@ -57,7 +57,15 @@ class BatchFailed(Exception):
 
 
 class WorkerEnded(Exception):
-    """The worker has ended, or said nothing in time."""
+    """The worker has ended; traceback is what it said about that, or empty."""
+
+    def __init__(self, message: str, traceback: str = "") -> None:
+        super().__init__(message)
+        self.traceback = traceback
+
+
+class WorkerSilent(WorkerEnded):
+    """The worker said nothing in time, and was ended; what its threads were at is in its standard error."""
 
 
 class Request(NamedTuple):
@@ -222,13 +230,19 @@ class Run:
             listener.listen(1)
             environ = {
                 **os.environ,
+                "PYTHONFAULTHANDLER": "1",
                 "PYTHONPATH": os.pathsep.join([_ROOT, *(p or os.getcwd() for p in sys.path)]),
                 **self._environ,
                 "STAGEMESH_SOCKET": path,
                 "STAGEMESH_LIFELINE": str(lifeline),
             }
             self.process = subprocess.Popen(
-                command, env=environ, pass_fds=[lifeline], start_new_session=True, **self._streams
+                command,
+                env=environ,
+                pass_fds=[lifeline],
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                **self._streams,
             )
             os.close(lifeline)
             return self._accept(listener)
@@ -405,15 +419,36 @@ class Run:
             try:
                 header, body = self.connection.read()
             except socket.timeout:
-                raise WorkerEnded(f"the worker said nothing for {self._patience} s, a {kinds[0]} was awaited") from None
+                self._abort()
+                text = f"the worker said nothing for {self._patience:g} s, a {kinds[0]} was awaited"
+                raise WorkerSilent(text) from None
             except Ended as error:
-                last = next((s.get("message", "") for s in reversed(self.states) if s.get("message")), "")
-                raise WorkerEnded(f"the connection ended {error}: {self._how()}{last and ': ' + last}") from None
+                raise self._ended(error) from None
             if header["type"] in kinds:
                 return header, body
             self.states.append(header)
             if header["type"] != "state" and not (header["type"] == "error" and "batch" not in header):
                 raise WorkerEnded(f"the worker sent a {header['type']}, a {kinds[0]} was awaited")
+
+    def _ended(self, error: Ended) -> WorkerEnded:
+        """Returns the end of the connection as an error, with the last that the worker said."""
+        said = next((s for s in reversed(self.states) if s.get("message")), {})
+        last = said.get("message", "")
+        if said.get("type") == "error":
+            last = f"{said.get('error', '')}: {last}"
+        where = " in the middle of a frame" if "middle" in str(error) else ""
+        text = f"the worker ended{where}: {self._how()}{last and ': ' + last}"
+        return WorkerEnded(text, said.get("traceback", ""))
+
+    def _abort(self) -> None:
+        """Ends a process that says nothing by SIGABRT, at which faulthandler tells what its threads are at."""
+        if self.process is None:
+            return
+        try:
+            self.process.send_signal(signal.SIGABRT)
+            self.process.wait(2)
+        except subprocess.TimeoutExpired:
+            pass
 
     # --- stopping ----------------------------------------------------------
 

@@ -122,6 +122,7 @@ class CheckTest(unittest.TestCase):
             command = [sys.executable, "-m", "stagemesh.check", path, "--max-size=4", *arguments]
             environ = {**os.environ, "PYTHONPATH": ROOT}
             done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+        self.errors = done.stderr
         return done.returncode, done.stdout
 
     def test_a_good_worker_passes_all(self) -> None:
@@ -201,10 +202,34 @@ class CheckTest(unittest.TestCase):
             with self.subTest(want[-1]):
                 self.wrong(body, *want)
 
+    def test_what_a_setup_raised_is_shown_from_the_authors_code_on(self) -> None:
+        _, out = self.check("def setup(self, ctx):\n    ctx.options['model']\ndef predict(self, batch):\n    pass")
+        self.assertIn("WRONG starts", out)
+        self.assertIn("exited with 1: KeyError: 'model'", out)
+        self.assertIn("in setup", out)
+        self.assertNotIn("serving.py", out)
+
+    def test_a_worker_that_hangs_is_ended_and_where_is_told(self) -> None:
+        code, out = self.check("def predict(self, batch):\n    while True:\n        pass", "--patience=1")
+        self.assertEqual(code, 1)
+        self.assertIn("WRONG answers its examples\n      the worker said nothing for 1 s", out)
+        self.assertRegex(self.errors, r"most recent call first.*\n.*line \d+ in predict")
+        self.assertIn("ok    leaves on shutdown", out)
+
+    def test_what_cannot_be_known_is_not_asked(self) -> None:
+        _, out = self.check("def predict(self, batch):\n    return {'y': batch['x'][:1]}")
+        self.assertNotIn("WRONG bad input", out)
+        self.assertIn("not checked, since an item is not answered among others: bad input is the fault of its", out)
+
     def test_usage(self) -> None:
         with contextlib.redirect_stderr(io.StringIO()) as errors:
             self.assertEqual(check.main(["/no/such.py"]), 2)
         self.assertIn("there is no such file", errors.getvalue())
+        for wrong in ("--options=[1", "--options=[1]", "--max-size=0"):
+            with contextlib.redirect_stderr(io.StringIO()) as errors, self.assertRaises(SystemExit) as end:
+                check.main(["w.py", wrong])
+            self.assertEqual(end.exception.code, 2)
+            self.assertIn(wrong.partition("=")[0], errors.getvalue())
 
 
 if __name__ == "__main__":
