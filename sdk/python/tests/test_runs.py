@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import threading
+import time
 import unittest
 from typing import Any, Dict, List, Mapping, Optional, Type
 
@@ -91,7 +92,7 @@ class BatchTest(RunsTest):
         first, second = run.predict()
         self.assertEqual(seen[0][:3], ("a", {"top": 3, "p": 0.5, "on": True, "s": "t"}, {"m": "1"}))
         self.assertEqual(type(seen[0][1]["top"]), int)
-        self.assertGreater(seen[0][3], 0)
+        self.assertAlmostEqual(seen[0][3], time.monotonic() + 5, delta=4)
         self.assertEqual(seen[1], ("b", {}, {}, None))
         self.assertEqual((first.metadata, second.metadata), ({"seen": "a"}, {"seen": "b"}))
 
@@ -403,6 +404,22 @@ class ItemsTest(RunsTest):
         got = self.batch(Some, *({"x": x} for x in xs))
         self.assertEqual([o.error is None for o in got], [True, False, True])
         self.assertEqual([got[0]["y"].shape, got[2]["y"].shape], [(1, 2), (3, 2)])
+
+    def test_preprocess_may_leave_the_inputs_of_some(self) -> None:
+        class Some(XY):
+            prepared = {"x": Tensor("FP32", [-1, 2])}
+
+            def preprocess(self, item: Any) -> Any:
+                return {"x": -item["x"]} if item.parameters.get("negate") else None
+
+            def predict(self, batch: Any) -> Any:
+                return {"y": batch["x"]}
+
+        run = self.start(Some)
+        for negate in (True, False, True):
+            run.add({"x": ROW}, parameters={"negate": negate})
+        got = [outcome["y"].tolist() for outcome in run.predict()]
+        self.assertEqual(got, [[[-1, -2]], [[1, 2]], [[-1, -2]]])
 
     def test_predict_is_not_called_for_nobody(self) -> None:
         class Nobody(XY):
