@@ -8,7 +8,7 @@ import json
 import math
 from pathlib import Path
 
-from stagemesh import Tensor, Worker, serve
+from stagemesh import InvalidInput, Tensor, Worker, serve
 
 HERE = Path(__file__).resolve().parent
 
@@ -28,6 +28,12 @@ class Page(Worker):
         """Loads the weights that train_page.py wrote."""
         self.weights = json.loads((HERE / "page.json").read_text("utf-8"))["weights"]
 
+    def preprocess(self, item):
+        """Refuses what is no token, for its own item alone."""
+        known = range(len(self.weights[0]))
+        if not all(token in known for row in item["ids"].tolist() for token in row):
+            raise InvalidInput("ids", f"has a number that is no token; there are 0 to {len(known) - 1}")
+
     def predict(self, batch):
         """Adds up, for each text, what its tokens say for and against the pages."""
         ids, mask = batch["ids"].tolist(), batch["mask"].tolist()
@@ -35,7 +41,7 @@ class Page(Worker):
 
     def probabilities(self, ids, mask):
         """Returns the probabilities of the pages, given a text's tokens."""
-        tokens = [token for token, wanted in zip(ids, mask) if wanted and token < len(self.weights[0])]
+        tokens = [token for token, wanted in zip(ids, mask) if wanted]
         logits = [sum(of_page[token] for token in tokens) for of_page in self.weights]
         powers = [math.exp(logit - max(logits)) for logit in logits]
         return [power / sum(powers) for power in powers]

@@ -1,6 +1,6 @@
-"""Writes page.json, the weights of page.py, from the pages themselves.
+"""Writes page.json, the weights of page.py, from the pages of the documentation.
 
-    python3 train_page.py ../../docs/{clients,configuration,faults,operations,runners}.md
+Give it the pages: ../../docs/clients.md ../../docs/configuration.md and so on.
 """
 
 from __future__ import annotations
@@ -14,19 +14,23 @@ from pathlib import Path
 from tokenize_text import Tokenize
 
 HERE = Path(__file__).resolve().parent
-COMMON = 20  # tokens as frequent as this many are not to decide anything by chance
+RARE = 8  # a token that occurs less often decides less
 
 
-def weights(pages: list[list[int]], tokens: int) -> list[list[float]]:
-    """Returns log p(token | page) - log p(token), [pages][tokens]."""
-    everywhere = Counter(token for page in pages for token in page)
-    total = sum(everywhere.values())
-    out = []
-    for page in pages:
-        here = Counter(page)
-        likely = [everywhere[token] / total for token in range(tokens)]
-        smooth = [(here[token] + COMMON * likely[token]) / (len(page) + COMMON) for token in range(tokens)]
-        out.append([round(math.log(p / q), 3) if q else 0.0 for p, q in zip(smooth, likely)])
+def weights(pages: list[list[int]], words: list[bool]) -> list[list[float]]:
+    """Returns log p(page | token) - log p(page), [pages][tokens]; 0 for what is no word.
+
+    Pages count alike, however long they are.
+    """
+    shares = [{token: n / len(page) for token, n in Counter(page).items()} for page in pages]
+    seen = Counter(token for page in pages for token in page)
+    out: list[list[float]] = [[] for _ in pages]
+    for token, word in enumerate(words):
+        total = sum(share.get(token, 0) for share in shares)
+        for page, share in zip(out, shares):
+            likely = share.get(token, 0) / total * len(pages) if total else 1
+            smooth = (seen[token] * likely + RARE) / (seen[token] + RARE)
+            page.append(round(math.log(smooth), 3) if word else 0.0)
     return out
 
 
@@ -34,7 +38,8 @@ if __name__ == "__main__":
     tokenizer = Tokenize()
     tokenizer.load("vocabulary.txt")
     texts = [Path(name).read_text("utf-8") for name in sys.argv[1:]]
-    learnt = weights([tokenizer.tokens(text) for text in texts], len(tokenizer.ids))
-    labels = [Path(name).stem for name in sys.argv[1:]]
-    (HERE / "page.json").write_text(json.dumps({"labels": labels, "weights": learnt}, separators=(",", ":")) + "\n", "utf-8")
-    print(labels)
+    words = [len(token) > 1 and token.isidentifier() for token in tokenizer.ids]
+    learnt = weights([tokenizer.tokens(text) for text in texts], words)
+    model = {"labels": [Path(name).stem for name in sys.argv[1:]], "weights": learnt}
+    (HERE / "page.json").write_text(json.dumps(model, separators=(",", ":")) + "\n", "utf-8")
+    print(model["labels"])

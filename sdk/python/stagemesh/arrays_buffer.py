@@ -165,11 +165,13 @@ def _flatten(value: Any) -> Tuple[List[Any], Tuple[int, ...]]:
     """Returns the elements of nested lists, and their shape."""
     shape: List[int] = []
     level = [value]
-    while level and isinstance(level[0], (list, tuple)):
+    while level and isinstance(level[0], (list, tuple, memoryview, array.array)):
         n = len(level[0])
         shape.append(n)
         following: List[Any] = []
         for one in level:
+            if isinstance(one, (memoryview, array.array)):
+                one = one.tolist()
             if not isinstance(one, (list, tuple)) or len(one) != n:
                 raise Mismatch(f"got nested lists whose lengths differ at axis {len(shape) - 1}")
             following.extend(one)

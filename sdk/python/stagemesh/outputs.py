@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from array import array
 from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
 from .arrays import Arrays, Mismatch
@@ -49,6 +50,19 @@ def check_names(where: str, outputs: Mapping[str, Any], specs: Mapping[str, Spec
     for name, spec in specs.items():
         if outputs.get(name) is None and not spec.optional:
             raise BadOutput(f"{where} returned no output {name!r}; it has {', '.join(map(repr, outputs)) or 'none'}")
+
+
+def lists_rows(value: Sequence[Any], spec: Optional[Spec]) -> bool:
+    """Reports whether a list has one element for each row, and not one array for each item.
+
+    The depth of the nesting says: a row has one axis less than a tensor.
+    """
+    if not isinstance(spec, Tensor) or spec.variable != "exact" or not value or any(one is None for one in value):
+        return False
+    depth, first = 0, value
+    while isinstance(first, (list, tuple)) and first:
+        depth, first = depth + 1, first[0]
+    return depth + (1 if isinstance(first, array) else getattr(first, "ndim", 0)) == len(spec.shape)
 
 
 def batch_column(

@@ -30,7 +30,17 @@ from .frames import (
     encode,
     load_items,
 )
-from .outputs import BadOutput, as_outputs, batch_column, check_names, item_body, joinable, shares, whole_column
+from .outputs import (
+    BadOutput,
+    as_outputs,
+    batch_column,
+    check_names,
+    item_body,
+    joinable,
+    lists_rows,
+    shares,
+    whole_column,
+)
 from .parts import Body, Column, Layout, Raw, join_rows, read_parts
 from .specs import Bytes, Json, Spec, Tensor, Text
 from .worker import Worker, overrides
@@ -203,7 +213,9 @@ class Runs:
     def _lay_out(self, layout: Layout, name: str, value: Any, view: Batch, whole: bool) -> None:
         """Adds one output of a batch to the layout."""
         spec, faults = self._outputs.get(name), view._faults
-        if type(value) is not list and type(value) is not tuple and not isinstance(spec, Bytes):
+        listed = type(value) is list or type(value) is tuple
+        of_items = isinstance(spec, Bytes) or (listed and not (self._joins and lists_rows(value, spec)))
+        if not of_items:
             column: Column = whole_column(
                 name, value, spec, self._arrays, view.rows if self._joins else len(view), self._joins
             )

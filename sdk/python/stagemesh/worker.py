@@ -108,8 +108,9 @@ class Worker:
     def predict(self, batch: Batch) -> Outputs:
         """Returns the outputs of a batch by name.
 
-        A tensor is one array whose axis 0 is the batch's rows, or a list with one
-        array for each item; blobs are a list with one value for each item.
+        A tensor is one array, or nested lists, whose axis 0 is the batch's rows, or a
+        list with one array for each item; blobs are a list with one value for each
+        item.
         """
         raise NotImplementedError
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import array
 import struct
 import threading
 import time
 import unittest
-from typing import Any, Dict, List, Mapping, Optional, Type
+from typing import Any, Callable, Dict, List, Mapping, Optional, Type
 
 import numpy as np
 
@@ -73,6 +74,25 @@ class BatchTest(RunsTest):
                 x = np.arange(2 * rows, dtype="float32").reshape(rows, 2)
                 got = run.predict({"x": x if arrays == "numpy" else x.tolist()})["y"]
                 self.assertEqual(got.tolist(), (x * 2).tolist())
+
+    def test_a_list_may_have_rows_or_items(self) -> None:
+        forms: Dict[str, Callable[[Any], Any]] = {
+            "rows of numbers": lambda x: x,
+            "rows that are arrays": lambda x: [array.array("f", row) for row in x],
+            "rows that are buffers": lambda x: [memoryview(array.array("f", row)) for row in x],
+            "items": lambda x: [x[:1], x[1:4], x[4:]],
+        }
+        xs = [np.arange(2 * n, dtype="float32").reshape(n, 2) for n in (1, 3, 2)]
+        for arrays in ("numpy", "buffer"):
+            for name, form in forms.items():
+
+                class Listed(XY):
+                    def predict(self, batch: Any, form: Any = form) -> Any:
+                        return {"y": form(batch["x"].tolist())}
+
+                with self.subTest(f"{arrays}, {name}"):
+                    got = self.batch(Listed, *({"x": x.tolist()} for x in xs), arrays=arrays)
+                    self.assertEqual([outcome["y"].tolist() for outcome in got], [x.tolist() for x in xs])
 
     def test_what_items_say(self) -> None:
         seen: List[Any] = []
@@ -292,6 +312,7 @@ class FaultsTest(RunsTest):
             ({"y": np.zeros((2, 2))}, "got dtype float64, wanted FP32"),
             ({"y": [ROW]}, "got a list of 1, wanted 2: one value for each item"),
             ({"y": [ROW, None]}, "output 'y' of item 1"),
+            ({"y": [[1, 2]]}, r"output 'y': got shape \[1, 2\], wanted \[2, 2\]: axis 0 has one for each row"),
             ({"y": [ROW, ROW[0]]}, r"of item 1: got shape \[2\], wanted \[1, 2\]: axis 0 is the item's rows"),
             ({"y": "text"}, "output 'y'"),
         ):

@@ -1,0 +1,46 @@
+package stagemesh_test
+
+import (
+	"testing"
+
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/services/local"
+	"github.com/stagemesh/stagemesh/services/meshfile"
+	"github.com/stagemesh/stagemesh/services/runners"
+)
+
+// A tokenizer and the model behind it, each a process in Python, and a stage in Go.
+func TestTheTokenizerServesTheModelBehindIt(t *testing.T) {
+	t.Parallel()
+	file, err := meshfile.Load("../../examples/tokenize/mesh.yaml", runners.All()...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file.Gateway.Listen, file.Gateway.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
+	m, err := local.FromFile(file, local.FileSettings{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	serve(t, m)
+	for question, page := range map[string]string{
+		"What does RESOURCE_EXHAUSTED mean, and may I retry?": "faults",
+		"What is the default of max_wait and max_size?":       "configuration",
+	} {
+		answer, err := m.Infer(t.Context(), &call.Request{
+			Pipeline: "documentation", Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte(question))},
+		})
+		if err != nil {
+			t.Errorf("%s: %v", question, err)
+			continue
+		}
+		labels, ok := payload.Find(answer.Outputs, "labels")
+		if !ok {
+			t.Errorf("%s: there are no labels", question)
+			continue
+		}
+		if best, err := labels.Tensor.BytesElements(); err != nil || string(best[0]) != page {
+			t.Errorf("%s: %s, %v", question, best, err)
+		}
+	}
+}
