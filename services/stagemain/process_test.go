@@ -150,6 +150,34 @@ func TestProcessesOfSingleStagesServeAPipeline(t *testing.T) {
 	}
 }
 
+func TestAProcessServesWorkers(t *testing.T) {
+	t.Parallel()
+	bed := meshtest.New(t)
+	folder, err := filepath.Abs("../../examples/tokenize")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := write(t, fmt.Sprintf("mesh: %s\nstages:\n  tokenize: {runner: {worker: {command: [python3, tokenize_text.py], dir: %q}}}\n", meshtest.Mesh, folder))
+	p := start(t, "stagehost", "--config", file, "--stage", "tokenize", "--nats", bed.Broker.URL())
+	p.ready(t)
+	answer, err := bed.Gateway(nil).Service().Infer(t.Context(), &call.Request{
+		Pipeline: "stage:tokenize", Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("a mesh of stages"))},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ids, ok := payload.Find(answer.Outputs, "ids"); !ok || ids.Tensor.Shape[0] != 1 || answer.Metadata["tokens"] == "" {
+		t.Errorf("it answers %+v", answer)
+	}
+	p.signal(t, syscall.SIGTERM)
+	if err := bustest.Receive(t, "the end of the host", p.ended); err != nil {
+		t.Errorf("it ended with %v", err)
+	}
+	if !p.errOut.has("the worker is SHUTDOWN") || !p.errOut.has("exit code 0") {
+		t.Error("the worker was not asked to leave")
+	}
+}
+
 // load sends requests of one stage until it is told to stop, so many at a time,
 // and counts what comes back by host.
 type load struct {
