@@ -3,7 +3,6 @@ package spawn
 import (
 	"bufio"
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -64,10 +63,11 @@ func (o *output) closeReaders() error {
 	return errors.Join(errs...)
 }
 
-// read has what is written logged until finish.
+// read has what is written logged until finish. Standard error is no worse than
+// standard output: logging libraries write there whatever they have to say.
 func (o *output) read() {
-	o.readers.Go(func() { o.copy(o.stdout.read, slog.LevelInfo, "stdout") })
-	o.readers.Go(func() { o.copy(o.stderr.read, slog.LevelWarn, "stderr") })
+	o.readers.Go(func() { o.copy(o.stdout.read, "stdout") })
+	o.readers.Go(func() { o.copy(o.stderr.read, "stderr") })
 }
 
 // finish returns when all is read, or nobody should wait for more.
@@ -80,12 +80,12 @@ func (o *output) finish() {
 	_ = o.closeReaders() // nothing was written
 }
 
-func (o *output) copy(from *os.File, level slog.Level, name string) {
+func (o *output) copy(from *os.File, name string) {
 	r := bufio.NewReaderSize(from, maxLine)
 	for {
 		line, err := r.ReadSlice('\n')
 		cut := errors.Is(err, bufio.ErrBufferFull)
-		o.line(line, cut, level, name)
+		o.line(line, cut, name)
 		for errors.Is(err, bufio.ErrBufferFull) {
 			_, err = r.ReadSlice('\n')
 		}
@@ -95,17 +95,17 @@ func (o *output) copy(from *os.File, level slog.Level, name string) {
 	}
 }
 
-func (o *output) line(raw []byte, cut bool, level slog.Level, name string) {
+func (o *output) line(raw []byte, cut bool, name string) {
 	text := strings.ToValidUTF8(string(bytes.TrimRight(raw, "\r\n")), "\uFFFD")
 	if text == "" {
 		return
 	}
 	o.keep(text)
 	if cut {
-		o.log.Log(context.Background(), level, text, "stream", name, "cut", true)
+		o.log.Info(text, "stream", name, "cut", true)
 		return
 	}
-	o.log.Log(context.Background(), level, text, "stream", name)
+	o.log.Info(text, "stream", name)
 }
 
 func (o *output) keep(line string) {

@@ -207,7 +207,7 @@ func TestOutputIsLoggedLineByLine(t *testing.T) {
 		want           []string
 	}{
 		"lines":            {"one\ntwo\n", "", []string{"INFO one stream=stdout", "INFO two stream=stdout"}},
-		"an error":         {"", "oh\n", []string{"WARN oh stream=stderr"}},
+		"an error":         {"", "oh\n", []string{"INFO oh stream=stderr"}},
 		"an unended line":  {"half", "", []string{"INFO half stream=stdout"}},
 		"empty lines":      {"\n\r\n a\r\n\n", "", []string{"INFO  a stream=stdout"}},
 		"no UTF-8":         {"a\xffb\n", "", []string{"INFO a\uFFFDb stream=stdout"}},
