@@ -41,8 +41,10 @@ type Settings struct {
 	Heartbeat      time.Duration `yaml:"heartbeat"`
 	HeartbeatLimit time.Duration `yaml:"heartbeat_limit"`
 	StopLimit      time.Duration `yaml:"stop_limit"`
-	// CrashLoop is how many deaths in a row are too many.
-	CrashLoop int `yaml:"crash_loop"`
+	// StartTries is how often a worker may die before the stage is ready, CrashLoop
+	// how many deaths in a row are too many later on.
+	StartTries int `yaml:"start_tries"`
+	CrashLoop  int `yaml:"crash_loop"`
 	// MaxFrame bounds a batch's bytes on their way to a worker, and a result's.
 	MaxFrame config.Bytes `yaml:"max_frame"`
 }

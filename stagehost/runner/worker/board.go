@@ -98,10 +98,15 @@ func (s status) why() error {
 	return fmt.Errorf("%w; it wrote last:\n\t%s", s.cause, strings.Join(s.last, "\n\t"))
 }
 
-// failed says that a worker will not be ready in time; nil where it may be.
-func (s status) failed() error {
-	tooSlow := errors.Is(s.cause, supervise.ErrStartLimit)
-	if s.state == supervise.Ready || !s.looping && !tooSlow && !errors.Is(s.cause, ErrSpecChanged) {
+// failed says why a worker that has so many tries to start is not to be waited for
+// any more; nil where it is.
+func (s status) failed(tries int) error {
+	deaths := int(s.incarnation)
+	if s.state != supervise.Dead {
+		deaths--
+	}
+	final := errors.Is(s.cause, supervise.ErrStartLimit) || errors.Is(s.cause, ErrSpecChanged)
+	if s.state == supervise.Ready || s.cause == nil || deaths < tries && !final {
 		return nil
 	}
 	return s.why()

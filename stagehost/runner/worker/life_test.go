@@ -100,7 +100,7 @@ func (b *bed) signal(s syscall.Signal) {
 func TestAWorkerWhoseSetupFailsSaysWhy(t *testing.T) {
 	t.Parallel()
 	s := settings(t, initFails)
-	s.CrashLoop = 2
+	s.StartTries = 2
 	b := newBed(t, s)
 	err := b.Start(b.patient())
 	if err == nil || !strings.Contains(err.Error(), "FileNotFoundError: m.onnx") {
@@ -146,7 +146,7 @@ func TestAWorkerIsNotReadyWhoseWarmUpFails(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			s := settings(t, mode)
-			s.CrashLoop = 2
+			s.StartTries = 2
 			b := newBed(t, s)
 			if err := b.Start(b.patient()); err == nil || !strings.Contains(err.Error(), cause) {
 				t.Errorf("Start returned %v", err)
@@ -163,11 +163,20 @@ func TestAWorkerIsNotReadyWhoseWarmUpFails(t *testing.T) {
 func TestStartEndsWithWhatTheWorkerWroteLast(t *testing.T) {
 	t.Parallel()
 	s := settings(t, dieAtOnce)
-	s.CrashLoop = 3
+	s.StartTries = 3
 	b := newBed(t, s)
 	err := b.Start(b.patient())
 	if err == nil || !strings.Contains(err.Error(), "worker 0: exit code 3") || !strings.Contains(err.Error(), "ImportError: no module named torch") {
 		t.Errorf("Start returned %v", err)
+	}
+	starts := 0
+	for len(b.edges) > 0 {
+		if e := <-b.edges; e.To == supervise.Startup {
+			starts++
+		}
+	}
+	if starts != s.StartTries {
+		t.Errorf("it was started %d times", starts)
 	}
 	if _, err := b.Acquire(b.patient()); !errors.Is(err, worker.ErrStopped) {
 		t.Errorf("Acquire returned %v", err)
@@ -211,7 +220,6 @@ func TestStartEndsWithItsContext(t *testing.T) {
 func TestAWorkerOfAnotherProtocolIsRefused(t *testing.T) {
 	t.Parallel()
 	s := settings(t, versionTwo)
-	s.CrashLoop = 1
 	b := newBed(t, s)
 	if err := b.Start(b.patient()); err == nil || !strings.Contains(err.Error(), "versions [2] of the protocol, the host speaks 1") {
 		t.Errorf("Start returned %v", err)
@@ -357,7 +365,7 @@ func TestHealthIsGoodAsLongAsOneWorkerIsReady(t *testing.T) {
 func TestRestartsComeAfterAPause(t *testing.T) {
 	t.Parallel()
 	s := settings(t, dieAtOnce)
-	s.Backoff, s.MaxBackoff, s.CrashLoop = 80*time.Millisecond, 160*time.Millisecond, 4
+	s.Backoff, s.MaxBackoff, s.StartTries = 80*time.Millisecond, 160*time.Millisecond, 4
 	b := newBed(t, s)
 	if err := b.Start(b.patient()); err == nil {
 		t.Error("it started")

@@ -166,7 +166,7 @@ func (r *Runner) awaitReady(ctx context.Context) error {
 		if r.pool.isStopped() {
 			return ErrStopped
 		}
-		if ready, err := allReady(workers); ready || err != nil {
+		if ready, err := r.allReady(workers); ready || err != nil {
 			return err
 		}
 		select {
@@ -181,10 +181,10 @@ func (r *Runner) awaitReady(ctx context.Context) error {
 	}
 }
 
-func allReady(workers []status) (bool, error) {
+func (r *Runner) allReady(workers []status) (bool, error) {
 	ready := true
 	for i, s := range workers {
-		if err := s.failed(); err != nil {
+		if err := s.failed(r.settings.StartTries); err != nil {
 			return false, fmt.Errorf("worker %d: %w", i, err)
 		}
 		ready = ready && s.state == supervise.Ready

@@ -21,6 +21,7 @@ const (
 	DefaultStopLimit      = 5 * time.Second
 	DefaultBackoff        = 100 * time.Millisecond
 	DefaultMaxBackoff     = 30 * time.Second
+	DefaultStartTries     = 1
 	DefaultCrashLoop      = 5
 	DefaultSettled        = 10 * time.Second
 	DefaultDeviceEnv      = "CUDA_VISIBLE_DEVICES"
@@ -60,6 +61,8 @@ type Settings struct {
 	// Backoff is the pause before a dead worker starts again. It doubles with
 	// every death in a row up to MaxBackoff; at random up to half is left out.
 	Backoff, MaxBackoff time.Duration
+	// StartTries is how often a worker may die until Start gives up.
+	StartTries int
 	// CrashLoop is how many deaths in a row are too many. A worker that finished a
 	// batch, or was ready for the time Settled, begins a new row.
 	CrashLoop int
@@ -124,6 +127,7 @@ func (s Settings) withDefaults() Settings {
 	setDefault(&s.StopLimit, DefaultStopLimit)
 	setDefault(&s.Backoff, DefaultBackoff)
 	setDefault(&s.MaxBackoff, DefaultMaxBackoff)
+	setDefault(&s.StartTries, DefaultStartTries)
 	setDefault(&s.CrashLoop, DefaultCrashLoop)
 	setDefault(&s.Settled, DefaultSettled)
 	setDefault(&s.DeviceEnv, DefaultDeviceEnv)

@@ -37,8 +37,8 @@ func TestWhatIsWrongWithSettingsIsSaidByKey(t *testing.T) {
 		"a variable of the host":      {func(s *worker.Settings) { s.Env = map[string]string{"STAGEMESH_SOCKET": ""} }, []string{"env.STAGEMESH_SOCKET"}},
 		"a NUL byte":                  {func(s *worker.Settings) { s.Env = map[string]string{"A": "\x00"} }, []string{"env.A: it has a NUL byte"}},
 		"numbers": {func(s *worker.Settings) {
-			s.Slots, s.MaxSize, s.MaxFrame, s.CrashLoop = -1, -1, -1, -1
-		}, []string{"slots: -1", "max_size: -1", "max_frame: -1", "crash_loop: -1"}},
+			s.Slots, s.MaxSize, s.MaxFrame, s.StartTries, s.CrashLoop = -1, -1, -1, -1, -1
+		}, []string{"slots: -1", "max_size: -1", "max_frame: -1", "start_tries: -1", "crash_loop: -1"}},
 		"durations": {func(s *worker.Settings) {
 			s.StartLimit, s.RunLimit, s.Heartbeat, s.StopLimit = -1, -1, -1, -1
 		}, []string{"start_limit: it is negative", "run_limit: ", "heartbeat: ", "stop_limit: "}},

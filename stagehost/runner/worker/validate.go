@@ -50,6 +50,7 @@ func (s Settings) validateNumbers() error {
 		{"slots", int64(s.Slots), 1, maxSlots},
 		{"max_size", int64(s.MaxSize), 1, 1 << 31},
 		{"max_frame", s.MaxFrame, 1, 1 << 40},
+		{"start_tries", int64(s.StartTries), 1, 1 << 31},
 		{"crash_loop", int64(s.CrashLoop), 1, 1 << 31},
 	} {
 		if n.value < n.low || n.value > n.high {
