@@ -1,6 +1,6 @@
 """Measures what the library costs: a Worker that does nothing, against a raw socket.
 
-    python3 sdk/python/bench/echo.py [--rounds N] [--arrays numpy|buffer] [--check]
+    python3 sdk/python/bench/echo.py [--rounds N] [--arrays numpy|buffer] [--cpus own|one|any] [--check]
 
 Both are processes of their own, which get the same frames over a Unix socket and
 answer with the same bytes. The raw one reads exactly as many bytes as the prefix
@@ -9,6 +9,11 @@ JSON. They are measured in turns, in the same run; each figure is the median of 
 rounds, and the ratio that of the rounds' ratios. --check exits with 1 where a goal
 is missed: a round trip at batch 1 of at most 1.5x, and at least 0.7x the items/s
 at 32 x 1 KiB.
+
+Whether the system puts the two ends of a conversation on one CPU or on two changes a
+round trip more than the library does. So both answer from one CPU, and this process
+asks from another (--cpus own, where there are two); a host and its worker are no
+different while both have work. --cpus one is one for all, any leaves it to the system.
 """
 
 from __future__ import annotations
@@ -171,6 +176,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--seconds", type=float, default=0.1, help="of each measurement")
     parser.add_argument("--arrays", choices=("numpy", "buffer"), default="buffer")
+    parser.add_argument("--cpus", choices=("own", "one", "any"), default="own", help="where asker and answerer run")
     parser.add_argument("--check", action="store_true", help="exit with 1 where a goal is missed")
     parser.add_argument("--serve", choices=("raw", "worker"), help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -188,11 +194,24 @@ def main() -> int:
         baseline = Peer(listener, path, ["--serve=raw"])
         worker = Peer(listener, path, ["--serve=worker", f"--arrays={given.arrays}"])
         worker.begin()
+        place(given.cpus, [baseline, worker])
         passed = compare(given.rounds, given.seconds, baseline, worker)
         for peer in (baseline, worker):
             peer.sock.close()
             peer.process.wait()
     return 0 if passed or not given.check else 1
+
+
+def place(cpus: str, peers: List[Peer]) -> None:
+    """Puts this process on a CPU, and the peers on another one or on the same."""
+    if cpus == "any" or not hasattr(os, "sched_setaffinity"):
+        return
+    first, *others = sorted(os.sched_getaffinity(0))
+    if cpus == "own" and not others:
+        print("there is one CPU, which all share", file=sys.stderr)
+    os.sched_setaffinity(0, {first})
+    for peer in peers:
+        os.sched_setaffinity(peer.process.pid, {others[0] if cpus == "own" and others else first})
 
 
 def compare(rounds: int, seconds: float, baseline: Peer, worker: Peer) -> bool:

@@ -210,13 +210,17 @@ class Connection:
             raise
         except OSError as error:
             raise Ended(str(error)) from None
-        if n == size:
+        if n == 0:
+            raise Ended("between two frames")
+        if n >= 16:
             magic, now, body = _unpack_from(room)
             at = 16 + now
             if magic == MAGIC and now == head and at + body == size and body <= self.max_body:
-                return self._decode(room[16:at]), room[at:]
-        if n == 0:
-            raise Ended("between two frames")
+                if n == size:
+                    return self._decode(room[16:at]), room[at:]
+                # It is on its way, and room for it is there.
+                self._payload, self._body_at, self._have = room[16:], head, n - 16
+                return self._advance(0)
         self._ahead = room[:n]
         return self._advance(0)
 

@@ -64,6 +64,19 @@ class FramesTest(unittest.TestCase):
                     got.append((read[0], bytes(read[1])))
             self.assertEqual(got, sent)
 
+    def test_half_a_frame_like_the_one_before_is_gone_on_with(self) -> None:
+        header, body = {"type": "ping", "n": 7}, b"0123456789"
+        data = frame(header, body)
+        self.connection.sock.setblocking(False)
+        for cut in range(len(data)):
+            self.sock.sendall(data + data[:cut])
+            self.connection.read()
+            with self.assertRaises(BlockingIOError):
+                self.connection.read()
+            self.sock.sendall(data[cut:])
+            got = self.connection.read()
+            self.assertEqual((got[0], bytes(got[1])), (header, body))
+
     def test_large_bodies_come_whole_and_go_whole(self) -> None:
         for size in (1 << 20, (1 << 20) + 1, 50 << 20):
             with self.subTest(size=size):
