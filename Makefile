@@ -212,7 +212,6 @@ python-lint: $(PYTHON_ENV)/.built ## Lint sdk/python and the examples in Python,
 	@[ -e $(PYTHON_ENV)/bin/mypy ] || { echo "mypy needs Python 3.11 or newer: PYTHON=<program> says which" >&2; exit 1; }
 	@cd sdk/python && $(PYTHON_ENV)/bin/mypy --no-error-summary --cache-dir $(PYTHON_ENV)/mypy
 
-# What is printed by workers that tests end on purpose comes only where a test fails.
 python_tests = PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$(CURDIR)/sdk/python $(PYTHON_ENV)/bin/python -W error::ResourceWarning -m unittest
 
 .PHONY: python-test
@@ -220,7 +219,7 @@ python-test: $(PYTHON_ENV)/.built ## Test sdk/python, and the examples in Python
 	@echo "== python-test"
 	@cd sdk/python && $(python_tests) discover --buffer --quiet --top-level-directory . --start-directory tests
 	@for folder in $(PYTHON_EXAMPLES); do \
-	    if compgen -G "$$folder/test_*.py" >/dev/null; then (cd $$folder && $(python_tests) discover --buffer --quiet); fi; \
+	    if compgen -G "$$folder/test_*.py" >/dev/null; then echo "$$folder"; (cd $$folder && $(python_tests) discover --buffer --quiet); fi; \
 	  done
 
 .PHONY: python-quick

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
 import unittest
 import zlib
 from pathlib import Path
@@ -40,6 +42,11 @@ class ClassifyTest(unittest.TestCase):
                 worker.add({"x": images[start:stop]})
             got = [int(digit) for outcome in worker.predict() for digit in outcome["p"].argmax(axis=1)]
         self.assertEqual(got, wanted)
+
+    def test_the_check_finds_nothing_wrong(self) -> None:
+        command = [sys.executable, "-m", "stagemesh.check", WORKER]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
     def test_a_pixel_that_is_not_finite_is_one_items_fault(self) -> None:
         with testing.run(WORKER) as worker:

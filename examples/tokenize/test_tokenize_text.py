@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import unittest
 from pathlib import Path
 
@@ -12,6 +14,11 @@ TOKENS = (HERE / "vocabulary.txt").read_text("utf-8").split("\n")
 
 
 class TokenizeTest(unittest.TestCase):
+    def test_the_check_finds_nothing_wrong(self) -> None:
+        command = [sys.executable, "-m", "stagemesh.check", str(HERE / "tokenize_text.py")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
     def test_texts_of_a_batch(self) -> None:
         texts = ["A stage is a mesh", "zzyzx, mesh!", "", "日本 mesh", b"\xff", "a " * 600]
         with testing.run(str(HERE / "tokenize_text.py")) as worker:
