@@ -10,10 +10,12 @@ rounds, and the ratio that of the rounds' ratios. --check exits with 1 where a g
 is missed: a round trip at batch 1 of at most 1.5x, and at least 0.7x the items/s
 at 32 x 1 KiB.
 
-Whether the system puts the two ends of a conversation on one CPU or on two changes a
-round trip more than the library does. So both answer from one CPU, and this process
-asks from another (--cpus own, where there are two); a host and its worker are no
-different while both have work. --cpus one is one for all, any leaves it to the system.
+Where the two ends of a conversation run, and how deep a CPU sleeps between, changes
+a round trip more than the library does: an idle CPU of a virtual machine takes tens of
+microseconds to wake, and more the longer it slept. So both peers answer from one CPU,
+and this process asks from another and waits without sleeping, as a host's CPU does not
+sleep while it has work (--cpus own, where there are two). --cpus one is one CPU for all,
+--cpus any leaves all of it to the system; both sleep while they wait.
 """
 
 from __future__ import annotations
@@ -114,6 +116,18 @@ def exactly(sock: socket.socket, into: memoryview) -> bool:
     return True
 
 
+def spinning(sock: socket.socket, into: memoryview) -> None:
+    """Fills a buffer, and asks again at once while nothing is there."""
+    have = 0
+    while have < len(into):
+        try:
+            n = sock.recv_into(into[have:], 0, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            continue
+        assert n, "the other end has gone"
+        have += n
+
+
 def send(sock: socket.socket, pieces: List[Any]) -> None:
     """Sends all of the pieces."""
     total = sum(len(piece) for piece in pieces)
@@ -129,6 +143,7 @@ class Peer:
         environ = {**os.environ, "STAGEMESH_SOCKET": path}
         self.process = subprocess.Popen([sys.executable, __file__, *arguments], env=environ)
         self.sock = listener.accept()[0]
+        self.spins = False  # waits for answers without sleeping
 
     def begin(self) -> None:
         """Speaks with a worker until it is ready."""
@@ -148,14 +163,14 @@ class Peer:
 
     def measure(self, case: Case, seconds: float) -> float:
         """Returns the median seconds of a round trip."""
-        sock, sent = self.sock, case.sent
+        sock, sent, receive = self.sock, case.sent, spinning if self.spins else exactly
         reply = memoryview(bytearray(PREFIX.size + len(case.answer_header) + case.items * case.row))
         times = []
         end = time.perf_counter() + seconds
         while True:
             start = time.perf_counter()
             sock.sendall(sent)
-            exactly(sock, reply)
+            receive(sock, reply)
             now = time.perf_counter()
             times.append(now - start)
             if now > end:
@@ -207,11 +222,13 @@ def place(cpus: str, peers: List[Peer]) -> None:
     if cpus == "any" or not hasattr(os, "sched_setaffinity"):
         return
     first, *others = sorted(os.sched_getaffinity(0))
-    if cpus == "own" and not others:
+    apart = cpus == "own" and bool(others)
+    if cpus == "own" and not apart:
         print("there is one CPU, which all share", file=sys.stderr)
     os.sched_setaffinity(0, {first})
     for peer in peers:
-        os.sched_setaffinity(peer.process.pid, {others[0] if cpus == "own" and others else first})
+        os.sched_setaffinity(peer.process.pid, {others[0] if apart else first})
+        peer.spins = apart
 
 
 def compare(rounds: int, seconds: float, baseline: Peer, worker: Peer) -> bool:
