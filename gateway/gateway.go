@@ -25,6 +25,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/front/web"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/process"
 )
 
 // Settings are what a gateway is made of.
@@ -62,6 +63,8 @@ const (
 	DefaultDrainTimeout     = 30 * time.Second
 
 	leastRequests = 4
+	// lastWords is how long answers have to be written that were given in the end.
+	lastWords = time.Second
 )
 
 // Gateway is one running gateway.
@@ -155,13 +158,29 @@ func (g *Gateway) serve(ctx context.Context) error {
 	g.stopping.Store(true)
 	g.log.Info("draining", "delay", g.settings.DrainDelay)
 	if err == nil {
-		err = ports.linger(g.settings.DrainDelay)
+		err = ports.linger(ctx, g.settings.DrainDelay)
 	}
-	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.settings.DrainTimeout)
+	drain, cancel := process.Draining(ctx, g.settings.DrainTimeout)
 	defer cancel()
-	err = errors.Join(err, g.service.Stop(drain), ports.stop(drain))
+	err = errors.Join(err, g.stop(drain, ports))
 	g.log.Info("drained")
 	return err
+}
+
+// stop closes the request path and then the ports, which has a moment even where
+// there is no time left: for the answers to those who were sent away.
+func (g *Gateway) stop(ctx context.Context, p ports) error {
+	err := g.service.Stop(ctx)
+	if ctx.Err() != nil {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), lastWords)
+		defer cancel()
+	}
+	if errors.Is(err, process.ErrHurried) {
+		g.log.Warn("told to stop at once: callers were sent away")
+		err = nil
+	}
+	return errors.Join(err, p.stop(ctx))
 }
 
 // open opens the admin port and then the public one.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/gateway/front/port"
+	"github.com/stagemesh/stagemesh/mesh/process"
 )
 
 // server is one port; one without a listener serves nobody.
@@ -83,21 +84,21 @@ func (g *Gateway) lettingGo(next http.Handler) http.Handler {
 	})
 }
 
-// linger returns nil when the time is over, or why serving ended before. Whoever
+// linger returns nil when the time is over or there is none, or why serving ended before. Whoever
 // has kept a connection all that time without a word is let go then: its next
 // request would come too late. Without a public port there is nobody to wait for.
-func (p ports) linger(d time.Duration) error {
+func (p ports) linger(ctx context.Context, d time.Duration) error {
 	if p.public.http == nil || d == 0 {
 		return nil
 	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
+	delay, cancel := process.Draining(ctx, d)
+	defer cancel()
 	select {
 	case <-p.public.served:
 		return p.public.err
 	case <-p.admin.served:
 		return p.admin.err
-	case <-timer.C:
+	case <-delay.Done():
 		p.public.http.SetKeepAlivesEnabled(false)
 		return nil
 	}
@@ -113,8 +114,8 @@ func (s *server) stop(ctx context.Context) error {
 		return nil
 	}
 	err := s.http.Shutdown(ctx)
-	if errors.Is(err, context.DeadlineExceeded) {
-		err = errors.Join(err, s.http.Close())
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		err = errors.Join(context.Cause(ctx), s.http.Close())
 	}
 	<-s.served
 	return err

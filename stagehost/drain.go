@@ -3,6 +3,9 @@ package stagehost
 import (
 	"context"
 	"time"
+
+	"github.com/stagemesh/stagemesh/mesh/process"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
 // Bounds on the parts of a stop beside the drain timeout.
@@ -21,18 +24,21 @@ func (h *Host) drain(l *loop) bool {
 	h.status.set(stateDraining)
 	h.settings.Logger.Info("draining")
 	h.stopAlive()
-	ctx, cancel := context.WithTimeout(context.Background(), pullDrain)
+	ctx, cancel := process.Draining(h.hard, pullDrain)
 	if err := h.puller.Drain(ctx); err != nil {
 		h.settings.Logger.Warn("items may be on their way still; they will be delivered again", "error", err)
 	}
 	cancel()
 	h.post(drain{})
-	if !await(l.empty, h.settings.DrainTimeout) {
-		h.settings.Logger.Warn("drain timeout; giving items back", "after", h.settings.DrainTimeout)
+	if err := h.finish(l); err != nil {
+		h.settings.Logger.Warn("giving items back", "why", err)
 		// In this order: what runners answer because they are told to stop
 		// comes after the loop knows.
 		h.post(abandon{})
 		h.giveUp()
+		if r, ok := h.settings.Runner.(runner.Forcible); ok {
+			r.Abandon()
+		}
 		if !await(l.empty, runAbandon) {
 			h.settings.Logger.Error("not everything has been finished or given back; the rest will be delivered again")
 		}
@@ -48,6 +54,18 @@ func (h *Host) drain(l *loop) bool {
 	}
 	h.settings.Logger.Info("drained")
 	return true
+}
+
+// finish waits until nothing is in hand, and says why it does not wait any longer.
+func (h *Host) finish(l *loop) error {
+	ctx, cancel := process.Draining(h.hard, h.settings.DrainTimeout)
+	defer cancel()
+	select {
+	case <-l.empty:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // await reports whether the channel was closed in time.

@@ -2,6 +2,7 @@ package stagehost_test
 
 import (
 	"context"
+	"fmt"
 	"errors"
 	"strconv"
 	"strings"
@@ -109,6 +110,25 @@ func answeredAgain(t *testing.T, calls ...*call) {
 	}
 }
 
+// forced is a runner whose batches end only where they are made to.
+type forced struct {
+	runner.Runner
+	killed chan struct{}
+}
+
+func newForced(entered chan<- struct{}) *forced {
+	f := &forced{killed: make(chan struct{})}
+	f.Runner = batches(func(context.Context, runner.Batch, runner.Sink) error {
+		entered <- struct{}{}
+		<-f.killed
+		return fmt.Errorf("%w: it was killed", runner.ErrDied)
+	})
+	return f
+}
+
+// Abandon implements runner.Forcible.
+func (f *forced) Abandon() { close(f.killed) }
+
 // What a host does not finish within its drain timeout is for another host to
 // answer, and the caller hears nothing of the first.
 func TestDrainTimeoutGivesItemsBack(t *testing.T) {
@@ -124,6 +144,9 @@ func TestDrainTimeoutGivesItemsBack(t *testing.T) {
 				return ctx.Err()
 			})
 		}},
+		{"the runner has to be forced", func(entered chan<- struct{}) runner.Runner {
+			return newForced(entered)
+		}},
 		{"the runner makes it every item's fault", func(entered chan<- struct{}) runner.Runner {
 			return inproc.Each(inproc.Settings{}, func(ctx context.Context, _ runner.Item) ([]payload.Part, error) {
 				entered <- struct{}{}
@@ -136,7 +159,8 @@ func TestDrainTimeoutGivesItemsBack(t *testing.T) {
 			t.Parallel()
 			b := newBed(t)
 			entered := make(chan struct{}, roomy)
-			first := b.host(test.runner(entered), ackWait(longTime), maxSize(4), drainTimeout(50*time.Millisecond))
+			r := test.runner(entered)
+			first := b.host(r, ackWait(longTime), maxSize(4), drainTimeout(50*time.Millisecond), func(s *stagehost.Settings) { s.Runner = r })
 			const count = 10
 			calls := b.askMany(count)
 			bustest.Receive(t, "batch at the runner", entered)

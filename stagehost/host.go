@@ -14,6 +14,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/attempt"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/deadletter"
+	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/mesh/result"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
@@ -152,18 +153,22 @@ func (h *Host) stopRunner() {
 	if h.leftBehind {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), h.settings.DrainTimeout)
+	ctx, cancel := process.Draining(h.hard, h.settings.DrainTimeout)
 	defer cancel()
-	// The runner may be deaf in this too.
-	stopped := make(chan error, 1)
-	go func() { stopped <- h.settings.Runner.Stop(ctx) }()
-	select {
-	case err := <-stopped:
-		if err != nil {
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		if err := h.settings.Runner.Stop(ctx); err != nil {
 			h.settings.Logger.Error("stop of the runner", "error", err)
 		}
+	}()
+	select {
+	case <-stopped:
 	case <-ctx.Done():
-		h.settings.Logger.Error("the runner does not stop and is left behind", "after", h.settings.DrainTimeout)
+		// The runner may be deaf in this too.
+		if !await(stopped, runAbandon) {
+			h.settings.Logger.Error("the runner does not stop and is left behind")
+		}
 	}
 }
 

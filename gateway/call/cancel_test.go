@@ -27,6 +27,22 @@ func (b *bed) wait(d pipeline.Durability, items uint64) {
 	})
 }
 
+// A gateway that has no time left answers for what is not answered.
+func TestStopSendsAwayWhoIsLeft(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.memoryQueue()
+	answer := infer(t.Context(), b.service, ask("waits"))
+	b.wait(pipeline.Memory, 1)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	why := errors.New("no time")
+	cancel(why)
+	if err := b.stopsWith[b.service](ctx); !errors.Is(err, why) {
+		t.Errorf("Stop returned %v", err)
+	}
+	fails(t, answer, fault.ShuttingDown)
+}
+
 func TestWhatACallerLeftIsNeverDelivered(t *testing.T) {
 	t.Parallel()
 	const calls = 400

@@ -44,13 +44,15 @@ type bed struct {
 	nc   *nats.Conn
 	// logged is what the service found worth a warning.
 	logged *lines
-	// stops ends each request path, once.
-	stops map[*call.Service]func()
+	// stops ends each request path, once; stopsWith does so with a context and
+	// returns what it ended with.
+	stops     map[*call.Service]func()
+	stopsWith map[*call.Service]func(context.Context) error
 }
 
 func newBed(t *testing.T, edits ...func(*call.Settings)) *bed {
 	t.Helper()
-	b := &bed{t: t, broker: bustest.Start(t), logged: &lines{}, stops: map[*call.Service]func(){}}
+	b := &bed{t: t, broker: bustest.Start(t), logged: &lines{}, stops: map[*call.Service]func(){}, stopsWith: map[*call.Service]func(context.Context) error{}}
 	b.host, b.nc = b.broker.Connect(mesh), b.broker.Client()
 	b.service = b.start(b.broker.Connect(mesh), edits...)
 	return b
@@ -78,13 +80,18 @@ func (b *bed) start(conn *bus.Bus, edits ...func(*call.Settings)) *call.Service 
 	if err := service.Start(conn); err != nil {
 		b.t.Fatal(err)
 	}
-	b.stops[service] = sync.OnceFunc(func() {
+	var once sync.Once
+	b.stopsWith[service] = func(ctx context.Context) (err error) {
+		once.Do(func() { err = service.Stop(ctx) })
+		return err
+	}
+	b.stops[service] = func() {
 		ctx, cancel := context.WithTimeout(context.Background(), bustest.Patience)
 		defer cancel()
-		if err := service.Stop(ctx); err != nil {
+		if err := b.stopsWith[service](ctx); err != nil {
 			b.t.Errorf("stop: %v", err)
 		}
-	})
+	}
 	b.t.Cleanup(b.stops[service])
 	return service
 }

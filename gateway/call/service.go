@@ -17,6 +17,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/claim"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/result"
 )
@@ -141,12 +142,16 @@ func (s *Service) subscribe() (err error) {
 	return nil
 }
 
-// Stop lets nobody in, waits for those inside until the context ends, then for
-// what is being called off, which takes a second, or five where much is, and for
-// idempotency keys that are given back, and stops receiving replies.
+// Stop lets nobody in, waits for those inside until the context ends, and sends
+// away who is left then; it returns the context's cause where there was anybody. It
+// waits for what is being called off, which takes a second, or five where much is,
+// and for idempotency keys that are given back, and stops receiving replies.
 func (s *Service) Stop(ctx context.Context) error {
 	s.gate.Close()
 	err := s.gate.Empty(ctx)
+	if err != nil {
+		err = errors.Join(context.Cause(ctx), s.sendAway())
+	}
 	s.callOffs.stop()
 	s.keys.stop()
 	s.stopWatch()
@@ -154,6 +159,18 @@ func (s *Service) Stop(ctx context.Context) error {
 	s.capacity.stop()
 	return errors.Join(err, s.stopCancels(), s.stopReplies())
 }
+
+// sendAway answers those who wait still.
+func (s *Service) sendAway() error {
+	s.table.FailIf(func(*correlate.Waiter) bool { return true }, fault.New(fault.ShuttingDown,
+		"the gateway stopped before there was an answer; that to a durable request is stored, and can be had by its id"))
+	ctx, cancel := context.WithTimeout(context.Background(), leave)
+	defer cancel()
+	return s.gate.Empty(ctx)
+}
+
+// leave is how long calls have to leave that were sent away.
+const leave = time.Second
 
 // Close lets nobody in any more.
 func (s *Service) Close() { s.gate.Close() }

@@ -1,8 +1,11 @@
 package process_test
 
 import (
+	"bufio"
 	"context"
+	"errors"
 	"os"
+	"os/exec"
 	"syscall"
 	"testing"
 	"time"
@@ -10,7 +13,6 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/process"
 )
 
-// Only the first signal: services/stagemain sends both to a process of its own.
 // Signals are the whole process's, so these tests do not run beside others.
 func TestFirstSignalEndsTheContext(t *testing.T) {
 	for name, signal := range map[string]syscall.Signal{"interrupt": syscall.SIGINT, "terminate": syscall.SIGTERM} {
@@ -27,6 +29,76 @@ func TestFirstSignalEndsTheContext(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestASecondSignalEndsWhatDrains(t *testing.T) {
+	ctx, stop := process.UntilTold(t.Context())
+	defer stop()
+	drain, cancel := process.Draining(ctx, time.Minute)
+	defer cancel()
+	for _, ended := range []<-chan struct{}{ctx.Done(), drain.Done()} {
+		if err := drain.Err(); err != nil {
+			t.Errorf("what drains ended with the first signal: %v", err)
+		}
+		if err := syscall.Kill(os.Getpid(), syscall.SIGINT); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-ended:
+		case <-time.After(10 * time.Second):
+			t.Fatal("a signal was not heard")
+		}
+	}
+	if cause := context.Cause(drain); !errors.Is(cause, process.ErrHurried) {
+		t.Errorf("it ended because of %v", cause)
+	}
+}
+
+func TestAThirdSignalEndsTheProcess(t *testing.T) {
+	t.Parallel()
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env = append(os.Environ(), patientVariable+"=1", "GOCOVERDIR="+t.TempDir())
+	out, err := cmd.StdoutPipe()
+	if err := errors.Join(err, cmd.Start()); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(out)
+	for _, says := range []string{"ready", "told", "hurried"} {
+		if !lines.Scan() || lines.Text() != says {
+			t.Fatalf("it says %q, not %q: %v", lines.Text(), says, lines.Err())
+		}
+		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+	}
+	failed, ok := errors.AsType[*exec.ExitError](cmd.Wait())
+	if !ok || failed.Sys().(syscall.WaitStatus).Signal() != syscall.SIGTERM {
+		t.Errorf("it ended with %v", failed)
+	}
+}
+
+func TestWhatDrainsOutlivesItsContextAndEndsInTime(t *testing.T) {
+	t.Parallel()
+	outer, end := context.WithCancel(t.Context())
+	end()
+	for name, ctx := range map[string]context.Context{"of signals": signals(t, outer), "of none": outer} {
+		drain, cancel := process.Draining(ctx, 20*time.Millisecond)
+		if err := drain.Err(); err != nil {
+			t.Errorf("%s: it ended at once: %v", name, err)
+		}
+		<-drain.Done()
+		if cause := context.Cause(drain); !errors.Is(cause, context.DeadlineExceeded) {
+			t.Errorf("%s: it ended because of %v", name, cause)
+		}
+		cancel()
+	}
+}
+
+func signals(t *testing.T, ctx context.Context) context.Context {
+	t.Helper()
+	told, stop := process.UntilTold(ctx)
+	t.Cleanup(stop)
+	return told
 }
 
 func TestContextEndsWithTheOneAroundIt(t *testing.T) {

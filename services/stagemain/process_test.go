@@ -308,8 +308,22 @@ func TestItemsOfAKilledHostAreAnsweredByAnother(t *testing.T) {
 // running matches the page of metrics of a host with an item at its runner.
 var running = regexp.MustCompile(`(?m)^stagemesh_stage_in_hand\{[^}]*state="running"[^}]*\} 1$`)
 
-func TestSecondSignalEndsAHostAtOnce(t *testing.T) {
+func TestASecondSignalGivesBackWhatAHostHolds(t *testing.T) {
 	t.Parallel()
+	host := busyAndTold(t)
+	host.signal(t, syscall.SIGINT)
+	if err := bustest.Receive(t, "the end of the host", host.ended); err != nil {
+		t.Errorf("it ended with %v", err)
+	}
+	if !host.errOut.has("giving items back") || !host.errOut.has("msg=drained") {
+		t.Error("it did not clean up")
+	}
+}
+
+// busyAndTold returns a host that was told to stop once, and has a batch that takes
+// a minute.
+func busyAndTold(t *testing.T) *process {
+	t.Helper()
 	bed := meshtest.New(t)
 	one, two := twoHosts(t, bed, time.Minute)
 	two.signal(t, syscall.SIGTERM)
@@ -318,16 +332,18 @@ func TestSecondSignalEndsAHostAtOnce(t *testing.T) {
 	}
 	gateway := bed.Gateway(nil)
 	var waiting sync.WaitGroup
-	defer waiting.Wait()
 	ctx, leave := context.WithCancel(t.Context())
-	defer leave()
+	t.Cleanup(func() {
+		leave()
+		waiting.Wait()
+	})
 	waiting.Go(func() {
 		// Its answer, a minute away, never comes; nobody waits that long.
 		_, err := gateway.Service().Infer(ctx, &call.Request{
 			Pipeline: "stage:slow", Timeout: time.Minute, Inputs: []payload.Part{payload.OfBlob("", "text/plain", nil)},
 		})
 		if err == nil {
-			t.Error("a host that was killed has answered")
+			t.Error("a batch that was given back is answered")
 		}
 	})
 	operations := one.ready(t)
@@ -340,12 +356,7 @@ func TestSecondSignalEndsAHostAtOnce(t *testing.T) {
 	if status, _ := get(t, operations+"/readyz"); status != http.StatusServiceUnavailable {
 		t.Errorf("readyz: got %d of a host that drains", status)
 	}
-	one.signal(t, syscall.SIGINT)
-	err := bustest.Receive(t, "the end of the host", one.ended)
-	failed, ok := errors.AsType[*exec.ExitError](err)
-	if !ok || failed.Sys().(syscall.WaitStatus).Signal() != syscall.SIGINT {
-		t.Errorf("it ended with %v", err)
-	}
+	return one
 }
 
 // Linking is what tells whether a host of images has to carry a runtime for

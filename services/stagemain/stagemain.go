@@ -14,7 +14,8 @@
 //	}
 //
 // SIGINT and SIGTERM ask it to drain: it finishes what it holds and ends
-// without an error. A second one ends the process at once.
+// without an error. A second one has it give back what it holds, a third ends the
+// process at once.
 package stagemain
 
 import (

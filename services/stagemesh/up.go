@@ -39,7 +39,7 @@ func newUp() *cobra.Command {
 			"Given a WORKER, a Python file or a program, it runs a mesh of one stage and one pipeline that are named after it,\n" +
 			"and starts the worker again when it is saved.\n" +
 			"The first line of output says that all is ready, and where. The first SIGINT (Ctrl-C) or SIGTERM\n" +
-			"asks the mesh to finish what it has in hand; a second one ends it at once.",
+			"asks the mesh to finish what it has in hand; a second one has it leave without that, a third ends it at once.",
 		Example: "  stagemesh up ./classify.py\n  stagemesh up --config mesh.yaml\n" +
 			"  stagemesh up -c mesh.yaml --stages decode,label   # others serve the rest; needs nats.url or nats.listen\n" +
 			"  stagemesh up -c mesh.yaml --stages \"\"             # the gateway alone",

@@ -89,6 +89,13 @@ type Monitored interface {
 	Health() (changed <-chan struct{}, err error)
 }
 
+// Forcible is a Runner that can end what runs.
+type Forcible interface {
+	// Abandon ends every batch that runs, at once: Do returns with an error that
+	// wraps ErrDied. The runner is only stopped after that.
+	Abandon()
+}
+
 // Slot is the right to run one batch.
 type Slot interface {
 	// Do runs the batch and returns when every item that it will settle is

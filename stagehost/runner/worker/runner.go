@@ -23,7 +23,7 @@ const (
 )
 
 // Runner runs batches by worker processes. It implements runner.Runner,
-// runner.Monitored and runner.Placed.
+// runner.Monitored, runner.Placed and runner.Forcible.
 type Runner struct {
 	given    Settings
 	settings Settings
@@ -48,6 +48,7 @@ var (
 	_ runner.Runner    = (*Runner)(nil)
 	_ runner.Monitored = (*Runner)(nil)
 	_ runner.Placed    = (*Runner)(nil)
+	_ runner.Forcible  = (*Runner)(nil)
 )
 
 // New returns a runner that is not started, or what is wrong with the settings.
@@ -301,6 +302,18 @@ func (r *Runner) Stop(ctx context.Context) error {
 	}
 	errs = append(errs, r.spawner.Close(last))
 	return errors.Join(errs...)
+}
+
+// Abandon implements runner.Forcible: the workers are killed, and do not start
+// again.
+func (r *Runner) Abandon() {
+	r.pool.stop()
+	if !r.started.Load() {
+		return
+	}
+	for _, w := range r.workers {
+		w.post(w.machine.Abandon)
+	}
 }
 
 // ended reports whether all workers have ended before the context.

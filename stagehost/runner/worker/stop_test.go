@@ -181,6 +181,38 @@ func TestStopWhileAWorkerStarts(t *testing.T) {
 	}
 }
 
+func TestAbandoningEndsWhatRuns(t *testing.T) {
+	t.Parallel()
+	s := settings(t, stubborn)
+	s.Slots = 2
+	b := start(t, s)
+	done := make(chan error, 2)
+	for range cap(done) {
+		slot := b.acquire()
+		go func() {
+			_, err := b.doOn(context.WithoutCancel(t.Context()), slot, item(hang))
+			done <- err
+		}()
+	}
+	pid := b.pid()
+	b.Abandon()
+	for range cap(done) {
+		select {
+		case err := <-done:
+			if !errors.Is(err, runner.ErrDied) && !errors.Is(err, runner.ErrNotStarted) {
+				t.Errorf("a batch got %v", err)
+			}
+		case <-time.After(patience):
+			t.Fatal("a batch goes on")
+		}
+	}
+	gone(t, pid, patience)
+	if _, err := b.Acquire(t.Context()); !errors.Is(err, worker.ErrStopped) {
+		t.Errorf("Acquire returned %v", err)
+	}
+	b.stop()
+}
+
 func TestAStoppedRunnerDoesNotStart(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, settings(t, ""))
