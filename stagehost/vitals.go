@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/stagehost/ledger"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
@@ -48,20 +49,23 @@ func (h *Host) heedRunner(now time.Time) error {
 	if h.vitals.err == nil {
 		return nil
 	}
-	if now.Sub(h.vitals.since) >= runnerGrace {
-		h.rest()
+	if ill := now.Sub(h.vitals.since); ill >= runnerGrace {
+		h.rest(ill)
 	}
 	return fmt.Errorf("the runner cannot run anything: %w", h.vitals.err)
 }
 
 // rest takes the host out of its stage. What waits here for a slot goes to other
-// hosts.
-func (h *Host) rest() {
+// hosts, once nothing comes any more that was asked for: it would come back here,
+// and be given back again, until it has been delivered too often.
+func (h *Host) rest(ill time.Duration) {
 	h.stopAlive()
 	for _, d := range h.settings.Queue.Durabilities {
 		h.puller.Use(d, "")
 	}
-	h.post(resting{})
+	if ill >= runnerGrace+reconcileRetry+bus.AskLife {
+		h.post(resting{})
+	}
 }
 
 // resting says that no slot falls idle for a while.

@@ -88,6 +88,41 @@ func TestHostRestsWhileItsRunnerCannotRun(t *testing.T) {
 	checkEcho(t, waits, b.ask("after"))
 }
 
+// What a host that rests gives back must not come to itself again: the broker counts
+// how often, and an item that comes too often is given up.
+func TestHostThatRestsGivesBackOnce(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	m, _ := moodyHost(b)
+	m.become(errLoop)
+	runs := b.ask("runs")
+	b.awaitConsumers(func(delivered, _ int) bool { return delivered == 1 })
+	waits := b.ask("waits")
+	b.awaitConsumers(func(delivered, asks int) bool { return delivered == 2 && asks == 0 })
+	b.host(inproc.Each(inproc.Settings{}, echo))
+	if n := waits.output().Attempt; n != 2 {
+		t.Errorf("it was delivered %d times", n)
+	}
+	m.become(nil)
+	checkEcho(t, runs)
+}
+
+// awaitConsumers waits until what the broker has delivered, and is asked for, is so.
+func (b *bed) awaitConsumers(is func(delivered, asks int) bool) {
+	b.t.Helper()
+	js, err := b.broker.Client().JetStream()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	bustest.Eventually(b.t, "the items are delivered", func() bool {
+		delivered, asks := 0, 0
+		for info := range js.ConsumersInfo(b.bus.Stream(stage, pipeline.Memory)) {
+			delivered, asks = delivered+info.NumAckPending, asks+info.NumWaiting
+		}
+		return is(delivered, asks)
+	})
+}
+
 func TestHostWhoseRunnerIsBackInAMomentStays(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)

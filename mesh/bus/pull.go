@@ -68,6 +68,9 @@ const (
 	pullBacklog = 1 << 16
 )
 
+// AskLife is how long items may still come of a queue that Use has stopped asking.
+const AskLife = maxExpiry + expiryGrace
+
 // Pull subscribes and returns a puller that asks a queue for nothing until Use
 // names its epoch. The handler may block: it then holds up the items behind this
 // one, of which there are no more than the bound.
