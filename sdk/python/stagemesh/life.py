@@ -29,6 +29,8 @@ EXIT_USAGE = 2  # started wrongly
 EXIT_HOST_GONE = 3  # the connection or the lifeline ended
 EXIT_VIOLATION = 4  # the host does not keep to the protocol, or speaks another version
 
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
 # How often a signal is repeated that came between two looks at it, in milliseconds.
 _REPEAT_MS = 50
 
@@ -179,4 +181,19 @@ def _arm(lifeline: int) -> None:
         fcntl.fcntl(own, getattr(fcntl, "F_SETSIG", 10), signal.SIGKILL)
         fcntl.fcntl(own, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
     except OSError:
-        pass  # the thread alone then
+        return  # the thread alone then
+    _leave_parent()
+
+
+def _leave_parent() -> None:
+    """Takes back that this process alone is killed when the host dies.
+
+    A host may have asked the system for that. It comes before the lifeline ends, so
+    the children would stay: nobody would be left who ends the group.
+    """
+    import ctypes
+
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+    except (OSError, AttributeError):
+        pass  # then it is as the host has asked
