@@ -1,0 +1,97 @@
+"""Gives every text back, and does first what its first word says.
+
+What it runs, and which processes there are, is on record in options["folder"].
+"""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+from stagemesh import InvalidInput, Text, Worker, serve
+
+
+class Obedient(Worker):
+    inputs = {"text": Text()}
+    outputs = {"text": Text()}
+    examples = [{"text": "warm up"}]
+
+    def setup(self, ctx):
+        self.ctx = ctx
+        self.pause = float(os.environ.get("PAUSE", "0"))
+        self.record = os.open(self.path("record"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        if self.told("broken"):
+            raise RuntimeError("the model is broken")
+        self.say("start", [])
+        if ctx.options.get("child"):
+            self.say("start", [], subprocess.Popen(["sleep", "600"]).pid)
+
+    def predict(self, batch):
+        texts = batch["text"]
+        if batch.warmup:
+            return {"text": texts}
+        self.say("run", texts)
+        fits = self.ctx.options.get("fits")
+        if fits and (len(texts) > fits or "huge" in texts):
+            raise MemoryError(f"{len(texts)} texts")
+        if any(text.startswith("raise ") for text in texts):
+            raise ValueError("one of them is poison")
+        for i, (item, text) in enumerate(zip(batch.items, texts)):
+            item.respond("worker", str(self.ctx.index))
+            verb, _, rest = text.partition(" ")
+            do = getattr(self, "do_" + verb, None)
+            if do is not None:
+                do(batch, i, rest)
+        time.sleep(self.pause)
+        return {"text": texts}
+
+    def do_die(self, batch, i, rest):
+        if rest == "once" and not self.first("died"):
+            return
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def do_freeze(self, batch, i, rest):
+        """Stops once, as SIGSTOP from outside does."""
+        if self.first("frozen " + rest):
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    def do_wait(self, batch, i, rest):
+        """Waits to be told."""
+        while not self.told(rest):
+            time.sleep(0.001)
+
+    def do_nap(self, batch, i, rest):
+        time.sleep(float(rest))
+
+    def do_hold(self, batch, i, rest):
+        """Waits until nobody wants the item any more."""
+        while not batch.items[i].cancelled:
+            time.sleep(0.001)
+        self.say("cancelled", [rest])
+
+    def do_refuse(self, batch, i, rest):
+        batch.fail(i, InvalidInput("text", rest))
+
+    def do_print(self, batch, i, rest):
+        print(rest)
+
+    def path(self, name):
+        return os.path.join(self.ctx.options["folder"], name)
+
+    def told(self, name):
+        return os.path.exists(self.path(name))
+
+    def first(self, name):
+        try:
+            os.close(os.open(self.path(name), os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
+
+    def say(self, what, texts, pid=None):
+        line = {"what": what, "worker": self.ctx.index, "pid": pid or os.getpid(), "texts": texts}
+        os.write(self.record, (json.dumps(line) + "\n").encode())
+
+
+serve(Obedient, arrays="buffer")
