@@ -1,0 +1,123 @@
+package workers_test
+
+import (
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/services/meshtest/workers"
+)
+
+// orphanBound is how long a worker may outlive its host.
+const orphanBound = 2 * time.Second
+
+// parents has each worker start a process of its own.
+var parents = map[string]any{"child": true}
+
+type posted struct {
+	status int
+	body   string
+}
+
+func post(p *workers.Program, text string) <-chan posted {
+	out := make(chan posted, 1)
+	go func() {
+		status, body := p.Post(text)
+		out <- posted{status, body}
+	}()
+	return out
+}
+
+// One worker is idle, one is in the middle of a batch, and both have children.
+func TestNoWorkerOutlivesTheProgram(t *testing.T) {
+	t.Parallel()
+	p := workers.Up(t, "obedient.py", parents, "--workers", "2")
+	broken := post(p, "wait for ever")
+	p.AwaitEntry("run", "wait for ever")
+	pids := p.PIDs()
+	if len(pids) != 4 {
+		t.Fatalf("the program has workers %v", pids)
+	}
+	p.Kill()
+	workers.Gone(t, pids, orphanBound)
+	if a := bustest.Receive(t, "the caller's end", broken); a.status != 0 {
+		t.Errorf("the caller hears %d %s of a program that was killed", a.status, a.body)
+	}
+}
+
+func TestTheProgramThatIsToldToEndAnswersAndLeavesNothing(t *testing.T) {
+	t.Parallel()
+	p := workers.Up(t, "obedient.py", parents, "--workers", "2")
+	last := post(p, "wait go")
+	p.AwaitEntry("run", "wait go")
+	pids := p.PIDs()
+	p.Terminate()
+	bustest.Eventually(t, "it says that it is not ready", func() bool {
+		status, _ := p.Ready()
+		return status == http.StatusServiceUnavailable
+	})
+	p.Tell("go")
+	if a := bustest.Receive(t, "answer", last); a.status != http.StatusOK || a.body != "wait go" {
+		t.Errorf("what was in hand is answered with %d %s", a.status, a.body)
+	}
+	if code := p.Wait(); code != 0 {
+		t.Errorf("it ends with code %d", code)
+	}
+	workers.Gone(t, pids, orphanBound)
+	if folders, err := os.ReadDir(p.Temp()); err != nil || len(folders) > 0 {
+		t.Errorf("it leaves %v behind, %v", folders, err)
+	}
+}
+
+// A second signal ends the program at once, and it may not say goodbye.
+func TestNoWorkerOutlivesTheProgramThatIsToldTwice(t *testing.T) {
+	t.Parallel()
+	p := workers.Up(t, "obedient.py", parents)
+	broken := post(p, "wait for ever")
+	p.AwaitEntry("run", "wait for ever")
+	pids := p.PIDs()
+	bustest.Eventually(t, "it has heard both", p.TerminateOnceMore)
+	if code := p.Wait(); code == 0 {
+		t.Errorf("it ends with code %d", code)
+	}
+	workers.Gone(t, pids, orphanBound)
+	bustest.Receive(t, "the caller's end", broken)
+}
+
+// A worker that was well and dies at each start from then on.
+func TestACrashLoopIsToldAndMended(t *testing.T) {
+	t.Parallel()
+	p := workers.Up(t, "obedient.py", nil)
+	if status, body := p.Ready(); status != http.StatusOK {
+		t.Fatalf("ready: %d %s", status, body)
+	}
+	p.Tell("broken")
+	// It kills the worker that was well, and is no poison to one that comes later.
+	waited := post(p, "die once")
+	bustest.Eventually(t, "the page says why it is not ready", func() bool {
+		status, body := p.Ready()
+		return status == http.StatusServiceUnavailable && strings.Contains(body, "again and again") && strings.Contains(body, "the model is broken")
+	})
+	status, body := p.Ready()
+	t.Logf("not ready: %d %s", status, strings.TrimSpace(body))
+	// The host has left the stage: who comes now hears it at once.
+	bustest.Eventually(t, "callers hear that nobody serves", func() bool {
+		status, body := p.Post("hello")
+		return status == http.StatusServiceUnavailable && strings.Contains(body, "NO_CAPACITY")
+	})
+	p.Untell("broken")
+	bustest.Eventually(t, "it is ready again", func() bool {
+		status, _ := p.Ready()
+		return status == http.StatusOK
+	})
+	bustest.Eventually(t, "it serves again", func() bool {
+		status, body := p.Post("hello")
+		return status == http.StatusOK && body == "hello"
+	})
+	if a := bustest.Receive(t, "answer", waited); a.status != http.StatusOK || a.body != "die once" {
+		t.Errorf("who asked before that hears %d %s", a.status, a.body)
+	}
+}
