@@ -100,19 +100,19 @@ func (a Answer) Fails(t testing.TB, reason fault.Reason, words string) {
 	}
 }
 
-// Dropped is how many replies came that no call waited for: a request that was
-// answered twice is one.
-func (b *Bed) Dropped() int {
+// Count returns a metric of the host or the gateway, over all its series. A counter
+// that has not begun is 0.
+func (b *Bed) Count(metric string) int {
 	b.t.Helper()
 	page := httptest.NewRecorder()
 	b.metrics.Handler().ServeHTTP(page, httptest.NewRequestWithContext(b.t.Context(), http.MethodGet, "/metrics", http.NoBody))
 	sum := 0.0
 	for line := range strings.Lines(page.Body.String()) {
-		if !strings.HasPrefix(line, "stagemesh_gateway_dropped_replies_total") {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if series, _, _ := strings.Cut(name, "{"); series != metric {
 			continue
 		}
-		fields := strings.Fields(line)
-		n, err := strconv.ParseFloat(fields[len(fields)-1], 64)
+		n, err := strconv.ParseFloat(value, 64)
 		if err != nil {
 			b.t.Fatalf("%s: %v", line, err)
 		}

@@ -88,6 +88,7 @@ func New(t testing.TB, s Spec) *Bed {
 	b.Bed = meshtest.New(t, edits...)
 	b.Host = b.Bed.Host(Stage, r, func(h *stagehost.Settings) {
 		h.Logger = slog.New(slog.NewTextHandler(b.Log, nil))
+		h.Meter = b.metrics.Meter("test")
 		if s.Batch != (batch.Settings{}) {
 			h.Batch = s.Batch
 		}

@@ -38,7 +38,7 @@ func bytesOf(bed *workers.Bed, n int) error {
 	if len(data) != n {
 		return fmt.Errorf("%d bytes came, not %d", len(data), n)
 	}
-	for at := 0; at < n; at += 8 {
+	for at := 0; at < n; at += 8 * 61 {
 		if got := binary.LittleEndian.Uint64(data[at:]); got != uint64(at/8) {
 			return fmt.Errorf("at %d there is %d", at, got)
 		}

@@ -13,14 +13,20 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/batch"
 )
 
-// held waits until the stage has so many items, in its queue and on its host.
-func held(t *testing.T, bed *workers.Bed, items uint64) {
+// held waits until the host has so many items in hand.
+func held(t *testing.T, bed *workers.Bed, items int) {
 	t.Helper()
-	conn := bed.Broker.Connect(meshtest.Mesh)
-	defer conn.Close()
-	bustest.Eventually(t, "the stage's items", func() bool {
-		info, err := conn.Queue(t.Context(), workers.Stage, pipeline.Memory)
-		return err == nil && info.Items == items
+	stream := bed.Broker.Connect(meshtest.Mesh).Stream(workers.Stage, pipeline.Memory)
+	js, err := bed.Broker.Client().JetStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	bustest.Eventually(t, "the host has the items", func() bool {
+		n := 0
+		for consumer := range js.ConsumersInfo(stream) {
+			n += consumer.NumAckPending
+		}
+		return n == items
 	})
 }
 
