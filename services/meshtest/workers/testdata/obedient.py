@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 
-from stagemesh import InvalidInput, Text, Worker, serve
+from stagemesh import Text, Worker, serve
 
 
 class Obedient(Worker):
@@ -69,9 +69,6 @@ class Obedient(Worker):
         while not batch.items[i].cancelled:
             time.sleep(0.001)
         self.say("cancelled", [rest])
-
-    def do_refuse(self, batch, i, rest):
-        batch.fail(i, InvalidInput("text", rest))
 
     def do_print(self, batch, i, rest):
         print(rest)

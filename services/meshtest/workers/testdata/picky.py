@@ -27,7 +27,7 @@ class Picky(Worker):
         if -4 in doubles:
             return {"double": memoryview(array.array("d", doubles)).cast("B").cast("d", [batch.rows, 1])}
         if -6 in doubles:
-            return {"double": array.array("f", doubles + [0])}
+            return {"double": array.array("f", [*doubles, 0])}
         return {"double": array.array("f", doubles)}
 
 
