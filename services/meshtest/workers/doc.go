@@ -43,8 +43,8 @@
 //	a large result crashes the server    TestLargeResultsComeWholeAndLeaveNothingBehind,
 //	                                     TestAResultThatCannotTravelIsRefusedAndSaid
 //	so does a wrong one, or garbage      TestCallersOfAWorkerThatMisbehavesHearWhatTheyShould
-//	workers outlive their parent         TestNoWorkerOutlivesTheProgram,
-//	                                     TestNoWorkerOutlivesTheProgramThatIsToldTwice
+//	workers outlive their parent         TestNoWorkerOutlivesTheProgram
 //	a stop loses what is in hand         TestTheProgramThatIsToldToEndAnswersAndLeavesNothing
+//	a second signal skips the clean-up   TestTheProgramThatIsToldTwiceWaitsForNothingAndLeavesNothing
 //	a crash loop looks like a service    TestACrashLoopIsToldAndMended
 package workers

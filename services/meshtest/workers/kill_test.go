@@ -136,9 +136,10 @@ func checkRuns(t *testing.T, bed *workers.Bed, affected []time.Duration) {
 
 func TestCallersOfTheOnlyWorkerWaitWhenItIsKilled(t *testing.T) {
 	t.Parallel()
-	bed := workers.New(t, workers.Spec{File: "obedient.py"})
+	const callers = 8
+	bed := workers.New(t, workers.Spec{File: "obedient.py", Batch: full(callers)})
 	var answers []<-chan workers.Answer
-	for i := range 8 {
+	for i := range callers {
 		answers = append(answers, bed.Send(t.Context(), fmt.Sprintf("wait order %d", i)))
 	}
 	entry := bed.AwaitEntry("run", "wait order 0")
@@ -151,5 +152,7 @@ func TestCallersOfTheOnlyWorkerWaitWhenItIsKilled(t *testing.T) {
 	for _, from := range answers {
 		bed.Received(from).Right(t)
 	}
-	bed.Ask("and the next").Right(t)
+	for _, a := range bed.AskAll(echoes("next", callers)) {
+		a.Right(t)
+	}
 }

@@ -145,18 +145,6 @@ func (p *Program) Terminate() {
 	}
 }
 
-// TerminateOnceMore asks it to end, and reports whether it has: signals that come
-// too soon after each other are one.
-func (p *Program) TerminateOnceMore() bool {
-	_ = p.cmd.Process.Signal(syscall.SIGTERM) // it may have ended
-	select {
-	case <-p.ended:
-		return true
-	default:
-		return false
-	}
-}
-
 // Wait waits for the end and returns the exit code.
 func (p *Program) Wait() int {
 	p.t.Helper()

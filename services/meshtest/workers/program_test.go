@@ -67,24 +67,36 @@ func TestTheProgramThatIsToldToEndAnswersAndLeavesNothing(t *testing.T) {
 		t.Errorf("it ends with code %d", code)
 	}
 	workers.Gone(t, pids, orphanBound)
-	if folders, err := os.ReadDir(p.Temp()); err != nil || len(folders) > 0 {
-		t.Errorf("it leaves %v behind, %v", folders, err)
-	}
+	checkEmpty(t, p.Temp())
 }
 
-// A second signal ends the program at once, and it may not say goodbye.
-func TestNoWorkerOutlivesTheProgramThatIsToldTwice(t *testing.T) {
+func TestTheProgramThatIsToldTwiceWaitsForNothingAndLeavesNothing(t *testing.T) {
 	t.Parallel()
 	p := workers.Up(t, "obedient.py", parents)
-	broken := post(p, "wait for ever")
+	last := post(p, "wait for ever")
 	p.AwaitEntry("run", "wait for ever")
 	pids := p.PIDs()
-	bustest.Eventually(t, "it has heard both", p.TerminateOnceMore)
-	if code := p.Wait(); code == 0 {
-		t.Errorf("it ends with code %d", code)
+	p.Terminate()
+	bustest.Eventually(t, "it has heard that", func() bool {
+		status, _ := p.Ready()
+		return status == http.StatusServiceUnavailable
+	})
+	p.Terminate()
+	if a := bustest.Receive(t, "answer", last); a.status != http.StatusServiceUnavailable || !strings.Contains(a.body, "SHUTTING_DOWN") {
+		t.Errorf("what was in hand is answered with %d %s", a.status, a.body)
+	}
+	if code := p.Wait(); code < 0 {
+		t.Error("it was ended by the signal")
 	}
 	workers.Gone(t, pids, orphanBound)
-	bustest.Receive(t, "the caller's end", broken)
+	checkEmpty(t, p.Temp())
+}
+
+func checkEmpty(t *testing.T, folder string) {
+	t.Helper()
+	if left, err := os.ReadDir(folder); err != nil || len(left) > 0 {
+		t.Errorf("it leaves %v behind, %v", left, err)
+	}
 }
 
 // A worker that was well and dies at each start from then on.
