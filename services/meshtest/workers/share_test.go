@@ -4,13 +4,15 @@ import (
 	"testing"
 
 	"github.com/stagemesh/stagemesh/services/meshtest/workers"
+	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
 )
 
 func TestTheFastWorkerGetsTheWork(t *testing.T) {
 	t.Parallel()
 	const requests = 400
-	bed := workers.New(t, workers.Spec{File: "obedient.py", Worker: func(s *worker.Settings) {
+	one := batch.Settings{Mode: batch.Eager, MaxSize: 1}
+	bed := workers.New(t, workers.Spec{File: "obedient.py", Batch: one, Worker: func(s *worker.Settings) {
 		s.Replicas = []worker.Replica{{Env: map[string]string{"PAUSE": "0.2"}}, {Env: map[string]string{"PAUSE": "0.002"}}}
 	}})
 	l := begin(bed, 8)
