@@ -2,8 +2,8 @@ package stagehost_test
 
 import (
 	"context"
-	"fmt"
 	"errors"
+	"fmt"
 	"strconv"
 	"strings"
 	"sync"

@@ -68,3 +68,11 @@ func (h *Host) handBack(it *item, f *fault.Fault) {
 }
 
 func stopping() *fault.Fault { return fault.New(fault.ShuttingDown, "the host is stopping") }
+
+// leaving is why the host gives back what a caller has sent to it.
+func (l *loop) leaving() *fault.Fault {
+	if l.draining || l.abandoned || l.lost {
+		return stopping()
+	}
+	return fault.New(fault.NoCapacity, "the host's runner cannot run anything at the moment")
+}

@@ -129,6 +129,12 @@ func (h *Host) startRunner(ctx context.Context) error {
 	defer cancel()
 	begin := time.Now()
 	h.place()
+	if r, ok := h.settings.Runner.(runner.Forcible); ok {
+		// Start waits for those that leave, which a second signal ends.
+		patience, cancel := process.Draining(ctx, h.settings.StartTimeout+h.settings.DrainTimeout)
+		defer cancel()
+		defer context.AfterFunc(patience, r.Abandon)()
+	}
 	if err := h.settings.Runner.Start(ctx); err != nil {
 		return fmt.Errorf("stage %s: start of the runner: %w", h.settings.Stage, err)
 	}

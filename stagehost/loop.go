@@ -357,7 +357,7 @@ func (l *loop) giveBack(it *item) {
 	}
 	verb, err := l.ledger.GiveBack(it.id)
 	if it.direct != nil {
-		it.direct.finish(it, became{fault: stopping()})
+		it.direct.finish(it, became{fault: l.leaving()})
 	}
 	l.forget(it, verb, err)
 }

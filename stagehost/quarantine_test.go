@@ -26,6 +26,8 @@ type mortal struct {
 	runs  map[string]int
 	alone int
 	most  int
+	// trusted says that one of them was not said to be a suspect.
+	trusted bool
 }
 
 func newMortal(poison ...string) *mortal { return &mortal{poison: poison, runs: map[string]int{}} }
@@ -53,6 +55,7 @@ func (m *mortal) enter(batch runner.Batch) {
 		m.runs[first(item.Inputs)]++
 	}
 	if len(batch.Items) == 1 && m.died.Load() {
+		m.trusted = m.trusted || !batch.Suspect
 		m.alone++
 		m.most = max(m.most, m.alone)
 	}
@@ -82,6 +85,9 @@ func TestItemThatEndsItsProcessIsBlamedAlone(t *testing.T) {
 				if got := m.runs[strconv.Itoa(i)]; got != 3 {
 					t.Errorf("item %d ran %d times, want once with the others and twice alone", i, got)
 				}
+			}
+			if m.trusted {
+				t.Error("one in quarantine was not said to be a suspect")
 			}
 			if m.most != 1 {
 				t.Errorf("%d in quarantine ran at a time", m.most)

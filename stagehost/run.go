@@ -51,6 +51,7 @@ func newRun(h *Host, items []*item, reason batch.Reason, now time.Time) *run {
 		r.batch.Suspect = r.batch.Suspect || it.suspect()
 	}
 	r.lonely = items[0].lonely
+	r.batch.Suspect = r.batch.Suspect || r.lonely
 	r.batch.Model = items[0].env.Hop().Model
 	r.ctx, r.cancel = context.WithDeadline(h.hard, r.latest())
 	return r

@@ -9,7 +9,10 @@ package worker
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/config"
@@ -18,7 +21,7 @@ import (
 // Settings say what to run. 0 means the default of stagehost/runner/worker.
 type Settings struct {
 	// Command is the program and its arguments. A program with a separator in its
-	// name is relative to the file; others are looked for in PATH.
+	// name is relative to Dir; others are looked for in PATH.
 	Command []string `yaml:"command"`
 	// Dir is the folder that it runs in: the file's where empty.
 	Dir string `yaml:"dir"`
@@ -76,12 +79,42 @@ func (s Settings) RelativeTo(folder string) Settings {
 	return s
 }
 
+// exact returns a value whose numbers are in JSON what they are in YAML: 1.0 is no 1
+// to Python.
+func exact(value any) any {
+	switch v := value.(type) {
+	case map[string]any:
+		out := make(map[string]any, len(v))
+		for key, one := range v {
+			out[key] = exact(one)
+		}
+		return out
+	case []any:
+		out := make([]any, len(v))
+		for i, one := range v {
+			out[i] = exact(one)
+		}
+		return out
+	case float64:
+		text := strconv.FormatFloat(v, 'g', -1, 64)
+		if math.IsInf(v, 0) || math.IsNaN(v) {
+			return v // json says that it has none
+		}
+		if !strings.ContainsAny(text, ".e") {
+			text += ".0"
+		}
+		return json.RawMessage(text)
+	default:
+		return v
+	}
+}
+
 // options is the JSON that the worker gets.
 func (s Settings) options() (json.RawMessage, error) {
 	if s.Options == nil {
 		return json.RawMessage("{}"), nil
 	}
-	text, err := json.Marshal(s.Options)
+	text, err := json.Marshal(exact(s.Options))
 	if err != nil {
 		return nil, fmt.Errorf("options: %w", err)
 	}

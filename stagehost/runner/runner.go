@@ -149,8 +149,9 @@ type Batch struct {
 	Rows int
 	// Model is the same for all items.
 	Model payload.ModelRef
-	// Suspect says that an earlier delivery of the only item may have ended a
-	// runner.
+	// Suspect says that the only item may have ended a process. A runner whose
+	// processes run several batches at a time gives it one to itself, or others
+	// would be blamed with it.
 	Suspect bool
 }
 

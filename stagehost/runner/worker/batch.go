@@ -51,6 +51,8 @@ func (l *life) hand(req request, sink runner.Sink) (*flight, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: worker %d: %w", runner.ErrNotStarted, l.worker.index, err)
 	}
+	l.order.Lock()
+	defer l.order.Unlock()
 	sent := int64(0)
 	for _, r := range l.ranks {
 		n, err := r.predict(body, head)
@@ -59,6 +61,7 @@ func (l *life) hand(req request, sink runner.Sink) (*flight, error) {
 			continue
 		}
 		if sent == 0 {
+			l.worker.pool().withdraw(l.worker.index, l) // its connection is over
 			l.discard(f)
 			return nil, fmt.Errorf("%w: worker %d: %w", runner.ErrNotStarted, l.worker.index, err)
 		}

@@ -79,6 +79,9 @@ const (
 	readsNothing = "reads nothing"
 	slow         = "slow"
 	streams      = "streams"
+	tellOrder    = "tell order"
+	hangLater    = "hang later"  // at its start, as long as there is the file STATE
+	leaveLater   = "leave later" // after its warm-up, the same
 	host         = "host"
 )
 
@@ -115,7 +118,8 @@ func be(mode string) int {
 	case f.modes[dieAtOnce], f.modes[dieLater] && exists(os.Getenv("STATE")):
 		fmt.Fprintln(os.Stderr, "Traceback (most recent call last):\nImportError: no module named torch")
 		return 3
-	case f.modes[mute]:
+	case f.modes[mute], f.modes[hangLater] && exists(os.Getenv("STATE")):
+		fmt.Fprintln(os.Stdout, "waiting for a lock")
 		select {}
 	}
 	if f.modes[parent] {
@@ -261,6 +265,9 @@ func (f *fake) listen(w *frame.Welcome) int {
 		}
 		switch m := m.(type) {
 		case *frame.Predict:
+			if f.modes[tellOrder] && !m.Warmup {
+				fmt.Fprintln(os.Stdout, "has", f.rank, m.Batch)
+			}
 			ctx, cancel := context.WithCancel(context.Background())
 			f.mu.Lock()
 			f.running[m.Batch] = cancel
@@ -356,6 +363,9 @@ func (f *fake) predict(ctx context.Context, m *frame.Predict, body []byte) {
 		}
 	}
 	f.answer(m, items, nil)
+	if f.modes[leaveLater] && m.Warmup && len(m.Items) > 1 && exists(os.Getenv("STATE")) {
+		os.Exit(3) //nolint:forbidigo // that is what it is for
+	}
 	f.grown.Do(func() {
 		if f.modes[growing] {
 			f.say(&frame.Ready{}, nil)

@@ -4,7 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -41,6 +44,41 @@ func TestAGangAnswersByItsRankZero(t *testing.T) {
 	// Every rank has got every batch, the warm-ups among them.
 	for rank := range 3 {
 		b.logs("warm-up of 8 items", fmt.Sprintf("rank=%d", rank))
+	}
+}
+
+// What ranks do together they have to do in one order.
+func TestRanksHaveBatchesInOneOrder(t *testing.T) {
+	t.Parallel()
+	s := settings(t, tellOrder)
+	s.Replicas, s.Slots = []worker.Replica{{Ranks: 2}}, 8
+	b := start(t, s)
+	var running sync.WaitGroup
+	for range s.Slots {
+		running.Go(func() {
+			for range 40 {
+				if _, err := b.do(item(1)); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	running.Wait()
+	b.stop()
+	var order [2][]string
+	for line := range strings.Lines(b.log.String()) {
+		if _, said, ok := strings.Cut(line, `msg="has `); ok {
+			words := strings.Fields(said)
+			rank, err := strconv.Atoi(words[0])
+			if err != nil {
+				t.Fatal(line)
+			}
+			order[rank] = append(order[rank], words[1])
+		}
+	}
+	if len(order[0]) != 8*40 || !slices.Equal(order[0], order[1]) {
+		t.Errorf("rank 0 had %d batches, rank 1 %d, and the order differs", len(order[0]), len(order[1]))
 	}
 }
 

@@ -19,6 +19,9 @@ type life struct {
 	of     supervise.Incarnation
 	ranks  []*rank
 
+	// order is held while a batch is written, so that all ranks get them in one.
+	order sync.Mutex
+
 	mu sync.Mutex
 	// gone says why nothing more is handed over.
 	gone    error
@@ -200,6 +203,18 @@ func (l *life) work() supervise.Work {
 	return w
 }
 
+// offer gives the worker's slots to whoever wants one, unless its connection ended
+// meanwhile.
+func (l *life) offer() {
+	l.worker.pool().offer(l.worker.index, l, l.slots())
+	l.mu.Lock()
+	gone := l.gone != nil
+	l.mu.Unlock()
+	if gone {
+		l.worker.pool().withdraw(l.worker.index, l)
+	}
+}
+
 // withdraw takes the worker's slots back.
 func (l *life) withdraw() {
 	l.worker.pool().withdraw(l.worker.index, l)
@@ -211,13 +226,13 @@ func (l *life) withdraw() {
 // lost says that the connection to a rank is over, and why. What the worker has it
 // keeps until it is known what became of its process.
 func (l *life) lost(r *rank, err error) {
-	l.worker.pool().withdraw(l.worker.index, l)
 	l.mu.Lock()
 	known := l.gone != nil
 	if !known {
 		l.gone = err
 	}
 	l.mu.Unlock()
+	l.worker.pool().withdraw(l.worker.index, l)
 	switch {
 	case known:
 	case errors.Is(err, frame.ErrViolation):

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+	"testing/fstest"
 	"time"
 
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -78,6 +80,13 @@ func TestAWorkersLifeIsTold(t *testing.T) {
 }
 
 // signal sends worker 0 a signal whose edges were looked at already.
+func (b *bed) kill(pid int, s syscall.Signal) {
+	b.Helper()
+	if err := syscall.Kill(pid, s); err != nil {
+		b.Fatal(err)
+	}
+}
+
 func (b *bed) signal(s syscall.Signal) {
 	b.Helper()
 	_, err := b.do(item(1))
@@ -92,9 +101,7 @@ func (b *bed) signal(s syscall.Signal) {
 	if _, err := fmt.Sscan(outcomes[0].Metadata["pid"], &pid); err != nil {
 		b.Fatal(err)
 	}
-	if err := syscall.Kill(pid, s); err != nil {
-		b.Fatal(err)
-	}
+	b.kill(pid, s)
 }
 
 func TestAWorkerWhoseSetupFailsSaysWhy(t *testing.T) {
@@ -290,6 +297,23 @@ func TestABatchOfAFrozenWorkerIsForAnother(t *testing.T) {
 	b.works()
 }
 
+func TestAWorkerThatFreezesAfterABatchIsReplaced(t *testing.T) {
+	t.Parallel()
+	s := settings(t, slow)
+	s.Heartbeat, s.HeartbeatLimit = 60*time.Millisecond, 200*time.Millisecond
+	b := start(t, s)
+	pid := b.pid()
+	for range 6 { // so long that somebody looks while there is one
+		if _, err := b.do(item(1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.kill(pid, syscall.SIGSTOP)
+	if e := b.await(supervise.Dead); !errors.Is(e.Cause, supervise.ErrSilent) {
+		t.Errorf("it died of %v", e.Cause)
+	}
+}
+
 func TestHealthTellsWhyNoWorkerIsReady(t *testing.T) {
 	t.Parallel()
 	s := settings(t, dieLater)
@@ -427,6 +451,74 @@ func TestRestartReplacesOneWorkerAfterTheOther(t *testing.T) {
 		if e.Incarnation > 2 || e.Cause != nil {
 			t.Errorf("an edge is %+v", e)
 		}
+	}
+}
+
+// Whoever restarts a worker whose start hangs need not wait for it.
+func TestARestartReplacesAStartThatHangs(t *testing.T) {
+	t.Parallel()
+	s := settings(t, hangLater)
+	b := start(t, s)
+	if err := os.WriteFile(s.Env["STATE"], nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, give := context.WithCancel(b.patient())
+	first := make(chan error, 1)
+	go func() { first <- b.Restart(ctx) }()
+	b.awaitEdge(func(e worker.Edge) bool { return e.Incarnation == 2 && e.To == supervise.Startup }, "STARTUP")
+	if err := os.Remove(s.Env["STATE"]); err != nil {
+		t.Fatal(err)
+	}
+	give()
+	if err := <-first; !errors.Is(err, context.Canceled) {
+		t.Errorf("the first restart returned %v", err)
+	}
+	if err := b.Restart(b.patient()); err != nil {
+		t.Errorf("the second restart returned %v", err)
+	}
+	b.works()
+}
+
+func TestAStartThatHangsTellsWhatWasWritten(t *testing.T) {
+	t.Parallel()
+	s := settings(t, hangLater)
+	if err := os.WriteFile(s.Env["STATE"], nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b := newBed(t, s)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	err := b.Start(ctx)
+	if !errors.Is(err, supervise.ErrStartLimit) || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "waiting for a lock") {
+		t.Errorf("Start returned %v", err)
+	}
+}
+
+// What a host has laid out in a temporary folder may be removed by the system.
+func TestAWorkerStartsAgainThoughItsFolderIsGone(t *testing.T) {
+	t.Parallel()
+	s := settings(t, "")
+	var err error
+	// The test's own has too long a name for a socket.
+	if s.TempDir, err = os.MkdirTemp("", "w"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(s.TempDir) }) // it is a temporary one
+	s.Files, s.FilesPath = fstest.MapFS{"package/file": {Data: []byte("text")}}, "SOMEPATH"
+	b := start(t, s)
+	pid := b.pid()
+	folders, err := filepath.Glob(filepath.Join(s.TempDir, "*"))
+	if err != nil || len(folders) != 1 {
+		t.Fatalf("there are folders %q, %v", folders, err)
+	}
+	if err := os.RemoveAll(folders[0]); err != nil {
+		t.Fatal(err)
+	}
+	b.kill(pid, syscall.SIGKILL)
+	b.await(supervise.Dead)
+	b.works()
+	if text, err := os.ReadFile(filepath.Join(folders[0], "files", "package", "file")); string(text) != "text" {
+		t.Errorf("the file is %q: %v", text, err)
 	}
 }
 

@@ -104,6 +104,9 @@ func (s Settings) environment(replica int) map[string]string {
 			out[name] = value
 		}
 	}
+	// Those of the host are not the worker's.
+	delete(out, "MASTER_ADDR")
+	delete(out, "MASTER_PORT")
 	maps.Copy(out, s.Env)
 	r := s.Replicas[replica]
 	if len(r.Devices) > 0 {

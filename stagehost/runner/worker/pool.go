@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
@@ -18,7 +19,18 @@ type pool struct {
 	next    int
 	waiters []*waiter
 	stopped bool
+	// barren fires when there has been no worker for noWorker; hopeless says that it
+	// has.
+	barren   *time.Timer
+	hopeless bool
 }
+
+// noWorker is how long a batch in hand waits while no worker is ready. Others may
+// have the stage, too.
+const noWorker = 2 * time.Second
+
+// errNoWorker says that it has waited for so long.
+var errNoWorker = fmt.Errorf("%w for %s", ErrNotReady, noWorker)
 
 // places are the slots of one worker.
 type places struct {
@@ -27,11 +39,17 @@ type places struct {
 	slots int
 	// out are in somebody's hands; of these, running have a batch.
 	out, running int
+	// shut says that a batch has the worker to itself, or waits for that: idle is
+	// closed when none runs any more.
+	shut bool
+	idle chan struct{}
 }
 
-// waiter waits for an idle place. The channel is closed where there will be none.
+// waiter waits for an idle place. The channel is closed where there will be none,
+// because of err.
 type waiter struct {
 	got chan *places
+	err error
 	// urgent says that it has a batch in hand.
 	urgent bool
 }
@@ -49,6 +67,11 @@ func (p *pool) offer(worker int, l *life, slots int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.places[worker].life, p.places[worker].slots = l, slots
+	p.hopeless = false
+	if p.barren != nil {
+		p.barren.Stop()
+		p.barren = nil
+	}
 	p.serve()
 }
 
@@ -66,19 +89,49 @@ func (p *pool) widen(worker int, l *life, slots int) {
 func (p *pool) withdraw(worker int, l *life) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if at := p.places[worker]; at.life == l {
-		at.life, at.slots = nil, 0
+	at := p.places[worker]
+	if at.life != l {
+		return
 	}
+	at.life, at.slots = nil, 0
+	if p.barren == nil && !p.stopped && !slices.ContainsFunc(p.places, func(at *places) bool { return at.life != nil }) {
+		var timer *time.Timer
+		timer = time.AfterFunc(noWorker, func() { p.giveUp(timer) })
+		p.barren = timer
+	}
+}
+
+// giveUp turns away the batches that wait for a worker, and those that come, until
+// there is one.
+func (p *pool) giveUp(timer *time.Timer) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.barren != timer {
+		return // there is one
+	}
+	p.hopeless = true
+	p.turnAway(errNoWorker, func(w *waiter) bool { return w.urgent })
+}
+
+func (p *pool) turnAway(err error, who func(w *waiter) bool) {
+	for _, w := range p.waiters {
+		if who(w) {
+			w.err = err
+			close(w.got)
+		}
+	}
+	p.waiters = slices.DeleteFunc(p.waiters, who)
 }
 
 func (p *pool) stop() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.stopped = true
-	for _, w := range p.waiters {
-		close(w.got)
+	if p.barren != nil {
+		p.barren.Stop()
+		p.barren = nil
 	}
-	p.waiters = nil
+	p.turnAway(ErrStopped, func(*waiter) bool { return true })
 }
 
 // serve hands idle places to those who wait.
@@ -101,7 +154,7 @@ func (p *pool) idlest() *places {
 	spare := 0
 	for i := range p.places {
 		at := p.places[(p.next+i)%len(p.places)]
-		if n := at.slots - at.out; at.life != nil && n > spare {
+		if n := at.slots - at.out; at.life != nil && !at.shut && n > spare {
 			best, spare = at, n
 		}
 	}
@@ -118,7 +171,7 @@ func (p *pool) acquire(ctx context.Context, urgent bool) (*places, error) {
 	select {
 	case at, ok := <-w.got:
 		if !ok {
-			return nil, ErrStopped
+			return nil, w.err
 		}
 		return at, nil
 	case <-ctx.Done():
@@ -130,8 +183,11 @@ func (p *pool) acquire(ctx context.Context, urgent bool) (*places, error) {
 func (p *pool) enqueue(urgent bool) (*waiter, *places, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.stopped {
+	switch {
+	case p.stopped:
 		return nil, nil, ErrStopped
+	case p.hopeless && urgent:
+		return nil, nil, errNoWorker
 	}
 	if at := p.idlest(); at != nil && (urgent || len(p.waiters) == 0) {
 		at.out++
@@ -183,20 +239,32 @@ func (s *slot) Release() { s.pool.release(s.at) }
 
 // Do implements runner.Slot.
 func (s *slot) Do(ctx context.Context, batch runner.Batch, sink runner.Sink) error {
-	l, err := s.enter(ctx)
+	l, err := s.enter(ctx, batch.Suspect)
 	if err != nil {
 		return fmt.Errorf("%w: %w", runner.ErrNotStarted, err)
 	}
-	defer s.end()
+	defer s.end(batch.Suspect)
 	return l.do(ctx, request{batch: batch}, sink)
 }
 
 // enter returns the life of the slot's worker; or that of another one, whose slot
-// it becomes, where that worker is not ready any more.
-func (s *slot) enter(ctx context.Context) (*life, error) {
+// it becomes, where that worker takes no batch any more. A batch that is to be alone
+// waits until the worker has no other.
+func (s *slot) enter(ctx context.Context, alone bool) (*life, error) {
 	for {
-		if l := s.begin(); l != nil {
+		l, idle := s.begin(alone)
+		if idle != nil {
+			select {
+			case <-idle:
+			case <-ctx.Done():
+			}
+			l = s.take(ctx)
+		}
+		if l != nil {
 			return l, nil
+		}
+		if err := ctx.Err(); err != nil {
+			return nil, err
 		}
 		at, err := s.pool.acquire(ctx, true)
 		if err != nil {
@@ -206,24 +274,56 @@ func (s *slot) enter(ctx context.Context) (*life, error) {
 	}
 }
 
-// begin returns nil, and gives the place back, where its worker takes no batch.
-func (s *slot) begin() *life {
+// begin returns nil, and gives the place back, where its worker takes no batch. The
+// channel is closed when a worker has no batch any more that is shut for others now.
+func (s *slot) begin(alone bool) (*life, <-chan struct{}) {
 	s.pool.mu.Lock()
 	defer s.pool.mu.Unlock()
-	if s.at.life != nil && s.at.running < s.at.slots {
-		s.at.running++
-		return s.at.life
+	at := s.at
+	switch {
+	case at.life == nil || at.shut || at.running >= at.slots:
+		at.out--
+		s.pool.serve()
+		return nil, nil
+	case alone && at.running > 0:
+		at.shut, at.idle = true, make(chan struct{})
+		return nil, at.idle
 	}
-	s.at.out--
-	s.pool.serve()
-	return nil
+	at.shut = alone
+	at.running++
+	return at.life, nil
 }
 
-func (s *slot) end() {
+// take returns the life of a worker that was shut; nil, and the place is given back,
+// where it is gone, or the context.
+func (s *slot) take(ctx context.Context) *life {
 	s.pool.mu.Lock()
 	defer s.pool.mu.Unlock()
-	s.at.running--
-	s.at.out--
+	at := s.at
+	at.idle = nil
+	if at.life == nil || ctx.Err() != nil {
+		at.shut = false
+		at.out--
+		s.pool.serve()
+		return nil
+	}
+	at.running++
+	return at.life
+}
+
+func (s *slot) end(alone bool) {
+	s.pool.mu.Lock()
+	defer s.pool.mu.Unlock()
+	at := s.at
+	at.running--
+	at.out--
+	if alone {
+		at.shut = false
+	}
+	if at.running == 0 && at.idle != nil {
+		close(at.idle)
+		at.idle = nil
+	}
 	s.pool.serve()
 }
 

@@ -32,6 +32,8 @@ type rank struct {
 	process  *spawn.Process
 	listener *net.UnixListener
 
+	// heard is closed when everything is read that it has said.
+	heard chan struct{}
 	// write is held while a frame is written.
 	write sync.Mutex
 
@@ -46,7 +48,29 @@ type rank struct {
 }
 
 // serve reads what the rank says until its connection ends.
-func (r *rank) serve() { r.life.lost(r, r.talk()) }
+func (r *rank) serve() {
+	err := r.talk()
+	close(r.heard)
+	r.life.lost(r, err)
+}
+
+// hearOut waits until everything is read that a process has said which has ended, if
+// it has said anything: how it left, or a result. A child of its own may hold the
+// connection.
+func (r *rank) hearOut() {
+	r.life.mu.Lock()
+	connected := r.conn != nil
+	r.life.mu.Unlock()
+	if !connected {
+		return
+	}
+	timer := time.NewTimer(exitPatience)
+	defer timer.Stop()
+	select {
+	case <-r.heard:
+	case <-timer.C:
+	}
+}
 
 func (r *rank) talk() error {
 	conn, err := r.accept()
@@ -282,7 +306,7 @@ func (r *rank) ping() {
 	n := r.pinged
 	r.life.mu.Unlock()
 	if busy {
-		r.answered(false)
+		r.answered()
 		return
 	}
 	_ = r.sendLocked(&frame.Ping{N: n}) // or there will be no pong
@@ -296,17 +320,14 @@ func (r *rank) pong(m *frame.Pong) error {
 	if !asked {
 		return violation("a pong %d that nobody asked for", m.N)
 	}
-	r.answered(true)
+	r.answered()
 	return nil
 }
 
-func (r *rank) answered(asked bool) {
+// answered says that the worker has answered a ping, or was not asked.
+func (r *rank) answered() {
 	r.post(func(m *supervise.Machine, of supervise.Incarnation, now time.Time) []supervise.Action {
-		if asked {
-			m.Pong(of, r.index, now)
-		} else {
-			m.Unasked(of, r.index, now)
-		}
+		m.Pong(of, r.index, now)
 		return nil
 	})
 }
@@ -347,6 +368,7 @@ func (r *rank) writeBuffers(b net.Buffers) (int64, error) {
 
 // ask tells the rank to leave, by a frame where it reads and by a signal.
 func (r *rank) ask(within time.Duration) {
+	r.process.Terminate()
 	if r.write.TryLock() {
 		r.life.mu.Lock()
 		conn := r.conn
@@ -358,5 +380,4 @@ func (r *rank) ask(within time.Duration) {
 		}
 		r.write.Unlock()
 	}
-	r.process.Terminate()
 }

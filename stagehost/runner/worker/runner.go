@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -143,13 +143,7 @@ func (r *Runner) open() error {
 	if err != nil {
 		return err
 	}
-	if r.settings.Files != nil {
-		r.files = filepath.Join(s.Folder(), "files")
-		if err := os.CopyFS(r.files, r.settings.Files); err != nil {
-			return errors.Join(fmt.Errorf("files for the workers: %w", err), s.Close(context.Background()))
-		}
-	}
-	r.spawner, r.metrics = s, m
+	r.spawner, r.metrics, r.files = s, m, filepath.Join(s.Folder(), "files")
 	r.started.Store(true)
 	for _, w := range r.workers {
 		go w.run()
@@ -175,9 +169,13 @@ func (r *Runner) awaitReady(ctx context.Context) error {
 		case <-ticker.C:
 			r.settings.Logger.Info("waiting for workers", "why", waiting(workers))
 		case <-late.C:
-			return fmt.Errorf("%w: %s", supervise.ErrStartLimit, waiting(workers))
+			return fmt.Errorf("%w: %s%s", supervise.ErrStartLimit, waiting(workers), r.lastWords(workers))
 		case <-ctx.Done():
-			return fmt.Errorf("%w: %s", context.Cause(ctx), waiting(workers))
+			why := context.Cause(ctx)
+			if errors.Is(why, context.DeadlineExceeded) {
+				why = fmt.Errorf("%w (%w)", supervise.ErrStartLimit, why)
+			}
+			return fmt.Errorf("%w: %s%s", why, waiting(workers), r.lastWords(workers))
 		}
 	}
 }
@@ -191,6 +189,19 @@ func (r *Runner) allReady(workers []status) (bool, error) {
 		ready = ready && s.state == supervise.Ready
 	}
 	return ready, nil
+}
+
+// lastWords is what a worker has written that is not ready.
+func (r *Runner) lastWords(workers []status) string {
+	for i, s := range workers {
+		if s.state == supervise.Ready {
+			continue
+		}
+		if lines := r.workers[i].wrote(); len(lines) > 0 {
+			return fmt.Sprintf("; worker %d wrote last:\n\t%s", i, strings.Join(lines, "\n\t"))
+		}
+	}
+	return ""
 }
 
 // waiting says which workers are not ready, and why.

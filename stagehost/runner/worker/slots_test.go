@@ -3,6 +3,7 @@ package worker_test
 import (
 	"context"
 	"errors"
+	"os"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -138,6 +139,60 @@ func TestAWorkerMayTakeMoreBatchesLater(t *testing.T) {
 	first, second := b.acquire(), b.acquire()
 	first.Release()
 	second.Release()
+}
+
+// A host that has none keeps no batch in hand for long: others may have the stage.
+func TestABatchWaitsForAWorkerForAWhile(t *testing.T) {
+	t.Parallel()
+	s := settings(t, dieLater)
+	b := start(t, s)
+	pid := b.pid()
+	slot := b.acquire()
+	if err := os.WriteFile(s.Env["STATE"], nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b.kill(pid, syscall.SIGKILL)
+	b.await(supervise.Dead)
+	if _, err := b.doOn(b.patient(), slot, item(1)); !errors.Is(err, runner.ErrNotStarted) || !errors.Is(err, worker.ErrNotReady) {
+		t.Errorf("a batch without a worker got %v", err)
+	}
+	if err := os.Remove(s.Env["STATE"]); err != nil {
+		t.Fatal(err)
+	}
+	b.works()
+}
+
+// A worker whose connection ends as it gets ready is not given work again and again
+// that it cannot have.
+func TestAWorkerThatLeavesAfterItsWarmUpIsNotOffered(t *testing.T) {
+	t.Parallel()
+	s := settings(t, leaveLater)
+	b := start(t, s)
+	pid := b.pid()
+	if err := os.WriteFile(s.Env["STATE"], nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b.kill(pid, syscall.SIGKILL)
+	b.await(supervise.Dead)
+	for lives := 0; lives < 20; {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		inARow := 0
+		for slot, err := b.Acquire(ctx); err == nil; slot, err = b.Acquire(ctx) {
+			if _, err := b.doOn(ctx, slot, item(1)); !errors.Is(err, runner.ErrNotStarted) {
+				break
+			}
+			inARow++
+		}
+		cancel()
+		if inARow > 4 {
+			t.Fatalf("%d batches in a row did not start", inARow)
+		}
+		for len(b.edges) > 0 {
+			if e := <-b.edges; e.To == supervise.Dead {
+				lives++
+			}
+		}
+	}
 }
 
 func TestOneDeadWorkerBlocksNoOther(t *testing.T) {

@@ -47,6 +47,7 @@ func (w *worker) watch(l *life, r *rank) {
 	w.tasks.Go(r.serve)
 	w.tasks.Go(func() {
 		<-r.process.Done()
+		r.hearOut()
 		w.exited(l, r)
 	})
 }
@@ -64,8 +65,11 @@ func (w *worker) startRanks(l *life) error {
 	if err != nil {
 		return err
 	}
+	if err := lay(w.runner.files, w.runner.settings.Files); err != nil {
+		return fmt.Errorf("files for the workers: %w", err)
+	}
 	for i := range w.replica.Ranks {
-		r := &rank{life: l, index: i, log: w.log.With("rank", i, "incarnation", l.of)}
+		r := &rank{life: l, index: i, heard: make(chan struct{}), log: w.log.With("rank", i, "incarnation", l.of)}
 		if r.listener, err = w.runner.spawner.Listen(w.name(l.of, i)); err != nil {
 			return err
 		}

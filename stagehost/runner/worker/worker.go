@@ -15,7 +15,8 @@ const (
 	// eventRoom is how many events may wait for a worker's loop.
 	eventRoom = 64
 	// exitPatience is how long a process has to end that closed its connection,
-	// before it is ended: how it ended says more than that the connection is over.
+	// before it is ended: how it ended says more than that the connection is over. It
+	// is also how long one is heard out that has ended.
 	exitPatience = 250 * time.Millisecond
 )
 
@@ -147,7 +148,7 @@ func (w *worker) act(a supervise.Action) []supervise.Action {
 		w.warmUp(w.life)
 	case supervise.Offer:
 		w.life.warmedUp()
-		w.pool().offer(w.index, w.life, w.life.slots())
+		w.life.offer()
 	case supervise.Withdraw:
 		w.life.withdraw()
 	case supervise.Ping:
@@ -207,6 +208,32 @@ func (w *worker) bury() {
 	}
 	w.life.end(w.cause())
 	w.life, w.hangUpAt = nil, time.Time{}
+}
+
+// wrote returns what the first rank has written last that has written anything.
+func (w *worker) wrote() []string {
+	lines := make(chan []string, 1)
+	w.post(func(time.Time) []supervise.Action {
+		lines <- w.lastLines()
+		return nil
+	})
+	select {
+	case got := <-lines:
+		return got
+	case <-w.over:
+		return nil
+	}
+}
+
+func (w *worker) lastLines() []string {
+	if w.life != nil {
+		for _, r := range w.life.ranks {
+			if r.process != nil && len(r.process.Last()) > 0 {
+				return r.process.Last()
+			}
+		}
+	}
+	return w.last
 }
 
 // disconnected says that a connection ended by itself. The process is likely to

@@ -5,8 +5,10 @@ package spawn
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -67,6 +69,24 @@ func flock(f *os.File) error {
 	return nil
 }
 
+// restore makes the folder again where it was removed. The lock that was in it is
+// made anew, too.
+func (f *folder) restore() error {
+	if err := os.MkdirAll(f.path, 0o700); err != nil {
+		return err
+	}
+	if _, err := os.Stat(filepath.Join(f.path, lockName)); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	lock, err := lockNew(f.path)
+	if err != nil {
+		return err
+	}
+	err = f.lock.Close()
+	f.lock = lock
+	return err
+}
+
 func (f *folder) remove() error {
 	err := os.RemoveAll(f.path)
 	if f.lock != nil {
@@ -78,22 +98,32 @@ func (f *folder) remove() error {
 // sweep removes the folders whose hosts are gone. What cannot be looked at is
 // somebody else's.
 func sweep(in string) {
-	locks, err := filepath.Glob(filepath.Join(in, folderPattern+"*", lockName))
+	folders, err := filepath.Glob(filepath.Join(in, folderPattern+"*"))
 	if err != nil {
 		return
 	}
-	for _, path := range locks {
+	for _, path := range folders {
 		sweepOne(path)
 	}
 }
 
-func sweepOne(path string) {
+// beginning is how long a host takes, at most, until its folder has a lock.
+const beginning = time.Minute
+
+func sweepOne(folder string) {
+	path := filepath.Join(folder, lockName)
 	lock, err := os.OpenFile(path, os.O_RDWR, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		if info, err := os.Lstat(folder); err == nil && info.IsDir() && time.Since(info.ModTime()) > beginning {
+			_ = os.RemoveAll(folder) // or the next one does
+		}
+		return
+	}
 	if err != nil {
 		return
 	}
 	defer lock.Close() //nolint:errcheck // nothing was written
 	if flock(lock) == nil {
-		_ = os.RemoveAll(filepath.Dir(path)) // or the next one does
+		_ = os.RemoveAll(folder) // or the next one does
 	}
 }

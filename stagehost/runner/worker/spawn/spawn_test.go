@@ -427,6 +427,35 @@ func TestFoldersOfKilledHostsAreRemovedByTheNext(t *testing.T) {
 	}
 }
 
+// A host that was killed as it began, or as it ended, leaves a folder without a lock.
+func TestOldFoldersWithoutALockAreRemoved(t *testing.T) {
+	t.Parallel()
+	in := t.TempDir()
+	old, young := filepath.Join(in, "stagemesh-w-1"), filepath.Join(in, "stagemesh-w-2")
+	for _, folder := range []string{old, young} {
+		if err := os.Mkdir(folder, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	hour := time.Now().Add(-time.Hour)
+	if err := os.Chtimes(old, hour, hour); err != nil {
+		t.Fatal(err)
+	}
+	s, err := spawn.Open(spawn.Settings{TempDir: in})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(old); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the old one: %v", err)
+	}
+	if _, err := os.Stat(young); err != nil {
+		t.Errorf("that of a host that begins: %v", err)
+	}
+}
+
 func TestTheFolderIsPrivate(t *testing.T) {
 	t.Parallel()
 	s := open(t)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -85,7 +86,24 @@ func (s *Spawner) Listen(name string) (*net.UnixListener, error) {
 	if len(path) > maxSocketPath {
 		return nil, tooLong(path)
 	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if !errors.Is(err, fs.ErrNotExist) {
+		return l, err
+	}
+	// Somebody has removed the folder: some systems do with what is old.
+	if err := s.restore(); err != nil {
+		return nil, err
+	}
 	return net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+}
+
+func (s *Spawner) restore() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return ErrClosed
+	}
+	return s.folder.restore()
 }
 
 func tooLong(path string) error {

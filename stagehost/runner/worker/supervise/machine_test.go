@@ -377,9 +377,26 @@ func TestBusyWorkersAreNotAsked(t *testing.T) {
 	l.want("ping 1")
 	// It has got a batch before it could be asked.
 	l.busy()
-	l.Unasked(1, 0, l.now)
+	l.Pong(1, 0, l.now)
 	l.pass(100 * time.Second)
 	l.want("")
+}
+
+// The end of a batch is no event: whoever looked while there was one has to look again
+// soon.
+func TestAWorkerThatWasBusyIsAskedSoon(t *testing.T) {
+	t.Parallel()
+	l := newLife(t)
+	l.up()
+	l.busy()
+	l.pass(60 * time.Second)
+	if wake := l.Wake().Sub(l.now); wake > plain().Heartbeat {
+		t.Errorf("nobody looks at it for %s", wake)
+	}
+	// It is idle now, and nobody says so before the next look.
+	l.did(l.Work(1, supervise.Work{}, l.now))
+	l.pass(plain().Heartbeat)
+	l.want("ping 1")
 }
 
 // A worker that froze while it was idle is noticed in time though it has got a

@@ -107,15 +107,19 @@ func (m *Machine) pingLimit() time.Time {
 	return after(m.pinged, m.settings.HeartbeatLimit)
 }
 
-// askAt is when an idle worker is asked next.
+// askAt is when an idle worker is asked next, or looked at again whether it is idle.
 func (m *Machine) askAt() time.Time {
-	if m.state != Ready || m.settings.Heartbeat <= 0 || !m.work.Oldest.IsZero() || !m.pinged.IsZero() {
+	if m.state != Ready || m.settings.Heartbeat <= 0 || !m.pinged.IsZero() {
 		return time.Time{}
 	}
 	return m.nextAsk
 }
 
 func (m *Machine) ping(now time.Time) []Action {
+	if !m.work.Oldest.IsZero() {
+		m.nextAsk = now.Add(m.settings.Heartbeat)
+		return nil
+	}
 	m.pinged = now
 	for i := range m.ranks {
 		m.ranks[i].quiet = true
@@ -123,7 +127,8 @@ func (m *Machine) ping(now time.Time) []Action {
 	return m.do(Ping)
 }
 
-// Pong says that a rank has answered.
+// Pong says that a rank has answered, or was not asked, as it has got a batch
+// meanwhile.
 func (m *Machine) Pong(of Incarnation, rank int, now time.Time) {
 	if !m.current(of, rank) {
 		return
@@ -136,9 +141,6 @@ func (m *Machine) Pong(of Incarnation, rank int, now time.Time) {
 	}
 	m.answered(now)
 }
-
-// Unasked says that a rank was not asked, as it has got a batch meanwhile.
-func (m *Machine) Unasked(of Incarnation, rank int, now time.Time) { m.Pong(of, rank, now) }
 
 // answered books that nobody owes an answer.
 func (m *Machine) answered(now time.Time) {

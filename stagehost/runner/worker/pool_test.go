@@ -1,0 +1,88 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+)
+
+func acquired(t *testing.T, p *pool) *slot {
+	t.Helper()
+	at, err := p.acquire(t.Context(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &slot{pool: p, at: at}
+}
+
+// taken reports whether no place is idle.
+func taken(t *testing.T, p *pool) bool {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	at, err := p.acquire(ctx, true)
+	if err == nil {
+		p.release(at)
+	}
+	return errors.Is(err, context.DeadlineExceeded)
+}
+
+// What may have ended a process has one to itself, or those beside it would be blamed
+// with it.
+func TestASuspectHasItsWorkerToItself(t *testing.T) {
+	t.Parallel()
+	p, l := newPool(1), &life{}
+	p.offer(0, l, 4)
+	first, suspect, third := acquired(t, p), acquired(t, p), acquired(t, p)
+	if got, _ := first.begin(false); got != l {
+		t.Fatal("the first batch does not begin")
+	}
+	got, idle := suspect.begin(true)
+	if got != nil || idle == nil {
+		t.Fatal("the suspect begins beside another batch")
+	}
+	if got, wait := third.begin(false); got != nil || wait != nil {
+		t.Error("a batch begins before the suspect, which waits")
+	}
+	if !taken(t, p) {
+		t.Error("a place of the worker is given")
+	}
+	first.end(false)
+	select {
+	case <-idle:
+	default:
+		t.Fatal("the suspect does not hear that it is alone")
+	}
+	if suspect.take(t.Context()) != l {
+		t.Fatal("the suspect does not begin")
+	}
+	if !taken(t, p) {
+		t.Error("a place of the worker is given beside the suspect")
+	}
+	suspect.end(true)
+	for range 4 {
+		if got, _ := acquired(t, p).begin(false); got != l {
+			t.Error("a batch does not begin after the suspect")
+		}
+	}
+}
+
+func TestASuspectThatIsNotWantedShutsNothing(t *testing.T) {
+	t.Parallel()
+	p, l := newPool(1), &life{}
+	p.offer(0, l, 2)
+	first, suspect := acquired(t, p), acquired(t, p)
+	if got, _ := first.begin(false); got != l {
+		t.Fatal("the first batch does not begin")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if got, err := suspect.enter(ctx, true); got != nil || !errors.Is(err, context.Canceled) {
+		t.Errorf("the suspect entered with %v, %v", got, err)
+	}
+	first.end(false)
+	for range 2 {
+		acquired(t, p)
+	}
+}
