@@ -81,7 +81,7 @@ func TestWhatDrainsOutlivesItsContextAndEndsInTime(t *testing.T) {
 	t.Parallel()
 	outer, end := context.WithCancel(t.Context())
 	end()
-	for name, ctx := range map[string]context.Context{"of signals": signals(t, outer), "of none": outer} {
+	for name, ctx := range map[string]context.Context{"of signals": signals(outer, t), "of none": outer} {
 		drain, cancel := process.Draining(ctx, 20*time.Millisecond)
 		if err := drain.Err(); err != nil {
 			t.Errorf("%s: it ended at once: %v", name, err)
@@ -94,7 +94,7 @@ func TestWhatDrainsOutlivesItsContextAndEndsInTime(t *testing.T) {
 	}
 }
 
-func signals(t *testing.T, ctx context.Context) context.Context {
+func signals(ctx context.Context, t *testing.T) context.Context {
 	t.Helper()
 	told, stop := process.UntilTold(ctx)
 	t.Cleanup(stop)

@@ -61,50 +61,103 @@ func runWorker(ctx context.Context, flags upFlags, path string, out, errOut io.W
 		return err
 	}
 	flags.override(file)
-	for {
-		w := watched{path: path, log: log}
-		if err := w.run(ctx, file, out); err != nil || !w.anew || ctx.Err() != nil {
-			return err
-		}
-		log.Info("the worker's inputs or outputs have changed; starting the mesh anew")
+	saved, err := watchSaves(path, log)
+	if err != nil {
+		return fmt.Errorf("watching %s: %w", path, err)
 	}
-}
-
-// watched is a mesh of one worker that starts again when it is saved.
-type watched struct {
-	path string
-	log  *slog.Logger
-	// anew says that the mesh ended to start once more.
-	anew bool
-}
-
-func (w *watched) run(ctx context.Context, file *meshfile.File, out io.Writer) error {
 	ctx, end := context.WithCancel(ctx)
 	var watching sync.WaitGroup
 	defer watching.Wait()
 	defer end()
-	return Up(ctx, Run{File: file, Logger: w.log, Ready: func(m *local.Mesh, ops net.Addr) error {
-		// The addresses are kept where the mesh starts anew.
-		file.Gateway.Listen, file.Gateway.Admin.Listen, file.Ops.Listen = m.Addr().String(), m.AdminAddr().String(), ops.String()
-		watching.Go(func() { w.restartOnSave(ctx, end, m) })
-		return sayWorker(out, m, nameOf(w.path), ops)
-	}})
+	watching.Go(func() { saved.run(ctx) })
+	w := watched{path: path, file: file, log: log, out: out, saved: saved.C}
+	return w.run(ctx)
 }
 
-func (w *watched) restartOnSave(ctx context.Context, end func(), m *local.Mesh) {
-	err := onSave(ctx, w.path, w.log, func(ctx context.Context) {
-		w.log.Info("the worker was saved; starting it again", "file", w.path)
-		switch err := m.Restart(ctx); {
-		case err == nil || ctx.Err() != nil:
-		case errors.Is(err, worker.ErrSpecChanged):
-			w.anew = true
-			end()
-		default:
-			w.log.Error("the worker that was saved does not start; save it again when it is mended", "error", err)
+// watched is a mesh of one worker that starts again when it is saved.
+type watched struct {
+	path  string
+	file  *meshfile.File
+	log   *slog.Logger
+	out   io.Writer
+	saved <-chan struct{}
+	// served says that it was ready once.
+	served bool
+}
+
+// errAnew says that the mesh ended to start once more.
+var errAnew = errors.New("the worker's inputs or outputs have changed")
+
+func (w *watched) run(ctx context.Context) error {
+	for {
+		err := w.once(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return err
+		case errors.Is(err, errAnew):
+			w.log.Info("starting the mesh anew", "why", err)
+			continue
+		case !w.served && len(w.saved) == 0:
+			return err
 		}
-	})
-	if err != nil {
-		w.log.Warn("the worker is not started again when it is saved", "error", err)
+		// Whoever has come so far mends it.
+		w.log.Error("the worker that was saved does not start; save it again when it is mended", "error", err)
+		select {
+		case <-w.saved:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// once runs the mesh until the context ends, or it has to start anew.
+func (w *watched) once(ctx context.Context) error {
+	ctx, end := context.WithCancelCause(ctx)
+	var restarting sync.WaitGroup
+	defer restarting.Wait()
+	defer end(nil)
+	err := Up(ctx, Run{File: w.file, Logger: w.log, Ready: func(m *local.Mesh, ops net.Addr) error {
+		w.served = true
+		// The addresses are kept where the mesh starts anew.
+		w.file.Gateway.Listen, w.file.Gateway.Admin.Listen, w.file.Ops.Listen = m.Addr().String(), m.AdminAddr().String(), ops.String()
+		restarting.Go(func() { w.restartOnSave(ctx, end, m) })
+		return sayWorker(w.out, m, nameOf(w.path), ops)
+	}})
+	if cause := context.Cause(ctx); errors.Is(cause, errAnew) {
+		return errors.Join(cause, err)
+	}
+	return err
+}
+
+// restartOnSave restarts the worker each time that it is saved. A save ends the
+// restart before, which may hang with what was saved then.
+func (w *watched) restartOnSave(ctx context.Context, end context.CancelCauseFunc, m *local.Mesh) {
+	var restart sync.WaitGroup
+	defer restart.Wait()
+	giveUp := func() {}
+	for {
+		select {
+		case <-w.saved:
+		case <-ctx.Done():
+			giveUp()
+			return
+		}
+		giveUp()
+		restart.Wait()
+		var one context.Context
+		one, giveUp = context.WithCancel(ctx)
+		restart.Go(func() { w.restart(one, end, m) })
+	}
+}
+
+func (w *watched) restart(ctx context.Context, end context.CancelCauseFunc, m *local.Mesh) {
+	w.log.Info("the worker was saved; starting it again", "file", w.path)
+	switch err := m.Restart(ctx); {
+	case err == nil || ctx.Err() != nil:
+	case errors.Is(err, worker.ErrSpecChanged):
+		end(errAnew)
+	default:
+		w.log.Error("the worker that was saved does not start; save it again when it is mended", "error", err)
 	}
 }
 

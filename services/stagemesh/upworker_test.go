@@ -150,6 +150,77 @@ func TestAWorkerThatIsSavedStartsAgain(t *testing.T) {
 	}
 }
 
+// A save counts also while what was saved before starts, or hangs.
+func TestASaveEndsAStartThatHangs(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "my_adder.py")
+	save(t, path, addTo("x", 1))
+	p := upWorker(t, path)
+	_, line := p.served(t, 1)
+	save(t, path, "print('stuck', flush=True)\nimport time\ntime.sleep(3600)\n")
+	bustest.Eventually(t, "the start hangs", func() bool { return p.errOut.has("msg=stuck") })
+	save(t, path, addTo("x", 2))
+	bustest.Eventually(t, "the mended worker answers", func() bool { return strings.Contains(p.ask(t, line), `"data":[2]`) })
+	if err := p.end(t); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestASaveDuringTheFirstStartCounts(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	path, gate := filepath.Join(folder, "my_adder.py"), filepath.Join(folder, "gate")
+	const waits = "print('waiting', flush=True)\nimport os, time\nwhile not os.path.exists(%q): time.sleep(0.01)\n"
+	save(t, path, fmt.Sprintf(waits, gate)+addTo("x", 1))
+	p := upWorker(t, path)
+	bustest.Eventually(t, "the worker starts", func() bool { return p.errOut.has("msg=waiting") })
+	save(t, path, addTo("x", 2))
+	save(t, gate, "")
+	_, line := p.served(t, 1)
+	bustest.Eventually(t, "what was saved answers", func() bool { return strings.Contains(p.ask(t, line), `"data":[2]`) })
+	if err := p.end(t); err != nil {
+		t.Error(err)
+	}
+}
+
+// What a tool takes away for a moment was not saved; a link is saved where it leads.
+func TestAWorkerIsNotRestartedWithoutItsFile(t *testing.T) {
+	t.Parallel()
+	target, folder := filepath.Join(t.TempDir(), "real.py"), t.TempDir()
+	path := filepath.Join(folder, "my_adder.py")
+	save(t, target, addTo("x", 1))
+	if err := os.Symlink(target, path); err != nil {
+		t.Fatal(err)
+	}
+	p := upWorker(t, path)
+	_, line := p.served(t, 1)
+	away := filepath.Join(folder, "away")
+	if err := os.Rename(path, away); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(away, path); err != nil {
+		t.Fatal(err)
+	}
+	save(t, target, addTo("x", 2))
+	bustest.Eventually(t, "what was saved answers", func() bool { return strings.Contains(p.ask(t, line), `"data":[2]`) })
+	if n := strings.Count(p.errOut.String(), "the worker was saved"); n != 1 {
+		t.Errorf("it was restarted %d times", n)
+	}
+	if err := p.end(t); err != nil {
+		t.Error(err)
+	}
+}
+
+// ask is shell, while the worker may be away.
+func (p *process) ask(t *testing.T, line string) string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), "bash", "-c", line+" --silent --max-time 5").Output()
+	if err != nil {
+		return err.Error()
+	}
+	return string(out)
+}
+
 func TestUpSaysWhyAWorkerDoesNotStart(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "my_adder.py")

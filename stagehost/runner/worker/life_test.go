@@ -500,7 +500,7 @@ func TestAWorkerStartsAgainThoughItsFolderIsGone(t *testing.T) {
 	s := settings(t, "")
 	var err error
 	// The test's own has too long a name for a socket.
-	if s.TempDir, err = os.MkdirTemp("", "w"); err != nil {
+	if s.TempDir, err = os.MkdirTemp("", "w"); err != nil { //nolint:usetesting // see above
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(s.TempDir) }) // it is a temporary one
