@@ -29,6 +29,9 @@ PACKAGES     := ./... ./proto/... ./sdk/go/...
 # themselves and never with the race detector.
 FLEET        := ./services/meshtest/fleet
 UNITS         = $(filter-out %/services/meshtest/fleet,$(shell go list $(PACKAGES)))
+# Those of one package that take longer than all others together; quick leaves them
+# to test-race, and to test-workers.
+WORKERS      := ./services/meshtest/workers
 TOOL_MODULES := $(patsubst %/go.mod,%,$(wildcard tools/*/go.mod))
 
 # The compiled schema that `proto-breaking` compares with.
@@ -174,14 +177,19 @@ vet: ## Run go vet
 
 # go vet is a step of its own wherever these two are called.
 .PHONY: test-plain
-test-plain: ## Run the tests without the race detector
+test-plain: ## Run the tests without the race detector, but for those of test-workers and test-fleet
 	@echo "== test"
-	@go test -vet=off $(UNITS)
+	@go test -vet=off $(filter-out %/services/meshtest/workers,$(UNITS))
 
 .PHONY: test-race
 test-race: ## Run the tests with the race detector (needs a C compiler)
 	@echo "== test with the race detector"
 	@CGO_ENABLED=1 go test -vet=off -race $(UNITS)
+
+.PHONY: test-workers
+test-workers: ## Kill, freeze and mislead the worker processes of a mesh while requests flow
+	@echo "== test workers"
+	@go test -vet=off -count=1 $(WORKERS)
 
 .PHONY: test-fleet
 test-fleet: ## Kill, pause and restart the processes of a mesh while requests flow
