@@ -5,13 +5,14 @@
     batch.fail(3, InvalidInput("x", "is not finite"))
 
 Arrays are views of the bytes that came; nothing is copied, and what nobody asks
-for is not made. A batch belongs to the thread that runs it.
+for is not made. Threads of the author may use a batch too, until predict returns.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import threading
 import weakref
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
@@ -238,11 +239,12 @@ class Source(NamedTuple):
     """Where batches come from.
 
     inputs reads a message to its end, and raises Violation; poll takes the messages
-    that came while a batch runs.
+    that came while a batch runs. Who holds lock reads a message to its end.
     """
 
     inputs: Callable[[Header, memoryview], Tuple[Mapping[str, Values], Mapping[str, Column]]]
     poll: Callable[[Batch], None]
+    lock: threading.Lock
 
 
 _LATER = frozenset(("_cache", "_cancelled", "_columns", "_headers", "_inputs", "_kept", "_states"))
@@ -279,8 +281,12 @@ class Batch:
 
     def _complete(self) -> None:
         """Reads the message to its end; raises Violation where it cannot be."""
-        source = self._source
-        inputs, columns = source.inputs(self._header, self._body)
+        with self._source.lock:
+            if "_states" not in self.__dict__:  # which comes last
+                self._read()
+
+    def _read(self) -> None:
+        inputs, columns = self._source.inputs(self._header, self._body)
         self._plan = None
         self._inputs: Mapping[str, Values] = inputs
         self._columns: Mapping[str, Column] = columns
@@ -311,8 +317,9 @@ class Batch:
         are a list with one value for each item. Of an optional input, None stands
         for the items that lack it. Raises KeyError where no item has it.
         """
-        if self._plan is not None:
-            view = self._plan.views.get(name)
+        plan = self._plan  # another thread may take it away
+        if plan is not None:
+            view = plan.views.get(name)
             if view is not None:
                 return view(self._body)
         value = self._cache.get(name)
@@ -366,7 +373,8 @@ class Batch:
     @property
     def rows(self) -> int:
         """The rows of all items: N."""
-        return self._plan.rows if self._plan is not None else sum(self._rows_of())
+        plan = self._plan
+        return plan.rows if plan is not None else sum(self._rows_of())
 
     def _starts(self) -> List[int]:
         if self._offsets is None:

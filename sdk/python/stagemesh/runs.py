@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import threading
 import time
 from operator import itemgetter
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -83,7 +84,7 @@ class Runs:
         self._documents = {n: s for n, s in worker.inputs.items() if isinstance(s, (Text, Json))}
 
         self._plain = self._joins and answers and not (self._single or self._pre or self._post or self._documents)
-        self._source = Source(self._read, poll)
+        self._source = Source(self._read, poll, threading.Lock())
         self._predict = worker.predict
         self._count = len(self._outputs)
         self._traits = arrays.traits

@@ -128,6 +128,7 @@ class Session:
         self._ready = False
         self._stopping = False  # takes no more batches
         self._said_shutdown = False
+        self._polling = threading.Lock()  # who holds it reads from the connection during a batch
         self._over: Optional[BaseException] = None  # what ended the connection during a batch
         self._current: Optional[Batch] = None  # with one slot
         self._running: Dict[int, Batch] = {}  # with more
@@ -279,10 +280,13 @@ class Session:
                 self._current = batch = runs.batch(header, body, now())
                 del header, body, frame  # the batch alone keeps its bytes
                 reply = runs.run(batch)
+                self._current = None
+                if self._polling.locked():  # by a thread of the worker that goes on; no other reads from here on
+                    with self._polling:
+                        pass
                 if life.asked or self._stopping or self._over is not None:
                     self._before_last()
                 send(*reply)
-                self._current = None
                 del batch, reply
             else:
                 self._other(header)
@@ -297,7 +301,18 @@ class Session:
             self._say_shutdown()
 
     def _poll(self, batch: Batch) -> None:
-        """Takes the frames that came while a batch runs."""
+        """Takes the frames that came while a batch runs; any thread of the worker may ask."""
+        if not self._polling.acquire(False):
+            return  # another looks
+        try:
+            self._take_frames(batch)
+        finally:
+            self._polling.release()
+
+    def _take_frames(self, batch: Batch) -> None:
+        current = self._current
+        if current is None or current.id != batch.id:
+            return  # it is over, and the main thread reads
         try:
             while self._over is None:
                 frame = self._connection.poll()

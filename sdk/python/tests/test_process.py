@@ -167,6 +167,39 @@ class Slow(Double):
             host.send({"type": "ping", "n": 1})
             host.expect("pong")
 
+    def test_threads_of_the_author_may_ask_at_once(self) -> None:
+        source = (
+            DOUBLE
+            + """
+from concurrent.futures import ThreadPoolExecutor
+from threading import Thread
+class Asks(Double):
+    def setup(self, ctx):
+        sys.setswitchinterval(1e-6)
+    def predict(self, batch):
+        def ask(item):
+            while not item.cancelled:
+                pass
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(ask, batch.items))
+        note("seen", batch.id)
+        def ask_on():
+            for _ in range(20000):
+                batch.cancelled
+        Thread(target=ask_on, daemon=True).start()  # beyond the batch's end
+        return super().predict(batch)
+"""
+        )
+        with Host(source) as host:
+            host.ready()
+            for batch in range(10):
+                host.predict(batch, rows=8)
+                for i in range(30):
+                    host.send({"type": "cancel", "batch": batch, "items": [i % 6, 0, 1]})
+                host.send({"type": "cancel", "batch": batch})
+                self.assertEqual(host.expect("result")[0]["batch"], batch)
+            self.assertEqual(len(host.lines(host.path("seen"))), 10)
+
     def test_single_items_that_are_cancelled_are_not_begun(self) -> None:
         source = (
             DOUBLE

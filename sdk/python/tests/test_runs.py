@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import array
 import struct
+import sys
 import threading
 import time
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Dict, List, Mapping, Optional, Type
 
 import numpy as np
@@ -230,6 +232,26 @@ class FaultsTest(RunsTest):
         self.assertEqual(kinds, [InvalidInput, SchemaViolation, OutOfMemory, ItemFailed, ItemFailed, OutOfMemory])
         self.assertEqual(outcomes[3].error.message, "d")  # type: ignore[union-attr]
         self.assertNotIn("secret", str(outcomes[4].error), "what was not written for callers does not reach them")
+
+    def test_threads_may_be_the_first_to_look_at_a_batch(self) -> None:
+        class Threads(XY):
+            def setup(self, ctx: Any) -> None:
+                self.pool = ThreadPoolExecutor(8)
+
+            def predict(self, batch: Any) -> Any:
+                list(self.pool.map(lambda i: batch.fail(i, InvalidInput("x", "no")), range(8)))
+                return {"y": batch["x"]}
+
+            def teardown(self) -> None:
+                self.pool.shutdown()
+
+        self.addCleanup(sys.setswitchinterval, sys.getswitchinterval())
+        sys.setswitchinterval(1e-6)
+        run = self.start(Threads)
+        for _ in range(100):
+            for _ in range(8):
+                run.add({"x": ROW})
+            self.assertTrue(all(outcome.error is not None for outcome in run.predict()))
 
     def test_fail_refuses_what_is_no_item_and_no_error(self) -> None:
         for index, error, want in (
