@@ -12,7 +12,8 @@
         def predict(self, batch):
             return {"p": self.net(batch["x"])}
 
-    serve(Classify)
+    if __name__ == "__main__":
+        serve(Classify)
 
 A stage's host starts the process, speaks sdk/PROTOCOL.md with it and never imports
 it. The package needs Python 3.9 and nothing else; ``arrays="numpy"``, the default,

@@ -18,6 +18,7 @@ import os
 import select
 import signal
 import socket
+import stat
 import sys
 import threading
 from types import FrameType
@@ -144,16 +145,17 @@ class Life:
 
 
 def lifeline_of(environ: Mapping[str, str]) -> Optional[int]:
-    """Returns the descriptor of the lifeline; None where there is none."""
+    """Returns the descriptor of the lifeline, a pipe; None where there is none."""
     text = environ.get("STAGEMESH_LIFELINE", "")
     if not text:
         return None
     try:
         descriptor = int(text)
-        os.fstat(descriptor)
+        if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            raise ValueError("it is no pipe")
         os.set_inheritable(descriptor, False)
     except (ValueError, OSError) as error:
-        raise ValueError(f"environment: STAGEMESH_LIFELINE is {text!r}, which is no open descriptor: {error}") from None
+        raise ValueError(f"environment: STAGEMESH_LIFELINE is {text!r}, which is no open pipe: {error}") from None
     return descriptor
 
 

@@ -42,7 +42,8 @@ def serve(worker: Type[Worker], *, arrays: Optional[str] = None) -> None:
     """Serves a worker to the host that started this process, and exits.
 
     arrays says how tensors look to it: ``"numpy"``, or ``"buffer"`` for memoryviews;
-    by default what the class says.
+    by default what the class says. In a child that multiprocessing starts, which runs
+    the file again, it does nothing.
 
     Exit codes: 0 for a stop that was asked for; 1 where setup failed or the class
     cannot be served; 2 where the process was not started by a host; 3 where the host
@@ -50,6 +51,8 @@ def serve(worker: Type[Worker], *, arrays: Optional[str] = None) -> None:
     """
     if _declared is not None:
         _declared[worker] = arrays
+        return
+    if sys._getframe(1).f_globals.get("__name__") == "__mp_main__":
         return
     serve_and_exit(worker, arrays)
 
@@ -78,7 +81,7 @@ def _serve(worker: Type[Worker], arrays: Optional[str], life: Life) -> int:
     if not path:
         return _say(
             "STAGEMESH_SOCKET is not set: a host starts this process. To try a worker by hand: "
-            "python -m stagemesh.check FILE",
+            "python -m stagemesh.check FILE. To import one: serve(...) below if __name__ == \"__main__\":",
             EXIT_USAGE,
         )
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -452,6 +452,35 @@ class Forks(Double):
             eventually(lambda: not alive(int(pid)), "a signal ends the child")
 
 
+    def test_the_children_of_multiprocessing_do_not_serve(self) -> None:
+        for how in ("spawn", "forkserver"):
+            source = (
+                DOUBLE.replace('arrays = "buffer"', 'arrays = "numpy"')
+                + f"""
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from stagemesh import serve
+
+def double(row):
+    return [2 * v for v in row]
+
+class Spawns(Double):
+    def predict(self, batch):
+        with ProcessPoolExecutor(1, multiprocessing.get_context("{how}")) as pool:
+            return {{"y": list(pool.map(double, batch["x"].tolist()))}}
+
+serve(Spawns, arrays="buffer")
+"""
+            )
+            command = ["sh", "-c", f"exec {sys.executable} $(dirname $STAGEMESH_SOCKET)/worker_file.py"]
+            with self.subTest(how), Host(source, command=command) as host:
+                host.ready()
+                host.predict(1, value=2)
+                self.assertEqual(host.expect("result")[1], floats(4, 4))
+                host.send({"type": "shutdown", "timeout": 5000})
+                self.assertEqual(host.exit_code(), 0)
+
+
 def start(source: str, *arguments: str, **environ: str) -> Any:
     """Runs ``python -m stagemesh`` as a person does, for a file of this source, and returns how it ended."""
     with tempfile.TemporaryDirectory() as folder:
@@ -461,7 +490,13 @@ def start(source: str, *arguments: str, **environ: str) -> Any:
         clean = {k: v for k, v in os.environ.items() if not k.startswith("STAGEMESH_")}
         command = [sys.executable, "-m", "stagemesh", *(arguments or (path,))]
         return subprocess.run(
-            command, env={**clean, "PYTHONPATH": ROOT, **environ}, capture_output=True, text=True, timeout=30
+            command,
+            env={**clean, "PYTHONPATH": ROOT, **environ},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            capture_output=True,
+            text=True,
+            timeout=30,
         )
 
 
@@ -587,7 +622,8 @@ class Fails(Double):
         for source, arguments, environ, code, want in (
             (DOUBLE, (), {}, 2, "STAGEMESH_SOCKET is not set"),
             (DOUBLE, (), {"STAGEMESH_SOCKET": "/no/socket"}, 3, "/no/socket"),
-            (DOUBLE, (), {"STAGEMESH_LIFELINE": "999"}, 2, "STAGEMESH_LIFELINE is '999', which is no open descriptor"),
+            (DOUBLE, (), {"STAGEMESH_LIFELINE": "999"}, 2, "STAGEMESH_LIFELINE is '999', which is no open pipe"),
+            (DOUBLE, (), {"STAGEMESH_LIFELINE": "0"}, 2, "STAGEMESH_LIFELINE is '0', which is no open pipe: it is no pipe"),
             ("x = 1", (), {}, 2, "there is no subclass of stagemesh.Worker"),
             (DOUBLE + "\nclass B(Worker): pass\n", (), {}, 2, "several workers (Double, B); name one"),
             ("", ("/no/file.py",), {}, 2, "/no/file.py: No such file"),
