@@ -17,7 +17,7 @@ import weakref
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from .arrays import Arrays
-from .faults import ItemError
+from .faults import ItemError, text_of
 from .frames import Header
 from .parts import Blob, Column, Raw, join_rows, split_rows
 from .specs import Spec, Tensor
@@ -399,8 +399,8 @@ class Batch:
             raise IndexError(f"fail: there is no item {index}, the batch has {len(self._kept)}")
         number = self._kept[index]
         if not isinstance(error, ItemError):
-            log.error("request %s: %s: %s", self._headers[number]["id"], type(error).__name__, error)
-        error.__traceback__ = None  # its frames hold arrays, and this batch
+            log.error("request %s: %s: %s", self._headers[number]["id"], type(error).__name__, text_of(error))
+        error.with_traceback(None)  # its frames hold arrays, and this batch
         self._faults.setdefault(number, error)
 
     def failed(self, item: Union[int, Item]) -> bool:

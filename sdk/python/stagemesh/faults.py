@@ -5,15 +5,26 @@ and ``postprocess``) or hands it to ``batch.fail``. The item's caller gets reaso
 message and field; its neighbours have their own outcomes. Any other exception
 about one item becomes RUNNER_FAILED with a general sentence, and its traceback
 goes to the log: its text was not written for callers.
+
+The functions here take any exception and raise none, whatever its own methods do.
 """
 
 from __future__ import annotations
 
 import os
 import traceback
-from typing import Dict, Union
+from typing import Any, Dict, Tuple, Type, Union
 
 __all__ = ["InvalidInput", "ItemError", "ItemFailed", "OutOfMemory", "SchemaViolation"]
+
+
+def text_of(value: Any) -> str:
+    """Returns what an error, or a part of it, says."""
+    try:
+        return str(value)
+    except BaseException as another:
+        return f"its message raised {type(another).__name__}"
+
 
 # What the caller of an item hears when the error was not written for callers.
 GENERAL = "the worker could not run this item"
@@ -23,11 +34,22 @@ class ItemError(Exception):
     """The outcome of one item that has no outputs; raise one of the subclasses."""
 
     reason = "RUNNER_FAILED"
+    # Of subclasses whose __init__ is their own.
+    message: str = ""
+    field: str = ""
 
     def __init__(self, message: str, field: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.field = field
+
+    def __reduce__(self) -> Any:
+        """Says how it is pickled: as it is, since what __init__ takes is not kept."""
+        return _unpickled, (type(self), self.args), self.__dict__
+
+
+def _unpickled(kind: Type[ItemError], args: Tuple[Any, ...]) -> ItemError:
+    return kind.__new__(kind, *args)
 
 
 class InvalidInput(ItemError):
@@ -83,22 +105,15 @@ def error_of(reason: str, message: str, field: str) -> ItemError:
 def fault_of(index: int, error: BaseException) -> Dict[str, Union[int, str]]:
     """Returns the fault of an item as the wire has it; index is the batch's."""
     if isinstance(error, ItemError):
-        fault: Dict[str, Union[int, str]] = {
-            "item": index,
-            "reason": error.reason,
-            "message": str(error.message),
-        }
-        if error.field:
-            fault["field"] = str(error.field)
+        message = text_of(error.message) or text_of(error) or type(error).__name__
+        fault: Dict[str, Union[int, str]] = {"item": index, "reason": str(error.reason), "message": message}
+        field = text_of(error.field)
+        if field:
+            fault["field"] = field
         return fault
     if is_out_of_memory(error):
         return {"item": index, "reason": OutOfMemory.reason, "message": "the item is too large for the worker's memory"}
     return {"item": index, "reason": ItemFailed.reason, "message": GENERAL}
-
-
-def is_declared(error: BaseException) -> bool:
-    """Reports whether the error was written for the item's caller."""
-    return isinstance(error, ItemError)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -112,7 +127,7 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     if any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__):
         return True
-    return isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
+    return isinstance(error, RuntimeError) and "out of memory" in text_of(error).lower()
 
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -125,4 +140,7 @@ def traceback_of(error: BaseException) -> str:
         trace = trace.tb_next
     if trace is None and not isinstance(error, SyntaxError):  # which says itself where it is
         trace = error.__traceback__
-    return "".join(traceback.format_exception(type(error), error, trace)).rstrip()
+    try:
+        return "".join(traceback.format_exception(type(error), error, trace)).rstrip()
+    except Exception as another:
+        return f"{type(error).__name__}, whose traceback raised {type(another).__name__}"

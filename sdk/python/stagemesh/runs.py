@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from .arrays import Arrays
 from .batches import Apart, Batch, Plan, Rows, Source, Values, values_of
-from .faults import InvalidInput, ItemError, ItemFailed, fault_of, is_out_of_memory, traceback_of
+from .faults import InvalidInput, ItemError, ItemFailed, fault_of, is_out_of_memory, text_of, traceback_of
 from .frames import (
     DEFERRED,
     MAX_COUNT,
@@ -303,7 +303,7 @@ class Runs:
         elif not isinstance(error, ItemError):
             name, text = type(error).__name__, traceback_of(error)
             log.error("request %s: %s raised %s\n%s", view.items[index].id, where, name, text)
-        error.__traceback__ = None  # its frames hold arrays
+        error.with_traceback(None)  # its frames hold arrays
 
     def _without_faults(self, view: Batch) -> Batch:
         """Returns the batch of the items that have no fault."""
@@ -457,7 +457,7 @@ class Runs:
         """Returns the reply to a batch that failed as a whole."""
         alone = len(batch._headers) == 1
         if alone and isinstance(error, ItemError) and not is_out_of_memory(error):
-            error.__traceback__ = None
+            error.with_traceback(None)
             batch._faults = {0: error}
             try:
                 return self._result(batch, Layout())
@@ -473,12 +473,9 @@ def error_header(error: BaseException, batch: Optional[int] = None) -> bytes:
         fields["batch"] = batch
     fields["kind"] = "out_of_memory" if is_out_of_memory(error) else "exception"
     fields["error"] = type(error).__name__
-    try:
-        fields["message"] = str(error)[:_MESSAGE]
-        if not isinstance(error, BadOutput):
-            fields["traceback"] = traceback_of(error)[-_TRACEBACK:]
-    except Exception as another:  # an error that cannot be printed
-        fields["message"] = f"its message raised {type(another).__name__}"
+    fields["message"] = text_of(error)[:_MESSAGE]
+    if not isinstance(error, BadOutput):
+        fields["traceback"] = traceback_of(error)[-_TRACEBACK:]
     return encode(fields).encode("ascii")
 
 

@@ -61,8 +61,11 @@ def serve_and_exit(worker: Type[Worker], arrays: Optional[str]) -> NoReturn:
     """Serves a worker and ends the process."""
     _line_buffered()
     life = Life()
-    code = _serve(worker, arrays, life)
-    life.end(code, _GRACE)
+    code = EXIT_FAILED
+    try:
+        code = _serve(worker, arrays, life)
+    finally:
+        life.end(code, _GRACE)
     sys.exit(code)
 
 
@@ -436,7 +439,10 @@ class _Pool:
             batch = self._batches.get()
             if batch is None:
                 return
-            reply = self._runs.run(batch)
+            try:
+                reply = self._runs.run(batch)
+            except BaseException as error:  # a slot is not lost, whatever it is
+                reply = error_header(error, batch.id), (), 0
             # Its slot is free before the host can know.
             del self._session._running[batch.id], batch
             try:

@@ -360,6 +360,23 @@ class Stays(Double):
             self.assertEqual(host.exit_code(5), 0)
             self.assertIn("without waiting for the threads stays", host.stderr())
 
+    def test_threads_that_stay_do_not_keep_a_worker_whose_teardown_exits(self) -> None:
+        source = (
+            DOUBLE
+            + """
+import threading
+class Stays(Double):
+    def setup(self, ctx):
+        threading.Thread(target=time.sleep, args=(600,), name="stays").start()
+    def teardown(self):
+        sys.exit(3)
+"""
+        )
+        with Host(source) as host:
+            host.ready()
+            host.send({"type": "shutdown", "timeout": 5000})
+            self.assertIn(host.exit_code(5), (1, 3))
+
 
 class LifelineTest(unittest.TestCase):
     BUSY = (

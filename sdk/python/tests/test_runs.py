@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import pickle
 import struct
 import sys
 import threading
@@ -13,7 +14,21 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Type
 
 import numpy as np
 
-from stagemesh import Bytes, InvalidInput, ItemFailed, Json, OutOfMemory, SchemaViolation, Tensor, Text, Worker, testing
+from stagemesh import (
+    Bytes,
+    InvalidInput,
+    ItemError,
+    ItemFailed,
+    Json,
+    OutOfMemory,
+    SchemaViolation,
+    Tensor,
+    Text,
+    Worker,
+    testing,
+)
+from stagemesh.faults import GENERAL, fault_of
+from stagemesh.frames import Violation
 from stagemesh.testing import BatchFailed, Outcome, WorkerEnded
 
 ROW = np.array([[1, 2]], "float32")
@@ -200,6 +215,14 @@ class Lists(XY):
         return {"y": memoryview(doubled)}
 
 
+class Picky(InvalidInput):
+    """An error that takes other things than its base."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__("x", f"is above {limit}")
+        self.limit = limit
+
+
 class FaultsTest(RunsTest):
     def test_an_item_fails_alone(self) -> None:
         class Finite(XY):
@@ -301,6 +324,81 @@ class FaultsTest(RunsTest):
                 raise Evil
 
         self.fails(Raise, "Evil: its message raised RuntimeError")
+
+    def test_errors_whose_init_is_their_own(self) -> None:
+        class Silent(InvalidInput):
+            def __init__(self) -> None:
+                pass
+
+        class Long(ItemFailed):
+            def __init__(self, length: int) -> None:
+                self.length = length
+
+            def __str__(self) -> str:
+                return f"{self.length} is too long"
+
+        class Mute(ItemFailed):
+            def __init__(self) -> None:
+                self.message = Evil()  # type: ignore[assignment]
+
+        class Frozen(ItemFailed):
+            def __init__(self) -> None: ...
+            def __setattr__(self, name: str, value: Any) -> None:
+                raise TypeError("frozen")
+
+        class Evil(RuntimeError):
+            def __str__(self) -> str:
+                raise ValueError
+
+        class Odd(ItemFailed):
+            reason = 7  # type: ignore[assignment]
+
+        errors: List[Any] = [Silent, lambda: Long(5), Mute, Frozen, Evil, lambda: Odd("odd")]
+        wanted = ["Silent", "5 is too long", "its message raised ValueError", "Frozen", GENERAL, "odd"]
+
+        class Raise(XY):
+            def predict_item(self, item: Any) -> Any:
+                raise errors[item.index]()
+
+        class Fail(XY):
+            def predict(self, batch: Any) -> Any:
+                for i, error in enumerate(errors):
+                    batch.fail(i, error())
+                return {"y": batch["x"]}
+
+        for kind in (Raise, Fail):
+            for slots in (1, 2):
+                kind.concurrency = slots
+                with self.assertLogs("stagemesh.worker", "ERROR"):
+                    outcomes = self.batch(kind, *[{"x": ROW}] * len(errors), slots=slots)
+                self.assertEqual([o.error and o.error.message for o in outcomes], wanted)
+
+        class Whole(XY):
+            def predict(self, batch: Any) -> Any:
+                raise errors[int(batch["x"][0, 0])]()
+
+        for slots in (1, 2):
+            Whole.concurrency = slots
+            run = self.start(Whole, slots=slots)
+            for i in range(len(errors)):
+                with self.assertRaises((ItemError, BatchFailed)):
+                    run.predict({"x": [i, 0]})
+            run.ping()
+
+    def test_whatever_goes_wrong_in_a_slot_it_is_given_back(self) -> None:
+        class Slots(XY):
+            concurrency = 2
+
+            def predict(self, batch: Any) -> Any:
+                raise Violation("as of a host")
+
+        self.fails(Slots, "as of a host", slots=2)
+
+    def test_errors_come_back_from_a_pool_of_processes(self) -> None:
+        for error in (InvalidInput("x", "a"), SchemaViolation("x", "b"), OutOfMemory("c"), ItemFailed("d"), Picky(7)):
+            again = pickle.loads(pickle.dumps(error))
+            self.assertEqual((type(again), str(again), vars(again)), (type(error), str(error), vars(error)))
+            self.assertEqual(fault_of(0, again), fault_of(0, error))
 
     def test_out_of_memory_by_class_and_by_name(self) -> None:
         torchs = type("OutOfMemoryError", (RuntimeError,), {"__module__": "torch.cuda"})
