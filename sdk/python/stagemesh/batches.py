@@ -214,7 +214,7 @@ class Apart(Values):
         if at >= 0 and all(raw.at == at + i * size for i, raw in enumerate(raws)):
             data = self.body[at : at + size * len(raws)]
         else:
-            data = memoryview(b"".join([raw.data for raw in raws]))
+            data = memoryview(bytearray().join([raw.data for raw in raws]))
         return self.arrays.view(Raw(raws[0].datatype, (len(raws), *shape), data, len(data)))
 
     def _all(self, done: str) -> List[Raw]:

@@ -64,7 +64,7 @@ def split_rows(raw: Raw, rows: Sequence[int]) -> List[Raw]:
     total, rest = raw.shape[0], raw.shape[1:]
     data = memoryview(raw.data)
     if data.format != "B" or data.ndim != 1:
-        data = data.cast("B") if raw.size else memoryview(b"")
+        data = data.cast("B") if raw.size else memoryview(bytearray())
     out = []
     at = 0
     if raw.datatype == "BYTES":
@@ -88,7 +88,7 @@ def split_rows(raw: Raw, rows: Sequence[int]) -> List[Raw]:
 def join_rows(raws: Sequence[Raw]) -> Raw:
     """Joins tensors of one datatype and trailing shape along axis 0, by a copy."""
     first = raws[0]
-    data = b"".join([raw.data for raw in raws])
+    data = bytearray().join([raw.data for raw in raws])  # arrays over it may be changed in place
     return Raw(first.datatype, (sum(raw.shape[0] for raw in raws), *first.shape[1:]), memoryview(data), len(data))
 
 

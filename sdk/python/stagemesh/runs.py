@@ -499,7 +499,9 @@ def _refuse(constant: str) -> None:
 
 
 def _bytes(raw: Raw) -> memoryview:
-    return memoryview(raw.data).cast("B") if raw.size else memoryview(b"")
+    """Returns the bytes of a tensor that was encoded, which may be changed."""
+    data = memoryview(raw.data).cast("B") if raw.size else memoryview(bytearray())
+    return memoryview(bytearray(data)) if data.readonly else data
 
 
 # --- checks of a predict message --------------------------------------------

@@ -572,6 +572,47 @@ class ItemsTest(RunsTest):
 
         self.assertTrue(all(isinstance(o.error, InvalidInput) for o in self.batch(Nobody, {"x": ROW}, {"x": ROW})))
 
+    def test_arrays_may_be_changed_in_place_wherever_they_come_from(self) -> None:
+        class Change(XY):
+            def predict(self, batch: Any) -> Any:
+                for name in batch:
+                    for array in batch[name] if isinstance(batch[name], list) else [batch[name]]:
+                        array[...] = 3
+                if "x" in batch:
+                    return {"y": batch["x"]}
+                return {"y": np.full((batch.rows, 2), 3, "float32")}
+
+        class Left(Change):
+            def preprocess(self, item: Any) -> Any:
+                if item["x"][0, 0] == 0:
+                    raise InvalidInput("x", "is zero")
+
+        class Prepared(Change):
+            prepared: Any = {"p": Tensor("FP32", [-1, 2])}
+
+            def preprocess(self, item: Any) -> Any:
+                return {"p": b"12345678" if self.arrays == "buffer" else np.frombuffer(b"12345678", "float32")[None]}
+
+        class Apart(Prepared):
+            prepared = {"p": Tensor("FP32", [-1, -1], variable="list")}
+
+        class Stack(Change):
+            batch_axis = "none"
+            inputs = outputs = {"x": Tensor("FP32", [-1]), "y": Tensor("FP32", [2], optional=True)}
+
+            def predict(self, batch: Any) -> Any:
+                out = batch.stack("x")
+                out[...] = 3
+                return {"x": out}
+
+        zero = np.zeros((1, 2), "float32")
+        for kind in (Left, Prepared, Apart):
+            outcomes = self.batch(kind, {"x": ROW}, {"x": zero}, {"x": ROW})
+            self.assertEqual(outcomes[2]["y"].tolist(), [[3, 3]])
+        row = np.ones(2, "float32")
+        outcomes = self.batch(Stack, {"x": row}, {"x": row})
+        self.assertEqual(outcomes[1]["x"].tolist(), [3, 3])
+
     def test_prepared_values_that_do_not_fit(self) -> None:
         class Uneven(XY):
             prepared = {"x": Tensor("FP32", [-1, -1])}
