@@ -12,13 +12,12 @@ numbers; a flat buffer takes the shape of the spec.
 from __future__ import annotations
 
 import array
-import struct
 import sys
 from operator import attrgetter
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from .arrays import Arrays, Mismatch, padded_extents
-from .datatypes import DATATYPES, elements
+from .datatypes import DATATYPES, elements, pack
 from .parts import Raw, bytes_elements, pack_bytes
 from .specs import Tensor
 
@@ -67,7 +66,7 @@ class BufferArrays(Arrays):
         """Returns one memoryview of all, filled up."""
         extents = padded_extents(raws, spec, stack)
         blocks = [block for raw in raws for block in ([raw] if stack else _rows(raw))]
-        fill = _pack([spec.pad], spec.datatype)
+        fill = spec.fill
         out = memoryview(bytearray(fill * (len(blocks) * elements(tuple(extents)))))
         stride = elements(tuple(extents)) * len(fill)
         for i, block in enumerate(blocks):
@@ -180,31 +179,10 @@ def _flatten(value: Any) -> Tuple[List[Any], Tuple[int, ...]]:
 
 
 def _pack(values: Sequence[Any], datatype: str) -> bytes:
-    """Returns numbers as the bytes of a tensor."""
     try:
-        if datatype == "FP16":
-            return struct.pack(f"<{len(values)}e", *values)
-        if datatype == "BF16":
-            return b"".join([_bfloat(value) for value in values])
-        if datatype == "BOOL":
-            return bytes([_truth(value) for value in values])
-        return array.array(DATATYPES[datatype].code, values).tobytes()
-    except (TypeError, ValueError, OverflowError, struct.error) as error:
-        raise Mismatch(f"got elements that are no {datatype}: {error}") from None
-
-
-def _truth(value: Any) -> int:
-    if value not in (0, 1):
-        raise ValueError(f"{value!r} is neither true nor false")
-    return int(value)
-
-
-def _bfloat(value: float) -> bytes:
-    """Returns the upper half of a 32-bit float, rounded to even."""
-    (bits,) = struct.unpack("<I", struct.pack("<f", value))
-    if value != value:
-        return struct.pack("<H", (bits >> 16) | 0x40)
-    return struct.pack("<H", ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) & 0xFFFF)
+        return pack(values, datatype)
+    except ValueError as error:
+        raise Mismatch(str(error)) from None
 
 
 def _pack_elements(values: Sequence[Any]) -> bytes:

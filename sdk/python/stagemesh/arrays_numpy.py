@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from .arrays import Arrays, Mismatch, padded_extents
-from .datatypes import elements
+from .datatypes import elements, pack
 from .parts import Raw, bytes_elements, pack_bytes
 from .specs import Tensor
 
@@ -69,7 +69,8 @@ class NumpyArrays(Arrays):
         """Returns one array of all, filled up."""
         extents = padded_extents(raws, spec, stack)
         n = len(raws) if stack else sum(raw.shape[0] for raw in raws)
-        out = np.full((n, *extents), spec.pad, _DTYPES[spec.datatype])
+        dtype = _DTYPES[spec.datatype]
+        out = np.full((n, *extents), np.frombuffer(spec.fill, dtype)[0], dtype)
         at = 0
         for raw in raws:
             rows: Any = at if stack else slice(at, at + raw.shape[0])
@@ -122,15 +123,41 @@ def _array(value: Any, spec: Optional[Tensor]) -> np.ndarray[Any, Any]:
     if isinstance(value, (dict, set, str, type(None))):
         raise Mismatch(f"got {type(value).__name__}, wanted an array of {spec.datatype}")
     try:
-        found = np.asarray(value)
-        # Numbers of Python have no width of their own: 0.5 may be FP32, and not INT64.
-        if found.size and not np.can_cast(found.dtype, _DTYPES[spec.datatype], "same_kind"):
-            raise Mismatch(f"got {found.dtype}, wanted {spec.datatype}")
-        return np.asarray(value, _DTYPES[spec.datatype])
+        return _numbers(np.asarray(value), value, spec.datatype)
     except (ValueError, TypeError, OverflowError) as error:
         if isinstance(error, Mismatch):
             raise
         raise Mismatch(f"got {type(value).__name__}, wanted an array of {spec.datatype}: {error}") from None
+
+
+def _numbers(found: np.ndarray[Any, Any], value: Any, datatype: str) -> np.ndarray[Any, Any]:
+    """Returns nested lists, or a number, as an array of the datatype; found is what numpy makes of them.
+
+    Numbers of Python have no width of their own: 0.5 may be FP32, and not INT64.
+    """
+    wanted = _DTYPES[datatype]
+    if datatype == "BF16" and found.dtype.kind in "buif":
+        bits = pack(found.astype(np.float64).ravel().tolist(), datatype)
+        return np.frombuffer(bits, wanted).reshape(found.shape)
+    if wanted.kind in "iub" and found.size and found.dtype.kind in "iufO":
+        if found.dtype.kind in "fO":  # which numpy makes of whole numbers that no one integer type holds
+            exact = np.asarray(value, object)
+            if not all(isinstance(one, (int, np.integer)) for one in exact.flat):
+                raise Mismatch(f"got {_kind(found, value)}, wanted {datatype}")
+            found = exact
+        least, most = (0, 1) if wanted.kind == "b" else (np.iinfo(wanted).min, np.iinfo(wanted).max)
+        for one in (int(found.min()), int(found.max())):
+            if not least <= one <= most:
+                raise Mismatch(f"got {one}, which is no {datatype}")
+        return found.astype(wanted)
+    if found.size and not np.can_cast(found.dtype, wanted, "same_kind"):
+        raise Mismatch(f"got {_kind(found, value)}, wanted {datatype}")
+    return np.asarray(value, wanted)
+
+
+def _kind(found: np.ndarray[Any, Any], value: Any) -> str:
+    """Returns how a value is called in errors; numpy makes an object of what it does not know."""
+    return type(value).__name__ if found.dtype.kind == "O" else str(found.dtype)
 
 
 def _objects(raw: Raw) -> Any:

@@ -334,7 +334,7 @@ def made(spec: Spec, rows: int = 1, extra: int = 0) -> Any:
             rows if axis == 0 and extent == -1 else _VARIABLE + extra if extent == -1 else extent
             for axis, extent in enumerate(spec.shape)
         )
-        return nested(shape, b"" if spec.datatype == "BYTES" else 0)
+        return nested(shape, {"BYTES": b"", "BOOL": False}.get(spec.datatype, 0))
     if isinstance(spec, Json):
         return {}
     return "stagemesh" if isinstance(spec, Text) else b"stagemesh"

@@ -1,8 +1,11 @@
-"""The datatypes of the Open Inference Protocol, and how memoryview names them."""
+"""The datatypes of the Open Inference Protocol, how memoryview names them, and numbers as their bytes."""
 
 from __future__ import annotations
 
-from typing import Dict, NamedTuple, Tuple
+import array
+import struct
+import sys
+from typing import Any, Dict, NamedTuple, Sequence, Tuple
 
 
 class Datatype(NamedTuple):
@@ -43,3 +46,34 @@ def elements(shape: Tuple[int, ...]) -> int:
     for extent in shape:
         n *= extent
     return n
+
+
+def pack(values: Sequence[Any], datatype: str) -> bytes:
+    """Returns numbers as the bytes of a tensor, little-endian; raises ValueError for what is no such number."""
+    try:
+        if datatype == "FP16":
+            return struct.pack(f"<{len(values)}e", *values)
+        if datatype == "BF16":
+            return b"".join([_bfloat(value) for value in values])
+        if datatype == "BOOL":
+            return bytes([_truth(value) for value in values])
+        out = array.array(DATATYPES[datatype].code, values)
+        if sys.byteorder != "little":
+            out.byteswap()
+        return out.tobytes()
+    except (TypeError, ValueError, OverflowError, struct.error) as error:
+        raise ValueError(f"got elements that are no {datatype}: {error}") from None
+
+
+def _truth(value: Any) -> int:
+    if value not in (0, 1):
+        raise ValueError(f"{value!r} is neither true nor false")
+    return int(value)
+
+
+def _bfloat(value: float) -> bytes:
+    """Returns the upper half of a 32-bit float, rounded to even."""
+    (bits,) = struct.unpack("<I", struct.pack("<f", value))
+    if value != value:
+        return struct.pack("<H", (bits >> 16) | 0x40)
+    return struct.pack("<H", ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) & 0xFFFF)

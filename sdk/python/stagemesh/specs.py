@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Mapping, Sequence, Tuple
 
-from .datatypes import DATATYPES, MAX_RANK
+from .datatypes import DATATYPES, MAX_RANK, pack
 
 __all__ = ["Bytes", "Json", "Spec", "Tensor", "Text"]
 
@@ -16,6 +16,11 @@ class Spec:
     description: str
 
     def __init__(self, optional: bool, description: str) -> None:
+        kind = type(self).__name__
+        if type(optional) is not bool:
+            raise ValueError(f"{kind}: optional {optional!r}: use True or False")
+        if not isinstance(description, str):
+            raise ValueError(f"{kind}: description {description!r}: a string is wanted")
         self.optional = optional
         self.description = description
 
@@ -58,8 +63,10 @@ class Tensor(Spec):
         description: str = "",
     ) -> None:
         super().__init__(optional, description)
-        if datatype not in DATATYPES:
+        if not isinstance(datatype, str) or datatype not in DATATYPES:
             raise ValueError(f"Tensor: datatype {datatype!r} is none of {', '.join(DATATYPES)}")
+        if not isinstance(shape, (list, tuple)):
+            raise ValueError(f"Tensor: shape {shape!r}: a list of extents is wanted, such as [-1, 64]")
         if len(shape) > MAX_RANK:
             raise ValueError(f"Tensor: {len(shape)} axes, at most {MAX_RANK} are supported")
         if any(type(extent) is not int or extent < -1 for extent in shape):
@@ -78,6 +85,8 @@ class Tensor(Spec):
         self.shape: Tuple[int, ...] = tuple(shape)
         self.variable = variable
         self.pad = pad
+        # One element of padding, as bytes.
+        self.fill = b"" if datatype == "BYTES" else _fill(datatype, pad)
         self.multiple = multiple
 
     def wire(self, name: str) -> Dict[str, Any]:
@@ -99,6 +108,13 @@ class Tensor(Spec):
         return f"{self.datatype} {list(self.shape)}"
 
 
+def _fill(datatype: str, pad: float) -> bytes:
+    try:
+        return pack([pad], datatype)
+    except ValueError as error:
+        raise ValueError(f"Tensor: pad {pad!r}: {error}") from None
+
+
 class Bytes(Spec):
     """Bytes of any kind: ``Bytes("image/png", "image/jpeg")``; a bytes-like object.
 
@@ -108,6 +124,9 @@ class Bytes(Spec):
 
     def __init__(self, *content_types: str, optional: bool = False, description: str = "") -> None:
         super().__init__(optional, description)
+        for one in content_types:
+            if not isinstance(one, str) or not one:
+                raise ValueError(f"{type(self).__name__}: content type {one!r}: strings are wanted, one after the other")
         self.content_types = content_types
 
     @property

@@ -79,6 +79,33 @@ class NumpyTest(unittest.TestCase):
             with self.assertRaises(Mismatch):
                 NUMPY.encode(value, Tensor("FP32", [-1]), None)
 
+    def test_whole_numbers_of_python_take_any_datatype_that_holds_them(self) -> None:
+        for arrays in (NUMPY, BUFFER):
+            for sign, bits in ((s, b) for s in ("INT", "UINT") for b in (8, 16, 32, 64)):
+                least = -(1 << (bits - 1)) if sign == "INT" else 0
+                most = least + (1 << bits) - 1
+                spec = Tensor(f"{sign}{bits}", [-1])
+                raw = arrays.encode([least, 1, most], spec, None)
+                size, signed = bits // 8, sign == "INT"
+                data = bytes_of(raw)
+                got = [int.from_bytes(data[i : i + size], "little", signed=signed) for i in range(0, 3 * size, size)]
+                self.assertEqual((got, raw.shape), ([least, 1, most], (3,)))
+                for wrong in ([least - 1], [0, most + 1], [0.5], [None], ["1"]):
+                    with self.assertRaisesRegex(Mismatch, spec.datatype):
+                        arrays.encode(wrong, spec, None)
+            spec = Tensor("BOOL", [-1, 2])
+            self.assertEqual(bytes_of(arrays.encode([[0, 1], [True, False]], spec, None)), b"\0\1\1\0")
+            self.assertEqual(bytes_of(arrays.encode([], Tensor("UINT8", [-1]), None)), b"")
+            with self.assertRaisesRegex(Mismatch, "BOOL"):
+                arrays.encode([[0, 2]], spec, None)
+            spec = Tensor("BF16", [-1])
+            self.assertEqual(bytes_of(arrays.encode([1, -2.5], spec, None)), b"\x80\x3f\x20\xc0")
+
+    def test_what_is_no_array_is_called_by_its_name(self) -> None:
+        for datatype in ("FP32", "INT8"):
+            with self.assertRaisesRegex(Mismatch, f"got generator, wanted {datatype}"):
+                NUMPY.encode((x for x in [1]), Tensor(datatype, [-1]), None)
+
     def test_arrays_of_other_libraries_are_taken(self) -> None:
         class Other:
             def __array__(self, *_: Any, **__: Any) -> Any:
