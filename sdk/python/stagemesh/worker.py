@@ -190,9 +190,19 @@ def examples_of(worker: Worker) -> List[Tuple[str, Mapping[str, Any]]]:
         pairs = [(f"example {i + 1}", inputs) for i, inputs in enumerate(examples)]
     else:
         raise ValueError(f"{type(worker).__name__}.examples: a list or a dict is wanted, got {type(examples).__name__}")
+    where = f"{type(worker).__name__}.examples"
     for name, inputs in pairs:
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"{where}: {name!r} is no name")
         if not isinstance(inputs, Mapping):
-            raise ValueError(f"{type(worker).__name__}.examples: {name}: a dict of inputs is wanted, got {inputs!r}")
+            raise ValueError(f"{where}: {name}: a dict of inputs is wanted, got {inputs!r}")
+        for key in inputs:
+            if not isinstance(key, str) or not key:
+                raise ValueError(f"{where}: {name}: {key!r} is no name of an input")
+            if worker.inputs and key not in worker.inputs:
+                raise ValueError(
+                    f"{where}: {name}: input {key!r} is not declared; inputs are {', '.join(map(repr, worker.inputs))}"
+                )
     return pairs
 
 

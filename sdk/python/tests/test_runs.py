@@ -804,6 +804,9 @@ class DeclarationsTest(RunsTest):
                 r"examples: example 1: input 'x': got shape \[1, 3\], wanted \[-1, 2\]",
             ),
             ({"examples": {"one": 3}}, "examples: one: a dict of inputs"),
+            ({"examples": {1: {"x": [1, 2]}}}, "examples: 1 is no name"),
+            ({"examples": [{1: [1, 2]}]}, "examples: example 1: 1 is no name of an input"),
+            ({"examples": [{"zz": [1, 2]}]}, "examples: example 1: input 'zz' is not declared; inputs are 'x'"),
             ({"arrays": "torch"}, "arrays: 'torch'"),
         ):
             kind = type("Wrong", (XY,), {"predict": lambda self, batch: {}, **wrong})
@@ -837,9 +840,23 @@ class DeclarationsTest(RunsTest):
             (("FP32", [-1, -1]), {"variable": "ragged"}, '"exact", "list" or "pad"'),
             (("BYTES", [-1, -1]), {"variable": "pad"}, "BYTES cannot be padded"),
             (("FP32", [-1, -1]), {"variable": "pad", "multiple": 0}, "multiple"),
+            (("FP32", 2), {}, "shape 2: a list of extents"),
+            (("FP32", "12"), {}, "shape '12': a list of extents"),
+            ((["FP32"], [-1]), {}, "is none of"),
+            (("INT64", [-1]), {"pad": 1.5}, "pad 1.5: got elements that are no INT64"),
+            (("INT64", [-1]), {"pad": float("nan")}, "pad nan"),
+            (("BOOL", [-1]), {"pad": 2}, "pad 2"),
+            (("FP32", [-1]), {"pad": None}, "pad None"),
+            (("UINT8", [-1]), {"pad": -1}, "pad -1"),
+            (("FP32", [-1]), {"description": 5}, "Tensor: description 5: a string"),
+            (("FP32", [-1]), {"optional": "no"}, "Tensor: optional 'no': use True or False"),
         ):
             with self.subTest(want), self.assertRaisesRegex(ValueError, want):
                 Tensor(*arguments, **named)
+        types: Any = ["image/png"]
+        for kind in (Bytes, Text, Json):
+            with self.assertRaisesRegex(ValueError, rf"{kind.__name__}: content type \['image/png'\]: strings"):
+                kind(types)
 
     def test_specs_and_examples_of_setup_are_told(self) -> None:
         class Late(Worker):
