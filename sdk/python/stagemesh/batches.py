@@ -72,7 +72,7 @@ class Item:
     def __getitem__(self, name: str) -> Any:
         """Returns this item's own value of an input: an array [rows, ...], bytes, a str, a document."""
         value = self._batch._column(name).of(self.index)
-        if value is None:
+        if value is ABSENT:
             raise KeyError(name)
         return value
 
@@ -84,7 +84,7 @@ class Item:
             return default
 
     def __contains__(self, name: str) -> bool:
-        return self.get(name) is not None
+        return self.get(name, ABSENT) is not ABSENT
 
     @property
     def state(self) -> Any:
@@ -114,6 +114,10 @@ class Item:
 _NOTHING: Dict[str, Any] = {}
 
 
+# What an item has of an input that it lacks; None may be a value, as JSON's null is.
+ABSENT: Any = object()
+
+
 class Values:
     """An input that comes as one Python value for each item."""
 
@@ -122,10 +126,10 @@ class Values:
 
     def whole(self) -> Any:
         """Returns what batch[name] is."""
-        return self.values
+        return [None if value is ABSENT else value for value in self.values]
 
     def of(self, index: int) -> Any:
-        """Returns one item's value; None where it has none."""
+        """Returns one item's value; ABSENT where it has none."""
         return self.values[index]
 
     def shapes(self) -> List[Tuple[int, ...]]:
@@ -194,7 +198,7 @@ class Apart(Values):
     def of(self, index: int) -> Any:
         """Returns one item's array."""
         raw = self.raws[index]
-        return None if raw is None else self.arrays.view(raw)
+        return ABSENT if raw is None else self.arrays.view(raw)
 
     def shapes(self) -> List[Tuple[int, ...]]:
         """Returns the shape of each item's tensor."""
@@ -452,5 +456,5 @@ def values_of(
     if isinstance(column, Raw):
         return Rows(column, rows, arrays, tensor)
     if any(isinstance(part, Blob) for part in column):
-        return Values([bytes(part.data) if isinstance(part, Blob) else None for part in column])
+        return Values([bytes(part.data) if isinstance(part, Blob) else ABSENT for part in column])
     return Apart([part if isinstance(part, Raw) else None for part in column], body, arrays, tensor, joins)

@@ -38,7 +38,12 @@ def as_outputs(where: str, returned: Any, names: Sequence[str]) -> Mapping[str, 
     raise BadOutput(f"{where} returned a {type(returned).__name__}; {wanted}")
 
 
-def check_names(where: str, outputs: Mapping[str, Any], specs: Mapping[str, Spec]) -> None:
+def lacks(value: Any, spec: Optional[Spec]) -> bool:
+    """Reports whether an item's value stands for none."""
+    return value is None if spec is None else spec.lacks(value)
+
+
+def check_names(where: str, outputs: Mapping[str, Any], specs: Mapping[str, Spec], of_item: bool) -> None:
     """Raises BadOutput where outputs are missing, or are not declared."""
     if not specs:
         return
@@ -47,9 +52,10 @@ def check_names(where: str, outputs: Mapping[str, Any], specs: Mapping[str, Spec
             raise BadOutput(
                 f"{where} returned output {name!r}, which is not declared; outputs are {', '.join(map(repr, specs))}"
             )
+    there = [name for name, value in outputs.items() if not lacks(value, specs[name] if of_item else None)]
     for name, spec in specs.items():
-        if outputs.get(name) is None and not spec.optional:
-            raise BadOutput(f"{where} returned no output {name!r}; it has {', '.join(map(repr, outputs)) or 'none'}")
+        if name not in there and not spec.optional:
+            raise BadOutput(f"{where} returned no output {name!r}; it has {', '.join(map(repr, there)) or 'none'}")
 
 
 def lists_rows(value: Sequence[Any], spec: Optional[Spec]) -> bool:

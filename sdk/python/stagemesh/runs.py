@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from .arrays import Arrays
-from .batches import Apart, Batch, Plan, Rows, Source, Values, values_of
+from .batches import ABSENT, Apart, Batch, Plan, Rows, Source, Values, values_of
 from .faults import InvalidInput, ItemError, ItemFailed, fault_of, is_out_of_memory, text_of, traceback_of
 from .frames import (
     DEFERRED,
@@ -38,6 +38,7 @@ from .outputs import (
     check_names,
     item_body,
     joinable,
+    lacks,
     lists_rows,
     shares,
     whole_column,
@@ -205,7 +206,7 @@ class Runs:
         outputs = as_outputs("predict", outputs, list(self._outputs))
         if self._post:
             return self._of_items(batch, self._postprocess(view, outputs))
-        check_names("predict", outputs, self._outputs)
+        check_names("predict", outputs, self._outputs, of_item=False)
         for name, value in outputs.items():
             if value is not None:
                 self._lay_out(layout, name, value, view, view is batch)
@@ -286,13 +287,13 @@ class Runs:
 
     def _item_outputs(self, where: str, rows: int, returned: Any) -> Dict[str, Body]:
         outputs = as_outputs(where, returned, list(self._outputs))
-        check_names(where, outputs, self._outputs)
+        check_names(where, outputs, self._outputs, of_item=True)
         return {
             name: item_body(
                 f"output {name!r}", value, self._outputs.get(name), self._arrays, rows if self._joins else None
             )
             for name, value in outputs.items()
-            if value is not None
+            if not lacks(value, self._outputs.get(name))
         }
 
     def _fault(self, view: Batch, index: int, where: str, error: BaseException) -> None:
@@ -324,9 +325,9 @@ class Runs:
             values: List[Any] = []
             for i in range(len(batch)):
                 data = inputs[name].of(i)
-                value = None
+                value = ABSENT
                 try:
-                    value = data if data is None else _document(name, data, spec)
+                    value = data if data is ABSENT else _document(name, data, spec)
                 except InvalidInput as error:
                     batch.fail(i, error)
                 values.append(value)
@@ -358,11 +359,13 @@ class Runs:
         encoded: Dict[str, List[Any]] = {name: [] for name in names}
         for item, prepared in zip(view.items, returned):
             for name in names:
-                value = prepared.get(name)
+                value = prepared.get(name, ABSENT)
                 spec = specs.get(name)
-                if isinstance(spec, Tensor) and not view.failed(item):
+                if spec is not None and spec.lacks(value):
+                    value = ABSENT
+                if isinstance(spec, Tensor) and not view.failed(item) and not (value is ABSENT and spec.optional):
                     try:
-                        if value is None:
+                        if value is ABSENT:
                             raise BadOutput(f"it returned no {name!r}")
                         rows = item.rows if self._joins else None
                         value = item_body(repr(name), value, spec, self._arrays, rows)
@@ -383,9 +386,10 @@ class Runs:
         """Returns the input that the values of the items are."""
         if not isinstance(spec, Tensor):
             return Values(values)
-        raws: List[Raw] = [Raw(v.datatype, v.shape, _bytes(v), v.size) for v in values]
-        if not self._joins or spec.variable != "exact":
-            return Apart(list(raws), memoryview(b""), self._arrays, spec, self._joins)
+        own = [None if v is ABSENT else Raw(v.datatype, v.shape, _bytes(v), v.size) for v in values]
+        raws = [raw for raw in own if raw is not None]
+        if not self._joins or spec.variable != "exact" or len(raws) < len(own):
+            return Apart(own, memoryview(b""), self._arrays, spec, self._joins)
         if any(raw.shape[1:] != raws[0].shape[1:] for raw in raws):
             shapes = sorted({str(list(raw.shape[1:])) for raw in raws})
             raise BadOutput(

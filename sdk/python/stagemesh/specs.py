@@ -24,6 +24,10 @@ class Spec:
         self.optional = optional
         self.description = description
 
+    def lacks(self, value: Any) -> bool:
+        """Reports whether a value stands for none."""
+        return value is None
+
     def wire(self, name: str) -> Dict[str, Any]:
         """Returns the spec as the host is told it."""
         out: Dict[str, Any] = {"name": name}
@@ -156,10 +160,17 @@ class Text(Bytes):
 
 
 class Json(Bytes):
-    """A JSON document: decoded for inputs, encoded for outputs. Bad JSON is its item's fault."""
+    """A JSON document: decoded for inputs, encoded for outputs. Bad JSON is its item's fault.
+
+    None is the document null; but where it is optional, None given is no document.
+    """
 
     def __init__(self, *content_types: str, optional: bool = False, description: str = "") -> None:
         super().__init__(*(content_types or ("application/json",)), optional=optional, description=description)
+
+    def lacks(self, value: Any) -> bool:
+        """Reports whether a value stands for none."""
+        return value is None and self.optional
 
     def __str__(self) -> str:
         return "anything that json.dumps takes"

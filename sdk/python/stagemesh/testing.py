@@ -34,7 +34,7 @@ from .faults import ItemError, error_of
 from .frames import Connection, Ended, Frame, Header, encode
 from .life import Life
 from .loading import target_of
-from .outputs import encode_input
+from .outputs import encode_input, lacks
 from .parts import Blob, Body, Layout, Raw, message, read_parts, split_rows
 from .serving import Session
 from .specs import Bytes, Json, Spec, Tensor, Text
@@ -318,7 +318,7 @@ class Run:
             {
                 name: self._input(i, name, value, specs.get(name), joins)
                 for name, value in r.inputs.items()
-                if value is not None
+                if not lacks(value, specs.get(name))
             }
             for i, r in enumerate(requests)
         ]

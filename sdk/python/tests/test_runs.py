@@ -613,6 +613,21 @@ class ItemsTest(RunsTest):
         outcomes = self.batch(Stack, {"x": row}, {"x": row})
         self.assertEqual(outcomes[1]["x"].tolist(), [3, 3])
 
+    def test_prepared_tensors_may_be_optional(self) -> None:
+        class Some(XY):
+            prepared = {"x": Tensor("FP32", [-1, 2]), "k": Tensor("FP32", [-1, 1], optional=True)}
+
+            def preprocess(self, item: Any) -> Any:
+                return {"x": item["x"], "k": [[7]] if item.index == 1 else None}
+
+            def predict(self, batch: Any) -> Any:
+                has = ["k" in item for item in batch.items]
+                assert has == [False, True, False] and [k is not None for k in batch["k"]] == has
+                return {"y": batch["x"]}
+
+        for outcome in self.batch(Some, *[{"x": ROW}] * 3):
+            self.assertEqual(outcome["y"].tolist(), [[1, 2]])
+
     def test_prepared_values_that_do_not_fit(self) -> None:
         class Uneven(XY):
             prepared = {"x": Tensor("FP32", [-1, -1])}
@@ -659,6 +674,44 @@ class BlobsTest(RunsTest):
         inputs = {"b": b"\x89PNG\xff", "t": "täxt", "j": {"a": [1, 2.5, None, "ü"]}}
         for outcome in self.batch(self.Blobs, inputs, inputs):
             self.assertEqual(outcome.outputs, inputs)
+
+    def test_null_is_a_document(self) -> None:
+        class Null(Worker):
+            arrays = "buffer"
+            inputs = {"j": Json(), "k": Json(optional=True)}
+            outputs = {"j": Json(), "k": Json(optional=True)}
+
+            def predict_item(self, item: Any) -> Any:
+                assert "j" in item and item.get("j", 1) is None and "k" not in item and item.get("k", 1) == 1
+                return {"j": item["j"], "k": None}
+
+        class Batched(Null):
+            predict_item = Worker.predict_item
+
+            def predict(self, batch: Any) -> Any:
+                assert batch["j"] == [None, None] and "k" not in batch
+                assert all("j" in item and item["j"] is None for item in batch.items)
+                return {"j": batch["j"], "k": [None, None]}
+
+        class Around(Batched):
+            def preprocess(self, item: Any) -> Any:
+                return None if item.index else {"j": item["j"]}
+
+            def postprocess(self, item: Any, outputs: Dict[str, Any]) -> Any:
+                return outputs
+
+        for kind in (Null, Batched, Around):
+            for outcome in self.batch(kind, {"j": None}, {"j": b"null"}):
+                self.assertEqual(outcome.error or outcome.outputs, {"j": None})
+
+    def test_outputs_that_are_missing_are_named_beside_those_that_are_there(self) -> None:
+        class Some(Worker):
+            outputs = {"a": Text(), "b": Text(), "c": Json()}
+
+            def predict(self, batch: Any) -> Any:
+                return {"a": None, "b": ["b"] * len(batch), "c": None}
+
+        self.fails(Some, "predict returned no output 'a'; it has 'b'$", inputs={"t": b"t"})
 
     def test_what_cannot_be_decoded_is_its_items_fault(self) -> None:
         good = {"b": b"x", "t": "t", "j": 1}
