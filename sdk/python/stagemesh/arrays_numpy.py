@@ -130,15 +130,14 @@ def _array(value: Any, spec: Optional[Tensor]) -> np.ndarray[Any, Any]:
         raise Mismatch(f"got {type(value).__name__}, wanted an array of {spec.datatype}: {error}") from None
 
 
-def _numbers(found: np.ndarray[Any, Any], value: Any, datatype: str) -> np.ndarray[Any, Any]:
+def _numbers(found: np.ndarray[Any, Any], value: Any, datatype: str) -> Any:
     """Returns nested lists, or a number, as an array of the datatype; found is what numpy makes of them.
 
     Numbers of Python have no width of their own: 0.5 may be FP32, and not INT64.
     """
     wanted = _DTYPES[datatype]
     if datatype == "BF16" and found.dtype.kind in "buif":
-        bits = pack(found.astype(np.float64).ravel().tolist(), datatype)
-        return np.frombuffer(bits, wanted).reshape(found.shape)
+        return np.frombuffer(pack(found.astype(float).ravel().tolist(), datatype), wanted).reshape(found.shape)
     if wanted.kind in "iub" and found.size and found.dtype.kind in "iufO":
         if found.dtype.kind in "fO":  # which numpy makes of whole numbers that no one integer type holds
             exact = np.asarray(value, object)

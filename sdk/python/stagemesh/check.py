@@ -22,6 +22,7 @@ from .datatypes import DATATYPES, elements
 from .specs import Bytes, Json, Spec, Tensor, Text
 from .testing import BatchFailed, Outcome, Request, Run, WorkerEnded, WorkerSilent, spec_of
 
+_SLOTS = 4  # as many batches at a time as a worker takes, up to this
 _VARIABLE = 4  # the extent of a variable axis of inputs made from the spec
 
 
@@ -51,7 +52,7 @@ class Need(NamedTuple):
 
 
 _NEEDS = {
-    "examples": Need("its examples are not answered", ("full", "mixed", "bad_input", "cancel", "raises")),
+    "examples": Need("its examples are not answered", ("full", "mixed", "at_a_time", "bad_input", "cancel", "raises")),
     "mixed": Need("an item is not answered among others", ("bad_input",)),
 }
 
@@ -73,6 +74,7 @@ class Check:
             ("answers its examples", self.examples),
             ("answers a full batch", self.full),
             ("answers items of mixed sizes", self.mixed),
+            ("answers batches at a time", self.at_a_time),
             ("bad input is the fault of its item alone", self.bad_input),
             ("ends a batch that is cancelled", self.cancel),
             ("answers a ping while idle", self.ping),
@@ -80,6 +82,14 @@ class Check:
             ("leaves on shutdown", self.shutdown),
             ("leaves on SIGTERM", self.signal),
         ]
+        try:
+            self._ask(checks)
+        finally:
+            if self._run is not None:
+                self._run.stop()
+        return self.wrong
+
+    def _ask(self, checks: Sequence[Tuple[str, Callable[[], str]]]) -> None:
         failed: Set[str] = set()  # names of methods
         skipped: Dict[str, List[str]] = {}
         for name, check in checks:
@@ -93,9 +103,6 @@ class Check:
                 break  # nothing else can be asked
         for why, names in skipped.items():
             print(f"      not checked, since {why}: {'; '.join(names)}")
-        if self._run is not None:
-            self._run.stop()
-        return self.wrong
 
     def _one(self, name: str, check: Callable[[], str]) -> bool:
         try:
@@ -106,7 +113,7 @@ class Check:
             if self._run is not None:
                 self._run.wait(0)
             self._run = None
-            do = "its output above says why; a worker must outlive whatever it is asked"
+            do = "what it wrote is above, if it wrote anything; a worker must outlive whatever it is asked"
             if isinstance(error, WorkerSilent):
                 do = "what it was at is above; a host ends it at its limit, which here is --patience"
             return self._say(name, Problem(str(error), do))
@@ -120,6 +127,9 @@ class Check:
             if error.kind == "out_of_memory":
                 do = "lower the stage's batch size: a host runs the halves of such a batch, each time anew"
             return self._say(name, Problem(text, do))
+        except Exception as error:  # of what cannot be sent, or read
+            do = "declare examples = [{...}] of inputs as callers send them"
+            return self._say(name, Problem(f"it cannot be asked: {type(error).__name__}: {error}", do))
         print(f"ok    {name}{note and ': ' + note}", flush=True)
         return True
 
@@ -138,6 +148,7 @@ class Check:
                 s.worker,
                 s.options,
                 max_size=s.max_size,
+                slots=_SLOTS,
                 patience_s=s.patience_s,
                 arrays=s.arrays,
                 stdout=2,
@@ -204,6 +215,24 @@ class Check:
             requests = [self._examples[i % len(self._examples)] for i in range(len(sizes))]
         self._all_answered(requests)
         return f"{len(requests)} items"
+
+    def at_a_time(self) -> str:
+        """Runs as many batches at a time as it takes."""
+        run = self.run
+        if run.slots == 1:
+            return "it takes one"
+        errors: List[Exception] = []
+        for batch in [run.send([Request(self._examples[0])]) for _ in range(run.slots)]:
+            try:
+                errors += [outcome.error for outcome in run.result(batch) if outcome.error is not None]
+            except BatchFailed as error:
+                errors.append(error)
+        if errors:
+            raise Problem(
+                f"{len(errors)} of {run.slots} batches at a time are not answered: {errors[0]}",
+                "all threads share self: keep what predict changes in variables of its own, or lock it",
+            )
+        return f"{run.slots}"
 
     def bad_input(self) -> str:
         """Puts one bad item between two good ones, for each kind of bad."""

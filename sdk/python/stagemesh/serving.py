@@ -217,6 +217,7 @@ class Session:
             "name": self._class.__name__,
             "sdk": f"stagemesh-python {_version.VERSION}",
             "pid": os.getpid(),
+            "arrays": self._arrays_name,  # for stagemesh.testing; hosts ignore keys that they do not know
         }
         self._connection.send(message("hello", hello))
         header, _ = self._connection.read()

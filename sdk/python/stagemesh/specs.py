@@ -130,7 +130,7 @@ class Bytes(Spec):
         super().__init__(optional, description)
         for one in content_types:
             if not isinstance(one, str) or not one:
-                raise ValueError(f"{type(self).__name__}: content type {one!r}: strings are wanted, one after the other")
+                raise ValueError(f"{type(self).__name__}: content type {one!r}: strings are wanted, not a list")
         self.content_types = content_types
 
     @property

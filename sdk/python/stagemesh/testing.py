@@ -31,7 +31,7 @@ from typing import IO, Any, Dict, List, Mapping, NamedTuple, Optional, Sequence,
 
 from .arrays import Arrays, arrays_of
 from .faults import ItemError, error_of
-from .frames import Connection, Ended, Frame, Header, encode
+from .frames import Connection, Ended, Frame, Header, Violation, encode
 from .life import Life
 from .loading import target_of
 from .outputs import encode_input, lacks
@@ -150,6 +150,8 @@ class Run:
         self._streams: Dict[str, Any] = {"stdout": stdout, "stderr": stderr}
         self._max_frame = max_frame
         self._batches = 0
+        self._rows: Dict[int, List[int]] = {}  # of the items of batches that are on their way
+        self._came: Dict[int, Frame] = {}  # ends of batches that nobody has asked for
         self._added: List[Request] = []
         self._folder: Optional[str] = None
         self._lifeline = -1
@@ -158,6 +160,7 @@ class Run:
         self.process: Optional[subprocess.Popen[Any]] = None
         self.connection: Optional[Connection] = None
         self.hello: Header = {}
+        self.slots = 1  # how many batches the worker takes at a time
         self.spec: Header = {}
         self.states: List[Header] = []  # what the worker said about itself
         self._arrays: Arrays = arrays_of("buffer")
@@ -184,17 +187,17 @@ class Run:
         except BaseException:
             self._kill()
             raise
+        self.slots = ready.get("slots", 1)
         self.spec = ready["spec"]
-        self._arrays = arrays_of(self._arrays_name or self._class_arrays())
+        self._arrays = arrays_of(self._arrays_name or self._worker_arrays())
         self._read_examples(body)
         return self
 
-    def _class_arrays(self) -> str:
-        if isinstance(self._target, type):
-            return self._target.arrays
+    def _worker_arrays(self) -> str:
+        name: str = self.hello.get("arrays", "numpy")
         try:
-            return arrays_of("numpy").name
-        except ImportError:
+            return arrays_of(name).name
+        except ImportError:  # the worker's Python is another
             return "buffer"
 
     def _in_thread(self) -> socket.socket:
@@ -301,11 +304,11 @@ class Run:
 
     def send(self, requests: Sequence[Request], warmup: bool = False) -> int:
         """Sends a batch and returns its number, without waiting for the result."""
+        self._open()
         header, layout = self.encode(requests)
         header["warmup"] = warmup
         self.send_frame(header, layout)
-        self._sent = len(requests)
-        self._rows = [item["rows"] for item in header["items"]]
+        self._rows[self._batches] = [item["rows"] for item in header["items"]]
         return self._batches
 
     def encode(self, requests: Sequence[Request]) -> Any:
@@ -324,7 +327,11 @@ class Run:
         ]
         items = []
         for i, (request, own) in enumerate(zip(requests, bodies)):
-            rows = {body.shape[0] for body in own.values() if isinstance(body, Raw)} if joins else set()
+            tensors = {name: body for name, body in own.items() if isinstance(body, Raw)} if joins else {}
+            for name, body in tensors.items():
+                if not body.shape:
+                    raise ValueError(f"request {i}: input {name!r}: got one number, and axis 0 of a tensor is rows")
+            rows = {body.shape[0] for body in tensors.values()}
             if len(rows) > 1:
                 raise ValueError(f"request {i}: its tensors have different rows: {sorted(rows)}")
             item: Header = {"id": request.id or f"test-{self._batches}-{i}", "rows": rows.pop() if rows else 1}
@@ -340,34 +347,49 @@ class Run:
         return {"type": "predict", "batch": self._batches, "items": items}, layout
 
     def _input(self, i: int, name: str, value: Any, spec: Optional[Spec], joins: bool) -> Body:
+        declared = [entry["name"] for entry in self.spec.get("inputs", [])]
+        if declared and spec is None:
+            raise ValueError(f"request {i}: input {name!r} is not declared; inputs are {', '.join(map(repr, declared))}")
         return encode_input(f"request {i}", name, value, spec, self._arrays, joins)
 
     def send_frame(self, header: Header, layout: Layout) -> None:
         """Sends a message with the parts of a layout."""
-        assert self.connection is not None, "start it first"
         header["parts"] = [json.loads(entry) for entry in layout.entries]
-        try:
-            self.connection.send(encode(header).encode(), layout.pieces, layout.size)
-        except Ended:
-            raise WorkerEnded(f"the worker has ended: {self._how()}") from None
+        self._send(encode(header).encode(), layout.pieces, layout.size)
 
     def tell(self, kind: str, **fields: Any) -> None:
         """Sends a message without parts, such as ``tell("cancel", batch=1)``."""
-        assert self.connection is not None, "start it first"
-        self.connection.send(message(kind, fields))
+        self._send(message(kind, fields), ())
+
+    def _send(self, header: bytes, pieces: Sequence[Any], size: int = 0) -> None:
+        try:
+            self._open().send(header, pieces, size)
+        except Ended:
+            raise WorkerEnded(f"the worker has ended: {self._how()}") from None
+
+    def _open(self) -> Connection:
+        """Returns the connection, where there is one."""
+        if self.connection is not None:
+            return self.connection
+        raise WorkerEnded(f"the worker has ended: {self._how()}" if self.hello else "the worker was not started")
 
     def result(self, batch: int) -> List[Outcome]:
-        """Waits for the end of the batch that was sent last; raises BatchFailed."""
-        header, body = self._read("result", "error")
+        """Waits for the end of a batch that was sent, while others may be on their way; raises BatchFailed."""
+        while batch not in self._came:
+            header, body = self._read("result", "error")
+            number = header.get("batch")
+            if number not in self._rows:
+                raise WorkerEnded(f"the worker answered batch {number}, which it does not have")
+            self._came[number] = header, body
+        header, body = self._came.pop(batch)
+        rows = self._rows.pop(batch)
         if header["type"] == "error":
             raise BatchFailed(header)
-        if header["batch"] != batch:
-            raise WorkerEnded(f"the worker answered batch {header['batch']}, batch {batch} was sent")
-        outcomes = [Outcome() for _ in range(self._sent)]
+        outcomes = [Outcome() for _ in rows]
         specs = {entry["name"]: spec_of(entry) for entry in self.spec.get("outputs", [])}
-        for name, column in read_parts(header.get("parts", []), body, self._sent).items():
+        for name, column in read_parts(header.get("parts", []), body, len(rows)).items():
             spec = specs.get(name)
-            own = split_rows(column, self._rows) if isinstance(column, Raw) else column
+            own = split_rows(column, rows) if isinstance(column, Raw) else column
             for outcome, part in zip(outcomes, own):
                 if part is not None:
                     outcome.outputs[name] = self._value(part, spec)
@@ -414,16 +436,18 @@ class Run:
 
     def _read(self, *kinds: str) -> Frame:
         """Waits for a message of one of the kinds; notes what the worker says about itself."""
-        assert self.connection is not None, "start it first"
+        connection = self._open()
         while True:
             try:
-                header, body = self.connection.read()
+                header, body = connection.read()
             except socket.timeout:
                 self._abort()
                 text = f"the worker said nothing for {self._patience:g} s, a {kinds[0]} was awaited"
                 raise WorkerSilent(text) from None
             except Ended as error:
                 raise self._ended(error) from None
+            except Violation as error:
+                raise WorkerEnded(f"the worker does not keep to the protocol: {error}") from None
             if header["type"] in kinds:
                 return header, body
             self.states.append(header)
@@ -457,11 +481,11 @@ class Run:
         if self.connection is None:
             return self._code()
         try:
-            self.tell("shutdown", timeout=int(timeout_s * 1000))
+            self.connection.send(message("shutdown", {"timeout": int(timeout_s * 1000)}))
             self.connection.sock.settimeout(timeout_s)
             while True:
                 self.states.append(self.connection.read()[0])
-        except (Ended, OSError):
+        except (Ended, Violation, OSError):
             pass
         return self.wait(timeout_s)
 
@@ -483,7 +507,7 @@ class Run:
     def _how(self) -> str:
         """Returns how the worker ended, in words."""
         if self.process is None:
-            return "it runs in a thread"
+            return "it ran in a thread"
         try:
             code = self.process.wait(2)
         except subprocess.TimeoutExpired:

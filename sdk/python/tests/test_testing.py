@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import unittest
 from typing import Any, List
 
@@ -81,6 +82,69 @@ class TestingTest(unittest.TestCase):
             with self.assertRaisesRegex(ValueError, "add requests first"):
                 w.predict()
 
+    def test_inputs_that_are_not_declared_are_named(self) -> None:
+        with testing.run(Scale, process=False) as w:
+            for value in (3, "a", [[1]]):
+                with self.assertRaisesRegex(ValueError, "input 'nope' is not declared; inputs are 'x'"):
+                    w.predict({"nope": value})
+
+    def test_a_worker_that_has_ended_is_told_whatever_is_asked(self) -> None:
+        class Anything(Worker):
+            def predict(self, batch: Any) -> Any:
+                return {}
+
+        with testing.run(Anything, process=False) as w, self.assertRaisesRegex(ValueError, "axis 0 of a tensor is row"):
+            w.predict({"nope": np.float32(3)})
+        asks: List[Any] = [lambda: w.predict({"x": [1, 2]}), lambda: w.tell("cancel", batch=1), lambda: w.ping()]
+        w = testing.run(Scale)
+        for ask in asks:
+            with self.assertRaisesRegex(WorkerEnded, "not started"):
+                ask()
+        w.start()
+        assert w.process is not None
+        w.process.kill()
+        w.process.wait()
+        for ask in asks:
+            with self.assertRaisesRegex(WorkerEnded, "ended by SIGKILL"):
+                ask()
+        w.stop()
+        for ask in asks:
+            with self.assertRaisesRegex(WorkerEnded, "ended by SIGKILL"):
+                ask()
+
+    def test_several_batches_may_be_on_their_way(self) -> None:
+        class Slots(Scale):
+            concurrency = 3
+
+            def setup(self, ctx: Any) -> None:
+                super().setup(ctx)
+                self.all = threading.Barrier(3, timeout=30)
+
+            def predict(self, batch: Any) -> Any:
+                self.all.wait()
+                return super().predict(batch)
+
+        with testing.run(Slots, process=False, slots=5) as w:
+            self.assertEqual(w.slots, 3)
+            batches = [w.send([testing.Request({"x": [i, i]})] * (i + 1)) for i in range(3)]
+            for i, batch in reversed(list(enumerate(batches))):
+                self.assertEqual([o["y"].tolist() for o in w.result(batch)], [[[i, i]]] * (i + 1))
+
+    def test_arrays_are_those_that_the_file_serves_with(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "w.py")
+            for arrays, kind in (("buffer", memoryview), ("numpy", np.ndarray)):
+                with open(path, "w") as file:
+                    file.write(
+                        "from stagemesh import *\n"
+                        "class Same(Worker):\n"
+                        '    inputs = outputs = {"x": Tensor("FP32", [-1, 2])}\n'
+                        '    def predict(self, batch):\n        return {"x": batch["x"]}\n'
+                        f'if __name__ == "__main__":\n    serve(Same, arrays="{arrays}")\n'
+                    )
+                with testing.run(path) as w:
+                    self.assertIsInstance(w.predict({"x": [1, 2]})["x"], kind)
+
     def test_a_batch_that_fails_is_told(self) -> None:
         with testing.run(Scale, process=False) as w, self.assertRaisesRegex(BatchFailed, "KeyError"):
             w.predict({})
@@ -138,7 +202,7 @@ class CheckTest(unittest.TestCase):
         )
         self.assertEqual(code, 0, out)
         lines = out.splitlines()
-        self.assertEqual(len(lines), 11)
+        self.assertEqual(len(lines), 12)
         self.assertIn("2 of 2 kinds refused", out)
         self.assertEqual(lines[-1], "nothing is wrong")
 
@@ -220,6 +284,43 @@ class CheckTest(unittest.TestCase):
         _, out = self.check("def predict(self, batch):\n    return {'y': batch['x'][:1]}")
         self.assertNotIn("WRONG bad input", out)
         self.assertIn("not checked, since an item is not answered among others: bad input is the fault of its", out)
+
+    def test_what_the_check_cannot_ask_is_a_finding_and_leaves_nothing_behind(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "w.py")
+            with open(path, "w") as file:
+                file.write(
+                    "from stagemesh import *\n"
+                    "class W(Worker):\n"
+                    '    arrays = "buffer"\n'
+                    # Inputs whose rows the check makes differently, since one has any.
+                    '    inputs = {"x": Tensor("FP32", [-1]), "y": Tensor("FP32", [-1, 2])}\n'
+                    '    outputs = {"y": Tensor("FP32", [-1, 2])}\n'
+                    '    examples = [{"x": [1], "y": [[1, 2], [3, 4]]}]\n'
+                    '    def predict(self, batch):\n        return {"y": batch["y"]}\n'
+                )
+            before = set(os.listdir(tempfile.gettempdir()))
+            with contextlib.redirect_stdout(io.StringIO()) as out:
+                self.assertEqual(check.main([path, "--max-size=4"]), 1)
+            left = {name for name in set(os.listdir(tempfile.gettempdir())) - before if name.startswith("stagemesh-")}
+        self.assertIn("WRONG answers its examples\n      it cannot be asked: ValueError: request 0: its", out.getvalue())
+        self.assertIn("ok    leaves on shutdown", out.getvalue())
+        self.assertEqual(left, set())
+
+    def test_a_worker_of_several_slots_is_asked_for_batches_at_a_time(self) -> None:
+        body = """
+            concurrency = 3
+            busy = False
+            def predict(self, batch):
+                assert not self.busy{0}
+                self.busy = True
+                time.sleep(0.1)
+                self.busy = False
+                return {{"y": batch["x"]}}
+            """
+        self.wrong(body.format(""), "WRONG answers batches at a time", "of 3 batches at a time are not answered")
+        code, out = self.check(body.format(" or True"))
+        self.assertIn("ok    answers batches at a time: 3", out)
 
     def test_usage(self) -> None:
         with contextlib.redirect_stderr(io.StringIO()) as errors:
