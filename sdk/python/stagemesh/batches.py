@@ -267,6 +267,7 @@ class Batch:
     _metadata: Dict[int, Dict[str, str]] = {}
     _items: Optional[List[Item]] = None
     _offsets: Optional[List[int]] = None
+    _made_of: Optional[Batch] = None
 
     def __init__(self, header: Header, body: memoryview, received: float, plan: Optional[Plan], source: Source) -> None:
         self.id: int = header["batch"]
@@ -432,6 +433,7 @@ class Batch:
         """Returns a batch of some of the items, which shares what becomes of them."""
         out = Batch.__new__(Batch)
         out.__dict__.update(self.__dict__)
+        out._made_of = self  # whose items preprocess may have kept
         out._kept, out._inputs = kept, inputs
         out._items, out._offsets, out._cache = None, None, {}
         return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from array import array
 from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
@@ -162,7 +163,7 @@ def _blob(where: str, value: Any, spec: Optional[Bytes]) -> Blob:
     content_type = spec.content_type if spec is not None else "application/octet-stream"
     if isinstance(spec, Json):
         try:
-            return Blob(content_type, encode(value).encode())
+            return Blob(content_type, _document(value))
         except (TypeError, ValueError, RecursionError) as error:
             raise BadOutput(f"{where}: got {type(value).__name__}, which is not JSON: {error}") from None
     if isinstance(value, str) and (spec is None or isinstance(spec, Text)):
@@ -176,6 +177,16 @@ def _blob(where: str, value: Any, spec: Optional[Bytes]) -> Blob:
         return Blob(content_type, memoryview(value).cast("B") if not isinstance(value, (bytes, bytearray)) else value)
     except TypeError:
         raise BadOutput(f"{where}: got {type(value).__name__}, wanted {spec or 'bytes'}") from None
+
+
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode
+
+
+def _document(value: Any) -> bytes:
+    try:
+        return _encode(value).encode()
+    except UnicodeEncodeError:  # half of a pair, which JSON has an escape for
+        return encode(value).encode()
 
 
 def encode_input(where: str, name: str, value: Any, spec: Optional[Spec], arrays: Arrays, joins: bool) -> Body:

@@ -487,15 +487,15 @@ def _document(name: str, data: bytes, spec: Bytes) -> Any:
     try:
         text = str(data, "utf-8")
     except UnicodeDecodeError as error:
-        raise InvalidInput(name, f"is not UTF-8: byte {error.start}") from None
+        raise InvalidInput(name, f"input {name!r} is not UTF-8: byte {error.start}") from None
     if not isinstance(spec, Json):
         return text
     try:
         return json.loads(text, parse_constant=_refuse)
     except RecursionError:
-        raise InvalidInput(name, "is nested too deeply") from None
+        raise InvalidInput(name, f"input {name!r} is nested too deeply") from None
     except ValueError as error:
-        raise InvalidInput(name, f"is not JSON: {error}") from None
+        raise InvalidInput(name, f"input {name!r} is not JSON: {error}") from None
 
 
 def _refuse(constant: str) -> None:

@@ -576,8 +576,8 @@ class ItemsTest(RunsTest):
         class Change(XY):
             def predict(self, batch: Any) -> Any:
                 for name in batch:
-                    for array in batch[name] if isinstance(batch[name], list) else [batch[name]]:
-                        array[...] = 3
+                    for one in batch[name] if isinstance(batch[name], list) else [batch[name]]:
+                        one[...] = 3
                 if "x" in batch:
                     return {"y": batch["x"]}
                 return {"y": np.full((batch.rows, 2), 3, "float32")}
@@ -612,6 +612,25 @@ class ItemsTest(RunsTest):
         row = np.ones(2, "float32")
         outcomes = self.batch(Stack, {"x": row}, {"x": row})
         self.assertEqual(outcomes[1]["x"].tolist(), [3, 3])
+
+    def test_an_item_that_preprocess_kept_lives_as_long_as_its_batch(self) -> None:
+        class Keep(Worker):
+            arrays = "buffer"
+            inputs = outputs = {"t": Text()}
+
+            def preprocess(self, item: Any) -> Any:
+                item.state = item
+                return {"other": 1} if item.index else None
+
+            def predict(self, batch: Any) -> Any:
+                return {"t": [item.state["t"] for item in batch.items]}
+
+            def postprocess(self, item: Any, outputs: Dict[str, Any]) -> Any:
+                return {"t": item.state["t"] + outputs["t"]}
+
+        good, bad, other = self.batch(Keep, {"t": "a"}, {"t": b"\xff"}, {"t": "b"})
+        self.assertEqual((good["t"], other["t"]), ("aa", "bb"))
+        self.assertEqual(str(bad.error), "t: input 't' is not UTF-8: byte 0")
 
     def test_prepared_tensors_may_be_optional(self) -> None:
         class Some(XY):
@@ -674,6 +693,23 @@ class BlobsTest(RunsTest):
         inputs = {"b": b"\x89PNG\xff", "t": "täxt", "j": {"a": [1, 2.5, None, "ü"]}}
         for outcome in self.batch(self.Blobs, inputs, inputs):
             self.assertEqual(outcome.outputs, inputs)
+
+    def test_documents_are_sent_as_text_and_not_as_escapes(self) -> None:
+        documents = {"ü": "日本"}, "half \ud800"
+
+        class Say(self.Blobs):  # type: ignore[name-defined,misc]
+            outputs = {"j": Json()}
+
+            def predict(self, batch: Any) -> Any:
+                return {"j": list(documents)}
+
+        run = self.start(Say)
+        good = testing.Request({"b": b"", "t": "", "j": 0})
+        batch = run.send([good, good])
+        header, body = run._read("result")
+        self.assertTrue(bytes(body).startswith('{"ü":"日本"}'.encode()))
+        run._came[batch] = header, body
+        self.assertEqual([outcome["j"] for outcome in run.result(batch)], list(documents))
 
     def test_null_is_a_document(self) -> None:
         class Null(Worker):
