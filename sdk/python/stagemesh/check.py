@@ -166,10 +166,10 @@ class Check:
         except WorkerSilent:
             raise
         except WorkerEnded as error:
-            do = "its output above says why; --options hands options to setup"
             if error.traceback:
                 raise Problem(f"{error}\n{error.traceback}", "make setup work; --options hands it options") from None
-            raise Problem(str(error), do) from None
+            do = "what it wrote is above, if it wrote anything"
+            raise Problem(str(error), "declare what can be served" if error.said else do) from None
         if not run.spec.get("inputs") or not run.spec.get("outputs"):
             raise Problem(
                 "it declares no inputs or no outputs, so a host checks nothing and callers are told nothing",

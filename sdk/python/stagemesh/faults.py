@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import os
 import traceback
-from typing import Any, Dict, Tuple, Type, Union
+from types import TracebackType
+from typing import Any, Dict, Optional, Tuple, Type, Union
 
 __all__ = ["InvalidInput", "ItemError", "ItemFailed", "OutOfMemory", "SchemaViolation"]
 
@@ -133,11 +134,21 @@ def is_out_of_memory(error: BaseException) -> bool:
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
-def traceback_of(error: BaseException) -> str:
-    """Returns an error's traceback from the author's code on, without the frames of this package before it."""
+def _from_author(error: BaseException) -> Optional[TracebackType]:
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_HERE):
         trace = trace.tb_next
+    return trace
+
+
+def is_of_author(error: BaseException) -> bool:
+    """Reports whether an error was raised in the author's code, or by what it called."""
+    return _from_author(error) is not None
+
+
+def traceback_of(error: BaseException) -> str:
+    """Returns an error's traceback from the author's code on, without the frames of this package before it."""
+    trace = _from_author(error)
     if trace is None and not isinstance(error, SyntaxError):  # which says itself where it is
         trace = error.__traceback__
     try:

@@ -136,7 +136,8 @@ class Life:
         def leave() -> None:
             names = [t.name for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
             some = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
-            print(f"stagemesh: ended without waiting for the threads {some}", file=sys.stderr, flush=True)
+            what = f"the threads {some}" if names else "what runs at its exit, such as the children of multiprocessing"
+            print(f"stagemesh: ended without waiting for {what}", file=sys.stderr, flush=True)
             os._exit(code)
 
         timer = threading.Timer(after_s, leave)

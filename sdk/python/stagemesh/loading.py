@@ -53,7 +53,7 @@ def load(target: str) -> Found:
     finally:
         serving._declared = None
     if name:
-        worker = _attribute(module, name)
+        worker = _attribute(place, module, name)
         if not isinstance(worker, type) or not issubclass(worker, Worker):
             raise NotFound(f"{place}: {name} is no subclass of stagemesh.Worker")
         return Found(worker, declared.get(worker))
@@ -83,12 +83,12 @@ def _run(path: str, name: str) -> types.ModuleType:
     return module
 
 
-def _attribute(module: types.ModuleType, name: str) -> Any:
+def _attribute(place: str, module: types.ModuleType, name: str) -> Any:
     found: Any = module
     for step in name.split("."):
         found = getattr(found, step, None)
         if found is None:
-            raise NotFound(f"{module.__name__}: there is no {name}")
+            raise NotFound(f"{place}: there is no {name}")
     return found
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import threading
 import time
 from operator import itemgetter
@@ -89,9 +90,14 @@ class Runs:
         self._predict = worker.predict
         self._count = len(self._outputs)
         self._traits = arrays.traits
+        self._process = os.getpid()
         # Outputs like those of other batches, by name, type and traits: the part where it
         # is the first, how it begins elsewhere, its bytes and its rows.
         self._known: Dict[Tuple[str, type, Any], Tuple[str, str, int, int]] = {}
+
+    def forked(self) -> bool:
+        """Reports whether this is a child that the worker forked: its end is its own."""
+        return os.getpid() != self._process
 
     # --- from the message ------------------------------------------------
 
@@ -158,7 +164,7 @@ class Runs:
                     return reply
             return self._of_batch(batch, batch, outputs)
         except BaseException as error:  # sys.exit in predict is no reason to leave
-            if isinstance(error, Violation):
+            if isinstance(error, Violation) or self.forked():
                 raise
             return self._error(batch, error)
 
@@ -470,16 +476,18 @@ class Runs:
         return error_header(error, batch.id), (), 0
 
 
-def error_header(error: BaseException, batch: Optional[int] = None) -> bytes:
-    """Returns the header of an error message: of a batch, or of the worker itself."""
+def error_header(error: BaseException, batch: Optional[int] = None, trace: Optional[str] = None) -> bytes:
+    """Returns the header of an error message: of a batch, or of the worker itself; trace is its traceback's text."""
     fields: Dict[str, Any] = {"type": "error"}
     if batch is not None:
         fields["batch"] = batch
     fields["kind"] = "out_of_memory" if is_out_of_memory(error) else "exception"
     fields["error"] = type(error).__name__
     fields["message"] = text_of(error)[:_MESSAGE]
-    if not isinstance(error, BadOutput):
-        fields["traceback"] = traceback_of(error)[-_TRACEBACK:]
+    if trace is None:
+        trace = "" if isinstance(error, BadOutput) else traceback_of(error)
+    if trace:
+        fields["traceback"] = trace[-_TRACEBACK:]
     return encode(fields).encode("ascii")
 
 

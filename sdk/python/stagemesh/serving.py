@@ -7,6 +7,7 @@ slots the same thread reads, and a pool of threads runs.
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import queue
@@ -19,6 +20,7 @@ from typing import Any, Dict, Mapping, NoReturn, Optional, Tuple, Type
 from . import _version
 from .arrays import arrays_of
 from .batches import Batch
+from .faults import is_of_author, text_of, traceback_of
 from .frames import MAX_COUNT, MAX_NUMBER, MAX_SLOTS, Connection, Ended, Frame, Header, Violation, encode
 from .life import EXIT_FAILED, EXIT_HOST_GONE, EXIT_USAGE, EXIT_VIOLATION, Asked, Life
 from .parts import Layout, message
@@ -60,6 +62,10 @@ def serve(worker: Type[Worker], *, arrays: Optional[str] = None) -> None:
 def serve_and_exit(worker: Type[Worker], arrays: Optional[str]) -> NoReturn:
     """Serves a worker and ends the process."""
     _line_buffered()
+    try:
+        faulthandler.enable()  # so that a crash of native code says where
+    except (AttributeError, ValueError, OSError):  # standard error is no file
+        pass
     life = Life()
     code = EXIT_FAILED
     try:
@@ -76,15 +82,21 @@ def _serve(worker: Type[Worker], arrays: Optional[str], life: Life) -> int:
         return _say(str(error), EXIT_FAILED)
     try:
         life.begin(os.environ)
+        return _connect(worker, arrays, life)
     except ValueError as error:
         return _say(str(error), EXIT_USAGE)
-    except Asked:
+    except Asked:  # outside of the session, which says goodbye
         return 0
+    finally:
+        life.starting = False
+
+
+def _connect(worker: Type[Worker], arrays: Optional[str], life: Life) -> int:
     path = os.environ.get("STAGEMESH_SOCKET", "")
     if not path:
         return _say(
             "STAGEMESH_SOCKET is not set: a host starts this process. To try a worker by hand: "
-            "python -m stagemesh.check FILE. To import one: serve(...) below if __name__ == \"__main__\":",
+            'python -m stagemesh.check FILE. To import one: serve(...) below if __name__ == "__main__":',
             EXIT_USAGE,
         )
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -92,8 +104,6 @@ def _serve(worker: Type[Worker], arrays: Optional[str], life: Life) -> int:
         sock.connect(path)
     except OSError as error:
         return _say(f"the host's socket {path}: {error}", EXIT_HOST_GONE)
-    except Asked:
-        return 0
     life.connected(sock)
     return Session(Connection(sock), worker, arrays, life, os.environ).run()
 
@@ -139,6 +149,7 @@ class Session:
         self._current: Optional[Batch] = None  # with one slot
         self._running: Dict[int, Batch] = {}  # with more
         self._worker: Optional[Worker] = None
+        self._pool: Optional[_Pool] = None
 
     # --- the whole ---------------------------------------------------------
 
@@ -158,12 +169,14 @@ class Session:
             code = _say(f"the host does not keep to the worker protocol: {error}", EXIT_VIOLATION)
             self._say_violation(error)
         self._life.starting = False
-        if code == 0 and self._worker is not None:
-            try:
+        try:
+            # Not while a batch runs that the host has left.
+            if code == 0 and self._worker is not None and (self._pool is None or self._pool.over(_GRACE)):
                 self._worker.teardown()
-            except Exception:
-                logging.getLogger("stagemesh.worker").exception("teardown")
-        self._connection.close()
+        except Exception as error:
+            code = _say(f"{self._class.__name__}.teardown:\n{traceback_of(error)}", EXIT_FAILED)
+        finally:
+            self._connection.close()
         return code
 
     def _run(self) -> int:
@@ -196,7 +209,8 @@ class Session:
         self._ready = True
         self._connection.send(ready, layout.pieces, layout.size)
         if self._slots > 1:
-            return _Pool(self, runs, self._slots).run()
+            self._pool = _Pool(self, runs, self._slots)
+            return self._pool.run()
         return self._run_batches(runs)
 
     def _say_violation(self, error: Violation) -> None:
@@ -260,11 +274,14 @@ class Session:
     def _failed(self, error: BaseException) -> int:
         """Says that the start failed, and why."""
         self._life.starting = False
-        text = f"{type(error).__name__}: {error}"
-        _say(f"{self._class.__name__} cannot start: {text}", EXIT_FAILED)
+        text = f"{type(error).__name__}: {text_of(error)}"
+        # What is declared wrongly has no traceback: no line of the author's raised it.
+        trace = traceback_of(error) if is_of_author(error) or not isinstance(error, (ValueError, ImportError)) else ""
+        # A host shows the last that was written: where it was raised, and what.
+        _say(f"{self._class.__name__} cannot start: {trace or text}", EXIT_FAILED)
         try:
             self._connection.send(message("state", {"state": "ERROR", "message": text[:4096]}))
-            self._connection.send(error_header(error))
+            self._connection.send(error_header(error, trace=trace))
         except Ended:
             pass
         return EXIT_FAILED
@@ -406,11 +423,17 @@ class _Pool:
                 batch._cancel(None)  # nobody waits at the other end
             raise
         code = session._leave()
+        self.over(None)
+        return code
+
+    def over(self, timeout_s: Optional[float]) -> bool:
+        """Waits for the batches in hand, and reports whether they are over."""
         for _ in self._threads:
             self._batches.put(None)
+        end = None if timeout_s is None else time.monotonic() + timeout_s
         for thread in self._threads:
-            thread.join()
-        return code
+            thread.join(None if end is None else max(0, end - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _next(self) -> Optional[Frame]:
         """Waits for a frame; None where a signal asks to stop, and none has come."""
@@ -443,6 +466,8 @@ class _Pool:
             try:
                 reply = self._runs.run(batch)
             except BaseException as error:  # a slot is not lost, whatever it is
+                if self._runs.forked():
+                    raise
                 reply = error_header(error, batch.id), (), 0
             # Its slot is free before the host can know.
             del self._session._running[batch.id], batch

@@ -57,11 +57,12 @@ class BatchFailed(Exception):
 
 
 class WorkerEnded(Exception):
-    """The worker has ended; traceback is what it said about that, or empty."""
+    """The worker has ended; said and traceback are what it said about that, or empty."""
 
-    def __init__(self, message: str, traceback: str = "") -> None:
+    def __init__(self, message: str, traceback: str = "", said: str = "") -> None:
         super().__init__(message)
         self.traceback = traceback
+        self.said = said
 
 
 class WorkerSilent(WorkerEnded):
@@ -349,7 +350,8 @@ class Run:
     def _input(self, i: int, name: str, value: Any, spec: Optional[Spec], joins: bool) -> Body:
         declared = [entry["name"] for entry in self.spec.get("inputs", [])]
         if declared and spec is None:
-            raise ValueError(f"request {i}: input {name!r} is not declared; inputs are {', '.join(map(repr, declared))}")
+            names = ", ".join(map(repr, declared))
+            raise ValueError(f"request {i}: input {name!r} is not declared; inputs are {names}")
         return encode_input(f"request {i}", name, value, spec, self._arrays, joins)
 
     def send_frame(self, header: Header, layout: Layout) -> None:
@@ -462,7 +464,7 @@ class Run:
             last = f"{said.get('error', '')}: {last}"
         where = " in the middle of a frame" if "middle" in str(error) else ""
         text = f"the worker ended{where}: {self._how()}{last and ': ' + last}"
-        return WorkerEnded(text, said.get("traceback", ""))
+        return WorkerEnded(text, said.get("traceback", ""), last)
 
     def _abort(self) -> None:
         """Ends a process that says nothing by SIGABRT, at which faulthandler tells what its threads are at."""

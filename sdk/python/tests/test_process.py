@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import os
 import signal
 import struct
@@ -377,6 +378,46 @@ class Stays(Double):
             host.send({"type": "shutdown", "timeout": 5000})
             self.assertIn(host.exit_code(5), (1, 3))
 
+    def test_a_signal_between_the_connection_and_the_hello(self) -> None:
+        source = (
+            DOUBLE
+            + """
+from stagemesh import life
+connected = life.Life.connected
+def then_a_signal(self, sock):
+    connected(self, sock)
+    os.kill(os.getpid(), signal.SIGTERM)
+life.Life.connected = then_a_signal
+"""
+        )
+        with Host(source) as host:
+            self.assertEqual(host.exit_code(), 0)
+            self.assertEqual(host.stderr(), "")
+
+    def test_teardown_waits_for_batches_that_the_host_has_left(self) -> None:
+        source = (
+            self.SLOW.replace('"go")\n', '"go")\n        time.sleep(0.2)\n        note("order", "batch")\n')
+            + '\n    def teardown(self):\n        note("order", "teardown")\nSlow.concurrency = 2\n'
+        )
+        with Host(source, welcome={"slots": 2}) as host:
+            host.ready()
+            host.predict(1)
+            eventually(lambda: host.lines(host.path("entered")) == ["1"], "the batch runs")
+            os.kill(host.process.pid, signal.SIGSTOP)
+            os.kill(host.process.pid, signal.SIGTERM)
+            host.sock.close()
+            os.kill(host.process.pid, signal.SIGCONT)
+            open(host.path("go"), "w").close()
+            self.assertEqual(host.exit_code(), 0)
+            self.assertEqual(host.lines(host.path("order")), ["batch", "teardown"])
+
+    def test_a_teardown_that_raises_is_no_success(self) -> None:
+        with Host(DOUBLE + '\n    def teardown(self):\n        raise KeyError("left")\n') as host:
+            host.ready()
+            host.send({"type": "shutdown", "timeout": 5000})
+            self.assertEqual(host.exit_code(), 1)
+            self.assertRegex(host.stderr(), r'worker_file.py", line \d+, in teardown\n(.*\n)+KeyError: .left.')
+
 
 class LifelineTest(unittest.TestCase):
     BUSY = (
@@ -468,6 +509,28 @@ class Forks(Double):
             os.kill(int(pid), signal.SIGTERM)
             eventually(lambda: not alive(int(pid)), "a signal ends the child")
 
+    def test_a_forked_child_ends_as_it_says(self) -> None:
+        source = (
+            DOUBLE
+            + """
+class Forks(Double):
+    def predict(self, batch):
+        pids = [os.fork()]
+        if pids[0] == 0:
+            sys.exit(0)
+        pids.append(os.fork())
+        if pids[1] == 0:
+            raise KeyError("of the child")
+        note("codes", [os.WEXITSTATUS(os.waitpid(pid, 0)[1]) for pid in pids])
+        return super().predict(batch)
+"""
+        )
+        with Host(source) as host:
+            host.ready()
+            host.predict(1)
+            self.assertEqual(host.expect("result")[1], floats(2, 2))
+            self.assertEqual(host.lines(host.path("codes")), ["[0, 1]"])
+            self.assertIn("of the child", host.stderr())
 
     def test_the_children_of_multiprocessing_do_not_serve(self) -> None:
         for how in ("spawn", "forkserver"):
@@ -630,6 +693,25 @@ class Fails(Double):
             self.assertIn("in setup", error["traceback"])
             self.assertEqual(host.exit_code(), 1)
 
+            # What a host shows as the last that the worker wrote.
+            self.assertRegex(host.stderr(), r'worker_file.py", line \d+, in setup\n(.*\n)+FileNotFoundError: .*\n$')
+
+    def test_a_crash_of_native_code_says_where(self) -> None:
+        source = DOUBLE + "\n    def setup(self, ctx):\n        import ctypes\n        ctypes.string_at(0)\n"
+        with Host(source) as host:
+            host.hello()
+            self.assertEqual(host.exit_code(), -signal.SIGSEGV)
+            self.assertRegex(host.stderr(), r'worker_file.py", line \d+ in setup')
+
+    def test_what_is_declared_wrongly_has_a_sentence_and_no_traceback(self) -> None:
+        source = DOUBLE.replace('outputs = {"y": Tensor("FP32", [-1, 2])}', 'outputs = {"y": Tensor("FP32", [2])}')
+        with Host(source) as host:
+            host.hello()
+            self.assertIn("axis 0 is rows", host.expect("state")[0]["message"])
+            self.assertNotIn("traceback", host.expect("error")[0])
+            self.assertEqual(host.exit_code(), 1)
+            self.assertEqual(len(host.stderr().splitlines()), 1)
+
     def test_exiting_in_setup_is_no_success(self) -> None:
         with Host(DOUBLE + "\nclass Exits(Double):\n    def setup(self, ctx):\n        sys.exit(0)\n") as host:
             host.hello()
@@ -640,9 +722,10 @@ class Fails(Double):
             (DOUBLE, (), {}, 2, "STAGEMESH_SOCKET is not set"),
             (DOUBLE, (), {"STAGEMESH_SOCKET": "/no/socket"}, 3, "/no/socket"),
             (DOUBLE, (), {"STAGEMESH_LIFELINE": "999"}, 2, "STAGEMESH_LIFELINE is '999', which is no open pipe"),
-            (DOUBLE, (), {"STAGEMESH_LIFELINE": "0"}, 2, "STAGEMESH_LIFELINE is '0', which is no open pipe: it is no pipe"),
+            (DOUBLE, (), {"STAGEMESH_LIFELINE": "0"}, 2, "LIFELINE is '0', which is no open pipe: it is no pipe"),
             ("x = 1", (), {}, 2, "there is no subclass of stagemesh.Worker"),
             (DOUBLE + "\nclass B(Worker): pass\n", (), {}, 2, "several workers (Double, B); name one"),
+            ("", (f"{keyword.__file__}:Q",), {}, 2, f"{keyword.__file__}: there is no Q"),
             ("", ("/no/file.py",), {}, 2, "/no/file.py: No such file"),
             (DOUBLE.replace("def predict", "def forward"), (), {}, 1, "neither predict(self, batch) nor predict_item"),
         ):

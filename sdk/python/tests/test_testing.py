@@ -273,6 +273,10 @@ class CheckTest(unittest.TestCase):
         self.assertIn("in setup", out)
         self.assertNotIn("serving.py", out)
 
+    def test_what_is_declared_wrongly_is_a_sentence(self) -> None:
+        _, out = self.check("outputs = {'y': Tensor('FP32', [2])}\ndef predict(self, batch):\n    pass")
+        self.assertRegex(out, r"WRONG starts\n      .*axis 0 is rows.*\n      -> declare what can be served")
+
     def test_a_worker_that_hangs_is_ended_and_where_is_told(self) -> None:
         code, out = self.check("def predict(self, batch):\n    while True:\n        pass", "--patience=1")
         self.assertEqual(code, 1)
@@ -303,7 +307,7 @@ class CheckTest(unittest.TestCase):
             with contextlib.redirect_stdout(io.StringIO()) as out:
                 self.assertEqual(check.main([path, "--max-size=4"]), 1)
             left = {name for name in set(os.listdir(tempfile.gettempdir())) - before if name.startswith("stagemesh-")}
-        self.assertIn("WRONG answers its examples\n      it cannot be asked: ValueError: request 0: its", out.getvalue())
+        self.assertIn("WRONG answers its examples\n      it cannot be asked: ValueError: request 0", out.getvalue())
         self.assertIn("ok    leaves on shutdown", out.getvalue())
         self.assertEqual(left, set())
 
@@ -319,7 +323,7 @@ class CheckTest(unittest.TestCase):
                 return {{"y": batch["x"]}}
             """
         self.wrong(body.format(""), "WRONG answers batches at a time", "of 3 batches at a time are not answered")
-        code, out = self.check(body.format(" or True"))
+        _, out = self.check(body.format(" or True"))
         self.assertIn("ok    answers batches at a time: 3", out)
 
     def test_usage(self) -> None:
