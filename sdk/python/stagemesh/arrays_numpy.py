@@ -109,7 +109,7 @@ def _hint(datatype: str) -> str:
     return f": use .astype(numpy.{_DTYPES[datatype].name})"
 
 
-def _array(value: Any, spec: Optional[Tensor]) -> np.ndarray[Any, Any]:
+def _array(value: Any, spec: Optional[Tensor]) -> Any:
     """Returns an array of what is none: another library's tensor, nested lists, a number."""
     if isinstance(value, np.ndarray):
         return np.asarray(value)

@@ -25,7 +25,7 @@ from types import FrameType
 from typing import Any, Mapping, Optional
 
 # Exit codes. 0 is for a stop that was asked for, and for nothing else.
-EXIT_FAILED = 1  # setup failed, or what the worker declares cannot be
+EXIT_FAILED = 1  # setup or teardown failed, or what the worker declares cannot be
 EXIT_USAGE = 2  # started wrongly
 EXIT_HOST_GONE = 3  # the connection or the lifeline ended
 EXIT_VIOLATION = 4  # the host does not keep to the protocol, or speaks another version

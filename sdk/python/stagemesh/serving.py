@@ -47,8 +47,8 @@ def serve(worker: Type[Worker], *, arrays: Optional[str] = None) -> None:
     by default what the class says. In a child that multiprocessing starts, which runs
     the file again, it does nothing.
 
-    Exit codes: 0 for a stop that was asked for; 1 where setup failed or the class
-    cannot be served; 2 where the process was not started by a host; 3 where the host
+    Exit codes: 0 for a stop that was asked for; 1 where setup or teardown failed, or
+    the class cannot be served; 2 where the process was not started by a host; 3 where the host
     has gone; 4 where it does not keep to the protocol.
     """
     if _declared is not None:
@@ -229,9 +229,8 @@ class Session:
         hello = {
             "protocols": [PROTOCOL],
             "name": self._class.__name__,
-            "sdk": f"stagemesh-python {_version.VERSION}",
+            "sdk": f"stagemesh-python {_version.VERSION} ({self._arrays_name})",
             "pid": os.getpid(),
-            "arrays": self._arrays_name,  # for stagemesh.testing; hosts ignore keys that they do not know
         }
         self._connection.send(message("hello", hello))
         header, _ = self._connection.read()

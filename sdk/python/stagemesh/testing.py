@@ -195,9 +195,10 @@ class Run:
         return self
 
     def _worker_arrays(self) -> str:
-        name: str = self.hello.get("arrays", "numpy")
+        """Returns the arrays that a worker in Python says it has, where this Python has them too."""
+        sdk: str = self.hello.get("sdk", "")
         try:
-            return arrays_of(name).name
+            return arrays_of("buffer" if sdk.endswith("(buffer)") else "numpy").name
         except ImportError:  # the worker's Python is another
             return "buffer"
 

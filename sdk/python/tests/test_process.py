@@ -361,6 +361,22 @@ class Stays(Double):
             self.assertEqual(host.exit_code(5), 0)
             self.assertIn("without waiting for the threads stays", host.stderr())
 
+    def test_children_that_stay_do_not_keep_the_process(self) -> None:
+        source = (
+            DOUBLE
+            + """
+import multiprocessing
+class Stays(Double):
+    def setup(self, ctx):
+        multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,)).start()
+"""
+        )
+        with Host(source) as host:
+            host.ready()
+            host.send({"type": "shutdown", "timeout": 5000})
+            self.assertEqual(host.exit_code(5), 0)
+            self.assertIn("without waiting for what runs at its exit, such as the children", host.stderr())
+
     def test_threads_that_stay_do_not_keep_a_worker_whose_teardown_exits(self) -> None:
         source = (
             DOUBLE
