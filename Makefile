@@ -56,6 +56,7 @@ BUF_BIN     := $(call tool_dir,buf)
 LINT_BIN    := $(call tool_dir,lint)
 BENCH_BIN   := $(call tool_dir,bench)
 GRPCURL_BIN := $(call tool_dir,grpcurl)
+CONSUL_BIN  := $(call tool_dir,consul)
 
 # The Python that tests sdk/python, and the environment with what its checks need.
 PYTHON     ?= python3
@@ -80,6 +81,7 @@ $(eval $(call tool_rule,buf,$(BUF_BIN)))
 $(eval $(call tool_rule,lint,$(LINT_BIN)))
 $(eval $(call tool_rule,bench,$(BENCH_BIN)))
 $(eval $(call tool_rule,grpcurl,$(GRPCURL_BIN)))
+$(eval $(call tool_rule,consul,$(CONSUL_BIN)))
 
 # The folder's name says the requirements, so a clone that is newer than it is no reason to build it again.
 $(PYTHON_ENV)/.built:
@@ -151,12 +153,16 @@ benchstat: $(BENCH_BIN)/.built ## Compare two outputs of bench: make benchstat O
 	@$(BENCH_BIN)/benchstat $(OLD) $(NEW)
 
 .PHONY: tools
-tools: $(BUF_BIN)/.built $(LINT_BIN)/.built $(BENCH_BIN)/.built $(GRPCURL_BIN)/.built ## Build all tools and print where they are
+tools: $(BUF_BIN)/.built $(LINT_BIN)/.built $(BENCH_BIN)/.built $(GRPCURL_BIN)/.built $(CONSUL_BIN)/.built ## Build all tools and print where they are
 	@printf '%s\n' $(^D)
 
 .PHONY: grpcurl
 grpcurl: $(GRPCURL_BIN)/.built ## Build grpcurl and print its path
 	@echo $(GRPCURL_BIN)/grpcurl
+
+.PHONY: consul
+consul: $(CONSUL_BIN)/.built ## Build a Consul agent for tests and print its path (minutes, the first time)
+	@echo $(CONSUL_BIN)/consul
 
 .PHONY: clean
 clean: ## Remove build outputs, profiles and coverage from the tree

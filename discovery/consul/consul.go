@@ -1,0 +1,156 @@
+package consul
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+
+	"github.com/stagemesh/stagemesh/discovery"
+)
+
+const (
+	// DefaultAddress is the agent's of this machine.
+	DefaultAddress = "127.0.0.1:8500"
+	// DefaultWaitTime is how long a blocking query waits for a change.
+	DefaultWaitTime = 10 * time.Second
+	// DefaultCriticalAfter is after how long Consul removes what does not pass.
+	DefaultCriticalAfter = time.Minute
+
+	// askTime bounds a question that does not wait.
+	askTime = 5 * time.Second
+	// waitSlack is what an agent adds to the time that a query waits, at most a
+	// sixteenth, and what the answer takes.
+	waitSlack = 3 * time.Second
+)
+
+// Settings say where Consul is. What is empty has its default.
+type Settings struct {
+	// Mesh is what the table is kept below.
+	Mesh string
+	// Address is an agent's: host:port, or unix:///path.
+	Address string
+	// Token is sent with every request; it is a secret.
+	Token string
+	// Datacenter, Namespace and Partition are the agent's own where empty.
+	Datacenter, Namespace, Partition string
+	TLS                              TLS
+	// Stale lets any server answer reads, which may then be older.
+	Stale bool
+	// WaitTime is how long a blocking query waits.
+	WaitTime time.Duration
+	// CriticalAfter is after how long Consul removes what does not pass; Consul
+	// takes a minute at least.
+	CriticalAfter time.Duration
+	// Logger takes what happens to connections; nil discards it.
+	Logger *slog.Logger
+}
+
+// TLS says how the agent is spoken to; the zero value is without TLS.
+type TLS struct {
+	// Enabled is for agents whose certificate the system trusts; a CAFile enables
+	// it too.
+	Enabled bool
+	// CAFile has the certificates that the agent's is signed by, CertFile and
+	// KeyFile the client's own.
+	CAFile, CertFile, KeyFile string
+	// ServerName is the name in the agent's certificate.
+	ServerName string
+}
+
+// Registry is Consul. It implements discovery.Registry and discovery.Table.
+type Registry struct {
+	settings Settings
+	client   *api.Client
+	http     *http.Transport
+	log      *slog.Logger
+	// prefix is what the table is below.
+	prefix string
+}
+
+var (
+	_ discovery.Registry = (*Registry)(nil)
+	_ discovery.Table    = (*Registry)(nil)
+)
+
+// New returns a registry, or what is wrong with the settings. It dials nothing.
+func New(s Settings) (*Registry, error) {
+	if s.Mesh == "" {
+		return nil, errors.New("mesh: it is missing")
+	}
+	setDefault(&s.Address, DefaultAddress)
+	setDefault(&s.WaitTime, DefaultWaitTime)
+	setDefault(&s.CriticalAfter, DefaultCriticalAfter)
+	if s.Logger == nil {
+		s.Logger = slog.New(slog.DiscardHandler)
+	}
+	r := &Registry{settings: s, log: s.Logger, prefix: "stagemesh/" + discovery.Escape(s.Mesh) + "/"}
+	r.http = &http.Transport{
+		DialContext:         (&net.Dialer{Timeout: askTime, KeepAlive: askTime}).DialContext,
+		TLSHandshakeTimeout: askTime,
+		// Each watch has a connection for itself.
+		MaxIdleConnsPerHost: 16, IdleConnTimeout: time.Minute,
+	}
+	config := &api.Config{
+		Address: s.Address, Scheme: "http", Token: s.Token, Transport: r.http,
+		Datacenter: s.Datacenter, Namespace: s.Namespace, Partition: s.Partition,
+	}
+	if s.TLS.Enabled || s.TLS.CAFile != "" {
+		config.Scheme = "https"
+		config.TLSConfig = api.TLSConfig{CAFile: s.TLS.CAFile, CertFile: s.TLS.CertFile, KeyFile: s.TLS.KeyFile, Address: s.TLS.ServerName}
+	}
+	var err error
+	if r.client, err = api.NewClient(config); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+func setDefault[T comparable](value *T, to T) {
+	if *value == *new(T) {
+		*value = to
+	}
+}
+
+// Close ends the connections that are idle. It is called when nothing runs any more.
+func (r *Registry) Close() { r.http.CloseIdleConnections() }
+
+// query returns the options of a read, or of a write.
+func (r *Registry) query(ctx context.Context) *api.QueryOptions {
+	return (&api.QueryOptions{AllowStale: r.settings.Stale}).WithContext(ctx)
+}
+
+// failure returns an error of the client's as package discovery has it.
+func failure(err error) error {
+	var status api.StatusError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &status) && (status.Code == http.StatusForbidden || status.Code == http.StatusUnauthorized):
+		return fmt.Errorf("%w: %s", discovery.ErrDenied, firstLine(status.Body))
+	case errors.As(err, &status) && status.Code < http.StatusInternalServerError && status.Code != http.StatusTooManyRequests:
+		return fmt.Errorf("consul answers %d: %s", status.Code, firstLine(status.Body))
+	case errors.As(err, &status):
+		return fmt.Errorf("%w: consul answers %d: %s", discovery.ErrUnavailable, status.Code, firstLine(status.Body))
+	default:
+		return fmt.Errorf("%w: %w", discovery.ErrUnavailable, err)
+	}
+}
+
+func firstLine(text string) string {
+	line, _, _ := strings.Cut(strings.TrimSpace(text), "\n")
+	return line
+}
+
+// refused reports whether a request has not reached a server.
+func refused(err error) bool {
+	var op *net.OpError
+	var status api.StatusError
+	return errors.As(err, &op) && op.Op == "dial" || errors.As(err, &status) && status.Code == http.StatusTooManyRequests
+}

@@ -1,0 +1,274 @@
+package consul_test
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stagemesh/stagemesh/discovery"
+	"github.com/stagemesh/stagemesh/discovery/consul"
+	"github.com/stagemesh/stagemesh/discovery/discoverytest"
+)
+
+func TestConsulKeepsThePromises(t *testing.T) {
+	t.Parallel()
+	discoverytest.Test(t, start)
+}
+
+// single starts an agent of its own.
+func single(t *testing.T, edit func(c config)) *agent {
+	t.Helper()
+	a, err := newAgent(t.TempDir(), edit)
+	if err == nil {
+		err = a.start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(a.kill)
+	return a
+}
+
+// nobody is an observer that does not look.
+type nobody[T any] struct{}
+
+func (nobody[T]) See(T)      {}
+func (nobody[T]) Lose(error) {}
+
+func TestARefusedTokenIsToldAndNotShown(t *testing.T) {
+	t.Parallel()
+	const master, wrong = "5f3e1f9a-2a4c-4c7b-9b58-2f1f6a5a1b01", "deadbeef-2a4c-4c7b-9b58-2f1f6a5a1b02"
+	a := single(t, func(c config) {
+		c["acl"] = config{"enabled": true, "default_policy": "deny", "tokens": config{"initial_management": master, "agent": master}}
+	})
+	with := func(token string) *consul.Registry {
+		return client(t, a.http, func(s *consul.Settings) { s.Token = token })
+	}
+	key := discovery.KeyOf("k")
+	right := with(master)
+	waiting, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if _, err := right.Commit(waiting, discovery.Put(key, []byte("value"), 0)); err != nil {
+		t.Fatal(err)
+	}
+	r := with(wrong)
+	for name, ask := range map[string]func() error{
+		"Get":    func() error { _, err := r.Get(waiting, key); return err },
+		"List":   func() error { _, err := r.List(waiting, ""); return err },
+		"Commit": func() error { _, err := r.Commit(waiting, discovery.Put(key, nil, 0)); return err },
+		"Watch":  func() error { return r.Watch(waiting, "a", nobody[discovery.Snapshot]{}) },
+		"Observe": func() error {
+			return r.Observe(waiting, "", nobody[discovery.Change]{})
+		},
+		"Announce": func() error {
+			return r.Announce(waiting, discovery.Instance{Service: "a", ID: "b"}, func(error) {})
+		},
+	} {
+		err := ask()
+		if !errors.Is(err, discovery.ErrDenied) || strings.Contains(fmt.Sprint(err), wrong) {
+			t.Errorf("%s is answered with %v", name, err)
+		}
+	}
+}
+
+// following is what an observer of a table has been told.
+type following struct {
+	mu      sync.Mutex
+	entries map[discovery.Key]string
+	lost    error
+	losses  int
+}
+
+func (f *following) See(c discovery.Change) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if c.Reset || f.entries == nil {
+		f.entries = map[discovery.Key]string{}
+	}
+	for _, e := range c.Entries {
+		f.entries[e.Key] = string(e.Value)
+	}
+	for _, key := range c.Gone {
+		delete(f.entries, key)
+	}
+	f.lost = nil
+}
+
+func (f *following) Lose(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.lost = err
+	f.losses++
+}
+
+func (f *following) has(key discovery.Key, value string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.lost == nil && f.entries[key] == value
+}
+
+// follow observes the table until the test ends.
+func follow(t *testing.T, r *consul.Registry) *following {
+	t.Helper()
+	f := &following{}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- r.Observe(ctx, "", f) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return f
+}
+
+func eventually(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	late := time.After(patience)
+	for pause := time.Millisecond; !done(); pause = min(2*pause, 100*time.Millisecond) {
+		select {
+		case <-time.After(pause):
+		case <-late:
+			t.Fatalf("not yet: %s", what)
+		}
+	}
+}
+
+// cluster starts three servers.
+func cluster(t *testing.T) []*agent {
+	t.Helper()
+	var agents []*agent
+	var join []string
+	for range 3 {
+		a, err := newAgent(t.TempDir(), func(c config) {
+			c["bootstrap_expect"], c["retry_join"], c["retry_interval"] = 3, slices.Clone(join), "200ms"
+			join = append(join, fmt.Sprintf("127.0.0.1:%d", c["ports"].(config)["serf_lan"]))
+		})
+		if err == nil {
+			err = a.run()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(a.kill)
+		agents = append(agents, a)
+	}
+	for _, a := range agents {
+		if err := a.ready(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return agents
+}
+
+func TestALostLeaderIsReplacedAndNothingIsLost(t *testing.T) {
+	t.Parallel()
+	agents := cluster(t)
+	leader := 0
+	eventually(t, "there is a leader", func() bool {
+		for i, a := range agents {
+			text, err := get("http://" + a.http + "/v1/agent/self")
+			if err == nil && strings.Contains(text, `"leader":"true"`) {
+				leader = i
+				return true
+			}
+		}
+		return false
+	})
+	r := client(t, agents[(leader+1)%3].http)
+	key := discovery.KeyOf("counter")
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	revision, err := r.Commit(ctx, discovery.Put(key, []byte("before"), 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := follow(t, r)
+	eventually(t, "the entry is seen", func() bool { return f.has(key, "before") })
+	agents[leader].kill()
+	begin := time.Now()
+	if _, err := r.Commit(ctx, discovery.Put(key, []byte("after"), revision)); err != nil {
+		t.Fatalf("a commit without a leader: %v", err)
+	}
+	committed := time.Since(begin)
+	eventually(t, "the change is seen", func() bool { return f.has(key, "after") })
+	t.Logf("a leader was killed: a commit took %s, it was seen after %s, and the observer lost the store %d times",
+		committed.Round(time.Millisecond), time.Since(begin).Round(time.Millisecond), f.losses)
+}
+
+// answer is Consul's about a table with one entry.
+func answer(w http.ResponseWriter, index int, value string, revision int) {
+	for name, text := range map[string]string{"Knownleader": "true", "Lastcontact": "0", "Index": strconv.Itoa(index)} {
+		w.Header().Set("X-Consul-"+name, text)
+	}
+	fmt.Fprintf(w, `[{"Key": "stagemesh/test/a", "Value": %q, "ModifyIndex": %d}]`, base64.StdEncoding.EncodeToString([]byte(value)), revision)
+}
+
+// An index that goes back, as after a restored snapshot, begins anew.
+func TestAnIndexThatGoesBackBeginsAnew(t *testing.T) {
+	t.Parallel()
+	var asked atomic.Int64
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		n := asked.Add(1)
+		switch {
+		case n == 1:
+			answer(w, 100, "old", 90)
+		case n == 2 && q.FormValue("index") == "100":
+			answer(w, 10, "new", 9)
+		case n == 3 && q.FormValue("index") == "":
+			answer(w, 10, "new", 9)
+		case q.FormValue("index") == "10":
+			<-q.Context().Done()
+		default:
+			t.Errorf("question %d is about index %q", n, q.FormValue("index"))
+		}
+	}))
+	t.Cleanup(server.Close)
+	f := follow(t, client(t, server.Listener.Addr().String()))
+	eventually(t, "the new entry is seen", func() bool { return f.has("a", "new") })
+	server.CloseClientConnections()
+}
+
+func TestAnAgentThatDoesNotAnswerIsLost(t *testing.T) {
+	t.Parallel()
+	var asked atomic.Int64
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		if asked.Add(1) == 1 {
+			answer(w, 5, "old", 4)
+			return
+		}
+		<-q.Context().Done()
+	}))
+	t.Cleanup(server.Close)
+	f := follow(t, client(t, server.Listener.Addr().String(), func(s *consul.Settings) { s.WaitTime = 100 * time.Millisecond }))
+	eventually(t, "the agent is lost", func() bool {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return errors.Is(f.lost, discovery.ErrUnavailable) && f.entries["a"] == "old"
+	})
+	server.CloseClientConnections()
+}
+
+func TestSettingsThatAreWrongAreSaid(t *testing.T) {
+	t.Parallel()
+	for name, s := range map[string]consul.Settings{
+		"no mesh":             {},
+		"no such certificate": {Mesh: mesh, TLS: consul.TLS{CAFile: os.DevNull + "/none"}},
+	} {
+		if _, err := consul.New(s); err == nil {
+			t.Errorf("%s: it is taken", name)
+		}
+	}
+}

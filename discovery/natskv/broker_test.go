@@ -1,0 +1,250 @@
+package natskv_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+
+	"github.com/stagemesh/stagemesh/discovery/discoverytest"
+	"github.com/stagemesh/stagemesh/discovery/natskv"
+)
+
+// The variables by which this program is a broker, with a folder and a port, and an
+// instance finds one.
+const (
+	folderVariable = "NATSKV_FOLDER"
+	portVariable   = "NATSKV_PORT"
+	urlVariable    = "NATSKV_URL"
+)
+
+func TestMain(m *testing.M) {
+	if folder := os.Getenv(folderVariable); folder != "" {
+		beBroker(folder, os.Getenv(portVariable))
+		return
+	}
+	discoverytest.Main(m, open, func() {})
+}
+
+// beBroker is a broker until standard input ends.
+func beBroker(folder, port string) {
+	options := brokerOptions(folder)
+	if port != "" {
+		_, _ = fmt.Sscan(port, &options.Port) // it stays what it was
+	}
+	s, err := startBroker(options)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1) //nolint:forbidigo // this is a main
+	}
+	fmt.Println(s.ClientURL())           //nolint:forbidigo // it is read by the test
+	_, _ = io.Copy(io.Discard, os.Stdin) // it ends with the test at the latest
+}
+
+func brokerOptions(folder string) *server.Options {
+	return &server.Options{
+		Host: "127.0.0.1", Port: server.RANDOM_PORT, StoreDir: folder, JetStream: true,
+		JetStreamMaxMemory: 64 << 20, JetStreamMaxStore: 1 << 30, NoSigs: true, NoLog: true,
+	}
+}
+
+func startBroker(options *server.Options) (*server.Server, error) {
+	s, err := server.NewServer(options)
+	if err != nil {
+		return nil, err
+	}
+	s.Start()
+	if !s.ReadyForConnections(30 * time.Second) {
+		return nil, fmt.Errorf("the broker on port %d is not ready", options.Port)
+	}
+	return s, nil
+}
+
+// store is a broker in a process of its own.
+type store struct {
+	folder string
+	url    string
+	port   string
+	cmd    *exec.Cmd
+	in     io.Closer
+}
+
+func start(t testing.TB, _ bool) discoverytest.Store {
+	s := &store{folder: filepath.Join(t.TempDir(), "js")}
+	s.Start(t)
+	t.Cleanup(func() { s.Stop(t) })
+	return s
+}
+
+// Start implements discoverytest.Store.
+func (s *store) Start(t testing.TB) {
+	t.Helper()
+	s.cmd = exec.Command(os.Args[0])
+	s.cmd.Env = append(os.Environ(), folderVariable+"="+s.folder, portVariable+"="+s.port, "GOCOVERDIR="+os.TempDir())
+	s.cmd.Stderr = os.Stderr
+	in, err := s.cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.in = in
+	out, err := s.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatalf("a broker does not start: %v", err)
+	}
+	s.url = strings.TrimSpace(line)
+	s.port = s.url[strings.LastIndexByte(s.url, ':')+1:]
+}
+
+// Stop implements discoverytest.Store.
+func (s *store) Stop(testing.TB) {
+	_ = s.cmd.Process.Kill() // it may have been stopped
+	_ = s.cmd.Wait()         // it was killed
+	_ = s.in.Close()         // nobody reads it
+}
+
+// Wipe implements discoverytest.Store.
+func (s *store) Wipe(t testing.TB) {
+	t.Helper()
+	if err := os.RemoveAll(s.folder); err != nil {
+		t.Fatal(err)
+	}
+	s.Start(t)
+}
+
+// Env implements discoverytest.Store.
+func (s *store) Env() []string { return []string{urlVariable + "=" + s.url} }
+
+// Client implements discoverytest.Store.
+func (s *store) Client(t testing.TB) discoverytest.Client {
+	t.Helper()
+	return client(t, settings(s.url))
+}
+
+func settings(url string, edits ...func(*natskv.Settings)) natskv.Settings {
+	out := natskv.Settings{Mesh: "mesh", URL: url, Name: "test", Logger: slog.New(slog.DiscardHandler), MaxTableBytes: 256 << 20}
+	for _, edit := range edits {
+		edit(&out)
+	}
+	return out
+}
+
+// client returns a store that runs until the test ends.
+func client(t testing.TB, s natskv.Settings) *natskv.Store {
+	t.Helper()
+	c, err := natskv.New(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+func open(ctx context.Context) (discoverytest.Client, error) {
+	c, err := natskv.New(settings(os.Getenv(urlVariable)))
+	if err != nil {
+		return nil, err
+	}
+	// It outlives the context, for an instance to leave.
+	go func() { _ = c.Run(context.WithoutCancel(ctx)) }()
+	return c, nil
+}
+
+// Lossy implements discoverytest.Store: every fourth answer to a write ends the
+// connection instead.
+func (s *store) Lossy(t testing.TB) discoverytest.Client {
+	t.Helper()
+	var acks atomic.Int64
+	p := startProxy(t, s.url, func(data []byte) bool {
+		return strings.Contains(string(data), ackBegin) && !strings.Contains(string(data), `"error"`) && acks.Add(1)%4 == 0
+	})
+	return client(t, settings(p))
+}
+
+// ackBegin is how the answer to a write begins, and no other.
+const ackBegin = "\r\n{\"stream\":\""
+
+// startProxy returns the URL of a proxy before a broker that breaks a connection
+// instead of passing on what the broker says, where cut says so.
+func startProxy(t testing.TB, url string, cut func([]byte) bool) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var work sync.WaitGroup
+	ctx, cancel := context.WithCancel(context.Background())
+	work.Go(func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			work.Go(func() { pass(ctx, conn, strings.TrimPrefix(url, "nats://"), cut) })
+		}
+	})
+	t.Cleanup(func() {
+		cancel()
+		listener.Close()
+		work.Wait()
+	})
+	return "nats://" + listener.Addr().String()
+}
+
+func pass(ctx context.Context, conn net.Conn, to string, cut func([]byte) bool) {
+	defer conn.Close()
+	var dialer net.Dialer
+	broker, err := dialer.DialContext(ctx, "tcp", to)
+	if err != nil {
+		return
+	}
+	defer broker.Close()
+	stop := context.AfterFunc(ctx, func() {
+		conn.Close()
+		broker.Close()
+	})
+	defer stop()
+	var forth sync.WaitGroup
+	defer forth.Wait()
+	forth.Go(func() {
+		_, _ = io.Copy(broker, conn) // it ends when either does
+		broker.Close()
+	})
+	defer conn.Close()
+	buffer := make([]byte, 64<<10)
+	for {
+		n, err := broker.Read(buffer)
+		if err != nil || cut(buffer[:n]) {
+			return
+		}
+		if _, err := conn.Write(buffer[:n]); err != nil {
+			return
+		}
+	}
+}
