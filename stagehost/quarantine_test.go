@@ -61,6 +61,12 @@ func (m *mortal) enter(batch runner.Batch) {
 	}
 }
 
+func (m *mortal) ran(text string) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.runs[text]
+}
+
 func (m *mortal) leave(batch runner.Batch) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -82,17 +88,19 @@ func TestItemThatEndsItsProcessIsBlamedAlone(t *testing.T) {
 					continue
 				}
 				c.fails(fault.RunnerCrashed)
-				if got := m.runs[strconv.Itoa(i)]; got != 3 {
+				if got := m.ran(strconv.Itoa(i)); got != 3 {
 					t.Errorf("item %d ran %d times, want once with the others and twice alone", i, got)
 				}
 			}
+			b.emptied()
+			m.mu.Lock()
+			defer m.mu.Unlock()
 			if m.trusted {
 				t.Error("one in quarantine was not said to be a suspect")
 			}
 			if m.most != 1 {
 				t.Errorf("%d in quarantine ran at a time", m.most)
 			}
-			b.emptied()
 		})
 	}
 }
