@@ -63,8 +63,11 @@ type Host struct {
 	// leftBehind says that a batch runs on after the host has given it up.
 	leftBehind bool
 
-	// busy says that items wait for a slot.
+	// busy says that items wait for a slot, load what is in hand.
 	busy atomic.Bool
+	load load
+	// registration is whether the registry has heard of the host.
+	registration registration
 
 	clock   clock
 	address atomic.Value
@@ -90,13 +93,14 @@ func New(s Settings) (*Host, error) {
 	// every slot; twice that leaves room for items that were not asked for.
 	room := 2 * (s.MaxInFlight + directBound + 2*s.Runner.Concurrency() + 8)
 	return &Host{
-		settings: s,
-		metrics:  m,
-		events:   make(chan event, room),
-		looped:   make(chan struct{}),
-		missing:  make(chan struct{}, 1),
-		directs:  make(chan struct{}, directBound),
-		vitals:   vitalsOf(s.Runner),
+		settings:     s,
+		metrics:      m,
+		events:       make(chan event, room),
+		looped:       make(chan struct{}),
+		missing:      make(chan struct{}, 1),
+		directs:      make(chan struct{}, directBound),
+		vitals:       vitalsOf(s.Runner),
+		registration: registrationIn(s.Registry),
 	}, nil
 }
 
@@ -239,6 +243,7 @@ func (h *Host) serve(ctx context.Context) error {
 	pumps.Go(func() error { return h.acquireSlots(pumping) })
 	pumps.Go(func() error { return h.reconcile(pumping) })
 	pumps.Go(func() error { return h.serveAPI(pumping) })
+	pumps.Go(func() error { return h.register(pumping) })
 	// The pumps have ended before the drain waits for what they started.
 	err := pumps.Wait()
 	h.leftBehind = !h.drain(loop)

@@ -26,6 +26,7 @@ func (h *Host) receive(d bus.Delivery) {
 	}
 	it := h.pulled(d, env)
 	h.metrics.pulled(context.Background(), it)
+	h.load.waited(it.queueWait)
 	h.post(&arrived{item: it, fault: h.fit(it)})
 }
 

@@ -235,6 +235,7 @@ func (l *loop) touch(now time.Time) {
 	every := time.Duration(l.host.ackWait.Load()) / touchesPerAckWait
 	l.touchAt = now.Add(every)
 	l.host.metrics.held(l.ledger)
+	l.host.load.held(l.ledger)
 	l.tombs.sweep(now)
 	if l.abandoned || !l.host.bus.Connected() {
 		return

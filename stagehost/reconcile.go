@@ -219,8 +219,20 @@ func (h *Host) notReady(err error) {
 	h.status.setCause(stateNotReady, err)
 }
 
-// Ready returns nil when the host serves its stage, else why it does not.
+// Ready returns nil when the host serves its stage, and the registry, if there is one,
+// has heard of it; else why not.
 func (h *Host) Ready() error {
+	if err := h.serving(); err != nil {
+		return err
+	}
+	if err := h.registration.get(); err != nil {
+		return fmt.Errorf("%w: %w", ErrNotReady, err)
+	}
+	return nil
+}
+
+// serving returns nil when the host serves its stage, else why it does not.
+func (h *Host) serving() error {
 	switch at, _, cause := h.status.get(); {
 	case at == stateReady && h.bus.Connected():
 		return nil
@@ -242,7 +254,7 @@ func (h *Host) WaitReady(ctx context.Context) error {
 		at, changed, _ := h.status.get()
 		switch at {
 		case stateReady:
-			return nil
+			return h.awaitRegistration(ctx)
 		case stateDraining, stateStopped:
 			return fmt.Errorf("stage %s: the host has stopped", h.settings.Stage)
 		}

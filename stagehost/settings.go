@@ -23,8 +23,12 @@ type Settings struct {
 	Mesh  pipeline.MeshName
 	Stage pipeline.StageName
 	Host  pipeline.HostID
-	// Version of the program, for Describe.
+	// Version of the program, for Describe and the registry.
 	Version string
+	// Registry is where the host says that it is there; nil where nowhere. Labels
+	// are whatever its operator says of it there.
+	Registry *Registry
+	Labels   map[string]string
 
 	Runner runner.Runner
 	Batch  batch.Settings

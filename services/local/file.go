@@ -43,8 +43,8 @@ func FromFile(f *meshfile.File, s FileSettings) (*Mesh, error) {
 			MaxMemory: int64(f.NATS.MaxMemory), MaxStore: int64(f.NATS.MaxStore), MaxPayload: int(f.NATS.MaxPayload),
 		},
 		Results: f.ResultSettings(), DeadLetters: f.DeadLetterSettings(), Idempotency: f.IdempotencySettings(),
-		Gateway: gatewayOf(f),
-		Logger:  s.Logger, Meter: s.Meter, Version: s.Version,
+		Registry: f.RegistrySettings(), Gateway: gatewayOf(f),
+		Logger: s.Logger, Meter: s.Meter, Version: s.Version,
 	})
 	if err != nil {
 		return nil, err
@@ -91,7 +91,7 @@ func stageOf(f *meshfile.File, name string) (Stage, error) {
 	}
 	out := Stage{
 		Name: host.Stage, Runners: []runner.Runner{host.Runner}, Batch: host.Batch, BatchBy: host.BatchBy,
-		MaxInFlight: host.MaxInFlight, Queue: host.Queue, Attempts: host.Attempts, Listen: host.Listen, StartTimeout: host.StartTimeout, DrainTimeout: host.DrainTimeout,
+		MaxInFlight: host.MaxInFlight, Queue: host.Queue, Attempts: host.Attempts, Listen: host.Listen, Labels: host.Labels, StartTimeout: host.StartTimeout, DrainTimeout: host.DrainTimeout,
 	}
 	for len(out.Runners) < f.Stages[name].Hosts {
 		another, err := f.Host(name)

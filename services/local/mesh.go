@@ -22,6 +22,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/result"
 	"github.com/stagemesh/stagemesh/services/meshfile"
+	"github.com/stagemesh/stagemesh/services/registry"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -48,6 +49,9 @@ type Settings struct {
 	Results     result.Settings
 	DeadLetters deadletter.Settings
 	Idempotency claim.Settings
+	// Registry is where hosts say that they are there; nil means nowhere. Its mesh and
+	// logger, and for NATS the broker in the process, are filled in.
+	Registry *registry.Settings
 	// Logger may be nil: nothing is logged.
 	Logger *slog.Logger
 	// Meter may be nil: nothing is counted.
@@ -70,6 +74,8 @@ type Stage struct {
 	// Attempts is how many runs of an item alone may end their process; 0 means
 	// stagehost.DefaultAttempts.
 	Attempts int
+	// Labels are shown in the registry, where there is one.
+	Labels map[string]string
 	// Listen is the address of the gRPC StageService of the first host; empty
 	// means none.
 	Listen string
@@ -167,7 +173,7 @@ func (s Stage) Validate() error {
 func (s Stage) host(r runner.Runner) stagehost.Settings {
 	return stagehost.Settings{
 		Stage: s.Name, Runner: r, Batch: s.Batch, BatchBy: s.BatchBy,
-		MaxInFlight: s.MaxInFlight, Queue: s.Queue, Attempts: s.Attempts, StartTimeout: s.StartTimeout, DrainTimeout: s.DrainTimeout,
+		MaxInFlight: s.MaxInFlight, Queue: s.Queue, Attempts: s.Attempts, Labels: s.Labels, StartTimeout: s.StartTimeout, DrainTimeout: s.DrainTimeout,
 	}
 }
 

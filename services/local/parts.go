@@ -15,15 +15,17 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/services/meshfile"
+	"github.com/stagemesh/stagemesh/services/registry"
 	"github.com/stagemesh/stagemesh/stagehost"
 )
 
 // parts are what a mesh is made of once it is started.
 type parts struct {
-	broker  *broker // nil where another one is used
-	hosts   []*stagehost.Host
-	gateway *gateway.Gateway
-	group   *process.Group
+	broker   *broker            // nil where another one is used
+	registry *registry.Registry // nil where there is none
+	hosts    []*stagehost.Host
+	gateway  *gateway.Gateway
+	group    *process.Group
 }
 
 // assemble makes the parts. It starts nothing.
@@ -35,8 +37,14 @@ func (m *Mesh) assemble() (p *parts, err error) {
 		order = append(order, process.Part{Name: "broker", Run: p.broker.run, Ready: p.broker.waitReady})
 	}
 	to := m.bus(p.broker)
+	if p.registry, err = m.newRegistry(p.broker); err != nil {
+		return nil, err
+	}
+	if p.registry != nil {
+		order = append(order, process.Part{Name: "registry", Run: p.registry.Run})
+	}
 	for _, s := range m.stages {
-		hosts, err := m.hostsOf(s, to)
+		hosts, err := m.hostsOf(s, to, p.registry)
 		if err != nil {
 			return nil, err
 		}
@@ -104,13 +112,34 @@ func (m *Mesh) bus(own *broker) bus.Settings {
 	return bus.Settings{URL: m.settings.NATS, CredentialsFile: m.settings.CredentialsFile}
 }
 
-func (m *Mesh) hostsOf(s Stage, to bus.Settings) ([]*stagehost.Host, error) {
+// newRegistry returns the mesh's registry, nil where it has none.
+func (m *Mesh) newRegistry(own *broker) (*registry.Registry, error) {
+	if m.settings.Registry == nil {
+		return nil, nil
+	}
+	s := *m.settings.Registry
+	s.Mesh, s.Logger = string(m.settings.Mesh), m.settings.Logger
+	if s.NATS != nil {
+		nats := *s.NATS
+		if own != nil {
+			nats.URL, nats.Server = inProcess, own
+		}
+		s.NATS = &nats
+	}
+	r, err := registry.New(s)
+	if err != nil {
+		return nil, fmt.Errorf("registry: %w", err)
+	}
+	return r, nil
+}
+
+func (m *Mesh) hostsOf(s Stage, to bus.Settings, known *registry.Registry) ([]*stagehost.Host, error) {
 	out := make([]*stagehost.Host, len(s.Runners))
 	for i, r := range s.Runners {
 		settings := s.host(r)
 		settings.Mesh, settings.Host, settings.Version = m.settings.Mesh, pipeline.HostID(newID()), m.settings.Version
 		settings.Results, settings.DeadLetters = m.settings.Results, m.settings.DeadLetters
-		settings.Bus, settings.Logger, settings.Meter = to, m.settings.Logger, m.settings.Meter
+		settings.Bus, settings.Logger, settings.Meter, settings.Registry = to, m.settings.Logger, m.settings.Meter, known.Host()
 		if i == 0 {
 			settings.Listen = s.Listen
 		}

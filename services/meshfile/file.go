@@ -25,6 +25,8 @@ type File struct {
 	NATS    NATS    `yaml:"nats"`
 	Gateway Gateway `yaml:"gateway"`
 	Ops     Ops     `yaml:"ops"`
+	// Registry is where hosts say that they are there; nowhere where empty.
+	Registry Registry `yaml:"registry"`
 	// Results are the answers that are stored, DeadLetters what the mesh gave up
 	// on, and Idempotency which request has an idempotency key.
 	Results     Kept `yaml:"results"`
@@ -102,6 +104,37 @@ type Admin struct {
 	KeyFile  string `yaml:"key_file"`
 }
 
+// Registry says where hosts say that they are there: one of the two.
+type Registry struct {
+	Consul *Consul         `yaml:"consul"`
+	NATS   *BrokerRegistry `yaml:"nats"`
+}
+
+// Consul says where Consul is, and how it is spoken to.
+type Consul struct {
+	// Address is an agent's, 127.0.0.1:8500 where empty.
+	Address string `yaml:"address"`
+	// TokenFile holds the ACL token.
+	TokenFile string `yaml:"token_file"`
+	// TLS is for agents whose certificate the system trusts; a CAFile implies it.
+	TLS        bool   `yaml:"tls"`
+	CAFile     string `yaml:"ca_file"`
+	CertFile   string `yaml:"cert_file"`
+	KeyFile    string `yaml:"key_file"`
+	ServerName string `yaml:"server_name"`
+	Datacenter string `yaml:"datacenter"`
+	Namespace  string `yaml:"namespace"`
+	Partition  string `yaml:"partition"`
+	// Stale lets any server answer reads.
+	Stale bool `yaml:"stale"`
+}
+
+// BrokerRegistry is a registry on the mesh's own broker.
+type BrokerRegistry struct {
+	// Replicas is on how many servers of the broker it is.
+	Replicas int `yaml:"replicas"`
+}
+
 // Ops says where operators ask.
 type Ops struct {
 	// Listen is the address of /livez, /readyz, /metrics and /debug/pprof,
@@ -134,6 +167,8 @@ type Stage struct {
 	Attempts int `yaml:"attempts"`
 	// Listen is the address of the gRPC StageService; empty means none.
 	Listen string `yaml:"listen"`
+	// Labels are shown in the registry.
+	Labels map[string]string `yaml:"labels"`
 	// StartTimeout bounds how long the runner may take to be ready, DrainTimeout
 	// how long a stop waits for what is in hand.
 	StartTimeout time.Duration `yaml:"start_timeout"`

@@ -47,6 +47,7 @@ func (f *File) validateShared() error {
 	return errors.Join(
 		f.validateName(),
 		f.At(f.NATS.validate(), "nats"),
+		f.At(f.Registry.validate(), "registry"),
 		f.At(f.Results.validate(), "results"),
 		f.At(f.DeadLetters.validate(), "dead_letters"),
 		f.At(errors.Join(f.Idempotency.validate(), f.validateWindow()), "idempotency"),

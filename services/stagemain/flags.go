@@ -12,6 +12,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/services/logflags"
 	"github.com/stagemesh/stagemesh/services/meshfile"
+	"github.com/stagemesh/stagemesh/services/registry"
 	"github.com/stagemesh/stagemesh/stagehost"
 )
 
@@ -35,23 +36,26 @@ func (f *flags) add(cmd *cobra.Command) {
 
 var errNoBroker = errors.New("--nats: is missing, and so is nats.url in the file; a process of one stage meets the others at a broker, such as nats://127.0.0.1:4222")
 
-// settings returns the host's settings: the file's, with the flags before them.
-func (f flags) settings(kinds []meshfile.Kind) (stagehost.Settings, error) {
+// settings returns the host's settings, and its registry's, nil where there is none:
+// the file's, with the flags before them.
+func (f flags) settings(kinds []meshfile.Kind) (out stagehost.Settings, known *registry.Settings, err error) {
 	file, err := meshfile.Read(f.config, kinds...)
 	if err != nil {
-		return stagehost.Settings{}, meshfile.FlagError("--config", err)
+		return out, nil, meshfile.FlagError("--config", err)
 	}
 	if err := f.validate(file); err != nil {
-		return stagehost.Settings{}, err
+		return out, nil, err
 	}
-	out, err := file.Host(f.stage)
-	if err != nil {
-		return stagehost.Settings{}, err
+	if out, err = file.Host(f.stage); err != nil {
+		return out, nil, err
 	}
 	out.Bus.URL = cmp.Or(f.nats, out.Bus.URL)
 	out.Listen = cmp.Or(f.listen, out.Listen)
 	out.Host = pipeline.HostID(cmp.Or(f.host, uuid.Must(uuid.NewV7()).String()))
-	return out, nil
+	if known = file.RegistrySettings(); known != nil && known.NATS != nil {
+		known.NATS.URL = out.Bus.URL
+	}
+	return out, known, nil
 }
 
 // validate checks the flags; messages name them.

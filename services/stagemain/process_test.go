@@ -6,12 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"os"
 	"os/exec"
 	"path"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,12 +21,16 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagemesh/stagemesh/discovery"
+	"github.com/stagemesh/stagemesh/discovery/natskv"
+	"github.com/stagemesh/stagemesh/discovery/roster"
 	"github.com/stagemesh/stagemesh/examples/digits"
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/services/meshtest"
+	"github.com/stagemesh/stagemesh/services/registry"
 )
 
 // write returns the path of a mesh's file of that text.
@@ -307,6 +313,79 @@ func TestItemsOfAKilledHostAreAnsweredByAnother(t *testing.T) {
 
 // running matches the page of metrics of a host with an item at its runner.
 var running = regexp.MustCompile(`(?m)^stagemesh_stage_in_hand\{[^}]*state="running"[^}]*\} 1$`)
+
+// Whoever reads the registry sees who serves a stage, and who has left it.
+func TestHostsAreInTheRegistryAsLongAsTheyLive(t *testing.T) {
+	t.Parallel()
+	bed := meshtest.New(t)
+	file := write(t, fmt.Sprintf("mesh: %s\nnats: {url: %q}\nregistry: {nats: {}}\nstages:\n  echo: {runner: {echo: {}}, labels: {zone: a}}\n", meshtest.Mesh, bed.Broker.URL()))
+	hosts := map[string]*process{}
+	for _, name := range []string{"one", "two", "three"} {
+		hosts[name] = start(t, "synth", "--config", file, "--stage", "echo", "--host", name, "--listen", "127.0.0.1:0")
+	}
+	for _, p := range hosts {
+		p.ready(t)
+	}
+	view := viewOf(t, bed.Broker.URL())
+	inView(t, view, bustest.Patience, "one", "three", "two")
+	if r := view.Hosts()[0].Record; r.GetLabels()["zone"] != "a" || !r.GetReady() || r.GetAddress() == "" {
+		t.Errorf("its record is %v", r)
+	}
+	begin := time.Now()
+	hosts["two"].signal(t, syscall.SIGKILL)
+	inView(t, view, discovery.MaxGone, "one", "three")
+	t.Logf("a killed host was out of view after %s", time.Since(begin).Round(time.Millisecond))
+	begin = time.Now()
+	hosts["one"].signal(t, syscall.SIGTERM)
+	inView(t, view, time.Second, "three")
+	t.Logf("a host that was told to stop was out of view after %s", time.Since(begin).Round(time.Millisecond))
+	if err := bustest.Receive(t, "the end of the host", hosts["one"].ended); err != nil {
+		t.Errorf("it ended with %v", err)
+	}
+}
+
+// viewOf returns a view of the registry on the broker.
+func viewOf(t *testing.T, url string) *roster.View {
+	t.Helper()
+	r, err := registry.New(registry.Settings{Mesh: string(meshtest.Mesh), NATS: &natskv.Settings{URL: url}, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	view := roster.NewView(r, r, string(meshtest.Mesh), nil)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- r.Around(ctx, func() error { return view.Run(ctx) }) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return view
+}
+
+// inView waits until exactly these hosts are alive in a view.
+func inView(t *testing.T, view *roster.View, within time.Duration, want ...string) {
+	t.Helper()
+	late := time.After(within)
+	for {
+		changed := view.Changed()
+		var alive []string
+		for _, h := range view.Hosts() {
+			if h.Alive {
+				alive = append(alive, h.Record.GetHost())
+			}
+		}
+		if slices.Equal(alive, want) {
+			return
+		}
+		select {
+		case <-changed:
+		case <-late:
+			t.Fatalf("after %s %q are in view, want %q", within, alive, want)
+		}
+	}
+}
 
 func TestASecondSignalGivesBackWhatAHostHolds(t *testing.T) {
 	t.Parallel()

@@ -30,6 +30,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/services/operations"
+	"github.com/stagemesh/stagemesh/services/registry"
 	"github.com/stagemesh/stagemesh/stagehost"
 )
 
@@ -75,11 +76,19 @@ func (p Program) run(ctx context.Context, f flags, out, errOut io.Writer) error 
 	if err != nil {
 		return err
 	}
-	settings, err := f.settings(p.Kinds)
+	settings, known, err := f.settings(p.Kinds)
 	if err != nil {
 		return err
 	}
 	settings.Version, settings.Logger = process.Version(), log
+	var registered *registry.Registry
+	if known != nil {
+		known.Logger = log
+		if registered, err = registry.New(*known); err != nil {
+			return fmt.Errorf("registry: %w", err)
+		}
+		settings.Registry = registered.Host()
+	}
 	ops := operations.Settings{Listen: f.ops, Key: "--ops", Logger: log}
 	return operations.Run(ctx, ops, func(ctx context.Context, port *operations.Port) error {
 		settings.Meter = port.Meter()
@@ -89,10 +98,12 @@ func (p Program) run(ctx context.Context, f flags, out, errOut io.Writer) error 
 		}
 		port.Watch(host.Ready)
 		log.Info("waiting for the broker", "url", meshfile.Redacted(settings.Bus.URL))
-		return serve(ctx, host, func() error {
-			_, err := fmt.Fprintf(out, "stage %s of mesh %s is ready on host %s (operations: http://%s)\n",
-				settings.Stage, settings.Mesh, settings.Host, port.Addr())
-			return err
+		return registered.Around(ctx, func() error {
+			return serve(ctx, host, func() error {
+				_, err := fmt.Fprintf(out, "stage %s of mesh %s is ready on host %s (operations: http://%s)\n",
+					settings.Stage, settings.Mesh, settings.Host, port.Addr())
+				return err
+			})
 		})
 	})
 }

@@ -89,6 +89,21 @@ type Monitored interface {
 	Health() (changed <-chan struct{}, err error)
 }
 
+// Staffed is a Runner of processes, and says how each is.
+type Staffed interface {
+	Workers() []Worker
+}
+
+// Worker is one of a runner's processes, or a gang of them.
+type Worker struct {
+	// State is STARTUP, READY, ERROR, SHUTDOWN or DEAD.
+	State string
+	// Incarnation counts its starts.
+	Incarnation uint64
+	// Cause is what it died of last, where it is not ready.
+	Cause string
+}
+
 // Forcible is a Runner that can end what runs.
 type Forcible interface {
 	// Abandon ends every batch that runs, at once: Do returns with an error that

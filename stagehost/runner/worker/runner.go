@@ -23,7 +23,7 @@ const (
 )
 
 // Runner runs batches by worker processes. It implements runner.Runner,
-// runner.Monitored, runner.Placed and runner.Forcible.
+// runner.Monitored, runner.Placed, runner.Staffed and runner.Forcible.
 type Runner struct {
 	given    Settings
 	settings Settings
@@ -49,6 +49,7 @@ var (
 	_ runner.Monitored = (*Runner)(nil)
 	_ runner.Placed    = (*Runner)(nil)
 	_ runner.Forcible  = (*Runner)(nil)
+	_ runner.Staffed   = (*Runner)(nil)
 )
 
 // New returns a runner that is not started, or what is wrong with the settings.
@@ -233,6 +234,19 @@ func (r *Runner) Health() (changed <-chan struct{}, err error) {
 		return changed, ErrStopped
 	}
 	return changed, health(workers)
+}
+
+// Workers implements runner.Staffed.
+func (r *Runner) Workers() []runner.Worker {
+	workers, _ := r.board.look()
+	out := make([]runner.Worker, len(workers))
+	for i, s := range workers {
+		out[i] = runner.Worker{State: s.state.String(), Incarnation: uint64(s.incarnation)}
+		if s.cause != nil && s.state != supervise.Ready {
+			out[i].Cause = s.cause.Error()
+		}
+	}
+	return out
 }
 
 // Restart replaces the workers one after the other, each when it has finished the

@@ -1,0 +1,43 @@
+package meshfile
+
+import (
+	"errors"
+
+	"github.com/stagemesh/stagemesh/discovery/consul"
+	"github.com/stagemesh/stagemesh/discovery/natskv"
+	"github.com/stagemesh/stagemesh/services/registry"
+)
+
+// RegistrySettings are those of the mesh's registry, nil where the file names none.
+// Broker, credentials and logger are for the caller to fill in.
+func (f *File) RegistrySettings() *registry.Settings {
+	out := &registry.Settings{Mesh: f.Mesh}
+	switch c, n := f.Registry.Consul, f.Registry.NATS; {
+	case c != nil:
+		out.TokenFile = f.relative(c.TokenFile)
+		out.Consul = &consul.Settings{
+			Address: c.Address, Datacenter: c.Datacenter, Namespace: c.Namespace, Partition: c.Partition, Stale: c.Stale,
+			TLS: consul.TLS{
+				Enabled: c.TLS, CAFile: f.relative(c.CAFile), CertFile: f.relative(c.CertFile), KeyFile: f.relative(c.KeyFile), ServerName: c.ServerName,
+			},
+		}
+	case n != nil:
+		out.NATS = &natskv.Settings{URL: f.NATS.URL, CredentialsFile: f.CredentialsFile(), Replicas: n.Replicas}
+	default:
+		return nil
+	}
+	return out
+}
+
+func (r Registry) validate() error {
+	if r.Consul != nil && r.NATS != nil {
+		return errors.New("consul and nats; a mesh has one registry")
+	}
+	if c := r.Consul; c != nil && (c.CertFile == "") != (c.KeyFile == "") {
+		return errors.New("consul.cert_file: give cert_file and key_file, or neither")
+	}
+	if n := r.NATS; n != nil {
+		return notNegative("nats.replicas", n.Replicas)
+	}
+	return nil
+}

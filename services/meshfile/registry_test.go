@@ -1,0 +1,41 @@
+package meshfile_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stagemesh/stagemesh/services/meshfile"
+)
+
+const withRegistry = "mesh: m\nnats: {url: \"nats://b:4222\", credentials_file: c}\nstages: {a: {runner: {echo: {}}}}\nregistry: "
+
+func TestTheRegistryIsWhatTheFileSays(t *testing.T) {
+	t.Parallel()
+	if got := mustParse(t, good).RegistrySettings(); got != nil {
+		t.Errorf("a file that says nothing has %+v", got)
+	}
+	nats := mustParse(t, withRegistry+"{nats: {replicas: 3}}").RegistrySettings()
+	if nats == nil || nats.Consul != nil || nats.NATS == nil || nats.NATS.Replicas != 3 || nats.NATS.URL != "nats://b:4222" || !strings.HasSuffix(nats.NATS.CredentialsFile, "/c") {
+		t.Errorf("on the broker it is %+v", nats)
+	}
+	consul := mustParse(t, withRegistry+"{consul: {address: \"c:8501\", token_file: t, ca_file: ca, stale: true, namespace: n}}").RegistrySettings()
+	if consul == nil || consul.NATS != nil || consul.Consul == nil || consul.Consul.Address != "c:8501" || !strings.HasSuffix(consul.TokenFile, "/t") ||
+		!strings.HasSuffix(consul.Consul.TLS.CAFile, "/ca") || !consul.Consul.Stale || consul.Consul.Namespace != "n" {
+		t.Errorf("in Consul it is %+v", consul)
+	}
+}
+
+func TestAMeshHasOneRegistry(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"{nats: {}, consul: {}}":   "registry: consul and nats; a mesh has one registry",
+		"{consul: {cert_file: c}}": "registry.consul.cert_file: give cert_file and key_file",
+		"{nats: {replicas: -1}}":   "registry.nats.replicas",
+		"{etcd: {}}":               `"etcd" is not a key here; there are consul, nats`,
+	} {
+		_, err := meshfile.Parse("m.yaml", []byte(withRegistry+text), "")
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}

@@ -1,0 +1,104 @@
+// Package registry is the registry of a mesh as its file names it: Consul, or the
+// mesh's own broker.
+//
+//	r, err := registry.New(registry.Settings{Mesh: "digits", Consul: &consul.Settings{Address: "127.0.0.1:8500"}})
+//	go r.Run(ctx)                // the connection, until the context ends
+//	settings.Registry = r.Host() // of a stagehost
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+
+	"github.com/stagemesh/stagemesh/discovery"
+	"github.com/stagemesh/stagemesh/discovery/consul"
+	"github.com/stagemesh/stagemesh/discovery/natskv"
+	"github.com/stagemesh/stagemesh/stagehost"
+)
+
+// Settings say what the registry is: one of Consul and NATS is set. Their mesh and
+// logger are those given here.
+type Settings struct {
+	Mesh   string
+	Consul *consul.Settings
+	// TokenFile holds the token for Consul; empty means that there is none.
+	TokenFile string
+	NATS      *natskv.Settings
+	Logger    *slog.Logger
+}
+
+// Registry is a mesh's registry.
+type Registry struct {
+	discovery.Registry
+	discovery.Table
+	run func(ctx context.Context) error
+}
+
+// New returns a registry. It dials nothing.
+func New(s Settings) (*Registry, error) {
+	if s.Consul == nil {
+		return ofBroker(s)
+	}
+	settings := *s.Consul
+	settings.Mesh, settings.Logger = s.Mesh, s.Logger
+	if s.TokenFile != "" {
+		token, err := os.ReadFile(s.TokenFile)
+		if err != nil {
+			return nil, fmt.Errorf("token_file: %w", err)
+		}
+		if settings.Token = strings.TrimSpace(string(token)); settings.Token == "" {
+			return nil, fmt.Errorf("token_file: %s is empty", s.TokenFile)
+		}
+	}
+	c, err := consul.New(settings)
+	if err != nil {
+		return nil, err
+	}
+	return &Registry{Registry: c, Table: c, run: func(ctx context.Context) error {
+		<-ctx.Done()
+		c.Close()
+		return nil
+	}}, nil
+}
+
+func ofBroker(s Settings) (*Registry, error) {
+	if s.NATS == nil {
+		return nil, errors.New("registry: there is neither consul nor nats")
+	}
+	settings := *s.NATS
+	settings.Mesh, settings.Logger = s.Mesh, s.Logger
+	store, err := natskv.New(settings)
+	if err != nil {
+		return nil, err
+	}
+	return &Registry{Registry: store, Table: store, run: store.Run}, nil
+}
+
+// Run holds the connection until the context ends.
+func (r *Registry) Run(ctx context.Context) error { return r.run(ctx) }
+
+// Around holds the connection while a function works, also after the context has
+// ended: whoever leaves says so. A nil registry has none.
+func (r *Registry) Around(ctx context.Context, work func() error) error {
+	if r == nil {
+		return work()
+	}
+	ctx, end := context.WithCancel(context.WithoutCancel(ctx))
+	ended := make(chan error, 1)
+	go func() { ended <- r.run(ctx) }()
+	err := work()
+	end()
+	return errors.Join(err, <-ended)
+}
+
+// Host returns what a host needs of it; nil of none.
+func (r *Registry) Host() *stagehost.Registry {
+	if r == nil {
+		return nil
+	}
+	return &stagehost.Registry{Announcer: r, Table: r}
+}

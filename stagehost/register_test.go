@@ -1,0 +1,106 @@
+package stagehost_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stagemesh/stagemesh/discovery"
+	"github.com/stagemesh/stagemesh/discovery/natskv"
+	"github.com/stagemesh/stagemesh/discovery/roster"
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/stagehost"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+)
+
+// store returns a registry on the broker.
+func (b *bed) store(url string) *natskv.Store {
+	b.t.Helper()
+	s, err := natskv.New(natskv.Settings{Mesh: string(mesh), URL: url, Logger: discard()})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.background(s.Run)
+	return s
+}
+
+// background runs a function until the test ends.
+func (b *bed) background(run func(ctx context.Context) error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- run(ctx) }()
+	b.t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			b.t.Error(err)
+		}
+	})
+}
+
+func registered(s *natskv.Store) func(*stagehost.Settings) {
+	return func(settings *stagehost.Settings) {
+		settings.Registry = &stagehost.Registry{Announcer: s, Table: s}
+		settings.Labels = map[string]string{"zone": "a"}
+	}
+}
+
+// staffed is a runner that says that it has a worker.
+type staffed struct{ runner.Runner }
+
+// Workers implements runner.Staffed.
+func (staffed) Workers() []runner.Worker {
+	return []runner.Worker{{State: "DEAD", Incarnation: 7, Cause: "signal: killed"}}
+}
+
+func TestAHostIsInTheRosterFromItsWarmUpToItsDrain(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	s := b.store(b.broker.URL())
+	view := roster.NewView(s, s, string(mesh), discard())
+	b.background(view.Run)
+	r := staffed{inproc.Each(inproc.Settings{Concurrency: 3}, echo)}
+	h := b.host(r, registered(s), func(settings *stagehost.Settings) { settings.Runner, settings.Listen = r, "127.0.0.1:0" })
+	bustest.Eventually(t, "the host is alive", func() bool {
+		hosts := view.Hosts()
+		return len(hosts) == 1 && hosts[0].Alive
+	})
+	checkEcho(t, b.ask("one"))
+	got := view.Hosts()[0].Record
+	if got.GetHost() != string(h.Record().GetHost()) || got.GetStage() != string(stage) || got.GetVersion() != "v1" || got.GetSlots() != 3 ||
+		got.GetAddress() != h.Addr().String() || got.GetLabels()["zone"] != "a" || len(got.GetDurabilities()) != 2 || got.GetMaxInFlight() == 0 {
+		t.Errorf("its record is %v", got)
+	}
+	if w := got.GetWorkers(); len(w) != 1 || w[0].GetState() != "DEAD" || w[0].GetIncarnation() != 7 || w[0].GetCause() == "" {
+		t.Errorf("its workers are %v", w)
+	}
+	h.stop()
+	bustest.Eventually(t, "the host is out of sight", func() bool { return len(view.Hosts()) == 0 })
+}
+
+// A host that nobody has heard of is not ready, and serves on when it is forgotten.
+func TestAHostWaitsForTheRegistryOnce(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	other := bustest.Start(t)
+	other.Stop()
+	s := b.store(other.URL())
+	h := b.start(inproc.Each(inproc.Settings{}, echo), registered(s))
+	bustest.Eventually(t, "it says what it waits for", func() bool {
+		err := h.Ready()
+		return errors.Is(err, stagehost.ErrNotRegistered) && errors.Is(err, discovery.ErrUnavailable)
+	})
+	waiting, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := h.WaitReady(waiting); !errors.Is(err, stagehost.ErrNotRegistered) {
+		t.Errorf("waiting for it ends with %v", err)
+	}
+	other.Restore()
+	b.waitReady(h)
+	other.Stop()
+	checkEcho(t, b.ask("without the registry"))
+	if err := h.Ready(); err != nil {
+		t.Errorf("without the registry it is %v", err)
+	}
+}
