@@ -76,6 +76,9 @@ func (g *Gateway) listenAdmin(ctx context.Context) (*server, error) {
 
 func (g *Gateway) adminHandler() (http.Handler, error) {
 	s := adminapi.Settings{Letters: deadletter.New(g.bus, deadletter.Settings{}), Health: g.Ready, Logger: g.log}
+	if g.roster != nil {
+		s.Roster = g.roster
+	}
 	if file := g.settings.Admin.TokenFile; file != "" {
 		token, err := adminapi.ReadToken(file)
 		if err != nil {

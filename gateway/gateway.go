@@ -19,7 +19,10 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
+	"golang.org/x/sync/errgroup"
 
+	"github.com/stagemesh/stagemesh/discovery"
+	"github.com/stagemesh/stagemesh/discovery/roster"
 	"github.com/stagemesh/stagemesh/gateway/admit"
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/web"
@@ -37,6 +40,8 @@ type Settings struct {
 	Listen string
 	// Admin is the port for operators.
 	Admin Admin
+	// Registry is where hosts say that they are there; nil where nowhere.
+	Registry *Registry
 	// AllowOrigins are the web origins that browsers may call from.
 	AllowOrigins []string
 	// MaxBody bounds a request's body, in bytes; 0 means four times the
@@ -67,6 +72,12 @@ const (
 	lastWords = time.Second
 )
 
+// Registry is where a gateway sees who is in the mesh.
+type Registry struct {
+	Watcher discovery.Watcher
+	Table   discovery.Table
+}
+
 // Gateway is one running gateway.
 type Gateway struct {
 	settings Settings
@@ -74,6 +85,8 @@ type Gateway struct {
 	service  *call.Service
 	handler  http.Handler
 	bus      *bus.Bus
+	// roster is nil where there is no registry.
+	roster *roster.View
 	// addr and admin are where it listens, once it does.
 	addr, admin net.Addr
 	ready       chan struct{}
@@ -120,6 +133,9 @@ func New(s Settings) (*Gateway, error) {
 		return nil, fmt.Errorf("gateway.allow_origins: %w", err)
 	}
 	g.handler = g.lettingGo(handler)
+	if r := s.Registry; r != nil {
+		g.roster = roster.NewView(r.Watcher, r.Table, string(s.Call.Mesh), g.log)
+	}
 	return g, nil
 }
 
@@ -143,7 +159,17 @@ func (g *Gateway) Run(ctx context.Context) error {
 	if err := g.service.Start(conn); err != nil {
 		return err
 	}
-	return g.serve(ctx)
+	if g.roster == nil {
+		return g.serve(ctx)
+	}
+	working, ctx := errgroup.WithContext(ctx)
+	watching, stop := context.WithCancel(context.WithoutCancel(ctx))
+	working.Go(func() error { return g.roster.Run(watching) })
+	working.Go(func() error {
+		defer stop()
+		return g.serve(ctx)
+	})
+	return working.Wait()
 }
 
 // serve listens, then drains: it says so, lets everybody in who has not heard

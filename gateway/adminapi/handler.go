@@ -30,6 +30,8 @@ var _ Letters = (*deadletter.Store)(nil)
 // Settings are what Handler is made of.
 type Settings struct {
 	Letters Letters
+	// Roster is nil where the mesh has no registry.
+	Roster Roster
 	// Health says whether the gateway can be used; nil says that it can.
 	Health func() error
 	// Token is what callers have to know; without one they have to be on this
@@ -44,7 +46,7 @@ type Settings struct {
 const maxMessageBytes = 64 << 10
 
 // services are the names of the RPC services on the port.
-var services = []string{adminv1connect.DeadLetterServiceName}
+var services = []string{adminv1connect.DeadLetterServiceName, adminv1connect.MeshServiceName}
 
 // Handler returns the handler of everything on the admin port.
 func Handler(s Settings) http.Handler {
@@ -53,6 +55,7 @@ func Handler(s Settings) http.Handler {
 	}
 	mux := http.NewServeMux()
 	mux.Handle(s.lettersHandler())
+	mux.Handle(s.meshHandler())
 	port.MountHealth(mux, s.health, services...)
 	port.MountReflection(mux, services...)
 	mux.HandleFunc("/", nothing)

@@ -27,12 +27,13 @@ const (
 	IdempotencyMismatch Reason = "IDEMPOTENCY_MISMATCH"
 	NotReplayable       Reason = "NOT_REPLAYABLE"
 
-	NoCapacity        Reason = "NO_CAPACITY"
-	BrokerUnavailable Reason = "BROKER_UNAVAILABLE"
-	QueueLost         Reason = "QUEUE_LOST"
-	QueueFull         Reason = "QUEUE_FULL"
-	Overloaded        Reason = "OVERLOADED"
-	ShuttingDown      Reason = "SHUTTING_DOWN"
+	NoCapacity          Reason = "NO_CAPACITY"
+	BrokerUnavailable   Reason = "BROKER_UNAVAILABLE"
+	RegistryUnavailable Reason = "REGISTRY_UNAVAILABLE"
+	QueueLost           Reason = "QUEUE_LOST"
+	QueueFull           Reason = "QUEUE_FULL"
+	Overloaded          Reason = "OVERLOADED"
+	ShuttingDown        Reason = "SHUTTING_DOWN"
 
 	DeadlineExceeded Reason = "DEADLINE_EXCEEDED"
 	Cancelled        Reason = "CANCELLED"
@@ -78,12 +79,13 @@ func table() map[Reason]Class {
 		IdempotencyMismatch: {code.Code_ALREADY_EXISTS, http.StatusConflict, false, "the idempotency key was used with another payload"},
 		NotReplayable:       {code.Code_FAILED_PRECONDITION, http.StatusBadRequest, false, "the dead letter holds no item that could be run again"},
 
-		NoCapacity:        {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "a stage on the route has no live host"},
-		BrokerUnavailable: {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the broker cannot be reached; the request was not queued"},
-		QueueLost:         {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the in-memory queue that held the request was lost with its broker"},
-		QueueFull:         {code.Code_RESOURCE_EXHAUSTED, http.StatusTooManyRequests, true, "a stage's queue is full"},
-		Overloaded:        {code.Code_RESOURCE_EXHAUSTED, http.StatusTooManyRequests, true, "the gateway or host has as many requests in flight, or the mesh as many idempotency keys, as it may"},
-		ShuttingDown:      {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the process asked is stopping"},
+		NoCapacity:          {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "a stage on the route has no live host"},
+		BrokerUnavailable:   {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the broker cannot be reached; the request was not queued"},
+		RegistryUnavailable: {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the mesh's registry cannot be reached; only changes, and questions about hosts, need it"},
+		QueueLost:           {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the in-memory queue that held the request was lost with its broker"},
+		QueueFull:           {code.Code_RESOURCE_EXHAUSTED, http.StatusTooManyRequests, true, "a stage's queue is full"},
+		Overloaded:          {code.Code_RESOURCE_EXHAUSTED, http.StatusTooManyRequests, true, "the gateway or host has as many requests in flight, or the mesh as many idempotency keys, as it may"},
+		ShuttingDown:        {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the process asked is stopping"},
 
 		DeadlineExceeded: {code.Code_DEADLINE_EXCEEDED, http.StatusGatewayTimeout, true, "the deadline passed before the answer"},
 		Cancelled:        {code.Code_CANCELLED, statusClientClosedRequest, false, "the caller went away or cancelled"},

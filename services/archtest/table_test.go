@@ -64,7 +64,7 @@ var importTable = rules{
 		// and their items, through interfaces of its own. A front, so never the bus.
 		{
 			packages: list("gateway/adminapi"),
-			mayImport: list(proto, fault, payload, pipeline, envelope, "mesh/deadletter", "gateway/call", "gateway/catalog",
+			mayImport: list(proto, fault, payload, pipeline, envelope, "mesh/deadletter", "discovery/roster", "gateway/call", "gateway/catalog",
 				"gateway/front/port", "gateway/front/procedure", "gateway/front/failure"),
 		},
 		{packages: list("gateway/openapi"), mayImport: list(proto, fault, payload, pipeline, "gateway/call", "gateway/catalog")},

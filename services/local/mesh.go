@@ -192,7 +192,7 @@ func (m *Mesh) AddPipeline(p pipeline.Pipeline) error {
 // Validate checks what the settings and the pipelines say, without starting
 // anything.
 func (m *Mesh) Validate() error {
-	_, err := m.newGateway(bus.Settings{})
+	_, err := m.newGateway(bus.Settings{}, nil)
 	return err
 }
 

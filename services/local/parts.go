@@ -50,7 +50,7 @@ func (m *Mesh) assemble() (p *parts, err error) {
 		}
 		p.hosts = append(p.hosts, hosts...)
 	}
-	if p.gateway, err = m.newGateway(to); err != nil {
+	if p.gateway, err = m.newGateway(to, p.registry); err != nil {
 		return nil, err
 	}
 	if len(p.hosts) > 0 {
@@ -152,13 +152,13 @@ func (m *Mesh) hostsOf(s Stage, to bus.Settings, known *registry.Registry) ([]*s
 	return out, nil
 }
 
-func (m *Mesh) newGateway(to bus.Settings) (*gateway.Gateway, error) {
+func (m *Mesh) newGateway(to bus.Settings, known *registry.Registry) (*gateway.Gateway, error) {
 	pipelines, err := catalog.New(m.pipelines)
 	if err != nil {
 		return nil, err
 	}
 	s := m.settings.Gateway
-	s.Bus = to
+	s.Bus, s.Registry = to, known.Gateway()
 	s.Call.Mesh, s.Call.Gateway, s.Call.Catalog = m.settings.Mesh, pipeline.GatewayID(newID()), pipelines
 	s.Call.Results, s.Call.Idempotency = m.settings.Results, m.settings.Idempotency
 	s.Call.Logger, s.Call.Meter = m.settings.Logger, m.settings.Meter

@@ -32,9 +32,16 @@ func (a *adminFlags) add(cmd *cobra.Command) {
 	flags.StringVar(&a.caFile, "ca-file", "", "a file with the certificates, in PEM, that vouch for that port; the system's own if empty")
 }
 
-// with hands the function a client of the admin port. An error says what to do
-// where nobody listens there, or where the port is another.
+// with hands the function a client of the dead letters.
 func (a adminFlags) with(ask func(adminv1connect.DeadLetterServiceClient) error) error {
+	return a.reach(func(client connect.HTTPClient, address string, options ...connect.ClientOption) error {
+		return ask(adminv1connect.NewDeadLetterServiceClient(client, address, options...))
+	})
+}
+
+// reach hands the function what a client of the admin port is made of. An error says
+// what to do where nobody listens there, or where the port is another.
+func (a adminFlags) reach(ask func(client connect.HTTPClient, address string, options ...connect.ClientOption) error) error {
 	address, err := baseURL("--admin", a.address, "http://"+meshfile.DefaultAdmin)
 	if err != nil {
 		return err
@@ -48,8 +55,8 @@ func (a adminFlags) with(ask func(adminv1connect.DeadLetterServiceClient) error)
 		return err
 	}
 	defer transport.CloseIdleConnections()
-	client := adminv1connect.NewDeadLetterServiceClient(&http.Client{Transport: transport}, address, connect.WithInterceptors(token))
-	return a.advise(unreachable(address, "a gateway serves it at gateway.admin.listen, --admin names that of another", ask(client)))
+	asked := ask(&http.Client{Transport: transport}, address, connect.WithInterceptors(token))
+	return a.advise(unreachable(address, "a gateway serves it at gateway.admin.listen, --admin names that of another", asked))
 }
 
 // maxSecret bounds a file with a token or with certificates, in bytes.

@@ -1,0 +1,85 @@
+package adminapi_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
+	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1/adminv1connect"
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
+	"github.com/stagemesh/stagemesh/discovery/roster"
+	"github.com/stagemesh/stagemesh/gateway/adminapi"
+	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+)
+
+// known is a roster that a test makes up.
+type known struct {
+	hosts []roster.Host
+	early bool
+	since time.Time
+	why   error
+}
+
+func (k known) Hosts() []roster.Host { return k.hosts }
+
+func (k known) Loaded(context.Context) error {
+	if k.early {
+		return context.DeadlineExceeded
+	}
+	return nil
+}
+
+func (k known) Stale() (time.Time, error) { return k.since, k.why }
+
+func hostOf(stage, host string, alive bool) roster.Host {
+	return roster.Host{Record: &meshv1.HostRecord{Stage: stage, Host: host}, Alive: alive}
+}
+
+func TestHostsAreListedAsTheRegistryHasThem(t *testing.T) {
+	t.Parallel()
+	since := time.Now().Add(-time.Minute).Truncate(time.Second)
+	url := serve(t, adminapi.Settings{Letters: newDesk(t), Roster: known{
+		hosts: []roster.Host{hostOf("a", "1", true), hostOf("a", "2", false), hostOf("b", "3", true)}, since: since, why: errors.New("it is away"),
+	}})
+	for _, p := range protocols() {
+		client := adminv1connect.NewMeshServiceClient(fronttest.Client(t, p.h2c), url, p.options...)
+		all, err := client.ListHosts(t.Context(), connect.NewRequest(&adminv1.ListHostsRequest{}))
+		if err != nil {
+			t.Fatalf("%s: %v", p.name, err)
+		}
+		if hosts := all.Msg.GetHosts(); len(hosts) != 3 || !hosts[0].GetAlive() || hosts[1].GetAlive() || hosts[2].GetRecord().GetHost() != "3" {
+			t.Errorf("%s: lists %v", p.name, hosts)
+		}
+		if got := all.Msg.GetStaleSince().AsTime(); !got.Equal(since) || all.Msg.GetStaleCause() != "it is away" {
+			t.Errorf("%s: it is stale since %s: %s", p.name, got, all.Msg.GetStaleCause())
+		}
+		some, err := client.ListHosts(t.Context(), connect.NewRequest(&adminv1.ListHostsRequest{Stage: "b"}))
+		if err != nil || len(some.Msg.GetHosts()) != 1 || some.Msg.GetHosts()[0].GetRecord().GetHost() != "3" {
+			t.Errorf("%s: of one stage it lists %v, %v", p.name, some, err)
+		}
+		_, err = client.ListHosts(t.Context(), connect.NewRequest(&adminv1.ListHostsRequest{Stage: "B"}))
+		expect(t, p.name+": no stage", err, fault.InvalidRequest)
+	}
+}
+
+func TestHostsAreNotListedWhereNobodyKnowsThem(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		roster adminapi.Roster
+		want   fault.Reason
+	}{
+		"there is no registry":         {nil, fault.NotSupported},
+		"it has not been heard of yet": {known{early: true}, fault.RegistryUnavailable},
+	} {
+		url := serve(t, adminapi.Settings{Letters: newDesk(t), Roster: test.roster})
+		client := adminv1connect.NewMeshServiceClient(fronttest.Client(t, false), url)
+		_, err := client.ListHosts(t.Context(), connect.NewRequest(&adminv1.ListHostsRequest{}))
+		expect(t, name, err, test.want)
+	}
+}
