@@ -29,9 +29,10 @@ PACKAGES     := ./... ./proto/... ./sdk/go/...
 # themselves and never with the race detector.
 FLEET        := ./services/meshtest/fleet
 UNITS         = $(filter-out %/services/meshtest/fleet,$(shell go list $(PACKAGES)))
-# Those of one package that take longer than all others together; quick leaves them
-# to test-race, and to test-workers.
+# What takes longer than all others together, or needs a tool that does: quick
+# leaves them to test-race.
 WORKERS      := ./services/meshtest/workers
+SLOW         := %/services/meshtest/workers %/discovery/consul
 TOOL_MODULES := $(patsubst %/go.mod,%,$(wildcard tools/*/go.mod))
 
 # The compiled schema that `proto-breaking` compares with.
@@ -183,12 +184,12 @@ vet: ## Run go vet
 
 # go vet is a step of its own wherever these two are called.
 .PHONY: test-plain
-test-plain: ## Run the tests without the race detector, but for those of test-workers and test-fleet
+test-plain: ## Run the tests without the race detector, but for the slow ones
 	@echo "== test"
-	@go test -vet=off $(filter-out %/services/meshtest/workers,$(UNITS))
+	@go test -vet=off $(filter-out $(SLOW),$(UNITS))
 
 .PHONY: test-race
-test-race: ## Run the tests with the race detector (needs a C compiler)
+test-race: $(CONSUL_BIN)/.built ## Run the tests with the race detector (needs a C compiler)
 	@echo "== test with the race detector"
 	@CGO_ENABLED=1 go test -vet=off -race $(UNITS)
 
