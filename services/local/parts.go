@@ -158,7 +158,10 @@ func (m *Mesh) newGateway(to bus.Settings, known *registry.Registry) (*gateway.G
 		return nil, err
 	}
 	s := m.settings.Gateway
-	s.Bus, s.Registry = to, known.Gateway()
+	s.Bus = to
+	if known != nil {
+		s.Registry = &gateway.Registry{Watcher: known, Table: known}
+	}
 	s.Call.Mesh, s.Call.Gateway, s.Call.Catalog = m.settings.Mesh, pipeline.GatewayID(newID()), pipelines
 	s.Call.Results, s.Call.Idempotency = m.settings.Results, m.settings.Idempotency
 	s.Call.Logger, s.Call.Meter = m.settings.Logger, m.settings.Meter

@@ -17,7 +17,6 @@ import (
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/consul"
 	"github.com/stagemesh/stagemesh/discovery/natskv"
-	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/stagehost"
 )
 
@@ -94,14 +93,6 @@ func (r *Registry) Around(ctx context.Context, work func() error) error {
 	err := work()
 	end()
 	return errors.Join(err, <-ended)
-}
-
-// Gateway returns what a gateway needs of it; nil of none.
-func (r *Registry) Gateway() *gateway.Registry {
-	if r == nil {
-		return nil
-	}
-	return &gateway.Registry{Watcher: r, Table: r}
 }
 
 // Host returns what a host needs of it; nil of none.
