@@ -189,8 +189,17 @@ func (c *capacity) ask(q *queue, into *answer) {
 	})
 }
 
+// firstAsked is how often hosts are asked that have never said anything: which
+// queues there are is not known without them.
+const firstAsked = 10
+
 func (c *capacity) askHosts(stage pipeline.StageName, into *answer) {
-	into.presence, into.err = c.bus.Alive(c.open, stage)
+	for range firstAsked {
+		into.presence, into.err = c.bus.Alive(c.open, stage)
+		if into.err != nil || into.presence.Heard || c.heardOf(stage) {
+			break
+		}
+	}
 	into.until = time.Now().Add(capacityAge)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -203,6 +212,13 @@ func (c *capacity) askHosts(stage pipeline.StageName, into *answer) {
 		clear(c.served)
 	}
 	c.served[stage] = into.presence.Durabilities
+}
+
+// heardOf reports whether a host of the stage has ever said anything.
+func (c *capacity) heardOf(stage pipeline.StageName) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.served[stage]) > 0
 }
 
 const (

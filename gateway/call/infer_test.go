@@ -8,6 +8,10 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"google.golang.org/protobuf/proto"
+
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/mesh/bus"
@@ -73,6 +77,30 @@ func (b *bed) fill() {
 }
 
 // What was heard of the stage's hosts right before is not what is wrong.
+// The first word of a stage is waited for: without it nobody knows which queues
+// there are.
+func TestQueuesOfASlowHostAreKnown(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	said, err := proto.Marshal(&meshv1.AliveResponse{Durabilities: []inferencev1.Durability{inferencev1.Durability_DURABILITY_FILE}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	questions := 0
+	if _, err := b.nc.Subscribe(b.host.Subjects.Alive(stage), func(msg *nats.Msg) {
+		if questions++; questions > 1 {
+			_ = msg.Respond(said)
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.nc.FlushTimeout(bustest.Patience); err != nil {
+		t.Fatal(err)
+	}
+	response, err := b.service.Infer(t.Context(), ask(""))
+	_ = wantFault(t, response, err, fault.NotSupported)
+}
+
 func TestABrokerThatIsAwayIsNamed(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
