@@ -48,6 +48,13 @@ const (
 	smallestMaxInstances = 64 << 10
 )
 
+// Reserves is what the broker sets aside for a registry with these settings, in
+// bytes of memory and on file, once for each replica.
+func (s Settings) Reserves() (memory, store int64) {
+	s = s.withDefaults()
+	return s.MaxInstancesBytes, s.MaxTableBytes
+}
+
 func (s Settings) withDefaults() Settings {
 	s.Replicas = max(1, s.Replicas)
 	if s.MaxTableBytes == 0 {

@@ -77,7 +77,8 @@ func TestBrokerMayHaveNoMoreThanTheMeshReserves(t *testing.T) {
 	m := start(t, fromFile(t, parse(t, `
 mesh: m
 gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
-nats: {max_memory: 3MiB, max_store: 28MiB}
+nats: {max_memory: 11MiB, max_store: 92MiB}
+registry: {nats: {}}
 results: {max_bytes: 2MiB}
 dead_letters: {max_bytes: 3MiB}
 idempotency: {max_bytes: 4MiB}

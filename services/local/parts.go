@@ -93,13 +93,14 @@ func (p *parts) waitHosts(ctx context.Context) error {
 	return nil
 }
 
-// reserve is what the broker sets aside for the stages of this process.
+// reserve is what the broker sets aside for the stages of this process, and for the
+// registry.
 func (m *Mesh) reserve() meshfile.Reserve {
 	queues := make([]stagehost.QueueSettings, len(m.stages))
 	for i, s := range m.stages {
 		queues[i] = s.Queue
 	}
-	return meshfile.ReserveOf(queues, m.settings.Results, m.settings.DeadLetters, m.settings.Idempotency)
+	return meshfile.ReserveOf(queues, m.settings.Results, m.settings.DeadLetters, m.settings.Idempotency).Registry(m.settings.Registry)
 }
 
 // inProcess is the broker's URL where connections do not use it.

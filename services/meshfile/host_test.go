@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagemesh/stagemesh/discovery/consul"
+	"github.com/stagemesh/stagemesh/discovery/natskv"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/claim"
 	"github.com/stagemesh/stagemesh/mesh/deadletter"
@@ -19,6 +21,7 @@ import (
 	"github.com/stagemesh/stagemesh/services/imagedecode"
 	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/services/onnx"
+	"github.com/stagemesh/stagemesh/services/registry"
 	"github.com/stagemesh/stagemesh/services/runners"
 	"github.com/stagemesh/stagemesh/services/topk"
 	"github.com/stagemesh/stagemesh/stagehost"
@@ -261,6 +264,24 @@ func TestReserveCountsTheQueuesThatThereAre(t *testing.T) {
 		"what else is kept": {queues: []stagehost.QueueSettings{{Durabilities: file, MaxBytes: 5}}, results: result.Settings{MaxBytes: 7}, letters: deadletter.Settings{MaxBytes: 11}, keys: claim.Settings{MaxBytes: 13}, want: meshfile.Reserve{Store: 5 + 7 + 11 + 13 + starts}},
 	} {
 		if got := meshfile.ReserveOf(test.queues, test.results, test.letters, test.keys); got != test.want {
+			t.Errorf("%s: got %+v, want %+v", name, got, test.want)
+		}
+	}
+}
+
+func TestReserveCountsARegistryOfTheBroker(t *testing.T) {
+	t.Parallel()
+	one := meshfile.Reserve{Memory: 1, Store: 2}
+	for name, test := range map[string]struct {
+		of   *registry.Settings
+		want meshfile.Reserve
+	}{
+		"none":          {nil, one},
+		"Consul":        {&registry.Settings{Consul: &consul.Settings{}}, one},
+		"by default":    {&registry.Settings{NATS: &natskv.Settings{}}, meshfile.Reserve{Memory: 1 + 8<<20, Store: 2 + 64<<20}},
+		"with settings": {&registry.Settings{NATS: &natskv.Settings{MaxTableBytes: 3, MaxInstancesBytes: 5}}, meshfile.Reserve{Memory: 6, Store: 5}},
+	} {
+		if got := one.Registry(test.of); got != test.want {
 			t.Errorf("%s: got %+v, want %+v", name, got, test.want)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/deadletter"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/result"
+	"github.com/stagemesh/stagemesh/services/registry"
 	"github.com/stagemesh/stagemesh/stagehost"
 )
 
@@ -39,6 +40,15 @@ func ReserveOf(queues []stagehost.QueueSettings, results result.Settings, letter
 		out.Store += attempt.DefaultMaxBytes + cmp.Or(results.MaxBytes, result.DefaultMaxBytes) + cmp.Or(keys.MaxBytes, claim.DefaultMaxBytes)
 	}
 	return out
+}
+
+// Registry adds what a registry reserves, where it is the broker's; nil is none.
+func (r Reserve) Registry(s *registry.Settings) Reserve {
+	if s == nil || s.NATS == nil {
+		return r
+	}
+	memory, store := s.NATS.Reserves()
+	return Reserve{Memory: r.Memory + memory, Store: r.Store + store}
 }
 
 // has reports whether a stage has a queue of that durability; one that says

@@ -124,13 +124,16 @@ func (f *File) validateOwnBroker() error {
 	}
 	errs = append(errs, f.At(oneCopy("replicas", f.Results.Replicas), "results"), f.At(oneCopy("replicas", f.DeadLetters.Replicas), "dead_letters"),
 		f.At(oneCopy("replicas", f.Idempotency.Replicas), "idempotency"))
+	if n := f.Registry.NATS; n != nil {
+		errs = append(errs, f.At(oneCopy("nats.replicas", n.Replicas), "registry"))
+	}
 	memory, store := f.reserved()
 	if limit := f.NATS.MaxMemory; limit != 0 && limit < memory {
-		err := fmt.Errorf("max_memory: %s is less than the %s that the stages' queues reserve; raise it, or lower queue.max_bytes", limit, memory)
+		err := fmt.Errorf("max_memory: %s is less than the %s that the stages' queues, and a registry in the broker, reserve; raise it, or lower queue.max_bytes", limit, memory)
 		errs = append(errs, f.At(err, "nats"))
 	}
 	if limit := f.NATS.MaxStore; limit != 0 && limit < store {
-		err := fmt.Errorf("max_store: %s is less than the %s that the stages' queues on file, results, dead letters and idempotency keys reserve; raise it, or lower their max_bytes", limit, store)
+		err := fmt.Errorf("max_store: %s is less than the %s that the stages' queues on file, results, dead letters, idempotency keys and a registry in the broker reserve; raise it, or lower their max_bytes", limit, store)
 		errs = append(errs, f.At(err, "nats"))
 	}
 	return errors.Join(errs...)
@@ -143,13 +146,13 @@ func oneCopy(key string, replicas int) error {
 	return fmt.Errorf("%s: %d copies need a cluster of brokers, at nats.url; the broker in the process has one", key, replicas)
 }
 
-// reserved returns what all stages of the file reserve on the broker.
+// reserved returns what the mesh of the file reserves on the broker.
 func (f *File) reserved() (memory, store config.Bytes) {
 	var queues []stagehost.QueueSettings
 	for _, name := range f.StageNames() {
 		queues = append(queues, f.Stages[name].Queue.settings())
 	}
-	r := ReserveOf(queues, f.ResultSettings(), f.DeadLetterSettings(), f.IdempotencySettings())
+	r := ReserveOf(queues, f.ResultSettings(), f.DeadLetterSettings(), f.IdempotencySettings()).Registry(f.RegistrySettings())
 	return config.Bytes(r.Memory), config.Bytes(r.Store)
 }
 
