@@ -55,8 +55,9 @@ func busyWhen(t *testing.T, happens, over func(*fleet.Member)) *fleet.Tally {
 	return tally
 }
 
+// The two that follow measure, so they share the machine with no other test.
+
 func TestKilledHostHoldsNobodyUpForLong(t *testing.T) {
-	t.Parallel()
 	tally := busyWhen(t, (*fleet.Member).Kill, (*fleet.Member).Start)
 	heldUp(t, tally, 3*time.Second, 5*time.Second)
 }
@@ -64,7 +65,6 @@ func TestKilledHostHoldsNobodyUpForLong(t *testing.T) {
 // What the paused host had asked for is still delivered to it, until what it asks
 // for is over, and comes back after the ack wait.
 func TestPausedHostHoldsNobodyUpForLong(t *testing.T) {
-	t.Parallel()
 	tally := busyWhen(t, (*fleet.Member).Pause, (*fleet.Member).Resume)
 	t.Logf("of the longest, the pull expiry is %s", pullExpiry)
 	heldUp(t, tally, 3*time.Second, 5*time.Second+pullExpiry)
