@@ -1,15 +1,13 @@
 package local
 
 import (
-	"cmp"
 	"errors"
 	"log/slog"
 
 	"go.opentelemetry.io/otel/metric"
 
-	"github.com/stagemesh/stagemesh/gateway"
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/services/gatewayfile"
 	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
@@ -31,7 +29,8 @@ var ErrAlone = errors.New("no other process can join this mesh to serve the othe
 // FromFile returns the mesh that a file describes. More stages and pipelines
 // may be added to it.
 func FromFile(f *meshfile.File, s FileSettings) (*Mesh, error) {
-	if err := f.At(gateway.Admin(f.AdminPort()).Validate(), "gateway", "admin"); err != nil {
+	front, err := gatewayfile.Settings(f)
+	if err != nil {
 		return nil, err
 	}
 	m, err := New(Settings{
@@ -43,7 +42,7 @@ func FromFile(f *meshfile.File, s FileSettings) (*Mesh, error) {
 			MaxMemory: int64(f.NATS.MaxMemory), MaxStore: int64(f.NATS.MaxStore), MaxPayload: int(f.NATS.MaxPayload),
 		},
 		Results: f.ResultSettings(), DeadLetters: f.DeadLetterSettings(), Idempotency: f.IdempotencySettings(),
-		Registry: f.RegistrySettings(), Gateway: gatewayOf(f),
+		Registry: f.RegistrySettings(), Gateway: front,
 		Logger: s.Logger, Meter: s.Meter, Version: s.Version,
 	})
 	if err != nil {
@@ -101,21 +100,4 @@ func stageOf(f *meshfile.File, name string) (Stage, error) {
 		out.Runners = append(out.Runners, another.Runner)
 	}
 	return out, nil
-}
-
-func gatewayOf(f *meshfile.File) gateway.Settings {
-	g := f.Gateway
-	return gateway.Settings{
-		Call: call.Settings{
-			Timeout: g.Timeout, MaxTimeout: g.MaxTimeout, MaxInFlight: g.MaxInFlight,
-			MaxPayload: int(g.MaxPayload), Metadata: g.Metadata, HostGrace: g.HostGrace,
-		},
-		Listen:       cmp.Or(g.Listen, meshfile.DefaultListen),
-		Admin:        gateway.Admin(f.AdminPort()),
-		AllowOrigins: g.AllowOrigins,
-		DrainDelay:   g.DrainDelay,
-		DrainTimeout: g.DrainTimeout,
-
-		MaxInFlightBytes: int(g.MaxInFlightBytes),
-	}
 }

@@ -46,7 +46,7 @@ func TestMain(m *testing.M) {
 }
 
 // names are those of the programs.
-var names = []string{"imagedecode", "onnx", "topk", "synth", "stagehost"}
+var names = []string{"imagedecode", "onnx", "topk", "synth", "stagehost", "gateway"}
 
 // program returns the path of a program.
 func program(t *testing.T, name string) string {

@@ -442,7 +442,7 @@ func busyAndTold(t *testing.T) *process {
 // models, and whether any host carries a broker.
 func TestProgramsLinkOnlyWhatTheyNeed(t *testing.T) {
 	t.Parallel()
-	for name, runtime := range map[string]bool{"imagedecode": false, "topk": false, "synth": false, "onnx": true} {
+	for name, runtime := range map[string]bool{"imagedecode": false, "topk": false, "synth": false, "stagehost": false, "gateway": false, "onnx": true} {
 		info, err := buildinfo.ReadFile(program(t, name))
 		if err != nil {
 			t.Fatal(err)
@@ -457,9 +457,12 @@ func TestProgramsLinkOnlyWhatTheyNeed(t *testing.T) {
 		if linked["github.com/gomlx/gomlx"] != runtime {
 			t.Errorf("%s: it links a runtime for models: %v", name, !runtime)
 		}
-		for _, module := range []string{"github.com/nats-io/nats-server/v2", "connectrpc.com/grpcreflect", "github.com/rs/cors"} {
-			if linked[module] {
-				t.Errorf("%s links %s", name, module)
+		if linked["github.com/nats-io/nats-server/v2"] {
+			t.Errorf("%s links a broker", name)
+		}
+		for _, module := range []string{"connectrpc.com/grpcreflect", "github.com/rs/cors"} {
+			if linked[module] != (name == "gateway") {
+				t.Errorf("%s links %s: %v", name, module, linked[module])
 			}
 		}
 	}

@@ -1,0 +1,33 @@
+// Package gatewayfile is what a mesh's file says about its gateways, for the mesh
+// in one process and for the gateway that is a program of its own.
+package gatewayfile
+
+import (
+	"cmp"
+
+	"github.com/stagemesh/stagemesh/gateway"
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/services/meshfile"
+)
+
+// Settings returns what the section gateway says. The mesh, its broker and its
+// pipelines are for the caller to add. Errors say where in the file they are.
+func Settings(f *meshfile.File) (gateway.Settings, error) {
+	g, admin := f.Gateway, gateway.Admin(f.AdminPort())
+	if err := f.At(admin.Validate(), "gateway", "admin"); err != nil {
+		return gateway.Settings{}, err
+	}
+	return gateway.Settings{
+		Call: call.Settings{
+			Timeout: g.Timeout, MaxTimeout: g.MaxTimeout, MaxInFlight: g.MaxInFlight,
+			MaxPayload: int(g.MaxPayload), Metadata: g.Metadata, HostGrace: g.HostGrace,
+		},
+		Listen:       cmp.Or(g.Listen, meshfile.DefaultListen),
+		Admin:        admin,
+		AllowOrigins: g.AllowOrigins,
+		DrainDelay:   g.DrainDelay,
+		DrainTimeout: g.DrainTimeout,
+
+		MaxInFlightBytes: int(g.MaxInFlightBytes),
+	}, nil
+}
