@@ -19,6 +19,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/mesh/process"
+	"github.com/stagemesh/stagemesh/services/envflags"
 	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/services/operations"
 	"github.com/stagemesh/stagemesh/services/registry"
@@ -35,17 +36,17 @@ func New() *cobra.Command {
 		Short: "Serve the callers of a mesh",
 		Long: "Serve the callers of a mesh, whose pipelines its file describes, on one port in every protocol.\n\n" +
 			"The section gateway and nats.url are the file's; flags go before it. The stages are other processes;\n" +
-			"start as many gateways as you need.",
+			"start as many gateways as you need.\n\n" + envflags.Help,
 		Example:       "  " + Name + " --config mesh.yaml --nats nats://127.0.0.1:4222 --listen 127.0.0.1:8080 --ops 127.0.0.1:9090",
 		Args:          cobra.NoArgs,
 		Version:       process.Version(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		RunE: envflags.RunE(func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := process.UntilTold(cmd.Context())
 			defer stop()
 			return run(ctx, f, cmd.OutOrStdout(), cmd.ErrOrStderr())
-		},
+		}),
 	}
 	f.add(cmd)
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
@@ -85,11 +86,19 @@ func run(ctx context.Context, f flags, out, errOut io.Writer) error {
 		return registered.Around(ctx, func() error {
 			return serve(ctx, g, func() error {
 				_, err := fmt.Fprintf(out, "gateway of mesh %s is ready on http://%s (admin: %s, operations: http://%s)\n",
-					settings.Call.Mesh, g.Addr(), g.AdminAddr(), port.Addr())
+					settings.Call.Mesh, g.Addr(), adminURL(settings.Admin, g), port.Addr())
 				return err
 			})
 		})
 	})
+}
+
+// adminURL is where operators ask the gateway.
+func adminURL(a gateway.Admin, g *gateway.Gateway) string {
+	if a.CertFile != "" {
+		return "https://" + g.AdminAddr().String()
+	}
+	return "http://" + g.AdminAddr().String()
 }
 
 // serve runs the gateway until the context ends and says once that it is ready.

@@ -14,7 +14,7 @@ import (
 )
 
 // gatewayLine is what the program of a gateway prints.
-var gatewayLine = regexp.MustCompile(`^gateway of mesh (\S+) is ready on (http://\S+) \(admin: (\S+), operations: (http://\S+)\)\n$`)
+var gatewayLine = regexp.MustCompile(`^gateway of mesh (\S+) is ready on (http://\S+) \(admin: (http://\S+), operations: (http://\S+)\)\n$`)
 
 // busyGateway is what a gateway shows that has a request.
 var busyGateway = regexp.MustCompile(`(?m)^stagemesh_gateway_body_bytes\S* [1-9]`)
@@ -53,6 +53,22 @@ func post(t *testing.T, url, text string) (status int, body string, err error) {
 	defer response.Body.Close()
 	answer, err := io.ReadAll(response.Body)
 	return response.StatusCode, string(answer), err
+}
+
+// Containers say it with the environment.
+func TestVariablesStandForFlags(t *testing.T) {
+	t.Setenv("STAGEMESH_LISTEN", "8080")
+	file := write(t, "mesh: m\nstages: {a: {runner: {echo: {}}}}\n")
+	for name, args := range map[string][]string{
+		"gateway": {"-c", file, "--nats", "b"},
+		"synth":   {"-c", file, "--nats", "b", "--stage", "a"},
+	} {
+		p := start(t, name, args...)
+		want := name + `: --listen: "8080" is no address`
+		if err := bustest.Receive(t, "its end", p.ended); err == nil || !strings.HasPrefix(p.errOut.String(), want) || !p.errOut.has("(STAGEMESH_LISTEN gives it)") {
+			t.Errorf("got %v and %q, want %q", err, p.errOut.String(), want)
+		}
+	}
 }
 
 // The stage is another process, and the gateway knows nothing of what it runs.

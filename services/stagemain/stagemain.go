@@ -28,6 +28,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/stagemesh/stagemesh/mesh/process"
+	"github.com/stagemesh/stagemesh/services/envflags"
 	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/services/operations"
 	"github.com/stagemesh/stagemesh/services/registry"
@@ -51,17 +52,17 @@ func New(p Program) *cobra.Command {
 		Short: p.Short,
 		Long: p.Short + ", as the file of its mesh describes it.\n\n" +
 			"--stage is required. The stage's runner, batching, queue and address, and nats.url, are the file's; flags go before it.\n" +
-			"The process is one host of the stage, whatever the file says about hosts: start as many as you need.",
+			"The process is one host of the stage, whatever the file says about hosts: start as many as you need.\n\n" + envflags.Help,
 		Example:       "  " + p.Name + " --config mesh.yaml --stage " + p.Stage + " --nats nats://127.0.0.1:4222 --ops 127.0.0.1:9091",
 		Args:          cobra.NoArgs,
 		Version:       process.Version(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		RunE: envflags.RunE(func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := process.UntilTold(cmd.Context())
 			defer stop()
 			return p.run(ctx, f, cmd.OutOrStdout(), cmd.ErrOrStderr())
-		},
+		}),
 	}
 	f.add(cmd)
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {

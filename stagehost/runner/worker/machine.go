@@ -100,11 +100,11 @@ func executable(path string) error {
 func (s Settings) environment(replica int) map[string]string {
 	out := map[string]string{}
 	for _, pair := range os.Environ() {
-		if name, value, ok := strings.Cut(pair, "="); ok && name != "" {
+		// Those of the host are not the worker's, and may have a password.
+		if name, value, ok := strings.Cut(pair, "="); ok && name != "" && !strings.HasPrefix(name, reserved) {
 			out[name] = value
 		}
 	}
-	// Those of the host are not the worker's.
 	delete(out, "MASTER_ADDR")
 	delete(out, "MASTER_PORT")
 	maps.Copy(out, s.Env)
