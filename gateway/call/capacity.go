@@ -30,7 +30,8 @@ type capacity struct {
 	mu     sync.Mutex
 	closed bool
 	queues map[queueKey]*queue
-	// served are the queues that a stage has, as its hosts said last.
+	// served are the queues that a stage has, as its hosts said last; none where they
+	// said nothing for so long that it is not waited for any more.
 	served map[pipeline.StageName][]pipeline.Durability
 }
 
@@ -189,7 +190,7 @@ func (c *capacity) ask(q *queue, into *answer) {
 	})
 }
 
-// firstAsked is how often hosts are asked that have never said anything: which
+// firstAsked is how often hosts are asked that have never said anything, once: which
 // queues there are is not known without them.
 const firstAsked = 10
 
@@ -206,6 +207,8 @@ func (c *capacity) askHosts(stage pipeline.StageName, into *answer) {
 	if !into.presence.Heard {
 		// A host that is slow to answer has the queues that it had.
 		into.presence.Durabilities = c.served[stage]
+	}
+	if into.err != nil {
 		return
 	}
 	if len(c.served) >= maxQueues {
@@ -214,11 +217,13 @@ func (c *capacity) askHosts(stage pipeline.StageName, into *answer) {
 	c.served[stage] = into.presence.Durabilities
 }
 
-// heardOf reports whether a host of the stage has ever said anything.
+// heardOf reports whether a host of the stage has ever said anything, or has been
+// waited for in vain.
 func (c *capacity) heardOf(stage pipeline.StageName) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return len(c.served[stage]) > 0
+	_, ok := c.served[stage]
+	return ok
 }
 
 const (
@@ -266,7 +271,7 @@ func (c *capacity) observe(q *queue, with *answer, heard <-chan struct{}) {
 	defer cancel()
 	at, own := time.Now(), q.own()
 	b, err := c.bus.Backlog(ctx, q.key.stage, q.key.durability)
-	<-heard // Bus.Alive ends soon, with the bus or without
+	<-heard // Bus.Alive ends soon, with the bus or without, however often it is asked
 	if err == nil {
 		q.observe(b, at, own, with.presence)
 	}

@@ -76,7 +76,6 @@ func (b *bed) fill() {
 	}
 }
 
-// What was heard of the stage's hosts right before is not what is wrong.
 // The first word of a stage is waited for: without it nobody knows which queues
 // there are.
 func TestQueuesOfASlowHostAreKnown(t *testing.T) {
@@ -101,6 +100,7 @@ func TestQueuesOfASlowHostAreKnown(t *testing.T) {
 	_ = wantFault(t, response, err, fault.NotSupported)
 }
 
+// What was heard of the stage's hosts right before is not what is wrong.
 func TestABrokerThatIsAwayIsNamed(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)

@@ -69,7 +69,8 @@ func Connect(s Settings) (*Bus, error) {
 	b.requests = newRequester(s.AckTimeout)
 	nc, err := nats.Connect(s.URL, b.options()...)
 	if err != nil {
-		return nil, fmt.Errorf("broker %s: %w", s.URL, err)
+		// The URL may have a password.
+		return nil, fmt.Errorf("broker: %w", err)
 	}
 	b.nc = nc
 	if err := b.start(); err != nil {
@@ -195,7 +196,7 @@ func (b *Bus) WaitConnected(ctx context.Context) error {
 		select {
 		case <-poll.C:
 		case <-ctx.Done():
-			return fmt.Errorf("%w: %s: %w", ErrDisconnected, b.settings.URL, errors.Join(ctx.Err(), b.nc.LastError()))
+			return fmt.Errorf("%w: %w", ErrDisconnected, errors.Join(ctx.Err(), b.nc.LastError()))
 		}
 	}
 	return nil

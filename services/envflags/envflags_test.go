@@ -23,8 +23,8 @@ func run(fails error, args ...string) (level string, many int, err error) {
 func TestVariablesAreFlagsThatAreNotGiven(t *testing.T) {
 	t.Setenv("STAGEMESH_LOG_LEVEL", "debug")
 	t.Setenv("STAGEMESH_MANY", "3")
-	t.Setenv("STAGEMESH_VERSION", "true")
-	t.Setenv("STAGEMESH_HELP", "true")
+	t.Setenv("STAGEMESH_VERSION", "1.2.3")
+	t.Setenv("STAGEMESH_HELP", "no switch")
 	for name, test := range map[string]struct {
 		args  []string
 		level string

@@ -48,11 +48,17 @@ func (f flags) settings() (out gateway.Settings, known *registry.Settings, err e
 	if err := f.validate(file); err != nil {
 		return out, nil, err
 	}
-	file.Gateway.Listen = cmp.Or(f.listen, file.Gateway.Listen)
-	file.Gateway.Admin.Listen = cmp.Or(f.admin, file.Gateway.Admin.Listen)
+	if f.nats != "" {
+		// What else the file says of a broker is of one in the process.
+		file.NATS = meshfile.NATS{URL: f.nats, CredentialsFile: file.NATS.CredentialsFile}
+	}
+	if err := file.ValidatePart(nil); err != nil {
+		return out, nil, err
+	}
 	if out, err = gatewayfile.Settings(file); err != nil {
 		return out, nil, err
 	}
+	out.Listen, out.Admin.Listen = cmp.Or(f.listen, out.Listen), cmp.Or(f.admin, out.Admin.Listen)
 	routes, err := file.Routes()
 	if err != nil {
 		return out, nil, err
@@ -60,14 +66,11 @@ func (f flags) settings() (out gateway.Settings, known *registry.Settings, err e
 	if out.Call.Catalog, err = catalog.New(routes); err != nil {
 		return out, nil, err
 	}
-	out.Bus = bus.Settings{URL: cmp.Or(f.nats, file.NATS.URL), CredentialsFile: file.CredentialsFile()}
+	out.Bus = bus.Settings{URL: file.NATS.URL, CredentialsFile: file.CredentialsFile()}
 	out.Call.Mesh = pipeline.MeshName(file.Mesh)
 	out.Call.Gateway = pipeline.GatewayID(uuid.Must(uuid.NewV7()).String())
 	out.Call.Results, out.Call.Idempotency = file.ResultSettings(), file.IdempotencySettings()
-	if known = file.RegistrySettings(); known != nil && known.NATS != nil {
-		known.NATS.URL = out.Bus.URL
-	}
-	return out, known, nil
+	return out, file.RegistrySettings(), nil
 }
 
 // validate checks the flags; messages name them.
@@ -81,7 +84,11 @@ func (f flags) validate(file *meshfile.File) error {
 	}{
 		{"--nats", f.nats, meshfile.ValidBroker},
 		{"--listen", f.listen, meshfile.ValidAddress},
-		{"--admin", f.admin, meshfile.ValidAddress},
+		{"--admin", f.admin, func(address string) error {
+			admin := gateway.Admin(file.AdminPort())
+			admin.Listen = address
+			return errors.Join(meshfile.ValidAddress(address), admin.Validate())
+		}},
 		{"--ops", f.ops, meshfile.ValidAddress},
 	} {
 		if flag.value == "" {

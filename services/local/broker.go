@@ -26,11 +26,11 @@ type BrokerSettings struct {
 	// idempotency keys.
 	StoreDir string
 	// MaxMemory bounds the items in memory, in bytes; 0 means what the stages'
-	// queues reserve, and some; 4 GiB more where other processes may join with
+	// queues and a registry reserve, and some; 4 GiB more where other processes may join with
 	// stages of theirs.
 	MaxMemory int64
 	// MaxStore bounds what is on file, in bytes; 0 means what the stages' queues,
-	// results and dead letters reserve, and 16 GiB for what else is there.
+	// results, dead letters, idempotency keys and a registry reserve, and 16 GiB for what else is there.
 	MaxStore int64
 	// MaxPayload bounds one message, in bytes; 0 means 8 MiB.
 	MaxPayload int

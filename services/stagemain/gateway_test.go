@@ -76,17 +76,15 @@ func TestGatewayIsAProcessOfItsOwn(t *testing.T) {
 	t.Parallel()
 	bed := meshtest.New(t)
 	const text = `mesh: %s
-nats: {url: %q}
 gateway: {listen: "127.0.0.1:1", admin: {listen: "127.0.0.1:1"}}
 stages:
   nap: {runner: {sleep: {base: 500ms}}}
-  worker: {runner: {worker: {command: [no-such-program]}}}
 pipelines:
   rest: {steps: [{name: nap, stage: nap}]}
   work: {steps: [{name: work, stage: worker}]}
 `
-	// Flags go before the file, whose broker and ports are none.
-	file := write(t, fmt.Sprintf(text, meshtest.Mesh, "nats://127.0.0.1:1"))
+	// Flags go before the file, which names no broker and ports that nobody gets.
+	file := write(t, fmt.Sprintf(text, meshtest.Mesh))
 	host := start(t, "synth", "--config", file, "--stage", "nap", "--nats", bed.Broker.URL())
 	gateway := start(t, "gateway", "--config", file, "--nats", bed.Broker.URL(), "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0")
 	host.ready(t)
@@ -124,7 +122,8 @@ pipelines:
 func TestGatewaySaysWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	file := write(t, "mesh: m\nstages: {a: {runner: {echo: {}}}}\npipelines: {p: {steps: [{name: a, stage: a}]}}\n")
-	open := write(t, "mesh: m\nnats: {url: \"nats://b\"}\ngateway: {admin: {listen: \"0.0.0.0:9000\"}}\n")
+	open := write(t, "mesh: m\nnats: {url: \"nats://b\"}\ngateway: {admin: {listen: \"0.0.0.0:9000\"}}\nstages: {a: {runner: {echo: {}}}}\n")
+	many := write(t, "mesh: m\nnats: {listen: \":0\"}\ngateway: {max_in_flight: -1}\nstages: {a: {runner: {echo: {}}}}\n")
 	for name, test := range map[string]struct {
 		args []string
 		want string
@@ -133,7 +132,8 @@ func TestGatewaySaysWhatIsWrong(t *testing.T) {
 		"a bad broker":   {[]string{"-c", file, "--nats", "nats://"}, "gateway: --nats: this is no URL of a broker"},
 		"a bad address":  {[]string{"-c", file, "--nats", "b", "--listen", "8080"}, `gateway: --listen: "8080" is no address`},
 		"an open port":   {[]string{"-c", open}, "gateway: " + open + ":3:"},
-		"a port by flag": {[]string{"-c", file, "--nats", "b", "--admin", "0.0.0.0:9000"}, "gateway: " + file + ": gateway.admin: listen: other machines can reach 0.0.0.0:9000"},
+		"a bad section":  {[]string{"-c", many, "--nats", "b"}, "gateway: " + many + ":3:11: gateway.max_in_flight: -1"},
+		"a port by flag": {[]string{"-c", file, "--nats", "b", "--admin", "0.0.0.0:9000"}, "gateway: --admin: listen: other machines can reach 0.0.0.0:9000"},
 		"an argument":    {[]string{"x"}, `gateway: unknown command "x"`},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -55,7 +55,7 @@ func busyWhen(t *testing.T, happens, over func(*fleet.Member)) *fleet.Tally {
 	return tally
 }
 
-// The two that follow measure, so they share the machine with no other test.
+// The two that follow measure, so they run beside no other test of the package.
 
 func TestKilledHostHoldsNobodyUpForLong(t *testing.T) {
 	tally := busyWhen(t, (*fleet.Member).Kill, (*fleet.Member).Start)
