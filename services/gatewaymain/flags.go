@@ -3,7 +3,6 @@ package gatewaymain
 import (
 	"cmp"
 	"errors"
-	"fmt"
 
 	"github.com/google/uuid"
 	"github.com/spf13/cobra"
@@ -13,44 +12,37 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/services/gatewayfile"
-	"github.com/stagemesh/stagemesh/services/logflags"
 	"github.com/stagemesh/stagemesh/services/meshfile"
+	"github.com/stagemesh/stagemesh/services/program"
 	"github.com/stagemesh/stagemesh/services/registry"
 )
 
 // flags are what the user said; empty ones leave it to the file.
 type flags struct {
-	config             string
-	nats               string
-	listen, admin, ops string
-	log                *logflags.Flags
+	*program.Flags
+	listen, admin string
 }
 
 func (f *flags) add(cmd *cobra.Command) {
-	cmd.Flags().StringVarP(&f.config, "config", "c", "mesh.yaml", "the mesh's file")
-	cmd.Flags().StringVar(&f.nats, "nats", "", "the broker's URL, instead of nats.url in the file")
+	f.Flags = program.AddFlags(cmd)
 	cmd.Flags().StringVar(&f.listen, "listen", "", "the address for callers, instead of gateway.listen in the file; port 0 picks one and says which")
 	cmd.Flags().StringVar(&f.admin, "admin", "", "the address for operators, instead of gateway.admin.listen in the file")
-	cmd.Flags().StringVar(&f.ops, "ops", "127.0.0.1:0", "the address of /livez, /readyz, /metrics and /debug/pprof; port 0 picks one and says which")
-	f.log = logflags.Add(cmd)
 }
-
-var errNoBroker = errors.New("--nats: is missing, and so is nats.url in the file; a gateway meets the stages at a broker, such as nats://127.0.0.1:4222")
 
 // settings returns the gateway's settings, and its registry's, nil where there is
 // none: the file's, with the flags before them.
 func (f flags) settings() (out gateway.Settings, known *registry.Settings, err error) {
 	// A gateway runs no stage, so it knows no kinds of runners.
-	file, err := meshfile.Read(f.config)
+	file, err := meshfile.Read(f.Config)
 	if err != nil {
 		return out, nil, meshfile.FlagError("--config", err)
 	}
 	if err := f.validate(file); err != nil {
 		return out, nil, err
 	}
-	if f.nats != "" {
+	if f.NATS != "" {
 		// What else the file says of a broker is of one in the process.
-		file.NATS = meshfile.NATS{URL: f.nats, CredentialsFile: file.NATS.CredentialsFile}
+		file.NATS = meshfile.NATS{URL: f.NATS, CredentialsFile: file.NATS.CredentialsFile}
 	}
 	if err := file.ValidatePart(nil); err != nil {
 		return out, nil, err
@@ -75,28 +67,11 @@ func (f flags) settings() (out gateway.Settings, known *registry.Settings, err e
 
 // validate checks the flags; messages name them.
 func (f flags) validate(file *meshfile.File) error {
-	if f.nats == "" && file.NATS.URL == "" {
-		return errNoBroker
-	}
-	for _, flag := range []struct {
-		name, value string
-		check       func(string) error
-	}{
-		{"--nats", f.nats, meshfile.ValidBroker},
-		{"--listen", f.listen, meshfile.ValidAddress},
-		{"--admin", f.admin, func(address string) error {
+	return f.Validate(file, "a gateway meets the stages",
+		program.Check{Name: "--listen", Value: f.listen, Valid: meshfile.ValidAddress},
+		program.Check{Name: "--admin", Value: f.admin, Valid: func(address string) error {
 			admin := gateway.Admin(file.AdminPort())
 			admin.Listen = address
 			return errors.Join(meshfile.ValidAddress(address), admin.Validate())
-		}},
-		{"--ops", f.ops, meshfile.ValidAddress},
-	} {
-		if flag.value == "" {
-			continue
-		}
-		if err := flag.check(flag.value); err != nil {
-			return fmt.Errorf("%s: %w", flag.name, err)
-		}
-	}
-	return nil
+		}})
 }
