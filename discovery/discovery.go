@@ -37,6 +37,8 @@ var (
 	ErrUnavailable = errors.New("the registry cannot be reached")
 	// ErrDenied says that the store refuses the credentials.
 	ErrDenied = errors.New("the registry refuses the credentials")
+	// ErrFull says that the store has no room.
+	ErrFull = errors.New("the registry has no room")
 	// ErrInvalid says that an argument is not within the bounds.
 	ErrInvalid = errors.New("invalid argument")
 )

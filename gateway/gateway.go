@@ -26,8 +26,10 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/admit"
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/web"
+	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/process"
 )
 
@@ -38,6 +40,10 @@ type Settings struct {
 	Bus  bus.Settings
 	// Listen is the public address; empty means none, for use as a library.
 	Listen string
+	// Pipelines are those of the gateway's file. Where there is a registry, they are
+	// written to it, and those that are served are the registry's; Call.Catalog is
+	// for New to set.
+	Pipelines []pipeline.Pipeline
 	// Admin is the port for operators.
 	Admin Admin
 	// Registry is where hosts say that they are there; nil where nowhere.
@@ -72,7 +78,7 @@ const (
 	lastWords = time.Second
 )
 
-// Registry is where a gateway sees who is in the mesh.
+// Registry is where a gateway sees who is in the mesh, and which pipelines there are.
 type Registry struct {
 	Watcher discovery.Watcher
 	Table   discovery.Table
@@ -85,6 +91,8 @@ type Gateway struct {
 	service  *call.Service
 	handler  http.Handler
 	bus      *bus.Bus
+	// pipelines are what is served.
+	pipelines *pipelines.Store
 	// roster is nil where there is no registry.
 	roster *roster.View
 	// addr and admin are where it listens, once it does.
@@ -120,11 +128,16 @@ func New(s Settings) (*Gateway, error) {
 		return nil, err
 	}
 	s.Call.Bodies = bodies
+	store, err := newStore(s)
+	if err != nil {
+		return nil, err
+	}
+	s.Call.Catalog = store
 	service, err := call.New(s.Call)
 	if err != nil {
 		return nil, err
 	}
-	g := &Gateway{settings: s, log: s.Call.Logger, service: service, ready: make(chan struct{})}
+	g := &Gateway{settings: s, log: s.Call.Logger, service: service, pipelines: store, ready: make(chan struct{})}
 	handler, err := web.Handler(web.Settings{
 		Caller: service, MaxMessageBytes: s.MaxBody, Health: g.health, Origins: s.AllowOrigins,
 		Budget: bodies,
@@ -137,6 +150,14 @@ func New(s Settings) (*Gateway, error) {
 		g.roster = roster.NewView(r.Watcher, r.Table, string(s.Call.Mesh), g.log)
 	}
 	return g, nil
+}
+
+func newStore(s Settings) (*pipelines.Store, error) {
+	out := pipelines.Settings{Seeds: s.Pipelines, Logger: s.Call.Logger}
+	if s.Registry != nil {
+		out.Table = s.Registry.Table
+	}
+	return pipelines.New(out)
 }
 
 func reportBytes(meter metric.Meter, bodies *admit.Budget) error {
@@ -165,6 +186,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	working, ctx := errgroup.WithContext(ctx)
 	watching, stop := context.WithCancel(context.WithoutCancel(ctx))
 	working.Go(func() error { return g.roster.Run(watching) })
+	working.Go(func() error { return g.pipelines.Run(watching) })
 	working.Go(func() error {
 		defer stop()
 		return g.serve(ctx)
@@ -235,7 +257,10 @@ func (g *Gateway) AdminAddr() net.Addr { return g.admin }
 func (g *Gateway) WaitReady(ctx context.Context) error {
 	select {
 	case <-g.ready:
-		return g.bus.WaitConnected(ctx)
+		if err := g.bus.WaitConnected(ctx); err != nil {
+			return err
+		}
+		return g.pipelines.WaitReady(ctx)
 	case <-ctx.Done():
 		return fmt.Errorf("gateway: %w", ctx.Err())
 	}
@@ -251,6 +276,9 @@ func (g *Gateway) Ready() error {
 	}
 	if g.stopping.Load() {
 		return fault.New(fault.ShuttingDown, "the gateway is stopping")
+	}
+	if err := g.pipelines.Ready(); err != nil {
+		return fault.Newf(fault.RegistryUnavailable, "%w", err)
 	}
 	return g.service.Ready()
 }

@@ -17,7 +17,6 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/catalog"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -29,12 +28,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // settings are those of a gateway without pipelines; the edits change them.
 func settings(t *testing.T, broker string, edits ...func(*gateway.Settings)) gateway.Settings {
 	t.Helper()
-	c, err := catalog.New(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
 	s := gateway.Settings{
-		Call: call.Settings{Mesh: "test", Gateway: "gateway", Catalog: c, Logger: slog.New(slog.DiscardHandler), Meter: noop.Meter{}},
+		Call: call.Settings{Mesh: "test", Gateway: "gateway", Logger: slog.New(slog.DiscardHandler), Meter: noop.Meter{}},
 		Bus:  bus.Settings{URL: broker}, Listen: "127.0.0.1:0",
 	}
 	for _, edit := range edits {

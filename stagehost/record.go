@@ -71,6 +71,7 @@ func (h *Host) Record() *meshv1.HostRecord {
 		InHand: uint32(inHand), Running: uint32(running), QueueWait: durationpb.New(wait),
 		StartedAt: timestamppb.New(h.born),
 	}
+	r.Spec, r.Limits = h.Describe().Published()
 	if addr := h.Addr(); addr != nil {
 		r.Address = addr.String()
 	}

@@ -22,7 +22,6 @@ var (
 	errRefused = errors.New("an entry is not of the sequence that was expected")
 	// errGarbled says that an answer cannot be read.
 	errGarbled = errors.New("the broker's answer")
-	errFull    = errors.New("the registry has no room")
 	errBroken  = fmt.Errorf("%w: messages are missing", discovery.ErrUnavailable)
 	errSilent  = fmt.Errorf("%w: it is silent", discovery.ErrUnavailable)
 )
@@ -52,7 +51,7 @@ func apiError(e *jetstream.APIError) error {
 	case codeWrongSequence, codeBeingChanged:
 		return errRefused
 	case codeStoreFailed, codeNoResources, codeNoMemory, codeNoStorage:
-		return fmt.Errorf("%w: %s", errFull, e.Description)
+		return fmt.Errorf("%w: %s", discovery.ErrFull, e.Description)
 	// A cluster that starts does not know all of its servers yet.
 	case codeNoPeers, codeNotLeader, codeIncompleteBatch, codeTooManyBatches:
 		return fmt.Errorf("%w: %s", discovery.ErrUnavailable, e.Description)

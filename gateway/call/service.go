@@ -22,11 +22,23 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/result"
 )
 
+// Catalog is the pipelines that are served now.
+type Catalog interface {
+	// Resolve returns the pipeline of that name, or the implicit one of
+	// "stage:<name>".
+	Resolve(name string) (pipeline.Pipeline, *fault.Fault)
+	// Label returns the value of a metric's label for a request that names a
+	// pipeline; there are not many.
+	Label(name string) string
+}
+
+var _ Catalog = (*catalog.Catalog)(nil)
+
 // Settings are what the request path is made of.
 type Settings struct {
 	Mesh    pipeline.MeshName
 	Gateway pipeline.GatewayID
-	Catalog *catalog.Catalog
+	Catalog Catalog
 	// Timeout is a request's where neither it nor its pipeline says; 0 means
 	// 30 s. MaxTimeout bounds all; 0 means 10 minutes.
 	Timeout    time.Duration

@@ -51,7 +51,12 @@ func (c *Catalog) Resolve(name string) (pipeline.Pipeline, *fault.Fault) {
 	if p, ok := c.pipelines[pipeline.Name(name)]; ok {
 		return p, nil
 	}
-	return pipeline.Pipeline{}, fault.Newf(fault.UnknownPipeline, "there is no pipeline %.*q; there is %s", shown, name, c.list())
+	return pipeline.Pipeline{}, c.Unknown(name)
+}
+
+// Unknown says that there is no pipeline of that name, and which there are.
+func (c *Catalog) Unknown(name string) *fault.Fault {
+	return fault.Newf(fault.UnknownPipeline, "there is no pipeline %.*q; there is %s", shown, name, c.list())
 }
 
 // Label returns the value of a metric's label for a request that names a

@@ -26,6 +26,8 @@ const (
 	NotFound            Reason = "NOT_FOUND"
 	IdempotencyMismatch Reason = "IDEMPOTENCY_MISMATCH"
 	NotReplayable       Reason = "NOT_REPLAYABLE"
+	RevisionMismatch    Reason = "REVISION_MISMATCH"
+	PipelineDoesNotFit  Reason = "PIPELINE_DOES_NOT_FIT"
 
 	NoCapacity          Reason = "NO_CAPACITY"
 	BrokerUnavailable   Reason = "BROKER_UNAVAILABLE"
@@ -78,6 +80,9 @@ func table() map[Reason]Class {
 		NotFound:            {code.Code_NOT_FOUND, http.StatusNotFound, false, "the thing named does not exist"},
 		IdempotencyMismatch: {code.Code_ALREADY_EXISTS, http.StatusConflict, false, "the idempotency key was used with another payload"},
 		NotReplayable:       {code.Code_FAILED_PRECONDITION, http.StatusBadRequest, false, "the dead letter holds no item that could be run again"},
+
+		RevisionMismatch:   {code.Code_ABORTED, http.StatusConflict, false, "somebody else has changed the pipeline meanwhile"},
+		PipelineDoesNotFit: {code.Code_FAILED_PRECONDITION, http.StatusBadRequest, false, "a pipeline's stages are not known, or do not fit together"},
 
 		NoCapacity:          {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "a stage on the route has no live host"},
 		BrokerUnavailable:   {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the broker cannot be reached; the request was not queued"},

@@ -53,7 +53,7 @@ func TestTableRefusesForbiddenImports(t *testing.T) {
 		"a front's test imports the bus":            {pkg: "gateway/front/rest", imported: ours("mesh/bus"), inTest: true, want: "may import"},
 		"the stage host imports the gateway":        {pkg: "stagehost", imported: ours("gateway/call"), want: "may import"},
 		"the gateway imports the stage host":        {pkg: "gateway", imported: ours("stagehost"), want: "may import"},
-		"the gateway's command imports a runner":    {pkg: "gateway/cmd/gateway", imported: ours("stagehost/runner"), want: "may import"},
+		"the gateway imports a runner":              {pkg: "gateway", imported: ours("stagehost/runner"), want: "may import"},
 		"a shared package imports upward":           {pkg: "mesh/fault", imported: ours("mesh/payload"), want: "may import"},
 		"a leaf imports something of ours":          {pkg: "mesh/config", imported: ours("mesh/fault"), want: "no other of ours"},
 		"the SDK imports the contract":              {pkg: "sdk/go/worker", imported: ours("proto/gen/go/stagemesh/stage/v1"), want: "may import"},

@@ -50,10 +50,15 @@ var importTable = rules{
 		{packages: list("stagehost/schema"), mayImport: list(fault, payload, sdk, "stagehost/runner")},
 		{packages: list("stagehost/stageapi"), mayImport: list(proto, fault, payload, pipeline, envelope, "stagehost/runner")},
 		{packages: list("stagehost/modelcache"), mayImport: list(fault, payload, "stagehost/runner")},
-		{packages: list("stagehost", "stagehost/cmd/..."), mayImport: list(proto, sdk, "mesh/...", "stagehost/...", discovery)},
+		{packages: list("stagehost"), mayImport: list(proto, sdk, "mesh/...", "stagehost/...", discovery)},
 
 		// The gateway: only call touches the bus, fronts translate.
 		{packages: list("gateway/admit", "gateway/correlate", "gateway/catalog"), mayImport: list(fault, payload, pipeline)},
+		// What follows the registry, and says what fits: it serves a catalog.
+		{
+			packages:  list("gateway/pipelines"),
+			mayImport: list(proto, tensor, fault, payload, pipeline, "discovery", "discovery/mirror", "gateway/catalog"),
+		},
 		{packages: list("gateway/load"), mayImport: list(pipeline), pure: true},
 		{
 			packages:  list("gateway/call"),
@@ -64,12 +69,12 @@ var importTable = rules{
 		// and their items, through interfaces of its own. A front, so never the bus.
 		{
 			packages: list("gateway/adminapi"),
-			mayImport: list(proto, fault, payload, pipeline, envelope, "mesh/deadletter", "discovery/roster", "gateway/call", "gateway/catalog",
+			mayImport: list(proto, fault, payload, pipeline, envelope, "mesh/deadletter", "discovery/roster", "gateway/call", "gateway/pipelines",
 				"gateway/front/port", "gateway/front/procedure", "gateway/front/failure"),
 		},
 		{packages: list("gateway/openapi"), mayImport: list(proto, fault, payload, pipeline, "gateway/call", "gateway/catalog")},
 		{packages: list("gateway/dashboard"), mayImport: nothing},
-		{packages: list("gateway", "gateway/cmd/..."), mayImport: list(proto, sdk, "mesh/...", "gateway/...", discovery)},
+		{packages: list("gateway"), mayImport: list(proto, sdk, "mesh/...", "gateway/...", discovery)},
 
 		// What is built out of all this.
 		{packages: list("services/...", "examples/..."), mayImport: list("...")},

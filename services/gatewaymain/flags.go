@@ -8,7 +8,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/stagemesh/stagemesh/gateway"
-	"github.com/stagemesh/stagemesh/gateway/catalog"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/services/gatewayfile"
@@ -51,11 +50,7 @@ func (f flags) settings() (out gateway.Settings, known *registry.Settings, err e
 		return out, nil, err
 	}
 	out.Listen, out.Admin.Listen = cmp.Or(f.listen, out.Listen), cmp.Or(f.admin, out.Admin.Listen)
-	routes, err := file.Routes()
-	if err != nil {
-		return out, nil, err
-	}
-	if out.Call.Catalog, err = catalog.New(routes); err != nil {
+	if out.Pipelines, err = file.Routes(); err != nil {
 		return out, nil, err
 	}
 	out.Bus = bus.Settings{URL: file.NATS.URL, CredentialsFile: file.CredentialsFile()}

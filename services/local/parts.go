@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/stagemesh/stagemesh/gateway"
-	"github.com/stagemesh/stagemesh/gateway/catalog"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/process"
@@ -154,16 +153,12 @@ func (m *Mesh) hostsOf(s Stage, to bus.Settings, known *registry.Registry) ([]*s
 }
 
 func (m *Mesh) newGateway(to bus.Settings, known *registry.Registry) (*gateway.Gateway, error) {
-	pipelines, err := catalog.New(m.pipelines)
-	if err != nil {
-		return nil, err
-	}
 	s := m.settings.Gateway
-	s.Bus = to
+	s.Bus, s.Pipelines = to, m.pipelines
 	if known != nil {
 		s.Registry = &gateway.Registry{Watcher: known, Table: known}
 	}
-	s.Call.Mesh, s.Call.Gateway, s.Call.Catalog = m.settings.Mesh, pipeline.GatewayID(newID()), pipelines
+	s.Call.Mesh, s.Call.Gateway = m.settings.Mesh, pipeline.GatewayID(newID())
 	s.Call.Results, s.Call.Idempotency = m.settings.Results, m.settings.Idempotency
 	s.Call.Logger, s.Call.Meter = m.settings.Logger, m.settings.Meter
 	return gateway.New(s)

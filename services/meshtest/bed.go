@@ -17,7 +17,6 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/catalog"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -139,16 +138,12 @@ type Gateway struct {
 // ready. The edits change its settings first.
 func (b *Bed) Gateway(pipelines []pipeline.Pipeline, edits ...func(*gateway.Settings)) Gateway {
 	b.t.Helper()
-	c, err := catalog.New(pipelines)
-	if err != nil {
-		b.t.Fatal(err)
-	}
 	s := gateway.Settings{
 		Call: call.Settings{
-			Mesh: Mesh, Gateway: pipeline.GatewayID(uuid.NewString()), Catalog: c,
+			Mesh: Mesh, Gateway: pipeline.GatewayID(uuid.NewString()),
 			Logger: b.logger(), Meter: noop.Meter{},
 		},
-		Bus: bus.Settings{URL: b.Broker.URL()},
+		Bus: bus.Settings{URL: b.Broker.URL()}, Pipelines: pipelines,
 	}
 	for _, edit := range edits {
 		edit(&s)

@@ -1,6 +1,9 @@
 package stageapi
 
 import (
+	"slices"
+
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
@@ -16,13 +19,33 @@ func (d Description) toProto() *stagev1.DescribeResponse {
 		Host:    string(d.Host),
 		Version: d.Version,
 		Spec:    specToProto(d.Spec),
-		Limits: &stagev1.Limits{
-			MaxSize:     uint32(d.Limits.MaxSize),
-			MaxBytes:    uint64(d.Limits.MaxBytes),
-			MaxWait:     durationpb.New(d.Limits.MaxWait),
-			MaxInFlight: uint32(d.Limits.MaxInFlight),
-			Concurrency: uint32(d.Limits.Concurrency),
-		},
+		Limits:  d.Limits.toProto(),
+	}
+}
+
+// maxPublished bounds what Published returns of a spec, in bytes.
+const maxPublished = 64 << 10
+
+// Published returns the spec and the limits for the mesh's registry: without examples
+// and descriptions, and no spec where it is too large for that.
+func (d Description) Published() (*stagev1.Spec, *stagev1.Limits) {
+	spec := specToProto(runner.Spec{Inputs: d.Spec.Inputs, Outputs: d.Spec.Outputs, BatchAxis: d.Spec.BatchAxis})
+	for _, part := range slices.Concat(spec.GetInputs(), spec.GetOutputs()) {
+		part.Description = ""
+	}
+	if proto.Size(spec) > maxPublished {
+		spec = nil
+	}
+	return spec, d.Limits.toProto()
+}
+
+func (l Limits) toProto() *stagev1.Limits {
+	return &stagev1.Limits{
+		MaxSize:     uint32(l.MaxSize),
+		MaxBytes:    uint64(l.MaxBytes),
+		MaxWait:     durationpb.New(l.MaxWait),
+		MaxInFlight: uint32(l.MaxInFlight),
+		Concurrency: uint32(l.Concurrency),
 	}
 }
 

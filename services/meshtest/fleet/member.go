@@ -14,7 +14,6 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/catalog"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/process"
@@ -141,15 +140,11 @@ func (m *member) runHost(ctx context.Context, port *operations.Port, log *slog.L
 }
 
 func (m *member) runGateway(ctx context.Context, port *operations.Port, log *slog.Logger) error {
-	routes, err := catalog.New(m.Gateway.Pipelines)
-	if err != nil {
-		return err
-	}
 	g, err := gateway.New(gateway.Settings{
 		Call: call.Settings{
-			Mesh: m.Mesh, Gateway: pipeline.GatewayID(uuid.NewString()), Catalog: routes, Logger: log, Meter: port.Meter(),
+			Mesh: m.Mesh, Gateway: pipeline.GatewayID(uuid.NewString()), Logger: log, Meter: port.Meter(),
 		},
-		Bus: bus.Settings{URL: m.URL}, Listen: m.Gateway.Listen, DrainDelay: m.Gateway.DrainDelay,
+		Bus: bus.Settings{URL: m.URL}, Pipelines: m.Gateway.Pipelines, Listen: m.Gateway.Listen, DrainDelay: m.Gateway.DrainDelay,
 	})
 	if err != nil {
 		return err

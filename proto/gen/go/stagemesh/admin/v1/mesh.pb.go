@@ -7,7 +7,9 @@
 package adminv1
 
 import (
-	v1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+	v11 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+	v12 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+	v1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
@@ -130,11 +132,562 @@ func (x *ListHostsResponse) GetStaleCause() string {
 	return ""
 }
 
+type WatchHostsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only hosts of this stage; empty means all.
+	Stage         string `protobuf:"bytes,1,opt,name=stage,proto3" json:"stage,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchHostsRequest) Reset() {
+	*x = WatchHostsRequest{}
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchHostsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchHostsRequest) ProtoMessage() {}
+
+func (x *WatchHostsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchHostsRequest.ProtoReflect.Descriptor instead.
+func (*WatchHostsRequest) Descriptor() ([]byte, []int) {
+	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *WatchHostsRequest) GetStage() string {
+	if x != nil {
+		return x.Stage
+	}
+	return ""
+}
+
+type WatchHostsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Hosts         []*HostStatus          `protobuf:"bytes,1,rep,name=hosts,proto3" json:"hosts,omitempty"`
+	StaleSince    *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=stale_since,json=staleSince,proto3" json:"stale_since,omitempty"`
+	StaleCause    string                 `protobuf:"bytes,3,opt,name=stale_cause,json=staleCause,proto3" json:"stale_cause,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchHostsResponse) Reset() {
+	*x = WatchHostsResponse{}
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchHostsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchHostsResponse) ProtoMessage() {}
+
+func (x *WatchHostsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchHostsResponse.ProtoReflect.Descriptor instead.
+func (*WatchHostsResponse) Descriptor() ([]byte, []int) {
+	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *WatchHostsResponse) GetHosts() []*HostStatus {
+	if x != nil {
+		return x.Hosts
+	}
+	return nil
+}
+
+func (x *WatchHostsResponse) GetStaleSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StaleSince
+	}
+	return nil
+}
+
+func (x *WatchHostsResponse) GetStaleCause() string {
+	if x != nil {
+		return x.StaleCause
+	}
+	return ""
+}
+
+type ListStagesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListStagesRequest) Reset() {
+	*x = ListStagesRequest{}
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListStagesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListStagesRequest) ProtoMessage() {}
+
+func (x *ListStagesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListStagesRequest.ProtoReflect.Descriptor instead.
+func (*ListStagesRequest) Descriptor() ([]byte, []int) {
+	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{4}
+}
+
+type ListStagesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Stages        []*StageStatus         `protobuf:"bytes,1,rep,name=stages,proto3" json:"stages,omitempty"`
+	StaleSince    *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=stale_since,json=staleSince,proto3" json:"stale_since,omitempty"`
+	StaleCause    string                 `protobuf:"bytes,3,opt,name=stale_cause,json=staleCause,proto3" json:"stale_cause,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListStagesResponse) Reset() {
+	*x = ListStagesResponse{}
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListStagesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListStagesResponse) ProtoMessage() {}
+
+func (x *ListStagesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListStagesResponse.ProtoReflect.Descriptor instead.
+func (*ListStagesResponse) Descriptor() ([]byte, []int) {
+	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *ListStagesResponse) GetStages() []*StageStatus {
+	if x != nil {
+		return x.Stages
+	}
+	return nil
+}
+
+func (x *ListStagesResponse) GetStaleSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StaleSince
+	}
+	return nil
+}
+
+func (x *ListStagesResponse) GetStaleCause() string {
+	if x != nil {
+		return x.StaleCause
+	}
+	return ""
+}
+
+type WatchStagesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchStagesRequest) Reset() {
+	*x = WatchStagesRequest{}
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchStagesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchStagesRequest) ProtoMessage() {}
+
+func (x *WatchStagesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchStagesRequest.ProtoReflect.Descriptor instead.
+func (*WatchStagesRequest) Descriptor() ([]byte, []int) {
+	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{6}
+}
+
+type WatchStagesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Stages        []*StageStatus         `protobuf:"bytes,1,rep,name=stages,proto3" json:"stages,omitempty"`
+	StaleSince    *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=stale_since,json=staleSince,proto3" json:"stale_since,omitempty"`
+	StaleCause    string                 `protobuf:"bytes,3,opt,name=stale_cause,json=staleCause,proto3" json:"stale_cause,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchStagesResponse) Reset() {
+	*x = WatchStagesResponse{}
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchStagesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchStagesResponse) ProtoMessage() {}
+
+func (x *WatchStagesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchStagesResponse.ProtoReflect.Descriptor instead.
+func (*WatchStagesResponse) Descriptor() ([]byte, []int) {
+	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *WatchStagesResponse) GetStages() []*StageStatus {
+	if x != nil {
+		return x.Stages
+	}
+	return nil
+}
+
+func (x *WatchStagesResponse) GetStaleSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StaleSince
+	}
+	return nil
+}
+
+func (x *WatchStagesResponse) GetStaleCause() string {
+	if x != nil {
+		return x.StaleCause
+	}
+	return ""
+}
+
+// StageStatus is a stage and its hosts together.
+type StageStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Stage string                 `protobuf:"bytes,1,opt,name=stage,proto3" json:"stage,omitempty"`
+	// Hosts that are alive, and those of them that take items. Without a registry both
+	// are 0.
+	Hosts      uint32 `protobuf:"varint,2,opt,name=hosts,proto3" json:"hosts,omitempty"`
+	ReadyHosts uint32 `protobuf:"varint,3,opt,name=ready_hosts,json=readyHosts,proto3" json:"ready_hosts,omitempty"`
+	// Somebody takes items: a host answers for the stage at the broker.
+	Served bool `protobuf:"varint,4,opt,name=served,proto3" json:"served,omitempty"`
+	// Sums over the hosts that are alive.
+	InHand      uint32 `protobuf:"varint,5,opt,name=in_hand,json=inHand,proto3" json:"in_hand,omitempty"`
+	MaxInFlight uint32 `protobuf:"varint,6,opt,name=max_in_flight,json=maxInFlight,proto3" json:"max_in_flight,omitempty"`
+	Running     uint32 `protobuf:"varint,7,opt,name=running,proto3" json:"running,omitempty"`
+	Slots       uint32 `protobuf:"varint,8,opt,name=slots,proto3" json:"slots,omitempty"`
+	// Its queues; one that could not be asked about is left out, and queues_cause says
+	// why.
+	Queues      []*QueueStatus `protobuf:"bytes,9,rep,name=queues,proto3" json:"queues,omitempty"`
+	QueuesCause string         `protobuf:"bytes,10,opt,name=queues_cause,json=queuesCause,proto3" json:"queues_cause,omitempty"`
+	// Pipelines that pass it, sorted.
+	Pipelines []string `protobuf:"bytes,11,rep,name=pipelines,proto3" json:"pipelines,omitempty"`
+	// What it takes and gives, and what a host is limited to, where hosts say it: those
+	// of the host that started last.
+	Spec          *v1.Spec   `protobuf:"bytes,12,opt,name=spec,proto3" json:"spec,omitempty"`
+	Limits        *v1.Limits `protobuf:"bytes,13,opt,name=limits,proto3" json:"limits,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StageStatus) Reset() {
+	*x = StageStatus{}
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StageStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StageStatus) ProtoMessage() {}
+
+func (x *StageStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StageStatus.ProtoReflect.Descriptor instead.
+func (*StageStatus) Descriptor() ([]byte, []int) {
+	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *StageStatus) GetStage() string {
+	if x != nil {
+		return x.Stage
+	}
+	return ""
+}
+
+func (x *StageStatus) GetHosts() uint32 {
+	if x != nil {
+		return x.Hosts
+	}
+	return 0
+}
+
+func (x *StageStatus) GetReadyHosts() uint32 {
+	if x != nil {
+		return x.ReadyHosts
+	}
+	return 0
+}
+
+func (x *StageStatus) GetServed() bool {
+	if x != nil {
+		return x.Served
+	}
+	return false
+}
+
+func (x *StageStatus) GetInHand() uint32 {
+	if x != nil {
+		return x.InHand
+	}
+	return 0
+}
+
+func (x *StageStatus) GetMaxInFlight() uint32 {
+	if x != nil {
+		return x.MaxInFlight
+	}
+	return 0
+}
+
+func (x *StageStatus) GetRunning() uint32 {
+	if x != nil {
+		return x.Running
+	}
+	return 0
+}
+
+func (x *StageStatus) GetSlots() uint32 {
+	if x != nil {
+		return x.Slots
+	}
+	return 0
+}
+
+func (x *StageStatus) GetQueues() []*QueueStatus {
+	if x != nil {
+		return x.Queues
+	}
+	return nil
+}
+
+func (x *StageStatus) GetQueuesCause() string {
+	if x != nil {
+		return x.QueuesCause
+	}
+	return ""
+}
+
+func (x *StageStatus) GetPipelines() []string {
+	if x != nil {
+		return x.Pipelines
+	}
+	return nil
+}
+
+func (x *StageStatus) GetSpec() *v1.Spec {
+	if x != nil {
+		return x.Spec
+	}
+	return nil
+}
+
+func (x *StageStatus) GetLimits() *v1.Limits {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
+}
+
+// QueueStatus is what is in a stage's queue: what waits, and what its hosts have in
+// hand.
+type QueueStatus struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Durability v11.Durability         `protobuf:"varint,1,opt,name=durability,proto3,enum=stagemesh.inference.v1.Durability" json:"durability,omitempty"`
+	Items      uint64                 `protobuf:"varint,2,opt,name=items,proto3" json:"items,omitempty"`
+	Bytes      uint64                 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// Of the items, by class of priority.
+	High   uint64 `protobuf:"varint,4,opt,name=high,proto3" json:"high,omitempty"`
+	Normal uint64 `protobuf:"varint,5,opt,name=normal,proto3" json:"normal,omitempty"`
+	Low    uint64 `protobuf:"varint,6,opt,name=low,proto3" json:"low,omitempty"`
+	// The most that it takes; 0 means that nothing bounds it.
+	MaxItems      uint64 `protobuf:"varint,7,opt,name=max_items,json=maxItems,proto3" json:"max_items,omitempty"`
+	MaxBytes      uint64 `protobuf:"varint,8,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *QueueStatus) Reset() {
+	*x = QueueStatus{}
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *QueueStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*QueueStatus) ProtoMessage() {}
+
+func (x *QueueStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use QueueStatus.ProtoReflect.Descriptor instead.
+func (*QueueStatus) Descriptor() ([]byte, []int) {
+	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *QueueStatus) GetDurability() v11.Durability {
+	if x != nil {
+		return x.Durability
+	}
+	return v11.Durability(0)
+}
+
+func (x *QueueStatus) GetItems() uint64 {
+	if x != nil {
+		return x.Items
+	}
+	return 0
+}
+
+func (x *QueueStatus) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *QueueStatus) GetHigh() uint64 {
+	if x != nil {
+		return x.High
+	}
+	return 0
+}
+
+func (x *QueueStatus) GetNormal() uint64 {
+	if x != nil {
+		return x.Normal
+	}
+	return 0
+}
+
+func (x *QueueStatus) GetLow() uint64 {
+	if x != nil {
+		return x.Low
+	}
+	return 0
+}
+
+func (x *QueueStatus) GetMaxItems() uint64 {
+	if x != nil {
+		return x.MaxItems
+	}
+	return 0
+}
+
+func (x *QueueStatus) GetMaxBytes() uint64 {
+	if x != nil {
+		return x.MaxBytes
+	}
+	return 0
+}
+
 // HostStatus is a host as the registry has it.
 type HostStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// What the host says of itself.
-	Record *v1.HostRecord `protobuf:"bytes,1,opt,name=record,proto3" json:"record,omitempty"`
+	Record *v12.HostRecord `protobuf:"bytes,1,opt,name=record,proto3" json:"record,omitempty"`
 	// It is registered, and passes its check. One that is not any more is listed for a
 	// minute.
 	Alive         bool `protobuf:"varint,2,opt,name=alive,proto3" json:"alive,omitempty"`
@@ -144,7 +697,7 @@ type HostStatus struct {
 
 func (x *HostStatus) Reset() {
 	*x = HostStatus{}
-	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[2]
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -156,7 +709,7 @@ func (x *HostStatus) String() string {
 func (*HostStatus) ProtoMessage() {}
 
 func (x *HostStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[2]
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -169,10 +722,10 @@ func (x *HostStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostStatus.ProtoReflect.Descriptor instead.
 func (*HostStatus) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{2}
+	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{10}
 }
 
-func (x *HostStatus) GetRecord() *v1.HostRecord {
+func (x *HostStatus) GetRecord() *v12.HostRecord {
 	if x != nil {
 		return x.Record
 	}
@@ -190,7 +743,7 @@ var File_stagemesh_admin_v1_mesh_proto protoreflect.FileDescriptor
 
 const file_stagemesh_admin_v1_mesh_proto_rawDesc = "" +
 	"\n" +
-	"\x1dstagemesh/admin/v1/mesh.proto\x12\x12stagemesh.admin.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1estagemesh/mesh/v1/roster.proto\"(\n" +
+	"\x1dstagemesh/admin/v1/mesh.proto\x12\x12stagemesh.admin.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$stagemesh/inference/v1/payload.proto\x1a\x1estagemesh/mesh/v1/roster.proto\x1a\x1estagemesh/stage/v1/stage.proto\"(\n" +
 	"\x10ListHostsRequest\x12\x14\n" +
 	"\x05stage\x18\x01 \x01(\tR\x05stage\"\xa7\x01\n" +
 	"\x11ListHostsResponse\x124\n" +
@@ -198,13 +751,67 @@ const file_stagemesh_admin_v1_mesh_proto_rawDesc = "" +
 	"\vstale_since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"staleSince\x12\x1f\n" +
 	"\vstale_cause\x18\x03 \x01(\tR\n" +
-	"staleCause\"Y\n" +
+	"staleCause\")\n" +
+	"\x11WatchHostsRequest\x12\x14\n" +
+	"\x05stage\x18\x01 \x01(\tR\x05stage\"\xa8\x01\n" +
+	"\x12WatchHostsResponse\x124\n" +
+	"\x05hosts\x18\x01 \x03(\v2\x1e.stagemesh.admin.v1.HostStatusR\x05hosts\x12;\n" +
+	"\vstale_since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"staleSince\x12\x1f\n" +
+	"\vstale_cause\x18\x03 \x01(\tR\n" +
+	"staleCause\"\x13\n" +
+	"\x11ListStagesRequest\"\xab\x01\n" +
+	"\x12ListStagesResponse\x127\n" +
+	"\x06stages\x18\x01 \x03(\v2\x1f.stagemesh.admin.v1.StageStatusR\x06stages\x12;\n" +
+	"\vstale_since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"staleSince\x12\x1f\n" +
+	"\vstale_cause\x18\x03 \x01(\tR\n" +
+	"staleCause\"\x14\n" +
+	"\x12WatchStagesRequest\"\xac\x01\n" +
+	"\x13WatchStagesResponse\x127\n" +
+	"\x06stages\x18\x01 \x03(\v2\x1f.stagemesh.admin.v1.StageStatusR\x06stages\x12;\n" +
+	"\vstale_since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"staleSince\x12\x1f\n" +
+	"\vstale_cause\x18\x03 \x01(\tR\n" +
+	"staleCause\"\xbb\x03\n" +
+	"\vStageStatus\x12\x14\n" +
+	"\x05stage\x18\x01 \x01(\tR\x05stage\x12\x14\n" +
+	"\x05hosts\x18\x02 \x01(\rR\x05hosts\x12\x1f\n" +
+	"\vready_hosts\x18\x03 \x01(\rR\n" +
+	"readyHosts\x12\x16\n" +
+	"\x06served\x18\x04 \x01(\bR\x06served\x12\x17\n" +
+	"\ain_hand\x18\x05 \x01(\rR\x06inHand\x12\"\n" +
+	"\rmax_in_flight\x18\x06 \x01(\rR\vmaxInFlight\x12\x18\n" +
+	"\arunning\x18\a \x01(\rR\arunning\x12\x14\n" +
+	"\x05slots\x18\b \x01(\rR\x05slots\x127\n" +
+	"\x06queues\x18\t \x03(\v2\x1f.stagemesh.admin.v1.QueueStatusR\x06queues\x12!\n" +
+	"\fqueues_cause\x18\n" +
+	" \x01(\tR\vqueuesCause\x12\x1c\n" +
+	"\tpipelines\x18\v \x03(\tR\tpipelines\x12,\n" +
+	"\x04spec\x18\f \x01(\v2\x18.stagemesh.stage.v1.SpecR\x04spec\x122\n" +
+	"\x06limits\x18\r \x01(\v2\x1a.stagemesh.stage.v1.LimitsR\x06limits\"\xf5\x01\n" +
+	"\vQueueStatus\x12B\n" +
+	"\n" +
+	"durability\x18\x01 \x01(\x0e2\".stagemesh.inference.v1.DurabilityR\n" +
+	"durability\x12\x14\n" +
+	"\x05items\x18\x02 \x01(\x04R\x05items\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\x12\x12\n" +
+	"\x04high\x18\x04 \x01(\x04R\x04high\x12\x16\n" +
+	"\x06normal\x18\x05 \x01(\x04R\x06normal\x12\x10\n" +
+	"\x03low\x18\x06 \x01(\x04R\x03low\x12\x1b\n" +
+	"\tmax_items\x18\a \x01(\x04R\bmaxItems\x12\x1b\n" +
+	"\tmax_bytes\x18\b \x01(\x04R\bmaxBytes\"Y\n" +
 	"\n" +
 	"HostStatus\x125\n" +
 	"\x06record\x18\x01 \x01(\v2\x1d.stagemesh.mesh.v1.HostRecordR\x06record\x12\x14\n" +
-	"\x05alive\x18\x02 \x01(\bR\x05alive2g\n" +
+	"\x05alive\x18\x02 \x01(\bR\x05alive2\x85\x03\n" +
 	"\vMeshService\x12X\n" +
-	"\tListHosts\x12$.stagemesh.admin.v1.ListHostsRequest\x1a%.stagemesh.admin.v1.ListHostsResponseBHZFgithub.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1;adminv1b\x06proto3"
+	"\tListHosts\x12$.stagemesh.admin.v1.ListHostsRequest\x1a%.stagemesh.admin.v1.ListHostsResponse\x12]\n" +
+	"\n" +
+	"WatchHosts\x12%.stagemesh.admin.v1.WatchHostsRequest\x1a&.stagemesh.admin.v1.WatchHostsResponse0\x01\x12[\n" +
+	"\n" +
+	"ListStages\x12%.stagemesh.admin.v1.ListStagesRequest\x1a&.stagemesh.admin.v1.ListStagesResponse\x12`\n" +
+	"\vWatchStages\x12&.stagemesh.admin.v1.WatchStagesRequest\x1a'.stagemesh.admin.v1.WatchStagesResponse0\x01BHZFgithub.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1;adminv1b\x06proto3"
 
 var (
 	file_stagemesh_admin_v1_mesh_proto_rawDescOnce sync.Once
@@ -218,25 +825,52 @@ func file_stagemesh_admin_v1_mesh_proto_rawDescGZIP() []byte {
 	return file_stagemesh_admin_v1_mesh_proto_rawDescData
 }
 
-var file_stagemesh_admin_v1_mesh_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
+var file_stagemesh_admin_v1_mesh_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_stagemesh_admin_v1_mesh_proto_goTypes = []any{
 	(*ListHostsRequest)(nil),      // 0: stagemesh.admin.v1.ListHostsRequest
 	(*ListHostsResponse)(nil),     // 1: stagemesh.admin.v1.ListHostsResponse
-	(*HostStatus)(nil),            // 2: stagemesh.admin.v1.HostStatus
-	(*timestamppb.Timestamp)(nil), // 3: google.protobuf.Timestamp
-	(*v1.HostRecord)(nil),         // 4: stagemesh.mesh.v1.HostRecord
+	(*WatchHostsRequest)(nil),     // 2: stagemesh.admin.v1.WatchHostsRequest
+	(*WatchHostsResponse)(nil),    // 3: stagemesh.admin.v1.WatchHostsResponse
+	(*ListStagesRequest)(nil),     // 4: stagemesh.admin.v1.ListStagesRequest
+	(*ListStagesResponse)(nil),    // 5: stagemesh.admin.v1.ListStagesResponse
+	(*WatchStagesRequest)(nil),    // 6: stagemesh.admin.v1.WatchStagesRequest
+	(*WatchStagesResponse)(nil),   // 7: stagemesh.admin.v1.WatchStagesResponse
+	(*StageStatus)(nil),           // 8: stagemesh.admin.v1.StageStatus
+	(*QueueStatus)(nil),           // 9: stagemesh.admin.v1.QueueStatus
+	(*HostStatus)(nil),            // 10: stagemesh.admin.v1.HostStatus
+	(*timestamppb.Timestamp)(nil), // 11: google.protobuf.Timestamp
+	(*v1.Spec)(nil),               // 12: stagemesh.stage.v1.Spec
+	(*v1.Limits)(nil),             // 13: stagemesh.stage.v1.Limits
+	(v11.Durability)(0),           // 14: stagemesh.inference.v1.Durability
+	(*v12.HostRecord)(nil),        // 15: stagemesh.mesh.v1.HostRecord
 }
 var file_stagemesh_admin_v1_mesh_proto_depIdxs = []int32{
-	2, // 0: stagemesh.admin.v1.ListHostsResponse.hosts:type_name -> stagemesh.admin.v1.HostStatus
-	3, // 1: stagemesh.admin.v1.ListHostsResponse.stale_since:type_name -> google.protobuf.Timestamp
-	4, // 2: stagemesh.admin.v1.HostStatus.record:type_name -> stagemesh.mesh.v1.HostRecord
-	0, // 3: stagemesh.admin.v1.MeshService.ListHosts:input_type -> stagemesh.admin.v1.ListHostsRequest
-	1, // 4: stagemesh.admin.v1.MeshService.ListHosts:output_type -> stagemesh.admin.v1.ListHostsResponse
-	4, // [4:5] is the sub-list for method output_type
-	3, // [3:4] is the sub-list for method input_type
-	3, // [3:3] is the sub-list for extension type_name
-	3, // [3:3] is the sub-list for extension extendee
-	0, // [0:3] is the sub-list for field type_name
+	10, // 0: stagemesh.admin.v1.ListHostsResponse.hosts:type_name -> stagemesh.admin.v1.HostStatus
+	11, // 1: stagemesh.admin.v1.ListHostsResponse.stale_since:type_name -> google.protobuf.Timestamp
+	10, // 2: stagemesh.admin.v1.WatchHostsResponse.hosts:type_name -> stagemesh.admin.v1.HostStatus
+	11, // 3: stagemesh.admin.v1.WatchHostsResponse.stale_since:type_name -> google.protobuf.Timestamp
+	8,  // 4: stagemesh.admin.v1.ListStagesResponse.stages:type_name -> stagemesh.admin.v1.StageStatus
+	11, // 5: stagemesh.admin.v1.ListStagesResponse.stale_since:type_name -> google.protobuf.Timestamp
+	8,  // 6: stagemesh.admin.v1.WatchStagesResponse.stages:type_name -> stagemesh.admin.v1.StageStatus
+	11, // 7: stagemesh.admin.v1.WatchStagesResponse.stale_since:type_name -> google.protobuf.Timestamp
+	9,  // 8: stagemesh.admin.v1.StageStatus.queues:type_name -> stagemesh.admin.v1.QueueStatus
+	12, // 9: stagemesh.admin.v1.StageStatus.spec:type_name -> stagemesh.stage.v1.Spec
+	13, // 10: stagemesh.admin.v1.StageStatus.limits:type_name -> stagemesh.stage.v1.Limits
+	14, // 11: stagemesh.admin.v1.QueueStatus.durability:type_name -> stagemesh.inference.v1.Durability
+	15, // 12: stagemesh.admin.v1.HostStatus.record:type_name -> stagemesh.mesh.v1.HostRecord
+	0,  // 13: stagemesh.admin.v1.MeshService.ListHosts:input_type -> stagemesh.admin.v1.ListHostsRequest
+	2,  // 14: stagemesh.admin.v1.MeshService.WatchHosts:input_type -> stagemesh.admin.v1.WatchHostsRequest
+	4,  // 15: stagemesh.admin.v1.MeshService.ListStages:input_type -> stagemesh.admin.v1.ListStagesRequest
+	6,  // 16: stagemesh.admin.v1.MeshService.WatchStages:input_type -> stagemesh.admin.v1.WatchStagesRequest
+	1,  // 17: stagemesh.admin.v1.MeshService.ListHosts:output_type -> stagemesh.admin.v1.ListHostsResponse
+	3,  // 18: stagemesh.admin.v1.MeshService.WatchHosts:output_type -> stagemesh.admin.v1.WatchHostsResponse
+	5,  // 19: stagemesh.admin.v1.MeshService.ListStages:output_type -> stagemesh.admin.v1.ListStagesResponse
+	7,  // 20: stagemesh.admin.v1.MeshService.WatchStages:output_type -> stagemesh.admin.v1.WatchStagesResponse
+	17, // [17:21] is the sub-list for method output_type
+	13, // [13:17] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_stagemesh_admin_v1_mesh_proto_init() }
@@ -250,7 +884,7 @@ func file_stagemesh_admin_v1_mesh_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stagemesh_admin_v1_mesh_proto_rawDesc), len(file_stagemesh_admin_v1_mesh_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   3,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

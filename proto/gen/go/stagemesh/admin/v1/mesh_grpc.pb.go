@@ -19,7 +19,10 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	MeshService_ListHosts_FullMethodName = "/stagemesh.admin.v1.MeshService/ListHosts"
+	MeshService_ListHosts_FullMethodName   = "/stagemesh.admin.v1.MeshService/ListHosts"
+	MeshService_WatchHosts_FullMethodName  = "/stagemesh.admin.v1.MeshService/WatchHosts"
+	MeshService_ListStages_FullMethodName  = "/stagemesh.admin.v1.MeshService/ListStages"
+	MeshService_WatchStages_FullMethodName = "/stagemesh.admin.v1.MeshService/WatchStages"
 )
 
 // MeshServiceClient is the client API for MeshService service.
@@ -33,6 +36,16 @@ type MeshServiceClient interface {
 	// where the gateway has not heard of it yet. While the registry is away the answer
 	// is what it said last.
 	ListHosts(ctx context.Context, in *ListHostsRequest, opts ...grpc.CallOption) (*ListHostsResponse, error)
+	// WatchHosts is ListHosts, again after every change. Several changes may come as
+	// one; an answer comes at most twice a second.
+	WatchHosts(ctx context.Context, in *WatchHostsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchHostsResponse], error)
+	// ListStages returns the stages that have hosts or are part of a pipeline, sorted by
+	// name, with what waits in their queues. Without a registry nothing is known of
+	// their hosts but whether there are any.
+	ListStages(ctx context.Context, in *ListStagesRequest, opts ...grpc.CallOption) (*ListStagesResponse, error)
+	// WatchStages is ListStages, again every second and after every change of hosts and
+	// pipelines; an answer comes at most twice a second.
+	WatchStages(ctx context.Context, in *WatchStagesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchStagesResponse], error)
 }
 
 type meshServiceClient struct {
@@ -53,6 +66,54 @@ func (c *meshServiceClient) ListHosts(ctx context.Context, in *ListHostsRequest,
 	return out, nil
 }
 
+func (c *meshServiceClient) WatchHosts(ctx context.Context, in *WatchHostsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchHostsResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &MeshService_ServiceDesc.Streams[0], MeshService_WatchHosts_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[WatchHostsRequest, WatchHostsResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type MeshService_WatchHostsClient = grpc.ServerStreamingClient[WatchHostsResponse]
+
+func (c *meshServiceClient) ListStages(ctx context.Context, in *ListStagesRequest, opts ...grpc.CallOption) (*ListStagesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListStagesResponse)
+	err := c.cc.Invoke(ctx, MeshService_ListStages_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *meshServiceClient) WatchStages(ctx context.Context, in *WatchStagesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchStagesResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &MeshService_ServiceDesc.Streams[1], MeshService_WatchStages_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[WatchStagesRequest, WatchStagesResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type MeshService_WatchStagesClient = grpc.ServerStreamingClient[WatchStagesResponse]
+
 // MeshServiceServer is the server API for MeshService service.
 // All implementations must embed UnimplementedMeshServiceServer
 // for forward compatibility.
@@ -64,6 +125,16 @@ type MeshServiceServer interface {
 	// where the gateway has not heard of it yet. While the registry is away the answer
 	// is what it said last.
 	ListHosts(context.Context, *ListHostsRequest) (*ListHostsResponse, error)
+	// WatchHosts is ListHosts, again after every change. Several changes may come as
+	// one; an answer comes at most twice a second.
+	WatchHosts(*WatchHostsRequest, grpc.ServerStreamingServer[WatchHostsResponse]) error
+	// ListStages returns the stages that have hosts or are part of a pipeline, sorted by
+	// name, with what waits in their queues. Without a registry nothing is known of
+	// their hosts but whether there are any.
+	ListStages(context.Context, *ListStagesRequest) (*ListStagesResponse, error)
+	// WatchStages is ListStages, again every second and after every change of hosts and
+	// pipelines; an answer comes at most twice a second.
+	WatchStages(*WatchStagesRequest, grpc.ServerStreamingServer[WatchStagesResponse]) error
 	mustEmbedUnimplementedMeshServiceServer()
 }
 
@@ -76,6 +147,15 @@ type UnimplementedMeshServiceServer struct{}
 
 func (UnimplementedMeshServiceServer) ListHosts(context.Context, *ListHostsRequest) (*ListHostsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListHosts not implemented")
+}
+func (UnimplementedMeshServiceServer) WatchHosts(*WatchHostsRequest, grpc.ServerStreamingServer[WatchHostsResponse]) error {
+	return status.Error(codes.Unimplemented, "method WatchHosts not implemented")
+}
+func (UnimplementedMeshServiceServer) ListStages(context.Context, *ListStagesRequest) (*ListStagesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListStages not implemented")
+}
+func (UnimplementedMeshServiceServer) WatchStages(*WatchStagesRequest, grpc.ServerStreamingServer[WatchStagesResponse]) error {
+	return status.Error(codes.Unimplemented, "method WatchStages not implemented")
 }
 func (UnimplementedMeshServiceServer) mustEmbedUnimplementedMeshServiceServer() {}
 func (UnimplementedMeshServiceServer) testEmbeddedByValue()                     {}
@@ -116,6 +196,46 @@ func _MeshService_ListHosts_Handler(srv interface{}, ctx context.Context, dec fu
 	return interceptor(ctx, in, info, handler)
 }
 
+func _MeshService_WatchHosts_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(WatchHostsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(MeshServiceServer).WatchHosts(m, &grpc.GenericServerStream[WatchHostsRequest, WatchHostsResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type MeshService_WatchHostsServer = grpc.ServerStreamingServer[WatchHostsResponse]
+
+func _MeshService_ListStages_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListStagesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(MeshServiceServer).ListStages(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: MeshService_ListStages_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(MeshServiceServer).ListStages(ctx, req.(*ListStagesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _MeshService_WatchStages_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(WatchStagesRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(MeshServiceServer).WatchStages(m, &grpc.GenericServerStream[WatchStagesRequest, WatchStagesResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type MeshService_WatchStagesServer = grpc.ServerStreamingServer[WatchStagesResponse]
+
 // MeshService_ServiceDesc is the grpc.ServiceDesc for MeshService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -127,7 +247,22 @@ var MeshService_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "ListHosts",
 			Handler:    _MeshService_ListHosts_Handler,
 		},
+		{
+			MethodName: "ListStages",
+			Handler:    _MeshService_ListStages_Handler,
+		},
 	},
-	Streams:  []grpc.StreamDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "WatchHosts",
+			Handler:       _MeshService_WatchHosts_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "WatchStages",
+			Handler:       _MeshService_WatchStages_Handler,
+			ServerStreams: true,
+		},
+	},
 	Metadata: "stagemesh/admin/v1/mesh.proto",
 }

@@ -7,6 +7,7 @@
 package meshv1
 
 import (
+	v1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	durationpb "google.golang.org/protobuf/types/known/durationpb"
@@ -53,8 +54,12 @@ type HostRecord struct {
 	// It finishes what it has and leaves.
 	Draining bool `protobuf:"varint,15,opt,name=draining,proto3" json:"draining,omitempty"`
 	// The processes of its runner, where it has any.
-	Workers       []*WorkerRecord        `protobuf:"bytes,16,rep,name=workers,proto3" json:"workers,omitempty"`
-	StartedAt     *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	Workers   []*WorkerRecord        `protobuf:"bytes,16,rep,name=workers,proto3" json:"workers,omitempty"`
+	StartedAt *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	// What its runner takes and gives, without examples and descriptions; unset where
+	// that is too much to publish.
+	Spec          *v1.Spec   `protobuf:"bytes,18,opt,name=spec,proto3" json:"spec,omitempty"`
+	Limits        *v1.Limits `protobuf:"bytes,19,opt,name=limits,proto3" json:"limits,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -208,6 +213,20 @@ func (x *HostRecord) GetStartedAt() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *HostRecord) GetSpec() *v1.Spec {
+	if x != nil {
+		return x.Spec
+	}
+	return nil
+}
+
+func (x *HostRecord) GetLimits() *v1.Limits {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
+}
+
 // WorkerRecord is how one worker of a host is.
 type WorkerRecord struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -284,7 +303,7 @@ var File_stagemesh_mesh_v1_roster_proto protoreflect.FileDescriptor
 
 const file_stagemesh_mesh_v1_roster_proto_rawDesc = "" +
 	"\n" +
-	"\x1estagemesh/mesh/v1/roster.proto\x12\x11stagemesh.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x85\x05\n" +
+	"\x1estagemesh/mesh/v1/roster.proto\x12\x11stagemesh.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1estagemesh/stage/v1/stage.proto\"\xe7\x05\n" +
 	"\n" +
 	"HostRecord\x12\x12\n" +
 	"\x04mesh\x18\x01 \x01(\tR\x04mesh\x12\x14\n" +
@@ -306,7 +325,9 @@ const file_stagemesh_mesh_v1_roster_proto_rawDesc = "" +
 	"\bdraining\x18\x0f \x01(\bR\bdraining\x129\n" +
 	"\aworkers\x18\x10 \x03(\v2\x1f.stagemesh.mesh.v1.WorkerRecordR\aworkers\x129\n" +
 	"\n" +
-	"started_at\x18\x11 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x1a9\n" +
+	"started_at\x18\x11 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x12,\n" +
+	"\x04spec\x18\x12 \x01(\v2\x18.stagemesh.stage.v1.SpecR\x04spec\x122\n" +
+	"\x06limits\x18\x13 \x01(\v2\x1a.stagemesh.stage.v1.LimitsR\x06limits\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"r\n" +
@@ -335,17 +356,21 @@ var file_stagemesh_mesh_v1_roster_proto_goTypes = []any{
 	nil,                           // 2: stagemesh.mesh.v1.HostRecord.LabelsEntry
 	(*durationpb.Duration)(nil),   // 3: google.protobuf.Duration
 	(*timestamppb.Timestamp)(nil), // 4: google.protobuf.Timestamp
+	(*v1.Spec)(nil),               // 5: stagemesh.stage.v1.Spec
+	(*v1.Limits)(nil),             // 6: stagemesh.stage.v1.Limits
 }
 var file_stagemesh_mesh_v1_roster_proto_depIdxs = []int32{
 	2, // 0: stagemesh.mesh.v1.HostRecord.labels:type_name -> stagemesh.mesh.v1.HostRecord.LabelsEntry
 	3, // 1: stagemesh.mesh.v1.HostRecord.queue_wait:type_name -> google.protobuf.Duration
 	1, // 2: stagemesh.mesh.v1.HostRecord.workers:type_name -> stagemesh.mesh.v1.WorkerRecord
 	4, // 3: stagemesh.mesh.v1.HostRecord.started_at:type_name -> google.protobuf.Timestamp
-	4, // [4:4] is the sub-list for method output_type
-	4, // [4:4] is the sub-list for method input_type
-	4, // [4:4] is the sub-list for extension type_name
-	4, // [4:4] is the sub-list for extension extendee
-	0, // [0:4] is the sub-list for field type_name
+	5, // 4: stagemesh.mesh.v1.HostRecord.spec:type_name -> stagemesh.stage.v1.Spec
+	6, // 5: stagemesh.mesh.v1.HostRecord.limits:type_name -> stagemesh.stage.v1.Limits
+	6, // [6:6] is the sub-list for method output_type
+	6, // [6:6] is the sub-list for method input_type
+	6, // [6:6] is the sub-list for extension type_name
+	6, // [6:6] is the sub-list for extension extendee
+	0, // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_stagemesh_mesh_v1_roster_proto_init() }

@@ -35,6 +35,12 @@ const (
 const (
 	// MeshServiceListHostsProcedure is the fully-qualified name of the MeshService's ListHosts RPC.
 	MeshServiceListHostsProcedure = "/stagemesh.admin.v1.MeshService/ListHosts"
+	// MeshServiceWatchHostsProcedure is the fully-qualified name of the MeshService's WatchHosts RPC.
+	MeshServiceWatchHostsProcedure = "/stagemesh.admin.v1.MeshService/WatchHosts"
+	// MeshServiceListStagesProcedure is the fully-qualified name of the MeshService's ListStages RPC.
+	MeshServiceListStagesProcedure = "/stagemesh.admin.v1.MeshService/ListStages"
+	// MeshServiceWatchStagesProcedure is the fully-qualified name of the MeshService's WatchStages RPC.
+	MeshServiceWatchStagesProcedure = "/stagemesh.admin.v1.MeshService/WatchStages"
 )
 
 // MeshServiceClient is a client for the stagemesh.admin.v1.MeshService service.
@@ -44,6 +50,16 @@ type MeshServiceClient interface {
 	// where the gateway has not heard of it yet. While the registry is away the answer
 	// is what it said last.
 	ListHosts(context.Context, *connect.Request[v1.ListHostsRequest]) (*connect.Response[v1.ListHostsResponse], error)
+	// WatchHosts is ListHosts, again after every change. Several changes may come as
+	// one; an answer comes at most twice a second.
+	WatchHosts(context.Context, *connect.Request[v1.WatchHostsRequest]) (*connect.ServerStreamForClient[v1.WatchHostsResponse], error)
+	// ListStages returns the stages that have hosts or are part of a pipeline, sorted by
+	// name, with what waits in their queues. Without a registry nothing is known of
+	// their hosts but whether there are any.
+	ListStages(context.Context, *connect.Request[v1.ListStagesRequest]) (*connect.Response[v1.ListStagesResponse], error)
+	// WatchStages is ListStages, again every second and after every change of hosts and
+	// pipelines; an answer comes at most twice a second.
+	WatchStages(context.Context, *connect.Request[v1.WatchStagesRequest]) (*connect.ServerStreamForClient[v1.WatchStagesResponse], error)
 }
 
 // NewMeshServiceClient constructs a client for the stagemesh.admin.v1.MeshService service. By
@@ -63,17 +79,53 @@ func NewMeshServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(meshServiceMethods.ByName("ListHosts")),
 			connect.WithClientOptions(opts...),
 		),
+		watchHosts: connect.NewClient[v1.WatchHostsRequest, v1.WatchHostsResponse](
+			httpClient,
+			baseURL+MeshServiceWatchHostsProcedure,
+			connect.WithSchema(meshServiceMethods.ByName("WatchHosts")),
+			connect.WithClientOptions(opts...),
+		),
+		listStages: connect.NewClient[v1.ListStagesRequest, v1.ListStagesResponse](
+			httpClient,
+			baseURL+MeshServiceListStagesProcedure,
+			connect.WithSchema(meshServiceMethods.ByName("ListStages")),
+			connect.WithClientOptions(opts...),
+		),
+		watchStages: connect.NewClient[v1.WatchStagesRequest, v1.WatchStagesResponse](
+			httpClient,
+			baseURL+MeshServiceWatchStagesProcedure,
+			connect.WithSchema(meshServiceMethods.ByName("WatchStages")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // meshServiceClient implements MeshServiceClient.
 type meshServiceClient struct {
-	listHosts *connect.Client[v1.ListHostsRequest, v1.ListHostsResponse]
+	listHosts   *connect.Client[v1.ListHostsRequest, v1.ListHostsResponse]
+	watchHosts  *connect.Client[v1.WatchHostsRequest, v1.WatchHostsResponse]
+	listStages  *connect.Client[v1.ListStagesRequest, v1.ListStagesResponse]
+	watchStages *connect.Client[v1.WatchStagesRequest, v1.WatchStagesResponse]
 }
 
 // ListHosts calls stagemesh.admin.v1.MeshService.ListHosts.
 func (c *meshServiceClient) ListHosts(ctx context.Context, req *connect.Request[v1.ListHostsRequest]) (*connect.Response[v1.ListHostsResponse], error) {
 	return c.listHosts.CallUnary(ctx, req)
+}
+
+// WatchHosts calls stagemesh.admin.v1.MeshService.WatchHosts.
+func (c *meshServiceClient) WatchHosts(ctx context.Context, req *connect.Request[v1.WatchHostsRequest]) (*connect.ServerStreamForClient[v1.WatchHostsResponse], error) {
+	return c.watchHosts.CallServerStream(ctx, req)
+}
+
+// ListStages calls stagemesh.admin.v1.MeshService.ListStages.
+func (c *meshServiceClient) ListStages(ctx context.Context, req *connect.Request[v1.ListStagesRequest]) (*connect.Response[v1.ListStagesResponse], error) {
+	return c.listStages.CallUnary(ctx, req)
+}
+
+// WatchStages calls stagemesh.admin.v1.MeshService.WatchStages.
+func (c *meshServiceClient) WatchStages(ctx context.Context, req *connect.Request[v1.WatchStagesRequest]) (*connect.ServerStreamForClient[v1.WatchStagesResponse], error) {
+	return c.watchStages.CallServerStream(ctx, req)
 }
 
 // MeshServiceHandler is an implementation of the stagemesh.admin.v1.MeshService service.
@@ -83,6 +135,16 @@ type MeshServiceHandler interface {
 	// where the gateway has not heard of it yet. While the registry is away the answer
 	// is what it said last.
 	ListHosts(context.Context, *connect.Request[v1.ListHostsRequest]) (*connect.Response[v1.ListHostsResponse], error)
+	// WatchHosts is ListHosts, again after every change. Several changes may come as
+	// one; an answer comes at most twice a second.
+	WatchHosts(context.Context, *connect.Request[v1.WatchHostsRequest], *connect.ServerStream[v1.WatchHostsResponse]) error
+	// ListStages returns the stages that have hosts or are part of a pipeline, sorted by
+	// name, with what waits in their queues. Without a registry nothing is known of
+	// their hosts but whether there are any.
+	ListStages(context.Context, *connect.Request[v1.ListStagesRequest]) (*connect.Response[v1.ListStagesResponse], error)
+	// WatchStages is ListStages, again every second and after every change of hosts and
+	// pipelines; an answer comes at most twice a second.
+	WatchStages(context.Context, *connect.Request[v1.WatchStagesRequest], *connect.ServerStream[v1.WatchStagesResponse]) error
 }
 
 // NewMeshServiceHandler builds an HTTP handler from the service implementation. It returns the path
@@ -98,10 +160,34 @@ func NewMeshServiceHandler(svc MeshServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(meshServiceMethods.ByName("ListHosts")),
 		connect.WithHandlerOptions(opts...),
 	)
+	meshServiceWatchHostsHandler := connect.NewServerStreamHandler(
+		MeshServiceWatchHostsProcedure,
+		svc.WatchHosts,
+		connect.WithSchema(meshServiceMethods.ByName("WatchHosts")),
+		connect.WithHandlerOptions(opts...),
+	)
+	meshServiceListStagesHandler := connect.NewUnaryHandler(
+		MeshServiceListStagesProcedure,
+		svc.ListStages,
+		connect.WithSchema(meshServiceMethods.ByName("ListStages")),
+		connect.WithHandlerOptions(opts...),
+	)
+	meshServiceWatchStagesHandler := connect.NewServerStreamHandler(
+		MeshServiceWatchStagesProcedure,
+		svc.WatchStages,
+		connect.WithSchema(meshServiceMethods.ByName("WatchStages")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/stagemesh.admin.v1.MeshService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case MeshServiceListHostsProcedure:
 			meshServiceListHostsHandler.ServeHTTP(w, r)
+		case MeshServiceWatchHostsProcedure:
+			meshServiceWatchHostsHandler.ServeHTTP(w, r)
+		case MeshServiceListStagesProcedure:
+			meshServiceListStagesHandler.ServeHTTP(w, r)
+		case MeshServiceWatchStagesProcedure:
+			meshServiceWatchStagesHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -113,4 +199,16 @@ type UnimplementedMeshServiceHandler struct{}
 
 func (UnimplementedMeshServiceHandler) ListHosts(context.Context, *connect.Request[v1.ListHostsRequest]) (*connect.Response[v1.ListHostsResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("stagemesh.admin.v1.MeshService.ListHosts is not implemented"))
+}
+
+func (UnimplementedMeshServiceHandler) WatchHosts(context.Context, *connect.Request[v1.WatchHostsRequest], *connect.ServerStream[v1.WatchHostsResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("stagemesh.admin.v1.MeshService.WatchHosts is not implemented"))
+}
+
+func (UnimplementedMeshServiceHandler) ListStages(context.Context, *connect.Request[v1.ListStagesRequest]) (*connect.Response[v1.ListStagesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("stagemesh.admin.v1.MeshService.ListStages is not implemented"))
+}
+
+func (UnimplementedMeshServiceHandler) WatchStages(context.Context, *connect.Request[v1.WatchStagesRequest], *connect.ServerStream[v1.WatchStagesResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("stagemesh.admin.v1.MeshService.WatchStages is not implemented"))
 }

@@ -1,0 +1,121 @@
+package pipelines_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
+
+	"github.com/stagemesh/stagemesh/gateway/pipelines"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+func tensorOf(name, datatype string, shape ...int64) *stagev1.PartSpec {
+	return &stagev1.PartSpec{Name: name, Body: &stagev1.PartSpec_Tensor{Tensor: &stagev1.TensorSpec{Datatype: datatype, Shape: shape}}}
+}
+
+func blobOf(name string, types ...string) *stagev1.PartSpec {
+	return &stagev1.PartSpec{Name: name, Body: &stagev1.PartSpec_Blob{Blob: &stagev1.BlobSpec{ContentTypes: types}}}
+}
+
+func optional(s *stagev1.PartSpec) *stagev1.PartSpec {
+	s.Optional = true
+	return s
+}
+
+func parts(s ...*stagev1.PartSpec) []*stagev1.PartSpec { return s }
+
+const (
+	rows = stagev1.BatchAxis_BATCH_AXIS_ROWS
+	none = stagev1.BatchAxis_BATCH_AXIS_NONE
+)
+
+func stage(axis stagev1.BatchAxis, inputs, outputs []*stagev1.PartSpec) pipelines.Stage {
+	return pipelines.Stage{Served: true, Spec: &stagev1.Spec{Inputs: inputs, Outputs: outputs, BatchAxis: axis}}
+}
+
+func step(stage pipeline.StageName) pipeline.Step {
+	return pipeline.Step{Name: pipeline.StepName(stage), Stage: stage}
+}
+
+// said are problems as "severity field".
+func said(problems []pipelines.Problem) []string {
+	out := make([]string, len(problems))
+	for i, p := range problems {
+		out[i] = fmt.Sprintf("%s %s", map[pipelines.Severity]string{pipelines.Warning: "warning", pipelines.Error: "error"}[p.Severity], p.Field)
+	}
+	return out
+}
+
+func TestAPipelineIsHeldAgainstItsStages(t *testing.T) {
+	t.Parallel()
+	limited := stage(rows, parts(tensorOf("x", "FP32", -1, 64)), nil)
+	limited.Limits = &stagev1.Limits{MaxBytes: 255}
+	huge := stage(none, parts(tensorOf("x", "FP64", 1<<40, 1<<40), optional(tensorOf("y", "FP64", 1<<40))), nil)
+	memoryOnly := stage(rows, nil, nil)
+	memoryOnly.Durabilities = []pipeline.Durability{pipeline.Memory}
+	m := pipelines.Mesh{MaxPayload: 1 << 20, Stages: map[pipeline.StageName]pipelines.Stage{
+		"decode":   stage(rows, parts(blobOf("image", "image/*")), parts(tensorOf("pixels", "FP32", -1, 64), blobOf("thumb", "image/png"))),
+		"classify": stage(rows, parts(tensorOf("pixels", "FP32", -1, 64)), parts(tensorOf("scores", "FP32", -1, 10))),
+		"one":      stage(none, parts(tensorOf("vector", "FP32", 10)), parts(tensorOf("out", "FP32", 10))),
+		"label":    stage(rows, parts(tensorOf("scores", "FP32", -1, -1)), parts(blobOf("labels", "application/json"))),
+		"maybe":    stage(rows, parts(tensorOf("scores", "FP32", -1, 10)), parts(optional(tensorOf("pixels", "FP32", -1, 64)), tensorOf("other", "FP32", -1))),
+		"flexible": stage(rows, parts(optional(tensorOf("hint", "INT64", -1)), tensorOf("scores", "FP32", -1, 10)), nil),
+		"show":     stage(none, parts(blobOf("picture", "image/png", "image/jpeg"), tensorOf("scores", "FP32", -1, 10)), nil),
+		"text":     stage(none, parts(blobOf("text", "text/plain")), parts(blobOf("text", "text/plain"))),
+		"bytes":    stage(none, parts(blobOf("data")), parts(blobOf("data", "application/octet-stream"))),
+		"any":      stage(none, nil, nil),
+		"unknown":  {Served: true},
+		"away":     {Spec: &stagev1.Spec{}},
+		"limited":  limited,
+		"huge":     huge,
+		"memory":   memoryOnly,
+	}}
+	renamed := func(s pipeline.Step, inputs map[string]string) pipeline.Step {
+		s.Inputs = inputs
+		return s
+	}
+	for name, test := range map[string]struct {
+		steps      []pipeline.Step
+		keep       []string
+		durability pipeline.Durability
+		want       []string
+	}{
+		"by name":                        {steps: []pipeline.Step{step("decode"), step("classify"), step("label")}},
+		"nobody knows the stage":         {steps: []pipeline.Step{step("decode"), step("nowhere"), step("label")}, want: []string{"error steps[1].stage"}},
+		"no host":                        {steps: []pipeline.Step{step("away")}, want: []string{"warning steps[0].stage"}},
+		"no such queue":                  {steps: []pipeline.Step{step("memory")}, durability: pipeline.File, want: []string{"error steps[0].stage"}},
+		"its only queue":                 {steps: []pipeline.Step{step("memory")}},
+		"one part for one, by any name":  {steps: []pipeline.Step{step("classify"), step("one"), step("label")}},
+		"one part of another shape":      {steps: []pipeline.Step{step("one"), step("classify")}, want: []string{"error steps[1].inputs.pixels"}},
+		"a part that is not there":       {steps: []pipeline.Step{step("decode"), step("label")}, want: []string{"error steps[1].inputs.scores"}},
+		"a tensor for a blob":            {steps: []pipeline.Step{step("classify"), step("text")}, want: []string{"error steps[1].inputs.text"}},
+		"another type":                   {steps: []pipeline.Step{step("label"), step("text")}, want: []string{"error steps[1].inputs.text"}},
+		"bytes may be anything":          {steps: []pipeline.Step{step("label"), step("bytes"), step("text")}},
+		"renamed":                        {steps: []pipeline.Step{step("decode"), renamed(step("bytes"), map[string]string{"data": "thumb"})}},
+		"renamed from nothing":           {steps: []pipeline.Step{step("decode"), renamed(step("bytes"), map[string]string{"data": "x"})}, want: []string{"error steps[1].inputs.data"}},
+		"renamed to nothing":             {steps: []pipeline.Step{renamed(step("classify"), map[string]string{"x": "pixels"})}, want: []string{"error steps[0].inputs.x"}},
+		"kept":                           {steps: []pipeline.Step{step("decode"), step("classify"), renamed(step("show"), map[string]string{"picture": "thumb"})}, keep: []string{"thumb"}},
+		"not kept":                       {steps: []pipeline.Step{step("decode"), step("classify"), renamed(step("show"), map[string]string{"picture": "thumb"})}, want: []string{"error steps[2].inputs.picture"}},
+		"kept, and it does not fit":      {steps: []pipeline.Step{step("decode"), step("classify"), renamed(step("show"), map[string]string{"picture": "pixels"})}, keep: []string{"pixels"}, want: []string{"error steps[2].inputs.picture"}},
+		"kept of what callers may send":  {steps: []pipeline.Step{step("classify"), step("show")}, keep: []string{"picture"}},
+		"an optional input that is none": {steps: []pipeline.Step{step("classify"), step("flexible")}},
+		"an output that may be left out": {steps: []pipeline.Step{step("classify"), step("maybe"), step("classify")}, want: []string{"warning steps[2].inputs.pixels"}},
+		"stages that take anything":      {steps: []pipeline.Step{step("any"), step("unknown"), step("classify"), step("any"), step("text")}},
+		"smaller than an item":           {steps: []pipeline.Step{step("any"), step("limited")}, want: []string{"error steps[1].stage"}},
+		"more than a request may be":     {steps: []pipeline.Step{step("huge")}, want: []string{"error steps[0].stage"}},
+		"large, but not from a caller":   {steps: []pipeline.Step{step("any"), step("huge")}},
+	} {
+		p := pipeline.Pipeline{Name: "p", Steps: test.steps, Keep: test.keep, Durability: test.durability}
+		got := pipelines.Check(p, m)
+		if !slices.Equal(said(got), test.want) {
+			t.Errorf("%s: %v, wanted is %v", name, got, test.want)
+		}
+		for _, problem := range got {
+			if problem.Message == "" {
+				t.Errorf("%s: %s has no message", name, problem.Field)
+			}
+		}
+	}
+}

@@ -1,0 +1,411 @@
+package gateway_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/stagemesh/stagemesh/discovery"
+	"github.com/stagemesh/stagemesh/discovery/natskv"
+	"github.com/stagemesh/stagemesh/gateway/pipelines"
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// table returns a registry on the broker.
+func table(t *testing.T, broker *bustest.Broker) *natskv.Store {
+	t.Helper()
+	s, err := natskv.New(natskv.Settings{Mesh: "test", URL: broker.URL(), Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	background(t, s.Run)
+	return s
+}
+
+// background runs a function until the test ends, or stop is called.
+func background(t *testing.T, run func(ctx context.Context) error) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := bustest.Receive(t, "the end", ended); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+// following returns a store that follows the registry, once it is ready.
+func following(t *testing.T, in discovery.Table, seeds ...pipeline.Pipeline) (s *pipelines.Store, stop func()) {
+	t.Helper()
+	s, err := pipelines.New(pipelines.Settings{Table: in, Seeds: seeds, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop = background(t, s.Run)
+	ctx, cancel := context.WithTimeout(t.Context(), bustest.Patience)
+	defer cancel()
+	if err := s.WaitReady(ctx); err != nil {
+		t.Fatal(err)
+	}
+	return s, stop
+}
+
+// through is a pipeline of steps that are named as their stages.
+func through(name pipeline.Name, stages ...pipeline.StageName) pipeline.Pipeline {
+	out := pipeline.Pipeline{Name: name}
+	for _, stage := range stages {
+		out.Steps = append(out.Steps, pipeline.Step{Name: pipeline.StepName(stage), Stage: stage})
+	}
+	return out
+}
+
+// routes are the pipelines that are served, in words.
+func routes(s *pipelines.Store) string {
+	var out []string
+	for _, e := range s.List() {
+		text := string(e.Pipeline.Name)
+		for _, step := range e.Pipeline.Steps {
+			text += ">" + string(step.Stage)
+		}
+		out = append(out, text)
+	}
+	return strings.Join(out, " ")
+}
+
+func serves(t *testing.T, who string, s *pipelines.Store, want string) {
+	t.Helper()
+	bustest.Eventually(t, who+" serves "+want, func() bool { return routes(s) == want })
+}
+
+func apply(t *testing.T, s *pipelines.Store, p pipeline.Pipeline) pipelines.Entry {
+	t.Helper()
+	out, _, err := s.Apply(t.Context(), p, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func refused(t *testing.T, what string, err error, want fault.Reason) {
+	t.Helper()
+	if f, ok := errors.AsType[*fault.Fault](err); !ok || f.Reason != want {
+		t.Errorf("%s: %v, wanted is %s", what, err, want)
+	}
+}
+
+func ptr(n uint64) *uint64 { return &n }
+
+func TestAllGatewaysFollowAChangeOfAPipeline(t *testing.T) {
+	t.Parallel()
+	registry := table(t, bustest.Start(t))
+	one, _ := following(t, registry, through("p", "a"))
+	two, _ := following(t, registry, through("q", "b"))
+	serves(t, "one", one, "p>a q>b")
+	serves(t, "two", two, "p>a q>b")
+
+	e, change, err := one.Apply(t.Context(), through("p", "a", "c"), nil)
+	if err != nil || change != pipelines.Update || !e.InFile || e.FromFile {
+		t.Errorf("an update is %v %+v, %v", change, e, err)
+	}
+	if got := routes(one); got != "p>a>c q>b" {
+		t.Errorf("who was asked serves %s", got)
+	}
+	serves(t, "two", two, "p>a>c q>b")
+	again, change, err := two.Apply(t.Context(), through("p", "a", "c"), nil)
+	if err != nil || change != pipelines.None || again.Revision != e.Revision {
+		t.Errorf("the same again is %v %+v, %v", change, again, err)
+	}
+	if _, change, err := two.Apply(t.Context(), through("n", "a"), nil); err != nil || change != pipelines.Create || routes(two) != "n>a p>a>c q>b" {
+		t.Errorf("a new one is %v, %v; two serves %s", change, err, routes(two))
+	}
+	for _, name := range []pipeline.Name{"n", "q"} {
+		if err := two.Delete(t.Context(), name, nil); err != nil {
+			t.Error(err)
+		}
+	}
+	if got := routes(two); got != "p>a>c" {
+		t.Errorf("after two were deleted two serves %s", got)
+	}
+	serves(t, "one", one, "p>a>c")
+	for _, name := range []pipeline.Name{"n", "q"} {
+		refused(t, "another delete", one.Delete(t.Context(), name, nil), fault.UnknownPipeline)
+		_, err := one.Get(name)
+		refused(t, "what was deleted", err, fault.UnknownPipeline)
+		_, f := one.Resolve(string(name))
+		refused(t, "what was deleted", f, fault.UnknownPipeline)
+	}
+}
+
+func TestAChangeOfAPipelineIsComparedByRevision(t *testing.T) {
+	t.Parallel()
+	registry := table(t, bustest.Start(t))
+	s, _ := following(t, registry)
+	_, _, err := s.Apply(t.Context(), through("p", "a"), ptr(1))
+	refused(t, "one that is not there", err, fault.RevisionMismatch)
+	first, _, err := s.Apply(t.Context(), through("p", "a"), ptr(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _, err = s.Apply(t.Context(), through("p", "b"), ptr(0))
+	refused(t, "one that is there", err, fault.RevisionMismatch)
+	second, _, err := s.Apply(t.Context(), through("p", "b"), &first.Revision)
+	if err != nil || second.Revision <= first.Revision {
+		t.Errorf("revision %d after %d: %v", second.Revision, first.Revision, err)
+	}
+	_, _, err = s.Apply(t.Context(), through("p", "c"), &first.Revision)
+	refused(t, "one that has changed", err, fault.RevisionMismatch)
+	refused(t, "one that has changed", s.Delete(t.Context(), "p", &first.Revision), fault.RevisionMismatch)
+	if err := s.Delete(t.Context(), "p", &second.Revision); err != nil {
+		t.Error(err)
+	}
+	_, _, err = s.Apply(t.Context(), through("p", "a"), &second.Revision)
+	refused(t, "one that was deleted", err, fault.RevisionMismatch)
+	_, _, err = s.Apply(t.Context(), through("p"), nil)
+	refused(t, "one without steps", err, fault.InvalidRequest)
+	big := through("p", "a")
+	for i := range 3000 {
+		big.Keep = append(big.Keep, fmt.Sprintf("%0100d", i))
+	}
+	_, _, err = s.Apply(t.Context(), big, nil)
+	refused(t, "one that is too large", err, fault.InvalidRequest)
+}
+
+func TestNoChangeOfAPipelineIsLostAmongManyWriters(t *testing.T) {
+	t.Parallel()
+	registry := table(t, bustest.Start(t))
+	const writers, each = 4, 10
+	var working sync.WaitGroup
+	for range writers {
+		s, _ := following(t, registry)
+		working.Go(func() {
+			for done := 0; done < each; {
+				var revision uint64
+				p := through("p", "a")
+				if e, err := s.Get("p"); err == nil {
+					p, revision = e.Pipeline, e.Revision
+				}
+				p.MaxInFlight++
+				_, _, err := s.Apply(t.Context(), p, &revision)
+				if f, ok := errors.AsType[*fault.Fault](err); ok && f.Reason == fault.RevisionMismatch {
+					continue
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				done++
+			}
+		})
+	}
+	working.Wait()
+	s, _ := following(t, registry)
+	if e, err := s.Get("p"); err != nil || e.Pipeline.MaxInFlight != writers*each {
+		t.Errorf("%d changes are there, %v", e.Pipeline.MaxInFlight, err)
+	}
+}
+
+func TestAFileHasItsSayWhenItChanges(t *testing.T) {
+	t.Parallel()
+	registry := table(t, bustest.Start(t))
+	gateway := func(want string, stage pipeline.StageName) (*pipelines.Store, func()) {
+		s, stop := following(t, registry, through("p", stage))
+		if got := routes(s); got != want {
+			t.Errorf("with stage %s in the file: %s, wanted is %s", stage, got, want)
+		}
+		return s, stop
+	}
+	s, stop := gateway("p>a", "a")
+	apply(t, s, through("p", "b"))
+	stop()
+	s, stop = gateway("p>b", "a") // the file still says what it said
+	if err := s.Delete(t.Context(), "p", nil); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	s, stop = gateway("", "a")
+	apply(t, s, through("p", "d"))
+	stop()
+	_, stop = gateway("p>c", "c") // the file has changed
+	stop()
+	// One that nobody's file had is the file's once it has it.
+	s, stop = following(t, registry)
+	apply(t, s, through("q", "a"))
+	stop()
+	s, _ = following(t, registry, through("p", "c"), through("q", "b"))
+	if got := routes(s); got != "p>c q>b" {
+		t.Errorf("in the end there is %s", got)
+	}
+}
+
+func TestAWipedRegistryIsFilledWithThePipelinesThatWere(t *testing.T) {
+	t.Parallel()
+	broker := bustest.Start(t)
+	registry := table(t, broker)
+	one, _ := following(t, registry, through("p", "a"), through("gone", "a"))
+	two, _ := following(t, registry)
+	apply(t, two, through("q", "b"))
+	apply(t, two, through("p", "c"))
+	if err := one.Delete(t.Context(), "gone", nil); err != nil {
+		t.Fatal(err)
+	}
+	const all = "p>c q>b"
+	serves(t, "one", one, all)
+	serves(t, "two", two, all)
+	lacked := make(chan string, 2)
+	for _, s := range []*pipelines.Store{one, two} {
+		background(t, func(ctx context.Context) error {
+			for {
+				changed := s.Changed()
+				if got := routes(s); got != all {
+					lacked <- got
+					return nil
+				}
+				select {
+				case <-changed:
+				case <-ctx.Done():
+					return nil
+				}
+			}
+		})
+	}
+	before, err := one.Get("q")
+	if err != nil {
+		t.Fatal(err)
+	}
+	js := broker.Connect("test").JetStream()
+	wipe(t, js)
+	bustest.Eventually(t, "the registry is filled again", func() bool {
+		listed, err := registry.List(t.Context(), discovery.KeyOf("pipelines"))
+		return err == nil && len(listed) == 4 // p, q, gone and the epoch
+	})
+	bustest.Eventually(t, "what is served is the registry's", func() bool {
+		after, err := two.Get("q")
+		return err == nil && after.Revision != before.Revision
+	})
+	// A gateway that starts then knows what was deleted, too.
+	three, _ := following(t, registry, through("p", "a"), through("gone", "a"))
+	if got := routes(three); got != all {
+		t.Errorf("a new gateway serves %s", got)
+	}
+	select {
+	case got := <-lacked:
+		t.Errorf("meanwhile a gateway served %s", got)
+	default:
+	}
+}
+
+// wipe throws away all that the registry has.
+func wipe(t *testing.T, js jetstream.JetStream) {
+	t.Helper()
+	var names []string
+	for name := range js.StreamNames(t.Context()).Name() {
+		names = append(names, name)
+	}
+	if len(names) == 0 {
+		t.Fatal("there is nothing to wipe")
+	}
+	for _, name := range names {
+		if err := js.DeleteStream(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestAStoreThatHasNotHeardOfTheRegistryServesNothingAndSaysSo(t *testing.T) {
+	t.Parallel()
+	broker := bustest.Start(t)
+	broker.Stop()
+	s, err := pipelines.New(pipelines.Settings{Table: table(t, broker), Seeds: []pipeline.Pipeline{through("p", "a")}, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	background(t, s.Run)
+	if err := s.Ready(); err == nil {
+		t.Error("it is ready")
+	}
+	_, f := s.Resolve("p")
+	refused(t, "a pipeline", f, fault.RegistryUnavailable)
+	if p, f := s.Resolve("stage:a"); f != nil || len(p.Steps) != 1 {
+		t.Errorf("the pipeline of a stage is %v, %v", p, f)
+	}
+	_, _, err = s.Apply(t.Context(), through("p", "a"), nil)
+	refused(t, "a change", err, fault.RegistryUnavailable)
+	broker.Restore()
+	serves(t, "it", s, "p>a")
+	if err := s.Ready(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestPipelinesAreServedAndNotChangedWhileTheRegistryIsAway(t *testing.T) {
+	t.Parallel()
+	broker := bustest.Start(t)
+	s, _ := following(t, table(t, broker), through("p", "a"))
+	broker.Stop()
+	bustest.Eventually(t, "it is stale", func() bool { since, _ := s.Stale(); return !since.IsZero() })
+	begin := time.Now()
+	_, _, err := s.Apply(t.Context(), through("p", "b"), nil)
+	refused(t, "a change", err, fault.RegistryUnavailable)
+	refused(t, "a delete", s.Delete(t.Context(), "p", nil), fault.RegistryUnavailable)
+	if took := time.Since(begin); took > time.Second {
+		t.Errorf("which took %s", took)
+	}
+	if p, f := s.Resolve("p"); f != nil || p.Steps[0].Stage != "a" || s.Ready() != nil {
+		t.Errorf("served is %v, %v; ready: %v", p, f, s.Ready())
+	}
+	broker.Restore()
+	bustest.Eventually(t, "it can be changed again", func() bool {
+		_, _, err := s.Apply(t.Context(), through("p", "b"), nil)
+		return err == nil
+	})
+}
+
+func TestARecordThatIsNoPipelineHarmsNoOther(t *testing.T) {
+	t.Parallel()
+	registry := table(t, bustest.Start(t))
+	s, _ := following(t, registry, through("p", "a"))
+	for name, value := range map[string]string{
+		"garbage": "{", "other": `{"pipeline":{"name":"p","steps":[{"name":"s","stage":"s"}]}}`, "empty": `{"pipeline":{"name":"empty"}}`,
+		"newer": `{"pipeline":{"name":"newer","colour":"red","steps":[{"name":"s","stage":"s"}]}}`,
+	} {
+		if _, err := registry.Commit(t.Context(), discovery.Put(discovery.KeyOf("pipelines", name), []byte(value), 0)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	serves(t, "it", s, "newer>s p>a")
+	apply(t, s, through("garbage", "b"))
+	if err := s.Delete(t.Context(), "other", nil); err != nil {
+		t.Error(err)
+	}
+	serves(t, "it", s, "garbage>b newer>s p>a")
+	if _, err := registry.Get(t.Context(), discovery.KeyOf("pipelines", "other")); !errors.Is(err, discovery.ErrNotFound) {
+		t.Errorf("what was deleted is there: %v", err)
+	}
+}
+
+func TestWithoutARegistryPipelinesAreThoseOfTheFile(t *testing.T) {
+	t.Parallel()
+	s, _ := following(t, nil, through("p", "a"))
+	if e, err := s.Get("p"); err != nil || !e.InFile || !e.FromFile || e.Revision != 0 || routes(s) != "p>a" {
+		t.Errorf("there is %+v, %v; %s", e, err, routes(s))
+	}
+	_, _, err := s.Apply(t.Context(), through("p", "b"), nil)
+	refused(t, "a change", err, fault.NotSupported)
+	refused(t, "a delete", s.Delete(t.Context(), "p", nil), fault.NotSupported)
+	if _, err := pipelines.New(pipelines.Settings{Seeds: []pipeline.Pipeline{through("p", "a"), through("p", "b")}}); err == nil {
+		t.Error("two of one name are taken")
+	}
+}
