@@ -75,7 +75,10 @@ func (g *Gateway) listenAdmin(ctx context.Context) (*server, error) {
 }
 
 func (g *Gateway) adminHandler() (http.Handler, error) {
-	s := adminapi.Settings{Letters: deadletter.New(g.bus, deadletter.Settings{}), Health: g.Ready, Logger: g.log}
+	s := adminapi.Settings{
+		Letters: deadletter.New(g.bus, deadletter.Settings{}), Health: g.Ready, Logger: g.log,
+		Pipelines: g.pipelines, Traffic: g.service, MaxPayload: g.settings.Call.MaxPayload, Stopping: g.stopped,
+	}
 	if g.roster != nil {
 		s.Roster = g.roster
 	}

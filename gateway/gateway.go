@@ -98,7 +98,9 @@ type Gateway struct {
 	// addr and admin are where it listens, once it does.
 	addr, admin net.Addr
 	ready       chan struct{}
-	stopping    atomic.Bool
+	// stopped is closed when the gateway stops.
+	stopping atomic.Bool
+	stopped  chan struct{}
 }
 
 // New returns a gateway. It dials nothing and starts nothing.
@@ -137,7 +139,7 @@ func New(s Settings) (*Gateway, error) {
 	if err != nil {
 		return nil, err
 	}
-	g := &Gateway{settings: s, log: s.Call.Logger, service: service, pipelines: store, ready: make(chan struct{})}
+	g := &Gateway{settings: s, log: s.Call.Logger, service: service, pipelines: store, ready: make(chan struct{}), stopped: make(chan struct{})}
 	handler, err := web.Handler(web.Settings{
 		Caller: service, MaxMessageBytes: s.MaxBody, Health: g.health, Origins: s.AllowOrigins,
 		Budget: bodies,
@@ -204,6 +206,7 @@ func (g *Gateway) serve(ctx context.Context) error {
 	close(g.ready)
 	err = ports.until(ctx)
 	g.stopping.Store(true)
+	close(g.stopped)
 	g.log.Info("draining", "delay", g.settings.DrainDelay)
 	if err == nil {
 		err = ports.linger(ctx, g.settings.DrainDelay)

@@ -5,9 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
-	"time"
 
-	"connectrpc.com/connect"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
@@ -22,45 +20,6 @@ import (
 type desk struct {
 	letters Letters
 	log     *slog.Logger
-	// places is taken from by every call that is served.
-	places chan struct{}
-}
-
-const (
-	atOnce     = 8
-	budget     = 30 * time.Second
-	retryAfter = time.Second
-)
-
-func newDesk(letters Letters, log *slog.Logger) *desk {
-	return &desk{letters: letters, log: log, places: make(chan struct{}, atOnce)}
-}
-
-// bounded returns f as a procedure that takes a place and has a time limit.
-func bounded[P, Out any](d *desk, f func(context.Context, P) (*Out, error)) func(context.Context, procedure.Request[P]) (*connect.Response[Out], error) {
-	return func(ctx context.Context, in procedure.Request[P]) (*connect.Response[Out], error) {
-		select {
-		case d.places <- struct{}{}:
-			defer func() { <-d.places }()
-		default:
-			return nil, fault.Newf(fault.Overloaded, "%d calls about dead letters are being served, as many as may be", atOnce).WithRetryAfter(retryAfter)
-		}
-		ctx, cancel := context.WithTimeout(ctx, budget)
-		defer cancel()
-		out, err := f(ctx, in.Message)
-		if err != nil {
-			d.note(err)
-			return nil, err
-		}
-		return connect.NewResponse(out), nil
-	}
-}
-
-// note logs what its caller is not told.
-func (d *desk) note(err error) {
-	if f := fault.From(err); f.Reason == fault.Internal {
-		d.log.Error("dead letters", "error", f.Unwrap())
-	}
 }
 
 func (d *desk) list(ctx context.Context, in *adminv1.ListDeadLettersRequest) (*adminv1.ListDeadLettersResponse, error) {

@@ -31,7 +31,13 @@ var _ Letters = (*deadletter.Store)(nil)
 type Settings struct {
 	Letters Letters
 	// Roster is nil where the mesh has no registry.
-	Roster Roster
+	Roster    Roster
+	Pipelines Pipelines
+	Traffic   Traffic
+	// MaxPayload bounds the inputs of a request to the gateway, in bytes.
+	MaxPayload int
+	// Stopping is closed when the gateway stops: then watches end.
+	Stopping <-chan struct{}
 	// Health says whether the gateway can be used; nil says that it can.
 	Health func() error
 	// Token is what callers have to know; without one they have to be on this
@@ -42,11 +48,15 @@ type Settings struct {
 	Logger *slog.Logger
 }
 
-// maxMessageBytes bounds one request: they are numbers and names.
-const maxMessageBytes = 64 << 10
+const (
+	// maxMessageBytes bounds one request of numbers and names, maxPipelinesBytes one
+	// with pipelines.
+	maxMessageBytes   = 64 << 10
+	maxPipelinesBytes = 4 << 20
+)
 
 // services are the names of the RPC services on the port.
-var services = []string{adminv1connect.DeadLetterServiceName, adminv1connect.MeshServiceName}
+var services = []string{adminv1connect.DeadLetterServiceName, adminv1connect.MeshServiceName, adminv1connect.PipelineServiceName}
 
 // Handler returns the handler of everything on the admin port.
 func Handler(s Settings) http.Handler {
@@ -56,6 +66,7 @@ func Handler(s Settings) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle(s.lettersHandler())
 	mux.Handle(s.meshHandler())
+	mux.Handle(s.pipelinesHandler())
 	port.MountHealth(mux, s.health, services...)
 	port.MountReflection(mux, services...)
 	mux.HandleFunc("/", nothing)
@@ -67,12 +78,42 @@ func Handler(s Settings) http.Handler {
 func (s Settings) lettersHandler() (string, http.Handler) {
 	descriptor := adminv1.File_stagemesh_admin_v1_deadletter_proto.Services().ByName("DeadLetterService")
 	out := procedure.NewService(descriptor, procedure.Settings{MaxMessageBytes: maxMessageBytes})
-	d := newDesk(s.Letters, s.Logger)
-	procedure.Unary(out, "ListDeadLetters", bounded(d, d.list))
-	procedure.Unary(out, "GetDeadLetter", bounded(d, d.get))
-	procedure.Unary(out, "ReplayDeadLetter", bounded(d, d.replay))
-	procedure.Unary(out, "DiscardDeadLetter", bounded(d, d.discard))
+	d, c := &desk{letters: s.Letters, log: s.Logger}, newCounter("dead letters", atOnce, s.Logger)
+	procedure.Unary(out, "ListDeadLetters", bounded(c, d.list))
+	procedure.Unary(out, "GetDeadLetter", bounded(c, d.get))
+	procedure.Unary(out, "ReplayDeadLetter", bounded(c, d.replay))
+	procedure.Unary(out, "DiscardDeadLetter", bounded(c, d.discard))
 	return out.Path(), out
+}
+
+func (s Settings) meshHandler() (string, http.Handler) {
+	descriptor := adminv1.File_stagemesh_admin_v1_mesh_proto.Services().ByName("MeshService")
+	out := procedure.NewService(descriptor, procedure.Settings{MaxMessageBytes: maxMessageBytes})
+	hosts, stages := crowd{s.Roster}, s.census()
+	asked, watching := newCounter("the mesh", atOnce, s.Logger), newCounter("changes of the mesh", watchesAtOnce, s.Logger)
+	procedure.Unary(out, "ListHosts", bounded(asked, hosts.list))
+	procedure.Unary(out, "ListStages", bounded(asked, stages.list))
+	procedure.Stream(out, "WatchHosts", watched(s, watching, hosts.changed, hosts.look))
+	procedure.Stream(out, "WatchStages", watched(s, watching, hosts.changed, stages.look))
+	return out.Path(), out
+}
+
+func (s Settings) pipelinesHandler() (string, http.Handler) {
+	descriptor := adminv1.File_stagemesh_admin_v1_pipeline_proto.Services().ByName("PipelineService")
+	out := procedure.NewService(descriptor, procedure.Settings{MaxMessageBytes: maxPipelinesBytes})
+	p := &planner{pipelines: s.Pipelines, traffic: s.Traffic, stages: s.census(), maxPayload: s.MaxPayload, log: s.Logger}
+	asked, watching := newCounter("pipelines", atOnce, s.Logger), newCounter("changes of pipelines", watchesAtOnce, s.Logger)
+	procedure.Unary(out, "ListPipelines", bounded(asked, p.list))
+	procedure.Unary(out, "GetPipeline", bounded(asked, p.get))
+	procedure.Unary(out, "PlanPipelines", bounded(asked, p.plan))
+	procedure.Unary(out, "ApplyPipeline", bounded(asked, p.apply))
+	procedure.Unary(out, "DeletePipeline", bounded(asked, p.remove))
+	procedure.Stream(out, "WatchPipelines", watched(s, watching, s.Pipelines.Changed, p.look))
+	return out.Path(), out
+}
+
+func (s Settings) census() *census {
+	return &census{roster: s.Roster, pipelines: s.Pipelines, traffic: s.Traffic}
 }
 
 // health answers for the gateway and knows nothing else by name.

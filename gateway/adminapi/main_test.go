@@ -167,6 +167,9 @@ func (p protocol) client(t *testing.T, url string, more ...connect.ClientOption)
 
 func serve(t *testing.T, s adminapi.Settings) string {
 	t.Helper()
+	if s.Pipelines == nil {
+		s.Pipelines = &book{}
+	}
 	return fronttest.Serve(t, adminapi.Handler(s))
 }
 

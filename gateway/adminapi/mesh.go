@@ -2,11 +2,7 @@ package adminapi
 
 import (
 	"context"
-	"net/http"
 	"time"
-
-	"connectrpc.com/connect"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
 
@@ -23,51 +19,55 @@ type Roster interface {
 	Loaded(ctx context.Context) error
 	// Stale returns since when the registry cannot be reached, and why.
 	Stale() (since time.Time, why error)
+	// Changed returns a channel that is closed with the next change.
+	Changed() <-chan struct{}
 }
 
 var _ Roster = (*roster.View)(nil)
 
-func (s Settings) meshHandler() (string, http.Handler) {
-	descriptor := adminv1.File_stagemesh_admin_v1_mesh_proto.Services().ByName("MeshService")
-	out := procedure.NewService(descriptor, procedure.Settings{MaxMessageBytes: maxMessageBytes})
-	procedure.Unary(out, "ListHosts", func(ctx context.Context, in procedure.Request[*adminv1.ListHostsRequest]) (*connect.Response[adminv1.ListHostsResponse], error) {
-		answer, err := s.listHosts(ctx, in.Message)
-		if err != nil {
-			return nil, err
-		}
-		return connect.NewResponse(answer), nil
-	})
-	return out.Path(), out
-}
+// crowd answers about hosts.
+type crowd struct{ roster Roster }
 
 // firstWord is how long a question waits for the registry's first word.
 const firstWord = 2 * time.Second
 
-func (s Settings) listHosts(ctx context.Context, in *adminv1.ListHostsRequest) (*adminv1.ListHostsResponse, error) {
-	if s.Roster == nil {
+func (c crowd) list(ctx context.Context, in *adminv1.ListHostsRequest) (*adminv1.ListHostsResponse, error) {
+	if c.roster == nil {
 		return nil, fault.New(fault.NotSupported, "the mesh has no registry; its file names one in the section registry")
 	}
 	if stage := in.GetStage(); stage != "" {
 		if err := pipeline.ValidName("stage", stage); err != nil {
-			return nil, fault.New(fault.InvalidRequest, err.Error()).WithViolation("stage", "%v", err)
+			return nil, procedure.Invalid("stage", err)
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, firstWord)
 	defer cancel()
-	if err := s.Roster.Loaded(ctx); err != nil {
+	if err := c.roster.Loaded(ctx); err != nil {
 		return nil, fault.New(fault.RegistryUnavailable, "the gateway has not heard of the registry yet").Caused(err).WithRetryAfter(retryAfter)
 	}
 	out := &adminv1.ListHostsResponse{}
-	for _, host := range s.Roster.Hosts() {
+	for _, host := range c.roster.Hosts() {
 		if in.GetStage() == "" || in.GetStage() == host.Record.GetStage() {
 			out.Hosts = append(out.Hosts, &adminv1.HostStatus{Record: host.Record, Alive: host.Alive})
 		}
 	}
-	if since, why := s.Roster.Stale(); !since.IsZero() {
-		out.StaleSince = timestamppb.New(since)
-		if why != nil {
-			out.StaleCause = why.Error()
-		}
-	}
+	out.StaleSince, out.StaleCause = stale(c.roster.Stale())
 	return out, nil
+}
+
+func (c crowd) look(ctx context.Context, in *adminv1.WatchHostsRequest) (*adminv1.WatchHostsResponse, error) {
+	all, err := c.list(ctx, &adminv1.ListHostsRequest{Stage: in.GetStage()})
+	if err != nil {
+		return nil, err
+	}
+	return &adminv1.WatchHostsResponse{Hosts: all.GetHosts(), StaleSince: all.GetStaleSince(), StaleCause: all.GetStaleCause()}, nil
+}
+
+// changed returns a channel that is closed with the next change of the hosts; nil
+// where nobody knows of any.
+func (c crowd) changed() <-chan struct{} {
+	if c.roster == nil {
+		return nil
+	}
+	return c.roster.Changed()
 }

@@ -35,6 +35,8 @@ func (k known) Loaded(context.Context) error {
 	return nil
 }
 
+func (k known) Changed() <-chan struct{} { return nil }
+
 func (k known) Stale() (time.Time, error) { return k.since, k.why }
 
 func hostOf(stage, host string, alive bool) roster.Host {

@@ -27,6 +27,14 @@ const (
 	Update
 )
 
+// Would returns what applying a pipeline of that name would do.
+func (e Entry) Would(p pipeline.Pipeline) Change {
+	if proto.Equal(e.Pipeline.ToProto(), p.ToProto()) {
+		return None
+	}
+	return Update
+}
+
 const (
 	// tries is how often a change is tried that does not mind what there is.
 	tries = 8
