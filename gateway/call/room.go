@@ -218,7 +218,10 @@ func (s *Service) pauseForRoom(ctx context.Context, env *envelope.Envelope, f *f
 	defer look.Stop()
 	select {
 	case <-look.C:
-		return s.capacity.check(ctx, env.Route, env.Durability)
+		if gone := s.capacity.check(ctx, env.Route, env.Durability); ctx.Err() == nil {
+			return gone
+		}
+		return outOfPatience(ctx, f)
 	case <-s.gate.Open().Done():
 		return admit.Stopping()
 	case <-ctx.Done():

@@ -25,7 +25,7 @@ type File struct {
 	NATS    NATS    `yaml:"nats"`
 	Gateway Gateway `yaml:"gateway"`
 	Ops     Ops     `yaml:"ops"`
-	// Registry is where hosts say that they are there; nowhere where empty.
+	// Registry is where hosts say that they are there, and pipelines are.
 	Registry Registry `yaml:"registry"`
 	// Results are the answers that are stored, DeadLetters what the mesh gave up
 	// on, and Idempotency which request has an idempotency key.
@@ -39,6 +39,8 @@ type File struct {
 	doc    *config.Doc
 	folder string
 	kinds  []Kind
+	// apart says that the stages of the pipelines are not those of the file.
+	apart bool
 }
 
 // NATS says which broker to use.
@@ -104,8 +106,11 @@ type Admin struct {
 	KeyFile  string `yaml:"key_file"`
 }
 
-// Registry says where hosts say that they are there: one of the two.
+// Registry says where hosts say that they are there, and pipelines are: one of the
+// three, on the mesh's own broker where it says nothing.
 type Registry struct {
+	// None is that there is no registry.
+	None   bool            `yaml:"none"`
 	Consul *Consul         `yaml:"consul"`
 	NATS   *BrokerRegistry `yaml:"nats"`
 }
@@ -251,6 +256,21 @@ func Read(path string, kinds ...Kind) (*File, error) {
 	f := &File{folder: filepath.Dir(path), kinds: kinds}
 	doc, err := config.Load(path, f)
 	return f.checked(doc, err, (*File).validateShared)
+}
+
+// ReadPipelines reads the pipelines of a file, sorted by name: of a mesh's, or of one
+// that has nothing else. Whether their stages are there is not looked at.
+func ReadPipelines(path string) ([]pipeline.Pipeline, error) {
+	f := &File{folder: filepath.Dir(path), apart: true}
+	doc, err := config.Load(path, f)
+	if err != nil {
+		return nil, err
+	}
+	f.doc = doc
+	if len(f.Pipelines) == 0 {
+		return nil, f.At(errors.New("there are none"), "pipelines")
+	}
+	return f.Routes()
 }
 
 // FlagError is an error of Load or Read with the flag that named the file, where

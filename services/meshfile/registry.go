@@ -8,11 +8,13 @@ import (
 	"github.com/stagemesh/stagemesh/services/registry"
 )
 
-// RegistrySettings are those of the mesh's registry, nil where the file names none.
+// RegistrySettings are those of the mesh's registry, nil where the file wants none.
 // Broker, credentials and logger are for the caller to fill in.
 func (f *File) RegistrySettings() *registry.Settings {
 	out := &registry.Settings{Mesh: f.Mesh}
 	switch c, n := f.Registry.Consul, f.Registry.NATS; {
+	case f.Registry.None:
+		return nil
 	case c != nil:
 		out.TokenFile = f.relative(c.TokenFile)
 		out.Consul = &consul.Settings{
@@ -21,10 +23,11 @@ func (f *File) RegistrySettings() *registry.Settings {
 				Enabled: c.TLS, CAFile: f.relative(c.CAFile), CertFile: f.relative(c.CertFile), KeyFile: f.relative(c.KeyFile), ServerName: c.ServerName,
 			},
 		}
-	case n != nil:
-		out.NATS = &natskv.Settings{URL: f.NATS.URL, CredentialsFile: f.CredentialsFile(), Replicas: n.Replicas}
 	default:
-		return nil
+		out.NATS = &natskv.Settings{URL: f.NATS.URL, CredentialsFile: f.CredentialsFile()}
+		if n != nil {
+			out.NATS.Replicas = n.Replicas
+		}
 	}
 	return out
 }
@@ -32,6 +35,9 @@ func (f *File) RegistrySettings() *registry.Settings {
 func (r Registry) validate() error {
 	if r.Consul != nil && r.NATS != nil {
 		return errors.New("consul and nats; a mesh has one registry")
+	}
+	if r.None && (r.Consul != nil || r.NATS != nil) {
+		return errors.New("none: and there is one; leave out one of them")
 	}
 	if c := r.Consul; c != nil && (c.CertFile == "") != (c.KeyFile == "") {
 		return errors.New("consul.cert_file: give cert_file and key_file, or neither")

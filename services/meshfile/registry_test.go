@@ -11,8 +11,11 @@ const withRegistry = "mesh: m\nnats: {url: \"nats://b:4222\", credentials_file: 
 
 func TestTheRegistryIsWhatTheFileSays(t *testing.T) {
 	t.Parallel()
-	if got := mustParse(t, good).RegistrySettings(); got != nil {
+	if got := mustParse(t, good).RegistrySettings(); got == nil || got.NATS == nil {
 		t.Errorf("a file that says nothing has %+v", got)
+	}
+	if got := mustParse(t, withRegistry+"{none: true}").RegistrySettings(); got != nil {
+		t.Errorf("a file that wants none has %+v", got)
 	}
 	nats := mustParse(t, withRegistry+"{nats: {replicas: 3}}").RegistrySettings()
 	if nats == nil || nats.Consul != nil || nats.NATS == nil || nats.NATS.Replicas != 3 || nats.NATS.URL != "nats://b:4222" || !strings.HasSuffix(nats.NATS.CredentialsFile, "/c") {
@@ -31,7 +34,8 @@ func TestAMeshHasOneRegistry(t *testing.T) {
 		"{nats: {}, consul: {}}":   "registry: consul and nats; a mesh has one registry",
 		"{consul: {cert_file: c}}": "registry.consul.cert_file: give cert_file and key_file",
 		"{nats: {replicas: -1}}":   "registry.nats.replicas",
-		"{etcd: {}}":               `"etcd" is not a key here; there are consul, nats`,
+		"{etcd: {}}":               `"etcd" is not a key here; there are consul, nats, none`,
+		"{none: true, nats: {}}": "registry.none",
 	} {
 		_, err := meshfile.Parse("m.yaml", []byte(withRegistry+text), "")
 		if err == nil || !strings.Contains(err.Error(), want) {

@@ -72,6 +72,14 @@ func (t told) Error() string { return Describe(t.error) }
 // Unwrap returns what the client said.
 func (t told) Unwrap() error { return t.error }
 
+// telling returns an error that is the gateway's answer in words; others as they are.
+func telling(err error) error {
+	if rpc, ok := err.(*connect.Error); ok { //nolint:errorlint // one that is wrapped has words of its own
+		return told{rpc}
+	}
+	return err
+}
+
 // Describe returns an error with the reason that the mesh gives, and the stage
 // where it arose.
 func Describe(err error) string {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/adminapi"
+	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/attempt"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
@@ -413,7 +414,11 @@ func TestDeadLettersNeedTheToken(t *testing.T) {
 func TestTheCommandTrustsWhomItIsToldTo(t *testing.T) {
 	t.Parallel()
 	g := newGrave(t)
-	server := httptest.NewUnstartedServer(adminapi.Handler(adminapi.Settings{Letters: deadletter.New(g.bus, deadletter.Settings{})}))
+	none, err := pipelines.New(pipelines.Settings{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewUnstartedServer(adminapi.Handler(adminapi.Settings{Letters: deadletter.New(g.bus, deadletter.Settings{}), Pipelines: none}))
 	server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
 	server.StartTLS()
 	t.Cleanup(server.Close)

@@ -1,6 +1,7 @@
 package stagemesh_test
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -8,10 +9,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-
-	"google.golang.org/protobuf/encoding/protojson"
-
-	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
 
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 )
@@ -23,6 +20,9 @@ registry: {nats: {}}
 stages:
   add: {runner: {worker: {command: [python3, add.py], workers: 2}}, listen: "127.0.0.1:0"}
   echo: {runner: {echo: {}}, hosts: 2}
+pipelines:
+  both: {steps: [{name: one, stage: echo}, {name: two, stage: add}]}
+  one: {steps: [{name: one, stage: echo}]}
 `
 
 func TestStatusShowsWhoServesTheMesh(t *testing.T) {
@@ -39,19 +39,34 @@ func TestStatusShowsWhoServesTheMesh(t *testing.T) {
 		}
 		return out
 	}
-	row := regexp.MustCompile(`(?m)^add +\S+ +ready +0/160 +0/2 +\S+ +2/2 +\S+ +127\.0\.0\.1:\d+ +\d+s$`)
-	bustest.Eventually(t, "all hosts are ready", func() bool {
+	rows := []*regexp.Regexp{
+		regexp.MustCompile(`(?m)^both +echo > add +ready +file +\d+ +\d+s$`),
+		regexp.MustCompile(`(?m)^add +ready +1/1 +0/160 +0/2 +0/10000 +0/10000 +both$`),
+		regexp.MustCompile(`(?m)^echo +ready +2/2 +0/192 +0/2 +0/10000 +0/10000 +both, one$`),
+		regexp.MustCompile(`(?m)^add +\S+ +ready +0/160 +0/2 +\S+ +2/2 +\S+ +127\.0\.0\.1:\d+ +\d+s$`),
+	}
+	bustest.Eventually(t, "all is ready", func() bool {
 		out := status()
-		return row.MatchString(out) && strings.Count(out, "\necho ") == 2 && strings.Count(out, " ready ") == 3
+		for _, row := range rows {
+			if !row.MatchString(out) {
+				return false
+			}
+		}
+		return strings.Count(out, "\necho ") == 3
 	})
-	if out := status("--stage", "echo"); strings.Contains(out, "add") || strings.Count(out, "\n") != 3 {
+	if out := status("--stage", "add"); strings.Contains(out, "\necho ") || strings.Contains(out, "one ") || !rows[1].MatchString(out) {
 		t.Errorf("of one stage it shows\n%s", out)
 	}
-	for line := range strings.Lines(status("--json")) {
-		var host adminv1.HostStatus
-		if err := protojson.Unmarshal([]byte(line), &host); err != nil || !host.GetAlive() || host.GetRecord().GetMesh() != "m" {
-			t.Errorf("a line is %s: %v", line, err)
+	var all struct {
+		Pipelines []struct{ Pipeline struct{ Name string } }
+		Stages    []struct{ Stage string }
+		Hosts     []struct {
+			Alive  bool
+			Record struct{ Mesh string }
 		}
+	}
+	if out := status("--json"); json.Unmarshal([]byte(out), &all) != nil || strings.Count(out, "\n") != 1 || len(all.Pipelines) != 2 || len(all.Stages) != 2 || len(all.Hosts) != 3 || !all.Hosts[0].Alive || all.Hosts[0].Record.Mesh != "m" {
+		t.Errorf("in JSON it is %s", out)
 	}
 	pid := regexp.MustCompile(`the worker is READY.* pids=\[(\d+)\]`).FindStringSubmatch(p.errOut.String())
 	// Without its file it stays dead.
@@ -79,16 +94,26 @@ func kill(t *testing.T, pid string) {
 	}
 }
 
-func TestStatusSaysWhatItNeeds(t *testing.T) {
+const unregistered = `mesh: m
+gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
+ops: {listen: "127.0.0.1:0"}
+registry: {none: true}
+stages: {echo: {runner: {echo: {}}}}
+pipelines: {one: {steps: [{name: one, stage: echo}]}}
+`
+
+func TestStatusShowsWhatIsKnownWithoutARegistry(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "mesh.yaml")
-	if err := os.WriteFile(path, []byte(strings.Replace(listed[:strings.Index(listed, "  add:")]+"  echo: {runner: {echo: {}}}\n", "registry: {nats: {}}\n", "", 1)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	save(t, path, unregistered)
 	p := up(t, "--config", path)
-	_, err := run(t, "status", "--admin", p.admin(t))
-	if err == nil || !strings.Contains(err.Error(), "the mesh has no registry") {
-		t.Errorf("it ended with %v", err)
+	out, err := run(t, "status", "--admin", p.admin(t))
+	if err != nil || !strings.Contains(out, "hosts are not known: the mesh has no registry") ||
+		!regexp.MustCompile(`(?m)^one +echo +ready +file +- +-$`).MatchString(out) || !regexp.MustCompile(`(?m)^echo +ready +0/0 .* one$`).MatchString(out) {
+		t.Errorf("it shows\n%s%v", out, err)
+	}
+	if _, err := run(t, "pipelines", "delete", "one", "--admin", p.admin(t)); err == nil || !strings.Contains(err.Error(), "its pipelines are those of its file") {
+		t.Errorf("a change ended with %v", err)
 	}
 	if err := p.end(t); err != nil {
 		t.Error(err)

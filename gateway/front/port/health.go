@@ -21,18 +21,22 @@ type Health func(ctx context.Context, name string) error
 // maxProbeBytes bounds the messages of health checks and reflection.
 const maxProbeBytes = 64 << 10
 
-// MountHealth serves the probes /livez and /readyz and gRPC health, in which the
-// RPC services are as healthy as the gateway.
+// MountHealth serves the probes /livez and /readyz, which takes a name as
+// "?pipeline=NAME", and gRPC health, in which the RPC services are as healthy as the
+// gateway.
 func MountHealth(mux *http.ServeMux, health Health, services ...string) {
 	known := append(services[:len(services):len(services)], grpchealth.HealthV1ServiceName, grpcreflect.ReflectV1ServiceName, grpcreflect.ReflectV1AlphaServiceName)
 	mux.Handle(grpchealth.NewHandler(checker{health, known}, connect.WithReadMaxBytes(maxProbeBytes)))
 	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) { alive(w) })
 	mux.HandleFunc("/readyz", func(w http.ResponseWriter, r *http.Request) {
-		if err := health(r.Context(), ""); err != nil {
+		switch err := health(r.Context(), r.URL.Query().Get("pipeline")); {
+		case err != nil && unknown(err):
+			failure.Write(w, fault.From(err))
+		case err != nil:
 			failure.WriteStatus(w, notReady(err), http.StatusServiceUnavailable)
-			return
+		default:
+			alive(w)
 		}
-		alive(w)
 	})
 }
 

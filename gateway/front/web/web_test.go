@@ -195,6 +195,24 @@ func TestProbes(t *testing.T) {
 	}
 }
 
+func TestTheProbeOfAPipelineIsItsOwn(t *testing.T) {
+	t.Parallel()
+	url := start(t, web.Settings{Health: func(_ context.Context, name string) error {
+		switch name {
+		case "idle":
+			return fault.New(fault.NoCapacity, "it has no host")
+		case "unknown":
+			return fault.New(fault.UnknownPipeline, "there is none")
+		}
+		return nil
+	}})
+	for name, want := range map[string]int{"": http.StatusOK, "fine": http.StatusOK, "idle": http.StatusServiceUnavailable, "unknown": http.StatusNotFound} {
+		if response, body := do(t, fronttest.Client(t, false), http.MethodGet, url+"/readyz?pipeline="+name, ""); response.StatusCode != want {
+			t.Errorf("%q: %s %s", name, response.Status, body)
+		}
+	}
+}
+
 func TestReflectionNamesAndDescribesTheServices(t *testing.T) {
 	t.Parallel()
 	stream := grpcreflect.NewClient(fronttest.Client(t, true), start(t, web.Settings{}), connect.WithGRPC()).NewStream(t.Context())

@@ -1,0 +1,145 @@
+package stagemesh
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/services/meshfile"
+)
+
+func newPlan() *cobra.Command {
+	var flags struct {
+		admin adminFlags
+		json  bool
+	}
+	plan := &cobra.Command{
+		Use:   "plan FILE [NAME...]",
+		Short: "Show what applying a file's pipelines would change, and what is wrong with them",
+		Long: "Plan shows what stagemesh pipelines apply would change, and changes nothing. It holds the pipelines against the stages\n" +
+			"that run: whether they are there, have the queues, and take what the step before gives. The exit code is 1 where\n" +
+			"something would not be applied.",
+		Example: "  stagemesh plan mesh.yaml",
+		Args:    aFile,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			wanted, err := wantedOf(args[0], args[1:])
+			if err != nil {
+				return err
+			}
+			return flags.admin.pipelines(func(client pipelinesClient) error {
+				plans, err := plansOf(cmd.Context(), client, wanted)
+				if err != nil {
+					return err
+				}
+				if flags.json {
+					return printLines(cmd.OutOrStdout(), plans)
+				}
+				return printPlans(cmd.OutOrStdout(), wanted, plans)
+			})
+		},
+	}
+	flags.admin.add(plan)
+	plan.Flags().BoolVar(&flags.json, "json", false, "print the plan for each pipeline as a line of JSON")
+	return plan
+}
+
+// plansOf asks what applying the pipelines would do; there is a plan for each.
+func plansOf(ctx context.Context, client pipelinesClient, wanted []pipeline.Pipeline) ([]*adminv1.PipelinePlan, error) {
+	in := &adminv1.PlanPipelinesRequest{Pipelines: make([]*meshv1.Pipeline, len(wanted))}
+	for i, p := range wanted {
+		in.Pipelines[i] = p.ToProto()
+	}
+	answer, err := client.PlanPipelines(ctx, connect.NewRequest(in))
+	if err != nil {
+		return nil, err
+	}
+	if len(answer.Msg.GetPlans()) != len(wanted) {
+		return nil, fmt.Errorf("the gateway answers with %d plans for %d pipelines", len(answer.Msg.GetPlans()), len(wanted))
+	}
+	return answer.Msg.GetPlans(), nil
+}
+
+// errDoesNotFit says that a plan has problems, which are printed.
+var errDoesNotFit = errors.New("some of this would not be applied")
+
+func printPlans(out io.Writer, wanted []pipeline.Pipeline, plans []*adminv1.PipelinePlan) error {
+	var failed error
+	for i, plan := range plans {
+		fmt.Fprintf(out, "%s: %s\n", wanted[i].Name, planned(plan.GetChange()))
+		if current := plan.GetCurrent(); current != nil {
+			if err := printDifferences(out, current.GetPipeline(), wanted[i]); err != nil {
+				return err
+			}
+		}
+		printProblems(out, plan)
+		if wrong(plan) {
+			failed = errDoesNotFit
+		}
+	}
+	return failed
+}
+
+func printDifferences(out io.Writer, current *meshv1.Pipeline, wanted pipeline.Pipeline) error {
+	before, err := pipeline.FromProto(current)
+	if err != nil {
+		return err
+	}
+	for _, d := range meshfile.Differences(before, wanted) {
+		switch {
+		case d.Old == "":
+			fmt.Fprintf(out, "  + %s: %s\n", d.Key, visible(d.New))
+		case d.New == "":
+			fmt.Fprintf(out, "  - %s: %s\n", d.Key, visible(d.Old))
+		default:
+			fmt.Fprintf(out, "  ~ %s: %s -> %s\n", d.Key, visible(d.Old), visible(d.New))
+		}
+	}
+	return nil
+}
+
+// planned is a word for what would be done.
+func planned(c adminv1.PipelineChange) string {
+	switch c {
+	case adminv1.PipelineChange_PIPELINE_CHANGE_CREATE:
+		return "would be new"
+	case adminv1.PipelineChange_PIPELINE_CHANGE_UPDATE:
+		return "would be changed"
+	case adminv1.PipelineChange_PIPELINE_CHANGE_NONE:
+		return "is there already"
+	default:
+		return "is no pipeline"
+	}
+}
+
+// printProblems prints what is wrong with a pipeline.
+func printProblems(out io.Writer, plan *adminv1.PipelinePlan) {
+	for _, problem := range plan.GetProblems() {
+		word := "wrong"
+		if problem.GetSeverity() == adminv1.PipelineSeverity_PIPELINE_SEVERITY_WARNING {
+			word = "warning"
+		}
+		at := visible(plan.GetName())
+		if problem.GetField() != "" {
+			at += "." + visible(problem.GetField())
+		}
+		fmt.Fprintf(out, "  %s: %s: %s\n", word, at, visible(problem.GetMessage()))
+	}
+}
+
+// wrong reports whether a pipeline would not be applied.
+func wrong(plan *adminv1.PipelinePlan) bool {
+	for _, problem := range plan.GetProblems() {
+		if problem.GetSeverity() != adminv1.PipelineSeverity_PIPELINE_SEVERITY_WARNING {
+			return true
+		}
+	}
+	return false
+}
