@@ -11,15 +11,66 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/gateway/admit"
+	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/result"
 	"github.com/stagemesh/stagemesh/stagehost"
+	"github.com/stagemesh/stagemesh/stagehost/stageapi"
 )
 
 // Validate checks everything that can be told without starting anything: of the
 // files that it names only those that its kinds of runners read to be made.
-func (f *File) Validate() error { return f.ValidatePart(f.StageNames()) }
+func (f *File) Validate() error {
+	if err := f.ValidatePart(f.StageNames()); err != nil {
+		return err
+	}
+	return f.validateFit()
+}
+
+// validateFit holds the pipelines of a valid file against what its stages say that
+// they take and give. Many say so only once they have started.
+func (f *File) validateFit() error {
+	routes, err := f.Routes()
+	if err != nil {
+		return err
+	}
+	stages, err := f.known(routes)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, route := range routes {
+		for _, problem := range pipelines.Check(route, pipelines.Mesh{Stages: stages, MaxPayload: cmp.Or(int(f.Gateway.MaxPayload), admit.DefaultMaxPayload)}) {
+			if problem.Severity == pipelines.Error {
+				errs = append(errs, f.At(fmt.Errorf("%s: %s", problem.Field, problem.Message), "pipelines", string(route.Name)))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// known is what the file says of the stages; of those of others that routes pass it
+// says nothing.
+func (f *File) known(routes []pipeline.Pipeline) (map[pipeline.StageName]pipelines.Stage, error) {
+	out := map[pipeline.StageName]pipelines.Stage{}
+	for _, route := range routes {
+		for _, step := range route.Steps {
+			out[step.Stage] = pipelines.Stage{Served: true}
+		}
+	}
+	for _, name := range f.StageNames() {
+		host, err := f.Host(name)
+		if err != nil {
+			return nil, err
+		}
+		described := stageapi.Description{Spec: host.Runner.Spec(), Limits: stageapi.Limits{MaxBytes: host.Batch.MaxBytes}}
+		known := pipelines.Stage{Served: true, Durabilities: f.Stages[name].Queue.Durabilities}
+		known.Spec, known.Limits = described.Published()
+		out[host.Stage] = known
+	}
+	return out, nil
+}
 
 // ValidatePart is Validate for a process that runs these stages and a gateway.
 // Settings of other stages' runners are not looked at: what they name may be on

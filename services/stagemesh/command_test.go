@@ -41,6 +41,11 @@ func TestConfigCheckSaysWhatIsWrongAndWhere(t *testing.T) {
 			"mesh: m\nstages:\n  a:\n    runner: {ecco: {}}\n    hosts: 99\n",
 			[]string{":4:14: stages.a.runner.ecco: this program has no such runner", ":5:5: stages.a.hosts: 99 is not between 1 and 64"},
 		},
+		"steps that do not fit": {
+			"mesh: m\nnats: {listen: \"127.0.0.1:0\"}\nstages:\n  decode: {runner: {image_decode: {width: 8, height: 8, channels: grey, layout: flat}}}\n  label: {runner: {top_k: {k: 3, labels: [a, b, c]}}}\n" +
+				"pipelines:\n  p:\n    steps:\n      - {name: one, stage: decode}\n      - {name: two, stage: label}\n      - {name: three, stage: elsewhere}\n",
+			[]string{":10:9: pipelines.p.steps[1].inputs.scores: the stage label takes scores, a tensor FP32[-1 3], and is given pixels, a tensor FP32[1 64]"},
+		},
 		"origins":        {stages + "gateway:\n  allow_origins: [\"*\", \"http://x\"]\n", []string{`:5:19: gateway.allow_origins[0]: "*" allows every origin`}},
 		"a misspelt key": {stages + "gateway: {max_paylod: 1MiB}\n", []string{`:4:11: gateway: "max_paylod" is not a key here; there are admin, allow_origins,`}},
 	} {
