@@ -35,7 +35,7 @@ func TestAMeshHasOneRegistry(t *testing.T) {
 		"{consul: {cert_file: c}}": "registry.consul.cert_file: give cert_file and key_file",
 		"{nats: {replicas: -1}}":   "registry.nats.replicas",
 		"{etcd: {}}":               `"etcd" is not a key here; there are consul, nats, none`,
-		"{none: true, nats: {}}": "registry.none",
+		"{none: true, nats: {}}":   "registry.none",
 	} {
 		_, err := meshfile.Parse("m.yaml", []byte(withRegistry+text), "")
 		if err == nil || !strings.Contains(err.Error(), want) {
