@@ -173,6 +173,9 @@ func (v *View) alive(r *meshv1.HostRecord) bool {
 // Loaded waits until the registry was heard of for the first time.
 func (v *View) Loaded(ctx context.Context) error { return v.records.Loaded(ctx) }
 
+// Missing returns nil once the registry was heard of for the first time, else why not.
+func (v *View) Missing() error { return v.records.Missing() }
+
 // Stale returns since when the registry cannot be reached, and why.
 func (v *View) Stale() (since time.Time, why error) { return v.records.Stale() }
 
