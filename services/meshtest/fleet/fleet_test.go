@@ -49,9 +49,10 @@ func slow(f *fleet.Fleet, run time.Duration) *fleet.Member {
 	return f.Host(fleet.HostSpec{Stage: "echo", Base: run})
 }
 
-func gateway(f *fleet.Fleet) *fleet.Member {
-	return f.Gateway(fleet.GatewaySpec{Pipelines: []pipeline.Pipeline{meshtest.Pipeline("echo", "echo")}})
-}
+// echoing is a gateway that serves the pipeline of that one stage.
+var echoing = fleet.GatewaySpec{Pipelines: []pipeline.Pipeline{meshtest.Pipeline("echo", "echo")}}
+
+func gateway(f *fleet.Fleet) *fleet.Member { return f.Gateway(echoing) }
 
 func TestFleetAnswersAndStops(t *testing.T) {
 	t.Parallel()
