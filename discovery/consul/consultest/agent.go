@@ -60,15 +60,38 @@ func configOf(folder string) string { return filepath.Join(folder, "config.json"
 // Start starts an agent that ends with the test.
 func Start(t testing.TB, edits ...func(c Config)) *Agent {
 	t.Helper()
-	a, err := New(t.TempDir(), edits...)
-	if err == nil {
-		err = a.Start()
+	a := Prepare(t, edits...)
+	if err := a.Start(); err != nil {
+		t.Fatal(err)
 	}
+	return a
+}
+
+// Prepare returns an agent that does not run yet and ends with the test.
+func Prepare(t testing.TB, edits ...func(c Config)) *Agent {
+	t.Helper()
+	a, err := New(t.TempDir(), edits...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(a.Kill)
+	t.Cleanup(func() { a.end(t) })
 	return a
+}
+
+// end ends the agent with its test, and shows what it said where that has failed.
+func (a *Agent) end(t testing.TB) {
+	a.Kill()
+	if t.Failed() {
+		t.Logf("what Consul at %s said:\n%s", a.addr, a.said())
+	}
+}
+
+func (a *Agent) said() []byte {
+	text, err := os.ReadFile(filepath.Join(a.folder, "log"))
+	if err != nil {
+		return []byte(err.Error())
+	}
+	return text
 }
 
 // Addr returns where it is asked, host:port, also while it does not run.
@@ -110,8 +133,7 @@ func (a *Agent) await() error {
 		select {
 		case <-time.After(pause):
 		case <-a.ended:
-			text, _ := os.ReadFile(filepath.Join(a.folder, "log"))
-			return fmt.Errorf("consul ended:\n%s", text)
+			return fmt.Errorf("consul ended:\n%s", a.said())
 		case <-late:
 			return errors.New("consul does not begin")
 		}
@@ -133,8 +155,13 @@ func (a *Agent) Kill() {
 // Pause stops a running agent by SIGSTOP: it takes connections and says nothing.
 func (a *Agent) Pause() error { return a.process.Process.Signal(syscall.SIGSTOP) }
 
-// Resume lets a paused agent go on.
-func (a *Agent) Resume() error { return a.process.Process.Signal(syscall.SIGCONT) }
+// Resume lets a paused agent go on, and waits until it has a leader.
+func (a *Agent) Resume() error {
+	if err := a.process.Process.Signal(syscall.SIGCONT); err != nil {
+		return err
+	}
+	return a.await()
+}
 
 // Wipe removes all that an agent has that does not run.
 func (a *Agent) Wipe() error { return os.RemoveAll(dataOf(a.folder)) }

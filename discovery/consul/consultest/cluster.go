@@ -11,16 +11,12 @@ func Cluster(t testing.TB, size int) []*Agent {
 	var agents []*Agent
 	var join []string
 	for range size {
-		a, err := New(t.TempDir(), func(c Config) {
+		a := Prepare(t, func(c Config) {
 			c["bootstrap_expect"], c["retry_join"], c["retry_interval"] = size, slices.Clone(join), "200ms"
 		})
-		if err == nil {
-			err = a.launch()
-		}
-		if err != nil {
+		if err := a.launch(); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(a.Kill)
 		join = append(join, a.gossip)
 		agents = append(agents, a)
 	}

@@ -36,6 +36,11 @@ func (m *installation) inView() bool {
 	return !slices.ContainsFunc(m.gateways, func(g *fleet.Member) bool { return !g.View().Shows(m.hosts...) })
 }
 
+// served reports whether every gateway shows the hosts, and perhaps others.
+func (m *installation) served() bool {
+	return !slices.ContainsFunc(m.gateways, func(g *fleet.Member) bool { return !g.View().Has(m.hosts...) })
+}
+
 // sees reports whether any gateway shows the host, by its id, as alive.
 func (m *installation) sees(host string) bool {
 	return slices.ContainsFunc(m.gateways, func(g *fleet.Member) bool { return slices.Contains(g.View().Alive, host) })

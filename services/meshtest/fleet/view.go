@@ -48,11 +48,9 @@ func (m *Member) View() View {
 }
 
 // Shows reports whether exactly these hosts are alive, by what the registry says now.
-func (v View) Shows(hosts ...*Member) bool {
-	var ids []string
-	for _, m := range hosts {
-		ids = append(ids, m.Addr())
-	}
-	slices.Sort(ids)
-	return !v.Stale && slices.Equal(v.Alive, ids)
+func (v View) Shows(hosts ...*Member) bool { return v.Has(hosts...) && len(v.Alive) == len(hosts) }
+
+// Has reports whether these hosts are alive, by what the registry says now.
+func (v View) Has(hosts ...*Member) bool {
+	return !v.Stale && !slices.ContainsFunc(hosts, func(m *Member) bool { return !slices.Contains(v.Alive, m.Addr()) })
 }

@@ -15,7 +15,7 @@ import (
 // Members that are there before what they need wait for it, and say so.
 func TestMembersWaitForWhatIsNotThereYet(t *testing.T) {
 	t.Parallel()
-	const begins = 5 * time.Second
+	const begins = 10 * time.Second
 	for name, test := range map[string]struct {
 		start func(t *testing.T) (f *fleet.Fleet, begin func())
 		says  string
@@ -33,15 +33,18 @@ func TestMembersWaitForWhatIsNotThereYet(t *testing.T) {
 				m.gateways = append(m.gateways, f.LaunchGateway(echoing))
 			}
 			all := slices.Concat(m.hosts, m.gateways)
+			t.Cleanup(func() {
+				if t.Failed() {
+					t.Logf("not ready: %q", unready(all))
+				}
+			})
 			for _, member := range all {
 				member.Begun()
 				bustest.Eventually(t, "it says what it waits for", func() bool { return strings.Contains(member.Unready(), test.says) })
 				t.Logf("not ready: %s", strings.TrimSpace(member.Unready()))
 			}
 			begin()
-			soon(t, "all are ready", begins, func() bool {
-				return !slices.ContainsFunc(all, func(member *fleet.Member) bool { return member.Unready() != "" })
-			})
+			soon(t, "all are ready", begins, func() bool { return len(unready(all)) == 0 })
 			for _, member := range all {
 				member.AwaitReady()
 			}
@@ -52,11 +55,20 @@ func TestMembersWaitForWhatIsNotThereYet(t *testing.T) {
 	}
 }
 
+// unready returns why those are not ready that are not.
+func unready(members []*fleet.Member) []string {
+	var out []string
+	for _, m := range members {
+		if why := m.Unready(); why != "" {
+			out = append(out, why)
+		}
+	}
+	return out
+}
+
 func withoutConsul(t *testing.T) (f *fleet.Fleet, begin func()) {
 	t.Helper()
-	agent, err := consultest.New(t.TempDir())
-	must(t, err)
-	t.Cleanup(agent.Kill)
+	agent := consultest.Prepare(t)
 	return fleet.New(t, fleet.Registry{Consul: []string{agent.Addr()}}), func() { must(t, agent.Start()) }
 }
 
