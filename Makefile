@@ -26,7 +26,7 @@ RUN    = bin/digits $(if $(ONCE),--once) $(LISTEN:%=--listen %) $(ADMIN:%=--admi
 MODULES      := . proto sdk/go
 PACKAGES     := ./... ./proto/... ./sdk/go/...
 # The tests of many processes, which hold times to bounds: they run by
-# themselves and never with the race detector.
+# themselves and never with the race detector. They need a Consul agent.
 FLEET        := ./services/meshtest/fleet
 UNITS         = $(filter-out %/services/meshtest/fleet,$(shell go list $(PACKAGES)))
 # What takes longer than all others together, or needs a tool that does: quick
@@ -135,7 +135,7 @@ fuzz: ## Run every fuzz target for FUZZTIME (default 30s)
 	    done
 
 .PHONY: soak
-soak: ## The long forms of test-fleet: ten times the requests; a few minutes, a line for each figure
+soak: $(CONSUL_BIN)/.built ## The long forms of test-fleet: ten times the requests; a line for each figure
 	@go test -vet=off -count=1 -v -timeout 30m $(FLEET) -args -soak | awk '/^=== / { next } { print }'
 
 .PHONY: bench
@@ -199,7 +199,7 @@ test-workers: ## Kill, freeze and mislead the worker processes of a mesh while r
 	@go test -vet=off -count=1 $(WORKERS)
 
 .PHONY: test-fleet
-test-fleet: ## Kill, pause and restart the processes of a mesh while requests flow
+test-fleet: $(CONSUL_BIN)/.built ## Kill, pause and restart the processes of a mesh, and its registry, while requests flow
 	@echo "== test the fleet"
 	@go test -vet=off -count=1 $(FLEET)
 

@@ -256,21 +256,22 @@ func (g *Gateway) Addr() net.Addr { return g.addr }
 // AdminAddr returns where the gateway listens for operators, once it does.
 func (g *Gateway) AdminAddr() net.Addr { return g.admin }
 
-// WaitReady returns when the gateway serves.
+// WaitReady returns when the gateway serves, and has heard of the registry.
 func (g *Gateway) WaitReady(ctx context.Context) error {
 	select {
 	case <-g.ready:
-		if err := g.bus.WaitConnected(ctx); err != nil {
-			return err
-		}
-		return g.pipelines.WaitReady(ctx)
 	case <-ctx.Done():
 		return fmt.Errorf("gateway: %w", ctx.Err())
 	}
+	if err := g.bus.WaitConnected(ctx); err != nil {
+		return err
+	}
+	return g.pipelines.WaitReady(ctx)
 }
 
-// Ready returns nil when requests can be served, else why not: SHUTTING_DOWN
-// and BROKER_UNAVAILABLE are faults.
+// Ready returns nil when requests can be served, else why not: SHUTTING_DOWN,
+// BROKER_UNAVAILABLE and REGISTRY_UNAVAILABLE are faults. The last is for a gateway
+// that has never heard of the registry; one that has stays ready without.
 func (g *Gateway) Ready() error {
 	select {
 	case <-g.ready:
@@ -280,10 +281,13 @@ func (g *Gateway) Ready() error {
 	if g.stopping.Load() {
 		return fault.New(fault.ShuttingDown, "the gateway is stopping")
 	}
+	if err := g.service.Ready(); err != nil {
+		return err
+	}
 	if err := g.pipelines.Ready(); err != nil {
 		return fault.Newf(fault.RegistryUnavailable, "%w", err)
 	}
-	return g.service.Ready()
+	return nil
 }
 
 // health answers for the gateway, "", or for one of its pipelines.

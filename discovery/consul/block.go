@@ -59,7 +59,10 @@ func (r *Registry) wait(ctx context.Context, index uint64, ask func(q *api.Query
 	q := r.query(ctx)
 	q.WaitIndex, q.WaitTime = index, r.settings.WaitTime
 	meta, err := ask(q)
-	if err == nil && !r.settings.Stale && !meta.KnownLeader {
+	// An agent that has changes streamed to it answers from what it has, and never says
+	// that it knows a leader.
+	led := meta != nil && (meta.KnownLeader || meta.QueryBackend == api.QueryBackendStreaming)
+	if err == nil && !r.settings.Stale && !led {
 		return nil, fmt.Errorf("%w: consul has no leader", discovery.ErrUnavailable)
 	}
 	return meta, failure(err)

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -18,26 +17,13 @@ import (
 
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/consul"
+	"github.com/stagemesh/stagemesh/discovery/consul/consultest"
 	"github.com/stagemesh/stagemesh/discovery/discoverytest"
 )
 
 func TestConsulKeepsThePromises(t *testing.T) {
 	t.Parallel()
 	discoverytest.Test(t, start)
-}
-
-// single starts an agent of its own.
-func single(t *testing.T, edit func(c config)) *agent {
-	t.Helper()
-	a, err := newAgent(t.TempDir(), edit)
-	if err == nil {
-		err = a.start()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(a.kill)
-	return a
 }
 
 // nobody is an observer that does not look.
@@ -49,11 +35,11 @@ func (nobody[T]) Lose(error) {}
 func TestARefusedTokenIsToldAndNotShown(t *testing.T) {
 	t.Parallel()
 	const master, wrong = "5f3e1f9a-2a4c-4c7b-9b58-2f1f6a5a1b01", "deadbeef-2a4c-4c7b-9b58-2f1f6a5a1b02"
-	a := single(t, func(c config) {
-		c["acl"] = config{"enabled": true, "default_policy": "deny", "tokens": config{"initial_management": master, "agent": master}}
+	a := consultest.Start(t, func(c consultest.Config) {
+		c["acl"] = consultest.Config{"enabled": true, "default_policy": "deny", "tokens": consultest.Config{"initial_management": master, "agent": master}}
 	})
 	with := func(token string) *consul.Registry {
-		return client(t, a.http, func(s *consul.Settings) { s.Token = token })
+		return client(t, a.Addr(), func(s *consul.Settings) { s.Token = token })
 	}
 	key := discovery.KeyOf("k")
 	right := with(master)
@@ -146,48 +132,15 @@ func eventually(t *testing.T, what string, done func() bool) {
 	}
 }
 
-// cluster starts three servers.
-func cluster(t *testing.T) []*agent {
-	t.Helper()
-	var agents []*agent
-	var join []string
-	for range 3 {
-		a, err := newAgent(t.TempDir(), func(c config) {
-			c["bootstrap_expect"], c["retry_join"], c["retry_interval"] = 3, slices.Clone(join), "200ms"
-			join = append(join, fmt.Sprintf("127.0.0.1:%d", c["ports"].(config)["serf_lan"]))
-		})
-		if err == nil {
-			err = a.run()
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(a.kill)
-		agents = append(agents, a)
-	}
-	for _, a := range agents {
-		if err := a.ready(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return agents
-}
-
 func TestALostLeaderIsReplacedAndNothingIsLost(t *testing.T) {
 	t.Parallel()
-	agents := cluster(t)
-	leader := 0
+	agents := consultest.Cluster(t, 3)
+	leader := -1
 	eventually(t, "there is a leader", func() bool {
-		for i, a := range agents {
-			text, err := get("http://" + a.http + "/v1/agent/self")
-			if err == nil && strings.Contains(text, `"leader":"true"`) {
-				leader = i
-				return true
-			}
-		}
-		return false
+		leader = consultest.LeaderOf(agents)
+		return leader >= 0
 	})
-	r := client(t, agents[(leader+1)%3].http)
+	r := client(t, agents[(leader+1)%3].Addr())
 	key := discovery.KeyOf("counter")
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -197,7 +150,7 @@ func TestALostLeaderIsReplacedAndNothingIsLost(t *testing.T) {
 	}
 	f := follow(t, r)
 	eventually(t, "the entry is seen", func() bool { return f.has(key, "before") })
-	agents[leader].kill()
+	agents[leader].Kill()
 	begin := time.Now()
 	if _, err := r.Commit(ctx, discovery.Put(key, []byte("after"), revision)); err != nil {
 		t.Fatalf("a commit without a leader: %v", err)

@@ -2,25 +2,19 @@ package consul_test
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"net/http/httputil"
 	"net/url"
 	"os"
-	"os/exec"
-	"path/filepath"
-	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stagemesh/stagemesh/discovery/consul"
+	"github.com/stagemesh/stagemesh/discovery/consul/consultest"
 	"github.com/stagemesh/stagemesh/discovery/discoverytest"
 )
 
@@ -32,199 +26,28 @@ const mesh = "test"
 func TestMain(m *testing.M) {
 	discoverytest.Main(m, func(context.Context) (discoverytest.Client, error) {
 		return consul.New(consul.Settings{Mesh: mesh, Address: os.Getenv(addressVariable)})
-	}, shared.stop)
+	}, shared.End)
 }
 
-// program is the path of Consul, which the repository builds where it is missing.
-var program = sync.OnceValues(func() (string, error) {
-	cmd := exec.Command("make", "--no-print-directory", "-s", "-C", "../..", "consul")
-	cmd.Stderr = os.Stderr
-	out, err := cmd.Output()
-	if err != nil {
-		return "", fmt.Errorf("make consul: %w", err)
-	}
-	return strings.TrimSpace(string(out)), nil
-})
-
-// patience is how long an agent has to begin or to end.
+// patience is how long a test waits for what is to happen.
 const patience = 60 * time.Second
 
-// agent is a Consul server, alone or one of several.
-type agent struct {
-	folder  string
-	http    string
-	process *exec.Cmd
-	ended   chan struct{}
-	log     *os.File
-}
-
-// config of an agent.
-type config map[string]any
-
-func newAgent(folder string, edit func(c config)) (*agent, error) {
-	ports, err := freePorts(3)
-	if err != nil {
-		return nil, err
-	}
-	c := config{
-		"server": true, "bootstrap_expect": 1, "bind_addr": "127.0.0.1", "client_addr": "127.0.0.1",
-		"node_name": "n" + strconv.Itoa(ports[0]), "data_dir": filepath.Join(folder, "data"), "log_level": "warn",
-		"disable_update_check": true, "leave_on_terminate": false,
-		"performance": config{"raft_multiplier": 1},
-		"ports": config{
-			"http": ports[0], "server": ports[1], "serf_lan": ports[2],
-			"dns": -1, "grpc": -1, "grpc_tls": -1, "serf_wan": -1,
-		},
-	}
-	if edit != nil {
-		edit(c)
-	}
-	text, err := json.Marshal(c)
-	if err != nil {
-		return nil, err
-	}
-	a := &agent{folder: folder, http: "127.0.0.1:" + strconv.Itoa(ports[0])}
-	return a, os.WriteFile(filepath.Join(folder, "config.json"), text, 0o600)
-}
-
-// freePorts returns ports that are free now.
-func freePorts(n int) ([]int, error) {
-	var out []int
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, err
-		}
-		defer l.Close()
-		out = append(out, l.Addr().(*net.TCPAddr).Port)
-	}
-	return out, nil
-}
-
-// start starts the agent and waits until it has a leader.
-func (a *agent) start() error {
-	if err := a.run(); err != nil {
-		return err
-	}
-	return a.ready()
-}
-
-func (a *agent) run() error {
-	path, err := program()
-	if err != nil {
-		return err
-	}
-	if a.log, err = os.OpenFile(filepath.Join(a.folder, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600); err != nil {
-		return err
-	}
-	a.process = exec.Command(path, "agent", "-config-file", filepath.Join(a.folder, "config.json"))
-	a.process.Stdout, a.process.Stderr = a.log, a.log
-	if err := a.process.Start(); err != nil {
-		return err
-	}
-	a.ended = make(chan struct{})
-	go func() {
-		defer close(a.ended)
-		_ = a.process.Wait() // it is killed
-	}()
-	return nil
-}
-
-// ready waits until the agent answers with a leader.
-func (a *agent) ready() error {
-	late := time.After(patience)
-	for pause := 10 * time.Millisecond; ; pause = min(2*pause, 200*time.Millisecond) {
-		if leader, err := get("http://" + a.http + "/v1/kv/?keys"); err == nil || strings.Contains(leader, "404") {
-			return nil
-		}
-		select {
-		case <-time.After(pause):
-		case <-a.ended:
-			text, _ := os.ReadFile(filepath.Join(a.folder, "log"))
-			return fmt.Errorf("consul ended:\n%s", text)
-		case <-late:
-			return errors.New("consul does not begin")
-		}
-	}
-}
-
-func get(url string) (string, error) {
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: time.Second}
-	response, err := client.Get(url) //nolint:noctx // it has a timeout
-	if err != nil {
-		return "", err
-	}
-	defer response.Body.Close()
-	text, err := io.ReadAll(response.Body)
-	if response.StatusCode != http.StatusOK {
-		return response.Status, fmt.Errorf("%s: %s", response.Status, text)
-	}
-	return string(text), err
-}
-
-// kill ends the agent as a crash does.
-func (a *agent) kill() {
-	_ = a.process.Process.Kill() // it may have ended
-	<-a.ended
-	_ = a.log.Close() // it was only appended to
-}
+// shared is the agent of the tests that do not stop it.
+var shared consultest.Shared
 
 // store is an agent under test.
-type store struct{ *agent }
-
-// newStore starts an agent. Another process may have taken one of its ports.
-func newStore() (*store, error) {
-	folder, err := os.MkdirTemp("", "consul-")
-	if err != nil {
-		return nil, err
-	}
-	a, err := newAgent(folder, nil)
-	if err == nil {
-		err = a.start()
-	}
-	if err != nil {
-		return nil, errors.Join(err, os.RemoveAll(folder))
-	}
-	return &store{a}, nil
-}
-
-func (s *store) end() {
-	s.kill()
-	_ = os.RemoveAll(s.folder) // it is a temporary one
-}
-
-// lone is the agent that tests share which do not stop it.
-type lone struct {
-	once  sync.Once
-	store *store
-	err   error
-}
-
-var shared lone
-
-func (l *lone) start() (*store, error) {
-	l.once.Do(func() { l.store, l.err = newStore() })
-	return l.store, l.err
-}
-
-func (l *lone) stop() {
-	if l.store != nil {
-		l.store.end()
-	}
-}
+type store struct{ *consultest.Agent }
 
 func start(t testing.TB, alone bool) discoverytest.Store {
 	t.Helper()
-	s, err := shared.start()
 	if alone {
-		if s, err = newStore(); err == nil {
-			t.Cleanup(s.end)
-		}
+		return &store{consultest.Start(t)}
 	}
+	a, err := shared.Agent()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s
+	return &store{a}
 }
 
 func client(t testing.TB, address string, edits ...func(*consul.Settings)) *consul.Registry {
@@ -242,12 +65,12 @@ func client(t testing.TB, address string, edits ...func(*consul.Settings)) *cons
 }
 
 // Client implements discoverytest.Store.
-func (s *store) Client(t testing.TB) discoverytest.Client { return client(t, s.http) }
+func (s *store) Client(t testing.TB) discoverytest.Client { return client(t, s.Addr()) }
 
 // Lossy implements discoverytest.Store.
 func (s *store) Lossy(t testing.TB) discoverytest.Client {
 	t.Helper()
-	return client(t, lossy(t, s.http))
+	return client(t, lossy(t, s.Addr()))
 }
 
 // lossy returns the address of a proxy that does not give back every fourth answer
@@ -286,12 +109,12 @@ func lossy(t testing.TB, to string) string {
 var errLost = errors.New("the answer is lost")
 
 // Stop implements discoverytest.Store.
-func (s *store) Stop(testing.TB) { s.kill() }
+func (s *store) Stop(testing.TB) { s.Kill() }
 
 // Start implements discoverytest.Store.
 func (s *store) Start(t testing.TB) {
 	t.Helper()
-	if err := s.start(); err != nil {
+	if err := s.Agent.Start(); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -299,11 +122,11 @@ func (s *store) Start(t testing.TB) {
 // Wipe implements discoverytest.Store.
 func (s *store) Wipe(t testing.TB) {
 	t.Helper()
-	if err := os.RemoveAll(filepath.Join(s.folder, "data")); err != nil {
+	if err := s.Agent.Wipe(); err != nil {
 		t.Fatal(err)
 	}
 	s.Start(t)
 }
 
 // Env implements discoverytest.Store.
-func (s *store) Env() []string { return []string{addressVariable + "=" + s.http} }
+func (s *store) Env() []string { return []string{addressVariable + "=" + s.Addr()} }

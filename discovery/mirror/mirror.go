@@ -66,9 +66,20 @@ func (s *state) Loaded(ctx context.Context) error {
 	case <-s.loaded:
 		return nil
 	case <-ctx.Done():
+		return errors.Join(s.Missing(), ctx.Err())
+	}
+}
+
+// Missing returns nil once the registry was heard of for the first time, before that
+// ErrNotLoaded and why.
+func (s *state) Missing() error {
+	select {
+	case <-s.loaded:
+		return nil
+	default:
 		s.mu.RLock()
 		defer s.mu.RUnlock()
-		return errors.Join(ErrNotLoaded, s.why, ctx.Err())
+		return errors.Join(ErrNotLoaded, s.why)
 	}
 }
 

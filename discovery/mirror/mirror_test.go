@@ -77,11 +77,14 @@ func TestATableIsReadWhileItsRegistryIsAway(t *testing.T) {
 		if err := m.Loaded(early); !errors.Is(err, mirror.ErrNotLoaded) || !errors.Is(err, errGone) {
 			t.Errorf("it is loaded: %v", err)
 		}
+		if err := m.Missing(); !errors.Is(err, mirror.ErrNotLoaded) || !errors.Is(err, errGone) {
+			t.Errorf("it is not missing: %v", err)
+		}
 		one, two := discovery.Entry{Key: "a/1", Value: []byte("one"), Revision: 1}, discovery.Entry{Key: "a/2", Value: []byte("two"), Revision: 2}
 		changed := m.Changed()
 		s.changes <- discovery.Change{Reset: true, Entries: []discovery.Entry{two, one}}
 		<-changed
-		if err := m.Loaded(t.Context()); err != nil {
+		if err := errors.Join(m.Loaded(t.Context()), m.Missing()); err != nil {
 			t.Error(err)
 		}
 		if got := m.Entries(); len(got) != 2 || got[0].Key != one.Key {

@@ -2,7 +2,6 @@ package pipelines
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -62,7 +61,7 @@ type Entry struct {
 }
 
 // errNotHeard is why a store is not ready at first.
-var errNotHeard = errors.New("the mesh's registry, which has its pipelines, has not been heard of yet")
+var errNotHeard = fmt.Errorf("the pipelines are not known yet: %w", mirror.ErrNotLoaded)
 
 // New returns a store. Errors are about the seeds.
 func New(s Settings) (*Store, error) {

@@ -42,7 +42,7 @@ var importTable = rules{
 
 		// Who is alive: the interfaces, and what implements or reads them.
 		{packages: list("discovery"), mayImport: nothing},
-		{packages: list("discovery/*"), mayImport: list("discovery", "discovery/discoverytest", "discovery/mirror", proto)},
+		{packages: list("discovery/*", "discovery/consul/consultest"), mayImport: list("discovery", "discovery/discoverytest", "discovery/mirror", proto)},
 
 		// The stage host.
 		{packages: list("stagehost/batch", "stagehost/ledger", "stagehost/runner/worker/supervise"), mayImport: list(fault, pipeline), pure: true},

@@ -20,16 +20,25 @@ type Queue struct {
 // Queue returns a stage's queue, which a host has made.
 func (f *Fleet) Queue(stage pipeline.StageName, d pipeline.Durability) Queue {
 	f.t.Helper()
-	return f.stream(bus.SubjectsOf(mesh).Stream(stage, d))
+	return f.stream(bus.SubjectsOf(f.mesh).Stream(stage, d))
 }
 
 // Results returns the stream of stored answers.
 func (f *Fleet) Results() Queue {
 	f.t.Helper()
-	return f.stream(bus.SubjectsOf(mesh).ResultStream())
+	return f.stream(bus.SubjectsOf(f.mesh).ResultStream())
 }
 
 func (f *Fleet) stream(name string) Queue {
+	f.t.Helper()
+	stream, err := f.jetStream().Stream(f.t.Context(), name)
+	if err != nil {
+		f.t.Fatalf("%s: %v", name, err)
+	}
+	return Queue{f, stream}
+}
+
+func (f *Fleet) jetStream() jetstream.JetStream {
 	f.t.Helper()
 	nc, err := nats.Connect(f.URL())
 	if err != nil {
@@ -40,11 +49,18 @@ func (f *Fleet) stream(name string) Queue {
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	stream, err := js.Stream(f.t.Context(), name)
-	if err != nil {
-		f.t.Fatalf("%s: %v", name, err)
+	return js
+}
+
+// WipeRegistry removes all that the broker has of the registry, where that is in it.
+func (f *Fleet) WipeRegistry() {
+	f.t.Helper()
+	js := f.jetStream()
+	for _, what := range []string{"table", "instances"} {
+		if err := js.DeleteStream(f.t.Context(), string(f.mesh)+"_"+what); err != nil {
+			f.t.Fatal(err)
+		}
 	}
-	return Queue{f, stream}
 }
 
 // State returns what the stream holds, and has held.

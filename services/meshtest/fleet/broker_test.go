@@ -10,7 +10,7 @@ import (
 
 func TestDurableRequestsSurviveTheBroker(t *testing.T) {
 	t.Parallel()
-	f := fleet.New(t)
+	f := newFleet(t)
 	slow(f, 5*time.Millisecond)
 	gateway(f)
 	requests := pick(2_000, 20_000)
@@ -41,7 +41,7 @@ func TestDurableRequestsSurviveTheBroker(t *testing.T) {
 func TestCallersOfALostQueueHearSoonAfterTheReconnect(t *testing.T) {
 	// leftovers is how long a gateway takes to call off what is left.
 	const callers, soon, leftovers = 400, time.Second, 5 * time.Second
-	f := fleet.New(t)
+	f := newFleet(t)
 	host := echo(f)
 	g := gateway(f)
 	for range pick(2, 20) {

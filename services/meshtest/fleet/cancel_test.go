@@ -23,7 +23,7 @@ type crowd struct {
 
 func newCrowd(t *testing.T, d pipeline.Durability) *crowd {
 	t.Helper()
-	f := fleet.New(t)
+	f := newFleet(t)
 	c := &crowd{fleet: f, host: echo(f), gateways: []*fleet.Member{gateway(f), gateway(f)}, size: pick(2_000, 5_000)}
 	c.busy = holder(t, f)
 	c.queue = f.Queue("echo", d)

@@ -42,7 +42,7 @@ func TestExpiredHeadIsAnsweredAtItsDeadline(t *testing.T) {
 	const timeout, most = 400 * time.Millisecond, 50 * time.Millisecond
 	for _, durable := range []bool{false, true} {
 		t.Run(fmt.Sprintf("durable=%v", durable), func(t *testing.T) {
-			f := fleet.New(t)
+			f := newFleet(t)
 			host, g := echo(f), gateway(f)
 			busy := holder(t, f)
 			requests := pick(200, 3_000)

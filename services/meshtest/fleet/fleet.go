@@ -11,10 +11,17 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-const mesh pipeline.MeshName = "fleet"
+// Registry is where the members of a fleet say that they are there.
+type Registry struct {
+	// Consul are the addresses of agents, which the members have in turn. None means
+	// that the registry is in the fleet's broker.
+	Consul []string
+}
 
 // HostSpec is one host of a stage that gives back each text, and behind it the
 // name of the run that did: no two runs give the same answer. A text that begins
@@ -41,20 +48,25 @@ type GatewaySpec struct {
 
 // Fleet is a broker and the members that were started. It ends with its test.
 type Fleet struct {
-	t      testing.TB
-	folder string
-	broker *Member
+	t        testing.TB
+	folder   string
+	mesh     pipeline.MeshName
+	registry Registry
+	broker   *Member
 
 	mu       sync.Mutex
+	started  int
 	records  []string
 	gateways []*Member
 }
 
-// New returns a fleet of a broker alone.
-func New(t testing.TB) *Fleet {
+// New returns a fleet of a broker alone. Its mesh has a name of its own, so that
+// several fleets may have one registry.
+func New(t testing.TB, r Registry) *Fleet {
 	t.Helper()
-	f := &Fleet{t: t, folder: t.TempDir()}
-	f.broker = f.start("broker", member{Broker: &brokerSpec{Port: -1, Folder: filepath.Join(f.folder, "broker")}})
+	f := &Fleet{t: t, folder: t.TempDir(), mesh: pipeline.MeshName("fleet-" + uuid.NewString()[:8]), registry: r}
+	f.broker = f.launch("broker", member{Broker: &brokerSpec{Port: -1, Folder: filepath.Join(f.folder, "broker")}})
+	f.broker.AwaitReady()
 	_, port, err := net.SplitHostPort(f.broker.Addr())
 	if err != nil {
 		t.Fatal(err)
@@ -74,25 +86,52 @@ func (f *Fleet) URL() string { return "nats://" + f.broker.Addr() }
 // Host starts a host and returns when it is ready.
 func (f *Fleet) Host(s HostSpec) *Member {
 	f.t.Helper()
+	m := f.LaunchHost(s)
+	m.AwaitReady()
+	return m
+}
+
+// LaunchHost starts a host.
+func (f *Fleet) LaunchHost(s HostSpec) *Member {
+	f.t.Helper()
 	f.mu.Lock()
 	s.Record = filepath.Join(f.folder, fmt.Sprintf("ran-%d", len(f.records)))
 	f.records = append(f.records, s.Record)
 	f.mu.Unlock()
-	return f.start("host of "+string(s.Stage), member{Mesh: mesh, URL: f.URL(), Host: &s})
+	return f.launch("host of "+string(s.Stage), f.join(member{Host: &s}))
 }
 
 // Gateway starts a gateway and returns when it is ready.
 func (f *Fleet) Gateway(s GatewaySpec) *Member {
 	f.t.Helper()
+	m := f.LaunchGateway(s)
+	m.AwaitReady()
+	return m
+}
+
+// LaunchGateway starts a gateway.
+func (f *Fleet) LaunchGateway(s GatewaySpec) *Member {
+	f.t.Helper()
 	if s.Listen == "" {
 		s.Listen = anyPort
 	}
-	m := f.start("gateway", member{Mesh: mesh, URL: f.URL(), Gateway: &s})
-	m.spec.Gateway.Listen = m.Addr()
+	m := f.launch("gateway", f.join(member{Gateway: &s}))
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.gateways = append(f.gateways, m)
 	return m
+}
+
+// join tells a member where the others are.
+func (f *Fleet) join(spec member) member {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	spec.Mesh, spec.URL = f.mesh, f.URL()
+	if agents := f.registry.Consul; len(agents) > 0 {
+		spec.Consul = agents[f.started%len(agents)]
+	}
+	f.started++
+	return spec
 }
 
 func (f *Fleet) gatewayAddrs() []string {
@@ -100,7 +139,9 @@ func (f *Fleet) gatewayAddrs() []string {
 	defer f.mu.Unlock()
 	var out []string
 	for _, m := range f.gateways {
-		out = append(out, m.Addr())
+		if addr := m.Addr(); addr != "" {
+			out = append(out, addr)
+		}
 	}
 	return out
 }
@@ -130,10 +171,10 @@ func (f *Fleet) record(name string) string {
 	return string(data)
 }
 
-func (f *Fleet) start(name string, spec member) *Member {
+func (f *Fleet) launch(name string, spec member) *Member {
 	f.t.Helper()
 	m := &Member{fleet: f, name: name, spec: spec}
-	m.Start()
+	m.Launch()
 	f.t.Cleanup(m.end)
 	return m
 }

@@ -35,7 +35,7 @@ const pullExpiry = 500 * time.Millisecond
 // a batch, and makes good for it when another host has run of that batch.
 func busyWhen(t *testing.T, happens, over func(*fleet.Member)) *fleet.Tally {
 	t.Helper()
-	f := fleet.New(t)
+	f := newFleet(t)
 	hosts := []*fleet.Member{slow(f, run), slow(f, run)}
 	gateway(f)
 	// More than the callers that are not held up get done meanwhile.

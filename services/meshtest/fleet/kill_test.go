@@ -75,7 +75,7 @@ func TestKilledHostsLoseNoRequest(t *testing.T) {
 	for _, durability := range []pipeline.Durability{pipeline.Memory, pipeline.File} {
 		t.Run(string(durability), func(t *testing.T) {
 			t.Parallel()
-			f := fleet.New(t)
+			f := newFleet(t)
 			hosts := []*fleet.Member{echo(f), echo(f)}
 			gateways := []*fleet.Member{gateway(f), gateway(f)}
 			requests := pick(20_000, 200_000)
@@ -131,7 +131,7 @@ func answersAreStoredOnce(t *testing.T, f *fleet.Fleet, tally *fleet.Tally) {
 func TestAnotherGatewayReturnsWhatTheKilledOneWaitedFor(t *testing.T) {
 	t.Parallel()
 	const requests = 8
-	f := fleet.New(t)
+	f := newFleet(t)
 	f.Host(fleet.HostSpec{Stage: "echo", Base: time.Second})
 	first := gateway(f)
 	load := f.Load(fleet.LoadSpec{Pipeline: "echo", Requests: requests, InFlight: requests, Durable: true})

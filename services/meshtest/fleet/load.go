@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"context"
+	"math"
 	"net/http"
 	"strconv"
 	"sync"
@@ -12,6 +13,7 @@ import (
 // LoadSpec says what a client sends.
 type LoadSpec struct {
 	Pipeline string
+	// Requests is how many there are; 0 means as many as come until Enough.
 	Requests int
 	// InFlight requests are under way at once.
 	InFlight int
@@ -41,6 +43,7 @@ type Load struct {
 	ready  *readiness
 	ticks  <-chan time.Time
 	next   atomic.Int64
+	limit  atomic.Int64
 	done   chan struct{}
 
 	// staying ends when the callers leave.
@@ -57,6 +60,10 @@ func (f *Fleet) Load(s LoadSpec) *Load {
 	l := &Load{
 		fleet: f, spec: s, done: make(chan struct{}), ready: &readiness{fleet: f},
 		tally: Tally{Refused: map[string]int{}}, last: time.Now(),
+	}
+	l.limit.Store(int64(s.Requests))
+	if s.Requests == 0 {
+		l.limit.Store(math.MaxInt64)
 	}
 	l.staying, l.leave = context.WithCancel(f.t.Context())
 	transport := l.transport()
@@ -123,6 +130,13 @@ func (l *Load) watch() (stop func()) {
 	}
 }
 
+// Enough has nothing more sent, waits until what was sent has its answer, and
+// returns what became of all.
+func (l *Load) Enough() *Tally {
+	l.limit.Store(0)
+	return l.Wait()
+}
+
 // Leave has all callers give up, and nobody send any more.
 func (l *Load) Leave() { l.leave() }
 
@@ -158,11 +172,11 @@ func (l *Load) Wait() *Tally {
 
 func (l *Load) send() {
 	for l.turn() {
-		i := int(l.next.Add(1)) - 1
-		if i >= l.spec.Requests {
+		i := l.next.Add(1) - 1
+		if i >= l.limit.Load() {
 			return
 		}
-		l.one(i)
+		l.one(int(i))
 	}
 }
 
@@ -171,7 +185,7 @@ func (l *Load) turn() bool {
 	if l.ticks == nil {
 		return l.staying.Err() == nil
 	}
-	if int(l.next.Load()) >= l.spec.Requests {
+	if l.next.Load() >= l.limit.Load() {
 		return false
 	}
 	select {

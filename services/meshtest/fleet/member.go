@@ -12,6 +12,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/nats-io/nats-server/v2/server"
 
+	"github.com/stagemesh/stagemesh/discovery/consul"
+	"github.com/stagemesh/stagemesh/discovery/natskv"
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/mesh/bus"
@@ -19,6 +21,8 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/services/local"
 	"github.com/stagemesh/stagemesh/services/operations"
+	"github.com/stagemesh/stagemesh/services/program"
+	"github.com/stagemesh/stagemesh/services/registry"
 	"github.com/stagemesh/stagemesh/stagehost"
 )
 
@@ -27,8 +31,11 @@ const roleVariable = "STAGEMESH_FLEET_MEMBER"
 
 // member is what a process of the fleet is told to be: one of the three.
 type member struct {
-	Mesh    pipeline.MeshName
-	URL     string
+	Mesh pipeline.MeshName
+	URL  string
+	// Consul is the address of the agent; empty means that the registry is in the
+	// broker.
+	Consul  string
 	Broker  *brokerSpec
 	Host    *HostSpec
 	Gateway *GatewaySpec
@@ -39,12 +46,16 @@ type brokerSpec struct {
 	Folder string
 }
 
-// hello is what a member says once it is ready.
+// hello is what a member says: once it has an operations port, and again once it is
+// ready.
 type hello struct {
-	// Addr is where it listens.
+	// Addr is where it listens, once it is ready.
 	Addr string
-	// Ops is where its operations port is; a broker has none.
-	Ops string
+	// Ops is where its operations port is, Admin where a gateway's admin port is; a
+	// broker has neither.
+	Ops, Admin string
+	// Ready says that it is.
+	Ready bool
 	// Problem says why it cannot be ready.
 	Problem string
 }
@@ -85,17 +96,41 @@ func run(ctx context.Context) error {
 		return m.Broker.run(ctx)
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	known, err := m.registry(log)
+	if err != nil {
+		return err
+	}
 	return operations.Run(ctx, operations.Settings{Listen: anyPort, Key: "ops", Logger: log}, func(ctx context.Context, port *operations.Port) error {
 		stall := &Stall{}
 		if err := stall.show(port.Meter()); err != nil {
 			return err
 		}
 		go stall.Watch(ctx)
-		if m.Host != nil {
-			return m.runHost(ctx, port, log)
-		}
-		return m.runGateway(ctx, port, log)
+		p := working{port: port, known: known, log: log}
+		return known.Around(ctx, func() error {
+			if m.Host != nil {
+				return m.runHost(ctx, p)
+			}
+			return m.runGateway(ctx, p)
+		})
 	})
+}
+
+// working is what a member has besides its part.
+type working struct {
+	port  *operations.Port
+	known *registry.Registry
+	log   *slog.Logger
+}
+
+func (m *member) registry(log *slog.Logger) (*registry.Registry, error) {
+	s := registry.Settings{Mesh: string(m.Mesh), Logger: log}
+	if m.Consul != "" {
+		s.Consul = &consul.Settings{Address: m.Consul}
+	} else {
+		s.NATS = &natskv.Settings{URL: m.URL}
+	}
+	return registry.New(s)
 }
 
 const (
@@ -116,14 +151,14 @@ func (s *brokerSpec) run(ctx context.Context) error {
 	if !broker.ReadyForConnections(brokerStart) {
 		return fmt.Errorf("the broker is not ready within %s", brokerStart)
 	}
-	say(hello{Addr: broker.Addr().String()})
+	say(hello{Addr: broker.Addr().String(), Ready: true})
 	<-ctx.Done()
 	broker.Shutdown()
 	broker.WaitForShutdown()
 	return nil
 }
 
-func (m *member) runHost(ctx context.Context, port *operations.Port, log *slog.Logger) error {
+func (m *member) runHost(ctx context.Context, p working) error {
 	id := uuid.NewString()
 	runner, err := newRunner(*m.Host, id)
 	if err != nil {
@@ -131,46 +166,52 @@ func (m *member) runHost(ctx context.Context, port *operations.Port, log *slog.L
 	}
 	host, err := stagehost.New(stagehost.Settings{
 		Mesh: m.Mesh, Stage: m.Host.Stage, Host: pipeline.HostID(id), Runner: runner, Batch: local.DefaultBatch(),
-		Bus: bus.Settings{URL: m.URL}, Logger: log, Meter: port.Meter(),
+		Bus: bus.Settings{URL: m.URL}, Registry: p.known.Host(), Listen: anyPort, Logger: p.log, Meter: p.port.Meter(),
 	})
 	if err != nil {
 		return err
 	}
-	return whenReady(ctx, host.Run, host.WaitReady, func() hello { return hello{Addr: id, Ops: port.Addr().String()} })
+	return p.run(ctx, host, func() hello { return hello{Addr: id} })
 }
 
-func (m *member) runGateway(ctx context.Context, port *operations.Port, log *slog.Logger) error {
+func (m *member) runGateway(ctx context.Context, p working) error {
 	g, err := gateway.New(gateway.Settings{
 		Call: call.Settings{
-			Mesh: m.Mesh, Gateway: pipeline.GatewayID(uuid.NewString()), Logger: log, Meter: port.Meter(),
+			Mesh: m.Mesh, Gateway: pipeline.GatewayID(uuid.NewString()), Logger: p.log, Meter: p.port.Meter(),
 		},
-		Bus: bus.Settings{URL: m.URL}, Pipelines: m.Gateway.Pipelines, Listen: m.Gateway.Listen, DrainDelay: m.Gateway.DrainDelay,
+		Bus: bus.Settings{URL: m.URL}, Pipelines: m.Gateway.Pipelines, Listen: m.Gateway.Listen, Admin: gateway.Admin{Listen: anyPort},
+		Registry: &gateway.Registry{Watcher: p.known, Table: p.known}, DrainDelay: m.Gateway.DrainDelay,
 	})
 	if err != nil {
 		return err
 	}
-	return whenReady(ctx, g.Run, g.WaitReady, func() hello { return hello{Addr: g.Addr().String(), Ops: port.Addr().String()} })
+	return p.run(ctx, g, func() hello { return hello{Addr: g.Addr().String(), Admin: g.AdminAddr().String()} })
 }
 
-// whenReady runs a part and says hello once it is ready.
-func whenReady(ctx context.Context, run, wait func(context.Context) error, h func() hello) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	done := make(chan error, 1)
-	go func() { done <- run(ctx) }()
-	ready := make(chan error, 1)
-	waiting, stop := context.WithCancel(ctx)
+// run runs a part, says hello at once, and again when the part is ready.
+func (p working) run(ctx context.Context, part program.Part, ready func() hello) error {
+	p.port.Watch(part.Ready)
+	ops := p.port.Addr().String()
+	say(hello{Ops: ops})
+	running, stop := context.WithCancel(ctx)
 	defer stop()
-	go func() { ready <- wait(waiting) }()
+	done := make(chan error, 1)
+	go func() { done <- part.Run(running) }()
+	waited := make(chan error, 1)
+	waiting, leave := context.WithCancel(running)
+	defer leave()
+	go func() { waited <- part.WaitReady(waiting) }()
 	select {
-	case err := <-ready:
+	case err := <-waited:
 		if err == nil {
-			say(h())
+			h := ready()
+			h.Ops, h.Ready = ops, true
+			say(h)
 		}
 		return <-done
 	case err := <-done:
-		stop()
-		<-ready //nolint:errcheck // run says why
+		leave()
+		<-waited //nolint:errcheck // Run says why
 		return err
 	}
 }

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
@@ -37,14 +38,30 @@ func hasAll(name string, labels []string) bool {
 
 func (m *Member) metrics() string {
 	m.fleet.t.Helper()
-	m.mu.Lock()
-	url := "http://" + m.hello.Ops + "/metrics"
-	m.mu.Unlock()
-	status, body := m.fleet.get(url)
+	status, body := m.operations("/metrics")
 	if status != http.StatusOK {
 		m.fleet.t.Fatalf("%s: metrics: %d: %s", m.name, status, body)
 	}
 	return body
+}
+
+// operations asks the member's operations port.
+func (m *Member) operations(path string) (status int, body string) {
+	m.fleet.t.Helper()
+	m.mu.Lock()
+	url := "http://" + m.hello.Ops + path
+	m.mu.Unlock()
+	return m.fleet.get(url)
+}
+
+// Unready returns why a member is not ready that has begun; "" says that it is.
+func (m *Member) Unready() string {
+	m.fleet.t.Helper()
+	status, body := m.operations("/readyz")
+	if status == http.StatusOK {
+		return ""
+	}
+	return fmt.Sprintf("%d: %s", status, body)
 }
 
 // Sum returns a metric over several members.

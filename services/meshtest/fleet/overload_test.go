@@ -10,7 +10,7 @@ import (
 // The stage takes 32 items in 200 ms: 160 a second. It is offered less than that,
 // about as much, and then five times as much for long.
 func TestOverloadKeepsGoodput(t *testing.T) {
-	f := fleet.New(t)
+	f := newFleet(t)
 	f.Host(fleet.HostSpec{Stage: "echo", Base: 200 * time.Millisecond})
 	g := gateway(f)
 	second := gateway(f)

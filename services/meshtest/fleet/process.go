@@ -24,12 +24,15 @@ type Member struct {
 	log   *os.File
 	ended chan struct{}
 	err   error
+	// heard is what the member says, until it is ready.
+	heard chan hello
 
 	mu    sync.Mutex
 	hello hello
 }
 
-// Addr returns where the member listens; for a host it is its id.
+// Addr returns where the member listens; for a host it is its id. It is empty before
+// the member was ready for the first time.
 func (m *Member) Addr() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -42,11 +45,22 @@ func (m *Member) Ran() int {
 	return strings.Count(m.fleet.record(m.spec.Host.Record), "\n")
 }
 
-const readyWait = 60 * time.Second
+const (
+	readyWait = 60 * time.Second
+	// words is how often a member says something at most: nobody has to listen.
+	words = 4
+)
 
 // Start starts a member that has ended, on the address that it had, and returns
 // when it is ready.
 func (m *Member) Start() {
+	m.fleet.t.Helper()
+	m.Launch()
+	m.AwaitReady()
+}
+
+// Launch starts a member that has ended, on the address that it had.
+func (m *Member) Launch() {
 	t := m.fleet.t
 	t.Helper()
 	role, err := json.Marshal(m.spec)
@@ -70,43 +84,78 @@ func (m *Member) Start() {
 	if err := m.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	heard := make(chan hello, 1)
+	m.heard = make(chan hello, words)
 	m.ended = make(chan struct{})
-	go m.listen(out, heard)
-	m.await(heard)
+	go m.listen(out)
 }
 
-// listen hears the member's first line, reads on until it ends and waits for it.
-func (m *Member) listen(out io.Reader, heard chan<- hello) {
+// listen hears what the member says until it ends, and waits for it. Nobody takes
+// what comes after the word that it is ready.
+func (m *Member) listen(out io.Reader) {
 	defer close(m.ended)
-	lines := bufio.NewReader(out)
-	var h hello
-	if line, err := lines.ReadBytes('\n'); err != nil {
-		h.Problem = "it ended without a word"
-	} else if err := json.Unmarshal(line, &h); err != nil {
-		h.Problem = string(line)
+	defer close(m.heard)
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		var h hello
+		if err := json.Unmarshal(lines.Bytes(), &h); err != nil {
+			h.Problem = lines.Text()
+		}
+		m.heard <- h
+		if h.Ready {
+			break
+		}
 	}
-	heard <- h
-	_, _ = io.Copy(io.Discard, lines)
+	_, _ = io.Copy(io.Discard, out)
 	m.err = m.cmd.Wait()
 }
 
-func (m *Member) await(heard <-chan hello) {
+// Begun returns when the member has an operations port, AwaitReady when it is ready.
+func (m *Member) Begun() {
+	m.fleet.t.Helper()
+	m.await(func(h hello) bool { return h.Ops != "" })
+}
+
+// AwaitReady returns when a member is ready that was launched.
+func (m *Member) AwaitReady() {
+	m.fleet.t.Helper()
+	h := m.await(func(h hello) bool { return h.Ready })
+	if m.spec.Gateway != nil {
+		m.spec.Gateway.Listen = h.Addr
+	}
+}
+
+// await hears the member until it says what it has to.
+func (m *Member) await(enough func(hello) bool) hello {
 	t := m.fleet.t
 	t.Helper()
 	patience := time.NewTimer(readyWait)
 	defer patience.Stop()
-	select {
-	case h := <-heard:
-		if h.Problem != "" {
-			t.Fatalf("%s: %s\n%s", m.name, h.Problem, m.output())
+	for {
+		select {
+		case h, ok := <-m.heard:
+			if !ok {
+				h.Problem = "it ended without a word"
+			}
+			if h.Problem != "" {
+				t.Fatalf("%s: %s\n%s", m.name, h.Problem, m.output())
+			}
+			m.learn(h)
+			if enough(h) {
+				return h
+			}
+		case <-patience.C:
+			t.Fatalf("%s is not ready within %s\n%s", m.name, readyWait, m.output())
 		}
-		m.mu.Lock()
-		m.hello = h
-		m.mu.Unlock()
-	case <-patience.C:
-		t.Fatalf("%s is not ready within %s\n%s", m.name, readyWait, m.output())
 	}
+}
+
+// learn keeps what the member says. Where it was before it will be again.
+func (m *Member) learn(h hello) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if h.Addr == "" {
+		h.Addr = m.hello.Addr
+	}
+	m.hello = h
 }
 
 func (m *Member) output() string {

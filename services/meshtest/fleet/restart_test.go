@@ -40,7 +40,7 @@ func TestRollingRestartsAreNotNoticed(t *testing.T) {
 	}{{fleet.Requests, false}, {fleet.Connections, false}, {fleet.Connections, true}} {
 		t.Run(fmt.Sprintf("%s,http2=%v", test.through, test.http2), func(t *testing.T) {
 			t.Parallel()
-			f := fleet.New(t)
+			f := newFleet(t)
 			hosts := []*fleet.Member{slow(f, time.Millisecond), slow(f, time.Millisecond)}
 			gateways := []*fleet.Member{balanced(f), balanced(f)}
 			requests := pick(2_000, 50_000)

@@ -13,7 +13,7 @@ import (
 func TestStreamsHaveOneEndEach(t *testing.T) {
 	t.Parallel()
 	const chunks = 4
-	f := fleet.New(t)
+	f := newFleet(t)
 	streaming := fleet.HostSpec{Stage: "echo", Base: 20 * time.Millisecond, Chunks: chunks}
 	hosts := []*fleet.Member{f.Host(streaming), f.Host(streaming)}
 	gateways := []*fleet.Member{gateway(f), gateway(f)}

@@ -1,0 +1,52 @@
+package gateway_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/stagemesh/stagemesh/discovery/mirror"
+	"github.com/stagemesh/stagemesh/gateway"
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+)
+
+// A gateway that has never heard of the registry says so, and one that has stays
+// ready without it.
+func TestAGatewayWaitsForTheRegistryOnce(t *testing.T) {
+	t.Parallel()
+	broker, other := bustest.Start(t), bustest.Start(t)
+	other.Stop()
+	store := table(t, other)
+	g, err := gateway.New(settings(t, broker.URL(), func(s *gateway.Settings) {
+		s.Registry = &gateway.Registry{Watcher: store, Table: store}
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	background(t, g.Run)
+	waiting, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if err := g.WaitReady(waiting); err == nil {
+		t.Error("it is ready before it has heard of the registry")
+	}
+	bustest.Eventually(t, "it says what it waits for", func() bool { return errors.Is(g.Ready(), mirror.ErrNotLoaded) })
+	transport := &http.Transport{}
+	t.Cleanup(transport.CloseIdleConnections)
+	client, url := &http.Client{Transport: transport}, "http://"+g.Addr().String()+"/readyz"
+	if status, reason := reasonOf(t, client, http.MethodGet, url); status != http.StatusServiceUnavailable || reason != fault.RegistryUnavailable {
+		t.Errorf("without the registry: %d %s", status, reason)
+	}
+	other.Restore()
+	patient, leave := context.WithTimeout(t.Context(), bustest.Patience)
+	defer leave()
+	if err := g.WaitReady(patient); err != nil {
+		t.Fatal(err)
+	}
+	other.Stop()
+	if status, reason := reasonOf(t, client, http.MethodGet, url); status != http.StatusOK {
+		t.Errorf("after it has heard of the registry: %d %s", status, reason)
+	}
+}
