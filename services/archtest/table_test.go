@@ -38,7 +38,7 @@ var importTable = rules{
 			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus),
 		},
 		{packages: list("mesh/placement"), mayImport: list(fault, pipeline, payload)},
-		{packages: list("mesh/process", "mesh/config", "mesh/telemetry", "mesh/opsport"), mayImport: nothing},
+		{packages: list("mesh/process", "mesh/config", "mesh/telemetry", "mesh/opsport", "mesh/tlstest"), mayImport: nothing},
 
 		// Who is alive: the interfaces, and what implements or reads them.
 		{packages: list("discovery"), mayImport: nothing},

@@ -283,6 +283,24 @@ func (m *Mesh) AdminAddr() net.Addr {
 	return p.gateway.AdminAddr()
 }
 
+// URL returns where callers reach the mesh, or "" where nowhere, or not yet.
+func (m *Mesh) URL() string {
+	p := m.parts.Load()
+	if p == nil || p.gateway.Ready() != nil {
+		return ""
+	}
+	return p.gateway.URL()
+}
+
+// AdminURL returns where operators reach the mesh, or "" where nowhere, or not yet.
+func (m *Mesh) AdminURL() string {
+	p := m.parts.Load()
+	if p == nil || p.gateway.Ready() != nil {
+		return ""
+	}
+	return p.gateway.AdminURL()
+}
+
 // Stages describes the hosts that run in this process; there are none before the
 // start.
 func (m *Mesh) Stages() []stageapi.Description {

@@ -66,6 +66,13 @@ type NATS struct {
 type Gateway struct {
 	// Listen is the public address, 127.0.0.1:8080 where empty.
 	Listen string `yaml:"listen"`
+	// TokenFile holds the tokens that callers have to know one of; they need none
+	// where empty.
+	TokenFile string `yaml:"token_file"`
+	// CertFile and KeyFile hold a certificate and its key; without them the port
+	// is plain.
+	CertFile string `yaml:"cert_file"`
+	KeyFile  string `yaml:"key_file"`
 	// AllowOrigins are the web origins that browsers may call from; none where
 	// empty.
 	AllowOrigins []string `yaml:"allow_origins"`
@@ -96,7 +103,7 @@ type Gateway struct {
 type Admin struct {
 	// Listen is the address, 127.0.0.1:9080 where empty.
 	Listen string `yaml:"listen"`
-	// TokenFile holds the token that callers have to know.
+	// TokenFile holds the tokens that callers have to know one of.
 	TokenFile string `yaml:"token_file"`
 	// CertFile and KeyFile hold a certificate and its key; without them the port
 	// is plain.
@@ -282,6 +289,14 @@ const (
 
 // OpsListen is the address of the operations port.
 func (f *File) OpsListen() string { return cmp.Or(f.Ops.Listen, DefaultOps) }
+
+// PublicPort is the gateway's section with its address, and the paths of its files.
+func (f *File) PublicPort() Gateway {
+	g := f.Gateway
+	g.Listen = cmp.Or(g.Listen, DefaultListen)
+	g.TokenFile, g.CertFile, g.KeyFile = f.relative(g.TokenFile), f.relative(g.CertFile), f.relative(g.KeyFile)
+	return g
+}
 
 // AdminPort is the gateway's port for operators, with its address and the paths
 // of its files.

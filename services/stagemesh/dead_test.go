@@ -148,7 +148,7 @@ func (g *grave) open(dead int, edits ...func(*gateway.Settings)) {
 		g.t.Fatal(err)
 	}
 	g.address = serve(g.t, m)
-	g.admin = "http://" + m.AdminAddr().String()
+	g.admin = m.AdminURL()
 	letters := deadletter.New(g.bus, deadletter.Settings{})
 	bustest.Eventually(g.t, "the mesh gives up", func() bool {
 		page, err := letters.List(g.t.Context(), deadletter.Query{})

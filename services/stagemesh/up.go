@@ -75,17 +75,9 @@ func runUp(ctx context.Context, flags upFlags, out, errOut io.Writer) error {
 	}
 	flags.override(file)
 	return Up(ctx, Run{File: file, Stages: flags.stages, Logger: log, Ready: func(m *local.Mesh, ops net.Addr) error {
-		_, err := fmt.Fprintf(out, "mesh %s is ready: http://%s (admin: %s, operations: http://%s); stop with Ctrl-C\n", file.Mesh, m.Addr(), adminURL(file, m), ops)
+		_, err := fmt.Fprintf(out, "mesh %s is ready: %s (admin: %s, operations: http://%s); stop with Ctrl-C\n", file.Mesh, m.URL(), m.AdminURL(), ops)
 		return err
 	}})
-}
-
-// adminURL is where operators ask the mesh.
-func adminURL(f *meshfile.File, m *local.Mesh) string {
-	if f.Gateway.Admin.CertFile != "" {
-		return "https://" + m.AdminAddr().String()
-	}
-	return "http://" + m.AdminAddr().String()
 }
 
 func (f upFlags) load() (*meshfile.File, error) {

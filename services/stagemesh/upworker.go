@@ -163,8 +163,8 @@ func (w *watched) restart(ctx context.Context, end context.CancelCauseFunc, m *l
 
 // sayWorker says that the worker is served, where, and how to call it.
 func sayWorker(out io.Writer, m *local.Mesh, name string, ops net.Addr) error {
-	text := fmt.Sprintf("%s is ready: http://%s/v1/pipelines/%s:infer (operations: http://%s); stop with Ctrl-C\n", name, m.Addr(), name, ops)
-	if line, ok := curl(m.Stages()[0].Spec, m.Addr(), name); ok {
+	text := fmt.Sprintf("%s is ready: %s/v1/pipelines/%s:infer (operations: http://%s); stop with Ctrl-C\n", name, m.URL(), name, ops)
+	if line, ok := curl(m.Stages()[0].Spec, m.URL(), name); ok {
 		text += line + "\n"
 	}
 	_, err := io.WriteString(out, text)
