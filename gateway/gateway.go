@@ -265,7 +265,12 @@ func (g *Gateway) Ready() error {
 	if g.stopping.Load() {
 		return fault.New(fault.ShuttingDown, "the gateway is stopping")
 	}
-	return g.service.Ready()
+	err := g.service.Ready()
+	if cause := errors.Unwrap(err); cause != nil {
+		// Callers are told the fault alone.
+		return fmt.Errorf("%w: %w", err, cause)
+	}
+	return err
 }
 
 // health answers for the gateway, "", or for one of its pipelines.

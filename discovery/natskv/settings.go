@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/stagemesh/stagemesh/discovery"
+	"github.com/stagemesh/stagemesh/mesh/brokerauth"
 )
 
 // Settings say which broker to use, as whom, and how much of it.
@@ -23,10 +24,8 @@ type Settings struct {
 	Server nats.InProcessConnProvider
 	// Name is what the broker shows the connection as.
 	Name string
-	// CredentialsFile holds NATS user credentials; empty means none.
-	CredentialsFile string
-	// TLS, where set, is how to speak to the broker.
-	TLS *tls.Config
+	// Auth are the files by which the broker and this process know each other.
+	Auth brokerauth.Files
 	// Replicas of both streams, on as many servers; 0 means 1.
 	Replicas int
 	// MaxTableBytes bounds the table, with 100 bytes and the key for each entry; the

@@ -33,12 +33,13 @@ func FromFile(f *meshfile.File, s FileSettings) (*Mesh, error) {
 	if err != nil {
 		return nil, err
 	}
+	cert, key, token := f.ListenerFiles()
 	m, err := New(Settings{
-		Mesh:            pipeline.MeshName(f.Mesh),
-		NATS:            f.NATS.URL,
-		CredentialsFile: f.CredentialsFile(),
+		Mesh: pipeline.MeshName(f.Mesh),
+		NATS: f.NATS.URL,
+		Auth: f.BrokerAuth(),
 		Broker: BrokerSettings{
-			Listen: f.NATS.Listen, StoreDir: f.StoreDir(),
+			Listen: f.NATS.Listen, CertFile: cert, KeyFile: key, TokenFile: token, StoreDir: f.StoreDir(),
 			MaxMemory: int64(f.NATS.MaxMemory), MaxStore: int64(f.NATS.MaxStore), MaxPayload: int(f.NATS.MaxPayload),
 		},
 		Results: f.ResultSettings(), DeadLetters: f.DeadLetterSettings(), Idempotency: f.IdempotencySettings(),

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/mesh/brokerauth"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/claim"
 	"github.com/stagemesh/stagemesh/mesh/deadletter"
@@ -36,8 +37,8 @@ type Settings struct {
 	Mesh pipeline.MeshName
 	// NATS is the URL of a broker to use instead of one in the process.
 	NATS string
-	// CredentialsFile holds NATS user credentials for it.
-	CredentialsFile string
+	// Auth are the files by which it and this process know each other.
+	Auth brokerauth.Files
 	// Broker are settings of the broker in the process.
 	Broker BrokerSettings
 	// Gateway is the public port and the bounds of the gateway. Its mesh, id,

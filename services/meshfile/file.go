@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/stagemesh/stagemesh/mesh/brokerauth"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/claim"
 	"github.com/stagemesh/stagemesh/mesh/config"
@@ -47,9 +48,22 @@ type NATS struct {
 	URL string `yaml:"url"`
 	// CredentialsFile holds NATS user credentials for it.
 	CredentialsFile string `yaml:"credentials_file"`
+	// TokenFile holds the token that a broker demands: the one at URL, or the one in
+	// the process of those that join.
+	TokenFile string `yaml:"token_file"`
+	// CAFile has the certificates that vouch for the broker, also for those that
+	// join; it implies TLS.
+	CAFile string `yaml:"ca_file"`
+	// CertFile and KeyFile hold the certificate that the broker at URL is shown.
+	CertFile string `yaml:"cert_file"`
+	KeyFile  string `yaml:"key_file"`
 	// Listen is where the broker in the process listens, so that other
 	// processes may join; empty means nowhere.
 	Listen string `yaml:"listen"`
+	// ListenCertFile and ListenKeyFile hold its certificate; without them it has no
+	// TLS.
+	ListenCertFile string `yaml:"listen_cert_file"`
+	ListenKeyFile  string `yaml:"listen_key_file"`
 	// StoreDir holds what the broker in the process keeps on file.
 	StoreDir string `yaml:"store_dir"`
 	// MaxMemory bounds the queues of the broker in the process; 0 means what
@@ -308,8 +322,21 @@ func (f *File) AdminPort() Admin {
 	}
 }
 
-// CredentialsFile is the path of the broker's credentials, or "".
-func (f *File) CredentialsFile() string { return f.relative(f.NATS.CredentialsFile) }
+// BrokerAuth are the paths of the files for a broker that is reached by a URL.
+func (f *File) BrokerAuth() brokerauth.Files {
+	n := f.NATS
+	return brokerauth.Files{
+		CredentialsFile: f.relative(n.CredentialsFile), TokenFile: f.relative(n.TokenFile),
+		CAFile: f.relative(n.CAFile), CertFile: f.relative(n.CertFile), KeyFile: f.relative(n.KeyFile),
+	}
+}
+
+// ListenerFiles are the paths of the certificate of the broker in the process and of
+// its key, and of the token that it demands, or "".
+func (f *File) ListenerFiles() (cert, key, token string) {
+	n := f.NATS
+	return f.relative(n.ListenCertFile), f.relative(n.ListenKeyFile), f.relative(n.TokenFile)
+}
 
 // StoreDir is the path of the folder of the broker in the process, or "".
 func (f *File) StoreDir() string { return f.relative(f.NATS.StoreDir) }

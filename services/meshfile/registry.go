@@ -2,6 +2,7 @@ package meshfile
 
 import (
 	"errors"
+	"fmt"
 
 	"github.com/stagemesh/stagemesh/discovery/consul"
 	"github.com/stagemesh/stagemesh/discovery/natskv"
@@ -22,7 +23,7 @@ func (f *File) RegistrySettings() *registry.Settings {
 			},
 		}
 	case n != nil:
-		out.NATS = &natskv.Settings{URL: f.NATS.URL, CredentialsFile: f.CredentialsFile(), Replicas: n.Replicas}
+		out.NATS = &natskv.Settings{URL: f.NATS.URL, Auth: f.BrokerAuth(), Replicas: n.Replicas}
 	default:
 		return nil
 	}
@@ -33,11 +34,27 @@ func (r Registry) validate() error {
 	if r.Consul != nil && r.NATS != nil {
 		return errors.New("consul and nats; a mesh has one registry")
 	}
-	if c := r.Consul; c != nil && (c.CertFile == "") != (c.KeyFile == "") {
-		return errors.New("consul.cert_file: give cert_file and key_file, or neither")
+	if c := r.Consul; c != nil {
+		return c.validate()
 	}
 	if n := r.NATS; n != nil {
 		return notNegative("nats.replicas", n.Replicas)
 	}
 	return nil
+}
+
+func (c Consul) validate() error {
+	errs := []error{pair("consul.cert_file", c.CertFile, "consul.key_file", c.KeyFile)}
+	if secure := c.TLS || c.CAFile != ""; !secure {
+		errs = append(errs, withoutTLS("consul.cert_file", c.CertFile), withoutTLS("consul.server_name", c.ServerName))
+	}
+	return errors.Join(errs...)
+}
+
+// withoutTLS refuses a value that is for a connection with TLS.
+func withoutTLS(key, value string) error {
+	if value == "" {
+		return nil
+	}
+	return fmt.Errorf("%s: is for TLS; say tls: true, or name the agent's authority in ca_file", key)
 }
