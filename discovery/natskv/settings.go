@@ -1,7 +1,6 @@
 package natskv
 
 import (
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -33,10 +32,7 @@ type Settings struct {
 	// instances, in memory; 0 means 8 MiB.
 	MaxTableBytes     int64
 	MaxInstancesBytes int64
-	// CheckTLS, where set, is how instances are asked how they are; else that is
-	// without TLS.
-	CheckTLS *tls.Config
-	Logger   *slog.Logger
+	Logger            *slog.Logger
 }
 
 const (

@@ -91,7 +91,7 @@ func stageOf(f *meshfile.File, name string) (Stage, error) {
 	}
 	out := Stage{
 		Name: host.Stage, Runners: []runner.Runner{host.Runner}, Batch: host.Batch, BatchBy: host.BatchBy,
-		MaxInFlight: host.MaxInFlight, Queue: host.Queue, Attempts: host.Attempts, Listen: host.Listen, Labels: host.Labels, StartTimeout: host.StartTimeout, DrainTimeout: host.DrainTimeout,
+		MaxInFlight: host.MaxInFlight, Queue: host.Queue, Attempts: host.Attempts, Listen: host.Listen, CertFile: host.CertFile, KeyFile: host.KeyFile, ServerName: host.ServerName, Labels: host.Labels, StartTimeout: host.StartTimeout, DrainTimeout: host.DrainTimeout,
 	}
 	for len(out.Runners) < f.Stages[name].Hosts {
 		another, err := f.Host(name)

@@ -80,6 +80,10 @@ type Stage struct {
 	// Listen is the address of the gRPC StageService of the first host; empty
 	// means none.
 	Listen string
+	// CertFile and KeyFile hold its certificate and the key; without them it is
+	// plain. ServerName is the name in the certificate that the registry's checks
+	// ask for, the address's where empty.
+	CertFile, KeyFile, ServerName string
 	// StartTimeout bounds how long the runner may take to be ready.
 	StartTimeout time.Duration
 	DrainTimeout time.Duration
@@ -174,7 +178,7 @@ func (s Stage) Validate() error {
 func (s Stage) host(r runner.Runner) stagehost.Settings {
 	return stagehost.Settings{
 		Stage: s.Name, Runner: r, Batch: s.Batch, BatchBy: s.BatchBy,
-		MaxInFlight: s.MaxInFlight, Queue: s.Queue, Attempts: s.Attempts, Labels: s.Labels, StartTimeout: s.StartTimeout, DrainTimeout: s.DrainTimeout,
+		MaxInFlight: s.MaxInFlight, Queue: s.Queue, Attempts: s.Attempts, CertFile: s.CertFile, KeyFile: s.KeyFile, ServerName: s.ServerName, Labels: s.Labels, StartTimeout: s.StartTimeout, DrainTimeout: s.DrainTimeout,
 	}
 }
 

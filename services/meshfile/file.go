@@ -188,6 +188,12 @@ type Stage struct {
 	Attempts int `yaml:"attempts"`
 	// Listen is the address of the gRPC StageService; empty means none.
 	Listen string `yaml:"listen"`
+	// CertFile and KeyFile hold its certificate and the key; without them it is
+	// plain. ServerName is the name in the certificate that the registry's checks
+	// ask for, the address's where empty.
+	CertFile   string `yaml:"cert_file"`
+	KeyFile    string `yaml:"key_file"`
+	ServerName string `yaml:"server_name"`
 	// Labels are shown in the registry.
 	Labels map[string]string `yaml:"labels"`
 	// StartTimeout bounds how long the runner may take to be ready, DrainTimeout

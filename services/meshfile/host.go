@@ -29,7 +29,7 @@ func (f *File) Host(stage string) (stagehost.Settings, error) {
 		Batch: s.Batch.settings(), BatchBy: s.Batch.By, MaxInFlight: s.MaxInFlight,
 		Bus:   bus.Settings{URL: f.NATS.URL, Auth: f.BrokerAuth()},
 		Queue: s.Queue.settings(), Attempts: s.Attempts, Results: f.ResultSettings(), DeadLetters: f.DeadLetterSettings(),
-		Listen: s.Listen, Labels: s.Labels, StartTimeout: s.StartTimeout, DrainTimeout: s.DrainTimeout,
+		Listen: s.Listen, CertFile: f.relative(s.CertFile), KeyFile: f.relative(s.KeyFile), ServerName: s.ServerName, Labels: s.Labels, StartTimeout: s.StartTimeout, DrainTimeout: s.DrainTimeout,
 	}
 	out.Queue.MaxAge = f.Gateway.MaxTimeout
 	var err error

@@ -40,7 +40,7 @@ func TestWhatIsWrongIsToldWithItsPlace(t *testing.T) {
 		},
 		"no stages":            {"mesh: m\nstages: {}\n", "m.yaml:2:1: stages: there are none"},
 		"an unknown key":       {good + "pipeline: {}\n", `m.yaml:4:1: "pipeline" is not a key here; there are dead_letters, gateway, idempotency, mesh, nats, ops, pipelines, registry, results, stages`},
-		"an unknown stage key": {stage("batching: {}"), `m.yaml:5:5: stages.a: "batching" is not a key here; there are attempts, batch, drain_timeout, hosts,`},
+		"an unknown stage key": {stage("batching: {}"), `m.yaml:5:5: stages.a: "batching" is not a key here; there are attempts, batch, cert_file, drain_timeout, hosts,`},
 		"a wrong type":         {stage("batch: {max_size: 0x}"), `m.yaml:5:23: stages.a.batch.max_size: "0x" is not a whole number`},
 
 		"a stage's name that is none": {
@@ -71,6 +71,8 @@ func TestWhatIsWrongIsToldWithItsPlace(t *testing.T) {
 		"in flight":            {stage("max_in_flight: -1"), "m.yaml:5:5: stages.a.max_in_flight: -1 is negative"},
 		"few in flight":        {stage("max_in_flight: 1"), "m.yaml:5:5: stages.a.max_in_flight: 1, at least "},
 		"a stage's address":    {stage("listen: 8081"), `m.yaml:5:5: stages.a.listen: "8081" is no address such as 127.0.0.1:8080, or :8080 for all of this machine's`},
+		"a stage's pair":       {stage("cert_file: c"), "m.yaml:5:5: stages.a.cert_file: has no key; name its file in key_file"},
+		"a stage's name":       {stage("server_name: n"), "m.yaml:5:5: stages.a.server_name: is a name in a certificate, and there is no cert_file"},
 		"a stage's drain":      {stage("drain_timeout: -1s"), "m.yaml:5:5: stages.a.drain_timeout: -1s is negative"},
 		"queue items":          {stage("queue: {max_items: -1}"), "m.yaml:5:13: stages.a.queue.max_items: -1 is negative"},
 		"queue bytes":          {stage("queue: {max_bytes: 1MX}"), `m.yaml:5:24: stages.a.queue.max_bytes: "1MX" is not a size`},

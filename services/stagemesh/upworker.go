@@ -27,12 +27,20 @@ func (f *upFlags) check(cmd *cobra.Command, args []string) error {
 	case len(args) == 0 && (given("workers") || given("options")):
 		return misused(cmd, errors.New("--workers and --options are for a WORKER; a file has them below stages.<name>.runner.worker"))
 	}
+	if err := f.checkAddresses(); err != nil {
+		return misused(cmd, err)
+	}
+	return nil
+}
+
+// checkAddresses says what is wrong with an address, which may be the environment's.
+func (f *upFlags) checkAddresses() error {
 	for _, addr := range []struct{ flag, value string }{{"listen", f.listen}, {"ops", f.ops}, {"admin", f.admin}} {
 		if addr.value == "" {
 			continue
 		}
 		if err := meshfile.ValidAddress(addr.value); err != nil {
-			return misused(cmd, fmt.Errorf("--%s: %w", addr.flag, err))
+			return fmt.Errorf("--%s: %w", addr.flag, err)
 		}
 	}
 	return nil
