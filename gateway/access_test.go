@@ -1,8 +1,10 @@
 package gateway_test
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"io"
 	"log/slog"
 	"net/http"
@@ -10,6 +12,7 @@ import (
 	"testing"
 
 	"connectrpc.com/connect"
+	"github.com/nats-io/nats-server/v2/server"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -21,7 +24,9 @@ import (
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
 	"github.com/stagemesh/stagemesh/gateway"
+	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/tlstest"
 )
 
@@ -177,6 +182,34 @@ func TestAPortWithTLSServesNobodyWithoutIt(t *testing.T) {
 	old := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: s.roots, MaxVersion: tls.VersionTLS11}}} //nolint:gosec // it has to be refused
 	if err := off(t, old, g.URL(), "", connect.WithClientOptions()); err == nil || !strings.Contains(err.Error(), "version") {
 		t.Errorf("TLS 1.1: %v", err)
+	}
+}
+
+// Operators are told why, and callers what it means for them.
+func TestAGatewayThatTheBrokerRefusesSaysSo(t *testing.T) {
+	t.Parallel()
+	broker := bustest.Start(t, func(o *server.Options) { o.Authorization = "open-sesame" })
+	g, err := gateway.New(settings(t, broker.URL(), func(s *gateway.Settings) { s.Bus.Auth.TokenFile = tlstest.File(t, "sesame") }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- g.Run(ctx) }()
+	bustest.Eventually(t, "it says so", func() bool {
+		err := g.Ready()
+		return errors.Is(err, bus.ErrDisconnected) && strings.Contains(err.Error(), "nats.token_file") && !strings.Contains(err.Error(), "sesame")
+	})
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	if status, _, body := fetch(t, client, http.MethodGet, g.URL()+"/readyz", ""); status != http.StatusServiceUnavailable || !strings.Contains(body, "BROKER_UNAVAILABLE") || strings.Contains(body, "token") {
+		t.Errorf("/readyz: %d %s", status, body)
+	}
+	if status, reason := reasonOf(t, client, http.MethodPost, g.URL()+"/v1/pipelines/stage:s:infer"); status != http.StatusServiceUnavailable || reason != fault.BrokerUnavailable {
+		t.Errorf("a call: %d %s", status, reason)
+	}
+	cancel()
+	if err := bustest.Receive(t, "its end", done); err != nil {
+		t.Errorf("it ended with %v", err)
 	}
 }
 
