@@ -55,7 +55,7 @@ type Instance struct {
 	// TLS is how the address is asked how it is, for whoever announces it, where it
 	// has TLS; nil where it has none. A store that asks by itself, as Consul does,
 	// takes no more of it than the server's name.
-	TLS *tls.Config
+	TLS *tls.Config `json:"-"`
 	// Meta is for whoever looks at it: at most 32 values of at most 256 bytes of
 	// printable ASCII; keys are [a-z0-9_-].
 	Meta map[string]string
