@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"time"
 )
@@ -53,6 +54,10 @@ type Instance struct {
 	ID string
 	// Address is where it is reached and checked, host:port; it may be empty.
 	Address string
+	// TLS is how the address is asked how it is, for whoever announces it, where it
+	// has TLS; nil where it has none. A store that asks by itself, as Consul does,
+	// takes no more of it than the server's name.
+	TLS *tls.Config `json:"-"`
 	// Meta is for whoever looks at it: at most 32 values of at most 256 bytes of
 	// printable ASCII; keys are [a-z0-9_-].
 	Meta map[string]string

@@ -1,23 +1,14 @@
 package gateway_test
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
-	"math/big"
 	"net"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"connectrpc.com/connect"
 
@@ -26,9 +17,10 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/tlstest"
 )
 
-// secrets is a folder with a token and a certificate for 127.0.0.1.
+// secrets are files with tokens and with a certificate for 127.0.0.1.
 type secrets struct {
 	token, cert, key string
 	roots            *x509.CertPool
@@ -36,36 +28,9 @@ type secrets struct {
 
 func newSecrets(t *testing.T) secrets {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "gateway"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
-	}
-	cert, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	private, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	folder := t.TempDir()
-	s := secrets{token: filepath.Join(folder, "token"), cert: filepath.Join(folder, "cert"), key: filepath.Join(folder, "key"), roots: x509.NewCertPool()}
-	for path, data := range map[string][]byte{
-		s.token: []byte("open-sesame\n"),
-		s.cert:  pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert}),
-		s.key:   pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}),
-	} {
-		if err := os.WriteFile(path, data, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if !s.roots.AppendCertsFromPEM(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert})) {
-		t.Fatal("the certificate is none")
-	}
+	authority := tlstest.New(t)
+	s := secrets{token: tlstest.File(t, "open-sesame\nopen-simsim\n"), roots: authority.Roots}
+	s.cert, s.key = authority.Certificate("127.0.0.1")
 	return s
 }
 
@@ -87,7 +52,7 @@ func list(t *testing.T, url, token string, roots *x509.CertPool, options ...conn
 func TestTheAdminPortIsApartFromThePublicOne(t *testing.T) {
 	t.Parallel()
 	g, stop := run(t, bustest.Start(t), func(s *gateway.Settings) { s.Admin.Listen = "127.0.0.1:0" })
-	admin, public := "http://"+g.AdminAddr().String(), "http://"+g.Addr().String()
+	admin, public := g.AdminURL(), g.URL()
 	if err := list(t, admin, "", nil); err != nil {
 		t.Errorf("the admin port: %v", err)
 	}
@@ -108,7 +73,7 @@ func TestTheAdminPortIsApartFromThePublicOne(t *testing.T) {
 func TestThereIsNoAdminPortUnlessOneIsAskedFor(t *testing.T) {
 	t.Parallel()
 	g, _ := run(t, bustest.Start(t))
-	if g.AdminAddr() != nil {
+	if g.AdminAddr() != nil || g.AdminURL() != "" {
 		t.Errorf("it listens at %s", g.AdminAddr())
 	}
 }
@@ -120,14 +85,19 @@ func TestTheAdminPortHasTLSAndAToken(t *testing.T) {
 		// Reached from anywhere, which needs the token.
 		settings.Admin = gateway.Admin{Listen: "0.0.0.0:0", TokenFile: s.token, CertFile: s.cert, KeyFile: s.key}
 	})
+	if want := "https://" + g.AdminAddr().String(); g.AdminURL() != want {
+		t.Errorf("it is at %s, want %s", g.AdminURL(), want)
+	}
 	_, port, err := net.SplitHostPort(g.AdminAddr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
 	url := "https://127.0.0.1:" + port
 	for name, option := range map[string]connect.ClientOption{"Connect": connect.WithClientOptions(), "gRPC": connect.WithGRPC(), "gRPC-Web": connect.WithGRPCWeb()} {
-		if err := list(t, url, "open-sesame", s.roots, option); err != nil {
-			t.Errorf("%s: %v", name, err)
+		for _, token := range []string{"open-sesame", "open-simsim"} {
+			if err := list(t, url, token, s.roots, option); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
 		}
 		for _, token := range []string{"", "sesame"} {
 			if err := list(t, url, token, s.roots, option); connect.CodeOf(err) != connect.CodeUnauthenticated {

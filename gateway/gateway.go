@@ -14,7 +14,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/http"
 	"sync/atomic"
 	"time"
 
@@ -44,6 +43,8 @@ type Settings struct {
 	// written to it, and those that are served are the registry's; Call.Catalog is
 	// for New to set.
 	Pipelines []pipeline.Pipeline
+	// Access is what its callers see and need.
+	Access Access
 	// Admin is the port for operators.
 	Admin Admin
 	// Registry is where hosts say that they are there; nil where nowhere.
@@ -89,7 +90,7 @@ type Gateway struct {
 	settings Settings
 	log      *slog.Logger
 	service  *call.Service
-	handler  http.Handler
+	web      web.Settings
 	bus      *bus.Bus
 	// pipelines are what is served.
 	pipelines *pipelines.Store
@@ -120,8 +121,8 @@ func New(s Settings) (*Gateway, error) {
 	if s.DrainTimeout == 0 {
 		s.DrainTimeout = DefaultDrainTimeout
 	}
-	if err := s.Admin.Validate(); err != nil {
-		return nil, adminErrors(err)
+	if err := errors.Join(keyed(publicKey, s.Access.Validate()), keyed(adminKey, s.Admin.Validate())); err != nil {
+		return nil, err
 	}
 	s.Call.Logger = s.Call.Logger.With("gateway", s.Call.Gateway)
 	s.Bus.Mesh, s.Bus.Name, s.Bus.Logger = s.Call.Mesh, "gateway "+string(s.Call.Gateway), s.Call.Logger
@@ -140,14 +141,13 @@ func New(s Settings) (*Gateway, error) {
 		return nil, err
 	}
 	g := &Gateway{settings: s, log: s.Call.Logger, service: service, pipelines: store, ready: make(chan struct{}), stopped: make(chan struct{})}
-	handler, err := web.Handler(web.Settings{
+	g.web = web.Settings{
 		Caller: service, MaxMessageBytes: s.MaxBody, Health: g.health, Origins: s.AllowOrigins,
-		Budget: bodies,
-	})
-	if err != nil {
+		Budget: bodies, TokensKey: publicKey + ".token_file",
+	}
+	if _, err := web.Handler(g.web); err != nil {
 		return nil, fmt.Errorf("gateway.allow_origins: %w", err)
 	}
-	g.handler = g.lettingGo(handler)
 	if r := s.Registry; r != nil {
 		g.roster = roster.NewView(r.Watcher, r.Table, string(s.Call.Mesh), g.log)
 	}
@@ -239,8 +239,7 @@ func (g *Gateway) open(ctx context.Context) (p ports, err error) {
 	if p.admin, err = g.listenAdmin(ctx); err != nil {
 		return ports{}, err
 	}
-	p.public, err = g.listen(ctx, where{listen: g.settings.Listen, key: "gateway.listen"}, g.handler)
-	if err != nil {
+	if p.public, err = g.listenPublic(ctx); err != nil {
 		return ports{}, errors.Join(err, p.admin.stop(ctx))
 	}
 	g.addr, g.admin = p.public.addr, p.admin.addr
@@ -255,6 +254,20 @@ func (g *Gateway) Addr() net.Addr { return g.addr }
 
 // AdminAddr returns where the gateway listens for operators, once it does.
 func (g *Gateway) AdminAddr() net.Addr { return g.admin }
+
+// URL returns where callers reach the gateway, once it listens; "" where nowhere.
+func (g *Gateway) URL() string { return urlOf(g.settings.Access, g.addr) }
+
+// AdminURL returns where operators reach the gateway, once it listens; "" where
+// nowhere.
+func (g *Gateway) AdminURL() string { return urlOf(g.settings.Admin.access(), g.admin) }
+
+func urlOf(a Access, addr net.Addr) string {
+	if addr == nil {
+		return ""
+	}
+	return a.scheme() + addr.String()
+}
 
 // WaitReady returns when the gateway serves, and has heard of the registry.
 func (g *Gateway) WaitReady(ctx context.Context) error {
@@ -282,6 +295,10 @@ func (g *Gateway) Ready() error {
 		return fault.New(fault.ShuttingDown, "the gateway is stopping")
 	}
 	if err := g.service.Ready(); err != nil {
+		if cause := errors.Unwrap(err); cause != nil {
+			// Callers are told the fault alone.
+			return fmt.Errorf("%w: %w", err, cause)
+		}
 		return err
 	}
 	if err := g.pipelines.Ready(); err != nil {

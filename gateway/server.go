@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/gateway/front/port"
+	"github.com/stagemesh/stagemesh/gateway/front/web"
 	"github.com/stagemesh/stagemesh/mesh/process"
 )
 
@@ -29,6 +30,30 @@ type where struct {
 	listen, key string
 	// tls is nil where the port is plain.
 	tls *tls.Config
+}
+
+// publicKey is where the public port is in a mesh's file.
+const publicKey = "gateway"
+
+// listenPublic opens the public port.
+func (g *Gateway) listenPublic(ctx context.Context) (*server, error) {
+	access, settings := g.settings.Access, g.web
+	at := where{listen: g.settings.Listen, key: publicKey + ".listen"}
+	if at.listen == "" {
+		return &server{}, nil
+	}
+	var err error
+	if settings.Tokens, err = access.tokens(); err != nil {
+		return nil, keyed(publicKey, err)
+	}
+	if at.tls, err = access.tls(); err != nil {
+		return nil, keyed(publicKey, err)
+	}
+	handler, err := web.Handler(settings)
+	if err != nil {
+		return nil, err
+	}
+	return g.listen(ctx, at, g.lettingGo(handler))
 }
 
 func (g *Gateway) listen(ctx context.Context, at where, handler http.Handler) (*server, error) {

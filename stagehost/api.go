@@ -2,8 +2,13 @@ package stagehost
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"net"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 
 	"github.com/stagemesh/stagemesh/stagehost/stageapi"
 )
@@ -17,6 +22,13 @@ const maxDirect = 16 << 20
 func (h *Host) listen(ctx context.Context) error {
 	if h.settings.Listen == "" {
 		return nil
+	}
+	if h.settings.CertFile != "" {
+		certificate, err := tls.LoadX509KeyPair(h.settings.CertFile, h.settings.KeyFile)
+		if err != nil {
+			return fmt.Errorf("stage %s: cert_file: %w", h.settings.Stage, err)
+		}
+		h.certificate = &certificate
 	}
 	var lc net.ListenConfig
 	listener, err := lc.Listen(ctx, "tcp", h.settings.Listen)
@@ -42,8 +54,8 @@ func (h *Host) serveAPI(ctx context.Context) error {
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	h.settings.Logger.Info("stage service listens", "address", h.listener.Addr().String())
-	server := stageapi.NewServer(h, maxDirect)
+	h.settings.Logger.Info("stage service listens", "address", h.listener.Addr().String(), "tls", h.certificate != nil)
+	server := stageapi.NewServer(h, maxDirect, h.serverOptions()...)
 	h.runs.Go(func() { h.followStatus(server) })
 	served := make(chan error, 1)
 	h.runs.Go(func() { served <- server.Serve(h.listener) })
@@ -53,6 +65,25 @@ func (h *Host) serveAPI(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+}
+
+func (h *Host) serverOptions() []grpc.ServerOption {
+	if h.certificate == nil {
+		return nil
+	}
+	config := &tls.Config{Certificates: []tls.Certificate{*h.certificate}, MinVersion: tls.VersionTLS12}
+	return []grpc.ServerOption{grpc.Creds(credentials.NewTLS(config))}
+}
+
+// checkTLS is how this host is asked how it is by itself, which trusts its own
+// certificate; nil where it is plain.
+func (h *Host) checkTLS() *tls.Config {
+	if h.certificate == nil {
+		return nil
+	}
+	own := x509.NewCertPool()
+	own.AddCert(h.certificate.Leaf)
+	return &tls.Config{RootCAs: own, ServerName: h.settings.ServerName, MinVersion: tls.VersionTLS12}
 }
 
 // followStatus keeps the health service true, and ends the server with the

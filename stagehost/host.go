@@ -2,6 +2,7 @@ package stagehost
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -54,6 +55,8 @@ type Host struct {
 
 	// listener is the StageService's; nil where there is none.
 	listener net.Listener
+	// certificate is what it shows; nil where it is plain.
+	certificate *tls.Certificate
 	// alive ends the answers that the host is there; nil while there are none.
 	// It is reconcile's, and the drain's after that has ended.
 	alive func() error

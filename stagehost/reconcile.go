@@ -233,11 +233,16 @@ func (h *Host) Ready() error {
 
 // serving returns nil when the host serves its stage, else why it does not.
 func (h *Host) serving() error {
-	switch at, _, cause := h.status.get(); {
-	case at == stateReady && h.bus.Connected():
-		return nil
+	at, _, cause := h.status.get()
+	var away error
+	if at == stateReady || at == stateNotReady || at == stateJoining {
+		away = h.bus.Away()
+	}
+	switch {
+	case away != nil:
+		return fmt.Errorf("%w: %w", ErrNotReady, away)
 	case at == stateReady:
-		return errors.Join(ErrNotReady, bus.ErrDisconnected)
+		return nil
 	case at == stateStarting:
 		return fmt.Errorf("%w: the runner starts", ErrNotReady)
 	case cause != nil:

@@ -66,7 +66,9 @@ func (h *Host) register(ctx context.Context) error {
 	}
 	saying, said := errgroup.WithContext(ctx)
 	saying.Go(func() error {
-		return r.Announcer.Announce(said, roster.Instance(h.Record()), h.registration.heard)
+		instance := roster.Instance(h.Record())
+		instance.TLS = h.checkTLS()
+		return r.Announcer.Announce(said, instance, h.registration.heard)
 	})
 	saying.Go(func() error {
 		return roster.Publish(said, r.Table, roster.Settings{Current: h.Record, Logger: h.settings.Logger})

@@ -53,6 +53,10 @@ type Settings struct {
 	// Listen is the address of the gRPC StageService; empty means none. It is
 	// taken before the runner starts.
 	Listen string
+	// CertFile and KeyFile hold its certificate chain and the key, in PEM; without
+	// them it is plain. ServerName is the name in the certificate by which the
+	// registry's checks ask; empty means the address's.
+	CertFile, KeyFile, ServerName string
 	// StartTimeout bounds the runner's start; DrainTimeout how long a stop
 	// waits for what is in hand. 0 means the default.
 	StartTimeout time.Duration
@@ -145,6 +149,14 @@ func (s Settings) validateBounds() error {
 		if d != pipeline.Memory && d != pipeline.File || slices.Contains(s.Queue.Durabilities[:i], d) {
 			return fmt.Errorf("queue.durabilities: use memory, file or both, each once, not %q", s.Queue.Durabilities)
 		}
+	}
+	switch {
+	case s.CertFile != "" && s.KeyFile == "":
+		return errors.New("cert_file: has no key; name its file in key_file")
+	case s.KeyFile != "" && s.CertFile == "":
+		return errors.New("key_file: has no certificate; name its file in cert_file")
+	case s.ServerName != "" && s.CertFile == "":
+		return errors.New("server_name: is a name in a certificate, and there is no cert_file")
 	}
 	if s.Attempts < 1 {
 		return fmt.Errorf("attempts: %d, at least 1 is needed", s.Attempts)

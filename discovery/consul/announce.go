@@ -110,6 +110,9 @@ func (a *announced) service() (*api.AgentServiceRegistration, error) {
 	}
 	s.Address = host
 	check.GRPC, check.Interval, check.Timeout = a.instance.Address, checkEvery.String(), checkEvery.String()
+	if a.instance.TLS != nil {
+		check.GRPCUseTLS, check.TLSServerName = true, a.instance.TLS.ServerName
+	}
 	return s, nil
 }
 

@@ -2,6 +2,7 @@ package consul
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -134,13 +135,34 @@ func failure(err error) error {
 		return nil
 	case errors.As(err, &status) && (status.Code == http.StatusForbidden || status.Code == http.StatusUnauthorized):
 		return fmt.Errorf("%w: %s", discovery.ErrDenied, firstLine(status.Body))
+	case errors.As(err, &status) && status.Code == http.StatusBadRequest && strings.HasPrefix(status.Body, wantsTLS):
+		return fmt.Errorf("%w: the agent's port speaks TLS, and was asked without: say registry.consul.tls, or name its authority in registry.consul.ca_file", discovery.ErrUnavailable)
 	case errors.As(err, &status) && status.Code < http.StatusInternalServerError && status.Code != http.StatusTooManyRequests:
 		return fmt.Errorf("consul answers %d: %s", status.Code, firstLine(status.Body))
 	case errors.As(err, &status):
 		return fmt.Errorf("%w: consul answers %d: %s", discovery.ErrUnavailable, status.Code, firstLine(status.Body))
 	default:
-		return fmt.Errorf("%w: %w", discovery.ErrUnavailable, err)
+		return fmt.Errorf("%w: %w", discovery.ErrUnavailable, advised(err))
 	}
+}
+
+// wantsTLS is what Go's server says to who speaks without TLS.
+const wantsTLS = "Client sent an HTTP request to an HTTPS server."
+
+// advised is an error of the connection with what is to be done about it, where it
+// does not mend by itself.
+func advised(err error) error {
+	var unknown x509.UnknownAuthorityError
+	var name x509.HostnameError
+	switch {
+	case errors.Is(err, http.ErrSchemeMismatch):
+		return fmt.Errorf("%w; the agent's port has no TLS, which registry.consul.tls and registry.consul.ca_file ask for", err)
+	case errors.As(err, &unknown):
+		return fmt.Errorf("%w; registry.consul.ca_file names a file with the certificate of who vouches for the agent", err)
+	case errors.As(err, &name):
+		return fmt.Errorf("%w; registry.consul.server_name is the name in the agent's certificate", err)
+	}
+	return err
 }
 
 func firstLine(text string) string {

@@ -29,7 +29,7 @@ func (s *Store) Announce(ctx context.Context, i discovery.Instance, state func(e
 	if err := i.Validate(); err != nil {
 		return err
 	}
-	check, err := newChecker(i.Address, s.settings.CheckTLS)
+	check, err := newChecker(i.Address, i.TLS)
 	if err != nil {
 		return fmt.Errorf("%w: address: %w", discovery.ErrInvalid, err)
 	}

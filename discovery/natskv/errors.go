@@ -5,10 +5,10 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stagemesh/stagemesh/discovery"
+	"github.com/stagemesh/stagemesh/mesh/brokerauth"
 )
 
 // What became of a question to the broker. errUnsent says that it did not reach it,
@@ -64,28 +64,15 @@ func apiError(e *jetstream.APIError) error {
 	return fmt.Errorf("the broker says: %w", e)
 }
 
-// denied reports whether an error of the client is that the broker refuses the user.
-func denied(err error) bool {
-	for _, refusal := range []error{
-		nats.ErrAuthorization, nats.ErrAuthExpired, nats.ErrAuthRevoked, nats.ErrAccountAuthExpired,
-		nats.ErrPermissionViolation, nats.ErrNoUserCB, nats.ErrNkeyButNoSigCB,
-	} {
-		if errors.Is(err, refusal) {
-			return true
-		}
-	}
-	return false
-}
-
 // away is why there is no connection.
 func away(err error) error {
 	switch {
 	case err == nil:
 		return errUnsent
-	case denied(err):
-		return fmt.Errorf("%w: %w", discovery.ErrDenied, err)
+	case brokerauth.Refused(err):
+		return fmt.Errorf("%w: %w", discovery.ErrDenied, brokerauth.Explain(err))
 	default:
-		return fmt.Errorf("%w: %w", discovery.ErrUnavailable, err)
+		return fmt.Errorf("%w: %w", discovery.ErrUnavailable, brokerauth.Explain(err))
 	}
 }
 

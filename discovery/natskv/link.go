@@ -72,7 +72,11 @@ func newLink(log *slog.Logger) *link {
 // run holds the connection until the context ends.
 func (l *link) run(ctx context.Context, s Settings) error {
 	closed := make(chan struct{})
-	options := append(l.options(s), nats.ClosedHandler(func(*nats.Conn) { close(closed) }))
+	files, err := s.Auth.Options()
+	if err != nil {
+		return fmt.Errorf("%w: %w", discovery.ErrInvalid, err)
+	}
+	options := append(append(l.options(s), files...), nats.ClosedHandler(func(*nats.Conn) { close(closed) }))
 	nc, err := nats.Connect(s.URL, options...)
 	if err != nil {
 		// It goes on by itself where the broker is away, so the settings are wrong.
@@ -107,12 +111,6 @@ func (l *link) options(s Settings) []nats.Option {
 		nats.DisconnectErrHandler(l.disconnected),
 		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) { l.explain(err) }),
 		nats.ErrorHandler(l.asyncError),
-	}
-	if s.CredentialsFile != "" {
-		options = append(options, nats.UserCredentials(s.CredentialsFile))
-	}
-	if s.TLS != nil {
-		options = append(options, nats.Secure(s.TLS))
 	}
 	if s.Server != nil {
 		options = append(options, nats.InProcessServer(s.Server))

@@ -1,7 +1,6 @@
 package natskv
 
 import (
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -11,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/stagemesh/stagemesh/discovery"
+	"github.com/stagemesh/stagemesh/mesh/brokerauth"
 )
 
 // Settings say which broker to use, as whom, and how much of it.
@@ -23,10 +23,8 @@ type Settings struct {
 	Server nats.InProcessConnProvider
 	// Name is what the broker shows the connection as.
 	Name string
-	// CredentialsFile holds NATS user credentials; empty means none.
-	CredentialsFile string
-	// TLS, where set, is how to speak to the broker.
-	TLS *tls.Config
+	// Auth are the files by which the broker and this process know each other.
+	Auth brokerauth.Files
 	// Replicas of both streams, on as many servers; 0 means 1.
 	Replicas int
 	// MaxTableBytes bounds the table, with 100 bytes and the key for each entry; the
@@ -34,10 +32,7 @@ type Settings struct {
 	// instances, in memory; 0 means 8 MiB.
 	MaxTableBytes     int64
 	MaxInstancesBytes int64
-	// CheckTLS, where set, is how instances are asked how they are; else that is
-	// without TLS.
-	CheckTLS *tls.Config
-	Logger   *slog.Logger
+	Logger            *slog.Logger
 }
 
 const (

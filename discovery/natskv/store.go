@@ -3,6 +3,7 @@ package natskv
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -31,6 +32,9 @@ func New(s Settings) (*Store, error) {
 	s = s.withDefaults()
 	if err := s.validate(); err != nil {
 		return nil, err
+	}
+	if _, err := s.Auth.Options(); err != nil {
+		return nil, fmt.Errorf("%w: %w", discovery.ErrInvalid, err)
 	}
 	return &Store{
 		settings: s, names: names{s.Mesh}, link: newLink(s.Logger), markerTTL: markerTTL,

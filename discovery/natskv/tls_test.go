@@ -1,65 +1,63 @@
 package natskv_test
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
-	"math/big"
-	"net"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
 
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/natskv"
+	"github.com/stagemesh/stagemesh/mesh/brokerauth"
+	"github.com/stagemesh/stagemesh/mesh/tlstest"
 )
 
-// certificate returns one for this machine, and who trusts it.
-func certificate(t *testing.T) (tls.Certificate, *x509.CertPool) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		IsCA: true, BasicConstraintsValid: true,
-	}
-	data, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	leaf, err := x509.ParseCertificate(data)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pool := x509.NewCertPool()
-	pool.AddCert(leaf)
-	return tls.Certificate{Certificate: [][]byte{data}, PrivateKey: key}, pool
-}
-
-func TestACertificateThatIsNotTrustedIsSaid(t *testing.T) {
+func TestWhatIsWrongWithTheBrokersTLSIsSaid(t *testing.T) {
 	t.Parallel()
-	own, trusted := certificate(t)
+	authority := tlstest.New(t)
 	b := broker(t, func(o *server.Options) {
-		o.TLSConfig = &tls.Config{Certificates: []tls.Certificate{own}, MinVersion: tls.VersionTLS13}
-		o.TLSTimeout = 5
+		o.TLSConfig, o.TLSTimeout = authority.Server("127.0.0.1"), 5
 	})
-	with := func(config *tls.Config) *natskv.Store {
-		return client(t, settings(b.ClientURL(), func(s *natskv.Settings) { s.TLS = config }))
+	plain := broker(t)
+	with := func(url string, auth brokerauth.Files) error {
+		_, err := client(t, settings(url, func(s *natskv.Settings) { s.Auth = auth })).List(t.Context(), "")
+		return err
 	}
-	if _, err := with(&tls.Config{RootCAs: trusted}).List(t.Context(), ""); err != nil {
+	if err := with(b.ClientURL(), brokerauth.Files{CAFile: authority.File}); err != nil {
 		t.Errorf("one that is trusted: %v", err)
 	}
-	for name, config := range map[string]*tls.Config{"no TLS": nil, "others trusted": {RootCAs: x509.NewCertPool()}} {
-		_, err := with(config).List(t.Context(), "")
-		if !errors.Is(err, discovery.ErrUnavailable) || !strings.Contains(err.Error(), "certificate") {
+	for name, test := range map[string]struct {
+		url, ca, want string
+	}{
+		"nobody vouches":  {b.ClientURL(), "", "; nats.ca_file names a file"},
+		"another vouches": {b.ClientURL(), tlstest.New(t).File, "; nats.ca_file names a file"},
+		"another name":    {strings.Replace(b.ClientURL(), "127.0.0.1", "localhost", 1), authority.File, "; nats.url has to name the broker as its certificate does"},
+		"there is no TLS": {plain.ClientURL(), authority.File, "; the broker has no TLS, which nats.ca_file"},
+	} {
+		if err := with(test.url, brokerauth.Files{CAFile: test.ca}); !errors.Is(err, discovery.ErrUnavailable) || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+func TestABrokerThatWantsATokenGetsIt(t *testing.T) {
+	t.Parallel()
+	b := broker(t, func(o *server.Options) { o.Authorization = "open-sesame" })
+	for name, test := range map[string]struct {
+		token string
+		want  error
+	}{
+		"the token": {tlstest.File(t, "open-sesame\n"), nil},
+		"another":   {tlstest.File(t, "sesame-secret"), discovery.ErrDenied},
+		"none":      {"", discovery.ErrDenied},
+	} {
+		_, err := client(t, settings(b.ClientURL(), func(s *natskv.Settings) { s.Auth.TokenFile = test.token })).List(t.Context(), "")
+		if !errors.Is(err, test.want) || err != nil && (!strings.Contains(err.Error(), "nats.token_file") || strings.Contains(err.Error(), "sesame")) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := natskv.New(settings(b.ClientURL(), func(s *natskv.Settings) { s.Auth.TokenFile = "nowhere" })); !errors.Is(err, discovery.ErrInvalid) || !strings.Contains(err.Error(), "nats.token_file: open nowhere") {
+		t.Errorf("a file that is not there: %v", err)
 	}
 }

@@ -1,17 +1,15 @@
 // Package adminapi serves stagemesh.admin.v1 to operators, over Connect, gRPC
 // and gRPC-Web, on a port of its own: the dead letters of the mesh.
 //
-//	handler := adminapi.Handler(adminapi.Settings{Letters: store, Health: health, Token: token})
+//	handler := adminapi.Handler(adminapi.Settings{Letters: store, Health: health, Tokens: tokens})
 //	server := port.NewServer(handler, logger)
 //
 // # Who may call
 //
-// With a Token every call needs it, as "Authorization: Bearer TOKEN"; without
-// it the answer is UNAUTHENTICATED. /livez, /readyz and gRPC health need none,
-// for probes have none. Without a Token the port is for this machine alone: the
-// caller has to name it by a loopback address, so that a page which has its own
-// name resolve to 127.0.0.1 gets nowhere, and the address to listen on must not be
-// Exposed. Pages of other origins may never call.
+// With Tokens every call needs one; see gateway/front/port. Without any the port is
+// for this machine alone: the caller has to name it by a loopback address, so that
+// a page which has its own name resolve to 127.0.0.1 gets nowhere, and the address
+// to listen on must not be Exposed. Pages of other origins may never call.
 //
 // # Failures
 //

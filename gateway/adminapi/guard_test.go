@@ -1,11 +1,8 @@
 package adminapi_test
 
 import (
-	"errors"
 	"io"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -21,12 +18,13 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/adminapi"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
+	"github.com/stagemesh/stagemesh/gateway/front/port"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
-func token(t *testing.T, text string) adminapi.Token {
+func tokens(t *testing.T, text string) port.Tokens {
 	t.Helper()
-	out, err := adminapi.NewToken(text)
+	out, err := port.NewTokens(text)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,7 +33,7 @@ func token(t *testing.T, text string) adminapi.Token {
 
 func TestOnlyWhoKnowsTheTokenIsServed(t *testing.T) {
 	t.Parallel()
-	url := serve(t, adminapi.Settings{Letters: &fake{}, Token: token(t, "open-sesame")})
+	url := serve(t, adminapi.Settings{Letters: &fake{}, Tokens: tokens(t, "open-sesame")})
 	for _, p := range protocols() {
 		for authorization, served := range map[string]bool{
 			"": false, "Bearer": false, "Bearer ": false, "Bearer open": false, "Bearer open-sesame2": false, "Basic open-sesame": false,
@@ -88,7 +86,7 @@ func do(t *testing.T, method, url string, edits ...func(*http.Request)) (head, s
 
 func TestARefusalSaysWhatIsNeeded(t *testing.T) {
 	t.Parallel()
-	url := serve(t, adminapi.Settings{Letters: &fake{}, Token: token(t, "open-sesame")})
+	url := serve(t, adminapi.Settings{Letters: &fake{}, Tokens: tokens(t, "open-sesame")})
 	for _, path := range []string{adminv1connect.DeadLetterServiceListDeadLettersProcedure, "/", "/elsewhere", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"} {
 		response, body := do(t, http.MethodPost, url+path)
 		if response.StatusCode != http.StatusUnauthorized || response.Header.Get("WWW-Authenticate") != "Bearer" || !strings.Contains(body, "Authorization: Bearer TOKEN") {
@@ -100,7 +98,7 @@ func TestARefusalSaysWhatIsNeeded(t *testing.T) {
 func TestProbesNeedNoToken(t *testing.T) {
 	t.Parallel()
 	var stopping atomic.Bool
-	url := serve(t, adminapi.Settings{Letters: &fake{}, Token: token(t, "open-sesame"), Health: func() error {
+	url := serve(t, adminapi.Settings{Letters: &fake{}, Tokens: tokens(t, "open-sesame"), Health: func() error {
 		if stopping.Load() {
 			return fault.New(fault.ShuttingDown, "the gateway is stopping")
 		}
@@ -157,7 +155,7 @@ func TestReflectionKnowsTheServices(t *testing.T) {
 func TestWithoutATokenThePortHasToBeNamedByALoopbackAddress(t *testing.T) {
 	t.Parallel()
 	open := serve(t, adminapi.Settings{Letters: &fake{}})
-	closed := serve(t, adminapi.Settings{Letters: &fake{}, Token: token(t, "open-sesame")})
+	closed := serve(t, adminapi.Settings{Letters: &fake{}, Tokens: tokens(t, "open-sesame")})
 	for host, served := range map[string]bool{
 		"localhost": true, "LOCALHOST:1": true, "127.0.0.1": true, "127.9.9.9:80": true, "[::1]:80": true, "[::1]": true,
 		"evil.example": false, "evil.example:9080": false, "localhost.evil.example": false, "10.0.0.1": false, "[fe80::1]:80": false,
@@ -198,41 +196,5 @@ func TestNothingElseIsThere(t *testing.T) {
 	response, body := do(t, http.MethodPost, serve(t, adminapi.Settings{Letters: &fake{}})+"/v1/pipelines/p:infer")
 	if response.StatusCode != http.StatusNotFound || !strings.Contains(body, "this is the admin port") {
 		t.Errorf("%s %s", response.Status, body)
-	}
-}
-
-func TestExposedAddresses(t *testing.T) {
-	t.Parallel()
-	for address, want := range map[string]bool{
-		"127.0.0.1:9080": false, "127.1.2.3:0": false, "[::1]:9080": false, "localhost:9080": false,
-		":9080": true, "0.0.0.0:9080": true, "[::]:9080": true, "10.0.0.1:9080": true, "example.com:80": true, "nonsense": true,
-	} {
-		if got := adminapi.Exposed(address); got != want {
-			t.Errorf("%s: %t", address, got)
-		}
-	}
-}
-
-func TestTokensAreReadFromAFile(t *testing.T) {
-	t.Parallel()
-	folder := t.TempDir()
-	for name, test := range map[string]struct{ text, want string }{
-		"good":    {"  open-sesame\n", ""},
-		"empty":   {" \n", "there is no token in it"},
-		"two":     {"open sesame", "one word of visible ASCII"},
-		"foreign": {"s\u00e9same", "one word of visible ASCII"},
-		"large":   {strings.Repeat("x", 5<<10), "larger than 4096 bytes"},
-	} {
-		path := filepath.Join(folder, name)
-		if err := os.WriteFile(path, []byte(test.text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		_, err := adminapi.ReadToken(path)
-		if (err == nil) != (test.want == "") || err != nil && (!strings.Contains(err.Error(), test.want) || !strings.HasPrefix(err.Error(), path)) {
-			t.Errorf("%s: got %v", name, err)
-		}
-	}
-	if _, err := adminapi.ReadToken(filepath.Join(folder, "nowhere")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("got %v", err)
 	}
 }

@@ -40,9 +40,9 @@ type Settings struct {
 	Stopping <-chan struct{}
 	// Health says whether the gateway can be used; nil says that it can.
 	Health func() error
-	// Token is what callers have to know; without one they have to be on this
-	// machine.
-	Token Token
+	// Tokens are what callers have to know one of; without any they have to be on
+	// this machine.
+	Tokens port.Tokens
 	// Logger gets what is done to letters, and the causes of INTERNAL, which
 	// callers do not see; nil logs nothing.
 	Logger *slog.Logger
@@ -70,8 +70,9 @@ func Handler(s Settings) http.Handler {
 	port.MountHealth(mux, s.health, services...)
 	port.MountReflection(mux, services...)
 	mux.HandleFunc("/", nothing)
+	guard := port.Guard{Tokens: s.Tokens, Key: "gateway.admin.token_file", Near: true}
 	// Only a list of origins can be wrong.
-	out, _ := port.CrossOrigin(guarded(mux, s.Token), port.Origins{})
+	out, _ := port.CrossOrigin(guard.Before(mux), port.Origins{})
 	return out
 }
 

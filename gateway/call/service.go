@@ -190,8 +190,8 @@ func (s *Service) Close() { s.gate.Close() }
 // Ready returns nil when requests can be served, else a fault that says why
 // not.
 func (s *Service) Ready() error {
-	if !s.bus.Connected() {
-		return unavailable(bus.ErrDisconnected)
+	if err := s.bus.Away(); err != nil {
+		return unavailable(err)
 	}
 	return nil
 }

@@ -2,7 +2,6 @@ package bus
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -12,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/stagemesh/stagemesh/mesh/brokerauth"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
@@ -24,8 +24,8 @@ type Settings struct {
 	Server nats.InProcessConnProvider
 	// Name is what the broker shows the connection as.
 	Name string
-	// CredentialsFile holds NATS user credentials; empty means none.
-	CredentialsFile string
+	// Auth are the files by which the broker and this process know each other.
+	Auth brokerauth.Files
 	// AckTimeout is how long a send waits to be acknowledged before it is
 	// ErrUnknown; 0 means 2 s.
 	AckTimeout time.Duration
@@ -44,6 +44,8 @@ type Bus struct {
 
 	mu        sync.Mutex
 	listeners []chan struct{}
+	// why is why there is no connection, as far as is known.
+	why error
 }
 
 const (
@@ -67,7 +69,11 @@ func Connect(s Settings) (*Bus, error) {
 	}
 	b := &Bus{Subjects: SubjectsOf(s.Mesh), settings: s, closed: make(chan struct{})}
 	b.requests = newRequester(s.AckTimeout)
-	nc, err := nats.Connect(s.URL, b.options()...)
+	files, err := s.Auth.Options()
+	if err != nil {
+		return nil, fmt.Errorf("broker: %w", err)
+	}
+	nc, err := nats.Connect(s.URL, append(b.options(), files...)...)
 	if err != nil {
 		// The URL may have a password.
 		return nil, fmt.Errorf("broker: %w", err)
@@ -103,11 +109,11 @@ func (b *Bus) options() []nats.Option {
 		nats.ConnectHandler(func(*nats.Conn) { b.connected() }),
 		nats.ReconnectHandler(func(*nats.Conn) { b.connected() }),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) { b.disconnected(err) }),
+		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) { b.missed(err) }),
+		// Credentials may be mended, and brokers that start may refuse all.
+		nats.IgnoreAuthErrorAbort(),
 		nats.ErrorHandler(b.asyncError),
 		nats.ClosedHandler(func(*nats.Conn) { close(b.closed) }),
-	}
-	if b.settings.CredentialsFile != "" {
-		options = append(options, nats.UserCredentials(b.settings.CredentialsFile))
 	}
 	if b.settings.Server != nil {
 		options = append(options, nats.InProcessServer(b.settings.Server))
@@ -119,6 +125,7 @@ func (b *Bus) connected() {
 	b.settings.Logger.Info("broker connected", "connection", b.settings.Name)
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.why = nil
 	for _, listener := range b.listeners {
 		select {
 		case listener <- struct{}{}:
@@ -132,6 +139,18 @@ func (b *Bus) disconnected(err error) {
 		b.settings.Logger.Warn("broker lost; reconnecting", "connection", b.settings.Name, "error", err)
 	}
 	b.requests.failAll(ErrUnknown)
+}
+
+// missed hears of each attempt to connect that comes to nothing, and says so once for
+// each reason that somebody can do something about.
+func (b *Bus) missed(err error) {
+	b.mu.Lock()
+	known := b.why != nil && brokerauth.Advice(b.why) == brokerauth.Advice(err)
+	b.why = err
+	b.mu.Unlock()
+	if !known {
+		b.settings.Logger.Warn("the broker is not reached; trying again", "connection", b.settings.Name, "error", brokerauth.Explain(err))
+	}
 }
 
 func (b *Bus) asyncError(_ *nats.Conn, sub *nats.Subscription, err error) {
@@ -186,6 +205,24 @@ const watchBacklog = 1 << 16
 // Connected reports whether the broker can be reached right now.
 func (b *Bus) Connected() bool { return b.nc.IsConnected() }
 
+// Away returns nil while the broker is reached, else an ErrDisconnected with the
+// reason, and what to do about it, as far as they are known.
+func (b *Bus) Away() error {
+	if b.Connected() {
+		return nil
+	}
+	return b.away()
+}
+
+func (b *Bus) away() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.why == nil {
+		return ErrDisconnected
+	}
+	return fmt.Errorf("%w: %w", ErrDisconnected, brokerauth.Explain(b.why))
+}
+
 const connectPoll = 10 * time.Millisecond
 
 // WaitConnected returns when the broker is reached.
@@ -196,7 +233,7 @@ func (b *Bus) WaitConnected(ctx context.Context) error {
 		select {
 		case <-poll.C:
 		case <-ctx.Done():
-			return fmt.Errorf("%w: %w", ErrDisconnected, errors.Join(ctx.Err(), b.nc.LastError()))
+			return fmt.Errorf("%w: %w", b.away(), ctx.Err())
 		}
 	}
 	return nil

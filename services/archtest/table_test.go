@@ -14,6 +14,8 @@ const (
 	envelope  = "mesh/envelope"
 	bus       = "mesh/bus"
 	runner    = "stagehost/runner/..."
+	auth      = "mesh/brokerauth"
+	tlstest   = "mesh/tlstest"
 	discovery = "discovery/..."
 )
 
@@ -32,17 +34,18 @@ var importTable = rules{
 		{packages: list(payload), mayImport: list(proto, tensor, fault)},
 		{packages: list(pipeline), mayImport: list(proto, tensor, fault, payload)},
 		{packages: list(envelope), mayImport: list(proto, tensor, fault, payload, pipeline)},
-		{packages: list(bus), mayImport: list(proto, tensor, fault, payload, pipeline, envelope)},
+		{packages: list(auth), mayImport: nothing},
+		{packages: list(bus), mayImport: list(proto, tensor, fault, payload, pipeline, envelope, auth, tlstest)},
 		{
 			packages:  list("mesh/bus/bustest", "mesh/result", "mesh/deadletter", "mesh/attempt", "mesh/claim"),
 			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus),
 		},
 		{packages: list("mesh/placement"), mayImport: list(fault, pipeline, payload)},
-		{packages: list("mesh/process", "mesh/config", "mesh/telemetry", "mesh/opsport"), mayImport: nothing},
+		{packages: list("mesh/process", "mesh/config", "mesh/telemetry", "mesh/opsport", tlstest), mayImport: nothing},
 
 		// Who is alive: the interfaces, and what implements or reads them.
 		{packages: list("discovery"), mayImport: nothing},
-		{packages: list("discovery/*", "discovery/consul/consultest"), mayImport: list("discovery", "discovery/discoverytest", "discovery/mirror", proto)},
+		{packages: list("discovery/*", "discovery/consul/consultest"), mayImport: list("discovery", "discovery/discoverytest", "discovery/mirror", proto, auth, tlstest)},
 
 		// The stage host.
 		{packages: list("stagehost/batch", "stagehost/ledger", "stagehost/runner/worker/supervise"), mayImport: list(fault, pipeline), pure: true},
@@ -86,7 +89,7 @@ var importTable = rules{
 		{
 			packages: list("github.com/nats-io/nats.go/..."),
 			mayAppearIn: list(
-				bus, "mesh/result", "mesh/deadletter", "mesh/attempt", "mesh/claim", "discovery/natskv",
+				auth, bus, "mesh/result", "mesh/deadletter", "mesh/attempt", "mesh/claim", "discovery/natskv",
 				// The baseline that the bench command compares the mesh with.
 				"services/stagemesh/bench",
 			),

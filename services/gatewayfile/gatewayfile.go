@@ -3,7 +3,7 @@
 package gatewayfile
 
 import (
-	"cmp"
+	"errors"
 
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
@@ -13,8 +13,9 @@ import (
 // Settings returns what the section gateway says. The mesh, its broker and its
 // pipelines are for the caller to add. Errors say where in the file they are.
 func Settings(f *meshfile.File) (gateway.Settings, error) {
-	g, admin := f.Gateway, gateway.Admin(f.AdminPort())
-	if err := f.At(admin.Validate(), "gateway", "admin"); err != nil {
+	g, admin := f.PublicPort(), gateway.Admin(f.AdminPort())
+	access := gateway.Access{TokenFile: g.TokenFile, CertFile: g.CertFile, KeyFile: g.KeyFile}
+	if err := errors.Join(f.At(access.Validate(), "gateway"), f.At(admin.Validate(), "gateway", "admin")); err != nil {
 		return gateway.Settings{}, err
 	}
 	return gateway.Settings{
@@ -22,7 +23,8 @@ func Settings(f *meshfile.File) (gateway.Settings, error) {
 			Timeout: g.Timeout, MaxTimeout: g.MaxTimeout, MaxInFlight: g.MaxInFlight,
 			MaxPayload: int(g.MaxPayload), Metadata: g.Metadata, HostGrace: g.HostGrace,
 		},
-		Listen:       cmp.Or(g.Listen, meshfile.DefaultListen),
+		Listen:       g.Listen,
+		Access:       access,
 		Admin:        admin,
 		AllowOrigins: g.AllowOrigins,
 		DrainDelay:   g.DrainDelay,

@@ -41,7 +41,11 @@ func (f flags) settings() (out gateway.Settings, known *registry.Settings, err e
 	}
 	if f.NATS != "" {
 		// What else the file says of a broker is of one in the process.
-		file.NATS = meshfile.NATS{URL: f.NATS, CredentialsFile: file.NATS.CredentialsFile}
+		n := file.NATS
+		file.NATS = meshfile.NATS{
+			URL: f.NATS, CredentialsFile: n.CredentialsFile, TokenFile: n.TokenFile,
+			CAFile: n.CAFile, CertFile: n.CertFile, KeyFile: n.KeyFile,
+		}
 	}
 	if err := file.ValidatePart(nil); err != nil {
 		return out, nil, err
@@ -53,7 +57,7 @@ func (f flags) settings() (out gateway.Settings, known *registry.Settings, err e
 	if out.Pipelines, err = file.Routes(); err != nil {
 		return out, nil, err
 	}
-	out.Bus = bus.Settings{URL: file.NATS.URL, CredentialsFile: file.CredentialsFile()}
+	out.Bus = bus.Settings{URL: file.NATS.URL, Auth: file.BrokerAuth()}
 	out.Call.Mesh = pipeline.MeshName(file.Mesh)
 	out.Call.Gateway = pipeline.GatewayID(uuid.Must(uuid.NewV7()).String())
 	out.Call.Results, out.Call.Idempotency = file.ResultSettings(), file.IdempotencySettings()

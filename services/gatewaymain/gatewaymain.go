@@ -63,16 +63,8 @@ func run(ctx context.Context, f flags, out, errOut io.Writer) error {
 			return g, err
 		},
 		func(operations net.Addr) error {
-			_, err := fmt.Fprintf(out, "gateway of mesh %s is ready on http://%s (admin: %s, operations: http://%s)\n",
-				settings.Call.Mesh, g.Addr(), adminURL(settings.Admin, g), operations)
+			_, err := fmt.Fprintf(out, "gateway of mesh %s is ready on %s (admin: %s, operations: http://%s)\n",
+				settings.Call.Mesh, g.URL(), g.AdminURL(), operations)
 			return err
 		})
-}
-
-// adminURL is where operators ask the gateway.
-func adminURL(a gateway.Admin, g *gateway.Gateway) string {
-	if a.CertFile != "" {
-		return "https://" + g.AdminAddr().String()
-	}
-	return "http://" + g.AdminAddr().String()
 }

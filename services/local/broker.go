@@ -3,6 +3,7 @@ package local
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 
+	"github.com/stagemesh/stagemesh/mesh/brokerauth"
 	"github.com/stagemesh/stagemesh/services/meshfile"
 )
 
@@ -21,6 +23,10 @@ type BrokerSettings struct {
 	// Listen is where other processes may join, e.g. 127.0.0.1:4222; empty
 	// means nowhere.
 	Listen string
+	// CertFile and KeyFile hold the certificate that they see, and TokenFile the
+	// token that they have to know; without them there is no TLS, and nothing to
+	// know.
+	CertFile, KeyFile, TokenFile string
 	// StoreDir holds what is on file; empty means a folder that goes with the
 	// process, and with it durable requests, results, dead letters and
 	// idempotency keys.
@@ -144,6 +150,9 @@ func (b *broker) options(folder string) (*server.Options, error) {
 	if s.Listen == "" {
 		return o, nil
 	}
+	if err := s.guard(o); err != nil {
+		return nil, err
+	}
 	addr, err := net.ResolveTCPAddr("tcp", s.Listen)
 	if err != nil {
 		return nil, fmt.Errorf("nats.listen: %w", err)
@@ -156,6 +165,32 @@ func (b *broker) options(folder string) (*server.Options, error) {
 		o.Port = server.RANDOM_PORT
 	}
 	return o, nil
+}
+
+// guard has those that join see a certificate and know a token.
+func (s BrokerSettings) guard(o *server.Options) (err error) {
+	if s.CertFile != "" {
+		certificate, err := tls.LoadX509KeyPair(s.CertFile, s.KeyFile)
+		if err != nil {
+			return fmt.Errorf("nats.listen_cert_file: %w", err)
+		}
+		o.TLSConfig = &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12}
+	}
+	if s.TokenFile != "" {
+		if o.Authorization, err = brokerauth.ReadToken(s.TokenFile); err != nil {
+			return fmt.Errorf("nats.token_file: %w", err)
+		}
+	}
+	return nil
+}
+
+// auth is how this process itself speaks to the broker: past TLS, which it has for
+// others.
+func (b *broker) auth() brokerauth.Files {
+	if b.settings.Listen == "" {
+		return brokerauth.Files{}
+	}
+	return brokerauth.Files{TokenFile: b.settings.TokenFile}
 }
 
 func (b *broker) waitReady(ctx context.Context) error {

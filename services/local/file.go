@@ -33,12 +33,13 @@ func FromFile(f *meshfile.File, s FileSettings) (*Mesh, error) {
 	if err != nil {
 		return nil, err
 	}
+	cert, key, token := f.ListenerFiles()
 	m, err := New(Settings{
-		Mesh:            pipeline.MeshName(f.Mesh),
-		NATS:            f.NATS.URL,
-		CredentialsFile: f.CredentialsFile(),
+		Mesh: pipeline.MeshName(f.Mesh),
+		NATS: f.NATS.URL,
+		Auth: f.BrokerAuth(),
 		Broker: BrokerSettings{
-			Listen: f.NATS.Listen, StoreDir: f.StoreDir(),
+			Listen: f.NATS.Listen, CertFile: cert, KeyFile: key, TokenFile: token, StoreDir: f.StoreDir(),
 			MaxMemory: int64(f.NATS.MaxMemory), MaxStore: int64(f.NATS.MaxStore), MaxPayload: int(f.NATS.MaxPayload),
 		},
 		Results: f.ResultSettings(), DeadLetters: f.DeadLetterSettings(), Idempotency: f.IdempotencySettings(),
@@ -90,7 +91,7 @@ func stageOf(f *meshfile.File, name string) (Stage, error) {
 	}
 	out := Stage{
 		Name: host.Stage, Runners: []runner.Runner{host.Runner}, Batch: host.Batch, BatchBy: host.BatchBy,
-		MaxInFlight: host.MaxInFlight, Queue: host.Queue, Attempts: host.Attempts, Listen: host.Listen, Labels: host.Labels, StartTimeout: host.StartTimeout, DrainTimeout: host.DrainTimeout,
+		MaxInFlight: host.MaxInFlight, Queue: host.Queue, Attempts: host.Attempts, Listen: host.Listen, CertFile: host.CertFile, KeyFile: host.KeyFile, ServerName: host.ServerName, Labels: host.Labels, StartTimeout: host.StartTimeout, DrainTimeout: host.DrainTimeout,
 	}
 	for len(out.Runners) < f.Stages[name].Hosts {
 		another, err := f.Host(name)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/mesh/brokerauth"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/claim"
 	"github.com/stagemesh/stagemesh/mesh/deadletter"
@@ -36,8 +37,8 @@ type Settings struct {
 	Mesh pipeline.MeshName
 	// NATS is the URL of a broker to use instead of one in the process.
 	NATS string
-	// CredentialsFile holds NATS user credentials for it.
-	CredentialsFile string
+	// Auth are the files by which it and this process know each other.
+	Auth brokerauth.Files
 	// Broker are settings of the broker in the process.
 	Broker BrokerSettings
 	// Gateway is the public port and the bounds of the gateway. Its mesh, id,
@@ -79,6 +80,10 @@ type Stage struct {
 	// Listen is the address of the gRPC StageService of the first host; empty
 	// means none.
 	Listen string
+	// CertFile and KeyFile hold its certificate and the key; without them it is
+	// plain. ServerName is the name in the certificate that the registry's checks
+	// ask for, the address's where empty.
+	CertFile, KeyFile, ServerName string
 	// StartTimeout bounds how long the runner may take to be ready.
 	StartTimeout time.Duration
 	DrainTimeout time.Duration
@@ -173,7 +178,7 @@ func (s Stage) Validate() error {
 func (s Stage) host(r runner.Runner) stagehost.Settings {
 	return stagehost.Settings{
 		Stage: s.Name, Runner: r, Batch: s.Batch, BatchBy: s.BatchBy,
-		MaxInFlight: s.MaxInFlight, Queue: s.Queue, Attempts: s.Attempts, Labels: s.Labels, StartTimeout: s.StartTimeout, DrainTimeout: s.DrainTimeout,
+		MaxInFlight: s.MaxInFlight, Queue: s.Queue, Attempts: s.Attempts, CertFile: s.CertFile, KeyFile: s.KeyFile, ServerName: s.ServerName, Labels: s.Labels, StartTimeout: s.StartTimeout, DrainTimeout: s.DrainTimeout,
 	}
 }
 
@@ -281,6 +286,24 @@ func (m *Mesh) AdminAddr() net.Addr {
 		return nil
 	}
 	return p.gateway.AdminAddr()
+}
+
+// URL returns where callers reach the mesh, or "" where nowhere, or not yet.
+func (m *Mesh) URL() string {
+	p := m.parts.Load()
+	if p == nil || p.gateway.Ready() != nil {
+		return ""
+	}
+	return p.gateway.URL()
+}
+
+// AdminURL returns where operators reach the mesh, or "" where nowhere, or not yet.
+func (m *Mesh) AdminURL() string {
+	p := m.parts.Load()
+	if p == nil || p.gateway.Ready() != nil {
+		return ""
+	}
+	return p.gateway.AdminURL()
 }
 
 // Stages describes the hosts that run in this process; there are none before the

@@ -107,9 +107,9 @@ const inProcess = "nats://in-process"
 
 func (m *Mesh) bus(own *broker) bus.Settings {
 	if own != nil {
-		return bus.Settings{URL: inProcess, Server: own}
+		return bus.Settings{URL: inProcess, Server: own, Auth: own.auth()}
 	}
-	return bus.Settings{URL: m.settings.NATS, CredentialsFile: m.settings.CredentialsFile}
+	return bus.Settings{URL: m.settings.NATS, Auth: m.settings.Auth}
 }
 
 // newRegistry returns the mesh's registry, nil where it has none.
@@ -122,7 +122,7 @@ func (m *Mesh) newRegistry(own *broker) (*registry.Registry, error) {
 	if s.NATS != nil {
 		nats := *s.NATS
 		if own != nil {
-			nats.URL, nats.Server = inProcess, own
+			nats.URL, nats.Server, nats.Auth = inProcess, own, own.auth()
 		}
 		s.NATS = &nats
 	}

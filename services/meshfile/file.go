@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/stagemesh/stagemesh/mesh/brokerauth"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/claim"
 	"github.com/stagemesh/stagemesh/mesh/config"
@@ -49,9 +50,22 @@ type NATS struct {
 	URL string `yaml:"url"`
 	// CredentialsFile holds NATS user credentials for it.
 	CredentialsFile string `yaml:"credentials_file"`
+	// TokenFile holds the token that a broker demands: the one at URL, or the one in
+	// the process of those that join.
+	TokenFile string `yaml:"token_file"`
+	// CAFile has the certificates that vouch for the broker, also for those that
+	// join; it implies TLS.
+	CAFile string `yaml:"ca_file"`
+	// CertFile and KeyFile hold the certificate that the broker at URL is shown.
+	CertFile string `yaml:"cert_file"`
+	KeyFile  string `yaml:"key_file"`
 	// Listen is where the broker in the process listens, so that other
 	// processes may join; empty means nowhere.
 	Listen string `yaml:"listen"`
+	// ListenCertFile and ListenKeyFile hold its certificate; without them it has no
+	// TLS.
+	ListenCertFile string `yaml:"listen_cert_file"`
+	ListenKeyFile  string `yaml:"listen_key_file"`
 	// StoreDir holds what the broker in the process keeps on file.
 	StoreDir string `yaml:"store_dir"`
 	// MaxMemory bounds the queues of the broker in the process; 0 means what
@@ -68,6 +82,13 @@ type NATS struct {
 type Gateway struct {
 	// Listen is the public address, 127.0.0.1:8080 where empty.
 	Listen string `yaml:"listen"`
+	// TokenFile holds the tokens that callers have to know one of; they need none
+	// where empty.
+	TokenFile string `yaml:"token_file"`
+	// CertFile and KeyFile hold a certificate and its key; without them the port
+	// is plain.
+	CertFile string `yaml:"cert_file"`
+	KeyFile  string `yaml:"key_file"`
 	// AllowOrigins are the web origins that browsers may call from; none where
 	// empty.
 	AllowOrigins []string `yaml:"allow_origins"`
@@ -98,7 +119,7 @@ type Gateway struct {
 type Admin struct {
 	// Listen is the address, 127.0.0.1:9080 where empty.
 	Listen string `yaml:"listen"`
-	// TokenFile holds the token that callers have to know.
+	// TokenFile holds the tokens that callers have to know one of.
 	TokenFile string `yaml:"token_file"`
 	// CertFile and KeyFile hold a certificate and its key; without them the port
 	// is plain.
@@ -172,6 +193,12 @@ type Stage struct {
 	Attempts int `yaml:"attempts"`
 	// Listen is the address of the gRPC StageService; empty means none.
 	Listen string `yaml:"listen"`
+	// CertFile and KeyFile hold its certificate and the key; without them it is
+	// plain. ServerName is the name in the certificate that the registry's checks
+	// ask for, the address's where empty.
+	CertFile   string `yaml:"cert_file"`
+	KeyFile    string `yaml:"key_file"`
+	ServerName string `yaml:"server_name"`
 	// Labels are shown in the registry.
 	Labels map[string]string `yaml:"labels"`
 	// StartTimeout bounds how long the runner may take to be ready, DrainTimeout
@@ -303,6 +330,14 @@ const (
 // OpsListen is the address of the operations port.
 func (f *File) OpsListen() string { return cmp.Or(f.Ops.Listen, DefaultOps) }
 
+// PublicPort is the gateway's section with its address, and the paths of its files.
+func (f *File) PublicPort() Gateway {
+	g := f.Gateway
+	g.Listen = cmp.Or(g.Listen, DefaultListen)
+	g.TokenFile, g.CertFile, g.KeyFile = f.relative(g.TokenFile), f.relative(g.CertFile), f.relative(g.KeyFile)
+	return g
+}
+
 // AdminPort is the gateway's port for operators, with its address and the paths
 // of its files.
 func (f *File) AdminPort() Admin {
@@ -313,8 +348,21 @@ func (f *File) AdminPort() Admin {
 	}
 }
 
-// CredentialsFile is the path of the broker's credentials, or "".
-func (f *File) CredentialsFile() string { return f.relative(f.NATS.CredentialsFile) }
+// BrokerAuth are the paths of the files for a broker that is reached by a URL.
+func (f *File) BrokerAuth() brokerauth.Files {
+	n := f.NATS
+	return brokerauth.Files{
+		CredentialsFile: f.relative(n.CredentialsFile), TokenFile: f.relative(n.TokenFile),
+		CAFile: f.relative(n.CAFile), CertFile: f.relative(n.CertFile), KeyFile: f.relative(n.KeyFile),
+	}
+}
+
+// ListenerFiles are the paths of the certificate of the broker in the process and of
+// its key, and of the token that it demands, or "".
+func (f *File) ListenerFiles() (cert, key, token string) {
+	n := f.NATS
+	return f.relative(n.ListenCertFile), f.relative(n.ListenKeyFile), f.relative(n.TokenFile)
+}
 
 // StoreDir is the path of the folder of the broker in the process, or "".
 func (f *File) StoreDir() string { return f.relative(f.NATS.StoreDir) }

@@ -27,9 +27,9 @@ func (f *File) Host(stage string) (stagehost.Settings, error) {
 	out := stagehost.Settings{
 		Mesh: pipeline.MeshName(f.Mesh), Stage: pipeline.StageName(stage),
 		Batch: s.Batch.settings(), BatchBy: s.Batch.By, MaxInFlight: s.MaxInFlight,
-		Bus:   bus.Settings{URL: f.NATS.URL, CredentialsFile: f.CredentialsFile()},
+		Bus:   bus.Settings{URL: f.NATS.URL, Auth: f.BrokerAuth()},
 		Queue: s.Queue.settings(), Attempts: s.Attempts, Results: f.ResultSettings(), DeadLetters: f.DeadLetterSettings(),
-		Listen: s.Listen, Labels: s.Labels, StartTimeout: s.StartTimeout, DrainTimeout: s.DrainTimeout,
+		Listen: s.Listen, CertFile: f.relative(s.CertFile), KeyFile: f.relative(s.KeyFile), ServerName: s.ServerName, Labels: s.Labels, StartTimeout: s.StartTimeout, DrainTimeout: s.DrainTimeout,
 	}
 	out.Queue.MaxAge = f.Gateway.MaxTimeout
 	var err error

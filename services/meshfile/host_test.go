@@ -12,6 +12,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/discovery/consul"
 	"github.com/stagemesh/stagemesh/discovery/natskv"
+	"github.com/stagemesh/stagemesh/mesh/brokerauth"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/claim"
 	"github.com/stagemesh/stagemesh/mesh/deadletter"
@@ -99,8 +100,8 @@ func TestStageThatSaysNothingHasTheDefaults(t *testing.T) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 	f := mustParse(t, good)
-	if f.OpsListen() != "127.0.0.1:9090" || f.Joinable() || f.CredentialsFile() != "" || f.StoreDir() != "" {
-		t.Errorf("got %s, %v, %q, %q", f.OpsListen(), f.Joinable(), f.CredentialsFile(), f.StoreDir())
+	if f.OpsListen() != "127.0.0.1:9090" || f.Joinable() || f.BrokerAuth() != (brokerauth.Files{}) || f.StoreDir() != "" {
+		t.Errorf("got %s, %v, %v, %q", f.OpsListen(), f.Joinable(), f.BrokerAuth(), f.StoreDir())
 	}
 	if routes, err := f.Routes(); err != nil || len(routes) != 0 {
 		t.Errorf("got %v, %v", routes, err)
@@ -132,7 +133,7 @@ stages:
 		Mesh: "m", Stage: "a",
 		Batch:   batch.Settings{Mode: batch.Window, MaxSize: 8, MaxBytes: 1 << 20, MaxWait: 20 * time.Millisecond},
 		BatchBy: []string{"language"}, MaxInFlight: 100,
-		Bus: bus.Settings{URL: "nats://b:4222", CredentialsFile: filepath.Join("testdata", "keys", "m.creds")},
+		Bus: bus.Settings{URL: "nats://b:4222", Auth: brokerauth.Files{CredentialsFile: filepath.Join("testdata", "keys", "m.creds")}},
 		Queue: stagehost.QueueSettings{
 			Durabilities: []pipeline.Durability{pipeline.File}, MaxItems: 10, MaxBytes: 2 << 20, MaxAge: time.Minute,
 			AckWait: 3 * time.Second, Replicas: 3, Version: 2,

@@ -2,6 +2,7 @@ package meshfile
 
 import (
 	"errors"
+	"fmt"
 
 	"github.com/stagemesh/stagemesh/discovery/consul"
 	"github.com/stagemesh/stagemesh/discovery/natskv"
@@ -24,7 +25,7 @@ func (f *File) RegistrySettings() *registry.Settings {
 			},
 		}
 	default:
-		out.NATS = &natskv.Settings{URL: f.NATS.URL, CredentialsFile: f.CredentialsFile()}
+		out.NATS = &natskv.Settings{URL: f.NATS.URL, Auth: f.BrokerAuth()}
 		if n != nil {
 			out.NATS.Replicas = n.Replicas
 		}
@@ -39,11 +40,27 @@ func (r Registry) validate() error {
 	if r.None && (r.Consul != nil || r.NATS != nil) {
 		return errors.New("none: and there is one; leave out one of them")
 	}
-	if c := r.Consul; c != nil && (c.CertFile == "") != (c.KeyFile == "") {
-		return errors.New("consul.cert_file: give cert_file and key_file, or neither")
+	if c := r.Consul; c != nil {
+		return c.validate()
 	}
 	if n := r.NATS; n != nil {
 		return notNegative("nats.replicas", n.Replicas)
 	}
 	return nil
+}
+
+func (c Consul) validate() error {
+	errs := []error{pair("consul.cert_file", c.CertFile, "consul.key_file", c.KeyFile)}
+	if secure := c.TLS || c.CAFile != ""; !secure {
+		errs = append(errs, withoutTLS("consul.cert_file", c.CertFile), withoutTLS("consul.server_name", c.ServerName))
+	}
+	return errors.Join(errs...)
+}
+
+// withoutTLS refuses a value that is for a connection with TLS.
+func withoutTLS(key, value string) error {
+	if value == "" {
+		return nil
+	}
+	return fmt.Errorf("%s: is for TLS; say tls: true, or name the agent's authority in ca_file", key)
 }

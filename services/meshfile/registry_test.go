@@ -18,7 +18,7 @@ func TestTheRegistryIsWhatTheFileSays(t *testing.T) {
 		t.Errorf("a file that wants none has %+v", got)
 	}
 	nats := mustParse(t, withRegistry+"{nats: {replicas: 3}}").RegistrySettings()
-	if nats == nil || nats.Consul != nil || nats.NATS == nil || nats.NATS.Replicas != 3 || nats.NATS.URL != "nats://b:4222" || !strings.HasSuffix(nats.NATS.CredentialsFile, "/c") {
+	if nats == nil || nats.Consul != nil || nats.NATS == nil || nats.NATS.Replicas != 3 || nats.NATS.URL != "nats://b:4222" || !strings.HasSuffix(nats.NATS.Auth.CredentialsFile, "/c") {
 		t.Errorf("on the broker it is %+v", nats)
 	}
 	consul := mustParse(t, withRegistry+"{consul: {address: \"c:8501\", token_file: t, ca_file: ca, stale: true, namespace: n}}").RegistrySettings()
@@ -31,11 +31,14 @@ func TestTheRegistryIsWhatTheFileSays(t *testing.T) {
 func TestAMeshHasOneRegistry(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
-		"{nats: {}, consul: {}}":   "registry: consul and nats; a mesh has one registry",
-		"{consul: {cert_file: c}}": "registry.consul.cert_file: give cert_file and key_file",
-		"{nats: {replicas: -1}}":   "registry.nats.replicas",
-		"{etcd: {}}":               `"etcd" is not a key here; there are consul, nats, none`,
-		"{none: true, nats: {}}":   "registry.none",
+		"{nats: {}, consul: {}}":                "registry: consul and nats; a mesh has one registry",
+		"{consul: {ca_file: a, cert_file: c}}":  "registry.consul.cert_file: has no key; name its file in consul.key_file",
+		"{consul: {ca_file: a, key_file: k}}":   "registry.consul.key_file: has no certificate; name its file in consul.cert_file",
+		"{consul: {cert_file: c, key_file: k}}": "registry.consul.cert_file: is for TLS; say tls: true, or name the agent's authority in ca_file",
+		"{consul: {server_name: c}}":            "registry.consul.server_name: is for TLS; say tls: true",
+		"{nats: {replicas: -1}}":                "registry.nats.replicas",
+		"{etcd: {}}":                            `"etcd" is not a key here; there are consul, nats, none`,
+		"{none: true, nats: {}}":                "registry.none",
 	} {
 		_, err := meshfile.Parse("m.yaml", []byte(withRegistry+text), "")
 		if err == nil || !strings.Contains(err.Error(), want) {

@@ -139,17 +139,70 @@ func (n NATS) validate() error {
 	if n.MaxPayload != 0 && (n.MaxPayload < minBrokerPayload || n.MaxPayload > maxBrokerPayload) {
 		errs = append(errs, fmt.Errorf("max_payload: %s is not between %s and %s", n.MaxPayload, config.Bytes(minBrokerPayload), config.Bytes(maxBrokerPayload)))
 	}
-	if n.URL == "" && n.CredentialsFile != "" {
-		errs = append(errs, errors.New("credentials_file: is for a broker of its own; without url there is none"))
-	}
+	errs = append(errs, pair("cert_file", n.CertFile, "key_file", n.KeyFile), pair("listen_cert_file", n.ListenCertFile, "listen_key_file", n.ListenKeyFile))
 	if n.URL == "" {
-		return errors.Join(errs...)
+		return errors.Join(append(errs, n.validateOwn()...)...)
 	}
 	if err := ValidBroker(n.URL); err != nil {
 		errs = append(errs, fmt.Errorf("url: %w", err))
 	}
-	return errors.Join(append(errs, inProcess("listen", n.Listen), inProcess("store_dir", n.StoreDir),
+	return errors.Join(append(errs, n.validateToken(), inProcess("listen", n.Listen), inProcess("listen_cert_file", n.ListenCertFile), inProcess("store_dir", n.StoreDir),
 		inProcess("max_memory", n.MaxMemory), inProcess("max_store", n.MaxStore), inProcess("max_payload", n.MaxPayload))...)
+}
+
+// validateOwn checks what is about the broker in the process, or about none.
+func (n NATS) validateOwn() []error {
+	errs := []error{elsewhere("credentials_file", n.CredentialsFile), elsewhere("cert_file", n.CertFile)}
+	if n.Listen == "" {
+		return append(errs, nobody("listen_cert_file", n.ListenCertFile), nobody("token_file", n.TokenFile), nobody("ca_file", n.CAFile))
+	}
+	if n.CAFile != "" && n.ListenCertFile == "" {
+		errs = append(errs, errors.New("ca_file: has those that join want TLS, and the broker in the process has none; name its certificate in listen_cert_file"))
+	}
+	return errs
+}
+
+// elsewhere refuses a value that only a broker at a URL has a use for.
+func elsewhere(key, value string) error {
+	if value == "" {
+		return nil
+	}
+	return fmt.Errorf("%s: is for a broker of its own; without url there is none", key)
+}
+
+// nobody refuses a value that is for processes which join.
+func nobody(key, value string) error {
+	if value == "" {
+		return nil
+	}
+	return fmt.Errorf("%s: is for those that reach a broker; without url or listen nobody does", key)
+}
+
+// validateToken checks that there are not two ways to be known.
+func (n NATS) validateToken() error {
+	if n.TokenFile == "" {
+		return nil
+	}
+	if n.CredentialsFile != "" {
+		return errors.New("token_file: credentials_file says already who this is; leave one of them out")
+	}
+	for one := range strings.SplitSeq(n.URL, ",") {
+		if u, err := server(one); err == nil && u.User != nil {
+			return errors.New("token_file: the user in url says already who this is; leave one of them out")
+		}
+	}
+	return nil
+}
+
+// pair checks that there is a certificate with its key, or neither.
+func pair(certKey, cert, keyKey, key string) error {
+	switch {
+	case cert != "" && key == "":
+		return fmt.Errorf("%s: has no key; name its file in %s", certKey, keyKey)
+	case cert == "" && key != "":
+		return fmt.Errorf("%s: has no certificate; name its file in %s", keyKey, certKey)
+	}
+	return nil
 }
 
 // leastRetention is what a caller needs to ask for something that is kept.
@@ -265,6 +318,7 @@ func (g Gateway) validate() error {
 		notNegative("max_timeout", g.MaxTimeout),
 		notNegative("host_grace", g.HostGrace),
 		notNegative("drain_delay", g.DrainDelay),
+		pair("cert_file", g.CertFile, "key_file", g.KeyFile),
 		notNegative("drain_timeout", g.DrainTimeout),
 	}
 	if g.MaxTimeout > 0 && g.Timeout > g.MaxTimeout {

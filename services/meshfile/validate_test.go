@@ -40,7 +40,7 @@ func TestWhatIsWrongIsToldWithItsPlace(t *testing.T) {
 		},
 		"no stages":            {"mesh: m\nstages: {}\n", "m.yaml:2:1: stages: there are none"},
 		"an unknown key":       {good + "pipeline: {}\n", `m.yaml:4:1: "pipeline" is not a key here; there are dead_letters, gateway, idempotency, mesh, nats, ops, pipelines, registry, results, stages`},
-		"an unknown stage key": {stage("batching: {}"), `m.yaml:5:5: stages.a: "batching" is not a key here; there are attempts, batch, drain_timeout, hosts,`},
+		"an unknown stage key": {stage("batching: {}"), `m.yaml:5:5: stages.a: "batching" is not a key here; there are attempts, batch, cert_file, drain_timeout, hosts,`},
 		"a wrong type":         {stage("batch: {max_size: 0x}"), `m.yaml:5:23: stages.a.batch.max_size: "0x" is not a whole number`},
 
 		"a stage's name that is none": {
@@ -71,6 +71,8 @@ func TestWhatIsWrongIsToldWithItsPlace(t *testing.T) {
 		"in flight":            {stage("max_in_flight: -1"), "m.yaml:5:5: stages.a.max_in_flight: -1 is negative"},
 		"few in flight":        {stage("max_in_flight: 1"), "m.yaml:5:5: stages.a.max_in_flight: 1, at least "},
 		"a stage's address":    {stage("listen: 8081"), `m.yaml:5:5: stages.a.listen: "8081" is no address such as 127.0.0.1:8080, or :8080 for all of this machine's`},
+		"a stage's pair":       {stage("cert_file: c"), "m.yaml:5:5: stages.a.cert_file: has no key; name its file in key_file"},
+		"a stage's name":       {stage("server_name: n"), "m.yaml:5:5: stages.a.server_name: is a name in a certificate, and there is no cert_file"},
 		"a stage's drain":      {stage("drain_timeout: -1s"), "m.yaml:5:5: stages.a.drain_timeout: -1s is negative"},
 		"queue items":          {stage("queue: {max_items: -1}"), "m.yaml:5:13: stages.a.queue.max_items: -1 is negative"},
 		"queue bytes":          {stage("queue: {max_bytes: 1MX}"), `m.yaml:5:24: stages.a.queue.max_bytes: "1MX" is not a size`},
@@ -126,6 +128,18 @@ func TestWhatIsWrongIsToldWithItsPlace(t *testing.T) {
 		"a shorter window":    {good + "gateway: {max_timeout: 30m}\nidempotency: {retention: 20m}", "m.yaml:5:15: idempotency.retention: 20m0s is no longer than the 30m0s of gateway.max_timeout"},
 		"copies of keys":      {good + "idempotency: {replicas: 3}", "m.yaml:4:15: idempotency.replicas: 3 copies need a cluster of brokers"},
 		"copies of a queue":   {stage("queue: {replicas: 3}"), "m.yaml:5:13: stages.a.queue.replicas: 3 copies need a cluster of brokers, at nats.url; the broker in the process has one"},
+		"a gateway's pair":    {good + "gateway: {cert_file: c}", "m.yaml:4:11: gateway.cert_file: has no key; name its file in key_file"},
+		"its other half":      {good + "gateway: {key_file: k}", "m.yaml:4:11: gateway.key_file: has no certificate; name its file in cert_file"},
+		"a broker's pair":     {good + "nats: {url: \"nats://b\", cert_file: c}", "m.yaml:4:25: nats.cert_file: has no key; name its file in key_file"},
+		"a listener's pair":   {good + "nats: {listen: \":4222\", listen_key_file: k}", "m.yaml:4:25: nats.listen_key_file: has no certificate; name its file in listen_cert_file"},
+		"a listener's TLS":    {good + "nats: {url: \"nats://b\", listen_cert_file: c, listen_key_file: k}", "m.yaml:4:25: nats.listen_cert_file: is for the broker in the process; with url there is none"},
+		"TLS for nobody":      {good + "nats: {listen_cert_file: c, listen_key_file: k}", "m.yaml:4:8: nats.listen_cert_file: is for those that reach a broker; without url or listen nobody does"},
+		"a token for nobody":  {good + "nats: {token_file: t}", "m.yaml:4:8: nats.token_file: is for those that reach a broker; without url or listen nobody does"},
+		"trust in nobody":     {good + "nats: {ca_file: c}", "m.yaml:4:8: nats.ca_file: is for those that reach a broker; without url or listen nobody does"},
+		"trust without TLS":   {good + "nats: {listen: \":4222\", ca_file: c}", "m.yaml:4:25: nats.ca_file: has those that join want TLS, and the broker in the process has none; name its certificate in listen_cert_file"},
+		"a certificate alone": {good + "nats: {listen: \":4222\", cert_file: c, key_file: k}", "m.yaml:4:25: nats.cert_file: is for a broker of its own; without url there is none"},
+		"a token and a user":  {good + "nats: {url: \"nats://b,user:hush@c\", token_file: t}", "m.yaml:4:37: nats.token_file: the user in url says already who this is; leave one of them out"},
+		"two credentials":     {good + "nats: {url: \"nats://b\", credentials_file: c, token_file: t}", "m.yaml:4:46: nats.token_file: credentials_file says already who this is; leave one of them out"},
 		"credentials":         {good + "nats: {credentials_file: x}", "m.yaml:4:8: nats.credentials_file: is for a broker of its own; without url there is none"},
 
 		"a pipeline's name": {

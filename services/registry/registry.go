@@ -48,10 +48,10 @@ func New(s Settings) (*Registry, error) {
 	if s.TokenFile != "" {
 		token, err := os.ReadFile(s.TokenFile)
 		if err != nil {
-			return nil, fmt.Errorf("token_file: %w", err)
+			return nil, fmt.Errorf("consul.token_file: %w", err)
 		}
 		if settings.Token = strings.TrimSpace(string(token)); settings.Token == "" {
-			return nil, fmt.Errorf("token_file: %s is empty", s.TokenFile)
+			return nil, fmt.Errorf("consul.token_file: %s is empty", s.TokenFile)
 		}
 	}
 	c, err := consul.New(settings)

@@ -2,65 +2,30 @@ package stagemesh
 
 import (
 	"errors"
-	"fmt"
-	"net"
-	"net/http"
-	"net/url"
-	"strings"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
+
+	"github.com/stagemesh/stagemesh/services/meshfile"
 )
 
-// addressFlag names the gateway to ask.
-type addressFlag string
+// addressFlag names the gateway to ask, and what it is asked with.
+type addressFlag struct{ portFlags }
 
 func (a *addressFlag) add(cmd *cobra.Command) {
-	cmd.Flags().StringVarP((*string)(a), "address", "a", "http://127.0.0.1:8080", "the gateway's address")
+	a.portFlags = portFlags{flag: "address", standard: "http://" + meshfile.DefaultListen, start: "stagemesh up starts a mesh", section: "gateway"}
+	a.portFlags.add(cmd, "the gateway's address")
 }
 
 // with hands the function a client of the gateway. An error says what to do
-// where nobody listens there.
+// where nobody listens there, or where it is asked in a wrong way.
 func (a addressFlag) with(ask func(inferencev1connect.InferenceServiceClient) error) error {
-	address, err := baseURL("--address", string(a), "http://127.0.0.1:8080")
-	if err != nil {
-		return err
-	}
-	transport := &http.Transport{Proxy: http.ProxyFromEnvironment}
-	defer transport.CloseIdleConnections()
-	client := inferencev1connect.NewInferenceServiceClient(&http.Client{Transport: transport}, address)
-	return unreachable(address, "stagemesh up starts a mesh, --address names the gateway of another", ask(client))
-}
-
-// baseURL returns the URL that a flag names; who writes host:port means plain
-// HTTP.
-func baseURL(flag, address, example string) (string, error) {
-	if !strings.Contains(address, "://") {
-		address = "http://" + address
-	}
-	u, err := url.Parse(address)
-	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return "", fmt.Errorf("%s: %q is no address such as %s", flag, address, example)
-	}
-	return address, nil
-}
-
-// isDial reports whether the error is that nobody listens at the address.
-func isDial(err error) bool {
-	op, ok := errors.AsType[*net.OpError](err)
-	return ok && op.Op == "dial"
-}
-
-// unreachable says what to do where nobody listens at the address. Other errors
-// stay as they are.
-func unreachable(address, advice string, err error) error {
-	if !isDial(err) {
-		return err
-	}
-	return fmt.Errorf("nobody answers at %s: %w; %s", address, err, advice)
+	return a.reach(func(client connect.HTTPClient, address string, options ...connect.ClientOption) error {
+		return ask(inferencev1connect.NewInferenceServiceClient(client, address, options...))
+	})
 }
 
 // told is an error that the gateway answered with, in words.

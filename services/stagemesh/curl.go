@@ -2,7 +2,6 @@ package stagemesh
 
 import (
 	"fmt"
-	"net"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -17,13 +16,13 @@ import (
 const longestExample = 2 << 10
 
 // curl returns a command that sends the spec's first example, or zeros, to a
-// pipeline; false where that cannot be said in a line.
-func curl(spec runner.Spec, addr net.Addr, name string) (string, bool) {
+// pipeline of the gateway; false where that cannot be said in a line.
+func curl(spec runner.Spec, gateway, name string) (string, bool) {
 	inputs, ok := example(spec)
 	if !ok {
 		return "", false
 	}
-	url := fmt.Sprintf("http://%s/v1/pipelines/%s:infer", addr, name)
+	url := fmt.Sprintf("%s/v1/pipelines/%s:infer", gateway, name)
 	if len(inputs) == 1 && inputs[0].Tensor == nil {
 		return curlBlob(inputs[0].Blob, url)
 	}

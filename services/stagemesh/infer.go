@@ -101,8 +101,8 @@ func (s sender) sendAll(ctx context.Context, files []string, table *printer) (fa
 		begin := time.Now()
 		response, err := s.send(ctx, file)
 		switch {
-		case isDial(err):
-			return failed, err
+		case hopeless(err):
+			return failed, told{err}
 		case err != nil:
 			failed++
 			err = table.failure(filepath.Base(file), err)

@@ -91,5 +91,5 @@ func serve(t *testing.T, m *local.Mesh) string {
 			t.Errorf("stop: %v", err)
 		}
 	})
-	return "http://" + m.Addr().String()
+	return m.URL()
 }

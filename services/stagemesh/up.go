@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/stagemesh/stagemesh/mesh/process"
+	"github.com/stagemesh/stagemesh/services/envflags"
 	"github.com/stagemesh/stagemesh/services/local"
 	"github.com/stagemesh/stagemesh/services/logflags"
 	"github.com/stagemesh/stagemesh/services/meshfile"
@@ -39,19 +40,22 @@ func newUp() *cobra.Command {
 			"Given a WORKER, a Python file or a program, it runs a mesh of one stage and one pipeline that are named after it,\n" +
 			"and starts the worker again when it is saved.\n" +
 			"The first line of output says that all is ready, and where. The first SIGINT (Ctrl-C) or SIGTERM\n" +
-			"asks the mesh to finish what it has in hand; a second one has it leave without that, a third ends it at once.",
+			"asks the mesh to finish what it has in hand; a second one has it leave without that, a third ends it at once.\n\n" + envflags.Help,
 		Example: "  stagemesh up ./classify.py\n  stagemesh up --config mesh.yaml\n" +
 			"  stagemesh up -c mesh.yaml --stages decode,label   # others serve the rest; needs nats.url or nats.listen\n" +
 			"  stagemesh up -c mesh.yaml --stages \"\"             # the gateway alone",
 		Args: func(cmd *cobra.Command, args []string) error { return flags.check(cmd, args) },
-		RunE: func(cmd *cobra.Command, args []string) error {
+		RunE: envflags.RunE(func(cmd *cobra.Command, args []string) error {
+			if err := flags.checkAddresses(); err != nil {
+				return err
+			}
 			ctx, stop := process.UntilTold(cmd.Context())
 			defer stop()
 			if len(args) == 1 {
 				return runWorker(ctx, flags, args[0], cmd.OutOrStdout(), cmd.ErrOrStderr())
 			}
 			return runUp(ctx, flags, cmd.OutOrStdout(), cmd.ErrOrStderr())
-		},
+		}),
 	}
 	up.Flags().StringVar(&flags.listen, "listen", "", "the public address, instead of gateway.listen; port 0 is a free one")
 	up.Flags().StringVar(&flags.ops, "ops", "", "the operations address, instead of ops.listen")
@@ -75,17 +79,9 @@ func runUp(ctx context.Context, flags upFlags, out, errOut io.Writer) error {
 	}
 	flags.override(file)
 	return Up(ctx, Run{File: file, Stages: flags.stages, Logger: log, Ready: func(m *local.Mesh, ops net.Addr) error {
-		_, err := fmt.Fprintf(out, "mesh %s is ready: http://%s (admin: %s, operations: http://%s); stop with Ctrl-C\n", file.Mesh, m.Addr(), adminURL(file, m), ops)
+		_, err := fmt.Fprintf(out, "mesh %s is ready: %s (admin: %s, operations: http://%s); stop with Ctrl-C\n", file.Mesh, m.URL(), m.AdminURL(), ops)
 		return err
 	}})
-}
-
-// adminURL is where operators ask the mesh.
-func adminURL(f *meshfile.File, m *local.Mesh) string {
-	if f.Gateway.Admin.CertFile != "" {
-		return "https://" + m.AdminAddr().String()
-	}
-	return "http://" + m.AdminAddr().String()
 }
 
 func (f upFlags) load() (*meshfile.File, error) {

@@ -27,12 +27,20 @@ func (f *upFlags) check(cmd *cobra.Command, args []string) error {
 	case len(args) == 0 && (given("workers") || given("options")):
 		return misused(cmd, errors.New("--workers and --options are for a WORKER; a file has them below stages.<name>.runner.worker"))
 	}
+	if err := f.checkAddresses(); err != nil {
+		return misused(cmd, err)
+	}
+	return nil
+}
+
+// checkAddresses says what is wrong with an address, which may be the environment's.
+func (f *upFlags) checkAddresses() error {
 	for _, addr := range []struct{ flag, value string }{{"listen", f.listen}, {"ops", f.ops}, {"admin", f.admin}} {
 		if addr.value == "" {
 			continue
 		}
 		if err := meshfile.ValidAddress(addr.value); err != nil {
-			return misused(cmd, fmt.Errorf("--%s: %w", addr.flag, err))
+			return fmt.Errorf("--%s: %w", addr.flag, err)
 		}
 	}
 	return nil
@@ -163,8 +171,8 @@ func (w *watched) restart(ctx context.Context, end context.CancelCauseFunc, m *l
 
 // sayWorker says that the worker is served, where, and how to call it.
 func sayWorker(out io.Writer, m *local.Mesh, name string, ops net.Addr) error {
-	text := fmt.Sprintf("%s is ready: http://%s/v1/pipelines/%s:infer (operations: http://%s); stop with Ctrl-C\n", name, m.Addr(), name, ops)
-	if line, ok := curl(m.Stages()[0].Spec, m.Addr(), name); ok {
+	text := fmt.Sprintf("%s is ready: %s/v1/pipelines/%s:infer (operations: http://%s); stop with Ctrl-C\n", name, m.URL(), name, ops)
+	if line, ok := curl(m.Stages()[0].Spec, m.URL(), name); ok {
 		text += line + "\n"
 	}
 	_, err := io.WriteString(out, text)

@@ -73,9 +73,9 @@ type Server struct {
 
 // NewServer returns a server that takes messages of at most maxMessage bytes.
 // It is not serving until SetServing says so.
-func NewServer(stage Stage, maxMessage int) *Server {
+func NewServer(stage Stage, maxMessage int, options ...grpc.ServerOption) *Server {
 	s := &Server{
-		Server: grpc.NewServer(grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage)),
+		Server: grpc.NewServer(append(options, grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage))...),
 		health: health.NewServer(),
 	}
 	stagev1.RegisterStageServiceServer(s, service{stage: stage})

@@ -76,7 +76,7 @@ func run(ctx context.Context, out io.Writer, o options) error {
 		return err
 	}
 	err = stagemesh.Up(ctx, stagemesh.Run{File: file, Logger: log, Ready: func(m *local.Mesh, _ net.Addr) error {
-		address := "http://" + m.Addr().String()
+		address := m.URL()
 		if err := show(ctx, out, address); err != nil {
 			return err
 		}

@@ -5,7 +5,7 @@
 //	mux := http.NewServeMux()
 //	port.MountHealth(mux, health, services...)
 //	port.MountReflection(mux, services...)
-//	handler, err := port.CrossOrigin(mux, port.Origins{})
+//	handler, err := port.CrossOrigin(port.Guard{Tokens: tokens}.Before(mux), port.Origins{})
 //	server := port.NewServer(handler, logger)
 //	go server.Serve(listener) // and stop it with server.Shutdown
 //
@@ -23,6 +23,12 @@
 // it looks at the answer, so a cross-origin call of an origin that is not
 // listed is refused with PERMISSION_DENIED and never reaches a service. Programs
 // send no Origin and are not affected.
+//
+// # Who may call
+//
+// A Guard with Tokens lets those call who know one of them, as "Authorization:
+// Bearer TOKEN"; others get UNAUTHENTICATED in the protocol that they speak. /livez,
+// /readyz and gRPC health need none, for probes have none.
 //
 // # Concurrency
 //

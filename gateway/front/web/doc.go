@@ -5,7 +5,8 @@
 //
 //	handler, err := web.Handler(web.Settings{Caller: service, Health: health})
 //
-// The names that Health is asked for are those of pipelines.
+// The names that Health is asked for are those of pipelines. With Tokens every call
+// needs one, except for the probes and gRPC health.
 //
 // # Concurrency
 //

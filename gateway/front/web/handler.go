@@ -30,6 +30,10 @@ type Settings struct {
 	// Origins are the origins whose pages may call, as scheme://host[:port], or
 	// "*" alone for all. Empty allows none but the gateway's own.
 	Origins []string
+	// Tokens are what callers have to know one of; without any they need none.
+	// TokensKey names the file with them in messages.
+	Tokens    port.Tokens
+	TokensKey string
 }
 
 // Handler returns the handler of everything on the gateway's port.
@@ -43,7 +47,9 @@ func Handler(s Settings) (http.Handler, error) {
 	port.MountHealth(mux, s.Health, inferencev1connect.InferenceServiceName)
 	port.MountReflection(mux, inferencev1connect.InferenceServiceName)
 	mux.HandleFunc("/", rest.NotFound)
-	out, err := port.CrossOrigin(mux, port.Origins{Listed: s.Origins, Key: "allow_origins"})
+	// A browser asks whether it may call before it gives a token.
+	guard := port.Guard{Tokens: s.Tokens, Key: s.TokensKey, Plain: rest.Prefix}
+	out, err := port.CrossOrigin(guard.Before(mux), port.Origins{Listed: s.Origins, Key: "allow_origins"})
 	if err != nil {
 		return nil, fmt.Errorf("origins: %w", err)
 	}

@@ -96,6 +96,16 @@ func (b *Broker) Connect(mesh pipeline.MeshName, edits ...func(*bus.Settings)) *
 	return conn
 }
 
+// Connections returns how many connections the broker has seen, refused ones too.
+func (b *Broker) Connections() uint64 {
+	b.t.Helper()
+	seen, err := b.server.Varz(nil)
+	if err != nil {
+		b.t.Fatalf("broker: %v", err)
+	}
+	return seen.TotalConnections
+}
+
 // Client returns a connection past the bus, for what a bus would not send. It
 // is closed with the test.
 func (b *Broker) Client() *nats.Conn {

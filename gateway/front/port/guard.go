@@ -1,4 +1,4 @@
-package adminapi
+package port
 
 import (
 	"net"
@@ -8,6 +8,7 @@ import (
 	"connectrpc.com/connect"
 	"connectrpc.com/grpchealth"
 
+	"github.com/stagemesh/stagemesh/gateway/front/failure"
 	"github.com/stagemesh/stagemesh/gateway/front/procedure"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
@@ -27,36 +28,59 @@ func loopback(host string) bool {
 	return ip != nil && ip.IsLoopback()
 }
 
-// guarded lets those call next who may.
-func guarded(next http.Handler, t Token) http.Handler {
+// Guard says who may call a port. Probes always may: /livez, /readyz and gRPC
+// health tell no more than whether the gateway works.
+type Guard struct {
+	// Tokens are what callers may know; without any they need none.
+	Tokens Tokens
+	// Key names the file with the tokens in messages.
+	Key string
+	// Near says that without Tokens the callers have to name the port by a loopback
+	// address.
+	Near bool
+	// Plain is what the paths of plain HTTP begin with; refusals of others are those
+	// of the protocol that calls. Empty means that there are none.
+	Plain string
+}
+
+// Before lets those call next who may.
+func (g Guard) Before(next http.Handler) http.Handler {
+	if g.Tokens.none() && !g.Near {
+		return next
+	}
 	refusals := connect.NewErrorWriter()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if f := refusal(r, t); f != nil {
-			w.Header().Set("WWW-Authenticate", "Bearer")
-			// The caller may be gone; it is not served in any case.
-			_ = refusals.Write(w, r, procedure.Failure(f))
+		f := g.refusal(r)
+		if f == nil {
+			next.ServeHTTP(w, r)
 			return
 		}
-		next.ServeHTTP(w, r)
+		w.Header().Set("WWW-Authenticate", "Bearer")
+		if g.Plain != "" && strings.HasPrefix(r.URL.Path, g.Plain) {
+			failure.Write(w, f)
+			return
+		}
+		// The caller may be gone; it is not served in any case.
+		_ = refusals.Write(w, r, procedure.Failure(f))
 	})
 }
 
 // refusal says why a request may not pass, or nothing.
-func refusal(r *http.Request, t Token) *fault.Fault {
+func (g Guard) refusal(r *http.Request) *fault.Fault {
 	switch {
 	case probe(r.URL.Path):
 		return nil
-	case !t.set && !local(r.Host):
-		return fault.Newf(fault.Unauthenticated, "without gateway.admin.token_file this port answers those who call it by a loopback address, not %.*q", shown, r.Host)
-	case !t.set:
+	case g.Tokens.none() && local(r.Host):
 		return nil
+	case g.Tokens.none():
+		return fault.Newf(fault.Unauthenticated, "without %s this port answers those who call it by a loopback address, not %.*q", g.Key, shown, r.Host)
 	}
 	text, ok := bearer(r.Header.Get("Authorization"))
 	switch {
 	case !ok:
-		return fault.New(fault.Unauthenticated, `this port needs a token, as "Authorization: Bearer TOKEN"; it is in the gateway's gateway.admin.token_file`)
-	case !t.is(text):
-		return fault.New(fault.Unauthenticated, "this is not the token in the gateway's gateway.admin.token_file")
+		return fault.Newf(fault.Unauthenticated, `this port needs a token, as "Authorization: Bearer TOKEN"; it is in the gateway's %s`, g.Key)
+	case !g.Tokens.has(text):
+		return fault.Newf(fault.Unauthenticated, "this is not a token in the gateway's %s", g.Key)
 	}
 	return nil
 }

@@ -1,0 +1,115 @@
+package consul_test
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/stagemesh/stagemesh/discovery"
+	"github.com/stagemesh/stagemesh/discovery/consul"
+	"github.com/stagemesh/stagemesh/discovery/consul/consultest"
+	"github.com/stagemesh/stagemesh/mesh/tlstest"
+)
+
+// secured starts an agent that trusts the authority in its checks and has a port with
+// TLS besides its plain one; it returns where that is.
+func secured(t *testing.T, authority *tlstest.Authority) (*consultest.Agent, string) {
+	t.Helper()
+	cert, key := authority.Certificate("consul.example")
+	edit, address, err := consultest.TLS(authority.File, cert, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return consultest.Start(t, edit), address
+}
+
+func TestWhatIsWrongWithTheAgentsTLSIsSaid(t *testing.T) {
+	t.Parallel()
+	authority := tlstest.New(t)
+	a, address := secured(t, authority)
+	ask := func(address string, with consul.TLS) error {
+		_, err := client(t, address, func(s *consul.Settings) { s.TLS = with }).List(t.Context(), "")
+		return err
+	}
+	if err := ask(address, consul.TLS{CAFile: authority.File, ServerName: "consul.example"}); err != nil {
+		t.Errorf("one that is trusted: %v", err)
+	}
+	for name, test := range map[string]struct {
+		address string
+		with    consul.TLS
+		want    string
+	}{
+		"nobody vouches":  {address, consul.TLS{Enabled: true, ServerName: "consul.example"}, "; registry.consul.ca_file names a file"},
+		"another vouches": {address, consul.TLS{CAFile: tlstest.New(t).File, ServerName: "consul.example"}, "; registry.consul.ca_file names a file"},
+		"another name":    {address, consul.TLS{CAFile: authority.File}, "; registry.consul.server_name is the name"},
+		"no TLS here":     {address, consul.TLS{}, "the agent's port speaks TLS, and was asked without: say registry.consul.tls"},
+		"no TLS there":    {a.Addr(), consul.TLS{CAFile: authority.File}, "; the agent's port has no TLS"},
+	} {
+		if err := ask(test.address, test.with); !errors.Is(err, discovery.ErrUnavailable) || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// serveHealth serves gRPC health with TLS, and returns where, and a channel that gets a
+// value when it is asked.
+func serveHealth(t *testing.T, shown *tls.Config) (address string, asked <-chan struct{}) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	heard := make(chan struct{}, 1)
+	hear := func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+		select {
+		case heard <- struct{}{}:
+		default:
+		}
+		return next(ctx, request)
+	}
+	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(shown)), grpc.UnaryInterceptor(hear))
+	healthv1.RegisterHealthServer(server, health.NewServer())
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		_ = server.Serve(listener) // it is stopped
+	}()
+	t.Cleanup(func() {
+		server.Stop()
+		<-served
+	})
+	return listener.Addr().String(), heard
+}
+
+// The agent asks only whom it trusts, by the name that it was told.
+func TestAnInstanceWithTLSIsCheckedByItsName(t *testing.T) {
+	t.Parallel()
+	authority := tlstest.New(t)
+	a, _ := secured(t, authority)
+	address, asked := serveHealth(t, authority.Server("stage.example"))
+	r := client(t, a.Addr())
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		instance := discovery.Instance{Service: "stage", ID: "one", Address: address, TLS: &tls.Config{ServerName: "stage.example", MinVersion: tls.VersionTLS12}}
+		ended <- r.Announce(ctx, instance, func(error) {})
+	}()
+	select {
+	case <-asked:
+	case <-time.After(patience):
+		t.Error("it is not asked")
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,257 @@
+package gateway_test
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+	"github.com/nats-io/nats-server/v2/server"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
+
+	"github.com/stagemesh/stagemesh/gateway"
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/tlstest"
+)
+
+// over returns a client of HTTPS in one version of HTTP.
+func over(t *testing.T, roots *x509.CertPool, two bool) *http.Client {
+	t.Helper()
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, Protocols: new(http.Protocols)}
+	transport.Protocols.SetHTTP1(!two)
+	transport.Protocols.SetHTTP2(two)
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport}
+}
+
+// protocols are those that the public port speaks besides plain HTTP.
+func protocols() map[string]connect.ClientOption {
+	return map[string]connect.ClientOption{"Connect": connect.WithClientOptions(), "gRPC": connect.WithGRPC(), "gRPC-Web": connect.WithGRPCWeb()}
+}
+
+// off calls a request off, with a token where there is one.
+func off(t *testing.T, client *http.Client, url, token string, option connect.ClientOption) error {
+	t.Helper()
+	request := connect.NewRequest(&inferencev1.CancelRequest{RequestId: "01a1fc37-9c70-7089-b8a4-eabc34a6f203"})
+	if token != "" {
+		request.Header().Set("Authorization", "Bearer "+token)
+	}
+	_, err := inferencev1connect.NewInferenceServiceClient(client, url, option).Cancel(t.Context(), request)
+	return err
+}
+
+func TestThePublicPortHasTLSAndTokensOnEveryProtocol(t *testing.T) {
+	t.Parallel()
+	s := newSecrets(t)
+	g, _ := run(t, bustest.Start(t), func(settings *gateway.Settings) {
+		settings.Access = gateway.Access{TokenFile: s.token, CertFile: s.cert, KeyFile: s.key}
+	})
+	if want := "https://" + g.Addr().String(); g.URL() != want {
+		t.Errorf("it is at %s, want %s", g.URL(), want)
+	}
+	for _, two := range []bool{false, true} {
+		client := over(t, s.roots, two)
+		for name, option := range protocols() {
+			if name == "gRPC" && !two {
+				continue
+			}
+			for _, token := range []string{"open-sesame", "open-simsim"} {
+				if err := off(t, client, g.URL(), token, option); err != nil {
+					t.Errorf("%s, HTTP/2 %t: %v", name, two, err)
+				}
+			}
+			for token, says := range map[string]string{"": "needs a token", "sesame": "this is not a token in the gateway's gateway.token_file"} {
+				err := off(t, client, g.URL(), token, option)
+				if connect.CodeOf(err) != connect.CodeUnauthenticated || !strings.Contains(err.Error(), says) || strings.Contains(err.Error(), "sesame") {
+					t.Errorf("%s, HTTP/2 %t, token %q: %v", name, two, token, err)
+				}
+			}
+		}
+	}
+	grpcOver(t, g, s)
+}
+
+// grpcOver holds the port to what grpc-go makes of it.
+func grpcOver(t *testing.T, g *gateway.Gateway, s secrets) {
+	t.Helper()
+	conn, err := grpc.NewClient(g.Addr().String(), grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: s.roots})))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	message := &inferencev1.CancelRequest{RequestId: "01a1fc37-9c70-7089-b8a4-eabc34a6f203"}
+	if _, err := inferencev1.NewInferenceServiceClient(conn).Cancel(t.Context(), message); status.Code(err) != codes.Unauthenticated {
+		t.Errorf("grpc-go without a token: %v", err)
+	}
+	known := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer open-sesame")
+	if _, err := inferencev1.NewInferenceServiceClient(conn).Cancel(known, message); err != nil {
+		t.Errorf("grpc-go with a token: %v", err)
+	}
+	if answer, err := healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{}); err != nil || answer.GetStatus() != healthpb.HealthCheckResponse_SERVING {
+		t.Errorf("health without a token: %v, %v", answer, err)
+	}
+}
+
+// fetch asks for a path and returns the status, the challenge and the body.
+func fetch(t *testing.T, client *http.Client, method, url, token string, edits ...func(*http.Request)) (status int, challenge, body string) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), method, url, http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if token != "" {
+		r.Header.Set("Authorization", "Bearer "+token)
+	}
+	for _, edit := range edits {
+		edit(r)
+	}
+	response, err := client.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	data, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return response.StatusCode, response.Header.Get("WWW-Authenticate"), string(data)
+}
+
+func TestPlainHTTPNeedsATokenAndProbesDoNot(t *testing.T) {
+	t.Parallel()
+	s := newSecrets(t)
+	g, _ := run(t, bustest.Start(t), func(settings *gateway.Settings) {
+		settings.Access.TokenFile, settings.AllowOrigins = s.token, []string{"https://app.example.com"}
+	})
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	const request = "/v1/requests/01a1fc37-9c70-7089-b8a4-eabc34a6f203"
+	for _, token := range []string{"", "sesame"} {
+		status, challenge, body := fetch(t, client, http.MethodDelete, g.URL()+request, token)
+		if status != http.StatusUnauthorized || challenge != "Bearer" || !strings.Contains(body, `{"error":{"code":"UNAUTHENTICATED","reason":"UNAUTHENTICATED"`) || strings.Contains(body, "sesame") {
+			t.Errorf("token %q: %d %s %s", token, status, challenge, body)
+		}
+	}
+	if status, _, body := fetch(t, client, http.MethodDelete, g.URL()+request, "open-simsim"); status != http.StatusOK && status != http.StatusNoContent && status != http.StatusAccepted {
+		t.Errorf("with a token: %d %s", status, body)
+	}
+	for path, want := range map[string]int{"/livez": http.StatusOK, "/readyz": http.StatusOK, "/elsewhere": http.StatusUnauthorized, "/livez/x": http.StatusUnauthorized} {
+		if status, _, body := fetch(t, client, http.MethodGet, g.URL()+path, ""); status != want {
+			t.Errorf("%s: %d %s", path, status, body)
+		}
+	}
+	// A browser asks without a token whether the page may call with one.
+	status, _, body := fetch(t, client, http.MethodOptions, g.URL()+request, "", func(r *http.Request) {
+		r.Header.Set("Origin", "https://app.example.com")
+		r.Header.Set("Access-Control-Request-Method", "DELETE")
+		r.Header.Set("Access-Control-Request-Headers", "authorization")
+	})
+	if status != http.StatusNoContent {
+		t.Errorf("preflight: %d %s", status, body)
+	}
+}
+
+func TestAPortWithTLSServesNobodyWithoutIt(t *testing.T) {
+	t.Parallel()
+	s := newSecrets(t)
+	g, _ := run(t, bustest.Start(t), func(settings *gateway.Settings) {
+		settings.Access = gateway.Access{CertFile: s.cert, KeyFile: s.key}
+	})
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	if status, _, body := fetch(t, client, http.MethodGet, "http://"+g.Addr().String()+"/livez", ""); status != http.StatusBadRequest || !strings.Contains(body, "HTTPS server") {
+		t.Errorf("%d %s", status, body)
+	}
+	if err := off(t, over(t, nil, true), g.URL(), "", connect.WithGRPC()); err == nil || !strings.Contains(err.Error(), "certificate") {
+		t.Errorf("whom it does not trust: %v", err)
+	}
+	old := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: s.roots, MaxVersion: tls.VersionTLS11}}} //nolint:gosec // it has to be refused
+	if err := off(t, old, g.URL(), "", connect.WithClientOptions()); err == nil || !strings.Contains(err.Error(), "version") {
+		t.Errorf("TLS 1.1: %v", err)
+	}
+}
+
+// Operators are told why, and callers what it means for them.
+func TestAGatewayThatTheBrokerRefusesSaysSo(t *testing.T) {
+	t.Parallel()
+	broker := bustest.Start(t, func(o *server.Options) { o.Authorization = "open-sesame" })
+	g, err := gateway.New(settings(t, broker.URL(), func(s *gateway.Settings) { s.Bus.Auth.TokenFile = tlstest.File(t, "sesame") }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- g.Run(ctx) }()
+	bustest.Eventually(t, "it says so", func() bool {
+		err := g.Ready()
+		return errors.Is(err, bus.ErrDisconnected) && strings.Contains(err.Error(), "nats.token_file") && !strings.Contains(err.Error(), "sesame")
+	})
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	if status, _, body := fetch(t, client, http.MethodGet, g.URL()+"/readyz", ""); status != http.StatusServiceUnavailable || !strings.Contains(body, "BROKER_UNAVAILABLE") || strings.Contains(body, "token") {
+		t.Errorf("/readyz: %d %s", status, body)
+	}
+	if status, reason := reasonOf(t, client, http.MethodPost, g.URL()+"/v1/pipelines/stage:s:infer"); status != http.StatusServiceUnavailable || reason != fault.BrokerUnavailable {
+		t.Errorf("a call: %d %s", status, reason)
+	}
+	cancel()
+	if err := bustest.Receive(t, "its end", done); err != nil {
+		t.Errorf("it ended with %v", err)
+	}
+}
+
+func TestAPublicPortThatCannotBeSaysWhy(t *testing.T) {
+	t.Parallel()
+	s := newSecrets(t)
+	var log strings.Builder
+	with := func(access gateway.Access) gateway.Settings {
+		return settings(t, "nats://127.0.0.1:1", func(s *gateway.Settings) {
+			s.Access = access
+			s.Call.Logger = slog.New(slog.NewTextHandler(&log, nil))
+		})
+	}
+	for name, test := range map[string]struct {
+		access gateway.Access
+		want   string
+	}{
+		"half a pair":    {gateway.Access{CertFile: "c"}, "gateway.cert_file: has no key; name its file in key_file"},
+		"the other half": {gateway.Access{KeyFile: "k"}, "gateway.key_file: has no certificate; name its file in cert_file"},
+	} {
+		if _, err := gateway.New(with(test.access)); err == nil || !strings.HasPrefix(err.Error(), test.want) {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+	for name, test := range map[string]struct {
+		access gateway.Access
+		want   string
+	}{
+		"tokens that are not there":   {gateway.Access{TokenFile: s.token + "2"}, "gateway.token_file: open " + s.token + "2: no such file"},
+		"a certificate for another":   {gateway.Access{CertFile: s.cert, KeyFile: s.token}, "gateway.cert_file: tls: "},
+		"a token of several words":    {gateway.Access{TokenFile: tlstest.File(t, "open sesame")}, "gateway.token_file: "},
+		"a certificate that is a key": {gateway.Access{CertFile: s.key, KeyFile: s.key}, "gateway.cert_file: tls: "},
+	} {
+		g, err := gateway.New(with(test.access))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := g.Run(t.Context()); err == nil || !strings.HasPrefix(err.Error(), test.want) || strings.Contains(err.Error(), "sesame") {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+	if strings.Contains(log.String(), "sesame") {
+		t.Errorf("a token is in the log: %s", log.String())
+	}
+}

@@ -1,0 +1,60 @@
+package port_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stagemesh/stagemesh/gateway/front/port"
+)
+
+func TestExposedAddresses(t *testing.T) {
+	t.Parallel()
+	for address, want := range map[string]bool{
+		"127.0.0.1:9080": false, "127.1.2.3:0": false, "[::1]:9080": false, "localhost:9080": false,
+		":9080": true, "0.0.0.0:9080": true, "[::]:9080": true, "10.0.0.1:9080": true, "example.com:80": true, "nonsense": true,
+	} {
+		if got := port.Exposed(address); got != want {
+			t.Errorf("%s: %t", address, got)
+		}
+	}
+}
+
+func TestTokensAreReadFromAFileOneALine(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	for name, test := range map[string]struct{ text, want string }{
+		"good":      {"  open-sesame\n", ""},
+		"several":   {"\nopen-sesame\n\n  open-simsim  \r\n", ""},
+		"empty":     {" \n", "there is no token in it"},
+		"two words": {"open-sesame\nopen sesame", "one word of visible ASCII"},
+		"foreign":   {"s\u00e9same", "one word of visible ASCII"},
+		"large":     {strings.Repeat("x", 5<<10), "larger than 4096 bytes"},
+	} {
+		path := filepath.Join(folder, name)
+		if err := os.WriteFile(path, []byte(test.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := port.ReadTokens(path)
+		if (err == nil) != (test.want == "") || err != nil && (!strings.Contains(err.Error(), test.want) || !strings.HasPrefix(err.Error(), path)) {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+	if _, err := port.ReadTokens(filepath.Join(folder, "nowhere")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestTokensCannotBePrinted(t *testing.T) {
+	t.Parallel()
+	tokens, err := port.NewTokens("open-sesame")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text := fmt.Sprintf("%v %+v %#v %s", tokens, tokens, tokens, tokens); strings.Contains(text, "sesame") {
+		t.Error(text)
+	}
+}

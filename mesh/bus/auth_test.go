@@ -1,0 +1,147 @@
+package bus_test
+
+import (
+	"bytes"
+	"crypto/tls"
+	"errors"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/nats-io/nats-server/v2/server"
+
+	"github.com/stagemesh/stagemesh/mesh/brokerauth"
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/tlstest"
+)
+
+// told is a log that can be read while it is written.
+type told struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *told) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *told) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// reach returns a bus that may not be connected, and what it logs.
+func reach(t *testing.T, url string, auth brokerauth.Files) (*bus.Bus, *told) {
+	t.Helper()
+	log := &told{}
+	b, err := bus.Connect(bus.Settings{Mesh: mesh, URL: url, Name: "test", Auth: auth, Logger: slog.New(slog.NewTextHandler(log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Close)
+	return b, log
+}
+
+func TestABusShowsAndChecksWhatItsFilesSay(t *testing.T) {
+	t.Parallel()
+	authority := tlstest.New(t)
+	token := tlstest.File(t, "open-sesame\n")
+	cert, key := authority.Certificate("a process")
+	for name, test := range map[string]struct {
+		broker func(*server.Options)
+		auth   brokerauth.Files
+	}{
+		"a token":           {func(o *server.Options) { o.Authorization = "open-sesame" }, brokerauth.Files{TokenFile: token}},
+		"TLS":               {func(o *server.Options) { o.TLSConfig = authority.Server("127.0.0.1") }, brokerauth.Files{CAFile: authority.File}},
+		"TLS and a token":   {func(o *server.Options) { o.TLSConfig, o.Authorization = authority.Server("127.0.0.1"), "open-sesame" }, brokerauth.Files{CAFile: authority.File, TokenFile: token}},
+		"TLS on both sides": {mutual(authority), brokerauth.Files{CAFile: authority.File, CertFile: cert, KeyFile: key}},
+	} {
+		b, _ := reach(t, bustest.Start(t, test.broker).URL(), test.auth)
+		if err := b.WaitConnected(t.Context()); err != nil || b.Away() != nil {
+			t.Errorf("%s: %v, %v", name, err, b.Away())
+		}
+	}
+}
+
+func mutual(authority *tlstest.Authority) func(*server.Options) {
+	return func(o *server.Options) {
+		o.TLSConfig = authority.Server("127.0.0.1")
+		o.TLSConfig.ClientAuth, o.TLSConfig.ClientCAs = tls.RequireAndVerifyClientCert, authority.Roots
+	}
+}
+
+func TestABrokerThatRefusesOrIsNotTrustedIsToldAtOnce(t *testing.T) {
+	t.Parallel()
+	authority := tlstest.New(t)
+	known := func(o *server.Options) { o.Authorization = "open-sesame" }
+	secure := func(o *server.Options) { o.TLSConfig = authority.Server("127.0.0.1") }
+	elsewhere := func(o *server.Options) { o.TLSConfig = authority.Server("localhost") }
+	for name, test := range map[string]struct {
+		broker func(*server.Options)
+		auth   brokerauth.Files
+		want   string
+	}{
+		"a token is wrong":      {known, brokerauth.Files{TokenFile: tlstest.File(t, "sesame-secret")}, "; the broker refuses who this process says it is: see nats.token_file"},
+		"a token is missing":    {known, brokerauth.Files{}, "; the broker refuses who this process says it is: see nats.token_file"},
+		"nobody vouches":        {secure, brokerauth.Files{}, "; nats.ca_file names a file"},
+		"another vouches":       {secure, brokerauth.Files{CAFile: tlstest.New(t).File}, "; nats.ca_file names a file"},
+		"another name":          {elsewhere, brokerauth.Files{CAFile: authority.File}, "; nats.url has to name the broker as its certificate does"},
+		"there is no TLS":       {func(*server.Options) {}, brokerauth.Files{CAFile: authority.File}, "; the broker has no TLS, which nats.ca_file"},
+		"a certificate is none": {mutual(authority), brokerauth.Files{CAFile: authority.File}, "; the broker wants another certificate of this process: nats.cert_file"},
+	} {
+		b, log := reach(t, bustest.Start(t, test.broker).URL(), test.auth)
+		bustest.Eventually(t, name+": it is told", func() bool { return strings.Contains(log.String(), test.want) })
+		if err := b.Away(); !errors.Is(err, bus.ErrDisconnected) || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: it is away for %v", name, err)
+		}
+		if text := log.String(); strings.Contains(text, "sesame") || strings.Count(text, test.want) != 1 {
+			t.Errorf("%s: it logs\n%s", name, text)
+		}
+	}
+}
+
+// The client gives up by itself after two refusals, which would be the end of the bus.
+func TestABusIsConnectedOnceItsTokenIsMended(t *testing.T) {
+	t.Parallel()
+	broker := bustest.Start(t, func(o *server.Options) { o.Authorization = "open-sesame" })
+	token := tlstest.File(t, "sesame-secret")
+	b, log := reach(t, broker.URL(), brokerauth.Files{TokenFile: token})
+	again := b.Reconnects()
+	bustest.Eventually(t, "it is refused", func() bool { return strings.Contains(log.String(), "nats.token_file") })
+	before := broker.Connections()
+	bustest.Eventually(t, "it is refused again and again", func() bool { return broker.Connections() >= before+3 })
+	if err := os.WriteFile(token, []byte("open-sesame"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	bustest.Receive(t, "the connection", again)
+	if err := b.WaitConnected(t.Context()); err != nil || b.Away() != nil {
+		t.Errorf("%v, %v", err, b.Away())
+	}
+}
+
+func TestAFileThatIsWrongIsToldBeforeAnythingElse(t *testing.T) {
+	t.Parallel()
+	authority := tlstest.New(t)
+	cert, key := authority.Certificate("a process")
+	for want, auth := range map[string]brokerauth.Files{
+		"broker: nats.token_file: open nowhere: ":        {TokenFile: "nowhere"},
+		"broker: nats.credentials_file: open nowhere: ":  {CredentialsFile: "nowhere"},
+		"broker: nats.ca_file: open nowhere: ":           {CAFile: "nowhere"},
+		"broker: nats.ca_file: " + key + ": there is no": {CAFile: key},
+		"broker: nats.cert_file: tls: ":                  {CertFile: cert, KeyFile: cert},
+	} {
+		if _, err := bus.Connect(bus.Settings{Mesh: mesh, URL: "nats://127.0.0.1:1", Auth: auth, Logger: discard()}); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("got %v, want %s", err, want)
+		}
+	}
+	two := tlstest.File(t, "open sesame")
+	if _, err := bus.Connect(bus.Settings{Mesh: mesh, URL: "nats://127.0.0.1:1", Auth: brokerauth.Files{TokenFile: two}, Logger: discard()}); err == nil || !strings.Contains(err.Error(), "nats.token_file") || strings.Contains(err.Error(), "sesame") {
+		t.Errorf("got %v", err)
+	}
+}

@@ -1,0 +1,206 @@
+package stagemesh
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	"github.com/stagemesh/stagemesh/mesh/fault"
+)
+
+// portFlags name a port of a gateway to ask, and what it is asked with.
+type portFlags struct {
+	// flag is the name of the address's, standard the address that it has by itself.
+	flag, standard string
+	// start says how there comes to be such a port, section where a mesh's file has it.
+	start, section string
+
+	address           string
+	tokenFile, caFile string
+}
+
+func (p *portFlags) add(cmd *cobra.Command, usage string) {
+	flags := cmd.Flags()
+	flags.StringVarP(&p.address, p.flag, "a", p.standard, usage+", as https:// where it has a certificate")
+	flags.StringVar(&p.tokenFile, "token-file", "", "a file with a token of that port, where it wants one; of several lines the first")
+	flags.StringVar(&p.caFile, "ca-file", "", "a file with the certificates, in PEM, that vouch for that port; the system's own if empty")
+}
+
+// reach hands the function what a client of the port is made of. An error says what
+// to do where it is about the port, and not about what it was asked.
+func (p portFlags) reach(ask func(client connect.HTTPClient, address string, options ...connect.ClientOption) error) error {
+	address, err := baseURL("--"+p.flag, p.address, p.standard)
+	if err != nil {
+		return err
+	}
+	token, err := p.token()
+	if err != nil {
+		return err
+	}
+	transport, err := p.transport()
+	if err != nil {
+		return err
+	}
+	defer transport.CloseIdleConnections()
+	asked := ask(&http.Client{Transport: noticing{transport}}, address, connect.WithInterceptors(token))
+	return p.advise(address, asked)
+}
+
+// baseURL returns the URL that a flag names; who writes host:port means plain
+// HTTP.
+func baseURL(flag, address, example string) (string, error) {
+	if !strings.Contains(address, "://") {
+		address = "http://" + address
+	}
+	u, err := url.Parse(address)
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return "", fmt.Errorf("%s: %q is no address such as %s", flag, address, example)
+	}
+	return address, nil
+}
+
+// maxSecret bounds a file with a token or with certificates, in bytes.
+const maxSecret = 1 << 20
+
+// token returns what adds the token to every request, if there is one.
+func (p portFlags) token() (connect.Interceptor, error) {
+	data, err := p.read("--token-file", p.tokenFile)
+	if err != nil {
+		return nil, err
+	}
+	token, _, _ := strings.Cut(strings.TrimSpace(string(data)), "\n")
+	token = strings.TrimSpace(token)
+	if token == "" && p.tokenFile != "" {
+		return nil, fmt.Errorf("--token-file: %s: there is no token in it", p.tokenFile)
+	}
+	return connect.UnaryInterceptorFunc(func(next connect.UnaryFunc) connect.UnaryFunc {
+		return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
+			if token != "" {
+				r.Header().Set("Authorization", "Bearer "+token)
+			}
+			return next(ctx, r)
+		}
+	}), nil
+}
+
+func (p portFlags) transport() (*http.Transport, error) {
+	out := &http.Transport{Proxy: http.ProxyFromEnvironment}
+	if p.caFile == "" {
+		return out, nil
+	}
+	data, err := p.read("--ca-file", p.caFile)
+	if err != nil {
+		return nil, err
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(data) {
+		return nil, fmt.Errorf("--ca-file: %s: there is no certificate in it", p.caFile)
+	}
+	out.TLSClientConfig = &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}
+	return out, nil
+}
+
+// read returns what is in the file that the flag names; nothing where it names
+// none.
+func (p portFlags) read(flag, path string) ([]byte, error) {
+	if path == "" {
+		return nil, nil
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", flag, err)
+	}
+	defer f.Close() //nolint:errcheck // it was only read
+	data, err := io.ReadAll(io.LimitReader(f, maxSecret))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", flag, err)
+	}
+	return data, nil
+}
+
+// advise says what to do about an error that is about the port itself. Other errors
+// stay as they are.
+func (p portFlags) advise(address string, err error) error {
+	switch {
+	case isDial(err):
+		return fmt.Errorf("nobody answers at %s: %w; %s, --%s names that of another", address, err, p.start, p.flag)
+	case errors.Is(err, errSpeaksTLS), errors.Is(err, http.ErrSchemeMismatch):
+		return fmt.Errorf("%w; it has TLS where %s.cert_file says so: give --%s as https:// then, else as http://", err, p.section, p.flag)
+	case isA[x509.UnknownAuthorityError](err):
+		return fmt.Errorf("%w; --ca-file names a file with the certificate of who vouches for it", err)
+	case isA[x509.HostnameError](err):
+		return fmt.Errorf("%w; --%s has to name the port as its certificate does, which is %s.cert_file", err, p.flag, p.section)
+	case refused(err) && p.tokenFile == "":
+		return fmt.Errorf("%w; give it with --token-file", err)
+	case refused(err):
+		return fmt.Errorf("%w; the one in --token-file %s is another", err, p.tokenFile)
+	}
+	return err
+}
+
+// hopeless reports whether an error is about the port, so that every request to it
+// fails alike.
+func hopeless(err error) bool {
+	return isDial(err) || errors.Is(err, errSpeaksTLS) || errors.Is(err, http.ErrSchemeMismatch) || isA[*tls.CertificateVerificationError](err) || refused(err)
+}
+
+// isDial reports whether the error is that nobody listens at the address.
+func isDial(err error) bool {
+	op, ok := errors.AsType[*net.OpError](err)
+	return ok && op.Op == "dial"
+}
+
+func isA[E error](err error) bool {
+	_, ok := errors.AsType[E](err)
+	return ok
+}
+
+// refused reports whether the port does not take the token, or that there is none.
+func refused(err error) bool {
+	rpc, ok := errors.AsType[*connect.Error](err)
+	if !ok || rpc.Code() != connect.CodeUnauthenticated {
+		return false
+	}
+	// A stage may say so of its own inputs, and a proxy says no more than that.
+	info := infoOf(rpc)
+	return info == nil || info.GetReason() == string(fault.Unauthenticated)
+}
+
+// errSpeaksTLS says that a port was asked without TLS and wants it.
+var errSpeaksTLS = errors.New("the port speaks TLS, and was asked without")
+
+// noticing turns what Go's server says to who speaks without TLS, which is no answer
+// of a mesh, into errSpeaksTLS.
+type noticing struct{ *http.Transport }
+
+const wantsTLS = "Client sent an HTTP request to an HTTPS server."
+
+// RoundTrip implements http.RoundTripper.
+func (n noticing) RoundTrip(r *http.Request) (*http.Response, error) {
+	response, err := n.Transport.RoundTrip(r)
+	if err != nil || response.StatusCode != http.StatusBadRequest || response.ProtoMinor != 0 || response.Header.Get("Content-Type") != "" {
+		return response, err
+	}
+	defer response.Body.Close() //nolint:errcheck // it was only read
+	text, err := io.ReadAll(io.LimitReader(response.Body, maxSecret))
+	if err != nil {
+		return nil, err
+	}
+	if strings.HasPrefix(string(text), wantsTLS) {
+		return nil, errSpeaksTLS
+	}
+	response.Body = io.NopCloser(bytes.NewReader(text))
+	return response, nil
+}

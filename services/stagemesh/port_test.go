@@ -1,0 +1,103 @@
+package stagemesh_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/stagemesh/stagemesh/gateway"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/tlstest"
+	"github.com/stagemesh/stagemesh/services/local"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+)
+
+// guarded runs a mesh whose ports have what is given.
+func guarded(t *testing.T, access gateway.Access) *local.Mesh {
+	t.Helper()
+	m, err := local.New(local.Settings{Gateway: gateway.Settings{
+		Listen: "127.0.0.1:0", Access: access,
+		Admin: gateway.Admin{Listen: "127.0.0.1:0", TokenFile: access.TokenFile, CertFile: access.CertFile, KeyFile: access.KeyFile},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	echo := func(_ context.Context, item runner.Item) ([]payload.Part, error) { return item.Inputs, nil }
+	if err := m.AddStage(local.Stage{Name: "echo", Runner: inproc.Each(inproc.Settings{}, echo)}); err != nil {
+		t.Fatal(err)
+	}
+	serve(t, m)
+	return m
+}
+
+// port is a port that a command asks.
+type port struct {
+	url string
+	// flag names it, and section is where a mesh's file has it.
+	flag, section string
+	args          []string
+}
+
+// ask returns what the command says.
+func (p port) ask(t *testing.T, url string, flags ...string) (string, error) {
+	t.Helper()
+	args := append([]string{}, p.args...)
+	return run(t, append(append(args, p.flag, url), flags...)...)
+}
+
+func ports(t *testing.T, m *local.Mesh) map[string]port {
+	t.Helper()
+	file := tlstest.File(t, "hello")
+	return map[string]port{
+		"the public port": {m.URL(), "--address", "gateway", []string{"infer", "stage:echo", file, file}},
+		"the admin port":  {m.AdminURL(), "--admin", "gateway.admin", []string{"dead", "list"}},
+	}
+}
+
+func TestCommandsReachAPortThatHasTLSAndATokenAndSayWhyTheyDoNot(t *testing.T) {
+	t.Parallel()
+	authority, stranger := tlstest.New(t), tlstest.New(t)
+	token, wrong := tlstest.File(t, "open-simsim\nopen-sesame\n"), tlstest.File(t, "sesame-secret")
+	cert, key := authority.Certificate("127.0.0.1")
+	m := guarded(t, gateway.Access{TokenFile: token, CertFile: cert, KeyFile: key})
+	for name, p := range ports(t, m) {
+		if out, err := p.ask(t, p.url, "--ca-file", authority.File, "--token-file", token); err != nil {
+			t.Errorf("%s: %v, %s", name, err, out)
+		}
+		named := strings.Replace(p.url, "127.0.0.1", "localhost", 1)
+		for what, test := range map[string]struct {
+			url   string
+			flags []string
+			want  []string
+		}{
+			"no token":        {p.url, []string{"--ca-file", authority.File}, []string{"UNAUTHENTICATED: this port needs a token", "; give it with --token-file"}},
+			"another token":   {p.url, []string{"--ca-file", authority.File, "--token-file", wrong}, []string{"UNAUTHENTICATED: this is not a token in the gateway's " + p.section + ".token_file", "--token-file " + wrong + " is another"}},
+			"nobody vouches":  {p.url, []string{"--token-file", token}, []string{"certificate signed by unknown authority", "; --ca-file names a file"}},
+			"another vouches": {p.url, []string{"--token-file", token, "--ca-file", stranger.File}, []string{"certificate signed by unknown authority", "; --ca-file names a file"}},
+			"another name":    {named, []string{"--token-file", token, "--ca-file", authority.File}, []string{"localhost", p.flag + " has to name the port as its certificate does, which is " + p.section + ".cert_file"}},
+			"no TLS":          {strings.Replace(p.url, "https", "http", 1), []string{"--token-file", token}, []string{"the port speaks TLS, and was asked without", p.section + ".cert_file", p.flag + " as https://"}},
+		} {
+			out, err := p.ask(t, test.url, test.flags...)
+			if err == nil || strings.Contains(out+err.Error(), "sesame") || strings.Count(out, "\n") > 1 {
+				t.Errorf("%s, %s: %v, %s", name, what, err, out)
+				continue
+			}
+			for _, want := range test.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("%s, %s: %v lacks %q", name, what, err, want)
+				}
+			}
+		}
+	}
+}
+
+func TestCommandsSayThatAPortHasNoTLS(t *testing.T) {
+	t.Parallel()
+	for name, p := range ports(t, guarded(t, gateway.Access{})) {
+		_, err := p.ask(t, strings.Replace(p.url, "http", "https", 1))
+		if err == nil || !strings.Contains(err.Error(), "server gave HTTP response to HTTPS client") || !strings.HasSuffix(err.Error(), "give "+p.flag+" as https:// then, else as http://") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

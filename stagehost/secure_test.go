@@ -1,0 +1,73 @@
+package stagehost_test
+
+import (
+	"crypto/tls"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
+
+	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
+
+	"github.com/stagemesh/stagemesh/discovery/roster"
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/tlstest"
+	"github.com/stagemesh/stagemesh/stagehost"
+	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+)
+
+// secure is an edit: the host has a port with TLS.
+func secure(cert, key, name string) func(*stagehost.Settings) {
+	return func(s *stagehost.Settings) {
+		s.Listen, s.CertFile, s.KeyFile, s.ServerName = "127.0.0.1:0", cert, key, name
+	}
+}
+
+func TestAHostWithTLSIsAliveInTheRegistryAndServesNobodyWithout(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	s := b.store(b.broker.URL())
+	view := roster.NewView(s, s, string(mesh), discard())
+	b.background(view.Run)
+	authority := tlstest.New(t)
+	cert, key := authority.Certificate("classify.example")
+	h := b.host(inproc.Each(inproc.Settings{}, echo), registered(s), secure(cert, key, "classify.example"))
+	bustest.Eventually(t, "the host is alive", func() bool {
+		hosts := view.Hosts()
+		return len(hosts) == 1 && hosts[0].Alive
+	})
+	conn, err := grpc.NewClient(h.Addr().String(), grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: authority.Roots, ServerName: "classify.example"})))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	if got, err := stagev1.NewStageServiceClient(conn).Describe(t.Context(), &stagev1.DescribeRequest{}); err != nil || got.GetStage() != string(stage) {
+		t.Errorf("with TLS: %v, %v", got, err)
+	}
+	if _, err := stagev1.NewStageServiceClient(dial(t, h)).Describe(t.Context(), &stagev1.DescribeRequest{}); status.Code(err) != codes.Unavailable {
+		t.Errorf("without: %v", err)
+	}
+}
+
+func TestAHostWhoseCertificateIsNoneDoesNotStart(t *testing.T) {
+	t.Parallel()
+	_, key := tlstest.New(t).Certificate("127.0.0.1")
+	if err := cannotStart(t, secure(key, key, "")); !strings.HasPrefix(err.Error(), "stage "+string(stage)+": cert_file: tls: ") {
+		t.Errorf("got %v", err)
+	}
+	for want, edit := range map[string]func(*stagehost.Settings){
+		"cert_file: has no key":                   secure("c", "", ""),
+		"key_file: has no certificate":            secure("", "k", ""),
+		"server_name: is a name in a certificate": secure("", "", "n"),
+	} {
+		s := stagehost.Settings{Mesh: mesh, Stage: stage, Host: "host", Runner: inproc.Each(inproc.Settings{}, echo)}
+		s.Batch.MaxSize = 1
+		edit(&s)
+		if err := s.Validate(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %s", err, want)
+		}
+	}
+}
