@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -65,21 +66,46 @@ func (h *Host) register(ctx context.Context) error {
 		return nil //nolint:nilerr // see above
 	}
 	saying, said := errgroup.WithContext(ctx)
-	saying.Go(func() error {
-		instance := roster.Instance(h.Record())
-		instance.TLS = h.checkTLS()
-		return r.Announcer.Announce(said, instance, h.registration.heard)
-	})
+	saying.Go(func() error { return h.announce(said) })
 	saying.Go(func() error {
 		return roster.Publish(said, r.Table, roster.Settings{Current: h.Record, Logger: h.settings.Logger})
 	})
 	err := saying.Wait()
-	if ctx.Err() != nil && err != nil && !errors.Is(err, discovery.ErrDenied) {
+	if ctx.Err() != nil && err != nil {
 		// It is told to end, and its check will see that it has gone.
 		h.settings.Logger.Warn("the registry may have the host for a while", "error", err)
 		return nil
 	}
 	return err
+}
+
+// announceAgain is how long it takes until a registry is asked again that has refused
+// the credentials.
+const announceAgain = 2 * time.Second
+
+// announce keeps the host registered until the context ends. Where the registry refuses
+// the credentials it serves on if it was ever registered: they may be mended.
+func (h *Host) announce(ctx context.Context) error {
+	instance := roster.Instance(h.Record())
+	instance.TLS = h.checkTLS()
+	again := time.NewTimer(announceAgain)
+	defer again.Stop()
+	for first := true; ; first = false {
+		err := h.settings.Registry.Announcer.Announce(ctx, instance, h.registration.heard)
+		if !errors.Is(err, discovery.ErrDenied) || ctx.Err() != nil {
+			return err
+		}
+		h.registration.heard(err)
+		if first {
+			h.settings.Logger.Warn("the registry does not take the host; trying again", "error", err)
+		}
+		again.Reset(announceAgain)
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
 }
 
 // served waits until the host has served its stage.

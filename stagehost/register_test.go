@@ -3,6 +3,7 @@ package stagehost_test
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -77,6 +78,36 @@ func TestAHostIsInTheRosterFromItsWarmUpToItsDrain(t *testing.T) {
 	}
 	h.stop()
 	bustest.Eventually(t, "the host is out of sight", func() bool { return len(view.Hosts()) == 0 })
+}
+
+// strict is a registry that refuses the credentials at first.
+type strict struct {
+	discovery.Announcer
+	refusals atomic.Int32
+}
+
+func (s *strict) Announce(ctx context.Context, i discovery.Instance, state func(error)) error {
+	if s.refusals.Add(-1) >= 0 {
+		return discovery.ErrDenied
+	}
+	return s.Announcer.Announce(ctx, i, state)
+}
+
+func TestAHostThatTheRegistryRefusesSaysSoAndGoesOn(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	store := b.store(b.broker.URL())
+	s := &strict{Announcer: store}
+	s.refusals.Store(1)
+	h := b.start(inproc.Each(inproc.Settings{}, echo), func(settings *stagehost.Settings) {
+		settings.Registry = &stagehost.Registry{Announcer: s, Table: store}
+	})
+	bustest.Eventually(t, "it says what it waits for", func() bool {
+		err := h.Ready()
+		return errors.Is(err, stagehost.ErrNotRegistered) && errors.Is(err, discovery.ErrDenied)
+	})
+	b.waitReady(h)
+	checkEcho(t, b.ask("once it is taken"))
 }
 
 // A host that nobody has heard of is not ready, and serves on when it is forgotten.

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"sync"
 	"time"
+
+	"github.com/stagemesh/stagemesh/discovery"
 )
 
 // state is what both mirrors have in common.
@@ -67,6 +69,30 @@ func (s *state) Loaded(ctx context.Context) error {
 		return nil
 	case <-ctx.Done():
 		return errors.Join(s.Missing(), ctx.Err())
+	}
+}
+
+// askAgain is how long it takes until a registry is asked again that has refused the
+// credentials.
+const askAgain = 2 * time.Second
+
+// persist watches until the context ends. A registry that refuses the credentials is
+// lost like one that is away: they may be mended, and what is mirrored is good meanwhile.
+func (s *state) persist(ctx context.Context, watch func(context.Context) error) error {
+	again := time.NewTimer(askAgain)
+	defer again.Stop()
+	for {
+		err := watch(ctx)
+		if !errors.Is(err, discovery.ErrDenied) {
+			return err
+		}
+		s.Lose(err)
+		again.Reset(askAgain)
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			return nil
+		}
 	}
 }
 

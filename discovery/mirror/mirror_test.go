@@ -22,6 +22,8 @@ type script struct {
 	changes   chan discovery.Change
 	snapshots chan discovery.Snapshot
 	losses    chan error
+	// refusals is how often the credentials are refused at first.
+	refusals int
 }
 
 func newScript() *script {
@@ -29,6 +31,10 @@ func newScript() *script {
 }
 
 func (s *script) Observe(ctx context.Context, _ discovery.Key, o discovery.Observer[discovery.Change]) error {
+	if s.refusals > 0 {
+		s.refusals--
+		return discovery.ErrDenied
+	}
 	return follow(ctx, s.changes, s.losses, o)
 }
 
@@ -114,6 +120,26 @@ func TestATableIsReadWhileItsRegistryIsAway(t *testing.T) {
 		synctest.Wait()
 		if got := m.Entries(); len(got) != 0 {
 			t.Errorf("after a wipe it has %v", got)
+		}
+	})
+}
+
+// Credentials may be mended, or refused for a while.
+func TestARegistryThatRefusesIsAskedAgain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newScript()
+		s.refusals = 3
+		m := mirror.NewTable(s, "a")
+		run(t, m.Run)
+		synctest.Wait()
+		if err := m.Missing(); !errors.Is(err, discovery.ErrDenied) {
+			t.Errorf("it is not told: %v", err)
+		}
+		s.changes <- discovery.Change{Reset: true}
+		synctest.Wait()
+		if err := m.Missing(); err != nil || s.refusals != 0 {
+			t.Errorf("after %d more refusals it is %v", s.refusals, err)
 		}
 	})
 }

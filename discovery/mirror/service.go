@@ -22,7 +22,9 @@ func NewService(w discovery.Watcher, name string) *Service {
 }
 
 // Run watches the service until the context ends.
-func (s *Service) Run(ctx context.Context) error { return s.watcher.Watch(ctx, s.name, s) }
+func (s *Service) Run(ctx context.Context) error {
+	return s.persist(ctx, func(ctx context.Context) error { return s.watcher.Watch(ctx, s.name, s) })
+}
 
 // See implements discovery.Observer.
 func (s *Service) See(now discovery.Snapshot) {

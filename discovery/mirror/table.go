@@ -24,7 +24,9 @@ func NewTable(t discovery.Table, below discovery.Key) *Table {
 }
 
 // Run observes the table until the context ends.
-func (m *Table) Run(ctx context.Context) error { return m.table.Observe(ctx, m.below, m) }
+func (m *Table) Run(ctx context.Context) error {
+	return m.persist(ctx, func(ctx context.Context) error { return m.table.Observe(ctx, m.below, m) })
+}
 
 // See implements discovery.Observer.
 func (m *Table) See(c discovery.Change) {

@@ -34,7 +34,7 @@ type Settings struct {
 }
 
 // Publish keeps a host's record in the table as the host is, until the context ends,
-// and then removes it. It goes on where the registry cannot be reached.
+// and then removes it. It goes on where the registry cannot be reached, or refuses.
 func Publish(ctx context.Context, t discovery.Table, s Settings) error {
 	if s.Interval == 0 {
 		s.Interval = DefaultInterval
@@ -50,9 +50,7 @@ func Publish(ctx context.Context, t discovery.Table, s Settings) error {
 	ticker := time.NewTicker(s.Interval)
 	defer ticker.Stop()
 	for {
-		if err := p.once(ctx, time.Now()); errors.Is(err, discovery.ErrDenied) {
-			return err
-		} else if ctx.Err() == nil {
+		if err := p.once(ctx, time.Now()); ctx.Err() == nil {
 			p.say(err)
 		}
 		select {

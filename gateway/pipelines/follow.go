@@ -26,8 +26,7 @@ const (
 	commitTime = 5 * time.Second
 )
 
-// Run follows the registry until the context ends, or the registry refuses the
-// gateway's credentials.
+// Run follows the registry until the context ends.
 func (s *Store) Run(ctx context.Context) error {
 	if s.table == nil {
 		<-ctx.Done()
@@ -48,10 +47,9 @@ func (s *Store) follow(ctx context.Context) error {
 	for {
 		changed := s.mirror.Changed()
 		settled, err := s.reconcile(ctx, s.mirror.Entries())
-		if errors.Is(err, discovery.ErrDenied) {
-			return err
+		if ctx.Err() == nil {
+			s.say(err)
 		}
-		s.failing(ctx, err)
 		if retry.Stop(); !settled {
 			retry.Reset(tryAgain)
 		}
@@ -64,15 +62,19 @@ func (s *Store) follow(ctx context.Context) error {
 	}
 }
 
-// failing books why the registry could not be filled, nil where it could.
-func (s *Store) failing(ctx context.Context, err error) {
-	if err == nil || ctx.Err() != nil {
-		return
+// say books why the registry could not be filled, nil where it could, and logs it once.
+func (s *Store) say(err error) {
+	if failing := err != nil; failing != s.failing {
+		s.failing = failing
+		if failing {
+			s.log.Warn("pipelines cannot be written to the registry; trying again", "error", err)
+		} else {
+			s.log.Info("pipelines can be written to the registry again")
+		}
 	}
-	s.log.Warn("pipelines cannot be written to the registry; trying again", "error", err)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.problem != nil {
+	if err != nil && s.problem != nil {
 		s.problem = err
 	}
 }

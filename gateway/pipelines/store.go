@@ -44,6 +44,8 @@ type Store struct {
 	epoch   string
 	raw     map[discovery.Key]discovery.Entry
 	changed chan struct{}
+	// failing says that the registry could not be filled when that was tried last.
+	failing bool
 	// unreadable are the revisions of records that were told to be.
 	unreadable map[discovery.Key]discovery.Revision
 }

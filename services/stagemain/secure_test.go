@@ -135,6 +135,5 @@ stages: {a: {runner: {echo: {}}}}
 	host := start(t, "synth", "-c", file, "--stage", "a")
 	host.told(t, want)
 	gateway := start(t, "gateway", "-c", file)
-	bustest.Eventually(t, "the gateway says so", func() bool { return gateway.errOut.has(want) })
-	bustest.Eventually(t, "the gateway serves all the same", func() bool { return gateway.out.has("is ready on http://") })
+	gateway.told(t, want)
 }
