@@ -188,6 +188,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	working, ctx := errgroup.WithContext(ctx)
 	watching, stop := context.WithCancel(context.WithoutCancel(ctx))
 	working.Go(func() error { return g.roster.Run(watching) })
+	working.Go(func() error { return g.roster.Sweep(watching) })
 	working.Go(func() error { return g.pipelines.Run(watching) })
 	working.Go(func() error {
 		defer stop()

@@ -17,5 +17,5 @@
 // something of it has changed that matters (Differs), at most once an Interval, and
 // again where the registry has lost it. Publish removes it in the end; that of a host
 // that was killed stays, and its host is not alive. A view leaves such hosts out
-// after Forget.
+// after Forget, and removes their records after Keep if it is told to Sweep.
 package roster

@@ -329,6 +329,45 @@ func TestAViewHasWhoIsThereAndWhoIsAlive(t *testing.T) {
 	})
 }
 
+func TestTheRecordOfAHostThatIsGoneIsRemoved(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newStore()
+		v := roster.NewView(s, s, "m", nil)
+		background(t, v.Run)
+		background(t, v.Sweep)
+		put := func(host string) {
+			t.Helper()
+			text := fmt.Sprintf(`{"mesh": "m", "stage": "s", "host": %q}`, host)
+			if _, err := s.Commit(t.Context(), discovery.Put(roster.KeyOf("s", host), []byte(text), 0)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		has := func(host string, want bool) {
+			t.Helper()
+			if _, err := s.Get(t.Context(), roster.KeyOf("s", host)); (err == nil) != want {
+				t.Errorf("of %s there is %v", host, err)
+			}
+		}
+		put("killed")
+		put("alive")
+		s.register("m-s", roster.Instance(record("alive")))
+		pass(roster.Keep - time.Minute)
+		has("killed", true)
+		pass(3 * time.Minute)
+		has("killed", false)
+		has("alive", true)
+		// Who is lost with the registry is nobody's to judge.
+		s.register("m-s")
+		s.watchers["m-s"].Lose(errors.New("away"))
+		pass(2 * roster.Keep)
+		has("alive", true)
+		s.register("m-s")
+		pass(roster.Keep + 2*time.Minute)
+		has("alive", false)
+	})
+}
+
 func TestWhatIsNoRecordIsNobodys(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -35,6 +35,7 @@ type Host struct {
 type View struct {
 	mesh     string
 	registry discovery.Watcher
+	table    discovery.Table
 	records  *mirror.Table
 	log      *slog.Logger
 
@@ -51,7 +52,7 @@ func NewView(w discovery.Watcher, t discovery.Table, mesh string, log *slog.Logg
 		log = slog.New(slog.DiscardHandler)
 	}
 	return &View{
-		mesh: mesh, registry: w, records: mirror.NewTable(t, discovery.KeyOf(hosts)), log: log,
+		mesh: mesh, registry: w, table: t, records: mirror.NewTable(t, discovery.KeyOf(hosts)), log: log,
 		stages: map[string]*mirror.Service{}, dead: map[discovery.Key]time.Time{}, changed: make(chan struct{}),
 	}
 }
@@ -173,8 +174,19 @@ func (v *View) alive(r *meshv1.HostRecord) bool {
 // Loaded waits until the registry was heard of for the first time.
 func (v *View) Loaded(ctx context.Context) error { return v.records.Loaded(ctx) }
 
-// Stale returns since when the registry cannot be reached, and why.
-func (v *View) Stale() (since time.Time, why error) { return v.records.Stale() }
+// Stale returns since when the registry cannot be reached, for the records or for who
+// is alive, and why.
+func (v *View) Stale() (since time.Time, why error) {
+	since, why = v.records.Stale()
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, s := range v.stages {
+		if lost, err := s.Stale(); !lost.IsZero() && (since.IsZero() || lost.Before(since)) {
+			since, why = lost, err
+		}
+	}
+	return since, why
+}
 
 // Changed returns a channel that is closed with the next change. It is to be had
 // before the hosts.
