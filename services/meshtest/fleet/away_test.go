@@ -5,9 +5,12 @@ import (
 	"testing"
 	"time"
 
+	"connectrpc.com/connect"
+
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/consul/consultest"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/services/meshtest"
 	"github.com/stagemesh/stagemesh/services/meshtest/fleet"
 )
 
@@ -40,6 +43,7 @@ func TestNobodyNoticesThatTheRegistryIsAway(t *testing.T) {
 			m.withoutRegistry(away())
 			must(t, test.ends(agent))
 			settles(t, "all that serve are in view", discovery.MaxRepair, m.served)
+			must(t, m.gateways[1].Apply(meshtest.Pipeline("later", "echo")))
 			m.undisturbed()
 		})
 	}
@@ -83,6 +87,12 @@ func (m *installation) withoutRegistry(long time.Duration) {
 		if !g.View().Stale {
 			m.t.Error("a view does not say that it is old")
 		}
+		if err := g.Apply(meshtest.Pipeline("early", "echo")); connect.CodeOf(err) != connect.CodeUnavailable {
+			m.t.Errorf("a change meanwhile ends with %v", err)
+		}
+	}
+	if !m.routed() {
+		m.t.Error("a gateway serves other pipelines than before")
 	}
 }
 

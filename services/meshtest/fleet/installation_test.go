@@ -6,11 +6,13 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/services/meshtest"
 	"github.com/stagemesh/stagemesh/services/meshtest/fleet"
 )
 
-// installation is a mesh of two gateways and some hosts of one stage, whose requests
-// flow until the test has seen enough.
+// installation is a mesh of two gateways and some hosts of one stage. Requests for a
+// pipeline that is in no file flow until the test has seen enough.
 type installation struct {
 	t        *testing.T
 	fleet    *fleet.Fleet
@@ -26,7 +28,9 @@ func install(t *testing.T, f *fleet.Fleet, hosts int) *installation {
 		m.hosts = append(m.hosts, slow(f, 2*time.Millisecond))
 	}
 	bustest.Eventually(t, "all is in view", m.inView)
-	m.load = f.Load(fleet.LoadSpec{Pipeline: "echo", InFlight: 16, Every: 5 * time.Millisecond})
+	must(t, m.gateways[0].Apply(meshtest.Pipeline(applied, "echo")))
+	soon(t, "all gateways serve what was applied to one", followed, m.routed)
+	m.load = f.Load(fleet.LoadSpec{Pipeline: applied, InFlight: 16, Every: 5 * time.Millisecond})
 	bustest.Eventually(t, "the load flows", func() bool { return m.load.Answered() > 16 })
 	return m
 }
@@ -34,6 +38,18 @@ func install(t *testing.T, f *fleet.Fleet, hosts int) *installation {
 // inView reports whether every gateway shows exactly the hosts.
 func (m *installation) inView() bool {
 	return !slices.ContainsFunc(m.gateways, func(g *fleet.Member) bool { return !g.View().Shows(m.hosts...) })
+}
+
+const (
+	// applied is the pipeline that is in no file.
+	applied = "applied"
+	// followed is how long it may take until all gateways serve a change.
+	followed = time.Second
+)
+
+// routed reports whether every gateway serves the pipelines that there are.
+func (m *installation) routed() bool {
+	return !slices.ContainsFunc(m.gateways, func(g *fleet.Member) bool { return !slices.Equal(g.Pipelines(), []pipeline.Name{applied, "echo"}) })
 }
 
 // served reports whether every gateway shows the hosts, and perhaps others.

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/stagemesh/stagemesh/discovery"
+	"github.com/stagemesh/stagemesh/services/meshtest"
 	"github.com/stagemesh/stagemesh/services/meshtest/fleet"
 )
 
@@ -34,6 +35,10 @@ func TestAWipedRegistryIsFilledAgainUnnoticed(t *testing.T) {
 			wipe()
 			// The hosts have the ids that they had: nothing has started again.
 			settles(t, "all is in view", discovery.MaxRepair, m.inView)
+			if !m.routed() {
+				t.Error("a gateway serves other pipelines than before")
+			}
+			must(t, m.gateways[0].Apply(meshtest.Pipeline("later", "echo")))
 			m.undisturbed()
 		})
 	}
