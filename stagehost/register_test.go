@@ -129,6 +129,11 @@ func TestAHostWaitsForTheRegistryOnce(t *testing.T) {
 	}
 	other.Restore()
 	b.waitReady(h)
+	// A broker that ends while a stream is being made leaves goroutines behind.
+	bustest.Eventually(t, "its record is there", func() bool {
+		_, err := s.Get(t.Context(), roster.KeyOf(string(stage), h.Record().GetHost()))
+		return err == nil
+	})
 	other.Stop()
 	checkEcho(t, b.ask("without the registry"))
 	if err := h.Ready(); err != nil {

@@ -93,10 +93,11 @@ func TestHostRestsWhileItsRunnerCannotRun(t *testing.T) {
 func TestHostThatRestsGivesBackOnce(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	m, _ := moodyHost(b)
+	m, h := moodyHost(b)
 	m.become(errLoop)
 	runs := b.ask("runs")
-	b.awaitConsumers(func(delivered, _ int) bool { return delivered == 1 })
+	// Before it runs, the other would join its batch.
+	bustest.Eventually(t, "it runs", func() bool { return h.Record().GetRunning() == 1 })
 	waits := b.ask("waits")
 	b.awaitConsumers(func(delivered, asks int) bool { return delivered == 2 && asks == 0 })
 	b.host(inproc.Each(inproc.Settings{}, echo))
