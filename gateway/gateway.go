@@ -295,17 +295,15 @@ func (g *Gateway) Ready() error {
 	if g.stopping.Load() {
 		return fault.New(fault.ShuttingDown, "the gateway is stopping")
 	}
-	if err := g.service.Ready(); err != nil {
-		if cause := errors.Unwrap(err); cause != nil {
-			// Callers are told the fault alone.
-			return fmt.Errorf("%w: %w", err, cause)
-		}
-		return err
+	err := g.service.Ready()
+	if why := g.pipelines.Ready(); err == nil && why != nil {
+		err = pipelines.NotHeard(why)
 	}
-	if err := g.pipelines.Ready(); err != nil {
-		return fault.Newf(fault.RegistryUnavailable, "%w", err)
+	if cause := errors.Unwrap(err); cause != nil {
+		// Callers are told the fault alone.
+		return fmt.Errorf("%w: %w", err, cause)
 	}
-	return nil
+	return err
 }
 
 // health answers for the gateway, "", or for one of its pipelines.

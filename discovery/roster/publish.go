@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/discovery"
@@ -72,6 +74,8 @@ type publisher struct {
 	revision discovery.Revision
 	verified time.Time
 	failing  bool
+	// met says that another process was found to be this host.
+	met bool
 }
 
 // once writes the record where that is due.
@@ -108,10 +112,23 @@ func (p *publisher) verify(ctx context.Context, now time.Time) error {
 		return err
 	}
 	if e.Revision != p.revision || e.Revision == 0 {
+		p.meet(e)
 		p.written = nil
 	}
 	p.revision, p.verified = e.Revision, now
 	return nil
+}
+
+// meet says once where another process has written over what this one wrote, as the
+// same host: they go on to take turns.
+func (p *publisher) meet(e discovery.Entry) {
+	other, err := decode(e)
+	if p.met || p.written == nil || err != nil || proto.Equal(other.GetStartedAt(), p.written.GetStartedAt()) {
+		return
+	}
+	p.met = true
+	p.settings.Logger.Warn("another process is this host too; give one of them another id", "stage", other.GetStage(), "host", other.GetHost(),
+		"its_address", other.GetAddress(), "its_start", other.GetStartedAt().AsTime())
 }
 
 // say logs a failure once, and its end.

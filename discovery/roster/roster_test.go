@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -14,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
@@ -326,6 +329,28 @@ func TestAViewHasWhoIsThereAndWhoIsAlive(t *testing.T) {
 		wants(t, v)
 		s.register("m-s", roster.Instance(b))
 		wants(t, v, "s/b*")
+	})
+}
+
+func TestTwoProcessesThatAreOneHostAreTold(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newStore()
+		var said [2]strings.Builder
+		for i := range said {
+			r := record("a")
+			r.StartedAt = timestamppb.New(time.Unix(int64(i), 0))
+			background(t, func(ctx context.Context) error {
+				return roster.Publish(ctx, s, roster.Settings{Current: func() *meshv1.HostRecord { return r }, Logger: slog.New(slog.NewTextHandler(&said[i], nil))})
+			})
+			pass(time.Second)
+		}
+		pass(time.Minute)
+		for i := range said {
+			if n := strings.Count(said[i].String(), "another process is this host too"); n != 1 {
+				t.Errorf("process %d says so %d times: %s", i, n, said[i].String())
+			}
+		}
 	})
 }
 

@@ -3,7 +3,6 @@ package pipelines
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -149,7 +148,7 @@ func (s *Store) changeable() error {
 		return unavailable(err)
 	}
 	if since, why := s.mirror.Stale(); !since.IsZero() {
-		return unavailable(fmt.Errorf("the registry cannot be reached: %w", why))
+		return unavailable(why)
 	}
 	return nil
 }

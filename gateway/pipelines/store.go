@@ -105,7 +105,7 @@ func (s *Store) Ready() error {
 func (s *Store) Resolve(name string) (pipeline.Pipeline, *fault.Fault) {
 	c, err := s.current()
 	if _, implicit := pipeline.StageOf(pipeline.Name(name)); err != nil && !implicit {
-		return pipeline.Pipeline{}, unavailable(err)
+		return pipeline.Pipeline{}, NotHeard(err)
 	}
 	return c.Resolve(name)
 }
@@ -114,6 +114,11 @@ func (s *Store) Resolve(name string) (pipeline.Pipeline, *fault.Fault) {
 func (s *Store) Label(name string) string {
 	c, _ := s.current()
 	return c.Label(name)
+}
+
+// NotHeard is what callers are told while nothing is served yet; why is for operators.
+func NotHeard(why error) *fault.Fault {
+	return fault.New(fault.RegistryUnavailable, "the gateway has not heard of the mesh's registry yet, which has its pipelines").Caused(why).WithRetryAfter(retryAfter)
 }
 
 // current returns what is served, and why nothing is yet.
