@@ -52,7 +52,7 @@ type Problem struct {
 // queues that they do not have, inputs that the step before does not give, and items
 // that are too large. What it cannot know it takes to be fine.
 func Check(p pipeline.Pipeline, m Mesh) []Problem {
-	c := &checking{pipeline: p, mesh: m, kept: map[string]offer{}}
+	c := &checking{pipeline: p, mesh: m, kept: map[string][]offer{}}
 	for i, step := range p.Steps {
 		at := place{Step: step, field: fmt.Sprintf("steps[%d]", i), first: i == 0}
 		at.Stage, at.known = m.Stages[step.Stage]
@@ -68,9 +68,10 @@ type checking struct {
 	problems []Problem
 	// before is what the step before gives, nil where that is not known.
 	before []offer
-	// kept are the outputs so far that are kept and known, by name. What callers send
-	// to be kept is not.
-	kept map[string]offer
+	// kept are the outputs so far that are kept and known, by name, the last first: one
+	// that may be left out leaves those before it. What callers send to be kept is not
+	// known.
+	kept map[string][]offer
 }
 
 // offer is an output of a step.
@@ -116,8 +117,15 @@ func (c *checking) step(at place) {
 		clear(c.kept)
 	}
 	for _, o := range c.before {
-		if slices.Contains(c.pipeline.Keep, o.GetName()) {
-			c.kept[o.GetName()] = o
+		name := o.GetName()
+		switch {
+		case !slices.Contains(c.pipeline.Keep, name):
+		case o.GetOptional() && len(c.kept[name]) > 0:
+			c.kept[name] = append([]offer{o}, c.kept[name]...)
+		case o.GetOptional():
+			// Else it is what a caller may have sent.
+		default:
+			c.kept[name] = []offer{o}
 		}
 	}
 }
@@ -204,7 +212,7 @@ func (c *checking) offered(at place, want *stagev1.PartSpec) (out []offer, known
 		if !ok {
 			return nil, false
 		}
-		return append(out, kept), true
+		return append(out, kept...), true
 	}
 	if len(out) > 0 || renamed || len(at.Spec.GetInputs()) != 1 {
 		return out, true
