@@ -137,7 +137,7 @@ func (p *planner) planOf(ctx context.Context, wanted *meshv1.Pipeline, known map
 	}
 	if err != nil {
 		out.Problems = []*adminv1.PipelineProblem{{Severity: adminv1.PipelineSeverity_PIPELINE_SEVERITY_INVALID, Message: err.Error()}}
-		return out, nil
+		return out, nil //nolint:nilerr // the plan says it
 	}
 	out.Change = adminv1.PipelineChange_PIPELINE_CHANGE_CREATE
 	if current, err := p.pipelines.Get(route.Name); err == nil {

@@ -50,16 +50,15 @@ func (s *Store) Apply(ctx context.Context, p pipeline.Pipeline, expect *uint64) 
 	if err := errors.Join(p.Validate(), Validate(p)); err != nil {
 		return Entry{}, None, fault.Newf(fault.InvalidRequest, "pipeline %s: %w", p.Name, err)
 	}
-	want := p.ToProto()
 	err = s.change(ctx, p.Name, expect, func(there *entry) (*discovery.Operation, error) {
 		if change = Update; there.deleted() {
 			change = Create
 		}
-		if !there.deleted() && proto.Equal(there.GetPipeline(), want) {
+		if !there.deleted() && there.exported().Would(p) == None {
 			change, out = None, there.exported()
 			return nil, nil
 		}
-		record := &meshv1.PipelineRecord{Pipeline: want, AppliedAt: timestamppb.Now()}
+		record := &meshv1.PipelineRecord{Pipeline: p.ToProto(), AppliedAt: timestamppb.Now()}
 		if there != nil {
 			record.Seed = there.GetSeed()
 		}
