@@ -17,6 +17,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	payloads "github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
@@ -240,6 +241,34 @@ func TestAFileHasItsSayWhenItChanges(t *testing.T) {
 	stop()
 	_, stop = gateway("p>c", "c") // the file has changed
 	stop()
+	// What was applied stays when a registry is filled again, whoever does that.
+	s, stop = following(t, registry, through("p", "old"))
+	niu, leave := following(t, registry, through("p", "new"))
+	apply(t, niu, through("p", "applied"))
+	serves(t, "the old one", s, "p>applied")
+	leave()
+	entries, err := registry.List(t.Context(), discovery.KeyOf("pipelines"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var gone []discovery.Operation
+	for _, e := range entries {
+		gone = append(gone, discovery.Delete(e.Key, e.Revision))
+	}
+	if _, err := registry.Commit(t.Context(), gone...); err != nil {
+		t.Fatal(err)
+	}
+	bustest.Eventually(t, "the registry is filled again", func() bool {
+		again, err := registry.List(t.Context(), discovery.KeyOf("pipelines"))
+		return err == nil && len(again) == len(entries)
+	})
+	serves(t, "the old one", s, "p>applied")
+	if err := s.Delete(t.Context(), "p", nil); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	_, stop = following(t, registry, through("p", "c"))
+	stop()
 	// One that nobody's file had is the file's once it has it.
 	s, stop = following(t, registry)
 	apply(t, s, through("q", "a"))
@@ -393,6 +422,33 @@ func TestARecordThatIsNoPipelineHarmsNoOther(t *testing.T) {
 	serves(t, "it", s, "garbage>b newer>s p>a")
 	if _, err := registry.Get(t.Context(), discovery.KeyOf("pipelines", "other")); !errors.Is(err, discovery.ErrNotFound) {
 		t.Errorf("what was deleted is there: %v", err)
+	}
+}
+
+// meagre is a registry that has no room for what has this key.
+type meagre struct {
+	discovery.Table
+	key discovery.Key
+}
+
+func (m meagre) Commit(ctx context.Context, changes ...discovery.Operation) (discovery.Revision, error) {
+	if changes[0].Key == m.key {
+		return 0, discovery.ErrFull
+	}
+	return m.Table.Commit(ctx, changes...)
+}
+
+func TestAPipelineThatTheRegistryDoesNotTakeHarmsNoOther(t *testing.T) {
+	t.Parallel()
+	registry := meagre{table(t, bustest.Start(t)), discovery.KeyOf("pipelines", "large")}
+	s, _ := following(t, registry, through("after", "a"), through("large", "a"), through("zero", "a"))
+	serves(t, "it", s, "after>a zero>a")
+	_, _, err := s.Apply(t.Context(), through("large", "a"), nil)
+	refused(t, "a change", err, fault.RegistryUnavailable)
+	p := through("p", "a")
+	p.Steps[0].Parameters = payloads.Parameters{"k": payloads.String(strings.Repeat("x", 150<<10))}
+	if _, err := pipelines.New(pipelines.Settings{Table: registry, Seeds: []pipeline.Pipeline{p}}); err == nil || !strings.Contains(err.Error(), "pipeline p: takes ") {
+		t.Errorf("one that never fits: %v", err)
 	}
 }
 

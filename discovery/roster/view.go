@@ -41,6 +41,8 @@ type View struct {
 
 	mu     sync.Mutex
 	stages map[string]*mirror.Service
+	// read are the records that were read last.
+	read map[discovery.Key]known
 	// dead is since when a host is known not to be alive.
 	dead    map[discovery.Key]time.Time
 	changed chan struct{}
@@ -115,20 +117,40 @@ func (v *View) turn() {
 	v.changed = make(chan struct{})
 }
 
-// decoded returns the records that can be read.
+// decoded returns the records that can be read. Each is read once.
 func (v *View) decoded() []*meshv1.HostRecord {
+	entries := v.records.Entries()
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	read := make(map[discovery.Key]known, len(entries))
 	var out []*meshv1.HostRecord
-	for _, e := range v.records.Entries() {
-		r, err := decode(e)
-		if err != nil {
-			v.log.Debug("a host's record cannot be read", "error", err)
-			continue
+	for _, e := range entries {
+		k := v.read[e.Key]
+		if k.record == nil || k.revision != e.Revision {
+			k = known{record: v.decode(e), revision: e.Revision}
 		}
-		if r.GetMesh() == v.mesh {
-			out = append(out, r)
+		if read[e.Key] = k; k.record.GetMesh() == v.mesh {
+			out = append(out, k.record)
 		}
 	}
+	v.read = read
 	return out
+}
+
+// known is a record as it was read.
+type known struct {
+	record   *meshv1.HostRecord
+	revision discovery.Revision
+}
+
+// decode reads a record. One that cannot be read is nobody's.
+func (v *View) decode(e discovery.Entry) *meshv1.HostRecord {
+	r, err := decode(e)
+	if err != nil {
+		v.log.Debug("a host's record cannot be read", "error", err)
+		return &meshv1.HostRecord{}
+	}
+	return r
 }
 
 // Hosts returns the hosts, sorted by stage and host. Their records are not to be

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/front/procedure"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
@@ -117,33 +118,40 @@ func (p *planner) plan(ctx context.Context, in *adminv1.PlanPipelinesRequest) (*
 	if err := p.pipelines.Ready(); err != nil {
 		return nil, notHeard(err)
 	}
-	out := &adminv1.PlanPipelinesResponse{}
+	out, known := &adminv1.PlanPipelinesResponse{}, p.stages.registered()
 	for _, wanted := range in.GetPipelines() {
-		plan := &adminv1.PipelinePlan{Name: wanted.GetName()}
-		out.Plans = append(out.Plans, plan)
-		route, err := pipeline.FromProto(wanted)
-		if err != nil {
-			plan.Problems = []*adminv1.PipelineProblem{{Severity: adminv1.PipelineSeverity_PIPELINE_SEVERITY_INVALID, Message: err.Error()}}
-			continue
-		}
-		plan.Change = adminv1.PipelineChange_PIPELINE_CHANGE_CREATE
-		if current, err := p.pipelines.Get(route.Name); err == nil {
-			plan.Current = p.status(ctx, current)
-			plan.Change = changeOf(current.Would(route))
-		}
-		problems, err := p.check(ctx, route)
+		plan, err := p.planOf(ctx, wanted, known)
 		if err != nil {
 			return nil, err
 		}
-		plan.Problems = problemsOf(problems)
+		out.Plans = append(out.Plans, plan)
 	}
 	return out, nil
 }
 
-// check holds a pipeline against the stages.
-func (p *planner) check(ctx context.Context, route pipeline.Pipeline) ([]pipelines.Problem, error) {
-	known, err := p.stages.known(ctx, route)
+func (p *planner) planOf(ctx context.Context, wanted *meshv1.Pipeline, known map[pipeline.StageName]pipelines.Stage) (*adminv1.PipelinePlan, error) {
+	out := &adminv1.PipelinePlan{Name: wanted.GetName()}
+	route, err := pipeline.FromProto(wanted)
+	if err == nil {
+		err = pipelines.Validate(route)
+	}
 	if err != nil {
+		out.Problems = []*adminv1.PipelineProblem{{Severity: adminv1.PipelineSeverity_PIPELINE_SEVERITY_INVALID, Message: err.Error()}}
+		return out, nil //nolint:nilerr // the plan says it
+	}
+	out.Change = adminv1.PipelineChange_PIPELINE_CHANGE_CREATE
+	if current, err := p.pipelines.Get(route.Name); err == nil {
+		out.Current = p.status(ctx, current)
+		out.Change = changeOf(current.Would(route))
+	}
+	problems, err := p.check(ctx, route, known)
+	out.Problems = problemsOf(problems)
+	return out, err
+}
+
+// check holds a pipeline against the stages.
+func (p *planner) check(ctx context.Context, route pipeline.Pipeline, known map[pipeline.StageName]pipelines.Stage) ([]pipelines.Problem, error) {
+	if err := p.stages.answering(ctx, known, route); err != nil {
 		return nil, err
 	}
 	return pipelines.Check(route, pipelines.Mesh{Stages: known, MaxPayload: p.maxPayload}), nil
@@ -154,14 +162,12 @@ func (p *planner) apply(ctx context.Context, in *adminv1.ApplyPipelineRequest) (
 	if err != nil {
 		return nil, fault.Newf(fault.InvalidRequest, "%w", err).WithViolation("pipeline", "%s", err)
 	}
-	problems, err := p.check(ctx, route)
-	if err != nil {
-		return nil, err
+	problems, err := p.check(ctx, route, p.stages.registered())
+	if err == nil {
+		err = refusalOf(route.Name, problems)
 	}
-	if !in.GetForce() {
-		if err := refusalOf(route.Name, problems); err != nil {
-			return nil, err
-		}
+	if err != nil && !in.GetForce() {
+		return nil, err
 	}
 	applied, change, err := p.pipelines.Apply(ctx, route, in.ExpectRevision)
 	if err != nil {

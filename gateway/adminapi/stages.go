@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -39,7 +40,7 @@ func (c *census) list(ctx context.Context, _ *adminv1.ListStagesRequest) (*admin
 	if err != nil {
 		return nil, err
 	}
-	since, cause := stale(c.pipelines.Stale())
+	since, cause := stale(c.stale())
 	return &adminv1.ListStagesResponse{Stages: stages, StaleSince: since, StaleCause: cause}, nil
 }
 
@@ -85,6 +86,14 @@ func (c *census) all(ctx context.Context) ([]*adminv1.StageStatus, error) {
 	return out, work.Wait()
 }
 
+// stale returns since when what is said of stages may be out of date, and why.
+func (c *census) stale() (time.Time, error) {
+	if c.roster == nil {
+		return c.pipelines.Stale()
+	}
+	return c.roster.Stale()
+}
+
 // counted are the stages of the hosts that are known.
 func (c *census) counted() []roster.Stage {
 	if c.roster == nil {
@@ -118,10 +127,8 @@ func (c *census) ask(ctx context.Context, into *adminv1.StageStatus) {
 	}
 }
 
-// known is what is known of the stages, for a pipeline that is to pass some of them: the
-// roster's, and those of its own that answer at the broker though no registry has heard
-// of them.
-func (c *census) known(ctx context.Context, p pipeline.Pipeline) (map[pipeline.StageName]pipelines.Stage, error) {
+// registered is what is known of the stages whose hosts the registry has heard of.
+func (c *census) registered() map[pipeline.StageName]pipelines.Stage {
 	out := map[pipeline.StageName]pipelines.Stage{}
 	for _, s := range c.counted() {
 		known := pipelines.Stage{Served: s.Ready > 0, Spec: s.Spec, Limits: s.Limits}
@@ -130,17 +137,23 @@ func (c *census) known(ctx context.Context, p pipeline.Pipeline) (map[pipeline.S
 		}
 		out[pipeline.StageName(s.Name)] = known
 	}
+	return out
+}
+
+// answering adds those stages of a pipeline that are not known and answer at the
+// broker.
+func (c *census) answering(ctx context.Context, known map[pipeline.StageName]pipelines.Stage, p pipeline.Pipeline) error {
 	for _, step := range p.Steps {
-		if _, ok := out[step.Stage]; ok {
+		if _, ok := known[step.Stage]; ok {
 			continue
 		}
 		state, err := c.traffic.Stage(ctx, step.Stage)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		if state.Served {
-			out[step.Stage] = pipelines.Stage{Served: true}
+			known[step.Stage] = pipelines.Stage{Served: true}
 		}
 	}
-	return out, nil
+	return nil
 }

@@ -19,9 +19,9 @@ func (s *Service) Infer(ctx context.Context, r *Request) (*Response, error) {
 // Stream is Infer that hands chunks to emit, in order, as they come; emit may
 // be nil. An error of emit ends the call as CANCELLED: its caller is gone.
 func (s *Service) Stream(ctx context.Context, r *Request, emit func(Chunk) error) (*Response, error) {
-	begin := time.Now()
+	begin, label := time.Now(), s.settings.Catalog.Label(r.Pipeline)
 	response, f := s.admitted(ctx, r, emit, begin)
-	s.metrics.request(s.settings.Catalog.Label(r.Pipeline), f, time.Since(begin))
+	s.metrics.request(label, f, time.Since(begin))
 	if f != nil {
 		return nil, f
 	}

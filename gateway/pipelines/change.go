@@ -47,19 +47,18 @@ const (
 // expect is not nil, it is the revision that the pipeline has to have, 0 that there is
 // none. A pipeline that is there as it is to be is left as it is.
 func (s *Store) Apply(ctx context.Context, p pipeline.Pipeline, expect *uint64) (out Entry, change Change, err error) {
-	if err := p.Validate(); err != nil {
-		return Entry{}, None, fault.Newf(fault.InvalidRequest, "%w", err)
+	if err := errors.Join(p.Validate(), Validate(p)); err != nil {
+		return Entry{}, None, fault.Newf(fault.InvalidRequest, "pipeline %s: %w", p.Name, err)
 	}
-	want := p.ToProto()
 	err = s.change(ctx, p.Name, expect, func(there *entry) (*discovery.Operation, error) {
 		if change = Update; there.deleted() {
 			change = Create
 		}
-		if !there.deleted() && proto.Equal(there.GetPipeline(), want) {
+		if !there.deleted() && there.exported().Would(p) == None {
 			change, out = None, there.exported()
 			return nil, nil
 		}
-		record := &meshv1.PipelineRecord{Pipeline: want, AppliedAt: timestamppb.Now()}
+		record := &meshv1.PipelineRecord{Pipeline: p.ToProto(), AppliedAt: timestamppb.Now()}
 		if there != nil {
 			record.Seed = there.GetSeed()
 		}
@@ -93,9 +92,6 @@ func put(name pipeline.Name, r *meshv1.PipelineRecord, there *entry) (*discovery
 	value, err := encode(r)
 	if err != nil {
 		return nil, err
-	}
-	if len(value) > discovery.MaxValue {
-		return nil, fault.Newf(fault.InvalidRequest, "pipeline %s: is %d bytes in the registry, at most %d are possible", name, len(value), discovery.MaxValue)
 	}
 	var revision discovery.Revision
 	if there != nil {
@@ -165,7 +161,7 @@ func (s *Store) read(ctx context.Context, name pipeline.Name) (*entry, error) {
 	}
 	out, err := decodeEntry(e)
 	if err != nil {
-		return &entry{PipelineRecord: &meshv1.PipelineRecord{}, revision: e.Revision}, nil //nolint:nilerr // see above
+		return unreadable(out), nil //nolint:nilerr // see above
 	}
 	return out, nil
 }
@@ -209,10 +205,11 @@ func (s *Store) serves(made discovery.Operation, revision discovery.Revision) bo
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	e, ok := s.raw[made.Key]
-	if !ok {
-		return made.Delete
+	if made.Delete {
+		// Its revision may be what it expected: nothing is left to have another.
+		return !ok || e.Revision != made.Expect
 	}
-	return e.Revision >= revision
+	return ok && e.Revision >= revision
 }
 
 // classified returns what the registry says as a fault.

@@ -55,6 +55,8 @@ func TestAPipelineIsHeldAgainstItsStages(t *testing.T) {
 	huge := stage(none, parts(tensorOf("x", "FP64", 1<<40, 1<<40), optional(tensorOf("y", "FP64", 1<<40))), nil)
 	memoryOnly := stage(rows, nil, nil)
 	memoryOnly.Durabilities = []pipeline.Durability{pipeline.Memory}
+	fileOnly := stage(rows, nil, nil)
+	fileOnly.Durabilities = []pipeline.Durability{pipeline.File}
 	m := pipelines.Mesh{MaxPayload: 1 << 20, Stages: map[pipeline.StageName]pipelines.Stage{
 		"decode":   stage(rows, parts(blobOf("image", "image/*")), parts(tensorOf("pixels", "FP32", -1, 64), blobOf("thumb", "image/png"))),
 		"classify": stage(rows, parts(tensorOf("pixels", "FP32", -1, 64)), parts(tensorOf("scores", "FP32", -1, 10))),
@@ -69,8 +71,19 @@ func TestAPipelineIsHeldAgainstItsStages(t *testing.T) {
 		"unknown":  {Served: true},
 		"away":     {Spec: &stagev1.Spec{}},
 		"limited":  limited,
+		"vector":   stage(none, parts(tensorOf("scores", "FP32", 10)), nil),
+		"skip":     stage(none, parts(optional(blobOf("q")), optional(blobOf("r"))), parts(blobOf("y"))),
+		"between":  stage(none, parts(blobOf("x")), parts(blobOf("y"))),
+		"typed":    stage(none, parts(blobOf("a")), parts(blobOf("text", "Text/Plain; charset=utf-8"))),
+		"four":     stage(none, nil, parts(tensorOf("x", "FP32", 4))),
+		"five":     stage(none, nil, parts(optional(tensorOf("x", "FP32", 5)))),
+		"takes4":   stage(none, parts(tensorOf("x", "FP32", 4), optional(blobOf("y"))), nil),
+		"debug":    stage(none, nil, parts(tensorOf("scores", "FP32", 4), optional(blobOf("debug")))),
+		"only4":    stage(none, parts(tensorOf("other", "FP32", 4)), nil),
+		"twice":    stage(none, parts(tensorOf("l", "FP32", 200_000), tensorOf("r", "FP32", 200_000)), nil),
 		"huge":     huge,
 		"memory":   memoryOnly,
+		"file":     fileOnly,
 	}}
 	renamed := func(s pipeline.Step, inputs map[string]string) pipeline.Step {
 		s.Inputs = inputs
@@ -82,30 +95,39 @@ func TestAPipelineIsHeldAgainstItsStages(t *testing.T) {
 		durability pipeline.Durability
 		want       []string
 	}{
-		"by name":                        {steps: []pipeline.Step{step("decode"), step("classify"), step("label")}},
-		"nobody knows the stage":         {steps: []pipeline.Step{step("decode"), step("nowhere"), step("label")}, want: []string{"error steps[1].stage"}},
-		"no host":                        {steps: []pipeline.Step{step("away")}, want: []string{"warning steps[0].stage"}},
-		"no such queue":                  {steps: []pipeline.Step{step("memory")}, durability: pipeline.File, want: []string{"error steps[0].stage"}},
-		"its only queue":                 {steps: []pipeline.Step{step("memory")}},
-		"one part for one, by any name":  {steps: []pipeline.Step{step("classify"), step("one"), step("label")}},
-		"one part of another shape":      {steps: []pipeline.Step{step("one"), step("classify")}, want: []string{"error steps[1].inputs.pixels"}},
-		"a part that is not there":       {steps: []pipeline.Step{step("decode"), step("label")}, want: []string{"error steps[1].inputs.scores"}},
-		"a tensor for a blob":            {steps: []pipeline.Step{step("classify"), step("text")}, want: []string{"error steps[1].inputs.text"}},
-		"another type":                   {steps: []pipeline.Step{step("label"), step("text")}, want: []string{"error steps[1].inputs.text"}},
-		"bytes may be anything":          {steps: []pipeline.Step{step("label"), step("bytes"), step("text")}},
-		"renamed":                        {steps: []pipeline.Step{step("decode"), renamed(step("bytes"), map[string]string{"data": "thumb"})}},
-		"renamed from nothing":           {steps: []pipeline.Step{step("decode"), renamed(step("bytes"), map[string]string{"data": "x"})}, want: []string{"error steps[1].inputs.data"}},
-		"renamed to nothing":             {steps: []pipeline.Step{renamed(step("classify"), map[string]string{"x": "pixels"})}, want: []string{"error steps[0].inputs.x"}},
-		"kept":                           {steps: []pipeline.Step{step("decode"), step("classify"), renamed(step("show"), map[string]string{"picture": "thumb"})}, keep: []string{"thumb"}},
-		"not kept":                       {steps: []pipeline.Step{step("decode"), step("classify"), renamed(step("show"), map[string]string{"picture": "thumb"})}, want: []string{"error steps[2].inputs.picture"}},
-		"kept, and it does not fit":      {steps: []pipeline.Step{step("decode"), step("classify"), renamed(step("show"), map[string]string{"picture": "pixels"})}, keep: []string{"pixels"}, want: []string{"error steps[2].inputs.picture"}},
-		"kept of what callers may send":  {steps: []pipeline.Step{step("classify"), step("show")}, keep: []string{"picture"}},
-		"an optional input that is none": {steps: []pipeline.Step{step("classify"), step("flexible")}},
-		"an output that may be left out": {steps: []pipeline.Step{step("classify"), step("maybe"), step("classify")}, want: []string{"warning steps[2].inputs.pixels"}},
-		"stages that take anything":      {steps: []pipeline.Step{step("any"), step("unknown"), step("classify"), step("any"), step("text")}},
-		"smaller than an item":           {steps: []pipeline.Step{step("any"), step("limited")}, want: []string{"error steps[1].stage"}},
-		"more than a request may be":     {steps: []pipeline.Step{step("huge")}, want: []string{"error steps[0].stage"}},
-		"large, but not from a caller":   {steps: []pipeline.Step{step("any"), step("huge")}},
+		"by name":                                 {steps: []pipeline.Step{step("decode"), step("classify"), step("label")}},
+		"nobody knows the stage":                  {steps: []pipeline.Step{step("decode"), step("nowhere"), step("label")}, want: []string{"error steps[1].stage"}},
+		"no host":                                 {steps: []pipeline.Step{step("away")}, want: []string{"warning steps[0].stage"}},
+		"no such queue":                           {steps: []pipeline.Step{step("memory")}, durability: pipeline.File, want: []string{"error steps[0].stage"}},
+		"its only queue":                          {steps: []pipeline.Step{step("memory")}},
+		"one part for one, by any name":           {steps: []pipeline.Step{step("classify"), step("one"), step("label")}},
+		"one part of another shape":               {steps: []pipeline.Step{step("one"), step("classify")}, want: []string{"error steps[1].inputs.pixels"}},
+		"a part that is not there":                {steps: []pipeline.Step{step("decode"), step("label")}, want: []string{"error steps[1].inputs.scores"}},
+		"a tensor for a blob":                     {steps: []pipeline.Step{step("classify"), step("text")}, want: []string{"error steps[1].inputs.text"}},
+		"another type":                            {steps: []pipeline.Step{step("label"), step("text")}, want: []string{"error steps[1].inputs.text"}},
+		"bytes may be anything":                   {steps: []pipeline.Step{step("label"), step("bytes"), step("text")}},
+		"renamed":                                 {steps: []pipeline.Step{step("decode"), renamed(step("bytes"), map[string]string{"data": "thumb"})}},
+		"renamed from nothing":                    {steps: []pipeline.Step{step("decode"), renamed(step("bytes"), map[string]string{"data": "x"})}, want: []string{"error steps[1].inputs.data"}},
+		"renamed to nothing":                      {steps: []pipeline.Step{renamed(step("classify"), map[string]string{"x": "pixels"})}, want: []string{"error steps[0].inputs.x"}},
+		"kept":                                    {steps: []pipeline.Step{step("decode"), step("classify"), renamed(step("show"), map[string]string{"picture": "thumb"})}, keep: []string{"thumb"}},
+		"not kept":                                {steps: []pipeline.Step{step("decode"), step("classify"), renamed(step("show"), map[string]string{"picture": "thumb"})}, want: []string{"error steps[2].inputs.picture"}},
+		"kept, and it does not fit":               {steps: []pipeline.Step{step("decode"), step("classify"), renamed(step("show"), map[string]string{"picture": "pixels"})}, keep: []string{"pixels"}, want: []string{"error steps[2].inputs.picture"}},
+		"kept of what callers may send":           {steps: []pipeline.Step{step("classify"), step("show")}, keep: []string{"picture"}},
+		"an optional input that is none":          {steps: []pipeline.Step{step("classify"), step("flexible")}},
+		"an output that may be left out":          {steps: []pipeline.Step{step("classify"), step("maybe"), step("classify")}, want: []string{"warning steps[2].inputs.pixels"}},
+		"kept of rows, and taken as one":          {steps: []pipeline.Step{step("classify"), step("skip"), step("vector")}, keep: []string{"scores"}},
+		"a type with parameters":                  {steps: []pipeline.Step{step("typed"), step("text")}},
+		"kept, and perhaps by one who is unknown": {steps: []pipeline.Step{step("four"), step("unknown"), step("between"), step("text")}, keep: []string{"text", "x"}},
+		"kept behind one that may be left out":    {steps: []pipeline.Step{step("four"), step("five"), step("takes4")}, keep: []string{"x"}},
+		"what came under another name is kept":    {steps: []pipeline.Step{renamed(step("takes4"), map[string]string{"x": "z"}), step("between"), renamed(step("text"), map[string]string{"text": "x"})}, keep: []string{"x"}},
+		"alone unless another is given too":       {steps: []pipeline.Step{step("debug"), step("only4")}},
+		"no queue unless the request asks":        {steps: []pipeline.Step{step("file")}, want: []string{"warning steps[0].stage"}},
+		"one part for two inputs":                 {steps: []pipeline.Step{renamed(step("twice"), map[string]string{"l": "s", "r": "s"})}},
+		"two parts for two inputs":                {steps: []pipeline.Step{step("twice")}, want: []string{"error steps[0].stage"}},
+		"stages that take anything":               {steps: []pipeline.Step{step("any"), step("unknown"), step("classify"), step("any"), step("text")}},
+		"smaller than an item":                    {steps: []pipeline.Step{step("any"), step("limited")}, want: []string{"error steps[1].stage"}},
+		"more than a request may be":              {steps: []pipeline.Step{step("huge")}, want: []string{"error steps[0].stage"}},
+		"large, but not from a caller":            {steps: []pipeline.Step{step("any"), step("huge")}},
 	} {
 		p := pipeline.Pipeline{Name: "p", Steps: test.steps, Keep: test.keep, Durability: test.durability}
 		got := pipelines.Check(p, m)

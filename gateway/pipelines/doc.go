@@ -22,7 +22,9 @@
 //
 // A registry that is wiped is filled again by the gateways with what they had last: an
 // entry beside the pipelines, the epoch, tells a wiped registry from one whose
-// pipelines were deleted. Until the epoch is back, gateways serve what they had.
+// pipelines were deleted. Until the epoch is back, gateways serve what they had. A
+// gateway that has missed a wipe, and a Delete after it, brings the pipeline back: to
+// lose one that was applied would be worse.
 //
 // # Changes
 //

@@ -11,15 +11,6 @@ import (
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
 
-func find(specs []*stagev1.PartSpec, name string) *stagev1.PartSpec {
-	for _, s := range specs {
-		if s.GetName() == name {
-			return s
-		}
-	}
-	return nil
-}
-
 func names(specs []*stagev1.PartSpec) []string {
 	out := make([]string, len(specs))
 	for i, s := range specs {
@@ -27,6 +18,16 @@ func names(specs []*stagev1.PartSpec) []string {
 	}
 	return out
 }
+
+func namesOf(offers []offer) []string {
+	out := make([]string, len(offers))
+	for i, o := range offers {
+		out[i] = o.GetName()
+	}
+	return out
+}
+
+func isTensor(s *stagev1.PartSpec) bool { return s.GetTensor() != nil }
 
 // maxListed is how many names a message lists.
 const maxListed = 10
@@ -47,7 +48,7 @@ func listed[S ~string](names []S) string {
 
 // fits reports whether what one stage gives may be what another takes. Single rows
 // travel without their axis, so the shapes may differ by one where a stage has rows.
-func fits(given *stagev1.PartSpec, from stagev1.BatchAxis, want *stagev1.PartSpec, to stagev1.BatchAxis) bool {
+func fits(given offer, want *stagev1.PartSpec, to stagev1.BatchAxis) bool {
 	have, need := given.GetTensor(), want.GetTensor()
 	if (have == nil) != (need == nil) {
 		return false
@@ -58,8 +59,8 @@ func fits(given *stagev1.PartSpec, from stagev1.BatchAxis, want *stagev1.PartSpe
 	if have.GetDatatype() != need.GetDatatype() {
 		return false
 	}
-	for _, a := range shapes(have.GetShape(), from) {
-		for _, b := range shapes(need.GetShape(), to) {
+	for _, a := range shapes(have.GetShape(), given.lowered) {
+		for _, b := range shapes(need.GetShape(), to == stagev1.BatchAxis_BATCH_AXIS_ROWS) {
 			if meet(a, b) {
 				return true
 			}
@@ -68,9 +69,10 @@ func fits(given *stagev1.PartSpec, from stagev1.BatchAxis, want *stagev1.PartSpe
 	return false
 }
 
-// shapes are those that a tensor may have on its way: its own, and without rows.
-func shapes(shape []int64, axis stagev1.BatchAxis) [][]int64 {
-	if axis == stagev1.BatchAxis_BATCH_AXIS_ROWS && len(shape) > 0 {
+// shapes are those that a tensor may have on its way: its own and, where it has rows,
+// without them.
+func shapes(shape []int64, rows bool) [][]int64 {
+	if rows && len(shape) > 0 {
 		return [][]int64{shape, shape[1:]}
 	}
 	return [][]int64{shape}
@@ -88,28 +90,44 @@ func mediaFit(given, want []string) bool {
 		return true
 	}
 	return slices.ContainsFunc(given, func(a string) bool {
-		return slices.ContainsFunc(want, func(b string) bool { return covers(a, b) || covers(b, a) || a == payload.OctetStream })
+		return slices.ContainsFunc(want, func(b string) bool { return covers(a, b) || covers(b, a) || bare(a) == payload.OctetStream })
 	})
 }
 
 // covers reports whether a pattern such as image/* means what another does.
 func covers(pattern, other string) bool {
-	pattern, other = strings.ToLower(pattern), strings.ToLower(other)
+	pattern, other = bare(pattern), bare(other)
 	if family, ok := strings.CutSuffix(pattern, "*"); ok {
 		return family == "*/" || strings.HasPrefix(other, family)
 	}
 	return pattern == other
 }
 
-// leastBytes is how large the smallest inputs are: one row, no optional part, no
-// extent that may be any.
-func leastBytes(spec *stagev1.Spec) (sum uint64) {
-	for _, input := range spec.GetInputs() {
-		if t := input.GetTensor(); t != nil && !input.GetOptional() {
-			sum += tensorBytes(t, spec.GetBatchAxis())
+// bare is a media type without its parameters.
+func bare(mediaType string) string {
+	out, _, _ := strings.Cut(mediaType, ";")
+	return strings.ToLower(strings.TrimSpace(out))
+}
+
+// leastBytes is how large the smallest inputs of the stage are: one row, no optional
+// part, no extent that may be any; and how large what is sent for them is, as one part
+// may feed several.
+func (p place) leastBytes() (sum, sent uint64) {
+	sources := map[string]uint64{}
+	for _, input := range p.Spec.GetInputs() {
+		t := input.GetTensor()
+		if t == nil || input.GetOptional() {
+			continue
 		}
+		size := tensorBytes(t, p.Spec.GetBatchAxis())
+		sum += size
+		source, _ := p.source(input.GetName())
+		sources[source] = max(sources[source], size)
 	}
-	return sum
+	for _, size := range sources {
+		sent += size
+	}
+	return sum, sent
 }
 
 func tensorBytes(t *stagev1.TensorSpec, axis stagev1.BatchAxis) uint64 {

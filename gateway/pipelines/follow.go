@@ -94,8 +94,8 @@ func (s *Store) reconcile(ctx context.Context, found []discovery.Entry) (settled
 			return false, err
 		}
 	}
-	s.adopt(epoch, entries)
-	return true, nil
+	err = s.adopt(epoch, entries)
+	return err == nil, err
 }
 
 // epochOf returns the epoch of an entry, "" where there is none. One that cannot be
@@ -108,105 +108,140 @@ func epochOf(e discovery.Entry) string {
 	return epoch.GetId()
 }
 
-// fill writes what was served last and is not there, then seeds, then the epoch where
-// there is none, and reports whether there was anything. Others may write the same at
-// the same time; whoever is first has it.
+// fill writes what was served last and is not there, or, where this gateway has served
+// nothing yet, its seeds; then the epoch where there is none. It reports whether there
+// was anything. Others may write the same at the same time; whoever is first has it.
 func (s *Store) fill(ctx context.Context, there map[discovery.Key]discovery.Entry, wiped bool) (wrote bool, err error) {
-	var due []discovery.Operation
-	for _, key := range slices.Sorted(maps.Keys(s.raw)) {
-		if _, ok := there[key]; !ok {
-			due = append(due, discovery.Put(key, s.raw[key].Value, 0))
+	restored, err := s.restore(ctx, there)
+	if err != nil {
+		return true, err
+	}
+	seeded := false
+	if s.epoch == "" {
+		if seeded, err = s.seed(ctx, there); err != nil {
+			return true, err
 		}
 	}
-	if n := len(due); n > 0 {
-		s.log.Warn("the registry was wiped, or filled anew; writing the pipelines that were served", "pipelines", n)
-	}
-	seeds, err := s.dueSeeds(there)
-	if err != nil {
-		return false, err
-	}
-	due = append(due, seeds...)
 	if wiped {
 		value, err := encode(&meshv1.PipelineEpoch{Id: uuid.NewString()})
 		if err != nil {
 			return false, err
 		}
-		due = append(due, discovery.Put(epochKey, value, 0))
+		_, err = s.write(ctx, discovery.Put(epochKey, value, 0))
+		return true, err
 	}
-	for _, operation := range due {
-		if err := s.write(ctx, operation); err != nil {
-			return true, err
-		}
-	}
-	return len(due) > 0, nil
+	return restored || seeded, nil
 }
 
-// dueSeeds are the seeds that the registry is to have, and neither it nor what is
-// written anyway has.
-func (s *Store) dueSeeds(there map[discovery.Key]discovery.Entry) ([]discovery.Operation, error) {
-	var out []discovery.Operation
-	for _, seed := range s.seeds {
-		key := keyOf(pipeline.Name(seed.GetName()))
-		have, ok := there[key]
-		if _, comes := s.raw[key]; comes && !ok {
+// restore writes what was served last and is not there.
+func (s *Store) restore(ctx context.Context, there map[discovery.Key]discovery.Entry) (wrote bool, err error) {
+	written := 0
+	for _, key := range slices.Sorted(maps.Keys(s.raw)) {
+		if _, ok := there[key]; ok {
 			continue
 		}
+		made, err := s.write(ctx, discovery.Put(key, s.raw[key].Value, 0))
+		if err != nil {
+			return true, err
+		}
+		wrote = true
+		if made {
+			written++
+		}
+	}
+	if written > 0 {
+		s.log.Warn("the registry was wiped, or filled anew: it has the pipelines again that were served", "pipelines", written)
+	}
+	return wrote, nil
+}
+
+// seed writes those seeds that the registry does not know yet, each once. One that it
+// does not take is left out: the others are served.
+func (s *Store) seed(ctx context.Context, there map[discovery.Key]discovery.Entry) (wrote bool, err error) {
+	for _, name := range slices.Sorted(maps.Keys(s.seeds)) {
+		seed := s.seeds[name]
+		have, ok := there[keyOf(name)]
 		var e *entry
 		if ok {
 			// One that cannot be read is no reason not to write the seed.
 			e, _ = decodeEntry(have)
 		}
 		if !e.due(seed) {
+			delete(s.seeds, name)
 			continue
 		}
 		value, err := encode(&meshv1.PipelineRecord{Pipeline: seed, Seed: seed, AppliedAt: timestamppb.Now()})
 		if err != nil {
-			return nil, err
+			return wrote, err
 		}
-		s.log.Info("the pipeline is written to the registry as the file has it", "pipeline", seed.GetName(), "new", !ok)
-		out = append(out, discovery.Put(key, value, have.Revision))
+		made, err := s.write(ctx, discovery.Put(keyOf(name), value, have.Revision))
+		switch {
+		case refused(err):
+			s.log.Error("the registry does not take a pipeline of the file, which is not served", "pipeline", name, "error", err)
+			delete(s.seeds, name)
+		case err != nil:
+			return true, err
+		case made:
+			s.log.Info("the pipeline is in the registry as the file has it", "pipeline", name, "new", !ok)
+			delete(s.seeds, name)
+			wrote = true
+		default:
+			wrote = true
+		}
 	}
-	return out, nil
+	return wrote, nil
 }
 
-// write makes one change; where somebody was faster it comes as a change of the
-// mirror.
-func (s *Store) write(ctx context.Context, operation discovery.Operation) error {
+// refused reports whether the registry will not take what it was given, however often.
+func refused(err error) bool {
+	return errors.Is(err, discovery.ErrDenied) || errors.Is(err, discovery.ErrFull) || errors.Is(err, discovery.ErrInvalid)
+}
+
+// write makes one change, and reports whether it did: where somebody was faster, what
+// they wrote comes as a change of the mirror.
+func (s *Store) write(ctx context.Context, operation discovery.Operation) (made bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, commitTime)
 	defer cancel()
-	if _, err := s.table.Commit(ctx, operation); !errors.Is(err, discovery.ErrConflict) {
-		return err
+	_, err = s.table.Commit(ctx, operation)
+	if errors.Is(err, discovery.ErrConflict) {
+		return false, nil
 	}
-	return nil
+	return err == nil, err
 }
 
 // adopt serves what the registry has.
-func (s *Store) adopt(epoch string, raw map[discovery.Key]discovery.Entry) {
+func (s *Store) adopt(epoch string, raw map[discovery.Key]discovery.Entry) error {
 	entries, served := map[pipeline.Name]*entry{}, []pipeline.Pipeline{}
-	unreadable := map[discovery.Key]discovery.Revision{}
+	decoded := make(map[discovery.Key]*entry, len(raw))
 	for key, e := range raw {
-		decoded, err := decodeEntry(e)
-		if err != nil {
-			if unreadable[key] = e.Revision; s.unreadable[key] != e.Revision {
-				s.log.Warn("a pipeline in the registry cannot be read, and is not served", "error", err)
-			}
-			continue
+		was := s.decoded[key]
+		if was == nil || was.revision != e.Revision {
+			was = s.decode(e)
 		}
-		if !decoded.deleted() {
-			entries[decoded.pipeline.Name] = decoded
-			served = append(served, decoded.pipeline)
+		if decoded[key] = was; !was.deleted() {
+			entries[was.pipeline.Name] = was
+			served = append(served, was.pipeline)
 		}
 	}
-	// They are valid, and of different names.
 	all, err := catalog.New(served)
 	if err != nil {
-		s.log.Error("the registry's pipelines cannot be served", "error", err)
-		return
+		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.catalog, s.entries, s.problem = all, entries, nil
-	s.epoch, s.raw, s.unreadable = epoch, raw, unreadable
+	s.epoch, s.raw, s.decoded = epoch, raw, decoded
 	close(s.changed)
 	s.changed = make(chan struct{})
+	return nil
+}
+
+// decode reads a record. One that cannot be read is not served, and told once.
+func (s *Store) decode(e discovery.Entry) *entry {
+	out, err := decodeEntry(e)
+	if err != nil {
+		s.log.Warn("a pipeline in the registry cannot be read, and is not served", "error", err)
+		return unreadable(out)
+	}
+	return out
 }

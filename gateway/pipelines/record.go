@@ -5,6 +5,7 @@ import (
 
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
@@ -28,6 +29,16 @@ func decode(data []byte, into proto.Message) error {
 	return protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(data, into)
 }
 
+// Validate checks that a pipeline fits into the registry, also as one of a file.
+func Validate(p pipeline.Pipeline) error {
+	in := p.ToProto()
+	value, err := encode(&meshv1.PipelineRecord{Pipeline: in, Seed: in, AppliedAt: timestamppb.Now()})
+	if err == nil && len(value) > discovery.MaxValue {
+		err = fmt.Errorf("takes %d bytes in the registry, at most %d are possible; give it fewer or shorter parameters", len(value), discovery.MaxValue)
+	}
+	return err
+}
+
 // entry is a record as the registry has it.
 type entry struct {
 	*meshv1.PipelineRecord
@@ -35,23 +46,29 @@ type entry struct {
 	pipeline pipeline.Pipeline
 }
 
-// decodeEntry reads a record; nil is none.
+// decodeEntry reads a record. With an error it returns what could be read.
 func decodeEntry(e discovery.Entry) (*entry, error) {
 	out := &entry{PipelineRecord: &meshv1.PipelineRecord{}, revision: e.Revision}
 	if err := decode(e.Value, out.PipelineRecord); err != nil {
-		return nil, fmt.Errorf("record %s: %w", e.Key, err)
+		return out, fmt.Errorf("record %s: %w", e.Key, err)
 	}
 	if out.deleted() {
 		return out, nil
 	}
 	var err error
 	if out.pipeline, err = pipeline.FromProto(out.GetPipeline()); err != nil {
-		return nil, fmt.Errorf("record %s: %w", e.Key, err)
+		return out, fmt.Errorf("record %s: %w", e.Key, err)
 	}
 	if keyOf(out.pipeline.Name) != e.Key {
-		return nil, fmt.Errorf("record %s is of pipeline %s", e.Key, out.pipeline.Name)
+		return out, fmt.Errorf("record %s is of pipeline %s", e.Key, out.pipeline.Name)
 	}
 	return out, nil
+}
+
+// unreadable is a record that is there to be replaced: of what it says only the seed
+// counts.
+func unreadable(e *entry) *entry {
+	return &entry{PipelineRecord: &meshv1.PipelineRecord{Seed: e.GetSeed()}, revision: e.revision}
 }
 
 // deleted reports whether there is no pipeline; nil is none either.

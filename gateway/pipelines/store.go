@@ -30,8 +30,9 @@ type Store struct {
 	table discovery.Table
 	// mirror is nil without a table.
 	mirror *mirror.Table
-	seeds  []*meshv1.Pipeline
-	log    *slog.Logger
+	// seeds are those that the registry has not got yet.
+	seeds map[pipeline.Name]*meshv1.Pipeline
+	log   *slog.Logger
 
 	mu sync.RWMutex
 	// problem is why nothing is served yet, nil where anything has ever been.
@@ -40,14 +41,14 @@ type Store struct {
 	// revision.
 	catalog *catalog.Catalog
 	entries map[pipeline.Name]*entry
-	// epoch is that of what is served, raw all of that as it was in the registry.
+	// epoch is that of what is served, raw all of that as it was in the registry, and
+	// decoded what it means.
 	epoch   string
 	raw     map[discovery.Key]discovery.Entry
+	decoded map[discovery.Key]*entry
 	changed chan struct{}
 	// failing says that the registry could not be filled when that was tried last.
 	failing bool
-	// unreadable are the revisions of records that were told to be.
-	unreadable map[discovery.Key]discovery.Revision
 }
 
 // Entry is one pipeline.
@@ -57,8 +58,8 @@ type Entry struct {
 	// applied.
 	Revision  uint64
 	AppliedAt time.Time
-	// InFile says that a file of a gateway has the pipeline, FromFile that it is as
-	// that has it.
+	// InFile says that a file of a gateway has had the pipeline, FromFile that it is as
+	// that has had it.
 	InFile, FromFile bool
 }
 
@@ -77,10 +78,13 @@ func New(s Settings) (*Store, error) {
 	}
 	out := &Store{
 		table: s.Table, log: s.Logger, entries: map[pipeline.Name]*entry{},
-		changed: make(chan struct{}), unreadable: map[discovery.Key]discovery.Revision{},
+		changed: make(chan struct{}), seeds: map[pipeline.Name]*meshv1.Pipeline{},
 	}
 	for _, p := range s.Seeds {
-		out.seeds = append(out.seeds, p.ToProto())
+		if err := Validate(p); err != nil {
+			return nil, fmt.Errorf("pipeline %s: %w", p.Name, err)
+		}
+		out.seeds[p.Name] = p.ToProto()
 	}
 	if s.Table != nil {
 		out.mirror = mirror.NewTable(s.Table, discovery.KeyOf(folder))
@@ -88,8 +92,8 @@ func New(s Settings) (*Store, error) {
 		return out, nil
 	}
 	out.catalog = fixed
-	for i, p := range s.Seeds {
-		record := &meshv1.PipelineRecord{Pipeline: out.seeds[i], Seed: out.seeds[i]}
+	for _, p := range s.Seeds {
+		record := &meshv1.PipelineRecord{Pipeline: out.seeds[p.Name], Seed: out.seeds[p.Name]}
 		out.entries[p.Name] = &entry{PipelineRecord: record, pipeline: p}
 	}
 	return out, nil
@@ -151,7 +155,7 @@ func (s *Store) Get(name pipeline.Name) (Entry, error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	if s.problem != nil {
-		return Entry{}, unavailable(s.problem)
+		return Entry{}, NotHeard(s.problem)
 	}
 	e := s.entries[name]
 	if e.deleted() {

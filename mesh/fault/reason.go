@@ -86,7 +86,7 @@ func table() map[Reason]Class {
 
 		NoCapacity:          {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "a stage on the route has no live host"},
 		BrokerUnavailable:   {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the broker cannot be reached; the request was not queued"},
-		RegistryUnavailable: {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the mesh's registry cannot be reached; only changes, and questions about hosts, need it"},
+		RegistryUnavailable: {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the mesh's registry cannot be reached; changes need it, and a gateway that has never heard of it"},
 		QueueLost:           {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the in-memory queue that held the request was lost with its broker"},
 		QueueFull:           {code.Code_RESOURCE_EXHAUSTED, http.StatusTooManyRequests, true, "a stage's queue is full"},
 		Overloaded:          {code.Code_RESOURCE_EXHAUSTED, http.StatusTooManyRequests, true, "the gateway or host has as many requests in flight, or the mesh as many idempotency keys, as it may"},

@@ -3,6 +3,7 @@ package pipeline
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -134,6 +135,11 @@ func (s Step) validate() error {
 	}
 	if err := s.Parameters.Validate(); err != nil {
 		return fmt.Errorf("parameters: %w", err)
+	}
+	for name, value := range s.Parameters {
+		if f, is := value.Any().(float64); is && (math.IsNaN(f) || math.IsInf(f, 0)) {
+			return fmt.Errorf("parameters: %q is no finite number", name)
+		}
 	}
 	for input, source := range s.Inputs {
 		for _, name := range []string{input, source} {

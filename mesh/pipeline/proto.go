@@ -74,6 +74,12 @@ func stepFromProto(in *meshv1.PipelineStep) (Step, error) {
 	if err != nil {
 		return Step{}, fmt.Errorf("parameters: %w", err)
 	}
+	for name, value := range parameters {
+		// A file has one kind of whole numbers, as far as it goes.
+		if n, is := value.Any().(uint64); is && n <= math.MaxInt64 {
+			parameters[name] = payload.Int64(int64(n))
+		}
+	}
 	return Step{
 		Name: StepName(in.GetName()), Stage: StageName(in.GetStage()), Model: payload.ModelFromProto(in.GetModel()),
 		Parameters: parameters, Inputs: in.GetInputs(),

@@ -1,136 +1,206 @@
 package meshfile
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
-
-	"github.com/goccy/go-yaml"
+	"unicode"
 
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// writtenPipeline is a Pipeline as it is written; what says nothing is left out.
-type writtenPipeline struct {
-	Steps       []writtenStep `yaml:"steps"`
-	Timeout     string        `yaml:"timeout,omitempty"`
-	Durability  string        `yaml:"durability,omitempty"`
-	Keep        []string      `yaml:"keep,omitempty"`
-	MaxInFlight int           `yaml:"max_in_flight,omitempty"`
-	WaitForRoom bool          `yaml:"wait_for_room,omitempty"`
-}
-
-type writtenStep struct {
-	Name       string            `yaml:"name"`
-	Stage      string            `yaml:"stage"`
-	Model      string            `yaml:"model,omitempty"`
-	Alias      string            `yaml:"alias,omitempty"`
-	Version    string            `yaml:"version,omitempty"`
-	Parameters map[string]any    `yaml:"parameters,omitempty"`
-	Inputs     map[string]string `yaml:"inputs,omitempty"`
-}
-
-// WritePipelines returns the pipelines as a file that ReadPipelines reads.
-func WritePipelines(pipelines ...pipeline.Pipeline) ([]byte, error) {
-	out := map[string]writtenPipeline{}
+// WritePipelines returns the pipelines as a file that ReadPipelines reads. It has no
+// character that a terminal would obey.
+func WritePipelines(pipelines ...pipeline.Pipeline) []byte {
+	w := &writer{}
+	w.line(0, "pipelines:")
 	for _, p := range pipelines {
-		out[string(p.Name)] = written(p)
+		w.line(1, text(string(p.Name))+":")
+		w.line(2, "steps:")
+		for _, step := range p.Steps {
+			w.step(step)
+		}
+		for _, k := range ownKeys(p) {
+			w.line(2, k.name+": "+k.value)
+		}
 	}
-	return yaml.MarshalWithOptions(map[string]any{"pipelines": out}, yaml.IndentSequence(true))
+	return []byte(w.out.String())
 }
 
-func written(p pipeline.Pipeline) writtenPipeline {
-	out := writtenPipeline{Timeout: wait(p.Timeout), Durability: string(p.Durability), Keep: p.Keep, MaxInFlight: p.MaxInFlight, WaitForRoom: p.WaitForRoom}
-	for _, s := range p.Steps {
-		step := writtenStep{
-			Name: string(s.Name), Stage: string(s.Stage), Model: s.Model.Model, Alias: s.Model.Alias, Version: s.Model.Version, Inputs: s.Inputs,
+// writer writes YAML.
+type writer struct{ out strings.Builder }
+
+func (w *writer) line(depth int, line string) {
+	w.out.WriteString(strings.Repeat("  ", depth) + line + "\n")
+}
+
+func (w *writer) step(s pipeline.Step) {
+	mark := "- "
+	for _, k := range stepKeys(s) {
+		w.line(3, mark+k.name+": "+k.value)
+		mark = "  "
+	}
+	for _, group := range groups(s) {
+		if len(group.keys) == 0 {
+			continue
 		}
-		for name, value := range s.Parameters {
-			if step.Parameters == nil {
-				step.Parameters = map[string]any{}
-			}
-			step.Parameters[name] = value.Any()
+		w.line(4, group.name+":")
+		for _, k := range group.keys {
+			w.line(5, k.name+": "+k.value)
 		}
-		out.Steps = append(out.Steps, step)
+	}
+}
+
+// key is a key of a file and its value, both as they are written.
+type key struct{ name, value string }
+
+// group are keys below one.
+type group struct {
+	name string
+	keys []key
+}
+
+func stepKeys(s pipeline.Step) []key {
+	out := []key{{"name", text(string(s.Name))}, {"stage", text(string(s.Stage))}}
+	for _, k := range []key{{"model", s.Model.Model}, {"alias", s.Model.Alias}, {"version", s.Model.Version}} {
+		if k.value != "" {
+			out = append(out, key{k.name, text(k.value)})
+		}
 	}
 	return out
 }
 
-// wait is a duration, "" for none.
-func wait(d time.Duration) string {
-	if d == 0 {
-		return ""
+func groups(s pipeline.Step) []group {
+	parameters, inputs := group{name: "parameters"}, group{name: "inputs"}
+	for _, name := range slices.Sorted(maps.Keys(s.Parameters)) {
+		parameters.keys = append(parameters.keys, key{text(name), value(s.Parameters[name])})
 	}
-	return d.String()
+	for _, name := range slices.Sorted(maps.Keys(s.Inputs)) {
+		inputs.keys = append(inputs.keys, key{text(name), text(s.Inputs[name])})
+	}
+	return []group{parameters, inputs}
 }
 
-// Difference is a key of a pipeline that two of them have differently; "" is that one
-// does not have it.
+// ownKeys are those of a pipeline beside its steps; what says nothing is left out.
+func ownKeys(p pipeline.Pipeline) []key {
+	var out []key
+	if p.Timeout != 0 {
+		out = append(out, key{"timeout", p.Timeout.String()})
+	}
+	if p.Durability != pipeline.DurabilityUnset {
+		out = append(out, key{"durability", string(p.Durability)})
+	}
+	if len(p.Keep) > 0 {
+		names := make([]string, len(p.Keep))
+		for i, name := range p.Keep {
+			names[i] = text(name)
+		}
+		out = append(out, key{"keep", "[" + strings.Join(names, ", ") + "]"})
+	}
+	if p.MaxInFlight != 0 {
+		out = append(out, key{"max_in_flight", strconv.Itoa(p.MaxInFlight)})
+	}
+	if p.WaitForRoom {
+		out = append(out, key{"wait_for_room", "true"})
+	}
+	return out
+}
+
+// value is a parameter's value as it is written.
+func value(v payload.Value) string {
+	switch v := v.Any().(type) {
+	case string:
+		return text(v)
+	case float64:
+		out := strconv.FormatFloat(v, 'g', -1, 64)
+		if !strings.ContainsAny(out, ".eIN") {
+			out += ".0"
+		}
+		return out
+	default:
+		return fmt.Sprint(v)
+	}
+}
+
+// plain is text that means itself without quotes, unless it is one of the words.
+var plain = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_./-]*$`)
+
+// text is text as it is written: as it is, or in quotes.
+func text(s string) string {
+	switch strings.ToLower(s) {
+	case "true", "false", "null", "yes", "no", "on", "off":
+	default:
+		if plain.MatchString(s) {
+			return s
+		}
+	}
+	return quoted(s)
+}
+
+// quoted is text in quotes, every character in it that does not print as an escape.
+func quoted(s string) string {
+	data, err := json.Marshal(s)
+	if err != nil {
+		return strconv.Quote(s)
+	}
+	var out strings.Builder
+	for _, r := range string(data) {
+		switch {
+		case unicode.IsPrint(r):
+			out.WriteRune(r)
+		case r > 0xFFFF:
+			fmt.Fprintf(&out, `\U%08X`, r)
+		default:
+			fmt.Fprintf(&out, `\u%04X`, r)
+		}
+	}
+	return out.String()
+}
+
+// Difference is a key of a pipeline that two of them have differently, as it is
+// written; "" is that one does not have it.
 type Difference struct{ Key, Old, New string }
 
 // Differences returns what tells two pipelines apart, in the order of a file.
 func Differences(before, after pipeline.Pipeline) []Difference {
-	a, b := keys(before), keys(after)
+	a, b := flat(before), flat(after)
 	var out []Difference
-	for _, key := range append(slices.Clone(b.order), a.order...) {
-		if a.values[key] != b.values[key] && !slices.ContainsFunc(out, func(d Difference) bool { return d.Key == key }) {
-			out = append(out, Difference{Key: key, Old: a.values[key], New: b.values[key]})
+	for _, k := range slices.Concat(b, a) {
+		d := Difference{Key: k.name, Old: find(a, k.name), New: find(b, k.name)}
+		if d.Old != d.New && !slices.Contains(out, d) {
+			out = append(out, d)
 		}
 	}
 	return out
 }
 
-// keyed are the keys of a pipeline that say something, and what.
-type keyed struct {
-	order  []string
-	values map[string]string
-}
-
-func (k *keyed) add(key, value string) {
-	if value != "" {
-		k.order = append(k.order, key)
-		k.values[key] = value
-	}
-}
-
-func keys(p pipeline.Pipeline) *keyed {
-	out := &keyed{values: map[string]string{}}
-	w := written(p)
-	for i, s := range w.Steps {
+// flat are all keys of a pipeline, by their paths.
+func flat(p pipeline.Pipeline) []key {
+	var out []key
+	for i, s := range p.Steps {
 		at := fmt.Sprintf("steps[%d].", i)
-		out.add(at+"name", s.Name)
-		out.add(at+"stage", s.Stage)
-		out.add(at+"model", s.Model)
-		out.add(at+"alias", s.Alias)
-		out.add(at+"version", s.Version)
-		for _, name := range slices.Sorted(maps.Keys(p.Steps[i].Parameters)) {
-			out.add(at+"parameters."+name, shown(p.Steps[i].Parameters[name]))
+		for _, k := range stepKeys(s) {
+			out = append(out, key{at + k.name, k.value})
 		}
-		for _, input := range slices.Sorted(maps.Keys(s.Inputs)) {
-			out.add(at+"inputs."+input, s.Inputs[input])
+		for _, group := range groups(s) {
+			for _, k := range group.keys {
+				out = append(out, key{at + group.name + "." + k.name, k.value})
+			}
 		}
 	}
-	out.add("timeout", w.Timeout)
-	out.add("durability", w.Durability)
-	out.add("keep", strings.Join(w.Keep, ", "))
-	if w.MaxInFlight != 0 {
-		out.add("max_in_flight", strconv.Itoa(w.MaxInFlight))
-	}
-	if w.WaitForRoom {
-		out.add("wait_for_room", "true")
-	}
-	return out
+	return append(out, ownKeys(p)...)
 }
 
-// shown is a parameter's value in words: text is quoted, so that it is told from a
-// number.
-func shown(v payload.Value) string {
-	if text, is := v.Any().(string); is {
-		return strconv.Quote(text)
+func find(keys []key, name string) string {
+	for _, k := range keys {
+		if k.name == name {
+			return k.value
+		}
 	}
-	return v.String()
+	return ""
 }

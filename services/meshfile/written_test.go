@@ -1,6 +1,8 @@
 package meshfile_test
 
 import (
+	"bytes"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -9,6 +11,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -31,6 +34,17 @@ func full() pipeline.Pipeline {
 	}
 }
 
+// odds are texts that a reader of YAML could take for something else.
+func odds() []string {
+	return []string{
+		"1e3", "12e03", "1e400", "0x1F", "0o7", "010", "1_000", "-1", "+1", ".5", "1.", ".inf", "-.Inf", ".nan", "NaN", "Inf",
+		"true", "True", "FALSE", "null", "Null", "~", "yes", "No", "on", "OFF", "y", "N", "<<", "=", "-", "--", "---", "...", "- a", "? x", ": x", "x: y", "x:", ":x",
+		"a b", " a", "a ", "a#b", "a #b", "# a", "@a", "`a`", "%a", "!a", "!!str a", "&a", "*a", "|", ">", "|-", "[a]", "{a: b}", "{}", "[]", "a, b", "'a'", "\"a\"", "it's", `a\b`, `\n`,
+		"a\tb", "\t", "\r", "a\r\nb", "\n", "a\n", "\na", "a\n\nb", "\x00", "\x07", "\x1b[2J", "\x7f", "\u0085", "\u009b", "\u00a0", "\u2028", "\ufeff", "\U0001F600", "\U000E0001", "ä", "日本", "<&>",
+		"2026-11-21", "12:30:45", "1.5s", strings.Repeat("x", 200), strings.Repeat("long word ", 12),
+	}
+}
+
 func readPipelines(t *testing.T, text string) ([]pipeline.Pipeline, error) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "p.yaml")
@@ -43,9 +57,18 @@ func readPipelines(t *testing.T, text string) ([]pipeline.Pipeline, error) {
 func TestPipelinesThatAreWrittenAreReadAgain(t *testing.T) {
 	t.Parallel()
 	want := []pipeline.Pipeline{full(), {Name: "least", Steps: []pipeline.Step{{Name: "s", Stage: "t"}}}}
-	text, err := meshfile.WritePipelines(want...)
-	if err != nil {
-		t.Fatal(err)
+	for i, odd := range odds() {
+		p := pipeline.Pipeline{Name: pipeline.Name(fmt.Sprintf("odd-%d", 100+i)), Keep: []string{odd}, Steps: []pipeline.Step{{
+			Name: "s", Stage: "t", Model: payload.ModelRef{Model: odd, Version: odd}, Parameters: payload.Parameters{odd: payload.String(odd), "k": payload.String(odd)}, Inputs: map[string]string{odd: odd},
+		}}}
+		if p.Validate() == nil {
+			want = append(want, p)
+		}
+	}
+	slices.SortFunc(want, func(a, b pipeline.Pipeline) int { return strings.Compare(string(a.Name), string(b.Name)) })
+	text := meshfile.WritePipelines(want...)
+	if bytes.ContainsFunc(text, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) {
+		t.Errorf("what is written has characters that do not print:\n%q", text)
 	}
 	got, err := readPipelines(t, string(text))
 	if err != nil || !reflect.DeepEqual(got, want) {
@@ -84,10 +107,10 @@ func TestDifferencesOfPipelinesAreTold(t *testing.T) {
 		got = append(got, d.Key+": "+d.Old+" -> "+d.New)
 	}
 	want := []string{
-		"steps[0].stage: a -> c", `steps[0].parameters.digits: "3" -> 3`, "steps[0].parameters.i: -3 -> 4", `steps[0].parameters.new:  -> "x"`,
-		"keep: image, 010 -> image", "steps[0].parameters.d: 0.1 -> ", "steps[0].parameters.huge: 1e+300 -> ", `steps[0].parameters.none: "" -> `,
-		`steps[0].parameters.s: "ä: #" -> `, "steps[0].parameters.u: 18446744073709551615 -> ", "steps[0].parameters.whole: 2 -> ", `steps[0].parameters.yes: "true" -> `,
-		"steps[0].inputs.x: true -> ", "steps[1].name: two -> ", "steps[1].stage: b -> ", "steps[1].model: org/model:7 -> ", "timeout: 1.5s -> ", "wait_for_room: true -> ",
+		"steps[0].stage: a -> c", `steps[0].parameters.digits: "3" -> 3`, "steps[0].parameters.i: -3 -> 4", "steps[0].parameters.new:  -> x",
+		`keep: [image, "010"] -> [image]`, "steps[0].parameters.d: 0.1 -> ", "steps[0].parameters.huge: 1e+300 -> ", `steps[0].parameters.none: "" -> `,
+		`steps[0].parameters.s: "ä: #" -> `, "steps[0].parameters.u: 18446744073709551615 -> ", "steps[0].parameters.whole: 2.0 -> ", `steps[0].parameters."yes": "true" -> `,
+		`steps[0].inputs.x: "true" -> `, "steps[1].name: two -> ", "steps[1].stage: b -> ", `steps[1].model: "org/model:7" -> `, "timeout: 1.5s -> ", "wait_for_room: true -> ",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("differences are\n%s\nwanted are\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -171,11 +172,7 @@ func writePipeline(out io.Writer, p *adminv1.PipelineStatus) error {
 	if err != nil {
 		return err
 	}
-	text, err := meshfile.WritePipelines(route)
-	if err != nil {
-		return err
-	}
-	_, err = out.Write(text)
+	_, err = out.Write(meshfile.WritePipelines(route))
 	return err
 }
 
@@ -235,6 +232,7 @@ func wantedOf(path string, names []string) ([]pipeline.Pipeline, error) {
 	for i, p := range all {
 		byName[string(p.Name)], have[i] = p, string(p.Name)
 	}
+	names = slices.Compact(slices.Sorted(slices.Values(names)))
 	out := make([]pipeline.Pipeline, len(names))
 	for i, name := range names {
 		p, ok := byName[name]
@@ -246,8 +244,11 @@ func wantedOf(path string, names []string) ([]pipeline.Pipeline, error) {
 	return out, nil
 }
 
-// errNothingApplied says that a file was not applied, for the reasons that are printed.
-var errNothingApplied = errors.New("nothing was applied; --force applies what does not fit")
+// Why a file was not applied, for the reasons that are printed.
+var (
+	errNothingApplied = errors.New("nothing was applied; --force applies what does not fit")
+	errInvalid        = errors.New("nothing was applied")
+)
 
 func (f applyFlags) run(ctx context.Context, client pipelinesClient, wanted []pipeline.Pipeline, expect *uint64, out io.Writer) error {
 	planned, err := plansOf(ctx, client, wanted)
@@ -256,7 +257,10 @@ func (f applyFlags) run(ctx context.Context, client pipelinesClient, wanted []pi
 	}
 	for _, plan := range planned {
 		printProblems(out, plan)
-		if wrong(plan) && !f.force {
+		switch {
+		case invalid(plan):
+			err = errInvalid
+		case wrong(plan) && !f.force && err == nil:
 			err = errNothingApplied
 		}
 	}

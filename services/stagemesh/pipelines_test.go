@@ -84,7 +84,7 @@ func TestPipelinesArePlannedAppliedShownAndDeleted(t *testing.T) {
 	c.shows(c.run("plan", file), `^first: would be changed\n  \+ steps\[0\]\.parameters\.n: 1\n  \+ timeout: 2s\nsecond: would be new\n$`)
 	c.shows(c.run("pipelines", "list"), `(?m)^first +echo +ready +file +\d+ +\d+s$`)
 	c.shows(c.run("pipelines", "apply", file), `^pipeline first is changed, revision \d+\npipeline second is new, revision \d+\n$`)
-	c.shows(c.run("pipelines", "apply", file, "second"), `^pipeline second is as it was, revision \d+\n$`)
+	c.shows(c.run("pipelines", "apply", file, "second", "second"), `^pipeline second is as it was, revision \d+\n$`)
 	c.shows(c.run("plan", file), `^first: is there already\nsecond: is there already\n$`)
 	c.shows(c.run("pipelines", "list"), `(?m)^first +echo +ready +file, changed +\d+ +\d+s\nsecond +echo > label +ready +applied +\d+ +\d+s$`)
 
@@ -113,7 +113,8 @@ func TestWhatDoesNotFitIsToldAndNotApplied(t *testing.T) {
 	file := c.file("p.yaml", "pipelines:\n  fine: {steps: [{name: one, stage: echo}]}\n  wrong: {durability: file, steps: [{name: one, stage: decode}, {name: two, stage: label, inputs: {x: y}}, {name: three, stage: nowhere}, {name: four, stage: echo}]}\n")
 	problems := `  wrong: wrong\.steps\[1\]\.inputs\.x: .*\n  wrong: wrong\.steps\[1\]\.inputs\.scores: .*given pixels, a tensor FP32.*\n  wrong: wrong\.steps\[2\]\.stage: nobody knows a stage nowhere; there is decode, echo, label\n  wrong: wrong\.steps\[3\]\.stage: .*durability.*\n`
 	c.shows(c.fails("some of this would not be applied", "plan", file), `(?s)^fine: would be new\nwrong: would be new\n.*`+problems+`$`)
-	c.shows(c.fails("nothing was applied", "pipelines", "apply", file), problems)
+	c.fails("some of this would not be applied", "plan", "--json", file)
+	c.shows(c.fails("nothing was applied; --force", "pipelines", "apply", file), problems)
 	c.shows(c.run("pipelines", "list"), `(?m)^first .*\n$`)
 	c.shows(c.run("pipelines", "apply", "--force", file), `pipeline wrong is new, revision \d+\n$`)
 	c.shows(c.run("pipelines", "list"), `(?m)^wrong +decode > label > nowhere > echo +not ready +applied.*\nwrong: .*nowhere`)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
@@ -40,9 +41,14 @@ func newPlan() *cobra.Command {
 					return err
 				}
 				if flags.json {
-					return printLines(cmd.OutOrStdout(), plans)
+					err = printLines(cmd.OutOrStdout(), plans)
+				} else {
+					err = printPlans(cmd.OutOrStdout(), wanted, plans)
 				}
-				return printPlans(cmd.OutOrStdout(), wanted, plans)
+				if err == nil && slices.ContainsFunc(plans, wrong) {
+					err = errDoesNotFit
+				}
+				return err
 			})
 		},
 	}
@@ -71,7 +77,6 @@ func plansOf(ctx context.Context, client pipelinesClient, wanted []pipeline.Pipe
 var errDoesNotFit = errors.New("some of this would not be applied")
 
 func printPlans(out io.Writer, wanted []pipeline.Pipeline, plans []*adminv1.PipelinePlan) error {
-	var failed error
 	for i, plan := range plans {
 		fmt.Fprintf(out, "%s: %s\n", wanted[i].Name, planned(plan.GetChange()))
 		if current := plan.GetCurrent(); current != nil {
@@ -80,11 +85,8 @@ func printPlans(out io.Writer, wanted []pipeline.Pipeline, plans []*adminv1.Pipe
 			}
 		}
 		printProblems(out, plan)
-		if wrong(plan) {
-			failed = errDoesNotFit
-		}
 	}
-	return failed
+	return nil
 }
 
 func printDifferences(out io.Writer, current *meshv1.Pipeline, wanted pipeline.Pipeline) error {
@@ -95,11 +97,11 @@ func printDifferences(out io.Writer, current *meshv1.Pipeline, wanted pipeline.P
 	for _, d := range meshfile.Differences(before, wanted) {
 		switch {
 		case d.Old == "":
-			fmt.Fprintf(out, "  + %s: %s\n", d.Key, visible(d.New))
+			fmt.Fprintf(out, "  + %s: %s\n", d.Key, d.New)
 		case d.New == "":
-			fmt.Fprintf(out, "  - %s: %s\n", d.Key, visible(d.Old))
+			fmt.Fprintf(out, "  - %s: %s\n", d.Key, d.Old)
 		default:
-			fmt.Fprintf(out, "  ~ %s: %s -> %s\n", d.Key, visible(d.Old), visible(d.New))
+			fmt.Fprintf(out, "  ~ %s: %s -> %s\n", d.Key, d.Old, d.New)
 		}
 	}
 	return nil
@@ -142,4 +144,11 @@ func wrong(plan *adminv1.PipelinePlan) bool {
 		}
 	}
 	return false
+}
+
+// invalid reports whether a pipeline is none, which no force applies.
+func invalid(plan *adminv1.PipelinePlan) bool {
+	return slices.ContainsFunc(plan.GetProblems(), func(p *adminv1.PipelineProblem) bool {
+		return p.GetSeverity() == adminv1.PipelineSeverity_PIPELINE_SEVERITY_INVALID
+	})
 }

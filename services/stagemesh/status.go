@@ -1,10 +1,12 @@
 package stagemesh
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -40,7 +42,7 @@ func newStatus() *cobra.Command {
 					mesh:      adminv1connect.NewMeshServiceClient(client, address, options...),
 					pipelines: adminv1connect.NewPipelineServiceClient(client, address, options...),
 				}
-				return telling(flags.run(cmd.Context(), s, cmd.OutOrStdout()))
+				return telling(flags.run(cmd.Context(), s, cmd.OutOrStdout(), cmd.ErrOrStderr()))
 			})
 		},
 	}
@@ -54,15 +56,22 @@ func newStatus() *cobra.Command {
 // showEvery is how often --watch shows the mesh.
 const showEvery = time.Second
 
-func (f statusFlags) run(ctx context.Context, client statusClient, out io.Writer) error {
+func (f statusFlags) run(ctx context.Context, client statusClient, out, errOut io.Writer) error {
 	ticker := time.NewTicker(showEvery)
 	defer ticker.Stop()
-	for {
+	for first := true; ; first = false {
 		now, err := client.ask(ctx, f.stage)
-		if err != nil {
-			return err
+		switch {
+		case ctx.Err() != nil && !first:
+			return nil
+		case err == nil:
+			err = f.print(out, now, time.Now())
+		case f.watch && !first:
+			// It was there, and may be again.
+			fmt.Fprintln(errOut, "stagemesh:", visible(Describe(err)))
+			err = nil
 		}
-		if err := f.print(out, now, time.Now()); err != nil || !f.watch {
+		if err != nil || !f.watch {
 			return err
 		}
 		select {
@@ -108,16 +117,24 @@ func (c statusClient) ask(ctx context.Context, stage string) (out meshStatus, er
 	case connect.CodeOf(err) != connect.CodeUnimplemented:
 		return out, err
 	}
-	if stage != "" {
-		out.only(stage)
+	if stage == "" {
+		return out, nil
 	}
-	return out, nil
+	return out, out.only(stage)
 }
 
-// only leaves out what has nothing to do with a stage.
-func (s *meshStatus) only(stage string) {
+// only leaves out what has nothing to do with a stage, which has to be there.
+func (s *meshStatus) only(stage string) error {
+	var names []string
+	for _, one := range s.stages.GetStages() {
+		names = append(names, visible(one.GetStage()))
+	}
+	if !slices.Contains(names, stage) {
+		return fmt.Errorf("--stage: there is no stage %s; there is %s", stage, cmp.Or(strings.Join(names, ", "), "none"))
+	}
 	s.stages.Stages = slices.DeleteFunc(s.stages.GetStages(), func(one *adminv1.StageStatus) bool { return one.GetStage() != stage })
 	s.pipelines.Pipelines = slices.DeleteFunc(s.pipelines.GetPipelines(), func(p *adminv1.PipelineStatus) bool {
 		return !slices.ContainsFunc(p.GetPipeline().GetSteps(), func(step *meshv1.PipelineStep) bool { return step.GetStage() == stage })
 	})
+	return nil
 }

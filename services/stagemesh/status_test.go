@@ -54,6 +54,9 @@ func TestStatusShowsWhoServesTheMesh(t *testing.T) {
 		}
 		return strings.Count(out, "\necho ") == 3
 	})
+	if _, err := run(t, "status", "--stage", "nope", "--admin", admin); err == nil || err.Error() != "--stage: there is no stage nope; there is add, echo" {
+		t.Errorf("of no stage it ends with %v", err)
+	}
 	if out := status("--stage", "add"); strings.Contains(out, "\necho ") || strings.Contains(out, "one ") || !rows[1].MatchString(out) {
 		t.Errorf("of one stage it shows\n%s", out)
 	}

@@ -22,7 +22,7 @@ func (f statusFlags) print(out io.Writer, s meshStatus, now time.Time) error {
 	if f.json {
 		return s.printJSON(out)
 	}
-	printStale(out, s.pipelines, now)
+	printStale(out, s.oldest(), now)
 	if err := printPipelines(out, s.pipelines.GetPipelines(), now); err != nil {
 		return err
 	}
@@ -36,6 +36,18 @@ func (f statusFlags) print(out io.Writer, s meshStatus, now time.Time) error {
 		return err
 	}
 	return printHosts(out, s.hosts.GetHosts(), now)
+}
+
+// oldest is the answer that has been out of date for longest.
+func (s meshStatus) oldest() staleness {
+	var out staleness = s.pipelines
+	for _, answer := range []staleness{s.stages, s.hosts} {
+		since := answer.GetStaleSince()
+		if since != nil && (out.GetStaleSince() == nil || since.AsTime().Before(out.GetStaleSince().AsTime())) {
+			out = answer
+		}
+	}
+	return out
 }
 
 func (s meshStatus) printJSON(out io.Writer) error {
@@ -54,9 +66,17 @@ func (s meshStatus) printJSON(out io.Writer) error {
 			return err
 		}
 		all[name] = fields[name]
-		if since := fields["staleSince"]; string(since) != "null" {
-			all["staleSince"], all["staleCause"] = since, fields["staleCause"]
+	}
+	if answer := s.oldest(); answer.GetStaleSince() != nil {
+		since, err := json.Marshal(answer.GetStaleSince().AsTime())
+		if err != nil {
+			return err
 		}
+		why, err := json.Marshal(answer.GetStaleCause())
+		if err != nil {
+			return err
+		}
+		all["staleSince"], all["staleCause"] = since, why
 	}
 	return json.NewEncoder(out).Encode(all)
 }

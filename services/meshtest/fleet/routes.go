@@ -20,6 +20,14 @@ func (m *Member) Apply(p pipeline.Pipeline) error {
 	return err
 }
 
+// Delete deletes a pipeline through a gateway.
+func (m *Member) Delete(name pipeline.Name) error {
+	ctx, cancel := context.WithTimeout(m.fleet.t.Context(), viewTime)
+	defer cancel()
+	_, err := m.routes().DeletePipeline(ctx, connect.NewRequest(&adminv1.DeletePipelineRequest{Name: string(name)}))
+	return err
+}
+
 // Pipelines returns the names of the pipelines that a gateway serves, sorted, and fails
 // the test where it does not say.
 func (m *Member) Pipelines() []pipeline.Name {

@@ -336,8 +336,8 @@ type PipelineStatus struct {
 	// registry lives; 0 where the mesh has no registry.
 	Revision  uint64                 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
 	AppliedAt *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=applied_at,json=appliedAt,proto3" json:"applied_at,omitempty"`
-	// The pipeline is in a file of gateways. from_file says that it is as the file has
-	// it; where it is not, somebody has changed it since.
+	// A file of a gateway has had the pipeline. from_file says that it is as the file has
+	// had it; where it is not, somebody has changed it since.
 	InFile   bool `protobuf:"varint,4,opt,name=in_file,json=inFile,proto3" json:"in_file,omitempty"`
 	FromFile bool `protobuf:"varint,5,opt,name=from_file,json=fromFile,proto3" json:"from_file,omitempty"`
 	// Every stage has a host that takes items, and where not, which has none.
