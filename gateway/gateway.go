@@ -142,7 +142,7 @@ func New(s Settings) (*Gateway, error) {
 	}
 	g := &Gateway{settings: s, log: s.Call.Logger, service: service, pipelines: store, ready: make(chan struct{}), stopped: make(chan struct{})}
 	g.web = web.Settings{
-		Caller: service, MaxMessageBytes: s.MaxBody, Health: g.health, Origins: s.AllowOrigins,
+		Caller: service, Models: &models{gateway: g}, MaxMessageBytes: s.MaxBody, Health: g.health, Origins: s.AllowOrigins,
 		Budget: bodies, TokensKey: publicKey + ".token_file",
 	}
 	if _, err := web.Handler(g.web); err != nil {

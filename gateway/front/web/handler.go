@@ -8,6 +8,7 @@ import (
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
 	"github.com/stagemesh/stagemesh/gateway/front/body"
+	"github.com/stagemesh/stagemesh/gateway/front/oip"
 	"github.com/stagemesh/stagemesh/gateway/front/port"
 	"github.com/stagemesh/stagemesh/gateway/front/procedure"
 	"github.com/stagemesh/stagemesh/gateway/front/rest"
@@ -18,6 +19,9 @@ import (
 type Settings struct {
 	// Caller does the work: gateway/call's service.
 	Caller rpc.Caller
+	// Models are the pipelines to clients of the Open Inference Protocol; nil serves
+	// none.
+	Models oip.Models
 	// MaxMessageBytes bounds one request on every protocol; 0 is the fronts'
 	// own default of 64 MiB.
 	MaxMessageBytes int
@@ -42,10 +46,16 @@ func Handler(s Settings) (http.Handler, error) {
 		s.Health = func(context.Context, string) error { return nil }
 	}
 	mux := http.NewServeMux()
-	mux.Handle(rpc.New(s.Caller, procedure.Settings{MaxMessageBytes: s.MaxMessageBytes}))
+	bounds := procedure.Settings{MaxMessageBytes: s.MaxMessageBytes}
+	mux.Handle(rpc.New(s.Caller, bounds))
+	services := []string{inferencev1connect.InferenceServiceName}
+	if s.Models != nil {
+		mux.Handle(oip.New(s.Caller, s.Models, bounds))
+		services = append(services, oip.ServiceName)
+	}
 	mux.Handle(rest.Prefix, rest.New(s.Caller, rest.Settings{MaxBodyBytes: s.MaxMessageBytes}))
-	port.MountHealth(mux, s.Health, inferencev1connect.InferenceServiceName)
-	port.MountReflection(mux, inferencev1connect.InferenceServiceName)
+	port.MountHealth(mux, s.Health, services...)
+	port.MountReflection(mux, services...)
 	mux.HandleFunc("/", rest.NotFound)
 	// A browser asks whether it may call before it gives a token.
 	guard := port.Guard{Tokens: s.Tokens, Key: s.TokensKey, Plain: rest.Prefix}

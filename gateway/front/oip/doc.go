@@ -1,0 +1,32 @@
+// Package oip serves the Open Inference Protocol, version 2, to clients that were
+// written for other servers of it: inference.GRPCInferenceService over gRPC, gRPC-Web
+// and Connect.
+//
+//	path, handler := oip.New(caller, models, procedure.Settings{})
+//	mux.Handle(path, handler)
+//
+// # Models
+//
+// A model is a pipeline, or "stage:<name>" for one stage; its only version is "1". What
+// it takes is what the stage of its first step does, and what it gives what that of its
+// last step does, as far as hosts have said so; where they have not, metadata leaves it
+// out and requests are served all the same.
+//
+// # Tensors
+//
+// Tensors come as raw bytes or as typed contents, all of a request in one way, and are
+// answered as raw bytes, which is what clients read. A stage that takes a blob takes a
+// BYTES tensor of one element, and a blob that is answered is one: its media type is the
+// tensor's parameter content_type.
+//
+// Parameters of a request go to every step, but for timeout, which is in microseconds
+// and may only shorten the pipeline's. The id is echoed and means nothing else.
+//
+// # Failures
+//
+// are as on every protocol: the code of the fault, with its details. Shapes that do not
+// hold what comes are INVALID_INPUT before anything is allocated for them.
+//
+// Everything is safe for concurrent use, and starts no goroutine. To test with it, use
+// a caller of gateway/front/fronttest.
+package oip
