@@ -1,9 +1,10 @@
 // Package oip serves the Open Inference Protocol, version 2, to clients that were
 // written for other servers of it: inference.GRPCInferenceService over gRPC, gRPC-Web
-// and Connect.
+// and Connect, and the REST form with the binary extension.
 //
 //	path, handler := oip.New(caller, models, procedure.Settings{})
 //	mux.Handle(path, handler)
+//	mux.Handle(oip.Root+"/", oip.NewREST(caller, models, oip.RESTSettings{}))
 //
 // # Models
 //
@@ -14,8 +15,9 @@
 //
 // # Tensors
 //
-// Tensors come as raw bytes or as typed contents, all of a request in one way, and are
-// answered as raw bytes, which is what clients read. A stage that takes a blob takes a
+// By gRPC tensors come as raw bytes or as typed contents, all of a request in one way,
+// and are answered as raw bytes, which is what clients read; by REST in JSON or as bytes
+// behind it, each as it says, and are answered as is asked. A stage that takes a blob takes a
 // BYTES tensor of one element, and a blob that is answered is one: its media type is the
 // tensor's parameter content_type.
 //
@@ -24,7 +26,8 @@
 //
 // # Failures
 //
-// are as on every protocol: the code of the fault, with its details. Shapes that do not
+// are as on every protocol: the code of the fault, with its details; by REST its status
+// and {"error": "REASON: message"}. Shapes that do not
 // hold what comes are INVALID_INPUT before anything is allocated for them.
 //
 // Everything is safe for concurrent use, and starts no goroutine. To test with it, use

@@ -9,9 +9,37 @@ import (
 	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
+	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
+
+// A body may lie about all that it says of itself.
+func FuzzBody(f *testing.F) {
+	f.Add([]byte(`{"inputs": [{"name": "a", "datatype": "INT32", "shape": [1], "parameters": {"binary_data_size": 4}}]}1234`), "99")
+	f.Add([]byte(`{"parameters": {"binary_data_output": true}, "inputs": [], "outputs": [{"name": "x", "parameters": {"binary_data": true}}]}`), "")
+	f.Fuzz(func(t *testing.T, data []byte, length string) {
+		text, binary, err := split(data, length)
+		if err != nil {
+			return
+		}
+		in, err := oipjson.Decode(text)
+		if err != nil {
+			return
+		}
+		if err := takeBinary(in, binary); err != nil {
+			return
+		}
+		if _, err := wishOf(in); err != nil {
+			return
+		}
+		parts, err := in.Parts()
+		// Of JSON a zero and its comma are eight bytes of FP64.
+		if err == nil && payload.Size(parts) > 8*len(data) {
+			t.Errorf("%d bytes became %d", len(data), payload.Size(parts))
+		}
+	})
+}
 
 // What is taken is valid, and no larger than a few times what came; what is not is told
 // as the caller's mistake.

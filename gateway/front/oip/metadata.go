@@ -31,7 +31,7 @@ func known(name, version string) error {
 }
 
 func (s *service) serverMetadata(context.Context, procedure.Request[*oipv2.ServerMetadataRequest]) (*connect.Response[oipv2.ServerMetadataResponse], error) {
-	return connect.NewResponse(&oipv2.ServerMetadataResponse{Name: serverName, Version: s.models.Version()}), nil
+	return connect.NewResponse(&oipv2.ServerMetadataResponse{Name: serverName, Version: s.models.Version(), Extensions: extensions()}), nil
 }
 
 func (s *service) modelMetadata(_ context.Context, in procedure.Request[*oipv2.ModelMetadataRequest]) (*connect.Response[oipv2.ModelMetadataResponse], error) {
@@ -48,11 +48,13 @@ func (s *service) modelMetadata(_ context.Context, in procedure.Request[*oipv2.M
 	}), nil
 }
 
-func described(parts []*stagev1.PartSpec) []*oipv2.ModelMetadataResponse_TensorMetadata {
-	out := make([]*oipv2.ModelMetadataResponse_TensorMetadata, len(parts))
+type metadata = oipv2.ModelMetadataResponse_TensorMetadata
+
+func described(parts []*stagev1.PartSpec) []*metadata {
+	out := make([]*metadata, len(parts))
 	for i, part := range parts {
 		// A blob is one element of bytes.
-		out[i] = &oipv2.ModelMetadataResponse_TensorMetadata{Name: part.GetName(), Datatype: string(tensor.Bytes), Shape: []int64{1}}
+		out[i] = &metadata{Name: part.GetName(), Datatype: string(tensor.Bytes), Shape: []int64{1}}
 		if t := part.GetTensor(); t != nil {
 			out[i].Datatype, out[i].Shape = t.GetDatatype(), t.GetShape()
 		}

@@ -20,24 +20,27 @@ func response(asked *oipv2.ModelInferRequest, r *call.Response) *oipv2.ModelInfe
 }
 
 func output(p payload.Part) (*oipv2.ModelInferResponse_InferOutputTensor, []byte) {
-	out := &oipv2.ModelInferResponse_InferOutputTensor{Name: p.Name, Parameters: parametersOf(p.Parameters)}
+	p = asTensor(p)
+	return &oipv2.ModelInferResponse_InferOutputTensor{
+		Name: p.Name, Datatype: string(p.Tensor.Datatype), Shape: p.Tensor.Shape, Parameters: parametersOf(p.Parameters),
+	}, p.Tensor.Raw
+}
+
+// asTensor returns a part as a tensor: a blob is one element of bytes.
+func asTensor(p payload.Part) payload.Part {
 	if p.Tensor != nil {
-		out.Datatype, out.Shape = string(p.Tensor.Datatype), p.Tensor.Shape
-		return out, p.Tensor.Raw
+		return p
 	}
-	if p.Blob.ContentType != "" {
-		if out.Parameters == nil {
-			out.Parameters = map[string]*oipv2.InferParameter{}
-		}
-		out.Parameters[contentTypeParameter] = parameterOf(payload.String(p.Blob.ContentType))
-	}
-	// A blob is not larger than a message.
+	// A blob is not larger than a message, so that its length can be said.
 	packed, err := tensor.FromBytes([]int64{1}, [][]byte{p.Blob.Data})
 	if err != nil {
 		packed = tensor.Tensor{Datatype: tensor.Bytes, Shape: []int64{0}}
 	}
-	out.Datatype, out.Shape = string(packed.Datatype), packed.Shape
-	return out, packed.Raw
+	out := payload.OfTensor(p.Name, packed)
+	if out.Parameters = p.Parameters; p.Blob.ContentType != "" {
+		out.Parameters = payload.Merge(p.Parameters, payload.Parameters{contentTypeParameter: payload.String(p.Blob.ContentType)})
+	}
+	return out
 }
 
 func parametersOf(p payload.Parameters) map[string]*oipv2.InferParameter {

@@ -12,7 +12,6 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/header"
 	"github.com/stagemesh/stagemesh/gateway/front/procedure"
-	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
 // ServiceName is the protocol's service.
@@ -73,7 +72,7 @@ func (s *service) modelReady(ctx context.Context, in procedure.Request[*oipv2.Mo
 		return nil, err
 	}
 	err := s.models.Ready(ctx, in.Message.GetName())
-	if f := fault.From(err); err != nil && (f.Reason == fault.UnknownPipeline || f.Reason == fault.NotFound) {
+	if unknown(err) {
 		return nil, err
 	}
 	return connect.NewResponse(&oipv2.ModelReadyResponse{Ready: err == nil}), nil

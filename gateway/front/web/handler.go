@@ -52,6 +52,9 @@ func Handler(s Settings) (http.Handler, error) {
 	if s.Models != nil {
 		mux.Handle(oip.New(s.Caller, s.Models, bounds))
 		services = append(services, oip.ServiceName)
+		tensors := oip.NewREST(s.Caller, s.Models, oip.RESTSettings{MaxBodyBytes: s.MaxMessageBytes})
+		mux.Handle(oip.Root, tensors)
+		mux.Handle(oip.Root+"/", tensors)
 	}
 	mux.Handle(rest.Prefix, rest.New(s.Caller, rest.Settings{MaxBodyBytes: s.MaxMessageBytes}))
 	port.MountHealth(mux, s.Health, services...)
