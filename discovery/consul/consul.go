@@ -107,10 +107,23 @@ func New(s Settings) (*Registry, error) {
 		config.TLSConfig = api.TLSConfig{CAFile: s.TLS.CAFile, CertFile: s.TLS.CertFile, KeyFile: s.TLS.KeyFile, Address: s.TLS.ServerName}
 	}
 	var err error
-	if r.client, err = api.NewClient(config); err != nil {
+	if r.client, err = r.newClient(config); err != nil {
 		return nil, err
 	}
 	return r, nil
+}
+
+// newClient returns a client of which the environment says nothing: the library would
+// have it switch verification off, and name files, tokens and partitions.
+func (r *Registry) newClient(config *api.Config) (*api.Client, error) {
+	var err error
+	if config.HttpClient, err = api.NewHttpClient(r.http, config.TLSConfig); err != nil {
+		return nil, err
+	}
+	// The token is for the agent alone.
+	config.HttpClient.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	XX
+	return api.NewClient(config)
 }
 
 func setDefault[T comparable](value *T, to T) {

@@ -2,6 +2,8 @@ package natskv_test
 
 import (
 	"errors"
+	"log/slog"
+	"net"
 	"strings"
 	"testing"
 
@@ -59,5 +61,47 @@ func TestABrokerThatWantsATokenGetsIt(t *testing.T) {
 	}
 	if _, err := natskv.New(settings(b.ClientURL(), func(s *natskv.Settings) { s.Auth.TokenFile = "nowhere" })); !errors.Is(err, discovery.ErrInvalid) || !strings.Contains(err.Error(), "nats.token_file: open nowhere") {
 		t.Errorf("a file that is not there: %v", err)
+	}
+}
+
+// The client hears of each refusal, and those who ask are told.
+func TestABrokerThatComesBackAndRefusesIsNotInTheLogForEver(t *testing.T) {
+	t.Parallel()
+	options := brokerOptions(t.TempDir())
+	options.Authorization = "open-sesame"
+	s, err := startBroker(options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	url := s.ClientURL()
+	log := &loud{}
+	c := client(t, settings(url, func(s *natskv.Settings) {
+		s.Auth.TokenFile, s.Logger = tlstest.File(t, "open-sesame"), slog.New(slog.NewTextHandler(log, nil))
+	}))
+	_, err = c.List(t.Context(), "")
+	options.Port = s.Addr().(*net.TCPAddr).Port
+	s.Shutdown()
+	s.WaitForShutdown()
+	if err != nil {
+		t.Fatal(err)
+	}
+	options.Authorization = "sesame-secret"
+	other, err := startBroker(options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		other.Shutdown()
+		other.WaitForShutdown()
+	})
+	eventually(t, "it is refused again", func() bool {
+		seen, err := other.Varz(nil)
+		return err == nil && seen.TotalConnections >= 3
+	})
+	if _, err := c.List(t.Context(), ""); !errors.Is(err, discovery.ErrDenied) || !strings.Contains(err.Error(), "nats.token_file") {
+		t.Errorf("it is away for %v", err)
+	}
+	if text := log.String(); strings.Contains(text, "registry's broker") || strings.Contains(text, "sesame") {
+		t.Errorf("it logs\n%s", text)
 	}
 }

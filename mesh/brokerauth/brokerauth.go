@@ -19,9 +19,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/nats-io/nats.go"
 )
@@ -119,6 +121,22 @@ func read(path string) ([]byte, error) {
 	return data, nil
 }
 
+// Delays before another attempt to connect: what does not mend by itself is not
+// hammered at, for the broker logs each attempt.
+const (
+	delayBase, delayJitter     = 50 * time.Millisecond, 200 * time.Millisecond
+	refusedBase, refusedJitter = 1500 * time.Millisecond, time.Second
+)
+
+// Delay is how long a client waits before it tries to connect again, after the error
+// of the broker's answer to the latest attempt, nil where there was none.
+func Delay(err error) time.Duration {
+	if Advice(err) != "" {
+		return refusedBase + rand.N(refusedJitter)
+	}
+	return delayBase + rand.N(delayJitter)
+}
+
 // Explain returns an error of connecting with what is to be done about it, where it
 // does not mend by itself; others stay as they are.
 func Explain(err error) error {
@@ -133,6 +151,7 @@ func Explain(err error) error {
 func Advice(err error) string {
 	var unknown x509.UnknownAuthorityError
 	var name x509.HostnameError
+	var invalid x509.CertificateInvalidError
 	switch {
 	case err == nil:
 		return ""
@@ -146,6 +165,8 @@ func Advice(err error) string {
 		return "nats.ca_file names a file with the certificate of who vouches for the broker"
 	case errors.As(err, &name):
 		return "nats.url has to name the broker as its certificate does"
+	case errors.As(err, &invalid):
+		return "the broker's certificate, or the one in nats.ca_file that vouches for it, is not good now or not for this: renew it, where the broker is in a process of the mesh in nats.listen_cert_file"
 	case wantsCertificate(err):
 		return "the broker wants another certificate of this process: nats.cert_file and nats.key_file"
 	}
