@@ -27,6 +27,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/tlstest"
 )
 
@@ -163,6 +164,33 @@ func TestPlainHTTPNeedsATokenAndProbesDoNot(t *testing.T) {
 	})
 	if status != http.StatusNoContent {
 		t.Errorf("preflight: %d %s", status, body)
+	}
+}
+
+// What there is is for those who have a token.
+func TestProbesDoNotTellWhichPipelinesThereAre(t *testing.T) {
+	t.Parallel()
+	s := newSecrets(t)
+	secret := pipeline.Pipeline{Name: "secret", Steps: []pipeline.Step{{Name: "s", Stage: "s"}}}
+	g, _ := run(t, bustest.Start(t), func(settings *gateway.Settings) {
+		settings.Access = gateway.Access{TokenFile: s.token, CertFile: s.cert, KeyFile: s.key}
+		settings.Admin = gateway.Admin{Listen: "127.0.0.1:0", TokenFile: s.token, CertFile: s.cert, KeyFile: s.key}
+		settings.Pipelines = []pipeline.Pipeline{secret}
+	})
+	client := over(t, s.roots, false)
+	for _, url := range []string{g.URL(), g.AdminURL()} {
+		if status, _, body := fetch(t, client, http.MethodGet, url+"/readyz?pipeline=nope", ""); status != http.StatusNotFound || strings.Contains(body, "secret") {
+			t.Errorf("%s: %d %s", url, status, body)
+		}
+		conn, err := grpc.NewClient(strings.TrimPrefix(url, "https://"), grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: s.roots})))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = conn.Close() })
+		_, err = healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{Service: "nope"})
+		if status.Code(err) != codes.NotFound || strings.Contains(err.Error(), "secret") {
+			t.Errorf("%s: %v", url, err)
+		}
 	}
 }
 
