@@ -174,7 +174,7 @@ func TestProbesDoNotTellWhichPipelinesThereAre(t *testing.T) {
 	secret := pipeline.Pipeline{Name: "secret", Steps: []pipeline.Step{{Name: "s", Stage: "s"}}}
 	g, _ := run(t, bustest.Start(t), func(settings *gateway.Settings) {
 		settings.Access = gateway.Access{TokenFile: s.token, CertFile: s.cert, KeyFile: s.key}
-		settings.Admin = gateway.Admin{Listen: "127.0.0.1:0", TokenFile: s.token, CertFile: s.cert, KeyFile: s.key}
+		settings.Admin = gateway.Admin{Listen: "127.0.0.1:0", Access: gateway.Access{TokenFile: s.token, CertFile: s.cert, KeyFile: s.key}}
 		settings.Pipelines = []pipeline.Pipeline{secret}
 	})
 	client := over(t, s.roots, false)
@@ -267,7 +267,8 @@ func TestAPublicPortThatCannotBeSaysWhy(t *testing.T) {
 		want   string
 	}{
 		"tokens that are not there":   {gateway.Access{TokenFile: s.token + "2"}, "gateway.token_file: open " + s.token + "2: no such file"},
-		"a certificate for another":   {gateway.Access{CertFile: s.cert, KeyFile: s.token}, "gateway.cert_file: tls: "},
+		"a key that is none":          {gateway.Access{CertFile: s.cert, KeyFile: s.token}, "gateway.key_file: " + s.token + ": there is no private key in it"},
+		"a key that is not there":     {gateway.Access{CertFile: s.cert, KeyFile: "/nowhere"}, "gateway.key_file: open /nowhere: "},
 		"a token of several words":    {gateway.Access{TokenFile: tlstest.File(t, "open sesame")}, "gateway.token_file: "},
 		"a certificate that is a key": {gateway.Access{CertFile: s.key, KeyFile: s.key}, "gateway.cert_file: tls: "},
 	} {

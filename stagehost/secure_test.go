@@ -58,9 +58,16 @@ func TestAHostWhoseCertificateIsNoneDoesNotStart(t *testing.T) {
 	if err := cannotStart(t, secure(key, key, "")); !strings.HasPrefix(err.Error(), "stage "+string(stage)+": cert_file: tls: ") {
 		t.Errorf("got %v", err)
 	}
+	cert, _ := tlstest.New(t).Certificate("127.0.0.1")
+	if err := cannotStart(t, secure(cert, "/nowhere", "")); !strings.HasPrefix(err.Error(), "stage "+string(stage)+": key_file: open /nowhere: ") {
+		t.Errorf("got %v", err)
+	}
 	for want, edit := range map[string]func(*stagehost.Settings){
 		"cert_file: has no key":                   secure("c", "", ""),
 		"key_file: has no certificate":            secure("", "k", ""),
+		"listen: :9000 is no address by which":    func(s *stagehost.Settings) { secure("c", "k", "")(s); s.Listen = ":9000" },
+		"listen: 0.0.0.0:9000 is no address":      func(s *stagehost.Settings) { secure("c", "k", "")(s); s.Listen = "0.0.0.0:9000" },
+		"listen: [::]:9000 is no address":         func(s *stagehost.Settings) { secure("c", "k", "")(s); s.Listen = "[::]:9000" },
 		"server_name: is a name in a certificate": secure("", "", "n"),
 	} {
 		s := stagehost.Settings{Mesh: mesh, Stage: stage, Host: "host", Runner: inproc.Each(inproc.Settings{}, echo)}

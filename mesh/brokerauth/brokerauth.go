@@ -14,18 +14,17 @@
 package brokerauth
 
 import (
-	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net"
-	"os"
 	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/stagemesh/stagemesh/mesh/secretfile"
 )
 
 // Files are what a process shows the broker, and whom it trusts to be the broker.
@@ -44,26 +43,26 @@ type Files struct {
 func (f Files) Options() ([]nats.Option, error) {
 	var out []nats.Option
 	if f.CredentialsFile != "" {
-		if _, err := read(f.CredentialsFile); err != nil {
+		if _, err := secretfile.Read(f.CredentialsFile); err != nil {
 			return nil, fmt.Errorf("nats.credentials_file: %w", err)
 		}
 		out = append(out, nats.UserCredentials(f.CredentialsFile))
 	}
 	if f.TokenFile != "" {
-		if _, err := ReadToken(f.TokenFile); err != nil {
+		if _, err := secretfile.Token(f.TokenFile); err != nil {
 			return nil, fmt.Errorf("nats.token_file: %w", err)
 		}
 		out = append(out, nats.TokenHandler(f.token))
 	}
 	if f.CAFile != "" {
-		if err := certificates(f.CAFile); err != nil {
+		if _, err := secretfile.Roots(f.CAFile); err != nil {
 			return nil, fmt.Errorf("nats.ca_file: %w", err)
 		}
 		out = append(out, nats.RootCAs(f.CAFile))
 	}
 	if f.CertFile != "" {
-		if _, err := tls.LoadX509KeyPair(f.CertFile, f.KeyFile); err != nil {
-			return nil, fmt.Errorf("nats.cert_file: %w", err)
+		if _, err := (secretfile.Pair{CertFile: f.CertFile, KeyFile: f.KeyFile}).Load("nats."); err != nil {
+			return nil, err
 		}
 		out = append(out, nats.ClientCert(f.CertFile, f.KeyFile))
 	}
@@ -73,52 +72,8 @@ func (f Files) Options() ([]nats.Option, error) {
 // token is asked for each time that the client connects. The broker refuses none
 // where the file is gone.
 func (f Files) token() string {
-	token, _ := ReadToken(f.TokenFile)
+	token, _ := secretfile.Token(f.TokenFile)
 	return token
-}
-
-func certificates(path string) error {
-	data, err := read(path)
-	if err == nil && !x509.NewCertPool().AppendCertsFromPEM(data) {
-		err = fmt.Errorf("%s: there is no certificate in it", path)
-	}
-	return err
-}
-
-// ReadToken reads a token from a file, without the white space around it: one word of
-// visible ASCII.
-func ReadToken(path string) (string, error) {
-	data, err := read(path)
-	if err != nil {
-		return "", err
-	}
-	token := strings.TrimSpace(string(data))
-	if token == "" {
-		return "", fmt.Errorf("%s: there is no token in it", path)
-	}
-	if strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
-		return "", fmt.Errorf("%s: a token is one word of visible ASCII", path)
-	}
-	return token, nil
-}
-
-// maxFile bounds a file, in bytes.
-const maxFile = 1 << 20
-
-func read(path string) ([]byte, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close() //nolint:errcheck // it was only read
-	data, err := io.ReadAll(io.LimitReader(file, maxFile+1))
-	if err == nil && len(data) > maxFile {
-		err = fmt.Errorf("larger than %d bytes", maxFile)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	return data, nil
 }
 
 // Delays before another attempt to connect: what does not mend by itself is not

@@ -69,7 +69,7 @@ func (f flags) validate(file *meshfile.File) error {
 	return f.Validate(file, "a gateway meets the stages",
 		program.Check{Name: "--listen", Value: f.listen, Valid: meshfile.ValidAddress},
 		program.Check{Name: "--admin", Value: f.admin, Valid: func(address string) error {
-			admin := gateway.Admin(file.AdminPort())
+			admin := gatewayfile.Admin(file)
 			admin.Listen = address
 			return errors.Join(meshfile.ValidAddress(address), admin.Validate())
 		}})

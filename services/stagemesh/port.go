@@ -11,7 +11,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"os"
 	"strings"
 	"time"
 
@@ -21,6 +20,7 @@ import (
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/secretfile"
 )
 
 // portFlags name a port of a gateway to ask, and what it is asked with.
@@ -120,14 +120,17 @@ func redacted(address string) string {
 	return "..." + address[strings.LastIndexByte(address, '@')+1:]
 }
 
-// maxSecret bounds a file with a token or with certificates, in bytes.
-const maxSecret = 1 << 20
+// maxRefusal bounds an answer that may be a refusal of Go's server, in bytes.
+const maxRefusal = 1 << 20
 
 // token returns what adds the token to every request, if there is one.
 func (p portFlags) token() (connect.Interceptor, error) {
-	data, err := p.read("--token-file", p.tokenFile)
-	if err != nil {
-		return nil, err
+	var data []byte
+	if p.tokenFile != "" {
+		var err error
+		if data, err = secretfile.Read(p.tokenFile); err != nil {
+			return nil, fmt.Errorf("--token-file: %w", err)
+		}
 	}
 	token, _, _ := strings.Cut(strings.TrimSpace(string(data)), "\n")
 	token = strings.TrimSpace(token)
@@ -149,34 +152,12 @@ func (p portFlags) transport() (*http.Transport, error) {
 	if p.caFile == "" {
 		return out, nil
 	}
-	data, err := p.read("--ca-file", p.caFile)
+	roots, err := secretfile.Roots(p.caFile)
 	if err != nil {
-		return nil, err
-	}
-	roots := x509.NewCertPool()
-	if !roots.AppendCertsFromPEM(data) {
-		return nil, fmt.Errorf("--ca-file: %s: there is no certificate in it", p.caFile)
+		return nil, fmt.Errorf("--ca-file: %w", err)
 	}
 	out.TLSClientConfig = &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}
 	return out, nil
-}
-
-// read returns what is in the file that the flag names; nothing where it names
-// none.
-func (p portFlags) read(flag, path string) ([]byte, error) {
-	if path == "" {
-		return nil, nil
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", flag, err)
-	}
-	defer f.Close() //nolint:errcheck // it was only read
-	data, err := io.ReadAll(io.LimitReader(f, maxSecret))
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", flag, err)
-	}
-	return data, nil
 }
 
 // advise says what to do about an error that is about the port itself. Other errors
@@ -245,7 +226,7 @@ func (n noticing) RoundTrip(r *http.Request) (*http.Response, error) {
 		return response, err
 	}
 	defer response.Body.Close() //nolint:errcheck // it was only read
-	text, err := io.ReadAll(io.LimitReader(response.Body, maxSecret))
+	text, err := io.ReadAll(io.LimitReader(response.Body, maxRefusal))
 	if err != nil {
 		return nil, err
 	}

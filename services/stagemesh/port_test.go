@@ -22,7 +22,7 @@ func guarded(t *testing.T, access gateway.Access) *local.Mesh {
 	t.Helper()
 	m, err := local.New(local.Settings{Gateway: gateway.Settings{
 		Listen: "127.0.0.1:0", Access: access,
-		Admin: gateway.Admin{Listen: "127.0.0.1:0", TokenFile: access.TokenFile, CertFile: access.CertFile, KeyFile: access.KeyFile},
+		Admin: gateway.Admin{Listen: "127.0.0.1:0", Access: access},
 	}})
 	if err != nil {
 		t.Fatal(err)
