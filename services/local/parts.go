@@ -131,7 +131,7 @@ func (m *Mesh) newRegistry(own *broker) (*registry.Registry, error) {
 	}
 	r, err := registry.New(s)
 	if err != nil {
-		return nil, fmt.Errorf("registry: %w", err)
+		return nil, err
 	}
 	return r, nil
 }
