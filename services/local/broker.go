@@ -230,6 +230,15 @@ func (l *brokerLog) Fatalf(format string, v ...any) {
 // notice is for whom the level is debug.
 func (l *brokerLog) Noticef(format string, v ...any) { l.log.Debug(fmt.Sprintf(format, v...)) }
 func (l *brokerLog) Warnf(format string, v ...any)   { l.log.Warn(fmt.Sprintf(format, v...)) }
-func (l *brokerLog) Errorf(format string, v ...any)  { l.log.Error(fmt.Sprintf(format, v...)) }
-func (l *brokerLog) Debugf(format string, v ...any)  { l.log.Debug(fmt.Sprintf(format, v...)) }
-func (l *brokerLog) Tracef(format string, v ...any)  { l.log.Debug(fmt.Sprintf(format, v...)) }
+func (l *brokerLog) Errorf(format string, v ...any) {
+	text := fmt.Sprintf(format, v...)
+	if strings.Contains(text, "TLS handshake error") {
+		// It is about one caller, as a probe of TCP.
+		l.log.Debug(text)
+		return
+	}
+	l.log.Error(text)
+}
+
+func (l *brokerLog) Debugf(format string, v ...any) { l.log.Debug(fmt.Sprintf(format, v...)) }
+func (l *brokerLog) Tracef(format string, v ...any) { l.log.Debug(fmt.Sprintf(format, v...)) }
