@@ -39,15 +39,11 @@ func (g *Gateway) listenAdmin(ctx context.Context) (*server, error) {
 	if admin.Listen == "" {
 		return &server{}, nil
 	}
-	handler, err := g.adminHandler()
-	if err != nil {
-		return nil, keyed(adminKey, err)
-	}
 	at := where{listen: admin.Listen, key: adminKey + ".listen", tls: g.operators.tls}
-	return g.listen(ctx, at, g.lettingGo(handler))
+	return g.listen(ctx, at, g.lettingGo(g.adminHandler()))
 }
 
-func (g *Gateway) adminHandler() (http.Handler, error) {
+func (g *Gateway) adminHandler() http.Handler {
 	s := adminapi.Settings{
 		Letters: deadletter.New(g.bus, deadletter.Settings{}), Health: g.Ready, Logger: g.log,
 		Pipelines: g.pipelines, Traffic: g.service, MaxPayload: g.settings.Call.MaxPayload, Stopping: g.stopped,
@@ -56,5 +52,5 @@ func (g *Gateway) adminHandler() (http.Handler, error) {
 	if g.roster != nil {
 		s.Roster = g.roster
 	}
-	return adminapi.Handler(s), nil
+	return adminapi.Handler(s)
 }

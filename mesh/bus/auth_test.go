@@ -195,7 +195,7 @@ func TestAFileThatIsWrongIsToldBeforeAnythingElse(t *testing.T) {
 		"broker: nats.ca_file: open nowhere: ":           {CAFile: "nowhere"},
 		"broker: nats.ca_file: " + key + ": there is no": {CAFile: key},
 		"broker: nats.cert_file: tls: ":                  {CertFile: key, KeyFile: key},
-		"broker: nats.key_file: open nowhere: ":         {CertFile: cert, KeyFile: "nowhere"},
+		"broker: nats.key_file: open nowhere: ":          {CertFile: cert, KeyFile: "nowhere"},
 	} {
 		if _, err := bus.Connect(bus.Settings{Mesh: mesh, URL: "nats://127.0.0.1:1", Auth: auth, Logger: discard()}); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("got %v, want %s", err, want)

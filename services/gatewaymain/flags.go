@@ -32,20 +32,12 @@ func (f *flags) add(cmd *cobra.Command) {
 // none: the file's, with the flags before them.
 func (f flags) settings() (out gateway.Settings, known *registry.Settings, err error) {
 	// A gateway runs no stage, so it knows no kinds of runners.
-	file, err := meshfile.Read(f.Config)
+	file, err := f.Read()
 	if err != nil {
-		return out, nil, meshfile.FlagError("--config", err)
+		return out, nil, err
 	}
 	if err := f.validate(file); err != nil {
 		return out, nil, err
-	}
-	if f.NATS != "" {
-		// What else the file says of a broker is of one in the process.
-		n := file.NATS
-		file.NATS = meshfile.NATS{
-			URL: f.NATS, CredentialsFile: n.CredentialsFile, TokenFile: n.TokenFile,
-			CAFile: n.CAFile, CertFile: n.CertFile, KeyFile: n.KeyFile,
-		}
 	}
 	if err := file.ValidatePart(nil); err != nil {
 		return out, nil, err

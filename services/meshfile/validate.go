@@ -358,6 +358,9 @@ func (s Stage) validate() error {
 		notNegative("queue.replicas", s.Queue.Replicas),
 		notNegative("queue.version", s.Queue.Version),
 	}
+	if s.CertFile != "" && s.Listen == "" {
+		errs = append(errs, errors.New("cert_file: is for those that connect, and without listen nobody does"))
+	}
 	if s.Hosts < 0 || s.Hosts > maxHosts {
 		errs = append(errs, fmt.Errorf("hosts: %d is not between 1 and %d", s.Hosts, maxHosts))
 	}
