@@ -26,7 +26,19 @@ func (f *File) Validate() error {
 	if err := f.ValidatePart(f.StageNames()); err != nil {
 		return err
 	}
-	return f.validateFit()
+	return errors.Join(f.validateShown(), f.validateFit())
+}
+
+// validateShown refuses a certificate that nobody sees; a program of one stage may have
+// been told its address.
+func (f *File) validateShown() error {
+	var errs []error
+	for _, name := range f.StageNames() {
+		if s := f.Stages[name]; s.CertFile != "" && s.Listen == "" {
+			errs = append(errs, f.At(errors.New("cert_file: is for those that connect, and without listen nobody does"), "stages", name))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // validateFit holds the pipelines of a valid file against what its stages say that
@@ -357,9 +369,6 @@ func (s Stage) validate() error {
 		notNegative("queue.ack_wait", s.Queue.AckWait),
 		notNegative("queue.replicas", s.Queue.Replicas),
 		notNegative("queue.version", s.Queue.Version),
-	}
-	if s.CertFile != "" && s.Listen == "" {
-		errs = append(errs, errors.New("cert_file: is for those that connect, and without listen nobody does"))
 	}
 	if s.Hosts < 0 || s.Hosts > maxHosts {
 		errs = append(errs, fmt.Errorf("hosts: %d is not between 1 and %d", s.Hosts, maxHosts))
