@@ -6,10 +6,11 @@ import (
 	"fmt"
 
 	"github.com/stagemesh/stagemesh/gateway/front/port"
+	"github.com/stagemesh/stagemesh/mesh/secretfile"
 )
 
 // Access is how a port shows its callers who it is, and what it asks of them. The
-// files are read when the gateway starts.
+// files are read by ReadFiles.
 type Access struct {
 	// TokenFile holds the tokens that callers have to know one of, one a line;
 	// without it they need none.
@@ -22,14 +23,11 @@ type Access struct {
 // Validate checks what can be told without reading the files. Errors begin with
 // the key that they are about.
 func (a Access) Validate() error {
-	var errs []error
-	if a.CertFile != "" && a.KeyFile == "" {
-		errs = append(errs, errors.New("cert_file: has no key; name its file in key_file"))
-	}
-	if a.KeyFile != "" && a.CertFile == "" {
-		errs = append(errs, errors.New("key_file: has no certificate; name its file in cert_file"))
-	}
-	return errors.Join(errs...)
+	return a.pair().Check("")
+}
+
+func (a Access) pair() secretfile.Pair {
+	return secretfile.Pair{CertFile: a.CertFile, KeyFile: a.KeyFile}
 }
 
 // scheme is what URLs of the port begin with.
@@ -40,28 +38,25 @@ func (a Access) scheme() string {
 	return "http://"
 }
 
-// tls is nil where the port is plain.
-func (a Access) tls() (*tls.Config, error) {
-	if a.CertFile == "" {
-		return nil, nil
-	}
-	certificate, err := tls.LoadX509KeyPair(a.CertFile, a.KeyFile)
-	if err != nil {
-		return nil, fmt.Errorf("cert_file: %w", err)
-	}
-	return &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12}, nil
+// door is what was in the files.
+type door struct {
+	// tls is nil where the port is plain.
+	tls *tls.Config
+	// tokens are none where callers need none.
+	tokens port.Tokens
 }
 
-// tokens are none where callers need none.
-func (a Access) tokens() (port.Tokens, error) {
+func (a Access) read() (d door, err error) {
+	if d.tls, err = a.pair().Server(""); err != nil {
+		return door{}, err
+	}
 	if a.TokenFile == "" {
-		return port.Tokens{}, nil
+		return d, nil
 	}
-	tokens, err := port.ReadTokens(a.TokenFile)
-	if err != nil {
-		return port.Tokens{}, fmt.Errorf("token_file: %w", err)
+	if d.tokens, err = port.ReadTokens(a.TokenFile); err != nil {
+		return door{}, fmt.Errorf("token_file: %w", err)
 	}
-	return tokens, nil
+	return d, nil
 }
 
 // keyed puts the section that errors are about before each of them.

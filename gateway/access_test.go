@@ -27,6 +27,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/tlstest"
 )
 
@@ -166,6 +167,33 @@ func TestPlainHTTPNeedsATokenAndProbesDoNot(t *testing.T) {
 	}
 }
 
+// What there is is for those who have a token.
+func TestProbesDoNotTellWhichPipelinesThereAre(t *testing.T) {
+	t.Parallel()
+	s := newSecrets(t)
+	secret := pipeline.Pipeline{Name: "secret", Steps: []pipeline.Step{{Name: "s", Stage: "s"}}}
+	g, _ := run(t, bustest.Start(t), func(settings *gateway.Settings) {
+		settings.Access = gateway.Access{TokenFile: s.token, CertFile: s.cert, KeyFile: s.key}
+		settings.Admin = gateway.Admin{Listen: "127.0.0.1:0", Access: gateway.Access{TokenFile: s.token, CertFile: s.cert, KeyFile: s.key}}
+		settings.Pipelines = []pipeline.Pipeline{secret}
+	})
+	client := over(t, s.roots, false)
+	for _, url := range []string{g.URL(), g.AdminURL()} {
+		if status, _, body := fetch(t, client, http.MethodGet, url+"/readyz?pipeline=nope", ""); status != http.StatusNotFound || strings.Contains(body, "secret") {
+			t.Errorf("%s: %d %s", url, status, body)
+		}
+		conn, err := grpc.NewClient(strings.TrimPrefix(url, "https://"), grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: s.roots})))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = conn.Close() })
+		_, err = healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{Service: "nope"})
+		if status.Code(err) != codes.NotFound || strings.Contains(err.Error(), "secret") {
+			t.Errorf("%s: %v", url, err)
+		}
+	}
+}
+
 func TestAPortWithTLSServesNobodyWithoutIt(t *testing.T) {
 	t.Parallel()
 	s := newSecrets(t)
@@ -239,7 +267,8 @@ func TestAPublicPortThatCannotBeSaysWhy(t *testing.T) {
 		want   string
 	}{
 		"tokens that are not there":   {gateway.Access{TokenFile: s.token + "2"}, "gateway.token_file: open " + s.token + "2: no such file"},
-		"a certificate for another":   {gateway.Access{CertFile: s.cert, KeyFile: s.token}, "gateway.cert_file: tls: "},
+		"a key that is none":          {gateway.Access{CertFile: s.cert, KeyFile: s.token}, "gateway.key_file: " + s.token + ": there is no private key in it"},
+		"a key that is not there":     {gateway.Access{CertFile: s.cert, KeyFile: "/nowhere"}, "gateway.key_file: open /nowhere: "},
 		"a token of several words":    {gateway.Access{TokenFile: tlstest.File(t, "open sesame")}, "gateway.token_file: "},
 		"a certificate that is a key": {gateway.Access{CertFile: s.key, KeyFile: s.key}, "gateway.cert_file: tls: "},
 	} {

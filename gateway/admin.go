@@ -11,16 +11,13 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/deadletter"
 )
 
-// Admin is the port for operators. Its files are read when the gateway starts.
+// Admin is the port for operators.
 type Admin struct {
 	// Listen is its address; empty means that there is no such port.
 	Listen string
-	// TokenFile holds the tokens that callers have to know one of. Without it the
-	// port listens on a loopback address only.
-	TokenFile string
-	// CertFile and KeyFile hold a certificate chain and its key, in PEM; without
-	// them the port is plain HTTP.
-	CertFile, KeyFile string
+	// Access is what its callers see and need. Without a TokenFile the port listens
+	// on a loopback address only.
+	Access
 }
 
 // Validate checks what can be told without reading the files. Errors begin with
@@ -30,11 +27,7 @@ func (a Admin) Validate() error {
 	if a.Listen != "" && a.TokenFile == "" && port.Exposed(a.Listen) {
 		errs = append(errs, fmt.Errorf("listen: other machines can reach %s; name a file with a token in token_file, or listen on 127.0.0.1", a.Listen))
 	}
-	return errors.Join(append(errs, a.access().Validate())...)
-}
-
-func (a Admin) access() Access {
-	return Access{TokenFile: a.TokenFile, CertFile: a.CertFile, KeyFile: a.KeyFile}
+	return errors.Join(append(errs, a.Access.Validate())...)
 }
 
 // adminKey is where the admin port is in a mesh's file.
@@ -46,28 +39,18 @@ func (g *Gateway) listenAdmin(ctx context.Context) (*server, error) {
 	if admin.Listen == "" {
 		return &server{}, nil
 	}
-	handler, err := g.adminHandler()
-	if err != nil {
-		return nil, keyed(adminKey, err)
-	}
-	at := where{listen: admin.Listen, key: adminKey + ".listen"}
-	if at.tls, err = admin.access().tls(); err != nil {
-		return nil, keyed(adminKey, err)
-	}
-	return g.listen(ctx, at, g.lettingGo(handler))
+	at := where{listen: admin.Listen, key: adminKey + ".listen", tls: g.operators.tls}
+	return g.listen(ctx, at, g.lettingGo(g.adminHandler()))
 }
 
-func (g *Gateway) adminHandler() (http.Handler, error) {
+func (g *Gateway) adminHandler() http.Handler {
 	s := adminapi.Settings{
 		Letters: deadletter.New(g.bus, deadletter.Settings{}), Health: g.Ready, Logger: g.log,
 		Pipelines: g.pipelines, Traffic: g.service, MaxPayload: g.settings.Call.MaxPayload, Stopping: g.stopped,
+		Tokens: g.operators.tokens,
 	}
 	if g.roster != nil {
 		s.Roster = g.roster
 	}
-	var err error
-	if s.Tokens, err = g.settings.Admin.access().tokens(); err != nil {
-		return nil, err
-	}
-	return adminapi.Handler(s), nil
+	return adminapi.Handler(s)
 }

@@ -83,7 +83,7 @@ func TestTheAdminPortHasTLSAndAToken(t *testing.T) {
 	s := newSecrets(t)
 	g, _ := run(t, bustest.Start(t), func(settings *gateway.Settings) {
 		// Reached from anywhere, which needs the token.
-		settings.Admin = gateway.Admin{Listen: "0.0.0.0:0", TokenFile: s.token, CertFile: s.cert, KeyFile: s.key}
+		settings.Admin = gateway.Admin{Listen: "0.0.0.0:0", Access: gateway.Access{TokenFile: s.token, CertFile: s.cert, KeyFile: s.key}}
 	})
 	if want := "https://" + g.AdminAddr().String(); g.AdminURL() != want {
 		t.Errorf("it is at %s, want %s", g.AdminURL(), want)
@@ -120,10 +120,10 @@ func TestAnAdminPortThatWouldBeOpenToAllIsRefused(t *testing.T) {
 		want  string
 	}{
 		"all addresses":    {gateway.Admin{Listen: ":9080"}, "gateway.admin.listen: other machines can reach :9080; name a file with a token in token_file, or listen on 127.0.0.1"},
-		"another address":  {gateway.Admin{Listen: "10.0.0.1:9080", CertFile: "c", KeyFile: "k"}, "gateway.admin.listen: other machines can reach 10.0.0.1:9080; "},
-		"half a pair":      {gateway.Admin{Listen: "127.0.0.1:0", CertFile: "c"}, "gateway.admin.cert_file: has no key; name its file in key_file"},
-		"the other half":   {gateway.Admin{Listen: "127.0.0.1:0", KeyFile: "k"}, "gateway.admin.key_file: has no certificate; name its file in cert_file"},
-		"several mistakes": {gateway.Admin{Listen: ":0", KeyFile: "k"}, "gateway.admin.listen: other machines can reach :0; name a file with a token in token_file, or listen on 127.0.0.1\ngateway.admin.key_file: "},
+		"another address":  {gateway.Admin{Listen: "10.0.0.1:9080", Access: gateway.Access{CertFile: "c", KeyFile: "k"}}, "gateway.admin.listen: other machines can reach 10.0.0.1:9080; "},
+		"half a pair":      {gateway.Admin{Listen: "127.0.0.1:0", Access: gateway.Access{CertFile: "c"}}, "gateway.admin.cert_file: has no key; name its file in key_file"},
+		"the other half":   {gateway.Admin{Listen: "127.0.0.1:0", Access: gateway.Access{KeyFile: "k"}}, "gateway.admin.key_file: has no certificate; name its file in cert_file"},
+		"several mistakes": {gateway.Admin{Listen: ":0", Access: gateway.Access{KeyFile: "k"}}, "gateway.admin.listen: other machines can reach :0; name a file with a token in token_file, or listen on 127.0.0.1\ngateway.admin.key_file: "},
 	} {
 		if _, err := gateway.New(settings(t, "", func(s *gateway.Settings) { s.Admin = test.admin })); err == nil || !strings.HasPrefix(err.Error(), test.want) {
 			t.Errorf("%s: got %v", name, err)
@@ -144,7 +144,7 @@ func TestAGatewayWhoseAdminPortCannotBeSaysWhy(t *testing.T) {
 		want string
 	}{
 		"a token that is not there": {func(g *gateway.Settings) { g.Admin.TokenFile = s.token + "2" }, "gateway.admin.token_file: open " + s.token + "2: no such file"},
-		"a certificate for another": {func(g *gateway.Settings) { g.Admin.CertFile, g.Admin.KeyFile = s.cert, s.token }, "gateway.admin.cert_file: tls: "},
+		"a certificate for another": {func(g *gateway.Settings) { g.Admin.CertFile, g.Admin.KeyFile = s.cert, s.token }, "gateway.admin.key_file: "},
 		"an address that is taken":  {func(g *gateway.Settings) { g.Admin.Listen = taken.Addr().String() }, "gateway.admin.listen: listen tcp "},
 		"a public address, too":     {func(g *gateway.Settings) { g.Listen = taken.Addr().String() }, "gateway.listen: listen tcp "},
 	} {

@@ -92,6 +92,9 @@ type Gateway struct {
 	service  *call.Service
 	web      web.Settings
 	bus      *bus.Bus
+	// public and operators are what was in the files of the ports.
+	public, operators door
+	read              bool
 	// pipelines are what is served.
 	pipelines *pipelines.Store
 	// roster is nil where there is no registry.
@@ -171,8 +174,31 @@ func reportBytes(meter metric.Meter, bodies *admit.Budget) error {
 	return err
 }
 
+// ReadFiles reads the files of the ports, which Run does where nobody has: what starts
+// other things before the gateway hears first of what is wrong with one.
+func (g *Gateway) ReadFiles() (err error) {
+	if g.read {
+		return nil
+	}
+	if g.settings.Listen != "" {
+		if g.public, err = g.settings.Access.read(); err != nil {
+			return keyed(publicKey, err)
+		}
+	}
+	if g.settings.Admin.Listen != "" {
+		if g.operators, err = g.settings.Admin.read(); err != nil {
+			return keyed(adminKey, err)
+		}
+	}
+	g.read = true
+	return nil
+}
+
 // Run serves until the context ends, and drains. It is called once.
 func (g *Gateway) Run(ctx context.Context) error {
+	if err := g.ReadFiles(); err != nil {
+		return err
+	}
 	conn, err := bus.Connect(g.settings.Bus)
 	if err != nil {
 		return err
@@ -261,7 +287,7 @@ func (g *Gateway) URL() string { return urlOf(g.settings.Access, g.addr) }
 
 // AdminURL returns where operators reach the gateway, once it listens; "" where
 // nowhere.
-func (g *Gateway) AdminURL() string { return urlOf(g.settings.Admin.access(), g.admin) }
+func (g *Gateway) AdminURL() string { return urlOf(g.settings.Admin.Access, g.admin) }
 
 func urlOf(a Access, addr net.Addr) string {
 	if addr == nil {

@@ -37,18 +37,12 @@ const publicKey = "gateway"
 
 // listenPublic opens the public port.
 func (g *Gateway) listenPublic(ctx context.Context) (*server, error) {
-	access, settings := g.settings.Access, g.web
-	at := where{listen: g.settings.Listen, key: publicKey + ".listen"}
+	at := where{listen: g.settings.Listen, key: publicKey + ".listen", tls: g.public.tls}
 	if at.listen == "" {
 		return &server{}, nil
 	}
-	var err error
-	if settings.Tokens, err = access.tokens(); err != nil {
-		return nil, keyed(publicKey, err)
-	}
-	if at.tls, err = access.tls(); err != nil {
-		return nil, keyed(publicKey, err)
-	}
+	settings := g.web
+	settings.Tokens = g.public.tokens
 	handler, err := web.Handler(settings)
 	if err != nil {
 		return nil, err

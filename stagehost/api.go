@@ -24,9 +24,9 @@ func (h *Host) listen(ctx context.Context) error {
 		return nil
 	}
 	if h.settings.CertFile != "" {
-		certificate, err := tls.LoadX509KeyPair(h.settings.CertFile, h.settings.KeyFile)
+		certificate, err := h.settings.pair().Load("stage " + string(h.settings.Stage) + ": ")
 		if err != nil {
-			return fmt.Errorf("stage %s: cert_file: %w", h.settings.Stage, err)
+			return err
 		}
 		h.certificate = &certificate
 	}

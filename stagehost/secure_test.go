@@ -1,7 +1,10 @@
 package stagehost_test
 
 import (
+	"context"
 	"crypto/tls"
+	"crypto/x509"
+	"errors"
 	"strings"
 	"testing"
 
@@ -12,6 +15,7 @@ import (
 
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
+	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/roster"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/tlstest"
@@ -52,15 +56,87 @@ func TestAHostWithTLSIsAliveInTheRegistryAndServesNobodyWithout(t *testing.T) {
 	}
 }
 
+// announcing keeps what is announced.
+type announcing struct {
+	discovery.Announcer
+	heard chan discovery.Instance
+}
+
+// Announce implements discovery.Announcer.
+func (a announcing) Announce(ctx context.Context, i discovery.Instance, state func(error)) error {
+	select {
+	case a.heard <- i:
+	default:
+	}
+	return a.Announcer.Announce(ctx, i, state)
+}
+
+func TestTheRegistryAsksTheHostByItsCertificateAndNobodyElse(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	s := b.store(b.broker.URL())
+	a := announcing{s, make(chan discovery.Instance, 1)}
+	authority := tlstest.New(t)
+	cert, key := authority.Certificate("classify.example")
+	h := b.host(inproc.Each(inproc.Settings{}, echo), func(settings *stagehost.Settings) {
+		settings.Registry = &stagehost.Registry{Announcer: a, Table: s}
+	}, secure(cert, key, "classify.example"))
+	instance := bustest.Receive(t, "the instance", a.heard)
+	own, err := tls.Dial("tcp", h.Addr().String(), instance.TLS)
+	if err != nil {
+		t.Fatalf("the host itself: %v", err)
+	}
+	_ = own.Close() // nothing was said
+	for name, stranger := range map[string]*tls.Config{
+		"of the same authority": authority.Server("classify.example"),
+		"of another":            tlstest.New(t).Server("classify.example"),
+	} {
+		listener, err := tls.Listen("tcp", "127.0.0.1:0", stranger)
+		if err != nil {
+			t.Fatal(err)
+		}
+		served := make(chan struct{})
+		go func() {
+			defer close(served)
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = conn.Read(make([]byte, 1)) // it is refused
+			_ = conn.Close()
+		}()
+		if conn, err := tls.Dial("tcp", listener.Addr().String(), instance.TLS); !isUnknown(err) {
+			t.Errorf("a stranger %s: %v", name, err)
+			if err == nil {
+				_ = conn.Close() // it should not be
+			}
+		}
+		_ = listener.Close() // it has served
+		<-served
+	}
+}
+
+func isUnknown(err error) bool {
+	_, ok := errors.AsType[x509.UnknownAuthorityError](err)
+	return ok
+}
+
 func TestAHostWhoseCertificateIsNoneDoesNotStart(t *testing.T) {
 	t.Parallel()
 	_, key := tlstest.New(t).Certificate("127.0.0.1")
 	if err := cannotStart(t, secure(key, key, "")); !strings.HasPrefix(err.Error(), "stage "+string(stage)+": cert_file: tls: ") {
 		t.Errorf("got %v", err)
 	}
+	cert, _ := tlstest.New(t).Certificate("127.0.0.1")
+	if err := cannotStart(t, secure(cert, "/nowhere", "")); !strings.HasPrefix(err.Error(), "stage "+string(stage)+": key_file: open /nowhere: ") {
+		t.Errorf("got %v", err)
+	}
 	for want, edit := range map[string]func(*stagehost.Settings){
 		"cert_file: has no key":                   secure("c", "", ""),
 		"key_file: has no certificate":            secure("", "k", ""),
+		"listen: :9000 is no address by which":    func(s *stagehost.Settings) { secure("c", "k", "")(s); s.Listen = ":9000" },
+		"listen: 0.0.0.0:9000 is no address":      func(s *stagehost.Settings) { secure("c", "k", "")(s); s.Listen = "0.0.0.0:9000" },
+		"listen: [::]:9000 is no address":         func(s *stagehost.Settings) { secure("c", "k", "")(s); s.Listen = "[::]:9000" },
 		"server_name: is a name in a certificate": secure("", "", "n"),
 	} {
 		s := stagehost.Settings{Mesh: mesh, Stage: stage, Host: "host", Runner: inproc.Each(inproc.Settings{}, echo)}

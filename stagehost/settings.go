@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"slices"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/deadletter"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/result"
+	"github.com/stagemesh/stagemesh/mesh/secretfile"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
@@ -150,13 +152,8 @@ func (s Settings) validateBounds() error {
 			return fmt.Errorf("queue.durabilities: use memory, file or both, each once, not %q", s.Queue.Durabilities)
 		}
 	}
-	switch {
-	case s.CertFile != "" && s.KeyFile == "":
-		return errors.New("cert_file: has no key; name its file in key_file")
-	case s.KeyFile != "" && s.CertFile == "":
-		return errors.New("key_file: has no certificate; name its file in cert_file")
-	case s.ServerName != "" && s.CertFile == "":
-		return errors.New("server_name: is a name in a certificate, and there is no cert_file")
+	if err := s.validateTLS(); err != nil {
+		return err
 	}
 	if s.Attempts < 1 {
 		return fmt.Errorf("attempts: %d, at least 1 is needed", s.Attempts)
@@ -165,4 +162,33 @@ func (s Settings) validateBounds() error {
 		return fmt.Errorf("queue.ack_wait: %s, at least 1s is needed", s.Queue.AckWait)
 	}
 	return nil
+}
+
+func (s Settings) pair() secretfile.Pair {
+	return secretfile.Pair{CertFile: s.CertFile, KeyFile: s.KeyFile}
+}
+
+// validateTLS checks that the certificate can be shown, and that the registry can
+// check it.
+func (s Settings) validateTLS() error {
+	if err := s.pair().Check(""); err != nil {
+		return err
+	}
+	switch {
+	case s.ServerName != "" && s.CertFile == "":
+		return errors.New("server_name: is a name in a certificate, and there is no cert_file")
+	case s.CertFile != "" && s.ServerName == "" && unspecified(s.Listen):
+		return fmt.Errorf("listen: %s is no address by which the registry can check the certificate; say the name in it in server_name, or listen on one address", s.Listen)
+	}
+	return nil
+}
+
+// unspecified reports whether an address means all of the machine's.
+func unspecified(listen string) bool {
+	host, _, err := net.SplitHostPort(listen)
+	if err != nil {
+		return false
+	}
+	ip := net.ParseIP(host)
+	return host == "" || ip != nil && ip.IsUnspecified()
 }

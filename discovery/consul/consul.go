@@ -107,10 +107,53 @@ func New(s Settings) (*Registry, error) {
 		config.TLSConfig = api.TLSConfig{CAFile: s.TLS.CAFile, CertFile: s.TLS.CertFile, KeyFile: s.TLS.KeyFile, Address: s.TLS.ServerName}
 	}
 	var err error
-	if r.client, err = api.NewClient(config); err != nil {
+	if r.client, err = r.newClient(config); err != nil {
 		return nil, err
 	}
 	return r, nil
+}
+
+// newClient returns a client of which the environment says nothing: the library would
+// have it switch verification off, and name files, tokens and partitions.
+func (r *Registry) newClient(config *api.Config) (*api.Client, error) {
+	if path, ok := strings.CutPrefix(config.Address, "unix://"); ok {
+		dial := r.http.DialContext
+		r.http.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx, "unix", path) }
+		config.Address = "localhost"
+	}
+	var err error
+	if config.HttpClient, err = api.NewHttpClient(r.http, config.TLSConfig); err != nil {
+		return nil, err
+	}
+	config.HttpClient.Transport = own{r.http, r.settings}
+	// The token is for the agent alone.
+	config.HttpClient.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	// Without one the library would look for another.
+	setDefault(&config.Token, "none")
+	return api.NewClient(config)
+}
+
+// own sends what the settings say of who asks, and nothing else.
+type own struct {
+	*http.Transport
+	settings Settings
+}
+
+// RoundTrip implements http.RoundTripper.
+func (o own) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	r.Header.Del("Authorization")
+	if o.settings.Token == "" {
+		r.Header.Del("X-Consul-Token")
+	}
+	query := r.URL.Query()
+	for key, value := range map[string]string{"ns": o.settings.Namespace, "partition": o.settings.Partition} {
+		if value == "" {
+			query.Del(key)
+		}
+	}
+	r.URL.RawQuery = query.Encode()
+	return o.Transport.RoundTrip(r)
 }
 
 func setDefault[T comparable](value *T, to T) {

@@ -4,7 +4,9 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"io"
 	"net"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -112,4 +114,59 @@ func TestAnInstanceWithTLSIsCheckedByItsName(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
+}
+
+// A stranger has the place of the instance.
+func TestAnInstanceOfAnotherAuthorityIsNeverAskedAndIsNotHealthy(t *testing.T) {
+	t.Parallel()
+	a, _ := secured(t, tlstest.New(t))
+	address, asked := serveHealth(t, tlstest.New(t).Server("stage.example"))
+	r := client(t, a.Addr())
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	registered := make(chan error, 8)
+	go func() {
+		instance := discovery.Instance{Service: "stage", ID: "one", Address: address, TLS: &tls.Config{ServerName: "stage.example", MinVersion: tls.VersionTLS12}}
+		ended <- r.Announce(ctx, instance, func(err error) { registered <- err })
+	}()
+	if err := <-registered; err != nil {
+		t.Error(err)
+	}
+	late := time.NewTimer(patience)
+	defer late.Stop()
+	poll := time.NewTicker(50 * time.Millisecond)
+	defer poll.Stop()
+	for critical := false; !critical && !t.Failed(); {
+		select {
+		case <-poll.C:
+			critical = strings.Contains(checksOf(t, a.Addr(), "stage"), `"Status":"critical"`)
+		case <-asked:
+			t.Error("it is asked")
+		case <-late.C:
+			t.Error("it is not critical")
+		}
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// checksOf returns what an agent says of the checks of a service.
+func checksOf(t *testing.T, address, service string) string {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+"/v1/health/checks/"+service, http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	response, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }

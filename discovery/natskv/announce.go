@@ -60,6 +60,10 @@ type announcement struct {
 	renewed time.Time
 	// told is what state was told: nothing yet, that it is registered, or not.
 	told told
+	// unasked says that the instance cannot be asked how it is, and advised is what was
+	// said to do about it.
+	unasked bool
+	advised string
 }
 
 type told int
@@ -106,7 +110,8 @@ func (a *announcement) tell(err error) {
 
 // beat asks the instance how it is, and registers it.
 func (a *announcement) beat(ctx context.Context) error {
-	serving := a.check.serving(ctx)
+	serving, why := a.check.serving(ctx)
+	a.explain(ctx, why)
 	data, err := json.Marshal(instanceRecord{Address: a.instance.Address, Meta: a.instance.Meta, Serving: serving})
 	if err != nil {
 		return err
@@ -123,6 +128,22 @@ func (a *announcement) beat(ctx context.Context) error {
 		}
 		return err
 	})
+}
+
+// explain says why an instance is not healthy that cannot be asked, once for each
+// reason until it can.
+func (a *announcement) explain(ctx context.Context, why error) {
+	if ctx.Err() != nil {
+		return
+	}
+	say := advice(why)
+	if why != nil && (!a.unasked || say != a.advised) {
+		if say != "" {
+			why = fmt.Errorf("%w; %s", why, say)
+		}
+		a.store.settings.Logger.Warn("an instance does not say how it is, so it counts as gone", "service", a.instance.Service, "id", a.instance.ID, "address", a.instance.Address, "error", why)
+	}
+	a.unasked, a.advised = why != nil, say
 }
 
 // publish stores a message in a stream.

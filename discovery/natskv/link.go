@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stagemesh/stagemesh/discovery"
+	"github.com/stagemesh/stagemesh/mesh/brokerauth"
 )
 
 const (
@@ -23,12 +24,10 @@ const (
 	// answerTimeout is how long one question waits for its answer.
 	answerTimeout = 2 * time.Second
 
-	dialTimeout     = 2 * time.Second
-	reconnectBase   = 50 * time.Millisecond
-	reconnectJitter = 200 * time.Millisecond
-	pingEvery       = 2 * time.Second
-	maxPings        = 2
-	writeTimeout    = 2 * time.Second
+	dialTimeout  = 2 * time.Second
+	pingEvery    = 2 * time.Second
+	maxPings     = 2
+	writeTimeout = 2 * time.Second
 )
 
 // link is the connection. Each time that it is there is a session, and what was
@@ -105,7 +104,7 @@ func (l *link) options(s Settings) []nats.Option {
 		nats.FlusherTimeout(writeTimeout),
 		// Credentials may be mended, and brokers that start may refuse all.
 		nats.IgnoreAuthErrorAbort(),
-		nats.CustomReconnectDelay(func(int) time.Duration { return reconnectBase + rand.N(reconnectJitter) }),
+		nats.CustomReconnectDelay(func(int) time.Duration { return brokerauth.Delay(l.refused()) }),
 		nats.ConnectHandler(l.connected),
 		nats.ReconnectHandler(l.connected),
 		nats.DisconnectErrHandler(l.disconnected),
@@ -153,7 +152,11 @@ func (l *link) change(to *session) {
 
 // asyncError hears of subjects that the user may not use: those who asked there get
 // no answer.
-func (l *link) asyncError(_ *nats.Conn, _ *nats.Subscription, err error) {
+func (l *link) asyncError(nc *nats.Conn, _ *nats.Subscription, err error) {
+	if brokerauth.Refused(err) && !nc.IsConnected() {
+		// It is heard at each attempt to connect; away tells those who ask.
+		return
+	}
 	l.log.Warn("registry's broker", "error", err)
 	if !errors.Is(err, nats.ErrPermissionViolation) {
 		return
@@ -191,13 +194,24 @@ func (l *link) wait(ctx context.Context) (*session, error) {
 // away is why there is no connection. The client has the latest reason, but not at
 // every moment.
 func (l *link) away() error {
-	l.mu.Lock()
-	nc, why := l.nc, l.why
-	l.mu.Unlock()
-	if nc != nil && nc.LastError() != nil {
-		why = nc.LastError()
+	if err := l.refused(); err != nil {
+		return away(err)
 	}
-	return away(why)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return away(l.why)
+}
+
+// refused returns what the latest attempt to connect has failed with once the broker
+// had answered, or nil.
+func (l *link) refused() error {
+	l.mu.Lock()
+	nc := l.nc
+	l.mu.Unlock()
+	if nc == nil {
+		return nil
+	}
+	return nc.LastError()
 }
 
 // bind returns a context that ends with the session too.

@@ -96,6 +96,22 @@ func receive[T any](t testing.TB, what string, from <-chan T) T {
 	}
 }
 
+// eventually returns when the condition holds.
+func eventually(t testing.TB, what string, holds func() bool) {
+	t.Helper()
+	late := time.NewTimer(patience)
+	defer late.Stop()
+	poll := time.NewTicker(10 * time.Millisecond)
+	defer poll.Stop()
+	for !holds() {
+		select {
+		case <-poll.C:
+		case <-late.C:
+			t.Fatalf("%s: it never is", what)
+		}
+	}
+}
+
 // background runs a function until the test ends.
 func background(t testing.TB, run func(ctx context.Context) error) {
 	t.Helper()

@@ -1,11 +1,20 @@
 package natskv_test
 
 import (
+	"context"
+	"crypto/tls"
 	"errors"
+	"log/slog"
+	"net"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/natskv"
@@ -59,5 +68,122 @@ func TestABrokerThatWantsATokenGetsIt(t *testing.T) {
 	}
 	if _, err := natskv.New(settings(b.ClientURL(), func(s *natskv.Settings) { s.Auth.TokenFile = "nowhere" })); !errors.Is(err, discovery.ErrInvalid) || !strings.Contains(err.Error(), "nats.token_file: open nowhere") {
 		t.Errorf("a file that is not there: %v", err)
+	}
+}
+
+// The client hears of each refusal, and those who ask are told.
+func TestABrokerThatComesBackAndRefusesIsNotInTheLogForEver(t *testing.T) {
+	t.Parallel()
+	options := brokerOptions(t.TempDir())
+	options.Authorization = "open-sesame"
+	s, err := startBroker(options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	url := s.ClientURL()
+	log := &loud{}
+	c := client(t, settings(url, func(s *natskv.Settings) {
+		s.Auth.TokenFile, s.Logger = tlstest.File(t, "open-sesame"), slog.New(slog.NewTextHandler(log, nil))
+	}))
+	_, err = c.List(t.Context(), "")
+	options.Port = s.Addr().(*net.TCPAddr).Port
+	s.Shutdown()
+	s.WaitForShutdown()
+	if err != nil {
+		t.Fatal(err)
+	}
+	options.Authorization = "sesame-secret"
+	other, err := startBroker(options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		other.Shutdown()
+		other.WaitForShutdown()
+	})
+	eventually(t, "it is refused again", func() bool {
+		seen, err := other.Varz(nil)
+		return err == nil && seen.TotalConnections >= 3
+	})
+	if _, err := c.List(t.Context(), ""); !errors.Is(err, discovery.ErrDenied) || !strings.Contains(err.Error(), "nats.token_file") {
+		t.Errorf("it is away for %v", err)
+	}
+	if text := log.String(); strings.Contains(text, "registry's broker") || strings.Contains(text, "sesame") {
+		t.Errorf("it logs\n%s", text)
+	}
+}
+
+// serveHealth serves gRPC health with TLS, and returns where, and how many handshakes
+// have begun.
+func serveHealth(t *testing.T, shown *tls.Config) (address string, begun *atomic.Int64) {
+	t.Helper()
+	begun = &atomic.Int64{}
+	shown.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		begun.Add(1)
+		return nil, nil
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(shown)))
+	healthv1.RegisterHealthServer(server, health.NewServer())
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		_ = server.Serve(listener) // it is stopped
+	}()
+	t.Cleanup(func() {
+		server.Stop()
+		<-served
+	})
+	return listener.Addr().String(), begun
+}
+
+func TestAnInstanceIsHealthyOnlyByItsOwnCertificateAndItIsSaidWhyNot(t *testing.T) {
+	t.Parallel()
+	b := broker(t)
+	authority := tlstest.New(t)
+	staleCert, staleKey := authority.Expired("127.0.0.1")
+	for name, test := range map[string]struct {
+		shown *tls.Config
+		// want is "" where it is healthy.
+		want string
+	}{
+		"its own":          {authority.Server("127.0.0.1"), ""},
+		"of another":       {tlstest.New(t).Server("127.0.0.1"), "; who answers at the address has another certificate"},
+		"for another name": {authority.Server("stage.example"), "; the server_name of a stage is the name in its certificate"},
+		"its time is over": {tlstest.Shown(t, staleCert, staleKey), "; the certificate of the stage's cert_file is not good now"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			log := &loud{}
+			c := client(t, settings(b.ClientURL(), func(s *natskv.Settings) { s.Logger = slog.New(slog.NewTextHandler(log, nil)) }))
+			service := strings.ReplaceAll(name, " ", "-")
+			snapshot := newHeard[discovery.Snapshot]()
+			background(t, func(ctx context.Context) error { return c.Watch(ctx, service, snapshot) })
+			address, asked := serveHealth(t, test.shown)
+			instance := discovery.Instance{Service: service, ID: "i", Address: address, TLS: &tls.Config{RootCAs: authority.Roots, MinVersion: tls.VersionTLS12}}
+			background(t, func(ctx context.Context) error { return c.Announce(ctx, instance, func(error) {}) })
+			healthy := func() bool {
+				for len(snapshot.seen) > 0 {
+					if len((<-snapshot.seen).Instances) > 0 {
+						return true
+					}
+				}
+				return false
+			}
+			if test.want == "" {
+				eventually(t, "it is healthy", healthy)
+				return
+			}
+			eventually(t, "its log says why", func() bool { return strings.Contains(log.String(), test.want) })
+			// It has been asked often enough to be said again.
+			before := asked.Load()
+			eventually(t, "it is asked again", func() bool { return asked.Load() >= before+4 })
+			if healthy() || strings.Count(log.String(), test.want) != 1 {
+				t.Errorf("it is healthy or logs\n%s", log)
+			}
+		})
 	}
 }

@@ -14,16 +14,17 @@
 package brokerauth
 
 import (
-	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"io"
+	"math/rand/v2"
 	"net"
-	"os"
 	"strings"
+	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/stagemesh/stagemesh/mesh/secretfile"
 )
 
 // Files are what a process shows the broker, and whom it trusts to be the broker.
@@ -42,26 +43,26 @@ type Files struct {
 func (f Files) Options() ([]nats.Option, error) {
 	var out []nats.Option
 	if f.CredentialsFile != "" {
-		if _, err := read(f.CredentialsFile); err != nil {
+		if _, err := secretfile.Read(f.CredentialsFile); err != nil {
 			return nil, fmt.Errorf("nats.credentials_file: %w", err)
 		}
 		out = append(out, nats.UserCredentials(f.CredentialsFile))
 	}
 	if f.TokenFile != "" {
-		if _, err := ReadToken(f.TokenFile); err != nil {
+		if _, err := secretfile.Token(f.TokenFile); err != nil {
 			return nil, fmt.Errorf("nats.token_file: %w", err)
 		}
 		out = append(out, nats.TokenHandler(f.token))
 	}
 	if f.CAFile != "" {
-		if err := certificates(f.CAFile); err != nil {
+		if _, err := secretfile.Roots(f.CAFile); err != nil {
 			return nil, fmt.Errorf("nats.ca_file: %w", err)
 		}
 		out = append(out, nats.RootCAs(f.CAFile))
 	}
 	if f.CertFile != "" {
-		if _, err := tls.LoadX509KeyPair(f.CertFile, f.KeyFile); err != nil {
-			return nil, fmt.Errorf("nats.cert_file: %w", err)
+		if _, err := (secretfile.Pair{CertFile: f.CertFile, KeyFile: f.KeyFile}).Load("nats."); err != nil {
+			return nil, err
 		}
 		out = append(out, nats.ClientCert(f.CertFile, f.KeyFile))
 	}
@@ -71,52 +72,24 @@ func (f Files) Options() ([]nats.Option, error) {
 // token is asked for each time that the client connects. The broker refuses none
 // where the file is gone.
 func (f Files) token() string {
-	token, _ := ReadToken(f.TokenFile)
+	token, _ := secretfile.Token(f.TokenFile)
 	return token
 }
 
-func certificates(path string) error {
-	data, err := read(path)
-	if err == nil && !x509.NewCertPool().AppendCertsFromPEM(data) {
-		err = fmt.Errorf("%s: there is no certificate in it", path)
-	}
-	return err
-}
+// Delays before another attempt to connect: what does not mend by itself is not
+// hammered at, for the broker logs each attempt.
+const (
+	delayBase, delayJitter     = 50 * time.Millisecond, 200 * time.Millisecond
+	refusedBase, refusedJitter = 1500 * time.Millisecond, time.Second
+)
 
-// ReadToken reads a token from a file, without the white space around it: one word of
-// visible ASCII.
-func ReadToken(path string) (string, error) {
-	data, err := read(path)
-	if err != nil {
-		return "", err
+// Delay is how long a client waits before it tries to connect again, after the error
+// of the broker's answer to the latest attempt, nil where there was none.
+func Delay(err error) time.Duration {
+	if Advice(err) != "" {
+		return refusedBase + rand.N(refusedJitter)
 	}
-	token := strings.TrimSpace(string(data))
-	if token == "" {
-		return "", fmt.Errorf("%s: there is no token in it", path)
-	}
-	if strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
-		return "", fmt.Errorf("%s: a token is one word of visible ASCII", path)
-	}
-	return token, nil
-}
-
-// maxFile bounds a file, in bytes.
-const maxFile = 1 << 20
-
-func read(path string) ([]byte, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close() //nolint:errcheck // it was only read
-	data, err := io.ReadAll(io.LimitReader(file, maxFile+1))
-	if err == nil && len(data) > maxFile {
-		err = fmt.Errorf("larger than %d bytes", maxFile)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	return data, nil
+	return delayBase + rand.N(delayJitter)
 }
 
 // Explain returns an error of connecting with what is to be done about it, where it
@@ -133,6 +106,7 @@ func Explain(err error) error {
 func Advice(err error) string {
 	var unknown x509.UnknownAuthorityError
 	var name x509.HostnameError
+	var invalid x509.CertificateInvalidError
 	switch {
 	case err == nil:
 		return ""
@@ -146,6 +120,8 @@ func Advice(err error) string {
 		return "nats.ca_file names a file with the certificate of who vouches for the broker"
 	case errors.As(err, &name):
 		return "nats.url has to name the broker as its certificate does"
+	case errors.As(err, &invalid):
+		return "the broker's certificate, or the one in nats.ca_file that vouches for it, is not good now or not for this: renew it, where the broker is in a process of the mesh in nats.listen_cert_file"
 	case wantsCertificate(err):
 		return "the broker wants another certificate of this process: nats.cert_file and nats.key_file"
 	}

@@ -82,6 +82,8 @@ func TestABrokerThatRefusesOrIsNotTrustedIsToldAtOnce(t *testing.T) {
 	known := func(o *server.Options) { o.Authorization = "open-sesame" }
 	secure := func(o *server.Options) { o.TLSConfig = authority.Server("127.0.0.1") }
 	elsewhere := func(o *server.Options) { o.TLSConfig = authority.Server("localhost") }
+	oldCert, oldKey := authority.Expired("127.0.0.1")
+	stale := func(o *server.Options) { o.TLSConfig = tlstest.Shown(t, oldCert, oldKey) }
 	for name, test := range map[string]struct {
 		broker func(*server.Options)
 		auth   brokerauth.Files
@@ -92,6 +94,7 @@ func TestABrokerThatRefusesOrIsNotTrustedIsToldAtOnce(t *testing.T) {
 		"nobody vouches":        {secure, brokerauth.Files{}, "; nats.ca_file names a file"},
 		"another vouches":       {secure, brokerauth.Files{CAFile: tlstest.New(t).File}, "; nats.ca_file names a file"},
 		"another name":          {elsewhere, brokerauth.Files{CAFile: authority.File}, "; nats.url has to name the broker as its certificate does"},
+		"its time is over":      {stale, brokerauth.Files{CAFile: authority.File}, "; the broker's certificate, or the one in nats.ca_file"},
 		"there is no TLS":       {func(*server.Options) {}, brokerauth.Files{CAFile: authority.File}, "; the broker has no TLS, which nats.ca_file"},
 		"a certificate is none": {mutual(authority), brokerauth.Files{CAFile: authority.File}, "; the broker wants another certificate of this process: nats.cert_file"},
 	} {
@@ -106,6 +109,63 @@ func TestABrokerThatRefusesOrIsNotTrustedIsToldAtOnce(t *testing.T) {
 	}
 }
 
+// The client tells nobody by itself what a broker says that answers late, or anew.
+func TestABrokerThatComesBackAndRefusesIsTold(t *testing.T) {
+	t.Parallel()
+	authority := tlstest.New(t)
+	token := brokerauth.Files{TokenFile: tlstest.File(t, "open-sesame")}
+	trust := brokerauth.Files{CAFile: authority.File}
+	plain := func(o *server.Options) { o.TLSConfig, o.Authorization = nil, "" }
+	known := func(o *server.Options) { o.Authorization = "open-sesame" }
+	secure := func(o *server.Options) { o.TLSConfig = authority.Server("127.0.0.1") }
+	for name, test := range map[string]struct {
+		auth brokerauth.Files
+		// first is nil where the broker is not there at first.
+		first, then func(*server.Options)
+		want        string
+	}{
+		"late with another token":       {token, nil, func(o *server.Options) { o.Authorization = "sesame-secret" }, "see nats.token_file"},
+		"late with another authority":   {trust, nil, func(o *server.Options) { o.TLSConfig = tlstest.New(t).Server("127.0.0.1") }, "nats.ca_file names a file"},
+		"late without TLS":              {trust, nil, plain, "the broker has no TLS"},
+		"again with another token":      {token, known, func(o *server.Options) { o.Authorization = "sesame-secret" }, "see nats.token_file"},
+		"again with another authority":  {trust, secure, func(o *server.Options) { o.TLSConfig = tlstest.New(t).Server("127.0.0.1") }, "nats.ca_file names a file"},
+		"again without TLS, as another": {trust, secure, plain, "the broker has no TLS"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			first := test.first
+			if first == nil {
+				first = plain
+			}
+			broker := bustest.Start(t, first)
+			if test.first == nil {
+				broker.Stop()
+			}
+			b, log := reach(t, broker.URL(), test.auth)
+			if test.first == nil {
+				bustest.Eventually(t, "nobody is there", func() bool { return strings.Contains(log.String(), "connection refused") })
+			} else {
+				if err := b.WaitConnected(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				broker.Stop()
+			}
+			broker.Change(test.then)
+			broker.Restore()
+			bustest.Eventually(t, "it is told", func() bool { return strings.Contains(log.String(), test.want) })
+			if err := b.Away(); !errors.Is(err, bus.ErrDisconnected) || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("it is away for %v", err)
+			}
+			before := broker.Connections()
+			bustest.Eventually(t, "it is refused again", func() bool { return broker.Connections() >= before+2 })
+			text := log.String()
+			if strings.Contains(text, "sesame") || strings.Count(text, test.want) != 1 || strings.Contains(text, "broker error") || strings.Contains(text, "no servers") {
+				t.Errorf("it logs\n%s", text)
+			}
+		})
+	}
+}
+
 // The client gives up by itself after two refusals, which would be the end of the bus.
 func TestABusIsConnectedOnceItsTokenIsMended(t *testing.T) {
 	t.Parallel()
@@ -115,7 +175,7 @@ func TestABusIsConnectedOnceItsTokenIsMended(t *testing.T) {
 	again := b.Reconnects()
 	bustest.Eventually(t, "it is refused", func() bool { return strings.Contains(log.String(), "nats.token_file") })
 	before := broker.Connections()
-	bustest.Eventually(t, "it is refused again and again", func() bool { return broker.Connections() >= before+3 })
+	bustest.Eventually(t, "it is refused again and again", func() bool { return broker.Connections() >= before+2 })
 	if err := os.WriteFile(token, []byte("open-sesame"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -134,7 +194,8 @@ func TestAFileThatIsWrongIsToldBeforeAnythingElse(t *testing.T) {
 		"broker: nats.credentials_file: open nowhere: ":  {CredentialsFile: "nowhere"},
 		"broker: nats.ca_file: open nowhere: ":           {CAFile: "nowhere"},
 		"broker: nats.ca_file: " + key + ": there is no": {CAFile: key},
-		"broker: nats.cert_file: tls: ":                  {CertFile: cert, KeyFile: cert},
+		"broker: nats.cert_file: tls: ":                  {CertFile: key, KeyFile: key},
+		"broker: nats.key_file: open nowhere: ":          {CertFile: cert, KeyFile: "nowhere"},
 	} {
 		if _, err := bus.Connect(bus.Settings{Mesh: mesh, URL: "nats://127.0.0.1:1", Auth: auth, Logger: discard()}); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("got %v, want %s", err, want)

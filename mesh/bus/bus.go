@@ -2,9 +2,9 @@ package bus
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -44,14 +44,14 @@ type Bus struct {
 
 	mu        sync.Mutex
 	listeners []chan struct{}
-	// why is why there is no connection, as far as is known.
-	why error
+	// why is why there is no connection, as far as is known; told is the advice that
+	// has been logged since there was one.
+	why  error
+	told map[string]bool
 }
 
 const (
 	defaultAckTimeout = 2 * time.Second
-	reconnectBase     = 50 * time.Millisecond
-	reconnectJitter   = 200 * time.Millisecond
 	apiTimeout        = 5 * time.Second
 	pingEvery         = 2 * time.Second
 	maxPings          = 2
@@ -78,7 +78,9 @@ func Connect(s Settings) (*Bus, error) {
 		// The URL may have a password.
 		return nil, fmt.Errorf("broker: %w", err)
 	}
+	b.mu.Lock()
 	b.nc = nc
+	b.mu.Unlock()
 	if err := b.start(); err != nil {
 		nc.Close()
 		return nil, err
@@ -105,7 +107,7 @@ func (b *Bus) options() []nats.Option {
 		nats.PingInterval(pingEvery),
 		nats.MaxPingsOutstanding(maxPings),
 		nats.FlusherTimeout(writeTimeout),
-		nats.CustomReconnectDelay(func(int) time.Duration { return reconnectBase + rand.N(reconnectJitter) }),
+		nats.CustomReconnectDelay(func(int) time.Duration { return brokerauth.Delay(b.refused()) }),
 		nats.ConnectHandler(func(*nats.Conn) { b.connected() }),
 		nats.ReconnectHandler(func(*nats.Conn) { b.connected() }),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) { b.disconnected(err) }),
@@ -125,7 +127,7 @@ func (b *Bus) connected() {
 	b.settings.Logger.Info("broker connected", "connection", b.settings.Name)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.why = nil
+	b.why, b.told = nil, nil
 	for _, listener := range b.listeners {
 		select {
 		case listener <- struct{}{}:
@@ -141,19 +143,48 @@ func (b *Bus) disconnected(err error) {
 	b.requests.failAll(ErrUnknown)
 }
 
-// missed hears of each attempt to connect that comes to nothing, and says so once for
-// each reason that somebody can do something about.
-func (b *Bus) missed(err error) {
+// refused returns what the latest attempt to connect has failed with once the broker
+// had answered, which the client tells nobody, or nil.
+func (b *Bus) refused() error {
 	b.mu.Lock()
-	known := b.why != nil && brokerauth.Advice(b.why) == brokerauth.Advice(err)
-	b.why = err
+	nc := b.nc
+	b.mu.Unlock()
+	if nc == nil {
+		return nil
+	}
+	err := nc.LastError()
+	if err != nil {
+		b.missed(err)
+	}
+	return err
+}
+
+// missed hears of each attempt to connect that comes to nothing, and says so once for
+// each reason that somebody can do something about. Servers of one broker may have
+// different reasons.
+func (b *Bus) missed(err error) {
+	if errors.Is(err, nats.ErrNoServers) {
+		// The next attempt says why.
+		return
+	}
+	advice := brokerauth.Advice(err)
+	b.mu.Lock()
+	known := b.told[advice]
+	if b.told == nil {
+		b.told = map[string]bool{}
+	}
+	b.why, b.told[advice] = err, true
 	b.mu.Unlock()
 	if !known {
 		b.settings.Logger.Warn("the broker is not reached; trying again", "connection", b.settings.Name, "error", brokerauth.Explain(err))
 	}
 }
 
-func (b *Bus) asyncError(_ *nats.Conn, sub *nats.Subscription, err error) {
+func (b *Bus) asyncError(nc *nats.Conn, sub *nats.Subscription, err error) {
+	if brokerauth.Refused(err) && !nc.IsConnected() {
+		// It is heard at each attempt to connect, and refused says it once.
+		return
+	}
 	subject := ""
 	if sub != nil {
 		subject = sub.Subject

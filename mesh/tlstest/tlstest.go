@@ -61,9 +61,20 @@ func New(t testing.TB) *Authority {
 // addresses, and of its key.
 func (a *Authority) Certificate(names ...string) (certFile, keyFile string) {
 	a.t.Helper()
+	return a.issue(time.Now().Add(time.Hour), names)
+}
+
+// Expired is Certificate of one whose time is over.
+func (a *Authority) Expired(names ...string) (certFile, keyFile string) {
+	a.t.Helper()
+	return a.issue(time.Now().Add(-time.Hour), names)
+}
+
+func (a *Authority) issue(notAfter time.Time, names []string) (certFile, keyFile string) {
+	a.t.Helper()
 	a.issued++
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(a.issued), Subject: pkix.Name{CommonName: names[0]}, NotAfter: time.Now().Add(time.Hour),
+		SerialNumber: big.NewInt(a.issued), Subject: pkix.Name{CommonName: names[0]}, NotAfter: notAfter,
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	}
 	for _, name := range names {
@@ -88,9 +99,16 @@ func (a *Authority) Certificate(names ...string) (certFile, keyFile string) {
 // Server returns how a server shows a certificate for the names.
 func (a *Authority) Server(names ...string) *tls.Config {
 	a.t.Helper()
-	certificate, err := tls.LoadX509KeyPair(a.Certificate(names...))
+	cert, key := a.Certificate(names...)
+	return Shown(a.t, cert, key)
+}
+
+// Shown returns how a server shows the certificate in the files.
+func Shown(t testing.TB, certFile, keyFile string) *tls.Config {
+	t.Helper()
+	certificate, err := tls.LoadX509KeyPair(certFile, keyFile)
 	if err != nil {
-		a.t.Fatal(err)
+		t.Fatal(err)
 	}
 	return &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12}
 }

@@ -14,6 +14,7 @@ const (
 	envelope  = "mesh/envelope"
 	bus       = "mesh/bus"
 	runner    = "stagehost/runner/..."
+	secrets   = "mesh/secretfile"
 	auth      = "mesh/brokerauth"
 	tlstest   = "mesh/tlstest"
 	discovery = "discovery/..."
@@ -34,7 +35,7 @@ var importTable = rules{
 		{packages: list(payload), mayImport: list(proto, tensor, fault)},
 		{packages: list(pipeline), mayImport: list(proto, tensor, fault, payload)},
 		{packages: list(envelope), mayImport: list(proto, tensor, fault, payload, pipeline)},
-		{packages: list(auth), mayImport: nothing},
+		{packages: list(auth), mayImport: list(secrets, tlstest)},
 		{packages: list(bus), mayImport: list(proto, tensor, fault, payload, pipeline, envelope, auth, tlstest)},
 		{
 			packages:  list("mesh/bus/bustest", "mesh/result", "mesh/deadletter", "mesh/attempt", "mesh/claim"),
@@ -42,6 +43,7 @@ var importTable = rules{
 		},
 		{packages: list("mesh/placement"), mayImport: list(fault, pipeline, payload)},
 		{packages: list("mesh/process", "mesh/config", "mesh/telemetry", "mesh/opsport", tlstest), mayImport: nothing},
+		{packages: list(secrets), mayImport: list(tlstest)},
 
 		// Who is alive: the interfaces, and what implements or reads them.
 		{packages: list("discovery"), mayImport: nothing},
@@ -67,7 +69,7 @@ var importTable = rules{
 			packages:  list("gateway/call"),
 			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/result", "mesh/claim", "gateway/admit", "gateway/correlate", "gateway/catalog", "gateway/load"),
 		},
-		{packages: list("gateway/front/*"), mayImport: list(proto, tensor, fault, payload, pipeline, "gateway/call", "gateway/front/*")},
+		{packages: list("gateway/front/*"), mayImport: list(proto, tensor, fault, payload, pipeline, secrets, "gateway/call", "gateway/front/*")},
 		// What the operators' port shows is what the stores keep: it reads letters
 		// and their items, through interfaces of its own. A front, so never the bus.
 		{

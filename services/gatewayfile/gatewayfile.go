@@ -13,7 +13,7 @@ import (
 // Settings returns what the section gateway says. The mesh, its broker and its
 // pipelines are for the caller to add. Errors say where in the file they are.
 func Settings(f *meshfile.File) (gateway.Settings, error) {
-	g, admin := f.PublicPort(), gateway.Admin(f.AdminPort())
+	g, admin := f.PublicPort(), Admin(f)
 	access := gateway.Access{TokenFile: g.TokenFile, CertFile: g.CertFile, KeyFile: g.KeyFile}
 	if err := errors.Join(f.At(access.Validate(), "gateway"), f.At(admin.Validate(), "gateway", "admin")); err != nil {
 		return gateway.Settings{}, err
@@ -32,4 +32,10 @@ func Settings(f *meshfile.File) (gateway.Settings, error) {
 
 		MaxInFlightBytes: int(g.MaxInFlightBytes),
 	}, nil
+}
+
+// Admin returns the port for operators as a file describes it.
+func Admin(f *meshfile.File) gateway.Admin {
+	a := f.AdminPort()
+	return gateway.Admin{Listen: a.Listen, Access: gateway.Access{TokenFile: a.TokenFile, CertFile: a.CertFile, KeyFile: a.KeyFile}}
 }

@@ -32,20 +32,12 @@ func (f *flags) add(cmd *cobra.Command) {
 // none: the file's, with the flags before them.
 func (f flags) settings() (out gateway.Settings, known *registry.Settings, err error) {
 	// A gateway runs no stage, so it knows no kinds of runners.
-	file, err := meshfile.Read(f.Config)
+	file, err := f.Read()
 	if err != nil {
-		return out, nil, meshfile.FlagError("--config", err)
+		return out, nil, err
 	}
 	if err := f.validate(file); err != nil {
 		return out, nil, err
-	}
-	if f.NATS != "" {
-		// What else the file says of a broker is of one in the process.
-		n := file.NATS
-		file.NATS = meshfile.NATS{
-			URL: f.NATS, CredentialsFile: n.CredentialsFile, TokenFile: n.TokenFile,
-			CAFile: n.CAFile, CertFile: n.CertFile, KeyFile: n.KeyFile,
-		}
 	}
 	if err := file.ValidatePart(nil); err != nil {
 		return out, nil, err
@@ -69,7 +61,7 @@ func (f flags) validate(file *meshfile.File) error {
 	return f.Validate(file, "a gateway meets the stages",
 		program.Check{Name: "--listen", Value: f.listen, Valid: meshfile.ValidAddress},
 		program.Check{Name: "--admin", Value: f.admin, Valid: func(address string) error {
-			admin := gateway.Admin(file.AdminPort())
+			admin := gatewayfile.Admin(file)
 			admin.Listen = address
 			return errors.Join(meshfile.ValidAddress(address), admin.Validate())
 		}})

@@ -101,12 +101,32 @@ func TestABrokerWhoseFilesAreWrongDoesNotStart(t *testing.T) {
 	cert, key := tlstest.New(t).Certificate("127.0.0.1")
 	for name, test := range map[string]struct{ nats, want string }{
 		"a certificate": {fmt.Sprintf("listen_cert_file: %q, listen_key_file: %q", key, key), "nats.listen_cert_file: tls: "},
+		"no key":        {fmt.Sprintf("listen_cert_file: %q, listen_key_file: /nowhere", cert), "nats.listen_key_file: open /nowhere: "},
 		"a token":       {`token_file: "/nowhere"`, "nats.token_file: open /nowhere: "},
 		"an empty one":  {fmt.Sprintf("listen_cert_file: %q, listen_key_file: %q, token_file: %q", cert, key, tlstest.File(t, "\n")), "there is no token in it"},
 	} {
 		m := fromFile(t, parse(t, fmt.Sprintf(closed, "listen: 127.0.0.1:0, "+test.nats)), "echo")
 		if err := m.Start(t.Context()); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// The mesh has nothing running yet that would have to be stopped.
+func TestTheFilesOfTheGatewayAreReadBeforeAnythingStarts(t *testing.T) {
+	t.Parallel()
+	for section, gateway := range map[string]string{
+		"gateway":       `{listen: "127.0.0.1:0", token_file: /nowhere, admin: {listen: "127.0.0.1:0"}}`,
+		"gateway.admin": `{listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0", token_file: /nowhere}}`,
+	} {
+		text := "mesh: m\ngateway: " + gateway + "\nstages: {a: {runner: {echo: {}}}}\npipelines: {p: {steps: [{name: a, stage: a}]}}\n"
+		log := &said{}
+		m, err := local.FromFile(parse(t, text), local.FileSettings{Logger: slog.New(slog.NewTextHandler(log, nil))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Start(t.Context()); err == nil || !strings.HasPrefix(err.Error(), section+".token_file: open /nowhere: ") || log.String() != "" {
+			t.Errorf("%s: %v, after\n%s", section, err, log)
 		}
 	}
 }

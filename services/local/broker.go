@@ -3,7 +3,6 @@ package local
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -15,6 +14,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 
 	"github.com/stagemesh/stagemesh/mesh/brokerauth"
+	"github.com/stagemesh/stagemesh/mesh/secretfile"
 	"github.com/stagemesh/stagemesh/services/meshfile"
 )
 
@@ -169,15 +169,11 @@ func (b *broker) options(folder string) (*server.Options, error) {
 
 // guard has those that join see a certificate and know a token.
 func (s BrokerSettings) guard(o *server.Options) (err error) {
-	if s.CertFile != "" {
-		certificate, err := tls.LoadX509KeyPair(s.CertFile, s.KeyFile)
-		if err != nil {
-			return fmt.Errorf("nats.listen_cert_file: %w", err)
-		}
-		o.TLSConfig = &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12}
+	if o.TLSConfig, err = (secretfile.Pair{CertFile: s.CertFile, KeyFile: s.KeyFile}).Server("nats.listen_"); err != nil {
+		return err
 	}
 	if s.TokenFile != "" {
-		if o.Authorization, err = brokerauth.ReadToken(s.TokenFile); err != nil {
+		if o.Authorization, err = secretfile.Token(s.TokenFile); err != nil {
 			return fmt.Errorf("nats.token_file: %w", err)
 		}
 	}
@@ -234,6 +230,15 @@ func (l *brokerLog) Fatalf(format string, v ...any) {
 // notice is for whom the level is debug.
 func (l *brokerLog) Noticef(format string, v ...any) { l.log.Debug(fmt.Sprintf(format, v...)) }
 func (l *brokerLog) Warnf(format string, v ...any)   { l.log.Warn(fmt.Sprintf(format, v...)) }
-func (l *brokerLog) Errorf(format string, v ...any)  { l.log.Error(fmt.Sprintf(format, v...)) }
-func (l *brokerLog) Debugf(format string, v ...any)  { l.log.Debug(fmt.Sprintf(format, v...)) }
-func (l *brokerLog) Tracef(format string, v ...any)  { l.log.Debug(fmt.Sprintf(format, v...)) }
+func (l *brokerLog) Errorf(format string, v ...any) {
+	text := fmt.Sprintf(format, v...)
+	if strings.Contains(text, "TLS handshake error") {
+		// It is about one caller, as a probe of TCP.
+		l.log.Debug(text)
+		return
+	}
+	l.log.Error(text)
+}
+
+func (l *brokerLog) Debugf(format string, v ...any) { l.log.Debug(fmt.Sprintf(format, v...)) }
+func (l *brokerLog) Tracef(format string, v ...any) { l.log.Debug(fmt.Sprintf(format, v...)) }

@@ -52,6 +52,9 @@ func (m *Mesh) assemble() (p *parts, err error) {
 	if p.gateway, err = m.newGateway(to, p.registry); err != nil {
 		return nil, err
 	}
+	if err := p.gateway.ReadFiles(); err != nil {
+		return nil, err
+	}
 	if len(p.hosts) > 0 {
 		order = append(order, process.Part{Name: "stages", Run: p.runHosts, Ready: p.waitHosts})
 	}
@@ -128,7 +131,7 @@ func (m *Mesh) newRegistry(own *broker) (*registry.Registry, error) {
 	}
 	r, err := registry.New(s)
 	if err != nil {
-		return nil, fmt.Errorf("registry: %w", err)
+		return nil, err
 	}
 	return r, nil
 }

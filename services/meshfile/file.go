@@ -280,8 +280,20 @@ func Parse(name string, data []byte, folder string, kinds ...Kind) (*File, error
 // kinds for that: stages are validated when they are asked for, and all else
 // but the mesh's name and its broker by ValidatePart.
 func Read(path string, kinds ...Kind) (*File, error) {
+	return ReadAt(path, "", kinds...)
+}
+
+// ReadAt is Read for a program that was told where the broker is: what the file says of
+// a broker in a process is then of another process. Without a URL it is Read.
+func ReadAt(path, broker string, kinds ...Kind) (*File, error) {
 	f := &File{folder: filepath.Dir(path), kinds: kinds}
 	doc, err := config.Load(path, f)
+	if n := f.NATS; broker != "" {
+		f.NATS = NATS{
+			URL: broker, CredentialsFile: n.CredentialsFile, TokenFile: n.TokenFile,
+			CAFile: n.CAFile, CertFile: n.CertFile, KeyFile: n.KeyFile,
+		}
+	}
 	return f.checked(doc, err, (*File).validateShared)
 }
 

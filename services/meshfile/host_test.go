@@ -392,3 +392,24 @@ func TestLaterErrorPointsIntoTheFile(t *testing.T) {
 		t.Errorf("got %v, want %s", got, want)
 	}
 }
+
+func TestABrokerThatIsNamedElsewhereIsTheOneOfTheFilesSecrets(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct{ nats, broker, want string }{
+		"a token":                     {"token_file: token", "nats://b:4222", ""},
+		"credentials":                 {"credentials_file: c", "nats://b:4222", ""},
+		"trust":                       {"ca_file: ca.pem", "nats://b:4222", ""},
+		"what is of one that listens": {"listen: \":0\", store_dir: s, token_file: token", "nats://b:4222", ""},
+		"nobody is reached":           {"token_file: token", "", "nats.token_file: "},
+		"two who":                     {"token_file: token", "nats://u:pw@b:4222", "nats.token_file: the user in url says already who this is"},
+	} {
+		path := filepath.Join(t.TempDir(), "mesh.yaml")
+		if err := os.WriteFile(path, []byte("mesh: m\nnats: {"+test.nats+"}\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		f, err := meshfile.ReadAt(path, test.broker)
+		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) || err == nil && (f.NATS.URL != test.broker || f.NATS.Listen != "") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

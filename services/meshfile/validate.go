@@ -15,6 +15,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/result"
+	"github.com/stagemesh/stagemesh/mesh/secretfile"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/stageapi"
 )
@@ -25,7 +26,19 @@ func (f *File) Validate() error {
 	if err := f.ValidatePart(f.StageNames()); err != nil {
 		return err
 	}
-	return f.validateFit()
+	return errors.Join(f.validateShown(), f.validateFit())
+}
+
+// validateShown refuses a certificate that nobody sees; a program of one stage may have
+// been told its address.
+func (f *File) validateShown() error {
+	var errs []error
+	for _, name := range f.StageNames() {
+		if s := f.Stages[name]; s.CertFile != "" && s.Listen == "" {
+			errs = append(errs, f.At(errors.New("cert_file: is for those that connect, and without listen nobody does"), "stages", name))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // validateFit holds the pipelines of a valid file against what its stages say that
@@ -139,7 +152,8 @@ func (n NATS) validate() error {
 	if n.MaxPayload != 0 && (n.MaxPayload < minBrokerPayload || n.MaxPayload > maxBrokerPayload) {
 		errs = append(errs, fmt.Errorf("max_payload: %s is not between %s and %s", n.MaxPayload, config.Bytes(minBrokerPayload), config.Bytes(maxBrokerPayload)))
 	}
-	errs = append(errs, pair("cert_file", n.CertFile, "key_file", n.KeyFile), pair("listen_cert_file", n.ListenCertFile, "listen_key_file", n.ListenKeyFile))
+	errs = append(errs, secretfile.Pair{CertFile: n.CertFile, KeyFile: n.KeyFile}.Check(""),
+		secretfile.Pair{CertFile: n.ListenCertFile, KeyFile: n.ListenKeyFile}.Check("listen_"))
 	if n.URL == "" {
 		return errors.Join(append(errs, n.validateOwn()...)...)
 	}
@@ -190,17 +204,6 @@ func (n NATS) validateToken() error {
 		if u, err := server(one); err == nil && u.User != nil {
 			return errors.New("token_file: the user in url says already who this is; leave one of them out")
 		}
-	}
-	return nil
-}
-
-// pair checks that there is a certificate with its key, or neither.
-func pair(certKey, cert, keyKey, key string) error {
-	switch {
-	case cert != "" && key == "":
-		return fmt.Errorf("%s: has no key; name its file in %s", certKey, keyKey)
-	case cert == "" && key != "":
-		return fmt.Errorf("%s: has no certificate; name its file in %s", keyKey, certKey)
 	}
 	return nil
 }
@@ -318,7 +321,7 @@ func (g Gateway) validate() error {
 		notNegative("max_timeout", g.MaxTimeout),
 		notNegative("host_grace", g.HostGrace),
 		notNegative("drain_delay", g.DrainDelay),
-		pair("cert_file", g.CertFile, "key_file", g.KeyFile),
+		secretfile.Pair{CertFile: g.CertFile, KeyFile: g.KeyFile}.Check(""),
 		notNegative("drain_timeout", g.DrainTimeout),
 	}
 	if g.MaxTimeout > 0 && g.Timeout > g.MaxTimeout {

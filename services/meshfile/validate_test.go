@@ -72,6 +72,7 @@ func TestWhatIsWrongIsToldWithItsPlace(t *testing.T) {
 		"few in flight":        {stage("max_in_flight: 1"), "m.yaml:5:5: stages.a.max_in_flight: 1, at least "},
 		"a stage's address":    {stage("listen: 8081"), `m.yaml:5:5: stages.a.listen: "8081" is no address such as 127.0.0.1:8080, or :8080 for all of this machine's`},
 		"a stage's pair":       {stage("cert_file: c"), "m.yaml:5:5: stages.a.cert_file: has no key; name its file in key_file"},
+		"a pair for nobody":    {stage("cert_file: c\n    key_file: k"), "m.yaml:5:5: stages.a.cert_file: is for those that connect, and without listen nobody does"},
 		"a stage's name":       {stage("server_name: n"), "m.yaml:5:5: stages.a.server_name: is a name in a certificate, and there is no cert_file"},
 		"a stage's drain":      {stage("drain_timeout: -1s"), "m.yaml:5:5: stages.a.drain_timeout: -1s is negative"},
 		"queue items":          {stage("queue: {max_items: -1}"), "m.yaml:5:13: stages.a.queue.max_items: -1 is negative"},

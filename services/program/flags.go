@@ -30,6 +30,20 @@ func AddFlags(cmd *cobra.Command) *Flags {
 	return f
 }
 
+// Read reads the mesh's file, with the broker's URL before that in the file.
+func (f *Flags) Read(kinds ...meshfile.Kind) (*meshfile.File, error) {
+	if f.NATS != "" {
+		if err := meshfile.ValidBroker(f.NATS); err != nil {
+			return nil, fmt.Errorf("--nats: %w", err)
+		}
+	}
+	file, err := meshfile.ReadAt(f.Config, f.NATS, kinds...)
+	if err != nil {
+		return nil, meshfile.FlagError("--config", err)
+	}
+	return file, nil
+}
+
 // Check is a flag of one program and how its value is checked, where it is not empty.
 type Check struct {
 	Name, Value string
@@ -39,10 +53,10 @@ type Check struct {
 // Validate checks the flags, and those of the program's own; messages name them. What
 // meets says who meets whom at the broker, for where none is given.
 func (f *Flags) Validate(file *meshfile.File, meets string, own ...Check) error {
-	if f.NATS == "" && file.NATS.URL == "" {
+	if file.NATS.URL == "" {
 		return fmt.Errorf("--nats: is missing, and so is nats.url in the file; %s at a broker, such as nats://127.0.0.1:4222", meets)
 	}
-	checks := append([]Check{{"--nats", f.NATS, meshfile.ValidBroker}, {"--ops", f.Ops, meshfile.ValidAddress}}, own...)
+	checks := append([]Check{{"--ops", f.Ops, meshfile.ValidAddress}}, own...)
 	for _, flag := range checks {
 		if flag.Value == "" {
 			continue

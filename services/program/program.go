@@ -98,7 +98,7 @@ func (s Settings) registry() (*registry.Registry, error) {
 	settings.Logger = s.Logger
 	known, err := registry.New(settings)
 	if err != nil {
-		return nil, fmt.Errorf("registry: %w", err)
+		return nil, err
 	}
 	return known, nil
 }

@@ -11,12 +11,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
-	"strings"
 
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/consul"
 	"github.com/stagemesh/stagemesh/discovery/natskv"
+	"github.com/stagemesh/stagemesh/mesh/secretfile"
 	"github.com/stagemesh/stagemesh/stagehost"
 )
 
@@ -46,13 +45,13 @@ func New(s Settings) (*Registry, error) {
 	settings := *s.Consul
 	settings.Mesh, settings.Logger = s.Mesh, s.Logger
 	if s.TokenFile != "" {
-		token, err := os.ReadFile(s.TokenFile)
-		if err != nil {
-			return nil, fmt.Errorf("consul.token_file: %w", err)
+		var err error
+		if settings.Token, err = secretfile.Token(s.TokenFile); err != nil {
+			return nil, fmt.Errorf("registry.consul.token_file: %w", err)
 		}
-		if settings.Token = strings.TrimSpace(string(token)); settings.Token == "" {
-			return nil, fmt.Errorf("consul.token_file: %s is empty", s.TokenFile)
-		}
+	}
+	if err := checkTLS(settings.TLS); err != nil {
+		return nil, err
 	}
 	c, err := consul.New(settings)
 	if err != nil {
@@ -63,6 +62,20 @@ func New(s Settings) (*Registry, error) {
 		c.Close()
 		return nil
 	}}, nil
+}
+
+// checkTLS reads the files that the client reads, whose errors name no key.
+func checkTLS(t consul.TLS) error {
+	if t.CAFile != "" {
+		if _, err := secretfile.Roots(t.CAFile); err != nil {
+			return fmt.Errorf("registry.consul.ca_file: %w", err)
+		}
+	}
+	if t.CertFile == "" {
+		return nil
+	}
+	_, err := secretfile.Pair{CertFile: t.CertFile, KeyFile: t.KeyFile}.Load("registry.consul.")
+	return err
 }
 
 func ofBroker(s Settings) (*Registry, error) {

@@ -31,9 +31,9 @@ func (f *flags) add(cmd *cobra.Command) {
 // settings returns the host's settings, and its registry's, nil where there is none:
 // the file's, with the flags before them.
 func (f flags) settings(kinds []meshfile.Kind) (out stagehost.Settings, known *registry.Settings, err error) {
-	file, err := meshfile.Read(f.Config, kinds...)
+	file, err := f.Read(kinds...)
 	if err != nil {
-		return out, nil, meshfile.FlagError("--config", err)
+		return out, nil, err
 	}
 	if err := f.validate(file); err != nil {
 		return out, nil, err
@@ -41,13 +41,9 @@ func (f flags) settings(kinds []meshfile.Kind) (out stagehost.Settings, known *r
 	if out, err = file.Host(f.stage); err != nil {
 		return out, nil, err
 	}
-	out.Bus.URL = cmp.Or(f.NATS, out.Bus.URL)
 	out.Listen = cmp.Or(f.listen, out.Listen)
 	out.Host = pipeline.HostID(cmp.Or(f.host, uuid.Must(uuid.NewV7()).String()))
-	if known = file.RegistrySettings(); known != nil && known.NATS != nil {
-		known.NATS.URL = out.Bus.URL
-	}
-	return out, known, nil
+	return out, file.RegistrySettings(), nil
 }
 
 // validate checks the flags; messages name them.

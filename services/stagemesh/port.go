@@ -11,13 +11,16 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"os"
 	"strings"
+	"time"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
+	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
+
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/secretfile"
 )
 
 // portFlags name a port of a gateway to ask, and what it is asked with.
@@ -54,8 +57,42 @@ func (p portFlags) reach(ask func(client connect.HTTPClient, address string, opt
 		return err
 	}
 	defer transport.CloseIdleConnections()
-	asked := ask(&http.Client{Transport: noticing{transport}}, address, connect.WithInterceptors(token))
-	return p.advise(address, asked)
+	client := &http.Client{
+		Transport: noticing{transport},
+		// The token is for that port alone.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+	return p.advise(address, ask(client, address, connect.WithInterceptors(token, patient())))
+}
+
+// Bounds on the silence of a port.
+const (
+	handshakeTime = 10 * time.Second
+	// answerTime is for what a gateway answers at once.
+	answerTime = 15 * time.Second
+)
+
+// errSilent says that a port took a question, and has not answered.
+var errSilent = fmt.Errorf("no answer within %s", answerTime)
+
+// patient bounds how long each question waits for its answer; requests, and the
+// questions for their results, have times of their own.
+func patient() connect.Interceptor {
+	return connect.UnaryInterceptorFunc(func(next connect.UnaryFunc) connect.UnaryFunc {
+		return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
+			switch r.Spec().Procedure {
+			case inferencev1connect.InferenceServiceInferProcedure, inferencev1connect.InferenceServiceGetResultProcedure:
+				return next(ctx, r)
+			}
+			within, cancel := context.WithTimeoutCause(ctx, answerTime, errSilent)
+			defer cancel()
+			response, err := next(within, r)
+			if err != nil && errors.Is(context.Cause(within), errSilent) {
+				return nil, errSilent
+			}
+			return response, err
+		}
+	})
 }
 
 // baseURL returns the URL that a flag names; who writes host:port means plain
@@ -66,19 +103,34 @@ func baseURL(flag, address, example string) (string, error) {
 	}
 	u, err := url.Parse(address)
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return "", fmt.Errorf("%s: %q is no address such as %s", flag, address, example)
+		return "", fmt.Errorf("%s: %q is no address such as %s", flag, redacted(address), example)
 	}
 	return address, nil
 }
 
-// maxSecret bounds a file with a token or with certificates, in bytes.
-const maxSecret = 1 << 20
+// redacted is an address without the password that may be in it.
+func redacted(address string) string {
+	u, err := url.Parse(address)
+	switch {
+	case err == nil:
+		return u.Redacted()
+	case !strings.Contains(address, "@"):
+		return address
+	}
+	return "..." + address[strings.LastIndexByte(address, '@')+1:]
+}
+
+// maxRefusal bounds an answer that may be a refusal of Go's server, in bytes.
+const maxRefusal = 1 << 20
 
 // token returns what adds the token to every request, if there is one.
 func (p portFlags) token() (connect.Interceptor, error) {
-	data, err := p.read("--token-file", p.tokenFile)
-	if err != nil {
-		return nil, err
+	var data []byte
+	if p.tokenFile != "" {
+		var err error
+		if data, err = secretfile.Read(p.tokenFile); err != nil {
+			return nil, fmt.Errorf("--token-file: %w", err)
+		}
 	}
 	token, _, _ := strings.Cut(strings.TrimSpace(string(data)), "\n")
 	token = strings.TrimSpace(token)
@@ -96,38 +148,16 @@ func (p portFlags) token() (connect.Interceptor, error) {
 }
 
 func (p portFlags) transport() (*http.Transport, error) {
-	out := &http.Transport{Proxy: http.ProxyFromEnvironment}
+	out := &http.Transport{Proxy: http.ProxyFromEnvironment, TLSHandshakeTimeout: handshakeTime}
 	if p.caFile == "" {
 		return out, nil
 	}
-	data, err := p.read("--ca-file", p.caFile)
+	roots, err := secretfile.Roots(p.caFile)
 	if err != nil {
-		return nil, err
-	}
-	roots := x509.NewCertPool()
-	if !roots.AppendCertsFromPEM(data) {
-		return nil, fmt.Errorf("--ca-file: %s: there is no certificate in it", p.caFile)
+		return nil, fmt.Errorf("--ca-file: %w", err)
 	}
 	out.TLSClientConfig = &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}
 	return out, nil
-}
-
-// read returns what is in the file that the flag names; nothing where it names
-// none.
-func (p portFlags) read(flag, path string) ([]byte, error) {
-	if path == "" {
-		return nil, nil
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", flag, err)
-	}
-	defer f.Close() //nolint:errcheck // it was only read
-	data, err := io.ReadAll(io.LimitReader(f, maxSecret))
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", flag, err)
-	}
-	return data, nil
 }
 
 // advise says what to do about an error that is about the port itself. Other errors
@@ -135,7 +165,9 @@ func (p portFlags) read(flag, path string) ([]byte, error) {
 func (p portFlags) advise(address string, err error) error {
 	switch {
 	case isDial(err):
-		return fmt.Errorf("nobody answers at %s: %w; %s, --%s names that of another", address, err, p.start, p.flag)
+		return fmt.Errorf("nobody answers at %s: %w; %s, --%s names that of another", redacted(address), err, p.start, p.flag)
+	case errors.Is(err, errSilent):
+		return fmt.Errorf("%s: %w", redacted(address), err)
 	case errors.Is(err, errSpeaksTLS), errors.Is(err, http.ErrSchemeMismatch):
 		return fmt.Errorf("%w; it has TLS where %s.cert_file says so: give --%s as https:// then, else as http://", err, p.section, p.flag)
 	case isA[x509.UnknownAuthorityError](err):
@@ -153,7 +185,7 @@ func (p portFlags) advise(address string, err error) error {
 // hopeless reports whether an error is about the port, so that every request to it
 // fails alike.
 func hopeless(err error) bool {
-	return isDial(err) || errors.Is(err, errSpeaksTLS) || errors.Is(err, http.ErrSchemeMismatch) || isA[*tls.CertificateVerificationError](err) || refused(err)
+	return isDial(err) || errors.Is(err, errSilent) || errors.Is(err, errSpeaksTLS) || errors.Is(err, http.ErrSchemeMismatch) || isA[*tls.CertificateVerificationError](err) || refused(err)
 }
 
 // isDial reports whether the error is that nobody listens at the address.
@@ -194,7 +226,7 @@ func (n noticing) RoundTrip(r *http.Request) (*http.Response, error) {
 		return response, err
 	}
 	defer response.Body.Close() //nolint:errcheck // it was only read
-	text, err := io.ReadAll(io.LimitReader(response.Body, maxSecret))
+	text, err := io.ReadAll(io.LimitReader(response.Body, maxRefusal))
 	if err != nil {
 		return nil, err
 	}

@@ -2,7 +2,11 @@ package stagemesh_test
 
 import (
 	"context"
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stagemesh/stagemesh/gateway"
@@ -18,7 +22,7 @@ func guarded(t *testing.T, access gateway.Access) *local.Mesh {
 	t.Helper()
 	m, err := local.New(local.Settings{Gateway: gateway.Settings{
 		Listen: "127.0.0.1:0", Access: access,
-		Admin: gateway.Admin{Listen: "127.0.0.1:0", TokenFile: access.TokenFile, CertFile: access.CertFile, KeyFile: access.KeyFile},
+		Admin: gateway.Admin{Listen: "127.0.0.1:0", Access: access},
 	}})
 	if err != nil {
 		t.Fatal(err)
@@ -48,10 +52,19 @@ func (p port) ask(t *testing.T, url string, flags ...string) (string, error) {
 
 func ports(t *testing.T, m *local.Mesh) map[string]port {
 	t.Helper()
+	public, admin := asking(t)[0], asking(t)[1]
+	public.url, admin.url = m.URL(), m.AdminURL()
+	return map[string]port{"the public port": public, "the admin port": admin}
+}
+
+// asking returns a command that asks the public port, and one that asks the admin
+// port.
+func asking(t *testing.T) []port {
+	t.Helper()
 	file := tlstest.File(t, "hello")
-	return map[string]port{
-		"the public port": {m.URL(), "--address", "gateway", []string{"infer", "stage:echo", file, file}},
-		"the admin port":  {m.AdminURL(), "--admin", "gateway.admin", []string{"dead", "list"}},
+	return []port{
+		{"", "--address", "gateway", []string{"infer", "stage:echo", file, file}},
+		{"", "--admin", "gateway.admin", []string{"dead", "list"}},
 	}
 }
 
@@ -100,4 +113,59 @@ func TestCommandsSayThatAPortHasNoTLS(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+}
+
+func TestATokenIsForThePortThatIsNamedAndNotForWhereItPointsTo(t *testing.T) {
+	t.Parallel()
+	reached := make(chan string, 8)
+	elsewhere := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { reached <- r.Header.Get("Authorization") }))
+	t.Cleanup(elsewhere.Close)
+	pointing := httptest.NewServer(http.RedirectHandler(elsewhere.URL, http.StatusTemporaryRedirect))
+	t.Cleanup(pointing.Close)
+	token := tlstest.File(t, "open-sesame")
+	for _, p := range asking(t) {
+		if out, err := p.ask(t, pointing.URL, "--token-file", token); err == nil || len(reached) > 0 {
+			t.Errorf("%s: %v, %s; %d requests are elsewhere", p.flag, err, out, len(reached))
+		}
+	}
+}
+
+func TestAPasswordInAnAddressIsNotShown(t *testing.T) {
+	t.Parallel()
+	for _, p := range asking(t) {
+		for _, address := range []string{"http://open:sesame@127.0.0.1:1", "http://open:sesame@127.0.0.1:port", "ftp://open:sesame@127.0.0.1"} {
+			if out, err := p.ask(t, address); err == nil || strings.Contains(out+err.Error(), "sesame") {
+				t.Errorf("%s: %v, %s", p.flag, err, out)
+			}
+		}
+	}
+}
+
+// mute listens and says nothing.
+func mute(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() })
+	return listener.Addr().String()
+}
+
+func TestCommandsDoNotWaitForEverForAPortThatIsSilent(t *testing.T) {
+	t.Parallel()
+	address := mute(t)
+	var asking sync.WaitGroup
+	for want, args := range map[string][]string{
+		"http://" + address + ": no answer within 15s": {"status", "--admin", "http://" + address},
+		address + ": no answer within 15s":             {"cancel", "01a1fc37-9c70-7089-b8a4-eabc34a6f203", "--address", address},
+		"TLS handshake timeout":                        {"infer", "p", tlstest.File(t, "hello"), "--address", "https://" + address},
+	} {
+		asking.Go(func() {
+			if out, err := run(t, args...); err == nil || !strings.Contains(out+err.Error(), want) {
+				t.Errorf("%v: %v, %s", args, err, out)
+			}
+		})
+	}
+	asking.Wait()
 }

@@ -57,11 +57,17 @@ func repository() (string, error) {
 // does not run for a while finds its own free.
 const firstPort, lastPort = 20_000, 30_000
 
+// givenOut are ports of agents of this process, which may not listen there yet.
+var givenOut sync.Map
+
 // freePorts returns ports that are free now.
 func freePorts(n int) ([]int, error) {
 	var out []int
 	for tries := 0; len(out) < n; tries++ {
 		port := firstPort + rand.IntN(lastPort-firstPort) //nolint:gosec // it keeps no secret
+		if _, given := givenOut.LoadOrStore(port, true); given {
+			continue
+		}
 		l, err := net.Listen("tcp", local(port))
 		if err == nil {
 			defer l.Close() //nolint:errcheck // it served nobody

@@ -29,7 +29,8 @@ func loopback(host string) bool {
 }
 
 // Guard says who may call a port. Probes always may: /livez, /readyz and gRPC
-// health tell no more than whether the gateway works.
+// health tell no more than whether the gateway works, and whether there is a pipeline
+// of a name that the caller knows.
 type Guard struct {
 	// Tokens are what callers may know; without any they need none.
 	Tokens Tokens
@@ -85,7 +86,7 @@ func (g Guard) refusal(r *http.Request) *fault.Fault {
 	return nil
 }
 
-// probe reports whether the path tells no more than whether the gateway works.
+// probe reports whether the path is one that needs no token.
 func probe(path string) bool {
 	return path == "/livez" || path == "/readyz" || strings.HasPrefix(path, "/"+grpchealth.HealthV1ServiceName+"/")
 }

@@ -31,7 +31,7 @@ func MountHealth(mux *http.ServeMux, health Health, services ...string) {
 	mux.HandleFunc("/readyz", func(w http.ResponseWriter, r *http.Request) {
 		switch err := health(r.Context(), r.URL.Query().Get("pipeline")); {
 		case err != nil && unknown(err):
-			failure.Write(w, fault.From(err))
+			failure.Write(w, noSuch())
 		case err != nil:
 			failure.WriteStatus(w, notReady(err), http.StatusServiceUnavailable)
 		default:
@@ -81,7 +81,7 @@ func (c checker) Check(ctx context.Context, r *grpchealth.CheckRequest) (*grpche
 	case err == nil:
 		return &grpchealth.CheckResponse{Status: grpchealth.StatusServing}, nil
 	case unknown(err):
-		return nil, connect.NewError(connect.CodeNotFound, err)
+		return nil, connect.NewError(connect.CodeNotFound, noSuch())
 	default:
 		return &grpchealth.CheckResponse{Status: grpchealth.StatusNotServing}, nil
 	}
@@ -91,3 +91,7 @@ func unknown(err error) bool {
 	reason := fault.From(err).Reason
 	return reason == fault.NotFound || reason == fault.UnknownPipeline
 }
+
+// noSuch says no more than that: the fault itself names the pipelines that there are,
+// and probes need no token.
+func noSuch() *fault.Fault { return fault.New(fault.UnknownPipeline, "there is no such pipeline") }

@@ -1,8 +1,10 @@
 package port
 
 import (
+	"context"
 	"log/slog"
 	"net/http"
+	"strings"
 	"time"
 )
 
@@ -34,7 +36,7 @@ func NewServer(h http.Handler, log *slog.Logger) *http.Server {
 		ReadHeaderTimeout: readHeaderTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeaderBytes,
-		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+		ErrorLog:          slog.NewLogLogger(errorHandler{log.Handler()}, slog.LevelWarn),
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams: maxConcurrentStreams,
 			SendPingTimeout:      pingAfter,
@@ -42,4 +44,19 @@ func NewServer(h http.Handler, log *slog.Logger) *http.Server {
 			WriteByteTimeout:     writeStall,
 		},
 	}
+}
+
+// errorHandler has what is about one caller's handshake, as of a probe of TCP, for
+// whom the level is debug.
+type errorHandler struct{ slog.Handler }
+
+// Handle implements slog.Handler.
+func (h errorHandler) Handle(ctx context.Context, r slog.Record) error {
+	if strings.HasPrefix(r.Message, "http: TLS handshake error ") {
+		r.Level = slog.LevelDebug
+	}
+	if !h.Enabled(ctx, r.Level) {
+		return nil
+	}
+	return h.Handler.Handle(ctx, r)
 }

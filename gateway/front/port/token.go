@@ -5,9 +5,9 @@ import (
 	"crypto/subtle"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"strings"
+
+	"github.com/stagemesh/stagemesh/mesh/secretfile"
 )
 
 // Tokens are what callers may know; any of them will do, so that one can replace
@@ -35,22 +35,11 @@ func NewTokens(text string) (Tokens, error) {
 	return out, nil
 }
 
-// maxTokens bounds a file with tokens, in bytes.
-const maxTokens = 4 << 10
-
 // ReadTokens reads tokens from a file, one a line.
 func ReadTokens(path string) (Tokens, error) {
-	f, err := os.Open(path)
+	data, err := secretfile.Read(path)
 	if err != nil {
 		return Tokens{}, err
-	}
-	defer f.Close() //nolint:errcheck // it was only read
-	data, err := io.ReadAll(io.LimitReader(f, maxTokens+1))
-	if err == nil && len(data) > maxTokens {
-		err = fmt.Errorf("larger than %d bytes", maxTokens)
-	}
-	if err != nil {
-		return Tokens{}, fmt.Errorf("%s: %w", path, err)
 	}
 	tokens, err := NewTokens(string(data))
 	if err != nil {

@@ -32,7 +32,7 @@ func TestTokensAreReadFromAFileOneALine(t *testing.T) {
 		"empty":     {" \n", "there is no token in it"},
 		"two words": {"open-sesame\nopen sesame", "one word of visible ASCII"},
 		"foreign":   {"s\u00e9same", "one word of visible ASCII"},
-		"large":     {strings.Repeat("x", 5<<10), "larger than 4096 bytes"},
+		"large":     {strings.Repeat("x", 2<<20), "larger than 1048576 bytes"},
 	} {
 		path := filepath.Join(folder, name)
 		if err := os.WriteFile(path, []byte(test.text), 0o600); err != nil {

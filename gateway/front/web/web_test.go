@@ -202,12 +202,12 @@ func TestTheProbeOfAPipelineIsItsOwn(t *testing.T) {
 		case "idle":
 			return fault.New(fault.NoCapacity, "it has no host")
 		case "unknown":
-			return fault.New(fault.UnknownPipeline, "there is none")
+			return fault.New(fault.UnknownPipeline, "there is none; there is secret")
 		}
 		return nil
 	}})
 	for name, want := range map[string]int{"": http.StatusOK, "fine": http.StatusOK, "idle": http.StatusServiceUnavailable, "unknown": http.StatusNotFound} {
-		if response, body := do(t, fronttest.Client(t, false), http.MethodGet, url+"/readyz?pipeline="+name, ""); response.StatusCode != want {
+		if response, body := do(t, fronttest.Client(t, false), http.MethodGet, url+"/readyz?pipeline="+name, ""); response.StatusCode != want || strings.Contains(body, "secret") {
 			t.Errorf("%q: %s %s", name, response.Status, body)
 		}
 	}

@@ -77,6 +77,9 @@ func (b *Broker) Restore() {
 	}
 }
 
+// Change edits the options that a stopped broker is restored with.
+func (b *Broker) Change(edit func(*server.Options)) { edit(b.options) }
+
 // Connect returns a bus of the mesh on this broker that is closed with the
 // test. The edits change its settings first.
 func (b *Broker) Connect(mesh pipeline.MeshName, edits ...func(*bus.Settings)) *bus.Bus {
