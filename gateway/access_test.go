@@ -151,7 +151,10 @@ func TestPlainHTTPNeedsATokenAndProbesDoNot(t *testing.T) {
 	if status, _, body := fetch(t, client, http.MethodDelete, g.URL()+request, "open-simsim"); status != http.StatusOK && status != http.StatusNoContent && status != http.StatusAccepted {
 		t.Errorf("with a token: %d %s", status, body)
 	}
-	for path, want := range map[string]int{"/livez": http.StatusOK, "/readyz": http.StatusOK, "/elsewhere": http.StatusUnauthorized, "/livez/x": http.StatusUnauthorized} {
+	if status, _, body := fetch(t, client, http.MethodGet, g.URL()+"/v2/models/m", ""); status != http.StatusUnauthorized || !strings.HasPrefix(body, `{"error":"UNAUTHENTICATED: `) {
+		t.Errorf("without a token: %d %s", status, body)
+	}
+	for path, want := range map[string]int{"/livez": http.StatusOK, "/readyz": http.StatusOK, "/v2/health/live": http.StatusOK, "/v2/health/ready": http.StatusOK, "/elsewhere": http.StatusUnauthorized, "/livez/x": http.StatusUnauthorized} {
 		if status, _, body := fetch(t, client, http.MethodGet, g.URL()+path, ""); status != want {
 			t.Errorf("%s: %d %s", path, status, body)
 		}

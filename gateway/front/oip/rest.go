@@ -58,7 +58,7 @@ func (h *rest) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fail(out, fault.Newf(fault.InvalidRequest, "%.*q is %s, not %.*s", shown, r.URL.Path, at.method, shown, r.Method), http.StatusMethodNotAllowed)
 	default:
 		if err := at.serve(out, r); err != nil {
-			fail(out, err, 0)
+			Fail(out, err)
 		}
 	}
 	body.Finish(w, h.patience)
@@ -175,8 +175,10 @@ func say(w http.ResponseWriter, status int, value any) error {
 	return nil
 }
 
-// fail answers with the protocol's error: {"error": text}. A status of 0 is the
-// fault's own.
+// Fail answers with the protocol's error: {"error": text}.
+func Fail(w http.ResponseWriter, err error) { fail(w, err, 0) }
+
+// fail is Fail with a status, where it is not 0.
 func fail(w http.ResponseWriter, err error, status int) {
 	f := fault.From(err)
 	if status == 0 {

@@ -8,7 +8,6 @@ import (
 	"connectrpc.com/connect"
 	"connectrpc.com/grpchealth"
 
-	"github.com/stagemesh/stagemesh/gateway/front/failure"
 	"github.com/stagemesh/stagemesh/gateway/front/procedure"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
@@ -39,9 +38,9 @@ type Guard struct {
 	// Near says that without Tokens the callers have to name the port by a loopback
 	// address.
 	Near bool
-	// Plain is what the paths of plain HTTP begin with; refusals of others are those
-	// of the protocol that calls. Empty means that there are none.
-	Plain string
+	// Plain writes refusals to paths that begin so; those of others
+	// are of the protocol that calls. nil means that there are none.
+	Plain map[string]func(w http.ResponseWriter, err error)
 }
 
 // Before lets those call next who may.
@@ -57,9 +56,11 @@ func (g Guard) Before(next http.Handler) http.Handler {
 			return
 		}
 		w.Header().Set("WWW-Authenticate", "Bearer")
-		if g.Plain != "" && strings.HasPrefix(r.URL.Path, g.Plain) {
-			failure.Write(w, f)
-			return
+		for path, write := range g.Plain {
+			if strings.HasPrefix(r.URL.Path, path) {
+				write(w, f)
+				return
+			}
 		}
 		// The caller may be gone; it is not served in any case.
 		_ = refusals.Write(w, r, procedure.Failure(f))
@@ -88,7 +89,11 @@ func (g Guard) refusal(r *http.Request) *fault.Fault {
 
 // probe reports whether the path is one that needs no token.
 func probe(path string) bool {
-	return path == "/livez" || path == "/readyz" || strings.HasPrefix(path, "/"+grpchealth.HealthV1ServiceName+"/")
+	switch path {
+	case "/livez", "/readyz", "/v2/health/live", "/v2/health/ready":
+		return true
+	}
+	return strings.HasPrefix(path, "/"+grpchealth.HealthV1ServiceName+"/")
 }
 
 // local reports whether the caller named this port by a loopback address.

@@ -8,6 +8,7 @@ import (
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
 	"github.com/stagemesh/stagemesh/gateway/front/body"
+	"github.com/stagemesh/stagemesh/gateway/front/failure"
 	"github.com/stagemesh/stagemesh/gateway/front/oip"
 	"github.com/stagemesh/stagemesh/gateway/front/port"
 	"github.com/stagemesh/stagemesh/gateway/front/procedure"
@@ -61,7 +62,7 @@ func Handler(s Settings) (http.Handler, error) {
 	port.MountReflection(mux, services...)
 	mux.HandleFunc("/", rest.NotFound)
 	// A browser asks whether it may call before it gives a token.
-	guard := port.Guard{Tokens: s.Tokens, Key: s.TokensKey, Plain: rest.Prefix}
+	guard := port.Guard{Tokens: s.Tokens, Key: s.TokensKey, Plain: map[string]func(http.ResponseWriter, error){rest.Prefix: failure.Write, oip.Root: oip.Fail}}
 	out, err := port.CrossOrigin(guard.Before(mux), port.Origins{Listed: s.Origins, Key: "allow_origins"})
 	if err != nil {
 		return nil, fmt.Errorf("origins: %w", err)
