@@ -43,6 +43,9 @@ type link struct {
 	// changed is closed when the session has changed.
 	changed chan struct{}
 	asked   map[*question]struct{}
+	// making are the streams that are being made; none are any more once closing.
+	making  sync.WaitGroup
+	closing bool
 }
 
 // session is a connection while it is there.
@@ -85,10 +88,33 @@ func (l *link) run(ctx context.Context, s Settings) error {
 	l.nc = nc
 	l.mu.Unlock()
 	<-ctx.Done()
+	l.made()
 	nc.Close()
 	<-closed
 	l.change(nil)
 	return nil
+}
+
+// make has a stream made, which a caller who leaves does not end: a broker that is told
+// to stop while it makes one leaves a part of it behind.
+func (l *link) make(ctx context.Context, create func(ctx context.Context) error) error {
+	l.mu.Lock()
+	if l.closing {
+		l.mu.Unlock()
+		return errUnsent
+	}
+	l.making.Add(1)
+	l.mu.Unlock()
+	defer l.making.Done()
+	return create(context.WithoutCancel(ctx))
+}
+
+// made waits for the streams that are being made.
+func (l *link) made() {
+	l.mu.Lock()
+	l.closing = true
+	l.mu.Unlock()
+	l.making.Wait()
 }
 
 func (l *link) options(s Settings) []nats.Option {

@@ -116,7 +116,7 @@ func (s *session) stream(ctx context.Context, config jetstream.StreamConfig) (*j
 func (s *session) create(ctx context.Context, config jetstream.StreamConfig) (*jetstream.StreamInfo, error) {
 	config.FirstSeq = uint64(time.Now().UnixMicro())
 	info := &jetstream.StreamInfo{}
-	err := s.api(ctx, "STREAM.CREATE."+config.Name, config, info)
+	err := s.link.make(ctx, func(ctx context.Context) error { return s.api(ctx, "STREAM.CREATE."+config.Name, config, info) })
 	var e *jetstream.APIError
 	if errors.As(err, &e) && e.ErrorCode == codeStreamInUse {
 		err = s.api(ctx, "STREAM.INFO."+config.Name, nil, info)
