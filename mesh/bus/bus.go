@@ -55,7 +55,9 @@ const (
 	apiTimeout        = 5 * time.Second
 	pingEvery         = 2 * time.Second
 	maxPings          = 2
-	writeTimeout      = 2 * time.Second
+	// writeTimeout is for the largest message, on a slow line: one that is cut off costs
+	// the connection, and is sent again.
+	writeTimeout = 5 * time.Second
 )
 
 // Connect returns a bus that connects, and reconnects for ever, in the
