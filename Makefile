@@ -29,10 +29,10 @@ PACKAGES     := ./... ./proto/... ./sdk/go/...
 # themselves and never with the race detector. They need a Consul agent.
 FLEET        := ./services/meshtest/fleet
 UNITS         = $(filter-out %/services/meshtest/fleet,$(shell go list $(PACKAGES)))
-# What takes longer than all others together, or needs a tool that does: quick
+# What runs whole meshes and programs, or needs a tool that takes long to build: quick
 # leaves them to test-race.
 WORKERS      := ./services/meshtest/workers
-SLOW         := %/services/meshtest/workers %/discovery/consul
+SLOW         := %/services/meshtest %/services/meshtest/workers %/services/stagemesh %/services/stagemain %/stagehost/runner/worker %/discovery/consul
 TOOL_MODULES := $(patsubst %/go.mod,%,$(wildcard tools/*/go.mod))
 
 # The compiled schema that `proto-breaking` compares with.

@@ -42,7 +42,11 @@ type Bus struct {
 	closing  sync.Once
 	closed   chan struct{}
 
+	// making are the streams that are being made; none are any more once leaving.
+	making sync.WaitGroup
+
 	mu        sync.Mutex
+	leaving   bool
 	listeners []chan struct{}
 	// why is why there is no connection, as far as is known; told is the advice that
 	// has been logged since there was one.
@@ -283,6 +287,10 @@ const closeFlush = 2 * time.Second
 func (b *Bus) Close() { b.closing.Do(b.close) }
 
 func (b *Bus) close() {
+	b.mu.Lock()
+	b.leaving = true
+	b.mu.Unlock()
+	b.making.Wait()
 	if b.nc.IsConnected() {
 		if err := b.nc.FlushTimeout(closeFlush); err != nil {
 			b.settings.Logger.Warn("flush before close", "error", err)

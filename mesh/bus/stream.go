@@ -74,13 +74,30 @@ func (b *Bus) ensureStream(ctx context.Context, config jetstream.StreamConfig, v
 }
 
 // createStream creates a stream. Another may be quicker, with the same settings or
-// others.
+// others. A caller who leaves does not end it, and Close waits for it: a broker that is
+// told to stop while it makes a stream leaves a part of it behind.
 func (b *Bus) createStream(ctx context.Context, config jetstream.StreamConfig) error {
+	if !b.begin() {
+		return ErrClosed
+	}
+	defer b.making.Done()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), apiTimeout)
+	defer cancel()
 	_, err := b.js.CreateStream(ctx, config)
 	if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
 		return nil
 	}
 	return err
+}
+
+// begin reports whether a stream may be made still, and books that one is.
+func (b *Bus) begin() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.leaving {
+		b.making.Add(1)
+	}
+	return !b.leaving
 }
 
 // apiErrorOf says what an error of the JetStream client was about, unless it is
