@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"syscall"
 	"time"
 
 	"connectrpc.com/connect"
@@ -219,15 +220,24 @@ type noticing struct{ *http.Transport }
 
 const wantsTLS = "Client sent an HTTP request to an HTTPS server."
 
+// cutOff says what it may mean that the port cut the connection off: Go's server does so
+// to who speaks without TLS, and its words may be lost with it.
+func cutOff(r *http.Request, err error) error {
+	if r.URL.Scheme != "http" || !errors.Is(err, syscall.ECONNRESET) {
+		return err
+	}
+	return fmt.Errorf("the connection was cut off; perhaps %w: %w", errSpeaksTLS, err)
+}
+
 // RoundTrip implements http.RoundTripper.
 func (n noticing) RoundTrip(r *http.Request) (*http.Response, error) {
 	response, err := n.Transport.RoundTrip(r)
-	if err != nil || response.StatusCode != http.StatusBadRequest || response.ProtoMinor != 0 || response.Header.Get("Content-Type") != "" {
+	if err = cutOff(r, err); err != nil || response.StatusCode != http.StatusBadRequest || response.ProtoMinor != 0 || response.Header.Get("Content-Type") != "" {
 		return response, err
 	}
 	defer response.Body.Close() //nolint:errcheck // it was only read
 	text, err := io.ReadAll(io.LimitReader(response.Body, maxRefusal))
-	if err != nil {
+	if err = cutOff(r, err); err != nil {
 		return nil, err
 	}
 	if strings.HasPrefix(string(text), wantsTLS) {
