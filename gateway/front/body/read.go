@@ -20,6 +20,17 @@ func Refuse(r *http.Request, limit int64) error {
 	return nil
 }
 
+// shown is how much of what a caller says is repeated to it, in runes.
+const shown = 80
+
+// RefuseEncoded returns why a body is not taken as it comes: it is compressed.
+func RefuseEncoded(r *http.Request) error {
+	if encoding := r.Header.Get("Content-Encoding"); encoding != "" && encoding != "identity" {
+		return fault.Newf(fault.UnsupportedMedia, "Content-Encoding %.*q is not taken; send the body as it is", shown, encoding)
+	}
+	return nil
+}
+
 // Read returns the body, of at most limit bytes. The declared size, -1 if
 // unknown, is a hint.
 func Read(from io.Reader, declared, limit int64) ([]byte, error) {

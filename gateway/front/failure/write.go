@@ -23,17 +23,23 @@ func Write(w http.ResponseWriter, err error) {
 func WriteStatus(w http.ResponseWriter, f *fault.Fault, status int) {
 	body := encode(document{documentOf(f)})
 	h := w.Header()
+	Headers(h, f)
+	h.Set("Content-Type", "application/json")
+	h.Set("Content-Length", strconv.Itoa(len(body)))
+	h.Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(status)
+	_, _ = w.Write(body)
+}
+
+// Headers sets what a fault says in headers, whatever the body's form: when to come
+// back, and the request's id.
+func Headers(h http.Header, f *fault.Fault) {
 	if f.RetryAfter > 0 {
 		h.Set("Retry-After", strconv.FormatInt(seconds(f.RetryAfter), 10))
 	}
 	if id := f.Metadata[header.RequestIDKey]; id != "" {
 		h.Set(header.RequestID, id)
 	}
-	h.Set("Content-Type", "application/json")
-	h.Set("Content-Length", strconv.Itoa(len(body)))
-	h.Set("X-Content-Type-Options", "nosniff")
-	w.WriteHeader(status)
-	_, _ = w.Write(body)
 }
 
 // encode leaves < and > as they are, for messages are read by people. Of

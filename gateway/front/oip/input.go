@@ -9,6 +9,7 @@ import (
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/gateway/front/procedure"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
@@ -52,18 +53,7 @@ func timeout(ctx context.Context, p payload.Parameters) (time.Duration, error) {
 		}
 		out = time.Duration(us) * time.Microsecond
 	}
-	deadline, ok := ctx.Deadline()
-	if !ok {
-		return out, nil
-	}
-	left := time.Until(deadline)
-	if left <= 0 {
-		return 0, fault.From(context.DeadlineExceeded)
-	}
-	if out == 0 {
-		return left, nil
-	}
-	return min(out, left), nil
+	return procedure.Within(ctx, out)
 }
 
 func invalid(field, format string, args ...any) error {

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/gateway/front/body"
-	"github.com/stagemesh/stagemesh/gateway/front/header"
+	"github.com/stagemesh/stagemesh/gateway/front/failure"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
@@ -184,12 +184,7 @@ func fail(w http.ResponseWriter, err error, status int) {
 	if status == 0 {
 		status = f.HTTPStatus()
 	}
-	if id := f.Metadata[header.RequestIDKey]; id != "" {
-		w.Header().Set(header.RequestID, id)
-	}
-	if f.RetryAfter > 0 {
-		w.Header().Set("Retry-After", retryAfter(f.RetryAfter))
-	}
+	failure.Headers(w.Header(), f)
 	// Of text there is nothing to refuse.
 	_ = say(w, status, map[string]string{"error": string(f.Reason) + ": " + f.Message})
 }

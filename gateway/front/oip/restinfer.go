@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
-	"time"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/body"
@@ -53,8 +52,8 @@ func (h *rest) infer(w http.ResponseWriter, r *http.Request, name string) error 
 
 // asked reads the body: the request, and how its answer is wished.
 func (h *rest) asked(w http.ResponseWriter, r *http.Request, name string, model Model) (*call.Request, wish, error) {
-	if encoding := r.Header.Get("Content-Encoding"); encoding != "" && encoding != "identity" {
-		return nil, wish{}, fault.Newf(fault.UnsupportedMedia, "Content-Encoding %.*q is not taken; send the body as it is", shown, encoding)
+	if err := body.RefuseEncoded(r); err != nil {
+		return nil, wish{}, err
 	}
 	if err := body.Refuse(r, h.limit); err != nil {
 		return nil, wish{}, err
@@ -230,9 +229,4 @@ func write(w http.ResponseWriter, r *call.Response, text []byte, binary [][]byte
 	for _, raw := range binary {
 		_, _ = w.Write(raw)
 	}
-}
-
-// retryAfter is a pause in whole seconds, rounded up.
-func retryAfter(d time.Duration) string {
-	return strconv.FormatInt(int64((d+time.Second-1)/time.Second), 10)
 }

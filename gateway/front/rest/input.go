@@ -20,8 +20,8 @@ const jsonType = "application/json"
 
 // refuse says no before anything of the body is read.
 func (h *handler) refuse(r *http.Request) error {
-	if encoding := r.Header.Get("Content-Encoding"); encoding != "" && encoding != "identity" {
-		return fault.Newf(fault.UnsupportedMedia, "Content-Encoding %.*q is not taken; send the body as it is", shown, encoding)
+	if err := body.RefuseEncoded(r); err != nil {
+		return err
 	}
 	return body.Refuse(r, h.limit)
 }

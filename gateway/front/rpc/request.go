@@ -12,7 +12,6 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/header"
 	"github.com/stagemesh/stagemesh/gateway/front/procedure"
-	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
@@ -86,16 +85,5 @@ func timeout(ctx context.Context, asked *durationpb.Duration) (time.Duration, er
 		}
 		out = asked.AsDuration()
 	}
-	deadline, ok := ctx.Deadline()
-	if !ok {
-		return out, nil
-	}
-	left := time.Until(deadline)
-	if left <= 0 {
-		return 0, fault.From(context.DeadlineExceeded)
-	}
-	if out == 0 {
-		return left, nil
-	}
-	return min(out, left), nil
+	return procedure.Within(ctx, out)
 }
