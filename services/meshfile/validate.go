@@ -23,10 +23,11 @@ import (
 // Validate checks everything that can be told without starting anything: of the
 // files that it names only those that its kinds of runners read to be made.
 func (f *File) Validate() error {
-	if err := f.ValidatePart(f.StageNames()); err != nil {
+	hosts, routes, err := f.validated(f.StageNames())
+	if err != nil {
 		return err
 	}
-	return errors.Join(f.validateShown(), f.validateFit())
+	return errors.Join(f.validateShown(), f.validateFit(hosts, routes))
 }
 
 // validateShown refuses a certificate that nobody sees; a program of one stage may have
@@ -43,15 +44,8 @@ func (f *File) validateShown() error {
 
 // validateFit holds the pipelines of a valid file against what its stages say that
 // they take and give. Many say so only once they have started.
-func (f *File) validateFit() error {
-	routes, err := f.Routes()
-	if err != nil {
-		return err
-	}
-	stages, err := f.known(routes)
-	if err != nil {
-		return err
-	}
+func (f *File) validateFit(hosts []stagehost.Settings, routes []pipeline.Pipeline) error {
+	stages := known(hosts, routes)
 	var errs []error
 	for _, route := range routes {
 		for _, problem := range pipelines.Check(route, pipelines.Mesh{Stages: stages, MaxPayload: cmp.Or(int(f.Gateway.MaxPayload), admit.DefaultMaxPayload)}) {
@@ -63,32 +57,35 @@ func (f *File) validateFit() error {
 	return errors.Join(errs...)
 }
 
-// known is what the file says of the stages; of those of others that routes pass it
-// says nothing.
-func (f *File) known(routes []pipeline.Pipeline) (map[pipeline.StageName]pipelines.Stage, error) {
+// known is what hosts say of their stages; of those of others that routes pass nobody
+// says anything.
+func known(hosts []stagehost.Settings, routes []pipeline.Pipeline) map[pipeline.StageName]pipelines.Stage {
 	out := map[pipeline.StageName]pipelines.Stage{}
 	for _, route := range routes {
 		for _, step := range route.Steps {
 			out[step.Stage] = pipelines.Stage{Served: true}
 		}
 	}
-	for _, name := range f.StageNames() {
-		host, err := f.Host(name)
-		if err != nil {
-			return nil, err
-		}
+	for _, host := range hosts {
 		described := stageapi.Description{Spec: host.Runner.Spec(), Limits: stageapi.Limits{MaxBytes: host.Batch.MaxBytes}}
-		known := pipelines.Stage{Served: true, Durabilities: f.Stages[name].Queue.Durabilities}
+		known := pipelines.Stage{Served: true, Durabilities: host.Queue.Durabilities}
 		known.Spec, known.Limits = described.Published()
 		out[host.Stage] = known
 	}
-	return out, nil
+	return out
 }
 
 // ValidatePart is Validate for a process that runs these stages and a gateway.
 // Settings of other stages' runners are not looked at: what they name may be on
 // other machines.
 func (f *File) ValidatePart(stages []string) error {
+	_, _, err := f.validated(stages)
+	return err
+}
+
+// validated is ValidatePart that returns what it has made: a host of each of the stages,
+// and the pipelines.
+func (f *File) validated(stages []string) (hosts []stagehost.Settings, routes []pipeline.Pipeline, err error) {
 	errs := []error{
 		f.validateShared(),
 		f.At(f.Gateway.validate(), "gateway"),
@@ -99,11 +96,11 @@ func (f *File) ValidatePart(stages []string) error {
 		errs = append(errs, f.At(errors.New("there are none; a mesh has at least one"), "stages"))
 	}
 	for _, name := range stages {
-		_, err := f.Host(name)
-		errs = append(errs, err)
+		host, err := f.Host(name)
+		hosts, errs = append(hosts, host), append(errs, err)
 	}
-	_, err := f.Routes()
-	return errors.Join(append(errs, err, f.validateOwnBroker())...)
+	routes, err = f.Routes()
+	return hosts, routes, errors.Join(append(errs, err, f.validateOwnBroker())...)
 }
 
 // validateShared checks what every process of the mesh has to agree on.
