@@ -1,6 +1,8 @@
 package runner
 
 import (
+	"encoding/json"
+
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
@@ -12,6 +14,9 @@ type Spec struct {
 	Outputs []PartSpec
 	// BatchAxis says how items share a batch.
 	BatchAxis BatchAxis
+	// Stream says that the runner answers in chunks before its outcome. It gets
+	// items one by one, and its stage is the last of a pipeline.
+	Stream bool
 	// Examples are inputs that the runner answers.
 	Examples []Example
 }
@@ -46,6 +51,9 @@ type PartSpec struct {
 	// ContentTypes a blob may have, e.g. "image/png" or "image/*"; empty means
 	// any.
 	ContentTypes []string
+	// Schema is what a blob's JSON looks like: a JSON Schema (2020-12) as JSON; empty
+	// means anything.
+	Schema json.RawMessage
 	// Variable says that extents which are any may differ within a batch. The
 	// runner gets the items' tensors as they are, and joins them itself.
 	Variable bool

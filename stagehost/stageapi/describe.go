@@ -29,7 +29,7 @@ const maxPublished = 64 << 10
 // Published returns the spec and the limits for the mesh's registry: without examples
 // and descriptions, and no spec where it is too large for that.
 func (d Description) Published() (*stagev1.Spec, *stagev1.Limits) {
-	spec := specToProto(runner.Spec{Inputs: d.Spec.Inputs, Outputs: d.Spec.Outputs, BatchAxis: d.Spec.BatchAxis})
+	spec := specToProto(runner.Spec{Inputs: d.Spec.Inputs, Outputs: d.Spec.Outputs, BatchAxis: d.Spec.BatchAxis, Stream: d.Spec.Stream})
 	for _, part := range slices.Concat(spec.GetInputs(), spec.GetOutputs()) {
 		part.Description = ""
 	}
@@ -54,6 +54,7 @@ func specToProto(s runner.Spec) *stagev1.Spec {
 		Inputs:    partSpecsToProto(s.Inputs),
 		Outputs:   partSpecsToProto(s.Outputs),
 		BatchAxis: stagev1.BatchAxis_BATCH_AXIS_NONE,
+		Stream:    s.Stream,
 	}
 	if s.BatchAxis == runner.BatchRows {
 		out.BatchAxis = stagev1.BatchAxis_BATCH_AXIS_ROWS
@@ -67,7 +68,7 @@ func specToProto(s runner.Spec) *stagev1.Spec {
 func partSpecsToProto(specs []runner.PartSpec) []*stagev1.PartSpec {
 	out := make([]*stagev1.PartSpec, len(specs))
 	for i, s := range specs {
-		out[i] = &stagev1.PartSpec{Name: s.Name, Optional: s.Optional, Description: s.Description}
+		out[i] = &stagev1.PartSpec{Name: s.Name, Optional: s.Optional, Description: s.Description, Schema: string(s.Schema)}
 		if s.IsTensor() {
 			out[i].Body = &stagev1.PartSpec_Tensor{Tensor: &stagev1.TensorSpec{Datatype: string(s.Datatype), Shape: s.Shape}}
 			continue

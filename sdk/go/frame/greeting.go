@@ -134,23 +134,24 @@ func (m *Welcome) check(int64) error {
 		checkCount("protocol", m.Protocol, 1, maxCount),
 		checkCount("slots", m.Slots, 0, MaxSlots),
 		checkCount("max_size", m.MaxSize, 0, maxCount),
-		checkOptions(m.Options),
+		checkObject("options", m.Options, 1),
 	)
 }
 
-func checkOptions(options json.RawMessage) error {
-	if len(options) == 0 {
+// checkObject checks bytes that are written as they are: a JSON object that is at
+// some depth in the header.
+func checkObject(key string, text json.RawMessage, depth int) error {
+	if len(text) == 0 {
 		return nil
 	}
-	if !utf8.Valid(options) {
-		return errors.New("options: they are no UTF-8")
+	if !utf8.Valid(text) {
+		return fmt.Errorf("%s: no UTF-8", key)
 	}
-	// One level is the header's own.
-	s := scanner{text: string(options), depth: 1}
+	s := scanner{text: string(text), depth: depth}
 	s.anObject()
 	s.end()
 	if err := s.failure(); err != nil {
-		return fmt.Errorf("options: %w", err)
+		return fmt.Errorf("%s: %w", key, err)
 	}
 	return nil
 }

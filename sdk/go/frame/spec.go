@@ -1,6 +1,7 @@
 package frame
 
 import (
+	"encoding/json"
 	"fmt"
 
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
@@ -99,12 +100,18 @@ type PartSpec struct {
 	Shape        []int64  `json:"shape,omitempty"`
 	Variable     string   `json:"variable,omitempty"`
 	ContentTypes []string `json:"content_types,omitempty"`
-	Optional     bool     `json:"optional,omitempty"`
-	Description  string   `json:"description,omitempty"`
+	// Schema is what a blob's JSON looks like: a JSON Schema (2020-12), which is a JSON
+	// object.
+	Schema      json.RawMessage `json:"schema,omitempty"`
+	Optional    bool            `json:"optional,omitempty"`
+	Description string          `json:"description,omitempty"`
 }
 
+// depthOfParts is how deep in the header a part spec is: header, spec, list, part.
+const depthOfParts = 4
+
 var partSpecKeys = keys{1, []string{
-	"name", "datatype", "shape", "variable", "content_types", "optional", "description",
+	"name", "datatype", "shape", "variable", "content_types", "schema", "optional", "description",
 }}
 
 func (p *PartSpec) read(s *scanner) {
@@ -121,6 +128,8 @@ func (p *PartSpec) read(s *scanner) {
 			p.Variable = s.string()
 		case "content_types":
 			p.ContentTypes = s.strings()
+		case "schema":
+			p.Schema = json.RawMessage(s.anObject())
 		case "optional":
 			p.Optional = s.bool()
 		case "description":
@@ -141,6 +150,10 @@ func (p *PartSpec) write(w *writer) {
 	}
 	w.textOr("variable", p.Variable)
 	w.textsOr("content_types", p.ContentTypes)
+	if len(p.Schema) > 0 {
+		w.key("schema")
+		w.buf = append(w.buf, p.Schema...)
+	}
 	w.boolOr("optional", p.Optional)
 	w.textOr("description", p.Description)
 	w.close('}')
@@ -151,6 +164,9 @@ func (p *PartSpec) check() error {
 	case "", Exact, List, Pad:
 	default:
 		return fmt.Errorf("variable: %q; use exact, list or pad", clip(p.Variable))
+	}
+	if err := checkObject("schema", p.Schema, depthOfParts); err != nil {
+		return err
 	}
 	if p.Datatype == "" {
 		if p.Shape != nil {

@@ -217,6 +217,7 @@ func (r *rank) load(m *frame.Ready, body []byte) error {
 	if err != nil {
 		return violation("spec: %w", err)
 	}
+	spec.Stream = r.streams
 	if r.index > 0 {
 		return nil
 	}

@@ -52,6 +52,7 @@ func partSpecsOf(key string, specs []frame.PartSpec) ([]runner.PartSpec, error) 
 		seen[s.Name] = true
 		out = append(out, runner.PartSpec{
 			Name: s.Name, Datatype: s.Datatype, Shape: s.Shape, ContentTypes: s.ContentTypes,
+			Schema:   s.Schema,
 			Variable: s.Variable == frame.List || s.Variable == frame.Pad, Optional: s.Optional, Description: s.Description,
 		})
 	}
@@ -64,6 +65,9 @@ func differ(old, now runner.Spec) string {
 	var out []string
 	if old.BatchAxis != now.BatchAxis {
 		out = append(out, fmt.Sprintf("batch_axis was %s and is %s", old.BatchAxis, now.BatchAxis))
+	}
+	if old.Stream != now.Stream {
+		out = append(out, fmt.Sprintf("that it answers in chunks was %t and is %t", old.Stream, now.Stream))
 	}
 	if !reflect.DeepEqual(old.Inputs, now.Inputs) {
 		out = append(out, fmt.Sprintf("inputs were %s and are %s", describe(old.Inputs), describe(now.Inputs)))

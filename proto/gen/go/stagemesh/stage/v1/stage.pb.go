@@ -200,10 +200,13 @@ func (x *DescribeResponse) GetLimits() *Limits {
 type Spec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Empty where the runner takes anything.
-	Inputs        []*PartSpec `protobuf:"bytes,1,rep,name=inputs,proto3" json:"inputs,omitempty"`
-	Outputs       []*PartSpec `protobuf:"bytes,2,rep,name=outputs,proto3" json:"outputs,omitempty"`
-	BatchAxis     BatchAxis   `protobuf:"varint,3,opt,name=batch_axis,json=batchAxis,proto3,enum=stagemesh.stage.v1.BatchAxis" json:"batch_axis,omitempty"`
-	Examples      []*Example  `protobuf:"bytes,4,rep,name=examples,proto3" json:"examples,omitempty"`
+	Inputs    []*PartSpec `protobuf:"bytes,1,rep,name=inputs,proto3" json:"inputs,omitempty"`
+	Outputs   []*PartSpec `protobuf:"bytes,2,rep,name=outputs,proto3" json:"outputs,omitempty"`
+	BatchAxis BatchAxis   `protobuf:"varint,3,opt,name=batch_axis,json=batchAxis,proto3,enum=stagemesh.stage.v1.BatchAxis" json:"batch_axis,omitempty"`
+	Examples  []*Example  `protobuf:"bytes,4,rep,name=examples,proto3" json:"examples,omitempty"`
+	// The runner answers in chunks, before its outcome: it gets items one by one, and
+	// its stage is the last of a pipeline.
+	Stream        bool `protobuf:"varint,5,opt,name=stream,proto3" json:"stream,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -266,6 +269,13 @@ func (x *Spec) GetExamples() []*Example {
 	return nil
 }
 
+func (x *Spec) GetStream() bool {
+	if x != nil {
+		return x.Stream
+	}
+	return false
+}
+
 // PartSpec is what one input or output looks like.
 type PartSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -278,7 +288,10 @@ type PartSpec struct {
 	// May be left out.
 	Optional bool `protobuf:"varint,4,opt,name=optional,proto3" json:"optional,omitempty"`
 	// A sentence for a person.
-	Description   string `protobuf:"bytes,5,opt,name=description,proto3" json:"description,omitempty"`
+	Description string `protobuf:"bytes,5,opt,name=description,proto3" json:"description,omitempty"`
+	// What the JSON of a blob looks like: a JSON Schema (2020-12) as JSON. Empty means
+	// anything.
+	Schema        string `protobuf:"bytes,6,opt,name=schema,proto3" json:"schema,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -355,6 +368,13 @@ func (x *PartSpec) GetOptional() bool {
 func (x *PartSpec) GetDescription() string {
 	if x != nil {
 		return x.Description
+	}
+	return ""
+}
+
+func (x *PartSpec) GetSchema() string {
+	if x != nil {
+		return x.Schema
 	}
 	return ""
 }
@@ -756,19 +776,21 @@ const file_stagemesh_stage_v1_stage_proto_rawDesc = "" +
 	"\x04host\x18\x03 \x01(\tR\x04host\x12\x18\n" +
 	"\aversion\x18\x04 \x01(\tR\aversion\x12,\n" +
 	"\x04spec\x18\x05 \x01(\v2\x18.stagemesh.stage.v1.SpecR\x04spec\x122\n" +
-	"\x06limits\x18\x06 \x01(\v2\x1a.stagemesh.stage.v1.LimitsR\x06limits\"\xeb\x01\n" +
+	"\x06limits\x18\x06 \x01(\v2\x1a.stagemesh.stage.v1.LimitsR\x06limits\"\x83\x02\n" +
 	"\x04Spec\x124\n" +
 	"\x06inputs\x18\x01 \x03(\v2\x1c.stagemesh.stage.v1.PartSpecR\x06inputs\x126\n" +
 	"\aoutputs\x18\x02 \x03(\v2\x1c.stagemesh.stage.v1.PartSpecR\aoutputs\x12<\n" +
 	"\n" +
 	"batch_axis\x18\x03 \x01(\x0e2\x1d.stagemesh.stage.v1.BatchAxisR\tbatchAxis\x127\n" +
-	"\bexamples\x18\x04 \x03(\v2\x1b.stagemesh.stage.v1.ExampleR\bexamples\"\xd2\x01\n" +
+	"\bexamples\x18\x04 \x03(\v2\x1b.stagemesh.stage.v1.ExampleR\bexamples\x12\x16\n" +
+	"\x06stream\x18\x05 \x01(\bR\x06stream\"\xea\x01\n" +
 	"\bPartSpec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x128\n" +
 	"\x06tensor\x18\x02 \x01(\v2\x1e.stagemesh.stage.v1.TensorSpecH\x00R\x06tensor\x122\n" +
 	"\x04blob\x18\x03 \x01(\v2\x1c.stagemesh.stage.v1.BlobSpecH\x00R\x04blob\x12\x1a\n" +
 	"\boptional\x18\x04 \x01(\bR\boptional\x12 \n" +
-	"\vdescription\x18\x05 \x01(\tR\vdescriptionB\x06\n" +
+	"\vdescription\x18\x05 \x01(\tR\vdescription\x12\x16\n" +
+	"\x06schema\x18\x06 \x01(\tR\x06schemaB\x06\n" +
 	"\x04body\">\n" +
 	"\n" +
 	"TensorSpec\x12\x1a\n" +
