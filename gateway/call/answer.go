@@ -2,6 +2,7 @@ package call
 
 import (
 	"errors"
+	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -56,6 +57,8 @@ func (c *exchange) reply(r *envelope.Reply) (*Response, error) {
 func (c *exchange) chunk(r *envelope.Reply) error {
 	err := c.emit(Chunk{RequestID: string(r.RequestID), Seq: r.Seq, Attempt: r.Attempt, Outputs: r.Parts})
 	if err == nil {
+		c.heard(r.NextWithin)
+		c.service.metrics.chunk(c.label, r.Seq == 1, time.Since(c.env.AdmittedAt))
 		return nil
 	}
 	select {
@@ -64,6 +67,32 @@ func (c *exchange) chunk(r *envelope.Reply) error {
 	default:
 		return gone(err)
 	}
+}
+
+// onTheWay is how long a message may be on its way here.
+const onTheWay = time.Second
+
+// heard books that the next message of a stream comes within a time; 0 is that
+// nobody knows.
+func (c *exchange) heard(nextWithin time.Duration) {
+	switch {
+	case nextWithin <= 0 && c.silence == nil:
+	case nextWithin <= 0:
+		c.silence.Stop()
+	case c.silence == nil:
+		c.silence = time.NewTimer(nextWithin + onTheWay)
+	default:
+		c.silence.Reset(nextWithin + onTheWay)
+	}
+}
+
+// overdue returns a channel that gets a value when the next message of a stream is
+// overdue.
+func (c *exchange) overdue() <-chan time.Time {
+	if c.silence == nil {
+		return nil
+	}
+	return c.silence.C
 }
 
 // gone is what an error of emit means: the caller does not take its answer.

@@ -20,6 +20,8 @@ import (
 const (
 	streamReplies = 1 << 14
 	streamBytes   = 16 << 20
+	// streamsBytes is what all of them may have unread, beyond a little for each.
+	streamsBytes = 256 << 20
 )
 
 // exchange is one call between its publish and its answer.
@@ -29,12 +31,16 @@ type exchange struct {
 	env     *envelope.Envelope
 	// emit takes the chunks; nil where the caller wants the answer alone.
 	emit func(Chunk) error
+	// label is the pipeline's in metrics.
+	label string
 	// waits says that the call waits for room; slowest is the queue that it is
 	// expected to be in for longest, if any.
 	waits   bool
 	slowest *queue
-	// seq is the number of the last message of the answer.
-	seq uint64
+	// seq is the number of the last message of the answer; silence ends a stream whose
+	// next message is overdue, and is nil before the first.
+	seq     uint64
+	silence *time.Timer
 	// cancelled gets the fault that ends a call which is called off by its id;
 	// calledOff says that one was.
 	cancelled chan *fault.Fault
@@ -64,7 +70,7 @@ type published struct {
 }
 
 func newExchange(s *Service, r *Request, env *envelope.Envelope, emit func(Chunk) error) *exchange {
-	return &exchange{service: s, request: r, env: env, emit: emit, cancelled: make(chan *fault.Fault, 1), stranded: make(chan struct{}, 1)}
+	return &exchange{service: s, request: r, env: env, emit: emit, label: s.settings.Catalog.Label(r.Pipeline), cancelled: make(chan *fault.Fault, 1), stranded: make(chan struct{}, 1)}
 }
 
 func (c *exchange) run(ctx context.Context) (*Response, error) {
@@ -75,6 +81,7 @@ func (c *exchange) run(ctx context.Context) (*Response, error) {
 		return nil, err
 	}
 	defer func() { c.waiter.Forget() }()
+	defer c.heard(0)
 	c.service.capacity.queued(c.env)
 	c.publish()
 	for {
@@ -124,6 +131,8 @@ func (c *exchange) step(ctx context.Context) (*Response, error) {
 		return nil, nil
 	case <-c.search.due:
 		return c.look(ctx)
+	case <-c.overdue():
+		return nil, fault.Newf(fault.StreamInterrupted, "the answer broke after %d chunks: nothing more came of it in time", c.seq)
 	case <-ctx.Done():
 		return c.ended(ctx)
 	}

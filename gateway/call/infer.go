@@ -66,6 +66,7 @@ func (s *Service) identified(ctx context.Context, id pipeline.RequestID, r *Requ
 	defer cancel()
 	// The caller's context may end before.
 	env.Deadline, _ = ctx.Deadline()
+	env.TakesChunks = emit != nil
 	c := newExchange(s, r, env, emit)
 	c.waits = waitsForRoom(r, p)
 	response, id, err := s.decided(ctx, c)

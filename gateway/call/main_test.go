@@ -181,10 +181,13 @@ func (b *bed) decode(msg *nats.Msg) *envelope.Envelope {
 	return env
 }
 
-// chunk sends a chunk of an answer.
-func (b *bed) chunk(env *envelope.Envelope, seq uint64, data []byte) {
+// chunk sends a chunk of an answer, and does not say when the next comes.
+func (b *bed) chunk(env *envelope.Envelope, seq uint64, data []byte) { b.chunkOf(env, seq, data, 0) }
+
+// chunkOf is chunk that says when the next message comes at the latest.
+func (b *bed) chunkOf(env *envelope.Envelope, seq uint64, data []byte, nextWithin time.Duration) {
 	reply := env.Answer()
-	reply.Seq, reply.Chunk, reply.Parts = seq, true, blob(data)
+	reply.Seq, reply.Chunk, reply.Parts, reply.NextWithin = seq, true, blob(data), nextWithin
 	message, err := b.host.Reply(env.Gateway, reply)
 	if err == nil {
 		err = b.host.SendOnce(message)

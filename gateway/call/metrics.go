@@ -21,11 +21,13 @@ type metrics struct {
 	collisions metric.Int64Counter
 	cancels    metric.Int64Counter
 	keys       metric.Int64Counter
+	chunks     metric.Int64Counter
+	firstChunk metric.Float64Histogram
 }
 
 func newMetrics(meter metric.Meter, table *correlate.Table, gate *admit.Gate) (*metrics, error) {
 	m := &metrics{}
-	var errs [8]error
+	var errs [11]error
 	m.requests, errs[0] = meter.Int64Counter("stagemesh.gateway.requests", metric.WithDescription("Requests answered, by pipeline and reason; OK is an answer."))
 	m.duration, errs[1] = meter.Float64Histogram("stagemesh.gateway.request", metric.WithUnit("s"), metric.WithDescription("From admission to the answer."),
 		metric.WithExplicitBucketBoundaries(.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30))
@@ -43,6 +45,14 @@ func newMetrics(meter metric.Meter, table *correlate.Table, gate *admit.Gate) (*
 			o.Observe(int64(gate.Inside()))
 			return nil
 		}))
+	_, errs[8] = meter.Int64ObservableGauge("stagemesh.gateway.unread", metric.WithUnit("By"), metric.WithDescription("Chunks of streamed answers that callers have not read, beyond 64 KiB of each."),
+		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
+			o.Observe(table.Unread())
+			return nil
+		}))
+	m.chunks, errs[9] = meter.Int64Counter("stagemesh.gateway.chunks", metric.WithDescription("Chunks of streamed answers handed to callers, by pipeline."))
+	m.firstChunk, errs[10] = meter.Float64Histogram("stagemesh.gateway.first_chunk", metric.WithUnit("s"), metric.WithDescription("From admission to the first chunk of a streamed answer."),
+		metric.WithExplicitBucketBoundaries(.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30))
 	return m, errors.Join(errs[:]...)
 }
 
@@ -55,6 +65,15 @@ func (m *metrics) request(label string, f *fault.Fault, took time.Duration) {
 	of := attribute.String("pipeline", label)
 	m.requests.Add(context.Background(), 1, metric.WithAttributeSet(attribute.NewSet(of, attribute.String("reason", reason))))
 	m.duration.Record(context.Background(), took.Seconds(), metric.WithAttributeSet(attribute.NewSet(of)))
+}
+
+// chunk counts a chunk; the first came so long after the admission.
+func (m *metrics) chunk(label string, first bool, took time.Duration) {
+	of := metric.WithAttributeSet(attribute.NewSet(attribute.String("pipeline", label)))
+	m.chunks.Add(context.Background(), 1, of)
+	if first {
+		m.firstChunk.Record(context.Background(), took.Seconds(), of)
+	}
 }
 
 func (m *metrics) reply(what string) {

@@ -116,7 +116,7 @@ func New(s Settings) (*Service, error) {
 	if s.Idempotency.Retention == 0 {
 		s.Idempotency.Retention = s.Results.Retention
 	}
-	out := &Service{settings: s, gate: admit.New(s.MaxInFlight), shares: admit.NewShares(), table: correlate.New(s.MaxInFlight), waiting: newWaiting()}
+	out := &Service{settings: s, gate: admit.New(s.MaxInFlight), shares: admit.NewShares(), table: correlate.New(s.MaxInFlight, streamsBytes), waiting: newWaiting()}
 	m, err := newMetrics(s.Meter, out.table, out.gate)
 	out.metrics = m
 	return out, err

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
@@ -165,6 +166,20 @@ func TestAStreamWithAGapBreaks(t *testing.T) {
 	if !slices.Equal(got, []int{1}) {
 		t.Errorf("the caller got the chunks %v", got)
 	}
+}
+
+// A host that dies answers no more, and its item may wait for another for long.
+func TestAStreamThatFallsSilentBreaks(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.serves(func(env *envelope.Envelope) {
+		if !env.TakesChunks {
+			t.Error("the item does not say that its caller takes chunks")
+		}
+		b.chunkOf(env, 1, []byte("1 "), time.Millisecond)
+	})
+	response, err := b.service.Stream(t.Context(), ask("x"), func(call.Chunk) error { return nil })
+	_ = wantFault(t, response, err, fault.StreamInterrupted)
 }
 
 // The item may run once more, from its start, for nobody.

@@ -8,7 +8,8 @@
 // leaves more unread than its Room has failed, and no other call notices.
 //
 // All methods are safe for concurrent use, but a call has one reader. The table
-// is bounded in calls, and each call in what it has not read.
+// is bounded in calls, each call in what it has not read, and all calls together
+// in what they have not read beyond a little that each may always have.
 package correlate
 
 import (
@@ -55,10 +56,16 @@ type Room struct {
 
 const shardCount = 64
 
+// Own is how many bytes of chunks every call may have unread, whatever others have.
+const Own = 64 << 10
+
 // Table holds the calls that wait.
 type Table struct {
-	bound  int64
-	count  atomic.Int64
+	bound int64
+	count atomic.Int64
+	// shared bounds beyond, the bytes that calls have unread beyond their Own.
+	shared int64
+	beyond atomic.Int64
 	seed   maphash.Seed
 	shards [shardCount]shard
 }
@@ -82,16 +89,19 @@ type Waiter struct {
 	ready  chan struct{}
 	failed chan *fault.Fault
 
-	// Guarded by the shard's lock. bytes are those of unread.
+	// Guarded by the shard's lock. bytes are those of unread, beyond how many of them
+	// are booked as more than the call's own.
 	unread   [][]byte
 	bytes    int
+	beyond   int64
 	terminal bool
 	over     bool
 }
 
-// New returns a table of at most bound calls.
-func New(bound int) *Table {
-	t := &Table{bound: int64(bound), seed: maphash.MakeSeed()}
+// New returns a table of at most bound calls, which together have at most so many
+// bytes of chunks unread beyond their Own.
+func New(bound int, shared int64) *Table {
+	t := &Table{bound: int64(bound), shared: shared, seed: maphash.MakeSeed()}
 	for i := range t.shards {
 		t.shards[i].waiters = map[pipeline.ExecutionID]*Waiter{}
 	}
@@ -200,6 +210,9 @@ func (s *shard) stages(seen map[pipeline.StageName]bool) {
 	}
 }
 
+// Unread returns the bytes that calls have unread beyond their Own.
+func (t *Table) Unread() int64 { return t.beyond.Load() }
+
 // Len returns the number of calls that wait.
 func (t *Table) Len() int { return int(t.count.Load()) }
 
@@ -210,13 +223,30 @@ func (t *Table) shard(id pipeline.ExecutionID) *shard {
 // fits reports whether there is room for one more chunk; the shard's lock is
 // held.
 func (w *Waiter) fits(chunk []byte) bool {
-	return len(w.unread) == 0 || len(w.unread) < w.room.Replies && w.bytes+len(chunk) <= w.room.Bytes
+	bytes := w.bytes + len(chunk)
+	switch {
+	case len(w.unread) == 0:
+		return true
+	case len(w.unread) >= w.room.Replies, bytes > w.room.Bytes:
+		return false
+	}
+	return bytes <= Own || w.table.beyond.Load()+int64(bytes-Own)-w.beyond <= w.table.shared
+}
+
+// book books the bytes that are unread; the shard's lock is held.
+func (w *Waiter) book(bytes int) {
+	w.bytes = bytes
+	now := int64(max(0, bytes-Own))
+	if now != w.beyond {
+		w.table.beyond.Add(now - w.beyond)
+		w.beyond = now
+	}
 }
 
 // push adds a reply to what is unread; the shard's lock is held.
 func (w *Waiter) push(data []byte) {
 	w.unread = append(w.unread, data)
-	w.bytes += len(data)
+	w.book(w.bytes + len(data))
 	w.signal()
 }
 
@@ -231,7 +261,8 @@ func (w *Waiter) signal() {
 // fail ends the call, which reads nothing more; the shard's lock is held.
 func (w *Waiter) fail(f *fault.Fault) {
 	w.over = true
-	w.unread, w.bytes = nil, 0
+	w.unread = nil
+	w.book(0)
 	w.failed <- f
 }
 
@@ -249,7 +280,7 @@ func (w *Waiter) Next() (data []byte, ok bool) {
 	}
 	data, w.unread[0] = w.unread[0], nil
 	w.unread = w.unread[1:]
-	w.bytes -= len(data)
+	w.book(w.bytes - len(data))
 	if len(w.unread) > 0 {
 		w.signal()
 	}
@@ -269,5 +300,7 @@ func (w *Waiter) Forget() {
 		return
 	}
 	delete(s.waiters, w.id)
+	w.unread = nil
+	w.book(0)
 	w.table.count.Add(-1)
 }

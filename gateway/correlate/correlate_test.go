@@ -16,6 +16,9 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
+// plenty is room for all that the calls of a test leave unread.
+const plenty = 1 << 30
+
 // register adds a call that has room for so many chunks.
 func register(t testing.TB, table *correlate.Table, id string, chunks int, stages ...pipeline.StageName) *correlate.Waiter {
 	t.Helper()
@@ -59,7 +62,7 @@ func failed(w *correlate.Waiter) *fault.Fault {
 func TestEveryCallGetsItsOwnAnswer(t *testing.T) {
 	t.Parallel()
 	const calls = 500
-	table := correlate.New(calls)
+	table := correlate.New(calls, plenty)
 	waiters := make([]*correlate.Waiter, calls)
 	for i := range waiters {
 		waiters[i] = register(t, table, strconv.Itoa(i), 1)
@@ -79,7 +82,7 @@ func TestEveryCallGetsItsOwnAnswer(t *testing.T) {
 
 func TestChunksComeInOrderBeforeTheEnd(t *testing.T) {
 	t.Parallel()
-	table := correlate.New(1)
+	table := correlate.New(1, plenty)
 	w := register(t, table, "a", 4)
 	for i, text := range []string{"1", "2", "3"} {
 		if got := table.Deliver("a", i == 2, []byte(text)); got != correlate.Delivered {
@@ -93,7 +96,7 @@ func TestChunksComeInOrderBeforeTheEnd(t *testing.T) {
 
 func TestAReplyThatNobodyWaitsForIsUnknown(t *testing.T) {
 	t.Parallel()
-	table := correlate.New(1)
+	table := correlate.New(1, plenty)
 	if got := table.Deliver("never", true, nil); got != correlate.Unknown {
 		t.Errorf("before any call: %v", got)
 	}
@@ -108,7 +111,7 @@ func TestASecondAnswerIsADuplicate(t *testing.T) {
 	for name, terminal := range map[string]bool{"another end": true, "a chunk after the end": false} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			table := correlate.New(1)
+			table := correlate.New(1, plenty)
 			w := register(t, table, "a", 4)
 			table.Deliver("a", true, []byte("first"))
 			if got := table.Deliver("a", terminal, []byte("second")); got != correlate.Duplicate {
@@ -123,7 +126,7 @@ func TestASecondAnswerIsADuplicate(t *testing.T) {
 
 func TestASlowReaderFailsAlone(t *testing.T) {
 	t.Parallel()
-	table := correlate.New(2)
+	table := correlate.New(2, plenty)
 	slow, other := register(t, table, "slow", 2), register(t, table, "other", 2)
 	for i, want := range []correlate.Disposition{correlate.Delivered, correlate.Delivered, correlate.Overflow, correlate.Overflow} {
 		if got := table.Deliver("slow", false, []byte(strconv.Itoa(i))); got != want {
@@ -149,7 +152,7 @@ func TestASlowReaderFailsAlone(t *testing.T) {
 
 func TestACallWithoutRoomGetsTheAnswerAlone(t *testing.T) {
 	t.Parallel()
-	table := correlate.New(1)
+	table := correlate.New(1, plenty)
 	w := registerWith(t, table, "a", correlate.Room{})
 	for i := range 1000 {
 		if got := table.Deliver("a", false, []byte("chunk")); got != correlate.Delivered {
@@ -166,7 +169,7 @@ func TestACallWithoutRoomGetsTheAnswerAlone(t *testing.T) {
 
 func TestTheAnswerHasRoomBesideItsChunks(t *testing.T) {
 	t.Parallel()
-	table := correlate.New(1)
+	table := correlate.New(1, plenty)
 	w := registerWith(t, table, "a", correlate.Room{Replies: 2, Bytes: 8})
 	for _, chunk := range []string{"1234", "5678"} {
 		table.Deliver("a", false, []byte(chunk))
@@ -197,7 +200,7 @@ func TestUnreadChunksAreBoundedInNumberAndBytes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			table := correlate.New(1)
+			table := correlate.New(1, plenty)
 			w := registerWith(t, table, "a", test.room)
 			var got correlate.Disposition
 			for _, chunk := range test.chunks {
@@ -210,9 +213,64 @@ func TestUnreadChunksAreBoundedInNumberAndBytes(t *testing.T) {
 	}
 }
 
+// What every call may always have is not taken from it by those that have more.
+func TestUnreadChunksOfAllCallsAreBoundedTogether(t *testing.T) {
+	t.Parallel()
+	const shared = 100
+	table := correlate.New(4, shared)
+	room := correlate.Room{Replies: 9, Bytes: 1 << 20}
+	own, greedy, modest := make([]byte, correlate.Own), registerWith(t, table, "greedy", room), registerWith(t, table, "modest", room)
+	deliver := func(id string, chunk []byte, want correlate.Disposition) {
+		t.Helper()
+		if got := table.Deliver(pipeline.ExecutionID(id), false, chunk); got != want {
+			t.Fatalf("a chunk of %d bytes for the %s call: %v, want %v", len(chunk), id, got, want)
+		}
+	}
+	deliver("greedy", own, correlate.Delivered)
+	deliver("greedy", make([]byte, shared), correlate.Delivered)
+	if got := table.Unread(); got != shared {
+		t.Errorf("%d bytes are booked, want %d", got, shared)
+	}
+	for range 2 {
+		deliver("modest", own[:correlate.Own/2], correlate.Delivered)
+	}
+	deliver("modest", []byte("x"), correlate.Overflow)
+	if f := failed(modest); f == nil || f.Reason != fault.SlowReader {
+		t.Errorf("the call that asks for more than there is: %v", f)
+	}
+	unread(greedy)
+	if got := table.Unread(); got != 0 {
+		t.Errorf("%d bytes are booked after all was read", got)
+	}
+	registerWith(t, table, "third", room)
+	deliver("third", own, correlate.Delivered)
+	deliver("third", make([]byte, shared), correlate.Delivered)
+	deliver("greedy", own, correlate.Delivered)
+	deliver("greedy", []byte("x"), correlate.Overflow)
+	if got := table.Unread(); got != shared {
+		t.Errorf("%d bytes are booked after a call failed, want %d", got, shared)
+	}
+}
+
+func TestForgettingGivesTheRoomBack(t *testing.T) {
+	t.Parallel()
+	table := correlate.New(1, 1<<20)
+	w := registerWith(t, table, "a", correlate.Room{Replies: 9, Bytes: 1 << 20})
+	for range 3 {
+		table.Deliver("a", false, make([]byte, correlate.Own))
+	}
+	if got := table.Unread(); got != 2*correlate.Own {
+		t.Errorf("%d bytes are booked", got)
+	}
+	w.Forget()
+	if got := table.Unread(); got != 0 {
+		t.Errorf("%d bytes are booked after the call was forgotten", got)
+	}
+}
+
 func TestReadingMakesRoom(t *testing.T) {
 	t.Parallel()
-	table := correlate.New(1)
+	table := correlate.New(1, plenty)
 	w := registerWith(t, table, "a", correlate.Room{Replies: 2, Bytes: 8})
 	for i := range 1000 {
 		for _, chunk := range []string{"1234", "5678"} {
@@ -231,7 +289,7 @@ func TestReadingMakesRoom(t *testing.T) {
 
 func TestFailIfFailsTheCallsThatMatchAndStillWait(t *testing.T) {
 	t.Parallel()
-	table := correlate.New(4)
+	table := correlate.New(4, plenty)
 	waits := register(t, table, "waits", 1, "a", "b")
 	elsewhere := register(t, table, "elsewhere", 1, "c")
 	answered := register(t, table, "answered", 1, "a")
@@ -258,7 +316,7 @@ func TestFailIfFailsTheCallsThatMatchAndStillWait(t *testing.T) {
 func TestACallKnowsSinceWhenItWaits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		table := correlate.New(2)
+		table := correlate.New(2, plenty)
 		before := register(t, table, "before", 1)
 		<-time.After(time.Second)
 		created := time.Now()
@@ -273,7 +331,7 @@ func TestACallKnowsSinceWhenItWaits(t *testing.T) {
 
 func TestNoMoreCallsWaitThanMay(t *testing.T) {
 	t.Parallel()
-	table := correlate.New(2)
+	table := correlate.New(2, plenty)
 	first := register(t, table, "1", 1)
 	register(t, table, "2", 1)
 	if w, err := table.Register("3", nil, correlate.Room{}); !errors.Is(err, correlate.ErrFull) || w != nil || table.Len() != 2 {
@@ -288,7 +346,7 @@ func TestNoMoreCallsWaitThanMay(t *testing.T) {
 
 func TestAnExecutionWaitsOnce(t *testing.T) {
 	t.Parallel()
-	table := correlate.New(2)
+	table := correlate.New(2, plenty)
 	w := register(t, table, "a", 1)
 	if again, err := table.Register("a", nil, correlate.Room{}); !errors.Is(err, correlate.ErrTwice) || again != nil || table.Len() != 1 {
 		t.Fatalf("got %v, %v with %d calls", again, err, table.Len())
@@ -300,7 +358,7 @@ func TestAnExecutionWaitsOnce(t *testing.T) {
 
 func TestForgettingTwiceFreesOnePlace(t *testing.T) {
 	t.Parallel()
-	table := correlate.New(2)
+	table := correlate.New(2, plenty)
 	w := register(t, table, "a", 1)
 	w.Forget()
 	again := register(t, table, "a", 1)
@@ -315,7 +373,7 @@ func TestForgettingTwiceFreesOnePlace(t *testing.T) {
 
 func TestStagesAreThoseOfTheCallsThatWait(t *testing.T) {
 	t.Parallel()
-	table := correlate.New(3)
+	table := correlate.New(3, plenty)
 	register(t, table, "1", 1, "a", "b")
 	register(t, table, "2", 1, "b", "c")
 	register(t, table, "3", 1, "d").Forget()
@@ -331,7 +389,7 @@ func TestStagesAreThoseOfTheCallsThatWait(t *testing.T) {
 func TestCallsEndOnceUnderConcurrency(t *testing.T) {
 	t.Parallel()
 	const callers, rounds = 16, 200
-	table := correlate.New(callers)
+	table := correlate.New(callers, plenty)
 	var answers, faults, delivered, matched atomic.Int64
 	ids := make(chan pipeline.ExecutionID, callers)
 	var deliverers, others, calls sync.WaitGroup
@@ -399,7 +457,7 @@ func TestCallsEndOnceUnderConcurrency(t *testing.T) {
 }
 
 func BenchmarkRegisterDeliverForget(b *testing.B) {
-	table := correlate.New(1 << 20)
+	table := correlate.New(1<<20, plenty)
 	stages := []pipeline.StageName{"a"}
 	data := []byte("answer")
 	var callers atomic.Int64

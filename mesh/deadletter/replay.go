@@ -106,7 +106,7 @@ func renew(item *envelope.Envelope, letter Letter, now time.Time) {
 	item.RequestID = pipeline.RequestID(id("request"))
 	item.ExecutionID = pipeline.ExecutionID(id("execution"))
 	item.Generation, item.Attempt = 0, 0
-	item.IdempotencyKey = ""
+	item.IdempotencyKey, item.TakesChunks = "", false
 	item.Durability = pipeline.File
 	item.AdmittedAt, item.Deadline = now, now.Add(timeout)
 }

@@ -138,6 +138,7 @@ func drawEnvelope(t *rapid.T) *envelope.Envelope {
 		Durability:     rapid.SampledFrom([]pipeline.Durability{"", pipeline.Memory, pipeline.File}).Draw(t, "durability"),
 		Priority:       rapid.Int32().Draw(t, "priority"),
 		IdempotencyKey: drawText(t, "key"),
+		TakesChunks:    rapid.Bool().Draw(t, "takes chunks"),
 		Trace:          drawMap(t, "trace"),
 		Metadata:       drawMap(t, "metadata"),
 		Parts:          drawParts(t, "parts"),
@@ -176,6 +177,7 @@ func drawReply(t *rapid.T) *envelope.Reply {
 		return out
 	case 1:
 		out.Chunk = true
+		out.NextWithin = time.Duration(rapid.Int64Range(0, int64(time.Hour)).Draw(t, "next within"))
 	}
 	out.Parts, out.Metadata = drawParts(t, "outputs"), drawMap(t, "metadata")
 	return out

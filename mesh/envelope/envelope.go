@@ -39,6 +39,8 @@ type Envelope struct {
 	Durability     pipeline.Durability
 	Priority       int32
 	IdempotencyKey string
+	// TakesChunks says that whoever waits takes chunks ahead of the answer.
+	TakesChunks bool
 
 	// Trace is the W3C trace context.
 	Trace    map[string]string
@@ -127,6 +129,7 @@ func (e *Envelope) Encode() ([]byte, error) {
 		Durability:     e.Durability.ToProto(),
 		Priority:       e.Priority,
 		IdempotencyKey: e.IdempotencyKey,
+		TakesChunks:    e.TakesChunks,
 		TraceContext:   e.Trace,
 		Metadata:       e.Metadata,
 		Parts:          payload.ToProto(e.Parts),
@@ -195,6 +198,7 @@ func fromProto(in *meshv1.Envelope) (*Envelope, error) {
 		Durability:     durability,
 		Priority:       in.GetPriority(),
 		IdempotencyKey: in.GetIdempotencyKey(),
+		TakesChunks:    in.GetTakesChunks(),
 		Trace:          in.GetTraceContext(),
 		Metadata:       in.GetMetadata(),
 		Parts:          parts,

@@ -3,8 +3,10 @@ package envelope
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
@@ -24,6 +26,9 @@ type Reply struct {
 	Attempt uint32
 	// Chunk says that more follows; a Fault ends the answer all the same.
 	Chunk bool
+	// NextWithin says with a chunk when the next message comes at the latest; 0 where
+	// the host does not know.
+	NextWithin time.Duration
 	// Stored says that the answer is the request's stored result.
 	Stored   bool
 	Parts    []payload.Part
@@ -61,6 +66,9 @@ func (r *Reply) toProto() *meshv1.Reply {
 		out.Outcome = &meshv1.Reply_Stored{Stored: &meshv1.Stored{}}
 	case r.Chunk:
 		out.Outcome = &meshv1.Reply_Chunk{Chunk: output}
+		if r.NextWithin > 0 {
+			out.NextWithin = durationpb.New(r.NextWithin)
+		}
 	default:
 		out.Outcome = &meshv1.Reply_Output{Output: output}
 	}
@@ -108,7 +116,7 @@ func (r *Reply) outcomeFromProto(in *meshv1.Reply) error {
 		r.Stored = true
 		return nil
 	case *meshv1.Reply_Chunk:
-		r.Chunk = true
+		r.Chunk, r.NextWithin = true, in.GetNextWithin().AsDuration()
 		return r.output(o.Chunk)
 	case *meshv1.Reply_Output:
 		return r.output(o.Output)

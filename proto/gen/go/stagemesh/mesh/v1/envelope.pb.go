@@ -10,6 +10,7 @@ import (
 	v1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
@@ -134,7 +135,9 @@ type Envelope struct {
 	// Set where the item is one message of a stream. Reserved.
 	Stream *StreamPosition `protobuf:"bytes,23,opt,name=stream,proto3" json:"stream,omitempty"`
 	// Set where the item is a call of a runner's own gRPC method. Reserved.
-	Grpc          *GrpcCall `protobuf:"bytes,24,opt,name=grpc,proto3" json:"grpc,omitempty"`
+	Grpc *GrpcCall `protobuf:"bytes,24,opt,name=grpc,proto3" json:"grpc,omitempty"`
+	// Whoever waits takes chunks ahead of the answer; hosts send none to others.
+	TakesChunks   bool `protobuf:"varint,25,opt,name=takes_chunks,json=takesChunks,proto3" json:"takes_chunks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -335,6 +338,13 @@ func (x *Envelope) GetGrpc() *GrpcCall {
 		return x.Grpc
 	}
 	return nil
+}
+
+func (x *Envelope) GetTakesChunks() bool {
+	if x != nil {
+		return x.TakesChunks
+	}
+	return false
 }
 
 // Step is one entry of the routing slip.
@@ -556,8 +566,11 @@ type Reply struct {
 	//	*Reply_Fault
 	//	*Reply_Chunk
 	//	*Reply_Stored
-	Outcome       isReply_Outcome  `protobuf_oneof:"outcome"`
-	Timings       []*v1.StepTiming `protobuf:"bytes,9,rep,name=timings,proto3" json:"timings,omitempty"`
+	Outcome isReply_Outcome  `protobuf_oneof:"outcome"`
+	Timings []*v1.StepTiming `protobuf:"bytes,9,rep,name=timings,proto3" json:"timings,omitempty"`
+	// With a chunk: the next message comes within that time, or none does any more.
+	// Absent where the host does not know.
+	NextWithin    *durationpb.Duration `protobuf:"bytes,11,opt,name=next_within,json=nextWithin,proto3" json:"next_within,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -673,6 +686,13 @@ func (x *Reply) GetStored() *Stored {
 func (x *Reply) GetTimings() []*v1.StepTiming {
 	if x != nil {
 		return x.Timings
+	}
+	return nil
+}
+
+func (x *Reply) GetNextWithin() *durationpb.Duration {
+	if x != nil {
+		return x.NextWithin
 	}
 	return nil
 }
@@ -981,7 +1001,7 @@ var File_stagemesh_mesh_v1_envelope_proto protoreflect.FileDescriptor
 
 const file_stagemesh_mesh_v1_envelope_proto_rawDesc = "" +
 	"\n" +
-	" stagemesh/mesh/v1/envelope.proto\x12\x11stagemesh.mesh.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$stagemesh/inference/v1/payload.proto\x1a\x1dstagemesh/mesh/v1/fault.proto\"\xaa\t\n" +
+	" stagemesh/mesh/v1/envelope.proto\x12\x11stagemesh.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$stagemesh/inference/v1/payload.proto\x1a\x1dstagemesh/mesh/v1/fault.proto\"\xcd\t\n" +
 	"\bEnvelope\x12\x12\n" +
 	"\x04mesh\x18\x01 \x01(\tR\x04mesh\x12\x16\n" +
 	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\x1d\n" +
@@ -1013,7 +1033,8 @@ const file_stagemesh_mesh_v1_envelope_proto_rawDesc = "" +
 	"\atimings\x18\x15 \x03(\v2\".stagemesh.inference.v1.StepTimingR\atimings\x123\n" +
 	"\x06claims\x18\x16 \x03(\v2\x1b.stagemesh.inference.v1.RefR\x06claims\x129\n" +
 	"\x06stream\x18\x17 \x01(\v2!.stagemesh.mesh.v1.StreamPositionR\x06stream\x12/\n" +
-	"\x04grpc\x18\x18 \x01(\v2\x1b.stagemesh.mesh.v1.GrpcCallR\x04grpc\x1a?\n" +
+	"\x04grpc\x18\x18 \x01(\v2\x1b.stagemesh.mesh.v1.GrpcCallR\x04grpc\x12!\n" +
+	"\ftakes_chunks\x18\x19 \x01(\bR\vtakesChunks\x1a?\n" +
 	"\x11TraceContextEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a;\n" +
@@ -1044,7 +1065,7 @@ const file_stagemesh_mesh_v1_envelope_proto_rawDesc = "" +
 	"\bmetadata\x18\x02 \x03(\v2).stagemesh.mesh.v1.GrpcCall.MetadataEntryR\bmetadata\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa1\x03\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xdd\x03\n" +
 	"\x05Reply\x12\x12\n" +
 	"\x04mesh\x18\x01 \x01(\tR\x04mesh\x12\x1d\n" +
 	"\n" +
@@ -1057,7 +1078,9 @@ const file_stagemesh_mesh_v1_envelope_proto_rawDesc = "" +
 	"\x05chunk\x18\b \x01(\v2\x19.stagemesh.mesh.v1.OutputH\x00R\x05chunk\x123\n" +
 	"\x06stored\x18\n" +
 	" \x01(\v2\x19.stagemesh.mesh.v1.StoredH\x00R\x06stored\x12<\n" +
-	"\atimings\x18\t \x03(\v2\".stagemesh.inference.v1.StepTimingR\atimingsB\t\n" +
+	"\atimings\x18\t \x03(\v2\".stagemesh.inference.v1.StepTimingR\atimings\x12:\n" +
+	"\vnext_within\x18\v \x01(\v2\x19.google.protobuf.DurationR\n" +
+	"nextWithinB\t\n" +
 	"\aoutcome\"\xbe\x01\n" +
 	"\x06Output\x122\n" +
 	"\x05parts\x18\x01 \x03(\v2\x1c.stagemesh.inference.v1.PartR\x05parts\x12C\n" +
@@ -1125,7 +1148,8 @@ var file_stagemesh_mesh_v1_envelope_proto_goTypes = []any{
 	(*v1.Ref)(nil),                // 21: stagemesh.inference.v1.Ref
 	(*v1.ModelRef)(nil),           // 22: stagemesh.inference.v1.ModelRef
 	(*Fault)(nil),                 // 23: stagemesh.mesh.v1.Fault
-	(*v1.Value)(nil),              // 24: stagemesh.inference.v1.Value
+	(*durationpb.Duration)(nil),   // 24: google.protobuf.Duration
+	(*v1.Value)(nil),              // 25: stagemesh.inference.v1.Value
 }
 var file_stagemesh_mesh_v1_envelope_proto_depIdxs = []int32{
 	2,  // 0: stagemesh.mesh.v1.Envelope.route:type_name -> stagemesh.mesh.v1.Step
@@ -1149,17 +1173,18 @@ var file_stagemesh_mesh_v1_envelope_proto_depIdxs = []int32{
 	6,  // 18: stagemesh.mesh.v1.Reply.chunk:type_name -> stagemesh.mesh.v1.Output
 	7,  // 19: stagemesh.mesh.v1.Reply.stored:type_name -> stagemesh.mesh.v1.Stored
 	20, // 20: stagemesh.mesh.v1.Reply.timings:type_name -> stagemesh.inference.v1.StepTiming
-	19, // 21: stagemesh.mesh.v1.Output.parts:type_name -> stagemesh.inference.v1.Part
-	16, // 22: stagemesh.mesh.v1.Output.metadata:type_name -> stagemesh.mesh.v1.Output.MetadataEntry
-	0,  // 23: stagemesh.mesh.v1.ReplyAck.disposition:type_name -> stagemesh.mesh.v1.ReplyDisposition
-	18, // 24: stagemesh.mesh.v1.AliveResponse.durabilities:type_name -> stagemesh.inference.v1.Durability
-	17, // 25: stagemesh.mesh.v1.Cancel.deadline:type_name -> google.protobuf.Timestamp
-	24, // 26: stagemesh.mesh.v1.Step.ParametersEntry.value:type_name -> stagemesh.inference.v1.Value
-	27, // [27:27] is the sub-list for method output_type
-	27, // [27:27] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	24, // 21: stagemesh.mesh.v1.Reply.next_within:type_name -> google.protobuf.Duration
+	19, // 22: stagemesh.mesh.v1.Output.parts:type_name -> stagemesh.inference.v1.Part
+	16, // 23: stagemesh.mesh.v1.Output.metadata:type_name -> stagemesh.mesh.v1.Output.MetadataEntry
+	0,  // 24: stagemesh.mesh.v1.ReplyAck.disposition:type_name -> stagemesh.mesh.v1.ReplyDisposition
+	18, // 25: stagemesh.mesh.v1.AliveResponse.durabilities:type_name -> stagemesh.inference.v1.Durability
+	17, // 26: stagemesh.mesh.v1.Cancel.deadline:type_name -> google.protobuf.Timestamp
+	25, // 27: stagemesh.mesh.v1.Step.ParametersEntry.value:type_name -> stagemesh.inference.v1.Value
+	28, // [28:28] is the sub-list for method output_type
+	28, // [28:28] is the sub-list for method input_type
+	28, // [28:28] is the sub-list for extension type_name
+	28, // [28:28] is the sub-list for extension extendee
+	0,  // [0:28] is the sub-list for field type_name
 }
 
 func init() { file_stagemesh_mesh_v1_envelope_proto_init() }
