@@ -23,13 +23,15 @@ import (
 // Host is one running host of a stage.
 type Host struct {
 	settings Settings
-	metrics  *metrics
-	spec     runner.Spec
-	bus      *bus.Bus
-	results  *result.Store
-	dead     *deadletter.Store
-	starts   *attempt.Book
-	puller   *bus.Puller
+	// unbound says that nobody has said how many items it holds.
+	unbound bool
+	metrics *metrics
+	spec    runner.Spec
+	bus     *bus.Bus
+	results *result.Store
+	dead    *deadletter.Store
+	starts  *attempt.Book
+	puller  *bus.Puller
 	// born is when this process became a host.
 	born time.Time
 	// ackWait is how long the queues wait for a word about an item.
@@ -85,6 +87,7 @@ func New(s Settings) (*Host, error) {
 	if err := s.Validate(); err != nil {
 		return nil, err
 	}
+	unbound := s.MaxInFlight == 0
 	s = s.withDefaults()
 	s.Logger = s.Logger.With("stage", s.Stage, "host", s.Host)
 	s.Bus.Mesh, s.Bus.Name, s.Bus.Logger = s.Mesh, "stagehost "+string(s.Host), s.Logger
@@ -97,6 +100,7 @@ func New(s Settings) (*Host, error) {
 	room := 2 * (s.MaxInFlight + directBound + 2*s.Runner.Concurrency() + 8)
 	return &Host{
 		settings:     s,
+		unbound:      unbound,
 		metrics:      m,
 		events:       make(chan event, room),
 		looped:       make(chan struct{}),
@@ -146,6 +150,9 @@ func (h *Host) startRunner(ctx context.Context) error {
 		return fmt.Errorf("stage %s: start of the runner: %w", h.settings.Stage, err)
 	}
 	h.spec = h.settings.Runner.Spec()
+	if err := h.adapt(); err != nil {
+		return errors.Join(err, h.settings.Runner.Stop(ctx))
+	}
 	h.settings.Logger.Info("runner ready", "took", time.Since(begin).Round(time.Millisecond))
 	return nil
 }

@@ -258,7 +258,7 @@ func (b *bed) expect(parts []payload.Part, edits ...func(*envelope.Envelope)) *c
 		RequestID: pipeline.RequestID(uuid.NewString()), ExecutionID: pipeline.ExecutionID(uuid.NewString()),
 		Route:      []pipeline.Hop{{Step: "step", Stage: stage}},
 		Durability: pipeline.Memory, Deadline: now.Add(longTime), AdmittedAt: now,
-		Parts: parts,
+		TakesChunks: true, Parts: parts,
 	}
 	for _, edit := range edits {
 		edit(e)

@@ -3,6 +3,7 @@ package stagehost
 import (
 	"context"
 	"errors"
+	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
@@ -36,12 +37,14 @@ type metrics struct {
 	burials     metric.Int64Counter
 	repeats     metric.Int64Counter
 	defects     metric.Int64Counter
+	chunks      metric.Int64Counter
 	inHand      metric.Int64Gauge
 	batchSize   metric.Int64Histogram
 	batchRows   metric.Int64Histogram
 	queueWait   metric.Float64Histogram
 	batchWait   metric.Float64Histogram
 	runTime     metric.Float64Histogram
+	firstChunk  metric.Float64Histogram
 }
 
 func newMetrics(meter metric.Meter, stage pipeline.StageName, host pipeline.HostID) (*metrics, error) {
@@ -73,6 +76,7 @@ func (m *metrics) counters(meter metric.Meter) error {
 		{&m.burials, "stagemesh.stage.buried", "Messages that became dead letters."},
 		{&m.repeats, "stagemesh.stage.repeated", "Deliveries of items that the host had in hand already."},
 		{&m.outruns, "stagemesh.stage.outrun", "Durable requests whose answer another execution had stored before."},
+		{&m.chunks, "stagemesh.stage.chunks", "Chunks of streamed answers sent to callers."},
 		{&m.defects, "stagemesh.stage.defects", "Things that cannot happen."},
 	} {
 		var err error
@@ -87,12 +91,13 @@ func (m *metrics) counters(meter metric.Meter) error {
 func (m *metrics) histograms(meter metric.Meter) error {
 	sizes := metric.WithExplicitBucketBoundaries(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 	seconds := metric.WithExplicitBucketBoundaries(.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10)
-	var errs [5]error
+	var errs [6]error
 	m.batchSize, errs[0] = meter.Int64Histogram("stagemesh.stage.batch.size", sizes, metric.WithDescription("Items in a batch."))
 	m.batchRows, errs[1] = meter.Int64Histogram("stagemesh.stage.batch.rows", sizes, metric.WithDescription("Rows in a batch."))
 	m.queueWait, errs[2] = meter.Float64Histogram("stagemesh.stage.queue_wait", seconds, metric.WithUnit("s"), metric.WithDescription("From the broker's receipt of an item until a host had it."))
 	m.batchWait, errs[3] = meter.Float64Histogram("stagemesh.stage.batch_wait", seconds, metric.WithUnit("s"), metric.WithDescription("From an item's arrival at the host until its batch was dispatched."))
 	m.runTime, errs[4] = meter.Float64Histogram("stagemesh.stage.run", seconds, metric.WithUnit("s"), metric.WithDescription("The runner's time for a batch."))
+	m.firstChunk, errs[5] = meter.Float64Histogram("stagemesh.stage.first_chunk", seconds, metric.WithUnit("s"), metric.WithDescription("From the start of an item's run to its first chunk."))
 	return errors.Join(errs[:]...)
 }
 
@@ -180,6 +185,14 @@ func (m *metrics) buried(ctx context.Context)    { m.burials.Add(ctx, 1, m.base)
 func (m *metrics) again(ctx context.Context)     { m.repeats.Add(ctx, 1, m.base) }
 func (m *metrics) unsaid(ctx context.Context)    { m.unsettled.Add(ctx, 1, m.base) }
 func (m *metrics) defect(ctx context.Context)    { m.defects.Add(ctx, 1, m.base) }
+
+// chunk counts a chunk of an answer that runs since then.
+func (m *metrics) chunk(ctx context.Context, first bool, since time.Time) {
+	m.chunks.Add(ctx, 1, m.base)
+	if first {
+		m.firstChunk.Record(ctx, time.Since(since).Seconds(), m.base)
+	}
+}
 
 // refused counts an outcome for an item that has one already.
 func (m *metrics) refused(ctx context.Context) {

@@ -34,6 +34,10 @@ type run struct {
 	mu      sync.Mutex
 	settled []bool
 	closed  bool
+	// spoke is when the last chunk came; silent says that the item was answered because
+	// none came after it.
+	spoke  time.Time
+	silent bool
 }
 
 var _ runner.Sink = (*run)(nil)
@@ -81,7 +85,7 @@ func (h *Host) goRun(slot runner.Slot, r *run) {
 			r.started = time.Now()
 		}
 		start := time.Now()
-		err := slot.Do(r.ctx, r.batch, r)
+		err := r.do(slot)
 		r.close()
 		if h.recorded(r) {
 			// Before anybody runs the item again.
@@ -89,6 +93,20 @@ func (h *Host) goRun(slot runner.Slot, r *run) {
 		}
 		h.post(&ran{run: r, took: time.Since(start), err: err, told: r.ctx.Err() != nil})
 	})
+}
+
+// do hands the batch to the runner, whose silence is watched where it answers in
+// chunks.
+func (r *run) do(slot runner.Slot) error {
+	if !r.host.streams() {
+		return slot.Do(r.ctx, r.batch, r)
+	}
+	var watch sync.WaitGroup
+	defer watch.Wait()
+	ctx, over := context.WithCancel(r.ctx)
+	defer over()
+	watch.Go(func() { r.watch(ctx) })
+	return slot.Do(r.ctx, r.batch, r)
 }
 
 // logRun logs a batch that failed as a whole. A part of one that failed before
@@ -124,7 +142,10 @@ func (r *run) claim(i int) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.closed || r.settled[i] {
+	switch {
+	case r.silent:
+		return runner.ErrCancelled
+	case r.closed, r.settled[i]:
 		return runner.ErrSettled
 	}
 	r.settled[i] = true
@@ -152,7 +173,9 @@ func (r *run) unsettled() []*item {
 // runner's goroutine, so that the loop only has to send it.
 func (r *run) Settle(i int, o runner.Outcome) error {
 	if err := r.claim(i); err != nil {
-		r.host.metrics.refused(context.Background())
+		if !errors.Is(err, runner.ErrCancelled) {
+			r.host.metrics.refused(context.Background())
+		}
 		return err
 	}
 	it := r.items[i]
@@ -180,7 +203,8 @@ func (h *Host) become(it *item, o runner.Outcome) became {
 	return what
 }
 
-// Chunk implements runner.Sink.
+// Chunk implements runner.Sink. Whoever takes no chunks is sent none: it gets the
+// outcome alone, and the item may be run again until then.
 func (r *run) Chunk(i int, parts []payload.Part) error {
 	if i < 0 || i >= len(r.items) {
 		return runner.ErrNoSuch
@@ -194,15 +218,29 @@ func (r *run) Chunk(i int, parts []payload.Part) error {
 	if r.closed || r.settled[i] {
 		return runner.ErrSettled
 	}
-	if it.direct != nil || !it.env.Last() {
+	if !it.env.Last() {
 		return fault.New(fault.NotSupported, "only the last stage of a pipeline may answer in chunks")
 	}
 	if err := schema.Travels(parts); err != nil {
 		return err
 	}
+	if it.env.TakesChunks {
+		if err := r.send(it, parts); err != nil {
+			return err
+		}
+	}
+	r.spoke = time.Now()
+	return nil
+}
+
+// send sends a chunk.
+func (r *run) send(it *item, parts []payload.Part) error {
 	reply := &envelope.Reply{
 		Mesh: it.env.Mesh, RequestID: it.env.RequestID, ExecutionID: it.env.ExecutionID,
 		Seq: it.chunks + 1, Attempt: it.timing.Attempt, Chunk: true, Parts: parts,
+	}
+	if r.host.streams() {
+		reply.NextWithin = r.host.settings.Stream.Idle
 	}
 	message, err := r.host.bus.Reply(it.env.Gateway, reply)
 	if err != nil {
@@ -212,5 +250,6 @@ func (r *run) Chunk(i int, parts []payload.Part) error {
 		return err
 	}
 	it.chunks++
+	r.host.metrics.chunk(r.ctx, it.chunks == 1, r.started)
 	return nil
 }

@@ -34,10 +34,13 @@ type Settings struct {
 
 	Runner runner.Runner
 	Batch  batch.Settings
+	// Stream bounds the silence of a runner that answers in chunks.
+	Stream StreamSettings
 	// BatchBy names the parameters that items of one batch must agree on.
 	BatchBy []string
 	// MaxInFlight bounds the items pulled and not settled; 0 means room for
-	// two full batches for each slot, and some on their way.
+	// two full batches for each slot, and some on their way; where the runner
+	// answers in chunks, for an item for each slot and few on their way.
 	MaxInFlight int
 
 	Bus   bus.Settings
@@ -104,11 +107,12 @@ const (
 
 // withDefaults returns the settings with every 0 replaced.
 func (s Settings) withDefaults() Settings {
-	if s.MaxInFlight == 0 {
-		s.MaxInFlight = maxBatches*s.Batch.MaxSize*s.Runner.Concurrency() + inFlightSlack
-	}
+	s.Stream = s.Stream.withDefaults()
 	if len(s.Queue.Durabilities) == 0 {
 		s.Queue.Durabilities = []pipeline.Durability{pipeline.Memory, pipeline.File}
+	}
+	if s.MaxInFlight == 0 {
+		s.MaxInFlight = s.room()
 	}
 	orDefault(&s.Queue.MaxItems, DefaultMaxItems)
 	orDefault(&s.Queue.MaxBytes, DefaultMaxBytes)
@@ -119,6 +123,16 @@ func (s Settings) withDefaults() Settings {
 	orDefault(&s.StartTimeout, DefaultStartTimeout)
 	orDefault(&s.DrainTimeout, DefaultDrainTimeout)
 	return s
+}
+
+// room is how many items a host holds where nobody says.
+func (s Settings) room() int {
+	slots := s.Runner.Concurrency()
+	if s.Batch.Mode == batch.Stream {
+		// What waits here for long cannot run where a slot falls idle meanwhile.
+		return slots + bus.LeastBound(len(s.Queue.Durabilities))
+	}
+	return maxBatches*s.Batch.MaxSize*slots + inFlightSlack
 }
 
 func orDefault[T comparable](value *T, otherwise T) {
@@ -153,6 +167,9 @@ func (s Settings) validateBounds() error {
 		}
 	}
 	if err := s.validateTLS(); err != nil {
+		return err
+	}
+	if err := s.Stream.validate(); err != nil {
 		return err
 	}
 	if s.Attempts < 1 {

@@ -5,13 +5,19 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/stagehost"
+	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
 
 func chunkOf(text string) []payload.Part {
@@ -132,5 +138,175 @@ func TestStreamedItemIsNeverRunAgain(t *testing.T) {
 	b.emptied()
 	if n := runs.Load(); n < 2 {
 		t.Errorf("%d runs", n)
+	}
+}
+
+// talking is a runner that answers in chunks as the function does.
+func talking(slots int, answer inproc.StreamFunc) runner.Runner {
+	return inproc.Stream(inproc.Settings{Concurrency: slots}, answer)
+}
+
+// stream is an edit.
+func stream(s stagehost.StreamSettings) func(*stagehost.Settings) {
+	return func(to *stagehost.Settings) { to.Stream = s }
+}
+
+func TestARunnerThatStreamsGetsItemsOneByOneAsSlotsFallIdle(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	const slots, calls = 2, 5
+	var running atomic.Int64
+	started, goOn := make(chan struct{}, calls), make(chan struct{})
+	h := b.host(talking(slots, func(_ context.Context, item runner.Item, send func(...payload.Part) error) ([]payload.Part, error) {
+		if n := running.Add(1); n > slots {
+			t.Errorf("%d items run on %d slots", n, slots)
+		}
+		defer running.Add(-1)
+		started <- struct{}{}
+		<-goOn
+		return item.Inputs, send(item.Inputs...)
+	}))
+	all := b.askMany(calls)
+	for range slots {
+		bustest.Receive(t, "start of a run", started)
+	}
+	close(goOn)
+	for _, c := range all {
+		if r := c.next(); r.Terminal() || r.Seq != 1 || r.NextWithin != stagehost.DefaultIdle {
+			t.Errorf("the first message of request %s is %+v", c.text(), r)
+		}
+		if r := c.output(); r.Seq != 2 || r.Timings[0].BatchSize != 1 {
+			t.Errorf("the answer to request %s is %+v", c.text(), r)
+		}
+	}
+	if got := h.Describe().Limits.MaxInFlight; got >= 32 {
+		t.Errorf("the host holds up to %d items of which it can run %d", got, slots)
+	}
+	b.emptied()
+}
+
+// What nobody has seen may be done again.
+func TestWhoTakesNoChunksIsSentNoneAndIsRunAgain(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	var runs atomic.Int64
+	b.host(inproc.New(inproc.Settings{Spec: runner.Spec{Stream: true}}, func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
+		if err := sink.Chunk(0, chunkOf("token")); err != nil {
+			return err
+		}
+		if runs.Add(1) == 1 {
+			return fmt.Errorf("%w: for once", runner.ErrDied)
+		}
+		return settleAll(batch, sink)
+	}))
+	c := b.ask("x", func(e *envelope.Envelope) { e.TakesChunks = false })
+	if r := c.next(); !r.Terminal() || r.Seq != 1 || first(r.Parts) != "x" {
+		t.Errorf("the first message is %+v", r)
+	}
+	if n := runs.Load(); n != 2 {
+		t.Errorf("%d runs", n)
+	}
+	b.emptied()
+}
+
+func TestASilentStreamIsEndedAlone(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		chunks int
+		want   fault.Reason
+	}{
+		"before its first chunk": {0, fault.RunnerStalled},
+		"after a chunk":          {1, fault.StreamInterrupted},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t)
+			told := make(chan struct{})
+			h := b.host(talking(2, func(ctx context.Context, item runner.Item, send func(...payload.Part) error) ([]payload.Part, error) {
+				if first(item.Inputs) != "silent" {
+					return item.Inputs, nil
+				}
+				for range test.chunks {
+					if err := send(chunkOf("token")...); err != nil {
+						return nil, err
+					}
+				}
+				<-ctx.Done()
+				close(told)
+				return nil, ctx.Err()
+			}), stream(stagehost.StreamSettings{FirstChunk: 50 * time.Millisecond, Idle: 50 * time.Millisecond}))
+			silent := b.ask("silent")
+			for range test.chunks {
+				if r := silent.next(); r.Terminal() {
+					t.Fatalf("the first message is %+v", r)
+				}
+			}
+			silent.fails(test.want)
+			bustest.Receive(t, "word to the runner that nobody wants more", told)
+			checkEcho(t, b.ask("other"))
+			b.emptied()
+			h.stop()
+			if n := h.counts.of("stagemesh.stage.faults OUTCOME_REFUSED"); n != 0 {
+				t.Errorf("%d outcomes of a runner that was told to end count as its fault", n)
+			}
+		})
+	}
+}
+
+// A chunk is a sign of life, however many there are.
+func TestAStreamThatGoesOnIsNotEnded(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	const chunks, limit = 10, 400 * time.Millisecond
+	b.host(talking(1, func(ctx context.Context, item runner.Item, send func(...payload.Part) error) ([]payload.Part, error) {
+		tick := time.NewTicker(limit / 4)
+		defer tick.Stop()
+		for range chunks {
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+			if err := send(chunkOf("token")...); err != nil {
+				return nil, err
+			}
+		}
+		return item.Inputs, nil
+	}), stream(stagehost.StreamSettings{FirstChunk: limit, Idle: limit}))
+	c := b.ask("x")
+	for range chunks {
+		if r := c.next(); r.Terminal() {
+			t.Fatalf("the stream was ended: %+v", r)
+		}
+	}
+	checkEcho(t, c)
+	b.emptied()
+}
+
+func TestAModeThatDoesNotSuitTheRunnerEndsTheStart(t *testing.T) {
+	t.Parallel()
+	talk := talking(1, func(context.Context, runner.Item, func(...payload.Part) error) ([]payload.Part, error) {
+		return nil, nil
+	})
+	for name, test := range map[string]struct {
+		runner runner.Runner
+		mode   batch.Mode
+		says   string
+	}{
+		"batches for one that streams": {talk, batch.Window, "batch.mode: window is for runners of batches"},
+		"a stream for one of batches":  {batches(nil), batch.Stream, "batch.mode: stream is for runners that answer in chunks"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t)
+			h := b.start(test.runner, func(s *stagehost.Settings) {
+				s.Batch = batch.Settings{Mode: test.mode, MaxSize: 1, MaxWait: time.Second}
+			})
+			<-h.done
+			if h.err == nil || !strings.Contains(h.err.Error(), test.says) {
+				t.Errorf("it ended with %v", h.err)
+			}
+			h.err = nil
+		})
 	}
 }

@@ -54,7 +54,7 @@ type Problem struct {
 func Check(p pipeline.Pipeline, m Mesh) []Problem {
 	c := &checking{pipeline: p, mesh: m, kept: map[string][]offer{}}
 	for i, step := range p.Steps {
-		at := place{Step: step, field: fmt.Sprintf("steps[%d]", i), first: i == 0}
+		at := place{Step: step, field: fmt.Sprintf("steps[%d]", i), first: i == 0, last: i == len(p.Steps)-1}
 		at.Stage, at.known = m.Stages[step.Stage]
 		c.step(at)
 	}
@@ -86,8 +86,9 @@ type offer struct {
 type place struct {
 	pipeline.Step
 	Stage
-	field        string
-	first, known bool
+	field string
+	// known says that the stage is.
+	first, last, known bool
 }
 
 // source returns the name of the part that feeds an input.
@@ -108,6 +109,7 @@ func (c *checking) step(at place) {
 		c.renames(at)
 		c.sizes(at)
 		c.inputs(at)
+		c.streams(at)
 	} else {
 		c.found(Error, at.field+".stage", "nobody knows a stage %s; there is %s", at.Step.Stage, listed(slices.Sorted(maps.Keys(c.mesh.Stages))))
 	}
@@ -151,6 +153,13 @@ func (c *checking) queues(at place) {
 	}
 	if !at.Served {
 		c.found(Warning, at.field+".stage", "no host of the stage %s takes items now", at.Step.Stage)
+	}
+}
+
+// streams checks that a stage that answers in chunks has nobody behind it.
+func (c *checking) streams(at place) {
+	if at.Spec.GetStream() && !at.last {
+		c.found(Error, at.field+".stage", "the stage %s answers in chunks, which go to the caller: it has to be the last step", at.Step.Stage)
 	}
 }
 

@@ -53,6 +53,8 @@ func TestAPipelineIsHeldAgainstItsStages(t *testing.T) {
 	limited := stage(rows, parts(tensorOf("x", "FP32", -1, 64)), nil)
 	limited.Limits = &stagev1.Limits{MaxBytes: 255}
 	huge := stage(none, parts(tensorOf("x", "FP64", 1<<40, 1<<40), optional(tensorOf("y", "FP64", 1<<40))), nil)
+	streaming := stage(none, parts(blobOf("text", "text/plain")), parts(blobOf("text", "text/plain")))
+	streaming.Spec.Stream = true
 	memoryOnly := stage(rows, nil, nil)
 	memoryOnly.Durabilities = []pipeline.Durability{pipeline.Memory}
 	fileOnly := stage(rows, nil, nil)
@@ -83,6 +85,7 @@ func TestAPipelineIsHeldAgainstItsStages(t *testing.T) {
 		"twice":    stage(none, parts(tensorOf("l", "FP32", 200_000), tensorOf("r", "FP32", 200_000)), nil),
 		"huge":     huge,
 		"memory":   memoryOnly,
+		"talk":     streaming,
 		"file":     fileOnly,
 	}}
 	renamed := func(s pipeline.Step, inputs map[string]string) pipeline.Step {
@@ -99,6 +102,8 @@ func TestAPipelineIsHeldAgainstItsStages(t *testing.T) {
 		"nobody knows the stage":                  {steps: []pipeline.Step{step("decode"), step("nowhere"), step("label")}, want: []string{"error steps[1].stage"}},
 		"no host":                                 {steps: []pipeline.Step{step("away")}, want: []string{"warning steps[0].stage"}},
 		"no such queue":                           {steps: []pipeline.Step{step("memory")}, durability: pipeline.File, want: []string{"error steps[0].stage"}},
+		"chunks from the last step":               {steps: []pipeline.Step{step("text"), step("talk")}},
+		"chunks from another step":                {steps: []pipeline.Step{step("talk"), step("text")}, want: []string{"error steps[0].stage"}},
 		"its only queue":                          {steps: []pipeline.Step{step("memory")}},
 		"one part for one, by any name":           {steps: []pipeline.Step{step("classify"), step("one"), step("label")}},
 		"one part of another shape":               {steps: []pipeline.Step{step("one"), step("classify")}, want: []string{"error steps[1].inputs.pixels"}},

@@ -42,6 +42,7 @@ const (
 
 	RunnerFailed        Reason = "RUNNER_FAILED"
 	RunnerCrashed       Reason = "RUNNER_CRASHED"
+	RunnerStalled       Reason = "RUNNER_STALLED"
 	AttemptsExhausted   Reason = "ATTEMPTS_EXHAUSTED"
 	RunnerOutOfMemory   Reason = "RUNNER_OUT_OF_MEMORY"
 	RunnerOutputInvalid Reason = "RUNNER_OUTPUT_INVALID"
@@ -97,6 +98,7 @@ func table() map[Reason]Class {
 
 		RunnerFailed:        {code.Code_INTERNAL, http.StatusInternalServerError, false, "the stage's code failed on this item"},
 		RunnerCrashed:       {code.Code_INTERNAL, http.StatusInternalServerError, false, "the item ends the process that runs it"},
+		RunnerStalled:       {code.Code_DEADLINE_EXCEEDED, http.StatusGatewayTimeout, true, "the stage's code sent no part of a streamed answer in the time that the stage gives it"},
 		AttemptsExhausted:   {code.Code_INTERNAL, http.StatusInternalServerError, false, "hosts got the item as often as may be, and none finished it"},
 		RunnerOutOfMemory:   {code.Code_RESOURCE_EXHAUSTED, http.StatusTooManyRequests, true, "the item alone needs more memory than the runner has"},
 		RunnerOutputInvalid: {code.Code_INTERNAL, http.StatusInternalServerError, false, "the stage's code answered with something that is no valid output"},

@@ -82,6 +82,7 @@ var settings = map[string]reflect.Type{
 	"worker":       reflect.TypeFor[worker.Settings](),
 	"sleep":        reflect.TypeFor[synth.SleepSettings](),
 	"burn":         reflect.TypeFor[synth.BurnSettings](),
+	"stream":       reflect.TypeFor[synth.StreamSettings](),
 }
 
 // Each section of the reference has a table of exactly the keys that there are.

@@ -186,6 +186,8 @@ type Stage struct {
 	// has, 1 where 0.
 	Hosts int   `yaml:"hosts"`
 	Batch Batch `yaml:"batch"`
+	// Stream bounds the silence of a runner that answers in chunks.
+	Stream Stream `yaml:"stream"`
 	// MaxInFlight bounds the items that a host holds.
 	MaxInFlight int   `yaml:"max_in_flight"`
 	Queue       Queue `yaml:"queue"`
@@ -209,7 +211,8 @@ type Stage struct {
 
 // Batch says how a stage's hosts batch.
 type Batch struct {
-	// Mode is eager or window.
+	// Mode is eager, window or stream; empty is eager, or stream where the runner
+	// answers in chunks.
 	Mode string `yaml:"mode"`
 	// MaxSize counts rows, MaxBytes bytes of payload.
 	MaxSize  int            `yaml:"max_size"`
@@ -217,6 +220,13 @@ type Batch struct {
 	MaxWait  *time.Duration `yaml:"max_wait"`
 	// By names parameters that items of one batch must agree on.
 	By []string `yaml:"by"`
+}
+
+// Stream says how long a runner that answers in chunks may say nothing.
+type Stream struct {
+	// FirstChunk is until the first chunk, Idle between two.
+	FirstChunk time.Duration `yaml:"first_chunk_timeout"`
+	Idle       time.Duration `yaml:"idle_timeout"`
 }
 
 // Queue bounds each of a stage's queues.

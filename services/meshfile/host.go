@@ -12,9 +12,10 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/batch"
 )
 
-// DefaultBatch is the batching of a stage that says nothing.
+// DefaultBatch is the batching of a stage that says nothing: in eager mode, or in
+// stream mode where the runner answers in chunks.
 func DefaultBatch() batch.Settings {
-	return batch.Settings{Mode: batch.Eager, MaxSize: 32, MaxBytes: 16 << 20, MaxWait: 5 * time.Millisecond}
+	return batch.Settings{MaxSize: 32, MaxBytes: 16 << 20, MaxWait: 5 * time.Millisecond}
 }
 
 // Host returns the settings of one host of a stage, with a runner of its own.
@@ -26,7 +27,7 @@ func (f *File) Host(stage string) (stagehost.Settings, error) {
 	}
 	out := stagehost.Settings{
 		Mesh: pipeline.MeshName(f.Mesh), Stage: pipeline.StageName(stage),
-		Batch: s.Batch.settings(), BatchBy: s.Batch.By, MaxInFlight: s.MaxInFlight,
+		Batch: s.Batch.settings(), Stream: stagehost.StreamSettings{FirstChunk: s.Stream.FirstChunk, Idle: s.Stream.Idle}, BatchBy: s.Batch.By, MaxInFlight: s.MaxInFlight,
 		Bus:   bus.Settings{URL: f.NATS.URL, Auth: f.BrokerAuth()},
 		Queue: s.Queue.settings(), Attempts: s.Attempts, Results: f.ResultSettings(), DeadLetters: f.DeadLetterSettings(),
 		Listen: s.Listen, CertFile: f.relative(s.CertFile), KeyFile: f.relative(s.KeyFile), ServerName: s.ServerName, Labels: s.Labels, StartTimeout: s.StartTimeout, DrainTimeout: s.DrainTimeout,

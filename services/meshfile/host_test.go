@@ -64,9 +64,10 @@ stages:
   echo-of-nothing: {runner: {echo: }}
   sleep: {runner: {sleep: {base: 5ms, per_item: 1ms, concurrency: 6}}}
   burn: {runner: {burn: {duration: 1ms, concurrency: 7}}}
+  stream: {runner: {stream: {chunks: 3, concurrency: 9}}}
   worker: {runner: {worker: {command: [go, run, .], workers: 2, concurrency: 8}}}
 `)
-	want := map[string]int{"image-decode": 2, "onnx": 3, "top-k": 4, "echo": 5, "echo-of-nothing": 1, "sleep": 6, "burn": 7, "worker": 16}
+	want := map[string]int{"image-decode": 2, "onnx": 3, "top-k": 4, "echo": 5, "echo-of-nothing": 1, "sleep": 6, "burn": 7, "stream": 9, "worker": 16}
 	for stage, concurrency := range want {
 		s, err := f.Host(stage)
 		if err != nil {
@@ -79,6 +80,29 @@ stages:
 	}
 	if got, kinds := len(want)-1, len(runners.All()); got != kinds {
 		t.Errorf("%d of %d kinds are made here", got, kinds)
+	}
+}
+
+// What a runner says by itself, or the file of it, is known before anything starts.
+func TestAStageThatStreamsIsTheLastOfItsPipelines(t *testing.T) {
+	t.Parallel()
+	const pipelines = `
+pipelines:
+  right: {steps: [{name: echo, stage: echo}, {name: talk, stage: talk}]}
+  wrong: {steps: [{name: talk, stage: talk}, {name: echo, stage: echo}]}
+`
+	for name, talk := range map[string]string{
+		"a runner in the process":   "{runner: {stream: {chunks: 3}}}",
+		"a worker of which is said": "{runner: {worker: {command: [x]}}, batch: {mode: stream}}",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := mustParse(t, "mesh: m\nstages:\n  echo: {runner: {echo: {}}}\n  talk: "+talk+pipelines)
+			err := f.Validate()
+			if err == nil || !strings.Contains(err.Error(), "pipelines.wrong.steps[0].stage: the stage talk answers in chunks") || strings.Contains(err.Error(), "right") {
+				t.Errorf("got %v", err)
+			}
+		})
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/result"
 	"github.com/stagemesh/stagemesh/mesh/secretfile"
 	"github.com/stagemesh/stagemesh/stagehost"
+	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/stageapi"
 )
 
@@ -67,7 +68,9 @@ func known(hosts []stagehost.Settings, routes []pipeline.Pipeline) map[pipeline.
 		}
 	}
 	for _, host := range hosts {
-		described := stageapi.Description{Spec: host.Runner.Spec(), Limits: stageapi.Limits{MaxBytes: host.Batch.MaxBytes}}
+		spec := host.Runner.Spec()
+		spec.Stream = spec.Stream || host.Batch.Mode == batch.Stream
+		described := stageapi.Description{Spec: spec, Limits: stageapi.Limits{MaxBytes: host.Batch.MaxBytes}}
 		known := pipelines.Stage{Served: true, Durabilities: host.Queue.Durabilities}
 		known.Spec, known.Limits = described.Published()
 		out[host.Stage] = known

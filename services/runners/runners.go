@@ -22,5 +22,6 @@ func All() []meshfile.Kind {
 		meshfile.KindOf("echo", synth.NewEcho),
 		meshfile.KindOf("sleep", synth.NewSleep),
 		meshfile.KindOf("burn", synth.NewBurn),
+		meshfile.KindOf("stream", synth.NewStream),
 	}
 }

@@ -17,10 +17,16 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
 
-// sink collects outcomes.
-type sink struct{ outcomes map[int]runner.Outcome }
+// sink collects outcomes, and counts chunks.
+type sink struct {
+	outcomes map[int]runner.Outcome
+	chunks   map[int]int
+}
 
-func (s *sink) Chunk(int, []payload.Part) error { return errors.ErrUnsupported }
+func (s *sink) Chunk(i int, _ []payload.Part) error {
+	s.chunks[i]++
+	return nil
+}
 
 func (s *sink) Settle(i int, o runner.Outcome) error {
 	if _, ok := s.outcomes[i]; ok {
@@ -32,13 +38,18 @@ func (s *sink) Settle(i int, o runner.Outcome) error {
 
 func do(ctx context.Context, t *testing.T, r runner.Runner, items ...runner.Item) (map[int]runner.Outcome, error) {
 	t.Helper()
+	s, err := sunk(ctx, t, r, items...)
+	return s.outcomes, err
+}
+
+func sunk(ctx context.Context, t *testing.T, r runner.Runner, items ...runner.Item) (*sink, error) {
+	t.Helper()
 	slot, err := r.Acquire(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &sink{outcomes: map[int]runner.Outcome{}}
-	err = slot.Do(ctx, runner.Batch{Items: items, Rows: len(items)}, s)
-	return s.outcomes, err
+	s := &sink{outcomes: map[int]runner.Outcome{}, chunks: map[int]int{}}
+	return s, slot.Do(ctx, runner.Batch{Items: items, Rows: len(items)}, s)
 }
 
 func items(n int) []runner.Item {
@@ -66,9 +77,10 @@ func must(t *testing.T) func(*inproc.Runner, error) *inproc.Runner {
 func TestEveryItemGetsItsInputsBack(t *testing.T) {
 	t.Parallel()
 	for name, r := range map[string]*inproc.Runner{
-		"echo":  must(t)(synth.NewEcho(synth.EchoSettings{Concurrency: 3})),
-		"sleep": must(t)(synth.NewSleep(synth.SleepSettings{Concurrency: 3})),
-		"burn":  must(t)(synth.NewBurn(synth.BurnSettings{Iterations: 25_000, Concurrency: 3})),
+		"echo":   must(t)(synth.NewEcho(synth.EchoSettings{Concurrency: 3})),
+		"sleep":  must(t)(synth.NewSleep(synth.SleepSettings{Concurrency: 3})),
+		"burn":   must(t)(synth.NewBurn(synth.BurnSettings{Iterations: 25_000, Concurrency: 3})),
+		"stream": must(t)(synth.NewStream(synth.StreamSettings{Chunks: 2, Concurrency: 3})),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -121,6 +133,37 @@ func TestSleepEndsWithItsContext(t *testing.T) {
 		}
 		if got := time.Since(start); got != time.Second {
 			t.Errorf("it took %v", got)
+		}
+	})
+}
+
+func TestStreamSendsChunksOneAfterTheOther(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := must(t)(synth.NewStream(synth.StreamSettings{Chunks: 5, Every: 50 * time.Millisecond}))
+		if !r.Spec().Stream {
+			t.Error("the runner does not say that it streams")
+		}
+		start := time.Now()
+		s, err := sunk(t.Context(), t, r, items(1)...)
+		if err != nil || s.chunks[0] != 5 || s.outcomes[0].Fault != nil {
+			t.Errorf("got %d chunks, %v, %v", s.chunks[0], s.outcomes, err)
+		}
+		if got := time.Since(start); got != 250*time.Millisecond {
+			t.Errorf("it took %v", got)
+		}
+	})
+}
+
+func TestStreamEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := must(t)(synth.NewStream(synth.StreamSettings{Chunks: 5, Every: time.Second}))
+		ctx, cancel := context.WithTimeout(t.Context(), 2500*time.Millisecond)
+		defer cancel()
+		s, err := sunk(ctx, t, r, items(1)...)
+		if err != nil || s.chunks[0] != 2 || s.outcomes[0].Fault == nil {
+			t.Errorf("got %d chunks, %v, %v", s.chunks[0], s.outcomes, err)
 		}
 	})
 }

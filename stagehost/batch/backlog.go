@@ -3,7 +3,7 @@ package batch
 // groupFor returns the group that the item belongs to, a new one where there is
 // none.
 func (b *Batcher) groupFor(item Item) *group {
-	if item.Alone {
+	if item.Alone || b.settings.Mode == Stream {
 		return b.alone
 	}
 	if g, ok := b.groups[item.Key]; ok {

@@ -62,6 +62,9 @@
 // random. Items of another key do not wait beside an idle worker for a batch
 // that is held. The simulations in the tests show what this gains and costs.
 //
+// In stream mode every item is a batch of its own, which an idle worker gets at once
+// (idle): it answers in chunks, and items that run together would wait for the slowest.
+//
 // # Failure and tests
 //
 // Add fails with a fault for the caller, or with an error that is a defect of

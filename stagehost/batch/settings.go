@@ -16,6 +16,9 @@ const (
 	Eager Mode = "eager"
 	// Window holds a batch up to max_wait for more items.
 	Window Mode = "window"
+	// Stream gives every item to an idle worker by itself, at once. It is for workers
+	// that answer in chunks.
+	Stream Mode = "stream"
 	// Adaptive is to hold only while that pays. This version refuses it.
 	Adaptive Mode = "adaptive"
 )
@@ -53,11 +56,11 @@ func (s Settings) Validate() error {
 
 func (m Mode) validate() error {
 	switch m {
-	case "", Eager, Window:
+	case "", Eager, Window, Stream:
 		return nil
 	case Adaptive:
-		return errors.New("batch.mode: adaptive is not in this version; use eager or window")
+		return errors.New("batch.mode: adaptive is not in this version; use eager, window or stream")
 	default:
-		return fmt.Errorf("batch.mode: %q is none of eager and window", string(m))
+		return fmt.Errorf("batch.mode: %q is none of eager, window and stream", string(m))
 	}
 }

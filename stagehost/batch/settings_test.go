@@ -18,6 +18,7 @@ func TestSettingsThatCannotWorkAreRefusedByTheirKey(t *testing.T) {
 		"eager with all limits":   {batch.Settings{Mode: batch.Eager, MaxSize: 32, MaxBytes: 1 << 20, MaxWait: time.Millisecond}, nil},
 		"window":                  {batch.Settings{Mode: batch.Window, MaxSize: 32, MaxWait: time.Millisecond}, nil},
 		"window without a window": {batch.Settings{Mode: batch.Window, MaxSize: 32}, []string{"batch.max_wait"}},
+		"stream":                  {batch.Settings{Mode: batch.Stream, MaxSize: 32}, nil},
 		"adaptive":                {batch.Settings{Mode: batch.Adaptive, MaxSize: 32}, []string{"batch.mode: adaptive is not in this version"}},
 		"an unknown mode":         {batch.Settings{Mode: "greedy", MaxSize: 32}, []string{`batch.mode: "greedy"`}},
 		"no size":                 {batch.Settings{}, []string{"batch.max_size"}},

@@ -14,12 +14,13 @@ import (
 func main() {
 	program := stagemain.Program{
 		Name:  "synth",
-		Short: "Serve a stage that echoes, sleeps or burns",
+		Short: "Serve a stage that echoes, sleeps, burns or streams",
 		Stage: "echo",
 		Kinds: []meshfile.Kind{
 			meshfile.KindOf("echo", synth.NewEcho),
 			meshfile.KindOf("sleep", synth.NewSleep),
 			meshfile.KindOf("burn", synth.NewBurn),
+			meshfile.KindOf("stream", synth.NewStream),
 		},
 	}
 	if err := stagemain.New(program).ExecuteContext(context.Background()); err != nil {
