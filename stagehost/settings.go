@@ -130,7 +130,7 @@ func (s Settings) room() int {
 	slots := s.Runner.Concurrency()
 	if s.Batch.Mode == batch.Stream {
 		// What waits here for long cannot run where a slot falls idle meanwhile.
-		return slots + bus.LeastBound(len(s.Queue.Durabilities))
+		return bus.BoundFor(slots, len(s.Queue.Durabilities))
 	}
 	return maxBatches*s.Batch.MaxSize*slots + inFlightSlack
 }

@@ -418,3 +418,17 @@ func TestQueueThatComesLaterHasItsShareAtOnce(t *testing.T) {
 		}
 	}
 }
+
+func TestABoundForSlotsFillsThemWithTheItemsOfOneLane(t *testing.T) {
+	t.Parallel()
+	for _, queues := range []int{1, 2} {
+		for slots := 1; slots <= 1024; slots++ {
+			bound := BoundFor(slots, queues)
+			c := newCredit(bound, queues)
+			c.lanes[c.lane(1, 0)].busy = true
+			if got := c.target(c.lane(1, 0)); got < slots || bound > 2*slots+LeastBound(queues) {
+				t.Fatalf("%d slots, %d queues: of a bound of %d one lane may have %d", slots, queues, bound, got)
+			}
+		}
+	}
+}

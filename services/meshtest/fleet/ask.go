@@ -27,6 +27,8 @@ type heard struct {
 	terminals int
 	// muddled says that a streamed answer had a gap, or parts of two runs.
 	muddled bool
+	// seq is the number of the last message of a streamed answer.
+	seq uint64
 	// left says that the caller gave up; err that there was no answer.
 	left bool
 	err  error
@@ -131,6 +133,8 @@ func (l *Load) stream(addr, text string) (heard, error) {
 // take takes a message of a streamed answer and returns how many chunks it is.
 func (h *heard) take(m *inferencev1.InferStreamResponse) (chunks int) {
 	h.request = m.GetRequestId()
+	h.seq++
+	h.muddled = h.muddled || m.GetSeq() != h.seq
 	outputs := m.GetChunk().GetOutputs()
 	if final := m.GetFinal(); final != nil {
 		outputs = final.GetOutputs()

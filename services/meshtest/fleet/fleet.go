@@ -31,8 +31,11 @@ type HostSpec struct {
 	// Base is how long a batch takes.
 	Base time.Duration
 	// Chunks is how many messages come before each answer, over the time that
-	// the batch takes.
+	// the batch takes. With any the host answers items one by one, Slots of them at
+	// a time, and may be silent for Idle; 0 is the host's default.
 	Chunks int
+	Slots  int
+	Idle   time.Duration
 	// Record is the file that says what ran; the fleet chooses it.
 	Record string
 }
@@ -157,6 +160,26 @@ func (f *Fleet) Runs() map[string][]string {
 		for line := range strings.Lines(f.record(name)) {
 			id, text, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
 			out[text] = append(out[text], id)
+		}
+	}
+	return out
+}
+
+// Ends returns when a host heard of each text that nobody wants it any more, where it
+// ran.
+func (f *Fleet) Ends() map[string]time.Time {
+	f.t.Helper()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	out := map[string]time.Time{}
+	for _, name := range f.records {
+		for line := range strings.Lines(f.record(name + endsSuffix)) {
+			at, text, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
+			nanos, err := strconv.ParseInt(at, 10, 64)
+			if err != nil {
+				f.t.Fatalf("%s: %v", name, err)
+			}
+			out[text] = time.Unix(0, nanos)
 		}
 	}
 	return out

@@ -166,7 +166,7 @@ func (m *member) runHost(ctx context.Context, p working) error {
 	}
 	host, err := stagehost.New(stagehost.Settings{
 		Mesh: m.Mesh, Stage: m.Host.Stage, Host: pipeline.HostID(id), Runner: runner, Batch: local.DefaultBatch(),
-		Bus: bus.Settings{URL: m.URL}, Registry: p.known.Host(), Listen: anyPort, Logger: p.log, Meter: p.port.Meter(),
+		Stream: stagehost.StreamSettings{Idle: m.Host.Idle}, Bus: bus.Settings{URL: m.URL}, Registry: p.known.Host(), Listen: anyPort, Logger: p.log, Meter: p.port.Meter(),
 	})
 	if err != nil {
 		return err

@@ -3,6 +3,7 @@ package fleet
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -23,15 +24,24 @@ type recorder struct {
 	host   string
 	runs   atomic.Int64
 	record *os.File
+	// ends are those that were told to end.
+	ends *os.File
 }
+
+// endsSuffix is what the name of the record of ends has behind that of the runs.
+const endsSuffix = ".ends"
 
 func newRunner(s HostSpec, host string) (runner.Runner, error) {
 	record, err := os.OpenFile(s.Record, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	r := &recorder{spec: s, host: host, record: record}
-	return inproc.New(inproc.Settings{}, r.run), nil
+	ends, err := os.OpenFile(s.Record+endsSuffix, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	r := &recorder{spec: s, host: host, record: record, ends: ends}
+	return inproc.New(inproc.Settings{Spec: runner.Spec{Stream: s.Chunks > 0}, Concurrency: s.Slots}, r.run), nil
 }
 
 func (r *recorder) run(ctx context.Context, batch runner.Batch, sink runner.Sink) error {
@@ -41,7 +51,7 @@ func (r *recorder) run(ctx context.Context, batch runner.Batch, sink runner.Sink
 	}
 	answers := r.answers(batch)
 	if err := r.stream(ctx, batch, answers, sink); err != nil {
-		return err
+		return errors.Join(err, r.ended(batch))
 	}
 	for i, answer := range answers {
 		if err := sink.Settle(i, runner.Output(answer)); err != nil {
@@ -49,6 +59,17 @@ func (r *recorder) run(ctx context.Context, batch runner.Batch, sink runner.Sink
 		}
 	}
 	return nil
+}
+
+// ended records that a batch was told to end, and when.
+func (r *recorder) ended(batch runner.Batch) error {
+	now := time.Now().UnixNano()
+	var out []byte
+	for _, item := range batch.Items {
+		out = fmt.Appendf(out, "%d %s\n", now, textOf(item))
+	}
+	_, err := r.ends.Write(out)
+	return err
 }
 
 // answers returns what each item becomes by this run and by no other.
