@@ -1,0 +1,46 @@
+"""Goes on where a prompt ends, word by word: a stage that streams, in plain Python."""
+
+import asyncio
+from pathlib import Path
+
+from language import Language
+from stagemesh import InvalidInput, Text, Worker, serve
+
+HERE = Path(__file__).resolve().parent
+
+
+class Tell(Worker):
+    """A prompt in; the words that follow it out, each as a chunk of its own."""
+
+    arrays = "buffer"  # the standard library alone
+    concurrency = 32  # stories that are told at a time
+    inputs = {"prompt": Text(description="what the story begins with")}
+    outputs = {"text": Text(description="how it goes on; a chunk is a word with the space before it")}
+    examples = {"a beginning": {"prompt": "The ferryman"}}
+
+    def setup(self, ctx):
+        """Learns the text; option pause is the time before each word, in seconds."""
+        self.language = Language((HERE / ctx.options.get("text", "tale.txt")).read_text("utf-8"))
+        self.pause = ctx.options.get("pause", 0.05)
+
+    async def stream(self, item):
+        """Yields word after word; a larger model would take its time for each."""
+        most = number(item, "words", 60, 1, 1000)
+        temperature = number(item, "temperature", 0.7, 0, 2)
+        seed = item.parameters.get("seed")
+        for word in self.language.tell(item["prompt"], most, temperature, seed):
+            await asyncio.sleep(self.pause)
+            yield {"text": word}
+
+
+def number(item, name, default, least, most):
+    """Returns a parameter that is a number, of the default's kind."""
+    value = item.parameters.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, (int, type(default))) or not least <= value <= most:
+        kind = "a whole number" if isinstance(default, int) else "a number"
+        raise InvalidInput(f"parameters.{name}", f"{value!r} is not {kind} from {least} to {most}")
+    return value
+
+
+if __name__ == "__main__":
+    serve(Tell)
