@@ -8,7 +8,7 @@ the batch. What chunks are made of is bounded by the longest body that the host 
 from __future__ import annotations
 
 import logging
-from typing import Any, Dict, Generator, Iterable, Mapping, Optional, Tuple, Union
+from typing import Any, Dict, Generator, Mapping, Optional, Tuple, Union
 
 from .arrays import Arrays
 from .batches import Batch, Item
@@ -64,6 +64,7 @@ class Stream:
         """Returns the frame of what was yielded; None where this rank says nothing. Raises BadOutput."""
         self._chunks += 1
         layout = Layout()
+        bodies: Dict[str, Body] = {}
         for name, one in self._named(value).items():
             spec = self._outputs.get(name)
             if self._outputs and spec is None:
@@ -73,15 +74,17 @@ class Stream:
                 continue
             body = item_body(f"chunk {self._chunks}: output {name!r}", one, spec, self._arrays, None)
             layout.add(name, None, body)
-            if self._whole is not None:
-                self._whole.add(name, body)
-        if not layout.entries:
+            bodies[name] = body
+        if not bodies:
             raise BadOutput(f"chunk {self._chunks} has no outputs; a chunk has one of them or more")
         if layout.size > self._max_frame:
             raise BadOutput(
                 f"chunk {self._chunks} takes {layout.size} bytes, and the host takes {self._max_frame} in a frame: "
                 "yield smaller ones"
             )
+        if self._whole is not None:
+            for name, body in bodies.items():
+                self._whole.add(name, body)
         if not self._runs.answers:
             return None
         header = f'{{"type":"chunk","batch":{self.batch.id},"item":0,"parts":[{",".join(layout.entries)}]}}'
@@ -93,11 +96,9 @@ class Stream:
         if self._only is not None:
             return {self._only: value}
         names = ", ".join(map(repr, self._outputs)) or "none is declared"
-        raise BadOutput(
-            f"chunk {self._chunks} is a {type(value).__name__}; yield a dict of outputs by name: {names}"
-        )
+        raise BadOutput(f"chunk {self._chunks} is a {type(value).__name__}; yield a dict of outputs by name: {names}")
 
-    def values(self, generator: Iterable[Any]) -> Generator[Any, None, None]:
+    def values(self, generator: Generator[Any, None, Any]) -> Generator[Any, None, None]:
         """Yields what a plain generator yields, and says where it returns something."""
         returned = yield from generator
         if returned is not None:
@@ -183,8 +184,8 @@ class Whole:
         known = self._kinds.setdefault(name, kind)
         if kind != known:
             raise BadOutput(
-                f"output {name!r} is {_words(kind)}, and was {_words(known)} in a chunk before, so they cannot be joined: "
-                "yield chunks that can, or say collect = False"
+                f"output {name!r} is {_words(kind)}, and was {_words(known)} in a chunk before, so they cannot be "
+                "joined: yield chunks that can, or say collect = False"
             )
         data = self._data.get(name)
         if data is None:
@@ -212,7 +213,7 @@ class Whole:
             kind = self._kinds[name]
             if isinstance(kind, str):
                 document = isinstance(self._specs.get(name), Json)
-                out[name] = Blob(kind, b"[%b]" % data if document else data)
+                out[name] = Blob(kind, b"[" + data + b"]" if document else data)
                 continue
             datatype, row = kind
             shape = () if row is None else (self._rows[name], *row)

@@ -294,9 +294,7 @@ class Connection:
             if sent != 16 + len(header) + size:
                 self._send_rest(buffers, sent)
 
-    def send_now(
-        self, header: bytes, pieces: Sequence[Buffer] = (), size: int = 0
-    ) -> Optional[Callable[[], None]]:
+    def send_now(self, header: bytes, pieces: Sequence[Buffer] = (), size: int = 0) -> Optional[Callable[[], None]]:
         """Sends a frame, as send does, as far as that goes without waiting.
 
         Returns None where all of it is sent. Else it returns what sends the rest, and

@@ -259,7 +259,8 @@ class Session:
 
     def _set_up(self, welcome: Header) -> Tuple[Worker, Context]:
         if self._streams and _STREAM not in welcome.get("capabilities", ()):
-            raise ValueError(f"{self._class.__name__}.stream: this host takes no chunks; write predict_item(self, item)")
+            name = self._class.__name__
+            raise ValueError(f"{name}.stream: this host takes no chunks; write predict_item(self, item)")
         self._slots = max(1, min(self._class.concurrency, welcome.get("slots", 1)))
         context = Context(
             welcome["options"],

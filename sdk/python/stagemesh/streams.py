@@ -17,6 +17,7 @@ import select
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Sequence, Set, Union
 
 from .arrays import Arrays
@@ -133,8 +134,8 @@ class Streams:
             pass  # nobody waits at the other end
         if not self._streams:
             return code
+        ids = ", ".join(str(number) for number in list(self._streams))
         self._abandon()
-        ids = ", ".join(str(number) for number in self._streams)
         return say(f"asked to leave, it left batch {ids} unfinished", EXIT_UNFINISHED)
 
     def _abandon(self) -> None:
@@ -358,15 +359,11 @@ class _Loop:
 
     async def _send(self, header: bytes, pieces: Sequence[Buffer], size: int) -> None:
         """Sends a frame; what does not go at once goes by the writer, as does all that comes after it."""
-
-        def whole() -> None:
-            self._connection.send(header, pieces, size)
-
-        rest: Optional[Callable[[], None]] = whole
+        rest: Optional[Callable[[], None]] = partial(self._connection.send, header, pieces, size)
         if self._writes == 0:
             rest = self._connection.send_now(header, pieces, size)
-            if rest is None:
-                return
+        if rest is None:
+            return
         self._writes += 1
         written = asyncio.get_running_loop().run_in_executor(self._writer, rest)
         written.add_done_callback(self._written)

@@ -162,7 +162,7 @@ class Run:
         self._batches = 0
         self._rows: Dict[int, List[int]] = {}  # of the items of batches that are on their way
         self._came: Dict[int, Frame] = {}  # ends of batches that nobody has asked for
-        self._streams: Dict[int, Deque[Frame]] = {}  # chunks that nobody has asked for, of batches whose are wanted
+        self._chunks: Dict[int, Deque[Frame]] = {}  # chunks that nobody has asked for, of batches whose are wanted
         self._added: List[Request] = []
         self._folder: Optional[str] = None
         self._lifeline = -1
@@ -329,12 +329,12 @@ class Run:
         if not self.streams:
             raise ValueError("stream: the worker answers by predict; it has no stream(self, item)")
         batch = self.send([Request(inputs, **request)])
-        self._streams[batch] = deque()
+        self._chunks[batch] = deque()
         return Stream(self, batch)
 
     def _chunk(self, batch: int) -> Optional[Frame]:
         """Waits for the next chunk of a batch; None where it has ended."""
-        chunks = self._streams[batch]
+        chunks = self._chunks[batch]
         while not chunks and batch not in self._came:
             self._more()
         return chunks.popleft() if chunks else None
@@ -349,8 +349,8 @@ class Run:
             self._came[number] = header, body
         elif not self.streams:
             raise WorkerEnded("the worker sent a chunk, and did not say that it streams")
-        elif number in self._streams:
-            self._streams[number].append((header, body))
+        elif number in self._chunks:
+            self._chunks[number].append((header, body))
 
     def send(self, requests: Sequence[Request], warmup: bool = False) -> int:
         """Sends a batch and returns its number, without waiting for the result."""
@@ -430,7 +430,7 @@ class Run:
             self._more()
         header, body = self._came.pop(batch)
         rows = self._rows.pop(batch)
-        self._streams.pop(batch, None)
+        self._chunks.pop(batch, None)
         if header["type"] == "error":
             raise BatchFailed(header)
         outcomes = [Outcome() for _ in rows]

@@ -178,8 +178,10 @@ def check_class(kind: Any) -> None:
     for method in ("setup", "predict", "predict_item", "preprocess", "postprocess", "teardown"):
         function = getattr(kind, method)
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            do = "return the outputs, or name it stream(self, item) to answer in chunks"
-            raise ValueError(f"{name}.{method}: it yields; {do if 'predict' in method else 'write it as a plain function'}")
+            do = "write it as a plain function"
+            if method.startswith("predict"):
+                do = "return the outputs, or name it stream(self, item) to answer in chunks"
+            raise ValueError(f"{name}.{method}: it yields; {do}")
         if inspect.iscoroutinefunction(function):
             raise ValueError(f"{name}.{method}: it is async; write it as a plain function")
     if "stream" in have:
