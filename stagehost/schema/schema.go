@@ -350,12 +350,14 @@ func withRows(spec runner.Spec, f Fitted) (Fitted, error) {
 }
 
 // Outputs holds a runner's outputs for one item against what can travel and
-// against its spec, and gives them back in the rank that the inputs had.
+// against its spec, and gives them back in the rank that the inputs had. A runner
+// that answers in chunks may have sent any output in those, and leave it out here.
 func Outputs(spec runner.Spec, parts []payload.Part, f Fitted) ([]payload.Part, error) {
 	if err := Travels(parts); err != nil {
 		return nil, err
 	}
 	for _, want := range spec.Outputs {
+		want.Optional = want.Optional || spec.Stream
 		if err := checkOutput(spec.BatchAxis, want, parts, f.Rows); err != nil {
 			return nil, err
 		}

@@ -23,6 +23,10 @@ from .specs import Bytes, Json, Spec, Tensor, Text
 from .testing import BatchFailed, Outcome, Request, Run, WorkerEnded, WorkerSilent, spec_of
 
 _SLOTS = 4  # as many batches at a time as a worker takes, up to this
+_CANCEL_S = 1.0  # how long a stream may go on that nobody waits for, in seconds
+# Checks, by the methods' names, that are for workers that stream, and for those that do not.
+_OF_STREAMS = ("chunks", "calls_off")
+_OF_BATCHES = ("full", "mixed", "cancel")
 _VARIABLE = 4  # the extent of a variable axis of inputs made from the spec
 
 
@@ -52,7 +56,11 @@ class Need(NamedTuple):
 
 
 _NEEDS = {
-    "examples": Need("its examples are not answered", ("full", "mixed", "at_a_time", "bad_input", "cancel", "raises")),
+    "examples": Need(
+        "its examples are not answered",
+        ("chunks", "calls_off", "full", "mixed", "at_a_time", "bad_input", "cancel", "raises"),
+    ),
+    "chunks": Need("its examples are not streamed", ("calls_off",)),
     "mixed": Need("an item is not answered among others", ("bad_input",)),
 }
 
@@ -64,6 +72,7 @@ class Check:
         self._settings = settings
         self._run: Optional[Run] = None
         self.wrong = 0
+        self._streams = False  # known once it has started
 
     # --- running the checks ------------------------------------------------
 
@@ -72,6 +81,8 @@ class Check:
         checks: List[Tuple[str, Callable[[], str]]] = [
             ("starts", self.starts),
             ("answers its examples", self.examples),
+            ("streams its examples", self.chunks),
+            ("stops a stream that is cancelled", self.calls_off),
             ("answers a full batch", self.full),
             ("answers items of mixed sizes", self.mixed),
             ("answers batches at a time", self.at_a_time),
@@ -94,6 +105,8 @@ class Check:
         skipped: Dict[str, List[str]] = {}
         for name, check in checks:
             method = check.__name__
+            if method in (_OF_BATCHES if self._streams else _OF_STREAMS):
+                continue
             why = next((need.why for one, need in _NEEDS.items() if one in failed and method in need.checks), None)
             if why is not None:
                 skipped.setdefault(why, []).append(name)
@@ -122,8 +135,11 @@ class Check:
             if error.traceback:
                 text += "\n" + error.traceback.rstrip()
             do = "make predict answer it, or fail single items: batch.fail(i, InvalidInput(...))"
+            if self._streams:
+                do = "make stream answer it, or fail it: raise InvalidInput(...)"
             if error.error == "BadOutput":
-                do = "return what outputs declares, or declare what predict returns"
+                what = "yield what outputs declares" if self._streams else "return what outputs declares"
+                do = f"{what}, or declare what {'stream yields' if self._streams else 'predict returns'}"
             if error.kind == "out_of_memory":
                 do = "lower the stage's batch size: a host runs the halves of such a batch, each time anew"
             return self._say(name, Problem(text, do))
@@ -178,9 +194,11 @@ class Check:
         self._inputs = {entry["name"]: spec_of(entry) for entry in run.spec["inputs"]}
         self._outputs = {entry["name"]: spec_of(entry) for entry in run.spec["outputs"]}
         self._joins = run.spec.get("batch_axis", "rows") == "rows"
+        self._streams = run.streams
         self._from_spec = not run.examples
         self._examples = run.examples or [{name: made(spec) for name, spec in self._inputs.items()}]
-        return f"{run.hello['name']}, inputs {', '.join(self._inputs)}, outputs {', '.join(self._outputs)}"
+        kind = "streams, " if self._streams else ""
+        return f"{run.hello['name']}, {kind}inputs {', '.join(self._inputs)}, outputs {', '.join(self._outputs)}"
 
     def examples(self) -> str:
         """Runs the examples one by one."""
@@ -196,6 +214,42 @@ class Check:
             )
             raise Problem(what, do)
         return "made from the spec, since it has none" if self._from_spec else f"{len(self._examples)}"
+
+    def chunks(self) -> str:
+        """Streams the examples one by one, and looks at when the chunks come."""
+        notes = []
+        for i, inputs in enumerate(self._examples):
+            started = time.monotonic()
+            first = 0.0
+            number = 0
+            with self.run.stream(inputs) as stream:
+                for _ in stream:
+                    number += 1
+                    first = first or time.monotonic() - started
+                error = stream.end().error
+            if error is not None:
+                raise Problem(f"example {i + 1}: {error}", "make the example one that it answers")
+            took = time.monotonic() - started
+            notes.append(f"{number} chunks, the first after {first * 1000:.1f} ms, all after {took * 1000:.1f} ms")
+            if number == 0:
+                raise Problem(f"example {i + 1} is answered without a chunk", "yield at least one for each example")
+        return "; ".join(notes)
+
+    def calls_off(self) -> str:
+        """Cancels a stream after its first chunk, and looks how soon it ends."""
+        with self.run.stream(self._examples[0]) as stream:
+            next(iter(stream), None)
+            stream.cancel()
+            started = time.monotonic()
+            stream.end()
+            took = time.monotonic() - started
+        if took > _CANCEL_S:
+            raise Problem(
+                f"it went on for {took:.2f} s, and nobody waited",
+                "let async def stream await what it waits for; between the steps of long work look at item.cancelled",
+            )
+        self._all_answered(self._examples[:1])
+        return f"{took * 1000:.1f} ms"
 
     def full(self) -> str:
         """Runs a batch of as many rows as the host may send."""

@@ -294,6 +294,37 @@ class Connection:
             if sent != 16 + len(header) + size:
                 self._send_rest(buffers, sent)
 
+    def send_now(self, header: bytes, pieces: Sequence[Buffer] = (), size: int = 0) -> Optional[Callable[[], None]]:
+        """Sends a frame, as send does, as far as that goes without waiting.
+
+        Returns None where all of it is sent. Else it returns what sends the rest, and
+        waits for room: that has to be called once, by any thread, since until then
+        nobody else can send.
+        """
+        if len(header) > MAX_HEADER or not self._lock.acquire(False):
+            return lambda: self.send(header, pieces, size)
+        buffers = [_pack(MAGIC, len(header), size) + header, *pieces]
+        sent = 0
+        try:
+            if len(buffers) <= _IOV_MAX:
+                sent = self._sendmsg(buffers, (), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._lock.release()
+            raise Ended(str(error)) from None
+        if sent == 16 + len(header) + size:
+            self._lock.release()
+            return None
+
+        def rest() -> None:
+            try:
+                self._send_rest(buffers, sent)
+            finally:
+                self._lock.release()
+
+        return rest
+
     def _send_rest(self, pieces: List[Buffer], sent: int) -> None:
         """Sends what is left of the pieces after so many bytes."""
         rest: List[memoryview] = []
@@ -323,6 +354,13 @@ class Connection:
         poll = select.poll()
         poll.register(self.sock, select.POLLOUT)
         poll.poll()
+
+    def hang_up(self) -> None:
+        """Ends the connection for whoever reads or writes, in any thread."""
+        try:
+            self.sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # it has ended
 
     def close(self) -> None:
         """Ends the connection."""

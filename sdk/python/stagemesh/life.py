@@ -29,6 +29,7 @@ EXIT_FAILED = 1  # setup or teardown failed, or what the worker declares cannot 
 EXIT_USAGE = 2  # started wrongly
 EXIT_HOST_GONE = 3  # the connection or the lifeline ended
 EXIT_VIOLATION = 4  # the host does not keep to the protocol, or speaks another version
+EXIT_UNFINISHED = 5  # asked to stop, and streams were left at the end of the time
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -37,6 +38,12 @@ _REPEAT_MS = 50
 
 # How many of the threads that stay are named.
 _NAMED = 5
+
+
+def say(text: str, code: int) -> int:
+    """Tells the log why the process ends, and returns the code."""
+    print(f"stagemesh: {text}", file=sys.stderr, flush=True)
+    return code
 
 
 class Asked(BaseException):

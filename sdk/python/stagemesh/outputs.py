@@ -34,7 +34,7 @@ def as_outputs(where: str, returned: Any, names: Sequence[str]) -> Mapping[str, 
         if inspect.isgenerator(returned) or inspect.iscoroutine(returned):
             returned.close()
         raise BadOutput(
-            f"{where} returned a {type(returned).__name__}; streams are not served by this version, {wanted}"
+            f"{where} returned a {type(returned).__name__}; {wanted}, or write stream(self, item) to answer in chunks"
         )
     raise BadOutput(f"{where} returned a {type(returned).__name__}; {wanted}")
 

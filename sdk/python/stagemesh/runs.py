@@ -46,7 +46,7 @@ from .outputs import (
 )
 from .parts import Body, Column, Layout, Raw, join_rows, read_parts
 from .specs import Bytes, Json, Spec, Tensor, Text
-from .worker import Worker, overrides
+from .worker import Worker, axis_of, overrides
 
 log = logging.getLogger("stagemesh.worker")
 
@@ -75,8 +75,8 @@ class Runs:
         self._worker = worker
         self._arrays = arrays
         self._max_frame = max_frame
-        self._answers = answers
-        self._joins = worker.batch_axis == "rows"
+        self.answers = answers
+        self._joins = axis_of(worker) == "rows"
         kind = type(worker)
         self._single = overrides(kind, "predict_item")
         self._pre = overrides(kind, "preprocess")
@@ -166,7 +166,7 @@ class Runs:
         except BaseException as error:  # sys.exit in predict is no reason to leave
             if isinstance(error, Violation) or self.forked():
                 raise
-            return self._error(batch, error)
+            return self.error(batch, error)
 
     def _usual(self, batch: int, rows: int, outputs: Mapping[str, Any]) -> Optional[Reply]:
         """Returns the result of outputs like those of another batch; None where one is new."""
@@ -195,20 +195,20 @@ class Runs:
         return f'{{"type":"result","batch":{batch},"parts":[{entries}]}}'.encode(), pieces, at
 
     def _run(self, batch: Batch) -> Reply:
-        view = self._decode(batch) if self._documents else batch
+        view = self.decoded(batch)
         if self._single:
             return self._of_items(batch, self._run_items(view))
         if self._pre:
             view = self._preprocess(view)
         if not view._kept:
-            return self._result(batch, Layout())
+            return self.result(batch, Layout())
         return self._of_batch(batch, view, self._worker.predict(view))
 
     def _of_batch(self, batch: Batch, view: Batch, outputs: Any) -> Reply:
         """Returns the result of what predict returned for the items of view."""
         layout = Layout()
-        if not self._answers or len(batch._faults) == len(batch._headers):
-            return self._result(batch, layout)
+        if not self.answers or len(batch._faults) == len(batch._headers):
+            return self.result(batch, layout)
         outputs = as_outputs("predict", outputs, list(self._outputs))
         if self._post:
             return self._of_items(batch, self._postprocess(view, outputs))
@@ -216,7 +216,7 @@ class Runs:
         for name, value in outputs.items():
             if value is not None:
                 self._lay_out(layout, name, value, view, view is batch)
-        return self._result(batch, layout)
+        return self.result(batch, layout)
 
     def _lay_out(self, layout: Layout, name: str, value: Any, view: Batch, whole: bool) -> None:
         """Adds one output of a batch to the layout."""
@@ -256,8 +256,8 @@ class Runs:
     def _of_items(self, batch: Batch, outcomes: Mapping[int, Mapping[str, Body]]) -> Reply:
         """Returns the result of outputs by item and name."""
         layout = Layout()
-        if not self._answers:
-            return self._result(batch, layout)
+        if not self.answers:
+            return self.result(batch, layout)
         names = {name: None for outputs in outcomes.values() for name in outputs}
         for name in names:
             bodies = [outputs.get(name) for outputs in outcomes.values()]
@@ -268,7 +268,7 @@ class Runs:
             for number, body in zip(outcomes, bodies):
                 if body is not None:
                     layout.add(name, number, body)
-        return self._result(batch, layout)
+        return self.result(batch, layout)
 
     # --- single items ----------------------------------------------------
 
@@ -285,10 +285,10 @@ class Runs:
                 continue
             try:
                 returned = self._worker.predict_item(item)
-                if self._answers:
+                if self.answers:
                     outcomes[item.number] = self._item_outputs("predict_item", item.rows, returned)
             except Exception as error:
-                self._fault(view, item.index, "predict_item", error)
+                self.fault(view, item.index, "predict_item", error)
         return {number: bodies for number, bodies in outcomes.items() if number not in view._faults}
 
     def _item_outputs(self, where: str, rows: int, returned: Any) -> Dict[str, Body]:
@@ -302,7 +302,7 @@ class Runs:
             if not lacks(value, self._outputs.get(name))
         }
 
-    def _fault(self, view: Batch, index: int, where: str, error: BaseException) -> None:
+    def fault(self, view: Batch, index: int, where: str, error: BaseException) -> None:
         """Makes an error the outcome of one item; what is not for its caller goes to the log."""
         view._faults.setdefault(view._kept[index], error)
         if isinstance(error, BadOutput):
@@ -322,8 +322,10 @@ class Runs:
 
     # --- before predict --------------------------------------------------
 
-    def _decode(self, batch: Batch) -> Batch:
+    def decoded(self, batch: Batch) -> Batch:
         """Decodes text and JSON; what cannot be is its item's fault."""
+        if not self._documents:
+            return batch
         inputs = dict(batch._inputs)
         for name, spec in self._documents.items():
             if name not in inputs:
@@ -350,7 +352,7 @@ class Runs:
                 if prepared is not None:
                     as_outputs("preprocess", prepared, list(self._worker.prepared))
             except Exception as error:
-                self._fault(view, item.index, "preprocess", error)
+                self.fault(view, item.index, "preprocess", error)
             returned.append(prepared)
         if all(prepared is None for prepared in returned):
             return self._without_faults(view)
@@ -376,7 +378,7 @@ class Runs:
                         rows = item.rows if self._joins else None
                         value = item_body(repr(name), value, spec, self._arrays, rows)
                     except BadOutput as error:
-                        self._fault(view, item.index, "preprocess", error)
+                        self.fault(view, item.index, "preprocess", error)
                 encoded[name].append(value)
         good = [i for i in range(len(view)) if not view.failed(i)]
         kept = [view._kept[i] for i in good]
@@ -433,21 +435,22 @@ class Runs:
                 returned = self._worker.postprocess(item, share)
                 outcomes[item.number] = self._item_outputs("postprocess", item.rows, returned)
             except Exception as error:
-                self._fault(view, item.index, "postprocess", error)
+                self.fault(view, item.index, "postprocess", error)
         return outcomes
 
     # --- replies ---------------------------------------------------------
 
-    def _result(self, batch: Batch, layout: Layout) -> Reply:
+    def result(self, batch: Batch, layout: Layout) -> Reply:
+        """Returns the result that ends a batch: the parts laid out, faults and metadata. Raises BadOutput."""
         text = f'{{"type":"result","batch":{batch.id}'
         if layout.entries:
             text += f',"parts":[{",".join(layout.entries)}]'
-        if self._answers and batch._faults:
+        if self.answers and batch._faults:
             faults = [fault_of(number, error) for number, error in sorted(batch._faults.items())]
             for fault in faults:
                 fault["message"] = str(fault["message"])[:_MESSAGE]
             text += f',"faults":{encode(faults)}'
-        if self._answers and batch._metadata:
+        if self.answers and batch._metadata:
             metadata = [{"item": number, "values": values} for number, values in sorted(batch._metadata.items())]
             text += f',"metadata":{encode(metadata)}'
         if layout.size > self._max_frame:
@@ -463,14 +466,14 @@ class Runs:
             )
         return header, layout.pieces, layout.size
 
-    def _error(self, batch: Batch, error: BaseException) -> Reply:
+    def error(self, batch: Batch, error: BaseException) -> Reply:
         """Returns the reply to a batch that failed as a whole."""
         alone = len(batch._headers) == 1
         if alone and isinstance(error, ItemError) and not is_out_of_memory(error):
             error.with_traceback(None)
             batch._faults = {0: error}
             try:
-                return self._result(batch, Layout())
+                return self.result(batch, Layout())
             except BadOutput:
                 pass
         return error_header(error, batch.id), (), 0

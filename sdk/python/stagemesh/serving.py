@@ -2,7 +2,8 @@
 
 One thread serves one slot: it reads a frame, runs the batch and writes the result,
 because handing a batch to another thread costs more than the round trip. With more
-slots the same thread reads, and a pool of threads runs.
+slots the same thread reads, and a pool of threads runs. Streams are run by what
+``streams`` has, and the same thread reads.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ import socket
 import sys
 import threading
 import time
-from typing import Any, Dict, Mapping, NoReturn, Optional, Tuple, Type
+from typing import Any, Dict, Mapping, NoReturn, Optional, Tuple, Type, Union
 
 from . import _version
 from .arrays import arrays_of
 from .batches import Batch
 from .faults import is_of_author, text_of, traceback_of
 from .frames import MAX_COUNT, MAX_NUMBER, MAX_SLOTS, Connection, Ended, Frame, Header, Violation, encode
-from .life import EXIT_FAILED, EXIT_HOST_GONE, EXIT_USAGE, EXIT_VIOLATION, Asked, Life
+from .life import EXIT_FAILED, EXIT_HOST_GONE, EXIT_USAGE, EXIT_VIOLATION, Asked, Life, say
 from .parts import Layout, message
 from .runs import Runs, error_header
-from .worker import Context, Worker, check_class, check_worker, wire_spec
+from .streams import Streams
+from .worker import Context, Worker, check_class, check_worker, overrides, wire_spec
 
 __all__ = ["serve"]
 
@@ -35,6 +37,10 @@ PROTOCOL = 1
 _GRACE = 2.0
 # How long a host may take to make room for the last message after a violation, in seconds.
 _LAST_WORD = 0.5
+# How long a host waits after a signal, where it says nothing else, in seconds.
+_SIGNAL_GRACE = 5.0
+# The capability of a worker that answers in chunks.
+_STREAM = "stream"
 
 # What a file that is only being loaded said: see loading.py. None: serve serves.
 _declared: Optional[Dict[Type[Worker], Optional[str]]] = None
@@ -49,7 +55,8 @@ def serve(worker: Type[Worker], *, arrays: Optional[str] = None) -> None:
 
     Exit codes: 0 for a stop that was asked for; 1 where setup or teardown failed, or
     the class cannot be served; 2 where the process was not started by a host; 3 where the host
-    has gone; 4 where it does not keep to the protocol.
+    has gone; 4 where it does not keep to the protocol; 5 where it was asked to stop and had
+    to leave streams unfinished.
     """
     if _declared is not None:
         _declared[worker] = arrays
@@ -79,12 +86,12 @@ def _serve(worker: Type[Worker], arrays: Optional[str], life: Life) -> int:
     try:
         check_class(worker)
     except ValueError as error:
-        return _say(str(error), EXIT_FAILED)
+        return say(str(error), EXIT_FAILED)
     try:
         life.begin(os.environ)
         return _connect(worker, arrays, life)
     except ValueError as error:
-        return _say(str(error), EXIT_USAGE)
+        return say(str(error), EXIT_USAGE)
     except Asked:  # outside of the session, which says goodbye
         return 0
     finally:
@@ -94,7 +101,7 @@ def _serve(worker: Type[Worker], arrays: Optional[str], life: Life) -> int:
 def _connect(worker: Type[Worker], arrays: Optional[str], life: Life) -> int:
     path = os.environ.get("STAGEMESH_SOCKET", "")
     if not path:
-        return _say(
+        return say(
             "STAGEMESH_SOCKET is not set: a host starts this process. To try a worker by hand: "
             'python -m stagemesh.check FILE. To import one: serve(...) below if __name__ == "__main__":',
             EXIT_USAGE,
@@ -103,14 +110,9 @@ def _connect(worker: Type[Worker], arrays: Optional[str], life: Life) -> int:
     try:
         sock.connect(path)
     except OSError as error:
-        return _say(f"the host's socket {path}: {error}", EXIT_HOST_GONE)
+        return say(f"the host's socket {path}: {error}", EXIT_HOST_GONE)
     life.connected(sock)
     return Session(Connection(sock), worker, arrays, life, os.environ).run()
-
-
-def _say(text: str, code: int) -> int:
-    print(f"stagemesh: {text}", file=sys.stderr, flush=True)
-    return code
 
 
 def _line_buffered() -> None:
@@ -137,19 +139,21 @@ class Session:
         self._connection = connection
         self._class = worker
         self._arrays_name = arrays if arrays is not None else worker.arrays
+        self._streams = overrides(worker, "stream")
         self._life = life
         self._environ = environ
         self._slots = 1
         self._welcomed = False
         self._ready = False
         self._stopping = False  # takes no more batches
+        self._grace_s = _SIGNAL_GRACE  # how long it may take to finish, in seconds
         self._said_shutdown = False
         self._polling = threading.Lock()  # who holds it reads from the connection during a batch
         self._over: Optional[BaseException] = None  # what ended the connection during a batch
         self._current: Optional[Batch] = None  # with one slot
         self._running: Dict[int, Batch] = {}  # with more
         self._worker: Optional[Worker] = None
-        self._pool: Optional[_Pool] = None
+        self._pool: Optional[Union[_Pool, Streams]] = None
 
     # --- the whole ---------------------------------------------------------
 
@@ -163,10 +167,10 @@ class Session:
             code = (
                 0
                 if self._stopping or self._life.asked
-                else _say(f"the connection to the host ended: {error}", EXIT_HOST_GONE)
+                else say(f"the connection to the host ended: {error}", EXIT_HOST_GONE)
             )
         except Violation as error:
-            code = _say(f"the host does not keep to the worker protocol: {error}", EXIT_VIOLATION)
+            code = say(f"the host does not keep to the worker protocol: {error}", EXIT_VIOLATION)
             self._say_violation(error)
         self._life.starting = False
         try:
@@ -174,7 +178,7 @@ class Session:
             if code == 0 and self._worker is not None and (self._pool is None or self._pool.over(_GRACE)):
                 self._worker.teardown()
         except Exception as error:
-            code = _say(f"{self._class.__name__}.teardown:\n{traceback_of(error)}", EXIT_FAILED)
+            code = say(f"{self._class.__name__}.teardown:\n{traceback_of(error)}", EXIT_FAILED)
         finally:
             self._connection.close()
         return code
@@ -196,7 +200,7 @@ class Session:
                 worker,
                 arrays,
                 self._connection.max_body,
-                self._poll if self._slots == 1 else _no_poll,
+                self._poll if self._slots == 1 and not self._streams else _no_poll,
                 answers=context.rank == 0,
             )
             ready = encode({"type": "ready", "slots": self._slots, "spec": spec}).encode("ascii")
@@ -208,6 +212,9 @@ class Session:
         self._life.starting = False
         self._ready = True
         self._connection.send(ready, layout.pieces, layout.size)
+        if self._streams:
+            self._pool = Streams(self, self._connection, worker, runs, arrays, self._slots)
+            return self._pool.run()
         if self._slots > 1:
             self._pool = _Pool(self, runs, self._slots)
             return self._pool.run()
@@ -226,16 +233,18 @@ class Session:
 
     def _hello(self) -> Optional[Header]:
         """Says hello; returns the host's welcome, or None where there is none."""
-        hello = {
+        hello: Dict[str, Any] = {
             "protocols": [PROTOCOL],
             "name": self._class.__name__,
             "sdk": f"stagemesh-python {_version.VERSION} ({self._arrays_name})",
             "pid": os.getpid(),
         }
+        if self._streams:
+            hello["capabilities"] = [_STREAM]
         self._connection.send(message("hello", hello))
         header, _ = self._connection.read()
         if header["type"] == "error":
-            _say(
+            say(
                 f"the host refuses this worker: {header.get('message', '')} (it speaks protocol {PROTOCOL})",
                 EXIT_VIOLATION,
             )
@@ -249,6 +258,9 @@ class Session:
         return header
 
     def _set_up(self, welcome: Header) -> Tuple[Worker, Context]:
+        if self._streams and _STREAM not in welcome.get("capabilities", ()):
+            name = self._class.__name__
+            raise ValueError(f"{name}.stream: this host takes no chunks; write predict_item(self, item)")
         self._slots = max(1, min(self._class.concurrency, welcome.get("slots", 1)))
         context = Context(
             welcome["options"],
@@ -277,7 +289,7 @@ class Session:
         # What is declared wrongly has no traceback: no line of the author's raised it.
         trace = traceback_of(error) if is_of_author(error) or not isinstance(error, (ValueError, ImportError)) else ""
         # A host shows the last that was written: where it was raised, and what.
-        _say(f"{self._class.__name__} cannot start: {trace or text}", EXIT_FAILED)
+        say(f"{self._class.__name__} cannot start: {trace or text}", EXIT_FAILED)
         try:
             self._connection.send(message("state", {"state": "ERROR", "message": text[:4096]}))
             self._connection.send(error_header(error, trace=trace))
@@ -362,10 +374,12 @@ class Session:
                 raise Violation("cancel: items is a list of indices, at least one")
             if batch is not None:
                 batch._cancel(items)
+                if self._pool is not None:
+                    self._pool.called_off(batch)
         elif kind == "ping":
             self._connection.send(b'{"type":"pong","n":%d}' % number(header, "n"))
         elif kind == "shutdown":
-            number(header, "timeout")
+            self._grace_s = number(header, "timeout") / 1000
             self._stopping = True
         elif kind in ("load", "unload"):
             text = f"{kind}: this worker serves one model"
@@ -424,6 +438,9 @@ class _Pool:
         code = session._leave()
         self.over(None)
         return code
+
+    def called_off(self, batch: Batch) -> None:
+        """Does nothing: who runs a batch asks whether somebody waits for it."""
 
     def over(self, timeout_s: Optional[float]) -> bool:
         """Waits for the batches in hand, and reports whether they are over."""

@@ -11,6 +11,13 @@
         first, second, third = w.predict()
         assert isinstance(second.error, InvalidInput)
 
+A worker that streams is asked for one item at a time, whole by ``predict`` or in chunks:
+
+    with testing.run(Chat) as w, w.stream({"prompt": "Hello"}) as words:
+        for chunk in words:
+            print(chunk["text"])
+        print(words.outcome["text"])                                    # the whole answer
+
 The worker runs in a process of its own and is spoken to as a host does, or, with
 process=False, in a thread of this one, for debuggers, coverage and classes that
 are defined in a test. Arrays are as the worker has them: numpy's, or memoryviews.
@@ -27,10 +34,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-from typing import IO, Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Type, Union, overload
+from collections import deque
+from typing import IO, Any, Deque, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Type, Union, overload
 
 from .arrays import Arrays, arrays_of
-from .faults import ItemError, error_of
+from .faults import ItemError, ItemFailed, error_of
 from .frames import Connection, Ended, Frame, Header, Violation, encode
 from .life import Life
 from .loading import target_of
@@ -40,7 +48,7 @@ from .serving import Session
 from .specs import Bytes, Json, Spec, Tensor, Text
 from .worker import Worker
 
-__all__ = ["BatchFailed", "Outcome", "Request", "Run", "WorkerEnded", "WorkerSilent", "run"]
+__all__ = ["BatchFailed", "Outcome", "Request", "Run", "Stream", "WorkerEnded", "WorkerSilent", "run"]
 
 _SIGNALS = {int(s): s.name for s in signal.Signals}
 
@@ -144,6 +152,7 @@ class Run:
             "slots": slots,
             "max_size": max_size,
             "max_frame": max_frame,
+            "capabilities": ["stream"],
         }
         self._environ = dict(environ or {})
         self._patience = patience_s
@@ -153,6 +162,7 @@ class Run:
         self._batches = 0
         self._rows: Dict[int, List[int]] = {}  # of the items of batches that are on their way
         self._came: Dict[int, Frame] = {}  # ends of batches that nobody has asked for
+        self._chunks: Dict[int, Deque[Frame]] = {}  # chunks that nobody has asked for, of batches whose are wanted
         self._added: List[Request] = []
         self._folder: Optional[str] = None
         self._lifeline = -1
@@ -302,7 +312,45 @@ class Run:
         requests, self._added = self._added, []
         if not requests:
             raise ValueError("predict: add requests first, or give one's inputs")
-        return self.result(self.send(requests))
+        if not self.streams:
+            return self.result(self.send(requests))
+        return [self.result(self.send([request]))[0] for request in requests]
+
+    @property
+    def streams(self) -> bool:
+        """Whether the worker answers in chunks; its batches are of one item then."""
+        return "stream" in self.hello.get("capabilities", ())
+
+    def stream(self, inputs: Mapping[str, Any], **request: Any) -> Stream:
+        """Sends one request, whose chunks and outcome the stream has.
+
+        Several may be on their way, as many as the worker has slots.
+        """
+        if not self.streams:
+            raise ValueError("stream: the worker answers by predict; it has no stream(self, item)")
+        batch = self.send([Request(inputs, **request)])
+        self._chunks[batch] = deque()
+        return Stream(self, batch)
+
+    def _chunk(self, batch: int) -> Optional[Frame]:
+        """Waits for the next chunk of a batch; None where it has ended."""
+        chunks = self._chunks[batch]
+        while not chunks and batch not in self._came:
+            self._more()
+        return chunks.popleft() if chunks else None
+
+    def _more(self) -> None:
+        """Waits for the next chunk or end of any batch, and keeps it for who asks."""
+        header, body = self._read("result", "error", "chunk")
+        number = header.get("batch", -1)
+        if number not in self._rows or number in self._came:
+            raise WorkerEnded(f"the worker answered batch {number}, which it does not have")
+        if header["type"] != "chunk":
+            self._came[number] = header, body
+        elif not self.streams:
+            raise WorkerEnded("the worker sent a chunk, and did not say that it streams")
+        elif number in self._chunks:
+            self._chunks[number].append((header, body))
 
     def send(self, requests: Sequence[Request], warmup: bool = False) -> int:
         """Sends a batch and returns its number, without waiting for the result."""
@@ -379,17 +427,14 @@ class Run:
     def result(self, batch: int) -> List[Outcome]:
         """Waits for the end of a batch that was sent, while others may be on their way; raises BatchFailed."""
         while batch not in self._came:
-            header, body = self._read("result", "error")
-            number = header.get("batch")
-            if number not in self._rows:
-                raise WorkerEnded(f"the worker answered batch {number}, which it does not have")
-            self._came[number] = header, body
+            self._more()
         header, body = self._came.pop(batch)
         rows = self._rows.pop(batch)
+        self._chunks.pop(batch, None)
         if header["type"] == "error":
             raise BatchFailed(header)
         outcomes = [Outcome() for _ in rows]
-        specs = {entry["name"]: spec_of(entry) for entry in self.spec.get("outputs", [])}
+        specs = self._output_specs()
         for name, column in read_parts(header.get("parts", []), body, len(rows)).items():
             spec = specs.get(name)
             own = split_rows(column, rows) if isinstance(column, Raw) else column
@@ -403,6 +448,19 @@ class Run:
         for entry in header.get("metadata", []):
             outcomes[entry["item"]].metadata = entry["values"]
         return outcomes
+
+    def _output_specs(self) -> Dict[str, Spec]:
+        return {entry["name"]: spec_of(entry) for entry in self.spec.get("outputs", [])}
+
+    def _values(self, header: Header, body: memoryview) -> Dict[str, Any]:
+        """Returns the outputs of a chunk by name."""
+        specs = self._output_specs()
+        parts = [{**part, "item": 0} for part in header.get("parts", [])]  # which they may leave out
+        return {
+            name: self._value(column[0], specs.get(name))
+            for name, column in read_parts(parts, body, 1).items()
+            if isinstance(column, list) and column[0] is not None
+        }
 
     def _value(self, body: Body, spec: Optional[Spec]) -> Any:
         if isinstance(body, Raw):
@@ -535,6 +593,54 @@ class Run:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+
+
+class Stream:
+    """One request's answer on its way: iterates over its chunks, which are dicts of outputs by name.
+
+    As a context it is cancelled at the end, where it is not over.
+    """
+
+    def __init__(self, run: Run, batch: int) -> None:
+        self._run = run
+        self.batch = batch  # its number
+        self._outcome: Optional[Outcome] = None
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self._outcome is None and self._run.connection is not None:
+            self.cancel()
+            self.end()
+
+    def __iter__(self) -> Iterator[Dict[str, Any]]:
+        """Yields the chunks as they come."""
+        while self._outcome is None:
+            frame = self._run._chunk(self.batch)
+            if frame is None:
+                return
+            yield self._run._values(*frame)
+
+    def cancel(self) -> None:
+        """Says that nobody waits for it any more. The outcome comes still, and does not matter."""
+        self._run.tell("cancel", batch=self.batch)
+
+    def end(self) -> Outcome:
+        """Waits for the end and returns the outcome; chunks that were not taken are dropped. Raises BatchFailed."""
+        if self._outcome is None:
+            try:
+                self._outcome = self._run.result(self.batch)[0]
+            except BatchFailed as error:
+                self._outcome = Outcome()
+                self._outcome.error = ItemFailed(str(error))
+                raise
+        return self._outcome
+
+    @property
+    def outcome(self) -> Outcome:
+        """What became of the request: the whole answer, where the worker collects it, or an error."""
+        return self.end()
 
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Union
+from typing import Any, AsyncIterator, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Type, Union
 
 from .arrays import Arrays
 from .batches import Batch, Item
@@ -79,7 +79,7 @@ def _number(environ: Mapping[str, str], name: str, default: int) -> int:
 
 
 class Worker:
-    """The base of all workers: declare inputs and outputs, and write predict or predict_item.
+    """The base of all workers: declare inputs and outputs, and write predict, predict_item or stream.
 
     inputs, outputs    specs by name; none: anything is taken, nothing is checked. They may be
                        set in setup too, on self
@@ -89,9 +89,13 @@ class Worker:
                        joined; without a spec batch[name] is a list of what it returned
     examples           inputs that the worker answers: a list, or by name. Warm-up and tools use them
     arrays             "numpy" or "buffer" (memoryviews); serve(arrays=...) comes before it
-    concurrency        how many batches may run at a time, each in a thread of its own
+    concurrency        how many batches may run at a time, each in a thread of its own; how many
+                       streams, of which those of an ``async def stream`` share one event loop
+    collect            of stream: whether the whole answer follows the chunks, for callers that
+                       do not stream
 
-    All methods run in one thread, but with concurrency above 1.
+    All methods run in one thread, but with concurrency above 1, and but for stream, which
+    runs in another one than setup and teardown.
     """
 
     inputs: Mapping[str, Spec] = {}
@@ -101,6 +105,7 @@ class Worker:
     examples: Examples = ()
     arrays: str = "numpy"
     concurrency: int = 1
+    collect: bool = True
 
     def setup(self, ctx: Context) -> None:
         """Called once, before the first batch: load the model here."""
@@ -118,6 +123,16 @@ class Worker:
         """Returns the outputs of one item by name; for work that gains nothing from batches.
 
         What it raises is the outcome of that item.
+        """
+        raise NotImplementedError
+
+    def stream(self, item: Item) -> Union[Iterator[Any], AsyncIterator[Any]]:
+        """Yields the answer to one item in chunks; a generator, by ``def`` or ``async def``.
+
+        A chunk is a dict of outputs by name, of which it may have some; where one output
+        is declared, its value alone will do. What it raises is the outcome of that item.
+        When nobody waits for the item any more an ``async def`` is cancelled at its
+        await, as asyncio does; a ``def`` is closed at its next yield.
         """
         raise NotImplementedError
 
@@ -149,25 +164,48 @@ def check_class(kind: Any) -> None:
     if not isinstance(kind, type) or not issubclass(kind, Worker) or kind is Worker:
         raise ValueError(f"serve: a subclass of stagemesh.Worker is wanted, got {kind!r}")
     name = kind.__name__
-    batched, single = overrides(kind, "predict"), overrides(kind, "predict_item")
-    if batched == single:
-        have = (
-            "both predict and predict_item; keep one"
-            if batched
-            else "neither predict(self, batch) nor predict_item(self, item)"
+    have = [method for method in ("predict", "predict_item", "stream") if overrides(kind, method)]
+    if not have:
+        raise ValueError(
+            f"{name}: it has neither predict(self, batch) nor predict_item(self, item) nor stream(self, item)"
         )
-        raise ValueError(f"{name}: it has {have}")
+    if len(have) > 1:
+        listed = ", ".join(have[:-1]) + " and " + have[-1]
+        raise ValueError(f"{name}: it has {'both ' if len(have) == 2 else ''}{listed}; keep one")
     for step in ("preprocess", "postprocess"):
-        if single and overrides(kind, step):
-            raise ValueError(f"{name}: {step} goes with predict; do its work in predict_item")
+        if have != ["predict"] and overrides(kind, step):
+            raise ValueError(f"{name}: {step} goes with predict; do its work in {have[0]}")
     for method in ("setup", "predict", "predict_item", "preprocess", "postprocess", "teardown"):
         function = getattr(kind, method)
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise ValueError(f"{name}.{method}: it yields; streams are not served by this version, return the outputs")
+            do = "write it as a plain function"
+            if method.startswith("predict"):
+                do = "return the outputs, or name it stream(self, item) to answer in chunks"
+            raise ValueError(f"{name}.{method}: it yields; {do}")
         if inspect.iscoroutinefunction(function):
             raise ValueError(f"{name}.{method}: it is async; write it as a plain function")
+    if "stream" in have:
+        _check_stream(kind)
     if type(kind.concurrency) is not int or kind.concurrency < 1:
         raise ValueError(f"{name}.concurrency: a whole number from 1 is wanted, got {kind.concurrency!r}")
+
+
+def _check_stream(kind: Type[Worker]) -> None:
+    """Raises ValueError where a worker's stream is no generator."""
+    name, function = kind.__name__, kind.stream
+    if inspect.iscoroutinefunction(function):
+        raise ValueError(f"{name}.stream: it is async and does not yield; yield each chunk: yield {{...}}")
+    if not inspect.isgeneratorfunction(function) and not inspect.isasyncgenfunction(function):
+        raise ValueError(
+            f"{name}.stream: it does not yield; yield each chunk, also those of another generator: yield from ..."
+        )
+    if type(kind.collect) is not bool:
+        raise ValueError(f"{name}.collect: True or False is wanted, got {kind.collect!r}")
+
+
+def axis_of(worker: Worker) -> str:
+    """Returns the batch axis: items that are streamed are never joined."""
+    return "none" if overrides(type(worker), "stream") else worker.batch_axis
 
 
 def check_worker(worker: Worker) -> None:
@@ -175,7 +213,7 @@ def check_worker(worker: Worker) -> None:
     name = type(worker).__name__
     if worker.batch_axis not in ("rows", "none"):
         raise ValueError(f'{name}.batch_axis: {worker.batch_axis!r}; use "rows" or "none"')
-    rows = worker.batch_axis == "rows"
+    rows = axis_of(worker) == "rows"
     check_specs(f"{name}.inputs", worker.inputs, rows)
     check_specs(f"{name}.outputs", worker.outputs, rows)
     check_specs(f"{name}.prepared", worker.prepared, rows)
@@ -209,7 +247,7 @@ def examples_of(worker: Worker) -> List[Tuple[str, Mapping[str, Any]]]:
 def wire_spec(worker: Worker, arrays: Arrays, layout: Layout) -> Dict[str, Any]:
     """Returns the spec that goes with ready; the examples' bytes are added to the layout."""
     spec: Dict[str, Any] = {
-        "batch_axis": worker.batch_axis,
+        "batch_axis": axis_of(worker),
         "inputs": [spec.wire(name) for name, spec in worker.inputs.items()],
         "outputs": [spec.wire(name) for name, spec in worker.outputs.items()],
     }
@@ -218,7 +256,7 @@ def wire_spec(worker: Worker, arrays: Arrays, layout: Layout) -> Dict[str, Any]:
         first = len(layout.entries)
         for key, value in inputs.items():
             where = f"{type(worker).__name__}.examples: {name}"
-            body = encode_input(where, key, value, worker.inputs.get(key), arrays, worker.batch_axis == "rows")
+            body = encode_input(where, key, value, worker.inputs.get(key), arrays, axis_of(worker) == "rows")
             layout.add(key, None, body)
         examples.append({"name": name, "inputs": layout.parsed(first)})
     if examples:

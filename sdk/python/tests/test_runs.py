@@ -422,7 +422,7 @@ class FaultsTest(RunsTest):
         for value, want in (
             (None, r"predict returned None; return a dict of outputs by name: 'y'"),
             ([1], "predict returned a list"),
-            (generator(), "predict returned a generator; streams are not served"),
+            (generator(), "predict returned a generator; return a dict of outputs by name: 'y', or write stream"),
             ({}, "returned no output 'y'; it has none"),
             ({"y": ROW, "z": ROW}, "output 'z', which is not declared; outputs are 'y'"),
             ({"y": None}, "returned no output 'y'"),
@@ -870,7 +870,7 @@ class DeclarationsTest(RunsTest):
         for kind, want in (
             (Neither, "neither predict"),
             (Both, "both predict and predict_item"),
-            (Yields, "it yields; streams"),
+            (Yields, "it yields; return the outputs, or name it stream"),
             (Async, "it is async"),
             (Mixed, "preprocess goes with predict"),
             (Slots, "concurrency"),

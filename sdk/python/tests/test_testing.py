@@ -311,6 +311,26 @@ class CheckTest(unittest.TestCase):
         self.assertIn("ok    leaves on shutdown", out.getvalue())
         self.assertEqual(left, set())
 
+    def test_a_worker_that_streams_is_asked_for_chunks_and_cancelled(self) -> None:
+        body = """
+            outputs = {{"y": Tensor("FP32", [-1])}}
+            inputs = {{"x": Tensor("FP32", [2])}}
+            def stream(self, item):
+                for x in item["x"]:
+                    yield {{"y": [{0}]}}
+                    {1}
+            """
+        code, out = self.check(body.format("x", "pass"))
+        self.assertEqual(code, 0, out)
+        self.assertRegex(out, r"ok    streams its examples: 2 chunks, the first after \d+\.\d ms, all after")
+        self.assertIn("ok    stops a stream that is cancelled", out)
+        self.assertNotIn("full batch", out)
+        self.wrong(body.format("'a'", "pass"), "WRONG answers its examples", "chunk 1: output 'y'")
+        slow = body.format("x", "time.sleep(1.2)")
+        self.wrong(slow, "WRONG stops a stream that is cancelled", "and nobody waited")
+        self.wrong(body.format("x", "return 1/0"), "WRONG answers its examples", "could not run this item")
+        self.assertIn("ZeroDivisionError", self.errors)
+
     def test_a_worker_of_several_slots_is_asked_for_batches_at_a_time(self) -> None:
         body = """
             concurrency = 3

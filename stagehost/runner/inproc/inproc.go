@@ -1,8 +1,8 @@
 // Package inproc runs a stage as Go code in the host's own process.
 //
 // New adapts a function that settles a batch itself. Each adapts a function of
-// one item, and Rows one that takes and gives whole tensors with every item's
-// rows joined on axis 0.
+// one item, Stream one that answers in chunks, and Rows one that takes and gives
+// whole tensors with every item's rows joined on axis 0.
 //
 // The functions run on as many goroutines at once as Settings.Concurrency says,
 // one per slot, and must be safe for that. A panic is the batch's error, so the

@@ -23,6 +23,13 @@ func settings(slots int) inproc.Settings {
 	return inproc.Settings{Spec: runnertest.Spec(), Concurrency: slots}
 }
 
+func TestStreamIsARunner(t *testing.T) {
+	t.Parallel()
+	runnertest.TestStream(t, func(_ *testing.T, slots int) runner.Runner {
+		return inproc.Stream(inproc.Settings{Spec: runnertest.StreamSpec(), Concurrency: slots}, runnertest.AnswerStream)
+	})
+}
+
 func TestNewIsARunner(t *testing.T) {
 	t.Parallel()
 	runnertest.Test(t, func(_ *testing.T, slots int) runner.Runner {

@@ -2,28 +2,24 @@ package inproc
 
 import (
 	"context"
-	"runtime/debug"
 
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
-// StreamFunc answers one item in chunks. It hands each to send, in order, and returns
-// the whole answer, for callers that take no chunks; that may be nothing. An error of
-// send says that nobody wants more, and is to be returned.
-//
-// Its other errors are as those of an EachFunc. The context ends when nobody wants the
-// item any more, or has waited too long for a chunk.
-type StreamFunc func(ctx context.Context, item runner.Item, send func(parts ...payload.Part) error) ([]payload.Part, error)
+// StreamFunc answers one item in chunks, and returns the whole answer, or nothing
+// where that is not to be had. Send sends a chunk; an error of it says that nobody
+// wants more. The context ends with the batch's, and when nobody waits for the item
+// any more. Errors are those of an EachFunc.
+type StreamFunc func(ctx context.Context, item runner.Item, send func(chunk ...payload.Part) error) ([]payload.Part, error)
 
-// Stream returns a runner that answers items in chunks, as many at a time as
-// Settings.Concurrency says. Its stage has to be the last of a pipeline.
+// Stream returns a runner that answers items in chunks; its spec says so. An item
+// that fails, or panics, fails alone.
 func Stream(settings Settings, answer StreamFunc) *Runner {
 	settings.Spec.Stream = true
 	return New(settings, func(ctx context.Context, batch runner.Batch, sink runner.Sink) error {
 		for i, item := range batch.Items {
-			send := func(parts ...payload.Part) error { return sink.Chunk(i, parts) }
-			if err := sink.Settle(i, streamed(ctx, item, answer, send)); err != nil {
+			if err := sink.Settle(i, streamed(ctx, i, item, sink, answer)); err != nil {
 				return err
 			}
 		}
@@ -31,15 +27,36 @@ func Stream(settings Settings, answer StreamFunc) *Runner {
 	})
 }
 
-func streamed(ctx context.Context, item runner.Item, answer StreamFunc, send func(parts ...payload.Part) error) (out runner.Outcome) {
-	defer func() {
-		if cause := recover(); cause != nil {
-			out = runner.Failed(runner.FaultOf(&PanicError{Cause: cause, Stack: debug.Stack()}))
+// streamed is the outcome of an item whose chunks went to the sink.
+func streamed(ctx context.Context, i int, item runner.Item, sink runner.Sink, answer StreamFunc) runner.Outcome {
+	ctx, end := wanted(ctx, item)
+	defer end()
+	return outcome(ctx, item, func(ctx context.Context, item runner.Item) ([]payload.Part, error) {
+		return answer(ctx, item, func(chunk ...payload.Part) error {
+			err := sink.Chunk(i, chunk)
+			if err != nil {
+				end() // also where the function goes on
+			}
+			return err
+		})
+	})
+}
+
+// wanted returns a context that ends when nobody waits for the item any more. What
+// it watches with is over when the function that it returns has been called.
+func wanted(ctx context.Context, item runner.Item) (context.Context, func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		select {
+		case <-item.Cancelled:
+			cancel()
+		case <-ctx.Done():
 		}
 	}()
-	parts, err := answer(ctx, item, send)
-	if err != nil {
-		return runner.Failed(runner.FaultOf(err))
+	return ctx, func() {
+		cancel()
+		<-watched
 	}
-	return runner.Output(parts...)
 }

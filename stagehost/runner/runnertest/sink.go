@@ -19,7 +19,7 @@ type sink struct {
 
 var _ runner.Sink = (*sink)(nil)
 
-// Chunk implements runner.Sink. No runner under test answers in chunks.
+// Chunk implements runner.Sink. No runner of Spec answers in chunks.
 func (s *sink) Chunk(i int, _ []payload.Part) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -72,8 +72,12 @@ func (l *life) hand(req request, sink runner.Sink) (*flight, error) {
 
 // await waits for the end of the batch, and tells the worker which items nobody
 // waits for any more. It begins to look at these only after a while: to watch many
-// channels takes longer than short batches do.
+// channels takes longer than short batches do. A stream is one item, and long.
 func (l *life) await(ctx context.Context, f *flight, items []runner.Item) {
+	if l.worker.runner.Spec().Stream {
+		l.watch(ctx, f, items)
+		return
+	}
 	select {
 	case <-f.done:
 	case <-ctx.Done():
@@ -130,8 +134,9 @@ func closed(c <-chan struct{}) bool {
 }
 
 // cancel says that nobody waits for these items any more: for none, where there
-// are no indices.
+// are no indices. Chunks of them that come still are dropped.
 func (l *life) cancel(f *flight, items []int) {
+	f.callOff(items)
 	for _, r := range l.ranks {
 		_ = r.send(&frame.Cancel{Batch: f.id, Items: items}) // a worker that is gone needs no telling
 	}

@@ -321,7 +321,7 @@ func TestAChunkThatNobodyTakesIsACancel(t *testing.T) {
 	if err := b.acquire().Do(t.Context(), runner.Batch{Items: []runner.Item{item(chunks)}}, k); err != nil {
 		t.Fatal(err)
 	}
-	b.logs("stream=stdout", "msg=\"cancel 3 [0]\"")
+	b.logs("stream=stdout", "msg=\"cancel 2 [0]\"")
 }
 
 func TestChunksOfAWorkerThatDoesNotStreamAreAViolation(t *testing.T) {

@@ -272,7 +272,7 @@ func TestWarmUpsAreBoundedByWhatFits(t *testing.T) {
 		"nothing in it":  {runner.Example{}, runner.BatchRows, Settings{MaxSize: 2, MaxFrame: 1}, []int{1, 2}},
 		"without a body": {example(0), runner.BatchRows, Settings{MaxSize: 2, MaxFrame: 1}, []int{1, 2}},
 	} {
-		if got := sizes(test.example, test.axis, &test.s); !slices.Equal(got, test.want) {
+		if got := sizes(test.example, runner.Spec{BatchAxis: test.axis}, &test.s); !slices.Equal(got, test.want) {
 			t.Errorf("%s: got %d, want %d", name, got, test.want)
 		}
 	}

@@ -40,9 +40,10 @@
 //
 // Package supervise decides, package spawn starts and ends processes, and one
 // goroutine for each worker is between them. A worker is READY after its own
-// examples, or zeros, went through it, as a batch of one and of MaxSize rows. A
-// process that ends is noticed at once by itself, one that hangs by heartbeats
-// while it is idle and by RunLimit while it has a batch. Whatever died starts
+// examples, or zeros, went through it, as a batch of one and of MaxSize rows; one
+// that streams, as a batch of one. A process that ends is noticed at once by itself,
+// one that hangs by heartbeats while it is idle and by RunLimit while it has a
+// batch, which counts from the last chunk of it. Whatever died starts
 // again, later and later, and Health says why no worker is ready. What a worker
 // writes goes to the log line by line.
 //

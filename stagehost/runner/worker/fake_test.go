@@ -39,6 +39,7 @@ const (
 	itemFault                        // has a fault for the item alone
 	itemOutputs                      // answers item by item, with metadata
 	chunks                           // sends three chunks for every item first
+	drip                             // sends chunks until it is told that nobody waits
 	big                              // answers with 50 MB more
 	disconnect                       // closes its connection and stays
 	leave                            // ends with exit code 0
@@ -79,6 +80,7 @@ const (
 	readsNothing = "reads nothing"
 	slow         = "slow"
 	streams      = "streams"
+	streamRows   = "stream rows" // a chunk for each row, as package runnertest wants it
 	tellOrder    = "tell order"
 	hangLater    = "hang later"  // at its start, as long as there is the file STATE
 	leaveLater   = "leave later" // after its warm-up, the same
@@ -175,7 +177,7 @@ func (f *fake) serve() int {
 	if f.modes[versionTwo] {
 		hello.Protocols = []int{2}
 	}
-	if f.modes[streams] {
+	if f.modes[streams] || f.modes[streamRows] {
 		hello.Capabilities = []string{frame.Stream}
 	}
 	f.say(hello, nil)
@@ -230,6 +232,8 @@ func (f *fake) spec(body *frame.Body) *frame.Spec {
 		s = &frame.Spec{}
 	case f.modes[lists]:
 		s = &frame.Spec{BatchAxis: frame.None}
+	case f.modes[streamRows]:
+		s.BatchAxis = frame.None
 	case f.modes[specByFile] && exists(os.Getenv("STATE")):
 		s.Inputs[0].Name = "z"
 	}
@@ -276,7 +280,7 @@ func (f *fake) listen(w *frame.Welcome) int {
 		case *frame.Cancel:
 			fmt.Fprintln(os.Stdout, "cancel", m.Batch, m.Items)
 			f.mu.Lock()
-			if cancel := f.running[m.Batch]; cancel != nil && len(m.Items) == 0 {
+			if cancel := f.running[m.Batch]; cancel != nil && (len(m.Items) == 0 || f.modes[streamRows]) {
 				cancel()
 			}
 			f.mu.Unlock()
@@ -352,6 +356,10 @@ func (f *fake) predict(ctx context.Context, m *frame.Predict, body []byte) {
 			os.Exit(9) //nolint:forbidigo // that is what it is for
 		}
 	}
+	if f.modes[streamRows] {
+		f.stream(ctx, m, items)
+		return
+	}
 	if f.modes[slow] && !m.Warmup {
 		<-time.After(50 * time.Millisecond)
 	}
@@ -373,12 +381,32 @@ func (f *fake) predict(ctx context.Context, m *frame.Predict, body []byte) {
 	})
 }
 
+// stream gives the rows of the only item back in chunks, and then all of them; of
+// rank 0 alone.
+func (f *fake) stream(ctx context.Context, m *frame.Predict, items [][]int64) {
+	for _, row := range items[0] {
+		if row < 0 && f.trouble(ctx, m, items, 0, row) {
+			return
+		}
+		if f.rank == 0 {
+			f.chunk(m.Batch, row)
+		}
+	}
+	f.answer(m, items, nil)
+}
+
+// chunk sends a row of the only item.
+func (f *fake) chunk(batch uint64, row int64) {
+	var body frame.Body
+	f.say(&frame.Chunk{Batch: batch, Parts: []frame.Part{body.Tensor("y", -1, int64s(row))}}, &body)
+}
+
 // answer gives the rows back, joined; of rank 0 alone.
 func (f *fake) answer(m *frame.Predict, items [][]int64, edit func(r *frame.Result, body *frame.Body)) {
 	var body frame.Body
 	r := &frame.Result{Batch: m.Batch}
 	if f.rank == 0 {
-		if f.modes[lists] {
+		if f.modes[lists] || f.modes[streamRows] {
 			for i, rows := range items {
 				r.Parts = append(r.Parts, body.Tensor("y", i, int64s(rows...)))
 			}
@@ -455,6 +483,13 @@ func (f *fake) trouble(ctx context.Context, m *frame.Predict, items [][]int64, i
 				r.Metadata = append(r.Metadata, frame.Metadata{Item: i, Values: map[string]string{"id": m.Items[i].ID}})
 			}
 		})
+	case drip:
+		for ctx.Err() == nil {
+			f.chunk(m.Batch, 1)
+			<-time.After(10 * time.Millisecond)
+		}
+		f.chunk(m.Batch, 2) // which nobody is to hear of
+		f.fail(m.Batch, frame.Exception, ctx.Err())
 	case chunks:
 		for n := range 3 {
 			for i := range items {

@@ -44,20 +44,48 @@ const watchAfter = 2 * time.Millisecond
 // flight is a batch that the worker has.
 type flight struct {
 	id    uint64
-	began time.Time
 	items int
 	// soon is closed a little after began, or before.
 	soon <-chan struct{}
 	// done is closed when every rank has ended the batch, or err is why none will.
 	// The life's lock guards what is below until then.
 	done chan struct{}
-	ends []end
-	left int
-	err  error
+	// heard is when it began, or when the last chunk of it came.
+	heard time.Time
+	ends  []end
+	left  int
+	err   error
 
 	mu sync.Mutex
 	// sink takes chunks; nil where nobody wants any more.
 	sink runner.Sink
+	// calledOff are the items that nobody waits for any more; nil is none.
+	calledOff []bool
+}
+
+// callOff books that nobody waits for these items any more: for none, where there
+// are no indices.
+func (f *flight) callOff(items []int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(items) == 0 {
+		f.sink = nil
+	}
+	for _, i := range items {
+		f.callOffOne(i)
+	}
+}
+
+func (f *flight) callOffOne(item int) {
+	if f.calledOff == nil {
+		f.calledOff = make([]bool, f.items)
+	}
+	f.calledOff[item] = true
+}
+
+// wants reports whether somebody takes chunks of the item.
+func (f *flight) wants(item int) bool {
+	return f.sink != nil && (f.calledOff == nil || !f.calledOff[item])
 }
 
 // end is what a rank says at the end of a batch: one of the two.
@@ -85,8 +113,8 @@ func (l *life) begin(id uint64, items int, sink runner.Sink) (*flight, error) {
 		return nil, l.gone
 	}
 	f := &flight{
-		id: id, began: time.Now(), items: items, sink: sink, soon: l.soon(),
-		done: make(chan struct{}), ends: make([]end, len(l.ranks)), left: len(l.ranks),
+		id: id, items: items, sink: sink, soon: l.soon(),
+		done: make(chan struct{}), heard: time.Now(), ends: make([]end, len(l.ranks)), left: len(l.ranks),
 	}
 	l.flights[id] = f
 	return f, nil
@@ -162,14 +190,15 @@ func (l *life) discard(f *flight) {
 	}
 }
 
-// find returns a batch that the rank has not ended.
-func (l *life) find(r *rank, batch uint64) (*flight, error) {
+// progress returns a batch that the rank has not ended, and books that it goes on.
+func (l *life) progress(r *rank, batch uint64) (*flight, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	f := l.flights[batch]
 	if f == nil || f.ends[r.index].over() {
 		return nil, violation("rank %d answers for batch %d, which it does not have", r.index, batch)
 	}
+	f.heard = time.Now()
 	return f, nil
 }
 
@@ -196,8 +225,8 @@ func (l *life) work() supervise.Work {
 	defer l.mu.Unlock()
 	w := supervise.Work{Ended: l.ended}
 	for _, f := range l.flights {
-		if w.Oldest.IsZero() || f.began.Before(w.Oldest) {
-			w.Oldest = f.began
+		if w.Oldest.IsZero() || f.heard.Before(w.Oldest) {
+			w.Oldest = f.heard
 		}
 	}
 	return w

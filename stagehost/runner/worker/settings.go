@@ -51,7 +51,7 @@ type Settings struct {
 	// MaxFrame is the longest body of a message, in bytes.
 	MaxFrame int64
 	// StartLimit is how long a worker has to be ready, RunLimit how long a batch
-	// may take.
+	// may take; of one that is answered in chunks, how long it may be silent.
 	StartLimit, RunLimit time.Duration
 	// Heartbeat is how often an idle worker is asked whether it is there,
 	// HeartbeatLimit how long it has to answer.

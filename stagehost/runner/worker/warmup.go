@@ -19,13 +19,13 @@ const (
 	zeroName = "zeros"
 )
 
-// warmUp runs the worker's examples, or zeros, as a batch of one and as a full
-// one. The life's end ends it.
+// warmUp runs the worker's examples, or zeros, as a batch of one and, where it does
+// not stream, as a full one. The life's end ends it.
 func (l *life) warmUp() error {
 	s := &l.worker.runner.settings
 	spec := l.worker.runner.Spec()
 	for _, example := range examplesOf(spec) {
-		for _, size := range sizes(example, spec.BatchAxis, s) {
+		for _, size := range sizes(example, spec, s) {
 			if err := l.warmUpOnce(example, size, spec.BatchAxis); err != nil {
 				return fmt.Errorf("the warm-up with %d of %q failed: %w%s", size, example.Name, err, advice(example))
 			}
@@ -59,9 +59,12 @@ func (l *life) warmUpOnce(example runner.Example, size int, axis runner.BatchAxi
 }
 
 // sizes returns with how many of an example to warm up: one, and as many as fit
-// the largest batch.
-func sizes(example runner.Example, axis runner.BatchAxis, s *Settings) []int {
-	most := min(s.MaxSize/rowsOf(example.Inputs, axis), warmUpItems)
+// the largest batch. Streams have batches of one.
+func sizes(example runner.Example, spec runner.Spec, s *Settings) []int {
+	if spec.Stream {
+		return []int{1}
+	}
+	most := min(s.MaxSize/rowsOf(example.Inputs, spec.BatchAxis), warmUpItems)
 	if bytes := payload.Size(example.Inputs); bytes > 0 {
 		most = min(most, int(s.MaxFrame/int64(bytes)))
 	}

@@ -12,7 +12,7 @@ type Settings struct {
 	Ranks int
 	// StartLimit bounds the time from Spawn to READY.
 	StartLimit time.Duration
-	// RunLimit bounds a batch.
+	// RunLimit bounds a batch, or, where one shows that it goes on, its silence.
 	RunLimit time.Duration
 	// Heartbeat is how often an idle worker is asked whether it is there, and
 	// HeartbeatLimit how long it may take to answer.

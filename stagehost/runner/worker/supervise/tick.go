@@ -62,8 +62,8 @@ func (m *Machine) tooSlow() error {
 
 // Work is what a worker has to do.
 type Work struct {
-	// Oldest is when the batch began that it has had for longest; zero where it
-	// has none.
+	// Oldest is when the batch began, or showed last that it goes on, that has been
+	// silent for longest; zero where it has none.
 	Oldest time.Time
 	// Ended is when it finished one last; zero where it has not.
 	Ended time.Time
@@ -85,8 +85,8 @@ func (m *Machine) Work(of Incarnation, w Work, now time.Time) []Action {
 	return m.recycle(now)
 }
 
-// runLimit is when the oldest batch has taken too long; where there is none, when
-// one that began since would have.
+// runLimit is when the oldest batch has been silent for too long; where there is
+// none, when one that began since would have been.
 func (m *Machine) runLimit() time.Time {
 	switch {
 	case m.state != Ready:

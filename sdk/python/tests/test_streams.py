@@ -1,0 +1,691 @@
+"""Answers in chunks, through the protocol: in this process, and of real ones."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+import time
+import unittest
+from typing import Any, Dict, List, Mapping, Tuple, Type
+
+import numpy as np
+
+from stagemesh import Bytes, InvalidInput, Json, OutOfMemory, Tensor, Text, Worker, testing
+from stagemesh.faults import GENERAL
+from stagemesh.frames import Connection, Ended
+from stagemesh.testing import BatchFailed, WorkerEnded
+from stagemesh.worker import check_class
+
+from .support import PATIENCE, Host, eventually
+
+
+class Words(Worker):
+    """Gives the words of a text back, one by one."""
+
+    arrays = "buffer"
+    inputs: Mapping[str, Any] = {"text": Text()}
+    outputs: Mapping[str, Any] = {"word": Text()}
+
+
+class AsyncWords(Words):
+    async def stream(self, item: Any) -> Any:
+        for word in item["text"].split():
+            yield {"word": word}
+            await asyncio.sleep(0)
+        item.respond("finish", "stop")
+
+
+class PlainWords(Words):
+    def stream(self, item: Any) -> Any:
+        yield from item["text"].split()
+        item.respond("finish", "stop")
+
+
+def yields(*values: Any, **attributes: Any) -> List[Type[Worker]]:
+    """Returns workers, async and plain, that yield the values to every item, or raise those that are errors."""
+
+    class Async(Words):
+        async def stream(self, item: Any) -> Any:
+            for value in values:
+                if isinstance(value, BaseException):
+                    raise value
+                yield value
+
+    class Plain(Words):
+        def stream(self, item: Any) -> Any:
+            for value in values:
+                if isinstance(value, BaseException):
+                    raise value
+                yield value
+
+    for kind in (Async, Plain):
+        for name, value in attributes.items():
+            setattr(kind, name, value)
+    return [Async, Plain]
+
+
+class StreamsTest(unittest.TestCase):
+    def start(self, kind: Type[Worker], **settings: Any) -> testing.Run:
+        run = testing.run(kind, process=False, patience_s=PATIENCE, **settings).start()
+        self.addCleanup(run.stop)
+        return run
+
+    def answers(self, kind: Type[Worker], **settings: Any) -> Tuple[List[Dict[str, Any]], testing.Outcome]:
+        """Returns the chunks and the outcome of one request."""
+        stream = self.start(kind, **settings).stream({"text": "a b"})
+        return list(stream), stream.end()
+
+
+class ChunksTest(StreamsTest):
+    def test_chunks_come_in_order_and_then_the_whole_answer(self) -> None:
+        for kind in (AsyncWords, PlainWords):
+            with self.subTest(kind.__name__):
+                run = self.start(kind)
+                self.assertEqual(run.hello["capabilities"], ["stream"])
+                self.assertEqual(run.spec["batch_axis"], "none")
+                text = " ".join(str(i) for i in range(500))
+                stream = run.stream({"text": text})
+                self.assertEqual([chunk["word"] for chunk in stream], text.split())
+                self.assertEqual(stream.outcome["word"], text.replace(" ", ""))
+                self.assertEqual(stream.outcome.metadata, {"finish": "stop"})
+
+    def test_a_caller_that_does_not_stream_gets_the_whole_answer(self) -> None:
+        for kind in (AsyncWords, PlainWords):
+            run = self.start(kind)
+            self.assertEqual(run.predict({"text": "a b c"}), {"word": "abc"})
+            run.add({"text": "d"})
+            run.add({"text": "e f"})
+            self.assertEqual([outcome["word"] for outcome in run.predict()], ["d", "ef"])
+
+    def test_the_first_chunk_comes_while_the_stream_goes_on(self) -> None:
+        go_on = threading.Event()
+
+        class Waits(Words):
+            async def stream(self, item: Any) -> Any:
+                yield "first"
+                await asyncio.get_running_loop().run_in_executor(None, go_on.wait, PATIENCE)
+                yield "second"
+
+        chunks = iter(self.start(Waits).stream({"text": ""}))
+        self.assertEqual(next(chunks), {"word": "first"})
+        go_on.set()
+        self.assertEqual(next(chunks), {"word": "second"})
+
+    def test_what_the_whole_answer_is_made_of(self) -> None:
+        row = np.array([1, 2], "float32")
+        for spec, values, want in (
+            (Text(), ["a", "", "b"], "ab"),
+            (Bytes("image/png"), [b"ab", bytearray(b"c")], b"abc"),
+            (Json(), [{"a": 1}, None, [2]], [{"a": 1}, None, [2]]),
+            (Tensor("FP32", [-1, 2]), [[row], [row, row * 2]], [[1, 2], [1, 2], [2, 4]]),
+            (Tensor("INT64", [-1]), [[1, 2], [3]], [1, 2, 3]),
+            (Tensor("BYTES", [-1]), [[b"a"], [b"bc", b""]], [b"a", b"bc", b""]),
+            (Tensor("INT64", []), [1, 2, 3], 3),  # without axes: the last
+            (Text(), [], ""),
+            (Bytes(), [], b""),
+            (Json(), [], []),
+        ):
+            for kind in yields(*({"y": value} for value in values), outputs={"y": spec}):
+                with self.subTest(f"{spec}, {kind.__name__}"):
+                    chunks, outcome = self.answers(kind, arrays="numpy")
+                    self.assertEqual(len(chunks), len(values))
+                    got = outcome["y"]
+                    self.assertEqual(got.tolist() if isinstance(spec, Tensor) else got, want)
+
+    def test_a_chunk_has_some_of_the_outputs(self) -> None:
+        outputs = {"text": Text(), "usage": Json(), "note": Text(optional=True)}
+        for kind in yields({"text": "a"}, {"text": "b", "note": None}, {"usage": {"tokens": 2}}, outputs=outputs):
+            chunks, outcome = self.answers(kind)
+            self.assertEqual(chunks, [{"text": "a"}, {"text": "b"}, {"usage": {"tokens": 2}}])
+            self.assertEqual(outcome.outputs, {"text": "ab", "usage": [{"tokens": 2}]})
+
+    def test_outputs_that_are_not_declared_are_taken_as_they_are(self) -> None:
+        for kind in yields({"a": "x"}, {"a": "y", "b": b"z"}, outputs={}):
+            chunks, outcome = self.answers(kind)
+            self.assertEqual(chunks, [{"a": b"x"}, {"a": b"y", "b": b"z"}])
+            self.assertEqual(outcome.outputs, {"a": b"xy", "b": b"z"})
+
+    def test_without_collect_the_end_has_no_outputs(self) -> None:
+        for kind in yields("a", "b", collect=False):
+            chunks, outcome = self.answers(kind)
+            self.assertEqual((len(chunks), outcome.outputs, outcome.error), (2, {}, None))
+
+    def test_other_ranks_of_a_gang_say_nothing_but_that_they_are_done(self) -> None:
+        for kind in yields("a", "b"):
+            chunks, outcome = self.answers(kind, environ={"RANK": "1", "WORLD_SIZE": "2"})
+            self.assertEqual((chunks, outcome.outputs, outcome.error), ([], {}, None))
+
+    def test_streams_run_side_by_side(self) -> None:
+        class Async(AsyncWords):
+            concurrency = 3
+
+            async def stream(self, item: Any) -> Any:
+                self.there = getattr(self, "there", 0) + 1
+                yield "in"
+                while self.there < 3:
+                    await asyncio.sleep(0.001)
+                yield "out"
+
+        class Plain(PlainWords):
+            concurrency = 3
+
+            def setup(self, ctx: Any) -> None:
+                self.all = threading.Barrier(3, timeout=PATIENCE)
+
+            def stream(self, item: Any) -> Any:
+                yield "in"
+                self.all.wait()
+                yield "out"
+
+        for kind in (Async, Plain):
+            run = self.start(kind, slots=5)
+            self.assertEqual(run.slots, 3)
+            streams = [run.stream({"text": ""}) for _ in range(3)]
+            for stream in reversed(streams):
+                self.assertEqual([chunk["word"] for chunk in stream], ["in", "out"])
+
+    def test_one_that_never_waits_lets_the_others_run(self) -> None:
+        class Greedy(AsyncWords):
+            concurrency = 2
+
+            async def stream(self, item: Any) -> Any:
+                while item["text"] == "greedy":
+                    yield "more"
+                yield "modest"
+
+        run = self.start(Greedy, slots=2)
+        greedy = run.stream({"text": "greedy"})
+        next(iter(greedy))
+        self.assertEqual(run.predict({"text": ""}), {"word": "modest"})
+        greedy.cancel()
+        greedy.end()
+
+
+class FaultsTest(StreamsTest):
+    def test_errors_are_the_items_own(self) -> None:
+        for error, kind, words in (
+            (InvalidInput("text", "is rude"), InvalidInput, "text: is rude"),
+            (MemoryError(), OutOfMemory, "too large"),
+            (RuntimeError("a secret"), Exception, GENERAL),
+            (SystemExit(3), Exception, GENERAL),
+            (asyncio.CancelledError(), Exception, GENERAL),
+        ):
+            for worker in yields("a", error):
+                with self.subTest(f"{error!r}, {worker.__name__}"):
+                    run = self.start(worker)
+                    for _ in range(2):  # and the worker goes on
+                        stream = run.stream({"text": ""})
+                        self.assertEqual(list(stream), [{"word": "a"}])
+                        with self.assertRaisesRegex(kind, words):
+                            stream.outcome["word"]
+
+    def test_bad_text_never_reaches_the_worker(self) -> None:
+        for kind in yields("a"):
+            with self.assertRaisesRegex(InvalidInput, "is not UTF-8"):
+                self.start(kind).predict({"text": b"\xff"})
+
+    def test_chunks_that_do_not_fit_say_which_output_and_why(self) -> None:
+        two = {"a": Text(), "b": Text()}
+        tensor = {"y": Tensor("FP32", [-1, -1])}
+        for values, outputs, want in (
+            ([{"y": "x", "z": "x"}], {"y": Text()}, "chunk 1 has output 'z', which is not declared; outputs are 'y'"),
+            (["x", 7], {"y": Text()}, "chunk 2: output 'y': got int, wanted str"),
+            ([{}], {"y": Text()}, "chunk 1 has no outputs"),
+            ([{"y": None}], {"y": Text()}, "chunk 1 has no outputs"),
+            (["x"], two, "chunk 1 is a str; yield a dict of outputs by name: 'a', 'b'"),
+            ([{"y": np.zeros(3, "float32")}], tensor, r"chunk 1: output 'y': got shape \[3\], wanted \[-1, -1\]"),
+            (
+                [{"y": np.zeros((1, 2), "float32")}, {"y": np.zeros((1, 3), "float32")}],
+                tensor,
+                r"output 'y' is FP32 \[any, 3\], and was FP32 \[any, 2\] in a chunk before",
+            ),
+            ([], tensor, "stream returned no output 'y'; it has none"),
+            ([b"x" * 2048], {"y": Bytes()}, "chunk 1 takes 2048 bytes, and the host takes 1024 in a frame"),
+        ):
+            for kind in yields(*values, outputs=outputs):
+                with self.subTest(want), self.assertRaisesRegex(BatchFailed, want):
+                    self.answers(kind, arrays="numpy", max_frame=1024)
+
+    def test_the_whole_answer_is_bounded(self) -> None:
+        for kind in yields(*["x" * 100] * 11):
+            stream = self.start(kind, max_frame=1000).stream({"text": ""})
+            self.assertEqual(len(list(stream)), 10)
+            with self.assertRaisesRegex(Exception, "takes more than the 1000 bytes that the host takes at once"):
+                stream.outcome["word"]
+        for kind in yields(*["x" * 100] * 11, collect=False):
+            stream = self.start(kind, max_frame=1000).stream({"text": ""})
+            self.assertEqual(len(list(stream)), 11)
+            self.assertIsNone(stream.outcome.error)
+
+    def test_what_a_generator_returns_is_told(self) -> None:
+        class Returns(Words):
+            def stream(self, item: Any) -> Any:
+                yield "a"
+                return "b"
+
+        with self.assertLogs("stagemesh.worker", "WARNING") as logs:
+            self.assertEqual(self.start(Returns).predict({"text": ""}), {"word": "a"})
+        self.assertIn("Returns.stream returned a str, which nobody gets: yield it", logs.output[0])
+
+    def test_classes_that_cannot_be_served(self) -> None:
+        class Both(PlainWords):
+            def predict_item(self, item: Any) -> Any: ...
+
+        class All(Both):
+            def predict(self, batch: Any) -> Any: ...
+
+        class Prepares(PlainWords):
+            def preprocess(self, item: Any) -> Any: ...
+
+        class Coroutine(Words):
+            async def stream(self, item: Any) -> Any:  # type: ignore[override]
+                return {}
+
+        class Function(Words):
+            def stream(self, item: Any) -> Any:
+                return iter([])
+
+        class Collects(PlainWords):
+            collect = 1  # type: ignore[assignment]
+
+        class Yields(PlainWords):
+            def setup(self, ctx: Any) -> Any:
+                yield 1
+
+        for kind, want in (
+            (Both, "both predict_item and stream; keep one"),
+            (All, "predict, predict_item and stream; keep one"),
+            (Prepares, "preprocess goes with predict; do its work in stream"),
+            (Coroutine, "it is async and does not yield; yield each chunk"),
+            (Function, "it does not yield; yield each chunk, also those of another generator: yield from"),
+            (Collects, "Collects.collect: True or False is wanted, got 1"),
+            (Yields, "Yields.setup: it yields; write it as a plain function"),
+            (Words, "neither predict.* nor stream"),
+        ):
+            with self.assertRaisesRegex(ValueError, want):
+                check_class(kind)
+
+    def test_a_worker_that_does_not_stream_is_not_asked_to(self) -> None:
+        class Batches(Words):
+            def predict_item(self, item: Any) -> Any:
+                return {"word": item["text"]}
+
+        run = self.start(Batches)
+        with self.assertRaisesRegex(ValueError, r"it has no stream\(self, item\)"):
+            run.stream({"text": ""})
+
+
+class CancelTest(StreamsTest):
+    def test_an_async_stream_ends_at_its_await_and_cleans_up(self) -> None:
+        seen: List[str] = []
+
+        class Waits(Words):
+            concurrency = 2
+
+            async def stream(self, item: Any) -> Any:
+                try:
+                    yield "a"
+                    await asyncio.sleep(PATIENCE if item["text"] == "long" else 0)
+                    yield "b"
+                except asyncio.CancelledError:
+                    seen.append(f"cancelled {item.cancelled}")
+                    raise
+                finally:
+                    await asyncio.sleep(0)
+                    seen.append("cleaned up")
+
+        run = self.start(Waits, slots=2)
+        stream, other = run.stream({"text": "long"}), run.stream({"text": "short"})
+        next(iter(stream))
+        began = time.monotonic()
+        stream.cancel()
+        self.assertIsNotNone(stream.end().error)
+        self.assertLess(time.monotonic() - began, PATIENCE / 2)
+        self.assertEqual(other.end()["word"], "ab")
+        self.assertEqual([line for line in seen if "cancelled" in line], ["cancelled True"])
+        self.assertEqual(run.predict({"text": "short"}), {"word": "ab"})
+
+    def test_a_stream_ends_at_its_next_yield_though_it_never_waits(self) -> None:
+        closed = threading.Semaphore(0)
+
+        class Async(Words):
+            async def stream(self, item: Any) -> Any:
+                try:
+                    while True:
+                        yield "more"
+                finally:
+                    closed.release()
+
+        class Plain(Words):
+            def stream(self, item: Any) -> Any:
+                try:
+                    while True:
+                        yield "more"
+                finally:
+                    closed.release()
+
+        for kind in (Async, Plain):
+            run = self.start(kind)
+            with run.stream({"text": ""}) as stream:
+                next(iter(stream))
+            self.assertIsNotNone(stream.outcome.error)
+            self.assertTrue(closed.acquire(timeout=PATIENCE))
+            run.ping()
+
+    def test_work_between_yields_may_look_whether_somebody_waits(self) -> None:
+        class Looks(Words):
+            def stream(self, item: Any) -> Any:
+                yield "a"
+                while not item.cancelled:
+                    time.sleep(0.001)
+
+        with self.start(Looks).stream({"text": ""}) as stream:
+            next(iter(stream))
+        self.assertIsNotNone(stream.outcome.error)
+
+    def test_one_that_does_not_end_when_it_is_cancelled_is_closed(self) -> None:
+        class Stubborn(Words):
+            async def stream(self, item: Any) -> Any:
+                yield "a"
+                try:
+                    await asyncio.sleep(PATIENCE)
+                except asyncio.CancelledError:
+                    pass
+                yield "b"
+                raise AssertionError("it goes on")
+
+        with self.start(Stubborn).stream({"text": ""}) as stream:
+            next(iter(stream))
+            stream.cancel()
+            self.assertEqual(list(stream), [])
+        self.assertRegex(str(stream.outcome.error), "was cancelled")
+
+    def test_an_error_of_the_cleaning_up_goes_to_the_log(self) -> None:
+        class Untidy(Words):
+            async def stream(self, item: Any) -> Any:
+                try:
+                    yield "a"
+                    await asyncio.sleep(PATIENCE)
+                finally:
+                    raise RuntimeError("the file is gone")
+
+        run = self.start(Untidy)
+        with self.assertLogs("stagemesh.worker", "WARNING") as logs, run.stream({"text": ""}) as stream:
+            next(iter(stream))
+        self.assertIn("Untidy.stream ended with RuntimeError: the file is gone", logs.output[0])
+        run.ping()
+
+    def test_a_cancel_that_comes_before_the_stream_runs_and_one_that_comes_after_it(self) -> None:
+        for kind in (AsyncWords, PlainWords):
+            run = self.start(kind)
+            for _ in range(50):
+                stream = run.stream({"text": "a"})
+                stream.cancel()
+                stream.end()
+                stream.cancel()
+            self.assertEqual(run.predict({"text": "a b"}), {"word": "ab"})
+
+
+class RoomTest(unittest.TestCase):
+    """What happens where the host makes no room."""
+
+    def test_frames_stay_whole_and_in_order(self) -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            connection, reader = Connection(ours), Connection(theirs, max_body=1 << 20)
+            header, body = b'{"type":"chunk"}', b"x" * 50_000
+            rest = connection.send_now(header, [body], len(body))
+            assert rest is not None
+            behind = connection.send_now(b'{"type":"result"}')  # it may not come between
+            assert behind is not None
+            threads = [threading.Thread(target=call) for call in (behind, rest)]
+            for thread in threads:
+                thread.start()
+            self.assertEqual([len(reader.read()[1]), reader.read()[0]["type"]], [50_000, "result"])
+            for thread in threads:
+                thread.join()
+            self.assertIsNone(connection.send_now(header))
+            theirs.close()
+            with self.assertRaises(Ended):
+                connection.send_now(header)
+
+    def test_a_stream_that_is_not_read_holds_no_other_up_and_loses_nothing(self) -> None:
+        source = """
+            import asyncio
+            from stagemesh import Bytes, Text, Worker
+            class Floods(Worker):
+                arrays = "buffer"
+                concurrency = 2
+                collect = False
+                inputs, outputs = {"text": Text()}, {"y": Bytes()}
+                beats = 0
+                async def beat(self):
+                    while True:
+                        self.beats += 1
+                        await asyncio.sleep(0.001)
+                async def stream(self, item):
+                    if item["text"] == "beat":
+                        task = asyncio.ensure_future(self.beat())
+                        with open(item.metadata["file"], "w") as file:
+                            while True:
+                                await asyncio.sleep(0.002)
+                                print(self.beats, file=file, flush=True)
+                    for i in range(400):
+                        yield i.to_bytes(2, "little") * 5000
+        """
+        with Host(source, welcome={"capabilities": ["stream"], "slots": 2}) as host:
+            host.ready()
+            predict(host, 1, "beat", metadata={"file": host.path("beats")})
+            predict(host, 2, "flood")
+            eventually(lambda: len(host.lines(host.path("beats"))) > 20, "the loop goes on")
+            host.send({"type": "cancel", "batch": 1})
+            for i in range(400):
+                header, body = host.receive()
+                while header["batch"] == 1:
+                    header, body = host.receive()
+                self.assertEqual((header["type"], body), ("chunk", i.to_bytes(2, "little") * 5000))
+            ends = [host.expect("result")[0]["batch"]] if header["batch"] == 2 else []
+            self.assertIn(ends, ([1], [2]))
+
+
+def predict(host: Host, batch: int, text: str, items: int = 1, **item: Any) -> None:
+    """Sends a batch whose input is a text."""
+    data = text.encode()
+    part = {"name": "text", "item": 0, "content_type": "text/plain", "at": 0, "size": len(data)}
+    host.send(
+        {"type": "predict", "batch": batch, "items": [{"id": f"r{i}", **item} for i in range(items)], "parts": [part]},
+        data,
+    )
+
+
+# A worker that yields once and then waits, and tells how it ends.
+WAITS = """
+import asyncio, os, time
+from stagemesh import Text, Worker
+
+class Base(Worker):
+    arrays = "buffer"
+    concurrency = 2
+    inputs, outputs = {"text": Text()}, {"y": Text()}
+    def teardown(self):
+        print("torn down", flush=True)
+
+def note(text):
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "notes"), "a") as file:
+        print(text, file=file)
+
+class Async(Base):
+    async def stream(self, item):
+        try:
+            yield "first"
+            await asyncio.sleep(float(item["text"]))
+            yield "last"
+        finally:
+            note("closed")
+
+class Plain(Base):
+    def stream(self, item):
+        try:
+            yield "first"
+            end = time.monotonic() + float(item["text"])
+            while time.monotonic() < end:
+                time.sleep(0.001)
+                yield ""
+            yield "last"
+        finally:
+            note("closed")
+"""
+KINDS = ("Async", "Plain")
+
+
+class ProcessTest(unittest.TestCase):
+    def waits(self, kind: str, **settings: Any) -> Host:
+        host = Host(
+            f"{WAITS}\nfrom stagemesh import serve\nif __name__ == '__main__':\n    serve({kind})\n", **settings
+        )
+        return host
+
+    def started(self, kind: str, seconds: str) -> Host:
+        """Returns a host whose worker has begun a stream that takes so long."""
+        host = self.waits(kind, welcome={"capabilities": ["stream"], "slots": 2})
+        host.ready()
+        predict(host, 1, seconds)
+        self.assertEqual(host.expect("chunk")[1], b"first")
+        return host
+
+    def ended(self, host: Host) -> Dict[str, Any]:
+        """Returns the next message that is no chunk."""
+        while True:
+            header, _ = host.receive()
+            if header["type"] != "chunk":
+                return header
+
+    def test_chunks_are_as_the_page_says(self) -> None:
+        for kind in KINDS:
+            with self.waits(kind, welcome={"capabilities": ["stream"], "slots": 2}) as host:
+                self.assertEqual(host.hello()["capabilities"], ["stream"])
+                self.assertEqual(host.expect("ready")[0]["slots"], 2)
+                predict(host, 7, "0")
+                header, body = host.expect("chunk")
+                self.assertEqual((header["batch"], header["item"], body), (7, 0, b"first"))
+                self.assertEqual(header["parts"], [{"name": "y", "content_type": "text/plain", "at": 0, "size": 5}])
+                self.assertEqual(host.expect("chunk")[1], b"last")
+                header, body = host.expect("result")
+                self.assertEqual((header["batch"], header["parts"][0]["item"], body), (7, 0, b"firstlast"))
+
+    def test_a_cancel_is_heard_while_the_stream_runs(self) -> None:
+        for kind in KINDS:
+            with self.started(kind, "60") as host:
+                began = time.monotonic()
+                host.send({"type": "cancel", "batch": 1, "items": [0]})
+                header = self.ended(host)
+                took = time.monotonic() - began
+                self.assertEqual((header["type"], header["batch"]), ("result", 1))
+                self.assertEqual(header["faults"][0]["item"], 0)
+                self.assertLess(took, 5)
+                self.assertEqual(host.lines(host.path("notes")), ["closed"])
+
+    def test_a_shutdown_lets_streams_finish(self) -> None:
+        for kind in KINDS:
+            with self.started(kind, "0.3") as host:
+                host.send({"type": "shutdown", "timeout": 20_000})
+                self.assertEqual(self.ended(host)["state"], "SHUTDOWN")
+                predict(host, 2, "0")  # one that was on its way is left
+                self.assertEqual(self.ended(host)["batch"], 1)
+                self.assertTrue(host.ended())
+                self.assertEqual(host.exit_code(), 0)
+                assert host.process.stdout is not None
+                self.assertEqual(host.process.stdout.read(), b"torn down\n")
+
+    def test_streams_are_ended_when_the_time_is_over(self) -> None:
+        for kind in KINDS:
+            with self.started(kind, "60") as host:
+                host.process.send_signal(signal.SIGTERM)
+                host.send({"type": "shutdown", "timeout": 400})
+                self.assertEqual(self.ended(host)["state"], "SHUTDOWN")
+                self.assertTrue(host.ended())  # without a word about the batch, which the host keeps in hand
+                self.assertEqual(host.exit_code(), 5)
+                self.assertEqual(host.lines(host.path("notes")), ["closed"])
+                self.assertIn("it left batch 1 unfinished", host.stderr())
+
+    def test_a_cancel_is_heard_while_the_worker_leaves(self) -> None:
+        for kind in KINDS:
+            with self.started(kind, "60") as host:
+                host.process.send_signal(signal.SIGTERM)
+                self.assertEqual(self.ended(host)["state"], "SHUTDOWN")
+                host.send({"type": "cancel", "batch": 1})
+                self.assertEqual(self.ended(host)["type"], "result")
+                self.assertTrue(host.ended())
+                self.assertEqual(host.exit_code(), 0)
+
+    def test_streams_end_with_the_connection(self) -> None:
+        for kind in KINDS:
+            with self.started(kind, "60") as host:
+                host.sock.shutdown(socket.SHUT_RDWR)
+                self.assertEqual(host.exit_code(), 3)
+                self.assertEqual(host.lines(host.path("notes")), ["closed"])
+
+    def test_what_a_host_may_not_say_is_a_violation(self) -> None:
+        for what, batches, items in (
+            ("2 items for a worker that streams", [2], 2),
+            ("beyond the slots", [2, 3], 1),
+            ("batch 1 is there twice", [1], 1),
+        ):
+            with self.started("Async", "60") as host:
+                for batch in batches:
+                    predict(host, batch, "60", items=items)
+                header = self.ended(host)
+                self.assertEqual((header["type"], header["kind"]), ("error", "protocol"))
+                self.assertIn(what, header["message"])
+                self.assertEqual(host.exit_code(), 4)
+
+    def test_a_host_that_takes_no_chunks_is_told(self) -> None:
+        with self.waits("Async") as host:
+            host.hello()
+            header = host.expect("state")[0]
+            self.assertEqual(header["state"], "ERROR")
+            self.assertIn("Async.stream: this host takes no chunks; write predict_item", header["message"])
+            self.assertEqual(host.exit_code(), 1)
+
+    def test_an_event_loop_that_ends_ends_the_worker(self) -> None:
+        source = """
+            import asyncio
+            from stagemesh import Text, Worker
+            class Exits(Worker):
+                arrays = "buffer"
+                inputs, outputs = {"text": Text()}, {"y": Text()}
+                async def stream(self, item):
+                    async def leave():
+                        raise SystemExit(9)
+                    task = asyncio.ensure_future(leave())
+                    yield "a"
+                    await asyncio.sleep(60)
+        """
+        with Host(source, welcome={"capabilities": ["stream"]}) as host:
+            host.ready()
+            predict(host, 1, "")
+            self.assertTrue(host.ended())
+            self.assertEqual(host.exit_code(), 1)
+            self.assertIn("the event loop ended: SystemExit: 9", host.stderr())
+
+    def test_the_harness_tells_of_a_worker_that_dies_in_a_stream(self) -> None:
+        with testing.run(Dies, patience_s=PATIENCE) as w:
+            stream = w.stream({"text": ""})
+            with self.assertRaisesRegex(WorkerEnded, "its process exited with 7"):
+                list(stream)
+
+
+class Dies(Words):
+    """Ends its process after a chunk."""
+
+    async def stream(self, item: Any) -> Any:
+        yield "a"
+        os._exit(7)
+
+
+if __name__ == "__main__":
+    unittest.main()
