@@ -63,7 +63,7 @@ CONSUL_BIN  := $(call tool_dir,consul)
 PYTHON     ?= python3
 PYTHON_ENV := $(TOOLS)/python-$(shell { $(PYTHON) --version; cat sdk/python/requirements-dev.txt; } 2>/dev/null | $(sha256) | cut -c1-16)
 # Examples in Python: each folder has tests of its own.
-PYTHON_EXAMPLES := examples/digits-python examples/tokenize examples/pytorch
+PYTHON_EXAMPLES := examples/digits-python examples/text-stream examples/tokenize examples/pytorch
 
 # buf finds the code generators on the PATH.
 buf           = PATH="$(BUF_BIN):$$PATH" buf

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 from language import Language
+
 from stagemesh import InvalidInput, Text, Worker, serve
 
 HERE = Path(__file__).resolve().parent

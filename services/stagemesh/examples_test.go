@@ -1,6 +1,7 @@
 package stagemesh_test
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
@@ -42,5 +43,40 @@ func TestTheTokenizerServesTheModelBehindIt(t *testing.T) {
 		if best, err := labels.Tensor.BytesElements(); err != nil || string(best[0]) != page {
 			t.Errorf("%s: %s, %v", question, best, err)
 		}
+	}
+}
+
+// A story is told word by word to who listens, and whole to who does not.
+func TestAStoryComesWordByWordOrWhole(t *testing.T) {
+	t.Parallel()
+	file, err := meshfile.Load("../../examples/text-stream/mesh.yaml", runners.All()...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file.Gateway.Listen, file.Gateway.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
+	m, err := local.FromFile(file, local.FileSettings{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	serve(t, m)
+	request := func() *call.Request {
+		return &call.Request{
+			Pipeline: "tale", Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("The ferryman"))},
+			Parameters: payload.Parameters{"words": payload.Int64(8), "temperature": payload.Int64(0)},
+		}
+	}
+	var told strings.Builder
+	words := 0
+	streamed, err := m.Stream(t.Context(), request(), func(c call.Chunk) error {
+		words++
+		told.Write(c.Outputs[0].Blob.Data)
+		return nil
+	})
+	if err != nil || words != 8 || told.String() != string(streamed.Outputs[0].Blob.Data) {
+		t.Errorf("%d words, %q, and then %v, %v", words, told.String(), streamed, err)
+	}
+	whole, err := m.Infer(t.Context(), request())
+	if err != nil || string(whole.Outputs[0].Blob.Data) != told.String() {
+		t.Errorf("whole it is %v, %v", whole, err)
 	}
 }
