@@ -248,6 +248,12 @@ func (s *session) ready(spec *Spec) error {
 	if s.settings.Stream != nil {
 		spec.BatchAxis = None // items that are streamed are never joined
 	}
+	if s.settings.ChunksOnly {
+		spec.Outputs = slices.Clone(spec.Outputs)
+		for i := range spec.Outputs {
+			spec.Outputs[i].Optional = true // at the end of a stream there is none
+		}
+	}
 	s.mu.Lock()
 	s.axis, s.outputs, s.open = spec.BatchAxis, spec.Outputs, true
 	s.mu.Unlock()

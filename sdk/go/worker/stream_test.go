@@ -163,6 +163,18 @@ func TestWhatIsNotWantedWholeIsNotPutTogether(t *testing.T) {
 	}
 }
 
+func TestOutputsThatNobodyPutsTogetherAreOptional(t *testing.T) {
+	t.Parallel()
+	h := listen(t)
+	outputs := []worker.PartSpec{{Name: "word"}}
+	served := h.serve(t.Context(), worker.Settings{Stream: words, ChunksOnly: true, Spec: worker.Spec{Outputs: outputs}})
+	ready, _ := h.ready()
+	if !ready.Spec.Outputs[0].Optional || outputs[0].Optional {
+		t.Errorf("%+v, and the caller's own %+v", ready.Spec.Outputs, outputs)
+	}
+	h.ask(served)
+}
+
 func TestAStreamFailsByItself(t *testing.T) {
 	t.Parallel()
 	fails := func(err error) streams {
@@ -190,6 +202,7 @@ func TestAStreamFailsByItself(t *testing.T) {
 		"a tensor after a text": {stream: sends(text, tensors), failed: "the chunks cannot be joined"},
 		"a text after a tensor": {stream: sends(tensors, text), failed: "the chunks cannot be joined"},
 		"rows of another shape": {stream: sends(tensors, worker.Outputs{"y": worker.Joined(fp32([]int64{1, 1}, 1))}), failed: "the chunks cannot be joined"},
+		"too many rows":         {stream: sends(tensors, tensors), spec: []worker.PartSpec{{Name: "y", Datatype: tensor.FP32, Shape: []int64{1, 2}}}, failed: "shape [2 2] of all chunks together"},
 		"no tensor":             {stream: sends(), spec: []worker.PartSpec{{Name: "y", Datatype: tensor.FP32}}, failed: "it has no outputs"},
 		"an error that is left": {stream: func(_ context.Context, _ *worker.Item, out *worker.Stream) error {
 			_ = out.Send(nil)

@@ -116,7 +116,13 @@ func (w *whole) answer(declared []PartSpec) (Outputs, error) {
 		out[name] = j.output()
 	}
 	for _, spec := range declared {
-		if _, there := out[spec.Name]; there || spec.Optional {
+		if j := w.outputs[spec.Name]; j != nil {
+			if err := j.fits(spec); err != nil {
+				return nil, fmt.Errorf("output %q: %w", spec.Name, err)
+			}
+			continue
+		}
+		if spec.Optional {
 			continue
 		}
 		if spec.Datatype != "" {
@@ -125,6 +131,18 @@ func (w *whole) answer(declared []PartSpec) (Outputs, error) {
 		out[spec.Name] = (&joint{blob: Blob{ContentType: contentTypeOf(spec)}}).output()
 	}
 	return out, nil
+}
+
+// fits says what is wrong with the chunks of an output together: each fits by
+// itself, or the host says what does not.
+func (j *joint) fits(spec PartSpec) error {
+	if j.tensor == nil || len(j.tensor.Shape) == 0 || len(spec.Shape) == 0 {
+		return nil
+	}
+	if want := spec.Shape[0]; want >= 0 && j.tensor.Shape[0] != want {
+		return fmt.Errorf("shape %v of all chunks together, %v is declared: declare -1 for axis 0, or set ChunksOnly", j.tensor.Shape, spec.Shape)
+	}
+	return nil
 }
 
 func (j *joint) output() Output {
