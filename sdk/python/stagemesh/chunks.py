@@ -91,7 +91,7 @@ class Stream:
         return header.encode("ascii"), layout.pieces, layout.size
 
     def _named(self, value: Any) -> Mapping[str, Any]:
-        if isinstance(value, Mapping):
+        if type(value) is dict or isinstance(value, Mapping):
             return value
         if self._only is not None:
             return {self._only: value}
