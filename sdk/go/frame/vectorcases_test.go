@@ -48,11 +48,22 @@ func workerMessages() []vectorCase {
 		{name: "hello-all-keys", direction: worker, m: &frame.Hello{
 			Protocols: []int{1, 2}, Name: "Größe \"π\" 😀", SDK: "stagemesh-python 0.1.0", PID: 1, Capabilities: []string{frame.Stream, "later"},
 		}},
+		{name: "hello-of-streams", direction: worker, m: &frame.Hello{
+			Protocols: []int{1}, Name: "chat", PID: 4711, Capabilities: []string{frame.Stream},
+		}},
 		{name: "state", direction: worker, m: &frame.State{State: frame.Startup, Message: "loading shard 3 of 12"}},
 		{name: "state-shutdown", direction: worker, m: &frame.State{State: frame.Shutdown}},
 		{name: "state-error", direction: worker, m: &frame.State{State: frame.Failed, Message: "no such file: m.onnx"}},
 		{name: "ready", direction: worker, m: &frame.Ready{Slots: 2}},
 		{name: "ready-without-keys", direction: worker, m: &frame.Ready{}},
+		{name: "ready-with-schema", direction: worker, m: &frame.Ready{Slots: 8, Spec: &frame.Spec{
+			BatchAxis: frame.None,
+			Inputs: []frame.PartSpec{{
+				Name: "request", ContentTypes: []string{"application/json"},
+				Schema: json.RawMessage(`{"type":"object","properties":{"n":{"type":"integer","minimum":-1.5e0}},"required":["n"]}`),
+			}},
+			Outputs: []frame.PartSpec{{Name: "answer", Schema: json.RawMessage(`{}`), Optional: true}},
+		}}},
 		{name: "ready-with-spec", direction: worker, body: &examples, m: &frame.Ready{Spec: &frame.Spec{
 			BatchAxis: frame.Rows,
 			Inputs: []frame.PartSpec{
@@ -165,7 +176,7 @@ func batches() []vectorCase {
 }
 
 func answers() []vectorCase {
-	var joined, apart, mixed, chunk frame.Body
+	var joined, apart, mixed, chunk, rows, words, streamed frame.Body
 	return []vectorCase{
 		{name: "result", direction: worker, body: &joined, m: &frame.Result{
 			Batch: 1, Parts: []frame.Part{joined.Tensor("p", -1, fp32([]int64{1, 2}, 0.25, 0.75))},
@@ -193,6 +204,28 @@ func answers() []vectorCase {
 		{name: "result-of-rank-1", direction: worker, m: &frame.Result{Batch: 5}},
 		{name: "chunk", direction: worker, body: &chunk, m: &frame.Chunk{
 			Batch: 6, Item: 1, Parts: []frame.Part{chunk.Blob("text", 1, "text/plain", []byte("to"))},
+		}},
+		{name: "chunk-of-a-tensor", direction: worker, body: &rows, m: &frame.Chunk{
+			Batch: 8, Parts: []frame.Part{rows.Tensor("p", -1, fp32([]int64{2, 2}, 0, 1, 2, 3))},
+		}},
+		{name: "chunk-of-blobs", direction: worker, body: &words, m: &frame.Chunk{
+			Batch: 8, Parts: []frame.Part{
+				words.Blob("text", -1, "text/plain", []byte("größer ")),
+				words.Blob("usage", -1, "application/json", []byte(`{"tokens":2}`)),
+				words.Blob("nothing", -1, "", nil),
+			},
+		}},
+		{name: "result-of-a-stream", direction: worker, body: &streamed, m: &frame.Result{
+			Batch: 8,
+			Parts: []frame.Part{
+				streamed.Tensor("p", 0, fp32([]int64{3, 2}, 0, 1, 2, 3, 4, 5)),
+				streamed.Blob("text", 0, "text/plain", []byte("größer als")),
+				streamed.Blob("usage", 0, "application/json", []byte(`[{"tokens":2},{"tokens":1}]`)),
+			},
+			Metadata: []frame.Metadata{{Item: 0, Values: map[string]string{"finish": "stop"}}},
+		}},
+		{name: "result-of-a-stream-that-failed", direction: worker, m: &frame.Result{
+			Batch: 9, Faults: []frame.Fault{{Item: 0, Reason: "INVALID_INPUT", Message: "is empty", Field: "prompt"}},
 		}},
 	}
 }
@@ -410,6 +443,13 @@ func brokenWorkerMessages() []vectorCase {
 		{"ready-example-with-item", "an example is of no item", `{"type":"ready","spec":{"examples":[{"name":"a","inputs":[{"name":"x","item":0,"content_type":"","at":0,"size":1}]}]}}`},
 		{"chunk-of-two-items", "a part of another item", `{"type":"chunk","batch":1,"item":0,"parts":[{"name":"x","item":1,"content_type":"","at":0,"size":1}]}`},
 		{"chunk-item-missing", "item is missing", `{"type":"chunk","batch":1,"parts":[]}`},
+		{"chunk-batch-missing", "batch is missing", `{"type":"chunk","item":0,"parts":[]}`},
+		{"chunk-parts-missing", "parts are missing", `{"type":"chunk","batch":1,"item":0}`},
+		{"chunk-item-negative", "a negative number", `{"type":"chunk","batch":1,"item":-1,"parts":[]}`},
+		{"chunk-place-outside", "a place outside the body", `{"type":"chunk","batch":1,"item":0,"parts":[{"name":"x","content_type":"","at":8,"size":1}]}`},
+		{"chunk-shape-lies", "a tensor that does not fill its place", `{"type":"chunk","batch":1,"item":0,"parts":[{"name":"p","datatype":"FP32","shape":[1],"at":0,"size":8}]}`},
+		{"ready-schema-text", "a schema that is no object", `{"type":"ready","spec":{"inputs":[{"name":"x","schema":"{}"}]}}`},
+		{"ready-schema-boolean", "a schema that is no object", `{"type":"ready","spec":{"outputs":[{"name":"x","schema":true}]}}`},
 	} {
 		out = append(out, vectorCase{name: "invalid-" + c.name, direction: worker, frame: raw(c.header, []byte("01234567")), why: c.why})
 	}

@@ -17,6 +17,27 @@
 // Item.Tensor and Item.Blob are those of one item. It returns outputs in either
 // way, see Outputs.
 //
+// # Streams
+//
+// Settings.Stream, in place of Predict, answers one item in chunks, such as the
+// tokens of a model of language:
+//
+//	Stream: func(ctx context.Context, item *worker.Item, out *worker.Stream) error {
+//		for word := range words(ctx, item) {
+//			if err := out.Text("text", word); err != nil {
+//				return err
+//			}
+//		}
+//		return nil
+//	}
+//
+// What is sent reaches the caller while the function goes on. The whole answer
+// follows by itself when it returns, for callers that do not take chunks: text and
+// other blobs joined, documents of JSON as a list, tensors on axis 0; see
+// Settings.ChunksOnly. Its context ends within milliseconds when the caller is gone,
+// and Send fails then. An error is the end of that item; a *Fault is told to the
+// caller as it is.
+//
 // # What may go wrong
 //
 // One item's failure is its own: Item.Fail gives it a fault, and its row of the
@@ -34,9 +55,9 @@
 //
 // # Concurrency
 //
-// Predict is called by as many goroutines at a time as Settings.Slots says, one by
-// default. The methods of a batch and its items may be called concurrently, until
-// Predict returns. Inputs are read-only, and may be kept.
+// Predict, or Stream, is called by as many goroutines at a time as Settings.Slots
+// says, one by default. The methods of a batch, its items and a stream may be called
+// concurrently, until the function returns. Inputs are read-only, and may be kept.
 //
 // # Ending
 //

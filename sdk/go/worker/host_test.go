@@ -104,7 +104,10 @@ func (h *host) welcome() *frame.Hello {
 	h.t.Helper()
 	h.accept()
 	hello, _ := heard[*frame.Hello](h)
-	h.say(&frame.Welcome{Protocol: 1, Slots: 4, MaxSize: 32, MaxFrame: 1 << 24, Options: json.RawMessage(`{"scale":2}`)}, nil)
+	h.say(&frame.Welcome{
+		Protocol: 1, Slots: 4, MaxSize: 32, MaxFrame: 1 << 24, Options: json.RawMessage(`{"scale":2}`),
+		Capabilities: []string{frame.Stream},
+	}, nil)
 	return hello
 }
 

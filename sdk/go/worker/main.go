@@ -33,7 +33,7 @@ func ExitCode(err error) int {
 	switch {
 	case err == nil:
 		return ExitAsked
-	case errors.Is(err, ErrNoHost), errors.Is(err, errEnvironment), errors.Is(err, errNoPredict):
+	case errors.Is(err, ErrNoHost), errors.Is(err, errEnvironment), errors.Is(err, errMisused):
 		return ExitMisused
 	case errors.Is(err, ErrHostGone):
 		return ExitHostGone

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"github.com/stagemesh/stagemesh/sdk/go/frame"
@@ -21,7 +22,8 @@ var (
 	// time.
 	ErrUnfinished = errors.New("it did not finish in time")
 	// ErrRefused says that the host does not want this worker, and why.
-	ErrRefused = errors.New("the host refuses")
+	ErrRefused  = errors.New("the host refuses")
+	errNoChunks = errors.New("the host takes no chunks, and the worker streams: set Predict")
 	// errAsked ends what is going on because the worker was asked to leave.
 	errAsked = errors.New("the worker was asked to leave")
 )
@@ -149,9 +151,11 @@ func (s *session) depart(err error) {
 func (s *session) greet(ctx context.Context) (*Start, error) {
 	stop := context.AfterFunc(ctx, func() { _ = s.conn.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
-	err := frame.Write(s.conn, &frame.Hello{
-		Protocols: []int{frame.Version}, Name: s.settings.Name, SDK: sdk, PID: os.Getpid(),
-	}, nil)
+	hello := &frame.Hello{Protocols: []int{frame.Version}, Name: s.settings.Name, SDK: sdk, PID: os.Getpid()}
+	if s.settings.Stream != nil {
+		hello.Capabilities = []string{frame.Stream}
+	}
+	err := frame.Write(s.conn, hello, nil)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrHostGone, err)
 	}
@@ -177,6 +181,9 @@ const sdk = "stagemesh-go 1"
 func (s *session) welcomed(m *frame.Welcome) (*Start, error) {
 	if m.Protocol != frame.Version {
 		return nil, fmt.Errorf("%w: version %d, which this worker did not offer", frame.ErrViolation, m.Protocol)
+	}
+	if s.settings.Stream != nil && !slices.Contains(m.Capabilities, frame.Stream) {
+		return nil, errNoChunks
 	}
 	s.limit = m.MaxFrame
 	s.settings.Slots = min(s.settings.Slots, max(1, m.Slots))
@@ -238,8 +245,17 @@ func (s *session) guardedSetup(ctx context.Context, start *Start) (err error) {
 
 // ready asks for batches.
 func (s *session) ready(spec *Spec) error {
+	if s.settings.Stream != nil {
+		spec.BatchAxis = None // items that are streamed are never joined
+	}
+	if s.settings.ChunksOnly {
+		spec.Outputs = slices.Clone(spec.Outputs)
+		for i := range spec.Outputs {
+			spec.Outputs[i].Optional = true // at the end of a stream there is none
+		}
+	}
 	s.mu.Lock()
-	s.axis, s.open = spec.BatchAxis, true
+	s.axis, s.outputs, s.open = spec.BatchAxis, spec.Outputs, true
 	s.mu.Unlock()
 	m, body := spec.frames()
 	if body.Len() > s.limit {

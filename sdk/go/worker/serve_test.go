@@ -115,7 +115,7 @@ func TestSettingsAndEnvironmentsThatCannotBeAreRefused(t *testing.T) {
 		code      int
 	}{
 		"no Predict":      {worker.Settings{}, nil, "Predict is nil", worker.ExitMisused},
-		"too many slots":  {worker.Settings{Predict: double, Slots: 2000}, nil, "Slots: 2000", worker.ExitFailed},
+		"too many slots":  {worker.Settings{Predict: double, Slots: 2000}, nil, "Slots: 2000", worker.ExitMisused},
 		"no host":         {worker.Settings{Predict: double}, []string{"STAGEMESH_SOCKET", ""}, "STAGEMESH_SOCKET is not set", worker.ExitMisused},
 		"no number":       {worker.Settings{Predict: double}, []string{"RANK", "one"}, `RANK is "one"`, worker.ExitMisused},
 		"a negative rank": {worker.Settings{Predict: double}, []string{"RANK", "-1"}, `RANK is "-1"`, worker.ExitMisused},

@@ -37,9 +37,10 @@ type session struct {
 	writing sync.Mutex
 
 	mu sync.Mutex
-	// axis is the spec's; open says that the worker is ready, leaving that it takes
+	// axis and outputs are the spec's; open says that the worker is ready, leaving that it takes
 	// no more batches.
 	axis          string
+	outputs       []PartSpec
 	open, leaving bool
 	// batches are those whose end the host has not been told of, running those whose
 	// goroutines have not ended.
@@ -79,7 +80,7 @@ func (s *session) read() {
 			s.pumps.Done()
 			return
 		case b == nil:
-		case s.settings.Slots > 1:
+		case s.settings.Slots > 1 || s.settings.Stream != nil:
 			go s.work(b)
 		default:
 			turn, ok := s.relief.begin()
@@ -150,6 +151,9 @@ func (s *session) predict(m *frame.Predict, body []byte) (*Batch, error) {
 	case s.leaving:
 		return nil, nil
 	}
+	if s.settings.Stream != nil && len(m.Items) != 1 {
+		return nil, fmt.Errorf("%w: predict of %d items for a worker that streams", frame.ErrViolation, len(m.Items))
+	}
 	b, err := newBatch(s.life, m, body, s.axis)
 	if err != nil {
 		return nil, err
@@ -168,6 +172,9 @@ func (s *session) work(b *Batch) {
 	s.mu.Lock()
 	delete(s.batches, b.number)
 	s.mu.Unlock()
+	if err != nil && s.life.Err() != nil {
+		return // it had to end, which is not the items' fault: the host keeps them in hand
+	}
 	s.send(head, body)
 }
 
@@ -180,17 +187,20 @@ func (s *session) rest(b *Batch) {
 	}
 }
 
-// call calls Predict.
+// call calls Predict or Stream.
 func (s *session) call(b *Batch) (outputs Outputs, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = &panicked{value: p, stack: string(debug.Stack())}
 		}
 	}()
+	if s.settings.Stream != nil {
+		return s.stream(b)
+	}
 	return s.settings.Predict(b.ctx, b)
 }
 
-// panicked is the error of a Predict that panics.
+// panicked is the error of a Predict or Stream that panics.
 type panicked struct {
 	value any
 	stack string

@@ -17,14 +17,22 @@ type Settings struct {
 	Name string
 	// Spec is what it takes and gives. Setup may change it.
 	Spec Spec
-	// Slots is how many batches Predict takes at a time, in as many goroutines; 0
-	// means 1. The stage's configuration may allow fewer.
+	// Slots is how many batches Predict takes at a time, or how many streams run side
+	// by side, in as many goroutines; 0 means 1. The stage's configuration may allow
+	// fewer.
 	Slots int
-	// Setup loads what Predict needs; nil is nothing. Its context ends when the
+	// Setup loads what Predict or Stream needs; nil is nothing. Its context ends when the
 	// worker is asked to leave. A worker whose Setup fails ends.
 	Setup func(context.Context, *Start) error
 	// Predict runs a batch.
 	Predict func(context.Context, *Batch) (Outputs, error)
+	// Stream, in place of Predict, answers one item in chunks. Its context ends when
+	// nobody waits for the item any more. Items are never joined then: Spec.BatchAxis
+	// is None, whatever it says.
+	Stream func(context.Context, *Item, *Stream) error
+	// ChunksOnly says that the whole answer of a stream is not put together: callers
+	// that do not take chunks get nothing.
+	ChunksOnly bool
 	// Grace is how long batches may take to finish after a signal; 0 means 5 s. A
 	// host that asks says how long itself.
 	Grace time.Duration
@@ -33,14 +41,19 @@ type Settings struct {
 	Getenv func(string) string
 }
 
-var errNoPredict = errors.New("worker: Settings.Predict is nil")
+var errMisused = errors.New("worker: Settings")
 
 func (s Settings) withDefaults() (Settings, error) {
-	if s.Predict == nil {
-		return s, errNoPredict
+	switch {
+	case s.Predict == nil && s.Stream == nil:
+		return s, fmt.Errorf("%w.Predict is nil, and Stream too", errMisused)
+	case s.Predict != nil && s.Stream != nil:
+		return s, fmt.Errorf("%w: Predict and Stream are both set", errMisused)
+	case s.ChunksOnly && s.Stream == nil:
+		return s, fmt.Errorf("%w.ChunksOnly goes with Stream", errMisused)
 	}
 	if s.Slots < 0 || s.Slots > frame.MaxSlots {
-		return s, fmt.Errorf("worker: Settings.Slots: %d is not between 1 and %d", s.Slots, frame.MaxSlots)
+		return s, fmt.Errorf("%w.Slots: %d is not between 1 and %d", errMisused, s.Slots, frame.MaxSlots)
 	}
 	s.Slots = max(1, s.Slots)
 	if s.Setup == nil {

@@ -17,7 +17,7 @@ from .frames import as_bytes
 from .outputs import BadOutput, check_names, item_body, lacks
 from .parts import Blob, Body, Layout, Raw
 from .runs import Reply, Runs
-from .specs import Bytes, Json, Spec
+from .specs import Bytes, Json, Spec, Tensor
 from .worker import Worker
 
 log = logging.getLogger("stagemesh.worker")
@@ -91,7 +91,7 @@ class Stream:
         return header.encode("ascii"), layout.pieces, layout.size
 
     def _named(self, value: Any) -> Mapping[str, Any]:
-        if isinstance(value, Mapping):
+        if type(value) is dict or isinstance(value, Mapping):
             return value
         if self._only is not None:
             return {self._only: value}
@@ -217,9 +217,15 @@ class Whole:
                 continue
             datatype, row = kind
             shape = () if row is None else (self._rows[name], *row)
+            spec = self._specs.get(name)
+            if isinstance(spec, Tensor) and not spec.fits(shape):
+                raise BadOutput(
+                    f"output {name!r}: its chunks have shape {list(shape)} together, wanted {list(spec.shape)}: "
+                    "declare -1 for axis 0, or say collect = False"
+                )
             out[name] = Raw(datatype, shape, data, len(data))
-        for name, spec in self._specs.items():
-            if name not in out and isinstance(spec, Bytes) and not spec.optional:
-                out[name] = Blob(spec.content_type, b"[]" if isinstance(spec, Json) else b"")
+        for name, want in self._specs.items():
+            if name not in out and isinstance(want, Bytes) and not want.optional:
+                out[name] = Blob(want.content_type, b"[]" if isinstance(want, Json) else b"")
         check_names("stream", out, self._specs, of_item=True)
         return out

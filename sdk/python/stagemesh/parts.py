@@ -201,8 +201,9 @@ class Layout:
     entries are the parts as JSON, pieces and size the body.
     """
 
-    # The beginnings of entries of tensors, by what they say.
-    _heads: Dict[Tuple[str, str, Tuple[int, ...]], str] = {}
+    # The beginnings of entries, by what they say: name, datatype and shape of a tensor,
+    # name and content type of a blob.
+    _heads: Dict[Tuple[str, str, Optional[Tuple[int, ...]]], str] = {}
 
     def __init__(self) -> None:
         self.entries: List[str] = []
@@ -243,12 +244,11 @@ class Layout:
         """Adds a blob."""
         self._align()
         self._last = None
-        entry: Dict[str, Any] = {"name": name, "content_type": blob.content_type}
-        if item is not None:
-            entry["item"] = item
+        key = (name, blob.content_type, None)
+        head = self._heads.get(key) or self._head(key)
+        owner = "" if item is None else f'"item":{item},'
         size = memoryview(blob.data).nbytes
-        entry["at"], entry["size"] = self.size, size
-        self.entries.append(encode(entry))
+        self.entries.append(f'{head}{owner}"at":{self.size},"size":{size}}}')
         if size:
             self.pieces.append(blob.data)
             self.size += size
@@ -274,11 +274,14 @@ class Layout:
         return self.size
 
     @classmethod
-    def _head(cls, key: Tuple[str, str, Tuple[int, ...]]) -> str:
-        name, datatype, shape = key
+    def _head(cls, key: Tuple[str, str, Optional[Tuple[int, ...]]]) -> str:
+        name, kind, shape = key
         if len(cls._heads) >= 1024:  # shapes that vary without end
             cls._heads.clear()
-        head = encode({"name": name, "datatype": datatype, "shape": list(shape)})[:-1] + ","
+        entry: Dict[str, Any] = {"name": name, "content_type": kind}
+        if shape is not None:
+            entry = {"name": name, "datatype": kind, "shape": list(shape)}
+        head = encode(entry)[:-1] + ","
         cls._heads[key] = head
         return head
 

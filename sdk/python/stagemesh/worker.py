@@ -251,6 +251,9 @@ def wire_spec(worker: Worker, arrays: Arrays, layout: Layout) -> Dict[str, Any]:
         "inputs": [spec.wire(name) for name, spec in worker.inputs.items()],
         "outputs": [spec.wire(name) for name, spec in worker.outputs.items()],
     }
+    if overrides(type(worker), "stream") and not worker.collect:
+        for output in spec["outputs"]:
+            output["optional"] = True  # at the end of a stream there is none
     examples = []
     for name, inputs in examples_of(worker):
         first = len(layout.entries)

@@ -29,9 +29,21 @@ def define(block: str, **names: Any) -> Dict[str, Any]:
     return space
 
 
+MODEL = """
+import asyncio
+
+class Model:
+    async def generate(self, prompt):
+        for word in prompt.split():
+            await asyncio.sleep(0)
+            yield word + " "
+
+"""
+
+
 class ReadmeTest(unittest.TestCase):
     def test_the_first_worker_and_the_way_to_test_it(self) -> None:
-        first, *_, test = blocks()
+        first, *_, test, _ = blocks()
         self.assertLessEqual(len(first.splitlines()), 20)
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "classify.py")
@@ -50,13 +62,24 @@ class ReadmeTest(unittest.TestCase):
         with testing.run(count, process=False, arrays="buffer") as w:
             self.assertEqual(w.predict({"text": "a b c"}), {"count": 3})
 
+    def test_streams(self) -> None:
+        *_, test = blocks()
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "chat.py")
+            with open(path, "w") as file:
+                file.write("from stagemesh import *\n" + MODEL + blocks()[2].replace("self.model", "Model()"))
+            test = test.replace('"chat.py"', repr(path + ":Chat")).replace("Hello", "Hello there")
+            space: Dict[str, Any] = {}
+            exec(test, {"testing": testing}, space)
+        self.assertEqual((space["words"], space["whole"]), (["Hello ", "there "], "Hello there "))
+
     def test_before_and_after(self) -> None:
         def pixels(image: bytes) -> Any:
             if not image:
                 raise InvalidInput("image", "is empty")
             return np.full((1, 64), len(image), "float32")
 
-        read = define(blocks()[2], pixels=pixels)["Read"]
+        read = define(blocks()[3], pixels=pixels)["Read"]
         read.net = lambda self, x: np.eye(10)[(x[:, 0] % 10).astype(int)]
         with testing.run(read, process=False) as w:
             for image in (b"123", b"", b"1234"):

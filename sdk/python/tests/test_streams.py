@@ -150,8 +150,10 @@ class ChunksTest(StreamsTest):
 
     def test_without_collect_the_end_has_no_outputs(self) -> None:
         for kind in yields("a", "b", collect=False):
-            chunks, outcome = self.answers(kind)
-            self.assertEqual((len(chunks), outcome.outputs, outcome.error), (2, {}, None))
+            run = self.start(kind)
+            self.assertEqual([spec["optional"] for spec in run.spec["outputs"]], [True])
+            stream = run.stream({"text": ""})
+            self.assertEqual((len(list(stream)), stream.end().outputs, stream.end().error), (2, {}, None))
 
     def test_other_ranks_of_a_gang_say_nothing_but_that_they_are_done(self) -> None:
         for kind in yields("a", "b"):
@@ -243,6 +245,11 @@ class FaultsTest(StreamsTest):
                 r"output 'y' is FP32 \[any, 3\], and was FP32 \[any, 2\] in a chunk before",
             ),
             ([], tensor, "stream returned no output 'y'; it has none"),
+            (
+                [{"y": np.zeros(2, "float32")}] * 2,
+                {"y": Tensor("FP32", [2])},
+                r"output 'y': its chunks have shape \[4\] together, wanted \[2\]: declare -1 for axis 0",
+            ),
             ([b"x" * 2048], {"y": Bytes()}, "chunk 1 takes 2048 bytes, and the host takes 1024 in a frame"),
         ):
             for kind in yields(*values, outputs=outputs):

@@ -38,6 +38,8 @@ func TestMain(m *testing.M) {
 		beHost()
 	case noop:
 		os.Exit(beNoop()) //nolint:forbidigo // this is main
+	case tokens:
+		os.Exit(beTokens()) //nolint:forbidigo // this is main
 	case rawEcho:
 		os.Exit(beRawEcho()) //nolint:forbidigo // this is main
 	default:
