@@ -186,8 +186,11 @@ func fail(w http.ResponseWriter, err error, status int) {
 	}
 	failure.Headers(w.Header(), f)
 	// Of text there is nothing to refuse.
-	_ = say(w, status, map[string]string{"error": string(f.Reason) + ": " + f.Message})
+	_ = say(w, status, map[string]string{"error": text(f)})
 }
+
+// text is a fault where there is room for text alone.
+func text(f *fault.Fault) string { return string(f.Reason) + ": " + f.Message }
 
 // unknown reports whether there is no such model.
 func unknown(err error) bool {

@@ -78,10 +78,9 @@ func (h *rest) asked(w http.ResponseWriter, r *http.Request, name string, model 
 		return nil, wish{}, err
 	}
 	out := &call.Request{Pipeline: name, Parameters: in.Parameters, Outputs: in.OutputNames(), Trace: header.Trace(r.Header)}
-	if out.Timeout, err = timeout(r.Context(), out.Parameters); err != nil {
+	if out.Timeout, err = taken(r.Context(), out.Parameters); err != nil {
 		return nil, wish{}, err
 	}
-	delete(out.Parameters, timeoutParameter)
 	if out.Inputs, err = in.Parts(); err != nil {
 		return nil, wish{}, err
 	}
