@@ -2,7 +2,7 @@
 // one JSON document in each: as they come, to a caller who may stop reading, and
 // with a comment where nothing comes for a while.
 //
-//	out := eventstream.New(w, eventstream.Settings{})
+//	out := eventstream.New(body.PatientWriter(w, body.Patience), 0)
 //	err := out.Run(r.Context(), func(ctx context.Context) error {
 //		... out.Send(eventstream.Event{ID: 1, Name: "chunk", Data: document}) ...
 //	})
@@ -16,13 +16,13 @@
 //
 // The status and the headers leave with the first event, so that a failure before
 // it is still an answer of its own. Every event is sent at once. While Run works
-// and nothing was sent for Silence, a comment is sent, ": ping", which readers
+// and nothing was sent for the silence, a comment is sent, ": ping", which readers
 // pass over: proxies cut off what says nothing. It begins the answer too.
 //
 // # Failures
 //
-// A caller that takes nothing for the Patience, or is gone, makes Send fail, and
-// every Send after it. Where it is the comment that cannot be sent, the context
+// A caller that takes nothing, or is gone, makes Send fail, and every Send after
+// it. Where it is the comment that cannot be sent, the context
 // that Run gave ends.
 //
 // # Concurrency

@@ -6,26 +6,15 @@ import (
 	"sync"
 	"time"
 
-	"github.com/stagemesh/stagemesh/gateway/front/body"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
-// DefaultSilence is the silence where Settings name none: well below the minute
+// DefaultSilence is the silence where New is given none: well below the minute
 // after which most proxies give an answer up.
 const DefaultSilence = 15 * time.Second
 
 // MediaType is that of the answer.
 const MediaType = "text/event-stream"
-
-// Settings bound the waiting on both sides.
-type Settings struct {
-	// Patience is how long a caller may take nothing of the answer; 0 is
-	// body.Patience.
-	Patience time.Duration
-	// Silence is how long nothing is sent before a comment is; 0 is
-	// DefaultSilence.
-	Silence time.Duration
-}
 
 // Stream is one answer.
 type Stream struct {
@@ -42,17 +31,14 @@ type Stream struct {
 	buf    []byte
 }
 
-// New returns an answer that has not begun. Until then the headers are the
-// caller's to set.
-func New(w http.ResponseWriter, s Settings) *Stream {
-	if s.Patience <= 0 {
-		s.Patience = body.Patience
+// New returns an answer that has not begun, to be written to w, which gives up a
+// caller that takes nothing: see body.PatientWriter. Silence is how long nothing is
+// sent before a comment is; 0 is DefaultSilence.
+func New(w http.ResponseWriter, silence time.Duration) *Stream {
+	if silence <= 0 {
+		silence = DefaultSilence
 	}
-	if s.Silence <= 0 {
-		s.Silence = DefaultSilence
-	}
-	w = body.PatientWriter(w, s.Patience)
-	return &Stream{w: w, conn: http.NewResponseController(w), silence: s.Silence}
+	return &Stream{w: w, conn: http.NewResponseController(w), silence: silence}
 }
 
 // Run runs work, which sends events, and comments where it does not. The context

@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stagemesh/stagemesh/gateway/front/body"
 	"github.com/stagemesh/stagemesh/gateway/front/eventstream"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -42,7 +43,7 @@ func TestEveryEventIsSentAtOnce(t *testing.T) {
 			t.Parallel()
 			next := make(chan struct{})
 			header, events := open(t, h2c, func(w http.ResponseWriter, _ *http.Request) {
-				out := eventstream.New(w, eventstream.Settings{})
+				out := eventstream.New(w, 0)
 				out.Say("X-Early", "yes")
 				for i := range uint64(3) {
 					if err := out.Send(eventstream.Event{ID: i + 1, Name: "chunk", Data: []byte(`"x"`)}); err != nil {
@@ -78,7 +79,7 @@ func TestSilenceIsBrokenByComments(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := httptest.NewRecorder()
-		out := eventstream.New(w, eventstream.Settings{Silence: 10 * time.Second})
+		out := eventstream.New(w, 10*time.Second)
 		err := out.Run(t.Context(), func(context.Context) error {
 			<-time.After(9 * time.Second)
 			if out.Begun() {
@@ -109,7 +110,7 @@ func TestSilenceIsBrokenByComments(t *testing.T) {
 func TestWhatFailsBeforeTheFirstEventHasNotBegun(t *testing.T) {
 	t.Parallel()
 	w, broken := httptest.NewRecorder(), errors.New("broken")
-	out := eventstream.New(w, eventstream.Settings{})
+	out := eventstream.New(w, 0)
 	if err := out.Run(t.Context(), func(context.Context) error { return broken }); !errors.Is(err, broken) || out.Begun() || w.Body.Len() > 0 {
 		t.Errorf("%v, begun %v, %q", err, out.Begun(), w.Body)
 	}
@@ -123,7 +124,7 @@ func (*deaf) Write([]byte) (int, error) { return 0, errors.New("nobody is there"
 func TestACommentThatNobodyTakesEndsTheWork(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		out := eventstream.New(&deaf{*httptest.NewRecorder()}, eventstream.Settings{})
+		out := eventstream.New(&deaf{*httptest.NewRecorder()}, 0)
 		err := out.Run(t.Context(), func(ctx context.Context) error {
 			<-ctx.Done()
 			return ctx.Err()
@@ -146,7 +147,7 @@ func TestAReaderThatTakesNothingIsCutOff(t *testing.T) {
 			t.Parallel()
 			ended := make(chan error, 1)
 			open(t, h2c, func(w http.ResponseWriter, _ *http.Request) {
-				out := eventstream.New(w, eventstream.Settings{Patience: 100 * time.Millisecond})
+				out := eventstream.New(body.PatientWriter(w, 100*time.Millisecond), 0)
 				large := eventstream.Event{ID: 1, Data: []byte(`"` + strings.Repeat("x", 256<<10) + `"`)}
 				for {
 					if err := out.Send(large); err != nil {
@@ -177,7 +178,7 @@ func FuzzEvents(f *testing.F) {
 			return
 		}
 		w := httptest.NewRecorder()
-		out := eventstream.New(w, eventstream.Settings{})
+		out := eventstream.New(w, 0)
 		for range 2 {
 			if err := out.Send(eventstream.Event{ID: id, Name: "chunk", Data: data}); err != nil {
 				t.Fatal(err)
@@ -210,7 +211,7 @@ func compact(t *testing.T, data []byte) string {
 
 func BenchmarkSend(b *testing.B) {
 	w := &discard{header: http.Header{}}
-	out := eventstream.New(w, eventstream.Settings{})
+	out := eventstream.New(w, 0)
 	event := eventstream.Event{ID: 1, Name: "chunk", Data: []byte(`{"request_id":"0199aaaa-bbbb-7ccc-8ddd-eeeeffff0000","seq":1,"outputs":[]}`)}
 	b.ReportAllocs()
 	for b.Loop() {

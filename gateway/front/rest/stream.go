@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/gateway/front/body"
 	"github.com/stagemesh/stagemesh/gateway/front/eventstream"
 	"github.com/stagemesh/stagemesh/gateway/front/failure"
 	"github.com/stagemesh/stagemesh/gateway/front/header"
@@ -27,7 +28,7 @@ const (
 // stream answers one request with events, as its chunks come.
 func (h *handler) stream(w http.ResponseWriter, r *http.Request, pipeline string) {
 	start := time.Now()
-	out := &stream{Stream: eventstream.New(w, eventstream.Settings{Patience: h.patience, Silence: h.silence})}
+	out := &stream{Stream: eventstream.New(body.PatientWriter(w, h.patience), h.silence)}
 	err := h.streamed(out, w, r, pipeline)
 	switch {
 	case err == nil:
