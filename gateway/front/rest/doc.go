@@ -6,11 +6,10 @@
 //	GET    /v1/requests/{request_id}/result?wait=5s
 //	DELETE /v1/requests/{request_id}
 //
-// The second answers in events: see Streams. The third answers with what is stored of a durable request, in the form that
-// the first would have had, with all of its outputs and without an Open
-// Inference Protocol id; wait is a Go duration or milliseconds, and 0 where it is
-// left out.
-// The fourth calls a request off, and answers 204.
+// The second answers in events: see Streams. The third answers with what is
+// stored of a durable request, in the form that the first would have had, with all
+// of its outputs and without an Open Inference Protocol id; wait is a Go duration
+// or milliseconds, and 0 where it is left out. The fourth calls a request off, and answers 204.
 //
 // The pipeline is what stands before the last colon, so "stage:echo:infer" asks
 // for the stage echo alone. docs/http.md is the same for application
