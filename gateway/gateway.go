@@ -146,7 +146,7 @@ func New(s Settings) (*Gateway, error) {
 	g := &Gateway{settings: s, log: s.Call.Logger, service: service, pipelines: store, ready: make(chan struct{}), stopped: make(chan struct{})}
 	g.web = web.Settings{
 		Caller: service, Models: &models{gateway: g}, MaxMessageBytes: s.MaxBody, Health: g.health, Origins: s.AllowOrigins,
-		Budget: bodies, TokensKey: publicKey + ".token_file",
+		Budget: bodies, TokensKey: publicKey + ".token_file", Stopping: g.stopped,
 	}
 	if _, err := web.Handler(g.web); err != nil {
 		return nil, fmt.Errorf("gateway.allow_origins: %w", err)

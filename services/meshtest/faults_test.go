@@ -55,7 +55,8 @@ func clients(t *testing.T, address string) map[string]client {
 	web := &http.Client{Transport: transport}
 	url := "http://" + address
 	return map[string]client{
-		"http":     overHTTP(web, url),
+		"http":     overHTTP(web, url, ":infer"),
+		"events":   overHTTP(web, url, ":stream"),
 		"grpc":     overGRPC(inferencev1.NewInferenceServiceClient(conn)),
 		"connect":  overConnect(inferencev1connect.NewInferenceServiceClient(web, url)),
 		"grpc-web": overConnect(inferencev1connect.NewInferenceServiceClient(web, url, connect.WithGRPCWeb())),
@@ -111,13 +112,13 @@ func overConnect(c inferencev1connect.InferenceServiceClient) client {
 	}
 }
 
-func overHTTP(c *http.Client, url string) client {
+func overHTTP(c *http.Client, url, verb string) client {
 	return func(ctx context.Context, r *inferencev1.InferRequest) (*seen, error) {
 		body, contentType, err := httpBody(r.GetInputs()[0])
 		if err != nil {
 			return nil, err
 		}
-		request, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/pipelines/"+r.GetPipeline()+":infer", bytes.NewReader(body))
+		request, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/pipelines/"+r.GetPipeline()+verb, bytes.NewReader(body))
 		if err != nil {
 			return nil, err
 		}
@@ -270,7 +271,7 @@ func TestEveryFaultIsTheSameOnEveryProtocol(t *testing.T) {
 					t.Fatalf("got %v, %v", got, err)
 				}
 				want := test.code
-				if protocol == "http" {
+				if protocol == "http" || protocol == "events" {
 					want = fmt.Sprint(test.http)
 				}
 				if got.code != want || got.reason != test.reason || !strings.Contains(got.message, test.says) {

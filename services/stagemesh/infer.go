@@ -25,6 +25,7 @@ type inferFlags struct {
 	durability string
 	waits      bool
 	key        string
+	stream     bool
 	style      style
 }
 
@@ -35,7 +36,7 @@ func newInfer() *cobra.Command {
 		Short: "Send each file through a pipeline and print the answers",
 		Long: "Infer sends each file as a request of its own through a pipeline of a running mesh, and prints the answers.\n" +
 			"The content type is told by the file's name or, failing that, its first bytes. - is standard input.",
-		Example: "  stagemesh infer digits examples/digits/images/*.png\n  stagemesh infer stage:classify --json -\n  stagemesh infer digits image.png --durability file",
+		Example: "  stagemesh infer digits examples/digits/images/*.png\n  stagemesh infer stage:classify --json -\n  stagemesh infer digits image.png --durability file\n  stagemesh infer --stream chat question.txt",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) < 2 {
 				return misused(cmd, errors.New("give a PIPELINE, and a FILE or more"))
@@ -43,6 +44,9 @@ func newInfer() *cobra.Command {
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if flags.stream {
+				return runStream(cmd.Context(), flags, args[0], args[1:], cmd.InOrStdin(), cmd.OutOrStdout())
+			}
 			return runInfer(cmd.Context(), flags, args[0], args[1:], cmd.InOrStdin(), cmd.OutOrStdout())
 		},
 	}
@@ -51,6 +55,7 @@ func newInfer() *cobra.Command {
 	infer.Flags().StringVar(&flags.durability, "durability", "", "where requests wait between stages, memory or file; the pipeline's own if empty. With file their ids are printed, for result and cancel")
 	infer.Flags().BoolVar(&flags.waits, "wait-for-room", false, "where a stage has no room, wait for it until the timeout instead of failing at once")
 	infer.Flags().StringVar(&flags.key, "idempotency-key", "", "the request with this key is made once: sent again, it gets the answer of the first time. For one FILE")
+	infer.Flags().BoolVar(&flags.stream, "stream", false, "print the answer as it comes: text as it is, with --json each message as a line. For one FILE")
 	flags.style.add(infer)
 	return infer
 }
@@ -69,19 +74,28 @@ type sender struct {
 	stdin      io.Reader
 }
 
-func runInfer(ctx context.Context, flags inferFlags, name string, files []string, in io.Reader, out io.Writer) error {
-	durability, err := pipeline.ParseDurability(flags.durability)
+// sender returns what sends files as the flags say, but for its client.
+func (f inferFlags) sender(name string, in io.Reader) (sender, error) {
+	durability, err := pipeline.ParseDurability(f.durability)
 	if err != nil {
-		return fmt.Errorf("--durability: %q: use memory or file", flags.durability)
+		return sender{}, fmt.Errorf("--durability: %q: use memory or file", f.durability)
+	}
+	return sender{pipeline: name, timeout: f.timeout, durability: durability, waits: f.waits, key: f.key, stdin: in}, nil
+}
+
+func runInfer(ctx context.Context, flags inferFlags, name string, files []string, in io.Reader, out io.Writer) error {
+	s, err := flags.sender(name, in)
+	if err != nil {
+		return err
 	}
 	if flags.key != "" && len(files) > 1 {
 		return fmt.Errorf("--idempotency-key: is for one request; %d files are %d", len(files), len(files))
 	}
 	table := newPrinter(out, flags.style, "FILE")
-	table.ids = durability == pipeline.File || flags.key != ""
+	table.ids = s.durability == pipeline.File || flags.key != ""
 	failed := 0
 	err = flags.address.with(func(client inferencev1connect.InferenceServiceClient) (err error) {
-		s := sender{client: client, pipeline: name, timeout: flags.timeout, durability: durability, waits: flags.waits, key: flags.key, stdin: in}
+		s.client = client
 		failed, err = s.sendAll(ctx, files, table)
 		return err
 	})

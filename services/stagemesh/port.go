@@ -138,14 +138,40 @@ func (p portFlags) token() (connect.Interceptor, error) {
 	if token == "" && p.tokenFile != "" {
 		return nil, fmt.Errorf("--token-file: %s: there is no token in it", p.tokenFile)
 	}
-	return connect.UnaryInterceptorFunc(func(next connect.UnaryFunc) connect.UnaryFunc {
-		return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
-			if token != "" {
-				r.Header().Set("Authorization", "Bearer "+token)
-			}
-			return next(ctx, r)
-		}
-	}), nil
+	return bearer(token), nil
+}
+
+// bearer is a token that goes with all that is asked; empty is none.
+type bearer string
+
+var _ connect.Interceptor = bearer("")
+
+// WrapUnary implements connect.Interceptor.
+func (b bearer) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
+		b.add(r.Header())
+		return next(ctx, r)
+	}
+}
+
+// WrapStreamingClient implements connect.Interceptor.
+func (b bearer) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return func(ctx context.Context, spec connect.Spec) connect.StreamingClientConn {
+		out := next(ctx, spec)
+		b.add(out.RequestHeader())
+		return out
+	}
+}
+
+// WrapStreamingHandler implements connect.Interceptor; the command serves nothing.
+func (bearer) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return next
+}
+
+func (b bearer) add(h http.Header) {
+	if b != "" {
+		h.Set("Authorization", "Bearer "+string(b))
+	}
 }
 
 func (p portFlags) transport() (*http.Transport, error) {

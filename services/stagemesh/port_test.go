@@ -74,7 +74,11 @@ func TestCommandsReachAPortThatHasTLSAndATokenAndSayWhyTheyDoNot(t *testing.T) {
 	token, wrong := tlstest.File(t, "open-simsim\nopen-sesame\n"), tlstest.File(t, "sesame-secret")
 	cert, key := authority.Certificate("127.0.0.1")
 	m := guarded(t, gateway.Access{TokenFile: token, CertFile: cert, KeyFile: key})
-	for name, p := range ports(t, m) {
+	asked := ports(t, m)
+	streamed := asked["the public port"]
+	streamed.args = []string{"infer", "--stream", "stage:echo", tlstest.File(t, "hello")}
+	asked["the public port, for a stream"] = streamed
+	for name, p := range asked {
 		if out, err := p.ask(t, p.url, "--ca-file", authority.File, "--token-file", token); err != nil {
 			t.Errorf("%s: %v, %s", name, err, out)
 		}

@@ -3,6 +3,7 @@ package body
 import (
 	"io"
 	"net/http"
+	"sync/atomic"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
@@ -25,7 +26,7 @@ func Budgeted(next http.Handler, budget Budget) http.Handler {
 			return
 		}
 		from := &budgeted{ReadCloser: r.Body, budget: budget}
-		defer func() { budget.Give(from.taken) }()
+		defer func() { budget.Give(from.taken.Swap(0)) }()
 		// A copy, because net/http decides by the original's body whether the
 		// connection can carry another request.
 		bounded := r.WithContext(r.Context())
@@ -37,7 +38,16 @@ func Budgeted(next http.Handler, budget Budget) http.Handler {
 type budgeted struct {
 	io.ReadCloser
 	budget Budget
-	taken  int64
+	taken  atomic.Int64
+}
+
+// Settle gives back at once what the request's body has taken from its budget
+// so far. It is for bodies that go on for as long as their caller likes, of which
+// only the latest piece is kept. Where there is no budget it does nothing.
+func Settle(r *http.Request) {
+	if from, ok := r.Body.(*budgeted); ok {
+		from.budget.Give(from.taken.Swap(0))
+	}
 }
 
 // Read implements io.Reader.
@@ -46,6 +56,6 @@ func (b *budgeted) Read(buf []byte) (int, error) {
 	if f := b.budget.Take(int64(n)); f != nil {
 		return 0, f
 	}
-	b.taken += int64(n)
+	b.taken.Add(int64(n))
 	return n, err
 }

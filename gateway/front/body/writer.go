@@ -46,8 +46,13 @@ func (p *patientWriter) Write(data []byte) (int, error) {
 }
 
 // Flush implements http.Flusher. A failure shows in the next write.
-func (p *patientWriter) Flush() {
-	p.within(func() { _ = p.conn.Flush() })
+func (p *patientWriter) Flush() { _ = p.FlushError() }
+
+// FlushError is Flush that says whether it failed; http.ResponseController
+// prefers it.
+func (p *patientWriter) FlushError() (err error) {
+	p.within(func() { err = p.conn.Flush() })
+	return err
 }
 
 // Finish sends what is still buffered of an answer, with the patience of a

@@ -31,6 +31,10 @@ func WriteStatus(w http.ResponseWriter, f *fault.Fault, status int) {
 	_, _ = w.Write(body)
 }
 
+// Document returns the JSON of the fault in err's chain, without a line end, for
+// answers that have begun already.
+func Document(err error) []byte { return encode(document{documentOf(fault.From(err))}) }
+
 // Headers sets what a fault says in headers, whatever the body's form: when to come
 // back, and the request's id.
 func Headers(h http.Header, f *fault.Fault) {

@@ -2,6 +2,7 @@ package oip
 
 import (
 	"context"
+	"encoding/json"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
@@ -37,6 +38,39 @@ func FuzzBody(f *testing.F) {
 		// Of JSON a zero and its comma are eight bytes of FP64.
 		if err == nil && payload.Size(parts) > 8*len(data) {
 			t.Errorf("%d bytes became %d", len(data), payload.Size(parts))
+		}
+	})
+}
+
+// A body of the generate extension may be any JSON, for models that take anything.
+func FuzzGeneration(f *testing.F) {
+	f.Add([]byte(`{"text_input": "hi", "id": "a", "parameters": {"t": 0.5}, "stream": true}`), true)
+	f.Add([]byte(`{"b": "hi", "t": [1, 2.5e3], "n": ["a", "b"], "j": {"a": [null]}}`), true)
+	f.Add([]byte("{\"text_input\": [\"\\ud800\"], \"\": null}"), false)
+	takes := Model{Inputs: []*stagev1.PartSpec{
+		{Name: "b", Body: &stagev1.PartSpec_Blob{Blob: &stagev1.BlobSpec{ContentTypes: []string{"text/*"}}}},
+		{Name: "j", Body: &stagev1.PartSpec_Blob{Blob: &stagev1.BlobSpec{ContentTypes: []string{"application/json"}}}},
+		{Name: "t", Body: &stagev1.PartSpec_Tensor{Tensor: &stagev1.TensorSpec{Datatype: "FP32", Shape: []int64{-1, -1}}}},
+		{Name: "n", Body: &stagev1.PartSpec_Tensor{Tensor: &stagev1.TensorSpec{Datatype: "BYTES", Shape: []int64{-1}}}},
+	}}
+	f.Fuzz(func(t *testing.T, data []byte, known bool) {
+		model := Model{}
+		if known {
+			model = takes
+		}
+		g, err := generationOf(context.Background(), "m", data, model)
+		if err != nil {
+			if reason := fault.From(err).Reason; reason != fault.InvalidInput && reason != fault.InvalidRequest {
+				t.Errorf("it is refused with %v", err)
+			}
+			return
+		}
+		// An empty string of BYTES is four bytes, its quotes and comma three.
+		if size := payload.Size(g.request.Inputs); size > 4*len(data) {
+			t.Errorf("%d bytes became %d", len(data), size)
+		}
+		if out, err := g.object(g.request.Inputs); err == nil && !json.Valid(out) {
+			t.Errorf("answered with %s", out)
 		}
 	})
 }

@@ -34,12 +34,30 @@ func request(ctx context.Context, in *oipv2.ModelInferRequest, model Model) (*ca
 	if out.Parameters, err = parameters("parameters", in.GetParameters()); err != nil {
 		return nil, err
 	}
-	if out.Timeout, err = timeout(ctx, out.Parameters); err != nil {
+	if out.Timeout, err = taken(ctx, out.Parameters); err != nil {
 		return nil, err
 	}
-	delete(out.Parameters, timeoutParameter)
 	out.Inputs, err = inputs(in, model)
 	return out, err
+}
+
+// taken takes those parameters out that are the protocol's own and no runner's, and
+// returns the request's timeout.
+func taken(ctx context.Context, p payload.Parameters) (time.Duration, error) {
+	out, err := timeout(ctx, p)
+	if err != nil {
+		return 0, err
+	}
+	for _, name := range []string{emptyFinalParameter, finalParameter} {
+		if value, said := p[name]; said {
+			if _, is := value.Any().(bool); !is {
+				return 0, invalid("parameters."+name, "%s is neither true nor false", value)
+			}
+		}
+		delete(p, name)
+	}
+	delete(p, timeoutParameter)
+	return out, nil
 }
 
 // timeout returns the earlier of what the parameter asks for and what the call's own

@@ -3,15 +3,15 @@ package oip
 import (
 	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
 
-// response is the answer with raw contents, which share the answer's bytes.
-func response(asked *oipv2.ModelInferRequest, r *call.Response) *oipv2.ModelInferResponse {
+// response is an answer, or a part of one, with raw contents, which share the outputs'
+// bytes.
+func response(asked *oipv2.ModelInferRequest, outputs []payload.Part) *oipv2.ModelInferResponse {
 	out := &oipv2.ModelInferResponse{ModelName: asked.GetModelName(), ModelVersion: onlyVersion, Id: asked.GetId()}
-	for _, part := range r.Outputs {
+	for _, part := range outputs {
 		described, raw := output(part)
 		out.Outputs = append(out.Outputs, described)
 		out.RawOutputContents = append(out.RawOutputContents, raw)

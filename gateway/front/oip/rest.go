@@ -25,6 +25,9 @@ type RESTSettings struct {
 	// Patience is how long a caller may send nothing of a body, or take nothing of an
 	// answer; 0 is body.Patience.
 	Patience time.Duration
+	// Silence is how long a streamed answer says nothing before a comment is sent; 0
+	// is eventstream.DefaultSilence.
+	Silence time.Duration
 }
 
 // rest answers the protocol's REST form.
@@ -32,11 +35,12 @@ type rest struct {
 	service
 	limit    int64
 	patience time.Duration
+	silence  time.Duration
 }
 
 // NewREST returns the handler of Root and everything below it.
 func NewREST(caller Caller, models Models, s RESTSettings) http.Handler {
-	out := &rest{service: service{caller: caller, models: models}, limit: int64(s.MaxBodyBytes), patience: s.Patience}
+	out := &rest{service: service{caller: caller, models: models}, limit: int64(s.MaxBodyBytes), patience: s.Patience, silence: s.Silence}
 	if out.limit <= 0 {
 		out.limit = DefaultMaxBodyBytes
 	}
@@ -105,6 +109,10 @@ func (h *rest) find(path string) (endpoint, bool) {
 		return endpoint{http.MethodGet, of(h.usable)}, true
 	case rest == "infer":
 		return endpoint{http.MethodPost, of(h.infer)}, true
+	case rest == "generate":
+		return endpoint{http.MethodPost, of(h.generate)}, true
+	case rest == "generate_stream":
+		return endpoint{http.MethodPost, of(h.generateStream)}, true
 	}
 	return endpoint{}, false
 }
@@ -186,8 +194,14 @@ func fail(w http.ResponseWriter, err error, status int) {
 	}
 	failure.Headers(w.Header(), f)
 	// Of text there is nothing to refuse.
-	_ = say(w, status, map[string]string{"error": string(f.Reason) + ": " + f.Message})
+	_ = say(w, status, failed(f))
 }
+
+// failed is the body of a failure.
+func failed(f *fault.Fault) map[string]string { return map[string]string{"error": text(f)} }
+
+// text is a fault where there is room for text alone.
+func text(f *fault.Fault) string { return string(f.Reason) + ": " + f.Message }
 
 // unknown reports whether there is no such model.
 func unknown(err error) bool {

@@ -23,10 +23,11 @@ const (
 	classifyWanted   = "classification"
 	binaryMediaType  = "application/octet-stream"
 	binaryExtension  = "binary_tensor_data"
+	generateExtends  = "generate"
 	contentTypeOfAll = "application/json"
 )
 
-func extensions() []string { return []string{binaryExtension} }
+func extensions() []string { return []string{binaryExtension, generateExtends} }
 
 // infer answers one request.
 func (h *rest) infer(w http.ResponseWriter, r *http.Request, name string) error {
@@ -52,13 +53,7 @@ func (h *rest) infer(w http.ResponseWriter, r *http.Request, name string) error 
 
 // asked reads the body: the request, and how its answer is wished.
 func (h *rest) asked(w http.ResponseWriter, r *http.Request, name string, model Model) (*call.Request, wish, error) {
-	if err := body.RefuseEncoded(r); err != nil {
-		return nil, wish{}, err
-	}
-	if err := body.Refuse(r, h.limit); err != nil {
-		return nil, wish{}, err
-	}
-	data, err := body.Read(http.MaxBytesReader(w, body.Patient(w, r, h.patience), h.limit), r.ContentLength, h.limit)
+	data, err := h.read(w, r)
 	if err != nil {
 		return nil, wish{}, err
 	}
@@ -78,10 +73,9 @@ func (h *rest) asked(w http.ResponseWriter, r *http.Request, name string, model 
 		return nil, wish{}, err
 	}
 	out := &call.Request{Pipeline: name, Parameters: in.Parameters, Outputs: in.OutputNames(), Trace: header.Trace(r.Header)}
-	if out.Timeout, err = timeout(r.Context(), out.Parameters); err != nil {
+	if out.Timeout, err = taken(r.Context(), out.Parameters); err != nil {
 		return nil, wish{}, err
 	}
-	delete(out.Parameters, timeoutParameter)
 	if out.Inputs, err = in.Parts(); err != nil {
 		return nil, wish{}, err
 	}
@@ -91,6 +85,17 @@ func (h *rest) asked(w http.ResponseWriter, r *http.Request, name string, model 
 		}
 	}
 	return out, wished, payload.Validate("inputs", out.Inputs)
+}
+
+// read reads the body.
+func (h *rest) read(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+	if err := body.RefuseEncoded(r); err != nil {
+		return nil, err
+	}
+	if err := body.Refuse(r, h.limit); err != nil {
+		return nil, err
+	}
+	return body.Read(http.MaxBytesReader(w, body.Patient(w, r, h.patience), h.limit), r.ContentLength, h.limit)
 }
 
 // split returns the JSON of a body, and the bytes behind it.

@@ -18,9 +18,11 @@ import (
 const ServiceName = "inference.GRPCInferenceService"
 
 // Caller does the work: gateway/call's service. Its errors have a *fault.Fault in their
-// chain.
+// chain. Stream calls emit in order, and not after it returned; an error of emit ends the
+// call.
 type Caller interface {
 	Infer(ctx context.Context, r *call.Request) (*call.Response, error)
+	Stream(ctx context.Context, r *call.Request, emit func(call.Chunk) error) (*call.Response, error)
 }
 
 // Models are the pipelines. Errors have a *fault.Fault in their chain.
@@ -54,6 +56,7 @@ func New(caller Caller, models Models, s procedure.Settings) (string, http.Handl
 	procedure.Unary(out, "ServerMetadata", svc.serverMetadata)
 	procedure.Unary(out, "ModelMetadata", svc.modelMetadata)
 	procedure.Unary(out, "ModelInfer", svc.modelInfer)
+	procedure.Each(out, "ModelStreamInfer", requestsAtOnce, svc.modelStreamInfer)
 	return out.Path(), out
 }
 
@@ -79,6 +82,22 @@ func (s *service) modelReady(ctx context.Context, in procedure.Request[*oipv2.Mo
 }
 
 func (s *service) modelInfer(ctx context.Context, in procedure.Request[*oipv2.ModelInferRequest]) (*connect.Response[oipv2.ModelInferResponse], error) {
+	asked, err := s.asked(ctx, in)
+	if err != nil {
+		return nil, err
+	}
+	answer, err := s.caller.Infer(ctx, asked)
+	if err != nil {
+		return nil, err
+	}
+	out := connect.NewResponse(response(in.Message, answer.Outputs))
+	out.Header().Set(header.RequestID, answer.RequestID)
+	out.Trailer().Set(header.ServerTiming, header.Timing(answer.Timeline))
+	return out, nil
+}
+
+// asked converts a request for a model that there is.
+func (s *service) asked(ctx context.Context, in procedure.Request[*oipv2.ModelInferRequest]) (*call.Request, error) {
 	m := in.Message
 	if err := known(m.GetModelName(), m.GetModelVersion()); err != nil {
 		return nil, err
@@ -87,17 +106,10 @@ func (s *service) modelInfer(ctx context.Context, in procedure.Request[*oipv2.Mo
 	if err != nil {
 		return nil, err
 	}
-	asked, err := request(ctx, m, model)
+	out, err := request(ctx, m, model)
 	if err != nil {
 		return nil, err
 	}
-	asked.Trace = header.Trace(in.Header)
-	answer, err := s.caller.Infer(ctx, asked)
-	if err != nil {
-		return nil, err
-	}
-	out := connect.NewResponse(response(m, answer))
-	out.Header().Set(header.RequestID, answer.RequestID)
-	out.Trailer().Set(header.ServerTiming, header.Timing(answer.Timeline))
+	out.Trace = header.Trace(in.Header)
 	return out, nil
 }

@@ -7,6 +7,9 @@
 //	...
 //	answer, err := oipjson.AppendTensor(nil, part)
 //
+// DecodeFields and AppendValue are for the generate extension, whose members are
+// inputs and outputs by their names.
+//
 // # What JSON can say
 //
 // data is flat, row-major, or nested exactly as the shape is. Integers are

@@ -19,7 +19,7 @@ import (
 func AppendTensor(dst []byte, p payload.Part) ([]byte, error) {
 	path := "outputs." + p.Name
 	if err := p.Tensor.Validate(); err != nil {
-		return dst, fault.Newf(fault.RunnerOutputInvalid, "%s: %w", path, err)
+		return dst, invalidOutput(path, err)
 	}
 	dst = AppendString(append(dst, `{"name":`...), p.Name)
 	dst = AppendString(append(dst, `,"datatype":`...), string(p.Tensor.Datatype))
@@ -32,6 +32,10 @@ func AppendTensor(dst []byte, p payload.Part) ([]byte, error) {
 	}
 	dst, err := appendData(append(dst, `,"data":[`...), path, *p.Tensor)
 	return append(dst, `]}`...), err
+}
+
+func invalidOutput(path string, err error) error {
+	return fault.Newf(fault.RunnerOutputInvalid, "%s: %w", path, err)
 }
 
 // AppendString appends a JSON string. Bytes that are not UTF-8 become U+FFFD.

@@ -74,7 +74,7 @@ func withCORS(next http.Handler, origins []string) http.Handler {
 		AllowedOrigins: origins,
 		AllowedMethods: slices.Concat(connectcors.AllowedMethods(), []string{http.MethodDelete}),
 		AllowedHeaders: slices.Concat(connectcors.AllowedHeaders(), []string{
-			header.Timeout, header.Priority, header.Durability, header.IdempotencyKey,
+			header.Timeout, header.Priority, header.Durability, header.IdempotencyKey, header.WaitForRoom,
 			header.TraceParent, header.TraceState, "Authorization",
 		}),
 		ExposedHeaders: slices.Concat(connectcors.ExposedHeaders(), []string{

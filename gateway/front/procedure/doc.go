@@ -5,6 +5,7 @@
 //	service := procedure.NewService(descriptor, procedure.Settings{})
 //	procedure.Unary(service, "Get", get)
 //	procedure.Stream(service, "Watch", watch)
+//	procedure.Each(service, "Talk", 64, talk)
 //	mux.Handle(service.Path(), service)
 //
 // # Failures
@@ -19,13 +20,23 @@
 // library, with a code and without details. A caller that takes nothing of its
 // answer for the Patience is cut off.
 //
+// # Streams of many messages
+//
+// Each bounds them one by one: the message limit holds for each, and so does the
+// Patience, within a message; between two a caller may be silent. What its messages
+// took of a body.Budget is given back as the next one is read: who answers books what
+// it keeps. Where the gateway stops nothing more is read, what is in hand is answered,
+// and the stream ends with SHUTTING_DOWN. A message that cannot be read ends its stream,
+// and calls off what the stream has in hand.
+//
 // Answers are not compressed, whatever the client accepts: tensors and images
 // hardly shrink, and the time would be the request's. Requests may be, by gzip.
 //
 // # Concurrency
 //
 // A Service is made by one goroutine and then safe for concurrent use. It starts
-// no goroutine. Messages are the function's to keep.
+// no goroutine, but for Each: one for every message in hand and one that watches, all of
+// which have ended when the stream has. Messages are the function's to keep.
 //
-// Its promises are held by the tests of gateway/front/rpc.
+// Its promises are held by the tests of gateway/front/rpc, and of Each by those of gateway/front/oip.
 package procedure

@@ -23,6 +23,9 @@ type Settings struct {
 	// Patience is how long a caller may send nothing of a message, or take
 	// nothing of an answer; 0 is body.Patience.
 	Patience time.Duration
+	// Stopping is closed when the gateway stops: a stream of many messages takes
+	// no more then. nil never is.
+	Stopping <-chan struct{}
 }
 
 func (s Settings) withDefaults() Settings {
@@ -61,7 +64,7 @@ type Request[P any] struct {
 
 // Unary makes f the procedure of that name.
 func Unary[M any, P message[M], Out any](s *Service, name protoreflect.Name, f func(context.Context, Request[P]) (*connect.Response[Out], error)) {
-	s.handle(name, func(procedure string, options connect.HandlerOption) http.Handler {
+	s.handle(name, limit, func(procedure string, options connect.HandlerOption) http.Handler {
 		return connect.NewUnaryHandler(procedure, func(ctx context.Context, in *connect.Request[incoming[M, P]]) (*connect.Response[Out], error) {
 			if in.Msg.err != nil {
 				return nil, Failure(in.Msg.err)
@@ -77,7 +80,7 @@ func Unary[M any, P message[M], Out any](s *Service, name protoreflect.Name, f f
 
 // Stream makes f the procedure of that name, which answers with a stream.
 func Stream[M any, P message[M], Out any](s *Service, name protoreflect.Name, f func(context.Context, Request[P], *connect.ServerStream[Out]) error) {
-	s.handle(name, func(procedure string, options connect.HandlerOption) http.Handler {
+	s.handle(name, limit, func(procedure string, options connect.HandlerOption) http.Handler {
 		return connect.NewServerStreamHandler(procedure, func(ctx context.Context, in *connect.Request[incoming[M, P]], out *connect.ServerStream[Out]) error {
 			err := in.Msg.err
 			if err == nil {
@@ -99,9 +102,9 @@ func request[M any, P message[M]](in *connect.Request[incoming[M, P]]) Request[P
 	}
 }
 
-func (s *Service) handle(name protoreflect.Name, handler func(procedure string, options connect.HandlerOption) http.Handler) {
+func (s *Service) handle(name protoreflect.Name, bound func(http.Handler, Settings) http.Handler, handler func(procedure string, options connect.HandlerOption) http.Handler) {
 	procedure := s.Path() + string(name)
-	s.Handle(procedure, limit(handler(procedure, s.options(name)), s.settings))
+	s.Handle(procedure, bound(handler(procedure, s.options(name)), s.settings))
 }
 
 func (s *Service) options(name protoreflect.Name) connect.HandlerOption {

@@ -2,14 +2,14 @@
 // RPC client:
 //
 //	POST   /v1/pipelines/{pipeline}:infer
+//	POST   /v1/pipelines/{pipeline}:stream
 //	GET    /v1/requests/{request_id}/result?wait=5s
 //	DELETE /v1/requests/{request_id}
 //
-// The second answers with what is stored of a durable request, in the form that
-// the first would have had, with all of its outputs and without an Open
-// Inference Protocol id; wait is a Go duration or milliseconds, and 0 where it is
-// left out.
-// The third calls a request off, and answers 204.
+// The second answers in events: see Streams. The third answers with what is
+// stored of a durable request, in the form that the first would have had, with all
+// of its outputs and without an Open Inference Protocol id; wait is a Go duration
+// or milliseconds, and 0 where it is left out. The fourth calls a request off, and answers 204.
 //
 // The pipeline is what stands before the last colon, so "stage:echo:infer" asks
 // for the stage echo alone. docs/http.md is the same for application
@@ -45,6 +45,16 @@
 // one of text, json or data_base64. Every answer carries Server-Timing, and
 // Stagemesh-Request-Id where an id was minted.
 //
+// # Streams
+//
+// A stream takes what inference takes and answers with server-sent events, by
+// gateway/front/eventstream, in JSON whatever is accepted. Each chunk is an event
+// "chunk", {"request_id", "seq", "outputs"}, whose id is its seq; the answer is the
+// last, "done", in the JSON form of inference. What fails before the first event is an
+// ordinary failure; after it, and after a comment, it is the last event, "error", with the
+// same JSON. A request with Last-Event-ID is refused with NOT_SUPPORTED: a stream is
+// not taken up where it broke, and making it anew unasked would run it twice.
+//
 // # Failures
 //
 // Faults are written by gateway/front/failure. Found here are malformed
@@ -55,8 +65,9 @@
 //
 // # Concurrency
 //
-// The handler is safe for concurrent use and starts no goroutine. A request's
-// body is in memory as a whole before the Caller is asked; so is the answer
-// before its first byte is sent, and a failure is never half an answer. A caller
+// The handler is safe for concurrent use and starts no goroutine, but for one
+// beside each stream, which ends with it. A request's body is in memory as a whole
+// before the Caller is asked; so is the answer of inference before its first byte is
+// sent, and a failure is never half of it. A caller
 // that takes nothing of its answer for the Patience is cut off.
 package rest

@@ -22,9 +22,11 @@ const DefaultMaxBodyBytes = 64 << 20
 // Caller does the work: gateway/call's service.
 //
 // Its errors have a *fault.Fault in their chain; the fault's metadata
-// "request_id" is the request's id where one was minted.
+// "request_id" is the request's id where one was minted. Stream calls emit in
+// order, and not after it returned; an error of emit ends the call.
 type Caller interface {
 	Infer(ctx context.Context, r *call.Request) (*call.Response, error)
+	Stream(ctx context.Context, r *call.Request, emit func(call.Chunk) error) (*call.Response, error)
 	Result(ctx context.Context, requestID string, wait time.Duration) (*call.Response, error)
 	Cancel(ctx context.Context, requestID string) error
 }
@@ -36,17 +38,21 @@ type Settings struct {
 	// Patience is how long a caller may send nothing of a body, or take nothing
 	// of an answer; 0 is body.Patience.
 	Patience time.Duration
+	// Silence is how long a streamed answer says nothing before a comment is
+	// sent; 0 is eventstream.DefaultSilence.
+	Silence time.Duration
 }
 
 type handler struct {
 	caller   Caller
 	limit    int64
 	patience time.Duration
+	silence  time.Duration
 }
 
 // New returns the handler of everything under Prefix.
 func New(caller Caller, s Settings) http.Handler {
-	h := &handler{caller: caller, limit: int64(s.MaxBodyBytes), patience: s.Patience}
+	h := &handler{caller: caller, limit: int64(s.MaxBodyBytes), patience: s.Patience, silence: s.Silence}
 	if h.limit <= 0 {
 		h.limit = DefaultMaxBodyBytes
 	}
@@ -78,8 +84,11 @@ type route struct {
 }
 
 func (h *handler) route(path string) (route, bool) {
-	if pipeline, ok := pipelineOf(path); ok {
+	if pipeline, ok := pipelineOf(path, ":infer"); ok {
 		return route{http.MethodPost, "inference", func(w http.ResponseWriter, r *http.Request) { h.infer(w, r, pipeline) }}, true
+	}
+	if pipeline, ok := pipelineOf(path, ":stream"); ok {
+		return route{http.MethodPost, "inference", func(w http.ResponseWriter, r *http.Request) { h.stream(w, r, pipeline) }}, true
 	}
 	id, result, ok := requestOf(path)
 	if result {
@@ -98,22 +107,20 @@ func (h *handler) write(w http.ResponseWriter, get func() (*answer, error)) {
 	start := time.Now()
 	out, err := get()
 	if err != nil {
-		w.Header().Set(header.ServerTiming, header.Timing(call.Timeline{Total: time.Since(start)}))
-		failure.Write(body.PatientWriter(w, h.patience), err)
+		h.fail(w, err, start)
 		return
 	}
 	out.write(body.PatientWriter(w, h.patience))
 }
 
+// fail says why there is no answer to a request that came at start.
+func (h *handler) fail(w http.ResponseWriter, err error, start time.Time) {
+	w.Header().Set(header.ServerTiming, header.Timing(call.Timeline{Total: time.Since(start)}))
+	failure.Write(body.PatientWriter(w, h.patience), err)
+}
+
 func (h *handler) inferred(w http.ResponseWriter, r *http.Request, pipeline string) (*answer, error) {
-	request := &call.Request{Pipeline: pipeline, Trace: header.Trace(r.Header)}
-	if err := h.refuse(r); err != nil {
-		return nil, err
-	}
-	if err := options(request, r); err != nil {
-		return nil, err
-	}
-	wish, err := h.inputs(request, w, r)
+	request, wish, err := h.asked(w, r, pipeline)
 	if err != nil {
 		return nil, err
 	}
@@ -124,13 +131,26 @@ func (h *handler) inferred(w http.ResponseWriter, r *http.Request, pipeline stri
 	return wish.answer(response)
 }
 
-// pipelineOf returns the pipeline that a path asks for.
-func pipelineOf(path string) (string, bool) {
+// asked reads a request, and how its answer is wished.
+func (h *handler) asked(w http.ResponseWriter, r *http.Request, pipeline string) (*call.Request, wish, error) {
+	request := &call.Request{Pipeline: pipeline, Trace: header.Trace(r.Header)}
+	if err := h.refuse(r); err != nil {
+		return nil, wish{}, err
+	}
+	if err := options(request, r); err != nil {
+		return nil, wish{}, err
+	}
+	wished, err := h.inputs(request, w, r)
+	return request, wished, err
+}
+
+// pipelineOf returns the pipeline that a path asks to do something.
+func pipelineOf(path, verb string) (string, bool) {
 	rest, ok := strings.CutPrefix(path, Prefix+"pipelines/")
 	if !ok || strings.Contains(rest, "/") {
 		return "", false
 	}
-	name, ok := strings.CutSuffix(rest, ":infer")
+	name, ok := strings.CutSuffix(rest, verb)
 	return name, ok && name != ""
 }
 

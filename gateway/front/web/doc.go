@@ -1,5 +1,6 @@
 // Package web puts every front of the gateway on one port: the RPC service in
-// Connect, gRPC and gRPC-Web, plain HTTP under /v1/, and what gateway/front/port
+// Connect, gRPC and gRPC-Web, plain HTTP under /v1/, the Open Inference Protocol
+// in gRPC and under /v2, and what gateway/front/port
 // has for all ports: gRPC health and reflection, the probes, and a guard against
 // pages of origins that are not listed.
 //
@@ -10,6 +11,8 @@
 //
 // # Concurrency
 //
-// Handlers are safe for concurrent use; nothing here starts a goroutine. Faults
+// Handlers are safe for concurrent use; nothing here starts a goroutine, but for
+// those that streams have while they last. Once Stopping is closed, streams of many
+// requests take no more and end when what they have in hand is answered. Faults
 // are as in gateway/front/rpc and gateway/front/failure.
 package web

@@ -39,6 +39,8 @@ type Settings struct {
 	// TokensKey names the file with them in messages.
 	Tokens    port.Tokens
 	TokensKey string
+	// Stopping is closed when the gateway stops; nil never is.
+	Stopping <-chan struct{}
 }
 
 // Handler returns the handler of everything on the gateway's port.
@@ -47,7 +49,7 @@ func Handler(s Settings) (http.Handler, error) {
 		s.Health = func(context.Context, string) error { return nil }
 	}
 	mux := http.NewServeMux()
-	bounds := procedure.Settings{MaxMessageBytes: s.MaxMessageBytes}
+	bounds := procedure.Settings{MaxMessageBytes: s.MaxMessageBytes, Stopping: s.Stopping}
 	mux.Handle(rpc.New(s.Caller, bounds))
 	services := []string{inferencev1connect.InferenceServiceName}
 	if s.Models != nil {

@@ -15,13 +15,14 @@ const (
 	listed   = "https://app.example.com"
 	stranger = "https://elsewhere.example.com"
 	restPath = "/v1/pipelines/echo:infer"
+	livePath = "/v1/pipelines/echo:stream"
 )
 
 func preflight(t *testing.T, url, origin string) head {
 	t.Helper()
 	response, _ := do(t, fronttest.Client(t, false), http.MethodOptions, url, "",
 		"Origin", origin, "Access-Control-Request-Method", "POST",
-		"Access-Control-Request-Headers", "connect-protocol-version,content-type,stagemesh-timeout,traceparent")
+		"Access-Control-Request-Headers", "connect-protocol-version,content-type,stagemesh-timeout,stagemesh-wait-for-room,traceparent")
 	return response
 }
 
@@ -29,7 +30,7 @@ func TestNoOtherOriginMayCallByDefault(t *testing.T) {
 	t.Parallel()
 	caller := &fronttest.Caller{}
 	url := start(t, web.Settings{Caller: caller})
-	for _, path := range []string{restPath, inferencev1connect.InferenceServiceInferProcedure} {
+	for _, path := range []string{restPath, livePath, inferencev1connect.InferenceServiceInferProcedure} {
 		if got := preflight(t, url+path, stranger).Header; got.Get("Access-Control-Allow-Origin") != "" {
 			t.Errorf("%s: preflight answered %v", path, got)
 		}
@@ -54,7 +55,7 @@ func TestNoOtherOriginMayCallByDefault(t *testing.T) {
 func TestAListedOriginMayCall(t *testing.T) {
 	t.Parallel()
 	url := start(t, web.Settings{Origins: []string{listed}})
-	for _, path := range []string{restPath, inferencev1connect.InferenceServiceInferProcedure} {
+	for _, path := range []string{restPath, livePath, inferencev1connect.InferenceServiceInferProcedure} {
 		got := preflight(t, url+path, listed)
 		if got.StatusCode != http.StatusNoContent || got.Header.Get("Access-Control-Allow-Origin") != listed ||
 			!strings.Contains(got.Header.Get("Access-Control-Allow-Headers"), "stagemesh-timeout") || got.Header.Get("Access-Control-Max-Age") != "7200" {
@@ -64,17 +65,19 @@ func TestAListedOriginMayCall(t *testing.T) {
 			t.Errorf("%s: a stranger's preflight was answered %v", path, got)
 		}
 	}
-	response, body := do(t, fronttest.Client(t, false), http.MethodPost, url+restPath, "x", "Origin", listed, "Sec-Fetch-Site", "cross-site", "Content-Type", "text/plain")
-	if response.StatusCode != http.StatusOK || response.Header.Get("Access-Control-Allow-Origin") != listed {
-		t.Errorf("%s %v %s", response.Status, response.Header, body)
-	}
-	exposed := response.Header.Get("Access-Control-Expose-Headers")
-	for _, name := range []string{"Stagemesh-Request-Id", "Server-Timing", "Trailer-Server-Timing", "Grpc-Status", "Retry-After"} {
-		if !strings.Contains(exposed, name) {
-			t.Errorf("%s is not exposed: %s", name, exposed)
+	for _, path := range []string{restPath, livePath} {
+		response, body := do(t, fronttest.Client(t, false), http.MethodPost, url+path, "x", "Origin", listed, "Sec-Fetch-Site", "cross-site", "Content-Type", "text/plain")
+		if response.StatusCode != http.StatusOK || response.Header.Get("Access-Control-Allow-Origin") != listed {
+			t.Errorf("%s: %s %v %s", path, response.Status, response.Header, body)
+		}
+		exposed := response.Header.Get("Access-Control-Expose-Headers")
+		for _, name := range []string{"Stagemesh-Request-Id", "Server-Timing", "Trailer-Server-Timing", "Grpc-Status", "Retry-After"} {
+			if !strings.Contains(exposed, name) {
+				t.Errorf("%s: %s is not exposed: %s", path, name, exposed)
+			}
 		}
 	}
-	response, _ = do(t, fronttest.Client(t, false), http.MethodPost, url+restPath, "x", "Origin", stranger, "Content-Type", "text/plain")
+	response, _ := do(t, fronttest.Client(t, false), http.MethodPost, url+restPath, "x", "Origin", stranger, "Content-Type", "text/plain")
 	if response.StatusCode != http.StatusForbidden {
 		t.Errorf("a stranger: %s", response.Status)
 	}

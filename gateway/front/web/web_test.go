@@ -108,6 +108,27 @@ func TestOnePortSpeaksEveryProtocol(t *testing.T) {
 	}
 }
 
+func TestAStreamIsServedLikeAnAnswer(t *testing.T) {
+	t.Parallel()
+	tokens, err := port.NewTokens("sesame")
+	if err != nil {
+		t.Fatal(err)
+	}
+	url := start(t, web.Settings{Caller: &fronttest.Caller{Chunks: fronttest.Words("one", "two")}, Tokens: tokens, TokensKey: "the_key"})
+	for _, h2c := range []bool{false, true} {
+		client := fronttest.Client(t, h2c)
+		response, body := do(t, client, http.MethodPost, url+livePath, "hi", "Content-Type", "text/plain")
+		if response.StatusCode != http.StatusUnauthorized || !strings.Contains(body, "UNAUTHENTICATED") {
+			t.Errorf("without a token: %s %s", response.Status, body)
+		}
+		response, body = do(t, client, http.MethodPost, url+livePath, "hi", "Content-Type", "text/plain", "Authorization", "Bearer sesame")
+		events, err := fronttest.ReadEvents(strings.NewReader(body)).All()
+		if err != nil || response.StatusCode != http.StatusOK || len(events) != 3 || events[2].Name != "done" {
+			t.Errorf("h2c %v: %s %v, %v", h2c, response.Status, events, err)
+		}
+	}
+}
+
 func TestUnknownPathsAreToldApart(t *testing.T) {
 	t.Parallel()
 	url := start(t, web.Settings{})

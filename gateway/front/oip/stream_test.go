@@ -1,0 +1,512 @@
+package oip_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
+
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/gateway/front/body"
+	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
+	"github.com/stagemesh/stagemesh/gateway/front/oip"
+	"github.com/stagemesh/stagemesh/gateway/front/procedure"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+)
+
+// soon bounds what is to happen, and is far more than it takes.
+const soon = 30 * time.Second
+
+type talking = grpc.BidiStreamingClient[oipv2.ModelInferRequest, oipv2.ModelStreamInferResponse]
+
+// handler is the front, with bounds.
+func handler(caller oip.Caller, s procedure.Settings) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle(oip.New(caller, shelf{}, s))
+	return mux
+}
+
+// talk opens a stream, which ends with the context.
+func talk(ctx context.Context, t *testing.T, h http.Handler) talking {
+	t.Helper()
+	conn, err := grpc.NewClient(strings.TrimPrefix(fronttest.Serve(t, h), "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	out, err := oipv2.NewGRPCInferenceServiceClient(conn).ModelStreamInfer(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// asks is a request of that id, for the model.
+func asks(model, id string, parameters ...string) *oipv2.ModelInferRequest {
+	out := &oipv2.ModelInferRequest{ModelName: model, Id: id, Parameters: map[string]*oipv2.InferParameter{}}
+	for _, name := range parameters {
+		out.Parameters[name] = &oipv2.InferParameter{ParameterChoice: &oipv2.InferParameter_BoolParam{BoolParam: true}}
+	}
+	return out
+}
+
+func send(t *testing.T, to talking, requests ...*oipv2.ModelInferRequest) {
+	t.Helper()
+	for _, r := range requests {
+		if err := to.Send(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// said is an answer as its reader has it: "id word", and " last" where it is.
+func said(t *testing.T, from talking) string {
+	t.Helper()
+	m, err := from.Recv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := m.GetInferResponse()
+	words := []string{r.GetId()}
+	if m.GetErrorMessage() != "" {
+		words = append(words, m.GetErrorMessage())
+	}
+	for _, raw := range r.GetRawOutputContents() {
+		words = append(words, string(raw[4:]))
+	}
+	if r.GetParameters()["triton_final_response"].GetBoolParam() {
+		words = append(words, "last")
+	}
+	return strings.Join(words, " ")
+}
+
+// ended is the status of a stream of which nothing more comes.
+func ended(t *testing.T, from talking) *status.Status {
+	t.Helper()
+	m, err := from.Recv()
+	if err == nil {
+		t.Fatalf("there came %v", m)
+	}
+	if errors.Is(err, io.EOF) {
+		return status.New(codes.OK, "")
+	}
+	return status.Convert(err)
+}
+
+func hangUp(t *testing.T, s talking) {
+	t.Helper()
+	if err := s.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	if got := ended(t, s); got.Code() != codes.OK {
+		t.Errorf("the stream ended with %v", got)
+	}
+}
+
+func TestEachRequestOfAStreamIsAnsweredWithItsID(t *testing.T) {
+	t.Parallel()
+	caller := fronttest.Answering(payload.OfBlob("text", "text/plain", []byte("whole")))
+	s := talk(t.Context(), t, handler(caller, procedure.Settings{}))
+	for i := range 5 {
+		id := fmt.Sprint(i)
+		send(t, s, asks("simple", id))
+		if got, want := said(t, s), id+" whole last"; got != want {
+			t.Errorf("got %q, wanted is %q", got, want)
+		}
+	}
+	hangUp(t, s)
+}
+
+func TestChunksAreMessagesOfTheirOwn(t *testing.T) {
+	t.Parallel()
+	caller := fronttest.Answering(payload.OfBlob("text", "text/plain", []byte("one two")))
+	caller.Chunks = fronttest.Words("one", "two")
+	s := talk(t.Context(), t, handler(caller, procedure.Settings{}))
+	send(t, s, asks("simple", "a"))
+	for _, want := range []string{"a one", "a two"} {
+		if got := said(t, s); got != want {
+			t.Errorf("got %q, wanted is %q", got, want)
+		}
+	}
+	send(t, s, asks("simple", "b", "triton_enable_empty_final_response", "mine"))
+	for _, want := range []string{"b one", "b two", "b last"} {
+		if got := said(t, s); got != want {
+			t.Errorf("got %q, wanted is %q", got, want)
+		}
+	}
+	if p := caller.Last().Parameters; len(p) != 1 || p["mine"] != payload.Bool(true) {
+		t.Errorf("runners get the parameters %v", p)
+	}
+	hangUp(t, s)
+}
+
+func TestWhatAsksForNoChunksHasOneAnswerAllTheSame(t *testing.T) {
+	t.Parallel()
+	caller := fronttest.Answering(payload.OfBlob("text", "text/plain", []byte("whole")))
+	s := talk(t.Context(), t, handler(caller, procedure.Settings{}))
+	send(t, s, asks("simple", "a", "triton_enable_empty_final_response"))
+	if got := said(t, s); got != "a whole last" {
+		t.Errorf("got %q", got)
+	}
+	hangUp(t, s)
+}
+
+func TestARequestThatFailsFailsAlone(t *testing.T) {
+	t.Parallel()
+	caller := &fronttest.Caller{Answer: func(_ context.Context, r *call.Request) (*call.Response, error) {
+		if r.Pipeline == "broken" {
+			return nil, fault.New(fault.RunnerFailed, "it broke")
+		}
+		return fronttest.Respond(payload.OfBlob("text", "text/plain", []byte("fine"))), nil
+	}}
+	s := talk(t.Context(), t, handler(caller, procedure.Settings{}))
+	misspelt := asks("simple", "d")
+	misspelt.Parameters["triton_enable_empty_final_response"] = &oipv2.InferParameter{ParameterChoice: &oipv2.InferParameter_Int64Param{Int64Param: 1}}
+	version := asks("simple", "e")
+	version.ModelVersion = "2"
+	for _, row := range []struct {
+		ask  *oipv2.ModelInferRequest
+		want string
+	}{
+		{asks("nothing", "a"), "a UNKNOWN_PIPELINE: there is none last"},
+		{asks("broken", "b"), "b RUNNER_FAILED: it broke last"},
+		{asks("simple", "c"), "c fine last"},
+		{misspelt, "d INVALID_REQUEST: parameters.triton_enable_empty_final_response: 1 is neither true nor false last"},
+		{version, `e NOT_FOUND: model "simple" has no version "2"; its only one is 1 last`},
+	} {
+		send(t, s, row.ask)
+		if got := said(t, s); got != row.want {
+			t.Errorf("got %q, wanted is %q", got, row.want)
+		}
+	}
+	hangUp(t, s)
+}
+
+func TestAStreamThatBreaksAfterAChunkSaysSo(t *testing.T) {
+	t.Parallel()
+	caller := fronttest.Failing(fault.New(fault.StreamInterrupted, "the host died"))
+	caller.Chunks = fronttest.Words("one")
+	s := talk(t.Context(), t, handler(caller, procedure.Settings{}))
+	send(t, s, asks("simple", "a"))
+	for _, want := range []string{"a one", "a STREAM_INTERRUPTED: the host died last"} {
+		if got := said(t, s); got != want {
+			t.Errorf("got %q, wanted is %q", got, want)
+		}
+	}
+	hangUp(t, s)
+}
+
+// held answers a request when the test lets it, by its model's name.
+type held struct {
+	fronttest.Caller
+
+	mu    sync.Mutex
+	gates map[string]chan struct{}
+	// inHand is how many requests there are, and most the most there were.
+	inHand, most atomic.Int64
+	began, ended chan string
+}
+
+func hold(requests int) *held {
+	return &held{gates: map[string]chan struct{}{}, began: make(chan string, requests), ended: make(chan string, requests)}
+}
+
+func (h *held) gate(name string) chan struct{} {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.gates[name] == nil {
+		h.gates[name] = make(chan struct{})
+	}
+	return h.gates[name]
+}
+
+func (h *held) Stream(ctx context.Context, r *call.Request, _ func(call.Chunk) error) (*call.Response, error) {
+	if n := h.inHand.Add(1); n > h.most.Load() {
+		h.most.Store(n)
+	}
+	defer h.inHand.Add(-1)
+	h.began <- r.Pipeline
+	select {
+	case <-h.gate(r.Pipeline):
+		return fronttest.Respond(payload.OfBlob("text", "text/plain", []byte(r.Pipeline))), nil
+	case <-ctx.Done():
+		h.ended <- r.Pipeline
+		return nil, ctx.Err()
+	}
+}
+
+func TestRequestsOfAStreamDoNotWaitForEachOther(t *testing.T) {
+	t.Parallel()
+	caller := hold(2)
+	s := talk(t.Context(), t, handler(caller, procedure.Settings{}))
+	send(t, s, asks("slow", "a"), asks("fast", "b"))
+	if err := s.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"fast", "slow"} {
+		close(caller.gate(name))
+		if got := said(t, s); !strings.HasSuffix(got, name+" last") {
+			t.Errorf("got %q", got)
+		}
+	}
+	if got := ended(t, s); got.Code() != codes.OK {
+		t.Errorf("the stream ended with %v", got)
+	}
+}
+
+func TestAStreamHasSoManyRequestsInHandAndNoMore(t *testing.T) {
+	t.Parallel()
+	const requests, atOnce = 200, 64
+	caller := hold(requests)
+	s := talk(t.Context(), t, handler(caller, procedure.Settings{}))
+	for i := range requests {
+		send(t, s, asks("simple", fmt.Sprint(i)))
+	}
+	for range atOnce {
+		<-caller.began
+	}
+	close(caller.gate("simple"))
+	for range requests {
+		_ = said(t, s)
+	}
+	hangUp(t, s)
+	if got := caller.most.Load(); got > atOnce {
+		t.Errorf("%d requests were in hand", got)
+	}
+}
+
+func TestAStreamThatIsCancelledCallsItsRequestsOff(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	caller := hold(2)
+	s := talk(ctx, t, handler(caller, procedure.Settings{}))
+	send(t, s, asks("a", "a"), asks("b", "b"))
+	for range 2 {
+		<-caller.began
+	}
+	cancel()
+	for range 2 {
+		await(t, caller.ended)
+	}
+}
+
+// await returns what comes, which is to be soon.
+func await[T any](t *testing.T, from <-chan T) T {
+	t.Helper()
+	select {
+	case out := <-from:
+		return out
+	case <-time.After(soon):
+		t.Fatal("nothing came")
+		panic("unreachable")
+	}
+}
+
+func TestAMessageThatCannotBeReadEndsItsStream(t *testing.T) {
+	t.Parallel()
+	const limit = 1000
+	large := asks("a", "b")
+	large.RawInputContents = [][]byte{make([]byte, limit)}
+	caller := hold(1)
+	s := talk(t.Context(), t, handler(caller, procedure.Settings{MaxMessageBytes: limit}))
+	send(t, s, asks("a", "a"))
+	<-caller.began
+	send(t, s, large)
+	// What was in hand may be told that it is called off.
+	await(t, caller.ended)
+	var got *status.Status
+	for got == nil {
+		if _, err := s.Recv(); err != nil {
+			got = status.Convert(err)
+		}
+	}
+	if got.Code() != codes.InvalidArgument || !strings.Contains(got.Message(), "1000 bytes") || len(got.Details()) == 0 {
+		t.Errorf("the stream ended with %v", got)
+	}
+}
+
+// raw is a stream of bytes to the procedure, and the trailers of what is answered.
+func raw(t *testing.T, h http.Handler) (to *io.PipeWriter, trailers <-chan http.Header) {
+	t.Helper()
+	from, to := io.Pipe()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, fronttest.Serve(t, h)+"/inference.GRPCInferenceService/ModelStreamInfer", from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Content-Type", "application/grpc")
+	answers, client := make(chan http.Header, 1), fronttest.Client(t, true)
+	var asking sync.WaitGroup
+	asking.Go(func() {
+		defer close(answers)
+		response, err := client.Do(r)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer response.Body.Close()
+		// The trailers are behind the body.
+		_, _ = io.ReadAll(response.Body)
+		answers <- response.Trailer
+	})
+	t.Cleanup(func() {
+		_ = to.Close()
+		asking.Wait()
+	})
+	return to, answers
+}
+
+func TestBytesThatAreNoMessageEndTheirStream(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		bytes, status, text string
+	}{
+		"no message":        {"\x00\x00\x00\x00\x01\xff", "3", "cannot be decoded"},
+		"half a message":    {"\x00\x00\x00\x00\x05a", "13", "promised 5 bytes"},
+		"half a prefix":     {"\x00\x00", "13", "incomplete envelope"},
+		"a message too big": {"\x00\xff\xff\xff\xff", "3", "larger than"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			to, trailers := raw(t, handler(&fronttest.Caller{}, procedure.Settings{}))
+			_, _ = to.Write([]byte(row.bytes))
+			_ = to.Close()
+			if got := await(t, trailers); got.Get("Grpc-Status") != row.status || !strings.Contains(got.Get("Grpc-Message"), row.text) {
+				t.Errorf("got %v", got)
+			}
+		})
+	}
+}
+
+// A caller may think between its messages for as long as it likes; within one it has
+// to go on.
+func TestSilenceIsForBetweenMessages(t *testing.T) {
+	t.Parallel()
+	const patience = 50 * time.Millisecond
+	caller := &fronttest.Caller{}
+	h := handler(caller, procedure.Settings{Patience: patience})
+	s := talk(t.Context(), t, h)
+	for _, id := range []string{"a", "b"} {
+		<-time.After(4 * patience)
+		send(t, s, asks("simple", id))
+		if got := said(t, s); got != id+" last" {
+			t.Errorf("got %q", got)
+		}
+	}
+	hangUp(t, s)
+	to, trailers := raw(t, h)
+	_, _ = to.Write([]byte("\x00\x00\x00\x00\x05a"))
+	if got := await(t, trailers); got.Get("Grpc-Status") != "4" || !strings.Contains(got.Get("Grpc-Message"), "50ms") {
+		t.Errorf("got %v", got)
+	}
+}
+
+// floods emits large words until that fails, and tells why it did.
+type floods struct {
+	fronttest.Caller
+
+	ended chan error
+}
+
+func (f *floods) Stream(_ context.Context, _ *call.Request, emit func(call.Chunk) error) (*call.Response, error) {
+	for {
+		if err := emit(fronttest.Words(strings.Repeat("w", 256<<10))[0]); err != nil {
+			f.ended <- err
+			return nil, err
+		}
+	}
+}
+
+func TestAStreamThatIsNotReadEnds(t *testing.T) {
+	t.Parallel()
+	caller := &floods{ended: make(chan error, 1)}
+	s := talk(t.Context(), t, handler(caller, procedure.Settings{Patience: 200 * time.Millisecond}))
+	send(t, s, asks("simple", "a"))
+	if err := await(t, caller.ended); fault.From(err).Reason != fault.Cancelled {
+		t.Errorf("it ended with %v", err)
+	}
+}
+
+func TestAChunkIsReadBeforeTheNextIsThere(t *testing.T) {
+	t.Parallel()
+	caller := fronttest.NewTold()
+	s := talk(t.Context(), t, handler(caller, procedure.Settings{}))
+	send(t, s, asks("simple", "a"))
+	for i, word := range fronttest.Words("one", "two", "three") {
+		caller.Emit <- word
+		if got := said(t, s); got != "a "+[]string{"one", "two", "three"}[i] {
+			t.Errorf("got %q", got)
+		}
+	}
+	close(caller.Emit)
+	hangUp(t, s)
+}
+
+func TestAGatewayThatStopsEndsItsStreamsWhenTheyAreAnswered(t *testing.T) {
+	t.Parallel()
+	stopping := make(chan struct{})
+	caller := hold(1)
+	h := handler(caller, procedure.Settings{Stopping: stopping})
+	idle, busy := talk(t.Context(), t, h), talk(t.Context(), t, h)
+	send(t, busy, asks("simple", "a"))
+	<-caller.began
+	close(stopping)
+	if got := ended(t, idle); got.Code() != codes.Unavailable || !strings.Contains(got.Message(), "another stream") {
+		t.Errorf("the idle one ended with %v", got)
+	}
+	close(caller.gate("simple"))
+	if got := said(t, busy); got != "a simple last" {
+		t.Errorf("got %q", got)
+	}
+	if got := ended(t, busy); got.Code() != codes.Unavailable {
+		t.Errorf("the busy one ended with %v", got)
+	}
+}
+
+// purse is a budget of so many bytes.
+type purse struct {
+	bound int64
+	taken atomic.Int64
+}
+
+func (p *purse) Take(n int64) *fault.Fault {
+	if p.taken.Add(n) > p.bound {
+		p.taken.Add(-n)
+		return fault.New(fault.Overloaded, "no more")
+	}
+	return nil
+}
+
+func (p *purse) Give(n int64) { p.taken.Add(-n) }
+
+func TestALongStreamTakesNoMoreOfTheBudgetThanItsMessages(t *testing.T) {
+	t.Parallel()
+	budget := &purse{bound: 10_000}
+	s := talk(t.Context(), t, body.Budgeted(handler(&fronttest.Caller{}, procedure.Settings{}), budget))
+	large := asks("simple", "a")
+	large.Parameters["x"] = &oipv2.InferParameter{ParameterChoice: &oipv2.InferParameter_StringParam{StringParam: strings.Repeat("x", 5000)}}
+	for range 10 {
+		send(t, s, large)
+		if got := said(t, s); got != "a last" {
+			t.Fatalf("got %q", got)
+		}
+	}
+	hangUp(t, s)
+	if left := budget.taken.Load(); left < 0 || left > 6000 {
+		t.Errorf("%d bytes are taken", left)
+	}
+}

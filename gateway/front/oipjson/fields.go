@@ -1,0 +1,141 @@
+package oipjson
+
+import (
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/sdk/go/tensor"
+)
+
+// maxFields bounds the members of a flat object: inputs, parameters and an id.
+const maxFields = payload.MaxParts + payload.MaxParameters + 1
+
+// Field is a member of a flat object, as the generate extension has them: its value
+// is what the model makes of it.
+type Field struct {
+	Name string
+	// JSON is the value as it stands.
+	JSON []byte
+	// depth is that of the value in its body.
+	depth int
+}
+
+// DecodeFields reads an object, of which each member comes once.
+func DecodeFields(body []byte) ([]Field, error) {
+	s := &scanner{data: body}
+	var out []Field
+	seen := map[string]bool{}
+	err := s.object(func(key string) error {
+		switch {
+		case seen[key]:
+			return wrong(clip(key), "is there twice")
+		case len(out) == maxFields:
+			return wrong(clip(key), "is one member too many; at most %d are taken", maxFields)
+		}
+		seen[key] = true
+		s.next()
+		field := Field{Name: key, depth: s.depth}
+		start := s.at
+		err := s.skip()
+		field.JSON = s.data[start:s.at:s.at]
+		out = append(out, field)
+		return err
+	})
+	if err == nil {
+		err = s.end()
+	}
+	if err != nil {
+		return nil, classify(err)
+	}
+	return out, nil
+}
+
+func (f Field) scanner() *scanner { return &scanner{data: f.JSON, depth: f.depth} }
+
+// Text returns the value where it is a string.
+func (f Field) Text() (string, bool) {
+	s := f.scanner()
+	if s.next() != '"' {
+		return "", false
+	}
+	out, err := s.text()
+	return out, err == nil
+}
+
+// Scalar reports whether the value is a string, a number or a boolean.
+func (f Field) Scalar() bool {
+	switch f.scanner().next() {
+	case '{', '[', 'n':
+		return false
+	}
+	return true
+}
+
+// Parameter returns the value of a scalar as a parameter's.
+func (f Field) Parameter() (payload.Value, error) {
+	d := decoder{scanner: *f.scanner()}
+	out, err := d.parameter(clip(f.Name))
+	return out, classified(err)
+}
+
+// Parameters returns the value as parameters, which is an object of scalars.
+func (f Field) Parameters() (payload.Parameters, error) {
+	d := decoder{scanner: *f.scanner()}
+	out, err := d.parameters(clip(f.Name))
+	return out, classified(err)
+}
+
+// Tensor returns the value as a tensor of the datatype: a scalar as one element, a
+// list as one axis. The shape is of that rank at least, led by axes of one.
+func (f Field) Tensor(d tensor.Datatype, rank int) (tensor.Tensor, error) {
+	path := clip(f.Name)
+	data, s := f.JSON, f.scanner()
+	n := int64(1)
+	switch s.next() {
+	case '[':
+		n = 0
+		if err := s.array(func(int) error { n++; return s.skip() }); err != nil {
+			return tensor.Tensor{}, classify(err)
+		}
+	case '{', 'n':
+		return tensor.Tensor{}, wrong(path, "is no string, number or boolean, and no list of such")
+	default:
+		data = append(append([]byte{'['}, data...), ']')
+	}
+	out := tensor.Tensor{Datatype: d, Shape: []int64{n}}
+	var err error
+	if out.Raw, err = elements(&scanner{data: data, depth: f.depth}, path, out); err != nil {
+		return tensor.Tensor{}, classify(err)
+	}
+	out.Shape = leading(rank, n)
+	return out, nil
+}
+
+// leading returns a shape whose last axis has n elements, and all before it one.
+func leading(rank int, n int64) []int64 {
+	out := make([]int64, min(max(rank, 1), tensor.MaxRank))
+	for i := range out {
+		out[i] = 1
+	}
+	out[len(out)-1] = n
+	return out
+}
+
+func classified(err error) error {
+	if err == nil {
+		return nil
+	}
+	return classify(err)
+}
+
+// AppendValue appends a tensor's data as such: one element as a scalar, more as a
+// list, in row-major order.
+func AppendValue(dst []byte, p payload.Part) ([]byte, error) {
+	path := "outputs." + p.Name
+	if err := p.Tensor.Validate(); err != nil {
+		return dst, invalidOutput(path, err)
+	}
+	if n, _ := tensor.Elements(p.Tensor.Shape); n == 1 {
+		return appendData(dst, path, *p.Tensor)
+	}
+	dst, err := appendData(append(dst, '['), path, *p.Tensor)
+	return append(dst, ']'), err
+}
