@@ -18,6 +18,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/mesh/result"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/schema"
 )
 
 // Host is one running host of a stage.
@@ -25,6 +26,7 @@ type Host struct {
 	settings Settings
 	metrics  *metrics
 	spec     runner.Spec
+	contract *schema.Contract
 	bus      *bus.Bus
 	results  *result.Store
 	dead     *deadletter.Store
@@ -145,8 +147,25 @@ func (h *Host) startRunner(ctx context.Context) error {
 	if err := h.settings.Runner.Start(ctx); err != nil {
 		return fmt.Errorf("stage %s: start of the runner: %w", h.settings.Stage, err)
 	}
-	h.spec = h.settings.Runner.Spec()
+	if err := h.agree(); err != nil {
+		return fmt.Errorf("stage %s: %w", h.settings.Stage, err)
+	}
 	h.settings.Logger.Info("runner ready", "took", time.Since(begin).Round(time.Millisecond))
+	return nil
+}
+
+// agree settles what the stage takes and gives. A runner that could be started and
+// cannot serve is stopped.
+func (h *Host) agree() error {
+	spec, err := h.settings.complete(h.settings.Runner.Spec())
+	if err == nil {
+		h.contract, err = schema.Compile(spec)
+	}
+	if err != nil {
+		h.stopRunner()
+		return err
+	}
+	h.spec = spec
 	return nil
 }
 
@@ -156,7 +175,7 @@ func (h *Host) place() {
 	if r, ok := s.Runner.(runner.Placed); ok {
 		r.Place(runner.Place{
 			Stage: string(s.Stage), Host: string(s.Host), MaxSize: s.Batch.MaxSize, StartTimeout: s.StartTimeout,
-			Logger: s.Logger, Meter: s.Meter,
+			Complete: s.complete, Logger: s.Logger, Meter: s.Meter,
 		})
 	}
 }
