@@ -4,6 +4,9 @@
 //	text, err := msgpack.ToJSON(data, 16<<20)
 //	data, err = msgpack.AppendJSON(nil, text)
 //
+// Members, Elements and Binary look into a document without turning it into anything,
+// and what begins with Append writes one.
+//
 // # What JSON cannot say
 //
 // Binary strings, extensions and timestamps, maps with keys that are no strings,

@@ -15,14 +15,23 @@ const MaxDepth = 64
 // ToJSON returns the one document that data is, as JSON of at most limit bytes. An
 // error is an *Error.
 func ToJSON(data []byte, limit int) ([]byte, error) {
-	w := writer{left: data, out: make([]byte, 0, min(2*len(data), limit)), limit: limit}
-	if err := w.value(0); err != nil {
+	out, err := AppendAsJSON(make([]byte, 0, min(2*len(data), limit)), data, limit)
+	if err != nil {
 		return nil, err
 	}
-	if len(w.left) > 0 {
-		return nil, wrong("goes on after its end, for %d bytes", len(w.left))
+	return out, nil
+}
+
+// AppendAsJSON is ToJSON that appends; the limit is of all that dst has then.
+func AppendAsJSON(dst, data []byte, limit int) ([]byte, error) {
+	w := writer{left: data, out: dst, limit: limit}
+	if err := w.value(0); err != nil {
+		return dst, err
 	}
-	return w.out, nil
+	if len(w.out) > limit {
+		return dst, w.long()
+	}
+	return w.out, ended(w.left)
 }
 
 // writer writes what is left of a document.
@@ -33,7 +42,7 @@ type writer struct {
 
 func (w *writer) value(depth int) error {
 	if len(w.out) > w.limit {
-		return wrong("is more than %d bytes as JSON", w.limit)
+		return w.long()
 	}
 	if depth > MaxDepth {
 		return wrong("nests deeper than %d", MaxDepth)
@@ -47,6 +56,8 @@ func (w *writer) value(depth int) error {
 		return w.scalar(kind)
 	}
 }
+
+func (w *writer) long() error { return wrong("is more than %d bytes as JSON", w.limit) }
 
 func (w *writer) scalar(kind msgp.Type) (err error) {
 	switch kind {
@@ -117,15 +128,31 @@ func (w *writer) float(f float64, err error) error {
 }
 
 func (w *writer) text() error {
-	text, left, err := msgp.ReadStringZC(w.left)
+	text, left, err := readText(w.left)
 	if err != nil {
-		return unread(err)
-	}
-	if !utf8.Valid(text) {
-		return wrong("is text that is not UTF-8")
+		return err
 	}
 	w.left, w.out = left, appendString(w.out, text)
 	return nil
+}
+
+// readText reads a string, which shares the data.
+func readText(data []byte) (text, left []byte, err error) {
+	if text, left, err = msgp.ReadStringZC(data); err != nil {
+		return nil, nil, unread(err)
+	}
+	if !utf8.Valid(text) {
+		return nil, nil, wrong("is text that is not UTF-8")
+	}
+	return text, left, nil
+}
+
+// readKey reads a key, which is a string.
+func readKey(data []byte) (key, left []byte, err error) {
+	if len(data) > 0 && msgp.NextType(data) != msgp.StrType {
+		return nil, nil, wrong("has a key that is no string, which JSON cannot say")
+	}
+	return readText(data)
 }
 
 func (w *writer) list(depth int) error {
@@ -156,30 +183,17 @@ func (w *writer) object(depth int) error {
 		if i > 0 {
 			w.out = append(w.out, ',')
 		}
-		key, err := w.key()
+		key, left, err := readKey(w.left)
 		if err != nil {
 			return err
 		}
+		w.left, w.out = left, append(appendString(w.out, key), ':')
 		if err := w.value(depth + 1); err != nil {
 			return within(err, string(key))
 		}
 	}
 	w.out = append(w.out, '}')
 	return nil
-}
-
-// key takes a key, which is a string.
-func (w *writer) key() ([]byte, error) {
-	if kind := msgp.NextType(w.left); kind != msgp.StrType && len(w.left) > 0 {
-		return nil, wrong("has a key that is no string, which JSON cannot say")
-	}
-	begin := w.left
-	if err := w.text(); err != nil {
-		return nil, err
-	}
-	w.out = append(w.out, ':')
-	key, _, _ := msgp.ReadStringZC(begin)
-	return key, nil
 }
 
 // appendString appends text that is UTF-8 as a JSON string.

@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -132,6 +134,64 @@ func TestAnythingThatMessagePackSaysIsWhole(t *testing.T) {
 	} {
 		if err := msgpack.Check(data); err == nil {
 			t.Errorf("%s is taken", name)
+		}
+	}
+}
+
+func TestADocumentIsLookedInto(t *testing.T) {
+	t.Parallel()
+	data := msgpack.AppendMap(nil, 2)
+	data = msgpack.AppendBinary(msgpack.AppendString(data, "raw"), []byte{1, 2})
+	data = msgpack.AppendList(msgpack.AppendString(data, "list"), 2)
+	data = msgpack.AppendScalar(msgpack.AppendInt(data, 7), 0.5)
+	var got []string
+	err := msgpack.Members(data, func(key string, value []byte) error {
+		if raw, ok := msgpack.Binary(value); ok {
+			got = append(got, fmt.Sprintf("%s %x", key, raw))
+			return nil
+		}
+		return msgpack.Elements(value, func(i int, value []byte) error {
+			text, err := msgpack.ToJSON(value, limit)
+			got = append(got, fmt.Sprintf("%s[%d] %s", key, i, text))
+			return err
+		})
+	})
+	if want := []string{"raw 0102", "list[0] 7", "list[1] 0.5"}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("got %q, %v", got, err)
+	}
+	enough := errors.New("enough")
+	for name, err := range map[string]error{
+		"members": msgpack.Members(data, func(string, []byte) error { return enough }),
+		"elements": msgpack.Elements(listOf([]byte{1}, []byte{2}), func(i int, _ []byte) error {
+			if i > 0 {
+				t.Error("it went on")
+			}
+			return enough
+		}),
+	} {
+		if !errors.Is(err, enough) {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+}
+
+func TestWhatIsNotThereIsNotLookedInto(t *testing.T) {
+	t.Parallel()
+	for name, data := range map[string][]byte{
+		"nothing": nil, "a number": {1}, "a map that lies": {0xdf, 0xff, 0xff, 0xff, 0xff}, "a list that lies": {0xdd, 0xff, 0xff, 0xff, 0xff},
+		"a key of numbers": {0x81, 1, 1}, "half": {0x81, 0xa1, 'a'}, "more": {0x80, 1}, "more than a list": {0x90, 1},
+	} {
+		members := msgpack.Members(data, func(string, []byte) error { return nil })
+		elements := msgpack.Elements(data, func(int, []byte) error { return nil })
+		for _, err := range []error{members, elements} {
+			if _, ok := errors.AsType[*msgpack.Error](err); !ok {
+				t.Errorf("%s: %v, %v", name, members, elements)
+			}
+		}
+	}
+	for name, data := range map[string][]byte{"a lie": {0xc6, 0xff, 0xff, 0xff, 0xff, 1}, "text": {0xa1, 'a'}, "more": {0xc4, 1, 1, 1}} {
+		if raw, ok := msgpack.Binary(data); ok {
+			t.Errorf("%s is %x", name, raw)
 		}
 	}
 }

@@ -6,16 +6,21 @@ import "github.com/tinylib/msgp/msgp"
 // can say. An error is an *Error.
 func Check(data []byte) error {
 	left, err := skip(data, 0)
-	if err == nil && len(left) > 0 {
-		err = wrong("goes on after its end, for %d bytes", len(left))
+	if err != nil {
+		return err
 	}
-	return err
+	return ended(left)
 }
 
-// Skip returns what comes after the document that data begins with. An error is an
-// *Error.
-func Skip(data []byte) (left []byte, err error) { return skip(data, 0) }
+// ended makes sure that nothing is left after a document.
+func ended(left []byte) error {
+	if len(left) > 0 {
+		return wrong("goes on after its end, for %d bytes", len(left))
+	}
+	return nil
+}
 
+// skip returns what comes after the document that data begins with.
 func skip(data []byte, depth int) ([]byte, error) {
 	if depth > MaxDepth {
 		return nil, wrong("nests deeper than %d", MaxDepth)
