@@ -64,7 +64,7 @@ var importTable = rules{
 		// What follows the registry, and says what fits: it serves a catalog.
 		{
 			packages:  list("gateway/pipelines"),
-			mayImport: list(proto, tensor, fault, payload, pipeline, "discovery", "discovery/mirror", "gateway/catalog"),
+			mayImport: list(proto, tensor, fault, payload, msgpack, pipeline, "discovery", "discovery/mirror", "gateway/catalog"),
 		},
 		{packages: list("gateway/load"), mayImport: list(pipeline), pure: true},
 		{
@@ -101,6 +101,8 @@ var importTable = rules{
 		},
 		{packages: list("github.com/nats-io/nats-server/..."), mayAppearIn: list("services/local"), andInTests: true},
 		{packages: list("github.com/hashicorp/consul/..."), mayAppearIn: list("discovery/consul")},
+		{packages: list("github.com/santhosh-tekuri/jsonschema/v6/..."), mayAppearIn: list("stagehost/schema")},
+		{packages: list("github.com/tinylib/msgp/..."), mayAppearIn: list(msgpack), andInTests: true},
 		{
 			packages:    list("go.opentelemetry.io/otel/sdk/...", "go.opentelemetry.io/otel/exporters/..."),
 			mayAppearIn: list("mesh/telemetry"),
