@@ -18,20 +18,22 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/mesh/result"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/schema"
 )
 
 // Host is one running host of a stage.
 type Host struct {
 	settings Settings
 	// unbound says that nobody has said how many items it holds.
-	unbound bool
-	metrics *metrics
-	spec    runner.Spec
-	bus     *bus.Bus
-	results *result.Store
-	dead    *deadletter.Store
-	starts  *attempt.Book
-	puller  *bus.Puller
+	unbound  bool
+	metrics  *metrics
+	spec     runner.Spec
+	contract *schema.Contract
+	bus      *bus.Bus
+	results  *result.Store
+	dead     *deadletter.Store
+	starts   *attempt.Book
+	puller   *bus.Puller
 	// born is when this process became a host.
 	born time.Time
 	// ackWait is how long the queues wait for a word about an item.
@@ -149,12 +151,28 @@ func (h *Host) startRunner(ctx context.Context) error {
 	if err := h.settings.Runner.Start(ctx); err != nil {
 		return fmt.Errorf("stage %s: start of the runner: %w", h.settings.Stage, err)
 	}
-	h.spec = h.settings.Runner.Spec()
-	if err := h.adapt(); err != nil {
-		return errors.Join(err, h.settings.Runner.Stop(ctx))
+	if err := h.agree(); err != nil {
+		return fmt.Errorf("stage %s: %w", h.settings.Stage, err)
 	}
 	h.settings.Logger.Info("runner ready", "took", time.Since(begin).Round(time.Millisecond))
 	return nil
+}
+
+// agree settles what the stage takes and gives, and how. A runner that could be started and
+// cannot serve is stopped.
+func (h *Host) agree() error {
+	spec, err := h.settings.complete(h.settings.Runner.Spec())
+	if err == nil {
+		h.contract, err = schema.Compile(spec)
+	}
+	if err == nil {
+		h.spec = spec
+		err = h.adapt()
+	}
+	if err != nil {
+		h.stopRunner()
+	}
+	return err
 }
 
 // place tells the runner where it serves, if it wants to know.
@@ -163,7 +181,7 @@ func (h *Host) place() {
 	if r, ok := s.Runner.(runner.Placed); ok {
 		r.Place(runner.Place{
 			Stage: string(s.Stage), Host: string(s.Host), MaxSize: s.Batch.MaxSize, StartTimeout: s.StartTimeout,
-			Logger: s.Logger, Meter: s.Meter,
+			Complete: s.complete, Logger: s.Logger, Meter: s.Meter,
 		})
 	}
 }

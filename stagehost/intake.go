@@ -59,7 +59,7 @@ func (h *Host) queueWait(d bus.Delivery) time.Duration {
 // fit makes the item fit the runner, or says why it does not.
 func (h *Host) fit(it *item) *fault.Fault {
 	hop := it.env.Hop()
-	fitted, err := schema.Fit(h.spec, it.env.Parts, it.env.Kept, hop.Inputs)
+	fitted, err := h.contract.Fit(it.env.Parts, it.env.Kept, hop.Inputs)
 	if err == nil && it.env.Position == 0 {
 		// What a caller sends and nobody takes is a mistake. What a step puts
 		// out and the next does not take is a choice of the pipeline.

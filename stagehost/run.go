@@ -13,7 +13,6 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
-	"github.com/stagemesh/stagemesh/stagehost/schema"
 )
 
 // run is one batch at the runner, and the sink for its items' outcomes.
@@ -190,7 +189,7 @@ func (h *Host) become(it *item, o runner.Outcome) became {
 		logPanic(h.settings.Logger, o.Fault)
 		return became{fault: o.Fault}
 	}
-	parts, err := schema.Outputs(h.spec, o.Parts, it.inputs)
+	parts, err := h.contract.Outputs(o.Parts, it.inputs)
 	if err != nil {
 		return became{fault: fault.From(err)}
 	}
@@ -221,7 +220,7 @@ func (r *run) Chunk(i int, parts []payload.Part) error {
 	if !it.env.Last() {
 		return fault.New(fault.NotSupported, "only the last stage of a pipeline may answer in chunks")
 	}
-	if err := schema.Travels(parts); err != nil {
+	if err := r.host.contract.Chunk(parts); err != nil {
 		return err
 	}
 	if it.env.TakesChunks {

@@ -18,6 +18,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/secretfile"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/schema"
 )
 
 // Settings are what a host is made of.
@@ -33,7 +34,10 @@ type Settings struct {
 	Labels   map[string]string
 
 	Runner runner.Runner
-	Batch  batch.Settings
+	// Inputs and Outputs add to what the runner says of itself, or narrow it; they
+	// are all that is known of one that says nothing. See schema.Complete.
+	Inputs, Outputs []runner.PartSpec
+	Batch           batch.Settings
 	// Stream bounds the silence of a runner that answers in chunks.
 	Stream StreamSettings
 	// BatchBy names the parameters that items of one batch must agree on.
@@ -135,6 +139,11 @@ func (s Settings) room() int {
 	return maxBatches*s.Batch.MaxSize*slots + inFlightSlack
 }
 
+// complete is what a stage takes and gives whose runner says that.
+func (s Settings) complete(said runner.Spec) (runner.Spec, error) {
+	return schema.Complete(said, s.Inputs, s.Outputs)
+}
+
 func orDefault[T comparable](value *T, otherwise T) {
 	var zero T
 	if *value == zero {
@@ -153,6 +162,8 @@ func (s Settings) Validate() error {
 		pipeline.ValidName("stage", string(s.Stage)),
 		pipeline.ValidName("host", string(s.Host)),
 		s.Batch.Validate(),
+		schema.ValidParts("inputs", s.Inputs),
+		schema.ValidParts("outputs", s.Outputs),
 		s.validateBounds(),
 	)
 }

@@ -2,6 +2,7 @@ package stagehost
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -46,9 +47,9 @@ func (h *Host) adapt() error {
 	case streams && s.Batch.Mode == "":
 		s.Batch.Mode = batch.Stream
 	case streams && s.Batch.Mode != batch.Stream:
-		return fmt.Errorf("stage %s: batch.mode: %s is for runners of batches, and this one answers in chunks; use stream, or leave the key out", s.Stage, s.Batch.Mode)
+		return fmt.Errorf("batch.mode: %s is for runners of batches, and this one answers in chunks; use stream, or leave the key out", s.Batch.Mode)
 	case !streams && s.Batch.Mode == batch.Stream:
-		return fmt.Errorf("stage %s: batch.mode: stream is for runners that answer in chunks, and this one does not; leave the key out", s.Stage)
+		return errors.New("batch.mode: stream is for runners that answer in chunks, and this one does not; leave the key out")
 	}
 	if h.unbound {
 		s.MaxInFlight = s.room()

@@ -7,6 +7,7 @@ import (
 
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
+	"github.com/stagemesh/stagemesh/mesh/msgpack"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
@@ -90,8 +91,18 @@ func mediaFit(given, want []string) bool {
 		return true
 	}
 	return slices.ContainsFunc(given, func(a string) bool {
-		return slices.ContainsFunc(want, func(b string) bool { return covers(a, b) || covers(b, a) || bare(a) == payload.OctetStream })
+		return slices.ContainsFunc(want, func(b string) bool {
+			return covers(a, b) || covers(b, a) || bare(a) == payload.OctetStream || isJSON(a) && covers(b, jsonType)
+		})
 	})
+}
+
+const jsonType = "application/json"
+
+// isJSON reports whether a stage that takes JSON takes the type: a host turns
+// MessagePack into it.
+func isJSON(mediaType string) bool {
+	return strings.HasSuffix(bare(mediaType), "+json") || msgpack.Is(mediaType)
 }
 
 // covers reports whether a pattern such as image/* means what another does.

@@ -10,6 +10,7 @@ const (
 	sdk       = "sdk/go/..."
 	fault     = "mesh/fault"
 	payload   = "mesh/payload"
+	msgpack   = "mesh/msgpack"
 	pipeline  = "mesh/pipeline"
 	envelope  = "mesh/envelope"
 	bus       = "mesh/bus"
@@ -33,6 +34,7 @@ var importTable = rules{
 		// What gateway and hosts share: to the right may import to the left.
 		{packages: list(fault), mayImport: list(proto)},
 		{packages: list(payload), mayImport: list(proto, tensor, fault)},
+		{packages: list(msgpack), mayImport: list(fault)},
 		{packages: list(pipeline), mayImport: list(proto, tensor, fault, payload)},
 		{packages: list(envelope), mayImport: list(proto, tensor, fault, payload, pipeline)},
 		{packages: list(auth), mayImport: list(secrets, tlstest)},
@@ -52,7 +54,7 @@ var importTable = rules{
 		// The stage host.
 		{packages: list("stagehost/batch", "stagehost/ledger", "stagehost/runner/worker/supervise"), mayImport: list(fault, pipeline), pure: true},
 		{packages: list("stagehost/runner", "stagehost/runner/*", "stagehost/runner/worker/spawn"), mayImport: list(fault, payload, sdk, runner)},
-		{packages: list("stagehost/schema"), mayImport: list(fault, payload, sdk, "stagehost/runner")},
+		{packages: list("stagehost/schema"), mayImport: list(fault, payload, msgpack, sdk, "stagehost/runner")},
 		{packages: list("stagehost/stageapi"), mayImport: list(proto, fault, payload, pipeline, envelope, "stagehost/runner")},
 		{packages: list("stagehost/modelcache"), mayImport: list(fault, payload, "stagehost/runner")},
 		{packages: list("stagehost"), mayImport: list(proto, sdk, "mesh/...", "stagehost/...", discovery)},
@@ -62,14 +64,14 @@ var importTable = rules{
 		// What follows the registry, and says what fits: it serves a catalog.
 		{
 			packages:  list("gateway/pipelines"),
-			mayImport: list(proto, tensor, fault, payload, pipeline, "discovery", "discovery/mirror", "gateway/catalog"),
+			mayImport: list(proto, tensor, fault, payload, msgpack, pipeline, "discovery", "discovery/mirror", "gateway/catalog"),
 		},
 		{packages: list("gateway/load"), mayImport: list(pipeline), pure: true},
 		{
 			packages:  list("gateway/call"),
 			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/result", "mesh/claim", "gateway/admit", "gateway/correlate", "gateway/catalog", "gateway/load"),
 		},
-		{packages: list("gateway/front/*"), mayImport: list(proto, tensor, fault, payload, pipeline, secrets, "gateway/call", "gateway/front/*")},
+		{packages: list("gateway/front/*"), mayImport: list(proto, tensor, fault, payload, msgpack, pipeline, secrets, "gateway/call", "gateway/front/*")},
 		// What the operators' port shows is what the stores keep: it reads letters
 		// and their items, through interfaces of its own. A front, so never the bus.
 		{
@@ -99,6 +101,8 @@ var importTable = rules{
 		},
 		{packages: list("github.com/nats-io/nats-server/..."), mayAppearIn: list("services/local"), andInTests: true},
 		{packages: list("github.com/hashicorp/consul/..."), mayAppearIn: list("discovery/consul")},
+		{packages: list("github.com/santhosh-tekuri/jsonschema/v6/..."), mayAppearIn: list("stagehost/schema")},
+		{packages: list("github.com/tinylib/msgp/..."), mayAppearIn: list(msgpack), andInTests: true},
 		{
 			packages:    list("go.opentelemetry.io/otel/sdk/...", "go.opentelemetry.io/otel/exporters/..."),
 			mayAppearIn: list("mesh/telemetry"),

@@ -184,8 +184,11 @@ type Stage struct {
 	Runner map[string]config.Section `yaml:"runner"`
 	// Hosts is how many hosts of the stage a process that runs the whole mesh
 	// has, 1 where 0.
-	Hosts int   `yaml:"hosts"`
-	Batch Batch `yaml:"batch"`
+	Hosts int `yaml:"hosts"`
+	// Inputs and Outputs add to what the runner says that it takes and gives.
+	Inputs  []Part `yaml:"inputs"`
+	Outputs []Part `yaml:"outputs"`
+	Batch   Batch  `yaml:"batch"`
 	// Stream bounds the silence of a runner that answers in chunks.
 	Stream Stream `yaml:"stream"`
 	// MaxInFlight bounds the items that a host holds.

@@ -10,6 +10,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
+	"github.com/stagemesh/stagemesh/stagehost/schema"
 )
 
 // DefaultBatch is the batching of a stage that says nothing: in eager mode, or in
@@ -33,11 +34,14 @@ func (f *File) Host(stage string) (stagehost.Settings, error) {
 		Listen: s.Listen, CertFile: f.relative(s.CertFile), KeyFile: f.relative(s.KeyFile), ServerName: s.ServerName, Labels: s.Labels, StartTimeout: s.StartTimeout, DrainTimeout: s.DrainTimeout,
 	}
 	out.Queue.MaxAge = f.Gateway.MaxTimeout
-	var err error
+	var err, inputs, outputs error
+	out.Inputs, inputs = f.parts("inputs", s.Inputs)
+	out.Outputs, outputs = f.parts("outputs", s.Outputs)
+	written := errors.Join(inputs, outputs, s.validate())
 	if out.Runner, err = f.runner(stage); err != nil {
-		return out, errors.Join(err, f.At(errors.Join(s.validate(), out.Batch.Validate()), "stages", stage))
+		return out, errors.Join(err, f.At(errors.Join(written, out.Batch.Validate()), "stages", stage))
 	}
-	return out, f.At(errors.Join(s.validate(), validateHost(out)), "stages", stage)
+	return out, f.At(errors.Join(written, validateHost(out)), "stages", stage)
 }
 
 func (q Queue) settings() stagehost.QueueSettings {
@@ -51,7 +55,12 @@ func (q Queue) settings() stagehost.QueueSettings {
 // mesh is checked elsewhere.
 func validateHost(s stagehost.Settings) error {
 	s.Mesh, s.Host = "any", "any"
-	return s.Validate()
+	if err := s.Validate(); err != nil {
+		return err
+	}
+	// Many runners say only once they have started what they take and give.
+	_, err := schema.Complete(s.Runner.Spec(), s.Inputs, s.Outputs)
+	return err
 }
 
 func (b Batch) settings() batch.Settings {

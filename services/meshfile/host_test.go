@@ -1,6 +1,7 @@
 package meshfile_test
 
 import (
+	"encoding/json"
 	"errors"
 	"io/fs"
 	"os"
@@ -19,6 +20,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/result"
+	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 	"github.com/stagemesh/stagemesh/services/imagedecode"
 	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/services/onnx"
@@ -27,6 +29,7 @@ import (
 	"github.com/stagemesh/stagemesh/services/topk"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
 func mustParse(t *testing.T, text string) *meshfile.File {
@@ -175,6 +178,68 @@ stages:
 }
 
 // Zero is a value for a time to wait, and none for a size.
+func TestPartsOfAStageAreRead(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	if err := os.WriteFile(filepath.Join(folder, "total.json"), []byte(`{"type": "number"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := meshfile.Parse("m.yaml", []byte(`
+mesh: m
+stages:
+  a:
+    runner: {echo: {}}
+    inputs:
+      - name: order
+        content_types: [application/json]
+        description: what is bought
+        schema:
+          type: object
+          properties: {price: {type: number, minimum: 0, maximum: 0.5}, paid: {const: true}}
+      - {name: weights, datatype: FP32, shape: [-1, 3], optional: true}
+      - {name: scale, datatype: FP64, shape: []}
+    outputs:
+      - {name: total, schema_file: total.json}
+`), folder, runners.All()...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := host(t, f, "a")
+	wantInputs := []runner.PartSpec{
+		{
+			Name: "order", ContentTypes: []string{"application/json"}, Description: "what is bought",
+			Schema: json.RawMessage(`{"properties":{"paid":{"const":true},"price":{"maximum":0.5,"minimum":0,"type":"number"}},"type":"object"}`),
+		},
+		{Name: "weights", Datatype: tensor.FP32, Shape: []int64{-1, 3}, Optional: true},
+		{Name: "scale", Datatype: tensor.FP64, Shape: []int64{}},
+	}
+	if !reflect.DeepEqual(got.Inputs, wantInputs) {
+		t.Errorf("got %+v", got.Inputs)
+	}
+	if want := []runner.PartSpec{{Name: "total", Schema: json.RawMessage(`{"type": "number"}`)}}; !reflect.DeepEqual(got.Outputs, want) {
+		t.Errorf("got %+v", got.Outputs)
+	}
+}
+
+// What a file says of some inputs of a runner is no reason to refuse a pipeline that
+// feeds others.
+func TestAPipelineIsHeldAgainstWhatIsKnownOfAStageAlone(t *testing.T) {
+	t.Parallel()
+	const text = `
+mesh: m
+stages:
+  a: {runner: {top_k: {k: 1, labels: [a, b]}}, outputs: [{name: labels, shape: [1, 1], datatype: BYTES}]}
+  b: {runner: {worker: {command: [x]}}, inputs: [{name: one, datatype: BOOL, shape: [9]}]}
+  c: {runner: {top_k: {k: 1, labels: [a, b]}}, inputs: [{name: scores, shape: [-1, 2], datatype: FP32}]}
+pipelines:
+  p: {steps: [{name: a, stage: a}, {name: b, stage: b, inputs: {another: labels}}]}
+`
+	mustParse(t, text)
+	if _, err := parse(text + "  q: {steps: [{name: a, stage: a}, {name: c, stage: c, inputs: {scores: labels}}]}\n"); err == nil || !strings.Contains(err.Error(), "pipelines.q") {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestBatchKeepsTheDefaultsOfWhatItDoesNotSay(t *testing.T) {
 	t.Parallel()
 	f := mustParse(t, "mesh: m\nstages:\n  a: {runner: {echo: {}}, batch: {max_wait: 0s}}\n  b: {runner: {echo: {}}, batch: {max_size: 1}}\n")

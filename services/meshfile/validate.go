@@ -18,11 +18,14 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/secretfile"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/schema"
 	"github.com/stagemesh/stagemesh/stagehost/stageapi"
 )
 
 // Validate checks everything that can be told without starting anything: of the
-// files that it names only those that its kinds of runners read to be made.
+// files that it names only those of JSON Schemas, and those that its kinds of runners
+// read to be made.
 func (f *File) Validate() error {
 	hosts, routes, err := f.validated(f.StageNames())
 	if err != nil {
@@ -68,14 +71,31 @@ func known(hosts []stagehost.Settings, routes []pipeline.Pipeline) map[pipeline.
 		}
 	}
 	for _, host := range hosts {
-		spec := host.Runner.Spec()
-		spec.Stream = spec.Stream || host.Batch.Mode == batch.Stream
-		described := stageapi.Description{Spec: spec, Limits: stageapi.Limits{MaxBytes: host.Batch.MaxBytes}}
+		described := stageapi.Description{Spec: specOf(host), Limits: stageapi.Limits{MaxBytes: host.Batch.MaxBytes}}
 		known := pipelines.Stage{Served: true, Durabilities: host.Queue.Durabilities}
 		known.Spec, known.Limits = described.Published()
 		out[host.Stage] = known
 	}
 	return out
+}
+
+// specOf is what a stage takes and gives as far as that is known before its runner has
+// started. What the file says alone may be a part of it.
+func specOf(host stagehost.Settings) runner.Spec {
+	said := host.Runner.Spec()
+	said.Stream = said.Stream || host.Batch.Mode == batch.Stream
+	if spec, err := schema.Complete(said, given(said.Inputs, host.Inputs), given(said.Outputs, host.Outputs)); err == nil {
+		return spec
+	}
+	return said
+}
+
+// given are the parts of the file where the runner says some already.
+func given(said, written []runner.PartSpec) []runner.PartSpec {
+	if len(said) == 0 {
+		return nil
+	}
+	return written
 }
 
 // ValidatePart is Validate for a process that runs these stages and a gateway.

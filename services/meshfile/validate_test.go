@@ -43,6 +43,16 @@ func TestWhatIsWrongIsToldWithItsPlace(t *testing.T) {
 		"an unknown stage key": {stage("batching: {}"), `m.yaml:5:5: stages.a: "batching" is not a key here; there are attempts, batch, cert_file, drain_timeout, hosts,`},
 		"a wrong type":         {stage("batch: {max_size: 0x}"), `m.yaml:5:23: stages.a.batch.max_size: "0x" is not a whole number`},
 
+		"a part's key":              {stage("inputs: [{name: x, type: FP32}]"), `m.yaml:5:24: stages.a.inputs[0]: "type" is not a key here; there are content_types, datatype, description, name, optional, schema, schema_file, shape`},
+		"a part without a name":     {stage("inputs: [{datatype: FP32, shape: [1]}]"), `m.yaml:5:14: stages.a.inputs[0].name: "" is none; a part has one`},
+		"a tensor without a shape":  {stage("inputs: [{name: x, datatype: FP32}]"), "m.yaml:5:24: stages.a.inputs[0].datatype: a tensor has a shape too, such as [-1, 64], or [] for a scalar"},
+		"a shape without datatype":  {stage("outputs: [{name: x, shape: [1]}]"), "m.yaml:5:25: stages.a.outputs[0].shape: without a datatype there is no tensor"},
+		"a schema that is none":     {stage("inputs: [{name: x, schema: {type: money}}]"), `m.yaml:5:24: stages.a.inputs[0].schema: of "x": it is no JSON Schema: schema.type: `},
+		"a schema twice":            {stage("inputs: [{name: x, schema: {}, schema_file: x.json}]"), "m.yaml:5:36: stages.a.inputs[0].schema_file: there is a schema already"},
+		"a schema's file":           {stage("inputs: [{name: x, schema_file: none.json}]"), "m.yaml:5:24: stages.a.inputs[0].schema_file: open testdata/none.json: no such file"},
+		"a runner's contradiction":  {running("{top_k: {k: 1, labels: [a, b]}}\n    inputs: [{name: scores, datatype: FP32, shape: [-1, 3]}]"), "m.yaml:5:45: stages.a.inputs[0].shape: [-1, 3] is not one of the runner's [-1, 2]"},
+		"what no runner's input is": {running("{top_k: {k: 1, labels: [a, b]}}\n    inputs: [{name: score, description: x}]"), `m.yaml:5:15: stages.a.inputs[0].name: the runner has no "score"; it has scores`},
+
 		"a stage's name that is none": {
 			strings.Replace(good, "  a:", "  A.b:", 1),
 			`m.yaml:3:3: stages.A.b: stage name "A.b": use 1 to 63`,

@@ -54,8 +54,12 @@ type Place struct {
 	MaxSize int
 	// StartTimeout is how long a start may take.
 	StartTimeout time.Duration
-	Logger       *slog.Logger
-	Meter        metric.Meter
+	// Complete, where set, returns the spec of the stage for one that the runner
+	// says: a runner that warms up by its spec does so by that. It is a pure
+	// function, and of what it returned it returns the same.
+	Complete func(Spec) (Spec, error)
+	Logger   *slog.Logger
+	Meter    metric.Meter
 }
 
 // Placed is a Runner that is told where it serves, before Start.

@@ -33,7 +33,6 @@ func TestOutputsThatFitAreHandedOn(t *testing.T) {
 		"nothing said":             {runner.Spec{}, schema.Fitted{Rows: 1}, []payload.Part{text("a", "a"), fp32("b", 7)}, []string{"a=a", "b=[7]"}},
 		"nothing at all":           {runner.Spec{}, schema.Fitted{Rows: 1}, nil, []string{}},
 		"without the optional one": {gives(runner.BatchRows, optional(vector("scores"))), schema.Fitted{Rows: 1}, nil, []string{}},
-		"what was sent in chunks":  {runner.Spec{Stream: true, Outputs: scores.Outputs}, schema.Fitted{Rows: 1}, nil, []string{}},
 		"a blob of any type":       {gives(runner.BatchNone, blobSpec("b", "image/png")), schema.Fitted{Rows: 1}, []payload.Part{text("b", "t")}, []string{"b=t"}},
 		"lists of any length":      {gives(runner.BatchNone, vector("scores")), schema.Fitted{Rows: 1}, []payload.Part{fp32("scores", 5, 64)}, []string{"scores=[5 64]"}},
 	}

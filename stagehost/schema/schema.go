@@ -1,11 +1,3 @@
-// Package schema holds a request's parts against what a runner says it takes
-// and gives: it picks the parts that feed each input, checks type and shape,
-// lifts a single row to a batch of one, and gives outputs back in the rank
-// that the caller sent.
-//
-// Everything here is a pure function. Every error about an input is a
-// *fault.Fault of reason INVALID_INPUT that names the input, and one about an
-// output RUNNER_OUTPUT_INVALID.
 package schema
 
 import (
@@ -19,6 +11,7 @@ import (
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/msgpack"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
@@ -234,7 +227,11 @@ func check(spec runner.Spec, inputs []payload.Part) (lifted bool, err error) {
 }
 
 func violation(input string, err error) error {
-	return fault.Newf(fault.InvalidInput, "input %q: %w", input, err).WithViolation("inputs."+input, "%s", err)
+	field, what := "inputs."+input, err.Error()
+	if at, ok := errors.AsType[*msgpack.Error](err); ok {
+		field, what = at.At(field), at.What()
+	}
+	return fault.Newf(fault.InvalidInput, "input %q: %w", input, err).WithViolation(field, "%s", what)
 }
 
 func specOf(spec runner.Spec, name string) (runner.PartSpec, bool) {
@@ -248,7 +245,10 @@ func specOf(spec runner.Spec, name string) (runner.PartSpec, bool) {
 
 func checkOne(axis runner.BatchAxis, want runner.PartSpec, part *payload.Part) (lifted bool, err error) {
 	if !want.IsTensor() {
-		return false, checkBlob(want, *part)
+		if err := checkBlob(want, *part); err != nil {
+			return false, err
+		}
+		return false, asTaken(want, part)
 	}
 	if part.Tensor == nil {
 		return false, fmt.Errorf("is a blob%s, wanted is a tensor %s%s", ofType(part.Blob.ContentType), want.Datatype, shape(want.Shape))
@@ -277,23 +277,10 @@ func checkBlob(want runner.PartSpec, part payload.Part) error {
 	if part.Blob.ContentType == "" || part.Blob.ContentType == payload.OctetStream || len(want.ContentTypes) == 0 {
 		return nil
 	}
-	for _, pattern := range want.ContentTypes {
-		if accepts(pattern, part.Blob.ContentType) {
-			return nil
-		}
+	if takesType(want, part.Blob.ContentType) || msgpack.Is(part.Blob.ContentType) && (takesMessagePack(want) || takesType(want, jsonType)) {
+		return nil
 	}
 	return fmt.Errorf("is %s, wanted is %s", part.Blob.ContentType, strings.Join(want.ContentTypes, " or "))
-}
-
-// accepts reports whether a content type, perhaps with parameters, is one that
-// the pattern means, in any case: "image/png", "image/*" or "*/*".
-func accepts(pattern, contentType string) bool {
-	got, _, _ := strings.Cut(contentType, ";")
-	got, pattern = strings.ToLower(strings.TrimSpace(got)), strings.ToLower(pattern)
-	if family, ok := strings.CutSuffix(pattern, "*"); ok {
-		return family == "*/" || strings.HasPrefix(got, family)
-	}
-	return got == pattern
 }
 
 func ofType(contentType string) string {
@@ -350,14 +337,12 @@ func withRows(spec runner.Spec, f Fitted) (Fitted, error) {
 }
 
 // Outputs holds a runner's outputs for one item against what can travel and
-// against its spec, and gives them back in the rank that the inputs had. A runner
-// that answers in chunks may have sent any output in those, and leave it out here.
+// against its spec, and gives them back in the rank that the inputs had.
 func Outputs(spec runner.Spec, parts []payload.Part, f Fitted) ([]payload.Part, error) {
 	if err := Travels(parts); err != nil {
 		return nil, err
 	}
 	for _, want := range spec.Outputs {
-		want.Optional = want.Optional || spec.Stream
 		if err := checkOutput(spec.BatchAxis, want, parts, f.Rows); err != nil {
 			return nil, err
 		}
@@ -377,7 +362,7 @@ func Travels(parts []payload.Part) error {
 	return nil
 }
 
-func badOutput(format string, args ...any) error {
+func badOutput(format string, args ...any) *fault.Fault {
 	return fault.Newf(fault.RunnerOutputInvalid, format, args...)
 }
 
@@ -388,16 +373,34 @@ func checkOutput(axis runner.BatchAxis, want runner.PartSpec, parts []payload.Pa
 		return nil
 	case !ok:
 		return badOutput("output %q is missing", want.Name)
+	}
+	if err := checkGiven(want, got); err != nil {
+		return err
+	}
+	if want.IsTensor() && axis == runner.BatchRows && got.Tensor.Rows() != int64(rows) {
+		return badOutput("output %q has %d rows for an item of %d", want.Name, got.Tensor.Rows(), rows)
+	}
+	return nil
+}
+
+// checkGiven holds an output against its spec, but for the number of its rows.
+func checkGiven(want runner.PartSpec, got payload.Part) error {
+	if err := checkKind(want, got); err != nil {
+		return err
+	}
+	if want.IsTensor() && !matches(got.Tensor.Shape, want.Shape) {
+		return badOutput("output %q has shape %s, the stage says %s", want.Name, shape(got.Tensor.Shape), shape(want.Shape))
+	}
+	return nil
+}
+
+// checkKind holds against its spec what kind of thing an output is.
+func checkKind(want runner.PartSpec, got payload.Part) error {
+	switch {
 	case want.IsTensor() != (got.Tensor != nil):
 		return badOutput("output %q is not of the kind that the stage says", want.Name)
-	case !want.IsTensor():
-		return nil
-	case got.Tensor.Datatype != want.Datatype:
+	case want.IsTensor() && got.Tensor.Datatype != want.Datatype:
 		return badOutput("output %q is %s, the stage says %s", want.Name, got.Tensor.Datatype, want.Datatype)
-	case !matches(got.Tensor.Shape, want.Shape):
-		return badOutput("output %q has shape %s, the stage says %s", want.Name, shape(got.Tensor.Shape), shape(want.Shape))
-	case axis == runner.BatchRows && got.Tensor.Rows() != int64(rows):
-		return badOutput("output %q has %d rows for an item of %d", want.Name, got.Tensor.Rows(), rows)
 	}
 	return nil
 }

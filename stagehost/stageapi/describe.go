@@ -27,11 +27,17 @@ func (d Description) toProto() *stagev1.DescribeResponse {
 const maxPublished = 64 << 10
 
 // Published returns the spec and the limits for the mesh's registry: without examples
-// and descriptions, and no spec where it is too large for that.
+// and descriptions, without schemas where it is too large with them, and no spec where
+// it is too large for that.
 func (d Description) Published() (*stagev1.Spec, *stagev1.Limits) {
 	spec := specToProto(runner.Spec{Inputs: d.Spec.Inputs, Outputs: d.Spec.Outputs, BatchAxis: d.Spec.BatchAxis, Stream: d.Spec.Stream})
 	for _, part := range slices.Concat(spec.GetInputs(), spec.GetOutputs()) {
 		part.Description = ""
+	}
+	if proto.Size(spec) > maxPublished {
+		for _, part := range slices.Concat(spec.GetInputs(), spec.GetOutputs()) {
+			part.Schema = ""
+		}
 	}
 	if proto.Size(spec) > maxPublished {
 		spec = nil

@@ -13,16 +13,9 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/front/header"
 	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/msgpack"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
-
-// wish is how a caller wants its answer.
-type wish struct {
-	// json asks for JSON even where the answer is one blob.
-	json bool
-	// id is echoed.
-	id string
-}
 
 // answer is one that is ready to be sent.
 type answer struct {
@@ -36,9 +29,13 @@ type answer struct {
 // answer encodes a response.
 func (wished wish) answer(r *call.Response) (*answer, error) {
 	out := &answer{requestID: r.RequestID, timing: header.Timing(r.Timeline)}
-	if len(r.Outputs) == 1 && r.Outputs[0].Tensor == nil && !wished.json {
+	if len(r.Outputs) == 1 && r.Outputs[0].Tensor == nil && !wished.json && !wished.packed {
 		blob := r.Outputs[0].Blob
 		out.contentType, out.body, out.blob = mediaType(blob), blob.Data, true
+		return out, nil
+	}
+	if wished.packed {
+		out.contentType, out.body = msgpack.Type, wished.pack(r)
 		return out, nil
 	}
 	var err error

@@ -11,6 +11,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/front/rest"
+	"github.com/stagemesh/stagemesh/mesh/msgpack"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
@@ -23,6 +24,9 @@ func FuzzInfer(f *testing.F) {
 	f.Add("application/json; form=blob", "steps.a.b=c", []byte(`{"inputs":[]}`))
 	f.Add("multipart/form-data; boundary=b", "", []byte("--b\r\nContent-Disposition: form-data; name=\"x\"\r\n\r\nx\r\n--b--\r\n"))
 	f.Add("text/plain", "parameters.a=NaN", []byte("hi"))
+	f.Add("application/msgpack", "outputs=a", []byte(pack(f, object{"inputs": list{input("x", "FP32", list{1}, []byte{0, 0, 0, 0})}})))
+	f.Add("application/x-msgpack; form=tensors", "", []byte(pack(f, object{"id": "7", "inputs": list{input("x", "INT8", list{2}, list{1, 2})}})))
+	f.Add("application/msgpack", "", []byte{0xdd, 0xff, 0xff, 0xff, 0xff})
 	f.Fuzz(func(t *testing.T, contentType, query string, body []byte) {
 		caller := &fronttest.Caller{Answer: func(_ context.Context, r *call.Request) (*call.Response, error) {
 			if _, err := payload.FromProto("inputs", payload.ToProto(r.Inputs)); err != nil {
@@ -35,7 +39,11 @@ func FuzzInfer(f *testing.F) {
 		r.Header.Set("Content-Type", contentType)
 		w := httptest.NewRecorder()
 		rest.New(caller, rest.Settings{MaxBodyBytes: 1 << 16}).ServeHTTP(w, r)
-		if !json.Valid(w.Body.Bytes()) {
+		if w.Header().Get("Content-Type") == msgpack.Type {
+			if err := msgpack.Check(w.Body.Bytes()); err != nil {
+				t.Errorf("%d is no MessagePack: %x: %v", w.Code, w.Body, err)
+			}
+		} else if !json.Valid(w.Body.Bytes()) {
 			t.Errorf("%d is no JSON: %s", w.Code, w.Body)
 		}
 		if (w.Code == http.StatusOK) != (caller.Last() != nil) {

@@ -13,6 +13,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/front/body"
 	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/msgpack"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
@@ -28,7 +29,7 @@ func (h *handler) refuse(r *http.Request) error {
 
 // inputs reads the body into the request, and says how the answer is wished.
 func (h *handler) inputs(out *call.Request, w http.ResponseWriter, r *http.Request) (wish, error) {
-	wished := wish{json: acceptsJSON(r.Header)}
+	wished := wishOf(r.Header)
 	kind, err := contentType(r.Header.Get("Content-Type"))
 	if err != nil {
 		return wished, err
@@ -54,28 +55,40 @@ func (h *handler) single(out *call.Request, wished *wish, kind kind, from io.Rea
 	if len(data) == 0 {
 		return empty()
 	}
-	if kind.media != jsonType {
-		out.Inputs = []payload.Part{payload.OfBlob("", kind.full, data)}
-		return nil
+	switch {
+	case kind.media == jsonType:
+		return takeJSON(out, wished, kind, data)
+	case msgpack.Is(kind.media):
+		return takePacked(out, wished, kind, data, h.limit)
+	case strings.HasSuffix(kind.media, "+json"):
+		err = checkJSON(data)
 	}
-	tensors, err := kind.tensors(data)
+	out.Inputs = []payload.Part{payload.OfBlob("", kind.full, data)}
+	return err
+}
+
+// takeJSON reads a body of JSON: tensors in the form of the Open Inference Protocol,
+// or one blob.
+func takeJSON(out *call.Request, wished *wish, kind kind, data []byte) error {
+	tensors, err := kind.tensors(func() bool { return oipjson.Detect(data) })
 	if err != nil {
 		return err
 	}
-	if tensors {
-		return takeTensors(out, wished, data)
+	if !tensors {
+		out.Inputs = []payload.Part{payload.OfBlob("", jsonType, data)}
+		return checkJSON(data)
 	}
-	out.Inputs = []payload.Part{payload.OfBlob("", jsonType, data)}
-	return nil
-}
-
-// takeTensors reads a request of the Open Inference Protocol. What the query
-// said stays.
-func takeTensors(out *call.Request, wished *wish, data []byte) error {
 	request, err := oipjson.Decode(data)
 	if err != nil {
 		return err
 	}
+	wished.json = !wished.packed
+	return takeRequest(out, wished, request)
+}
+
+// takeRequest takes a request of the Open Inference Protocol. What the query said
+// stays.
+func takeRequest(out *call.Request, wished *wish, request *oipjson.Request) (err error) {
 	if out.Inputs, err = request.Parts(); err != nil {
 		return err
 	}
@@ -83,7 +96,7 @@ func takeTensors(out *call.Request, wished *wish, data []byte) error {
 	if out.Outputs == nil {
 		out.Outputs = request.OutputNames()
 	}
-	wished.json, wished.id = true, request.ID
+	wished.id = request.ID
 	return nil
 }
 
@@ -114,21 +127,19 @@ func contentType(value string) (kind, error) {
 	return out, nil
 }
 
-// tensors decides whether JSON is tensors or one blob, by the parameter form or
+// tensors decides whether a body is tensors or one blob, by the parameter form or
 // else by what it looks like.
-func (k kind) tensors(data []byte) (bool, error) {
+func (k kind) tensors(looks func() bool) (bool, error) {
 	switch form := k.params["form"]; form {
 	case "tensors":
 		return true, nil
 	case "":
-		if oipjson.Detect(data) {
-			return true, nil
-		}
+		return looks(), nil
 	case "blob":
+		return false, nil
 	default:
 		return false, fault.Newf(fault.UnsupportedMedia, "Content-Type has form=%.*q; there are tensors and blob", shown, form)
 	}
-	return false, checkJSON(data)
 }
 
 func checkJSON(data []byte) error {
@@ -142,17 +153,3 @@ func checkJSON(data []byte) error {
 	}
 	return fault.Newf(fault.InvalidRequest, "the body is not the JSON that its type says: %s", err)
 }
-
-// acceptsJSON reports whether the caller lists JSON among what it accepts.
-func acceptsJSON(h http.Header) bool {
-	for entry := range strings.SplitSeq(strings.Join(h.Values("Accept"), ","), ",") {
-		media, params, err := mime.ParseMediaType(entry)
-		if err == nil && media == jsonType && !refused(params["q"]) {
-			return true
-		}
-	}
-	return false
-}
-
-// refused reports whether a quality is one of the ways to write zero.
-func refused(q string) bool { return q != "" && strings.Trim(q, "0.") == "" }

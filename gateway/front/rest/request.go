@@ -33,7 +33,7 @@ func (h *handler) result(w http.ResponseWriter, r *http.Request, id string) {
 		if err != nil {
 			return nil, err
 		}
-		return wish{json: acceptsJSON(r.Header)}.answer(response)
+		return wishOf(r.Header).answer(response)
 	})
 }
 

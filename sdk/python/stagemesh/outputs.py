@@ -9,6 +9,7 @@ from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
 from .arrays import Arrays, Mismatch
 from .frames import encode
+from .packing import is_packed, pack
 from .parts import Blob, Body, Column, Raw, split_rows
 from .specs import Bytes, Json, Spec, Tensor, Text
 
@@ -163,9 +164,10 @@ def _blob(where: str, value: Any, spec: Optional[Bytes]) -> Blob:
     content_type = spec.content_type if spec is not None else "application/octet-stream"
     if isinstance(spec, Json):
         try:
-            return Blob(content_type, _document(value))
-        except (TypeError, ValueError, RecursionError) as error:
-            raise BadOutput(f"{where}: got {type(value).__name__}, which is not JSON: {error}") from None
+            return Blob(content_type, pack(value) if is_packed(content_type) else _document(value))
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            form = "MessagePack" if is_packed(content_type) else "JSON"
+            raise BadOutput(f"{where}: got {type(value).__name__}, which is not {form}: {error}") from None
     if isinstance(value, str) and (spec is None or isinstance(spec, Text)):
         try:
             return Blob("text/plain" if spec is None else content_type, value.encode())

@@ -17,7 +17,7 @@ from operator import itemgetter
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from .arrays import Arrays
-from .batches import ABSENT, Apart, Batch, Plan, Rows, Source, Values, values_of
+from .batches import ABSENT, Apart, Batch, Item, Plan, Rows, Source, Values, values_of
 from .faults import InvalidInput, ItemError, ItemFailed, fault_of, is_out_of_memory, text_of, traceback_of
 from .frames import (
     DEFERRED,
@@ -44,6 +44,7 @@ from .outputs import (
     shares,
     whole_column,
 )
+from .packing import is_packed, unpack
 from .parts import Body, Column, Layout, Raw, join_rows, read_parts
 from .specs import Bytes, Json, Spec, Tensor, Text
 from .worker import Worker, axis_of, overrides
@@ -335,7 +336,7 @@ class Runs:
                 data = inputs[name].of(i)
                 value = ABSENT
                 try:
-                    value = data if data is ABSENT else _document(name, data, spec)
+                    value = data if data is ABSENT else _document(batch.items[i], name, data, spec)
                 except InvalidInput as error:
                     batch.fail(i, error)
                 values.append(value)
@@ -494,7 +495,12 @@ def error_header(error: BaseException, batch: Optional[int] = None, trace: Optio
     return encode(fields).encode("ascii")
 
 
-def _document(name: str, data: bytes, spec: Bytes) -> Any:
+def _document(item: Item, name: str, data: bytes, spec: Bytes) -> Any:
+    if isinstance(spec, Json) and is_packed(item.content_type(name)):
+        try:
+            return unpack(data)
+        except ValueError as error:
+            raise InvalidInput(name, f"input {name!r} is not MessagePack: {error}") from None
     try:
         text = str(data, "utf-8")
     except UnicodeDecodeError as error:

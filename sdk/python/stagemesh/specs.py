@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Sequence, Tuple
+import json
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 from .datatypes import DATATYPES, MAX_RANK, pack
+from .packing import is_packed, require
 
 __all__ = ["Bytes", "Json", "Spec", "Tensor", "Text"]
 
@@ -163,10 +165,35 @@ class Json(Bytes):
     """A JSON document: decoded for inputs, encoded for outputs. Bad JSON is its item's fault.
 
     None is the document null; but where it is optional, None given is no document.
+
+    schema is a JSON Schema (2020-12) as a dict: the host holds inputs against it before
+    the worker sees them, and outputs afterwards.
+
+    Among the content types may be application/msgpack, for documents with bytes in them,
+    or for speed: what comes so is unpacked, and an output whose first type it is is
+    packed. That needs the package msgpack. Without the type, callers may send MessagePack
+    all the same, and it comes as JSON.
     """
 
-    def __init__(self, *content_types: str, optional: bool = False, description: str = "") -> None:
+    def __init__(
+        self,
+        *content_types: str,
+        schema: Optional[Mapping[str, Any]] = None,
+        optional: bool = False,
+        description: str = "",
+    ) -> None:
         super().__init__(*(content_types or ("application/json",)), optional=optional, description=description)
+        for one in self.content_types:
+            if is_packed(one):
+                require("Json", one)
+        self.schema = _schema(schema)
+
+    def wire(self, name: str) -> Dict[str, Any]:
+        """Returns the spec as the host is told it."""
+        out = super().wire(name)
+        if self.schema is not None:
+            out["schema"] = self.schema
+        return out
 
     def lacks(self, value: Any) -> bool:
         """Reports whether a value stands for none."""
@@ -174,6 +201,20 @@ class Json(Bytes):
 
     def __str__(self) -> str:
         return "anything that json.dumps takes"
+
+
+def _schema(schema: Optional[Mapping[str, Any]]) -> Optional[Dict[str, Any]]:
+    """Returns a copy of a JSON Schema as it is sent, so that later changes of it are none."""
+    if schema is None:
+        return None
+    if not isinstance(schema, Mapping):
+        raise ValueError(f"Json: schema {schema!r}: a dict is wanted, such as {{'type': 'object'}}")
+    try:
+        text = json.dumps(dict(schema), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"Json: schema: it is not JSON: {error}") from None
+    copy: Dict[str, Any] = json.loads(text)
+    return copy
 
 
 def check_specs(where: str, specs: Mapping[str, Spec], rows: bool) -> None:

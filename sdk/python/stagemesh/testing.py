@@ -43,6 +43,7 @@ from .frames import Connection, Ended, Frame, Header, Violation, encode
 from .life import Life
 from .loading import target_of
 from .outputs import encode_input, lacks
+from .packing import is_packed, unpack
 from .parts import Blob, Body, Layout, Raw, message, read_parts, split_rows
 from .serving import Session
 from .specs import Bytes, Json, Spec, Tensor, Text
@@ -467,7 +468,7 @@ class Run:
             return self._arrays.view(body)
         data = bytes(body.data)
         if isinstance(spec, Json):
-            return json.loads(data)
+            return unpack(data) if is_packed(body.content_type) else json.loads(data)
         return data.decode() if isinstance(spec, Text) else data
 
     def _read_examples(self, body: memoryview) -> None:
@@ -656,8 +657,8 @@ def spec_of(entry: Mapping[str, Any]) -> Spec:
     kind = Bytes
     if types and all(t.startswith("text/") for t in types):
         kind = Text
-    elif types and all(t == "application/json" or t.endswith("+json") for t in types):
-        kind = Json
+    elif types and all(t == "application/json" or t.endswith("+json") or is_packed(t) for t in types):
+        return Json(*types, schema=entry.get("schema"), optional=optional, description=description)
     return kind(*types, optional=optional, description=description)
 
 

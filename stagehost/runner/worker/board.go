@@ -105,7 +105,7 @@ func (s status) failed(tries int) error {
 	if s.state != supervise.Dead {
 		deaths--
 	}
-	final := errors.Is(s.cause, supervise.ErrStartLimit) || errors.Is(s.cause, ErrSpecChanged)
+	final := errors.Is(s.cause, supervise.ErrStartLimit) || errors.Is(s.cause, ErrSpecChanged) || errors.Is(s.cause, ErrSpecUnfit)
 	if s.state == supervise.Ready || s.cause == nil || deaths < tries && !final {
 		return nil
 	}

@@ -19,6 +19,9 @@ var (
 	ErrCrashLoop = errors.New("workers die again and again")
 	// ErrSpecChanged says that a worker came with another spec than the first.
 	ErrSpecChanged = errors.New("the worker's inputs or outputs are not what they were when the stage started; start the host anew")
+	// ErrSpecUnfit says that what a worker takes and gives contradicts what the stage
+	// is said to take and give.
+	ErrSpecUnfit = errors.New("the worker does not fit what is said of the stage")
 	// ErrDisconnected says that a process closed its connection and stayed.
 	ErrDisconnected = errors.New("it closed its connection")
 )

@@ -30,6 +30,8 @@ type Runner struct {
 	workers  []*worker
 	pool     *pool
 	board    *board
+	// complete returns the stage's spec for a worker's; nil where that is all.
+	complete func(runner.Spec) (runner.Spec, error)
 	spec     atomic.Pointer[runner.Spec]
 	started  atomic.Bool
 
@@ -75,6 +77,7 @@ func (r *Runner) assemble(s Settings) {
 // Place implements runner.Placed. What the settings do not say is as it is where
 // the runner serves.
 func (r *Runner) Place(p runner.Place) {
+	r.complete = p.Complete
 	given := r.given
 	setDefault(&given.Stage, p.Stage)
 	setDefault(&given.Host, p.Host)
@@ -97,8 +100,14 @@ func (r *Runner) Spec() runner.Spec {
 	return runner.Spec{}
 }
 
-// adopt takes the first spec, and refuses others.
+// adopt takes the first spec, and refuses others, or one that is not the stage's.
 func (r *Runner) adopt(spec runner.Spec) error {
+	if r.complete != nil {
+		var err error
+		if spec, err = r.complete(spec); err != nil {
+			return fmt.Errorf("%w: %w", ErrSpecUnfit, err)
+		}
+	}
 	if r.spec.CompareAndSwap(nil, &spec) {
 		return nil
 	}

@@ -1,0 +1,91 @@
+package msgpack
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/tinylib/msgp/msgp"
+)
+
+// AppendJSON appends the one document that text is, as MessagePack. A number that
+// is whole and has 64 bits stays whole, every other becomes a float of 64 bits; one
+// beyond those is an error, as is text that is no JSON or nests deeper than
+// MaxDepth.
+func AppendJSON(dst, text []byte) ([]byte, error) {
+	from := json.NewDecoder(bytes.NewReader(text))
+	from.UseNumber()
+	dst, err := appendNext(dst, from, 0)
+	if err == nil && from.More() {
+		err = errors.New("text goes on after the JSON")
+	}
+	return dst, err
+}
+
+func appendNext(dst []byte, from *json.Decoder, depth int) ([]byte, error) {
+	if depth > MaxDepth {
+		return dst, fmt.Errorf("the JSON nests deeper than %d", MaxDepth)
+	}
+	token, err := from.Token()
+	if err != nil {
+		return dst, err
+	}
+	switch token := token.(type) {
+	case json.Delim:
+		return appendAll(dst, from, token, depth+1)
+	case string:
+		return msgp.AppendString(dst, token), nil
+	case json.Number:
+		return appendNumber(dst, token.String())
+	case bool:
+		return msgp.AppendBool(dst, token), nil
+	default:
+		return msgp.AppendNil(dst), nil
+	}
+}
+
+// Headers of lists and maps whose number of entries is not known before their end.
+const (
+	list32   = 0xdd
+	map32    = 0xdf
+	header32 = 5
+)
+
+// appendAll appends a list or a map up to its end.
+func appendAll(dst []byte, from *json.Decoder, open json.Delim, depth int) (_ []byte, err error) {
+	begin, entries := len(dst), uint32(0)
+	dst = append(dst, list32, 0, 0, 0, 0)
+	for ; from.More(); entries++ {
+		if open == '{' {
+			if dst, err = appendNext(dst, from, depth); err != nil {
+				return dst, err
+			}
+		}
+		if dst, err = appendNext(dst, from, depth); err != nil {
+			return dst, err
+		}
+	}
+	if open == '{' {
+		dst[begin] = map32
+	}
+	binary.BigEndian.PutUint32(dst[begin+1:begin+header32], entries)
+	_, err = from.Token() // its end
+	return dst, err
+}
+
+func appendNumber(dst []byte, text string) ([]byte, error) {
+	if n, err := strconv.ParseInt(text, 10, 64); err == nil {
+		return msgp.AppendInt64(dst, n), nil
+	}
+	if n, err := strconv.ParseUint(text, 10, 64); err == nil {
+		return msgp.AppendUint64(dst, n), nil
+	}
+	f, err := strconv.ParseFloat(text, 64)
+	if err != nil {
+		return dst, fmt.Errorf("the number %.40s is beyond 64 bits", text)
+	}
+	return msgp.AppendFloat64(dst, f), nil
+}

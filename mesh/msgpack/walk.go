@@ -1,0 +1,66 @@
+package msgpack
+
+import "github.com/tinylib/msgp/msgp"
+
+// Members hands each member of the map that data is to visit, whose value is one
+// document. Whatever visit returns ends it.
+func Members(data []byte, visit func(key string, value []byte) error) error {
+	if !IsMap(data) {
+		return wrong("is no map")
+	}
+	n, left, err := msgp.ReadMapHeaderBytes(data)
+	if err != nil {
+		return unread(err)
+	}
+	for range n {
+		key, value, err := readKey(left)
+		if err != nil {
+			return err
+		}
+		if left, err = visitOne(value, func(value []byte) error { return visit(string(key), value) }); err != nil {
+			return err
+		}
+	}
+	return ended(left)
+}
+
+// Elements hands each element of the list that data is to visit. Whatever visit
+// returns ends it.
+func Elements(data []byte, visit func(i int, value []byte) error) error {
+	if !IsList(data) {
+		return wrong("is no list")
+	}
+	n, left, err := msgp.ReadArrayHeaderBytes(data)
+	if err != nil {
+		return unread(err)
+	}
+	for i := range n {
+		if left, err = visitOne(left, func(value []byte) error { return visit(int(i), value) }); err != nil {
+			return err
+		}
+	}
+	return ended(left)
+}
+
+// visitOne visits the document that data begins with, and returns what is after it.
+func visitOne(data []byte, visit func(value []byte) error) (left []byte, err error) {
+	if left, err = skip(data, 0); err != nil {
+		return nil, err
+	}
+	return left, visit(data[:len(data)-len(left)])
+}
+
+// IsMap reports whether data begins with a map.
+func IsMap(data []byte) bool { return msgp.NextType(data) == msgp.MapType }
+
+// IsList reports whether data begins with a list.
+func IsList(data []byte) bool { return msgp.NextType(data) == msgp.ArrayType }
+
+// Binary returns the bytes of the binary string that data is, which it shares.
+func Binary(data []byte) (raw []byte, ok bool) {
+	if msgp.NextType(data) != msgp.BinType {
+		return nil, false
+	}
+	raw, left, err := msgp.ReadBytesZC(data)
+	return raw, err == nil && len(left) == 0
+}

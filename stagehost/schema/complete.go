@@ -1,0 +1,185 @@
+package schema
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"mime"
+	"slices"
+	"strings"
+
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/sdk/go/tensor"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+)
+
+// Complete returns what a stage takes and gives: what its runner says, with what an
+// operator adds. Where the runner says nothing of its inputs, or of its outputs, the
+// operator's are all that there is. Otherwise each of the operator's parts is one of
+// the runner's, and may narrow its shape and its content types and add a schema and a
+// description; what contradicts the runner is an error that begins with the part's
+// key, such as "inputs[0].datatype: ". Complete of what it returned is the same.
+func Complete(said runner.Spec, inputs, outputs []runner.PartSpec) (runner.Spec, error) {
+	var err error
+	if said.Inputs, err = completeAll("inputs", said.Inputs, inputs); err != nil {
+		return runner.Spec{}, err
+	}
+	said.Outputs, err = completeAll("outputs", said.Outputs, outputs)
+	if err != nil {
+		return runner.Spec{}, err
+	}
+	return said, nil
+}
+
+func completeAll(key string, said, added []runner.PartSpec) ([]runner.PartSpec, error) {
+	if len(added) == 0 {
+		return said, nil
+	}
+	if len(said) == 0 {
+		return added, nil
+	}
+	out := slices.Clone(said)
+	for i, add := range added {
+		at := slices.IndexFunc(out, func(s runner.PartSpec) bool { return s.Name == add.Name })
+		if at < 0 {
+			return nil, fmt.Errorf("%s[%d].name: the runner has no %q; it has %s", key, i, add.Name, namesOf(said))
+		}
+		var err error
+		if out[at], err = completeOne(out[at], add); err != nil {
+			return nil, fmt.Errorf("%s[%d].%w", key, i, err)
+		}
+	}
+	return out, nil
+}
+
+func namesOf(specs []runner.PartSpec) string {
+	out := make([]string, len(specs))
+	for i, s := range specs {
+		out[i] = s.Name
+	}
+	return strings.Join(out, ", ")
+}
+
+// completeOne adds to what a runner says of a part. Its errors begin with a key.
+func completeOne(said, add runner.PartSpec) (runner.PartSpec, error) {
+	if add.Optional && !said.Optional {
+		return said, errors.New("optional: the runner wants it")
+	}
+	if add.Description != "" {
+		said.Description = add.Description
+	}
+	if said.IsTensor() {
+		return narrowTensor(said, add)
+	}
+	return narrowBlob(said, add)
+}
+
+func narrowTensor(said, add runner.PartSpec) (runner.PartSpec, error) {
+	switch {
+	case len(add.ContentTypes) > 0:
+		return said, fmt.Errorf("content_types: the runner says that it is a tensor %s%s", said.Datatype, shape(said.Shape))
+	case len(add.Schema) > 0:
+		return said, fmt.Errorf("schema: the runner says that it is a tensor %s%s", said.Datatype, shape(said.Shape))
+	case !add.IsTensor():
+		return said, nil
+	case add.Datatype != said.Datatype:
+		return said, fmt.Errorf("datatype: %s, the runner says %s", add.Datatype, said.Datatype)
+	case !matches(add.Shape, said.Shape):
+		return said, fmt.Errorf("shape: %s is not one of the runner's %s", shape(add.Shape), shape(said.Shape))
+	}
+	said.Shape = add.Shape
+	return said, nil
+}
+
+func narrowBlob(said, add runner.PartSpec) (runner.PartSpec, error) {
+	if add.IsTensor() {
+		return said, fmt.Errorf("datatype: %s, the runner says that it is a blob%s", add.Datatype, ofType(strings.Join(said.ContentTypes, " or ")))
+	}
+	if len(said.ContentTypes) > 0 {
+		for _, one := range add.ContentTypes {
+			if !takesType(said, one) {
+				return said, fmt.Errorf("content_types: %s is not one of the runner's %s", one, strings.Join(said.ContentTypes, ", "))
+			}
+		}
+	}
+	if len(add.ContentTypes) > 0 {
+		said.ContentTypes = add.ContentTypes
+	}
+	if len(add.Schema) > 0 {
+		if len(said.Schema) > 0 && !sameJSON(said.Schema, add.Schema) {
+			return said, errors.New("schema: the runner has one of its own, and it is another")
+		}
+		said.Schema = add.Schema
+	}
+	return said, nil
+}
+
+func sameJSON(a, b json.RawMessage) bool {
+	var x, y bytes.Buffer
+	return json.Compact(&x, a) == nil && json.Compact(&y, b) == nil && bytes.Equal(x.Bytes(), y.Bytes())
+}
+
+// maxParts bounds the inputs, or the outputs, of a stage.
+const maxParts = payload.MaxParts
+
+// ValidParts checks parts that an operator wrote, and compiles their schemas. An
+// error begins with the key of what is wrong, such as "inputs[0].shape: ".
+func ValidParts(key string, parts []runner.PartSpec) error {
+	if len(parts) > maxParts {
+		return fmt.Errorf("%s: %d, at most %d are taken", key, len(parts), maxParts)
+	}
+	var errs []error
+	for i, p := range parts {
+		if slices.ContainsFunc(parts[:i], func(other runner.PartSpec) bool { return other.Name == p.Name }) {
+			errs = append(errs, fmt.Errorf("%s[%d].name: %q is there twice", key, i, p.Name))
+		}
+		if err := validPart(p); err != nil {
+			errs = append(errs, fmt.Errorf("%s[%d].%w", key, i, err))
+		}
+	}
+	if len(errs) == 0 {
+		_, err := compileAll(key, parts)
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func validPart(p runner.PartSpec) error {
+	if err := payload.ValidName(p.Name); err != nil || p.Name == "" {
+		return fmt.Errorf("name: %.80q is none; a part has one, of at most %d bytes", p.Name, payload.MaxName)
+	}
+	if p.IsTensor() {
+		return validTensor(p)
+	}
+	if len(p.Shape) > 0 {
+		return errors.New("shape: without a datatype there is no tensor")
+	}
+	for _, one := range p.ContentTypes {
+		if _, _, err := mime.ParseMediaType(one); err != nil || !strings.Contains(one, "/") {
+			return fmt.Errorf("content_types: %.80q is no media type such as application/json or image/*", one)
+		}
+	}
+	return nil
+}
+
+func validTensor(p runner.PartSpec) error {
+	if !p.Datatype.Valid() {
+		return fmt.Errorf("datatype: %.80q is none; use one such as FP32, INT64, BOOL or BYTES", string(p.Datatype))
+	}
+	if len(p.ContentTypes) > 0 {
+		return errors.New("content_types: a tensor has none; leave out them or the datatype")
+	}
+	if len(p.Schema) > 0 {
+		return errors.New("schema: it is for the JSON of a blob, and this is a tensor")
+	}
+	if len(p.Shape) > tensor.MaxRank {
+		return fmt.Errorf("shape: %d axes, at most %d are supported", len(p.Shape), tensor.MaxRank)
+	}
+	for _, extent := range p.Shape {
+		if extent < -1 {
+			return fmt.Errorf("shape: an extent of %d; -1 is any", extent)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,120 @@
+package schema
+
+import (
+	"fmt"
+
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+)
+
+// Contract is a spec whose JSON Schemas are compiled.
+type Contract struct {
+	spec            runner.Spec
+	inputs, outputs documents
+}
+
+// Compile returns the contract of a spec. An error names the part and the place in
+// its schema.
+func Compile(spec runner.Spec) (*Contract, error) {
+	inputs, err := compileAll("inputs", spec.Inputs)
+	if err != nil {
+		return nil, err
+	}
+	outputs, err := compileAll("outputs", spec.Outputs)
+	if err != nil {
+		return nil, err
+	}
+	return &Contract{spec: spec, inputs: inputs, outputs: outputs}, nil
+}
+
+// Spec is what the contract is of.
+func (c *Contract) Spec() runner.Spec { return c.spec }
+
+// Fit is Fit by the spec, and holds JSON against its schemas.
+func (c *Contract) Fit(parts, kept []payload.Part, rename map[string]string) (Fitted, error) {
+	fitted, err := Fit(c.spec, parts, kept, rename)
+	if err != nil || c.inputs == nil {
+		return fitted, err
+	}
+	for _, part := range fitted.Inputs {
+		broken, err := c.inputs.check("inputs."+part.Name, part)
+		if err != nil {
+			return Fitted{}, violation(part.Name, err)
+		}
+		if len(broken) > 0 {
+			return Fitted{}, breaks(fault.SchemaViolation, fmt.Sprintf("input %q", part.Name), broken)
+		}
+	}
+	return fitted, nil
+}
+
+// Outputs is Outputs by the spec, and holds JSON against its schemas. What ends an
+// answer in chunks has been held against them chunk by chunk.
+func (c *Contract) Outputs(parts []payload.Part, f Fitted) ([]payload.Part, error) {
+	if c.spec.Stream {
+		if err := last(c.spec, parts); err != nil {
+			return nil, err
+		}
+		return parts, nil
+	}
+	if err := c.checkOutputs(parts); err != nil {
+		return nil, err
+	}
+	return Outputs(c.spec, parts, f)
+}
+
+// Chunk holds a chunk of an answer against the spec, and its JSON against its
+// schemas.
+func (c *Contract) Chunk(parts []payload.Part) error {
+	if err := Travels(parts); err != nil {
+		return err
+	}
+	for _, want := range c.spec.Outputs {
+		if got, ok := payload.Find(parts, want.Name); ok {
+			if err := checkGiven(want, got); err != nil {
+				return err
+			}
+		}
+	}
+	return c.checkOutputs(parts)
+}
+
+func (c *Contract) checkOutputs(parts []payload.Part) error {
+	if c.outputs == nil {
+		return nil
+	}
+	for _, part := range parts {
+		broken, err := c.outputs.check("outputs."+part.Name, part)
+		if err != nil {
+			return badOutput("output %q %s", part.Name, err).WithViolation("outputs."+part.Name, "%s", err)
+		}
+		if len(broken) > 0 {
+			return breaks(fault.RunnerOutputInvalid, fmt.Sprintf("output %q", part.Name), broken)
+		}
+	}
+	return nil
+}
+
+// last makes sure that the end of an answer in chunks has parts that can be read.
+func last(spec runner.Spec, parts []payload.Part) error {
+	if err := Travels(parts); err != nil {
+		return err
+	}
+	for _, want := range spec.Outputs {
+		if got, ok := payload.Find(parts, want.Name); ok {
+			if err := checkKind(want, got); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// breaks is the fault of JSON that breaks its schema.
+func breaks(reason fault.Reason, what string, broken []violated) *fault.Fault {
+	first := broken[0]
+	out := fault.Newf(reason, "%s breaks its schema: %s: %s", what, first.Field, first.Description)
+	out.Violations = broken
+	return out
+}
