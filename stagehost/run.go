@@ -33,10 +33,10 @@ type run struct {
 	mu      sync.Mutex
 	settled []bool
 	closed  bool
-	// spoke is when the last chunk came; silent says that the item was answered because
-	// none came after it.
-	spoke  time.Time
-	silent bool
+	// ended says that the host has given an item its outcome, in the runner's place.
+	ended bool
+	// spoke is when the last chunk came.
+	spoke time.Time
 }
 
 var _ runner.Sink = (*run)(nil)
@@ -141,14 +141,23 @@ func (r *run) claim(i int) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	switch {
-	case r.silent:
-		return runner.ErrCancelled
-	case r.closed, r.settled[i]:
-		return runner.ErrSettled
+	if err := r.open(i); err != nil {
+		return err
 	}
 	r.settled[i] = true
 	return nil
+}
+
+// open says why item i takes no outcome, and no chunk, any more; the lock is held.
+func (r *run) open(i int) error {
+	switch {
+	case r.closed, r.settled[i] && !r.ended:
+		return runner.ErrSettled
+	case r.settled[i]:
+		return runner.ErrCancelled
+	default:
+		return nil
+	}
 }
 
 func (r *run) close() {
@@ -203,7 +212,8 @@ func (h *Host) become(it *item, o runner.Outcome) became {
 }
 
 // Chunk implements runner.Sink. Whoever takes no chunks is sent none: it gets the
-// outcome alone, and the item may be run again until then.
+// outcome alone, and the item may be run again until then. A chunk that cannot be sent
+// is the end of its item: an answer without it would be another one.
 func (r *run) Chunk(i int, parts []payload.Part) error {
 	if i < 0 || i >= len(r.items) {
 		return runner.ErrNoSuch
@@ -212,28 +222,58 @@ func (r *run) Chunk(i int, parts []payload.Part) error {
 	if it.unwanted() || it.expired(time.Now()) {
 		return runner.ErrCancelled
 	}
+	err := r.chunk(i, parts)
+	if f, bad := errors.AsType[*fault.Fault](err); bad {
+		r.end(i, f)
+	}
+	return err
+}
+
+// chunk sends a chunk of item i; its errors are faults where it cannot be sent.
+func (r *run) chunk(i int, parts []payload.Part) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.closed || r.settled[i] {
-		return runner.ErrSettled
+	if err := r.open(i); err != nil {
+		return err
 	}
+	it := r.items[i]
 	if !it.env.Last() {
 		return fault.New(fault.NotSupported, "only the last stage of a pipeline may answer in chunks")
 	}
 	if err := r.host.contract.Chunk(parts); err != nil {
-		return err
+		return fault.From(err)
 	}
 	if it.env.TakesChunks {
-		if err := r.send(it, parts); err != nil {
-			return err
+		if f := r.send(it, parts); f != nil {
+			return f
 		}
 	}
 	r.spoke = time.Now()
 	return nil
 }
 
+// end gives item i an outcome in the runner's place, and tells it that nobody wants
+// more of a stream.
+func (r *run) end(i int, f *fault.Fault) {
+	r.mu.Lock()
+	open := r.open(i) == nil
+	if open {
+		r.settled[i], r.ended = true, true
+	}
+	r.mu.Unlock()
+	if !open {
+		return
+	}
+	it := r.items[i]
+	it.timing.Run = time.Since(r.started)
+	r.host.post(&outcome{item: it, what: became{fault: f}})
+	if r.host.streams() {
+		r.cancel()
+	}
+}
+
 // send sends a chunk.
-func (r *run) send(it *item, parts []payload.Part) error {
+func (r *run) send(it *item, parts []payload.Part) *fault.Fault {
 	reply := &envelope.Reply{
 		Mesh: it.env.Mesh, RequestID: it.env.RequestID, ExecutionID: it.env.ExecutionID,
 		Seq: it.chunks + 1, Attempt: it.timing.Attempt, Chunk: true, Parts: parts,
@@ -246,7 +286,7 @@ func (r *run) send(it *item, parts []payload.Part) error {
 		return unsent(it.env.Hop(), err)
 	}
 	if err := r.host.bus.SendOnce(message); err != nil {
-		return err
+		return fault.Newf(fault.StreamInterrupted, "the answer broke after %d chunks: %w", it.chunks, err)
 	}
 	it.chunks++
 	r.host.metrics.chunk(r.ctx, it.chunks == 1, r.started)

@@ -76,7 +76,7 @@ func (r *run) watch(ctx context.Context) {
 			timer.Reset(left)
 			continue
 		}
-		r.stalled()
+		r.end(0, r.silence())
 		return
 	}
 }
@@ -94,23 +94,11 @@ func (r *run) silentUntil() time.Time {
 	return r.spoke.Add(r.host.settings.Stream.Idle)
 }
 
-// stalled answers the item of a stream that is silent for too long.
-func (r *run) stalled() {
-	if r.claim(0) != nil {
-		return // it has its outcome
-	}
-	r.mu.Lock()
-	r.silent = true
-	r.mu.Unlock()
-	it := r.items[0]
-	it.timing.Run = time.Since(r.started)
-	r.host.post(&outcome{item: it, what: became{fault: r.silence()}})
-	r.cancel()
-}
-
 // silence is the fault of a stream that is silent for too long.
 func (r *run) silence() *fault.Fault {
 	limits := r.host.settings.Stream
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	if it := r.items[0]; it.chunks > 0 {
 		return fault.Newf(fault.StreamInterrupted, "the answer broke after %d chunks: the runner has sent none for %s, the stage's stream.idle_timeout", it.chunks, limits.Idle)
 	}

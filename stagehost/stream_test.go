@@ -310,3 +310,32 @@ func TestAModeThatDoesNotSuitTheRunnerEndsTheStart(t *testing.T) {
 		})
 	}
 }
+
+// What follows a chunk that cannot be sent would be another answer, whatever the
+// runner makes of the refusal.
+func TestAChunkThatCannotBeSentEndsItsItem(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	h := b.host(talking(1, func(_ context.Context, item runner.Item, send func(...payload.Part) error) ([]payload.Part, error) {
+		if err := send(chunkOf("token")...); err != nil {
+			return nil, err
+		}
+		if err := send(payload.OfBlob("\xff", "", nil)); err == nil {
+			t.Error("a chunk without a readable name is taken")
+		}
+		if err := send(chunkOf("token")...); !errors.Is(err, runner.ErrCancelled) {
+			t.Errorf("a chunk after it: %v", err)
+		}
+		return item.Inputs, nil
+	}))
+	c := b.ask("x")
+	if r := c.next(); r.Terminal() {
+		t.Fatalf("the first message is %+v", r)
+	}
+	c.fails(fault.RunnerOutputInvalid)
+	b.emptied()
+	h.stop()
+	if n := h.counts.of("stagemesh.stage.faults OUTCOME_REFUSED"); n != 0 {
+		t.Errorf("%d outcomes count as the runner's fault", n)
+	}
+}
