@@ -104,7 +104,11 @@ func gone(err error) *fault.Fault {
 }
 
 func (c *exchange) response(r *envelope.Reply) (*Response, error) {
-	outputs, err := wanted(r.Parts, c.request.Outputs)
+	names := c.request.Outputs
+	if c.emit != nil && r.Seq > 1 && len(r.Parts) == 0 {
+		names = nil // they came in chunks, which need not be put together
+	}
+	outputs, err := wanted(r.Parts, names)
 	if err != nil {
 		return nil, err
 	}

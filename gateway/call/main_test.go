@@ -199,8 +199,12 @@ func (b *bed) chunkOf(env *envelope.Envelope, seq uint64, data []byte, nextWithi
 
 // end sends the end of an answer, and returns when the gateway has it.
 func (b *bed) end(env *envelope.Envelope, seq uint64, data []byte) {
+	b.endWith(env, seq, blob(data))
+}
+
+func (b *bed) endWith(env *envelope.Envelope, seq uint64, parts []payload.Part) {
 	reply := env.Answer()
-	reply.Seq, reply.Parts = seq, blob(data)
+	reply.Seq, reply.Parts = seq, parts
 	message, err := b.host.Reply(env.Gateway, reply)
 	if err != nil {
 		b.t.Errorf("answer: %v", err)

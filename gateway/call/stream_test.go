@@ -49,6 +49,28 @@ func TestCallWithoutAStreamIsNotHeldUpByChunks(t *testing.T) {
 	}
 }
 
+// A stage that streams need not put its chunks together: the outputs that were asked
+// for have come in them.
+func TestOutputsThatCameInChunksNeedNotComeAgain(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.serves(func(env *envelope.Envelope) {
+		b.chunks(env, 2, 1)
+		b.endWith(env, 3, nil)
+	})
+	r := ask("x")
+	r.Outputs = []string{"x"}
+	chunks := 0
+	response, err := b.service.Stream(t.Context(), r, func(call.Chunk) error { chunks++; return nil })
+	if err != nil || len(response.Outputs) != 0 || chunks != 2 {
+		t.Errorf("answered with %+v, %v after %d chunks", response, err, chunks)
+	}
+	// Who takes no chunks has not got them.
+	if response, err := b.service.Infer(t.Context(), r); err == nil || fault.From(err).Reason != fault.InvalidRequest {
+		t.Errorf("answered with %+v, %v", response, err)
+	}
+}
+
 // The reader takes its first chunk only when the whole answer has been sent, so
 // all of it has to find room.
 func TestABurstIsHeldForItsReader(t *testing.T) {

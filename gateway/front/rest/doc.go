@@ -52,7 +52,7 @@
 // "chunk", {"request_id", "seq", "outputs"}, whose id is its seq; the answer is the
 // last, "done", in the JSON form of inference. What fails before the first event is an
 // ordinary failure; after it, and after a comment, it is the last event, "error", with the
-// same JSON. A request with Last-Event-ID is refused with NOT_SUPPORTED: a stream is
+// same JSON. A request with Last-Event-ID is refused with INVALID_REQUEST: a stream is
 // not taken up where it broke, and making it anew unasked would run it twice.
 //
 // # Failures

@@ -3,6 +3,7 @@ package rest
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
@@ -43,7 +44,7 @@ func (h *handler) stream(w http.ResponseWriter, r *http.Request, pipeline string
 // streamed reads the request and sends its answer, or says why there is none.
 func (h *handler) streamed(out *stream, w http.ResponseWriter, r *http.Request, pipeline string) error {
 	if last := strings.TrimSpace(r.Header.Get(lastEventID)); last != "" {
-		return fault.Newf(fault.NotSupported, "%s is %.*q, and a stream is not taken up where it broke; send the request without it, which makes it anew", lastEventID, shown, last)
+		return invalid(lastEventID, fmt.Errorf("%.*q: a stream is not taken up where it broke; send the request without it, which makes it anew", shown, last))
 	}
 	request, wished, err := h.asked(w, r, pipeline)
 	if err != nil {

@@ -303,7 +303,7 @@ func TestJSONOfAStageIsOneLine(t *testing.T) {
 func TestABrokenStreamIsNotTakenUpAgain(t *testing.T) {
 	t.Parallel()
 	caller := &fronttest.Caller{}
-	streaming("text/plain", "hi", "Last-Event-ID", "7").of(t, caller).wantFailure(t, 501, fault.NotSupported, "Last-Event-ID")
+	streaming("text/plain", "hi", "Last-Event-ID", "7").of(t, caller).wantFailure(t, 400, fault.InvalidRequest, "Last-Event-ID")
 	if caller.Last() != nil {
 		t.Error("the caller was asked")
 	}

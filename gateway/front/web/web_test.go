@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"connectrpc.com/connect"
@@ -18,10 +19,12 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
+	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
+	"github.com/stagemesh/stagemesh/gateway/front/oip"
 	"github.com/stagemesh/stagemesh/gateway/front/port"
 	"github.com/stagemesh/stagemesh/gateway/front/web"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -125,6 +128,43 @@ func TestAStreamIsServedLikeAnAnswer(t *testing.T) {
 		events, err := fronttest.ReadEvents(strings.NewReader(body)).All()
 		if err != nil || response.StatusCode != http.StatusOK || len(events) != 3 || events[2].Name != "done" {
 			t.Errorf("h2c %v: %s %v, %v", h2c, response.Status, events, err)
+		}
+	}
+}
+
+// purse is a budget of 10,000 bytes.
+type purse struct{ taken atomic.Int64 }
+
+func (p *purse) Take(n int64) *fault.Fault {
+	if p.taken.Add(n) <= 10_000 {
+		return nil
+	}
+	p.taken.Add(-n)
+	return fault.New(fault.Overloaded, "no more")
+}
+
+func (p *purse) Give(n int64) { p.taken.Add(-n) }
+
+// known says that there is any model, of which nothing is known.
+type known struct{}
+
+func (known) Ready(context.Context, string) error { return nil }
+func (known) Model(string) (oip.Model, error)     { return oip.Model{}, nil }
+func (known) Version() string                     { return "1" }
+
+func TestAStreamOfManyRequestsMayTakeMoreThanTheBudgetInAll(t *testing.T) {
+	t.Parallel()
+	url := start(t, web.Settings{Models: known{}, Budget: &purse{}, Origins: []string{listed}})
+	stream, err := oipv2.NewGRPCInferenceServiceClient(dial(t, url)).ModelStreamInfer(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
+		if err := stream.Send(&oipv2.ModelInferRequest{ModelName: "m", Id: strings.Repeat("x", 5000)}); err != nil {
+			t.Fatal(err)
+		}
+		if m, err := stream.Recv(); err != nil || m.GetErrorMessage() != "" {
+			t.Fatalf("got %v, %v", m, err)
 		}
 	}
 }
