@@ -25,8 +25,10 @@ func skip(data []byte, depth int) ([]byte, error) {
 	if depth > MaxDepth {
 		return nil, wrong("nests deeper than %d", MaxDepth)
 	}
-	entries, each, left := uint32(0), 1, data
+	var entries uint32
+	var left []byte
 	var err error
+	each := 1
 	switch msgp.NextType(data) {
 	case msgp.MapType:
 		entries, left, err = msgp.ReadMapHeaderBytes(data)

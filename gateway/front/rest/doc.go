@@ -22,6 +22,8 @@
 //     object whose inputs is an array whose first element has a datatype) is
 //     tensors, by gateway/front/oipjson. Other JSON is one blob.
 //     "application/json; form=tensors" and "; form=blob" decide it.
+//   - application/msgpack, under any of its names, is the same in MessagePack, in
+//     which the data of a tensor may be binary: its raw bytes.
 //   - multipart/form-data is one blob per part, named as the part is; a part
 //     without a type is text/plain.
 //   - application/x-www-form-urlencoded is refused: it is what curl says when
@@ -42,8 +44,10 @@
 //	{"request_id", "id"?, "model_name", "outputs": [...], "metadata"?, "timeline"}
 //
 // with tensors as oipjson writes them and blobs as {"name", "content_type"} and
-// one of text, json or data_base64. Every answer carries Server-Timing, and
-// Stagemesh-Request-Id where an id was minted.
+// one of text, json or data_base64. Where Accept prefers application/msgpack, or
+// tensors came in it and Accept does not want JSON, the same is MessagePack, in which
+// data is binary. Every answer carries Server-Timing, and Stagemesh-Request-Id where
+// an id was minted.
 //
 // # Streams
 //

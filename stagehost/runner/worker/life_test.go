@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"syscall"
 	"testing"
 	"testing/fstest"
 	"time"
 
+	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/runnertest"
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
@@ -141,6 +143,45 @@ func TestAWarmUpIsAsSmallAndAsLargeAsABatch(t *testing.T) {
 				t.Errorf("%d warm-ups with nothing", got)
 			}
 		})
+	}
+}
+
+func TestAWorkerWarmsUpByTheSpecOfItsStage(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, settings(t, anyInput))
+	inputs := []runner.PartSpec{{Name: "x", Datatype: tensor.Int64, Shape: []int64{-1}}}
+	b.Place(runner.Place{Complete: func(said runner.Spec) (runner.Spec, error) {
+		said.Inputs = inputs
+		return said, nil
+	}})
+	if err := b.Start(b.patient()); err != nil {
+		t.Fatal(err)
+	}
+	b.logs("warm-up of 8 items, 8 rows [0]")
+	if got := b.Spec(); !reflect.DeepEqual(got.Inputs, inputs) {
+		t.Errorf("its spec is %+v", got)
+	}
+	b.works()
+}
+
+func TestAWorkerThatContradictsItsStageIsNotTriedAgain(t *testing.T) {
+	t.Parallel()
+	s := settings(t, "")
+	s.StartTries = 5
+	b := newBed(t, s)
+	b.Place(runner.Place{Complete: func(runner.Spec) (runner.Spec, error) {
+		return runner.Spec{}, errors.New("inputs[0].name: the runner has no such")
+	}})
+	err := b.Start(b.patient())
+	if !errors.Is(err, worker.ErrSpecUnfit) || !strings.Contains(err.Error(), "inputs[0].name: the runner has no such") {
+		t.Errorf("Start returned %v", err)
+	}
+	for starts := 0; len(b.edges) > 0; {
+		if e := <-b.edges; e.To == supervise.Startup {
+			if starts++; starts > 1 {
+				t.Error("it was started again")
+			}
+		}
 	}
 }
 
