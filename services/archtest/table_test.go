@@ -77,7 +77,11 @@ var importTable = rules{
 			mayImport: list(proto, fault, payload, pipeline, envelope, "mesh/deadletter", "discovery/roster", "gateway/call", "gateway/pipelines",
 				"gateway/front/port", "gateway/front/procedure", "gateway/front/failure"),
 		},
-		{packages: list("gateway/openapi"), mayImport: list(proto, fault, payload, pipeline, "gateway/call", "gateway/catalog")},
+		// What describes the fronts uses their words.
+		{
+			packages:  list("gateway/openapi"),
+			mayImport: list(proto, tensor, fault, payload, pipeline, "gateway/call", "gateway/front/header", "gateway/front/oipjson"),
+		},
 		{packages: list("gateway/dashboard"), mayImport: nothing},
 		{packages: list("gateway"), mayImport: list(proto, sdk, "mesh/...", "gateway/...", discovery)},
 
