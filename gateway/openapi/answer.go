@@ -2,15 +2,18 @@ package openapi
 
 import (
 	"slices"
+
+	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
 // answer describes a success: the document, or the one blob that it would hold.
 func (a asked) answer() object {
-	content := object{jsonType: object{"schema": a.document()}}
 	outputs := a.out.outputs()
+	either := []any{a.document()}
+	var content content
 	if outputs == nil {
-		content[jsonType] = object{"schema": object{"anyOf": []any{a.document(), object{"title": "one output alone, which is JSON"}}}}
-		content[anyType] = object{"schema": object{"type": "string", "contentMediaType": "application/octet-stream"}}
+		either = append(either, object{"title": "one output alone, which is JSON"})
+		content.add(anyType, object{"schema": object{"type": "string", "contentMediaType": payload.OctetStream}})
 	}
 	for _, p := range outputs {
 		if p.isTensor() {
@@ -19,11 +22,17 @@ func (a asked) answer() object {
 		for _, media := range p.types() {
 			schema := a.blobSchema(p, media)
 			if media == jsonType {
-				schema = object{"anyOf": []any{a.document(), schema}}
+				either = append(either, schema)
+				continue
 			}
-			content[media] = object{"schema": schema}
+			content.add(media, object{"schema": schema})
 		}
 	}
+	document := object{"anyOf": either}
+	if len(either) == 1 {
+		document = a.document()
+	}
+	content = slices.Insert(content, 0, media{jsonType, object{"schema": document}})
 	about := "The answer as a JSON document."
 	if outputs == nil || slices.ContainsFunc(outputs, func(p part) bool { return !p.isTensor() }) {
 		about = "An answer of exactly one blob is that blob, under its own type, unless `Accept` lists `application/json`. Everything else is a JSON document."

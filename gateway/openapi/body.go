@@ -1,6 +1,7 @@
 package openapi
 
 import (
+	"maps"
 	"slices"
 )
 
@@ -11,19 +12,19 @@ func (a asked) body() object {
 	if len(inputs) == 0 {
 		return anything()
 	}
-	content := object{}
+	var content content
 	required := slices.DeleteFunc(slices.Clone(inputs), func(p part) bool { return p.GetOptional() })
 	blobs := slices.DeleteFunc(slices.Clone(inputs), part.isTensor)
 	tensors := slices.DeleteFunc(slices.Clone(inputs), func(p part) bool { return !p.isTensor() })
 	// A body is one part without a name, blobs with names, or tensors.
 	if len(required) <= 1 && len(inputs) == 1 && len(blobs) == 1 {
-		a.single(content, blobs[0])
+		a.single(&content, blobs[0])
 	}
 	if len(blobs) > 0 && !slices.ContainsFunc(required, part.isTensor) {
-		content[formType] = a.form(blobs)
+		content.add(formType, a.form(blobs))
 	}
 	if len(tensors) > 0 && !slices.ContainsFunc(required, func(p part) bool { return !p.isTensor() }) && !slices.ContainsFunc(required, unsayable) {
-		content[jsonType] = a.tensors(slices.DeleteFunc(tensors, unsayable))
+		content.add(jsonType, a.tensors(slices.DeleteFunc(tensors, unsayable)))
 	}
 	if len(content) == 0 {
 		out := anything()
@@ -37,7 +38,7 @@ func unsayable(p part) bool { return !p.sayable() }
 
 // anything is a body of a stage of which nothing is known.
 func anything() object {
-	content := object{formType: object{"schema": object{"type": "object"}}}
+	var content content
 	for _, contentType := range usual(anyType) {
 		var schema object
 		switch {
@@ -48,19 +49,20 @@ func anything() object {
 		default:
 			schema = object{"type": "string", "contentMediaType": contentType}
 		}
-		content[contentType] = object{"schema": schema}
+		content.add(contentType, object{"schema": schema})
 	}
+	content.add(formType, object{"schema": object{"type": "object"}})
 	return object{"required": true, "content": content, "description": "What the first stage takes is not known: anything may do."}
 }
 
 // single adds the one input that needs no name.
-func (a asked) single(content object, p part) {
+func (a asked) single(content *content, p part) {
 	for _, media := range p.types() {
 		one := object{"schema": a.blobSchema(p, media)}
 		if examples := a.blobExamples(p, media); len(examples) > 0 {
 			one["examples"] = examples
 		}
-		content[media] = one
+		content.add(media, one)
 	}
 }
 
@@ -69,7 +71,10 @@ func (a asked) form(blobs []part) object {
 	properties, encoding, required := object{}, object{}, []any{}
 	for _, p := range blobs {
 		types := p.types()
-		schema := a.blobSchema(p, types[0])
+		schema := maps.Clone(a.blobSchema(p, types[0]))
+		if example, ok := a.blobExample(p, types[0]); ok {
+			schema["examples"] = []any{example}
+		}
 		if text := p.GetDescription(); text != "" && len(schema) > 0 {
 			schema["description"] = text
 		}
@@ -83,11 +88,7 @@ func (a asked) form(blobs []part) object {
 	if len(required) > 0 {
 		schema["required"] = required
 	}
-	out := object{"schema": schema, "encoding": encoding}
-	if examples := a.formExamples(blobs); len(examples) > 0 {
-		out["examples"] = examples
-	}
-	return out
+	return object{"schema": schema, "encoding": encoding}
 }
 
 func join(types []string) string {

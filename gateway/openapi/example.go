@@ -77,29 +77,15 @@ func sayable(media string, data []byte) (any, bool) {
 	return nil, false
 }
 
-// formExamples are those of the stage's that have the blobs, each of which JSON can
-// say.
-func (a asked) formExamples(blobs []part) object {
-	out := object{}
+// blobExample is the first of blobExamples.
+func (a asked) blobExample(p part, media string) (any, bool) {
 	for _, e := range a.examples() {
-		value := object{}
-		for _, p := range blobs {
-			part, ok := payload.Find(e.parts, p.name)
-			if !ok && p.GetOptional() {
-				continue
-			}
-			said, ok := sayable(mediaOf(part.Blob.ContentType), part.Blob.Data)
-			if !ok {
-				value = nil
-				break
-			}
-			value[p.name] = said
-		}
-		if len(value) > 0 {
-			out[e.name] = object{"value": value}
+		part, ok := payload.Find(e.parts, p.name)
+		if ok && part.Tensor == nil && mediaOf(part.Blob.ContentType) == media {
+			return sayable(media, part.Blob.Data)
 		}
 	}
-	return out
+	return nil, false
 }
 
 // tensorExamples are those of the stage's that are tensors, or else one of zeros.

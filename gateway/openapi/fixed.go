@@ -102,7 +102,7 @@ func cancel() object {
 // protocol is an operation of the Open Inference Protocol without a body.
 func protocol(id, summary string, parameters []any, schema object) object {
 	out := object{
-		"operationId": "v2." + id, "tags": []any{tagProtocol}, "summary": summary,
+		"operationId": "v2_" + id, "tags": []any{tagProtocol}, "summary": summary,
 		"responses": object{
 			"200":     object{"description": "It is so.", "content": object{jsonType: object{"schema": schema}}},
 			"default": protocolFailure(),

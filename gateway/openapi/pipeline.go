@@ -100,7 +100,7 @@ type asked struct {
 
 func (a asked) infer() object {
 	return object{
-		"operationId": "infer." + string(a.pipeline.Name),
+		"operationId": "infer_" + string(a.pipeline.Name),
 		"tags":        []any{string(a.pipeline.Name)},
 		"summary":     "Ask " + string(a.pipeline.Name) + " and wait for the answer",
 		"description": a.about(),
@@ -112,7 +112,7 @@ func (a asked) infer() object {
 
 func (a asked) stream() object {
 	return object{
-		"operationId": "stream." + string(a.pipeline.Name),
+		"operationId": "stream_" + string(a.pipeline.Name),
 		"tags":        []any{string(a.pipeline.Name)},
 		"summary":     "Ask " + string(a.pipeline.Name) + " and get the answer in pieces",
 		"description": a.about(),

@@ -42,6 +42,7 @@
     const response = await fetch("openapi.json", { headers });
     if (response.status === 401) {
       ask.hidden = false;
+      field.value = "";
       field.focus();
       tell(token === "" ? "" : "The gateway does not know this token.");
       return;
