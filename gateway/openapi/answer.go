@@ -48,7 +48,11 @@ func (a asked) document() object {
 	}
 	key := a.out.key + ".answer"
 	if a.schemas[key] == nil {
-		a.schemas[key] = answerOf(object{"type": "array", "items": anyOf(outputs, a.outputSchema)})
+		schema := answerOf(object{"type": "array", "items": anyOf(outputs, a.outputSchema)})
+		if example, ok := answerExample(string(a.pipeline.Name), outputs); ok {
+			schema["examples"] = []any{example}
+		}
+		a.schemas[key] = schema
 	}
 	return schemaRef(key)
 }

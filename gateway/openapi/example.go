@@ -134,6 +134,48 @@ func request(parts []payload.Part) (json.RawMessage, bool) {
 	return append(text, `]}`...), len(parts) > 0
 }
 
+// answerExample is an answer of the smallest outputs, where they can be made up.
+func answerExample(model string, outputs []part) (object, bool) {
+	said := make([]any, len(outputs))
+	for i, p := range outputs {
+		text, ok := p.made()
+		if !ok {
+			return nil, false
+		}
+		said[i] = text
+	}
+	return object{
+		"request_id": exampleID, "model_name": model, "outputs": said,
+		"timeline": object{"total_ms": 0.626, "steps": []any{}},
+	}, true
+}
+
+// made returns an output in the JSON document; what a stage has a schema for is not
+// made up.
+func (p part) made() (any, bool) {
+	if p.isTensor() {
+		t, ok := p.zeros()
+		if !ok {
+			return nil, false
+		}
+		text, err := oipjson.AppendTensor(nil, payload.OfTensor(p.name, t))
+		return json.RawMessage(text), err == nil
+	}
+	media := p.types()[0]
+	out := object{"name": p.name, "content_type": media}
+	switch {
+	case isJSON(media) && p.GetSchema() != "":
+		return nil, false
+	case isJSON(media):
+		out["json"] = object{}
+	case isText(media):
+		out["text"] = "text"
+	default:
+		out["data_base64"] = ""
+	}
+	return out, true
+}
+
 // zeros is the smallest tensor of the part's that has an element, unless that is
 // large. Elements of BYTES are empty.
 func (p part) zeros() (tensor.Tensor, bool) {

@@ -46,7 +46,7 @@ func (p part) about() string {
 		b.WriteString(", may be left out")
 	}
 	if text := p.GetDescription(); text != "" {
-		b.WriteString(". " + text)
+		b.WriteString("; " + text)
 	}
 	return b.String()
 }
