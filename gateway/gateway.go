@@ -152,7 +152,7 @@ func New(s Settings) (*Gateway, error) {
 		Budget: bodies, TokensKey: publicKey + ".token_file",
 	}
 	if !s.NoDocs {
-		g.web.Docs = &reference{gateway: g, models: known}
+		g.web.Docs = newReference(g, known)
 	}
 	if _, err := web.Handler(g.web); err != nil {
 		return nil, fmt.Errorf("gateway.allow_origins: %w", err)

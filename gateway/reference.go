@@ -2,8 +2,8 @@ package gateway
 
 import (
 	"cmp"
+	"context"
 	"maps"
-	"sync"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -14,6 +14,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/front/docs"
 	"github.com/stagemesh/stagemesh/gateway/openapi"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/process"
 )
 
@@ -23,8 +24,9 @@ import (
 type reference struct {
 	gateway *Gateway
 	models  *models
+	// busy has the caller who looks or makes; what is below is that one's.
+	busy chan struct{}
 
-	mu       sync.Mutex
 	document *docs.Document
 	// What the document was made of: changed is closed when the pipelines are no longer
 	// those, and looked is when the specs were last found to be these.
@@ -35,13 +37,21 @@ type reference struct {
 
 var _ docs.Source = (*reference)(nil)
 
+func newReference(g *Gateway, known *models) *reference {
+	return &reference{gateway: g, models: known, busy: make(chan struct{}, 1)}
+}
+
 // Document implements docs.Source.
-func (r *reference) Document() (*docs.Document, error) {
+func (r *reference) Document(ctx context.Context) (*docs.Document, error) {
 	if err := r.gateway.pipelinesKnown(); err != nil {
 		return nil, err
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	select {
+	case r.busy <- struct{}{}:
+		defer func() { <-r.busy }()
+	case <-ctx.Done():
+		return nil, fault.New(fault.Cancelled, "the caller went away").Caused(ctx.Err())
+	}
 	if r.current(time.Now()) {
 		return r.document, nil
 	}

@@ -107,7 +107,11 @@ var importTable = rules{
 			packages:    list("go.opentelemetry.io/otel/sdk/...", "go.opentelemetry.io/otel/exporters/..."),
 			mayAppearIn: list("mesh/telemetry"),
 		},
-		{packages: list("testing/...", "go.uber.org/goleak/...", "pgregory.net/rapid/..."), andInTests: true},
+		{
+			packages: list("testing/...", "go.uber.org/goleak/...", "pgregory.net/rapid/...",
+				"github.com/chromedp/...", "github.com/pb33f/..."),
+			andInTests: true,
+		},
 	},
 
 	// What a pure package cannot need: it decides, others wait, lock and talk.

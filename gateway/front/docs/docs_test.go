@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"compress/gzip"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -28,7 +29,7 @@ type source struct {
 
 var _ docs.Source = source{}
 
-func (s source) Document() (*docs.Document, error) {
+func (s source) Document(context.Context) (*docs.Document, error) {
 	if s.err != nil {
 		return nil, s.err
 	}

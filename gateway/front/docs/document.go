@@ -3,6 +3,7 @@ package docs
 import (
 	"bytes"
 	"compress/gzip"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"net/http"
@@ -39,9 +40,9 @@ func tagOf(text []byte) string {
 
 // Source has the document.
 type Source interface {
-	// Document returns the document as of now. Its errors have a *fault.Fault in their
-	// chain.
-	Document() (*Document, error)
+	// Document returns the document as of now, for as long as the caller is there. Its
+	// errors have a *fault.Fault in their chain.
+	Document(ctx context.Context) (*Document, error)
 }
 
 // file is something to be sent, as it is and packed.

@@ -33,7 +33,7 @@ func Mount(mux *http.ServeMux, source Source, s Settings) {
 		s.Patience = body.Patience
 	}
 	mux.Handle(DocumentPath, s.reading(func(w http.ResponseWriter, r *http.Request) {
-		document, err := source.Document()
+		document, err := source.Document(r.Context())
 		if err != nil {
 			failure.Write(w, err)
 			return

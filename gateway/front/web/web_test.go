@@ -258,7 +258,7 @@ func TestTheServerIsBounded(t *testing.T) {
 // described is a source of a document.
 type described struct{}
 
-func (described) Document() (*docs.Document, error) {
+func (described) Document(context.Context) (*docs.Document, error) {
 	return docs.NewDocument([]byte(`{"openapi": "3.1.0"}`)), nil
 }
 

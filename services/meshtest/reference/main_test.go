@@ -139,7 +139,7 @@ func client(t *testing.T) *http.Client {
 }
 
 // get reads what is at a URL.
-func get(t *testing.T, c *http.Client, url string, header ...string) (*http.Response, []byte) {
+func get(t *testing.T, c *http.Client, url string, header ...string) (status int, body []byte) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
 	if err != nil {
@@ -157,7 +157,7 @@ func get(t *testing.T, c *http.Client, url string, header ...string) (*http.Resp
 	if err != nil {
 		t.Fatal(err)
 	}
-	return response, data
+	return response.StatusCode, data
 }
 
 // document returns the document of a mesh once it knows every stage.
