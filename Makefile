@@ -2,7 +2,8 @@
 #
 # Building and running need Go only. Linters and generators are Go programs
 # pinned in tools/*/go.mod; they are built on first use. The checks of
-# sdk/python and of the examples in Python need Python too.
+# sdk/python and of the examples in Python need Python too, and the tests of the
+# page that a gateway serves need Chromium.
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -28,7 +29,9 @@ PACKAGES     := ./... ./proto/... ./sdk/go/...
 # The tests of many processes, which hold times to bounds: they run by
 # themselves and never with the race detector. They need a Consul agent.
 FLEET        := ./services/meshtest/fleet
-UNITS         = $(filter-out %/services/meshtest/fleet,$(shell go list $(PACKAGES)))
+# The tests that open the gateway's page in a browser; they need Chromium.
+BROWSER      := ./services/meshtest/reference
+UNITS         = $(filter-out %/services/meshtest/fleet %/services/meshtest/reference,$(shell go list $(PACKAGES)))
 # What runs whole meshes and programs, or needs a tool that takes long to build: quick
 # leaves them to test-race.
 WORKERS      := ./services/meshtest/workers
@@ -109,7 +112,7 @@ run: ## Run the whole mesh with its example pipeline in one process (ONCE=1 exit
 quick: build vet test-plain python-quick ## Build, vet and test without the race detector; under a minute when warm
 
 .PHONY: test
-test: lint vet proto-lint proto-breaking check-generated check-tidy python-lint test-race python-test test-fleet ## Run every check there is; what CI runs
+test: lint vet proto-lint proto-breaking check-generated check-tidy python-lint test-race python-test test-browser test-fleet ## Run every check there is; what CI runs
 
 .PHONY: lint
 lint: $(LINT_BIN)/.built ## Run the linters and check the formatting of the Go code
@@ -124,6 +127,10 @@ format: $(LINT_BIN)/.built $(BUF_BIN)/.built ## Format the Go code and the proto
 .PHONY: generate
 generate: $(BUF_BIN)/.built ## Regenerate proto/gen from the protobuf files
 	@$(buf) generate
+
+.PHONY: docs-viewer
+docs-viewer: ## Fetch the viewer of the page /docs again, or its VERSION, and write its lock (needs npm)
+	@gateway/front/docs/update.sh
 
 .PHONY: fuzz
 fuzz: ## Run every fuzz target for FUZZTIME (default 30s)
@@ -202,6 +209,11 @@ test-workers: ## Kill, freeze and mislead the worker processes of a mesh while r
 test-fleet: $(CONSUL_BIN)/.built ## Kill, pause and restart the processes of a mesh, and its registry, while requests flow
 	@echo "== test the fleet"
 	@go test -vet=off -count=1 $(FLEET)
+
+.PHONY: test-browser
+test-browser: ## Hold what a gateway says of itself against what it does, in a real browser too (needs Chromium)
+	@echo "== test the page"
+	@go test -vet=off -count=1 $(BROWSER)
 
 .PHONY: proto-lint
 proto-lint: $(BUF_BIN)/.built ## Lint the protobuf files and check their formatting

@@ -49,6 +49,8 @@ type Settings struct {
 	Admin Admin
 	// Registry is where hosts say that they are there; nil where nowhere.
 	Registry *Registry
+	// NoDocs says that the public port serves neither /openapi.json nor /docs.
+	NoDocs bool
 	// AllowOrigins are the web origins that browsers may call from.
 	AllowOrigins []string
 	// MaxBody bounds a request's body, in bytes; 0 means four times the
@@ -144,9 +146,13 @@ func New(s Settings) (*Gateway, error) {
 		return nil, err
 	}
 	g := &Gateway{settings: s, log: s.Call.Logger, service: service, pipelines: store, ready: make(chan struct{}), stopped: make(chan struct{})}
+	known := &models{gateway: g}
 	g.web = web.Settings{
-		Caller: service, Models: &models{gateway: g}, MaxMessageBytes: s.MaxBody, Health: g.health, Origins: s.AllowOrigins,
+		Caller: service, Models: known, MaxMessageBytes: s.MaxBody, Health: g.health, Origins: s.AllowOrigins,
 		Budget: bodies, TokensKey: publicKey + ".token_file", Stopping: g.stopped,
+	}
+	if !s.NoDocs {
+		g.web.Docs = newReference(g, known)
 	}
 	if _, err := web.Handler(g.web); err != nil {
 		return nil, fmt.Errorf("gateway.allow_origins: %w", err)

@@ -79,7 +79,11 @@ var importTable = rules{
 			mayImport: list(proto, fault, payload, pipeline, envelope, "mesh/deadletter", "discovery/roster", "gateway/call", "gateway/pipelines",
 				"gateway/front/port", "gateway/front/procedure", "gateway/front/failure"),
 		},
-		{packages: list("gateway/openapi"), mayImport: list(proto, fault, payload, pipeline, "gateway/call", "gateway/catalog")},
+		// What describes the fronts uses their words.
+		{
+			packages:  list("gateway/openapi"),
+			mayImport: list(proto, tensor, fault, payload, pipeline, "gateway/call", "gateway/front/header", "gateway/front/oipjson"),
+		},
 		{packages: list("gateway/dashboard"), mayImport: nothing},
 		{packages: list("gateway"), mayImport: list(proto, sdk, "mesh/...", "gateway/...", discovery)},
 
@@ -107,7 +111,11 @@ var importTable = rules{
 			packages:    list("go.opentelemetry.io/otel/sdk/...", "go.opentelemetry.io/otel/exporters/..."),
 			mayAppearIn: list("mesh/telemetry"),
 		},
-		{packages: list("testing/...", "go.uber.org/goleak/...", "pgregory.net/rapid/..."), andInTests: true},
+		{
+			packages: list("testing/...", "go.uber.org/goleak/...", "pgregory.net/rapid/...",
+				"github.com/chromedp/...", "github.com/pb33f/..."),
+			andInTests: true,
+		},
 	},
 
 	// What a pure package cannot need: it decides, others wait, lock and talk.

@@ -26,6 +26,7 @@ func Settings(f *meshfile.File) (gateway.Settings, error) {
 		Listen:       g.Listen,
 		Access:       access,
 		Admin:        admin,
+		NoDocs:       g.Docs != nil && !*g.Docs,
 		AllowOrigins: g.AllowOrigins,
 		DrainDelay:   g.DrainDelay,
 		DrainTimeout: g.DrainTimeout,

@@ -89,6 +89,8 @@ type Gateway struct {
 	// is plain.
 	CertFile string `yaml:"cert_file"`
 	KeyFile  string `yaml:"key_file"`
+	// Docs says whether /openapi.json and /docs are served; they are where it is nil.
+	Docs *bool `yaml:"docs"`
 	// AllowOrigins are the web origins that browsers may call from; none where
 	// empty.
 	AllowOrigins []string `yaml:"allow_origins"`

@@ -23,26 +23,66 @@ func (d Description) toProto() *stagev1.DescribeResponse {
 	}
 }
 
-// maxPublished bounds what Published returns of a spec, in bytes.
-const maxPublished = 64 << 10
+const (
+	// maxPublished bounds what Published returns of a spec without its words, in bytes,
+	// and maxWords its descriptions and examples together.
+	maxPublished = 64 << 10
+	maxWords     = 4 << 10
+)
 
-// Published returns the spec and the limits for the mesh's registry: without examples
-// and descriptions, without schemas where it is too large with them, and no spec where
-// it is too large for that.
+// Published returns the spec and the limits for the mesh's registry: with the
+// descriptions and examples that there is room for, without schemas where it is too
+// large with them, and no spec where it is too large for that.
 func (d Description) Published() (*stagev1.Spec, *stagev1.Limits) {
-	spec := specToProto(runner.Spec{Inputs: d.Spec.Inputs, Outputs: d.Spec.Outputs, BatchAxis: d.Spec.BatchAxis, Stream: d.Spec.Stream})
-	for _, part := range slices.Concat(spec.GetInputs(), spec.GetOutputs()) {
-		part.Description = ""
-	}
+	spec := specToProto(d.Spec)
+	words := takeWords(spec)
 	if proto.Size(spec) > maxPublished {
-		for _, part := range slices.Concat(spec.GetInputs(), spec.GetOutputs()) {
+		for _, part := range partsOf(spec) {
 			part.Schema = ""
 		}
 	}
 	if proto.Size(spec) > maxPublished {
-		spec = nil
+		return nil, d.Limits.toProto()
 	}
+	words.give(spec, maxWords)
 	return spec, d.Limits.toProto()
+}
+
+// words are what of a spec is for people alone.
+type words struct {
+	// descriptions are of the inputs and the outputs after them.
+	descriptions []string
+	examples     []*stagev1.Example
+}
+
+func takeWords(spec *stagev1.Spec) (out words) {
+	for _, part := range partsOf(spec) {
+		out.descriptions = append(out.descriptions, part.GetDescription())
+		part.Description = ""
+	}
+	out.examples, spec.Examples = spec.Examples, nil
+	return out
+}
+
+// give returns to the spec the words for which there is room, in bytes: descriptions
+// first.
+func (w words) give(spec *stagev1.Spec, room int) {
+	for i, part := range partsOf(spec) {
+		if n := len(w.descriptions[i]); n <= room {
+			part.Description = w.descriptions[i]
+			room -= n
+		}
+	}
+	for _, example := range w.examples {
+		if n := proto.Size(example); n <= room {
+			spec.Examples = append(spec.Examples, example)
+			room -= n
+		}
+	}
+}
+
+func partsOf(spec *stagev1.Spec) []*stagev1.PartSpec {
+	return slices.Concat(spec.GetInputs(), spec.GetOutputs())
 }
 
 func (l Limits) toProto() *stagev1.Limits {

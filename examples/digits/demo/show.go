@@ -142,7 +142,9 @@ func printTimeline(out io.Writer, r reading) error {
 func printHint(out io.Writer, address string) error {
 	_, err := fmt.Fprintf(out, `
 Try it from another terminal:
-  curl -H 'Content-Type: image/png' --data-binary @examples/digits/images/00-1.png %s/v1/pipelines/digits:infer
+  curl -H 'Content-Type: image/png' --data-binary @examples/digits/images/00-1.png %[1]s/v1/pipelines/digits:infer
+
+Or in a browser: %[1]s/docs
 
 The mesh keeps serving; stop it with Ctrl-C.
 `, address)

@@ -28,7 +28,8 @@
 //
 // A Guard with Tokens lets those call who know one of them, as "Authorization:
 // Bearer TOKEN"; others get UNAUTHENTICATED in the protocol that they speak. /livez,
-// /readyz and gRPC health need none, for probes have none.
+// /readyz and gRPC health need none, for probes have none; nor does what the guard has
+// as Open.
 //
 // # Concurrency
 //

@@ -3,6 +3,7 @@ package port
 import (
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 
 	"connectrpc.com/connect"
@@ -38,6 +39,9 @@ type Guard struct {
 	// Near says that without Tokens the callers have to name the port by a loopback
 	// address.
 	Near bool
+	// Open are paths that need no token, for what everybody may read; one that ends in
+	// "/" is what paths begin with that need none.
+	Open []string
 	// Plain writes refusals to paths that begin so; those of others
 	// are of the protocol that calls. nil means that there are none.
 	Plain map[string]func(w http.ResponseWriter, err error)
@@ -70,7 +74,7 @@ func (g Guard) Before(next http.Handler) http.Handler {
 // refusal says why a request may not pass, or nothing.
 func (g Guard) refusal(r *http.Request) *fault.Fault {
 	switch {
-	case probe(r.URL.Path):
+	case probe(r.URL.Path), g.open(r.URL.Path):
 		return nil
 	case g.Tokens.none() && local(r.Host):
 		return nil
@@ -85,6 +89,13 @@ func (g Guard) refusal(r *http.Request) *fault.Fault {
 		return fault.Newf(fault.Unauthenticated, "this is not a token in the gateway's %s", g.Key)
 	}
 	return nil
+}
+
+// open reports whether the path is one that everybody may read.
+func (g Guard) open(path string) bool {
+	return slices.ContainsFunc(g.Open, func(open string) bool {
+		return path == open || strings.HasSuffix(open, "/") && strings.HasPrefix(path, open)
+	})
 }
 
 // probe reports whether the path is one that needs no token.

@@ -8,6 +8,7 @@ import (
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
 	"github.com/stagemesh/stagemesh/gateway/front/body"
+	"github.com/stagemesh/stagemesh/gateway/front/docs"
 	"github.com/stagemesh/stagemesh/gateway/front/failure"
 	"github.com/stagemesh/stagemesh/gateway/front/oip"
 	"github.com/stagemesh/stagemesh/gateway/front/port"
@@ -23,6 +24,9 @@ type Settings struct {
 	// Models are the pipelines to clients of the Open Inference Protocol; nil serves
 	// none.
 	Models oip.Models
+	// Docs has the document that describes all this; nil serves none, nor the page that
+	// shows it.
+	Docs docs.Source
 	// MaxMessageBytes bounds one request on every protocol; 0 is the fronts'
 	// own default of 64 MiB.
 	MaxMessageBytes int
@@ -60,11 +64,18 @@ func Handler(s Settings) (http.Handler, error) {
 		mux.Handle(oip.Root+"/", tensors)
 	}
 	mux.Handle(rest.Prefix, rest.New(s.Caller, rest.Settings{MaxBodyBytes: s.MaxMessageBytes}))
+	var readable []string
+	if s.Docs != nil {
+		docs.Mount(mux, s.Docs, docs.Settings{})
+		readable = docs.Open()
+	}
 	port.MountHealth(mux, s.Health, services...)
 	port.MountReflection(mux, services...)
 	mux.HandleFunc("/", rest.NotFound)
 	// A browser asks whether it may call before it gives a token.
-	guard := port.Guard{Tokens: s.Tokens, Key: s.TokensKey, Plain: map[string]func(http.ResponseWriter, error){rest.Prefix: failure.Write, oip.Root: oip.Fail}}
+	guard := port.Guard{Tokens: s.Tokens, Key: s.TokensKey, Open: readable, Plain: map[string]func(http.ResponseWriter, error){
+		rest.Prefix: failure.Write, oip.Root: oip.Fail, docs.DocumentPath: failure.Write,
+	}}
 	out, err := port.CrossOrigin(guard.Before(mux), port.Origins{Listed: s.Origins, Key: "allow_origins"})
 	if err != nil {
 		return nil, fmt.Errorf("origins: %w", err)

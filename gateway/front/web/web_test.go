@@ -23,6 +23,7 @@ import (
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
+	"github.com/stagemesh/stagemesh/gateway/front/docs"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/front/oip"
 	"github.com/stagemesh/stagemesh/gateway/front/port"
@@ -312,5 +313,47 @@ func TestTheServerIsBounded(t *testing.T) {
 	response, _ := do(t, fronttest.Client(t, false), http.MethodGet, url+"/livez", "", "X-Large", strings.Repeat("x", 100<<10))
 	if response.StatusCode != http.StatusRequestHeaderFieldsTooLarge {
 		t.Errorf("100 KiB of headers: %s", response.Status)
+	}
+}
+
+// described is a source of a document.
+type described struct{}
+
+func (described) Document(context.Context) (*docs.Document, error) {
+	return docs.NewDocument([]byte(`{"openapi": "3.1.0"}`)), nil
+}
+
+func TestThePageIsForAllAndTheDocumentForThoseWhoMayCall(t *testing.T) {
+	t.Parallel()
+	tokens, err := port.NewTokens("open-sesame")
+	if err != nil {
+		t.Fatal(err)
+	}
+	url := start(t, web.Settings{Docs: described{}, Tokens: tokens, TokensKey: "token_file"})
+	client := fronttest.Client(t, false)
+	for path, want := range map[string]int{
+		"/docs": 200, "/docs/": 200, "/docs/docs.css": 200, "/docs/none": 404, "/docsx": 401, "/openapi.json": 401, "/": 401,
+	} {
+		if response, body := do(t, client, http.MethodGet, url+path, ""); response.StatusCode != want {
+			t.Errorf("%s: %s %s", path, response.Status, body)
+		}
+	}
+	if response, body := do(t, client, http.MethodGet, url+"/openapi.json", ""); !strings.Contains(body, `"reason":"UNAUTHENTICATED"`) || response.Header.Get("WWW-Authenticate") != "Bearer" {
+		t.Errorf("%s %v", body, response.Header)
+	}
+	if response, body := do(t, client, http.MethodGet, url+"/openapi.json", "", "Authorization", "Bearer open-sesame"); response.StatusCode != http.StatusOK || !strings.Contains(body, "3.1.0") {
+		t.Errorf("%s %s", response.Status, body)
+	}
+}
+
+func TestPagesOfOthersDoNotReadTheDocument(t *testing.T) {
+	t.Parallel()
+	url := start(t, web.Settings{Docs: described{}, Origins: []string{listed}})
+	client := fronttest.Client(t, false)
+	for origin, want := range map[string]string{stranger: "", listed: listed} {
+		response, _ := do(t, client, http.MethodGet, url+"/openapi.json", "", "Origin", origin)
+		if got := response.Header.Get("Access-Control-Allow-Origin"); got != want {
+			t.Errorf("%s: %q", origin, got)
+		}
 	}
 }

@@ -56,8 +56,8 @@ type HostRecord struct {
 	// The processes of its runner, where it has any.
 	Workers   []*WorkerRecord        `protobuf:"bytes,16,rep,name=workers,proto3" json:"workers,omitempty"`
 	StartedAt *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
-	// What its runner takes and gives, without examples and descriptions; unset where
-	// that is too much to publish.
+	// What its runner takes and gives, with the descriptions and small examples that
+	// there is room for; unset where that is too much to publish without them.
 	Spec          *v1.Spec   `protobuf:"bytes,18,opt,name=spec,proto3" json:"spec,omitempty"`
 	Limits        *v1.Limits `protobuf:"bytes,19,opt,name=limits,proto3" json:"limits,omitempty"`
 	unknownFields protoimpl.UnknownFields

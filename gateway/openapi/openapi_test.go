@@ -1,0 +1,342 @@
+package openapi_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pb33f/libopenapi"
+	validator "github.com/pb33f/libopenapi-validator"
+	"github.com/santhosh-tekuri/jsonschema/v6"
+
+	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
+	"github.com/stagemesh/stagemesh/sdk/go/tensor"
+
+	"github.com/stagemesh/stagemesh/gateway/openapi"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+type object = map[string]any
+
+// single returns a pipeline of one stage that takes and gives what the spec says.
+func single(name string, spec *stagev1.Spec) openapi.Pipeline {
+	p := pipeline.OfStage(pipeline.StageName(name))
+	p.Name = pipeline.Name(name)
+	return openapi.Pipeline{Pipeline: p, Timeout: time.Second, First: spec, Last: spec}
+}
+
+func tensorPart(name, datatype string, shape ...int64) *stagev1.PartSpec {
+	return &stagev1.PartSpec{Name: name, Body: &stagev1.PartSpec_Tensor{Tensor: &stagev1.TensorSpec{Datatype: datatype, Shape: shape}}}
+}
+
+func blobPart(name string, contentTypes ...string) *stagev1.PartSpec {
+	return &stagev1.PartSpec{Name: name, Body: &stagev1.PartSpec_Blob{Blob: &stagev1.BlobSpec{ContentTypes: contentTypes}}}
+}
+
+func jsonPart(name, schema string) *stagev1.PartSpec {
+	out := blobPart(name, "application/json")
+	out.Schema = schema
+	return out
+}
+
+func takes(parts ...*stagev1.PartSpec) *stagev1.Spec {
+	return &stagev1.Spec{Inputs: parts, Outputs: parts, BatchAxis: stagev1.BatchAxis_BATCH_AXIS_ROWS}
+}
+
+func build(t *testing.T, s openapi.Settings) []byte {
+	t.Helper()
+	text, err := openapi.Build(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+// at returns what is at a path of a document.
+func at(t *testing.T, text []byte, path ...string) any {
+	t.Helper()
+	var out any
+	if err := json.Unmarshal(text, &out); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range path {
+		members, _ := out.(object)
+		if out = members[name]; out == nil {
+			t.Fatalf("there is no %s of %q", name, path)
+		}
+	}
+	return out
+}
+
+func bodyOf(t *testing.T, text []byte, name string) object {
+	t.Helper()
+	return at(t, text, "paths", "/v1/pipelines/"+name+":infer", "post", "requestBody", "content").(object)
+}
+
+// valid holds the document against the schema of OpenAPI 3.1.
+func valid(t *testing.T, text []byte) {
+	t.Helper()
+	parsed, err := libopenapi.NewDocument(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, errs := validator.NewValidator(parsed)
+	if len(errs) > 0 {
+		t.Fatal(errs)
+	}
+	if ok, wrong := v.ValidateDocument(); !ok {
+		t.Fatalf("%v", wrong)
+	}
+}
+
+func TestBodiesAreWhatTheFirstStageTakes(t *testing.T) {
+	t.Parallel()
+	optional := blobPart("mask", "image/png")
+	optional.Optional = true
+	for name, row := range map[string]struct {
+		spec *stagev1.Spec
+		want string
+	}{
+		"nothing is known":      {nil, "*/* application/json application/octet-stream multipart/form-data text/plain"},
+		"it takes anything":     {takes(), "*/* application/json application/octet-stream multipart/form-data text/plain"},
+		"an image":              {takes(blobPart("image", "image/png", "image/jpeg")), "image/jpeg image/png multipart/form-data"},
+		"any image":             {takes(blobPart("image", "image/*")), "image/* image/jpeg image/png multipart/form-data"},
+		"JSON":                  {takes(jsonPart("order", `{"type": "object"}`)), "application/json multipart/form-data"},
+		"two blobs":             {takes(blobPart("image", "image/png"), blobPart("prompt", "text/plain")), "multipart/form-data"},
+		"one that may be left":  {takes(blobPart("image", "image/png"), optional), "multipart/form-data"},
+		"a tensor":              {takes(tensorPart("x", "FP32", -1, 4)), "application/json"},
+		"two tensors":           {takes(tensorPart("x", "FP32", -1, 4), tensorPart("y", "BYTES", -1)), "application/json"},
+		"what JSON cannot say":  {takes(tensorPart("x", "FP16", -1, 4)), "*/* application/json application/octet-stream multipart/form-data text/plain"},
+		"a tensor and a blob":   {takes(tensorPart("x", "FP32", -1, 4), blobPart("image", "image/png")), "*/* application/json application/octet-stream multipart/form-data text/plain"},
+		"names of all kinds":    {takes(jsonPart("ü/~ {}", `{"type": "object"}`)), "application/json multipart/form-data"},
+		"a schema that is none": {takes(jsonPart("order", `{`)), "application/json multipart/form-data"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			text := build(t, openapi.Settings{Mesh: "m", Pipelines: []openapi.Pipeline{single("p", row.spec)}})
+			valid(t, text)
+			if got := strings.Join(slices.Sorted(maps.Keys(bodyOf(t, text, "p"))), " "); got != row.want {
+				t.Errorf("got %s", got)
+			}
+		})
+	}
+}
+
+func TestAStreamIsDescribedWhereTheLastStageStreams(t *testing.T) {
+	t.Parallel()
+	streams := takes(blobPart("text", "text/plain"))
+	streams.Stream = true
+	text := build(t, openapi.Settings{Mesh: "m", Pipelines: []openapi.Pipeline{single("a", streams), single("b", takes(blobPart("text", "text/plain")))}})
+	valid(t, text)
+	if !bytes.Contains(text, []byte(`"/v1/pipelines/a:stream"`)) || bytes.Contains(text, []byte(`"/v1/pipelines/b:stream"`)) {
+		t.Errorf("%s", text)
+	}
+}
+
+func TestInputsHaveTheNamesThatCallersUse(t *testing.T) {
+	t.Parallel()
+	renamed := single("renamed", takes(tensorPart("x", "FP32", -1, 4)))
+	renamed.Steps[0].Stage, renamed.Steps[0].Inputs = "s", map[string]string{"x": "pixels"}
+	renamed.First.Examples = []*stagev1.Example{{Name: "one", Inputs: payload.ToProto([]payload.Part{payload.OfTensor("x", floats(1, 4))})}}
+	plain := single("plain", takes(tensorPart("x", "FP32", -1, 4)))
+	plain.Steps[0].Stage = "s"
+	text := build(t, openapi.Settings{Mesh: "m", Pipelines: []openapi.Pipeline{renamed, plain}})
+	valid(t, text)
+	for name, want := range map[string]string{"renamed": "pixels", "plain": "x"} {
+		ref := at(t, text, "paths", "/v1/pipelines/"+name+":infer", "post", "requestBody", "content", "application/json", "schema", "$ref").(string)
+		said, err := json.Marshal(at(t, text, "components", "schemas", strings.TrimPrefix(ref, "#/components/schemas/")))
+		if err != nil || !strings.Contains(string(said), `"const":"`+want+`"`) {
+			t.Errorf("%s: %s, %v", name, said, err)
+		}
+	}
+	if got := fmt.Sprint(bodyOf(t, text, "renamed")["application/json"].(object)["examples"]); !strings.Contains(got, "one:") || !strings.Contains(got, "name:pixels") {
+		t.Errorf("the example is %s", got)
+	}
+}
+
+// schemas are JSON Schemas with values that they take and do not take.
+var schemas = map[string]struct {
+	text      string
+	good, bad []string
+}{
+	"definitions": {
+		`{"$defs": {"n": {"type": "integer"}}, "type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}}`,
+		[]string{`{"n": 1}`},
+		[]string{`{"n": "1"}`},
+	},
+	"recursion": {
+		`{"$ref": "#/$defs/node", "$defs": {"node": {"type": "object", "required": ["v"], "properties": {"v": {"type": "integer"}, "next": {"$ref": "#/$defs/node"}}}}}`,
+		[]string{`{"v": 1, "next": {"v": 2}}`},
+		[]string{`{"v": 1, "next": {}}`},
+	},
+	"the root": {
+		`{"type": "array", "items": {"anyOf": [{"type": "integer"}, {"$ref": "#"}]}}`,
+		[]string{`[1, [2, [3]]]`},
+		[]string{`[1, ["2"]]`},
+	},
+	"anchors": {
+		`{"$defs": {"a/b %": {"$anchor": "here", "type": "integer"}}, "items": {"$ref": "#here"}}`,
+		[]string{`[1]`},
+		[]string{`["1"]`},
+	},
+	"dynamic": {
+		`{"$dynamicAnchor": "node", "type": "object", "additionalProperties": {"$dynamicRef": "#node", "$ref": "#/$defs/small"}, "$defs": {"small": {"maxProperties": 1}}}`,
+		[]string{`{"a": {"b": {}}}`},
+		[]string{`{"a": {"b": 1}}`, `{"a": {"b": {}, "c": {}}}`},
+	},
+	"an id of its own": {
+		`{"$id": "https://example.com/thing", "$schema": "https://json-schema.org/draft/2020-12/schema", "$defs": {"n": {"type": "integer"}}, "items": {"$ref": "https://example.com/thing#/$defs/n"}}`,
+		[]string{`[1]`},
+		[]string{`["1"]`},
+	},
+	"resources of its own": {
+		`{"$defs": {"n": {"$id": "https://example.com/n", "type": "integer"}}, "items": {"$ref": "https://example.com/n"}}`,
+		[]string{`[1]`},
+		[]string{`["1"]`},
+	},
+	"what only looks like a reference": {
+		`{"properties": {"$ref": {"const": {"$ref": "#/nowhere"}}}}`,
+		[]string{`{"$ref": {"$ref": "#/nowhere"}}`},
+		[]string{`{"$ref": 1}`},
+	},
+	"true":            {`true`, []string{`1`}, nil},
+	"another dialect": {`{"$schema": "http://json-schema.org/draft-07/schema#", "type": "integer"}`, []string{`1`, `"1"`}, nil},
+	"no schema":       {`{"type"`, []string{`1`}, nil},
+}
+
+func TestSchemasOfStagesMeanTheSameInTheDocument(t *testing.T) {
+	t.Parallel()
+	for name, row := range schemas {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			text := build(t, openapi.Settings{Mesh: "m", Pipelines: []openapi.Pipeline{single("p", takes(jsonPart("in", row.text)))}})
+			schema := compiled(t, text, "#/paths/~1v1~1pipelines~1p:infer/post/requestBody/content/application~1json/schema")
+			for _, one := range row.good {
+				if err := schema.Validate(decoded(t, one)); err != nil {
+					t.Errorf("%s is refused: %v", one, err)
+				}
+			}
+			for _, one := range row.bad {
+				if schema.Validate(decoded(t, one)) == nil {
+					t.Errorf("%s is taken", one)
+				}
+			}
+		})
+	}
+}
+
+// compiled returns the schema at a pointer of a document.
+func compiled(t *testing.T, text []byte, pointer string) *jsonschema.Schema {
+	t.Helper()
+	compiler := jsonschema.NewCompiler()
+	if err := compiler.AddResource("https://example.com/openapi.json", decoded(t, string(text))); err != nil {
+		t.Fatal(err)
+	}
+	out, err := compiler.Compile("https://example.com/openapi.json" + pointer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func decoded(t *testing.T, text string) any {
+	t.Helper()
+	out, err := jsonschema.UnmarshalJSON(strings.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func TestTokensAreAskedForOfAllButProbes(t *testing.T) {
+	t.Parallel()
+	if text := build(t, openapi.Settings{Mesh: "m"}); bytes.Contains(text, []byte("securitySchemes")) {
+		t.Error("a token is asked for")
+	}
+	text := build(t, openapi.Settings{Mesh: "m", Tokens: true})
+	valid(t, text)
+	if got := at(t, text, "components", "securitySchemes", "token", "scheme"); got != "bearer" {
+		t.Errorf("the scheme is %v", got)
+	}
+	if got := at(t, text, "paths", "/livez", "get", "security").([]any); len(got) != 0 {
+		t.Errorf("a probe asks for %v", got)
+	}
+}
+
+// thousands returns pipelines, each with a stage of its own.
+func thousands(n int) []openapi.Pipeline {
+	out := make([]openapi.Pipeline, n)
+	for i := range out {
+		out[i] = single(fmt.Sprintf("pipeline-%06d", i), takes(tensorPart("x", "FP32", -1, 8), jsonPart("thread", schemas["definitions"].text)))
+	}
+	return out
+}
+
+func TestADocumentOfManyPipelinesIsBoundedAndSaysSo(t *testing.T) {
+	t.Parallel()
+	const limit = 256 << 10
+	pipelines := thousands(1000)
+	slices.Reverse(pipelines)
+	text := build(t, openapi.Settings{Mesh: "m", Pipelines: pipelines, MaxBytes: limit})
+	described := len(at(t, text, "tags").([]any)) - 4
+	if rest := build(t, openapi.Settings{Mesh: "m"}); len(text) > limit*5/4+len(rest) || described < 10 || described >= 1000 {
+		t.Errorf("%d bytes of %d pipelines", len(text), described)
+	}
+	want := fmt.Sprintf("%d pipelines more are served", 1000-described)
+	if about := at(t, text, "info", "description").(string); !strings.Contains(about, want) || !bytes.Contains(text, []byte("pipeline-000000:infer")) {
+		t.Errorf("it says %s", about)
+	}
+	valid(t, text)
+}
+
+func TestTheSamePipelinesAreTheSameBytes(t *testing.T) {
+	t.Parallel()
+	one, other := thousands(20), thousands(20)
+	slices.Reverse(other)
+	a, b := build(t, openapi.Settings{Mesh: "m", Pipelines: one}), build(t, openapi.Settings{Mesh: "m", Pipelines: other})
+	if !bytes.Equal(a, b) {
+		t.Error("they differ")
+	}
+}
+
+func FuzzASchemaIsEmbeddedOrLeftOut(f *testing.F) {
+	for _, row := range schemas {
+		f.Add(row.text, "thread")
+	}
+	f.Fuzz(func(t *testing.T, schema, name string) {
+		text, err := openapi.Build(openapi.Settings{Mesh: "m", Pipelines: []openapi.Pipeline{single("p", takes(jsonPart(name, schema)))}})
+		if err != nil || !json.Valid(text) {
+			t.Errorf("%v, %s", err, text)
+		}
+	})
+}
+
+func BenchmarkThousandsOfPipelines(b *testing.B) {
+	for _, n := range []int{10, 1000, 5000} {
+		pipelines := thousands(n)
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			b.ReportAllocs()
+			size := 0
+			for b.Loop() {
+				text, err := openapi.Build(openapi.Settings{Mesh: "m", Pipelines: pipelines})
+				if err != nil {
+					b.Fatal(err)
+				}
+				size = len(text)
+			}
+			b.ReportMetric(float64(size), "bytes")
+		})
+	}
+}
+
+func floats(shape ...int64) tensor.Tensor {
+	n, _ := tensor.Elements(shape)
+	out, _ := tensor.FromFP32(shape, make([]float32, n))
+	return out
+}

@@ -1,0 +1,201 @@
+package openapi
+
+import (
+	"fmt"
+	"mime"
+	"slices"
+	"strings"
+
+	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
+	"github.com/stagemesh/stagemesh/sdk/go/tensor"
+
+	"github.com/stagemesh/stagemesh/mesh/payload"
+)
+
+// part is one input or output as callers see it.
+type part struct {
+	*stagev1.PartSpec
+	// name is what callers call it, and key that of its component.
+	name, key string
+	// rows says that axis 0 of tensors is rows, and may be left out of one alone.
+	rows bool
+}
+
+func (p part) isTensor() bool { return p.GetTensor() != nil }
+
+// sayable reports whether JSON can say such a tensor.
+func (p part) sayable() bool {
+	switch tensor.Datatype(p.GetTensor().GetDatatype()) {
+	case tensor.FP16, tensor.BF16:
+		return false
+	}
+	return true
+}
+
+// about is a line about the part, in Markdown.
+func (p part) about() string {
+	var b strings.Builder
+	if t := p.GetTensor(); t != nil {
+		fmt.Fprintf(&b, "a tensor of %s, shape %s", t.GetDatatype(), shapeText(t.GetShape()))
+	} else if types := p.GetBlob().GetContentTypes(); len(types) > 0 {
+		fmt.Fprintf(&b, "%s", strings.Join(types, ", "))
+	} else {
+		b.WriteString("bytes of any type")
+	}
+	if p.GetOptional() {
+		b.WriteString(", may be left out")
+	}
+	if text := p.GetDescription(); text != "" {
+		b.WriteString("; " + text)
+	}
+	return b.String()
+}
+
+// shapeText is a shape as people write it: `[n, 64]`.
+func shapeText(shape []int64) string {
+	axes := make([]string, len(shape))
+	for i, n := range shape {
+		if axes[i] = fmt.Sprint(n); n < 0 {
+			axes[i] = "any"
+		}
+	}
+	return "[" + strings.Join(axes, ", ") + "]"
+}
+
+// tensorSchema is the part in the JSON of the Open Inference Protocol.
+func (p part) tensorSchema() object {
+	t := p.GetTensor()
+	out := object{
+		"type": "object", "title": p.name,
+		"required": []any{"name", "datatype", "shape", "data"},
+		"properties": object{
+			"name":       object{"const": p.name},
+			"datatype":   object{"const": t.GetDatatype()},
+			"shape":      p.shapeSchema(),
+			"data":       schemaRef(dataSchema(tensor.Datatype(t.GetDatatype()))),
+			"parameters": schemaRef("Parameters"),
+		},
+	}
+	if text := p.GetDescription(); text != "" {
+		out["description"] = text
+	}
+	return out
+}
+
+// shapeSchema takes the part's shape and, where it has rows, that of one row alone.
+func (p part) shapeSchema() object {
+	shape := p.GetTensor().GetShape()
+	if !p.rows || len(shape) == 0 {
+		return shapeOf(shape)
+	}
+	return object{"anyOf": []any{shapeOf(shape), shapeOf(shape[1:])}, "description": "With rows, or of one row alone."}
+}
+
+func shapeOf(shape []int64) object {
+	axes := make([]any, len(shape))
+	for i, n := range shape {
+		if axes[i] = (object{"const": n}); n < 0 {
+			axes[i] = object{"type": "integer", "minimum": 0}
+		}
+	}
+	out := object{"type": "array", "minItems": len(shape), "maxItems": len(shape)}
+	if len(axes) > 0 {
+		out["prefixItems"] = axes
+	}
+	return out
+}
+
+// dataSchema is the component for the elements of a datatype.
+func dataSchema(d tensor.Datatype) string {
+	switch d {
+	case tensor.Bool:
+		return "Booleans"
+	case tensor.Bytes:
+		return "Strings"
+	case tensor.FP16, tensor.BF16, tensor.FP32, tensor.FP64:
+		return "Numbers"
+	}
+	return "Integers"
+}
+
+// usual are types that stand for a range, for a page or a program has to name one.
+func usual(contentType string) []string {
+	switch contentType {
+	case "image/*":
+		return []string{"image/png", "image/jpeg", contentType}
+	case "text/*":
+		return []string{"text/plain", contentType}
+	case "audio/*":
+		return []string{"audio/wav", contentType}
+	case "video/*":
+		return []string{"video/mp4", contentType}
+	case "application/*":
+		return []string{jsonType, payload.OctetStream, contentType}
+	case anyType:
+		return []string{payload.OctetStream, "text/plain", jsonType, contentType}
+	}
+	return []string{contentType}
+}
+
+const (
+	jsonType = "application/json"
+	formType = "multipart/form-data"
+	anyType  = "*/*"
+)
+
+// types are the media types that a blob may have, each once, without parameters.
+func (p part) types() []string {
+	said := p.GetBlob().GetContentTypes()
+	if len(said) == 0 {
+		said = []string{anyType}
+	}
+	var out []string
+	for _, one := range said {
+		for _, contentType := range usual(mediaOf(one)) {
+			if !slices.Contains(out, contentType) {
+				out = append(out, contentType)
+			}
+		}
+	}
+	return out
+}
+
+func mediaOf(contentType string) string {
+	if media, _, err := mime.ParseMediaType(contentType); err == nil {
+		return media
+	}
+	return strings.ToLower(strings.TrimSpace(contentType))
+}
+
+func isJSON(media string) bool { return media == jsonType || strings.HasSuffix(media, "+json") }
+
+func isText(media string) bool { return strings.HasPrefix(media, "text/") }
+
+// blobSchema is a blob of a media type as a body of its own, or a part of a form.
+func (a asked) blobSchema(p part, media string) object {
+	switch {
+	case isJSON(media):
+		return a.jsonSchema(p)
+	case isText(media):
+		return object{"type": "string"}
+	}
+	if strings.Contains(media, "*") {
+		media = payload.OctetStream
+	}
+	return object{"type": "string", "contentMediaType": media}
+}
+
+// jsonSchema refers to the part's JSON Schema, where it has one.
+func (a asked) jsonSchema(p part) object {
+	if p.GetSchema() == "" {
+		return object{}
+	}
+	if a.schemas[p.key] == nil {
+		schema, ok := embed(p.GetSchema(), p.key)
+		if !ok {
+			return object{}
+		}
+		a.schemas[p.key] = schema
+	}
+	return schemaRef(p.key)
+}

@@ -1,0 +1,166 @@
+package openapi
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
+
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// described is what the document says of a pipeline.
+type described struct {
+	tag            object
+	paths, schemas object
+}
+
+// describe returns what there is to say of a pipeline.
+func describe(p Pipeline) described {
+	first, last := p.Steps[0], p.Steps[len(p.Steps)-1]
+	in := side{spec: p.First, key: "stage." + string(first.Stage), rename: first.Inputs}
+	if len(first.Inputs) > 0 {
+		// Callers name its inputs otherwise than those of the stage alone.
+		in.key = "pipeline." + string(p.Name)
+	}
+	out := side{spec: p.Last, key: "stage." + string(last.Stage)}
+	a := asked{pipeline: p, in: in, out: out, schemas: object{}}
+	made := described{
+		tag:     object{"name": string(p.Name), "description": route(p)},
+		paths:   object{inferPath(string(p.Name)): object{"post": a.infer()}},
+		schemas: a.schemas,
+	}
+	if p.Last.GetStream() {
+		made.paths[streamPath(string(p.Name))] = object{"post": a.stream()}
+	}
+	return made
+}
+
+func inferPath(name string) string  { return "/v1/pipelines/" + name + ":infer" }
+func streamPath(name string) string { return "/v1/pipelines/" + name + ":stream" }
+
+// route says which stages a request passes.
+func route(p Pipeline) string {
+	steps := make([]string, len(p.Steps))
+	for i, step := range p.Steps {
+		steps[i] = string(step.Name)
+		if string(step.Stage) != string(step.Name) {
+			steps[i] += " (" + string(step.Stage) + ")"
+		}
+	}
+	return strings.Join(steps, " → ")
+}
+
+// side is what goes into a pipeline, or comes out of it.
+type side struct {
+	// spec is nil where nothing is known.
+	spec *stagev1.Spec
+	// key begins the keys of its components.
+	key string
+	// rename has the names that callers use for inputs of other names.
+	rename map[string]string
+}
+
+// inputs are what callers send, nil where that may be anything.
+func (s side) inputs() []part { return s.parts("input", s.spec.GetInputs()) }
+
+// outputs are what callers get, nil where that may be anything.
+func (s side) outputs() []part { return s.parts("output", s.spec.GetOutputs()) }
+
+func (s side) parts(kind string, specs []*stagev1.PartSpec) []part {
+	var out []part
+	for i, spec := range specs {
+		one := part{PartSpec: spec, name: cmp.Or(s.rename[spec.GetName()], spec.GetName()), rows: s.spec.GetBatchAxis() == stagev1.BatchAxis_BATCH_AXIS_ROWS}
+		one.key = fmt.Sprintf("%s.%s.%s", s.key, kind, one.name)
+		if !plainKey(one.key) {
+			one.key = fmt.Sprintf("%s.%ss.%d", s.key, kind, i)
+		}
+		out = append(out, one)
+	}
+	return out
+}
+
+// plainKey reports whether the text may be a component's key.
+func plainKey(text string) bool {
+	return !strings.ContainsFunc(text, func(r rune) bool {
+		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("._-", r)
+	})
+}
+
+// asked is a pipeline whose operations are being described.
+type asked struct {
+	pipeline Pipeline
+	in, out  side
+	// schemas are the components that it needs.
+	schemas object
+}
+
+func (a asked) infer() object {
+	return object{
+		"operationId": "infer_" + string(a.pipeline.Name),
+		"tags":        []any{string(a.pipeline.Name)},
+		"summary":     "Ask " + string(a.pipeline.Name) + " and wait for the answer",
+		"description": a.about(),
+		"parameters":  a.parameters(),
+		"requestBody": a.body(),
+		"responses":   withFaults(object{"200": a.answer()}, inferStatuses()),
+	}
+}
+
+func (a asked) stream() object {
+	return object{
+		"operationId": "stream_" + string(a.pipeline.Name),
+		"tags":        []any{string(a.pipeline.Name)},
+		"summary":     "Ask " + string(a.pipeline.Name) + " and get the answer in pieces",
+		"description": a.about(),
+		"parameters":  a.parameters(),
+		"requestBody": a.body(),
+		"responses":   withFaults(object{"200": a.events()}, inferStatuses()),
+	}
+}
+
+// about is an operation's description.
+func (a asked) about() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "Steps: %s.", route(a.pipeline))
+	if a.pipeline.Timeout > 0 {
+		fmt.Fprintf(&b, " A request may take %s.", a.pipeline.Timeout)
+	}
+	if a.pipeline.Durability == pipeline.File {
+		b.WriteString(" Requests are durable: their answers are stored.")
+	}
+	a.list(&b, "Inputs", a.in.inputs())
+	a.list(&b, "Outputs", a.out.outputs())
+	return b.String()
+}
+
+// list describes parts, one a line.
+func (a asked) list(b *strings.Builder, title string, parts []part) {
+	if parts == nil {
+		fmt.Fprintf(b, "\n\n%s: not known, anything.", title)
+		return
+	}
+	fmt.Fprintf(b, "\n\n%s:\n", title)
+	for _, p := range parts {
+		fmt.Fprintf(b, "\n- `%s`: %s", strings.ReplaceAll(p.name, "`", "'"), p.about())
+	}
+}
+
+// parameters are the options that all pipelines have, and those that the pipeline
+// itself sets for its steps, of which a request may say otherwise.
+func (a asked) parameters() []any {
+	out := optionRefs()
+	for _, step := range a.pipeline.Steps {
+		for _, name := range slices.Sorted(maps.Keys(step.Parameters)) {
+			out = append(out, object{
+				"name": "steps." + string(step.Name) + "." + name, "in": "query",
+				"description": fmt.Sprintf("Parameter `%s` of the step %s. The pipeline says %s.", name, step.Name, step.Parameters[name]),
+				"schema":      object{"type": []any{"string", "number", "boolean"}},
+			})
+		}
+	}
+	return out
+}

@@ -1,0 +1,186 @@
+package reference_test
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/services/local"
+	"github.com/stagemesh/stagemesh/services/meshfile"
+	"github.com/stagemesh/stagemesh/services/runners"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const digits = "../../../examples/digits"
+
+// threadSchema is a JSON Schema with definitions of its own.
+const threadSchema = `{
+	"$schema": "https://json-schema.org/draft/2020-12/schema",
+	"type": "object", "required": ["text"], "additionalProperties": false,
+	"properties": {"text": {"type": "string"}, "replies": {"type": "array", "items": {"$ref": "#/$defs/reply"}}},
+	"$defs": {"reply": {"type": "object", "required": ["text"], "additionalProperties": false, "properties": {"text": {"type": "string"}}}}
+}`
+
+const countSchema = `{"type": "object", "required": ["comments"], "properties": {"comments": {"type": "integer", "minimum": 1}}}`
+
+// of returns a spec of one input and one output, with an example.
+func of(input, output runner.PartSpec, example string) runner.Spec {
+	return runner.Spec{
+		Inputs: []runner.PartSpec{input}, Outputs: []runner.PartSpec{output},
+		Examples: []runner.Example{{Name: "short", Inputs: []payload.Part{payload.OfBlob(input.Name, input.ContentTypes[0], []byte(example))}}},
+	}
+}
+
+func text(name string) runner.PartSpec {
+	return runner.PartSpec{Name: name, ContentTypes: []string{"text/plain"}, Description: "some text"}
+}
+
+func jsonPart(name, schema string) runner.PartSpec {
+	return runner.PartSpec{Name: name, ContentTypes: []string{"application/json"}, Schema: []byte(schema)}
+}
+
+// threads returns a runner that counts the comments of a thread.
+func threads() *inproc.Runner {
+	return inproc.Each(inproc.Settings{Spec: of(jsonPart("thread", threadSchema), jsonPart("count", countSchema), `{"text": "first", "replies": [{"text": "second"}]}`)},
+		func(_ context.Context, item runner.Item) ([]payload.Part, error) {
+			n := strings.Count(string(item.Inputs[0].Blob.Data), `"text"`)
+			return []payload.Part{payload.OfBlob("count", "application/json", []byte(`{"comments": `+string(rune('0'+n))+`}`))}, nil
+		})
+}
+
+// shout returns a runner that says a text louder.
+func shout() *inproc.Runner {
+	return inproc.Each(inproc.Settings{Spec: of(text("text"), text("loud"), "hello")},
+		func(_ context.Context, item runner.Item) ([]payload.Part, error) {
+			return []payload.Part{payload.OfBlob("loud", "text/plain", []byte(strings.ToUpper(string(item.Inputs[0].Blob.Data))))}, nil
+		})
+}
+
+// spell returns a runner that answers letter by letter.
+func spell() *inproc.Runner {
+	spec := of(text("word"), text("word"), "abc")
+	spec.Stream = true
+	return inproc.New(inproc.Settings{Spec: spec}, func(_ context.Context, b runner.Batch, sink runner.Sink) error {
+		for i, item := range b.Items {
+			word := item.Inputs[0].Blob.Data
+			for at := range word {
+				// Nobody may want more of it; the outcome ends the item all the same.
+				_ = sink.Chunk(i, []payload.Part{payload.OfBlob("word", "text/plain", word[at:at+1])})
+			}
+			if err := sink.Settle(i, runner.Output(payload.OfBlob("word", "text/plain", word))); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// mesh starts a mesh that knows digits, threads, shouting and spelling, and has a
+// pipeline through a stage that nobody serves. The edits change its file first.
+func mesh(t *testing.T, edits ...func(*meshfile.File)) *local.Mesh {
+	t.Helper()
+	file, err := meshfile.Load(filepath.Join(digits, "mesh.yaml"), runners.All()...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file.Gateway.Listen, file.Gateway.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
+	for _, edit := range edits {
+		edit(file)
+	}
+	m, err := local.FromFile(file, local.FileSettings{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, r := range map[pipeline.StageName]runner.Runner{"threads": threads(), "shout": shout(), "spell": spell()} {
+		if err := m.AddStage(local.Stage{Name: name, Runner: r}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, stage := range []pipeline.StageName{"threads", "shout", "spell", "nobody", "classify"} {
+		p := pipeline.OfStage(stage)
+		p.Name = pipeline.Name("only-" + stage)
+		p.Steps[0].Parameters = payload.Parameters{"temperature": payload.Double(0.5)}
+		if err := m.AddPipeline(p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), bustest.Patience)
+	defer cancel()
+	if err := m.Start(ctx); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := m.Stop(); err != nil {
+			t.Errorf("stop: %v", err)
+		}
+	})
+	return m
+}
+
+// client has no connections left when its test ends.
+func client(t *testing.T) *http.Client {
+	t.Helper()
+	transport := &http.Transport{}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport, Timeout: 30 * time.Second}
+}
+
+// get reads what is at a URL.
+func get(t *testing.T, c *http.Client, url string, header ...string) (status int, body []byte) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; i+1 < len(header); i += 2 {
+		r.Header.Set(header[i], header[i+1])
+	}
+	response, err := c.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	data, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return response.StatusCode, data
+}
+
+// document returns the document of a mesh once it knows every stage.
+func document(t *testing.T, c *http.Client, url string, header ...string) []byte {
+	t.Helper()
+	var data []byte
+	bustest.Eventually(t, "hosts have said what their stages take and give", func() bool {
+		_, data = get(t, c, url+"/openapi.json", header...)
+		for _, known := range []string{"stage.label.answer", "stage.threads.input.thread", "stage.shout.answer", "only-spell:stream", "stage.classify.request"} {
+			if !strings.Contains(string(data), known) {
+				return false
+			}
+		}
+		return true
+	})
+	return data
+}
+
+func image(t *testing.T) []byte {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(digits, "images", "01-7.png"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
