@@ -34,7 +34,7 @@ CLIENTS      := ./services/meshtest/clients
 # What runs whole meshes and programs, or needs a tool that takes long to build: quick
 # leaves them to test-race.
 WORKERS      := ./services/meshtest/workers
-SLOW         := %/services/meshtest %/services/meshtest/workers %/services/stagemesh %/services/stagemain %/stagehost/runner/worker %/discovery/consul
+SLOW         := %/services/meshtest %/services/meshtest/workers %/services/meshtest/copies %/services/stagemesh %/services/stagemain %/stagehost/runner/worker %/discovery/consul
 TOOL_MODULES := $(patsubst %/go.mod,%,$(wildcard tools/*/go.mod))
 
 # The compiled schema that `proto-breaking` compares with.
