@@ -33,7 +33,7 @@ func TestTritonclientGetsWhatItsUsersExpect(t *testing.T) {
 	t.Parallel()
 	tools, mesh := clients.Tools(t), clients.Start(t)
 	cmd := exec.CommandContext(t.Context(), tools.Python, "-B", "-W", "error::ResourceWarning", "-m", "unittest", "--verbose", "test_tritonclient")
-	cmd.Dir, cmd.Env = "python", append(os.Environ(), "MESH="+mesh.Address())
+	cmd.Dir, cmd.Env = "python", append(os.Environ(), "MESH="+mesh.Address(), "MESH_HTTP="+mesh.Checked(t))
 	said, err := cmd.CombinedOutput()
 	if err != nil || !strings.Contains(string(said), "\nOK\n") {
 		t.Errorf("%v\n%s", err, said)
@@ -117,7 +117,7 @@ func TestCurlAsksInJSONAndWithBytesBehindIt(t *testing.T) {
 		args = append([]string{"--silent", "--show-error", "--fail-with-body", "--max-time", "30"}, args...)
 		return run(t, exec.CommandContext(t.Context(), curl, args...))
 	}
-	url := "http://" + mesh.Address() + "/v2/models/simple/infer"
+	url := "http://" + mesh.Checked(t) + "/v2/models/simple/infer"
 	type output struct {
 		Name       string
 		Shape      []int

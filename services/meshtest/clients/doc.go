@@ -2,7 +2,8 @@
 // that others have written for the Open Inference Protocol ask it as they are.
 //
 //	mesh := clients.Start(t)
-//	mesh.Address() // of the public port, host:port
+//	mesh.Address()  // of the public port, host:port
+//	mesh.Checked(t) // the same, with every answer by REST held against the protocol
 //
 // A Mesh has the models
 //

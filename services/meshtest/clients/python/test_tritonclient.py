@@ -1,6 +1,7 @@
 """Asks a mesh with tritonclient, over gRPC and over HTTP, as its users do.
 
-The mesh is that of ../doc.go; MESH is its address, host:port.
+The mesh is that of ../doc.go; MESH is its address, host:port, and MESH_HTTP that of
+who holds what it answers against the protocol.
 """
 
 from __future__ import annotations
@@ -183,7 +184,7 @@ class HTTPTest(Promises, unittest.TestCase):
     late = "504"
 
     def setUp(self) -> None:
-        self.client = tritonclient.http.InferenceServerClient(os.environ["MESH"], concurrency=4)
+        self.client = tritonclient.http.InferenceServerClient(os.environ["MESH_HTTP"], concurrency=4)
         self.addCleanup(self.client.close)
 
     def metadata(self, name: str) -> Dict[str, Any]:
