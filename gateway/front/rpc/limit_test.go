@@ -8,18 +8,21 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"connectrpc.com/connect"
 
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/front/procedure"
 	"github.com/stagemesh/stagemesh/gateway/front/rpc"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
 func TestAMessageOverTheLimitIsPayloadTooLarge(t *testing.T) {
@@ -301,4 +304,54 @@ func unreadAnswer(t *testing.T, client *http.Client, url, base64 string) io.Read
 	}
 	t.Cleanup(func() { _ = response.Body.Close() })
 	return response.Body
+}
+
+// A few bytes on the wire are many in memory where they are messages.
+func TestAMessageOfTooManyMessagesIsAnInvalidRequest(t *testing.T) {
+	t.Parallel()
+	caller := &fronttest.Caller{}
+	mux := http.NewServeMux()
+	mux.Handle(rpc.New(caller, procedure.Settings{}))
+	url := fronttest.Serve(t, mux) + inferencev1connect.InferenceServiceInferProcedure
+	const most = 1 << 18
+	for name, row := range map[string]struct{ contentType, body string }{
+		"inputs":              {"application/proto", strings.Repeat("\x12\x00", most+1)},
+		"entries of a map":    {"application/proto", strings.Repeat("\x1a\x00", most+1)},
+		"names of outputs":    {"application/proto", strings.Repeat("\x52\x00", 4*most+1)},
+		"inputs, as JSON":     {"application/json", `{"inputs":[` + strings.Repeat("{},", most) + "{}]}"},
+		"anything, in quotes": {"application/json", `{"pipeline":"\\\"{","inputs":[` + strings.Repeat("{},", most) + "{}]}"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			response, data := post(t, fronttest.Client(t, false), url, row.contentType, strings.NewReader(row.body))
+			if response.StatusCode != http.StatusBadRequest || reasonOf(t, data) != string(fault.InvalidRequest) || !bytes.Contains(data, []byte("more than 262144 messages")) {
+				t.Errorf("%s: %.300s", response.Status, data)
+			}
+			if caller.Last() != nil {
+				t.Error("the caller was asked")
+			}
+		})
+	}
+}
+
+// All that a request may have is not too much.
+func TestAMessageMayHaveAllPartsWithAllParameters(t *testing.T) {
+	t.Parallel()
+	values := map[string]*inferencev1.Value{}
+	for i := range payload.MaxParameters {
+		values[strconv.Itoa(i)] = &inferencev1.Value{Kind: &inferencev1.Value_StringValue{StringValue: `{"a": "{"}`}}
+	}
+	in := &inferencev1.InferRequest{Pipeline: "echo", Parameters: values}
+	for i := range payload.MaxParts {
+		in.Inputs = append(in.Inputs, &inferencev1.Part{Name: strconv.Itoa(i), Parameters: values, Body: &inferencev1.Part_Blob{Blob: &inferencev1.Blob{}}})
+	}
+	mux := http.NewServeMux()
+	mux.Handle(rpc.New(&fronttest.Caller{}, procedure.Settings{}))
+	url := fronttest.Serve(t, mux)
+	for name, option := range map[string]connect.ClientOption{"binary": connect.WithGRPC(), "JSON": connect.WithProtoJSON()} {
+		client := inferencev1connect.NewInferenceServiceClient(fronttest.Client(t, true), url, option)
+		if answer, err := infer(t.Context(), client, in); err != nil || len(answer.Msg.GetOutputs()) != payload.MaxParts {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
 }

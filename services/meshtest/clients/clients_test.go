@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -151,6 +152,36 @@ func TestCurlAsksInJSONAndWithBytesBehindIt(t *testing.T) {
 	if out := answer.Outputs; len(out) != 1 || out[0].Name != "OUTPUT1" || out[0].Parameters["binary_data_size"] != 64 || slices.ContainsFunc(int32s([]byte(bytes)), func(v int32) bool { return v != -3 }) {
 		t.Errorf("the answer is %+v and %v", out, int32s([]byte(bytes)))
 	}
+}
+
+// The documentation says with which versions a mesh is tested.
+func TestTheDocumentationNamesTheVersions(t *testing.T) {
+	t.Parallel()
+	docs := read(t, "../../../docs/clients.md")
+	for file, pinned := range map[string]*regexp.Regexp{
+		"python/requirements.txt":       regexp.MustCompile(`(?m)^tritonclient==(.+)$`),
+		"node/package.json":             regexp.MustCompile(`"@grpc/[a-z-]+": "(.+)"`),
+		"../../../tools/grpcurl/go.mod": regexp.MustCompile(`fullstorydev/grpcurl v(\S+)`),
+	} {
+		found := pinned.FindAllStringSubmatch(read(t, file), -1)
+		if len(found) == 0 {
+			t.Errorf("%s pins none", file)
+		}
+		for _, match := range found {
+			if !regexp.MustCompile(`[ |]` + regexp.QuoteMeta(match[1]) + `[, |]`).MatchString(docs) {
+				t.Errorf("%s pins %s, of which docs/clients.md has nothing", file, match[1])
+			}
+		}
+	}
+}
+
+func read(t *testing.T, file string) string {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }
 
 func parse(t *testing.T, text string, into any) {
