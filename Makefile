@@ -31,7 +31,11 @@ PACKAGES     := ./... ./proto/... ./sdk/go/...
 FLEET        := ./services/meshtest/fleet
 # The tests that open the gateway's page in a browser; they need Chromium.
 BROWSER      := ./services/meshtest/reference
-UNITS         = $(filter-out %/services/meshtest/fleet %/services/meshtest/reference,$(shell go list $(PACKAGES)))
+# The tests with programs that others have written, which are installed for them.
+CLIENTS      := ./services/meshtest/clients
+# The test that counts what a gateway allocates, which is more with the race detector.
+COPIES       := ./services/meshtest/copies
+UNITS         = $(filter-out $(FLEET:.%=%%) $(BROWSER:.%=%%) $(CLIENTS:.%=%%) $(COPIES:.%=%%),$(shell go list $(PACKAGES)))
 # What runs whole meshes and programs, or needs a tool that takes long to build: quick
 # leaves them to test-race.
 WORKERS      := ./services/meshtest/workers
@@ -68,6 +72,13 @@ PYTHON_ENV := $(TOOLS)/python-$(shell { $(PYTHON) --version; cat sdk/python/requ
 # Examples in Python: each folder has tests of its own.
 PYTHON_EXAMPLES := examples/digits-python examples/text-stream examples/tokenize examples/pytorch
 
+# What else is linted as sdk/python is.
+PYTHON_OTHERS   := $(PYTHON_EXAMPLES) services/meshtest/clients
+
+# Where the clients of other servers are: one environment for Python, one for Node.
+CLIENTS_PYTHON := $(TOOLS)/clients-python-$(shell { $(PYTHON) --version; cat $(CLIENTS)/python/requirements.txt; } 2>/dev/null | $(sha256) | cut -c1-16)
+CLIENTS_NODE   := $(TOOLS)/clients-node-$(shell { node --version; cat $(CLIENTS)/node/package-lock.json; } 2>/dev/null | $(sha256) | cut -c1-16)
+
 # buf finds the code generators on the PATH.
 buf           = PATH="$(BUF_BIN):$$PATH" buf
 golangci_lint = $(LINT_BIN)/golangci-lint
@@ -96,6 +107,23 @@ $(PYTHON_ENV)/.built:
 	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --requirement sdk/python/requirements-dev.txt
 	@touch $@
 
+$(CLIENTS_PYTHON)/.built:
+	@echo "== $(CLIENTS)/python: install (kept in $(@D))" >&2
+	@$(PYTHON) -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	  || { echo "Python 3.11 or newer with venv is missing (Debian: apt-get install python3-venv); PYTHON=<program> says another one" >&2; exit 1; }
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $(CLIENTS)/python/requirements.txt
+	@touch $@
+
+# npm looks into the lock file alone, and runs nothing of what it installs.
+$(CLIENTS_NODE)/.built:
+	@echo "== $(CLIENTS)/node: install (kept in $(@D))" >&2
+	@command -v node >/dev/null && command -v npm >/dev/null \
+	  || { echo "Node with npm is missing (Debian: apt-get install nodejs npm)" >&2; exit 1; }
+	@mkdir -p $(@D) && cp $(CLIENTS)/node/package.json $(CLIENTS)/node/package-lock.json $(@D)
+	@cd $(@D) && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error >/dev/null
+	@touch $@
+
 # --- Every day ------------------------------------------------------------
 
 .PHONY: help
@@ -112,7 +140,7 @@ run: ## Run the whole mesh with its example pipeline in one process (ONCE=1 exit
 quick: build vet test-plain python-quick ## Build, vet and test without the race detector; under a minute when warm
 
 .PHONY: test
-test: lint vet proto-lint proto-breaking check-generated check-tidy python-lint test-race python-test test-browser test-fleet ## Run every check there is; what CI runs
+test: lint vet proto-lint proto-breaking check-generated check-tidy python-lint test-race python-test test-clients test-browser test-copies test-fleet ## Run every check there is; what CI runs
 
 .PHONY: lint
 lint: $(LINT_BIN)/.built ## Run the linters and check the formatting of the Go code
@@ -172,6 +200,10 @@ grpcurl: $(GRPCURL_BIN)/.built ## Build grpcurl and print its path
 consul: $(CONSUL_BIN)/.built ## Build a Consul agent for tests and print its path (minutes, the first time)
 	@echo $(CONSUL_BIN)/consul
 
+.PHONY: clients
+clients: $(CLIENTS_PYTHON)/.built $(CLIENTS_NODE)/.built $(GRPCURL_BIN)/.built ## Install the clients of other servers for tests and print where they are
+	@printf '%s\n' $(CLIENTS_PYTHON)/bin/python $(CLIENTS_NODE)/node_modules $(GRPCURL_BIN)/grpcurl
+
 .PHONY: clean
 clean: ## Remove build outputs, profiles and coverage from the tree
 	rm -rf bin dist coverage coverage.out coverage.html cover.out
@@ -205,6 +237,16 @@ test-workers: ## Kill, freeze and mislead the worker processes of a mesh while r
 	@echo "== test workers"
 	@go test -vet=off -count=1 $(WORKERS)
 
+.PHONY: test-clients
+test-clients: $(CLIENTS_PYTHON)/.built $(CLIENTS_NODE)/.built $(GRPCURL_BIN)/.built ## Ask a mesh with clients of other servers: tritonclient, Node, grpcurl, curl
+	@echo "== test with other servers' clients"
+	@go test -vet=off -count=1 $(CLIENTS)
+
+.PHONY: test-copies
+test-copies: ## Count how often a gateway copies the bytes of a request
+	@echo "== test copies"
+	@go test -vet=off -count=1 $(COPIES)
+
 .PHONY: test-fleet
 test-fleet: $(CONSUL_BIN)/.built ## Kill, pause and restart the processes of a mesh, and its registry, while requests flow
 	@echo "== test the fleet"
@@ -234,8 +276,8 @@ proto-baseline: $(BUF_BIN)/.built ## Rewrite the baseline of proto-breaking; onl
 .PHONY: python-lint
 python-lint: $(PYTHON_ENV)/.built ## Lint sdk/python and the examples in Python, and check types and formatting
 	@echo "== python-lint"
-	@cd sdk/python && $(PYTHON_ENV)/bin/ruff check --quiet --no-cache --config pyproject.toml . $(PYTHON_EXAMPLES:%=../../%)
-	@cd sdk/python && $(PYTHON_ENV)/bin/ruff format --quiet --no-cache --diff --config pyproject.toml . $(PYTHON_EXAMPLES:%=../../%)
+	@cd sdk/python && $(PYTHON_ENV)/bin/ruff check --quiet --no-cache --config pyproject.toml . $(PYTHON_OTHERS:%=../../%)
+	@cd sdk/python && $(PYTHON_ENV)/bin/ruff format --quiet --no-cache --diff --config pyproject.toml . $(PYTHON_OTHERS:%=../../%)
 	@[ -e $(PYTHON_ENV)/bin/mypy ] || { echo "mypy needs Python 3.11 or newer: PYTHON=<program> says which" >&2; exit 1; }
 	@cd sdk/python && $(PYTHON_ENV)/bin/mypy --no-error-summary --cache-dir $(PYTHON_ENV)/mypy
 

@@ -37,6 +37,40 @@ func TestReadAllocatesAsItReads(t *testing.T) {
 	}
 }
 
+// What comes as it was declared is allocated once, but for an eighth or the first
+// buffer, and what is declared and does not come is not.
+func TestReadAllocatesWhatComesOnce(t *testing.T) {
+	t.Parallel()
+	for _, size := range []int{100, 1 << 17, 1 << 20, 3 << 20, 1<<24 + 1, 1 << 26} {
+		const first = 128 << 10
+		for came, most := range map[int]int{size: size + max(size/8, first), size / 100: size/100*16 + first} {
+			from := &watched{from: bytes.NewReader(make([]byte, came))}
+			got, err := body.Read(from, int64(size), 1<<40)
+			if err != nil || len(got) != came || from.room > most+64 {
+				t.Errorf("of %d bytes %d come: %d are allocated, not %d: %v", size, came, from.room, most, err)
+			}
+		}
+	}
+}
+
+// watched adds up the buffers that it is to read into.
+type watched struct {
+	from io.Reader
+	last *byte
+	read int
+	room int
+}
+
+func (w *watched) Read(buf []byte) (int, error) {
+	// A buffer that is read into for the first time has its end elsewhere.
+	if end := &buf[len(buf)-1]; end != w.last {
+		w.last, w.room = end, w.room+len(buf)+w.read
+	}
+	n, err := w.from.Read(buf)
+	w.read += n
+	return n, err
+}
+
 func TestReadFailsByReason(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct {

@@ -8,8 +8,13 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
-// firstRead bounds what is allocated on the word of a Content-Length alone.
-const firstRead = 256 << 10
+const (
+	// firstRead bounds what is allocated on the word of a Content-Length alone.
+	firstRead = 128 << 10
+	// trusted is how many times what came is allocated on that word. The buffers before
+	// the last are an eighth of the body together then, or the first one.
+	trusted = 16
+)
 
 // Refuse returns TooLarge where the request says itself that it is over the
 // limit, before a byte of its body is read.
@@ -34,7 +39,7 @@ func RefuseEncoded(r *http.Request) error {
 // Read returns the body, of at most limit bytes. The declared size, -1 if
 // unknown, is a hint.
 func Read(from io.Reader, declared, limit int64) ([]byte, error) {
-	buf := make([]byte, 0, min(max(declared, 0)+1, limit+1, firstRead))
+	buf := make([]byte, 0, min(max(declared, 0), limit, firstRead)+1)
 	for {
 		if len(buf) == cap(buf) {
 			buf = grow(buf, declared, limit)
@@ -53,13 +58,15 @@ func Read(from io.Reader, declared, limit int64) ([]byte, error) {
 	}
 }
 
-// grow doubles the buffer, up to what was declared or one byte over the limit.
+// grow makes room for all that was declared, once enough of it has come, and doubles
+// the buffer until then. It has room for one byte over the limit at most.
 func grow(buf []byte, declared, limit int64) []byte {
 	have := int64(len(buf))
-	size := min(max(2*have, 512), limit+1)
-	if declared >= have {
-		size = min(size, declared+1)
+	size := max(2*have, 512)
+	if declared >= have && declared/trusted <= have {
+		size = declared + 1
 	}
+	size = min(size, limit+1)
 	out := make([]byte, have, size)
 	copy(out, buf)
 	return out

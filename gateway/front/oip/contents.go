@@ -15,6 +15,9 @@ import (
 // says before anything is made of them.
 func typed(d tensor.Datatype, shape []int64, c *oipv2.InferTensorContents) (tensor.Tensor, error) {
 	out := tensor.Tensor{Datatype: d, Shape: shape}
+	if len(shape) > tensor.MaxRank {
+		return out, fmt.Errorf("it has %d axes, at most %d are taken", len(shape), tensor.MaxRank)
+	}
 	n, ok := tensor.Elements(shape)
 	if !ok {
 		return out, fmt.Errorf("shape %v is none", shape)

@@ -1,43 +1,127 @@
 package oip
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
+	"io"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"strings"
 	"testing"
 
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
-	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/gateway/front/procedure"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
+
+// sink answers nobody, and keeps nothing.
+type sink struct{ took int }
+
+func (s *sink) Infer(_ context.Context, r *call.Request) (*call.Response, error) {
+	s.took = payload.Size(r.Inputs)
+	return nil, fault.New(fault.NoCapacity, "it is a test")
+}
+
+func (s *sink) Stream(ctx context.Context, r *call.Request, _ func(call.Chunk) error) (*call.Response, error) {
+	return s.Infer(ctx, r)
+}
+
+// blobs is a model whose input x is a blob, and y is not.
+type blobs struct{}
+
+func (blobs) Version() string                     { return "" }
+func (blobs) Ready(context.Context, string) error { return nil }
+func (blobs) Model(string) (Model, error)         { return blobModel(), nil }
+
+func blobModel() Model {
+	return Model{Inputs: []*stagev1.PartSpec{{Name: "x", Body: &stagev1.PartSpec_Blob{Blob: &stagev1.BlobSpec{}}}, {Name: "y"}}}
+}
+
+// beside is what a request may allocate whatever its bytes are.
+const beside = 1 << 20
+
+// bodyBound is how many bytes may be allocated for a body of n.
+func bodyBound(n int) uint64 { return uint64(8*n + beside) }
+
+// messageBound is that for a message: a hundred for each byte, as an empty message is two
+// on the wire, until there are as many as may be within it.
+func messageBound(n int) uint64 { return uint64(min(100*n+beside, 16*n+100<<20)) }
+
+// allocated returns how many bytes f allocates. No other test may run.
+func allocated(f func()) uint64 {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	f()
+	runtime.ReadMemStats(&after)
+	return after.TotalAlloc - before.TotalAlloc
+}
+
+// sent sends a body to the REST form and returns what was taken of it, or why not.
+func sent(data []byte, length string) (taken int, err error) {
+	caller := &sink{}
+	h := &rest{service: service{caller: caller, models: blobs{}}, limit: DefaultMaxBodyBytes}
+	r := httptest.NewRequestWithContext(context.Background(), http.MethodPost, Root+"/models/m/infer", bytes.NewReader(data))
+	if length != "" {
+		r.Header.Set(headerLength, length)
+	}
+	asked, _, err := h.asked(httptest.NewRecorder(), r, "m", blobModel())
+	if err != nil {
+		return 0, err
+	}
+	return payload.Size(asked.Inputs), nil
+}
+
+// message sends a message to ModelInfer, in its binary form or in JSON, and returns
+// what was taken of it, and the answer's status.
+func message(handler http.Handler, caller *sink, mediaType string, data []byte) (taken, status int) {
+	caller.took = 0
+	r := httptest.NewRequestWithContext(context.Background(), http.MethodPost, "/"+ServiceName+"/ModelInfer", bytes.NewReader(data))
+	r.Header.Set("Content-Type", mediaType)
+	w := &recorder{header: http.Header{}}
+	handler.ServeHTTP(w, r)
+	return caller.took, w.status
+}
+
+// recorder keeps the status of an answer and nothing else.
+type recorder struct {
+	header http.Header
+	status int
+}
+
+func (r *recorder) Header() http.Header         { return r.header }
+func (r *recorder) WriteHeader(status int)      { r.status = status }
+func (r *recorder) Write(p []byte) (int, error) { return io.Discard.Write(p) }
 
 // A body may lie about all that it says of itself.
 func FuzzBody(f *testing.F) {
 	f.Add([]byte(`{"inputs": [{"name": "a", "datatype": "INT32", "shape": [1], "parameters": {"binary_data_size": 4}}]}1234`), "99")
 	f.Add([]byte(`{"parameters": {"binary_data_output": true}, "inputs": [], "outputs": [{"name": "x", "parameters": {"binary_data": true}}]}`), "")
+	f.Add([]byte(`{"inputs": [{"name": "x", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 8}}]}`+"\xff\xff\xff\xff1234"), "93")
+	f.Add([]byte(`{"inputs": [{"name": "y", "datatype": "FP64", "shape": [4611686018427387904, 4], "data": [1]}]}`), "")
+	f.Add([]byte(`{"inputs": [{"name": "y", "data": [[1e999, -0.0], [1]], "datatype": "FP32", "shape": [2, 2]}]}`), "")
 	f.Fuzz(func(t *testing.T, data []byte, length string) {
-		text, binary, err := split(data, length)
+		var taken int
+		var err error
+		got := allocated(func() { taken, err = sent(data, length) })
+		if got > bodyBound(len(data)) {
+			t.Errorf("%d bytes are allocated for %d, at most %d", got, len(data), bodyBound(len(data)))
+		}
 		if err != nil {
-			return
+			refused(t, err)
 		}
-		in, err := oipjson.Decode(text)
-		if err != nil {
-			return
-		}
-		if err := takeBinary(in, binary); err != nil {
-			return
-		}
-		if _, err := wishOf(in); err != nil {
-			return
-		}
-		parts, err := in.Parts()
 		// Of JSON a zero and its comma are eight bytes of FP64.
-		if err == nil && payload.Size(parts) > 8*len(data) {
-			t.Errorf("%d bytes became %d", len(data), payload.Size(parts))
+		if taken > 8*len(data) {
+			t.Errorf("%d bytes became %d", len(data), taken)
 		}
 	})
 }
@@ -75,6 +159,16 @@ func FuzzGeneration(f *testing.F) {
 	})
 }
 
+// refused checks that an error tells a caller of its own mistake.
+func refused(t *testing.T, err error) {
+	t.Helper()
+	switch f := fault.From(err); f.Reason {
+	case fault.InvalidInput, fault.InvalidRequest, fault.PayloadTooLarge, fault.NotSupported:
+	default:
+		t.Errorf("it is refused with %v", err)
+	}
+}
+
 // What is taken is valid, and no larger than a few times what came; what is not is told
 // as the caller's mistake.
 func FuzzRequest(f *testing.F) {
@@ -82,6 +176,8 @@ func FuzzRequest(f *testing.F) {
 		{ModelName: "m", Inputs: []*oipv2.ModelInferRequest_InferInputTensor{{Name: "x", Datatype: "FP32", Shape: []int64{2}, Contents: &oipv2.InferTensorContents{Fp32Contents: []float32{1, 2}}}}},
 		{ModelName: "m", Inputs: []*oipv2.ModelInferRequest_InferInputTensor{{Name: "x", Datatype: "BYTES", Shape: []int64{1}}}, RawInputContents: [][]byte{{1, 0, 0, 0, 'a'}}},
 		{ModelName: "m", Inputs: []*oipv2.ModelInferRequest_InferInputTensor{{Name: "x", Datatype: "INT8", Shape: []int64{1 << 40, 1 << 40}}}, RawInputContents: [][]byte{{}}},
+		{ModelName: "m", Inputs: []*oipv2.ModelInferRequest_InferInputTensor{{Name: "y", Datatype: "BYTES", Shape: []int64{-1}}}, RawInputContents: [][]byte{{255, 255, 255, 255}}},
+		{ModelName: "m", Parameters: map[string]*oipv2.InferParameter{"timeout": {ParameterChoice: &oipv2.InferParameter_Uint64Param{Uint64Param: math.MaxUint64}}}},
 	} {
 		data, err := proto.Marshal(in)
 		if err != nil {
@@ -89,22 +185,127 @@ func FuzzRequest(f *testing.F) {
 		}
 		f.Add(data)
 	}
-	model := Model{Inputs: []*stagev1.PartSpec{{Name: "x", Body: &stagev1.PartSpec_Blob{Blob: &stagev1.BlobSpec{}}}, {Name: "y"}}}
+	caller := &sink{}
+	_, handler := New(caller, blobs{}, procedure.Settings{})
 	f.Fuzz(func(t *testing.T, data []byte) {
-		in := &oipv2.ModelInferRequest{}
-		if proto.Unmarshal(data, in) != nil {
-			return
+		var taken, status int
+		got := allocated(func() { taken, status = message(handler, caller, "application/proto", data) })
+		if got > messageBound(len(data)) {
+			t.Errorf("%d bytes are allocated for %d, at most %d", got, len(data), messageBound(len(data)))
 		}
-		out, err := request(context.Background(), in, model)
-		if err != nil {
-			if reason := fault.From(err).Reason; reason != fault.InvalidInput && reason != fault.InvalidRequest {
-				t.Errorf("it is refused with %v", err)
-			}
-			return
+		// Refused, of an unknown version, or taken, which nobody answers.
+		if status != http.StatusBadRequest && status != http.StatusNotFound && status != http.StatusServiceUnavailable {
+			t.Errorf("it is answered %d", status)
 		}
 		// An int of one byte is eight bytes at most, an empty element of BYTES four.
-		if size := payload.Size(out.Inputs); size > 8*len(data) {
-			t.Errorf("%d bytes became %d", len(data), size)
+		if taken > 8*len(data) {
+			t.Errorf("%d bytes became %d", len(data), taken)
 		}
 	})
+}
+
+// many is a list of so many bytes within what stands before and after it.
+func many(begin, repeated, end string) []byte {
+	const size = 8 << 20
+	return []byte(begin + strings.TrimSuffix(strings.Repeat(repeated, size/len(repeated)), ",") + end)
+}
+
+// Not parallel: it counts what is allocated.
+func TestWhatABodyAllocatesIsBoundedByItsBytes(t *testing.T) {
+	input := func(datatype, shape, data string) string {
+		return `{"name": "y", "datatype": "` + datatype + `", "shape": ` + shape + `, "data": ` + data
+	}
+	short := `{"inputs": [` + input("FP64", `[1048576]`, `[1`) + `]}`
+	for name, test := range map[string]struct {
+		body   []byte
+		length string
+		fine   bool
+	}{
+		"zeros":                   {many(`{"inputs": [`+input("FP64", "[4194304]", "["), "0,", "]}]}"), "", true},
+		"zeros, said late":        {many(`{"inputs": [{"name": "y", "data": [`, "0,", `], "shape": [4194304], "datatype": "FP64"}]}`), "", true},
+		"texts":                   {many(`{"inputs": [`+input("BYTES", "[2796202]", "["), `"",`, "]}]}"), "", true},
+		"one long number":         {many(`{"inputs": [`+input("FP64", "[1]", "[1"), "0", "]}]}"), "", false},
+		"one long text":           {many(`{"inputs": [`+input("INT8", "[1]", `["`), "a", `"]}]}`), "", false},
+		"escapes":                 {many(`{"inputs": [`+input("BYTES", "[1]", `["`), `\n`, `"]}]}`), "", true},
+		"a shape that lies":       {many(short+`, {"`, "a", `"`), "", false},
+		"nesting":                 {many(`{"inputs": [`+input("FP64", "[1]", ""), "[", ""), "", false},
+		"unknown members":         {many(`{"inputs": [{"name": "`+strings.Repeat("n", 256)+`"`, `,"":0`, "}]}"), "", false},
+		"unknown members, nested": {many(`{"x": [`, `{"a":[]},`, `], "inputs": []}`), "", true},
+		"inputs":                  {many(`{"inputs": [`, `{"datatype":"INT8","shape":[0],"data":[]},`, "]}"), "", false},
+		"extents":                 {many(`{"inputs": [{"shape": [`, "1,", "]}]}"), "", false},
+		"outputs":                 {many(`{"outputs": [`, `{"name":"a"},`, `], "inputs": []}`), "", false},
+		"parameters":              {many(`{"parameters": {"a": 0`, `,"b":0`, `}, "inputs": []}`), "", false},
+		"a long id":               {many(`{"id": "`, "i", `", "inputs": []}`), "", false},
+		"texts behind it":         {many(`{"inputs": [{"name": "y", "datatype": "BYTES", "shape": [2097152], "parameters": {"binary_data_size": 8388608}}]}`, "\x00", ""), "113", true},
+		"a text that lies":        {many(`{"inputs": [{"name": "x", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 8388608}}]}`, "\xff", ""), "107", false},
+		"a shape of all there is": {[]byte(`{"inputs": [{"name": "y", "datatype": "INT8", "shape": [9223372036854775807], "parameters": {"binary_data_size": 0}}]}`), "119", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var err error
+			got := allocated(func() { _, err = sent(test.body, test.length) })
+			if got > bodyBound(len(test.body)) {
+				t.Errorf("%d bytes are allocated for %d, at most %d", got, len(test.body), bodyBound(len(test.body)))
+			}
+			if (err == nil) != test.fine {
+				t.Errorf("it is refused: %.300v", err)
+			}
+			if err != nil {
+				refused(t, err)
+				if text := err.Error(); len(text) > 2000 {
+					t.Errorf("the refusal has %d bytes", len(text))
+				}
+			}
+		})
+	}
+}
+
+// Not parallel: it counts what is allocated.
+func TestWhatAMessageAllocatesIsBoundedByItsBytes(t *testing.T) {
+	// The fields by their numbers on the wire: 5 is an input, of which 3 is the shape and
+	// 5 its contents; 6 is an output, 7 raw contents, 4 a parameter.
+	field := func(number int, value string) string {
+		return string(appendBytes(nil, number, value))
+	}
+	repeat := func(value string) string { return strings.Repeat(value, (4<<20)/len(value)) }
+	input := func(value string) string { return field(1, "m") + field(5, field(1, "y")+value) }
+	for name, test := range map[string]struct {
+		message string
+		json    bool
+		want    int
+	}{
+		"inputs":               {message: repeat(field(5, "")), want: http.StatusBadRequest},
+		"as many as there may": {message: strings.Repeat(field(5, ""), 1<<17), want: http.StatusBadRequest},
+		"inputs in JSON":       {message: `{"inputs": [` + strings.TrimSuffix(repeat("{},"), ",") + `]}`, json: true, want: http.StatusBadRequest},
+		"outputs":              {message: repeat(field(6, "")), want: http.StatusBadRequest},
+		"raw contents":         {message: repeat(field(7, "")), want: http.StatusBadRequest},
+		"parameters":           {message: repeat(field(4, "")), want: http.StatusBadRequest},
+		"contents":             {message: input(repeat(field(5, ""))), want: http.StatusBadRequest},
+		"texts":                {message: input(field(2, "BYTES") + field(3, "\x01") + field(5, repeat(field(8, "")))), want: http.StatusBadRequest},
+		"numbers":              {message: input(field(2, "INT64") + field(3, "\x01") + field(5, field(3, repeat("\x01")))), want: http.StatusBadRequest},
+		"numbers, each alone":  {message: input(field(2, "INT64") + field(3, "\x01") + field(5, repeat("\x18\x01"))), want: http.StatusBadRequest},
+		"extents":              {message: input(field(2, "INT64") + field(3, repeat("\xff\xff\xff\xff\xff\xff\xff\xff\x7f"))), want: http.StatusBadRequest},
+		"extents, with bytes":  {message: input(field(2, "INT64")+field(3, repeat("\xff\xff\xff\xff\xff\xff\xff\xff\x7f"))) + field(7, ""), want: http.StatusBadRequest},
+		"unknown fields":       {message: repeat(field(100, "")), want: http.StatusServiceUnavailable},
+		"unknown in JSON":      {message: `{"x": [` + strings.TrimSuffix(repeat("[],"), ",") + `]}`, json: true, want: http.StatusBadRequest},
+	} {
+		t.Run(name, func(t *testing.T) {
+			caller := &sink{}
+			_, handler := New(caller, blobs{}, procedure.Settings{})
+			mediaType := "application/proto"
+			if test.json {
+				mediaType = "application/json"
+			}
+			var status int
+			got := allocated(func() { _, status = message(handler, caller, mediaType, []byte(test.message)) })
+			if got > messageBound(len(test.message)) || status != test.want {
+				t.Errorf("%d bytes are allocated for %d, at most %d, and it is answered %d", got, len(test.message), messageBound(len(test.message)), status)
+			}
+		})
+	}
+}
+
+// appendBytes appends a field of bytes as it is on the wire.
+func appendBytes(dst []byte, number int, value string) []byte {
+	dst = protowire.AppendTag(dst, protowire.Number(number), protowire.BytesType)
+	return protowire.AppendString(dst, value)
 }

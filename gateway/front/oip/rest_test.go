@@ -17,20 +17,22 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/front/oip"
+	"github.com/stagemesh/stagemesh/gateway/front/oiptest"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
 
-// restful is a client of the REST form.
+// restful is a client of the REST form, which holds every answer against the protocol.
 type restful struct {
-	t   *testing.T
-	url string
+	t        *testing.T
+	url      string
+	protocol *oiptest.Protocol
 }
 
 func rest(t *testing.T, caller oip.Caller, model oip.Model, s oip.RESTSettings) restful {
 	t.Helper()
-	return restful{t, fronttest.Serve(t, oip.NewREST(caller, shelf{model}, s))}
+	return restful{t, fronttest.Serve(t, oip.NewREST(caller, shelf{model}, s)), oiptest.New(t)}
 }
 
 // ask returns the status, the headers and the body of an answer.
@@ -51,6 +53,9 @@ func (c restful) ask(method, path, body string, headers ...string) (int, http.He
 	data, err := io.ReadAll(answer.Body)
 	if err != nil {
 		c.t.Fatal(err)
+	}
+	if err := c.protocol.Check(r, []byte(body), answer.StatusCode, answer.Header, data); err != nil {
+		c.t.Error(err)
 	}
 	return answer.StatusCode, answer.Header, string(data)
 }

@@ -15,17 +15,20 @@ func elements(s *scanner, path string, t tensor.Tensor) ([]byte, error) {
 		return nil, wrong(path, "of %s cannot be said in JSON; send the tensor by gRPC or Connect", t.Datatype)
 	}
 	n, ok := tensor.Elements(t.Shape)
-	left := int64(len(s.data) - s.at)
-	if !ok || n > left {
+	// An element is a byte at least, and so is what stands before it.
+	if !ok || n > int64(len(s.data)-s.at)/2 {
 		return nil, wrong(path, "has fewer elements than shape %v takes", t.Shape)
 	}
 	w := &walk{scanner: s, take: take, shape: t.Shape, total: n, path: path}
-	w.raw = make([]byte, 0, min(n*int64(max(t.Datatype.Size(), 1)), left))
+	w.raw = make([]byte, 0, n*int64(max(t.Datatype.Size(), smallestText)))
 	if err := w.run(); err != nil {
 		return nil, w.fault(err)
 	}
 	return w.raw, nil
 }
+
+// smallestText is how many raw bytes an element of BYTES is at least: its length.
+const smallestText = 4
 
 // walk is one pass over the data of a tensor.
 type walk struct {

@@ -41,7 +41,7 @@ type inputDecoder struct {
 func (d *inputDecoder) path() string { return inputPath(d.index, d.out.Name) }
 
 func (d *inputDecoder) member(key string) (err error) {
-	if err := d.seen.add(d.path(), key); err != nil {
+	if err := d.seen.add(key, func() string { return d.path() + "." + key }); err != nil {
 		return err
 	}
 	switch key {

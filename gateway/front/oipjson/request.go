@@ -92,7 +92,7 @@ func Decode(body []byte) (*Request, error) {
 	d := &decoder{scanner: scanner{data: body}}
 	var seen keys
 	err := d.object(func(key string) error {
-		if err := seen.add("", key); err != nil {
+		if err := seen.add(key, func() string { return key }); err != nil {
 			return err
 		}
 		return d.member(key)
@@ -143,7 +143,7 @@ func (d *decoder) output(i int) error {
 	var out Output
 	var seen keys
 	err := d.object(func(key string) (err error) {
-		if err := seen.add(path, key); err != nil {
+		if err := seen.add(key, func() string { return path + "." + key }); err != nil {
 			return err
 		}
 		switch key {
@@ -231,23 +231,16 @@ func numeric(path, text string) (payload.Value, error) {
 type keys []string
 
 // add refuses a known member that comes twice; which one would count is a
-// guess that two readers may make differently.
-func (k *keys) add(path, key string) error {
+// guess that two readers may make differently. The path is that of the member.
+func (k *keys) add(key string, path func() string) error {
 	switch key {
 	case "id", "parameters", "inputs", "outputs", "name", "datatype", "shape", "data":
 	default:
 		return nil
 	}
 	if slices.Contains(*k, key) {
-		return wrong(join(path, key), "is there twice")
+		return wrong(path(), "is there twice")
 	}
 	*k = append(*k, key)
 	return nil
-}
-
-func join(path, key string) string {
-	if path == "" {
-		return key
-	}
-	return path + "." + key
 }

@@ -62,6 +62,9 @@ func (binaryCodec) MarshalAppend(dst []byte, message any) ([]byte, error) {
 // Unmarshal implements connect.Codec for a decodable.
 func (binaryCodec) Unmarshal(data []byte, message any) error {
 	return decode(message, func(m proto.Message) error {
+		if !newCrowd().wire(data, m.ProtoReflect().Descriptor(), maxNesting) {
+			return errCrowd()
+		}
 		return proto.UnmarshalOptions{RecursionLimit: maxNesting}.Unmarshal(data, m)
 	})
 }
@@ -91,6 +94,9 @@ func (jsonCodec) MarshalAppend(dst []byte, message any) ([]byte, error) {
 // Unmarshal implements connect.Codec for a decodable.
 func (jsonCodec) Unmarshal(data []byte, message any) error {
 	return decode(message, func(m proto.Message) error {
+		if !newCrowd().json(data) {
+			return errCrowd()
+		}
 		return protojson.UnmarshalOptions{RecursionLimit: maxNesting}.Unmarshal(data, m)
 	})
 }

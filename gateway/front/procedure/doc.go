@@ -15,10 +15,11 @@
 // message over MaxMessageBytes, as sent or after decompression, is
 // PAYLOAD_TOO_LARGE, refused by its length prefix or Content-Length before it is
 // read. Bytes that are no such message, JSON with unknown fields or enum names
-// among them, are INVALID_REQUEST. What violates the RPC protocol itself (two
-// messages where one is due, an unknown compression) is answered by the connect
-// library, with a code and without details. A caller that takes nothing of its
-// answer for the Patience is cut off.
+// among them, are INVALID_REQUEST, and so is a message with more than 262,144
+// messages, or 1,048,576 texts in lists, within it: in memory they are many times
+// larger. What violates the RPC protocol itself (two messages where one is due, an
+// unknown compression) is answered by the connect library, with a code and without
+// details. A caller that takes nothing of its answer for the Patience is cut off.
 //
 // # Streams of many messages
 //

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -20,6 +21,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/front/procedure"
 	"github.com/stagemesh/stagemesh/gateway/front/rpc"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
 func TestAMessageOverTheLimitIsPayloadTooLarge(t *testing.T) {
@@ -301,4 +303,54 @@ func unreadAnswer(t *testing.T, client *http.Client, url, base64 string) io.Read
 	}
 	t.Cleanup(func() { _ = response.Body.Close() })
 	return response.Body
+}
+
+// A few bytes on the wire are many in memory where they are messages.
+func TestAMessageOfTooManyMessagesIsAnInvalidRequest(t *testing.T) {
+	t.Parallel()
+	caller := &fronttest.Caller{}
+	mux := http.NewServeMux()
+	mux.Handle(rpc.New(caller, procedure.Settings{}))
+	url := fronttest.Serve(t, mux) + inferencev1connect.InferenceServiceInferProcedure
+	const most = 1 << 18
+	for name, row := range map[string]struct{ contentType, body string }{
+		"inputs":              {"application/proto", strings.Repeat("\x12\x00", most+1)},
+		"entries of a map":    {"application/proto", strings.Repeat("\x1a\x00", most+1)},
+		"names of outputs":    {"application/proto", strings.Repeat("\x52\x00", 4*most+1)},
+		"inputs, as JSON":     {"application/json", `{"inputs":[` + strings.Repeat("{},", most) + "{}]}"},
+		"anything, in quotes": {"application/json", `{"pipeline":"\\\"{","inputs":[` + strings.Repeat("{},", most) + "{}]}"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			response, data := post(t, fronttest.Client(t, false), url, row.contentType, strings.NewReader(row.body))
+			if response.StatusCode != http.StatusBadRequest || reasonOf(t, data) != string(fault.InvalidRequest) || !bytes.Contains(data, []byte("more than 262144 messages")) {
+				t.Errorf("%s: %.300s", response.Status, data)
+			}
+			if caller.Last() != nil {
+				t.Error("the caller was asked")
+			}
+		})
+	}
+}
+
+// All that a request may have is not too much.
+func TestAMessageMayHaveAllPartsWithAllParameters(t *testing.T) {
+	t.Parallel()
+	var values, parts []string
+	for i := range payload.MaxParameters {
+		values = append(values, `"`+strconv.Itoa(i)+`":{}`)
+	}
+	parameters := `"parameters":{` + strings.Join(values, ",") + "}"
+	for i := range payload.MaxParts {
+		parts = append(parts, `{"name":"`+strconv.Itoa(i)+`","blob":{},`+parameters+"}")
+	}
+	mux := http.NewServeMux()
+	mux.Handle(rpc.New(&fronttest.Caller{}, procedure.Settings{}))
+	url := fronttest.Serve(t, mux) + inferencev1connect.InferenceServiceInferProcedure
+	body := `{"pipeline":"echo",` + parameters + `,"inputs":[` + strings.Join(parts, ",") + "]}"
+	response, data := post(t, fronttest.Client(t, false), url, "application/json", strings.NewReader(body))
+	// It is decoded, for it is told which parameter has no value.
+	if response.StatusCode != http.StatusBadRequest || !bytes.Contains(data, []byte("has no value")) {
+		t.Errorf("%s: %.300s", response.Status, data)
+	}
 }

@@ -1,0 +1,160 @@
+package oiptest
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// asked is what of a request its answer depends on.
+type asked struct {
+	ID         string
+	Parameters struct {
+		All bool `json:"binary_data_output"`
+	}
+	Outputs []wanted
+}
+
+type wanted struct {
+	Name       string
+	Parameters struct {
+		Binary *bool `json:"binary_data"`
+	}
+}
+
+// answered is an inference's answer.
+type answered struct {
+	ModelName string `json:"model_name"`
+	ID        string
+	Outputs   []output
+}
+
+type output struct {
+	Name, Datatype string
+	Shape          []int
+	Parameters     struct {
+		Size *int `json:"binary_data_size"`
+	}
+	Data []any
+}
+
+// fits checks what no schema says: that an answer is the request's, and that its
+// tensors hold together.
+func fits(r *http.Request, body, head, behind []byte) error {
+	in, err := request(r.Header.Get(lengthHeader), body)
+	if err != nil {
+		return err
+	}
+	var out answered
+	if err := json.Unmarshal(head, &out); err != nil {
+		return err
+	}
+	if model := strings.Split(r.URL.Path, "/")[3]; out.ModelName != model || out.ID != in.ID {
+		return fmt.Errorf("it is of model %q with id %q; asked was %q with %q", out.ModelName, out.ID, model, in.ID)
+	}
+	if err := requested(in, out.Outputs); err != nil {
+		return err
+	}
+	for _, o := range out.Outputs {
+		if behind, err = o.take(behind); err != nil {
+			return fmt.Errorf("output %q: %w", o.Name, err)
+		}
+	}
+	if len(behind) > 0 {
+		return fmt.Errorf("%d bytes behind the JSON are no output's", len(behind))
+	}
+	return nil
+}
+
+// request reads the JSON of a request, before the bytes of which the header tells.
+func request(length string, body []byte) (asked, error) {
+	var out asked
+	if length != "" {
+		n, err := strconv.Atoi(length)
+		if err != nil || n > len(body) {
+			return out, fmt.Errorf("a request whose %s is %q is answered", lengthHeader, length)
+		}
+		body = body[:n]
+	}
+	return out, json.Unmarshal(body, &out)
+}
+
+// requested checks that the outputs are those that were asked for, each in the way that
+// it was.
+func requested(in asked, outputs []output) error {
+	for _, o := range outputs {
+		asBytes := in.Parameters.All
+		at := slices.IndexFunc(in.Outputs, func(w wanted) bool { return w.Name == o.Name })
+		switch {
+		case at < 0 && len(in.Outputs) > 0:
+			return fmt.Errorf("output %q was not asked for", o.Name)
+		case at >= 0 && in.Outputs[at].Parameters.Binary != nil:
+			asBytes = *in.Outputs[at].Parameters.Binary
+		}
+		if is := o.Parameters.Size != nil; is != asBytes {
+			return fmt.Errorf("output %q is binary: %t, asked for: %t", o.Name, is, asBytes)
+		}
+	}
+	if n := len(in.Outputs); n > 0 && n != len(outputs) {
+		return fmt.Errorf("%d outputs were asked for, %d are there", n, len(outputs))
+	}
+	return nil
+}
+
+// take checks that there is an element for each place of the shape, in the JSON or at
+// the beginning of the bytes, and returns the bytes after it.
+func (o output) take(behind []byte) (rest []byte, err error) {
+	places := 1
+	for _, extent := range o.Shape {
+		places *= extent
+	}
+	have := len(o.Data)
+	if size := o.Parameters.Size; size != nil {
+		if *size > len(behind) {
+			return nil, fmt.Errorf("it has %d bytes, %d are left", *size, len(behind))
+		}
+		if have, err = elements(o.Datatype, behind[:*size]); err != nil {
+			return nil, err
+		}
+		behind = behind[*size:]
+	}
+	if have != places {
+		return nil, fmt.Errorf("it has %d elements, its shape %v is of %d", have, o.Shape, places)
+	}
+	return behind, nil
+}
+
+// widths are the bytes of an element.
+func widths() map[string]int {
+	return map[string]int{
+		"BOOL": 1, "INT8": 1, "UINT8": 1, "INT16": 2, "UINT16": 2, "FP16": 2, "BF16": 2,
+		"INT32": 4, "UINT32": 4, "FP32": 4, "INT64": 8, "UINT64": 8, "FP64": 8,
+	}
+}
+
+// elements counts the elements in the raw bytes of a tensor.
+func elements(datatype string, raw []byte) (int, error) {
+	if width := widths()[datatype]; width > 0 {
+		if len(raw)%width != 0 {
+			return 0, fmt.Errorf("%d bytes are no elements of %s", len(raw), datatype)
+		}
+		return len(raw) / width, nil
+	}
+	n := 0
+	for from := bytes.NewReader(raw); from.Len() > 0; n++ {
+		var length uint32
+		if binary.Read(from, binary.LittleEndian, &length) != nil || int64(length) > int64(from.Len()) {
+			return 0, errors.New("an element of BYTES ends early")
+		}
+		if _, err := from.Seek(int64(length), 1); err != nil {
+			return 0, err
+		}
+	}
+	return n, nil
+}

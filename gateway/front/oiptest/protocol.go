@@ -1,0 +1,117 @@
+package oiptest
+
+import (
+	"bytes"
+	_ "embed"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/pb33f/libopenapi"
+	validator "github.com/pb33f/libopenapi-validator"
+	findings "github.com/pb33f/libopenapi-validator/errors"
+)
+
+//go:embed protocol.yaml
+var document []byte
+
+const (
+	lengthHeader = "Inference-Header-Content-Length"
+	text         = "application/json"
+	octets       = "application/octet-stream"
+	elsewhere    = "/elsewhere"
+)
+
+// Protocol is what answers are held against.
+type Protocol struct{ validator validator.Validator }
+
+// New returns the protocol.
+func New(t testing.TB) *Protocol {
+	t.Helper()
+	parsed, err := libopenapi.NewDocument(document)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, failures := validator.NewValidator(parsed)
+	if err := errors.Join(failures...); err != nil {
+		t.Fatal(err)
+	}
+	return &Protocol{validator: v}
+}
+
+// Valid returns what is wrong with the protocol's own document.
+func (p *Protocol) Valid() error {
+	_, failures := p.validator.ValidateDocument()
+	return joined(failures)
+}
+
+// Check returns what is wrong with an answer to a request, whose body was asked.
+func (p *Protocol) Check(r *http.Request, asked []byte, status int, h http.Header, answer []byte) error {
+	head, behind, err := split(h, answer)
+	if err == nil {
+		err = p.document(r, status, h, head)
+	}
+	if err == nil && status == http.StatusOK && strings.HasSuffix(r.URL.Path, "/infer") {
+		err = fits(r, asked, head, behind)
+	}
+	if err != nil {
+		return fmt.Errorf("%s %s is answered %d %.300q: %w", r.Method, r.URL.Path, status, head, err)
+	}
+	return nil
+}
+
+// split returns the JSON of an answer and the bytes behind it, of which the media type
+// and the header have to tell.
+func split(h http.Header, answer []byte) (head, behind []byte, err error) {
+	length, mediaType := h.Get(lengthHeader), h.Get("Content-Type")
+	if length == "" && mediaType != octets {
+		return answer, nil, nil
+	}
+	n, err := strconv.Atoi(length)
+	if err != nil || n < 0 || n > len(answer) || mediaType != octets {
+		return nil, nil, fmt.Errorf("its %s is %q, of %d bytes of %s", lengthHeader, length, len(answer), mediaType)
+	}
+	return answer[:n], answer[n:], nil
+}
+
+// document holds a status and its JSON against the document. What the protocol does not
+// know is an error as all are.
+func (p *Protocol) document(r *http.Request, status int, h http.Header, head []byte) error {
+	asked := r.Clone(r.Context())
+	asked.Body, asked.URL.Path = http.NoBody, strings.TrimSuffix(asked.URL.Path, "/")
+	failures := p.answer(asked, status, h, head)
+	if len(failures) > 0 && (failures[0].IsPathMissingError() || failures[0].IsOperationMissingError()) {
+		asked.Method, asked.URL = http.MethodGet, &url.URL{Path: elsewhere}
+		failures = p.answer(asked, status, h, head)
+	}
+	return joined(failures)
+}
+
+func (p *Protocol) answer(asked *http.Request, status int, h http.Header, head []byte) []*failure {
+	mediaType := h.Get("Content-Type")
+	if mediaType == octets {
+		// The document describes the JSON.
+		mediaType = text
+	}
+	_, failures := p.validator.ValidateHttpResponse(asked, &http.Response{
+		StatusCode: status, Header: http.Header{"Content-Type": {mediaType}},
+		Body: io.NopCloser(bytes.NewReader(head)), Request: asked,
+	})
+	return failures
+}
+
+// failure is what the validator finds.
+type failure = findings.ValidationError
+
+func joined(failures []*failure) error {
+	out := make([]error, len(failures))
+	for i, f := range failures {
+		out[i] = f
+	}
+	return errors.Join(out...)
+}

@@ -1,0 +1,125 @@
+package clients
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stagemesh/stagemesh/discovery/natskv"
+	"github.com/stagemesh/stagemesh/gateway"
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/sdk/python"
+	"github.com/stagemesh/stagemesh/services/local"
+	"github.com/stagemesh/stagemesh/services/registry"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
+)
+
+// Mesh is a mesh under test. It ends with its test.
+type Mesh struct{ *local.Mesh }
+
+// Start starts a mesh and returns when its models are ready and described.
+func Start(t *testing.T) Mesh {
+	t.Helper()
+	m, err := local.New(local.Settings{
+		Gateway:  gateway.Settings{Listen: "127.0.0.1:0"},
+		Registry: &registry.Settings{NATS: &natskv.Settings{}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, r := range map[string]runner.Runner{
+		"simple": simple(t),
+		"echo":   inproc.Each(inproc.Settings{}, echo),
+		"slow":   inproc.Each(inproc.Settings{}, slow),
+	} {
+		add(t, m, name, r)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), bustest.Patience)
+	defer cancel()
+	if err := m.Start(ctx); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := m.Stop(); err != nil {
+			t.Errorf("stop: %v", err)
+		}
+	})
+	out := Mesh{m}
+	bustest.Eventually(t, "the host of simple has said what it takes", func() bool { return out.described(t) })
+	return out
+}
+
+// Address is the public port's, host:port.
+func (m Mesh) Address() string { return m.Addr().String() }
+
+// described reports whether the gateway has heard what simple takes.
+func (m Mesh) described(t *testing.T) bool {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+m.Address()+"/v2/models/simple", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Close = true
+	answer, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close() //nolint:errcheck // it was read
+	var model struct{ Inputs []struct{ Name string } }
+	return json.NewDecoder(answer.Body).Decode(&model) == nil && len(model.Inputs) == 2
+}
+
+// add adds a stage, and the pipeline of that name which is this stage alone.
+func add(t *testing.T, m *local.Mesh, name string, r runner.Runner) {
+	t.Helper()
+	stage := pipeline.StageName(name)
+	if err := m.AddStage(local.Stage{Name: stage, Runner: r, DrainTimeout: time.Second}); err != nil {
+		t.Fatal(err)
+	}
+	err := m.AddPipeline(pipeline.Pipeline{
+		Name: pipeline.Name(name), Timeout: bustest.Patience,
+		Steps: []pipeline.Step{{Name: pipeline.StepName(name), Stage: stage}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// simple runs testdata/simple.py with the Python that has numpy.
+func simple(t *testing.T) runner.Runner {
+	t.Helper()
+	file, err := filepath.Abs(filepath.Join("testdata", "simple.py"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := worker.New(worker.Settings{
+		Command: []string{Tools(t).Python, file}, Replicas: make([]worker.Replica, 1),
+		Files: python.Files(), FilesPath: "PYTHONPATH",
+		StartLimit: bustest.Patience,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func echo(_ context.Context, item runner.Item) ([]payload.Part, error) { return item.Inputs, nil }
+
+// slow waits until nobody wants its answer any more.
+func slow(ctx context.Context, item runner.Item) ([]payload.Part, error) {
+	deadline := time.NewTimer(time.Until(item.Deadline))
+	defer deadline.Stop()
+	select {
+	case <-deadline.C:
+	case <-item.Cancelled:
+	case <-ctx.Done():
+	}
+	return nil, context.DeadlineExceeded
+}

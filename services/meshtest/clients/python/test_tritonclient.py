@@ -1,0 +1,238 @@
+"""Asks a mesh with tritonclient, over gRPC and over HTTP, as its users do.
+
+The mesh is that of ../doc.go; MESH is its address, host:port, and MESH_HTTP that of
+who holds what it answers against the protocol.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import unittest
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import numpy as np
+import tritonclient.grpc
+import tritonclient.http
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+PATIENCE = 30.0
+A = np.arange(16, dtype=np.int32).reshape(1, 16)
+B = np.full((1, 16), -1, dtype=np.int32)
+
+
+class Promises:
+    """What both clients are promised; a class that is a test says which client."""
+
+    api: Any
+    client: Any
+    not_found: str
+    invalid: str
+    late: str
+
+    def tensor(self, name: str, value: np.ndarray, **how: Any) -> Any:
+        out = self.api.InferInput(name, list(value.shape), np_to_triton_dtype(value.dtype))
+        out.set_data_from_numpy(value, **how)
+        return out
+
+    def simple(self, **how: Any) -> Any:
+        return self.client.infer("simple", [self.tensor("INPUT0", A), self.tensor("INPUT1", B)], **how)
+
+    def document(self, answer: Any) -> Dict[str, Any]:
+        """Returns what an answer says of itself; gRPC's has it as a message."""
+        out = answer.get_response()
+        if isinstance(out, dict):
+            return out
+        return {
+            "id": out.id,
+            "model_name": out.model_name,
+            "model_version": out.model_version,
+            "outputs": [{"name": o.name, "datatype": o.datatype, "shape": list(o.shape)} for o in out.outputs],
+        }
+
+    def test_server_and_models_are_live_and_ready(self) -> None:
+        self.assertTrue(self.client.is_server_live())
+        self.assertTrue(self.client.is_server_ready())
+        self.assertTrue(self.client.is_model_ready("simple"))
+        self.assertTrue(self.client.is_model_ready("simple", "1"))
+
+    def test_sums_and_differences_are_right(self) -> None:
+        answer = self.simple()
+        np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), A + B)
+        np.testing.assert_array_equal(answer.as_numpy("OUTPUT1"), A - B)
+        self.assertEqual(answer.as_numpy("OUTPUT0").dtype, np.int32)
+
+    def test_rows_are_a_batch(self) -> None:
+        a = np.arange(48, dtype=np.int32).reshape(3, 16)
+        answer = self.client.infer("simple", [self.tensor("INPUT0", a), self.tensor("INPUT1", a)])
+        np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), 2 * a)
+
+    def test_the_id_and_the_models_name_come_back(self) -> None:
+        said = self.document(self.simple(request_id="mine"))
+        self.assertEqual((said["id"], said["model_name"], said["model_version"]), ("mine", "simple", "1"))
+
+    def test_only_requested_outputs_come(self) -> None:
+        answer = self.simple(outputs=[self.api.InferRequestedOutput("OUTPUT1")])
+        self.assertEqual([o["name"] for o in self.document(answer)["outputs"]], ["OUTPUT1"])
+        self.assertIsNone(answer.as_numpy("OUTPUT0"))
+        np.testing.assert_array_equal(answer.as_numpy("OUTPUT1"), A - B)
+
+    def test_every_datatype_comes_back_as_it_was(self) -> None:
+        values: List[np.ndarray] = [np.array([[1, 0, 1]], dtype=t) for t in ("b1", "i1", "i2", "i4", "i8", "u1", "u2")]
+        values += [np.array([[1.5, -2, 65504]], dtype=t) for t in ("f2", "f4", "f8")]
+        values += [np.array([0, 2**32 - 1], dtype=np.uint32), np.array([0, 2**64 - 1], dtype=np.uint64)]
+        values += [np.array([b"", b"text", b"\x00\xff\n"], dtype=object), np.zeros((0, 4), dtype=np.float32)]
+        for value in values:
+            with self.subTest(str(value.dtype)):
+                answer = self.client.infer("echo", [self.tensor("x", value)])
+                np.testing.assert_array_equal(answer.as_numpy("x"), value)
+                self.assertEqual(answer.as_numpy("x").dtype, value.dtype)
+
+    def test_a_megabyte_comes_back(self) -> None:
+        value = np.arange(1 << 18, dtype=np.float32)
+        np.testing.assert_array_equal(self.client.infer("echo", [self.tensor("x", value)]).as_numpy("x"), value)
+
+    def test_metadata_is_that_of_the_worker(self) -> None:
+        said = self.metadata("simple")
+        self.assertEqual((said["name"], said["versions"]), ("simple", ["1"]))
+        for part, names in (("inputs", ["INPUT0", "INPUT1"]), ("outputs", ["OUTPUT0", "OUTPUT1"])):
+            self.assertEqual([t["name"] for t in said[part]], names)
+            for t in said[part]:
+                self.assertEqual((t["datatype"], [int(n) for n in t["shape"]]), ("INT32", [-1, 16]))
+
+    def test_an_unknown_model_is_not_found(self) -> None:
+        for ask in (
+            lambda: self.client.get_model_metadata("nothing"),
+            lambda: self.client.infer("nothing", [self.tensor("x", A)]),
+            lambda: self.client.infer("simple", [self.tensor("INPUT0", A)], model_version="2"),
+        ):
+            self.refused(self.not_found, "no", ask)
+
+    def test_a_tensor_that_does_not_fit_is_refused_with_its_name(self) -> None:
+        short = np.arange(15, dtype=np.int32).reshape(1, 15)
+        wrong = [self.tensor("INPUT0", short), self.tensor("INPUT1", B)]
+        self.refused(self.invalid, "INPUT0", lambda: self.client.infer("simple", wrong))
+        typed = [self.tensor("INPUT0", A), self.tensor("INPUT1", B.astype(np.float32))]
+        self.refused(self.invalid, "INPUT1", lambda: self.client.infer("simple", typed))
+        self.refused(self.invalid, "INPUT1", lambda: self.client.infer("simple", [self.tensor("INPUT0", A)]))
+
+    def test_a_parameter_timeout_ends_the_request(self) -> None:
+        microseconds = 200_000
+        self.refused(
+            self.late, "no answer", lambda: self.client.infer("slow", [self.tensor("x", A)], timeout=microseconds)
+        )
+
+    def refused(self, status: str, text: str, ask: Callable[[], Any]) -> None:
+        with self.assertRaisesRegex(InferenceServerException, text) as caught:
+            ask()
+        self.assertEqual(caught.exception.status(), status)
+
+
+class GRPCTest(Promises, unittest.TestCase):
+    api = tritonclient.grpc
+    not_found = "StatusCode.NOT_FOUND"
+    invalid = "StatusCode.INVALID_ARGUMENT"
+    late = "StatusCode.DEADLINE_EXCEEDED"
+
+    def setUp(self) -> None:
+        self.client = tritonclient.grpc.InferenceServerClient(os.environ["MESH"])
+        self.addCleanup(self.client.close)
+
+    def metadata(self, name: str) -> Dict[str, Any]:
+        return self.client.get_model_metadata(name, as_json=True)
+
+    def test_the_server_says_its_name(self) -> None:
+        said = self.client.get_server_metadata()
+        self.assertEqual((said.name, list(said.extensions)), ("stagemesh", ["binary_tensor_data"]))
+
+    def test_an_unknown_model_is_not_ready_by_an_error(self) -> None:
+        self.refused(self.not_found, "nothing", lambda: self.client.is_model_ready("nothing"))
+
+    def test_a_deadline_of_the_client_ends_the_request(self) -> None:
+        self.refused(
+            self.late,
+            "Deadline|no answer",
+            lambda: self.client.infer("slow", [self.tensor("x", A)], client_timeout=0.2),
+        )
+
+    def test_a_compressed_request_is_read(self) -> None:
+        answer = self.simple(compression_algorithm="gzip")
+        np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), A + B)
+
+    def test_requests_overtake_each_other(self) -> None:
+        answers: queue.Queue[Tuple[Any, Optional[Exception]]] = queue.Queue()
+        for i in range(20):
+            value = np.full((1, 16), i, dtype=np.int32)
+            inputs = [self.tensor("INPUT0", value), self.tensor("INPUT1", value)]
+            self.client.async_infer(
+                "simple", inputs, lambda result, error: answers.put((result, error)), request_id=str(i)
+            )
+        seen = set()
+        for _ in range(20):
+            result, error = answers.get(timeout=PATIENCE)
+            self.assertIsNone(error)
+            i = int(result.get_response().id)
+            np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), np.full((1, 16), 2 * i))
+            seen.add(i)
+        self.assertEqual(seen, set(range(20)))
+
+
+class HTTPTest(Promises, unittest.TestCase):
+    api = tritonclient.http
+    not_found = "404"
+    invalid = "400"
+    late = "504"
+
+    def setUp(self) -> None:
+        self.client = tritonclient.http.InferenceServerClient(os.environ["MESH_HTTP"], concurrency=4)
+        self.addCleanup(self.client.close)
+
+    def metadata(self, name: str) -> Dict[str, Any]:
+        return self.client.get_model_metadata(name)
+
+    def test_the_server_says_its_name(self) -> None:
+        said = self.client.get_server_metadata()
+        self.assertEqual((said["name"], said["extensions"]), ("stagemesh", ["binary_tensor_data"]))
+
+    def test_an_unknown_model_is_not_ready(self) -> None:
+        self.assertFalse(self.client.is_model_ready("nothing"))
+
+    def test_json_and_bytes_mix(self) -> None:
+        want = {"OUTPUT0": A + B, "OUTPUT1": A - B}
+        for into in ((False, False), (True, False), (False, True)):
+            for out in ((False, False), (True, False), (False, True)):
+                with self.subTest(into=into, out=out):
+                    inputs = [
+                        self.tensor(name, value, binary_data=binary)
+                        for name, value, binary in zip(("INPUT0", "INPUT1"), (A, B), into)
+                    ]
+                    outputs = [
+                        tritonclient.http.InferRequestedOutput(name, binary_data=binary)
+                        for name, binary in zip(want, out)
+                    ]
+                    answer = self.client.infer("simple", inputs, outputs=outputs)
+                    for name, value in want.items():
+                        np.testing.assert_array_equal(answer.as_numpy(name), value)
+                    for output, binary in zip(answer.get_response()["outputs"], out):
+                        self.assertEqual("data" not in output, binary)
+
+    def test_text_goes_as_json(self) -> None:
+        value = np.array(["", "Größe", "a\nb"], dtype=object)
+        outputs = [tritonclient.http.InferRequestedOutput("x", binary_data=False)]
+        answer = self.client.infer("echo", [self.tensor("x", value, binary_data=False)], outputs=outputs)
+        self.assertEqual(answer.get_response()["outputs"][0]["data"], list(value))
+
+    def test_requests_run_beside_each_other(self) -> None:
+        asked = []
+        for i in range(20):
+            value = np.full((1, 16), i, dtype=np.int32)
+            inputs = [self.tensor("INPUT0", value), self.tensor("INPUT1", value)]
+            asked.append(self.client.async_infer("simple", inputs))
+        for i, answer in enumerate(asked):
+            np.testing.assert_array_equal(
+                answer.get_result(timeout=PATIENCE).as_numpy("OUTPUT0"), np.full((1, 16), 2 * i)
+            )
+
+
+if __name__ == "__main__":
+    unittest.main()
