@@ -23,7 +23,7 @@ import (
 )
 
 // browserPatience is how long a page may take; the machine may have other work.
-const browserPatience = 60 * time.Second
+const browserPatience = 3 * time.Minute
 
 // page is one that a browser has open. Its problems and what it has asked for are
 // collected until the test ends.
