@@ -55,7 +55,7 @@ func (c *clock) chunks(ctx context.Context, n int, take func(told time.Time)) (i
 	if err != nil {
 		return 0, err
 	}
-	defer answer.Close() //nolint:errcheck // what it says Err has said
+	defer answer.Close()
 	came := 0
 	for answer.Receive() {
 		chunk := answer.Msg().GetChunk()
