@@ -14,7 +14,8 @@ var ErrOutOfMemory = errors.New("out of memory")
 type Fault struct {
 	// Reason is one of the protocol's, Message a sentence.
 	Reason, Message string
-	// Field is the input that is to blame, if one is.
+	// Field is the input that is to blame, if one is, or "parameters." and the name of
+	// the parameter that is.
 	Field string
 }
 

@@ -310,3 +310,13 @@ func TestZerosAreMadeOfASpec(t *testing.T) {
 		}
 	}
 }
+
+func TestAFaultNamesTheInputOrTheParameter(t *testing.T) {
+	t.Parallel()
+	for field, want := range map[string]string{"x": "inputs.x", "parameters.words": "parameters.words", "parameters": "inputs.parameters"} {
+		got := faultOf(frame.Fault{Reason: "INVALID_INPUT", Message: "m", Field: field})
+		if len(got.Violations) != 1 || got.Violations[0].Field != want {
+			t.Errorf("%s: got %v, want %s", field, got.Violations, want)
+		}
+	}
+}

@@ -75,9 +75,18 @@ func faultOf(f frame.Fault) *fault.Fault {
 	}
 	out := fault.New(reason, short(f.Message))
 	if f.Field != "" {
-		out = out.WithViolation("inputs."+short(f.Field), "%s", out.Message)
+		out = out.WithViolation(fieldOf(f.Field), "%s", out.Message)
 	}
 	return out
+}
+
+// fieldOf is a worker's field as the caller knows it: an input, unless it says that it
+// is a parameter.
+func fieldOf(field string) string {
+	if !strings.HasPrefix(field, "parameters.") {
+		field = "inputs." + field
+	}
+	return short(field)
 }
 
 func short(text string) string {
