@@ -289,7 +289,8 @@ class StreamTest(unittest.TestCase):
 
     def test_only_who_asks_for_it_gets_an_empty_final_response(self) -> None:
         self.ask("a b", "with", enable_empty_final_response=True)
-        self.assertEqual([self.next() for _ in range(3)], [("with", "a", False), ("with", "b", False), ("with", None, True)])
+        got = [self.next() for _ in range(3)]
+        self.assertEqual(got, [("with", "a", False), ("with", "b", False), ("with", None, True)])
         self.ask("c", "without")
         self.assertEqual(self.next(), ("without", "c", False))
         # Had there been one more message it would come before these.
