@@ -30,6 +30,7 @@ class Promises:
     client: Any
     not_found: str
     invalid: str
+    unserved: str
     late: str
 
     def tensor(self, name: str, value: np.ndarray, **how: Any) -> Any:
@@ -124,6 +125,10 @@ class Promises:
             self.late, "no answer", lambda: self.client.infer("slow", [self.tensor("x", A)], timeout=microseconds)
         )
 
+    def test_a_classification_is_refused_rather_than_left_out(self) -> None:
+        outputs = [self.api.InferRequestedOutput("OUTPUT0", class_count=2)]
+        self.refused(self.unserved, "classification", lambda: self.simple(outputs=outputs))
+
     def refused(self, status: str, text: str, ask: Callable[[], Any]) -> None:
         with self.assertRaisesRegex(InferenceServerException, text) as caught:
             ask()
@@ -134,6 +139,7 @@ class GRPCTest(Promises, unittest.TestCase):
     api = tritonclient.grpc
     not_found = "StatusCode.NOT_FOUND"
     invalid = "StatusCode.INVALID_ARGUMENT"
+    unserved = "StatusCode.UNIMPLEMENTED"
     late = "StatusCode.DEADLINE_EXCEEDED"
 
     def setUp(self) -> None:
@@ -183,6 +189,7 @@ class HTTPTest(Promises, unittest.TestCase):
     api = tritonclient.http
     not_found = "404"
     invalid = "400"
+    unserved = "501"
     late = "504"
 
     def setUp(self) -> None:
