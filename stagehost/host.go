@@ -97,14 +97,11 @@ func New(s Settings) (*Host, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Every item has one event at most on its way to the loop, and so has
-	// every slot; twice that leaves room for items that were not asked for.
-	room := 2 * (s.MaxInFlight + directBound + 2*s.Runner.Concurrency() + 8)
 	return &Host{
 		settings:     s,
 		unbound:      unbound,
 		metrics:      m,
-		events:       make(chan event, room),
+		events:       make(chan event, s.eventRoom()),
 		looped:       make(chan struct{}),
 		missing:      make(chan struct{}, 1),
 		directs:      make(chan struct{}, directBound),

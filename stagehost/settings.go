@@ -139,6 +139,13 @@ func (s Settings) room() int {
 	return maxBatches*s.Batch.MaxSize*slots + inFlightSlack
 }
 
+// eventRoom is how many events may wait for the loop. Every item has one at most on
+// its way, and so has every slot; twice that leaves room for items that were not asked
+// for.
+func (s Settings) eventRoom() int {
+	return 2 * (s.MaxInFlight + directBound + 2*s.Runner.Concurrency() + 8)
+}
+
 // complete is what a stage takes and gives whose runner says that.
 func (s Settings) complete(said runner.Spec) (runner.Spec, error) {
 	return schema.Complete(said, s.Inputs, s.Outputs)

@@ -54,6 +54,8 @@ func (h *Host) adapt() error {
 	if h.unbound {
 		s.MaxInFlight = s.room()
 	}
+	// Nobody has posted yet: the host is not ready, and not on the bus.
+	h.events = make(chan event, s.eventRoom())
 	return nil
 }
 

@@ -185,6 +185,48 @@ func TestARunnerThatStreamsGetsItemsOneByOneAsSlotsFallIdle(t *testing.T) {
 	b.emptied()
 }
 
+// later is a runner that has said after its start how many slots it has.
+type later struct {
+	runner.Runner
+	started atomic.Bool
+}
+
+func (l *later) Start(ctx context.Context) error {
+	defer l.started.Store(true)
+	return l.Runner.Start(ctx)
+}
+
+func (l *later) Concurrency() int {
+	if l.started.Load() {
+		return l.Runner.Concurrency()
+	}
+	return 1
+}
+
+func TestAHostHoldsWhatItsRunnerCanRunOnceThatIsKnown(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	const slots = 80
+	started, goOn := make(chan struct{}, slots), make(chan struct{})
+	h := b.host(&later{Runner: talking(slots, func(_ context.Context, item runner.Item, _ func(...payload.Part) error) ([]payload.Part, error) {
+		started <- struct{}{}
+		<-goOn
+		return item.Inputs, nil
+	})}, func(s *stagehost.Settings) { s.Batch.MaxSize = 1 })
+	all := b.askMany(slots)
+	for range slots {
+		bustest.Receive(t, "start of a run", started)
+	}
+	close(goOn)
+	for _, c := range all {
+		c.output()
+	}
+	if got := h.Describe().Limits; got.Concurrency != slots || got.MaxInFlight < slots {
+		t.Errorf("the host says of itself %+v", got)
+	}
+	b.emptied()
+}
+
 // What nobody has seen may be done again.
 func TestWhoTakesNoChunksIsSentNoneAndIsRunAgain(t *testing.T) {
 	t.Parallel()

@@ -59,6 +59,9 @@ func TestAStoryComesWordByWordOrWhole(t *testing.T) {
 		t.Fatal(err)
 	}
 	serve(t, m)
+	if got := m.Stages()[0].Limits.Concurrency; got != 32 {
+		t.Errorf("%d stories are told at a time, the worker can tell 32", got)
+	}
 	request := func() *call.Request {
 		return &call.Request{
 			Pipeline: "tale", Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("The ferryman"))},

@@ -94,7 +94,7 @@ type watched struct {
 }
 
 // errAnew says that the mesh ended to start once more.
-var errAnew = errors.New("the worker's inputs or outputs have changed")
+var errAnew = errors.New("the worker's inputs, outputs or concurrency have changed")
 
 func (w *watched) run(ctx context.Context) error {
 	for {
@@ -162,7 +162,7 @@ func (w *watched) restart(ctx context.Context, end context.CancelCauseFunc, m *l
 	w.log.Info("the worker was saved; starting it again", "file", w.path)
 	switch err := m.Restart(ctx); {
 	case err == nil || ctx.Err() != nil:
-	case errors.Is(err, worker.ErrSpecChanged):
+	case errors.Is(err, worker.ErrSpecChanged), errors.Is(err, worker.ErrStreamsChanged):
 		end(errAnew)
 	default:
 		w.log.Error("the worker that was saved does not start; save it again when it is mended", "error", err)

@@ -150,6 +150,50 @@ func TestAWorkerThatIsSavedStartsAgain(t *testing.T) {
 	}
 }
 
+// teller is a worker that streams word by word, so many texts at a time.
+const teller = `from stagemesh import Text, Worker, serve
+
+
+class Tell(Worker):
+    inputs = {"x": Text()}
+    outputs = {"word": Text()}
+    examples = [{"x": "a b"}]
+    concurrency = %d
+
+    async def stream(self, item):
+        for word in item["x"].split():
+            yield {"word": word}
+
+
+serve(Tell, arrays="buffer")
+`
+
+// A file is all that it takes: how many streams run is the class's to say, and to change.
+func TestUpRunsAsManyStreamsAsTheWorkerSays(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "my_adder.py")
+	save(t, path, fmt.Sprintf(teller, 32))
+	p := upWorker(t, path)
+	_, line := p.served(t, 1)
+	if got := shell(t, strings.Replace(line, ":infer", ":stream", 1)); strings.Count(got, "event: chunk") != 2 {
+		t.Errorf("two words are told as %s", got)
+	}
+	save(t, path, fmt.Sprintf(teller, 100))
+	p.served(t, 2)
+	if err := p.end(t); err != nil {
+		t.Error(err)
+	}
+	said := p.errOut.String()
+	for _, slots := range []string{"slots=32", "slots=64"} {
+		if !regexp.MustCompile(`(?m)msg=ready .*` + slots + `$`).MatchString(said) {
+			t.Errorf("no host was ready with %s", slots)
+		}
+	}
+	if t.Failed() {
+		t.Log(said)
+	}
+}
+
 // A save counts also while what was saved before starts, or hangs.
 func TestASaveEndsAStartThatHangs(t *testing.T) {
 	t.Parallel()

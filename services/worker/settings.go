@@ -32,7 +32,8 @@ type Settings struct {
 	// Workers is how many there are, all alike; Replicas say each.
 	Workers  int       `yaml:"workers"`
 	Replicas []Replica `yaml:"replicas"`
-	// Concurrency is how many batches each has at a time.
+	// Concurrency is how many batches, or streams, each has at a time, where it takes as
+	// many.
 	Concurrency int `yaml:"concurrency"`
 	// DeviceEnv is the variable that names a replica's devices.
 	DeviceEnv string `yaml:"device_env"`

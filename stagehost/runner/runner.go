@@ -70,7 +70,8 @@ type Runner interface {
 	// Spec says what the runner takes and gives. It is constant once Start has
 	// returned.
 	Spec() Spec
-	// Concurrency is the number of slots.
+	// Concurrency is the number of slots. Like the spec it may be known only once
+	// Start has returned, and is constant from then on.
 	Concurrency() int
 	// Start makes the runner ready: loads, compiles, warms up. It returns when
 	// it is ready to run, or with the reason why it cannot be. The context

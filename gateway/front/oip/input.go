@@ -27,7 +27,10 @@ type input = oipv2.ModelInferRequest_InferInputTensor
 // request converts what came, or says why it cannot be.
 func request(ctx context.Context, in *oipv2.ModelInferRequest, model Model) (*call.Request, error) {
 	out := &call.Request{Pipeline: in.GetModelName()}
-	for _, wanted := range in.GetOutputs() {
+	for i, wanted := range in.GetOutputs() {
+		if _, said := wanted.GetParameters()[classifyWanted]; said {
+			return nil, unclassified(i)
+		}
 		out.Outputs = append(out.Outputs, wanted.GetName())
 	}
 	var err error

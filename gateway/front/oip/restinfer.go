@@ -154,7 +154,7 @@ func wishOf(in *oipjson.Request) (wish, error) {
 	}
 	for i, output := range in.Outputs {
 		if _, said := output.Parameters[classifyWanted]; said {
-			return out, fault.Newf(fault.NotSupported, "outputs[%d].parameters.%s is not served; a stage such as top_k does that", i, classifyWanted)
+			return out, unclassified(i)
 		}
 		wanted, said := output.Parameters[binaryWanted]
 		if !said {
@@ -234,4 +234,9 @@ func write(w http.ResponseWriter, r *call.Response, text []byte, binary [][]byte
 	for _, raw := range binary {
 		_, _ = w.Write(raw)
 	}
+}
+
+// unclassified says that an output comes as it is.
+func unclassified(output int) error {
+	return fault.Newf(fault.NotSupported, "outputs[%d].parameters.%s is not served; a stage such as top_k does that", output, classifyWanted)
 }

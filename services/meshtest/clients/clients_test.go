@@ -39,9 +39,12 @@ func TestTritonclientGetsWhatItsUsersExpect(t *testing.T) {
 	if err != nil || !strings.Contains(string(said), "\nOK\n") {
 		t.Errorf("%v\n%s", err, said)
 	}
-	for _, client := range []string{"GRPCTest", "HTTPTest"} {
-		if !strings.Contains(string(said), client+".test_sums_and_differences_are_right) ... ok") {
-			t.Errorf("%s did not run:\n%s", client, said)
+	for _, test := range []string{
+		"GRPCTest.test_sums_and_differences_are_right", "HTTPTest.test_sums_and_differences_are_right",
+		"StreamTest.test_requests_run_side_by_side_and_each_gets_its_words_in_order",
+	} {
+		if !strings.Contains(string(said), test+") ... ok") {
+			t.Errorf("%s did not run:\n%s", test, said)
 		}
 	}
 }
@@ -109,10 +112,7 @@ func TestGrpcurlFindsTheServiceByReflectionAndAsksIt(t *testing.T) {
 func TestCurlAsksInJSONAndWithBytesBehindIt(t *testing.T) {
 	t.Parallel()
 	mesh := clients.Start(t)
-	curl, err := exec.LookPath("curl")
-	if err != nil {
-		t.Fatalf("%v; Debian: apt-get install curl", err)
-	}
+	curl := curl(t)
 	ask := func(args ...string) string {
 		t.Helper()
 		args = append([]string{"--silent", "--show-error", "--fail-with-body", "--max-time", "30"}, args...)

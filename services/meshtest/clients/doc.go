@@ -10,6 +10,8 @@
 //	simple  INPUT0 and INPUT1, INT32 [-1, 16], to their sums OUTPUT0 and differences
 //	        OUTPUT1: what the protocol's sample clients ask. A real worker in Python
 //	        serves it.
+//	words   text, to its words one by one as word: what streams. testdata/words.py, a
+//	        worker too, says which words mean more
 //	echo    answers its inputs, whatever they are
 //	slow    answers nobody before the deadline
 //

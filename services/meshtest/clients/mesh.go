@@ -35,7 +35,8 @@ func Start(t *testing.T) Mesh {
 		t.Fatal(err)
 	}
 	for name, r := range map[string]runner.Runner{
-		"simple": simple(t),
+		"simple": python3(t, "simple.py"),
+		"words":  python3(t, "words.py"),
 		"echo":   inproc.Each(inproc.Settings{}, echo),
 		"slow":   inproc.Each(inproc.Settings{}, slow),
 	} {
@@ -52,17 +53,19 @@ func Start(t *testing.T) Mesh {
 		}
 	})
 	out := Mesh{m}
-	bustest.Eventually(t, "the host of simple has said what it takes", func() bool { return out.described(t) })
+	for model, inputs := range map[string]int{"simple": 2, "words": 1} {
+		bustest.Eventually(t, "the host of "+model+" has said what it takes", func() bool { return out.inputs(t, model) == inputs })
+	}
 	return out
 }
 
 // Address is the public port's, host:port.
 func (m Mesh) Address() string { return m.Addr().String() }
 
-// described reports whether the gateway has heard what simple takes.
-func (m Mesh) described(t *testing.T) bool {
+// inputs counts what a model takes, as the gateway has heard it so far.
+func (m Mesh) inputs(t *testing.T, model string) int {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+m.Address()+"/v2/models/simple", nil)
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+m.Address()+"/v2/models/"+model, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,8 +75,11 @@ func (m Mesh) described(t *testing.T) bool {
 		t.Fatal(err)
 	}
 	defer answer.Body.Close() //nolint:errcheck // it was read
-	var model struct{ Inputs []struct{ Name string } }
-	return json.NewDecoder(answer.Body).Decode(&model) == nil && len(model.Inputs) == 2
+	var said struct{ Inputs []struct{ Name string } }
+	if err := json.NewDecoder(answer.Body).Decode(&said); err != nil {
+		return 0
+	}
+	return len(said.Inputs)
 }
 
 // add adds a stage, and the pipeline of that name which is this stage alone.
@@ -92,10 +98,10 @@ func add(t *testing.T, m *local.Mesh, name string, r runner.Runner) {
 	}
 }
 
-// simple runs testdata/simple.py with the Python that has numpy.
-func simple(t *testing.T) runner.Runner {
+// python3 runs a file of testdata with the Python that has numpy.
+func python3(t *testing.T, name string) runner.Runner {
 	t.Helper()
-	file, err := filepath.Abs(filepath.Join("testdata", "simple.py"))
+	file, err := filepath.Abs(filepath.Join("testdata", name))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,6 +20,10 @@
 // given. One that its host got before the worker died runs its batch on another
 // worker that is idle, or when the next one is.
 //
+// A worker that answers in chunks is offered DefaultStreams slots where Settings has
+// none, and takes as many of them as its code can run side by side. What all took is
+// Concurrency from the end of Start on.
+//
 // # Batches
 //
 // Do sends the batch, waits for what becomes of it, and tells the worker which

@@ -17,6 +17,9 @@ var (
 	ErrNotReady = errors.New("no worker is ready")
 	// ErrCrashLoop says that none is, and that they die again and again.
 	ErrCrashLoop = errors.New("workers die again and again")
+	// ErrStreamsChanged says that workers serve, and that their host expects more or
+	// fewer streams of them than they take.
+	ErrStreamsChanged = errors.New("the workers do not take as many streams at a time as when the stage started; start the host anew")
 	// ErrSpecChanged says that a worker came with another spec than the first.
 	ErrSpecChanged = errors.New("the worker's inputs or outputs are not what they were when the stage started; start the host anew")
 	// ErrSpecUnfit says that what a worker takes and gives contradicts what the stage

@@ -75,7 +75,8 @@ const (
 	specByFile   = "spec by file"
 	versionTwo   = "version 2"
 	oneSlot      = "one slot"
-	growing      = "growing" // one slot, and another one after the first batch
+	growing      = "growing"   // one slot, and another one after the first batch
+	narrowing    = "narrowing" // one slot, as long as there is the file STATE
 	slowStart    = "slow start"
 	readsNothing = "reads nothing"
 	slow         = "slow"
@@ -213,7 +214,7 @@ func (f *fake) load(w *frame.Welcome) (int, bool) {
 	}
 	var body frame.Body
 	slots := w.Slots
-	if f.modes[oneSlot] || f.modes[growing] {
+	if f.modes[oneSlot] || f.modes[growing] || f.modes[narrowing] && exists(os.Getenv("STATE")) {
 		slots = 1
 	}
 	f.say(&frame.Ready{Slots: slots, Spec: f.spec(&body)}, &body)

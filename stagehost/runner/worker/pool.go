@@ -37,6 +37,8 @@ type places struct {
 	// life is nil where the worker is not ready. It takes slots batches at a time.
 	life  *life
 	slots int
+	// offered is how many it took when it was last offered, also while it is not.
+	offered int
 	// out are in somebody's hands; of these, running have a batch.
 	out, running int
 	// shut says that a batch has the worker to itself, or waits for that: idle is
@@ -66,13 +68,24 @@ func newPool(workers int) *pool {
 func (p *pool) offer(worker int, l *life, slots int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.places[worker].life, p.places[worker].slots = l, slots
+	p.places[worker].life, p.places[worker].slots, p.places[worker].offered = l, slots, slots
 	p.hopeless = false
 	if p.barren != nil {
 		p.barren.Stop()
 		p.barren = nil
 	}
 	p.serve()
+}
+
+// taken is how many batches all workers take at a time, each as it was last offered.
+func (p *pool) taken() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	sum := 0
+	for _, at := range p.places {
+		sum += at.offered
+	}
+	return sum
 }
 
 // widen says that a worker that is offered takes more.

@@ -138,11 +138,12 @@ func (r *rank) greet(in *bufio.Reader) error {
 		return err
 	}
 	s := r.settings()
+	r.streams = slices.Contains(hello.Capabilities, frame.Stream)
 	welcome := &frame.Welcome{
 		Protocol: frame.Version, Options: s.Options, Devices: s.Replicas[r.life.worker.index].Devices,
-		Slots: s.Slots, MaxSize: s.MaxSize, MaxFrame: s.MaxFrame,
+		Slots: s.slots(r.streams), MaxSize: s.MaxSize, MaxFrame: s.MaxFrame,
 	}
-	if r.streams = slices.Contains(hello.Capabilities, frame.Stream); r.streams {
+	if r.streams {
 		welcome.Capabilities = []string{frame.Stream}
 	}
 	return r.send(welcome)
@@ -205,9 +206,10 @@ func (r *rank) ready(m *frame.Ready, body []byte) error {
 func (r *rank) widen(by int) error {
 	r.life.mu.Lock()
 	defer r.life.mu.Unlock()
-	if r.slots += by; r.slots > r.settings().Slots {
-		return violation("it takes %d batches at a time, %d are allowed", r.slots, r.settings().Slots)
+	if most := r.settings().slots(r.streams); r.slots+by > most {
+		return violation("it takes %d batches at a time, %d are allowed", r.slots+by, most)
 	}
+	r.slots += by
 	return nil
 }
 

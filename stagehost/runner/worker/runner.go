@@ -34,6 +34,8 @@ type Runner struct {
 	complete func(runner.Spec) (runner.Spec, error)
 	spec     atomic.Pointer[runner.Spec]
 	started  atomic.Bool
+	// streams is how many the workers took at a time when all were ready first.
+	streams atomic.Int64
 
 	// life is held by Start and Stop; what is below is theirs.
 	life    sync.Mutex
@@ -117,9 +119,18 @@ func (r *Runner) adopt(spec runner.Spec) error {
 	return nil
 }
 
-// Concurrency implements runner.Runner. A worker may take fewer batches at a time
-// than it could have.
-func (r *Runner) Concurrency() int { return r.settings.Slots * len(r.workers) }
+// Concurrency implements runner.Runner. It is what the workers may take, and may take
+// less of. Where Settings.Slots does not say how many streams that is, it is what they
+// took at the start: a host that fetched work for more would keep it from others.
+func (r *Runner) Concurrency() int {
+	if r.unsaid() {
+		return int(r.streams.Load())
+	}
+	return r.settings.slots(false) * len(r.workers)
+}
+
+// unsaid reports whether how many streams run at a time is the workers' to say.
+func (r *Runner) unsaid() bool { return r.settings.Slots == 0 && r.Spec().Stream }
 
 // Start implements runner.Runner: it returns when every worker is ready, or why
 // one will not be. Then none is left.
@@ -132,6 +143,7 @@ func (r *Runner) Start(ctx context.Context) error {
 	}
 	err := r.awaitReady(ctx)
 	if err == nil {
+		r.streams.Store(int64(r.pool.taken()))
 		return nil
 	}
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.settings.StopLimit+killPatience)
@@ -260,7 +272,9 @@ func (r *Runner) Workers() []runner.Worker {
 
 // Restart replaces the workers one after the other, each when it has finished the
 // batches that it has. It ends with the first that does not become ready, so that
-// the others serve on. A worker that comes with another spec is not ready.
+// the others serve on. A worker that comes with another spec is not ready. Where all
+// are, and take more or fewer streams than when they started, it returns
+// ErrStreamsChanged.
 func (r *Runner) Restart(ctx context.Context) error {
 	if !r.started.Load() || r.pool.isStopped() {
 		return fmt.Errorf("%w, or not started", ErrStopped)
@@ -269,6 +283,9 @@ func (r *Runner) Restart(ctx context.Context) error {
 		if err := r.restart(ctx, w); err != nil {
 			return fmt.Errorf("worker %d: %w", i, err)
 		}
+	}
+	if were, are := r.streams.Load(), int64(r.pool.taken()); r.unsaid() && were != are {
+		return fmt.Errorf("%w: they took %d and take %d", ErrStreamsChanged, were, are)
 	}
 	return nil
 }

@@ -25,6 +25,8 @@ const (
 	DefaultCrashLoop      = 5
 	DefaultSettled        = 10 * time.Second
 	DefaultDeviceEnv      = "CUDA_VISIBLE_DEVICES"
+	// DefaultStreams is Slots of a worker that answers in chunks.
+	DefaultStreams = 64
 )
 
 // Settings say what the workers of a stage are. What is zero has its default.
@@ -43,8 +45,8 @@ type Settings struct {
 	Options json.RawMessage
 	// Replicas are the workers; none is one worker of one process.
 	Replicas []Replica
-	// Slots is how many batches a worker may have at a time; 0 means 1. A worker
-	// may take fewer.
+	// Slots is how many batches a worker may have at a time, and may take fewer of; 0
+	// means 1, or DefaultStreams of one that answers in chunks.
 	Slots int
 	// MaxSize is the rows of the largest batch, for warm-ups; 0 means 1.
 	MaxSize int
@@ -117,7 +119,6 @@ type Edge struct {
 
 // withDefaults returns the settings as they count.
 func (s Settings) withDefaults() Settings {
-	setDefault(&s.Slots, 1)
 	setDefault(&s.MaxSize, 1)
 	setDefault(&s.MaxFrame, DefaultMaxFrame)
 	setDefault(&s.StartLimit, DefaultStartLimit)
@@ -141,6 +142,18 @@ func (s Settings) withDefaults() Settings {
 		s.Logger = slog.New(slog.DiscardHandler)
 	}
 	return s
+}
+
+// slots are those of a worker.
+func (s Settings) slots(streams bool) int {
+	switch {
+	case s.Slots > 0:
+		return s.Slots
+	case streams:
+		return DefaultStreams
+	default:
+		return 1
+	}
 }
 
 func setDefault[T comparable](value *T, to T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -126,6 +127,67 @@ func TestAWorkerMayTakeFewerBatchesThanItCould(t *testing.T) {
 		t.Errorf("it has a second slot: %v", err)
 	}
 	slot.Release()
+}
+
+// How many streams a stage runs is its workers' to say where its file does not.
+func TestStreamsRunSideBySideAsTheirWorkerTakesThem(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		mode     string
+		slots    int
+		replicas int
+		want     int
+	}{
+		"as many as are offered":      {streamRows, 0, 1, worker.DefaultStreams},
+		"fewer than are offered":      {streamRows + "," + oneSlot, 0, 1, 1},
+		"two workers":                 {streamRows + "," + oneSlot, 0, 2, 2},
+		"as the settings say":         {streamRows, 3, 2, 6},
+		"batches, which are not many": {"", 0, 2, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := settings(t, test.mode)
+			s.Slots, s.Replicas = test.slots, make([]worker.Replica, test.replicas)
+			b := start(t, s)
+			if got := b.Concurrency(); got != test.want {
+				t.Errorf("it is %d, want %d", got, test.want)
+			}
+			var slots []runner.Slot
+			for range test.want {
+				slots = append(slots, b.acquire())
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), brief)
+			defer cancel()
+			if _, err := b.Acquire(ctx); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("there is one slot more: %v", err)
+			}
+			for _, slot := range slots {
+				slot.Release()
+			}
+		})
+	}
+}
+
+func TestARestartSaysThatAnotherNumberOfStreamsIsTaken(t *testing.T) {
+	t.Parallel()
+	s := settings(t, streamRows+","+narrowing)
+	b := start(t, s)
+	if err := b.Restart(b.patient()); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(s.Env["STATE"], nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Restart(b.patient()); !errors.Is(err, worker.ErrStreamsChanged) || !strings.Contains(err.Error(), "took 64 and take 1") {
+		t.Errorf("the restart ends with %v", err)
+	}
+	if got := b.Concurrency(); got != worker.DefaultStreams {
+		t.Errorf("it is %d, after it was settled", got)
+	}
+	c := newCounter()
+	if err := <-b.stream(b.patient(), item(7), c); err != nil || c.outcome == nil || c.outcome.Fault != nil {
+		t.Errorf("the worker does not serve: %v, %+v", err, c.outcome)
+	}
 }
 
 func TestAWorkerMayTakeMoreBatchesLater(t *testing.T) {

@@ -47,7 +47,7 @@ func (s Settings) validateNumbers() error {
 		value     int64
 		low, high int64
 	}{
-		{"slots", int64(s.Slots), 1, maxSlots},
+		{"slots", int64(s.Slots), 0, maxSlots},
 		{"max_size", int64(s.MaxSize), 1, 1 << 31},
 		{"max_frame", s.MaxFrame, 1, 1 << 40},
 		{"start_tries", int64(s.StartTries), 1, 1 << 31},

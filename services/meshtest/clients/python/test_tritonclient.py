@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import queue
+import time
 import unittest
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
@@ -17,6 +18,7 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 PATIENCE = 30.0
+SOON = 5.0  # on a busy machine; without a cancel a stream goes on until its deadline
 A = np.arange(16, dtype=np.int32).reshape(1, 16)
 B = np.full((1, 16), -1, dtype=np.int32)
 
@@ -28,6 +30,7 @@ class Promises:
     client: Any
     not_found: str
     invalid: str
+    unserved: str
     late: str
 
     def tensor(self, name: str, value: np.ndarray, **how: Any) -> Any:
@@ -122,6 +125,10 @@ class Promises:
             self.late, "no answer", lambda: self.client.infer("slow", [self.tensor("x", A)], timeout=microseconds)
         )
 
+    def test_a_classification_is_refused_rather_than_left_out(self) -> None:
+        outputs = [self.api.InferRequestedOutput("OUTPUT0", class_count=2)]
+        self.refused(self.unserved, "classification", lambda: self.simple(outputs=outputs))
+
     def refused(self, status: str, text: str, ask: Callable[[], Any]) -> None:
         with self.assertRaisesRegex(InferenceServerException, text) as caught:
             ask()
@@ -132,6 +139,7 @@ class GRPCTest(Promises, unittest.TestCase):
     api = tritonclient.grpc
     not_found = "StatusCode.NOT_FOUND"
     invalid = "StatusCode.INVALID_ARGUMENT"
+    unserved = "StatusCode.UNIMPLEMENTED"
     late = "StatusCode.DEADLINE_EXCEEDED"
 
     def setUp(self) -> None:
@@ -143,7 +151,7 @@ class GRPCTest(Promises, unittest.TestCase):
 
     def test_the_server_says_its_name(self) -> None:
         said = self.client.get_server_metadata()
-        self.assertEqual((said.name, list(said.extensions)), ("stagemesh", ["binary_tensor_data"]))
+        self.assertEqual((said.name, list(said.extensions)), ("stagemesh", ["binary_tensor_data", "generate"]))
 
     def test_an_unknown_model_is_not_ready_by_an_error(self) -> None:
         self.refused(self.not_found, "nothing", lambda: self.client.is_model_ready("nothing"))
@@ -181,6 +189,7 @@ class HTTPTest(Promises, unittest.TestCase):
     api = tritonclient.http
     not_found = "404"
     invalid = "400"
+    unserved = "501"
     late = "504"
 
     def setUp(self) -> None:
@@ -192,7 +201,7 @@ class HTTPTest(Promises, unittest.TestCase):
 
     def test_the_server_says_its_name(self) -> None:
         said = self.client.get_server_metadata()
-        self.assertEqual((said["name"], said["extensions"]), ("stagemesh", ["binary_tensor_data"]))
+        self.assertEqual((said["name"], said["extensions"]), ("stagemesh", ["binary_tensor_data", "generate"]))
 
     def test_an_unknown_model_is_not_ready(self) -> None:
         self.assertFalse(self.client.is_model_ready("nothing"))
@@ -232,6 +241,109 @@ class HTTPTest(Promises, unittest.TestCase):
             np.testing.assert_array_equal(
                 answer.get_result(timeout=PATIENCE).as_numpy("OUTPUT0"), np.full((1, 16), 2 * i)
             )
+
+
+class StreamTest(unittest.TestCase):
+    """What tritonclient's stream is promised: requests side by side, each answered in chunks."""
+
+    def setUp(self) -> None:
+        self.client = tritonclient.grpc.InferenceServerClient(os.environ["MESH"])
+        self.addCleanup(self.client.close)
+        self.answers: queue.Queue[Tuple[Any, Optional[InferenceServerException]]] = queue.Queue()
+        self.open()
+        self.addCleanup(self.client.stop_stream)
+
+    def open(self) -> None:
+        self.client.start_stream(callback=lambda result, error: self.answers.put((result, error)))
+
+    def text(self, words: str) -> Any:
+        out = tritonclient.grpc.InferInput("text", [1], "BYTES")
+        out.set_data_from_numpy(np.array([words.encode()], dtype=object))
+        return out
+
+    def ask(self, words: str, name: str = "", **how: Any) -> None:
+        self.client.async_stream_infer("words", [self.text(words)], request_id=name, **how)
+
+    def next(self) -> Tuple[str, Optional[str], bool]:
+        """Returns the next message: its request's id, its word or None, and whether it is the last."""
+        result, error = self.answers.get(timeout=PATIENCE)
+        self.assertIsNone(error)
+        said, word = result.get_response(), result.as_numpy("word")
+        final = said.parameters["triton_final_response"].bool_param
+        self.assertEqual(said.model_name, "words")
+        return said.id, None if word is None else word[0].decode().strip(), final
+
+    def cancelled(self) -> int:
+        answer = self.client.infer("words", [self.text("cancelled?")])
+        return int(answer.as_numpy("word")[0])
+
+    def test_requests_run_side_by_side_and_each_gets_its_words_in_order(self) -> None:
+        many = 8
+        asked = {str(i): [f"{i}-{at}" for at in range(12)] for i in range(many)}
+        for name, words in asked.items():
+            # None of them goes on before all of them have begun.
+            self.ask(" ".join([f"meet:{many}", *words]), name, enable_empty_final_response=True)
+        got: Dict[str, List[Optional[str]]] = {name: [] for name in asked}
+        open_ones = set(asked)
+        while open_ones:
+            name, word, final = self.next()
+            self.assertIn(name, open_ones)
+            got[name].append(word)
+            if final:
+                open_ones.remove(name)
+        for name, words in asked.items():
+            self.assertEqual(got[name], [f"meet:{many}", *words, None])
+
+    def test_only_who_asks_for_it_gets_an_empty_final_response(self) -> None:
+        self.ask("a b", "with", enable_empty_final_response=True)
+        got = [self.next() for _ in range(3)]
+        self.assertEqual(got, [("with", "a", False), ("with", "b", False), ("with", None, True)])
+        self.ask("c", "without")
+        self.assertEqual(self.next(), ("without", "c", False))
+        # Had there been one more message it would come before these.
+        self.ask("d", "after", enable_empty_final_response=True)
+        self.assertEqual([self.next() for _ in range(2)], [("after", "d", False), ("after", None, True)])
+
+    def test_an_error_ends_its_request_and_not_the_stream(self) -> None:
+        self.ask("a fail b", "bad", enable_empty_final_response=True)
+        self.assertEqual(self.next(), ("bad", "a", False))
+        result, error = self.answers.get(timeout=PATIENCE)
+        self.assertIsNone(result)
+        self.assertRegex(str(error), "INVALID_INPUT: .*says fail")
+        self.client.async_stream_infer("nothing", [self.text("a")], request_id="unknown")
+        result, error = self.answers.get(timeout=PATIENCE)
+        self.assertIsNone(result)
+        self.assertRegex(str(error), "UNKNOWN_PIPELINE: .*nothing")
+        self.ask("c", "good", enable_empty_final_response=True)
+        self.assertEqual([self.next() for _ in range(2)], [("good", "c", False), ("good", None, True)])
+
+    def test_an_answer_without_chunks_is_one_message(self) -> None:
+        inputs = []
+        for name, value in (("INPUT0", A), ("INPUT1", B)):
+            inputs.append(tritonclient.grpc.InferInput(name, [1, 16], "INT32").set_data_from_numpy(value))
+        self.client.async_stream_infer("simple", inputs, request_id="sum", enable_empty_final_response=True)
+        result, error = self.answers.get(timeout=PATIENCE)
+        self.assertIsNone(error)
+        self.assertTrue(result.get_response().parameters["triton_final_response"].bool_param)
+        np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), A + B)
+
+    def test_who_does_not_stream_gets_all_words_together(self) -> None:
+        answer = self.client.infer("words", [self.text("one two three")])
+        self.assertEqual(answer.as_numpy("word")[0], b"one two three ")
+
+    def test_a_stream_that_is_cancelled_stops_its_worker(self) -> None:
+        before = self.cancelled()
+        self.ask("forever", "long")
+        self.assertEqual(self.next(), ("long", "forever", False))
+        self.client.stop_stream(cancel_requests=True)
+        late = time.monotonic() + SOON
+        while self.cancelled() == before:
+            self.assertLess(time.monotonic(), late, "the worker goes on")
+        # The client has another one after that.
+        self.answers = queue.Queue()
+        self.open()
+        self.ask("a", "again")
+        self.assertEqual(self.next(), ("again", "a", False))
 
 
 if __name__ == "__main__":
