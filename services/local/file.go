@@ -9,7 +9,6 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/services/gatewayfile"
 	"github.com/stagemesh/stagemesh/services/meshfile"
-	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
 // FileSettings are what a file does not say about a mesh.
@@ -59,7 +58,7 @@ func FromFile(f *meshfile.File, s FileSettings) (*Mesh, error) {
 
 func (m *Mesh) addStages(f *meshfile.File, names []string) error {
 	for _, name := range names {
-		stage, err := stageOf(f, name)
+		stage, err := stageIn(f, name)
 		if err != nil {
 			return err
 		}
@@ -83,16 +82,13 @@ func (m *Mesh) addRoutes(f *meshfile.File) error {
 	return nil
 }
 
-// stageOf returns a stage with a runner for each of its hosts.
-func stageOf(f *meshfile.File, name string) (Stage, error) {
+// stageIn returns a stage of the file, with a runner for each of its hosts.
+func stageIn(f *meshfile.File, name string) (Stage, error) {
 	host, err := f.Host(name)
 	if err != nil {
 		return Stage{}, err
 	}
-	out := Stage{
-		Name: host.Stage, Runners: []runner.Runner{host.Runner}, Batch: host.Batch, BatchBy: host.BatchBy,
-		MaxInFlight: host.MaxInFlight, Queue: host.Queue, Attempts: host.Attempts, Listen: host.Listen, CertFile: host.CertFile, KeyFile: host.KeyFile, ServerName: host.ServerName, Labels: host.Labels, StartTimeout: host.StartTimeout, DrainTimeout: host.DrainTimeout,
-	}
+	out := stageOf(host)
 	for len(out.Runners) < f.Stages[name].Hosts {
 		another, err := f.Host(name)
 		if err != nil {

@@ -199,3 +199,31 @@ func TestFilesOfTheAdminPortAreBesideTheFile(t *testing.T) {
 	}
 	start(t, fromFile(t, f))
 }
+
+// What a file adds to its runners holds.
+func TestAFilesSchemasAndStreamLimitsHold(t *testing.T) {
+	t.Parallel()
+	m := start(t, fromFile(t, parse(t, `
+mesh: m
+gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
+stages:
+  order:
+    runner: {echo: {}}
+    inputs: [{name: order, content_types: [application/json], schema: {type: object, required: [items]}}]
+  talk:
+    runner: {stream: {chunks: 3, every: 10m}}
+    stream: {first_chunk_timeout: 50ms}
+`)))
+	for stage, test := range map[string]struct {
+		text string
+		want fault.Reason
+	}{
+		"stage:order": {`{"item": []}`, fault.SchemaViolation},
+		"stage:talk":  {`{}`, fault.RunnerStalled},
+	} {
+		_, err := m.Infer(t.Context(), &call.Request{Pipeline: stage, Inputs: []payload.Part{payload.OfBlob("", "application/json", []byte(test.text))}})
+		if f := fault.From(err); err == nil || f.Reason != test.want {
+			t.Errorf("%s answered %v, want %s", stage, err, test.want)
+		}
+	}
+}

@@ -67,9 +67,13 @@ type Stage struct {
 	// Runner of the stage's only host; or one for each of several Runners.
 	Runner  runner.Runner
 	Runners []runner.Runner
+	// Inputs and Outputs add to what the runners say that they take and give.
+	Inputs, Outputs []runner.PartSpec
 	// Batch of zero means DefaultBatch.
-	Batch       batch.Settings
-	BatchBy     []string
+	Batch   batch.Settings
+	BatchBy []string
+	// Stream bounds the silence of runners that answer in chunks.
+	Stream      stagehost.StreamSettings
 	MaxInFlight int
 	Queue       stagehost.QueueSettings
 	// Attempts is how many runs of an item alone may end their process; 0 means
@@ -177,8 +181,22 @@ func (s Stage) Validate() error {
 // host returns the settings of one host that are the stage's own.
 func (s Stage) host(r runner.Runner) stagehost.Settings {
 	return stagehost.Settings{
-		Stage: s.Name, Runner: r, Batch: s.Batch, BatchBy: s.BatchBy,
-		MaxInFlight: s.MaxInFlight, Queue: s.Queue, Attempts: s.Attempts, CertFile: s.CertFile, KeyFile: s.KeyFile, ServerName: s.ServerName, Labels: s.Labels, StartTimeout: s.StartTimeout, DrainTimeout: s.DrainTimeout,
+		Stage: s.Name, Runner: r, Inputs: s.Inputs, Outputs: s.Outputs,
+		Batch: s.Batch, BatchBy: s.BatchBy, Stream: s.Stream, MaxInFlight: s.MaxInFlight,
+		Queue: s.Queue, Attempts: s.Attempts, Labels: s.Labels,
+		CertFile: s.CertFile, KeyFile: s.KeyFile, ServerName: s.ServerName,
+		StartTimeout: s.StartTimeout, DrainTimeout: s.DrainTimeout,
+	}
+}
+
+// stageOf returns the stage whose host has those settings.
+func stageOf(h stagehost.Settings) Stage {
+	return Stage{
+		Name: h.Stage, Runners: []runner.Runner{h.Runner}, Inputs: h.Inputs, Outputs: h.Outputs,
+		Batch: h.Batch, BatchBy: h.BatchBy, Stream: h.Stream, MaxInFlight: h.MaxInFlight,
+		Queue: h.Queue, Attempts: h.Attempts, Labels: h.Labels,
+		Listen: h.Listen, CertFile: h.CertFile, KeyFile: h.KeyFile, ServerName: h.ServerName,
+		StartTimeout: h.StartTimeout, DrainTimeout: h.DrainTimeout,
 	}
 }
 
