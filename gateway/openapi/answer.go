@@ -104,20 +104,18 @@ func (a asked) outputSchema(p part, f form) object {
 			f.rest:         f.blob,
 			"parameters":   schemaRef("Parameters"),
 		},
-		"oneOf": []any{
-			object{"required": []any{"text"}}, object{"required": []any{"json"}}, object{"required": []any{f.rest}},
-		},
 	}
-	a.trim(out["properties"].(object), p)
+	out["oneOf"] = a.trim(out["properties"].(object), p, f)
 	if text := p.GetDescription(); text != "" {
 		out["description"] = text
 	}
 	return out
 }
 
-// trim leaves out the forms that a blob of exactly one kind does not have; bytes that
-// are not what their type says are in base64 whatever that is.
-func (a asked) trim(properties object, p part) {
+// trim leaves out the members that a blob of exactly one kind does not have, and
+// returns which there are; bytes that are not what their type says are bytes whatever
+// that is.
+func (a asked) trim(properties object, p part, f form) (either []any) {
 	types := p.types()
 	if !slices.ContainsFunc(types, func(t string) bool { return isJSON(t) || ranges(t) }) {
 		delete(properties, "json")
@@ -125,6 +123,12 @@ func (a asked) trim(properties object, p part) {
 	if !slices.ContainsFunc(types, func(t string) bool { return isText(t) || ranges(t) }) {
 		delete(properties, "text")
 	}
+	for _, name := range []string{"text", "json", f.rest} {
+		if _, there := properties[name]; there {
+			either = append(either, object{"required": []any{name}})
+		}
+	}
+	return either
 }
 
 // ranges reports whether a media range has types of which nothing is known.

@@ -8,10 +8,10 @@ import (
 // events describes a success that comes in pieces.
 func (a asked) events() object {
 	return object{
-		"description": "Server-sent events, numbered by `id` from 1: `chunk` with a piece of the answer, at last `done` with the whole answer as `:infer` gives it in JSON, or `error` with the failure (`Fault`). What ends without `done` or `error` was cut off. Lines that begin with a colon keep the connection open.",
+		"description": "Server-sent events, numbered by `id` from 1 but for the last kind: `chunk` with a piece of the answer, at last `done` with the whole answer as `:infer` gives it in JSON, or `error` with the failure (`Fault`). What ends without `done` or `error` was cut off. Lines that begin with a colon keep the connection open.",
 		"headers":     eventHeaders(),
 		"content": object{eventstream.MediaType: object{
-			"schema":  eventsOf(namedEvent("chunk", a.chunk()), namedEvent("done", a.document(asJSON())), namedEvent("error", schemaRef("Fault"))),
+			"schema":  eventsOf(numberedEvent("chunk", a.chunk()), numberedEvent("done", a.document(asJSON())), namedEvent("error", schemaRef("Fault"))),
 			"example": eventsExample,
 		}},
 	}
@@ -76,12 +76,19 @@ func event(data object) object {
 	}
 }
 
-// namedEvent is one that has a name and a number.
+// namedEvent is one that has a name.
 func namedEvent(name string, data object) object {
 	out := event(data)
-	out["title"], out["required"] = name, []any{"id", "event", "data"}
-	properties := out["properties"].(object)
-	properties["id"], properties["event"] = object{"type": "string", "pattern": "^[1-9][0-9]*$"}, object{"const": name}
+	out["title"], out["required"] = name, []any{"event", "data"}
+	out["properties"].(object)["event"] = object{"const": name}
+	return out
+}
+
+// numberedEvent is one that has a name and a number.
+func numberedEvent(name string, data object) object {
+	out := namedEvent(name, data)
+	out["required"] = []any{"id", "event", "data"}
+	out["properties"].(object)["id"] = object{"type": "string", "pattern": "^[1-9][0-9]*$"}
 	return out
 }
 
