@@ -8,7 +8,7 @@ import (
 // events describes a success that comes in pieces.
 func (a asked) events() object {
 	return object{
-		"description": "Server-sent events, numbered by `id` from 1 but for the last kind: `chunk` with a piece of the answer, at last `done` with the whole answer as `:infer` gives it in JSON, or `error` with the failure (`Fault`). What ends without `done` or `error` was cut off. Lines that begin with a colon keep the connection open.",
+		"description": "Server-sent events: `chunk` with a piece of the answer, at last `done` with the whole answer as `:infer` gives it in JSON, or `error` with the failure (`Fault`). All but `error` are numbered by `id`, from 1. What ends without `done` or `error` was cut off. Lines that begin with a colon keep the connection open.",
 		"headers":     eventHeaders(),
 		"content": object{eventstream.MediaType: object{
 			"schema":  eventsOf(numberedEvent("chunk", a.chunk()), numberedEvent("done", a.document(asJSON())), namedEvent("error", schemaRef("Fault"))),
