@@ -3,53 +3,84 @@ package openapi
 import (
 	"slices"
 
+	"github.com/stagemesh/stagemesh/mesh/msgpack"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
-// answer describes a success: the document, or the one blob that it would hold.
+// answer describes a success: the document in either form, or the one blob that it
+// would hold.
 func (a asked) answer() object {
-	outputs := a.out.outputs()
-	either := []any{a.document()}
-	var content content
-	if outputs == nil {
-		either = append(either, object{"title": "one output alone, which is JSON"})
-		content.add(anyType, object{"schema": object{"type": "string", "contentMediaType": payload.OctetStream}})
-	}
-	for _, p := range outputs {
+	outputs := a.settled()
+	plain, compact := []any{a.document(asJSON())}, []any{a.document(asPacked())}
+	var others content
+	for _, p := range a.out.outputs() {
 		if p.isTensor() {
 			continue
 		}
 		for _, media := range p.types() {
-			schema := a.blobSchema(p, media)
-			if media == jsonType {
-				either = append(either, schema)
-				continue
+			switch schema := a.blobSchema(p, media); {
+			case outputs == nil && (isJSON(media) || msgpack.Is(media)):
+			case media == jsonType:
+				plain = append(plain, schema)
+			case media == msgpack.Type:
+				compact = append(compact, a.jsonSchema(p))
+			default:
+				others.add(media, object{"schema": schema})
 			}
-			content.add(media, object{"schema": schema})
+			if ranges(media) {
+				compact = append(compact, aloneInMessagePack())
+			}
 		}
 	}
-	document := object{"anyOf": either}
-	if len(either) == 1 {
-		document = a.document()
+	if outputs == nil {
+		plain = append(plain, object{"title": "one output alone, which is JSON"})
+		compact = append(compact, aloneInMessagePack())
+		others.add(anyType, object{"schema": object{"type": "string", "contentMediaType": payload.OctetStream}})
 	}
-	content = slices.Insert(content, 0, media{jsonType, object{"schema": document}})
-	about := "The answer as a JSON document."
-	if outputs == nil || slices.ContainsFunc(outputs, func(p part) bool { return !p.isTensor() }) {
-		about = "An answer of exactly one blob is that blob, under its own type, unless `Accept` lists `application/json`. Everything else is a JSON document."
+	all := content{{jsonType, object{"schema": oneOf(plain)}}}
+	all.add(msgpack.Type, object{"schema": packed(oneOf(compact))})
+	for _, one := range others {
+		all.add(one.contentType, one.object)
 	}
-	return object{"description": about, "headers": answerHeaders(), "content": content}
+	return object{"description": aboutAnswer(outputs), "headers": answerHeaders(), "content": all}
 }
 
-// document refers to the schema of the answer as a JSON document.
-func (a asked) document() object {
-	outputs := a.out.outputs()
-	if outputs == nil {
-		return schemaRef("Answer")
+func aloneInMessagePack() object { return object{"title": "one output alone, which is MessagePack"} }
+
+// oneOf is one schema of one or several, of which any may be meant.
+func oneOf(either []any) object {
+	if len(either) == 1 {
+		return either[0].(object)
 	}
-	key := a.out.key + ".answer"
+	return object{"anyOf": either}
+}
+
+func aboutAnswer(outputs []part) string {
+	if outputs != nil && !slices.ContainsFunc(outputs, func(p part) bool { return !p.isTensor() }) {
+		return "The answer as a JSON document; in MessagePack where `Accept` lists that before JSON, or the body was tensors in it."
+	}
+	return "An answer of exactly one blob is that blob, under its own type, unless `Accept` lists `application/json` or `application/msgpack`. Everything else is a JSON document, or the same in MessagePack where `Accept` prefers it or the body was tensors in it."
+}
+
+// settled are the outputs of a whole answer, nil where they may be anything: an answer
+// in chunks is held against what its stage says chunk by chunk, and not as a whole.
+func (a asked) settled() []part {
+	if a.out.spec.GetStream() {
+		return nil
+	}
+	return a.out.outputs()
+}
+
+// document refers to the schema of the answer as a document.
+func (a asked) document(f form) object {
+	outputs := a.settled()
+	if outputs == nil {
+		return schemaRef(f.prefix + "Answer")
+	}
+	key := a.out.key + ".answer" + f.suffix
 	if a.schemas[key] == nil {
-		schema := answerOf(object{"type": "array", "items": anyOf(outputs, a.outputSchema)})
-		if example, ok := answerExample(string(a.pipeline.Name), outputs); ok {
+		schema := answerOf(object{"type": "array", "items": anyOf(outputs, func(p part) object { return a.outputSchema(p, f) })})
+		if example, ok := answerExample(string(a.pipeline.Name), outputs); ok && f.suffix == "" {
 			schema["examples"] = []any{example}
 		}
 		a.schemas[key] = schema
@@ -57,10 +88,10 @@ func (a asked) document() object {
 	return schemaRef(key)
 }
 
-// outputSchema is an output in the JSON document.
-func (a asked) outputSchema(p part) object {
+// outputSchema is an output in a document.
+func (a asked) outputSchema(p part, f form) object {
 	if p.isTensor() {
-		return p.tensorSchema()
+		return p.tensorSchema(f.given)
 	}
 	out := object{
 		"type": "object", "title": p.name,
@@ -70,23 +101,21 @@ func (a asked) outputSchema(p part) object {
 			"content_type": contentTypes(p),
 			"text":         object{"type": "string", "description": "The blob, where it is text."},
 			"json":         a.jsonSchema(p),
-			"data_base64":  object{"type": "string", "contentEncoding": "base64", "description": "The blob, where it is anything else."},
+			f.rest:         f.blob,
 			"parameters":   schemaRef("Parameters"),
 		},
-		"oneOf": []any{
-			object{"required": []any{"text"}}, object{"required": []any{"json"}}, object{"required": []any{"data_base64"}},
-		},
 	}
-	a.trim(out["properties"].(object), p)
+	out["oneOf"] = a.trim(out["properties"].(object), p, f)
 	if text := p.GetDescription(); text != "" {
 		out["description"] = text
 	}
 	return out
 }
 
-// trim leaves out the forms that a blob of exactly one kind does not have; bytes that
-// are not what their type says are in base64 whatever that is.
-func (a asked) trim(properties object, p part) {
+// trim leaves out the members that a blob of exactly one kind does not have, and
+// returns which there are; bytes that are not what their type says are bytes whatever
+// that is.
+func (a asked) trim(properties object, p part, f form) (either []any) {
 	types := p.types()
 	if !slices.ContainsFunc(types, func(t string) bool { return isJSON(t) || ranges(t) }) {
 		delete(properties, "json")
@@ -94,6 +123,12 @@ func (a asked) trim(properties object, p part) {
 	if !slices.ContainsFunc(types, func(t string) bool { return isText(t) || ranges(t) }) {
 		delete(properties, "text")
 	}
+	for _, name := range []string{"text", "json", f.rest} {
+		if _, there := properties[name]; there {
+			either = append(either, object{"required": []any{name}})
+		}
+	}
+	return either
 }
 
 // ranges reports whether a media range has types of which nothing is known.
@@ -107,21 +142,6 @@ func contentTypes(p part) object {
 	}
 	return out
 }
-
-// events describes a success that comes in pieces.
-func (a asked) events() object {
-	return object{
-		"description": "Server-sent events, numbered by `id` from 1: `chunk` with a piece of the answer (`Chunk`), at last `done` with the whole answer as `:infer` gives it, or `error` with the failure (`Fault`). Lines that begin with a colon keep the connection open.",
-		"headers":     object{"Cache-Control": object{"schema": object{"const": "no-store"}}},
-		"content": object{"text/event-stream": object{
-			"schema":  object{"type": "string"},
-			"example": eventsExample,
-		}},
-	}
-}
-
-const eventsExample = "id: 1\nevent: chunk\ndata: {\"request_id\":\"" + exampleID + "\",\"seq\":1,\"outputs\":[{\"name\":\"text\",\"content_type\":\"text/plain\",\"text\":\"Hel\"}]}\n\n" +
-	"id: 2\nevent: done\ndata: {\"request_id\":\"" + exampleID + "\",\"model_name\":\"...\",\"outputs\":[],\"timeline\":{\"total_ms\":12.5,\"steps\":[]}}\n\n"
 
 // exampleID is a request's id.
 const exampleID = "01a1fc61-c602-7919-8f3a-1abcfc776362"

@@ -3,10 +3,13 @@ package openapi
 import (
 	"maps"
 	"slices"
+
+	"github.com/stagemesh/stagemesh/mesh/msgpack"
+	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
 
 // body describes what callers may send: one blob as it is, blobs as a form, and
-// tensors as JSON.
+// tensors as JSON or MessagePack.
 func (a asked) body() object {
 	inputs := a.in.inputs()
 	if len(inputs) == 0 {
@@ -23,27 +26,29 @@ func (a asked) body() object {
 	if len(blobs) > 0 && !slices.ContainsFunc(required, part.isTensor) {
 		content.add(formType, a.form(blobs))
 	}
-	if len(tensors) > 0 && !slices.ContainsFunc(required, func(p part) bool { return !p.isTensor() }) && !slices.ContainsFunc(required, unsayable) {
-		content.add(jsonType, a.tensors(slices.DeleteFunc(tensors, unsayable)))
+	if len(tensors) > 0 && !slices.ContainsFunc(required, func(p part) bool { return !p.isTensor() }) {
+		a.tensors(&content, tensors)
 	}
 	if len(content) == 0 {
 		out := anything()
-		out["description"] = "The inputs are blobs and tensors, or tensors that JSON cannot say: ask by `/v2`, or by gRPC."
+		out["description"] = "The inputs are blobs and tensors: ask by `/v2`, or by gRPC."
 		return out
 	}
 	return object{"required": true, "content": content}
 }
 
-func unsayable(p part) bool { return !p.sayable() }
+func unsayable(p part) bool { return !sayable(tensor.Datatype(p.GetTensor().GetDatatype())) }
 
 // anything is a body of a stage of which nothing is known.
 func anything() object {
 	var content content
-	for _, contentType := range usual(anyType) {
+	for _, contentType := range append(usual(anyType), msgpack.Type) {
 		var schema object
 		switch {
 		case isJSON(contentType):
-			schema = object{"description": "Tensors in the form of the Open Inference Protocol, or JSON that is one input."}
+			schema = object{"description": "Tensors in the form of the Open Inference Protocol, or JSON that is one input. Which it is may be said: `application/json; form=tensors`, or `form=blob`."}
+		case msgpack.Is(contentType):
+			schema = packed(object{"description": "As with JSON: tensors, or one input."})
 		case isText(contentType):
 			schema = object{"type": "string"}
 		default:
@@ -57,7 +62,7 @@ func anything() object {
 
 // single adds the one input that needs no name.
 func (a asked) single(content *content, p part) {
-	for _, media := range p.types() {
+	for _, media := range p.takes() {
 		one := object{"schema": a.blobSchema(p, media)}
 		if examples := a.blobExamples(p, media); len(examples) > 0 {
 			one["examples"] = examples
@@ -79,7 +84,7 @@ func (a asked) form(blobs []part) object {
 			schema["description"] = text
 		}
 		properties[p.name] = schema
-		encoding[p.name] = object{"contentType": join(types)}
+		encoding[p.name] = object{"contentType": join(p.takes())}
 		if !p.GetOptional() {
 			required = append(required, p.name)
 		}
@@ -102,11 +107,24 @@ func join(types []string) string {
 	return out
 }
 
-// tensors is a request of the Open Inference Protocol.
-func (a asked) tensors(inputs []part) object {
-	key := a.in.key + ".request"
+// tensors adds requests of the Open Inference Protocol, in JSON where that can say
+// them.
+func (a asked) tensors(content *content, inputs []part) {
+	if said := slices.DeleteFunc(slices.Clone(inputs), unsayable); !slices.ContainsFunc(inputs, func(p part) bool { return unsayable(p) && !p.GetOptional() }) && len(said) > 0 {
+		one := object{"schema": a.request(said, asJSON())}
+		if examples := a.tensorExamples(said); len(examples) > 0 {
+			one["examples"] = examples
+		}
+		content.add(jsonType, one)
+	}
+	content.add(msgpack.Type, object{"schema": packed(a.request(inputs, asPacked()))})
+}
+
+// request refers to the schema of a request of the Open Inference Protocol.
+func (a asked) request(inputs []part, f form) object {
+	key := a.in.key + ".request" + f.suffix
 	if a.schemas[key] == nil {
-		list := object{"type": "array", "minItems": 1, "maxItems": len(inputs), "items": anyOf(inputs, part.tensorSchema)}
+		list := object{"type": "array", "minItems": 1, "maxItems": len(inputs), "items": anyOf(inputs, func(p part) object { return p.tensorSchema(f.sent) })}
 		if all := contained(inputs); len(inputs) > 1 && len(all) > 0 {
 			list["allOf"] = all
 		}
@@ -120,11 +138,7 @@ func (a asked) tensors(inputs []part) object {
 			},
 		}
 	}
-	out := object{"schema": schemaRef(key)}
-	if examples := a.tensorExamples(inputs); len(examples) > 0 {
-		out["examples"] = examples
-	}
-	return out
+	return schemaRef(key)
 }
 
 // anyOf is one schema of those of the parts.

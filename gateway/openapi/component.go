@@ -2,6 +2,7 @@ package openapi
 
 import (
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strconv"
@@ -163,38 +164,17 @@ func fixedSchemas() object {
 			"additionalProperties": object{"type": []any{"string", "number", "boolean"}},
 		},
 		"WantedOutput": object{"type": "object", "required": []any{"name"}, "properties": object{"name": text, "parameters": schemaRef("Parameters")}},
-		"Tensor": object{
-			"type": "object", "required": []any{"name", "datatype", "shape", "data"},
-			"properties": object{
-				"name": text, "datatype": object{"enum": datatypes()}, "shape": object{"type": "array", "items": count},
-				"data": object{"type": "array"}, "parameters": schemaRef("Parameters"),
-			},
-		},
-		"Blob": object{
-			"type": "object", "required": []any{"name", "content_type"},
-			"properties": object{
-				"name": text, "content_type": text, "text": text, "json": object{},
-				"data_base64": object{"type": "string", "contentEncoding": "base64"}, "parameters": schemaRef("Parameters"),
-			},
-		},
-		"Answer":   answerOf(object{"type": "array", "items": object{"anyOf": []any{schemaRef("Tensor"), schemaRef("Blob")}}}),
-		"Timeline": timelineSchema(text, number, count),
-		"Fault":    faultSchema(text),
-		"Chunk": object{
-			"type": "object", "required": []any{"request_id", "seq", "outputs"},
-			"properties": object{
-				"request_id": text, "seq": count,
-				"outputs": object{"type": "array", "items": object{"anyOf": []any{schemaRef("Tensor"), schemaRef("Blob")}}},
-			},
-		},
+		"Timeline":     timelineSchema(text, number, count),
+		"Fault":        faultSchema(text),
+		"Chunk":        chunkOf(object{"type": "array", "items": object{"anyOf": []any{schemaRef("Tensor"), schemaRef("Blob")}}}),
 	}
-	for key, schema := range protocolSchemas(text, count) {
-		out[key] = schema
+	for _, more := range []object{answerSchemas(asJSON(), text, count), packedSchemas(text, count), protocolSchemas(text, count)} {
+		maps.Copy(out, more)
 	}
 	return out
 }
 
-// answerOf is the JSON document of an answer with such outputs.
+// answerOf is the document of an answer with such outputs.
 func answerOf(outputs object) object {
 	return object{
 		"type": "object", "required": []any{"request_id", "model_name", "outputs", "timeline"},

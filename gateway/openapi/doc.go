@@ -16,6 +16,14 @@
 // others, stands as it is, with an $id. One in another dialect than 2020-12 is
 // described as anything.
 //
+// # Bodies that are not JSON
+//
+// MessagePack and server-sent events are strings with a contentMediaType, whose
+// contentSchema is that of what they contain: of the document, in which binary strings
+// are strings, and of the list of events, whose fields are strings and whose data has
+// a schema of its own. What ends an answer in chunks is described as anything, for a
+// host does not hold it against what its stage says.
+//
 // # Bounds
 //
 // The document has at most Settings.MaxBytes of pipelines, in the order of their

@@ -156,6 +156,7 @@ func (d *document) about(s Settings) string {
 		}
 		b.WriteString(".")
 	}
+	b.WriteString(" Bodies are sent uncompressed. MessagePack is also `application/x-msgpack` and `application/vnd.msgpack`.")
 	if s.Tokens {
 		b.WriteString(" Every call but a probe needs a token.")
 	}

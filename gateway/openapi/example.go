@@ -59,15 +59,15 @@ func (a asked) blobExamples(p part, media string) object {
 		if !ok || part.Tensor != nil || mediaOf(part.Blob.ContentType) != media {
 			continue
 		}
-		if value, ok := sayable(media, part.Blob.Data); ok {
+		if value, ok := said(media, part.Blob.Data); ok {
 			out[e.name] = object{"value": value}
 		}
 	}
 	return out
 }
 
-// sayable returns bytes of a media type as JSON, where that can say them.
-func sayable(media string, data []byte) (any, bool) {
+// said returns bytes of a media type as JSON, where that can say them.
+func said(media string, data []byte) (any, bool) {
 	switch {
 	case isJSON(media) && json.Valid(data):
 		return json.RawMessage(data), true
@@ -82,7 +82,7 @@ func (a asked) blobExample(p part, media string) (any, bool) {
 	for _, e := range a.examples() {
 		part, ok := payload.Find(e.parts, p.name)
 		if ok && part.Tensor == nil && mediaOf(part.Blob.ContentType) == media {
-			return sayable(media, part.Blob.Data)
+			return said(media, part.Blob.Data)
 		}
 	}
 	return nil, false
@@ -136,16 +136,16 @@ func request(parts []payload.Part) (json.RawMessage, bool) {
 
 // answerExample is an answer of the smallest outputs, where they can be made up.
 func answerExample(model string, outputs []part) (object, bool) {
-	said := make([]any, len(outputs))
+	made := make([]any, len(outputs))
 	for i, p := range outputs {
 		text, ok := p.made()
 		if !ok {
 			return nil, false
 		}
-		said[i] = text
+		made[i] = text
 	}
 	return object{
-		"request_id": exampleID, "model_name": model, "outputs": said,
+		"request_id": exampleID, "model_name": model, "outputs": made,
 		"timeline": object{"total_ms": 0.626, "steps": []any{}},
 	}, true
 }

@@ -1,11 +1,10 @@
 package openapi
 
 import (
+	"maps"
 	"net/http"
 
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
-
-	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
 // Tags of what is no pipeline's; no pipeline has a name like that.
@@ -13,6 +12,7 @@ const (
 	tagAny      = "Any pipeline"
 	tagRequests = "Requests"
 	tagProtocol = "Open Inference Protocol"
+	tagVersions = "Open Inference Protocol, by version"
 	tagProbes   = "Probes"
 )
 
@@ -21,6 +21,7 @@ func fixedTags() []any {
 		object{"name": tagAny, "description": "Pipelines by name, and stages alone as `stage:<name>`."},
 		object{"name": tagRequests, "description": "Stored answers, and calling off."},
 		object{"name": tagProtocol, "description": "The REST form of version 2, for clients of other servers: a pipeline is a model."},
+		object{"name": tagVersions, "description": "The same, for clients that name a version: the only one is `1`."},
 		object{"name": tagProbes, "description": "For whoever watches the gateway; they need no token."},
 	}
 }
@@ -38,19 +39,16 @@ func datatypes() []any {
 
 // fixedPaths is what there is whatever the pipelines are.
 func fixedPaths() object {
-	return object{
+	out := object{
 		inferPath("{pipeline}"):            object{"post": anyPipeline()},
+		streamPath("{pipeline}"):           object{"post": anyStream()},
 		"/v1/requests/{request_id}/result": object{"get": result()},
 		"/v1/requests/{request_id}":        object{"delete": cancel()},
-		"/v2":                              object{"get": protocol("server", "What serves", nil, schemaRef("Server"))},
-		"/v2/health/live":                  object{"get": open(protocol("live", "Whether the gateway answers", nil, object{"type": "object"}))},
-		"/v2/health/ready":                 object{"get": open(unready(protocol("ready", "Whether the gateway can take requests", nil, schemaRef("Readiness"))))},
-		"/v2/models/{model}":               object{"get": protocol("model", "What a pipeline takes and gives", []any{model()}, schemaRef("Model"))},
-		"/v2/models/{model}/ready":         object{"get": unready(protocol("modelReady", "Whether every stage of a pipeline has a host", []any{model()}, schemaRef("Readiness")))},
-		"/v2/models/{model}/infer":         object{"post": protocolInfer()},
 		"/livez":                           object{"get": open(probe("livez", "Whether the process answers"))},
 		"/readyz":                          object{"get": open(readyz())},
 	}
+	maps.Copy(out, protocolPaths())
+	return out
 }
 
 // open says that an operation needs no token.
@@ -63,18 +61,29 @@ func anyPipeline() object {
 	a := asked{schemas: object{}}
 	return object{
 		"operationId": "infer", "tags": []any{tagAny}, "summary": "Ask any pipeline and wait for the answer",
-		"description": "A pipeline by its name, or a stage alone as `stage:<name>`.",
+		"description": aboutAny,
 		"parameters":  append([]any{named("pipeline", "A pipeline, or `stage:<name>`.")}, optionRefs()...),
 		"requestBody": anything(),
 		"responses":   withFaults(object{"200": a.answer()}, inferStatuses()),
 	}
 }
 
+func anyStream() object {
+	a := asked{schemas: object{}}
+	return object{
+		"operationId": "stream", "tags": []any{tagAny}, "summary": "Ask any pipeline and get the answer in pieces",
+		"description": aboutAny + " One that does not answer in pieces answers with the whole alone." + aboutStreams,
+		"parameters":  append([]any{named("pipeline", "A pipeline, or `stage:<name>`.")}, optionRefs()...),
+		"requestBody": anything(),
+		"responses":   withFaults(object{"200": a.events()}, inferStatuses()),
+	}
+}
+
+const aboutAny = "A pipeline by its name, or a stage alone as `stage:<name>`."
+
 func named(name, about string) object {
 	return object{"name": name, "in": "path", "required": true, "description": about, "schema": object{"type": "string"}}
 }
-
-func model() object { return named("model", "A pipeline, or `stage:<name>`.") }
 
 func result() object {
 	a := asked{}
@@ -99,41 +108,6 @@ func cancel() object {
 	}
 }
 
-// protocol is an operation of the Open Inference Protocol without a body.
-func protocol(id, summary string, parameters []any, schema object) object {
-	out := object{
-		"operationId": "v2_" + id, "tags": []any{tagProtocol}, "summary": summary,
-		"responses": object{
-			"200":     object{"description": "It is so.", "content": object{jsonType: object{"schema": schema}}},
-			"default": protocolFailure(),
-		},
-	}
-	if parameters != nil {
-		out["parameters"] = parameters
-	}
-	return out
-}
-
-func protocolFailure() object {
-	return object{"description": "What went wrong, with the statuses that all of plain HTTP has.", "content": object{jsonType: object{"schema": schemaRef("ProtocolError")}}}
-}
-
-// unready adds that something is not ready.
-func unready(operation object) object {
-	operation["responses"].(object)["503"] = object{"description": "It is not.", "content": object{jsonType: object{"schema": schemaRef("Readiness")}}}
-	return operation
-}
-
-func protocolInfer() object {
-	out := protocol("infer", "Ask a pipeline as a model", []any{model()}, schemaRef("ModelAnswer"))
-	out["description"] = "A blob is a BYTES tensor of one element, whose parameter `content_type` may name its type. Bytes may follow the JSON, by the protocol's binary extension."
-	out["requestBody"] = object{"required": true, "content": object{jsonType: object{"schema": schemaRef("ModelRequest")}}}
-	success := out["responses"].(object)["200"].(object)
-	success["description"], success["headers"] = "The answer.", answerHeaders()
-	success["content"].(object)[payload.OctetStream] = object{"schema": object{"type": "string", "contentMediaType": payload.OctetStream}}
-	return out
-}
-
 func probe(id, summary string) object {
 	return object{
 		"operationId": id, "tags": []any{tagProbes}, "summary": summary,
@@ -146,45 +120,4 @@ func readyz() object {
 	out["parameters"] = []any{object{"name": "pipeline", "in": "query", "description": "Asks for one pipeline instead.", "schema": object{"type": "string"}}}
 	withFaults(out["responses"].(object), []int{http.StatusNotFound, http.StatusServiceUnavailable})
 	return out
-}
-
-// protocolSchemas are those of the Open Inference Protocol.
-func protocolSchemas(text, count object) object {
-	truth := object{"type": "boolean"}
-	described := object{"type": "array", "items": object{
-		"type": "object", "required": []any{"name", "datatype", "shape"},
-		"properties": object{"name": text, "datatype": object{"enum": datatypes()}, "shape": object{"type": "array", "items": object{"type": "integer", "minimum": -1}}},
-	}}
-	// Without data where bytes follow the JSON.
-	loose := object{
-		"type": "object", "required": []any{"name", "datatype", "shape"},
-		"properties": object{
-			"name": text, "datatype": object{"enum": datatypes()}, "shape": object{"type": "array", "items": count},
-			"data": object{"type": "array"}, "parameters": schemaRef("Parameters"),
-		},
-	}
-	return object{
-		"Server":        object{"type": "object", "properties": object{"name": text, "version": text, "extensions": object{"type": "array", "items": text}}},
-		"Readiness":     object{"type": "object", "required": []any{"ready"}, "properties": object{"ready": truth, "name": text}},
-		"ProtocolError": object{"type": "object", "required": []any{"error"}, "properties": object{"error": object{"type": "string", "examples": []any{"UNKNOWN_PIPELINE: there is no such pipeline"}}}},
-		"Model": object{"type": "object", "required": []any{"name", "inputs", "outputs"}, "properties": object{
-			"name": text, "versions": object{"type": "array", "items": text}, "platform": text,
-			"inputs": described, "outputs": described,
-		}},
-		"ModelRequest": object{
-			"type": "object", "required": []any{"inputs"},
-			"properties": object{
-				"id": text, "parameters": schemaRef("Parameters"),
-				"inputs":  object{"type": "array", "items": loose},
-				"outputs": object{"type": "array", "items": schemaRef("WantedOutput")},
-			},
-		},
-		"ModelAnswer": object{
-			"type": "object", "required": []any{"model_name", "outputs"},
-			"properties": object{
-				"id": text, "model_name": text, "model_version": text,
-				"outputs": object{"type": "array", "items": loose},
-			},
-		},
-	}
 }

@@ -99,23 +99,27 @@ func TestBodiesAreWhatTheFirstStageTakes(t *testing.T) {
 	t.Parallel()
 	optional := blobPart("mask", "image/png")
 	optional.Optional = true
+	half := tensorPart("h", "FP16", -1, 4)
+	half.Optional = true
 	for name, row := range map[string]struct {
 		spec *stagev1.Spec
 		want string
 	}{
-		"nothing is known":      {nil, "*/* application/json application/octet-stream multipart/form-data text/plain"},
-		"it takes anything":     {takes(), "*/* application/json application/octet-stream multipart/form-data text/plain"},
+		"nothing is known":      {nil, "*/* application/json application/msgpack application/octet-stream multipart/form-data text/plain"},
+		"it takes anything":     {takes(), "*/* application/json application/msgpack application/octet-stream multipart/form-data text/plain"},
 		"an image":              {takes(blobPart("image", "image/png", "image/jpeg")), "image/jpeg image/png multipart/form-data"},
 		"any image":             {takes(blobPart("image", "image/*")), "image/* image/jpeg image/png multipart/form-data"},
-		"JSON":                  {takes(jsonPart("order", `{"type": "object"}`)), "application/json multipart/form-data"},
+		"JSON":                  {takes(jsonPart("order", `{"type": "object"}`)), "application/json application/msgpack multipart/form-data"},
 		"two blobs":             {takes(blobPart("image", "image/png"), blobPart("prompt", "text/plain")), "multipart/form-data"},
 		"one that may be left":  {takes(blobPart("image", "image/png"), optional), "multipart/form-data"},
-		"a tensor":              {takes(tensorPart("x", "FP32", -1, 4)), "application/json"},
-		"two tensors":           {takes(tensorPart("x", "FP32", -1, 4), tensorPart("y", "BYTES", -1)), "application/json"},
-		"what JSON cannot say":  {takes(tensorPart("x", "FP16", -1, 4)), "*/* application/json application/octet-stream multipart/form-data text/plain"},
-		"a tensor and a blob":   {takes(tensorPart("x", "FP32", -1, 4), blobPart("image", "image/png")), "*/* application/json application/octet-stream multipart/form-data text/plain"},
-		"names of all kinds":    {takes(jsonPart("ü/~ {}", `{"type": "object"}`)), "application/json multipart/form-data"},
-		"a schema that is none": {takes(jsonPart("order", `{`)), "application/json multipart/form-data"},
+		"a tensor":              {takes(tensorPart("x", "FP32", -1, 4)), "application/json application/msgpack"},
+		"two tensors":           {takes(tensorPart("x", "FP32", -1, 4), tensorPart("y", "BYTES", -1)), "application/json application/msgpack"},
+		"a half float":          {takes(tensorPart("x", "FP32", -1, 4), half), "application/json application/msgpack"},
+		"what JSON cannot say":  {takes(tensorPart("x", "FP16", -1, 4)), "application/msgpack"},
+		"what is MessagePack":   {takes(blobPart("order", "application/json", "application/x-msgpack")), "application/json application/x-msgpack multipart/form-data"},
+		"a tensor and a blob":   {takes(tensorPart("x", "FP32", -1, 4), blobPart("image", "image/png")), "*/* application/json application/msgpack application/octet-stream multipart/form-data text/plain"},
+		"names of all kinds":    {takes(jsonPart("ü/~ {}", `{"type": "object"}`)), "application/json application/msgpack multipart/form-data"},
+		"a schema that is none": {takes(jsonPart("order", `{`)), "application/json application/msgpack multipart/form-data"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -284,7 +288,7 @@ func TestADocumentOfManyPipelinesIsBoundedAndSaysSo(t *testing.T) {
 	pipelines := thousands(1000)
 	slices.Reverse(pipelines)
 	text := build(t, openapi.Settings{Mesh: "m", Pipelines: pipelines, MaxBytes: limit})
-	described := len(at(t, text, "tags").([]any)) - 4
+	described := len(at(t, text, "tags").([]any)) - 5
 	if rest := build(t, openapi.Settings{Mesh: "m"}); len(text) > limit*5/4+len(rest) || described < 10 || described >= 1000 {
 		t.Errorf("%d bytes of %d pipelines", len(text), described)
 	}

@@ -9,6 +9,7 @@ import (
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 
+	"github.com/stagemesh/stagemesh/mesh/msgpack"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
@@ -23,14 +24,8 @@ type part struct {
 
 func (p part) isTensor() bool { return p.GetTensor() != nil }
 
-// sayable reports whether JSON can say such a tensor.
-func (p part) sayable() bool {
-	switch tensor.Datatype(p.GetTensor().GetDatatype()) {
-	case tensor.FP16, tensor.BF16:
-		return false
-	}
-	return true
-}
+// sayable reports whether JSON can say tensors of a datatype.
+func sayable(d tensor.Datatype) bool { return d != tensor.FP16 && d != tensor.BF16 }
 
 // about is a line about the part, in Markdown.
 func (p part) about() string {
@@ -62,8 +57,9 @@ func shapeText(shape []int64) string {
 	return "[" + strings.Join(axes, ", ") + "]"
 }
 
-// tensorSchema is the part in the JSON of the Open Inference Protocol.
-func (p part) tensorSchema() object {
+// tensorSchema is the part in the form of the Open Inference Protocol, with elements
+// as their datatype has them.
+func (p part) tensorSchema(elements func(tensor.Datatype) object) object {
 	t := p.GetTensor()
 	out := object{
 		"type": "object", "title": p.name,
@@ -72,7 +68,7 @@ func (p part) tensorSchema() object {
 			"name":       object{"const": p.name},
 			"datatype":   object{"const": t.GetDatatype()},
 			"shape":      p.shapeSchema(),
-			"data":       schemaRef(dataSchema(tensor.Datatype(t.GetDatatype()))),
+			"data":       elements(tensor.Datatype(t.GetDatatype())),
 			"parameters": schemaRef("Parameters"),
 		},
 	}
@@ -176,6 +172,8 @@ func (a asked) blobSchema(p part, media string) object {
 	switch {
 	case isJSON(media):
 		return a.jsonSchema(p)
+	case msgpack.Is(media):
+		return packed(a.jsonSchema(p))
 	case isText(media):
 		return object{"type": "string"}
 	}

@@ -115,7 +115,7 @@ func (a asked) stream() object {
 		"operationId": "stream_" + string(a.pipeline.Name),
 		"tags":        []any{string(a.pipeline.Name)},
 		"summary":     "Ask " + string(a.pipeline.Name) + " and get the answer in pieces",
-		"description": a.about(),
+		"description": a.about() + "\n\n" + strings.TrimSpace(aboutStreams),
 		"parameters":  a.parameters(),
 		"requestBody": a.body(),
 		"responses":   withFaults(object{"200": a.events()}, inferStatuses()),

@@ -82,7 +82,7 @@ var importTable = rules{
 		// What describes the fronts uses their words.
 		{
 			packages:  list("gateway/openapi"),
-			mayImport: list(proto, tensor, fault, payload, pipeline, "gateway/call", "gateway/front/header", "gateway/front/oipjson"),
+			mayImport: list(proto, tensor, fault, payload, msgpack, pipeline, "gateway/call", "gateway/front/header", "gateway/front/oipjson", "gateway/front/eventstream"),
 		},
 		{packages: list("gateway/dashboard"), mayImport: nothing},
 		{packages: list("gateway"), mayImport: list(proto, sdk, "mesh/...", "gateway/...", discovery)},

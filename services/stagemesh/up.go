@@ -39,7 +39,7 @@ func newUp() *cobra.Command {
 		Long: "Up runs the mesh that a file describes: its stages, its gateway and, where the file has no nats.url, a broker.\n" +
 			"Given a WORKER, a Python file or a program, it runs a mesh of one stage and one pipeline that are named after it,\n" +
 			"and starts the worker again when it is saved.\n" +
-			"The first line of output says that all is ready, and where. The first SIGINT (Ctrl-C) or SIGTERM\n" +
+			"The first line of output says that all is ready, and where: what callers ask, the page that shows it, and what operators ask. The first SIGINT (Ctrl-C) or SIGTERM\n" +
 			"asks the mesh to finish what it has in hand; a second one has it leave without that, a third ends it at once.\n\n" + envflags.Help,
 		Example: "  stagemesh up ./classify.py\n  stagemesh up --config mesh.yaml\n" +
 			"  stagemesh up -c mesh.yaml --stages decode,label   # others serve the rest; needs nats.url or nats.listen\n" +
@@ -79,9 +79,18 @@ func runUp(ctx context.Context, flags upFlags, out, errOut io.Writer) error {
 	}
 	flags.override(file)
 	return Up(ctx, Run{File: file, Stages: flags.stages, Logger: log, Ready: func(m *local.Mesh, ops net.Addr) error {
-		_, err := fmt.Fprintf(out, "mesh %s is ready: %s (admin: %s, operations: http://%s); stop with Ctrl-C\n", file.Mesh, m.URL(), m.AdminURL(), ops)
+		_, err := fmt.Fprintf(out, "mesh %s is ready: %s (%sadmin: %s, operations: http://%s); stop with Ctrl-C\n", file.Mesh, m.URL(), docs(file, m), m.AdminURL(), ops)
 		return err
 	}})
+}
+
+// docs says where the page is that shows the mesh's pipelines, unless it is switched
+// off.
+func docs(file *meshfile.File, m *local.Mesh) string {
+	if served := file.Gateway.Docs; served != nil && !*served {
+		return ""
+	}
+	return "docs: " + m.URL() + "/docs, "
 }
 
 func (f upFlags) load() (*meshfile.File, error) {

@@ -46,17 +46,24 @@ func (p *process) end(t *testing.T) error {
 }
 
 // readyLine is what up prints.
-var readyLine = regexp.MustCompile(`^mesh (\S+) is ready: (http://\S+) \(admin: (https?://\S+), operations: (http://\S+)\); stop with Ctrl-C\n$`)
+var readyLine = regexp.MustCompile(`^mesh (\S+) is ready: (http://\S+) \((?:docs: (http://\S+), )?admin: (https?://\S+), operations: (http://\S+)\); stop with Ctrl-C\n$`)
 
 // ready waits for the line and returns where callers and operators ask.
 func (p *process) ready(t *testing.T) (address, operations string) {
 	t.Helper()
 	words := p.readyLine(t)
-	return words[2], words[4]
+	return words[2], words[5]
 }
 
 // admin waits for the line and returns where the admin port is.
 func (p *process) admin(t *testing.T) string {
+	t.Helper()
+	return p.readyLine(t)[4]
+}
+
+// docs waits for the line and returns where the page is, empty where it says nothing
+// of one.
+func (p *process) docs(t *testing.T) string {
 	t.Helper()
 	return p.readyLine(t)[3]
 }
@@ -119,6 +126,41 @@ func digitsFile(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return path
+}
+
+func TestUpSaysWhereThePageIs(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "mesh.yaml")
+	if err := os.WriteFile(file, []byte(echoes+freePorts), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := up(t, "--config", file)
+	page := p.docs(t)
+	if page == "" {
+		t.Fatalf("it printed %q", p.out.String())
+	}
+	if status, body := get(t, page); status != http.StatusOK || !strings.Contains(body, "docs.js") {
+		t.Errorf("%s: got %d, %s", page, status, body)
+	}
+	if err := p.end(t); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestUpSaysNothingOfAPageThatIsSwitchedOff(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "mesh.yaml")
+	off := strings.Replace(freePorts, "gateway: {", "gateway: {docs: false, ", 1)
+	if err := os.WriteFile(file, []byte(echoes+off), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := up(t, "--config", file)
+	if page := p.docs(t); page != "" {
+		t.Errorf("it says %s", page)
+	}
+	if err := p.end(t); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestUpServesTheMeshUntilItIsStopped(t *testing.T) {

@@ -129,7 +129,7 @@ func (w *watched) once(ctx context.Context) error {
 		// The addresses are kept where the mesh starts anew.
 		w.file.Gateway.Listen, w.file.Gateway.Admin.Listen, w.file.Ops.Listen = m.Addr().String(), m.AdminAddr().String(), ops.String()
 		restarting.Go(func() { w.restartOnSave(ctx, end, m) })
-		return sayWorker(w.out, m, nameOf(w.path), ops)
+		return sayWorker(w.out, m, nameOf(w.path), docs(w.file, m), ops)
 	}})
 	if cause := context.Cause(ctx); errors.Is(cause, errAnew) {
 		return errors.Join(cause, err)
@@ -170,8 +170,8 @@ func (w *watched) restart(ctx context.Context, end context.CancelCauseFunc, m *l
 }
 
 // sayWorker says that the worker is served, where, and how to call it.
-func sayWorker(out io.Writer, m *local.Mesh, name string, ops net.Addr) error {
-	text := fmt.Sprintf("%s is ready: %s/v1/pipelines/%s:infer (operations: http://%s); stop with Ctrl-C\n", name, m.URL(), name, ops)
+func sayWorker(out io.Writer, m *local.Mesh, name, docs string, ops net.Addr) error {
+	text := fmt.Sprintf("%s is ready: %s/v1/pipelines/%s:infer (%soperations: http://%s); stop with Ctrl-C\n", name, m.URL(), name, docs, ops)
 	if line, ok := curl(m.Stages()[0].Spec, m.URL(), name); ok {
 		text += line + "\n"
 	}

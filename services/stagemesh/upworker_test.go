@@ -53,7 +53,7 @@ func upWorker(t *testing.T, path string, args ...string) *process {
 	return up(t, append([]string{path, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--ops", "127.0.0.1:0"}, args...)...)
 }
 
-var workerLine = regexp.MustCompile(`^my-adder is ready: (http://\S+/v1/pipelines/my-adder:infer) \(operations: (http://\S+)\); stop with Ctrl-C\n(curl .*)\n$`)
+var workerLine = regexp.MustCompile(`^my-adder is ready: (http://\S+/v1/pipelines/my-adder:infer) \(docs: http://\S+/docs, operations: (http://\S+)\); stop with Ctrl-C\n(curl .*)\n$`)
 
 // served waits for the lines that say that a worker is served, the nth time, and
 // returns where operators ask, and the line to copy.

@@ -209,6 +209,27 @@ func TestThePageSendsAFile(t *testing.T) {
 	p.quiet(t, m.URL())
 }
 
+func TestThePageShowsTheEventsOfAStream(t *testing.T) {
+	t.Parallel()
+	m := mesh(t)
+	document(t, client(t), m.URL())
+	p := browse(t)
+	at := operation("only-spell", "stream_only-spell")
+	p.do(t, "open", chromedp.Navigate(m.URL()+"/docs"), chromedp.WaitVisible(chromedp.CSS(at)),
+		chromedp.Click(chromedp.CSS(at+" button.opblock-summary-control")), chromedp.WaitVisible(chromedp.CSS(at+" .try-out__btn")))
+	p.picture(t, "stream")
+	p.do(t, "try it", chromedp.Click(chromedp.CSS(at+" .try-out__btn")), chromedp.WaitVisible(chromedp.CSS(at+" .execute")), chromedp.Click(chromedp.CSS(at+" .execute")),
+		chromedp.WaitVisible(chromedp.CSS(at+" .live-responses-table .highlight-code")))
+	answer := ask(t, p, "read", chromedp.Text(chromedp.CSS(at+" .live-responses-table")))
+	p.picture(t, "streamed")
+	for _, event := range []string{"id: 1\nevent: chunk", "id: 3\nevent: chunk", "id: 4\nevent: done"} {
+		if !strings.Contains(answer, event) {
+			t.Errorf("the answer does not show %q: %s", event, answer)
+		}
+	}
+	p.quiet(t, m.URL())
+}
+
 func TestThePageAsksForATokenWhereTheGatewayDoes(t *testing.T) {
 	t.Parallel()
 	tokens := filepath.Join(t.TempDir(), "tokens")

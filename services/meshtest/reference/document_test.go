@@ -15,6 +15,7 @@ import (
 	validator "github.com/pb33f/libopenapi-validator"
 	"github.com/pb33f/libopenapi-validator/errors"
 
+	"github.com/stagemesh/stagemesh/mesh/msgpack"
 	"github.com/stagemesh/stagemesh/services/meshfile"
 )
 
@@ -67,16 +68,16 @@ func (m message) request(t *testing.T, url string) *http.Request {
 	return r
 }
 
-// form returns a form with an image, and its type.
-func form(t *testing.T) (body, contentType string) {
+// form returns a form of one part, and its type.
+func form(t *testing.T, name, partType string, data []byte) (body, contentType string) {
 	t.Helper()
 	var out bytes.Buffer
 	w := multipart.NewWriter(&out)
-	part, err := w.CreatePart(textproto.MIMEHeader{"Content-Disposition": {`form-data; name="image"; filename="7.png"`}, "Content-Type": {"image/png"}})
+	part, err := w.CreatePart(textproto.MIMEHeader{"Content-Disposition": {`form-data; name="` + name + `"; filename="one"`}, "Content-Type": {partType}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := part.Write(image(t)); err != nil {
+	if _, err := part.Write(data); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.Close(); err != nil {
@@ -96,8 +97,10 @@ func TestTheDocumentIsWhatTheGatewayDoes(t *testing.T) {
 	t.Parallel()
 	m := mesh(t)
 	c := client(t)
-	v := held(t, document(t, c, m.URL()))
-	picture, formType := form(t)
+	text := document(t, c, m.URL())
+	v, in := held(t, text), contentsOf(t, text)
+	picture, formType := form(t, "image", "image/png", image(t))
+	word, wordType := form(t, "word", "text/plain", []byte("abc"))
 	const jsonType = "application/json"
 	for name, row := range map[string]struct {
 		message
@@ -114,6 +117,27 @@ func TestTheDocumentIsWhatTheGatewayDoes(t *testing.T) {
 		"text, answered as a document": {message{http.MethodPost, "/v1/pipelines/only-shout:infer", "text/plain", "hello", jsonType}, 200},
 		"an output that is wanted":     {message{http.MethodPost, "/v1/pipelines/digits:infer?outputs=labels", "image/png", string(image(t)), ""}, 200},
 		"a stage alone":                {message{http.MethodPost, "/v1/pipelines/stage:shout:infer", "text/plain", "hello", jsonType}, 200},
+		"tensors in MessagePack":       {message{http.MethodPost, "/v1/pipelines/only-classify:infer", msgpack.Type, packed(2, 64), ""}, 200},
+		"a list in MessagePack":        {message{http.MethodPost, "/v1/pipelines/only-classify:infer", msgpack.Type, packedJSON(t, tensorOf("x", "[64]", zeros)), jsonType}, 200},
+		"JSON in MessagePack":          {message{http.MethodPost, "/v1/pipelines/only-threads:infer", msgpack.Type, packedJSON(t, `{"text": "a"}`), ""}, 200},
+		"JSON, answered packed":        {message{http.MethodPost, "/v1/pipelines/only-threads:infer", jsonType, `{"text": "a"}`, msgpack.Type}, 200},
+		"text, answered packed":        {message{http.MethodPost, "/v1/pipelines/only-shout:infer", "text/plain", "hello", msgpack.Type}, 200},
+		"an image, answered packed":    {message{http.MethodPost, "/v1/pipelines/digits:infer", "image/png", string(image(t)), msgpack.Type}, 200},
+		"a stage alone, packed":        {message{http.MethodPost, "/v1/pipelines/stage:classify:infer", msgpack.Type, packed(64), ""}, 200},
+		"a stream":                     {message{http.MethodPost, "/v1/pipelines/only-spell:stream", "text/plain", "abc", ""}, 200},
+		"a stream that breaks":         {message{http.MethodPost, "/v1/pipelines/only-spell:stream", "text/plain", "ab1", ""}, 200},
+		"a stream in a form":           {message{http.MethodPost, "/v1/pipelines/only-spell:stream", wordType, word, ""}, 200},
+		"a stream of a stage alone":    {message{http.MethodPost, "/v1/pipelines/stage:spell:stream", "text/plain", "abc", ""}, 200},
+		"a stream of a whole":          {message{http.MethodPost, "/v1/pipelines/digits:stream", "image/png", string(image(t)), ""}, 200},
+		"a stream to no end":           {message{http.MethodPost, "/v1/pipelines/only-spell:stream", "text/plain", "1", ""}, 400},
+		"the whole of a stream":        {message{http.MethodPost, "/v1/pipelines/only-spell:infer", "text/plain", "abc", ""}, 200},
+		"that as a document":           {message{http.MethodPost, "/v1/pipelines/only-spell:infer", "text/plain", "abc", jsonType}, 200},
+		"generating":                   {message{http.MethodPost, "/v2/models/only-spell/generate", jsonType, `{"text_input": "abc", "id": "mine", "pause": 1}`, ""}, 200},
+		"generating from numbers":      {message{http.MethodPost, "/v2/models/only-classify/versions/1/generate", jsonType, `{"x": ` + zeros + `}`, ""}, 200},
+		"generating in pieces":         {message{http.MethodPost, "/v2/models/only-spell/generate_stream", jsonType, `{"word": "abc"}`, ""}, 200},
+		"generating until it breaks":   {message{http.MethodPost, "/v2/models/only-spell/versions/1/generate_stream", jsonType, `{"word": "ab1"}`, ""}, 200},
+		"generating a whole":           {message{http.MethodPost, "/v2/models/only-shout/generate_stream", jsonType, `{"text_input": "abc"}`, ""}, 200},
+		"a model by its version":       {message{http.MethodGet, "/v2/models/digits/versions/1", "", "", ""}, 200},
 		"no host":                      {message{http.MethodPost, "/v1/pipelines/only-nobody:infer", "text/plain", "hello", ""}, 503},
 		"no image":                     {message{http.MethodPost, "/v1/pipelines/digits:infer", "image/png", "no image", ""}, 400},
 		"no pipeline":                  {message{http.MethodPost, "/v1/pipelines/none:infer", "text/plain", "hello", ""}, 404},
@@ -135,6 +159,7 @@ func TestTheDocumentIsWhatTheGatewayDoes(t *testing.T) {
 			if valid, wrong := v.ValidateHttpRequest(row.request(t, m.URL())); !valid {
 				t.Errorf("the document does not have the request: %s", said(wrong))
 			}
+			in.request(t, row.request(t, m.URL()), []byte(row.body))
 			sent := row.request(t, m.URL())
 			response, err := c.Do(sent)
 			if err != nil {
@@ -152,6 +177,7 @@ func TestTheDocumentIsWhatTheGatewayDoes(t *testing.T) {
 			if valid, wrong := v.ValidateHttpResponse(row.request(t, m.URL()), response); !valid {
 				t.Errorf("the document does not have the answer %s: %s", data, said(wrong))
 			}
+			in.answer(t, row.request(t, m.URL()), response, data)
 		})
 	}
 }

@@ -9,10 +9,12 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 
 	"go.uber.org/goleak"
 
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/services/local"
@@ -69,18 +71,24 @@ func shout() *inproc.Runner {
 		})
 }
 
-// spell returns a runner that answers letter by letter.
+// spell returns a runner that answers letter by letter, until there is one that is a
+// digit.
 func spell() *inproc.Runner {
 	spec := of(text("word"), text("word"), "abc")
 	spec.Stream = true
 	return inproc.New(inproc.Settings{Spec: spec}, func(_ context.Context, b runner.Batch, sink runner.Sink) error {
 		for i, item := range b.Items {
 			word := item.Inputs[0].Blob.Data
-			for at := range word {
+			outcome := runner.Output(payload.OfBlob("whole", "text/plain", word))
+			for at, letter := range word {
+				if unicode.IsDigit(rune(letter)) {
+					outcome = runner.Failed(fault.Newf(fault.InvalidInput, "%q is no letter", letter))
+					break
+				}
 				// Nobody may want more of it; the outcome ends the item all the same.
 				_ = sink.Chunk(i, []payload.Part{payload.OfBlob("word", "text/plain", word[at:at+1])})
 			}
-			if err := sink.Settle(i, runner.Output(payload.OfBlob("word", "text/plain", word))); err != nil {
+			if err := sink.Settle(i, outcome); err != nil {
 				return err
 			}
 		}

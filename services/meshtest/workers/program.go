@@ -50,7 +50,7 @@ type Program struct {
 	err    error
 }
 
-var readyLine = regexp.MustCompile(`is ready: (http://\S+:infer) \(operations: (http://\S+)\)`)
+var readyLine = regexp.MustCompile(`is ready: (http://\S+:infer) \(docs: \S+, operations: (http://\S+)\)`)
 
 // Up starts the command with a worker of testdata and waits until it is ready.
 func Up(t testing.TB, file string, options map[string]any, args ...string) *Program {
