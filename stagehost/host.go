@@ -221,6 +221,7 @@ func (h *Host) connect() error {
 		Stage:        h.settings.Stage,
 		Durabilities: h.settings.Queue.Durabilities,
 		Bound:        h.settings.MaxInFlight,
+		Sparing:      h.streams(),
 		AckWait:      h.settings.Queue.AckWait,
 		Malformed:    h.noDelivery,
 		QueueMissing: h.queueMissing,

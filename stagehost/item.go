@@ -45,6 +45,8 @@ type item struct {
 	// it is run alone because one did.
 	deaths []envelope.RunStart
 	lonely bool
+	// beside says that the process ended in which it ran beside other streams.
+	beside bool
 	// outbox is what the item became, one message after the other: the next
 	// step's item, or the caller's answer, which may be stored first. tries are
 	// those to send the first of them.

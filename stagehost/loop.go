@@ -356,6 +356,12 @@ func (l *loop) giveBack(it *item) {
 		l.done(it)
 		return
 	}
+	if it.chunks > 0 && !it.env.StoresAnswer() {
+		// Chunks must not repeat, and the gateway notices that no more come.
+		l.host.metrics.dropped(context.Background())
+		l.done(it)
+		return
+	}
 	verb, err := l.ledger.GiveBack(it.id)
 	if it.direct != nil {
 		it.direct.finish(it, became{fault: l.leaving()})

@@ -14,9 +14,18 @@ const loneDeaths = 2
 // quarantine has the items of a batch run again, each alone and one at a time,
 // so that the one that ended the process ends no more than one at a time. An item
 // that was alone is blamed when that has happened too often.
+//
+// Streams share their process, so an item was alone only where it was said to be; and
+// as one that is alone keeps all others from their process, it is run beside them once
+// more before.
 func (l *loop) quarantine(e *ran, items []*item) {
-	alone := len(e.run.items) == 1
+	alone := len(e.run.items) == 1 && (e.run.batch.Suspect || !l.host.streams())
 	for _, it := range l.unstreamed(items, e.err) {
+		if l.host.streams() && !alone && !it.beside {
+			it.beside = true
+			l.requeue([]*item{it})
+			continue
+		}
 		if alone {
 			it.deaths = append(it.deaths, envelope.RunStart{Host: l.host.settings.Host, At: e.run.started})
 		}

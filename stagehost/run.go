@@ -31,18 +31,26 @@ type run struct {
 	lonely bool
 
 	mu      sync.Mutex
-	settled []bool
+	settled []settled
 	closed  bool
-	// ended says that the host has given an item its outcome, in the runner's place.
-	ended bool
 	// spoke is when the last chunk came.
 	spoke time.Time
 }
 
 var _ runner.Sink = (*run)(nil)
 
+// settled says whether an item has its outcome, and who gave it.
+type settled uint8
+
+const (
+	unsettled settled = iota
+	byRunner
+	// byHost is in the runner's place.
+	byHost
+)
+
 func newRun(h *Host, items []*item, reason batch.Reason, now time.Time) *run {
-	r := &run{host: h, items: items, reason: reason, started: now, settled: make([]bool, len(items)), wanted: len(items)}
+	r := &run{host: h, items: items, reason: reason, started: now, settled: make([]settled, len(items)), wanted: len(items)}
 	r.batch.Items = make([]runner.Item, len(items))
 	for i, it := range items {
 		it.run = r
@@ -51,7 +59,9 @@ func newRun(h *Host, items []*item, reason batch.Reason, now time.Time) *run {
 		}
 		r.batch.Items[i] = it.input()
 		r.batch.Rows += it.inputs.Rows
-		r.batch.Suspect = r.batch.Suspect || it.suspect()
+		// Streams share their process: having one to itself would keep all others from
+		// it, for as long as they last.
+		r.batch.Suspect = r.batch.Suspect || it.suspect() && !h.streams()
 	}
 	r.lonely = items[0].lonely
 	r.batch.Suspect = r.batch.Suspect || r.lonely
@@ -144,17 +154,17 @@ func (r *run) claim(i int) error {
 	if err := r.open(i); err != nil {
 		return err
 	}
-	r.settled[i] = true
+	r.settled[i] = byRunner
 	return nil
 }
 
 // open says why item i takes no outcome, and no chunk, any more; the lock is held.
 func (r *run) open(i int) error {
 	switch {
-	case r.closed, r.settled[i] && !r.ended:
-		return runner.ErrSettled
-	case r.settled[i]:
+	case r.settled[i] == byHost:
 		return runner.ErrCancelled
+	case r.closed, r.settled[i] == byRunner:
+		return runner.ErrSettled
 	default:
 		return nil
 	}
@@ -170,7 +180,7 @@ func (r *run) close() {
 func (r *run) unsettled() []*item {
 	var out []*item
 	for i, it := range r.items {
-		if !r.settled[i] {
+		if r.settled[i] == unsettled {
 			out = append(out, it)
 		}
 	}
@@ -188,8 +198,20 @@ func (r *run) Settle(i int, o runner.Outcome) error {
 	}
 	it := r.items[i]
 	it.timing.Run = time.Since(r.started)
-	r.host.post(&outcome{item: it, what: r.host.become(it, o)})
+	r.host.post(&outcome{item: it, what: r.become(it, o)})
 	return nil
+}
+
+// become is what an item becomes by its outcome. Of an answer in chunks alone there is
+// nothing for a caller that takes none.
+func (r *run) become(it *item, o runner.Outcome) became {
+	r.mu.Lock()
+	spoke := !r.spoke.IsZero()
+	r.mu.Unlock()
+	if spoke && o.Fault == nil && len(o.Parts) == 0 && !it.env.TakesChunks {
+		return became{fault: fault.New(fault.NotSupported, "the stage answers in chunks alone; ask for a stream")}
+	}
+	return r.host.become(it, o)
 }
 
 // become checks an outcome against the spec.
@@ -204,7 +226,7 @@ func (h *Host) become(it *item, o runner.Outcome) became {
 	}
 	what := became{parts: parts, metadata: o.Metadata}
 	if it.direct == nil {
-		if f := h.prepare(it, what); f != nil {
+		if f := h.prepareEnd(it, &what); f != nil {
 			what = became{fault: f}
 		}
 	}
@@ -231,17 +253,17 @@ func (r *run) Chunk(i int, parts []payload.Part) error {
 
 // chunk sends a chunk of item i; its errors are faults where it cannot be sent.
 func (r *run) chunk(i int, parts []payload.Part) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if err := r.open(i); err != nil {
-		return err
-	}
 	it := r.items[i]
 	if !it.env.Last() {
 		return fault.New(fault.NotSupported, "only the last stage of a pipeline may answer in chunks")
 	}
 	if err := r.host.contract.Chunk(parts); err != nil {
 		return fault.From(err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.open(i); err != nil {
+		return err
 	}
 	if it.env.TakesChunks {
 		if f := r.send(it, parts); f != nil {
@@ -258,7 +280,7 @@ func (r *run) end(i int, f *fault.Fault) {
 	r.mu.Lock()
 	open := r.open(i) == nil
 	if open {
-		r.settled[i], r.ended = true, true
+		r.settled[i] = byHost
 	}
 	r.mu.Unlock()
 	if !open {

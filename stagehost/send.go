@@ -19,7 +19,8 @@ type outcome struct {
 
 func (e *outcome) apply(l *loop) {
 	it := e.item
-	if it.unwanted() && !it.env.StoresAnswer() {
+	if it.unwanted() && (l.host.streams() || !it.env.StoresAnswer()) {
+		// What is left of a stream that was told to end may be a part of it.
 		l.dropCalledOff(it)
 		return
 	}
@@ -60,6 +61,17 @@ func (h *Host) prepare(it *item, what became) *fault.Fault {
 		return unsent(it.env.Hop(), err)
 	}
 	return nil
+}
+
+// prepareEnd is prepare. A caller that has all of an answer in chunks gets its end
+// without the whole, where that is too large to be sent.
+func (h *Host) prepareEnd(it *item, what *became) *fault.Fault {
+	f := h.prepare(it, *what)
+	if f != nil && f.Reason == fault.OutputTooLarge && it.chunks > 0 && !it.env.StoresAnswer() {
+		what.parts = nil
+		f = h.prepare(it, *what)
+	}
+	return f
 }
 
 // prepareAnswer makes the reply what is sent for the item. That of a durable

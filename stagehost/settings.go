@@ -176,7 +176,11 @@ func (s Settings) Validate() error {
 }
 
 func (s Settings) validateBounds() error {
-	if least := bus.LeastBound(len(s.Queue.Durabilities)); s.MaxInFlight < least {
+	least := bus.LeastBound(len(s.Queue.Durabilities))
+	if s.Batch.Mode == batch.Stream {
+		least = bus.BoundFor(1, len(s.Queue.Durabilities))
+	}
+	if s.MaxInFlight < least {
 		return fmt.Errorf("max_in_flight: %d, at least %d is needed", s.MaxInFlight, least)
 	}
 	for i, d := range s.Queue.Durabilities {

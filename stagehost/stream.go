@@ -65,7 +65,7 @@ func (h *Host) streams() bool { return h.settings.Batch.Mode == batch.Stream }
 // watch ends the run of a stream that is silent for too long: its item is answered,
 // and the runner told that nobody wants more of it. It returns when the run is over.
 func (r *run) watch(ctx context.Context) {
-	timer := time.NewTimer(r.patience())
+	timer := time.NewTimer(r.nextLook(time.Now()))
 	defer timer.Stop()
 	for {
 		select {
@@ -73,8 +73,7 @@ func (r *run) watch(ctx context.Context) {
 			return
 		case <-timer.C:
 		}
-		left := time.Until(r.silentUntil())
-		if left > 0 {
+		if left := r.nextLook(time.Now()); left > 0 {
 			timer.Reset(left)
 			continue
 		}
@@ -83,17 +82,22 @@ func (r *run) watch(ctx context.Context) {
 	}
 }
 
-// patience is how long the runner may say nothing before its first chunk.
-func (r *run) patience() time.Duration { return r.host.settings.Stream.FirstChunk }
-
-// silentUntil is until when the runner may say nothing.
-func (r *run) silentUntil() time.Time {
+// nextLook is when the runner's silence is to be looked at next; it has been too long
+// where that is now. A chunk that comes meanwhile may make it sooner.
+func (r *run) nextLook(now time.Time) time.Duration {
+	limits := r.host.settings.Stream
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.spoke.IsZero() {
-		return r.started.Add(r.patience())
+	until := r.spoke.Add(limits.Idle)
+	switch {
+	case !r.spoke.IsZero():
+	case r.batch.Suspect:
+		// It may wait for a worker of its own, for as long as others stream there.
+		until = r.latest()
+	default:
+		until = r.started.Add(limits.FirstChunk)
 	}
-	return r.spoke.Add(r.host.settings.Stream.Idle)
+	return min(until.Sub(now), limits.Idle)
 }
 
 // silence is the fault of a stream that is silent for too long.
@@ -101,8 +105,12 @@ func (r *run) silence() *fault.Fault {
 	limits := r.host.settings.Stream
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if it := r.items[0]; it.chunks > 0 {
+	switch it := r.items[0]; {
+	case it.chunks > 0:
 		return fault.Newf(fault.StreamInterrupted, "the answer broke after %d chunks: the runner has sent none for %s, the stage's stream.idle_timeout", it.chunks, limits.Idle)
+	case !r.spoke.IsZero():
+		return fault.Newf(fault.RunnerStalled, "the runner has sent no chunk for %s, the stage's stream.idle_timeout", limits.Idle)
+	default:
+		return fault.Newf(fault.RunnerStalled, "the runner has sent no chunk for %s, the stage's stream.first_chunk_timeout", limits.FirstChunk)
 	}
-	return fault.Newf(fault.RunnerStalled, "the runner has sent no chunk for %s, the stage's stream.first_chunk_timeout", limits.FirstChunk)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -380,4 +381,172 @@ func TestAChunkThatCannotBeSentEndsItsItem(t *testing.T) {
 	if n := h.counts.of("stagemesh.stage.faults OUTCOME_REFUSED"); n != 0 {
 		t.Errorf("%d outcomes count as the runner's fault", n)
 	}
+}
+
+func TestIdleTimeCountsFromEachChunkHoweverLongTheFirstMayTake(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		takes bool
+		want  fault.Reason
+	}{
+		"who takes chunks":    {true, fault.StreamInterrupted},
+		"who takes no chunks": {false, fault.RunnerStalled},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t)
+			b.host(talking(1, func(ctx context.Context, _ runner.Item, send func(...payload.Part) error) ([]payload.Part, error) {
+				if err := send(chunkOf("token")...); err != nil {
+					return nil, err
+				}
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}), stream(stagehost.StreamSettings{FirstChunk: longTime, Idle: 50 * time.Millisecond}))
+			c := b.ask("x", func(e *envelope.Envelope) { e.TakesChunks = test.takes })
+			if test.takes {
+				c.next()
+			}
+			if f := c.next().Fault; f == nil || f.Reason != test.want || !strings.Contains(f.Message, "stream.idle_timeout") {
+				t.Errorf("it ended with %v", f)
+			}
+			b.emptied()
+		})
+	}
+}
+
+// A function that ends when its context does may return what it has.
+func TestAPartOfAStreamThatWasCalledOffIsNotStoredAsTheWhole(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.host(inproc.New(inproc.Settings{Spec: runner.Spec{Stream: true}}, func(ctx context.Context, batch runner.Batch, sink runner.Sink) error {
+		if err := sink.Chunk(0, chunkOf("first half")); err != nil {
+			return err
+		}
+		<-ctx.Done()
+		return sink.Settle(0, runner.Output(chunkOf("first half")...))
+	}))
+	c := b.ask("x", durable)
+	c.next()
+	c.callOff()
+	c.fails(fault.Cancelled)
+	if got := b.stored(c.env.RequestID); got.Fault == nil || got.Fault.Reason != fault.Cancelled {
+		t.Errorf("stored is %+v", got)
+	}
+}
+
+func TestAWholeThatIsTooLargeIsLeftOutBehindItsChunks(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	const chunks = 20
+	b.host(talking(1, func(_ context.Context, _ runner.Item, send func(...payload.Part) error) ([]payload.Part, error) {
+		one := make([]byte, 1<<20)
+		for range chunks {
+			if err := send(payload.OfBlob("", "text/plain", one)); err != nil {
+				return nil, err
+			}
+		}
+		return []payload.Part{payload.OfBlob("", "text/plain", make([]byte, chunks<<20))}, nil
+	}))
+	c := b.ask("x")
+	for range chunks {
+		if r := c.next(); r.Terminal() {
+			t.Fatalf("it ended with %v", r.Fault)
+		}
+	}
+	if r := c.output(); len(r.Parts) != 0 || r.Seq != chunks+1 {
+		t.Errorf("the end is message %d with %d parts", r.Seq, len(r.Parts))
+	}
+	b.ask("x", func(e *envelope.Envelope) { e.TakesChunks = false }).fails(fault.OutputTooLarge)
+	b.emptied()
+}
+
+func TestWhoTakesNoChunksIsToldWhereThereIsNothingElse(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.host(talking(1, func(_ context.Context, _ runner.Item, send func(...payload.Part) error) ([]payload.Part, error) {
+		return nil, send(chunkOf("token")...)
+	}))
+	b.ask("x", func(e *envelope.Envelope) { e.TakesChunks = false }).fails(fault.NotSupported)
+	c := b.ask("x")
+	c.next()
+	if r := c.output(); len(r.Parts) != 0 {
+		t.Errorf("the end is %+v", r)
+	}
+	b.emptied()
+}
+
+// The gateway is away when the answer is to go out, and stays so.
+func TestAnItemWhoseChunksWereSentIsNotGivenBackByAHostThatLeaves(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	runs := make(chan struct{}, roomy)
+	answer := func(_ context.Context, item runner.Item, send func(...payload.Part) error) ([]payload.Part, error) {
+		runs <- struct{}{}
+		return item.Inputs, send(chunkOf("token")...)
+	}
+	h := b.host(talking(1, answer), func(s *stagehost.Settings) { s.DrainTimeout = 50 * time.Millisecond })
+	away := b.expect(chunkOf("x"), func(e *envelope.Envelope) { e.Gateway = "away" })
+	b.send(away.env)
+	bustest.Eventually(t, "its answer is sent again", func() bool { return h.counts.of("stagemesh.stage.resent") > 1 })
+	h.stop()
+	bustest.Receive(t, "run", runs)
+	b.host(talking(1, answer))
+	checkEnd := b.ask("other")
+	checkEnd.next()
+	checkEcho(t, checkEnd)
+	bustest.Receive(t, "run of the other", runs)
+	b.emptied()
+	if len(runs) > 0 {
+		t.Error("the item was run again")
+	}
+}
+
+// Streams share their process: which of them ended it is not known before one was alone.
+func TestAnInnocentStreamIsNotBlamedForItsNeighbour(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	var beside sync.WaitGroup
+	beside.Add(2)
+	var runs atomic.Int64
+	b.host(inproc.New(inproc.Settings{Spec: runner.Spec{Stream: true}, Concurrency: 2}, func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
+		killer := first(batch.Items[0].Inputs) == "killer"
+		if !batch.Suspect && runs.Add(1) <= 2 {
+			beside.Done()
+			beside.Wait() // the one process is gone, with both
+		}
+		if killer || !batch.Suspect {
+			return runner.ErrDied
+		}
+		return settleAll(batch, sink)
+	}), func(s *stagehost.Settings) { s.Attempts = 1 })
+	innocent, killer := b.ask("innocent"), b.ask("killer")
+	checkEcho(t, innocent)
+	killer.fails(fault.RunnerCrashed)
+	b.emptied()
+}
+
+// What waits on a host that is full for long cannot run where a slot is idle.
+func TestAFullHostLeavesItemsToAnIdleOne(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	started, goOn := make(chan struct{}, roomy), make(chan struct{})
+	answer := func(_ context.Context, item runner.Item, _ func(...payload.Part) error) ([]payload.Part, error) {
+		started <- struct{}{}
+		<-goOn
+		return item.Inputs, nil
+	}
+	const slots = 2
+	b.host(talking(slots, answer))
+	calls := b.askMany(slots)
+	for range slots {
+		bustest.Receive(t, "start", started)
+	}
+	b.host(talking(slots, answer))
+	for range slots {
+		calls = append(calls, b.ask("more"))
+		bustest.Receive(t, "start where a slot is idle", started)
+	}
+	close(goOn)
+	checkEcho(t, calls...)
+	b.emptied()
 }

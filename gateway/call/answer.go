@@ -24,6 +24,7 @@ func (c *exchange) next() (*Response, error) {
 		err = errNotStored
 	}
 	if err != nil {
+		c.gaveUp = true
 		c.service.metrics.reply("malformed")
 		return nil, fault.Newf(fault.Internal, "a host's answer cannot be read: %w", err)
 	}
@@ -61,6 +62,7 @@ func (c *exchange) chunk(r *envelope.Reply) error {
 		c.service.metrics.chunk(c.label, r.Seq == 1, time.Since(c.env.AdmittedAt))
 		return nil
 	}
+	c.gaveUp = true
 	select {
 	case f := <-c.waiter.Failed():
 		return f // while emit waited for the caller
@@ -75,6 +77,7 @@ const onTheWay = time.Second
 // heard books that the next message of a stream comes within a time; 0 is that
 // nobody knows.
 func (c *exchange) heard(nextWithin time.Duration) {
+	nextWithin = min(nextWithin, time.Until(c.env.Deadline)) // and what is longer says nothing
 	switch {
 	case nextWithin <= 0 && c.silence == nil:
 	case nextWithin <= 0:

@@ -47,6 +47,9 @@ type exchange struct {
 	calledOff bool
 	// stranded gets a word when nobody serves the first step.
 	stranded chan struct{}
+	// gaveUp says that the call has ended by what came of its answer: nobody takes the
+	// rest.
+	gaveUp bool
 	// answered says that the terminal reply came: nothing is left to call off.
 	answered bool
 	// search is for the stored answer, where it is stored.
@@ -286,6 +289,8 @@ func (c *exchange) unwanted(err error) bool {
 		return true
 	case c.env.StoresAnswer(), time.Until(c.env.Deadline) < leastLeft:
 		return false
+	case c.gaveUp:
+		return true
 	}
 	switch fault.From(err).Reason {
 	case fault.Cancelled, fault.SlowReader, fault.StreamInterrupted:

@@ -224,3 +224,33 @@ func TestAStreamWithAGapIsCalledOff(t *testing.T) {
 		t.Errorf("heard %+v", notice)
 	}
 }
+
+// Whatever it is that the front cannot say, nobody takes the rest.
+func TestAChunkThatCannotBeSaidCallsItsRequestOff(t *testing.T) {
+	t.Parallel()
+	for name, failure := range map[string]error{
+		"the caller is gone": errors.New("broken pipe"),
+		"no such JSON":       fault.New(fault.RunnerOutputInvalid, "JSON cannot say that"),
+		"no such form":       fault.New(fault.NotSupported, "no such output"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t)
+			b.alive()
+			items, notices := b.pulls(pipeline.Memory), b.notices()
+			ended := make(chan answered, 1)
+			go func() {
+				response, err := b.service.Stream(t.Context(), ask("x"), func(call.Chunk) error { return failure })
+				ended <- answered{response, err}
+			}()
+			item := bustest.Receive(t, "item", items)
+			b.chunk(item.env, 1, []byte("1 "))
+			if got := bustest.Receive(t, "end of the call", ended); got.err == nil {
+				t.Errorf("answered with %+v", got.response)
+			}
+			if notice := bustest.Receive(t, "notice", notices); notice.RequestID != item.env.RequestID {
+				t.Errorf("heard %+v", notice)
+			}
+		})
+	}
+}

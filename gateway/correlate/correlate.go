@@ -8,8 +8,9 @@
 // leaves more unread than its Room has failed, and no other call notices.
 //
 // All methods are safe for concurrent use, but a call has one reader. The table
-// is bounded in calls, each call in what it has not read, and all calls together
-// in what they have not read beyond a little that each may always have.
+// is bounded in calls, each call in the chunks that it has not read, and all calls
+// together in those beyond a little that each may always have. A terminal reply, of
+// which each call gets one, has room beside them.
 package correlate
 
 import (
@@ -89,8 +90,8 @@ type Waiter struct {
 	ready  chan struct{}
 	failed chan *fault.Fault
 
-	// Guarded by the shard's lock. bytes are those of unread, beyond how many of them
-	// are booked as more than the call's own.
+	// Guarded by the shard's lock. bytes are those of the chunks that are unread, beyond
+	// how many of them are booked as more than the call's own.
 	unread   [][]byte
 	bytes    int
 	beyond   int64
@@ -156,12 +157,13 @@ func (t *Table) Deliver(id pipeline.ExecutionID, terminal bool, data []byte) Dis
 		return Overflow
 	case !terminal && w.room == Room{}:
 		return Delivered
-	case !terminal && !w.fits(data):
+	case !terminal && !w.take(len(data)):
 		w.fail(fault.New(fault.SlowReader, "the answer is read too slowly"))
 		return Overflow
 	}
 	w.terminal = terminal
-	w.push(data)
+	w.unread = append(w.unread, data)
+	w.signal()
 	return Delivered
 }
 
@@ -220,34 +222,31 @@ func (t *Table) shard(id pipeline.ExecutionID) *shard {
 	return &t.shards[maphash.String(t.seed, string(id))%shardCount]
 }
 
-// fits reports whether there is room for one more chunk; the shard's lock is
-// held.
-func (w *Waiter) fits(chunk []byte) bool {
-	bytes := w.bytes + len(chunk)
-	switch {
-	case len(w.unread) == 0:
-		return true
-	case len(w.unread) >= w.room.Replies, bytes > w.room.Bytes:
+// take books one more chunk, where there is room for it; the shard's lock is held.
+// One that is alone may be of any size, as far as what all calls have allows.
+func (w *Waiter) take(chunk int) bool {
+	bytes := w.bytes + chunk
+	if len(w.unread) > 0 && (len(w.unread) >= w.room.Replies || bytes > w.room.Bytes) {
 		return false
 	}
-	return bytes <= Own || w.table.beyond.Load()+int64(bytes-Own)-w.beyond <= w.table.shared
-}
-
-// book books the bytes that are unread; the shard's lock is held.
-func (w *Waiter) book(bytes int) {
-	w.bytes = bytes
-	now := int64(max(0, bytes-Own))
-	if now != w.beyond {
-		w.table.beyond.Add(now - w.beyond)
-		w.beyond = now
+	more := int64(max(0, bytes-Own)) - w.beyond
+	if more > 0 && w.table.beyond.Add(more) > w.table.shared {
+		w.table.beyond.Add(-more)
+		return false
 	}
+	w.beyond += max(0, more)
+	w.bytes = bytes
+	return true
 }
 
-// push adds a reply to what is unread; the shard's lock is held.
-func (w *Waiter) push(data []byte) {
-	w.unread = append(w.unread, data)
-	w.book(w.bytes + len(data))
-	w.signal()
+// give books that so many bytes of chunks are unread no more; the shard's lock is
+// held.
+func (w *Waiter) give(bytes int) {
+	w.bytes -= bytes
+	if less := w.beyond - int64(max(0, w.bytes-Own)); less > 0 {
+		w.table.beyond.Add(-less)
+		w.beyond -= less
+	}
 }
 
 // signal makes Ready hold a value.
@@ -262,7 +261,7 @@ func (w *Waiter) signal() {
 func (w *Waiter) fail(f *fault.Fault) {
 	w.over = true
 	w.unread = nil
-	w.book(0)
+	w.give(w.bytes)
 	w.failed <- f
 }
 
@@ -280,7 +279,9 @@ func (w *Waiter) Next() (data []byte, ok bool) {
 	}
 	data, w.unread[0] = w.unread[0], nil
 	w.unread = w.unread[1:]
-	w.book(w.bytes - len(data))
+	if len(w.unread) > 0 || !w.terminal {
+		w.give(len(data)) // else it is the terminal reply
+	}
 	if len(w.unread) > 0 {
 		w.signal()
 	}
@@ -301,6 +302,6 @@ func (w *Waiter) Forget() {
 	}
 	delete(s.waiters, w.id)
 	w.unread = nil
-	w.book(0)
+	w.give(w.bytes)
 	w.table.count.Add(-1)
 }

@@ -481,3 +481,39 @@ func BenchmarkRegisterDeliverForget(b *testing.B) {
 		}
 	})
 }
+
+// Answers are no chunks: callers that take them whole leave the streams their room.
+func TestAnswersTakeNoRoomOfStreams(t *testing.T) {
+	t.Parallel()
+	table := correlate.New(3, 100)
+	room := correlate.Room{Replies: 9, Bytes: 1 << 20}
+	whole, stream := registerWith(t, table, "whole", correlate.Room{}), registerWith(t, table, "stream", room)
+	table.Deliver("whole", true, make([]byte, 2*correlate.Own))
+	table.Deliver("stream", false, make([]byte, correlate.Own))
+	table.Deliver("stream", true, make([]byte, 2*correlate.Own))
+	if got := table.Unread(); got != 0 {
+		t.Errorf("%d bytes are booked", got)
+	}
+	unread(whole)
+	unread(stream)
+	if got := table.Unread(); got != 0 {
+		t.Errorf("%d bytes are booked after all was read", got)
+	}
+}
+
+// A chunk that is alone is booked too, or a thousand calls could have one each.
+func TestALargeChunkThatIsAloneTakesOfWhatAllHave(t *testing.T) {
+	t.Parallel()
+	table := correlate.New(2, correlate.Own)
+	registerWith(t, table, "first", correlate.Room{Replies: 9, Bytes: 1})
+	registerWith(t, table, "second", correlate.Room{Replies: 9, Bytes: 1})
+	if got := table.Deliver("first", false, make([]byte, 2*correlate.Own)); got != correlate.Delivered {
+		t.Errorf("the chunk of the first call: %v", got)
+	}
+	if got := table.Deliver("second", false, make([]byte, 2*correlate.Own)); got != correlate.Overflow {
+		t.Errorf("the chunk of the second call: %v", got)
+	}
+	if got := table.Unread(); got != correlate.Own {
+		t.Errorf("%d bytes are booked", got)
+	}
+}

@@ -23,6 +23,8 @@ type credit struct {
 	bound  int
 	queues int
 	lanes  []laneCredit
+	// sparing says that no more than one item stands for each lane.
+	sparing bool
 	// asks counts the asks of all lanes, so that each has a number.
 	asks uint64
 }
@@ -78,18 +80,10 @@ const standingShare = 8
 // its items by: one for each class of each queue, and one to hold.
 func LeastBound(queues int) int { return classCount*queues + 1 }
 
-// BoundFor is the least that a host that pulls from so many queues can bound its
-// items by, if those of one lane alone are to fill so many slots.
-func BoundFor(slots, queues int) int {
-	bound := slots + LeastBound(queues) - 1
-	for bound-standingOthers(bound, queues) < slots {
-		bound++
-	}
-	return bound
-}
-
-// standingOthers is what stands for the lanes that have no work.
-func standingOthers(bound, queues int) int { return (classCount*queues - 1) * standing(bound, queues) }
+// BoundFor bounds the items of a host that pulls sparingly from so many queues by what
+// it can run: those of one lane fill its slots and no more, and each other lane has one
+// asked for beside them.
+func BoundFor(slots, queues int) int { return slots + classCount*queues - 1 }
 
 // delivered books an item of lane i; pending more wait behind it.
 func (c *credit) delivered(i int, pending uint64) {
@@ -193,10 +187,12 @@ func (c *credit) unused(i int) int {
 	return max(0, c.standing()-c.lanes[i].held-c.lanes[i].asked)
 }
 
-func (c *credit) standing() int { return standing(c.bound, c.queues) }
-
-// standing is what stands for each lane of so many queues.
-func standing(bound, queues int) int { return max(1, bound/(standingShare*queues)) }
+func (c *credit) standing() int {
+	if c.sparing {
+		return 1
+	}
+	return max(1, c.bound/(standingShare*c.queues))
+}
 
 // target is how many items lane i may have asked for at most: what is left
 // beside the standing shares of the others for the favoured lane, and for any
@@ -205,7 +201,7 @@ func (c *credit) target(i int) int {
 	lane := c.lanes[i]
 	switch {
 	case i == c.favoured():
-		return c.bound - standingOthers(c.bound, c.queues)
+		return c.bound - (len(c.lanes)-1)*c.standing()
 	case lane.busy:
 		return max(0, c.standing()-lane.held)
 	default:

@@ -419,15 +419,26 @@ func TestQueueThatComesLaterHasItsShareAtOnce(t *testing.T) {
 	}
 }
 
-func TestABoundForSlotsFillsThemWithTheItemsOfOneLane(t *testing.T) {
+// A host that pulls sparingly asks for what it can run of a class, and for no more.
+func TestABoundForSlotsIsFilledByTheItemsOfOneLane(t *testing.T) {
 	t.Parallel()
 	for _, queues := range []int{1, 2} {
-		for slots := 1; slots <= 1024; slots++ {
-			bound := BoundFor(slots, queues)
-			c := newCredit(bound, queues)
-			c.lanes[c.lane(1, 0)].busy = true
-			if got := c.target(c.lane(1, 0)); got < slots || bound > 2*slots+LeastBound(queues) {
-				t.Fatalf("%d slots, %d queues: of a bound of %d one lane may have %d", slots, queues, bound, got)
+		for slots := 1; slots <= 100; slots++ {
+			c := newCredit(BoundFor(slots, queues), queues)
+			c.sparing = true
+			for queue := range queues {
+				c.use(queue, true)
+			}
+			normal := c.lane(1, 0)
+			c.lanes[normal].busy = true
+			if got := c.target(normal); got != slots {
+				t.Fatalf("%d slots, %d queues: one lane may have %d", slots, queues, got)
+			}
+			c.lanes[normal].held = slots
+			for _, ask := range c.plan(time.Time{}) {
+				if ask.lane == normal || ask.items != 1 {
+					t.Fatalf("%d slots, %d queues, all of them taken: it asks for %v", slots, queues, ask)
+				}
 			}
 		}
 	}

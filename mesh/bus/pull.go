@@ -21,8 +21,12 @@ type PullSettings struct {
 	// Durabilities name the stage's queues to pull from.
 	Durabilities []pipeline.Durability
 	// Bound is the most items of all queues that the host holds and asks for
-	// together, at least LeastBound of their number.
+	// together, at least LeastBound of their number, or BoundFor one slot.
 	Bound int
+	// Sparing says that items are long: what waits here for another of its class
+	// cannot run where a place falls free meanwhile, so no more than one item of each
+	// class without work is asked for.
+	Sparing bool
 	// AckWait is the queues'; asks end within half of it.
 	AckWait time.Duration
 	// Malformed is told of messages that are no deliveries. It must not block.
@@ -75,7 +79,11 @@ const AskLife = maxExpiry + expiryGrace
 // names its epoch. The handler may block: it then holds up the items behind this
 // one, of which there are no more than the bound.
 func (b *Bus) Pull(s PullSettings, handle func(Delivery)) (*Puller, error) {
-	if least := LeastBound(len(s.Durabilities)); s.Bound < least || len(s.Durabilities) == 0 {
+	least := LeastBound(len(s.Durabilities))
+	if s.Sparing {
+		least = BoundFor(1, len(s.Durabilities))
+	}
+	if s.Bound < least || len(s.Durabilities) == 0 {
 		return nil, fmt.Errorf("bound on items in flight is %d, at least %d is needed for %d queues", s.Bound, least, len(s.Durabilities))
 	}
 	p := &Puller{
@@ -93,6 +101,7 @@ func (b *Bus) Pull(s PullSettings, handle func(Delivery)) (*Puller, error) {
 		quit: make(chan struct{}),
 		done: make(chan struct{}),
 	}
+	p.credit.sparing = s.Sparing
 	if err := p.subscribe(); err != nil {
 		p.unsubscribe()
 		return nil, err
