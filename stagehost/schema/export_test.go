@@ -2,6 +2,7 @@ package schema
 
 import (
 	"encoding/json"
+	"errors"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
@@ -29,7 +30,7 @@ func Steps(schema, text string) (steps, looks int, keeps bool, err error) {
 	if err == nil {
 		return steps, count.times, true, nil
 	}
-	if err == errTooMuchWork {
+	if errors.Is(err, errTooMuchWork) {
 		return steps, count.times, false, err
 	}
 	return steps, count.times, false, nil

@@ -57,10 +57,10 @@ func TestTooMuchWorkIsRefusedBeforeItIsDone(t *testing.T) {
 		"a pattern of text":           {`{"items":{"pattern":"(a|aa|b*)*c"}}`, many(`"`+strings.Repeat("a", 1000)+`"`, 1000)},
 		"what nothing looked at":      {`{"unevaluatedProperties":{"type":"string"},"allOf":[{"properties":{"a":true}},{"anyOf":[{"properties":{"b":true}},{"properties":{"c":true}}]}]}`, members(40_000)},
 		"items nothing looked at":     {`{"unevaluatedItems":false,"allOf":[{"prefixItems":[true]},{"anyOf":[{"contains":{"const":1}},{"contains":{"const":2}}]}]}`, many("1", 90_000)},
-		"lists without equals": {`{"allOf":[{"uniqueItems":true},{"uniqueItems":true},{"uniqueItems":true}]}`, "[" + numbers(90_000) + "]"},
-		"exact numbers":    {`{"items":{"minimum":1,"maximum":2,"multipleOf":0.3}}`, many("1."+strings.Repeat("7", 390)+"e-999", 20_000)},
-		"what is required": {`{"items":{"required":["a","b","c","d","e","f","g","h"]}}`, many("{}", 49_000)},
-		"false forms":      {`{"items":{"oneOf":[false,false,false]}}`, many("1", 90_000)},
+		"lists without equals":        {`{"allOf":[{"uniqueItems":true},{"uniqueItems":true},{"uniqueItems":true}]}`, "[" + numbers(90_000) + "]"},
+		"exact numbers":               {`{"items":{"minimum":1,"maximum":2,"multipleOf":0.3}}`, many("1."+strings.Repeat("7", 390)+"e-999", 20_000)},
+		"what is required":            {`{"items":{"required":["a","b","c","d","e","f","g","h"]}}`, many("{}", 49_000)},
+		"false forms":                 {`{"items":{"oneOf":[false,false,false]}}`, many("1", 90_000)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -198,7 +198,7 @@ func TestCountingChangesNoVerdictAndMissesNoLook(t *testing.T) {
 	t.Parallel()
 	g := generator{rand.New(rand.NewPCG(1, 2))}
 	verdicts := map[bool]int{}
-	for range 3_000 {
+	for range 1_500 {
 		form, err := json.Marshal(g.schema(0))
 		if err != nil {
 			t.Fatal(err)
@@ -219,7 +219,7 @@ func TestCountingChangesNoVerdictAndMissesNoLook(t *testing.T) {
 		}
 		verdicts[keeps]++
 	}
-	if verdicts[true] < 300 || verdicts[false] < 300 {
+	if verdicts[true] < 150 || verdicts[false] < 150 {
 		t.Errorf("verdicts %v are of one kind", verdicts)
 	}
 }
