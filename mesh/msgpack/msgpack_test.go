@@ -175,6 +175,29 @@ func TestADocumentIsLookedInto(t *testing.T) {
 	}
 }
 
+func TestAMemberIsFoundBesideKeysThatAreNoStrings(t *testing.T) {
+	t.Parallel()
+	odd := []byte{0x84, 1, 2, 0xa1, 'a', 0x92, 7, 8, 0xc0, 1, 0xa1, 'a', 3}
+	value, ok := msgpack.Find(odd, "a")
+	first, has := msgpack.First(value)
+	if !ok || !has || !bytes.Equal(first, []byte{7}) {
+		t.Errorf("got %x of %x, %t, %t", first, value, ok, has)
+	}
+	for name, data := range map[string][]byte{
+		"nothing": nil, "a number": {1}, "another key": {0x81, 0xa1, 'b', 1}, "a map that lies": {0xdf, 0xff, 0xff, 0xff, 0xff}, "half": {0x81, 0xa1, 'a'},
+		"a lie before it": {0x82, 0xc6, 0xff, 0xa1, 'a', 1}, "half of a header": {0xdf, 0}, "a binary key": {0x81, 0xc4, 1, 'a', 1},
+	} {
+		if value, ok := msgpack.Find(data, "a"); ok {
+			t.Errorf("%s has %x", name, value)
+		}
+	}
+	for name, data := range map[string][]byte{"nothing": nil, "a map": {0x80}, "none": {0x90}, "a lie": {0xdd, 0xff, 0xff, 0xff, 0xff}, "half of a header": {0xdd, 0}} {
+		if value, ok := msgpack.First(data); ok {
+			t.Errorf("%s has %x", name, value)
+		}
+	}
+}
+
 func TestWhatIsNotThereIsNotLookedInto(t *testing.T) {
 	t.Parallel()
 	for name, data := range map[string][]byte{

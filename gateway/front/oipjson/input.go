@@ -38,7 +38,7 @@ type inputDecoder struct {
 	late  *scanner
 }
 
-func (d *inputDecoder) path() string { return inputPath(d.index, d.out.Name) }
+func (d *inputDecoder) path() string { return InputPath(d.index, d.out.Name) }
 
 func (d *inputDecoder) member(key string) (err error) {
 	if err := d.seen.add(key, func() string { return d.path() + "." + key }); err != nil {
@@ -107,7 +107,7 @@ func (d *inputDecoder) data() (err error) {
 		d.out.Tensor.Raw, err = elements(&d.scanner, d.path()+".data", d.out.Tensor)
 		return err
 	}
-	d.late = &scanner{data: d.scanner.data, at: d.at, depth: d.depth}
+	d.late = &scanner{data: d.scanner.data, at: d.at, depth: d.depth, packed: d.packed}
 	return d.skip()
 }
 
