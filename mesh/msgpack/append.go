@@ -6,23 +6,36 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"strconv"
 
 	"github.com/tinylib/msgp/msgp"
 )
 
 // AppendJSON appends the one document that text is, as MessagePack. A number that
-// is whole and has 64 bits stays whole, every other becomes a float of 64 bits; one
-// beyond those is an error, as is text that is no JSON or nests deeper than
-// MaxDepth.
+// is whole and has 64 bits stays whole, every other becomes a float of 64 bits, as
+// does -0, whose sign no whole number has; one beyond those is an error, as is text
+// that is no JSON or nests deeper than MaxDepth.
 func AppendJSON(dst, text []byte) ([]byte, error) {
 	from := json.NewDecoder(bytes.NewReader(text))
 	from.UseNumber()
 	dst, err := appendNext(dst, from, 0)
-	if err == nil && from.More() {
-		err = errors.New("text goes on after the JSON")
+	if err != nil {
+		return dst, err
 	}
-	return dst, err
+	return dst, atEnd(from)
+}
+
+// atEnd makes sure that nothing follows the document: no other, and no bracket.
+func atEnd(from *json.Decoder) error {
+	switch _, err := from.Token(); {
+	case err == nil:
+		return errors.New("text goes on after the JSON")
+	case errors.Is(err, io.EOF):
+		return nil
+	default:
+		return err
+	}
 }
 
 func appendNext(dst []byte, from *json.Decoder, depth int) ([]byte, error) {
@@ -77,7 +90,7 @@ func appendAll(dst []byte, from *json.Decoder, open json.Delim, depth int) (_ []
 }
 
 func appendNumber(dst []byte, text string) ([]byte, error) {
-	if n, err := strconv.ParseInt(text, 10, 64); err == nil {
+	if n, err := strconv.ParseInt(text, 10, 64); err == nil && text != "-0" {
 		return msgp.AppendInt64(dst, n), nil
 	}
 	if n, err := strconv.ParseUint(text, 10, 64); err == nil {

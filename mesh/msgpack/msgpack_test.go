@@ -175,6 +175,29 @@ func TestADocumentIsLookedInto(t *testing.T) {
 	}
 }
 
+func TestAMemberIsFoundBesideKeysThatAreNoStrings(t *testing.T) {
+	t.Parallel()
+	odd := []byte{0x84, 1, 2, 0xa1, 'a', 0x92, 7, 8, 0xc0, 1, 0xa1, 'a', 3}
+	value, ok := msgpack.Find(odd, "a")
+	first, has := msgpack.First(value)
+	if !ok || !has || !bytes.Equal(first, []byte{7}) {
+		t.Errorf("got %x of %x, %t, %t", first, value, ok, has)
+	}
+	for name, data := range map[string][]byte{
+		"nothing": nil, "a number": {1}, "another key": {0x81, 0xa1, 'b', 1}, "a map that lies": {0xdf, 0xff, 0xff, 0xff, 0xff}, "half": {0x81, 0xa1, 'a'},
+		"a lie before it": {0x82, 0xc6, 0xff, 0xa1, 'a', 1}, "half of a header": {0xdf, 0}, "a binary key": {0x81, 0xc4, 1, 'a', 1},
+	} {
+		if value, ok := msgpack.Find(data, "a"); ok {
+			t.Errorf("%s has %x", name, value)
+		}
+	}
+	for name, data := range map[string][]byte{"nothing": nil, "a map": {0x80}, "none": {0x90}, "a lie": {0xdd, 0xff, 0xff, 0xff, 0xff}, "half of a header": {0xdd, 0}} {
+		if value, ok := msgpack.First(data); ok {
+			t.Errorf("%s has %x", name, value)
+		}
+	}
+}
+
 func TestWhatIsNotThereIsNotLookedInto(t *testing.T) {
 	t.Parallel()
 	for name, data := range map[string][]byte{
@@ -200,14 +223,14 @@ func TestNumbersOfJSONKeepTheirKind(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]msgp.Type{
 		"1": msgp.IntType, "-9223372036854775808": msgp.IntType, "18446744073709551615": msgp.UintType,
-		"1.0": msgp.Float64Type, "1e3": msgp.Float64Type, "18446744073709551616": msgp.Float64Type,
+		"1.0": msgp.Float64Type, "1e3": msgp.Float64Type, "-0": msgp.Float64Type, "0": msgp.IntType, "18446744073709551616": msgp.Float64Type,
 	} {
 		data, err := msgpack.AppendJSON(nil, []byte(text))
 		if err != nil || msgp.NextType(data) != want {
 			t.Errorf("%s is a %s, %v; want a %s", text, msgp.NextType(data), err, want)
 		}
 	}
-	for _, text := range []string{"1e999", "", "{", "[1", "[1,]", "1 2", strings.Repeat("[", 1000), `{"a"}`} {
+	for _, text := range []string{"1e999", "", "{", "[1", "[1,]", "1 2", "1]", "[1]]", "{}}", "1,", "1:", strings.Repeat("[", 1000), `{"a"}`} {
 		if data, err := msgpack.AppendJSON(nil, []byte(text)); err == nil {
 			t.Errorf("%.20s became %x", text, data)
 		}
@@ -251,6 +274,38 @@ func FuzzToJSON(f *testing.F) {
 		}
 		if again, err := msgpack.ToJSON(back, 2*limit); err != nil || !bytes.Equal(again, text) {
 			t.Fatalf("%s came back as %s, %v", text, again, err)
+		}
+	})
+}
+
+func TestZeroKeepsItsSign(t *testing.T) {
+	t.Parallel()
+	data, err := msgpack.AppendJSON(nil, []byte("-0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, _, err := msgp.ReadFloat64Bytes(data); err != nil || got != 0 || !math.Signbit(got) {
+		t.Errorf("-0 became %v, %v", got, err)
+	}
+	if text, err := msgpack.ToJSON(data, limit); err != nil || string(text) != "-0.0" {
+		t.Errorf("and came back as %s, %v", text, err)
+	}
+}
+
+// FuzzAppendJSON holds two promises: what is no JSON is refused, and nothing else is
+// but what nests too deep or has numbers beyond 64 bits; and what is taken is one
+// document.
+func FuzzAppendJSON(f *testing.F) {
+	for _, text := range []string{`{"a":[1,-0,1e3]}`, "1]", "[1]]", `{"a"}`, "1 2", " null ", "[1,]", "1e999", "\"\xff\"", `"\ud800"`} {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		data, err := msgpack.AppendJSON(nil, text)
+		if err == nil && (!json.Valid(text) || msgpack.Check(data) != nil) {
+			t.Fatalf("%q became %x", text, data)
+		}
+		if err != nil && json.Valid(text) && !strings.Contains(err.Error(), "nests deeper than") && !strings.Contains(err.Error(), "is beyond 64 bits") {
+			t.Fatalf("%q is JSON, and refused: %v", text, err)
 		}
 	})
 }

@@ -1,6 +1,10 @@
 package msgpack
 
-import "github.com/tinylib/msgp/msgp"
+import (
+	"unicode/utf8"
+
+	"github.com/tinylib/msgp/msgp"
+)
 
 // Members hands each member of the map that data is to visit, whose value is one
 // document. Whatever visit returns ends it.
@@ -40,6 +44,52 @@ func Elements(data []byte, visit func(i int, value []byte) error) error {
 		}
 	}
 	return ended(left)
+}
+
+// Find returns the value of the first member of that key, where data is a map that has
+// one. It passes over keys that are no strings.
+func Find(data []byte, key string) (value []byte, ok bool) {
+	if !IsMap(data) {
+		return nil, false
+	}
+	n, left, err := msgp.ReadMapHeaderBytes(data)
+	for i := uint32(0); i < n && err == nil; i++ {
+		found := false
+		if left, err = visitOne(left, func(name []byte) error {
+			text, ok := Text(name)
+			found = ok && text == key
+			return nil
+		}); err != nil {
+			return nil, false
+		}
+		left, err = visitOne(left, func(one []byte) error { value = one; return nil })
+		if err == nil && found {
+			return value, true
+		}
+	}
+	return nil, false
+}
+
+// Text returns the string that data is.
+func Text(data []byte) (text string, ok bool) {
+	if msgp.NextType(data) != msgp.StrType {
+		return "", false
+	}
+	read, left, err := msgp.ReadStringZC(data)
+	return string(read), err == nil && len(left) == 0 && utf8.Valid(read)
+}
+
+// First returns the first element, where data is a list that has one.
+func First(data []byte) (value []byte, ok bool) {
+	if !IsList(data) {
+		return nil, false
+	}
+	n, left, err := msgp.ReadArrayHeaderBytes(data)
+	if err != nil || n == 0 {
+		return nil, false
+	}
+	_, err = visitOne(left, func(one []byte) error { value = one; return nil })
+	return value, err == nil
 }
 
 // visitOne visits the document that data begins with, and returns what is after it.

@@ -1,6 +1,7 @@
 package schema
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -39,6 +40,9 @@ func (c *Contract) Fit(parts, kept []payload.Part, rename map[string]string) (Fi
 	}
 	for _, part := range fitted.Inputs {
 		broken, err := c.inputs.check("inputs."+part.Name, part)
+		if f, ok := errors.AsType[*fault.Fault](err); ok {
+			return Fitted{}, f
+		}
 		if err != nil {
 			return Fitted{}, violation(part.Name, err)
 		}
@@ -86,6 +90,9 @@ func (c *Contract) checkOutputs(parts []payload.Part) error {
 	}
 	for _, part := range parts {
 		broken, err := c.outputs.check("outputs."+part.Name, part)
+		if f, ok := errors.AsType[*fault.Fault](err); ok {
+			return f
+		}
 		if err != nil {
 			return badOutput("output %q %s", part.Name, err).WithViolation("outputs."+part.Name, "%s", err)
 		}

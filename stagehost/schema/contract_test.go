@@ -308,13 +308,6 @@ func TestASchemaThatCannotBeUsedSaysWhere(t *testing.T) {
 	}
 }
 
-func TestASchemaThatTurnsInCirclesEnds(t *testing.T) {
-	t.Parallel()
-	c := contract(t, runner.Spec{Inputs: []runner.PartSpec{jsonSpec("x", `{"$ref":"#"}`)}})
-	_, err := fit(c, blob("x", "", "1"))
-	refused(t, err, fault.SchemaViolation)
-}
-
 func TestAnOlderDraftIsHeldToByItsName(t *testing.T) {
 	t.Parallel()
 	const list = `"items":[{"type":"string"}]`

@@ -9,6 +9,7 @@ import (
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/msgpack"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -18,7 +19,7 @@ import (
 const MaxSchema = 256 << 10
 
 // documents are the compiled JSON Schemas of parts, by name.
-type documents map[string]*jsonschema.Schema
+type documents map[string]*guarded
 
 // compileAll returns the JSON Schemas of the parts, or nil where there are none.
 // The key is for messages: "inputs".
@@ -46,7 +47,7 @@ const (
 	here   = nearby + "schema"
 )
 
-func compile(s runner.PartSpec) (*jsonschema.Schema, error) {
+func compile(s runner.PartSpec) (*guarded, error) {
 	if s.IsTensor() {
 		return nil, errors.New("it is for the JSON of a blob, and this is a tensor")
 	}
@@ -67,7 +68,14 @@ func compile(s runner.PartSpec) (*jsonschema.Schema, error) {
 	if err != nil {
 		return nil, unusable(doc, err)
 	}
-	return out, nil
+	all := everything(compiler, out, doc)
+	depth, err := deepest(doc, all)
+	if err != nil {
+		return nil, err
+	}
+	guarded := &guarded{root: out}
+	guarded.guard(all, depth)
+	return guarded, nil
 }
 
 // nowhere loads nothing: what a stage takes does not depend on what a network says.
@@ -100,7 +108,8 @@ func decodeNumbers(data []byte) (any, error) {
 }
 
 // check holds a part's JSON against its schema. The path is of the part. What is no
-// JSON is an error that says so; what breaks the schema are violations.
+// JSON, and what takes too much work, is an error that says so; what breaks the
+// schema are violations.
 func (d documents) check(path string, part payload.Part) ([]violated, error) {
 	schema, ok := d[part.Name]
 	if !ok || part.Tensor != nil {
@@ -114,7 +123,7 @@ func (d documents) check(path string, part payload.Part) ([]violated, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = schema.Validate(doc)
+	err = schema.validate(doc)
 	if err == nil {
 		return nil, nil
 	}
@@ -122,7 +131,17 @@ func (d documents) check(path string, part payload.Part) ([]violated, error) {
 	if !ok {
 		return nil, err
 	}
+	if turnsInCircles(invalid) {
+		return nil, circles(path)
+	}
 	return violations(path, doc, invalid), nil
+}
+
+// circles is the fault of a schema whose dynamic references lead back to where they
+// were: the stage's, not the document's.
+func circles(path string) *fault.Fault {
+	const what = "has a schema that leads back to itself without a step into the document"
+	return fault.Newf(fault.Internal, "%s %s", path, what).WithViolation(path, what)
 }
 
 // maxConverted bounds the JSON that MessagePack becomes, in bytes.

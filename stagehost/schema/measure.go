@@ -7,9 +7,9 @@ import (
 	"unicode/utf8"
 )
 
-// Bounds on a document that is held against a JSON Schema. What it costs to say of
-// every value that it is wrong stays within some 100 MiB by them, and numbers are
-// compared exactly, which takes as long as they are large.
+// Bounds on a document that is held against a JSON Schema: how large it becomes when
+// it is read, and how large its numbers are when they are made exact. What it costs to
+// hold it against its schema depends on both together, and maxWork bounds that.
 const (
 	maxValues   = 100_000
 	maxNesting  = 64

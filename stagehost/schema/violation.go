@@ -51,7 +51,7 @@ func collect(to []*jsonschema.ValidationError, e *jsonschema.ValidationError) []
 	if len(to) == maxCompared {
 		return to
 	}
-	switch e.ErrorKind.(type) {
+	switch kindOf(e).(type) {
 	case *kind.AnyOf, *kind.OneOf, *kind.Contains, *kind.MinContains:
 		return append(to, e)
 	}
@@ -97,7 +97,7 @@ func pathOf(path string, doc any, location []string) string {
 
 func describe(e *jsonschema.ValidationError) string {
 	var out string
-	switch k := e.ErrorKind.(type) {
+	switch k := kindOf(e).(type) {
 	case *kind.AnyOf:
 		out = "is none of the forms that anyOf has: " + alternatives(e)
 	case *kind.OneOf:
@@ -119,12 +119,13 @@ func describe(e *jsonschema.ValidationError) string {
 }
 
 // plainly is an error in the library's words. Of what it quotes of a document, what
-// would not print is escaped.
+// would not print is escaped. What caused it is left out: it may be all of a document.
 func plainly(e *jsonschema.ValidationError) string {
-	if out := e.BasicOutput(); out.Error != nil {
+	alone := jsonschema.ValidationError{SchemaURL: e.SchemaURL, InstanceLocation: e.InstanceLocation, ErrorKind: kindOf(e)}
+	if out := alone.BasicOutput(); out.Error != nil {
 		return printable(out.Error.String())
 	}
-	return fmt.Sprintf("breaks %s", strings.Join(e.ErrorKind.KeywordPath(), "."))
+	return fmt.Sprintf("breaks %s", strings.Join(alone.ErrorKind.KeywordPath(), "."))
 }
 
 // alternatives says what each form wants, as far as there is room.

@@ -201,7 +201,7 @@ func TestABodyThatDoesNotMakeSenseIsRefused(t *testing.T) {
 		"a negative size":             {strings.Replace(one, ": 4}", ": -4}", 1), fmt.Sprint(len(one) + 1), nil, 400, "binary_data_size"},
 		"a size that is none":         {strings.Replace(one, ": 4}", `: "4"}`, 1), fmt.Sprint(len(one) + 2), nil, 400, "binary_data_size"},
 		"too few for its shape":       {strings.Replace(one, "[1]", "[2]", 1) + "1234", fmt.Sprint(len(one)), nil, 400, "inputs.a"},
-		"no data at all":              {strings.Replace(one, `"binary_data_size": 4`, "", 1), "", nil, 400, "inputs.a.data is missing"},
+		"no data at all":              {strings.Replace(one, `"binary_data_size": 4`, "", 1), "", nil, 400, "inputs.a.data: is missing"},
 		"a wish that is none":         {`{"parameters": {"binary_data_output": 1}, "inputs": []}`, "", nil, 400, "binary_data_output"},
 		"an output's that is none":    {`{"inputs": [], "outputs": [{"name": "x", "parameters": {"binary_data": "yes"}}]}`, "", nil, 400, "outputs[0].parameters.binary_data"},
 		"classes":                     {`{"inputs": [], "outputs": [{"name": "x", "parameters": {"classification": 3}}]}`, "", nil, 501, "NOT_SUPPORTED"},

@@ -12,7 +12,7 @@ import (
 func elements(s *scanner, path string, t tensor.Tensor) ([]byte, error) {
 	take := elementOf(t.Datatype)
 	if take == nil {
-		return nil, wrong(path, "of %s cannot be said in JSON; send the tensor by gRPC or Connect", t.Datatype)
+		return nil, s.unspoken(path, string(t.Datatype))
 	}
 	n, ok := tensor.Elements(t.Shape)
 	// An element is a byte at least, and so is what stands before it.

@@ -12,7 +12,7 @@ import (
 // wrong says what is wrong with the field of that path.
 func wrong(path, format string, args ...any) *fault.Fault {
 	what := fmt.Sprintf(format, args...)
-	return fault.Newf(fault.InvalidInput, "%s %s", path, what).WithViolation(path, "%s", what)
+	return fault.Newf(fault.InvalidInput, "%s: %s", path, what).WithViolation(path, "%s", what)
 }
 
 // classify returns err as a fault: text that is no JSON is the request's own.
@@ -23,9 +23,26 @@ func classify(err error) error {
 	return fault.Newf(fault.InvalidRequest, "the body is no valid JSON of an inference request: %w", err)
 }
 
-// inputPath names an input in messages as everywhere else in the mesh: by name
+// classify names the form that the request came in. Only the caller of JSON can find
+// an offset.
+func (s *scanner) classify(err error) error {
+	if _, ok := errors.AsType[*fault.Fault](err); !ok && s.packed {
+		return fault.New(fault.InvalidRequest, "the body is no inference request: a number, a string or a list is not where the protocol has one")
+	}
+	return classify(err)
+}
+
+// unspoken says of a tensor's data that no list has them, and how to send them.
+func (s *scanner) unspoken(path, datatype string) error {
+	if s.packed {
+		return wrong(path, "%s cannot be said in a list; send data as bytes (bin)", datatype)
+	}
+	return wrong(path, "%s cannot be said in JSON; send the tensor by gRPC or Connect", datatype)
+}
+
+// InputPath names an input in messages as everywhere else in the mesh: by name
 // where it has one.
-func inputPath(i int, name string) string {
+func InputPath(i int, name string) string {
 	if name == "" {
 		return "inputs[" + strconv.Itoa(i) + "]"
 	}

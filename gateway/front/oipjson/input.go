@@ -1,6 +1,7 @@
 package oipjson
 
 import (
+	"cmp"
 	"strconv"
 
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -12,7 +13,36 @@ func (d *decoder) input(i int) error {
 	if i == payload.MaxParts {
 		return wrong("inputs", "at most %d are taken", payload.MaxParts)
 	}
-	in := inputDecoder{decoder: d, index: i}
+	start := d.scanner
+	err := d.inputOf(i, "")
+	if err == nil {
+		return nil
+	}
+	// A message has the name, though that may come after what is wrong.
+	if name := nameIn(start); name != "" {
+		d.scanner = start
+		return d.inputOf(i, name)
+	}
+	return err
+}
+
+// nameIn returns the name of the input that begins there, as far as it can be read.
+func nameIn(s scanner) (name string) {
+	_ = s.object(func(key string) (err error) {
+		if key != "name" || s.next() != '"' {
+			return s.skip()
+		}
+		if name, err = s.text(); err != nil || len(name) > payload.MaxName {
+			name = ""
+		}
+		return errStop
+	})
+	return name
+}
+
+// inputOf takes one element of inputs. The name is for messages.
+func (d *decoder) inputOf(i int, name string) error {
+	in := inputDecoder{decoder: d, index: i, called: name}
 	if d.next() != '{' {
 		return wrong(in.path(), "is no object")
 	}
@@ -33,12 +63,14 @@ type inputDecoder struct {
 	*decoder
 
 	index int
-	out   Input
-	seen  keys
-	late  *scanner
+	// called is what it will be called, where that is known ahead.
+	called string
+	out    Input
+	seen   keys
+	late   *scanner
 }
 
-func (d *inputDecoder) path() string { return inputPath(d.index, d.out.Name) }
+func (d *inputDecoder) path() string { return InputPath(d.index, cmp.Or(d.out.Name, d.called)) }
 
 func (d *inputDecoder) member(key string) (err error) {
 	if err := d.seen.add(key, func() string { return d.path() + "." + key }); err != nil {
@@ -107,7 +139,7 @@ func (d *inputDecoder) data() (err error) {
 		d.out.Tensor.Raw, err = elements(&d.scanner, d.path()+".data", d.out.Tensor)
 		return err
 	}
-	d.late = &scanner{data: d.scanner.data, at: d.at, depth: d.depth}
+	d.late = &scanner{data: d.scanner.data, at: d.at, depth: d.depth, packed: d.packed}
 	return d.skip()
 }
 

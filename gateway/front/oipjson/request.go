@@ -40,7 +40,7 @@ func (r *Request) Parts() ([]payload.Part, error) {
 	out := make([]payload.Part, len(r.Inputs))
 	for i, in := range r.Inputs {
 		if in.Tensor.Raw == nil {
-			return nil, wrong(inputPath(i, in.Name)+".data", "is missing")
+			return nil, wrong(InputPath(i, in.Name)+".data", "is missing")
 		}
 		out[i] = payload.OfTensor(in.Name, in.Tensor)
 		out[i].Parameters = in.Parameters
@@ -88,8 +88,16 @@ func stopIf(enough bool, s *scanner) error {
 }
 
 // Decode reads a request.
-func Decode(body []byte) (*Request, error) {
-	d := &decoder{scanner: scanner{data: body}}
+func Decode(body []byte) (*Request, error) { return decode(scanner{data: body}) }
+
+// DecodeUnpacked is Decode of a request that came as MessagePack: what a list cannot
+// say its caller can send as bytes.
+func DecodeUnpacked(body []byte) (*Request, error) {
+	return decode(scanner{data: body, packed: true})
+}
+
+func decode(from scanner) (*Request, error) {
+	d := &decoder{scanner: from}
 	var seen keys
 	err := d.object(func(key string) error {
 		if err := seen.add(key, func() string { return key }); err != nil {
@@ -101,7 +109,7 @@ func Decode(body []byte) (*Request, error) {
 		err = d.end()
 	}
 	if err != nil {
-		return nil, classify(err)
+		return nil, d.classify(err)
 	}
 	if !slices.Contains(seen, "inputs") {
 		return nil, wrong("inputs", "is missing")

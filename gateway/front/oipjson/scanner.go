@@ -16,6 +16,8 @@ type scanner struct {
 	data  []byte
 	at    int
 	depth int
+	// packed is whether the text was MessagePack, for messages.
+	packed bool
 }
 
 // syntaxError is text that is no JSON, or not the JSON due here.

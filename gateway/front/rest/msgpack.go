@@ -29,7 +29,7 @@ func takePacked(out *call.Request, wished *wish, kind kind, data []byte, limit i
 	if err := u.request(data); err != nil {
 		return err
 	}
-	request, err := oipjson.Decode(u.text)
+	request, err := oipjson.DecodeUnpacked(u.text)
 	if err != nil {
 		return err
 	}
@@ -40,25 +40,13 @@ func takePacked(out *call.Request, wished *wish, kind kind, data []byte, limit i
 	return takeRequest(out, wished, request)
 }
 
-// errFound ends a search.
-var errFound = errors.New("it is found")
-
-// looksPacked is oipjson.Detect of MessagePack.
+// looksPacked is oipjson.Detect of MessagePack that is whole. Keys that are no strings
+// do not hide what it looks for; who reads the tensors refuses them.
 func looksPacked(data []byte) bool {
-	found := false
-	_ = msgpack.Members(data, func(key string, value []byte) error {
-		if key != "inputs" {
-			return nil
-		}
-		return msgpack.Elements(value, func(_ int, value []byte) error {
-			_ = msgpack.Members(value, func(key string, _ []byte) error {
-				found = found || key == "datatype"
-				return nil
-			})
-			return errFound
-		})
-	})
-	return found
+	inputs, _ := msgpack.Find(data, "inputs")
+	first, _ := msgpack.First(inputs)
+	_, ok := msgpack.Find(first, "datatype")
+	return ok
 }
 
 // unpacked is a request in MessagePack as one in JSON.
@@ -88,7 +76,7 @@ func (u *unpacked) inputs(list []byte) error {
 	u.text = append(u.text, '[')
 	err := msgpack.Elements(list, func(i int, value []byte) error {
 		u.comma()
-		path := fault.Element("inputs", i)
+		path := oipjson.InputPath(i, nameOf(value))
 		if !msgpack.IsMap(value) {
 			return u.value(path, value)
 		}
@@ -113,10 +101,32 @@ func (u *unpacked) input(i int, path string, value []byte) error {
 			}
 		}
 		u.key(key)
+		if key == "data" {
+			return u.list(path+".data", value)
+		}
 		return u.value(fault.Member(path, key), value)
 	})
 	u.text = append(u.text, '}')
 	return misplaced(path, err)
+}
+
+// nameOf is the name of an input, or nothing where that is no text.
+func nameOf(input []byte) string {
+	name, _ := msgpack.Find(input, "name")
+	text, _ := msgpack.Text(name)
+	if len(text) > payload.MaxName {
+		return ""
+	}
+	return text
+}
+
+// list takes a tensor's data that are no bytes, and says that they could be.
+func (u *unpacked) list(path string, value []byte) (err error) {
+	u.text, err = msgpack.AppendAsJSON(u.text, value, u.limit)
+	if e, ok := errors.AsType[*msgpack.Error](err); ok {
+		return invalidInput(e.At(path), e.What()+"; send data as bytes (bin)")
+	}
+	return err
 }
 
 // keep keeps the bytes of a tensor, which the body shares.
@@ -158,5 +168,5 @@ func invalidInput(field, what string) error {
 	if field == "" {
 		return fault.Newf(fault.InvalidInput, "the body %s", what)
 	}
-	return fault.Newf(fault.InvalidInput, "%s %s", field, what).WithViolation(field, "%s", what)
+	return fault.Newf(fault.InvalidInput, "%s: %s", field, what).WithViolation(field, "%s", what)
 }

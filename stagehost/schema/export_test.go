@@ -1,0 +1,70 @@
+package schema
+
+import (
+	"encoding/json"
+	"errors"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+)
+
+// MaxWork is what one document may take.
+const MaxWork = maxWork
+
+// Steps returns how many steps a document takes against a schema, and whether it
+// keeps to it. The looks are those of schemas at values, as an extension counts them
+// that the library calls in every schema that it does not leave early.
+func Steps(schema, text string) (steps, looks int, keeps bool, err error) {
+	g, err := compile(runner.PartSpec{Name: "x", Schema: json.RawMessage(schema)})
+	if err != nil {
+		return 0, 0, false, err
+	}
+	doc, err := decode([]byte(text))
+	if err != nil {
+		return 0, 0, false, err
+	}
+	count := &looked{}
+	watch(g.root, count, map[*jsonschema.Schema]bool{})
+	steps, err = g.count(doc)
+	if err == nil {
+		return steps, count.times, true, nil
+	}
+	if errors.Is(err, errTooMuchWork) {
+		return steps, count.times, false, err
+	}
+	return steps, count.times, false, nil
+}
+
+// Keeps is what the library says by itself, of a document that it may take long for.
+func Keeps(schema, text string) bool {
+	doc, err := decode([]byte(schema))
+	if err != nil {
+		return false
+	}
+	compiler := jsonschema.NewCompiler()
+	if err := compiler.AddResource(here, doc); err != nil {
+		return false
+	}
+	compiled, err := compiler.Compile(here)
+	if err != nil {
+		return false
+	}
+	value, err := decode([]byte(text))
+	return err == nil && compiled.Validate(value) == nil
+}
+
+type looked struct{ times int }
+
+func (l *looked) Validate(*jsonschema.ValidatorContext, any) { l.times++ }
+
+func watch(s *jsonschema.Schema, by *looked, seen map[*jsonschema.Schema]bool) {
+	if seen[s] || s.Bool != nil {
+		return
+	}
+	seen[s] = true
+	s.Extensions = append(s.Extensions, by)
+	for _, to := range reached(s) {
+		watch(to, by, seen)
+	}
+}

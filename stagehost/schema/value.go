@@ -1,0 +1,123 @@
+package schema
+
+import (
+	"encoding/json"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// appendKey appends a key of a JSON value: two values that JSON Schema calls equal
+// have the same, and no others. Numbers are equal by what they are worth.
+func appendKey(dst []byte, v any) []byte {
+	dst = append(dst, keyKind(v))
+	switch v := v.(type) {
+	case bool:
+		return strconv.AppendBool(dst, v)
+	case string:
+		return appendText(dst, v)
+	case json.Number:
+		return appendWorth(dst, v.String())
+	case []any:
+		for _, one := range v {
+			dst = appendKey(dst, one)
+		}
+		return append(dst, ']')
+	case map[string]any:
+		for _, name := range slices.Sorted(maps.Keys(v)) {
+			dst = appendKey(appendText(dst, name), v[name])
+		}
+		return append(dst, '}')
+	}
+	return dst
+}
+
+// appendText appends text with its length before it, so that it has an end.
+func appendText(dst []byte, text string) []byte {
+	dst = strconv.AppendInt(dst, int64(len(text)), 10)
+	return append(append(dst, ':'), text...)
+}
+
+// keyKind is the first byte of a value's key. No key of another kind begins so.
+func keyKind(v any) byte {
+	switch v.(type) {
+	case bool:
+		return '?'
+	case string:
+		return '"'
+	case json.Number:
+		return '#'
+	case []any:
+		return '['
+	case map[string]any:
+		return '{'
+	default:
+		return '0'
+	}
+}
+
+// typeOf is the name of a value's type in JSON Schema; that of all numbers is number.
+func typeOf(v any) string {
+	switch v.(type) {
+	case bool:
+		return "boolean"
+	case string:
+		return "string"
+	case json.Number:
+		return "number"
+	case []any:
+		return "array"
+	case map[string]any:
+		return "object"
+	default:
+		return "null"
+	}
+}
+
+// appendWorth appends a number so that 100, 1e2 and 100.0 are the same.
+func appendWorth(dst []byte, text string) []byte {
+	digits, exponent := worth(text)
+	if digits == "" {
+		return append(dst, "0;"...)
+	}
+	if text[0] == '-' {
+		dst = append(dst, '-')
+	}
+	dst = append(append(dst, digits...), 'e')
+	return append(strconv.AppendInt(dst, int64(exponent), 10), ';')
+}
+
+// worth returns the digits of a JSON number without zeros at either end, and the
+// power of ten that they are to be multiplied by. Zero has no digits.
+func worth(text string) (digits string, exponent int) {
+	if at := strings.IndexAny(text, "eE"); at >= 0 {
+		exponent, _ = strconv.Atoi(text[at+1:]) // bounded by decode
+		text = text[:at]
+	}
+	whole, fraction, _ := strings.Cut(strings.TrimPrefix(text, "-"), ".")
+	digits = strings.TrimLeft(whole+fraction, "0")
+	short := strings.TrimRight(digits, "0")
+	return short, exponent - len(fraction) + len(digits) - len(short)
+}
+
+func isWhole(text string) bool {
+	digits, exponent := worth(text)
+	return digits == "" || exponent >= 0
+}
+
+// nesting is how deep a document nests; that of a scalar is zero.
+func nesting(v any) int {
+	deepest := 0
+	switch v := v.(type) {
+	case []any:
+		for _, one := range v {
+			deepest = max(deepest, 1+nesting(one))
+		}
+	case map[string]any:
+		for _, one := range v {
+			deepest = max(deepest, 1+nesting(one))
+		}
+	}
+	return deepest
+}
