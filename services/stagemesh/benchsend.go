@@ -135,11 +135,19 @@ func (s sendFlags) describe(t target.Settings, mean int) string {
 	case len(s.tensors) > 0:
 		return strings.Join(s.tensors, " ")
 	case s.payload != "":
-		return config.Bytes(mean).String() + " of bytes"
+		return sizeOf(mean) + ", generated"
 	case len(t.Inputs) == 1:
-		return fmt.Sprintf("a file of %s", config.Bytes(mean))
+		return "a file of " + sizeOf(mean)
 	}
-	return fmt.Sprintf("%d files of some %s", len(t.Inputs), config.Bytes(mean))
+	return fmt.Sprintf("%d files of some %s", len(t.Inputs), sizeOf(mean))
+}
+
+// sizeOf tells a size with its unit.
+func sizeOf(n int) string {
+	if text := config.Bytes(n).String(); strings.HasSuffix(text, "B") {
+		return text
+	}
+	return fmt.Sprintf("%d bytes", n)
 }
 
 // flagged is an error about a setting, which has the name of its flag but for the

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 
 	"github.com/google/uuid"
+	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/process"
@@ -90,6 +91,7 @@ func (p Part) host(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	settings.Host, settings.Version, settings.Logger = pipeline.HostID(uuid.Must(uuid.NewV7()).String()), process.Version(), p.Logger
+	settings.Meter = noop.Meter{}
 	known, err := p.registry(f)
 	if err != nil {
 		return err

@@ -71,7 +71,7 @@ func linear(from, to float64) []float64 {
 // around returns a logarithmic scale that has room for the values, from a mark to a
 // mark.
 func around(low, high float64) (from, to float64) {
-	if low <= 0 {
+	if low <= 0 || math.IsInf(low, 0) {
 		low = 0.001
 	}
 	return rounded(low, math.Floor), rounded(math.Max(high, low*1.1), math.Ceil)

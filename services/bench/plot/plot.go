@@ -10,7 +10,7 @@ import (
 // Measures of the picture, in pixels.
 const (
 	pictureWidth = 920.0
-	leftMargin   = 110.0
+	leftMargin   = 130.0
 	rightMargin  = 40.0
 	plotHeight   = 280.0
 	titleHeight  = 62.0

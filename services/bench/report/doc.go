@@ -8,8 +8,7 @@
 //
 // Latencies are those of answers; failures have their own, so that quick refusals do
 // not make a mesh look quick. They are kept in HDR histograms, of three significant
-// figures from a microsecond to ten minutes for the latency of answers, and of two for
-// its parts. What is beyond counts as ten minutes.
+// figures up to ten minutes for the latency of answers, and of two for its parts. What is beyond counts as ten minutes.
 //
 // # Where the time went
 //

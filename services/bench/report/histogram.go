@@ -6,9 +6,10 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// Range of what is measured; the figures beyond count as the bound.
+// Range of what is measured: what is shorter is 0, and what is longer counts as the
+// bound.
 const (
-	shortest = time.Microsecond
+	shortest = 16 * time.Nanosecond
 	longest  = 10 * time.Minute
 )
 
@@ -44,10 +45,15 @@ func distribution(h *hdrhistogram.Histogram) Distribution {
 		return Distribution{}
 	}
 	at := func(percentile float64) float64 { return milliseconds(time.Duration(h.ValueAtPercentile(percentile))) }
-	return Distribution{
+	out := Distribution{
 		Count: h.TotalCount(), MeanMS: h.Mean() / float64(time.Millisecond), MinMS: milliseconds(time.Duration(h.Min())),
 		P50MS: at(50), P90MS: at(90), P99MS: at(99), P999MS: at(99.9), MaxMS: milliseconds(time.Duration(h.Max())),
 	}
+	if out.MaxMS == 0 {
+		// The histogram takes each for the middle of its shortest.
+		out.MeanMS = 0
+	}
+	return out
 }
 
 // ticks are how many points of a curve halve the rest of the way to 100 %.

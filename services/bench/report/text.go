@@ -15,7 +15,7 @@ const Width = 100
 // WriteText writes the report as text.
 func WriteText(out io.Writer, r Report) error {
 	t := &text{out: out}
-	t.line("%s", r.Subject.sentence())
+	t.wrapped("", r.Subject.sentence())
 	t.line("%d cores, %s/%s, %s, stagemesh %s", r.Machine.Cores, r.Machine.OS, r.Machine.Arch, r.Machine.Go, r.Product)
 	for _, run := range r.Runs {
 		t.run(r, run)
@@ -93,8 +93,11 @@ func (t *text) run(r Report, run Run) {
 	t.split(run)
 	t.batches(run.Steps)
 	t.failures(run.Failures)
-	for _, note := range Notes(r, run) {
+	notes := Notes(r, run)
+	if len(notes) > 0 {
 		t.line("")
+	}
+	for _, note := range notes {
 		t.wrapped("note: ", note)
 	}
 }

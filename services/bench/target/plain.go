@@ -37,7 +37,8 @@ func newPlain(s Settings) (*plain, error) {
 	if err != nil {
 		return nil, fmt.Errorf("address: %w", err)
 	}
-	out := &plain{transport: s.transport(false), url: u.JoinPath("v1", "pipelines", s.Pipeline+":infer")}
+	u.Path = strings.TrimRight(u.Path, "/") + "/v1/pipelines/" + s.Pipeline + ":infer"
+	out := &plain{transport: s.transport(false), url: u}
 	out.client = direct(out.transport)
 	for _, inputs := range s.Inputs {
 		p, err := s.post(inputs)
