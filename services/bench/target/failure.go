@@ -7,6 +7,7 @@ import (
 
 	"connectrpc.com/connect"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -62,13 +63,20 @@ func rpcFailure(err error) error {
 	return failure(strings.ToUpper(rpc.Code().String()), rpc)
 }
 
-// statusFailure names what a client of gRPC says.
+// statusFailure names what a client of gRPC says. A mesh gives a reason to all that
+// it says itself.
 func statusFailure(err error) error {
 	said := status.Convert(err)
 	for _, detail := range said.Details() {
 		if info, is := detail.(*errdetails.ErrorInfo); is {
 			return failure(info.GetReason(), err)
 		}
+	}
+	switch said.Code() {
+	case codes.Unavailable:
+		return failure(Unreachable, err)
+	case codes.DeadlineExceeded:
+		return failure(Silent, err)
 	}
 	return failure(codeName(said.Code().String()), err)
 }
