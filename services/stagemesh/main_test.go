@@ -33,9 +33,9 @@ func TestMain(m *testing.M) {
 func part(args []string) {
 	if err := command(context.Background(), os.Stdin, os.Stdout, os.Stderr, args...); err != nil {
 		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1) //nolint:forbidigo // this is main
+		os.Exit(1)
 	}
-	os.Exit(0) //nolint:forbidigo // this is main
+	os.Exit(0)
 }
 
 const digits = "../../examples/digits"

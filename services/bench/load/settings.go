@@ -93,7 +93,7 @@ func (s Settings) Validate() error {
 
 func (s Settings) validateOpen() error {
 	switch {
-	case !(s.Rate > 0 && s.Rate <= MaxRate) || math.IsNaN(s.Rate): //nolint:staticcheck // NaN is neither
+	case math.IsNaN(s.Rate) || s.Rate <= 0 || s.Rate > MaxRate:
 		return fmt.Errorf("rate: %v is not above 0, and at most %d a second", s.Rate, MaxRate)
 	case s.Arrivals != "" && s.Arrivals != Constant && s.Arrivals != Poisson:
 		return fmt.Errorf("arrivals: %q is neither constant nor poisson", s.Arrivals)

@@ -123,7 +123,7 @@ func thousands(v float64) string {
 func (c *canvas) latencyAxis(p panel, y scale) {
 	for _, mark := range y.marks() {
 		at := y.at(mark)
-		c.line(p.left, at, p.right, at, rule)
+		c.rule(p.left, at, p.right, at)
 		c.text(p.left-8, at+4, small, ends, faint, milliseconds(mark))
 	}
 }

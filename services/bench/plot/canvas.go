@@ -14,7 +14,7 @@ const (
 	letter     = 0.56
 	foreground = "#1a1a1a"
 	faint      = "#6b6b6b"
-	rule       = "#dddddd"
+	grid       = "#dddddd"
 )
 
 // Where a text stands at its point.
@@ -27,8 +27,9 @@ const (
 // canvas is a picture in the making. Points are pixels from the left and the top.
 type canvas struct{ body strings.Builder }
 
-func (c *canvas) line(x1, y1, x2, y2 float64, colour string) {
-	fmt.Fprintf(&c.body, `<line x1="%.1f" y1="%.1f" x2="%.1f" y2="%.1f" stroke="%s"/>`+"\n", x1, y1, x2, y2, colour)
+// rule draws a line of the grid.
+func (c *canvas) rule(x1, y1, x2, y2 float64) {
+	fmt.Fprintf(&c.body, `<line x1="%.1f" y1="%.1f" x2="%.1f" y2="%.1f" stroke="%s"/>`+"\n", x1, y1, x2, y2, grid)
 }
 
 func (c *canvas) rect(x, y, w, h float64, colour, title string) {

@@ -32,7 +32,7 @@ func (c *canvas) percentiles(p panel, runs []report.Run) {
 
 func (c *canvas) percentileMark(p panel, x scale, percentile float64) {
 	at := x.at(nines(percentile))
-	c.line(at, p.top, at, p.bottom, rule)
+	c.rule(at, p.top, at, p.bottom)
 	c.text(at, p.bottom+18, small, centred, faint, strconv.FormatFloat(percentile, 'g', 7, 64)+" %")
 }
 

@@ -102,7 +102,8 @@ func TestAPictureHasNoImpossibleNumbers(t *testing.T) {
 func TestTheSameReportIsTheSamePicture(t *testing.T) {
 	t.Parallel()
 	runs := []report.Run{runOf(1, time.Second), runOf(8, time.Minute)}
-	if draw(t, runs...) != draw(t, runs...) {
-		t.Error("they differ")
+	first := draw(t, runs...)
+	if again := draw(t, runs...); again != first {
+		t.Errorf("got\n%s\nand then\n%s", first, again)
 	}
 }

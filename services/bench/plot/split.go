@@ -20,7 +20,7 @@ func (c *canvas) split(p panel, runs []report.Run) {
 	x := scale{from: 0, to: max(longest, 0.001), low: p.left, high: p.right}
 	for _, mark := range x.marks() {
 		at := x.at(mark)
-		c.line(at, p.top, at, p.bottom, rule)
+		c.rule(at, p.top, at, p.bottom)
 		c.text(at, p.bottom+18, small, centred, faint, milliseconds(mark))
 	}
 	colours := partColours(runs)

@@ -29,7 +29,7 @@ func (c *canvas) throughput(p panel, runs []report.Run) {
 	y := scale{from: from, to: to, low: p.bottom, high: p.top, log: true}
 	c.latencyAxis(p, y)
 	for _, mark := range x.marks() {
-		c.line(x.at(mark), p.top, x.at(mark), p.bottom, rule)
+		c.rule(x.at(mark), p.top, x.at(mark), p.bottom)
 		c.text(x.at(mark), p.bottom+18, small, centred, faint, thousands(mark)+"/s")
 	}
 	for i, line := range lines {
