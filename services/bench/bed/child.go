@@ -88,7 +88,7 @@ func (c *child) stop() error {
 	select {
 	case <-c.ended:
 	case <-timer.C:
-		_ = c.cmd.Process.Kill()
+		_ = killAll(c.cmd.Process)
 		<-c.ended
 	}
 	if c.err != nil {

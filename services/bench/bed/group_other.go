@@ -2,7 +2,13 @@
 
 package bed
 
-import "syscall"
+import (
+	"os"
+	"syscall"
+)
 
 // apartFromTerminal is as usual.
 func apartFromTerminal() *syscall.SysProcAttr { return nil }
+
+// killAll kills a process.
+func killAll(p *os.Process) error { return p.Kill() }
