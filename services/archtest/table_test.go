@@ -99,10 +99,11 @@ var importTable = rules{
 			mayAppearIn: list(
 				auth, bus, "mesh/result", "mesh/deadletter", "mesh/attempt", "mesh/claim", "discovery/natskv",
 				// The baseline that the bench command compares the mesh with.
-				"services/stagemesh/bench",
+				"services/bench/baseline",
 			),
 			andInTests: true,
 		},
+		{packages: list("github.com/HdrHistogram/hdrhistogram-go/..."), mayAppearIn: list("services/bench/report"), andInTests: true},
 		{packages: list("github.com/nats-io/nats-server/..."), mayAppearIn: list("services/local"), andInTests: true},
 		{packages: list("github.com/hashicorp/consul/..."), mayAppearIn: list("discovery/consul")},
 		{packages: list("github.com/santhosh-tekuri/jsonschema/v6/..."), mayAppearIn: list("stagehost/schema"), andInTests: true},

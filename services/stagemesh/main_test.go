@@ -3,7 +3,9 @@ package stagemesh_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -20,7 +22,20 @@ import (
 // A broker that ends while a queue is being made forgets the clock that all
 // brokers of a process share.
 func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == "bench-part" {
+		// It is a process of the mesh that a test of bench has started.
+		part(os.Args[1:])
+	}
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server/ats.Register.func1"))
+}
+
+// part is the program stagemesh with these arguments.
+func part(args []string) {
+	if err := command(context.Background(), os.Stdin, os.Stdout, os.Stderr, args...); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
 }
 
 const digits = "../../examples/digits"

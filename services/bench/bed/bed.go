@@ -1,0 +1,56 @@
+package bed
+
+import (
+	"context"
+	"log/slog"
+
+	"github.com/stagemesh/stagemesh/mesh/process"
+	"github.com/stagemesh/stagemesh/services/local"
+)
+
+// Settings say which mesh is started, and how.
+type Settings struct {
+	// File is the path of the mesh's file.
+	File string
+	// Program is the path of the program for the parts of the mesh; empty means that
+	// they are in this process.
+	Program string
+	// Arguments go to the program before those of the part.
+	Arguments []string
+	// Logger may be nil: nothing is logged.
+	Logger *slog.Logger
+}
+
+// Bed is a mesh that runs.
+type Bed struct {
+	url  string
+	stop func() error
+}
+
+// URL is where callers ask it.
+func (b *Bed) URL() string { return b.url }
+
+// Stop stops the mesh, and returns what its parts failed with.
+func (b *Bed) Stop() error { return b.stop() }
+
+// Start starts a mesh, and returns when it serves. The context is only for the start.
+func Start(ctx context.Context, s Settings) (*Bed, error) {
+	if s.Logger == nil {
+		s.Logger = slog.New(slog.DiscardHandler)
+	}
+	if s.Program != "" {
+		return startProcesses(ctx, s)
+	}
+	f, err := read(s.File)
+	if err != nil {
+		return nil, err
+	}
+	m, err := local.FromFile(f, local.FileSettings{Logger: s.Logger, Version: process.Version()})
+	if err != nil {
+		return nil, err
+	}
+	if err := m.Start(ctx); err != nil {
+		return nil, err
+	}
+	return &Bed{url: m.URL(), stop: m.Stop}, nil
+}

@@ -1,0 +1,130 @@
+package bed
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+
+	"github.com/google/uuid"
+	"go.opentelemetry.io/otel/metric/noop"
+
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/process"
+	"github.com/stagemesh/stagemesh/services/local"
+	"github.com/stagemesh/stagemesh/services/meshfile"
+	"github.com/stagemesh/stagemesh/services/registry"
+	"github.com/stagemesh/stagemesh/services/runners"
+	"github.com/stagemesh/stagemesh/stagehost"
+)
+
+// Part says which part of a mesh a process is: the front, or a host.
+type Part struct {
+	// File is the path of the mesh's file.
+	File string
+	// Stage that it is a host of; empty means the broker and the gateway.
+	Stage string
+	// Broker is the URL for a host to join.
+	Broker string
+	Logger *slog.Logger
+}
+
+// announcement is what a process says when it is ready.
+type announcement struct {
+	// Broker is where hosts join, and URL where callers ask; hosts have neither.
+	Broker string `json:"broker,omitempty"`
+	URL    string `json:"url,omitempty"`
+}
+
+// Run runs the part until the input ends, or the context does. Out gets one line when
+// it is ready.
+func (p Part) Run(ctx context.Context, in io.Reader, out io.Writer) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	// It outlives Run where the input does, and ends with the process.
+	go func() {
+		defer cancel()
+		_, _ = io.Copy(io.Discard, in) // its end is what is waited for
+	}()
+	if p.Stage != "" {
+		return p.host(ctx, out)
+	}
+	return p.front(ctx, out)
+}
+
+func announce(out io.Writer, a announcement) error { return json.NewEncoder(out).Encode(a) }
+
+// front runs the broker and the gateway.
+func (p Part) front(ctx context.Context, out io.Writer) error {
+	f, err := read(p.File)
+	if err != nil {
+		return err
+	}
+	reachable(f)
+	m, err := local.FromFile(f, local.FileSettings{Stages: []string{}, Logger: p.Logger, Version: process.Version()})
+	if err != nil {
+		return err
+	}
+	if err := m.Start(ctx); err != nil {
+		return err
+	}
+	err = announce(out, announcement{Broker: m.BrokerURL(), URL: m.URL()})
+	if err == nil {
+		err = m.Wait(ctx)
+	}
+	if stopped := m.Stop(); err == nil {
+		err = stopped
+	}
+	return err
+}
+
+// host runs one host of the stage.
+func (p Part) host(ctx context.Context, out io.Writer) error {
+	f, err := meshfile.ReadAt(p.File, p.Broker, runners.All()...)
+	if err != nil {
+		return err
+	}
+	apart(f)
+	settings, err := f.Host(p.Stage)
+	if err != nil {
+		return err
+	}
+	settings.Host, settings.Version, settings.Logger = pipeline.HostID(uuid.Must(uuid.NewV7()).String()), process.Version(), p.Logger
+	settings.Meter = noop.Meter{}
+	known, err := p.registry(f)
+	if err != nil {
+		return err
+	}
+	settings.Registry = known.Host()
+	h, err := stagehost.New(settings)
+	if err != nil {
+		return fmt.Errorf("stage %s: %w", p.Stage, err)
+	}
+	return known.Around(ctx, func() error { return serve(ctx, h, out) })
+}
+
+func (p Part) registry(f *meshfile.File) (*registry.Registry, error) {
+	settings := f.RegistrySettings()
+	if settings == nil {
+		return nil, nil
+	}
+	settings.Logger = p.Logger
+	return registry.New(*settings)
+}
+
+// serve runs the host, and says once that it is ready.
+func serve(ctx context.Context, h *stagehost.Host, out io.Writer) error {
+	group := process.New(slog.New(slog.DiscardHandler), process.Part{Name: "host", Run: h.Run, Ready: h.WaitReady})
+	if err := group.Start(ctx); err != nil {
+		return err
+	}
+	err := announce(out, announcement{})
+	if err == nil {
+		err = group.Wait(ctx)
+	}
+	if stopped := group.Stop(); err == nil {
+		err = stopped
+	}
+	return err
+}

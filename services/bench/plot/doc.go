@@ -1,0 +1,13 @@
+// Package plot draws a report as one picture in SVG: latency by percentile, where the
+// time went, and, of several runs, latency by throughput.
+//
+//	err := plot.Write(file, r)
+//
+// The picture is text: it needs no font and no script, is the same for the same report,
+// and may be put on a page. The colours are told apart by those who see few of them.
+//
+// The axis of percentiles gives each nine the same room, as the tail is what callers
+// see; that of latencies is logarithmic. Bars are means, because only means add up.
+//
+// Everything is a pure function. Write fails only where its writer does.
+package plot

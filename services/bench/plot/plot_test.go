@@ -1,0 +1,109 @@
+package plot_test
+
+import (
+	"bytes"
+	"encoding/xml"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/stagemesh/stagemesh/services/bench/load"
+	"github.com/stagemesh/stagemesh/services/bench/plot"
+	"github.com/stagemesh/stagemesh/services/bench/report"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// runOf is a run of a thousand answers, the longest of that time.
+func runOf(callers int, longest time.Duration) report.Run {
+	recorder := report.NewRecorder(0)
+	for i := range 1000 {
+		latency := longest * time.Duration(i+1) / 1000
+		recorder.Record(i, load.Sample{Latency: latency, Answer: &load.Answer{
+			Total: latency / 2, Steps: []load.Step{{Name: "a<b", Queue: latency / 10, Run: latency / 10, BatchSize: 1}},
+		}})
+	}
+	return recorder.Run(load.Settings{Concurrency: callers, Duration: time.Second}, load.Outcome{Elapsed: time.Second, Sent: 1000})
+}
+
+func draw(t *testing.T, runs ...report.Run) string {
+	t.Helper()
+	var out bytes.Buffer
+	err := plot.Write(&out, report.Report{Version: report.Version, Subject: report.Subject{Pipeline: "x&y", Place: report.InProcess}, Runs: runs})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out.String()
+}
+
+// count counts the elements of a picture, which is well-formed.
+func count(t *testing.T, picture string) map[string]int {
+	t.Helper()
+	out := map[string]int{}
+	decoder := xml.NewDecoder(strings.NewReader(picture))
+	for {
+		token, err := decoder.Token()
+		if errors.Is(err, io.EOF) {
+			return out
+		}
+		if err != nil {
+			t.Fatalf("%v in\n%s", err, picture)
+		}
+		if begin, ok := token.(xml.StartElement); ok {
+			out[begin.Name.Local]++
+		}
+	}
+}
+
+func TestEachRunHasACurveAndABar(t *testing.T) {
+	t.Parallel()
+	one := draw(t, runOf(1, time.Second))
+	if got := count(t, one); got["polyline"] != 1 || got["circle"] != 0 || !strings.Contains(one, "<title>a&lt;b run 50.050 ms</title>") {
+		t.Errorf("got %v in\n%s", got, one)
+	}
+	three := draw(t, runOf(1, time.Second), runOf(8, time.Minute), runOf(64, 10*time.Microsecond))
+	// Three by percentile, and P50, P99 and P99.9 by throughput, with a dot for each run.
+	if got := count(t, three); got["polyline"] != 6 || got["circle"] != 9 {
+		t.Errorf("got %v", got)
+	}
+	for _, name := range []string{"1 caller", "8 callers", "64 callers", "a&lt;b queue", "hops", "outside", "99.9 %", "50 %", "x&amp;y"} {
+		if !strings.Contains(three, ">"+name) && !strings.Contains(three, name) {
+			t.Errorf("there is no %s", name)
+		}
+	}
+}
+
+func TestAPictureHasNoImpossibleNumbers(t *testing.T) {
+	t.Parallel()
+	same := runOf(1, 0)
+	for name, runs := range map[string][]report.Run{
+		"none": {}, "without answers": {{}, {}}, "all alike": {same, same}, "one and none": {runOf(1, time.Second), {}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			picture := draw(t, runs...)
+			count(t, picture)
+			for _, bad := range []string{"NaN", "Inf", `width="-`, `height="-`} {
+				if strings.Contains(picture, bad) {
+					t.Errorf("there is a %s in\n%s", bad, picture)
+				}
+			}
+		})
+	}
+	if !strings.Contains(draw(t), "There are no answers to draw.") {
+		t.Error("it does not say that there is nothing")
+	}
+}
+
+func TestTheSameReportIsTheSamePicture(t *testing.T) {
+	t.Parallel()
+	runs := []report.Run{runOf(1, time.Second), runOf(8, time.Minute)}
+	first := draw(t, runs...)
+	if again := draw(t, runs...); again != first {
+		t.Errorf("got\n%s\nand then\n%s", first, again)
+	}
+}

@@ -1,0 +1,25 @@
+// Package report measures what a load comes to, and tells it: as a value that goes to
+// JSON and back, and as text.
+//
+//	recorder := report.NewRecorder(deadline)
+//	outcome, err := load.Run(ctx, settings, target, recorder)
+//	r := report.Report{Version: report.Version, Runs: []report.Run{recorder.Run(settings, outcome)}}
+//	err = report.WriteText(os.Stdout, r)
+//
+// Latencies are those of answers; failures have their own, so that quick refusals do
+// not make a mesh look quick. They are kept in HDR histograms, of three significant
+// figures up to ten minutes for the latency of answers, and of two for its parts. What is beyond counts as ten minutes.
+//
+// # Where the time went
+//
+// Per answer the parts add up to what passed between sending the request and having
+// its answer: of each step queue, batch and run, as its timeline says; hops, which is
+// the gateway's total without all of those; and outside, which is what passed without
+// the gateway's total: client, network and the gateway's front. So the means of the
+// parts add up to the mean of the whole. Percentiles do not: the slowest in one part
+// is rarely the slowest in another.
+//
+// A Recorder is safe for concurrent use. It holds a few histograms for each processor,
+// however many requests there are; a sample costs no allocation. What is read from it is
+// complete once the load has ended.
+package report

@@ -1,0 +1,86 @@
+package stagemesh
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/stagemesh/stagemesh/mesh/process"
+	"github.com/stagemesh/stagemesh/services/bench/bed"
+	"github.com/stagemesh/stagemesh/services/bench/report"
+	"github.com/stagemesh/stagemesh/services/bench/target"
+	"github.com/stagemesh/stagemesh/services/logflags"
+)
+
+// mesh returns the address of the mesh that is asked, and what stops it where it was
+// started for that.
+func (b *bench) mesh(ctx context.Context, s *report.Subject) (address string, stop func() error, err error) {
+	if b.flags.mesh == "" {
+		p := b.flags.address.portFlags
+		address, err = baseURL("--"+p.flag, p.address, p.standard)
+		s.Place, s.Address = report.Elsewhere, redacted(address)
+		return address, func() error { return nil }, err
+	}
+	settings := bed.Settings{File: b.flags.mesh}
+	s.Place, s.File = report.InProcess, b.flags.mesh
+	if b.flags.processes {
+		s.Place, settings.Arguments = report.Processes, []string{partVerb}
+		if settings.Program, err = os.Executable(); err != nil {
+			return "", nil, fmt.Errorf("--processes: %w", err)
+		}
+	}
+	started, err := bed.Start(ctx, settings)
+	if err != nil {
+		return "", nil, err
+	}
+	return started.URL(), started.Stop, nil
+}
+
+// reach returns what asks at the address.
+func (b *bench) reach(address string) (*target.Target, error) {
+	p := b.flags.address.portFlags
+	token, err := p.token()
+	if err != nil {
+		return nil, err
+	}
+	transport, err := p.transport()
+	if err != nil {
+		return nil, err
+	}
+	s := b.target
+	s.Address, s.TLS = address, transport.TLSClientConfig
+	if known, ok := token.(bearer); ok {
+		s.Token = string(known)
+	}
+	for _, l := range b.loads {
+		s.Connections = max(s.Connections, l.Concurrency, l.MaxInFlight)
+	}
+	return target.New(s)
+}
+
+// partVerb runs a part of a mesh for bench --processes.
+const partVerb = "bench-part"
+
+// newBenchPart is for bench alone, and is not shown.
+func newBenchPart() *cobra.Command {
+	var part bed.Part
+	cmd := &cobra.Command{
+		Use: partVerb, Hidden: true, Args: cobra.NoArgs,
+		Short: "Run a part of the mesh that bench measures, until standard input ends",
+	}
+	cmd.Flags().StringVar(&part.File, bed.FileFlag, "", "the mesh's file")
+	cmd.Flags().StringVar(&part.Stage, bed.StageFlag, "", "the stage to be a host of; the broker and the gateway if empty")
+	cmd.Flags().StringVar(&part.Broker, bed.BrokerFlag, "", "the broker that a host joins")
+	log := logflags.Add(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
+		if part.Logger, err = log.Logger(cmd.ErrOrStderr()); err != nil {
+			return err
+		}
+		ctx, stop := process.UntilTold(cmd.Context())
+		defer stop()
+		return part.Run(ctx, cmd.InOrStdin(), cmd.OutOrStdout())
+	}
+	return cmd
+}
