@@ -39,5 +39,6 @@
 // no goroutine, but for Each: one for every message in hand and one that watches, all of
 // which have ended when the stream has. Messages are the function's to keep.
 //
-// Its promises are held by the tests of gateway/front/rpc, and of Each by those of gateway/front/oip.
+// Its promises are held by the tests of gateway/front/rpc, and of Each by its own and
+// those of gateway/front/oip.
 package procedure
