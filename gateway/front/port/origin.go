@@ -75,10 +75,10 @@ func withCORS(next http.Handler, origins []string) http.Handler {
 		AllowedMethods: slices.Concat(connectcors.AllowedMethods(), []string{http.MethodDelete}),
 		AllowedHeaders: slices.Concat(connectcors.AllowedHeaders(), []string{
 			header.Timeout, header.Priority, header.Durability, header.IdempotencyKey, header.WaitForRoom,
-			header.TraceParent, header.TraceState, "Authorization",
+			header.TraceParent, header.TraceState, header.JSONLength, "Authorization", "If-None-Match",
 		}),
 		ExposedHeaders: slices.Concat(connectcors.ExposedHeaders(), []string{
-			header.RequestID, header.ServerTiming, "Trailer-" + header.ServerTiming, "Retry-After",
+			header.RequestID, header.ServerTiming, "Trailer-" + header.ServerTiming, header.JSONLength, "Retry-After", "ETag",
 		}),
 		MaxAge: int(preflightAge / time.Second),
 	}).Handler(next)
