@@ -120,6 +120,9 @@ func (g *generation) parameter(name string, value payload.Value) error {
 // of what it takes gets it as a blob without a name.
 func (g *generation) text(f oipjson.Field) error {
 	if len(g.takes) == 0 {
+		if _, ok := f.Text(); !ok {
+			return noString(f)
+		}
 		return g.input(f, &stagev1.PartSpec{Body: &stagev1.PartSpec_Blob{Blob: &stagev1.BlobSpec{ContentTypes: []string{textPlain}}}})
 	}
 	var only *stagev1.PartSpec
@@ -178,6 +181,9 @@ func partOf(f oipjson.Field, spec *stagev1.PartSpec) (payload.Part, error) {
 	if contentType, takes := pick(types, jsonType, jsonType); takes {
 		return payload.OfBlob(spec.GetName(), contentType, f.JSON), nil
 	}
+	if _, takes := pick(types, "text/", textPlain); takes && f.Null() {
+		return payload.Part{}, noString(f)
+	}
 	return payload.Part{}, wrongInput(f.Name, "cannot be said so: the model takes %s there", strings.Join(types, ", "))
 }
 
@@ -203,6 +209,13 @@ func pick(types []string, prefix, usual string) (string, bool) {
 		takesUsual = takesUsual || t == "*/*" || t == family+"/*"
 	}
 	return usual, takesUsual
+}
+
+func noString(f oipjson.Field) error {
+	if f.Null() {
+		return wrongInput(f.Name, "is null; send a string")
+	}
+	return wrongInput(f.Name, "is no string; send one")
 }
 
 func wrongInput(field, format string, args ...any) error {
