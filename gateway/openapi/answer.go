@@ -88,7 +88,7 @@ func (a asked) outputSchema(p part) object {
 // are not what their type says are in base64 whatever that is.
 func (a asked) trim(properties object, p part) {
 	types := p.types()
-	if !slices.ContainsFunc(types, func(t string) bool { return isJSON(t) || ranges(t) }) {
+	if !slices.ContainsFunc(types, func(t string) bool { return payload.IsJSON(t) || ranges(t) }) {
 		delete(properties, "json")
 	}
 	if !slices.ContainsFunc(types, func(t string) bool { return isText(t) || ranges(t) }) {

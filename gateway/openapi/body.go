@@ -3,6 +3,8 @@ package openapi
 import (
 	"maps"
 	"slices"
+
+	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
 // body describes what callers may send: one blob as it is, blobs as a form, and
@@ -42,7 +44,7 @@ func anything() object {
 	for _, contentType := range usual(anyType) {
 		var schema object
 		switch {
-		case isJSON(contentType):
+		case payload.IsJSON(contentType):
 			schema = object{"description": "Tensors in the form of the Open Inference Protocol, or JSON that is one input."}
 		case isText(contentType):
 			schema = object{"type": "string"}

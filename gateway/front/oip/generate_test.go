@@ -80,6 +80,7 @@ func TestMembersOfABodyAreTheModelsInputsAndParameters(t *testing.T) {
 		"strings":                {takesOf(tensorOf("x", "BYTES", -1)), `{"x": ["a", "", "c"]}`, []payload.Part{texts(t, "x", []int64{3}, "a", "", "c")}, nil},
 		"no elements":            {takesOf(tensorOf("x", "FP32", -1)), `{"x": []}`, []payload.Part{floats(t, "x", []int64{0})}, nil},
 		"a text of another kind": {takesOf(mediaOf("p", "text/markdown")), `{"text_input": "hi"}`, []payload.Part{payload.OfBlob("p", "text/markdown", []byte("hi"))}, nil},
+		"JSON of its own":        {takesOf(mediaOf("j", "application/vnd.x+json")), `{"j": {"a": 1}}`, []payload.Part{payload.OfBlob("j", "application/vnd.x+json", []byte(`{"a": 1}`))}, nil},
 		"JSON":                   {takesOf(mediaOf("j", "application/json")), `{"j": {"a": [1, null]}}`, []payload.Part{payload.OfBlob("j", "application/json", []byte(`{"a": [1, null]}`))}, nil},
 		"a string that is JSON":  {takesOf(mediaOf("j", "application/json")), `{"j": "a"}`, []payload.Part{payload.OfBlob("j", "application/json", []byte(`"a"`))}, nil},
 		"an input called id":     {takesOf(blobOf("id")), `{"id": "hi"}`, []payload.Part{text("id")}, nil},
