@@ -19,7 +19,7 @@ func (a asked) answer() object {
 		}
 		for _, media := range p.types() {
 			switch schema := a.blobSchema(p, media); {
-			case outputs == nil && (isJSON(media) || msgpack.Is(media)):
+			case outputs == nil && (payload.IsJSON(media) || msgpack.Is(media)):
 			case media == jsonType:
 				plain = append(plain, schema)
 			case media == msgpack.Type:
@@ -117,7 +117,7 @@ func (a asked) outputSchema(p part, f form) object {
 // that is.
 func (a asked) trim(properties object, p part, f form) (either []any) {
 	types := p.types()
-	if !slices.ContainsFunc(types, func(t string) bool { return isJSON(t) || ranges(t) }) {
+	if !slices.ContainsFunc(types, func(t string) bool { return payload.IsJSON(t) || ranges(t) }) {
 		delete(properties, "json")
 	}
 	if !slices.ContainsFunc(types, func(t string) bool { return isText(t) || ranges(t) }) {

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/stagemesh/stagemesh/mesh/msgpack"
+	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
 
@@ -45,7 +46,7 @@ func anything() object {
 	for _, contentType := range append(usual(anyType), msgpack.Type) {
 		var schema object
 		switch {
-		case isJSON(contentType):
+		case payload.IsJSON(contentType):
 			schema = object{"description": "Tensors in the form of the Open Inference Protocol, or JSON that is one input. Which it is may be said: `application/json; form=tensors`, or `form=blob`."}
 		case msgpack.Is(contentType):
 			schema = packed(object{"description": "As with JSON: tensors, or one input."})

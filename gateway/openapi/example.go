@@ -56,7 +56,7 @@ func (a asked) blobExamples(p part, media string) object {
 	out := object{}
 	for _, e := range a.examples() {
 		part, ok := payload.Find(e.parts, p.name)
-		if !ok || part.Tensor != nil || mediaOf(part.Blob.ContentType) != media {
+		if !ok || part.Tensor != nil || payload.BareType(part.Blob.ContentType) != media {
 			continue
 		}
 		if value, ok := said(media, part.Blob.Data); ok {
@@ -69,7 +69,7 @@ func (a asked) blobExamples(p part, media string) object {
 // said returns bytes of a media type as JSON, where that can say them.
 func said(media string, data []byte) (any, bool) {
 	switch {
-	case isJSON(media) && json.Valid(data):
+	case payload.IsJSON(media) && json.Valid(data):
 		return json.RawMessage(data), true
 	case isText(media) && utf8.Valid(data):
 		return string(data), true
@@ -81,7 +81,7 @@ func said(media string, data []byte) (any, bool) {
 func (a asked) blobExample(p part, media string) (any, bool) {
 	for _, e := range a.examples() {
 		part, ok := payload.Find(e.parts, p.name)
-		if ok && part.Tensor == nil && mediaOf(part.Blob.ContentType) == media {
+		if ok && part.Tensor == nil && payload.BareType(part.Blob.ContentType) == media {
 			return said(media, part.Blob.Data)
 		}
 	}
@@ -164,9 +164,9 @@ func (p part) made() (any, bool) {
 	media := p.types()[0]
 	out := object{"name": p.name, "content_type": media}
 	switch {
-	case isJSON(media) && p.GetSchema() != "":
+	case payload.IsJSON(media) && p.GetSchema() != "":
 		return nil, false
-	case isJSON(media):
+	case payload.IsJSON(media):
 		out["json"] = object{}
 	case isText(media):
 		out["text"] = "text"

@@ -2,7 +2,6 @@ package openapi
 
 import (
 	"fmt"
-	"mime"
 	"slices"
 	"strings"
 
@@ -134,7 +133,7 @@ func usual(contentType string) []string {
 }
 
 const (
-	jsonType = "application/json"
+	jsonType = payload.JSONType
 	formType = "multipart/form-data"
 	anyType  = "*/*"
 )
@@ -147,7 +146,7 @@ func (p part) types() []string {
 	}
 	var out []string
 	for _, one := range said {
-		for _, contentType := range usual(mediaOf(one)) {
+		for _, contentType := range usual(payload.BareType(one)) {
 			if !slices.Contains(out, contentType) {
 				out = append(out, contentType)
 			}
@@ -156,21 +155,12 @@ func (p part) types() []string {
 	return out
 }
 
-func mediaOf(contentType string) string {
-	if media, _, err := mime.ParseMediaType(contentType); err == nil {
-		return media
-	}
-	return strings.ToLower(strings.TrimSpace(contentType))
-}
-
-func isJSON(media string) bool { return media == jsonType || strings.HasSuffix(media, "+json") }
-
 func isText(media string) bool { return strings.HasPrefix(media, "text/") }
 
 // blobSchema is a blob of a media type as a body of its own, or a part of a form.
 func (a asked) blobSchema(p part, media string) object {
 	switch {
-	case isJSON(media):
+	case payload.IsJSON(media):
 		return a.jsonSchema(p)
 	case msgpack.Is(media):
 		return packed(a.jsonSchema(p))

@@ -85,40 +85,21 @@ func meet(a, b []int64) bool {
 }
 
 // mediaFit reports whether a blob of one of the types given may be one of those
-// wanted; none is any.
+// wanted; none is any. A host turns MessagePack into JSON.
 func mediaFit(given, want []string) bool {
 	if len(given) == 0 || len(want) == 0 {
 		return true
 	}
 	return slices.ContainsFunc(given, func(a string) bool {
 		return slices.ContainsFunc(want, func(b string) bool {
-			return covers(a, b) || covers(b, a) || bare(a) == payload.OctetStream || isJSON(a) && covers(b, jsonType)
+			return payload.AcceptsType(b, a) || ranges(a) && payload.AcceptsType(a, b) ||
+				payload.BareType(a) == payload.OctetStream || msgpack.Is(a) && payload.AcceptsType(b, payload.JSONType)
 		})
 	})
 }
 
-const jsonType = "application/json"
-
-// isJSON reports whether a stage that takes JSON takes the type: a host turns
-// MessagePack into it.
-func isJSON(mediaType string) bool {
-	return strings.HasSuffix(bare(mediaType), "+json") || msgpack.Is(mediaType)
-}
-
-// covers reports whether a pattern such as image/* means what another does.
-func covers(pattern, other string) bool {
-	pattern, other = bare(pattern), bare(other)
-	if family, ok := strings.CutSuffix(pattern, "*"); ok {
-		return family == "*/" || strings.HasPrefix(other, family)
-	}
-	return pattern == other
-}
-
-// bare is a media type without its parameters.
-func bare(mediaType string) string {
-	out, _, _ := strings.Cut(mediaType, ";")
-	return strings.ToLower(strings.TrimSpace(out))
-}
+// ranges reports whether a media type is a pattern, such as image/*.
+func ranges(mediaType string) bool { return strings.HasSuffix(payload.BareType(mediaType), "*") }
 
 // leastBytes is how large the smallest inputs of the stage are: one row, no optional
 // part, no extent that may be any; and how large what is sent for them is, as one part

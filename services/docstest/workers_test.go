@@ -48,6 +48,35 @@ func firstBlock(t *testing.T, path, language, has string) string {
 
 var ports = regexp.MustCompile(`127\.0\.0\.1:\d+`)
 
+// up runs the command with the arguments until the test ends, and returns what it prints:
+// so many lines once it is ready.
+func up(t *testing.T, lines int, args ...string) string {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	var out, errOut printed
+	ended := make(chan error, 1)
+	cmd := stagemesh.New()
+	cmd.SetArgs(append([]string{"up"}, append(args, "--listen", "127.0.0.1:0", "--ops", "127.0.0.1:0", "--admin", "127.0.0.1:0")...))
+	cmd.SetOut(&out)
+	cmd.SetErr(&errOut)
+	go func() { ended <- cmd.ExecuteContext(ctx) }()
+	bustest.Eventually(t, "up is ready", func() bool {
+		select {
+		case err := <-ended:
+			t.Fatalf("it ended: %v\n%s", err, errOut.String())
+		default:
+		}
+		return strings.Count(out.String(), "\n") == lines
+	})
+	t.Cleanup(func() {
+		stop()
+		if err := bustest.Receive(t, "the end of up", ended); err != nil {
+			t.Error(err)
+		}
+	})
+	return out.String()
+}
+
 // The worker of the README runs as it stands, prints what the README says, and
 // answers the line that it prints.
 func TestTheWorkerOfTheReadmeAnswers(t *testing.T) {
@@ -56,33 +85,12 @@ func TestTheWorkerOfTheReadmeAnswers(t *testing.T) {
 	if err := os.WriteFile(path, []byte(firstBlock(t, "README.md", "python", "class Mean")), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	ctx, stop := context.WithCancel(t.Context())
-	var out, errOut printed
-	ended := make(chan error, 1)
-	cmd := stagemesh.New()
-	cmd.SetArgs([]string{"up", path, "--listen", "127.0.0.1:0", "--ops", "127.0.0.1:0", "--admin", "127.0.0.1:0"})
-	cmd.SetOut(&out)
-	cmd.SetErr(&errOut)
-	go func() { ended <- cmd.ExecuteContext(ctx) }()
-	bustest.Eventually(t, "the worker is served", func() bool {
-		select {
-		case err := <-ended:
-			t.Fatalf("it ended: %v\n%s", err, errOut.String())
-		default:
-		}
-		return strings.Count(out.String(), "\n") == 2
-	})
-	t.Cleanup(func() {
-		stop()
-		if err := bustest.Receive(t, "the end of up", ended); err != nil {
-			t.Error(err)
-		}
-	})
+	out := up(t, 2, path)
 	want := ports.ReplaceAllString(firstBlock(t, "README.md", "", "mean is ready"), "ADDRESS")
-	if got := ports.ReplaceAllString(out.String(), "ADDRESS"); got != want {
+	if got := ports.ReplaceAllString(out, "ADDRESS"); got != want {
 		t.Errorf("it prints\n%sand the README has\n%s", got, want)
 	}
-	line := strings.Split(out.String(), "\n")[1]
+	line := strings.Split(out, "\n")[1]
 	for input, answer := range map[string]string{"1,2,3,6": `"data":[3]`, "1,2,3,6000": "is above 1000"} {
 		got, err := exec.CommandContext(t.Context(), "bash", "-c", strings.Replace(line, "1,2,3,6", input, 1)).Output()
 		if err != nil || !strings.Contains(string(got), answer) {

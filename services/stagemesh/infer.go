@@ -89,7 +89,7 @@ func runInfer(ctx context.Context, flags inferFlags, name string, files []string
 		return err
 	}
 	if flags.key != "" && len(files) > 1 {
-		return fmt.Errorf("--idempotency-key: is for one request; %d files are %d", len(files), len(files))
+		return fmt.Errorf("--idempotency-key: is for one request: give one FILE, not %d", len(files))
 	}
 	table := newPrinter(out, flags.style, "FILE")
 	table.ids = s.durability == pipeline.File || flags.key != ""

@@ -84,7 +84,7 @@ func TestInferWithAKeyIsMadeOnce(t *testing.T) {
 	if !errors.Is(err, stagemesh.ErrFailed) || !strings.Contains(out, "IDEMPOTENCY_MISMATCH: ") {
 		t.Errorf("with another image: got %v, %s", err, out)
 	}
-	if _, err := run(t, "infer", "digits", image("00-1.png"), image("07-9.png"), "--idempotency-key", "x", "-a", address); err == nil || !strings.HasPrefix(err.Error(), "--idempotency-key: ") {
+	if _, err := run(t, "infer", "digits", image("00-1.png"), image("07-9.png"), "--idempotency-key", "x", "-a", address); err == nil || err.Error() != "--idempotency-key: is for one request: give one FILE, not 2" {
 		t.Errorf("of two files: got %v", err)
 	}
 }

@@ -17,7 +17,7 @@ import (
 // runStream sends one file, and prints its answer as it comes.
 func runStream(ctx context.Context, flags inferFlags, name string, files []string, in io.Reader, out io.Writer) error {
 	if len(files) > 1 {
-		return fmt.Errorf("--stream: is for one request; %d files are %d", len(files), len(files))
+		return fmt.Errorf("--stream: is for one request: give one FILE, not %d", len(files))
 	}
 	s, err := flags.sender(name, in)
 	if err != nil {

@@ -2,7 +2,6 @@ package schema
 
 import (
 	"slices"
-	"strings"
 
 	"github.com/stagemesh/stagemesh/mesh/msgpack"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -10,28 +9,11 @@ import (
 )
 
 // jsonType is what MessagePack becomes.
-const jsonType = "application/json"
-
-// accepts reports whether a content type, perhaps with parameters, is one that
-// the pattern means, in any case: "image/png", "image/*" or "*/*". A type that ends
-// in +json is JSON too, whatever else it is.
-func accepts(pattern, contentType string) bool {
-	got, pattern := bare(contentType), bare(pattern)
-	if family, ok := strings.CutSuffix(pattern, "*"); ok {
-		return family == "*/" || strings.HasPrefix(got, family)
-	}
-	return got == pattern || pattern == jsonType && strings.HasSuffix(got, "+json")
-}
-
-// bare is a media type without its parameters.
-func bare(contentType string) string {
-	out, _, _ := strings.Cut(contentType, ";")
-	return strings.ToLower(strings.TrimSpace(out))
-}
+const jsonType = payload.JSONType
 
 // takesType reports whether one of a blob's content types means this one.
 func takesType(want runner.PartSpec, contentType string) bool {
-	return slices.ContainsFunc(want.ContentTypes, func(pattern string) bool { return accepts(pattern, contentType) })
+	return slices.ContainsFunc(want.ContentTypes, func(pattern string) bool { return payload.AcceptsType(pattern, contentType) })
 }
 
 // takesMessagePack reports whether a blob may be MessagePack, under any of its names.

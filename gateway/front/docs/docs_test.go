@@ -73,6 +73,11 @@ func TestTheDocumentIsSentOnceAsLongAsItIsTheSame(t *testing.T) {
 		"as it is":           {"", false},
 		"packed":             {"br, GZIP", true},
 		"packed, unless not": {"gzip;q=0", false},
+		"any encoding":       {"*", true},
+		"any but packed":     {"*, gzip;q=0", false},
+		"none at all":        {"*;q=0.0", false},
+		"an older name":      {"x-gzip", true},
+		"a q behind another": {"gzip;level=1;q=0", false},
 		"packed, if at all":  {"gzip; q=0.5, identity", true},
 	} {
 		t.Run(name, func(t *testing.T) {

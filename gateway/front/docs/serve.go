@@ -11,6 +11,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/front/body"
 	"github.com/stagemesh/stagemesh/gateway/front/failure"
+	"github.com/stagemesh/stagemesh/gateway/front/header"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
@@ -102,17 +103,19 @@ func (f file) write(w http.ResponseWriter, r *http.Request, packed bool) {
 	}
 }
 
-// takesGzip reports whether the caller lists gzip among the encodings that it takes.
+// takesGzip reports whether the caller takes gzip, by one of its names or else as any
+// encoding.
 func takesGzip(r *http.Request) bool {
-	for entry := range strings.SplitSeq(strings.Join(r.Header.Values("Accept-Encoding"), ","), ",") {
-		name, quality, _ := strings.Cut(entry, ";")
-		if !strings.EqualFold(strings.TrimSpace(name), "gzip") {
-			continue
+	takesAny := false
+	for name, q := range header.Accepted(r.Header.Values("Accept-Encoding")) {
+		switch name {
+		case "gzip", "x-gzip":
+			return q > 0
+		case "*":
+			takesAny = q > 0
 		}
-		_, q, said := strings.Cut(quality, "=")
-		return !said || strings.Trim(q, " 0.") != ""
 	}
-	return false
+	return takesAny
 }
 
 // has reports whether the tag is one of those that a caller has. A proxy may have

@@ -1,6 +1,6 @@
 package header
 
-// Names of the headers that are ours, in canonical form.
+// Names of the headers that callers and gateway send, in canonical form.
 const (
 	// RequestID is on every answer for which an id was minted.
 	RequestID = "Stagemesh-Request-Id"
@@ -17,6 +17,10 @@ const (
 	WaitForRoom = "Stagemesh-Wait-For-Room"
 	// IdempotencyKey is the request's key, as the IETF draft names it.
 	IdempotencyKey = "Idempotency-Key"
+
+	// JSONLength is the Open Inference Protocol's: how many bytes of a body are JSON,
+	// before those of its tensors.
+	JSONLength = "Inference-Header-Content-Length"
 
 	// TraceParent and TraceState are the W3C trace context.
 	TraceParent = "Traceparent"

@@ -19,6 +19,7 @@ import (
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/gateway/front/header"
 	"github.com/stagemesh/stagemesh/gateway/front/procedure"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -72,7 +73,7 @@ func sent(data []byte, length string) (taken int, err error) {
 	h := &rest{service: service{caller: caller, models: blobs{}}, limit: DefaultMaxBodyBytes}
 	r := httptest.NewRequestWithContext(context.Background(), http.MethodPost, Root+"/models/m/infer", bytes.NewReader(data))
 	if length != "" {
-		r.Header.Set(headerLength, length)
+		r.Header.Set(header.JSONLength, length)
 	}
 	asked, _, err := h.asked(httptest.NewRecorder(), r, "m", blobModel())
 	if err != nil {

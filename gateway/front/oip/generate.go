@@ -25,7 +25,6 @@ const (
 	unnamedKey = "text_output"
 
 	textPlain = "text/plain"
-	jsonType  = "application/json"
 )
 
 // generation is a request of the generate extension: an object whose members are the
@@ -120,6 +119,9 @@ func (g *generation) parameter(name string, value payload.Value) error {
 // of what it takes gets it as a blob without a name.
 func (g *generation) text(f oipjson.Field) error {
 	if len(g.takes) == 0 {
+		if _, ok := f.Text(); !ok {
+			return noString(f)
+		}
 		return g.input(f, &stagev1.PartSpec{Body: &stagev1.PartSpec_Blob{Blob: &stagev1.BlobSpec{ContentTypes: []string{textPlain}}}})
 	}
 	var only *stagev1.PartSpec
@@ -171,12 +173,15 @@ func partOf(f oipjson.Field, spec *stagev1.PartSpec) (payload.Part, error) {
 	}
 	types := spec.GetBlob().GetContentTypes()
 	if text, ok := f.Text(); ok {
-		if contentType, takes := pick(types, "text/", textPlain); takes {
+		if contentType, takes := pick(types, isText, textPlain); takes {
 			return payload.OfBlob(spec.GetName(), contentType, []byte(text)), nil
 		}
 	}
-	if contentType, takes := pick(types, jsonType, jsonType); takes {
+	if contentType, takes := pick(types, payload.IsJSON, payload.JSONType); takes {
 		return payload.OfBlob(spec.GetName(), contentType, f.JSON), nil
+	}
+	if _, takes := pick(types, isText, textPlain); takes && f.Null() {
+		return payload.Part{}, noString(f)
 	}
 	return payload.Part{}, wrongInput(f.Name, "cannot be said so: the model takes %s there", strings.Join(types, ", "))
 }
@@ -186,23 +191,33 @@ func takesText(spec *stagev1.PartSpec) bool {
 	if t := spec.GetTensor(); t != nil {
 		return t.GetDatatype() == string(tensor.Bytes)
 	}
-	_, takes := pick(spec.GetBlob().GetContentTypes(), "text/", textPlain)
+	_, takes := pick(spec.GetBlob().GetContentTypes(), isText, textPlain)
 	return takes
 }
 
-// pick returns the first of the media types that begins so and is one, or else the
-// usual one where it is taken. An empty list takes any.
-func pick(types []string, prefix, usual string) (string, bool) {
+func isText(contentType string) bool {
+	return strings.HasPrefix(payload.BareType(contentType), "text/")
+}
+
+// pick returns the first of the media types that is one of the wanted, or else the
+// usual one where a pattern takes it. An empty list takes any.
+func pick(types []string, wanted func(contentType string) bool, usual string) (string, bool) {
 	takesUsual := len(types) == 0
 	for _, t := range types {
-		t = strings.ToLower(t)
-		if strings.HasPrefix(t, prefix) && !strings.HasSuffix(t, "/*") {
-			return t, true
+		pattern := strings.HasSuffix(payload.BareType(t), "*")
+		if !pattern && wanted(t) {
+			return strings.ToLower(t), true
 		}
-		family, _, _ := strings.Cut(usual, "/")
-		takesUsual = takesUsual || t == "*/*" || t == family+"/*"
+		takesUsual = takesUsual || pattern && payload.AcceptsType(t, usual)
 	}
 	return usual, takesUsual
+}
+
+func noString(f oipjson.Field) error {
+	if f.Null() {
+		return wrongInput(f.Name, "is null; send a string")
+	}
+	return wrongInput(f.Name, "is no string; send one")
 }
 
 func wrongInput(field, format string, args ...any) error {

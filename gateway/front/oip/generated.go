@@ -3,9 +3,7 @@ package oip
 import (
 	"context"
 	"encoding/json"
-	"mime"
 	"net/http"
-	"strings"
 	"unicode/utf8"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
@@ -128,15 +126,10 @@ func appendValue(dst []byte, p payload.Part) ([]byte, error) {
 	}
 	data := p.Blob.Data
 	switch {
-	case isJSON(p.Blob.ContentType) && utf8.Valid(data) && json.Valid(data):
+	case payload.IsJSON(p.Blob.ContentType) && utf8.Valid(data) && json.Valid(data):
 		return append(dst, data...), nil
 	case utf8.Valid(data):
 		return oipjson.AppendString(dst, string(data)), nil
 	}
 	return nil, fault.Newf(fault.NotSupported, "outputs.%s: %d bytes that are no text cannot be said here; use infer", p.Name, len(data))
-}
-
-func isJSON(contentType string) bool {
-	media, _, err := mime.ParseMediaType(contentType)
-	return err == nil && (media == jsonType || strings.HasSuffix(media, "+json"))
 }

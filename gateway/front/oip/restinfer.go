@@ -16,7 +16,6 @@ import (
 
 // The binary extension: bytes of tensors follow the JSON, whose length the header says.
 const (
-	headerLength     = "Inference-Header-Content-Length"
 	binarySize       = "binary_data_size"
 	binaryWanted     = "binary_data"
 	binaryWantedAll  = "binary_data_output"
@@ -57,7 +56,7 @@ func (h *rest) asked(w http.ResponseWriter, r *http.Request, name string, model 
 	if err != nil {
 		return nil, wish{}, err
 	}
-	text, binary, err := split(data, r.Header.Get(headerLength))
+	text, binary, err := split(data, r.Header.Get(header.JSONLength))
 	if err != nil {
 		return nil, wish{}, err
 	}
@@ -105,7 +104,7 @@ func split(data []byte, length string) (text, binary []byte, err error) {
 	}
 	n, err := strconv.ParseUint(length, 10, 63)
 	if err != nil || n > uint64(len(data)) {
-		return nil, nil, invalid(headerLength, "%.*q is no length within a body of %d bytes", shown, length, len(data))
+		return nil, nil, invalid(header.JSONLength, "%.*q is no length within a body of %d bytes", shown, length, len(data))
 	}
 	return data[:n], data[n:], nil
 }
@@ -221,7 +220,7 @@ func write(w http.ResponseWriter, r *call.Response, text []byte, binary [][]byte
 	h.Set("Content-Type", contentTypeOfAll)
 	if binary != nil {
 		h.Set("Content-Type", binaryMediaType)
-		h.Set(headerLength, strconv.Itoa(len(text)))
+		h.Set(header.JSONLength, strconv.Itoa(len(text)))
 	}
 	for _, raw := range binary {
 		length += len(raw)

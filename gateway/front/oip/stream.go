@@ -2,6 +2,7 @@ package oip
 
 import (
 	"context"
+	"errors"
 	"strings"
 
 	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
@@ -34,9 +35,19 @@ func (s *service) modelStreamInfer(ctx context.Context, in procedure.Request[*oi
 	case out.broken != nil:
 		return out.broken
 	case err != nil:
-		return out.fail(err)
+		return out.fail(calledOff(ctx, err))
 	}
 	return out.final(answer)
+}
+
+// calledOff is why a request has no answer: where its stream broke that is why, not
+// that its caller went away.
+func calledOff(ctx context.Context, err error) error {
+	cause, ok := errors.AsType[*fault.Fault](context.Cause(ctx))
+	if ok && fault.From(err).Reason == fault.Cancelled {
+		return cause
+	}
+	return err
 }
 
 // stream is the answer to one request of a stream.

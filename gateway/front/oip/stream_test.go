@@ -2,6 +2,7 @@ package oip_test
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -16,6 +17,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
 
@@ -340,8 +342,15 @@ func TestAMessageThatCannotBeReadEndsItsStream(t *testing.T) {
 	}
 }
 
-// raw is a stream of bytes to the procedure, and the trailers of what is answered.
-func raw(t *testing.T, h http.Handler) (to *io.PipeWriter, trailers <-chan http.Header) {
+// ending is the trailers of an answer, and the bytes before them.
+type ending struct {
+	http.Header
+
+	body string
+}
+
+// raw is a stream of bytes to the procedure, and what is answered in the end.
+func raw(t *testing.T, h http.Handler) (to *io.PipeWriter, answer <-chan ending) {
 	t.Helper()
 	from, to := io.Pipe()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, fronttest.Serve(t, h)+"/inference.GRPCInferenceService/ModelStreamInfer", from)
@@ -349,7 +358,7 @@ func raw(t *testing.T, h http.Handler) (to *io.PipeWriter, trailers <-chan http.
 		t.Fatal(err)
 	}
 	r.Header.Set("Content-Type", "application/grpc")
-	answers, client := make(chan http.Header, 1), fronttest.Client(t, true)
+	answers, client := make(chan ending, 1), fronttest.Client(t, true)
 	var asking sync.WaitGroup
 	asking.Go(func() {
 		defer close(answers)
@@ -360,8 +369,8 @@ func raw(t *testing.T, h http.Handler) (to *io.PipeWriter, trailers <-chan http.
 		}
 		defer response.Body.Close()
 		// The trailers are behind the body.
-		_, _ = io.ReadAll(response.Body)
-		answers <- response.Trailer
+		data, _ := io.ReadAll(response.Body)
+		answers <- ending{response.Trailer, string(data)}
 	})
 	t.Cleanup(func() {
 		_ = to.Close()
@@ -387,6 +396,46 @@ func TestBytesThatAreNoMessageEndTheirStream(t *testing.T) {
 			_ = to.Close()
 			if got := await(t, trailers); got.Get("Grpc-Status") != row.status || !strings.Contains(got.Get("Grpc-Message"), row.text) {
 				t.Errorf("got %v", got)
+			}
+		})
+	}
+}
+
+// framed is a message behind its prefix.
+func framed(t *testing.T, m proto.Message) []byte {
+	t.Helper()
+	data, err := proto.Marshal(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(data))), data...)
+}
+
+func TestWhatAStreamHadInHandIsToldWhyItBroke(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		bytes string
+		hold  bool // the stream stays open
+		want  string
+	}{
+		"half a message":    {"\x00\x00\x00\x00\x05a", false, "promised 5 bytes"},
+		"a stalled one":     {"\x00\x00\x00\x00\x05a", true, "nothing of the request's body came for 50ms"},
+		"a message too big": {"\x00\xff\xff\xff\xff", true, "larger than"},
+		"no message":        {"\x00\x00\x00\x00\x01\xff", true, "cannot be decoded"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			caller := hold(1)
+			to, answer := raw(t, handler(caller, procedure.Settings{Patience: 50 * time.Millisecond}))
+			_, _ = to.Write(framed(t, asks("a", "a")))
+			await(t, caller.began)
+			_, _ = to.Write([]byte(row.bytes))
+			if !row.hold {
+				_ = to.Close()
+			}
+			got := await(t, answer).body
+			if said := strings.Index(got, "CANCELLED: the stream ended: "); said < 0 || !strings.Contains(got[said:], row.want) || strings.Contains(got, "went away") {
+				t.Errorf("it was told %q", got)
 			}
 		})
 	}

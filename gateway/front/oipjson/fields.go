@@ -69,6 +69,9 @@ func (f Field) Scalar() bool {
 	return true
 }
 
+// Null reports whether the value is null.
+func (f Field) Null() bool { return f.scanner().next() == 'n' }
+
 // Parameter returns the value of a scalar as a parameter's.
 func (f Field) Parameter() (payload.Value, error) {
 	d := decoder{scanner: *f.scanner()}

@@ -27,9 +27,9 @@
 // # Who may call
 //
 // A Guard with Tokens lets those call who know one of them, as "Authorization:
-// Bearer TOKEN"; others get UNAUTHENTICATED in the protocol that they speak. /livez,
-// /readyz and gRPC health need none, for probes have none; nor does what the guard has
-// as Open.
+// Bearer TOKEN"; others get UNAUTHENTICATED, an RPC in the protocol that it speaks and
+// what else there is in the form of its path, as Forms have it. /livez, /readyz and gRPC
+// health need none, for probes have none; nor does what the guard has as Open.
 //
 // # Concurrency
 //

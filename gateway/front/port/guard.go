@@ -42,9 +42,11 @@ type Guard struct {
 	// Open are paths that need no token, for what everybody may read; one that ends in
 	// "/" is what paths begin with that need none.
 	Open []string
-	// Plain writes refusals to paths that begin so; those of others
-	// are of the protocol that calls. nil means that there are none.
-	Plain map[string]func(w http.ResponseWriter, err error)
+	// Services are the names of the RPC services on the port, beside those of health
+	// and reflection: refusals to their paths are of the protocol that calls.
+	Services []string
+	// Forms write the refusals to other paths.
+	Forms Forms
 }
 
 // Before lets those call next who may.
@@ -60,15 +62,24 @@ func (g Guard) Before(next http.Handler) http.Handler {
 			return
 		}
 		w.Header().Set("WWW-Authenticate", "Bearer")
-		for path, write := range g.Plain {
-			if strings.HasPrefix(r.URL.Path, path) {
-				write(w, f)
-				return
-			}
+		if !g.called(r) {
+			g.Forms.write(w, r, f)
+			return
 		}
 		// The caller may be gone; it is not served in any case.
 		_ = refusals.Write(w, r, procedure.Failure(f))
 	})
+}
+
+// called reports whether a request is an RPC: it is to a service, or cannot be anything
+// else by its type.
+func (g Guard) called(r *http.Request) bool {
+	service, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
+	if slices.Contains(known(g.Services), service) {
+		return true
+	}
+	contentType := r.Header.Get("Content-Type")
+	return strings.HasPrefix(contentType, "application/grpc") || strings.HasPrefix(contentType, "application/connect+")
 }
 
 // refusal says why a request may not pass, or nothing.

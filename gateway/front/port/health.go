@@ -25,8 +25,7 @@ const maxProbeBytes = 64 << 10
 // "?pipeline=NAME", and gRPC health, in which the RPC services are as healthy as the
 // gateway.
 func MountHealth(mux *http.ServeMux, health Health, services ...string) {
-	known := append(services[:len(services):len(services)], grpchealth.HealthV1ServiceName, grpcreflect.ReflectV1ServiceName, grpcreflect.ReflectV1AlphaServiceName)
-	mux.Handle(grpchealth.NewHandler(checker{health, known}, connect.WithReadMaxBytes(maxProbeBytes)))
+	mux.Handle(grpchealth.NewHandler(checker{health, known(services)}, connect.WithReadMaxBytes(maxProbeBytes)))
 	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) { alive(w) })
 	mux.HandleFunc("/readyz", func(w http.ResponseWriter, r *http.Request) {
 		switch err := health(r.Context(), r.URL.Query().Get("pipeline")); {
@@ -38,6 +37,12 @@ func MountHealth(mux *http.ServeMux, health Health, services ...string) {
 			alive(w)
 		}
 	})
+}
+
+// known are the names of all services on a port: those of its own and those of this
+// package.
+func known(services []string) []string {
+	return slices.Concat(services, []string{grpchealth.HealthV1ServiceName, grpcreflect.ReflectV1ServiceName, grpcreflect.ReflectV1AlphaServiceName})
 }
 
 // MountReflection serves gRPC reflection for the RPC services, and for health.

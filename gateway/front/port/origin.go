@@ -11,7 +11,6 @@ import (
 	connectcors "connectrpc.com/cors"
 	"github.com/rs/cors"
 
-	"github.com/stagemesh/stagemesh/gateway/front/failure"
 	"github.com/stagemesh/stagemesh/gateway/front/header"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
@@ -31,6 +30,8 @@ type Origins struct {
 	Listed []string
 	// Key names that list in messages; empty where there is none.
 	Key string
+	// Forms write the refusals.
+	Forms Forms
 }
 
 // CrossOrigin lets pages of the listed origins call next, and refuses those of
@@ -63,10 +64,10 @@ func CrossOrigin(next http.Handler, o Origins) (http.Handler, error) {
 func (o Origins) refuse(w http.ResponseWriter, r *http.Request) {
 	origin := r.Header.Get("Origin")
 	if o.Key == "" {
-		failure.Write(w, fault.Newf(fault.PermissionDenied, "pages of the origin %.*q may not call this port; no page may but its own", shown, origin))
+		o.Forms.write(w, r, fault.Newf(fault.PermissionDenied, "pages of the origin %.*q may not call this port; no page may but its own", shown, origin))
 		return
 	}
-	failure.Write(w, fault.Newf(fault.PermissionDenied, "pages of the origin %.*q may not call this gateway; its operator has to list it in %s", shown, origin, o.Key))
+	o.Forms.write(w, r, fault.Newf(fault.PermissionDenied, "pages of the origin %.*q may not call this gateway; its operator has to list it in %s", shown, origin, o.Key))
 }
 
 func withCORS(next http.Handler, origins []string) http.Handler {
@@ -75,10 +76,10 @@ func withCORS(next http.Handler, origins []string) http.Handler {
 		AllowedMethods: slices.Concat(connectcors.AllowedMethods(), []string{http.MethodDelete}),
 		AllowedHeaders: slices.Concat(connectcors.AllowedHeaders(), []string{
 			header.Timeout, header.Priority, header.Durability, header.IdempotencyKey, header.WaitForRoom,
-			header.TraceParent, header.TraceState, "Authorization",
+			header.TraceParent, header.TraceState, header.JSONLength, "Authorization", "If-None-Match",
 		}),
 		ExposedHeaders: slices.Concat(connectcors.ExposedHeaders(), []string{
-			header.RequestID, header.ServerTiming, "Trailer-" + header.ServerTiming, "Retry-After",
+			header.RequestID, header.ServerTiming, "Trailer-" + header.ServerTiming, header.JSONLength, "Retry-After", "ETag",
 		}),
 		MaxAge: int(preflightAge / time.Second),
 	}).Handler(next)

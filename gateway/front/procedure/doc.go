@@ -28,7 +28,8 @@
 // took of a body.Budget is given back as the next one is read: who answers books what
 // it keeps. Where the gateway stops nothing more is read, what is in hand is answered,
 // and the stream ends with SHUTTING_DOWN. A message that cannot be read ends its stream,
-// and calls off what the stream has in hand.
+// and calls off what the stream has in hand: the cause of those contexts, a CANCELLED
+// fault, says why.
 //
 // Answers are not compressed, whatever the client accepts: tensors and images
 // hardly shrink, and the time would be the request's. Requests may be, by gzip.
@@ -39,5 +40,6 @@
 // no goroutine, but for Each: one for every message in hand and one that watches, all of
 // which have ended when the stream has. Messages are the function's to keep.
 //
-// Its promises are held by the tests of gateway/front/rpc, and of Each by those of gateway/front/oip.
+// Its promises are held by the tests of gateway/front/rpc, and of Each by its own and
+// those of gateway/front/oip.
 package procedure

@@ -24,7 +24,7 @@ import (
 //
 // An error of f ends the stream for all of its messages, and so does one of send,
 // which f returns. What fails one message alone f tells in an answer. The context of f
-// ends with the stream.
+// ends with the stream; where that breaks, the cause is a fault that says why.
 func Each[M any, P message[M], Out any](s *Service, name protoreflect.Name, atOnce int, f func(ctx context.Context, in Request[P], send func(*Out) error) error) {
 	s.handle(name, limitEach, func(procedure string, options connect.HandlerOption) http.Handler {
 		return connect.NewBidiStreamHandler(procedure, func(ctx context.Context, stream *connect.BidiStream[incoming[M, P], Out]) error {
@@ -84,9 +84,19 @@ func (t *talk[M, P, Out]) run(ctx context.Context, atOnce int) error {
 	if cause := context.Cause(ctx); cause != nil {
 		err = cause // reading ended because all did
 	}
-	cancel(err)
+	cancel(broken(err))
 	_ = group.Wait() // what ended because the stream did
 	return err
+}
+
+// broken is why what a stream has in hand is called off, of the error that ended it.
+// It is no fault of the requests, whatever it was of the message that could not be read.
+func broken(err error) error {
+	text := fault.From(err).Message
+	if status, ok := errors.AsType[*connect.Error](err); ok {
+		text = status.Message()
+	}
+	return fault.Newf(fault.Cancelled, "the stream ended: %.*s", shown, text).Caused(err)
 }
 
 // receive starts the answers to all messages, and returns nil after the last.

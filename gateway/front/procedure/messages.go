@@ -45,16 +45,17 @@ func (m *messages) Read(buf []byte) (int, error) {
 		return n, nil
 	}
 	n, err := m.within(buf[:min(int64(len(buf)), m.left)])
-	m.left -= int64(n)
+	if m.left -= int64(n); m.left == 0 {
+		m.rest()
+	}
 	return n, err
 }
 
 func (m *messages) readPrefix() error {
 	m.next()
-	// Where the connection knows no deadlines nobody is waited for with patience.
-	_ = m.conn.SetReadDeadline(time.Time{})
+	m.rest()
 	if _, err := io.ReadFull(m.from, m.prefix[:1]); err != nil {
-		return err
+		return m.failure(err)
 	}
 	for read := 1; read < prefixSize; {
 		n, err := m.within(m.prefix[read:])
@@ -65,6 +66,9 @@ func (m *messages) readPrefix() error {
 	m.left = int64(binary.BigEndian.Uint32(m.prefix[1:]))
 	if m.left > m.limit {
 		return Failure(body.TooLarge(m.limit))
+	}
+	if m.left == 0 {
+		m.rest()
 	}
 	m.unread = m.prefix[:]
 	return nil
@@ -78,12 +82,22 @@ func torn(err error) error {
 	return err
 }
 
-// within reads with patience.
+// within reads with patience. Where the connection knows no deadlines nobody is
+// waited for with patience.
 func (m *messages) within(buf []byte) (int, error) {
 	_ = m.conn.SetReadDeadline(time.Now().Add(m.patience))
 	n, err := m.from.Read(buf)
+	return n, m.failure(err)
+}
+
+// rest takes the deadline away. Nobody reads while as many messages are in hand as
+// may be, and HTTP/2 closes a body for good when its deadline passes unread.
+func (m *messages) rest() { _ = m.conn.SetReadDeadline(time.Time{}) }
+
+// failure returns why a read failed as what the library passes on.
+func (m *messages) failure(err error) error {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return n, Failure(body.Stalled(m.patience))
+		return Failure(body.Stalled(m.patience))
 	}
-	return n, coded(err)
+	return coded(err)
 }

@@ -1,11 +1,9 @@
 package rest
 
 import (
-	"mime"
 	"net/http"
-	"strconv"
-	"strings"
 
+	"github.com/stagemesh/stagemesh/gateway/front/header"
 	"github.com/stagemesh/stagemesh/mesh/msgpack"
 )
 
@@ -22,26 +20,10 @@ type wish struct {
 // its own preference, and of equal ones the first.
 func wishOf(h http.Header) (out wish) {
 	best := 0.0
-	for entry := range strings.SplitSeq(strings.Join(h.Values("Accept"), ","), ",") {
-		media, params, err := mime.ParseMediaType(entry)
-		if err != nil || media != jsonType && !msgpack.Is(media) {
-			continue
-		}
-		if q := quality(params["q"]); q > best {
+	for media, q := range header.Accepted(h.Values("Accept")) {
+		if (media == jsonType || msgpack.Is(media)) && q > best {
 			best, out = q, wish{json: media == jsonType, packed: media != jsonType}
 		}
-	}
-	return out
-}
-
-// quality is how much a caller wants something, from 0 for not at all to 1.
-func quality(q string) float64 {
-	if q == "" {
-		return 1
-	}
-	out, err := strconv.ParseFloat(q, 64)
-	if err != nil || !(out >= 0 && out <= 1) {
-		return 1
 	}
 	return out
 }

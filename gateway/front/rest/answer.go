@@ -116,7 +116,7 @@ func appendBlob(dst []byte, p payload.Part) (_ []byte, err error) {
 		}
 	}
 	switch data := p.Blob.Data; {
-	case isJSON(contentType) && utf8.Valid(data) && json.Valid(data):
+	case payload.IsJSON(contentType) && utf8.Valid(data) && json.Valid(data):
 		dst = append(append(dst, `,"json":`...), data...)
 	case isText(contentType) && utf8.Valid(data):
 		dst = oipjson.AppendString(append(dst, `,"text":`...), string(data))
@@ -132,11 +132,6 @@ func mediaType(b payload.Blob) string {
 		return payload.OctetStream
 	}
 	return b.ContentType
-}
-
-func isJSON(contentType string) bool {
-	media, _, err := mime.ParseMediaType(contentType)
-	return err == nil && (media == jsonType || strings.HasSuffix(media, "+json"))
 }
 
 func isText(contentType string) bool {

@@ -67,7 +67,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	route, ok := h.route(r.URL.Path)
 	switch {
 	case !ok:
-		NotFound(w, r)
+		failure.Write(w, Nothing(r.URL.Path))
 	case r.Method != route.method:
 		w.Header().Set("Allow", route.method)
 		failure.WriteStatus(w, fault.Newf(fault.InvalidRequest, "%s is %s, not %.*s", route.what, route.method, shown, r.Method), http.StatusMethodNotAllowed)
@@ -154,7 +154,7 @@ func pipelineOf(path, verb string) (string, bool) {
 	return name, ok && name != ""
 }
 
-// NotFound answers for a path at which there is nothing.
-func NotFound(w http.ResponseWriter, r *http.Request) {
-	failure.Write(w, fault.Newf(fault.NotFound, "there is nothing at %.*q; inference is POST %spipelines/<pipeline>:infer", shown, r.URL.Path, Prefix))
+// Nothing is the fault of a path at which there is nothing.
+func Nothing(path string) *fault.Fault {
+	return fault.Newf(fault.NotFound, "there is nothing at %.*q; inference is POST %spipelines/<pipeline>:infer, and :stream for an answer in events", shown, path, Prefix)
 }

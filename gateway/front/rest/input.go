@@ -17,7 +17,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
-const jsonType = "application/json"
+const jsonType = payload.JSONType
 
 // refuse says no before anything of the body is read.
 func (h *handler) refuse(r *http.Request) error {

@@ -88,7 +88,7 @@ func packParameters(dst []byte, p payload.Parameters) []byte {
 // text as text, all else as bytes.
 func packBlob(dst []byte, b payload.Blob) []byte {
 	switch contentType := mediaType(b); {
-	case isJSON(contentType) && utf8.Valid(b.Data) && json.Valid(b.Data):
+	case payload.IsJSON(contentType) && utf8.Valid(b.Data) && json.Valid(b.Data):
 		if out, err := msgpack.AppendJSON(msgpack.AppendString(dst, "json"), b.Data); err == nil {
 			return out
 		}

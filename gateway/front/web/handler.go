@@ -56,12 +56,14 @@ func Handler(s Settings) (http.Handler, error) {
 	bounds := procedure.Settings{MaxMessageBytes: s.MaxMessageBytes, Stopping: s.Stopping}
 	mux.Handle(rpc.New(s.Caller, bounds))
 	services := []string{inferencev1connect.InferenceServiceName}
+	forms := port.Forms{}
 	if s.Models != nil {
 		mux.Handle(oip.New(s.Caller, s.Models, bounds))
 		services = append(services, oip.ServiceName)
 		tensors := oip.NewREST(s.Caller, s.Models, oip.RESTSettings{MaxBodyBytes: s.MaxMessageBytes})
 		mux.Handle(oip.Root, tensors)
 		mux.Handle(oip.Root+"/", tensors)
+		forms[oip.Root] = oip.Fail
 	}
 	mux.Handle(rest.Prefix, rest.New(s.Caller, rest.Settings{MaxBodyBytes: s.MaxMessageBytes}))
 	var readable []string
@@ -71,12 +73,10 @@ func Handler(s Settings) (http.Handler, error) {
 	}
 	port.MountHealth(mux, s.Health, services...)
 	port.MountReflection(mux, services...)
-	mux.HandleFunc("/", rest.NotFound)
+	mux.HandleFunc("/", nothing(s.Docs != nil))
 	// A browser asks whether it may call before it gives a token.
-	guard := port.Guard{Tokens: s.Tokens, Key: s.TokensKey, Open: readable, Plain: map[string]func(http.ResponseWriter, error){
-		rest.Prefix: failure.Write, oip.Root: oip.Fail, docs.DocumentPath: failure.Write,
-	}}
-	out, err := port.CrossOrigin(guard.Before(mux), port.Origins{Listed: s.Origins, Key: "allow_origins"})
+	guard := port.Guard{Tokens: s.Tokens, Key: s.TokensKey, Open: readable, Services: services, Forms: forms}
+	out, err := port.CrossOrigin(guard.Before(mux), port.Origins{Listed: s.Origins, Key: "allow_origins", Forms: forms})
 	if err != nil {
 		return nil, fmt.Errorf("origins: %w", err)
 	}
@@ -84,4 +84,16 @@ func Handler(s Settings) (http.Handler, error) {
 		return out, nil
 	}
 	return body.Budgeted(out, s.Budget), nil
+}
+
+// nothing answers for paths at which there is nothing. Where there is a document of
+// those at which there is something it says so.
+func nothing(described bool) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		f := rest.Nothing(r.URL.Path)
+		if described {
+			f.Message += "; GET " + docs.DocumentPath + " describes all that there is"
+		}
+		failure.Write(w, f)
+	}
 }

@@ -2,6 +2,7 @@ package web_test
 
 import (
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
@@ -102,6 +103,25 @@ func TestAListedOriginMayFetchResultsAndCallOff(t *testing.T) {
 	got, _ := do(t, fronttest.Client(t, false), http.MethodDelete, url, "", "Origin", stranger, "Sec-Fetch-Site", "cross-site")
 	if got.StatusCode != http.StatusForbidden {
 		t.Errorf("a stranger called off: %s", got.Status)
+	}
+}
+
+func TestAListedOriginMaySendAndReadWhatProtocolsSayInHeaders(t *testing.T) {
+	t.Parallel()
+	url := start(t, web.Settings{Models: known{}, Docs: described{}, Origins: []string{listed}})
+	for path, row := range map[string]struct{ method, sent, read string }{
+		"/v2/models/m/infer": {http.MethodPost, "inference-header-content-length", "Inference-Header-Content-Length"},
+		"/openapi.json":      {http.MethodGet, "if-none-match", "Etag"},
+	} {
+		got, _ := do(t, fronttest.Client(t, false), http.MethodOptions, url+path, "", "Origin", listed,
+			"Access-Control-Request-Method", row.method, "Access-Control-Request-Headers", row.sent)
+		if got.Header.Get("Access-Control-Allow-Headers") != row.sent {
+			t.Errorf("%s: preflight answered %v", path, got.Header)
+		}
+		got, _ = do(t, fronttest.Client(t, false), row.method, url+path, "{}", "Origin", listed)
+		if exposed := got.Header.Get("Access-Control-Expose-Headers"); !slices.Contains(strings.Split(exposed, ", "), row.read) {
+			t.Errorf("%s: %s is not exposed: %s", path, row.read, exposed)
+		}
 	}
 }
 

@@ -346,6 +346,57 @@ func TestThePageIsForAllAndTheDocumentForThoseWhoMayCall(t *testing.T) {
 	}
 }
 
+func TestARefusalHasTheFormOfItsPath(t *testing.T) {
+	t.Parallel()
+	tokens, err := port.NewTokens("open-sesame")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const plain, tensors, called = `{"error":{"code":"`, `{"error":"`, `{"code":"`
+	guarded := start(t, web.Settings{Models: known{}, Docs: described{}, Tokens: tokens, TokensKey: "token_file"})
+	open := start(t, web.Settings{Models: known{}, Docs: described{}})
+	client := fronttest.Client(t, false)
+	for path, want := range map[string]string{
+		"/v1/pipelines/echo:infer": plain, "/openapi.json": plain, "/DOCS": plain, "/": plain, "/v2x": plain, "/some.Service/Method": plain,
+		"/v2": tensors, "/v2/models/m/infer": tensors,
+		inferencev1connect.InferenceServiceInferProcedure: called, "/inference.GRPCInferenceService/ModelInfer": called,
+		"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": called,
+	} {
+		response, body := do(t, client, http.MethodPost, guarded+path, "{}", "Content-Type", "application/json")
+		if response.StatusCode != http.StatusUnauthorized || !strings.HasPrefix(body, want) || response.Header.Get("WWW-Authenticate") != "Bearer" {
+			t.Errorf("%s without a token: %s %s", path, response.Status, body)
+		}
+		if want == called {
+			want = plain // no page reads it
+		}
+		response, body = do(t, client, http.MethodPost, open+path, "{}", "Content-Type", "application/json", "Origin", stranger)
+		if response.StatusCode != http.StatusForbidden || !strings.HasPrefix(body, want) || !strings.Contains(body, "PERMISSION_DENIED") {
+			t.Errorf("%s of another origin: %s %s", path, response.Status, body)
+		}
+	}
+	err = dial(t, guarded).Invoke(t.Context(), "/some.Service/Method", &inferencev1.InferRequest{}, &inferencev1.InferResponse{})
+	if got := status.Convert(err); got.Code() != codes.Unauthenticated || len(got.Details()) == 0 {
+		t.Errorf("gRPC to no service: %v", err)
+	}
+}
+
+func TestWhatIsNowhereSaysWhereToLook(t *testing.T) {
+	t.Parallel()
+	client := fronttest.Client(t, false)
+	for _, described := range []docs.Source{nil, described{}} {
+		url := start(t, web.Settings{Docs: described})
+		for _, path := range []string{"/v1/pipelines/x:nonsense", "/docs/nothing"} {
+			_, body := do(t, client, http.MethodPost, url+path, "")
+			if !strings.Contains(body, "<pipeline>:infer") || !strings.Contains(body, ":stream") {
+				t.Errorf("%s: %s", path, body)
+			}
+		}
+		if _, body := do(t, client, http.MethodGet, url+"/docs/nothing", ""); strings.Contains(body, "/openapi.json") != (described != nil) {
+			t.Errorf("with %v: %s", described, body)
+		}
+	}
+}
+
 func TestPagesOfOthersDoNotReadTheDocument(t *testing.T) {
 	t.Parallel()
 	url := start(t, web.Settings{Docs: described{}, Origins: []string{listed}})
