@@ -272,6 +272,24 @@ func TestAStreamThatNobodyWaitsForEnds(t *testing.T) {
 	h.ask(served)
 }
 
+func TestAPartOfAnAnswerIsNoWholeOne(t *testing.T) {
+	t.Parallel()
+	h := listen(t)
+	served := h.serve(t.Context(), worker.Settings{Stream: func(ctx context.Context, _ *worker.Item, out *worker.Stream) error {
+		_ = out.Text("word", "the first half")
+		<-ctx.Done()
+		return nil
+	}})
+	h.ready()
+	h.say(one(7, ""))
+	heard[*frame.Chunk](h)
+	h.say(&frame.Cancel{Batch: 7}, nil)
+	if m, body := heard[*frame.Result](h); len(m.Faults) != 1 || len(m.Parts) > 0 {
+		t.Errorf("%+v with %q", m, body)
+	}
+	h.ask(served)
+}
+
 func TestStreamsRunSideBySide(t *testing.T) {
 	t.Parallel()
 	h := listen(t)
