@@ -253,7 +253,7 @@ class _Loop:
         self._closed: Optional[asyncio.Event] = None
         # The loop's own.
         self._tasks: Dict[Stream, asyncio.Task[None]] = {}
-        self._running: Set[Stream] = set()  # whose generators run: these can be cancelled
+        self._running: Set[Stream] = set()  # whose generators run, and were not cancelled
         self._writes = 0  # that the writer has not done
 
     def start(self) -> None:
@@ -266,7 +266,7 @@ class _Loop:
         self._call(self._begin, stream)
 
     def cancel(self, stream: Stream) -> None:
-        """Cancels the task of a stream that is unwanted."""
+        """Cancels the task of a stream that is unwanted: once, since again would interrupt how it cleans up."""
         self._call(self._cancel, stream)
 
     def close(self, timeout_s: Optional[float]) -> bool:
@@ -309,6 +309,7 @@ class _Loop:
 
     def _cancel(self, stream: Stream) -> None:
         if stream in self._running:
+            self._running.remove(stream)
             self._tasks[stream].cancel()
 
     async def _stream(self, stream: Stream) -> None:

@@ -355,6 +355,35 @@ class CancelTest(StreamsTest):
         self.assertEqual([line for line in seen if "cancelled" in line], ["cancelled True"])
         self.assertEqual(run.predict({"text": "short"}), {"word": "ab"})
 
+    def test_what_cleans_up_is_not_interrupted(self) -> None:
+        seen: List[str] = []
+
+        class Tidies(Words):
+            concurrency = 2
+
+            async def stream(self, item: Any) -> Any:
+                try:
+                    yield "a"
+                    await asyncio.sleep(PATIENCE)
+                finally:
+                    seen.append("begins")
+                    await asyncio.sleep(0.1)
+                    seen.append("cleaned up")
+
+        run = self.start(Tidies, slots=2)
+        streams = [run.stream({"text": ""}) for _ in range(2)]
+        for stream in streams:
+            next(iter(stream))
+        run.tell("cancel", batch=streams[0].batch, items=[0])
+        eventually(lambda: bool(seen), "it cleans up")
+        run.tell("cancel", batch=streams[0].batch)
+        self.assertIsNotNone(streams[0].end().error)
+        self.assertEqual(seen, ["begins", "cleaned up"])
+        run.tell("cancel", batch=streams[1].batch)
+        eventually(lambda: len(seen) == 3, "the other cleans up")
+        run.tell("shutdown", timeout=20)  # which leaves it the time that all that leave have
+        eventually(lambda: len(seen) == 4, "the other has cleaned up")
+
     def test_a_stream_ends_at_its_next_yield_though_it_never_waits(self) -> None:
         closed = threading.Semaphore(0)
 

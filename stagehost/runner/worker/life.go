@@ -64,23 +64,28 @@ type flight struct {
 }
 
 // callOff books that nobody waits for these items any more: for none, where there
-// are no indices.
-func (f *flight) callOff(items []int) {
+// are no indices. It reports whether that is news of any of them.
+func (f *flight) callOff(items []int) (news bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if len(items) == 0 {
-		f.sink = nil
+		for i := range f.items {
+			news = f.callOffOne(i) || news
+		}
 	}
 	for _, i := range items {
-		f.callOffOne(i)
+		news = f.callOffOne(i) || news
 	}
+	return news
 }
 
-func (f *flight) callOffOne(item int) {
+func (f *flight) callOffOne(item int) (news bool) {
 	if f.calledOff == nil {
 		f.calledOff = make([]bool, f.items)
 	}
+	news = !f.calledOff[item]
 	f.calledOff[item] = true
+	return news
 }
 
 // wants reports whether somebody takes chunks of the item.

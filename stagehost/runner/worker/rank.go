@@ -291,7 +291,7 @@ func (r *rank) chunk(m *frame.Chunk, body []byte) error {
 	if err := f.sink.Chunk(m.Item, parts); err != nil {
 		f.callOffOne(m.Item)
 		// Not from here: the worker may not read before this has read on.
-		r.life.worker.tasks.Go(func() { r.life.cancel(f, []int{m.Item}) })
+		r.life.worker.tasks.Go(func() { r.life.tellOff(f, []int{m.Item}) })
 	}
 	return nil
 }

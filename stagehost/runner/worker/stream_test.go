@@ -117,6 +117,37 @@ func TestAStreamWhoseChunksNobodyTakesIsToldOnce(t *testing.T) {
 	}
 }
 
+func TestACallOffIsToldOnce(t *testing.T) {
+	t.Parallel()
+	b := start(t, settings(t, streamRows))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	cancelled, gone := make(chan struct{}), item(drip)
+	gone.Cancelled = cancelled
+	c := newCounter()
+	ended := b.stream(ctx, gone, c)
+	<-c.came
+	cancel() // a host says it in both ways
+	close(cancelled)
+	if err := <-ended; err == nil {
+		t.Error("it has not failed")
+	}
+	refused := newCounter()
+	refused.err = runner.ErrCancelled
+	ctx, cancel = context.WithCancel(t.Context())
+	defer cancel()
+	ended = b.stream(ctx, item(1, drip), refused)
+	<-refused.came
+	cancel()
+	if err := <-ended; err == nil {
+		t.Error("what nobody takes has not failed")
+	}
+	b.stop()
+	if text := b.log.String(); strings.Count(text, "msg=\"cancel") != 2 {
+		t.Errorf("two call-offs were told as:\n%s", text)
+	}
+}
+
 func TestAWarmUpOfStreamsIsOfOneItem(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, streamRows))
