@@ -117,6 +117,37 @@ func TestAStreamWhoseChunksNobodyTakesIsToldOnce(t *testing.T) {
 	}
 }
 
+func TestAStreamThatIgnoresItsCancelIsEndedAtTheRunLimit(t *testing.T) {
+	t.Parallel()
+	for name, way := range map[string]func(cancel func(), cancelled chan struct{}){
+		"its context ends":    func(cancel func(), _ chan struct{}) { cancel() },
+		"nobody waits for it": func(_ func(), cancelled chan struct{}) { close(cancelled) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := settings(t, streamRows)
+			s.RunLimit = 500 * time.Millisecond
+			b := start(t, s)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			cancelled, ignores := make(chan struct{}), item(endless)
+			ignores.Cancelled = cancelled
+			c := newCounter()
+			ended := b.stream(ctx, ignores, c)
+			<-c.came
+			way(cancel, cancelled)
+			select {
+			case err := <-ended:
+				if !errors.Is(err, runner.ErrDied) || !strings.Contains(err.Error(), supervise.ErrRunLimit.Error()) {
+					t.Errorf("got %v", err)
+				}
+			case <-time.After(patience):
+				t.Fatal("it keeps its slot, since it sends chunks that nobody takes")
+			}
+		})
+	}
+}
+
 func TestACallOffIsToldOnce(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, streamRows))
