@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Mapping, Tuple, Type
 
 import numpy as np
 
-from stagemesh import Bytes, InvalidInput, Json, OutOfMemory, Tensor, Text, Worker, testing
+from stagemesh import Bytes, InvalidInput, Json, OutOfMemory, Tensor, Text, Worker, packing, testing
 from stagemesh.faults import GENERAL
 from stagemesh.frames import Connection, Ended
 from stagemesh.testing import BatchFailed, WorkerEnded
@@ -127,6 +127,9 @@ class ChunksTest(StreamsTest):
             (Text(), [], ""),
             (Bytes(), [], b""),
             (Json(), [], []),
+            (Json("application/msgpack"), [{"a": 1}, None, [b"x"]], [{"a": 1}, None, [b"x"]]),
+            (Json("application/msgpack"), list(range(20)), list(range(20))),
+            (Json("application/msgpack"), [], []),
         ):
             for kind in yields(*({"y": value} for value in values), outputs={"y": spec}):
                 with self.subTest(f"{spec}, {kind.__name__}"):
@@ -134,6 +137,10 @@ class ChunksTest(StreamsTest):
                     self.assertEqual(len(chunks), len(values))
                     got = outcome["y"]
                     self.assertEqual(got.tolist() if isinstance(spec, Tensor) else got, want)
+
+    def test_a_list_in_messagepack_may_be_long(self) -> None:
+        for documents in (0, 15, 16, (1 << 16) - 1, 1 << 16):
+            self.assertEqual(packing.unpack(packing.array_of(documents, b"\x07" * documents)), [7] * documents)
 
     def test_a_chunk_has_some_of_the_outputs(self) -> None:
         outputs = {"text": Text(), "usage": Json(), "note": Text(optional=True)}
