@@ -118,8 +118,8 @@ class Streams:
     def _drain(self) -> int:
         """Says goodbye, and finishes the streams in hand within the time there is; returns the exit code."""
         session = self._session
-        code = session._leave()
         began = time.monotonic()
+        code = session._leave(_usable(session._grace_s))
         poll = select.poll()
         poll.register(self._connection.sock, select.POLLIN)
         try:
@@ -135,6 +135,7 @@ class Streams:
         if not self._streams:
             return code
         ids = ", ".join(str(number) for number in list(self._streams))
+        self._connection.hang_up()  # which ends the wait for room
         self._abandon()
         return say(f"asked to leave, it left batch {ids} unfinished", EXIT_UNFINISHED)
 
@@ -274,7 +275,6 @@ class _Loop:
         if self._closed is not None:
             self._call(self._closed.set)
         self._thread.join(timeout_s)
-        self._writer.shutdown(wait=False)
         return not self._thread.is_alive()
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> None:
@@ -293,6 +293,7 @@ class _Loop:
             self._streams.broke(error)
         finally:
             self._up.set()
+            self._writer.shutdown(wait=False)  # not before: a frame may be left half sent to it
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()

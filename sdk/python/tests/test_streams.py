@@ -16,6 +16,7 @@ import numpy as np
 from stagemesh import Bytes, InvalidInput, Json, OutOfMemory, Tensor, Text, Worker, packing, testing
 from stagemesh.faults import GENERAL
 from stagemesh.frames import Connection, Ended
+from stagemesh.life import EXIT_UNFINISHED, EXIT_VIOLATION
 from stagemesh.testing import BatchFailed, WorkerEnded
 from stagemesh.worker import check_class
 
@@ -496,6 +497,39 @@ class RoomTest(unittest.TestCase):
             with self.assertRaises(Ended):
                 connection.send_now(header)
 
+    def test_a_message_waits_for_room_for_a_bounded_time(self) -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            connection, reader = Connection(ours), Connection(theirs, max_body=1 << 20)
+            connection.send_within(0, b'{"type":"pong"}')
+            self.assertEqual(reader.read()[0], {"type": "pong"})
+            rest = connection.send_now(b'{"type":"chunk"}', [b"x" * 50_000], 50_000)
+            assert rest is not None
+            with self.assertRaisesRegex(Ended, "no room"):
+                connection.send_within(0.01, b'{"type":"pong"}')  # of half a frame the rest has to follow
+            thread = threading.Thread(target=rest)
+            thread.start()
+            self.assertEqual(len(reader.read()[1]), 50_000)
+            thread.join()
+            with self.assertRaisesRegex(Ended, "no room"):
+                for _ in range(1000):
+                    connection.send_within(0.01, b'{"type":"state","message":"%s"}' % (b"x" * 1000))
+            with self.assertRaises(Ended):
+                connection.send_within(PATIENCE, b'{"type":"pong"}')
+
+    def test_a_host_that_reads_nothing_keeps_no_worker(self) -> None:
+        for kind in KINDS:
+            for message, code in (
+                ({"type": "shutdown", "timeout": 400}, EXIT_UNFINISHED),
+                ({"type": "nonsense"}, EXIT_VIOLATION),
+            ):
+                with self.subTest(f"{kind}, {message}"), flooded(kind) as host:
+                    began = time.monotonic()
+                    host.send(message)
+                    self.assertEqual(host.exit_code(), code)
+                    self.assertLess(time.monotonic() - began, PATIENCE / 2)
+
     def test_a_stream_that_is_not_read_holds_no_other_up_and_loses_nothing(self) -> None:
         source = """
             import asyncio
@@ -533,6 +567,36 @@ class RoomTest(unittest.TestCase):
                 self.assertEqual((header["type"], body), ("chunk", i.to_bytes(2, "little") * 5000))
             ends = [host.expect("result")[0]["batch"]] if header["batch"] == 2 else []
             self.assertIn(ends, ([1], [2]))
+
+
+# Workers that make more chunks than there is room for.
+FLOODS = """
+from stagemesh import Bytes, Text, Worker
+class Base(Worker):
+    arrays = "buffer"
+    concurrency = 2
+    collect = False
+    inputs, outputs = {"text": Text()}, {"y": Bytes()}
+class Async(Base):
+    async def stream(self, item):
+        while True:
+            yield bytes(1_000_000)
+class Plain(Base):
+    def stream(self, item):
+        while True:
+            yield bytes(1_000_000)
+"""
+
+
+def flooded(kind: str) -> Host:
+    """Returns a host of such a worker, which has read one chunk."""
+    source = f"{FLOODS}\nfrom stagemesh import serve\nif __name__ == '__main__':\n    serve({kind})\n"
+    host = Host(source, welcome={"capabilities": ["stream"], "slots": 2})
+    host.ready()
+    for batch in (1, 2):
+        predict(host, batch, "")
+    host.expect("chunk")
+    return host
 
 
 def predict(host: Host, batch: int, text: str, items: int = 1, **item: Any) -> None:
