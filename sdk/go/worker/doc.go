@@ -33,10 +33,11 @@
 //
 // What is sent reaches the caller while the function goes on. The whole answer
 // follows by itself when it returns, for callers that do not take chunks: text and
-// other blobs joined, documents of JSON as a list, tensors on axis 0; see
-// Settings.ChunksOnly. Its context ends within milliseconds when the caller is gone,
-// and Send fails then. An error is the end of that item; a *Fault is told to the
-// caller as it is.
+// other blobs joined, documents of JSON and of MessagePack as a list, tensors on axis
+// 0; see Settings.ChunksOnly. Its context ends within milliseconds when the caller is gone,
+// and Send fails then; what was sent until then is no whole answer, whatever the
+// function returns. An error is the end of that item; a *Fault is told to the caller
+// as it is.
 //
 // # What may go wrong
 //

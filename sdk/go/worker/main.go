@@ -11,7 +11,7 @@ import (
 	"github.com/stagemesh/stagemesh/sdk/go/frame"
 )
 
-// Exit codes of a worker.
+// Exit codes of a worker; those of one in Python are the same.
 const (
 	// ExitAsked is that of a worker that was asked to leave, and finished.
 	ExitAsked = 0
@@ -22,10 +22,10 @@ const (
 	ExitMisused = 2
 	// ExitHostGone is that of one whose host is gone.
 	ExitHostGone = 3
-	// ExitUnfinished is that of one that was asked to leave, and did not finish.
-	ExitUnfinished = 4
 	// ExitViolation is that of one whose host does not keep to the protocol.
-	ExitViolation = 5
+	ExitViolation = 4
+	// ExitUnfinished is that of one that was asked to leave, and did not finish.
+	ExitUnfinished = 5
 )
 
 // ExitCode is that of a process whose Serve returned err.

@@ -73,3 +73,19 @@ func leftovers() string {
 		<-time.After(10 * time.Millisecond)
 	}
 }
+
+func TestExitCodesAreThoseOfWorkersInPython(t *testing.T) {
+	t.Parallel()
+	source, err := os.ReadFile("../../python/stagemesh/life.py")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, code := range map[string]int{
+		"FAILED": worker.ExitFailed, "USAGE": worker.ExitMisused, "HOST_GONE": worker.ExitHostGone,
+		"VIOLATION": worker.ExitViolation, "UNFINISHED": worker.ExitUnfinished,
+	} {
+		if line := fmt.Sprintf("\nEXIT_%s = %d  #", name, code); !strings.Contains(string(source), line) {
+			t.Errorf("life.py has not %q", line)
+		}
+	}
+}

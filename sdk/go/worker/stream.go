@@ -139,11 +139,15 @@ func (o *Stream) end() (Outputs, error) {
 	return o.whole.answer(o.session.outputs)
 }
 
-// stream calls Stream.
+// stream calls Stream. What it made until its context ended is a part of the answer,
+// also where it returns nil.
 func (s *session) stream(b *Batch) (Outputs, error) {
 	out := s.newStream(b)
 	defer out.end() //nolint:errcheck // after a panic too
 	if err := s.settings.Stream(b.ctx, b.Items[0], out); err != nil {
+		return nil, err
+	}
+	if err := b.ctx.Err(); err != nil {
 		return nil, err
 	}
 	return out.end()

@@ -111,6 +111,12 @@ func TestAWholeAnswerIsMadeOfItsChunks(t *testing.T) {
 	document := func(text string) worker.Outputs {
 		return worker.Outputs{"y": worker.Blobs(worker.Blob{ContentType: "application/json; charset=utf-8", Data: []byte(text)})}
 	}
+	packed := func(texts ...string) (chunks []worker.Outputs) {
+		for _, text := range texts {
+			chunks = append(chunks, worker.Outputs{"y": worker.Blobs(worker.Blob{ContentType: "application/msgpack", Data: []byte(text)})})
+		}
+		return chunks
+	}
 	rows := func(t tensor.Tensor) worker.Outputs { return worker.Outputs{"y": worker.Joined(t)} }
 	for name, test := range map[string]struct {
 		chunks []worker.Outputs
@@ -120,6 +126,11 @@ func TestAWholeAnswerIsMadeOfItsChunks(t *testing.T) {
 	}{
 		"text":              {[]worker.Outputs{{"y": worker.Texts("a")}, {"y": worker.Texts("")}, {"y": worker.Texts("b")}}, nil, "ab", nil},
 		"documents":         {[]worker.Outputs{document(`{"a":1}`), document("2")}, nil, `[{"a":1},2]`, nil},
+		"an empty document": {[]worker.Outputs{document("1"), document(""), document("2")}, nil, "[1,2]", nil},
+		"packed documents":  {packed("\x81\xa1a\x01", "\x02"), nil, "\x92\x81\xa1a\x01\x02", nil},
+		"20 packed":         {packed(slices.Repeat([]string{"\x01"}, 20)...), nil, "\xdc\x00\x14" + strings.Repeat("\x01", 20), nil},
+		"70000 packed":      {packed(slices.Repeat([]string{"\x01"}, 70_000)...), nil, "\xdd\x00\x01\x11\x70" + strings.Repeat("\x01", 70_000), nil},
+		"none packed":       {nil, []worker.PartSpec{{Name: "y", ContentTypes: []string{"application/x-msgpack"}}}, "\x90", nil},
 		"rows":              {[]worker.Outputs{rows(fp32([]int64{1, 2}, 1, 2)), rows(fp32([]int64{2, 2}, 3, 4, 5, 6))}, nil, string(fp32([]int64{6}, 1, 2, 3, 4, 5, 6).Raw), []int64{3, 2}},
 		"elements of bytes": {[]worker.Outputs{rows(texts("a")), rows(texts("bc"))}, nil, string(texts("a", "bc").Raw), []int64{2}},
 		"without axes":      {[]worker.Outputs{{"y": worker.Each(scalar(1))}, {"y": worker.Each(scalar(2))}}, nil, string(scalar(2).Raw), []int64{}},
@@ -268,6 +279,24 @@ func TestAStreamThatNobodyWaitsForEnds(t *testing.T) {
 		if took := time.Since(begun); len(m.Faults) != 1 || took > patience/2 {
 			t.Errorf("%+v after %s", m, took)
 		}
+	}
+	h.ask(served)
+}
+
+func TestAPartOfAnAnswerIsNoWholeOne(t *testing.T) {
+	t.Parallel()
+	h := listen(t)
+	served := h.serve(t.Context(), worker.Settings{Stream: func(ctx context.Context, _ *worker.Item, out *worker.Stream) error {
+		_ = out.Text("word", "the first half")
+		<-ctx.Done()
+		return nil
+	}})
+	h.ready()
+	h.say(one(7, ""))
+	heard[*frame.Chunk](h)
+	h.say(&frame.Cancel{Batch: 7}, nil)
+	if m, body := heard[*frame.Result](h); len(m.Faults) != 1 || len(m.Parts) > 0 {
+		t.Errorf("%+v with %q", m, body)
 	}
 	h.ask(served)
 }

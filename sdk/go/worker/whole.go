@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -30,12 +31,14 @@ type joint struct {
 	// tensor is what all chunks have in common; nil of a blob. Its axis 0 and its bytes
 	// are those of all so far.
 	tensor *tensor.Tensor
-	// blob has the bytes of all so far.
-	blob Blob
+	// blob has the bytes of all so far; documents is how many they are, where they are
+	// such.
+	blob      Blob
+	documents int
 }
 
 // add adds an output of a chunk, by a copy. Text and other blobs are joined,
-// documents of JSON become a list, tensors are joined on axis 0, and of those
+// documents of JSON and of MessagePack become a list, tensors are joined on axis 0, and of those
 // without axes the last is taken.
 func (w *whole) add(name string, out Output) error {
 	t, blob, err := out.one()
@@ -85,9 +88,13 @@ func (j *joint) addBlob(blob Blob) error {
 	if j.tensor != nil || blob.ContentType != j.blob.ContentType {
 		return fmt.Errorf("%w: %q, and another before", errApart, blob.ContentType)
 	}
-	if isJSON(blob.ContentType) && len(j.blob.Data) > 0 {
+	if len(blob.Data) == 0 {
+		return nil // no document, or nothing to join
+	}
+	if isJSON(blob.ContentType) && j.documents > 0 {
 		j.blob.Data = append(j.blob.Data, ',')
 	}
+	j.documents++
 	j.blob.Data = append(j.blob.Data, blob.Data...)
 	return nil
 }
@@ -150,8 +157,11 @@ func (j *joint) output() Output {
 		return Each(*j.tensor)
 	}
 	blob := j.blob
-	if isJSON(blob.ContentType) {
+	switch {
+	case isJSON(blob.ContentType):
 		blob.Data = slices.Concat([]byte("["), blob.Data, []byte("]"))
+	case isPacked(blob.ContentType):
+		blob.Data = append(packedArray(j.documents), blob.Data...)
 	}
 	return Blobs(blob)
 }
@@ -169,4 +179,21 @@ func contentTypeOf(spec PartSpec) string {
 func isJSON(contentType string) bool {
 	media, _, err := mime.ParseMediaType(contentType)
 	return err == nil && (media == "application/json" || strings.HasSuffix(media, "+json"))
+}
+
+func isPacked(contentType string) bool {
+	media, _, err := mime.ParseMediaType(contentType)
+	return err == nil && (media == "application/msgpack" || media == "application/x-msgpack" || media == "application/vnd.msgpack")
+}
+
+// packedArray is what an array of n documents in MessagePack begins with.
+func packedArray(n int) []byte {
+	switch {
+	case n < 1<<4:
+		return []byte{0x90 | byte(n)}
+	case n < 1<<16:
+		return binary.BigEndian.AppendUint16([]byte{0xdc}, uint16(n))
+	default:
+		return binary.BigEndian.AppendUint32([]byte{0xdd}, uint32(n)) // as each takes a byte, and the whole is bounded
+	}
 }

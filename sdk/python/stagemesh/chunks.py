@@ -15,6 +15,7 @@ from .batches import Batch, Item
 from .faults import ItemFailed, text_of
 from .frames import as_bytes
 from .outputs import BadOutput, check_names, item_body, lacks
+from .packing import array_of, is_packed
 from .parts import Blob, Body, Layout, Raw
 from .runs import Reply, Runs
 from .specs import Bytes, Json, Spec, Tensor
@@ -163,11 +164,16 @@ def _words(kind: Kind) -> str:
     return f"{datatype} without axes" if row is None else f"{datatype} {['any', *row]}".replace("'", "")
 
 
+def _list(content_type: str, documents: int, joined: bytearray) -> Union[bytes, bytearray]:
+    """Returns the list of documents that were joined, in JSON by commas."""
+    return array_of(documents, joined) if is_packed(content_type) else b"[" + joined + b"]"
+
+
 class Whole:
     """A whole answer, put together from chunks: limit is what it may take, in bytes.
 
     Text and bytes are joined, tensors on axis 0 where they have one, and documents
-    become a list of them. Of tensors without axes the last is taken.
+    become a list of them, in JSON or MessagePack as they are. Of tensors without axes the last is taken.
     """
 
     def __init__(self, specs: Mapping[str, Spec], limit: int) -> None:
@@ -176,7 +182,7 @@ class Whole:
         self._size = 0
         self._data: Dict[str, bytearray] = {}
         self._kinds: Dict[str, Kind] = {}  # what all chunks of an output have in common
-        self._rows: Dict[str, int] = {}
+        self._rows: Dict[str, int] = {}  # of tensors; of documents how many
 
     def add(self, name: str, body: Body) -> None:
         """Adds an output of a chunk; raises BadOutput, or ItemFailed where there is too much of it."""
@@ -199,8 +205,10 @@ class Whole:
             if body.size:
                 data += as_bytes(body.data)
         else:
-            if before and isinstance(self._specs.get(name), Json):
-                data += b","
+            if isinstance(self._specs.get(name), Json):
+                self._rows[name] += 1
+                if before and not is_packed(body.content_type):
+                    data += b","
             data += body.data
         self._size += len(data) - before
         if self._size > self._limit:
@@ -213,7 +221,7 @@ class Whole:
             kind = self._kinds[name]
             if isinstance(kind, str):
                 document = isinstance(self._specs.get(name), Json)
-                out[name] = Blob(kind, b"[" + data + b"]" if document else data)
+                out[name] = Blob(kind, _list(kind, self._rows[name], data) if document else data)
                 continue
             datatype, row = kind
             shape = () if row is None else (self._rows[name], *row)
@@ -226,6 +234,7 @@ class Whole:
             out[name] = Raw(datatype, shape, data, len(data))
         for name, want in self._specs.items():
             if name not in out and isinstance(want, Bytes) and not want.optional:
-                out[name] = Blob(want.content_type, b"[]" if isinstance(want, Json) else b"")
+                empty = _list(want.content_type, 0, bytearray()) if isinstance(want, Json) else b""
+                out[name] = Blob(want.content_type, empty)
         check_names("stream", out, self._specs, of_item=True)
         return out

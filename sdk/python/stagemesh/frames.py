@@ -20,6 +20,7 @@ import select
 import socket
 import struct
 import threading
+import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 MAGIC = b"SMW1"
@@ -32,6 +33,9 @@ MAX_NUMBER = (1 << 53) - 1
 MAX_COUNT = (1 << 31) - 1
 MAX_ITEMS = 1 << 16
 MAX_SLOTS = 1 << 10
+
+# The longest that a message is waited with for room, in seconds.
+_LONGEST_S = 24 * 3600.0
 
 # Frames up to this are expected to be as long as the one before.
 _EXPECTED = 1 << 17
@@ -325,6 +329,31 @@ class Connection:
 
         return rest
 
+    def send_within(self, timeout_s: float, header: bytes) -> None:
+        """Sends a frame without a body; raises Ended where there is no room for it within that time.
+
+        Where a part of it has gone by then the connection ends too.
+        """
+        timeout_s = min(max(timeout_s, 0.0), _LONGEST_S)
+        end = time.monotonic() + timeout_s
+        if not self._lock.acquire(timeout=timeout_s):
+            raise Ended("the host makes no room for a message")
+        try:
+            self._send_by(end, memoryview(_pack(MAGIC, len(header), 0) + header))
+        finally:
+            self._lock.release()
+
+    def _send_by(self, end: float, rest: memoryview) -> None:
+        while rest:
+            try:
+                rest = rest[self._sendmsg([rest], (), socket.MSG_DONTWAIT) :]
+            except BlockingIOError:
+                if not self._wait_for_room(max(0.0, end - time.monotonic())):
+                    self.hang_up()
+                    raise Ended("the host makes no room for a message") from None
+            except OSError as error:
+                raise Ended(str(error)) from None
+
     def _send_rest(self, pieces: List[Buffer], sent: int) -> None:
         """Sends what is left of the pieces after so many bytes."""
         rest: List[memoryview] = []
@@ -350,10 +379,10 @@ class Connection:
             if n:
                 rest[at] = rest[at][n:]
 
-    def _wait_for_room(self) -> None:
+    def _wait_for_room(self, timeout_s: Optional[float] = None) -> bool:
         poll = select.poll()
         poll.register(self.sock, select.POLLOUT)
-        poll.poll()
+        return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
 
     def hang_up(self) -> None:
         """Ends the connection for whoever reads or writes, in any thread."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import Any, Union
 
 _TYPES = ("application/msgpack", "application/x-msgpack", "application/vnd.msgpack")
 
@@ -33,6 +33,15 @@ def unpack(data: bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
     except msgpack.UnpackException as error:  # some of these are no ValueError, or say nothing
         raise ValueError(str(error) or "it is malformed") from None
+
+
+def array_of(documents: int, packed: Union[bytes, bytearray]) -> bytes:
+    """Returns documents that follow each other as one array of them."""
+    if documents < 1 << 4:
+        return bytes([0x90 | documents]) + packed
+    if documents < 1 << 16:
+        return b"\xdc" + documents.to_bytes(2, "big") + packed
+    return b"\xdd" + documents.to_bytes(4, "big") + packed
 
 
 def pack(value: Any) -> bytes:

@@ -37,6 +37,8 @@ PROTOCOL = 1
 _GRACE = 2.0
 # How long a host may take to make room for the last message after a violation, in seconds.
 _LAST_WORD = 0.5
+# How long a host may take to make room for an answer to what it asked, in seconds.
+_ROOM = 10.0
 # How long a host waits after a signal, where it says nothing else, in seconds.
 _SIGNAL_GRACE = 5.0
 # The capability of a worker that answers in chunks.
@@ -180,6 +182,7 @@ class Session:
         except Exception as error:
             code = say(f"{self._class.__name__}.teardown:\n{traceback_of(error)}", EXIT_FAILED)
         finally:
+            self._connection.hang_up()  # also for threads that wait for room
             self._connection.close()
         return code
 
@@ -223,9 +226,8 @@ class Session:
     def _say_violation(self, error: Violation) -> None:
         """Tells the host why the connection is closed, for its log, where it still reads."""
         fields = {"kind": "protocol", "error": "Violation", "message": str(error)[:4096]}
-        self._connection.sock.settimeout(_LAST_WORD)
         try:
-            self._connection.send(message("error", fields))
+            self._connection.send_within(_LAST_WORD, message("error", fields))
         except Ended:
             pass
 
@@ -333,7 +335,7 @@ class Session:
         if self._over is not None:
             raise self._over
         if not self._said_shutdown:
-            self._say_shutdown()
+            self._say_shutdown(self._grace_s)
 
     def _poll(self, batch: Batch) -> None:
         """Takes the frames that came while a batch runs; any thread of the worker may ask."""
@@ -377,14 +379,14 @@ class Session:
                 if self._pool is not None:
                     self._pool.called_off(batch)
         elif kind == "ping":
-            self._connection.send(b'{"type":"pong","n":%d}' % number(header, "n"))
+            self._connection.send_within(_ROOM, b'{"type":"pong","n":%d}' % number(header, "n"))
         elif kind == "shutdown":
             self._grace_s = number(header, "timeout") / 1000
             self._stopping = True
         elif kind in ("load", "unload"):
             text = f"{kind}: this worker serves one model"
             fields = {"kind": "unsupported", "error": "Unsupported", "message": text}
-            self._connection.send(message("error", fields))
+            self._connection.send_within(_ROOM, message("error", fields))
         elif kind == "error":
             raise Ended(f"the host says {header.get('error', '')}: {header.get('message', '')}")
         else:
@@ -392,17 +394,17 @@ class Session:
 
     # --- leaving -----------------------------------------------------------------
 
-    def _say_shutdown(self) -> None:
+    def _say_shutdown(self, within_s: float) -> None:
         self._said_shutdown = True
-        self._connection.send(b'{"type":"state","state":"SHUTDOWN"}')
+        self._connection.send_within(within_s, b'{"type":"state","state":"SHUTDOWN"}')
 
-    def _leave(self) -> int:
-        """Says goodbye after the last batch."""
+    def _leave(self, within_s: Optional[float] = None) -> int:
+        """Says goodbye after the last batch, where the host makes room within the time there is."""
         self._stopping = True
         self._life.starting = False
         try:
             if not self._said_shutdown:
-                self._say_shutdown()
+                self._say_shutdown(self._grace_s if within_s is None else within_s)
         except Ended:
             pass
         return 0

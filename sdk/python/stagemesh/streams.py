@@ -118,8 +118,8 @@ class Streams:
     def _drain(self) -> int:
         """Says goodbye, and finishes the streams in hand within the time there is; returns the exit code."""
         session = self._session
-        code = session._leave()
         began = time.monotonic()
+        code = session._leave(_usable(session._grace_s))
         poll = select.poll()
         poll.register(self._connection.sock, select.POLLIN)
         try:
@@ -135,6 +135,7 @@ class Streams:
         if not self._streams:
             return code
         ids = ", ".join(str(number) for number in list(self._streams))
+        self._connection.hang_up()  # which ends the wait for room
         self._abandon()
         return say(f"asked to leave, it left batch {ids} unfinished", EXIT_UNFINISHED)
 
@@ -253,7 +254,7 @@ class _Loop:
         self._closed: Optional[asyncio.Event] = None
         # The loop's own.
         self._tasks: Dict[Stream, asyncio.Task[None]] = {}
-        self._running: Set[Stream] = set()  # whose generators run: these can be cancelled
+        self._running: Set[Stream] = set()  # whose generators run, and were not cancelled
         self._writes = 0  # that the writer has not done
 
     def start(self) -> None:
@@ -266,7 +267,7 @@ class _Loop:
         self._call(self._begin, stream)
 
     def cancel(self, stream: Stream) -> None:
-        """Cancels the task of a stream that is unwanted."""
+        """Cancels the task of a stream that is unwanted: once, since again would interrupt how it cleans up."""
         self._call(self._cancel, stream)
 
     def close(self, timeout_s: Optional[float]) -> bool:
@@ -274,7 +275,6 @@ class _Loop:
         if self._closed is not None:
             self._call(self._closed.set)
         self._thread.join(timeout_s)
-        self._writer.shutdown(wait=False)
         return not self._thread.is_alive()
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> None:
@@ -293,6 +293,7 @@ class _Loop:
             self._streams.broke(error)
         finally:
             self._up.set()
+            self._writer.shutdown(wait=False)  # not before: a frame may be left half sent to it
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -309,6 +310,7 @@ class _Loop:
 
     def _cancel(self, stream: Stream) -> None:
         if stream in self._running:
+            self._running.remove(stream)
             self._tasks[stream].cancel()
 
     async def _stream(self, stream: Stream) -> None:

@@ -13,9 +13,10 @@ from typing import Any, Dict, List, Mapping, Tuple, Type
 
 import numpy as np
 
-from stagemesh import Bytes, InvalidInput, Json, OutOfMemory, Tensor, Text, Worker, testing
+from stagemesh import Bytes, InvalidInput, Json, OutOfMemory, Tensor, Text, Worker, packing, testing
 from stagemesh.faults import GENERAL
 from stagemesh.frames import Connection, Ended
+from stagemesh.life import EXIT_UNFINISHED, EXIT_VIOLATION
 from stagemesh.testing import BatchFailed, WorkerEnded
 from stagemesh.worker import check_class
 
@@ -127,6 +128,9 @@ class ChunksTest(StreamsTest):
             (Text(), [], ""),
             (Bytes(), [], b""),
             (Json(), [], []),
+            (Json("application/msgpack"), [{"a": 1}, None, [b"x"]], [{"a": 1}, None, [b"x"]]),
+            (Json("application/msgpack"), list(range(20)), list(range(20))),
+            (Json("application/msgpack"), [], []),
         ):
             for kind in yields(*({"y": value} for value in values), outputs={"y": spec}):
                 with self.subTest(f"{spec}, {kind.__name__}"):
@@ -134,6 +138,10 @@ class ChunksTest(StreamsTest):
                     self.assertEqual(len(chunks), len(values))
                     got = outcome["y"]
                     self.assertEqual(got.tolist() if isinstance(spec, Tensor) else got, want)
+
+    def test_a_list_in_messagepack_may_be_long(self) -> None:
+        for documents in (0, 15, 16, (1 << 16) - 1, 1 << 16):
+            self.assertEqual(packing.unpack(packing.array_of(documents, b"\x07" * documents)), [7] * documents)
 
     def test_a_chunk_has_some_of_the_outputs(self) -> None:
         outputs = {"text": Text(), "usage": Json(), "note": Text(optional=True)}
@@ -355,6 +363,35 @@ class CancelTest(StreamsTest):
         self.assertEqual([line for line in seen if "cancelled" in line], ["cancelled True"])
         self.assertEqual(run.predict({"text": "short"}), {"word": "ab"})
 
+    def test_what_cleans_up_is_not_interrupted(self) -> None:
+        seen: List[str] = []
+
+        class Tidies(Words):
+            concurrency = 2
+
+            async def stream(self, item: Any) -> Any:
+                try:
+                    yield "a"
+                    await asyncio.sleep(PATIENCE)
+                finally:
+                    seen.append("begins")
+                    await asyncio.sleep(0.1)
+                    seen.append("cleaned up")
+
+        run = self.start(Tidies, slots=2)
+        streams = [run.stream({"text": ""}) for _ in range(2)]
+        for stream in streams:
+            next(iter(stream))
+        run.tell("cancel", batch=streams[0].batch, items=[0])
+        eventually(lambda: bool(seen), "it cleans up")
+        run.tell("cancel", batch=streams[0].batch)
+        self.assertIsNotNone(streams[0].end().error)
+        self.assertEqual(seen, ["begins", "cleaned up"])
+        run.tell("cancel", batch=streams[1].batch)
+        eventually(lambda: len(seen) == 3, "the other cleans up")
+        run.tell("shutdown", timeout=20)  # which leaves it the time that all that leave have
+        eventually(lambda: len(seen) == 4, "the other has cleaned up")
+
     def test_a_stream_ends_at_its_next_yield_though_it_never_waits(self) -> None:
         closed = threading.Semaphore(0)
 
@@ -460,6 +497,39 @@ class RoomTest(unittest.TestCase):
             with self.assertRaises(Ended):
                 connection.send_now(header)
 
+    def test_a_message_waits_for_room_for_a_bounded_time(self) -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            connection, reader = Connection(ours), Connection(theirs, max_body=1 << 20)
+            connection.send_within(0, b'{"type":"pong"}')
+            self.assertEqual(reader.read()[0], {"type": "pong"})
+            rest = connection.send_now(b'{"type":"chunk"}', [b"x" * 50_000], 50_000)
+            assert rest is not None
+            with self.assertRaisesRegex(Ended, "no room"):
+                connection.send_within(0.01, b'{"type":"pong"}')  # of half a frame the rest has to follow
+            thread = threading.Thread(target=rest)
+            thread.start()
+            self.assertEqual(len(reader.read()[1]), 50_000)
+            thread.join()
+            with self.assertRaisesRegex(Ended, "no room"):
+                for _ in range(1000):
+                    connection.send_within(0.01, b'{"type":"state","message":"%s"}' % (b"x" * 1000))
+            with self.assertRaises(Ended):
+                connection.send_within(PATIENCE, b'{"type":"pong"}')
+
+    def test_a_host_that_reads_nothing_keeps_no_worker(self) -> None:
+        for kind in KINDS:
+            for message, code in (
+                ({"type": "shutdown", "timeout": 400}, EXIT_UNFINISHED),
+                ({"type": "nonsense"}, EXIT_VIOLATION),
+            ):
+                with self.subTest(f"{kind}, {message}"), flooded(kind) as host:
+                    began = time.monotonic()
+                    host.send(message)
+                    self.assertEqual(host.exit_code(), code)
+                    self.assertLess(time.monotonic() - began, PATIENCE / 2)
+
     def test_a_stream_that_is_not_read_holds_no_other_up_and_loses_nothing(self) -> None:
         source = """
             import asyncio
@@ -497,6 +567,36 @@ class RoomTest(unittest.TestCase):
                 self.assertEqual((header["type"], body), ("chunk", i.to_bytes(2, "little") * 5000))
             ends = [host.expect("result")[0]["batch"]] if header["batch"] == 2 else []
             self.assertIn(ends, ([1], [2]))
+
+
+# Workers that make more chunks than there is room for.
+FLOODS = """
+from stagemesh import Bytes, Text, Worker
+class Base(Worker):
+    arrays = "buffer"
+    concurrency = 2
+    collect = False
+    inputs, outputs = {"text": Text()}, {"y": Bytes()}
+class Async(Base):
+    async def stream(self, item):
+        while True:
+            yield bytes(1_000_000)
+class Plain(Base):
+    def stream(self, item):
+        while True:
+            yield bytes(1_000_000)
+"""
+
+
+def flooded(kind: str) -> Host:
+    """Returns a host of such a worker, which has read one chunk."""
+    source = f"{FLOODS}\nfrom stagemesh import serve\nif __name__ == '__main__':\n    serve({kind})\n"
+    host = Host(source, welcome={"capabilities": ["stream"], "slots": 2})
+    host.ready()
+    for batch in (1, 2):
+        predict(host, batch, "")
+    host.expect("chunk")
+    return host
 
 
 def predict(host: Host, batch: int, text: str, items: int = 1, **item: Any) -> None:

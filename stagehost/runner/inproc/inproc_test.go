@@ -228,6 +228,42 @@ func TestItemsStopWhereNobodyTakesThem(t *testing.T) {
 	}
 }
 
+func TestAPartOfAnAnswerIsNoWholeOne(t *testing.T) {
+	t.Parallel()
+	gone := make(chan struct{})
+	for name, test := range map[string]struct {
+		cancelled chan struct{}
+		end       func(endContext func(), send func(...payload.Part) error)
+	}{
+		"its context ends":        {nil, func(endContext func(), _ func(...payload.Part) error) { endContext() }},
+		"nobody waits for it":     {gone, func(func(), func(...payload.Part) error) { close(gone) }},
+		"nobody takes its chunks": {nil, func(_ func(), send func(...payload.Part) error) { _ = send() }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			told, endContext := context.WithCancel(t.Context())
+			defer endContext()
+			r := inproc.Stream(inproc.Settings{}, func(ctx context.Context, item runner.Item, send func(...payload.Part) error) ([]payload.Part, error) {
+				test.end(endContext, send)
+				<-ctx.Done()
+				return item.Inputs, nil
+			})
+			slot, err := r.Acquire(told)
+			if err != nil {
+				t.Fatal(err)
+			}
+			item, s := textItem("a half"), &sink{outcomes: map[int]runner.Outcome{}}
+			item.Cancelled = test.cancelled
+			if err := slot.Do(told, runner.Batch{Items: []runner.Item{item}}, s); err != nil {
+				t.Fatal(err)
+			}
+			if o := s.outcomes[0]; o.Fault == nil || o.Fault.Reason != fault.Cancelled || len(o.Parts) > 0 {
+				t.Errorf("got %+v", o)
+			}
+		})
+	}
+}
+
 func TestTeardownFollowsASetupThatWentWell(t *testing.T) {
 	t.Parallel()
 	bad := errors.New("bad")

@@ -3,6 +3,7 @@ package inproc
 import (
 	"context"
 
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
@@ -32,13 +33,17 @@ func streamed(ctx context.Context, i int, item runner.Item, sink runner.Sink, an
 	ctx, end := wanted(ctx, item)
 	defer end()
 	return outcome(ctx, item, func(ctx context.Context, item runner.Item) ([]payload.Part, error) {
-		return answer(ctx, item, func(chunk ...payload.Part) error {
+		parts, err := answer(ctx, item, func(chunk ...payload.Part) error {
 			err := sink.Chunk(i, chunk)
 			if err != nil {
 				end() // also where the function goes on
 			}
 			return err
 		})
+		if err == nil && ctx.Err() != nil {
+			return nil, fault.From(ctx.Err()) // what it made until then is a part of the answer
+		}
+		return parts, err
 	})
 }
 

@@ -134,9 +134,16 @@ func closed(c <-chan struct{}) bool {
 }
 
 // cancel says that nobody waits for these items any more: for none, where there
-// are no indices. Chunks of them that come still are dropped.
+// are no indices. Chunks of them that come still are dropped. What the worker has
+// been told it is not told again: that could interrupt how it cleans up.
 func (l *life) cancel(f *flight, items []int) {
-	f.callOff(items)
+	if f.callOff(items) {
+		l.tellOff(f, items)
+	}
+}
+
+// tellOff tells every rank of items that were called off.
+func (l *life) tellOff(f *flight, items []int) {
 	for _, r := range l.ranks {
 		_ = r.send(&frame.Cancel{Batch: f.id, Items: items}) // a worker that is gone needs no telling
 	}

@@ -53,6 +53,7 @@ const (
 	tooBig                           // claims a body beyond the limit
 	unknownPong                      // answers a ping that nobody sent
 	ownRank                          // answers with the pid and its rank
+	endless                          // sends chunks whatever the host says
 )
 
 // Modes of a worker that is started, in WORKER_MODE, separated by commas.
@@ -491,6 +492,11 @@ func (f *fake) trouble(ctx context.Context, m *frame.Predict, items [][]int64, i
 		}
 		f.chunk(m.Batch, 2) // which nobody is to hear of
 		f.fail(m.Batch, frame.Exception, ctx.Err())
+	case endless:
+		for {
+			f.chunk(m.Batch, 1)
+			<-time.After(10 * time.Millisecond)
+		}
 	case chunks:
 		for n := range 3 {
 			for i := range items {

@@ -50,7 +50,7 @@ type flight struct {
 	// done is closed when every rank has ended the batch, or err is why none will.
 	// The life's lock guards what is below until then.
 	done chan struct{}
-	// heard is when it began, or when the last chunk of it came.
+	// heard is when it began, or when the last chunk of it came that somebody waited for.
 	heard time.Time
 	ends  []end
 	left  int
@@ -64,23 +64,28 @@ type flight struct {
 }
 
 // callOff books that nobody waits for these items any more: for none, where there
-// are no indices.
-func (f *flight) callOff(items []int) {
+// are no indices. It reports whether that is news of any of them.
+func (f *flight) callOff(items []int) (news bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if len(items) == 0 {
-		f.sink = nil
+		for i := range f.items {
+			news = f.callOffOne(i) || news
+		}
 	}
 	for _, i := range items {
-		f.callOffOne(i)
+		news = f.callOffOne(i) || news
 	}
+	return news
 }
 
-func (f *flight) callOffOne(item int) {
+func (f *flight) callOffOne(item int) (news bool) {
 	if f.calledOff == nil {
 		f.calledOff = make([]bool, f.items)
 	}
+	news = !f.calledOff[item]
 	f.calledOff[item] = true
+	return news
 }
 
 // wants reports whether somebody takes chunks of the item.
@@ -190,16 +195,22 @@ func (l *life) discard(f *flight) {
 	}
 }
 
-// progress returns a batch that the rank has not ended, and books that it goes on.
-func (l *life) progress(r *rank, batch uint64) (*flight, error) {
+// flight returns a batch that the rank has not ended.
+func (l *life) flight(r *rank, batch uint64) (*flight, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	f := l.flights[batch]
 	if f == nil || f.ends[r.index].over() {
 		return nil, violation("rank %d answers for batch %d, which it does not have", r.index, batch)
 	}
-	f.heard = time.Now()
 	return f, nil
+}
+
+// goesOn books that a batch shows progress.
+func (l *life) goesOn(f *flight) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	f.heard = time.Now()
 }
 
 // finished books that a batch ended as it should. Those of warm-ups show nothing:

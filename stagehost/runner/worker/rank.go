@@ -270,7 +270,7 @@ func (r *rank) chunk(m *frame.Chunk, body []byte) error {
 	if !r.streams || r.index > 0 {
 		return violation("rank %d may not send chunks", r.index)
 	}
-	f, err := r.life.progress(r, m.Batch)
+	f, err := r.life.flight(r, m.Batch)
 	if err != nil {
 		return err
 	}
@@ -286,12 +286,13 @@ func (r *rank) chunk(m *frame.Chunk, body []byte) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.wants(m.Item) {
-		return nil
+		return nil // one that ignores its cancel shows nothing by it
 	}
+	r.life.goesOn(f)
 	if err := f.sink.Chunk(m.Item, parts); err != nil {
 		f.callOffOne(m.Item)
 		// Not from here: the worker may not read before this has read on.
-		r.life.worker.tasks.Go(func() { r.life.cancel(f, []int{m.Item}) })
+		r.life.worker.tasks.Go(func() { r.life.tellOff(f, []int{m.Item}) })
 	}
 	return nil
 }

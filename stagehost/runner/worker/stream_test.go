@@ -117,6 +117,68 @@ func TestAStreamWhoseChunksNobodyTakesIsToldOnce(t *testing.T) {
 	}
 }
 
+func TestAStreamThatIgnoresItsCancelIsEndedAtTheRunLimit(t *testing.T) {
+	t.Parallel()
+	for name, way := range map[string]func(cancel func(), cancelled chan struct{}){
+		"its context ends":    func(cancel func(), _ chan struct{}) { cancel() },
+		"nobody waits for it": func(_ func(), cancelled chan struct{}) { close(cancelled) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := settings(t, streamRows)
+			s.RunLimit = 500 * time.Millisecond
+			b := start(t, s)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			cancelled, ignores := make(chan struct{}), item(endless)
+			ignores.Cancelled = cancelled
+			c := newCounter()
+			ended := b.stream(ctx, ignores, c)
+			<-c.came
+			way(cancel, cancelled)
+			select {
+			case err := <-ended:
+				if !errors.Is(err, runner.ErrDied) || !strings.Contains(err.Error(), supervise.ErrRunLimit.Error()) {
+					t.Errorf("got %v", err)
+				}
+			case <-time.After(patience):
+				t.Fatal("it keeps its slot, since it sends chunks that nobody takes")
+			}
+		})
+	}
+}
+
+func TestACallOffIsToldOnce(t *testing.T) {
+	t.Parallel()
+	b := start(t, settings(t, streamRows))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	cancelled, gone := make(chan struct{}), item(drip)
+	gone.Cancelled = cancelled
+	c := newCounter()
+	ended := b.stream(ctx, gone, c)
+	<-c.came
+	cancel() // a host says it in both ways
+	close(cancelled)
+	if err := <-ended; err == nil {
+		t.Error("it has not failed")
+	}
+	refused := newCounter()
+	refused.err = runner.ErrCancelled
+	ctx, cancel = context.WithCancel(t.Context())
+	defer cancel()
+	ended = b.stream(ctx, item(1, drip), refused)
+	<-refused.came
+	cancel()
+	if err := <-ended; err == nil {
+		t.Error("what nobody takes has not failed")
+	}
+	b.stop()
+	if text := b.log.String(); strings.Count(text, "msg=\"cancel") != 2 {
+		t.Errorf("two call-offs were told as:\n%s", text)
+	}
+}
+
 func TestAWarmUpOfStreamsIsOfOneItem(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, streamRows))
