@@ -56,6 +56,18 @@ func IsMap(data []byte) bool { return msgp.NextType(data) == msgp.MapType }
 // IsList reports whether data begins with a list.
 func IsList(data []byte) bool { return msgp.NextType(data) == msgp.ArrayType }
 
+// IsText reports whether data begins with a string of text.
+func IsText(data []byte) bool { return msgp.NextType(data) == msgp.StrType }
+
+// Text returns the text of the one string that data is, which it shares.
+func Text(data []byte) ([]byte, error) {
+	text, left, err := readText(data)
+	if err != nil {
+		return nil, err
+	}
+	return text, ended(left)
+}
+
 // Binary returns the bytes of the binary string that data is, which it shares.
 func Binary(data []byte) (raw []byte, ok bool) {
 	if msgp.NextType(data) != msgp.BinType {

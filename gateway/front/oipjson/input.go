@@ -104,7 +104,7 @@ func (d *inputDecoder) data() (err error) {
 		return wrong(d.path()+".data", "is no array")
 	}
 	if d.out.Tensor.Datatype != "" && d.out.Tensor.Shape != nil {
-		d.out.Tensor.Raw, err = elements(&d.scanner, d.path()+".data", d.out.Tensor)
+		d.out.Tensor.Raw, err = elements(&d.scanner, d.path()+".data", d.out.Tensor, d.room)
 		return err
 	}
 	d.late = &scanner{data: d.scanner.data, at: d.at, depth: d.depth}
@@ -119,7 +119,7 @@ func (d *inputDecoder) finish() (err error) {
 	case d.out.Tensor.Shape == nil:
 		return wrong(d.path()+".shape", "is missing")
 	case d.late != nil:
-		d.out.Tensor.Raw, err = elements(d.late, d.path()+".data", d.out.Tensor)
+		d.out.Tensor.Raw, err = elements(d.late, d.path()+".data", d.out.Tensor, d.room)
 	}
 	return err
 }

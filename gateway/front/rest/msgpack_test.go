@@ -117,12 +117,12 @@ func TestMessagePackThatCannotBeTakenSaysWhere(t *testing.T) {
 		"another form":       {"application/msgpack; form=table", "\x01", fault.UnsupportedMedia, "form="},
 		"no map":             {"application/msgpack; form=tensors", "\x01", fault.InvalidInput, "the body is no map"},
 		"bytes elsewhere":    {"application/msgpack", with("parameters", object{"t": []byte{1}}), fault.InvalidInput, "inputs[1].parameters.t is binary"},
-		"NaN":                {"application/msgpack", with("data", list{math.NaN()}), fault.InvalidInput, "inputs[1].data[0] is NaN or infinite"},
+		"NaN":                {"application/msgpack", with("data", list{math.NaN()}), fault.InvalidInput, "inputs.x.data[0] is NaN or infinite"},
 		"a key of numbers":   {"application/msgpack; form=tensors", "\x81\x01\x01", fault.InvalidInput, "has a key that is no string"},
 		"too few bytes":      {"application/msgpack", with("data", []byte{1}), fault.InvalidInput, "inputs.x"},
 		"another datatype":   {"application/msgpack", with("datatype", "FLOAT"), fault.InvalidInput, "inputs.x.datatype"},
 		"data twice":         {"application/msgpack", twice, fault.InvalidInput, "inputs[0].data is there twice"},
-		"as JSON too long":   {"application/msgpack", with("data", make(list, limitBytes/2)), fault.InvalidInput, "is more than 65536 bytes as JSON"},
+		"as JSON too long":   {"application/msgpack", with("more", make(list, limitBytes/2)), fault.InvalidInput, "is more than 65536 bytes as JSON"},
 		"other JSON":         {"application/ld+json", "{", fault.InvalidRequest, "not the JSON that its type says"},
 	} {
 		t.Run(name, func(t *testing.T) {
