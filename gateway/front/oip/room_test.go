@@ -8,7 +8,6 @@ import (
 	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
-	"github.com/stagemesh/stagemesh/gateway/admit"
 	"github.com/stagemesh/stagemesh/gateway/front/body"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/front/oip"
@@ -17,7 +16,7 @@ import (
 
 func TestContentsOverThePayloadAreRefusedByName(t *testing.T) {
 	t.Parallel()
-	budget, caller := admit.NewBudget(1<<20), &fronttest.Caller{}
+	budget, caller := &purse{bound: 1 << 20}, &fronttest.Caller{}
 	s := talk(t.Context(), t, body.Budgeted(handler(caller, procedure.Settings{MaxPayload: 100}), budget))
 	for name, contents := range map[string]*oipv2.ModelInferRequest_InferInputTensor{
 		"INT64": {Name: "x", Datatype: "INT64", Shape: []int64{13}, Contents: &oipv2.InferTensorContents{Int64Contents: make([]int64, 13)}},
