@@ -148,7 +148,7 @@ func New(s Settings) (*Gateway, error) {
 	g := &Gateway{settings: s, log: s.Call.Logger, service: service, pipelines: store, ready: make(chan struct{}), stopped: make(chan struct{})}
 	known := &models{gateway: g}
 	g.web = web.Settings{
-		Caller: service, Models: known, MaxMessageBytes: s.MaxBody, Health: g.health, Origins: s.AllowOrigins,
+		Caller: service, Models: known, MaxMessageBytes: s.MaxBody, MaxPayload: s.Call.MaxPayload, Health: g.health, Origins: s.AllowOrigins,
 		Budget: bodies, TokensKey: publicKey + ".token_file", Stopping: g.stopped,
 	}
 	if !s.NoDocs {

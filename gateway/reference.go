@@ -78,8 +78,11 @@ func (r *reference) current(now time.Time) bool {
 	if now.Sub(r.looked) < specsAge {
 		return true
 	}
+	if !maps.EqualFunc(r.specs, r.models.known(), func(a, b *stagev1.Spec) bool { return proto.Equal(a, b) }) {
+		return false
+	}
 	r.looked = now
-	return maps.EqualFunc(r.specs, r.models.known(), func(a, b *stagev1.Spec) bool { return proto.Equal(a, b) })
+	return true
 }
 
 // pipelinesKnown returns nil where it is known which pipelines there are.

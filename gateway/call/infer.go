@@ -107,17 +107,19 @@ func (s *Service) ready(ctx context.Context, c *exchange) *fault.Fault {
 	return s.results.ensure(ctx)
 }
 
-// takeBytes books the inputs of a request: a compressed body is small, and what it
-// means is not.
+// takeBytes books the inputs of a request that are not booked yet: a compressed body
+// is small, and what it means is not.
 func (s *Service) takeBytes(r *Request) *fault.Fault {
 	if s.settings.Bodies == nil {
 		return nil
 	}
-	return s.settings.Bodies.Take(int64(payload.Size(r.Inputs)))
+	return s.settings.Bodies.Take(unbooked(r))
 }
 
 func (s *Service) giveBytes(r *Request) {
 	if s.settings.Bodies != nil {
-		s.settings.Bodies.Give(int64(payload.Size(r.Inputs)))
+		s.settings.Bodies.Give(unbooked(r))
 	}
 }
+
+func unbooked(r *Request) int64 { return int64(max(payload.Size(r.Inputs)-r.Booked, 0)) }

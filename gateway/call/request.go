@@ -17,6 +17,9 @@ type Request struct {
 	// Pipeline is a pipeline's name, or "stage:<name>".
 	Pipeline string
 	Inputs   []payload.Part
+	// Booked is how many bytes of the inputs the caller has taken from the budget of
+	// bodies already, and gives back itself after the call.
+	Booked int
 	// Parameters go to every step, Steps to single ones, by step name.
 	Parameters payload.Parameters
 	Steps      map[string]StepOptions

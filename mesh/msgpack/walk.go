@@ -1,8 +1,6 @@
 package msgpack
 
 import (
-	"unicode/utf8"
-
 	"github.com/tinylib/msgp/msgp"
 )
 
@@ -56,8 +54,8 @@ func Find(data []byte, key string) (value []byte, ok bool) {
 	for i := uint32(0); i < n && err == nil; i++ {
 		found := false
 		if left, err = visitOne(left, func(name []byte) error {
-			text, ok := Text(name)
-			found = ok && text == key
+			text, err := Text(name)
+			found = err == nil && string(text) == key
 			return nil
 		}); err != nil {
 			return nil, false
@@ -68,15 +66,6 @@ func Find(data []byte, key string) (value []byte, ok bool) {
 		}
 	}
 	return nil, false
-}
-
-// Text returns the string that data is.
-func Text(data []byte) (text string, ok bool) {
-	if msgp.NextType(data) != msgp.StrType {
-		return "", false
-	}
-	read, left, err := msgp.ReadStringZC(data)
-	return string(read), err == nil && len(left) == 0 && utf8.Valid(read)
 }
 
 // First returns the first element, where data is a list that has one.
@@ -105,6 +94,18 @@ func IsMap(data []byte) bool { return msgp.NextType(data) == msgp.MapType }
 
 // IsList reports whether data begins with a list.
 func IsList(data []byte) bool { return msgp.NextType(data) == msgp.ArrayType }
+
+// IsText reports whether data begins with a string of text.
+func IsText(data []byte) bool { return msgp.NextType(data) == msgp.StrType }
+
+// Text returns the text of the one string that data is, which it shares.
+func Text(data []byte) ([]byte, error) {
+	text, left, err := readText(data)
+	if err != nil {
+		return nil, err
+	}
+	return text, ended(left)
+}
 
 // Binary returns the bytes of the binary string that data is, which it shares.
 func Binary(data []byte) (raw []byte, ok bool) {

@@ -1,6 +1,7 @@
 package body
 
 import (
+	"context"
 	"io"
 	"net/http"
 	"sync/atomic"
@@ -18,7 +19,7 @@ type Budget interface {
 
 // Budgeted returns a handler whose requests' bodies take from the budget as they
 // are read, and give it back when next has returned. A body that is refused fails
-// with the budget's fault.
+// with the budget's fault. What a Room of such a request makes comes from it too.
 func Budgeted(next http.Handler, budget Budget) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Body == nil || r.Body == http.NoBody {
@@ -29,7 +30,7 @@ func Budgeted(next http.Handler, budget Budget) http.Handler {
 		defer func() { budget.Give(from.taken.Swap(0)) }()
 		// A copy, because net/http decides by the original's body whether the
 		// connection can carry another request.
-		bounded := r.WithContext(r.Context())
+		bounded := r.WithContext(context.WithValue(r.Context(), budgetKey{}, budget))
 		bounded.Body = from
 		next.ServeHTTP(w, bounded)
 	})

@@ -6,6 +6,8 @@
 // and itself; TooLarge and Stalled are the one wording of the two refusals. Read
 // is all of it for a front that wants the whole body as bytes.
 //
-// A reader and a writer belong to one request. Errors of reading are
-// *fault.Fault.
+// Budgeted books bodies in the budget of all requests together. Inputs that are not in
+// a body as they are, and may be larger than it, are made in a Room.
+//
+// A reader, a writer and a room belong to one request. Errors are *fault.Fault.
 package body

@@ -75,7 +75,7 @@ func sent(data []byte, length string) (taken int, err error) {
 	if length != "" {
 		r.Header.Set(header.JSONLength, length)
 	}
-	asked, _, err := h.asked(httptest.NewRecorder(), r, "m", blobModel())
+	asked, _, err := h.asked(httptest.NewRecorder(), r, "m", blobModel(), nil)
 	if err != nil {
 		return 0, err
 	}
@@ -143,7 +143,7 @@ func FuzzGeneration(f *testing.F) {
 		if known {
 			model = takes
 		}
-		g, err := generationOf(context.Background(), "m", data, model)
+		g, err := generationOf(context.Background(), "m", data, model, nil)
 		if err != nil {
 			if reason := fault.From(err).Reason; reason != fault.InvalidInput && reason != fault.InvalidRequest {
 				t.Errorf("it is refused with %v", err)

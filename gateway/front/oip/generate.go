@@ -9,6 +9,7 @@ import (
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/gateway/front/body"
 	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -33,15 +34,17 @@ type generation struct {
 	takes   []*stagev1.PartSpec
 	request *call.Request
 	id      string
+	// room is where inputs are made that are not in the body as they are.
+	room *body.Room
 }
 
-// generationOf reads the body of a request for the model of that name.
-func generationOf(ctx context.Context, name string, body []byte, model Model) (*generation, error) {
-	fields, err := oipjson.DecodeFields(body)
+// generationOf reads the text of a request for the model of that name.
+func generationOf(ctx context.Context, name string, text []byte, model Model, room *body.Room) (*generation, error) {
+	fields, err := oipjson.DecodeFields(text)
 	if err != nil {
 		return nil, err
 	}
-	out := &generation{takes: model.Inputs, request: &call.Request{Pipeline: name, Parameters: payload.Parameters{}}}
+	out := &generation{takes: model.Inputs, room: room, request: &call.Request{Pipeline: name, Parameters: payload.Parameters{}}}
 	for _, field := range fields {
 		if err := out.take(field); err != nil {
 			return nil, err
@@ -56,6 +59,7 @@ func generationOf(ctx context.Context, name string, body []byte, model Model) (*
 	if out.request.Timeout, err = taken(ctx, out.request.Parameters); err != nil {
 		return nil, err
 	}
+	out.request.Booked = room.Made()
 	return out, payload.Validate("inputs", out.request.Inputs)
 }
 
@@ -153,7 +157,7 @@ func (g *generation) taken() string {
 }
 
 func (g *generation) input(f oipjson.Field, spec *stagev1.PartSpec) error {
-	part, err := partOf(f, spec)
+	part, err := partOf(f, spec, g.room)
 	if err != nil {
 		return err
 	}
@@ -166,15 +170,15 @@ func (g *generation) input(f oipjson.Field, spec *stagev1.PartSpec) error {
 
 // partOf returns a value as what the model takes: a tensor of one element or one
 // axis, or a blob of text or JSON.
-func partOf(f oipjson.Field, spec *stagev1.PartSpec) (payload.Part, error) {
+func partOf(f oipjson.Field, spec *stagev1.PartSpec, room *body.Room) (payload.Part, error) {
 	if t := spec.GetTensor(); t != nil {
-		out, err := f.Tensor(tensor.Datatype(t.GetDatatype()), len(t.GetShape()))
+		out, err := f.Tensor(tensor.Datatype(t.GetDatatype()), len(t.GetShape()), room)
 		return payload.OfTensor(spec.GetName(), out), err
 	}
 	types := spec.GetBlob().GetContentTypes()
-	if text, ok := f.Text(); ok {
-		if contentType, takes := pick(types, isText, textPlain); takes {
-			return payload.OfBlob(spec.GetName(), contentType, []byte(text)), nil
+	if contentType, takes := pick(types, isText, textPlain); takes {
+		if text, ok, err := f.Bytes(room); ok || err != nil {
+			return payload.OfBlob(spec.GetName(), contentType, text), err
 		}
 	}
 	if contentType, takes := pick(types, payload.IsJSON, payload.JSONType); takes {

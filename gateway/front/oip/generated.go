@@ -7,6 +7,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/gateway/front/body"
 	"github.com/stagemesh/stagemesh/gateway/front/eventstream"
 	"github.com/stagemesh/stagemesh/gateway/front/header"
 	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
@@ -16,7 +17,9 @@ import (
 
 // generate answers one request with one object, which has the whole answer.
 func (h *rest) generate(w http.ResponseWriter, r *http.Request, name string) error {
-	g, err := h.generation(w, r, name)
+	room := body.NewRoom(r.Context(), h.maxPayload)
+	defer room.Close()
+	g, err := h.generation(w, r, name, room)
 	if err != nil {
 		return err
 	}
@@ -35,7 +38,9 @@ func (h *rest) generate(w http.ResponseWriter, r *http.Request, name string) err
 // generateStream answers one request with an event for each chunk, or one for the
 // answer where it has none. An error is for before the first.
 func (h *rest) generateStream(w http.ResponseWriter, r *http.Request, name string) error {
-	g, err := h.generation(w, r, name)
+	room := body.NewRoom(r.Context(), h.maxPayload)
+	defer room.Close()
+	g, err := h.generation(w, r, name, room)
 	if err != nil {
 		return err
 	}
@@ -71,7 +76,7 @@ func (h *rest) generating(ctx context.Context, g *generation, out *eventstream.S
 	return send(response.RequestID, response.Outputs)
 }
 
-func (h *rest) generation(w http.ResponseWriter, r *http.Request, name string) (*generation, error) {
+func (h *rest) generation(w http.ResponseWriter, r *http.Request, name string, room *body.Room) (*generation, error) {
 	model, err := h.models.Model(name)
 	if err != nil {
 		return nil, err
@@ -80,7 +85,7 @@ func (h *rest) generation(w http.ResponseWriter, r *http.Request, name string) (
 	if err != nil {
 		return nil, err
 	}
-	out, err := generationOf(r.Context(), name, data, model)
+	out, err := generationOf(r.Context(), name, data, model, room)
 	if err != nil {
 		return nil, err
 	}

@@ -2,6 +2,7 @@ package oip
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -9,6 +10,7 @@ import (
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/gateway/front/body"
 	"github.com/stagemesh/stagemesh/gateway/front/procedure"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -25,7 +27,7 @@ const (
 type input = oipv2.ModelInferRequest_InferInputTensor
 
 // request converts what came, or says why it cannot be.
-func request(ctx context.Context, in *oipv2.ModelInferRequest, model Model) (*call.Request, error) {
+func request(ctx context.Context, in *oipv2.ModelInferRequest, model Model, room *body.Room) (*call.Request, error) {
 	out := &call.Request{Pipeline: in.GetModelName()}
 	for i, wanted := range in.GetOutputs() {
 		if _, said := wanted.GetParameters()[classifyWanted]; said {
@@ -40,7 +42,8 @@ func request(ctx context.Context, in *oipv2.ModelInferRequest, model Model) (*ca
 	if out.Timeout, err = taken(ctx, out.Parameters); err != nil {
 		return nil, err
 	}
-	out.Inputs, err = inputs(in, model)
+	out.Inputs, err = inputs(in, model, room)
+	out.Booked = room.Made()
 	return out, err
 }
 
@@ -82,8 +85,9 @@ func invalid(field, format string, args ...any) error {
 	return fault.Newf(fault.InvalidRequest, "%s: %s", field, text).WithViolation(field, "%s", text)
 }
 
-// inputs converts the tensors: from raw bytes, which are shared, or typed contents.
-func inputs(in *oipv2.ModelInferRequest, model Model) ([]payload.Part, error) {
+// inputs converts the tensors: from raw bytes, which are shared, or typed contents, of
+// which they are made in the room.
+func inputs(in *oipv2.ModelInferRequest, model Model, room *body.Room) ([]payload.Part, error) {
 	raw := in.GetRawInputContents()
 	switch n := len(in.GetInputs()); {
 	case n > payload.MaxParts:
@@ -93,7 +97,7 @@ func inputs(in *oipv2.ModelInferRequest, model Model) ([]payload.Part, error) {
 	}
 	out := make([]payload.Part, len(in.GetInputs()))
 	for i, t := range in.GetInputs() {
-		part, err := converted(t, raw, i)
+		part, err := converted(t, raw, i, room)
 		if err != nil {
 			return nil, faultOf(i, t, err)
 		}
@@ -104,16 +108,24 @@ func inputs(in *oipv2.ModelInferRequest, model Model) ([]payload.Part, error) {
 	return out, payload.Validate("inputs", out)
 }
 
+// fieldOf is an input's place in messages: its name, where it has one.
+func fieldOf(i int, t *input) string {
+	if payload.ValidName(t.GetName()) == nil && t.GetName() != "" {
+		return "inputs." + t.GetName()
+	}
+	return fault.Element("inputs", i)
+}
+
 // faultOf says which input is at fault.
 func faultOf(i int, t *input, err error) error {
-	field := fmt.Sprintf("inputs[%d]", i)
-	if payload.ValidName(t.GetName()) == nil && t.GetName() != "" {
-		field = "inputs." + t.GetName()
+	if f, ok := errors.AsType[*fault.Fault](err); ok {
+		return f
 	}
+	field := fieldOf(i, t)
 	return fault.Newf(fault.InvalidInput, "%s: %w", field, err).WithViolation(field, "%s", err)
 }
 
-func converted(t *input, raw [][]byte, i int) (payload.Part, error) {
+func converted(t *input, raw [][]byte, i int, room *body.Room) (payload.Part, error) {
 	p, err := parameters("parameters", t.GetParameters())
 	if err != nil {
 		return payload.Part{}, err
@@ -126,7 +138,7 @@ func converted(t *input, raw [][]byte, i int) (payload.Part, error) {
 		out.Tensor = &tensor.Tensor{Datatype: tensor.Datatype(t.GetDatatype()), Shape: t.GetShape(), Raw: raw[i]}
 		return out, nil
 	}
-	made, err := typed(tensor.Datatype(t.GetDatatype()), t.GetShape(), t.GetContents())
+	made, err := typed(tensor.Datatype(t.GetDatatype()), t.GetShape(), t.GetContents(), func(n int64) error { return room.Make(fieldOf(i, t), n) })
 	out.Tensor = &made
 	return out, err
 }
@@ -138,12 +150,12 @@ func asTaken(p payload.Part, takes []*stagev1.PartSpec) (payload.Part, error) {
 	if p.Tensor.Datatype != tensor.Bytes || !said && !takesBlob(p.Name, takes) {
 		return p, nil
 	}
+	if n, ok := tensor.Elements(p.Tensor.Shape); ok && n != 1 {
+		return p, fmt.Errorf("it has %d elements; the model takes a blob, which is one", n)
+	}
 	elements, err := p.Tensor.BytesElements()
 	if err != nil {
 		return p, err
-	}
-	if len(elements) != 1 {
-		return p, fmt.Errorf("it has %d elements; the model takes a blob, which is one", len(elements))
 	}
 	out := payload.OfBlob(p.Name, "", elements[0])
 	if said {

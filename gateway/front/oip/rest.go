@@ -22,6 +22,9 @@ const DefaultMaxBodyBytes = 64 << 20
 type RESTSettings struct {
 	// MaxBodyBytes bounds a request's body; 0 is DefaultMaxBodyBytes.
 	MaxBodyBytes int
+	// MaxPayload bounds what is made of a request's inputs, in bytes; 0 leaves it to
+	// the Caller.
+	MaxPayload int
 	// Patience is how long a caller may send nothing of a body, or take nothing of an
 	// answer; 0 is body.Patience.
 	Patience time.Duration
@@ -40,7 +43,7 @@ type rest struct {
 
 // NewREST returns the handler of Root and everything below it.
 func NewREST(caller Caller, models Models, s RESTSettings) http.Handler {
-	out := &rest{service: service{caller: caller, models: models}, limit: int64(s.MaxBodyBytes), patience: s.Patience, silence: s.Silence}
+	out := &rest{service: service{caller: caller, models: models, maxPayload: s.MaxPayload}, limit: int64(s.MaxBodyBytes), patience: s.Patience, silence: s.Silence}
 	if out.limit <= 0 {
 		out.limit = DefaultMaxBodyBytes
 	}

@@ -34,7 +34,9 @@ func (h *rest) infer(w http.ResponseWriter, r *http.Request, name string) error 
 	if err != nil {
 		return err
 	}
-	asked, wished, err := h.asked(w, r, name, model)
+	room := body.NewRoom(r.Context(), h.maxPayload)
+	defer room.Close()
+	asked, wished, err := h.asked(w, r, name, model, room)
 	if err != nil {
 		return err
 	}
@@ -50,8 +52,9 @@ func (h *rest) infer(w http.ResponseWriter, r *http.Request, name string) error 
 	return nil
 }
 
-// asked reads the body: the request, and how its answer is wished.
-func (h *rest) asked(w http.ResponseWriter, r *http.Request, name string, model Model) (*call.Request, wish, error) {
+// asked reads the body: the request, whose tensors in JSON are made in the room, and how
+// its answer is wished.
+func (h *rest) asked(w http.ResponseWriter, r *http.Request, name string, model Model, room *body.Room) (*call.Request, wish, error) {
 	data, err := h.read(w, r)
 	if err != nil {
 		return nil, wish{}, err
@@ -60,7 +63,7 @@ func (h *rest) asked(w http.ResponseWriter, r *http.Request, name string, model 
 	if err != nil {
 		return nil, wish{}, err
 	}
-	in, err := oipjson.Decode(text)
+	in, err := oipjson.Decode(text, room)
 	if err != nil {
 		return nil, wish{}, err
 	}
@@ -78,6 +81,7 @@ func (h *rest) asked(w http.ResponseWriter, r *http.Request, name string, model 
 	if out.Inputs, err = in.Parts(); err != nil {
 		return nil, wish{}, err
 	}
+	out.Booked = room.Made()
 	for i, part := range out.Inputs {
 		if out.Inputs[i], err = asTaken(part, model.Inputs); err != nil {
 			return nil, wish{}, fault.Newf(fault.InvalidInput, "inputs.%s: %w", part.Name, err).WithViolation("inputs."+part.Name, "%s", err)

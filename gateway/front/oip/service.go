@@ -10,6 +10,7 @@ import (
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/gateway/front/body"
 	"github.com/stagemesh/stagemesh/gateway/front/header"
 	"github.com/stagemesh/stagemesh/gateway/front/procedure"
 )
@@ -44,12 +45,14 @@ type Model struct {
 type service struct {
 	caller Caller
 	models Models
+	// maxPayload bounds what is made of a request's inputs, in bytes.
+	maxPayload int
 }
 
 // New returns the path under which the service is to be mounted, and its handler.
 func New(caller Caller, models Models, s procedure.Settings) (string, http.Handler) {
 	descriptor := oipv2.File_oip_v2_inference_proto.Services().ByName("GRPCInferenceService")
-	out, svc := procedure.NewService(descriptor, s), &service{caller: caller, models: models}
+	out, svc := procedure.NewService(descriptor, s), &service{caller: caller, models: models, maxPayload: s.MaxPayload}
 	procedure.Unary(out, "ServerLive", svc.serverLive)
 	procedure.Unary(out, "ServerReady", svc.serverReady)
 	procedure.Unary(out, "ModelReady", svc.modelReady)
@@ -82,7 +85,9 @@ func (s *service) modelReady(ctx context.Context, in procedure.Request[*oipv2.Mo
 }
 
 func (s *service) modelInfer(ctx context.Context, in procedure.Request[*oipv2.ModelInferRequest]) (*connect.Response[oipv2.ModelInferResponse], error) {
-	asked, err := s.asked(ctx, in)
+	room := body.NewRoom(ctx, s.maxPayload)
+	defer room.Close()
+	asked, err := s.asked(ctx, in, room)
 	if err != nil {
 		return nil, err
 	}
@@ -97,7 +102,7 @@ func (s *service) modelInfer(ctx context.Context, in procedure.Request[*oipv2.Mo
 }
 
 // asked converts a request for a model that there is.
-func (s *service) asked(ctx context.Context, in procedure.Request[*oipv2.ModelInferRequest]) (*call.Request, error) {
+func (s *service) asked(ctx context.Context, in procedure.Request[*oipv2.ModelInferRequest], room *body.Room) (*call.Request, error) {
 	m := in.Message
 	if err := known(m.GetModelName(), m.GetModelVersion()); err != nil {
 		return nil, err
@@ -106,7 +111,7 @@ func (s *service) asked(ctx context.Context, in procedure.Request[*oipv2.ModelIn
 	if err != nil {
 		return nil, err
 	}
-	out, err := request(ctx, m, model)
+	out, err := request(ctx, m, model, room)
 	if err != nil {
 		return nil, err
 	}

@@ -8,6 +8,7 @@ import (
 	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/gateway/front/body"
 	"github.com/stagemesh/stagemesh/gateway/front/procedure"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
@@ -26,7 +27,9 @@ const (
 // error says that nobody takes the answer.
 func (s *service) modelStreamInfer(ctx context.Context, in procedure.Request[*oipv2.ModelInferRequest], send func(*oipv2.ModelStreamInferResponse) error) error {
 	out := &stream{asked: in.Message, to: send}
-	asked, err := s.asked(ctx, in)
+	room := body.NewRoom(ctx, s.maxPayload)
+	defer room.Close()
+	asked, err := s.asked(ctx, in, room)
 	if err != nil {
 		return out.fail(err)
 	}

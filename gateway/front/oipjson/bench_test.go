@@ -35,7 +35,7 @@ func BenchmarkDecodeMillionFloats(b *testing.B) {
 	b.SetBytes(int64(len(body)))
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := oipjson.Decode(body); err != nil {
+		if _, err := oipjson.Decode(body, nil); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -60,7 +60,7 @@ func BenchmarkDecodeSmall(b *testing.B) {
 	body := one("FP32", "[1,4]", "[[0.1,0.2,0.3,0.4]]")
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := oipjson.Decode(body); err != nil {
+		if _, err := oipjson.Decode(body, nil); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -78,7 +78,7 @@ func BenchmarkDecodePixels(b *testing.B) {
 	b.SetBytes(int64(len(body)))
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := oipjson.Decode(body); err != nil {
+		if _, err := oipjson.Decode(body, nil); err != nil {
 			b.Fatal(err)
 		}
 	}

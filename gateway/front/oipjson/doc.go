@@ -2,7 +2,7 @@
 // Protocol: {"inputs": [{"name", "datatype", "shape", "data"}]} in,
 // {"outputs": [...]} out.
 //
-//	request, err := oipjson.Decode(body)
+//	request, err := oipjson.Decode(text, room)
 //	parts, err := request.Parts()
 //	...
 //	answer, err := oipjson.AppendTensor(nil, part)
@@ -25,10 +25,14 @@
 // RUNNER_OUTPUT_INVALID: null would be a value that the runner did not give.
 // The answer is there for whoever asks by gRPC or Connect.
 //
+// Request.Unpack takes the data of a tensor from a list in MessagePack, without a detour
+// through text, and holds it against the same rules.
+//
 // # Bounds
 //
-// The body is in memory already; what is decoded takes at most a few times its
-// size (a zero and its comma are eight bytes of FP64). Nesting ends at MaxDepth,
+// The body is in memory already. A tensor may take a few times the size of its text (a
+// zero and its comma are eight bytes of FP64), so there must be room for it, in a
+// body.Room, before it is made. Nesting ends at MaxDepth,
 // inputs at payload.MaxParts. Members that the protocol does not have are
 // ignored; those it has may come once and in any order, and the optional ones
 // of the request may be null.

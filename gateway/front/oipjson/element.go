@@ -20,7 +20,7 @@ func (e *elementError) Error() string { return e.what }
 
 func unfit(format string, args ...any) error { return &elementError{fmt.Sprintf(format, args...)} }
 
-// elementOf returns nil for the datatypes that JSON cannot say.
+// elementOf returns nil for BYTES, and for the datatypes that JSON cannot say.
 func elementOf(d tensor.Datatype) element {
 	switch d {
 	case tensor.Bool:
@@ -33,8 +33,6 @@ func elementOf(d tensor.Datatype) element {
 		return single
 	case tensor.FP64:
 		return double
-	case tensor.Bytes:
-		return text
 	}
 	return nil
 }
@@ -115,20 +113,6 @@ func double(dst []byte, s *scanner) ([]byte, error) {
 		return dst, unfit("%s is beyond FP64", clip(string(raw)))
 	}
 	return binary.LittleEndian.AppendUint64(dst, math.Float64bits(f)), nil
-}
-
-func text(dst []byte, s *scanner) ([]byte, error) {
-	if s.next() != '"' {
-		return dst, unfit("is no BYTES: use a string")
-	}
-	out, err := s.text()
-	if err != nil {
-		return dst, err
-	}
-	if len(out) > math.MaxUint32 {
-		return dst, unfit("is too long")
-	}
-	return append(binary.LittleEndian.AppendUint32(dst, uint32(len(out))), out...), nil
 }
 
 // numberFor takes a number; a value of another kind is the element's fault,

@@ -35,9 +35,13 @@ func (s *scanner) classify(err error) error {
 // unspoken says of a tensor's data that no list has them, and how to send them.
 func (s *scanner) unspoken(path, datatype string) error {
 	if s.packed {
-		return wrong(path, "%s cannot be said in a list; send data as bytes (bin)", datatype)
+		return noList(path, datatype)
 	}
 	return wrong(path, "%s cannot be said in JSON; send the tensor by gRPC or Connect", datatype)
+}
+
+func noList(path, datatype string) error {
+	return wrong(path, "%s cannot be said in a list; send data as bytes (bin)", datatype)
 }
 
 // InputPath names an input in messages as everywhere else in the mesh: by name

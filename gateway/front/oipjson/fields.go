@@ -1,6 +1,7 @@
 package oipjson
 
 import (
+	"github.com/stagemesh/stagemesh/gateway/front/body"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
@@ -19,8 +20,8 @@ type Field struct {
 }
 
 // DecodeFields reads an object, of which each member comes once.
-func DecodeFields(body []byte) ([]Field, error) {
-	s := &scanner{data: body}
+func DecodeFields(text []byte) ([]Field, error) {
+	s := &scanner{data: text}
 	var out []Field
 	seen := map[string]bool{}
 	err := s.object(func(key string) error {
@@ -60,6 +61,23 @@ func (f Field) Text() (string, bool) {
 	return out, err == nil
 }
 
+// Bytes returns the value where it is a string, made in the room.
+func (f Field) Bytes(room *body.Room) (out []byte, ok bool, err error) {
+	if f.scanner().next() != '"' {
+		return nil, false, nil
+	}
+	size := 0
+	if err := f.scanner().string(func(piece []byte) { size += len(piece) }); err != nil {
+		return nil, false, classify(err)
+	}
+	if err := room.Make(clip(f.Name), int64(size)); err != nil {
+		return nil, false, err
+	}
+	out = make([]byte, 0, size)
+	err = f.scanner().string(func(piece []byte) { out = append(out, piece...) })
+	return out, true, err
+}
+
 // Scalar reports whether the value is a string, a number or a boolean.
 func (f Field) Scalar() bool {
 	switch f.scanner().next() {
@@ -87,25 +105,23 @@ func (f Field) Parameters() (payload.Parameters, error) {
 }
 
 // Tensor returns the value as a tensor of the datatype: a scalar as one element, a
-// list as one axis. The shape is of that rank at least, led by axes of one.
-func (f Field) Tensor(d tensor.Datatype, rank int) (tensor.Tensor, error) {
-	path := clip(f.Name)
-	data, s := f.JSON, f.scanner()
-	n := int64(1)
+// list as one axis. The shape is of that rank at least, led by axes of one. It is made
+// in the room.
+func (f Field) Tensor(d tensor.Datatype, rank int, room *body.Room) (tensor.Tensor, error) {
+	path, s := clip(f.Name), f.scanner()
+	n, take := int64(1), one
 	switch s.next() {
 	case '[':
-		n = 0
+		n, take = 0, elements
 		if err := s.array(func(int) error { n++; return s.skip() }); err != nil {
 			return tensor.Tensor{}, classify(err)
 		}
 	case '{', 'n':
 		return tensor.Tensor{}, wrong(path, "is no string, number or boolean, and no list of such")
-	default:
-		data = append(append([]byte{'['}, data...), ']')
 	}
 	out := tensor.Tensor{Datatype: d, Shape: []int64{n}}
 	var err error
-	if out.Raw, err = elements(&scanner{data: data, depth: f.depth}, path, out); err != nil {
+	if out.Raw, err = take(f.scanner(), path, out, room); err != nil {
 		return tensor.Tensor{}, classify(err)
 	}
 	out.Shape = leading(rank, n)

@@ -27,7 +27,7 @@ func FuzzDecode(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
 		oipjson.Detect(body)
-		request, err := oipjson.Decode(body)
+		request, err := oipjson.Decode(body, nil)
 		if err != nil {
 			isFault(t, err)
 			return
@@ -48,7 +48,7 @@ func FuzzDecode(f *testing.F) {
 			if err != nil {
 				t.Fatalf("input %q cannot be written: %v", p.Name, err)
 			}
-			again, err := oipjson.Decode([]byte(`{"inputs":[` + string(object) + `]}`))
+			again, err := oipjson.Decode([]byte(`{"inputs":[`+string(object)+`]}`), nil)
 			if err != nil || !bytes.Equal(again.Inputs[0].Tensor.Raw, p.Tensor.Raw) {
 				t.Fatalf("%s came back as %+v: %v", object, again, err)
 			}

@@ -2,8 +2,10 @@ package oipjson
 
 import (
 	"cmp"
+	"errors"
 	"strconv"
 
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
@@ -15,13 +17,14 @@ func (d *decoder) input(i int) error {
 	}
 	start := d.scanner
 	err := d.inputOf(i, "")
-	if err == nil {
-		return nil
+	if f, ok := errors.AsType[*fault.Fault](err); !ok || f.Reason != fault.InvalidInput {
+		return err
 	}
 	// A message has the name, though that may come after what is wrong.
 	if name := nameIn(start); name != "" {
-		d.scanner = start
-		return d.inputOf(i, name)
+		again := *d
+		again.scanner, again.room = start, nil // it had room for what is made again
+		return cmp.Or(again.inputOf(i, name), err)
 	}
 	return err
 }
@@ -136,7 +139,7 @@ func (d *inputDecoder) data() (err error) {
 		return wrong(d.path()+".data", "is no array")
 	}
 	if d.out.Tensor.Datatype != "" && d.out.Tensor.Shape != nil {
-		d.out.Tensor.Raw, err = elements(&d.scanner, d.path()+".data", d.out.Tensor)
+		d.out.Tensor.Raw, err = elements(&d.scanner, d.path()+".data", d.out.Tensor, d.room)
 		return err
 	}
 	d.late = &scanner{data: d.scanner.data, at: d.at, depth: d.depth, packed: d.packed}
@@ -151,7 +154,7 @@ func (d *inputDecoder) finish() (err error) {
 	case d.out.Tensor.Shape == nil:
 		return wrong(d.path()+".shape", "is missing")
 	case d.late != nil:
-		d.out.Tensor.Raw, err = elements(d.late, d.path()+".data", d.out.Tensor)
+		d.out.Tensor.Raw, err = elements(d.late, d.path()+".data", d.out.Tensor, d.room)
 	}
 	return err
 }

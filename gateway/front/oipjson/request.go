@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/stagemesh/stagemesh/gateway/front/body"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
@@ -48,6 +49,14 @@ func (r *Request) Parts() ([]payload.Part, error) {
 	return out, nil
 }
 
+// Unpack gives an input the data that came for it as a list in MessagePack: flat, or
+// nested as its shape is. It is made in the room.
+func (r *Request) Unpack(i int, list []byte, room *body.Room) (err error) {
+	in := &r.Inputs[i]
+	in.Tensor.Raw, err = elements(&packed{value: list}, InputPath(i, in.Name)+".data", in.Tensor, room)
+	return err
+}
+
 // OutputNames returns the names of the outputs asked for, or nil for all.
 func (r *Request) OutputNames() []string {
 	var out []string
@@ -57,11 +66,11 @@ func (r *Request) OutputNames() []string {
 	return out
 }
 
-// Detect reports whether the body is a request of the Open Inference Protocol:
+// Detect reports whether the text of a body is a request of the Open Inference Protocol:
 // an object whose member inputs is an array whose first element is an object
 // with a member datatype. It looks no further than that member.
-func Detect(body []byte) bool {
-	s := &scanner{data: body}
+func Detect(text []byte) bool {
+	s := &scanner{data: text}
 	found := false
 	_ = s.object(func(key string) error {
 		if key != "inputs" {
@@ -87,17 +96,20 @@ func stopIf(enough bool, s *scanner) error {
 	return s.skip()
 }
 
-// Decode reads a request.
-func Decode(body []byte) (*Request, error) { return decode(scanner{data: body}) }
+// Decode reads a request. Its tensors are made in the room, and share nothing with the
+// text.
+func Decode(text []byte, room *body.Room) (*Request, error) {
+	return decode(scanner{data: text}, room)
+}
 
 // DecodeUnpacked is Decode of a request that came as MessagePack: what a list cannot
 // say its caller can send as bytes.
-func DecodeUnpacked(body []byte) (*Request, error) {
-	return decode(scanner{data: body, packed: true})
+func DecodeUnpacked(text []byte, room *body.Room) (*Request, error) {
+	return decode(scanner{data: text, packed: true}, room)
 }
 
-func decode(from scanner) (*Request, error) {
-	d := &decoder{scanner: from}
+func decode(from scanner, room *body.Room) (*Request, error) {
+	d := &decoder{scanner: from, room: room}
 	var seen keys
 	err := d.object(func(key string) error {
 		if err := seen.add(key, func() string { return key }); err != nil {
@@ -122,6 +134,7 @@ type decoder struct {
 	scanner
 
 	request Request
+	room    *body.Room
 }
 
 func (d *decoder) member(key string) (err error) {

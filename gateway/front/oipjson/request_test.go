@@ -22,7 +22,7 @@ func one(datatype, shape, data string) []byte {
 
 func decode(t *testing.T, body []byte) []payload.Part {
 	t.Helper()
-	request, err := oipjson.Decode(body)
+	request, err := oipjson.Decode(body, nil)
 	if err != nil {
 		t.Fatalf("Decode(%.200s): %v", body, err)
 	}
@@ -123,7 +123,7 @@ func TestARequestIsReadWhole(t *testing.T) {
 		"inputs": [
 			{"name": "x", "datatype": "INT8", "shape": [1], "parameters": {"k": 2}, "data": [1]},
 			{"name": "y", "datatype": "INT8", "shape": [1], "data": [2]}],
-		"outputs": [{"name": "scores", "parameters": {"binary_data": false}}, {"name": "labels"}]}`))
+		"outputs": [{"name": "scores", "parameters": {"binary_data": false}}, {"name": "labels"}]}`), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,7 +145,7 @@ func TestARequestIsReadWhole(t *testing.T) {
 
 func TestOptionalMembersMayBeNull(t *testing.T) {
 	t.Parallel()
-	request, err := oipjson.Decode([]byte(`{"id":null,"parameters":null,"outputs":null,"inputs":[{"name":"x","datatype":"BOOL","shape":[0],"data":[]}]}`))
+	request, err := oipjson.Decode([]byte(`{"id":null,"parameters":null,"outputs":null,"inputs":[{"name":"x","datatype":"BOOL","shape":[0],"data":[]}]}`), nil)
 	if err != nil || request.ID != "" || request.Parameters != nil || request.OutputNames() != nil {
 		t.Errorf("got %+v, %v", request, err)
 	}
@@ -153,7 +153,7 @@ func TestOptionalMembersMayBeNull(t *testing.T) {
 
 func TestAnInputMayHaveItsDataElsewhere(t *testing.T) {
 	t.Parallel()
-	request, err := oipjson.Decode([]byte(`{"inputs":[{"name":"x","datatype":"FP16","shape":[2],"parameters":{"binary_data_size":4}}]}`))
+	request, err := oipjson.Decode([]byte(`{"inputs":[{"name":"x","datatype":"FP16","shape":[2],"parameters":{"binary_data_size":4}}]}`), nil)
 	if err != nil || request.Inputs[0].Tensor.Raw != nil {
 		t.Fatalf("got %+v, %v", request, err)
 	}
@@ -224,7 +224,7 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			request, err := oipjson.Decode([]byte(row.body))
+			request, err := oipjson.Decode([]byte(row.body), nil)
 			if err == nil {
 				_, err = request.Parts()
 			}
@@ -262,7 +262,7 @@ func TestWhatIsNoJSONIsAnInvalidRequest(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			_, err := oipjson.Decode([]byte(body))
+			_, err := oipjson.Decode([]byte(body), nil)
 			if f := fault.From(err); f.Reason != fault.InvalidRequest || !strings.Contains(f.Message, "byte") {
 				t.Errorf("got %v", f)
 			}

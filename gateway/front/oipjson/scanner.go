@@ -1,10 +1,6 @@
 package oipjson
 
-import (
-	"encoding/json"
-	"fmt"
-	"unicode/utf8"
-)
+import "fmt"
 
 // MaxDepth bounds the nesting of arrays and objects. A tensor has at most
 // tensor.MaxRank axes, three levels down.
@@ -140,7 +136,7 @@ func (s *scanner) skip() error {
 	case '[':
 		err = s.array(func(int) error { return s.skip() })
 	case '"':
-		_, err = s.text()
+		err = s.string(func([]byte) {})
 	case 't':
 		err = s.word("true")
 	case 'f':
@@ -204,25 +200,6 @@ func (s *scanner) digits() bool {
 }
 
 func digit(c byte) bool { return '0' <= c && c <= '9' }
-
-// text takes a string and returns its value.
-func (s *scanner) text() (string, error) {
-	raw, escaped, err := s.quoted()
-	if err != nil {
-		return "", err
-	}
-	if !utf8.Valid(raw) {
-		return "", s.fail("a string that is not UTF-8")
-	}
-	if !escaped {
-		return string(raw[1 : len(raw)-1]), nil
-	}
-	var out string
-	if json.Unmarshal(raw, &out) != nil {
-		return "", s.fail("a string with a bad escape")
-	}
-	return out, nil
-}
 
 // quoted takes a string and returns it as it stands, quotes and all.
 func (s *scanner) quoted() (raw []byte, escaped bool, err error) {

@@ -20,6 +20,9 @@ type Settings struct {
 	// MaxMessageBytes bounds one request message, as sent and decompressed; 0
 	// is DefaultMaxMessageBytes.
 	MaxMessageBytes int
+	// MaxPayload bounds what a procedure makes of the inputs in one message, in bytes,
+	// for procedures that make any; 0 means that nothing does.
+	MaxPayload int
 	// Patience is how long a caller may send nothing of a message, or take
 	// nothing of an answer; 0 is body.Patience.
 	Patience time.Duration

@@ -35,6 +35,9 @@ type Caller interface {
 type Settings struct {
 	// MaxBodyBytes bounds a request's body; 0 is DefaultMaxBodyBytes.
 	MaxBodyBytes int
+	// MaxPayload bounds what is made of a request's inputs, in bytes; 0 leaves it to
+	// the Caller.
+	MaxPayload int
 	// Patience is how long a caller may send nothing of a body, or take nothing
 	// of an answer; 0 is body.Patience.
 	Patience time.Duration
@@ -46,13 +49,14 @@ type Settings struct {
 type handler struct {
 	caller   Caller
 	limit    int64
+	payload  int
 	patience time.Duration
 	silence  time.Duration
 }
 
 // New returns the handler of everything under Prefix.
 func New(caller Caller, s Settings) http.Handler {
-	h := &handler{caller: caller, limit: int64(s.MaxBodyBytes), patience: s.Patience, silence: s.Silence}
+	h := &handler{caller: caller, limit: int64(s.MaxBodyBytes), payload: s.MaxPayload, patience: s.Patience, silence: s.Silence}
 	if h.limit <= 0 {
 		h.limit = DefaultMaxBodyBytes
 	}
@@ -120,7 +124,9 @@ func (h *handler) fail(w http.ResponseWriter, err error, start time.Time) {
 }
 
 func (h *handler) inferred(w http.ResponseWriter, r *http.Request, pipeline string) (*answer, error) {
-	request, wish, err := h.asked(w, r, pipeline)
+	room := body.NewRoom(r.Context(), h.payload)
+	defer room.Close()
+	request, wish, err := h.asked(w, r, pipeline, room)
 	if err != nil {
 		return nil, err
 	}
@@ -131,8 +137,9 @@ func (h *handler) inferred(w http.ResponseWriter, r *http.Request, pipeline stri
 	return wish.answer(response)
 }
 
-// asked reads a request, and how its answer is wished.
-func (h *handler) asked(w http.ResponseWriter, r *http.Request, pipeline string) (*call.Request, wish, error) {
+// asked reads a request, whose inputs share its body or are made in the room, and how
+// its answer is wished.
+func (h *handler) asked(w http.ResponseWriter, r *http.Request, pipeline string, room *body.Room) (*call.Request, wish, error) {
 	request := &call.Request{Pipeline: pipeline, Trace: header.Trace(r.Header)}
 	if err := h.refuse(r); err != nil {
 		return nil, wish{}, err
@@ -140,7 +147,8 @@ func (h *handler) asked(w http.ResponseWriter, r *http.Request, pipeline string)
 	if err := options(request, r); err != nil {
 		return nil, wish{}, err
 	}
-	wished, err := h.inputs(request, w, r)
+	wished, err := h.inputs(request, w, r, room)
+	request.Booked = room.Made()
 	return request, wished, err
 }
 

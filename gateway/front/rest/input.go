@@ -3,7 +3,6 @@ package rest
 import (
 	"encoding/json"
 	"fmt"
-	"io"
 	"mime"
 	"net/http"
 	"strings"
@@ -28,7 +27,7 @@ func (h *handler) refuse(r *http.Request) error {
 }
 
 // inputs reads the body into the request, and says how the answer is wished.
-func (h *handler) inputs(out *call.Request, w http.ResponseWriter, r *http.Request) (wish, error) {
+func (h *handler) inputs(out *call.Request, w http.ResponseWriter, r *http.Request, room *body.Room) (wish, error) {
 	wished := wishOf(r.Header)
 	kind, err := contentType(r.Header.Get("Content-Type"))
 	if err != nil {
@@ -38,7 +37,10 @@ func (h *handler) inputs(out *call.Request, w http.ResponseWriter, r *http.Reque
 	if kind.media == "multipart/form-data" {
 		out.Inputs, err = parts(from, kind.params["boundary"], h.limit)
 	} else {
-		err = h.single(out, &wished, kind, from, r.ContentLength)
+		var data []byte
+		if data, err = body.Read(from, r.ContentLength, h.limit); err == nil {
+			err = h.single(out, &wished, kind, data, room)
+		}
 	}
 	if err != nil {
 		return wished, err
@@ -46,20 +48,16 @@ func (h *handler) inputs(out *call.Request, w http.ResponseWriter, r *http.Reque
 	return wished, payload.Validate("inputs", out.Inputs)
 }
 
-// single reads a body that is one thing.
-func (h *handler) single(out *call.Request, wished *wish, kind kind, from io.Reader, declared int64) error {
-	data, err := body.Read(from, declared, h.limit)
-	if err != nil {
-		return err
-	}
+// single takes a body that is one thing.
+func (h *handler) single(out *call.Request, wished *wish, kind kind, data []byte, room *body.Room) (err error) {
 	if len(data) == 0 {
 		return empty()
 	}
 	switch {
 	case kind.media == jsonType:
-		return takeJSON(out, wished, kind, data)
+		return takeJSON(out, wished, kind, data, room)
 	case msgpack.Is(kind.media):
-		return takePacked(out, wished, kind, data, h.limit)
+		return takePacked(out, wished, kind, data, &unpacked{limit: int(h.limit), room: room})
 	case strings.HasSuffix(kind.media, "+json"):
 		err = checkJSON(data)
 	}
@@ -69,7 +67,7 @@ func (h *handler) single(out *call.Request, wished *wish, kind kind, from io.Rea
 
 // takeJSON reads a body of JSON: tensors in the form of the Open Inference Protocol,
 // or one blob.
-func takeJSON(out *call.Request, wished *wish, kind kind, data []byte) error {
+func takeJSON(out *call.Request, wished *wish, kind kind, data []byte, room *body.Room) error {
 	tensors, err := kind.tensors(func() bool { return oipjson.Detect(data) })
 	if err != nil {
 		return err
@@ -78,7 +76,7 @@ func takeJSON(out *call.Request, wished *wish, kind kind, data []byte) error {
 		out.Inputs = []payload.Part{payload.OfBlob("", jsonType, data)}
 		return checkJSON(data)
 	}
-	request, err := oipjson.Decode(data)
+	request, err := oipjson.Decode(data, room)
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/gateway/front/body"
 	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/msgpack"
@@ -11,9 +12,9 @@ import (
 )
 
 // takePacked reads a body of MessagePack: tensors in the form of the Open Inference
-// Protocol, or one blob. What the query said stays. As JSON the tensors that are not
-// binary have as many bytes as a body may have.
-func takePacked(out *call.Request, wished *wish, kind kind, data []byte, limit int64) error {
+// Protocol, or one blob. What the query said stays. What is not the data of a tensor has
+// as JSON as many bytes as a body may have.
+func takePacked(out *call.Request, wished *wish, kind kind, data []byte, u *unpacked) error {
 	if err := msgpack.Check(data); err != nil {
 		return fault.Newf(fault.InvalidRequest, "the body is not the MessagePack that its type says: %w", err)
 	}
@@ -25,16 +26,9 @@ func takePacked(out *call.Request, wished *wish, kind kind, data []byte, limit i
 		out.Inputs = []payload.Part{payload.OfBlob("", msgpack.Type, data)}
 		return nil
 	}
-	u := unpacked{limit: int(limit)}
-	if err := u.request(data); err != nil {
-		return err
-	}
-	request, err := oipjson.DecodeUnpacked(u.text)
+	request, err := u.decode(data)
 	if err != nil {
 		return err
-	}
-	for i, raw := range u.raw {
-		request.Inputs[i].Tensor.Raw = raw
 	}
 	wished.packed = !wished.json
 	return takeRequest(out, wished, request)
@@ -53,16 +47,22 @@ func looksPacked(data []byte) bool {
 type unpacked struct {
 	text  []byte
 	limit int
-	// raw are the bytes of tensors that came as such, by the index of their inputs.
-	// They are not in the text.
-	raw map[int][]byte
+	// room is where the text and the tensors are made, and booked what it has of the
+	// text, in bytes.
+	room   *body.Room
+	booked int64
+	// raw are the bytes of tensors that came as such, by the index of their inputs, and
+	// lists the data of others. They are not in the text.
+	raw, lists map[int][]byte
 }
 
 // request unpacks a body: all but data that is binary becomes JSON as it is.
 func (u *unpacked) request(data []byte) error {
 	u.text = append(u.text, '{')
 	err := msgpack.Members(data, func(key string, value []byte) error {
-		u.key(key)
+		if err := u.key(key); err != nil {
+			return err
+		}
 		if key != "inputs" || !msgpack.IsList(value) {
 			return u.value(fault.Member("", key), value)
 		}
@@ -96,13 +96,16 @@ func (u *unpacked) input(i int, path string, value []byte) error {
 			}
 			had = true
 			if raw, ok := msgpack.Binary(value); ok {
-				u.keep(i, raw)
+				u.raw = kept(u.raw, i, raw)
+				return nil
+			}
+			if msgpack.IsList(value) {
+				u.lists = kept(u.lists, i, value)
 				return nil
 			}
 		}
-		u.key(key)
-		if key == "data" {
-			return u.list(path+".data", value)
+		if err := u.key(key); err != nil {
+			return err
 		}
 		return u.value(fault.Member(path, key), value)
 	})
@@ -113,34 +116,30 @@ func (u *unpacked) input(i int, path string, value []byte) error {
 // nameOf is the name of an input, or nothing where that is no text.
 func nameOf(input []byte) string {
 	name, _ := msgpack.Find(input, "name")
-	text, _ := msgpack.Text(name)
-	if len(text) > payload.MaxName {
+	text, err := msgpack.Text(name)
+	if err != nil || len(text) > payload.MaxName {
 		return ""
 	}
-	return text
+	return string(text)
 }
 
-// list takes a tensor's data that are no bytes, and says that they could be.
-func (u *unpacked) list(path string, value []byte) (err error) {
-	u.text, err = msgpack.AppendAsJSON(u.text, value, u.limit)
-	if e, ok := errors.AsType[*msgpack.Error](err); ok {
-		return invalidInput(e.At(path), e.What()+"; send data as bytes (bin)")
+// kept is by with the data of an input, which the body shares.
+func kept(by map[int][]byte, i int, data []byte) map[int][]byte {
+	if by == nil {
+		by = map[int][]byte{}
 	}
-	return err
-}
-
-// keep keeps the bytes of a tensor, which the body shares.
-func (u *unpacked) keep(i int, raw []byte) {
-	if u.raw == nil {
-		u.raw = map[int][]byte{}
-	}
-	u.raw[i] = raw
+	by[i] = data
+	return by
 }
 
 // key begins a member.
-func (u *unpacked) key(key string) {
+func (u *unpacked) key(key string) error {
+	if err := u.book(len(key)); err != nil {
+		return err
+	}
 	u.comma()
 	u.text = append(oipjson.AppendString(u.text, key), ':')
+	return nil
 }
 
 // comma parts what follows from what came before it in a list or an object.
@@ -151,6 +150,9 @@ func (u *unpacked) comma() {
 }
 
 func (u *unpacked) value(path string, value []byte) (err error) {
+	if err := u.book(len(value)); err != nil {
+		return err
+	}
 	u.text, err = msgpack.AppendAsJSON(u.text, value, u.limit)
 	return misplaced(path, err)
 }

@@ -46,7 +46,9 @@ func (h *handler) streamed(out *stream, w http.ResponseWriter, r *http.Request, 
 	if last := strings.TrimSpace(r.Header.Get(lastEventID)); last != "" {
 		return invalid(lastEventID, fmt.Errorf("%.*q: a stream is not taken up where it broke; send the request without it, which makes it anew", shown, last))
 	}
-	request, wished, err := h.asked(w, r, pipeline)
+	room := body.NewRoom(r.Context(), h.payload)
+	defer room.Close()
+	request, wished, err := h.asked(w, r, pipeline, room)
 	if err != nil {
 		return err
 	}

@@ -30,6 +30,9 @@ type Settings struct {
 	// MaxMessageBytes bounds one request on every protocol; 0 is the fronts'
 	// own default of 64 MiB.
 	MaxMessageBytes int
+	// MaxPayload bounds what is made of one request's inputs, in bytes, before the
+	// Caller has them; 0 leaves it to the Caller.
+	MaxPayload int
 	// Budget bounds the bytes of all requests together; nil means that nothing
 	// does.
 	Budget body.Budget
@@ -53,19 +56,19 @@ func Handler(s Settings) (http.Handler, error) {
 		s.Health = func(context.Context, string) error { return nil }
 	}
 	mux := http.NewServeMux()
-	bounds := procedure.Settings{MaxMessageBytes: s.MaxMessageBytes, Stopping: s.Stopping}
+	bounds := procedure.Settings{MaxMessageBytes: s.MaxMessageBytes, MaxPayload: s.MaxPayload, Stopping: s.Stopping}
 	mux.Handle(rpc.New(s.Caller, bounds))
 	services := []string{inferencev1connect.InferenceServiceName}
 	forms := port.Forms{}
 	if s.Models != nil {
 		mux.Handle(oip.New(s.Caller, s.Models, bounds))
 		services = append(services, oip.ServiceName)
-		tensors := oip.NewREST(s.Caller, s.Models, oip.RESTSettings{MaxBodyBytes: s.MaxMessageBytes})
+		tensors := oip.NewREST(s.Caller, s.Models, oip.RESTSettings{MaxBodyBytes: s.MaxMessageBytes, MaxPayload: s.MaxPayload})
 		mux.Handle(oip.Root, tensors)
 		mux.Handle(oip.Root+"/", tensors)
 		forms[oip.Root] = oip.Fail
 	}
-	mux.Handle(rest.Prefix, rest.New(s.Caller, rest.Settings{MaxBodyBytes: s.MaxMessageBytes}))
+	mux.Handle(rest.Prefix, rest.New(s.Caller, rest.Settings{MaxBodyBytes: s.MaxMessageBytes, MaxPayload: s.MaxPayload}))
 	var readable []string
 	if s.Docs != nil {
 		docs.Mount(mux, s.Docs, docs.Settings{})

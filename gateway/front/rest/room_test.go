@@ -1,0 +1,170 @@
+package rest_test
+
+import (
+	"bytes"
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/gateway/front/body"
+	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
+	"github.com/stagemesh/stagemesh/gateway/front/rest"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+)
+
+// mostPayload is far less than what bodies of bodyBytes become.
+const (
+	mostPayload = 256 << 10
+	bodyBytes   = 256 << 10
+)
+
+// purse is a budget of so many bytes.
+type purse struct {
+	bound int64
+	taken atomic.Int64
+}
+
+func (p *purse) Take(n int64) *fault.Fault {
+	if p.taken.Add(n) > p.bound {
+		p.taken.Add(-n)
+		return fault.New(fault.Overloaded, "no more")
+	}
+	return nil
+}
+
+func (p *purse) Give(n int64) { p.taken.Add(-n) }
+
+// swelling returns requests that say eight bytes with one or two.
+func swelling(t testing.TB) map[string][]byte {
+	t.Helper()
+	return map[string][]byte{
+		"application/msgpack": []byte(pack(t, object{"inputs": list{input("x", "FP64", list{bodyBytes}, zeros(bodyBytes))}})),
+		"application/json":    []byte(`{"inputs":[{"name":"x","datatype":"FP64","shape":[131072],"data":[` + strings.Repeat("0,", bodyBytes/2-1) + `0]}]}`),
+	}
+}
+
+func zeros(n int) list {
+	out := make(list, n)
+	for i := range out {
+		out[i] = 0
+	}
+	return out
+}
+
+// send hands a body to the handler and returns the answer.
+func send(ctx context.Context, h http.Handler, mediaType string, data []byte) *httptest.ResponseRecorder {
+	r := httptest.NewRequestWithContext(ctx, http.MethodPost, "/v1/pipelines/photos:infer", bytes.NewReader(data))
+	r.Header.Set("Content-Type", mediaType)
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	return w
+}
+
+// Not parallel: it counts what is allocated.
+func TestATensorOverThePayloadIsRefusedBeforeItIsMade(t *testing.T) {
+	budget := &purse{bound: 1 << 30}
+	h := body.Budgeted(rest.New(&fronttest.Caller{}, rest.Settings{MaxPayload: mostPayload}), budget)
+	for mediaType, data := range swelling(t) {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		w := send(t.Context(), h, mediaType, data)
+		runtime.ReadMemStats(&after)
+		// The body, read into buffers that double; nothing else.
+		if got := after.TotalAlloc - before.TotalAlloc; got > 3*uint64(len(data))+(256<<10) {
+			t.Errorf("%s: %d bytes are allocated for %d", mediaType, got, len(data))
+		}
+		if text := w.Body.String(); w.Code != http.StatusRequestEntityTooLarge || !strings.Contains(text, "inputs.x.data takes") || !strings.Contains(text, "gateway.max_payload is 262144") {
+			t.Errorf("%s: %d %s", mediaType, w.Code, text)
+		}
+		if got := budget.taken.Load(); got != 0 {
+			t.Errorf("%s: %d bytes are taken by nobody", mediaType, got)
+		}
+	}
+}
+
+func TestTensorsAreBookedUntilTheyAreAnswered(t *testing.T) {
+	t.Parallel()
+	for mediaType, data := range swelling(t) {
+		t.Run(mediaType, func(t *testing.T) {
+			t.Parallel()
+			budget, booked, made := &purse{bound: 1 << 30}, int64(0), 0
+			caller := &fronttest.Caller{Answer: func(_ context.Context, r *call.Request) (*call.Response, error) {
+				booked, made = budget.taken.Load(), payload.Size(r.Inputs)
+				if r.Booked != made {
+					t.Errorf("%d bytes are said to be booked of %d", r.Booked, made)
+				}
+				return nil, fault.New(fault.NoCapacity, "it is a test")
+			}}
+			send(t.Context(), body.Budgeted(rest.New(caller, rest.Settings{}), budget), mediaType, data)
+			if want := int64(len(data) + made); made < 4*len(data)-4096 || booked != want {
+				t.Errorf("%d bytes are booked of a body of %d and inputs of %d", booked, len(data), made)
+			}
+			if got := budget.taken.Load(); got != 0 {
+				t.Errorf("%d bytes are taken by nobody", got)
+			}
+		})
+	}
+}
+
+func TestATensorThatTheBudgetHasNoRoomForIsRefused(t *testing.T) {
+	t.Parallel()
+	for mediaType, data := range swelling(t) {
+		budget := &purse{bound: int64(3 * len(data))}
+		w := send(t.Context(), body.Budgeted(rest.New(&fronttest.Caller{}, rest.Settings{}), budget), mediaType, data)
+		if !strings.Contains(w.Body.String(), `"OVERLOADED"`) || budget.taken.Load() != 0 {
+			t.Errorf("%s: %d %s, and %d bytes are taken", mediaType, w.Code, w.Body, budget.taken.Load())
+		}
+	}
+}
+
+func TestNothingIsMadeForACallerThatIsGone(t *testing.T) {
+	t.Parallel()
+	ctx, leave := context.WithCancel(t.Context())
+	leave()
+	for mediaType, data := range swelling(t) {
+		caller := &fronttest.Caller{}
+		if w := send(ctx, rest.New(caller, rest.Settings{}), mediaType, data); w.Code != 499 || caller.Last() != nil {
+			t.Errorf("%s: %d %.200s", mediaType, w.Code, w.Body)
+		}
+	}
+}
+
+// Not parallel: it looks at the heap.
+func TestManySwellingBodiesAtOnceStayWithinTheBudget(t *testing.T) {
+	const bound, atOnce = 16 << 20, 60
+	budget := &purse{bound: bound}
+	h := body.Budgeted(rest.New(&fronttest.Caller{Answer: func(context.Context, *call.Request) (*call.Response, error) {
+		return nil, fault.New(fault.NoCapacity, "it is a test")
+	}}, rest.Settings{MaxPayload: 8 * mostPayload}), budget)
+	bodies := swelling(t)
+	runtime.GC()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	var sending sync.WaitGroup
+	for range atOnce {
+		for mediaType, data := range bodies {
+			sending.Go(func() {
+				w := send(t.Context(), h, mediaType, data)
+				if text := w.Body.String(); !strings.Contains(text, `"OVERLOADED"`) && !strings.Contains(text, `"NO_CAPACITY"`) {
+					t.Errorf("%s: %d %.200s", mediaType, w.Code, text)
+				}
+			})
+		}
+	}
+	sending.Wait()
+	runtime.ReadMemStats(&after)
+	// The collector lets the heap be twice what is in use, and buffers of bodies double.
+	if got := int64(after.HeapSys) - int64(before.HeapSys); got > 4*bound {
+		t.Errorf("the heap grew by %d bytes, with a budget of %d", got, bound)
+	}
+	if got := budget.taken.Load(); got != 0 {
+		t.Errorf("%d bytes are taken by nobody", got)
+	}
+}
