@@ -56,6 +56,10 @@ func (k *keyed) answer(ctx context.Context) (*Response, error) {
 		case mismatched:
 			return nil, k.mismatch()
 		case running:
+			if at.record.Claim.RequestID == k.own.env.RequestID {
+				// Its own claim, of which the broker's word was lost.
+				return k.made(ctx, at.record)
+			}
 			k.join(at.record.Claim.RequestID, joined)
 			at, err = k.wait(ctx, at)
 		case free:
@@ -151,19 +155,35 @@ func (k *keyed) mismatch() *fault.Fault {
 func (k *keyed) take(ctx context.Context, at seen) (*Response, error) {
 	k.joined = nil
 	if f := k.service.ready(ctx, k.own); f != nil {
-		return nil, f
+		return nil, k.orLook(f)
 	}
 	record, err := k.service.keys.store.Claim(ctx, k.key, k.claim(), at.record.Seq)
 	switch {
 	case errors.Is(err, claim.ErrTaken):
 		return nil, err
 	case err != nil:
-		return k.ended(ctx, err)
+		response, err := k.ended(ctx, err)
+		return response, k.orLook(err)
 	case at.record.Seq == 0:
 		k.service.metrics.keyed(owned)
 	default:
 		k.service.metrics.keyed(takenOver)
 	}
+	return k.made(ctx, record)
+}
+
+// orLook is the error, or claim.ErrTaken, at which the call looks again: it has waited
+// for another, and the broker that is away now may be back before its deadline.
+func (k *keyed) orLook(err error) error {
+	if k.counted && fault.From(err).Reason == fault.BrokerUnavailable {
+		return claim.ErrTaken
+	}
+	return err
+}
+
+// made makes the call's own request, which has the key.
+func (k *keyed) made(ctx context.Context, record claim.Record) (*Response, error) {
+	k.joined = nil
 	response, err := k.service.exchanged(ctx, k.own)
 	if err != nil && k.own.frees(fault.From(err)) {
 		k.service.keys.release(k.key, record)
