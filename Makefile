@@ -35,7 +35,8 @@ BROWSER      := ./services/meshtest/reference
 CLIENTS      := ./services/meshtest/clients
 # The test that counts what a gateway allocates, which is more with the race detector.
 COPIES       := ./services/meshtest/copies
-UNITS         = $(filter-out $(FLEET:.%=%%) $(BROWSER:.%=%%) $(CLIENTS:.%=%%) $(COPIES:.%=%%),$(shell go list $(PACKAGES)))
+ALONE        := $(FLEET) $(BROWSER) $(CLIENTS) $(COPIES)
+UNITS         = $(filter-out $(addprefix %,$(ALONE:.%=%)),$(shell go list $(PACKAGES)))
 # What runs whole meshes and programs, or needs a tool that takes long to build: quick
 # leaves them to test-race.
 WORKERS      := ./services/meshtest/workers
