@@ -44,9 +44,9 @@ class TellTest(unittest.TestCase):
 
     def test_a_sentence_begins_with_a_capital_letter(self) -> None:
         with testing.run(str(HERE / "tell.py"), options=FAST) as worker:
-            self.assertTrue(tell(worker, "")[0].strip()[0].isupper())
-            self.assertTrue(tell(worker, "It was so. ")[0].strip()[0].isupper())
-            self.assertTrue(tell(worker, "The", seed=1)[0].strip()[0].islower())
+            self.assertTrue(tell(worker, "", temperature=0)[0].strip()[0].isupper())
+            self.assertTrue(tell(worker, "It was so. ", temperature=0)[0].strip()[0].isupper())
+            self.assertTrue(tell(worker, "The", temperature=0)[0].strip()[0].islower())
 
     def test_parameters_that_make_no_sense_are_refused(self) -> None:
         with testing.run(str(HERE / "tell.py"), options=FAST) as worker:
