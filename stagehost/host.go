@@ -24,8 +24,6 @@ import (
 // Host is one running host of a stage.
 type Host struct {
 	settings Settings
-	// unbound says that nobody has said how many items it holds.
-	unbound  bool
 	metrics  *metrics
 	spec     runner.Spec
 	contract *schema.Contract
@@ -41,7 +39,7 @@ type Host struct {
 	// stopNotices ends the cancel notices.
 	stopNotices func() error
 
-	// events go to the loop; looped is closed when it no longer takes any.
+	// events go to the loop, and are there once the runner has started; looped is closed when it no longer takes any.
 	events chan event
 	// notices are of requests that were called off.
 	notices notices
@@ -89,7 +87,6 @@ func New(s Settings) (*Host, error) {
 	if err := s.Validate(); err != nil {
 		return nil, err
 	}
-	unbound := s.MaxInFlight == 0
 	s = s.withDefaults()
 	s.Logger = s.Logger.With("stage", s.Stage, "host", s.Host)
 	s.Bus.Mesh, s.Bus.Name, s.Bus.Logger = s.Mesh, "stagehost "+string(s.Host), s.Logger
@@ -99,9 +96,7 @@ func New(s Settings) (*Host, error) {
 	}
 	return &Host{
 		settings:     s,
-		unbound:      unbound,
 		metrics:      m,
-		events:       make(chan event, s.eventRoom()),
 		looped:       make(chan struct{}),
 		missing:      make(chan struct{}, 1),
 		directs:      make(chan struct{}, directBound),

@@ -109,14 +109,12 @@ const (
 	maxBatches    = 2
 )
 
-// withDefaults returns the settings with every 0 replaced.
+// withDefaults returns the settings with every 0 replaced but MaxInFlight, for which
+// the runner has to have started.
 func (s Settings) withDefaults() Settings {
 	s.Stream = s.Stream.withDefaults()
 	if len(s.Queue.Durabilities) == 0 {
 		s.Queue.Durabilities = []pipeline.Durability{pipeline.Memory, pipeline.File}
-	}
-	if s.MaxInFlight == 0 {
-		s.MaxInFlight = s.room()
 	}
 	orDefault(&s.Queue.MaxItems, DefaultMaxItems)
 	orDefault(&s.Queue.MaxBytes, DefaultMaxBytes)
@@ -180,7 +178,7 @@ func (s Settings) validateBounds() error {
 	if s.Batch.Mode == batch.Stream {
 		least = bus.BoundFor(1, len(s.Queue.Durabilities))
 	}
-	if s.MaxInFlight < least {
+	if s.MaxInFlight != 0 && s.MaxInFlight < least {
 		return fmt.Errorf("max_in_flight: %d, at least %d is needed", s.MaxInFlight, least)
 	}
 	for i, d := range s.Queue.Durabilities {

@@ -51,10 +51,7 @@ func (h *Host) adapt() error {
 	case !streams && s.Batch.Mode == batch.Stream:
 		return errors.New("batch.mode: stream is for runners that answer in chunks, and this one does not; leave the key out")
 	}
-	if h.unbound {
-		s.MaxInFlight = s.room()
-	}
-	// Nobody has posted yet: the host is not ready, and not on the bus.
+	orDefault(&s.MaxInFlight, s.room())
 	h.events = make(chan event, s.eventRoom())
 	return nil
 }
