@@ -204,25 +204,34 @@ func TestAStreamThatFallsSilentBreaks(t *testing.T) {
 	_ = wantFault(t, response, err, fault.StreamInterrupted)
 }
 
-// The item may run once more, from its start, for nobody.
-func TestAStreamWithAGapIsCalledOff(t *testing.T) {
-	t.Parallel()
+// calledOff streams a request whose host sends chunks of those numbers, and returns how
+// the call ended. The request must be called off.
+func calledOff(t *testing.T, emit func(call.Chunk) error, chunks ...uint64) answered {
+	t.Helper()
 	b := newBed(t)
 	b.alive()
 	items, notices := b.pulls(pipeline.Memory), b.notices()
 	ended := make(chan answered, 1)
 	go func() {
-		response, err := b.service.Stream(t.Context(), ask("x"), func(call.Chunk) error { return nil })
+		response, err := b.service.Stream(t.Context(), ask("x"), emit)
 		ended <- answered{response, err}
 	}()
 	item := bustest.Receive(t, "item", items)
-	b.chunk(item.env, 1, []byte("1 "))
-	b.chunk(item.env, 1, []byte("1 "))
+	for _, seq := range chunks {
+		b.chunk(item.env, seq, []byte("1 "))
+	}
 	got := bustest.Receive(t, "end of the call", ended)
-	_ = wantFault(t, got.response, got.err, fault.StreamInterrupted)
 	if notice := bustest.Receive(t, "notice", notices); notice.RequestID != item.env.RequestID {
 		t.Errorf("heard %+v", notice)
 	}
+	return got
+}
+
+// The item may run once more, from its start, for nobody.
+func TestAStreamWithAGapIsCalledOff(t *testing.T) {
+	t.Parallel()
+	got := calledOff(t, func(call.Chunk) error { return nil }, 1, 1)
+	_ = wantFault(t, got.response, got.err, fault.StreamInterrupted)
 }
 
 // Whatever it is that the front cannot say, nobody takes the rest.
@@ -235,21 +244,8 @@ func TestAChunkThatCannotBeSaidCallsItsRequestOff(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b := newBed(t)
-			b.alive()
-			items, notices := b.pulls(pipeline.Memory), b.notices()
-			ended := make(chan answered, 1)
-			go func() {
-				response, err := b.service.Stream(t.Context(), ask("x"), func(call.Chunk) error { return failure })
-				ended <- answered{response, err}
-			}()
-			item := bustest.Receive(t, "item", items)
-			b.chunk(item.env, 1, []byte("1 "))
-			if got := bustest.Receive(t, "end of the call", ended); got.err == nil {
+			if got := calledOff(t, func(call.Chunk) error { return failure }, 1); got.err == nil {
 				t.Errorf("answered with %+v", got.response)
-			}
-			if notice := bustest.Receive(t, "notice", notices); notice.RequestID != item.env.RequestID {
-				t.Errorf("heard %+v", notice)
 			}
 		})
 	}
