@@ -26,7 +26,7 @@ from .frames import MAX_COUNT, MAX_NUMBER, MAX_SLOTS, Connection, Ended, Frame, 
 from .life import EXIT_FAILED, EXIT_HOST_GONE, EXIT_USAGE, EXIT_VIOLATION, Asked, Life, say
 from .parts import Layout, message
 from .runs import Runs, error_header
-from .streams import Streams
+from .streams import Streams, finish
 from .worker import Context, Worker, check_class, check_worker, overrides, wire_spec
 
 __all__ = ["serve"]
@@ -446,12 +446,7 @@ class _Pool:
 
     def over(self, timeout_s: Optional[float]) -> bool:
         """Waits for the batches in hand, and reports whether they are over."""
-        for _ in self._threads:
-            self._batches.put(None)
-        end = None if timeout_s is None else time.monotonic() + timeout_s
-        for thread in self._threads:
-            thread.join(None if end is None else max(0, end - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._threads)
+        return finish(self._threads, self._batches, timeout_s)
 
     def _next(self) -> Optional[Frame]:
         """Waits for a frame; None where a signal asks to stop, and none has come."""

@@ -18,7 +18,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Sequence, Set, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Set, Union
 
 from .arrays import Arrays
 from .chunks import Stream
@@ -168,6 +168,16 @@ def _usable(grace_s: float) -> float:
     return grace_s - min(_PARTING, grace_s / 4)
 
 
+def finish(threads: List[threading.Thread], work: queue.SimpleQueue[Any], timeout_s: Optional[float]) -> bool:
+    """Tells threads that there is no more work, waits for them, and reports whether they are over."""
+    for _ in threads:
+        work.put(None)
+    end = None if timeout_s is None else time.monotonic() + timeout_s
+    for thread in threads:
+        thread.join(None if end is None else max(0, end - time.monotonic()))
+    return not any(thread.is_alive() for thread in threads)
+
+
 class _Threads:
     """Runs plain generators, each in a thread."""
 
@@ -194,12 +204,7 @@ class _Threads:
 
     def close(self, timeout_s: Optional[float]) -> bool:
         """Waits for the streams in hand, and reports whether they are over."""
-        for _ in self._threads:
-            self._waiting.put(None)
-        end = None if timeout_s is None else time.monotonic() + timeout_s
-        for thread in self._threads:
-            thread.join(None if end is None else max(0, end - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._threads)
+        return finish(self._threads, self._waiting, timeout_s)
 
     def _work(self) -> None:
         while True:
