@@ -76,6 +76,12 @@ func (r *requester) stop() {
 // send publishes the message and calls done exactly once: with the answer, or
 // with the reason why there is none. It may call done before it returns.
 func (r *requester) send(msg *nats.Msg, done func(*nats.Msg, error)) {
+	if r.nc.IsReconnecting() {
+		// Whoever fails all for the lost connection might find this one before its publish
+		// has failed, and call unknown what was never sent.
+		done(nil, ErrDisconnected)
+		return
+	}
 	token := r.next.Add(1)
 	msg.Reply = r.prefix + strconv.FormatUint(token, 36)
 	shard := &r.shards[token%requestShards]
