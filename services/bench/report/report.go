@@ -19,7 +19,12 @@ type Report struct {
 	Machine Machine   `json:"machine"`
 	Subject Subject   `json:"subject"`
 	// Runs are one for each load, in the order they were made.
+	// With a baseline they are the mesh's of the median pairs.
 	Runs []Run `json:"runs"`
+	// Baseline are those of the same pairs, and Comparisons are of all pairs; there are
+	// none without a baseline.
+	Baseline    []Run        `json:"baseline,omitempty"`
+	Comparisons []Comparison `json:"comparisons,omitempty"`
 }
 
 // Machine is what the generator ran on.

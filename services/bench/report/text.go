@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -23,6 +24,7 @@ func WriteText(out io.Writer, r Report) error {
 	if len(r.Runs) > 1 {
 		t.summary(r.Runs)
 	}
+	t.comparisons(r.Comparisons)
 	return t.err
 }
 
@@ -341,3 +343,41 @@ func (t *text) summary(runs []Run) {
 	}
 	t.table(rows)
 }
+
+// comparisons sets mesh and baseline side by side.
+func (t *text) comparisons(all []Comparison) {
+	rows := [][]string{{"MESH / BASELINE", "ANSWERS/S", "RATIO", "FROM-TO", "P50", "RATIO", "FROM-TO"}}
+	for _, c := range all {
+		mesh, baseline := c.medians()
+		rows = append(rows, []string{
+			c.Load.Name(),
+			number(math.Round(mesh.ThroughputPerS)) + " / " + number(math.Round(baseline.ThroughputPerS)), ratio(c.Throughput.Median), spread(c.Throughput),
+			duration(mesh.P50MS) + " / " + duration(baseline.P50MS), ratio(c.P50.Median), spread(c.P50),
+		})
+	}
+	t.table(rows)
+	if len(all) > 0 {
+		t.line("")
+		t.wrapped("", fmt.Sprintf("Figures and ratios are medians of %s, which were measured in turns.", count(int64(len(all[0].Pairs)), "pair")))
+	}
+}
+
+// medians returns the medians of the mesh's figures and of the baseline's.
+func (c Comparison) medians() (mesh, baseline Figures) {
+	of := func(figure func(Pair) float64) float64 {
+		all := make([]float64, len(c.Pairs))
+		for i, p := range c.Pairs {
+			all[i] = figure(p)
+		}
+		return RatioOf(all).Median
+	}
+	mesh.ThroughputPerS = of(func(p Pair) float64 { return p.Mesh.ThroughputPerS })
+	mesh.P50MS = of(func(p Pair) float64 { return p.Mesh.P50MS })
+	baseline.ThroughputPerS = of(func(p Pair) float64 { return p.Baseline.ThroughputPerS })
+	baseline.P50MS = of(func(p Pair) float64 { return p.Baseline.P50MS })
+	return mesh, baseline
+}
+
+func ratio(v float64) string { return fmt.Sprintf("%.2fx", v) }
+
+func spread(r Ratio) string { return fmt.Sprintf("%.2f-%.2f", r.Min, r.Max) }
