@@ -31,6 +31,9 @@ func WriteText(out io.Writer, r Report) error {
 // sentence says what was asked.
 func (s Subject) sentence() string {
 	what := fmt.Sprintf("pipeline %s by %s, %s", s.Pipeline, s.Protocol, s.Payload)
+	if s.Traced {
+		what += ", each request with a trace"
+	}
 	switch s.Place {
 	case InProcess:
 		return what + "; " + s.File + " in this process"
