@@ -129,6 +129,7 @@ type Run struct {
 	Stream   *Stream      `json:"stream,omitempty"`
 
 	Generator Generator `json:"generator"`
+	Process   Process   `json:"process"`
 }
 
 // Goodput is the answers that came in time.

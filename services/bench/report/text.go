@@ -98,9 +98,12 @@ func (t *text) run(r Report, run Run) {
 	t.split(run)
 	t.batches(run.Steps)
 	t.failures(run.Failures)
-	notes := Notes(r, run)
-	if len(notes) > 0 {
+	process, notes := run.processLine(), Notes(r, run)
+	if process != "" || len(notes) > 0 {
 		t.line("")
+	}
+	if process != "" {
+		t.line("process: %s", process)
 	}
 	for _, note := range notes {
 		t.wrapped("note: ", note)
