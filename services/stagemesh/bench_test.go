@@ -95,6 +95,9 @@ func TestBenchStartsTheMeshOfAFile(t *testing.T) {
 			if r.Subject.Place != test.place || r.Subject.File != path || run.Answered != 60 || run.Generator.Shared != (test.place == report.InProcess) {
 				t.Errorf("got %+v", r)
 			}
+			if samples := run.Process.Samples; len(samples) == 0 || samples[0].HeapMB <= 0 || samples[0].Goroutines == 0 {
+				t.Errorf("of the process it says %+v", samples)
+			}
 			if run.Goodput == nil || run.Goodput.Answers != 60 || run.Load.Arrivals != "poisson" || run.Load.RatePerS != 200 {
 				t.Errorf("got %+v", run)
 			}
