@@ -12,15 +12,32 @@ import (
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/ledger"
 )
+
+// series are attributes in the forms that instruments take, made once: each call would
+// allocate them anew.
+type series struct {
+	add    []metric.AddOption
+	record []metric.RecordOption
+}
+
+func seriesOf(attributes ...attribute.KeyValue) series {
+	set := metric.WithAttributeSet(attribute.NewSet(attributes...))
+	return series{[]metric.AddOption{set}, []metric.RecordOption{set}}
+}
 
 // metrics are the host's instruments. Every series carries the stage.
 type metrics struct {
 	stage attribute.KeyValue
-	base  metric.MeasurementOption
+	base  series
+	// outputs are the items with an output, and reasons the batches by why they were
+	// dispatched.
+	outputs series
+	reasons map[batch.Reason]series
 	// states are the gauges' series: one for each state of this host's items.
-	states [3]metric.MeasurementOption
+	states [3]series
 
 	pulls       metric.Int64Counter
 	redelivered metric.Int64Counter
@@ -49,9 +66,13 @@ type metrics struct {
 
 func newMetrics(meter metric.Meter, stage pipeline.StageName, host pipeline.HostID) (*metrics, error) {
 	key := attribute.String("stage", string(stage))
-	m := &metrics{stage: key, base: metric.WithAttributeSet(attribute.NewSet(key))}
+	m := &metrics{stage: key, base: seriesOf(key), reasons: map[batch.Reason]series{}}
+	m.outputs = m.with("outcome", "output")
+	for _, reason := range batch.Reasons() {
+		m.reasons[reason] = m.with("reason", string(reason))
+	}
 	for _, s := range states() {
-		m.states[s] = metric.WithAttributeSet(attribute.NewSet(key, attribute.String("host", string(host)), attribute.String("state", s.String())))
+		m.states[s] = seriesOf(key, attribute.String("host", string(host)), attribute.String("state", s.String()))
 	}
 	return m, errors.Join(m.counters(meter), m.histograms(meter))
 }
@@ -101,46 +122,44 @@ func (m *metrics) histograms(meter metric.Meter) error {
 	return errors.Join(errs[:]...)
 }
 
-func (m *metrics) with(key, value string) metric.MeasurementOption {
-	return metric.WithAttributeSet(attribute.NewSet(m.stage, attribute.String(key, value)))
-}
+func (m *metrics) with(key, value string) series { return seriesOf(m.stage, attribute.String(key, value)) }
 
 func (m *metrics) pulled(ctx context.Context, it *item) {
-	m.pulls.Add(ctx, 1, m.base)
-	m.queueWait.Record(ctx, it.queueWait.Seconds(), m.base)
+	m.pulls.Add(ctx, 1, m.base.add...)
+	m.queueWait.Record(ctx, it.queueWait.Seconds(), m.base.record...)
 	if it.suspect() {
-		m.redelivered.Add(ctx, 1, m.base)
+		m.redelivered.Add(ctx, 1, m.base.add...)
 	}
 }
 
 func (m *metrics) dispatched(ctx context.Context, r *run) {
-	m.dispatches.Add(ctx, 1, m.with("reason", string(r.reason)))
-	m.batchSize.Record(ctx, int64(len(r.items)), m.base)
-	m.batchRows.Record(ctx, int64(r.batch.Rows), m.base)
+	m.dispatches.Add(ctx, 1, m.reasons[r.reason].add...)
+	m.batchSize.Record(ctx, int64(len(r.items)), m.base.record...)
+	m.batchRows.Record(ctx, int64(r.batch.Rows), m.base.record...)
 	for _, it := range r.items {
-		m.batchWait.Record(ctx, it.timing.BatchWait.Seconds(), m.base)
+		m.batchWait.Record(ctx, it.timing.BatchWait.Seconds(), m.base.record...)
 	}
 }
 
 func (m *metrics) finished(ctx context.Context, e *ran) {
-	m.runTime.Record(ctx, e.took.Seconds(), m.base)
+	m.runTime.Record(ctx, e.took.Seconds(), m.base.record...)
 }
 
-func (m *metrics) answered(ctx context.Context) { m.items.Add(ctx, 1, m.with("outcome", "output")) }
+func (m *metrics) answered(ctx context.Context) { m.items.Add(ctx, 1, m.outputs.add...) }
 
 func (m *metrics) failed(ctx context.Context, f *fault.Fault) {
-	m.items.Add(ctx, 1, m.with("outcome", "fault"))
+	m.items.Add(ctx, 1, m.with("outcome", "fault").add...)
 	m.faulted(ctx, f)
 }
 
 // faulted counts a fault alone: the item's outcome has been counted.
 func (m *metrics) faulted(ctx context.Context, f *fault.Fault) {
-	m.faults.Add(ctx, 1, m.with("reason", f.Reason.Label()))
+	m.faults.Add(ctx, 1, m.with("reason", f.Reason.Label()).add...)
 }
 
 func (m *metrics) held(l *ledger.Ledger) {
 	for _, s := range states() {
-		m.inHand.Record(context.Background(), int64(l.Count(s)), m.states[s])
+		m.inHand.Record(context.Background(), int64(l.Count(s)), m.states[s].record...)
 	}
 }
 
@@ -150,7 +169,7 @@ func states() []ledger.State { return []ledger.State{ledger.Queued, ledger.Runni
 // should: then it is no more than what is expected.
 func (m *metrics) taken(ctx context.Context, d meshv1.ReplyDisposition) {
 	if word := undelivered(d); word != "" {
-		m.replies.Add(ctx, 1, m.with("disposition", word))
+		m.replies.Add(ctx, 1, m.with("disposition", word).add...)
 	}
 }
 
@@ -174,27 +193,27 @@ func undelivered(d meshv1.ReplyDisposition) string {
 
 // dropped counts a message that could not be sent while anybody waited for it.
 func (m *metrics) dropped(ctx context.Context) {
-	m.replies.Add(ctx, 1, m.with("disposition", "dropped"))
+	m.replies.Add(ctx, 1, m.with("disposition", "dropped").add...)
 }
-func (m *metrics) malformed(ctx context.Context) { m.bad.Add(ctx, 1, m.base) }
-func (m *metrics) expired(ctx context.Context)   { m.lapsed.Add(ctx, 1, m.base) }
-func (m *metrics) resent(ctx context.Context)    { m.resends.Add(ctx, 1, m.base) }
-func (m *metrics) outrun(ctx context.Context)    { m.outruns.Add(ctx, 1, m.base) }
-func (m *metrics) saved(ctx context.Context)     { m.savings.Add(ctx, 1, m.base) }
-func (m *metrics) buried(ctx context.Context)    { m.burials.Add(ctx, 1, m.base) }
-func (m *metrics) again(ctx context.Context)     { m.repeats.Add(ctx, 1, m.base) }
-func (m *metrics) unsaid(ctx context.Context)    { m.unsettled.Add(ctx, 1, m.base) }
-func (m *metrics) defect(ctx context.Context)    { m.defects.Add(ctx, 1, m.base) }
+func (m *metrics) malformed(ctx context.Context) { m.bad.Add(ctx, 1, m.base.add...) }
+func (m *metrics) expired(ctx context.Context)   { m.lapsed.Add(ctx, 1, m.base.add...) }
+func (m *metrics) resent(ctx context.Context)    { m.resends.Add(ctx, 1, m.base.add...) }
+func (m *metrics) outrun(ctx context.Context)    { m.outruns.Add(ctx, 1, m.base.add...) }
+func (m *metrics) saved(ctx context.Context)     { m.savings.Add(ctx, 1, m.base.add...) }
+func (m *metrics) buried(ctx context.Context)    { m.burials.Add(ctx, 1, m.base.add...) }
+func (m *metrics) again(ctx context.Context)     { m.repeats.Add(ctx, 1, m.base.add...) }
+func (m *metrics) unsaid(ctx context.Context)    { m.unsettled.Add(ctx, 1, m.base.add...) }
+func (m *metrics) defect(ctx context.Context)    { m.defects.Add(ctx, 1, m.base.add...) }
 
 // chunk counts a chunk of an answer that runs since then.
 func (m *metrics) chunk(ctx context.Context, first bool, since time.Time) {
-	m.chunks.Add(ctx, 1, m.base)
+	m.chunks.Add(ctx, 1, m.base.add...)
 	if first {
-		m.firstChunk.Record(ctx, time.Since(since).Seconds(), m.base)
+		m.firstChunk.Record(ctx, time.Since(since).Seconds(), m.base.record...)
 	}
 }
 
 // refused counts an outcome for an item that has one already.
 func (m *metrics) refused(ctx context.Context) {
-	m.faults.Add(ctx, 1, m.with("reason", "OUTCOME_REFUSED"))
+	m.faults.Add(ctx, 1, m.with("reason", "OUTCOME_REFUSED").add...)
 }

@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -135,6 +136,9 @@ func (m Message) receipt(answer *nats.Msg) (Receipt, error) {
 }
 
 func storedReceipt(data []byte) (Receipt, error) {
+	if seq, ok := plainSeq(data); ok {
+		return Receipt{Seq: seq}, nil
+	}
 	var ack struct {
 		Error     *apiError `json:"error"`
 		Seq       uint64    `json:"seq"`
@@ -150,6 +154,24 @@ func storedReceipt(data []byte) (Receipt, error) {
 		return Receipt{}, ack.Error.classify()
 	}
 	return Receipt{Seq: ack.Seq, Duplicate: ack.Duplicate}, nil
+}
+
+// plainSeq reads what the broker says of nearly every message, such as
+// {"stream":"S","seq":7}, where it says nothing else: one comes for each hop. Stream
+// names have no quotes.
+func plainSeq(data []byte) (seq uint64, ok bool) {
+	rest, ok := bytes.CutPrefix(data, []byte(`{"stream":"`))
+	if !ok {
+		return 0, false
+	}
+	_, rest, _ = bytes.Cut(rest, []byte(`"`))
+	rest, ok = bytes.CutPrefix(rest, []byte(`,"seq":`))
+	digits, closed := bytes.CutSuffix(rest, []byte(`}`))
+	if !ok || !closed {
+		return 0, false
+	}
+	seq, err := strconv.ParseUint(string(digits), 10, 64)
+	return seq, err == nil
 }
 
 func replyReceipt(data []byte) (Receipt, error) {

@@ -73,6 +73,9 @@ const (
 	Direct Reason = "direct"
 )
 
+// Reasons returns all of them.
+func Reasons() []Reason { return []Reason{Full, Idle, Gather, Timer, Deadline, Drain, Retry, Direct} }
+
 // Run is a batch that a worker has finished.
 type Run struct {
 	Key   Key

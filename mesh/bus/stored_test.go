@@ -1,0 +1,59 @@
+package bus
+
+import (
+	"encoding/json"
+	"errors"
+	"testing"
+)
+
+func TestWhatTheBrokerSaysOfAMessageIsRead(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		said  string
+		plain bool
+		want  Receipt
+		err   error
+	}{
+		"it is stored":                  {`{"stream":"m-a-memory","seq":18446744073709551615}`, true, Receipt{Seq: 1<<64 - 1}, nil},
+		"with spaces":                   {`{"stream":"m-a-memory", "seq":7}`, false, Receipt{Seq: 7}, nil},
+		"in a domain":                   {`{"stream":"m-a-memory","domain":"hub","seq":7}`, false, Receipt{Seq: 7}, nil},
+		"it was there":                  {`{"stream":"m-a-memory","seq":7,"duplicate":true}`, false, Receipt{Seq: 7, Duplicate: true}, nil},
+		"there is another in its place": {`{"error":{"code":400,"err_code":10071},"stream":"m-a-memory","seq":0}`, false, Receipt{Duplicate: true}, nil},
+		"there is no room":              {`{"error":{"code":503,"err_code":10077},"stream":"m-a-memory","seq":0}`, false, Receipt{}, ErrQueueFull},
+		"a number that is none":         {`{"stream":"m-a-memory","seq":-1}`, false, Receipt{}, ErrUnknown},
+		"a number too large":            {`{"stream":"m-a-memory","seq":18446744073709551616}`, false, Receipt{}, ErrUnknown},
+		"half":                          {`{"stream":"m-a-memory","seq":7`, false, Receipt{}, ErrUnknown},
+		"nothing":                       {``, false, Receipt{}, ErrUnknown},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if _, plain := plainSeq([]byte(test.said)); plain != test.plain {
+				t.Errorf("plain is %v", plain)
+			}
+			got, err := storedReceipt([]byte(test.said))
+			if got != test.want || !errors.Is(err, test.err) {
+				t.Errorf("got %+v, %v", got, err)
+			}
+		})
+	}
+}
+
+// What is read without a parser of JSON is what a parser reads.
+func FuzzPlainSeq(f *testing.F) {
+	f.Add([]byte(`{"stream":"m-a-memory","seq":7}`))
+	f.Add([]byte(`{"stream":"m","seq":7,"duplicate":true}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		seq, ok := plainSeq(data)
+		if !ok {
+			return
+		}
+		var ack struct {
+			Error     *apiError `json:"error"`
+			Seq       uint64    `json:"seq"`
+			Duplicate bool      `json:"duplicate"`
+		}
+		if err := json.Unmarshal(data, &ack); err == nil && (ack.Seq != seq || ack.Error != nil || ack.Duplicate) {
+			t.Errorf("%q was read as %d, and is %+v", data, seq, ack)
+		}
+	})
+}
