@@ -369,6 +369,15 @@ func (m *Mesh) BrokerURL() string {
 	return p.broker.url()
 }
 
+// Broker returns how others in this process reach the mesh's broker. A broker in the
+// process is reached between Start and Stop.
+func (m *Mesh) Broker() bus.Settings {
+	if p := m.parts.Load(); p != nil {
+		return m.bus(p.broker)
+	}
+	return m.bus(nil)
+}
+
 // Ready returns nil when every part serves, else why not.
 func (m *Mesh) Ready() error {
 	p := m.parts.Load()

@@ -23,6 +23,8 @@ type benchFlags struct {
 
 	mesh      string
 	processes bool
+	baseline  bool
+	pairs     int
 	deadline  time.Duration
 	json      string
 	plot      string
@@ -38,7 +40,8 @@ func newBench() *cobra.Command {
 			"generate.\n\n" +
 			"With --concurrency so many callers each wait for their answer before they ask again. With --rate requests arrive\n" +
 			"whatever becomes of those before, and are timed from the moment they were due. Several, with commas between them,\n" +
-			"are run one after the other. Ctrl-C ends the run and prints what was measured.",
+			"are run one after the other. Ctrl-C ends the run and prints what was measured.\n\n" +
+			"With --baseline the least that could take the same hops is asked in turns with the mesh, and the ratios are printed.",
 		Example: "  stagemesh bench digits examples/digits/images/*.png\n" +
 			"  stagemesh bench digits image.png --rate 100,200,400 --arrivals poisson --deadline 20ms --plot digits.svg\n" +
 			"  stagemesh bench stage:classify --tensor FP32[1,64] --concurrency 1,8,64 --json digits.json\n" +
@@ -60,6 +63,8 @@ func newBench() *cobra.Command {
 	flags.sends.add(bench)
 	bench.Flags().StringVar(&flags.mesh, "mesh", "", "start the mesh of this file for the time, instead of asking the one at --address")
 	bench.Flags().BoolVar(&flags.processes, "processes", false, "start it as processes: one of broker and gateway, and one for each host of a stage")
+	bench.Flags().BoolVar(&flags.baseline, "baseline", false, "ask a bare Connect handler and bare JetStream consumers too, in turns with the mesh, and print the ratios")
+	bench.Flags().IntVar(&flags.pairs, "pairs", defaultPairs, "how many times mesh and baseline take turns for each load")
 	bench.Flags().DurationVar(&flags.deadline, "deadline", 0, "count the answers within this time as goodput")
 	bench.Flags().StringVar(&flags.json, "json", "", "write the report as JSON to this file; - is standard output, instead of the text")
 	bench.Flags().StringVar(&flags.plot, "plot", "", "draw the report as SVG to this file")
@@ -87,9 +92,18 @@ func (f benchFlags) check(cmd *cobra.Command, files []string) error {
 		err = errors.New("--address: is of a mesh that runs, and --mesh starts one; give one of them")
 	case f.processes && !changed("mesh"):
 		err = errors.New("--processes: is for a mesh that is started; name its file with --mesh")
+	case f.baseline && !changed("mesh"):
+		err = errors.New("--baseline: is for a mesh that is started, whose broker it shares; name its file with --mesh")
+	case changed("pairs") && !f.baseline:
+		err = errors.New("--pairs: is for --baseline")
+	case f.pairs < 1 || f.pairs > maxPairs:
+		err = fmt.Errorf("--pairs: %d is not between 1 and %d", f.pairs, maxPairs)
+	case f.baseline:
+		err = f.sends.checkBaseline()
 	case f.deadline < 0:
 		err = fmt.Errorf("--deadline: %s is negative", f.deadline)
-	default:
+	}
+	if err == nil {
 		err = f.sends.check(len(files))
 	}
 	if err != nil {
@@ -145,23 +159,26 @@ func (b *bench) measure(ctx context.Context) (report.Report, error) {
 		Version: report.Version, Product: process.Version(), Began: time.Now(), Machine: report.ThisMachine(),
 		Subject: b.flags.sends.subject(b.target),
 	}
-	address, stop, err := b.mesh(ctx, &r.Subject)
+	at, stop, err := b.mesh(ctx, &r.Subject)
 	if err != nil {
 		return r, err
 	}
-	err = b.ask(ctx, address, &r)
+	err = b.ask(ctx, at, &r)
 	return r, errors.Join(err, stop())
 }
 
 // ask makes the runs, one after the other, until the context ends.
-func (b *bench) ask(ctx context.Context, address string, r *report.Report) error {
-	t, err := b.reach(address)
+func (b *bench) ask(ctx context.Context, at places, r *report.Report) error {
+	t, err := b.reach(at.mesh)
 	if err != nil {
 		return err
 	}
 	defer t.Close()
 	if err := b.try(ctx, t); err != nil {
-		return b.flags.address.advise(address, err)
+		return b.flags.address.advise(at.mesh, err)
+	}
+	if at.baseline != "" {
+		return b.compare(ctx, t, at.baseline, r)
 	}
 	for i, settings := range b.loads {
 		run, err := b.run(ctx, t, settings, fmt.Sprintf("%d of %d", i+1, len(b.loads)), r.Subject.Place == report.InProcess)

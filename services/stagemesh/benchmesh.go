@@ -14,28 +14,33 @@ import (
 	"github.com/stagemesh/stagemesh/services/logflags"
 )
 
-// mesh returns the address of the mesh that is asked, and what stops it where it was
-// started for that.
-func (b *bench) mesh(ctx context.Context, s *report.Subject) (address string, stop func() error, err error) {
+// places are where is asked: for the mesh, and for the baseline where there is one.
+type places struct{ mesh, baseline string }
+
+// mesh returns where is asked, and what stops the mesh where it was started for that.
+func (b *bench) mesh(ctx context.Context, s *report.Subject) (at places, stop func() error, err error) {
 	if b.flags.mesh == "" {
 		p := b.flags.address.portFlags
-		address, err = baseURL("--"+p.flag, p.address, p.standard)
-		s.Place, s.Address = report.Elsewhere, redacted(address)
-		return address, func() error { return nil }, err
+		at.mesh, err = baseURL("--"+p.flag, p.address, p.standard)
+		s.Place, s.Address = report.Elsewhere, redacted(at.mesh)
+		return at, func() error { return nil }, err
 	}
 	settings := bed.Settings{File: b.flags.mesh}
+	if b.flags.baseline {
+		settings.Baseline, settings.Durability = b.target.Pipeline, b.target.Durability
+	}
 	s.Place, s.File = report.InProcess, b.flags.mesh
 	if b.flags.processes {
 		s.Place, settings.Arguments = report.Processes, []string{partVerb}
 		if settings.Program, err = os.Executable(); err != nil {
-			return "", nil, fmt.Errorf("--processes: %w", err)
+			return at, nil, fmt.Errorf("--processes: %w", err)
 		}
 	}
 	started, err := bed.Start(ctx, settings)
 	if err != nil {
-		return "", nil, err
+		return at, nil, err
 	}
-	return started.URL(), started.Stop, nil
+	return places{started.URL(), started.BaselineURL()}, started.Stop, nil
 }
 
 // reach returns what asks at the address.
@@ -73,6 +78,7 @@ func newBenchPart() *cobra.Command {
 	cmd.Flags().StringVar(&part.File, bed.FileFlag, "", "the mesh's file")
 	cmd.Flags().StringVar(&part.Stage, bed.StageFlag, "", "the stage to be a host of; the broker and the gateway if empty")
 	cmd.Flags().StringVar(&part.Broker, bed.BrokerFlag, "", "the broker that a host joins")
+	cmd.Flags().StringVar(&part.Baseline, bed.BaselineFlag, "", "the route of a baseline, as JSON; none if empty")
 	log := logflags.Add(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
 		if part.Logger, err = log.Logger(cmd.ErrOrStderr()); err != nil {

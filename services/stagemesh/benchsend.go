@@ -53,6 +53,19 @@ func (s sendFlags) check(files int) error {
 	return nil
 }
 
+// checkBaseline says whether a baseline can be asked for it.
+func (s sendFlags) checkBaseline() error {
+	switch {
+	case s.protocol != string(target.GRPC) && s.protocol != string(target.Connect):
+		return fmt.Errorf("--protocol: the baseline speaks grpc and connect, not %s", s.protocol)
+	case s.streams:
+		return errors.New("--streams: the baseline does not answer in chunks")
+	case len(s.tensors) > 1:
+		return errors.New("--tensor: the baseline takes one input")
+	}
+	return nil
+}
+
 // settings returns what is sent, but for where to. Messages name the flags.
 func (s sendFlags) settings(name string, files []string, in io.Reader) (target.Settings, error) {
 	durability, err := pipeline.ParseDurability(s.durability)

@@ -2,8 +2,10 @@ package bed
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/services/local"
 )
@@ -17,18 +19,27 @@ type Settings struct {
 	Program string
 	// Arguments go to the program before those of the part.
 	Arguments []string
+	// Baseline is the pipeline, or stage:<name>, whose hops a baseline takes that is
+	// started beside the mesh, on the same broker and in the same way; empty means none.
+	Baseline string
+	// Durability is that of the baseline; empty means the pipeline's own.
+	Durability pipeline.Durability
 	// Logger may be nil: nothing is logged.
 	Logger *slog.Logger
 }
 
 // Bed is a mesh that runs.
 type Bed struct {
-	url  string
-	stop func() error
+	url      string
+	baseline string
+	stop     func() error
 }
 
 // URL is where callers ask it.
 func (b *Bed) URL() string { return b.url }
+
+// BaselineURL is where callers ask the baseline; empty where there is none.
+func (b *Bed) BaselineURL() string { return b.baseline }
 
 // Stop stops the mesh, and returns what its parts failed with.
 func (b *Bed) Stop() error { return b.stop() }
@@ -45,6 +56,10 @@ func Start(ctx context.Context, s Settings) (*Bed, error) {
 	if err != nil {
 		return nil, err
 	}
+	route, err := s.route(f)
+	if err != nil {
+		return nil, err
+	}
 	m, err := local.FromFile(f, local.FileSettings{Logger: s.Logger, Version: process.Version()})
 	if err != nil {
 		return nil, err
@@ -52,5 +67,14 @@ func Start(ctx context.Context, s Settings) (*Bed, error) {
 	if err := m.Start(ctx); err != nil {
 		return nil, err
 	}
-	return &Bed{url: m.URL(), stop: m.Stop}, nil
+	b := &Bed{url: m.URL(), stop: m.Stop}
+	if route == nil {
+		return b, nil
+	}
+	beside, err := startBaseline(ctx, brokerOf(m), *route, f)
+	if err != nil {
+		return nil, errors.Join(err, m.Stop())
+	}
+	b.baseline, b.stop = beside.front.URL(), func() error { return errors.Join(beside.stop(), m.Stop()) }
+	return b, nil
 }

@@ -3,6 +3,7 @@ package bed
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/process"
+	"github.com/stagemesh/stagemesh/services/bench/baseline"
 	"github.com/stagemesh/stagemesh/services/local"
 	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/services/registry"
@@ -19,7 +21,8 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost"
 )
 
-// Part says which part of a mesh a process is: the front, or a host.
+// Part says which part of a mesh a process is: the front, or a host; or a host of the
+// baseline.
 type Part struct {
 	// File is the path of the mesh's file.
 	File string
@@ -27,14 +30,19 @@ type Part struct {
 	Stage string
 	// Broker is the URL for a host to join.
 	Broker string
-	Logger *slog.Logger
+	// Baseline, where not empty, is a route of the baseline as JSON: the front has that
+	// of the baseline beside it, and a host is one of the baseline.
+	Baseline string
+	Logger   *slog.Logger
 }
 
 // announcement is what a process says when it is ready.
 type announcement struct {
-	// Broker is where hosts join, and URL where callers ask; hosts have neither.
-	Broker string `json:"broker,omitempty"`
-	URL    string `json:"url,omitempty"`
+	// Broker is where hosts join, URL where callers ask, and Baseline where they ask
+	// that; hosts have none of them.
+	Broker   string `json:"broker,omitempty"`
+	URL      string `json:"url,omitempty"`
+	Baseline string `json:"baseline,omitempty"`
 }
 
 // Run runs the part until the input ends, or the context does. Out gets one line when
@@ -47,16 +55,25 @@ func (p Part) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 		defer cancel()
 		_, _ = io.Copy(io.Discard, in) // its end is what is waited for
 	}()
-	if p.Stage != "" {
-		return p.host(ctx, out)
+	var route *baseline.Route
+	if p.Baseline != "" {
+		if err := json.Unmarshal([]byte(p.Baseline), &route); err != nil {
+			return fmt.Errorf("--%s: %w", BaselineFlag, err)
+		}
 	}
-	return p.front(ctx, out)
+	switch {
+	case p.Stage == "":
+		return p.front(ctx, out, route)
+	case route != nil:
+		return p.baselineHost(ctx, out, *route)
+	}
+	return p.host(ctx, out)
 }
 
 func announce(out io.Writer, a announcement) error { return json.NewEncoder(out).Encode(a) }
 
-// front runs the broker and the gateway.
-func (p Part) front(ctx context.Context, out io.Writer) error {
+// front runs the broker and the gateway, and the front of a route that is not nil.
+func (p Part) front(ctx context.Context, out io.Writer, route *baseline.Route) error {
 	f, err := read(p.File)
 	if err != nil {
 		return err
@@ -69,14 +86,41 @@ func (p Part) front(ctx context.Context, out io.Writer) error {
 	if err := m.Start(ctx); err != nil {
 		return err
 	}
-	err = announce(out, announcement{Broker: m.BrokerURL(), URL: m.URL()})
+	return errors.Join(p.serveFront(ctx, out, m, route), m.Stop())
+}
+
+// serveFront serves until the context ends.
+func (p Part) serveFront(ctx context.Context, out io.Writer, m *local.Mesh, route *baseline.Route) error {
+	said := announcement{Broker: m.BrokerURL(), URL: m.URL()}
+	stop := func() error { return nil }
+	if route != nil {
+		front, err := baseline.StartFront(ctx, brokerOf(m), *route)
+		if err != nil {
+			return err
+		}
+		said.Baseline, stop = front.URL(), front.Stop
+	}
+	err := announce(out, said)
 	if err == nil {
 		err = m.Wait(ctx)
 	}
-	if stopped := m.Stop(); err == nil {
-		err = stopped
+	return errors.Join(err, stop())
+}
+
+// baselineHost runs one host of the baseline.
+func (p Part) baselineHost(ctx context.Context, out io.Writer, route baseline.Route) error {
+	f, err := meshfile.ReadAt(p.File, p.Broker, runners.All()...)
+	if err != nil {
+		return err
 	}
-	return err
+	host, err := baseline.StartHost(ctx, baseline.Broker{URL: p.Broker, Auth: f.BrokerAuth()}, route, p.Stage)
+	if err != nil {
+		return err
+	}
+	if err = announce(out, announcement{}); err == nil {
+		<-ctx.Done()
+	}
+	return errors.Join(err, host.Stop())
 }
 
 // host runs one host of the stage.

@@ -2,11 +2,13 @@ package bed
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
-	"fmt"
+	"slices"
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/stagemesh/stagemesh/services/bench/baseline"
 	"github.com/stagemesh/stagemesh/services/meshfile"
 )
 
@@ -15,6 +17,8 @@ const (
 	FileFlag   = "mesh"
 	StageFlag  = "stage"
 	BrokerFlag = "nats"
+	// BaselineFlag is a route of the baseline as JSON.
+	BaselineFlag = "baseline"
 )
 
 // startProcesses starts the front, and then all hosts beside each other.
@@ -24,38 +28,61 @@ func startProcesses(ctx context.Context, s Settings) (*Bed, error) {
 	if err != nil {
 		return nil, err
 	}
-	front, err := startChild(ctx, s, "the broker and the gateway", "--"+FileFlag, s.File)
+	route, err := s.route(f)
 	if err != nil {
 		return nil, err
 	}
-	hosts, err := startHosts(ctx, s, f, front.said.Broker)
+	arguments := []string{"--" + FileFlag, s.File}
+	if route != nil {
+		text, err := json.Marshal(route)
+		if err != nil {
+			return nil, err
+		}
+		arguments = append(arguments, "--"+BaselineFlag, string(text))
+	}
+	front, err := startChild(ctx, s, "the broker and the gateway", arguments...)
+	if err != nil {
+		return nil, err
+	}
+	arguments = append(arguments, "--"+BrokerFlag, front.said.Broker)
+	hosts, err := startHosts(ctx, s, f, route, arguments)
 	// Hosts leave before what they are joined to.
 	stop := func() error { return errors.Join(stopAll(hosts), front.stop()) }
 	if err != nil {
 		return nil, errors.Join(err, stop())
 	}
-	return &Bed{url: front.said.URL, stop: stop}, nil
+	return &Bed{url: front.said.URL, baseline: front.said.Baseline, stop: stop}, nil
 }
 
-// startHosts returns those that run, also where some do not.
-func startHosts(ctx context.Context, s Settings, f *meshfile.File, broker string) ([]*child, error) {
-	var names []string
-	for _, stage := range f.StageNames() {
-		for range max(1, f.Stages[stage].Hosts) {
-			names = append(names, stage)
+// startHosts starts the mesh's and the baseline's, and returns those that run, also where
+// some do not.
+func startHosts(ctx context.Context, s Settings, f *meshfile.File, route *baseline.Route, arguments []string) ([]*child, error) {
+	var parts []hostPart
+	for _, stage := range hostsOf(f, f.StageNames()) {
+		// What has no baseline is one of the mesh's.
+		parts = append(parts, hostPart{"a host of stage " + stage, []string{"--" + StageFlag, stage, "--" + BaselineFlag, ""}})
+	}
+	if route != nil {
+		for _, stage := range hostsOf(f, route.StageNames()) {
+			parts = append(parts, hostPart{"a host of the baseline's stage " + stage, []string{"--" + StageFlag, stage}})
 		}
 	}
-	children := make([]*child, len(names))
+	children := make([]*child, len(parts))
 	starts, ctx := errgroup.WithContext(ctx)
-	for i, stage := range names {
+	for i, part := range parts {
 		starts.Go(func() (err error) {
-			children[i], err = startChild(ctx, s, fmt.Sprintf("a host of stage %s", stage),
-				"--"+FileFlag, s.File, "--"+StageFlag, stage, "--"+BrokerFlag, broker)
+			children[i], err = startChild(ctx, s, part.name, slices.Concat(arguments, part.arguments)...)
 			return err
 		})
 	}
 	err := starts.Wait()
 	return children, err
+}
+
+// hostPart is a host to be started, and the arguments that say which.
+type hostPart struct {
+	name      string
+	arguments []string
 }
 
 // stopAll stops those that there are, beside each other.
