@@ -26,6 +26,10 @@ func milliseconds(ms float64) string {
 
 func times(v float64) string { return strconv.FormatFloat(v, 'f', 2, 64) + "x" }
 
+// precisely is for what is held to a bound, so that rounding does not hide on which side
+// of it a ratio is.
+func precisely(v float64) string { return strconv.FormatFloat(v, 'f', 3, 64) + "x" }
+
 func percent(v float64) string { return strconv.FormatFloat(v*100, 'f', 0, 64) + " %" }
 
 // share tells a share to a tenth of a hundredth.

@@ -62,7 +62,7 @@ func ratioGoal(item Measured, n Number, place string, callers int) Goal {
 	g := Goal{Number: n, What: fmt.Sprintf("answers a second over the baseline's: %s, %d in flight", place, callers), Want: "at least " + times(wantThroughput)}
 	if s, ok := item.answer(only).at(callers); ok && s.Comparison != nil {
 		ratio := s.Comparison.Throughput
-		g.Known, g.Reached, g.Measured = true, ratio.Median >= wantThroughput, told(ratio, times)
+		g.Known, g.Reached, g.Measured = true, ratio.Median >= wantThroughput, told(ratio, precisely)
 	}
 	return g
 }
@@ -71,7 +71,7 @@ func latencyGoal(item Measured, n Number, place string) Goal {
 	g := Goal{Number: n, What: fmt.Sprintf("P50 over the baseline's: %s, 1 in flight", place), Want: "at most " + times(wantLatency)}
 	if s, ok := item.answer(only).at(1); ok && s.Comparison != nil {
 		ratio := s.Comparison.P50
-		g.Known, g.Reached, g.Measured = true, ratio.Median <= wantLatency, told(ratio, times)
+		g.Known, g.Reached, g.Measured = true, ratio.Median <= wantLatency, told(ratio, precisely)
 	}
 	return g
 }
@@ -100,7 +100,7 @@ func batchLatencyGoal(item Measured, callers int, want float64) Goal {
 func goodputGoal(item Measured, offered string) Goal {
 	g := Goal{Number: Overload, What: fmt.Sprintf("goodput at %s times the peak, as a share of the peak", offered), Want: "at least " + percent(wantGoodput)}
 	if got, ok := item.shareOfPeak(offered); ok {
-		g.Known, g.Reached, g.Measured = true, got.Median >= wantGoodput, told(got, percent)
+		g.Known, g.Reached, g.Measured = true, got.Median >= wantGoodput, told(got, share)
 	}
 	return g
 }
