@@ -209,6 +209,7 @@ func (b *bench) try(ctx context.Context, t load.Target) error {
 func (b *bench) run(ctx context.Context, t load.Target, s load.Settings, which string, shared bool) (report.Run, error) {
 	recorder := report.NewRecorder(b.flags.deadline)
 	meter := report.StartMeter(shared)
+	defer meter.Stop()
 	stop := showProgress(b.terminal.errOut, s, which, recorder)
 	outcome, err := load.Run(ctx, s, t, recorder)
 	stop()
@@ -216,6 +217,6 @@ func (b *bench) run(ctx context.Context, t load.Target, s load.Settings, which s
 		return report.Run{}, err
 	}
 	out := recorder.Run(s, outcome)
-	meter.Into(&out.Generator)
+	meter.Into(&out)
 	return out, nil
 }

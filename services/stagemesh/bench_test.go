@@ -95,6 +95,9 @@ func TestBenchStartsTheMeshOfAFile(t *testing.T) {
 			if r.Subject.Place != test.place || r.Subject.File != path || run.Answered != 60 || run.Generator.Shared != (test.place == report.InProcess) {
 				t.Errorf("got %+v", r)
 			}
+			if samples := run.Process.Samples; len(samples) == 0 || samples[0].HeapMB <= 0 || samples[0].Goroutines == 0 {
+				t.Errorf("of the process it says %+v", samples)
+			}
 			if run.Goodput == nil || run.Goodput.Answers != 60 || run.Load.Arrivals != "poisson" || run.Load.RatePerS != 200 {
 				t.Errorf("got %+v", run)
 			}
@@ -105,6 +108,44 @@ func TestBenchStartsTheMeshOfAFile(t *testing.T) {
 			}
 			if _, err := os.Stat(filepath.Join(filepath.Dir(path), "kept")); !errors.Is(err, os.ErrNotExist) {
 				t.Errorf("it touched what the mesh keeps: %v", err)
+			}
+		})
+	}
+}
+
+func TestBenchSetsABaselineBesideTheMesh(t *testing.T) {
+	t.Parallel()
+	path := write(t, benched)
+	for name, test := range map[string]struct {
+		args []string
+		runs int
+	}{
+		"in this process":         {[]string{"both", "--concurrency", "1,4"}, 2},
+		"as processes, on a file": {[]string{"both", "--processes", "--durability", "file", "--rate", "200"}, 1},
+		"one stage, by connect":   {[]string{"stage:one", "--protocol", "connect", "--concurrency", "4"}, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r, out := reported(t, append(test.args, "--mesh", path, "--payload", "1KiB", "--baseline", "--pairs", "3", "--warmup", "20ms", "--requests", "40")...)
+			if len(r.Runs) != test.runs || len(r.Baseline) != test.runs || len(r.Comparisons) != test.runs {
+				t.Fatalf("got %d runs, %d of the baseline, %d comparisons", len(r.Runs), len(r.Baseline), len(r.Comparisons))
+			}
+			for i, c := range r.Comparisons {
+				if len(c.Pairs) != 3 || c.Throughput.Min <= 0 || c.Throughput.Median < c.Throughput.Min || c.P50.Max < c.P50.Median {
+					t.Errorf("got %+v", c)
+				}
+				for _, p := range c.Pairs {
+					if p.Mesh.Answered != 40 || p.Baseline.Answered != 40 {
+						t.Errorf("got %+v", p)
+					}
+				}
+				// The baseline has no timelines: that of the mesh is not taken for it.
+				if len(r.Runs[i].Steps) == 0 || len(r.Baseline[i].Steps) != 0 {
+					t.Errorf("steps of mesh %d, of the baseline %d", len(r.Runs[i].Steps), len(r.Baseline[i].Steps))
+				}
+			}
+			if !strings.Contains(out, "MESH / BASELINE") || !strings.Contains(out, "medians of 3 pairs") {
+				t.Errorf("it printed\n%s", out)
 			}
 		})
 	}
@@ -169,34 +210,40 @@ func TestBenchSaysWhatIsWrong(t *testing.T) {
 		args []string
 		want string
 	}{
-		"nothing":             {nil, "give a PIPELINE, and FILEs, --payload or --tensor; see stagemesh bench --help"},
-		"nothing to send":     {[]string{"digits"}, "give one of FILEs, --payload and --tensor: what to send; see"},
-		"two things to send":  {[]string{"digits", "f", "--payload", "1"}, "give one of FILEs"},
-		"no file":             {[]string{"digits", "nowhere.png"}, "open nowhere.png: "},
-		"two loops":           {[]string{"digits", "f", "--rate", "1", "--concurrency", "1"}, "--rate: is for callers who do not wait, and --concurrency for those who do; give one"},
-		"arrivals alone":      {[]string{"digits", "f", "--arrivals", "poisson"}, "--arrivals: is for --rate"},
-		"a bound alone":       {[]string{"digits", "f", "--max-in-flight", "1"}, "--max-in-flight: is for --rate"},
-		"odd arrivals":        {[]string{"digits", "--payload", "1", "--rate", "1", "--arrivals", "odd"}, `--arrivals: "odd" is neither constant nor poisson`},
-		"no bound":            {[]string{"digits", "--payload", "1", "--rate", "1", "--max-in-flight", "-1"}, "--max-in-flight: -1 is not between"},
-		"no callers":          {[]string{"digits", "--payload", "1", "--concurrency", "0"}, "--concurrency: 0 is not between 1 and"},
-		"no rate":             {[]string{"digits", "--payload", "1", "--rate", "0"}, "--rate: 0 is not above 0"},
-		"time runs back":      {[]string{"digits", "--payload", "1", "--duration", "-1s"}, "--duration: -1s is negative"},
-		"a deadline before":   {[]string{"digits", "--payload", "1", "--deadline", "-1s"}, "--deadline: -1s is negative"},
-		"no size":             {[]string{"digits", "--payload", "much"}, `--payload: "much" is not a size`},
-		"too large":           {[]string{"digits", "--payload", "1GiB"}, "--payload: 1GiB is not between 0 and 64MiB"},
-		"no tensor":           {[]string{"digits", "--tensor", "FP32"}, `--tensor: "FP32": use a datatype and a shape`},
-		"no protocol":         {[]string{"digits", "--payload", "1", "--protocol", "soap"}, `--protocol: "soap" is none of grpc, connect, http and oip`},
-		"streams of others":   {[]string{"digits", "--payload", "1", "--protocol", "oip", "--streams"}, "--streams: the protocol cannot say it in oip"},
-		"no durability":       {[]string{"digits", "--payload", "1", "--durability", "stone"}, `--durability: "stone": use memory or file`},
-		"two meshes":          {[]string{"digits", "--payload", "1", "--mesh", "m.yaml", "-a", "x"}, "--address: is of a mesh that runs, and --mesh starts one"},
-		"processes of none":   {[]string{"digits", "--payload", "1", "--processes"}, "--processes: is for a mesh that is started"},
-		"no mesh":             {[]string{"digits", "--payload", "1", "--mesh", "nowhere.yaml"}, "--mesh: open nowhere.yaml: "},
-		"no place for JSON":   {[]string{"digits", "--payload", "1", "--json", "nowhere/x.json"}, "--json: open nowhere/x.json: "},
-		"no place to draw":    {[]string{"digits", "--payload", "1", "--plot", "nowhere/x.svg"}, "--plot: open nowhere/x.svg: "},
-		"nobody":              {[]string{"digits", "--payload", "1", "-a", "127.0.0.1:1"}, "nobody answers at http://127.0.0.1:1: the first request failed: "},
-		"no address":          {[]string{"digits", "--payload", "1", "-a", "ftp://x"}, `--address: "ftp://x" is no address`},
-		"an unknown pipeline": {[]string{"nope", "--payload", "1", "-a", address}, "the first request failed: "},
-		"a bad input":         {[]string{"digits", "--payload", "1", "-a", address}, "the first request failed: "},
+		"nothing":               {nil, "give a PIPELINE, and FILEs, --payload or --tensor; see stagemesh bench --help"},
+		"nothing to send":       {[]string{"digits"}, "give one of FILEs, --payload and --tensor: what to send; see"},
+		"two things to send":    {[]string{"digits", "f", "--payload", "1"}, "give one of FILEs"},
+		"no file":               {[]string{"digits", "nowhere.png"}, "open nowhere.png: "},
+		"two loops":             {[]string{"digits", "f", "--rate", "1", "--concurrency", "1"}, "--rate: is for callers who do not wait, and --concurrency for those who do; give one"},
+		"a baseline of nothing": {[]string{"digits", "--payload", "1", "--baseline"}, "--baseline: is for a mesh that is started, whose broker it shares; name its file"},
+		"pairs of nothing":      {[]string{"digits", "--payload", "1", "--pairs", "3"}, "--pairs: is for --baseline"},
+		"no pairs":              {[]string{"digits", "--payload", "1", "--mesh", "m", "--baseline", "--pairs", "0"}, "--pairs: 0 is not between 1 and"},
+		"a baseline of models":  {[]string{"digits", "--payload", "1", "--mesh", "m", "--baseline", "--protocol", "oip"}, "--protocol: the baseline speaks grpc and connect, not oip"},
+		"a baseline in chunks":  {[]string{"digits", "--payload", "1", "--mesh", "m", "--baseline", "--streams"}, "--streams: the baseline does not"},
+		"a baseline of two":     {[]string{"digits", "--tensor", "FP32[1]", "--tensor", "FP32[1]", "--mesh", "m", "--baseline"}, "--tensor: the baseline takes one input"},
+		"arrivals alone":        {[]string{"digits", "f", "--arrivals", "poisson"}, "--arrivals: is for --rate"},
+		"a bound alone":         {[]string{"digits", "f", "--max-in-flight", "1"}, "--max-in-flight: is for --rate"},
+		"odd arrivals":          {[]string{"digits", "--payload", "1", "--rate", "1", "--arrivals", "odd"}, `--arrivals: "odd" is neither constant nor poisson`},
+		"no bound":              {[]string{"digits", "--payload", "1", "--rate", "1", "--max-in-flight", "-1"}, "--max-in-flight: -1 is not between"},
+		"no callers":            {[]string{"digits", "--payload", "1", "--concurrency", "0"}, "--concurrency: 0 is not between 1 and"},
+		"no rate":               {[]string{"digits", "--payload", "1", "--rate", "0"}, "--rate: 0 is not above 0"},
+		"time runs back":        {[]string{"digits", "--payload", "1", "--duration", "-1s"}, "--duration: -1s is negative"},
+		"a deadline before":     {[]string{"digits", "--payload", "1", "--deadline", "-1s"}, "--deadline: -1s is negative"},
+		"no size":               {[]string{"digits", "--payload", "much"}, `--payload: "much" is not a size`},
+		"too large":             {[]string{"digits", "--payload", "1GiB"}, "--payload: 1GiB is not between 0 and 64MiB"},
+		"no tensor":             {[]string{"digits", "--tensor", "FP32"}, `--tensor: "FP32": use a datatype and a shape`},
+		"no protocol":           {[]string{"digits", "--payload", "1", "--protocol", "soap"}, `--protocol: "soap" is none of grpc, connect, http and oip`},
+		"streams of others":     {[]string{"digits", "--payload", "1", "--protocol", "oip", "--streams"}, "--streams: the protocol cannot say it in oip"},
+		"no durability":         {[]string{"digits", "--payload", "1", "--durability", "stone"}, `--durability: "stone": use memory or file`},
+		"two meshes":            {[]string{"digits", "--payload", "1", "--mesh", "m.yaml", "-a", "x"}, "--address: is of a mesh that runs, and --mesh starts one"},
+		"processes of none":     {[]string{"digits", "--payload", "1", "--processes"}, "--processes: is for a mesh that is started"},
+		"no mesh":               {[]string{"digits", "--payload", "1", "--mesh", "nowhere.yaml"}, "--mesh: open nowhere.yaml: "},
+		"no place for JSON":     {[]string{"digits", "--payload", "1", "--json", "nowhere/x.json"}, "--json: open nowhere/x.json: "},
+		"no place to draw":      {[]string{"digits", "--payload", "1", "--plot", "nowhere/x.svg"}, "--plot: open nowhere/x.svg: "},
+		"nobody":                {[]string{"digits", "--payload", "1", "-a", "127.0.0.1:1"}, "nobody answers at http://127.0.0.1:1: the first request failed: "},
+		"no address":            {[]string{"digits", "--payload", "1", "-a", "ftp://x"}, `--address: "ftp://x" is no address`},
+		"an unknown pipeline":   {[]string{"nope", "--payload", "1", "-a", address}, "the first request failed: "},
+		"a bad input":           {[]string{"digits", "--payload", "1", "-a", address}, "the first request failed: "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -56,11 +56,8 @@ func (p *pairing) measure(ctx context.Context, which string) error {
 				target, into, name = p.baseline, &p.ofBaseline, "baseline"
 			}
 			run, err := p.bench.run(ctx, target, p.settings, fmt.Sprintf("%s, pair %d of %d, %s", which, pair+1, p.bench.flags.pairs, name), p.shared)
-			if err != nil {
-				return err
-			}
-			if ctx.Err() != nil {
-				return nil // half a run is not compared
+			if err != nil || run.Interrupted {
+				return err // half a run is not compared
 			}
 			*into = append(*into, run)
 		}

@@ -23,7 +23,10 @@ func showProgress(out io.Writer, s load.Settings, which string, r *report.Record
 	}
 	p := &progress{settings: s, which: which, recorder: r, begun: time.Now()}
 	p.bar = progressbar.NewOptions64(p.most(),
-		progressbar.OptionSetWriter(out), progressbar.OptionClearOnFinish(), progressbar.OptionSetElapsedTime(false),
+		progressbar.OptionSetWriter(out), progressbar.OptionClearOnFinish(),
+		// Spaces over what the bar wrote would leave the ^C behind it.
+		progressbar.OptionUseANSICodes(true),
+		progressbar.OptionSetElapsedTime(false),
 		progressbar.OptionSetPredictTime(false), progressbar.OptionSetWidth(30))
 	over := make(chan struct{})
 	var showing sync.WaitGroup

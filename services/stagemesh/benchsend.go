@@ -23,6 +23,7 @@ type sendFlags struct {
 	tensors    []string
 	protocol   string
 	streams    bool
+	traced     bool
 	timeout    time.Duration
 	durability string
 	priority   int32
@@ -34,6 +35,7 @@ func (s *sendFlags) add(cmd *cobra.Command) {
 	flags.StringArrayVar(&s.tensors, "tensor", nil, "send a generated tensor, such as FP32[1,64] or pixels=UINT8[1,28,28], instead of FILEs; several are the inputs of one request")
 	flags.StringVar(&s.protocol, "protocol", string(target.GRPC), "what to ask in: grpc, connect, http, or oip, which is the Open Inference Protocol over gRPC")
 	flags.BoolVar(&s.streams, "streams", false, "ask for answers in chunks, and measure when those come; by grpc or connect")
+	flags.BoolVar(&s.traced, "traced", false, "send every request with the traceparent of a trace of its own, sampled, as callers do who trace all they ask")
 	flags.DurationVar(&s.timeout, "timeout", 0, "how long each request may take; the pipeline's own timeout if 0")
 	flags.StringVar(&s.durability, "durability", "", "where requests wait between stages, memory or file; the pipeline's own if empty")
 	flags.Int32Var(&s.priority, "priority", 0, "above 0 is served first, below 0 yields")
@@ -78,7 +80,7 @@ func (s sendFlags) settings(name string, files []string, in io.Reader) (target.S
 	}
 	out := target.Settings{
 		Protocol: target.Protocol(s.protocol), Pipeline: name, Inputs: inputs,
-		Timeout: s.timeout, Durability: durability, Priority: s.priority, Streams: s.streams,
+		Timeout: s.timeout, Durability: durability, Priority: s.priority, Streams: s.streams, Traced: s.traced,
 		// It is not known yet, and has to be one.
 		Address: "http://unknown",
 	}
@@ -139,7 +141,7 @@ func (s sendFlags) subject(t target.Settings) report.Subject {
 	}
 	return report.Subject{
 		Pipeline: t.Pipeline, Protocol: string(t.Protocol), Payload: s.describe(t, bytes/len(t.Inputs)), Bytes: bytes / len(t.Inputs),
-		Streams: t.Streams, TimeoutMS: float64(t.Timeout) / float64(time.Millisecond), Durability: string(t.Durability), Priority: t.Priority,
+		Streams: t.Streams, Traced: t.Traced, TimeoutMS: float64(t.Timeout) / float64(time.Millisecond), Durability: string(t.Durability), Priority: t.Priority,
 	}
 }
 

@@ -26,7 +26,14 @@ func TestMain(m *testing.M) {
 		// It is a process of the mesh that a test of bench has started.
 		part(os.Args[1:])
 	}
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server/ats.Register.func1"))
+	goleak.VerifyTestMain(m,
+		goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server/ats.Register.func1"),
+		goleak.Cleanup(func(code int) {
+			if err := built.remove(); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+			}
+			os.Exit(code)
+		}))
 }
 
 // part is the program stagemesh with these arguments.

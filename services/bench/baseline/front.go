@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 	"net/http"
 	"sync"
@@ -29,8 +30,9 @@ type Front struct {
 	route  Route
 	server *http.Server
 	addr   net.Addr
-	// served gets what serving has ended with.
+	// served gets what serving has ended with, and calls are those that have not.
 	served chan error
+	calls  sync.WaitGroup
 
 	mu      sync.Mutex
 	next    uint64
@@ -39,6 +41,13 @@ type Front struct {
 
 // idBytes is how long that is which says what request a message is of.
 const idBytes = 8
+
+// Bounds on the answers that wait to be handed on: those of the mesh's gateway. What is
+// beyond them is lost.
+const (
+	pendingAnswers = 1 << 16
+	pendingBytes   = 512 << 20
+)
 
 // StartFront makes the route's streams, and listens on a free port of 127.0.0.1.
 func StartFront(ctx context.Context, broker Broker, route Route) (*Front, error) {
@@ -60,7 +69,11 @@ func (f *Front) start(ctx context.Context) (err error) {
 	if err := f.route.create(ctx, f.js); err != nil {
 		return err
 	}
-	if _, err := f.nc.Subscribe(f.route.answers(), f.answered); err != nil {
+	answers, err := f.nc.Subscribe(f.route.answers(), f.answered)
+	if err != nil {
+		return err
+	}
+	if err := answers.SetPendingLimits(pendingAnswers, pendingBytes); err != nil {
 		return err
 	}
 	if err := f.nc.Flush(); err != nil {
@@ -72,7 +85,8 @@ func (f *Front) start(ctx context.Context) (err error) {
 		return err
 	}
 	mux := http.NewServeMux()
-	mux.Handle(inferencev1connect.NewInferenceServiceHandler(f))
+	// Else every answer would be compressed, as clients offer it. The gateway does not.
+	mux.Handle(inferencev1connect.NewInferenceServiceHandler(f, connect.WithCompressMinBytes(math.MaxInt)))
 	// The server's settings are the gateway's.
 	f.server, f.addr = port.NewServer(mux, slog.New(slog.DiscardHandler)), listener.Addr()
 	go func() { f.served <- f.server.Serve(listener) }()
@@ -87,6 +101,8 @@ func (f *Front) Infer(ctx context.Context, r *connect.Request[inferencev1.InferR
 	if len(r.Msg.GetInputs()) != 1 {
 		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("the baseline takes one input"))
 	}
+	f.calls.Add(1)
+	defer f.calls.Done()
 	part := r.Msg.GetInputs()[0]
 	id, answer := f.register()
 	defer f.forget(id)
@@ -161,6 +177,7 @@ func (f *Front) Stop() error {
 		if err := <-f.served; !errors.Is(err, http.ErrServerClosed) {
 			errs = append(errs, err)
 		}
+		f.calls.Wait()
 	}
 	if f.js != nil {
 		errs = append(errs, f.route.remove(f.js))

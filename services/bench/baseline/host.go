@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -61,6 +62,13 @@ func (h *Host) start(ctx context.Context, stage string) (err error) {
 	return nil
 }
 
+// What a host has asked for at most: as many items as the client asks for by itself, and
+// no more bytes than the broker keeps for one connection.
+const (
+	pullMessages = 500
+	pullBytes    = 16 << 20
+)
+
 func (h *Host) pull(ctx context.Context, hop int) error {
 	c, err := h.js.Consumer(ctx, h.route.stream(hop), consumer)
 	if err != nil {
@@ -70,7 +78,7 @@ func (h *Host) pull(ctx context.Context, hop int) error {
 	if hop == len(h.route.Stages)-1 {
 		forward = h.answer
 	}
-	pull, err := c.Consume(forward)
+	pull, err := c.Consume(forward, jetstream.PullMaxMessagesWithBytesLimit(pullMessages, pullBytes))
 	if err != nil {
 		return err
 	}
@@ -92,14 +100,17 @@ func (h *Host) forward(m jetstream.Msg, next string) {
 // stored acknowledges what has been forwarded.
 func (h *Host) stored(out *nats.Msg) {
 	if m := h.take(out); m != nil {
-		_ = m.Ack() // it is delivered again
+		_ = m.Ack() // else it is delivered again, and forwarded twice
 	}
 }
+
+// backOff is how long what could not be forwarded stays where it is.
+const backOff = 100 * time.Millisecond
 
 // refused gives back what has not.
 func (h *Host) refused(out *nats.Msg) {
 	if m := h.take(out); m != nil {
-		_ = m.Nak() // it is delivered again
+		_ = m.NakWithDelay(backOff) // else it is delivered again later
 	}
 }
 
@@ -114,10 +125,10 @@ func (h *Host) take(out *nats.Msg) jetstream.Msg {
 // answer publishes to the front.
 func (h *Host) answer(m jetstream.Msg) {
 	if err := h.nc.Publish(h.route.answers(), m.Data()); err != nil {
-		_ = m.Nak() // it is delivered again
+		_ = m.NakWithDelay(backOff) // else it is delivered again later
 		return
 	}
-	_ = m.Ack() // it is delivered again, and nobody waits for the answer
+	_ = m.Ack() // else it is delivered again, and nobody waits for the answer
 }
 
 // Stop stops pulling, sends what is under way, and leaves.

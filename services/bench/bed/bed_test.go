@@ -54,6 +54,21 @@ func TestAProcessThatDoesNotStartSaysWhy(t *testing.T) {
 	}
 }
 
+func TestABaselineIsOfAPipelineThatIsThere(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]string{
+		"nope":       "pipelines.nope: there is none",
+		"stage:nope": "stages.nope: there is none, so that a baseline cannot have its hosts",
+	} {
+		for _, program := range []string{"", "sh"} {
+			_, err := bed.Start(t.Context(), bed.Settings{File: file(t, echo), Program: program, Baseline: name})
+			if err == nil || !strings.HasSuffix(err.Error(), want) {
+				t.Errorf("got %v", err)
+			}
+		}
+	}
+}
+
 func TestAStartEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)

@@ -57,7 +57,8 @@ func (p Part) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	}()
 	var route *baseline.Route
 	if p.Baseline != "" {
-		if err := json.Unmarshal([]byte(p.Baseline), &route); err != nil {
+		route = &baseline.Route{}
+		if err := json.Unmarshal([]byte(p.Baseline), route); err != nil {
 			return fmt.Errorf("--%s: %w", BaselineFlag, err)
 		}
 	}

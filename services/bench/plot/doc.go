@@ -1,5 +1,6 @@
 // Package plot draws a report as one picture in SVG: latency by percentile, where the
-// time went, and, of several runs, latency by throughput.
+// time went, and, of several runs, latency by throughput. Of runs that shared their
+// process with the mesh, and were long enough, it has heap and goroutines over time.
 //
 //	err := plot.Write(file, r)
 //	err = plot.WriteLines(file, plot.Lines{Title: "Answers a second", Series: series})

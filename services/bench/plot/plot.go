@@ -52,25 +52,50 @@ func (c *canvas) plots(y float64, runs []report.Run) float64 {
 	p, y := below(y, plotHeight)
 	c.percentiles(p, runs)
 	if len(runs) > 1 {
-		entries := make([]entry, len(runs))
-		for i, run := range runs {
-			entries[i] = entry{run.Load.Name(), series(i)}
-		}
-		y += c.legend(leftMargin, pictureWidth-rightMargin, y+8, entries)
+		y += c.runLegend(y, runs)
 	}
 	p, y = below(y, barHeight*float64(len(runs)))
 	c.split(p, runs)
 	y += c.legend(leftMargin, pictureWidth-rightMargin, y+8, partColours(runs))
-	if len(runs) < 2 {
-		return y
+	if len(runs) > 1 {
+		y = c.throughputs(y, runs)
 	}
-	p, y = below(y, plotHeight)
+	if all := processes(runs); len(all) > 0 {
+		y = c.overTime(y, runs, all)
+	}
+	return y
+}
+
+// runLegend writes which run has which colour.
+func (c *canvas) runLegend(y float64, runs []report.Run) float64 {
+	entries := make([]entry, len(runs))
+	for i, run := range runs {
+		entries[i] = entry{run.Load.Name(), series(i)}
+	}
+	return c.legend(leftMargin, pictureWidth-rightMargin, y+8, entries)
+}
+
+func (c *canvas) throughputs(y float64, runs []report.Run) float64 {
+	p, y := below(y, plotHeight)
 	c.throughput(p, runs)
 	entries := make([]entry, len(lines))
 	for i, line := range lines {
 		entries[i] = entry{line.name, series(i)}
 	}
 	return y + c.legend(leftMargin, pictureWidth-rightMargin, y+8, entries)
+}
+
+// overTime draws what the processes were like.
+func (c *canvas) overTime(y float64, runs []report.Run, all []timed) float64 {
+	for which := range processLines {
+		var p panel
+		p, y = below(y, processHeight)
+		c.process(p, which, all)
+	}
+	if len(runs) > 1 {
+		y += c.runLegend(y, runs)
+	}
+	return y
 }
 
 // below returns a panel of that height, and where it ends with what names its axis.

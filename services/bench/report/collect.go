@@ -11,8 +11,8 @@ import (
 	"github.com/stagemesh/stagemesh/services/bench/load"
 )
 
-// Run returns what the load has come to. What only the process knows of its processors
-// is for the caller to fill in.
+// Run returns what the load has come to. What the process knows of itself is for a Meter
+// to fill in.
 func (r *Recorder) Run(s load.Settings, o load.Outcome) Run {
 	latency := r.each(fine, func(s *shard) *hdrhistogram.Histogram { return s.latency })
 	out := Run{
@@ -24,6 +24,7 @@ func (r *Recorder) Run(s load.Settings, o load.Outcome) Run {
 		Outside:  r.of(func(s *shard) *hdrhistogram.Histogram { return s.outside }),
 		Failures: r.failures(), Steps: r.steps(), Refusals: r.refusals(), Stream: r.stream(o.Elapsed),
 	}
+	out.Process.Samples = []ProcessSample{}
 	out.Generator.Late = r.of(func(s *shard) *hdrhistogram.Histogram { return s.late })
 	out.Answered, out.Failed = r.Answered()
 	out.ThroughputPerS = perSecond(out.Answered, o.Elapsed)

@@ -1,9 +1,12 @@
 // Package report measures what a load comes to, and tells it: as a value that goes to
 // JSON and back, and as text.
 //
-//	recorder := report.NewRecorder(deadline)
+//	recorder, meter := report.NewRecorder(deadline), report.StartMeter(shared)
+//	defer meter.Stop()
 //	outcome, err := load.Run(ctx, settings, target, recorder)
-//	r := report.Report{Version: report.Version, Runs: []report.Run{recorder.Run(settings, outcome)}}
+//	run := recorder.Run(settings, outcome)
+//	meter.Into(&run)
+//	r := report.Report{Version: report.Version, Runs: []report.Run{run}}
 //	err = report.WriteText(os.Stdout, r)
 //
 // Latencies are those of answers; failures have their own, so that quick refusals do
@@ -22,4 +25,10 @@
 // A Recorder is safe for concurrent use. It holds a few histograms for each processor,
 // however many requests there are; a sample costs no allocation. What is read from it is
 // complete once the load has ended.
+//
+// # The process
+//
+// A Meter has one goroutine, which looks at the process every second and less often the
+// longer the run is, so that there are at most sixty samples of heap, resident memory and
+// goroutines. It is over when Stop or Into returns. A Meter is for one goroutine.
 package report

@@ -64,6 +64,7 @@ type Subject struct {
 	Bytes   int    `json:"bytes"`
 
 	Streams    bool    `json:"streams,omitempty"`
+	Traced     bool    `json:"traced,omitempty"`
 	TimeoutMS  float64 `json:"timeout_ms,omitempty"`
 	Durability string  `json:"durability,omitempty"`
 	Priority   int32   `json:"priority,omitempty"`
@@ -128,6 +129,7 @@ type Run struct {
 	Stream   *Stream      `json:"stream,omitempty"`
 
 	Generator Generator `json:"generator"`
+	Process   Process   `json:"process"`
 }
 
 // Goodput is the answers that came in time.

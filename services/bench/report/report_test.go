@@ -45,9 +45,16 @@ func known() report.Report {
 		Began: time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC), Elapsed: 10 * time.Second, Sent: 1021, NotSent: 9,
 	})
 	run.Generator.CPUMS, run.Generator.CPUShare = 17_000, 0.85
+	run.Process.Samples = []report.ProcessSample{{AtMS: 2000, HeapMB: 3, RSSMB: 20, Goroutines: 9}}
 	other := run
 	other.Load = report.Load{Kind: report.Closed, Concurrency: 8}
 	other.Failures, other.NotSent, other.Generator = nil, 0, report.Generator{CPUShare: 0.3, Shared: true}
+	other.Load.WarmupMS = 2000
+	other.Process.Samples = []report.ProcessSample{
+		{AtMS: 0.1, HeapMB: 3.9, RSSMB: 31, Goroutines: 20},
+		{AtMS: 2000.1, HeapMB: 12.2, RSSMB: 40.1, Goroutines: 64},
+		{AtMS: 3000.1, HeapMB: 13.6, RSSMB: 40.3, Goroutines: 61},
+	}
 	return report.Report{
 		Version: report.Version, Product: "v1.2.3", Began: run.Began,
 		Machine: report.Machine{Cores: 2, OS: "linux", Arch: "amd64", Go: "go1.26"},
@@ -136,7 +143,7 @@ func TestAReportIsTheSameAfterJSON(t *testing.T) {
 	if err := report.WriteJSON(&file, want); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{`"version": 1`, `"p999_ms"`, `"batch_sizes"`, `"throughput_per_s"`, `"cpu_share"`, `"not_sent": 9`} {
+	for _, name := range []string{`"version": 1`, `"p999_ms"`, `"batch_sizes"`, `"throughput_per_s"`, `"cpu_share"`, `"heap_mb": 13.6`, `"at_ms": 2000.1`, `"not_sent": 9`} {
 		if !strings.Contains(file.String(), name) {
 			t.Errorf("there is no %s", name)
 		}

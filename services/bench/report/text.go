@@ -31,6 +31,9 @@ func WriteText(out io.Writer, r Report) error {
 // sentence says what was asked.
 func (s Subject) sentence() string {
 	what := fmt.Sprintf("pipeline %s by %s, %s", s.Pipeline, s.Protocol, s.Payload)
+	if s.Traced {
+		what += ", each request with a trace"
+	}
 	switch s.Place {
 	case InProcess:
 		return what + "; " + s.File + " in this process"
@@ -95,9 +98,12 @@ func (t *text) run(r Report, run Run) {
 	t.split(run)
 	t.batches(run.Steps)
 	t.failures(run.Failures)
-	notes := Notes(r, run)
-	if len(notes) > 0 {
+	process, notes := run.processLine(), Notes(r, run)
+	if process != "" || len(notes) > 0 {
 		t.line("")
+	}
+	if process != "" {
+		t.line("process: %s", process)
 	}
 	for _, note := range notes {
 		t.wrapped("note: ", note)

@@ -8,7 +8,8 @@
 // Whatever does not differ between requests is made once: a request costs the client
 // library that its callers would use, and little beside. GRPC and OIP share HTTP/2
 // connections; Connect and HTTP have one connection of HTTP/1.1 for each request in
-// flight, and keep it. Connections are never compressed.
+// flight, and keep it. Connections are never compressed. With Settings.Traced a request
+// has a traceparent besides, which costs it a header and a tenth of a microsecond.
 //
 // Inputs go in turn. Answers are read to their end and thrown away, but for the
 // timeline: the answer's own on GRPC and Connect, Server-Timing on HTTP and OIP, which

@@ -30,6 +30,7 @@ type model struct {
 	client   oipv2.GRPCInferenceServiceClient
 	requests []*oipv2.ModelInferRequest
 	token    string
+	traced   bool
 }
 
 func newModel(s Settings) (*model, error) {
@@ -49,7 +50,7 @@ func newModel(s Settings) (*model, error) {
 	if err != nil {
 		return nil, fmt.Errorf("address: %w", err)
 	}
-	out := &model{conn: conn, client: oipv2.NewGRPCInferenceServiceClient(conn), token: s.Token}
+	out := &model{conn: conn, client: oipv2.NewGRPCInferenceServiceClient(conn), token: s.Token, traced: s.Traced}
 	for _, inputs := range s.Inputs {
 		out.requests = append(out.requests, s.modelRequest(inputs))
 	}
@@ -85,11 +86,17 @@ func modelInput(part *inferencev1.Part) (*oipv2.ModelInferRequest_InferInputTens
 	}, append(raw, blob.GetData()...)
 }
 
+// traceParentKey is header.TraceParent as gRPC's metadata has it.
+const traceParentKey = "traceparent"
+
 func (m *model) close() { _ = m.conn.Close() }
 
 func (m *model) ask(ctx context.Context, i int, into *load.Answer) error {
 	if m.token != "" {
 		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+m.token)
+	}
+	if m.traced {
+		ctx = metadata.AppendToOutgoingContext(ctx, traceParentKey, traceParent())
 	}
 	var trailer metadata.MD
 	if _, err := m.client.ModelInfer(ctx, m.requests[i], grpc.Trailer(&trailer)); err != nil {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -24,6 +25,7 @@ type plain struct {
 	transport *http.Transport
 	url       *url.URL
 	requests  []post
+	traced    bool
 }
 
 // post is a request that is ready to be sent.
@@ -38,7 +40,7 @@ func newPlain(s Settings) (*plain, error) {
 		return nil, fmt.Errorf("address: %w", err)
 	}
 	u.Path = strings.TrimRight(u.Path, "/") + "/v1/pipelines/" + s.Pipeline + ":infer"
-	out := &plain{transport: s.transport(false), url: u}
+	out := &plain{transport: s.transport(false), url: u, traced: s.Traced}
 	out.client = direct(out.transport)
 	for _, inputs := range s.Inputs {
 		p, err := s.post(inputs)
@@ -78,10 +80,20 @@ func (p *plain) close() { p.transport.CloseIdleConnections() }
 // maxRefusal bounds what is read of a failure, in bytes.
 const maxRefusal = 1 << 20
 
+// headers returns those of one request, which are its own where it is traced.
+func (p *plain) headers(of post) http.Header {
+	if !p.traced {
+		return of.header
+	}
+	out := maps.Clone(of.header)
+	out.Set(header.TraceParent, traceParent())
+	return out
+}
+
 func (p *plain) ask(ctx context.Context, i int, into *load.Answer) error {
 	of := p.requests[i]
 	request := (&http.Request{
-		Method: http.MethodPost, URL: p.url, Header: of.header, Host: p.url.Host,
+		Method: http.MethodPost, URL: p.url, Header: p.headers(of), Host: p.url.Host,
 		ProtoMajor: 1, ProtoMinor: 1, ContentLength: int64(len(of.body)), Body: io.NopCloser(bytes.NewReader(of.body)),
 		GetBody: func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(of.body)), nil },
 	}).WithContext(ctx)

@@ -11,6 +11,7 @@ import (
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
+	"github.com/stagemesh/stagemesh/gateway/front/header"
 	"github.com/stagemesh/stagemesh/services/bench/load"
 )
 
@@ -50,6 +51,9 @@ func (c *rpc) wrapped(i int) *connect.Request[inferencev1.InferRequest] {
 	out := connect.NewRequest(c.requests[i])
 	if c.settings.Token != "" {
 		out.Header().Set("Authorization", "Bearer "+c.settings.Token)
+	}
+	if c.settings.Traced {
+		out.Header().Set(header.TraceParent, traceParent())
 	}
 	return out
 }

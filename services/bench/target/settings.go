@@ -42,6 +42,8 @@ type Settings struct {
 	Priority   int32
 	// Streams asks for the answer in chunks, by GRPC or Connect.
 	Streams bool
+	// Traced has each request begin a trace that is recorded, as a W3C traceparent.
+	Traced bool
 	// Connections are how many are kept open where one has one request at a time;
 	// 0 means load.DefaultMaxInFlight.
 	Connections int
