@@ -19,42 +19,33 @@ const (
 	maxWords  = 64 << 10
 )
 
-// partTime is how long a child that is told to end may take before it is killed.
-const partTime = 10 * time.Second
-
-// measured is what a child said.
-type measured struct {
-	report report.Report
-	// samples are of each run.
-	samples [][]Sample
-}
+// stopTime is how long a child that is told to end may take before it is killed.
+const stopTime = 10 * time.Second
 
 // measure runs a command of the program, and reads its report. It ends with the
 // context, or at the command's limit.
-func measure(ctx context.Context, program, folder string, c Command) (measured, error) {
+func measure(ctx context.Context, program, folder string, c Command) (report.Report, error) {
 	text, err := output(ctx, c.limit(), program, append(c.Arguments(folder), "--json", "-")...)
 	if err != nil {
-		return measured{}, fmt.Errorf("%s: %w", c.Line(), err)
+		return report.Report{}, fmt.Errorf("%s: %w", c.Line(), err)
 	}
 	out, err := reported(text)
 	if err != nil {
-		return measured{}, fmt.Errorf("%s: %w", c.Line(), err)
+		return report.Report{}, fmt.Errorf("%s: %w", c.Line(), err)
 	}
 	return out, nil
 }
 
 // reported reads a report, and holds it to be whole.
-func reported(text []byte) (out measured, err error) {
-	if out.report, err = report.ReadJSON(bytes.NewReader(text)); err != nil {
+func reported(text []byte) (report.Report, error) {
+	out, err := report.ReadJSON(bytes.NewReader(text))
+	if err != nil {
 		return out, err
 	}
-	if out.samples, err = samplesOf(text); err != nil {
-		return out, fmt.Errorf("this is no report: %w", err)
-	}
-	if len(out.report.Runs) == 0 {
+	if len(out.Runs) == 0 {
 		return out, errors.New("the report has no run")
 	}
-	for _, run := range out.report.Runs {
+	for _, run := range out.Runs {
 		if run.Interrupted || run.Answered == 0 {
 			return out, fmt.Errorf("the run of %s was interrupted, or had no answer", run.Load.Name())
 		}
@@ -69,7 +60,7 @@ func output(ctx context.Context, limit time.Duration, program string, arguments 
 	defer cancel()
 	cmd := exec.CommandContext(bounded, program, arguments...)
 	printed, words := &keeper{most: maxReport}, &keeper{most: maxWords}
-	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = printed, words, partTime
+	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = printed, words, stopTime
 	// It stops the mesh that it has started; where it cannot be told, that ends with it.
 	cmd.Cancel = func() error {
 		if err := cmd.Process.Signal(os.Interrupt); err != nil {

@@ -1,6 +1,10 @@
 package suite
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/stagemesh/stagemesh/services/bench/report"
+)
 
 // Goal is what the project wants of itself.
 type Goal struct {
@@ -133,7 +137,7 @@ func flatGoals(r Results) []Goal {
 }
 
 // soaked returns the samples of the long load.
-func (r Results) soaked() []Sample {
+func (r Results) soaked() []report.ProcessSample {
 	item, _ := r.Item(Soak)
 	loads := item.answer(soak).Loads
 	if len(loads) == 0 || len(loads[0].Trials) == 0 {

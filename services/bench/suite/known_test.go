@@ -43,10 +43,10 @@ func three(ratio, slower float64) []suite.Series {
 }
 
 // samples are of a process whose heap grows so much from the half on.
-func samples(grows float64) []suite.Sample {
-	out := make([]suite.Sample, 60)
+func samples(grows float64) []report.ProcessSample {
+	out := make([]report.ProcessSample, 60)
 	for i := range out {
-		out[i] = suite.Sample{AtMS: float64(i) * 10_000, HeapMB: 100, RSSMB: 200, Goroutines: 300}
+		out[i] = report.ProcessSample{AtMS: float64(i) * 10_000, HeapMB: 100, RSSMB: 200, Goroutines: 300}
 		if i >= 30 {
 			out[i].HeapMB += grows
 		}

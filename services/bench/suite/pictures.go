@@ -148,7 +148,7 @@ func drawGoroutines(r Results, out io.Writer) (bool, error) {
 func drawKept(r Results, out io.Writer, title, unit string, figures ...kept) (bool, error) {
 	l := plot.Lines{
 		Title: title, Note: "mesh and generator in one process, at half of what it can",
-		X: plot.Axis{Name: "since the first request", Unit: " s"}, Y: plot.Axis{Unit: unit},
+		X: plot.Axis{Name: "since the load began", Unit: " s"}, Y: plot.Axis{Unit: unit},
 	}
 	samples := r.soaked()
 	for _, k := range figures {

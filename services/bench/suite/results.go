@@ -62,8 +62,8 @@ type Trial struct {
 	RefusalP99MS float64 `json:"refusal_p99_ms,omitempty"`
 	// BatchSize is the mean number of items in a batch of the first step.
 	BatchSize float64 `json:"batch_size,omitempty"`
-	// Samples are of the generator's process, in the order of time.
-	Samples []Sample `json:"samples,omitempty"`
+	// Samples are of the generator's process since the warm-up, in the order of time.
+	Samples []report.ProcessSample `json:"samples,omitempty"`
 }
 
 // Read reads what Write wrote.

@@ -95,7 +95,7 @@ func (m *measurement) turn(ctx context.Context, commands []Command, turn int) er
 		if err != nil {
 			return err
 		}
-		m.product = got.report.Product
+		m.product = got.Product
 		if err := m.keep(c, got); err != nil {
 			return fmt.Errorf("%s: %w", c.Line(), err)
 		}
@@ -104,9 +104,9 @@ func (m *measurement) turn(ctx context.Context, commands []Command, turn int) er
 }
 
 // keep adds what a command came to.
-func (m *measurement) keep(c Command, got measured) error {
+func (m *measurement) keep(c Command, got report.Report) error {
 	answer := &m.out.Commands[slices.IndexFunc(m.out.Commands, func(a Answer) bool { return a.Name == c.Name })]
-	runs, comparisons := got.report.Runs, got.report.Comparisons
+	runs, comparisons := got.Runs, got.Comparisons
 	if want := max(1, len(c.Concurrency)); len(runs) != want || c.Pairs > 0 && len(comparisons) != want {
 		return fmt.Errorf("the report has %d runs and %d comparisons, and %d loads were asked for", len(runs), len(comparisons), want)
 	}
@@ -117,7 +117,7 @@ func (m *measurement) keep(c Command, got measured) error {
 		series := &answer.Loads[i]
 		series.Trials = append(series.Trials, trial(run))
 		if c.Watched {
-			series.Trials[len(series.Trials)-1].Samples = got.samples[i]
+			series.Trials[len(series.Trials)-1].Samples = run.Measured()
 		}
 		if c.Pairs > 0 {
 			series.Comparison = &comparisons[i]

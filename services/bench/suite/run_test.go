@@ -77,7 +77,7 @@ func TestARateIsAShareOfTheMedianPeak(t *testing.T) {
 
 func TestSamplesAreKeptOfWhatIsWatchedAlone(t *testing.T) {
 	t.Parallel()
-	script := `printf '%s' '{"version": 1, "runs": [{"answered": 1, "process": {"samples": [{"at_ms": 500, "heap_mb": 20.5, "rss_mb": 70, "goroutines": 90}]}}]}'`
+	script := `printf '%s' '{"version": 1, "runs": [{"answered": 1, "load": {"warmup_ms": 400}, "process": {"samples": [{"at_ms": 100}, {"at_ms": 500, "heap_mb": 20.5, "rss_mb": 70, "goroutines": 90}]}}]}'`
 	folder, _ := scripted(t, script, nil)
 	watched, other := command("watched", 1), command("other", 1)
 	watched.Watched = true
@@ -85,7 +85,7 @@ func TestSamplesAreKeptOfWhatIsWatchedAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []suite.Sample{{AtMS: 500, HeapMB: 20.5, RSSMB: 70, Goroutines: 90}}
+	want := []report.ProcessSample{{AtMS: 500, HeapMB: 20.5, RSSMB: 70, Goroutines: 90}}
 	if got := r.Items[0].Commands; !slices.Equal(got[0].Loads[0].Trials[0].Samples, want) || got[1].Loads[0].Trials[0].Samples != nil {
 		t.Errorf("got %+v", got)
 	}

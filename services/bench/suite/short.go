@@ -37,10 +37,10 @@ func short(ctx context.Context, c Command, program, folder string, out io.Writer
 	if err != nil {
 		return err
 	}
-	if len(got.report.Comparisons) != 1 {
+	if len(got.Comparisons) != 1 {
 		return fmt.Errorf("%s: the report has no comparison", c.Line())
 	}
-	ratio := got.report.Comparisons[0].Throughput
+	ratio := got.Comparisons[0].Throughput
 	fmt.Fprintf(out, "three stages in one process, 64 in flight: %s of the baseline's answers a second, at least %s is asked for\n", told(ratio, times), times(grossly))
 	if ratio.Median < grossly {
 		return fmt.Errorf("%s: the mesh has %s of the baseline's throughput, and at least %s is asked for: %w", c.Line(), told(ratio, times), times(grossly), ErrSlow)

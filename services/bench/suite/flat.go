@@ -1,37 +1,6 @@
 package suite
 
-import (
-	"encoding/json"
-
-	"github.com/stagemesh/stagemesh/services/bench/report"
-)
-
-// Sample is what the generator's process had at a moment of a run.
-type Sample struct {
-	AtMS       float64 `json:"at_ms"`
-	HeapMB     float64 `json:"heap_mb"`
-	RSSMB      float64 `json:"rss_mb"`
-	Goroutines float64 `json:"goroutines"`
-}
-
-// samplesOf returns those of each run of a report; an error where it is none.
-func samplesOf(text []byte) ([][]Sample, error) {
-	var r struct {
-		Runs []struct {
-			Process struct {
-				Samples []Sample `json:"samples"`
-			} `json:"process"`
-		} `json:"runs"`
-	}
-	if err := json.Unmarshal(text, &r); err != nil {
-		return nil, err
-	}
-	out := make([][]Sample, len(r.Runs))
-	for i, run := range r.Runs {
-		out[i] = run.Process.Samples
-	}
-	return out, nil
-}
+import "github.com/stagemesh/stagemesh/services/bench/report"
 
 // Room that a process may take later and still be flat, beside a tenth: what a heap is
 // now and then greater by before it is collected, and a few goroutines.
@@ -50,7 +19,7 @@ func (s stay) flat() bool { return s.late <= s.early*growth+s.room }
 
 // stays compares the medians of the second and of the last quarter of the samples; none
 // where these are too few. The first quarter is left out, as pools and queues fill then.
-func stays(samples []Sample, figure func(Sample) float64, room float64) (stay, bool) {
+func stays(samples []report.ProcessSample, figure func(report.ProcessSample) float64, room float64) (stay, bool) {
 	n := len(samples)
 	if n < fewSamples {
 		return stay{}, false
@@ -68,7 +37,7 @@ func stays(samples []Sample, figure func(Sample) float64, room float64) (stay, b
 // kept is a figure of a process that is to stay as it is.
 type kept struct {
 	name string
-	of   func(Sample) float64
+	of   func(report.ProcessSample) float64
 	// room is how much more it may be later, beside a tenth.
 	room float64
 	unit func(float64) string
@@ -77,8 +46,8 @@ type kept struct {
 func keptFlat() []kept {
 	megabytes := func(v float64) string { return figures(v) + " MB" }
 	return []kept{
-		{"the heap", func(s Sample) float64 { return s.HeapMB }, roomMB, megabytes},
-		{"the process's memory", func(s Sample) float64 { return s.RSSMB }, roomMB, megabytes},
-		{"goroutines", func(s Sample) float64 { return s.Goroutines }, roomOthers, func(v float64) string { return figures(v) }},
+		{"the heap", func(s report.ProcessSample) float64 { return s.HeapMB }, roomMB, megabytes},
+		{"the process's memory", func(s report.ProcessSample) float64 { return s.RSSMB }, roomMB, megabytes},
+		{"goroutines", func(s report.ProcessSample) float64 { return float64(s.Goroutines) }, roomOthers, func(v float64) string { return figures(v) }},
 	}
 }
