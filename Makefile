@@ -190,10 +190,10 @@ bench-short: bin/stagemesh bin/benchsuite ## Measure one ratio of the suite, in 
 bench-page: bin/benchsuite ## Write docs/performance.md and its pictures again, from bench/results.json
 	@bin/benchsuite --render
 
-# Whether they are up to date is for go to say.
+# Whether they are up to date is for go to say. Results name the commit, where git has it.
 .PHONY: bin/stagemesh bin/benchsuite
 bin/stagemesh bin/benchsuite:
-	@go build -o $@ ./services/cmd/$(@F)
+	@go build -buildvcs=auto -o $@ ./services/cmd/$(@F)
 
 .PHONY: bench-go
 bench-go: ## Run the benchmarks in Go (BENCH=regexp COUNT=n BENCHTIME=t); the output suits benchstat

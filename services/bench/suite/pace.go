@@ -17,7 +17,7 @@ type Pace struct {
 
 // Full is that of figures that are published.
 func Full() Pace {
-	return Pace{Warmup: time.Second, Run: 3 * time.Second, Long: 8 * time.Second, Pairs: 5, Repeats: 5, Soak: 10 * time.Minute}
+	return Pace{Warmup: time.Second, Run: 3 * time.Second, Long: 10 * time.Second, Pairs: 5, Repeats: 5, Soak: 10 * time.Minute}
 }
 
 // Quick is for trying out.

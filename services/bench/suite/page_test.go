@@ -110,7 +110,7 @@ func TestEveryItemHasItsFiguresAndItsCommands(t *testing.T) {
 		"| 2 | 64 | 2000 | 2500 | 0.80x (0.72x-0.88x) |",
 		"| 32 | 2520 (2400-2640) | 89.8 % (85.5 %-94.0 %) | 6.00 ms | 12.0 ms | 16.0 | 80.2 % | 13.9 ms | 80.5 % | 13.8 ms |",
 		"| 1 | 315 (300-330) | 3.00 ms | 6.00 ms | 1.00 | 370 | 2.60 ms |  |",
-		"| 5 times the peak | 5000 | 900 | 90 % | 100 ms | 200 ms | 25 % | 1.00 ms | 4.00 ms |",
+		"| 5 times the peak | 5000 | 900 | 90 % | 100 ms | 200 ms | 20 % | 1.00 ms | 4.00 ms |",
 		"| 1MiB | 8 | 100 | 110 |",
 		"| file | 8 | 200 | 250 |",
 		"| the heap | 100 MB | 100 MB |",
@@ -140,9 +140,10 @@ func TestThePageSaysWhatIsNotThere(t *testing.T) {
 	r := known(1, 1, 1000, 0)
 	r.Items[4].Quick = true
 	r.Items[5].Commands[0].Loads[0].Trials[1].Failed = 3
+	r.Items[6].Commands[2].Loads[0].Trials[0].Failed = 251
 	r.Items[9].Commands[1].Loads[0].Trials[0].Samples = nil
 	got := page(t, r)
-	for _, want := range []string{"were only tried out", "Of the 2003 requests 3 failed.", "The report has no samples of the process."} {
+	for _, want := range []string{"were only tried out", "Of the 2003 requests 3 failed.", "Of the 6001 requests that were not refused 1 failed.", "The report has no samples of the process."} {
 		if !strings.Contains(got, want) {
 			t.Errorf("there is no %q in\n%s", want, got)
 		}

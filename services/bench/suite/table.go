@@ -116,14 +116,38 @@ func (m Measured) overload() string {
 			if got, ok := m.shareOfPeak(a.Name); ok && a.Name != peak {
 				name, rate, of = a.Name+" times the peak", figures(s.Load.RatePerS), told(got, percent)
 			}
-			t.add(name, rate, told(over(s.Trials, goodput), figures), of,
+			cells := []string{
+				name, rate, told(over(s.Trials, goodput), figures), of,
 				told(over(s.Trials, p50), milliseconds), told(over(s.Trials, p99), milliseconds),
-				told(over(s.Trials, refused), percent),
-				told(over(s.Trials, func(t Trial) float64 { return t.RefusalP50MS }), milliseconds),
-				told(over(s.Trials, func(t Trial) float64 { return t.RefusalP99MS }), milliseconds))
+			}
+			t.add(append(cells, s.refusals()...)...)
 		}
 	}
 	return t.String()
+}
+
+// refusals are the share of what was refused, and how long that took; empty where
+// nothing was.
+func (s Series) refusals() []string {
+	some := refusing(s.Trials)
+	if len(some) == 0 {
+		return []string{"", "", ""}
+	}
+	return []string{
+		told(over(s.Trials, refused), percent),
+		told(over(some, func(t Trial) float64 { return t.RefusalP50MS }), milliseconds),
+		told(over(some, func(t Trial) float64 { return t.RefusalP99MS }), milliseconds),
+	}
+}
+
+// refusing are the runs in which anything was refused.
+func refusing(all []Trial) (out []Trial) {
+	for _, t := range all {
+		if t.Refused > 0 {
+			out = append(out, t)
+		}
+	}
+	return out
 }
 
 // refused is the share of all requests that were.
@@ -178,10 +202,17 @@ func turns(above, below Series, figure func(Trial) float64) spread {
 	return over(all, goodput)
 }
 
-// failed tells of the requests that failed where none was to.
+// failed tells of the requests that failed where none was to: refusals are no failures of
+// an overload.
 func (m Measured) failed() string {
 	var all, failures int64
-	count := func(f Trial) { all, failures = all+f.Answered+f.Failed, failures+f.Failed }
+	overload := m.Number == Overload
+	count := func(f Trial) {
+		all, failures = all+f.Answered+f.Failed, failures+f.Failed
+		if overload {
+			all, failures = all-f.Refused, failures-f.Refused
+		}
+	}
 	for _, a := range m.Commands {
 		for _, s := range a.Loads {
 			trials := s.Trials
@@ -195,6 +226,9 @@ func (m Measured) failed() string {
 	}
 	if failures == 0 {
 		return ""
+	}
+	if overload {
+		return fmt.Sprintf("Of the %d requests that were not refused %d failed.", all, failures)
 	}
 	return fmt.Sprintf("Of the %d requests %d failed.", all, failures)
 }
