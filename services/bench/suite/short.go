@@ -8,8 +8,9 @@ import (
 	"time"
 )
 
-// grossly is the ratio of throughput below which something is broken: far below what any
-// machine has shown, as one that is busy must not fail a build.
+// grossly is the ratio of throughput below which something is broken. It is below what has
+// been measured on machines that were busy with other things, as these must not fail a
+// build; it is no goal.
 const grossly = 0.4
 
 // ErrSlow says that the mesh is far slower than it was.
