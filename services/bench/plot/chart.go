@@ -146,7 +146,9 @@ func (l Lines) scales(p panel, points []At) (x, y scale) {
 	for _, at := range points {
 		x.from, x.to, most = min(x.from, at.X), max(x.to, at.X), max(most, at.Y)
 	}
-	if l.Log {
+	if !l.Log {
+		x.from = min(x.from, 0)
+	} else {
 		x.from = max(x.from, math.SmallestNonzeroFloat32)
 		x.to = max(x.to, x.from)
 	}
