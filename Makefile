@@ -46,7 +46,10 @@ TOOL_MODULES := $(patsubst %/go.mod,%,$(wildcard tools/*/go.mod))
 # The compiled schema that `proto-breaking` compares with.
 BASELINE := proto/baseline.binpb
 
-# bench: which (a regular expression), how often, how long, in which packages.
+# bench: the items of the suite, all if empty, and whether it is only tried out.
+ITEMS =
+QUICK =
+# bench-go: which (a regular expression), how often, how long.
 BENCH     ?= .
 COUNT     ?= 1
 BENCHTIME ?= 1s
@@ -74,7 +77,7 @@ PYTHON_ENV := $(TOOLS)/python-$(shell { $(PYTHON) --version; cat sdk/python/requ
 PYTHON_EXAMPLES := examples/digits-python examples/text-stream examples/tokenize examples/pytorch
 
 # What else is linted as sdk/python is.
-PYTHON_OTHERS   := $(PYTHON_EXAMPLES) services/meshtest/clients
+PYTHON_OTHERS   := $(PYTHON_EXAMPLES) services/meshtest/clients bench
 
 # Where the clients of other servers are: one environment for Python, one for Node.
 CLIENTS_PYTHON := $(TOOLS)/clients-python-$(shell { $(PYTHON) --version; cat $(CLIENTS)/python/requirements.txt; } 2>/dev/null | $(sha256) | cut -c1-16)
@@ -141,7 +144,7 @@ run: ## Run the whole mesh with its example pipeline in one process (ONCE=1 exit
 quick: build vet test-plain python-quick ## Build, vet and test without the race detector; under a minute when warm
 
 .PHONY: test
-test: lint vet proto-lint proto-breaking check-generated check-tidy python-lint test-race python-test test-clients test-browser test-copies test-fleet ## Run every check there is; what CI runs
+test: lint vet proto-lint proto-breaking check-generated check-tidy python-lint test-race python-test test-clients test-browser test-copies bench-short test-fleet ## Run every check there is; what CI runs
 
 .PHONY: lint
 lint: $(LINT_BIN)/.built ## Run the linters and check the formatting of the Go code
@@ -175,7 +178,25 @@ soak: $(CONSUL_BIN)/.built ## The long forms of test-fleet: ten times the reques
 	@go test -vet=off -count=1 -v -timeout 30m $(FLEET) -args -soak | awk '/^=== / { next } { print }'
 
 .PHONY: bench
-bench: ## Run the benchmarks (BENCH=regexp COUNT=n BENCHTIME=t); the output suits benchstat
+bench: bin/stagemesh bin/benchsuite ## Run the standard suite, under 40 minutes, and write docs/performance.md (ITEMS=1,5 QUICK=1)
+	@bin/benchsuite $(if $(QUICK),--quick) $(ITEMS:%=--only %)
+
+.PHONY: bench-short
+bench-short: bin/stagemesh bin/benchsuite ## Measure one ratio of the suite, in half a minute; fails where it is far too low
+	@echo "== bench, one ratio"
+	@bin/benchsuite --short
+
+.PHONY: bench-page
+bench-page: bin/benchsuite ## Write docs/performance.md and its pictures again, from bench/results.json
+	@bin/benchsuite --render
+
+# Whether they are up to date is for go to say. Results name the commit, where git has it.
+.PHONY: bin/stagemesh bin/benchsuite
+bin/stagemesh bin/benchsuite:
+	@go build -buildvcs=auto -o $@ ./services/cmd/$(@F)
+
+.PHONY: bench-go
+bench-go: ## Run the benchmarks in Go (BENCH=regexp COUNT=n BENCHTIME=t); the output suits benchstat
 	@packages=$$(go list -f '{{.Dir}}' $(PACKAGES) | while read -r dir; do \
 	      if grep -qs '^func Benchmark' "$$dir"/*_test.go; then echo "$$dir"; fi; done); \
 	  if [ -z "$$packages" ]; then echo "no package has benchmarks"; exit 0; fi; \
@@ -186,7 +207,7 @@ bench-worker: ## Compare a worker process with one that echoes the same bytes (B
 	@go test -run '^$$' -bench RoundTripAgainstRawEcho -count $(COUNT) -benchtime $(BENCHTIME) ./sdk/go/worker
 
 .PHONY: benchstat
-benchstat: $(BENCH_BIN)/.built ## Compare two outputs of bench: make benchstat OLD=a.txt NEW=b.txt
+benchstat: $(BENCH_BIN)/.built ## Compare two outputs of bench-go: make benchstat OLD=a.txt NEW=b.txt
 	@$(BENCH_BIN)/benchstat $(OLD) $(NEW)
 
 .PHONY: tools

@@ -1,0 +1,24 @@
+"""A worker that takes as long as an accelerator might, and needs no processor for it."""
+
+import time
+
+from stagemesh import Tensor, Worker, serve
+
+BASE = 0.005  # seconds for a batch
+PER_ITEM = 0.0002  # and for each of its items
+
+
+class Wait(Worker):
+    """Waits once for a batch, and gives back what it got."""
+
+    inputs = {"x": Tensor("UINT8", [-1, 1024])}
+    outputs = {"y": Tensor("UINT8", [-1, 1024])}
+
+    def predict(self, batch):
+        """Returns the rows that came."""
+        time.sleep(BASE + PER_ITEM * len(batch.items))
+        return {"y": batch["x"]}
+
+
+if __name__ == "__main__":
+    serve(Wait, arrays="buffer")
