@@ -144,42 +144,51 @@ func (c *credit) asked() int {
 // free is what of the bound is neither held nor asked for.
 func (c *credit) free() int {
 	free := c.bound
-	for _, lane := range c.lanes {
-		free -= lane.held + lane.asked
+	for i := range c.lanes {
+		free -= c.lanes[i].held + c.lanes[i].asked
 	}
 	return free
 }
 
 // plan returns how many items to ask each lane for now, and books them as asked
-// until the given time.
+// until the given time. It is asked for each item that comes or goes, and mostly
+// returns none.
 func (c *credit) plan(until time.Time) []ask {
+	free := c.free()
+	if free <= 0 {
+		return nil
+	}
 	var asks []ask
+	favoured, reserved := c.favoured(), c.reserved()
 	for i := range c.lanes {
 		if !c.lanes[i].used {
 			continue
 		}
-		n := min(c.room(i), c.target(i)-c.lanes[i].asked)
-		if !c.worthAsking(i, n) {
+		target := c.target(i, favoured)
+		unused := c.unused(i)
+		n := min(free, max(unused, free-(reserved-unused)), target-c.lanes[i].asked)
+		if !c.worthAsking(i, n, target) {
 			continue
 		}
 		c.asks++
 		asks = append(asks, ask{lane: i, number: c.asks, items: n})
 		c.lanes[i].asked += n
 		c.lanes[i].until = until
+		free -= n
+		reserved += c.unused(i) - unused
+		favoured = c.favoured()
 	}
 	return asks
 }
 
-// room is what lane i may take of what is free: its own standing share, or
-// what the shares of the others leave.
-func (c *credit) room(i int) int {
-	free, others := c.free(), 0
-	for j := range c.lanes {
-		if j != i {
-			others += c.unused(j)
-		}
+// reserved is what no lane may take of what is free but for its own part: what is unused
+// of all standing shares.
+func (c *credit) reserved() int {
+	total := 0
+	for i := range c.lanes {
+		total += c.unused(i)
 	}
-	return min(free, max(c.unused(i), free-others))
+	return total
 }
 
 // unused is what lane i has neither held nor asked for of its standing share.
@@ -196,11 +205,12 @@ func (c *credit) standing() int {
 
 // target is how many items lane i may have asked for at most: what is left
 // beside the standing shares of the others for the favoured lane, and for any
-// other its own, of which it has used what it holds while it has work.
-func (c *credit) target(i int) int {
-	lane := c.lanes[i]
+// other its own, of which it has used what it holds while it has work. favoured is that
+// of the function.
+func (c *credit) target(i, favoured int) int {
+	lane := &c.lanes[i]
 	switch {
-	case i == c.favoured():
+	case i == favoured:
 		return c.bound - (len(c.lanes)-1)*c.standing()
 	case lane.busy:
 		return max(0, c.standing()-lane.held)
@@ -213,7 +223,8 @@ func (c *credit) target(i int) int {
 // and a normal one when none has any.
 func (c *credit) favoured() int {
 	best := -1
-	for i, lane := range c.lanes {
+	for i := range c.lanes {
+		lane := &c.lanes[i]
 		switch {
 		case !lane.used || !lane.busy:
 		case best < 0, c.classOf(i) == c.classOf(best) && lane.held+lane.asked < c.lanes[best].held+c.lanes[best].asked:
@@ -233,8 +244,8 @@ func (c *credit) favoured() int {
 
 // worthAsking holds back small asks while an earlier one is open, so that a
 // busy host asks once for many freed places rather than for each.
-func (c *credit) worthAsking(i, n int) bool {
-	return n > 0 && (c.lanes[i].asked == 0 || 2*n >= c.target(i))
+func (c *credit) worthAsking(i, n, target int) bool {
+	return n > 0 && (c.lanes[i].asked == 0 || 2*n >= target)
 }
 
 // normalClass is the index of pipeline.Normal in pipeline.Classes.

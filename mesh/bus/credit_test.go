@@ -431,7 +431,7 @@ func TestABoundForSlotsIsFilledByTheItemsOfOneLane(t *testing.T) {
 			}
 			normal := c.lane(1, 0)
 			c.lanes[normal].busy = true
-			if got := c.target(normal); got != slots {
+			if got := c.target(normal, c.favoured()); got != slots {
 				t.Fatalf("%d slots, %d queues: one lane may have %d", slots, queues, got)
 			}
 			c.lanes[normal].held = slots

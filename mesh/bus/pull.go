@@ -232,7 +232,7 @@ func (p *Puller) checkDrained() {
 
 // ask sends what the credit's plan says. The caller holds the lock.
 func (p *Puller) ask() {
-	if p.draining || !p.bus.Connected() {
+	if p.draining {
 		return
 	}
 	for _, ask := range p.credit.plan(time.Now().Add(p.expiry + expiryGrace)) {
@@ -243,6 +243,9 @@ func (p *Puller) ask() {
 }
 
 func (p *Puller) send(ask ask) error {
+	if !p.bus.Connected() {
+		return ErrDisconnected
+	}
 	body, err := json.Marshal(struct {
 		Batch   int           `json:"batch"`
 		Expires time.Duration `json:"expires"`
