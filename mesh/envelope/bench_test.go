@@ -38,9 +38,23 @@ func typical(size int) *envelope.Envelope {
 	}
 }
 
+// plain is an item for the last of three steps without parameters.
+func plain(size int) *envelope.Envelope {
+	e := typical(size)
+	for i := range e.Route {
+		e.Route[i].Parameters = nil
+	}
+	return e.Next(nil, e.Parts, e.Timings[0])
+}
+
 func sizes() []int { return []int{1 << 10, 64 << 10} }
 
 func benchmark(b *testing.B, run func(b *testing.B, e *envelope.Envelope)) {
+	b.Run("plain", func(b *testing.B) {
+		b.SetBytes(1 << 10)
+		b.ReportAllocs()
+		run(b, plain(1<<10))
+	})
 	for _, size := range sizes() {
 		b.Run(fmt.Sprintf("%dKiB", size>>10), func(b *testing.B) {
 			b.SetBytes(int64(size))

@@ -4,6 +4,17 @@
 // on, so what it returns can be trusted to be well formed, though not to be
 // honest.
 //
-// Envelopes and replies are plain values. A decoded one shares its payload's
-// bytes with the protobuf message it came from, not with the input.
+// The bytes are those of the messages in envelope.proto. Envelopes, replies and
+// results, which every request pays for at every hop, are read and written
+// straight, by mesh/wire; what is rare, such as claims, dead letters and the
+// faults in replies, goes by way of the generated messages. Tests hold both ways
+// against each other. What they take of a sender is the same: fields in any
+// order, the last of what is there twice, merged where protobuf merges.
+//
+// Envelopes and replies are plain values. The payload of a decoded envelope,
+// reply or result is the bytes that it was read from, which are given away with
+// that: they must not be written to, nor read into again. The bus keeps to
+// that, for the NATS client makes new memory for each message. All else is copied.
+// The texts of one message share memory, so a name that is kept for long, and no
+// more of its message, is worth a strings.Clone.
 package envelope

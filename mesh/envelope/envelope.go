@@ -1,17 +1,12 @@
 package envelope
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"time"
 
 	"github.com/google/uuid"
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/timestamppb"
-
-	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -109,118 +104,6 @@ func keep(names []string, layers ...[]payload.Part) []payload.Part {
 		}
 	}
 	return out
-}
-
-// Encode returns the envelope's bytes.
-func (e *Envelope) Encode() ([]byte, error) {
-	return proto.Marshal(&meshv1.Envelope{
-		Mesh:           string(e.Mesh),
-		Tenant:         e.Tenant,
-		RequestId:      string(e.RequestID),
-		ExecutionId:    string(e.ExecutionID),
-		Generation:     e.Generation,
-		Attempt:        e.Attempt,
-		Gateway:        string(e.Gateway),
-		Pipeline:       string(e.Pipeline),
-		Route:          routeToProto(e.Route),
-		Position:       uint32(e.Position),
-		Deadline:       timestamppb.New(e.Deadline),
-		AdmittedAt:     timestamppb.New(e.AdmittedAt),
-		Durability:     e.Durability.ToProto(),
-		Priority:       e.Priority,
-		IdempotencyKey: e.IdempotencyKey,
-		TakesChunks:    e.TakesChunks,
-		TraceContext:   e.Trace,
-		Metadata:       e.Metadata,
-		Parts:          payload.ToProto(e.Parts),
-		Kept:           payload.ToProto(e.Kept),
-		Timings:        timingsToProto(e.Timings),
-	})
-}
-
-// ErrMalformed is wrapped by every error of Decode and DecodeReply.
-var ErrMalformed = errors.New("malformed message")
-
-// Decode reads an envelope from bytes that anybody may have sent.
-func Decode(data []byte) (*Envelope, error) {
-	var in meshv1.Envelope
-	if err := proto.Unmarshal(data, &in); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
-	}
-	out, err := fromProto(&in)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
-	}
-	return out, nil
-}
-
-func fromProto(in *meshv1.Envelope) (*Envelope, error) {
-	if err := checkIdentity(in); err != nil {
-		return nil, err
-	}
-	durability, err := pipeline.DurabilityFromProto(in.GetDurability())
-	if err != nil {
-		return nil, err
-	}
-	route, err := routeFromProto(in.GetRoute())
-	if err != nil {
-		return nil, err
-	}
-	if int64(in.GetPosition()) >= int64(len(route)) {
-		return nil, fmt.Errorf("position %d in a route of %d", in.GetPosition(), len(route))
-	}
-	parts, err := payload.FromProto("parts", in.GetParts())
-	if err != nil {
-		return nil, err
-	}
-	kept, err := payload.FromProto("kept", in.GetKept())
-	if err != nil {
-		return nil, err
-	}
-	// The step that the item waits for adds one.
-	timings, err := timingsFromProto(in.GetTimings(), pipeline.MaxSteps-1)
-	if err != nil {
-		return nil, err
-	}
-	return &Envelope{
-		Mesh:           pipeline.MeshName(in.GetMesh()),
-		Tenant:         in.GetTenant(),
-		RequestID:      pipeline.RequestID(in.GetRequestId()),
-		ExecutionID:    pipeline.ExecutionID(in.GetExecutionId()),
-		Generation:     in.GetGeneration(),
-		Attempt:        in.GetAttempt(),
-		Gateway:        pipeline.GatewayID(in.GetGateway()),
-		Pipeline:       pipeline.Name(in.GetPipeline()),
-		Route:          route,
-		Position:       int(in.GetPosition()),
-		Deadline:       in.GetDeadline().AsTime(),
-		AdmittedAt:     in.GetAdmittedAt().AsTime(),
-		Durability:     durability,
-		Priority:       in.GetPriority(),
-		IdempotencyKey: in.GetIdempotencyKey(),
-		TakesChunks:    in.GetTakesChunks(),
-		Trace:          in.GetTraceContext(),
-		Metadata:       in.GetMetadata(),
-		Parts:          parts,
-		Kept:           kept,
-		Timings:        timings,
-	}, nil
-}
-
-func checkIdentity(in *meshv1.Envelope) error {
-	if err := pipeline.ValidName("mesh", in.GetMesh()); err != nil {
-		return err
-	}
-	if err := pipeline.ValidName("gateway", in.GetGateway()); err != nil {
-		return err
-	}
-	if err := checkIDs(in.GetRequestId(), in.GetExecutionId()); err != nil {
-		return err
-	}
-	if err := in.GetDeadline().CheckValid(); err != nil {
-		return fmt.Errorf("deadline: %w", err)
-	}
-	return nil
 }
 
 // checkIDs makes sure that ids may stand in a subject and a message id.

@@ -137,10 +137,11 @@ func TestBytesThatAreNoMessageAreMalformed(t *testing.T) {
 	}
 }
 
-func TestADecodedEnvelopeDoesNotShareTheInputsBytes(t *testing.T) {
+func TestADecodedEnvelopesPayloadIsTheInputsBytesAndItsTextIsNot(t *testing.T) {
 	t.Parallel()
 	in := wire()
 	in.Parts[0].Body = &inferencev1.Part_Blob{Blob: &inferencev1.Blob{Data: []byte("payload")}}
+	in.TraceContext = map[string]string{"k": "v"}
 	data, err := proto.Marshal(in)
 	if err != nil {
 		t.Fatal(err)
@@ -149,9 +150,13 @@ func TestADecodedEnvelopeDoesNotShareTheInputsBytes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	bytes := got.Parts[0].Blob.Data
+	if len(bytes) != len("payload") || cap(bytes) != len(bytes) || &bytes[0] != &data[strings.Index(string(data), "payload")] {
+		t.Errorf("got %q, with room for %d", bytes, cap(bytes))
+	}
 	clear(data)
-	if string(got.Parts[0].Blob.Data) != "payload" || got.Mesh != "m" {
-		t.Errorf("got %q of mesh %q", got.Parts[0].Blob.Data, got.Mesh)
+	if got.Mesh != "m" || got.Parts[0].Name != "x" || got.Trace["k"] != "v" || got.RequestID != requestID {
+		t.Errorf("got %+v", got)
 	}
 }
 

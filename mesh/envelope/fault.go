@@ -3,9 +3,12 @@ package envelope
 import (
 	"strings"
 
+	"google.golang.org/protobuf/proto"
+
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/wire"
 )
 
 // Bounds on a fault in a reply. Its texts may be a runner's, of any length and
@@ -15,6 +18,15 @@ const (
 	maxText    = 512     // bytes of any other text
 	maxFacts   = 32      // violations, and entries of metadata
 )
+
+// writeFault leaves the fault to the generated message: it is no hot path.
+func writeFault(w *wire.Writer, f *fault.Fault) {
+	data, err := proto.Marshal(faultToProto(f))
+	w.Fail(replyFaultTag, err)
+	start := w.Begin(replyFaultTag, len(data))
+	w.Raw(data)
+	w.End(start)
+}
 
 func faultToProto(f *fault.Fault) *meshv1.Fault {
 	out := f.ToProto()

@@ -1,18 +1,13 @@
 package envelope
 
 import (
-	"errors"
 	"fmt"
 	"time"
-
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/durationpb"
-
-	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/wire"
 )
 
 // Reply is a message from a host to the gateway that waits: a chunk, or the
@@ -47,85 +42,109 @@ func (e *Envelope) Answer() *Reply {
 
 // Encode returns the reply's bytes. A fault can always be encoded, and is small:
 // its texts are cut and made UTF-8 where need be.
-func (r *Reply) Encode() ([]byte, error) { return proto.Marshal(r.toProto()) }
+func (r *Reply) Encode() ([]byte, error) {
+	w := wire.NewWriter(r.wireSize())
+	r.write(&w)
+	return w.Done()
+}
 
-func (r *Reply) toProto() *meshv1.Reply {
-	out := &meshv1.Reply{
-		Mesh:        string(r.Mesh),
-		RequestId:   string(r.RequestID),
-		ExecutionId: string(r.ExecutionID),
-		Seq:         r.Seq,
-		Attempt:     r.Attempt,
-		Timings:     timingsToProto(r.Timings),
-	}
-	output := &meshv1.Output{Parts: payload.ToProto(r.Parts), Metadata: r.Metadata}
+func (r *Reply) wireSize() int {
+	return aboutIdentity + payload.WireSize(r.Parts) + aboutEntry*len(r.Metadata) + aboutTiming*len(r.Timings)
+}
+
+func (r *Reply) write(w *wire.Writer) {
+	w.Text(replyMeshTag, string(r.Mesh))
+	w.Text(replyRequestIDTag, string(r.RequestID))
+	w.Text(replyExecutionIDTag, string(r.ExecutionID))
+	w.Uint(replySeqTag, r.Seq)
+	w.Uint(replyAttemptTag, uint64(r.Attempt))
+	r.writeOutcome(w)
+	writeTimings(w, replyTimingsTag, r.Timings)
+}
+
+func (r *Reply) writeOutcome(w *wire.Writer) {
 	switch {
 	case r.Fault != nil:
-		out.Outcome = &meshv1.Reply_Fault{Fault: faultToProto(r.Fault)}
+		writeFault(w, r.Fault)
 	case r.Stored:
-		out.Outcome = &meshv1.Reply_Stored{Stored: &meshv1.Stored{}}
+		w.End(w.Begin(replyStoredTag, 0))
 	case r.Chunk:
-		out.Outcome = &meshv1.Reply_Chunk{Chunk: output}
+		r.writeOutput(w, replyChunkTag)
 		if r.NextWithin > 0 {
-			out.NextWithin = durationpb.New(r.NextWithin)
+			w.Duration(replyNextWithinTag, r.NextWithin)
 		}
 	default:
-		out.Outcome = &meshv1.Reply_Output{Output: output}
+		r.writeOutput(w, replyOutputTag)
 	}
-	return out
 }
 
-// DecodeReply reads a reply from bytes that anybody may have sent.
+func (r *Reply) writeOutput(w *wire.Writer, t wire.Tag) {
+	start := w.Begin(t, payload.Size(r.Parts))
+	payload.Write(w, outputPartsTag, r.Parts)
+	w.TextMap(outputMetadataTag, r.Metadata)
+	w.End(start)
+}
+
+// DecodeReply reads a reply from bytes that anybody may have sent. Its payload is
+// the bytes themselves: they are the reply's from then on.
 func DecodeReply(data []byte) (*Reply, error) {
-	var in meshv1.Reply
-	if err := proto.Unmarshal(data, &in); err != nil {
+	r := replyReader{reply: new(Reply)}
+	m := wire.Read(data)
+	r.read(&m)
+	if err := m.Err(); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
 	}
-	out, err := replyFromProto(&in)
-	if err != nil {
+	if err := r.finish(); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
 	}
-	return out, nil
+	return r.reply, nil
 }
 
-func replyFromProto(in *meshv1.Reply) (*Reply, error) {
-	if err := checkIDs(in.GetRequestId(), in.GetExecutionId()); err != nil {
-		return nil, err
-	}
-	timings, err := timingsFromProto(in.GetTimings(), pipeline.MaxSteps)
-	if err != nil {
-		return nil, err
-	}
-	out := &Reply{
-		Mesh:        pipeline.MeshName(in.GetMesh()),
-		RequestID:   pipeline.RequestID(in.GetRequestId()),
-		ExecutionID: pipeline.ExecutionID(in.GetExecutionId()),
-		Seq:         in.GetSeq(),
-		Attempt:     in.GetAttempt(),
-		Timings:     timings,
-	}
-	return out, out.outcomeFromProto(in)
+// replyReader reads one reply: what needs no more than its field, straight into
+// it.
+type replyReader struct {
+	reply      *Reply
+	outcome    outcomeReader
+	nextWithin wire.Time
+	timings    timingReader
 }
 
-func (r *Reply) outcomeFromProto(in *meshv1.Reply) error {
-	switch o := in.GetOutcome().(type) {
-	case *meshv1.Reply_Fault:
-		r.Fault = fault.FromProto(o.Fault)
-		return nil
-	case *meshv1.Reply_Stored:
-		r.Stored = true
-		return nil
-	case *meshv1.Reply_Chunk:
-		r.Chunk, r.NextWithin = true, in.GetNextWithin().AsDuration()
-		return r.output(o.Chunk)
-	case *meshv1.Reply_Output:
-		return r.output(o.Output)
+func (r *replyReader) read(m *wire.Message) {
+	for m.Next() {
+		switch m.Tag {
+		case replyMeshTag:
+			r.reply.Mesh = pipeline.MeshName(m.Text())
+		case replyRequestIDTag:
+			r.reply.RequestID = pipeline.RequestID(m.Text())
+		case replyExecutionIDTag:
+			r.reply.ExecutionID = pipeline.ExecutionID(m.Text())
+		case replySeqTag:
+			r.reply.Seq = m.Uint64()
+		case replyAttemptTag:
+			r.reply.Attempt = m.Uint32()
+		case replyTimingsTag:
+			r.timings.read(m)
+		case replyNextWithinTag:
+			r.nextWithin.Read(m)
+		default:
+			r.outcome.read(m)
+		}
 	}
-	return errors.New("neither output, chunk, fault nor stored")
 }
 
-func (r *Reply) output(in *meshv1.Output) error {
-	parts, err := payload.FromProto("outputs", in.GetParts())
-	r.Parts, r.Metadata = parts, in.GetMetadata()
-	return err
+// finish completes the reply, and says what is wrong with it.
+func (r *replyReader) finish() (err error) {
+	if err := checkIDs(string(r.reply.RequestID), string(r.reply.ExecutionID)); err != nil {
+		return err
+	}
+	if r.reply.Timings, err = r.timings.timings(pipeline.MaxSteps); err != nil {
+		return err
+	}
+	if err := r.outcome.finish(r.reply); err != nil {
+		return err
+	}
+	if r.reply.Chunk {
+		r.reply.NextWithin = r.nextWithin.AsDuration()
+	}
+	return nil
 }

@@ -5,12 +5,9 @@ import (
 	"fmt"
 	"time"
 
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/timestamppb"
-
-	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
-
+	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/wire"
 )
 
 // Result is a request's terminal answer as it is stored.
@@ -30,46 +27,75 @@ func (e *Envelope) Result(r *Reply, finished time.Time) *Result {
 
 // Encode returns the result's bytes.
 func (r *Result) Encode() ([]byte, error) {
-	return proto.Marshal(&meshv1.Result{
-		Reply:      r.Reply.toProto(),
-		Tenant:     r.Tenant,
-		Pipeline:   string(r.Pipeline),
-		AdmittedAt: timestamppb.New(r.AdmittedAt),
-		FinishedAt: timestamppb.New(r.FinishedAt),
-	})
+	size := r.Reply.wireSize()
+	w := wire.NewWriter(size + aboutIdentity + len(r.Tenant))
+	start := w.Begin(resultReplyTag, payload.Size(r.Reply.Parts))
+	r.Reply.write(&w)
+	w.End(start)
+	w.Text(resultTenantTag, r.Tenant)
+	w.Text(resultPipelineTag, string(r.Pipeline))
+	w.Timestamp(resultAdmittedAtTag, r.AdmittedAt)
+	w.Timestamp(resultFinishedAtTag, r.FinishedAt)
+	return w.Done()
 }
 
-// DecodeResult reads a result from bytes that anybody may have stored.
+// DecodeResult reads a result from bytes that anybody may have stored. Its payload
+// is the bytes themselves: they are the result's from then on.
 func DecodeResult(data []byte) (*Result, error) {
-	var in meshv1.Result
-	if err := proto.Unmarshal(data, &in); err != nil {
+	r := resultReader{reply: replyReader{reply: new(Reply)}}
+	m := wire.Read(data)
+	r.read(&m)
+	if err := m.Err(); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
 	}
-	out, err := resultFromProto(&in)
-	if err != nil {
+	if err := r.finish(); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
 	}
-	return out, nil
+	return &r.result, nil
 }
 
-func resultFromProto(in *meshv1.Result) (*Result, error) {
-	reply, err := replyFromProto(in.GetReply())
-	if err != nil {
-		return nil, err
+// resultReader reads one result.
+type resultReader struct {
+	result                 Result
+	reply                  replyReader
+	admittedAt, finishedAt wire.Time
+}
+
+func (r *resultReader) read(m *wire.Message) {
+	for m.Next() {
+		switch m.Tag {
+		case resultReplyTag:
+			reply := m.Inner()
+			r.reply.read(&reply)
+			m.Fail(reply.Err())
+		case resultTenantTag:
+			r.result.Tenant = m.Text()
+		case resultPipelineTag:
+			r.result.Pipeline = pipeline.Name(m.Text())
+		case resultAdmittedAtTag:
+			r.admittedAt.Read(m)
+		case resultFinishedAtTag:
+			r.finishedAt.Read(m)
+		}
 	}
-	switch {
-	case !reply.Terminal() || reply.Stored:
-		return nil, errors.New("the reply is no answer")
-	case in.GetAdmittedAt().CheckValid() != nil:
-		return nil, fmt.Errorf("admission: %w", in.GetAdmittedAt().CheckValid())
-	case in.GetFinishedAt().CheckValid() != nil:
-		return nil, fmt.Errorf("finish: %w", in.GetFinishedAt().CheckValid())
+}
+
+// finish completes the result, and says what is wrong with it.
+func (r *resultReader) finish() error {
+	if err := r.reply.finish(); err != nil {
+		return err
 	}
-	return &Result{
-		Reply:      reply,
-		Tenant:     in.GetTenant(),
-		Pipeline:   pipeline.Name(in.GetPipeline()),
-		AdmittedAt: in.GetAdmittedAt().AsTime(),
-		FinishedAt: in.GetFinishedAt().AsTime(),
-	}, nil
+	reply := r.reply.reply
+	if !reply.Terminal() || reply.Stored {
+		return errors.New("the reply is no answer")
+	}
+	if err := r.admittedAt.CheckTimestamp(); err != nil {
+		return fmt.Errorf("admission: %w", err)
+	}
+	if err := r.finishedAt.CheckTimestamp(); err != nil {
+		return fmt.Errorf("finish: %w", err)
+	}
+	r.result.Reply = reply
+	r.result.AdmittedAt, r.result.FinishedAt = r.admittedAt.AsTime(), r.finishedAt.AsTime()
+	return nil
 }

@@ -3,69 +3,116 @@ package envelope
 import (
 	"fmt"
 
-	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
-
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/wire"
 )
 
-func routeToProto(route []pipeline.Hop) []*meshv1.Step {
-	out := make([]*meshv1.Step, len(route))
-	for i, hop := range route {
-		out[i] = &meshv1.Step{
-			Name:       string(hop.Step),
-			Stage:      string(hop.Stage),
-			Model:      hop.Model.ToProto(),
-			Parameters: hop.Parameters.ToProto(),
-			Inputs:     hop.Inputs,
-			Keep:       hop.Keep,
-			Host:       string(hop.Host),
-		}
+func writeRoute(w *wire.Writer, route []pipeline.Hop) {
+	for i := range route {
+		writeHop(w, &route[i])
 	}
-	return out
 }
 
-func routeFromProto(in []*meshv1.Step) ([]pipeline.Hop, error) {
-	if len(in) == 0 || len(in) > pipeline.MaxSteps {
-		return nil, fmt.Errorf("a route of %d steps", len(in))
+func writeHop(w *wire.Writer, hop *pipeline.Hop) {
+	start := w.Begin(routeTag, len(hop.Step)+len(hop.Stage)+hop.Parameters.WireSize()/2)
+	w.Text(stepNameTag, string(hop.Step))
+	w.Text(stepStageTag, string(hop.Stage))
+	hop.Model.Write(w, stepModelTag)
+	hop.Parameters.Write(w, stepParametersTag)
+	w.TextMap(stepInputsTag, hop.Inputs)
+	for _, name := range hop.Keep {
+		w.AnyText(stepKeepTag, name)
 	}
-	out := make([]pipeline.Hop, len(in))
-	for i, step := range in {
-		hop, err := hopFromProto(step)
-		if err != nil {
-			return nil, fmt.Errorf("route[%d]: %w", i, err)
-		}
-		out[i] = hop
-	}
-	return out, nil
+	w.Text(stepHostTag, string(hop.Host))
+	w.End(start)
 }
 
-func hopFromProto(in *meshv1.Step) (pipeline.Hop, error) {
-	if err := pipeline.ValidName("step", in.GetName()); err != nil {
-		return pipeline.Hop{}, err
+// routeReader reads an envelope's steps.
+type routeReader struct {
+	route []pipeline.Hop
+	// count is of all steps, also of those that are too many to look at.
+	count int
+	// problem is what is wrong with the first step that cannot be.
+	problem error
+}
+
+func (r *routeReader) read(m *wire.Message) {
+	if r.count++; r.count > pipeline.MaxSteps {
+		return
 	}
-	if err := pipeline.ValidName("stage", in.GetStage()); err != nil {
-		return pipeline.Hop{}, err
+	if r.route == nil {
+		r.route = make([]pipeline.Hop, 0, m.Run(pipeline.MaxSteps))
 	}
-	if in.GetHost() != "" {
-		if err := pipeline.ValidName("host", in.GetHost()); err != nil {
-			return pipeline.Hop{}, err
+	var hop hopReader
+	hop.read(m)
+	if err := hop.finish(); err != nil && r.problem == nil {
+		r.problem = fmt.Errorf("route[%d]: %w", len(r.route), err)
+	}
+	r.route = append(r.route, hop.hop)
+}
+
+func (r *routeReader) hops() ([]pipeline.Hop, error) {
+	if r.count == 0 || r.count > pipeline.MaxSteps {
+		return nil, fmt.Errorf("a route of %d steps", r.count)
+	}
+	return r.route, r.problem
+}
+
+// hopReader reads one step.
+type hopReader struct {
+	hop        pipeline.Hop
+	parameters payload.ParameterReader
+	// kept counts all names to keep, also those that are too many.
+	kept int
+}
+
+func (r *hopReader) read(m *wire.Message) {
+	in := m.Inner()
+	for in.Next() {
+		switch in.Tag {
+		case stepNameTag:
+			r.hop.Step = pipeline.StepName(in.Text())
+		case stepStageTag:
+			r.hop.Stage = pipeline.StageName(in.Text())
+		case stepModelTag:
+			r.hop.Model.Read(&in)
+		case stepParametersTag:
+			r.parameters.Read(&in)
+		case stepInputsTag:
+			r.hop.Inputs = in.TextEntry(r.hop.Inputs)
+		case stepKeepTag:
+			r.keep(&in)
+		case stepHostTag:
+			r.hop.Host = pipeline.HostID(in.Text())
 		}
 	}
-	if len(in.GetKeep()) > payload.MaxParts {
-		return pipeline.Hop{}, fmt.Errorf("keeps %d parts, at most %d are taken", len(in.GetKeep()), payload.MaxParts)
+	m.Fail(in.Err())
+}
+
+func (r *hopReader) keep(m *wire.Message) {
+	name := m.Text()
+	if r.kept++; r.kept <= payload.MaxParts {
+		r.hop.Keep = append(r.hop.Keep, name)
 	}
-	parameters, err := payload.ParametersFromProto(in.GetParameters())
-	if err != nil {
-		return pipeline.Hop{}, err
+}
+
+// finish completes the step, and says what is wrong with it.
+func (r *hopReader) finish() (err error) {
+	if err := pipeline.ValidName("step", string(r.hop.Step)); err != nil {
+		return err
 	}
-	return pipeline.Hop{
-		Step:       pipeline.StepName(in.GetName()),
-		Stage:      pipeline.StageName(in.GetStage()),
-		Model:      payload.ModelFromProto(in.GetModel()),
-		Parameters: parameters,
-		Inputs:     in.GetInputs(),
-		Keep:       in.GetKeep(),
-		Host:       pipeline.HostID(in.GetHost()),
-	}, nil
+	if err := pipeline.ValidName("stage", string(r.hop.Stage)); err != nil {
+		return err
+	}
+	if r.hop.Host != "" {
+		if err := pipeline.ValidName("host", string(r.hop.Host)); err != nil {
+			return err
+		}
+	}
+	if r.kept > payload.MaxParts {
+		return fmt.Errorf("keeps %d parts, at most %d are taken", r.kept, payload.MaxParts)
+	}
+	r.hop.Parameters, err = r.parameters.Parameters()
+	return err
 }

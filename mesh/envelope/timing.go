@@ -9,6 +9,7 @@ import (
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/wire"
 )
 
 // StepTiming is what one step of a request cost.
@@ -46,32 +47,90 @@ func (t StepTiming) ToProto() *inferencev1.StepTiming {
 	}
 }
 
-func timingsToProto(timings []StepTiming) []*inferencev1.StepTiming {
-	out := make([]*inferencev1.StepTiming, len(timings))
-	for i, t := range timings {
-		out[i] = t.ToProto()
+func writeTimings(w *wire.Writer, t wire.Tag, timings []StepTiming) {
+	for i := range timings {
+		timings[i].write(w, t)
 	}
+}
+
+func (t *StepTiming) write(w *wire.Writer, tag wire.Tag) {
+	start := w.Begin(tag, len(t.Step)+len(t.Stage)+len(t.Host)+len(t.Dispatch))
+	w.Text(timingStepTag, string(t.Step))
+	w.Text(timingStageTag, string(t.Stage))
+	w.Text(timingHostTag, string(t.Host))
+	w.Uint(timingAttemptTag, uint64(t.Attempt))
+	w.Duration(timingQueueWaitTag, t.QueueWait)
+	w.Duration(timingBatchWaitTag, t.BatchWait)
+	w.Duration(timingRunTag, t.Run)
+	w.Uint(timingBatchSizeTag, uint64(t.BatchSize))
+	w.Uint(timingBatchRowsTag, uint64(t.BatchRows))
+	w.Text(timingDispatchTag, t.Dispatch)
+	w.End(start)
+}
+
+// timingReader reads the list of timings of an envelope or a reply.
+type timingReader struct {
+	list []StepTiming
+	// count is of all timings, also of those that are too many to look at.
+	count int
+}
+
+func (r *timingReader) read(m *wire.Message) {
+	if r.count++; r.count > pipeline.MaxSteps {
+		return
+	}
+	if r.list == nil {
+		r.list = make([]StepTiming, 0, m.Run(pipeline.MaxSteps))
+	}
+	r.list = append(r.list, readTiming(m))
+}
+
+// timings returns the list, never nil, of which at most so many are taken.
+func (r *timingReader) timings(most int) ([]StepTiming, error) {
+	switch {
+	case r.count > most:
+		return nil, fmt.Errorf("timings of %d steps, at most %d are taken", r.count, most)
+	case r.count == 0:
+		return []StepTiming{}, nil
+	}
+	return r.list, nil
+}
+
+func readTiming(m *wire.Message) (out StepTiming) {
+	var queueWait, batchWait, run wire.Time
+	in := m.Inner()
+	for in.Next() {
+		switch in.Tag {
+		case timingQueueWaitTag:
+			queueWait.Read(&in)
+		case timingBatchWaitTag:
+			batchWait.Read(&in)
+		case timingRunTag:
+			run.Read(&in)
+		default:
+			out.read(&in)
+		}
+	}
+	m.Fail(in.Err())
+	out.QueueWait, out.BatchWait, out.Run = queueWait.AsDuration(), batchWait.AsDuration(), run.AsDuration()
 	return out
 }
 
-func timingsFromProto(in []*inferencev1.StepTiming, most int) ([]StepTiming, error) {
-	if len(in) > most {
-		return nil, fmt.Errorf("timings of %d steps, at most %d are taken", len(in), most)
+func (t *StepTiming) read(m *wire.Message) {
+	switch m.Tag {
+	case timingStepTag:
+		t.Step = pipeline.StepName(m.Text())
+	case timingStageTag:
+		t.Stage = pipeline.StageName(m.Text())
+	case timingHostTag:
+		t.Host = pipeline.HostID(m.Text())
+	case timingAttemptTag:
+		t.Attempt = m.Uint32()
+	case timingBatchSizeTag:
+		t.BatchSize = m.Uint32()
+	case timingBatchRowsTag:
+		t.BatchRows = m.Uint32()
+	case timingDispatchTag:
+		t.Dispatch = m.Text()
 	}
-	out := make([]StepTiming, len(in))
-	for i, t := range in {
-		out[i] = StepTiming{
-			Step:      pipeline.StepName(t.GetStep()),
-			Stage:     pipeline.StageName(t.GetStage()),
-			Host:      pipeline.HostID(t.GetHost()),
-			Attempt:   t.GetAttempt(),
-			QueueWait: t.GetQueueWait().AsDuration(),
-			BatchWait: t.GetBatchWait().AsDuration(),
-			Run:       t.GetRun().AsDuration(),
-			BatchSize: t.GetBatchSize(),
-			BatchRows: t.GetBatchRows(),
-			Dispatch:  t.GetDispatchReason(),
-		}
-	}
-	return out, nil
 }

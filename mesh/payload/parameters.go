@@ -29,6 +29,8 @@ const (
 	kindInt64
 	kindUint64
 	kindDouble
+	// kindNone is no value: only while one is read.
+	kindNone
 )
 
 // String returns the value of a string parameter.
@@ -213,6 +215,8 @@ func tooManyParameters(n int) error {
 	return fmt.Errorf("%d parameters, at most %d are taken", n, MaxParameters)
 }
 
+var errNoValue = errors.New("has no value")
+
 func valueFromProto(in *inferencev1.Value) (Value, error) {
 	switch v := in.GetKind().(type) {
 	case *inferencev1.Value_BoolValue:
@@ -226,7 +230,7 @@ func valueFromProto(in *inferencev1.Value) (Value, error) {
 	case *inferencev1.Value_StringValue:
 		return String(v.StringValue), nil
 	}
-	return Value{}, errors.New("has no value")
+	return Value{}, errNoValue
 }
 
 // ToProto converts parameters for the wire.

@@ -145,6 +145,12 @@ func (p Part) validate() error {
 	return nil
 }
 
+var errNoBody = errors.New("neither blob nor tensor")
+
+func errByReference() error {
+	return fault.New(fault.NotSupported, "payloads by reference are not served yet; send a blob or a tensor")
+}
+
 func (p *Part) fromProto(in *inferencev1.Part) error {
 	params, err := ParametersFromProto(in.GetParameters())
 	if err != nil {
@@ -161,9 +167,9 @@ func (p *Part) fromProto(in *inferencev1.Part) error {
 			Raw:      body.Tensor.GetRaw(),
 		}
 	case *inferencev1.Part_Ref:
-		return fault.New(fault.NotSupported, "payloads by reference are not served yet; send a blob or a tensor")
+		return errByReference()
 	default:
-		return errors.New("neither blob nor tensor")
+		return errNoBody
 	}
 	return nil
 }

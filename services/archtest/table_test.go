@@ -9,6 +9,7 @@ const (
 	tensor    = "sdk/go/tensor"
 	sdk       = "sdk/go/..."
 	fault     = "mesh/fault"
+	wire      = "mesh/wire"
 	payload   = "mesh/payload"
 	msgpack   = "mesh/msgpack"
 	pipeline  = "mesh/pipeline"
@@ -33,10 +34,11 @@ var importTable = rules{
 
 		// What gateway and hosts share: to the right may import to the left.
 		{packages: list(fault), mayImport: list(proto)},
-		{packages: list(payload), mayImport: list(proto, tensor, fault)},
+		{packages: list(wire), mayImport: nothing},
+		{packages: list(payload), mayImport: list(proto, tensor, fault, wire)},
 		{packages: list(msgpack), mayImport: list(fault)},
 		{packages: list(pipeline), mayImport: list(proto, tensor, fault, payload)},
-		{packages: list(envelope), mayImport: list(proto, tensor, fault, payload, pipeline)},
+		{packages: list(envelope), mayImport: list(proto, tensor, fault, wire, payload, pipeline)},
 		{packages: list(auth), mayImport: list(secrets, tlstest)},
 		{packages: list(bus), mayImport: list(proto, tensor, fault, payload, pipeline, envelope, auth, tlstest)},
 		{

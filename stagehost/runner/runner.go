@@ -181,6 +181,8 @@ type Item struct {
 	RequestID string
 	// Inputs fit the runner's Spec, in its order, and have the rank that it
 	// says. Where the spec names no inputs they are what the caller sent.
+	// They are read-only: they share memory with the message that they came in, which is
+	// kept where the item runs again or is given up on.
 	Inputs []payload.Part
 	// Rows is the item's extent on the batch axis, 1 where there is none.
 	Rows       int
