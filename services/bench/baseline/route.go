@@ -8,8 +8,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/nats-io/nuid"
 
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
@@ -25,7 +25,7 @@ type Route struct {
 
 // NewRoute returns one of a name of its own.
 func NewRoute(stages []string, d pipeline.Durability) Route {
-	return Route{Name: "BASELINE-" + nuid.Next(), Stages: stages, Durability: d}
+	return Route{Name: "BASELINE-" + uuid.NewString(), Stages: stages, Durability: d}
 }
 
 // consumer is the one of each stream, which all hosts of a stage share.
