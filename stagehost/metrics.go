@@ -122,7 +122,9 @@ func (m *metrics) histograms(meter metric.Meter) error {
 	return errors.Join(errs[:]...)
 }
 
-func (m *metrics) with(key, value string) series { return seriesOf(m.stage, attribute.String(key, value)) }
+func (m *metrics) with(key, value string) series {
+	return seriesOf(m.stage, attribute.String(key, value))
+}
 
 func (m *metrics) pulled(ctx context.Context, it *item) {
 	m.pulls.Add(ctx, 1, m.base.add...)
