@@ -57,7 +57,7 @@ func Compare(mesh, baseline []Run) (c Comparison, median int) {
 		c.Pairs = append(c.Pairs, Pair{mesh[i].Figures(), baseline[i].Figures()})
 	}
 	c.Throughput = c.ratio(throughput)
-	c.P50 = c.ratio(func(f Figures) float64 { return f.P50MS })
+	c.P50 = c.ratio(p50)
 	c.P99 = c.ratio(func(f Figures) float64 { return f.P99MS })
 	order := make([]int, n)
 	for i := range order {
@@ -70,6 +70,7 @@ func Compare(mesh, baseline []Run) (c Comparison, median int) {
 }
 
 func throughput(f Figures) float64 { return f.ThroughputPerS }
+func p50(f Figures) float64        { return f.P50MS }
 
 // of returns the ratio of one figure, 0 where the baseline has none.
 func (p Pair) of(figure func(Figures) float64) float64 {
@@ -80,9 +81,19 @@ func (p Pair) of(figure func(Figures) float64) float64 {
 }
 
 func (c Comparison) ratio(figure func(Figures) float64) Ratio {
+	return c.over(func(p Pair) float64 { return p.of(figure) })
+}
+
+// medians returns the medians of the mesh's figure and of the baseline's.
+func (c Comparison) medians(figure func(Figures) float64) (mesh, baseline float64) {
+	mesh = c.over(func(p Pair) float64 { return figure(p.Mesh) }).Median
+	return mesh, c.over(func(p Pair) float64 { return figure(p.Baseline) }).Median
+}
+
+func (c Comparison) over(of func(Pair) float64) Ratio {
 	all := make([]float64, len(c.Pairs))
 	for i, p := range c.Pairs {
-		all[i] = p.of(figure)
+		all[i] = of(p)
 	}
 	return RatioOf(all)
 }

@@ -12,18 +12,18 @@ func duration(ms float64) string {
 	case ms == 0:
 		return "0"
 	case ms < 1:
-		return figures(ms*1000) + " us"
+		return Rounded(ms*1000) + " us"
 	case ms < 10_000:
-		return figures(ms) + " ms"
+		return Rounded(ms) + " ms"
 	}
-	return figures(ms/1000) + " s"
+	return Rounded(ms/1000) + " s"
 }
 
 // seconds tells how long a run was.
 func seconds(ms float64) string { return strconv.FormatFloat(ms/1000, 'f', 1, 64) + " s" }
 
-// figures has three of them, or all before the point.
-func figures(v float64) string {
+// Rounded tells a number in three figures, or all before the point.
+func Rounded(v float64) string {
 	switch {
 	case v < 10:
 		return strconv.FormatFloat(v, 'f', 2, 64)
@@ -38,7 +38,7 @@ func number(v float64) string {
 	if v == math.Trunc(v) && v < 1e15 {
 		return strconv.FormatFloat(v, 'f', 0, 64)
 	}
-	return figures(v)
+	return Rounded(v)
 }
 
 func share(v float64) string {

@@ -354,11 +354,12 @@ func (t *text) summary(runs []Run) {
 func (t *text) comparisons(all []Comparison) {
 	rows := [][]string{{"MESH / BASELINE", "ANSWERS/S", "RATIO", "FROM-TO", "P50", "RATIO", "FROM-TO"}}
 	for _, c := range all {
-		mesh, baseline := c.medians()
+		perS, barePerS := c.medians(throughput)
+		took, bareTook := c.medians(p50)
 		rows = append(rows, []string{
 			c.Load.Name(),
-			number(math.Round(mesh.ThroughputPerS)) + " / " + number(math.Round(baseline.ThroughputPerS)), ratio(c.Throughput.Median), spread(c.Throughput),
-			duration(mesh.P50MS) + " / " + duration(baseline.P50MS), ratio(c.P50.Median), spread(c.P50),
+			number(math.Round(perS)) + " / " + number(math.Round(barePerS)), ratio(c.Throughput.Median), spread(c.Throughput),
+			duration(took) + " / " + duration(bareTook), ratio(c.P50.Median), spread(c.P50),
 		})
 	}
 	t.table(rows)
@@ -366,22 +367,6 @@ func (t *text) comparisons(all []Comparison) {
 		t.line("")
 		t.wrapped("", fmt.Sprintf("Figures and ratios are medians of %s, which were measured in turns.", count(int64(len(all[0].Pairs)), "pair")))
 	}
-}
-
-// medians returns the medians of the mesh's figures and of the baseline's.
-func (c Comparison) medians() (mesh, baseline Figures) {
-	of := func(figure func(Pair) float64) float64 {
-		all := make([]float64, len(c.Pairs))
-		for i, p := range c.Pairs {
-			all[i] = figure(p)
-		}
-		return RatioOf(all).Median
-	}
-	mesh.ThroughputPerS = of(func(p Pair) float64 { return p.Mesh.ThroughputPerS })
-	mesh.P50MS = of(func(p Pair) float64 { return p.Mesh.P50MS })
-	baseline.ThroughputPerS = of(func(p Pair) float64 { return p.Baseline.ThroughputPerS })
-	baseline.P50MS = of(func(p Pair) float64 { return p.Baseline.P50MS })
-	return mesh, baseline
 }
 
 func ratio(v float64) string { return fmt.Sprintf("%.2fx", v) }

@@ -3,25 +3,16 @@ package suite
 import (
 	"fmt"
 	"strconv"
-)
 
-// figures tells a number in three figures, or all before the point.
-func figures(v float64) string {
-	switch {
-	case v < 10:
-		return strconv.FormatFloat(v, 'f', 2, 64)
-	case v < 100:
-		return strconv.FormatFloat(v, 'f', 1, 64)
-	}
-	return strconv.FormatFloat(v, 'f', 0, 64)
-}
+	"github.com/stagemesh/stagemesh/services/bench/report"
+)
 
 // milliseconds tells a duration of that many.
 func milliseconds(ms float64) string {
 	if ms > 0 && ms < 1 {
 		return strconv.FormatFloat(ms*1000, 'f', 0, 64) + " us"
 	}
-	return figures(ms) + " ms"
+	return report.Rounded(ms) + " ms"
 }
 
 func times(v float64) string { return strconv.FormatFloat(v, 'f', 2, 64) + "x" }

@@ -44,10 +44,10 @@ type kept struct {
 }
 
 func keptFlat() []kept {
-	megabytes := func(v float64) string { return figures(v) + " MB" }
+	megabytes := func(v float64) string { return report.Rounded(v) + " MB" }
 	return []kept{
 		{"the heap", func(s report.ProcessSample) float64 { return s.HeapMB }, roomMB, megabytes},
 		{"the process's memory", func(s report.ProcessSample) float64 { return s.RSSMB }, roomMB, megabytes},
-		{"goroutines", func(s report.ProcessSample) float64 { return float64(s.Goroutines) }, roomOthers, func(v float64) string { return figures(v) }},
+		{"goroutines", func(s report.ProcessSample) float64 { return float64(s.Goroutines) }, roomOthers, report.Rounded},
 	}
 }

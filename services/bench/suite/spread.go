@@ -31,8 +31,7 @@ func side(c *report.Comparison, of func(report.Pair) report.Figures) []Trial {
 func mesh(p report.Pair) report.Figures     { return p.Mesh }
 func baseline(p report.Pair) report.Figures { return p.Baseline }
 
-// most returns the greatest median throughput of the loads, and the goodput where one
-// was asked for.
+// most returns the greatest median throughput of the loads.
 func (a Answer) most() (best float64) {
 	for _, s := range a.Loads {
 		best = max(best, over(s.Trials, throughput).Median)

@@ -3,6 +3,8 @@ package suite
 import (
 	"fmt"
 	"strings"
+
+	"github.com/stagemesh/stagemesh/services/bench/report"
 )
 
 // table is one in Markdown.
@@ -60,7 +62,7 @@ func (s Series) comparison() []string {
 	}
 	return []string{
 		s.inFlight(),
-		of(ours, throughput, figures), of(bare, throughput, figures), told(s.Comparison.Throughput, times),
+		of(ours, throughput, report.Rounded), of(bare, throughput, report.Rounded), told(s.Comparison.Throughput, times),
 		of(ours, p50, milliseconds), of(bare, p50, milliseconds), told(s.Comparison.P50, times),
 		of(ours, p99, milliseconds), of(bare, p99, milliseconds), told(s.Comparison.P99, times),
 	}
@@ -75,7 +77,7 @@ func (m Measured) batching() string {
 		t.head = append(t.head, p.name, "P50")
 	}
 	for _, s := range m.answer(only).Loads {
-		cells := append(s.alone(ofCeiling), figures(over(s.Trials, batchSize).Median))
+		cells := append(s.alone(ofCeiling), report.Rounded(over(s.Trials, batchSize).Median))
 		for _, p := range peers() {
 			theirs := p.batching[s.Load.Concurrency]
 			cells = append(cells, share(theirs.perS/ceiling), milliseconds(theirs.p50))
@@ -90,7 +92,7 @@ func batchSize(t Trial) float64 { return t.BatchSize }
 // alone are the cells of a load without a baseline; with a share of something where it is
 // given.
 func (s Series) alone(of func(Trial) float64) []string {
-	cells := []string{s.inFlight(), told(over(s.Trials, throughput), figures)}
+	cells := []string{s.inFlight(), told(over(s.Trials, throughput), report.Rounded)}
 	if of != nil {
 		cells = append(cells, told(over(s.Trials, of), share))
 	}
@@ -102,7 +104,7 @@ func (m Measured) noop() string {
 	peer := peers()[0]
 	t := table{head: []string{"in flight", "answers a second", "P50", "P99", "mean batch", peer.name, "P50", "P99"}}
 	for _, s := range m.answer(only).Loads {
-		t.add(append(append(s.alone(nil), figures(over(s.Trials, batchSize).Median)), peer.noop[s.Load.Concurrency].cells()...)...)
+		t.add(append(append(s.alone(nil), report.Rounded(over(s.Trials, batchSize).Median)), peer.noop[s.Load.Concurrency].cells()...)...)
 	}
 	return t.String()
 }
@@ -114,10 +116,10 @@ func (m Measured) overload() string {
 		for _, s := range a.Loads {
 			name, rate, of := "the peak, by 64 callers who wait", "", ""
 			if got, ok := m.shareOfPeak(a.Name); ok && a.Name != peak {
-				name, rate, of = a.Name+" times the peak", figures(s.Load.RatePerS), told(got, percent)
+				name, rate, of = a.Name+" times the peak", report.Rounded(s.Load.RatePerS), told(got, percent)
 			}
 			cells := []string{
-				name, rate, told(over(s.Trials, goodput), figures), of,
+				name, rate, told(over(s.Trials, goodput), report.Rounded), of,
 				told(over(s.Trials, p50), milliseconds), told(over(s.Trials, p99), milliseconds),
 			}
 			t.add(append(cells, s.refusals()...)...)
@@ -184,7 +186,7 @@ func (m Measured) tracing() string {
 		}
 		other := with.Loads[i]
 		t.add(s.inFlight(),
-			told(over(s.Trials, throughput), figures), told(over(other.Trials, throughput), figures), told(turns(other, s, throughput), times),
+			told(over(s.Trials, throughput), report.Rounded), told(over(other.Trials, throughput), report.Rounded), told(turns(other, s, throughput), times),
 			told(over(s.Trials, p50), milliseconds), told(over(other.Trials, p50), milliseconds), told(turns(other, s, p50), times))
 	}
 	return t.String()
