@@ -50,13 +50,13 @@ func (r *Registry) block(ctx context.Context, what string, lose func(error), ask
 
 // wait asks once, and gives up where the answer takes longer than it may.
 func (r *Registry) wait(ctx context.Context, index uint64, ask func(q *api.QueryOptions) (*api.QueryMeta, error)) (*api.QueryMeta, error) {
-	limit := askTime
+	limit, query := askTime, r.latest
 	if index > 0 {
-		limit = r.settings.WaitTime + r.settings.WaitTime/16 + waitSlack
+		limit, query = r.settings.WaitTime+r.settings.WaitTime/16+waitSlack, r.query
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	q := r.query(ctx)
+	q := query(ctx)
 	q.WaitIndex, q.WaitTime = index, r.settings.WaitTime
 	meta, err := ask(q)
 	// An agent that has changes streamed to it answers from what it has, and never says

@@ -42,7 +42,8 @@ type Settings struct {
 	// Datacenter, Namespace and Partition are the agent's own where empty.
 	Datacenter, Namespace, Partition string
 	TLS                              TLS
-	// Stale lets any server answer reads, which may then be older.
+	// Stale lets any server answer reads, which may then be older, also than what was
+	// read before.
 	Stale bool
 	// WaitTime is how long a blocking query waits.
 	WaitTime time.Duration
@@ -168,6 +169,14 @@ func (r *Registry) Close() { r.http.CloseIdleConnections() }
 // query returns the options of a read, or of a write.
 func (r *Registry) query(ctx context.Context) *api.QueryOptions {
 	return (&api.QueryOptions{AllowStale: r.settings.Stale}).WithContext(ctx)
+}
+
+// latest returns the options of a read of all that was committed before it. A server
+// that has just begun to lead would answer others with less.
+func (r *Registry) latest(ctx context.Context) *api.QueryOptions {
+	q := r.query(ctx)
+	q.RequireConsistent = !r.settings.Stale
+	return q
 }
 
 // failure returns an error of the client's as package discovery has it.

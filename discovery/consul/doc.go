@@ -21,7 +21,9 @@
 // By blocking queries, as Consul's documentation wants them: an index that goes back
 // begins anew, queries end after WaitTime and a bit at random, and one that takes
 // longer than that has lost its agent. After each failure the observer hears of it,
-// and everything is read again, later and later, up to every two seconds.
+// and everything is read again, later and later, up to every two seconds. Whatever is
+// read anew is read consistently: a server that begins to lead, or to run, answers other
+// reads before it has made all that was committed. Settings.Stale does without.
 //
 // # How it fails
 //

@@ -35,7 +35,7 @@ func (r *Registry) pair(ctx context.Context, key discovery.Key) (*api.KVPair, er
 	}
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
-	pair, _, err := r.client.KV().Get(r.prefix+string(key), r.query(ctx))
+	pair, _, err := r.client.KV().Get(r.prefix+string(key), r.latest(ctx))
 	return pair, failure(err)
 }
 
@@ -53,7 +53,7 @@ func (r *Registry) List(ctx context.Context, below discovery.Key) ([]discovery.E
 	}
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
-	pairs, _, err := r.client.KV().List(prefix, r.query(ctx))
+	pairs, _, err := r.client.KV().List(prefix, r.latest(ctx))
 	if err != nil {
 		return nil, failure(err)
 	}
