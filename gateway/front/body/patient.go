@@ -20,43 +20,28 @@ func Patient(w http.ResponseWriter, r *http.Request, patience time.Duration) io.
 	if patience <= 0 || r.Body == nil || r.Body == http.NoBody {
 		return r.Body
 	}
-	return &patient{body: r.Body, conn: http.NewResponseController(w), patience: patience}
+	return &patient{body: r.Body, stall: stall{patience: patience, end: http.NewResponseController(w).SetReadDeadline}}
 }
 
 type patient struct {
-	body     io.ReadCloser
-	conn     *http.ResponseController
-	patience time.Duration
-	idle     bool
+	body  io.ReadCloser
+	stall stall
 }
 
-// Read implements io.Reader. The deadline is set only around reads: net/http
-// goes on watching an HTTP/1 connection after the body's end, and a deadline
-// that is left behind would look like the caller's going away.
+// Read implements io.Reader. No deadline outlives it: net/http goes on watching an
+// HTTP/1 connection after the body's end, to which one that is left behind would look
+// like the caller's going away.
 func (p *patient) Read(buf []byte) (int, error) {
-	if !p.idle && p.conn.SetReadDeadline(time.Now().Add(p.patience)) != nil {
-		p.idle = true
-	}
+	p.stall.begin()
 	n, err := p.body.Read(buf)
-	if err != nil {
-		p.rest()
+	if p.stall.over() {
+		_ = p.stall.end(time.Time{})
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return n, Stalled(p.patience)
+		return n, Stalled(p.stall.patience)
 	}
 	return n, err
 }
 
 // Close implements io.Closer.
-func (p *patient) Close() error {
-	p.rest()
-	return p.body.Close()
-}
-
-// rest takes the deadline away for good.
-func (p *patient) rest() {
-	if !p.idle {
-		p.idle = true
-		_ = p.conn.SetReadDeadline(time.Time{})
-	}
-}
+func (p *patient) Close() error { return p.body.Close() }

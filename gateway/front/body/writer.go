@@ -13,19 +13,21 @@ const piece = 256 << 10
 // goes on for as long as it goes on. Where the connection knows no write
 // deadlines, as in a recorder, it waits forever too.
 //
-// A connection on which it failed is of no further use.
+// A connection on which it failed is of no further use. As of any ResponseWriter, one
+// goroutine at a time writes to it.
 func PatientWriter(w http.ResponseWriter, patience time.Duration) http.ResponseWriter {
 	if patience <= 0 {
 		return w
 	}
-	return &patientWriter{ResponseWriter: w, conn: http.NewResponseController(w), patience: patience}
+	conn := http.NewResponseController(w)
+	return &patientWriter{ResponseWriter: w, conn: conn, stall: stall{patience: patience, end: conn.SetWriteDeadline}}
 }
 
 type patientWriter struct {
 	http.ResponseWriter
 
-	conn     *http.ResponseController
-	patience time.Duration
+	conn  *http.ResponseController
+	stall stall
 }
 
 var _ http.Flusher = (*patientWriter)(nil)
@@ -35,9 +37,9 @@ func (p *patientWriter) Write(data []byte) (int, error) {
 	written := 0
 	for {
 		next := data[written:min(written+piece, len(data))]
-		var n int
-		var err error
-		p.within(func() { n, err = p.ResponseWriter.Write(next) })
+		p.stall.begin()
+		n, err := p.ResponseWriter.Write(next)
+		p.stall.over()
 		written += n
 		if err != nil || written == len(data) {
 			return written, err
@@ -50,9 +52,10 @@ func (p *patientWriter) Flush() { _ = p.FlushError() }
 
 // FlushError is Flush that says whether it failed; http.ResponseController
 // prefers it.
-func (p *patientWriter) FlushError() (err error) {
-	p.within(func() { err = p.conn.Flush() })
-	return err
+func (p *patientWriter) FlushError() error {
+	p.stall.begin()
+	defer p.stall.over()
+	return p.conn.Flush()
 }
 
 // Finish sends what is still buffered of an answer, with the patience of a
@@ -66,18 +69,3 @@ func Finish(w http.ResponseWriter, patience time.Duration) {
 
 // Unwrap is how http.ResponseController reaches the connection.
 func (p *patientWriter) Unwrap() http.ResponseWriter { return p.ResponseWriter }
-
-// within makes a write that lasts longer than the patience fail. A deadline set
-// beforehand would have to be taken away after each write, for which HTTP/2 has
-// to pass through its connection's loop twice.
-func (p *patientWriter) within(write func()) {
-	given := make(chan struct{})
-	stalled := time.AfterFunc(p.patience, func() {
-		defer close(given)
-		_ = p.conn.SetWriteDeadline(time.Unix(0, 0))
-	})
-	write()
-	if !stalled.Stop() {
-		<-given // the connection is net/http's again when the handler returns
-	}
-}

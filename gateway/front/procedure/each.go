@@ -47,7 +47,7 @@ func limitEach(next http.Handler, s Settings) http.Handler {
 		ctx := context.WithValue(r.Context(), interrupter{}, func() { _ = conn.SetReadDeadline(time.Unix(0, 0)) })
 		bounded := r.WithContext(ctx)
 		bounded.Body = &messages{
-			Closer: r.Body, from: r.Body, conn: conn, patience: s.Patience, limit: int64(s.MaxMessageBytes),
+			Closer: r.Body, from: r.Body, patient: body.Patient(w, r, s.Patience), patience: s.Patience, limit: int64(s.MaxMessageBytes),
 			next: func() { body.Settle(r) },
 		}
 		next.ServeHTTP(body.PatientWriter(w, s.Patience), bounded)

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
-	"net/http"
 	"os"
 	"time"
 
@@ -17,10 +16,10 @@ import (
 type messages struct {
 	io.Closer
 
-	from     io.Reader
-	conn     *http.ResponseController
-	patience time.Duration
-	limit    int64
+	// from is the body, and patient the same with patience.
+	from, patient io.Reader
+	patience      time.Duration
+	limit         int64
 	// next is called before each message: what was read is in other hands.
 	next func()
 
@@ -45,15 +44,12 @@ func (m *messages) Read(buf []byte) (int, error) {
 		return n, nil
 	}
 	n, err := m.within(buf[:min(int64(len(buf)), m.left)])
-	if m.left -= int64(n); m.left == 0 {
-		m.rest()
-	}
+	m.left -= int64(n)
 	return n, err
 }
 
 func (m *messages) readPrefix() error {
 	m.next()
-	m.rest()
 	if _, err := io.ReadFull(m.from, m.prefix[:1]); err != nil {
 		return m.failure(err)
 	}
@@ -66,9 +62,6 @@ func (m *messages) readPrefix() error {
 	m.left = int64(binary.BigEndian.Uint32(m.prefix[1:]))
 	if m.left > m.limit {
 		return Failure(body.TooLarge(m.limit))
-	}
-	if m.left == 0 {
-		m.rest()
 	}
 	m.unread = m.prefix[:]
 	return nil
@@ -85,16 +78,12 @@ func torn(err error) error {
 // within reads with patience. Where the connection knows no deadlines nobody is
 // waited for with patience.
 func (m *messages) within(buf []byte) (int, error) {
-	_ = m.conn.SetReadDeadline(time.Now().Add(m.patience))
-	n, err := m.from.Read(buf)
+	n, err := m.patient.Read(buf)
 	return n, m.failure(err)
 }
 
-// rest takes the deadline away. Nobody reads while as many messages are in hand as
-// may be, and HTTP/2 closes a body for good when its deadline passes unread.
-func (m *messages) rest() { _ = m.conn.SetReadDeadline(time.Time{}) }
-
-// failure returns why a read failed as what the library passes on.
+// failure returns why a read failed as what the library passes on: also one without
+// patience, which was interrupted.
 func (m *messages) failure(err error) error {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return Failure(body.Stalled(m.patience))
