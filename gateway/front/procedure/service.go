@@ -43,15 +43,26 @@ func (s Settings) withDefaults() Settings {
 
 // Service is the handler of a service's procedures.
 type Service struct {
-	http.ServeMux
-
 	descriptor protoreflect.ServiceDescriptor
 	settings   Settings
+	// procedures are by path.
+	procedures map[string]http.Handler
 }
+
+var _ http.Handler = (*Service)(nil)
 
 // NewService returns the service of that descriptor, without any procedure.
 func NewService(d protoreflect.ServiceDescriptor, s Settings) *Service {
-	return &Service{descriptor: d, settings: s.withDefaults()}
+	return &Service{descriptor: d, settings: s.withDefaults(), procedures: map[string]http.Handler{}}
+}
+
+// ServeHTTP implements http.Handler. The procedures are there before it is called.
+func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if procedure, ok := s.procedures[r.URL.Path]; ok {
+		procedure.ServeHTTP(w, r)
+		return
+	}
+	http.NotFound(w, r)
 }
 
 // Path is where the service is to be mounted.
@@ -107,7 +118,7 @@ func request[M any, P message[M]](in *connect.Request[incoming[M, P]]) Request[P
 
 func (s *Service) handle(name protoreflect.Name, bound func(http.Handler, Settings) http.Handler, handler func(procedure string, options connect.HandlerOption) http.Handler) {
 	procedure := s.Path() + string(name)
-	s.Handle(procedure, bound(handler(procedure, s.options(name)), s.settings))
+	s.procedures[procedure] = bound(handler(procedure, s.options(name)), s.settings)
 }
 
 func (s *Service) options(name protoreflect.Name) connect.HandlerOption {
