@@ -12,34 +12,35 @@ import (
 // each step what it waited in the queue, what it waited for its batch, and the
 // batch's run, then the total. Durations are milliseconds.
 func Timing(t call.Timeline) string {
-	var b strings.Builder
+	out := make([]byte, 0, (len(t.Steps)+1)*stepSize)
 	for _, step := range t.Steps {
-		writeStep(&b, step)
+		out = appendStep(out, step)
 	}
-	b.WriteString("total")
-	writeDuration(&b, t.Total)
-	return b.String()
+	out = append(out, "total"...)
+	return string(appendDuration(out, t.Total))
 }
 
-func writeStep(b *strings.Builder, s call.StepTiming) {
+// stepSize is about how many bytes a step takes.
+const stepSize = 128
+
+func appendStep(out []byte, s call.StepTiming) []byte {
 	name := strings.Map(tokenRune, string(s.Step))
-	b.WriteString(name + "-queue")
-	writeDuration(b, s.QueueWait)
-	b.WriteString(", " + name + "-batch")
-	writeDuration(b, s.BatchWait)
-	b.WriteString(", " + name + "-run")
-	writeDuration(b, s.Run)
-	b.WriteString(`;desc="batch ` + strconv.FormatUint(uint64(s.BatchSize), 10))
+	out = append(append(out, name...), "-queue"...)
+	out = appendDuration(out, s.QueueWait)
+	out = append(append(append(out, ", "...), name...), "-batch"...)
+	out = appendDuration(out, s.BatchWait)
+	out = append(append(append(out, ", "...), name...), "-run"...)
+	out = appendDuration(out, s.Run)
+	out = append(out, `;desc="batch `...)
+	out = strconv.AppendUint(out, uint64(s.BatchSize), 10)
 	if dispatch := strings.Map(tokenRune, s.Dispatch); dispatch != "" {
-		b.WriteString(", " + dispatch)
+		out = append(append(out, ", "...), dispatch...)
 	}
-	b.WriteString(`", `)
+	return append(out, `", `...)
 }
 
-func writeDuration(b *strings.Builder, d time.Duration) {
-	var digits [32]byte
-	b.WriteString(";dur=")
-	b.Write(strconv.AppendFloat(digits[:0], Milliseconds(d), 'f', 3, 64))
+func appendDuration(out []byte, d time.Duration) []byte {
+	return strconv.AppendFloat(append(out, ";dur="...), Milliseconds(d), 'f', 3, 64)
 }
 
 // Milliseconds returns d in milliseconds, with microseconds as its fraction.
