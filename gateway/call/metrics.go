@@ -23,10 +23,12 @@ type metrics struct {
 	keys       metric.Int64Counter
 	chunks     metric.Int64Counter
 	firstChunk metric.Float64Histogram
+	// labels are those of requests and duration.
+	labels labels
 }
 
 func newMetrics(meter metric.Meter, table *correlate.Table, gate *admit.Gate) (*metrics, error) {
-	m := &metrics{}
+	m := &metrics{labels: labels{made: map[outcome]*labelled{}}}
 	var errs [11]error
 	m.requests, errs[0] = meter.Int64Counter("stagemesh.gateway.requests", metric.WithDescription("Requests answered, by pipeline and reason; OK is an answer."))
 	m.duration, errs[1] = meter.Float64Histogram("stagemesh.gateway.request", metric.WithUnit("s"), metric.WithDescription("From admission to the answer."),
@@ -62,9 +64,9 @@ func (m *metrics) request(label string, f *fault.Fault, took time.Duration) {
 	if f != nil {
 		reason = f.Reason.Label()
 	}
-	of := attribute.String("pipeline", label)
-	m.requests.Add(context.Background(), 1, metric.WithAttributeSet(attribute.NewSet(of, attribute.String("reason", reason))))
-	m.duration.Record(context.Background(), took.Seconds(), metric.WithAttributeSet(attribute.NewSet(of)))
+	of := m.labels.of(outcome{label, reason})
+	m.requests.Add(context.Background(), 1, of.requests...)
+	m.duration.Record(context.Background(), took.Seconds(), of.duration...)
 }
 
 // chunk counts a chunk; the first came so long after the admission.
