@@ -71,7 +71,7 @@ func TestLabelsAreRememberedWithinABound(t *testing.T) {
 		}
 	}
 	last := outcome{pipeline: "last", reason: "OK"}
-	if l.of(last) != l.of(last) {
+	if first, second := l.of(last), l.of(last); first != second {
 		t.Error("labels are made twice")
 	}
 }

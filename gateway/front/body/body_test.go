@@ -137,6 +137,27 @@ func TestPatienceEndsWithTheBody(t *testing.T) {
 	}
 }
 
+func TestABodyThatStopsComingIsRefused(t *testing.T) {
+	t.Parallel()
+	for name, h2c := range map[string]bool{"HTTP/1": false, "HTTP/2": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			rest, stop := io.Pipe()
+			url := fronttest.Serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				data, err := io.ReadAll(body.Patient(w, r, 50*time.Millisecond))
+				if fault.From(err).Reason != fault.DeadlineExceeded || string(data) != "half" {
+					t.Errorf("got %q, %v", data, err)
+				}
+				_ = stop.Close() // else the client would wait for its end
+				_, _ = io.WriteString(w, "refused")
+			}))
+			if got := post(t, fronttest.Client(t, h2c), url, io.MultiReader(strings.NewReader("half"), rest)); got != "refused" {
+				t.Errorf("got %q", got)
+			}
+		})
+	}
+}
+
 func TestASlowBodyIsReadForAsLongAsItComes(t *testing.T) {
 	t.Parallel()
 	const patience = time.Second
