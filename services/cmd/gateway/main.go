@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/services/gatewaymain"
 )
 
 func main() {
+	process.EaseCollection()
 	if err := gatewaymain.New().ExecuteContext(context.Background()); err != nil {
 		fmt.Fprintln(os.Stderr, gatewaymain.Name+":", err)
 		os.Exit(1)

@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/services/onnx"
 	"github.com/stagemesh/stagemesh/services/stagemain"
 )
 
 func main() {
+	process.EaseCollection()
 	program := stagemain.Program{
 		Name:  "onnx",
 		Short: "Serve a stage that runs an ONNX model",

@@ -7,12 +7,14 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/services/stagemain"
 	"github.com/stagemesh/stagemesh/services/worker"
 )
 
 func main() {
+	process.EaseCollection()
 	program := stagemain.Program{
 		Name:  "stagehost",
 		Short: "Serve a stage whose code is worker processes",

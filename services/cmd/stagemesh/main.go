@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/services/stagemesh"
 )
 
 func main() {
+	process.EaseCollection()
 	if err := stagemesh.New().ExecuteContext(context.Background()); err != nil {
 		fmt.Fprintln(os.Stderr, "stagemesh:", err)
 		os.Exit(1)

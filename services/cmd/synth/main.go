@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/services/stagemain"
 	"github.com/stagemesh/stagemesh/services/synth"
 )
 
 func main() {
+	process.EaseCollection()
 	program := stagemain.Program{
 		Name:  "synth",
 		Short: "Serve a stage that echoes, sleeps, burns or streams",

@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/services/stagemain"
 	"github.com/stagemesh/stagemesh/services/topk"
 )
 
 func main() {
+	process.EaseCollection()
 	program := stagemain.Program{
 		Name:  "topk",
 		Short: "Serve a stage that names the best of a classifier's scores",
