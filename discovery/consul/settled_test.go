@@ -30,15 +30,11 @@ func (g *glance) Lose(error) { g.enough() }
 // committed, and answers in between.
 func TestATableIsWholeWhereItIsReadAgain(t *testing.T) {
 	t.Parallel()
-	const commits, each = 400, 5
+	const entries, readers = 800, 16
 	a := consultest.Start(t)
 	r, below := client(t, a.Addr()), discovery.KeyOf("many")
-	for i := range commits {
-		puts := make([]discovery.Operation, each)
-		for j := range puts {
-			puts[j] = discovery.Put(discovery.KeyOf("many", strconv.Itoa(i*each+j)), make([]byte, 4096), 0)
-		}
-		if _, err := r.Commit(t.Context(), puts...); err != nil {
+	for i := range entries {
+		if _, err := r.Commit(t.Context(), discovery.Put(discovery.KeyOf("many", strconv.Itoa(i)), []byte("one"), 0)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -59,14 +55,14 @@ func TestATableIsWholeWhereItIsReadAgain(t *testing.T) {
 		},
 	}
 	a.Kill()
-	reading, enough := context.WithCancel(t.Context())
-	var readers sync.WaitGroup
+	var reading sync.WaitGroup
 	for what, read := range reads {
-		for range 16 {
-			readers.Go(func() {
-				for reading.Err() == nil {
-					if n, told := read(reading); told && n != commits*each {
-						t.Errorf("%d entries are %s, want %d", n, what, commits*each)
+		for range readers {
+			reading.Go(func() {
+				for n := 0; n != entries && t.Context().Err() == nil; {
+					var told bool
+					if n, told = read(t.Context()); told && n != entries {
+						t.Errorf("%d entries are %s, want %d", n, what, entries)
 					}
 				}
 			})
@@ -75,10 +71,5 @@ func TestATableIsWholeWhereItIsReadAgain(t *testing.T) {
 	if err := a.Start(); err != nil {
 		t.Error(err)
 	}
-	eventually(t, "all is there", func() bool {
-		all, err := r.List(reading, below)
-		return err == nil && len(all) == commits*each
-	})
-	enough()
-	readers.Wait()
+	reading.Wait()
 }
