@@ -3,7 +3,7 @@
 // a message becomes a call.Request, the Caller does the work, its answer
 // becomes a message, a fault becomes the RPC's status. Infer and InferStream run
 // a request, GetResult returns the stored answer to a durable one, with the
-// headers and trailers that Infer has, and Cancel calls one off.
+// headers that Infer has, and Cancel calls one off.
 //
 //	path, handler := rpc.New(caller, procedure.Settings{})
 //	mux.Handle(path, handler)
@@ -12,11 +12,10 @@
 //
 // The W3C headers traceparent and tracestate go into Request.Trace. The
 // client's own deadline, and the message's timeout, whichever is earlier, is
-// Request.Timeout. Every answer carries the header Stagemesh-Request-Id, and
-// the trailer Server-Timing with the timeline; Connect's unary protocol has
-// trailers only by name, so there Server-Timing is a header too. A stream
-// learns its id with its first message and says it there; its trailers say it
-// again.
+// Request.Timeout. Every answer carries the header Stagemesh-Request-Id, and those
+// of Connect's unary protocol the header Server-Timing with the timeline, which is in
+// every message too. A stream learns its id with its first message and says it there;
+// its trailers say it again.
 //
 // # Failures
 //

@@ -24,13 +24,14 @@ func (s *service) infer(ctx context.Context, in inferRequest) (*connect.Response
 	return described(connect.NewResponse(response(answer)), answer, in.Connect), nil
 }
 
-// described adds to a unary answer what headers and trailers say of it.
+// described adds to a unary answer what headers say of it. The timeline is in the message:
+// as a header it is for the tools that look at Connect's unary protocol as at any HTTP.
+// gRPC's are looked at by none, and a header of which no two are alike is dear in HTTP/2:
+// it drives what answers have in common out of the compressor's table.
 func described[M any](out *connect.Response[M], answer *call.Response, byConnect bool) *connect.Response[M] {
-	timing := header.Timing(answer.Timeline)
 	out.Header().Set(header.RequestID, answer.RequestID)
-	out.Trailer().Set(header.ServerTiming, timing)
 	if byConnect {
-		out.Header().Set(header.ServerTiming, timing)
+		out.Header().Set(header.ServerTiming, header.Timing(answer.Timeline))
 	}
 	return out
 }

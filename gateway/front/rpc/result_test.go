@@ -44,7 +44,7 @@ func TestAResultIsTranslatedWhole(t *testing.T) {
 					r.GetMetadata()["note"] == "" || len(r.GetTimeline().GetSteps()) != 1 {
 					t.Errorf("got %v", r)
 				}
-				checkHeaders(t, p, got.Header(), got.Trailer())
+				checkHeaders(t, p, got.Header())
 				if id, wait := caller.LastResult(); id != fronttest.RequestID || wait != want {
 					t.Errorf("asked for %q with a wait of %s, want %s", id, wait, want)
 				}

@@ -57,7 +57,6 @@ func (s *stream) final(r *call.Response) error {
 		s.attempt = steps[len(steps)-1].Attempt
 	}
 	s.out.ResponseTrailer().Set(header.RequestID, r.RequestID)
-	s.out.ResponseTrailer().Set(header.ServerTiming, header.Timing(r.Timeline))
 	return s.send(&inferencev1.InferStreamResponse{
 		Message: &inferencev1.InferStreamResponse_Final{Final: response(r)},
 	})
