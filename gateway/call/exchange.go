@@ -60,10 +60,12 @@ type exchange struct {
 	message bus.Message
 	tries   int
 	// published gets what became of each publish, of which one at a time is
-	// on its way; again ticks when the next is due.
+	// on its way; again ticks when the next is due. Trouble gets a word where it
+	// was anything but queued: nearly all are, and of those nobody needs to wake.
 	published chan published
+	trouble   chan struct{}
 	again     <-chan time.Time
-	// latest is what became of the publish before, unless one is on its way.
+	// latest is what became of the publish before, as far as it was looked at.
 	latest *published
 }
 
@@ -114,8 +116,8 @@ func (c *exchange) book(err error) {
 // step handles one event; response is nil while the call goes on.
 func (c *exchange) step(ctx context.Context) (*Response, error) {
 	select {
-	case p := <-c.published:
-		return nil, c.afterPublish(p)
+	case <-c.trouble:
+		return nil, c.afterPublish()
 	case <-c.again:
 		c.publishAgain()
 		return nil, nil
@@ -146,8 +148,8 @@ func (c *exchange) ended(ctx context.Context) (*Response, error) {
 	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return nil, ctx.Err()
 	}
-	if c.latest != nil && errors.Is(c.latest.err, bus.ErrQueueFull) {
-		return nil, refused(c.latest.err, c.env.Hop())
+	if p, known := c.outcome(); known && errors.Is(p.err, bus.ErrQueueFull) {
+		return nil, refused(p.err, c.env.Hop())
 	}
 	if c.env.StoresAnswer() {
 		if response, err := c.lastLook(ctx); response != nil || err != nil {
@@ -171,7 +173,7 @@ func (c *exchange) register() error {
 		return fault.Newf(fault.Overloaded, "%w", err).WithRetryAfter(retryAfter)
 	}
 	c.waiter, c.message, c.tries = waiter, message, 0
-	c.published = make(chan published, 1)
+	c.published, c.trouble = make(chan published, 1), make(chan struct{}, 1)
 	return nil
 }
 
@@ -210,8 +212,26 @@ func (c *exchange) unsendable(err error) *fault.Fault {
 func (c *exchange) publish() {
 	c.tries++
 	c.latest = nil
-	answer := c.published
-	c.service.bus.Send(c.message, func(r bus.Receipt, err error) { answer <- published{r, err} })
+	answer, trouble := c.published, c.trouble
+	c.service.bus.Send(c.message, func(r bus.Receipt, err error) {
+		answer <- published{r, err}
+		if err != nil || r.Duplicate {
+			trouble <- struct{}{}
+		}
+	})
+}
+
+// outcome returns what became of the latest publish, where that is known.
+func (c *exchange) outcome() (p published, known bool) {
+	if c.latest == nil {
+		select {
+		case p := <-c.published:
+			c.latest = &p
+		default:
+			return published{}, false
+		}
+	}
+	return *c.latest, true
 }
 
 // publishAgain repeats the publish, but not into a queue of which is known that it
@@ -226,11 +246,11 @@ func (c *exchange) publishAgain() {
 	c.publish()
 }
 
-// afterPublish decides what a publish's answer means. Without one it is
-// repeated under the same id, which cannot run the request twice. A duplicate
-// on the first try is somebody else's id: nothing of ours was queued.
-func (c *exchange) afterPublish(p published) error {
-	c.latest = &p
+// afterPublish decides what it means that a publish was not queued. Without an
+// answer it is repeated under the same id, which cannot run the request twice. A
+// duplicate on the first try is somebody else's id: nothing of ours was queued.
+func (c *exchange) afterPublish() error {
+	p, _ := c.outcome()
 	switch {
 	case errors.Is(p.err, bus.ErrUnknown), errors.Is(p.err, bus.ErrDisconnected) && c.tries > 1:
 		// The broker may come back, or the answer may come meanwhile.
@@ -305,8 +325,8 @@ func (c *exchange) unwanted(err error) bool {
 
 // leftover is called once, when the exchange is over.
 func (c *exchange) leftover() leftover {
-	if c.latest != nil {
-		c.published <- *c.latest
+	if p, known := c.outcome(); known {
+		c.published <- p
 	}
 	return leftover{env: c.env, message: c.message, published: c.published, tries: c.tries}
 }

@@ -86,10 +86,11 @@ func (w *waiting) strand(stage pipeline.StageName) {
 // withdraw ends a call whose item still waits for its first step, which has no
 // host. One that has gone further, or whose answer has begun, goes on.
 func (c *exchange) withdraw(ctx context.Context) error {
-	if c.latest == nil || c.latest.err != nil || c.seq > 0 {
+	p, known := c.outcome()
+	if !known || p.err != nil || c.seq > 0 {
 		return nil //nolint:nilerr // whether it was queued is not known (yet)
 	}
-	if !c.service.callOffs.withdraw(ctx, c.message, c.latest.receipt.Seq) {
+	if !c.service.callOffs.withdraw(ctx, c.message, p.receipt.Seq) {
 		return nil // it is tried again, or the deadline ends the call
 	}
 	c.service.capacity.withdrawn(c.env)
