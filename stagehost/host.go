@@ -48,9 +48,11 @@ type Host struct {
 	storeMissing atomic.Bool
 	// missing holds a value when the queue has been found missing.
 	missing chan struct{}
-	// runs are the goroutines of running batches; hard ends with the host's
-	// patience.
+	// runs are the goroutines of running batches; those that have run one and are
+	// resting take another from tasks; hard ends with the host's patience.
 	runs    sync.WaitGroup
+	tasks   chan task
+	resting chan struct{}
 	hard    context.Context
 	giveUp  context.CancelFunc
 	directs chan struct{}

@@ -81,27 +81,60 @@ func (r *run) latest() time.Time {
 	return latest
 }
 
-// goRun runs the batch on a goroutine of its own and posts when it is over.
+// task is a batch for a slot.
+type task struct {
+	slot runner.Slot
+	run  *run
+}
+
+// goRun runs the batch on a goroutine that rests, or a new one, and posts when it is
+// over.
 func (h *Host) goRun(slot runner.Slot, r *run) {
-	h.runs.Go(func() {
-		defer r.cancel()
-		if h.recorded(r) {
-			if starts := h.begin(r); len(starts) >= h.settings.Attempts {
-				slot.Release()
-				h.post(&blamed{run: r, starts: starts})
-				return
-			}
-			r.started = time.Now()
+	t := task{slot, r}
+	select {
+	case h.tasks <- t:
+	default:
+		h.runs.Go(func() { h.work(t) })
+	}
+}
+
+// work runs a batch after the other until the host gives up, and rests in between:
+// a goroutine that has run one has a stack that is large enough for the next.
+func (h *Host) work(t task) {
+	for {
+		h.runOne(t.slot, t.run)
+		select {
+		case h.resting <- struct{}{}:
+		default:
+			return // as many rest as there are slots
 		}
-		start := time.Now()
-		err := r.do(slot)
-		r.close()
-		if h.recorded(r) {
-			// Before anybody runs the item again.
-			h.end(r)
+		select {
+		case t = <-h.tasks:
+			<-h.resting
+		case <-h.hard.Done():
+			return
 		}
-		h.post(&ran{run: r, took: time.Since(start), err: err, told: r.ctx.Err() != nil})
-	})
+	}
+}
+
+func (h *Host) runOne(slot runner.Slot, r *run) {
+	defer r.cancel()
+	if h.recorded(r) {
+		if starts := h.begin(r); len(starts) >= h.settings.Attempts {
+			slot.Release()
+			h.post(&blamed{run: r, starts: starts})
+			return
+		}
+		r.started = time.Now()
+	}
+	start := time.Now()
+	err := r.do(slot)
+	r.close()
+	if h.recorded(r) {
+		// Before anybody runs the item again.
+		h.end(r)
+	}
+	h.post(&ran{run: r, took: time.Since(start), err: err, told: r.ctx.Err() != nil})
 }
 
 // do hands the batch to the runner, whose silence is watched where it answers in

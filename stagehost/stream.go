@@ -53,6 +53,7 @@ func (h *Host) adapt() error {
 	}
 	orDefault(&s.MaxInFlight, s.room())
 	h.events = make(chan event, s.eventRoom())
+	h.tasks, h.resting = make(chan task), make(chan struct{}, s.Runner.Concurrency())
 	return nil
 }
 

@@ -197,6 +197,9 @@ func ParametersFromProto(in map[string]*inferencev1.Value) (Parameters, error) {
 // Validate checks that parameters can travel: their number and names are within
 // bounds, and all text is UTF-8.
 func (p Parameters) Validate() error {
+	if len(p) == 0 {
+		return nil // ranging over nothing has its price, and most parts have none
+	}
 	if len(p) > MaxParameters {
 		return tooManyParameters(len(p))
 	}

@@ -69,6 +69,9 @@ func (p Pipeline) Route(o Options) ([]Hop, error) {
 }
 
 func (p Pipeline) knows(options map[StepName]StepOptions) error {
+	if len(options) == 0 {
+		return nil
+	}
 	for _, name := range slices.Sorted(maps.Keys(options)) {
 		if !slices.ContainsFunc(p.Steps, func(s Step) bool { return s.Name == name }) {
 			return fmt.Errorf("steps.%.*s: pipeline %s has no such step; it has %s", maxName, name, p.Name, p.stepNames())

@@ -18,16 +18,22 @@ func Key(spec runner.Spec, model payload.ModelRef, f Fitted, p payload.Parameter
 		b = fmt.Appendf(b, "%q %q %q", model.Model, model.Alias, model.Version)
 	}
 	for _, part := range f.Inputs {
-		b = append(b, '|')
-		b = strconv.AppendQuote(b, part.Name)
+		b = appendSized(append(b, '|'), part.Name)
 		if part.Tensor == nil {
-			b = strconv.AppendQuote(b, part.Blob.ContentType)
+			b = appendSized(b, part.Blob.ContentType)
 			continue
 		}
 		b = append(b, part.Tensor.Datatype...)
 		b = appendTrailing(b, spec, part)
 	}
 	return string(append(b, p.Key(batchBy)...))
+}
+
+// appendSized appends a text so that one can tell where it ends. No datatype begins as
+// it does.
+func appendSized(b []byte, s string) []byte {
+	b = strconv.AppendInt(b, int64(len(s)), 10)
+	return append(append(b, ':'), s...)
 }
 
 func appendTrailing(b []byte, spec runner.Spec, part payload.Part) []byte {
