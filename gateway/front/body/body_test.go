@@ -139,19 +139,39 @@ func TestPatienceEndsWithTheBody(t *testing.T) {
 
 func TestABodyThatStopsComingIsRefused(t *testing.T) {
 	t.Parallel()
-	for name, h2c := range map[string]bool{"HTTP/1": false, "HTTP/2": true} {
+	for name, row := range map[string]struct {
+		h2c bool
+		// declared is how long the body is said to be; 0 says nothing.
+		declared int64
+	}{
+		"HTTP/1":                {},
+		"HTTP/1, of a length":   {declared: 1000},
+		"HTTP/1, nearly there":  {declared: 5},
+		"HTTP/1, far from over": {declared: 1 << 30},
+		"HTTP/2":                {h2c: true},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			rest, stop := io.Pipe()
+			t.Cleanup(func() { _ = stop.Close() })
 			url := fronttest.Serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				data, err := io.ReadAll(body.Patient(w, r, 50*time.Millisecond))
 				if fault.From(err).Reason != fault.DeadlineExceeded || string(data) != "half" {
 					t.Errorf("got %q, %v", data, err)
 				}
-				_ = stop.Close() // else the client would wait for its end
+				if row.h2c {
+					_ = stop.Close() // else the client would wait for its end
+				}
 				_, _ = io.WriteString(w, "refused")
 			}))
-			if got := post(t, fronttest.Client(t, h2c), url, io.MultiReader(strings.NewReader("half"), rest)); got != "refused" {
+			r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, io.MultiReader(strings.NewReader("half"), rest))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r.ContentLength = row.declared; row.declared == 0 {
+				r.ContentLength = -1
+			}
+			if got := do(t, fronttest.Client(t, row.h2c), r); got != "refused" {
 				t.Errorf("got %q", got)
 			}
 		})
@@ -189,6 +209,11 @@ func post(t *testing.T, client *http.Client, url string, from io.Reader) string 
 	if err != nil {
 		t.Fatal(err)
 	}
+	return do(t, client, r)
+}
+
+func do(t *testing.T, client *http.Client, r *http.Request) string {
+	t.Helper()
 	response, err := client.Do(r)
 	if err != nil {
 		t.Fatal(err)

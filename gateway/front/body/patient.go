@@ -28,17 +28,20 @@ type patient struct {
 	stall stall
 }
 
-// Read implements io.Reader. No deadline outlives it: net/http goes on watching an
-// HTTP/1 connection after the body's end, to which one that is left behind would look
-// like the caller's going away.
+// Read implements io.Reader. No deadline outlives one that went well: net/http goes on
+// watching an HTTP/1 connection after the body's end, to which one that is left behind
+// would look like the caller's going away. That of a read that stalled stays: before
+// net/http answers over HTTP/1 it reads what is left of the body, and must not wait
+// for that.
 func (p *patient) Read(buf []byte) (int, error) {
 	p.stall.begin()
 	n, err := p.body.Read(buf)
-	if p.stall.over() {
-		_ = p.stall.end(time.Time{})
-	}
-	if errors.Is(err, os.ErrDeadlineExceeded) {
+	stalled := p.stall.over()
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
 		return n, Stalled(p.stall.patience)
+	case stalled:
+		_ = p.stall.end(time.Time{})
 	}
 	return n, err
 }
