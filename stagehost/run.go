@@ -98,8 +98,9 @@ func (h *Host) goRun(slot runner.Slot, r *run) {
 	}
 }
 
-// work runs a batch after the other until the host gives up, and rests in between:
-// a goroutine that has run one has a stack that is large enough for the next.
+// work runs a batch after the other until the host gives up, and rests in between: a
+// goroutine that has run one has a larger stack than a new one, which would be moved
+// as it grows.
 func (h *Host) work(t task) {
 	for {
 		h.runOne(t.slot, t.run)

@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/consul/consultest"
@@ -55,13 +56,17 @@ func TestATableIsWholeWhereItIsReadAgain(t *testing.T) {
 		},
 	}
 	a.Kill()
+	patient, enough := context.WithTimeout(t.Context(), patience)
+	defer enough()
 	var reading sync.WaitGroup
 	for what, read := range reads {
 		for range readers {
 			reading.Go(func() {
-				for n := 0; n != entries && t.Context().Err() == nil; {
+				tick := time.NewTicker(time.Millisecond)
+				defer tick.Stop()
+				for n := 0; n != entries && patient.Err() == nil; <-tick.C {
 					var told bool
-					if n, told = read(t.Context()); told && n != entries {
+					if n, told = read(patient); told && n != entries {
 						t.Errorf("%d entries are %s, want %d", n, what, entries)
 					}
 				}
@@ -69,7 +74,11 @@ func TestATableIsWholeWhereItIsReadAgain(t *testing.T) {
 		}
 	}
 	if err := a.Start(); err != nil {
+		enough()
 		t.Error(err)
 	}
 	reading.Wait()
+	if err := patient.Err(); err != nil {
+		t.Errorf("not all is read again: %v", err)
+	}
 }

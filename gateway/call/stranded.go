@@ -87,8 +87,11 @@ func (w *waiting) strand(stage pipeline.StageName) {
 // host. One that has gone further, or whose answer has begun, goes on.
 func (c *exchange) withdraw(ctx context.Context) error {
 	p, known := c.outcome()
-	if !known || p.err != nil || c.seq > 0 {
+	switch {
+	case !known, p.err != nil:
 		return nil //nolint:nilerr // whether it was queued is not known (yet)
+	case p.receipt.Duplicate && c.tries == 1, c.seq > 0:
+		return nil // what is in the queue is another's, or its answer has begun
 	}
 	if !c.service.callOffs.withdraw(ctx, c.message, p.receipt.Seq) {
 		return nil // it is tried again, or the deadline ends the call

@@ -1,6 +1,6 @@
 // Package process is what every program here does around its work: it learns
 // that it should stop, starts its parts in order and stops them in reverse, knows
-// its own version, and has a small heap collected less often than Go would.
+// its own version, and has its heap collected less often than Go would.
 //
 //	ctx, stop := process.UntilTold(ctx)
 //	defer stop()

@@ -122,7 +122,8 @@ type Slot interface {
 	// settled. The context ends when nobody wants any of the answers, or the
 	// host gives up waiting; a host leaves without a Do that does not return
 	// within seconds of that, and reports the runner as broken. Do is called at
-	// most once.
+	// most once, on a goroutine that other batches are run on later: what belongs
+	// to it, such as a thread that is locked, is given back before Do returns.
 	Do(ctx context.Context, batch Batch, sink Sink) error
 	// Release gives the slot back unused.
 	Release()

@@ -79,7 +79,7 @@ func withCORS(next http.Handler, origins []string) http.Handler {
 			header.TraceParent, header.TraceState, header.JSONLength, "Authorization", "If-None-Match",
 		}),
 		ExposedHeaders: slices.Concat(connectcors.ExposedHeaders(), []string{
-			header.RequestID, header.ServerTiming, header.JSONLength, "Retry-After", "ETag",
+			header.RequestID, header.ServerTiming, "Trailer-" + header.ServerTiming, header.JSONLength, "Retry-After", "ETag",
 		}),
 		MaxAge: int(preflightAge / time.Second),
 	}).Handler(next)

@@ -118,6 +118,9 @@ func request[M any, P message[M]](in *connect.Request[incoming[M, P]]) Request[P
 
 func (s *Service) handle(name protoreflect.Name, bound func(http.Handler, Settings) http.Handler, handler func(procedure string, options connect.HandlerOption) http.Handler) {
 	procedure := s.Path() + string(name)
+	if s.procedures[procedure] != nil {
+		panic("two procedures " + procedure) // as of a ServeMux
+	}
 	s.procedures[procedure] = bound(handler(procedure, s.options(name)), s.settings)
 }
 

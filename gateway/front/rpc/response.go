@@ -23,7 +23,7 @@ func response(r *call.Response) *inferencev1.InferResponse {
 // timeline makes all messages of one kind together: every answer has as many as its
 // route is long, and they are of no use but together.
 func timeline(t call.Timeline) *inferencev1.Timeline {
-	const durationsOfStep = 3
+	const durationsOfStep = 3 // those that fillStep takes
 	n := len(t.Steps)
 	times := make(durations, 0, 1+durationsOfStep*n)
 	steps, out := make([]inferencev1.StepTiming, n), &inferencev1.Timeline{Total: times.next(t.Total), Steps: make([]*inferencev1.StepTiming, n)}

@@ -72,7 +72,7 @@ func TestAListedOriginMayCall(t *testing.T) {
 			t.Errorf("%s: %s %v %s", path, response.Status, response.Header, body)
 		}
 		exposed := response.Header.Get("Access-Control-Expose-Headers")
-		for _, name := range []string{"Stagemesh-Request-Id", "Server-Timing", "Grpc-Status", "Retry-After"} {
+		for _, name := range []string{"Stagemesh-Request-Id", "Server-Timing", "Trailer-Server-Timing", "Grpc-Status", "Retry-After"} {
 			if !strings.Contains(exposed, name) {
 				t.Errorf("%s: %s is not exposed: %s", path, name, exposed)
 			}

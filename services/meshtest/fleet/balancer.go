@@ -31,6 +31,10 @@ func (b Balancer) String() string { return [...]string{"nobody", "requests", "co
 // LookEvery is how often a balancer looks at each gateway.
 const LookEvery = 50 * time.Millisecond
 
+// UnusedFor is for how long callers keep a connection that they do not use. The drain
+// delay of a gateway is longer.
+const UnusedFor = 2 * LookEvery
+
 // readiness is what a balancer knows of the gateways.
 type readiness struct {
 	fleet *Fleet

@@ -89,6 +89,9 @@ func (l *Load) transport() *http.Transport {
 	}
 	if l.spec.Through == Connections {
 		transport.DialContext = l.ready.dial
+		// A gateway that leaves closes what nobody used while it served on, and over HTTP/1
+		// a request that is sent at that moment is lost.
+		transport.IdleConnTimeout = UnusedFor
 	}
 	return transport
 }
