@@ -13,7 +13,9 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// capacityAge is how long an answer about a stage's hosts is good.
+// capacityAge is how long an answer about a stage's hosts is good. One that had hosts
+// is good for as long again while the next is on its way: under a steady load nobody
+// waits for any.
 const capacityAge = 100 * time.Millisecond
 
 // capacity knows which stages have hosts, and what is in their queues. It asks
@@ -52,9 +54,9 @@ type queueKey struct {
 // queue is what is known of one queue.
 type queue struct {
 	key queueKey
-	// heard is what was, or is being, heard about its hosts; capacity's lock
-	// guards it.
-	heard *answer
+	// heard is what was, or is being, heard about its hosts, and before what was
+	// heard before that; capacity's lock guards both.
+	heard, before *answer
 
 	// asked is taken while the broker is asked what is in it.
 	asked chan struct{}
@@ -135,9 +137,13 @@ func (c *capacity) of(key queueKey) *answer {
 	if c.closed {
 		return ended()
 	}
-	if q.heard == nil || q.heard.stale(time.Now()) {
-		q.heard = &answer{done: make(chan struct{})}
+	now := time.Now()
+	if q.heard == nil || q.heard.stale(now) {
+		q.before, q.heard = q.heard, &answer{done: make(chan struct{})}
 		c.ask(q, q.heard)
+	}
+	if q.before.bridges(now) && !closed(q.heard.done) {
+		return q.before
 	}
 	return q.heard
 }
@@ -172,6 +178,11 @@ func ended() *answer {
 }
 
 func (a *answer) stale(now time.Time) bool { return closed(a.done) && now.After(a.until) }
+
+// bridges reports whether an answer that was heard is good until the next is.
+func (a *answer) bridges(now time.Time) bool {
+	return a != nil && a.err == nil && now.Before(a.until.Add(capacityAge))
+}
 
 // ask fills the answer for all callers that wait, so no one caller's context ends
 // it. They wait for the backlog too, for a moment, where the last word about it is
