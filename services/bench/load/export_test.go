@@ -12,6 +12,5 @@ func RunLate(ctx context.Context, s Settings, late time.Duration, target Target,
 	}
 	start := time.Now().Add(-late)
 	r := &run{settings: s.WithDefaults(), target: target, recorder: recorder, start: start, window: newWindow(s, start)}
-	r.open(ctx)
-	return nil
+	return r.open(ctx)
 }

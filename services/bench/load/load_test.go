@@ -321,6 +321,18 @@ func TestAFinePaceIsNeverEarly(t *testing.T) {
 	}
 }
 
+func TestAFinePaceEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	asked := load.TargetFunc(func(context.Context, *load.Answer) error { cancel(); return nil })
+	begun := time.Now()
+	o, err := load.Run(ctx, load.Settings{Rate: 0.001, Requests: 2, Fine: true}, asked, &recorder{})
+	if err != nil || !o.Interrupted || time.Since(begun) > time.Minute {
+		t.Errorf("got %+v, %v after %s", o, err, time.Since(begun))
+	}
+}
+
 // nothing is a recorder that records nothing.
 type nothing struct{}
 

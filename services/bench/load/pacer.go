@@ -5,41 +5,32 @@ import (
 	"time"
 )
 
-// lastMoment is how long before an arrival a fine pacer turns to the system's clock:
-// more than Go's timers may be late.
-const lastMoment = 2 * time.Millisecond
-
 // pacer waits for moments. It is for one goroutine.
-type pacer struct {
-	timer *time.Timer
-	fine  bool
+type pacer interface {
+	// until returns nil when the moment has come, at once where it has passed. Its
+	// errors are the context's, and the system's.
+	until(ctx context.Context, moment time.Time) error
+	stop()
 }
 
-func newPacer(fine bool) *pacer {
+// timerPacer waits by Go's timers, which an idle process may hear a millisecond late.
+type timerPacer struct{ timer *time.Timer }
+
+func newTimerPacer() timerPacer {
 	timer := time.NewTimer(time.Hour)
 	timer.Stop()
-	return &pacer{timer: timer, fine: fine}
+	return timerPacer{timer}
 }
 
-func (p *pacer) stop() { p.timer.Stop() }
+func (p timerPacer) stop() { p.timer.Stop() }
 
-// until returns true when the moment has come, at once where it has passed; false
-// where the context ended before.
-func (p *pacer) until(ctx context.Context, moment time.Time) bool {
-	wait := time.Until(moment)
-	if p.fine {
-		wait -= lastMoment
-	}
-	if wait > 0 {
+func (p timerPacer) until(ctx context.Context, moment time.Time) error {
+	if wait := time.Until(moment); wait > 0 {
 		p.timer.Reset(wait)
 		select {
 		case <-p.timer.C:
 		case <-ctx.Done():
-			return false
 		}
 	}
-	if p.fine {
-		nap(moment)
-	}
-	return ctx.Err() == nil
+	return ctx.Err()
 }

@@ -2,6 +2,7 @@ package load
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,10 +16,10 @@ func Run(ctx context.Context, s Settings, target Target, recorder Recorder) (Out
 	s = s.WithDefaults()
 	now := time.Now()
 	r := &run{settings: s, target: target, recorder: recorder, start: now, window: newWindow(s, now)}
-	if s.Open() {
-		r.open(ctx)
-	} else {
+	if !s.Open() {
 		r.closed(ctx)
+	} else if err := r.open(ctx); err != nil {
+		return Outcome{}, err
 	}
 	return r.tally.outcome(r.window, time.Now(), ctx.Err() != nil), nil
 }
@@ -76,7 +77,8 @@ func (r *run) ask(ctx context.Context, caller int, a arrival, into *Answer) {
 
 // open sends requests as they arrive. Callers are started as they are needed, and
 // there is never an arrival that waits for one: it has its place, or is not sent.
-func (r *run) open(ctx context.Context) {
+// Its errors are the pacer's.
+func (r *run) open(ctx context.Context) error {
 	work := make(chan arrival, r.settings.MaxInFlight)
 	var callers sync.WaitGroup
 	var inFlight atomic.Int64
@@ -88,7 +90,7 @@ func (r *run) open(ctx context.Context) {
 		}
 	}
 	started := 0
-	r.pace(ctx, func(a arrival) {
+	err := r.pace(ctx, func(a arrival) {
 		if int(inFlight.Load()) >= r.settings.MaxInFlight {
 			if a.counts {
 				r.tally.notSent.Add(1)
@@ -104,20 +106,38 @@ func (r *run) open(ctx context.Context) {
 	})
 	close(work)
 	callers.Wait()
+	return err
 }
 
 // pace calls send for each arrival when its time has come. Where it is late it sends
-// at once what is due, each planned for its own time.
-func (r *run) pace(ctx context.Context, send func(arrival)) {
-	schedule := NewSchedule(r.settings.Arrivals, r.settings.Rate, r.settings.Seed)
-	clock := newPacer(r.settings.Fine)
+// at once what is due, each planned for its own time. The context's end is its own, and
+// no error.
+func (r *run) pace(ctx context.Context, send func(arrival)) error {
+	clock, err := r.pacer(ctx)
+	if err != nil {
+		return err
+	}
 	defer clock.stop()
+	schedule := NewSchedule(r.settings.Arrivals, r.settings.Rate, r.settings.Seed)
 	for {
 		planned := r.start.Add(schedule.Next())
 		made, counts := r.window.admit(planned)
-		if !made || !clock.until(ctx, planned) {
-			return
+		if !made {
+			return nil
+		}
+		if err := clock.until(ctx, planned); err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return fmt.Errorf("the clock of the arrivals: %w", err)
 		}
 		send(arrival{planned: planned, counts: counts})
 	}
+}
+
+func (r *run) pacer(ctx context.Context) (pacer, error) {
+	if r.settings.Fine {
+		return newFinePacer(ctx)
+	}
+	return newTimerPacer(), nil
 }

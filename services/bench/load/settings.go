@@ -47,9 +47,8 @@ type Settings struct {
 	Requests int64
 	// Seed of the Poisson arrivals, so that two runs have the same.
 	Seed uint64
-	// Fine waits for an arrival with the system's own clock in the end, as Go's
-	// timers may be a millisecond late. A bubble of testing/synctest has no such
-	// clock.
+	// Fine waits for an arrival by the system's own timer too, as Go's may be a
+	// millisecond late. A bubble of testing/synctest has no such timer.
 	Fine bool
 }
 

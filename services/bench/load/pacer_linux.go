@@ -1,0 +1,62 @@
+package load
+
+import (
+	"context"
+	"errors"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// finePacer waits for a timer of the system's to be read, and for Go's own, whichever is
+// first: an idle process hears the system's at once, and Go's up to a millisecond late,
+// where a busy one looks at Go's all the time, and seldom at what can be read. Waiting
+// takes no processor from the goroutines of what is measured, as a call that sleeps
+// would.
+type finePacer struct {
+	fd    int
+	timer *os.File
+	leave func() bool
+}
+
+// newFinePacer returns a pacer of which no wait outlasts the context.
+func newFinePacer(ctx context.Context) (pacer, error) {
+	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_NONBLOCK|unix.TFD_CLOEXEC)
+	if err != nil {
+		return nil, os.NewSyscallError("timerfd_create", err)
+	}
+	p := &finePacer{fd: fd, timer: os.NewFile(uintptr(fd), "timer")}
+	// Its only error is that the pacer has stopped.
+	p.leave = context.AfterFunc(ctx, func() { _ = p.timer.SetReadDeadline(time.Unix(0, 1)) })
+	return p, nil
+}
+
+func (p *finePacer) stop() {
+	p.leave()
+	_ = p.timer.Close() // nothing is written to it
+}
+
+func (p *finePacer) until(ctx context.Context, moment time.Time) error {
+	for {
+		wait := time.Until(moment)
+		if wait <= 0 {
+			return ctx.Err()
+		}
+		at := unix.ItimerSpec{Value: unix.NsecToTimespec(int64(wait))}
+		if err := unix.TimerfdSettime(p.fd, 0, &at, nil); err != nil {
+			return os.NewSyscallError("timerfd_settime", err)
+		}
+		if err := p.timer.SetReadDeadline(moment); err != nil {
+			return err
+		}
+		// What ended the context before has set a deadline that is gone now.
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		var times [8]byte
+		if _, err := p.timer.Read(times[:]); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+			return err
+		}
+	}
+}

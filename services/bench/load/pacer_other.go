@@ -1,0 +1,8 @@
+//go:build !linux
+
+package load
+
+import "context"
+
+// newFinePacer returns a pacer as fine as Go's timers.
+func newFinePacer(context.Context) (pacer, error) { return newTimerPacer(), nil }
