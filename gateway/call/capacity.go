@@ -15,7 +15,7 @@ import (
 
 // capacityAge is how long an answer about a stage's hosts is good. One that had hosts
 // is good for as long again while the next is on its way: under a steady load nobody
-// waits for any.
+// waits for hosts that answer in time.
 const capacityAge = 100 * time.Millisecond
 
 // capacity knows which stages have hosts, and what is in their queues. It asks
@@ -121,11 +121,17 @@ func (a *answer) fault(hop pipeline.Hop, d pipeline.Durability) *fault.Fault {
 	if a.err != nil {
 		return refused(a.err, hop)
 	}
-	if has := a.presence.Durabilities; len(has) > 0 && !slices.Contains(has, d) {
-		return fault.Newf(fault.NotSupported, "stage %s has no queue of durability %s, only %v; ask for one of those, or add it to the stage's queue.durabilities", hop.Stage, d, has).
+	if !a.has(d) {
+		return fault.Newf(fault.NotSupported, "stage %s has no queue of durability %s, only %v; ask for one of those, or add it to the stage's queue.durabilities", hop.Stage, d, a.presence.Durabilities).
 			At(string(hop.Stage), string(hop.Step), "")
 	}
 	return nil
+}
+
+// has reports whether the stage has such a queue, as far as its hosts have said.
+func (a *answer) has(d pipeline.Durability) bool {
+	has := a.presence.Durabilities
+	return len(has) == 0 || slices.Contains(has, d)
 }
 
 // of returns what is known about a queue's hosts, asking if that is nothing or
@@ -142,7 +148,7 @@ func (c *capacity) of(key queueKey) *answer {
 		q.before, q.heard = q.heard, &answer{done: make(chan struct{})}
 		c.ask(q, q.heard)
 	}
-	if q.before.bridges(now) && !closed(q.heard.done) {
+	if q.before.bridges(key.durability, now) && !closed(q.heard.done) {
 		return q.before
 	}
 	return q.heard
@@ -179,9 +185,10 @@ func ended() *answer {
 
 func (a *answer) stale(now time.Time) bool { return closed(a.done) && now.After(a.until) }
 
-// bridges reports whether an answer that was heard is good until the next is.
-func (a *answer) bridges(now time.Time) bool {
-	return a != nil && a.err == nil && now.Before(a.until.Add(capacityAge))
+// bridges reports whether an answer that was heard is good until the next is: a
+// refusal is not.
+func (a *answer) bridges(d pipeline.Durability, now time.Time) bool {
+	return a != nil && a.err == nil && a.has(d) && now.Before(a.until.Add(capacityAge))
 }
 
 // ask fills the answer for all callers that wait, so no one caller's context ends

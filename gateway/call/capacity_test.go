@@ -3,6 +3,7 @@ package call
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,7 +16,17 @@ import (
 // distant is a broker whose word about hosts takes a while.
 type distant struct {
 	takes time.Duration
-	err   error
+
+	mu     sync.Mutex
+	queues []pipeline.Durability
+	err    error
+}
+
+// says changes what it says of hosts.
+func (d *distant) says(err error, queues ...pipeline.Durability) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.queues, d.err = queues, err
 }
 
 func (*distant) Connected() bool { return true }
@@ -23,7 +34,9 @@ func (*distant) Connected() bool { return true }
 func (d *distant) Alive(ctx context.Context, _ pipeline.StageName) (bus.Presence, error) {
 	select {
 	case <-time.After(d.takes):
-		return bus.Presence{Heard: true}, d.err
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return bus.Presence{Heard: true, Durabilities: d.queues}, d.err
 	case <-ctx.Done():
 		return bus.Presence{}, ctx.Err()
 	}
@@ -78,6 +91,7 @@ func TestASteadyLoadWaitsForNoWordAboutHosts(t *testing.T) {
 	}
 }
 
+// A host leaves, and comes back, at one moment after the other between two questions.
 func TestWithoutHostsCallsAreRefusedSoon(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -85,18 +99,36 @@ func TestWithoutHostsCallsAreRefusedSoon(t *testing.T) {
 		c := newCapacity(broker)
 		defer c.stop()
 		const every = 10 * time.Millisecond
-		if _, refused := asks(t, c, every); refused > 0 {
-			t.Fatalf("%d were refused while there was a host", refused)
+		const soon = int(capacityAge/every) + 1
+		for range 10 {
+			if _, refused := asks(t, c, every); refused > soon {
+				t.Errorf("%d calls were refused after a host had come", refused)
+			}
+			broker.says(bus.ErrNoHost)
+			if _, refused := asks(t, c, every); 50-refused > soon {
+				t.Errorf("%d calls were let in after the last host had left", 50-refused)
+			}
+			broker.says(nil)
+			<-time.After(13 * time.Millisecond)
 		}
-		broker.err = bus.ErrNoHost
-		_, refused := asks(t, c, every)
-		if late := 50 - refused; late > int(2*capacityAge/every) {
-			t.Errorf("%d calls were let in after the last host had left", late)
+	})
+}
+
+func TestAQueueThatIsNotThereIsAskedForAgain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		broker := &distant{takes: 5 * time.Millisecond}
+		broker.says(nil, pipeline.File)
+		c := newCapacity(broker)
+		defer c.stop()
+		route := []pipeline.Hop{{Stage: "a", Step: "a"}}
+		if f := c.check(t.Context(), route, pipeline.Memory); f == nil || f.Reason != fault.NotSupported {
+			t.Fatalf("got %v", f)
 		}
-		broker.err = nil
-		_, refused = asks(t, c, every)
-		if refused > int(capacityAge/every) {
-			t.Errorf("%d calls were refused after a host had come", refused)
+		broker.says(nil, pipeline.File, pipeline.Memory)
+		<-time.After(capacityAge + time.Millisecond)
+		if f := c.check(t.Context(), route, pipeline.Memory); f != nil {
+			t.Errorf("the refusal is told again: %v", f)
 		}
 	})
 }

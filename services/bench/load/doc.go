@@ -19,6 +19,6 @@
 //
 // Schedules are pure. A target and a recorder are used by many goroutines at once, all
 // of which have ended when Run returns. Nothing is kept for each request, and nothing
-// allocated but by the target. Runs without Settings.Fine may be tested in a bubble of
-// testing/synctest.
+// allocated but by the target, and some bytes by Settings.Fine for an arrival that was
+// waited for. Runs without that may be tested in a bubble of testing/synctest.
 package load

@@ -303,6 +303,21 @@ func TestWrongSettingsAreRefusedByName(t *testing.T) {
 	}
 }
 
+func TestTheNextArrivalMayBeAsGoodAsNever(t *testing.T) {
+	t.Parallel()
+	for _, a := range []load.Arrivals{load.Constant, load.Poisson} {
+		s := load.NewSchedule(a, 1e-12, 7)
+		last := s.Next()
+		for range 3 {
+			next := s.Next()
+			if next < last || next < 365*24*time.Hour {
+				t.Errorf("%s: %s after %s", a, next, last)
+			}
+			last = next
+		}
+	}
+}
+
 // The pacer that waits with the system's clock is no earlier, and the run is the same.
 func TestAFinePaceIsNeverEarly(t *testing.T) {
 	t.Parallel()
@@ -327,7 +342,7 @@ func TestAFinePaceEndsWithItsContext(t *testing.T) {
 	defer cancel()
 	asked := load.TargetFunc(func(context.Context, *load.Answer) error { cancel(); return nil })
 	begun := time.Now()
-	o, err := load.Run(ctx, load.Settings{Rate: 0.001, Requests: 2, Fine: true}, asked, &recorder{})
+	o, err := load.Run(ctx, load.Settings{Rate: 0.01, Requests: 2, Fine: true}, asked, &recorder{})
 	if err != nil || !o.Interrupted || time.Since(begun) > time.Minute {
 		t.Errorf("got %+v, %v after %s", o, err, time.Since(begun))
 	}
@@ -344,6 +359,7 @@ func BenchmarkRequest(b *testing.B) {
 	for name, s := range map[string]load.Settings{
 		"closed": {Concurrency: 8},
 		"open":   {Rate: load.MaxRate},
+		"fine":   {Rate: 10_000, Fine: true},
 	} {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()

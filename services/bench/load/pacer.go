@@ -8,7 +8,8 @@ import (
 // pacer waits for moments. It is for one goroutine.
 type pacer interface {
 	// until returns nil when the moment has come, at once where it has passed. Its
-	// errors are the context's, and the system's.
+	// errors are those of the context, which is the one that the pacer was made with,
+	// and the system's.
 	until(ctx context.Context, moment time.Time) error
 	stop()
 }

@@ -20,8 +20,8 @@ type finePacer struct {
 	leave func() bool
 }
 
-// newFinePacer returns a pacer of which no wait outlasts the context.
-func newFinePacer(ctx context.Context) (pacer, error) {
+// newFinePacer returns a pacer for waits that end with the context.
+func newFinePacer(ctx context.Context) (*finePacer, error) {
 	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_NONBLOCK|unix.TFD_CLOEXEC)
 	if err != nil {
 		return nil, os.NewSyscallError("timerfd_create", err)
@@ -38,25 +38,24 @@ func (p *finePacer) stop() {
 }
 
 func (p *finePacer) until(ctx context.Context, moment time.Time) error {
-	for {
-		wait := time.Until(moment)
-		if wait <= 0 {
-			return ctx.Err()
-		}
-		at := unix.ItimerSpec{Value: unix.NsecToTimespec(int64(wait))}
-		if err := unix.TimerfdSettime(p.fd, 0, &at, nil); err != nil {
-			return os.NewSyscallError("timerfd_settime", err)
-		}
-		if err := p.timer.SetReadDeadline(moment); err != nil {
-			return err
-		}
-		// What ended the context before has set a deadline that is gone now.
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		var times [8]byte
-		if _, err := p.timer.Read(times[:]); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-			return err
-		}
+	wait := time.Until(moment)
+	if wait <= 0 {
+		return ctx.Err()
 	}
+	at := unix.ItimerSpec{Value: unix.NsecToTimespec(int64(wait))}
+	if err := unix.TimerfdSettime(p.fd, 0, &at, nil); err != nil {
+		return os.NewSyscallError("timerfd_settime", err)
+	}
+	if err := p.timer.SetReadDeadline(moment); err != nil {
+		return err
+	}
+	// What ended the context before has set a deadline that is gone now.
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	var times [8]byte
+	if _, err := p.timer.Read(times[:]); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		return err
+	}
+	return ctx.Err()
 }

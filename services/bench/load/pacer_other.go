@@ -5,4 +5,4 @@ package load
 import "context"
 
 // newFinePacer returns a pacer as fine as Go's timers.
-func newFinePacer(context.Context) (pacer, error) { return newTimerPacer(), nil }
+func newFinePacer(context.Context) (timerPacer, error) { return newTimerPacer(), nil }

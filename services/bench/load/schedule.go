@@ -21,6 +21,9 @@ func NewSchedule(a Arrivals, rate float64, seed uint64) *Schedule {
 	return &Schedule{arrivals: a, rate: rate, random: rand.New(rand.NewPCG(seed, seed))}
 }
 
+// never is beyond any run, and within what a Duration can be.
+const never = 100 * 365 * 24 * time.Hour
+
 // Next returns the time of the next arrival. Constant ones begin at 0; they are
 // multiples, not sums, and so do not drift.
 func (s *Schedule) Next() time.Duration {
@@ -30,5 +33,5 @@ func (s *Schedule) Next() time.Duration {
 		s.sum = float64(s.n) / s.rate
 	}
 	s.n++
-	return time.Duration(s.sum * float64(time.Second))
+	return time.Duration(min(s.sum, never.Seconds()) * float64(time.Second))
 }
