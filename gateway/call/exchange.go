@@ -156,8 +156,7 @@ func (c *exchange) ended(ctx context.Context) (*Response, error) {
 			return response, err
 		}
 	}
-	timeout := c.env.Deadline.Sub(c.env.AdmittedAt).Round(time.Millisecond)
-	return nil, fault.Newf(fault.DeadlineExceeded, "no answer within %s", timeout).Caused(ctx.Err())
+	return nil, ctx.Err()
 }
 
 // register mints an execution and encodes it. The id is new for every

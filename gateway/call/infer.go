@@ -2,10 +2,12 @@ package call
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/google/uuid"
 
+	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -71,9 +73,19 @@ func (s *Service) identified(ctx context.Context, id pipeline.RequestID, r *Requ
 	c.waits = waitsForRoom(r, p)
 	response, id, err := s.decided(ctx, c)
 	if err != nil {
-		return nil, id, fault.From(err)
+		return nil, id, timed(fault.From(err), env)
 	}
 	return response, id, nil
+}
+
+// timed returns the fault, and where that is the end of the call's own time, wherever
+// the call was, how long that was.
+func timed(f *fault.Fault, env *envelope.Envelope) *fault.Fault {
+	if f.Reason != fault.DeadlineExceeded || !errors.Is(f, context.DeadlineExceeded) {
+		return f
+	}
+	timeout := env.Deadline.Sub(env.AdmittedAt).Round(time.Millisecond)
+	return fault.Newf(fault.DeadlineExceeded, "no answer within %s", timeout).Caused(context.DeadlineExceeded)
 }
 
 // decided makes the request, unless another with its idempotency key was made.

@@ -2,6 +2,7 @@ package call_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"testing"
@@ -215,6 +216,36 @@ func TestTheCallersOwnDeadlineIsTheItems(t *testing.T) {
 		if got := time.Duration(asked.Load()); got > min(near, r.Timeout)+time.Second {
 			t.Errorf("with a timeout of %s the item has %s", r.Timeout, got)
 		}
+	}
+}
+
+func TestADeadlineThatPassesSaysHowMuchTimeThereWas(t *testing.T) {
+	t.Parallel()
+	for where, stand := range map[string]func(*bed){
+		"while hosts are asked": func(b *bed) {
+			silent, err := b.nc.SubscribeSync(b.host.Subjects.Alive(stage))
+			if err == nil {
+				err = b.nc.FlushTimeout(bustest.Patience)
+			}
+			if err != nil {
+				b.t.Fatal(err)
+			}
+			b.t.Cleanup(func() { _ = silent.Unsubscribe() })
+		},
+		"in the queue": func(b *bed) { b.serves(func(*envelope.Envelope) {}) },
+	} {
+		t.Run(where, func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t)
+			stand(b)
+			r := ask("x")
+			r.Timeout = 50 * time.Millisecond
+			response, err := b.service.Infer(t.Context(), r)
+			f := wantFault(t, response, err, fault.DeadlineExceeded)
+			if f.Message != "no answer within 50ms" || !errors.Is(f, context.DeadlineExceeded) {
+				t.Errorf("it says %q, because of %v", f.Message, errors.Unwrap(f))
+			}
+		})
 	}
 }
 
