@@ -220,7 +220,7 @@ func (l *loop) expireOne(it *item) {
 }
 
 func (it *item) deadlineFault() *fault.Fault {
-	timeout := it.env.Deadline.Sub(it.env.AdmittedAt).Round(time.Millisecond)
+	timeout := it.env.Timeout().Round(time.Millisecond)
 	return fault.Newf(fault.DeadlineExceeded, "no answer within %s; the deadline passed at stage %s", timeout, it.env.Hop().Stage)
 }
 

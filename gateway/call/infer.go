@@ -84,8 +84,7 @@ func timed(f *fault.Fault, env *envelope.Envelope) *fault.Fault {
 	if f.Reason != fault.DeadlineExceeded || !errors.Is(f, context.DeadlineExceeded) {
 		return f
 	}
-	timeout := env.Deadline.Sub(env.AdmittedAt).Round(time.Millisecond)
-	return fault.Newf(fault.DeadlineExceeded, "no answer within %s", timeout).Caused(context.DeadlineExceeded)
+	return fault.Newf(fault.DeadlineExceeded, "no answer within %s", env.Timeout().Round(time.Millisecond)).Caused(context.DeadlineExceeded)
 }
 
 // decided makes the request, unless another with its idempotency key was made.

@@ -98,7 +98,7 @@ func refused(err error, hop pipeline.Hop) *fault.Fault {
 // renew makes the item a new one. Its ids are made from the letter's, so that
 // the broker tells a repeated replay.
 func renew(item *envelope.Envelope, letter Letter, now time.Time) {
-	timeout := item.Deadline.Sub(item.AdmittedAt)
+	timeout := item.Timeout()
 	space := uuid.NewSHA1(uuid.NameSpaceOID, []byte(letter.Mesh))
 	id := func(kind string) string {
 		return uuid.NewSHA1(space, fmt.Appendf(nil, "%s/%s/%d/%d", kind, item.ExecutionID, letter.DiedAt.UnixNano(), letter.Seq)).String()

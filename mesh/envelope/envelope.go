@@ -57,6 +57,9 @@ func (e *Envelope) Last() bool { return e.Position == len(e.Route)-1 }
 // Class returns the priority class that the item travels in.
 func (e *Envelope) Class() pipeline.Class { return pipeline.ClassOf(e.Priority) }
 
+// Timeout is how long the request has, from its admission to its deadline.
+func (e *Envelope) Timeout() time.Duration { return e.Deadline.Sub(e.AdmittedAt) }
+
 // StoresAnswer reports whether the request's answer is stored before it is told:
 // that of a durable request, and of one whose idempotency key others may come
 // with.
