@@ -172,7 +172,7 @@ func newStore(s Settings) (*pipelines.Store, error) {
 }
 
 func reportBytes(meter metric.Meter, bodies *admit.Budget) error {
-	_, err := meter.Int64ObservableGauge("stagemesh.gateway.body_bytes", metric.WithUnit("By"), metric.WithDescription("Bytes of requests in the gateway: their bodies, and what they mean."),
+	_, err := meter.Int64ObservableGauge("stagemesh.gateway.request_bytes", metric.WithUnit("By"), metric.WithDescription("Bytes of requests in flight: their bodies and the inputs decoded from them."),
 		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
 			o.Observe(bodies.Taken())
 			return nil

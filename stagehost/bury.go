@@ -23,17 +23,17 @@ const recordWait = 2 * time.Second
 // begin puts on record that a suspect's run starts, and returns the starts that
 // were on record. A start that cannot be recorded blames nobody, and the item
 // runs all the same.
-func (h *Host) begin(r *run) []envelope.RunStart {
+func (h *Host) begin(r *run) []envelope.RunRecord {
 	ctx, cancel := context.WithTimeout(r.ctx, recordWait)
 	defer cancel()
 	it := r.items[0]
-	before, err := h.starts.Begin(ctx, it.env, envelope.RunStart{Host: h.settings.Host, At: time.Now()})
+	before, err := h.starts.Begin(ctx, it.env, envelope.RunRecord{Host: h.settings.Host, At: time.Now()})
 	if err != nil {
 		h.settings.Logger.Warn("the start of a suspect's run is not on record", "request", it.env.RequestID, "error", err)
 		return nil
 	}
 	// This process lives, whatever it began.
-	return slices.DeleteFunc(before, func(s envelope.RunStart) bool {
+	return slices.DeleteFunc(before, func(s envelope.RunRecord) bool {
 		return s.Host == h.settings.Host && !s.At.Before(h.born)
 	})
 }
@@ -55,7 +55,7 @@ func (h *Host) recorded(r *run) bool { return r.batch.Suspect && r.items[0].dire
 // end.
 type blamed struct {
 	run    *run
-	starts []envelope.RunStart
+	starts []envelope.RunRecord
 }
 
 func (e *blamed) apply(l *loop) {
@@ -65,7 +65,7 @@ func (e *blamed) apply(l *loop) {
 
 // bury gives up on an item: where it is durable a letter about it is stored
 // before its fault is.
-func (l *loop) bury(it *item, starts []envelope.RunStart, f *fault.Fault) {
+func (l *loop) bury(it *item, starts []envelope.RunRecord, f *fault.Fault) {
 	if !it.durable() || it.direct != nil {
 		l.fail(it, f)
 		return
@@ -91,7 +91,7 @@ func (h *Host) letter(d bus.Delivery, f *fault.Fault) *envelope.DeadLetter {
 	return &envelope.DeadLetter{
 		Mesh: h.settings.Mesh, Stage: h.settings.Stage, Host: h.settings.Host,
 		Durability: d.Durability, Fault: f, Item: d.Data,
-		Deliveries: d.Deliveries, QueuedAt: d.Stored, DiedAt: time.Now(),
+		Deliveries: d.Deliveries, QueuedAt: d.Stored, DeadLetteredAt: time.Now(),
 	}
 }
 

@@ -71,7 +71,7 @@ func (c *call) begun(times int) {
 	c.t.Helper()
 	book := c.bed.book()
 	for range times {
-		if _, err := book.Begin(c.t.Context(), c.env, envelope.RunStart{Host: "crashed", At: time.Now()}); err != nil {
+		if _, err := book.Begin(c.t.Context(), c.env, envelope.RunRecord{Host: "crashed", At: time.Now()}); err != nil {
 			c.t.Fatal(err)
 		}
 	}
@@ -90,7 +90,7 @@ func TestItemThatEndedItsProcessesIsBuried(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	c := b.returned(4, durable)
-	c.begun(stagehost.DefaultAttempts)
+	c.begun(stagehost.DefaultCrashLimit)
 	h := b.host(inproc.Each(inproc.Settings{}, func(context.Context, runner.Item) ([]payload.Part, error) {
 		t.Error("it ran again")
 		return nil, nil
@@ -104,13 +104,13 @@ func TestItemThatEndedItsProcessesIsBuried(t *testing.T) {
 		t.Fatalf("%d dead letters, want 1", len(letters))
 	}
 	l := letters[0]
-	if l.Stage != stage || l.Fault.Reason != fault.RunnerCrashed || l.Deliveries != 5 || len(l.Starts) != stagehost.DefaultAttempts || l.Starts[1].Host != "crashed" {
+	if l.Stage != stage || l.Fault.Reason != fault.RunnerCrashed || l.Deliveries != 5 || len(l.Starts) != stagehost.DefaultCrashLimit || l.Starts[1].Host != "crashed" {
 		t.Errorf("the letter is %+v", l.DeadLetter)
 	}
 	if e, err := envelope.Decode(l.Item); err != nil || e.RequestID != c.env.RequestID {
 		t.Errorf("its item is %+v, %v", e, err)
 	}
-	h.awaitCount("stagemesh.stage.buried", 1)
+	h.awaitCount("stagemesh.stage.dead_lettered", 1)
 	b.emptiedFile()
 }
 
@@ -118,7 +118,7 @@ func TestBlamedItemOfMemoryLeavesNoLetter(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	c := b.returned(1)
-	c.begun(stagehost.DefaultAttempts)
+	c.begun(stagehost.DefaultCrashLimit)
 	b.host(inproc.Each(inproc.Settings{}, echo))
 	c.fails(fault.RunnerCrashed)
 	if letters := b.letters(); len(letters) != 0 {
@@ -131,14 +131,14 @@ func TestSuspectIsNotBlamedForWhatIsNotOnRecord(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	c := b.returned(10, durable)
-	c.begun(stagehost.DefaultAttempts - 1)
+	c.begun(stagehost.DefaultCrashLimit - 1)
 	b.host(inproc.Each(inproc.Settings{}, echo))
 	c.output()
 	b.emptiedFile()
 	// Its run has ended, so nothing of it is on record any more.
 	book := b.book()
 	bustest.Eventually(t, "the record is cleared", func() bool {
-		before, err := book.Begin(t.Context(), c.env, envelope.RunStart{At: time.Now()})
+		before, err := book.Begin(t.Context(), c.env, envelope.RunRecord{At: time.Now()})
 		return err == nil && len(before) == 0
 	})
 }
@@ -165,7 +165,7 @@ func TestBytesThatAreNoItemBecomeADeadLetter(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	h.awaitCount("stagemesh.stage.buried", 2)
+	h.awaitCount("stagemesh.stage.dead_lettered", 2)
 	b.emptied()
 	b.emptiedFile()
 	for _, l := range b.letters() {

@@ -32,7 +32,7 @@ func TestCalledOffItemThatWaitsNeverRuns(t *testing.T) {
 	unwanted, wanted := b.ask("unwanted"), b.ask("wanted")
 	h.awaitCount("stagemesh.stage.pulled", 3)
 	unwanted.callOff()
-	h.awaitCount("stagemesh.stage.called_off", 1)
+	h.awaitCount("stagemesh.stage.cancelled", 1)
 	close(g.release)
 	running.output()
 	wanted.output()
@@ -56,9 +56,9 @@ func TestCalledOffItemThatArrivesLaterNeverRuns(t *testing.T) {
 	// Notices are heard in order: when the second has had its effect, so has
 	// the first.
 	fence.callOff()
-	h.awaitCount("stagemesh.stage.called_off", 1)
+	h.awaitCount("stagemesh.stage.cancelled", 1)
 	b.send(later.env)
-	h.awaitCount("stagemesh.stage.called_off", 2)
+	h.awaitCount("stagemesh.stage.cancelled", 2)
 	close(g.release)
 	running.output()
 	b.ask("wanted").output()
@@ -88,7 +88,7 @@ func TestBatchOfCalledOffItemsIsToldToEnd(t *testing.T) {
 	one.callOff()
 	two.callOff()
 	bustest.Receive(t, "end of the batch", ended)
-	h.awaitCount("stagemesh.stage.called_off", 2)
+	h.awaitCount("stagemesh.stage.cancelled", 2)
 	b.emptied()
 }
 
@@ -112,7 +112,7 @@ func TestOneCalledOffItemDoesNotEndItsNeighbours(t *testing.T) {
 	bustest.Receive(t, "batch", entered)
 	unwanted.callOff()
 	wanted.output()
-	h.awaitCount("stagemesh.stage.called_off", 1)
+	h.awaitCount("stagemesh.stage.cancelled", 1)
 	b.emptied()
 	select {
 	case r := <-unwanted.replies:

@@ -77,7 +77,7 @@ func TestAnswerOfALaterExecutionIsTheFirstOnes(t *testing.T) {
 	if got := b.stored(one.env.RequestID); first(got.Parts) != "first" {
 		t.Errorf("stored %+v", got)
 	}
-	h.awaitCount("stagemesh.stage.outrun", 1)
+	h.awaitCount("stagemesh.stage.duplicate_replies", 1)
 	b.emptiedFile()
 }
 
@@ -181,7 +181,7 @@ func TestAnswerInMemoryThatFindsNoPlaceIsDroppedAtItsDeadline(t *testing.T) {
 	b := newBed(t)
 	h := b.host(inproc.Each(inproc.Settings{}, echo), inMemory, func(s *stagehost.Settings) { s.Results.MaxBytes = 1 << 50 })
 	b.ask("x", keyed, deadline(300*time.Millisecond))
-	h.awaitCount("stagemesh.stage.undelivered", 1)
+	h.awaitCount("stagemesh.stage.undelivered_replies", 1)
 	b.emptied()
 	b.ask("served").output()
 }

@@ -492,7 +492,7 @@ func TestAnswersThatNobodyTookAreCountedByWhatBecameOfThem(t *testing.T) {
 				t.Fatal(err)
 			}
 			b.ask("x", func(e *envelope.Envelope) { e.Gateway = absent })
-			h.awaitCount("stagemesh.stage.undelivered "+word, 1)
+			h.awaitCount("stagemesh.stage.undelivered_replies "+word, 1)
 			b.emptied()
 			if err := stop(); err != nil {
 				t.Error(err)

@@ -61,11 +61,11 @@ func TestCalledOffOutputIsNotHeld(t *testing.T) {
 	b.fullNext(pipeline.Memory)
 	h := b.host(inproc.Each(inproc.Settings{}, echo))
 	c := b.ask("held", toNext)
-	bustest.Eventually(t, "the output is held", func() bool { return h.counts.of("stagemesh.stage.resent") > 2 })
+	bustest.Eventually(t, "the output is held", func() bool { return h.counts.of("stagemesh.stage.send_retries") > 2 })
 	// A notice is a word that may come while the output is on its way.
 	bustest.Eventually(t, "the output is dropped", func() bool {
 		c.callOff()
-		return h.counts.of("stagemesh.stage.called_off") == 1
+		return h.counts.of("stagemesh.stage.cancelled") == 1
 	})
 	b.emptied()
 }
@@ -83,8 +83,8 @@ func TestGraceBeginsWhenTheQueueGoes(t *testing.T) {
 	if err := b.bus.JetStream().DeleteStream(t.Context(), b.bus.Stream(nextStage, pipeline.Memory)); err != nil {
 		t.Fatal(err)
 	}
-	missed := h.counts.of("stagemesh.stage.resent")
-	bustest.Eventually(t, "the host misses the queue", func() bool { return h.counts.of("stagemesh.stage.resent") > missed })
+	missed := h.counts.of("stagemesh.stage.send_retries")
+	bustest.Eventually(t, "the host misses the queue", func() bool { return h.counts.of("stagemesh.stage.send_retries") > missed })
 	if _, err := b.bus.EnsureQueue(t.Context(), s); err != nil {
 		t.Fatal(err)
 	}
@@ -122,7 +122,7 @@ func TestGatewayThatTakesNothingHoldsNobodyUp(t *testing.T) {
 		b.ask(fmt.Sprint(i), func(e *envelope.Envelope) { e.Gateway = frozen })
 	}
 	b.ask("good").output()
-	if n := h.counts.of("stagemesh.stage.undelivered dropped"); n == 0 {
+	if n := h.counts.of("stagemesh.stage.undelivered_replies dropped"); n == 0 {
 		t.Error("nothing was dropped of what the gateway does not take")
 	}
 	close(release)
@@ -178,7 +178,7 @@ func TestItemThatComesAgainToItsHolderRunsOnce(t *testing.T) {
 	bustest.Receive(t, "batch", entered)
 	for i := range 3 {
 		b.comeAgain(pipeline.File)
-		h.awaitCount("stagemesh.stage.repeated", int64(i+1))
+		h.awaitCount("stagemesh.stage.duplicate_deliveries", int64(i+1))
 	}
 	close(release)
 	c.output()
@@ -195,7 +195,7 @@ func TestRunThatEndsWithItsProcessAliveIsOffTheRecordBeforeTheNext(t *testing.T)
 	t.Parallel()
 	b := newBed(t)
 	c := b.returned(1, durable)
-	c.begun(stagehost.DefaultAttempts - 1)
+	c.begun(stagehost.DefaultCrashLimit - 1)
 	var tries atomic.Int64
 	b.host(batches(func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
 		if tries.Add(1) <= 3 {

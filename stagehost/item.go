@@ -43,7 +43,7 @@ type item struct {
 	startsLost int
 	// deaths are the runs of the item alone whose process ended; lonely says that
 	// it is run alone because one did.
-	deaths []envelope.RunStart
+	deaths []envelope.RunRecord
 	lonely bool
 	// beside says that the process ended in which it ran beside other streams.
 	beside bool

@@ -175,7 +175,7 @@ func (h *host) fails() error {
 // leftNothing makes sure that a host that has ended holds nothing any more.
 func (h *host) leftNothing() {
 	h.t.Helper()
-	if n := h.counts.of("stagemesh.stage.defects"); n > 0 {
+	if n := h.counts.of("stagemesh.stage.internal_errors"); n > 0 {
 		h.t.Errorf("%d defects", n)
 	}
 	if n := h.slots.out.Load(); n != 0 {

@@ -85,27 +85,27 @@ func (m *metrics) counters(meter metric.Meter) error {
 	}{
 		{&m.pulls, "stagemesh.stage.pulled", "Items pulled from the queue."},
 		{&m.redelivered, "stagemesh.stage.redelivered", "Items pulled that had been delivered before."},
-		{&m.items, "stagemesh.stage.items", "Items that have their outcome, by outcome."},
+		{&m.items, "stagemesh.stage.items", "Items with an outcome, by outcome."},
 		{&m.faults, "stagemesh.stage.faults", "Items that failed, by reason."},
 		{&m.dispatches, "stagemesh.stage.batches", "Batches dispatched, by reason."},
-		{&m.bad, "stagemesh.stage.malformed", "Messages that are no items."},
-		{&m.lapsed, "stagemesh.stage.expired", "Items whose deadline passed before they could run or be passed on."},
-		{&m.resends, "stagemesh.stage.resent", "Messages to be sent again."},
-		{&m.replies, "stagemesh.stage.undelivered", "Answers that nobody took, by disposition."},
-		{&m.unsettled, "stagemesh.stage.unsettled", "Items that could not be settled with their queue; they come again."},
-		{&m.savings, "stagemesh.stage.called_off", "Items dropped because their request was called off."},
-		{&m.burials, "stagemesh.stage.buried", "Messages that became dead letters."},
-		{&m.repeats, "stagemesh.stage.repeated", "Deliveries of items that the host had in hand already."},
-		{&m.outruns, "stagemesh.stage.outrun", "Durable requests whose answer another execution had stored before."},
-		{&m.chunks, "stagemesh.stage.chunks", "Chunks of streamed answers sent to callers."},
-		{&m.defects, "stagemesh.stage.defects", "Things that cannot happen."},
+		{&m.bad, "stagemesh.stage.malformed", "Malformed messages received."},
+		{&m.lapsed, "stagemesh.stage.expired", "Items whose deadline passed before they ran or were forwarded."},
+		{&m.resends, "stagemesh.stage.send_retries", "Sends that are retried: the next queue is full or missing, or an acknowledgement was lost."},
+		{&m.replies, "stagemesh.stage.undelivered_replies", "Replies that no caller received, by disposition."},
+		{&m.unsettled, "stagemesh.stage.ack_failures", "Items whose acknowledgement failed; they are redelivered."},
+		{&m.savings, "stagemesh.stage.cancelled", "Items dropped because their request was cancelled."},
+		{&m.burials, "stagemesh.stage.dead_lettered", "Messages dead-lettered."},
+		{&m.repeats, "stagemesh.stage.duplicate_deliveries", "Deliveries of items that were in flight on the host already."},
+		{&m.outruns, "stagemesh.stage.duplicate_replies", "Replies dropped because another execution had stored its result first."},
+		{&m.chunks, "stagemesh.stage.chunks", "Chunks sent to gateways."},
+		{&m.defects, "stagemesh.stage.internal_errors", "Internal errors; report any."},
 	} {
 		var err error
 		*c.into, err = meter.Int64Counter(c.name, metric.WithDescription(c.help))
 		errs = append(errs, err)
 	}
 	var err error
-	m.inHand, err = meter.Int64Gauge("stagemesh.stage.in_hand", metric.WithDescription("Items in hand, by state."))
+	m.inHand, err = meter.Int64Gauge("stagemesh.stage.items_in_flight", metric.WithDescription("Items in flight, by state."))
 	return errors.Join(append(errs, err)...)
 }
 
@@ -113,12 +113,12 @@ func (m *metrics) histograms(meter metric.Meter) error {
 	sizes := metric.WithExplicitBucketBoundaries(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 	seconds := metric.WithExplicitBucketBoundaries(.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10)
 	var errs [6]error
-	m.batchSize, errs[0] = meter.Int64Histogram("stagemesh.stage.batch.size", sizes, metric.WithDescription("Items in a batch."))
-	m.batchRows, errs[1] = meter.Int64Histogram("stagemesh.stage.batch.rows", sizes, metric.WithDescription("Rows in a batch."))
-	m.queueWait, errs[2] = meter.Float64Histogram("stagemesh.stage.queue_wait", seconds, metric.WithUnit("s"), metric.WithDescription("From the broker's receipt of an item until a host had it."))
-	m.batchWait, errs[3] = meter.Float64Histogram("stagemesh.stage.batch_wait", seconds, metric.WithUnit("s"), metric.WithDescription("From an item's arrival at the host until its batch was dispatched."))
-	m.runTime, errs[4] = meter.Float64Histogram("stagemesh.stage.run", seconds, metric.WithUnit("s"), metric.WithDescription("The runner's time for a batch."))
-	m.firstChunk, errs[5] = meter.Float64Histogram("stagemesh.stage.first_chunk", seconds, metric.WithUnit("s"), metric.WithDescription("From the start of an item's run to its first chunk."))
+	m.batchSize, errs[0] = meter.Int64Histogram("stagemesh.stage.batch_items", sizes, metric.WithDescription("Items in a batch."))
+	m.batchRows, errs[1] = meter.Int64Histogram("stagemesh.stage.batch_rows", sizes, metric.WithDescription("Rows in a batch."))
+	m.queueWait, errs[2] = meter.Float64Histogram("stagemesh.stage.queue_wait", seconds, metric.WithUnit("s"), metric.WithDescription("Time from the broker's receipt of an item to its delivery."))
+	m.batchWait, errs[3] = meter.Float64Histogram("stagemesh.stage.batch_wait", seconds, metric.WithUnit("s"), metric.WithDescription("Time from an item's delivery to the dispatch of its batch."))
+	m.runTime, errs[4] = meter.Float64Histogram("stagemesh.stage.run", seconds, metric.WithUnit("s"), metric.WithDescription("Run time of a batch."))
+	m.firstChunk, errs[5] = meter.Float64Histogram("stagemesh.stage.first_chunk", seconds, metric.WithUnit("s"), metric.WithDescription("Time from the start of an item's run to its first chunk."))
 	return errors.Join(errs[:]...)
 }
 

@@ -27,9 +27,9 @@ func (l *loop) quarantine(e *ran, items []*item) {
 			continue
 		}
 		if alone {
-			it.deaths = append(it.deaths, envelope.RunStart{Host: l.host.settings.Host, At: e.run.started})
+			it.deaths = append(it.deaths, envelope.RunRecord{Host: l.host.settings.Host, At: e.run.started})
 		}
-		if len(it.deaths) >= min(loneDeaths, l.host.settings.Attempts) {
+		if len(it.deaths) >= min(loneDeaths, l.host.settings.CrashLimit) {
 			l.blame(it)
 			continue
 		}
@@ -44,7 +44,7 @@ func (l *loop) blame(it *item) {
 	l.bury(it, it.deaths, crashed(len(it.deaths), last))
 }
 
-func crashed(times int, last envelope.RunStart) *fault.Fault {
+func crashed(times int, last envelope.RunRecord) *fault.Fault {
 	return fault.Newf(fault.RunnerCrashed,
 		"the process that ran the item alone ended %d times, last on host %s at %s", times, last.Host, last.At.Format(time.RFC3339))
 }

@@ -126,5 +126,5 @@ func TestDurableItemThatEndsItsProcessLeavesALetter(t *testing.T) {
 	h := b.host(m.runner())
 	c := b.ask("poison", func(e *envelope.Envelope) { e.Durability = pipeline.File })
 	c.fails(fault.RunnerCrashed)
-	h.awaitCount("stagemesh.stage.buried", 1)
+	h.awaitCount("stagemesh.stage.dead_lettered", 1)
 }

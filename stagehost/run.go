@@ -121,7 +121,7 @@ func (h *Host) work(t task) {
 func (h *Host) runOne(slot runner.Slot, r *run) {
 	defer r.cancel()
 	if h.recorded(r) {
-		if starts := h.begin(r); len(starts) >= h.settings.Attempts {
+		if starts := h.begin(r); len(starts) >= h.settings.CrashLimit {
 			slot.Release()
 			h.post(&blamed{run: r, starts: starts})
 			return

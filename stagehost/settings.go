@@ -49,10 +49,10 @@ type Settings struct {
 
 	Bus   bus.Settings
 	Queue QueueSettings
-	// Attempts is how many runs of an item alone may end the process that runs
-	// it before the item is blamed; 0 means DefaultAttempts. A process may also
+	// CrashLimit is how many runs of an item alone may end the process that runs
+	// it before the item is blamed; 0 means DefaultCrashLimit. A process may also
 	// be ended by others while an innocent item runs.
-	Attempts int
+	CrashLimit int
 	// Results are where the answers to durable requests are kept, DeadLetters
 	// what the host gave up on, and Starts which runs have begun.
 	Results     result.Settings
@@ -101,7 +101,7 @@ const (
 	DefaultMaxBytes     = 128 << 20
 	DefaultMaxAge       = 10 * time.Minute
 	DefaultAckWait      = 2500 * time.Millisecond
-	DefaultAttempts     = 3
+	DefaultCrashLimit   = 3
 	DefaultStartTimeout = 10 * time.Minute
 	DefaultDrainTimeout = 30 * time.Second
 
@@ -121,7 +121,7 @@ func (s Settings) withDefaults() Settings {
 	orDefault(&s.Queue.MaxAge, DefaultMaxAge)
 	orDefault(&s.Queue.AckWait, DefaultAckWait)
 	orDefault(&s.Queue.Replicas, 1)
-	orDefault(&s.Attempts, DefaultAttempts)
+	orDefault(&s.CrashLimit, DefaultCrashLimit)
 	orDefault(&s.StartTimeout, DefaultStartTimeout)
 	orDefault(&s.DrainTimeout, DefaultDrainTimeout)
 	return s
@@ -192,8 +192,8 @@ func (s Settings) validateBounds() error {
 	if err := s.Stream.validate(); err != nil {
 		return err
 	}
-	if s.Attempts < 1 {
-		return fmt.Errorf("attempts: %d, at least 1 is needed", s.Attempts)
+	if s.CrashLimit < 1 {
+		return fmt.Errorf("crash_limit: %d, at least 1 is needed", s.CrashLimit)
 	}
 	if s.Queue.AckWait < time.Second {
 		return fmt.Errorf("queue.ack_wait: %s, at least 1s is needed", s.Queue.AckWait)

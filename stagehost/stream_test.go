@@ -487,7 +487,7 @@ func TestAnItemWhoseChunksWereSentIsNotGivenBackByAHostThatLeaves(t *testing.T) 
 	h := b.host(talking(1, answer), func(s *stagehost.Settings) { s.DrainTimeout = 50 * time.Millisecond })
 	away := b.expect(chunkOf("x"), func(e *envelope.Envelope) { e.Gateway = "away" })
 	b.send(away.env)
-	bustest.Eventually(t, "its answer is sent again", func() bool { return h.counts.of("stagemesh.stage.resent") > 1 })
+	bustest.Eventually(t, "its answer is sent again", func() bool { return h.counts.of("stagemesh.stage.send_retries") > 1 })
 	h.stop()
 	bustest.Receive(t, "run", runs)
 	b.host(talking(1, answer))
@@ -518,7 +518,7 @@ func TestAnInnocentStreamIsNotBlamedForItsNeighbour(t *testing.T) {
 			return runner.ErrDied
 		}
 		return settleAll(batch, sink)
-	}), func(s *stagehost.Settings) { s.Attempts = 1 })
+	}), func(s *stagehost.Settings) { s.CrashLimit = 1 })
 	innocent, killer := b.ask("innocent"), b.ask("killer")
 	checkEcho(t, innocent)
 	killer.fails(fault.RunnerCrashed)

@@ -36,7 +36,7 @@ func (d *desk) list(ctx context.Context, in *adminv1.ListDeadLettersRequest) (*a
 	}
 	out := &adminv1.ListDeadLettersResponse{Next: page.Next, Unreadable: page.Unreadable}
 	for _, letter := range page.Letters {
-		out.Letters = append(out.Letters, summary(read(letter)))
+		out.DeadLetters = append(out.DeadLetters, summary(read(letter)))
 	}
 	return out, nil
 }
@@ -52,7 +52,7 @@ func (d *desk) get(ctx context.Context, in *adminv1.GetDeadLetterRequest) (*admi
 	}
 	out := full(read(letter))
 	out.RawMessage = letter.Item[:min(len(letter.Item), int(in.GetMessageBytes()))]
-	return &adminv1.GetDeadLetterResponse{Letter: out}, nil
+	return &adminv1.GetDeadLetterResponse{DeadLetter: out}, nil
 }
 
 func (d *desk) replay(ctx context.Context, in *adminv1.ReplayDeadLetterRequest) (*adminv1.ReplayDeadLetterResponse, error) {
@@ -65,19 +65,19 @@ func (d *desk) replay(ctx context.Context, in *adminv1.ReplayDeadLetterRequest) 
 		d.log.Warn("replayed dead letter remains", "letter", in.GetSeq(), "error", err)
 	}
 	return &adminv1.ReplayDeadLetterResponse{
-		RequestId:     string(replayed.RequestID),
-		ExecutionId:   string(replayed.ExecutionID),
-		Deadline:      timestamppb.New(replayed.Deadline),
-		LetterRemains: err != nil,
+		RequestId:         string(replayed.RequestID),
+		ExecutionId:       string(replayed.ExecutionID),
+		Deadline:          timestamppb.New(replayed.Deadline),
+		DeadLetterRemains: err != nil,
 	}, nil
 }
 
-func (d *desk) discard(ctx context.Context, in *adminv1.DiscardDeadLetterRequest) (*adminv1.DiscardDeadLetterResponse, error) {
+func (d *desk) discard(ctx context.Context, in *adminv1.DeleteDeadLetterRequest) (*adminv1.DeleteDeadLetterResponse, error) {
 	if err := d.letters.Discard(ctx, in.GetSeq()); err != nil {
 		return nil, told(err, in.GetSeq())
 	}
 	d.log.Info("dead letter discarded", "letter", in.GetSeq())
-	return &adminv1.DiscardDeadLetterResponse{}, nil
+	return &adminv1.DeleteDeadLetterResponse{}, nil
 }
 
 // told is the fault of an error about one letter.

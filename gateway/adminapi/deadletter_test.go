@@ -32,14 +32,14 @@ func TestLettersAreServedOnEveryProtocol(t *testing.T) {
 		first := item(t)
 		seq := d.bury(d.encode(first))
 		response, err := client.ListDeadLetters(t.Context(), connect.NewRequest(&adminv1.ListDeadLettersRequest{}))
-		if err != nil || len(response.Msg.GetLetters()) != 1 {
+		if err != nil || len(response.Msg.GetDeadLetters()) != 1 {
 			t.Fatalf("%s: lists %v, %v", p.name, response, err)
 		}
-		s := response.Msg.GetLetters()[0]
+		s := response.Msg.GetDeadLetters()[0]
 		if s.GetSeq() != seq || s.GetStage() != string(stage) || s.GetPipeline() != "pipeline" || s.GetRequestId() != string(first.RequestID) ||
 			s.GetExecutionId() != string(first.ExecutionID) || s.GetReason() != "RUNNER_CRASHED" || s.GetMessage() != "it ends every worker" ||
-			s.GetDeliveries() != 5 || s.GetAttempts() != 2 || s.GetSize() != uint64(len(d.encode(first))) || !s.GetReplayable() ||
-			time.Since(s.GetDiedAt().AsTime()) > time.Minute {
+			s.GetDeliveries() != 5 || s.GetCrashCount() != 2 || s.GetSize() != uint64(len(d.encode(first))) || !s.GetReplayable() ||
+			time.Since(s.GetDeadLetteredAt().AsTime()) > time.Minute {
 			t.Errorf("%s: lists %v", p.name, s)
 		}
 		letter, err := get(t, client, seq)
@@ -47,7 +47,7 @@ func TestLettersAreServedOnEveryProtocol(t *testing.T) {
 			t.Errorf("%s: shows %v, %v", p.name, letter, err)
 		}
 		again, err := replay(t, client, seq)
-		if err != nil || again.GetRequestId() == "" || again.GetRequestId() == string(first.RequestID) || time.Until(again.GetDeadline().AsTime()) < 30*time.Second || again.GetLetterRemains() {
+		if err != nil || again.GetRequestId() == "" || again.GetRequestId() == string(first.RequestID) || time.Until(again.GetDeadline().AsTime()) < 30*time.Second || again.GetDeadLetterRemains() {
 			t.Errorf("%s: replays as %v, %v", p.name, again, err)
 		}
 		_, err = replay(t, client, seq)
@@ -101,7 +101,7 @@ func TestTheMessageIsGivenAsFarAsItIsAskedFor(t *testing.T) {
 	seq := d.bury([]byte("garbage"))
 	for ask, want := range map[uint32]string{0: "", 3: "gar", 7: "garbage", 64 << 20: "garbage"} {
 		response, err := client.GetDeadLetter(t.Context(), connect.NewRequest(&adminv1.GetDeadLetterRequest{Seq: seq, MessageBytes: ask}))
-		if err != nil || string(response.Msg.GetLetter().GetRawMessage()) != want {
+		if err != nil || string(response.Msg.GetDeadLetter().GetRawMessage()) != want {
 			t.Errorf("%d bytes: got %v, %v", ask, response, err)
 		}
 	}
@@ -167,17 +167,17 @@ func TestListsAreBoundedAndGoOn(t *testing.T) {
 	seen, next := 0, uint64(1)
 	for next != 0 {
 		response, err := client.ListDeadLetters(t.Context(), connect.NewRequest(&adminv1.ListDeadLettersRequest{From: next, Limit: 10 * more}))
-		if err != nil || len(response.Msg.GetLetters()) > deadletter.MaxLimit {
-			t.Fatalf("lists %d, %v", len(response.Msg.GetLetters()), err)
+		if err != nil || len(response.Msg.GetDeadLetters()) > deadletter.MaxLimit {
+			t.Fatalf("lists %d, %v", len(response.Msg.GetDeadLetters()), err)
 		}
-		seen, next = seen+len(response.Msg.GetLetters()), response.Msg.GetNext()
+		seen, next = seen+len(response.Msg.GetDeadLetters()), response.Msg.GetNext()
 	}
 	if seen != more {
 		t.Errorf("lists %d letters, there are %d", seen, more)
 	}
 	response, err := client.ListDeadLetters(t.Context(), connect.NewRequest(&adminv1.ListDeadLettersRequest{}))
-	if err != nil || len(response.Msg.GetLetters()) != deadletter.DefaultLimit || response.Msg.GetNext() != deadletter.DefaultLimit+1 {
-		t.Errorf("unasked it lists %d, then %d, %v", len(response.Msg.GetLetters()), response.Msg.GetNext(), err)
+	if err != nil || len(response.Msg.GetDeadLetters()) != deadletter.DefaultLimit || response.Msg.GetNext() != deadletter.DefaultLimit+1 {
+		t.Errorf("unasked it lists %d, then %d, %v", len(response.Msg.GetDeadLetters()), response.Msg.GetNext(), err)
 	}
 }
 
@@ -266,7 +266,7 @@ func TestAReplayWhoseLetterStaysSaysSo(t *testing.T) {
 	t.Parallel()
 	letters := &fake{replayed: deadletter.Replayed{RequestID: "id"}, err: errors.New("still there")}
 	got, err := replay(t, open(t, letters), 1)
-	if err != nil || got.GetRequestId() != "id" || !got.GetLetterRemains() {
+	if err != nil || got.GetRequestId() != "id" || !got.GetDeadLetterRemains() {
 		t.Errorf("got %v, %v", got, err)
 	}
 }

@@ -83,7 +83,7 @@ func (s Settings) lettersHandler() (string, http.Handler) {
 	procedure.Unary(out, "ListDeadLetters", bounded(c, d.list))
 	procedure.Unary(out, "GetDeadLetter", bounded(c, d.get))
 	procedure.Unary(out, "ReplayDeadLetter", bounded(c, d.replay))
-	procedure.Unary(out, "DiscardDeadLetter", bounded(c, d.discard))
+	procedure.Unary(out, "DeleteDeadLetter", bounded(c, d.discard))
 	return out.Path(), out
 }
 

@@ -39,15 +39,15 @@ func read(l deadletter.Letter) opened {
 
 func summary(l opened) *adminv1.DeadLetterSummary {
 	out := &adminv1.DeadLetterSummary{
-		Seq:        l.Seq,
-		Stage:      string(l.Stage),
-		Reason:     string(l.Fault.Reason),
-		Message:    fmt.Sprintf("%.*s", maxText, l.Fault.Message),
-		Deliveries: uint32(l.Deliveries),
-		Attempts:   uint32(len(l.Starts)),
-		DiedAt:     timestamppb.New(l.DiedAt),
-		Size:       uint64(len(l.Item)),
-		Replayable: l.refused == nil,
+		Seq:            l.Seq,
+		Stage:          string(l.Stage),
+		Reason:         string(l.Fault.Reason),
+		Message:        fmt.Sprintf("%.*s", maxText, l.Fault.Message),
+		Deliveries:     uint32(l.Deliveries),
+		CrashCount:     uint32(len(l.Starts)),
+		DeadLetteredAt: timestamppb.New(l.DeadLetteredAt),
+		Size:           uint64(len(l.Item)),
+		Replayable:     l.refused == nil,
 	}
 	if l.item != nil {
 		out.Pipeline, out.RequestId, out.ExecutionId = string(l.item.Pipeline), string(l.item.RequestID), string(l.item.ExecutionID)
@@ -65,7 +65,7 @@ func full(l opened) *adminv1.DeadLetter {
 		QueuedAt:   timestamppb.New(l.QueuedAt),
 	}
 	for _, run := range l.Starts {
-		out.Runs = append(out.Runs, &adminv1.DeadRun{Host: string(run.Host), BegunAt: timestamppb.New(run.At)})
+		out.Runs = append(out.Runs, &adminv1.DeadLetterRun{Host: string(run.Host), StartedAt: timestamppb.New(run.At)})
 	}
 	if l.refused != nil {
 		out.NotReplayable = fmt.Sprintf("%.*s", maxText, plain(l.refused))
@@ -76,8 +76,8 @@ func full(l opened) *adminv1.DeadLetter {
 	return out
 }
 
-func item(e *envelope.Envelope) *adminv1.DeadItem {
-	out := &adminv1.DeadItem{
+func item(e *envelope.Envelope) *adminv1.DeadLetterItem {
+	out := &adminv1.DeadLetterItem{
 		Tenant:         e.Tenant,
 		Gateway:        string(e.Gateway),
 		Route:          route(e.Route),
@@ -105,25 +105,25 @@ func admitted(e *envelope.Envelope) *timestamppb.Timestamp {
 	return nil
 }
 
-func route(hops []pipeline.Hop) []*adminv1.DeadStep {
-	out := make([]*adminv1.DeadStep, len(hops))
+func route(hops []pipeline.Hop) []*adminv1.DeadLetterStep {
+	out := make([]*adminv1.DeadLetterStep, len(hops))
 	for i, hop := range hops {
-		out[i] = &adminv1.DeadStep{
+		out[i] = &adminv1.DeadLetterStep{
 			Name: string(hop.Step), Stage: string(hop.Stage), Model: hop.Model.ToProto(), Parameters: hop.Parameters.ToProto(),
 		}
 	}
 	return out
 }
 
-func parts(in []payload.Part) []*adminv1.DeadPart {
-	out := make([]*adminv1.DeadPart, len(in))
+func parts(in []payload.Part) []*adminv1.DeadLetterPart {
+	out := make([]*adminv1.DeadLetterPart, len(in))
 	for i, p := range in {
-		out[i] = &adminv1.DeadPart{Name: p.Name, Size: uint64(p.Size()), Parameters: p.Parameters.ToProto()}
+		out[i] = &adminv1.DeadLetterPart{Name: p.Name, Size: uint64(p.Size()), Parameters: p.Parameters.ToProto()}
 		if p.Tensor != nil {
-			out[i].Body = &adminv1.DeadPart_Tensor{Tensor: &adminv1.DeadTensor{Datatype: string(p.Tensor.Datatype), Shape: p.Tensor.Shape}}
+			out[i].Body = &adminv1.DeadLetterPart_Tensor{Tensor: &adminv1.DeadLetterTensor{Datatype: string(p.Tensor.Datatype), Shape: p.Tensor.Shape}}
 			continue
 		}
-		out[i].Body = &adminv1.DeadPart_Blob{Blob: &adminv1.DeadBlob{ContentType: p.Blob.ContentType}}
+		out[i].Body = &adminv1.DeadLetterPart_Blob{Blob: &adminv1.DeadLetterBlob{ContentType: p.Blob.ContentType}}
 	}
 	return out
 }

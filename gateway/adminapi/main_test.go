@@ -107,8 +107,8 @@ func (d *desk) bury(message []byte, edits ...func(*envelope.DeadLetter)) uint64 
 	letter := &envelope.DeadLetter{
 		Mesh: mesh, Stage: stage, Host: "host", Durability: pipeline.File, Priority: 3, Deliveries: 5,
 		Fault: fault.New(fault.RunnerCrashed, "it ends every worker").At(string(stage), "two", "host").WithMetadata("k", "v"),
-		Item:  message, Starts: []envelope.RunStart{{Host: "crashed", At: now}, {Host: "crashed", At: now}},
-		QueuedAt: now, DiedAt: now,
+		Item:  message, Starts: []envelope.RunRecord{{Host: "crashed", At: now}, {Host: "crashed", At: now}},
+		QueuedAt: now, DeadLetteredAt: now,
 	}
 	for _, edit := range edits {
 		edit(letter)
@@ -185,7 +185,7 @@ func get(t *testing.T, client adminv1connect.DeadLetterServiceClient, seq uint64
 	if err != nil {
 		return nil, err
 	}
-	return response.Msg.GetLetter(), nil
+	return response.Msg.GetDeadLetter(), nil
 }
 
 func replay(t *testing.T, client adminv1connect.DeadLetterServiceClient, seq uint64) (*adminv1.ReplayDeadLetterResponse, error) {
@@ -199,7 +199,7 @@ func replay(t *testing.T, client adminv1connect.DeadLetterServiceClient, seq uin
 
 func discard(t *testing.T, client adminv1connect.DeadLetterServiceClient, seq uint64) error {
 	t.Helper()
-	_, err := client.DiscardDeadLetter(t.Context(), connect.NewRequest(&adminv1.DiscardDeadLetterRequest{Seq: seq}))
+	_, err := client.DeleteDeadLetter(t.Context(), connect.NewRequest(&adminv1.DeleteDeadLetterRequest{Seq: seq}))
 	return err
 }
 
@@ -211,7 +211,7 @@ func list(t *testing.T, client adminv1connect.DeadLetterServiceClient, r *adminv
 		t.Fatal(err)
 	}
 	out := ""
-	for _, letter := range response.Msg.GetLetters() {
+	for _, letter := range response.Msg.GetDeadLetters() {
 		out += fmt.Sprint(letter.GetSeq(), " ")
 	}
 	return out + fmt.Sprint(response.Msg.GetUnreadable(), " ", response.Msg.GetNext())

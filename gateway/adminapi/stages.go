@@ -105,7 +105,7 @@ func (c *census) counted() []roster.Stage {
 func statusOf(s roster.Stage) *adminv1.StageStatus {
 	return &adminv1.StageStatus{
 		Stage: s.Name, Hosts: uint32(s.Hosts), ReadyHosts: uint32(s.Ready),
-		InHand: uint32(s.InHand), MaxInFlight: uint32(s.MaxInFlight), Running: uint32(s.Running), Slots: uint32(s.Slots),
+		InFlight: uint32(s.InHand), MaxInFlight: uint32(s.MaxInFlight), Running: uint32(s.Running), Slots: uint32(s.Slots),
 		Spec: s.Spec, Limits: s.Limits,
 	}
 }

@@ -142,9 +142,9 @@ func (o *callOffs) conclude(env *envelope.Envelope, was bool) {
 	err := o.bus.Cancel(&envelope.Cancel{Mesh: env.Mesh, RequestID: env.RequestID, Deadline: env.Deadline})
 	switch {
 	case was:
-		o.count(withdrawn)
+		o.count(deleted)
 	case err == nil:
-		o.count(noticed)
+		o.count(notified)
 	default:
 		o.count(failed)
 	}

@@ -71,13 +71,13 @@ func TestNoMoreAreWithdrawnAtATimeThanMay(t *testing.T) {
 		t.Errorf("callers were held up for %s", took)
 	}
 	bustest.Eventually(t, "as many withdraw as may", func() bool { return now.Load() == withdrawalsAtOnce })
-	if got := sums.of(noticed); got != calls-inside {
-		t.Errorf("%d were only noticed at once, want %d", got, calls-inside)
+	if got := sums.of(notified); got != calls-inside {
+		t.Errorf("%d were only notified at once, want %d", got, calls-inside)
 	}
 	close(goOn)
 	o.stop()
-	if withdrawn, noticed := sums.of(withdrawn), sums.of(noticed); withdrawn != inside || noticed != calls-inside {
-		t.Errorf("%d withdrawn, %d noticed", withdrawn, noticed)
+	if deleted, notified := sums.of(deleted), sums.of(notified); deleted != inside || notified != calls-inside {
+		t.Errorf("%d deleted, %d notified", deleted, notified)
 	}
 }
 
@@ -98,8 +98,8 @@ func TestStopWaitsForWithdrawalsAndNoLongerThanTheyMayTake(t *testing.T) {
 		t.Errorf("it took %s", took)
 	}
 	o.start(left(0))
-	if got := sums.of(noticed); got != 101 {
-		t.Errorf("%d were noticed, of 100 before and one after", got)
+	if got := sums.of(notified); got != 101 {
+		t.Errorf("%d were notified, of 100 before and one after", got)
 	}
 }
 
@@ -110,13 +110,13 @@ func TestOnlyWhatMayHaveBeenQueuedIsCalledOff(t *testing.T) {
 		tries     int
 		how       string
 	}{
-		"queued":                          {publishedAt(7), 1, withdrawn},
-		"queued at the second try":        {publishedAt(7), 2, withdrawn},
-		"found queued at the second try":  {published{receipt: bus.Receipt{Seq: 7, Duplicate: true}}, 2, withdrawn},
-		"gone on":                         {publishedAt(8), 1, noticed},
-		"never confirmed":                 {published{err: bus.ErrUnknown}, 1, noticed},
-		"never confirmed, then refused":   {published{err: bus.ErrQueueFull}, 2, noticed},
-		"never confirmed, then not sent":  {published{err: bus.ErrDisconnected}, 2, noticed},
+		"queued":                          {publishedAt(7), 1, deleted},
+		"queued at the second try":        {publishedAt(7), 2, deleted},
+		"found queued at the second try":  {published{receipt: bus.Receipt{Seq: 7, Duplicate: true}}, 2, deleted},
+		"gone on":                         {publishedAt(8), 1, notified},
+		"never confirmed":                 {published{err: bus.ErrUnknown}, 1, notified},
+		"never confirmed, then refused":   {published{err: bus.ErrQueueFull}, 2, notified},
+		"never confirmed, then not sent":  {published{err: bus.ErrDisconnected}, 2, notified},
 		"refused":                         {published{err: bus.ErrQueueFull}, 1, ""},
 		"not sent":                        {published{err: bus.ErrDisconnected}, 1, ""},
 		"swallowed: the id was another's": {published{receipt: bus.Receipt{Seq: 7, Duplicate: true}}, 1, ""},
@@ -132,7 +132,7 @@ func TestOnlyWhatMayHaveBeenQueuedIsCalledOff(t *testing.T) {
 			o.start(l)
 			outcome <- test.published // the queue's word comes late
 			o.stop()
-			for _, how := range []string{withdrawn, noticed, failed} {
+			for _, how := range []string{deleted, notified, failed} {
 				if want := map[bool]int{true: 1}[how == test.how]; sums.of(how) != want {
 					t.Errorf("%s %d times, want %d", how, sums.of(how), want)
 				}

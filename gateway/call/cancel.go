@@ -70,7 +70,7 @@ func (s *Service) Cancel(ctx context.Context, requestID string) error {
 		s.metrics.cancelled(failed)
 		return unavailable(err).WithMetadata(requestIDKey, string(id))
 	}
-	s.metrics.cancelled(noticed)
+	s.metrics.cancelled(notified)
 	return nil
 }
 
@@ -79,7 +79,7 @@ func (s *Service) Cancel(ctx context.Context, requestID string) error {
 func (s *Service) hear(data []byte) {
 	notice, err := envelope.DecodeCancel(data)
 	if err != nil || notice.Mesh != s.settings.Mesh {
-		s.metrics.reply("malformed_notice")
+		s.metrics.reply("malformed_cancel")
 		return
 	}
 	s.waiting.cancel(notice.RequestID)

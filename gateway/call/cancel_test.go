@@ -63,7 +63,7 @@ func TestWhatACallerLeftIsNeverDelivered(t *testing.T) {
 	leave()
 	inside.Wait()
 	b.stops[b.service]()
-	if got := sums.of(cancelled("withdrawn")); got != calls {
+	if got := sums.of(cancelled("deleted")); got != calls {
 		t.Errorf("%d of %d calls were withdrawn: %v", got, calls, sums.all())
 	}
 	items := b.pulls(pipeline.Memory)
@@ -143,7 +143,7 @@ func TestADeadlineIsNoReasonToCallOff(t *testing.T) {
 	}
 	leave()
 	b.stops[b.service]()
-	for _, how := range []string{"withdrawn", "noticed", "failed"} {
+	for _, how := range []string{"deleted", "notified", "failed"} {
 		if n := sums.of(cancelled(how)); n > 0 {
 			t.Errorf("%d %s", n, how)
 		}
@@ -198,7 +198,7 @@ func TestARequestIsCalledOffThroughAnyGateway(t *testing.T) {
 					t.Errorf("got %v", f)
 				}
 				b.wait(d, 0)
-				bustest.Eventually(t, "it is counted", func() bool { return sums.of(cancelled("withdrawn")) == 1 })
+				bustest.Eventually(t, "it is counted", func() bool { return sums.of(cancelled("deleted")) == 1 })
 				response, err := asked.Result(t.Context(), request, 0)
 				if d == pipeline.Memory {
 					_ = wantFault(t, response, err, fault.NotFound)
@@ -259,7 +259,7 @@ func TestCallingOffWhatWaitsNowhereTellsTheHosts(t *testing.T) {
 	if err := b.service.Cancel(t.Context(), id); fault.From(err).Reason != fault.BrokerUnavailable {
 		t.Errorf("without a broker: %v", err)
 	}
-	if noticed, failed := sums.of(cancelled("noticed")), sums.of(cancelled("failed")); noticed != 1 || failed != 1 {
+	if noticed, failed := sums.of(cancelled("notified")), sums.of(cancelled("failed")); noticed != 1 || failed != 1 {
 		t.Errorf("counted %v", sums.all())
 	}
 	b.broker.Restore()
@@ -284,7 +284,7 @@ func TestNoticesThatAreNoneAreCountedAndHarmNobody(t *testing.T) {
 		}
 	}
 	bustest.Eventually(t, "they are counted", func() bool {
-		return sums.of("stagemesh.gateway.dropped_replies malformed_notice") == int64(len(notices))
+		return sums.of("stagemesh.gateway.dropped_replies malformed_cancel") == int64(len(notices))
 	})
 	b.end(item.env, 1, []byte("done"))
 	if got := bustest.Receive(t, "answer", answer); got.err != nil {

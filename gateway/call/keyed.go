@@ -60,7 +60,7 @@ func (k *keyed) answer(ctx context.Context) (*Response, error) {
 				// Its own claim, of which the broker's word was lost.
 				return k.made(ctx, at.record)
 			}
-			k.join(at.record.Claim.RequestID, joined)
+			k.join(at.record.Claim.RequestID, follower)
 			at, err = k.wait(ctx, at)
 		case free:
 			response, taken := k.take(ctx, at)
@@ -165,7 +165,7 @@ func (k *keyed) take(ctx context.Context, at seen) (*Response, error) {
 		response, err := k.ended(ctx, err)
 		return response, k.orLook(err)
 	case at.record.Seq == 0:
-		k.service.metrics.keyed(owned)
+		k.service.metrics.keyed(first)
 	default:
 		k.service.metrics.keyed(takenOver)
 	}

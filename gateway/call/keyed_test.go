@@ -97,7 +97,7 @@ func (b *bed) holds(r *call.Request, left time.Duration) claim.Record {
 	return record
 }
 
-func outcome(what string) string { return "stagemesh.gateway.keyed " + what }
+func outcome(what string) string { return "stagemesh.gateway.idempotent_requests " + what }
 
 // answers checks that a call was answered with the text, and returns the request
 // whose answer it is.
@@ -144,7 +144,7 @@ func TestOfManyCallsWithOneKeyOneIsMade(t *testing.T) {
 			asked = append(asked, infer(t.Context(), gateways[i%2], r))
 		}
 		item := bustest.Receive(t, "item", items)
-		bustest.Eventually(t, "the others wait", func() bool { return counts.of(outcome("joined")) == callers-1 })
+		bustest.Eventually(t, "the others wait", func() bool { return counts.of(outcome("follower")) == callers-1 })
 		b.finish(item, did(item.env))
 		for _, from := range asked {
 			if id := answers(t, from, "did it"); id != string(item.env.RequestID) {
@@ -154,7 +154,7 @@ func TestOfManyCallsWithOneKeyOneIsMade(t *testing.T) {
 		if len(items) > 0 {
 			t.Errorf("%d more were made", len(items))
 		}
-		if counts.of(outcome("owned")) != 1 {
+		if counts.of(outcome("first")) != 1 {
 			t.Errorf("counted %v", counts.all())
 		}
 	})
@@ -266,7 +266,7 @@ func TestAJoinerThatLeavesDisturbsNobody(t *testing.T) {
 	item := bustest.Receive(t, "item", items)
 	ctx, leave := context.WithCancel(t.Context())
 	leaver, stays := infer(ctx, b.service, keyed("key", "it")), infer(t.Context(), b.service, keyed("key", "it"))
-	bustest.Eventually(t, "both wait", func() bool { return counts.of(outcome("joined")) == 2 })
+	bustest.Eventually(t, "both wait", func() bool { return counts.of(outcome("follower")) == 2 })
 	leave()
 	if id := fails(t, leaver, fault.Cancelled); id != string(item.env.RequestID) {
 		t.Errorf("the failure of request %s", id)
@@ -322,7 +322,7 @@ func TestAKeyWhoseRequestMaySucceedLaterIsFree(t *testing.T) {
 		first := infer(t.Context(), b.service, r)
 		item := bustest.Receive(t, "item", items)
 		second := infer(t.Context(), b.gateway("other", metered(counts)), r)
-		bustest.Eventually(t, "the second waits", func() bool { return counts.of(outcome("joined")) == 1 })
+		bustest.Eventually(t, "the second waits", func() bool { return counts.of(outcome("follower")) == 1 })
 		b.finish(item, failed(fault.RunnerOutOfMemory)(item.env))
 		if id := fails(t, first, fault.RunnerOutOfMemory); id != string(item.env.RequestID) {
 			t.Errorf("the failure of request %s", id)
@@ -387,7 +387,7 @@ func TestARefusedRequestKeepsNoKey(t *testing.T) {
 			// With another payload, even. The gateway does not know at once that
 			// there is room again.
 			again := keyed("key", "another")
-			again.WaitForRoom = new(true)
+			again.WaitForCapacity = new(true)
 			answer := infer(t.Context(), b.awaitFree("key"), again)
 			item := bustest.Receive(t, "item", items)
 			b.finish(item, did(item.env))
@@ -478,7 +478,7 @@ func TestARequestThatIsCalledOffFreesItsKey(t *testing.T) {
 	}
 	other := b.gateway("other", metered(counts))
 	second := infer(t.Context(), other, keyed("key", "it"))
-	bustest.Eventually(t, "the second waits", func() bool { return counts.of(outcome("joined")) == 1 })
+	bustest.Eventually(t, "the second waits", func() bool { return counts.of(outcome("follower")) == 1 })
 	if err := other.Cancel(t.Context(), string(r.Claim.RequestID)); err != nil {
 		t.Fatal(err)
 	}
@@ -503,7 +503,7 @@ func TestAKeyWhoseQueueIsLostIsFree(t *testing.T) {
 	lost := b.holds(r, time.Hour)
 	second := infer(t.Context(), b.service, r)
 	bustest.Eventually(t, "the second waits, and the first for longer than clocks may differ", func() bool {
-		return counts.of(outcome("joined")) == 1 && time.Since(lost.Claim.AdmittedAt) > call.ClockSlack
+		return counts.of(outcome("follower")) == 1 && time.Since(lost.Claim.AdmittedAt) > call.ClockSlack
 	})
 	b.bounce()
 	b.works()
@@ -528,7 +528,7 @@ func TestADurableRequestWithAKeySurvivesTheBroker(t *testing.T) {
 	first, second := infer(t.Context(), b.service, r), infer(t.Context(), b.gateway("other", metered(counts)), r)
 	bustest.Eventually(t, "one waits for the other", func() bool {
 		info, err := b.host.Queue(t.Context(), stage, pipeline.File)
-		return err == nil && info.Items == 1 && counts.of(outcome("joined")) == 1
+		return err == nil && info.Items == 1 && counts.of(outcome("follower")) == 1
 	})
 	b.bounce()
 	items := b.pulls(pipeline.File)
@@ -629,7 +629,7 @@ func TestAJoinersStreamEndsWithTheAnswerOrTheWordThatItMissedSome(t *testing.T) 
 			item := bustest.Receive(t, "item", items)
 			var none atomic.Int64
 			second := stream(&none)
-			bustest.Eventually(t, "the second waits", func() bool { return counts.of(outcome("joined")) == 1 })
+			bustest.Eventually(t, "the second waits", func() bool { return counts.of(outcome("follower")) == 1 })
 			b.chunks(item.env, chunks, 1)
 			reply := did(item.env)
 			reply.Seq = uint64(chunks + 1)
@@ -668,7 +668,7 @@ func TestAGatewayThatStopsAnswersThoseThatWaitForAnothersRequest(t *testing.T) {
 			}
 		})
 	}
-	bustest.Eventually(t, "they wait", func() bool { return counts.of(outcome("joined")) == 5 })
+	bustest.Eventually(t, "they wait", func() bool { return counts.of(outcome("follower")) == 5 })
 	other.Close()
 	fails(t, infer(t.Context(), other, keyed("key", "it")), fault.ShuttingDown)
 	b.finish(item, did(item.env))

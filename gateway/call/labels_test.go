@@ -72,8 +72,8 @@ func TestAnswersAreCountedByPipelineAndReason(t *testing.T) {
 		"stagemesh.gateway.requests pipeline=one,reason=OK":         2,
 		"stagemesh.gateway.requests pipeline=one,reason=QUEUE_FULL": 2,
 		"stagemesh.gateway.requests pipeline=two,reason=OK":         2,
-		"stagemesh.gateway.request pipeline=one":                    4,
-		"stagemesh.gateway.request pipeline=two":                    2,
+		"stagemesh.gateway.request_duration pipeline=one":           4,
+		"stagemesh.gateway.request_duration pipeline=two":           2,
 	}
 	if !maps.Equal(told, want) {
 		t.Errorf("got %v", told)

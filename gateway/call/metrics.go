@@ -30,30 +30,30 @@ type metrics struct {
 func newMetrics(meter metric.Meter, table *correlate.Table, gate *admit.Gate) (*metrics, error) {
 	m := &metrics{labels: labels{made: map[outcome]*labelled{}}}
 	var errs [11]error
-	m.requests, errs[0] = meter.Int64Counter("stagemesh.gateway.requests", metric.WithDescription("Requests answered, by pipeline and reason; OK is an answer."))
-	m.duration, errs[1] = meter.Float64Histogram("stagemesh.gateway.request", metric.WithUnit("s"), metric.WithDescription("From admission to the answer."),
+	m.requests, errs[0] = meter.Int64Counter("stagemesh.gateway.requests", metric.WithDescription("Requests answered, by pipeline and reason; OK means success."))
+	m.duration, errs[1] = meter.Float64Histogram("stagemesh.gateway.request_duration", metric.WithUnit("s"), metric.WithDescription("Time from admission to the final reply."),
 		metric.WithExplicitBucketBoundaries(.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30))
-	m.replies, errs[2] = meter.Int64Counter("stagemesh.gateway.dropped_replies", metric.WithDescription("Replies and notices dropped: late, duplicate, overflow, malformed or malformed_notice."))
-	m.collisions, errs[3] = meter.Int64Counter("stagemesh.gateway.execution_collisions", metric.WithDescription("Execution ids that the queue knew already."))
-	m.cancels, errs[4] = meter.Int64Counter("stagemesh.gateway.cancelled", metric.WithDescription("Requests called off: withdrawn from their first queue, noticed to all, or failed."))
-	m.keys, errs[5] = meter.Int64Counter("stagemesh.gateway.keyed", metric.WithDescription("Requests with an idempotency key: owned, joined, stored, mismatch, taken_over; and keys released."))
-	_, errs[6] = meter.Int64ObservableGauge("stagemesh.gateway.in_flight", metric.WithDescription("Calls that wait for their answer."),
+	m.replies, errs[2] = meter.Int64Counter("stagemesh.gateway.dropped_replies", metric.WithDescription("Replies and cancel messages dropped: late, duplicate, overflow, malformed or malformed_cancel."))
+	m.collisions, errs[3] = meter.Int64Counter("stagemesh.gateway.execution_id_collisions", metric.WithDescription("Execution IDs that the queue had already seen."))
+	m.cancels, errs[4] = meter.Int64Counter("stagemesh.gateway.cancelled", metric.WithDescription("Requests cancelled: deleted from their first queue, notified to hosts, or failed."))
+	m.keys, errs[5] = meter.Int64Counter("stagemesh.gateway.idempotent_requests", metric.WithDescription("Requests with an idempotency key: first, follower, stored, mismatch, taken_over; and keys released."))
+	_, errs[6] = meter.Int64ObservableGauge("stagemesh.gateway.pending_calls", metric.WithDescription("Calls that wait for their final reply."),
 		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
 			o.Observe(int64(table.Len()))
 			return nil
 		}))
-	_, errs[7] = meter.Int64ObservableGauge("stagemesh.gateway.inside", metric.WithDescription("Requests inside the gateway, those that wait for room or for a result among them."),
+	_, errs[7] = meter.Int64ObservableGauge("stagemesh.gateway.requests_in_flight", metric.WithDescription("Requests admitted and not answered, including those that wait for capacity or for a stored result."),
 		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
 			o.Observe(int64(gate.Inside()))
 			return nil
 		}))
-	_, errs[8] = meter.Int64ObservableGauge("stagemesh.gateway.unread", metric.WithUnit("By"), metric.WithDescription("Chunks of streamed answers that callers have not read, beyond 64 KiB of each."),
+	_, errs[8] = meter.Int64ObservableGauge("stagemesh.gateway.unread_chunk", metric.WithUnit("By"), metric.WithDescription("Bytes of chunks that callers have not read, beyond 64 KiB for each call."),
 		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
 			o.Observe(table.Unread())
 			return nil
 		}))
-	m.chunks, errs[9] = meter.Int64Counter("stagemesh.gateway.chunks", metric.WithDescription("Chunks of streamed answers handed to callers, by pipeline."))
-	m.firstChunk, errs[10] = meter.Float64Histogram("stagemesh.gateway.first_chunk", metric.WithUnit("s"), metric.WithDescription("From admission to the first chunk of a streamed answer."),
+	m.chunks, errs[9] = meter.Int64Counter("stagemesh.gateway.chunks", metric.WithDescription("Chunks handed to callers, by pipeline."))
+	m.firstChunk, errs[10] = meter.Float64Histogram("stagemesh.gateway.first_chunk", metric.WithUnit("s"), metric.WithDescription("Time from admission to the first chunk."),
 		metric.WithExplicitBucketBoundaries(.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30))
 	return m, errors.Join(errs[:]...)
 }
@@ -86,9 +86,9 @@ func (m *metrics) collision() { m.collisions.Add(context.Background(), 1) }
 
 // How a request was called off.
 const (
-	withdrawn = "withdrawn"
-	noticed   = "noticed"
-	failed    = "failed"
+	deleted  = "deleted"
+	notified = "notified"
+	failed   = "failed"
 )
 
 func (m *metrics) cancelled(how string) {
@@ -97,8 +97,8 @@ func (m *metrics) cancelled(how string) {
 
 // What became of a request with an idempotency key, or of the key.
 const (
-	owned     = "owned"
-	joined    = "joined"
+	first     = "first"
+	follower  = "follower"
 	stored    = "stored"
 	mismatch  = "mismatch"
 	takenOver = "taken_over"

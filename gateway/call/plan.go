@@ -144,10 +144,10 @@ func durabilityOf(r *Request, p pipeline.Pipeline) (pipeline.Durability, *fault.
 
 // waitsForRoom is the request's wish, or else the pipeline's.
 func waitsForRoom(r *Request, p pipeline.Pipeline) bool {
-	if r.WaitForRoom != nil {
-		return *r.WaitForRoom
+	if r.WaitForCapacity != nil {
+		return *r.WaitForCapacity
 	}
-	return p.WaitForRoom
+	return p.WaitForCapacity
 }
 
 func (s *Service) checkMetadata(metadata map[string]string) *fault.Fault {

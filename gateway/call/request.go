@@ -31,10 +31,10 @@ type Request struct {
 	Timeout    time.Duration
 	Durability Durability
 	Priority   int32
-	// WaitForRoom makes the call wait, until its deadline, where a stage of the
+	// WaitForCapacity makes the call wait, until its deadline, where a stage of the
 	// route has no room for it; nil means what the pipeline says.
-	WaitForRoom *bool
-	Metadata    map[string]string
+	WaitForCapacity *bool
+	Metadata        map[string]string
 	// Outputs are the names wanted; empty means all.
 	Outputs []string
 	// Trace is the W3C trace context: traceparent, tracestate.

@@ -137,11 +137,11 @@ func (q *queue) observe(b bus.Backlog, at time.Time, own load.Own, p bus.Presenc
 
 // report registers the gauges of what is known of queues.
 func (c *capacity) report(meter metric.Meter) error {
-	items, err := meter.Int64ObservableGauge("stagemesh.gateway.queue_items", metric.WithDescription("Items in a stage's queue, waiting or in hand, as the gateway estimates by what it was told last."))
+	items, err := meter.Int64ObservableGauge("stagemesh.gateway.queue_items", metric.WithDescription("Items in a stage's queue, waiting or in flight, as this gateway estimates."))
 	if err != nil {
 		return err
 	}
-	rate, err := meter.Float64ObservableGauge("stagemesh.gateway.drain_rate", metric.WithDescription("Items a second that a stage takes off its queue when it has enough to do, where that is known."))
+	rate, err := meter.Float64ObservableGauge("stagemesh.gateway.drain_rate", metric.WithDescription("Items per second that a busy stage takes from its queue, if known."))
 	if err != nil {
 		return err
 	}

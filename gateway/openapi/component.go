@@ -25,7 +25,7 @@ func options() []option {
 		{"Timeout", header.Timeout, "header", "A duration such as `250ms` or `1.5s`, or whole milliseconds. Shortens the pipeline's timeout, never extends it.", object{"type": "string"}},
 		{"Priority", header.Priority, "header", "Above 0 is served first, below 0 yields.", object{"type": "integer", "format": "int32"}},
 		{"Durability", header.Durability, "header", "Where the request waits between stages: `file` makes it durable. The pipeline's own where it is left out.", object{"type": "string", "enum": []any{"memory", "file"}}},
-		{"WaitForRoom", header.WaitForRoom, "header", "Whether the request waits where a stage has no room for it, until its deadline, instead of being refused. The pipeline's own where it is left out.", object{"type": "boolean"}},
+		{"WaitForCapacity", header.WaitForCapacity, "header", "Whether the request waits where a stage has no room for it, until its deadline, instead of being refused. The pipeline's own where it is left out.", object{"type": "boolean"}},
 		{"IdempotencyKey", header.IdempotencyKey, "header", "The request with this key is made once; whoever sends it again gets its answer.", object{"type": "string", "maxLength": call.MaxIdempotencyKey}},
 		{"TraceParent", "traceparent", "header", "W3C trace context.", object{"type": "string"}},
 		{"TraceState", "tracestate", "header", "W3C trace context.", object{"type": "string"}},

@@ -59,7 +59,7 @@ func (b *Book) Ensure(ctx context.Context) error {
 
 // Begin puts a start of the item's current step on record and returns those that
 // were there before.
-func (b *Book) Begin(ctx context.Context, item *envelope.Envelope, start envelope.RunStart) ([]envelope.RunStart, error) {
+func (b *Book) Begin(ctx context.Context, item *envelope.Envelope, start envelope.RunRecord) ([]envelope.RunRecord, error) {
 	subject := b.bus.Start(item.ExecutionID, item.Position)
 	before, seq, err := b.read(ctx, subject)
 	if err != nil {
@@ -75,7 +75,7 @@ func (b *Book) Begin(ctx context.Context, item *envelope.Envelope, start envelop
 
 // read returns what is on record, and the place of the record; 0 where there is
 // none. What is no record counts as none.
-func (b *Book) read(ctx context.Context, subject string) ([]envelope.RunStart, uint64, error) {
+func (b *Book) read(ctx context.Context, subject string) ([]envelope.RunRecord, uint64, error) {
 	msg, err := b.bus.Last(ctx, b.bus.StartStream(), subject)
 	if err != nil || msg == nil {
 		return nil, 0, err

@@ -30,9 +30,9 @@ func item() *envelope.Envelope {
 	return &envelope.Envelope{ExecutionID: pipeline.ExecutionID(uuid.NewString()), Position: 1}
 }
 
-func begin(t *testing.T, book *attempt.Book, e *envelope.Envelope, host pipeline.HostID) []envelope.RunStart {
+func begin(t *testing.T, book *attempt.Book, e *envelope.Envelope, host pipeline.HostID) []envelope.RunRecord {
 	t.Helper()
-	before, err := book.Begin(t.Context(), e, envelope.RunStart{Host: host, At: time.Unix(1000, 0)})
+	before, err := book.Begin(t.Context(), e, envelope.RunRecord{Host: host, At: time.Unix(1000, 0)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +78,7 @@ func TestStartsSurviveTheBroker(t *testing.T) {
 	broker.Stop()
 	broker.Restore()
 	bustest.Eventually(t, "the record is there again", func() bool {
-		before, err := book.Begin(t.Context(), e, envelope.RunStart{Host: "b", At: time.Now()})
+		before, err := book.Begin(t.Context(), e, envelope.RunRecord{Host: "b", At: time.Now()})
 		return err == nil && len(before) >= 1 && before[0].Host == "a"
 	})
 }
@@ -86,7 +86,7 @@ func TestStartsSurviveTheBroker(t *testing.T) {
 func TestWithoutAStreamThereIsNoRecord(t *testing.T) {
 	t.Parallel()
 	book := attempt.New(bustest.Start(t).Connect(mesh), attempt.Settings{})
-	if _, err := book.Begin(t.Context(), item(), envelope.RunStart{At: time.Now()}); err == nil {
+	if _, err := book.Begin(t.Context(), item(), envelope.RunRecord{At: time.Now()}); err == nil {
 		t.Error("a start is on record that nobody keeps")
 	}
 }

@@ -122,8 +122,8 @@ func letterOf(stage pipeline.StageName, data []byte) *envelope.DeadLetter {
 	return &envelope.DeadLetter{
 		Mesh: mesh, Stage: stage, Host: "host", Durability: pipeline.File, Priority: 3,
 		Fault: fault.New(fault.RunnerCrashed, "it ends every worker"), Item: data,
-		Starts:   []envelope.RunStart{{Host: "host", At: now}},
-		QueuedAt: now, DiedAt: now,
+		Starts:   []envelope.RunRecord{{Host: "host", At: now}},
+		QueuedAt: now, DeadLetteredAt: now,
 	}
 }
 

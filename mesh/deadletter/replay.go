@@ -101,7 +101,7 @@ func renew(item *envelope.Envelope, letter Letter, now time.Time) {
 	timeout := item.Timeout()
 	space := uuid.NewSHA1(uuid.NameSpaceOID, []byte(letter.Mesh))
 	id := func(kind string) string {
-		return uuid.NewSHA1(space, fmt.Appendf(nil, "%s/%s/%d/%d", kind, item.ExecutionID, letter.DiedAt.UnixNano(), letter.Seq)).String()
+		return uuid.NewSHA1(space, fmt.Appendf(nil, "%s/%s/%d/%d", kind, item.ExecutionID, letter.DeadLetteredAt.UnixNano(), letter.Seq)).String()
 	}
 	item.RequestID = pipeline.RequestID(id("request"))
 	item.ExecutionID = pipeline.ExecutionID(id("execution"))

@@ -76,9 +76,9 @@ type Stage struct {
 	Stream      stagehost.StreamSettings
 	MaxInFlight int
 	Queue       stagehost.QueueSettings
-	// Attempts is how many runs of an item alone may end their process; 0 means
-	// stagehost.DefaultAttempts.
-	Attempts int
+	// CrashLimit is how many runs of an item alone may end their process; 0 means
+	// stagehost.DefaultCrashLimit.
+	CrashLimit int
 	// Labels are shown in the registry, where there is one.
 	Labels map[string]string
 	// Listen is the address of the gRPC StageService of the first host; empty
@@ -183,7 +183,7 @@ func (s Stage) host(r runner.Runner) stagehost.Settings {
 	return stagehost.Settings{
 		Stage: s.Name, Runner: r, Inputs: s.Inputs, Outputs: s.Outputs,
 		Batch: s.Batch, BatchBy: s.BatchBy, Stream: s.Stream, MaxInFlight: s.MaxInFlight,
-		Queue: s.Queue, Attempts: s.Attempts, Labels: s.Labels,
+		Queue: s.Queue, CrashLimit: s.CrashLimit, Labels: s.Labels,
 		CertFile: s.CertFile, KeyFile: s.KeyFile, ServerName: s.ServerName,
 		StartTimeout: s.StartTimeout, DrainTimeout: s.DrainTimeout,
 	}
@@ -194,7 +194,7 @@ func stageOf(h stagehost.Settings) Stage {
 	return Stage{
 		Name: h.Stage, Runners: []runner.Runner{h.Runner}, Inputs: h.Inputs, Outputs: h.Outputs,
 		Batch: h.Batch, BatchBy: h.BatchBy, Stream: h.Stream, MaxInFlight: h.MaxInFlight,
-		Queue: h.Queue, Attempts: h.Attempts, Labels: h.Labels,
+		Queue: h.Queue, CrashLimit: h.CrashLimit, Labels: h.Labels,
 		Listen: h.Listen, CertFile: h.CertFile, KeyFile: h.KeyFile, ServerName: h.ServerName,
 		StartTimeout: h.StartTimeout, DrainTimeout: h.DrainTimeout,
 	}

@@ -121,7 +121,7 @@ func TestTheReferenceHasTheDefaultsOfTheCode(t *testing.T) {
 	t.Parallel()
 	page := text(t, reference)
 	for row, want := range map[string]string{
-		"`attempts` | number":      fmt.Sprint(stagehost.DefaultAttempts),
+		"`crash_limit` | number":   fmt.Sprint(stagehost.DefaultCrashLimit),
 		"`max_items` | number":     fmt.Sprint(stagehost.DefaultMaxItems),
 		"`max_bytes` | size":       config.Bytes(stagehost.DefaultMaxBytes).String(),
 		"`ack_wait` | duration":    stagehost.DefaultAckWait.String(),

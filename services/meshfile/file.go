@@ -196,8 +196,8 @@ type Stage struct {
 	// MaxInFlight bounds the items that a host holds.
 	MaxInFlight int   `yaml:"max_in_flight"`
 	Queue       Queue `yaml:"queue"`
-	// Attempts is how many runs of an item alone may end their process.
-	Attempts int `yaml:"attempts"`
+	// CrashLimit is how many runs of an item alone may end their process.
+	CrashLimit int `yaml:"crash_limit"`
 	// Listen is the address of the gRPC StageService; empty means none.
 	Listen string `yaml:"listen"`
 	// CertFile and KeyFile hold its certificate and the key; without them it is
@@ -255,9 +255,9 @@ type Pipeline struct {
 	// MaxInFlight bounds the requests in flight for the pipeline; 0 means as
 	// many as for all.
 	MaxInFlight int `yaml:"max_in_flight"`
-	// WaitForRoom makes requests wait, until their deadline, where a stage has
+	// WaitForCapacity makes requests wait, until their deadline, where a stage has
 	// no room for them.
-	WaitForRoom bool `yaml:"wait_for_room"`
+	WaitForCapacity bool `yaml:"wait_for_capacity"`
 }
 
 // Step is a place in a pipeline.

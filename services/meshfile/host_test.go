@@ -151,7 +151,7 @@ stages:
     batch: {mode: window, max_size: 8, max_bytes: 1MiB, max_wait: 20ms, by: [language]}
     max_in_flight: 100
     queue: {durabilities: [file], max_items: 10, max_bytes: 2MiB, ack_wait: 3s, replicas: 3, version: 2}
-    attempts: 5
+    crash_limit: 5
     listen: 127.0.0.1:8081
     drain_timeout: 4s
 `)
@@ -164,7 +164,7 @@ stages:
 			Durabilities: []pipeline.Durability{pipeline.File}, MaxItems: 10, MaxBytes: 2 << 20, MaxAge: time.Minute,
 			AckWait: 3 * time.Second, Replicas: 3, Version: 2,
 		},
-		Attempts:    5,
+		CrashLimit:  5,
 		Results:     result.Settings{Retention: 2 * time.Hour, MaxBytes: 3 << 20, Replicas: 3, Version: 4},
 		DeadLetters: deadletter.Settings{Retention: 48 * time.Hour, MaxBytes: 5 << 20, Replicas: 5, Version: 6},
 		Listen:      "127.0.0.1:8081", DrainTimeout: 4 * time.Second,
@@ -265,7 +265,7 @@ pipelines:
     durability: memory
     keep: [image]
     max_in_flight: 7
-    wait_for_room: true
+    wait_for_capacity: true
     steps:
     - name: one
       stage: a
@@ -282,7 +282,7 @@ pipelines:
 	want := []pipeline.Pipeline{
 		{
 			Name: "p", Timeout: 5 * time.Second, Durability: pipeline.Memory, Keep: []string{"image"},
-			MaxInFlight: 7, WaitForRoom: true,
+			MaxInFlight: 7, WaitForCapacity: true,
 			Steps: []pipeline.Step{
 				{
 					Name: "one", Stage: "a", Model: payload.ModelRef{Model: "m", Version: "2"}, Inputs: map[string]string{"x": "pixels"},

@@ -79,7 +79,7 @@ func TestWhatWouldBeTooLateIsRefusedAtOnce(t *testing.T) {
 
 func waiting(r *call.Request, timeout time.Duration) *call.Request {
 	yes := true
-	r.WaitForRoom, r.Timeout = &yes, timeout
+	r.WaitForCapacity, r.Timeout = &yes, timeout
 	return r
 }
 
@@ -90,7 +90,7 @@ func TestCallThatWaitsForRoomGetsIt(t *testing.T) {
 	runner := newHeld()
 	bed.Host("stage", runner, func(s *stagehost.Settings) { s.Queue.MaxItems = bound })
 	p := meshtest.Pipeline("patient", "stage")
-	p.WaitForRoom = true
+	p.WaitForCapacity = true
 	g := bed.Gateway([]pipeline.Pipeline{p})
 	var inside []<-chan answer
 	for range bound {

@@ -135,7 +135,7 @@ func (p *pager) page(ctx context.Context, limit int) ([]*adminv1.DeadLetterSumma
 	p.next = response.Msg.GetNext()
 	more := response.Msg.GetUnreadable()
 	p.unreadable = append(p.unreadable, more[:min(len(more), maxPage-len(p.unreadable))]...)
-	return response.Msg.GetLetters(), nil
+	return response.Msg.GetDeadLetters(), nil
 }
 
 func newDeadShow() *cobra.Command {
@@ -167,7 +167,7 @@ func newDeadShow() *cobra.Command {
 				if err != nil {
 					return told{err}
 				}
-				letter := response.Msg.GetLetter()
+				letter := response.Msg.GetDeadLetter()
 				if err := save(raw, letter); err != nil {
 					return err
 				}

@@ -75,8 +75,8 @@ func (g *grave) doom(texts ...string) []*envelope.Envelope {
 			Durability: pipeline.File, AdmittedAt: time.Now(), Deadline: time.Now().Add(10 * time.Minute),
 			Parts: []payload.Part{payload.OfBlob("", "text/plain", []byte(text))},
 		}
-		for range stagehost.DefaultAttempts {
-			if _, err := book.Begin(g.t.Context(), items[i], envelope.RunStart{Host: "crashed", At: time.Now()}); err != nil {
+		for range stagehost.DefaultCrashLimit {
+			if _, err := book.Begin(g.t.Context(), items[i], envelope.RunRecord{Host: "crashed", At: time.Now()}); err != nil {
 				g.t.Fatal(err)
 			}
 		}
@@ -331,7 +331,7 @@ func TestLongListsAreWhole(t *testing.T) {
 	const many = deadletter.MaxLimit + 2
 	for i := range uint64(many) {
 		m, err := g.bus.DeadLetter(&envelope.DeadLetter{
-			Mesh: graveyard, Stage: poisoned, Fault: fault.New(fault.RunnerCrashed, ""), QueuedAt: time.Now(), DiedAt: time.Now(),
+			Mesh: graveyard, Stage: poisoned, Fault: fault.New(fault.RunnerCrashed, ""), QueuedAt: time.Now(), DeadLetteredAt: time.Now(),
 		}, bus.Delivery{Seq: i})
 		if err != nil {
 			t.Fatal(err)

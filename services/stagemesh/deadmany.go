@@ -22,11 +22,11 @@ var ErrLetters = errors.New("some dead letters stay as they are")
 
 // done is what became of a letter.
 type done struct {
-	Seq           uint64 `json:"seq,string"`
-	RequestID     string `json:"requestId,omitempty"`
-	Deadline      string `json:"deadline,omitempty"`
-	LetterRemains bool   `json:"letterRemains,omitempty"`
-	Error         string `json:"error,omitempty"`
+	Seq               uint64 `json:"seq,string"`
+	RequestID         string `json:"requestId,omitempty"`
+	Deadline          string `json:"deadline,omitempty"`
+	DeadLetterRemains bool   `json:"deadLetterRemains,omitempty"`
+	Error             string `json:"error,omitempty"`
 
 	// text is the same for a person.
 	text string
@@ -221,17 +221,17 @@ func replayLetter(ctx context.Context, client deadClient, seq uint64) (done, err
 	m := response.Msg
 	deadline := m.GetDeadline().AsTime()
 	out := done{
-		Seq: seq, RequestID: m.GetRequestId(), Deadline: deadline.Format(time.RFC3339), LetterRemains: m.GetLetterRemains(),
+		Seq: seq, RequestID: m.GetRequestId(), Deadline: deadline.Format(time.RFC3339), DeadLetterRemains: m.GetDeadLetterRemains(),
 		text: fmt.Sprintf("letter %d runs again as request %s: stagemesh result %s --wait %s",
 			seq, m.GetRequestId(), m.GetRequestId(), max(time.Second, time.Until(deadline).Round(time.Second))),
 	}
-	if m.GetLetterRemains() {
+	if m.GetDeadLetterRemains() {
 		out.text += fmt.Sprintf("\nletter %d is still there; stagemesh dead discard %d removes it", seq, seq)
 	}
 	return out, nil
 }
 
 func discardLetter(ctx context.Context, client deadClient, seq uint64) (done, error) {
-	_, err := client.DiscardDeadLetter(ctx, connect.NewRequest(&adminv1.DiscardDeadLetterRequest{Seq: seq}))
+	_, err := client.DeleteDeadLetter(ctx, connect.NewRequest(&adminv1.DeleteDeadLetterRequest{Seq: seq}))
 	return done{Seq: seq, text: fmt.Sprintf("letter %d is discarded", seq)}, err
 }

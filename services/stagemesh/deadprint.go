@@ -39,7 +39,7 @@ func (l *letters) add(letter *adminv1.DeadLetterSummary) error {
 	if l.rows == 1 {
 		fmt.Fprintln(l.table, "NUMBER\tAGE\tSTAGE\tPIPELINE\tREASON\tDELIVERIES\tREQUEST")
 	}
-	fmt.Fprintf(l.table, "%d\t%s\t%s\t%s\t%s\t%d\t%s\n", letter.GetSeq(), age(time.Since(letter.GetDiedAt().AsTime())), visible(letter.GetStage()),
+	fmt.Fprintf(l.table, "%d\t%s\t%s\t%s\t%s\t%d\t%s\n", letter.GetSeq(), age(time.Since(letter.GetDeadLetteredAt().AsTime())), visible(letter.GetStage()),
 		cmp.Or(visible(letter.GetPipeline()), "-"), visible(letter.GetReason()), letter.GetDeliveries(), cmp.Or(letter.GetRequestId(), "-"))
 	return nil
 }
@@ -115,7 +115,7 @@ func printLetter(out io.Writer, l *adminv1.DeadLetter) error {
 	p := page{tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)}
 	s := l.GetSummary()
 	fmt.Fprintf(p, "dead letter %d\n", s.GetSeq())
-	p.line("died", "%s, %s ago, at stage %s; host %s gave up", moment(s.GetDiedAt()), age(time.Since(s.GetDiedAt().AsTime())), s.GetStage(), l.GetHost())
+	p.line("died", "%s, %s ago, at stage %s; host %s gave up", moment(s.GetDeadLetteredAt()), age(time.Since(s.GetDeadLetteredAt().AsTime())), s.GetStage(), l.GetHost())
 	p.line("reason", "%s: %s", l.GetFault().GetReason(), l.GetFault().GetMessage())
 	for _, v := range l.GetFault().GetViolations() {
 		p.line("", "%s: %s", v.GetField(), v.GetDescription())
@@ -126,7 +126,7 @@ func printLetter(out io.Writer, l *adminv1.DeadLetter) error {
 		if i == 0 {
 			word = "runs"
 		}
-		p.line(word, "began %s on host %s and did not end", moment(run.GetBegunAt()), run.GetHost())
+		p.line(word, "began %s on host %s and did not end", moment(run.GetStartedAt()), run.GetHost())
 	}
 	p.line("message", "%d bytes", s.GetSize())
 	if l.GetItem() != nil {
@@ -140,7 +140,7 @@ func printLetter(out io.Writer, l *adminv1.DeadLetter) error {
 	return p.Flush()
 }
 
-func (p page) item(s *adminv1.DeadLetterSummary, i *adminv1.DeadItem) {
+func (p page) item(s *adminv1.DeadLetterSummary, i *adminv1.DeadLetterItem) {
 	p.line("request", "%s, execution %s", s.GetRequestId(), s.GetExecutionId())
 	if i.GetTenant() != "" {
 		p.line("tenant", "%s", i.GetTenant())
@@ -165,7 +165,7 @@ func (p page) item(s *adminv1.DeadLetterSummary, i *adminv1.DeadItem) {
 }
 
 // steps returns the route with the step that the item died at in brackets.
-func steps(i *adminv1.DeadItem) string {
+func steps(i *adminv1.DeadLetterItem) string {
 	out := make([]string, len(i.GetRoute()))
 	for n, step := range i.GetRoute() {
 		out[n] = step.GetName()
@@ -186,14 +186,14 @@ func (p page) values(word string, values map[string]string) {
 	}
 }
 
-func (p page) parts(word string, parts []*adminv1.DeadPart) {
+func (p page) parts(word string, parts []*adminv1.DeadLetterPart) {
 	for _, part := range parts {
 		p.line(word, "%s: %s, %d bytes", cmp.Or(part.GetName(), "(no name)"), kind(part), part.GetSize())
 		word = ""
 	}
 }
 
-func kind(part *adminv1.DeadPart) string {
+func kind(part *adminv1.DeadLetterPart) string {
 	if t := part.GetTensor(); t != nil {
 		return fmt.Sprintf("%s%v", t.GetDatatype(), t.GetShape())
 	}

@@ -53,7 +53,7 @@ func newInfer() *cobra.Command {
 	flags.address.add(infer)
 	infer.Flags().DurationVar(&flags.timeout, "timeout", 0, "how long each request may take; the pipeline's own timeout if 0")
 	infer.Flags().StringVar(&flags.durability, "durability", "", "where requests wait between stages, memory or file; the pipeline's own if empty. With file their ids are printed, for result and cancel")
-	infer.Flags().BoolVar(&flags.waits, "wait-for-room", false, "where a stage has no room, wait for it until the timeout instead of failing at once")
+	infer.Flags().BoolVar(&flags.waits, "wait-for-capacity", false, "where a stage has no room, wait for it until the timeout instead of failing at once")
 	infer.Flags().StringVar(&flags.key, "idempotency-key", "", "the request with this key is made once: sent again, it gets the answer of the first time. For one FILE")
 	infer.Flags().BoolVar(&flags.stream, "stream", false, "print the answer as it comes: text as it is, with --json each message as a line. For one FILE")
 	flags.style.add(infer)
@@ -158,7 +158,7 @@ func (s sender) request(file string) (*inferencev1.InferRequest, error) {
 		}}},
 	}
 	if s.waits {
-		request.WaitForRoom = &s.waits
+		request.WaitForCapacity = &s.waits
 	}
 	if s.timeout > 0 {
 		request.Timeout = durationpb.New(s.timeout)

@@ -94,7 +94,7 @@ func printStages(out io.Writer, stages []*adminv1.StageStatus) error {
 			state = "no host"
 		}
 		fmt.Fprintf(table, "%s\t%s\t%d/%d\t%d/%d\t%d/%d\t%s\t%s\t%s\n", visible(s.GetStage()), state, s.GetReadyHosts(), s.GetHosts(),
-			s.GetInHand(), s.GetMaxInFlight(), s.GetRunning(), s.GetSlots(),
+			s.GetInFlight(), s.GetMaxInFlight(), s.GetRunning(), s.GetSlots(),
 			queueOf(s, pipeline.Memory), queueOf(s, pipeline.File), cmp.Or(visible(strings.Join(s.GetPipelines(), ", ")), "-"))
 	}
 	if err := table.Flush(); err != nil {
@@ -132,7 +132,7 @@ func printHosts(out io.Writer, hosts []*adminv1.HostStatus, now time.Time) error
 	for _, host := range hosts {
 		r := host.GetRecord()
 		fmt.Fprintf(table, "%s\t%s\t%s\t%d/%d\t%d/%d\t%s\t%s\t%s\t%s\t%s\n", visible(r.GetStage()), visible(r.GetHost()), stateOf(host),
-			r.GetInHand(), r.GetMaxInFlight(), r.GetRunning(), r.GetSlots(), r.GetQueueWait().AsDuration().Round(10*time.Microsecond),
+			r.GetInFlight(), r.GetMaxInFlight(), r.GetRunning(), r.GetSlots(), r.GetQueueWait().AsDuration().Round(10*time.Microsecond),
 			workersOf(r), cmp.Or(visible(r.GetVersion()), "-"), cmp.Or(visible(r.GetAddress()), "-"), age(now.Sub(r.GetStartedAt().AsTime())))
 	}
 	if err := table.Flush(); err != nil {

@@ -12,9 +12,9 @@ const (
 	Priority = "Stagemesh-Priority"
 	// Durability is memory or file.
 	Durability = "Stagemesh-Durability"
-	// WaitForRoom is true or false: whether the request waits where a stage has
+	// WaitForCapacity is true or false: whether the request waits where a stage has
 	// no room for it.
-	WaitForRoom = "Stagemesh-Wait-For-Room"
+	WaitForCapacity = "Stagemesh-Wait-For-Capacity"
 	// IdempotencyKey is the request's key, as the IETF draft names it.
 	IdempotencyKey = "Idempotency-Key"
 

@@ -75,7 +75,7 @@ func withCORS(next http.Handler, origins []string) http.Handler {
 		AllowedOrigins: origins,
 		AllowedMethods: slices.Concat(connectcors.AllowedMethods(), []string{http.MethodDelete}),
 		AllowedHeaders: slices.Concat(connectcors.AllowedHeaders(), []string{
-			header.Timeout, header.Priority, header.Durability, header.IdempotencyKey, header.WaitForRoom,
+			header.Timeout, header.Priority, header.Durability, header.IdempotencyKey, header.WaitForCapacity,
 			header.TraceParent, header.TraceState, header.JSONLength, "Authorization", "If-None-Match",
 		}),
 		ExposedHeaders: slices.Concat(connectcors.ExposedHeaders(), []string{

@@ -30,7 +30,7 @@ func options(out *call.Request, r *http.Request) error {
 		{header.Priority, takePriority},
 		{header.Durability, takeDurability},
 		{header.IdempotencyKey, takeIdempotencyKey},
-		{header.WaitForRoom, takeWaitForRoom},
+		{header.WaitForCapacity, takeWaitForRoom},
 	} {
 		value := strings.TrimSpace(r.Header.Get(o.name))
 		if value == "" {
@@ -101,7 +101,7 @@ func takeWaitForRoom(out *call.Request, value string) error {
 	if err != nil {
 		return fmt.Errorf("%.*q: use true or false", shown, value)
 	}
-	out.WaitForRoom = &waits
+	out.WaitForCapacity = &waits
 	return nil
 }
 

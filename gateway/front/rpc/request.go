@@ -23,13 +23,13 @@ type inferRequest = procedure.Request[*inferencev1.InferRequest]
 func request(ctx context.Context, in inferRequest) (*call.Request, error) {
 	m := in.Message
 	out := &call.Request{
-		Pipeline:       m.GetPipeline(),
-		IdempotencyKey: m.GetIdempotencyKey(),
-		Priority:       m.GetPriority(),
-		Metadata:       m.GetMetadata(),
-		Outputs:        m.GetOutputs(),
-		WaitForRoom:    m.WaitForRoom,
-		Trace:          header.Trace(in.Header),
+		Pipeline:        m.GetPipeline(),
+		IdempotencyKey:  m.GetIdempotencyKey(),
+		Priority:        m.GetPriority(),
+		Metadata:        m.GetMetadata(),
+		Outputs:         m.GetOutputs(),
+		WaitForCapacity: m.WaitForCapacity,
+		Trace:           header.Trace(in.Header),
 	}
 	var err error
 	if out.Inputs, err = payload.FromProto("inputs", m.GetInputs()); err != nil {

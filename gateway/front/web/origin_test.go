@@ -23,7 +23,7 @@ func preflight(t *testing.T, url, origin string) head {
 	t.Helper()
 	response, _ := do(t, fronttest.Client(t, false), http.MethodOptions, url, "",
 		"Origin", origin, "Access-Control-Request-Method", "POST",
-		"Access-Control-Request-Headers", "connect-protocol-version,content-type,stagemesh-timeout,stagemesh-wait-for-room,traceparent")
+		"Access-Control-Request-Headers", "connect-protocol-version,content-type,stagemesh-timeout,stagemesh-wait-for-capacity,traceparent")
 	return response
 }
 

@@ -2,7 +2,7 @@
 // versions:
 // 	protoc-gen-go v1.36.12
 // 	protoc        (unknown)
-// source: stagemesh/mesh/v1/roster.proto
+// source: stagemesh/mesh/v1/host.proto
 
 package meshv1
 
@@ -24,40 +24,40 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// HostRecord is what a host publishes about itself in the mesh's registry, as JSON,
-// when something of it changes, at most once a second. Whether the host is alive the
-// record does not say: its registration does.
+// HostRecord is the instance record of a host. The host publishes it as JSON in the
+// mesh's registry when it changes, at most once a second. The record does not say
+// whether the host is alive: its registration does.
 type HostRecord struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Mesh  string                 `protobuf:"bytes,1,opt,name=mesh,proto3" json:"mesh,omitempty"`
 	Stage string                 `protobuf:"bytes,2,opt,name=stage,proto3" json:"stage,omitempty"`
 	Host  string                 `protobuf:"bytes,3,opt,name=host,proto3" json:"host,omitempty"`
-	// Where its StageService is, host:port; empty where it has none.
+	// Address of its StageService, host:port; empty if it has none.
 	Address string `protobuf:"bytes,4,opt,name=address,proto3" json:"address,omitempty"`
 	// Version of its program.
 	Version string `protobuf:"bytes,5,opt,name=version,proto3" json:"version,omitempty"`
-	// Whatever its operator says of it.
+	// Set by its operator.
 	Labels map[string]string `protobuf:"bytes,6,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// The stage's queues that it pulls from: memory, file.
 	Durabilities []string `protobuf:"bytes,7,rep,name=durabilities,proto3" json:"durabilities,omitempty"`
-	// The most items that it holds, and the most batches that run at a time.
+	// The most items in flight, and the most batches that run at a time.
 	MaxInFlight uint32 `protobuf:"varint,8,opt,name=max_in_flight,json=maxInFlight,proto3" json:"max_in_flight,omitempty"`
 	Slots       uint32 `protobuf:"varint,9,opt,name=slots,proto3" json:"slots,omitempty"`
-	// Items that it holds, and those of them that run.
-	InHand  uint32 `protobuf:"varint,10,opt,name=in_hand,json=inHand,proto3" json:"in_hand,omitempty"`
-	Running uint32 `protobuf:"varint,11,opt,name=running,proto3" json:"running,omitempty"`
-	// Of the items that came lately, how long the median waited in the queue.
+	// Items in flight, and those of them that run.
+	InFlight uint32 `protobuf:"varint,10,opt,name=in_flight,json=inFlight,proto3" json:"in_flight,omitempty"`
+	Running  uint32 `protobuf:"varint,11,opt,name=running,proto3" json:"running,omitempty"`
+	// Median queue wait of recent items.
 	QueueWait *durationpb.Duration `protobuf:"bytes,12,opt,name=queue_wait,json=queueWait,proto3" json:"queue_wait,omitempty"`
-	// It takes items; cause says why where it does not.
+	// The host takes items. If it does not, cause is the reason.
 	Ready bool   `protobuf:"varint,13,opt,name=ready,proto3" json:"ready,omitempty"`
 	Cause string `protobuf:"bytes,14,opt,name=cause,proto3" json:"cause,omitempty"`
-	// It finishes what it has and leaves.
+	// The host finishes its items and leaves.
 	Draining bool `protobuf:"varint,15,opt,name=draining,proto3" json:"draining,omitempty"`
-	// The processes of its runner, where it has any.
+	// The worker processes of its runner, if it has any.
 	Workers   []*WorkerRecord        `protobuf:"bytes,16,rep,name=workers,proto3" json:"workers,omitempty"`
 	StartedAt *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
-	// What its runner takes and gives, with the descriptions and small examples that
-	// there is room for; unset where that is too much to publish without them.
+	// Inputs and outputs of its runner, with descriptions and small examples as far as
+	// they fit; unset if the spec alone is too large to publish.
 	Spec          *v1.Spec   `protobuf:"bytes,18,opt,name=spec,proto3" json:"spec,omitempty"`
 	Limits        *v1.Limits `protobuf:"bytes,19,opt,name=limits,proto3" json:"limits,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -66,7 +66,7 @@ type HostRecord struct {
 
 func (x *HostRecord) Reset() {
 	*x = HostRecord{}
-	mi := &file_stagemesh_mesh_v1_roster_proto_msgTypes[0]
+	mi := &file_stagemesh_mesh_v1_host_proto_msgTypes[0]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -78,7 +78,7 @@ func (x *HostRecord) String() string {
 func (*HostRecord) ProtoMessage() {}
 
 func (x *HostRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_mesh_v1_roster_proto_msgTypes[0]
+	mi := &file_stagemesh_mesh_v1_host_proto_msgTypes[0]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -91,7 +91,7 @@ func (x *HostRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostRecord.ProtoReflect.Descriptor instead.
 func (*HostRecord) Descriptor() ([]byte, []int) {
-	return file_stagemesh_mesh_v1_roster_proto_rawDescGZIP(), []int{0}
+	return file_stagemesh_mesh_v1_host_proto_rawDescGZIP(), []int{0}
 }
 
 func (x *HostRecord) GetMesh() string {
@@ -157,9 +157,9 @@ func (x *HostRecord) GetSlots() uint32 {
 	return 0
 }
 
-func (x *HostRecord) GetInHand() uint32 {
+func (x *HostRecord) GetInFlight() uint32 {
 	if x != nil {
-		return x.InHand
+		return x.InFlight
 	}
 	return 0
 }
@@ -227,15 +227,15 @@ func (x *HostRecord) GetLimits() *v1.Limits {
 	return nil
 }
 
-// WorkerRecord is how one worker of a host is.
+// WorkerRecord is the state of one worker of a host.
 type WorkerRecord struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Index uint32                 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
 	// STARTUP, READY, ERROR, SHUTDOWN or DEAD.
 	State string `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
-	// How often it has been started.
+	// Number of starts.
 	Incarnation uint64 `protobuf:"varint,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
-	// What it died of last, where it is not ready.
+	// Last cause of death, if it is not ready.
 	Cause         string `protobuf:"bytes,4,opt,name=cause,proto3" json:"cause,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -243,7 +243,7 @@ type WorkerRecord struct {
 
 func (x *WorkerRecord) Reset() {
 	*x = WorkerRecord{}
-	mi := &file_stagemesh_mesh_v1_roster_proto_msgTypes[1]
+	mi := &file_stagemesh_mesh_v1_host_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -255,7 +255,7 @@ func (x *WorkerRecord) String() string {
 func (*WorkerRecord) ProtoMessage() {}
 
 func (x *WorkerRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_mesh_v1_roster_proto_msgTypes[1]
+	mi := &file_stagemesh_mesh_v1_host_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -268,7 +268,7 @@ func (x *WorkerRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerRecord.ProtoReflect.Descriptor instead.
 func (*WorkerRecord) Descriptor() ([]byte, []int) {
-	return file_stagemesh_mesh_v1_roster_proto_rawDescGZIP(), []int{1}
+	return file_stagemesh_mesh_v1_host_proto_rawDescGZIP(), []int{1}
 }
 
 func (x *WorkerRecord) GetIndex() uint32 {
@@ -299,11 +299,11 @@ func (x *WorkerRecord) GetCause() string {
 	return ""
 }
 
-var File_stagemesh_mesh_v1_roster_proto protoreflect.FileDescriptor
+var File_stagemesh_mesh_v1_host_proto protoreflect.FileDescriptor
 
-const file_stagemesh_mesh_v1_roster_proto_rawDesc = "" +
+const file_stagemesh_mesh_v1_host_proto_rawDesc = "" +
 	"\n" +
-	"\x1estagemesh/mesh/v1/roster.proto\x12\x11stagemesh.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1estagemesh/stage/v1/stage.proto\"\xe7\x05\n" +
+	"\x1cstagemesh/mesh/v1/host.proto\x12\x11stagemesh.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1estagemesh/stage/v1/stage.proto\"\xeb\x05\n" +
 	"\n" +
 	"HostRecord\x12\x12\n" +
 	"\x04mesh\x18\x01 \x01(\tR\x04mesh\x12\x14\n" +
@@ -314,9 +314,9 @@ const file_stagemesh_mesh_v1_roster_proto_rawDesc = "" +
 	"\x06labels\x18\x06 \x03(\v2).stagemesh.mesh.v1.HostRecord.LabelsEntryR\x06labels\x12\"\n" +
 	"\fdurabilities\x18\a \x03(\tR\fdurabilities\x12\"\n" +
 	"\rmax_in_flight\x18\b \x01(\rR\vmaxInFlight\x12\x14\n" +
-	"\x05slots\x18\t \x01(\rR\x05slots\x12\x17\n" +
-	"\ain_hand\x18\n" +
-	" \x01(\rR\x06inHand\x12\x18\n" +
+	"\x05slots\x18\t \x01(\rR\x05slots\x12\x1b\n" +
+	"\tin_flight\x18\n" +
+	" \x01(\rR\binFlight\x12\x18\n" +
 	"\arunning\x18\v \x01(\rR\arunning\x128\n" +
 	"\n" +
 	"queue_wait\x18\f \x01(\v2\x19.google.protobuf.DurationR\tqueueWait\x12\x14\n" +
@@ -338,19 +338,19 @@ const file_stagemesh_mesh_v1_roster_proto_rawDesc = "" +
 	"\x05cause\x18\x04 \x01(\tR\x05causeBFZDgithub.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1;meshv1b\x06proto3"
 
 var (
-	file_stagemesh_mesh_v1_roster_proto_rawDescOnce sync.Once
-	file_stagemesh_mesh_v1_roster_proto_rawDescData []byte
+	file_stagemesh_mesh_v1_host_proto_rawDescOnce sync.Once
+	file_stagemesh_mesh_v1_host_proto_rawDescData []byte
 )
 
-func file_stagemesh_mesh_v1_roster_proto_rawDescGZIP() []byte {
-	file_stagemesh_mesh_v1_roster_proto_rawDescOnce.Do(func() {
-		file_stagemesh_mesh_v1_roster_proto_rawDescData = protoimpl.X.CompressGZIP(unsafe.Slice(unsafe.StringData(file_stagemesh_mesh_v1_roster_proto_rawDesc), len(file_stagemesh_mesh_v1_roster_proto_rawDesc)))
+func file_stagemesh_mesh_v1_host_proto_rawDescGZIP() []byte {
+	file_stagemesh_mesh_v1_host_proto_rawDescOnce.Do(func() {
+		file_stagemesh_mesh_v1_host_proto_rawDescData = protoimpl.X.CompressGZIP(unsafe.Slice(unsafe.StringData(file_stagemesh_mesh_v1_host_proto_rawDesc), len(file_stagemesh_mesh_v1_host_proto_rawDesc)))
 	})
-	return file_stagemesh_mesh_v1_roster_proto_rawDescData
+	return file_stagemesh_mesh_v1_host_proto_rawDescData
 }
 
-var file_stagemesh_mesh_v1_roster_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
-var file_stagemesh_mesh_v1_roster_proto_goTypes = []any{
+var file_stagemesh_mesh_v1_host_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
+var file_stagemesh_mesh_v1_host_proto_goTypes = []any{
 	(*HostRecord)(nil),            // 0: stagemesh.mesh.v1.HostRecord
 	(*WorkerRecord)(nil),          // 1: stagemesh.mesh.v1.WorkerRecord
 	nil,                           // 2: stagemesh.mesh.v1.HostRecord.LabelsEntry
@@ -359,7 +359,7 @@ var file_stagemesh_mesh_v1_roster_proto_goTypes = []any{
 	(*v1.Spec)(nil),               // 5: stagemesh.stage.v1.Spec
 	(*v1.Limits)(nil),             // 6: stagemesh.stage.v1.Limits
 }
-var file_stagemesh_mesh_v1_roster_proto_depIdxs = []int32{
+var file_stagemesh_mesh_v1_host_proto_depIdxs = []int32{
 	2, // 0: stagemesh.mesh.v1.HostRecord.labels:type_name -> stagemesh.mesh.v1.HostRecord.LabelsEntry
 	3, // 1: stagemesh.mesh.v1.HostRecord.queue_wait:type_name -> google.protobuf.Duration
 	1, // 2: stagemesh.mesh.v1.HostRecord.workers:type_name -> stagemesh.mesh.v1.WorkerRecord
@@ -373,26 +373,26 @@ var file_stagemesh_mesh_v1_roster_proto_depIdxs = []int32{
 	0, // [0:6] is the sub-list for field type_name
 }
 
-func init() { file_stagemesh_mesh_v1_roster_proto_init() }
-func file_stagemesh_mesh_v1_roster_proto_init() {
-	if File_stagemesh_mesh_v1_roster_proto != nil {
+func init() { file_stagemesh_mesh_v1_host_proto_init() }
+func file_stagemesh_mesh_v1_host_proto_init() {
+	if File_stagemesh_mesh_v1_host_proto != nil {
 		return
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
-			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stagemesh_mesh_v1_roster_proto_rawDesc), len(file_stagemesh_mesh_v1_roster_proto_rawDesc)),
+			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stagemesh_mesh_v1_host_proto_rawDesc), len(file_stagemesh_mesh_v1_host_proto_rawDesc)),
 			NumEnums:      0,
 			NumMessages:   3,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
-		GoTypes:           file_stagemesh_mesh_v1_roster_proto_goTypes,
-		DependencyIndexes: file_stagemesh_mesh_v1_roster_proto_depIdxs,
-		MessageInfos:      file_stagemesh_mesh_v1_roster_proto_msgTypes,
+		GoTypes:           file_stagemesh_mesh_v1_host_proto_goTypes,
+		DependencyIndexes: file_stagemesh_mesh_v1_host_proto_depIdxs,
+		MessageInfos:      file_stagemesh_mesh_v1_host_proto_msgTypes,
 	}.Build()
-	File_stagemesh_mesh_v1_roster_proto = out.File
-	file_stagemesh_mesh_v1_roster_proto_goTypes = nil
-	file_stagemesh_mesh_v1_roster_proto_depIdxs = nil
+	File_stagemesh_mesh_v1_host_proto = out.File
+	file_stagemesh_mesh_v1_host_proto_goTypes = nil
+	file_stagemesh_mesh_v1_host_proto_depIdxs = nil
 }
