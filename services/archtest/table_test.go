@@ -42,7 +42,7 @@ var importTable = rules{
 		{packages: list(auth), mayImport: list(secrets, tlstest)},
 		{packages: list(bus), mayImport: list(proto, tensor, fault, payload, pipeline, envelope, auth, tlstest)},
 		{
-			packages:  list("mesh/bus/bustest", "mesh/result", "mesh/deadletter", "mesh/attempt", "mesh/claim"),
+			packages:  list("mesh/bus/bustest", "mesh/store"),
 			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus),
 		},
 		{packages: list("mesh/placement"), mayImport: list(fault, pipeline, payload)},
@@ -71,14 +71,14 @@ var importTable = rules{
 		{packages: list("gateway/load"), mayImport: list(pipeline), pure: true},
 		{
 			packages:  list("gateway/call"),
-			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/result", "mesh/claim", "gateway/admit", "gateway/correlate", "gateway/catalog", "gateway/load"),
+			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/store", "gateway/admit", "gateway/correlate", "gateway/catalog", "gateway/load"),
 		},
 		{packages: list("gateway/front/*"), mayImport: list(proto, tensor, fault, payload, msgpack, pipeline, secrets, "gateway/call", "gateway/front/*")},
 		// What the operators' port shows is what the stores keep: it reads letters
 		// and their items, through interfaces of its own. A front, so never the bus.
 		{
 			packages: list("gateway/adminapi"),
-			mayImport: list(proto, fault, payload, pipeline, envelope, "mesh/deadletter", "discovery/roster", "gateway/call", "gateway/pipelines",
+			mayImport: list(proto, fault, payload, pipeline, envelope, "mesh/store", "discovery/roster", "gateway/call", "gateway/pipelines",
 				"gateway/front/port", "gateway/front/procedure", "gateway/front/failure"),
 		},
 		// What describes the fronts uses their words.
@@ -99,7 +99,7 @@ var importTable = rules{
 		{
 			packages: list("github.com/nats-io/nats.go/..."),
 			mayAppearIn: list(
-				auth, bus, "mesh/result", "mesh/deadletter", "mesh/attempt", "mesh/claim", "discovery/natskv",
+				auth, bus, "mesh/store", "discovery/natskv",
 				// The baseline that the bench command compares the mesh with.
 				"services/bench/baseline",
 			),

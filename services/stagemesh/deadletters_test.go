@@ -23,14 +23,13 @@ import (
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/adminapi"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
-	"github.com/stagemesh/stagemesh/mesh/attempt"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
-	"github.com/stagemesh/stagemesh/mesh/deadletter"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/store"
 	"github.com/stagemesh/stagemesh/services/local"
 	"github.com/stagemesh/stagemesh/services/stagemesh"
 	"github.com/stagemesh/stagemesh/stagehost"
@@ -62,7 +61,7 @@ func newDoomed(t *testing.T) *doomedMesh {
 // processes that ran them: they were delivered, and their runs did not end.
 func (g *doomedMesh) doom(texts ...string) []*envelope.Envelope {
 	g.t.Helper()
-	book := attempt.New(g.bus, attempt.Settings{})
+	book := store.NewRuns(g.bus, store.Settings{})
 	if err := book.Ensure(g.t.Context()); err != nil {
 		g.t.Fatal(err)
 	}
@@ -154,10 +153,10 @@ func (g *doomedMesh) open(dead int, edits ...func(*gateway.Settings)) {
 	}
 	g.address = serve(g.t, m)
 	g.admin = m.AdminURL()
-	letters := deadletter.New(g.bus, deadletter.Settings{})
+	letters := store.NewDeadLetters(g.bus, store.Settings{})
 	bustest.Eventually(g.t, "the mesh gives up", func() bool {
-		page, err := letters.List(g.t.Context(), deadletter.Query{})
-		return err == nil && len(page.Letters) == dead
+		page, err := letters.List(g.t.Context(), store.DeadLetterQuery{})
+		return err == nil && len(page.DeadLetters) == dead
 	})
 }
 
@@ -282,7 +281,7 @@ func TestAllDeadLettersOfAStageAreReplayedOrDeleted(t *testing.T) {
 	g.doom("one", "two", "three")
 	g.open(3)
 	g.bytes("no item")
-	letters := deadletter.New(g.bus, deadletter.Settings{})
+	letters := store.NewDeadLetters(g.bus, store.Settings{})
 	bustest.Eventually(t, "the bytes are a dead letter", func() bool {
 		_, err := letters.Get(t.Context(), 4)
 		return err == nil
@@ -324,11 +323,11 @@ func TestAllDeadLettersOfAStageAreReplayedOrDeleted(t *testing.T) {
 func TestLongListsAreWhole(t *testing.T) {
 	t.Parallel()
 	g := newDoomed(t)
-	letters := deadletter.New(g.bus, deadletter.Settings{})
+	letters := store.NewDeadLetters(g.bus, store.Settings{})
 	if err := letters.Ensure(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	const many = deadletter.MaxLimit + 2
+	const many = store.MaxPageSize + 2
 	for i := range uint64(many) {
 		m, err := g.bus.DeadLetter(&envelope.DeadLetter{
 			Mesh: doomed, Stage: poisoned, Fault: fault.New(fault.RunnerCrashed, ""), QueuedAt: time.Now(), DeadLetteredAt: time.Now(),
@@ -340,7 +339,7 @@ func TestLongListsAreWhole(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	g.open(deadletter.DefaultLimit)
+	g.open(store.DefaultPageSize)
 	for name, test := range map[string]struct {
 		args  []string
 		lines int
@@ -422,7 +421,7 @@ func TestTheCommandTrustsWhomItIsToldTo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := httptest.NewUnstartedServer(adminapi.Handler(adminapi.Settings{Letters: deadletter.New(g.bus, deadletter.Settings{}), Pipelines: none}))
+	server := httptest.NewUnstartedServer(adminapi.Handler(adminapi.Settings{Letters: store.NewDeadLetters(g.bus, store.Settings{}), Pipelines: none}))
 	server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
 	server.StartTLS()
 	t.Cleanup(server.Close)

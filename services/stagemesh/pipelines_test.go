@@ -137,13 +137,13 @@ func TestARevisionThatIsAnotherIsToldAndNothingChanged(t *testing.T) {
 	c.fails("get it again", "pipelines", "delete", "first", "--expect", "9999")
 	c.shows(c.run("pipelines", "plan", file), "would be updated")
 	for want, args := range map[string][]string{
-		"give the FILE":             {"pipelines", "plan"},
-		"no such file":              {"pipelines", "plan", "nowhere.yaml"},
-		`there is no pipeline "x"`:  {"pipelines", "apply", file, "x"},
-		"is the revision of one":    {"pipelines", "delete", "a", "b", "--expect", "1"},
-		"give the NAME of one":      {"pipelines", "get"},
-		"give the NAME of at least one":        {"pipelines", "delete"},
-		"pipelines: there are none": {"pipelines", "plan", c.file("none.yaml", "mesh: m\n")},
+		"give the FILE":                 {"pipelines", "plan"},
+		"no such file":                  {"pipelines", "plan", "nowhere.yaml"},
+		`there is no pipeline "x"`:      {"pipelines", "apply", file, "x"},
+		"is the revision of one":        {"pipelines", "delete", "a", "b", "--expect", "1"},
+		"give the NAME of one":          {"pipelines", "get"},
+		"give the NAME of at least one": {"pipelines", "delete"},
+		"pipelines: there are none":     {"pipelines", "plan", c.file("none.yaml", "mesh: m\n")},
 	} {
 		c.fails(want, args...)
 	}
