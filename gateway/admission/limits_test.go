@@ -177,6 +177,7 @@ func BenchmarkAcquireAndRelease(b *testing.B) {
 		}
 	})
 }
+
 func TestRetryAfterFollowsTheDepartureRate(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct{ pause, least, most time.Duration }{

@@ -9,7 +9,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/mesh/result"
+	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
 // Result returns the stored answer to a durable request, or to one with an
@@ -50,7 +50,7 @@ func (s *Service) stored(ctx context.Context, id pipeline.RequestID, wait time.D
 		return nil, fault.From(ctx.Err())
 	case errors.Is(err, context.Canceled):
 		return nil, admission.Stopping()
-	case errors.Is(err, result.ErrNone), errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, store.ErrNoResult), errors.Is(err, context.DeadlineExceeded):
 		return nil, fault.Newf(fault.NotFound, "request %s has no stored answer: it is not finished, unknown, not durable, or past its retention", id)
 	case errors.Is(err, envelope.ErrMalformed):
 		return nil, unreadable(err)
@@ -63,7 +63,7 @@ func (s *Service) stored(ctx context.Context, id pipeline.RequestID, wait time.D
 // stops.
 func (s *Service) fetch(ctx context.Context, id pipeline.RequestID, wait time.Duration) (*envelope.Result, error) {
 	r, err := s.results.store.Get(ctx, id)
-	if wait == 0 || !errors.Is(err, result.ErrNone) {
+	if wait == 0 || !errors.Is(err, store.ErrNoResult) {
 		return r, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, wait)

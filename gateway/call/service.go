@@ -15,11 +15,10 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/catalog"
 	"github.com/stagemesh/stagemesh/gateway/correlate"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/claim"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/mesh/result"
+	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
 // Catalog is the pipelines that are served now.
@@ -58,12 +57,12 @@ type Settings struct {
 	Metadata []string
 	// Results are where answers are stored: the same as
 	// the hosts'.
-	Results result.Settings
+	Results store.Settings
 	// Idempotency is where it is kept which request has an idempotency key. Its
 	// retention is the window in which a key means that request: no more than
 	// that of the results, which is what 0 means, and more than any request
 	// takes.
-	Idempotency claim.Settings
+	Idempotency store.Settings
 	Logger      *slog.Logger
 	Meter       metric.Meter
 }

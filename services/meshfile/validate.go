@@ -14,8 +14,8 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/mesh/result"
 	"github.com/stagemesh/stagemesh/mesh/secretfile"
+	"github.com/stagemesh/stagemesh/mesh/store"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -145,7 +145,7 @@ func (f *File) validateWindow() error {
 	if window == 0 {
 		return nil
 	}
-	if kept := cmp.Or(f.Results.Retention, result.DefaultRetention); window > kept {
+	if kept := cmp.Or(f.Results.Retention, store.DefaultResultRetention); window > kept {
 		return fmt.Errorf("retention: %s is longer than the %s of results.retention: a key would outlive its answer", window, kept)
 	}
 	if longest := cmp.Or(f.Gateway.MaxTimeout, stagehost.DefaultMaxAge); window <= longest {

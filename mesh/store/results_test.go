@@ -1,4 +1,4 @@
-package result_test
+package store_test
 
 import (
 	"context"
@@ -10,30 +10,14 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"go.uber.org/goleak"
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/mesh/result"
+	"github.com/stagemesh/stagemesh/mesh/store"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-const mesh pipeline.MeshName = "test"
-
-var settings = result.Settings{Retention: time.Hour, MaxBytes: 64 << 20, Version: 1}
-
-func ensured(t *testing.T, b *bus.Bus, s result.Settings) *result.Store {
-	t.Helper()
-	store := result.New(b, s)
-	if err := store.Ensure(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	return store
-}
 
 func newRequest() pipeline.RequestID { return pipeline.RequestID(uuid.NewString()) }
 
@@ -66,16 +50,16 @@ func put(t *testing.T, b *bus.Bus, r *envelope.Result) (bus.Receipt, error) {
 
 func text(r *envelope.Result) string { return string(r.Reply.Parts[0].Blob.Data) }
 
-func TestStoredResultIsReturnedByAnyStore(t *testing.T) {
+func TestAnyProcessReadsAStoredResult(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
 	b := broker.Connect(mesh)
-	ensured(t, b, settings)
+	newResults(t, b, settings)
 	want := answer(newRequest(), "yes")
 	if receipt, err := put(t, b, want); err != nil || receipt.Duplicate {
 		t.Fatalf("put: %+v, %v", receipt, err)
 	}
-	got, err := result.New(broker.Connect(mesh), settings).Get(t.Context(), want.Reply.RequestID)
+	got, err := store.NewResults(broker.Connect(mesh), settings).Get(t.Context(), want.Reply.RequestID)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,11 +68,11 @@ func TestStoredResultIsReturnedByAnyStore(t *testing.T) {
 	}
 }
 
-func TestOnlyTheFirstAnswerIsKept(t *testing.T) {
+func TestFirstReplyWins(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
 	b := broker.Connect(mesh)
-	store := ensured(t, b, settings)
+	results := newResults(t, b, settings)
 	request := newRequest()
 	const writers = 16
 	var first atomic.Value
@@ -112,23 +96,23 @@ func TestOnlyTheFirstAnswerIsKept(t *testing.T) {
 	if n := duplicates.Load(); n != writers-1 {
 		t.Errorf("%d of %d answers were not the first", n, writers)
 	}
-	got, err := store.Get(t.Context(), request)
+	got, err := results.Get(t.Context(), request)
 	if err != nil || text(got) != first.Load() {
 		t.Errorf("kept %v, %v; the first was %v", got, err, first.Load())
 	}
 }
 
-func TestRequestWithoutAResultSaysSo(t *testing.T) {
+func TestMissingResultIsErrNoResult(t *testing.T) {
 	t.Parallel()
 	b := bustest.Start(t).Connect(mesh)
-	if _, err := result.New(b, settings).Get(t.Context(), newRequest()); !errors.Is(err, result.ErrNone) {
-		t.Errorf("without a stream: %v, want %v", err, result.ErrNone)
+	if _, err := store.NewResults(b, settings).Get(t.Context(), newRequest()); !errors.Is(err, store.ErrNoResult) {
+		t.Errorf("without a stream: %v, want %v", err, store.ErrNoResult)
 	}
 	if _, err := put(t, b, answer(newRequest(), "")); !errors.Is(err, bus.ErrNoResults) {
 		t.Errorf("put without a stream: %v, want %v", err, bus.ErrNoResults)
 	}
-	if _, err := ensured(t, b, settings).Get(t.Context(), newRequest()); !errors.Is(err, result.ErrNone) {
-		t.Errorf("with a stream: %v, want %v", err, result.ErrNone)
+	if _, err := newResults(t, b, settings).Get(t.Context(), newRequest()); !errors.Is(err, store.ErrNoResult) {
+		t.Errorf("with a stream: %v, want %v", err, store.ErrNoResult)
 	}
 }
 
@@ -136,8 +120,8 @@ func TestWaitReturnsWhenTheResultIsStored(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
 	b := broker.Connect(mesh)
-	ensured(t, b, settings)
-	reader := result.New(broker.Connect(mesh), settings)
+	newResults(t, b, settings)
+	reader := store.NewResults(broker.Connect(mesh), settings)
 	for range 50 {
 		request := newRequest()
 		got := make(chan *envelope.Result, 1)
@@ -157,7 +141,7 @@ func TestWaitReturnsWhenTheResultIsStored(t *testing.T) {
 			t.Errorf("got %+v", r)
 		}
 		if took := time.Since(begin); took > 4*time.Second {
-			t.Errorf("heard of the result after %s", took)
+			t.Errorf("received the result after %s", took)
 		}
 	}
 }
@@ -165,10 +149,10 @@ func TestWaitReturnsWhenTheResultIsStored(t *testing.T) {
 func TestWaitEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	b := bustest.Start(t).Connect(mesh)
-	store := ensured(t, b, settings)
+	results := newResults(t, b, settings)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	if _, err := store.Wait(ctx, newRequest()); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := results.Wait(ctx, newRequest()); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %v, want %v", err, context.DeadlineExceeded)
 	}
 }
@@ -177,7 +161,7 @@ func TestResultsSurviveTheBroker(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
 	b := broker.Connect(mesh)
-	store := ensured(t, b, settings)
+	results := newResults(t, b, settings)
 	request := newRequest()
 	if _, err := put(t, b, answer(request, "kept")); err != nil {
 		t.Fatal(err)
@@ -185,7 +169,7 @@ func TestResultsSurviveTheBroker(t *testing.T) {
 	broker.Stop()
 	broker.Restore()
 	bustest.Eventually(t, "the result is there again", func() bool {
-		r, err := store.Get(t.Context(), request)
+		r, err := results.Get(t.Context(), request)
 		return err == nil && text(r) == "kept"
 	})
 	if receipt, err := put(t, b, answer(request, "second")); err != nil || !receipt.Duplicate {
@@ -193,12 +177,12 @@ func TestResultsSurviveTheBroker(t *testing.T) {
 	}
 }
 
-func TestFullStreamRefusesAndKeeps(t *testing.T) {
+func TestFullResultStreamRefusesAndKeeps(t *testing.T) {
 	t.Parallel()
 	b := bustest.Start(t).Connect(mesh)
 	s := settings
 	s.MaxBytes = 64 << 10
-	store := ensured(t, b, s)
+	results := newResults(t, b, s)
 	var kept []pipeline.RequestID
 	for {
 		request := newRequest()
@@ -212,7 +196,7 @@ func TestFullStreamRefusesAndKeeps(t *testing.T) {
 		kept = append(kept, request)
 	}
 	for _, request := range kept {
-		if _, err := store.Get(t.Context(), request); err != nil {
+		if _, err := results.Get(t.Context(), request); err != nil {
 			t.Errorf("a result that was taken: %v", err)
 		}
 	}
@@ -226,37 +210,13 @@ func TestResultsExpire(t *testing.T) {
 	b := bustest.Start(t).Connect(mesh)
 	s := settings
 	s.Retention = time.Second
-	store := ensured(t, b, s)
+	results := newResults(t, b, s)
 	request := newRequest()
 	if _, err := put(t, b, answer(request, "")); err != nil {
 		t.Fatal(err)
 	}
 	bustest.Eventually(t, "the result expires", func() bool {
-		_, err := store.Get(t.Context(), request)
-		return errors.Is(err, result.ErrNone)
+		_, err := results.Get(t.Context(), request)
+		return errors.Is(err, store.ErrNoResult)
 	})
-}
-
-func TestOnlyAHigherVersionChangesTheStream(t *testing.T) {
-	t.Parallel()
-	b := bustest.Start(t).Connect(mesh)
-	ensured(t, b, settings)
-	retention := func() time.Duration {
-		stream, err := b.JetStream().Stream(t.Context(), b.ResultStream())
-		if err != nil {
-			t.Fatal(err)
-		}
-		return stream.CachedInfo().Config.MaxAge
-	}
-	same := settings
-	same.Retention = 2 * time.Hour
-	ensured(t, b, same)
-	if got := retention(); got != time.Hour {
-		t.Errorf("the same version changed the retention to %s", got)
-	}
-	same.Version++
-	ensured(t, b, same)
-	if got := retention(); got != 2*time.Hour {
-		t.Errorf("retention %s after a higher version, want 2h", got)
-	}
 }

@@ -1,4 +1,4 @@
-package deadletter_test
+package store_test
 
 import (
 	"errors"
@@ -8,38 +8,30 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"go.uber.org/goleak"
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
-	"github.com/stagemesh/stagemesh/mesh/deadletter"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+const stage pipeline.StageName = "classify"
 
-const (
-	mesh  pipeline.MeshName  = "test"
-	stage pipeline.StageName = "classify"
-)
-
-var settings = deadletter.Settings{Retention: time.Hour, MaxBytes: 64 << 20, Version: 1}
-
-// desk is a stage's queue, a host that pulls from it, and its dead letters.
-type desk struct {
-	*deadletter.Store
+// letterBed is a stage's queue, a host that pulls from it, and its dead letters.
+type letterBed struct {
+	*store.DeadLetters
 	bus        *bus.Bus
 	host       *bus.Puller
 	deliveries chan bus.Delivery
 }
 
-func newDesk(t *testing.T) *desk {
+func newLetterBed(t *testing.T) *letterBed {
 	t.Helper()
 	b := bustest.Start(t).Connect(mesh)
-	d := &desk{Store: deadletter.New(b, settings), bus: b, deliveries: make(chan bus.Delivery, 64)}
+	d := &letterBed{DeadLetters: store.NewDeadLetters(b, settings), bus: b, deliveries: make(chan bus.Delivery, 64)}
 	if err := d.Ensure(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +66,7 @@ func item(text string) *envelope.Envelope {
 	}
 }
 
-func (d *desk) next(t *testing.T) (bus.Delivery, *envelope.Envelope) {
+func (d *letterBed) next(t *testing.T) (bus.Delivery, *envelope.Envelope) {
 	t.Helper()
 	delivery := bustest.Receive(t, "delivery", d.deliveries)
 	e, err := envelope.Decode(delivery.Data)
@@ -84,7 +76,7 @@ func (d *desk) next(t *testing.T) (bus.Delivery, *envelope.Envelope) {
 	return delivery, e
 }
 
-func (d *desk) store(t *testing.T, letter *envelope.DeadLetter, of bus.Delivery) {
+func (d *letterBed) store(t *testing.T, letter *envelope.DeadLetter, of bus.Delivery) {
 	t.Helper()
 	m, err := d.bus.DeadLetter(letter, of)
 	if err != nil {
@@ -95,8 +87,8 @@ func (d *desk) store(t *testing.T, letter *envelope.DeadLetter, of bus.Delivery)
 	}
 }
 
-// bury puts an item into the queue and gives up on it.
-func (d *desk) bury(t *testing.T, e *envelope.Envelope) {
+// deadLetter puts an item into the queue and dead-letters it.
+func (d *letterBed) deadLetter(t *testing.T, e *envelope.Envelope) {
 	t.Helper()
 	m, err := d.bus.Item(e)
 	if err != nil {
@@ -109,7 +101,7 @@ func (d *desk) bury(t *testing.T, e *envelope.Envelope) {
 	letter := letterOf(stage, delivery.Data)
 	letter.Deliveries, letter.QueuedAt = delivery.Deliveries, delivery.Stored
 	d.store(t, letter, delivery)
-	// The host did not hear that it is stored, and says it again.
+	// The acknowledgement is lost, and the host sends the dead letter again.
 	d.store(t, letter, delivery)
 	if err := delivery.Term("dead"); err != nil {
 		t.Fatal(err)
@@ -127,15 +119,15 @@ func letterOf(stage pipeline.StageName, data []byte) *envelope.DeadLetter {
 	}
 }
 
-func numbers(p deadletter.Page) string {
+func numbers(p store.DeadLetterPage) string {
 	out := ""
-	for _, l := range p.Letters {
+	for _, l := range p.DeadLetters {
 		out += fmt.Sprint(l.Seq, " ")
 	}
 	return out
 }
 
-func (d *desk) list(t *testing.T, q deadletter.Query) deadletter.Page {
+func (d *letterBed) list(t *testing.T, q store.DeadLetterQuery) store.DeadLetterPage {
 	t.Helper()
 	page, err := d.List(t.Context(), q)
 	if err != nil {
@@ -144,28 +136,28 @@ func (d *desk) list(t *testing.T, q deadletter.Query) deadletter.Page {
 	return page
 }
 
-func TestLettersAreListedAndShown(t *testing.T) {
+func TestDeadLettersAreListedAndRead(t *testing.T) {
 	t.Parallel()
-	d := newDesk(t)
-	if page := d.list(t, deadletter.Query{}); len(page.Letters) != 0 || page.Next != 0 {
-		t.Errorf("an empty desk lists %+v", page)
+	d := newLetterBed(t)
+	if page := d.list(t, store.DeadLetterQuery{}); len(page.DeadLetters) != 0 || page.Next != 0 {
+		t.Errorf("an empty store lists %+v", page)
 	}
 	for i := range 5 {
-		d.bury(t, item(fmt.Sprint(i)))
+		d.deadLetter(t, item(fmt.Sprint(i)))
 	}
 	other := bus.Delivery{Seq: 1, Epoch: "other"}
 	d.store(t, letterOf("other", []byte("garbage")), other)
 	for name, test := range map[string]struct {
-		query deadletter.Query
+		query store.DeadLetterQuery
 		want  string
 		next  uint64
 	}{
-		"all":            {deadletter.Query{}, "1 2 3 4 5 6 ", 0},
-		"of one stage":   {deadletter.Query{Stage: stage}, "1 2 3 4 5 ", 0},
-		"of another":     {deadletter.Query{Stage: "other"}, "6 ", 0},
-		"first page":     {deadletter.Query{Limit: 2}, "1 2 ", 3},
-		"second page":    {deadletter.Query{Limit: 2, From: 3}, "3 4 ", 5},
-		"a page and end": {deadletter.Query{Stage: stage, Limit: 5}, "1 2 3 4 5 ", 0},
+		"all":            {store.DeadLetterQuery{}, "1 2 3 4 5 6 ", 0},
+		"of one stage":   {store.DeadLetterQuery{Stage: stage}, "1 2 3 4 5 ", 0},
+		"of another":     {store.DeadLetterQuery{Stage: "other"}, "6 ", 0},
+		"first page":     {store.DeadLetterQuery{Limit: 2}, "1 2 ", 3},
+		"second page":    {store.DeadLetterQuery{Limit: 2, From: 3}, "3 4 ", 5},
+		"a page and end": {store.DeadLetterQuery{Stage: stage, Limit: 5}, "1 2 3 4 5 ", 0},
 	} {
 		if page := d.list(t, test.query); numbers(page) != test.want || page.Next != test.next {
 			t.Errorf("%s: lists %sand goes on at %d, want %sand %d", name, numbers(page), page.Next, test.want, test.next)
@@ -186,9 +178,9 @@ func TestLettersAreListedAndShown(t *testing.T) {
 
 func TestReplayIsANewExecutionOfANewRequest(t *testing.T) {
 	t.Parallel()
-	d := newDesk(t)
+	d := newLetterBed(t)
 	first := item("again")
-	d.bury(t, first)
+	d.deadLetter(t, first)
 	replayed, err := d.Replay(t.Context(), 1)
 	if err != nil {
 		t.Fatal(err)
@@ -210,14 +202,14 @@ func TestReplayIsANewExecutionOfANewRequest(t *testing.T) {
 	if err := delivery.Ack(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.Get(t.Context(), 1); !errors.Is(err, deadletter.ErrNone) {
-		t.Errorf("the letter after its replay: %v, want %v", err, deadletter.ErrNone)
+	if _, err := d.Get(t.Context(), 1); !errors.Is(err, store.ErrNoDeadLetter) {
+		t.Errorf("the letter after its replay: %v, want %v", err, store.ErrNoDeadLetter)
 	}
 }
 
-func TestWhatHostsWouldRefuseIsNotReplayed(t *testing.T) {
+func TestItemsThatHostsRefuseAreNotReplayed(t *testing.T) {
 	t.Parallel()
-	d := newDesk(t)
+	d := newLetterBed(t)
 	seq := uint64(0)
 	for name, message := range map[string][]byte{
 		"no item":             []byte("garbage"),
@@ -229,8 +221,8 @@ func TestWhatHostsWouldRefuseIsNotReplayed(t *testing.T) {
 	} {
 		seq++
 		d.store(t, letterOf(stage, message), bus.Delivery{Seq: seq})
-		if _, err := d.Replay(t.Context(), seq); !errors.Is(err, deadletter.ErrNotReplayable) {
-			t.Errorf("%s: got %v, want %v", name, err, deadletter.ErrNotReplayable)
+		if _, err := d.Replay(t.Context(), seq); !errors.Is(err, store.ErrNotReplayable) {
+			t.Errorf("%s: got %v, want %v", name, err, store.ErrNotReplayable)
 		}
 		if _, err := d.Get(t.Context(), seq); err != nil {
 			t.Errorf("%s: the letter is gone: %v", name, err)
@@ -249,13 +241,13 @@ func encoded(t *testing.T, edit func(*envelope.Envelope)) []byte {
 	return data
 }
 
-// Two ask at once for one replay, as somebody does who did not hear of it.
+// Two callers replay at once, as one does who missed the first answer.
 func TestReplayMayBeRepeated(t *testing.T) {
 	t.Parallel()
-	d := newDesk(t)
-	d.bury(t, item("again"))
+	d := newLetterBed(t)
+	d.deadLetter(t, item("again"))
 	type answer struct {
-		deadletter.Replayed
+		store.Replayed
 		err error
 	}
 	answers := make(chan answer, 2)
@@ -268,7 +260,7 @@ func TestReplayMayBeRepeated(t *testing.T) {
 	delivery, e := d.next(t)
 	for range 2 {
 		a := bustest.Receive(t, "replay", answers)
-		if a.err == nil && a.RequestID != e.RequestID || a.err != nil && !errors.Is(a.err, deadletter.ErrNone) {
+		if a.err == nil && a.RequestID != e.RequestID || a.err != nil && !errors.Is(a.err, store.ErrNoDeadLetter) {
 			t.Errorf("said %+v, %v, came as request %s", a.Replayed, a.err, e.RequestID)
 		}
 	}
@@ -276,7 +268,7 @@ func TestReplayMayBeRepeated(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.host.Settled(delivery)
-	if _, err := d.Replay(t.Context(), 1); !errors.Is(err, deadletter.ErrNone) {
+	if _, err := d.Replay(t.Context(), 1); !errors.Is(err, store.ErrNoDeadLetter) {
 		t.Errorf("a letter that is gone: %v", err)
 	}
 	select {
@@ -286,9 +278,9 @@ func TestReplayMayBeRepeated(t *testing.T) {
 	}
 }
 
-func TestReplaySaysWhatTheQueueSays(t *testing.T) {
+func TestReplayReturnsTheFaultOfTheQueue(t *testing.T) {
 	t.Parallel()
-	d := newDesk(t)
+	d := newLetterBed(t)
 	e := item("")
 	e.Route[1].Stage = "nowhere"
 	data, err := e.Encode()
@@ -320,56 +312,56 @@ func TestReplaySaysWhatTheQueueSays(t *testing.T) {
 	}
 }
 
-func TestDiscardedLetterIsGone(t *testing.T) {
+func TestDeletedDeadLetterIsGone(t *testing.T) {
 	t.Parallel()
-	d := newDesk(t)
-	d.bury(t, item(""))
-	if err := d.Discard(t.Context(), 1); err != nil {
+	d := newLetterBed(t)
+	d.deadLetter(t, item(""))
+	if err := d.Delete(t.Context(), 1); err != nil {
 		t.Fatal(err)
 	}
-	for what, err := range map[string]error{"again": d.Discard(t.Context(), 1), "never there": d.Discard(t.Context(), 99)} {
-		if !errors.Is(err, deadletter.ErrNone) {
-			t.Errorf("%s: %v, want %v", what, err, deadletter.ErrNone)
+	for what, err := range map[string]error{"again": d.Delete(t.Context(), 1), "never there": d.Delete(t.Context(), 99)} {
+		if !errors.Is(err, store.ErrNoDeadLetter) {
+			t.Errorf("%s: %v, want %v", what, err, store.ErrNoDeadLetter)
 		}
 	}
-	if page := d.list(t, deadletter.Query{}); len(page.Letters) != 0 {
+	if page := d.list(t, store.DeadLetterQuery{}); len(page.DeadLetters) != 0 {
 		t.Errorf("lists %+v", page)
 	}
 }
 
-func TestGarbageAmongLettersIsCounted(t *testing.T) {
+func TestGarbageAmongDeadLettersIsListedByNumber(t *testing.T) {
 	t.Parallel()
-	d := newDesk(t)
-	d.bury(t, item(""))
+	d := newLetterBed(t)
+	d.deadLetter(t, item(""))
 	if _, err := d.bus.JetStream().Publish(t.Context(), d.bus.Dead(stage), []byte("\xff")); err != nil {
 		t.Fatal(err)
 	}
-	if page := d.list(t, deadletter.Query{}); len(page.Letters) != 1 || !slices.Equal(page.Unreadable, []uint64{2}) {
+	if page := d.list(t, store.DeadLetterQuery{}); len(page.DeadLetters) != 1 || !slices.Equal(page.Unreadable, []uint64{2}) {
 		t.Errorf("lists %+v", page)
 	}
-	if _, err := d.Get(t.Context(), 2); !errors.Is(err, deadletter.ErrUnreadable) {
+	if _, err := d.Get(t.Context(), 2); !errors.Is(err, store.ErrUnreadable) {
 		t.Errorf("shows garbage: %v", err)
 	}
-	if _, err := d.Replay(t.Context(), 2); !errors.Is(err, deadletter.ErrNotReplayable) {
+	if _, err := d.Replay(t.Context(), 2); !errors.Is(err, store.ErrNotReplayable) {
 		t.Errorf("replays garbage: %v", err)
 	}
-	if err := d.Discard(t.Context(), 2); err != nil {
+	if err := d.Delete(t.Context(), 2); err != nil {
 		t.Error(err)
 	}
-	if page := d.list(t, deadletter.Query{}); len(page.Letters) != 1 || len(page.Unreadable) != 0 {
+	if page := d.list(t, store.DeadLetterQuery{}); len(page.DeadLetters) != 1 || len(page.Unreadable) != 0 {
 		t.Errorf("lists %+v", page)
 	}
 }
 
-func TestWithoutAStreamThereAreNoLetters(t *testing.T) {
+func TestDeadLettersWithoutAStream(t *testing.T) {
 	t.Parallel()
 	b := bustest.Start(t).Connect(mesh)
-	store := deadletter.New(b, settings)
-	if page, err := store.List(t.Context(), deadletter.Query{}); err != nil || len(page.Letters) != 0 {
+	letters := store.NewDeadLetters(b, settings)
+	if page, err := letters.List(t.Context(), store.DeadLetterQuery{}); err != nil || len(page.DeadLetters) != 0 {
 		t.Errorf("lists %+v, %v", page, err)
 	}
-	if _, err := store.Get(t.Context(), 1); !errors.Is(err, deadletter.ErrNone) {
-		t.Errorf("shows %v, want %v", err, deadletter.ErrNone)
+	if _, err := letters.Get(t.Context(), 1); !errors.Is(err, store.ErrNoDeadLetter) {
+		t.Errorf("shows %v, want %v", err, store.ErrNoDeadLetter)
 	}
 	m, err := b.DeadLetter(letterOf(stage, nil), bus.Delivery{})
 	if err != nil {
@@ -380,64 +372,64 @@ func TestWithoutAStreamThereAreNoLetters(t *testing.T) {
 	}
 }
 
-func TestPagesAreBoundedWhateverIsAskedFor(t *testing.T) {
+func TestPagesAreBounded(t *testing.T) {
 	t.Parallel()
-	d := newDesk(t)
-	const more = deadletter.MaxLimit + 5
+	d := newLetterBed(t)
+	const more = store.MaxPageSize + 5
 	for i := range uint64(more) {
 		d.store(t, letterOf(stage, nil), bus.Delivery{Seq: i})
 	}
-	page := d.list(t, deadletter.Query{Limit: 10 * more})
-	if len(page.Letters) != deadletter.MaxLimit || page.Next != deadletter.MaxLimit+1 {
-		t.Errorf("lists %d, then %d", len(page.Letters), page.Next)
+	page := d.list(t, store.DeadLetterQuery{Limit: 10 * more})
+	if len(page.DeadLetters) != store.MaxPageSize || page.Next != store.MaxPageSize+1 {
+		t.Errorf("lists %d, then %d", len(page.DeadLetters), page.Next)
 	}
-	if page = d.list(t, deadletter.Query{From: page.Next}); len(page.Letters) != 5 || page.Next != 0 {
-		t.Errorf("then lists %d, then %d", len(page.Letters), page.Next)
+	if page = d.list(t, store.DeadLetterQuery{From: page.Next}); len(page.DeadLetters) != 5 || page.Next != 0 {
+		t.Errorf("then lists %d, then %d", len(page.DeadLetters), page.Next)
 	}
 	// Beyond its bytes a page ends too, and never without a letter.
 	const large = 6 << 20
 	for i := range uint64(7) {
 		d.store(t, letterOf("other", make([]byte, large)), bus.Delivery{Seq: i, Epoch: "other"})
 	}
-	page = d.list(t, deadletter.Query{Stage: "other"})
-	if n := len(page.Letters); n != deadletter.MaxPageBytes/large+1 || page.Next == 0 {
+	page = d.list(t, store.DeadLetterQuery{Stage: "other"})
+	if n := len(page.DeadLetters); n != store.MaxPageBytes/large+1 || page.Next == 0 {
 		t.Errorf("lists %d of %d bytes, then %d", n, large, page.Next)
 	}
-	if page = d.list(t, deadletter.Query{Stage: "other", From: page.Next}); len(page.Letters) != 1 || page.Next != 0 {
-		t.Errorf("then lists %d, then %d", len(page.Letters), page.Next)
+	if page = d.list(t, store.DeadLetterQuery{Stage: "other", From: page.Next}); len(page.DeadLetters) != 1 || page.Next != 0 {
+		t.Errorf("then lists %d, then %d", len(page.DeadLetters), page.Next)
 	}
 }
 
-func TestGarbageEndsAPageInTheEnd(t *testing.T) {
+func TestGarbageCountsTowardsThePage(t *testing.T) {
 	t.Parallel()
-	d := newDesk(t)
-	for range deadletter.MaxLimit + 1 {
+	d := newLetterBed(t)
+	for range store.MaxPageSize + 1 {
 		if _, err := d.bus.JetStream().PublishAsync(d.bus.Dead(stage), []byte("\xff")); err != nil {
 			t.Fatal(err)
 		}
 	}
 	bustest.Receive(t, "the garbage is stored", d.bus.JetStream().PublishAsyncComplete())
-	page := d.list(t, deadletter.Query{Limit: 1})
-	if len(page.Unreadable) != deadletter.MaxLimit || page.Next != deadletter.MaxLimit+1 {
+	page := d.list(t, store.DeadLetterQuery{Limit: 1})
+	if len(page.Unreadable) != store.MaxPageSize || page.Next != store.MaxPageSize+1 {
 		t.Errorf("lists %d, then %d", len(page.Unreadable), page.Next)
 	}
 }
 
-func TestWithoutTheBrokerThatIsToldAtOnce(t *testing.T) {
+func TestDeadLettersFailAtOnceWithoutTheBroker(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
 	b := broker.Connect(mesh)
-	store := deadletter.New(b, settings)
-	if err := store.Ensure(t.Context()); err != nil {
+	letters := store.NewDeadLetters(b, settings)
+	if err := letters.Ensure(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	broker.Stop()
 	bustest.Eventually(t, "the connection is lost", func() bool { return !b.Connected() })
 	begin := time.Now()
-	_, list := store.List(t.Context(), deadletter.Query{})
-	_, get := store.Get(t.Context(), 1)
-	_, replay := store.Replay(t.Context(), 1)
-	for what, err := range map[string]error{"list": list, "get": get, "replay": replay, "discard": store.Discard(t.Context(), 1)} {
+	_, list := letters.List(t.Context(), store.DeadLetterQuery{})
+	_, get := letters.Get(t.Context(), 1)
+	_, replay := letters.Replay(t.Context(), 1)
+	for what, err := range map[string]error{"list": list, "get": get, "replay": replay, "delete": letters.Delete(t.Context(), 1)} {
 		if f := fault.From(err); f.Reason != fault.BrokerUnavailable || f.RetryAfter <= 0 {
 			t.Errorf("%s: got %v", what, err)
 		}

@@ -19,7 +19,7 @@ import (
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 )
 
-// letters prints a list of letters: a table, or JSON lines.
+// letters prints a list of dead letters as a table or as JSON lines.
 type letters struct {
 	out   io.Writer
 	json  bool
@@ -58,7 +58,7 @@ func printJSON(out io.Writer, m proto.Message) error {
 // maxRaw is the most bytes of a message that the admin port gives.
 const maxRaw = 64 << 20
 
-// save writes the letter's message to a file, where one is named.
+// save writes the dead letter's message to a file, where one is named.
 func save(path string, letter *adminv1.DeadLetter) error {
 	if path == "" {
 		return nil
@@ -72,7 +72,7 @@ func save(path string, letter *adminv1.DeadLetter) error {
 
 const day = 24 * time.Hour
 
-// age returns a duration in the largest unit that it has two of.
+// age returns a duration in the largest unit of which it has two.
 func age(d time.Duration) string {
 	switch {
 	case d < 2*time.Minute:
@@ -85,7 +85,7 @@ func age(d time.Duration) string {
 	return fmt.Sprintf("%dd", int(d/day))
 }
 
-// visible returns a text that somebody sent without what a terminal would obey.
+// visible returns foreign text without terminal control characters.
 func visible(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {
@@ -103,19 +103,19 @@ func numbers(seqs []uint64) string {
 	return strings.Join(out, " ")
 }
 
-// page is the page about one letter: words and what they are about.
+// page prints one dead letter: words and values.
 type page struct{ *tabwriter.Writer }
 
 func (p page) line(word, format string, args ...any) {
 	fmt.Fprintf(p, "  %s\t%s\n", word, visible(fmt.Sprintf(format, args...)))
 }
 
-// printLetter prints the page about a letter.
+// printLetter prints everything about a dead letter.
 func printLetter(out io.Writer, l *adminv1.DeadLetter) error {
 	p := page{tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)}
 	s := l.GetSummary()
 	fmt.Fprintf(p, "dead letter %d\n", s.GetSeq())
-	p.line("died", "%s, %s ago, at stage %s; host %s gave up", moment(s.GetDeadLetteredAt()), age(time.Since(s.GetDeadLetteredAt().AsTime())), s.GetStage(), l.GetHost())
+	p.line("failed", "%s, %s ago, at stage %s; host %s gave up", moment(s.GetDeadLetteredAt()), age(time.Since(s.GetDeadLetteredAt().AsTime())), s.GetStage(), l.GetHost())
 	p.line("reason", "%s: %s", l.GetFault().GetReason(), l.GetFault().GetMessage())
 	for _, v := range l.GetFault().GetViolations() {
 		p.line("", "%s: %s", v.GetField(), v.GetDescription())
@@ -135,7 +135,7 @@ func printLetter(out io.Writer, l *adminv1.DeadLetter) error {
 	if why := l.GetNotReplayable(); why != "" {
 		p.line("replay", "not possible: %s", why)
 	} else {
-		p.line("replay", "stagemesh dead replay %d", s.GetSeq())
+		p.line("replay", "stagemesh dead-letters replay %d", s.GetSeq())
 	}
 	return p.Flush()
 }
@@ -164,7 +164,7 @@ func (p page) item(s *adminv1.DeadLetterSummary, i *adminv1.DeadLetterItem) {
 	}
 }
 
-// steps returns the route with the step that the item died at in brackets.
+// steps returns the route with the step that failed in brackets.
 func steps(i *adminv1.DeadLetterItem) string {
 	out := make([]string, len(i.GetRoute()))
 	for n, step := range i.GetRoute() {

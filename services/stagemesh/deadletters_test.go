@@ -23,14 +23,13 @@ import (
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/adminapi"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
-	"github.com/stagemesh/stagemesh/mesh/attempt"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
-	"github.com/stagemesh/stagemesh/mesh/deadletter"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/store"
 	"github.com/stagemesh/stagemesh/services/local"
 	"github.com/stagemesh/stagemesh/services/stagemesh"
 	"github.com/stagemesh/stagemesh/stagehost"
@@ -39,12 +38,12 @@ import (
 )
 
 const (
-	graveyard pipeline.MeshName  = "graveyard"
-	poisoned  pipeline.StageName = "poisoned"
+	doomed   pipeline.MeshName  = "doomed"
+	poisoned pipeline.StageName = "poisoned"
 )
 
-// grave is a mesh of one stage, with what it gave up on.
-type grave struct {
+// doomedMesh is a mesh of one stage with dead letters.
+type doomedMesh struct {
 	t      *testing.T
 	broker *bustest.Broker
 	bus    *bus.Bus
@@ -52,24 +51,24 @@ type grave struct {
 	address, admin string
 }
 
-func newGrave(t *testing.T) *grave {
+func newDoomed(t *testing.T) *doomedMesh {
 	t.Helper()
 	broker := bustest.Start(t)
-	return &grave{t: t, broker: broker, bus: broker.Connect(graveyard)}
+	return &doomedMesh{t: t, broker: broker, bus: broker.Connect(doomed)}
 }
 
 // doom puts items into the stage's queue that look as if they had ended the
 // processes that ran them: they were delivered, and their runs did not end.
-func (g *grave) doom(texts ...string) []*envelope.Envelope {
+func (g *doomedMesh) doom(texts ...string) []*envelope.Envelope {
 	g.t.Helper()
-	book := attempt.New(g.bus, attempt.Settings{})
+	book := store.NewRuns(g.bus, store.Settings{})
 	if err := book.Ensure(g.t.Context()); err != nil {
 		g.t.Fatal(err)
 	}
 	items := make([]*envelope.Envelope, len(texts))
 	for i, text := range texts {
 		items[i] = &envelope.Envelope{
-			Mesh: graveyard, Gateway: "gone", Pipeline: "stage:poisoned", Metadata: map[string]string{"user": "u\x1b[31m"},
+			Mesh: doomed, Gateway: "gone", Pipeline: "stage:poisoned", Metadata: map[string]string{"user": "u\x1b[31m"},
 			RequestID: pipeline.RequestID(uuid.NewString()), ExecutionID: pipeline.ExecutionID(uuid.NewString()),
 			Route:      []pipeline.Hop{{Step: "poisoned", Stage: poisoned}},
 			Durability: pipeline.File, AdmittedAt: time.Now(), Deadline: time.Now().Add(10 * time.Minute),
@@ -86,7 +85,7 @@ func (g *grave) doom(texts ...string) []*envelope.Envelope {
 }
 
 // deliver queues the items, takes them as a host does, and gives them back.
-func (g *grave) deliver(items []*envelope.Envelope) {
+func (g *doomedMesh) deliver(items []*envelope.Envelope) {
 	g.t.Helper()
 	info, err := g.bus.EnsureQueue(g.t.Context(), bus.QueueSettings{
 		Stage: poisoned, Durability: pipeline.File, MaxItems: 1000, MaxBytes: 64 << 20, AckWait: time.Minute,
@@ -124,8 +123,8 @@ func (g *grave) deliver(items []*envelope.Envelope) {
 	if err := p.Drain(ctx); err != nil {
 		g.t.Fatal(err)
 	}
-	// The broker hears of this first: an ask that it still has open would be answered
-	// with what is given back, for nobody to take.
+	// The broker learns of the end first: it would answer an open pull with the naked
+	// items, which nobody would receive.
 	leave()
 	for _, delivery := range taken {
 		if err := delivery.Nak(0); err != nil {
@@ -134,10 +133,10 @@ func (g *grave) deliver(items []*envelope.Envelope) {
 	}
 }
 
-// open starts the mesh, and returns when it has given up on so many.
-func (g *grave) open(dead int, edits ...func(*gateway.Settings)) {
+// open starts the mesh and waits for that many dead letters.
+func (g *doomedMesh) open(dead int, edits ...func(*gateway.Settings)) {
 	g.t.Helper()
-	s := local.Settings{Mesh: graveyard, NATS: g.broker.URL(), Gateway: gateway.Settings{
+	s := local.Settings{Mesh: doomed, NATS: g.broker.URL(), Gateway: gateway.Settings{
 		Listen: "127.0.0.1:0", Admin: gateway.Admin{Listen: "127.0.0.1:0"},
 	}}
 	for _, edit := range edits {
@@ -154,23 +153,23 @@ func (g *grave) open(dead int, edits ...func(*gateway.Settings)) {
 	}
 	g.address = serve(g.t, m)
 	g.admin = m.AdminURL()
-	letters := deadletter.New(g.bus, deadletter.Settings{})
+	letters := store.NewDeadLetters(g.bus, store.Settings{})
 	bustest.Eventually(g.t, "the mesh gives up", func() bool {
-		page, err := letters.List(g.t.Context(), deadletter.Query{})
-		return err == nil && len(page.Letters) == dead
+		page, err := letters.List(g.t.Context(), store.DeadLetterQuery{})
+		return err == nil && len(page.DeadLetters) == dead
 	})
 }
 
 // bytes puts bytes that are no item into the stage's queue.
-func (g *grave) bytes(text string) {
+func (g *doomedMesh) bytes(text string) {
 	g.t.Helper()
 	if _, err := g.broker.Client().Request(g.bus.Stage(poisoned, pipeline.File, pipeline.Normal), []byte(text), bustest.Patience); err != nil {
 		g.t.Fatal(err)
 	}
 }
 
-// garbage stores what is no letter among the letters.
-func (g *grave) garbage() {
+// garbage stores a message that is no dead letter among them.
+func (g *doomedMesh) garbage() {
 	g.t.Helper()
 	if _, err := g.bus.JetStream().Publish(g.t.Context(), g.bus.Dead(poisoned), []byte("\xff")); err != nil {
 		g.t.Fatal(err)
@@ -178,14 +177,14 @@ func (g *grave) garbage() {
 }
 
 // run returns what the verb prints, its hints, and how it fails.
-func (g *grave) run(args ...string) (out, hints string, err error) {
+func (g *doomedMesh) run(args ...string) (out, hints string, err error) {
 	g.t.Helper()
 	var stdout, stderr log
-	err = command(g.t.Context(), strings.NewReader(""), &stdout, &stderr, append([]string{"dead"}, append(args, "-a", g.admin)...)...)
+	err = command(g.t.Context(), strings.NewReader(""), &stdout, &stderr, append([]string{"dead-letters"}, append(args, "-a", g.admin)...)...)
 	return stdout.String(), stderr.String(), err
 }
 
-func (g *grave) must(args ...string) (out, hints string) {
+func (g *doomedMesh) must(args ...string) (out, hints string) {
 	g.t.Helper()
 	out, hints, err := g.run(args...)
 	if err != nil {
@@ -196,9 +195,9 @@ func (g *grave) must(args ...string) (out, hints string) {
 
 const anyID = `[0-9a-f]{8}-[0-9a-f]{4}-\d[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}`
 
-func TestWhatDiedIsListedShownAndRunAgain(t *testing.T) {
+func TestDeadLettersAreListedShownAndReplayed(t *testing.T) {
 	t.Parallel()
-	g := newGrave(t)
+	g := newDoomed(t)
 	e := g.doom("poison")[0]
 	g.open(1)
 	out, hints := g.must("list")
@@ -208,7 +207,7 @@ func TestWhatDiedIsListedShownAndRunAgain(t *testing.T) {
 	match(t, out, `NUMBER +AGE +STAGE +PIPELINE +REASON +DELIVERIES +REQUEST`, `1 +\d+s +poisoned +stage:poisoned +RUNNER_CRASHED +2 +`+string(e.RequestID))
 	out, _ = g.must("show", "1")
 	match(t, out, `dead letter 1`,
-		`  died +\d{4}-.* UTC, \d+s ago, at stage poisoned; host `+anyID+` gave up`,
+		`  failed +\d{4}-.* UTC, \d+s ago, at stage poisoned; host `+anyID+` gave up`,
 		`  reason +RUNNER_CRASHED: the process that ran the item alone ended 3 times, .*`,
 		`  queued +.*, file, priority 0; delivered 2 times`,
 		`  runs +began .* on host crashed and did not end`, ` +began .*`, ` +began .*`,
@@ -218,9 +217,9 @@ func TestWhatDiedIsListedShownAndRunAgain(t *testing.T) {
 		`  deadline +.*, 10m0s after it was admitted by gateway gone`,
 		`  metadata +user=u \[31m`,
 		`  inputs +\(no name\): text/plain, 6 bytes`,
-		`  replay +stagemesh dead replay 1`)
+		`  replay +stagemesh dead-letters replay 1`)
 	out, _ = g.must("replay", "1")
-	words := regexp.MustCompile(`^letter 1 runs again as request (` + anyID + `): stagemesh (result (\S+) --wait \S+)\n$`).FindStringSubmatch(out)
+	words := regexp.MustCompile(`^dead letter 1 runs again as request (` + anyID + `): stagemesh (get result (\S+) --wait \S+)\n$`).FindStringSubmatch(out)
 	if words == nil || words[1] != words[3] || words[1] == string(e.RequestID) {
 		t.Fatalf("replay prints %q", out)
 	}
@@ -232,16 +231,16 @@ func TestWhatDiedIsListedShownAndRunAgain(t *testing.T) {
 	if out, hints = g.must("list"); out != "" || hints != "there are no dead letters\n" {
 		t.Errorf("lists %q, %q", out, hints)
 	}
-	for _, verb := range []string{"replay", "show", "discard"} {
+	for _, verb := range []string{"replay", "show", "delete"} {
 		if out, _, err := g.run(verb, "1"); err == nil || !strings.HasPrefix(err.Error(), "NOT_FOUND: there is no dead letter 1: ") || out != "" {
 			t.Errorf("%s again: %q, %v", verb, out, err)
 		}
 	}
 }
 
-func TestLettersArePrintedAsJSON(t *testing.T) {
+func TestDeadLettersArePrintedAsJSON(t *testing.T) {
 	t.Parallel()
-	g := newGrave(t)
+	g := newDoomed(t)
 	e := g.doom("poison")[0]
 	g.open(1)
 	out, _ := g.must("list", "--json")
@@ -263,7 +262,7 @@ func TestLettersArePrintedAsJSON(t *testing.T) {
 	out, _, err := g.run("replay", "1", "2", "--json")
 	var done [2]struct{ Seq, RequestID, Deadline, Error string }
 	lines := strings.Split(strings.TrimSpace(out), "\n")
-	if len(lines) != len(done) || !errors.Is(err, stagemesh.ErrLetters) || err.Error() != "some dead letters stay as they are: 1 of 2" {
+	if len(lines) != len(done) || !errors.Is(err, stagemesh.ErrDeadLetters) || err.Error() != "some dead letters are unchanged: 1 of 2" {
 		t.Fatalf("replay: %s, %v", out, err)
 	}
 	for i, line := range lines {
@@ -276,14 +275,14 @@ func TestLettersArePrintedAsJSON(t *testing.T) {
 	}
 }
 
-func TestAllLettersOfAStageAreReplayedOrDiscarded(t *testing.T) {
+func TestAllDeadLettersOfAStageAreReplayedOrDeleted(t *testing.T) {
 	t.Parallel()
-	g := newGrave(t)
+	g := newDoomed(t)
 	g.doom("one", "two", "three")
 	g.open(3)
 	g.bytes("no item")
-	letters := deadletter.New(g.bus, deadletter.Settings{})
-	bustest.Eventually(t, "the bytes are buried", func() bool {
+	letters := store.NewDeadLetters(g.bus, store.Settings{})
+	bustest.Eventually(t, "the bytes are a dead letter", func() bool {
 		_, err := letters.Get(t.Context(), 4)
 		return err == nil
 	})
@@ -294,7 +293,7 @@ func TestAllLettersOfAStageAreReplayedOrDiscarded(t *testing.T) {
 	}
 	out, hints := g.must("list", "--from", "2", "--all")
 	match(t, out, `NUMBER .*`, `2 .*`, `3 .*`, `4 +\d+s +poisoned +- +INVALID_REQUEST +1 +-`)
-	if hints != "1 message on the way cannot be read; stagemesh dead discard 5 removes them\n" {
+	if hints != "1 message in the list cannot be read; stagemesh dead-letters delete 5 removes them\n" {
 		t.Errorf("it hints %s", hints)
 	}
 	out, _ = g.must("show", "4")
@@ -302,20 +301,20 @@ func TestAllLettersOfAStageAreReplayedOrDiscarded(t *testing.T) {
 		t.Errorf("shows %s", out)
 	}
 	out, hints = g.must("replay", "--all", "--stage", string(poisoned), "--limit", "2")
-	match(t, out, `letter 1 runs again .*`, `letter 2 runs again .*`)
+	match(t, out, `dead letter 1 runs again .*`, `dead letter 2 runs again .*`)
 	if hints != "stage poisoned has more than the 2 of --limit\n" {
 		t.Errorf("it hints %s", hints)
 	}
 	out, hints = g.must("replay", "--all", "--stage", string(poisoned))
-	match(t, out, `letter 3 runs again .*`)
-	if hints != "1 letter of stage poisoned cannot be replayed; stagemesh dead show says why: 4\n" {
+	match(t, out, `dead letter 3 runs again .*`)
+	if hints != "1 dead letter of stage poisoned cannot be replayed; stagemesh dead-letters show says why: 4\n" {
 		t.Errorf("it hints %s", hints)
 	}
-	if out, hints = g.must("discard", "--all", "--stage", "other"); out != "" || hints != "stage other has no dead letters to discard\n" {
+	if out, hints = g.must("delete", "--all", "--stage", "other"); out != "" || hints != "stage other has no dead letters to delete\n" {
 		t.Errorf("of another: %q, %q", out, hints)
 	}
-	out, _ = g.must("discard", "--all", "--stage", string(poisoned))
-	match(t, out, `letter 4 is discarded`, `letter 5 is discarded`)
+	out, _ = g.must("delete", "--all", "--stage", string(poisoned))
+	match(t, out, `dead letter 4 is deleted`, `dead letter 5 is deleted`)
 	if _, hints = g.must("list", "--all"); hints != "there are no dead letters\n" {
 		t.Errorf("it hints %s", hints)
 	}
@@ -323,15 +322,15 @@ func TestAllLettersOfAStageAreReplayedOrDiscarded(t *testing.T) {
 
 func TestLongListsAreWhole(t *testing.T) {
 	t.Parallel()
-	g := newGrave(t)
-	letters := deadletter.New(g.bus, deadletter.Settings{})
+	g := newDoomed(t)
+	letters := store.NewDeadLetters(g.bus, store.Settings{})
 	if err := letters.Ensure(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	const many = deadletter.MaxLimit + 2
+	const many = store.MaxPageSize + 2
 	for i := range uint64(many) {
 		m, err := g.bus.DeadLetter(&envelope.DeadLetter{
-			Mesh: graveyard, Stage: poisoned, Fault: fault.New(fault.RunnerCrashed, ""), QueuedAt: time.Now(), DeadLetteredAt: time.Now(),
+			Mesh: doomed, Stage: poisoned, Fault: fault.New(fault.RunnerCrashed, ""), QueuedAt: time.Now(), DeadLetteredAt: time.Now(),
 		}, bus.Delivery{Seq: i})
 		if err != nil {
 			t.Fatal(err)
@@ -340,7 +339,7 @@ func TestLongListsAreWhole(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	g.open(deadletter.DefaultLimit)
+	g.open(store.DefaultPageSize)
 	for name, test := range map[string]struct {
 		args  []string
 		lines int
@@ -366,19 +365,19 @@ func TestVerbsOfDeadLettersAreCheckedBeforeTheyAsk(t *testing.T) {
 		args []string
 		want string
 	}{
-		"a verb that is none":      {[]string{"nope"}, `unknown command "nope" for "stagemesh dead"`},
-		"show of none":             {[]string{"show"}, "give one NUMBER of a dead letter; see stagemesh dead show --help"},
+		"a verb that is none":      {[]string{"nope"}, `unknown command "nope" for "stagemesh dead-letters"`},
+		"show of none":             {[]string{"show"}, "give one NUMBER of a dead letter; see stagemesh dead-letters show --help"},
 		"show of two":              {[]string{"show", "1", "2"}, "give one NUMBER of a dead letter; see "},
-		"show of no number":        {[]string{"show", "x"}, `NUMBER: "x" is no number of a dead letter, such as 7; see stagemesh dead show --help`},
-		"show of zero":             {[]string{"show", "0"}, `NUMBER: "0" is no number`},
-		"replay of none":           {[]string{"replay"}, "give the NUMBER of a dead letter or more, or --all --stage STAGE; see stagemesh dead replay --help"},
+		"show of no number":        {[]string{"show", "x"}, `NUMBER: "x" is not the number of a dead letter, such as 7; see stagemesh dead-letters show --help`},
+		"show of zero":             {[]string{"show", "0"}, `NUMBER: "0" is not the number`},
+		"replay of none":           {[]string{"replay"}, "give the NUMBER of a dead letter or more, or --all --stage STAGE; see stagemesh dead-letters replay --help"},
 		"replay of no number":      {[]string{"replay", "1", "-1x"}, "unknown shorthand flag: '1' in -1x; see "},
-		"discard of none":          {[]string{"discard"}, "give the NUMBER of a dead letter or more, or --all --stage STAGE; see stagemesh dead discard --help"},
-		"discard of all":           {[]string{"discard", "--all"}, "--all: say of which --stage; see "},
-		"discard of a stage":       {[]string{"discard", "--stage", "a"}, "--stage: goes with --all; see "},
-		"discard of both":          {[]string{"discard", "1", "--all", "--stage", "a"}, "give NUMBERs or --all, not both; see "},
-		"discard of no stage":      {[]string{"discard", "--all", "--stage", "A"}, `--stage: stage name "A": use `},
-		"discard within no limit":  {[]string{"discard", "--all", "--stage", "a", "--limit", "0"}, "--limit: 0 is not at least 1; see "},
+		"delete of none":           {[]string{"delete"}, "give the NUMBER of a dead letter or more, or --all --stage STAGE; see stagemesh dead-letters delete --help"},
+		"delete of all":            {[]string{"delete", "--all"}, "--all: needs a --stage; see "},
+		"delete of a stage":        {[]string{"delete", "--stage", "a"}, "--stage: goes with --all; see "},
+		"delete of both":           {[]string{"delete", "1", "--all", "--stage", "a"}, "give NUMBERs or --all, not both; see "},
+		"delete of no stage":       {[]string{"delete", "--all", "--stage", "A"}, `--stage: stage name "A": use `},
+		"delete within no limit":   {[]string{"delete", "--all", "--stage", "a", "--limit", "0"}, "--limit: 0 is not at least 1; see "},
 		"list within no limit":     {[]string{"list", "--limit", "0"}, "--limit: 0 is not at least 1; see "},
 		"list of no stage":         {[]string{"list", "--stage", "A"}, `--stage: stage name "A": use `},
 		"list nowhere":             {[]string{"list", "-a", "ftp://x"}, `--admin: "ftp://x" is no address such as http://127.0.0.1:9080`},
@@ -387,7 +386,7 @@ func TestVerbsOfDeadLettersAreCheckedBeforeTheyAsk(t *testing.T) {
 		"a token that is none":     {[]string{"list", "--token-file", empty}, "--token-file: " + empty + ": there is no token in it"},
 		"a certificate that isn't": {[]string{"list", "--ca-file", empty}, "--ca-file: " + empty + ": there is no certificate in it"},
 	} {
-		out, err := run(t, append([]string{"dead"}, test.args...)...)
+		out, err := run(t, append([]string{"dead-letters"}, test.args...)...)
 		if err == nil || !strings.HasPrefix(err.Error(), test.want) || out != "" {
 			t.Errorf("%s: got %q, %v, want %s", name, out, err, test.want)
 		}
@@ -402,7 +401,7 @@ func TestDeadLettersNeedTheToken(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	g := newGrave(t)
+	g := newDoomed(t)
 	g.open(0, func(s *gateway.Settings) { s.Admin.TokenFile = filepath.Join(folder, "token") })
 	if _, hints := g.must("list", "--token-file", filepath.Join(folder, "token")); hints != "there are no dead letters\n" {
 		t.Errorf("it hints %s", hints)
@@ -417,12 +416,12 @@ func TestDeadLettersNeedTheToken(t *testing.T) {
 
 func TestTheCommandTrustsWhomItIsToldTo(t *testing.T) {
 	t.Parallel()
-	g := newGrave(t)
+	g := newDoomed(t)
 	none, err := pipelines.New(pipelines.Settings{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := httptest.NewUnstartedServer(adminapi.Handler(adminapi.Settings{Letters: deadletter.New(g.bus, deadletter.Settings{}), Pipelines: none}))
+	server := httptest.NewUnstartedServer(adminapi.Handler(adminapi.Settings{Letters: store.NewDeadLetters(g.bus, store.Settings{}), Pipelines: none}))
 	server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
 	server.StartTLS()
 	t.Cleanup(server.Close)
@@ -441,28 +440,28 @@ func TestTheCommandTrustsWhomItIsToldTo(t *testing.T) {
 
 func TestAPublicPortIsToldFromAnAdminPort(t *testing.T) {
 	t.Parallel()
-	g := newGrave(t)
+	g := newDoomed(t)
 	g.open(0)
-	if _, err := run(t, "dead", "list", "-a", g.address); err == nil || !strings.Contains(err.Error(), "is "+g.address+" an admin port?") {
+	if _, err := run(t, "dead-letters", "list", "-a", g.address); err == nil || !strings.Contains(err.Error(), "is "+g.address+" an admin port?") {
 		t.Errorf("got %v", err)
 	}
 }
 
 func TestWithoutTheBrokerTheVerbsSaySo(t *testing.T) {
 	t.Parallel()
-	g := newGrave(t)
+	g := newDoomed(t)
 	g.open(0)
 	g.broker.Stop()
 	bustest.Eventually(t, "the gateway knows", func() bool {
 		_, _, err := g.run("list")
 		return err != nil
 	})
-	for _, args := range [][]string{{"list"}, {"show", "1"}, {"replay", "1"}, {"discard", "1"}, {"replay", "--all", "--stage", "a"}} {
+	for _, args := range [][]string{{"list"}, {"show", "1"}, {"replay", "1"}, {"delete", "1"}, {"replay", "--all", "--stage", "a"}} {
 		if _, _, err := g.run(args...); err == nil || !strings.HasPrefix(err.Error(), "BROKER_UNAVAILABLE: ") {
 			t.Errorf("%v: got %v", args, err)
 		}
 	}
-	if _, _, err := g.run("discard", "1", "2"); err == nil || !strings.HasPrefix(err.Error(), "letter 1: BROKER_UNAVAILABLE: ") || !strings.HasSuffix(err.Error(), "; stopped after 0 of 2") {
+	if _, _, err := g.run("delete", "1", "2"); err == nil || !strings.HasPrefix(err.Error(), "dead letter 1: BROKER_UNAVAILABLE: ") || !strings.HasSuffix(err.Error(), "; stopped after 0 of 2") {
 		t.Errorf("got %v", err)
 	}
 	g.broker.Restore()

@@ -1,4 +1,4 @@
-package claim_test
+package store_test
 
 import (
 	"context"
@@ -10,36 +10,20 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"go.uber.org/goleak"
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
-	"github.com/stagemesh/stagemesh/mesh/claim"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-const mesh pipeline.MeshName = "test"
-
-var settings = claim.Settings{Retention: time.Hour, MaxBytes: 64 << 20, Version: 1}
-
-func ensured(t *testing.T, b *bus.Bus, s claim.Settings) *claim.Store {
-	t.Helper()
-	store := claim.New(b, s)
-	if err := store.Ensure(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	return store
+func keyOf(text string) store.Key {
+	return store.Key{Tenant: "tenant", Pipeline: "pipeline", Key: text}
 }
 
-func keyOf(text string) claim.Key {
-	return claim.Key{Tenant: "tenant", Pipeline: "pipeline", Key: text}
-}
-
-// of is a claim of a new request.
-func of(k claim.Key) *envelope.Claim {
+// claimOf returns a claim of a new request.
+func claimOf(k store.Key) *envelope.Claim {
 	now := time.Now().UTC().Truncate(time.Microsecond)
 	return &envelope.Claim{
 		Mesh: mesh, Tenant: k.Tenant, Pipeline: k.Pipeline, RequestID: pipeline.RequestID(uuid.NewString()),
@@ -47,17 +31,17 @@ func of(k claim.Key) *envelope.Claim {
 	}
 }
 
-// claimed claims the key in place of the record at after.
-func claimed(t *testing.T, s *claim.Store, k claim.Key, after uint64) claim.Record {
+// mustClaim claims the key in place of the record at after.
+func mustClaim(t *testing.T, s *store.Keys, k store.Key, after uint64) store.KeyRecord {
 	t.Helper()
-	r, err := s.Claim(t.Context(), k, of(k), after)
+	r, err := s.Claim(t.Context(), k, claimOf(k), after)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return r
 }
 
-func get(t *testing.T, s *claim.Store, k claim.Key) claim.Record {
+func mustGet(t *testing.T, s *store.Keys, k store.Key) store.KeyRecord {
 	t.Helper()
 	r, err := s.Get(t.Context(), k)
 	if err != nil {
@@ -69,7 +53,7 @@ func get(t *testing.T, s *claim.Store, k claim.Key) claim.Record {
 func TestOneOfManyClaimsAKey(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
-	stores := []*claim.Store{ensured(t, broker.Connect(mesh), settings), ensured(t, broker.Connect(mesh), settings)}
+	stores := []*store.Keys{newKeys(t, broker.Connect(mesh), settings), newKeys(t, broker.Connect(mesh), settings)}
 	const rounds, claimers = 20, 32
 	for round := range rounds {
 		k := keyOf(fmt.Sprint(round))
@@ -78,28 +62,28 @@ func TestOneOfManyClaimsAKey(t *testing.T) {
 		var claiming sync.WaitGroup
 		for i := range claimers {
 			claiming.Go(func() {
-				mine := of(k)
+				mine := claimOf(k)
 				switch _, err := stores[i%2].Claim(t.Context(), k, mine, 0); {
 				case err == nil:
 					won.Store(mine)
 					wins.Add(1)
-				case !errors.Is(err, claim.ErrTaken):
+				case !errors.Is(err, store.ErrKeyTaken):
 					t.Error(err)
 				}
 			})
 		}
 		claiming.Wait()
-		if got := get(t, stores[0], k); wins.Load() != 1 || *got.Claim != *won.Load() {
+		if got := mustGet(t, stores[0], k); wins.Load() != 1 || *got.Claim != *won.Load() {
 			t.Fatalf("%d claimed the key; it is %+v, of %+v", wins.Load(), got, won.Load())
 		}
 	}
 }
 
-func TestAKeyIsOfItsTenantAndPipeline(t *testing.T) {
+func TestKeyBelongsToItsTenantAndPipeline(t *testing.T) {
 	t.Parallel()
 	b := bustest.Start(t).Connect(mesh)
-	store := ensured(t, b, settings)
-	keys := []claim.Key{
+	keys := newKeys(t, b, settings)
+	different := []store.Key{
 		{Tenant: "a", Pipeline: "p", Key: "k"},
 		{Tenant: "b", Pipeline: "p", Key: "k"},
 		{Tenant: "a", Pipeline: "q", Key: "k"},
@@ -111,88 +95,88 @@ func TestAKeyIsOfItsTenantAndPipeline(t *testing.T) {
 		{},
 		{Tenant: "a", Pipeline: "p", Key: "any text\n\x00. *>"},
 	}
-	for _, k := range keys {
-		claimed(t, store, k, 0)
+	for _, k := range different {
+		mustClaim(t, keys, k, 0)
 	}
-	for _, k := range keys {
-		if r := get(t, store, k); r.Claim == nil || r.Claim.Tenant != k.Tenant || r.Claim.Pipeline != k.Pipeline {
+	for _, k := range different {
+		if r := mustGet(t, keys, k); r.Claim == nil || r.Claim.Tenant != k.Tenant || r.Claim.Pipeline != k.Pipeline {
 			t.Errorf("%+v: %+v", k, r)
 		}
 	}
 }
 
-func TestARecordIsReplacedOnlyByWhoHasSeenIt(t *testing.T) {
+func TestKeyRecordIsReplacedByCompareAndSet(t *testing.T) {
 	t.Parallel()
-	store := ensured(t, bustest.Start(t).Connect(mesh), settings)
+	keys := newKeys(t, bustest.Start(t).Connect(mesh), settings)
 	k := keyOf("key")
-	first := claimed(t, store, k, 0)
+	first := mustClaim(t, keys, k, 0)
 	for name, after := range map[string]uint64{"nothing": 0, "another": first.Seq + 1} {
-		if _, err := store.Claim(t.Context(), k, of(k), after); !errors.Is(err, claim.ErrTaken) {
-			t.Errorf("who has seen %s: %v, want %v", name, err, claim.ErrTaken)
+		if _, err := keys.Claim(t.Context(), k, claimOf(k), after); !errors.Is(err, store.ErrKeyTaken) {
+			t.Errorf("a caller that has seen %s: %v, want %v", name, err, store.ErrKeyTaken)
 		}
 	}
-	second := claimed(t, store, k, first.Seq)
-	if err := store.Release(t.Context(), k, first); !errors.Is(err, claim.ErrTaken) {
-		t.Errorf("the one that was replaced releases it: %v", err)
+	second := mustClaim(t, keys, k, first.Seq)
+	if err := keys.Release(t.Context(), k, first); !errors.Is(err, store.ErrKeyTaken) {
+		t.Errorf("the replaced record releases the key: %v", err)
 	}
-	if r := get(t, store, k); r.Seq != second.Seq || *r.Claim != *second.Claim {
+	if r := mustGet(t, keys, k); r.Seq != second.Seq || *r.Claim != *second.Claim {
 		t.Errorf("the record is %+v, want %+v", r, second)
 	}
 }
 
-func TestAReleasedKeyIsFree(t *testing.T) {
+func TestReleasedKeyIsFree(t *testing.T) {
 	t.Parallel()
-	store := ensured(t, bustest.Start(t).Connect(mesh), settings)
+	keys := newKeys(t, bustest.Start(t).Connect(mesh), settings)
 	k := keyOf("key")
-	first := claimed(t, store, k, 0)
-	if err := store.Release(t.Context(), k, first); err != nil {
+	first := mustClaim(t, keys, k, 0)
+	if err := keys.Release(t.Context(), k, first); err != nil {
 		t.Fatal(err)
 	}
-	r := get(t, store, k)
+	r := mustGet(t, keys, k)
 	if !r.Claim.Released || r.Claim.RequestID != first.Claim.RequestID || r.Claim.Digest != first.Claim.Digest {
 		t.Errorf("the record is %+v", r)
 	}
-	claimed(t, store, k, r.Seq)
+	mustClaim(t, keys, k, r.Seq)
 }
 
-func TestWaitHearsThatARecordIsReplaced(t *testing.T) {
+func TestWaitReturnsWhenTheKeyRecordChanges(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
-	store, other := ensured(t, broker.Connect(mesh), settings), claim.New(broker.Connect(mesh), settings)
+	keys, other := newKeys(t, broker.Connect(mesh), settings), store.NewKeys(broker.Connect(mesh), settings)
 	for i := range 20 {
 		k := keyOf(fmt.Sprint(i))
-		r := claimed(t, store, k, 0)
-		heard := make(chan error, 1)
-		go func() { heard <- other.Wait(t.Context(), k, r.Seq) }()
+		r := mustClaim(t, keys, k, 0)
+		changed := make(chan error, 1)
+		go func() { changed <- other.Wait(t.Context(), k, r.Seq) }()
 		begin := time.Now()
-		if err := store.Release(t.Context(), k, r); err != nil {
+		if err := keys.Release(t.Context(), k, r); err != nil {
 			t.Fatal(err)
 		}
-		if err := bustest.Receive(t, "the word of it", heard); err != nil {
+		if err := bustest.Receive(t, "the change", changed); err != nil {
 			t.Error(err)
 		}
 		if took := time.Since(begin); took > 4*time.Second {
-			t.Errorf("heard after %s", took)
+			t.Errorf("received after %s", took)
 		}
 		if err := other.Wait(t.Context(), k, r.Seq); err != nil {
-			t.Errorf("of what was replaced before: %v", err)
+			t.Errorf("a record that was replaced before: %v", err)
 		}
 	}
 	k := keyOf("held")
-	r := claimed(t, store, k, 0)
+	r := mustClaim(t, keys, k, 0)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	if err := other.Wait(ctx, k, r.Seq); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("of what stays: %v", err)
+		t.Errorf("a record that stays: %v", err)
 	}
 }
 
 // Bytes that anybody may have published, and claims that are another key's.
-func TestWhatIsNoClaimIsNobodysAndIsReplaced(t *testing.T) {
+func TestBytesThatAreNoClaimAreReplaced(t *testing.T) {
 	t.Parallel()
 	b := bustest.Start(t).Connect(mesh)
-	store := ensured(t, b, settings)
-	another, err := of(claim.Key{Tenant: "another"}).Encode()
+	keys := newKeys(t, b, settings)
+	another, err := claimOf(store.Key{Tenant: "another"}).Encode()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -201,87 +185,87 @@ func TestWhatIsNoClaimIsNobodysAndIsReplaced(t *testing.T) {
 		if _, err := b.JetStream().Publish(t.Context(), b.Subjects.Claim(k.Tenant, k.Pipeline, k.Key), data); err != nil {
 			t.Fatal(err)
 		}
-		r := get(t, store, k)
+		r := mustGet(t, keys, k)
 		if r.Claim != nil || r.Seq == 0 {
 			t.Errorf("%s: the record is %+v", name, r)
 		}
-		claimed(t, store, k, r.Seq)
-		if r := get(t, store, k); r.Claim == nil {
+		mustClaim(t, keys, k, r.Seq)
+		if r := mustGet(t, keys, k); r.Claim == nil {
 			t.Errorf("%s: it was not replaced", name)
 		}
 	}
 }
 
-func TestWithoutAStreamNobodyHasAKey(t *testing.T) {
+func TestKeysWithoutAStream(t *testing.T) {
 	t.Parallel()
-	store := claim.New(bustest.Start(t).Connect(mesh), settings)
+	keys := store.NewKeys(bustest.Start(t).Connect(mesh), settings)
 	k := keyOf("key")
-	if r := get(t, store, k); r != (claim.Record{}) {
+	if r := mustGet(t, keys, k); r != (store.KeyRecord{}) {
 		t.Errorf("the record is %+v", r)
 	}
-	if _, err := store.Claim(t.Context(), k, of(k), 0); !errors.Is(err, bus.ErrNoClaims) {
+	if _, err := keys.Claim(t.Context(), k, claimOf(k), 0); !errors.Is(err, bus.ErrNoClaims) {
 		t.Errorf("a claim: %v, want %v", err, bus.ErrNoClaims)
 	}
 }
 
-func TestWhileTheBrokerIsAwayItIsSaidAtOnce(t *testing.T) {
+func TestKeysFailAtOnceWithoutTheBroker(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
 	b := broker.Connect(mesh)
-	store := ensured(t, b, settings)
+	keys := newKeys(t, b, settings)
 	k := keyOf("key")
 	broker.Stop()
 	bustest.Eventually(t, "the connection is lost", func() bool { return !b.Connected() })
-	if _, err := store.Get(t.Context(), k); !errors.Is(err, bus.ErrDisconnected) {
+	if _, err := keys.Get(t.Context(), k); !errors.Is(err, bus.ErrDisconnected) {
 		t.Errorf("get: %v", err)
 	}
-	if _, err := store.Claim(t.Context(), k, of(k), 0); !errors.Is(err, bus.ErrDisconnected) {
+	if _, err := keys.Claim(t.Context(), k, claimOf(k), 0); !errors.Is(err, bus.ErrDisconnected) {
 		t.Errorf("claim: %v", err)
 	}
 	broker.Restore()
 }
 
-func TestAReleaseGetsThroughWhenTheBrokerIsBack(t *testing.T) {
+func TestReleaseRetriesUntilTheBrokerIsBack(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
 	b := broker.Connect(mesh)
-	store := ensured(t, b, settings)
+	keys := newKeys(t, b, settings)
 	k := keyOf("key")
-	r := claimed(t, store, k, 0)
+	r := mustClaim(t, keys, k, 0)
 	broker.Stop()
 	bustest.Eventually(t, "the connection is lost", func() bool { return !b.Connected() })
 	done := make(chan error, 1)
-	go func() { done <- store.Release(t.Context(), k, r) }()
+	go func() { done <- keys.Release(t.Context(), k, r) }()
 	broker.Restore()
-	if err := bustest.Receive(t, "end of the release", done); err != nil && !errors.Is(err, claim.ErrTaken) {
+	if err := bustest.Receive(t, "end of the release", done); err != nil && !errors.Is(err, store.ErrKeyTaken) {
 		t.Error(err)
 	}
 	bustest.Eventually(t, "the key is free", func() bool {
-		r, err := store.Get(t.Context(), k)
+		r, err := keys.Get(t.Context(), k)
 		return err == nil && r.Claim.Released
 	})
 }
 
 // The broker ends at any moment of a claim.
-func TestAClaimWhoseAcknowledgementIsLostIsFound(t *testing.T) {
+func TestClaimWithALostAcknowledgementIsFound(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
 	b := broker.Connect(mesh)
-	store := ensured(t, b, settings)
+	keys := newKeys(t, b, settings)
 	for round := range 10 {
 		k := keyOf(fmt.Sprint(round))
-		back(t, store, k)
-		mine := of(k)
+		back(t, keys, k)
+		mine := claimOf(k)
 		got := make(chan error, 1)
-		var r claim.Record
+		var r store.KeyRecord
 		go func() {
 			var err error
-			r, err = store.Claim(t.Context(), k, mine, 0)
+			r, err = keys.Claim(t.Context(), k, mine, 0)
 			got <- err
 		}()
 		if round%2 == 0 {
 			bustest.Eventually(t, "the claim is stored", func() bool {
-				at, err := claim.New(b, settings).Get(t.Context(), k)
+				at, err := store.NewKeys(b, settings).Get(t.Context(), k)
 				return err == nil && at.Claim != nil
 			})
 		}
@@ -294,14 +278,14 @@ func TestAClaimWhoseAcknowledgementIsLostIsFound(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if at := back(t, store, k); at.Seq != r.Seq || at.Claim == nil || at.Claim.RequestID != mine.RequestID {
+		if at := back(t, keys, k); at.Seq != r.Seq || at.Claim == nil || at.Claim.RequestID != mine.RequestID {
 			t.Errorf("the record is %+v, the claim says %+v", at, r)
 		}
 	}
 }
 
-// back returns the key's record once the broker says it.
-func back(t *testing.T, s *claim.Store, k claim.Key) (r claim.Record) {
+// back returns the key's record once the broker answers.
+func back(t *testing.T, s *store.Keys, k store.Key) (r store.KeyRecord) {
 	t.Helper()
 	bustest.Eventually(t, "the broker is back", func() bool {
 		var err error
@@ -311,13 +295,13 @@ func back(t *testing.T, s *claim.Store, k claim.Key) (r claim.Record) {
 	return r
 }
 
-func TestAClaimThatIsNeverAnsweredEndsWithItsContext(t *testing.T) {
+func TestUnansweredClaimEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
 	b := broker.Connect(mesh, func(s *bus.Settings) { s.AckTimeout = 50 * time.Millisecond })
-	store := claim.New(b, settings)
+	keys := store.NewKeys(b, settings)
 	k := keyOf("key")
-	// Somebody takes the claim and says nothing: there is no stream.
+	// A subscriber takes the claim and does not answer: there is no stream.
 	sub, err := broker.Client().SubscribeSync(b.Claims())
 	if err != nil {
 		t.Fatal(err)
@@ -325,7 +309,7 @@ func TestAClaimThatIsNeverAnsweredEndsWithItsContext(t *testing.T) {
 	bustest.Eventually(t, "somebody listens", func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 		defer cancel()
-		_, err := store.Claim(ctx, k, of(k), 0)
+		_, err := keys.Claim(ctx, k, claimOf(k), 0)
 		if err != nil && !errors.Is(err, bus.ErrUnknown) && !errors.Is(err, bus.ErrNoClaims) {
 			t.Fatal(err)
 		}
@@ -336,13 +320,13 @@ func TestAClaimThatIsNeverAnsweredEndsWithItsContext(t *testing.T) {
 	}
 }
 
-func TestAFullStreamForgetsNoKeyAndReleasesThoseThatItHas(t *testing.T) {
+func TestFullKeyStreamForgetsNoKey(t *testing.T) {
 	t.Parallel()
-	store := ensured(t, bustest.Start(t).Connect(mesh), claim.Settings{MaxBytes: 64 << 10})
-	var kept []claim.Record
+	keys := newKeys(t, bustest.Start(t).Connect(mesh), store.Settings{MaxBytes: 64 << 10})
+	var kept []store.KeyRecord
 	for {
 		k := keyOf(fmt.Sprint(len(kept)))
-		r, err := store.Claim(t.Context(), k, of(k), 0)
+		r, err := keys.Claim(t.Context(), k, claimOf(k), 0)
 		if errors.Is(err, bus.ErrQueueFull) {
 			break
 		}
@@ -357,10 +341,10 @@ func TestAFullStreamForgetsNoKeyAndReleasesThoseThatItHas(t *testing.T) {
 	}
 	for i, r := range kept {
 		k := keyOf(fmt.Sprint(i))
-		if at := get(t, store, k); at.Claim == nil || at.Claim.RequestID != r.Claim.RequestID {
+		if at := mustGet(t, keys, k); at.Claim == nil || at.Claim.RequestID != r.Claim.RequestID {
 			t.Fatalf("key %d was forgotten: %+v", i, at)
 		}
-		if err := store.Release(t.Context(), k, r); err != nil {
+		if err := keys.Release(t.Context(), k, r); err != nil {
 			t.Fatalf("key %d: %v", i, err)
 		}
 	}
@@ -369,48 +353,24 @@ func TestAFullStreamForgetsNoKeyAndReleasesThoseThatItHas(t *testing.T) {
 func TestKeysSurviveTheBroker(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
-	store := ensured(t, broker.Connect(mesh), settings)
+	keys := newKeys(t, broker.Connect(mesh), settings)
 	k := keyOf("key")
-	want := claimed(t, store, k, 0)
+	want := mustClaim(t, keys, k, 0)
 	broker.Stop()
 	broker.Restore()
 	bustest.Eventually(t, "the record is there again", func() bool {
-		r, err := store.Get(t.Context(), k)
+		r, err := keys.Get(t.Context(), k)
 		return err == nil && r.Seq == want.Seq && *r.Claim == *want.Claim
 	})
 }
 
-func TestKeysAreForgottenAfterTheWindow(t *testing.T) {
+func TestKeysExpire(t *testing.T) {
 	t.Parallel()
 	s := settings
 	s.Retention = time.Second
-	store := ensured(t, bustest.Start(t).Connect(mesh), s)
+	keys := newKeys(t, bustest.Start(t).Connect(mesh), s)
 	k := keyOf("key")
-	claimed(t, store, k, 0)
-	bustest.Eventually(t, "the key is forgotten", func() bool { return get(t, store, k) == claim.Record{} })
-	claimed(t, store, k, 0)
-}
-
-func TestOnlyAHigherVersionChangesTheWindow(t *testing.T) {
-	t.Parallel()
-	b := bustest.Start(t).Connect(mesh)
-	ensured(t, b, settings)
-	window := func() time.Duration {
-		stream, err := b.JetStream().Stream(t.Context(), b.ClaimStream())
-		if err != nil {
-			t.Fatal(err)
-		}
-		return stream.CachedInfo().Config.MaxAge
-	}
-	same := settings
-	same.Retention = 2 * time.Hour
-	ensured(t, b, same)
-	if got := window(); got != time.Hour {
-		t.Errorf("the same version changed the window to %s", got)
-	}
-	same.Version++
-	ensured(t, b, same)
-	if got := window(); got != 2*time.Hour {
-		t.Errorf("%s after a higher version, want 2h", got)
-	}
+	mustClaim(t, keys, k, 0)
+	bustest.Eventually(t, "the key is forgotten", func() bool { return mustGet(t, keys, k) == store.KeyRecord{} })
+	mustClaim(t, keys, k, 0)
 }
