@@ -244,7 +244,7 @@ func (g *Gateway) serve(ctx context.Context) error {
 	if err == nil {
 		err = ports.linger(ctx, g.settings.DrainDelay)
 	}
-	drain, cancel := process.Draining(ctx, g.settings.DrainTimeout)
+	drain, cancel := process.DrainContext(ctx, g.settings.DrainTimeout)
 	defer cancel()
 	err = errors.Join(err, g.stop(drain, ports))
 	g.log.Info("drained")
@@ -260,7 +260,7 @@ func (g *Gateway) stop(ctx context.Context, p ports) error {
 		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), lastWords)
 		defer cancel()
 	}
-	if errors.Is(err, process.ErrHurried) {
+	if errors.Is(err, process.ErrShutdown) {
 		g.log.Warn("told to stop at once: callers were sent away")
 		err = nil
 	}

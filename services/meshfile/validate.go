@@ -13,8 +13,8 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/config"
+	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/mesh/secretfile"
 	"github.com/stagemesh/stagemesh/mesh/store"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
@@ -172,8 +172,8 @@ func (n NATS) validate() error {
 	if n.MaxPayload != 0 && (n.MaxPayload < minBrokerPayload || n.MaxPayload > maxBrokerPayload) {
 		errs = append(errs, fmt.Errorf("max_payload: %s is not between %s and %s", n.MaxPayload, config.Bytes(minBrokerPayload), config.Bytes(maxBrokerPayload)))
 	}
-	errs = append(errs, secretfile.Pair{CertFile: n.CertFile, KeyFile: n.KeyFile}.Check(""),
-		secretfile.Pair{CertFile: n.ListenCertFile, KeyFile: n.ListenKeyFile}.Check("listen_"))
+	errs = append(errs, credentials.Pair{CertFile: n.CertFile, KeyFile: n.KeyFile}.Check(""),
+		credentials.Pair{CertFile: n.ListenCertFile, KeyFile: n.ListenKeyFile}.Check("listen_"))
 	if n.URL == "" {
 		return errors.Join(append(errs, n.validateOwn()...)...)
 	}
@@ -341,7 +341,7 @@ func (g Gateway) validate() error {
 		notNegative("max_timeout", g.MaxTimeout),
 		notNegative("host_grace", g.HostGrace),
 		notNegative("drain_delay", g.DrainDelay),
-		secretfile.Pair{CertFile: g.CertFile, KeyFile: g.KeyFile}.Check(""),
+		credentials.Pair{CertFile: g.CertFile, KeyFile: g.KeyFile}.Check(""),
 		notNegative("drain_timeout", g.DrainTimeout),
 	}
 	if g.MaxTimeout > 0 && g.Timeout > g.MaxTimeout {
