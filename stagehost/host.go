@@ -136,7 +136,7 @@ func (h *Host) startRunner(ctx context.Context) error {
 	h.place()
 	if r, ok := h.settings.Runner.(runner.Forcible); ok {
 		// Start waits for those that leave, which a second signal ends.
-		patience, cancel := process.Draining(ctx, h.settings.StartTimeout+h.settings.DrainTimeout)
+		patience, cancel := process.DrainContext(ctx, h.settings.StartTimeout+h.settings.DrainTimeout)
 		defer cancel()
 		defer context.AfterFunc(patience, r.Abandon)()
 	}
@@ -183,7 +183,7 @@ func (h *Host) stopRunner() {
 	if h.leftBehind {
 		return
 	}
-	ctx, cancel := process.Draining(h.hard, h.settings.DrainTimeout)
+	ctx, cancel := process.DrainContext(h.hard, h.settings.DrainTimeout)
 	defer cancel()
 	stopped := make(chan struct{})
 	go func() {

@@ -11,8 +11,8 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/mesh/secretfile"
 	"github.com/stagemesh/stagemesh/mesh/store"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -199,8 +199,8 @@ func (s Settings) validateBounds() error {
 	return nil
 }
 
-func (s Settings) pair() secretfile.Pair {
-	return secretfile.Pair{CertFile: s.CertFile, KeyFile: s.KeyFile}
+func (s Settings) pair() credentials.Pair {
+	return credentials.Pair{CertFile: s.CertFile, KeyFile: s.KeyFile}
 }
 
 // validateTLS checks that the certificate can be shown, and that the registry can

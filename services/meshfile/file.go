@@ -10,8 +10,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/stagemesh/stagemesh/mesh/brokerauth"
 	"github.com/stagemesh/stagemesh/mesh/config"
+	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
 )
@@ -373,9 +373,9 @@ func (f *File) AdminPort() Admin {
 }
 
 // BrokerAuth are the paths of the files for a broker that is reached by a URL.
-func (f *File) BrokerAuth() brokerauth.Files {
+func (f *File) BrokerAuth() credentials.Broker {
 	n := f.NATS
-	return brokerauth.Files{
+	return credentials.Broker{
 		CredentialsFile: f.relative(n.CredentialsFile), TokenFile: f.relative(n.TokenFile),
 		CAFile: f.relative(n.CAFile), CertFile: f.relative(n.CertFile), KeyFile: f.relative(n.KeyFile),
 	}

@@ -13,8 +13,8 @@ import (
 
 	"github.com/stagemesh/stagemesh/discovery/consul"
 	"github.com/stagemesh/stagemesh/discovery/natskv"
-	"github.com/stagemesh/stagemesh/mesh/brokerauth"
 	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
@@ -124,7 +124,7 @@ func TestStageThatSaysNothingHasTheDefaults(t *testing.T) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 	f := mustParse(t, good)
-	if f.OpsListen() != "127.0.0.1:9090" || f.Joinable() || f.BrokerAuth() != (brokerauth.Files{}) || f.StoreDir() != "" {
+	if f.OpsListen() != "127.0.0.1:9090" || f.Joinable() || f.BrokerAuth() != (credentials.Broker{}) || f.StoreDir() != "" {
 		t.Errorf("got %s, %v, %v, %q", f.OpsListen(), f.Joinable(), f.BrokerAuth(), f.StoreDir())
 	}
 	if routes, err := f.Routes(); err != nil || len(routes) != 0 {
@@ -157,7 +157,7 @@ stages:
 		Mesh: "m", Stage: "a",
 		Batch:   batch.Settings{Mode: batch.Window, MaxSize: 8, MaxBytes: 1 << 20, MaxWait: 20 * time.Millisecond},
 		BatchBy: []string{"language"}, MaxInFlight: 100,
-		Bus: bus.Settings{URL: "nats://b:4222", Auth: brokerauth.Files{CredentialsFile: filepath.Join("testdata", "keys", "m.creds")}},
+		Bus: bus.Settings{URL: "nats://b:4222", Auth: credentials.Broker{CredentialsFile: filepath.Join("testdata", "keys", "m.creds")}},
 		Queue: stagehost.QueueSettings{
 			Durabilities: []pipeline.Durability{pipeline.File}, MaxItems: 10, MaxBytes: 2 << 20, MaxAge: time.Minute,
 			AckWait: 3 * time.Second, Replicas: 3, Version: 2,

@@ -53,7 +53,7 @@ func newBench() *cobra.Command {
 			return flags.check(cmd, args[1:])
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			ctx, stop := process.UntilTold(cmd.Context())
+			ctx, stop := process.SignalContext(cmd.Context())
 			defer stop()
 			return runBench(ctx, flags, args[0], args[1:], terminal{cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()})
 		},

@@ -49,7 +49,7 @@ func newUp() *cobra.Command {
 			if err := flags.checkAddresses(); err != nil {
 				return err
 			}
-			ctx, stop := process.UntilTold(cmd.Context())
+			ctx, stop := process.SignalContext(cmd.Context())
 			defer stop()
 			if len(args) == 1 {
 				return runWorker(ctx, flags, args[0], cmd.OutOrStdout(), cmd.ErrOrStderr())

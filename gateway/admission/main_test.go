@@ -1,4 +1,4 @@
-package admit_test
+package admission_test
 
 import (
 	"testing"

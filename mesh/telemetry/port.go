@@ -1,6 +1,4 @@
-// Package opsport serves what operators and their tools ask a process: /livez,
-// /readyz, /metrics and /debug/pprof/, on a port of its own.
-package opsport
+package telemetry
 
 import (
 	"context"
@@ -12,23 +10,24 @@ import (
 	"time"
 )
 
-// Settings say what to serve.
-type Settings struct {
-	// Ready returns nil, or why the process is not ready.
+// PortSettings say what the operations port serves.
+type PortSettings struct {
+	// Ready returns nil, or the reason why the process is not ready.
 	Ready func() error
 	// Metrics serves /metrics.
 	Metrics http.Handler
 }
 
-// index is what is there, for who comes without a path.
+// index is the page at /.
 const index = `/livez         is 200 while the process runs
 /readyz        is 200 when it is ready, else 503 with what is not
 /metrics       has the metrics, for Prometheus
 /debug/pprof/  has the profiles of Go
 `
 
-// Handler returns the handler of the operations port.
-func Handler(s Settings) http.Handler {
+// PortHandler returns the handler of the operations port: /livez, /readyz,
+// /metrics and /debug/pprof/.
+func PortHandler(s PortSettings) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, index) })
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
@@ -55,9 +54,9 @@ const (
 	stopTimeout       = 5 * time.Second
 )
 
-// Serve serves the handler on the listener until the context ends, and waits
-// for the answers that are being written.
-func Serve(ctx context.Context, listener net.Listener, handler http.Handler) error {
+// ServePort serves the handler on the listener until the context ends, and waits
+// for the responses that are being written.
+func ServePort(ctx context.Context, listener net.Listener, handler http.Handler) error {
 	server := &http.Server{Handler: handler, ReadHeaderTimeout: readHeaderTimeout}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()

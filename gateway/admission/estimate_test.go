@@ -1,26 +1,25 @@
-package load_test
+package admission
 
 import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/gateway/load"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-func TestAQueueOfWhichNothingIsKnownHasRoomAndNoWait(t *testing.T) {
+func TestUnknownQueueHasSpaceAndNoWait(t *testing.T) {
 	t.Parallel()
-	var q load.Queue
+	var q estimator
 	now := time.Unix(1000, 0)
-	if wait, known := q.Wait(pipeline.Normal, now); known || wait != 0 {
+	if wait, known := q.wait(pipeline.Normal, now); known || wait != 0 {
 		t.Errorf("wait %s, %t", wait, known)
 	}
-	if full, free := q.Full(pipeline.Normal, now); full || free != 0 {
+	if full, free := q.full(pipeline.Normal, now); full || free != 0 {
 		t.Errorf("full %t, free in %s", full, free)
 	}
 }
 
-func TestWaitOfAnOverloadedStageIsWhatIsAheadByItsRate(t *testing.T) {
+func TestWaitIsWorkAheadByRate(t *testing.T) {
 	t.Parallel()
 	for name, others := range map[string]float64{"one gateway": 0, "several": 300} {
 		t.Run(name, func(t *testing.T) {
@@ -36,7 +35,7 @@ func TestWaitOfAnOverloadedStageIsWhatIsAheadByItsRate(t *testing.T) {
 
 // Between two samples the estimate has to go on: at five times what a stage can,
 // a tenth of a second is half a second of work.
-func TestEstimateKnowsWhatCameSinceTheSample(t *testing.T) {
+func TestEstimateCountsItemsSinceTheSample(t *testing.T) {
 	t.Parallel()
 	s := newStage(1000)
 	s.here, s.other = 2500, 2500
@@ -46,7 +45,7 @@ func TestEstimateKnowsWhatCameSinceTheSample(t *testing.T) {
 	s.wantWait(t, time.Duration(s.items/1000*float64(time.Second)), .05)
 }
 
-func TestStageThatIsNotBusyHasNoWait(t *testing.T) {
+func TestIdleStageHasNoWait(t *testing.T) {
 	t.Parallel()
 	s := newStage(1000)
 	s.here = 5000
@@ -58,8 +57,8 @@ func TestStageThatIsNotBusyHasNoWait(t *testing.T) {
 	}
 }
 
-// A trickle says nothing about what a stage can do: a burst after it is let in.
-func TestBurstAfterATrickleIsNotRefused(t *testing.T) {
+// A trickle says nothing about what a stage can do: a burst after it is admitted.
+func TestBurstAfterATrickleIsAdmitted(t *testing.T) {
 	t.Parallel()
 	s := newStage(1000)
 	s.here, s.atOnce = 2, 10
@@ -84,16 +83,16 @@ func TestRateFollowsTheHosts(t *testing.T) {
 			s.pass(2 * time.Second)
 			s.rate = row.after
 			s.pass(4 * time.Second)
-			if rate, known := s.Rate(s.now); !known || rate < row.after*.9 || rate > row.after*1.2 {
+			if rate, known := s.estimator.rate(s.now); !known || rate < row.after*.9 || rate > row.after*1.2 {
 				t.Errorf("rate %f (%t), want %f", rate, known, row.after)
 			}
 		})
 	}
 }
 
-// Hosts came while nothing was to do. What is let in by the old rate is done
-// sooner than that, and so says what the new one is.
-func TestRateRisesThoughTheStageIsNotBusy(t *testing.T) {
+// Hosts came while there was no work. Items admitted by the old rate run faster
+// than that, and so tell the new one.
+func TestRateRisesWhileTheStageIsIdle(t *testing.T) {
 	t.Parallel()
 	s := newStage(10)
 	s.here = 50
@@ -102,7 +101,7 @@ func TestRateRisesThoughTheStageIsNotBusy(t *testing.T) {
 	s.pass(time.Second)
 	s.rate, s.here = 1000, 400
 	s.pass(time.Second)
-	if rate, known := s.Rate(s.now); !known || rate < 350 {
+	if rate, known := s.estimator.rate(s.now); !known || rate < 350 {
 		t.Errorf("rate %f (%t), 400 a second are done", rate, known)
 	}
 }
@@ -119,7 +118,7 @@ func TestStalledStageHasALongWait(t *testing.T) {
 	}
 }
 
-func TestSlowStageIsKnownByFewItems(t *testing.T) {
+func TestFewItemsTellASlowRate(t *testing.T) {
 	t.Parallel()
 	s := newStage(.5)
 	s.items, s.came = 20, 20
@@ -134,21 +133,21 @@ func TestOldRateIsForgotten(t *testing.T) {
 	s.pass(2 * time.Second)
 	s.here, s.items = 0, 0
 	s.pass(2 * time.Minute)
-	if rate, known := s.Rate(s.now); known {
+	if rate, known := s.estimator.rate(s.now); known {
 		t.Errorf("a rate of %f from two minutes ago", rate)
 	}
 }
 
-func TestOldSampleRefusesNobody(t *testing.T) {
+func TestOldSampleRejectsNothing(t *testing.T) {
 	t.Parallel()
 	s := newStage(100)
 	s.here, s.bounds = 500, 1000
 	s.pass(2 * time.Second)
 	later := s.now.Add(6 * time.Second)
-	if wait, known := s.Queue.Wait(pipeline.Normal, later); known {
+	if wait, known := s.estimator.wait(pipeline.Normal, later); known {
 		t.Errorf("the wait is %s", wait)
 	}
-	if full, _ := s.Full(pipeline.Normal, later); full {
+	if full, _ := s.full(pipeline.Normal, later); full {
 		t.Error("full, by a sample that is six seconds old")
 	}
 }
@@ -161,12 +160,12 @@ func TestReplacedQueueBeginsAnew(t *testing.T) {
 	s.epoch, s.items, s.came = "second", 0, 0
 	s.pass(time.Second)
 	s.wantWait(t, 4*time.Second, .2)
-	if rate, _ := s.Rate(s.now); rate < 90 || rate > 110 {
+	if rate, _ := s.estimator.rate(s.now); rate < 90 || rate > 110 {
 		t.Errorf("rate %f, it is 100", rate)
 	}
 }
 
-func TestClassesLeaveRoomForThoseAbove(t *testing.T) {
+func TestClassesLeaveSpaceForHigherOnes(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
 		items             uint64
@@ -174,80 +173,80 @@ func TestClassesLeaveRoomForThoseAbove(t *testing.T) {
 	}{
 		{699, false, false, false}, {700, false, false, true}, {800, false, true, true}, {900, true, true, true}, {1000, true, true, true},
 	} {
-		var q load.Queue
+		var q estimator
 		now := time.Unix(1000, 0)
-		q.Observe(load.Sample{At: now, Taken: now, Items: load.PerClass{0, row.items, 0}, MaxItems: 1000})
+		q.observe(sample{at: now, taken: now, items: perClass{0, row.items, 0}, maxItems: 1000})
 		for class, want := range map[pipeline.Class]bool{pipeline.High: row.high, pipeline.Normal: row.normal, pipeline.Low: row.low} {
-			if full, _ := q.Full(class, now); full != want {
+			if full, _ := q.full(class, now); full != want {
 				t.Errorf("%d of 1000, %s: full %t", row.items, class, full)
 			}
 		}
 	}
 }
 
-func TestQueueIsFullByBytesToo(t *testing.T) {
+func TestQueueIsFullByBytes(t *testing.T) {
 	t.Parallel()
-	var q load.Queue
+	var q estimator
 	now := time.Unix(1000, 0)
-	q.Observe(load.Sample{At: now, Taken: now, Items: load.PerClass{0, 8, 0}, Total: 8, Bytes: 799, MaxBytes: 1000, MaxItems: 1000})
-	if full, _ := q.Full(pipeline.Normal, now); !full {
-		t.Error("eight items of 100 bytes leave no room in eight tenths of 1000 bytes")
+	q.observe(sample{at: now, taken: now, items: perClass{0, 8, 0}, total: 8, bytes: 799, maxBytes: 1000, maxItems: 1000})
+	if full, _ := q.full(pipeline.Normal, now); !full {
+		t.Error("eight items of 100 bytes leave no space in eight tenths of 1000 bytes")
 	}
-	if full, _ := q.Full(pipeline.High, now); full {
+	if full, _ := q.full(pipeline.High, now); full {
 		t.Error("high has nine tenths")
 	}
 }
 
 func TestSmallQueueCanBeUsed(t *testing.T) {
 	t.Parallel()
-	var q load.Queue
+	var q estimator
 	now := time.Unix(1000, 0)
-	q.Observe(load.Sample{At: now, Taken: now, Items: load.PerClass{0, 3, 0}, MaxItems: 4})
-	if full, _ := q.Full(pipeline.Normal, now); full {
+	q.observe(sample{at: now, taken: now, items: perClass{0, 3, 0}, maxItems: 4})
+	if full, _ := q.full(pipeline.Normal, now); full {
 		t.Error("three of four, and full")
 	}
-	q.Sent(pipeline.Normal)
-	if full, _ := q.Full(pipeline.Normal, now); !full {
+	q.own.sent[1]++
+	if full, _ := q.full(pipeline.Normal, now); !full {
 		t.Error("four of four, and not full")
 	}
-	q.Done()
-	if full, _ := q.Full(pipeline.Normal, now); full {
+	q.own.answered++
+	if full, _ := q.full(pipeline.Normal, now); full {
 		t.Error("one is answered, and it is full")
 	}
 }
 
-func TestFullQueueSaysWhenItHasRoom(t *testing.T) {
+func TestFullQueueReportsWhenSpaceIsFree(t *testing.T) {
 	t.Parallel()
 	s := newStage(100)
 	s.here, s.bounds = 500, 1000
 	s.pass(2 * time.Second)
-	full, free := s.Full(pipeline.Normal, s.now)
+	full, free := s.full(pipeline.Normal, s.now)
 	// 800 wait, of which one is too many.
 	if !full || free > 600*time.Millisecond {
 		t.Errorf("full %t, free in %s", full, free)
 	}
 	s.pass(time.Second)
-	if full, free = s.Full(pipeline.Normal, s.now); !full || free < 3500*time.Millisecond || free > 4500*time.Millisecond {
+	if full, free = s.full(pipeline.Normal, s.now); !full || free < 3500*time.Millisecond || free > 4500*time.Millisecond {
 		t.Errorf("full %t, free in %s: 400 of 100 a second are too many", full, free)
 	}
 }
 
-func TestHighClassWaitsForItsOwnOnly(t *testing.T) {
+func TestHighClassWaitsForHighClassOnly(t *testing.T) {
 	t.Parallel()
 	s := newStage(100)
 	s.here = 500
-	s.askedOtherwise = func(sample *load.Sample) { sample.Items = load.PerClass{10, 10, sample.Items[1] - 20} }
+	s.alter = func(s *sample) { s.items = perClass{10, 10, s.items[1] - 20} }
 	s.items, s.came = 20, 20
 	s.pass(2 * time.Second)
-	high, _ := s.Queue.Wait(pipeline.High, s.now)
-	low, _ := s.Queue.Wait(pipeline.Low, s.now)
+	high, _ := s.estimator.wait(pipeline.High, s.now)
+	low, _ := s.estimator.wait(pipeline.Low, s.now)
 	if high > 200*time.Millisecond || low < 6*time.Second {
 		t.Errorf("high waits %s, low %s", high, low)
 	}
 }
 
-// Late items are thrown away faster than others are done.
-func TestRateOfWhatIsLateDoesNotCount(t *testing.T) {
+// Hosts drop late items faster than they run others.
+func TestLateItemsDoNotCountForTheRate(t *testing.T) {
 	t.Parallel()
 	s := newStage(400)
 	s.here = 2000
@@ -255,10 +254,10 @@ func TestRateOfWhatIsLateDoesNotCount(t *testing.T) {
 	before, _ := s.wait()
 	for range 20 {
 		for range 10 {
-			s.Done()
+			s.own.answered++
 		}
 		for range 30 {
-			s.Late()
+			s.own.late++
 		}
 		s.pass(every)
 	}
@@ -267,14 +266,14 @@ func TestRateOfWhatIsLateDoesNotCount(t *testing.T) {
 		t.Errorf("three of four are late, and the wait is %s, not %f s", after, want)
 	}
 	for range 50 {
-		s.Done()
+		s.own.answered++
 		s.pass(every)
 	}
 	s.wantWait(t, time.Duration(s.items/400*float64(time.Second)), .2)
 }
 
-// A rate that is forgotten does not come back with the next that is learnt.
-func TestForgottenRateIsForgotten(t *testing.T) {
+// A forgotten rate does not mix with the next that is learned.
+func TestForgottenRateDoesNotReturn(t *testing.T) {
 	t.Parallel()
 	s := newStage(1)
 	s.here = 2
@@ -290,7 +289,7 @@ func TestForgottenRateIsForgotten(t *testing.T) {
 }
 
 // Samples come with requests, and to a slow stage requests come seldom.
-func TestSlowStageIsKnownBySeldomRequests(t *testing.T) {
+func TestRareRequestsTellASlowRate(t *testing.T) {
 	t.Parallel()
 	s := newStage(.05)
 	s.items, s.came = 50, 50
@@ -300,79 +299,154 @@ func TestSlowStageIsKnownBySeldomRequests(t *testing.T) {
 		s.pass(2 * time.Second)
 		s.next = s.now.Add(time.Hour)
 	}
-	if _, known := s.Rate(s.now); !known {
+	if _, known := s.estimator.rate(s.now); !known {
 		t.Error("nothing is known of a stage that has been busy for two minutes")
 	}
 }
 
-func TestWhatIsTakenBackIsNotDrained(t *testing.T) {
+func TestWithdrawnItemsAreNotDrained(t *testing.T) {
 	t.Parallel()
 	s := newStage(10)
 	s.items, s.came = 2000, 2000
 	s.pass(2 * time.Second)
 	for range 1000 {
-		s.Withdrawn()
+		s.own.withdrawn++
 		s.items--
 	}
 	s.pass(time.Second)
-	if rate, known := s.Rate(s.now); !known || rate > 12 {
+	if rate, known := s.estimator.rate(s.now); !known || rate > 12 {
 		t.Errorf("rate %f (%t), it is 10", rate, known)
 	}
 }
 
-// What this gateway has sent while the broker was asked is nobody else's.
-func TestBurstDuringAQuestionIsNotTheOthersPace(t *testing.T) {
+// Items that this gateway sends while the broker is asked are not others'.
+func TestOwnBurstIsNotOthersRate(t *testing.T) {
 	t.Parallel()
-	var q load.Queue
+	var q estimator
 	now := time.Unix(1000, 0)
-	q.Observe(load.Sample{At: now, Taken: now, MaxItems: 10_000})
-	before := q.Own()
+	q.observe(sample{at: now, taken: now, maxItems: 10_000})
+	before := q.own
 	for range 1000 {
-		q.Sent(pipeline.Normal)
+		q.own.sent[1]++
 	}
 	now = now.Add(every)
-	q.Observe(load.Sample{At: now, Taken: now, Own: before, After: q.Own(), Items: load.PerClass{0, 1000, 0}, Total: 1000, Last: 1000, MaxItems: 10_000})
+	q.observe(sample{at: now, taken: now, own: before, after: q.own, items: perClass{0, 1000, 0}, total: 1000, last: 1000, maxItems: 10_000})
 	for range 1000 {
-		q.Done()
+		q.own.answered++
 	}
 	now = now.Add(900 * time.Millisecond)
-	if items := q.Items(pipeline.Low, now); items > 1000 {
+	if items := q.items(pipeline.Low, now); items > 1000 {
 		t.Errorf("%f items, all of which are answered", items)
 	}
-	if full, _ := q.Full(pipeline.Normal, now); full {
+	if full, _ := q.full(pipeline.Normal, now); full {
 		t.Error("full")
 	}
 }
 
-// The items by class are counted a moment after the others: what came in between
-// has not been drained.
-func TestBurstWhileTheBrokerCountsIsNotDrained(t *testing.T) {
+// Items by class are counted a moment after the total: items that came in between
+// have not been drained.
+func TestBurstDuringACountIsNotDrained(t *testing.T) {
 	t.Parallel()
 	s := newStage(0)
 	s.here = 2000
-	s.askedOtherwise = func(sample *load.Sample) { sample.Items[1] += 150 }
+	s.alter = func(s *sample) { s.items[1] += 150 }
 	s.pass(3 * time.Second)
-	if rate, known := s.Rate(s.now); known {
+	if rate, known := s.estimator.rate(s.now); known {
 		t.Errorf("a rate of %f of a stage that does nothing", rate)
 	}
 }
 
-// Whatever the broker says, the estimate stays a number.
+// Whatever the broker reports, the estimate stays a number.
 func FuzzObserve(f *testing.F) {
 	f.Add(uint64(1), uint64(5), int64(1), int64(100), true)
 	f.Add(uint64(0), uint64(1<<63), int64(-1), int64(-1), false)
 	f.Fuzz(func(t *testing.T, items, last uint64, maxItems, millis int64, busy bool) {
-		var q load.Queue
+		var q estimator
 		now := time.Unix(1000, 0)
 		for i := range 3 {
-			q.Observe(load.Sample{At: now, Taken: now, Items: load.PerClass{items, items / 2, items}, Total: items, Last: last * uint64(i), MaxItems: maxItems, MaxBytes: maxItems, Bytes: last, Busy: busy})
+			q.observe(sample{at: now, taken: now, items: perClass{items, items / 2, items}, total: items, last: last * uint64(i), maxItems: maxItems, maxBytes: maxItems, bytes: last, busy: busy})
 			now = now.Add(time.Duration(millis%5000) * time.Millisecond)
 		}
-		if wait, _ := q.Wait(pipeline.Low, now); wait < 0 || wait > time.Hour {
+		if wait, _ := q.wait(pipeline.Low, now); wait < 0 || wait > time.Hour {
 			t.Errorf("wait %s", wait)
 		}
-		if _, free := q.Full(pipeline.Low, now); free < 0 || free > time.Hour {
+		if _, free := q.full(pipeline.Low, now); free < 0 || free > time.Hour {
 			t.Errorf("free in %s", free)
 		}
 	})
+}
+
+const (
+	step  = 10 * time.Millisecond
+	every = 100 * time.Millisecond
+)
+
+// stage is a simulated stage with one queue, whose gateway asks about it ten
+// times a second.
+type stage struct {
+	estimator
+	now time.Time
+	// rate is what its hosts take off the queue, in items a second; here and
+	// other are what this gateway and others send.
+	rate, here, other float64
+	// atOnce is how many items the hosts run at once, without waiting.
+	atOnce float64
+	bounds int64
+
+	items, came float64
+	unsent      float64
+	next        time.Time
+	epoch       string
+	alter       func(*sample)
+}
+
+func newStage(rate float64) *stage {
+	return &stage{now: time.Unix(1000, 0), rate: rate, epoch: "first"}
+}
+
+// pass advances the time.
+func (s *stage) pass(d time.Duration) {
+	for end := s.now.Add(d); s.now.Before(end); s.now = s.now.Add(step) {
+		if !s.now.Before(s.next) {
+			s.ask()
+			s.next = s.now.Add(every)
+		}
+		s.unsent += s.here * step.Seconds()
+		for ; s.unsent >= 1; s.unsent-- {
+			s.own.sent[1]++
+		}
+		came := (s.here + s.other) * step.Seconds()
+		s.came += came
+		s.items = max(0, s.items+came-s.rate*step.Seconds())
+	}
+}
+
+func (s *stage) ask() {
+	observed := sample{
+		at: s.now, taken: s.now, own: s.own, after: s.own, epoch: s.epoch, items: perClass{0, uint64(s.items), 0}, total: uint64(s.items),
+		bytes: uint64(s.items) * 100, last: uint64(s.came), maxItems: s.bounds, busy: s.items > s.atOnce,
+	}
+	if s.alter != nil {
+		s.alter(&observed)
+	}
+	s.observe(observed)
+}
+
+// burst puts items into the queue at once.
+func (s *stage) burst(items int) {
+	for range items {
+		s.own.sent[1]++
+	}
+	s.items += float64(items)
+	s.came += float64(items)
+}
+
+func (s *stage) wait() (time.Duration, bool) { return s.estimator.wait(pipeline.Normal, s.now) }
+
+func (s *stage) wantWait(t *testing.T, want time.Duration, within float64) {
+	t.Helper()
+	got, known := s.wait()
+	if !known || got.Seconds() < want.Seconds()*(1-within) || got.Seconds() > want.Seconds()*(1+within) {
+		t.Errorf("the wait is %s (known: %t), want %s", got, known, want)
+	}
 }

@@ -1,4 +1,4 @@
-package opsport_test
+package telemetry_test
 
 import (
 	"bufio"
@@ -13,7 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/stagemesh/stagemesh/mesh/opsport"
+	"github.com/stagemesh/stagemesh/mesh/telemetry"
 )
 
 func ready() error { return nil }
@@ -22,7 +22,7 @@ func metrics() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "some_total 1\n") }) //nolint:errcheck // a recorder takes everything
 }
 
-func TestOperatorsGetTheirAnswers(t *testing.T) {
+func TestPortAnswersOperators(t *testing.T) {
 	t.Parallel()
 	starting := func() error { return errors.New("the runner is loading") }
 	tests := map[string]struct {
@@ -30,7 +30,7 @@ func TestOperatorsGetTheirAnswers(t *testing.T) {
 		method string
 		path   string
 		status int
-		says   string
+		body   string
 	}{
 		"alive":                     {ready, "GET", "/livez", 200, "ok"},
 		"alive though not ready":    {starting, "GET", "/livez", 200, "ok"},
@@ -51,15 +51,15 @@ func TestOperatorsGetTheirAnswers(t *testing.T) {
 			t.Parallel()
 			w := httptest.NewRecorder()
 			r := httptest.NewRequestWithContext(t.Context(), test.method, test.path, nil)
-			opsport.Handler(opsport.Settings{Ready: test.ready, Metrics: metrics()}).ServeHTTP(w, r)
-			if w.Code != test.status || !strings.Contains(w.Body.String(), test.says) {
-				t.Errorf("got %d %q, want %d with %q", w.Code, w.Body, test.status, test.says)
+			telemetry.PortHandler(telemetry.PortSettings{Ready: test.ready, Metrics: metrics()}).ServeHTTP(w, r)
+			if w.Code != test.status || !strings.Contains(w.Body.String(), test.body) {
+				t.Errorf("got %d %q, want %d with %q", w.Code, w.Body, test.status, test.body)
 			}
 		})
 	}
 }
 
-func TestServeAnswersOnItsListener(t *testing.T) {
+func TestPortServesOnItsListener(t *testing.T) {
 	t.Parallel()
 	var lc net.ListenConfig
 	listener, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -69,7 +69,7 @@ func TestServeAnswersOnItsListener(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	served := make(chan error, 1)
 	go func() {
-		served <- opsport.Serve(ctx, listener, opsport.Handler(opsport.Settings{Ready: ready, Metrics: metrics()}))
+		served <- telemetry.ServePort(ctx, listener, telemetry.PortHandler(telemetry.PortSettings{Ready: ready, Metrics: metrics()}))
 	}()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	request, err := http.NewRequestWithContext(t.Context(), "GET", "http://"+listener.Addr().String()+"/livez", nil)
@@ -129,7 +129,7 @@ func (p *pipes) ask(t *testing.T) net.Conn {
 	return client
 }
 
-func TestAStopWaitsForAnswersButNotForEver(t *testing.T) {
+func TestStopWaitsForResponsesWithALimit(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		// takes is how long the answer takes; stopped how long the stop does.
@@ -150,7 +150,7 @@ func TestAStopWaitsForAnswersButNotForEver(t *testing.T) {
 				listener := newPipes()
 				served := make(chan error, 1)
 				go func() {
-					served <- opsport.Serve(ctx, listener, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					served <- telemetry.ServePort(ctx, listener, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 						select {
 						case <-time.After(test.takes):
 							w.WriteHeader(http.StatusNoContent)
@@ -185,11 +185,11 @@ func TestAStopWaitsForAnswersButNotForEver(t *testing.T) {
 	}
 }
 
-func TestServeReturnsWhenItsListenerFails(t *testing.T) {
+func TestServePortReturnsWhenItsListenerFails(t *testing.T) {
 	t.Parallel()
 	listener := newPipes()
 	served := make(chan error, 1)
-	go func() { served <- opsport.Serve(t.Context(), &failing{listener}, http.NotFoundHandler()) }()
+	go func() { served <- telemetry.ServePort(t.Context(), &failing{listener}, http.NotFoundHandler()) }()
 	if err := <-served; !errors.Is(err, errListener) {
 		t.Errorf("got %v", err)
 	}

@@ -16,7 +16,7 @@ func live() uint64 {
 }
 
 // The ballast is the process's, so nothing runs beside it.
-func TestCollectionIsEased(t *testing.T) { //nolint:paralleltest // see above
+func TestReduceCollectionsAddsBallast(t *testing.T) { //nolint:paralleltest // see above
 	for _, name := range []string{"GOGC", "GOMEMLIMIT"} {
 		t.Setenv(name, "") // so that it is as it was at the end
 		if err := os.Unsetenv(name); err != nil {
@@ -25,13 +25,13 @@ func TestCollectionIsEased(t *testing.T) { //nolint:paralleltest // see above
 		t.Run(name, func(t *testing.T) {
 			t.Setenv(name, "1GiB")
 			before := live()
-			EaseCollection()
+			ReduceCollections()
 			if got := live(); got > before+Ballast/2 {
 				t.Errorf("%d bytes are in use, before %d", got, before)
 			}
 		})
 	}
-	EaseCollection()
+	ReduceCollections()
 	for range 2 { // it is not collected itself
 		if got := live(); got < Ballast {
 			t.Errorf("%d bytes are in use", got)

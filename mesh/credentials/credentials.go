@@ -1,12 +1,15 @@
-// Package secretfile reads the files that hold tokens and certificates.
+// Package credentials reads the files that hold tokens and certificates, and makes
+// the options by which a process authenticates to the broker.
 //
-//	token, err := secretfile.Token("/etc/mesh/token")
-//	err = secretfile.Pair{CertFile: cert, KeyFile: key}.Check("nats.")
-//	certificate, err := secretfile.Pair{CertFile: cert, KeyFile: key}.Load("nats.")
+//	token, err := credentials.Token("/etc/mesh/token")
+//	err = credentials.Pair{CertFile: cert, KeyFile: key}.Check("nats.")
+//	certificate, err := credentials.Pair{CertFile: cert, KeyFile: key}.Load("nats.")
+//	options, err := broker.Options() // of nats.Connect
+//	log.Warn("broker lost", "error", credentials.Explain(err))
 //
-// Files are bounded, and what is in one is never in an error. Everything here is safe
-// for concurrent use. Tests use mesh/tlstest.
-package secretfile
+// Files are bounded, and no error has a file's content. Everything here is safe for
+// concurrent use. Tests use mesh/tlstest and a real broker.
+package credentials
 
 import (
 	"crypto/tls"
@@ -21,8 +24,8 @@ import (
 // maxBytes bounds a file, in bytes.
 const maxBytes = 1 << 20
 
-// Read returns what is in a file. Errors begin with its path, or with what was done
-// with it.
+// Read returns a file's content. Errors begin with the path, or with the failed
+// operation.
 func Read(path string) ([]byte, error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -56,7 +59,7 @@ func Token(path string) (string, error) {
 	return token, nil
 }
 
-// Roots reads the certificates of those who vouch for others, in PEM.
+// Roots reads the certificates of authorities, in PEM.
 func Roots(path string) (*x509.CertPool, error) {
 	data, err := Read(path)
 	if err != nil {
@@ -69,12 +72,12 @@ func Roots(path string) (*x509.CertPool, error) {
 	return roots, nil
 }
 
-// Pair are the files of a certificate chain and of its key, in PEM; empty ones mean
-// that there is none.
+// Pair names the files of a certificate chain and of its key, in PEM. Both empty
+// means no certificate.
 type Pair struct{ CertFile, KeyFile string }
 
 // Check reports a certificate without a key, or a key without a certificate. The
-// prefix is what comes before cert_file and key_file where they are written down.
+// prefix precedes cert_file and key_file in the operator's file.
 func (p Pair) Check(prefix string) error {
 	switch {
 	case p.CertFile != "" && p.KeyFile == "":
@@ -85,8 +88,7 @@ func (p Pair) Check(prefix string) error {
 	return nil
 }
 
-// Load reads the pair. Errors begin with the key that they are about, after the
-// prefix.
+// Load reads the pair. Errors begin with the prefix and the key.
 func (p Pair) Load(prefix string) (tls.Certificate, error) {
 	cert, err := Read(p.CertFile)
 	if err != nil {
@@ -106,7 +108,7 @@ func (p Pair) Load(prefix string) (tls.Certificate, error) {
 	return certificate, nil
 }
 
-// Server returns how a server shows the pair, nil where there is none.
+// Server returns the TLS configuration of a server with the pair; nil without one.
 func (p Pair) Server(prefix string) (*tls.Config, error) {
 	if p.CertFile == "" {
 		return nil, nil

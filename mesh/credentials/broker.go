@@ -1,17 +1,4 @@
-// Package brokerauth is how a process and the mesh's broker know each other: the files
-// of a mesh's section nats, for every package that connects.
-//
-//	options, err := files.Options() // of nats.Connect
-//	log.Warn("broker lost", "error", brokerauth.Explain(err))
-//
-// The files are read when Options is called, so that what is wrong with one is told at
-// once, and again each time that the client connects, so that they may be replaced
-// while a process runs. Errors name the key of the mesh's file, and what is in a file
-// is never in one of them.
-//
-// Everything here is safe for concurrent use. Tests use mesh/tlstest and a real
-// broker.
-package brokerauth
+package credentials
 
 import (
 	"crypto/x509"
@@ -23,45 +10,48 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-
-	"github.com/stagemesh/stagemesh/mesh/secretfile"
 )
 
-// Files are what a process shows the broker, and whom it trusts to be the broker.
-type Files struct {
+// Broker names the files of a mesh's section nats, by which a process and the
+// broker authenticate each other, for every package that connects.
+//
+// Options reads the files, so that a bad one is reported at once; the client reads
+// them again each time that it connects, so they may be replaced while a process
+// runs. Errors name the key of the mesh's file, and never a file's content.
+type Broker struct {
 	// CredentialsFile holds NATS user credentials, TokenFile a token; empty means
 	// none.
 	CredentialsFile, TokenFile string
-	// CAFile has the certificates, in PEM, that vouch for the broker; with it the
-	// broker has to have TLS. Empty means the system's own, where it has TLS.
+	// CAFile has the certificates, in PEM, of the authorities that the process
+	// trusts; with it the broker must use TLS. Empty means the system's own.
 	CAFile string
 	// CertFile and KeyFile hold the process's own certificate and its key.
 	CertFile, KeyFile string
 }
 
-// Options returns the client's options, or what is wrong with a file.
-func (f Files) Options() ([]nats.Option, error) {
+// Options returns the options of nats.Connect, or the error of a bad file.
+func (f Broker) Options() ([]nats.Option, error) {
 	var out []nats.Option
 	if f.CredentialsFile != "" {
-		if _, err := secretfile.Read(f.CredentialsFile); err != nil {
+		if _, err := Read(f.CredentialsFile); err != nil {
 			return nil, fmt.Errorf("nats.credentials_file: %w", err)
 		}
 		out = append(out, nats.UserCredentials(f.CredentialsFile))
 	}
 	if f.TokenFile != "" {
-		if _, err := secretfile.Token(f.TokenFile); err != nil {
+		if _, err := Token(f.TokenFile); err != nil {
 			return nil, fmt.Errorf("nats.token_file: %w", err)
 		}
 		out = append(out, nats.TokenHandler(f.token))
 	}
 	if f.CAFile != "" {
-		if _, err := secretfile.Roots(f.CAFile); err != nil {
+		if _, err := Roots(f.CAFile); err != nil {
 			return nil, fmt.Errorf("nats.ca_file: %w", err)
 		}
 		out = append(out, nats.RootCAs(f.CAFile))
 	}
 	if f.CertFile != "" {
-		if _, err := (secretfile.Pair{CertFile: f.CertFile, KeyFile: f.KeyFile}).Load("nats."); err != nil {
+		if _, err := (Pair{CertFile: f.CertFile, KeyFile: f.KeyFile}).Load("nats."); err != nil {
 			return nil, err
 		}
 		out = append(out, nats.ClientCert(f.CertFile, f.KeyFile))
@@ -69,31 +59,30 @@ func (f Files) Options() ([]nats.Option, error) {
 	return out, nil
 }
 
-// token is asked for each time that the client connects. The broker refuses none
-// where the file is gone.
-func (f Files) token() string {
-	token, _ := secretfile.Token(f.TokenFile)
+// token returns the token each time that the client connects. Where the file is
+// missing it is empty, and the broker refuses it.
+func (f Broker) token() string {
+	token, _ := Token(f.TokenFile)
 	return token
 }
 
-// Delays before another attempt to connect: what does not mend by itself is not
-// hammered at, for the broker logs each attempt.
+// Delays before the next attempt to connect. They are longer after an error that
+// an operator must fix, because the broker logs each attempt.
 const (
 	delayBase, delayJitter     = 50 * time.Millisecond, 200 * time.Millisecond
 	refusedBase, refusedJitter = 1500 * time.Millisecond, time.Second
 )
 
-// Delay is how long a client waits before it tries to connect again, after the error
-// of the broker's answer to the latest attempt, nil where there was none.
-func Delay(err error) time.Duration {
+// ReconnectDelay returns the pause before the next attempt to connect, after the
+// error of the latest one; nil where there was none.
+func ReconnectDelay(err error) time.Duration {
 	if Advice(err) != "" {
 		return refusedBase + rand.N(refusedJitter)
 	}
 	return delayBase + rand.N(delayJitter)
 }
 
-// Explain returns an error of connecting with what is to be done about it, where it
-// does not mend by itself; others stay as they are.
+// Explain adds the Advice on an error of connecting to it, where there is any.
 func Explain(err error) error {
 	if advice := Advice(err); advice != "" {
 		return fmt.Errorf("%w; %s", err, advice)
@@ -101,8 +90,8 @@ func Explain(err error) error {
 	return err
 }
 
-// Advice says what is to be done about an error of connecting that does not mend by
-// itself, and is "" of others.
+// Advice returns how an operator can fix an error of connecting, and "" for errors
+// that pass by themselves.
 func Advice(err error) string {
 	var unknown x509.UnknownAuthorityError
 	var name x509.HostnameError
@@ -110,7 +99,7 @@ func Advice(err error) string {
 	switch {
 	case err == nil:
 		return ""
-	case Refused(err):
+	case IsRefused(err):
 		return "the broker refuses who this process says it is: see nats.token_file and nats.credentials_file, or the user in nats.url"
 	case errors.Is(err, nats.ErrTokenAlreadySet):
 		return "there is a token in nats.token_file and another in the broker's URL; leave one out"
@@ -128,8 +117,8 @@ func Advice(err error) string {
 	return ""
 }
 
-// Refused reports whether an error of the client is that the broker refuses the user.
-func Refused(err error) bool {
+// IsRefused reports whether the broker refuses the user.
+func IsRefused(err error) bool {
 	for _, refusal := range []error{
 		nats.ErrAuthorization, nats.ErrAuthExpired, nats.ErrAuthRevoked, nats.ErrAccountAuthExpired,
 		nats.ErrPermissionViolation, nats.ErrNoUserCB, nats.ErrNkeyButNoSigCB,
@@ -141,8 +130,8 @@ func Refused(err error) bool {
 	return false
 }
 
-// wantsCertificate reports whether the broker has ended the handshake over this
-// process's certificate. The alert that says so has no type that others may know.
+// wantsCertificate reports whether the broker has ended the handshake because of
+// this process's certificate. The type of that alert is not exported.
 func wantsCertificate(err error) bool {
 	var op *net.OpError
 	return errors.As(err, &op) && op.Op == "remote error" && strings.Contains(op.Err.Error(), "certificate")
