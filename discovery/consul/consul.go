@@ -36,15 +36,17 @@ type Settings struct {
 	// Mesh is what the table is kept below.
 	Mesh string
 	// Address is an agent's: host:port, or unix:///path.
-	Address string
+	Address string `yaml:"address"`
 	// Token is sent with every request; it is a secret.
 	Token string
 	// Datacenter, Namespace and Partition are the agent's own where empty.
-	Datacenter, Namespace, Partition string
-	TLS                              TLS
+	Datacenter string `yaml:"datacenter"`
+	Namespace  string `yaml:"namespace"`
+	Partition  string `yaml:"partition"`
+	TLS
 	// Stale lets any server answer reads, which may then be older, also than what was
 	// read before.
-	Stale bool
+	Stale bool `yaml:"stale"`
 	// WaitTime is how long a blocking query waits.
 	WaitTime time.Duration
 	// CriticalAfter is after how long Consul removes what does not pass; Consul
@@ -58,12 +60,14 @@ type Settings struct {
 type TLS struct {
 	// Enabled is for agents whose certificate the system trusts; a CAFile enables
 	// it too.
-	Enabled bool
+	Enabled bool `yaml:"tls"`
 	// CAFile has the certificates that the agent's is signed by, CertFile and
 	// KeyFile the client's own.
-	CAFile, CertFile, KeyFile string
+	CAFile   string `yaml:"ca_file,path"`
+	CertFile string `yaml:"cert_file,path"`
+	KeyFile  string `yaml:"key_file,path"`
 	// ServerName is the name in the agent's certificate.
-	ServerName string
+	ServerName string `yaml:"server_name"`
 }
 
 // Registry is Consul. It implements discovery.Registry and discovery.Table.

@@ -26,7 +26,7 @@ type Settings struct {
 	// Auth are the files by which the broker and this process know each other.
 	Auth credentials.Broker
 	// Replicas of both streams, on as many servers; 0 means 1.
-	Replicas int
+	Replicas int `yaml:"replicas"`
 	// MaxTableBytes bounds the table, with 100 bytes and the key for each entry; the
 	// broker reserves it. 0 means 64 MiB. MaxInstancesBytes is the same for the
 	// instances, in memory; 0 means 8 MiB.

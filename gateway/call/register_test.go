@@ -24,7 +24,7 @@ func TestACallThatGetsNoOtherIDEndsInOrder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := New(Settings{Mesh: "test", Gateway: "gateway", Catalog: c, MaxInFlight: 1, Logger: slog.New(slog.DiscardHandler), Meter: noop.Meter{}})
+	s, err := New(Settings{Mesh: "test", Gateway: "gateway", Catalog: c, Limits: Limits{MaxInFlight: 1}, Logger: slog.New(slog.DiscardHandler), Meter: noop.Meter{}})
 	if err != nil {
 		t.Fatal(err)
 	}

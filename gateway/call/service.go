@@ -33,28 +33,34 @@ type Catalog interface {
 
 var _ Catalog = (*catalog.Catalog)(nil)
 
+// Limits bound requests: keys of a mesh file's section gateway. 0 means the default.
+type Limits struct {
+	// Timeout is a request's where neither it nor its pipeline sets one. MaxTimeout
+	// bounds all timeouts.
+	Timeout    time.Duration `yaml:"timeout"`
+	MaxTimeout time.Duration `yaml:"max_timeout"`
+	// MaxInFlight bounds the requests in flight.
+	MaxInFlight int `yaml:"max_in_flight"`
+	// HostGrace is how long a request in memory waits for its first step while
+	// the step's stage has no host.
+	HostGrace time.Duration `yaml:"host_grace"`
+	// MaxPayload bounds the inputs of a request, in bytes; 0 means what the
+	// broker takes.
+	MaxPayload int `yaml:"max_payload,size"`
+	// Metadata are the keys that a request may hand to runners.
+	Metadata []string `yaml:"metadata"`
+}
+
 // Settings are what the request path is made of.
 type Settings struct {
+	Limits
+
 	Mesh    pipeline.MeshName
 	Gateway pipeline.GatewayID
 	Catalog Catalog
-	// Timeout is a request's where neither it nor its pipeline says; 0 means
-	// 30 s. MaxTimeout bounds all; 0 means 10 minutes.
-	Timeout    time.Duration
-	MaxTimeout time.Duration
-	// MaxInFlight bounds the requests in flight; 0 means 4096.
-	MaxInFlight int
 	// Bodies bounds the bytes of all requests together: what they are in hand as,
 	// besides what they came as. nil means that nothing does.
 	Bodies *admission.ByteBudget
-	// HostGrace is how long a request in memory waits for its first step while
-	// the step's stage has no host; 0 means 10 s.
-	HostGrace time.Duration
-	// MaxPayload bounds the inputs of a request, in bytes; 0 means what the
-	// broker takes.
-	MaxPayload int
-	// Metadata are the keys that a request may hand to runners.
-	Metadata []string
 	// Results are where answers are stored: the same as
 	// the hosts'.
 	Results store.Settings
