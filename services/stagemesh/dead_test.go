@@ -422,7 +422,7 @@ func TestTheCommandTrustsWhomItIsToldTo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := httptest.NewUnstartedServer(adminapi.Handler(adminapi.Settings{Letters: deadletter.New(g.bus, deadletter.Settings{}), Pipelines: none}))
+	server := httptest.NewUnstartedServer(adminapi.Handler(adminapi.Settings{DeadLetters: deadletter.New(g.bus, deadletter.Settings{}), Pipelines: none}))
 	server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
 	server.StartTLS()
 	t.Cleanup(server.Close)
