@@ -11,9 +11,9 @@ import (
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/front/procedure"
-	"github.com/stagemesh/stagemesh/mesh/deadletter"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
 // desk answers the procedures of DeadLetterService.
@@ -28,14 +28,14 @@ func (d *desk) list(ctx context.Context, in *adminv1.ListDeadLettersRequest) (*a
 			return nil, procedure.Invalid("stage", err)
 		}
 	}
-	page, err := d.letters.List(ctx, deadletter.Query{
-		Stage: pipeline.StageName(in.GetStage()), From: in.GetFrom(), Limit: int(min(in.GetLimit(), deadletter.MaxLimit)),
+	page, err := d.letters.List(ctx, store.DeadLetterQuery{
+		Stage: pipeline.StageName(in.GetStage()), From: in.GetFrom(), Limit: int(min(in.GetLimit(), store.MaxPageSize)),
 	})
 	if err != nil {
 		return nil, err
 	}
 	out := &adminv1.ListDeadLettersResponse{Next: page.Next, Unreadable: page.Unreadable}
-	for _, letter := range page.Letters {
+	for _, letter := range page.DeadLetters {
 		out.DeadLetters = append(out.DeadLetters, summary(read(letter)))
 	}
 	return out, nil
@@ -73,7 +73,7 @@ func (d *desk) replay(ctx context.Context, in *adminv1.ReplayDeadLetterRequest) 
 }
 
 func (d *desk) discard(ctx context.Context, in *adminv1.DeleteDeadLetterRequest) (*adminv1.DeleteDeadLetterResponse, error) {
-	if err := d.letters.Discard(ctx, in.GetSeq()); err != nil {
+	if err := d.letters.Delete(ctx, in.GetSeq()); err != nil {
 		return nil, told(err, in.GetSeq())
 	}
 	d.log.Info("dead letter discarded", "letter", in.GetSeq())
@@ -83,11 +83,11 @@ func (d *desk) discard(ctx context.Context, in *adminv1.DeleteDeadLetterRequest)
 // told is the fault of an error about one letter.
 func told(err error, seq uint64) error {
 	switch {
-	case errors.Is(err, deadletter.ErrNotReplayable):
+	case errors.Is(err, store.ErrNotReplayable):
 		return fault.Newf(fault.NotReplayable, "dead letter %d: %s", seq, plain(err)).Caused(err)
-	case errors.Is(err, deadletter.ErrUnreadable):
+	case errors.Is(err, store.ErrUnreadable):
 		return fault.Newf(fault.NotFound, "number %d: %s; discarding it removes it", seq, plain(err)).Caused(err)
-	case errors.Is(err, deadletter.ErrNone):
+	case errors.Is(err, store.ErrNoDeadLetter):
 		return fault.Newf(fault.NotFound, "there is no dead letter %d: it was replayed or discarded, is past its retention, or never was", seq).Caused(err)
 	}
 	return err

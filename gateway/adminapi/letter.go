@@ -7,10 +7,10 @@ import (
 
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
 
-	"github.com/stagemesh/stagemesh/mesh/deadletter"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
 // Bounds on what is shown of a letter: the runes of a sentence, and the bytes of
@@ -22,14 +22,14 @@ const (
 
 // opened is a letter with its item, if the message is one.
 type opened struct {
-	deadletter.Letter
+	store.DeadLetter
 	item *envelope.Envelope
 	// refused is why the letter cannot be replayed, or nil.
 	refused error
 }
 
-func read(l deadletter.Letter) opened {
-	out := opened{Letter: l}
+func read(l store.DeadLetter) opened {
+	out := opened{DeadLetter: l}
 	if out.item, out.refused = l.Replayable(); out.refused != nil {
 		// It may be an item all the same: one of another mesh.
 		out.item, _ = envelope.Decode(l.Item)

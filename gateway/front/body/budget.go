@@ -9,7 +9,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
-// Budget bounds the bytes of all bodies together: gateway/admit's.
+// Budget bounds the bytes of all bodies together: gateway/admission's ByteBudget.
 type Budget interface {
 	// Take takes bytes, or returns the fault that refuses them.
 	Take(n int64) *fault.Fault

@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/stagemesh/stagemesh/mesh/secretfile"
+	"github.com/stagemesh/stagemesh/mesh/credentials"
 )
 
 // Tokens are what callers may know; any of them will do, so that one can replace
@@ -37,7 +37,7 @@ func NewTokens(text string) (Tokens, error) {
 
 // ReadTokens reads tokens from a file, one a line.
 func ReadTokens(path string) (Tokens, error) {
-	data, err := secretfile.Read(path)
+	data, err := credentials.Read(path)
 	if err != nil {
 		return Tokens{}, err
 	}
