@@ -22,7 +22,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/roster"
-	"github.com/stagemesh/stagemesh/gateway/admit"
+	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/port"
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
@@ -72,7 +72,7 @@ type Settings struct {
 // Defaults of Settings.
 const (
 	// DefaultMaxPayload bounds the inputs of a request, in bytes.
-	DefaultMaxPayload = admit.DefaultMaxPayload
+	DefaultMaxPayload = admission.DefaultMaxPayload
 	// DefaultMaxInFlightBytes bounds the bytes of all requests together.
 	DefaultMaxInFlightBytes = 512 << 20
 	DefaultDrainTimeout     = 30 * time.Second
@@ -116,7 +116,7 @@ func New(s Settings) (*Gateway, error) {
 		s.Call.MaxPayload = DefaultMaxPayload
 	}
 	if s.MaxBody == 0 {
-		s.MaxBody = admit.BodyOf(s.Call.MaxPayload)
+		s.MaxBody = admission.MaxBody(s.Call.MaxPayload)
 	}
 	if s.MaxInFlightBytes == 0 {
 		s.MaxInFlightBytes = max(DefaultMaxInFlightBytes, leastRequests*(s.MaxBody+s.Call.MaxPayload))
@@ -132,7 +132,7 @@ func New(s Settings) (*Gateway, error) {
 	}
 	s.Call.Logger = s.Call.Logger.With("gateway", s.Call.Gateway)
 	s.Bus.Mesh, s.Bus.Name, s.Bus.Logger = s.Call.Mesh, "gateway "+string(s.Call.Gateway), s.Call.Logger
-	bodies := admit.NewBudget(int64(s.MaxInFlightBytes))
+	bodies := admission.NewByteBudget(int64(s.MaxInFlightBytes))
 	if err := reportBytes(s.Call.Meter, bodies); err != nil {
 		return nil, err
 	}
@@ -173,7 +173,7 @@ func newStore(s Settings) (*pipelines.Store, error) {
 	return pipelines.New(out)
 }
 
-func reportBytes(meter metric.Meter, bodies *admit.Budget) error {
+func reportBytes(meter metric.Meter, bodies *admission.ByteBudget) error {
 	_, err := meter.Int64ObservableGauge("stagemesh.gateway.request_bytes", metric.WithUnit("By"), metric.WithDescription("Bytes of requests in flight: their bodies and the inputs decoded from them."),
 		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
 			o.Observe(bodies.Taken())
@@ -246,7 +246,7 @@ func (g *Gateway) serve(ctx context.Context) error {
 	if err == nil {
 		err = ports.linger(ctx, g.settings.DrainDelay)
 	}
-	drain, cancel := process.Draining(ctx, g.settings.DrainTimeout)
+	drain, cancel := process.DrainContext(ctx, g.settings.DrainTimeout)
 	defer cancel()
 	err = errors.Join(err, g.stop(drain, ports))
 	g.log.Info("drained")
@@ -262,7 +262,7 @@ func (g *Gateway) stop(ctx context.Context, p ports) error {
 		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), lastWords)
 		defer cancel()
 	}
-	if errors.Is(err, process.ErrHurried) {
+	if errors.Is(err, process.ErrShutdown) {
 		g.log.Warn("told to stop at once: callers were sent away")
 		err = nil
 	}

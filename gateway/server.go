@@ -109,7 +109,7 @@ func (p ports) linger(ctx context.Context, d time.Duration) error {
 	if p.public.http == nil || d == 0 {
 		return nil
 	}
-	delay, cancel := process.Draining(ctx, d)
+	delay, cancel := process.DrainContext(ctx, d)
 	defer cancel()
 	select {
 	case <-p.public.served:

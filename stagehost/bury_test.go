@@ -5,14 +5,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/mesh/attempt"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
-	"github.com/stagemesh/stagemesh/mesh/deadletter"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/store"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
@@ -57,9 +56,9 @@ func (b *bed) returned(times int, edits ...func(*envelope.Envelope)) *call {
 	return c
 }
 
-func (b *bed) book() *attempt.Book {
+func (b *bed) book() *store.Runs {
 	b.t.Helper()
-	book := attempt.New(b.bus, attempt.Settings{})
+	book := store.NewRuns(b.bus, store.Settings{})
 	if err := book.Ensure(b.t.Context()); err != nil {
 		b.t.Fatal(err)
 	}
@@ -77,13 +76,13 @@ func (c *call) begun(times int) {
 	}
 }
 
-func (b *bed) letters() []deadletter.Letter {
+func (b *bed) letters() []store.DeadLetter {
 	b.t.Helper()
-	page, err := deadletter.New(b.bus, deadletter.Settings{}).List(b.t.Context(), deadletter.Query{})
+	page, err := store.NewDeadLetters(b.bus, store.Settings{}).List(b.t.Context(), store.DeadLetterQuery{})
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	return page.Letters
+	return page.DeadLetters
 }
 
 func TestItemThatEndedItsProcessesIsBuried(t *testing.T) {

@@ -24,7 +24,7 @@ func (h *Host) drain(l *loop) bool {
 	h.status.set(stateDraining)
 	h.settings.Logger.Info("draining")
 	h.stopAlive()
-	ctx, cancel := process.Draining(h.hard, pullDrain)
+	ctx, cancel := process.DrainContext(h.hard, pullDrain)
 	if err := h.puller.Drain(ctx); err != nil {
 		h.settings.Logger.Warn("items may be on their way still; they will be delivered again", "error", err)
 	}
@@ -58,7 +58,7 @@ func (h *Host) drain(l *loop) bool {
 
 // finish waits until nothing is in hand, and says why it does not wait any longer.
 func (h *Host) finish(l *loop) error {
-	ctx, cancel := process.Draining(h.hard, h.settings.DrainTimeout)
+	ctx, cancel := process.DrainContext(h.hard, h.settings.DrainTimeout)
 	defer cancel()
 	select {
 	case <-l.empty:

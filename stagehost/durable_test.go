@@ -13,7 +13,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/mesh/result"
+	"github.com/stagemesh/stagemesh/mesh/store"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
@@ -33,7 +33,7 @@ func (b *bed) emptiedFile() {
 // stored returns the request's stored answer, which must be there by now.
 func (b *bed) stored(request pipeline.RequestID) *envelope.Reply {
 	b.t.Helper()
-	r, err := result.New(b.bus, result.Settings{}).Get(b.t.Context(), request)
+	r, err := store.NewResults(b.bus, store.Settings{}).Get(b.t.Context(), request)
 	if err != nil {
 		b.t.Fatalf("result: %v", err)
 	}
@@ -118,7 +118,7 @@ func keyed(e *envelope.Envelope) { e.IdempotencyKey = "key" }
 // a key.
 func (b *bed) keepsResults() {
 	b.t.Helper()
-	if err := result.New(b.bus, result.Settings{}).Ensure(b.t.Context()); err != nil {
+	if err := store.NewResults(b.bus, store.Settings{}).Ensure(b.t.Context()); err != nil {
 		b.t.Fatal(err)
 	}
 }
@@ -141,7 +141,7 @@ func TestTheAnswerToARequestWithAKeyIsStoredBeforeItIsTold(t *testing.T) {
 		t.Errorf("stored %+v", got)
 	}
 	plain.output()
-	if _, err := result.New(b.bus, result.Settings{}).Get(t.Context(), plain.env.RequestID); !errors.Is(err, result.ErrNone) {
+	if _, err := store.NewResults(b.bus, store.Settings{}).Get(t.Context(), plain.env.RequestID); !errors.Is(err, store.ErrNoResult) {
 		t.Errorf("of a request without a key: %v", err)
 	}
 	b.emptied()
@@ -214,8 +214,8 @@ func TestDurableItemsSurviveTheBroker(t *testing.T) {
 	close(g.release)
 	for _, c := range calls {
 		bustest.Eventually(t, "the answer is stored", func() bool {
-			_, err := result.New(b.bus, result.Settings{}).Get(t.Context(), c.env.RequestID)
-			if err != nil && !errors.Is(err, result.ErrNone) && !errors.Is(err, bus.ErrDisconnected) && !errors.Is(err, bus.ErrUnknown) {
+			_, err := store.NewResults(b.bus, store.Settings{}).Get(t.Context(), c.env.RequestID)
+			if err != nil && !errors.Is(err, store.ErrNoResult) && !errors.Is(err, bus.ErrDisconnected) && !errors.Is(err, bus.ErrUnknown) {
 				t.Fatal(err)
 			}
 			return err == nil

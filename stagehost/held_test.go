@@ -16,7 +16,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/mesh/result"
+	"github.com/stagemesh/stagemesh/mesh/store"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
@@ -186,7 +186,7 @@ func TestItemThatComesAgainToItsHolderRunsOnce(t *testing.T) {
 	if n := runs.Load(); n != 1 {
 		t.Errorf("ran %d times", n)
 	}
-	if _, err := result.New(b.bus, result.Settings{}).Get(t.Context(), c.env.RequestID); err != nil {
+	if _, err := store.NewResults(b.bus, store.Settings{}).Get(t.Context(), c.env.RequestID); err != nil {
 		t.Error(err)
 	}
 }

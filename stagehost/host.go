@@ -12,11 +12,9 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/stagemesh/stagemesh/mesh/attempt"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/deadletter"
 	"github.com/stagemesh/stagemesh/mesh/process"
-	"github.com/stagemesh/stagemesh/mesh/result"
+	"github.com/stagemesh/stagemesh/mesh/store"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/schema"
 )
@@ -28,9 +26,9 @@ type Host struct {
 	spec     runner.Spec
 	contract *schema.Contract
 	bus      *bus.Bus
-	results  *result.Store
-	dead     *deadletter.Store
-	starts   *attempt.Book
+	results  *store.Results
+	dead     *store.DeadLetters
+	starts   *store.Runs
 	puller   *bus.Puller
 	// born is when this process became a host.
 	born time.Time
@@ -138,7 +136,7 @@ func (h *Host) startRunner(ctx context.Context) error {
 	h.place()
 	if r, ok := h.settings.Runner.(runner.Forcible); ok {
 		// Start waits for those that leave, which a second signal ends.
-		patience, cancel := process.Draining(ctx, h.settings.StartTimeout+h.settings.DrainTimeout)
+		patience, cancel := process.DrainContext(ctx, h.settings.StartTimeout+h.settings.DrainTimeout)
 		defer cancel()
 		defer context.AfterFunc(patience, r.Abandon)()
 	}
@@ -185,7 +183,7 @@ func (h *Host) stopRunner() {
 	if h.leftBehind {
 		return
 	}
-	ctx, cancel := process.Draining(h.hard, h.settings.DrainTimeout)
+	ctx, cancel := process.DrainContext(h.hard, h.settings.DrainTimeout)
 	defer cancel()
 	stopped := make(chan struct{})
 	go func() {
@@ -211,9 +209,9 @@ func (h *Host) connect() error {
 	}
 	h.bus, h.born = conn, time.Now()
 	h.ackWait.Store(int64(h.settings.Queue.AckWait))
-	h.results = result.New(conn, h.settings.Results)
-	h.dead = deadletter.New(conn, h.settings.DeadLetters)
-	h.starts = attempt.New(conn, h.settings.Starts)
+	h.results = store.NewResults(conn, h.settings.Results)
+	h.dead = store.NewDeadLetters(conn, h.settings.DeadLetters)
+	h.starts = store.NewRuns(conn, h.settings.Starts)
 	h.puller, err = conn.Pull(bus.PullSettings{
 		Stage:        h.settings.Stage,
 		Durabilities: h.settings.Queue.Durabilities,

@@ -10,11 +10,11 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
-	"github.com/stagemesh/stagemesh/mesh/deadletter"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/store"
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
 )
 
@@ -30,14 +30,14 @@ func (d *deadLetters) list(ctx context.Context, in *adminv1.ListDeadLettersReque
 			return nil, transport.InvalidField("stage", err)
 		}
 	}
-	page, err := d.store.List(ctx, deadletter.Query{
-		Stage: pipeline.StageName(in.GetStage()), From: in.GetFrom(), Limit: int(min(in.GetLimit(), deadletter.MaxLimit)),
+	page, err := d.store.List(ctx, store.DeadLetterQuery{
+		Stage: pipeline.StageName(in.GetStage()), From: in.GetFrom(), Limit: int(min(in.GetLimit(), store.MaxPageSize)),
 	})
 	if err != nil {
 		return nil, err
 	}
 	out := &adminv1.ListDeadLettersResponse{Next: page.Next, Unreadable: page.Unreadable}
-	for _, letter := range page.Letters {
+	for _, letter := range page.DeadLetters {
 		out.DeadLetters = append(out.DeadLetters, summary(decode(letter)))
 	}
 	return out, nil
@@ -75,7 +75,7 @@ func (d *deadLetters) replay(ctx context.Context, in *adminv1.ReplayDeadLetterRe
 }
 
 func (d *deadLetters) remove(ctx context.Context, in *adminv1.DeleteDeadLetterRequest) (*adminv1.DeleteDeadLetterResponse, error) {
-	if err := d.store.Discard(ctx, in.GetSeq()); err != nil {
+	if err := d.store.Delete(ctx, in.GetSeq()); err != nil {
 		return nil, letterFault(err, in.GetSeq())
 	}
 	d.log.Info("dead letter deleted", "dead_letter", in.GetSeq())
@@ -85,11 +85,11 @@ func (d *deadLetters) remove(ctx context.Context, in *adminv1.DeleteDeadLetterRe
 // letterFault returns the fault of an error about one dead letter.
 func letterFault(err error, seq uint64) error {
 	switch {
-	case errors.Is(err, deadletter.ErrNotReplayable):
+	case errors.Is(err, store.ErrNotReplayable):
 		return fault.Newf(fault.NotReplayable, "dead letter %d: %s", seq, plainText(err)).Caused(err)
-	case errors.Is(err, deadletter.ErrUnreadable):
+	case errors.Is(err, store.ErrUnreadable):
 		return fault.Newf(fault.NotFound, "number %d: %s; deleting it removes it", seq, plainText(err)).Caused(err)
-	case errors.Is(err, deadletter.ErrNone):
+	case errors.Is(err, store.ErrNoDeadLetter):
 		return fault.Newf(fault.NotFound, "there is no dead letter %d: it was replayed or deleted, is past its retention, or never was", seq).Caused(err)
 	}
 	return err
@@ -110,14 +110,14 @@ const (
 
 // decoded is a dead letter with its item, if its message decodes.
 type decoded struct {
-	deadletter.Letter
+	store.DeadLetter
 	item *envelope.Envelope
 	// notReplayable is why the dead letter cannot be replayed, or nil.
 	notReplayable error
 }
 
-func decode(l deadletter.Letter) decoded {
-	out := decoded{Letter: l}
+func decode(l store.DeadLetter) decoded {
+	out := decoded{DeadLetter: l}
 	if out.item, out.notReplayable = l.Replayable(); out.notReplayable != nil {
 		// It may still be an item, of another mesh.
 		out.item, _ = envelope.Decode(l.Item)

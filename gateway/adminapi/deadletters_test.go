@@ -17,9 +17,9 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/adminapi"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
-	"github.com/stagemesh/stagemesh/mesh/deadletter"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
 func TestLettersAreServedOnEveryProtocol(t *testing.T) {
@@ -160,14 +160,14 @@ func TestListsAreBoundedAndGoOn(t *testing.T) {
 	if got := list(t, client, &adminv1.ListDeadLettersRequest{}); got != "[] 0" {
 		t.Errorf("an empty desk lists %s", got)
 	}
-	const more = deadletter.MaxLimit + 3
+	const more = store.MaxPageSize + 3
 	for range more {
 		d.bury(nil)
 	}
 	seen, next := 0, uint64(1)
 	for next != 0 {
 		response, err := client.ListDeadLetters(t.Context(), connect.NewRequest(&adminv1.ListDeadLettersRequest{From: next, Limit: 10 * more}))
-		if err != nil || len(response.Msg.GetDeadLetters()) > deadletter.MaxLimit {
+		if err != nil || len(response.Msg.GetDeadLetters()) > store.MaxPageSize {
 			t.Fatalf("lists %d, %v", len(response.Msg.GetDeadLetters()), err)
 		}
 		seen, next = seen+len(response.Msg.GetDeadLetters()), response.Msg.GetNext()
@@ -176,7 +176,7 @@ func TestListsAreBoundedAndGoOn(t *testing.T) {
 		t.Errorf("lists %d letters, there are %d", seen, more)
 	}
 	response, err := client.ListDeadLetters(t.Context(), connect.NewRequest(&adminv1.ListDeadLettersRequest{}))
-	if err != nil || len(response.Msg.GetDeadLetters()) != deadletter.DefaultLimit || response.Msg.GetNext() != deadletter.DefaultLimit+1 {
+	if err != nil || len(response.Msg.GetDeadLetters()) != store.DefaultPageSize || response.Msg.GetNext() != store.DefaultPageSize+1 {
 		t.Errorf("unasked it lists %d, then %d, %v", len(response.Msg.GetDeadLetters()), response.Msg.GetNext(), err)
 	}
 }
@@ -264,7 +264,7 @@ func TestWithoutTheBrokerThatIsSaidAtOnce(t *testing.T) {
 
 func TestAReplayWhoseLetterStaysSaysSo(t *testing.T) {
 	t.Parallel()
-	letters := &fake{replayed: deadletter.Replayed{RequestID: "id"}, err: errors.New("still there")}
+	letters := &fake{replayed: store.Replayed{RequestID: "id"}, err: errors.New("still there")}
 	got, err := replay(t, open(t, letters), 1)
 	if err != nil || got.GetRequestId() != "id" || !got.GetDeadLetterRemains() {
 		t.Errorf("got %v, %v", got, err)

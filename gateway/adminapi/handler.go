@@ -10,21 +10,21 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/front/port"
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
-	"github.com/stagemesh/stagemesh/mesh/deadletter"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
-// DeadLetters are the dead letters of the mesh. Errors are ErrNone, ErrUnreadable
-// and ErrNotReplayable of mesh/deadletter, the context's, and those with a
+// DeadLetters are the dead letters of the mesh. Errors are ErrNoDeadLetter, ErrUnreadable
+// and ErrNotReplayable of mesh/store, the context's, and those with a
 // *fault.Fault in their chain.
 type DeadLetters interface {
-	List(ctx context.Context, q deadletter.Query) (deadletter.Page, error)
-	Get(ctx context.Context, seq uint64) (deadletter.Letter, error)
-	Replay(ctx context.Context, seq uint64) (deadletter.Replayed, error)
-	Discard(ctx context.Context, seq uint64) error
+	List(ctx context.Context, q store.DeadLetterQuery) (store.DeadLetterPage, error)
+	Get(ctx context.Context, seq uint64) (store.DeadLetter, error)
+	Replay(ctx context.Context, seq uint64) (store.Replayed, error)
+	Delete(ctx context.Context, seq uint64) error
 }
 
-var _ DeadLetters = (*deadletter.Store)(nil)
+var _ DeadLetters = (*store.DeadLetters)(nil)
 
 // Settings are what Handler is made of.
 type Settings struct {

@@ -14,8 +14,8 @@ import (
 	"connectrpc.com/grpchealth"
 
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/fault"
-	"github.com/stagemesh/stagemesh/mesh/secretfile"
 )
 
 // Exposed reports whether an address to listen on can be reached from other
@@ -163,7 +163,7 @@ func NewTokens(text string) (Tokens, error) {
 
 // ReadTokens reads tokens from a file, one a line.
 func ReadTokens(path string) (Tokens, error) {
-	data, err := secretfile.Read(path)
+	data, err := credentials.Read(path)
 	if err != nil {
 		return Tokens{}, err
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
-// Budget bounds the bytes of all requests together. gateway/admit implements it.
+// Budget bounds the bytes of all requests together. gateway/admission.ByteBudget implements it.
 type Budget interface {
 	// Take takes bytes, or returns the fault that refuses them.
 	Take(n int64) *fault.Fault
