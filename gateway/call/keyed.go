@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -236,7 +237,7 @@ func (k *keyed) ended(ctx context.Context, err error) (*Response, error) {
 		return nil, unreadable(err)
 	case errors.Is(err, bus.ErrQueueFull):
 		return nil, fault.New(fault.Overloaded, "the mesh remembers as many idempotency keys as idempotency.max_bytes allows; the request was not queued").
-			WithRetryAfter(retryAfter).Caused(err)
+			WithRetryAfter(admission.RetryAfter).Caused(err)
 	case errors.Is(err, bus.ErrNoClaims):
 		k.service.keys.place.missing(ctx)
 	}

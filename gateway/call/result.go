@@ -5,7 +5,7 @@ import (
 	"errors"
 	"time"
 
-	"github.com/stagemesh/stagemesh/gateway/admit"
+	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -25,10 +25,10 @@ func (s *Service) Result(ctx context.Context, requestID string, wait time.Durati
 	if wait < 0 {
 		return nil, fault.Newf(fault.InvalidRequest, "wait: %s is negative", wait).WithViolation("wait", "negative")
 	}
-	if f := s.gate.Enter(); f != nil {
+	if f := s.gate.Acquire(); f != nil {
 		return nil, f
 	}
-	defer s.gate.Leave()
+	defer s.gate.Release()
 	stored, f := s.stored(ctx, id, min(wait, s.settings.MaxTimeout))
 	if f == nil {
 		f = stored.Reply.Fault
@@ -49,7 +49,7 @@ func (s *Service) stored(ctx context.Context, id pipeline.RequestID, wait time.D
 	case ctx.Err() != nil:
 		return nil, fault.From(ctx.Err())
 	case errors.Is(err, context.Canceled):
-		return nil, admit.Stopping()
+		return nil, admission.Stopping()
 	case errors.Is(err, store.ErrNoResult), errors.Is(err, context.DeadlineExceeded):
 		return nil, fault.Newf(fault.NotFound, "request %s has no stored answer: it is not finished, unknown, not durable, or past its retention", id)
 	case errors.Is(err, envelope.ErrMalformed):
@@ -68,7 +68,7 @@ func (s *Service) fetch(ctx context.Context, id pipeline.RequestID, wait time.Du
 	}
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	defer context.AfterFunc(s.gate.Open(), cancel)()
+	defer context.AfterFunc(s.gate.Closing(), cancel)()
 	return s.results.store.Wait(ctx, id)
 }
 
@@ -85,5 +85,5 @@ func responseOf(r *envelope.Result) *Response {
 
 // unavailable is what a caller gets whose question the broker did not answer.
 func unavailable(err error) *fault.Fault {
-	return fault.New(fault.BrokerUnavailable, "the broker cannot be reached").WithRetryAfter(retryAfter).Caused(err)
+	return fault.New(fault.BrokerUnavailable, "the broker cannot be reached").WithRetryAfter(admission.RetryAfter).Caused(err)
 }

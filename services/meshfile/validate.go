@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/stagemesh/stagemesh/gateway/admit"
+	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/credentials"
@@ -52,7 +52,7 @@ func (f *File) validateFit(hosts []stagehost.Settings, routes []pipeline.Pipelin
 	stages := known(hosts, routes)
 	var errs []error
 	for _, route := range routes {
-		for _, problem := range pipelines.Check(route, pipelines.Mesh{Stages: stages, MaxPayload: cmp.Or(int(f.Gateway.MaxPayload), admit.DefaultMaxPayload)}) {
+		for _, problem := range pipelines.Check(route, pipelines.Mesh{Stages: stages, MaxPayload: cmp.Or(int(f.Gateway.MaxPayload), admission.DefaultMaxPayload)}) {
 			if problem.Severity == pipelines.Error {
 				errs = append(errs, f.At(fmt.Errorf("%s: %s", problem.Field, problem.Message), "pipelines", string(route.Name)))
 			}
@@ -347,7 +347,7 @@ func (g Gateway) validate() error {
 	if g.MaxTimeout > 0 && g.Timeout > g.MaxTimeout {
 		errs = append(errs, fmt.Errorf("timeout: %s is more than the max_timeout of %s", g.Timeout, g.MaxTimeout))
 	}
-	if least := admit.RequestOf(int(g.MaxPayload)); g.MaxInFlightBytes != 0 && int(g.MaxInFlightBytes) < least {
+	if least := admission.MaxRequest(int(g.MaxPayload)); g.MaxInFlightBytes != 0 && int(g.MaxInFlightBytes) < least {
 		errs = append(errs, fmt.Errorf("max_in_flight_bytes: %s is less than the %s that one request may need, five times max_payload", g.MaxInFlightBytes, config.Bytes(least)))
 	}
 	return errors.Join(append(errs, validOrigins(g.AllowOrigins)...)...)

@@ -421,7 +421,7 @@ func TestTheCommandTrustsWhomItIsToldTo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := httptest.NewUnstartedServer(adminapi.Handler(adminapi.Settings{Letters: store.NewDeadLetters(g.bus, store.Settings{}), Pipelines: none}))
+	server := httptest.NewUnstartedServer(adminapi.Handler(adminapi.Settings{DeadLetters: store.NewDeadLetters(g.bus, store.Settings{}), Pipelines: none}))
 	server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
 	server.StartTLS()
 	t.Cleanup(server.Close)
