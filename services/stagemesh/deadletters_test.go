@@ -88,7 +88,7 @@ func (g *doomedMesh) doom(texts ...string) []*envelope.Envelope {
 func (g *doomedMesh) deliver(items []*envelope.Envelope) {
 	g.t.Helper()
 	info, err := g.bus.EnsureQueue(g.t.Context(), bus.QueueSettings{
-		Stage: poisoned, Durability: pipeline.File, MaxItems: 1000, MaxBytes: 64 << 20, AckWait: time.Minute,
+		Stage: poisoned, Durability: pipeline.File, MaxItems: 1000, MaxBytes: 64 << 20, AckWait: time.Minute, MaxDeliver: 20,
 	})
 	if err != nil {
 		g.t.Fatal(err)

@@ -11,30 +11,30 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-func TestTombstonesAreBoundedAndForgotten(t *testing.T) {
+func TestCancelledRequestsAreBoundedAndForgotten(t *testing.T) {
 	t.Parallel()
-	tombs := tombstones{}
+	cancelledIDs := cancelledRequests{}
 	now := time.Unix(1000, 0)
 	id := func(i int) pipeline.RequestID { return pipeline.RequestID(fmt.Sprint(i)) }
-	for i := range maxTombstones + 10 {
-		tombs.add(id(i), now.Add(time.Minute), now)
+	for i := range maxCancelled + 10 {
+		cancelledIDs.add(id(i), now.Add(time.Minute), now)
 	}
-	if len(tombs) != maxTombstones || !tombs.has(id(0)) || tombs.has(id(maxTombstones+1)) {
-		t.Errorf("%d tombstones, want %d", len(tombs), maxTombstones)
+	if len(cancelledIDs) != maxCancelled || !cancelledIDs.has(id(0)) || cancelledIDs.has(id(maxCancelled+1)) {
+		t.Errorf("%d cancelledRequests, want %d", len(cancelledIDs), maxCancelled)
 	}
-	tombs.sweep(now.Add(time.Minute))
-	tombs.add("late", now.Add(2*time.Minute), now.Add(time.Minute))
-	if len(tombs) != 1 || !tombs.has("late") {
-		t.Errorf("%d tombstones after their deadline, want the new one", len(tombs))
+	cancelledIDs.expire(now.Add(time.Minute))
+	cancelledIDs.add("late", now.Add(2*time.Minute), now.Add(time.Minute))
+	if len(cancelledIDs) != 1 || !cancelledIDs.has("late") {
+		t.Errorf("%d cancelledRequests after their deadline, want the new one", len(cancelledIDs))
 	}
-	tombs.add("past", now, now)
-	if tombs.has("past") {
+	cancelledIDs.add("past", now, now)
+	if cancelledIDs.has("past") {
 		t.Error("a request is remembered that has ended")
 	}
 }
 
 // The loop may be behind, or the whole process stopped, while a crowd leaves.
-func TestNoticesThatComeAtOnceAreAllHeard(t *testing.T) {
+func TestCancelNoticesInABurstAllCount(t *testing.T) {
 	t.Parallel()
 	h := &Host{settings: Settings{Mesh: "test"}, events: make(chan event, 1), looped: make(chan struct{})}
 	h.settings.Queue.MaxAge = time.Hour
@@ -45,27 +45,27 @@ func TestNoticesThatComeAtOnceAreAllHeard(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		h.heard(data)
+		h.receiveCancel(data)
 	}
-	l := &loop{host: h, tombs: tombstones{}}
+	l := &loop{host: h, cancelledIDs: cancelledRequests{}}
 	for len(h.events) > 0 {
 		(<-h.events).apply(l)
 	}
-	if len(l.tombs) != crowd {
-		t.Errorf("%d of %d notices were heard", len(l.tombs), crowd)
+	if len(l.cancelledIDs) != crowd {
+		t.Errorf("%d of %d notices were heard", len(l.cancelledIDs), crowd)
 	}
 }
 
-func TestNoticesThatWaitAreBounded(t *testing.T) {
+func TestWaitingCancelNoticesAreBounded(t *testing.T) {
 	t.Parallel()
 	var n notices
-	for i := range maxTombstones + 10 {
+	for i := range maxCancelled + 10 {
 		if first := n.add(&envelope.Cancel{}); first != (i == 0) {
 			t.Fatalf("the loop is told of notice %d: %v", i, first)
 		}
 	}
-	if got := len(n.take()); got != maxTombstones {
-		t.Errorf("%d notices wait, want %d", got, maxTombstones)
+	if got := len(n.take()); got != maxCancelled {
+		t.Errorf("%d notices wait, want %d", got, maxCancelled)
 	}
 	if !n.add(&envelope.Cancel{}) {
 		t.Error("the loop is not told of what comes after it took them")

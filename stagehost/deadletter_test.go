@@ -85,7 +85,7 @@ func (b *bed) letters() []store.DeadLetter {
 	return page.DeadLetters
 }
 
-func TestItemThatEndedItsProcessesIsBuried(t *testing.T) {
+func TestItemThatCrashedItsHostsIsDeadLettered(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	c := b.returned(4, durable)
@@ -113,7 +113,7 @@ func TestItemThatEndedItsProcessesIsBuried(t *testing.T) {
 	b.emptiedFile()
 }
 
-func TestBlamedItemOfMemoryLeavesNoLetter(t *testing.T) {
+func TestPoisonItemInMemoryLeavesNoDeadLetter(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	c := b.returned(1)
@@ -126,7 +126,7 @@ func TestBlamedItemOfMemoryLeavesNoLetter(t *testing.T) {
 	b.emptied()
 }
 
-func TestSuspectIsNotBlamedForWhatIsNotOnRecord(t *testing.T) {
+func TestSuspectWithoutRunRecordsIsRun(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	c := b.returned(10, durable)
@@ -142,13 +142,13 @@ func TestSuspectIsNotBlamedForWhatIsNotOnRecord(t *testing.T) {
 	})
 }
 
-func TestItemIsNotDeliveredForEver(t *testing.T) {
+func TestDeliveriesOfAnItemAreBounded(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	c := b.returned(bus.MaxDeliver-3, durable)
+	c := b.returned(17, durable)
 	b.host(inproc.Each(inproc.Settings{}, echo))
 	c.fails(fault.AttemptsExhausted)
-	if letters := b.letters(); len(letters) != 1 || letters[0].Deliveries != bus.MaxDeliver-2 {
+	if letters := b.letters(); len(letters) != 1 || letters[0].Deliveries != 18 {
 		t.Errorf("dead letters: %+v", letters)
 	}
 	b.emptiedFile()

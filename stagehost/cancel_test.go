@@ -15,14 +15,14 @@ import (
 )
 
 // callOff tells the hosts that nobody wants the request any more.
-func (c *call) callOff() {
+func (c *call) cancel() {
 	c.t.Helper()
 	if err := c.bed.bus.Cancel(&envelope.Cancel{Mesh: mesh, RequestID: c.env.RequestID, Deadline: c.env.Deadline}); err != nil {
 		c.t.Fatal(err)
 	}
 }
 
-func TestCalledOffItemThatWaitsNeverRuns(t *testing.T) {
+func TestCancelledQueuedItemNeverRuns(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	g := newGate()
@@ -31,7 +31,7 @@ func TestCalledOffItemThatWaitsNeverRuns(t *testing.T) {
 	g.ran(t)
 	unwanted, wanted := b.ask("unwanted"), b.ask("wanted")
 	h.awaitCount("stagemesh.stage.pulled", 3)
-	unwanted.callOff()
+	unwanted.cancel()
 	h.awaitCount("stagemesh.stage.cancelled", 1)
 	close(g.release)
 	running.output()
@@ -42,7 +42,7 @@ func TestCalledOffItemThatWaitsNeverRuns(t *testing.T) {
 	b.emptied()
 }
 
-func TestCalledOffItemThatArrivesLaterNeverRuns(t *testing.T) {
+func TestCancelledItemThatArrivesLaterNeverRuns(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	g := newGate()
@@ -52,10 +52,10 @@ func TestCalledOffItemThatArrivesLaterNeverRuns(t *testing.T) {
 	fence := b.ask("fence")
 	h.awaitCount("stagemesh.stage.pulled", 2)
 	later := b.expect([]payload.Part{payload.OfBlob("", "text/plain", []byte("later"))})
-	later.callOff()
+	later.cancel()
 	// Notices are heard in order: when the second has had its effect, so has
 	// the first.
-	fence.callOff()
+	fence.cancel()
 	h.awaitCount("stagemesh.stage.cancelled", 1)
 	b.send(later.env)
 	h.awaitCount("stagemesh.stage.cancelled", 2)
@@ -68,7 +68,7 @@ func TestCalledOffItemThatArrivesLaterNeverRuns(t *testing.T) {
 	b.emptied()
 }
 
-func TestBatchOfCalledOffItemsIsToldToEnd(t *testing.T) {
+func TestBatchOfCancelledItemsIsStopped(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	entered, ended := make(chan int, 1), make(chan struct{})
@@ -85,14 +85,14 @@ func TestBatchOfCalledOffItemsIsToldToEnd(t *testing.T) {
 	}), together(2))
 	one, two := b.ask("one"), b.ask("two")
 	bustest.Receive(t, "batch", entered)
-	one.callOff()
-	two.callOff()
+	one.cancel()
+	two.cancel()
 	bustest.Receive(t, "end of the batch", ended)
 	h.awaitCount("stagemesh.stage.cancelled", 2)
 	b.emptied()
 }
 
-func TestOneCalledOffItemDoesNotEndItsNeighbours(t *testing.T) {
+func TestCancelledItemDoesNotStopItsBatch(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	entered := make(chan struct{}, 1)
@@ -110,7 +110,7 @@ func TestOneCalledOffItemDoesNotEndItsNeighbours(t *testing.T) {
 	}), together(2))
 	unwanted, wanted := b.ask("unwanted"), b.ask("wanted")
 	bustest.Receive(t, "batch", entered)
-	unwanted.callOff()
+	unwanted.cancel()
 	wanted.output()
 	h.awaitCount("stagemesh.stage.cancelled", 1)
 	b.emptied()
@@ -121,7 +121,7 @@ func TestOneCalledOffItemDoesNotEndItsNeighbours(t *testing.T) {
 	}
 }
 
-func TestStreamThatIsCalledOffEnds(t *testing.T) {
+func TestCancelStopsStream(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	refused := make(chan error, 1)
@@ -136,7 +136,7 @@ func TestStreamThatIsCalledOffEnds(t *testing.T) {
 	c := b.ask("stream")
 	c.next()
 	begin := time.Now()
-	c.callOff()
+	c.cancel()
 	if err := bustest.Receive(t, "end of the stream", refused); err != runner.ErrCancelled { //nolint:errorlint // it is that very error
 		t.Errorf("a chunk after the end: %v, want %v", err, runner.ErrCancelled)
 	}
@@ -144,14 +144,14 @@ func TestStreamThatIsCalledOffEnds(t *testing.T) {
 	b.emptied()
 }
 
-func TestDurableRequestThatIsCalledOffSaysSo(t *testing.T) {
+func TestCancelledDurableRequestStoresItsFault(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	g := newGate()
 	b.host(g)
 	c := b.ask("durable", durable)
 	g.ran(t)
-	c.callOff()
+	c.cancel()
 	c.fails(fault.Cancelled)
 	if got := b.stored(c.env.RequestID); got.Fault == nil || got.Fault.Reason != fault.Cancelled {
 		t.Errorf("stored %+v", got)
@@ -159,7 +159,7 @@ func TestDurableRequestThatIsCalledOffSaysSo(t *testing.T) {
 	b.emptiedFile()
 }
 
-func TestNoticesThatAreNoneAreCounted(t *testing.T) {
+func TestMalformedCancelNoticesAreCounted(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	h := b.host(inproc.Each(inproc.Settings{}, echo))

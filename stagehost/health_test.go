@@ -45,7 +45,7 @@ func (m *moody) healed(ctx context.Context) error {
 	}
 }
 
-func (m *moody) become(err error) {
+func (m *moody) outcomeOf(err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.err = err
@@ -66,12 +66,12 @@ func moodyHost(b *bed) (*moody, *host) {
 	return m, b.host(m, func(s *stagehost.Settings) { s.Runner = m })
 }
 
-func TestHostRestsWhileItsRunnerCannotRun(t *testing.T) {
+func TestHostLeavesItsStageWhileItsRunnerIsUnhealthy(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	m, h := moodyHost(b)
 	checkEcho(t, b.ask("before"))
-	m.become(errLoop)
+	m.outcomeOf(errLoop)
 	bustest.Eventually(t, "the host no longer says that it is there", func() bool {
 		_, err := b.bus.Alive(t.Context(), stage)
 		return err != nil
@@ -84,17 +84,17 @@ func TestHostRestsWhileItsRunnerCannotRun(t *testing.T) {
 	if err != nil || info.Items != 1 || len(waits.replies) > 0 {
 		t.Errorf("%d items wait, and %d are answered: %v", info.Items, len(waits.replies), err)
 	}
-	m.become(nil)
+	m.outcomeOf(nil)
 	checkEcho(t, waits, b.ask("after"))
 }
 
 // What a host that rests gives back must not come to itself again: the broker counts
 // how often, and an item that comes too often is given up.
-func TestHostThatRestsGivesBackOnce(t *testing.T) {
+func TestHostThatLeavesItsStageNaksOnce(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	m, h := moodyHost(b)
-	m.become(errLoop)
+	m.outcomeOf(errLoop)
 	runs := b.ask("runs")
 	// Before it runs, the other would join its batch.
 	bustest.Eventually(t, "it runs", func() bool { return h.Record().GetRunning() == 1 })
@@ -104,7 +104,7 @@ func TestHostThatRestsGivesBackOnce(t *testing.T) {
 	if n := waits.output().Attempt; n != 2 {
 		t.Errorf("it was delivered %d times", n)
 	}
-	m.become(nil)
+	m.outcomeOf(nil)
 	checkEcho(t, runs)
 }
 
@@ -124,17 +124,17 @@ func (b *bed) awaitConsumers(is func(delivered, asks int) bool) {
 	})
 }
 
-func TestHostWhoseRunnerIsBackInAMomentStays(t *testing.T) {
+func TestHostStaysWhenItsRunnerRecovers(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	m, h := moodyHost(b)
-	m.become(errLoop)
+	m.outcomeOf(errLoop)
 	bustest.Eventually(t, "the host says why it is not ready", func() bool { return errors.Is(h.Ready(), errLoop) })
 	if _, err := b.bus.Alive(t.Context(), stage); err != nil {
 		t.Error("the host does not say that it is there:", err)
 	}
 	meanwhile := b.ask("meanwhile")
-	m.become(nil)
+	m.outcomeOf(nil)
 	checkEcho(t, meanwhile)
 	bustest.Eventually(t, "the host is ready", func() bool { return h.Ready() == nil })
 }
