@@ -15,7 +15,7 @@ import (
 )
 
 // Nobody serves the stage: what is refused here is refused by the request alone.
-func TestARequestIsRefusedForWhatItIs(t *testing.T) {
+func TestInvalidRequestIsRejected(t *testing.T) {
 	t.Parallel()
 	const limit = 1 << 10
 	b := newBed(t, func(s *call.Settings) { s.MaxPayload = limit })
@@ -77,7 +77,7 @@ func ofModel(ref payload.ModelRef) call.Request {
 	return call.Request{Inputs: blob(nil), Steps: map[string]call.StepOptions{string(stage): {Model: ref}}}
 }
 
-func TestTextThatIsNotUTF8IsTheRequests(t *testing.T) {
+func TestTextThatIsNotUTF8IsInvalid(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.serves(b.echo)
