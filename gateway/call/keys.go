@@ -127,8 +127,8 @@ func (k *keys) watch(ctx context.Context, r *firstRequest, key store.Key, record
 	})
 	select {
 	case r.result = <-results:
-	case <-queueLost:
-		r.isLost = true
+	case f := <-queueLost:
+		r.isLost = f != nil
 	case <-changed:
 	}
 }
