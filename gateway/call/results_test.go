@@ -47,7 +47,7 @@ func TestAnyGatewayReturnsAResult(t *testing.T) {
 	}
 }
 
-func TestAStoredFaultIsTheRequests(t *testing.T) {
+func TestStoredFaultIsTheRequests(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.keepsResults()
@@ -64,7 +64,7 @@ func TestAStoredFaultIsTheRequests(t *testing.T) {
 	}
 }
 
-func TestARequestWithoutAResultIsNotFound(t *testing.T) {
+func TestRequestWithoutAResultIsNotFound(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, func(s *call.Settings) { s.MaxTimeout = 50 * time.Millisecond })
 	for range 2 {
@@ -85,7 +85,7 @@ func TestARequestWithoutAResultIsNotFound(t *testing.T) {
 	_ = wantFault(t, response, err, fault.InvalidRequest)
 }
 
-func TestAStoredResultIsFoundHoweverShortTheWait(t *testing.T) {
+func TestStoredResultIsFoundDespiteAShortWait(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.keepsResults()
@@ -99,7 +99,7 @@ func TestAStoredResultIsFoundHoweverShortTheWait(t *testing.T) {
 	}
 }
 
-func TestAWaitForAResultEndsWithIt(t *testing.T) {
+func TestWaitEndsWithTheResult(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.keepsResults()
@@ -116,7 +116,7 @@ func TestAWaitForAResultEndsWithIt(t *testing.T) {
 	}
 }
 
-func TestAWaitForAResultHoldsAPlace(t *testing.T) {
+func TestWaitCountsAsInFlight(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, func(s *call.Settings) { s.MaxInFlight = 1 })
 	b.keepsResults()
@@ -152,7 +152,7 @@ func (b *bed) waitsForAResult(name string, end func(leave func()), reason fault.
 	}
 }
 
-func TestAResultOfABrokerThatIsAwayIsUnavailable(t *testing.T) {
+func TestResultIsUnavailableWithoutABroker(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.broker.Stop()

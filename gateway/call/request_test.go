@@ -15,7 +15,7 @@ import (
 )
 
 // Nobody serves the stage: what is refused here is refused by the request alone.
-func TestARequestIsRefusedForWhatItIs(t *testing.T) {
+func TestInvalidRequestIsRejected(t *testing.T) {
 	t.Parallel()
 	const limit = 1 << 10
 	b := newBed(t, func(s *call.Settings) { s.MaxPayload = limit })
@@ -39,7 +39,7 @@ func TestARequestIsRefusedForWhatItIs(t *testing.T) {
 			fault.InvalidInput, "inputs.x",
 		},
 		"a long name":          {call.Request{Inputs: []payload.Part{payload.OfBlob(long, "", nil)}}, fault.InvalidInput, "inputs[0]"},
-		"an output twice":      {call.Request{Inputs: blob(nil), Outputs: []string{"a", long, long}}, fault.InvalidRequest, "is there twice"},
+		"an output twice":      {call.Request{Inputs: blob(nil), Outputs: []string{"a", long, long}}, fault.InvalidRequest, "is named twice"},
 		"many outputs":         {call.Request{Inputs: blob(nil), Outputs: numbers}, fault.InvalidRequest, "outputs: 257 names"},
 		"a long key":           {call.Request{Inputs: blob(nil), IdempotencyKey: strings.Repeat("k", call.MaxIdempotencyKey+1)}, fault.InvalidRequest, "at most 256"},
 		"a model by two names": {ofModel(payload.ModelRef{Model: long, Alias: "latest"}), fault.InvalidRequest, `the alias "latest"; name one`},
@@ -77,7 +77,7 @@ func ofModel(ref payload.ModelRef) call.Request {
 	return call.Request{Inputs: blob(nil), Steps: map[string]call.StepOptions{string(stage): {Model: ref}}}
 }
 
-func TestTextThatIsNotUTF8IsTheRequests(t *testing.T) {
+func TestTextThatIsNotUTF8IsInvalid(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.serves(b.echo)
