@@ -46,7 +46,7 @@ func (g *Gateway) listenAdmin(ctx context.Context) (*server, error) {
 
 func (g *Gateway) adminHandler() http.Handler {
 	s := adminapi.Settings{
-		Letters: store.NewDeadLetters(g.bus, store.Settings{}), Health: g.Ready, Logger: g.log,
+		DeadLetters: store.NewDeadLetters(g.bus, store.Settings{}), Health: g.Ready, Logger: g.log,
 		Pipelines: g.pipelines, Traffic: g.service, MaxPayload: g.settings.MaxPayload, Stopping: g.stopped,
 		Tokens: g.operators.tokens,
 	}

@@ -23,7 +23,8 @@ import (
 	"github.com/stagemesh/stagemesh/discovery/roster"
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/front/web"
+	"github.com/stagemesh/stagemesh/gateway/front/port"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -41,7 +42,7 @@ type Gateway struct {
 	settings Settings
 	log      *slog.Logger
 	service  *call.Service
-	web      web.Settings
+	web      port.PublicSettings
 	bus      *bus.Bus
 	// public and operators are what was in the files of the ports.
 	public, operators door
@@ -85,14 +86,15 @@ func New(s Settings) (*Gateway, error) {
 	}
 	g := &Gateway{settings: s, log: s.Call.Logger, service: service, pipelines: store, ready: make(chan struct{}), stopped: make(chan struct{})}
 	known := &models{gateway: g}
-	g.web = web.Settings{
-		Caller: service, Models: known, MaxMessageBytes: s.MaxBody, MaxPayload: s.MaxPayload, Health: g.health, Origins: s.AllowOrigins,
-		Budget: bodies, TokensKey: publicKey + ".token_file", Stopping: g.stopped,
+	g.web = port.PublicSettings{
+		Settings: transport.Settings{MaxMessageBytes: s.MaxBody, MaxPayload: s.MaxPayload, Stopping: g.stopped},
+		Caller:   service, Models: known, Health: g.health, Origins: s.AllowOrigins,
+		Budget: bodies, TokensKey: publicKey + ".token_file",
 	}
 	if s.ServesDocs() {
 		g.web.Docs = newReference(g, known)
 	}
-	if _, err := web.Handler(g.web); err != nil {
+	if _, err := port.PublicHandler(g.web); err != nil {
 		return nil, fmt.Errorf("gateway.allow_origins: %w", err)
 	}
 	if r := s.Registry; r != nil {

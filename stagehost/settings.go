@@ -156,7 +156,7 @@ func (s Settings) defaultInFlight() int {
 // its way, and so has every slot; twice that leaves room for items that were not asked
 // for.
 func (s Settings) eventRoom() int {
-	return 2 * (s.MaxInFlight + directBound + 2*s.Runner.Concurrency() + 8)
+	return 2 * (s.MaxInFlight + maxDirectCalls + 2*s.Runner.Concurrency() + 8)
 }
 
 // complete is what a stage takes and gives whose runner says that.

@@ -174,9 +174,9 @@ func serve(t *testing.T, s adminapi.Settings) string {
 }
 
 // open returns a client of a port about the letters.
-func open(t *testing.T, letters adminapi.Letters) adminv1connect.DeadLetterServiceClient {
+func open(t *testing.T, letters adminapi.DeadLetters) adminv1connect.DeadLetterServiceClient {
 	t.Helper()
-	return protocols()[0].client(t, serve(t, adminapi.Settings{Letters: letters}))
+	return protocols()[0].client(t, serve(t, adminapi.Settings{DeadLetters: letters}))
 }
 
 func get(t *testing.T, client adminv1connect.DeadLetterServiceClient, seq uint64) (*adminv1.DeadLetter, error) {

@@ -28,7 +28,7 @@ func (b *bed) wait(d pipeline.Durability, items uint64) {
 }
 
 // A gateway that has no time left answers for what is not answered.
-func TestStopSendsAwayWhoIsLeft(t *testing.T) {
+func TestStopFailsCallsThatAreLeft(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.memoryQueue()
@@ -43,7 +43,7 @@ func TestStopSendsAwayWhoIsLeft(t *testing.T) {
 	fails(t, answer, fault.ShuttingDown)
 }
 
-func TestWhatACallerLeftIsNeverDelivered(t *testing.T) {
+func TestAbandonedItemIsNeverDelivered(t *testing.T) {
 	t.Parallel()
 	const calls = 400
 	sums := newCounts()
@@ -79,7 +79,7 @@ func TestWhatACallerLeftIsNeverDelivered(t *testing.T) {
 }
 
 // The queue's word may come after the caller has left.
-func TestAnItemIsWithdrawnAlsoWhenItsCallerLeftBeforeItWasQueued(t *testing.T) {
+func TestItemIsWithdrawnThoughItsCallerLeftEarly(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.memoryQueue()
@@ -100,7 +100,7 @@ func TestAnItemIsWithdrawnAlsoWhenItsCallerLeftBeforeItWasQueued(t *testing.T) {
 	}
 }
 
-func TestHostsHearThatNobodyWantsWhatTheyHaveInHand(t *testing.T) {
+func TestHostsAreNotifiedOfItemsInFlight(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.alive()
@@ -124,7 +124,7 @@ func TestHostsHearThatNobodyWantsWhatTheyHaveInHand(t *testing.T) {
 	}
 }
 
-func TestADeadlineIsNoReasonToCallOff(t *testing.T) {
+func TestDeadlineCancelsNothing(t *testing.T) {
 	t.Parallel()
 	sums := newCounts()
 	b := newBed(t, metered(sums))
@@ -150,7 +150,7 @@ func TestADeadlineIsNoReasonToCallOff(t *testing.T) {
 	}
 }
 
-func TestAStreamThatNobodyReadsIsCalledOff(t *testing.T) {
+func TestUnreadStreamIsCancelled(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.alive()
@@ -170,7 +170,7 @@ func TestAStreamThatNobodyReadsIsCalledOff(t *testing.T) {
 	}
 }
 
-func TestARequestIsCalledOffThroughAnyGateway(t *testing.T) {
+func TestAnyGatewayCancelsARequest(t *testing.T) {
 	t.Parallel()
 	for _, d := range []pipeline.Durability{pipeline.Memory, pipeline.File} {
 		for _, through := range []string{"its own", "another"} {
@@ -211,7 +211,7 @@ func TestARequestIsCalledOffThroughAnyGateway(t *testing.T) {
 }
 
 // The first answer wins: a host that has the item in hand may be quicker.
-func TestCallingOffKeepsAnAnswerThatIsThere(t *testing.T) {
+func TestCancelKeepsAStoredResult(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.alive()
@@ -231,7 +231,7 @@ func TestCallingOffKeepsAnAnswerThatIsThere(t *testing.T) {
 	}
 }
 
-func TestCallingOffWhatWaitsNowhereTellsTheHosts(t *testing.T) {
+func TestCancelOfAnUnknownRequestNotifiesHosts(t *testing.T) {
 	t.Parallel()
 	sums := newCounts()
 	const longest = time.Minute
@@ -265,7 +265,7 @@ func TestCallingOffWhatWaitsNowhereTellsTheHosts(t *testing.T) {
 	b.broker.Restore()
 }
 
-func TestNoticesThatAreNoneAreCountedAndHarmNobody(t *testing.T) {
+func TestMalformedCancelIsCountedAndDropped(t *testing.T) {
 	t.Parallel()
 	sums := newCounts()
 	b := newBed(t, metered(sums))

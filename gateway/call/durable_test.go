@@ -15,7 +15,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-func TestARequestIsDurableWhereItOrItsPipelineSaysSo(t *testing.T) {
+func TestRequestOrPipelineMakesItDurable(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, func(s *call.Settings) {
 		c, err := catalog.New([]pipeline.Pipeline{{Name: "kept", Durability: pipeline.File, Steps: []pipeline.Step{{Name: "stage", Stage: stage}}}})
@@ -47,7 +47,7 @@ func TestARequestIsDurableWhereItOrItsPipelineSaysSo(t *testing.T) {
 	}
 }
 
-func TestOnlyADurableRequestMakesTheStreamOfResults(t *testing.T) {
+func TestOnlyDurableRequestsMakeTheResultStream(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.alive()
@@ -89,7 +89,7 @@ func (b *bed) bounce() {
 	bustest.Eventually(b.t, "the connection is back", func() bool { return b.service.PipelineReady(b.t.Context(), whole) == nil && b.host.Connected() })
 }
 
-func TestABrokerWithoutRoomForResultsIsToldAtOnce(t *testing.T) {
+func TestBrokerWithoutSpaceForResultsFailsFast(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, func(s *call.Settings) { s.Results.MaxBytes = 1 << 50 })
 	b.fileQueue()
@@ -102,7 +102,7 @@ func TestABrokerWithoutRoomForResultsIsToldAtOnce(t *testing.T) {
 	}
 }
 
-func TestAnAnnouncedAnswerIsTheStoredOne(t *testing.T) {
+func TestAnnouncedResultIsTheStoredOne(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.alive()
@@ -123,7 +123,7 @@ func TestAnAnnouncedAnswerIsTheStoredOne(t *testing.T) {
 	}
 }
 
-func TestAnAnswerThatIsAnnouncedTooEarlyIsAwaited(t *testing.T) {
+func TestResultAnnouncedTooEarlyIsAwaited(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.alive()
@@ -143,7 +143,7 @@ func TestAnAnswerThatIsAnnouncedTooEarlyIsAwaited(t *testing.T) {
 	}
 }
 
-func TestAStoredAnswerIsNoAnswerToAMemoryCall(t *testing.T) {
+func TestMemoryCallRejectsAnAnnouncedResult(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.serves(b.announce)
@@ -151,7 +151,7 @@ func TestAStoredAnswerIsNoAnswerToAMemoryCall(t *testing.T) {
 	_ = wantFault(t, response, err, fault.Internal)
 }
 
-func TestAnAnswerWhoseReplyWasLostIsFound(t *testing.T) {
+func TestResultIsFoundAfterALostReply(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		timeout, most time.Duration
@@ -183,7 +183,7 @@ func TestAnAnswerWhoseReplyWasLostIsFound(t *testing.T) {
 	}
 }
 
-func TestADurableCallWithoutAnAnswerEndsSoonAfterItsDeadline(t *testing.T) {
+func TestUnansweredDurableCallEndsAtItsDeadline(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.fileQueue()
@@ -197,7 +197,7 @@ func TestADurableCallWithoutAnAnswerEndsSoonAfterItsDeadline(t *testing.T) {
 	}
 }
 
-func TestALostMemoryQueueDoesNotConcernADurableCall(t *testing.T) {
+func TestDurableCallSurvivesALostMemoryQueue(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.alive()
@@ -218,7 +218,7 @@ func TestALostMemoryQueueDoesNotConcernADurableCall(t *testing.T) {
 	}
 }
 
-func TestADurableRequestOutlivesItsCaller(t *testing.T) {
+func TestDurableRequestOutlivesItsCaller(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.alive()
@@ -248,7 +248,7 @@ func TestADurableRequestOutlivesItsCaller(t *testing.T) {
 
 // A stream's caller must see what follows what it has, or be told that it
 // cannot.
-func TestAStoredAnswerEndsAStreamOnlyWhereNothingIsMissing(t *testing.T) {
+func TestStoredResultEndsOnlyACompleteStream(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		chunks int
@@ -301,7 +301,7 @@ func TestAStoredAnswerEndsAStreamOnlyWhereNothingIsMissing(t *testing.T) {
 	}
 }
 
-func TestAStoredAnswerThatCannotBeReadIsADefect(t *testing.T) {
+func TestUnreadableResultIsAnInternalError(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.alive()

@@ -39,7 +39,7 @@ func (b *bed) memoryQueue() bus.QueueInfo {
 func (b *bed) ensureQueue(d pipeline.Durability) bus.QueueInfo {
 	b.t.Helper()
 	info, err := b.host.EnsureQueue(b.t.Context(), bus.QueueSettings{
-		Stage: stage, Durability: d, MaxItems: 10_000, MaxBytes: 64 << 20, MaxAge: time.Hour, AckWait: ackWait,
+		Stage: stage, Durability: d, MaxItems: 10_000, MaxBytes: 64 << 20, MaxAge: time.Hour, AckWait: ackWait, MaxDeliver: 20,
 	})
 	if err != nil {
 		b.t.Fatal(err)

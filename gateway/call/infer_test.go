@@ -24,7 +24,7 @@ import (
 // echo answers an item with its input.
 func (b *bed) echo(env *envelope.Envelope) { b.end(env, 1, []byte(textOf(env.Parts))) }
 
-func TestAnAnswerComesWithItsRequest(t *testing.T) {
+func TestResponseBelongsToItsRequest(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.serves(b.echo)
@@ -37,7 +37,7 @@ func TestAnAnswerComesWithItsRequest(t *testing.T) {
 	}
 }
 
-func TestRefusalsSayWhere(t *testing.T) {
+func TestRejectionsNameTheStage(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		prepare func(*bed)
@@ -79,7 +79,7 @@ func (b *bed) fill() {
 
 // The first word of a stage is waited for: without it nobody knows which queues
 // there are.
-func TestQueuesOfASlowHostAreKnown(t *testing.T) {
+func TestQueuesOfASlowHostAreAwaited(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	said, err := proto.Marshal(&meshv1.AliveResponse{Durabilities: []inferencev1.Durability{inferencev1.Durability_DURABILITY_FILE}})
@@ -102,7 +102,7 @@ func TestQueuesOfASlowHostAreKnown(t *testing.T) {
 }
 
 // What was heard of the stage's hosts right before is not what is wrong.
-func TestABrokerThatIsAwayIsNamed(t *testing.T) {
+func TestMissingBrokerIsReported(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	response, err := b.service.Infer(t.Context(), ask("x"))
@@ -121,7 +121,7 @@ func TestABrokerThatIsAwayIsNamed(t *testing.T) {
 	b.broker.Restore()
 }
 
-func TestAPipelineIsReadyWhileItsStagesHaveHosts(t *testing.T) {
+func TestPipelineIsReadyWhileItsStagesHaveHosts(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	if f := fault.From(b.service.PipelineReady(t.Context(), whole)); f.Reason != fault.NoCapacity || f.Stage != string(stage) {
@@ -139,7 +139,7 @@ func acks(msg *nats.Msg, duplicate bool) {
 	_ = msg.Respond(fmt.Appendf(nil, `{"stream":"s","seq":1,"duplicate":%t}`, duplicate))
 }
 
-func TestAnIDThatIsTakenIsReplaced(t *testing.T) {
+func TestTakenExecutionIDIsReplaced(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.alive()
@@ -162,7 +162,7 @@ func TestAnIDThatIsTakenIsReplaced(t *testing.T) {
 	}
 }
 
-func TestAPublishWithoutConfirmationIsRepeatedUnderItsID(t *testing.T) {
+func TestUnconfirmedPublishIsRepeatedUnderItsID(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	service := b.start(b.broker.Connect(mesh, func(s *bus.Settings) { s.AckTimeout = 150 * time.Millisecond }),
@@ -186,7 +186,7 @@ func TestAPublishWithoutConfirmationIsRepeatedUnderItsID(t *testing.T) {
 }
 
 // An answer may come although the queue never said that it has the item.
-func TestAnAnswerEndsTheWaitForAConfirmation(t *testing.T) {
+func TestReplyEndsTheWaitForAConfirmation(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.alive()
@@ -197,7 +197,7 @@ func TestAnAnswerEndsTheWaitForAConfirmation(t *testing.T) {
 	}
 }
 
-func TestTheCallersOwnDeadlineIsTheItems(t *testing.T) {
+func TestCallersDeadlineIsTheItems(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	var asked atomic.Int64
@@ -219,7 +219,7 @@ func TestTheCallersOwnDeadlineIsTheItems(t *testing.T) {
 	}
 }
 
-func TestADeadlineThatPassesSaysHowMuchTimeThereWas(t *testing.T) {
+func TestDeadlineFaultNamesTheTimeout(t *testing.T) {
 	t.Parallel()
 	for where, stand := range map[string]func(*bed){
 		"while hosts are asked": func(b *bed) {
@@ -249,7 +249,7 @@ func TestADeadlineThatPassesSaysHowMuchTimeThereWas(t *testing.T) {
 	}
 }
 
-func TestAnAnswerThatLacksAnOutputSaysSo(t *testing.T) {
+func TestMissingOutputIsReported(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.serves(b.echo)

@@ -128,7 +128,7 @@ func eachDurability(t *testing.T, test func(*testing.T, pipeline.Durability)) {
 	}
 }
 
-func TestOfManyCallsWithOneKeyOneIsMade(t *testing.T) {
+func TestOneRequestRunsPerKey(t *testing.T) {
 	t.Parallel()
 	eachDurability(t, func(t *testing.T, d pipeline.Durability) {
 		const callers = 100
@@ -160,7 +160,7 @@ func TestOfManyCallsWithOneKeyOneIsMade(t *testing.T) {
 	})
 }
 
-func TestAKeyGetsTheStoredAnswerThroughAnyGateway(t *testing.T) {
+func TestKeyReturnsTheStoredResultThroughAnyGateway(t *testing.T) {
 	t.Parallel()
 	eachDurability(t, func(t *testing.T, d pipeline.Durability) {
 		counts := newCounts()
@@ -191,7 +191,7 @@ func TestAKeyGetsTheStoredAnswerThroughAnyGateway(t *testing.T) {
 	})
 }
 
-func TestAKeyOfAnotherPayloadIsAMismatch(t *testing.T) {
+func TestKeyWithAnotherPayloadIsAMismatch(t *testing.T) {
 	t.Parallel()
 	counts := newCounts()
 	b := newBed(t, metered(counts))
@@ -214,7 +214,7 @@ func TestAKeyOfAnotherPayloadIsAMismatch(t *testing.T) {
 	}
 }
 
-func TestKeysOfTenantsAndPipelinesDoNotMeet(t *testing.T) {
+func TestKeysBelongToTenantAndPipeline(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, twoPipelines(t))
 	b.alive()
@@ -229,7 +229,7 @@ func TestKeysOfTenantsAndPipelinesDoNotMeet(t *testing.T) {
 	}
 }
 
-func TestARequestWithAKeyOutlivesItsCaller(t *testing.T) {
+func TestRequestWithAKeyOutlivesItsCaller(t *testing.T) {
 	t.Parallel()
 	eachDurability(t, func(t *testing.T, d pipeline.Durability) {
 		b := newBed(t)
@@ -256,7 +256,7 @@ func TestARequestWithAKeyOutlivesItsCaller(t *testing.T) {
 	})
 }
 
-func TestAJoinerThatLeavesDisturbsNobody(t *testing.T) {
+func TestFollowerThatLeavesAffectsNoOther(t *testing.T) {
 	t.Parallel()
 	counts := newCounts()
 	b := newBed(t, metered(counts))
@@ -282,7 +282,7 @@ func TestAJoinerThatLeavesDisturbsNobody(t *testing.T) {
 }
 
 // The claim is there and its request is not.
-func TestAKeyIsTakenOverWhereItsGatewayDiedBeforeItPublished(t *testing.T) {
+func TestKeyOfADeadGatewayIsTakenOver(t *testing.T) {
 	t.Parallel()
 	counts := newCounts()
 	b := newBed(t, metered(counts))
@@ -310,7 +310,7 @@ func TestAKeyIsTakenOverWhereItsGatewayDiedBeforeItPublished(t *testing.T) {
 	}
 }
 
-func TestAKeyWhoseRequestMaySucceedLaterIsFree(t *testing.T) {
+func TestRetryableFailureFreesTheKey(t *testing.T) {
 	t.Parallel()
 	eachDurability(t, func(t *testing.T, d pipeline.Durability) {
 		counts := newCounts()
@@ -338,7 +338,7 @@ func TestAKeyWhoseRequestMaySucceedLaterIsFree(t *testing.T) {
 	})
 }
 
-func TestAFailureThatIsFinalIsTheAnswer(t *testing.T) {
+func TestFinalFailureIsTheKeysAnswer(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.alive()
@@ -358,7 +358,7 @@ func TestAFailureThatIsFinalIsTheAnswer(t *testing.T) {
 }
 
 // A caller that is refused may come again with its key at once.
-func TestARefusedRequestKeepsNoKey(t *testing.T) {
+func TestRejectedRequestFreesItsKey(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		spoil func(*bed)
@@ -445,7 +445,7 @@ func (b *bed) awaitFree(key string) *call.Service {
 }
 
 // The answer came after its gateway had given up.
-func TestALateAnswerIsTheKeysAllTheSame(t *testing.T) {
+func TestLateResultIsTheKeysAnswer(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.alive()
@@ -462,7 +462,7 @@ func TestALateAnswerIsTheKeysAllTheSame(t *testing.T) {
 	}
 }
 
-func TestARequestThatIsCalledOffFreesItsKey(t *testing.T) {
+func TestCancelledRequestFreesItsKey(t *testing.T) {
 	t.Parallel()
 	counts := newCounts()
 	b := newBed(t, metered(counts))
@@ -493,7 +493,7 @@ func TestARequestThatIsCalledOffFreesItsKey(t *testing.T) {
 	answers(t, second, "did it")
 }
 
-func TestAKeyWhoseQueueIsLostIsFree(t *testing.T) {
+func TestLostQueueFreesTheKey(t *testing.T) {
 	t.Parallel()
 	counts := newCounts()
 	b := newBed(t, metered(counts))
@@ -518,7 +518,7 @@ func TestAKeyWhoseQueueIsLostIsFree(t *testing.T) {
 	}
 }
 
-func TestADurableRequestWithAKeySurvivesTheBroker(t *testing.T) {
+func TestDurableRequestWithAKeySurvivesTheBroker(t *testing.T) {
 	t.Parallel()
 	counts := newCounts()
 	b := newBed(t, metered(counts))
@@ -539,7 +539,7 @@ func TestADurableRequestWithAKeySurvivesTheBroker(t *testing.T) {
 	}
 }
 
-func TestAMalformedClaimIsNobodys(t *testing.T) {
+func TestMalformedClaimLeavesTheKeyFree(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.alive()
@@ -555,7 +555,7 @@ func TestAMalformedClaimIsNobodys(t *testing.T) {
 	answers(t, answer, "did it")
 }
 
-func TestMoreKeysThanThereIsRoomForAreRefused(t *testing.T) {
+func TestKeysBeyondTheirSpaceAreRejected(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, func(s *call.Settings) { s.Idempotency.MaxBytes = 4 << 10 })
 	b.alive()
@@ -577,7 +577,7 @@ func TestMoreKeysThanThereIsRoomForAreRefused(t *testing.T) {
 	t.Error("all keys found room")
 }
 
-func TestABrokerWithoutRoomForKeysIsToldAtOnce(t *testing.T) {
+func TestBrokerWithoutSpaceForKeysFailsFast(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, func(s *call.Settings) { s.Idempotency.MaxBytes = 1 << 50 })
 	b.memoryQueue()
@@ -590,7 +590,7 @@ func TestABrokerWithoutRoomForKeysIsToldAtOnce(t *testing.T) {
 	}
 }
 
-func TestAStreamOfKeysThatIsGoneIsMadeAgain(t *testing.T) {
+func TestDeletedKeyStreamIsMadeAgain(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.alive()
@@ -604,7 +604,7 @@ func TestAStreamOfKeysThatIsGoneIsMadeAgain(t *testing.T) {
 }
 
 // A joiner has no part of a stream that another was given.
-func TestAJoinersStreamEndsWithTheAnswerOrTheWordThatItMissedSome(t *testing.T) {
+func TestFollowersStreamReportsMissedChunks(t *testing.T) {
 	t.Parallel()
 	for name, chunks := range map[string]int{"an answer in one piece": 0, "an answer in chunks": 2} {
 		t.Run(name, func(t *testing.T) {
@@ -651,7 +651,7 @@ func TestAJoinersStreamEndsWithTheAnswerOrTheWordThatItMissedSome(t *testing.T) 
 	}
 }
 
-func TestAGatewayThatStopsAnswersThoseThatWaitForAnothersRequest(t *testing.T) {
+func TestStoppingGatewayAnswersItsFollowers(t *testing.T) {
 	t.Parallel()
 	counts := newCounts()
 	b := newBed(t)

@@ -34,7 +34,7 @@ func number(t *testing.T, c call.Chunk) int {
 	return n
 }
 
-func TestCallWithoutAStreamIsNotHeldUpByChunks(t *testing.T) {
+func TestChunksDoNotDelayACallWithoutAStream(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.serves(func(env *envelope.Envelope) {
@@ -51,7 +51,7 @@ func TestCallWithoutAStreamIsNotHeldUpByChunks(t *testing.T) {
 
 // A stage that streams need not put its chunks together: the outputs that were asked
 // for have come in them.
-func TestOutputsThatCameInChunksNeedNotComeAgain(t *testing.T) {
+func TestOutputsInChunksNeedNotComeAgain(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.serves(func(env *envelope.Envelope) {
@@ -73,7 +73,7 @@ func TestOutputsThatCameInChunksNeedNotComeAgain(t *testing.T) {
 
 // The reader takes its first chunk only when the whole answer has been sent, so
 // all of it has to find room.
-func TestABurstIsHeldForItsReader(t *testing.T) {
+func TestBurstIsBufferedForItsReader(t *testing.T) {
 	t.Parallel()
 	const burst, size = 5000, 1 << 10
 	b := newBed(t)
@@ -97,7 +97,7 @@ func TestABurstIsHeldForItsReader(t *testing.T) {
 	}
 }
 
-func TestAReaderThatStopsFailsAlone(t *testing.T) {
+func TestStoppedReaderFailsAlone(t *testing.T) {
 	t.Parallel()
 	for name, burst := range map[string]struct{ chunks, size int }{
 		"behind many chunks": {17_000, 1},
@@ -142,7 +142,7 @@ func TestAReaderThatStopsFailsAlone(t *testing.T) {
 	}
 }
 
-func TestACallerThatIsGoneIsNoDefect(t *testing.T) {
+func TestLostCallerIsNoInternalError(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.serves(func(env *envelope.Envelope) {
@@ -159,7 +159,7 @@ func TestACallerThatIsGoneIsNoDefect(t *testing.T) {
 	}
 }
 
-func TestAnEmitsOwnFaultIsTheCalls(t *testing.T) {
+func TestFaultOfEmitIsTheCalls(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.serves(func(env *envelope.Envelope) {
@@ -172,7 +172,7 @@ func TestAnEmitsOwnFaultIsTheCalls(t *testing.T) {
 	_ = wantFault(t, response, err, fault.NotSupported)
 }
 
-func TestAStreamWithAGapBreaks(t *testing.T) {
+func TestStreamWithAGapBreaks(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.serves(func(env *envelope.Envelope) {
@@ -191,7 +191,7 @@ func TestAStreamWithAGapBreaks(t *testing.T) {
 }
 
 // A host that dies answers no more, and its item may wait for another for long.
-func TestAStreamThatFallsSilentBreaks(t *testing.T) {
+func TestSilentStreamBreaks(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.serves(func(env *envelope.Envelope) {
@@ -228,14 +228,14 @@ func calledOff(t *testing.T, emit func(call.Chunk) error, chunks ...uint64) answ
 }
 
 // The item may run once more, from its start, for nobody.
-func TestAStreamWithAGapIsCalledOff(t *testing.T) {
+func TestStreamWithAGapIsCancelled(t *testing.T) {
 	t.Parallel()
 	got := calledOff(t, func(call.Chunk) error { return nil }, 1, 1)
 	_ = wantFault(t, got.response, got.err, fault.StreamInterrupted)
 }
 
 // Whatever it is that the front cannot say, nobody takes the rest.
-func TestAChunkThatCannotBeSaidCallsItsRequestOff(t *testing.T) {
+func TestRejectedChunkCancelsItsRequest(t *testing.T) {
 	t.Parallel()
 	for name, failure := range map[string]error{
 		"the caller is gone": errors.New("broken pipe"),

@@ -134,10 +134,10 @@ func TestTheReferenceHasTheDefaultsOfTheCode(t *testing.T) {
 		}
 	}
 	for _, want := range []string{
-		fmt.Sprintf("by default %s, or", config.Bytes(gateway.DefaultMaxInFlightBytes)),
+		fmt.Sprintf("defaults to %s, or", config.Bytes(gateway.DefaultMaxInFlightBytes)),
 		fmt.Sprintf("| `retention` | duration | %dh |", int(store.DefaultDeadLetterRetention.Hours())),
-		fmt.Sprintf("| `max_bytes` | size | %s | all answers", config.Bytes(store.DefaultMaxBytes)),
-		fmt.Sprintf("| `max_bytes` | size | %s | all letters", config.Bytes(store.DefaultMaxBytes)),
+		fmt.Sprintf("| `max_bytes` | size | %s | all results", config.Bytes(store.DefaultMaxBytes)),
+		fmt.Sprintf("| `max_bytes` | size | %s | all dead letters", config.Bytes(store.DefaultMaxBytes)),
 		fmt.Sprintf("| `max_bytes` | size | %s | all keys", config.Bytes(store.DefaultMaxBytes)),
 	} {
 		if !strings.Contains(page, want) {

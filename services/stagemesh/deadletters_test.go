@@ -89,7 +89,7 @@ func (g *doomedMesh) doom(texts ...string) []*envelope.Envelope {
 func (g *doomedMesh) deliver(items []*envelope.Envelope) {
 	g.t.Helper()
 	info, err := g.bus.EnsureQueue(g.t.Context(), bus.QueueSettings{
-		Stage: poisoned, Durability: pipeline.File, MaxItems: 1000, MaxBytes: 64 << 20, AckWait: time.Minute,
+		Stage: poisoned, Durability: pipeline.File, MaxItems: 1000, MaxBytes: 64 << 20, AckWait: time.Minute, MaxDeliver: 20,
 	})
 	if err != nil {
 		g.t.Fatal(err)
@@ -422,7 +422,7 @@ func TestTheCommandTrustsWhomItIsToldTo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := httptest.NewUnstartedServer(adminapi.Handler(adminapi.Settings{Letters: store.NewDeadLetters(g.bus, store.Settings{}), Pipelines: none}))
+	server := httptest.NewUnstartedServer(adminapi.Handler(adminapi.Settings{DeadLetters: store.NewDeadLetters(g.bus, store.Settings{}), Pipelines: none}))
 	server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
 	server.StartTLS()
 	t.Cleanup(server.Close)
