@@ -6,7 +6,7 @@ import (
 
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
 
-	"github.com/stagemesh/stagemesh/discovery/roster"
+	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/gateway/front/procedure"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -14,7 +14,7 @@ import (
 
 // Roster is who is in the mesh.
 type Roster interface {
-	Hosts() []roster.Host
+	Hosts() []discovery.Host
 	// Loaded waits until the registry has been heard of for the first time.
 	Loaded(ctx context.Context) error
 	// Stale returns since when the registry cannot be reached, and why.
@@ -23,7 +23,7 @@ type Roster interface {
 	Changed() <-chan struct{}
 }
 
-var _ Roster = (*roster.View)(nil)
+var _ Roster = (*discovery.Membership)(nil)
 
 // crowd answers about hosts.
 type crowd struct{ roster Roster }

@@ -10,7 +10,7 @@ import (
 
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
 
-	"github.com/stagemesh/stagemesh/discovery/roster"
+	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -95,17 +95,17 @@ func (c *census) stale() (time.Time, error) {
 }
 
 // counted are the stages of the hosts that are known.
-func (c *census) counted() []roster.Stage {
+func (c *census) counted() []discovery.Stage {
 	if c.roster == nil {
 		return nil
 	}
-	return roster.Stages(c.roster.Hosts())
+	return discovery.Stages(c.roster.Hosts())
 }
 
-func statusOf(s roster.Stage) *adminv1.StageStatus {
+func statusOf(s discovery.Stage) *adminv1.StageStatus {
 	return &adminv1.StageStatus{
 		Stage: s.Name, Hosts: uint32(s.Hosts), ReadyHosts: uint32(s.Ready),
-		InFlight: uint32(s.InHand), MaxInFlight: uint32(s.MaxInFlight), Running: uint32(s.Running), Slots: uint32(s.Slots),
+		InFlight: uint32(s.InFlight), MaxInFlight: uint32(s.MaxInFlight), Running: uint32(s.Running), Slots: uint32(s.Slots),
 		Spec: s.Spec, Limits: s.Limits,
 	}
 }

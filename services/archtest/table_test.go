@@ -50,8 +50,8 @@ var importTable = rules{
 		{packages: list(secrets), mayImport: list(tlstest)},
 
 		// Who is alive: the interfaces, and what implements or reads them.
-		{packages: list("discovery"), mayImport: nothing},
-		{packages: list("discovery/*", "discovery/consul/consultest"), mayImport: list("discovery", "discovery/discoverytest", "discovery/mirror", proto, auth, tlstest)},
+		{packages: list("discovery"), mayImport: list(proto)},
+		{packages: list("discovery/*", "discovery/internal/*", "discovery/consul/consultest"), mayImport: list("discovery", "discovery/internal/...", auth, tlstest)},
 
 		// The stage host.
 		{packages: list("stagehost/batch", "stagehost/ledger", "stagehost/runner/worker/supervise"), mayImport: list(fault, pipeline), pure: true},
@@ -66,7 +66,7 @@ var importTable = rules{
 		// What follows the registry, and says what fits: it serves a catalog.
 		{
 			packages:  list("gateway/pipelines"),
-			mayImport: list(proto, tensor, fault, payload, msgpack, pipeline, "discovery", "discovery/mirror", "gateway/catalog"),
+			mayImport: list(proto, tensor, fault, payload, msgpack, pipeline, "discovery", "gateway/catalog"),
 		},
 		{packages: list("gateway/load"), mayImport: list(pipeline), pure: true},
 		{
@@ -78,7 +78,7 @@ var importTable = rules{
 		// and their items, through interfaces of its own. A front, so never the bus.
 		{
 			packages: list("gateway/adminapi"),
-			mayImport: list(proto, fault, payload, pipeline, envelope, "mesh/deadletter", "discovery/roster", "gateway/call", "gateway/pipelines",
+			mayImport: list(proto, fault, payload, pipeline, envelope, "mesh/deadletter", "discovery", "gateway/call", "gateway/pipelines",
 				"gateway/front/port", "gateway/front/procedure", "gateway/front/failure"),
 		},
 		// What describes the fronts uses their words.
