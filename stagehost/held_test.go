@@ -16,7 +16,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/mesh/result"
+	"github.com/stagemesh/stagemesh/mesh/store"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
@@ -42,7 +42,7 @@ func (b *bed) fullNext(d pipeline.Durability) bus.QueueSettings {
 	return s
 }
 
-func TestDurableOutputThatCannotGoOnIsAnswered(t *testing.T) {
+func TestUnforwardableDurableOutputIsAFault(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.fullNext(pipeline.File)
@@ -55,7 +55,7 @@ func TestDurableOutputThatCannotGoOnIsAnswered(t *testing.T) {
 	b.emptiedFile()
 }
 
-func TestCalledOffOutputIsNotHeld(t *testing.T) {
+func TestCancelDropsAWaitingOutput(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.fullNext(pipeline.Memory)
@@ -64,14 +64,14 @@ func TestCalledOffOutputIsNotHeld(t *testing.T) {
 	bustest.Eventually(t, "the output is held", func() bool { return h.counts.of("stagemesh.stage.send_retries") > 2 })
 	// A notice is a word that may come while the output is on its way.
 	bustest.Eventually(t, "the output is dropped", func() bool {
-		c.callOff()
+		c.cancel()
 		return h.counts.of("stagemesh.stage.cancelled") == 1
 	})
 	b.emptied()
 }
 
 // The queue was full for longer than the grace before it went.
-func TestGraceBeginsWhenTheQueueGoes(t *testing.T) {
+func TestMissingGraceBeginsWhenTheQueueIsLost(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	s := b.fullNext(pipeline.Memory)
@@ -100,7 +100,7 @@ func TestGraceBeginsWhenTheQueueGoes(t *testing.T) {
 }
 
 // It is subscribed and takes nothing, which nobody can tell from slowness.
-func TestGatewayThatTakesNothingHoldsNobodyUp(t *testing.T) {
+func TestFailingGatewayDoesNotBlockOthers(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	const frozen pipeline.GatewayID = "frozen"
@@ -162,7 +162,7 @@ func (b *bed) comeAgain(d pipeline.Durability) {
 	}
 }
 
-func TestItemThatComesAgainToItsHolderRunsOnce(t *testing.T) {
+func TestRedeliveryToTheHolderRunsOnce(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	var runs atomic.Int64
@@ -186,12 +186,12 @@ func TestItemThatComesAgainToItsHolderRunsOnce(t *testing.T) {
 	if n := runs.Load(); n != 1 {
 		t.Errorf("ran %d times", n)
 	}
-	if _, err := result.New(b.bus, result.Settings{}).Get(t.Context(), c.env.RequestID); err != nil {
+	if _, err := store.NewResults(b.bus, store.Settings{}).Get(t.Context(), c.env.RequestID); err != nil {
 		t.Error(err)
 	}
 }
 
-func TestRunThatEndsWithItsProcessAliveIsOffTheRecordBeforeTheNext(t *testing.T) {
+func TestRunRecordIsDeletedBeforeTheNextRun(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	c := b.returned(1, durable)
@@ -206,7 +206,7 @@ func TestRunThatEndsWithItsProcessAliveIsOffTheRecordBeforeTheNext(t *testing.T)
 	c.output()
 }
 
-func TestHostHeedsTheAckWaitThatTheQueueHas(t *testing.T) {
+func TestHostExtendsByTheQueuesAckWait(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	if _, err := b.bus.EnsureQueue(t.Context(), bus.QueueSettings{

@@ -342,7 +342,7 @@ func first(parts []payload.Part) string {
 	return string(parts[0].Blob.Data)
 }
 
-// emptied waits until nothing waits or is in hand: every item is settled.
+// emptied waits until nothing waits or is in flight: every item is settled.
 func (b *bed) emptied() {
 	b.t.Helper()
 	bustest.Eventually(b.t, "the queue is empty", func() bool {

@@ -10,12 +10,10 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 
-	"github.com/stagemesh/stagemesh/mesh/attempt"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/deadletter"
+	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/mesh/result"
-	"github.com/stagemesh/stagemesh/mesh/secretfile"
+	"github.com/stagemesh/stagemesh/mesh/store"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/schema"
@@ -55,9 +53,9 @@ type Settings struct {
 	CrashLimit int
 	// Results are where the answers to durable requests are kept, DeadLetters
 	// what the host gave up on, and Starts which runs have begun.
-	Results     result.Settings
-	DeadLetters deadletter.Settings
-	Starts      attempt.Settings
+	Results     store.Settings
+	DeadLetters store.Settings
+	Starts      store.Settings
 
 	// Listen is the address of the gRPC StageService; empty means none. It is
 	// taken before the runner starts.
@@ -141,7 +139,7 @@ func (s Settings) room() int {
 // its way, and so has every slot; twice that leaves room for items that were not asked
 // for.
 func (s Settings) eventRoom() int {
-	return 2 * (s.MaxInFlight + directBound + 2*s.Runner.Concurrency() + 8)
+	return 2 * (s.MaxInFlight + maxDirectCalls + 2*s.Runner.Concurrency() + 8)
 }
 
 // complete is what a stage takes and gives whose runner says that.
@@ -201,8 +199,8 @@ func (s Settings) validateBounds() error {
 	return nil
 }
 
-func (s Settings) pair() secretfile.Pair {
-	return secretfile.Pair{CertFile: s.CertFile, KeyFile: s.KeyFile}
+func (s Settings) pair() credentials.Pair {
+	return credentials.Pair{CertFile: s.CertFile, KeyFile: s.KeyFile}
 }
 
 // validateTLS checks that the certificate can be shown, and that the registry can

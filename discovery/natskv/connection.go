@@ -15,7 +15,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stagemesh/stagemesh/discovery"
-	"github.com/stagemesh/stagemesh/mesh/brokerauth"
+	"github.com/stagemesh/stagemesh/mesh/credentials"
 )
 
 const (
@@ -127,7 +127,7 @@ func (c *connection) options(s Settings) []nats.Option {
 		nats.FlusherTimeout(writeTimeout),
 		// An operator may mend credentials, and a starting broker may reject all.
 		nats.IgnoreAuthErrorAbort(),
-		nats.CustomReconnectDelay(func(int) time.Duration { return brokerauth.Delay(c.lastError()) }),
+		nats.CustomReconnectDelay(func(int) time.Duration { return credentials.ReconnectDelay(c.lastError()) }),
 		nats.ConnectHandler(c.onConnect),
 		nats.ReconnectHandler(c.onConnect),
 		nats.DisconnectErrHandler(c.onDisconnect),
@@ -175,7 +175,7 @@ func (c *connection) setSession(s *session) {
 
 // onError fails requests to subjects that the user may not use: they get no answer.
 func (c *connection) onError(nc *nats.Conn, _ *nats.Subscription, err error) {
-	if brokerauth.Refused(err) && !nc.IsConnected() {
+	if credentials.IsRefused(err) && !nc.IsConnected() {
 		// The client reports each failed attempt to connect; callers receive the reason.
 		return
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stagemesh/stagemesh/discovery"
-	"github.com/stagemesh/stagemesh/mesh/brokerauth"
+	"github.com/stagemesh/stagemesh/mesh/credentials"
 )
 
 // Settings select the broker, the credentials and the space to use.
@@ -27,7 +27,7 @@ type Settings struct {
 	// Name is the name of the connection on the broker.
 	Name string
 	// Auth has the files with credentials and certificates.
-	Auth brokerauth.Files
+	Auth credentials.Broker
 	// Replicas is the number of servers that store both streams; 0 means 1.
 	Replicas int
 	// MaxTableBytes bounds the table, where each entry takes its key and 100 bytes more

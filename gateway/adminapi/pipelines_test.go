@@ -136,7 +136,7 @@ func through(name pipeline.Name, stages ...pipeline.StageName) pipeline.Pipeline
 
 func planner(t *testing.T, s adminapi.Settings, p protocol) adminv1connect.PipelineServiceClient {
 	t.Helper()
-	s.Letters = newDesk(t)
+	s.DeadLetters = newDesk(t)
 	return adminv1connect.NewPipelineServiceClient(fronttest.Client(t, p.h2c), serve(t, s), p.options...)
 }
 
@@ -295,7 +295,7 @@ func TestStagesAreListedWithTheirHostsQueuesAndPipelines(t *testing.T) {
 		{Record: &meshv1.HostRecord{Stage: "c", Host: "4", Ready: true, Draining: true}, Alive: true},
 	}
 	client := func(s adminapi.Settings) adminv1connect.MeshServiceClient {
-		s.Letters, s.Pipelines = newDesk(t), b
+		s.DeadLetters, s.Pipelines = newDesk(t), b
 		return adminv1connect.NewMeshServiceClient(fronttest.Client(t, false), serve(t, s))
 	}
 	all, err := client(adminapi.Settings{Roster: known{hosts: hosts}, Traffic: traffic{served: []pipeline.StageName{"a"}}}).ListStages(t.Context(), connect.NewRequest(&adminv1.ListStagesRequest{}))

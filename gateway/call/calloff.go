@@ -5,7 +5,7 @@ import (
 	"errors"
 	"time"
 
-	"github.com/stagemesh/stagemesh/gateway/admit"
+	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -33,12 +33,12 @@ type callOffs struct {
 	// withdrawn, where set, hears of what was taken back.
 	withdrawn func(*envelope.Envelope)
 	// inside bounds those that wait or withdraw, turns those that withdraw.
-	inside *admit.Gate
+	inside *admission.Limiter
 	turns  chan struct{}
 }
 
 func newCallOffs(b *bus.Bus, bound int, count func(string)) *callOffs {
-	return &callOffs{bus: b, takeBack: b.Withdraw, count: count, inside: admit.New(bound), turns: make(chan struct{}, withdrawalsAtOnce)}
+	return &callOffs{bus: b, takeBack: b.Withdraw, count: count, inside: admission.NewLimiter(bound), turns: make(chan struct{}, withdrawalsAtOnce)}
 }
 
 // leftover is what a call that ended early has left in the mesh.
@@ -53,12 +53,12 @@ type leftover struct {
 // start calls the request off and returns at once. Where too many are being
 // called off there is only the notice.
 func (o *callOffs) start(l leftover) {
-	if f := o.inside.Enter(); f != nil {
+	if f := o.inside.Acquire(); f != nil {
 		o.conclude(l.env, false)
 		return
 	}
 	go func() {
-		defer o.inside.Leave()
+		defer o.inside.Release()
 		o.callOff(l)
 	}()
 }
@@ -68,7 +68,7 @@ func (o *callOffs) start(l leftover) {
 func (o *callOffs) stop() {
 	o.inside.Close()
 	// Each has a budget of its own, so this needs none.
-	_ = o.inside.Empty(context.Background())
+	_ = o.inside.AwaitIdle(context.Background())
 }
 
 func (o *callOffs) callOff(l leftover) {

@@ -5,7 +5,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/stagemesh/stagemesh/gateway/admit"
+	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
@@ -32,12 +32,12 @@ func (c *crew) start(work func(context.Context)) *fault.Fault {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
-		return admit.Stopping()
+		return admission.Stopping()
 	}
 	select {
 	case c.places <- struct{}{}:
 	default:
-		return fault.Newf(fault.Overloaded, "the gateway waits for %d requests already", cap(c.places)).WithRetryAfter(retryAfter)
+		return fault.Newf(fault.Overloaded, "the gateway waits for %d requests already", cap(c.places)).WithRetryAfter(admission.RetryAfter)
 	}
 	c.working.Go(func() {
 		defer func() { <-c.places }()

@@ -7,8 +7,8 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/correlate"
-	"github.com/stagemesh/stagemesh/gateway/load"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -36,7 +36,7 @@ type exchange struct {
 	// waits says that the call waits for room; slowest is the queue that it is
 	// expected to be in for longest, if any.
 	waits   bool
-	slowest *queue
+	slowest *admission.Queue
 	// seq is the number of the last message of the answer; silence ends a stream whose
 	// next message is overdue, and is nil before the first.
 	seq     uint64
@@ -87,7 +87,7 @@ func (c *exchange) run(ctx context.Context) (*Response, error) {
 	}
 	defer func() { c.waiter.Forget() }()
 	defer c.heard(0)
-	c.service.capacity.queued(c.env)
+	c.service.capacity.Sent(c.env)
 	c.publish()
 	for {
 		response, err := c.step(ctx)
@@ -106,10 +106,10 @@ func (c *exchange) book(err error) {
 	switch {
 	case err != nil && fault.From(err).Reason == fault.DeadlineExceeded:
 		if c.slowest != nil {
-			c.slowest.book((*load.Queue).Late)
+			c.slowest.Late()
 		}
 	case c.answered:
-		c.service.capacity.answered(c.env)
+		c.service.capacity.Answered(c.env)
 	}
 }
 
@@ -149,7 +149,7 @@ func (c *exchange) ended(ctx context.Context) (*Response, error) {
 		return nil, ctx.Err()
 	}
 	if p, known := c.outcome(); known && errors.Is(p.err, bus.ErrQueueFull) {
-		return nil, refused(p.err, c.env.Hop())
+		return nil, admission.Rejection(p.err, c.env.Hop())
 	}
 	if c.env.StoresAnswer() {
 		if response, err := c.lastLook(ctx); response != nil || err != nil {
@@ -169,7 +169,7 @@ func (c *exchange) register() error {
 	}
 	waiter, err := c.service.table.Register(c.env.ExecutionID, c.stages(), c.room())
 	if err != nil {
-		return fault.Newf(fault.Overloaded, "%w", err).WithRetryAfter(retryAfter)
+		return fault.Newf(fault.Overloaded, "%w", err).WithRetryAfter(admission.RetryAfter)
 	}
 	c.waiter, c.message, c.tries = waiter, message, 0
 	c.published, c.trouble = make(chan published, 1), make(chan struct{}, 1)
@@ -203,7 +203,7 @@ func (c *exchange) memoryStages(d pipeline.Durability) []pipeline.StageName {
 // texts is not UTF-8, which is all that an encoder refuses.
 func (c *exchange) unsendable(err error) *fault.Fault {
 	if errors.Is(err, bus.ErrTooLarge) {
-		return refused(err, c.env.Hop())
+		return admission.Rejection(err, c.env.Hop())
 	}
 	return fault.Newf(fault.InvalidRequest, "the request cannot be sent on: %w", err)
 }
@@ -237,7 +237,7 @@ func (c *exchange) outcome() (p published, known bool) {
 // has no room.
 func (c *exchange) publishAgain() {
 	if c.waits && c.tries == 0 {
-		if _, f := c.service.capacity.room(c.env); f != nil {
+		if _, f := c.service.capacity.CheckQueues(c.env); f != nil {
 			c.again = time.After(publishPause)
 			return
 		}
@@ -261,7 +261,7 @@ func (c *exchange) afterPublish() error {
 		}
 		c.again = time.After(publishPause)
 	case p.err != nil:
-		return refused(p.err, c.env.Hop())
+		return admission.Rejection(p.err, c.env.Hop())
 	case p.receipt.Duplicate && c.tries == 1:
 		c.service.metrics.collision()
 		c.waiter.Forget()
@@ -273,23 +273,7 @@ func (c *exchange) afterPublish() error {
 	return nil
 }
 
-const (
-	retryAfter   = time.Second
-	publishPause = 50 * time.Millisecond
-)
-
-// refused is what a bus error about a hop tells the caller: where, unless the
-// broker itself is away, and when to come back.
-func refused(err error, hop pipeline.Hop) *fault.Fault {
-	f := bus.FaultOf(err, hop.Stage)
-	if f.Reason != fault.BrokerUnavailable {
-		f = f.At(string(hop.Stage), string(hop.Step), "")
-	}
-	if f.Retryable() {
-		f = f.WithRetryAfter(retryAfter)
-	}
-	return f
-}
+const publishPause = 50 * time.Millisecond
 
 // leastLeft is what a call must have left of its time to be called off: an item
 // is dropped at its deadline by itself. Callers that give up at their own

@@ -17,7 +17,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/mesh/result"
+	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
 // ackWait is so long that nothing in a test comes again because of it.
@@ -39,7 +39,7 @@ func (b *bed) memoryQueue() bus.QueueInfo {
 func (b *bed) ensureQueue(d pipeline.Durability) bus.QueueInfo {
 	b.t.Helper()
 	info, err := b.host.EnsureQueue(b.t.Context(), bus.QueueSettings{
-		Stage: stage, Durability: d, MaxItems: 10_000, MaxBytes: 64 << 20, MaxAge: time.Hour, AckWait: ackWait,
+		Stage: stage, Durability: d, MaxItems: 10_000, MaxBytes: 64 << 20, MaxAge: time.Hour, AckWait: ackWait, MaxDeliver: 20,
 	})
 	if err != nil {
 		b.t.Fatal(err)
@@ -179,7 +179,7 @@ func (b *bed) resultStream() bool {
 // keepsResults makes the stream of results, as a host would.
 func (b *bed) keepsResults() {
 	b.t.Helper()
-	if err := result.New(b.host, result.Settings{}).Ensure(b.t.Context()); err != nil {
+	if err := store.NewResults(b.host, store.Settings{}).Ensure(b.t.Context()); err != nil {
 		b.t.Fatal(err)
 	}
 }

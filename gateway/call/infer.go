@@ -31,10 +31,10 @@ func (s *Service) Stream(ctx context.Context, r *Request, emit func(Chunk) error
 }
 
 func (s *Service) admitted(ctx context.Context, r *Request, emit func(Chunk) error, begin time.Time) (*Response, *fault.Fault) {
-	if f := s.gate.Enter(); f != nil {
+	if f := s.gate.Acquire(); f != nil {
 		return nil, f
 	}
-	defer s.gate.Leave()
+	defer s.gate.Release()
 	if f := s.takeBytes(r); f != nil {
 		return nil, f
 	}
@@ -56,10 +56,10 @@ func (s *Service) identified(ctx context.Context, id pipeline.RequestID, r *Requ
 	if f != nil {
 		return nil, id, f
 	}
-	if f := s.shares.Enter(p.Name, p.MaxInFlight); f != nil {
+	if f := s.shares.Acquire(p.Name, p.MaxInFlight); f != nil {
 		return nil, id, f
 	}
-	defer s.shares.Leave(p.Name, p.MaxInFlight)
+	defer s.shares.Release(p.Name, p.MaxInFlight)
 	env, f := s.plan(id, r, p, begin)
 	if f != nil {
 		return nil, id, f
@@ -107,12 +107,11 @@ func (s *Service) exchanged(ctx context.Context, c *exchange) (*Response, error)
 }
 
 // ready returns nil when the mesh can take the request, now or, where it waits for
-// room, later.
+// capacity, later.
 func (s *Service) ready(ctx context.Context, c *exchange) *fault.Fault {
-	if f := s.capacity.check(ctx, c.env.Route, c.env.Durability); f != nil {
-		return f
-	}
-	if f := s.awaitRoom(ctx, c); f != nil || c.env.Durability != pipeline.File {
+	slowest, f := s.capacity.Admit(ctx, c.env, c.waits)
+	c.slowest = slowest
+	if f != nil || c.env.Durability != pipeline.File {
 		return f
 	}
 	return s.results.ensure(ctx)

@@ -5,19 +5,19 @@ import (
 	"errors"
 	"time"
 
+	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/claim"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/mesh/result"
+	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
 // keyed is a call whose request has an idempotency key. It runs its request where
 // the key is free, and else has the answer of the request that has the key.
 type keyed struct {
 	service *Service
-	key     claim.Key
+	key     store.Key
 	digest  envelope.Digest
 	// own is the exchange of its own request. joined stands for the exchange of
 	// the request that it waits for; nil while there is none.
@@ -28,7 +28,7 @@ type keyed struct {
 func newKeyed(c *exchange) *keyed {
 	return &keyed{
 		service: c.service,
-		key:     claim.Key{Tenant: c.env.Tenant, Pipeline: c.env.Pipeline, Key: c.env.IdempotencyKey},
+		key:     store.Key{Tenant: c.env.Tenant, Pipeline: c.env.Pipeline, Key: c.env.IdempotencyKey},
 		digest:  digest(c.request),
 		own:     c,
 	}
@@ -64,7 +64,7 @@ func (k *keyed) answer(ctx context.Context) (*Response, error) {
 			at, err = k.wait(ctx, at)
 		case free:
 			response, taken := k.take(ctx, at)
-			if !errors.Is(taken, claim.ErrTaken) {
+			if !errors.Is(taken, store.ErrKeyTaken) {
 				return response, taken
 			}
 			at, err = k.lookAgain(ctx)
@@ -88,7 +88,7 @@ func (k *keyed) look(ctx context.Context) (seen, error) {
 		return seen{record: record}, err
 	}
 	r, err := k.service.results.store.Get(ctx, record.Claim.RequestID)
-	if errors.Is(err, result.ErrNone) {
+	if errors.Is(err, store.ErrNoResult) {
 		return seen{record: record}, nil
 	}
 	return seen{record: record, result: r}, err
@@ -150,7 +150,7 @@ func (k *keyed) mismatch() *fault.Fault {
 		WithViolation("idempotency_key", "used with another payload")
 }
 
-// take claims the key and makes the call's own request. claim.ErrTaken says that
+// take claims the key and makes the call's own request. store.ErrKeyTaken says that
 // another call was quicker.
 func (k *keyed) take(ctx context.Context, at seen) (*Response, error) {
 	k.joined = nil
@@ -159,7 +159,7 @@ func (k *keyed) take(ctx context.Context, at seen) (*Response, error) {
 	}
 	record, err := k.service.keys.store.Claim(ctx, k.key, k.claim(), at.record.Seq)
 	switch {
-	case errors.Is(err, claim.ErrTaken):
+	case errors.Is(err, store.ErrKeyTaken):
 		return nil, err
 	case err != nil:
 		response, err := k.ended(ctx, err)
@@ -172,17 +172,17 @@ func (k *keyed) take(ctx context.Context, at seen) (*Response, error) {
 	return k.made(ctx, record)
 }
 
-// orLook is the error, or claim.ErrTaken, at which the call looks again: it has waited
+// orLook is the error, or store.ErrKeyTaken, at which the call looks again: it has waited
 // for another, and the broker that is away now may be back before its deadline.
 func (k *keyed) orLook(err error) error {
 	if k.counted && fault.From(err).Reason == fault.BrokerUnavailable {
-		return claim.ErrTaken
+		return store.ErrKeyTaken
 	}
 	return err
 }
 
 // made makes the call's own request, which has the key.
-func (k *keyed) made(ctx context.Context, record claim.Record) (*Response, error) {
+func (k *keyed) made(ctx context.Context, record store.KeyRecord) (*Response, error) {
 	k.joined = nil
 	response, err := k.service.exchanged(ctx, k.own)
 	if err != nil && k.own.frees(fault.From(err)) {
@@ -237,7 +237,7 @@ func (k *keyed) ended(ctx context.Context, err error) (*Response, error) {
 		return nil, unreadable(err)
 	case errors.Is(err, bus.ErrQueueFull):
 		return nil, fault.New(fault.Overloaded, "the mesh remembers as many idempotency keys as idempotency.max_bytes allows; the request was not queued").
-			WithRetryAfter(retryAfter).Caused(err)
+			WithRetryAfter(admission.RetryAfter).Caused(err)
 	case errors.Is(err, bus.ErrNoClaims):
 		k.service.keys.place.missing(ctx)
 	}

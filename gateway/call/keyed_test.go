@@ -12,10 +12,10 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
-	"github.com/stagemesh/stagemesh/mesh/claim"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
 // keyed is a request for the stage with the key.
@@ -26,7 +26,7 @@ func keyed(key, text string) *call.Request {
 }
 
 // keyOf is a request's key, of the one tenant that there is.
-func keyOf(r *call.Request) claim.Key { return claim.Key{Pipeline: whole, Key: r.IdempotencyKey} }
+func keyOf(r *call.Request) store.Key { return store.Key{Pipeline: whole, Key: r.IdempotencyKey} }
 
 // did is an answer that says what was done.
 func did(env *envelope.Envelope) *envelope.Reply {
@@ -72,9 +72,9 @@ func (b *bed) works() {
 }
 
 // claims are the keys as the broker has them.
-func (b *bed) claims() *claim.Store {
+func (b *bed) claims() *store.Keys {
 	b.t.Helper()
-	s := claim.New(b.host, claim.Settings{})
+	s := store.NewKeys(b.host, store.Settings{})
 	if err := s.Ensure(b.t.Context()); err != nil {
 		b.t.Fatal(err)
 	}
@@ -83,7 +83,7 @@ func (b *bed) claims() *claim.Store {
 
 // holds claims the request's key for a request that nobody makes: its gateway
 // died before it published.
-func (b *bed) holds(r *call.Request, left time.Duration) claim.Record {
+func (b *bed) holds(r *call.Request, left time.Duration) store.KeyRecord {
 	b.t.Helper()
 	k := keyOf(r)
 	now := time.Now()

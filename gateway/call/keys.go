@@ -11,16 +11,16 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/correlate"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/claim"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
 // keys are the idempotency keys as the calls of one gateway share them: what they
 // wait for, and the keys that they give back behind their callers' backs.
 type keys struct {
-	store   *claim.Store
+	store   *store.Keys
 	place   *place
 	results *results
 	table   *correlate.Table
@@ -47,9 +47,9 @@ type following struct {
 	lost   bool
 }
 
-func newKeys(b *bus.Bus, s *Service, settings claim.Settings, log *slog.Logger) *keys {
+func newKeys(b *bus.Bus, s *Service, settings store.Settings, log *slog.Logger) *keys {
 	k := &keys{
-		store: claim.New(b, settings), results: s.results, table: s.table, metrics: s.metrics,
+		store: store.NewKeys(b, settings), results: s.results, table: s.table, metrics: s.metrics,
 		// Those that have nobody left end while others begin.
 		followers: newCrew(2 * s.settings.MaxInFlight), releasers: newCrew(s.settings.MaxInFlight),
 		followed: map[pipeline.RequestID]*following{},
@@ -103,7 +103,7 @@ func (k *keys) drop(f *following) {
 
 // pursue waits until the request that has the key is answered, its record is
 // another, its queue is lost or its time is over; or until nobody waits for it.
-func (k *keys) pursue(ctx context.Context, f *following, key claim.Key, record claim.Record, stages []pipeline.StageName) {
+func (k *keys) pursue(ctx context.Context, f *following, key store.Key, record store.KeyRecord, stages []pipeline.StageName) {
 	defer k.end(f)
 	ctx, cancel := context.WithDeadline(ctx, record.Claim.Deadline.Add(grace))
 	lost, forget := k.watchQueues(record.Claim, stages)
@@ -163,7 +163,7 @@ func (k *keys) awaitResult(ctx context.Context, request pipeline.RequestID) (r *
 }
 
 // awaitChange returns when the key's record is another, or the context ends.
-func (k *keys) awaitChange(ctx context.Context, key claim.Key, seq uint64) {
+func (k *keys) awaitChange(ctx context.Context, key store.Key, seq uint64) {
 	patiently(ctx, func() error { return k.store.Wait(ctx, key, seq) })
 }
 
@@ -189,7 +189,7 @@ const releaseBudget = time.Second
 
 // release frees the key behind its caller's back. Where that does not succeed it
 // is free when the request's deadline has passed.
-func (k *keys) release(key claim.Key, r claim.Record) {
+func (k *keys) release(key store.Key, r store.KeyRecord) {
 	until := r.Claim.Deadline.Add(grace)
 	if least := time.Now().Add(releaseBudget); until.Before(least) {
 		until = least

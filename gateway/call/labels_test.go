@@ -11,7 +11,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
 
-	"github.com/stagemesh/stagemesh/gateway/admit"
+	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/correlate"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
@@ -59,7 +59,7 @@ func (h notedHistogram) Record(_ context.Context, _ float64, options ...metric.R
 func TestAnswersAreCountedByPipelineAndReason(t *testing.T) {
 	t.Parallel()
 	told := map[string]int{}
-	m, err := newMetrics(notes{told: told}, correlate.New(1, 0), admit.New(1))
+	m, err := newMetrics(notes{told: told}, correlate.New(1, 0), admission.NewLimiter(1))
 	if err != nil {
 		t.Fatal(err)
 	}

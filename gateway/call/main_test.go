@@ -133,7 +133,7 @@ func (b *bed) alive() {
 func (b *bed) queue(items int64) {
 	b.t.Helper()
 	_, err := b.host.EnsureQueue(b.t.Context(), bus.QueueSettings{
-		Stage: stage, Durability: pipeline.Memory, MaxItems: items, MaxBytes: 64 << 20, MaxAge: time.Hour, AckWait: time.Minute,
+		Stage: stage, Durability: pipeline.Memory, MaxItems: items, MaxBytes: 64 << 20, MaxAge: time.Hour, AckWait: time.Minute, MaxDeliver: 20,
 	})
 	if err != nil {
 		b.t.Fatal(err)

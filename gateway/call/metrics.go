@@ -8,7 +8,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
-	"github.com/stagemesh/stagemesh/gateway/admit"
+	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/correlate"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
@@ -27,7 +27,7 @@ type metrics struct {
 	labels labels
 }
 
-func newMetrics(meter metric.Meter, table *correlate.Table, gate *admit.Gate) (*metrics, error) {
+func newMetrics(meter metric.Meter, table *correlate.Table, gate *admission.Limiter) (*metrics, error) {
 	m := &metrics{labels: labels{made: map[outcome]*labelled{}}}
 	var errs [11]error
 	m.requests, errs[0] = meter.Int64Counter("stagemesh.gateway.requests", metric.WithDescription("Requests answered, by pipeline and reason; OK means success."))
@@ -44,7 +44,7 @@ func newMetrics(meter metric.Meter, table *correlate.Table, gate *admit.Gate) (*
 		}))
 	_, errs[7] = meter.Int64ObservableGauge("stagemesh.gateway.requests_in_flight", metric.WithDescription("Requests admitted and not answered, including those that wait for capacity or for a stored result."),
 		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
-			o.Observe(int64(gate.Inside()))
+			o.Observe(int64(gate.InFlight()))
 			return nil
 		}))
 	_, errs[8] = meter.Int64ObservableGauge("stagemesh.gateway.unread_chunk", metric.WithUnit("By"), metric.WithDescription("Bytes of chunks that callers have not read, beyond 64 KiB for each call."),

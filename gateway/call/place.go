@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
@@ -50,7 +51,7 @@ func (p *place) ensure(ctx context.Context) *fault.Fault {
 	case ctx.Err() != nil:
 		return fault.From(ctx.Err())
 	}
-	return fault.Newf(fault.BrokerUnavailable, "%s; the request was not queued: %w", p.without, err).WithRetryAfter(retryAfter)
+	return fault.Newf(fault.BrokerUnavailable, "%s; the request was not queued: %w", p.without, err).WithRetryAfter(admission.RetryAfter)
 }
 
 func (p *place) take(ctx context.Context) *fault.Fault {

@@ -5,11 +5,11 @@ import (
 	"errors"
 	"time"
 
-	"github.com/stagemesh/stagemesh/gateway/admit"
+	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/mesh/result"
+	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
 // Result returns the stored answer to a durable request, or to one with an
@@ -25,10 +25,10 @@ func (s *Service) Result(ctx context.Context, requestID string, wait time.Durati
 	if wait < 0 {
 		return nil, fault.Newf(fault.InvalidRequest, "wait: %s is negative", wait).WithViolation("wait", "negative")
 	}
-	if f := s.gate.Enter(); f != nil {
+	if f := s.gate.Acquire(); f != nil {
 		return nil, f
 	}
-	defer s.gate.Leave()
+	defer s.gate.Release()
 	stored, f := s.stored(ctx, id, min(wait, s.settings.MaxTimeout))
 	if f == nil {
 		f = stored.Reply.Fault
@@ -49,8 +49,8 @@ func (s *Service) stored(ctx context.Context, id pipeline.RequestID, wait time.D
 	case ctx.Err() != nil:
 		return nil, fault.From(ctx.Err())
 	case errors.Is(err, context.Canceled):
-		return nil, admit.Stopping()
-	case errors.Is(err, result.ErrNone), errors.Is(err, context.DeadlineExceeded):
+		return nil, admission.Stopping()
+	case errors.Is(err, store.ErrNoResult), errors.Is(err, context.DeadlineExceeded):
 		return nil, fault.Newf(fault.NotFound, "request %s has no stored answer: it is not finished, unknown, not durable, or past its retention", id)
 	case errors.Is(err, envelope.ErrMalformed):
 		return nil, unreadable(err)
@@ -63,12 +63,12 @@ func (s *Service) stored(ctx context.Context, id pipeline.RequestID, wait time.D
 // stops.
 func (s *Service) fetch(ctx context.Context, id pipeline.RequestID, wait time.Duration) (*envelope.Result, error) {
 	r, err := s.results.store.Get(ctx, id)
-	if wait == 0 || !errors.Is(err, result.ErrNone) {
+	if wait == 0 || !errors.Is(err, store.ErrNoResult) {
 		return r, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	defer context.AfterFunc(s.gate.Open(), cancel)()
+	defer context.AfterFunc(s.gate.Closing(), cancel)()
 	return s.results.store.Wait(ctx, id)
 }
 
@@ -85,5 +85,5 @@ func responseOf(r *envelope.Result) *Response {
 
 // unavailable is what a caller gets whose question the broker did not answer.
 func unavailable(err error) *fault.Fault {
-	return fault.New(fault.BrokerUnavailable, "the broker cannot be reached").WithRetryAfter(retryAfter).Caused(err)
+	return fault.New(fault.BrokerUnavailable, "the broker cannot be reached").WithRetryAfter(admission.RetryAfter).Caused(err)
 }

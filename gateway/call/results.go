@@ -6,18 +6,18 @@ import (
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
-	"github.com/stagemesh/stagemesh/mesh/result"
+	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
 // results is where requests have their answers stored.
 type results struct {
-	store      *result.Store
+	store      *store.Results
 	reconnects *bell
 	place      *place
 }
 
-func newResults(b *bus.Bus, s result.Settings, log *slog.Logger) *results {
-	r := &results{store: result.New(b, s), reconnects: newBell()}
+func newResults(b *bus.Bus, s store.Settings, log *slog.Logger) *results {
+	r := &results{store: store.NewResults(b, s), reconnects: newBell()}
 	r.place = newPlace("the broker keeps no answers", r.store.Ensure, r.reconnects, log)
 	return r
 }

@@ -11,15 +11,14 @@ import (
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
-	"github.com/stagemesh/stagemesh/gateway/admit"
+	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/catalog"
 	"github.com/stagemesh/stagemesh/gateway/correlate"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/claim"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/mesh/result"
+	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
 // Catalog is the pipelines that are served now.
@@ -47,7 +46,7 @@ type Settings struct {
 	MaxInFlight int
 	// Bodies bounds the bytes of all requests together: what they are in hand as,
 	// besides what they came as. nil means that nothing does.
-	Bodies *admit.Budget
+	Bodies *admission.ByteBudget
 	// HostGrace is how long a request in memory waits for its first step while
 	// the step's stage has no host; 0 means 10 s.
 	HostGrace time.Duration
@@ -58,12 +57,12 @@ type Settings struct {
 	Metadata []string
 	// Results are where answers are stored: the same as
 	// the hosts'.
-	Results result.Settings
+	Results store.Settings
 	// Idempotency is where it is kept which request has an idempotency key. Its
 	// retention is the window in which a key means that request: no more than
 	// that of the results, which is what 0 means, and more than any request
 	// takes.
-	Idempotency claim.Settings
+	Idempotency store.Settings
 	Logger      *slog.Logger
 	Meter       metric.Meter
 }
@@ -80,11 +79,11 @@ const (
 type Service struct {
 	settings Settings
 	metrics  *metrics
-	gate     *admit.Gate
-	shares   *admit.Shares
+	gate     *admission.Limiter
+	shares   *admission.PipelineLimits
 	table    *correlate.Table
 	bus      *bus.Bus
-	capacity *capacity
+	capacity *admission.Availability
 	results  *results
 	keys     *keys
 	waiting  *waiting
@@ -116,7 +115,7 @@ func New(s Settings) (*Service, error) {
 	if s.Idempotency.Retention == 0 {
 		s.Idempotency.Retention = s.Results.Retention
 	}
-	out := &Service{settings: s, gate: admit.New(s.MaxInFlight), shares: admit.NewShares(), table: correlate.New(s.MaxInFlight, streamsBytes), waiting: newWaiting()}
+	out := &Service{settings: s, gate: admission.NewLimiter(s.MaxInFlight), shares: admission.NewPipelineLimits(), table: correlate.New(s.MaxInFlight, streamsBytes), waiting: newWaiting()}
 	m, err := newMetrics(s.Meter, out.table, out.gate)
 	out.metrics = m
 	return out, err
@@ -126,14 +125,14 @@ func New(s Settings) (*Service, error) {
 // calls wait in.
 func (s *Service) Start(b *bus.Bus) error {
 	s.bus = b
-	s.capacity = newCapacity(b)
-	if err := s.capacity.report(s.settings.Meter); err != nil {
+	s.capacity = admission.NewAvailability(b, s.gate.Closing().Done())
+	if err := s.capacity.Report(s.settings.Meter); err != nil {
 		return err
 	}
 	s.results = newResults(b, s.settings.Results, s.settings.Logger)
 	s.keys = newKeys(b, s, s.settings.Idempotency, s.settings.Logger)
 	s.callOffs = newCallOffs(b, s.settings.MaxInFlight, s.metrics.cancelled)
-	s.callOffs.withdrawn = s.capacity.withdrawn
+	s.callOffs.withdrawn = s.capacity.Withdrawn
 	if err := s.subscribe(); err != nil {
 		return err
 	}
@@ -160,7 +159,7 @@ func (s *Service) subscribe() (err error) {
 // and for idempotency keys that are given back, and stops receiving replies.
 func (s *Service) Stop(ctx context.Context) error {
 	s.gate.Close()
-	err := s.gate.Empty(ctx)
+	err := s.gate.AwaitIdle(ctx)
 	if err != nil {
 		err = errors.Join(context.Cause(ctx), s.sendAway())
 	}
@@ -168,7 +167,7 @@ func (s *Service) Stop(ctx context.Context) error {
 	s.keys.stop()
 	s.stopWatch()
 	s.watching.Wait()
-	s.capacity.stop()
+	s.capacity.Stop()
 	return errors.Join(err, s.stopCancels(), s.stopReplies())
 }
 
@@ -178,7 +177,7 @@ func (s *Service) sendAway() error {
 		"the gateway stopped before there was an answer; that to a durable request is stored, and can be had by its id"))
 	ctx, cancel := context.WithTimeout(context.Background(), leave)
 	defer cancel()
-	return s.gate.Empty(ctx)
+	return s.gate.AwaitIdle(ctx)
 }
 
 // leave is how long calls have to leave that were sent away.
@@ -211,7 +210,7 @@ func (s *Service) PipelineReady(ctx context.Context, name string) error {
 	if f != nil {
 		return f
 	}
-	if f := s.capacity.check(ctx, route, durability); f != nil {
+	if f := s.capacity.CheckHosts(ctx, route, durability); f != nil {
 		return f
 	}
 	return nil
@@ -241,4 +240,4 @@ func (s *Service) receive(id pipeline.ExecutionID, data []byte) meshv1.ReplyDisp
 
 // Inside returns how many requests are in the gateway: in flight, or waiting for
 // room or for a result.
-func (s *Service) Inside() int { return s.gate.Inside() }
+func (s *Service) Inside() int { return s.gate.InFlight() }

@@ -62,7 +62,7 @@ func (s *Service) Stage(ctx context.Context, name pipeline.StageName) (StageStat
 
 // served reports whether a host of the stage takes items of any durability.
 func (s *Service) served(ctx context.Context, name pipeline.StageName) (bool, error) {
-	f := s.capacity.check(ctx, []pipeline.Hop{{Stage: name, Step: pipeline.StepName(name)}}, pipeline.Memory)
+	f := s.capacity.CheckHosts(ctx, []pipeline.Hop{{Stage: name, Step: pipeline.StepName(name)}}, pipeline.Memory)
 	switch {
 	case f == nil || f.Reason == fault.NotSupported:
 		return true, nil

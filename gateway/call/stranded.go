@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -96,8 +97,8 @@ func (c *exchange) withdraw(ctx context.Context) error {
 	if !c.service.callOffs.withdraw(ctx, c.message, p.receipt.Seq) {
 		return nil // it is tried again, or the deadline ends the call
 	}
-	c.service.capacity.withdrawn(c.env)
+	c.service.capacity.Withdrawn(c.env)
 	hop := c.env.Hop()
 	return fault.Newf(fault.NoCapacity, "the last host of stage %s has left, and none has come for %s; the request did not run", hop.Stage, c.service.settings.HostGrace).
-		At(string(hop.Stage), string(hop.Step), "").WithRetryAfter(retryAfter)
+		At(string(hop.Stage), string(hop.Step), "").WithRetryAfter(admission.RetryAfter)
 }

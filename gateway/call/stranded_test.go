@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/gateway/admit"
+	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 )
@@ -29,7 +29,7 @@ func TestAStrandedCallTakesBackWhatIsItsOwn(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var took uint64
-			o := &callOffs{inside: admit.New(1), turns: make(chan struct{}, 1), takeBack: func(_ context.Context, _ bus.Message, seq uint64) (bool, error) {
+			o := &callOffs{inside: admission.NewLimiter(1), turns: make(chan struct{}, 1), takeBack: func(_ context.Context, _ bus.Message, seq uint64) (bool, error) {
 				took = seq
 				return false, nil // it has gone on meanwhile
 			}}

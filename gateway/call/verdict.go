@@ -3,14 +3,14 @@ package call
 import (
 	"time"
 
-	"github.com/stagemesh/stagemesh/mesh/claim"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
 // seen is what is known of an idempotency key.
 type seen struct {
-	record claim.Record
+	record store.KeyRecord
 	// result is the stored answer of the request that has the key; nil where
 	// there is none.
 	result *envelope.Result

@@ -5,9 +5,9 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/claim"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
 func TestAKeyIsFreeExactlyWhereNoAnswerBindsAndNoneWillCome(t *testing.T) {
@@ -49,7 +49,7 @@ func TestAKeyIsFreeExactlyWhereNoAnswerBindsAndNoneWillCome(t *testing.T) {
 		"another is released":                  {released(others), nil, false, free},
 		"another is released, with its answer": {released(others), answered(nil), false, free},
 	} {
-		at := seen{record: claim.Record{Seq: 1, Claim: test.claim}, result: test.result, lost: test.lost}
+		at := seen{record: store.KeyRecord{Seq: 1, Claim: test.claim}, result: test.result, lost: test.lost}
 		if got := at.verdict(mine, now); got != test.want {
 			t.Errorf("%s: %d, want %d", name, got, test.want)
 		}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/correlate"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -55,7 +56,7 @@ func (s *Service) checkQueue(ctx context.Context, stage pipeline.StageName) {
 	}
 	lost := func(w *correlate.Waiter) bool { return w.Since.Before(gone) && slices.Contains(w.Stages, stage) }
 	f := fault.Newf(fault.QueueLost, "the in-memory queue of stage %s was lost with its broker; send the request again", stage).
-		At(string(stage), "", "").WithRetryAfter(retryAfter)
+		At(string(stage), "", "").WithRetryAfter(admission.RetryAfter)
 	if n := s.table.FailIf(lost, f); n > 0 {
 		s.settings.Logger.Warn("calls failed because their queue was lost", "stage", stage, "calls", n)
 	}

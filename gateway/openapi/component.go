@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/front/header"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
@@ -22,11 +22,11 @@ type option struct {
 
 func options() []option {
 	return []option{
-		{"Timeout", header.Timeout, "header", "A duration such as `250ms` or `1.5s`, or whole milliseconds. Shortens the pipeline's timeout, never extends it.", object{"type": "string"}},
-		{"Priority", header.Priority, "header", "Above 0 is served first, below 0 yields.", object{"type": "integer", "format": "int32"}},
-		{"Durability", header.Durability, "header", "Where the request waits between stages: `file` makes it durable. The pipeline's own where it is left out.", object{"type": "string", "enum": []any{"memory", "file"}}},
-		{"WaitForCapacity", header.WaitForCapacity, "header", "Whether the request waits where a stage has no room for it, until its deadline, instead of being refused. The pipeline's own where it is left out.", object{"type": "boolean"}},
-		{"IdempotencyKey", header.IdempotencyKey, "header", "The request with this key is made once; whoever sends it again gets its answer.", object{"type": "string", "maxLength": call.MaxIdempotencyKey}},
+		{"Timeout", transport.HeaderTimeout, "header", "A duration such as `250ms` or `1.5s`, or whole milliseconds. Shortens the pipeline's timeout, never extends it.", object{"type": "string"}},
+		{"Priority", transport.HeaderPriority, "header", "Above 0 is served first, below 0 yields.", object{"type": "integer", "format": "int32"}},
+		{"Durability", transport.HeaderDurability, "header", "Where the request waits between stages: `file` makes it durable. The pipeline's own where it is left out.", object{"type": "string", "enum": []any{"memory", "file"}}},
+		{"WaitForCapacity", transport.HeaderWaitForCapacity, "header", "Whether the request waits where a stage has no room for it, until its deadline, instead of being refused. The pipeline's own where it is left out.", object{"type": "boolean"}},
+		{"IdempotencyKey", transport.HeaderIdempotencyKey, "header", "The request with this key is made once; whoever sends it again gets its answer.", object{"type": "string", "maxLength": call.MaxIdempotencyKey}},
 		{"TraceParent", "traceparent", "header", "W3C trace context.", object{"type": "string"}},
 		{"TraceState", "tracestate", "header", "W3C trace context.", object{"type": "string"}},
 		{"Outputs", "outputs", "query", "Only these outputs come back.", object{"type": "array", "items": object{"type": "string"}, "maxItems": payload.MaxParts, "uniqueItems": true}},
@@ -71,7 +71,7 @@ func sharedHeaders() object {
 }
 
 func answerHeaders() object {
-	return object{header.RequestID: component("headers", "RequestID"), header.ServerTiming: component("headers", "ServerTiming")}
+	return object{transport.HeaderRequestID: component("headers", "RequestID"), transport.HeaderServerTiming: component("headers", "ServerTiming")}
 }
 
 // operators are reasons that callers of the public port never get.
@@ -121,7 +121,7 @@ func sharedResponses(tokens bool) object {
 
 func faultResponse(status int, reasons []fault.Reason, tokens bool) object {
 	var about strings.Builder
-	headers := object{header.RequestID: component("headers", "RequestID"), header.ServerTiming: component("headers", "ServerTiming")}
+	headers := object{transport.HeaderRequestID: component("headers", "RequestID"), transport.HeaderServerTiming: component("headers", "ServerTiming")}
 	for i, reason := range reasons {
 		class := fault.Classify(reason)
 		if i > 0 {

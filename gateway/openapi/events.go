@@ -1,8 +1,7 @@
 package openapi
 
 import (
-	"github.com/stagemesh/stagemesh/gateway/front/eventstream"
-	"github.com/stagemesh/stagemesh/gateway/front/header"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 )
 
 // events describes a success that comes in pieces.
@@ -10,7 +9,7 @@ func (a asked) events() object {
 	return object{
 		"description": "Server-sent events: `chunk` with a piece of the answer, at last `done` with the whole answer as `:infer` gives it in JSON, or `error` with the failure (`Fault`). All but `error` are numbered by `id`, from 1. What ends without `done` or `error` was cut off. Lines that begin with a colon keep the connection open.",
 		"headers":     eventHeaders(),
-		"content": object{eventstream.MediaType: object{
+		"content": object{transport.EventStreamType: object{
 			"schema":  eventsOf(numberedEvent("chunk", a.chunk()), numberedEvent("done", a.document(asJSON())), namedEvent("error", schemaRef("Fault"))),
 			"example": eventsExample,
 		}},
@@ -54,15 +53,15 @@ func chunkOf(outputs object) object {
 // eventHeaders are those that leave with the first event.
 func eventHeaders() object {
 	return object{
-		"Cache-Control":  object{"schema": object{"const": "no-store"}},
-		header.RequestID: component("headers", "RequestID"),
+		"Cache-Control":           object{"schema": object{"const": "no-store"}},
+		transport.HeaderRequestID: component("headers", "RequestID"),
 	}
 }
 
 // eventsOf is a body of events, each of one of the kinds.
 func eventsOf(kinds ...any) object {
 	return object{
-		"type": "string", "contentMediaType": eventstream.MediaType,
+		"type": "string", "contentMediaType": transport.EventStreamType,
 		"contentSchema": object{"type": "array", "items": object{"oneOf": kinds}},
 	}
 }

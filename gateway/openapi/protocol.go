@@ -1,7 +1,7 @@
 package openapi
 
 import (
-	"github.com/stagemesh/stagemesh/gateway/front/eventstream"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
@@ -102,7 +102,7 @@ func generateStream() object {
 	success := out["responses"].(object)["200"].(object)
 	success["description"] = "Server-sent events without names or numbers: the outputs of each piece (`GenerateAnswer`), or of the whole answer where it has no pieces, and what fails after the first (`ProtocolError`), which is the last."
 	success["headers"] = eventHeaders()
-	success["content"] = object{eventstream.MediaType: object{
+	success["content"] = object{transport.EventStreamType: object{
 		"schema":  eventsOf(event(object{"anyOf": []any{schemaRef("GenerateAnswer"), schemaRef("ProtocolError")}})),
 		"example": "data: {\"model_name\":\"...\",\"model_version\":\"1\",\"text_output\":\"Hel\"}\n\ndata: {\"model_name\":\"...\",\"model_version\":\"1\",\"text_output\":\"lo\"}\n\n",
 	}}

@@ -72,7 +72,7 @@ func record(t *testing.T, tel *telemetry.Telemetry) {
 	}
 }
 
-func TestInstrumentsAreOnThePageByTheirPrometheusNames(t *testing.T) {
+func TestInstrumentsHavePrometheusNames(t *testing.T) {
 	t.Parallel()
 	want := []string{
 		`stagemesh_stage_pulled_total{stage="echo"} 3`,
@@ -110,7 +110,7 @@ func TestInstrumentsAreOnThePageByTheirPrometheusNames(t *testing.T) {
 	}
 }
 
-func TestTheProcessesOwnFiguresAreOnThePage(t *testing.T) {
+func TestProcessMetricsAreOnThePage(t *testing.T) {
 	t.Parallel()
 	text := page(t, newTelemetry(t), "")
 	for _, name := range []string{"go_goroutines ", "process_cpu_seconds_total "} {

@@ -15,13 +15,11 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/mesh/brokerauth"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/claim"
-	"github.com/stagemesh/stagemesh/mesh/deadletter"
+	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/mesh/result"
+	"github.com/stagemesh/stagemesh/mesh/store"
 	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/services/registry"
 	"github.com/stagemesh/stagemesh/stagehost"
@@ -38,7 +36,7 @@ type Settings struct {
 	// NATS is the URL of a broker to use instead of one in the process.
 	NATS string
 	// Auth are the files by which it and this process know each other.
-	Auth brokerauth.Files
+	Auth credentials.Broker
 	// Broker are settings of the broker in the process.
 	Broker BrokerSettings
 	// Gateway is the public port and the bounds of the gateway. Its mesh, id,
@@ -47,9 +45,9 @@ type Settings struct {
 	// Results are where answers are stored, DeadLetters what was given up on, and
 	// Idempotency which request has an idempotency key; every process of a mesh
 	// has the same.
-	Results     result.Settings
-	DeadLetters deadletter.Settings
-	Idempotency claim.Settings
+	Results     store.Settings
+	DeadLetters store.Settings
+	Idempotency store.Settings
 	// Registry is where hosts say that they are there; nil means nowhere. Its mesh and
 	// logger, and for NATS the broker in the process, are filled in.
 	Registry *registry.Settings

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"strconv"
 
-	"github.com/stagemesh/stagemesh/gateway/front/body"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/msgpack"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
@@ -13,16 +13,16 @@ import (
 // elements takes the array of a tensor's data, flat or nested as its shape is,
 // and returns its raw bytes, never nil. There is room for all of them before any is
 // made.
-func elements(from values, path string, t tensor.Tensor, room *body.Room) ([]byte, error) {
-	return data(from, path, t, room, (*walk).run)
+func elements(from values, path string, t tensor.Tensor, memory *transport.Reservation) ([]byte, error) {
+	return data(from, path, t, memory, (*walk).run)
 }
 
 // one takes the only element of a tensor, which stands alone.
-func one(from values, path string, t tensor.Tensor, room *body.Room) ([]byte, error) {
-	return data(from, path, t, room, func(w *walk) error { return w.element(0) })
+func one(from values, path string, t tensor.Tensor, memory *transport.Reservation) ([]byte, error) {
+	return data(from, path, t, memory, func(w *walk) error { return w.element(0) })
 }
 
-func data(from values, path string, t tensor.Tensor, room *body.Room, run func(*walk) error) ([]byte, error) {
+func data(from values, path string, t tensor.Tensor, memory *transport.Reservation, run func(*walk) error) ([]byte, error) {
 	w, err := newWalk(from, path, t)
 	if err != nil {
 		return nil, err
@@ -36,7 +36,7 @@ func data(from values, path string, t tensor.Tensor, room *body.Room, run func(*
 		}
 		size = measure.size
 	}
-	if err := room.Make(path, size); err != nil {
+	if err := memory.Input(path, size); err != nil {
 		return nil, err
 	}
 	w.raw = make([]byte, 0, size)

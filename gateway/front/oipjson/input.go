@@ -23,7 +23,7 @@ func (d *decoder) input(i int) error {
 	// A message has the name, though that may come after what is wrong.
 	if name := nameIn(start); name != "" {
 		again := *d
-		again.scanner, again.room = start, nil // it had room for what is made again
+		again.scanner, again.memory = start, nil // it had room for what is made again
 		return cmp.Or(again.inputOf(i, name), err)
 	}
 	return err
@@ -139,7 +139,7 @@ func (d *inputDecoder) data() (err error) {
 		return wrong(d.path()+".data", "is no array")
 	}
 	if d.out.Tensor.Datatype != "" && d.out.Tensor.Shape != nil {
-		d.out.Tensor.Raw, err = elements(&d.scanner, d.path()+".data", d.out.Tensor, d.room)
+		d.out.Tensor.Raw, err = elements(&d.scanner, d.path()+".data", d.out.Tensor, d.memory)
 		return err
 	}
 	d.late = &scanner{data: d.scanner.data, at: d.at, depth: d.depth, packed: d.packed}
@@ -154,7 +154,7 @@ func (d *inputDecoder) finish() (err error) {
 	case d.out.Tensor.Shape == nil:
 		return wrong(d.path()+".shape", "is missing")
 	case d.late != nil:
-		d.out.Tensor.Raw, err = elements(d.late, d.path()+".data", d.out.Tensor, d.room)
+		d.out.Tensor.Raw, err = elements(d.late, d.path()+".data", d.out.Tensor, d.memory)
 	}
 	return err
 }

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/stagemesh/stagemesh/gateway/front/body"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
@@ -50,10 +50,10 @@ func (r *Request) Parts() ([]payload.Part, error) {
 }
 
 // Unpack gives an input the data that came for it as a list in MessagePack: flat, or
-// nested as its shape is. It is made in the room.
-func (r *Request) Unpack(i int, list []byte, room *body.Room) (err error) {
+// nested as its shape is. It is made in the memory.
+func (r *Request) Unpack(i int, list []byte, memory *transport.Reservation) (err error) {
 	in := &r.Inputs[i]
-	in.Tensor.Raw, err = elements(&packed{value: list}, InputPath(i, in.Name)+".data", in.Tensor, room)
+	in.Tensor.Raw, err = elements(&packed{value: list}, InputPath(i, in.Name)+".data", in.Tensor, memory)
 	return err
 }
 
@@ -96,20 +96,20 @@ func stopIf(enough bool, s *scanner) error {
 	return s.skip()
 }
 
-// Decode reads a request. Its tensors are made in the room, and share nothing with the
+// Decode reads a request. Its tensors are made in the memory, and share nothing with the
 // text.
-func Decode(text []byte, room *body.Room) (*Request, error) {
-	return decode(scanner{data: text}, room)
+func Decode(text []byte, memory *transport.Reservation) (*Request, error) {
+	return decode(scanner{data: text}, memory)
 }
 
 // DecodeUnpacked is Decode of a request that came as MessagePack: what a list cannot
 // say its caller can send as bytes.
-func DecodeUnpacked(text []byte, room *body.Room) (*Request, error) {
-	return decode(scanner{data: text, packed: true}, room)
+func DecodeUnpacked(text []byte, memory *transport.Reservation) (*Request, error) {
+	return decode(scanner{data: text, packed: true}, memory)
 }
 
-func decode(from scanner, room *body.Room) (*Request, error) {
-	d := &decoder{scanner: from, room: room}
+func decode(from scanner, memory *transport.Reservation) (*Request, error) {
+	d := &decoder{scanner: from, memory: memory}
 	var seen keys
 	err := d.object(func(key string) error {
 		if err := seen.add(key, func() string { return key }); err != nil {
@@ -134,7 +134,7 @@ type decoder struct {
 	scanner
 
 	request Request
-	room    *body.Room
+	memory  *transport.Reservation
 }
 
 func (d *decoder) member(key string) (err error) {

@@ -14,7 +14,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/front/header"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -26,11 +26,11 @@ func options(out *call.Request, r *http.Request) error {
 		name string
 		take func(*call.Request, string) error
 	}{
-		{header.Timeout, takeTimeout},
-		{header.Priority, takePriority},
-		{header.Durability, takeDurability},
-		{header.IdempotencyKey, takeIdempotencyKey},
-		{header.WaitForCapacity, takeWaitForRoom},
+		{transport.HeaderTimeout, takeTimeout},
+		{transport.HeaderPriority, takePriority},
+		{transport.HeaderDurability, takeDurability},
+		{transport.HeaderIdempotencyKey, takeIdempotencyKey},
+		{transport.HeaderWaitForCapacity, takeWaitForRoom},
 	} {
 		value := strings.TrimSpace(r.Header.Get(o.name))
 		if value == "" {
