@@ -67,7 +67,6 @@ func withoutTLS(key, value string) error {
 // Registry is a mesh's registry: Consul, or the mesh's own broker.
 type Registry struct {
 	discovery.Registry
-	discovery.Table
 	run func(ctx context.Context) error
 }
 
@@ -89,7 +88,7 @@ func NewRegistry(mesh string, c RegistryConfig, broker bus.Settings, log *slog.L
 	if err != nil {
 		return nil, err
 	}
-	return &Registry{Registry: store, Table: store, run: store.Run}, nil
+	return &Registry{Registry: store, run: store.Run}, nil
 }
 
 func newConsul(mesh string, c Consul, log *slog.Logger) (*Registry, error) {
@@ -116,7 +115,7 @@ func newConsul(mesh string, c Consul, log *slog.Logger) (*Registry, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Registry{Registry: client, Table: client, run: func(ctx context.Context) error {
+	return &Registry{Registry: client, run: func(ctx context.Context) error {
 		<-ctx.Done()
 		client.Close()
 		return nil
