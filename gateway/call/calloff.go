@@ -38,7 +38,7 @@ type callOffs struct {
 }
 
 func newCallOffs(b *bus.Bus, bound int, count func(string)) *callOffs {
-	return &callOffs{bus: b, takeBack: b.Withdraw, count: count, inside: admission.NewLimiter(bound), turns: make(chan struct{}, withdrawalsAtOnce)}
+	return &callOffs{bus: b, takeBack: b.DeleteQueued, count: count, inside: admission.NewLimiter(bound), turns: make(chan struct{}, withdrawalsAtOnce)}
 }
 
 // leftover is what a call that ended early has left in the mesh.
@@ -134,7 +134,7 @@ func (o *callOffs) store(ctx context.Context, env *envelope.Envelope) {
 	ctx, cancel := context.WithTimeout(ctx, stepBudget)
 	defer cancel()
 	// Without it the request is one that never finishes; its caller knows.
-	_, _ = o.bus.SendAndWait(ctx, message)
+	_, _ = o.bus.PublishAndWait(ctx, message)
 }
 
 // conclude tells the hosts, and counts how the request was called off.

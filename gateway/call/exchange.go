@@ -212,7 +212,7 @@ func (c *exchange) publish() {
 	c.tries++
 	c.latest = nil
 	answer, trouble := c.published, c.trouble
-	c.service.bus.Send(c.message, func(r bus.Receipt, err error) {
+	c.service.bus.Publish(c.message, func(r bus.Receipt, err error) {
 		answer <- published{r, err}
 		if err != nil || r.Duplicate {
 			trouble <- struct{}{}

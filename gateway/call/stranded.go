@@ -54,7 +54,7 @@ func (s *Service) hostless(ctx context.Context, stage pipeline.StageName) bool {
 	if _, err := s.bus.Alive(ctx, stage); !errors.Is(err, bus.ErrNoHost) {
 		return false
 	}
-	return errors.Is(s.bus.Held(ctx, stage), bus.ErrNoHost)
+	return errors.Is(s.bus.Holding(ctx, stage), bus.ErrNoHost)
 }
 
 // firstStages are those of the first steps of the calls in memory.
