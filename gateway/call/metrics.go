@@ -3,6 +3,7 @@ package call
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -23,12 +24,12 @@ type metrics struct {
 	keys       metric.Int64Counter
 	chunks     metric.Int64Counter
 	firstChunk metric.Float64Histogram
-	// labels are those of requests and duration.
+	// labels are the attributes of requests and duration.
 	labels labels
 }
 
-func newMetrics(meter metric.Meter, table *correlate.Table, gate *admission.Limiter) (*metrics, error) {
-	m := &metrics{labels: labels{made: map[outcome]*labelled{}}}
+func newMetrics(meter metric.Meter, table *correlate.Table, limiter *admission.Limiter) (*metrics, error) {
+	m := &metrics{labels: labels{made: map[requestLabel]*requestOptions{}}}
 	var errs [11]error
 	m.requests, errs[0] = meter.Int64Counter("stagemesh.gateway.requests", metric.WithDescription("Requests answered, by pipeline and reason; OK means success."))
 	m.duration, errs[1] = meter.Float64Histogram("stagemesh.gateway.request_duration", metric.WithUnit("s"), metric.WithDescription("Time from admission to the final reply."),
@@ -44,7 +45,7 @@ func newMetrics(meter metric.Meter, table *correlate.Table, gate *admission.Limi
 		}))
 	_, errs[7] = meter.Int64ObservableGauge("stagemesh.gateway.requests_in_flight", metric.WithDescription("Requests admitted and not answered, including those that wait for capacity or for a stored result."),
 		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
-			o.Observe(int64(gate.InFlight()))
+			o.Observe(int64(limiter.InFlight()))
 			return nil
 		}))
 	_, errs[8] = meter.Int64ObservableGauge("stagemesh.gateway.unread_chunk", metric.WithUnit("By"), metric.WithDescription("Bytes of chunks that callers have not read, beyond 64 KiB for each call."),
@@ -58,13 +59,13 @@ func newMetrics(meter metric.Meter, table *correlate.Table, gate *admission.Limi
 	return m, errors.Join(errs[:]...)
 }
 
-// request counts an answer.
+// request counts a request that has ended.
 func (m *metrics) request(label string, f *fault.Fault, took time.Duration) {
 	reason := "OK"
 	if f != nil {
 		reason = f.Reason.Label()
 	}
-	of := m.labels.of(outcome{label, reason})
+	of := m.labels.of(requestLabel{label, reason})
 	m.requests.Add(context.Background(), 1, of.requests...)
 	m.duration.Record(context.Background(), took.Seconds(), of.duration...)
 }
@@ -78,13 +79,13 @@ func (m *metrics) chunk(label string, first bool, took time.Duration) {
 	}
 }
 
-func (m *metrics) reply(what string) {
-	m.replies.Add(context.Background(), 1, metric.WithAttributeSet(attribute.NewSet(attribute.String("disposition", what))))
+func (m *metrics) droppedReply(disposition string) {
+	m.replies.Add(context.Background(), 1, metric.WithAttributeSet(attribute.NewSet(attribute.String("disposition", disposition))))
 }
 
 func (m *metrics) collision() { m.collisions.Add(context.Background(), 1) }
 
-// How a request was called off.
+// How a request was cancelled.
 const (
 	deleted  = "deleted"
 	notified = "notified"
@@ -105,6 +106,51 @@ const (
 	released  = "released"
 )
 
-func (m *metrics) keyed(what string) {
-	m.keys.Add(context.Background(), 1, metric.WithAttributeSet(attribute.NewSet(attribute.String("outcome", what))))
+func (m *metrics) idempotent(outcome string) {
+	m.keys.Add(context.Background(), 1, metric.WithAttributeSet(attribute.NewSet(attribute.String("outcome", outcome))))
+}
+
+// maxLabels bounds the remembered labels: pipelines come and go.
+const maxLabels = 4096
+
+// requestLabel is what a request is counted by.
+type requestLabel struct{ pipeline, reason string }
+
+// labels are the options of the instruments that count every request, made once for
+// each label: a set of attributes is sorted and hashed when it is made.
+type labels struct {
+	mu   sync.RWMutex
+	made map[requestLabel]*requestOptions
+}
+
+// requestOptions are the options for one label: of the counter, and of the
+// histogram, which is by pipeline alone.
+type requestOptions struct {
+	requests []metric.AddOption
+	duration []metric.RecordOption
+}
+
+func (l *labels) of(o requestLabel) *requestOptions {
+	l.mu.RLock()
+	made := l.made[o]
+	l.mu.RUnlock()
+	if made != nil {
+		return made
+	}
+	return l.make(o)
+}
+
+func (l *labels) make(o requestLabel) *requestOptions {
+	of := attribute.String("pipeline", o.pipeline)
+	made := &requestOptions{
+		requests: []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(of, attribute.String("reason", o.reason)))},
+		duration: []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(of))},
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.made) >= maxLabels {
+		clear(l.made)
+	}
+	l.made[o] = made
+	return made
 }

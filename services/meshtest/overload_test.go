@@ -107,7 +107,7 @@ func TestCallThatWaitsForRoomGetsIt(t *testing.T) {
 	inside = append(inside,
 		start(t.Context(), g, waiting(ask("stage:stage", "x"), time.Minute)),
 		start(t.Context(), g, ask("patient", "x")))
-	bustest.Eventually(t, "three calls wait", func() bool { return g.Service().Inside() == bound+3 })
+	bustest.Eventually(t, "three calls wait", func() bool { return g.Service().InFlight() == bound+3 })
 	leave()
 	await(t, gone).fails(t, fault.Cancelled)
 	close(runner.release)

@@ -96,7 +96,7 @@ func TestResultSaysWhyThereIsNone(t *testing.T) {
 	begin := time.Now()
 	for _, wait := range []string{"0s", "50ms"} {
 		out, err := run(t, "get", "result", unknown, "--wait", wait, "-a", address)
-		if want := "NOT_FOUND: request " + unknown + " has no stored answer"; err == nil || !strings.HasPrefix(err.Error(), want) || out != "" {
+		if want := "NOT_FOUND: request " + unknown + " has no stored result"; err == nil || !strings.HasPrefix(err.Error(), want) || out != "" {
 			t.Errorf("got %q, %v", out, err)
 		}
 	}

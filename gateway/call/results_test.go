@@ -27,7 +27,7 @@ func finished() *envelope.Envelope {
 func TestAnyGatewayReturnsAResult(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.keepsResults()
+	b.ensureResults()
 	env := finished()
 	reply := env.Answer()
 	reply.Parts = []payload.Part{payload.OfBlob("x", "text/plain", []byte("stored")), payload.OfBlob("y", "", nil)}
@@ -47,10 +47,10 @@ func TestAnyGatewayReturnsAResult(t *testing.T) {
 	}
 }
 
-func TestAStoredFaultIsTheRequests(t *testing.T) {
+func TestStoredFaultIsTheRequests(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.keepsResults()
+	b.ensureResults()
 	env := finished()
 	reply := env.Answer()
 	reply.Fault = fault.New(fault.InvalidInput, "no image").At(string(stage), "step", "host").WithViolation("inputs.x", "no image")
@@ -64,7 +64,7 @@ func TestAStoredFaultIsTheRequests(t *testing.T) {
 	}
 }
 
-func TestARequestWithoutAResultIsNotFound(t *testing.T) {
+func TestRequestWithoutAResultIsNotFound(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, func(s *call.Settings) { s.MaxTimeout = 50 * time.Millisecond })
 	for range 2 {
@@ -79,16 +79,16 @@ func TestARequestWithoutAResultIsNotFound(t *testing.T) {
 				t.Errorf("a wait of %s took %s", wait, took)
 			}
 		}
-		b.keepsResults()
+		b.ensureResults()
 	}
 	response, err := b.service.Result(t.Context(), uuid.NewString(), -1)
 	_ = wantFault(t, response, err, fault.InvalidRequest)
 }
 
-func TestAStoredResultIsFoundHoweverShortTheWait(t *testing.T) {
+func TestStoredResultIsFoundDespiteAShortWait(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.keepsResults()
+	b.ensureResults()
 	env := finished()
 	b.store(env, "stored")
 	for range 10 {
@@ -99,10 +99,10 @@ func TestAStoredResultIsFoundHoweverShortTheWait(t *testing.T) {
 	}
 }
 
-func TestAWaitForAResultEndsWithIt(t *testing.T) {
+func TestWaitEndsWithTheResult(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.keepsResults()
+	b.ensureResults()
 	other := b.gateway("another")
 	env := finished()
 	got := make(chan answered, 1)
@@ -116,15 +116,15 @@ func TestAWaitForAResultEndsWithIt(t *testing.T) {
 	}
 }
 
-func TestAWaitForAResultHoldsAPlace(t *testing.T) {
+func TestWaitCountsAsInFlight(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, func(s *call.Settings) { s.MaxInFlight = 1 })
-	b.keepsResults()
+	b.ensureResults()
 	b.waitsForAResult("its caller leaves", func(leave func()) { leave() }, fault.Cancelled)
 	b.waitsForAResult("the gateway stops", func(func()) { b.stops[b.service]() }, fault.ShuttingDown)
 }
 
-// waitsForAResult waits at a gateway of one place until end ends it.
+// waitsForAResult waits at a gateway with a limit of one request until end ends it.
 func (b *bed) waitsForAResult(name string, end func(leave func()), reason fault.Reason) {
 	b.t.Helper()
 	ctx, leave := context.WithCancel(b.t.Context())
@@ -133,13 +133,13 @@ func (b *bed) waitsForAResult(name string, end func(leave func()), reason fault.
 	go func() {
 		for {
 			response, err := b.service.Result(ctx, uuid.NewString(), bustest.Patience)
-			if fault.From(err).Reason != fault.Overloaded { // by who looks below
+			if fault.From(err).Reason != fault.Overloaded { // by the check below
 				got <- answered{response, err}
 				return
 			}
 		}
 	}()
-	bustest.Eventually(b.t, "the place is taken", func() bool {
+	bustest.Eventually(b.t, "the wait counts", func() bool {
 		_, err := b.service.Result(b.t.Context(), uuid.NewString(), 0)
 		return fault.From(err).Reason == fault.Overloaded
 	})
@@ -152,7 +152,7 @@ func (b *bed) waitsForAResult(name string, end func(leave func()), reason fault.
 	}
 }
 
-func TestAResultOfABrokerThatIsAwayIsUnavailable(t *testing.T) {
+func TestResultIsUnavailableWithoutABroker(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.broker.Stop()

@@ -14,8 +14,8 @@ import (
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
 
-// Nobody serves the stage: what is refused here is refused by the request alone.
-func TestARequestIsRefusedForWhatItIs(t *testing.T) {
+// The stage has no host: requests are rejected for what they are.
+func TestInvalidRequestIsRejected(t *testing.T) {
 	t.Parallel()
 	const limit = 1 << 10
 	b := newBed(t, func(s *call.Settings) { s.MaxPayload = limit })
@@ -28,7 +28,7 @@ func TestARequestIsRefusedForWhatItIs(t *testing.T) {
 	for name, test := range map[string]struct {
 		request call.Request
 		reason  fault.Reason
-		says    string
+		want    string
 	}{
 		"no such pipeline":       {call.Request{Pipeline: long, Inputs: blob(nil)}, fault.UnknownPipeline, "there is no pipeline"},
 		"no inputs":              {call.Request{}, fault.InvalidRequest, "inputs: there are none"},
@@ -39,7 +39,7 @@ func TestARequestIsRefusedForWhatItIs(t *testing.T) {
 			fault.InvalidInput, "inputs.x",
 		},
 		"a long name":          {call.Request{Inputs: []payload.Part{payload.OfBlob(long, "", nil)}}, fault.InvalidInput, "inputs[0]"},
-		"an output twice":      {call.Request{Inputs: blob(nil), Outputs: []string{"a", long, long}}, fault.InvalidRequest, "is there twice"},
+		"an output twice":      {call.Request{Inputs: blob(nil), Outputs: []string{"a", long, long}}, fault.InvalidRequest, "is named twice"},
 		"many outputs":         {call.Request{Inputs: blob(nil), Outputs: numbers}, fault.InvalidRequest, "outputs: 257 names"},
 		"a long key":           {call.Request{Inputs: blob(nil), IdempotencyKey: strings.Repeat("k", call.MaxIdempotencyKey+1)}, fault.InvalidRequest, "at most 256"},
 		"a model by two names": {ofModel(payload.ModelRef{Model: long, Alias: "latest"}), fault.InvalidRequest, `the alias "latest"; name one`},
@@ -56,8 +56,8 @@ func TestARequestIsRefusedForWhatItIs(t *testing.T) {
 			begin := time.Now()
 			response, err := b.service.Infer(t.Context(), &test.request)
 			f := wantFault(t, response, err, test.reason)
-			if !strings.Contains(f.Message, test.says) || time.Since(begin) > atOnce {
-				t.Errorf("%q after %s, want %q", f.Message, time.Since(begin), test.says)
+			if !strings.Contains(f.Message, test.want) || time.Since(begin) > atOnce {
+				t.Errorf("%q after %s, want %q", f.Message, time.Since(begin), test.want)
 			}
 			const most = 1500
 			texts := []string{f.Message}
@@ -77,7 +77,7 @@ func ofModel(ref payload.ModelRef) call.Request {
 	return call.Request{Inputs: blob(nil), Steps: map[string]call.StepOptions{string(stage): {Model: ref}}}
 }
 
-func TestTextThatIsNotUTF8IsTheRequests(t *testing.T) {
+func TestTextThatIsNotUTF8IsInvalid(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.serves(b.echo)
