@@ -1,4 +1,4 @@
-package roster_test
+package discovery_test
 
 import (
 	"context"
@@ -13,26 +13,21 @@ import (
 	"testing/synctest"
 	"time"
 
-	"go.uber.org/goleak"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/discovery"
-	"github.com/stagemesh/stagemesh/discovery/roster"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-// store is a registry in memory, with one observer of each kind at most for a key.
+// store is a registry in memory.
 type store struct {
 	mu        sync.Mutex
 	revision  discovery.Revision
 	entries   map[discovery.Key]discovery.Entry
-	commits   int
-	away      error
+	puts      int
+	outage    error
 	observers map[discovery.Observer[discovery.Change]]bool
 	instances map[string][]discovery.Instance
 	watchers  map[string]discovery.Observer[discovery.Snapshot]
@@ -54,44 +49,50 @@ func (s *store) Get(_ context.Context, key discovery.Key) (discovery.Entry, erro
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e, ok := s.entries[key]
-	if s.away != nil || !ok {
-		return discovery.Entry{}, errors.Join(s.away, discovery.ErrNotFound)
+	if s.outage != nil || !ok {
+		return discovery.Entry{}, errors.Join(s.outage, discovery.ErrNotFound)
 	}
 	return e, nil
 }
 
-func (s *store) List(context.Context, discovery.Key) ([]discovery.Entry, error) {
-	return nil, errors.ErrUnsupported
-}
-
-func (s *store) Commit(_ context.Context, changes ...discovery.Operation) (discovery.Revision, error) {
+func (s *store) Put(_ context.Context, key discovery.Key, value []byte, expect discovery.Revision) (discovery.Revision, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.away != nil {
-		return 0, s.away
+	if s.outage != nil {
+		return 0, s.outage
 	}
-	c := changes[0]
-	if s.entries[c.Key].Revision != c.Expect {
+	if s.entries[key].Revision != expect {
 		return 0, discovery.ErrConflict
 	}
-	s.commits++
+	s.puts++
 	s.revision++
-	change := discovery.Change{Gone: []discovery.Key{c.Key}}
-	delete(s.entries, c.Key)
-	if !c.Delete {
-		s.entries[c.Key] = discovery.Entry{Key: c.Key, Value: c.Value, Revision: s.revision}
-		change = discovery.Change{Entries: []discovery.Entry{s.entries[c.Key]}}
-	}
+	s.entries[key] = discovery.Entry{Key: key, Value: value, Revision: s.revision}
 	for o := range s.observers {
-		o.See(change)
+		o.OnUpdate(discovery.Change{Entries: []discovery.Entry{s.entries[key]}})
 	}
 	return s.revision, nil
+}
+
+func (s *store) Delete(_ context.Context, key discovery.Key, expect discovery.Revision) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.outage != nil {
+		return s.outage
+	}
+	if s.entries[key].Revision != expect {
+		return discovery.ErrConflict
+	}
+	delete(s.entries, key)
+	for o := range s.observers {
+		o.OnUpdate(discovery.Change{Deleted: []discovery.Key{key}})
+	}
+	return nil
 }
 
 func (s *store) Observe(ctx context.Context, _ discovery.Key, o discovery.Observer[discovery.Change]) error {
 	s.mu.Lock()
 	s.observers[o] = true
-	o.See(discovery.Change{Reset: true, Entries: slices.Collect(maps.Values(s.entries))})
+	o.OnUpdate(discovery.Change{Reset: true, Entries: slices.Collect(maps.Values(s.entries))})
 	s.mu.Unlock()
 	<-ctx.Done()
 	s.mu.Lock()
@@ -103,19 +104,19 @@ func (s *store) Observe(ctx context.Context, _ discovery.Key, o discovery.Observ
 func (s *store) Watch(ctx context.Context, service string, o discovery.Observer[discovery.Snapshot]) error {
 	s.mu.Lock()
 	s.watchers[service] = o
-	o.See(discovery.Snapshot{Instances: s.instances[service]})
+	o.OnUpdate(discovery.Snapshot{Instances: s.instances[service]})
 	s.mu.Unlock()
 	<-ctx.Done()
 	return nil
 }
 
-// register makes the instances of a service those.
+// register replaces the instances of a service.
 func (s *store) register(service string, instances ...discovery.Instance) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.instances[service] = instances
 	if o := s.watchers[service]; o != nil {
-		o.See(discovery.Snapshot{Instances: instances})
+		o.OnUpdate(discovery.Snapshot{Instances: instances})
 	}
 }
 
@@ -124,20 +125,20 @@ func (s *store) wipe() {
 	defer s.mu.Unlock()
 	clear(s.entries)
 	for o := range s.observers {
-		o.See(discovery.Change{Reset: true})
+		o.OnUpdate(discovery.Change{Reset: true})
 	}
 }
 
-func (s *store) setAway(err error) {
+func (s *store) setOutage(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.away = err
+	s.outage = err
 }
 
 func (s *store) count() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.commits
+	return s.puts
 }
 
 func record(host string) *meshv1.HostRecord {
@@ -160,7 +161,7 @@ func background(t *testing.T, run func(ctx context.Context) error) (stop func())
 	return stop
 }
 
-// host is what publishes.
+// host has a record that a test changes.
 type host struct {
 	mu     sync.Mutex
 	record *meshv1.HostRecord
@@ -179,22 +180,22 @@ func (h *host) current() *meshv1.HostRecord {
 	return h.record
 }
 
-// pass lets time pass.
+// pass advances the clock.
 func pass(d time.Duration) {
 	<-time.After(d)
 	synctest.Wait()
 }
 
-func TestARecordIsPublishedWhenItIsNews(t *testing.T) {
+func TestRecordIsPublishedWhenItChanges(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s, h := newStore(), &host{record: record("a")}
 		stop := background(t, func(ctx context.Context) error {
-			return roster.Publish(ctx, s, roster.Settings{Current: h.current})
+			return discovery.PublishHost(ctx, s, h.current, nil)
 		})
 		synctest.Wait()
 		if n := s.count(); n != 1 {
-			t.Fatalf("%d commits at first", n)
+			t.Fatalf("%d puts at first", n)
 		}
 		pass(20 * time.Second)
 		for range 100 { // more often than once a second
@@ -202,72 +203,46 @@ func TestARecordIsPublishedWhenItIsNews(t *testing.T) {
 			pass(10 * time.Millisecond)
 		}
 		if n := s.count(); n != 2 {
-			t.Errorf("%d commits after a load that came and stayed", n)
+			t.Errorf("%d puts after a load that rose and stayed", n)
 		}
 		h.edit(func(r *meshv1.HostRecord) { r.Draining = true })
 		pass(time.Second)
 		if n := s.count(); n != 3 {
-			t.Errorf("%d commits after it drains", n)
+			t.Errorf("%d puts after it drains", n)
 		}
 		stop()
-		if _, err := s.Get(t.Context(), roster.KeyOf("s", "a")); !errors.Is(err, discovery.ErrNotFound) {
-			t.Errorf("the record of a host that left: %v", err)
+		if _, err := s.Get(t.Context(), discovery.HostKey("s", "a")); !errors.Is(err, discovery.ErrNotFound) {
+			t.Errorf("the record of a stopped host: %v", err)
 		}
 	})
 }
 
-func TestARecordIsPublishedAgainWhereItWasLost(t *testing.T) {
+func TestLostRecordIsPublishedAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s, h := newStore(), &host{record: record("a")}
 		background(t, func(ctx context.Context) error {
-			return roster.Publish(ctx, s, roster.Settings{Current: h.current})
+			return discovery.PublishHost(ctx, s, h.current, nil)
 		})
 		synctest.Wait()
-		s.setAway(discovery.ErrUnavailable)
+		s.setOutage(discovery.ErrUnavailable)
 		h.edit(func(r *meshv1.HostRecord) { r.Ready = false })
 		pass(time.Minute)
-		s.setAway(nil)
+		s.setOutage(nil)
 		pass(time.Second)
 		if n := s.count(); n != 2 {
-			t.Errorf("%d commits after the registry came back", n)
+			t.Errorf("%d puts after the outage", n)
 		}
 		s.wipe()
-		pass(roster.DefaultVerify + time.Second)
-		if _, err := s.Get(t.Context(), roster.KeyOf("s", "a")); err != nil {
+		pass(6 * time.Second)
+		if _, err := s.Get(t.Context(), discovery.HostKey("s", "a")); err != nil {
 			t.Errorf("after a wipe: %v", err)
 		}
 	})
 }
 
-func TestALoadIsNewsWhereItHasChangedALot(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct {
-		edit func(r *meshv1.HostRecord)
-		want bool
-	}{
-		"nothing":            {func(*meshv1.HostRecord) {}, false},
-		"one item more":      {func(r *meshv1.HostRecord) { r.InFlight++ }, false},
-		"a fifth more":       {func(r *meshv1.HostRecord) { r.InFlight += 20 }, false},
-		"half more":          {func(r *meshv1.HostRecord) { r.InFlight += 50 }, true},
-		"none any more":      {func(r *meshv1.HostRecord) { r.Running = 0 }, true},
-		"a longer wait":      {func(r *meshv1.HostRecord) { r.QueueWait = durationpb.New(time.Second) }, true},
-		"a wait like before": {func(r *meshv1.HostRecord) { r.QueueWait = durationpb.New(101 * time.Millisecond) }, false},
-		"another version":    {func(r *meshv1.HostRecord) { r.Version = "2" }, true},
-		"a worker that died": {func(r *meshv1.HostRecord) { r.Workers = []*meshv1.WorkerRecord{{State: "DEAD"}} }, true},
-	} {
-		old := record("a")
-		old.InFlight, old.Running, old.QueueWait = 100, 2, durationpb.New(100*time.Millisecond)
-		now := proto.CloneOf(old)
-		test.edit(now)
-		if got := roster.Differs(old, now); got != test.want {
-			t.Errorf("%s: %t", name, got)
-		}
-	}
-}
-
-// sees returns the hosts in view, with a star where they are alive.
-func sees(v *roster.View) []string {
+// hostsOf returns the hosts, with a star if they are alive.
+func hostsOf(v *discovery.Membership) []string {
 	var out []string
 	for _, h := range v.Hosts() {
 		star := ""
@@ -279,27 +254,27 @@ func sees(v *roster.View) []string {
 	return out
 }
 
-func wants(t *testing.T, v *roster.View, want ...string) {
+func checkHosts(t *testing.T, v *discovery.Membership, want ...string) {
 	t.Helper()
 	synctest.Wait()
-	if got := sees(v); !slices.Equal(got, want) {
-		t.Errorf("in view are %q, want %q", got, want)
+	if got := hostsOf(v); !slices.Equal(got, want) {
+		t.Errorf("the hosts are %q, want %q", got, want)
 	}
 }
 
-func TestAViewHasWhoIsThereAndWhoIsAlive(t *testing.T) {
+func TestMembershipShowsHostsAndWhetherTheyLive(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newStore()
-		v := roster.NewView(s, s, "m", nil)
+		v := discovery.NewMembership(s, s, "m", nil)
 		background(t, v.Run)
 		if err := v.Loaded(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		wants(t, v)
+		checkHosts(t, v)
 		publish := func(r *meshv1.HostRecord) (stop func()) {
 			return background(t, func(ctx context.Context) error {
-				return roster.Publish(ctx, s, roster.Settings{Current: func() *meshv1.HostRecord { return r }})
+				return discovery.PublishHost(ctx, s, func() *meshv1.HostRecord { return r }, nil)
 			})
 		}
 		a, b := record("a"), record("b")
@@ -308,102 +283,102 @@ func TestAViewHasWhoIsThereAndWhoIsAlive(t *testing.T) {
 		other := record("c")
 		other.Mesh = "another"
 		publish(other)
-		wants(t, v, "s/a", "s/b")
+		checkHosts(t, v, "s/a", "s/b")
 		changed := v.Changed()
-		stranger := roster.Instance(b)
-		stranger.Meta[roster.MetaMesh] = "another"
-		s.register("m-s", roster.Instance(a), stranger)
+		stranger := discovery.HostInstance(b)
+		stranger.Meta["mesh"] = "another"
+		s.register("m-s", discovery.HostInstance(a), stranger)
 		select {
 		case <-changed:
 		case <-time.After(time.Minute):
-			t.Error("nobody hears of a change")
+			t.Error("no change is reported")
 		}
-		wants(t, v, "s/a*", "s/b")
-		s.register("m-s", roster.Instance(a), roster.Instance(b))
-		wants(t, v, "s/a*", "s/b*")
-		s.register("m-s", roster.Instance(a))
-		wants(t, v, "s/a*", "s/b")
-		pass(roster.Forget)
-		wants(t, v, "s/a*")
+		checkHosts(t, v, "s/a*", "s/b")
+		s.register("m-s", discovery.HostInstance(a), discovery.HostInstance(b))
+		checkHosts(t, v, "s/a*", "s/b*")
+		s.register("m-s", discovery.HostInstance(a))
+		checkHosts(t, v, "s/a*", "s/b")
+		pass(time.Minute)
+		checkHosts(t, v, "s/a*")
 		leave()
-		wants(t, v)
-		s.register("m-s", roster.Instance(b))
-		wants(t, v, "s/b*")
+		checkHosts(t, v)
+		s.register("m-s", discovery.HostInstance(b))
+		checkHosts(t, v, "s/b*")
 	})
 }
 
-func TestTwoProcessesThatAreOneHostAreTold(t *testing.T) {
+func TestDuplicateHostIDIsLoggedOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newStore()
-		var said [2]strings.Builder
-		for i := range said {
+		var logs [2]strings.Builder
+		for i := range logs {
 			r := record("a")
 			r.StartedAt = timestamppb.New(time.Unix(int64(i), 0))
 			background(t, func(ctx context.Context) error {
-				return roster.Publish(ctx, s, roster.Settings{Current: func() *meshv1.HostRecord { return r }, Logger: slog.New(slog.NewTextHandler(&said[i], nil))})
+				return discovery.PublishHost(ctx, s, func() *meshv1.HostRecord { return r }, slog.New(slog.NewTextHandler(&logs[i], nil)))
 			})
 			pass(time.Second)
 		}
 		pass(time.Minute)
-		for i := range said {
-			if n := strings.Count(said[i].String(), "another process is this host too"); n != 1 {
-				t.Errorf("process %d says so %d times: %s", i, n, said[i].String())
+		for i := range logs {
+			if n := strings.Count(logs[i].String(), "another process has the same host ID"); n != 1 {
+				t.Errorf("process %d logs it %d times: %s", i, n, logs[i].String())
 			}
 		}
 	})
 }
 
-func TestTheRecordOfAHostThatIsGoneIsRemoved(t *testing.T) {
+func TestSweepRemovesRecordsOfDeadHosts(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newStore()
-		v := roster.NewView(s, s, "m", nil)
+		v := discovery.NewMembership(s, s, "m", nil)
 		background(t, v.Run)
 		background(t, v.Sweep)
 		put := func(host string) {
 			t.Helper()
 			text := fmt.Sprintf(`{"mesh": "m", "stage": "s", "host": %q}`, host)
-			if _, err := s.Commit(t.Context(), discovery.Put(roster.KeyOf("s", host), []byte(text), 0)); err != nil {
+			if _, err := s.Put(t.Context(), discovery.HostKey("s", host), []byte(text), 0); err != nil {
 				t.Fatal(err)
 			}
 		}
 		has := func(host string, want bool) {
 			t.Helper()
-			if _, err := s.Get(t.Context(), roster.KeyOf("s", host)); (err == nil) != want {
-				t.Errorf("of %s there is %v", host, err)
+			if _, err := s.Get(t.Context(), discovery.HostKey("s", host)); (err == nil) != want {
+				t.Errorf("the record of %s: %v", host, err)
 			}
 		}
 		put("killed")
 		put("alive")
-		s.register("m-s", roster.Instance(record("alive")))
-		pass(roster.Keep - time.Minute)
+		s.register("m-s", discovery.HostInstance(record("alive")))
+		pass(9 * time.Minute)
 		has("killed", true)
 		pass(3 * time.Minute)
 		has("killed", false)
 		has("alive", true)
-		// Who is lost with the registry is nobody's to judge.
+		// During an outage nobody knows who is alive.
 		s.register("m-s")
-		s.watchers["m-s"].Lose(errors.New("away"))
-		pass(2 * roster.Keep)
+		s.watchers["m-s"].OnDisconnect(errOutage)
+		pass(20 * time.Minute)
 		has("alive", true)
 		s.register("m-s")
-		pass(roster.Keep + 2*time.Minute)
+		pass(12 * time.Minute)
 		has("alive", false)
 	})
 }
 
-func TestWhatIsNoRecordIsNobodys(t *testing.T) {
+func TestUnreadableRecordsAreIgnored(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newStore()
 		for i, text := range []string{"", "{", "[]", `{"mesh": "m", "stage": "t", "host": "a"}`, `{"mesh": "m", "stage": "s", "host": "4", "more": 1}`} {
-			if _, err := s.Commit(t.Context(), discovery.Put(roster.KeyOf("s", fmt.Sprint(i)), []byte(text), 0)); err != nil {
+			if _, err := s.Put(t.Context(), discovery.HostKey("s", fmt.Sprint(i)), []byte(text), 0); err != nil {
 				t.Fatal(err)
 			}
 		}
-		v := roster.NewView(s, s, "m", nil)
+		v := discovery.NewMembership(s, s, "m", nil)
 		background(t, v.Run)
-		wants(t, v, "s/4")
+		checkHosts(t, v, "s/4")
 	})
 }

@@ -13,64 +13,65 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
 	"github.com/stagemesh/stagemesh/discovery"
 )
 
-// instanceVariable has the instance that a process is to be, as JSON.
+// instanceVariable has the instance that a process announces, as JSON.
 const instanceVariable = "DISCOVERYTEST_INSTANCE"
 
-// Main runs the tests of a package, then end, and looks for goroutines that are
-// left; or it is the process of an instance.
+// Main runs the tests of a package, then end, and checks for leaked goroutines. In the
+// process of an instance it announces the instance instead.
 func Main(m *testing.M, open Open, end func(), leaks ...goleak.Option) {
 	text := os.Getenv(instanceVariable)
 	if text == "" {
-		if err := runBeside(); err != nil {
+		if err := setParallel(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1) //nolint:forbidigo // this is a main
 		}
-		goleak.VerifyTestMain(ending{m, end}, leaks...)
+		goleak.VerifyTestMain(testsThenEnd{m, end}, leaks...)
 		return
 	}
-	if err := beInstance(open, text); err != nil {
+	if err := runInstance(open, text); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1) //nolint:forbidigo // this is a main
 	}
 	os.Exit(0) //nolint:forbidigo // this is a main
 }
 
-// ending are tests that something comes after.
-type ending struct {
+// testsThenEnd runs the tests, and then end.
+type testsThenEnd struct {
 	tests *testing.M
 	end   func()
 }
 
 // Run implements goleak.TestingM.
-func (e ending) Run() int {
+func (e testsThenEnd) Run() int {
 	defer e.end()
 	return e.tests.Run()
 }
 
-// atOnce is how many tests run beside each other where nobody says. They wait more
-// than they work.
-const atOnce = "8"
+// defaultParallel is how many tests run in parallel by default: they wait more than they
+// compute.
+const defaultParallel = "8"
 
-func runBeside() error {
+func setParallel() error {
 	flag.Parse()
 	given := false
-	// Fuzzing works more than it waits.
+	// Fuzzing computes more than it waits.
 	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" || f.Name == "test.fuzz" })
 	if given {
 		return nil
 	}
-	return flag.Set("test.parallel", atOnce)
+	return flag.Set("test.parallel", defaultParallel)
 }
 
-// beInstance announces the instance until the process is told to end, and says on
-// standard output what it hears.
-func beInstance(open Open, text string) error {
+// runInstance announces the instance until the process receives SIGTERM, and writes each
+// report to standard output.
+func runInstance(open Open, text string) error {
 	var i discovery.Instance
 	if err := json.Unmarshal([]byte(text), &i); err != nil {
 		return err
@@ -83,10 +84,10 @@ func beInstance(open Open, text string) error {
 	}
 	return client.Announce(ctx, i, func(err error) {
 		if err != nil {
-			fmt.Println("lost:", err) //nolint:forbidigo // it is read by the test
+			fmt.Println("lost:", err) //nolint:forbidigo // the test reads it
 			return
 		}
-		fmt.Println("registered") //nolint:forbidigo // it is read by the test
+		fmt.Println("registered") //nolint:forbidigo // the test reads it
 	})
 }
 
@@ -122,21 +123,21 @@ func startInstance(t testing.TB, s Store, i discovery.Instance) *instance {
 		<-read
 		_ = p.cmd.Wait() // it was killed
 	})
-	p.says(t, "registered")
+	p.awaitLine(t, "registered")
 	return p
 }
 
-// says waits for a line that begins so.
-func (p *instance) says(t testing.TB, begin string) {
+// awaitLine waits for a line with a prefix.
+func (p *instance) awaitLine(t testing.TB, prefix string) {
 	t.Helper()
-	for late := after(patience); ; {
+	for late := time.After(patience); ; {
 		select {
 		case line := <-p.lines:
-			if strings.HasPrefix(line, begin) {
+			if strings.HasPrefix(line, prefix) {
 				return
 			}
 		case <-late:
-			t.Fatalf("an instance does not say %q", begin)
+			t.Fatalf("the instance does not write %q", prefix)
 		}
 	}
 }

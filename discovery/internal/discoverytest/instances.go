@@ -16,7 +16,7 @@ import (
 	"github.com/stagemesh/stagemesh/discovery"
 )
 
-// service returns a service that is this test's alone.
+// service returns a service that only this test uses.
 func (u suite) service(t testing.TB) string {
 	return strings.Map(func(r rune) rune {
 		switch {
@@ -37,27 +37,27 @@ func (u suite) heartbeat(t testing.TB, id string) discovery.Instance {
 
 func (u suite) testInstancesComeAndGo(t *testing.T, s Store) {
 	watcher := watch(t, s.Client(t), u.service(t))
-	watcher.has(t, patience)
+	watcher.awaitInstances(t, patience)
 	first := startInstance(t, s, u.heartbeat(t, "B"))
-	watcher.has(t, patience, "B")
+	watcher.awaitInstances(t, patience, "B")
 	second := startInstance(t, s, u.heartbeat(t, "a"))
-	watcher.has(t, patience, "B", "a")
-	watcher.wait(t, "an instance is as it was announced", patience, func() bool {
+	watcher.awaitInstances(t, patience, "B", "a")
+	watcher.await(t, "the instance is as it was announced", patience, func() bool {
 		got := watcher.instances[0]
 		return got.Service == u.service(t) && maps.Equal(got.Meta, u.heartbeat(t, "B").Meta)
 	})
 	begin := time.Now()
 	first.terminate(t)
-	watcher.has(t, patience, "a")
-	t.Logf("an instance that left was out of sight after %s", time.Since(begin).Round(time.Millisecond))
+	watcher.awaitInstances(t, patience, "a")
+	t.Logf("an instance that left was not healthy after %s", time.Since(begin).Round(time.Millisecond))
 	begin = time.Now()
 	second.kill(t)
-	watcher.has(t, discovery.MaxGone)
-	t.Logf("a killed instance was out of sight after %s", time.Since(begin).Round(time.Millisecond))
+	watcher.awaitInstances(t, discovery.MaxDetectTime)
+	t.Logf("a killed instance was not healthy after %s", time.Since(begin).Round(time.Millisecond))
 }
 
-// checked serves grpc.health.v1.
-func checked(t testing.TB) (address string, h *health.Server, stop func()) {
+// serveHealth serves grpc.health.v1.
+func serveHealth(t testing.TB) (address string, h *health.Server, stop func()) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -79,43 +79,43 @@ func checked(t testing.TB) (address string, h *health.Server, stop func()) {
 	return listener.Addr().String(), h, stop
 }
 
-// An instance with an address is asked, if the store can ask, and says so itself
-// where it cannot: either way one that does not serve is not seen.
-func (u suite) testAnInstanceIsAskedHowItIs(t *testing.T, s Store) {
-	address, h, stop := checked(t)
-	i := u.heartbeat(t, "asked")
+// The store checks an instance with an address, or Announce does: either way one that
+// does not serve is not healthy.
+func (u suite) testInstanceHealthIsChecked(t *testing.T, s Store) {
+	address, h, stop := serveHealth(t)
+	i := u.heartbeat(t, "checked")
 	i.Address = address
 	watcher := watch(t, s.Client(t), i.Service)
 	startInstance(t, s, i)
-	watcher.has(t, patience, "asked")
+	watcher.awaitInstances(t, patience, "checked")
 	if got := watcher.instances[0].Address; got != address {
-		t.Errorf("its address is %q, not %q", got, address)
+		t.Errorf("the address is %q, want %q", got, address)
 	}
 	h.SetServingStatus("", healthv1.HealthCheckResponse_NOT_SERVING)
-	watcher.has(t, discovery.MaxGone)
+	watcher.awaitInstances(t, discovery.MaxDetectTime)
 	h.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)
-	watcher.has(t, discovery.MaxGone, "asked")
+	watcher.awaitInstances(t, discovery.MaxDetectTime, "checked")
 	stop()
-	watcher.has(t, discovery.MaxGone)
+	watcher.awaitInstances(t, discovery.MaxDetectTime)
 }
 
-func (u suite) testAnInstanceOutlivesItsStore(t *testing.T, s Store) {
+func (u suite) testInstanceOutlivesItsStore(t *testing.T, s Store) {
 	watcher := watch(t, s.Client(t), u.service(t))
 	p := startInstance(t, s, u.heartbeat(t, "one"))
-	watcher.has(t, patience, "one")
-	for name, start := range map[string]func(testing.TB){"started again": s.Start, "wiped": s.Wipe} {
+	watcher.awaitInstances(t, patience, "one")
+	for name, start := range map[string]func(testing.TB){"restarted": s.Start, "wiped": s.Wipe} {
 		s.Stop(t)
-		p.says(t, "lost:")
-		watcher.wait(t, "the watcher says that the store is gone", 10*time.Second, func() bool { return watcher.lost != nil })
+		p.awaitLine(t, "lost:")
+		watcher.await(t, "the watcher reports the outage", 10*time.Second, func() bool { return watcher.lost != nil })
 		start(t)
-		p.says(t, "registered")
-		watcher.wait(t, "the instance is seen again after the store was "+name, discovery.MaxRepair+5*time.Second, func() bool {
+		p.awaitLine(t, "registered")
+		watcher.await(t, "the instance is healthy again after the store was "+name, discovery.MaxRepairTime+5*time.Second, func() bool {
 			return watcher.lost == nil && len(watcher.instances) == 1
 		})
 	}
 }
 
-func (u suite) testWhatIsNoInstanceIsRefused(t *testing.T, s Store) {
+func (u suite) testInvalidInstancesAreRejected(t *testing.T, s Store) {
 	c := s.Client(t)
 	for name, edit := range map[string]func(i *discovery.Instance){
 		"no service":        func(i *discovery.Instance) { i.Service = "" },
@@ -131,8 +131,8 @@ func (u suite) testWhatIsNoInstanceIsRefused(t *testing.T, s Store) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if err := c.Watch(t.Context(), "A", snapshots{newSeen()}); !errors.Is(err, discovery.ErrInvalid) {
-		t.Errorf("watching no service: %v", err)
+	if err := c.Watch(t.Context(), "A", snapshots{newRecorder()}); !errors.Is(err, discovery.ErrInvalid) {
+		t.Errorf("Watch of an invalid service: %v", err)
 	}
 }
 
@@ -141,10 +141,10 @@ func (u suite) testEverythingEndsWithItsContext(t *testing.T, s Store) {
 	ended := context.Canceled
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := c.Watch(ctx, u.service(t), snapshots{newSeen()}); err != nil && !errors.Is(err, ended) {
+	if err := c.Watch(ctx, u.service(t), snapshots{newRecorder()}); err != nil && !errors.Is(err, ended) {
 		t.Errorf("Watch: %v", err)
 	}
-	if err := c.Observe(ctx, u.key(t), changes{newSeen()}); err != nil && !errors.Is(err, ended) {
+	if err := c.Observe(ctx, u.key(t), changes{newRecorder()}); err != nil && !errors.Is(err, ended) {
 		t.Errorf("Observe: %v", err)
 	}
 	if err := c.Announce(ctx, u.heartbeat(t, "a"), func(error) {}); err != nil && !errors.Is(err, ended) {
@@ -152,16 +152,16 @@ func (u suite) testEverythingEndsWithItsContext(t *testing.T, s Store) {
 	}
 	s.Stop(t)
 	for _, run := range []func(ctx context.Context) error{
-		func(ctx context.Context) error { return c.Watch(ctx, u.service(t), snapshots{newSeen()}) },
-		func(ctx context.Context) error { return c.Observe(ctx, u.key(t), changes{newSeen()}) },
+		func(ctx context.Context) error { return c.Watch(ctx, u.service(t), snapshots{newRecorder()}) },
+		func(ctx context.Context) error { return c.Observe(ctx, u.key(t), changes{newRecorder()}) },
 		func(ctx context.Context) error { return c.Announce(ctx, u.heartbeat(t, "a"), func(error) {}) },
 	} {
 		begin := time.Now()
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		_ = run(ctx) // it may say that it has left something
+		_ = run(ctx) // it may report what remains
 		cancel()
 		if took := time.Since(begin); took > 4*time.Second {
-			t.Errorf("without a store it ended %s after it was told to", took)
+			t.Errorf("without a store it ended %s after its context", took)
 		}
 	}
 }
