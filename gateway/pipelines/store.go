@@ -11,7 +11,6 @@ import (
 
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/mirror"
-	"github.com/stagemesh/stagemesh/gateway/catalog"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
@@ -39,7 +38,7 @@ type Store struct {
 	problem error
 	// catalog and entries are what is served. Without a registry entries have no
 	// revision.
-	catalog *catalog.Catalog
+	catalog *Catalog
 	entries map[pipeline.Name]*entry
 	// epoch is that of what is served, raw all of that as it was in the registry, and
 	// decoded what it means.
@@ -68,11 +67,11 @@ var errNotHeard = fmt.Errorf("the pipelines are not known yet: %w", mirror.ErrNo
 
 // New returns a store. Errors are about the seeds.
 func New(s Settings) (*Store, error) {
-	fixed, err := catalog.New(s.Seeds)
+	fixed, err := NewCatalog(s.Seeds)
 	if err != nil {
 		return nil, err
 	}
-	none, err := catalog.New(nil)
+	none, err := NewCatalog(nil)
 	if err != nil {
 		return nil, err
 	}
@@ -126,7 +125,7 @@ func NotHeard(why error) *fault.Fault {
 }
 
 // current returns what is served, and why nothing is yet.
-func (s *Store) current() (*catalog.Catalog, error) {
+func (s *Store) current() (*Catalog, error) {
 	s.mu.RLock()
 	c, problem := s.catalog, s.problem
 	s.mu.RUnlock()
