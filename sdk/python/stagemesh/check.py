@@ -18,9 +18,9 @@ import sys
 import time
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-from .datatypes import DATATYPES, elements
-from .specs import Bytes, Json, Spec, Tensor, Text
-from .testing import BatchFailed, Outcome, Request, Run, WorkerEnded, WorkerSilent, spec_of
+from .parts import DATATYPES, elements
+from .specs import Bytes, Json, Spec, Tensor, Text, spec_of
+from .testing import BatchFailed, Outcome, Request, Run, WorkerEnded, WorkerSilent
 
 _SLOTS = 4  # as many batches at a time as a worker takes, up to this
 _CANCEL_S = 1.0  # how long a stream may go on that nobody waits for, in seconds

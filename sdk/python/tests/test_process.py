@@ -761,7 +761,7 @@ class Fails(Double):
                 self.assertEqual(done.returncode, code, done.stderr)
                 self.assertIn(want, done.stderr)
                 self.assertIn("w.py", done.stderr)
-                self.assertNotIn("loading.py", done.stderr)
+                self.assertNotIn("serving.py", done.stderr)
 
     def test_numpy_is_asked_for_by_name(self) -> None:
         source = DOUBLE.replace('arrays = "buffer"', 'arrays = "numpy"') + "\nsys.modules['numpy'] = None\n"

@@ -708,7 +708,7 @@ class BlobsTest(RunsTest):
         batch = run.send([good, good])
         header, body = run._read("result")
         self.assertTrue(bytes(body).startswith('{"ü":"日本"}'.encode()))
-        run._came[batch] = header, body
+        run._ends[batch] = header, body
         self.assertEqual([outcome["j"] for outcome in run.result(batch)], list(documents))
 
     def test_null_is_a_document(self) -> None:

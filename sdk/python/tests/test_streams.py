@@ -13,10 +13,11 @@ from typing import Any, Dict, List, Mapping, Tuple, Type
 
 import numpy as np
 
-from stagemesh import Bytes, InvalidInput, Json, OutOfMemory, Tensor, Text, Worker, packing, testing
+from stagemesh import Bytes, InvalidInput, Json, OutOfMemory, Tensor, Text, Worker, testing
 from stagemesh.faults import GENERAL
 from stagemesh.frames import Connection, Ended
 from stagemesh.life import EXIT_UNFINISHED, EXIT_VIOLATION
+from stagemesh.specs import unpack
 from stagemesh.testing import BatchFailed, WorkerEnded
 from stagemesh.worker import check_class
 
@@ -140,8 +141,9 @@ class ChunksTest(StreamsTest):
                     self.assertEqual(got.tolist() if isinstance(spec, Tensor) else got, want)
 
     def test_a_list_in_messagepack_may_be_long(self) -> None:
+        spec = Json("application/msgpack")
         for documents in (0, 15, 16, (1 << 16) - 1, 1 << 16):
-            self.assertEqual(packing.unpack(packing.array_of(documents, b"\x07" * documents)), [7] * documents)
+            self.assertEqual(unpack(spec.join(documents, b"\x07" * documents, spec.content_type)), [7] * documents)
 
     def test_a_chunk_has_some_of_the_outputs(self) -> None:
         outputs = {"text": Text(), "usage": Json(), "note": Text(optional=True)}

@@ -16,7 +16,7 @@ from typing import Any, List
 import numpy as np
 
 from stagemesh import InvalidInput, Tensor, Worker, check, testing
-from stagemesh.loading import NotFound, target_of
+from stagemesh.serving import NotFound, target_of
 from stagemesh.testing import BatchFailed, WorkerEnded
 
 from .support import ROOT, alive, eventually
@@ -271,7 +271,7 @@ class CheckTest(unittest.TestCase):
         self.assertIn("WRONG starts", out)
         self.assertIn("exited with 1: KeyError: 'model'", out)
         self.assertIn("in setup", out)
-        self.assertNotIn("serving.py", out)
+        self.assertNotIn("session.py", out)
 
     def test_what_is_declared_wrongly_is_a_sentence(self) -> None:
         _, out = self.check("outputs = {'y': Tensor('FP32', [2])}\ndef predict(self, batch):\n    pass")

@@ -10,12 +10,12 @@ import unittest
 from typing import Any, Dict
 
 from stagemesh import Tensor, Worker
-from stagemesh.arrays import arrays_of
 from stagemesh.frames import Connection, Ended, Violation, load_items
 from stagemesh.life import Life
 from stagemesh.parts import Raw, read_parts
 from stagemesh.runs import Runs, check_predict
-from stagemesh.serving import Session, check_welcome
+from stagemesh.session import Session, check_welcome
+from stagemesh.worker import arrays_of
 
 from .support import ROOT
 
@@ -51,7 +51,7 @@ def take(header: Dict[str, Any], body: memoryview) -> None:
         with ours, theirs:
             session = Session(Connection(theirs), Anything, None, Life(), {})
             try:
-                session._other(header)
+                session._handle(header)
             except Ended:
                 pass  # an error of the host ends the connection
 
