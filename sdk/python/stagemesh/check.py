@@ -110,13 +110,14 @@ class Checker:
             self._run = None
             if isinstance(error, WorkerSilent):
                 return Problem(
-                    str(error), "what it was at is above; a host ends it at its limit, which here is --patience"
+                    str(error),
+                    "the tracebacks of its threads are above; a host ends it at its limit, which here is --patience",
                 )
-            do = "what it wrote is above, if it wrote anything; a worker must outlive whatever it is asked"
+            do = "what it wrote is above, if it wrote anything; a worker must survive every request"
             return Problem(str(error), do)
         if not isinstance(error, BatchFailed):  # a request that cannot be sent, or a reply that cannot be read
             do = "declare examples = [{...}] of inputs as callers send them"
-            return Problem(f"it cannot be asked: {type(error).__name__}: {error}", do)
+            return Problem(f"it cannot be tested: {type(error).__name__}: {error}", do)
         text = f"the whole batch failed: {error.error}: {error.message}"
         if error.traceback:
             text += "\n" + error.traceback.rstrip()
@@ -148,12 +149,12 @@ class Checker:
             raise
         except WorkerEnded as error:
             if error.traceback:
-                raise Problem(f"{error}\n{error.traceback}", "make setup work; --options hands it options") from None
+                raise Problem(f"{error}\n{error.traceback}", "make setup work; --options sets its options") from None
             do = "what it wrote is above, if it wrote anything"
             raise Problem(str(error), "declare what can be served" if error.said else do) from None
         if not run.spec.get("inputs") or not run.spec.get("outputs"):
             raise Problem(
-                "it declares no inputs or no outputs, so a host checks nothing and callers are told nothing",
+                "it declares no inputs or no outputs, so a host checks nothing and callers cannot look them up",
                 'declare them: inputs = {"x": Tensor("FP32", [-1, 64])}',
             )
         self._inputs = {entry["name"]: spec_of(entry) for entry in run.spec["inputs"]}
@@ -206,7 +207,7 @@ class Checker:
             took = time.monotonic() - started
         if took > _CANCEL_S:
             raise Problem(
-                f"it went on for {took:.2f} s, and nobody waited",
+                f"it went on for {took:.2f} s after the cancel",
                 "let async def stream await what it waits for; between the steps of long work look at item.cancelled",
             )
         self._answer_all(self._examples[:1])
@@ -269,7 +270,7 @@ class Checker:
                 except BatchFailed as error:
                     raise Problem(
                         f"input {name!r} with {kind} failed the batch as a whole: {error.error}: {error.message}",
-                        f"look for it in predict and say batch.fail(i, InvalidInput({name!r}, ...)), or raise it in "
+                        f"look for it in predict and call batch.fail(i, InvalidInput({name!r}, ...)), or raise it in "
                         "preprocess(self, item); else the host must run every such batch again in halves",
                     ) from None
                 for neighbour in (first, third):

@@ -348,7 +348,7 @@ class Runs:
             shapes = sorted({str(list(raw.shape[1:])) for raw in raws})
             raise BadOutput(
                 f"preprocess returned {name!r} with rows of different shapes ({', '.join(shapes)}), "
-                'which make no one array: say variable="pad" or "list" in prepared'
+                'which make no one array: set variable="pad" or "list" in prepared'
             )
         return Tensors(self._arrays, spec, self._joins, joined=join_rows(raws), rows=rows)
 

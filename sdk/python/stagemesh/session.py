@@ -144,7 +144,7 @@ class Session:
         header, _ = self._connection.read()
         if header["type"] == "error":
             text = header.get("message", "")
-            report(f"the host refuses this worker: {text} (it speaks protocol {PROTOCOL})", EXIT_VIOLATION)
+            report(f"the host refuses this worker: {text} (it supports protocol {PROTOCOL})", EXIT_VIOLATION)
             return None
         if header["type"] == "shutdown":
             raise StopRequested
@@ -373,7 +373,7 @@ class Session:
         ids = ", ".join(str(number) for number in list(self._streams))
         self._connection.hang_up()  # which ends all waiting sends
         self._abandon(pool)
-        return report(f"asked to leave, it left batch {ids} unfinished", EXIT_UNFINISHED)
+        return report(f"asked to stop, it left batch {ids} unfinished", EXIT_UNFINISHED)
 
     # --- other messages ------------------------------------------------------------
 
@@ -393,7 +393,7 @@ class Session:
                 _REPLY_S, message("error", kind="unsupported", error="Unsupported", message=text)
             )
         elif kind == "error":
-            raise Ended(f"the host says {header.get('error', '')}: {header.get('message', '')}")
+            raise Ended(f"the host reports {header.get('error', '')}: {header.get('message', '')}")
         else:
             raise Violation(f"a {kind!r:.40} that does not fit the moment")
 
@@ -503,7 +503,7 @@ def number_of(header: Header, key: str) -> int:
 def check_welcome(header: Header) -> None:
     """Raises Violation if a welcome breaks the protocol."""
     if number_of(header, "protocol") != PROTOCOL:
-        raise Violation(f"welcome: protocol {header['protocol']}, this worker said {PROTOCOL}")
+        raise Violation(f"welcome: protocol {header['protocol']}, this worker supports {PROTOCOL}")
     number_of(header, "max_frame")
     if type(header.get("options")) is not dict:
         raise Violation("welcome: options is an object")

@@ -326,7 +326,7 @@ def check_specs(where: str, specs: Mapping[str, Spec], joins: bool) -> None:
         if joins and isinstance(spec, Tensor) and spec.shape[:1] != (-1,):
             raise ValueError(
                 f"{where}[{name!r}]: axis 0 is rows, so the shape begins with -1, got {list(spec.shape)}; "
-                'or say batch_axis = "none" for items that are not joined'
+                'or set batch_axis = "none" for items that are not joined'
             )
 
 

@@ -114,7 +114,7 @@ class Stream:
         returned = yield from generator
         if returned is not None:
             kind = type(returned).__name__
-            log.warning("%s.stream returned a %s, which nobody gets: yield it", self._name, kind)
+            log.warning("%s.stream returned a %s, which is ignored: yield it", self._name, kind)
 
     # --- frames ------------------------------------------------------------
 
@@ -181,7 +181,7 @@ class Stream:
             log.error("request %s: stream: %s", request, error)
             return self._runs.error(self.batch, error)
         if isinstance(error, TooLong):
-            log.error("request %s: stream: %s: say collect = False where callers take chunks only", request, error)
+            log.error("request %s: stream: %s: set collect = False where callers take chunks only", request, error)
         self._runs.fail_item(self._view, self._view.items[0], "stream", error)
         try:
             return self._runs.result(self.batch, Layout())
@@ -237,7 +237,7 @@ class Whole:
         if kind != known:
             raise BadOutput(
                 f"output {name!r} is {_kind_text(kind)}, and was {_kind_text(known)} in a chunk before, so they "
-                "cannot be joined: yield chunks that can, or say collect = False"
+                "cannot be joined: yield chunks that can, or set collect = False"
             )
         data = self._data.setdefault(name, bytearray())
         self._rows.setdefault(name, 0)
@@ -272,7 +272,7 @@ class Whole:
             if isinstance(spec, Tensor) and not spec.fits(shape):
                 raise BadOutput(
                     f"output {name!r}: its chunks have shape {list(shape)} together, wanted {list(spec.shape)}: "
-                    "declare -1 for axis 0, or say collect = False"
+                    "declare -1 for axis 0, or set collect = False"
                 )
             out[name] = Raw(datatype, shape, data, len(data))
         for name, spec in self._specs.items():

@@ -356,7 +356,7 @@ class Run:
         if header["type"] != "chunk":
             self._ends[number] = header, body
         elif not self.streams:
-            raise WorkerEnded("the worker sent a chunk, and did not say that it streams")
+            raise WorkerEnded("the worker sent a chunk, but its hello has no capability stream")
         elif number in self._chunks:
             self._chunks[number].append((header, body))
 
@@ -473,7 +473,7 @@ class Run:
         self.tell("ping", n=self._batches)
         header, _ = self._read("pong")
         if header["n"] != self._batches:
-            raise WorkerEnded(f"the pong says {header['n']}, the ping said {self._batches}")
+            raise WorkerEnded(f"the pong has n = {header['n']}, the ping had {self._batches}")
 
     def _read(self, *kinds: str) -> Frame:
         """Waits for a message of one of the kinds; keeps the messages of the worker about itself."""
@@ -483,7 +483,7 @@ class Run:
                 header, body = connection.read()
             except socket.timeout:
                 self._abort()
-                text = f"the worker said nothing for {self._patience:g} s, a {kinds[0]} was awaited"
+                text = f"the worker sent nothing for {self._patience:g} s, a {kinds[0]} was awaited"
                 raise WorkerSilent(text) from None
             except Ended as error:
                 raise self._ended(error) from None

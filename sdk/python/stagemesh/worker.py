@@ -206,7 +206,7 @@ def arrays_of(name: str) -> Arrays:
         except ImportError as error:
             raise ImportError(
                 f'arrays="numpy" needs numpy, which this Python lacks ({error}): '
-                'install numpy beside the worker, or say arrays="buffer" for memoryviews'
+                'install numpy beside the worker, or set arrays="buffer" for memoryviews'
             ) from error
         return NumpyArrays()
     raise ValueError(f'arrays: {name!r}; use "numpy" or "buffer"')

@@ -1,4 +1,4 @@
-"""Answers in chunks, through the protocol: in this process, and of real ones."""
+"""Answers in chunks, through the protocol: in this process, and from real ones."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class StreamsTest(unittest.TestCase):
 
 
 class ChunksTest(StreamsTest):
-    def test_chunks_come_in_order_and_then_the_whole_answer(self) -> None:
+    def test_chunks_precede_the_whole_answer(self) -> None:
         for kind in (AsyncWords, PlainWords):
             with self.subTest(kind.__name__):
                 run = self.start(kind)
@@ -94,7 +94,7 @@ class ChunksTest(StreamsTest):
                 self.assertEqual(stream.outcome["word"], text.replace(" ", ""))
                 self.assertEqual(stream.outcome.metadata, {"finish": "stop"})
 
-    def test_a_caller_that_does_not_stream_gets_the_whole_answer(self) -> None:
+    def test_predict_returns_the_whole_answer(self) -> None:
         for kind in (AsyncWords, PlainWords):
             run = self.start(kind)
             self.assertEqual(run.predict({"text": "a b c"}), {"word": "abc"})
@@ -102,7 +102,7 @@ class ChunksTest(StreamsTest):
             run.add({"text": "e f"})
             self.assertEqual([outcome["word"] for outcome in run.predict()], ["d", "ef"])
 
-    def test_the_first_chunk_comes_while_the_stream_goes_on(self) -> None:
+    def test_first_chunk_arrives_early(self) -> None:
         go_on = threading.Event()
 
         class Waits(Words):
@@ -116,7 +116,7 @@ class ChunksTest(StreamsTest):
         go_on.set()
         self.assertEqual(next(chunks), {"word": "second"})
 
-    def test_what_the_whole_answer_is_made_of(self) -> None:
+    def test_chunks_are_joined_by_type(self) -> None:
         row = np.array([1, 2], "float32")
         for spec, values, want in (
             (Text(), ["a", "", "b"], "ab"),
@@ -140,32 +140,32 @@ class ChunksTest(StreamsTest):
                     got = outcome["y"]
                     self.assertEqual(got.tolist() if isinstance(spec, Tensor) else got, want)
 
-    def test_a_list_in_messagepack_may_be_long(self) -> None:
+    def test_messagepack_list_may_be_long(self) -> None:
         spec = Json("application/msgpack")
         for documents in (0, 15, 16, (1 << 16) - 1, 1 << 16):
             self.assertEqual(unpack(spec.join(documents, b"\x07" * documents, spec.content_type)), [7] * documents)
 
-    def test_a_chunk_has_some_of_the_outputs(self) -> None:
+    def test_chunk_may_have_some_outputs(self) -> None:
         outputs = {"text": Text(), "usage": Json(), "note": Text(optional=True)}
         for kind in yields({"text": "a"}, {"text": "b", "note": None}, {"usage": {"tokens": 2}}, outputs=outputs):
             chunks, outcome = self.answers(kind)
             self.assertEqual(chunks, [{"text": "a"}, {"text": "b"}, {"usage": {"tokens": 2}}])
             self.assertEqual(outcome.outputs, {"text": "ab", "usage": [{"tokens": 2}]})
 
-    def test_outputs_that_are_not_declared_are_taken_as_they_are(self) -> None:
+    def test_undeclared_outputs_are_not_checked(self) -> None:
         for kind in yields({"a": "x"}, {"a": "y", "b": b"z"}, outputs={}):
             chunks, outcome = self.answers(kind)
             self.assertEqual(chunks, [{"a": b"x"}, {"a": b"y", "b": b"z"}])
             self.assertEqual(outcome.outputs, {"a": b"xy", "b": b"z"})
 
-    def test_without_collect_the_end_has_no_outputs(self) -> None:
+    def test_without_collect_the_result_is_empty(self) -> None:
         for kind in yields("a", "b", collect=False):
             run = self.start(kind)
             self.assertEqual([spec["optional"] for spec in run.spec["outputs"]], [True])
             stream = run.stream({"text": ""})
             self.assertEqual((len(list(stream)), stream.end().outputs, stream.end().error), (2, {}, None))
 
-    def test_other_ranks_of_a_gang_say_nothing_but_that_they_are_done(self) -> None:
+    def test_other_ranks_send_no_chunks(self) -> None:
         for kind in yields("a", "b"):
             chunks, outcome = self.answers(kind, environ={"RANK": "1", "WORLD_SIZE": "2"})
             self.assertEqual((chunks, outcome.outputs, outcome.error), ([], {}, None))
@@ -199,7 +199,7 @@ class ChunksTest(StreamsTest):
             for stream in reversed(streams):
                 self.assertEqual([chunk["word"] for chunk in stream], ["in", "out"])
 
-    def test_one_that_never_waits_lets_the_others_run(self) -> None:
+    def test_busy_stream_lets_others_run(self) -> None:
         class Greedy(AsyncWords):
             concurrency = 2
 
@@ -217,7 +217,7 @@ class ChunksTest(StreamsTest):
 
 
 class FaultsTest(StreamsTest):
-    def test_errors_are_the_items_own(self) -> None:
+    def test_errors_belong_to_their_item(self) -> None:
         for error, kind, words in (
             (InvalidInput("text", "is rude"), InvalidInput, "text: is rude"),
             (MemoryError(), OutOfMemory, "too large"),
@@ -239,7 +239,7 @@ class FaultsTest(StreamsTest):
             with self.assertRaisesRegex(InvalidInput, "is not UTF-8"):
                 self.start(kind).predict({"text": b"\xff"})
 
-    def test_chunks_that_do_not_fit_say_which_output_and_why(self) -> None:
+    def test_invalid_chunks_name_the_output(self) -> None:
         two = {"a": Text(), "b": Text()}
         tensor = {"y": Tensor("FP32", [-1, -1])}
         for values, outputs, want in (
@@ -266,7 +266,7 @@ class FaultsTest(StreamsTest):
                 with self.subTest(want), self.assertRaisesRegex(BatchFailed, want):
                     self.answers(kind, arrays="numpy", max_frame=1024)
 
-    def test_the_whole_answer_is_bounded(self) -> None:
+    def test_whole_answer_is_bounded(self) -> None:
         for kind in yields(*["x" * 100] * 11):
             stream = self.start(kind, max_frame=1000).stream({"text": ""})
             self.assertEqual(len(list(stream)), 10)
@@ -277,7 +277,7 @@ class FaultsTest(StreamsTest):
             self.assertEqual(len(list(stream)), 11)
             self.assertIsNone(stream.outcome.error)
 
-    def test_what_a_generator_returns_is_told(self) -> None:
+    def test_returned_value_is_logged(self) -> None:
         class Returns(Words):
             def stream(self, item: Any) -> Any:
                 yield "a"
@@ -285,9 +285,9 @@ class FaultsTest(StreamsTest):
 
         with self.assertLogs("stagemesh.worker", "WARNING") as logs:
             self.assertEqual(self.start(Returns).predict({"text": ""}), {"word": "a"})
-        self.assertIn("Returns.stream returned a str, which nobody gets: yield it", logs.output[0])
+        self.assertIn("Returns.stream returned a str, which is ignored: yield it", logs.output[0])
 
-    def test_classes_that_cannot_be_served(self) -> None:
+    def test_invalid_classes_are_refused(self) -> None:
         class Both(PlainWords):
             def predict_item(self, item: Any) -> Any: ...
 
@@ -325,7 +325,7 @@ class FaultsTest(StreamsTest):
             with self.assertRaisesRegex(ValueError, want):
                 check_class(kind)
 
-    def test_a_worker_that_does_not_stream_is_not_asked_to(self) -> None:
+    def test_stream_needs_a_streaming_worker(self) -> None:
         class Batches(Words):
             def predict_item(self, item: Any) -> Any:
                 return {"word": item["text"]}
@@ -336,7 +336,7 @@ class FaultsTest(StreamsTest):
 
 
 class CancelTest(StreamsTest):
-    def test_an_async_stream_ends_at_its_await_and_cleans_up(self) -> None:
+    def test_async_stream_is_cancelled_at_its_await(self) -> None:
         seen: List[str] = []
 
         class Waits(Words):
@@ -365,7 +365,7 @@ class CancelTest(StreamsTest):
         self.assertEqual([line for line in seen if "cancelled" in line], ["cancelled True"])
         self.assertEqual(run.predict({"text": "short"}), {"word": "ab"})
 
-    def test_what_cleans_up_is_not_interrupted(self) -> None:
+    def test_cleanup_is_not_interrupted(self) -> None:
         seen: List[str] = []
 
         class Tidies(Words):
@@ -391,10 +391,10 @@ class CancelTest(StreamsTest):
         self.assertEqual(seen, ["begins", "cleaned up"])
         run.tell("cancel", batch=streams[1].batch)
         eventually(lambda: len(seen) == 3, "the other cleans up")
-        run.tell("shutdown", timeout=20)  # which leaves it the time that all that leave have
+        run.tell("shutdown", timeout=20)  # which leaves the cleanup its usual time
         eventually(lambda: len(seen) == 4, "the other has cleaned up")
 
-    def test_a_stream_ends_at_its_next_yield_though_it_never_waits(self) -> None:
+    def test_busy_stream_ends_at_its_next_yield(self) -> None:
         closed = threading.Semaphore(0)
 
         class Async(Words):
@@ -421,7 +421,7 @@ class CancelTest(StreamsTest):
             self.assertTrue(closed.acquire(timeout=PATIENCE))
             run.ping()
 
-    def test_work_between_yields_may_look_whether_somebody_waits(self) -> None:
+    def test_work_between_yields_may_read_cancels(self) -> None:
         class Looks(Words):
             def stream(self, item: Any) -> Any:
                 yield "a"
@@ -432,7 +432,7 @@ class CancelTest(StreamsTest):
             next(iter(stream))
         self.assertIsNotNone(stream.outcome.error)
 
-    def test_one_that_does_not_end_when_it_is_cancelled_is_closed(self) -> None:
+    def test_stream_that_ignores_its_cancel_is_closed(self) -> None:
         class Stubborn(Words):
             async def stream(self, item: Any) -> Any:
                 yield "a"
@@ -449,7 +449,7 @@ class CancelTest(StreamsTest):
             self.assertEqual(list(stream), [])
         self.assertRegex(str(stream.outcome.error), "was cancelled")
 
-    def test_an_error_of_the_cleaning_up_goes_to_the_log(self) -> None:
+    def test_error_of_cleanup_is_logged(self) -> None:
         class Untidy(Words):
             async def stream(self, item: Any) -> Any:
                 try:
@@ -464,7 +464,7 @@ class CancelTest(StreamsTest):
         self.assertIn("Untidy.stream ended with RuntimeError: the file is gone", logs.output[0])
         run.ping()
 
-    def test_a_cancel_that_comes_before_the_stream_runs_and_one_that_comes_after_it(self) -> None:
+    def test_early_and_late_cancels_are_harmless(self) -> None:
         for kind in (AsyncWords, PlainWords):
             run = self.start(kind)
             for _ in range(50):
@@ -475,8 +475,8 @@ class CancelTest(StreamsTest):
             self.assertEqual(run.predict({"text": "a b"}), {"word": "ab"})
 
 
-class RoomTest(unittest.TestCase):
-    """What happens where the host makes no room."""
+class SpaceTest(unittest.TestCase):
+    """Sending while the host does not read."""
 
     def test_frames_stay_whole_and_in_order(self) -> None:
         ours, theirs = socket.socketpair()
@@ -499,7 +499,7 @@ class RoomTest(unittest.TestCase):
             with self.assertRaises(Ended):
                 connection.send_now(header)
 
-    def test_a_message_waits_for_room_for_a_bounded_time(self) -> None:
+    def test_wait_for_space_is_bounded(self) -> None:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
@@ -520,7 +520,7 @@ class RoomTest(unittest.TestCase):
             with self.assertRaises(Ended):
                 connection.send_within(PATIENCE, b'{"type":"pong"}')
 
-    def test_a_host_that_reads_nothing_keeps_no_worker(self) -> None:
+    def test_worker_ends_if_the_host_reads_nothing(self) -> None:
         for kind in KINDS:
             for message, code in (
                 ({"type": "shutdown", "timeout": 400}, EXIT_UNFINISHED),
@@ -532,7 +532,7 @@ class RoomTest(unittest.TestCase):
                     self.assertEqual(host.exit_code(), code)
                     self.assertLess(time.monotonic() - began, PATIENCE / 2)
 
-    def test_a_stream_that_is_not_read_holds_no_other_up_and_loses_nothing(self) -> None:
+    def test_unread_stream_does_not_delay_others(self) -> None:
         source = """
             import asyncio
             from stagemesh import Bytes, Text, Worker
@@ -571,7 +571,7 @@ class RoomTest(unittest.TestCase):
             self.assertIn(ends, ([1], [2]))
 
 
-# Workers that make more chunks than there is room for.
+# Workers that make more chunks than the socket holds.
 FLOODS = """
 from stagemesh import Bytes, Text, Worker
 class Base(Worker):
@@ -611,7 +611,7 @@ def predict(host: Host, batch: int, text: str, items: int = 1, **item: Any) -> N
     )
 
 
-# A worker that yields once and then waits, and tells how it ends.
+# A worker that yields once and then waits, and writes how it ends.
 WAITS = """
 import asyncio, os, time
 from stagemesh import Text, Worker
@@ -673,7 +673,7 @@ class ProcessTest(unittest.TestCase):
             if header["type"] != "chunk":
                 return header
 
-    def test_chunks_are_as_the_page_says(self) -> None:
+    def test_chunks_follow_the_protocol(self) -> None:
         for kind in KINDS:
             with self.waits(kind, welcome={"capabilities": ["stream"], "slots": 2}) as host:
                 self.assertEqual(host.hello()["capabilities"], ["stream"])
@@ -686,7 +686,7 @@ class ProcessTest(unittest.TestCase):
                 header, body = host.expect("result")
                 self.assertEqual((header["batch"], header["parts"][0]["item"], body), (7, 0, b"firstlast"))
 
-    def test_a_cancel_is_heard_while_the_stream_runs(self) -> None:
+    def test_cancel_ends_a_running_stream(self) -> None:
         for kind in KINDS:
             with self.started(kind, "60") as host:
                 began = time.monotonic()
@@ -698,7 +698,7 @@ class ProcessTest(unittest.TestCase):
                 self.assertLess(took, 5)
                 self.assertEqual(host.lines(host.path("notes")), ["closed"])
 
-    def test_a_shutdown_lets_streams_finish(self) -> None:
+    def test_shutdown_lets_streams_finish(self) -> None:
         for kind in KINDS:
             with self.started(kind, "0.3") as host:
                 host.send({"type": "shutdown", "timeout": 20_000})
@@ -710,18 +710,18 @@ class ProcessTest(unittest.TestCase):
                 assert host.process.stdout is not None
                 self.assertEqual(host.process.stdout.read(), b"torn down\n")
 
-    def test_streams_are_ended_when_the_time_is_over(self) -> None:
+    def test_streams_end_after_the_shutdown_time(self) -> None:
         for kind in KINDS:
             with self.started(kind, "60") as host:
                 host.process.send_signal(signal.SIGTERM)
                 host.send({"type": "shutdown", "timeout": 400})
                 self.assertEqual(self.ended(host)["state"], "SHUTDOWN")
-                self.assertTrue(host.ended())  # without a word about the batch, which the host keeps in hand
+                self.assertTrue(host.ended())  # without a reply to the batch, which the host keeps
                 self.assertEqual(host.exit_code(), 5)
                 self.assertEqual(host.lines(host.path("notes")), ["closed"])
                 self.assertIn("it left batch 1 unfinished", host.stderr())
 
-    def test_a_cancel_is_heard_while_the_worker_leaves(self) -> None:
+    def test_cancel_works_during_shutdown(self) -> None:
         for kind in KINDS:
             with self.started(kind, "60") as host:
                 host.process.send_signal(signal.SIGTERM)
@@ -738,7 +738,7 @@ class ProcessTest(unittest.TestCase):
                 self.assertEqual(host.exit_code(), 3)
                 self.assertEqual(host.lines(host.path("notes")), ["closed"])
 
-    def test_what_a_host_may_not_say_is_a_violation(self) -> None:
+    def test_invalid_predict_is_a_violation(self) -> None:
         for what, batches, items in (
             ("2 items for a worker that streams", [2], 2),
             ("beyond the slots", [2, 3], 1),
@@ -752,7 +752,7 @@ class ProcessTest(unittest.TestCase):
                 self.assertIn(what, header["message"])
                 self.assertEqual(host.exit_code(), 4)
 
-    def test_a_host_that_takes_no_chunks_is_told(self) -> None:
+    def test_host_without_chunks_is_refused(self) -> None:
         with self.waits("Async") as host:
             host.hello()
             header = host.expect("state")[0]
@@ -760,7 +760,7 @@ class ProcessTest(unittest.TestCase):
             self.assertIn("Async.stream: this host takes no chunks; write predict_item", header["message"])
             self.assertEqual(host.exit_code(), 1)
 
-    def test_an_event_loop_that_ends_ends_the_worker(self) -> None:
+    def test_end_of_the_event_loop_ends_the_worker(self) -> None:
         source = """
             import asyncio
             from stagemesh import Text, Worker
@@ -781,7 +781,7 @@ class ProcessTest(unittest.TestCase):
             self.assertEqual(host.exit_code(), 1)
             self.assertIn("the event loop ended: SystemExit: 9", host.stderr())
 
-    def test_the_harness_tells_of_a_worker_that_dies_in_a_stream(self) -> None:
+    def test_run_reports_a_crash_during_a_stream(self) -> None:
         with testing.run(Dies, patience_s=PATIENCE) as w:
             stream = w.stream({"text": ""})
             with self.assertRaisesRegex(WorkerEnded, "its process exited with 7"):
