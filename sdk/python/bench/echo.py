@@ -190,7 +190,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--seconds", type=float, default=0.1, help="of each measurement")
     parser.add_argument("--arrays", choices=("numpy", "buffer"), default="buffer")
-    parser.add_argument("--cpus", choices=("own", "one", "any"), default="own", help="CPUs of this process and the peers")
+    parser.add_argument("--cpus", choices=("own", "one", "any"), default="own", help="which CPUs the processes use")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a goal is missed")
     parser.add_argument("--serve", choices=("raw", "worker"), help=argparse.SUPPRESS)
     given = parser.parse_args()
