@@ -20,6 +20,11 @@ it. The package needs Python 3.9 and nothing else; ``arrays="numpy"``, the defau
 numpy. ``stagemesh.testing`` runs a worker without a mesh, and
 ``python -m stagemesh.check worker.py`` reports what is wrong with one.
 
+In this package ``frames`` and ``parts`` are the protocol's bytes; ``specs``, ``arrays`` and
+``outputs`` turn them into values and back; ``worker``, ``batches`` and ``faults`` are what a
+worker is written with; ``runs`` runs batches and ``streams`` streams; ``session`` is the
+conversation with the host, and ``serving`` and ``life`` are the process around it.
+
 A process serves one worker, in one thread unless ``concurrency`` is above 1. An invalid
 declaration ends it with exit code 1 and a sentence that tells what to write. Exceptions
 of a batch or of an item are replies, and the process continues.

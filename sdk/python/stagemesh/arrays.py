@@ -119,16 +119,12 @@ class BufferArrays(Arrays):
     def encode(self, value: Any, spec: Optional[Tensor], shape: Optional[Tuple[int, ...]]) -> Raw:
         """Returns a buffer, or nested lists of numbers, as a tensor."""
         wanted = spec.datatype if spec is not None else None
-        if wanted == "BYTES":
-            flat, found = _flatten(value)
-            data = pack_bytes(flat)
-            return Raw(wanted, found, data, len(data))
-        if isinstance(value, (list, tuple, int, float)):
+        if wanted == "BYTES" or isinstance(value, (list, tuple, int, float)):
             if wanted is None:
                 raise Mismatch(f"got {type(value).__name__} without a spec: declare the output, or give a memoryview")
             flat, found = _flatten(value)
-            data = pack(flat, wanted)
-            return Raw(wanted, found, data, len(data))
+            packed = pack_bytes(flat) if wanted == "BYTES" else pack(flat, wanted)
+            return Raw(wanted, found, packed, len(packed))
         try:
             view = memoryview(value)
         except TypeError:
@@ -140,7 +136,7 @@ class BufferArrays(Arrays):
 
 
 def _name(view: memoryview, wanted: Optional[str], raw_bytes: bool) -> str:
-    """Returns the datatype of a buffer; raises Mismatch where it is not the wanted one."""
+    """Returns the datatype of a buffer; raises Mismatch if it is not the wanted one."""
     code = view.format.lstrip("@<=")
     found = _NAMES.get((_KINDS.get(code, code), view.itemsize))
     if wanted is None:

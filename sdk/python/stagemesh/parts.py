@@ -7,6 +7,7 @@ one to send. Nothing here copies tensor bytes, except ``join_rows``.
 from __future__ import annotations
 
 import array
+import itertools
 import json
 import struct
 import sys
@@ -154,21 +155,15 @@ def split_rows(raw: Raw, rows: Sequence[int]) -> List[Raw]:
     data = memoryview(raw.data)
     if data.format != "B" or data.ndim != 1:
         data = data.cast("B") if raw.size else memoryview(bytearray())
+    if raw.datatype == "BYTES":
+        lengths = [4 + len(element) for element in bytes_elements(data)]
+        ends = list(itertools.accumulate((n * elements(rest) for n in rows), initial=0))
+        sizes = [sum(lengths[start:end]) for start, end in zip(ends, ends[1:])]
+    else:
+        sizes = [n * (raw.size // total) if total else 0 for n in rows]
     out = []
     at = 0
-    if raw.datatype == "BYTES":
-        each = elements(rest)
-        sizes = [4 + len(element) for element in bytes_elements(data)]
-        start = 0
-        for n in rows:
-            size = sum(sizes[start : start + n * each])
-            out.append(Raw(raw.datatype, (n, *rest), data[at : at + size], size))
-            start += n * each
-            at += size
-        return out
-    stride = raw.size // total if total else 0
-    for n in rows:
-        size = n * stride
+    for n, size in zip(rows, sizes):
         out.append(Raw(raw.datatype, (n, *rest), data[at : at + size], size))
         at += size
     return out

@@ -117,8 +117,8 @@ class Session:
             raise
         except BaseException as error:
             return self._report_failed_start(error)
-        self._life.starting = False
         self._ready = True
+        self._life.starting = False
         self._connection.send(ready, layout.pieces, layout.size)
         if self._slots == 1 and not self._streaming:
             return self._run_batches()

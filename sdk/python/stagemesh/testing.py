@@ -34,7 +34,22 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from typing import IO, Any, Deque, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Type, Union, overload
+from typing import (
+    IO,
+    Any,
+    Deque,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    Type,
+    Union,
+    overload,
+)
 
 from .arrays import Arrays
 from .batches import ABSENT, values_of
@@ -42,7 +57,7 @@ from .faults import ItemError, ItemFailed, error_of
 from .frames import Connection, Ended, Frame, Header, Violation, encode, message
 from .life import Life
 from .outputs import Encoder
-from .parts import Layout, Raw, read_parts
+from .parts import Body, Layout, Raw, read_parts
 from .serving import target_of
 from .session import Session
 from .specs import Bytes, spec_of
@@ -308,12 +323,7 @@ class Run:
         Raises the error of the one request, and BatchFailed.
         """
         if inputs is not None:
-            added, self._added = self._added, []
-            try:
-                self.add(inputs, **request)
-                outcome = self.predict()[0]
-            finally:
-                self._added = added
+            outcome = self.result(self.send([Request(inputs, **request)]))[0]
             if outcome.error is not None:
                 raise outcome.error
             return outcome.outputs
@@ -372,35 +382,39 @@ class Run:
     def encode(self, requests: Sequence[Request]) -> Any:
         """Returns a batch's header, without its parts, and their layout."""
         self._batches += 1
-        joins, specs = self._inputs.joins, self._inputs.specs
-        items, bodies = [], []
-        for i, request in enumerate(requests):
-            own = {}
-            for name, value in request.inputs.items():
-                if self._inputs.lacks(name, value):
-                    continue
-                if specs and name not in specs:
-                    names = ", ".join(map(repr, specs))
-                    raise ValueError(f"request {i}: input {name!r} is not declared; inputs are {names}")
-                own[name] = self._inputs.input(f"request {i}", name, value)
-            rows = set()
-            for name, body in own.items():
-                if joins and isinstance(body, Raw):
-                    if not body.shape:
-                        raise ValueError(f"request {i}: input {name!r}: got one number, and axis 0 of a tensor is rows")
-                    rows.add(body.shape[0])
-            if len(rows) > 1:
-                raise ValueError(f"request {i}: its tensors have different rows: {sorted(rows)}")
-            item: Header = {"id": request.id or f"test-{self._batches}-{i}", "rows": rows.pop() if rows else 1}
-            for key in ("parameters", "metadata", "timeout"):
-                if getattr(request, key):
-                    item[key] = getattr(request, key)
-            items.append(item)
-            bodies.append(own)
+        pairs = [self._encode_item(i, request) for i, request in enumerate(requests)]
         layout = Layout()
-        for name in dict.fromkeys(name for own in bodies for name in own):
-            layout.add_items(name, range(len(items)), [own.get(name) for own in bodies], joins)
-        return {"type": "predict", "batch": self._batches, "items": items}, layout
+        for name in dict.fromkeys(name for _, parts in pairs for name in parts):
+            bodies = [parts.get(name) for _, parts in pairs]
+            layout.add_items(name, range(len(pairs)), bodies, self._inputs.joins)
+        return {"type": "predict", "batch": self._batches, "items": [item for item, _ in pairs]}, layout
+
+    def _encode_item(self, i: int, request: Request) -> Tuple[Header, Dict[str, Body]]:
+        """Returns the header of an item, and its parts by name; raises ValueError if an input does not fit."""
+        specs = self._inputs.specs
+        parts: Dict[str, Body] = {}
+        rows = set()
+        for name, value in request.inputs.items():
+            if self._inputs.lacks(name, value):
+                continue
+            if specs and name not in specs:
+                names = ", ".join(map(repr, specs))
+                raise ValueError(f"request {i}: input {name!r} is not declared; inputs are {names}")
+            parts[name] = body = self._inputs.input(f"request {i}", name, value)
+            if self._inputs.joins and isinstance(body, Raw):
+                if not body.shape:
+                    raise ValueError(f"request {i}: input {name!r}: got one number, and axis 0 of a tensor is rows")
+                rows.add(body.shape[0])
+        if len(rows) > 1:
+            raise ValueError(f"request {i}: its tensors have different rows: {sorted(rows)}")
+        item: Header = {"id": request.id or f"test-{self._batches}-{i}", "rows": rows.pop() if rows else 1}
+        if request.parameters:
+            item["parameters"] = dict(request.parameters)
+        if request.metadata:
+            item["metadata"] = dict(request.metadata)
+        if request.timeout:
+            item["timeout"] = request.timeout
+        return item, parts
 
     def send_frame(self, header: Header, layout: Layout) -> None:
         """Sends a message with the parts of a layout."""
