@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from .arrays import Arrays
 from .parts import Blob, Body, Column, Mismatch, Raw, split_rows
-from .specs import Bytes, Spec, Tensor, Text
+from .specs import Bytes, Spec, Tensor, Text, shape_fits
 
 
 class BadOutput(ValueError):
@@ -97,7 +97,7 @@ class Encoder:
         if wanted is None:
             if rows is not None and shape[:1] != (rows,):
                 raise BadOutput(f"{what}: got shape {list(shape)}, wanted {rows} on axis 0: the item's rows")
-        elif len(shape) != len(wanted) or any(want not in (-1, got) for want, got in zip(wanted, shape)):
+        elif not shape_fits(shape, wanted):
             hint = ""
             if rows is not None and tensor is not None and tensor.fits((rows, *shape)):
                 hint = ": axis 0 is the item's rows"
@@ -174,9 +174,7 @@ class Encoder:
                 f"output {name!r}: got shape {list(shape)}, wanted {[total, *(wanted or shape)[1:]]}: "
                 f"axis 0 has one for each {of} of the batch"
             )
-        if wanted is not None and (
-            len(shape) != len(wanted) or any(want not in (-1, got) for want, got in zip(wanted[1:], shape[1:]))
-        ):
+        if wanted is not None and not shape_fits(shape[1:], wanted[1:]):
             raise BadOutput(f"output {name!r}: got shape {list(shape)}, wanted {[total, *wanted[1:]]}")
         if self.joins:
             return raw

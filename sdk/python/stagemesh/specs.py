@@ -42,6 +42,11 @@ class Spec:
         return out
 
 
+def shape_fits(shape: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Reports whether a shape is the wanted one, in which -1 is any extent."""
+    return len(shape) == len(wanted) and all(want in (-1, got) for want, got in zip(wanted, shape))
+
+
 class Tensor(Spec):
     """A tensor: ``Tensor("FP32", [-1, 64])``.
 
@@ -108,9 +113,7 @@ class Tensor(Spec):
 
     def fits(self, shape: Sequence[int]) -> bool:
         """Reports whether a shape is one that this spec allows."""
-        if len(shape) != len(self.shape):
-            return False
-        return all(want in (-1, got) for want, got in zip(self.shape, shape))
+        return shape_fits(shape, self.shape)
 
     def __str__(self) -> str:
         return f"{self.datatype} {list(self.shape)}"
