@@ -207,9 +207,15 @@ class Session:
 
     def _run_batches(self) -> int:
         """Runs batches in this thread until the end; returns the exit code."""
-        life, send, now, runs = self._life, self._connection.send, time.monotonic, self._runs
+        life, runs, now = self._life, self._runs, time.monotonic
+        read, send = self._connection.read, self._connection.send
         while True:
-            frame = self._next_frame()
+            life.waiting = True
+            try:  # as _next_frame does, without the cost of a call for each batch
+                frame = self._connection.poll() if life.stop_requested else read()
+            except BlockingIOError:
+                frame = None
+            life.waiting = False
             if frame is None:  # a signal asks to stop
                 return self._leave(self._grace_s)
             header, body = frame

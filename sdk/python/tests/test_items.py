@@ -111,6 +111,22 @@ class ItemsTest(RunTest):
         got = [outcome["y"].tolist() for outcome in run.predict()]
         self.assertEqual(got, [[[-1, -2]], [[1, 2]], [[-1, -2]]])
 
+    def test_wrong_value_of_preprocess_fails_its_item(self) -> None:
+        class Wrong(XY):
+            def preprocess(self, item: Any) -> Any:
+                return [1] if item["x"][0, 0] == 0 else {"x": item["x"]}
+
+            prepared = {"x": Tensor("FP32", [-1, 2])}
+
+            def predict(self, batch: Any) -> Any:
+                return {"y": batch["x"]}
+
+        with self.assertLogs("stagemesh.worker", "ERROR") as logs:
+            bad, good = self.batch(Wrong, {"x": ROW * 0}, {"x": ROW})
+        self.assertIsInstance(bad.error, ItemFailed)
+        self.assertEqual(good["y"].tolist(), ROW.tolist())
+        self.assertIn("preprocess returned a list", logs.output[0])
+
     def test_predict_is_skipped_without_items(self) -> None:
         class Nobody(XY):
             def preprocess(self, item: Any) -> Any:

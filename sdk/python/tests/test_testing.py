@@ -12,6 +12,7 @@ import textwrap
 import threading
 import unittest
 from typing import Any, List
+from unittest import mock
 
 import numpy as np
 
@@ -303,13 +304,12 @@ class CheckTest(unittest.TestCase):
                     '    examples = [{"x": [1], "y": [[1, 2], [3, 4]]}]\n'
                     '    def predict(self, batch):\n        return {"y": batch["y"]}\n'
                 )
-            before = set(os.listdir(tempfile.gettempdir()))
-            with contextlib.redirect_stdout(io.StringIO()) as out:
+            with mock.patch.object(tempfile, "tempdir", folder), contextlib.redirect_stdout(io.StringIO()) as out:
                 self.assertEqual(check.main([path, "--max-size=4"]), 1)
-            left = {name for name in set(os.listdir(tempfile.gettempdir())) - before if name.startswith("stagemesh-")}
+            left = [name for name in os.listdir(folder) if name.startswith("stagemesh-")]
         self.assertIn("WRONG answers its examples\n      it cannot be tested: ValueError: request 0", out.getvalue())
         self.assertIn("ok    leaves on shutdown", out.getvalue())
-        self.assertEqual(left, set())
+        self.assertEqual(left, [])
 
     def test_streaming_worker_is_checked_by_chunks(self) -> None:
         body = """
