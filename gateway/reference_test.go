@@ -68,7 +68,7 @@ func TestTheDocumentFollowsPipelinesAndStages(t *testing.T) {
 	started := timestamppb.Now()
 	background(t, func(ctx context.Context) error {
 		return roster.Publish(ctx, store, roster.Settings{Current: func() *meshv1.HostRecord {
-			return &meshv1.HostRecord{Mesh: "test", Stage: "a", Host: "one", StartedAt: started, InHand: busy.Load(), Spec: &stagev1.Spec{
+			return &meshv1.HostRecord{Mesh: "test", Stage: "a", Host: "one", StartedAt: started, InFlight: busy.Load(), Spec: &stagev1.Spec{
 				Inputs: []*stagev1.PartSpec{{Name: "order", Schema: `{"type": "object"}`, Body: &stagev1.PartSpec_Blob{Blob: &stagev1.BlobSpec{ContentTypes: []string{"application/json"}}}}},
 			}}
 		}})

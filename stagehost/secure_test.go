@@ -30,7 +30,7 @@ func secure(cert, key, name string) func(*stagehost.Settings) {
 	}
 }
 
-func TestAHostWithTLSIsAliveInTheRegistryAndServesNobodyWithout(t *testing.T) {
+func TestHostWithTLSRefusesPlainClients(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	s := b.store(b.broker.URL())
@@ -71,7 +71,7 @@ func (a announcing) Announce(ctx context.Context, i discovery.Instance, state fu
 	return a.Announcer.Announce(ctx, i, state)
 }
 
-func TestTheRegistryAsksTheHostByItsCertificateAndNobodyElse(t *testing.T) {
+func TestRegistryChecksTheHostsCertificate(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	s := b.store(b.broker.URL())
@@ -121,7 +121,7 @@ func isUnknown(err error) bool {
 	return ok
 }
 
-func TestAHostWhoseCertificateIsNoneDoesNotStart(t *testing.T) {
+func TestBadCertificateFailsTheStart(t *testing.T) {
 	t.Parallel()
 	_, key := tlstest.New(t).Certificate("127.0.0.1")
 	if err := cannotStart(t, secure(key, key, "")); !strings.HasPrefix(err.Error(), "stage "+string(stage)+": cert_file: tls: ") {

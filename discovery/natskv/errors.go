@@ -8,7 +8,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stagemesh/stagemesh/discovery"
-	"github.com/stagemesh/stagemesh/mesh/brokerauth"
+	"github.com/stagemesh/stagemesh/mesh/credentials"
 )
 
 // What became of a question to the broker. errUnsent says that it did not reach it,
@@ -69,10 +69,10 @@ func away(err error) error {
 	switch {
 	case err == nil:
 		return errUnsent
-	case brokerauth.Refused(err):
-		return fmt.Errorf("%w: %w", discovery.ErrDenied, brokerauth.Explain(err))
+	case credentials.IsRefused(err):
+		return fmt.Errorf("%w: %w", discovery.ErrDenied, credentials.Explain(err))
 	default:
-		return fmt.Errorf("%w: %w", discovery.ErrUnavailable, brokerauth.Explain(err))
+		return fmt.Errorf("%w: %w", discovery.ErrUnavailable, credentials.Explain(err))
 	}
 }
 

@@ -15,7 +15,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stagemesh/stagemesh/discovery"
-	"github.com/stagemesh/stagemesh/mesh/brokerauth"
+	"github.com/stagemesh/stagemesh/mesh/credentials"
 )
 
 const (
@@ -130,7 +130,7 @@ func (l *link) options(s Settings) []nats.Option {
 		nats.FlusherTimeout(writeTimeout),
 		// Credentials may be mended, and brokers that start may refuse all.
 		nats.IgnoreAuthErrorAbort(),
-		nats.CustomReconnectDelay(func(int) time.Duration { return brokerauth.Delay(l.refused()) }),
+		nats.CustomReconnectDelay(func(int) time.Duration { return credentials.ReconnectDelay(l.refused()) }),
 		nats.ConnectHandler(l.connected),
 		nats.ReconnectHandler(l.connected),
 		nats.DisconnectErrHandler(l.disconnected),
@@ -179,7 +179,7 @@ func (l *link) change(to *session) {
 // asyncError hears of subjects that the user may not use: those who asked there get
 // no answer.
 func (l *link) asyncError(nc *nats.Conn, _ *nats.Subscription, err error) {
-	if brokerauth.Refused(err) && !nc.IsConnected() {
+	if credentials.IsRefused(err) && !nc.IsConnected() {
 		// It is heard at each attempt to connect; away tells those who ask.
 		return
 	}

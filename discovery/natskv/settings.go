@@ -10,7 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/stagemesh/stagemesh/discovery"
-	"github.com/stagemesh/stagemesh/mesh/brokerauth"
+	"github.com/stagemesh/stagemesh/mesh/credentials"
 )
 
 // Settings say which broker to use, as whom, and how much of it.
@@ -24,7 +24,7 @@ type Settings struct {
 	// Name is what the broker shows the connection as.
 	Name string
 	// Auth are the files by which the broker and this process know each other.
-	Auth brokerauth.Files
+	Auth credentials.Broker
 	// Replicas of both streams, on as many servers; 0 means 1.
 	Replicas int
 	// MaxTableBytes bounds the table, with 100 bytes and the key for each entry; the

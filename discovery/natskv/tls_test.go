@@ -12,13 +12,13 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
+	grpccredentials "google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/natskv"
-	"github.com/stagemesh/stagemesh/mesh/brokerauth"
+	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/tlstest"
 )
 
@@ -29,11 +29,11 @@ func TestWhatIsWrongWithTheBrokersTLSIsSaid(t *testing.T) {
 		o.TLSConfig, o.TLSTimeout = authority.Server("127.0.0.1"), 5
 	})
 	plain := broker(t)
-	with := func(url string, auth brokerauth.Files) error {
+	with := func(url string, auth credentials.Broker) error {
 		_, err := client(t, settings(url, func(s *natskv.Settings) { s.Auth = auth })).List(t.Context(), "")
 		return err
 	}
-	if err := with(b.ClientURL(), brokerauth.Files{CAFile: authority.File}); err != nil {
+	if err := with(b.ClientURL(), credentials.Broker{CAFile: authority.File}); err != nil {
 		t.Errorf("one that is trusted: %v", err)
 	}
 	for name, test := range map[string]struct {
@@ -44,7 +44,7 @@ func TestWhatIsWrongWithTheBrokersTLSIsSaid(t *testing.T) {
 		"another name":    {strings.Replace(b.ClientURL(), "127.0.0.1", "localhost", 1), authority.File, "; nats.url has to name the broker as its certificate does"},
 		"there is no TLS": {plain.ClientURL(), authority.File, "; the broker has no TLS, which nats.ca_file"},
 	} {
-		if err := with(test.url, brokerauth.Files{CAFile: test.ca}); !errors.Is(err, discovery.ErrUnavailable) || !strings.Contains(err.Error(), test.want) {
+		if err := with(test.url, credentials.Broker{CAFile: test.ca}); !errors.Is(err, discovery.ErrUnavailable) || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -126,7 +126,7 @@ func serveHealth(t *testing.T, shown *tls.Config) (address string, begun *atomic
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(shown)))
+	server := grpc.NewServer(grpc.Creds(grpccredentials.NewTLS(shown)))
 	healthv1.RegisterHealthServer(server, health.NewServer())
 	served := make(chan struct{})
 	go func() {

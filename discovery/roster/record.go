@@ -60,14 +60,14 @@ const (
 
 // Differs reports whether somebody who has the one record wants to know of the other.
 func Differs(old, now *meshv1.HostRecord) bool {
-	if differs(float64(old.GetInHand()), float64(now.GetInHand()), little) || differs(float64(old.GetRunning()), float64(now.GetRunning()), little) {
+	if differs(float64(old.GetInFlight()), float64(now.GetInFlight()), little) || differs(float64(old.GetRunning()), float64(now.GetRunning()), little) {
 		return true
 	}
 	if differs(old.GetQueueWait().AsDuration().Seconds(), now.GetQueueWait().AsDuration().Seconds(), littleWait.Seconds()) {
 		return true
 	}
 	now = proto.CloneOf(now)
-	now.InHand, now.Running, now.QueueWait = old.GetInHand(), old.GetRunning(), old.GetQueueWait()
+	now.InFlight, now.Running, now.QueueWait = old.GetInFlight(), old.GetRunning(), old.GetQueueWait()
 	return !proto.Equal(old, now)
 }
 

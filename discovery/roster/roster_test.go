@@ -198,7 +198,7 @@ func TestARecordIsPublishedWhenItIsNews(t *testing.T) {
 		}
 		pass(20 * time.Second)
 		for range 100 { // more often than once a second
-			h.edit(func(r *meshv1.HostRecord) { r.InHand = 50 + r.GetInHand()%2 })
+			h.edit(func(r *meshv1.HostRecord) { r.InFlight = 50 + r.GetInFlight()%2 })
 			pass(10 * time.Millisecond)
 		}
 		if n := s.count(); n != 2 {
@@ -247,9 +247,9 @@ func TestALoadIsNewsWhereItHasChangedALot(t *testing.T) {
 		want bool
 	}{
 		"nothing":            {func(*meshv1.HostRecord) {}, false},
-		"one item more":      {func(r *meshv1.HostRecord) { r.InHand++ }, false},
-		"a fifth more":       {func(r *meshv1.HostRecord) { r.InHand += 20 }, false},
-		"half more":          {func(r *meshv1.HostRecord) { r.InHand += 50 }, true},
+		"one item more":      {func(r *meshv1.HostRecord) { r.InFlight++ }, false},
+		"a fifth more":       {func(r *meshv1.HostRecord) { r.InFlight += 20 }, false},
+		"half more":          {func(r *meshv1.HostRecord) { r.InFlight += 50 }, true},
 		"none any more":      {func(r *meshv1.HostRecord) { r.Running = 0 }, true},
 		"a longer wait":      {func(r *meshv1.HostRecord) { r.QueueWait = durationpb.New(time.Second) }, true},
 		"a wait like before": {func(r *meshv1.HostRecord) { r.QueueWait = durationpb.New(101 * time.Millisecond) }, false},
@@ -257,7 +257,7 @@ func TestALoadIsNewsWhereItHasChangedALot(t *testing.T) {
 		"a worker that died": {func(r *meshv1.HostRecord) { r.Workers = []*meshv1.WorkerRecord{{State: "DEAD"}} }, true},
 	} {
 		old := record("a")
-		old.InHand, old.Running, old.QueueWait = 100, 2, durationpb.New(100*time.Millisecond)
+		old.InFlight, old.Running, old.QueueWait = 100, 2, durationpb.New(100*time.Millisecond)
 		now := proto.CloneOf(old)
 		test.edit(now)
 		if got := roster.Differs(old, now); got != test.want {

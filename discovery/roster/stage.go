@@ -50,7 +50,7 @@ func stageOf(name string, hosts []Host) Stage {
 		if r.GetReady() && !r.GetDraining() {
 			out.Ready++
 		}
-		out.InHand += int(r.GetInHand())
+		out.InHand += int(r.GetInFlight())
 		out.MaxInFlight += int(r.GetMaxInFlight())
 		out.Running += int(r.GetRunning())
 		out.Slots += int(r.GetSlots())

@@ -46,7 +46,7 @@ func hostOf(stage, host string, alive bool) roster.Host {
 func TestHostsAreListedAsTheRegistryHasThem(t *testing.T) {
 	t.Parallel()
 	since := time.Now().Add(-time.Minute).Truncate(time.Second)
-	url := serve(t, adminapi.Settings{Letters: newDesk(t), Roster: known{
+	url := serve(t, adminapi.Settings{DeadLetters: newDesk(t), Roster: known{
 		hosts: []roster.Host{hostOf("a", "1", true), hostOf("a", "2", false), hostOf("b", "3", true)}, since: since, why: errors.New("it is away"),
 	}})
 	for _, p := range protocols() {
@@ -79,7 +79,7 @@ func TestHostsAreNotListedWhereNobodyKnowsThem(t *testing.T) {
 		"there is no registry":         {nil, fault.NotSupported},
 		"it has not been heard of yet": {known{early: true}, fault.RegistryUnavailable},
 	} {
-		url := serve(t, adminapi.Settings{Letters: newDesk(t), Roster: test.roster})
+		url := serve(t, adminapi.Settings{DeadLetters: newDesk(t), Roster: test.roster})
 		client := adminv1connect.NewMeshServiceClient(fronttest.Client(t, false), url)
 		_, err := client.ListHosts(t.Context(), connect.NewRequest(&adminv1.ListHostsRequest{}))
 		expect(t, name, err, test.want)

@@ -11,7 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/stagemesh/stagemesh/mesh/brokerauth"
+	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
@@ -25,7 +25,7 @@ type Settings struct {
 	// Name is what the broker shows the connection as.
 	Name string
 	// Auth are the files by which the broker and this process know each other.
-	Auth brokerauth.Files
+	Auth credentials.Broker
 	// AckTimeout is how long a send waits to be acknowledged before it is
 	// ErrUnknown; 0 means 2 s.
 	AckTimeout time.Duration
@@ -113,7 +113,7 @@ func (b *Bus) options() []nats.Option {
 		nats.PingInterval(pingEvery),
 		nats.MaxPingsOutstanding(maxPings),
 		nats.FlusherTimeout(writeTimeout),
-		nats.CustomReconnectDelay(func(int) time.Duration { return brokerauth.Delay(b.refused()) }),
+		nats.CustomReconnectDelay(func(int) time.Duration { return credentials.ReconnectDelay(b.refused()) }),
 		nats.ConnectHandler(func(*nats.Conn) { b.connected() }),
 		nats.ReconnectHandler(func(*nats.Conn) { b.connected() }),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) { b.disconnected(err) }),
@@ -173,7 +173,7 @@ func (b *Bus) missed(err error) {
 		// The next attempt says why.
 		return
 	}
-	advice := brokerauth.Advice(err)
+	advice := credentials.Advice(err)
 	b.mu.Lock()
 	known := b.told[advice]
 	if b.told == nil {
@@ -182,12 +182,12 @@ func (b *Bus) missed(err error) {
 	b.why, b.told[advice] = err, true
 	b.mu.Unlock()
 	if !known {
-		b.settings.Logger.Warn("the broker is not reached; trying again", "connection", b.settings.Name, "error", brokerauth.Explain(err))
+		b.settings.Logger.Warn("the broker is not reached; trying again", "connection", b.settings.Name, "error", credentials.Explain(err))
 	}
 }
 
 func (b *Bus) asyncError(nc *nats.Conn, sub *nats.Subscription, err error) {
-	if brokerauth.Refused(err) && !nc.IsConnected() {
+	if credentials.IsRefused(err) && !nc.IsConnected() {
 		// It is heard at each attempt to connect, and refused says it once.
 		return
 	}
@@ -257,7 +257,7 @@ func (b *Bus) away() error {
 	if b.why == nil {
 		return ErrDisconnected
 	}
-	return fmt.Errorf("%w: %w", ErrDisconnected, brokerauth.Explain(b.why))
+	return fmt.Errorf("%w: %w", ErrDisconnected, credentials.Explain(b.why))
 }
 
 const connectPoll = 10 * time.Millisecond

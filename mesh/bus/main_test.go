@@ -30,7 +30,7 @@ const ackWait = 10 * time.Minute
 func queue(edits ...func(*bus.QueueSettings)) bus.QueueSettings {
 	s := bus.QueueSettings{
 		Stage: stage, Durability: pipeline.Memory,
-		MaxItems: 10_000, MaxBytes: 64 << 20, MaxAge: time.Hour, AckWait: ackWait,
+		MaxItems: 10_000, MaxBytes: 64 << 20, MaxAge: time.Hour, AckWait: ackWait, MaxDeliver: 20,
 	}
 	for _, edit := range edits {
 		edit(&s)

@@ -26,18 +26,17 @@ type QueueSettings struct {
 	MaxAge time.Duration
 	// AckWait is how long a host may be silent about an item before another
 	// gets it.
-	AckWait  time.Duration
-	Replicas int
+	AckWait time.Duration
+	// MaxDeliver is how often the broker delivers an item of memory at most; then it
+	// stays in its queue, undelivered, until it is too old. 0 means no limit. Items on
+	// file have none, because they would stay for ever.
+	MaxDeliver int
+	Replicas   int
 	// Version of these settings: an existing stream is changed only by hosts
 	// with a higher one, so that a rolling upgrade does not flip it to and
 	// fro.
 	Version int
 }
-
-// MaxDeliver is how often the broker delivers an item of memory at most; then it
-// lies in its queue unseen until it is too old. Hosts decide before, and alone
-// where the item is on file, for there it would lie for ever.
-const MaxDeliver = 20
 
 // Bounds of the server's own nets, beyond what hosts decide by themselves.
 const (
@@ -136,7 +135,7 @@ func (b *Bus) streamConfig(s QueueSettings) jetstream.StreamConfig {
 		MaxBytes:    s.MaxBytes,
 		Storage:     storage,
 		Replicas:    max(1, s.Replicas),
-		Duplicates:  max(minWindow, MaxDeliver*s.AckWait),
+		Duplicates:  max(minWindow, time.Duration(s.MaxDeliver)*s.AckWait),
 		Metadata:    map[string]string{metadataVersion: strconv.Itoa(s.Version), metadataAckWait: s.AckWait.String()},
 	}
 	if s.Durability == pipeline.Memory && s.MaxAge > 0 {
@@ -199,8 +198,8 @@ func (b *Bus) removeStray(ctx context.Context, s QueueSettings, class pipeline.C
 }
 
 func (b *Bus) consumerConfig(s QueueSettings, class pipeline.Class, epoch Epoch) jetstream.ConsumerConfig {
-	deliveries := MaxDeliver
-	if s.Durability == pipeline.File {
+	deliveries := s.MaxDeliver
+	if s.Durability == pipeline.File || deliveries == 0 {
 		deliveries = -1
 	}
 	return jetstream.ConsumerConfig{

@@ -5,50 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 )
-
-// StoreSettings are those of a stream that keeps things on disk for a time. 0
-// means the default of the store.
-type StoreSettings struct {
-	// Retention is how long each is kept.
-	Retention time.Duration
-	// MaxBytes bounds all of them together; the broker reserves it.
-	MaxBytes int64
-	Replicas int
-	// Version of these settings: an existing stream is changed only by a higher
-	// one.
-	Version int
-}
-
-// Or returns the settings with these in the place of 0.
-func (s StoreSettings) Or(retention time.Duration, maxBytes int64) StoreSettings {
-	if s.Retention == 0 {
-		s.Retention = retention
-	}
-	if s.MaxBytes == 0 {
-		s.MaxBytes = maxBytes
-	}
-	s.Replicas, s.Version = max(1, s.Replicas), max(1, s.Version)
-	return s
-}
-
-// Stream is the configuration of the stream.
-func (s StoreSettings) Stream(name, subjects, what string) jetstream.StreamConfig {
-	return jetstream.StreamConfig{
-		Name:        name,
-		Description: what,
-		Subjects:    []string{subjects},
-		Retention:   jetstream.LimitsPolicy,
-		Storage:     jetstream.FileStorage,
-		MaxAge:      s.Retention,
-		MaxBytes:    s.MaxBytes,
-		Replicas:    s.Replicas,
-		AllowDirect: true,
-	}
-}
 
 // EnsureStream creates a stream, or changes it where the version is higher than
 // its own, so that a rolling upgrade does not flip it to and fro. It is safe to

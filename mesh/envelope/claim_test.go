@@ -51,23 +51,25 @@ func TestAReleasedClaimIsSmallerThanItWas(t *testing.T) {
 func TestClaimWithoutMeaningIsRefused(t *testing.T) {
 	t.Parallel()
 	at := &timestamppb.Timestamp{Seconds: 1}
-	whole := func() *meshv1.Claim {
-		return &meshv1.Claim{
+	whole := func() *meshv1.IdempotencyRecord {
+		return &meshv1.IdempotencyRecord{
 			RequestId: requestID, Digest: make([]byte, len(envelope.Digest{})), AdmittedAt: at, Deadline: at,
-			Durability: inferencev1.Durability_DURABILITY_FILE, State: meshv1.ClaimState_CLAIM_STATE_HELD,
+			Durability: inferencev1.Durability_DURABILITY_FILE, State: meshv1.IdempotencyState_IDEMPOTENCY_STATE_HELD,
 		}
 	}
-	for name, edit := range map[string]func(*meshv1.Claim){
-		"no request":        func(c *meshv1.Claim) { c.RequestId = "" },
-		"no UUID":           func(c *meshv1.Claim) { c.RequestId = "x" },
-		"no admission":      func(c *meshv1.Claim) { c.AdmittedAt = nil },
-		"no deadline":       func(c *meshv1.Claim) { c.Deadline = nil },
-		"a short digest":    func(c *meshv1.Claim) { c.Digest = []byte("x") },
-		"no state":          func(c *meshv1.Claim) { c.State = 0 },
-		"an unknown state":  func(c *meshv1.Claim) { c.State = 99 },
-		"unknown durable":   func(c *meshv1.Claim) { c.Durability = 99 },
-		"nothing at all":    func(c *meshv1.Claim) { proto.Reset(c) },
-		"a time out of all": func(c *meshv1.Claim) { c.Deadline = timestamppb.New(time.Date(20000, 1, 1, 0, 0, 0, 0, time.UTC)) },
+	for name, edit := range map[string]func(*meshv1.IdempotencyRecord){
+		"no request":       func(c *meshv1.IdempotencyRecord) { c.RequestId = "" },
+		"no UUID":          func(c *meshv1.IdempotencyRecord) { c.RequestId = "x" },
+		"no admission":     func(c *meshv1.IdempotencyRecord) { c.AdmittedAt = nil },
+		"no deadline":      func(c *meshv1.IdempotencyRecord) { c.Deadline = nil },
+		"a short digest":   func(c *meshv1.IdempotencyRecord) { c.Digest = []byte("x") },
+		"no state":         func(c *meshv1.IdempotencyRecord) { c.State = 0 },
+		"an unknown state": func(c *meshv1.IdempotencyRecord) { c.State = 99 },
+		"unknown durable":  func(c *meshv1.IdempotencyRecord) { c.Durability = 99 },
+		"nothing at all":   func(c *meshv1.IdempotencyRecord) { proto.Reset(c) },
+		"a time out of all": func(c *meshv1.IdempotencyRecord) {
+			c.Deadline = timestamppb.New(time.Date(20000, 1, 1, 0, 0, 0, 0, time.UTC))
+		},
 	} {
 		claim := whole()
 		edit(claim)

@@ -22,7 +22,7 @@ func TestAPipelineIsTheSameAfterATripThroughJSON(t *testing.T) {
 	for name, p := range map[string]pipeline.Pipeline{
 		"the least": {Name: "p", Steps: []pipeline.Step{{Name: "s", Stage: "t"}}},
 		"all": {
-			Name: "p", Timeout: 1500 * time.Millisecond, Durability: pipeline.File, Keep: []string{"image"}, MaxInFlight: 7, WaitForRoom: true,
+			Name: "p", Timeout: 1500 * time.Millisecond, Durability: pipeline.File, Keep: []string{"image"}, MaxInFlight: 7, WaitForCapacity: true,
 			Steps: []pipeline.Step{
 				{
 					Name: "one", Stage: "a", Model: payload.ModelRef{Alias: "best", Version: "2"}, Inputs: map[string]string{"x": "image"},

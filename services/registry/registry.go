@@ -15,7 +15,7 @@ import (
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/consul"
 	"github.com/stagemesh/stagemesh/discovery/natskv"
-	"github.com/stagemesh/stagemesh/mesh/secretfile"
+	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/stagehost"
 )
 
@@ -46,7 +46,7 @@ func New(s Settings) (*Registry, error) {
 	settings.Mesh, settings.Logger = s.Mesh, s.Logger
 	if s.TokenFile != "" {
 		var err error
-		if settings.Token, err = secretfile.Token(s.TokenFile); err != nil {
+		if settings.Token, err = credentials.Token(s.TokenFile); err != nil {
 			return nil, fmt.Errorf("registry.consul.token_file: %w", err)
 		}
 	}
@@ -67,14 +67,14 @@ func New(s Settings) (*Registry, error) {
 // checkTLS reads the files that the client reads, whose errors name no key.
 func checkTLS(t consul.TLS) error {
 	if t.CAFile != "" {
-		if _, err := secretfile.Roots(t.CAFile); err != nil {
+		if _, err := credentials.Roots(t.CAFile); err != nil {
 			return fmt.Errorf("registry.consul.ca_file: %w", err)
 		}
 	}
 	if t.CertFile == "" {
 		return nil
 	}
-	_, err := secretfile.Pair{CertFile: t.CertFile, KeyFile: t.KeyFile}.Load("registry.consul.")
+	_, err := credentials.Pair{CertFile: t.CertFile, KeyFile: t.KeyFile}.Load("registry.consul.")
 	return err
 }
 

@@ -312,7 +312,7 @@ func TestItemsOfAKilledHostAreAnsweredByAnother(t *testing.T) {
 }
 
 // running matches the page of metrics of a host with an item at its runner.
-var running = regexp.MustCompile(`(?m)^stagemesh_stage_in_hand\{[^}]*state="running"[^}]*\} 1$`)
+var running = regexp.MustCompile(`(?m)^stagemesh_stage_items_in_flight\{[^}]*state="running"[^}]*\} 1$`)
 
 // Whoever reads the registry sees who serves a stage, and who has left it.
 func TestHostsAreInTheRegistryAsLongAsTheyLive(t *testing.T) {
