@@ -12,7 +12,7 @@ import (
 	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/catalog"
+	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
@@ -97,7 +97,7 @@ func (b *bed) storeReply(env *envelope.Envelope, reply *envelope.Reply) bool {
 		err     error
 	}
 	done := make(chan sent, 1)
-	b.host.Send(message, func(r bus.Receipt, err error) { done <- sent{r, err} })
+	b.host.Publish(message, func(r bus.Receipt, err error) { done <- sent{r, err} })
 	got := bustest.Receive(b.t, "receipt of a stored answer", done)
 	if got.err != nil {
 		b.t.Errorf("store: %v", got.err)
@@ -115,7 +115,7 @@ func (b *bed) announce(env *envelope.Envelope) {
 func (b *bed) sends(env *envelope.Envelope, reply *envelope.Reply) {
 	message, err := b.host.Reply(env.Gateway, reply)
 	if err == nil {
-		err = b.host.SendOnce(message)
+		err = b.host.PublishUnacked(message)
 	}
 	if err != nil {
 		b.t.Errorf("reply: %v", err)
@@ -260,7 +260,7 @@ func cancelled(how string) string { return "stagemesh.gateway.cancelled " + how 
 func twoPipelines(t *testing.T) func(*call.Settings) {
 	t.Helper()
 	steps := []pipeline.Step{{Name: "stage", Stage: stage}}
-	c, err := catalog.New([]pipeline.Pipeline{{Name: "one", Steps: steps}, {Name: "two", Steps: steps}})
+	c, err := pipelines.NewCatalog([]pipeline.Pipeline{{Name: "one", Steps: steps}, {Name: "two", Steps: steps}})
 	if err != nil {
 		t.Fatal(err)
 	}

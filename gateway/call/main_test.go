@@ -14,7 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/catalog"
+	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
@@ -62,7 +62,7 @@ func newBed(t *testing.T, edits ...func(*call.Settings)) *bed {
 // b.stops before.
 func (b *bed) start(conn *bus.Bus, edits ...func(*call.Settings)) *call.Service {
 	b.t.Helper()
-	c, err := catalog.New(nil)
+	c, err := pipelines.NewCatalog(nil)
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -190,7 +190,7 @@ func (b *bed) chunkOf(env *envelope.Envelope, seq uint64, data []byte, nextWithi
 	reply.Seq, reply.Chunk, reply.Parts, reply.NextWithin = seq, true, blob(data), nextWithin
 	message, err := b.host.Reply(env.Gateway, reply)
 	if err == nil {
-		err = b.host.SendOnce(message)
+		err = b.host.PublishUnacked(message)
 	}
 	if err != nil {
 		b.t.Errorf("chunk %d: %v", seq, err)
@@ -211,7 +211,7 @@ func (b *bed) endWith(env *envelope.Envelope, seq uint64, parts []payload.Part) 
 		return
 	}
 	acknowledged := make(chan error, 1)
-	b.host.Send(message, func(_ bus.Receipt, err error) { acknowledged <- err })
+	b.host.Publish(message, func(_ bus.Receipt, err error) { acknowledged <- err })
 	if err := <-acknowledged; err != nil {
 		b.t.Errorf("answer: %v", err)
 	}

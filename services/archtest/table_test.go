@@ -48,8 +48,8 @@ var importTable = rules{
 		{packages: list("mesh/process", "mesh/config", "mesh/telemetry", tlstest), mayImport: nothing},
 
 		// Who is alive: the interfaces, and what implements or reads them.
-		{packages: list("discovery"), mayImport: nothing},
-		{packages: list("discovery/*", "discovery/consul/consultest"), mayImport: list("discovery", "discovery/discoverytest", "discovery/mirror", proto, auth, tlstest)},
+		{packages: list("discovery"), mayImport: list(proto)},
+		{packages: list("discovery/*", "discovery/internal/*", "discovery/consul/consultest"), mayImport: list("discovery", "discovery/internal/...", auth, tlstest)},
 
 		// The stage host.
 		{packages: list("stagehost/batch", "stagehost/ledger", "stagehost/runner/worker/supervise"), mayImport: list(fault, pipeline), pure: true},
@@ -60,23 +60,23 @@ var importTable = rules{
 		{packages: list("stagehost"), mayImport: list(proto, sdk, "mesh/...", "stagehost/...", discovery)},
 
 		// The gateway: only admission and call touch the bus, fronts translate.
-		{packages: list("gateway/correlate", "gateway/catalog"), mayImport: list(fault, payload, pipeline)},
+		{packages: list("gateway/correlate"), mayImport: list(fault, pipeline)},
 		{packages: list("gateway/admission"), mayImport: list(fault, pipeline, envelope, bus)},
-		// What follows the registry, and says what fits: it serves a catalog.
+		// What follows the registry, and says what fits.
 		{
 			packages:  list("gateway/pipelines"),
-			mayImport: list(proto, tensor, fault, payload, msgpack, pipeline, "discovery", "discovery/mirror", "gateway/catalog"),
+			mayImport: list(proto, tensor, fault, payload, msgpack, pipeline, "discovery"),
 		},
 		{
 			packages:  list("gateway/call"),
-			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/store", "gateway/admission", "gateway/correlate", "gateway/catalog"),
+			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/store", "gateway/admission", "gateway/correlate", "gateway/pipelines"),
 		},
-		{packages: list("gateway/front/*"), mayImport: list(proto, tensor, fault, payload, msgpack, pipeline, auth, "gateway/call", "gateway/front/*", "gateway/openapi")},
+		{packages: list("gateway/front/*"), mayImport: list(proto, tensor, fault, payload, msgpack, pipeline, auth, "gateway/admission", "gateway/call", "gateway/front/*", "gateway/openapi")},
 		// What the operators' port shows is what the stores keep: it reads letters
 		// and their items, through interfaces of its own. A front, so never the bus.
 		{
 			packages: list("gateway/adminapi"),
-			mayImport: list(proto, fault, payload, pipeline, envelope, "mesh/store", "discovery/roster", "gateway/call", "gateway/pipelines",
+			mayImport: list(proto, fault, payload, pipeline, envelope, "mesh/store", "discovery", "gateway/call", "gateway/pipelines",
 				"gateway/front/port", "gateway/front/transport"),
 		},
 		// What describes the fronts uses their words.
