@@ -193,7 +193,7 @@ bench-page: bin/benchsuite ## Write docs/performance.md and its pictures again, 
 # Whether they are up to date is for go to say. Results name the commit, where git has it.
 .PHONY: bin/stagemesh bin/benchsuite
 bin/stagemesh bin/benchsuite:
-	@go build -buildvcs=auto -o $@ ./services/cmd/$(@F)
+	@CGO_ENABLED=0 go build -buildvcs=auto -o $@ ./services/cmd/$(@F)
 
 .PHONY: bench-go
 bench-go: ## Run the benchmarks in Go (BENCH=regexp COUNT=n BENCHTIME=t); the output suits benchstat

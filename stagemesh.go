@@ -71,8 +71,9 @@ type (
 	Pipeline = pipeline.Pipeline
 	// Step is one step of a pipeline.
 	Step = pipeline.Step
-	// Request is what Infer and Stream send, Response what they return.
-	Request  = call.Request
+	// Request is what Infer and Stream send.
+	Request = call.Request
+	// Response is what they return.
 	Response = call.Response
 )
 

@@ -23,6 +23,7 @@ func TestRegistrySectionIsRead(t *testing.T) {
 		t.Errorf("consul: got %+v", consul)
 	}
 }
+
 func TestAMeshHasOneRegistry(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{

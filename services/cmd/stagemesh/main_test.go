@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 	folder, err := os.MkdirTemp("", "stagemesh-")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1) //nolint:forbidigo // this is main
+		os.Exit(1)
 	}
 	built.folder = folder
 	goleak.VerifyTestMain(m,
@@ -40,7 +40,7 @@ func TestMain(m *testing.M) {
 			if err := os.RemoveAll(folder); err != nil {
 				fmt.Fprintln(os.Stderr, err)
 			}
-			os.Exit(code) //nolint:forbidigo // this is main
+			os.Exit(code)
 		}))
 }
 
