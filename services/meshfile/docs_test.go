@@ -22,7 +22,6 @@ import (
 	"github.com/stagemesh/stagemesh/services/runners"
 	"github.com/stagemesh/stagemesh/services/synth"
 	"github.com/stagemesh/stagemesh/services/topk"
-	"github.com/stagemesh/stagemesh/services/worker"
 	"github.com/stagemesh/stagemesh/stagehost"
 )
 
@@ -77,7 +76,7 @@ var settings = map[string]reflect.Type{
 	"onnx":         reflect.TypeFor[onnx.Settings](),
 	"top_k":        reflect.TypeFor[topk.Settings](),
 	"echo":         reflect.TypeFor[synth.EchoSettings](),
-	"worker":       reflect.TypeFor[worker.Settings](),
+	"worker":       reflect.TypeFor[runners.WorkerSettings](),
 	"sleep":        reflect.TypeFor[synth.SleepSettings](),
 	"burn":         reflect.TypeFor[synth.BurnSettings](),
 	"stream":       reflect.TypeFor[synth.StreamSettings](),

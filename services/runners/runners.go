@@ -1,6 +1,5 @@
-// Package runners lists the runners that are shipped, for programs that take
-// whatever a mesh's file asks for. A program of one kind names that itself, and
-// does not link the others.
+// Package runners lists the runners that are shipped, for programs that serve whatever
+// a mesh's file names, and has the one of worker processes.
 package runners
 
 import (
@@ -9,7 +8,6 @@ import (
 	"github.com/stagemesh/stagemesh/services/onnx"
 	"github.com/stagemesh/stagemesh/services/synth"
 	"github.com/stagemesh/stagemesh/services/topk"
-	"github.com/stagemesh/stagemesh/services/worker"
 )
 
 // All returns every kind of runner that is shipped.
@@ -18,7 +16,7 @@ func All() []meshfile.Kind {
 		meshfile.KindOf("image_decode", imagedecode.New),
 		meshfile.KindOf("onnx", onnx.New),
 		meshfile.KindOf("top_k", topk.New),
-		meshfile.KindOf("worker", worker.New),
+		meshfile.KindOf("worker", NewWorker),
 		meshfile.KindOf("echo", synth.NewEcho),
 		meshfile.KindOf("sleep", synth.NewSleep),
 		meshfile.KindOf("burn", synth.NewBurn),

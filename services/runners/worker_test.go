@@ -1,13 +1,13 @@
-package worker
+package runners
 
 import (
 	"testing"
 )
 
 // Python tells 1.0 from 1.
-func TestOptionsAreTheNumbersThatWereWritten(t *testing.T) {
+func TestWorkerOptionsKeepTheirNumbers(t *testing.T) {
 	t.Parallel()
-	s := Settings{Options: map[string]any{
+	s := WorkerSettings{Options: map[string]any{
 		"whole": uint64(1), "real": 1.0, "large": 1e30, "list": []any{2.0, map[string]any{"small": -0.5}}, "text": "1.0", "no": nil,
 	}}
 	got, err := s.options()
@@ -17,10 +17,10 @@ func TestOptionsAreTheNumbersThatWereWritten(t *testing.T) {
 	}
 }
 
-func TestOptionsThatJSONHasNotAreRefused(t *testing.T) {
+func TestInfiniteWorkerOptionIsRejected(t *testing.T) {
 	t.Parallel()
 	zero := 0.0
-	if _, err := New(Settings{Command: []string{"x"}, Options: map[string]any{"x": 1 / zero}}); err == nil {
+	if _, err := NewWorker(WorkerSettings{Command: []string{"x"}, Options: map[string]any{"x": 1 / zero}}); err == nil {
 		t.Error("an infinite option is taken")
 	}
 }
