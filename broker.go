@@ -35,7 +35,7 @@ type broker struct {
 	ready    chan struct{}
 }
 
-// ErrBroker says that the broker in the process did not start.
+// ErrBroker is wrapped by errors of a broker in the process that did not start.
 var ErrBroker = errors.New("the broker in the process did not start")
 
 // newBroker returns a broker for a mesh that reserves that much.
@@ -71,8 +71,8 @@ func (b *broker) run(ctx context.Context) error {
 	return nil
 }
 
-// remove removes the folder of a broker that is gone. What stays behind is in
-// the system's folder for such things.
+// remove removes the folder of a broker that has stopped. On an error its files remain in
+// the system's folder for temporary files.
 func (b *broker) remove(folder string) {
 	if err := os.RemoveAll(folder); err != nil {
 		b.log.log.Warn("the broker's files stay behind", "error", err)
@@ -155,8 +155,8 @@ func guard(s meshfile.NATS, o *server.Options) (err error) {
 	return nil
 }
 
-// auth is how this process itself speaks to the broker: past TLS, which it has for
-// others.
+// auth returns how this process connects to the broker: without TLS, which is for
+// other processes.
 func (b *broker) auth() credentials.Broker {
 	if b.settings.Listen == "" {
 		return credentials.Broker{}
@@ -186,8 +186,7 @@ func (b *broker) url() string {
 	return b.ClientURL()
 }
 
-// brokerLog hands the broker's words to the process's log. The last words of
-// one that cannot go on are kept.
+// brokerLog passes the broker's log to the process's, and keeps the first fatal line.
 type brokerLog struct {
 	log   *slog.Logger
 	fatal chan string
@@ -201,8 +200,8 @@ func (l *brokerLog) Fatalf(format string, v ...any) {
 	}
 }
 
-// The other methods of server.Logger. The broker is talkative: what it has to
-// notice is for whom the level is debug.
+// The other methods of server.Logger. The broker logs much, so its notices and warnings are
+// for the level debug.
 func (l *brokerLog) Noticef(format string, v ...any) { l.log.Debug(fmt.Sprintf(format, v...)) }
 func (l *brokerLog) Warnf(format string, v ...any)   { l.log.Warn(fmt.Sprintf(format, v...)) }
 func (l *brokerLog) Errorf(format string, v ...any) {

@@ -10,7 +10,7 @@ import (
 	"github.com/stagemesh/stagemesh/services/meshfile"
 )
 
-// FileSettings are what a file does not say about a mesh.
+// FileSettings are the settings of a mesh that its file does not have.
 type FileSettings struct {
 	// Stages are those of the file's that this process runs; nil means all.
 	Stages []string
@@ -24,7 +24,7 @@ type FileSettings struct {
 	Version string
 }
 
-// ErrAlone says that some stages of the file are left out, and no other process
+// ErrAlone is returned when some stages of the file are left out, and no other process
 // can join the mesh to serve them.
 var ErrAlone = errors.New("no other process can join this mesh to serve the other stages; its file needs nats.url or nats.listen")
 

@@ -185,7 +185,7 @@ func (s Stage) withDefaults() Stage {
 	return s
 }
 
-// Validate checks what can be told before the start.
+// Validate checks the stage before the start.
 func (s Stage) Validate() error {
 	s = s.withDefaults()
 	if len(s.Runners) == 0 {
@@ -218,8 +218,7 @@ func (m *Mesh) AddPipeline(p pipeline.Pipeline) error {
 	return nil
 }
 
-// Validate checks what the settings and the pipelines say, without starting
-// anything.
+// Validate checks the settings and the pipelines, without starting anything.
 func (m *Mesh) Validate() error {
 	if m.settings.NoGateway {
 		return nil

@@ -14,8 +14,8 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// Config is what an operator says about the gateways of a mesh: the section gateway of
-// a mesh's file. 0 means the default.
+// Config is the configuration of a mesh's gateways: the section gateway of a mesh's
+// file. 0 means the default.
 type Config struct {
 	// Listen is the public address; empty means none, for use as a library.
 	Listen string `yaml:"listen"`
@@ -67,7 +67,7 @@ const (
 	DefaultDrainTimeout     = 30 * time.Second
 
 	leastRequests = 4
-	// lastWords is how long answers have to be written that were given in the end.
+	// lastWords bounds how long the last answers may take to be written.
 	lastWords = time.Second
 )
 

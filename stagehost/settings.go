@@ -20,8 +20,8 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/schema"
 )
 
-// Config is what an operator says about the hosts of a stage: the stage's section of a
-// mesh's file. 0 means the default.
+// Config is the configuration of a stage's hosts: the stage's section of a mesh's
+// file. 0 means the default.
 type Config struct {
 	// Batch bounds the batches. A file's default is DefaultBatch.
 	Batch batch.Settings `yaml:"batch"`
@@ -159,9 +159,9 @@ func (s Settings) eventRoom() int {
 	return 2 * (s.MaxInFlight + maxDirectCalls + 2*s.Runner.Concurrency() + 8)
 }
 
-// complete is what a stage takes and gives whose runner says that.
-func (s Settings) complete(said runner.Spec) (runner.Spec, error) {
-	return schema.Complete(said, s.Inputs, s.Outputs)
+// complete returns the spec of the stage with the runner's spec.
+func (s Settings) complete(spec runner.Spec) (runner.Spec, error) {
+	return schema.Complete(spec, s.Inputs, s.Outputs)
 }
 
 func orDefault[T comparable](value *T, otherwise T) {

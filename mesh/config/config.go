@@ -19,7 +19,7 @@
 // that is relative to the file's folder. Fields are bool, whole numbers, floats,
 // strings, time.Duration ("250ms"), Bytes ("4MiB"), Secret, anything else with
 // UnmarshalText; pointers, slices and maps by string of these; structs; any for
-// what may be of every kind; and Section for what somebody else decodes later.
+// values of any kind; and Section for parts that are decoded later.
 // A key without a value leaves its field as it is.
 //
 // A string may be written as any scalar and is then that text: 010 stays "010".

@@ -38,7 +38,7 @@ func (r *reader) fail(at place, path Path, format string, args ...any) {
 	})
 }
 
-// mismatch says that the value is not what is wanted.
+// mismatch adds the error that the value is not of the wanted kind.
 func (r *reader) mismatch(n *node, path Path, wanted string) {
 	if n.kind == text && kindOf(n.text) != text {
 		r.fail(n.place, path, "%s in quotes is text and not %s", n, wanted)

@@ -41,7 +41,7 @@ func (s Secret) String() string {
 
 // Format implements fmt.Formatter: every verb prints the mask.
 func (s Secret) Format(out fmt.State, _ rune) {
-	// fmt has nobody to tell.
+	// fmt takes no error.
 	_, _ = io.WriteString(out, s.String())
 }
 

@@ -1,9 +1,8 @@
-// Package meshfile reads the one file that says what a mesh is: its name, its
+// Package meshfile reads the one file that describes a mesh: its name, its
 // stages with runner and batching, its pipelines, and how the gateway listens.
 // docs/configuration.md is its reference.
 //
-// Which kinds of runners there are is for the program to say, so that it links
-// no others:
+// The program passes the kinds of runners that it has, so that it links no others:
 //
 //	decode := meshfile.KindOf("image_decode", imagedecode.New)
 //

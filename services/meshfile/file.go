@@ -103,7 +103,7 @@ type Pipeline struct {
 	// many as for all.
 	MaxInFlight int `yaml:"max_in_flight"`
 	// WaitForCapacity makes requests wait, until their deadline, where a stage has
-	// no room for them.
+	// no capacity for them.
 	WaitForCapacity bool `yaml:"wait_for_capacity"`
 }
 
@@ -145,8 +145,8 @@ func Read(path string, kinds ...Kind) (*File, error) {
 	return ReadAt(path, "", kinds...)
 }
 
-// ReadAt is Read for a program that was told where the broker is: what the file says of
-// a broker in a process is then of another process. Without a URL it is Read.
+// ReadAt is Read with the URL of a broker: the file's broker in a process then belongs to
+// another process. Without a URL it is Read.
 func ReadAt(path, broker string, kinds ...Kind) (*File, error) {
 	f := &File{folder: filepath.Dir(path), kinds: kinds}
 	doc, err := config.Load(path, f)
@@ -202,7 +202,7 @@ const (
 func (f *File) OpsListen() string { return cmp.Or(f.Ops.Listen, DefaultOps) }
 
 // GatewaySettings returns the settings of a gateway. Its id, logger, meter and registry
-// are for the caller to fill in. Errors say where in the file they are.
+// are for the caller to fill in. Errors point into the file.
 func (f *File) GatewaySettings() (out gateway.Settings, err error) {
 	out.Config, out.Bus = f.Gateway, bus.Settings{URL: f.NATS.URL, Auth: f.NATS.Broker}
 	out.Listen, out.Admin.Listen = cmp.Or(out.Listen, DefaultListen), cmp.Or(out.Admin.Listen, DefaultAdmin)
@@ -214,7 +214,7 @@ func (f *File) GatewaySettings() (out gateway.Settings, err error) {
 	return out, err
 }
 
-// Joinable says whether other processes may serve stages of the mesh.
+// Joinable reports whether other processes may serve stages of the mesh.
 func (f *File) Joinable() bool { return f.NATS.URL != "" || f.NATS.Listen != "" }
 
 // StageNames returns the names of the stages, sorted.

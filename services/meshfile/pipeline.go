@@ -74,7 +74,7 @@ func (f *File) step(in Step, durability pipeline.Durability) (pipeline.Step, err
 		return out, fmt.Errorf("stage: there is no stage %q; there are %s, and without nats.url or nats.listen no other process can add one",
 			in.Stage, strings.Join(f.StageNames(), ", "))
 	}
-	if err := f.keeps(in.Stage, durability); err != nil && !f.pipelinesOnly {
+	if err := f.checkQueue(in.Stage, durability); err != nil && !f.pipelinesOnly {
 		return out, fmt.Errorf("stage: %w", err)
 	}
 	var err error
@@ -82,10 +82,10 @@ func (f *File) step(in Step, durability pipeline.Durability) (pipeline.Step, err
 	return out, err
 }
 
-// keeps returns nil unless the file says that the stage has no such queue.
-func (f *File) keeps(stage string, d pipeline.Durability) error {
+// checkQueue returns an error if the stage has no queue of that durability.
+func (f *File) checkQueue(stage string, d pipeline.Durability) error {
 	if _, err := pipeline.ParseDurability(string(d)); err != nil || has(f.Stages[stage].Queue.Durabilities, d) {
-		return nil //nolint:nilerr // a durability that is none is told at its own key
+		return nil //nolint:nilerr // a bad durability is an error of its own key
 	}
 	return fmt.Errorf("the pipeline's durability is %s, and the stage %s has no such queue; change durability, or the stage's queue.durabilities", d, stage)
 }

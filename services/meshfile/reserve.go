@@ -19,7 +19,7 @@ type Reserve struct {
 // ReserveOf returns what a mesh with these queues reserves. Where none of them is
 // on file there are no dead letters; requests with an idempotency key have their
 // answers stored all the same.
-func ReserveOf(queues []stagehost.QueueSettings, results store.Settings, letters store.Settings, keys store.Settings) Reserve {
+func ReserveOf(queues []stagehost.QueueSettings, results, deadLetters, keys store.Settings) Reserve {
 	var out Reserve
 	for _, q := range queues {
 		size := cmp.Or(q.MaxBytes, stagehost.DefaultMaxBytes)
@@ -31,7 +31,7 @@ func ReserveOf(queues []stagehost.QueueSettings, results store.Settings, letters
 		}
 	}
 	if out.Store > 0 {
-		out.Store += cmp.Or(letters.MaxBytes, store.DefaultMaxBytes)
+		out.Store += cmp.Or(deadLetters.MaxBytes, store.DefaultMaxBytes)
 	}
 	if len(queues) > 0 {
 		out.Store += store.DefaultRunMaxBytes + cmp.Or(results.MaxBytes, store.DefaultMaxBytes) + cmp.Or(keys.MaxBytes, store.DefaultMaxBytes)

@@ -20,7 +20,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/stageapi"
 )
 
-// Validate checks everything that can be told without starting anything: of the
+// Validate checks everything that can be checked without starting anything: of the
 // files that it names only those of JSON Schemas, and those that its kinds of runners
 // read to be made.
 func (f *File) Validate() error {
@@ -31,8 +31,8 @@ func (f *File) Validate() error {
 	return errors.Join(f.validateShown(), f.validateFit(hosts, routes))
 }
 
-// validateShown refuses a certificate that nobody sees; a program of one stage may have
-// been told its address.
+// validateShown rejects a certificate without a port to show it on. `stagemesh stage` may
+// have the address from a flag, so it does not check this.
 func (f *File) validateShown() error {
 	var errs []error
 	for _, name := range f.StageNames() {
@@ -43,8 +43,8 @@ func (f *File) validateShown() error {
 	return errors.Join(errs...)
 }
 
-// validateFit holds the pipelines of a valid file against what its stages say that
-// they take and give. Many say so only once they have started.
+// validateFit checks the pipelines of a valid file against the specs of its stages. Many
+// runners have a spec only once they have started.
 func (f *File) validateFit(hosts []stagehost.Settings, routes []pipeline.Pipeline) error {
 	stages := known(hosts, routes)
 	var errs []error
@@ -58,8 +58,8 @@ func (f *File) validateFit(hosts []stagehost.Settings, routes []pipeline.Pipelin
 	return errors.Join(errs...)
 }
 
-// known is what hosts say of their stages; of those of others that routes pass nobody
-// says anything.
+// known returns what is known of the stages: the specs of the hosts, and nothing of stages
+// that other processes serve.
 func known(hosts []stagehost.Settings, routes []pipeline.Pipeline) map[pipeline.StageName]pipelines.Stage {
 	out := map[pipeline.StageName]pipelines.Stage{}
 	for _, route := range routes {
@@ -76,20 +76,20 @@ func known(hosts []stagehost.Settings, routes []pipeline.Pipeline) map[pipeline.
 	return out
 }
 
-// specOf is what a stage takes and gives as far as that is known before its runner has
-// started. What the file says alone may be a part of it.
+// specOf returns the spec of a stage as far as it is known before its runner has started.
+// The parts of the file alone may be incomplete.
 func specOf(host stagehost.Settings) runner.Spec {
-	said := host.Runner.Spec()
-	said.Stream = said.Stream || host.Batch.Mode == batch.Stream
-	if spec, err := schema.Complete(said, given(said.Inputs, host.Inputs), given(said.Outputs, host.Outputs)); err == nil {
-		return spec
+	spec := host.Runner.Spec()
+	spec.Stream = spec.Stream || host.Batch.Mode == batch.Stream
+	if complete, err := schema.Complete(spec, given(spec.Inputs, host.Inputs), given(spec.Outputs, host.Outputs)); err == nil {
+		return complete
 	}
-	return said
+	return spec
 }
 
-// given are the parts of the file where the runner says some already.
-func given(said, written []runner.PartSpec) []runner.PartSpec {
-	if len(said) == 0 {
+// given returns the parts of the file if the runner describes some itself.
+func given(described, written []runner.PartSpec) []runner.PartSpec {
+	if len(described) == 0 {
 		return nil
 	}
 	return written
@@ -185,7 +185,7 @@ func (n NATS) validate() error {
 func (n NATS) validateOwn() []error {
 	errs := []error{elsewhere("credentials_file", n.CredentialsFile), elsewhere("cert_file", n.CertFile)}
 	if n.Listen == "" {
-		return append(errs, nobody("listen_cert_file", n.ListenCertFile), nobody("token_file", n.TokenFile), nobody("ca_file", n.CAFile))
+		return append(errs, onlyJoining("listen_cert_file", n.ListenCertFile), onlyJoining("token_file", n.TokenFile), onlyJoining("ca_file", n.CAFile))
 	}
 	if n.CAFile != "" && n.ListenCertFile == "" {
 		errs = append(errs, errors.New("ca_file: has those that join want TLS, and the broker in the process has none; name its certificate in listen_cert_file"))
@@ -193,7 +193,7 @@ func (n NATS) validateOwn() []error {
 	return errs
 }
 
-// elsewhere refuses a value that only a broker at a URL has a use for.
+// elsewhere rejects a value that is for a broker at a URL.
 func elsewhere(key, value string) error {
 	if value == "" {
 		return nil
@@ -201,8 +201,8 @@ func elsewhere(key, value string) error {
 	return fmt.Errorf("%s: is for a broker of its own; without url there is none", key)
 }
 
-// nobody refuses a value that is for processes which join.
-func nobody(key, value string) error {
+// onlyJoining rejects a value that is for processes that join a broker.
+func onlyJoining(key, value string) error {
 	if value == "" {
 		return nil
 	}
@@ -269,7 +269,7 @@ func (f *File) reserved() (memory, store config.Bytes) {
 	return config.Bytes(r.Memory), config.Bytes(r.Store)
 }
 
-// inProcess refuses a value that only the broker in the process has.
+// inProcess rejects a value that is for the broker in the process.
 func inProcess[T comparable](key string, value T) error {
 	var zero T
 	if value != zero {

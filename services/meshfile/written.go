@@ -15,7 +15,7 @@ import (
 )
 
 // WritePipelines returns the pipelines as a file that ReadPipelines reads. It has no
-// character that a terminal would obey.
+// terminal control characters.
 func WritePipelines(pipelines ...pipeline.Pipeline) []byte {
 	w := &writer{}
 	w.line(0, "pipelines:")
@@ -86,7 +86,7 @@ func groups(s pipeline.Step) []group {
 	return []group{parameters, inputs}
 }
 
-// ownKeys are those of a pipeline beside its steps; what says nothing is left out.
+// ownKeys returns the keys of a pipeline beside its steps, without the unset ones.
 func ownKeys(p pipeline.Pipeline) []key {
 	var out []key
 	if p.Timeout != 0 {
@@ -166,7 +166,7 @@ func quoted(s string) string {
 // written; "" is that one does not have it.
 type Difference struct{ Key, Old, New string }
 
-// Differences returns what tells two pipelines apart, in the order of a file.
+// Differences returns the keys in which two pipelines differ, in the order of a file.
 func Differences(before, after pipeline.Pipeline) []Difference {
 	a, b := flat(before), flat(after)
 	var out []Difference

@@ -28,7 +28,7 @@ type WorkerSettings struct {
 	Options map[string]any `yaml:"options"`
 	// Env is added to the environment of this program.
 	Env map[string]string `yaml:"env"`
-	// Workers is how many there are, all alike; Replicas say each.
+	// Workers is the number of equal workers; Replicas lists workers one by one.
 	Workers  int             `yaml:"workers"`
 	Replicas []WorkerReplica `yaml:"replicas"`
 	// Concurrency is how many batches, or streams, each has at a time, where it takes as
@@ -97,7 +97,7 @@ func exact(value any) any {
 	case float64:
 		text := strconv.FormatFloat(v, 'g', -1, 64)
 		if math.IsInf(v, 0) || math.IsNaN(v) {
-			return v // json says that it has none
+			return v // json rejects it
 		}
 		if !strings.ContainsAny(text, ".e") {
 			text += ".0"

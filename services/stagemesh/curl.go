@@ -16,7 +16,7 @@ import (
 const longestExample = 2 << 10
 
 // curl returns a command that sends the spec's first example, or zeros, to a
-// pipeline of the gateway; false where that cannot be said in a line.
+// pipeline of the gateway; false where the command does not fit in a line.
 func curl(spec runner.Spec, gateway, name string) (string, bool) {
 	inputs, ok := example(spec)
 	if !ok {

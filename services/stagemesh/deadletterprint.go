@@ -19,19 +19,19 @@ import (
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 )
 
-// letters prints a list of dead letters as a table or as JSON lines.
-type letters struct {
+// deadLetterList prints a list of dead letters as a table or as JSON lines.
+type deadLetterList struct {
 	out   io.Writer
 	json  bool
 	table *tabwriter.Writer
 	rows  int
 }
 
-func newLetters(out io.Writer, asJSON bool) *letters {
-	return &letters{out: out, json: asJSON, table: tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)}
+func newDeadLetterList(out io.Writer, asJSON bool) *deadLetterList {
+	return &deadLetterList{out: out, json: asJSON, table: tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)}
 }
 
-func (l *letters) add(letter *adminv1.DeadLetterSummary) error {
+func (l *deadLetterList) add(letter *adminv1.DeadLetterSummary) error {
 	l.rows++
 	if l.json {
 		return printJSON(l.out, letter)
@@ -44,7 +44,7 @@ func (l *letters) add(letter *adminv1.DeadLetterSummary) error {
 	return nil
 }
 
-func (l *letters) flush() error { return l.table.Flush() }
+func (l *deadLetterList) flush() error { return l.table.Flush() }
 
 func printJSON(out io.Writer, m proto.Message) error {
 	line, err := protojson.Marshal(m)

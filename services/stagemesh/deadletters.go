@@ -60,7 +60,7 @@ func newDeadLettersList() *cobra.Command {
 				return err
 			}
 			return flags.admin.with(func(client deadLetterClient) error {
-				return flags.run(cmd.Context(), client, newLetters(cmd.OutOrStdout(), flags.json), cmd.ErrOrStderr())
+				return flags.run(cmd.Context(), client, newDeadLetterList(cmd.OutOrStdout(), flags.json), cmd.ErrOrStderr())
 			})
 		},
 	}
@@ -83,7 +83,7 @@ func validStage(cmd *cobra.Command, stage string) error {
 	return nil
 }
 
-func (f listFlags) run(ctx context.Context, client deadLetterClient, out *letters, hints io.Writer) error {
+func (f listFlags) run(ctx context.Context, client deadLetterClient, out *deadLetterList, hints io.Writer) error {
 	pages := pager{client: client, stage: f.stage, next: max(1, f.from)}
 	for pages.next != 0 && (f.all || out.rows < f.limit) {
 		left := maxPage
@@ -153,11 +153,11 @@ func newDeadLettersShow() *cobra.Command {
 			if len(args) != 1 {
 				return misused(cmd, errors.New("give one NUMBER of a dead letter"))
 			}
-			_, err := letterNumbers(cmd, args)
+			_, err := deadLetterNumbers(cmd, args)
 			return err
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			seqs, err := letterNumbers(cmd, args)
+			seqs, err := deadLetterNumbers(cmd, args)
 			if err != nil {
 				return err
 			}
@@ -187,8 +187,8 @@ func newDeadLettersShow() *cobra.Command {
 	return show
 }
 
-// letterNumbers parses the numbers of dead letters.
-func letterNumbers(cmd *cobra.Command, args []string) ([]uint64, error) {
+// deadLetterNumbers parses the numbers of dead letters.
+func deadLetterNumbers(cmd *cobra.Command, args []string) ([]uint64, error) {
 	out := make([]uint64, len(args))
 	for i, arg := range args {
 		n, err := strconv.ParseUint(arg, 10, 64)
@@ -274,7 +274,7 @@ func newDeadLettersDelete() *cobra.Command {
 	return remove
 }
 
-// check rejects arguments that do not say which dead letters are meant.
+// check rejects arguments that do not name dead letters.
 func (f manyFlags) check(cmd *cobra.Command, args []string) error {
 	switch {
 	case f.all && len(args) > 0:
@@ -295,7 +295,7 @@ func (f manyFlags) run(cmd *cobra.Command, args []string, a action) error {
 	if err := f.check(cmd, args); err != nil {
 		return err
 	}
-	seqs, err := letterNumbers(cmd, args)
+	seqs, err := deadLetterNumbers(cmd, args)
 	if err != nil {
 		return err
 	}
@@ -368,7 +368,7 @@ func (a action) each(ctx context.Context, client deadLetterClient, seqs []uint64
 		switch {
 		case err != nil && len(seqs) == 1:
 			return rpcError{err}
-		case err != nil && !ofLetter(err):
+		case err != nil && !ofDeadLetter(err):
 			return fmt.Errorf("dead letter %d: %w; stopped after %d of %d", seq, rpcError{err}, i, len(seqs))
 		case err != nil:
 			failed++
@@ -384,8 +384,8 @@ func (a action) each(ctx context.Context, client deadLetterClient, seqs []uint64
 	return nil
 }
 
-// ofLetter reports whether an error is about one dead letter only.
-func ofLetter(err error) bool {
+// ofDeadLetter reports whether an error is about one dead letter only.
+func ofDeadLetter(err error) bool {
 	rpc, ok := errors.AsType[*connect.Error](err)
 	if !ok {
 		return false

@@ -24,11 +24,11 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
-// portFlags name a port of a gateway to ask, and what it is asked with.
+// portFlags are the address of a gateway's port, and the credentials for it.
 type portFlags struct {
 	// flag is the name of the address's, standard the address that it has by itself.
 	flag, standard string
-	// start says how there comes to be such a port, section where a mesh's file has it.
+	// start is a hint how to start such a port, section its section in a mesh's file.
 	start, section string
 
 	address           string
@@ -42,8 +42,8 @@ func (p *portFlags) add(cmd *cobra.Command, usage string) {
 	flags.StringVar(&p.caFile, "ca-file", "", "a file with the certificates, in PEM, that vouch for that port; the system's own if empty")
 }
 
-// reach hands the function what a client of the port is made of. An error says what
-// to do where it is about the port, and not about what it was asked.
+// reach calls the function with the parts of a client of the port. Errors about the port
+// itself say what to do.
 func (p portFlags) reach(ask func(client connect.HTTPClient, address string, options ...connect.ClientOption) error) error {
 	address, err := baseURL("--"+p.flag, p.address, p.standard)
 	if err != nil {
@@ -73,11 +73,11 @@ const (
 	answerTime = 15 * time.Second
 )
 
-// errSilent says that a port took a question, and has not answered.
+// errSilent is returned when a port accepts a request and does not answer.
 var errSilent = fmt.Errorf("no answer within %s", answerTime)
 
-// patient bounds how long each question waits for its answer; requests, and the
-// questions for their results, have times of their own.
+// patient bounds the wait for each answer, except for inference requests and their
+// results, which have timeouts of their own.
 func patient() connect.Interceptor {
 	return connect.UnaryInterceptorFunc(func(next connect.UnaryFunc) connect.UnaryFunc {
 		return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
@@ -187,8 +187,7 @@ func (p portFlags) transport() (*http.Transport, error) {
 	return out, nil
 }
 
-// advise says what to do about an error that is about the port itself. Other errors
-// stay as they are.
+// advise adds what to do to an error about the port itself. Other errors are unchanged.
 func (p portFlags) advise(address string, err error) error {
 	switch {
 	case isDial(err):
@@ -215,7 +214,7 @@ func hopeless(err error) bool {
 	return isDial(err) || errors.Is(err, errSilent) || errors.Is(err, errSpeaksTLS) || errors.Is(err, http.ErrSchemeMismatch) || isA[*tls.CertificateVerificationError](err) || refused(err)
 }
 
-// isDial reports whether the error is that nobody listens at the address.
+// isDial reports whether nothing listens at the address.
 func isDial(err error) bool {
 	op, ok := errors.AsType[*net.OpError](err)
 	return ok && op.Op == "dial"
@@ -226,28 +225,27 @@ func isA[E error](err error) bool {
 	return ok
 }
 
-// refused reports whether the port does not take the token, or that there is none.
+// refused reports whether the port rejects the token, or the lack of one.
 func refused(err error) bool {
 	rpc, ok := errors.AsType[*connect.Error](err)
 	if !ok || rpc.Code() != connect.CodeUnauthenticated {
 		return false
 	}
-	// A stage may say so of its own inputs, and a proxy says no more than that.
+	// A stage may use the code for its own inputs, and a proxy gives no details.
 	info := infoOf(rpc)
 	return info == nil || info.GetReason() == string(fault.Unauthenticated)
 }
 
-// errSpeaksTLS says that a port was asked without TLS and wants it.
+// errSpeaksTLS is returned when a port with TLS is asked without TLS.
 var errSpeaksTLS = errors.New("the port speaks TLS, and was asked without")
 
-// noticing turns what Go's server says to who speaks without TLS, which is no answer
-// of a mesh, into errSpeaksTLS.
+// noticing turns the answer of Go's server to a request without TLS into errSpeaksTLS.
 type noticing struct{ *http.Transport }
 
 const wantsTLS = "Client sent an HTTP request to an HTTPS server."
 
-// cutOff says what it may mean that the port cut the connection off: Go's server does so
-// to who speaks without TLS, and its words may be lost with it.
+// cutOff explains a reset connection: Go's server resets connections without TLS, and its
+// answer may be lost.
 func cutOff(r *http.Request, err error) error {
 	if r.URL.Scheme != "http" || !errors.Is(err, syscall.ECONNRESET) {
 		return err

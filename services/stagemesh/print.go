@@ -20,7 +20,7 @@ import (
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
 
-// contentType tells a file's media type by its name, or else by its bytes.
+// contentType returns a file's media type by its name, or else by its bytes.
 func contentType(file string, data []byte) string {
 	if byName := mime.TypeByExtension(filepath.Ext(file)); byName != "" {
 		return byName

@@ -81,7 +81,7 @@ func runUp(ctx context.Context, flags upFlags, out, errOut io.Writer) error {
 	return p.Run(ctx)
 }
 
-// docs says where the page is that shows the mesh's pipelines, unless it is switched
+// docs returns the address of the page of the mesh's pipelines, unless it is switched
 // off.
 func docs(file *meshfile.File, m *stagemesh.Mesh) string {
 	if !file.Gateway.ServesDocs() {

@@ -17,7 +17,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
 )
 
-// check says what does not fit of arguments and flags.
+// check rejects arguments and flags that do not fit together.
 func (f *upFlags) check(cmd *cobra.Command, args []string) error {
 	given := func(flag string) bool { return cmd.Flags().Changed(flag) }
 	switch {
@@ -34,7 +34,7 @@ func (f *upFlags) check(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// checkAddresses says what is wrong with an address, which may be the environment's.
+// checkAddresses rejects a bad address, which may be the environment's.
 func (f *upFlags) checkAddresses() error {
 	for _, addr := range []struct{ flag, value string }{{"listen", f.listen}, {"ops", f.ops}, {"admin", f.admin}} {
 		if err := config.Address("--"+addr.flag, addr.value); err != nil {
@@ -87,11 +87,11 @@ type watched struct {
 	log   *slog.Logger
 	out   io.Writer
 	saved <-chan struct{}
-	// served says that it was ready once.
+	// served is true once it was ready.
 	served bool
 }
 
-// errAnew says that the mesh ended to start once more.
+// errAnew ends a mesh that starts again.
 var errAnew = errors.New("the worker's inputs, outputs or concurrency have changed")
 
 func (w *watched) run(ctx context.Context) error {
@@ -106,7 +106,7 @@ func (w *watched) run(ctx context.Context) error {
 		case !w.served && len(w.saved) == 0:
 			return err
 		}
-		// Whoever has come so far mends it.
+		// The worker ran before, so wait for the next save.
 		w.log.Error("the worker that was saved does not start; save it again when it is mended", "error", err)
 		select {
 		case <-w.saved:
@@ -127,7 +127,7 @@ func (w *watched) once(ctx context.Context) error {
 		// The addresses are kept where the mesh starts anew.
 		w.file.Gateway.Listen, w.file.Gateway.Admin.Listen, w.file.Ops.Listen = m.Addr().String(), m.AdminAddr().String(), ops.String()
 		restarting.Go(func() { w.restartOnSave(ctx, end, m) })
-		return sayWorker(w.out, m, nameOf(w.path), docs(w.file, m), ops)
+		return printWorker(w.out, m, nameOf(w.path), docs(w.file, m), ops)
 	}}
 	err := p.Run(ctx)
 	if cause := context.Cause(ctx); errors.Is(cause, errAnew) {
@@ -168,8 +168,8 @@ func (w *watched) restart(ctx context.Context, end context.CancelCauseFunc, m *s
 	}
 }
 
-// sayWorker says that the worker is served, where, and how to call it.
-func sayWorker(out io.Writer, m *stagemesh.Mesh, name, docs string, ops net.Addr) error {
+// printWorker prints that the worker is ready, its addresses, and how to call it.
+func printWorker(out io.Writer, m *stagemesh.Mesh, name, docs string, ops net.Addr) error {
 	text := fmt.Sprintf("%s is ready: %s/v1/pipelines/%s:infer (%soperations: http://%s); stop with Ctrl-C\n", name, m.URL(), name, docs, ops)
 	if line, ok := curl(m.Stages()[0].Spec, m.URL(), name); ok {
 		text += line + "\n"

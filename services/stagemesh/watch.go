@@ -15,7 +15,7 @@ const (
 	// settle is how long a file has to be left alone after a change: editors write
 	// one in several steps, and tools take it away for a moment.
 	settle = 200 * time.Millisecond
-	// lookAgain is how often a folder is looked for that has gone.
+	// lookAgain is how often a removed folder is looked for.
 	lookAgain = time.Second
 )
 
@@ -76,7 +76,7 @@ func (s *saves) run(ctx context.Context) {
 			now := s.state()
 			if changed && now.there && now != last {
 				last = now
-				s.tell()
+				s.notify()
 			}
 			changed = false
 		case <-ctx.Done():
@@ -85,7 +85,7 @@ func (s *saves) run(ctx context.Context) {
 	}
 }
 
-// state is what tells a file that was saved from one that was not.
+// state identifies a version of a file.
 type state struct {
 	there bool
 	size  int64
@@ -115,9 +115,9 @@ func (s *saves) watchAnew() (anew bool) {
 	return anew
 }
 
-func (s *saves) tell() {
+func (s *saves) notify() {
 	select {
 	case s.C <- struct{}{}:
-	default: // nobody has heard of the one before yet
+	default: // the previous save has not been received yet
 	}
 }
