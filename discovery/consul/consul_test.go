@@ -17,8 +17,8 @@ import (
 
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/consul"
-	"github.com/stagemesh/stagemesh/discovery/consul/consultest"
 	"github.com/stagemesh/stagemesh/discovery/internal/discoverytest"
+	"github.com/stagemesh/stagemesh/internal/consultest"
 )
 
 func TestConsulConforms(t *testing.T) {
