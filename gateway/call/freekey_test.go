@@ -40,7 +40,7 @@ func (b *bed) fillQueue() {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	if _, err := b.host.SendAndWait(b.t.Context(), m); err != nil {
+	if _, err := b.host.PublishAndWait(b.t.Context(), m); err != nil {
 		b.t.Fatal(err)
 	}
 }

@@ -97,7 +97,7 @@ func (b *bed) storeReply(env *envelope.Envelope, reply *envelope.Reply) bool {
 		err     error
 	}
 	done := make(chan sent, 1)
-	b.host.Send(message, func(r bus.Receipt, err error) { done <- sent{r, err} })
+	b.host.Publish(message, func(r bus.Receipt, err error) { done <- sent{r, err} })
 	got := bustest.Receive(b.t, "receipt of a stored answer", done)
 	if got.err != nil {
 		b.t.Errorf("store: %v", got.err)
@@ -115,7 +115,7 @@ func (b *bed) announce(env *envelope.Envelope) {
 func (b *bed) sends(env *envelope.Envelope, reply *envelope.Reply) {
 	message, err := b.host.Reply(env.Gateway, reply)
 	if err == nil {
-		err = b.host.SendOnce(message)
+		err = b.host.PublishUnacked(message)
 	}
 	if err != nil {
 		b.t.Errorf("reply: %v", err)

@@ -190,7 +190,7 @@ func (b *bed) chunkOf(env *envelope.Envelope, seq uint64, data []byte, nextWithi
 	reply.Seq, reply.Chunk, reply.Parts, reply.NextWithin = seq, true, blob(data), nextWithin
 	message, err := b.host.Reply(env.Gateway, reply)
 	if err == nil {
-		err = b.host.SendOnce(message)
+		err = b.host.PublishUnacked(message)
 	}
 	if err != nil {
 		b.t.Errorf("chunk %d: %v", seq, err)
@@ -211,7 +211,7 @@ func (b *bed) endWith(env *envelope.Envelope, seq uint64, parts []payload.Part) 
 		return
 	}
 	acknowledged := make(chan error, 1)
-	b.host.Send(message, func(_ bus.Receipt, err error) { acknowledged <- err })
+	b.host.Publish(message, func(_ bus.Receipt, err error) { acknowledged <- err })
 	if err := <-acknowledged; err != nil {
 		b.t.Errorf("answer: %v", err)
 	}

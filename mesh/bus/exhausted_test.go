@@ -8,7 +8,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-func TestWhatTheBrokerGivesUpOnIsHandedOver(t *testing.T) {
+func TestExhaustedItemsArePassedToAHost(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
 	b := broker.Connect(mesh)
@@ -24,9 +24,9 @@ func TestWhatTheBrokerGivesUpOnIsHandedOver(t *testing.T) {
 	if _, err := js.UpdateConsumer(t.Context(), name, config); err != nil {
 		t.Fatal(err)
 	}
-	handed := make(chan bus.GivenUp, 4)
+	handed := make(chan bus.Exhausted, 4)
 	for range 2 {
-		stop, err := broker.Connect(mesh).ServeGivenUp(stage, func(g bus.GivenUp) { handed <- g })
+		stop, err := broker.Connect(mesh).ServeExhausted(stage, func(g bus.Exhausted) { handed <- g })
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -40,7 +40,7 @@ func TestWhatTheBrokerGivesUpOnIsHandedOver(t *testing.T) {
 		if err := d.Nak(0); err != nil {
 			t.Fatal(err)
 		}
-		h.Settled(d)
+		h.Release(d)
 	}
 	g := bustest.Receive(t, "item that was given up on", handed)
 	if text(t, g.Data) != "unlucky" || g.Deliveries != 2 {
