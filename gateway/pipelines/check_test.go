@@ -71,7 +71,7 @@ func TestPipelineIsCheckedAgainstItsStages(t *testing.T) {
 		"bytes":    stage(none, parts(blobOf("data")), parts(blobOf("data", "application/octet-stream"))),
 		"any":      stage(none, nil, nil),
 		"unknown":  {Served: true},
-		"away":     {Spec: &stagev1.Spec{}},
+		"unserved": {Spec: &stagev1.Spec{}},
 		"limited":  limited,
 		"vector":   stage(none, parts(tensorOf("scores", "FP32", 10)), nil),
 		"skip":     stage(none, parts(optional(blobOf("q")), optional(blobOf("r"))), parts(blobOf("y"))),
@@ -103,7 +103,7 @@ func TestPipelineIsCheckedAgainstItsStages(t *testing.T) {
 	}{
 		"by name":                                 {steps: []pipeline.Step{step("decode"), step("classify"), step("label")}},
 		"an unknown stage":                        {steps: []pipeline.Step{step("decode"), step("nowhere"), step("label")}, want: []string{"error steps[1].stage"}},
-		"no host":                                 {steps: []pipeline.Step{step("away")}, want: []string{"warning steps[0].stage"}},
+		"no host":                                 {steps: []pipeline.Step{step("unserved")}, want: []string{"warning steps[0].stage"}},
 		"no such queue":                           {steps: []pipeline.Step{step("memory")}, durability: pipeline.File, want: []string{"error steps[0].stage"}},
 		"chunks from the last step":               {steps: []pipeline.Step{step("text"), step("talk")}},
 		"chunks from another step":                {steps: []pipeline.Step{step("talk"), step("text")}, want: []string{"error steps[0].stage"}},

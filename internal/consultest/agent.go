@@ -231,8 +231,8 @@ func (a *Agent) Clear() error {
 	}
 	_, _, err = a.request(http.MethodDelete, "/v1/kv/?recurse")
 	for id := range services {
-		_, _, gone := a.request(http.MethodPut, "/v1/agent/service/deregister/"+url.PathEscape(id))
-		err = errors.Join(err, gone)
+		_, _, failure := a.request(http.MethodPut, "/v1/agent/service/deregister/"+url.PathEscape(id))
+		err = errors.Join(err, failure)
 	}
 	return err
 }
