@@ -14,7 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/catalog"
+	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
@@ -62,7 +62,7 @@ func newBed(t *testing.T, edits ...func(*call.Settings)) *bed {
 // b.stops before.
 func (b *bed) start(conn *bus.Bus, edits ...func(*call.Settings)) *call.Service {
 	b.t.Helper()
-	c, err := catalog.New(nil)
+	c, err := pipelines.NewCatalog(nil)
 	if err != nil {
 		b.t.Fatal(err)
 	}

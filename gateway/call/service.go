@@ -14,7 +14,6 @@ import (
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/admission"
-	"github.com/stagemesh/stagemesh/gateway/catalog"
 	"github.com/stagemesh/stagemesh/gateway/correlate"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
@@ -32,8 +31,6 @@ type Catalog interface {
 	// values.
 	Label(name string) string
 }
-
-var _ Catalog = (*catalog.Catalog)(nil)
 
 // Settings are the request path's.
 type Settings struct {

@@ -1,4 +1,4 @@
-package catalog_test
+package pipelines_test
 
 import (
 	"fmt"
@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stagemesh/stagemesh/gateway/catalog"
+	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -27,9 +27,9 @@ func ofModel(ref payload.ModelRef) []pipeline.Pipeline {
 	return out
 }
 
-func newCatalog(t testing.TB, names ...string) *catalog.Catalog {
+func newCatalog(t testing.TB, names ...string) *pipelines.Catalog {
 	t.Helper()
-	c, err := catalog.New(of(names...))
+	c, err := pipelines.NewCatalog(of(names...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,7 +56,7 @@ func TestEveryStageIsAPipeline(t *testing.T) {
 	}
 }
 
-func TestAnUnknownNameIsAnsweredWithTheKnownOnes(t *testing.T) {
+func TestUnknownNameListsTheKnownOnes(t *testing.T) {
 	t.Parallel()
 	many := make([]string, 12)
 	for i := range many {
@@ -65,7 +65,7 @@ func TestAnUnknownNameIsAnsweredWithTheKnownOnes(t *testing.T) {
 	tests := map[string]struct {
 		have []string
 		name string
-		says string
+		want string
 	}{
 		"a typo":            {[]string{"digits", "faces"}, "digit", `there is no pipeline "digit"; there is digits, faces`},
 		"other case":        {[]string{"digits"}, "Digits", `there is no pipeline "Digits"`},
@@ -81,8 +81,8 @@ func TestAnUnknownNameIsAnsweredWithTheKnownOnes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p, f := newCatalog(t, test.have...).Resolve(test.name)
-			if f == nil || f.Reason != fault.UnknownPipeline || !strings.Contains(f.Message, test.says) || p.Steps != nil {
-				t.Errorf("got %v, %v; want %q", p, f, test.says)
+			if f == nil || f.Reason != fault.UnknownPipeline || !strings.Contains(f.Message, test.want) || p.Steps != nil {
+				t.Errorf("got %v, %v; want %q", p, f, test.want)
 			}
 			if f != nil && len(f.Message) > 1<<10 {
 				t.Errorf("the message has %d bytes", len(f.Message))
@@ -91,28 +91,28 @@ func TestAnUnknownNameIsAnsweredWithTheKnownOnes(t *testing.T) {
 	}
 }
 
-func TestPipelinesThatCannotBeServedAreRefused(t *testing.T) {
+func TestInvalidCatalogIsRejected(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
-		pipelines []pipeline.Pipeline
-		says      string
+		served []pipeline.Pipeline
+		want   string
 	}{
-		"not valid":              {[]pipeline.Pipeline{{Name: "a"}}, "pipeline a: steps"},
-		"two of a name":          {of("a", "b", "a"), "pipeline a: there are two"},
-		"in the place of stages": {of("stage:echo"), "pipeline stage:echo"},
-		"a model by two names":   {ofModel(payload.ModelRef{Model: "resnet", Alias: "prod"}), "pipeline a: steps[0]: model: names"},
+		"not valid":            {[]pipeline.Pipeline{{Name: "a"}}, "pipeline a: steps"},
+		"two of a name":        {of("a", "b", "a"), "pipeline a: two pipelines"},
+		"the prefix of stages": {of("stage:echo"), "pipeline stage:echo"},
+		"a model by two names": {ofModel(payload.ModelRef{Model: "resnet", Alias: "prod"}), "pipeline a: steps[0]: model: names"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if c, err := catalog.New(test.pipelines); err == nil || c != nil || !strings.Contains(err.Error(), test.says) {
-				t.Errorf("got %v, want %q", err, test.says)
+			if c, err := pipelines.NewCatalog(test.served); err == nil || c != nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("got %v, want %q", err, test.want)
 			}
 		})
 	}
 }
 
-// A caller can make up names; they must not become series of a metric.
+// Callers can make up names, which must not become series of a metric.
 func TestLabelsAreFew(t *testing.T) {
 	t.Parallel()
 	c := newCatalog(t, "digits")
