@@ -50,11 +50,11 @@ func TestAgentTLSErrorsNameTheSetting(t *testing.T) {
 		with    consul.TLS
 		want    string
 	}{
-		"no authority":  {address, consul.TLS{Enabled: true, ServerName: "consul.example"}, "; registry.consul.ca_file names a file"},
+		"no authority":      {address, consul.TLS{Enabled: true, ServerName: "consul.example"}, "; registry.consul.ca_file names a file"},
 		"another authority": {address, consul.TLS{CAFile: tlstest.New(t).File, ServerName: "consul.example"}, "; registry.consul.ca_file names a file"},
-		"another name":    {address, consul.TLS{CAFile: authority.File}, "; registry.consul.server_name is the name"},
-		"no TLS here":     {address, consul.TLS{}, "the agent's port needs TLS: set registry.consul.tls"},
-		"no TLS there":    {a.Addr(), consul.TLS{CAFile: authority.File}, "; the agent's port has no TLS"},
+		"another name":      {address, consul.TLS{CAFile: authority.File}, "; registry.consul.server_name is the name"},
+		"no TLS here":       {address, consul.TLS{}, "the agent's port needs TLS: set registry.consul.tls"},
+		"no TLS there":      {a.Addr(), consul.TLS{CAFile: authority.File}, "; the agent's port has no TLS"},
 	} {
 		if err := get(test.address, test.with); !errors.Is(err, discovery.ErrUnavailable) || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: %v", name, err)

@@ -39,10 +39,10 @@ func TestBrokerTLSErrorsNameTheSetting(t *testing.T) {
 	for name, test := range map[string]struct {
 		url, ca, want string
 	}{
-		"no authority":  {b.ClientURL(), "", "; nats.ca_file names a file"},
+		"no authority":      {b.ClientURL(), "", "; nats.ca_file names a file"},
 		"another authority": {b.ClientURL(), tlstest.New(t).File, "; nats.ca_file names a file"},
-		"another name":    {strings.Replace(b.ClientURL(), "127.0.0.1", "localhost", 1), authority.File, "; nats.url has to name the broker as its certificate does"},
-		"no TLS": {plain.ClientURL(), authority.File, "; the broker has no TLS, which nats.ca_file"},
+		"another name":      {strings.Replace(b.ClientURL(), "127.0.0.1", "localhost", 1), authority.File, "; nats.url has to name the broker as its certificate does"},
+		"no TLS":            {plain.ClientURL(), authority.File, "; the broker has no TLS, which nats.ca_file"},
 	} {
 		if err := with(test.url, credentials.Broker{CAFile: test.ca}); !errors.Is(err, discovery.ErrUnavailable) || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: %v", name, err)
@@ -150,10 +150,10 @@ func TestInstanceIsHealthyOnlyWithItsCertificate(t *testing.T) {
 		// want is "" where it is healthy.
 		want string
 	}{
-		"its own":          {authority.Server("127.0.0.1"), ""},
-		"of another authority":       {tlstest.New(t).Server("127.0.0.1"), "; the process at the address has a certificate of another authority"},
-		"for another name": {authority.Server("stage.example"), "; the server_name of a stage is the name in its certificate"},
-		"expired": {tlstest.Shown(t, staleCert, staleKey), "; the certificate of the stage's cert_file is expired"},
+		"its own":              {authority.Server("127.0.0.1"), ""},
+		"of another authority": {tlstest.New(t).Server("127.0.0.1"), "; the process at the address has a certificate of another authority"},
+		"for another name":     {authority.Server("stage.example"), "; the server_name of a stage is the name in its certificate"},
+		"expired":              {tlstest.Shown(t, staleCert, staleKey), "; the certificate of the stage's cert_file is expired"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
