@@ -97,7 +97,7 @@ pipelines:
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			_, err := parse("mesh: m\nstages:\n  echo: {runner: {echo: {}}}\n  talk: " + talk + pipelines)
-			if err == nil || !strings.Contains(err.Error(), "pipelines.wrong.steps[0].stage: the stage talk answers in chunks") || strings.Contains(err.Error(), "right") {
+			if err == nil || !strings.Contains(err.Error(), "pipelines.wrong.steps[0].stage: the stage talk streams its reply") || strings.Contains(err.Error(), "right") {
 				t.Errorf("got %v", err)
 			}
 		})
