@@ -36,8 +36,8 @@ func (h *Host) drain(l *loop) bool {
 		// comes after the loop knows.
 		h.post(abandon{})
 		h.giveUp()
-		if r, ok := h.settings.Runner.(runner.Forcible); ok {
-			r.Abandon()
+		if r, ok := h.settings.Runner.(runner.Killer); ok {
+			r.Kill()
 		}
 		if !await(l.empty, runAbandon) {
 			h.settings.Logger.Error("not everything has been finished or given back; the rest will be delivered again")

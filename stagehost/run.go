@@ -181,7 +181,7 @@ func logPanic(log *slog.Logger, err error) bool {
 // claim gives item i's outcome to the caller, once.
 func (r *run) claim(i int) error {
 	if i < 0 || i >= len(r.items) {
-		return runner.ErrNoSuch
+		return runner.ErrNoSuchItem
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -272,7 +272,7 @@ func (h *Host) become(it *item, o runner.Outcome) became {
 // is the end of its item: an answer without it would be another one.
 func (r *run) Chunk(i int, parts []payload.Part) error {
 	if i < 0 || i >= len(r.items) {
-		return runner.ErrNoSuch
+		return runner.ErrNoSuchItem
 	}
 	it := r.items[i]
 	if it.unwanted() || it.expired(time.Now()) {

@@ -16,7 +16,7 @@ const runnerGrace = 2 * time.Second
 
 // vitals are how a runner is, where it says.
 type vitals struct {
-	runner  runner.Monitored
+	runner  runner.HealthReporter
 	changed <-chan struct{}
 	err     error
 	// since is when err became what it is, nil or not.
@@ -24,7 +24,7 @@ type vitals struct {
 }
 
 func vitalsOf(r runner.Runner) vitals {
-	m, _ := r.(runner.Monitored)
+	m, _ := r.(runner.HealthReporter)
 	return vitals{runner: m}
 }
 

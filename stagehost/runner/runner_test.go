@@ -23,7 +23,7 @@ func TestAnErrorBecomesTheFaultThatFits(t *testing.T) {
 		"a fault":            {own, fault.SchemaViolation, "too small"},
 		"a fault in a chain": {fmt.Errorf("decode: %w", own), fault.SchemaViolation, "too small"},
 		"out of memory":      {fmt.Errorf("cuda: %w", runner.ErrOutOfMemory), fault.RunnerOutOfMemory, "cuda: out of memory"},
-		"a dead process":     {fmt.Errorf("%w: signal: killed", runner.ErrDied), fault.RunnerCrashed, "the process that ran the item ended"},
+		"a dead process":     {fmt.Errorf("%w: signal: killed", runner.ErrCrashed), fault.RunnerCrashed, "the process that ran the item ended"},
 		"a bad output":       {fmt.Errorf("%w: no rows", runner.ErrBadOutput), fault.RunnerOutputInvalid, "invalid output: no rows"},
 		"not started":        {runner.ErrNotStarted, fault.RunnerFailed, "the batch did not start"},
 		"the end of time":    {context.DeadlineExceeded, fault.RunnerFailed, "context deadline exceeded"},

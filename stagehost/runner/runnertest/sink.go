@@ -34,7 +34,7 @@ func (s *sink) Settle(i int, o runner.Outcome) error {
 	switch {
 	case i < 0 || i >= len(s.outcomes):
 		s.wrong = append(s.wrong, fmt.Sprintf("an outcome for item %d of %d", i, len(s.outcomes)))
-		return runner.ErrNoSuch
+		return runner.ErrNoSuchItem
 	case s.closed:
 		s.wrong = append(s.wrong, fmt.Sprintf("an outcome for item %d after Do had returned", i))
 		return runner.ErrSettled

@@ -112,7 +112,7 @@ func TestABatchOutlivesItsWorker(t *testing.T) {
 			s.RunLimit = time.Second
 			b := start(t, s)
 			outcomes, err := b.do(item(1), item(test.row))
-			if !errors.Is(err, runner.ErrDied) || !strings.Contains(err.Error(), test.cause) {
+			if !errors.Is(err, runner.ErrCrashed) || !strings.Contains(err.Error(), test.cause) {
 				t.Errorf("got %v, want %q", err, test.cause)
 			}
 			if f := runner.FaultOf(err); f.Reason != fault.RunnerCrashed || strings.Contains(f.Message, test.cause) {
@@ -162,7 +162,7 @@ func TestAResultThatDoesNotFitItsBatchIsTheStagesFault(t *testing.T) {
 func TestAPartThatIsNotThereCostsTheWorker(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, ""))
-	if _, err := b.do(item(outside)); !errors.Is(err, runner.ErrBadOutput) && !errors.Is(err, runner.ErrDied) {
+	if _, err := b.do(item(outside)); !errors.Is(err, runner.ErrBadOutput) && !errors.Is(err, runner.ErrCrashed) {
 		t.Errorf("got %v", err)
 	}
 	b.await(supervise.Dead)
@@ -203,7 +203,7 @@ func TestBatchesOfOneWorkerThatDiesAreAllTold(t *testing.T) {
 	for _, row := range []int64{hang, hang, killed} {
 		slot := b.acquire()
 		all.Go(func() {
-			if _, err := b.doOn(t.Context(), slot, item(row)); !errors.Is(err, runner.ErrDied) {
+			if _, err := b.doOn(t.Context(), slot, item(row)); !errors.Is(err, runner.ErrCrashed) {
 				t.Errorf("got %v", err)
 			}
 		})
@@ -290,7 +290,7 @@ func TestASlotIsBusyAsLongAsItsWorkerIs(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), brief)
 	defer cancel()
 	begun := time.Now()
-	if _, err := b.doOn(ctx, slot, item(hang)); !errors.Is(err, runner.ErrDied) {
+	if _, err := b.doOn(ctx, slot, item(hang)); !errors.Is(err, runner.ErrCrashed) {
 		t.Errorf("got %v", err)
 	}
 	if took := time.Since(begun); took < s.RunLimit {
@@ -327,7 +327,7 @@ func TestAChunkThatNobodyTakesIsACancel(t *testing.T) {
 func TestChunksOfAWorkerThatDoesNotStreamAreAViolation(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, ""))
-	if _, err := b.do(item(chunks)); !errors.Is(err, runner.ErrDied) {
+	if _, err := b.do(item(chunks)); !errors.Is(err, runner.ErrCrashed) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -368,7 +368,7 @@ func TestKillingWorkersUnderLoadLosesNoItem(t *testing.T) {
 						b.echoes(outcomes, []int64{int64(g), int64(i)})
 						break
 					}
-					if tries > 50 || !errors.Is(err, runner.ErrDied) && !errors.Is(err, runner.ErrNotStarted) {
+					if tries > 50 || !errors.Is(err, runner.ErrCrashed) && !errors.Is(err, runner.ErrNotStarted) {
 						t.Errorf("batch %d: %v", i, err)
 						break
 					}

@@ -35,7 +35,7 @@
 //     text is for the log; the caller of an item that is found to be at fault gets
 //     a sentence that gives nothing away (runner.FaultOf). Out of memory wraps
 //     runner.ErrOutOfMemory too.
-//   - runner.ErrDied: its process ended with the batch in hand, or had to be ended.
+//   - runner.ErrCrashed: its process ended with the batch in hand, or had to be ended.
 //   - runner.ErrBadOutput: the result does not fit the batch. The worker is
 //     replaced.
 //   - runner.ErrNotStarted: the batch has not left the host.

@@ -90,7 +90,7 @@ func TestAGangLivesAndDiesTogether(t *testing.T) {
 		t.Fatalf("it has processes %v", ready.PIDs)
 	}
 	_, err := b.do(item(rankOneDies))
-	if !errors.Is(err, runner.ErrDied) || !strings.Contains(err.Error(), "rank 1: exit code 3") {
+	if !errors.Is(err, runner.ErrCrashed) || !strings.Contains(err.Error(), "rank 1: exit code 3") {
 		t.Errorf("got %v", err)
 	}
 	dead := b.await(supervise.Dead)

@@ -297,7 +297,7 @@ func (l *life) end(cause error) {
 	}
 	for _, f := range l.flights {
 		l.remove(f)
-		f.err = fmt.Errorf("%w: worker %d: %w", runner.ErrDied, l.worker.index, cause)
+		f.err = fmt.Errorf("%w: worker %d: %w", runner.ErrCrashed, l.worker.index, cause)
 		close(f.done)
 	}
 	l.mu.Unlock()

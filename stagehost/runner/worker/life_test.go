@@ -150,7 +150,7 @@ func TestAWorkerWarmsUpByTheSpecOfItsStage(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, settings(t, anyInput))
 	inputs := []runner.PartSpec{{Name: "x", Datatype: tensor.Int64, Shape: []int64{-1}}}
-	b.Place(runner.Place{Complete: func(said runner.Spec) (runner.Spec, error) {
+	b.SetHost(runner.HostInfo{Complete: func(said runner.Spec) (runner.Spec, error) {
 		said.Inputs = inputs
 		return said, nil
 	}})
@@ -169,7 +169,7 @@ func TestAWorkerThatContradictsItsStageIsNotTriedAgain(t *testing.T) {
 	s := settings(t, "")
 	s.StartTries = 5
 	b := newBed(t, s)
-	b.Place(runner.Place{Complete: func(runner.Spec) (runner.Spec, error) {
+	b.SetHost(runner.HostInfo{Complete: func(runner.Spec) (runner.Spec, error) {
 		return runner.Spec{}, errors.New("inputs[0].name: the runner has no such")
 	}})
 	err := b.Start(b.patient())
@@ -329,7 +329,7 @@ func TestABatchOfAFrozenWorkerIsForAnother(t *testing.T) {
 	frozen, other := b.acquire(), b.acquire()
 	began := time.Now()
 	_, err := b.doOn(t.Context(), frozen, item(freeze))
-	if took := time.Since(began); !errors.Is(err, runner.ErrDied) || took < s.RunLimit || took > s.RunLimit+2*time.Second {
+	if took := time.Since(began); !errors.Is(err, runner.ErrCrashed) || took < s.RunLimit || took > s.RunLimit+2*time.Second {
 		t.Errorf("after %s: %v", took, err)
 	}
 	if _, err := b.doOn(t.Context(), other, item(1)); err != nil {

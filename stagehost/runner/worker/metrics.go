@@ -82,7 +82,7 @@ func (m *metrics) ran(worker int, err error) {
 		outcome = batchEnded
 	case errors.Is(err, runner.ErrBadOutput):
 		outcome = batchInvalid
-	case errors.Is(err, runner.ErrDied):
+	case errors.Is(err, runner.ErrCrashed):
 		outcome = batchLost
 	}
 	m.batches.Add(context.Background(), 1, m.outcomes[worker][outcome])

@@ -23,7 +23,7 @@ const (
 )
 
 // Runner runs batches by worker processes. It implements runner.Runner,
-// runner.Monitored, runner.Placed, runner.Staffed and runner.Forcible.
+// runner.HealthReporter, runner.HostAware, runner.WorkerReporter and runner.Killer.
 type Runner struct {
 	given    Settings
 	settings Settings
@@ -50,10 +50,10 @@ type Runner struct {
 
 var (
 	_ runner.Runner    = (*Runner)(nil)
-	_ runner.Monitored = (*Runner)(nil)
-	_ runner.Placed    = (*Runner)(nil)
-	_ runner.Forcible  = (*Runner)(nil)
-	_ runner.Staffed   = (*Runner)(nil)
+	_ runner.HealthReporter = (*Runner)(nil)
+	_ runner.HostAware    = (*Runner)(nil)
+	_ runner.Killer  = (*Runner)(nil)
+	_ runner.WorkerReporter   = (*Runner)(nil)
 )
 
 // New returns a runner that is not started, or what is wrong with the settings.
@@ -76,9 +76,9 @@ func (r *Runner) assemble(s Settings) {
 	}
 }
 
-// Place implements runner.Placed. What the settings do not say is as it is where
+// SetHost implements runner.HostAware. What the settings do not say is as it is where
 // the runner serves.
-func (r *Runner) Place(p runner.Place) {
+func (r *Runner) SetHost(p runner.HostInfo) {
 	r.complete = p.Complete
 	given := r.given
 	setDefault(&given.Stage, p.Stage)
@@ -246,7 +246,7 @@ func (r *Runner) Acquire(ctx context.Context) (runner.Slot, error) {
 	return &slot{pool: r.pool, at: at}, nil
 }
 
-// Health implements runner.Monitored: it returns nil while a worker is ready. The
+// Health implements runner.HealthReporter: it returns nil while a worker is ready. The
 // error says of each worker why it is not; it wraps ErrCrashLoop where all of them
 // die again and again, ErrNotReady where one may be ready soon, and ErrStopped.
 func (r *Runner) Health() (changed <-chan struct{}, err error) {
@@ -257,12 +257,12 @@ func (r *Runner) Health() (changed <-chan struct{}, err error) {
 	return changed, health(workers)
 }
 
-// Workers implements runner.Staffed.
-func (r *Runner) Workers() []runner.Worker {
+// Workers implements runner.WorkerReporter.
+func (r *Runner) Workers() []runner.WorkerStatus {
 	workers, _ := r.board.look()
-	out := make([]runner.Worker, len(workers))
+	out := make([]runner.WorkerStatus, len(workers))
 	for i, s := range workers {
-		out[i] = runner.Worker{State: s.state.String(), Incarnation: uint64(s.incarnation)}
+		out[i] = runner.WorkerStatus{State: s.state.String(), Incarnation: uint64(s.incarnation)}
 		if s.cause != nil && s.state != supervise.Ready {
 			out[i].Cause = s.cause.Error()
 		}
@@ -355,9 +355,9 @@ func (r *Runner) Stop(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Abandon implements runner.Forcible: the workers are killed, and do not start
+// Kill implements runner.Killer: the workers are killed, and do not start
 // again.
-func (r *Runner) Abandon() {
+func (r *Runner) Kill() {
 	r.pool.stop()
 	if !r.started.Load() {
 		return

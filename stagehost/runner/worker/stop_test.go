@@ -95,7 +95,7 @@ func TestWhatAWorkerStartedEndsWithIt(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, parent))
 	child := b.children(1)[0]
-	if _, err := b.do(item(killed)); !errors.Is(err, runner.ErrDied) {
+	if _, err := b.do(item(killed)); !errors.Is(err, runner.ErrCrashed) {
 		t.Errorf("got %v", err)
 	}
 	gone(t, child, time.Second)
@@ -154,7 +154,7 @@ func TestStopEndsABatchThatDoesNotEnd(t *testing.T) {
 	}()
 	b.logs("cancel 3 [1]")
 	b.stop()
-	if err := <-done; !errors.Is(err, runner.ErrDied) {
+	if err := <-done; !errors.Is(err, runner.ErrCrashed) {
 		t.Errorf("the batch got %v", err)
 	}
 }
@@ -195,11 +195,11 @@ func TestAbandoningEndsWhatRuns(t *testing.T) {
 		}()
 	}
 	pid := b.pid()
-	b.Abandon()
+	b.Kill()
 	for range cap(done) {
 		select {
 		case err := <-done:
-			if !errors.Is(err, runner.ErrDied) && !errors.Is(err, runner.ErrNotStarted) {
+			if !errors.Is(err, runner.ErrCrashed) && !errors.Is(err, runner.ErrNotStarted) {
 				t.Errorf("a batch got %v", err)
 			}
 		case <-time.After(patience):
@@ -239,7 +239,7 @@ func TestAWorkerThatDoesNotReadIsStopped(t *testing.T) {
 		done <- err
 	}()
 	b.stop()
-	if err := <-done; !errors.Is(err, runner.ErrDied) && !errors.Is(err, runner.ErrNotStarted) {
+	if err := <-done; !errors.Is(err, runner.ErrCrashed) && !errors.Is(err, runner.ErrNotStarted) {
 		t.Errorf("the batch got %v", err)
 	}
 }

@@ -63,7 +63,7 @@ func TestTheRunLimitOfAStreamCountsFromItsLastChunk(t *testing.T) {
 		}
 	}
 	cancel()
-	if err := <-ended; err == nil || errors.Is(err, runner.ErrDied) {
+	if err := <-ended; err == nil || errors.Is(err, runner.ErrCrashed) {
 		t.Errorf("got %v", err)
 	}
 	b.logs("stream=stdout", "cancel 2")
@@ -76,7 +76,7 @@ func TestAStreamThatFallsSilentIsEndedAtTheRunLimit(t *testing.T) {
 	b := start(t, s)
 	c := newCounter()
 	err := <-b.stream(t.Context(), item(1, hang), c)
-	if !errors.Is(err, runner.ErrDied) || !strings.Contains(err.Error(), supervise.ErrRunLimit.Error()) {
+	if !errors.Is(err, runner.ErrCrashed) || !strings.Contains(err.Error(), supervise.ErrRunLimit.Error()) {
 		t.Errorf("got %v", err)
 	}
 	if len(c.came) != 1 {
@@ -138,7 +138,7 @@ func TestAStreamThatIgnoresItsCancelIsEndedAtTheRunLimit(t *testing.T) {
 			way(cancel, cancelled)
 			select {
 			case err := <-ended:
-				if !errors.Is(err, runner.ErrDied) || !strings.Contains(err.Error(), supervise.ErrRunLimit.Error()) {
+				if !errors.Is(err, runner.ErrCrashed) || !strings.Contains(err.Error(), supervise.ErrRunLimit.Error()) {
 					t.Errorf("got %v", err)
 				}
 			case <-time.After(patience):
