@@ -21,9 +21,12 @@ func New(s Settings) (*worker.Runner, error) {
 	}
 	return worker.New(worker.Settings{
 		Command: s.Command, Dir: s.Dir, Env: s.Env, Options: options, Replicas: s.replicas(),
-		Slots: s.Concurrency, MaxFrame: int64(s.MaxFrame), DeviceEnv: s.DeviceEnv,
-		RunLimit: s.RunLimit, StopLimit: s.StopLimit, StartTries: s.StartTries, CrashLoop: s.CrashLoop,
-		Heartbeat: s.Heartbeat, HeartbeatLimit: s.HeartbeatLimit,
+		Slots: s.Concurrency, DeviceEnv: s.DeviceEnv,
+		Limits: worker.Limits{
+			MaxFrame: int64(s.MaxFrame), RunLimit: s.RunLimit, StopLimit: s.StopLimit,
+			StartTries: s.StartTries, CrashLoop: s.CrashLoop,
+			Heartbeat: s.Heartbeat, HeartbeatLimit: s.HeartbeatLimit,
+		},
 		Files: python.Files(), FilesPath: "PYTHONPATH",
 	})
 }

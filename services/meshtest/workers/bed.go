@@ -60,7 +60,7 @@ type Bed struct {
 	metrics *telemetry.Telemetry
 
 	mu    sync.Mutex
-	edges []worker.Edge
+	edges []worker.Transition
 }
 
 // New returns a bed whose workers are ready.
@@ -121,10 +121,12 @@ func (b *Bed) workers(s Spec) worker.Settings {
 		Command: append(Python(b.t), File(b.t, s.File)), Options: text, Replicas: make([]worker.Replica, max(1, s.Workers)),
 		Files: python.Files(), FilesPath: "PYTHONPATH",
 		// The SDK is compiled once, whatever the environment says.
-		Env:     map[string]string{"PYTHONDONTWRITEBYTECODE": ""},
-		Backoff: time.Millisecond, MaxBackoff: 10 * time.Millisecond, CrashLoop: 1000,
-		RunLimit: bustest.Patience, HeartbeatLimit: bustest.Patience,
-		Edge: b.edge,
+		Env: map[string]string{"PYTHONDONTWRITEBYTECODE": ""},
+		Limits: worker.Limits{
+			Backoff: time.Millisecond, MaxBackoff: 10 * time.Millisecond, CrashLoop: 1000,
+			RunLimit: bustest.Patience, HeartbeatLimit: bustest.Patience,
+		},
+		OnTransition: b.edge,
 	}
 	if s.Worker != nil {
 		s.Worker(&out)
@@ -161,23 +163,23 @@ func File(t testing.TB, name string) string {
 // Context ends with the test.
 func (b *Bed) Context() context.Context { return b.t.Context() }
 
-func (b *Bed) edge(e worker.Edge) {
+func (b *Bed) edge(e worker.Transition) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.edges = append(b.edges, e)
 }
 
 // Edges returns the transitions of the workers so far.
-func (b *Bed) Edges() []worker.Edge {
+func (b *Bed) Edges() []worker.Transition {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return append([]worker.Edge(nil), b.edges...)
+	return append([]worker.Transition(nil), b.edges...)
 }
 
 // Await waits for a transition and returns the first that is so.
-func (b *Bed) Await(what string, is func(worker.Edge) bool) worker.Edge {
+func (b *Bed) Await(what string, is func(worker.Transition) bool) worker.Transition {
 	b.t.Helper()
-	var found worker.Edge
+	var found worker.Transition
 	bustest.Eventually(b.t, what, func() bool {
 		for _, e := range b.Edges() {
 			if is(e) {
@@ -191,10 +193,10 @@ func (b *Bed) Await(what string, is func(worker.Edge) bool) worker.Edge {
 }
 
 // Back waits until the worker of a process that has ended is ready again.
-func (b *Bed) Back(pid int) worker.Edge {
+func (b *Bed) Back(pid int) worker.Transition {
 	b.t.Helper()
-	gone := b.Await(fmt.Sprintf("process %d was ready", pid), func(e worker.Edge) bool { return e.PIDs[0] == pid })
-	return b.Await(fmt.Sprintf("worker %d is back", gone.Worker), func(e worker.Edge) bool {
+	gone := b.Await(fmt.Sprintf("process %d was ready", pid), func(e worker.Transition) bool { return e.PIDs[0] == pid })
+	return b.Await(fmt.Sprintf("worker %d is back", gone.Worker), func(e worker.Transition) bool {
 		return e.Worker == gone.Worker && e.Incarnation > gone.Incarnation && e.To == supervise.Ready
 	})
 }

@@ -38,7 +38,7 @@ func TestTheBatchOfAFrozenWorkerIsAnsweredByAnother(t *testing.T) {
 			t.Errorf("%q is answered by worker %s, which was frozen", a.Text, a.Worker())
 		}
 	}
-	failed := bed.Await("the frozen worker fails", func(e worker.Edge) bool { return e.To == supervise.Error && e.Worker == frozen.Worker })
+	failed := bed.Await("the frozen worker fails", func(e worker.Transition) bool { return e.To == supervise.Error && e.Worker == frozen.Worker })
 	if !errors.Is(failed.Cause, supervise.ErrRunLimit) {
 		t.Errorf("it fails with %v", failed.Cause)
 	}
@@ -56,12 +56,12 @@ func TestAFrozenIdleWorkerIsReplaced(t *testing.T) {
 		File: "obedient.py", Workers: 2,
 		Worker: func(s *worker.Settings) { s.Heartbeat, s.HeartbeatLimit = heartbeat, limit },
 	})
-	ready := bed.Await("a worker is ready", func(e worker.Edge) bool { return e.To == supervise.Ready })
+	ready := bed.Await("a worker is ready", func(e worker.Transition) bool { return e.To == supervise.Ready })
 	frozen := time.Now()
 	if err := syscall.Kill(ready.PIDs[0], syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	failed := bed.Await("the frozen worker fails", func(e worker.Edge) bool { return e.To == supervise.Error })
+	failed := bed.Await("the frozen worker fails", func(e worker.Transition) bool { return e.To == supervise.Error })
 	took := failed.At.Sub(frozen)
 	if !errors.Is(failed.Cause, supervise.ErrSilent) || failed.Worker != ready.Worker || took > heartbeat+limit+slack {
 		t.Errorf("worker %d fails after %s with %v", failed.Worker, took, failed.Cause)

@@ -262,15 +262,15 @@ func TestWarmUpsAreBoundedByWhatFits(t *testing.T) {
 		s       Settings
 		want    []int
 	}{
-		"one row":        {example(1), runner.BatchRows, Settings{MaxSize: 8, MaxFrame: 1 << 20}, []int{1, 8}},
-		"three rows":     {example(3), runner.BatchRows, Settings{MaxSize: 8, MaxFrame: 1 << 20}, []int{1, 2}},
-		"too many rows":  {example(9), runner.BatchRows, Settings{MaxSize: 8, MaxFrame: 1 << 20}, []int{1}},
-		"one by one":     {example(3), runner.BatchNone, Settings{MaxSize: 8, MaxFrame: 1 << 20}, []int{1, 8}},
-		"no batches":     {example(1), runner.BatchRows, Settings{MaxSize: 1, MaxFrame: 1 << 20}, []int{1}},
-		"a small frame":  {example(1), runner.BatchRows, Settings{MaxSize: 8, MaxFrame: 10}, []int{1, 5}},
-		"a huge batch":   {example(1), runner.BatchRows, Settings{MaxSize: 1 << 30, MaxFrame: 1 << 40}, []int{1, warmUpItems}},
-		"nothing in it":  {runner.Example{}, runner.BatchRows, Settings{MaxSize: 2, MaxFrame: 1}, []int{1, 2}},
-		"without a body": {example(0), runner.BatchRows, Settings{MaxSize: 2, MaxFrame: 1}, []int{1, 2}},
+		"one row":        {example(1), runner.BatchRows, Settings{MaxSize: 8, Limits: Limits{MaxFrame: 1 << 20}}, []int{1, 8}},
+		"three rows":     {example(3), runner.BatchRows, Settings{MaxSize: 8, Limits: Limits{MaxFrame: 1 << 20}}, []int{1, 2}},
+		"too many rows":  {example(9), runner.BatchRows, Settings{MaxSize: 8, Limits: Limits{MaxFrame: 1 << 20}}, []int{1}},
+		"one by one":     {example(3), runner.BatchNone, Settings{MaxSize: 8, Limits: Limits{MaxFrame: 1 << 20}}, []int{1, 8}},
+		"no batches":     {example(1), runner.BatchRows, Settings{MaxSize: 1, Limits: Limits{MaxFrame: 1 << 20}}, []int{1}},
+		"a small frame":  {example(1), runner.BatchRows, Settings{MaxSize: 8, Limits: Limits{MaxFrame: 10}}, []int{1, 5}},
+		"a huge batch":   {example(1), runner.BatchRows, Settings{MaxSize: 1 << 30, Limits: Limits{MaxFrame: 1 << 40}}, []int{1, warmUpItems}},
+		"nothing in it":  {runner.Example{}, runner.BatchRows, Settings{MaxSize: 2, Limits: Limits{MaxFrame: 1}}, []int{1, 2}},
+		"without a body": {example(0), runner.BatchRows, Settings{MaxSize: 2, Limits: Limits{MaxFrame: 1}}, []int{1, 2}},
 	} {
 		if got := sizes(test.example, runner.Spec{BatchAxis: test.axis}, &test.s); !slices.Equal(got, test.want) {
 			t.Errorf("%s: got %d, want %d", name, got, test.want)

@@ -25,7 +25,7 @@ func (b *bed) next(n int) []string {
 	b.Helper()
 	var out []string
 	for range n {
-		e := b.awaitEdge(func(worker.Edge) bool { return true }, "any state")
+		e := b.awaitEdge(func(worker.Transition) bool { return true }, "any state")
 		text := fmt.Sprintf("%s-%s", e.From, e.To)
 		if e.Worker != 0 || len(e.PIDs) != 1 || e.At.IsZero() {
 			b.Errorf("an edge is %+v", e)
@@ -66,9 +66,9 @@ func TestAWorkersLifeIsTold(t *testing.T) {
 			"READY-DEAD [signal: killed] signal: killed", "DEAD-STARTUP",
 		}},
 		"it says that it failed": {func(b *bed) { _, _ = b.do(item(erring)) }, []string{
-			"READY-ERROR it says ERROR: the device is gone",
-			"ERROR-SHUTDOWN it says ERROR: the device is gone",
-			"SHUTDOWN-DEAD [<nil>] it says ERROR: the device is gone", "DEAD-STARTUP",
+			"READY-ERROR it reports ERROR: the device is gone",
+			"ERROR-SHUTDOWN it reports ERROR: the device is gone",
+			"SHUTDOWN-DEAD [<nil>] it reports ERROR: the device is gone", "DEAD-STARTUP",
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -269,7 +269,7 @@ func TestAWorkerOfAnotherProtocolIsRefused(t *testing.T) {
 	t.Parallel()
 	s := settings(t, versionTwo)
 	b := newBed(t, s)
-	if err := b.Start(b.patient()); err == nil || !strings.Contains(err.Error(), "versions [2] of the protocol, the host speaks 1") {
+	if err := b.Start(b.patient()); err == nil || !strings.Contains(err.Error(), "versions [2] of the protocol, the host supports 1") {
 		t.Errorf("Start returned %v", err)
 	}
 }
@@ -412,7 +412,7 @@ func TestHealthIsGoodAsLongAsOneWorkerIsReady(t *testing.T) {
 	s.Replicas = []worker.Replica{{}, {Env: map[string]string{modeVariable: dieLater}}}
 	s.CrashLoop = 2
 	b := start(t, s)
-	dying := b.awaitEdge(func(e worker.Edge) bool { return e.Worker == 1 && e.To == supervise.Ready }, "READY")
+	dying := b.awaitEdge(func(e worker.Transition) bool { return e.Worker == 1 && e.To == supervise.Ready }, "READY")
 	if err := os.WriteFile(s.Env["STATE"], nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -420,7 +420,7 @@ func TestHealthIsGoodAsLongAsOneWorkerIsReady(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 4 {
-		b.awaitEdge(func(e worker.Edge) bool { return e.Worker == 1 && e.To == supervise.Dead }, "DEAD")
+		b.awaitEdge(func(e worker.Transition) bool { return e.Worker == 1 && e.To == supervise.Dead }, "DEAD")
 	}
 	if _, err := b.Health(); err != nil {
 		t.Errorf("one worker is ready, and it says %v", err)
@@ -506,7 +506,7 @@ func TestARestartReplacesAStartThatHangs(t *testing.T) {
 	ctx, give := context.WithCancel(b.patient())
 	first := make(chan error, 1)
 	go func() { first <- b.Restart(ctx) }()
-	b.awaitEdge(func(e worker.Edge) bool { return e.Incarnation == 2 && e.To == supervise.Startup }, "STARTUP")
+	b.awaitEdge(func(e worker.Transition) bool { return e.Incarnation == 2 && e.To == supervise.Startup }, "STARTUP")
 	if err := os.Remove(s.Env["STATE"]); err != nil {
 		t.Fatal(err)
 	}
@@ -598,8 +598,8 @@ func TestOutputIsInTheLog(t *testing.T) {
 	b := start(t, s)
 	b.logs("level=INFO", `msg="options {\"model\":\"m.onnx\"} devices [0 MIG-1]"`, "worker=0", "rank=0", "incarnation=1", "stream=stdout")
 	b.logs("level=INFO", `msg="line 4999"`)
-	b.logs("the worker says hello", "name=fake")
-	b.logs("the worker says where it is", "loading shard 3 of 12")
+	b.logs("the worker connected", "name=fake")
+	b.logs("the worker reports its state", "loading shard 3 of 12")
 	_, _ = b.do(item(runnertest.Crash))
 	b.logs("incarnation=2", `msg="line 4999"`)
 	b.logs("level=WARN", "the worker is DEAD", "worker=0", "incarnation=1", "exit code 3", "pids=")

@@ -18,11 +18,11 @@ var (
 
 // plain are settings in which every limit is another round number.
 func plain() supervise.Settings {
-	return supervise.Settings{
+	return supervise.Settings{Limits: supervise.Limits{
 		StartLimit: 600 * time.Second, RunLimit: 300 * time.Second,
 		Heartbeat: 5 * time.Second, HeartbeatLimit: 10 * time.Second, StopLimit: 4 * time.Second,
 		Backoff: time.Second, MaxBackoff: 8 * time.Second, Settled: 20 * time.Second, CrashLoop: 3,
-	}
+	}}
 }
 
 // life is a worker and a clock. What is done is written down as "verb number",
@@ -41,7 +41,7 @@ func newLife(t *testing.T, edit ...func(*supervise.Settings)) *life {
 	for _, e := range edit {
 		e(&s)
 	}
-	s.Edge = func(e supervise.Edge) {
+	s.OnTransition = func(e supervise.Transition) {
 		if !e.At.Equal(l.now) {
 			t.Errorf("an edge happened at %s, it is %s", e.At, l.now)
 		}
@@ -122,8 +122,8 @@ func TestAWorkerIsReadyAfterItsWarmUp(t *testing.T) {
 	l.want("warm up 1")
 	l.did(l.Warm(1, l.now))
 	l.want("offer 1", "STARTUP-READY")
-	if l.Cause() != nil || l.Looping() || l.Over() {
-		t.Errorf("cause %v, looping %t, over %t", l.Cause(), l.Looping(), l.Over())
+	if l.Cause() != nil || l.CrashLooping() || l.Stopped() {
+		t.Errorf("cause %v, looping %t, over %t", l.Cause(), l.CrashLooping(), l.Stopped())
 	}
 }
 
@@ -143,8 +143,8 @@ func TestEachEdgeHasItsCause(t *testing.T) {
 			[]string{"STARTUP-ERROR: it broke"},
 		},
 		"starting, it says that it failed, leaves and is gone": {startup, func(l *life) {
-			l.did(l.Erring(1, errBroke, l.now))
-			l.did(l.Leaving(1, l.now))
+			l.did(l.ReportError(1, errBroke, l.now))
+			l.did(l.ReportShutdown(1, l.now))
 			l.exit(errors.New("exit code 1"))
 		}, "ask 1", []string{"STARTUP-ERROR: it broke", "ERROR-SHUTDOWN: it broke", "SHUTDOWN-DEAD: it broke"}},
 		"starting, it is told to stop": {startup, func(l *life) {
@@ -162,21 +162,21 @@ func TestEachEdgeHasItsCause(t *testing.T) {
 			[]string{"STARTUP-DEAD: it left without having been asked to"},
 		},
 		"starting, it takes too long": {startup, func(l *life) {
-			l.Progress(1, "loading shard 3 of 12")
+			l.SetProgress(1, "loading shard 3 of 12")
 			l.pass(599 * time.Second)
 			l.pass(time.Second)
 			l.exit(errSignal)
 		}, "kill 1", []string{
-			"STARTUP-ERROR: it was not ready in time; it said last: loading shard 3 of 12",
-			"ERROR-DEAD: it was not ready in time; it said last: loading shard 3 of 12",
+			"STARTUP-ERROR: it was not ready in time; its last progress: loading shard 3 of 12",
+			"ERROR-DEAD: it was not ready in time; its last progress: loading shard 3 of 12",
 		}},
 		"ready, it fails": {ready, func(l *life) {
 			l.did(l.Machine.Fail(1, errBroke, l.now))
 			l.exit(errSignal)
 		}, "withdraw 1, kill 1", []string{"READY-ERROR: it broke", "ERROR-DEAD: it broke"}},
 		"ready, it says that it failed": {ready, func(l *life) {
-			l.did(l.Erring(1, errBroke, l.now))
-			l.did(l.Leaving(1, l.now))
+			l.did(l.ReportError(1, errBroke, l.now))
+			l.did(l.ReportShutdown(1, l.now))
 			l.exit(nil)
 		}, "withdraw 1, ask 1", []string{"READY-ERROR: it broke", "ERROR-SHUTDOWN: it broke", "SHUTDOWN-DEAD: it broke"}},
 		"ready, it is told to stop": {ready, func(l *life) {
@@ -184,7 +184,7 @@ func TestEachEdgeHasItsCause(t *testing.T) {
 			l.exit(nil)
 		}, "withdraw 1, ask 1", []string{"READY-SHUTDOWN", "SHUTDOWN-DEAD"}},
 		"ready, it gets a signal from somebody": {ready, func(l *life) {
-			l.did(l.Leaving(1, l.now))
+			l.did(l.ReportShutdown(1, l.now))
 			l.exit(nil)
 		}, "withdraw 1, ask 1", []string{
 			"READY-SHUTDOWN: it left without having been asked to",
@@ -206,12 +206,12 @@ func TestEachEdgeHasItsCause(t *testing.T) {
 			l.exit(errSignal)
 		}, "withdraw 1, ask 1, kill 1", []string{"READY-SHUTDOWN", "SHUTDOWN-DEAD: it did not leave in time"}},
 		"it says that it failed and stays": {ready, func(l *life) {
-			l.did(l.Erring(1, errBroke, l.now))
+			l.did(l.ReportError(1, errBroke, l.now))
 			l.pass(4 * time.Second)
 			l.exit(errSignal)
 		}, "withdraw 1, ask 1, kill 1", []string{"READY-ERROR: it broke", "ERROR-DEAD: it broke"}},
 		"it is given up on": {ready, func(l *life) {
-			l.did(l.Abandon(l.now))
+			l.did(l.Kill(l.now))
 			l.exit(errSignal)
 		}, "withdraw 1, kill 1", []string{"READY-SHUTDOWN", "SHUTDOWN-DEAD: signal: killed"}},
 	} {
@@ -263,7 +263,7 @@ func TestManyDeathsInARowAreACrashLoop(t *testing.T) {
 	l := newLife(t)
 	l.did(l.Start(l.now))
 	for i := range 3 {
-		if l.Looping() {
+		if l.CrashLooping() {
 			t.Errorf("a crash loop after %d deaths", i)
 		}
 		if i > 0 {
@@ -271,20 +271,20 @@ func TestManyDeathsInARowAreACrashLoop(t *testing.T) {
 		}
 		l.exit(fmt.Errorf("exit code %d", i))
 	}
-	if !l.Looping() || l.Cause() == nil || l.Cause().Error() != "exit code 2" {
-		t.Errorf("looping %t, cause %v", l.Looping(), l.Cause())
+	if !l.CrashLooping() || l.Cause() == nil || l.Cause().Error() != "exit code 2" {
+		t.Errorf("looping %t, cause %v", l.CrashLooping(), l.Cause())
 	}
 	// It goes on trying, and is in the loop until it is ready.
 	l.pass(time.Minute)
-	if l.State() != supervise.Startup || !l.Looping() {
-		t.Errorf("%s, looping %t", l.State(), l.Looping())
+	if l.State() != supervise.Startup || !l.CrashLooping() {
+		t.Errorf("%s, looping %t", l.State(), l.CrashLooping())
 	}
 	l.up()
-	if l.Looping() {
+	if l.CrashLooping() {
 		t.Error("a worker that is ready is in a crash loop")
 	}
 	l.exit(errSignal)
-	if !l.Looping() {
+	if !l.CrashLooping() {
 		t.Error("it died soon after it was ready, and is in no crash loop")
 	}
 }
@@ -317,8 +317,8 @@ func TestDeathsAreForgotten(t *testing.T) {
 				t.Errorf("the cause is still %v", l.Cause())
 			}
 			l.exit(errSignal)
-			if pause := l.Wake().Sub(l.now); pause != time.Second || l.Looping() {
-				t.Errorf("it starts in %s, looping %t", pause, l.Looping())
+			if pause := l.Wake().Sub(l.now); pause != time.Second || l.CrashLooping() {
+				t.Errorf("it starts in %s, looping %t", pause, l.CrashLooping())
 			}
 		})
 	}
@@ -435,7 +435,7 @@ func TestTheOldestBatchIsBounded(t *testing.T) {
 
 func TestNothingIsBoundedWithoutALimit(t *testing.T) {
 	t.Parallel()
-	l := newLife(t, func(s *supervise.Settings) { *s = supervise.Settings{Edge: s.Edge} })
+	l := newLife(t, func(s *supervise.Settings) { *s = supervise.Settings{OnTransition: s.OnTransition} })
 	l.did(l.Start(l.now))
 	if wake := l.Wake(); !wake.IsZero() {
 		t.Errorf("it wakes in %s", wake.Sub(l.now))
@@ -449,7 +449,7 @@ func TestNothingIsBoundedWithoutALimit(t *testing.T) {
 	for range 100 {
 		l.exit(errBroke)
 	}
-	if l.Looping() {
+	if l.CrashLooping() {
 		t.Error("without a bound on deaths there is no loop")
 	}
 }
@@ -506,7 +506,7 @@ func TestRanksThatWereToldToLeaveLeaveInAnyOrder(t *testing.T) {
 	l.pass(time.Second)
 	l.did(l.Exited(1, 0, nil, l.now))
 	l.want("spawn 1, ask 1", "DEAD-STARTUP", "STARTUP-SHUTDOWN", "SHUTDOWN-DEAD")
-	if !l.Over() || !l.Wake().IsZero() {
+	if !l.Stopped() || !l.Wake().IsZero() {
 		t.Error("it is not over")
 	}
 }
@@ -537,7 +537,7 @@ func TestRecyclingNeedsNoPause(t *testing.T) {
 		"of a worker that is dead":   {func(l *life) { l.exit(errBroke) }, false},
 		"of a worker that starts":    {func(*life) {}, true},
 		"of a worker that failed":    {func(l *life) { l.did(l.Machine.Fail(1, errBroke, l.now)) }, true},
-		"of a worker that leaves":    {func(l *life) { l.did(l.Leaving(1, l.now)) }, true},
+		"of a worker that leaves":    {func(l *life) { l.did(l.ReportShutdown(1, l.now)) }, true},
 		"of an idle worker":          {func(l *life) { l.up() }, true},
 		"of a worker that is killed": {func(l *life) { l.up(); l.busy() }, true},
 	} {
@@ -565,7 +565,7 @@ func TestAWorkerThatWasToldToStopStaysDead(t *testing.T) {
 		"dead":              func(l *life) { l.did(l.Start(l.now)); l.exit(errBroke) },
 		"failed":            func(l *life) { l.up(); l.did(l.Machine.Fail(1, errBroke, l.now)) },
 		"being recycled":    func(l *life) { l.up(); l.busy(); l.did(l.Recycle(l.now)) },
-		"leaving by itself": func(l *life) { l.up(); l.did(l.Leaving(1, l.now)) },
+		"leaving by itself": func(l *life) { l.up(); l.did(l.ReportShutdown(1, l.now)) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -578,7 +578,7 @@ func TestAWorkerThatWasToldToStopStaysDead(t *testing.T) {
 			incarnation := l.Incarnation()
 			l.pass(time.Hour)
 			l.did(l.Start(l.now))
-			if !l.Over() || l.Incarnation() != incarnation {
+			if !l.Stopped() || l.Incarnation() != incarnation {
 				t.Errorf("%s, incarnation %d after %d", l.State(), l.Incarnation(), incarnation)
 			}
 		})
@@ -601,7 +601,7 @@ func TestAbandoningIsSafeInEveryState(t *testing.T) {
 			l := newLife(t)
 			test.before(l)
 			l.done, l.edges = nil, nil
-			l.did(l.Abandon(l.now))
+			l.did(l.Kill(l.now))
 			if got := strings.Join(l.done, ", "); got != test.done {
 				t.Errorf("did %q, want %q", got, test.done)
 			}
@@ -619,15 +619,15 @@ func TestEventsOfEarlierIncarnationsChangeNothing(t *testing.T) {
 	l.did(l.Ready(1, 0, l.now))
 	l.did(l.Warm(1, l.now))
 	l.did(l.Machine.Fail(1, errBroke, l.now))
-	l.did(l.Erring(1, errBroke, l.now))
-	l.did(l.Leaving(1, l.now))
+	l.did(l.ReportError(1, errBroke, l.now))
+	l.did(l.ReportShutdown(1, l.now))
 	l.did(l.Exited(1, 0, nil, l.now))
 	l.did(l.Work(1, supervise.Work{Oldest: l.now.Add(-time.Hour)}, l.now))
 	l.Pong(1, 0, l.now)
-	l.Progress(1, "x")
+	l.SetProgress(1, "x")
 	l.did(l.Tick(l.now))
 	l.want("")
-	if l.State() != supervise.Ready || l.Doing() != "" {
-		t.Errorf("%s, doing %q", l.State(), l.Doing())
+	if l.State() != supervise.Ready || l.Progress() != "" {
+		t.Errorf("%s, doing %q", l.State(), l.Progress())
 	}
 }

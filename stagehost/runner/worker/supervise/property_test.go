@@ -44,7 +44,7 @@ type model struct {
 	died          time.Time
 }
 
-func (m *model) edge(e supervise.Edge) {
+func (m *model) edge(e supervise.Transition) {
 	if e.From != m.state || !allowed(e.From, e.To) {
 		m.Fatalf("an edge from %s to %s in state %s", e.From, e.To, m.state)
 	}
@@ -104,7 +104,7 @@ func (m *model) check() {
 		m.Fatalf("it is %s, and neither asked to leave nor killed", m.state)
 	}
 	bounded := !m.Wake().IsZero()
-	if !bounded && !m.killed && !m.Over() {
+	if !bounded && !m.killed && !m.Stopped() {
 		m.Fatalf("it is %s and waits for nothing", m.state)
 	}
 }
@@ -139,15 +139,15 @@ func TestAnySequenceOfEventsKeepsTheRules(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := &model{T: t, settings: plain(), now: time.Unix(1_000_000, 0), alive: map[int]bool{}}
 		m.settings.Ranks = rapid.IntRange(1, 3).Draw(t, "ranks")
-		m.settings.Edge = m.edge
+		m.settings.OnTransition = m.edge
 		m.Machine = supervise.New(m.settings)
 		m.act(m.Start(m.now))
 		t.Repeat(map[string]func(*rapid.T){
 			"ready":   func(*rapid.T) { m.act(m.Ready(m.incarnation(), m.rank(), m.now)) },
 			"warm":    func(*rapid.T) { m.act(m.Warm(m.incarnation(), m.now)) },
 			"fail":    func(*rapid.T) { m.act(m.Machine.Fail(m.incarnation(), errBroke, m.now)) },
-			"erring":  func(*rapid.T) { m.act(m.Erring(m.incarnation(), errBroke, m.now)) },
-			"leaving": func(*rapid.T) { m.act(m.Leaving(m.incarnation(), m.now)) },
+			"erring":  func(*rapid.T) { m.act(m.ReportError(m.incarnation(), errBroke, m.now)) },
+			"leaving": func(*rapid.T) { m.act(m.ReportShutdown(m.incarnation(), m.now)) },
 			"pong":    func(*rapid.T) { m.Pong(m.incarnation(), m.rank(), m.now) },
 			"exit":    func(*rapid.T) { m.exit(m.rank()) },
 			"recycle": func(*rapid.T) { m.act(m.Recycle(m.now)) },
@@ -183,7 +183,7 @@ func TestAnySequenceOfEventsKeepsTheRules(t *testing.T) {
 					return
 				}
 				m.told = true
-				m.act(m.Abandon(m.now))
+				m.act(m.Kill(m.now))
 			},
 		})
 		m.end()
@@ -196,7 +196,7 @@ func (m *model) end() {
 	m.told = true
 	m.act(m.Stop(m.now))
 	deadline := m.now.Add(m.settings.StopLimit)
-	for !m.Over() {
+	for !m.Stopped() {
 		if m.killed {
 			for rank := range m.settings.Ranks {
 				m.exit(rank)
