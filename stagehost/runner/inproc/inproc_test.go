@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
+
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -18,6 +20,8 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 	"github.com/stagemesh/stagemesh/stagehost/runner/runnertest"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func settings(slots int) inproc.Settings {
 	return inproc.Settings{Spec: runnertest.Spec(), Concurrency: slots}
