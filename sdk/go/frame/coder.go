@@ -22,6 +22,9 @@ type coder struct {
 	path  string
 	depth int
 
+	// kind is the value of the key type, which the outermost object has.
+	kind string
+
 	// writing is true for a coder that appends to buf.
 	writing bool
 	buf     []byte
@@ -62,9 +65,10 @@ const (
 // known key that occurs twice, and an object without a required key. Keys mostly come
 // in the order of the fields, so one pass over the fields reads most objects.
 func (c *coder) object(v fielder) {
+	outermost := c.depth == 0
 	if c.writing {
 		c.open('{', "")
-		v.fields(c)
+		c.fieldsOf(v, outermost)
 		c.close('}')
 		return
 	}
@@ -73,7 +77,7 @@ func (c *coder) object(v fielder) {
 	c.open('{', "an object")
 	for c.nextKey(true); ; {
 		c.in.index, c.in.matched = 0, false
-		v.fields(c)
+		c.fieldsOf(v, outermost)
 		if !c.in.pending || c.err != nil {
 			break
 		}
@@ -84,9 +88,16 @@ func (c *coder) object(v fielder) {
 	}
 	if c.err == nil && c.in.needed&^c.in.seen != 0 {
 		c.in.index, c.in.naming = 0, true
-		v.fields(c)
+		c.fieldsOf(v, outermost)
 	}
 	c.in = outer
+}
+
+func (c *coder) fieldsOf(v fielder, outermost bool) {
+	if outermost {
+		c.text("type", &c.kind, required)
+	}
+	v.fields(c)
 }
 
 // nextKey reads the next key of an object, or its end.

@@ -174,7 +174,7 @@ func decode(header []byte, body int64) (Message, error) {
 		return nil, violation("header: type %q is not known", clip(kind))
 	}
 	c = coder{input: c.input}
-	c.object(typed{m})
+	c.object(m)
 	c.end()
 	if err := c.failure(); err != nil {
 		return nil, violation("%s: %w", kind, err)
@@ -208,8 +208,8 @@ func Encode(m Message, body int64) ([]byte, error) {
 	if err := m.check(body); err != nil {
 		return nil, fmt.Errorf("%s: %w", m.kind(), err)
 	}
-	c := coder{writing: true, buf: make([]byte, prefixSize, firstHeader)}
-	c.object(typed{m})
+	c := coder{writing: true, kind: m.kind(), buf: make([]byte, prefixSize, firstHeader)}
+	c.object(m)
 	if err := c.failure(); err != nil {
 		return nil, fmt.Errorf("%s: %w", m.kind(), err)
 	}

@@ -55,15 +55,6 @@ func newMessage(kind string) Message {
 	return nil
 }
 
-// typed is a message with the key type, which every header has.
-type typed struct{ Message }
-
-func (t typed) fields(c *coder) {
-	kind := t.kind()
-	c.text("type", &kind, required)
-	t.Message.fields(c)
-}
-
 // readType reads a header up to its type.
 func (c *coder) readType() (kind string) {
 	c.open('{', "an object")
