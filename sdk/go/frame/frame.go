@@ -19,7 +19,7 @@
 //
 // Write and Encode refuse every message that Read would refuse. A header that is too
 // long is ErrHeaderSize; the same batch in halves may fit. Encode and Send are Write
-// in two steps, for callers that must tell a message that cannot be encoded from a
+// in two steps, for callers that distinguish a message that cannot be encoded from a
 // peer that is gone.
 //
 // A message holds the values of its header; empty lists are nil. The bytes of parts

@@ -209,11 +209,11 @@ func (c *coder) readEscaped(start, i int) string {
 // readEscape appends what the escape at i, after its backslash, stands for, and
 // returns where the string goes on.
 func (c *coder) readEscape(out []byte, i int) ([]byte, int, bool) {
-	const letters, meanings = `"\/bfnrt`, "\"\\/\b\f\n\r\t"
+	const escapes, meanings = `"\/bfnrt`, "\"\\/\b\f\n\r\t"
 	if i == len(c.input) {
 		return nil, i, false
 	}
-	if n := strings.IndexByte(letters, c.input[i]); n >= 0 {
+	if n := strings.IndexByte(escapes, c.input[i]); n >= 0 {
 		return append(out, meanings[n]), i + 1, true
 	}
 	r, ok := c.readCodeUnit(i)
@@ -465,9 +465,9 @@ func appendText(b []byte, text string) []byte {
 }
 
 func appendEscape(b []byte, r rune) []byte {
-	const letters, meanings = `"\bfnrt`, "\"\\\b\f\n\r\t"
+	const escapes, meanings = `"\bfnrt`, "\"\\\b\f\n\r\t"
 	if n := strings.IndexRune(meanings, r); n >= 0 {
-		return append(b, '\\', letters[n])
+		return append(b, '\\', escapes[n])
 	}
 	return fmt.Appendf(b, `\u%04x`, r)
 }

@@ -115,7 +115,7 @@ func (s *session) abort(ctx context.Context, err error) error {
 	return err
 }
 
-// reportError tells the host why the worker exits.
+// reportError sends the host the reason why the worker exits.
 func (s *session) reportError(err error) {
 	_ = s.conn.SetWriteDeadline(time.Now().Add(errorGrace))
 	if errors.Is(err, frame.ErrViolation) {

@@ -52,7 +52,7 @@
 //
 // # Concurrency
 //
-// Predict, or Stream, is called by as many goroutines at a time as Settings.Slots says,
+// Predict, or Stream, is called by as many goroutines at a time as Settings.Slots,
 // one by default. The methods of a batch, its items and a stream are safe for concurrent
 // use until the function returns. Inputs are read-only, and may be kept.
 //
@@ -137,8 +137,8 @@ type Settings struct {
 	// Predict runs a batch.
 	Predict func(context.Context, *Batch) (Outputs, error)
 	// Stream, in place of Predict, answers one item in chunks. Its context ends when the
-	// item is cancelled. Items are never joined then: Spec.BatchAxis is None, whatever it
-	// says.
+	// item is cancelled. Items are never joined then: Spec.BatchAxis is None, whatever is
+	// set.
 	Stream func(context.Context, *Item, *Stream) error
 	// ChunksOnly leaves out the whole answer of a stream: callers that do not take chunks
 	// get nothing.

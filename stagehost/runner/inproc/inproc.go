@@ -192,7 +192,7 @@ func unwantedFault(ctx context.Context, item runner.Item) *fault.Fault {
 // ends with the batch's, and when the item is cancelled. Errors are those of an EachFunc.
 type StreamFunc func(ctx context.Context, item runner.Item, send func(chunk ...payload.Part) error) ([]payload.Part, error)
 
-// Stream returns a runner that answers items in chunks; its spec says so. An item
+// Stream returns a runner that answers items in chunks, and sets Spec.Stream. An item
 // that fails, or panics, fails alone.
 func Stream(settings Settings, answer StreamFunc) *Runner {
 	settings.Spec.Stream = true

@@ -49,7 +49,7 @@ type running struct {
 	items int
 	// check is closed within cancelCheck of the batch's start.
 	check <-chan struct{}
-	// done is closed when every rank has ended the batch, or when err says why none
+	// done is closed when every rank has ended the batch, or when err is why none
 	// will. Until then the incarnation's lock guards the fields below.
 	done chan struct{}
 	// activeAt is when the batch began, or when its last chunk came that somebody wanted.
@@ -194,7 +194,7 @@ func (n *incarnation) checkSoon() <-chan struct{} {
 	return n.nextCheck
 }
 
-// await waits for the end of the batch, and tells the worker which items are cancelled.
+// await waits for the end of the batch, and sends the worker cancelled items.
 // It watches the items of a stream at once, because a stream is one long item.
 func (n *incarnation) await(ctx context.Context, b *running, items []runner.Item) {
 	if n.worker.runner.Spec().Stream {
@@ -257,7 +257,7 @@ func isClosed(c <-chan struct{}) bool {
 }
 
 // cancel cancels items, all of them where there are no indices. Their later chunks are
-// dropped. The worker is told once: a second time could interrupt how it cleans up.
+// dropped. The worker gets the cancel once: a second one could interrupt how it cleans up.
 func (n *incarnation) cancel(b *running, items []int) {
 	if b.cancel(items) {
 		n.sendCancel(b, items)

@@ -26,8 +26,8 @@
 //
 // # Batches
 //
-// Do sends the batch, waits for its result, and tells the worker which items are
-// cancelled. It returns when the worker has ended the batch: the slot is busy as long as
+// Do sends the batch, waits for its result, and sends the worker the cancels of
+// items. It returns when the worker has ended the batch: the slot is busy as long as
 // the worker is. The bytes of items are not copied on their way out, and outputs are
 // pieces of the frame that came in. The errors of Do are
 //

@@ -10,7 +10,7 @@ import (
 // errLinuxOnly means that a system cannot pin processes.
 var errLinuxOnly = errors.New("CPU sets need Linux")
 
-// attributes make a process the leader of a group. Only its lifeline tells it that its
+// attributes make a process the leader of a group. Only its lifeline shows that its
 // host is gone.
 func attributes() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
 

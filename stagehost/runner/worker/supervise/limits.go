@@ -27,7 +27,7 @@ type Limits struct {
 	// only a process that hangs in the kernel takes longer.
 	KillGrace time.Duration
 	// ExitGrace is how long a process that closed its connection has to exit before it
-	// is killed, because its exit code says more than the closed connection. It is also
+	// is killed, because its exit code explains more than the closed connection. It is also
 	// how long the connection of a process that has exited is read on. Default 250 ms.
 	ExitGrace time.Duration
 	// OutputGrace is how long the output of a process that has exited is read on, where
