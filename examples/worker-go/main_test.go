@@ -15,8 +15,8 @@ import (
 	"github.com/stagemesh/stagemesh/sdk/go/worker"
 )
 
-// TestTheExampleAnswersAHost plays the host: one batch, in which one item is bad.
-func TestTheExampleAnswersAHost(t *testing.T) {
+// TestExampleAnswersHost plays the host: one batch, in which one item is bad.
+func TestExampleAnswersHost(t *testing.T) {
 	t.Parallel()
 	folder, err := os.MkdirTemp("", "smw") //nolint:usetesting // a socket's path has a hundred bytes
 	if err != nil {

@@ -5,7 +5,7 @@ import (
 )
 
 // Python tells 1.0 from 1.
-func TestOptionsAreTheNumbersThatWereWritten(t *testing.T) {
+func TestOptionsKeepTheirNumberTypes(t *testing.T) {
 	t.Parallel()
 	s := Settings{Options: map[string]any{
 		"whole": uint64(1), "real": 1.0, "large": 1e30, "list": []any{2.0, map[string]any{"small": -0.5}}, "text": "1.0", "no": nil,
@@ -17,7 +17,7 @@ func TestOptionsAreTheNumbersThatWereWritten(t *testing.T) {
 	}
 }
 
-func TestOptionsThatJSONHasNotAreRefused(t *testing.T) {
+func TestInfiniteOptionIsRefused(t *testing.T) {
 	t.Parallel()
 	zero := 0.0
 	if _, err := New(Settings{Command: []string{"x"}, Options: map[string]any{"x": 1 / zero}}); err == nil {

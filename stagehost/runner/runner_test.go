@@ -12,7 +12,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
-func TestAnErrorBecomesTheFaultThatFits(t *testing.T) {
+func TestErrorBecomesItsFault(t *testing.T) {
 	t.Parallel()
 	own := fault.New(fault.SchemaViolation, "too small")
 	tests := map[string]struct {
@@ -43,21 +43,21 @@ func TestAnErrorBecomesTheFaultThatFits(t *testing.T) {
 	}
 }
 
-func TestABatchAxisIsNamedAsInConfiguration(t *testing.T) {
+func TestBatchAxisHasConfigurationName(t *testing.T) {
 	t.Parallel()
 	if none, rows := runner.BatchNone.String(), runner.BatchRows.String(); none != "none" || rows != "rows" {
 		t.Errorf("got %s and %s", none, rows)
 	}
 }
 
-func TestASpecIsATensorsWhereItNamesADatatype(t *testing.T) {
+func TestSpecWithDatatypeIsTensor(t *testing.T) {
 	t.Parallel()
 	if (runner.PartSpec{Name: "b", ContentTypes: []string{"image/*"}}).IsTensor() || !(runner.PartSpec{Datatype: tensor.Bytes}).IsTensor() {
 		t.Error("a blob is taken for a tensor, or a tensor for a blob")
 	}
 }
 
-func TestOutcomesAndInputsGoByTheirParts(t *testing.T) {
+func TestOutcomesAndInputsHaveTheirParts(t *testing.T) {
 	t.Parallel()
 	part := payload.OfBlob("a", "text/plain", []byte("x"))
 	if o := runner.Output(part); len(o.Parts) != 1 || o.Fault != nil {

@@ -64,7 +64,7 @@ func TestFramesAreReadFromAnyReader(t *testing.T) {
 	}
 }
 
-func TestFramesThatEndEarlyAreNoCleanEnd(t *testing.T) {
+func TestTornFrameIsUnexpectedEOF(t *testing.T) {
 	t.Parallel()
 	var body frame.Body
 	data := predictFrame(&body)
@@ -80,7 +80,7 @@ func TestFramesThatEndEarlyAreNoCleanEnd(t *testing.T) {
 	}
 }
 
-func TestErrorsOfTheReaderAreReturned(t *testing.T) {
+func TestReaderErrorIsReturned(t *testing.T) {
 	t.Parallel()
 	mine := errors.New("mine")
 	var body frame.Body
@@ -94,7 +94,7 @@ func TestErrorsOfTheReaderAreReturned(t *testing.T) {
 }
 
 // A header is checked before a byte of the body is read.
-func TestABodyIsNotReadForAHeaderThatIsWrong(t *testing.T) {
+func TestBodyIsNotReadAfterBadHeader(t *testing.T) {
 	t.Parallel()
 	data := raw(`{"type":"pong","n":-1}`, make([]byte, 100))
 	r := bytes.NewReader(data)
@@ -103,7 +103,7 @@ func TestABodyIsNotReadForAHeaderThatIsWrong(t *testing.T) {
 	}
 }
 
-func TestBodiesAreBoundedByTheCaller(t *testing.T) {
+func TestBodyIsBoundedByCaller(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		limit int64
@@ -127,7 +127,7 @@ func TestBodiesAreBoundedByTheCaller(t *testing.T) {
 	}
 }
 
-func TestLargeBodiesComeWhole(t *testing.T) {
+func TestLargeBodyIsReadWhole(t *testing.T) {
 	t.Parallel()
 	for _, size := range []int{1<<20 - 1, 1 << 20, 1<<20 + 1, 1<<22 + 12345, 50 << 20} {
 		data := make([]byte, size)
@@ -172,7 +172,7 @@ func allocated(f func()) uint64 {
 }
 
 // Not parallel: it counts what is allocated.
-func TestWhatIsAllocatedIsBoundedByWhatCame(t *testing.T) {
+func TestAllocationIsBoundedByInput(t *testing.T) {
 	lying := func(header uint32, body uint64) []byte {
 		out := binary.LittleEndian.AppendUint32([]byte("SMW1"), header)
 		return binary.LittleEndian.AppendUint64(out, body)
@@ -215,7 +215,7 @@ func TestWhatIsAllocatedIsBoundedByWhatCame(t *testing.T) {
 	}
 }
 
-func TestWhatWouldBeRefusedIsNotWritten(t *testing.T) {
+func TestInvalidMessageIsNotWritten(t *testing.T) {
 	t.Parallel()
 	item := []frame.Item{{ID: "a"}}
 	minus := -1
@@ -306,7 +306,7 @@ func TestWhatWouldBeRefusedIsNotWritten(t *testing.T) {
 	}
 }
 
-func TestHeadersThatAreTooLongSaySo(t *testing.T) {
+func TestTooLongHeaderIsErrHeaderSize(t *testing.T) {
 	t.Parallel()
 	room := frame.MaxHeader - len(`{"type":"state","state":"STARTUP","message":""}`)
 	for n, ok := range map[int]bool{room: true, room + 1: false} {
@@ -317,7 +317,7 @@ func TestHeadersThatAreTooLongSaySo(t *testing.T) {
 	}
 }
 
-func TestErrorsSayWhereTheyAre(t *testing.T) {
+func TestErrorNamesItsPath(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct{ header, says string }{
 		"in an item":      {`{"type":"predict","batch":1,"items":[{"id":"a"},{"id":"b","rows":"c"}],"parts":[]}`, "predict: items[1].rows: byte 65: expected a number, found a string"},
@@ -340,7 +340,7 @@ func TestErrorsSayWhereTheyAre(t *testing.T) {
 	}
 }
 
-func TestPartsGiveTheirBytesAndNoOthers(t *testing.T) {
+func TestPartReturnsOnlyItsBytes(t *testing.T) {
 	t.Parallel()
 	body := []byte("0123456789")
 	tests := map[string]struct {
@@ -375,7 +375,7 @@ func TestPartsGiveTheirBytesAndNoOthers(t *testing.T) {
 	}
 }
 
-func TestTensorsOfOneKindFollowEachOtherWithoutAGap(t *testing.T) {
+func TestEqualTensorsFollowWithoutGap(t *testing.T) {
 	t.Parallel()
 	var b frame.Body
 	var at []int64

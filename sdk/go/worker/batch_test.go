@@ -33,7 +33,7 @@ func answerWith(t *testing.T, s worker.Settings, m *frame.Predict, body *frame.B
 	return got, data
 }
 
-func TestABatchIsWhatTheHostSays(t *testing.T) {
+func TestBatchMatchesPredict(t *testing.T) {
 	t.Parallel()
 	m, body := batch(7, 2)
 	m.Warmup, m.Model = true, &frame.Model{ID: "m", Version: "2"}
@@ -51,7 +51,7 @@ func TestABatchIsWhatTheHostSays(t *testing.T) {
 	equal(t, got, frame.Message(&frame.Result{Batch: 7}))
 }
 
-func TestAnItemsFaultIsItsOwn(t *testing.T) {
+func TestItemFailsAlone(t *testing.T) {
 	t.Parallel()
 	m, body := batch(1, 4)
 	got, data := answer(t, func(ctx context.Context, b *worker.Batch) (worker.Outputs, error) {
@@ -80,7 +80,7 @@ func TestAnItemsFaultIsItsOwn(t *testing.T) {
 	}
 }
 
-func TestABatchWhoseItemsAllFailedHasNoOutputs(t *testing.T) {
+func TestBatchOfFailedItemsHasNoOutputs(t *testing.T) {
 	t.Parallel()
 	m, body := batch(1, 2)
 	got, _ := answer(t, func(_ context.Context, b *worker.Batch) (worker.Outputs, error) {
@@ -94,7 +94,7 @@ func TestABatchWhoseItemsAllFailedHasNoOutputs(t *testing.T) {
 	}
 }
 
-func TestAFailureOfTheBatchIsAnError(t *testing.T) {
+func TestBatchFailureIsError(t *testing.T) {
 	t.Parallel()
 	one := uint64(1)
 	tests := map[string]struct {
@@ -145,7 +145,7 @@ func TestAFailureOfTheBatchIsAnError(t *testing.T) {
 	}
 }
 
-func TestAFaultOfABatchOfOneIsThatItems(t *testing.T) {
+func TestFaultOfSingleItemBatchIsItsItems(t *testing.T) {
 	t.Parallel()
 	m, body := batch(1, 1)
 	got, _ := answer(t, func(context.Context, *worker.Batch) (worker.Outputs, error) {
@@ -154,7 +154,7 @@ func TestAFaultOfABatchOfOneIsThatItems(t *testing.T) {
 	equal(t, got, frame.Message(&frame.Result{Batch: 1, Faults: []frame.Fault{{Item: 0, Reason: "INVALID_INPUT", Message: "no image", Field: "x"}}}))
 }
 
-func TestOutputsThatDoNotFitAreErrorsThatSayHow(t *testing.T) {
+func TestUnfitOutputsAreErrors(t *testing.T) {
 	t.Parallel()
 	many := map[string]worker.Output{}
 	for i := range 30_000 {
@@ -186,7 +186,7 @@ func TestOutputsThatDoNotFitAreErrorsThatSayHow(t *testing.T) {
 	}
 }
 
-func TestOutputsMayComeOneByOne(t *testing.T) {
+func TestOutputsMayBePerItem(t *testing.T) {
 	t.Parallel()
 	m, body := batch(1, 3)
 	got, data := answer(t, func(_ context.Context, b *worker.Batch) (worker.Outputs, error) {
@@ -228,7 +228,7 @@ func floats(t *testing.T, x tensor.Tensor, err error) string {
 	return fmt.Sprint(x.Shape, v)
 }
 
-func TestInputsThatAreJoinedCanBeTakenApart(t *testing.T) {
+func TestJoinedInputsSplitByItem(t *testing.T) {
 	t.Parallel()
 	var body frame.Body
 	m := &frame.Predict{Items: []frame.Item{{ID: "a"}, {ID: "b", Rows: 2}}, Parts: []frame.Part{
@@ -259,7 +259,7 @@ func TestInputsThatAreJoinedCanBeTakenApart(t *testing.T) {
 	})
 }
 
-func TestInputsThatComeOneByOneAreJoined(t *testing.T) {
+func TestSeparateInputsAreJoined(t *testing.T) {
 	t.Parallel()
 	part := func(shapes ...[]int64) func(*frame.Body) []frame.Part {
 		return func(body *frame.Body) (out []frame.Part) {
@@ -318,7 +318,7 @@ func TestInputsThatComeOneByOneAreJoined(t *testing.T) {
 	}
 }
 
-func TestBlobsAreTheItems(t *testing.T) {
+func TestBlobsBelongToItems(t *testing.T) {
 	t.Parallel()
 	var body frame.Body
 	m := &frame.Predict{Items: items(2), Parts: []frame.Part{
@@ -337,7 +337,7 @@ func TestBlobsAreTheItems(t *testing.T) {
 	})
 }
 
-func TestItemsAndBatchesAreCalledOff(t *testing.T) {
+func TestItemsAndBatchesAreCancelled(t *testing.T) {
 	t.Parallel()
 	began, seen := make(chan struct{}), make(chan struct{})
 	h := listen(t)
@@ -369,7 +369,7 @@ func TestItemsAndBatchesAreCalledOff(t *testing.T) {
 	h.ask(served)
 }
 
-func TestContextsOfItemsThatWereCalledOffBeforeHaveEnded(t *testing.T) {
+func TestContextOfCancelledItemHasEnded(t *testing.T) {
 	t.Parallel()
 	began, told := make(chan struct{}), make(chan struct{})
 	h := listen(t)
@@ -418,7 +418,7 @@ func TestSlotsRunAtTheSameTime(t *testing.T) {
 }
 
 // The slot is the host's again as soon as it has the answer.
-func TestASlotIsFreeWithItsAnswer(t *testing.T) {
+func TestSlotIsFreeWithItsAnswer(t *testing.T) {
 	t.Parallel()
 	h := listen(t)
 	served := h.serve(t.Context(), worker.Settings{Predict: double})

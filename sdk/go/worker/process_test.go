@@ -100,7 +100,7 @@ func (c *child) signal(s syscall.Signal) {
 	}
 }
 
-func TestAProcessServesAndExitsWith0WhenItIsAsked(t *testing.T) {
+func TestAskedProcessExitsWith0(t *testing.T) {
 	t.Parallel()
 	tests := map[string]func(h *host, c *child){
 		"by the host": func(h *host, _ *child) { h.say(&frame.Stop{Timeout: 5000}, nil) },
@@ -128,7 +128,7 @@ func TestAProcessServesAndExitsWith0WhenItIsAsked(t *testing.T) {
 	}
 }
 
-func TestASecondSignalChangesNothing(t *testing.T) {
+func TestSecondSignalChangesNothing(t *testing.T) {
 	t.Parallel()
 	h := listen(t)
 	c := h.spawn("slow")
@@ -148,7 +148,7 @@ func TestASecondSignalChangesNothing(t *testing.T) {
 	}
 }
 
-func TestAProcessSaysHowItEnded(t *testing.T) {
+func TestProcessPrintsItsError(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		mode string
@@ -181,7 +181,7 @@ func TestAProcessSaysHowItEnded(t *testing.T) {
 	}
 }
 
-func TestAProcessWithoutAHostSaysWhatItIs(t *testing.T) {
+func TestProcessWithoutHostExplainsItself(t *testing.T) {
 	t.Parallel()
 	cmd := exec.Command(os.Args[0]) //nolint:gosec // this test's binary
 	cmd.Env = []string{modeVariable + "=double"}

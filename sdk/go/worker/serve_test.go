@@ -14,7 +14,7 @@ import (
 	"github.com/stagemesh/stagemesh/sdk/go/worker"
 )
 
-func TestAWorkerGreetsServesAndLeaves(t *testing.T) {
+func TestWorkerConnectsServesAndExits(t *testing.T) {
 	t.Parallel()
 	h := listen(t)
 	served := h.serve(t.Context(), worker.Settings{Name: "double", Predict: double})
@@ -34,7 +34,7 @@ func TestAWorkerGreetsServesAndLeaves(t *testing.T) {
 	h.ask(served)
 }
 
-func TestSetupHasWhatTheHostSays(t *testing.T) {
+func TestSetupGetsWelcome(t *testing.T) {
 	t.Parallel()
 	h := listen(t)
 	var got worker.Start
@@ -55,7 +55,7 @@ func TestSetupHasWhatTheHostSays(t *testing.T) {
 		[]any{"sum", 3, 2, 1, 1, 2, "127.0.0.1", "29500", 2, 32, 2.0})
 }
 
-func TestTheSpecIsSentWithItsExamples(t *testing.T) {
+func TestSpecIsSentWithExamples(t *testing.T) {
 	t.Parallel()
 	h := listen(t)
 	inputs := []worker.PartSpec{{Name: "x", Datatype: tensor.FP32, Shape: []int64{-1, 2}}, {Name: "image", Optional: true}}
@@ -75,7 +75,7 @@ func TestTheSpecIsSentWithItsExamples(t *testing.T) {
 	h.ask(served)
 }
 
-func TestAWorkerThatCannotStartSaysWhy(t *testing.T) {
+func TestFailedStartIsReported(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		settings worker.Settings
@@ -106,7 +106,7 @@ func TestAWorkerThatCannotStartSaysWhy(t *testing.T) {
 	}
 }
 
-func TestSettingsAndEnvironmentsThatCannotBeAreRefused(t *testing.T) {
+func TestInvalidSettingsAndEnvironmentAreRefused(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		settings  worker.Settings
@@ -134,7 +134,7 @@ func TestSettingsAndEnvironmentsThatCannotBeAreRefused(t *testing.T) {
 	}
 }
 
-func TestAHostThatDoesNotKeepToTheProtocolIsLeft(t *testing.T) {
+func TestProtocolViolationEndsWorker(t *testing.T) {
 	t.Parallel()
 	greet := func(m frame.Message) func(*host) {
 		return func(h *host) {
@@ -216,7 +216,7 @@ func TestAHostThatDoesNotKeepToTheProtocolIsLeft(t *testing.T) {
 	}
 }
 
-func TestAHostThatRefusesIsBelieved(t *testing.T) {
+func TestRefusalEndsWorker(t *testing.T) {
 	t.Parallel()
 	for name, act := range map[string]func(*host){
 		"at once": func(h *host) { h.accept(); h.hear() },
@@ -236,7 +236,7 @@ func TestAHostThatRefusesIsBelieved(t *testing.T) {
 	}
 }
 
-func TestModelsAreNotSupportedAndTheWorkerGoesOn(t *testing.T) {
+func TestLoadIsUnsupportedAndWorkerGoesOn(t *testing.T) {
 	t.Parallel()
 	h := listen(t)
 	served := h.serve(t.Context(), worker.Settings{Predict: double})
@@ -253,7 +253,7 @@ func TestModelsAreNotSupportedAndTheWorkerGoesOn(t *testing.T) {
 	h.ask(served)
 }
 
-func TestTheEndOfTheHostEndsTheWorker(t *testing.T) {
+func TestHostExitEndsWorker(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(h *host, lifeline *os.File){
 		"its connection": func(h *host, _ *os.File) { h.conn.Close() },
@@ -299,7 +299,7 @@ func TestTheEndOfTheHostEndsTheWorker(t *testing.T) {
 	}
 }
 
-func TestAWorkerThatIsAskedFinishesWhatItHas(t *testing.T) {
+func TestAskedWorkerFinishesItsBatches(t *testing.T) {
 	t.Parallel()
 	tests := map[string]func(h *host, signal func()){
 		"by the host": func(h *host, _ func()) { h.say(&frame.Stop{Timeout: 20_000}, nil) },
@@ -339,7 +339,7 @@ func TestAWorkerThatIsAskedFinishesWhatItHas(t *testing.T) {
 	}
 }
 
-func TestAWorkerThatDoesNotFinishInTimeSaysSo(t *testing.T) {
+func TestUnfinishedWorkerReturnsErrUnfinished(t *testing.T) {
 	t.Parallel()
 	for name, ask := range map[string]func(h *host, signal func()){
 		"by the host": func(h *host, _ func()) { h.say(&frame.Stop{Timeout: 0}, nil) },
@@ -369,7 +369,7 @@ func TestAWorkerThatDoesNotFinishInTimeSaysSo(t *testing.T) {
 	}
 }
 
-func TestAWorkerMayBeAskedBeforeItIsReady(t *testing.T) {
+func TestWorkerMayBeAskedBeforeReady(t *testing.T) {
 	t.Parallel()
 	setup := func(begin func()) func(context.Context, *worker.Start) error {
 		return func(ctx context.Context, _ *worker.Start) error {
@@ -409,7 +409,7 @@ func TestAWorkerMayBeAskedBeforeItIsReady(t *testing.T) {
 	}
 }
 
-func TestASetupThatNeverEndsIsLeftBehind(t *testing.T) {
+func TestEndlessSetupIsAbandoned(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		end  func(h *host)

@@ -82,7 +82,7 @@ func sends(chunks ...worker.Outputs) streams {
 	}
 }
 
-func TestChunksComeInOrderAndThenTheWholeAnswer(t *testing.T) {
+func TestChunksComeBeforeTheWholeAnswer(t *testing.T) {
 	t.Parallel()
 	h := listen(t)
 	served := h.serve(t.Context(), worker.Settings{Stream: words, Spec: worker.Spec{BatchAxis: worker.Rows}})
@@ -103,7 +103,7 @@ func TestChunksComeInOrderAndThenTheWholeAnswer(t *testing.T) {
 	h.ask(served)
 }
 
-func TestAWholeAnswerIsMadeOfItsChunks(t *testing.T) {
+func TestWholeAnswerJoinsItsChunks(t *testing.T) {
 	t.Parallel()
 	scalar := func(x float32) tensor.Tensor {
 		return tensor.Tensor{Datatype: tensor.FP32, Shape: []int64{}, Raw: fp32([]int64{1}, x).Raw}
@@ -152,7 +152,7 @@ func TestAWholeAnswerIsMadeOfItsChunks(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotWantedWholeIsNotPutTogether(t *testing.T) {
+func TestChunksOnlySendsNoWholeAnswer(t *testing.T) {
 	t.Parallel()
 	for name, s := range map[string]struct {
 		settings worker.Settings
@@ -174,7 +174,7 @@ func TestWhatIsNotWantedWholeIsNotPutTogether(t *testing.T) {
 	}
 }
 
-func TestOutputsThatNobodyPutsTogetherAreOptional(t *testing.T) {
+func TestChunksOnlyOutputsAreOptional(t *testing.T) {
 	t.Parallel()
 	h := listen(t)
 	outputs := []worker.PartSpec{{Name: "word"}}
@@ -186,7 +186,7 @@ func TestOutputsThatNobodyPutsTogetherAreOptional(t *testing.T) {
 	h.ask(served)
 }
 
-func TestAStreamFailsByItself(t *testing.T) {
+func TestStreamFailsAlone(t *testing.T) {
 	t.Parallel()
 	fails := func(err error) streams {
 		return func(_ context.Context, _ *worker.Item, out *worker.Stream) error {
@@ -238,7 +238,7 @@ func TestAStreamFailsByItself(t *testing.T) {
 	}
 }
 
-func TestAChunkAndAWholeAnswerAreBounded(t *testing.T) {
+func TestChunkAndWholeAnswerAreBounded(t *testing.T) {
 	t.Parallel()
 	big := worker.Outputs{"y": worker.Blobs(worker.Blob{Data: make([]byte, 1<<23)})} // of 1<<24
 	chunks, end, _ := streamed(t, worker.Settings{Stream: sends(big, big, big)})
@@ -265,7 +265,7 @@ func held(ctx context.Context, _ *worker.Item, out *worker.Stream) error {
 	return out.Text("word", "too late")
 }
 
-func TestAStreamThatNobodyWaitsForEnds(t *testing.T) {
+func TestCancelledStreamEnds(t *testing.T) {
 	t.Parallel()
 	h := listen(t)
 	served := h.serve(t.Context(), worker.Settings{Stream: held})
@@ -328,7 +328,7 @@ func TestStreamsRunSideBySide(t *testing.T) {
 	h.ask(served)
 }
 
-func TestNothingIsSentAfterTheEnd(t *testing.T) {
+func TestNothingIsSentAfterStreamEnd(t *testing.T) {
 	t.Parallel()
 	h := listen(t)
 	kept := make(chan *worker.Stream, 1)
@@ -345,7 +345,7 @@ func TestNothingIsSentAfterTheEnd(t *testing.T) {
 	h.ask(served)
 }
 
-func TestStreamsEndWithTheTimeToLeave(t *testing.T) {
+func TestStreamsEndWithGrace(t *testing.T) {
 	t.Parallel()
 	h := listen(t)
 	served := h.serve(t.Context(), worker.Settings{Stream: held})
@@ -360,7 +360,7 @@ func TestStreamsEndWithTheTimeToLeave(t *testing.T) {
 	}
 }
 
-func TestAHostThatTakesNoChunksIsTold(t *testing.T) {
+func TestHostWithoutChunksIsRefused(t *testing.T) {
 	t.Parallel()
 	h := listen(t)
 	served := h.serve(t.Context(), worker.Settings{Stream: words})
@@ -376,7 +376,7 @@ func TestAHostThatTakesNoChunksIsTold(t *testing.T) {
 	}
 }
 
-func TestABatchOfSeveralIsNoStream(t *testing.T) {
+func TestStreamRefusesBatchOfSeveral(t *testing.T) {
 	t.Parallel()
 	h := listen(t)
 	served := h.serve(t.Context(), worker.Settings{Stream: words})
@@ -391,7 +391,7 @@ func TestABatchOfSeveralIsNoStream(t *testing.T) {
 	}
 }
 
-func TestSettingsThatCannotBeAreNamed(t *testing.T) {
+func TestInvalidSettingsAreNamed(t *testing.T) {
 	t.Parallel()
 	for want, s := range map[string]worker.Settings{
 		"Settings.Predict is nil, and Stream too":   {},

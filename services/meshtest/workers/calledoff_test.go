@@ -12,7 +12,7 @@ import (
 	"github.com/stagemesh/stagemesh/services/meshtest/workers"
 )
 
-func TestCalledOffRequestsNeverReachTheWorker(t *testing.T) {
+func TestCancelledRequestsNeverReachTheWorker(t *testing.T) {
 	t.Parallel()
 	const many = 20
 	bed := workers.New(t, workers.Spec{File: "obedient.py"})
@@ -41,7 +41,7 @@ func TestCalledOffRequestsNeverReachTheWorker(t *testing.T) {
 	}
 }
 
-func TestARunningItemHearsThatItIsCalledOff(t *testing.T) {
+func TestCancelReachesRunningItem(t *testing.T) {
 	t.Parallel()
 	bed := workers.New(t, workers.Spec{File: "obedient.py", Batch: full(2)})
 	ctx, leave := context.WithCancel(t.Context())

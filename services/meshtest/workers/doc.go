@@ -24,27 +24,27 @@
 //
 // The failures of MOSEC and mpservice, and the tests that hold this mesh to better:
 //
-//	a bad item fails its batch           TestPoisonThatRaisesFailsAlone, TestPoisonThatKillsIsBlamedAlone,
-//	                                     TestWhatAWorkersCodeDoesWrongIsToldToTheRightOne
+//	a bad item fails its batch           TestRaisingPoisonFailsAlone, TestCrashingPoisonFailsAlone,
+//	                                     TestFaultsReachTheRightCaller
 //	so does a batch that is too large    TestOutOfMemoryHalvesTheBatchAndBlamesNobody,
-//	                                     TestAnItemThatIsTooLargeAloneIsOutOfMemory
-//	a killed worker costs its callers    TestKillingWorkersUnderLoadCostsNobodyTheirAnswer
-//	their answers, and with one worker   TestCallersOfTheOnlyWorkerWaitWhenItIsKilled
+//	                                     TestTooLargeItemIsOutOfMemory
+//	a killed worker costs its callers    TestKilledWorkersCostNoAnswer
+//	their answers, and with one worker   TestCallersWaitForTheOnlyWorker
 //	the server ends
-//	a dead, or silent, worker blocks     TestOthersAreServedWhileAWorkerIsFrozen,
-//	the others                           TestOthersAreServedWhileAWorkerIsSilentInAFrame
-//	a hung one is never noticed          TestTheBatchOfAFrozenWorkerIsAnsweredByAnother,
-//	                                     TestAFrozenIdleWorkerIsReplaced
-//	a lone request waits for company     TestNobodyWaitsForCompanyWhileAWorkerIsIdle
-//	the wait begins when a worker idles  TestTheWindowBeginsWithTheArrival
-//	requests run whose callers are gone  TestCalledOffRequestsNeverReachTheWorker,
-//	                                     TestARunningItemHearsThatItIsCalledOff
-//	a full queue answers nonsense        TestAFullQueueRefusesAtOnce
-//	a large result crashes the server    TestLargeResultsComeWholeAndLeaveNothingBehind,
-//	                                     TestAResultThatCannotTravelIsRefusedAndSaid
-//	so does a wrong one, or garbage      TestCallersOfAWorkerThatMisbehavesHearWhatTheyShould
+//	a dead, or silent, worker blocks     TestFrozenWorkerBlocksNoOther,
+//	the others                           TestWorkerSilentInFrameBlocksNoOther
+//	a hung one is never noticed          TestBatchOfFrozenWorkerIsAnswered,
+//	                                     TestFrozenIdleWorkerIsReplaced
+//	a lone request waits for company     TestIdleWorkerGetsLoneRequestAtOnce
+//	the wait begins when a worker idles  TestWindowBeginsWithArrival
+//	requests run whose callers are gone  TestCancelledRequestsNeverReachTheWorker,
+//	                                     TestCancelReachesRunningItem
+//	a full queue answers nonsense        TestFullQueueRejectsAtOnce
+//	a large result crashes the server    TestLargeResultsLeaveNothingBehind,
+//	                                     TestTooLargeResultIsRefused
+//	so does a wrong one, or garbage      TestMisbehavingWorkerFailsItsCallers
 //	workers outlive their parent         TestNoWorkerOutlivesTheProgram
-//	a stop loses what is in hand         TestTheProgramThatIsToldToEndAnswersAndLeavesNothing
-//	a second signal skips the clean-up   TestTheProgramThatIsToldTwiceWaitsForNothingAndLeavesNothing
-//	a crash loop looks like a service    TestACrashLoopIsToldAndMended
+//	a stop loses what is in hand         TestTerminatedProgramAnswersAndLeavesNothing
+//	a second signal skips the clean-up   TestSecondSignalEndsProgramAtOnce
+//	a crash loop looks like a service    TestCrashLoopIsReportedAndRecovers
 package workers

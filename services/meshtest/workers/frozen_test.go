@@ -15,7 +15,7 @@ import (
 // slack is what a busy machine adds to a limit.
 const slack = 3 * time.Second
 
-func TestTheBatchOfAFrozenWorkerIsAnsweredByAnother(t *testing.T) {
+func TestBatchOfFrozenWorkerIsAnswered(t *testing.T) {
 	t.Parallel()
 	const limit, items = time.Second, 4
 	bed := workers.New(t, workers.Spec{
@@ -49,7 +49,7 @@ func TestTheBatchOfAFrozenWorkerIsAnsweredByAnother(t *testing.T) {
 	}
 }
 
-func TestAFrozenIdleWorkerIsReplaced(t *testing.T) {
+func TestFrozenIdleWorkerIsReplaced(t *testing.T) {
 	t.Parallel()
 	const heartbeat, limit = 200 * time.Millisecond, 1500 * time.Millisecond
 	bed := workers.New(t, workers.Spec{
@@ -74,7 +74,7 @@ func TestAFrozenIdleWorkerIsReplaced(t *testing.T) {
 }
 
 // One worker that does not move is none that holds others up.
-func TestOthersAreServedWhileAWorkerIsFrozen(t *testing.T) {
+func TestFrozenWorkerBlocksNoOther(t *testing.T) {
 	t.Parallel()
 	bed := workers.New(t, workers.Spec{File: "obedient.py", Workers: 2})
 	frozen := bed.Send(t.Context(), "freeze me")

@@ -53,7 +53,7 @@ const (
 	killBound = 500 * time.Millisecond
 )
 
-func TestKillingWorkersUnderLoadCostsNobodyTheirAnswer(t *testing.T) {
+func TestKilledWorkersCostNoAnswer(t *testing.T) {
 	t.Parallel()
 	bed := workers.New(t, workers.Spec{File: "obedient.py", Workers: 2, Worker: pause("0.005")})
 	l := begin(bed, 8)
@@ -134,7 +134,7 @@ func checkRuns(t *testing.T, bed *workers.Bed, affected []time.Duration) {
 	}
 }
 
-func TestCallersOfTheOnlyWorkerWaitWhenItIsKilled(t *testing.T) {
+func TestCallersWaitForTheOnlyWorker(t *testing.T) {
 	t.Parallel()
 	const callers = 8
 	bed := workers.New(t, workers.Spec{File: "obedient.py", Batch: full(callers)})

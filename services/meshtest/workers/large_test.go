@@ -56,7 +56,7 @@ func heap() uint64 {
 }
 
 // Alone: what other tests hold is not to be counted.
-func TestLargeResultsComeWholeAndLeaveNothingBehind(t *testing.T) {
+func TestLargeResultsLeaveNothingBehind(t *testing.T) {
 	const results, callers = 100, 4
 	bed := workers.New(t, workers.Spec{File: "large.py", Workers: 2, Broker: func(o *server.Options) { o.MaxPayload = 64 * megabyte }})
 	before := heap()
@@ -93,7 +93,7 @@ func shrinks(t *testing.T, bound uint64) {
 	})
 }
 
-func TestAResultThatCannotTravelIsRefusedAndSaid(t *testing.T) {
+func TestTooLargeResultIsRefused(t *testing.T) {
 	t.Parallel()
 	bed := workers.New(t, workers.Spec{File: "large.py"})
 	err := bytesOf(bed, huge)

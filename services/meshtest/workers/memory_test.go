@@ -28,7 +28,7 @@ func TestOutOfMemoryHalvesTheBatchAndBlamesNobody(t *testing.T) {
 	}
 }
 
-func TestAnItemThatIsTooLargeAloneIsOutOfMemory(t *testing.T) {
+func TestTooLargeItemIsOutOfMemory(t *testing.T) {
 	t.Parallel()
 	bed := workers.New(t, workers.Spec{File: "obedient.py", Options: map[string]any{"fits": size}, Batch: full(size)})
 	texts := echoes("fine", size)

@@ -8,7 +8,7 @@ import (
 	"github.com/stagemesh/stagemesh/services/meshtest/workers"
 )
 
-func TestWhatAWorkersCodeDoesWrongIsToldToTheRightOne(t *testing.T) {
+func TestFaultsReachTheRightCaller(t *testing.T) {
 	t.Parallel()
 	bed := workers.New(t, workers.Spec{File: "picky.py", Batch: full(3)})
 	for name, test := range map[string]struct {
@@ -49,7 +49,7 @@ func TestWhatAWorkersCodeDoesWrongIsToldToTheRightOne(t *testing.T) {
 	}
 }
 
-func TestWhatWorkersPrintIsInTheLogLineByLine(t *testing.T) {
+func TestWorkerOutputIsLogged(t *testing.T) {
 	t.Parallel()
 	bed := workers.New(t, workers.Spec{File: "obedient.py", Workers: 2})
 	before := bed.Ask("print hello from within\nand a second line")

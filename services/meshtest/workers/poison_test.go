@@ -34,7 +34,7 @@ func check(t *testing.T, answers []workers.Answer, poison string, reason fault.R
 	return faults
 }
 
-func TestPoisonThatKillsIsBlamedAlone(t *testing.T) {
+func TestCrashingPoisonFailsAlone(t *testing.T) {
 	t.Parallel()
 	const batches = 50
 	bed := workers.New(t, workers.Spec{File: "obedient.py", Workers: 2, Batch: full(size)})
@@ -61,7 +61,7 @@ func TestPoisonThatKillsIsBlamedAlone(t *testing.T) {
 	}
 }
 
-func TestPoisonThatRaisesFailsAlone(t *testing.T) {
+func TestRaisingPoisonFailsAlone(t *testing.T) {
 	t.Parallel()
 	const batches, atOnce = 200, 4
 	bed := workers.New(t, workers.Spec{File: "obedient.py", Workers: 2, Batch: full(size)})

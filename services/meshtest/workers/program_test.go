@@ -48,7 +48,7 @@ func TestNoWorkerOutlivesTheProgram(t *testing.T) {
 	}
 }
 
-func TestTheProgramThatIsToldToEndAnswersAndLeavesNothing(t *testing.T) {
+func TestTerminatedProgramAnswersAndLeavesNothing(t *testing.T) {
 	t.Parallel()
 	p := workers.Up(t, "obedient.py", parents, "--workers", "2")
 	last := post(p, "wait go")
@@ -70,7 +70,7 @@ func TestTheProgramThatIsToldToEndAnswersAndLeavesNothing(t *testing.T) {
 	checkEmpty(t, p.Temp())
 }
 
-func TestTheProgramThatIsToldTwiceWaitsForNothingAndLeavesNothing(t *testing.T) {
+func TestSecondSignalEndsProgramAtOnce(t *testing.T) {
 	t.Parallel()
 	p := workers.Up(t, "obedient.py", parents)
 	last := post(p, "wait for ever")
@@ -100,7 +100,7 @@ func checkEmpty(t *testing.T, folder string) {
 }
 
 // A worker that was well and dies at each start from then on.
-func TestACrashLoopIsToldAndMended(t *testing.T) {
+func TestCrashLoopIsReportedAndRecovers(t *testing.T) {
 	t.Parallel()
 	p := workers.Up(t, "obedient.py", nil)
 	if status, body := p.Ready(); status != http.StatusOK {

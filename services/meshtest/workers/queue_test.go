@@ -30,7 +30,7 @@ func held(t *testing.T, bed *workers.Bed, items int) {
 	})
 }
 
-func TestAFullQueueRefusesAtOnce(t *testing.T) {
+func TestFullQueueRejectsAtOnce(t *testing.T) {
 	t.Parallel()
 	const bound = 4
 	bed := workers.New(t, workers.Spec{
@@ -55,7 +55,7 @@ func TestAFullQueueRefusesAtOnce(t *testing.T) {
 
 const longWait = 10 * time.Second
 
-func TestNobodyWaitsForCompanyWhileAWorkerIsIdle(t *testing.T) {
+func TestIdleWorkerGetsLoneRequestAtOnce(t *testing.T) {
 	t.Parallel()
 	bed := workers.New(t, workers.Spec{
 		File: "obedient.py", Batch: batch.Settings{Mode: batch.Eager, MaxSize: size, MaxBytes: 1 << 20, MaxWait: longWait},
@@ -72,7 +72,7 @@ func TestNobodyWaitsForCompanyWhileAWorkerIsIdle(t *testing.T) {
 }
 
 // The window of those that arrive while the worker is busy is over when it is free.
-func TestTheWindowBeginsWithTheArrival(t *testing.T) {
+func TestWindowBeginsWithArrival(t *testing.T) {
 	t.Parallel()
 	const window, busyFor = 1500 * time.Millisecond, "nap 2"
 	bed := workers.New(t, workers.Spec{

@@ -14,7 +14,7 @@ import (
 // What becomes of a batch of three whose worker misbehaves for one of them, every
 // time that it sees it. The runner's own tests have more ways; here it is what the
 // callers hear.
-func TestCallersOfAWorkerThatMisbehavesHearWhatTheyShould(t *testing.T) {
+func TestMisbehavingWorkerFailsItsCallers(t *testing.T) {
 	t.Parallel()
 	for text, test := range map[string]struct {
 		// reason of the item's own fault, or "" for the right answer, and of its
@@ -79,7 +79,7 @@ func deathsOf(t *testing.T, bed *workers.Bed, n int) string {
 }
 
 // The one that is silent in the middle of a frame has only its own batch.
-func TestOthersAreServedWhileAWorkerIsSilentInAFrame(t *testing.T) {
+func TestWorkerSilentInFrameBlocksNoOther(t *testing.T) {
 	t.Parallel()
 	const limit = 2 * time.Second
 	bed := workers.New(t, workers.Spec{

@@ -8,7 +8,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
 )
 
-func TestTheFastWorkerGetsTheWork(t *testing.T) {
+func TestFastWorkerGetsTheWork(t *testing.T) {
 	t.Parallel()
 	const requests = 400
 	one := batch.Settings{Mode: batch.Eager, MaxSize: 1}

@@ -72,7 +72,7 @@ func (c *clock) chunks(ctx context.Context, n int, take func(told time.Time)) (i
 	return came, answer.Err()
 }
 
-func TestAWorkersChunksComeOneByOneAsTheyAreMade(t *testing.T) {
+func TestChunksArriveAsTheyAreMade(t *testing.T) {
 	t.Parallel()
 	c := newClock(t, 20*time.Millisecond)
 	var streams sync.WaitGroup
@@ -88,7 +88,7 @@ func TestAWorkersChunksComeOneByOneAsTheyAreMade(t *testing.T) {
 	streams.Wait()
 }
 
-func TestAWorkerWhoseCallersLeaveStopsItsStreams(t *testing.T) {
+func TestCallersLeavingStopStreams(t *testing.T) {
 	t.Parallel()
 	c := newClock(t, 10*time.Millisecond)
 	const streams = 8

@@ -105,7 +105,7 @@ func textItem(text string) runner.Item {
 
 func textOf(item runner.Item) string { return string(item.Inputs[0].Blob.Data) }
 
-func TestAPanicIsTheBatchsError(t *testing.T) {
+func TestPanicIsBatchError(t *testing.T) {
 	t.Parallel()
 	r := inproc.New(inproc.Settings{}, func(_ context.Context, _ runner.Batch, sink runner.Sink) error {
 		if err := sink.Settle(0, runner.Output()); err != nil {
@@ -123,7 +123,7 @@ func TestAPanicIsTheBatchsError(t *testing.T) {
 	}
 }
 
-func TestAnItemsFailureReachesItsCaller(t *testing.T) {
+func TestItemFailureReachesItsCaller(t *testing.T) {
 	t.Parallel()
 	chosen := fault.New(fault.InvalidInput, "not an image").WithViolation("inputs.image", "is text")
 	tests := map[string]struct {
@@ -158,7 +158,7 @@ func TestAnItemsFailureReachesItsCaller(t *testing.T) {
 	}
 }
 
-func TestAnItemThatNobodyWaitsForDoesNotRun(t *testing.T) {
+func TestCancelledItemDoesNotRun(t *testing.T) {
 	t.Parallel()
 	gone := make(chan struct{})
 	close(gone)
@@ -181,7 +181,7 @@ func TestAnItemThatNobodyWaitsForDoesNotRun(t *testing.T) {
 }
 
 // What the items before it take may be more than an item has.
-func TestAnItemThatIsTooLateWhenItsTurnComesDoesNotRun(t *testing.T) {
+func TestLateItemDoesNotRun(t *testing.T) {
 	t.Parallel()
 	told, end := context.WithCancel(t.Context())
 	defer end()
@@ -215,7 +215,7 @@ type refusing struct{ sink }
 
 func (*refusing) Settle(int, runner.Outcome) error { return runner.ErrSettled }
 
-func TestItemsStopWhereNobodyTakesThem(t *testing.T) {
+func TestItemsStopWhenSinkRefuses(t *testing.T) {
 	t.Parallel()
 	var ran atomic.Int64
 	r := inproc.Each(inproc.Settings{}, func(context.Context, runner.Item) ([]payload.Part, error) {
@@ -268,7 +268,7 @@ func TestAPartOfAnAnswerIsNoWholeOne(t *testing.T) {
 	}
 }
 
-func TestTeardownFollowsASetupThatWentWell(t *testing.T) {
+func TestTeardownFollowsSuccessfulSetup(t *testing.T) {
 	t.Parallel()
 	bad := errors.New("bad")
 	tests := map[string]struct {
@@ -309,7 +309,7 @@ func TestTeardownFollowsASetupThatWentWell(t *testing.T) {
 	}
 }
 
-func TestSetupHasTheContextOfTheStart(t *testing.T) {
+func TestSetupGetsStartContext(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	r := inproc.Each(inproc.Settings{Setup: func(ctx context.Context) error {
@@ -322,7 +322,7 @@ func TestSetupHasTheContextOfTheStart(t *testing.T) {
 	}
 }
 
-func TestAStoppedRunnerSaysSo(t *testing.T) {
+func TestStoppedRunnerReturnsErrStopped(t *testing.T) {
 	t.Parallel()
 	r := inproc.Each(inproc.Settings{}, nil)
 	if err := errors.Join(r.Start(t.Context()), r.Stop(t.Context())); err != nil {
@@ -335,7 +335,7 @@ func TestAStoppedRunnerSaysSo(t *testing.T) {
 	}
 }
 
-func TestOneBatchAtATimeIsTheDefault(t *testing.T) {
+func TestDefaultConcurrencyIsOne(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{-1, 0, 1} {
 		if got := inproc.Each(inproc.Settings{Concurrency: n}, nil).Concurrency(); got != 1 {

@@ -41,7 +41,7 @@ func rowItem(t testing.TB, columns map[string][]int64) runner.Item {
 
 type tensors = map[string]tensor.Tensor
 
-func TestOneCallAnswersTheWholeBatch(t *testing.T) {
+func TestRowsCallsOncePerBatch(t *testing.T) {
 	t.Parallel()
 	calls := 0
 	r := inproc.Rows(inproc.Settings{Spec: runner.Spec{
@@ -90,7 +90,7 @@ func said(t *testing.T, parts []payload.Part) string {
 	return fmt.Sprint(out)
 }
 
-func TestWhatIsOptionalMayBeMissingForAll(t *testing.T) {
+func TestOptionalInputMayBeMissing(t *testing.T) {
 	t.Parallel()
 	spec := runner.Spec{
 		Inputs:  []runner.PartSpec{column("a", false), column("b", true)},
@@ -103,7 +103,7 @@ func TestWhatIsOptionalMayBeMissingForAll(t *testing.T) {
 	}
 }
 
-func TestABatchThatDoesNotFitTogetherIsNotComputed(t *testing.T) {
+func TestUnstackableBatchIsNotComputed(t *testing.T) {
 	t.Parallel()
 	spec := runner.Spec{Inputs: []runner.PartSpec{column("a", false), column("b", true)}, Outputs: []runner.PartSpec{column("a", false)}}
 	whole := rowItem(t, map[string][]int64{"a": {1}, "b": {1}})
@@ -133,7 +133,7 @@ func TestABatchThatDoesNotFitTogetherIsNotComputed(t *testing.T) {
 
 // What comes out wrong is wrong for every item: running the items again in
 // halves would not help.
-func TestAResultThatCannotBeCutIsABadOutput(t *testing.T) {
+func TestUnsplittableResultIsBadOutput(t *testing.T) {
 	t.Parallel()
 	spec := runner.Spec{Inputs: []runner.PartSpec{column("x", false)}, Outputs: []runner.PartSpec{column("y", false)}}
 	tests := map[string]struct {

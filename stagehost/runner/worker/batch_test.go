@@ -19,7 +19,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker/supervise"
 )
 
-func TestAWorkersExceptionIsForTheLogAndNotForTheCaller(t *testing.T) {
+func TestWorkerExceptionStaysInTheLog(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, ""))
 	_, err := b.do(item(1), item(runnertest.Bad))
@@ -40,7 +40,7 @@ func TestAWorkersExceptionIsForTheLogAndNotForTheCaller(t *testing.T) {
 	}
 }
 
-func TestOutOfMemoryBlamesNobodyUntilAnItemIsAlone(t *testing.T) {
+func TestOutOfMemoryBlamesOnlySingleItem(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, ""))
 	_, err := b.do(item(outOfMemory), item(1))
@@ -55,7 +55,7 @@ func TestOutOfMemoryBlamesNobodyUntilAnItemIsAlone(t *testing.T) {
 	}
 }
 
-func TestABadItemFailsAlone(t *testing.T) {
+func TestBadItemFailsAlone(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, ""))
 	outcomes, err := b.do(item(1), item(2, itemFault), item(3))
@@ -69,7 +69,7 @@ func TestABadItemFailsAlone(t *testing.T) {
 	b.echoes([]*runner.Outcome{outcomes[0], outcomes[2]}, []int64{1}, []int64{3})
 }
 
-func TestOutputsMayComeItemByItemWithMetadata(t *testing.T) {
+func TestPerItemOutputsKeepMetadata(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, ""))
 	outcomes, err := b.do(item(1), item(2, itemOutputs), item(3, 4))
@@ -87,7 +87,7 @@ func TestOutputsMayComeItemByItemWithMetadata(t *testing.T) {
 
 // What a worker may do that ends it. Whatever it is, the batch is the host's again
 // at once, another incarnation serves the next, and nobody hangs.
-func TestABatchOutlivesItsWorker(t *testing.T) {
+func TestBatchOutlivesItsWorker(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		row   int64
@@ -132,7 +132,7 @@ func TestABatchOutlivesItsWorker(t *testing.T) {
 	}
 }
 
-func TestAResultThatDoesNotFitItsBatchIsTheStagesFault(t *testing.T) {
+func TestUnfitResultIsBadOutput(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		row   int64
@@ -159,7 +159,7 @@ func TestAResultThatDoesNotFitItsBatchIsTheStagesFault(t *testing.T) {
 }
 
 // Whether the codec sees it or what reads the result: the batch has failed.
-func TestAPartThatIsNotThereCostsTheWorker(t *testing.T) {
+func TestMissingPartReplacesWorker(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, ""))
 	if _, err := b.do(item(outside)); !errors.Is(err, runner.ErrBadOutput) && !errors.Is(err, runner.ErrCrashed) {
@@ -169,7 +169,7 @@ func TestAPartThatIsNotThereCostsTheWorker(t *testing.T) {
 	b.works()
 }
 
-func TestASecondResultCostsTheWorkerAndNoItem(t *testing.T) {
+func TestSecondResultReplacesWorkerOnly(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, ""))
 	outcomes, err := b.do(item(twice))
@@ -181,7 +181,7 @@ func TestASecondResultCostsTheWorkerAndNoItem(t *testing.T) {
 	b.works()
 }
 
-func TestAnItemWithoutOutputsIsForTheSchemaToJudge(t *testing.T) {
+func TestItemWithoutOutputsIsSettled(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, ""))
 	outcomes, err := b.do(item(noOutputs))
@@ -194,7 +194,7 @@ func TestAnItemWithoutOutputsIsForTheSchemaToJudge(t *testing.T) {
 	}
 }
 
-func TestBatchesOfOneWorkerThatDiesAreAllTold(t *testing.T) {
+func TestAllBatchesOfDeadWorkerFail(t *testing.T) {
 	t.Parallel()
 	s := settings(t, "")
 	s.Slots = 3
@@ -237,7 +237,7 @@ func TestLargeResultsComeWhole(t *testing.T) {
 	}
 }
 
-func TestInputsThatAreTooLargeAreRefusedAndSaid(t *testing.T) {
+func TestTooLargeInputsAreRefused(t *testing.T) {
 	t.Parallel()
 	s := settings(t, "")
 	s.MaxFrame = 1 << 10
@@ -249,7 +249,7 @@ func TestInputsThatAreTooLargeAreRefusedAndSaid(t *testing.T) {
 	b.works()
 }
 
-func TestTheWorkerHearsWhichItemsNobodyWaitsFor(t *testing.T) {
+func TestWorkerGetsCancelledItems(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, ""))
 	one, two := make(chan struct{}), make(chan struct{})
@@ -281,7 +281,7 @@ func TestTheWorkerHearsWhichItemsNobodyWaitsFor(t *testing.T) {
 }
 
 // A worker keeps its slot until it has ended the batch that nobody wants.
-func TestASlotIsBusyAsLongAsItsWorkerIs(t *testing.T) {
+func TestSlotIsBusyWithItsWorker(t *testing.T) {
 	t.Parallel()
 	s := settings(t, "")
 	s.RunLimit = 500 * time.Millisecond
@@ -314,7 +314,7 @@ func TestChunksComeBeforeTheOutcome(t *testing.T) {
 	}
 }
 
-func TestAChunkThatNobodyTakesIsACancel(t *testing.T) {
+func TestRefusedChunkCancelsItem(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, streams))
 	k := &sink{T: t, outcomes: make([]*runner.Outcome, 1), chunks: make([][]payload.Part, 1), refuse: true}
@@ -324,7 +324,7 @@ func TestAChunkThatNobodyTakesIsACancel(t *testing.T) {
 	b.logs("stream=stdout", "msg=\"cancel 2 [0]\"")
 }
 
-func TestChunksOfAWorkerThatDoesNotStreamAreAViolation(t *testing.T) {
+func TestChunkWithoutCapabilityIsViolation(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, ""))
 	if _, err := b.do(item(chunks)); !errors.Is(err, runner.ErrCrashed) {
@@ -333,7 +333,7 @@ func TestChunksOfAWorkerThatDoesNotStreamAreAViolation(t *testing.T) {
 }
 
 // The worker ends after the batch was given its slot, and before it was sent.
-func TestABatchThatWasNotSentIsNotBegun(t *testing.T) {
+func TestUnsentBatchDidNotStart(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, ""))
 	pid := b.pid()

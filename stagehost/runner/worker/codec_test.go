@@ -48,7 +48,7 @@ func layout(t *testing.T, parts []frame.Part, body *frame.Body) []string {
 	return out
 }
 
-func TestInputsAreJoinedWhereTheyCanBe(t *testing.T) {
+func TestStackableInputsAreJoined(t *testing.T) {
 	t.Parallel()
 	ab, cd, ef := payload.OfTensor("x", bytesTensor([]byte("ab")...)), payload.OfTensor("x", bytesTensor([]byte("cdCD")...)), payload.OfTensor("x", bytesTensor([]byte("ef")...))
 	wide := payload.OfTensor("x", tensor.Tensor{Datatype: tensor.Uint8, Shape: []int64{1, 3}, Raw: []byte("xyz")})
@@ -86,7 +86,7 @@ func TestInputsAreJoinedWhereTheyCanBe(t *testing.T) {
 	}
 }
 
-func TestItemsAreToldAsTheyAre(t *testing.T) {
+func TestItemsAreEncodedWhole(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
 	item := runner.Item{
@@ -113,7 +113,7 @@ func TestItemsAreToldAsTheyAre(t *testing.T) {
 	}
 }
 
-func TestResultsAreHeldAgainstTheirBatch(t *testing.T) {
+func TestResultsAreCheckedAgainstBatch(t *testing.T) {
 	t.Parallel()
 	items := []runner.Item{itemWith(1), itemWith(2)}
 	three := func(edit func(r *frame.Result, body *frame.Body)) (*frame.Result, *frame.Body) {
@@ -192,7 +192,7 @@ func TestRowsGoToTheirItems(t *testing.T) {
 	}
 }
 
-func TestItemsThatNobodyWaitsForMayBeLeftOut(t *testing.T) {
+func TestCancelledItemsMayLackOutputs(t *testing.T) {
 	t.Parallel()
 	var body frame.Body
 	r := &frame.Result{Parts: []frame.Part{body.Blob("y", 0, "", nil)}}
@@ -214,7 +214,7 @@ func TestItemsThatNobodyWaitsForMayBeLeftOut(t *testing.T) {
 	}
 }
 
-func TestReasonsThatAreNotAWorkersAreFailures(t *testing.T) {
+func TestUnknownReasonsAreRunnerFailed(t *testing.T) {
 	t.Parallel()
 	for reason, want := range map[string]fault.Reason{
 		"INVALID_INPUT": fault.InvalidInput, "SCHEMA_VIOLATION": fault.SchemaViolation,
@@ -251,7 +251,7 @@ func FuzzResultsNeverPanic(f *testing.F) {
 	})
 }
 
-func TestWarmUpsAreBoundedByWhatFits(t *testing.T) {
+func TestWarmUpSizesAreBounded(t *testing.T) {
 	t.Parallel()
 	example := func(rows int) runner.Example {
 		return runner.Example{Inputs: []payload.Part{payload.OfTensor("x", bytesTensor(make([]byte, 2*rows)...))}}
@@ -278,7 +278,7 @@ func TestWarmUpsAreBoundedByWhatFits(t *testing.T) {
 	}
 }
 
-func TestZerosAreMadeOfASpec(t *testing.T) {
+func TestZerosFollowTheSpec(t *testing.T) {
 	t.Parallel()
 	tensorOf := func(d tensor.Datatype, shape ...int64) runner.PartSpec {
 		return runner.PartSpec{Name: "x", Datatype: d, Shape: shape}
@@ -311,7 +311,7 @@ func TestZerosAreMadeOfASpec(t *testing.T) {
 	}
 }
 
-func TestAFaultNamesTheInputOrTheParameter(t *testing.T) {
+func TestFaultNamesInputOrParameter(t *testing.T) {
 	t.Parallel()
 	for field, want := range map[string]string{"x": "inputs.x", "parameters.words": "parameters.words", "parameters": "inputs.parameters"} {
 		got := faultOf(frame.Fault{Reason: "INVALID_INPUT", Message: "m", Field: field})

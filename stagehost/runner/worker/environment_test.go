@@ -3,7 +3,7 @@ package worker
 import "testing"
 
 // What the host was told is its own: the broker's URL may have a password.
-func TestWorkersDoNotGetTheHostsVariables(t *testing.T) {
+func TestWorkersLackHostVariables(t *testing.T) {
 	t.Setenv("STAGEMESH_NATS", "nats://user:secret@b")
 	t.Setenv("HARMLESS", "yes")
 	env := Settings{Env: map[string]string{"OWN": "1"}, Replicas: []Replica{{}}}.environment(0)

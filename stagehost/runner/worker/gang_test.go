@@ -24,7 +24,7 @@ func gang(t *testing.T, ranks int, mode string) *bed {
 	return start(t, s)
 }
 
-func TestAGangAnswersByItsRankZero(t *testing.T) {
+func TestGangAnswersByRankZero(t *testing.T) {
 	t.Parallel()
 	b := gang(t, 3, "")
 	outcomes, err := b.do(item(ownRank))
@@ -48,7 +48,7 @@ func TestAGangAnswersByItsRankZero(t *testing.T) {
 }
 
 // What ranks do together they have to do in one order.
-func TestRanksHaveBatchesInOneOrder(t *testing.T) {
+func TestRanksGetBatchesInOneOrder(t *testing.T) {
 	t.Parallel()
 	s := settings(t, tellOrder)
 	s.Replicas, s.Slots = []worker.Replica{{Ranks: 2}}, 8
@@ -82,7 +82,7 @@ func TestRanksHaveBatchesInOneOrder(t *testing.T) {
 	}
 }
 
-func TestAGangLivesAndDiesTogether(t *testing.T) {
+func TestGangDiesTogether(t *testing.T) {
 	t.Parallel()
 	b := gang(t, 3, "")
 	ready := b.await(supervise.Ready)
@@ -105,7 +105,7 @@ func TestAGangLivesAndDiesTogether(t *testing.T) {
 	b.works()
 }
 
-func TestAnErrorOfAnyRankFailsTheBatch(t *testing.T) {
+func TestAnyRankErrorFailsBatch(t *testing.T) {
 	t.Parallel()
 	b := gang(t, 2, "")
 	if _, err := b.do(item(rankOneFails)); err == nil || err.Error() != "ValueError: this row is bad" {

@@ -48,7 +48,7 @@ func (b *bed) edgesAre(want ...string) {
 	}
 }
 
-func TestAWorkersLifeIsTold(t *testing.T) {
+func TestTransitionsAreReported(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		end  func(b *bed)
@@ -106,7 +106,7 @@ func (b *bed) signal(s syscall.Signal) {
 	b.kill(pid, s)
 }
 
-func TestAWorkerWhoseSetupFailsSaysWhy(t *testing.T) {
+func TestFailedSetupIsReported(t *testing.T) {
 	t.Parallel()
 	s := settings(t, initFails)
 	s.StartTries = 2
@@ -120,7 +120,7 @@ func TestAWorkerWhoseSetupFailsSaysWhy(t *testing.T) {
 	b.logs("level=ERROR", "the worker failed", "FileNotFoundError: m.onnx", "in setup")
 }
 
-func TestAWarmUpIsAsSmallAndAsLargeAsABatch(t *testing.T) {
+func TestWarmUpRunsSmallestAndLargestBatch(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		mode string
@@ -146,7 +146,7 @@ func TestAWarmUpIsAsSmallAndAsLargeAsABatch(t *testing.T) {
 	}
 }
 
-func TestAWorkerWarmsUpByTheSpecOfItsStage(t *testing.T) {
+func TestWarmUpUsesCompletedSpec(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, settings(t, anyInput))
 	inputs := []runner.PartSpec{{Name: "x", Datatype: tensor.Int64, Shape: []int64{-1}}}
@@ -164,7 +164,7 @@ func TestAWorkerWarmsUpByTheSpecOfItsStage(t *testing.T) {
 	b.works()
 }
 
-func TestAWorkerThatContradictsItsStageIsNotTriedAgain(t *testing.T) {
+func TestUnfitSpecIsFinal(t *testing.T) {
 	t.Parallel()
 	s := settings(t, "")
 	s.StartTries = 5
@@ -185,7 +185,7 @@ func TestAWorkerThatContradictsItsStageIsNotTriedAgain(t *testing.T) {
 	}
 }
 
-func TestAWorkerIsNotReadyWhoseWarmUpFails(t *testing.T) {
+func TestFailedWarmUpIsNotReady(t *testing.T) {
 	t.Parallel()
 	for mode, cause := range map[string]string{
 		coldFails: `the warm-up with 1 of "zeros" failed: ValueError: this row is bad; give the worker an example`,
@@ -208,7 +208,7 @@ func TestAWorkerIsNotReadyWhoseWarmUpFails(t *testing.T) {
 	}
 }
 
-func TestStartEndsWithWhatTheWorkerWroteLast(t *testing.T) {
+func TestFailedStartHasLastOutput(t *testing.T) {
 	t.Parallel()
 	s := settings(t, dieAtOnce)
 	s.StartTries = 3
@@ -265,7 +265,7 @@ func TestStartEndsWithItsContext(t *testing.T) {
 	gone(t, b.await(supervise.Startup).PIDs[0], patience)
 }
 
-func TestAWorkerOfAnotherProtocolIsRefused(t *testing.T) {
+func TestOtherProtocolVersionIsRefused(t *testing.T) {
 	t.Parallel()
 	s := settings(t, versionTwo)
 	b := newBed(t, s)
@@ -275,7 +275,7 @@ func TestAWorkerOfAnotherProtocolIsRefused(t *testing.T) {
 }
 
 // Heartbeats and limits would take half a minute.
-func TestTheEndOfAnIdleWorkerIsNoticedAtOnce(t *testing.T) {
+func TestIdleWorkerExitIsNoticedAtOnce(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, ""))
 	pid := b.pid()
@@ -289,7 +289,7 @@ func TestTheEndOfAnIdleWorkerIsNoticedAtOnce(t *testing.T) {
 	b.works()
 }
 
-func TestAFrozenWorkerIsReplacedWhileItIsIdle(t *testing.T) {
+func TestFrozenIdleWorkerIsReplaced(t *testing.T) {
 	t.Parallel()
 	s := settings(t, "")
 	s.Heartbeat, s.HeartbeatLimit = 50*time.Millisecond, 400*time.Millisecond
@@ -306,7 +306,7 @@ func TestAFrozenWorkerIsReplacedWhileItIsIdle(t *testing.T) {
 	b.works()
 }
 
-func TestAnIdleWorkerThatAnswersLives(t *testing.T) {
+func TestAnsweringIdleWorkerLives(t *testing.T) {
 	t.Parallel()
 	s := settings(t, "")
 	s.Heartbeat, s.HeartbeatLimit = 5*time.Millisecond, 10*time.Second
@@ -321,7 +321,7 @@ func TestAnIdleWorkerThatAnswersLives(t *testing.T) {
 	b.works()
 }
 
-func TestABatchOfAFrozenWorkerIsForAnother(t *testing.T) {
+func TestBatchOfFrozenWorkerIsReturned(t *testing.T) {
 	t.Parallel()
 	s := settings(t, "")
 	s.Replicas, s.RunLimit = make([]worker.Replica, 2), 500*time.Millisecond
@@ -338,7 +338,7 @@ func TestABatchOfAFrozenWorkerIsForAnother(t *testing.T) {
 	b.works()
 }
 
-func TestAWorkerThatFreezesAfterABatchIsReplaced(t *testing.T) {
+func TestWorkerFrozenAfterBatchIsReplaced(t *testing.T) {
 	t.Parallel()
 	s := settings(t, slow)
 	s.Heartbeat, s.HeartbeatLimit = 60*time.Millisecond, 200*time.Millisecond
@@ -355,7 +355,7 @@ func TestAWorkerThatFreezesAfterABatchIsReplaced(t *testing.T) {
 	}
 }
 
-func TestHealthTellsWhyNoWorkerIsReady(t *testing.T) {
+func TestHealthExplainsUnreadyWorkers(t *testing.T) {
 	t.Parallel()
 	s := settings(t, dieLater)
 	s.CrashLoop = 3
@@ -406,7 +406,7 @@ func (b *bed) awaitHealth(is func(error) bool) error {
 	}
 }
 
-func TestHealthIsGoodAsLongAsOneWorkerIsReady(t *testing.T) {
+func TestOneReadyWorkerIsHealthy(t *testing.T) {
 	t.Parallel()
 	s := settings(t, "")
 	s.Replicas = []worker.Replica{{}, {Env: map[string]string{modeVariable: dieLater}}}
@@ -427,7 +427,7 @@ func TestHealthIsGoodAsLongAsOneWorkerIsReady(t *testing.T) {
 	}
 }
 
-func TestRestartsComeAfterAPause(t *testing.T) {
+func TestRestartWaitsForBackoff(t *testing.T) {
 	t.Parallel()
 	s := settings(t, dieAtOnce)
 	s.Backoff, s.MaxBackoff, s.StartTries = 80*time.Millisecond, 160*time.Millisecond, 4
@@ -444,7 +444,7 @@ func TestRestartsComeAfterAPause(t *testing.T) {
 	}
 }
 
-func TestAWorkerWithAnotherSpecIsNotTaken(t *testing.T) {
+func TestChangedSpecIsRefused(t *testing.T) {
 	t.Parallel()
 	s := settings(t, specByFile)
 	s.CrashLoop = 2
@@ -464,7 +464,7 @@ func TestAWorkerWithAnotherSpecIsNotTaken(t *testing.T) {
 	})
 }
 
-func TestRestartReplacesOneWorkerAfterTheOther(t *testing.T) {
+func TestRestartIsRolling(t *testing.T) {
 	t.Parallel()
 	s := settings(t, "")
 	s.Replicas = make([]worker.Replica, 2)
@@ -496,7 +496,7 @@ func TestRestartReplacesOneWorkerAfterTheOther(t *testing.T) {
 }
 
 // Whoever restarts a worker whose start hangs need not wait for it.
-func TestARestartReplacesAStartThatHangs(t *testing.T) {
+func TestRestartReplacesHangingStart(t *testing.T) {
 	t.Parallel()
 	s := settings(t, hangLater)
 	b := start(t, s)
@@ -520,7 +520,7 @@ func TestARestartReplacesAStartThatHangs(t *testing.T) {
 	b.works()
 }
 
-func TestAStartThatHangsTellsWhatWasWritten(t *testing.T) {
+func TestHangingStartHasLastOutput(t *testing.T) {
 	t.Parallel()
 	s := settings(t, hangLater)
 	if err := os.WriteFile(s.Env["STATE"], nil, 0o600); err != nil {
@@ -536,7 +536,7 @@ func TestAStartThatHangsTellsWhatWasWritten(t *testing.T) {
 }
 
 // What a host has laid out in a temporary folder may be removed by the system.
-func TestAWorkerStartsAgainThoughItsFolderIsGone(t *testing.T) {
+func TestWorkerRestartsWithoutItsFolder(t *testing.T) {
 	t.Parallel()
 	s := settings(t, "")
 	var err error
@@ -563,7 +563,7 @@ func TestAWorkerStartsAgainThoughItsFolderIsGone(t *testing.T) {
 	}
 }
 
-func TestARestartThatFailsLeavesTheOthersAlone(t *testing.T) {
+func TestFailedRestartLeavesOthersAlone(t *testing.T) {
 	t.Parallel()
 	s := settings(t, dieLater)
 	s.Replicas = make([]worker.Replica, 2)
@@ -605,7 +605,7 @@ func TestOutputIsInTheLog(t *testing.T) {
 	b.logs("level=WARN", "the worker is DEAD", "worker=0", "incarnation=1", "exit code 3", "pids=")
 }
 
-func TestASlowStartIsWaitedFor(t *testing.T) {
+func TestSlowStartIsAwaited(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, slowStart))
 	b.works()

@@ -30,7 +30,7 @@ func isBusy(t *testing.T, p *pool) bool {
 
 // What may have ended a process has one to itself, or those beside it would be blamed
 // with it.
-func TestASuspectHasItsWorkerToItself(t *testing.T) {
+func TestSuspectRunsAlone(t *testing.T) {
 	t.Parallel()
 	p, of := newPool(1, time.Hour), &incarnation{}
 	p.offer(0, of, 4)
@@ -68,7 +68,7 @@ func TestASuspectHasItsWorkerToItself(t *testing.T) {
 	}
 }
 
-func TestASuspectThatIsNotWantedShutsNothing(t *testing.T) {
+func TestCancelledSuspectBlocksNothing(t *testing.T) {
 	t.Parallel()
 	p, of := newPool(1, time.Hour), &incarnation{}
 	p.offer(0, of, 2)

@@ -91,7 +91,7 @@ func (b *bed) children(n int) []int {
 	return out
 }
 
-func TestWhatAWorkerStartedEndsWithIt(t *testing.T) {
+func TestChildrenOfWorkerEndWithIt(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, parent))
 	child := b.children(1)[0]
@@ -101,7 +101,7 @@ func TestWhatAWorkerStartedEndsWithIt(t *testing.T) {
 	gone(t, child, time.Second)
 }
 
-func TestASecondStopWaitsForTheFirst(t *testing.T) {
+func TestSecondStopWaitsForFirst(t *testing.T) {
 	t.Parallel()
 	s := settings(t, stubborn)
 	s.StopLimit = 300 * time.Millisecond
@@ -121,7 +121,7 @@ func TestASecondStopWaitsForTheFirst(t *testing.T) {
 	all.Wait()
 }
 
-func TestStopThatMayNotWaitKills(t *testing.T) {
+func TestStopWithoutTimeKills(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, stubborn)) // whose limit is half a minute
 	pid := b.pid()
@@ -135,7 +135,7 @@ func TestStopThatMayNotWaitKills(t *testing.T) {
 	}
 }
 
-func TestStopEndsABatchThatDoesNotEnd(t *testing.T) {
+func TestStopEndsHangingBatch(t *testing.T) {
 	t.Parallel()
 	s := settings(t, "")
 	s.StopLimit = 300 * time.Millisecond
@@ -159,7 +159,7 @@ func TestStopEndsABatchThatDoesNotEnd(t *testing.T) {
 	}
 }
 
-func TestStopWhileAWorkerStarts(t *testing.T) {
+func TestStopDuringStart(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{mute, neverReady, dieAtOnce} {
 		t.Run(mode, func(t *testing.T) {
@@ -181,7 +181,7 @@ func TestStopWhileAWorkerStarts(t *testing.T) {
 	}
 }
 
-func TestAbandoningEndsWhatRuns(t *testing.T) {
+func TestKillEndsRunningBatches(t *testing.T) {
 	t.Parallel()
 	s := settings(t, stubborn)
 	s.Slots = 2
@@ -213,7 +213,7 @@ func TestAbandoningEndsWhatRuns(t *testing.T) {
 	b.stop()
 }
 
-func TestAStoppedRunnerDoesNotStart(t *testing.T) {
+func TestStoppedRunnerDoesNotStart(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, settings(t, ""))
 	b.stop()
@@ -227,7 +227,7 @@ func TestAStoppedRunnerDoesNotStart(t *testing.T) {
 
 // A worker that does not read, and one that reads nothing but has too much to
 // read, are told by the signal.
-func TestAWorkerThatDoesNotReadIsStopped(t *testing.T) {
+func TestStopEndsWorkerThatDoesNotRead(t *testing.T) {
 	t.Parallel()
 	s := settings(t, readsNothing+","+anyInput)
 	s.StopLimit = time.Second

@@ -46,7 +46,7 @@ func (b *bed) stream(ctx context.Context, item runner.Item, c *counter) <-chan e
 	return ended
 }
 
-func TestTheRunLimitOfAStreamCountsFromItsLastChunk(t *testing.T) {
+func TestStreamRunLimitCountsFromLastChunk(t *testing.T) {
 	t.Parallel()
 	s := settings(t, streamRows)
 	s.RunLimit = 500 * time.Millisecond
@@ -69,7 +69,7 @@ func TestTheRunLimitOfAStreamCountsFromItsLastChunk(t *testing.T) {
 	b.logs("stream=stdout", "cancel 2")
 }
 
-func TestAStreamThatFallsSilentIsEndedAtTheRunLimit(t *testing.T) {
+func TestSilentStreamEndsAtRunLimit(t *testing.T) {
 	t.Parallel()
 	s := settings(t, streamRows)
 	s.RunLimit = 500 * time.Millisecond
@@ -84,7 +84,7 @@ func TestAStreamThatFallsSilentIsEndedAtTheRunLimit(t *testing.T) {
 	}
 }
 
-func TestAStreamIsToldAtOnceThatNobodyWaits(t *testing.T) {
+func TestStreamIsCancelledAtOnce(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, streamRows))
 	cancelled, gone := make(chan struct{}), item(drip)
@@ -103,7 +103,7 @@ func TestAStreamIsToldAtOnceThatNobodyWaits(t *testing.T) {
 	}
 }
 
-func TestAStreamWhoseChunksNobodyTakesIsToldOnce(t *testing.T) {
+func TestRefusedChunksCancelStreamOnce(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, streamRows))
 	c := newCounter()
@@ -117,7 +117,7 @@ func TestAStreamWhoseChunksNobodyTakesIsToldOnce(t *testing.T) {
 	}
 }
 
-func TestAStreamThatIgnoresItsCancelIsEndedAtTheRunLimit(t *testing.T) {
+func TestStreamIgnoringCancelEndsAtRunLimit(t *testing.T) {
 	t.Parallel()
 	for name, way := range map[string]func(cancel func(), cancelled chan struct{}){
 		"its context ends":    func(cancel func(), _ chan struct{}) { cancel() },
@@ -148,7 +148,7 @@ func TestAStreamThatIgnoresItsCancelIsEndedAtTheRunLimit(t *testing.T) {
 	}
 }
 
-func TestACallOffIsToldOnce(t *testing.T) {
+func TestCancelIsSentOnce(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, streamRows))
 	ctx, cancel := context.WithCancel(t.Context())
@@ -179,7 +179,7 @@ func TestACallOffIsToldOnce(t *testing.T) {
 	}
 }
 
-func TestAWarmUpOfStreamsIsOfOneItem(t *testing.T) {
+func TestStreamWarmUpIsOneItem(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, streamRows))
 	c := newCounter()
@@ -191,7 +191,7 @@ func TestAWarmUpOfStreamsIsOfOneItem(t *testing.T) {
 	}
 }
 
-func TestAStreamEndsByAFaultAfterChunks(t *testing.T) {
+func TestStreamMayFailAfterChunks(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, streamRows))
 	c := newCounter()

@@ -9,7 +9,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker/spawn"
 )
 
-func TestSetsOfCPUsAreRead(t *testing.T) {
+func TestCPUSetsAreParsed(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]spawn.CPUs{
 		"0": {0}, "0-3,6": {0, 1, 2, 3, 6}, " 2 , 1 ": {1, 2}, "4-4": {4}, "1-2,2-3,0": {0, 1, 2, 3}, "1023": {1023},
@@ -25,7 +25,7 @@ func TestSetsOfCPUsAreRead(t *testing.T) {
 	}
 }
 
-func FuzzSetsOfCPUsAreWrittenAsTheyAreRead(f *testing.F) {
+func FuzzCPUSetsRoundTrip(f *testing.F) {
 	for _, text := range []string{"0-3,6", "7", "1,2,3", "0-1023", "5-6,8,10-11", ""} {
 		f.Add(text)
 	}

@@ -113,7 +113,7 @@ func (l *life) busy() { l.did(l.Work(l.Incarnation(), supervise.Work{Oldest: l.n
 
 func (l *life) idle() { l.did(l.Work(l.Incarnation(), supervise.Work{Ended: l.now}, l.now)) }
 
-func TestAWorkerIsReadyAfterItsWarmUp(t *testing.T) {
+func TestWorkerIsReadyAfterWarmUp(t *testing.T) {
 	t.Parallel()
 	l := newLife(t)
 	l.did(l.Start(l.now))
@@ -128,7 +128,7 @@ func TestAWorkerIsReadyAfterItsWarmUp(t *testing.T) {
 }
 
 // Every edge that there is, by what causes it.
-func TestEachEdgeHasItsCause(t *testing.T) {
+func TestEachTransitionHasItsCause(t *testing.T) {
 	t.Parallel()
 	const startup, ready = false, true
 	for name, test := range map[string]struct {
@@ -229,7 +229,7 @@ func TestEachEdgeHasItsCause(t *testing.T) {
 	}
 }
 
-func TestRestartsComeLaterAndLater(t *testing.T) {
+func TestBackoffGrows(t *testing.T) {
 	t.Parallel()
 	l := newLife(t)
 	l.did(l.Start(l.now))
@@ -258,7 +258,7 @@ func TestJitterShortensPausesByHalfAtMost(t *testing.T) {
 	}
 }
 
-func TestManyDeathsInARowAreACrashLoop(t *testing.T) {
+func TestCrashesInARowAreACrashLoop(t *testing.T) {
 	t.Parallel()
 	l := newLife(t)
 	l.did(l.Start(l.now))
@@ -289,7 +289,7 @@ func TestManyDeathsInARowAreACrashLoop(t *testing.T) {
 	}
 }
 
-func TestDeathsAreForgotten(t *testing.T) {
+func TestSettledWorkerHasNoCrashes(t *testing.T) {
 	t.Parallel()
 	for name, live := range map[string]func(l *life){
 		"by a worker that was ready for a while": func(l *life) { l.pass(20 * time.Second) },
@@ -325,7 +325,7 @@ func TestDeathsAreForgotten(t *testing.T) {
 }
 
 // The worker leaves READY before its process ends: that it was settled counts.
-func TestAFailureOfASettledWorkerIsTheFirst(t *testing.T) {
+func TestSettledWorkerStartsNewRow(t *testing.T) {
 	t.Parallel()
 	l := newLife(t, func(s *supervise.Settings) { s.Heartbeat = 0 })
 	l.did(l.Start(l.now))
@@ -342,7 +342,7 @@ func TestAFailureOfASettledWorkerIsTheFirst(t *testing.T) {
 	}
 }
 
-func TestIdleWorkersAreAskedWhetherTheyAreThere(t *testing.T) {
+func TestIdleWorkersArePinged(t *testing.T) {
 	t.Parallel()
 	l := newLife(t)
 	l.up()
@@ -362,7 +362,7 @@ func TestIdleWorkersAreAskedWhetherTheyAreThere(t *testing.T) {
 	l.want("withdraw 1, kill 1", "READY-ERROR: it does not answer")
 }
 
-func TestBusyWorkersAreNotAsked(t *testing.T) {
+func TestBusyWorkersAreNotPinged(t *testing.T) {
 	t.Parallel()
 	l := newLife(t)
 	l.up()
@@ -384,7 +384,7 @@ func TestBusyWorkersAreNotAsked(t *testing.T) {
 
 // The end of a batch is no event: whoever looked while there was one has to look again
 // soon.
-func TestAWorkerThatWasBusyIsAskedSoon(t *testing.T) {
+func TestWorkerIsPingedAfterItsBatch(t *testing.T) {
 	t.Parallel()
 	l := newLife(t)
 	l.up()
@@ -401,7 +401,7 @@ func TestAWorkerThatWasBusyIsAskedSoon(t *testing.T) {
 
 // A worker that froze while it was idle is noticed in time though it has got a
 // batch since.
-func TestABatchDoesNotHideThatAPingIsUnanswered(t *testing.T) {
+func TestBatchDoesNotHideUnansweredPing(t *testing.T) {
 	t.Parallel()
 	l := newLife(t)
 	l.up()
@@ -413,7 +413,7 @@ func TestABatchDoesNotHideThatAPingIsUnanswered(t *testing.T) {
 	l.want("withdraw 1, kill 1", "READY-ERROR: it does not answer")
 }
 
-func TestTheOldestBatchIsBounded(t *testing.T) {
+func TestOldestBatchIsBounded(t *testing.T) {
 	t.Parallel()
 	l := newLife(t, func(s *supervise.Settings) { s.Heartbeat = 0 })
 	l.up()
@@ -433,7 +433,7 @@ func TestTheOldestBatchIsBounded(t *testing.T) {
 	l.want("withdraw 1, kill 1", "READY-ERROR: a batch took too long")
 }
 
-func TestNothingIsBoundedWithoutALimit(t *testing.T) {
+func TestZeroLimitsBoundNothing(t *testing.T) {
 	t.Parallel()
 	l := newLife(t, func(s *supervise.Settings) { *s = supervise.Settings{OnTransition: s.OnTransition} })
 	l.did(l.Start(l.now))
@@ -454,7 +454,7 @@ func TestNothingIsBoundedWithoutALimit(t *testing.T) {
 	}
 }
 
-func TestAGangIsReadyWhenEveryRankIs(t *testing.T) {
+func TestGangIsReadyWithEveryRank(t *testing.T) {
 	t.Parallel()
 	l := newLife(t, ranks(3))
 	l.did(l.Start(l.now))
@@ -468,7 +468,7 @@ func TestAGangIsReadyWhenEveryRankIs(t *testing.T) {
 	l.want("warm up 1")
 }
 
-func TestAGangDiesTogether(t *testing.T) {
+func TestGangDiesTogether(t *testing.T) {
 	t.Parallel()
 	l := newLife(t, ranks(2))
 	l.did(l.Start(l.now))
@@ -484,7 +484,7 @@ func TestAGangDiesTogether(t *testing.T) {
 	l.want("spawn 2", "DEAD-STARTUP")
 }
 
-func TestEveryRankOfAGangHasToAnswer(t *testing.T) {
+func TestEveryRankMustAnswerPing(t *testing.T) {
 	t.Parallel()
 	l := newLife(t, ranks(2))
 	l.did(l.Start(l.now))
@@ -497,7 +497,7 @@ func TestEveryRankOfAGangHasToAnswer(t *testing.T) {
 	l.want("withdraw 1, kill 1", "READY-ERROR: it does not answer")
 }
 
-func TestRanksThatWereToldToLeaveLeaveInAnyOrder(t *testing.T) {
+func TestAskedRanksExitInAnyOrder(t *testing.T) {
 	t.Parallel()
 	l := newLife(t, ranks(2))
 	l.did(l.Start(l.now))
@@ -511,7 +511,7 @@ func TestRanksThatWereToldToLeaveLeaveInAnyOrder(t *testing.T) {
 	}
 }
 
-func TestRecyclingFinishesBatchesFirst(t *testing.T) {
+func TestRecycleFinishesBatchesFirst(t *testing.T) {
 	t.Parallel()
 	l := newLife(t)
 	l.up()
@@ -528,7 +528,7 @@ func TestRecyclingFinishesBatchesFirst(t *testing.T) {
 	l.want("spawn 2", "SHUTDOWN-DEAD", "DEAD-STARTUP")
 }
 
-func TestRecyclingNeedsNoPause(t *testing.T) {
+func TestRecycleNeedsNoPause(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		before func(l *life)
@@ -558,7 +558,7 @@ func TestRecyclingNeedsNoPause(t *testing.T) {
 	}
 }
 
-func TestAWorkerThatWasToldToStopStaysDead(t *testing.T) {
+func TestStoppedWorkerStaysDead(t *testing.T) {
 	t.Parallel()
 	for name, before := range map[string]func(l *life){
 		"never started":     func(*life) {},
@@ -585,7 +585,7 @@ func TestAWorkerThatWasToldToStopStaysDead(t *testing.T) {
 	}
 }
 
-func TestAbandoningIsSafeInEveryState(t *testing.T) {
+func TestKillIsSafeInEveryState(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		before func(l *life)
@@ -609,7 +609,7 @@ func TestAbandoningIsSafeInEveryState(t *testing.T) {
 	}
 }
 
-func TestEventsOfEarlierIncarnationsChangeNothing(t *testing.T) {
+func TestEarlierIncarnationsChangeNothing(t *testing.T) {
 	t.Parallel()
 	l := newLife(t)
 	l.up()

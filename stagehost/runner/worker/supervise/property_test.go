@@ -134,7 +134,7 @@ func (m *model) exit(rank int) {
 // Whatever happens, in whatever order: only edges that there are, no second
 // incarnation beside the first, slots only of a worker that is READY, and no
 // state that nothing ends.
-func TestAnySequenceOfEventsKeepsTheRules(t *testing.T) {
+func TestAnyEventSequenceKeepsTheRules(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		m := &model{T: t, settings: plain(), now: time.Unix(1_000_000, 0), alive: map[int]bool{}}
