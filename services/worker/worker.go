@@ -76,7 +76,7 @@ func (s Settings) RelativeTo(folder string) Settings {
 }
 
 // exact returns a value that JSON encodes with the same types of numbers as in YAML:
-// Python tells 1.0 from 1.
+// Python distinguishes 1.0 from 1.
 func exact(value any) any {
 	switch v := value.(type) {
 	case map[string]any:

@@ -4,7 +4,7 @@ import (
 	"testing"
 )
 
-// Python tells 1.0 from 1.
+// Python distinguishes 1.0 from 1.
 func TestOptionsKeepTheirNumberTypes(t *testing.T) {
 	t.Parallel()
 	s := Settings{Options: map[string]any{

@@ -16,9 +16,9 @@ func TestErrorBecomesItsFault(t *testing.T) {
 	t.Parallel()
 	own := fault.New(fault.SchemaViolation, "too small")
 	tests := map[string]struct {
-		err    error
-		reason fault.Reason
-		says   string
+		err      error
+		reason   fault.Reason
+		wantText string
 	}{
 		"a fault":            {own, fault.SchemaViolation, "too small"},
 		"a fault in a chain": {fmt.Errorf("decode: %w", own), fault.SchemaViolation, "too small"},
@@ -33,8 +33,8 @@ func TestErrorBecomesItsFault(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := runner.FaultOf(test.err)
-			if f.Reason != test.reason || f.Message != test.says {
-				t.Errorf("got %v, want %s: %s", f, test.reason, test.says)
+			if f.Reason != test.reason || f.Message != test.wantText {
+				t.Errorf("got %v, want %s: %s", f, test.reason, test.wantText)
 			}
 			if !errors.Is(f, test.err) && !errors.Is(test.err, f) {
 				t.Errorf("%v has lost its cause %v", f, test.err)

@@ -232,8 +232,8 @@ func TestInvalidMessageIsNotWritten(t *testing.T) {
 		return &frame.Predict{Items: []frame.Item{{ID: "a", Parameters: frame.Parameters{"k": v}}}}
 	}
 	tests := map[string]struct {
-		m    frame.Message
-		says string
+		m        frame.Message
+		wantText string
 	}{
 		"no versions":              {&frame.Hello{}, "protocols"},
 		"a negative version":       {&frame.Hello{Protocols: []int{-1}}, "protocols"},
@@ -299,8 +299,8 @@ func TestInvalidMessageIsNotWritten(t *testing.T) {
 			t.Parallel()
 			var out bytes.Buffer
 			err := frame.Write(&out, test.m, nil)
-			if err == nil || !strings.Contains(err.Error(), test.says) || out.Len() > 0 {
-				t.Errorf("%v, %d bytes; want %q", err, out.Len(), test.says)
+			if err == nil || !strings.Contains(err.Error(), test.wantText) || out.Len() > 0 {
+				t.Errorf("%v, %d bytes; want %q", err, out.Len(), test.wantText)
 			}
 		})
 	}
@@ -319,7 +319,7 @@ func TestTooLongHeaderIsErrHeaderSize(t *testing.T) {
 
 func TestErrorNamesItsPath(t *testing.T) {
 	t.Parallel()
-	tests := map[string]struct{ header, says string }{
+	tests := map[string]struct{ header, wantText string }{
 		"in an item":      {`{"type":"predict","batch":1,"items":[{"id":"a"},{"id":"b","rows":"c"}],"parts":[]}`, "predict: items[1].rows: byte 65: expected a number, found a string"},
 		"a missing key":   {`{"type":"result","batch":1,"faults":[{"item":0,"reason":"a"}]}`, "result: faults[0].message: it is missing"},
 		"a parameter":     {`{"type":"predict","batch":1,"items":[{"id":"a","parameters":{"k":null}}],"parts":[]}`, "items[0].parameters.k: a parameter is"},
@@ -333,8 +333,8 @@ func TestErrorNamesItsPath(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			_, err := frame.Decode([]byte(test.header))
-			if !errors.Is(err, frame.ErrViolation) || !strings.Contains(err.Error(), test.says) {
-				t.Errorf("%v; want %q", err, test.says)
+			if !errors.Is(err, frame.ErrViolation) || !strings.Contains(err.Error(), test.wantText) {
+				t.Errorf("%v; want %q", err, test.wantText)
 			}
 		})
 	}

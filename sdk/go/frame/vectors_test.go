@@ -31,7 +31,7 @@ type vector struct {
 	Name      string `json:"name"`
 	Direction string `json:"direction"`
 	Valid     bool   `json:"valid"`
-	// Why says what is wrong with one that is not valid.
+	// Why is what is wrong with an invalid vector.
 	Why    string          `json:"why"`
 	Header json.RawMessage `json:"header"`
 	Parts  []vectorPart    `json:"parts"`

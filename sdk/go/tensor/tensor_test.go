@@ -76,8 +76,8 @@ func TestElementsMultipliesTheAxes(t *testing.T) {
 func TestInvalidShapesAreRefused(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
-		x    tensor.Tensor
-		says string
+		x        tensor.Tensor
+		wantText string
 	}{
 		"negative":            {tensor.Tensor{Datatype: tensor.Uint8, Shape: []int64{-1}}, "negative"},
 		"elements overflow":   {tensor.Tensor{Datatype: tensor.Uint8, Shape: []int64{math.MaxInt64, 2}}, "too large"},
@@ -91,8 +91,8 @@ func TestInvalidShapesAreRefused(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if err := test.x.Validate(); err == nil || !strings.Contains(err.Error(), test.says) {
-				t.Errorf("got %v, want something about %q", err, test.says)
+			if err := test.x.Validate(); err == nil || !strings.Contains(err.Error(), test.wantText) {
+				t.Errorf("got %v, want something about %q", err, test.wantText)
 			}
 		})
 	}
@@ -420,7 +420,7 @@ func TestBytesElementsHaveLengthPrefixes(t *testing.T) {
 			x := tensor.Tensor{Datatype: tensor.Bytes, Shape: test.shape, Raw: test.raw}
 			got, err := x.BytesElements()
 			if (err == nil) != (test.want != nil) || (x.Validate() == nil) != (err == nil) {
-				t.Fatalf("got %q, %v; Validate says %v", got, err, x.Validate())
+				t.Fatalf("got %q, %v; Validate returns %v", got, err, x.Validate())
 			}
 			if err == nil && !reflect.DeepEqual(got, test.want) {
 				t.Errorf("got %q, want %q", got, test.want)

@@ -30,7 +30,7 @@ func TestBatchOfFrozenWorkerIsAnswered(t *testing.T) {
 		t.Errorf("it froze with %q", frozen.Texts)
 	}
 	for _, a := range answers {
-		a.Right(t)
+		a.Succeeds(t)
 		if a.Took < limit || a.Took > limit+slack {
 			t.Errorf("%q is answered after %s", a.Text, a.Took)
 		}
@@ -42,7 +42,7 @@ func TestBatchOfFrozenWorkerIsAnswered(t *testing.T) {
 	if !errors.Is(failed.Cause, supervise.ErrRunLimit) {
 		t.Errorf("it fails with %v", failed.Cause)
 	}
-	back := bed.Back(frozen.PID)
+	back := bed.AwaitRestart(frozen.PID)
 	t.Logf("answered by the other after %s; replaced after %s; the limit is %s", answers[0].Took, back.At.Sub(begin), limit)
 	if workers.Runs(frozen.PID) {
 		t.Errorf("process %d is left", frozen.PID)
@@ -66,10 +66,10 @@ func TestFrozenIdleWorkerIsReplaced(t *testing.T) {
 	if !errors.Is(failed.Cause, supervise.ErrSilent) || failed.Worker != ready.Worker || took > heartbeat+limit+slack {
 		t.Errorf("worker %d fails after %s with %v", failed.Worker, took, failed.Cause)
 	}
-	back := bed.Back(ready.PIDs[0])
+	back := bed.AwaitRestart(ready.PIDs[0])
 	t.Logf("noticed after %s, replaced after %s; the limits are %s and %s", took, back.At.Sub(frozen), heartbeat, limit)
 	for _, a := range bed.AskAll(echoes("after", 8)) {
-		a.Right(t)
+		a.Succeeds(t)
 	}
 }
 
@@ -80,7 +80,7 @@ func TestFrozenWorkerBlocksNoOther(t *testing.T) {
 	frozen := bed.Send(t.Context(), "freeze me")
 	entry := bed.AwaitEntry("run", "freeze me")
 	for _, a := range bed.AskAll(echoes("beside", 64)) {
-		a.Right(t)
+		a.Succeeds(t)
 		if a.Worker() == fmt.Sprint(entry.Worker) {
 			t.Errorf("%q is answered by the worker that is frozen", a.Text)
 		}
@@ -88,5 +88,5 @@ func TestFrozenWorkerBlocksNoOther(t *testing.T) {
 	if err := syscall.Kill(entry.PID, syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	bed.Received(frozen).Right(t)
+	bed.Received(frozen).Succeeds(t)
 }

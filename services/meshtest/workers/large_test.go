@@ -80,7 +80,7 @@ func TestLargeResultsLeaveNothingBehind(t *testing.T) {
 	shrinks(t, before+hugeBound)
 }
 
-// shrinks waits until the heap is within the bound: a host may hear that its answer
+// shrinks waits until the heap is within the bound: a host may learn that its answer
 // has come after the caller has it, and pools let go of what they hold in the second
 // collection.
 func shrinks(t *testing.T, bound uint64) {
@@ -105,7 +105,7 @@ func TestTooLargeResultIsRefused(t *testing.T) {
 	if err := bytesOf(bed, megabyte); err != nil {
 		t.Errorf("the next: %v", err)
 	}
-	if n := bed.Deaths(); n > 0 {
+	if n := bed.Exits(); n > 0 {
 		t.Errorf("%d processes ended", n)
 	}
 }

@@ -42,9 +42,9 @@ func TestNoWorkerOutlivesTheProgram(t *testing.T) {
 		t.Fatalf("the program has workers %v", pids)
 	}
 	p.Kill()
-	workers.Gone(t, pids, orphanBound)
+	workers.AwaitGone(t, pids, orphanBound)
 	if a := bustest.Receive(t, "the caller's end", broken); a.status != 0 {
-		t.Errorf("the caller hears %d %s of a program that was killed", a.status, a.body)
+		t.Errorf("the caller of a killed program gets %d %s", a.status, a.body)
 	}
 }
 
@@ -55,18 +55,18 @@ func TestTerminatedProgramAnswersAndLeavesNothing(t *testing.T) {
 	p.AwaitEntry("run", "wait go")
 	pids := p.PIDs()
 	p.Terminate()
-	bustest.Eventually(t, "it says that it is not ready", func() bool {
+	bustest.Eventually(t, "it is not ready", func() bool {
 		status, _ := p.Ready()
 		return status == http.StatusServiceUnavailable
 	})
-	p.Tell("go")
+	p.SetFlag("go")
 	if a := bustest.Receive(t, "answer", last); a.status != http.StatusOK || a.body != "wait go" {
-		t.Errorf("what was in hand is answered with %d %s", a.status, a.body)
+		t.Errorf("the request in flight is answered with %d %s", a.status, a.body)
 	}
 	if code := p.Wait(); code != 0 {
 		t.Errorf("it ends with code %d", code)
 	}
-	workers.Gone(t, pids, orphanBound)
+	workers.AwaitGone(t, pids, orphanBound)
 	checkEmpty(t, p.Temp())
 }
 
@@ -77,18 +77,18 @@ func TestSecondSignalEndsProgramAtOnce(t *testing.T) {
 	p.AwaitEntry("run", "wait for ever")
 	pids := p.PIDs()
 	p.Terminate()
-	bustest.Eventually(t, "it has heard that", func() bool {
+	bustest.Eventually(t, "it is draining", func() bool {
 		status, _ := p.Ready()
 		return status == http.StatusServiceUnavailable
 	})
 	p.Terminate()
 	if a := bustest.Receive(t, "answer", last); a.status != http.StatusServiceUnavailable || !strings.Contains(a.body, "SHUTTING_DOWN") {
-		t.Errorf("what was in hand is answered with %d %s", a.status, a.body)
+		t.Errorf("the request in flight is answered with %d %s", a.status, a.body)
 	}
 	if code := p.Wait(); code < 0 {
 		t.Error("it was ended by the signal")
 	}
-	workers.Gone(t, pids, orphanBound)
+	workers.AwaitGone(t, pids, orphanBound)
 	checkEmpty(t, p.Temp())
 }
 
@@ -106,21 +106,21 @@ func TestCrashLoopIsReportedAndRecovers(t *testing.T) {
 	if status, body := p.Ready(); status != http.StatusOK {
 		t.Fatalf("ready: %d %s", status, body)
 	}
-	p.Tell("broken")
+	p.SetFlag("broken")
 	// It kills the worker that was well, and is no poison to one that comes later.
 	waited := post(p, "die once")
-	bustest.Eventually(t, "the page says why it is not ready", func() bool {
+	bustest.Eventually(t, "the page explains why it is not ready", func() bool {
 		status, body := p.Ready()
 		return status == http.StatusServiceUnavailable && strings.Contains(body, "again and again") && strings.Contains(body, "the model is broken")
 	})
 	status, body := p.Ready()
 	t.Logf("not ready: %d %s", status, strings.TrimSpace(body))
-	// The host has left the stage: who comes now hears it at once.
-	bustest.Eventually(t, "callers hear that nobody serves", func() bool {
+	// The host has left the stage, so new callers are rejected at once.
+	bustest.Eventually(t, "callers are rejected", func() bool {
 		status, body := p.Post("hello")
 		return status == http.StatusServiceUnavailable && strings.Contains(body, "NO_CAPACITY")
 	})
-	p.Untell("broken")
+	p.ClearFlag("broken")
 	bustest.Eventually(t, "it is ready again", func() bool {
 		status, _ := p.Ready()
 		return status == http.StatusOK
@@ -130,6 +130,6 @@ func TestCrashLoopIsReportedAndRecovers(t *testing.T) {
 		return status == http.StatusOK && body == "hello"
 	})
 	if a := bustest.Receive(t, "answer", waited); a.status != http.StatusOK || a.body != "die once" {
-		t.Errorf("who asked before that hears %d %s", a.status, a.body)
+		t.Errorf("an earlier caller gets %d %s", a.status, a.body)
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/batch"
 )
 
-// held waits until the host has so many items in hand.
+// held waits until the host has so many items in flight.
 func held(t *testing.T, bed *workers.Bed, items int) {
 	t.Helper()
 	stream := bed.Broker.Connect(meshtest.Mesh).Stream(workers.Stage, pipeline.Memory)
@@ -47,9 +47,9 @@ func TestFullQueueRejectsAtOnce(t *testing.T) {
 			t.Errorf("%q is refused after %s", a.Text, a.Took)
 		}
 	}
-	bed.Tell("go")
+	bed.SetFlag("go")
 	for _, from := range inside {
-		bed.Received(from).Right(t)
+		bed.Received(from).Succeeds(t)
 	}
 }
 
@@ -62,7 +62,7 @@ func TestIdleWorkerGetsLoneRequestAtOnce(t *testing.T) {
 	})
 	begin := time.Now()
 	for _, text := range echoes("one by one", 20) {
-		bed.Ask(text).Right(t)
+		bed.Ask(text).Succeeds(t)
 	}
 	took := time.Since(begin)
 	t.Logf("20 requests, one after the other, in %s", took)
@@ -87,12 +87,12 @@ func TestWindowBeginsWithArrival(t *testing.T) {
 	var free, answered time.Time
 	for _, from := range first {
 		a := bed.Received(from)
-		a.Right(t)
+		a.Succeeds(t)
 		free = a.At
 	}
 	for _, from := range late {
 		a := bed.Received(from)
-		a.Right(t)
+		a.Succeeds(t)
 		answered = a.At
 	}
 	took := answered.Sub(free)

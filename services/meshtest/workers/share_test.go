@@ -21,7 +21,7 @@ func TestFastWorkerGetsTheWork(t *testing.T) {
 	}
 	by := map[string]int{}
 	for _, a := range l.end() {
-		a.Right(t)
+		a.Succeeds(t)
 		by[a.Worker()]++
 	}
 	t.Logf("requests by worker: %v; 0 takes a hundred times as long as 1", by)

@@ -127,9 +127,9 @@ func TestItemFailureReachesItsCaller(t *testing.T) {
 	t.Parallel()
 	chosen := fault.New(fault.InvalidInput, "not an image").WithViolation("inputs.image", "is text")
 	tests := map[string]struct {
-		answer inproc.EachFunc
-		reason fault.Reason
-		says   string
+		answer   inproc.EachFunc
+		reason   fault.Reason
+		wantText string
 	}{
 		"a fault":         {func(context.Context, runner.Item) ([]payload.Part, error) { return nil, chosen }, fault.InvalidInput, "not an image"},
 		"an error":        {func(context.Context, runner.Item) ([]payload.Part, error) { return nil, errors.New("no such file") }, fault.RunnerFailed, "no such file"},
@@ -151,8 +151,8 @@ func TestItemFailureReachesItsCaller(t *testing.T) {
 			if err != nil || len(outcomes) != 3 || outcomes[0].Fault != nil || outcomes[2].Fault != nil {
 				t.Fatalf("got %v, %v", outcomes, err)
 			}
-			if f := outcomes[1].Fault; f == nil || f.Reason != test.reason || !strings.Contains(f.Message, test.says) {
-				t.Errorf("got %v, want %s with %q", f, test.reason, test.says)
+			if f := outcomes[1].Fault; f == nil || f.Reason != test.reason || !strings.Contains(f.Message, test.wantText) {
+				t.Errorf("got %v, want %s with %q", f, test.reason, test.wantText)
 			}
 		})
 	}
@@ -183,7 +183,7 @@ func TestCancelledItemDoesNotRun(t *testing.T) {
 // What the items before it take may be more than an item has.
 func TestLateItemDoesNotRun(t *testing.T) {
 	t.Parallel()
-	told, end := context.WithCancel(t.Context())
+	batchCtx, end := context.WithCancel(t.Context())
 	defer end()
 	ran := 0
 	r := inproc.Each(inproc.Settings{}, func(_ context.Context, item runner.Item) ([]payload.Part, error) {
@@ -195,12 +195,12 @@ func TestLateItemDoesNotRun(t *testing.T) {
 	passed, later := textItem("passed"), textItem("later")
 	passed.Deadline, later.Deadline = time.Now(), time.Now().Add(time.Hour)
 	items := []runner.Item{passed, later, textItem("without"), textItem("last"), textItem("after")}
-	slot, err := r.Acquire(told)
+	slot, err := r.Acquire(batchCtx)
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := &sink{outcomes: map[int]runner.Outcome{}}
-	if err := slot.Do(told, runner.Batch{Items: items}, s); err != nil || ran != 3 {
+	if err := slot.Do(batchCtx, runner.Batch{Items: items}, s); err != nil || ran != 3 {
 		t.Errorf("%d items ran, %v", ran, err)
 	}
 	for i, want := range []fault.Reason{fault.DeadlineExceeded, "", "", "", fault.Cancelled} {
@@ -245,20 +245,20 @@ func TestAPartOfAnAnswerIsNoWholeOne(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			told, endContext := context.WithCancel(t.Context())
+			batchCtx, endContext := context.WithCancel(t.Context())
 			defer endContext()
 			r := inproc.Stream(inproc.Settings{}, func(ctx context.Context, item runner.Item, send func(...payload.Part) error) ([]payload.Part, error) {
 				test.end(endContext, send)
 				<-ctx.Done()
 				return item.Inputs, nil
 			})
-			slot, err := r.Acquire(told)
+			slot, err := r.Acquire(batchCtx)
 			if err != nil {
 				t.Fatal(err)
 			}
 			item, s := textItem("a half"), &sink{outcomes: map[int]runner.Outcome{}}
 			item.Cancelled = test.cancelled
-			if err := slot.Do(told, runner.Batch{Items: []runner.Item{item}}, s); err != nil {
+			if err := slot.Do(batchCtx, runner.Batch{Items: []runner.Item{item}}, s); err != nil {
 				t.Fatal(err)
 			}
 			if o := s.outcomes[0]; o.Fault == nil || o.Fault.Reason != fault.Cancelled || len(o.Parts) > 0 {

@@ -71,13 +71,13 @@ func TestRowsCallsOncePerBatch(t *testing.T) {
 		t.Fatalf("%d calls, %d outcomes, %v", calls, len(outcomes), err)
 	}
 	for i, want := range []map[string][]int64{{"sum": {11, 22}, "a": {1, 2}}, {"sum": {33}, "a": {3}}} {
-		if got := said(t, outcomes[i].Parts); got != fmt.Sprint(want) {
+		if got := describe(t, outcomes[i].Parts); got != fmt.Sprint(want) {
 			t.Errorf("item %d got %s, want %v", i, got, want)
 		}
 	}
 }
 
-func said(t *testing.T, parts []payload.Part) string {
+func describe(t *testing.T, parts []payload.Part) string {
 	t.Helper()
 	out := map[string][]int64{}
 	for _, p := range parts {
@@ -98,7 +98,7 @@ func TestOptionalInputMayBeMissing(t *testing.T) {
 	}
 	r := inproc.Rows(inproc.Settings{Spec: spec}, func(_ context.Context, in tensors) (tensors, error) { return in, nil })
 	outcomes, err := do(t, r, rowItem(t, map[string][]int64{"a": {1}}), rowItem(t, map[string][]int64{"a": {2}}))
-	if err != nil || said(t, outcomes[1].Parts) != "map[a:[2]]" {
+	if err != nil || describe(t, outcomes[1].Parts) != "map[a:[2]]" {
 		t.Errorf("got %v, %v", outcomes, err)
 	}
 }
@@ -108,8 +108,8 @@ func TestUnstackableBatchIsNotComputed(t *testing.T) {
 	spec := runner.Spec{Inputs: []runner.PartSpec{column("a", false), column("b", true)}, Outputs: []runner.PartSpec{column("a", false)}}
 	whole := rowItem(t, map[string][]int64{"a": {1}, "b": {1}})
 	tests := map[string]struct {
-		items []runner.Item
-		says  string
+		items    []runner.Item
+		wantText string
 	}{
 		"one without a needed input":   {[]runner.Item{whole, rowItem(t, map[string][]int64{"b": {1}})}, "input a: 1 of 2 items have it"},
 		"one without an optional one":  {[]runner.Item{whole, rowItem(t, map[string][]int64{"a": {1}})}, "input b: 1 of 2 items have it"},
@@ -124,8 +124,8 @@ func TestUnstackableBatchIsNotComputed(t *testing.T) {
 				return nil, nil
 			})
 			outcomes, err := do(t, r, test.items...)
-			if err == nil || len(outcomes) != 0 || !strings.Contains(err.Error(), test.says) {
-				t.Errorf("got %v, %v; want %q", outcomes, err, test.says)
+			if err == nil || len(outcomes) != 0 || !strings.Contains(err.Error(), test.wantText) {
+				t.Errorf("got %v, %v; want %q", outcomes, err, test.wantText)
 			}
 		})
 	}
@@ -137,8 +137,8 @@ func TestUnsplittableResultIsBadOutput(t *testing.T) {
 	t.Parallel()
 	spec := runner.Spec{Inputs: []runner.PartSpec{column("x", false)}, Outputs: []runner.PartSpec{column("y", false)}}
 	tests := map[string]struct {
-		out  tensors
-		says string
+		out      tensors
+		wantText string
 	}{
 		"nothing":              {nil, "output y"},
 		"under another name":   {tensors{"x": numbers(t, 1, 2, 3)}, "output y"},
@@ -152,8 +152,8 @@ func TestUnsplittableResultIsBadOutput(t *testing.T) {
 			t.Parallel()
 			r := inproc.Rows(inproc.Settings{Spec: spec}, func(context.Context, tensors) (tensors, error) { return test.out, nil })
 			outcomes, err := do(t, r, rowItem(t, map[string][]int64{"x": {1, 2}}), rowItem(t, map[string][]int64{"x": {3}}))
-			if !errors.Is(err, runner.ErrBadOutput) || len(outcomes) != 0 || !strings.Contains(err.Error(), test.says) {
-				t.Errorf("got %v, %v; want %q", outcomes, err, test.says)
+			if !errors.Is(err, runner.ErrBadOutput) || len(outcomes) != 0 || !strings.Contains(err.Error(), test.wantText) {
+				t.Errorf("got %v, %v; want %q", outcomes, err, test.wantText)
 			}
 		})
 	}

@@ -31,7 +31,7 @@ func TestWorkerExceptionStaysInTheLog(t *testing.T) {
 	_, err = b.do(item(runnertest.Bad))
 	f := runner.FaultOf(err)
 	if f.Reason != fault.RunnerFailed || strings.Contains(f.Message, "bad") || strings.Contains(f.Message, "ValueError") {
-		t.Errorf("the caller hears %v", f)
+		t.Errorf("the caller gets %v", f)
 	}
 	b.logs("level=WARN", "failed on an item", "ValueError: this row is bad", "in predict", "request[-1]")
 	b.works()
@@ -48,7 +48,7 @@ func TestOutOfMemoryBlamesOnlySingleItem(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	if f := runner.FaultOf(err); f.Reason != fault.RunnerOutOfMemory || strings.Contains(f.Message, "CUDA") {
-		t.Errorf("the caller hears %v", f)
+		t.Errorf("the caller gets %v", f)
 	}
 	if _, err := b.do(item(outOfMemory)); err != nil {
 		t.Errorf("alone it got %v", err)
@@ -99,9 +99,9 @@ func TestBatchOutlivesItsWorker(t *testing.T) {
 		"it writes garbage":           {garbage, "a frame begins with 48 54 54 50"},
 		"it claims too much":          {tooBig, "at most"},
 		"it closes its connection":    {disconnect, worker.ErrDisconnected.Error()},
-		"it says what a host says":    {hostsMessage, "does not send ping"},
+		"it sends a host's message":   {hostsMessage, "does not send ping"},
 		"it answers an unasked ping":  {unknownPong, "has no ping"},
-		"it says that it failed":      {erring, "the device is gone"},
+		"it reports that it failed":   {erring, "the device is gone"},
 		"it hangs":                    {hang, supervise.ErrRunLimit.Error()},
 		"it freezes":                  {freeze, supervise.ErrRunLimit.Error()},
 		"it falls silent in a result": {half, supervise.ErrRunLimit.Error()},
@@ -116,7 +116,7 @@ func TestBatchOutlivesItsWorker(t *testing.T) {
 				t.Errorf("got %v, want %q", err, test.cause)
 			}
 			if f := runner.FaultOf(err); f.Reason != fault.RunnerCrashed || strings.Contains(f.Message, test.cause) {
-				t.Errorf("a caller would hear %v", f)
+				t.Errorf("a caller would get %v", f)
 			}
 			if outcomes[0] != nil || outcomes[1] != nil {
 				t.Errorf("items have outcomes: %v", outcomes)
@@ -150,7 +150,7 @@ func TestUnfitResultIsBadOutput(t *testing.T) {
 				t.Errorf("got %v, want %q", err, test.cause)
 			}
 			if f := runner.FaultOf(err); f.Reason != fault.RunnerOutputInvalid {
-				t.Errorf("a caller would hear %v", f)
+				t.Errorf("a caller would get %v", f)
 			}
 			b.await(supervise.Dead)
 			b.works()

@@ -123,8 +123,8 @@ func TestResultsAreCheckedAgainstBatch(t *testing.T) {
 		return r, body
 	}
 	for name, test := range map[string]struct {
-		edit func(r *frame.Result, body *frame.Body)
-		says string
+		edit     func(r *frame.Result, body *frame.Body)
+		wantText string
 	}{
 		"as it should be": {func(*frame.Result, *frame.Body) {}, ""},
 		"two outputs": {func(r *frame.Result, b *frame.Body) {
@@ -153,8 +153,8 @@ func TestResultsAreCheckedAgainstBatch(t *testing.T) {
 			t.Parallel()
 			r, body := three(test.edit)
 			out, err := outcomesOf(items, r, join(t, body), false)
-			if test.says == "" && (err != nil || len(out) != 2) || test.says != "" && (err == nil || !strings.Contains(err.Error(), test.says)) {
-				t.Errorf("got %v, want %q", err, test.says)
+			if test.wantText == "" && (err != nil || len(out) != 2) || test.wantText != "" && (err == nil || !strings.Contains(err.Error(), test.wantText)) {
+				t.Errorf("got %v, want %q", err, test.wantText)
 			}
 		})
 	}

@@ -2,7 +2,7 @@ package worker
 
 import "testing"
 
-// What the host was told is its own: the broker's URL may have a password.
+// The host's own variables may have a password, such as the broker's URL.
 func TestWorkersLackHostVariables(t *testing.T) {
 	t.Setenv("STAGEMESH_NATS", "nats://user:secret@b")
 	t.Setenv("HARMLESS", "yes")

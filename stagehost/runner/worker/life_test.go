@@ -54,7 +54,7 @@ func TestTransitionsAreReported(t *testing.T) {
 		end  func(b *bed)
 		want []string
 	}{
-		"it is told to stop": {func(b *bed) { b.stop() }, []string{"READY-SHUTDOWN", "SHUTDOWN-DEAD [<nil>]"}},
+		"it is stopped": {func(b *bed) { b.stop() }, []string{"READY-SHUTDOWN", "SHUTDOWN-DEAD [<nil>]"}},
 		"it crashes": {func(b *bed) { _, _ = b.do(item(runnertest.Crash)) }, []string{
 			"READY-DEAD [exit code 3] exit code 3", "DEAD-STARTUP",
 		}},
@@ -65,7 +65,7 @@ func TestTransitionsAreReported(t *testing.T) {
 		"somebody kills it": {func(b *bed) { b.signal(syscall.SIGKILL) }, []string{
 			"READY-DEAD [signal: killed] signal: killed", "DEAD-STARTUP",
 		}},
-		"it says that it failed": {func(b *bed) { _, _ = b.do(item(erring)) }, []string{
+		"it reports that it failed": {func(b *bed) { _, _ = b.do(item(erring)) }, []string{
 			"READY-ERROR it reports ERROR: the device is gone",
 			"ERROR-SHUTDOWN it reports ERROR: the device is gone",
 			"SHUTDOWN-DEAD [<nil>] it reports ERROR: the device is gone", "DEAD-STARTUP",
@@ -150,9 +150,9 @@ func TestWarmUpUsesCompletedSpec(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, settings(t, anyInput))
 	inputs := []runner.PartSpec{{Name: "x", Datatype: tensor.Int64, Shape: []int64{-1}}}
-	b.SetHost(runner.HostInfo{Complete: func(said runner.Spec) (runner.Spec, error) {
-		said.Inputs = inputs
-		return said, nil
+	b.SetHost(runner.HostInfo{Complete: func(spec runner.Spec) (runner.Spec, error) {
+		spec.Inputs = inputs
+		return spec, nil
 	}})
 	if err := b.Start(b.patient()); err != nil {
 		t.Fatal(err)
@@ -233,7 +233,7 @@ func TestFailedStartHasLastOutput(t *testing.T) {
 
 func TestStartIsBounded(t *testing.T) {
 	t.Parallel()
-	for mode, says := range map[string]string{
+	for mode, want := range map[string]string{
 		neverReady: "loading shard 3 of 12",
 		mute:       "not ready in time",
 	} {
@@ -244,7 +244,7 @@ func TestStartIsBounded(t *testing.T) {
 			b := newBed(t, s)
 			begun := time.Now()
 			err := b.Start(b.patient())
-			if !errors.Is(err, supervise.ErrStartLimit) || !strings.Contains(err.Error(), says) {
+			if !errors.Is(err, supervise.ErrStartLimit) || !strings.Contains(err.Error(), want) {
 				t.Errorf("Start returned %v", err)
 			}
 			if took := time.Since(begun); took < s.StartLimit {
@@ -361,7 +361,7 @@ func TestHealthExplainsUnreadyWorkers(t *testing.T) {
 	s.CrashLoop = 3
 	b := start(t, s)
 	if _, err := b.Health(); err != nil {
-		t.Errorf("it is well, and says %v", err)
+		t.Errorf("it is healthy, and Health returns %v", err)
 	}
 	if err := os.WriteFile(s.Env["STATE"], nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -370,7 +370,7 @@ func TestHealthExplainsUnreadyWorkers(t *testing.T) {
 	err := b.awaitHealth(func(err error) bool { return errors.Is(err, worker.ErrCrashLoop) })
 	for _, words := range []string{"worker 0", "exit code 3", "ImportError: no module named torch"} {
 		if !strings.Contains(err.Error(), words) {
-			t.Errorf("it says %v", err)
+			t.Errorf("Health returns %v", err)
 		}
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), brief)
@@ -385,7 +385,7 @@ func TestHealthExplainsUnreadyWorkers(t *testing.T) {
 	b.works()
 	b.stop()
 	if _, err := b.Health(); !errors.Is(err, worker.ErrStopped) {
-		t.Errorf("stopped, it says %v", err)
+		t.Errorf("stopped, Health returns %v", err)
 	}
 }
 
@@ -423,7 +423,7 @@ func TestOneReadyWorkerIsHealthy(t *testing.T) {
 		b.awaitEdge(func(e worker.Transition) bool { return e.Worker == 1 && e.To == supervise.Dead }, "DEAD")
 	}
 	if _, err := b.Health(); err != nil {
-		t.Errorf("one worker is ready, and it says %v", err)
+		t.Errorf("one worker is ready, and Health returns %v", err)
 	}
 }
 
@@ -439,7 +439,7 @@ func TestRestartWaitsForBackoff(t *testing.T) {
 		died := b.await(supervise.Dead)
 		again := b.await(supervise.Startup)
 		if got := again.At.Sub(died.At); got < pause*time.Millisecond/2 { //nolint:durationcheck // a number of milliseconds
-			t.Errorf("it starts %s after its death, the pause is %d ms", got, pause)
+			t.Errorf("it starts %s after its crash, the pause is %d ms", got, pause)
 		}
 	}
 }

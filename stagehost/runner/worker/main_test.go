@@ -343,7 +343,7 @@ func gone(t *testing.T, pid int, within time.Duration) {
 	}
 }
 
-// beHost is a host of its own, which says which processes it has.
+// beHost is a host of its own, which prints its processes.
 func beHost() {
 	s := worker.Settings{
 		Stage: "host", Command: []string{os.Args[0]}, Env: map[string]string{modeVariable: os.Getenv("WORKERS")},

@@ -28,8 +28,7 @@ func isBusy(t *testing.T, p *pool) bool {
 	return errors.Is(err, context.DeadlineExceeded)
 }
 
-// What may have ended a process has one to itself, or those beside it would be blamed
-// with it.
+// A suspect runs alone, or other items would be blamed for its crash.
 func TestSuspectRunsAlone(t *testing.T) {
 	t.Parallel()
 	p, of := newPool(1, time.Hour), &incarnation{}
@@ -52,7 +51,7 @@ func TestSuspectRunsAlone(t *testing.T) {
 	select {
 	case <-idle:
 	default:
-		t.Fatal("the suspect does not hear that it is alone")
+		t.Fatal("the suspect does not notice that it is alone")
 	}
 	if suspect.beginExclusive(t.Context()) != of {
 		t.Fatal("the suspect does not begin")

@@ -68,7 +68,7 @@ func TestInvalidSettingsNameTheirKey(t *testing.T) {
 			}
 			for _, want := range test.want {
 				if !strings.Contains(err.Error(), want) {
-					t.Errorf("it says %v, want %q", err, want)
+					t.Errorf("the error is %v, want %q", err, want)
 				}
 			}
 		})

@@ -129,7 +129,7 @@ func TestWorkerMayTakeFewerSlots(t *testing.T) {
 	slot.Release()
 }
 
-// How many streams a stage runs is its workers' to say where its file does not.
+// The workers choose how many streams a stage runs unless its settings do.
 func TestWorkerChoosesStreamConcurrency(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -141,7 +141,7 @@ func TestWorkerChoosesStreamConcurrency(t *testing.T) {
 		"as many as are offered":      {streamRows, 0, 1, worker.DefaultStreams},
 		"fewer than are offered":      {streamRows + "," + oneSlot, 0, 1, 1},
 		"two workers":                 {streamRows + "," + oneSlot, 0, 2, 2},
-		"as the settings say":         {streamRows, 3, 2, 6},
+		"as in the settings":          {streamRows, 3, 2, 6},
 		"batches, which are not many": {"", 0, 2, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -203,7 +203,7 @@ func TestWorkerMayAddSlots(t *testing.T) {
 	second.Release()
 }
 
-// A host that has none keeps no batch in hand for long: others may have the stage.
+// A host without a ready worker gives batches back soon: another host may serve.
 func TestBatchWaitsForWorkerBriefly(t *testing.T) {
 	t.Parallel()
 	s := settings(t, dieLater)

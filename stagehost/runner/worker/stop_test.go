@@ -65,7 +65,7 @@ func TestStopLeavesNothing(t *testing.T) {
 	}
 }
 
-// children returns the children of the workers, from what those said.
+// children returns the children of the workers, from their output.
 func (b *bed) children(n int) []int {
 	b.Helper()
 	var out []int
@@ -226,7 +226,7 @@ func TestStoppedRunnerDoesNotStart(t *testing.T) {
 }
 
 // A worker that does not read, and one that reads nothing but has too much to
-// read, are told by the signal.
+// read, get the signal.
 func TestStopEndsWorkerThatDoesNotRead(t *testing.T) {
 	t.Parallel()
 	s := settings(t, readsNothing+","+anyInput)
@@ -262,8 +262,8 @@ func TestNoWorkerOutlivesItsHost(t *testing.T) {
 			}
 			t.Cleanup(func() { _ = cmd.Process.Kill() })
 			var pids []int
-			for said := bufio.NewScanner(out); said.Scan() && said.Text() != "ready"; {
-				if list, ok := strings.CutPrefix(said.Text(), "pids "); ok {
+			for lines := bufio.NewScanner(out); lines.Scan() && lines.Text() != "ready"; {
+				if list, ok := strings.CutPrefix(lines.Text(), "pids "); ok {
 					for _, text := range strings.Fields(strings.Trim(list, "[]")) {
 						pid, err := strconv.Atoi(text)
 						if err != nil {

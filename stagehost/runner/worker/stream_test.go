@@ -13,7 +13,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker/supervise"
 )
 
-// counter is the sink of one item, and says of each chunk that it has come.
+// counter is the sink of one item, and signals each chunk.
 type counter struct {
 	came chan int64
 	// err is what Chunk returns, and outcome what the item became.
@@ -158,7 +158,7 @@ func TestCancelIsSentOnce(t *testing.T) {
 	c := newCounter()
 	ended := b.stream(ctx, gone, c)
 	<-c.came
-	cancel() // a host says it in both ways
+	cancel() // a host cancels in both ways
 	close(cancelled)
 	if err := <-ended; err == nil {
 		t.Error("it has not failed")
@@ -175,7 +175,7 @@ func TestCancelIsSentOnce(t *testing.T) {
 	}
 	b.stop()
 	if text := b.log.String(); strings.Count(text, "msg=\"cancel") != 2 {
-		t.Errorf("two call-offs were told as:\n%s", text)
+		t.Errorf("two cancels were sent as:\n%s", text)
 	}
 }
 

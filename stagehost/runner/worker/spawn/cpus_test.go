@@ -84,15 +84,15 @@ func TestProcessesRunOnTheirCPUs(t *testing.T) {
 		if err := await(t, start(t, s, c)); err != nil {
 			t.Fatal(err)
 		}
-		var said []string
+		var lines []string
 		for len(log.out) > 0 {
-			said = append(said, log.first(t))
+			lines = append(lines, log.first(t))
 		}
 		want := cpus.String()
 		if cpus == nil {
 			want = mine
 		}
-		if got := allowed(t, said); got != want {
+		if got := allowed(t, lines); got != want {
 			t.Errorf("a process of CPUs %s runs on %s", want, got)
 		}
 	}

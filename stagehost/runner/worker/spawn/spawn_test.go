@@ -88,7 +88,7 @@ func (l *lines) next(t *testing.T) string {
 	}
 }
 
-// first returns the first line's text, which is what a process says about itself.
+// first returns the first line's text, which a process prints about itself.
 func (l *lines) first(t *testing.T) string {
 	t.Helper()
 	text, _, _ := strings.Cut(strings.TrimPrefix(l.next(t), "INFO "), " stream=")
@@ -253,7 +253,7 @@ func TestProcessGetsOnlyItsEnvironment(t *testing.T) {
 	c.Dir, c.Env = s.Folder(), append(c.Env, "A=b")
 	p := start(t, s, c)
 	if got, want := log.first(t), s.Folder()+" b 3"; got != want {
-		t.Errorf("it says %q, want %q", got, want)
+		t.Errorf("it prints %q, want %q", got, want)
 	}
 	if err := await(t, p); err != nil {
 		t.Errorf("standard input is not empty: %v", err)
@@ -316,7 +316,7 @@ func TestLifelineEndsWithHost(t *testing.T) {
 			t.Errorf("it ended with %v", err)
 		}
 	}
-	_ = s.Close(t.Context()) // says that the lifeline is closed already
+	_ = s.Close(t.Context()) // its error is that the lifeline is closed already
 }
 
 // The host forks from a thread of its own, whatever thread asks it to.
@@ -379,8 +379,8 @@ func startHost(t *testing.T, temp string) (*exec.Cmd, []int) {
 	}
 	t.Cleanup(func() { _ = host.Process.Kill() })
 	var pids []int
-	for said := bufio.NewScanner(out); said.Scan() && said.Text() != "---"; {
-		pid, err := strconv.Atoi(said.Text())
+	for lines := bufio.NewScanner(out); lines.Scan() && lines.Text() != "---"; {
+		pid, err := strconv.Atoi(lines.Text())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -142,12 +142,12 @@ func TestEachTransitionHasItsCause(t *testing.T) {
 			"kill 1",
 			[]string{"STARTUP-ERROR: it broke"},
 		},
-		"starting, it says that it failed, leaves and is gone": {startup, func(l *life) {
+		"starting, it reports that it failed, leaves and is gone": {startup, func(l *life) {
 			l.did(l.ReportError(1, errBroke, l.now))
 			l.did(l.ReportShutdown(1, l.now))
 			l.exit(errors.New("exit code 1"))
 		}, "ask 1", []string{"STARTUP-ERROR: it broke", "ERROR-SHUTDOWN: it broke", "SHUTDOWN-DEAD: it broke"}},
-		"starting, it is told to stop": {startup, func(l *life) {
+		"starting, it is stopped": {startup, func(l *life) {
 			l.did(l.Stop(l.now))
 			l.exit(nil)
 		}, "ask 1", []string{"STARTUP-SHUTDOWN", "SHUTDOWN-DEAD"}},
@@ -174,12 +174,12 @@ func TestEachTransitionHasItsCause(t *testing.T) {
 			l.did(l.Machine.Fail(1, errBroke, l.now))
 			l.exit(errSignal)
 		}, "withdraw 1, kill 1", []string{"READY-ERROR: it broke", "ERROR-DEAD: it broke"}},
-		"ready, it says that it failed": {ready, func(l *life) {
+		"ready, it reports that it failed": {ready, func(l *life) {
 			l.did(l.ReportError(1, errBroke, l.now))
 			l.did(l.ReportShutdown(1, l.now))
 			l.exit(nil)
 		}, "withdraw 1, ask 1", []string{"READY-ERROR: it broke", "ERROR-SHUTDOWN: it broke", "SHUTDOWN-DEAD: it broke"}},
-		"ready, it is told to stop": {ready, func(l *life) {
+		"ready, it is stopped": {ready, func(l *life) {
 			l.did(l.Stop(l.now))
 			l.exit(nil)
 		}, "withdraw 1, ask 1", []string{"READY-SHUTDOWN", "SHUTDOWN-DEAD"}},
@@ -195,17 +195,17 @@ func TestEachTransitionHasItsCause(t *testing.T) {
 			"withdraw 1",
 			[]string{"READY-DEAD: signal: killed"},
 		},
-		"told to stop, it has another exit code": {ready, func(l *life) {
+		"stopped, it has another exit code": {ready, func(l *life) {
 			l.did(l.Stop(l.now))
 			l.exit(errSignal)
 		}, "withdraw 1, ask 1", []string{"READY-SHUTDOWN", "SHUTDOWN-DEAD: signal: killed"}},
-		"told to stop, it does not": {ready, func(l *life) {
+		"stopped, it does not": {ready, func(l *life) {
 			l.did(l.Stop(l.now))
 			l.pass(3 * time.Second)
 			l.pass(time.Hour)
 			l.exit(errSignal)
 		}, "withdraw 1, ask 1, kill 1", []string{"READY-SHUTDOWN", "SHUTDOWN-DEAD: it did not leave in time"}},
-		"it says that it failed and stays": {ready, func(l *life) {
+		"it reports that it failed and stays": {ready, func(l *life) {
 			l.did(l.ReportError(1, errBroke, l.now))
 			l.pass(4 * time.Second)
 			l.exit(errSignal)
@@ -264,7 +264,7 @@ func TestCrashesInARowAreACrashLoop(t *testing.T) {
 	l.did(l.Start(l.now))
 	for i := range 3 {
 		if l.CrashLooping() {
-			t.Errorf("a crash loop after %d deaths", i)
+			t.Errorf("a crash loop after %d crashes", i)
 		}
 		if i > 0 {
 			l.pass(time.Minute)
@@ -393,7 +393,7 @@ func TestWorkerIsPingedAfterItsBatch(t *testing.T) {
 	if wake := l.Wake().Sub(l.now); wake > plain().Heartbeat {
 		t.Errorf("nobody looks at it for %s", wake)
 	}
-	// It is idle now, and nobody says so before the next look.
+	// It is idle now, and nobody reports it before the next look.
 	l.did(l.Work(1, supervise.Work{}, l.now))
 	l.pass(plain().Heartbeat)
 	l.want("ping 1")
@@ -450,7 +450,7 @@ func TestZeroLimitsBoundNothing(t *testing.T) {
 		l.exit(errBroke)
 	}
 	if l.CrashLooping() {
-		t.Error("without a bound on deaths there is no loop")
+		t.Error("without a crash limit there is no loop")
 	}
 }
 

@@ -30,9 +30,9 @@ func TestCancelledRequestsNeverReachTheWorker(t *testing.T) {
 		bed.Received(from).Fails(t, fault.Cancelled, "")
 	}
 	bustest.Eventually(t, "the host knows", func() bool { return bed.Count("stagemesh_stage_called_off_total") == many })
-	bed.Tell("go")
+	bed.SetFlag("go")
 	for _, from := range append(stayed, first) {
-		bed.Received(from).Right(t)
+		bed.Received(from).Succeeds(t)
 	}
 	for _, e := range bed.Entries("run") {
 		if at := slices.IndexFunc(e.Texts, func(text string) bool { return strings.HasPrefix(text, "left ") }); at >= 0 {
@@ -51,8 +51,8 @@ func TestCancelReachesRunningItem(t *testing.T) {
 	leave()
 	bed.Received(gone).Fails(t, fault.Cancelled, "")
 	bed.AwaitEntry("cancelled", "me")
-	bed.Received(beside).Right(t)
-	if n := bed.Deaths(); n > 0 {
+	bed.Received(beside).Succeeds(t)
+	if n := bed.Exits(); n > 0 {
 		t.Errorf("%d processes ended", n)
 	}
 }
