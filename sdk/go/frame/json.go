@@ -23,8 +23,8 @@ func (c *coder) fail(format string, args ...any) {
 }
 
 // failAt fails in the value of a key.
-func (c *coder) failAt(key, format string, args ...any) {
-	c.fail(format, args...)
+func (c *coder) failAt(key, message string) {
+	c.fail("%s", message)
 	c.within(key)
 }
 
