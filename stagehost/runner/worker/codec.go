@@ -15,9 +15,6 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
-// maxMessage bounds a worker's text for a caller, in bytes: it travels in headers.
-const maxMessage = 2 << 10
-
 // encode returns the message of a batch and its body, which shares the items' bytes.
 func encode(id uint64, req request, axis runner.BatchAxis, now time.Time) (*frame.Predict, *frame.Body) {
 	items := req.batch.Items

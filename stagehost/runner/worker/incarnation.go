@@ -15,10 +15,6 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker/supervise"
 )
 
-// cancelCheck is how long a batch runs, at most, before the runner watches its items for
-// cancellation: to watch many channels takes longer than short batches do.
-const cancelCheck = 2 * time.Millisecond
-
 // incarnation is one start of a worker: its processes, the connections to them, and
 // their batches.
 type incarnation struct {

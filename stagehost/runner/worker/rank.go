@@ -17,9 +17,6 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker/supervise"
 )
 
-// readBuffer saves reads of small frames, in bytes.
-const readBuffer = 64 << 10
-
 // rank is one process of an incarnation, and the connection to it.
 type rank struct {
 	of       *incarnation

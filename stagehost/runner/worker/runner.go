@@ -287,9 +287,6 @@ func (r *Runner) open() error {
 	return nil
 }
 
-// startLogInterval is how often the log has what a start waits for.
-const startLogInterval = 10 * time.Second
-
 func (r *Runner) awaitReady(ctx context.Context) error {
 	late := time.NewTimer(r.settings.StartLimit)
 	defer late.Stop()

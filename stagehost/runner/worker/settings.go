@@ -23,19 +23,9 @@ import (
 const (
 	// DefaultDeviceEnv is the default of Settings.DeviceEnv.
 	DefaultDeviceEnv = "CUDA_VISIBLE_DEVICES"
-	// DefaultStreams is the default of Settings.Slots for a worker that answers in
-	// chunks.
-	DefaultStreams = 64
-
-	// maxSlots and maxRanks refuse numbers that are written by mistake.
-	maxSlots = 1 << 10
-	maxRanks = 1 << 10
 	// reservedPrefix begins the names of variables that only the host may set.
 	reservedPrefix = "STAGEMESH_"
 )
-
-// Limits are all bounds, grace times, pauses and retries of the workers.
-type Limits = supervise.Limits
 
 // Settings describe the workers of a stage. A zero field has its default.
 type Settings struct {

@@ -12,14 +12,8 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
-const (
-	// warmUpItems bounds the items of a warm-up batch: their header has to fit.
-	warmUpItems = 1 << 12
-	// maxZeros bounds a tensor of zeros, in bytes.
-	maxZeros = 256 << 20
-	// zeroName is the name of the example of zeros.
-	zeroName = "zeros"
-)
+// zeroName is the name of the example of zeros.
+const zeroName = "zeros"
 
 // warmUp runs the worker's examples, or zeros, as a batch of one and, unless it streams,
 // as a full batch. The end of the incarnation ends it.

@@ -18,9 +18,6 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker/supervise"
 )
 
-// eventBuffer is how many events may wait for a worker's loop.
-const eventBuffer = 64
-
 // worker is one replica. Its loop owns the machine and the fields below it; all others
 // post events.
 type worker struct {
