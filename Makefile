@@ -162,7 +162,7 @@ generate: $(BUF_BIN)/.built ## Regenerate proto/gen from the protobuf files
 
 .PHONY: docs-viewer
 docs-viewer: ## Fetch the viewer of the page /docs again, or its VERSION, and write its lock (needs npm)
-	@gateway/front/docs/update.sh
+	@gateway/openapi/update.sh
 
 .PHONY: fuzz
 fuzz: ## Run every fuzz target for FUZZTIME (default 30s)
@@ -316,7 +316,7 @@ python-test: $(PYTHON_ENV)/.built ## Test sdk/python, and the examples in Python
 .PHONY: python-quick
 python-quick: $(PYTHON_ENV)/.built ## Test sdk/python without processes of its own
 	@echo "== python-quick"
-	@cd sdk/python && $(python_tests) --buffer --quiet tests.test_arrays tests.test_frames tests.test_runs tests.test_vectors
+	@cd sdk/python && $(python_tests) --buffer --quiet tests.test_arrays tests.test_batches tests.test_declarations tests.test_faults tests.test_frames tests.test_items tests.test_vectors
 
 .PHONY: python-bench
 python-bench: ## Measure what sdk/python costs a batch, against a raw socket (needs Python only)

@@ -34,7 +34,7 @@ func newBench() *cobra.Command {
 	var flags benchFlags
 	bench := &cobra.Command{
 		Use:   "bench PIPELINE [FILE...]",
-		Short: "Ask a pipeline again and again, and tell how fast it answers and where the time goes",
+		Short: "Load-test a pipeline and report throughput, latency and where time is spent",
 		Long: "Bench asks a pipeline of a running mesh, or of one that it starts for the time with --mesh, and prints throughput,\n" +
 			"latencies, where the time went, batches and failures. It sends the FILEs in turn, or what --payload or --tensor\n" +
 			"generate.\n\n" +
@@ -53,7 +53,7 @@ func newBench() *cobra.Command {
 			return flags.check(cmd, args[1:])
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			ctx, stop := process.UntilTold(cmd.Context())
+			ctx, stop := process.SignalContext(cmd.Context())
 			defer stop()
 			return runBench(ctx, flags, args[0], args[1:], terminal{cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()})
 		},

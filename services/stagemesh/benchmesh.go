@@ -84,7 +84,7 @@ func newBenchPart() *cobra.Command {
 		if part.Logger, err = log.Logger(cmd.ErrOrStderr()); err != nil {
 			return err
 		}
-		ctx, stop := process.UntilTold(cmd.Context())
+		ctx, stop := process.SignalContext(cmd.Context())
 		defer stop()
 		return part.Run(ctx, cmd.InOrStdin(), cmd.OutOrStdout())
 	}

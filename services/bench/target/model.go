@@ -16,7 +16,7 @@ import (
 	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
-	"github.com/stagemesh/stagemesh/gateway/front/header"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 	"github.com/stagemesh/stagemesh/services/bench/load"
 )
@@ -86,7 +86,7 @@ func modelInput(part *inferencev1.Part) (*oipv2.ModelInferRequest_InferInputTens
 	}, append(raw, blob.GetData()...)
 }
 
-// traceParentKey is header.TraceParent as gRPC's metadata has it.
+// traceParentKey is transport.HeaderTraceParent as gRPC's metadata has it.
 const traceParentKey = "traceparent"
 
 func (m *model) close() { _ = m.conn.Close() }
@@ -102,7 +102,7 @@ func (m *model) ask(ctx context.Context, i int, into *load.Answer) error {
 	if _, err := m.client.ModelInfer(ctx, m.requests[i], grpc.Trailer(&trailer)); err != nil {
 		return statusFailure(err)
 	}
-	if timing := trailer.Get(strings.ToLower(header.ServerTiming)); len(timing) > 0 {
+	if timing := trailer.Get(strings.ToLower(transport.HeaderServerTiming)); len(timing) > 0 {
 		parseTiming(timing[0], into)
 	}
 	return nil

@@ -15,7 +15,7 @@ import (
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
-	"github.com/stagemesh/stagemesh/gateway/front/header"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/services/bench/load"
 )
 
@@ -61,13 +61,13 @@ func (s Settings) post(inputs []*inferencev1.Part) (post, error) {
 	out.body = body
 	out.header.Set("Content-Type", kind)
 	if s.Timeout > 0 {
-		out.header.Set(header.Timeout, s.Timeout.String())
+		out.header.Set(transport.HeaderTimeout, s.Timeout.String())
 	}
 	if s.Priority != 0 {
-		out.header.Set(header.Priority, strconv.Itoa(int(s.Priority)))
+		out.header.Set(transport.HeaderPriority, strconv.Itoa(int(s.Priority)))
 	}
 	if s.Durability != "" {
-		out.header.Set(header.Durability, string(s.Durability))
+		out.header.Set(transport.HeaderDurability, string(s.Durability))
 	}
 	if s.Token != "" {
 		out.header.Set("Authorization", "Bearer "+s.Token)
@@ -86,7 +86,7 @@ func (p *plain) headers(of post) http.Header {
 		return of.header
 	}
 	out := maps.Clone(of.header)
-	out.Set(header.TraceParent, traceParent())
+	out.Set(transport.HeaderTraceParent, traceParent())
 	return out
 }
 
@@ -108,7 +108,7 @@ func (p *plain) ask(ctx context.Context, i int, into *load.Answer) error {
 	if _, err := io.Copy(io.Discard, response.Body); err != nil {
 		return transportFailure(err)
 	}
-	parseTiming(response.Header.Get(header.ServerTiming), into)
+	parseTiming(response.Header.Get(transport.HeaderServerTiming), into)
 	return nil
 }
 

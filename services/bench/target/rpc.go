@@ -11,7 +11,7 @@ import (
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
-	"github.com/stagemesh/stagemesh/gateway/front/header"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/services/bench/load"
 )
 
@@ -53,7 +53,7 @@ func (c *rpc) wrapped(i int) *connect.Request[inferencev1.InferRequest] {
 		out.Header().Set("Authorization", "Bearer "+c.settings.Token)
 	}
 	if c.settings.Traced {
-		out.Header().Set(header.TraceParent, traceParent())
+		out.Header().Set(transport.HeaderTraceParent, traceParent())
 	}
 	return out
 }
