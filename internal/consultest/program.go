@@ -14,27 +14,27 @@ import (
 	"sync"
 )
 
-// program is the path of Consul, which the repository builds where it is missing.
+// program returns the path of Consul, which the repository builds if it is missing.
 var program = sync.OnceValues(func() (string, error) {
 	root, err := repository()
 	if err != nil {
 		return "", err
 	}
 	cmd := exec.Command("make", "--no-print-directory", "-s", "-C", root, "consul")
-	var said strings.Builder
-	cmd.Stderr = &said
+	var log strings.Builder
+	cmd.Stderr = &log
 	out, err := cmd.Output()
 	path := strings.TrimSpace(string(out))
 	if err == nil {
 		_, err = os.Stat(path)
 	}
 	if err != nil {
-		return "", fmt.Errorf("there is no Consul for the tests, which need a real one; make consul builds it: %w\n%s", err, &said)
+		return "", fmt.Errorf("the tests need a real Consul, which make consul builds: %w\n%s", err, &log)
 	}
 	return path, nil
 })
 
-// repository returns the folder of the repository, above that of the test.
+// repository returns the root of the repository, above the folder of the test.
 func repository() (string, error) {
 	folder, err := os.Getwd()
 	if err != nil {
@@ -53,24 +53,24 @@ func repository() (string, error) {
 	}
 }
 
-// The ports are below those that systems give to outgoing connections: an agent that
-// does not run for a while finds its own free.
+// The ports are below those of outgoing connections, so that an agent which restarts
+// finds its own free.
 const firstPort, lastPort = 20_000, 30_000
 
-// givenOut are ports of agents of this process, which may not listen there yet.
-var givenOut sync.Map
+// reservedPorts are ports of agents that may not listen yet.
+var reservedPorts sync.Map
 
 // freePorts returns ports that are free now.
 func freePorts(n int) ([]int, error) {
 	var out []int
 	for tries := 0; len(out) < n; tries++ {
 		port := firstPort + rand.IntN(lastPort-firstPort) //nolint:gosec // it keeps no secret
-		if _, given := givenOut.LoadOrStore(port, true); given {
+		if _, reserved := reservedPorts.LoadOrStore(port, true); reserved {
 			continue
 		}
 		l, err := net.Listen("tcp", local(port))
 		if err == nil {
-			defer l.Close() //nolint:errcheck // it served nobody
+			defer l.Close() //nolint:errcheck // it accepted nothing
 			out = append(out, port)
 		} else if tries > lastPort-firstPort {
 			return nil, err
@@ -80,3 +80,20 @@ func freePorts(n int) ([]int, error) {
 }
 
 func local(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
+
+// TLS returns an edit that adds a port with TLS to an agent, and its address. The agent
+// presents the certificate, and checks instances only if theirs is of the authority.
+// All arguments are files.
+func TLS(authority, cert, key string) (edit func(c Config), addr string, err error) {
+	ports, err := freePorts(1)
+	if err != nil {
+		return nil, "", err
+	}
+	return func(c Config) {
+		if own, ok := c["ports"].(Config); ok {
+			own["https"] = ports[0]
+		}
+		c["enable_agent_tls_for_checks"] = true
+		c["tls"] = Config{"defaults": Config{"ca_file": authority, "cert_file": cert, "key_file": key}}
+	}, local(ports[0]), nil
+}
