@@ -44,7 +44,7 @@ func (m *poisoned) run(_ context.Context, batch runner.Batch, sink runner.Sink) 
 	for _, item := range batch.Items {
 		if slices.Contains(m.poison, first(item.Inputs)) {
 			m.died.Store(true)
-			return fmt.Errorf("%w: signal: killed", runner.ErrDied)
+			return fmt.Errorf("%w: signal: killed", runner.ErrCrashed)
 		}
 	}
 	return settleAll(batch, sink)
@@ -114,7 +114,7 @@ func TestBatchThatCrashedOnceIsAnswered(t *testing.T) {
 	var ended atomic.Bool
 	b.host(batches(func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
 		if !ended.Swap(true) {
-			return runner.ErrDied
+			return runner.ErrCrashed
 		}
 		return settleAll(batch, sink)
 	}), together(batchSize))
