@@ -206,7 +206,7 @@ func (h *Host) runOne(slot runner.Slot, r *run) {
 	if h.needsRecord(r) {
 		if starts := h.beginRecord(r); len(starts) >= h.settings.CrashLimit {
 			slot.Release()
-			h.post(&crashLimitReached{run: r, starts: starts})
+			h.post(&crashLimitReached{run: r, runs: starts})
 			return
 		}
 		r.started = time.Now()
@@ -238,7 +238,7 @@ func (r *run) do(slot runner.Slot) error {
 // claim gives item i's outcome to the caller, once.
 func (r *run) claim(i int) error {
 	if i < 0 || i >= len(r.items) {
-		return runner.ErrNoSuch
+		return runner.ErrNoSuchItem
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -207,7 +207,7 @@ func TestSecondOutcomeIsRefused(t *testing.T) {
 	}))
 	c := b.ask("first")
 	checkEcho(t, c)
-	for _, want := range []error{runner.ErrSettled, runner.ErrNoSuch, runner.ErrNoSuch, runner.ErrSettled, runner.ErrNoSuch} {
+	for _, want := range []error{runner.ErrSettled, runner.ErrNoSuchItem, runner.ErrNoSuchItem, runner.ErrSettled, runner.ErrNoSuchItem} {
 		if err := <-refusals; !errors.Is(err, want) {
 			t.Errorf("refused with %v, want %v", err, want)
 		}
@@ -236,7 +236,7 @@ func TestBatchThatDidNotStartIsRetried(t *testing.T) {
 			var starts atomic.Int64
 			b.host(batches(func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
 				if len(batch.Items) != 4 {
-					t.Errorf("a batch that blames nobody is run again as %d of its 4 items", len(batch.Items))
+					t.Errorf("the batch is run again as %d of its 4 items", len(batch.Items))
 				}
 				if starts.Add(1) <= test.losses {
 					return fmt.Errorf("worker gone: %w", runner.ErrNotStarted)

@@ -84,7 +84,7 @@ func (h *Host) Record() *meshv1.HostRecord {
 	}
 	at, _, _ := h.status.get()
 	r.Draining = at == stateDraining
-	if staffed, ok := s.Runner.(runner.Staffed); ok {
+	if staffed, ok := s.Runner.(runner.WorkerReporter); ok {
 		for i, w := range staffed.Workers() {
 			r.Workers = append(r.Workers, &meshv1.WorkerRecord{Index: uint32(i), State: w.State, Incarnation: w.Incarnation, Cause: w.Cause})
 		}

@@ -49,9 +49,9 @@ func registered(s *natskv.Store) func(*stagehost.Settings) {
 // staffed is a runner that reports a worker.
 type staffed struct{ runner.Runner }
 
-// Workers implements runner.Staffed.
-func (staffed) Workers() []runner.Worker {
-	return []runner.Worker{{State: "DEAD", Incarnation: 7, Cause: "signal: killed"}}
+// Workers implements runner.WorkerReporter.
+func (staffed) Workers() []runner.WorkerStatus {
+	return []runner.WorkerStatus{{State: "DEAD", Incarnation: 7, Cause: "signal: killed"}}
 }
 
 func TestHostIsMemberFromWarmUpToDrain(t *testing.T) {

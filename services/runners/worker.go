@@ -14,63 +14,56 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
 )
 
-// WorkerSettings are those of a stage whose code is worker processes in any language,
-// which implement the protocol of sdk/PROTOCOL.md. 0 means the default of
-// stagehost/runner/worker. A worker in Python finds the SDK that this program carries at
-// the end of PYTHONPATH: after one that lies beside it, before an installed one.
+// WorkerSettings are those of a stage of worker processes, stagehost/runner/worker, whose
+// defaults 0 means. A worker in Python finds the SDK of this program at the end of
+// PYTHONPATH: after one that lies beside the worker, before one that is installed.
 type WorkerSettings struct {
-	// Command is the program and its arguments. A program with a separator in its
-	// name is relative to Dir; others are looked for in PATH.
+	// Command is the program and its arguments. A program with a slash is relative to
+	// Dir; others are looked up in PATH.
 	Command []string `yaml:"command"`
-	// Dir is the folder that it runs in: the file's where empty.
+	// Dir is the working directory; empty is the folder of the mesh's file.
 	Dir string `yaml:"dir"`
-	// Options are handed to the worker as they are.
+	// Options are passed to the worker as they are.
 	Options map[string]any `yaml:"options"`
 	// Env is added to the environment of this program.
 	Env map[string]string `yaml:"env"`
-	// Workers is the number of equal workers; Replicas lists workers one by one.
+	// Workers is the number of equal workers; Replicas describes each.
 	Workers  int             `yaml:"workers"`
 	Replicas []WorkerReplica `yaml:"replicas"`
-	// Concurrency is how many batches, or streams, each has at a time, where it takes as
-	// many.
+	// Concurrency is the most batches, or streams, of each at a time.
 	Concurrency int `yaml:"concurrency"`
 	// DeviceEnv is the variable that names a replica's devices.
 	DeviceEnv string `yaml:"device_env"`
 
-	// RunLimit bounds a batch, HeartbeatLimit the answer of an idle worker to a
-	// heartbeat, which is sent every Heartbeat, and StopLimit a worker's shutdown.
+	// These are fields of worker.Limits of stagehost/runner/worker.
 	RunLimit       time.Duration `yaml:"run_limit"`
 	Heartbeat      time.Duration `yaml:"heartbeat"`
 	HeartbeatLimit time.Duration `yaml:"heartbeat_limit"`
 	StopLimit      time.Duration `yaml:"stop_limit"`
-	// StartTries is how many starts of a worker may fail before the stage is ready, and
-	// CrashLoop how many crashes in a row are a crash loop later on.
-	StartTries int `yaml:"start_tries"`
-	CrashLoop  int `yaml:"crash_loop"`
-	// MaxFrame bounds a batch's bytes on their way to a worker, and a result's.
-	MaxFrame int64 `yaml:"max_frame,size"`
+	StartTries     int           `yaml:"start_tries"`
+	CrashLoop      int           `yaml:"crash_loop"`
+	MaxFrame       int64         `yaml:"max_frame,size"`
 }
 
 // WorkerReplica is one worker, or one gang of several processes.
 type WorkerReplica struct {
 	Devices []string `yaml:"devices"`
-	// Shared is true when another replica may have the same devices.
+	// Shared allows another replica to have the same devices.
 	Shared bool `yaml:"shared"`
 	// CPUs are sets such as 0-3 or 5.
 	CPUs []string          `yaml:"cpus"`
 	Env  map[string]string `yaml:"env"`
-	// Ranks is how many processes it has.
+	// Ranks is the number of processes.
 	Ranks int `yaml:"ranks"`
 }
 
-// Larger numbers are mistakes.
+// More than these is a mistake.
 const (
 	maxWorkers     = 256
 	maxConcurrency = 1024
 )
 
-// RelativeTo returns the settings with relative paths taken to start at the
-// folder.
+// RelativeTo returns the settings with relative paths joined to the folder.
 func (s WorkerSettings) RelativeTo(folder string) WorkerSettings {
 	if !filepath.IsAbs(s.Dir) {
 		s.Dir = filepath.Join(folder, s.Dir)
@@ -78,8 +71,8 @@ func (s WorkerSettings) RelativeTo(folder string) WorkerSettings {
 	return s
 }
 
-// exact returns a value whose numbers are in JSON what they are in YAML: 1.0 is no 1
-// to Python.
+// exact returns a value that JSON encodes with the same types of numbers as in YAML:
+// Python distinguishes 1.0 from 1.
 func exact(value any) any {
 	switch v := value.(type) {
 	case map[string]any:
@@ -97,7 +90,7 @@ func exact(value any) any {
 	case float64:
 		text := strconv.FormatFloat(v, 'g', -1, 64)
 		if math.IsInf(v, 0) || math.IsNaN(v) {
-			return v // json rejects it
+			return v // json.Marshal refuses it
 		}
 		if !strings.ContainsAny(text, ".e") {
 			text += ".0"
@@ -108,7 +101,7 @@ func exact(value any) any {
 	}
 }
 
-// options is the JSON that the worker gets.
+// options returns the options as JSON.
 func (s WorkerSettings) options() (json.RawMessage, error) {
 	if s.Options == nil {
 		return json.RawMessage("{}"), nil
@@ -120,8 +113,8 @@ func (s WorkerSettings) options() (json.RawMessage, error) {
 	return text, nil
 }
 
-// NewWorker returns a runner of worker processes. Stage, batches and the time for a start
-// are those of the host that it serves in.
+// NewWorker returns a runner of worker processes. Its host sets the stage, the batches and the
+// start limit.
 func NewWorker(s WorkerSettings) (*worker.Runner, error) {
 	if err := s.Validate(); err != nil {
 		return nil, err
@@ -132,9 +125,12 @@ func NewWorker(s WorkerSettings) (*worker.Runner, error) {
 	}
 	return worker.New(worker.Settings{
 		Command: s.Command, Dir: s.Dir, Env: s.Env, Options: options, Replicas: s.replicas(),
-		Slots: s.Concurrency, MaxFrame: s.MaxFrame, DeviceEnv: s.DeviceEnv,
-		RunLimit: s.RunLimit, StopLimit: s.StopLimit, StartTries: s.StartTries, CrashLoop: s.CrashLoop,
-		Heartbeat: s.Heartbeat, HeartbeatLimit: s.HeartbeatLimit,
+		Slots: s.Concurrency, DeviceEnv: s.DeviceEnv,
+		Limits: worker.Limits{
+			MaxFrame: s.MaxFrame, RunLimit: s.RunLimit, StopLimit: s.StopLimit,
+			StartTries: s.StartTries, CrashLoop: s.CrashLoop,
+			Heartbeat: s.Heartbeat, HeartbeatLimit: s.HeartbeatLimit,
+		},
 		Files: python.Files(), FilesPath: "PYTHONPATH",
 	})
 }
@@ -149,7 +145,7 @@ func (s WorkerSettings) replicas() []worker.Replica {
 	return out
 }
 
-// Validate checks what does not depend on the machine.
+// Validate returns what is wrong whatever the machine is.
 func (s WorkerSettings) Validate() error {
 	switch {
 	case s.Concurrency < 0 || s.Concurrency > maxConcurrency:
@@ -159,7 +155,7 @@ func (s WorkerSettings) Validate() error {
 	case len(s.Replicas) > maxWorkers:
 		return fmt.Errorf("replicas: there are %d, at most %d can be run", len(s.Replicas), maxWorkers)
 	case s.Workers > 0 && len(s.Replicas) > 0:
-		return errors.New("workers: is how many there are, and so is the length of replicas; leave one out")
+		return errors.New("workers: replicas has the number of workers too; leave one out")
 	}
 	return nil
 }

@@ -4,8 +4,8 @@ import (
 	"testing"
 )
 
-// Python tells 1.0 from 1.
-func TestWorkerOptionsKeepTheirNumbers(t *testing.T) {
+// Python distinguishes 1.0 from 1.
+func TestOptionsKeepTheirNumberTypes(t *testing.T) {
 	t.Parallel()
 	s := WorkerSettings{Options: map[string]any{
 		"whole": uint64(1), "real": 1.0, "large": 1e30, "list": []any{2.0, map[string]any{"small": -0.5}}, "text": "1.0", "no": nil,
@@ -17,7 +17,7 @@ func TestWorkerOptionsKeepTheirNumbers(t *testing.T) {
 	}
 }
 
-func TestInfiniteWorkerOptionIsRejected(t *testing.T) {
+func TestInfiniteOptionIsRefused(t *testing.T) {
 	t.Parallel()
 	zero := 0.0
 	if _, err := NewWorker(WorkerSettings{Command: []string{"x"}, Options: map[string]any{"x": 1 / zero}}); err == nil {

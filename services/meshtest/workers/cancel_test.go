@@ -12,7 +12,7 @@ import (
 	"github.com/stagemesh/stagemesh/services/meshtest/workers"
 )
 
-func TestCalledOffRequestsNeverReachTheWorker(t *testing.T) {
+func TestCancelledRequestsNeverReachTheWorker(t *testing.T) {
 	t.Parallel()
 	const many = 20
 	bed := workers.New(t, workers.Spec{File: "obedient.py"})
@@ -30,9 +30,9 @@ func TestCalledOffRequestsNeverReachTheWorker(t *testing.T) {
 		bed.Received(from).Fails(t, fault.Cancelled, "")
 	}
 	bustest.Eventually(t, "the host knows", func() bool { return bed.Count("stagemesh_stage_cancelled_total") == many })
-	bed.Tell("go")
+	bed.SetFlag("go")
 	for _, from := range append(stayed, first) {
-		bed.Received(from).Right(t)
+		bed.Received(from).Succeeds(t)
 	}
 	for _, e := range bed.Entries("run") {
 		if at := slices.IndexFunc(e.Texts, func(text string) bool { return strings.HasPrefix(text, "left ") }); at >= 0 {
@@ -41,7 +41,7 @@ func TestCalledOffRequestsNeverReachTheWorker(t *testing.T) {
 	}
 }
 
-func TestARunningItemHearsThatItIsCalledOff(t *testing.T) {
+func TestCancelReachesRunningItem(t *testing.T) {
 	t.Parallel()
 	bed := workers.New(t, workers.Spec{File: "obedient.py", Batch: full(2)})
 	ctx, leave := context.WithCancel(t.Context())
@@ -51,8 +51,8 @@ func TestARunningItemHearsThatItIsCalledOff(t *testing.T) {
 	leave()
 	bed.Received(gone).Fails(t, fault.Cancelled, "")
 	bed.AwaitEntry("cancelled", "me")
-	bed.Received(beside).Right(t)
-	if n := bed.Deaths(); n > 0 {
+	bed.Received(beside).Succeeds(t)
+	if n := bed.Exits(); n > 0 {
 		t.Errorf("%d processes ended", n)
 	}
 }

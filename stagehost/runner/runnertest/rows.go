@@ -12,7 +12,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
-// What a row may ask for. Every other number is given back.
+// Rows with an effect. A runner returns every other row as it is.
 const (
 	// Bad fails: the item alone, or the batch where the runner knows no better.
 	Bad int64 = -1
@@ -22,7 +22,7 @@ const (
 	Hold int64 = -3
 )
 
-// ErrBad is what Answer fails a Bad row with.
+// ErrBad is the error of Answer for a Bad row.
 var ErrBad = errors.New("this row is bad")
 
 const (
@@ -30,7 +30,7 @@ const (
 	outputName = "y"
 )
 
-// Spec is what the runner under test takes and gives: rows of one INT64.
+// Spec is the spec of a runner under Test: rows of one INT64.
 func Spec() runner.Spec {
 	return runner.Spec{
 		BatchAxis: runner.BatchRows,
@@ -39,13 +39,21 @@ func Spec() runner.Spec {
 	}
 }
 
-// Answer does what a row asks for. The context is that of its batch.
+// StreamSpec is the spec of a runner under TestStream: a list of INT64, which it returns
+// in chunks.
+func StreamSpec() runner.Spec {
+	spec := Spec()
+	spec.BatchAxis, spec.Stream = runner.BatchNone, true
+	return spec
+}
+
+// Answer answers one row. The context is that of its batch.
 func Answer(ctx context.Context, row int64) (int64, error) {
 	switch row {
 	case Bad:
 		return 0, ErrBad
 	case Crash:
-		panic("this row crashes what runs it")
+		panic("this row crashes its runner")
 	case Hold:
 		<-ctx.Done()
 		return 0, ctx.Err()
@@ -53,7 +61,7 @@ func Answer(ctx context.Context, row int64) (int64, error) {
 	return row, nil
 }
 
-// AnswerTensor is Answer for every row of the input, in order, until one fails.
+// AnswerTensor answers every row of the input in order, until one fails.
 func AnswerTensor(ctx context.Context, in tensor.Tensor) (tensor.Tensor, error) {
 	rows, err := in.Int64Values()
 	if err != nil {
@@ -81,8 +89,26 @@ func AnswerItem(ctx context.Context, item runner.Item) ([]payload.Part, error) {
 	return []payload.Part{payload.OfTensor(outputName, out)}, nil
 }
 
-// itemOf returns an item of the rows.
-func itemOf(rows ...int64) runner.Item {
+// AnswerStream is AnswerItem in chunks: one for each row in order, until one fails, and
+// then the whole.
+func AnswerStream(ctx context.Context, item runner.Item, send func(chunk ...payload.Part) error) ([]payload.Part, error) {
+	for _, row := range rowsOf(item) {
+		if _, err := Answer(ctx, row); err != nil {
+			return nil, err
+		}
+		chunk, err := tensor.FromInt64([]int64{1}, []int64{row})
+		if err != nil {
+			return nil, err
+		}
+		if err := send(payload.OfTensor(outputName, chunk)); err != nil {
+			return nil, err
+		}
+	}
+	return []payload.Part{payload.OfTensor(outputName, *item.Inputs[0].Tensor)}, nil
+}
+
+// newItem returns an item of the rows.
+func newItem(rows ...int64) runner.Item {
 	x, err := tensor.FromInt64([]int64{int64(len(rows))}, rows)
 	if err != nil {
 		panic(err) // the shape is made of the rows
@@ -91,11 +117,11 @@ func itemOf(rows ...int64) runner.Item {
 		RequestID: fmt.Sprint("request-", rows),
 		Inputs:    []payload.Part{payload.OfTensor(inputName, x)},
 		Rows:      len(rows),
-		Deadline:  time.Now().Add(patience),
+		Deadline:  time.Now().Add(testTimeout),
 	}
 }
 
-// rowsOf returns the rows that an item was made of.
+// rowsOf returns the rows of an item.
 func rowsOf(item runner.Item) []int64 {
 	rows, err := item.Inputs[0].Tensor.Int64Values()
 	if err != nil {
@@ -104,7 +130,7 @@ func rowsOf(item runner.Item) []int64 {
 	return rows
 }
 
-func batchOf(items []runner.Item) runner.Batch {
+func newBatch(items ...runner.Item) runner.Batch {
 	out := runner.Batch{Items: items}
 	for _, item := range items {
 		out.Rows += item.Rows
@@ -112,16 +138,24 @@ func batchOf(items []runner.Item) runner.Batch {
 	return out
 }
 
-// checkOutput returns nil where the outcome is the item's own output.
-func checkOutput(item runner.Item, o runner.Outcome) error {
-	if o.Fault != nil {
+// rowsOfParts returns the rows of the one output.
+func rowsOfParts(parts []payload.Part) ([]int64, error) {
+	part, ok := payload.Find(parts, outputName)
+	if !ok || part.Tensor == nil || len(parts) != 1 {
+		return nil, fmt.Errorf("%d parts, not the one tensor %s", len(parts), outputName)
+	}
+	return part.Tensor.Int64Values()
+}
+
+// checkOutcome returns nil where the outcome is the item's own output.
+func checkOutcome(item runner.Item, o *runner.Outcome) error {
+	switch {
+	case o == nil:
+		return errors.New("it has no outcome")
+	case o.Fault != nil:
 		return fmt.Errorf("the fault %w", o.Fault)
 	}
-	part, ok := payload.Find(o.Parts, outputName)
-	if !ok || part.Tensor == nil || len(o.Parts) != 1 {
-		return fmt.Errorf("%d parts, not the one tensor %s", len(o.Parts), outputName)
-	}
-	got, err := part.Tensor.Int64Values()
+	got, err := rowsOfParts(o.Parts)
 	if err != nil {
 		return err
 	}
