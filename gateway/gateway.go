@@ -21,7 +21,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/stagemesh/stagemesh/discovery"
-	"github.com/stagemesh/stagemesh/discovery/roster"
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/port"
@@ -101,7 +100,7 @@ type Gateway struct {
 	// pipelines are what is served.
 	pipelines *pipelines.Store
 	// roster is nil where there is no registry.
-	roster *roster.View
+	roster *discovery.Membership
 	// addr and admin are where it listens, once it does.
 	addr, admin net.Addr
 	ready       chan struct{}
@@ -160,7 +159,7 @@ func New(s Settings) (*Gateway, error) {
 		return nil, fmt.Errorf("gateway.allow_origins: %w", err)
 	}
 	if r := s.Registry; r != nil {
-		g.roster = roster.NewView(r.Watcher, r.Table, string(s.Call.Mesh), g.log)
+		g.roster = discovery.NewMembership(r.Watcher, r.Table, string(s.Call.Mesh), g.log)
 	}
 	return g, nil
 }
@@ -331,7 +330,7 @@ func (g *Gateway) Ready() error {
 	}
 	err := g.service.Ready()
 	if why := g.pipelines.Ready(); err == nil && why != nil {
-		err = pipelines.NotHeard(why)
+		err = pipelines.NotLoaded(why)
 	}
 	if cause := errors.Unwrap(err); cause != nil {
 		// Callers are told the fault alone.

@@ -87,7 +87,7 @@ func (r *reference) current(now time.Time) bool {
 // pipelinesKnown returns nil where it is known which pipelines there are.
 func (g *Gateway) pipelinesKnown() error {
 	if why := g.pipelines.Ready(); why != nil {
-		return pipelines.NotHeard(why)
+		return pipelines.NotLoaded(why)
 	}
 	return nil
 }

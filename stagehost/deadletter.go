@@ -25,7 +25,7 @@ func (l *loop) deadLetter(it *item, starts []envelope.RunRecord, f *fault.Fault)
 	l.host.metrics.countFailure(f)
 	f = l.host.locate(it, f)
 	letter := l.host.newDeadLetter(it.delivery, f)
-	letter.Priority, letter.Starts = it.env.Priority, starts
+	letter.Priority, letter.Runs = it.env.Priority, starts
 	message, err := l.host.encodeDeadLetter(letter, it.delivery)
 	if err != nil {
 		l.host.internalError("dead letter cannot be sent", err)
@@ -65,10 +65,10 @@ func (h *Host) deadLetterBytes(d bus.Delivery, cause error) {
 		h.termBytes(d)
 		return
 	}
-	h.bus.Send(message, func(_ bus.Receipt, err error) {
+	h.bus.Publish(message, func(_ bus.Receipt, err error) {
 		if err != nil && d.Deliveries < maxDeliveries {
 			h.checkAck(d.Nak(malformedRetry))
-			h.puller.Settled(d)
+			h.puller.Release(d)
 			return
 		}
 		if err == nil {
@@ -80,7 +80,7 @@ func (h *Host) deadLetterBytes(d bus.Delivery, cause error) {
 
 func (h *Host) termBytes(d bus.Delivery) {
 	h.checkAck(d.Term("malformed"))
-	h.puller.Settled(d)
+	h.puller.Release(d)
 }
 
 // exhaustedFault is the fault of an item that was delivered as often as may be.
@@ -91,7 +91,7 @@ func exhaustedFault(deliveries int, stage pipeline.StageName) *fault.Fault {
 // endExhausted ends an item that the broker delivers no more. A host decides
 // before that, so this is for items that crashed each host before it could. It
 // retries nothing: the caller learns of the failure by the deadline at the latest.
-func (h *Host) endExhausted(g bus.GivenUp) {
+func (h *Host) endExhausted(g bus.Exhausted) {
 	ctx, cancel := context.WithTimeout(context.Background(), exhaustedTimeout)
 	defer cancel()
 	env, err := h.decode(g.Data)
@@ -114,13 +114,13 @@ func (h *Host) replyExhausted(ctx context.Context, env *envelope.Envelope, deliv
 	h.settings.Logger.Warn("the broker gave up on an item", "request", env.RequestID, "deliveries", deliveries)
 	if env.StoresAnswer() {
 		if m, err := h.bus.Result(env.Result(reply, time.Now())); err == nil {
-			_, err = h.bus.SendAndWait(ctx, m)
+			_, err = h.bus.PublishAndWait(ctx, m)
 			h.checkAck(err)
 		}
 	}
 	m, err := h.bus.Reply(env.Gateway, reply)
 	if err == nil {
-		err = h.bus.SendOnce(m)
+		err = h.bus.PublishUnacked(m)
 	}
 	h.checkAck(err)
 	return f

@@ -51,7 +51,7 @@ func (b *bed) returned(times int, edits ...func(*envelope.Envelope)) *call {
 		if err := delivery.Nak(0); err != nil {
 			b.t.Fatal(err)
 		}
-		p.Settled(delivery)
+		p.Release(delivery)
 	}
 	return c
 }
@@ -103,7 +103,7 @@ func TestItemThatCrashedItsHostsIsDeadLettered(t *testing.T) {
 		t.Fatalf("%d dead letters, want 1", len(letters))
 	}
 	l := letters[0]
-	if l.Stage != stage || l.Fault.Reason != fault.RunnerCrashed || l.Deliveries != 5 || len(l.Starts) != stagehost.DefaultCrashLimit || l.Starts[1].Host != "crashed" {
+	if l.Stage != stage || l.Fault.Reason != fault.RunnerCrashed || l.Deliveries != 5 || len(l.Runs) != stagehost.DefaultCrashLimit || l.Runs[1].Host != "crashed" {
 		t.Errorf("the letter is %+v", l.DeadLetter)
 	}
 	if e, err := envelope.Decode(l.Item); err != nil || e.RequestID != c.env.RequestID {

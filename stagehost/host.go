@@ -277,8 +277,8 @@ func (h *Host) connect() error {
 	h.stopNotices, err = conn.ServeCancels(h.receiveCancel)
 	if err == nil {
 		// These subscriptions end with the connection.
-		_, held := conn.ServeHeld(h.settings.Stage)
-		_, exhausted := conn.ServeGivenUp(h.settings.Stage, h.endExhausted)
+		_, held := conn.ServeHolding(h.settings.Stage)
+		_, exhausted := conn.ServeExhausted(h.settings.Stage, h.endExhausted)
 		err = errors.Join(held, exhausted)
 	}
 	if err != nil {

@@ -320,7 +320,7 @@ func (l *loop) replaceDelivery(it *item) bool {
 			// This redelivery does not make it suspect.
 			it.delivery.Deliveries = held.delivery.Deliveries
 			held.delivery = it.delivery
-			l.host.puller.Settled(it.delivery)
+			l.host.puller.Release(it.delivery)
 			return true
 		}
 	}

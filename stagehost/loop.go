@@ -191,7 +191,7 @@ func (h *Host) returnUnadmitted(it *item, f *fault.Fault) {
 		return
 	}
 	h.checkAck(it.delivery.Nak(0))
-	h.puller.Settled(it.delivery)
+	h.puller.Release(it.delivery)
 }
 
 // expire fails the items whose deadline has passed while they waited.
@@ -279,7 +279,7 @@ func (l *loop) settleAs(it *item, verb ledger.Verb, err error) {
 		l.host.checkAck(it.delivery.Nak(0))
 	case ledger.Discard:
 	}
-	l.host.puller.Settled(it.delivery)
+	l.host.puller.Release(it.delivery)
 }
 
 // checkAck counts a failed ack, nak or extension: the item is redelivered.

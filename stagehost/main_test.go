@@ -277,7 +277,7 @@ func (b *bed) send(e *envelope.Envelope) {
 		b.t.Fatalf("item: %v", err)
 	}
 	done := make(chan error, 1)
-	b.bus.Send(m, func(_ bus.Receipt, err error) { done <- err })
+	b.bus.Publish(m, func(_ bus.Receipt, err error) { done <- err })
 	if err := bustest.Receive(b.t, "acknowledgement of the item", done); err != nil {
 		b.t.Fatalf("send: %v", err)
 	}

@@ -251,7 +251,7 @@ func (h *Host) leaveStage(unhealthyFor time.Duration) {
 	for _, d := range h.settings.Queue.Durabilities {
 		h.puller.Use(d, "")
 	}
-	if unhealthyFor >= unhealthyGrace+reconcileRetry+bus.AskLife {
+	if unhealthyFor >= unhealthyGrace+reconcileRetry+bus.PullLife {
 		h.post(stageLeft{})
 	}
 }

@@ -16,7 +16,6 @@ import (
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
 	"github.com/stagemesh/stagemesh/discovery"
-	"github.com/stagemesh/stagemesh/discovery/roster"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/tlstest"
 	"github.com/stagemesh/stagemesh/stagehost"
@@ -34,7 +33,7 @@ func TestHostWithTLSRefusesPlainClients(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	s := b.store(b.broker.URL())
-	view := roster.NewView(s, s, string(mesh), discard())
+	view := discovery.NewMembership(s, s, string(mesh), discard())
 	b.background(view.Run)
 	authority := tlstest.New(t)
 	cert, key := authority.Certificate("classify.example")

@@ -194,7 +194,7 @@ func (l *loop) send(it *item) {
 		it.firstTry = time.Now()
 	}
 	it.tries++
-	l.host.bus.Send(it.outbox[0].Message, func(receipt bus.Receipt, err error) {
+	l.host.bus.Publish(it.outbox[0].Message, func(receipt bus.Receipt, err error) {
 		l.host.postAsync(&sent{item: it, receipt: receipt, err: err})
 	})
 }

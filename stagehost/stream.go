@@ -116,7 +116,7 @@ func (r *run) send(it *item, parts []payload.Part) *fault.Fault {
 	if err != nil {
 		return encodeFault(it.env.Hop(), err)
 	}
-	if err := r.host.bus.SendOnce(message); err != nil {
+	if err := r.host.bus.PublishUnacked(message); err != nil {
 		return fault.Newf(fault.StreamInterrupted, "the answer broke after %d chunks: %w", it.chunks, err)
 	}
 	it.chunks++

@@ -132,7 +132,7 @@ func summary(l decoded) *adminv1.DeadLetterSummary {
 		Reason:         string(l.Fault.Reason),
 		Message:        fmt.Sprintf("%.*s", maxText, l.Fault.Message),
 		Deliveries:     uint32(l.Deliveries),
-		CrashCount:     uint32(len(l.Starts)),
+		CrashCount:     uint32(len(l.Runs)),
 		DeadLetteredAt: timestamppb.New(l.DeadLetteredAt),
 		Size:           uint64(len(l.Item)),
 		Replayable:     l.notReplayable == nil,
@@ -152,7 +152,7 @@ func full(l decoded) *adminv1.DeadLetter {
 		Priority:   l.Priority,
 		QueuedAt:   timestamppb.New(l.QueuedAt),
 	}
-	for _, run := range l.Starts {
+	for _, run := range l.Runs {
 		out.Runs = append(out.Runs, &adminv1.DeadLetterRun{Host: string(run.Host), StartedAt: timestamppb.New(run.At)})
 	}
 	if l.notReplayable != nil {

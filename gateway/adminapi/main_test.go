@@ -46,7 +46,7 @@ type desk struct {
 // bus is what a desk needs of its connection to the broker.
 type bus interface {
 	JetStream() jetstream.JetStream
-	Dead(pipeline.StageName) string
+	DeadLetterSubject(pipeline.StageName) string
 	Stage(pipeline.StageName, pipeline.Durability, pipeline.Class) string
 	Stream(pipeline.StageName, pipeline.Durability) string
 	Connected() bool
@@ -107,7 +107,7 @@ func (d *desk) bury(message []byte, edits ...func(*envelope.DeadLetter)) uint64 
 	letter := &envelope.DeadLetter{
 		Mesh: mesh, Stage: stage, Host: "host", Durability: pipeline.File, Priority: 3, Deliveries: 5,
 		Fault: fault.New(fault.RunnerCrashed, "it ends every worker").At(string(stage), "two", "host").WithMetadata("k", "v"),
-		Item:  message, Starts: []envelope.RunRecord{{Host: "crashed", At: now}, {Host: "crashed", At: now}},
+		Item:  message, Runs: []envelope.RunRecord{{Host: "crashed", At: now}, {Host: "crashed", At: now}},
 		QueuedAt: now, DeadLetteredAt: now,
 	}
 	for _, edit := range edits {
@@ -122,7 +122,7 @@ func (d *desk) bury(message []byte, edits ...func(*envelope.DeadLetter)) uint64 
 
 func (d *desk) store(of pipeline.StageName, data []byte) uint64 {
 	d.t.Helper()
-	if _, err := d.bus.JetStream().Publish(d.t.Context(), d.bus.Dead(of), data); err != nil {
+	if _, err := d.bus.JetStream().Publish(d.t.Context(), d.bus.DeadLetterSubject(of), data); err != nil {
 		d.t.Fatal(err)
 	}
 	d.stored++

@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/stagemesh/stagemesh/discovery/roster"
+	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
@@ -19,7 +19,7 @@ import (
 
 // Roster is the membership of the mesh.
 type Roster interface {
-	Hosts() []roster.Host
+	Hosts() []discovery.Host
 	// Loaded waits until the registry was read for the first time.
 	Loaded(ctx context.Context) error
 	// Stale returns since when the registry cannot be reached, and why.
@@ -28,7 +28,7 @@ type Roster interface {
 	Changed() <-chan struct{}
 }
 
-var _ Roster = (*roster.View)(nil)
+var _ Roster = (*discovery.Membership)(nil)
 
 // hosts implements MeshService's methods about hosts.
 type hosts struct{ roster Roster }
@@ -155,17 +155,17 @@ func (s *stages) stale() (time.Time, error) {
 }
 
 // registered returns the stages of the registered hosts.
-func (s *stages) registered() []roster.Stage {
+func (s *stages) registered() []discovery.Stage {
 	if s.roster == nil {
 		return nil
 	}
-	return roster.Stages(s.roster.Hosts())
+	return discovery.Stages(s.roster.Hosts())
 }
 
-func statusOf(s roster.Stage) *adminv1.StageStatus {
+func statusOf(s discovery.Stage) *adminv1.StageStatus {
 	return &adminv1.StageStatus{
 		Stage: s.Name, Hosts: uint32(s.Hosts), ReadyHosts: uint32(s.Ready),
-		InFlight: uint32(s.InHand), MaxInFlight: uint32(s.MaxInFlight), Running: uint32(s.Running), Slots: uint32(s.Slots),
+		InFlight: uint32(s.InFlight), MaxInFlight: uint32(s.MaxInFlight), Running: uint32(s.Running), Slots: uint32(s.Slots),
 		Spec: s.Spec, Limits: s.Limits,
 	}
 }

@@ -16,7 +16,7 @@ import (
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
-	"github.com/stagemesh/stagemesh/discovery/roster"
+	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/gateway/adminapi"
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
@@ -186,7 +186,7 @@ func TestAPipelineThatDoesNotFitIsAppliedByForceOnly(t *testing.T) {
 	spec := func(in, out int64) *stagev1.Spec {
 		return &stagev1.Spec{Inputs: []*stagev1.PartSpec{shape(in)}, Outputs: []*stagev1.PartSpec{shape(out)}}
 	}
-	hosts := []roster.Host{
+	hosts := []discovery.Host{
 		{Record: &meshv1.HostRecord{Stage: "one", Host: "1", Ready: true, Spec: spec(1, 2)}, Alive: true},
 		{Record: &meshv1.HostRecord{Stage: "three", Host: "2", Ready: true, Spec: spec(3, 4), Durabilities: []string{"file"}}, Alive: true},
 	}
@@ -288,7 +288,7 @@ func TestStagesAreListedWithTheirHostsQueuesAndPipelines(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	hosts := []roster.Host{
+	hosts := []discovery.Host{
 		{Record: &meshv1.HostRecord{Stage: "a", Host: "1", Ready: true, InFlight: 2, MaxInFlight: 10, Running: 1, Slots: 1}, Alive: true},
 		{Record: &meshv1.HostRecord{Stage: "a", Host: "2", InFlight: 1, MaxInFlight: 10, Slots: 2}, Alive: true},
 		{Record: &meshv1.HostRecord{Stage: "a", Host: "3", InFlight: 5, MaxInFlight: 10}},

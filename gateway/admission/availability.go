@@ -37,7 +37,7 @@ type Availability struct {
 // Broker is what Availability asks: a bus.Bus.
 type Broker interface {
 	Connected() bool
-	Alive(context.Context, pipeline.StageName) (bus.Presence, error)
+	Alive(context.Context, pipeline.StageName) (bus.Availability, error)
 	Backlog(context.Context, pipeline.StageName, pipeline.Durability) (bus.Backlog, error)
 }
 
@@ -52,7 +52,7 @@ type queueKey struct {
 // set when done is closed.
 type hostReport struct {
 	done     chan struct{}
-	presence bus.Presence
+	presence bus.Availability
 	err      error
 	until    time.Time
 }
@@ -243,14 +243,14 @@ const firstQuestions = 10
 func (a *Availability) askHosts(stage pipeline.StageName, into *hostReport) {
 	for range firstQuestions {
 		into.presence, into.err = a.broker.Alive(a.ctx, stage)
-		if into.err != nil || into.presence.Heard || a.hasAnswered(stage) {
+		if into.err != nil || into.presence.Answered || a.hasAnswered(stage) {
 			break
 		}
 	}
 	into.until = time.Now().Add(reportAge)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if !into.presence.Heard {
+	if !into.presence.Answered {
 		// A host that answers slowly has the queues that it had.
 		into.presence.Durabilities = a.durabilities[stage]
 	}

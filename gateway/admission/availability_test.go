@@ -31,14 +31,14 @@ func (d *distant) set(err error, queues ...pipeline.Durability) {
 
 func (*distant) Connected() bool { return true }
 
-func (d *distant) Alive(ctx context.Context, _ pipeline.StageName) (bus.Presence, error) {
+func (d *distant) Alive(ctx context.Context, _ pipeline.StageName) (bus.Availability, error) {
 	select {
 	case <-time.After(d.takes):
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		return bus.Presence{Heard: true, Durabilities: d.queues}, d.err
+		return bus.Availability{Answered: true, Durabilities: d.queues}, d.err
 	case <-ctx.Done():
-		return bus.Presence{}, ctx.Err()
+		return bus.Availability{}, ctx.Err()
 	}
 }
 

@@ -132,10 +132,10 @@ func (q *Queue) own() counters {
 
 // observe takes the backlog that the broker reported when it was asked at that
 // time, with this gateway's counters of then, and a host's report.
-func (q *Queue) observe(b bus.Backlog, asked time.Time, own counters, p bus.Presence) {
+func (q *Queue) observe(b bus.Backlog, asked time.Time, own counters, p bus.Availability) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if p.Heard {
+	if p.Answered {
 		// A host that is too busy to report is as busy as it was.
 		q.busy = p.Busy
 	}

@@ -93,7 +93,7 @@ type cancels struct {
 }
 
 func newCancels(b *bus.Bus, limit int, count func(string)) *cancels {
-	return &cancels{bus: b, withdrawItem: b.Withdraw, count: count, running: newTasks(limit), withdrawals: make(chan struct{}, maxWithdrawals)}
+	return &cancels{bus: b, withdrawItem: b.DeleteQueued, count: count, running: newTasks(limit), withdrawals: make(chan struct{}, maxWithdrawals)}
 }
 
 // abandoned is what a call that ended early has left in the mesh.
@@ -189,7 +189,7 @@ func (c *cancels) store(ctx context.Context, env *envelope.Envelope) {
 	ctx, cancel := context.WithTimeout(ctx, brokerTimeout)
 	defer cancel()
 	// Without it the request is one that never finishes; its caller knows.
-	_, _ = c.bus.SendAndWait(ctx, message)
+	_, _ = c.bus.PublishAndWait(ctx, message)
 }
 
 // notify tells the hosts, and counts how the request was cancelled.

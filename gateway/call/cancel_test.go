@@ -18,7 +18,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// wait returns when so many items wait in, or were pulled from, the queue.
+// wait returns when so many items are in the queue, waiting or in flight.
 func (b *bed) wait(d pipeline.Durability, items uint64) {
 	b.t.Helper()
 	bustest.Eventually(b.t, fmt.Sprint(items, " items in the queue"), func() bool {
@@ -27,7 +27,7 @@ func (b *bed) wait(d pipeline.Durability, items uint64) {
 	})
 }
 
-// A gateway that has no time left answers for what is not answered.
+// A gateway that has no time left fails the calls that are left.
 func TestStopFailsCallsThatAreLeft(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
@@ -50,10 +50,10 @@ func TestAbandonedItemIsNeverDelivered(t *testing.T) {
 	b := newBed(t, metered(sums))
 	b.memoryQueue()
 	ctx, leave := context.WithCancel(t.Context())
-	var inside sync.WaitGroup
+	var calling sync.WaitGroup
 	for range calls {
-		inside.Go(func() {
-			response, err := b.service.Infer(ctx, ask("left"))
+		calling.Go(func() {
+			response, err := b.service.Infer(ctx, ask("abandoned"))
 			if f := fault.From(err); err == nil || f.Reason != fault.Cancelled {
 				t.Errorf("got %+v, %v", response, err)
 			}
@@ -61,7 +61,7 @@ func TestAbandonedItemIsNeverDelivered(t *testing.T) {
 	}
 	b.wait(pipeline.Memory, calls)
 	leave()
-	inside.Wait()
+	calling.Wait()
 	b.stops[b.service]()
 	if got := sums.of(cancelled("deleted")); got != calls {
 		t.Errorf("%d of %d calls were withdrawn: %v", got, calls, sums.all())
@@ -70,7 +70,7 @@ func TestAbandonedItemIsNeverDelivered(t *testing.T) {
 	answer := infer(t.Context(), b.gateway("another"), ask("wanted"))
 	item := bustest.Receive(t, "item", items)
 	if got := textOf(item.env.Parts); got != "wanted" {
-		t.Errorf("an item came that was %s", got)
+		t.Errorf("item %q was delivered", got)
 	}
 	b.end(item.env, 1, []byte("done"))
 	if got := bustest.Receive(t, "answer", answer); got.err != nil {
@@ -78,7 +78,7 @@ func TestAbandonedItemIsNeverDelivered(t *testing.T) {
 	}
 }
 
-// The queue's word may come after the caller has left.
+// The acknowledgement may come after the caller has left.
 func TestItemIsWithdrawnThoughItsCallerLeftEarly(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
@@ -87,7 +87,7 @@ func TestItemIsWithdrawnThoughItsCallerLeftEarly(t *testing.T) {
 	b.published(pipeline.Memory, func(*nats.Msg) { sent <- struct{}{} })
 	for range 200 {
 		ctx, leave := context.WithCancel(t.Context())
-		answer := infer(ctx, b.service, ask("left"))
+		answer := infer(ctx, b.service, ask("abandoned"))
 		bustest.Receive(t, "item on its way", sent)
 		leave()
 		if got := bustest.Receive(t, "end of the call", answer); fault.From(got.err).Reason != fault.Cancelled {
@@ -104,10 +104,10 @@ func TestHostsAreNotifiedOfItemsInFlight(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.alive()
-	items, notices := b.pulls(pipeline.Memory), b.notices()
+	items, notices := b.pulls(pipeline.Memory), b.cancelMessages()
 	for name, settle := range map[string]func(pulled) error{
-		"while it is in hand":  func(pulled) error { return nil },
-		"after it has gone on": func(p pulled) error { return p.delivery.Ack() },
+		"in flight": func(pulled) error { return nil },
+		"forwarded": func(p pulled) error { return p.delivery.Ack() },
 	} {
 		ctx, leave := context.WithCancel(t.Context())
 		answer := infer(ctx, b.service, ask("x"))
@@ -119,7 +119,7 @@ func TestHostsAreNotifiedOfItemsInFlight(t *testing.T) {
 		bustest.Receive(t, "end of the call", answer)
 		notice := bustest.Receive(t, name, notices)
 		if notice.Mesh != mesh || notice.RequestID != item.env.RequestID || !notice.Deadline.Equal(item.env.Deadline) {
-			t.Errorf("%s: heard %+v", name, notice)
+			t.Errorf("%s: got %+v", name, notice)
 		}
 	}
 }
@@ -154,7 +154,7 @@ func TestUnreadStreamIsCancelled(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.alive()
-	items, notices := b.pulls(pipeline.Memory), b.notices()
+	items, notices := b.pulls(pipeline.Memory), b.cancelMessages()
 	ended := make(chan error, 1)
 	go func() {
 		_, err := b.service.Stream(t.Context(), ask("x"), func(call.Chunk) error { return errors.New("broken pipe") })
@@ -166,7 +166,7 @@ func TestUnreadStreamIsCancelled(t *testing.T) {
 		t.Errorf("ended with %v", err)
 	}
 	if notice := bustest.Receive(t, "notice", notices); notice.RequestID != item.env.RequestID {
-		t.Errorf("heard %+v", notice)
+		t.Errorf("got %+v", notice)
 	}
 }
 
@@ -210,7 +210,7 @@ func TestAnyGatewayCancelsARequest(t *testing.T) {
 	}
 }
 
-// The first answer wins: a host that has the item in hand may be quicker.
+// The first result wins: a host that has the item in flight may be quicker.
 func TestCancelKeepsAStoredResult(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
@@ -236,7 +236,7 @@ func TestCancelOfAnUnknownRequestNotifiesHosts(t *testing.T) {
 	sums := newCounts()
 	const longest = time.Minute
 	b := newBed(t, metered(sums), func(s *call.Settings) { s.MaxTimeout = longest })
-	notices := b.notices()
+	notices := b.cancelMessages()
 	id := uuid.NewString()
 	begin := time.Now()
 	if err := b.service.Cancel(t.Context(), id); err != nil {
@@ -244,7 +244,7 @@ func TestCancelOfAnUnknownRequestNotifiesHosts(t *testing.T) {
 	}
 	notice := bustest.Receive(t, "notice", notices)
 	if left := notice.Deadline.Sub(begin); string(notice.RequestID) != id || left < longest || left > longest+atOnce {
-		t.Errorf("heard %+v", notice)
+		t.Errorf("got %+v", notice)
 	}
 	for _, bad := range []string{"", "x", "urn:uuid:" + id, "{" + id + "}", id[:8] + id[9:13] + id[14:18] + id[19:23] + id[24:], id + "\n", "a.b.>"} {
 		err := b.service.Cancel(t.Context(), bad)

@@ -18,7 +18,7 @@ import (
 func TestRequestOrPipelineMakesItDurable(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, func(s *call.Settings) {
-		c, err := catalog.New([]pipeline.Pipeline{{Name: "kept", Durability: pipeline.File, Steps: []pipeline.Step{{Name: "stage", Stage: stage}}}})
+		c, err := catalog.New([]pipeline.Pipeline{{Name: "durable", Durability: pipeline.File, Steps: []pipeline.Step{{Name: "stage", Stage: stage}}}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -31,10 +31,10 @@ func TestRequestOrPipelineMakesItDurable(t *testing.T) {
 		asked    pipeline.Durability
 		queue    <-chan pulled
 	}{
-		"nobody says":            {whole, pipeline.DurabilityUnset, memory},
-		"the request says":       {whole, pipeline.File, file},
-		"the pipeline says":      {"kept", pipeline.DurabilityUnset, file},
-		"the request says other": {"kept", pipeline.Memory, memory},
+		"neither":               {whole, pipeline.DurabilityUnset, memory},
+		"the request":           {whole, pipeline.File, file},
+		"the pipeline":          {"durable", pipeline.DurabilityUnset, file},
+		"the request overrides": {"durable", pipeline.Memory, memory},
 	} {
 		r := ask(name)
 		r.Pipeline, r.Durability = test.pipeline, test.asked
@@ -80,7 +80,7 @@ func TestOnlyDurableRequestsMakeTheResultStream(t *testing.T) {
 	}
 }
 
-// bounce restarts the broker and waits until everybody is back.
+// bounce restarts the broker and waits until all have reconnected.
 func (b *bed) bounce() {
 	b.t.Helper()
 	b.broker.Stop()
@@ -97,7 +97,7 @@ func TestBrokerWithoutSpaceForResultsFailsFast(t *testing.T) {
 		begin := time.Now()
 		response, err := b.service.Infer(t.Context(), durable("x"))
 		if f := wantFault(t, response, err, fault.BrokerUnavailable); f.RetryAfter <= 0 || time.Since(begin) > atOnce {
-			t.Errorf("retry after %s, told after %s", f.RetryAfter, time.Since(begin))
+			t.Errorf("retry after %s, failed after %s", f.RetryAfter, time.Since(begin))
 		}
 	}
 }
@@ -203,7 +203,7 @@ func TestDurableCallSurvivesALostMemoryQueue(t *testing.T) {
 	b.alive()
 	items := b.pulls(pipeline.File)
 	b.ensureQueue(pipeline.Memory)
-	kept, lost := infer(t.Context(), b.service, durable("kept")), infer(t.Context(), b.service, ask("lost"))
+	kept, lost := infer(t.Context(), b.service, durable("durable")), infer(t.Context(), b.service, ask("lost"))
 	item := bustest.Receive(t, "durable item", items)
 	bustest.Eventually(t, "the item waits", func() bool {
 		info, err := b.host.Queue(t.Context(), stage, pipeline.Memory)
@@ -222,7 +222,7 @@ func TestDurableRequestOutlivesItsCaller(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.alive()
-	notices := b.notices()
+	notices := b.cancelMessages()
 	ctx, leave := context.WithCancel(t.Context())
 	b.ensureQueue(pipeline.File)
 	answer := infer(ctx, b.service, durable("x"))
@@ -242,12 +242,11 @@ func TestDurableRequestOutlivesItsCaller(t *testing.T) {
 		t.Errorf("the result: %+v, %v", response, err)
 	}
 	if len(notices) > 0 {
-		t.Errorf("it was called off: %+v", <-notices)
+		t.Errorf("it was cancelled: %+v", <-notices)
 	}
 }
 
-// A stream's caller must see what follows what it has, or be told that it
-// cannot.
+// A stream's caller must get the messages that follow those it has, or a fault.
 func TestStoredResultEndsOnlyACompleteStream(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {

@@ -77,19 +77,19 @@ func (b *bed) fill() {
 	}
 }
 
-// The first word of a stage is waited for: without it nobody knows which queues
-// there are.
+// A stage's first report is awaited: without it it is not known which queues there
+// are.
 func TestQueuesOfASlowHostAreAwaited(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	said, err := proto.Marshal(&meshv1.AliveResponse{Durabilities: []inferencev1.Durability{inferencev1.Durability_DURABILITY_FILE}})
+	report, err := proto.Marshal(&meshv1.AliveResponse{Durabilities: []inferencev1.Durability{inferencev1.Durability_DURABILITY_FILE}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	questions := 0
 	if _, err := b.nc.Subscribe(b.host.Subjects.Alive(stage), func(msg *nats.Msg) {
 		if questions++; questions > 1 {
-			_ = msg.Respond(said)
+			_ = msg.Respond(report)
 		}
 	}); err != nil {
 		t.Fatal(err)
@@ -101,7 +101,7 @@ func TestQueuesOfASlowHostAreAwaited(t *testing.T) {
 	_ = wantFault(t, response, err, fault.NotSupported)
 }
 
-// What was heard of the stage's hosts right before is not what is wrong.
+// The last report about the stage's hosts is not the problem.
 func TestMissingBrokerIsReported(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
@@ -134,7 +134,7 @@ func TestPipelineIsReadyWhileItsStagesHaveHosts(t *testing.T) {
 	}
 }
 
-// acks answers as a queue does: that it has the item, or had it.
+// acks acknowledges as a queue does: that it has the item, or had it before.
 func acks(msg *nats.Msg, duplicate bool) {
 	_ = msg.Respond(fmt.Appendf(nil, `{"stream":"s","seq":1,"duplicate":%t}`, duplicate))
 }
@@ -185,7 +185,7 @@ func TestUnconfirmedPublishIsRepeatedUnderItsID(t *testing.T) {
 	}
 }
 
-// An answer may come although the queue never said that it has the item.
+// A reply may come although the queue never acknowledged the item.
 func TestReplyEndsTheWaitForAConfirmation(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
@@ -243,7 +243,7 @@ func TestDeadlineFaultNamesTheTimeout(t *testing.T) {
 			response, err := b.service.Infer(t.Context(), r)
 			f := wantFault(t, response, err, fault.DeadlineExceeded)
 			if f.Message != "no answer within 50ms" || !errors.Is(f, context.DeadlineExceeded) {
-				t.Errorf("it says %q, because of %v", f.Message, errors.Unwrap(f))
+				t.Errorf("got %q, caused by %v", f.Message, errors.Unwrap(f))
 			}
 		})
 	}

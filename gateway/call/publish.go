@@ -59,7 +59,7 @@ func (x *exchange) send() {
 	s.tries++
 	s.latest = nil
 	done, failed := s.done, s.failed
-	x.service.bus.Send(s.message, func(r bus.Receipt, err error) {
+	x.service.bus.Publish(s.message, func(r bus.Receipt, err error) {
 		done <- publishOutcome{r, err}
 		if err != nil || r.Duplicate {
 			failed <- struct{}{}

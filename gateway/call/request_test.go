@@ -14,7 +14,7 @@ import (
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
 
-// Nobody serves the stage: what is refused here is refused by the request alone.
+// The stage has no host: requests are rejected for what they are.
 func TestInvalidRequestIsRejected(t *testing.T) {
 	t.Parallel()
 	const limit = 1 << 10
@@ -28,7 +28,7 @@ func TestInvalidRequestIsRejected(t *testing.T) {
 	for name, test := range map[string]struct {
 		request call.Request
 		reason  fault.Reason
-		says    string
+		want    string
 	}{
 		"no such pipeline":       {call.Request{Pipeline: long, Inputs: blob(nil)}, fault.UnknownPipeline, "there is no pipeline"},
 		"no inputs":              {call.Request{}, fault.InvalidRequest, "inputs: there are none"},
@@ -56,8 +56,8 @@ func TestInvalidRequestIsRejected(t *testing.T) {
 			begin := time.Now()
 			response, err := b.service.Infer(t.Context(), &test.request)
 			f := wantFault(t, response, err, test.reason)
-			if !strings.Contains(f.Message, test.says) || time.Since(begin) > atOnce {
-				t.Errorf("%q after %s, want %q", f.Message, time.Since(begin), test.says)
+			if !strings.Contains(f.Message, test.want) || time.Since(begin) > atOnce {
+				t.Errorf("%q after %s, want %q", f.Message, time.Since(begin), test.want)
 			}
 			const most = 1500
 			texts := []string{f.Message}

@@ -27,7 +27,7 @@ func finished() *envelope.Envelope {
 func TestAnyGatewayReturnsAResult(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.keepsResults()
+	b.ensureResults()
 	env := finished()
 	reply := env.Answer()
 	reply.Parts = []payload.Part{payload.OfBlob("x", "text/plain", []byte("stored")), payload.OfBlob("y", "", nil)}
@@ -50,7 +50,7 @@ func TestAnyGatewayReturnsAResult(t *testing.T) {
 func TestStoredFaultIsTheRequests(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.keepsResults()
+	b.ensureResults()
 	env := finished()
 	reply := env.Answer()
 	reply.Fault = fault.New(fault.InvalidInput, "no image").At(string(stage), "step", "host").WithViolation("inputs.x", "no image")
@@ -79,7 +79,7 @@ func TestRequestWithoutAResultIsNotFound(t *testing.T) {
 				t.Errorf("a wait of %s took %s", wait, took)
 			}
 		}
-		b.keepsResults()
+		b.ensureResults()
 	}
 	response, err := b.service.Result(t.Context(), uuid.NewString(), -1)
 	_ = wantFault(t, response, err, fault.InvalidRequest)
@@ -88,7 +88,7 @@ func TestRequestWithoutAResultIsNotFound(t *testing.T) {
 func TestStoredResultIsFoundDespiteAShortWait(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.keepsResults()
+	b.ensureResults()
 	env := finished()
 	b.store(env, "stored")
 	for range 10 {
@@ -102,7 +102,7 @@ func TestStoredResultIsFoundDespiteAShortWait(t *testing.T) {
 func TestWaitEndsWithTheResult(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.keepsResults()
+	b.ensureResults()
 	other := b.gateway("another")
 	env := finished()
 	got := make(chan answered, 1)
@@ -119,12 +119,12 @@ func TestWaitEndsWithTheResult(t *testing.T) {
 func TestWaitCountsAsInFlight(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, func(s *call.Settings) { s.MaxInFlight = 1 })
-	b.keepsResults()
+	b.ensureResults()
 	b.waitsForAResult("its caller leaves", func(leave func()) { leave() }, fault.Cancelled)
 	b.waitsForAResult("the gateway stops", func(func()) { b.stops[b.service]() }, fault.ShuttingDown)
 }
 
-// waitsForAResult waits at a gateway of one place until end ends it.
+// waitsForAResult waits at a gateway with a limit of one request until end ends it.
 func (b *bed) waitsForAResult(name string, end func(leave func()), reason fault.Reason) {
 	b.t.Helper()
 	ctx, leave := context.WithCancel(b.t.Context())
@@ -133,13 +133,13 @@ func (b *bed) waitsForAResult(name string, end func(leave func()), reason fault.
 	go func() {
 		for {
 			response, err := b.service.Result(ctx, uuid.NewString(), bustest.Patience)
-			if fault.From(err).Reason != fault.Overloaded { // by who looks below
+			if fault.From(err).Reason != fault.Overloaded { // by the check below
 				got <- answered{response, err}
 				return
 			}
 		}
 	}()
-	bustest.Eventually(b.t, "the place is taken", func() bool {
+	bustest.Eventually(b.t, "the wait counts", func() bool {
 		_, err := b.service.Result(b.t.Context(), uuid.NewString(), 0)
 		return fault.From(err).Reason == fault.Overloaded
 	})

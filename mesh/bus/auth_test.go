@@ -48,7 +48,7 @@ func reach(t *testing.T, url string, auth credentials.Broker) (*bus.Bus, *told) 
 	return b, log
 }
 
-func TestABusShowsAndChecksWhatItsFilesSay(t *testing.T) {
+func TestBusAuthenticatesByItsFiles(t *testing.T) {
 	t.Parallel()
 	authority := tlstest.New(t)
 	token := tlstest.File(t, "open-sesame\n")
@@ -76,7 +76,7 @@ func mutual(authority *tlstest.Authority) func(*server.Options) {
 	}
 }
 
-func TestABrokerThatRefusesOrIsNotTrustedIsToldAtOnce(t *testing.T) {
+func TestRefusedConnectionIsLoggedAtOnce(t *testing.T) {
 	t.Parallel()
 	authority := tlstest.New(t)
 	known := func(o *server.Options) { o.Authorization = "open-sesame" }
@@ -110,7 +110,7 @@ func TestABrokerThatRefusesOrIsNotTrustedIsToldAtOnce(t *testing.T) {
 }
 
 // The client tells nobody by itself what a broker says that answers late, or anew.
-func TestABrokerThatComesBackAndRefusesIsTold(t *testing.T) {
+func TestRefusedReconnectIsLogged(t *testing.T) {
 	t.Parallel()
 	authority := tlstest.New(t)
 	token := credentials.Broker{TokenFile: tlstest.File(t, "open-sesame")}
@@ -167,7 +167,7 @@ func TestABrokerThatComesBackAndRefusesIsTold(t *testing.T) {
 }
 
 // The client gives up by itself after two refusals, which would be the end of the bus.
-func TestABusIsConnectedOnceItsTokenIsMended(t *testing.T) {
+func TestBusConnectsOnceItsTokenIsFixed(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t, func(o *server.Options) { o.Authorization = "open-sesame" })
 	token := tlstest.File(t, "sesame-secret")
@@ -185,7 +185,7 @@ func TestABusIsConnectedOnceItsTokenIsMended(t *testing.T) {
 	}
 }
 
-func TestAFileThatIsWrongIsToldBeforeAnythingElse(t *testing.T) {
+func TestBadCredentialsFileFailsConnect(t *testing.T) {
 	t.Parallel()
 	authority := tlstest.New(t)
 	cert, key := authority.Certificate("a process")

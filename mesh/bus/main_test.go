@@ -82,7 +82,7 @@ type sent struct {
 // start sends a message; the channel gets what became of it.
 func start(b *bus.Bus, m bus.Message) <-chan sent {
 	out := make(chan sent, 2)
-	b.Send(m, func(r bus.Receipt, err error) { out <- sent{r, err} })
+	b.Publish(m, func(r bus.Receipt, err error) { out <- sent{r, err} })
 	return out
 }
 
@@ -151,7 +151,7 @@ func (h *host) ack(t testing.TB, d bus.Delivery) {
 	if err := d.Ack(); err != nil {
 		t.Errorf("ack: %v", err)
 	}
-	h.Settled(d)
+	h.Release(d)
 }
 
 // awaitItems waits until that many items wait or are in hand: the broker hears

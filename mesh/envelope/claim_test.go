@@ -16,7 +16,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-func TestClaimsComeBackFromTheWire(t *testing.T) {
+func TestClaimsRoundTrip(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		want := drawClaim(t)
@@ -31,7 +31,7 @@ func TestClaimsComeBackFromTheWire(t *testing.T) {
 	})
 }
 
-func TestAReleasedClaimIsSmallerThanItWas(t *testing.T) {
+func TestReleasedClaimIsSmaller(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		claim := drawClaim(t)
@@ -48,7 +48,7 @@ func TestAReleasedClaimIsSmallerThanItWas(t *testing.T) {
 	})
 }
 
-func TestClaimWithoutMeaningIsRefused(t *testing.T) {
+func TestMeaninglessClaimIsRejected(t *testing.T) {
 	t.Parallel()
 	at := &timestamppb.Timestamp{Seconds: 1}
 	whole := func() *meshv1.IdempotencyRecord {
@@ -86,7 +86,7 @@ func TestClaimWithoutMeaningIsRefused(t *testing.T) {
 	}
 }
 
-func TestTheAnswerIsStoredOfWhatIsDurableOrHasAKey(t *testing.T) {
+func TestDurableAndIdempotentResultsAreStored(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		durability pipeline.Durability

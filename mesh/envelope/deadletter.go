@@ -29,8 +29,8 @@ type DeadLetter struct {
 	Item []byte
 	// Deliveries counts those to any host.
 	Deliveries int
-	// Starts are the runs that are known to have begun, the first one first.
-	Starts                   []RunRecord
+	// Runs are the runs that are known to have begun, the first one first.
+	Runs                   []RunRecord
 	QueuedAt, DeadLetteredAt time.Time
 }
 
@@ -57,7 +57,7 @@ func (d *DeadLetter) Encode() ([]byte, error) {
 		QueuedAt:       timestamppb.New(d.QueuedAt),
 		DeadLetteredAt: timestamppb.New(d.DeadLetteredAt),
 	}
-	out.Runs = startsToProto(d.Starts)
+	out.Runs = runsToProto(d.Runs)
 	return proto.Marshal(out)
 }
 
@@ -88,7 +88,7 @@ func deadLetterFromProto(in *meshv1.DeadLetter) (*DeadLetter, error) {
 	case in.GetDeadLetteredAt().CheckValid() != nil:
 		return nil, fmt.Errorf("died at: %w", in.GetDeadLetteredAt().CheckValid())
 	}
-	starts, err := startsFromProto(in.GetRuns())
+	starts, err := runsFromProto(in.GetRuns())
 	if err != nil {
 		return nil, err
 	}
@@ -101,7 +101,7 @@ func deadLetterFromProto(in *meshv1.DeadLetter) (*DeadLetter, error) {
 		Fault:          fault.FromProto(in.GetFault()),
 		Item:           in.GetItem(),
 		Deliveries:     int(min(in.GetDeliveries(), maxDeliveries)),
-		Starts:         starts,
+		Runs:         starts,
 		QueuedAt:       in.GetQueuedAt().AsTime(),
 		DeadLetteredAt: in.GetDeadLetteredAt().AsTime(),
 	}, nil
@@ -110,25 +110,25 @@ func deadLetterFromProto(in *meshv1.DeadLetter) (*DeadLetter, error) {
 // maxDeliveries fits an int everywhere; a queue counts far less.
 const maxDeliveries = 1 << 30
 
-// EncodeStarts returns the bytes of a record of starts.
-func EncodeStarts(starts []RunRecord) ([]byte, error) {
-	return proto.Marshal(&meshv1.RunRecords{Runs: startsToProto(starts)})
+// EncodeRunRecords returns the bytes of a record of starts.
+func EncodeRunRecords(starts []RunRecord) ([]byte, error) {
+	return proto.Marshal(&meshv1.RunRecords{Runs: runsToProto(starts)})
 }
 
-// DecodeStarts reads a record of starts from bytes that anybody may have stored.
-func DecodeStarts(data []byte) ([]RunRecord, error) {
+// DecodeRunRecords reads a record of starts from bytes that anybody may have stored.
+func DecodeRunRecords(data []byte) ([]RunRecord, error) {
 	var in meshv1.RunRecords
 	if err := proto.Unmarshal(data, &in); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
 	}
-	out, err := startsFromProto(in.GetRuns())
+	out, err := runsFromProto(in.GetRuns())
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
 	}
 	return out, nil
 }
 
-func startsToProto(starts []RunRecord) []*meshv1.RunRecord {
+func runsToProto(starts []RunRecord) []*meshv1.RunRecord {
 	var out []*meshv1.RunRecord
 	for _, s := range starts {
 		out = append(out, &meshv1.RunRecord{Host: string(s.Host), StartedAt: timestamppb.New(s.At)})
@@ -136,7 +136,7 @@ func startsToProto(starts []RunRecord) []*meshv1.RunRecord {
 	return out
 }
 
-func startsFromProto(in []*meshv1.RunRecord) ([]RunRecord, error) {
+func runsFromProto(in []*meshv1.RunRecord) ([]RunRecord, error) {
 	if len(in) > maxStarts {
 		return nil, fmt.Errorf("%d starts, at most %d are taken", len(in), maxStarts)
 	}

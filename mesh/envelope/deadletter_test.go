@@ -14,7 +14,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 )
 
-func TestDeadLettersComeBackFromTheWire(t *testing.T) {
+func TestDeadLettersRoundTrip(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		want := drawDeadLetter(t)
@@ -29,7 +29,7 @@ func TestDeadLettersComeBackFromTheWire(t *testing.T) {
 	})
 }
 
-func TestLetterThatSaysNothingIsRefused(t *testing.T) {
+func TestMeaninglessDeadLetterIsRejected(t *testing.T) {
 	t.Parallel()
 	at, f := &timestamppb.Timestamp{Seconds: 1}, &meshv1.Fault{Reason: "RUNNER_CRASHED"}
 	for name, letter := range map[string]*meshv1.DeadLetter{

@@ -219,7 +219,7 @@ func drawDeadLetter(t *rapid.T) *envelope.DeadLetter {
 		DeadLetteredAt: drawTime(t, "died"),
 	}
 	for range rapid.IntRange(0, 2).Draw(t, "starts") {
-		out.Starts = append(out.Starts, envelope.RunRecord{Host: pipeline.HostID(drawLabel(t, "host")), At: drawTime(t, "start")})
+		out.Runs = append(out.Runs, envelope.RunRecord{Host: pipeline.HostID(drawLabel(t, "host")), At: drawTime(t, "start")})
 	}
 	return out
 }

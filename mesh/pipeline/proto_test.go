@@ -17,7 +17,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-func TestAPipelineIsTheSameAfterATripThroughJSON(t *testing.T) {
+func TestPipelinesRoundTripThroughJSON(t *testing.T) {
 	t.Parallel()
 	for name, p := range map[string]pipeline.Pipeline{
 		"the least": {Name: "p", Steps: []pipeline.Step{{Name: "s", Stage: "t"}}},
@@ -50,7 +50,7 @@ func TestAPipelineIsTheSameAfterATripThroughJSON(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoPipelineIsRefusedWithWhatIsWrong(t *testing.T) {
+func TestBadPipelineErrorsNameTheCause(t *testing.T) {
 	t.Parallel()
 	valid := func() *meshv1.Pipeline {
 		return &meshv1.Pipeline{Name: "p", Steps: []*meshv1.PipelineStep{{Name: "s", Stage: "t"}}}

@@ -58,7 +58,7 @@ const deadLetterDuplicates = 2 * time.Minute
 func NewDeadLetters(b *bus.Bus, s Settings) *DeadLetters {
 	d := &DeadLetters{newStream(b, s, DefaultDeadLetterRetention, DefaultMaxBytes)}
 	d.what, d.config.Description = "dead letters", "messages that the mesh gave up on"
-	d.config.Name, d.config.Subjects = b.DeadStream(), []string{b.Dead("*")}
+	d.config.Name, d.config.Subjects = b.DeadLetterStream(), []string{b.DeadLetterSubject("*")}
 	d.config.Discard, d.config.MaxMsgsPerSubject = jetstream.DiscardOld, 0
 	d.config.Duplicates = min(deadLetterDuplicates, d.config.MaxAge)
 	return d
@@ -112,7 +112,7 @@ func (s *DeadLetters) open(ctx context.Context) (jetstream.Stream, error) {
 	}
 	bounded, cancel := context.WithTimeout(ctx, deadLetterTimeout)
 	defer cancel()
-	stream, err := s.bus.JetStream().Stream(bounded, s.bus.DeadStream())
+	stream, err := s.bus.JetStream().Stream(bounded, s.bus.DeadLetterStream())
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		return nil, ErrNoDeadLetter
 	}
@@ -194,9 +194,9 @@ func (s *DeadLetters) List(ctx context.Context, q DeadLetterQuery) (DeadLetterPa
 	if q.Limit <= 0 {
 		limit = DefaultPageSize
 	}
-	subject := s.bus.Dead("*")
+	subject := s.bus.DeadLetterSubject("*")
 	if q.Stage != "" {
-		subject = s.bus.Dead(q.Stage)
+		subject = s.bus.DeadLetterSubject(q.Stage)
 	}
 	var page DeadLetterPage
 	for seq := max(1, q.From); ; {
@@ -289,7 +289,7 @@ func (l DeadLetter) Replayable() (*envelope.Envelope, error) {
 func (s *DeadLetters) requeue(ctx context.Context, item *envelope.Envelope) error {
 	m, err := s.bus.Item(item)
 	if err == nil {
-		_, err = s.bus.SendAndWait(ctx, m)
+		_, err = s.bus.PublishAndWait(ctx, m)
 	}
 	switch {
 	case err == nil:

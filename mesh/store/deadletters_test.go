@@ -82,7 +82,7 @@ func (d *letterBed) store(t *testing.T, letter *envelope.DeadLetter, of bus.Deli
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.bus.SendAndWait(t.Context(), m); err != nil {
+	if _, err := d.bus.PublishAndWait(t.Context(), m); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -94,7 +94,7 @@ func (d *letterBed) deadLetter(t *testing.T, e *envelope.Envelope) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.bus.SendAndWait(t.Context(), m); err != nil {
+	if _, err := d.bus.PublishAndWait(t.Context(), m); err != nil {
 		t.Fatal(err)
 	}
 	delivery, _ := d.next(t)
@@ -106,7 +106,7 @@ func (d *letterBed) deadLetter(t *testing.T, e *envelope.Envelope) {
 	if err := delivery.Term("dead"); err != nil {
 		t.Fatal(err)
 	}
-	d.host.Settled(delivery)
+	d.host.Release(delivery)
 }
 
 func letterOf(stage pipeline.StageName, data []byte) *envelope.DeadLetter {
@@ -114,7 +114,7 @@ func letterOf(stage pipeline.StageName, data []byte) *envelope.DeadLetter {
 	return &envelope.DeadLetter{
 		Mesh: mesh, Stage: stage, Host: "host", Durability: pipeline.File, Priority: 3,
 		Fault: fault.New(fault.RunnerCrashed, "it ends every worker"), Item: data,
-		Starts:   []envelope.RunRecord{{Host: "host", At: now}},
+		Runs:     []envelope.RunRecord{{Host: "host", At: now}},
 		QueuedAt: now, DeadLetteredAt: now,
 	}
 }
@@ -167,7 +167,7 @@ func TestDeadLettersAreListedAndRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if letter.Stage != stage || letter.Host != "host" || letter.Fault.Reason != fault.RunnerCrashed || len(letter.Starts) != 1 || letter.Deliveries != 1 {
+	if letter.Stage != stage || letter.Host != "host" || letter.Fault.Reason != fault.RunnerCrashed || len(letter.Runs) != 1 || letter.Deliveries != 1 {
 		t.Errorf("shows %+v", letter.DeadLetter)
 	}
 	e, err := envelope.Decode(letter.Item)
@@ -267,7 +267,7 @@ func TestReplayMayBeRepeated(t *testing.T) {
 	if err := delivery.Ack(); err != nil {
 		t.Fatal(err)
 	}
-	d.host.Settled(delivery)
+	d.host.Release(delivery)
 	if _, err := d.Replay(t.Context(), 1); !errors.Is(err, store.ErrNoDeadLetter) {
 		t.Errorf("a letter that is gone: %v", err)
 	}
@@ -301,7 +301,7 @@ func TestReplayReturnsTheFaultOfTheQueue(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.bus.SendAndWait(t.Context(), m); err != nil {
+	if _, err := d.bus.PublishAndWait(t.Context(), m); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := d.Replay(t.Context(), 1); fault.From(err).Reason != fault.QueueFull {
@@ -333,7 +333,7 @@ func TestGarbageAmongDeadLettersIsListedByNumber(t *testing.T) {
 	t.Parallel()
 	d := newLetterBed(t)
 	d.deadLetter(t, item(""))
-	if _, err := d.bus.JetStream().Publish(t.Context(), d.bus.Dead(stage), []byte("\xff")); err != nil {
+	if _, err := d.bus.JetStream().Publish(t.Context(), d.bus.DeadLetterSubject(stage), []byte("\xff")); err != nil {
 		t.Fatal(err)
 	}
 	if page := d.list(t, store.DeadLetterQuery{}); len(page.DeadLetters) != 1 || !slices.Equal(page.Unreadable, []uint64{2}) {
@@ -367,7 +367,7 @@ func TestDeadLettersWithoutAStream(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.SendAndWait(t.Context(), m); !errors.Is(err, bus.ErrNoDeadLetters) {
+	if _, err := b.PublishAndWait(t.Context(), m); !errors.Is(err, bus.ErrNoDeadLetters) {
 		t.Errorf("send: %v, want %v", err, bus.ErrNoDeadLetters)
 	}
 }
@@ -404,7 +404,7 @@ func TestGarbageCountsTowardsThePage(t *testing.T) {
 	t.Parallel()
 	d := newLetterBed(t)
 	for range store.MaxPageSize + 1 {
-		if _, err := d.bus.JetStream().PublishAsync(d.bus.Dead(stage), []byte("\xff")); err != nil {
+		if _, err := d.bus.JetStream().PublishAsync(d.bus.DeadLetterSubject(stage), []byte("\xff")); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -87,7 +87,7 @@ func (s *Keys) Claim(ctx context.Context, k Key, c *envelope.Claim, after uint64
 	if err != nil {
 		return KeyRecord{}, s.wrap(err)
 	}
-	receipt, err := s.bus.SendAndWait(ctx, message)
+	receipt, err := s.bus.PublishAndWait(ctx, message)
 	switch {
 	case errors.Is(err, bus.ErrUnknown):
 		return s.find(ctx, k, message, c, after)
@@ -131,7 +131,7 @@ func (s *Keys) find(ctx context.Context, k Key, message bus.Message, c *envelope
 		}
 		// Where the first was stored meanwhile this one is not, and the next read
 		// finds it.
-		receipt, err := s.bus.SendAndWait(ctx, message)
+		receipt, err := s.bus.PublishAndWait(ctx, message)
 		switch {
 		case err == nil && !receipt.Duplicate:
 			return KeyRecord{Seq: receipt.Seq, Claim: c}, nil
@@ -161,7 +161,7 @@ func (s *Keys) Release(ctx context.Context, k Key, r KeyRecord) error {
 	pause := time.NewTicker(keyRetryPause)
 	defer pause.Stop()
 	for {
-		receipt, err := s.bus.SendAndWait(ctx, message)
+		receipt, err := s.bus.PublishAndWait(ctx, message)
 		switch {
 		case err == nil && receipt.Duplicate:
 			return ErrKeyTaken // or an earlier try released it and its acknowledgement was lost

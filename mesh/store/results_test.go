@@ -43,7 +43,7 @@ func put(t *testing.T, b *bus.Bus, r *envelope.Result) (bus.Receipt, error) {
 		err     error
 	}
 	done := make(chan sent, 1)
-	b.Send(m, func(receipt bus.Receipt, err error) { done <- sent{receipt, err} })
+	b.Publish(m, func(receipt bus.Receipt, err error) { done <- sent{receipt, err} })
 	got := bustest.Receive(t, "answer to a put", done)
 	return got.receipt, got.err
 }

@@ -25,7 +25,7 @@ type Runs struct{ stream }
 func NewRuns(b *bus.Bus, s Settings) *Runs {
 	r := &Runs{newStream(b, s, DefaultRunRetention, DefaultRunMaxBytes)}
 	r.what, r.config.Description = "record of run starts", "runs that have started of items that may end their process"
-	r.config.Name, r.config.Subjects = b.StartStream(), []string{b.Starts()}
+	r.config.Name, r.config.Subjects = b.RunRecordStream(), []string{b.RunRecordSubjects()}
 	r.config.Discard = jetstream.DiscardOld
 	return r
 }
@@ -33,12 +33,12 @@ func NewRuns(b *bus.Bus, s Settings) *Runs {
 // Begin records a run of the item's current step and returns the records that
 // were there before. Without a stream it is an error.
 func (s *Runs) Begin(ctx context.Context, item *envelope.Envelope, run envelope.RunRecord) ([]envelope.RunRecord, error) {
-	subject := s.bus.Start(item.ExecutionID, item.Position)
+	subject := s.bus.RunRecordSubject(item.ExecutionID, item.Position)
 	before, seq, err := s.read(ctx, subject)
 	if err != nil {
 		return nil, s.wrap(err)
 	}
-	data, err := envelope.EncodeStarts(append(before[:len(before):len(before)], run))
+	data, err := envelope.EncodeRunRecords(append(before[:len(before):len(before)], run))
 	if err != nil {
 		return nil, s.wrap(err)
 	}
@@ -49,11 +49,11 @@ func (s *Runs) Begin(ctx context.Context, item *envelope.Envelope, run envelope.
 // read returns the records of a subject and the sequence number of their message;
 // 0 where there is none. Bytes that are no records count as none.
 func (s *Runs) read(ctx context.Context, subject string) ([]envelope.RunRecord, uint64, error) {
-	msg, err := s.bus.Last(ctx, s.bus.StartStream(), subject)
+	msg, err := s.bus.Last(ctx, s.bus.RunRecordStream(), subject)
 	if err != nil || msg == nil {
 		return nil, 0, err
 	}
-	runs, err := envelope.DecodeStarts(msg.Data)
+	runs, err := envelope.DecodeRunRecords(msg.Data)
 	if errors.Is(err, envelope.ErrMalformed) {
 		return nil, msg.Seq, nil
 	}
@@ -62,9 +62,9 @@ func (s *Runs) read(ctx context.Context, subject string) ([]envelope.RunRecord, 
 
 // End deletes the records of the item's current step.
 func (s *Runs) End(ctx context.Context, item *envelope.Envelope) error {
-	stream, err := s.bus.JetStream().Stream(ctx, s.bus.StartStream())
+	stream, err := s.bus.JetStream().Stream(ctx, s.bus.RunRecordStream())
 	if err != nil {
 		return s.wrap(err)
 	}
-	return s.wrap(stream.Purge(ctx, jetstream.WithPurgeSubject(s.bus.Start(item.ExecutionID, item.Position))))
+	return s.wrap(stream.Purge(ctx, jetstream.WithPurgeSubject(s.bus.RunRecordSubject(item.ExecutionID, item.Position))))
 }

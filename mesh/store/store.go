@@ -4,7 +4,7 @@
 //
 //	results := store.NewResults(b, store.Settings{Retention: time.Hour})
 //	err := results.Ensure(ctx)            // gateways and hosts alike, at any time
-//	b.Send(b.Result(r), done)             // the first final reply of a request wins
+//	b.Publish(b.Result(r), done)             // the first final reply of a request wins
 //	r, err := results.Wait(ctx, request)  // until there is one, or the context ends
 //
 //	keys := store.NewKeys(b, store.Settings{})

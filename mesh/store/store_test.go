@@ -49,10 +49,10 @@ func TestOnlyAHigherVersionChangesTheStream(t *testing.T) {
 	t.Parallel()
 	b := bustest.Start(t).Connect(mesh)
 	for stream, newStore := range map[string]func(store.Settings) ensured{
-		b.ResultStream(): func(s store.Settings) ensured { return store.NewResults(b, s) },
-		b.ClaimStream():  func(s store.Settings) ensured { return store.NewKeys(b, s) },
-		b.StartStream():  func(s store.Settings) ensured { return store.NewRuns(b, s) },
-		b.DeadStream():   func(s store.Settings) ensured { return store.NewDeadLetters(b, s) },
+		b.ResultStream():     func(s store.Settings) ensured { return store.NewResults(b, s) },
+		b.ClaimStream():      func(s store.Settings) ensured { return store.NewKeys(b, s) },
+		b.RunRecordStream():  func(s store.Settings) ensured { return store.NewRuns(b, s) },
+		b.DeadLetterStream(): func(s store.Settings) ensured { return store.NewDeadLetters(b, s) },
 	} {
 		retention := func() time.Duration {
 			stream, err := b.JetStream().Stream(t.Context(), stream)

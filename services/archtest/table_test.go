@@ -48,8 +48,8 @@ var importTable = rules{
 		{packages: list("mesh/process", "mesh/config", "mesh/telemetry", tlstest), mayImport: nothing},
 
 		// Who is alive: the interfaces, and what implements or reads them.
-		{packages: list("discovery"), mayImport: nothing},
-		{packages: list("discovery/*", "discovery/consul/consultest"), mayImport: list("discovery", "discovery/discoverytest", "discovery/mirror", proto, auth, tlstest)},
+		{packages: list("discovery"), mayImport: list(proto)},
+		{packages: list("discovery/*", "discovery/internal/*", "discovery/consul/consultest"), mayImport: list("discovery", "discovery/internal/...", auth, tlstest)},
 
 		// The stage host.
 		{packages: list("stagehost/batch", "stagehost/ledger", "stagehost/runner/worker/supervise"), mayImport: list(fault, pipeline), pure: true},
@@ -65,7 +65,7 @@ var importTable = rules{
 		// What follows the registry, and says what fits: it serves a catalog.
 		{
 			packages:  list("gateway/pipelines"),
-			mayImport: list(proto, tensor, fault, payload, msgpack, pipeline, "discovery", "discovery/mirror", "gateway/catalog"),
+			mayImport: list(proto, tensor, fault, payload, msgpack, pipeline, "discovery", "gateway/catalog"),
 		},
 		{
 			packages:  list("gateway/call"),
@@ -76,7 +76,7 @@ var importTable = rules{
 		// and their items, through interfaces of its own. A front, so never the bus.
 		{
 			packages: list("gateway/adminapi"),
-			mayImport: list(proto, fault, payload, pipeline, envelope, "mesh/store", "discovery/roster", "gateway/call", "gateway/pipelines",
+			mayImport: list(proto, fault, payload, pipeline, envelope, "mesh/store", "discovery", "gateway/call", "gateway/pipelines",
 				"gateway/front/port", "gateway/front/transport"),
 		},
 		// What describes the fronts uses their words.

@@ -98,7 +98,7 @@ func (g *doomedMesh) deliver(items []*envelope.Envelope) {
 		if err != nil {
 			g.t.Fatal(err)
 		}
-		if _, err := g.bus.SendAndWait(g.t.Context(), m); err != nil {
+		if _, err := g.bus.PublishAndWait(g.t.Context(), m); err != nil {
 			g.t.Fatal(err)
 		}
 	}
@@ -171,7 +171,7 @@ func (g *doomedMesh) bytes(text string) {
 // garbage stores a message that is no dead letter among them.
 func (g *doomedMesh) garbage() {
 	g.t.Helper()
-	if _, err := g.bus.JetStream().Publish(g.t.Context(), g.bus.Dead(poisoned), []byte("\xff")); err != nil {
+	if _, err := g.bus.JetStream().Publish(g.t.Context(), g.bus.DeadLetterSubject(poisoned), []byte("\xff")); err != nil {
 		g.t.Fatal(err)
 	}
 }
@@ -335,7 +335,7 @@ func TestLongListsAreWhole(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := g.bus.SendAndWait(t.Context(), m); err != nil {
+		if _, err := g.bus.PublishAndWait(t.Context(), m); err != nil {
 			t.Fatal(err)
 		}
 	}
