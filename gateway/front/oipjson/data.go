@@ -164,7 +164,7 @@ func (w *walk) fault(err error) error {
 		return wrong(w.at(), "%s", err)
 	}
 	if e, ok := errors.AsType[*msgpack.Error](err); ok {
-		return wrong(w.at(), "%s; send data as bytes (bin)", e.What())
+		return wrong(w.at(), "%s; send data as bytes (bin)", e.Problem())
 	}
 	return err
 }

@@ -163,7 +163,7 @@ func conversionFault(path string, err error) error {
 	if !ok {
 		return err
 	}
-	return invalidInput(e.At(path), e.What())
+	return invalidInput(e.At(path), e.Problem())
 }
 
 func invalidInput(field, what string) error {

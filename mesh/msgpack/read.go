@@ -1,7 +1,12 @@
 package msgpack
 
 import (
+	"errors"
+	"fmt"
+
 	"github.com/tinylib/msgp/msgp"
+
+	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
 // Members hands each member of the map that data is to visit, whose value is one
@@ -81,7 +86,7 @@ func First(data []byte) (value []byte, ok bool) {
 	return value, err == nil
 }
 
-// visitOne visits the document that data begins with, and returns what is after it.
+// visitOne visits the document at the start of data, and returns the rest.
 func visitOne(data []byte, visit func(value []byte) error) (left []byte, err error) {
 	if left, err = skip(data, 0); err != nil {
 		return nil, err
@@ -114,4 +119,106 @@ func Binary(data []byte) (raw []byte, ok bool) {
 	}
 	raw, left, err := msgp.ReadBytesZC(data)
 	return raw, err == nil && len(left) == 0
+}
+
+// Check makes sure that data is one document of MessagePack, of anything that it
+// can say. An error is an *Error.
+func Check(data []byte) error {
+	left, err := skip(data, 0)
+	if err != nil {
+		return err
+	}
+	return ended(left)
+}
+
+// ended makes sure that nothing is left after a document.
+func ended(left []byte) error {
+	if len(left) > 0 {
+		return wrong("goes on after its end, for %d bytes", len(left))
+	}
+	return nil
+}
+
+// skip returns what comes after the document that data begins with.
+func skip(data []byte, depth int) ([]byte, error) {
+	if depth > MaxDepth {
+		return nil, wrong("nests deeper than %d", MaxDepth)
+	}
+	var entries uint32
+	var left []byte
+	var err error
+	each := 1
+	switch msgp.NextType(data) {
+	case msgp.MapType:
+		entries, left, err = msgp.ReadMapHeaderBytes(data)
+		each = 2
+	case msgp.ArrayType:
+		entries, left, err = msgp.ReadArrayHeaderBytes(data)
+	default:
+		left, err = msgp.Skip(data)
+	}
+	if err != nil {
+		return nil, unread(err)
+	}
+	for range entries {
+		for range each {
+			if left, err = skip(left, depth+1); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return left, nil
+}
+
+// Error is why a document is not valid or cannot be converted, and the place in it.
+type Error struct {
+	// places lead to it, the innermost first: a key or the index of an element.
+	places  []any
+	problem string
+}
+
+// Error implements error.
+func (e *Error) Error() string {
+	if at := e.At(""); at != "" {
+		return at + " " + e.problem
+	}
+	return e.problem
+}
+
+// Problem is the error without its place: "is binary, which JSON cannot say".
+func (e *Error) Problem() string { return e.problem }
+
+// maxPlaces bounds the elements of a path.
+const maxPlaces = 16
+
+// At returns the place as a path below that of the document, and only the outer part of a deep
+// one.
+func (e *Error) At(path string) string {
+	for i := len(e.places) - 1; i >= max(0, len(e.places)-maxPlaces); i-- {
+		switch place := e.places[i].(type) {
+		case string:
+			path = fault.Member(path, place)
+		case int:
+			path = fault.Element(path, place)
+		}
+	}
+	return path
+}
+
+func wrong(format string, args ...any) error { return &Error{problem: fmt.Sprintf(format, args...)} }
+
+// within adds the member or element that an error is about.
+func within(err error, place any) error {
+	if e, ok := errors.AsType[*Error](err); ok {
+		e.places = append(e.places, place)
+	}
+	return err
+}
+
+// unread returns an error of the reader as one of a document.
+func unread(err error) error {
+	if errors.Is(err, msgp.ErrShortBytes) {
+		return wrong("is cut off")
+	}
+	return wrong("is no MessagePack")
 }
