@@ -91,6 +91,8 @@ var importTable = rules{
 
 		// What is built out of all this.
 		{packages: list("services/...", "examples/..."), mayImport: list("...")},
+		// The benchmarks, which the product does not link.
+		{packages: list("bench/..."), mayImport: list("...")},
 	},
 
 	// Packages of others that have a few places only. Test code, and the
@@ -100,12 +102,12 @@ var importTable = rules{
 			packages: list("github.com/nats-io/nats.go/..."),
 			mayAppearIn: list(
 				auth, bus, "mesh/result", "mesh/deadletter", "mesh/attempt", "mesh/claim", "discovery/natskv",
-				// The baseline that the bench command compares the mesh with.
-				"services/bench/baseline",
+				// The baseline of the benchmarks.
+				"bench/baseline",
 			),
 			andInTests: true,
 		},
-		{packages: list("github.com/HdrHistogram/hdrhistogram-go/..."), mayAppearIn: list("services/bench/report"), andInTests: true},
+		{packages: list("github.com/HdrHistogram/hdrhistogram-go/..."), mayAppearIn: list("services/bench"), andInTests: true},
 		{packages: list("github.com/nats-io/nats-server/..."), mayAppearIn: list("services/local"), andInTests: true},
 		{packages: list("github.com/hashicorp/consul/..."), mayAppearIn: list("discovery/consul")},
 		{packages: list("github.com/santhosh-tekuri/jsonschema/v6/..."), mayAppearIn: list("stagehost/schema"), andInTests: true},

@@ -19,7 +19,7 @@ func New() *cobra.Command {
 		SilenceErrors: true,
 	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return misused(cmd, err) })
-	root.AddCommand(newUp(), newInfer(), newResult(), newCancel(), newStatus(), newPipelines(), newPlan(), newDead(), newBench(), newBenchPart(), newConfig(), newVersion())
+	root.AddCommand(newUp(), newInfer(), newResult(), newCancel(), newStatus(), newPipelines(), newPlan(), newDead(), newBench(), newConfig(), newVersion())
 	return root
 }
 
