@@ -27,7 +27,7 @@ func file(t *testing.T, text string) string {
 
 const echo = "mesh: m\nstages:\n  a: {runner: {echo: {}}}\n"
 
-func TestAProcessThatDoesNotStartSaysWhy(t *testing.T) {
+func TestFailedStartIsExplained(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		script, want string
@@ -54,7 +54,7 @@ func TestAProcessThatDoesNotStartSaysWhy(t *testing.T) {
 	}
 }
 
-func TestABaselineIsOfAPipelineThatIsThere(t *testing.T) {
+func TestBaselineNeedsAKnownPipeline(t *testing.T) {
 	t.Parallel()
 	for name, want := range map[string]string{
 		"nope":       "pipelines.nope: there is none",
@@ -69,18 +69,18 @@ func TestABaselineIsOfAPipelineThatIsThere(t *testing.T) {
 	}
 }
 
-func TestAStartEndsWithItsContext(t *testing.T) {
+func TestStartEndsWithContext(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	// It says nothing, and ends when its input does.
+	// The process prints nothing, and ends with its input.
 	_, err := bed.Start(ctx, bed.Settings{File: file(t, echo), Program: "sh", Arguments: []string{"-c", "cat >/dev/null", "sh"}})
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %v", err)
 	}
 }
 
-func TestAMeshIsThereUntilItIsStopped(t *testing.T) {
+func TestMeshRunsUntilStopped(t *testing.T) {
 	t.Parallel()
 	script := `case "$*" in *--stage*) echo '{}';; *) echo '{"broker": "b", "url": "http://there"}';; esac; cat`
 	b, err := bed.Start(t.Context(), bed.Settings{File: file(t, echo), Program: "sh", Arguments: []string{"-c", script, "sh"}})

@@ -80,18 +80,18 @@ func TestWrongArgumentsAreNamed(t *testing.T) {
 		args []string
 		want string
 	}{
-		"nothing":               {nil, "give a PIPELINE, and FILEs, --payload or --tensor"},
-		"nothing to send":       {[]string{"p", "--mesh", "m"}, "give one input: FILEs, --payload or --tensor"},
-		"no mesh":               {[]string{"p", "--payload", "1"}, "--mesh: name the file of the mesh to start"},
-		"no file":               {[]string{"p", "--payload", "1", "--mesh", "nowhere.yaml"}, "--mesh: open nowhere.yaml: "},
-		"no input":              {[]string{"p", "nowhere", "--mesh", "m"}, "open nowhere: "},
-		"pairs of nothing":      {[]string{"p", "--payload", "1", "--mesh", "m", "--pairs", "3"}, "--pairs: is for --baseline"},
-		"no pairs":              {[]string{"p", "--payload", "1", "--mesh", "m", "--baseline", "--pairs", "0"}, "--pairs: 0 is not between 1 and"},
-		"baseline by oip":       {[]string{"p", "--payload", "1", "--mesh", "m", "--baseline", "--protocol", "oip"}, "--protocol: the baseline serves grpc and connect, not oip"},
-		"baseline in chunks":    {[]string{"p", "--payload", "1", "--mesh", "m", "--baseline", "--streams"}, "--streams: the baseline does not"},
-		"baseline of two":       {[]string{"p", "--tensor", "FP32[1]", "--tensor", "FP32[1]", "--mesh", "m", "--baseline"}, "--tensor: the baseline takes one input"},
-		"process that fails":    {[]string{"stage:broken", "--payload", "1", "--mesh", broken, "--processes"}, "a host of stage broken: "},
-		"first request fails":   {[]string{"nope", "--payload", "1", "--mesh", write(t, echoes)}, "the first request failed: "},
+		"nothing":             {nil, "give a PIPELINE, and FILEs, --payload or --tensor"},
+		"nothing to send":     {[]string{"p", "--mesh", "m"}, "give one input: FILEs, --payload or --tensor"},
+		"no mesh":             {[]string{"p", "--payload", "1"}, "--mesh: name the file of the mesh to start"},
+		"no file":             {[]string{"p", "--payload", "1", "--mesh", "nowhere.yaml"}, "--mesh: open nowhere.yaml: "},
+		"no input":            {[]string{"p", "nowhere", "--mesh", "m"}, "open nowhere: "},
+		"pairs of nothing":    {[]string{"p", "--payload", "1", "--mesh", "m", "--pairs", "3"}, "--pairs: is for --baseline"},
+		"no pairs":            {[]string{"p", "--payload", "1", "--mesh", "m", "--baseline", "--pairs", "0"}, "--pairs: 0 is not between 1 and"},
+		"baseline by oip":     {[]string{"p", "--payload", "1", "--mesh", "m", "--baseline", "--protocol", "oip"}, "--protocol: the baseline serves grpc and connect, not oip"},
+		"baseline in chunks":  {[]string{"p", "--payload", "1", "--mesh", "m", "--baseline", "--streams"}, "--streams: the baseline does not"},
+		"baseline of two":     {[]string{"p", "--tensor", "FP32[1]", "--tensor", "FP32[1]", "--mesh", "m", "--baseline"}, "--tensor: the baseline takes one input"},
+		"process that fails":  {[]string{"stage:broken", "--payload", "1", "--mesh", broken, "--processes"}, "a host of stage broken: "},
+		"first request fails": {[]string{"nope", "--payload", "1", "--mesh", write(t, echoes)}, "the first request failed: "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

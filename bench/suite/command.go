@@ -16,38 +16,37 @@ import (
 	"github.com/stagemesh/stagemesh/bench/compare"
 )
 
-// Command is one command line of `stagemesh bench`.
+// Command is one command line of `bench run`.
 type Command struct {
-	// Name tells it from the others of its item.
+	// Name is unique in its item.
 	Name string
-	// Pipeline of the mesh in the file Mesh, which is in the suite's folder.
+	// Pipeline of the mesh in the file Mesh of the suite's folder.
 	Pipeline, Mesh string
-	// Processes has the parts of the mesh be processes.
+	// Processes runs the parts of the mesh as processes.
 	Processes bool
-	// Payload or Tensor is what is sent.
+	// Payload or Tensor is the input.
 	Payload, Tensor string
-	// Concurrency are the closed loops to run. Without any it is an open loop by chance,
-	// of Rate a second.
+	// Concurrency lists the closed loops to run. Without any it is an open loop of
+	// Poisson arrivals at Rate.
 	Concurrency []int
 	Rate        float64
-	// Share, above 0, makes Rate that share of the peak, which is the most that the
-	// command named Peak in a round before came to.
+	// Share, if above 0, sets Rate to that share of the peak: the highest throughput of
+	// the command named Peak in an earlier round.
 	Share float64
 	Peak  string
-	// Timeout of each request, and Deadline of what counts as goodput; 0 is none.
+	// Timeout of each request, and Deadline of goodput; 0 is none.
 	Timeout, Deadline time.Duration
 	Durability        string
-	// Traced has each request carry a trace context.
+	// Traced gives each request a trace context.
 	Traced bool
-	// Pairs, above 0, has each load be asked of the mesh and of the baseline in turns.
+	// Pairs, if above 0, is the number of pairs of mesh and baseline for each load.
 	Pairs int
-	// Watched keeps what the process had while it ran.
+	// Watched keeps the samples of the process.
 	Watched          bool
 	Warmup, Duration time.Duration
 }
 
-// Arguments returns the command line behind the program's name. Mesh files are in
-// that folder.
+// Arguments returns the arguments of the program, with mesh files in that folder.
 func (c Command) Arguments(in string) []string {
 	out := []string{"run", c.Pipeline, "--mesh", path.Join(in, c.Mesh)}
 	add := func(given bool, words ...string) {
@@ -58,7 +57,7 @@ func (c Command) Arguments(in string) []string {
 	add(c.Processes, "--processes")
 	add(c.Payload != "", "--payload", c.Payload)
 	add(c.Tensor != "", "--tensor", c.Tensor)
-	add(len(c.Concurrency) > 0, "--concurrency", joined(c.Concurrency))
+	add(len(c.Concurrency) > 0, "--concurrency", join(c.Concurrency))
 	add(len(c.Concurrency) == 0, "--rate", strconv.FormatFloat(c.Rate, 'f', -1, 64), "--arrivals", "poisson")
 	add(c.Timeout > 0, "--timeout", c.Timeout.String())
 	add(c.Deadline > 0, "--deadline", c.Deadline.String())
@@ -68,7 +67,7 @@ func (c Command) Arguments(in string) []string {
 	return append(out, "--warmup", c.Warmup.String(), "--duration", c.Duration.String())
 }
 
-func joined(numbers []int) string {
+func join(numbers []int) string {
 	words := make([]string, len(numbers))
 	for i, n := range numbers {
 		words[i] = strconv.Itoa(n)
@@ -76,72 +75,71 @@ func joined(numbers []int) string {
 	return strings.Join(words, ",")
 }
 
-// Places from the root of the repository: the program that make builds, and the folder
-// with the meshes.
+// Paths from the root of the repository: the program that make builds, and the folder
+// of the mesh files.
 const (
 	program = "bin/bench"
 	folder  = "bench"
 )
 
-// Line returns the command as one types it at the root of the repository.
+// Line returns the command for a shell at the root of the repository.
 func (c Command) Line() string {
 	words := []string{program}
 	for _, word := range c.Arguments(folder) {
-		words = append(words, quoted(word))
+		words = append(words, quote(word))
 	}
 	return strings.Join(words, " ")
 }
 
-// safe are words that no shell makes others of.
+// safe matches words that a shell does not change.
 var safe = regexp.MustCompile(`^[A-Za-z0-9_./:,=-]+$`)
 
-func quoted(word string) string {
+func quote(word string) string {
 	if safe.MatchString(word) {
 		return word
 	}
 	return "'" + word + "'"
 }
 
-// startTime is about what a mesh takes to start and to stop.
+// startTime is the approximate time that a mesh takes to start and stop.
 const startTime = 3 * time.Second
 
-// Takes is about how long the command takes.
+// Takes is the approximate duration of the command.
 func (c Command) Takes() time.Duration {
 	runs := max(1, len(c.Concurrency)) * max(1, 2*c.Pairs)
 	return startTime + time.Duration(runs)*(c.Warmup+c.Duration)
 }
 
-// slack is what a command may take beside its runs, whatever disturbs it.
+// slack is for disturbances of a command.
 const slack = time.Minute
 
-// limit is how long it may take at most.
+// limit bounds the duration of the command.
 func (c Command) limit() time.Duration { return 2*c.Takes() + slack }
 
-// Bounds on what a child prints, in bytes.
+// Bounds on the output of a child, in bytes.
 const (
 	maxReport = 32 << 20
-	maxWords  = 64 << 10
+	maxStderr = 64 << 10
 )
 
-// stopTime is how long a child that is told to end may take before it is killed.
+// stopTime is how long an interrupted child may take before it is killed.
 const stopTime = 10 * time.Second
 
-// measure runs a command of the program, and reads its report. It ends with the
-// context, or at the command's limit.
+// measure runs a command of the program and reads its report, within the command's limit.
 func measure(ctx context.Context, program, folder string, c Command) (compare.Report, error) {
 	text, err := output(ctx, c.limit(), program, append(c.Arguments(folder), "--json", "-")...)
 	if err != nil {
 		return compare.Report{}, fmt.Errorf("%s: %w", c.Line(), err)
 	}
-	out, err := reported(text)
+	out, err := parseReport(text)
 	if err != nil {
 		return compare.Report{}, fmt.Errorf("%s: %w", c.Line(), err)
 	}
 	return out, nil
 }
 
-// reported reads a report, and holds it to be whole.
-func reported(text []byte) (compare.Report, error) {
+// parseReport parses a report and checks that all of its runs are complete.
+func parseReport(text []byte) (compare.Report, error) {
 	out, err := compare.ReadJSON(bytes.NewReader(text))
 	if err != nil {
 		return out, err
@@ -157,15 +155,14 @@ func reported(text []byte) (compare.Report, error) {
 	return out, nil
 }
 
-// output runs a program, and returns what it printed. The error has what it complained
-// of.
+// output runs a program and returns its output. An error includes its standard error.
 func output(ctx context.Context, limit time.Duration, program string, arguments ...string) ([]byte, error) {
 	bounded, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	cmd := exec.CommandContext(bounded, program, arguments...)
-	printed, words := &keeper{most: maxReport}, &keeper{most: maxWords}
-	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = printed, words, stopTime
-	// It stops the mesh that it has started; where it cannot be told, that ends with it.
+	printed, stderr := &boundedBuffer{most: maxReport}, &boundedBuffer{most: maxStderr}
+	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = printed, stderr, stopTime
+	// An interrupt lets it stop its mesh, which else ends with it.
 	cmd.Cancel = func() error {
 		if err := cmd.Process.Signal(os.Interrupt); err != nil {
 			return cmd.Process.Kill()
@@ -177,32 +174,32 @@ func output(ctx context.Context, limit time.Duration, program string, arguments 
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
 	case bounded.Err() != nil:
-		return nil, fmt.Errorf("it did not end within %s%s", limit, words.told())
+		return nil, fmt.Errorf("it did not end within %s%s", limit, stderr.suffix())
 	case err != nil:
-		return nil, fmt.Errorf("%w%s", err, words.told())
-	case printed.left > 0:
+		return nil, fmt.Errorf("%w%s", err, stderr.suffix())
+	case printed.dropped > 0:
 		return nil, fmt.Errorf("it printed more than %d bytes", maxReport)
 	}
 	return printed.text.Bytes(), nil
 }
 
-// keeper keeps the first of what is written, and counts what is left out.
-type keeper struct {
-	text bytes.Buffer
-	most int
-	left int64
+// boundedBuffer keeps the beginning of what is written, and counts the bytes beyond.
+type boundedBuffer struct {
+	text    bytes.Buffer
+	most    int
+	dropped int64
 }
 
 // Write implements io.Writer.
-func (k *keeper) Write(p []byte) (int, error) {
+func (k *boundedBuffer) Write(p []byte) (int, error) {
 	kept := min(len(p), k.most-k.text.Len())
 	k.text.Write(p[:kept])
-	k.left += int64(len(p) - kept)
+	k.dropped += int64(len(p) - kept)
 	return len(p), nil
 }
 
-// told is what was written, as the end of a message.
-func (k *keeper) told() string {
+// suffix returns the text as the end of a message.
+func (k *boundedBuffer) suffix() string {
 	text := strings.TrimSpace(k.text.String())
 	if text == "" {
 		return ""

@@ -1,33 +1,32 @@
-// Package suite is the standard suite of benchmarks: what is asked, of which meshes,
-// what it came to, and the page that tells it.
+// Package suite is the standard suite of benchmarks: its loads and meshes, its results,
+// its goals, and the page that shows them.
 //
 //	results, err := suite.Run(ctx, suite.Settings{
-//		Program: "bin/stagemesh", Folder: "bench", Items: suite.Items(suite.Full()), Log: os.Stderr,
+//		Program: "bin/bench", Folder: "bench", Items: suite.Items(suite.Full()), Log: os.Stderr,
 //	})
 //	err = results.Write("bench/results.json")
 //	page, err := suite.Page(results)
 //
-// An item is a question. It has rounds of command lines of `stagemesh bench`, on mesh
-// files of one folder, and the suite runs them as anybody could: as child processes whose
-// report it reads. So each figure of the page can be had again by the command beside it.
+// An item is a question. Its rounds are command lines of `bench run` on mesh files of one
+// folder. The suite runs them as child processes and reads their reports, so anybody can
+// repeat a figure of the page with the command beside it.
 //
-// # In turns
+// # Alternation
 //
-// The commands of a round are run one after the other, again and again, and every second
-// time in reverse, so that what disturbs a machine for a while disturbs all that are
-// compared. What is told is the median of the repetitions, and the least and greatest of
-// them.
+// The commands of a round alternate, in reverse order every second time, so that a
+// disturbance of the machine affects all that are compared. Figures are medians of the
+// repetitions, with the least and the greatest.
 //
 // # Results
 //
-// Results are what the page needs and no more: no curve, no path, no name of a machine or
-// of a user. What the page says is computed from them when it is rendered, so a page and
-// its results cannot disagree: a test holds the committed ones.
+// Results contain what the page needs and no more: no curve, no path, and no name of a
+// machine or a user. The page is computed from them, so the two cannot disagree; a test
+// checks the committed ones.
 //
 // # Failure
 //
-// Each child has a bound on its time, and one on what it may print. Where one fails the
-// error has its command line and what it said, and nothing of its item is kept. All but
-// Run, Short and the command are pure functions. Tests run scripts in the place of the
+// Each child has a limit on its time and on its output. The error of a failed child has
+// its command line and its standard error, and the suite drops the child's item. All
+// functions but Run, Short and the command are pure. Tests run scripts instead of the
 // program.
 package suite

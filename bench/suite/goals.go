@@ -9,18 +9,18 @@ import (
 	"github.com/stagemesh/stagemesh/bench/compare"
 )
 
-// Goal is what the project wants of itself.
+// Goal is a target that the project has set for itself.
 type Goal struct {
 	Number Number
 	What   string
-	// Want and Measured are in the same words.
+	// Want and Measured are formatted alike.
 	Want, Measured string
-	// Reached is only said where it was measured.
+	// Known is true if it was measured; Reached is meaningful only then.
 	Known, Reached bool
 }
 
-// Verdict says whether it was reached.
-func (g Goal) Verdict() string {
+// Status describes whether it was reached.
+func (g Goal) Status() string {
 	switch {
 	case !g.Known:
 		return "not measured"
@@ -30,7 +30,7 @@ func (g Goal) Verdict() string {
 	return "**not reached**"
 }
 
-// What the goals are held to.
+// The bounds of the goals.
 const (
 	wantThroughput = 0.80
 	wantLatency    = 1.30
@@ -39,8 +39,7 @@ const (
 	wantEightMS    = 9.0
 )
 
-// Goals returns all goals, and what the results say of each. A goal is held to the
-// median.
+// Goals returns all goals with their results. A goal applies to the median.
 func Goals(r Results) []Goal {
 	var out []Goal
 	for _, of := range []struct {
@@ -66,10 +65,10 @@ func Goals(r Results) []Goal {
 }
 
 func ratioGoal(item Measured, n Number, place string, callers int) Goal {
-	g := Goal{Number: n, What: fmt.Sprintf("answers a second over the baseline's: %s, %d in flight", place, callers), Want: "at least " + times(wantThroughput)}
+	g := Goal{Number: n, What: fmt.Sprintf("answers per second over the baseline's: %s, %d in flight", place, callers), Want: "at least " + times(wantThroughput)}
 	if s, ok := item.answer(only).at(callers); ok && s.Comparison != nil {
 		ratio := s.Comparison.Throughput
-		g.Known, g.Reached, g.Measured = true, ratio.Median >= wantThroughput, told(ratio, precisely)
+		g.Known, g.Reached, g.Measured = true, ratio.Median >= wantThroughput, formatSpread(ratio, preciseTimes)
 	}
 	return g
 }
@@ -78,7 +77,7 @@ func latencyGoal(item Measured, n Number, place string) Goal {
 	g := Goal{Number: n, What: fmt.Sprintf("P50 over the baseline's: %s, 1 in flight", place), Want: "at most " + times(wantLatency)}
 	if s, ok := item.answer(only).at(1); ok && s.Comparison != nil {
 		ratio := s.Comparison.P50
-		g.Known, g.Reached, g.Measured = true, ratio.Median <= wantLatency, told(ratio, precisely)
+		g.Known, g.Reached, g.Measured = true, ratio.Median <= wantLatency, formatSpread(ratio, preciseTimes)
 	}
 	return g
 }
@@ -87,8 +86,8 @@ func peerGoal(item Measured, callers int) Goal {
 	most := best(callers)
 	g := Goal{Number: Batching, What: fmt.Sprintf("batches, share of the ceiling, %d in flight", callers), Want: "at least the best peer's " + share(most/ceiling)}
 	if s, ok := item.answer(only).at(callers); ok {
-		got := over(s.Trials, throughput)
-		g.Known, g.Reached, g.Measured = true, got.Median >= most, told(over(s.Trials, ofCeiling), share)
+		got := spreadOf(s.Trials, throughput)
+		g.Known, g.Reached, g.Measured = true, got.Median >= most, formatSpread(spreadOf(s.Trials, ofCeiling), share)
 	}
 	return g
 }
@@ -98,8 +97,8 @@ func ofCeiling(t Trial) float64 { return t.ThroughputPerS / ceiling }
 func batchLatencyGoal(item Measured, callers int, want float64) Goal {
 	g := Goal{Number: Batching, What: fmt.Sprintf("batches, P50, %d in flight", callers), Want: "at most " + milliseconds(want)}
 	if s, ok := item.answer(only).at(callers); ok {
-		got := over(s.Trials, p50)
-		g.Known, g.Reached, g.Measured = true, got.Median <= want, told(got, milliseconds)
+		got := spreadOf(s.Trials, p50)
+		g.Known, g.Reached, g.Measured = true, got.Median <= want, formatSpread(got, milliseconds)
 	}
 	return g
 }
@@ -107,7 +106,7 @@ func batchLatencyGoal(item Measured, callers int, want float64) Goal {
 func goodputGoal(item Measured, offered string) Goal {
 	g := Goal{Number: Overload, What: fmt.Sprintf("goodput at %s times the peak, as a share of the peak", offered), Want: "at least " + percent(wantGoodput)}
 	if got, ok := item.shareOfPeak(offered); ok {
-		g.Known, g.Reached, g.Measured = true, got.Median >= wantGoodput, told(got, share)
+		g.Known, g.Reached, g.Measured = true, got.Median >= wantGoodput, formatSpread(got, share)
 	}
 	return g
 }
@@ -118,29 +117,29 @@ func (m Measured) shareOfPeak(offered string) (spread, bool) {
 	if len(most) != 1 || len(loads) != 1 {
 		return spread{}, false
 	}
-	whole := over(most[0].Trials, goodput).Median
+	whole := spreadOf(most[0].Trials, goodput).Median
 	if whole == 0 {
 		return spread{}, false
 	}
-	return over(loads[0].Trials, func(t Trial) float64 { return t.Goodput / whole }), true
+	return spreadOf(loads[0].Trials, func(t Trial) float64 { return t.Goodput / whole }), true
 }
 
 func flatGoals(r Results) []Goal {
-	samples := r.soaked()
+	samples := r.soakSamples()
 	var out []Goal
-	for _, kept := range keptFlat() {
-		g := Goal{Number: Soak, What: kept.name + " during a long load", Want: "flat"}
-		if s, ok := stays(samples, kept.of, kept.room); ok && s.early > 0 {
-			g.Known, g.Reached = true, s.flat()
-			g.Measured = fmt.Sprintf("%s early, %s late", kept.unit(s.early), kept.unit(s.late))
+	for _, f := range steadyFigures() {
+		g := Goal{Number: Soak, What: f.name + " during a long load", Want: "flat"}
+		if s, ok := growthOf(samples, f.of, f.room); ok && s.early > 0 {
+			g.Known, g.Reached = true, s.isFlat()
+			g.Measured = fmt.Sprintf("%s early, %s late", f.unit(s.early), f.unit(s.late))
 		}
 		out = append(out, g)
 	}
 	return out
 }
 
-// soaked returns the samples of the long load.
-func (r Results) soaked() []bench.ProcessSample {
+// soakSamples returns the samples of the long load.
+func (r Results) soakSamples() []bench.ProcessSample {
 	item, _ := r.Item(Soak)
 	loads := item.answer(soak).Loads
 	if len(loads) == 0 || len(loads[0].Trials) == 0 {
@@ -149,27 +148,27 @@ func (r Results) soaked() []bench.ProcessSample {
 	return loads[0].Trials[0].Samples
 }
 
-// Room that a process may take later and still be flat, beside a tenth: what a heap is
-// now and then greater by before it is collected, and a few goroutines.
+// A process whose figures grow by less is flat: by a tenth, and by some MB, as the time of
+// a collection varies, or some goroutines.
 const (
-	growth     = 1.10
+	maxGrowth  = 1.10
 	roomMB     = 4.0
 	roomOthers = 10.0
-	// fewSamples are too few to say anything.
+	// fewSamples are too few for a conclusion.
 	fewSamples = 8
 )
 
-// stay is how a figure of a process was early, and late.
-type stay struct{ early, late, room float64 }
+// growth is a figure of a process early and late in a run.
+type growth struct{ early, late, room float64 }
 
-func (s stay) flat() bool { return s.late <= s.early*growth+s.room }
+func (s growth) isFlat() bool { return s.late <= s.early*maxGrowth+s.room }
 
-// stays compares the medians of the second and of the last quarter of the samples; none
-// where these are too few. The first quarter is left out, as pools and queues fill then.
-func stays(samples []bench.ProcessSample, figure func(bench.ProcessSample) float64, room float64) (stay, bool) {
+// growthOf compares the medians of the second and of the last quarter of the samples;
+// false if there are too few. Pools and queues fill during the first quarter.
+func growthOf(samples []bench.ProcessSample, figure func(bench.ProcessSample) float64, room float64) (growth, bool) {
 	n := len(samples)
 	if n < fewSamples {
-		return stay{}, false
+		return growth{}, false
 	}
 	quarter := func(from, to int) float64 {
 		all := make([]float64, 0, to-from)
@@ -178,44 +177,44 @@ func stays(samples []bench.ProcessSample, figure func(bench.ProcessSample) float
 		}
 		return compare.RatioOf(all).Median
 	}
-	return stay{early: quarter(n/4, n/2), late: quarter(n-n/4, n), room: room}, true
+	return growth{early: quarter(n/4, n/2), late: quarter(n-n/4, n), room: room}, true
 }
 
-// kept is a figure of a process that is to stay as it is.
-type kept struct {
+// steadyFigure is a figure of a process that should not grow.
+type steadyFigure struct {
 	name string
 	of   func(bench.ProcessSample) float64
-	// room is how much more it may be later, beside a tenth.
+	// room is the growth that is allowed beside a tenth.
 	room float64
 	unit func(float64) string
 }
 
-func keptFlat() []kept {
+func steadyFigures() []steadyFigure {
 	megabytes := func(v float64) string { return bench.Rounded(v) + " MB" }
-	return []kept{
+	return []steadyFigure{
 		{"the heap", func(s bench.ProcessSample) float64 { return s.HeapMB }, roomMB, megabytes},
 		{"the process's memory", func(s bench.ProcessSample) float64 { return s.RSSMB }, roomMB, megabytes},
 		{"goroutines", func(s bench.ProcessSample) float64 { return float64(s.Goroutines) }, roomOthers, bench.Rounded},
 	}
 }
 
-// ceiling is how many items a second the worker of Batching can do: 32 in 11.4 ms.
+// ceiling is the most items per second of the worker of Batching: 32 in 11.4 ms.
 const ceiling = 32 / 0.0114
 
-// peer is another server, with the same work.
+// peer is another server with the same work.
 type peer struct {
 	name string
-	// batching and noop are what it came to, by callers.
+	// batching and noop are its figures by number of callers.
 	batching, noop map[int]figure
 }
 
-// figure is answers a second and latencies.
+// figure is answers per second and latencies in milliseconds.
 type figure struct{ perS, p50, p99 float64 }
 
-// peers are what others came to with the same two workers. They were measured by the
-// project, on another machine of two cores than the suite's results may be of: closed
-// loop, one worker, each within some 15 %. So they are compared as shares of the ceiling,
-// which sleeps and does not depend on the machine.
+// peers returns the figures of other servers with the same two workers. The project
+// measured them on another machine of two cores: closed loop, one worker, each within
+// some 15 %. So they are compared as shares of the ceiling, which is a sleep and does not
+// depend on the machine.
 func peers() []peer {
 	return []peer{
 		{
@@ -234,7 +233,7 @@ func peers() []peer {
 	}
 }
 
-// best returns the most that a peer came to with so many callers.
+// best returns the highest throughput of a peer with that number of callers.
 func best(callers int) (perS float64) {
 	for _, p := range peers() {
 		perS = max(perS, p.batching[callers].perS)
@@ -242,7 +241,7 @@ func best(callers int) (perS float64) {
 	return perS
 }
 
-// cells returns a peer's answers a second, P50 and P99, for a table.
+// cells returns a peer's answers per second, P50 and P99 for a table.
 func (f figure) cells() []string {
 	known := func(v float64, text string) string {
 		if v == 0 {

@@ -9,11 +9,11 @@ import (
 	"github.com/stagemesh/stagemesh/bench/suite"
 )
 
-// verdicts are those of the goals of an item, in their order.
-func verdicts(r suite.Results, n suite.Number) (out []string) {
+// statuses are those of an item's goals, in order.
+func statuses(r suite.Results, n suite.Number) (out []string) {
 	for _, g := range suite.Goals(r) {
 		if g.Number == n {
-			out = append(out, g.Verdict())
+			out = append(out, g.Status())
 		}
 	}
 	return out
@@ -25,7 +25,7 @@ const (
 	unknown    = "not measured"
 )
 
-func TestGoalsAreHeldToTheMedian(t *testing.T) {
+func TestGoalsApplyToTheMedian(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		ratio, slower, kept, grows float64
@@ -36,7 +36,7 @@ func TestGoalsAreHeldToTheMedian(t *testing.T) {
 		"all is well, in one process": {0.81, 1.29, 860, 0, suite.InProcess, []string{reached, reached, reached}},
 		"too few answers":             {0.79, 1.29, 860, 0, suite.Processes, []string{notReached, notReached, reached}},
 		"too late":                    {0.81, 1.31, 860, 0, suite.InProcess, []string{reached, reached, notReached}},
-		// The best peers have 60, 424, 2260, 2441 and 2508; the last two are of P50.
+		// The best peers have 60, 424, 2260, 2441 and 2508; the last two goals are of P50.
 		"batches":       {1, 1, 1000, 0, suite.Batching, []string{reached, reached, reached, reached, reached, reached, reached}},
 		"goodput":       {1, 1, 851, 0, suite.Overload, []string{reached, reached}},
 		"too little":    {1, 1, 849, 0, suite.Overload, []string{reached, notReached}},
@@ -46,14 +46,14 @@ func TestGoalsAreHeldToTheMedian(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got := verdicts(known(test.ratio, test.slower, test.kept, test.grows), test.item); !slices.Equal(got, test.want) {
+			if got := statuses(known(test.ratio, test.slower, test.kept, test.grows), test.item); !slices.Equal(got, test.want) {
 				t.Errorf("got %q, want %q", got, test.want)
 			}
 		})
 	}
 }
 
-func TestAPeerThatIsBetterIsAGoalNotReached(t *testing.T) {
+func TestBetterPeerMeansGoalNotReached(t *testing.T) {
 	t.Parallel()
 	r := known(1, 1, 1000, 0)
 	loads := r.Items[suite.Batching-1].Commands[0].Loads
@@ -62,27 +62,27 @@ func TestAPeerThatIsBetterIsAGoalNotReached(t *testing.T) {
 		loads[i].Trials[0].P50MS, loads[i].Trials[1].P50MS = 8, 8
 	}
 	want := []string{reached, reached, reached, notReached, notReached, notReached, reached}
-	if got := verdicts(r, suite.Batching); !slices.Equal(got, want) {
+	if got := statuses(r, suite.Batching); !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
 
-func TestWhatWasNotMeasuredIsNotReached(t *testing.T) {
+func TestUnmeasuredGoalsAreUnknown(t *testing.T) {
 	t.Parallel()
 	few := known(1, 1, 1000, 0)
 	soaked := &few.Items[suite.Soak-1].Commands[1].Loads[0].Trials[0]
 	soaked.Samples = soaked.Samples[:7]
-	if got := verdicts(few, suite.Soak); !slices.Equal(got, []string{unknown, unknown, unknown}) {
-		t.Errorf("of few samples it says %q", got)
+	if got := statuses(few, suite.Soak); !slices.Equal(got, []string{unknown, unknown, unknown}) {
+		t.Errorf("few samples give %q", got)
 	}
 	for _, g := range suite.Goals(suite.Results{}) {
-		if g.Verdict() != unknown || g.Measured != "" || g.Want == "" || g.What == "" {
+		if g.Status() != unknown || g.Measured != "" || g.Want == "" || g.What == "" {
 			t.Errorf("got %+v", g)
 		}
 	}
 }
 
-func TestAGoalTellsOnWhichSideItIs(t *testing.T) {
+func TestGoalIsFormattedPrecisely(t *testing.T) {
 	t.Parallel()
 	g := suite.Goals(known(0.797, 1, 1000, 0))[0]
 	if g.Reached || g.Measured != "0.797x (0.717x-0.877x)" || g.Want != "at least 0.80x" || !strings.Contains(g.What, "64 in flight") {
@@ -90,7 +90,7 @@ func TestAGoalTellsOnWhichSideItIs(t *testing.T) {
 	}
 }
 
-func TestTheSlopeIsThatOfTheLine(t *testing.T) {
+func TestSlopeIsLeastSquares(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		xs, ys []float64

@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// Number names an item.
+// Number identifies an item.
 type Number int
 
-// Item is one question.
+// Item is one question, answered by commands.
 type Item struct {
 	Number Number
 	Title  string
@@ -16,13 +16,13 @@ type Item struct {
 	Rounds []Round
 }
 
-// Round is commands that are run in turns, so often.
+// Round is commands that alternate, Times times.
 type Round struct {
 	Times    int
 	Commands []Command
 }
 
-// Takes is about how long the item takes.
+// Takes is the approximate duration of the item.
 func (i Item) Takes() (out time.Duration) {
 	for _, round := range i.Rounds {
 		for _, c := range round.Commands {
@@ -32,8 +32,8 @@ func (i Item) Takes() (out time.Duration) {
 	return out
 }
 
-// Only returns the items of those numbers, all where there is none.
-func Only(items []Item, numbers []int) ([]Item, error) {
+// Select returns the items of those numbers, or all without numbers.
+func Select(items []Item, numbers []int) ([]Item, error) {
 	if len(numbers) == 0 {
 		return items, nil
 	}
@@ -52,25 +52,25 @@ func Only(items []Item, numbers []int) ([]Item, error) {
 	return out, nil
 }
 
-// Pace says how long the suite takes its time.
+// Pace sets the durations and repetitions of the suite.
 type Pace struct {
-	// Quick says that the figures are for trying the suite out, and for nothing else.
+	// Quick marks figures that only try the suite out.
 	Quick bool
-	// Warmup comes before each run, which is measured for Run; Long is for loads whose
-	// last answers come late.
+	// Warmup precedes each run. Run is its length; Long is that of loads whose last
+	// answers come late.
 	Warmup, Run, Long time.Duration
-	// Pairs of mesh and baseline, and Repeats of what has none.
+	// Pairs of mesh and baseline, and Repeats without a baseline.
 	Pairs, Repeats int
-	// Soak is how long the load is that shows whether memory stays.
+	// Soak is the length of the load that shows whether memory grows.
 	Soak time.Duration
 }
 
-// Full is that of figures that are published.
+// Full is the pace of published figures.
 func Full() Pace {
 	return Pace{Warmup: time.Second, Run: 3 * time.Second, Long: 10 * time.Second, Pairs: 5, Repeats: 5, Soak: 10 * time.Minute}
 }
 
-// Quick is for trying out.
+// Quick is the pace of a trial.
 func Quick() Pace {
 	return Pace{Quick: true, Warmup: 300 * time.Millisecond, Run: 700 * time.Millisecond, Long: 2 * time.Second, Pairs: 2, Repeats: 2, Soak: 20 * time.Second}
 }
@@ -90,7 +90,7 @@ const (
 	Tracing
 )
 
-// Names of commands that others, or the page, look for.
+// Names of commands that other commands or the page refer to.
 const (
 	peak     = "peak"
 	soak     = "soak"
@@ -101,14 +101,14 @@ const (
 	only     = "all"
 )
 
-// size is that of a payload where nothing else is said.
+// size is the default size of a payload.
 const size = "1KiB"
 
-// rows is the same as a tensor of one row, for the workers.
+// rows is a tensor of one row and the same size, for the workers.
 const rows = "x=UINT8[1,1024]"
 
-// patience is how long the callers of the overload wait: as an impatient user would.
-const patience = 500 * time.Millisecond
+// callerTimeout is the timeout of requests during overload, as of an impatient user.
+const callerTimeout = 500 * time.Millisecond
 
 // Items returns the whole suite.
 func Items(p Pace) []Item {
@@ -127,7 +127,7 @@ func Items(p Pace) []Item {
 	}
 }
 
-// echo asks stages that give back what they get.
+// echo measures stages that return their input.
 func (p Pace) echo(mesh, name string, processes bool, callers ...int) Command {
 	return Command{
 		Name: name, Pipeline: "echo", Mesh: mesh, Processes: processes, Payload: size, Concurrency: callers,
@@ -135,7 +135,7 @@ func (p Pace) echo(mesh, name string, processes bool, callers ...int) Command {
 	}
 }
 
-// worker asks a stage whose code is a process in Python.
+// worker measures a stage whose worker is a process in Python.
 func (p Pace) worker(name string, callers ...int) Command {
 	return Command{
 		Name: only, Pipeline: name, Mesh: name + ".yaml", Processes: true, Tensor: rows, Concurrency: callers,
@@ -151,7 +151,7 @@ func (p Pace) compared(commands ...Command) []Round {
 	return []Round{{Times: 1, Commands: commands}}
 }
 
-// repeated runs commands in turns.
+// repeated alternates commands.
 func (p Pace) repeated(commands ...Command) []Round {
 	return []Round{{Times: p.Repeats, Commands: commands}}
 }
@@ -185,11 +185,11 @@ func (p Pace) durabilities() []Round {
 	return p.compared(memory, file)
 }
 
-// overload finds the peak first, and then offers some times as much.
+// overload measures the peak first, and then offers multiples of it.
 func (p Pace) overload() []Round {
 	most := Command{
 		Name: peak, Pipeline: "overload", Mesh: "overload.yaml", Processes: true, Payload: size, Concurrency: []int{64},
-		Timeout: patience, Deadline: patience, Warmup: p.Warmup, Duration: p.Long,
+		Timeout: callerTimeout, Deadline: callerTimeout, Warmup: p.Warmup, Duration: p.Long,
 	}
 	offered := func(times float64) Command {
 		c := most

@@ -37,7 +37,7 @@ func commandsOf(items []suite.Item) (out []suite.Command) {
 	return out
 }
 
-func TestTheProgramTakesEveryCommandOfTheSuite(t *testing.T) {
+func TestProgramAcceptsCommandsOfSuite(t *testing.T) {
 	t.Parallel()
 	for _, c := range append(commandsOf(suite.Items(suite.Full())), suite.ShortCommand()) {
 		cmd, err := parse(c.Arguments(repository + "/bench"))
@@ -71,7 +71,7 @@ func TestEveryMeshFileIsMeasured(t *testing.T) {
 	}
 }
 
-func TestTheSuiteTakesFortyMinutesAtMostAndAQuickOneFive(t *testing.T) {
+func TestSuiteTakesAtMostFortyMinutes(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		pace suite.Pace
@@ -87,7 +87,7 @@ func TestTheSuiteTakesFortyMinutesAtMostAndAQuickOneFive(t *testing.T) {
 	}
 }
 
-func TestWhatIsPublishedIsMeasuredFiveTimes(t *testing.T) {
+func TestPublishedFiguresAreMeasuredFiveTimes(t *testing.T) {
 	t.Parallel()
 	for _, item := range suite.Items(suite.Full()) {
 		for _, round := range item.Rounds {
@@ -100,7 +100,7 @@ func TestWhatIsPublishedIsMeasuredFiveTimes(t *testing.T) {
 	}
 }
 
-func TestItemsAreNumberedAndTheirCommandsAreToldApart(t *testing.T) {
+func TestItemsAndCommandsAreUnique(t *testing.T) {
 	t.Parallel()
 	for i, item := range suite.Items(suite.Full()) {
 		names := map[string]bool{}
@@ -123,22 +123,22 @@ func TestShortIsShort(t *testing.T) {
 	}
 }
 
-func TestOnlyTheItemsThatAreNamed(t *testing.T) {
+func TestSelectReturnsNamedItems(t *testing.T) {
 	t.Parallel()
 	all := suite.Items(suite.Quick())
-	some, err := suite.Only(all, []int{5, 1})
+	some, err := suite.Select(all, []int{5, 1})
 	if err != nil || len(some) != 2 || some[0].Number != suite.Batching || some[1].Number != suite.Processes {
 		t.Errorf("got %v, %v", some, err)
 	}
-	if same, err := suite.Only(all, nil); err != nil || len(same) != len(all) {
+	if same, err := suite.Select(all, nil); err != nil || len(same) != len(all) {
 		t.Errorf("got %v, %v", same, err)
 	}
-	if _, err := suite.Only(all, []int{1, 12}); err == nil || !strings.HasPrefix(err.Error(), "--only: there is no item 12") {
+	if _, err := suite.Select(all, []int{1, 12}); err == nil || !strings.HasPrefix(err.Error(), "--only: there is no item 12") {
 		t.Errorf("got %v", err)
 	}
 }
 
-func TestALineIsSafeToType(t *testing.T) {
+func TestLineIsQuoted(t *testing.T) {
 	t.Parallel()
 	c := suite.Command{Pipeline: "p", Mesh: "m.yaml", Tensor: "x=UINT8[1,4]", Rate: 12.5, Timeout: time.Second, Deadline: time.Second, Durability: "file", Traced: true, Pairs: 3}
 	const want = "bin/bench run p --mesh bench/m.yaml --tensor 'x=UINT8[1,4]' --rate 12.5 --arrivals poisson --timeout 1s --deadline 1s " +

@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "run" {
-		// It is the program that a test has the suite measure.
+		// It is the program that the suite runs in a test.
 		cmd := compare.NewCommand()
 		cmd.SetArgs(os.Args[2:])
 		if err := cmd.ExecuteContext(context.Background()); err != nil {
@@ -34,12 +34,12 @@ func TestMain(m *testing.M) {
 // repository is the root, from this package's folder.
 const repository = "../.."
 
-// fake stands for the program, which does what the script in the folder says.
+// fake replaces the program. It runs the script in the folder.
 const fake = "testdata/program.sh"
 
-// scripted returns a folder whose meshes are answered by a script, and what was asked of
-// them.
-func scripted(t *testing.T, script string, reports map[string]compare.Report) (folder string, asked func() []string) {
+// scripted returns a folder with a script for the fake program, and a function that
+// returns the arguments of its calls.
+func scripted(t *testing.T, script string, reports map[string]compare.Report) (folder string, calls func() []string) {
 	t.Helper()
 	folder = t.TempDir()
 	put := func(name string, text []byte) {
@@ -56,7 +56,7 @@ func scripted(t *testing.T, script string, reports map[string]compare.Report) (f
 		put(name, text)
 	}
 	return folder, func() []string {
-		text, err := os.ReadFile(filepath.Join(folder, "asked"))
+		text, err := os.ReadFile(filepath.Join(folder, "calls"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -64,8 +64,8 @@ func scripted(t *testing.T, script string, reports map[string]compare.Report) (f
 	}
 }
 
-// told is a report of one run for each of the loads, a thousand answers a second each.
-func told(loads ...bench.Load) compare.Report {
+// reportOf is a report of one run per load, with a thousand answers per second.
+func reportOf(loads ...bench.Load) compare.Report {
 	out := compare.Report{Report: bench.Report{Version: bench.ReportVersion, Product: "v1.2.3"}}
 	for _, l := range loads {
 		out.Runs = append(out.Runs, bench.Run{
@@ -77,7 +77,7 @@ func told(loads ...bench.Load) compare.Report {
 
 func callers(n int) bench.Load { return bench.Load{Kind: bench.Closed, Concurrency: n} }
 
-// command is one of 10 ms, of so many callers.
+// command is a command of 10 ms.
 func command(name string, callers ...int) suite.Command {
 	return suite.Command{Name: name, Pipeline: "echo", Mesh: "echo.yaml", Payload: "1KiB", Concurrency: callers, Duration: 10 * time.Millisecond}
 }

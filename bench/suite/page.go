@@ -18,7 +18,7 @@ import (
 //go:embed performance.md.tmpl
 var pageText string
 
-// Page returns the page that tells the results, in Markdown.
+// Page returns the page of the results, in Markdown.
 func Page(r Results) ([]byte, error) {
 	text, err := template.New("performance.md").Option("missingkey=error").Parse(pageText)
 	if err != nil {
@@ -31,14 +31,14 @@ func Page(r Results) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// Names of what Render writes, in the folder of the documentation.
+// Names in the folder of the documentation.
 const (
 	pageFile       = "performance.md"
 	picturesFolder = "performance"
 )
 
-// Render writes the page and its pictures into a folder, and removes those that there is
-// nothing for any more.
+// Render writes the page and its pictures into a folder, and removes pictures that have no
+// figures any more.
 func Render(r Results, docs string) error {
 	page, err := Page(r)
 	if err != nil {
@@ -66,15 +66,15 @@ func Render(r Results, docs string) error {
 	return os.WriteFile(filepath.Join(docs, pageFile), page, 0o644)
 }
 
-// view is what the template sees.
+// view is the data of the template.
 type view struct{ Results }
 
-// Quick says that something of it was only tried out.
+// Quick is true if an item is only a trial.
 func (v view) Quick() bool {
 	return slices.ContainsFunc(v.Items, func(m Measured) bool { return m.Quick })
 }
 
-// Days are the first and the last that something was measured on.
+// Days are the first and the last day of measurement.
 func (v view) Days() string {
 	var all []string
 	for _, m := range v.Items {
@@ -90,7 +90,7 @@ func (v view) Days() string {
 	return all[0]
 }
 
-// CPU is the processor in words.
+// CPU describes the processor.
 func (v view) CPU() string {
 	out := fmt.Sprintf("%d cores", v.Machine.Cores)
 	if v.Machine.CPU != "" {
@@ -99,16 +99,16 @@ func (v view) CPU() string {
 	return out
 }
 
-// Goals is their table.
+// Goals is the table of goals.
 func (v view) Goals() string {
 	t := table{head: []string{"item", "what", "goal", "measured", ""}}
 	for _, g := range Goals(v.Results) {
-		t.add(fmt.Sprint(g.Number), g.What, g.Want, g.Measured, g.Verdict())
+		t.add(fmt.Sprint(g.Number), g.What, g.Want, g.Measured, g.Status())
 	}
 	return t.String()
 }
 
-// Throughput says in words what the mesh keeps of the baseline with 64 in flight.
+// Throughput is a clause about the throughput with 64 requests in flight.
 func (v view) Throughput() string {
 	for _, of := range []struct {
 		Number
@@ -116,25 +116,25 @@ func (v view) Throughput() string {
 	}{{Processes, "in processes"}, {InProcess, "in one process"}} {
 		item, _ := v.Item(of.Number)
 		if s, ok := item.answer(only).at(64); ok && s.Comparison != nil {
-			return fmt.Sprintf("With 64 requests in flight a mesh of three stages %s answers %s as many a second as the baseline",
+			return fmt.Sprintf("With 64 requests in flight, a mesh of three stages %s has %s of the baseline's throughput",
 				of.place, times(s.Comparison.Throughput.Median))
 		}
 	}
 	return ""
 }
 
-// Hop says in words what a stage costs.
+// Hop describes the cost of a stage.
 func (v view) Hop() string {
 	ours, bare, known := v.hops()
 	if !known {
 		return ""
 	}
-	return fmt.Sprintf("With one request in flight P50 grows by %s for each stage, and the baseline's by %s. "+
-		"With 64 in flight each stage costs the machine %s a request, and %s in the baseline.",
+	return fmt.Sprintf("With one request in flight, each stage adds %s to P50, and %s to the baseline's. "+
+		"With 64 in flight, each stage costs the machine %s per request, and %s in the baseline.",
 		milliseconds(ours.Latency), milliseconds(bare.Latency), milliseconds(ours.Work), milliseconds(bare.Work))
 }
 
-// Section is what there is of an item: tables, pictures and commands, in this order.
+// Section has the tables, pictures and commands of an item.
 func (v view) Section(n int) string {
 	item, ok := v.Item(Number(n))
 	if !ok {
@@ -149,17 +149,17 @@ func (v view) tables(item Measured) []string {
 	case Processes:
 		return []string{item.compared("")}
 	case InProcess:
-		return []string{item.compared(""), image(throughputPicture, "Answers a second over the baseline's, by requests in flight")}
+		return []string{item.compared(""), image(throughputPicture, "Answers per second over the baseline's, by requests in flight")}
 	case Stages:
-		return []string{item.compared("stages"), image(stagesPicture, "P50 by the number of stages, of mesh and baseline")}
+		return []string{item.compared("stages"), image(stagesPicture, "P50 of mesh and baseline by number of stages")}
 	case Hosts:
 		return []string{item.compared("hosts")}
 	case Batching:
-		return []string{item.batching(), image(batchingPicture, "Share of what the worker can do, by requests in flight")}
+		return []string{item.batching(), image(batchingPicture, "Share of the worker's maximum, by requests in flight")}
 	case Noop:
 		return []string{item.noop()}
 	case Overload:
-		return []string{item.overload(), image(overloadPicture, "Goodput under overload, over the peak's")}
+		return []string{item.overload(), image(overloadPicture, "Goodput under overload over the peak's")}
 	case Payloads:
 		return []string{item.compared("payload")}
 	case Durability:
@@ -184,7 +184,7 @@ func image(name, text string) string {
 	return fmt.Sprintf("![%s](%s/%s)", text, picturesFolder, name)
 }
 
-// commands is a block of the command lines.
+// commands is a code block of the command lines.
 func (m Measured) commands() string {
 	lines := make([]string, len(m.Commands))
 	for i, a := range m.Commands {
@@ -193,7 +193,7 @@ func (m Measured) commands() string {
 	return "```sh\n" + strings.Join(lines, "\n") + "\n```"
 }
 
-// table is one in Markdown.
+// table is a table in Markdown.
 type table struct {
 	head []string
 	rows [][]string
@@ -217,11 +217,11 @@ func (t table) String() string {
 	return strings.TrimSuffix(out.String(), "\n")
 }
 
-// compared is a table of loads that were asked of mesh and baseline; what names the
-// commands, where there are several.
+// compared is a table of loads on mesh and baseline. If what is not empty, it is the head
+// of a column with the names of the commands.
 func (m Measured) compared(what string) string {
 	t := table{head: []string{
-		"in flight", "answers a second", "baseline", "ratio", "P50", "baseline", "ratio", "P99", "baseline", "ratio",
+		"in flight", "answers per second", "baseline", "ratio", "P50", "baseline", "ratio", "P99", "baseline", "ratio",
 	}}
 	if what != "" {
 		t.head = append([]string{what}, t.head...)
@@ -244,26 +244,26 @@ func (m Measured) compared(what string) string {
 func (s Series) comparison() []string {
 	ours, bare := side(s.Comparison, mesh), side(s.Comparison, baseline)
 	of := func(runs []Trial, figure func(Trial) float64, as func(float64) string) string {
-		return as(over(runs, figure).Median)
+		return as(spreadOf(runs, figure).Median)
 	}
 	return []string{
 		s.inFlight(),
-		of(ours, throughput, bench.Rounded), of(bare, throughput, bench.Rounded), told(s.Comparison.Throughput, times),
-		of(ours, p50, milliseconds), of(bare, p50, milliseconds), told(s.Comparison.P50, times),
-		of(ours, p99, milliseconds), of(bare, p99, milliseconds), told(s.Comparison.P99, times),
+		of(ours, throughput, bench.Rounded), of(bare, throughput, bench.Rounded), formatSpread(s.Comparison.Throughput, times),
+		of(ours, p50, milliseconds), of(bare, p50, milliseconds), formatSpread(s.Comparison.P50, times),
+		of(ours, p99, milliseconds), of(bare, p99, milliseconds), formatSpread(s.Comparison.P99, times),
 	}
 }
 
 func (s Series) inFlight() string { return fmt.Sprint(s.Load.Concurrency) }
 
-// batching is the table of that item, with the peers.
+// batching is the table of the item of that name, with the peers.
 func (m Measured) batching() string {
-	t := table{head: []string{"in flight", "answers a second", "of the ceiling", "P50", "P99", "mean batch"}}
+	t := table{head: []string{"in flight", "answers per second", "of the ceiling", "P50", "P99", "mean batch"}}
 	for _, p := range peers() {
 		t.head = append(t.head, p.name, "P50")
 	}
 	for _, s := range m.answer(only).Loads {
-		cells := append(s.alone(ofCeiling), bench.Rounded(over(s.Trials, batchSize).Median))
+		cells := append(s.cells(ofCeiling), bench.Rounded(spreadOf(s.Trials, batchSize).Median))
 		for _, p := range peers() {
 			theirs := p.batching[s.Load.Concurrency]
 			cells = append(cells, share(theirs.perS/ceiling), milliseconds(theirs.p50))
@@ -275,38 +275,37 @@ func (m Measured) batching() string {
 
 func batchSize(t Trial) float64 { return t.BatchSize }
 
-// alone are the cells of a load without a baseline; with a share of something where it is
-// given.
-func (s Series) alone(of func(Trial) float64) []string {
-	cells := []string{s.inFlight(), told(over(s.Trials, throughput), bench.Rounded)}
+// cells are those of a load without a baseline, with a share unless it is nil.
+func (s Series) cells(of func(Trial) float64) []string {
+	cells := []string{s.inFlight(), formatSpread(spreadOf(s.Trials, throughput), bench.Rounded)}
 	if of != nil {
-		cells = append(cells, told(over(s.Trials, of), share))
+		cells = append(cells, formatSpread(spreadOf(s.Trials, of), share))
 	}
-	return append(cells, told(over(s.Trials, p50), milliseconds), told(over(s.Trials, p99), milliseconds))
+	return append(cells, formatSpread(spreadOf(s.Trials, p50), milliseconds), formatSpread(spreadOf(s.Trials, p99), milliseconds))
 }
 
-// noop is the table of that item, with the one peer that is known.
+// noop is the table of the item of that name, with its one peer.
 func (m Measured) noop() string {
 	peer := peers()[0]
-	t := table{head: []string{"in flight", "answers a second", "P50", "P99", "mean batch", peer.name, "P50", "P99"}}
+	t := table{head: []string{"in flight", "answers per second", "P50", "P99", "mean batch", peer.name, "P50", "P99"}}
 	for _, s := range m.answer(only).Loads {
-		t.add(append(append(s.alone(nil), bench.Rounded(over(s.Trials, batchSize).Median)), peer.noop[s.Load.Concurrency].cells()...)...)
+		t.add(append(append(s.cells(nil), bench.Rounded(spreadOf(s.Trials, batchSize).Median)), peer.noop[s.Load.Concurrency].cells()...)...)
 	}
 	return t.String()
 }
 
-// overload is the table of that item.
+// overload is the table of the item of that name.
 func (m Measured) overload() string {
-	t := table{head: []string{"offered", "a second", "goodput a second", "of the peak", "P50 of answers", "P99 of answers", "refused", "P50 of refusals", "P99 of refusals"}}
+	t := table{head: []string{"offered", "per second", "goodput per second", "of the peak", "P50 of answers", "P99 of answers", "refused", "P50 of refusals", "P99 of refusals"}}
 	for _, a := range m.Commands {
 		for _, s := range a.Loads {
-			name, rate, of := "the peak, by 64 callers who wait", "", ""
+			name, rate, of := "the peak, by 64 waiting callers", "", ""
 			if got, ok := m.shareOfPeak(a.Name); ok && a.Name != peak {
-				name, rate, of = a.Name+" times the peak", bench.Rounded(s.Load.RatePerS), told(got, percent)
+				name, rate, of = a.Name+" times the peak", bench.Rounded(s.Load.RatePerS), formatSpread(got, percent)
 			}
 			cells := []string{
-				name, rate, told(over(s.Trials, goodput), bench.Rounded), of,
-				told(over(s.Trials, p50), milliseconds), told(over(s.Trials, p99), milliseconds),
+				name, rate, formatSpread(spreadOf(s.Trials, goodput), bench.Rounded), of,
+				formatSpread(spreadOf(s.Trials, p50), milliseconds), formatSpread(spreadOf(s.Trials, p99), milliseconds),
 			}
 			t.add(append(cells, s.refusals()...)...)
 		}
@@ -314,22 +313,22 @@ func (m Measured) overload() string {
 	return t.String()
 }
 
-// refusals are the share of what was refused, and how long that took; empty where
-// nothing was.
+// refusals are the cells with the share and the latency of refusals; empty if there are
+// none.
 func (s Series) refusals() []string {
-	some := refusing(s.Trials)
+	some := withRefusals(s.Trials)
 	if len(some) == 0 {
 		return []string{"", "", ""}
 	}
 	return []string{
-		told(over(s.Trials, refused), percent),
-		told(over(some, func(t Trial) float64 { return t.RefusalP50MS }), milliseconds),
-		told(over(some, func(t Trial) float64 { return t.RefusalP99MS }), milliseconds),
+		formatSpread(spreadOf(s.Trials, refusedShare), percent),
+		formatSpread(spreadOf(some, func(t Trial) float64 { return t.RefusalP50MS }), milliseconds),
+		formatSpread(spreadOf(some, func(t Trial) float64 { return t.RefusalP99MS }), milliseconds),
 	}
 }
 
-// refusing are the runs in which anything was refused.
-func refusing(all []Trial) (out []Trial) {
+// withRefusals returns the runs with refusals.
+func withRefusals(all []Trial) (out []Trial) {
 	for _, t := range all {
 		if t.Refused > 0 {
 			out = append(out, t)
@@ -338,8 +337,8 @@ func refusing(all []Trial) (out []Trial) {
 	return out
 }
 
-// refused is the share of all requests that were.
-func refused(t Trial) float64 {
+// refusedShare is that of all requests.
+func refusedShare(t Trial) float64 {
 	all := t.Answered + t.Failed + t.NotSent
 	if all == 0 {
 		return 0
@@ -347,12 +346,12 @@ func refused(t Trial) float64 {
 	return float64(t.Refused) / float64(all)
 }
 
-// soak is the table of what the process had; empty where it is not known.
+// soak is the table of the process's figures; empty if there are none.
 func (r Results) soak() string {
 	t := table{head: []string{"", "second quarter", "last quarter"}}
-	samples := r.soaked()
-	for _, k := range keptFlat() {
-		if s, ok := stays(samples, k.of, k.room); ok && s.early > 0 {
+	samples := r.soakSamples()
+	for _, k := range steadyFigures() {
+		if s, ok := growthOf(samples, k.of, k.room); ok && s.early > 0 {
 			t.add(k.name, k.unit(s.early), k.unit(s.late))
 		}
 	}
@@ -362,9 +361,9 @@ func (r Results) soak() string {
 	return t.String()
 }
 
-// tracing is the table of that item. Ratios are of the two runs of each turn.
+// tracing is the table of the item of that name. Ratios are of the two runs of a turn.
 func (m Measured) tracing() string {
-	t := table{head: []string{"in flight", "answers a second, without", "carried", "ratio", "P50, without", "carried", "ratio"}}
+	t := table{head: []string{"in flight", "answers per second, without", "carried", "ratio", "P50, without", "carried", "ratio"}}
 	with := m.answer(carried)
 	for i, s := range m.answer(absent).Loads {
 		if i >= len(with.Loads) {
@@ -372,14 +371,14 @@ func (m Measured) tracing() string {
 		}
 		other := with.Loads[i]
 		t.add(s.inFlight(),
-			told(over(s.Trials, throughput), bench.Rounded), told(over(other.Trials, throughput), bench.Rounded), told(turns(other, s, throughput), times),
-			told(over(s.Trials, p50), milliseconds), told(over(other.Trials, p50), milliseconds), told(turns(other, s, p50), times))
+			formatSpread(spreadOf(s.Trials, throughput), bench.Rounded), formatSpread(spreadOf(other.Trials, throughput), bench.Rounded), formatSpread(pairedRatios(other, s, throughput), times),
+			formatSpread(spreadOf(s.Trials, p50), milliseconds), formatSpread(spreadOf(other.Trials, p50), milliseconds), formatSpread(pairedRatios(other, s, p50), times))
 	}
 	return t.String()
 }
 
-// turns returns the ratios of a figure, turn by turn.
-func turns(above, below Series, figure func(Trial) float64) spread {
+// pairedRatios returns the ratio of a figure in each turn.
+func pairedRatios(above, below Series, figure func(Trial) float64) spread {
 	n := min(len(above.Trials), len(below.Trials))
 	all := make([]Trial, 0, n)
 	for i := range n {
@@ -387,11 +386,10 @@ func turns(above, below Series, figure func(Trial) float64) spread {
 			all = append(all, Trial{Goodput: figure(above.Trials[i]) / of})
 		}
 	}
-	return over(all, goodput)
+	return spreadOf(all, goodput)
 }
 
-// failed tells of the requests that failed where none was to: refusals are no failures of
-// an overload.
+// failed is a sentence about unexpected failures. Refusals are expected during overload.
 func (m Measured) failed() string {
 	var all, failures int64
 	overload := m.Number == Overload
@@ -416,12 +414,12 @@ func (m Measured) failed() string {
 		return ""
 	}
 	if overload {
-		return fmt.Sprintf("Of the %d requests that were not refused %d failed.", all, failures)
+		return fmt.Sprintf("Of the %d requests that were not refused, %d failed.", all, failures)
 	}
-	return fmt.Sprintf("Of the %d requests %d failed.", all, failures)
+	return fmt.Sprintf("Of the %d requests, %d failed.", all, failures)
 }
 
-// milliseconds tells a duration of that many.
+// milliseconds formats a duration.
 func milliseconds(ms float64) string {
 	if ms > 0 && ms < 1 {
 		return strconv.FormatFloat(ms*1000, 'f', 0, 64) + " us"
@@ -431,17 +429,17 @@ func milliseconds(ms float64) string {
 
 func times(v float64) string { return strconv.FormatFloat(v, 'f', 2, 64) + "x" }
 
-// precisely is for what is held to a bound, so that rounding does not hide on which side
-// of it a ratio is.
-func precisely(v float64) string { return strconv.FormatFloat(v, 'f', 3, 64) + "x" }
+// preciseTimes is for ratios with a goal, so that rounding does not hide on which side of
+// the goal they are.
+func preciseTimes(v float64) string { return strconv.FormatFloat(v, 'f', 3, 64) + "x" }
 
 func percent(v float64) string { return strconv.FormatFloat(v*100, 'f', 0, 64) + " %" }
 
-// share tells a share to a tenth of a hundredth.
+// share formats a share with one decimal.
 func share(v float64) string { return strconv.FormatFloat(v*100, 'f', 1, 64) + " %" }
 
-// told is a median with its spread, where that can be seen.
-func told(s spread, as func(float64) string) string {
+// formatSpread formats a median, with its range if that is visible.
+func formatSpread(s spread, as func(float64) string) string {
 	median, low, high := as(s.Median), as(s.Min), as(s.Max)
 	if low == high {
 		return median

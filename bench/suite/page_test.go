@@ -22,7 +22,7 @@ func page(t *testing.T, r suite.Results) string {
 }
 
 // To update them: make bench-page.
-func TestTheCommittedPageIsWhatItsResultsSay(t *testing.T) {
+func TestCommittedPageMatchesResults(t *testing.T) {
 	t.Parallel()
 	r, err := suite.Read(repository + "/bench/results.json")
 	if err != nil {
@@ -80,7 +80,7 @@ func TestTheCommittedResultsAreSmallAndNameNoPlace(t *testing.T) {
 	}
 }
 
-func TestTheProgramTakesEveryCommandOfThePage(t *testing.T) {
+func TestProgramAcceptsCommandsOfPage(t *testing.T) {
 	t.Parallel()
 	lines := 0
 	for line := range strings.Lines(read(t, repository+"/docs/performance.md")) {
@@ -98,13 +98,13 @@ func TestTheProgramTakesEveryCommandOfThePage(t *testing.T) {
 	}
 }
 
-func TestEveryItemHasItsFiguresAndItsCommands(t *testing.T) {
+func TestEveryItemHasFiguresAndCommands(t *testing.T) {
 	t.Parallel()
 	got := page(t, known(0.85, 1.2, 900, 0))
 	for _, want := range []string{
-		"With 64 requests in flight a mesh of three stages in processes answers 0.85x as many a second as the baseline.",
-		"P50 grows by 500 us for each stage, and the baseline's by 250 us.",
-		"each stage costs the machine 100 us a request, and 50 us in the baseline.",
+		"With 64 requests in flight, a mesh of three stages in processes has 0.85x of the baseline's throughput.",
+		"each stage adds 500 us to P50, and 250 us to the baseline's.",
+		"each stage costs the machine 100 us per request, and 50 us in the baseline.",
 		"| 64 | 1700 | 2000 | 0.85x (0.77x-0.94x) |",
 		"| 8 | 64 | 1000 | 1667 | 0.60x (0.54x-0.66x) |",
 		"| 2 | 64 | 2000 | 2500 | 0.80x (0.72x-0.88x) |",
@@ -121,7 +121,7 @@ func TestEveryItemHasItsFiguresAndItsCommands(t *testing.T) {
 			t.Errorf("there is no %q in\n%s", want, got)
 		}
 	}
-	for _, bad := range []string{"not measured", "tried out", "NaN", "Inf", "<no value>", "failed."} {
+	for _, bad := range []string{"not measured", "from a trial", "NaN", "Inf", "<no value>", "failed."} {
 		if strings.Contains(got, bad) {
 			t.Errorf("there is %q in\n%s", bad, got)
 		}
@@ -131,7 +131,7 @@ func TestEveryItemHasItsFiguresAndItsCommands(t *testing.T) {
 	}
 }
 
-func TestThePageSaysWhatIsNotThere(t *testing.T) {
+func TestPageNamesMissingFigures(t *testing.T) {
 	t.Parallel()
 	nothing := page(t, suite.Results{Version: suite.Version})
 	if n := strings.Count(nothing, "It was not measured."); n != 11 {
@@ -143,14 +143,14 @@ func TestThePageSaysWhatIsNotThere(t *testing.T) {
 	r.Items[6].Commands[2].Loads[0].Trials[0].Failed = 251
 	r.Items[9].Commands[1].Loads[0].Trials[0].Samples = nil
 	got := page(t, r)
-	for _, want := range []string{"were only tried out", "Of the 2003 requests 3 failed.", "Of the 6001 requests that were not refused 1 failed.", "The report has no samples of the process."} {
+	for _, want := range []string{"are from a trial", "Of the 2003 requests, 3 failed.", "Of the 6001 requests that were not refused, 1 failed.", "The report has no samples of the process."} {
 		if !strings.Contains(got, want) {
 			t.Errorf("there is no %q in\n%s", want, got)
 		}
 	}
 }
 
-func TestPicturesAreDrawnOfWhatIsThere(t *testing.T) {
+func TestPicturesNeedFigures(t *testing.T) {
 	t.Parallel()
 	all, err := suite.Pictures(known(1, 1, 1000, 0))
 	if err != nil || len(all) != 6 {
@@ -171,7 +171,7 @@ func TestPicturesAreDrawnOfWhatIsThere(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotDrawnAnyMoreIsRemoved(t *testing.T) {
+func TestOldPicturesAreRemoved(t *testing.T) {
 	t.Parallel()
 	docs := t.TempDir()
 	if err := suite.Render(known(1, 1, 1000, 0), docs); err != nil {

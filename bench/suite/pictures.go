@@ -18,7 +18,7 @@ const (
 	goroutinesPicture = "goroutines.svg"
 )
 
-// picture is one that the results may have something for.
+// picture is drawn if the results have its figures.
 type picture struct {
 	name string
 	draw func(Results, io.Writer) (drawn bool, err error)
@@ -35,7 +35,7 @@ func pictures() []picture {
 	}
 }
 
-// Pictures returns those that there are figures for, as SVG by their names.
+// Pictures returns the pictures that have figures, as SVG by name.
 func Pictures(r Results) (map[string][]byte, error) {
 	out := map[string][]byte{}
 	for _, p := range pictures() {
@@ -53,7 +53,7 @@ func Pictures(r Results) (map[string][]byte, error) {
 
 func drawThroughput(r Results, out io.Writer) (bool, error) {
 	b := plot.Bars{
-		Title: "Answers a second, over the baseline's", Note: "three stages, 1 KiB, by requests in flight; the lines are the least and the greatest pair",
+		Title: "Answers per second over the baseline's", Note: "three stages, 1 KiB, by requests in flight; lines are the least and the greatest pair",
 		Y: plot.Axis{Unit: "x"}, Goal: wantThroughput, GoalName: "goal at 64 and 256",
 	}
 	for _, of := range []struct {
@@ -70,7 +70,7 @@ func drawThroughput(r Results, out io.Writer) (bool, error) {
 	return len(b.Series) > 0, plot.WriteBars(out, b)
 }
 
-// ratios returns those of throughput, by requests in flight.
+// ratios returns the ratios of throughput by requests in flight.
 func (m Measured) ratios() (bars []plot.Bar, groups []string) {
 	for _, s := range m.answer(only).Loads {
 		if s.Comparison != nil {
@@ -108,14 +108,14 @@ func drawBatching(r Results, out io.Writer) (bool, error) {
 	all := make([]plot.Series, len(peers()))
 	for _, s := range item.answer(only).Loads {
 		callers := float64(s.Load.Concurrency)
-		ours.Points = append(ours.Points, plot.At{X: callers, Y: 100 * over(s.Trials, ofCeiling).Median})
+		ours.Points = append(ours.Points, plot.At{X: callers, Y: 100 * spreadOf(s.Trials, ofCeiling).Median})
 		for i, p := range peers() {
 			all[i].Name, all[i].Dashed = p.name+", on another machine", true
 			all[i].Points = append(all[i].Points, plot.At{X: callers, Y: 100 * p.batching[s.Load.Concurrency].perS / ceiling})
 		}
 	}
 	return true, plot.WriteLines(out, plot.Lines{
-		Title: "Share of what the worker can do", Note: "batches of at most 32 that take 5 ms and 0.2 ms for each item; 100 % are 2,807 a second",
+		Title: "Share of the worker's maximum", Note: "batches of at most 32 that take 5 ms plus 0.2 ms per item; 100 % is 2,807 per second",
 		X: plot.Axis{Name: "requests in flight"}, Y: plot.Axis{Unit: " %"}, Log: true,
 		Series: append([]plot.Series{ours}, all...),
 	})
@@ -124,7 +124,7 @@ func drawBatching(r Results, out io.Writer) (bool, error) {
 func drawOverload(r Results, out io.Writer) (bool, error) {
 	item, _ := r.Item(Overload)
 	b := plot.Bars{
-		Title: "Goodput under overload, over the peak's", Note: "answers within 500 ms, by how much is offered; the lines are the least and the greatest run",
+		Title: "Goodput under overload over the peak's", Note: "answers within 500 ms by offered load; lines are the least and the greatest run",
 		Goal: wantGoodput, GoalName: "goal", Series: []plot.BarSeries{{Name: "goodput over the peak's"}},
 	}
 	for _, offered := range []string{"2", "5"} {
@@ -137,20 +137,20 @@ func drawOverload(r Results, out io.Writer) (bool, error) {
 }
 
 func drawMemory(r Results, out io.Writer) (bool, error) {
-	flat := keptFlat()
+	flat := steadyFigures()
 	return drawKept(r, out, "Memory during a long load", " MB", flat[0], flat[1])
 }
 
 func drawGoroutines(r Results, out io.Writer) (bool, error) {
-	return drawKept(r, out, "Goroutines during a long load", "", keptFlat()[2])
+	return drawKept(r, out, "Goroutines during a long load", "", steadyFigures()[2])
 }
 
-func drawKept(r Results, out io.Writer, title, unit string, figures ...kept) (bool, error) {
+func drawKept(r Results, out io.Writer, title, unit string, figures ...steadyFigure) (bool, error) {
 	l := plot.Lines{
-		Title: title, Note: "mesh and generator in one process, at half of what it can",
-		X: plot.Axis{Name: "since the load began", Unit: " s"}, Y: plot.Axis{Unit: unit},
+		Title: title, Note: "mesh and generator in one process, at half of its peak",
+		X: plot.Axis{Name: "time since the load began", Unit: " s"}, Y: plot.Axis{Unit: unit},
 	}
-	samples := r.soaked()
+	samples := r.soakSamples()
 	for _, k := range figures {
 		s := plot.Series{Name: k.name}
 		for _, sample := range samples {

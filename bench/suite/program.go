@@ -12,7 +12,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/process"
 )
 
-// flags are what the user said.
+// flags of the command.
 type flags struct {
 	program, folder, results, docs string
 	only                           []int
@@ -24,7 +24,7 @@ func NewCommand() *cobra.Command {
 	var f flags
 	cmd := &cobra.Command{
 		Use:   "suite",
-		Short: "Run the standard suite of benchmarks, and write its results and its page",
+		Short: "Run the standard suite and write its results and its page",
 		Args:  cobra.NoArgs, SilenceErrors: true, SilenceUsage: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := process.UntilTold(cmd.Context())
@@ -32,14 +32,14 @@ func NewCommand() *cobra.Command {
 			return f.run(ctx, cmd.OutOrStdout())
 		},
 	}
-	cmd.Flags().StringVar(&f.program, "program", program, "the program stagemesh")
-	cmd.Flags().StringVar(&f.folder, "folder", folder, "where the meshes are")
+	cmd.Flags().StringVar(&f.program, "program", program, "the program bench, which the suite runs")
+	cmd.Flags().StringVar(&f.folder, "folder", folder, "the folder of the mesh files")
 	cmd.Flags().StringVar(&f.results, "results", folder+"/results.json", "the file of the results")
-	cmd.Flags().StringVar(&f.docs, "docs", "docs", "the folder that the page is written to")
-	cmd.Flags().IntSliceVar(&f.only, "only", nil, "the numbers of the items to measure; the others stay as they are")
-	cmd.Flags().BoolVar(&f.quick, "quick", false, "short runs, for trying out: the figures are of no use")
-	cmd.Flags().BoolVar(&f.render, "render", false, "measure nothing, and write the page of the results that there are")
-	cmd.Flags().BoolVar(&f.short, "short", false, "measure one ratio and nothing else, and fail where it is far too low")
+	cmd.Flags().StringVar(&f.docs, "docs", "docs", "the folder of the page")
+	cmd.Flags().IntSliceVar(&f.only, "only", nil, "the numbers of the items to measure; the results keep the others")
+	cmd.Flags().BoolVar(&f.quick, "quick", false, "short runs that only try the suite out")
+	cmd.Flags().BoolVar(&f.render, "render", false, "write the page from the existing results, without measuring")
+	cmd.Flags().BoolVar(&f.short, "short", false, "measure one ratio, and fail if it is far too low")
 	cmd.MarkFlagsMutuallyExclusive("quick", "render", "short")
 	cmd.MarkFlagsMutuallyExclusive("only", "render", "short")
 	return cmd
@@ -59,13 +59,13 @@ func (f flags) run(ctx context.Context, out io.Writer) error {
 	return f.measure(ctx, out)
 }
 
-// measure runs the items, and keeps those that were measured also where one fails.
+// measure runs the items. If one fails it keeps those that were measured.
 func (f flags) measure(ctx context.Context, out io.Writer) error {
 	pace := Full()
 	if f.quick {
 		pace = Quick()
 	}
-	items, err := Only(Items(pace), f.only)
+	items, err := Select(Items(pace), f.only)
 	if err != nil {
 		return err
 	}
@@ -76,7 +76,7 @@ func (f flags) measure(ctx context.Context, out io.Writer) error {
 		} else if err != nil {
 			return fmt.Errorf("--results: %w", err)
 		}
-		// It is told before half an hour has gone into it.
+		// Check this before half an hour of measurement.
 		if _, err := before.With(Results{Machine: thisMachine()}); err != nil {
 			return err
 		}

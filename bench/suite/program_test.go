@@ -24,15 +24,15 @@ func run(t *testing.T, args ...string) (string, error) {
 	return out.String(), err
 }
 
-// compared is a report of one load in two pairs, of this ratio.
+// compared is a report of one load in two pairs, with this ratio.
 func compared(ratio float64) compare.Report {
-	r := told(callers(64))
+	r := reportOf(callers(64))
 	c, _ := compare.Compare([]bench.Run{{ThroughputPerS: 1000 * ratio}, {ThroughputPerS: 1000 * ratio}}, []bench.Run{{ThroughputPerS: 1000}, {ThroughputPerS: 1000}})
 	r.Comparisons = []compare.Comparison{c}
 	return r
 }
 
-func TestShortFailsOnAGrossRegressionAlone(t *testing.T) {
+func TestShortFailsOnlyOnGrossRegression(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		ratio float64
@@ -40,24 +40,24 @@ func TestShortFailsOnAGrossRegressionAlone(t *testing.T) {
 	}{"as ever": {0.8, false}, "at the bound": {0.4, false}, "far too slow": {0.39, true}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			folder, asked := scripted(t, `cat "$folder/report"`, map[string]compare.Report{"report": compared(test.ratio)})
+			folder, calls := scripted(t, `cat "$folder/report"`, map[string]compare.Report{"report": compared(test.ratio)})
 			out, err := run(t, "--short", "--program", fake, "--folder", folder)
 			if errors.Is(err, suite.ErrSlow) != test.slow || !test.slow && err != nil {
 				t.Errorf("got %v", err)
 			}
-			if test.slow && !strings.Contains(err.Error(), "the mesh has 0.39x of the baseline's throughput, and at least 0.40x is asked for") {
+			if test.slow && !strings.Contains(err.Error(), "the mesh has 0.39x of the baseline's throughput, and at least 0.40x is required") {
 				t.Errorf("got %v", err)
 			}
-			if !strings.HasPrefix(out, "three stages in one process, 64 in flight: 0.") || len(asked()) != 1 {
-				t.Errorf("it prints %q and asks %q", out, asked())
+			if !strings.HasPrefix(out, "three stages in one process, 64 in flight: 0.") || len(calls()) != 1 {
+				t.Errorf("it prints %q and asks %q", out, calls())
 			}
 		})
 	}
 }
 
-func TestShortSaysWhatItCouldNotMeasure(t *testing.T) {
+func TestShortReportsErrors(t *testing.T) {
 	t.Parallel()
-	folder, _ := scripted(t, `cat "$folder/report"`, map[string]compare.Report{"report": told(callers(64))})
+	folder, _ := scripted(t, `cat "$folder/report"`, map[string]compare.Report{"report": reportOf(callers(64))})
 	if _, err := run(t, "--short", "--program", fake, "--folder", folder); err == nil || !strings.Contains(err.Error(), "the report has no comparison") {
 		t.Errorf("got %v", err)
 	}
@@ -67,10 +67,10 @@ func TestShortSaysWhatItCouldNotMeasure(t *testing.T) {
 	}
 }
 
-func TestItemsAreMeasuredAndThePageIsWritten(t *testing.T) {
+func TestSuiteWritesResultsAndPage(t *testing.T) {
 	t.Parallel()
-	several := told(callers(8), callers(64))
-	folder, asked := scripted(t, `cat "$folder/report"`, map[string]compare.Report{"report": several})
+	several := reportOf(callers(8), callers(64))
+	folder, calls := scripted(t, `cat "$folder/report"`, map[string]compare.Report{"report": several})
 	docs := t.TempDir()
 	results := filepath.Join(t.TempDir(), "results.json")
 	args := []string{"--quick", "--only", "11", "--program", fake, "--folder", folder, "--results", results, "--docs", docs}
@@ -79,11 +79,11 @@ func TestItemsAreMeasuredAndThePageIsWritten(t *testing.T) {
 			t.Fatalf("got %q, %v", out, err)
 		}
 	}
-	if got := asked(); len(got) != 8 {
-		t.Errorf("it asked %q", got)
+	if got := calls(); len(got) != 8 {
+		t.Errorf("it calls %q", got)
 	}
 	text := read(t, filepath.Join(docs, "performance.md"))
-	if !strings.Contains(text, "| 8 | 1000 | 1000 | 1.00x |") || !strings.Contains(text, "were only tried out") || strings.Contains(read(t, results), folder) {
+	if !strings.Contains(text, "| 8 | 1000 | 1000 | 1.00x |") || !strings.Contains(text, "are from a trial") || strings.Contains(read(t, results), folder) {
 		t.Errorf("got\n%s", text)
 	}
 	if _, err := run(t, "--render", "--results", results, "--docs", t.TempDir()); err != nil {
@@ -91,7 +91,7 @@ func TestItemsAreMeasuredAndThePageIsWritten(t *testing.T) {
 	}
 }
 
-func TestNothingIsMeasuredBesideTheResultsOfAnotherMachine(t *testing.T) {
+func TestResultsOfAnotherMachineAreRejected(t *testing.T) {
 	t.Parallel()
 	results := filepath.Join(t.TempDir(), "results.json")
 	other := known(1, 1, 1000, 0)
@@ -104,7 +104,7 @@ func TestNothingIsMeasuredBesideTheResultsOfAnotherMachine(t *testing.T) {
 	}
 }
 
-func TestTheCommandSaysWhatIsWrong(t *testing.T) {
+func TestCommandNamesWrongArguments(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		args []string

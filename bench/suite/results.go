@@ -20,62 +20,61 @@ import (
 	"github.com/stagemesh/stagemesh/bench/compare"
 )
 
-// Version of the form of Results as JSON. A member that is added does not change it.
+// Version is the version of the JSON form of Results. Added members do not change it.
 const Version = 1
 
-// Results are what the suite came to: all that its page is made of.
+// Results are the figures of the suite, from which its page is made.
 type Results struct {
 	Version  int      `json:"version"`
 	Machine  Machine  `json:"machine"`
 	Versions Versions `json:"versions"`
-	// Items are those that were measured, by their numbers.
+	// Items are those that were measured, ordered by number.
 	Items []Measured `json:"items"`
 }
 
-// Measured is what an item came to.
+// Measured is the result of an item.
 type Measured struct {
-	Number Number `json:"number"`
-	// Began is when it did.
-	Began time.Time `json:"began"`
-	// Quick says that it was only tried out.
+	Number Number    `json:"number"`
+	Began  time.Time `json:"began"`
+	// Quick marks a trial.
 	Quick    bool     `json:"quick,omitempty"`
 	Commands []Answer `json:"commands"`
 }
 
-// Answer is what a command came to, in all its repetitions.
+// Answer is the result of a command, in all its repetitions.
 type Answer struct {
 	Name string `json:"name"`
-	// Line is the command as one types it.
+	// Line is the command line.
 	Line  string   `json:"line"`
 	Loads []Series `json:"loads"`
 }
 
-// Series is one load, again and again.
+// Series is the repetitions of one load.
 type Series struct {
 	Load bench.Load `json:"load"`
-	// Trials are the repetitions. With a baseline there is one, the mesh's of the median
-	// pair, and Comparison has all.
+	// Trials are the repetitions. With a baseline there is one, the mesh's run of the
+	// median pair, and Comparison has all pairs.
 	Trials     []Trial             `json:"trials"`
 	Comparison *compare.Comparison `json:"comparison,omitempty"`
 }
 
-// Trial is what the page tells of one run.
+// Trial has the figures of one run that the page shows.
 type Trial struct {
 	compare.Figures
 	NotSent int64 `json:"not_sent,omitempty"`
-	// Goodput is answers in time a second, where there was a deadline.
+	// Goodput is the answers per second within the deadline, if there is one.
 	Goodput float64 `json:"goodput_per_s,omitempty"`
-	// Refused of those that have failed, and how long that took.
+	// Refused requests, which are among the failed ones, and their latency.
 	Refused      int64   `json:"refused,omitempty"`
 	RefusalP50MS float64 `json:"refusal_p50_ms,omitempty"`
 	RefusalP99MS float64 `json:"refusal_p99_ms,omitempty"`
 	// BatchSize is the mean number of items in a batch of the first step.
 	BatchSize float64 `json:"batch_size,omitempty"`
-	// Samples are of the generator's process since the warm-up, in the order of time.
+	// Samples are of the generator's process since the warm-up.
 	Samples []bench.ProcessSample `json:"samples,omitempty"`
 }
 
-// Read reads what Write wrote.
+// Read reads results that Write wrote.
 func Read(file string) (Results, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -83,10 +82,10 @@ func Read(file string) (Results, error) {
 	}
 	var out Results
 	if err := json.Unmarshal(text, &out); err != nil {
-		return Results{}, fmt.Errorf("%s: these are no results: %w", file, err)
+		return Results{}, fmt.Errorf("%s: not results of the suite: %w", file, err)
 	}
 	if out.Version != Version {
-		return Results{}, fmt.Errorf("%s: the results are of version %d, and this program reads %d; measure again", file, out.Version, Version)
+		return Results{}, fmt.Errorf("%s: the results have version %d, and this program reads %d; measure again", file, out.Version, Version)
 	}
 	return out, nil
 }
@@ -100,11 +99,10 @@ func (r Results) Write(file string) error {
 	return os.WriteFile(file, append(text, '\n'), 0o644)
 }
 
-// ErrMachine says that results of two machines were to be put together.
-var ErrMachine = errors.New("the results there are of another machine; measure the whole suite, or name another file with --results")
+// ErrMachine means that results of two machines cannot be combined.
+var ErrMachine = errors.New("the existing results are from another machine; measure the whole suite, or name another file with --results")
 
-// With returns the results with items measured anew, whose versions it takes. Items that
-// were measured before stay, but not those of another machine.
+// With returns later results together with the items that they lack.
 func (r Results) With(later Results) (Results, error) {
 	if len(r.Items) > 0 && r.Machine != later.Machine {
 		return Results{}, ErrMachine
@@ -119,7 +117,7 @@ func (r Results) With(later Results) (Results, error) {
 	return out, nil
 }
 
-// Item returns what an item came to, where it was measured.
+// Item returns the result of an item, if it was measured.
 func (r Results) Item(n Number) (Measured, bool) {
 	for _, item := range r.Items {
 		if item.Number == n {
@@ -129,7 +127,7 @@ func (r Results) Item(n Number) (Measured, bool) {
 	return Measured{}, false
 }
 
-// answer returns that of a command; an empty one where there is none.
+// answer returns the result of a command; an empty one if there is none.
 func (m Measured) answer(name string) Answer {
 	for _, a := range m.Commands {
 		if a.Name == name {
@@ -139,7 +137,7 @@ func (m Measured) answer(name string) Answer {
 	return Answer{}
 }
 
-// at returns the series of so many callers.
+// at returns the series with that number of callers.
 func (a Answer) at(callers int) (Series, bool) {
 	for _, s := range a.Loads {
 		if s.Load.Concurrency == callers {
@@ -149,33 +147,33 @@ func (a Answer) at(callers int) (Series, bool) {
 	return Series{}, false
 }
 
-// Machine is what the suite ran on.
+// Machine is where the suite ran.
 type Machine struct {
 	Cores int `json:"cores"`
-	// CPU is its model, where the system says.
+	// CPU is the processor's model, if the system reports it.
 	CPU  string `json:"cpu,omitempty"`
 	OS   string `json:"os"`
 	Arch string `json:"arch"`
 }
 
-// Versions are of what took part.
+// Versions of the programs and libraries.
 type Versions struct {
 	Stagemesh string `json:"stagemesh"`
-	// Go that the program was built with.
+	// Go is the version that built the program.
 	Go         string `json:"go"`
 	NATSServer string `json:"nats_server"`
 	NATSClient string `json:"nats_client"`
 	Python     string `json:"python,omitempty"`
 }
 
-// cpuInfo is where Linux says what the processors are.
+// cpuInfo describes the processors on Linux.
 const cpuInfo = "/proc/cpuinfo"
 
 func thisMachine() Machine {
 	return Machine{Cores: runtime.GOMAXPROCS(0), CPU: cpuModel(cpuInfo), OS: runtime.GOOS, Arch: runtime.GOARCH}
 }
 
-// cpuModel returns the first model that the file names.
+// cpuModel returns the first model in the file.
 func cpuModel(file string) string {
 	f, err := os.Open(file)
 	if err != nil {
@@ -190,7 +188,7 @@ func cpuModel(file string) string {
 	return ""
 }
 
-// versionsOf returns what is in the program, as far as it is a program in Go.
+// versionsOf returns the versions in the program, if it is a Go program.
 func versionsOf(ctx context.Context, program string) Versions {
 	out := Versions{Python: python(ctx)}
 	info, err := buildinfo.ReadFile(program)
@@ -220,11 +218,11 @@ func python(ctx context.Context) string {
 	return strings.TrimPrefix(strings.TrimSpace(string(text)), "Python ")
 }
 
-// spread is a median, and the least and greatest of what it is of.
+// spread is a median with the least and the greatest value.
 type spread = compare.Ratio
 
-// over returns the spread of a figure over runs.
-func over(runs []Trial, figure func(Trial) float64) spread {
+// spreadOf returns the spread of a figure over runs.
+func spreadOf(runs []Trial, figure func(Trial) float64) spread {
 	all := make([]float64, len(runs))
 	for i, run := range runs {
 		all[i] = figure(run)
@@ -249,15 +247,15 @@ func side(c *compare.Comparison, of func(compare.Pair) compare.Figures) []Trial 
 func mesh(p compare.Pair) compare.Figures     { return p.Mesh }
 func baseline(p compare.Pair) compare.Figures { return p.Baseline }
 
-// most returns the greatest median throughput of the loads.
-func (a Answer) most() (best float64) {
+// best returns the highest median throughput of the loads.
+func (a Answer) best() (best float64) {
 	for _, s := range a.Loads {
-		best = max(best, over(s.Trials, throughput).Median)
+		best = max(best, spreadOf(s.Trials, throughput).Median)
 	}
 	return best
 }
 
-// slope is that of the line through points, by least squares; 0 where there is none.
+// slope returns that of the line through points by least squares; 0 if there is none.
 func slope(xs, ys []float64) float64 {
 	n := float64(len(xs))
 	var sumX, sumY, sumXY, sumXX float64
@@ -271,19 +269,18 @@ func slope(xs, ys []float64) float64 {
 	return (n*sumXY - sumX*sumY) / below
 }
 
-// Hop is what one more stage costs a request.
+// Hop is the cost of one more stage for a request, in milliseconds.
 type Hop struct {
-	// Latency is what P50 grows by, in milliseconds, with one request in flight; Work is
-	// what the time between two answers does with 64, so what the whole machine is busy
-	// for.
+	// Latency is the increase of P50 with one request in flight. Work is the increase of
+	// the time between two answers with 64, which is time of the whole machine.
 	Latency, Work float64
 }
 
-// hops returns those of mesh and baseline; false where they were not measured.
+// hops returns those of mesh and baseline; false if they were not measured.
 func (r Results) hops() (ours, bare Hop, known bool) {
 	item, _ := r.Item(Stages)
 	one, onePoints := item.lines(1, p50)
-	many, manyPoints := item.lines(64, func(t Trial) float64 { return between(t.ThroughputPerS) })
+	many, manyPoints := item.lines(64, func(t Trial) float64 { return timePerAnswer(t.ThroughputPerS) })
 	if len(onePoints) < 2 || len(manyPoints) < 2 {
 		return ours, bare, false
 	}
@@ -292,18 +289,18 @@ func (r Results) hops() (ours, bare Hop, known bool) {
 	return ours, bare, true
 }
 
-// between is the time between two answers, in milliseconds.
-func between(perS float64) float64 {
+// timePerAnswer is the time between two answers, in milliseconds.
+func timePerAnswer(perS float64) float64 {
 	if perS == 0 {
 		return 0
 	}
 	return 1000 / perS
 }
 
-// both are medians of mesh and baseline.
+// both has medians of mesh and baseline.
 type both struct{ ours, bare []float64 }
 
-// lines returns a figure by the number of stages, which the commands are named for.
+// lines returns a figure by the number of stages, which is the name of a command.
 func (m Measured) lines(callers int, figure func(Trial) float64) (out both, stages []float64) {
 	for _, a := range m.Commands {
 		n, err := strconv.Atoi(a.Name)
@@ -312,8 +309,8 @@ func (m Measured) lines(callers int, figure func(Trial) float64) (out both, stag
 			continue
 		}
 		stages = append(stages, float64(n))
-		out.ours = append(out.ours, over(side(s.Comparison, mesh), figure).Median)
-		out.bare = append(out.bare, over(side(s.Comparison, baseline), figure).Median)
+		out.ours = append(out.ours, spreadOf(side(s.Comparison, mesh), figure).Median)
+		out.bare = append(out.bare, spreadOf(side(s.Comparison, baseline), figure).Median)
 	}
 	return out, stages
 }

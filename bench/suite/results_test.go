@@ -11,7 +11,7 @@ import (
 	"github.com/stagemesh/stagemesh/bench/suite"
 )
 
-func TestResultsAreReadAsTheyWereWritten(t *testing.T) {
+func TestResultsSurviveTheirFile(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "results.json")
 	want := known(0.9, 1.1, 900, 3)
@@ -27,11 +27,11 @@ func TestResultsAreReadAsTheyWereWritten(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoResultIsRefused(t *testing.T) {
+func TestInvalidResultsAreRejected(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ text, want string }{
-		"no JSON":         {"nonsense", "these are no results: "},
-		"another version": {`{"version": 9}`, "the results are of version 9, and this program reads 1"},
+		"no JSON":         {"nonsense", "not results of the suite: "},
+		"another version": {`{"version": 9}`, "the results have version 9, and this program reads 1"},
 	} {
 		file := filepath.Join(t.TempDir(), "results.json")
 		if err := os.WriteFile(file, []byte(test.text), 0o600); err != nil {
@@ -43,7 +43,7 @@ func TestWhatIsNoResultIsRefused(t *testing.T) {
 	}
 }
 
-func TestItemsThatAreNotMeasuredAgainStay(t *testing.T) {
+func TestOtherItemsAreKept(t *testing.T) {
 	t.Parallel()
 	before := known(0.9, 1.1, 900, 3)
 	later := suite.Results{Version: suite.Version, Machine: before.Machine, Versions: suite.Versions{Stagemesh: "v2"}, Items: []suite.Measured{{Number: 5, Quick: true}}}
@@ -60,7 +60,7 @@ func TestItemsThatAreNotMeasuredAgainStay(t *testing.T) {
 	}
 }
 
-func TestTheModelOfTheProcessorIsRead(t *testing.T) {
+func TestProcessorModelIsRead(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "cpuinfo")
 	if err := os.WriteFile(file, []byte("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\nprocessor\t: 1\nmodel name\t: Another\n"), 0o600); err != nil {

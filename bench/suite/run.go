@@ -14,19 +14,19 @@ import (
 	"github.com/stagemesh/stagemesh/bench/compare"
 )
 
-// Settings are those of a run of the suite.
+// Settings of a run of the suite.
 type Settings struct {
-	// Program is the path of stagemesh, and Folder has the mesh files.
+	// Program is the path of bench, and Folder that of the mesh files.
 	Program, Folder string
 	Items           []Item
-	// Quick says that the items are of that pace.
+	// Quick marks the items as a trial.
 	Quick bool
-	// Log gets a line for each command; nil is nobody.
+	// Log gets a line per command; it may be nil.
 	Log io.Writer
 }
 
-// Run measures the items, one after the other. It ends with the context, and with the
-// first command that fails; what was measured before is returned with the error.
+// Run measures the items in order until one fails or the context ends. It returns the
+// items before that with the error.
 func Run(ctx context.Context, s Settings) (Results, error) {
 	if s.Log == nil {
 		s.Log = io.Discard
@@ -44,18 +44,18 @@ func Run(ctx context.Context, s Settings) (Results, error) {
 	return out, nil
 }
 
-// measurement is an item that is measured.
+// measurement is the measurement of one item.
 type measurement struct {
 	settings Settings
 	item     Item
 	out      Measured
-	// product is the version of the program, as its reports say.
+	// product is the version of the program in its reports.
 	product string
 }
 
 func (m *measurement) run(ctx context.Context) error {
 	for _, round := range m.item.Rounds {
-		commands, err := m.ready(round.Commands)
+		commands, err := m.prepare(round.Commands)
 		if err != nil {
 			return err
 		}
@@ -68,16 +68,15 @@ func (m *measurement) run(ctx context.Context) error {
 	return nil
 }
 
-// ready returns the commands of a round with their rates, and makes room for what they
-// come to.
-func (m *measurement) ready(commands []Command) ([]Command, error) {
+// prepare returns the commands of a round with their rates, and adds their empty results.
+func (m *measurement) prepare(commands []Command) ([]Command, error) {
 	out := slices.Clone(commands)
 	for i := range out {
 		c := &out[i]
 		if c.Share > 0 {
-			most := m.out.answer(c.Peak).most()
+			most := m.out.answer(c.Peak).best()
 			if most <= 0 {
-				return nil, fmt.Errorf("%s: there is no peak %q to take a share of", c.Name, c.Peak)
+				return nil, fmt.Errorf("%s: there is no peak %q", c.Name, c.Peak)
 			}
 			c.Rate = max(1, math.Round(most*c.Share))
 		}
@@ -86,7 +85,7 @@ func (m *measurement) ready(commands []Command) ([]Command, error) {
 	return out, nil
 }
 
-// turn runs each command once, every second time from the last to the first.
+// turn runs each command once, in reverse order every second time.
 func (m *measurement) turn(ctx context.Context, commands []Command, turn int) error {
 	order := slices.Clone(commands)
 	if turn%2 == 1 {
@@ -99,19 +98,19 @@ func (m *measurement) turn(ctx context.Context, commands []Command, turn int) er
 			return err
 		}
 		m.product = got.Product
-		if err := m.keep(c, got); err != nil {
+		if err := m.add(c, got); err != nil {
 			return fmt.Errorf("%s: %w", c.Line(), err)
 		}
 	}
 	return nil
 }
 
-// keep adds what a command came to.
-func (m *measurement) keep(c Command, got compare.Report) error {
+// add adds the report of a command.
+func (m *measurement) add(c Command, got compare.Report) error {
 	answer := &m.out.Commands[slices.IndexFunc(m.out.Commands, func(a Answer) bool { return a.Name == c.Name })]
 	runs, comparisons := got.Runs, got.Comparisons
 	if want := max(1, len(c.Concurrency)); len(runs) != want || c.Pairs > 0 && len(comparisons) != want {
-		return fmt.Errorf("the report has %d runs and %d comparisons, and %d loads were asked for", len(runs), len(comparisons), want)
+		return fmt.Errorf("the report has %d runs and %d comparisons for %d loads", len(runs), len(comparisons), want)
 	}
 	for i, run := range runs {
 		if i == len(answer.Loads) {
@@ -129,7 +128,7 @@ func (m *measurement) keep(c Command, got compare.Report) error {
 	return nil
 }
 
-// trial returns what the page tells of a run.
+// trial returns the figures of a run that the page shows.
 func trial(r bench.Run) Trial {
 	out := Trial{Figures: compare.FiguresOf(r), NotSent: r.NotSent}
 	if r.Goodput != nil {
@@ -144,16 +143,15 @@ func trial(r bench.Run) Trial {
 	return out
 }
 
-// grossly is the ratio of throughput below which something is broken. It is below what has
-// been measured on machines that were busy with other things, as these must not fail a
-// build; it is no goal.
-const grossly = 0.4
+// minRatio is the ratio of throughput below which something is broken. It is not a goal:
+// it is below the ratios of busy machines, which must not fail a build.
+const minRatio = 0.4
 
-// ErrSlow says that the mesh is far slower than it was.
-var ErrSlow = errors.New("this is a gross regression, if the machine was not busy with something else for a while: run it again, and then make bench")
+// ErrSlow means that the mesh is far too slow.
+var ErrSlow = errors.New("this is a regression, unless the machine was busy: run it again, and then make bench")
 
-// Short measures one ratio, which takes half a minute, and says it. It fails where that
-// is far too low.
+// Short measures one ratio in half a minute and prints it. It fails if the ratio is far
+// too low.
 func Short(ctx context.Context, program, folder string, out io.Writer) error {
 	return short(ctx, shortCommand(), program, folder, out)
 }
@@ -164,7 +162,7 @@ func shortCommand() Command {
 	return p.compared(p.echo("echo3.yaml", only, false, 64))[0].Commands[0]
 }
 
-// shortLimit is how long it may take: on a machine that is very busy too.
+// shortLimit bounds its duration, even on a very busy machine.
 const shortLimit = 2 * time.Minute
 
 func short(ctx context.Context, c Command, program, folder string, out io.Writer) error {
@@ -178,9 +176,9 @@ func short(ctx context.Context, c Command, program, folder string, out io.Writer
 		return fmt.Errorf("%s: the report has no comparison", c.Line())
 	}
 	ratio := got.Comparisons[0].Throughput
-	fmt.Fprintf(out, "three stages in one process, 64 in flight: %s of the baseline's answers a second, at least %s is asked for\n", told(ratio, times), times(grossly))
-	if ratio.Median < grossly {
-		return fmt.Errorf("%s: the mesh has %s of the baseline's throughput, and at least %s is asked for: %w", c.Line(), told(ratio, times), times(grossly), ErrSlow)
+	fmt.Fprintf(out, "three stages in one process, 64 in flight: %s of the baseline's answers per second, at least %s is required\n", formatSpread(ratio, times), times(minRatio))
+	if ratio.Median < minRatio {
+		return fmt.Errorf("%s: the mesh has %s of the baseline's throughput, and at least %s is required: %w", c.Line(), formatSpread(ratio, times), times(minRatio), ErrSlow)
 	}
 	return nil
 }

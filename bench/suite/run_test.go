@@ -20,9 +20,9 @@ func one(rounds ...suite.Round) []suite.Item {
 	return []suite.Item{{Number: 3, Title: "a question", Rounds: rounds}}
 }
 
-func TestCommandsTakeTurnsAndTheirFirstChanges(t *testing.T) {
+func TestCommandsAlternate(t *testing.T) {
 	t.Parallel()
-	folder, asked := scripted(t, `cat "$folder/report"`, map[string]compare.Report{"report": told(callers(8))})
+	folder, calls := scripted(t, `cat "$folder/report"`, map[string]compare.Report{"report": reportOf(callers(8))})
 	a, b := command("a", 8), command("b", 8)
 	b.Traced = true
 	r, err := suite.Run(t.Context(), suite.Settings{Program: fake, Folder: folder, Items: one(suite.Round{Times: 3, Commands: []suite.Command{a, b}})})
@@ -30,7 +30,7 @@ func TestCommandsTakeTurnsAndTheirFirstChanges(t *testing.T) {
 		t.Fatal(err)
 	}
 	var order []bool
-	for _, line := range asked() {
+	for _, line := range calls() {
 		order = append(order, strings.Contains(line, "--traced"))
 	}
 	if want := []bool{false, true, true, false, false, true}; !slices.Equal(order, want) {
@@ -48,18 +48,18 @@ func TestCommandsTakeTurnsAndTheirFirstChanges(t *testing.T) {
 	}
 }
 
-func TestARateIsAShareOfTheMedianPeak(t *testing.T) {
+func TestRateIsShareOfMedianPeak(t *testing.T) {
 	t.Parallel()
-	first, second, third := told(callers(64)), told(callers(64)), told(callers(64))
+	first, second, third := reportOf(callers(64)), reportOf(callers(64)), reportOf(callers(64))
 	first.Runs[0].ThroughputPerS, second.Runs[0].ThroughputPerS, third.Runs[0].ThroughputPerS = 100, 5000, 400
-	open := told(bench.Load{Kind: bench.Open, RatePerS: 800})
+	open := reportOf(bench.Load{Kind: bench.Open, RatePerS: 800})
 	open.Runs[0].Goodput = &bench.Goodput{PerS: 350}
 	open.Runs[0].Refusals = bench.Distribution{Count: 7, P50MS: 1, P99MS: 3}
 	script := `case "$*" in
 	  *--rate*) cat "$folder/open";;
 	  *) echo . >>"$folder/times"; cat "$folder/peak$(wc -l <"$folder/times" | tr -d ' ')";;
 	esac`
-	folder, asked := scripted(t, script, map[string]compare.Report{"peak1": first, "peak2": second, "peak3": third, "open": open})
+	folder, calls := scripted(t, script, map[string]compare.Report{"peak1": first, "peak2": second, "peak3": third, "open": open})
 	offered := command("2")
 	offered.Share, offered.Peak = 2, "peak"
 	r, err := suite.Run(t.Context(), suite.Settings{Program: fake, Folder: folder, Items: one(
@@ -67,8 +67,8 @@ func TestARateIsAShareOfTheMedianPeak(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if last := asked()[3]; !strings.Contains(last, "--rate 800 --arrivals poisson") {
-		t.Errorf("it asked %s", last)
+	if last := calls()[3]; !strings.Contains(last, "--rate 800 --arrivals poisson") {
+		t.Errorf("it calls %s", last)
 	}
 	item, _ := r.Item(3)
 	got := item.Commands[1].Loads[0].Trials[0]
@@ -77,7 +77,7 @@ func TestARateIsAShareOfTheMedianPeak(t *testing.T) {
 	}
 }
 
-func TestSamplesAreKeptOfWhatIsWatchedAlone(t *testing.T) {
+func TestOnlyWatchedCommandsKeepSamples(t *testing.T) {
 	t.Parallel()
 	script := `printf '%s' '{"version": 1, "runs": [{"answered": 1, "load": {"warmup_ms": 400}, "process": {"samples": [{"at_ms": 100}, {"at_ms": 500, "heap_mb": 20.5, "rss_mb": 70, "goroutines": 90}]}}]}'`
 	folder, _ := scripted(t, script, nil)
@@ -93,11 +93,11 @@ func TestSamplesAreKeptOfWhatIsWatchedAlone(t *testing.T) {
 	}
 }
 
-func TestAChildThatFailsSaysWhatItSaidAndWhatItWasAsked(t *testing.T) {
+func TestChildErrorsNameTheCommand(t *testing.T) {
 	t.Parallel()
 	compared := command("a", 8)
 	compared.Pairs = 2
-	few, idle, stopped := told(callers(8)), told(callers(8)), told(callers(8))
+	few, idle, stopped := reportOf(callers(8)), reportOf(callers(8)), reportOf(callers(8))
 	idle.Runs[0].Answered, stopped.Runs[0].Interrupted = 0, true
 	for name, test := range map[string]struct {
 		script  string
@@ -108,7 +108,7 @@ func TestAChildThatFailsSaysWhatItSaidAndWhatItWasAsked(t *testing.T) {
 		"it says nonsense":  {"echo nonsense", command("a", 8), "not a report: "},
 		"another version":   {`echo '{"version": 7}'`, command("a", 8), compare.ErrVersion.Error()},
 		"it has no run":     {`echo '{"version": 1}'`, command("a", 8), "the report has no run"},
-		"a run is missing":  {`cat "$folder/few"`, command("a", 1, 8), "the report has 1 runs and 0 comparisons, and 2 loads were asked for"},
+		"a run is missing":  {`cat "$folder/few"`, command("a", 1, 8), "the report has 1 runs and 0 comparisons for 2 loads"},
 		"no comparison":     {`cat "$folder/few"`, compared, "the report has 1 runs and 0 comparisons"},
 		"no answer":         {`cat "$folder/idle"`, command("a", 8), "or had no answer"},
 		"it was stopped":    {`cat "$folder/stopped"`, command("a", 8), "was interrupted"},
@@ -129,9 +129,9 @@ func TestAChildThatFailsSaysWhatItSaidAndWhatItWasAsked(t *testing.T) {
 	}
 }
 
-func TestItemsBeforeTheOneThatFailsAreKept(t *testing.T) {
+func TestItemsBeforeAFailureAreKept(t *testing.T) {
 	t.Parallel()
-	folder, _ := scripted(t, `case "$*" in *--traced*) exit 1;; esac; cat "$folder/report"`, map[string]compare.Report{"report": told(callers(8))})
+	folder, _ := scripted(t, `case "$*" in *--traced*) exit 1;; esac; cat "$folder/report"`, map[string]compare.Report{"report": reportOf(callers(8))})
 	broken := command("b", 8)
 	broken.Traced = true
 	items := []suite.Item{
@@ -148,17 +148,17 @@ func TestItemsBeforeTheOneThatFailsAreKept(t *testing.T) {
 	}
 }
 
-func TestAPeakThatIsNotThereIsTold(t *testing.T) {
+func TestMissingPeakIsAnError(t *testing.T) {
 	t.Parallel()
 	lost := command("lost")
 	lost.Share, lost.Peak = 2, "nothing"
 	_, err := suite.Run(t.Context(), suite.Settings{Program: fake, Items: one(suite.Round{Times: 1, Commands: []suite.Command{lost}})})
-	if err == nil || err.Error() != `item 3: lost: there is no peak "nothing" to take a share of` {
+	if err == nil || err.Error() != `item 3: lost: there is no peak "nothing"` {
 		t.Errorf("got %v", err)
 	}
 }
 
-func TestAChildHasABoundOnItsTime(t *testing.T) {
+func TestChildTimeIsBounded(t *testing.T) {
 	t.Parallel()
 	_, err := suite.Output(t.Context(), 50*time.Millisecond, "sh", "-c", "echo waiting >&2; exec sleep 60")
 	if err == nil || !strings.HasPrefix(err.Error(), "it did not end within 50ms: waiting") {
@@ -166,7 +166,7 @@ func TestAChildHasABoundOnItsTime(t *testing.T) {
 	}
 }
 
-func TestAChildEndsWithTheContext(t *testing.T) {
+func TestChildEndsWithContext(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
@@ -176,7 +176,7 @@ func TestAChildEndsWithTheContext(t *testing.T) {
 	}
 }
 
-func TestAProgramThatIsNotThereIsTold(t *testing.T) {
+func TestMissingProgramIsAnError(t *testing.T) {
 	t.Parallel()
 	_, err := suite.Run(t.Context(), suite.Settings{Program: "./there-is-no-such-program", Items: one(suite.Round{Times: 1, Commands: []suite.Command{command("a", 1)}})})
 	if !errors.Is(err, os.ErrNotExist) {
@@ -184,8 +184,8 @@ func TestAProgramThatIsNotThereIsTold(t *testing.T) {
 	}
 }
 
-// The program is the real one, which this test's program is in the place of.
-func TestTheRealProgramIsMeasured(t *testing.T) {
+// The program is this test binary, which runs the real command.
+func TestRealProgramIsMeasured(t *testing.T) {
 	t.Parallel()
 	program, err := os.Executable()
 	if err != nil {

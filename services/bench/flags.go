@@ -264,8 +264,8 @@ func (s *Session) RunAll(ctx context.Context, target Target) error {
 			return err
 		}
 		s.Report.Runs = append(s.Report.Runs, run)
-		if ctx.Err() != nil {
-			return nil // the report has what was measured
+		if run.Interrupted {
+			break // the report has what was measured
 		}
 	}
 	return nil
