@@ -90,9 +90,7 @@ var importTable = rules{
 		{packages: list("gateway"), mayImport: list(proto, sdk, "mesh/...", "gateway/...", discovery)},
 
 		// What is built out of all this.
-		{packages: list("services/...", "examples/..."), mayImport: list("...")},
-		// The benchmarks, which the product does not link.
-		{packages: list("bench/..."), mayImport: list("...")},
+		{packages: list("services/...", "examples/...", "bench/..."), mayImport: list("...")},
 	},
 
 	// Packages of others that have a few places only. Test code, and the
