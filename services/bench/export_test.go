@@ -6,7 +6,7 @@ import (
 )
 
 // RunLoadFrom is RunLoad of a load that started at that time.
-func RunLoadFrom(ctx context.Context, start time.Time, s Settings, target Target, record func(int, Sample)) (Outcome, error) {
+func RunLoadFrom(ctx context.Context, start time.Time, s Settings, target Target, record func(Sample)) (Outcome, error) {
 	return runLoadFrom(ctx, start, s, target, record)
 }
 

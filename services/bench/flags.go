@@ -19,23 +19,15 @@ import (
 
 // Flags are the flags of a command that measures a pipeline. Their errors name them.
 type Flags struct {
+	// load and client lack the values below.
+	load   Settings
+	client ClientSettings
+
 	concurrency []int
 	rates       []float64
-	arrivals    string
-	maxInFlight int
-	warmup      time.Duration
-	duration    time.Duration
-	requests    int64
-	seed        uint64
-
-	payload    string
-	tensors    []string
-	protocol   string
-	streams    bool
-	traced     bool
-	timeout    time.Duration
-	durability string
-	priority   int32
+	payload     string
+	tensors     []string
+	durability  string
 
 	deadline   time.Duration
 	json, plot string
@@ -48,21 +40,21 @@ const defaultDuration = 10 * time.Second
 func (f *Flags) Add(flags *pflag.FlagSet) {
 	flags.IntSliceVar(&f.concurrency, "concurrency", []int{8}, "the number of callers that wait for their answer before they send again; several values for several runs")
 	flags.Float64SliceVar(&f.rates, "rate", nil, "the requests that arrive per second, whatever the answers; several values for several runs")
-	flags.StringVar(&f.arrivals, "arrivals", string(Constant), "the spacing of --rate: constant or poisson")
-	flags.IntVar(&f.maxInFlight, "max-in-flight", DefaultMaxInFlight, "the most requests of --rate in flight; further ones are counted and not sent")
-	flags.DurationVar(&f.warmup, "warmup", 2*time.Second, "the time before the measurement begins")
-	flags.DurationVar(&f.duration, "duration", 0, "the length of the measurement (default 10s without --requests)")
-	flags.Int64Var(&f.requests, "requests", 0, "the number of requests to measure; 0 for no limit")
-	flags.Uint64Var(&f.seed, "seed", 1, "the seed of poisson arrivals; equal seeds give equal arrivals")
+	flags.StringVar((*string)(&f.load.Arrivals), "arrivals", string(Constant), "the spacing of --rate: constant or poisson")
+	flags.IntVar(&f.load.MaxInFlight, "max-in-flight", DefaultMaxInFlight, "the most requests of --rate in flight; further ones are counted and not sent")
+	flags.DurationVar(&f.load.Warmup, "warmup", 2*time.Second, "the time before the measurement begins")
+	flags.DurationVar(&f.load.Duration, "duration", 0, "the length of the measurement (default 10s without --requests)")
+	flags.Int64Var(&f.load.Requests, "requests", 0, "the number of requests to measure; 0 for no limit")
+	flags.Uint64Var(&f.load.Seed, "seed", 1, "the seed of poisson arrivals; equal seeds give equal arrivals")
 
 	flags.StringVar(&f.payload, "payload", "", "send this many random bytes, such as 1KiB")
 	flags.StringArrayVar(&f.tensors, "tensor", nil, "send a random tensor, such as FP32[1,64] or pixels=UINT8[1,28,28]; several are the inputs of one request")
-	flags.StringVar(&f.protocol, "protocol", string(GRPC), "grpc, connect, http, or oip for the Open Inference Protocol over gRPC")
-	flags.BoolVar(&f.streams, "streams", false, "request answers in chunks and measure when they arrive; for grpc and connect")
-	flags.BoolVar(&f.traced, "traced", false, "send each request with a sampled traceparent of its own")
-	flags.DurationVar(&f.timeout, "timeout", 0, "the timeout of each request; the pipeline's own if 0")
+	flags.StringVar((*string)(&f.client.Protocol), "protocol", string(GRPC), "grpc, connect, http, or oip for the Open Inference Protocol over gRPC")
+	flags.BoolVar(&f.client.Streams, "streams", false, "request answers in chunks and measure when they arrive; for grpc and connect")
+	flags.BoolVar(&f.client.Traced, "traced", false, "send each request with a sampled traceparent of its own")
+	flags.DurationVar(&f.client.Timeout, "timeout", 0, "the timeout of each request; the pipeline's own if 0")
 	flags.StringVar(&f.durability, "durability", "", "where requests wait between stages, memory or file; the pipeline's own if empty")
-	flags.Int32Var(&f.priority, "priority", 0, "above 0 is served first, below 0 last")
+	flags.Int32Var(&f.client.Priority, "priority", 0, "above 0 is served first, below 0 last")
 
 	flags.DurationVar(&f.deadline, "deadline", 0, "report the answers within this time as goodput")
 	flags.StringVar(&f.json, "json", "", "write the report as JSON to this file; - is standard output, instead of the text")
@@ -101,8 +93,8 @@ func (f *Flags) Session(name string, inputs [][]payload.Part, progress io.Writer
 	if err != nil {
 		return nil, err
 	}
-	durability, err := pipeline.ParseDurability(f.durability)
-	if err != nil {
+	client := f.client
+	if client.Durability, err = pipeline.ParseDurability(f.durability); err != nil {
 		return nil, fmt.Errorf("--durability: %q: use memory or file", f.durability)
 	}
 	if len(inputs) == 0 {
@@ -110,12 +102,8 @@ func (f *Flags) Session(name string, inputs [][]payload.Part, progress io.Writer
 			return nil, err
 		}
 	}
-	client := ClientSettings{
-		Protocol: Protocol(f.protocol), Pipeline: name, Inputs: inputs,
-		Timeout: f.timeout, Durability: durability, Priority: f.priority, Streams: f.streams, Traced: f.traced,
-		// Not known yet, and required.
-		Address: "http://unknown",
-	}
+	client.Pipeline, client.Inputs = name, inputs
+	client.Address = "http://unknown" // required, and not known yet
 	for _, s := range loads {
 		client.Connections = max(client.Connections, s.Concurrency, s.MaxInFlight)
 	}
@@ -132,24 +120,24 @@ func (f *Flags) Session(name string, inputs [][]payload.Part, progress io.Writer
 }
 
 func (f *Flags) loads() ([]Settings, error) {
-	base := Settings{Warmup: f.warmup, Duration: f.duration, Requests: f.requests, Seed: f.seed, Fine: true}
+	base := f.load
+	base.Fine = true
 	if base.Duration == 0 && base.Requests == 0 {
 		base.Duration = defaultDuration
 	}
 	var out []Settings
 	for _, rate := range f.rates {
-		s := base
-		s.Rate, s.Arrivals, s.MaxInFlight = rate, Arrivals(f.arrivals), f.maxInFlight
-		out = append(out, s)
+		base.Rate = rate
+		out = append(out, base)
 	}
 	if len(f.rates) == 0 {
+		base.Arrivals, base.MaxInFlight = "", 0
 		for _, callers := range f.concurrency {
 			if callers < 1 {
 				return nil, fmt.Errorf("--concurrency: %d is not between 1 and %d", callers, MaxConcurrency)
 			}
-			s := base
-			s.Concurrency = callers
-			out = append(out, s)
+			base.Concurrency = callers
+			out = append(out, base)
 		}
 	}
 	for _, s := range out {

@@ -146,14 +146,13 @@ type Outcome struct {
 
 // RunLoad sends requests to the target until the settings' end or the context's, and
 // calls record for each measured request. Target and record are called by many
-// goroutines at once, all of which have ended when RunLoad returns; callers have
-// numbers from 0 on.
-func RunLoad(ctx context.Context, s Settings, target Target, record func(caller int, s Sample)) (Outcome, error) {
+// goroutines at once, all of which have ended when RunLoad returns.
+func RunLoad(ctx context.Context, s Settings, target Target, record func(Sample)) (Outcome, error) {
 	return runLoadFrom(ctx, time.Now(), s, target, record)
 }
 
 // runLoadFrom is RunLoad of a load that started at a time, perhaps in the past.
-func runLoadFrom(ctx context.Context, start time.Time, s Settings, target Target, record func(int, Sample)) (Outcome, error) {
+func runLoadFrom(ctx context.Context, start time.Time, s Settings, target Target, record func(Sample)) (Outcome, error) {
 	if err := s.Validate(); err != nil {
 		return Outcome{}, err
 	}
@@ -175,7 +174,7 @@ func runLoadFrom(ctx context.Context, start time.Time, s Settings, target Target
 type run struct {
 	settings Settings
 	target   Target
-	record   func(int, Sample)
+	record   func(Sample)
 	// begin is the end of the warm-up. Requests planned for end or later are not sent;
 	// a zero end is none.
 	start, begin, end time.Time
@@ -208,7 +207,7 @@ func (r *run) admit(planned time.Time) (arrival, bool) {
 // closedLoop runs callers that each wait for their answer before they send again.
 func (r *run) closedLoop(ctx context.Context) {
 	var callers sync.WaitGroup
-	for caller := range r.settings.Concurrency {
+	for range r.settings.Concurrency {
 		callers.Go(func() {
 			var answer Answer
 			for ctx.Err() == nil {
@@ -216,7 +215,7 @@ func (r *run) closedLoop(ctx context.Context) {
 				if !ok {
 					return
 				}
-				r.send(ctx, caller, a, &answer)
+				r.send(ctx, a, &answer)
 			}
 		})
 	}
@@ -224,7 +223,7 @@ func (r *run) closedLoop(ctx context.Context) {
 }
 
 // send makes one request and records it.
-func (r *run) send(ctx context.Context, caller int, a arrival, answer *Answer) {
+func (r *run) send(ctx context.Context, a arrival, answer *Answer) {
 	answer.reset()
 	if a.measured {
 		r.sent.Add(1)
@@ -239,7 +238,7 @@ func (r *run) send(ctx context.Context, caller int, a arrival, answer *Answer) {
 	for last := r.last.Load(); after > last && !r.last.CompareAndSwap(last, after); {
 		last = r.last.Load()
 	}
-	r.record(caller, Sample{Latency: now.Sub(a.planned), Late: sent.Sub(a.planned), Answer: answer, Err: err})
+	r.record(Sample{Latency: now.Sub(a.planned), Late: sent.Sub(a.planned), Answer: answer, Err: err})
 }
 
 // openLoop sends requests as they arrive. Callers are started as needed; an arrival never
@@ -248,10 +247,10 @@ func (r *run) openLoop(ctx context.Context) error {
 	work := make(chan arrival, r.settings.MaxInFlight)
 	var callers sync.WaitGroup
 	var inFlight atomic.Int64
-	serve := func(caller int) {
+	serve := func() {
 		var answer Answer
 		for a := range work {
-			r.send(ctx, caller, a, &answer)
+			r.send(ctx, a, &answer)
 			inFlight.Add(-1)
 		}
 	}
@@ -264,8 +263,7 @@ func (r *run) openLoop(ctx context.Context) error {
 			return
 		}
 		if int(inFlight.Add(1)) > started {
-			caller := started
-			callers.Go(func() { serve(caller) })
+			callers.Go(serve)
 			started++
 		}
 		work <- a

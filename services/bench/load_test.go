@@ -21,7 +21,7 @@ type samples struct {
 	all []bench.Sample
 }
 
-func (r *samples) record(_ int, s bench.Sample) {
+func (r *samples) record(s bench.Sample) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s.Answer = nil
@@ -339,9 +339,9 @@ func TestFinePacerEndsWithContext(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	asked := func(context.Context, *bench.Answer) error { cancel(); return nil }
+	target := func(context.Context, *bench.Answer) error { cancel(); return nil }
 	begun := time.Now()
-	o, err := bench.RunLoad(ctx, bench.Settings{Rate: 0.01, Requests: 2, Fine: true}, asked, (&samples{}).record)
+	o, err := bench.RunLoad(ctx, bench.Settings{Rate: 0.01, Requests: 2, Fine: true}, target, (&samples{}).record)
 	if err != nil || !o.Interrupted || time.Since(begun) > time.Minute {
 		t.Errorf("got %+v, %v after %s", o, err, time.Since(begun))
 	}
@@ -358,7 +358,7 @@ func BenchmarkRequest(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			s.Requests = int64(b.N)
-			if _, err := bench.RunLoad(b.Context(), s, noop, func(int, bench.Sample) {}); err != nil {
+			if _, err := bench.RunLoad(b.Context(), s, noop, func(bench.Sample) {}); err != nil {
 				b.Fatal(err)
 			}
 		})

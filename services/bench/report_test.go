@@ -35,12 +35,12 @@ func known() bench.Report {
 	settings := bench.Settings{Rate: 100, Warmup: 2 * time.Second, Duration: 10 * time.Second, Seed: 1}
 	recorder := bench.NewRecorder(500 * ms)
 	for i := range 1000 {
-		recorder.Record(i, answer(time.Duration(i+1)*ms))
+		recorder.Record(answer(time.Duration(i+1) * ms))
 	}
 	for range 20 {
-		recorder.Record(0, bench.Sample{Latency: 2 * ms, Err: &bench.RequestError{Reason: "QUEUE_FULL", Refused: true, Err: errFull}})
+		recorder.Record(bench.Sample{Latency: 2 * ms, Err: &bench.RequestError{Reason: "QUEUE_FULL", Refused: true, Err: errFull}})
 	}
-	recorder.Record(1, bench.Sample{Latency: 300 * ms, Err: errors.New("reset by peer")})
+	recorder.Record(bench.Sample{Latency: 300 * ms, Err: errors.New("reset by peer")})
 	run := recorder.Run(settings, bench.Outcome{
 		Began: time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC), Elapsed: 10 * time.Second, Sent: 1021, NotSent: 9,
 	})
@@ -162,7 +162,7 @@ func TestChunksCountFromPlannedTime(t *testing.T) {
 	t.Parallel()
 	recorder := bench.NewRecorder(0)
 	for range 10 {
-		recorder.Record(3, bench.Sample{Latency: 100 * ms, Late: 5 * ms, Answer: &bench.Answer{Chunks: []time.Duration{20 * ms, 30 * ms, 50 * ms}}})
+		recorder.Record(bench.Sample{Latency: 100 * ms, Late: 5 * ms, Answer: &bench.Answer{Chunks: []time.Duration{20 * ms, 30 * ms, 50 * ms}}})
 	}
 	s := recorder.Run(bench.Settings{Concurrency: 1}, bench.Outcome{Elapsed: time.Second, Sent: 10}).Stream
 	if s == nil || s.Chunks != 30 || s.ChunksPerS != 30 || s.FirstChunk.Count != 10 || math.Abs(s.FirstChunk.P50MS-25) > 0.1 || math.Abs(s.Gap.MeanMS-15) > 0.3 {
@@ -204,8 +204,8 @@ func TestDistinctValuesAreBounded(t *testing.T) {
 	t.Parallel()
 	recorder := bench.NewRecorder(0)
 	for i := range 5000 {
-		recorder.Record(0, bench.Sample{Err: &bench.RequestError{Reason: fmt.Sprint("R", i), Err: errFull}})
-		recorder.Record(0, bench.Sample{Answer: &bench.Answer{Steps: []bench.StepTiming{{Name: "a", BatchSize: uint32(i + 1), Dispatch: fmt.Sprint(i)}, {Name: fmt.Sprint(i)}}}})
+		recorder.Record(bench.Sample{Err: &bench.RequestError{Reason: fmt.Sprint("R", i), Err: errFull}})
+		recorder.Record(bench.Sample{Answer: &bench.Answer{Steps: []bench.StepTiming{{Name: "a", BatchSize: uint32(i + 1), Dispatch: fmt.Sprint(i)}, {Name: fmt.Sprint(i)}}}})
 	}
 	run := recorder.Run(bench.Settings{Concurrency: 1}, bench.Outcome{Elapsed: time.Second})
 	if len(run.Failures) > 33 || len(run.Steps) > 64 || len(run.Steps[0].BatchSizes) > 1100 || len(run.Steps[0].Dispatches) > 17 || run.Failed != 5000 {
@@ -222,17 +222,19 @@ func TestDistinctValuesAreBounded(t *testing.T) {
 
 func TestRecordingDoesNotAllocate(t *testing.T) {
 	recorder, sample := bench.NewRecorder(10*ms), answer(5*ms)
-	recorder.Record(0, sample)
-	if n := testing.AllocsPerRun(1000, func() { recorder.Record(0, sample) }); n != 0 {
+	recorder.Record(sample)
+	if n := testing.AllocsPerRun(1000, func() { recorder.Record(sample) }); n != 0 {
 		t.Errorf("got %v", n)
 	}
 }
 
-// BenchmarkRecord measures the cost of recording a request of two steps.
+// BenchmarkRecord measures the cost of recording a request of two steps, by all processors.
 func BenchmarkRecord(b *testing.B) {
 	recorder, sample := bench.NewRecorder(10*ms), answer(5*ms)
 	b.ReportAllocs()
-	for b.Loop() {
-		recorder.Record(0, sample)
-	}
+	b.RunParallel(func(p *testing.PB) {
+		for p.Next() {
+			recorder.Record(sample)
+		}
+	})
 }

@@ -199,7 +199,7 @@ func partColours(runs []bench.Run) []legendEntry {
 
 // throughput draws latency by throughput, a line per percentile, and returns their legend.
 func (c *canvas) throughput(p panel, runs []bench.Run) (legend []legendEntry) {
-	c.heading(p, "Latency by answers a second")
+	c.heading(p, "Latency by throughput")
 	low, high, most := math.Inf(1), 0.0, 0.0
 	for _, run := range runs {
 		low, high = math.Min(low, run.Latency.P50MS), math.Max(high, run.Latency.P999MS)

@@ -22,7 +22,7 @@ func runOf(callers int, longest time.Duration) bench.Run {
 	recorder := bench.NewRecorder(0)
 	for i := range 1000 {
 		latency := longest * time.Duration(i+1) / 1000
-		recorder.Record(i, bench.Sample{Latency: latency, Answer: &bench.Answer{
+		recorder.Record(bench.Sample{Latency: latency, Answer: &bench.Answer{
 			Total: latency / 2, Steps: []bench.StepTiming{{Name: "a<b", Queue: latency / 10, Run: latency / 10, BatchSize: 1}},
 		}})
 	}
