@@ -32,9 +32,9 @@ func TestFailedStartIsExplained(t *testing.T) {
 	for name, test := range map[string]struct {
 		script, want string
 	}{
-		"it ends at once":    {"echo no room >&2; exit 3", "the broker and the gateway: EOF: no room"},
-		"it says nonsense":   {"echo nonsense; cat", "the broker and the gateway: invalid character"},
-		"it says too much":   {"head -c 10000 /dev/zero | tr '\\0' x; cat", "the broker and the gateway: bufio: buffer full"},
+		"it ends at once":    {"echo no space >&2; exit 3", "the broker and the gateway: EOF: no space"},
+		"other output":       {"echo nonsense; cat", "the broker and the gateway: invalid character"},
+		"too much output":    {"head -c 10000 /dev/zero | tr '\\0' x; cat", "the broker and the gateway: bufio: buffer full"},
 		"its host ends":      {`case "$*" in *--stage*) echo no stage >&2; exit 3;; *) echo '{"broker": "b", "url": "u"}'; cat;; esac`, "a host of stage a: EOF: no stage"},
 		"its front dislikes": {`case "$*" in *--stage*) exit 3;; *) echo '{}'; cat; echo dislike >&2; exit 4;; esac`, "a host of stage a: EOF\nthe broker and the gateway: exit status 4: dislike"},
 	} {

@@ -192,9 +192,9 @@ type boundedBuffer struct {
 
 // Write implements io.Writer.
 func (k *boundedBuffer) Write(p []byte) (int, error) {
-	kept := min(len(p), k.most-k.text.Len())
-	k.text.Write(p[:kept])
-	k.dropped += int64(len(p) - kept)
+	n := min(len(p), k.most-k.text.Len())
+	k.text.Write(p[:n])
+	k.dropped += int64(len(p) - n)
 	return len(p), nil
 }
 

@@ -11,7 +11,7 @@ func Output(ctx context.Context, limit time.Duration, program string, arguments 
 	return output(ctx, limit, program, arguments...)
 }
 
-// ShortOf is what Short does, with a command.
+// ShortOf is Short with another command.
 func ShortOf(ctx context.Context, c Command, program, folder string, out io.Writer) error {
 	return short(ctx, c, program, folder, out)
 }
@@ -25,5 +25,5 @@ func CPUModel(file string) string { return cpuModel(file) }
 // Slope is slope.
 func Slope(xs, ys []float64) float64 { return slope(xs, ys) }
 
-// Limit is how long a command may take.
+// Limit is limit.
 func (c Command) Limit() time.Duration { return c.limit() }

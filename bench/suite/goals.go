@@ -129,7 +129,7 @@ func flatGoals(r Results) []Goal {
 	var out []Goal
 	for _, f := range steadyFigures() {
 		g := Goal{Number: Soak, What: f.name + " during a long load", Want: "flat"}
-		if s, ok := growthOf(samples, f.of, f.room); ok && s.early > 0 {
+		if s, ok := growthOf(samples, f.of, f.allowance); ok && s.early > 0 {
 			g.Known, g.Reached = true, s.isFlat()
 			g.Measured = fmt.Sprintf("%s early, %s late", f.unit(s.early), f.unit(s.late))
 		}
@@ -159,13 +159,13 @@ const (
 )
 
 // growth is a figure of a process early and late in a run.
-type growth struct{ early, late, room float64 }
+type growth struct{ early, late, allowance float64 }
 
-func (s growth) isFlat() bool { return s.late <= s.early*maxGrowth+s.room }
+func (s growth) isFlat() bool { return s.late <= s.early*maxGrowth+s.allowance }
 
 // growthOf compares the medians of the second and of the last quarter of the samples;
 // false if there are too few. Pools and queues fill during the first quarter.
-func growthOf(samples []bench.ProcessSample, figure func(bench.ProcessSample) float64, room float64) (growth, bool) {
+func growthOf(samples []bench.ProcessSample, figure func(bench.ProcessSample) float64, allowance float64) (growth, bool) {
 	n := len(samples)
 	if n < fewSamples {
 		return growth{}, false
@@ -177,16 +177,16 @@ func growthOf(samples []bench.ProcessSample, figure func(bench.ProcessSample) fl
 		}
 		return compare.RatioOf(all).Median
 	}
-	return growth{early: quarter(n/4, n/2), late: quarter(n-n/4, n), room: room}, true
+	return growth{early: quarter(n/4, n/2), late: quarter(n-n/4, n), allowance: allowance}, true
 }
 
 // steadyFigure is a figure of a process that should not grow.
 type steadyFigure struct {
 	name string
 	of   func(bench.ProcessSample) float64
-	// room is the growth that is allowed beside a tenth.
-	room float64
-	unit func(float64) string
+	// allowance is the growth that is allowed beside a tenth.
+	allowance float64
+	unit      func(float64) string
 }
 
 func steadyFigures() []steadyFigure {

@@ -28,9 +28,9 @@ const (
 func TestGoalsApplyToTheMedian(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		ratio, slower, kept, grows float64
-		item                       suite.Number
-		want                       []string
+		ratio, slower, goodput, grows float64
+		item                          suite.Number
+		want                          []string
 	}{
 		"all is well, in processes":   {0.81, 1.29, 860, 0, suite.Processes, []string{reached, reached, reached}},
 		"all is well, in one process": {0.81, 1.29, 860, 0, suite.InProcess, []string{reached, reached, reached}},
@@ -46,7 +46,7 @@ func TestGoalsApplyToTheMedian(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got := statuses(known(test.ratio, test.slower, test.kept, test.grows), test.item); !slices.Equal(got, test.want) {
+			if got := statuses(known(test.ratio, test.slower, test.goodput, test.grows), test.item); !slices.Equal(got, test.want) {
 				t.Errorf("got %q, want %q", got, test.want)
 			}
 		})

@@ -173,11 +173,11 @@ func (v view) tables(item Measured) []string {
 }
 
 func (v view) soaking() []string {
-	kept := v.soak()
-	if kept == "" {
+	table := v.soak()
+	if table == "" {
 		return []string{"The report has no samples of the process."}
 	}
-	return []string{kept, image(memoryPicture, "Memory during a long load"), image(goroutinesPicture, "Goroutines during a long load")}
+	return []string{table, image(memoryPicture, "Memory during a long load"), image(goroutinesPicture, "Goroutines during a long load")}
 }
 
 func image(name, text string) string {
@@ -351,7 +351,7 @@ func (r Results) soak() string {
 	t := table{head: []string{"", "second quarter", "last quarter"}}
 	samples := r.soakSamples()
 	for _, k := range steadyFigures() {
-		if s, ok := growthOf(samples, k.of, k.room); ok && s.early > 0 {
+		if s, ok := growthOf(samples, k.of, k.allowance); ok && s.early > 0 {
 			t.add(k.name, k.unit(s.early), k.unit(s.late))
 		}
 	}

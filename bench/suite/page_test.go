@@ -47,7 +47,7 @@ func TestCommittedPageMatchesResults(t *testing.T) {
 				t.Fatal(err)
 			}
 			if read(t, path) != read(t, filepath.Join(repository, "docs", relative)) {
-				t.Errorf("docs/%s is not what bench/results.json says; run make bench-page", relative)
+				t.Errorf("docs/%s does not match bench/results.json; run make bench-page", relative)
 			}
 		}
 	}
@@ -62,7 +62,7 @@ func read(t *testing.T, path string) string {
 	return string(text)
 }
 
-// private is what says on whose machine something was measured.
+// private matches what identifies a machine or a user.
 var private = regexp.MustCompile(`/tmp|/home|/root|/work|/Users|[A-Z]:\\\\`)
 
 func TestTheCommittedResultsAreSmallAndNameNoPlace(t *testing.T) {
@@ -135,7 +135,7 @@ func TestPageNamesMissingFigures(t *testing.T) {
 	t.Parallel()
 	nothing := page(t, suite.Results{Version: suite.Version})
 	if n := strings.Count(nothing, "It was not measured."); n != 11 {
-		t.Errorf("of %d items it says that they were not", n)
+		t.Errorf("%d items are reported as not measured", n)
 	}
 	r := known(1, 1, 1000, 0)
 	r.Items[4].Quick = true

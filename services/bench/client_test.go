@@ -131,7 +131,7 @@ func TestEveryProtocolClassifiesErrors(t *testing.T) {
 			"an unknown pipeline": {bench.ClientSettings{Address: address, Pipeline: "nope"}, "UNKNOWN_PIPELINE", false, false},
 			"no host":             {bench.ClientSettings{Address: address, Pipeline: "stage:nope"}, "NO_CAPACITY", true, true},
 			"no time":             {bench.ClientSettings{Address: address, Pipeline: "stage:slow", Timeout: 50 * time.Millisecond}, "DEADLINE_EXCEEDED", false, true},
-			"nobody":              {bench.ClientSettings{Address: closed.URL, Pipeline: "twice"}, bench.ReasonUnreachable, false, false},
+			"no server":           {bench.ClientSettings{Address: closed.URL, Pipeline: "twice"}, bench.ReasonUnreachable, false, false},
 		} {
 			t.Run(string(protocol)+"/"+name, func(t *testing.T) {
 				t.Parallel()

@@ -94,7 +94,7 @@ func TestOpenLoopSendsWhateverTheAnswers(t *testing.T) {
 		if o.Sent != 300 || len(r.all) != 300 || most.Load() != 11 {
 			t.Errorf("got %d samples, %d at once, %+v", len(r.all), most.Load(), o)
 		}
-		// The last begins 10 ms before the end and is waited for.
+		// The last request begins 10 ms before the end, and the run waits for it.
 		if want := 3*time.Second + 95*time.Millisecond; o.Elapsed != want {
 			t.Errorf("it took %s, want %s", o.Elapsed, want)
 		}

@@ -57,13 +57,13 @@ func TestLongRunsHaveBoundedSamples(t *testing.T) {
 
 func TestSamplesShowHeapAndGoroutines(t *testing.T) {
 	t.Parallel()
-	const kept, waiting = 64 << 20, 1000
+	const retained, blocked = 64 << 20, 1000
 	samples := samplesOf(t, true, func() {
 		<-time.After(ms)
-		memory := make([]byte, kept)
+		memory := make([]byte, retained)
 		over := make(chan struct{})
 		var waits sync.WaitGroup
-		for range waiting {
+		for range blocked {
 			waits.Go(func() { <-over })
 		}
 		runtime.GC()
@@ -74,10 +74,10 @@ func TestSamplesShowHeapAndGoroutines(t *testing.T) {
 	}).Process.Samples
 	// Other tests run at the same time, with goroutines of their own.
 	if more := samples[1].HeapMB - samples[0].HeapMB; more < 50 {
-		t.Errorf("it keeps 67 MB, and the heap is larger by %v", more)
+		t.Errorf("it retains 67 MB, and the heap grew by %v", more)
 	}
-	if more := samples[1].Goroutines - samples[0].Goroutines; more < waiting/2 {
-		t.Errorf("%d wait, and there are %d more", waiting, more)
+	if more := samples[1].Goroutines - samples[0].Goroutines; more < blocked/2 {
+		t.Errorf("%d are blocked, and there are %d more", blocked, more)
 	}
 }
 

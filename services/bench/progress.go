@@ -59,7 +59,7 @@ func showProgress(out io.Writer, s Settings, name string, r *Recorder) (stop fun
 	return sync.OnceFunc(func() {
 		close(stopped)
 		showing.Wait()
-		_ = bar.Finish() // there is nobody to report an error to
+		_ = bar.Finish() // an error only affects the display
 	})
 }
 

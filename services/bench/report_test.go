@@ -28,7 +28,7 @@ func answer(latency time.Duration) bench.Sample {
 	}}
 }
 
-var errFull = errors.New("QUEUE_FULL: stage decode has 4096 items waiting, and may have\n4096; try again in 120 ms, when some of them will have been served by its hosts")
+var errFull = errors.New("QUEUE_FULL: stage decode has 4096 items in its queue, and at most\n4096 are allowed; try again in 120 ms, when its hosts will have served some of them")
 
 // known is a report of 1,000 answers of 1 to 1,000 ms, and some failures.
 func known() bench.Report {

@@ -112,7 +112,7 @@ func TestSignalEndsBenchWithItsReport(t *testing.T) {
 				t.Fatal(err)
 			}
 			if err := bustest.Receive(t, "its end", p.ended); err != nil || errOut.String() != "" {
-				t.Errorf("it ended with %v, and says %q", err, errOut.String())
+				t.Errorf("it ended with %v, and prints %q", err, errOut.String())
 			}
 			file, err := os.ReadFile(path)
 			if err != nil {

@@ -87,7 +87,7 @@ func TestChartsHaveOnlyFiniteNumbers(t *testing.T) {
 				}
 			}
 			if got := strings.Contains(test.picture, "There is nothing to draw."); got != test.nothing {
-				t.Errorf("it says that there is nothing to draw: %v", got)
+				t.Errorf("the picture is empty: %v", got)
 			}
 		})
 	}
