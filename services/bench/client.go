@@ -88,8 +88,8 @@ type ClientSettings struct {
 	Connections int
 }
 
-// ErrProtocol means that the protocol has no way to express a setting.
-var ErrProtocol = errors.New("not supported")
+// errUnsupported means that the protocol has no way to express a setting.
+var errUnsupported = errors.New("not supported")
 
 // Validate returns an error that begins with the name of the wrong setting.
 func (s ClientSettings) Validate() error {
@@ -106,11 +106,11 @@ func (s ClientSettings) Validate() error {
 	case !known:
 		return fmt.Errorf("protocol: %q is none of grpc, connect, http and oip", s.Protocol)
 	case s.Streams && !rpc:
-		return fmt.Errorf("streams: %w by %s: use grpc or connect", ErrProtocol, s.Protocol)
+		return fmt.Errorf("streams: %w by %s: use grpc or connect", errUnsupported, s.Protocol)
 	case s.Durability != "" && s.Protocol == OIP:
-		return fmt.Errorf("durability: %w by %s: use another protocol, or set it in the pipeline", ErrProtocol, s.Protocol)
+		return fmt.Errorf("durability: %w by %s: use another protocol, or set it in the pipeline", errUnsupported, s.Protocol)
 	case s.Priority != 0 && s.Protocol == OIP:
-		return fmt.Errorf("priority: %w by %s: use another protocol", ErrProtocol, s.Protocol)
+		return fmt.Errorf("priority: %w by %s: use another protocol", errUnsupported, s.Protocol)
 	}
 	return nil
 }

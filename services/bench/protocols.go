@@ -250,7 +250,7 @@ func httpBody(inputs []payload.Part) (contentType string, body []byte, err error
 		body, err = jsonBody(inputs)
 		return "application/json", body, err
 	case tensors > 0:
-		return "", nil, fmt.Errorf("payload: tensors beside bytes: %w by http: use grpc or connect", ErrProtocol)
+		return "", nil, fmt.Errorf("payload: tensors beside bytes: %w by http: use grpc or connect", errUnsupported)
 	case len(inputs) == 1 && inputs[0].Name == "":
 		return inputs[0].Blob.ContentType, inputs[0].Blob.Data, nil
 	}
