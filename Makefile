@@ -162,7 +162,7 @@ generate: $(BUF_BIN)/.built ## Regenerate proto/gen from the protobuf files
 
 .PHONY: docs-viewer
 docs-viewer: ## Fetch the viewer of the page /docs again, or its VERSION, and write its lock (needs npm)
-	@gateway/front/docs/update.sh
+	@gateway/openapi/update.sh
 
 .PHONY: fuzz
 fuzz: ## Run every fuzz target for FUZZTIME (default 30s)

@@ -15,7 +15,7 @@ import (
 )
 
 func main() {
-	process.EaseCollection() // as stagemesh does
+	process.ReduceCollections() // as stagemesh does
 	root := &cobra.Command{
 		Use:           "bench",
 		Short:         "Run the benchmarks of stagemesh",

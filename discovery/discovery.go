@@ -4,155 +4,195 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"strings"
 	"time"
 )
 
-// Bounds and promises; see the package comment.
+// Limits and promises; see the package comment.
 const (
 	// MaxValue is the longest value, in bytes.
 	MaxValue = 256 << 10
-	// MaxOperations is the most that one commit may change.
-	MaxOperations = 64
-	// MaxCommit is the most bytes of values in one commit.
-	MaxCommit = 320 << 10
 	// MaxSegment is the longest segment of a key, MaxKey the longest escaped key, in
 	// bytes.
 	MaxSegment = 255
 	MaxKey     = 1 << 10
-	// MaxGone is how long a killed instance may be seen.
-	MaxGone = 5 * time.Second
-	// MaxRepair is how long a store may lack an instance that it has lost.
-	MaxRepair = 10 * time.Second
+	// MaxDetectTime is how long watchers may see an instance after it was killed.
+	MaxDetectTime = 5 * time.Second
+	// MaxRepairTime is how long a store may lack an instance that it has lost.
+	MaxRepairTime = 10 * time.Second
 )
 
-// Errors of all implementations, to be told by errors.Is.
+// Errors of all implementations; test for them with errors.Is.
 var (
-	// ErrNotFound says that there is no such key.
-	ErrNotFound = errors.New("there is no such entry")
-	// ErrConflict says that an entry is not of the revision that was expected.
-	// Nothing has changed.
-	ErrConflict = errors.New("the entry has changed meanwhile")
-	// ErrUnknown says that a commit may have been made or not.
-	ErrUnknown = errors.New("it is not known whether the commit was made")
-	// ErrUnavailable says that the store cannot be reached, or has no leader.
-	ErrUnavailable = errors.New("the registry cannot be reached")
-	// ErrDenied says that the store refuses the credentials.
-	ErrDenied = errors.New("the registry refuses the credentials")
-	// ErrFull says that the store has no room.
-	ErrFull = errors.New("the registry has no room")
-	// ErrInvalid says that an argument is not within the bounds.
+	// ErrNotFound means that there is no entry under the key.
+	ErrNotFound = errors.New("entry not found")
+	// ErrConflict means that the entry does not have the expected revision. Nothing
+	// has changed.
+	ErrConflict = errors.New("the entry has another revision")
+	// ErrUnknown means that a change may have been made or not.
+	ErrUnknown = errors.New("it is unknown whether the change was made")
+	// ErrUnavailable means that the store is unreachable, or has no leader.
+	ErrUnavailable = errors.New("the registry is unavailable")
+	// ErrDenied means that the store rejects the credentials.
+	ErrDenied = errors.New("the registry rejects the credentials")
+	// ErrFull means that the store has no space left.
+	ErrFull = errors.New("the registry is full")
+	// ErrInvalid means that an argument is out of bounds.
 	ErrInvalid = errors.New("invalid argument")
 )
-
-// Instance is one running member of a service.
-type Instance struct {
-	// Service is the name of what its members do alike: [a-z0-9-], at most 127
-	// bytes.
-	Service string
-	// ID is the instance's own, among all of the service: [A-Za-z0-9-], at most 127
-	// bytes.
-	ID string
-	// Address is where it is reached and checked, host:port; it may be empty.
-	Address string
-	// TLS is how the address is asked how it is, for whoever announces it, where it
-	// has TLS; nil where it has none. A store that asks by itself, as Consul does,
-	// takes no more of it than the server's name.
-	TLS *tls.Config `json:"-"`
-	// Meta is for whoever looks at it: at most 32 values of at most 256 bytes of
-	// printable ASCII; keys are [a-z0-9_-].
-	Meta map[string]string
-}
 
 // Announcer registers instances.
 type Announcer interface {
 	// Announce keeps the instance registered until the context ends, and then
-	// removes it, for which it takes two seconds at most. It tells state nil
-	// whenever it is registered, and why it is not where the store does not take it
-	// at first, or does not have it any more; whether it is healthy is another
-	// matter. state is not called at the same time twice, nor after the return. The
-	// error is nil where the instance was removed, else what is left.
-	Announce(ctx context.Context, i Instance, state func(error)) error
+	// removes it within two seconds. It calls report with nil whenever the instance
+	// becomes registered, and with the reason when the store rejects it at first or has
+	// lost it. Health is another matter. Calls of report never overlap, and none
+	// follows the return. The error is nil if the instance was removed, else it names
+	// what remains.
+	Announce(ctx context.Context, i Instance, report func(error)) error
 }
 
-// Watcher sees who is healthy.
+// Watcher observes healthy instances.
 type Watcher interface {
-	// Watch tells the observer who is healthy until the context ends.
+	// Watch reports the healthy instances of a service until the context ends.
 	Watch(ctx context.Context, service string, o Observer[Snapshot]) error
 }
 
-// Registry is who is alive.
+// Table is a versioned key-value table.
+type Table interface {
+	// Get returns an entry, or ErrNotFound.
+	Get(ctx context.Context, key Key) (Entry, error)
+	// Put writes a value if the entry has the expected revision, and returns its new
+	// one. 0 expects that there is no entry.
+	Put(ctx context.Context, key Key, value []byte, expect Revision) (Revision, error)
+	// Delete removes an entry that has the expected revision.
+	Delete(ctx context.Context, key Key, expect Revision) error
+	// Observe reports the entries below a key until the context ends.
+	Observe(ctx context.Context, below Key, o Observer[Change]) error
+}
+
+// Registry is what a store implements.
 type Registry interface {
 	Announcer
 	Watcher
+	Table
 }
 
-// Observer is told what is watched. Its methods are called one at a time and return
-// soon.
+// Observer receives what is watched. Calls of its methods never overlap, and return
+// quickly.
 type Observer[T any] interface {
-	// See gets what there is.
-	See(T)
-	// Lose says that the store cannot be reached, so that what was seen may be out
-	// of date.
-	Lose(error)
+	// OnUpdate receives a new state, or a change of it.
+	OnUpdate(T)
+	// OnDisconnect receives why the store is unavailable. The state may be out of
+	// date until the next OnUpdate.
+	OnDisconnect(error)
 }
 
-// Snapshot is who is healthy.
+// Instance is one running member of a service.
+type Instance struct {
+	// Service is the name that all members share: [a-z0-9-], at most 127 bytes.
+	Service string
+	// ID is unique among the instances of the service: [A-Za-z0-9-], at most 127
+	// bytes.
+	ID string
+	// Address is where the instance is called and checked, host:port; it may be empty.
+	Address string
+	// TLS configures the health check of an address with TLS; nil means plain text.
+	// Stores that check by themselves, such as Consul, use its server name only.
+	TLS *tls.Config `json:"-"`
+	// Meta has at most 32 values of at most 256 bytes of printable ASCII; keys are
+	// [a-z0-9_-].
+	Meta map[string]string
+}
+
+// Snapshot is the healthy instances of a service.
 type Snapshot struct {
+	// Instances are sorted by ID.
 	Instances []Instance
 	// Revision grows with every change, until the store is wiped.
 	Revision Revision
 }
 
-// Revision numbers changes in the order of a store. Those of two stores, or of one
-// before and after a wipe, are not to be compared.
+// Revision numbers the changes of one store in order. Do not compare revisions of two
+// stores, or of one before and after a wipe.
 type Revision uint64
 
-// Entry is what the table has under a key.
+// Entry is a key's value.
 type Entry struct {
 	Key      Key
 	Value    []byte
 	Revision Revision
 }
 
-// Change is what has happened below a key.
+// Change is a change of the entries below a key.
 type Change struct {
-	// Reset says that Entries are all that there are.
+	// Reset means that Entries replace everything known before.
 	Reset bool
-	// Entries are new or have changed; Gone were deleted.
+	// Entries are new or have changed.
 	Entries []Entry
-	Gone    []Key
+	// Deleted are the keys whose entries are gone.
+	Deleted []Key
 }
 
-// Table is a versioned table.
-type Table interface {
-	// Get returns an entry, or ErrNotFound.
-	Get(ctx context.Context, key Key) (Entry, error)
-	// List returns the entries below a key, sorted by key; the key itself is not
-	// one of them.
-	List(ctx context.Context, below Key) ([]Entry, error)
-	// Commit makes all changes or none. It returns the revision of the last of them;
-	// the others' are not larger.
-	Commit(ctx context.Context, changes ...Operation) (Revision, error)
-	// Observe tells the observer what is below a key until the context ends.
-	Observe(ctx context.Context, below Key, o Observer[Change]) error
+const (
+	maxName      = 127
+	maxMeta      = 32
+	maxMetaValue = 256
+)
+
+// Validate checks the bounds of an instance.
+func (i Instance) Validate() error {
+	if err := ValidateService(i.Service); err != nil {
+		return err
+	}
+	if i.ID == "" || len(i.ID) > maxName || strings.ContainsFunc(i.ID, func(r rune) bool { return !isNameRune(r) && (r < 'A' || r > 'Z') }) {
+		return fmt.Errorf("%w: instance %q: use 1 to %d of A-Z, a-z, 0-9 and -", ErrInvalid, i.ID, maxName)
+	}
+	if i.Address != "" {
+		if _, _, err := net.SplitHostPort(i.Address); err != nil {
+			return fmt.Errorf("%w: address: %w", ErrInvalid, err)
+		}
+	}
+	if len(i.Meta) > maxMeta {
+		return fmt.Errorf("%w: meta has %d values, at most %d are possible", ErrInvalid, len(i.Meta), maxMeta)
+	}
+	for _, key := range slices.Sorted(maps.Keys(i.Meta)) {
+		if key == "" || len(key) > maxName || strings.ContainsFunc(key, func(r rune) bool { return !isNameRune(r) && r != '_' }) {
+			return fmt.Errorf("%w: meta key %q: use a-z, 0-9, _ and -", ErrInvalid, key)
+		}
+		if value := i.Meta[key]; len(value) > maxMetaValue || strings.ContainsFunc(value, func(r rune) bool { return r < ' ' || r > '~' }) {
+			return fmt.Errorf("%w: meta %s: at most %d bytes of printable ASCII are possible", ErrInvalid, key, maxMetaValue)
+		}
+	}
+	return nil
 }
 
-// Operation is one change of a commit.
-type Operation struct {
-	Key Key
-	// Value is what is put; Delete says that there is to be nothing.
-	Value  []byte
-	Delete bool
-	// Expect is the revision that the entry has now; 0 is that there is none.
-	Expect Revision
+// ValidateService checks the name of a service.
+func ValidateService(name string) error {
+	if name == "" || len(name) > maxName || strings.ContainsFunc(name, func(r rune) bool { return !isNameRune(r) }) {
+		return fmt.Errorf("%w: service %q: use 1 to %d of a-z, 0-9 and -", ErrInvalid, name, maxName)
+	}
+	return nil
 }
 
-// Put writes a value.
-func Put(key Key, value []byte, expect Revision) Operation {
-	return Operation{Key: key, Value: value, Expect: expect}
+func isNameRune(r rune) bool { return r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '-' }
+
+// ValidatePut checks the arguments of Put.
+func ValidatePut(key Key, value []byte) error {
+	if len(value) > MaxValue {
+		return fmt.Errorf("%w: key %q: the value has %d bytes, at most %d are possible", ErrInvalid, key, len(value), MaxValue)
+	}
+	return key.Validate()
 }
 
-// Delete removes an entry.
-func Delete(key Key, expect Revision) Operation {
-	return Operation{Key: key, Delete: true, Expect: expect}
+// ValidateDelete checks the arguments of Delete.
+func ValidateDelete(key Key, expect Revision) error {
+	if expect == 0 {
+		return fmt.Errorf("%w: key %q: a delete needs the revision that it expects", ErrInvalid, key)
+	}
+	return key.Validate()
 }

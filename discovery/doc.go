@@ -1,61 +1,90 @@
-// Package discovery says who is alive, and keeps a small table that all parts of a
-// mesh agree on. Consul does it in production (discovery/consul), a broker that is
-// there anyway does it for one binary and for tests (discovery/natskv). Both keep
-// the promises below, which discovery/discoverytest holds them to.
+// Package discovery finds the live parts of a mesh, and keeps a small table that all of
+// them agree on. Consul implements it in production (discovery/consul); the mesh's own
+// broker implements it for a single binary and for tests (discovery/natskv). One
+// conformance suite, discovery/internal/discoverytest, holds both to the promises below.
 //
-//	err := registry.Announce(ctx, discovery.Instance{Service: "digits-classify", ID: host, Address: addr}, state)
-//	err := registry.Watch(ctx, "digits-classify", observer)           // who is healthy
-//	entry, err := table.Get(ctx, discovery.KeyOf("pipelines", "digits"))
-//	revision, err := table.Commit(ctx, discovery.Put(key, value, entry.Revision))
-//	err := table.Observe(ctx, discovery.KeyOf("pipelines"), observer) // all of it, then changes
+//	err := registry.Announce(ctx, discovery.Instance{Service: "digits-classify", ID: host, Address: addr}, report)
+//	err := registry.Watch(ctx, "digits-classify", observer)              // healthy instances
+//	entry, err := registry.Get(ctx, discovery.KeyOf("pipelines", "digits"))
+//	revision, err := registry.Put(ctx, key, value, entry.Revision)
+//	err := registry.Observe(ctx, discovery.KeyOf("pipelines"), observer) // all entries, then changes
 //
-// Functions that take an observer, and Announce, block until their context ends:
-// their callers own the goroutines. They reconnect by themselves, for ever, and end
-// early only for what no waiting mends: bad arguments, and credentials that are
-// refused. All methods are safe for concurrent use.
+// Announce, and the functions that take an observer, block until their context ends:
+// their callers own the goroutines. They reconnect forever, and return early only for
+// errors that no retry mends: invalid arguments and rejected credentials. All methods
+// are safe for concurrent use.
 //
 // # Instances
 //
-// An instance is registered from when Announce has said so until its context ends,
-// and is healthy while it answers: where it has an address, that is asked for
-// grpc.health.v1 about every second, by the store, or by Announce where the store
-// cannot; without an address it is there as long as its process says so. A process
-// that is killed, or does not serve, is out of every watcher's sight within MaxGone,
-// one whose Announce has returned within a second. An instance that the store has
-// lost, because it was wiped or started anew without its files, is registered again
-// within MaxRepair.
+// An instance is registered from when Announce has reported so until its context ends.
+// It is healthy while it answers. An address is checked by grpc.health.v1 about every
+// second, by the store, or by Announce where the store cannot. An instance without an
+// address is healthy while its process renews it. Watchers lose an instance that was
+// killed, or does not serve, within MaxDetectTime, and one whose Announce has returned
+// within a second. An instance that the store has lost, because it was wiped or
+// restarted without its files, is registered again within MaxRepairTime.
 //
-// A watcher sees full snapshots of the healthy instances of one service, sorted by
-// ID. It sees the first as soon as it has one, also an empty one, and another one
-// after each change, of which several may come as one. Snapshots never go back in
-// time while the store lives; after a wipe they begin anew.
+// A watcher receives full snapshots of the healthy instances of one service, sorted by
+// ID. The first snapshot comes as soon as there is one, even if it is empty, and another
+// one after each change; several changes may come as one. Snapshots never go back in
+// time while the store lives; after a wipe they start over.
 //
 // # The table
 //
-// Reads are of committed values, and may be as old as the store takes to tell all
-// of its servers; a writer reads its own writes. Every entry has the revision of its
-// last change. A commit is of up to MaxOperations changes, all of them made or none,
-// and each says which revision it expects: 0 that the key is not there. One that
-// finds another is ErrConflict. So of any number of writers that read and commit,
-// none overwrites what it has not seen. The revision of a commit is that of its last
-// change; those before it may have smaller ones, which Get and List tell. A List has
-// all of a commit or nothing.
+// Every change is of one key, and names the revision that it expects; 0 means that the
+// key has no entry. Put and Delete return ErrConflict where the key has another
+// revision. So of any number of writers that read and then write, none overwrites what
+// it has not seen. Reads return committed values, and may lag behind other writers; a
+// writer reads its own writes. Every entry has the revision of its last change.
 //
-// An answer to a commit may be lost with its connection. Commit asks again, with the
-// nonce that every value is stored with, until it knows or the context ends. What it
-// cannot know, as somebody has written since or the context has ended, is
-// ErrUnknown: read, and decide. It never says ErrConflict of what it has done.
+// The answer to a change may be lost with its connection. Put and Delete then ask again,
+// by a nonce that every value is stored with, until they know what happened or the
+// context ends. Where nobody can know, because another writer has changed the entry
+// since or the context has ended, they return ErrUnknown: read, and decide. They never
+// return ErrConflict for a change that they have made.
 //
-// An observer is told all entries below a key at first (Change.Reset), then changes
-// in the order of their revisions, of which several of one key may come as one, and
-// those of one commit as several. After a break, or a wipe, it is told all entries
-// again. It hears that the store cannot be reached by Lose, and that it can be again
-// by the next See, which comes also where nothing has changed.
+// An observer receives all entries below a key first (Change.Reset), then changes in the
+// order of their revisions; several changes of a key may come as one. After a broken
+// connection, or a wipe, it receives all entries again. OnDisconnect reports that the
+// store is unavailable, and the next OnUpdate that it is available again, which also
+// comes if nothing has changed.
 //
-// # Keys, and bounds
+// # Mirrors
 //
-// A key is a path of segments; a segment is any text of 1 to MaxSegment bytes.
-// Segments are written to stores by Escape: letters, digits, '-' and '_' as they are,
-// every other byte as "=" and two hexadecimal digits, so that every store takes
-// them. MaxValue, MaxOperations and MaxKey are what both stores take.
+// A mirror is the local copy that readers use. Reading costs nothing, and goes on while
+// the registry is unavailable; Stale returns since when.
+//
+//	pipelines := discovery.NewTableMirror(registry, discovery.KeyOf("pipelines"))
+//	go pipelines.Run(ctx)
+//	err := pipelines.Loaded(ctx)
+//	entry, ok := pipelines.Get(key)
+//	for change := range pipelines.Changes(ctx) { ... } // single changes, of any number of keys
+//
+// A mirror is empty until Loaded. From then on it shows states that the store has had,
+// in their order. A reset replaces everything at once: no reader sees a mirror that is
+// half filled. A wiped registry is an empty one.
+//
+// # Membership
+//
+// A host announces its instance, and publishes a record about itself. Everyone else
+// reads the membership: all hosts, and which of them are alive.
+//
+//	err := registry.Announce(ctx, discovery.HostInstance(record), report)
+//	err := discovery.PublishHost(ctx, registry, host.Record, log)
+//	...
+//	members := discovery.NewMembership(registry, registry, "digits", log)
+//	go members.Run(ctx)
+//	for _, host := range members.Hosts() { host.Record.GetStage(); host.Alive }
+//
+// A record is JSON under "hosts/<stage>/<host>". A host publishes it when it has changed
+// noticeably, at most once a second, and again when the registry has lost it. PublishHost
+// removes it in the end. A killed host leaves its record: Hosts shows it as not alive
+// for a minute, and Sweep removes it after ten.
+//
+// # Keys and limits
+//
+// A key is a path of segments; a segment is any text of 1 to MaxSegment bytes. KeyOf
+// writes letters, digits, '-' and '_' of segments as they are, and every other byte as
+// "=" and two hexadecimal digits, so that every store takes them. Every store takes
+// values of MaxValue bytes and keys of MaxKey.
 package discovery

@@ -5,26 +5,26 @@ import (
 	"strings"
 )
 
-// Key is a path in the table, its segments escaped and joined by "/".
+// Key is a path in the table: escaped segments joined by "/".
 type Key string
 
 // KeyOf returns the key of segments.
 func KeyOf(segments ...string) Key {
 	out := make([]string, len(segments))
 	for i, s := range segments {
-		out[i] = Escape(s)
+		out[i] = escape(s)
 	}
 	return Key(strings.Join(out, "/"))
 }
 
-// Segments returns the segments of a key, or what is wrong with it.
+// Segments returns the unescaped segments of a key, or what is wrong with it.
 func (k Key) Segments() ([]string, error) {
 	if len(k) > MaxKey {
 		return nil, fmt.Errorf("%w: a key of %d bytes, at most %d are possible", ErrInvalid, len(k), MaxKey)
 	}
 	parts := strings.Split(string(k), "/")
 	for i, part := range parts {
-		segment, err := Unescape(part)
+		segment, err := unescape(part)
 		if err != nil {
 			return nil, fmt.Errorf("%w: key %q: %w", ErrInvalid, k, err)
 		}
@@ -36,16 +36,26 @@ func (k Key) Segments() ([]string, error) {
 	return parts, nil
 }
 
-// Below reports whether the key is below another one; an empty one is above all.
-func (k Key) Below(above Key) bool {
-	return above == "" && k != "" || strings.HasPrefix(string(k), string(above)+"/")
+// Validate checks that the key is well formed.
+func (k Key) Validate() error {
+	_, err := k.Segments()
+	return err
 }
 
-// Escape writes a segment so that every store takes it.
-func Escape(segment string) string {
+// ValidatePrefix checks a key that Observe may be called with: any key, or the empty
+// one, which is above all.
+func (k Key) ValidatePrefix() error {
+	if k == "" {
+		return nil
+	}
+	return k.Validate()
+}
+
+// escape writes a segment so that every store takes it.
+func escape(segment string) string {
 	var out strings.Builder
 	for i := range len(segment) {
-		if b := segment[i]; plain(b) {
+		if b := segment[i]; isPlain(b) {
 			out.WriteByte(b)
 		} else {
 			fmt.Fprintf(&out, "=%02X", b)
@@ -54,18 +64,17 @@ func Escape(segment string) string {
 	return out.String()
 }
 
-// Unescape returns the segment that Escape has written. There is one way to write
-// each.
-func Unescape(text string) (string, error) {
+// unescape reverses escape. It rejects all other ways to write a segment.
+func unescape(text string) (string, error) {
 	var out strings.Builder
 	for i := 0; i < len(text); i++ {
 		b := text[i]
 		switch {
-		case plain(b):
+		case isPlain(b):
 		case b == '=' && i+2 < len(text):
-			high, low := digit(text[i+1]), digit(text[i+2])
+			high, low := hexValue(text[i+1]), hexValue(text[i+2])
 			b = high<<4 | low
-			if high > 15 || low > 15 || plain(b) {
+			if high > 15 || low > 15 || isPlain(b) {
 				return "", fmt.Errorf("%q escapes nothing", text[i:i+3])
 			}
 			i += 2
@@ -77,12 +86,12 @@ func Unescape(text string) (string, error) {
 	return out.String(), nil
 }
 
-func plain(b byte) bool {
+func isPlain(b byte) bool {
 	return b >= 'a' && b <= 'z' || b >= 'A' && b <= 'Z' || b >= '0' && b <= '9' || b == '-' || b == '_'
 }
 
-// digit returns the value of a hexadecimal digit, 16 for what is none.
-func digit(b byte) byte {
+// hexValue returns the value of an upper-case hexadecimal digit, 16 for other bytes.
+func hexValue(b byte) byte {
 	switch {
 	case b >= '0' && b <= '9':
 		return b - '0'

@@ -6,7 +6,7 @@ import (
 	"fmt"
 
 	"github.com/stagemesh/stagemesh/gateway/front/port"
-	"github.com/stagemesh/stagemesh/mesh/secretfile"
+	"github.com/stagemesh/stagemesh/mesh/credentials"
 )
 
 // Access is how a port shows its callers who it is, and what it asks of them. The
@@ -26,8 +26,8 @@ func (a Access) Validate() error {
 	return a.pair().Check("")
 }
 
-func (a Access) pair() secretfile.Pair {
-	return secretfile.Pair{CertFile: a.CertFile, KeyFile: a.KeyFile}
+func (a Access) pair() credentials.Pair {
+	return credentials.Pair{CertFile: a.CertFile, KeyFile: a.KeyFile}
 }
 
 // scheme is what URLs of the port begin with.

@@ -8,7 +8,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/adminapi"
 	"github.com/stagemesh/stagemesh/gateway/front/port"
-	"github.com/stagemesh/stagemesh/mesh/deadletter"
+	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
 // Admin is the port for operators.
@@ -45,7 +45,7 @@ func (g *Gateway) listenAdmin(ctx context.Context) (*server, error) {
 
 func (g *Gateway) adminHandler() http.Handler {
 	s := adminapi.Settings{
-		Letters: deadletter.New(g.bus, deadletter.Settings{}), Health: g.Ready, Logger: g.log,
+		DeadLetters: store.NewDeadLetters(g.bus, store.Settings{}), Health: g.Ready, Logger: g.log,
 		Pipelines: g.pipelines, Traffic: g.service, MaxPayload: g.settings.Call.MaxPayload, Stopping: g.stopped,
 		Tokens: g.operators.tokens,
 	}

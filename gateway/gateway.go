@@ -21,10 +21,10 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/stagemesh/stagemesh/discovery"
-	"github.com/stagemesh/stagemesh/discovery/roster"
-	"github.com/stagemesh/stagemesh/gateway/admit"
+	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/front/web"
+	"github.com/stagemesh/stagemesh/gateway/front/port"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -49,7 +49,7 @@ type Settings struct {
 	Admin Admin
 	// Registry is where hosts say that they are there; nil where nowhere.
 	Registry *Registry
-	// NoDocs says that the public port serves neither /openapi.json nor /docs.
+	// NoDocs says that the public port serves neither /openapi.json nor /openapi.
 	NoDocs bool
 	// AllowOrigins are the web origins that browsers may call from.
 	AllowOrigins []string
@@ -71,7 +71,7 @@ type Settings struct {
 // Defaults of Settings.
 const (
 	// DefaultMaxPayload bounds the inputs of a request, in bytes.
-	DefaultMaxPayload = admit.DefaultMaxPayload
+	DefaultMaxPayload = admission.DefaultMaxPayload
 	// DefaultMaxInFlightBytes bounds the bytes of all requests together.
 	DefaultMaxInFlightBytes = 512 << 20
 	DefaultDrainTimeout     = 30 * time.Second
@@ -92,7 +92,7 @@ type Gateway struct {
 	settings Settings
 	log      *slog.Logger
 	service  *call.Service
-	web      web.Settings
+	web      port.PublicSettings
 	bus      *bus.Bus
 	// public and operators are what was in the files of the ports.
 	public, operators door
@@ -100,7 +100,7 @@ type Gateway struct {
 	// pipelines are what is served.
 	pipelines *pipelines.Store
 	// roster is nil where there is no registry.
-	roster *roster.View
+	roster *discovery.Membership
 	// addr and admin are where it listens, once it does.
 	addr, admin net.Addr
 	ready       chan struct{}
@@ -115,7 +115,7 @@ func New(s Settings) (*Gateway, error) {
 		s.Call.MaxPayload = DefaultMaxPayload
 	}
 	if s.MaxBody == 0 {
-		s.MaxBody = admit.BodyOf(s.Call.MaxPayload)
+		s.MaxBody = admission.MaxBody(s.Call.MaxPayload)
 	}
 	if s.MaxInFlightBytes == 0 {
 		s.MaxInFlightBytes = max(DefaultMaxInFlightBytes, leastRequests*(s.MaxBody+s.Call.MaxPayload))
@@ -131,7 +131,7 @@ func New(s Settings) (*Gateway, error) {
 	}
 	s.Call.Logger = s.Call.Logger.With("gateway", s.Call.Gateway)
 	s.Bus.Mesh, s.Bus.Name, s.Bus.Logger = s.Call.Mesh, "gateway "+string(s.Call.Gateway), s.Call.Logger
-	bodies := admit.NewBudget(int64(s.MaxInFlightBytes))
+	bodies := admission.NewByteBudget(int64(s.MaxInFlightBytes))
 	if err := reportBytes(s.Call.Meter, bodies); err != nil {
 		return nil, err
 	}
@@ -147,18 +147,19 @@ func New(s Settings) (*Gateway, error) {
 	}
 	g := &Gateway{settings: s, log: s.Call.Logger, service: service, pipelines: store, ready: make(chan struct{}), stopped: make(chan struct{})}
 	known := &models{gateway: g}
-	g.web = web.Settings{
-		Caller: service, Models: known, MaxMessageBytes: s.MaxBody, MaxPayload: s.Call.MaxPayload, Health: g.health, Origins: s.AllowOrigins,
-		Budget: bodies, TokensKey: publicKey + ".token_file", Stopping: g.stopped,
+	g.web = port.PublicSettings{
+		Settings: transport.Settings{MaxMessageBytes: s.MaxBody, MaxPayload: s.Call.MaxPayload, Stopping: g.stopped},
+		Caller:   service, Models: known, Health: g.health, Origins: s.AllowOrigins,
+		Budget: bodies, TokensKey: publicKey + ".token_file",
 	}
 	if !s.NoDocs {
 		g.web.Docs = newReference(g, known)
 	}
-	if _, err := web.Handler(g.web); err != nil {
+	if _, err := port.PublicHandler(g.web); err != nil {
 		return nil, fmt.Errorf("gateway.allow_origins: %w", err)
 	}
 	if r := s.Registry; r != nil {
-		g.roster = roster.NewView(r.Watcher, r.Table, string(s.Call.Mesh), g.log)
+		g.roster = discovery.NewMembership(r.Watcher, r.Table, string(s.Call.Mesh), g.log)
 	}
 	return g, nil
 }
@@ -171,8 +172,8 @@ func newStore(s Settings) (*pipelines.Store, error) {
 	return pipelines.New(out)
 }
 
-func reportBytes(meter metric.Meter, bodies *admit.Budget) error {
-	_, err := meter.Int64ObservableGauge("stagemesh.gateway.body_bytes", metric.WithUnit("By"), metric.WithDescription("Bytes of requests in the gateway: their bodies, and what they mean."),
+func reportBytes(meter metric.Meter, bodies *admission.ByteBudget) error {
+	_, err := meter.Int64ObservableGauge("stagemesh.gateway.request_bytes", metric.WithUnit("By"), metric.WithDescription("Bytes of requests in flight: their bodies and the inputs decoded from them."),
 		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
 			o.Observe(bodies.Taken())
 			return nil
@@ -244,7 +245,7 @@ func (g *Gateway) serve(ctx context.Context) error {
 	if err == nil {
 		err = ports.linger(ctx, g.settings.DrainDelay)
 	}
-	drain, cancel := process.Draining(ctx, g.settings.DrainTimeout)
+	drain, cancel := process.DrainContext(ctx, g.settings.DrainTimeout)
 	defer cancel()
 	err = errors.Join(err, g.stop(drain, ports))
 	g.log.Info("drained")
@@ -260,7 +261,7 @@ func (g *Gateway) stop(ctx context.Context, p ports) error {
 		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), lastWords)
 		defer cancel()
 	}
-	if errors.Is(err, process.ErrHurried) {
+	if errors.Is(err, process.ErrShutdown) {
 		g.log.Warn("told to stop at once: callers were sent away")
 		err = nil
 	}
@@ -329,7 +330,7 @@ func (g *Gateway) Ready() error {
 	}
 	err := g.service.Ready()
 	if why := g.pipelines.Ready(); err == nil && why != nil {
-		err = pipelines.NotHeard(why)
+		err = pipelines.NotLoaded(why)
 	}
 	if cause := errors.Unwrap(err); cause != nil {
 		// Callers are told the fault alone.

@@ -7,7 +7,7 @@ import (
 
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
-	"github.com/stagemesh/stagemesh/discovery/roster"
+	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/gateway/front/oip"
 	"github.com/stagemesh/stagemesh/mesh/process"
 )
@@ -53,7 +53,7 @@ func (m *models) known() map[string]*stagev1.Spec {
 	defer m.mu.Unlock()
 	if now := time.Now(); now.Sub(m.asked) >= specsAge {
 		m.specs, m.asked = map[string]*stagev1.Spec{}, now
-		for _, s := range roster.Stages(m.gateway.roster.Hosts()) {
+		for _, s := range discovery.Stages(m.gateway.roster.Hosts()) {
 			m.specs[s.Name] = s.Spec
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -109,7 +110,7 @@ func refused(t *testing.T, what string, err error, want fault.Reason) {
 
 func ptr(n uint64) *uint64 { return &n }
 
-func TestAllGatewaysFollowAChangeOfAPipeline(t *testing.T) {
+func TestAllGatewaysFollowPipelineChanges(t *testing.T) {
 	t.Parallel()
 	registry := table(t, bustest.Start(t))
 	one, _ := following(t, registry, through("p", "a"))
@@ -150,7 +151,7 @@ func TestAllGatewaysFollowAChangeOfAPipeline(t *testing.T) {
 	}
 }
 
-func TestAChangeOfAPipelineIsComparedByRevision(t *testing.T) {
+func TestPipelineChangesCompareRevisions(t *testing.T) {
 	t.Parallel()
 	registry := table(t, bustest.Start(t))
 	s, _ := following(t, registry)
@@ -184,7 +185,7 @@ func TestAChangeOfAPipelineIsComparedByRevision(t *testing.T) {
 	refused(t, "one that is too large", err, fault.InvalidRequest)
 }
 
-func TestNoChangeOfAPipelineIsLostAmongManyWriters(t *testing.T) {
+func TestConcurrentPipelineChangesAreNotLost(t *testing.T) {
 	t.Parallel()
 	registry := table(t, bustest.Start(t))
 	const writers, each = 4, 10
@@ -218,9 +219,10 @@ func TestNoChangeOfAPipelineIsLostAmongManyWriters(t *testing.T) {
 	}
 }
 
-func TestAFileHasItsSayWhenItChanges(t *testing.T) {
+func TestChangedFileReplacesAppliedPipeline(t *testing.T) {
 	t.Parallel()
-	registry := table(t, bustest.Start(t))
+	broker := bustest.Start(t)
+	registry := table(t, broker)
 	gateway := func(want string, stage pipeline.StageName) (*pipelines.Store, func()) {
 		s, stop := following(t, registry, through("p", stage))
 		if got := routes(s); got != want {
@@ -247,20 +249,15 @@ func TestAFileHasItsSayWhenItChanges(t *testing.T) {
 	apply(t, niu, through("p", "applied"))
 	serves(t, "the old one", s, "p>applied")
 	leave()
-	entries, err := registry.List(t.Context(), discovery.KeyOf("pipelines"))
+	before, err := s.Get("p")
 	if err != nil {
 		t.Fatal(err)
 	}
-	var gone []discovery.Operation
-	for _, e := range entries {
-		gone = append(gone, discovery.Delete(e.Key, e.Revision))
-	}
-	if _, err := registry.Commit(t.Context(), gone...); err != nil {
-		t.Fatal(err)
-	}
-	bustest.Eventually(t, "the registry is filled again", func() bool {
-		again, err := registry.List(t.Context(), discovery.KeyOf("pipelines"))
-		return err == nil && len(again) == len(entries)
+	wipe(t, broker.Connect("test").JetStream())
+	awaitRecords(t, registry, "p", "_epoch")
+	bustest.Eventually(t, "the store serves the new registry", func() bool {
+		after, err := s.Get("p")
+		return err == nil && after.Revision != before.Revision
 	})
 	serves(t, "the old one", s, "p>applied")
 	if err := s.Delete(t.Context(), "p", nil); err != nil {
@@ -279,7 +276,18 @@ func TestAFileHasItsSayWhenItChanges(t *testing.T) {
 	}
 }
 
-func TestAWipedRegistryIsFilledWithThePipelinesThatWere(t *testing.T) {
+// awaitRecords waits until the registry has these records.
+func awaitRecords(t *testing.T, registry discovery.Table, names ...string) {
+	t.Helper()
+	bustest.Eventually(t, "the registry is filled again", func() bool {
+		return !slices.ContainsFunc(names, func(name string) bool {
+			_, err := registry.Get(t.Context(), discovery.KeyOf("pipelines", name))
+			return err != nil
+		})
+	})
+}
+
+func TestWipedRegistryIsFilledAgain(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
 	registry := table(t, broker)
@@ -316,10 +324,7 @@ func TestAWipedRegistryIsFilledWithThePipelinesThatWere(t *testing.T) {
 	}
 	js := broker.Connect("test").JetStream()
 	wipe(t, js)
-	bustest.Eventually(t, "the registry is filled again", func() bool {
-		listed, err := registry.List(t.Context(), discovery.KeyOf("pipelines"))
-		return err == nil && len(listed) == 4 // p, q, gone and the epoch
-	})
+	awaitRecords(t, registry, "p", "q", "gone", "_epoch")
 	bustest.Eventually(t, "what is served is the registry's", func() bool {
 		after, err := two.Get("q")
 		return err == nil && after.Revision != before.Revision
@@ -353,7 +358,7 @@ func wipe(t *testing.T, js jetstream.JetStream) {
 	}
 }
 
-func TestAStoreThatHasNotHeardOfTheRegistryServesNothingAndSaysSo(t *testing.T) {
+func TestStoreWithoutRegistryIsNotReady(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
 	broker.Stop()
@@ -379,7 +384,7 @@ func TestAStoreThatHasNotHeardOfTheRegistryServesNothingAndSaysSo(t *testing.T) 
 	}
 }
 
-func TestPipelinesAreServedAndNotChangedWhileTheRegistryIsAway(t *testing.T) {
+func TestPipelinesAreReadOnlyDuringRegistryOutage(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
 	s, _ := following(t, table(t, broker), through("p", "a"))
@@ -402,7 +407,7 @@ func TestPipelinesAreServedAndNotChangedWhileTheRegistryIsAway(t *testing.T) {
 	})
 }
 
-func TestARecordThatIsNoPipelineHarmsNoOther(t *testing.T) {
+func TestUnreadablePipelineRecordHarmsNoOther(t *testing.T) {
 	t.Parallel()
 	registry := table(t, bustest.Start(t))
 	s, _ := following(t, registry, through("p", "a"))
@@ -410,7 +415,7 @@ func TestARecordThatIsNoPipelineHarmsNoOther(t *testing.T) {
 		"garbage": "{", "other": `{"pipeline":{"name":"p","steps":[{"name":"s","stage":"s"}]}}`, "empty": `{"pipeline":{"name":"empty"}}`,
 		"newer": `{"pipeline":{"name":"newer","colour":"red","steps":[{"name":"s","stage":"s"}]}}`,
 	} {
-		if _, err := registry.Commit(t.Context(), discovery.Put(discovery.KeyOf("pipelines", name), []byte(value), 0)); err != nil {
+		if _, err := registry.Put(t.Context(), discovery.KeyOf("pipelines", name), []byte(value), 0); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -425,22 +430,22 @@ func TestARecordThatIsNoPipelineHarmsNoOther(t *testing.T) {
 	}
 }
 
-// meagre is a registry that has no room for what has this key.
-type meagre struct {
+// full is a registry without space for one key.
+type full struct {
 	discovery.Table
 	key discovery.Key
 }
 
-func (m meagre) Commit(ctx context.Context, changes ...discovery.Operation) (discovery.Revision, error) {
-	if changes[0].Key == m.key {
+func (f full) Put(ctx context.Context, key discovery.Key, value []byte, expect discovery.Revision) (discovery.Revision, error) {
+	if key == f.key {
 		return 0, discovery.ErrFull
 	}
-	return m.Table.Commit(ctx, changes...)
+	return f.Table.Put(ctx, key, value, expect)
 }
 
-func TestAPipelineThatTheRegistryDoesNotTakeHarmsNoOther(t *testing.T) {
+func TestRejectedPipelineHarmsNoOther(t *testing.T) {
 	t.Parallel()
-	registry := meagre{table(t, bustest.Start(t)), discovery.KeyOf("pipelines", "large")}
+	registry := full{table(t, bustest.Start(t)), discovery.KeyOf("pipelines", "large")}
 	s, _ := following(t, registry, through("after", "a"), through("large", "a"), through("zero", "a"))
 	serves(t, "it", s, "after>a zero>a")
 	_, _, err := s.Apply(t.Context(), through("large", "a"), nil)
@@ -452,7 +457,7 @@ func TestAPipelineThatTheRegistryDoesNotTakeHarmsNoOther(t *testing.T) {
 	}
 }
 
-func TestWithoutARegistryPipelinesAreThoseOfTheFile(t *testing.T) {
+func TestWithoutRegistryPipelinesComeFromFile(t *testing.T) {
 	t.Parallel()
 	s, _ := following(t, nil, through("p", "a"))
 	if e, err := s.Get("p"); err != nil || !e.InFile || !e.FromFile || e.Revision != 0 || routes(s) != "p>a" {

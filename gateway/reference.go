@@ -11,7 +11,6 @@ import (
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/front/docs"
 	"github.com/stagemesh/stagemesh/gateway/openapi"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -27,7 +26,7 @@ type reference struct {
 	// busy has the caller who looks or makes; what is below is that one's.
 	busy chan struct{}
 
-	document *docs.Document
+	document *openapi.Document
 	// What the document was made of: changed is closed when the pipelines are no longer
 	// those, and looked is when the specs were last found to be these.
 	changed <-chan struct{}
@@ -35,14 +34,14 @@ type reference struct {
 	looked  time.Time
 }
 
-var _ docs.Source = (*reference)(nil)
+var _ openapi.Source = (*reference)(nil)
 
 func newReference(g *Gateway, known *models) *reference {
 	return &reference{gateway: g, models: known, busy: make(chan struct{}, 1)}
 }
 
-// Document implements docs.Source.
-func (r *reference) Document(ctx context.Context) (*docs.Document, error) {
+// Document implements openapi.Source.
+func (r *reference) Document(ctx context.Context) (*openapi.Document, error) {
 	if err := r.gateway.pipelinesKnown(); err != nil {
 		return nil, err
 	}
@@ -60,7 +59,7 @@ func (r *reference) Document(ctx context.Context) (*docs.Document, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.document, r.changed, r.specs, r.looked = docs.NewDocument(text), changed, specs, time.Now()
+	r.document, r.changed, r.specs, r.looked = openapi.NewDocument(text), changed, specs, time.Now()
 	return r.document, nil
 }
 
@@ -88,7 +87,7 @@ func (r *reference) current(now time.Time) bool {
 // pipelinesKnown returns nil where it is known which pipelines there are.
 func (g *Gateway) pipelinesKnown() error {
 	if why := g.pipelines.Ready(); why != nil {
-		return pipelines.NotHeard(why)
+		return pipelines.NotLoaded(why)
 	}
 	return nil
 }

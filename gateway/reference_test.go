@@ -13,7 +13,7 @@ import (
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
-	"github.com/stagemesh/stagemesh/discovery/roster"
+	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -67,11 +67,11 @@ func TestTheDocumentFollowsPipelinesAndStages(t *testing.T) {
 	var busy atomic.Uint32
 	started := timestamppb.Now()
 	background(t, func(ctx context.Context) error {
-		return roster.Publish(ctx, store, roster.Settings{Current: func() *meshv1.HostRecord {
-			return &meshv1.HostRecord{Mesh: "test", Stage: "a", Host: "one", StartedAt: started, InHand: busy.Load(), Spec: &stagev1.Spec{
+		return discovery.PublishHost(ctx, store, func() *meshv1.HostRecord {
+			return &meshv1.HostRecord{Mesh: "test", Stage: "a", Host: "one", StartedAt: started, InFlight: busy.Load(), Spec: &stagev1.Spec{
 				Inputs: []*stagev1.PartSpec{{Name: "order", Schema: `{"type": "object"}`, Body: &stagev1.PartSpec_Blob{Blob: &stagev1.BlobSpec{ContentTypes: []string{"application/json"}}}}},
 			}}
-		}})
+		}, nil)
 	})
 	bustest.Eventually(t, "it has what the stage takes", func() bool {
 		text, tag = read(t, client, g.URL())

@@ -7,15 +7,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/discovery/mirror"
+	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
-// A gateway that has never heard of the registry says so, and one that has stays
-// ready without it.
-func TestAGatewayWaitsForTheRegistryOnce(t *testing.T) {
+// A gateway is not ready before it has loaded the registry, and stays ready during an
+// outage.
+func TestGatewayWaitsForRegistryOnce(t *testing.T) {
 	t.Parallel()
 	broker, other := bustest.Start(t), bustest.Start(t)
 	other.Stop()
@@ -30,9 +30,9 @@ func TestAGatewayWaitsForTheRegistryOnce(t *testing.T) {
 	waiting, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if err := g.WaitReady(waiting); err == nil {
-		t.Error("it is ready before it has heard of the registry")
+		t.Error("it is ready before it has loaded the registry")
 	}
-	bustest.Eventually(t, "it says what it waits for", func() bool { return errors.Is(g.Ready(), mirror.ErrNotLoaded) })
+	bustest.Eventually(t, "it says what it waits for", func() bool { return errors.Is(g.Ready(), discovery.ErrNotLoaded) })
 	transport := &http.Transport{}
 	t.Cleanup(transport.CloseIdleConnections)
 	client, url := &http.Client{Transport: transport}, "http://"+g.Addr().String()+"/readyz"
@@ -47,6 +47,6 @@ func TestAGatewayWaitsForTheRegistryOnce(t *testing.T) {
 	}
 	other.Stop()
 	if status, reason := reasonOf(t, client, http.MethodGet, url); status != http.StatusOK {
-		t.Errorf("after it has heard of the registry: %d %s", status, reason)
+		t.Errorf("during an outage: %d %s", status, reason)
 	}
 }

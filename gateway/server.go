@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/gateway/front/port"
-	"github.com/stagemesh/stagemesh/gateway/front/web"
 	"github.com/stagemesh/stagemesh/mesh/process"
 )
 
@@ -43,7 +42,7 @@ func (g *Gateway) listenPublic(ctx context.Context) (*server, error) {
 	}
 	settings := g.web
 	settings.Tokens = g.public.tokens
-	handler, err := web.Handler(settings)
+	handler, err := port.PublicHandler(settings)
 	if err != nil {
 		return nil, err
 	}
@@ -110,7 +109,7 @@ func (p ports) linger(ctx context.Context, d time.Duration) error {
 	if p.public.http == nil || d == 0 {
 		return nil
 	}
-	delay, cancel := process.Draining(ctx, d)
+	delay, cancel := process.DrainContext(ctx, d)
 	defer cancel()
 	select {
 	case <-p.public.served:

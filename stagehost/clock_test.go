@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-func TestQuickestLookAtTheClockCounts(t *testing.T) {
+func TestShortestRoundTripSetsTheClock(t *testing.T) {
 	t.Parallel()
 	const ms = time.Millisecond
 	type look struct {

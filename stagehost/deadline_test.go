@@ -34,7 +34,7 @@ func TestExpiredItemNeverRuns(t *testing.T) {
 	h.awaitCount("stagemesh.stage.expired", 10)
 }
 
-func TestDeadlinePassesBehindABusyRunner(t *testing.T) {
+func TestDeadlineIsAnsweredBehindABusyRunner(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	g := newGate()
@@ -96,7 +96,7 @@ func TestBatchEndsWithTheLatestDeadline(t *testing.T) {
 
 // Under overload deadlines pass by the thousand: they are counted, and no batch
 // is said to have failed that was told to end.
-func TestPassedDeadlinesAreCountedAndNotLogged(t *testing.T) {
+func TestExpiredItemsAreCountedAndNotLogged(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	var said logs
@@ -120,7 +120,7 @@ func TestPassedDeadlinesAreCountedAndNotLogged(t *testing.T) {
 
 // What is run again after its batch failed waits for a slot like everything
 // else, and not longer than for its deadline.
-func TestDeadlinePassesWhileAPartOfABatchWaits(t *testing.T) {
+func TestRequeuedItemExpires(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	g := newGate()
@@ -139,7 +139,7 @@ func TestDeadlinePassesWhileAPartOfABatchWaits(t *testing.T) {
 		}
 	}), together(2))
 	calls := []*call{b.ask("runs"), b.ask("waits", deadline(300*time.Millisecond))}
-	bustest.Receive(t, "half at the runner", g.entered)
+	bustest.Receive(t, "rerun at the runner", g.entered)
 	calls[1].fails(fault.DeadlineExceeded)
 	close(g.release)
 	checkEcho(t, calls[0])
@@ -149,7 +149,7 @@ func TestDeadlinePassesWhileAPartOfABatchWaits(t *testing.T) {
 
 // A runner that is told to stop says so, in its way; the caller hears of its
 // deadline all the same.
-func TestRunnerThatMissesTheDeadlineIsNotAtFault(t *testing.T) {
+func TestLateOutcomeIsDeadlineExceeded(t *testing.T) {
 	t.Parallel()
 	stopped := func(ctx context.Context, _ runner.Item) ([]payload.Part, error) {
 		<-ctx.Done()

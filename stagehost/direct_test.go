@@ -143,7 +143,7 @@ func TestStageServiceFaultsHaveTheirDetails(t *testing.T) {
 	}
 }
 
-func TestStageServiceSaysWhetherItServes(t *testing.T) {
+func TestStageServiceHealthFollowsTheHost(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	g := newGate()
@@ -223,19 +223,19 @@ func TestStageServiceIsReflected(t *testing.T) {
 	}
 }
 
-// directBound is how many direct calls a host takes at a time.
-const directBound = 16
+// maxDirectCalls is how many direct calls a host takes at a time.
+const maxDirectCalls = 16
 
 // A caller that goes away leaves its item on the host: it counts until it is
 // finished, or direct calls could fill the host.
-func TestDirectCallsAreBoundedAlsoWhenTheirCallersLeave(t *testing.T) {
+func TestDirectCallsAreBoundedAfterCallersLeave(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	g := newGate()
 	h := b.host(g)
 	gone, leave := context.WithCancel(t.Context())
-	answers := make(chan stageapi.Response, directBound)
-	for i := range directBound {
+	answers := make(chan stageapi.Response, maxDirectCalls)
+	for i := range maxDirectCalls {
 		go func() { answers <- h.Infer(gone, stageapi.Request{Inputs: chunkOf(strconv.Itoa(i))}) }()
 	}
 	refused := func() bool {
@@ -244,9 +244,9 @@ func TestDirectCallsAreBoundedAlsoWhenTheirCallersLeave(t *testing.T) {
 		r := h.Infer(ctx, stageapi.Request{Inputs: chunkOf("more")})
 		return r.Fault != nil && r.Fault.Reason == fault.Overloaded
 	}
-	bustest.Eventually(t, "as many calls as may be are in hand", refused)
+	bustest.Eventually(t, "as many calls as may be are in flight", refused)
 	leave()
-	for range directBound {
+	for range maxDirectCalls {
 		if r := bustest.Receive(t, "answer to a caller that left", answers); r.Fault == nil || r.Fault.Reason != fault.Cancelled && r.Fault.Reason != fault.Overloaded {
 			t.Errorf("answered with %+v", r)
 		}

@@ -3,12 +3,16 @@ package stagehost
 import (
 	"context"
 	"errors"
+	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/ledger"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
 
 // slotIdle is a slot that waits for a batch.
@@ -29,10 +33,10 @@ func (l *loop) dispatch(now time.Time) {
 	}
 }
 
-// nextBatch returns a batch to run again, or else a new one.
+// nextBatch returns a batch to retry, or else a new one.
 func (l *loop) nextBatch(now time.Time) ([]*item, batch.Reason, bool) {
-	if half := l.takeHalf(now); half != nil {
-		return half, batch.Retry, true
+	if rerun := l.nextRerun(now); rerun != nil {
+		return rerun, batch.Retry, true
 	}
 	b, ok := l.batcher.Next(now, len(l.slots))
 	if !ok {
@@ -49,13 +53,13 @@ func (l *loop) nextBatch(now time.Time) ([]*item, batch.Reason, bool) {
 	return items, reason, true
 }
 
-// live drops the items whose deadline has passed, or that were called off.
+// live drops the items whose deadline has passed, or that were cancelled.
 func (l *loop) live(items []*item, now time.Time) []*item {
 	var out []*item
 	for _, it := range items {
 		switch {
-		case it.unwanted():
-			l.dropCalledOff(it)
+		case it.isCancelled():
+			l.dropCancelled(it)
 		case it.expired(now):
 			l.expireOne(it)
 		default:
@@ -65,11 +69,90 @@ func (l *loop) live(items []*item, now time.Time) []*item {
 	return out
 }
 
+// run is one batch at the runner, and the sink for its items' outcomes.
+type run struct {
+	host    *Host
+	batch   runner.Batch
+	items   []*item
+	reason  batch.Reason
+	started time.Time
+	// ctx ends with cancel or at the latest deadline; wanted counts the items that
+	// were not cancelled, and is the loop's.
+	ctx    context.Context
+	cancel context.CancelFunc
+	wanted int
+	// quarantined is true where its item may have crashed a process.
+	quarantined bool
+
+	mu      sync.Mutex
+	settled []settled
+	closed  bool
+	// lastChunk is when the last chunk came; zero before the first.
+	lastChunk time.Time
+}
+
+var _ runner.Sink = (*run)(nil)
+
+// settled is whether an item has its outcome, and who gave it.
+type settled uint8
+
+const (
+	unsettled settled = iota
+	byRunner
+	// byHost: the host settled the item for the runner.
+	byHost
+)
+
+func newRun(h *Host, items []*item, reason batch.Reason, now time.Time) *run {
+	r := &run{host: h, items: items, reason: reason, started: now, settled: make([]settled, len(items)), wanted: len(items)}
+	r.batch.Items = make([]runner.Item, len(items))
+	for i, it := range items {
+		it.run = r
+		if it.cancelled == nil {
+			it.cancelled = make(chan struct{})
+		}
+		r.batch.Items[i] = it.input()
+		r.batch.Rows += it.inputs.Rows
+		// Streams share their process: one that had it alone would keep out all others
+		// for as long as it lasts.
+		r.batch.Suspect = r.batch.Suspect || it.suspect() && !h.streams()
+	}
+	r.quarantined = items[0].quarantined
+	r.batch.Suspect = r.batch.Suspect || r.quarantined
+	r.batch.Model = items[0].env.Hop().Model
+	r.ctx, r.cancel = context.WithDeadline(h.hard, r.latest())
+	return r
+}
+
+// input is the item as the runner sees it.
+func (it *item) input() runner.Item {
+	return runner.Item{
+		RequestID:  string(it.env.RequestID),
+		Inputs:     it.inputs.Inputs,
+		Rows:       it.inputs.Rows,
+		Parameters: it.env.Hop().Parameters,
+		Metadata:   it.env.Metadata,
+		Deadline:   it.env.Deadline,
+		Cancelled:  it.cancelled,
+	}
+}
+
+// latest returns the latest deadline of the items.
+func (r *run) latest() time.Time {
+	latest := r.items[0].env.Deadline
+	for _, it := range r.items[1:] {
+		if it.env.Deadline.After(latest) {
+			latest = it.env.Deadline
+		}
+	}
+	return latest
+}
+
 func (l *loop) start(slot runner.Slot, items []*item, reason batch.Reason, now time.Time) {
 	r := newRun(l.host, items, reason, now)
 	for _, it := range items {
 		if err := l.ledger.Dispatch(it.id); err != nil {
-			l.host.defect("item dispatched out of turn", err)
+			l.host.internalError("item dispatched out of turn", err)
 		}
 		it.timing.BatchWait = now.Sub(it.arrived)
 		it.timing.BatchSize = uint32(len(items))
@@ -77,9 +160,177 @@ func (l *loop) start(slot runner.Slot, items []*item, reason batch.Reason, now t
 		it.timing.Dispatch = string(reason)
 	}
 	l.running++
-	l.lonely = l.lonely || r.lonely
-	l.host.metrics.dispatched(context.Background(), r)
-	l.host.goRun(slot, r)
+	l.quarantineBusy = l.quarantineBusy || r.quarantined
+	l.host.metrics.countBatch(r)
+	l.host.startRun(slot, r)
+}
+
+// task is a batch for a slot.
+type task struct {
+	slot runner.Slot
+	run  *run
+}
+
+// startRun runs the batch on an idle goroutine, or a new one.
+func (h *Host) startRun(slot runner.Slot, r *run) {
+	t := task{slot, r}
+	select {
+	case h.tasks <- t:
+	default:
+		h.runs.Go(func() { h.runTasks(t) })
+	}
+}
+
+// runTasks runs batches until the host gives up, and waits for the next in
+// between: a goroutine that has run one has a larger stack than a new one, whose
+// stack would be copied as it grows.
+func (h *Host) runTasks(t task) {
+	for {
+		h.runOne(t.slot, t.run)
+		select {
+		case h.idle <- struct{}{}:
+		default:
+			return // as many are idle as there are slots
+		}
+		select {
+		case t = <-h.tasks:
+			<-h.idle
+		case <-h.hard.Done():
+			return
+		}
+	}
+}
+
+func (h *Host) runOne(slot runner.Slot, r *run) {
+	defer r.cancel()
+	if h.needsRecord(r) {
+		if starts := h.beginRecord(r); len(starts) >= h.settings.CrashLimit {
+			slot.Release()
+			h.post(&crashLimitReached{run: r, starts: starts})
+			return
+		}
+		r.started = time.Now()
+	}
+	start := time.Now()
+	err := r.do(slot)
+	r.close()
+	if h.needsRecord(r) {
+		// Before any host runs the item again.
+		h.endRecord(r)
+	}
+	h.post(&ran{run: r, took: time.Since(start), err: err, wasStopped: r.ctx.Err() != nil})
+}
+
+// do hands the batch to the runner, and watches for a stall where that answers in
+// chunks.
+func (r *run) do(slot runner.Slot) error {
+	if !r.host.streams() {
+		return slot.Do(r.ctx, r.batch, r)
+	}
+	var watch sync.WaitGroup
+	defer watch.Wait()
+	ctx, over := context.WithCancel(r.ctx)
+	defer over()
+	watch.Go(func() { r.watch(ctx) })
+	return slot.Do(r.ctx, r.batch, r)
+}
+
+// claim gives item i's outcome to the caller, once.
+func (r *run) claim(i int) error {
+	if i < 0 || i >= len(r.items) {
+		return runner.ErrNoSuch
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.checkOpen(i); err != nil {
+		return err
+	}
+	r.settled[i] = byRunner
+	return nil
+}
+
+// checkOpen returns why item i takes no more outcome or chunk, or nil; the lock is
+// held.
+func (r *run) checkOpen(i int) error {
+	switch {
+	case r.settled[i] == byHost:
+		return runner.ErrCancelled
+	case r.closed, r.settled[i] == byRunner:
+		return runner.ErrSettled
+	default:
+		return nil
+	}
+}
+
+func (r *run) close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = true
+}
+
+// unsettled returns the items without an outcome; the run is closed.
+func (r *run) unsettled() []*item {
+	var out []*item
+	for i, it := range r.items {
+		if r.settled[i] == unsettled {
+			out = append(out, it)
+		}
+	}
+	return out
+}
+
+// Settle implements runner.Sink. It encodes the item's next message here, on the
+// runner's goroutine, so that the loop only has to send it.
+func (r *run) Settle(i int, o runner.Outcome) error {
+	if err := r.claim(i); err != nil {
+		if !errors.Is(err, runner.ErrCancelled) {
+			r.host.metrics.countFault("OUTCOME_REFUSED")
+		}
+		return err
+	}
+	it := r.items[i]
+	it.timing.Run = time.Since(r.started)
+	r.host.post(&itemDone{item: it, outcome: r.outcomeOf(it, o)})
+	return nil
+}
+
+// outcomeOf returns the outcome for the item. A reply in chunks alone has no
+// output for a caller that takes no chunks.
+func (r *run) outcomeOf(it *item, o runner.Outcome) outcome {
+	r.mu.Lock()
+	spoke := !r.lastChunk.IsZero()
+	r.mu.Unlock()
+	if spoke && o.Fault == nil && len(o.Parts) == 0 && !it.env.TakesChunks {
+		return outcome{fault: fault.New(fault.NotSupported, "the stage answers in chunks alone; ask for a stream")}
+	}
+	return r.host.outcomeOf(it, o)
+}
+
+// outcomeOf checks the runner's outcome against the spec and encodes the message.
+func (h *Host) outcomeOf(it *item, o runner.Outcome) outcome {
+	if o.Fault != nil {
+		logPanic(h.settings.Logger, o.Fault)
+		return outcome{fault: o.Fault}
+	}
+	parts, err := h.contract.Outputs(o.Parts, it.inputs)
+	if err != nil {
+		return outcome{fault: fault.From(err)}
+	}
+	out := outcome{parts: parts, metadata: o.Metadata}
+	if it.direct == nil {
+		if f := h.prepareEnd(it, &out); f != nil {
+			out = outcome{fault: f}
+		}
+	}
+	return out
+}
+
+// outcome is a checked outcome: an output for the next step or the caller, or a
+// fault.
+type outcome struct {
+	parts    []payload.Part
+	metadata map[string]string
+	fault    *fault.Fault
 }
 
 // ran is a batch whose Do has returned.
@@ -87,32 +338,32 @@ type ran struct {
 	run  *run
 	took time.Duration
 	err  error
-	// told says that it was told to end: nobody wants its answers any more, or
-	// the host has given up.
-	told bool
+	// wasStopped is true where its context ended: all items were cancelled or
+	// expired, or the host has given up.
+	wasStopped bool
 }
 
 func (e *ran) apply(l *loop) {
-	l.ended(e)
+	l.endBatch(e)
 	left := e.run.unsettled()
-	l.host.metrics.finished(context.Background(), e)
+	l.host.metrics.recordRun(e.took)
 	l.host.logRun(e, len(left))
 	if len(left) > 0 {
-		l.rerun(e, left)
+		l.retryBatch(e, left)
 	}
 }
 
-// ended books that a batch runs no more.
-func (l *loop) ended(e *ran) {
+// endBatch records that a batch runs no more.
+func (l *loop) endBatch(e *ran) {
 	l.running--
-	if e.run.lonely {
-		l.lonely = false
+	if e.run.quarantined {
+		l.quarantineBusy = false
 	}
 	l.batcher.Finished(time.Now(), e.learn())
 }
 
-// learn is what the batcher may learn of the run: a failed one says nothing
-// about how long others take.
+// learn returns what the batcher learns of the run. It does not learn from
+// the time of a failed run.
 func (e *ran) learn() batch.Run {
 	r := batch.Run{Key: e.run.items[0].key, Items: len(e.run.items), Rows: e.run.batch.Rows}
 	if e.err == nil {
@@ -121,78 +372,28 @@ func (e *ran) learn() batch.Run {
 	return r
 }
 
-// maxLostStarts bounds how often an item may be in a batch that never starts.
-const maxLostStarts = 8
-
-// rerun decides about the items that a batch left without an outcome. Those
-// whose deadline has passed meanwhile are nobody's fault.
-func (l *loop) rerun(e *ran, items []*item) {
-	err, alone := e.err, len(items) == 1
-	items = l.live(items, time.Now())
+// logRun logs a batch that failed as a whole. It does not log parts of a failed
+// batch at this level, nor batches that were stopped: that would be a line for
+// every deadline that passes.
+func (h *Host) logRun(e *ran, left int) {
+	if e.err == nil {
+		return
+	}
+	log := h.settings.Logger.With("items", len(e.run.items), "unsettled", left)
 	switch {
-	case l.abandoned:
-		for _, it := range l.unstreamed(items, err) {
-			l.giveBack(it)
-		}
-	case l.lost:
-		l.requeue(l.unstreamed(items, err))
-		l.giveBackWaiting()
-	case err == nil:
-		l.failAll(items, fault.New(fault.RunnerOutputInvalid, "the runner gave the item no outcome"))
-	case errors.Is(err, runner.ErrNotStarted):
-		l.restart(items, err)
-	case errors.Is(err, runner.ErrDied):
-		l.quarantine(e, items)
-	case errors.Is(err, runner.ErrBadOutput), alone:
-		l.failAll(items, runner.FaultOf(err))
+	case e.run.reason == batch.Retry:
+		log.Debug("a part of a batch failed", "error", e.err)
+	case logPanic(log, e.err), e.wasStopped:
 	default:
-		again := l.unstreamed(items, err)
-		l.requeue(again[:len(again)/2])
-		l.requeue(again[len(again)/2:])
+		log.Warn("a batch failed", "error", e.err)
 	}
 }
 
-// unstreamed answers the items whose answer has begun, for what was sent must
-// not be sent again, and returns the others.
-func (l *loop) unstreamed(items []*item, err error) []*item {
-	var out []*item
-	for _, it := range items {
-		if it.chunks == 0 {
-			out = append(out, it)
-			continue
-		}
-		l.fail(it, fault.Newf(fault.StreamInterrupted, "the answer broke after %d chunks: %v", it.chunks, err))
+// logPanic logs a panic, and reports whether the error is one.
+func logPanic(log *slog.Logger, err error) bool {
+	p, ok := errors.AsType[*inproc.PanicError](err)
+	if ok {
+		log.Error("the runner panicked", "error", p, "stack", string(p.Stack))
 	}
-	return out
-}
-
-// requeue has the items run again as a batch of their own.
-func (l *loop) requeue(items []*item) {
-	for _, it := range items {
-		if err := l.ledger.Requeue(it.id); err != nil {
-			l.host.defect("item requeued out of turn", err)
-		}
-	}
-	l.halves = append(l.halves, items)
-}
-
-// restart has the items of a batch that never ran run again.
-func (l *loop) restart(items []*item, err error) {
-	var again []*item
-	for _, it := range items {
-		if it.startsLost++; it.startsLost > maxLostStarts {
-			l.fail(it, runner.FaultOf(err))
-			continue
-		}
-		again = append(again, it)
-	}
-	if len(again) > 0 {
-		l.requeue(again)
-	}
-}
-
-func (l *loop) failAll(items []*item, f *fault.Fault) {
-	for _, it := range items {
-		l.fail(it, f)
-	}
+	return ok
 }

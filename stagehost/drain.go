@@ -2,44 +2,39 @@ package stagehost
 
 import (
 	"context"
+	"fmt"
+	"slices"
 	"time"
 
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/process"
+	"github.com/stagemesh/stagemesh/stagehost/batch"
+	"github.com/stagemesh/stagemesh/stagehost/ledger"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
-// Bounds on the parts of a stop beside the drain timeout.
-const (
-	pullDrain = 3 * time.Second
-	// runAbandon is how long batches have to end that were told to, and
-	// runLeave how long everything else has.
-	runAbandon = 4 * time.Second
-	runLeave   = time.Second
-)
-
-// drain follows the data: nothing new, then what is on its way, then what is
-// in hand, and when that takes too long, back with it. It is false when the
-// runner does not end a batch all the same.
+// drain stops the pull, waits for items on their way, then for those in flight,
+// and naks them when that takes too long. It is false when the runner does not end
+// a batch all the same.
 func (h *Host) drain(l *loop) bool {
 	h.status.set(stateDraining)
 	h.settings.Logger.Info("draining")
 	h.stopAlive()
-	ctx, cancel := process.Draining(h.hard, pullDrain)
+	ctx, cancel := process.DrainContext(h.hard, pullDrainTimeout)
 	if err := h.puller.Drain(ctx); err != nil {
 		h.settings.Logger.Warn("items may be on their way still; they will be delivered again", "error", err)
 	}
 	cancel()
 	h.post(drain{})
 	if err := h.finish(l); err != nil {
-		h.settings.Logger.Warn("giving items back", "why", err)
-		// In this order: what runners answer because they are told to stop
-		// comes after the loop knows.
+		h.settings.Logger.Warn("giving items back", "error", err)
+		// In this order: the outcomes of stopped runs come after the loop knows.
 		h.post(abandon{})
 		h.giveUp()
 		if r, ok := h.settings.Runner.(runner.Forcible); ok {
 			r.Abandon()
 		}
-		if !await(l.empty, runAbandon) {
+		if !await(l.empty, runStopWait) {
 			h.settings.Logger.Error("not everything has been finished or given back; the rest will be delivered again")
 		}
 	}
@@ -49,16 +44,16 @@ func (h *Host) drain(l *loop) bool {
 		defer close(ended)
 		h.runs.Wait()
 	}()
-	if !await(ended, runLeave) {
+	if !await(ended, runLeaveWait) {
 		return false
 	}
 	h.settings.Logger.Info("drained")
 	return true
 }
 
-// finish waits until nothing is in hand, and says why it does not wait any longer.
+// finish waits until nothing is in flight, and returns why it stopped waiting.
 func (h *Host) finish(l *loop) error {
-	ctx, cancel := process.Draining(h.hard, h.settings.DrainTimeout)
+	ctx, cancel := process.DrainContext(h.hard, h.settings.DrainTimeout)
 	defer cancel()
 	select {
 	case <-l.empty:
@@ -78,4 +73,105 @@ func await(done <-chan struct{}, patience time.Duration) bool {
 	case <-timer.C:
 		return false
 	}
+}
+
+// leftBehindError describes what is left of a runner that does not stop.
+func (h *Host) leftBehindError(batches int) error {
+	what := "it still waits for an idle slot"
+	if batches > 0 {
+		what = fmt.Sprintf("%d of its batches still run", batches)
+	}
+	return fmt.Errorf("stage %s: the runner does not stop: %s %s after it was stopped", h.settings.Stage, what, runStopWait+runLeaveWait)
+}
+
+// drain is the event after which no more items are pulled.
+type drain struct{}
+
+func (drain) apply(l *loop) {
+	l.draining = true
+	l.batcher.Drain()
+	l.giveBackWaiting()
+}
+
+// runnerLost is the event after which no slot falls idle. Running batches may
+// still end; queued ones get no slot, nor do any of the runner's idle ones.
+type runnerLost struct{ err error }
+
+func (e runnerLost) apply(l *loop) {
+	l.host.settings.Logger.Error("the runner is lost; what waits for it is given back", "error", e.err)
+	l.lost = true
+	l.releaseSlots()
+	l.giveBackWaiting()
+}
+
+// abandon is the event that naks everything that does not run.
+type abandon struct{}
+
+func (abandon) apply(l *loop) {
+	l.abandoned = true
+	l.giveBackIn(ledger.Queued, ledger.Sending)
+}
+
+// stageLeft is the event that the host has left its stage for a while.
+type stageLeft struct{}
+
+func (stageLeft) apply(l *loop) { l.giveBackIn(ledger.Queued) }
+
+// checkEmpty closes empty when a draining loop holds nothing any more.
+func (l *loop) checkEmpty() {
+	if l.emptied || !l.draining || l.ledger.Len() > 0 || l.running > 0 {
+		return
+	}
+	l.emptied = true
+	close(l.empty)
+}
+
+// giveBackWaiting naks the items that wait for a slot when none will come. Before
+// the drain they would be redelivered to this host again and again.
+func (l *loop) giveBackWaiting() {
+	if l.lost && l.draining {
+		l.giveBackIn(ledger.Queued)
+	}
+}
+
+// giveBackIn naks the items in the states, of which Queued is one.
+func (l *loop) giveBackIn(states ...ledger.State) {
+	l.reruns = nil
+	for id, it := range l.items {
+		if state, _ := l.ledger.State(id); !slices.Contains(states, state) {
+			continue
+		}
+		l.batcher.Remove(batch.ID(id))
+		l.giveBack(it)
+	}
+}
+
+// giveBack ends an item that this host will not finish, mostly by a nak.
+func (l *loop) giveBack(it *item) {
+	if it.replyStored {
+		// Its result is stored; only the notice is on its way.
+		l.settle(it)
+		return
+	}
+	if it.chunks > 0 && !it.env.StoresAnswer() {
+		// Chunks must not repeat, and the gateway notices that no more arrive.
+		l.host.metrics.countUndelivered("dropped")
+		l.settle(it)
+		return
+	}
+	verb, err := l.ledger.GiveBack(it.id)
+	if it.direct != nil {
+		it.direct.finish(it, outcome{fault: l.giveBackFault()})
+	}
+	l.settleAs(it, verb, err)
+}
+
+func stoppingFault() *fault.Fault { return fault.New(fault.ShuttingDown, "the host is stopping") }
+
+// giveBackFault is the fault of a direct call whose item the host gives back.
+func (l *loop) giveBackFault() *fault.Fault {
+	if l.draining || l.abandoned || l.lost {
+		return stoppingFault()
+	}
+	return fault.New(fault.NoCapacity, "the host's runner cannot run anything at the moment")
 }

@@ -26,7 +26,7 @@ func ackWait(d time.Duration) func(*stagehost.Settings) {
 	return func(s *stagehost.Settings) { s.Queue.AckWait = d }
 }
 
-func TestStoppingHostAnswersWhatItHolds(t *testing.T) {
+func TestDrainFinishesItemsInFlight(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	g := newGate()
@@ -49,7 +49,7 @@ func TestStoppingHostAnswersWhatItHolds(t *testing.T) {
 	}
 }
 
-func TestDrainEndsAllHolding(t *testing.T) {
+func TestDrainSettlesEverything(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	h := b.host(inproc.Each(inproc.Settings{}, echo), together(10))
@@ -131,7 +131,7 @@ func (f *forced) Abandon() { close(f.killed) }
 
 // What a host does not finish within its drain timeout is for another host to
 // answer, and the caller hears nothing of the first.
-func TestDrainTimeoutGivesItemsBack(t *testing.T) {
+func TestDrainTimeoutNaksItems(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name   string
@@ -207,7 +207,7 @@ func TestBatchThatNeverEndsIsLeftBehind(t *testing.T) {
 	b.emptied()
 }
 
-func TestRunnerThatDoesNotStopHoldsNobodyUp(t *testing.T) {
+func TestRunnerThatDoesNotStopIsLeftBehind(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	release := make(chan struct{})
@@ -218,7 +218,7 @@ func TestRunnerThatDoesNotStopHoldsNobodyUp(t *testing.T) {
 
 // A host whose runner has no more slots finishes what runs and leaves the rest
 // to other hosts, whatever its drain timeout.
-func TestLostRunnerEndsItsHostAtOnce(t *testing.T) {
+func TestLostRunnerEndsItsHost(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	g := newGate()
@@ -273,7 +273,7 @@ func TestBatchThatFailsWithItsRunnerRunsElsewhere(t *testing.T) {
 	b.emptied()
 }
 
-func TestRunnerLostDuringTheDrainDoesNotHoldItUp(t *testing.T) {
+func TestRunnerLostDuringDrainDoesNotDelayIt(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	g := newGate()
@@ -321,7 +321,7 @@ func (unused) Do(context.Context, runner.Batch, runner.Sink) error { return nil 
 
 func (unused) Release() {}
 
-func TestEverySlotIsGivenBackInTheEnd(t *testing.T) {
+func TestEverySlotIsReleased(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.host(&late{Runner: batches(nil), left: lateSlots}, maxSize(1)).stop()

@@ -13,7 +13,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/mesh/result"
+	"github.com/stagemesh/stagemesh/mesh/store"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
@@ -21,7 +21,7 @@ import (
 // durable is an edit.
 func durable(e *envelope.Envelope) { e.Durability = pipeline.File }
 
-// emptiedFile waits until nothing durable waits or is in hand.
+// emptiedFile waits until nothing durable waits or is in flight.
 func (b *bed) emptiedFile() {
 	b.t.Helper()
 	bustest.Eventually(b.t, "the file queue is empty", func() bool {
@@ -33,14 +33,14 @@ func (b *bed) emptiedFile() {
 // stored returns the request's stored answer, which must be there by now.
 func (b *bed) stored(request pipeline.RequestID) *envelope.Reply {
 	b.t.Helper()
-	r, err := result.New(b.bus, result.Settings{}).Get(b.t.Context(), request)
+	r, err := store.NewResults(b.bus, store.Settings{}).Get(b.t.Context(), request)
 	if err != nil {
 		b.t.Fatalf("result: %v", err)
 	}
 	return r.Reply
 }
 
-func TestDurableAnswerIsStoredBeforeItIsTold(t *testing.T) {
+func TestDurableResultIsStoredBeforeTheReply(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.host(inproc.Each(inproc.Settings{}, echo))
@@ -64,7 +64,7 @@ func TestFaultOfADurableRequestIsStored(t *testing.T) {
 	b.emptiedFile()
 }
 
-func TestAnswerOfALaterExecutionIsTheFirstOnes(t *testing.T) {
+func TestFirstStoredResultIsTheReply(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	h := b.host(inproc.Each(inproc.Settings{}, echo))
@@ -77,11 +77,11 @@ func TestAnswerOfALaterExecutionIsTheFirstOnes(t *testing.T) {
 	if got := b.stored(one.env.RequestID); first(got.Parts) != "first" {
 		t.Errorf("stored %+v", got)
 	}
-	h.awaitCount("stagemesh.stage.outrun", 1)
+	h.awaitCount("stagemesh.stage.duplicate_replies", 1)
 	b.emptiedFile()
 }
 
-func TestStoredAnswerWaitsForNoGateway(t *testing.T) {
+func TestStoredResultWaitsForNoGateway(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.host(inproc.Each(inproc.Settings{}, echo))
@@ -93,7 +93,7 @@ func TestStoredAnswerWaitsForNoGateway(t *testing.T) {
 }
 
 // The item is held, and the stream is made again.
-func TestAnswerIsHeldUntilItIsStored(t *testing.T) {
+func TestReplyWaitsUntilTheResultIsStored(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	g := newGate()
@@ -118,7 +118,7 @@ func keyed(e *envelope.Envelope) { e.IdempotencyKey = "key" }
 // a key.
 func (b *bed) keepsResults() {
 	b.t.Helper()
-	if err := result.New(b.bus, result.Settings{}).Ensure(b.t.Context()); err != nil {
+	if err := store.NewResults(b.bus, store.Settings{}).Ensure(b.t.Context()); err != nil {
 		b.t.Fatal(err)
 	}
 }
@@ -126,7 +126,7 @@ func (b *bed) keepsResults() {
 // inMemory is an edit: the host has no file queue.
 func inMemory(s *stagehost.Settings) { s.Queue.Durabilities = []pipeline.Durability{pipeline.Memory} }
 
-func TestTheAnswerToARequestWithAKeyIsStoredBeforeItIsTold(t *testing.T) {
+func TestIdempotentResultIsStoredBeforeTheReply(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.keepsResults()
@@ -141,13 +141,13 @@ func TestTheAnswerToARequestWithAKeyIsStoredBeforeItIsTold(t *testing.T) {
 		t.Errorf("stored %+v", got)
 	}
 	plain.output()
-	if _, err := result.New(b.bus, result.Settings{}).Get(t.Context(), plain.env.RequestID); !errors.Is(err, result.ErrNone) {
+	if _, err := store.NewResults(b.bus, store.Settings{}).Get(t.Context(), plain.env.RequestID); !errors.Is(err, store.ErrNoResult) {
 		t.Errorf("of a request without a key: %v", err)
 	}
 	b.emptied()
 }
 
-func TestARequestWithAKeyThatIsCalledOffHasThatAsItsAnswer(t *testing.T) {
+func TestCancelledIdempotentRequestStoresItsFault(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.keepsResults()
@@ -155,7 +155,7 @@ func TestARequestWithAKeyThatIsCalledOffHasThatAsItsAnswer(t *testing.T) {
 	b.host(g, inMemory)
 	c := b.ask("x", keyed)
 	g.ran(t)
-	c.callOff()
+	c.cancel()
 	c.fails(fault.Cancelled)
 	if got := b.stored(c.env.RequestID); got.Fault == nil || got.Fault.Reason != fault.Cancelled {
 		t.Errorf("stored %+v", got)
@@ -164,7 +164,7 @@ func TestARequestWithAKeyThatIsCalledOffHasThatAsItsAnswer(t *testing.T) {
 }
 
 // Nobody has made the stream: the host that needs it does.
-func TestAnswerOfARequestWithAKeyIsHeldUntilItIsStored(t *testing.T) {
+func TestIdempotentReplyWaitsUntilTheResultIsStored(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.host(inproc.Each(inproc.Settings{}, echo), inMemory)
@@ -176,17 +176,17 @@ func TestAnswerOfARequestWithAKeyIsHeldUntilItIsStored(t *testing.T) {
 	b.emptied()
 }
 
-func TestAnswerInMemoryThatFindsNoPlaceIsDroppedAtItsDeadline(t *testing.T) {
+func TestUnstoredResultInMemoryIsDroppedAtItsDeadline(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	h := b.host(inproc.Each(inproc.Settings{}, echo), inMemory, func(s *stagehost.Settings) { s.Results.MaxBytes = 1 << 50 })
 	b.ask("x", keyed, deadline(300*time.Millisecond))
-	h.awaitCount("stagemesh.stage.undelivered", 1)
+	h.awaitCount("stagemesh.stage.undelivered_replies", 1)
 	b.emptied()
 	b.ask("served").output()
 }
 
-func TestMalformedItemWithAKeyHasItsFaultStored(t *testing.T) {
+func TestMalformedIdempotentItemStoresItsFault(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.keepsResults()
@@ -214,8 +214,8 @@ func TestDurableItemsSurviveTheBroker(t *testing.T) {
 	close(g.release)
 	for _, c := range calls {
 		bustest.Eventually(t, "the answer is stored", func() bool {
-			_, err := result.New(b.bus, result.Settings{}).Get(t.Context(), c.env.RequestID)
-			if err != nil && !errors.Is(err, result.ErrNone) && !errors.Is(err, bus.ErrDisconnected) && !errors.Is(err, bus.ErrUnknown) {
+			_, err := store.NewResults(b.bus, store.Settings{}).Get(t.Context(), c.env.RequestID)
+			if err != nil && !errors.Is(err, store.ErrNoResult) && !errors.Is(err, bus.ErrDisconnected) && !errors.Is(err, bus.ErrUnknown) {
 				t.Fatal(err)
 			}
 			return err == nil

@@ -85,7 +85,7 @@ func TestBadItemFailsAlone(t *testing.T) {
 
 // The runner says only that the batch failed; the host finds out which items
 // are at fault.
-func TestPoisonIsFoundByHalves(t *testing.T) {
+func TestBisectionFindsThePoisonItem(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name   string
@@ -127,7 +127,7 @@ func TestPoisonIsFoundByHalves(t *testing.T) {
 	}
 }
 
-func TestOutOfMemoryHalvesTheBatchAndBlamesNobody(t *testing.T) {
+func TestOutOfMemoryHalvesTheBatch(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.host(batches(func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
@@ -144,7 +144,7 @@ func TestOutOfMemoryHalvesTheBatchAndBlamesNobody(t *testing.T) {
 	b.emptied()
 }
 
-func TestItemsThatAreSettledBeforeTheirBatchFailsKeepTheirOutcome(t *testing.T) {
+func TestItemSettledBeforeItsBatchFailsKeepsItsOutcome(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	var ran sync.Map
@@ -168,7 +168,7 @@ func TestItemsThatAreSettledBeforeTheirBatchFailsKeepTheirOutcome(t *testing.T) 
 	b.emptied()
 }
 
-func TestItemWithoutAnOutcomeIsTheRunnersFault(t *testing.T) {
+func TestMissingOutcomeIsTheRunnersFault(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.host(batches(func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
@@ -220,7 +220,7 @@ func TestSecondOutcomeIsRefused(t *testing.T) {
 	h.awaitCount("stagemesh.stage.faults OUTCOME_REFUSED", 4)
 }
 
-func TestBatchThatDidNotStartIsRunAgain(t *testing.T) {
+func TestBatchThatDidNotStartIsRetried(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name   string
@@ -341,7 +341,7 @@ func TestWrongOutputIsTheRunnersFault(t *testing.T) {
 
 // A function of whole batches that returns the wrong number of rows is at
 // fault whatever the items.
-func TestWrongNumberOfRowsBlamesTheFunctionAndHalvesNothing(t *testing.T) {
+func TestWrongRowCountFailsTheBatchAtOnce(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	spec := outputSpec()
@@ -398,7 +398,7 @@ func TestEveryFaultReachesTheCaller(t *testing.T) {
 
 // A caller that sends what nobody takes has made a mistake, such as a name with
 // a letter too many. A step that puts out more than the next takes has not.
-func TestInputThatTheStageDoesNotTakeIsRefused(t *testing.T) {
+func TestUnknownInputIsRejected(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	spec := runner.Spec{Inputs: []runner.PartSpec{{Name: "image"}, {Name: "mask", Optional: true}}}
@@ -427,7 +427,7 @@ func TestInputThatTheStageDoesNotTakeIsRefused(t *testing.T) {
 }
 
 // What is in the faults is also how operators find the stage.
-func TestItemThatCannotGoOnIsAFaultOfThisStage(t *testing.T) {
+func TestUnforwardableItemIsAFaultOfItsStage(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	h := b.host(inproc.Each(inproc.Settings{}, echo))
@@ -458,7 +458,7 @@ func TestPanicIsLoggedWithItsStack(t *testing.T) {
 	}
 }
 
-// Poison is found by halves: one line tells of the batch, and no more of each.
+// Poison is found by reruns: one line tells of the batch, and no more of each.
 func TestFailedBatchIsLoggedOnce(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
@@ -473,7 +473,7 @@ func TestFailedBatchIsLoggedOnce(t *testing.T) {
 }
 
 // The words are those of the gateway's own counter.
-func TestAnswersThatNobodyTookAreCountedByWhatBecameOfThem(t *testing.T) {
+func TestUndeliveredRepliesAreCountedByDisposition(t *testing.T) {
 	t.Parallel()
 	for word, d := range map[string]meshv1.ReplyDisposition{
 		"late":      meshv1.ReplyDisposition_REPLY_DISPOSITION_UNKNOWN,
@@ -492,7 +492,7 @@ func TestAnswersThatNobodyTookAreCountedByWhatBecameOfThem(t *testing.T) {
 				t.Fatal(err)
 			}
 			b.ask("x", func(e *envelope.Envelope) { e.Gateway = absent })
-			h.awaitCount("stagemesh.stage.undelivered "+word, 1)
+			h.awaitCount("stagemesh.stage.undelivered_replies "+word, 1)
 			b.emptied()
 			if err := stop(); err != nil {
 				t.Error(err)

@@ -16,7 +16,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/mesh/result"
+	"github.com/stagemesh/stagemesh/mesh/store"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
@@ -42,7 +42,7 @@ func (b *bed) fullNext(d pipeline.Durability) bus.QueueSettings {
 	return s
 }
 
-func TestDurableOutputThatCannotGoOnIsAnswered(t *testing.T) {
+func TestUnforwardableDurableOutputIsAFault(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.fullNext(pipeline.File)
@@ -55,23 +55,23 @@ func TestDurableOutputThatCannotGoOnIsAnswered(t *testing.T) {
 	b.emptiedFile()
 }
 
-func TestCalledOffOutputIsNotHeld(t *testing.T) {
+func TestCancelDropsAWaitingOutput(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.fullNext(pipeline.Memory)
 	h := b.host(inproc.Each(inproc.Settings{}, echo))
 	c := b.ask("held", toNext)
-	bustest.Eventually(t, "the output is held", func() bool { return h.counts.of("stagemesh.stage.resent") > 2 })
+	bustest.Eventually(t, "the output is held", func() bool { return h.counts.of("stagemesh.stage.send_retries") > 2 })
 	// A notice is a word that may come while the output is on its way.
 	bustest.Eventually(t, "the output is dropped", func() bool {
-		c.callOff()
-		return h.counts.of("stagemesh.stage.called_off") == 1
+		c.cancel()
+		return h.counts.of("stagemesh.stage.cancelled") == 1
 	})
 	b.emptied()
 }
 
 // The queue was full for longer than the grace before it went.
-func TestGraceBeginsWhenTheQueueGoes(t *testing.T) {
+func TestMissingGraceBeginsWhenTheQueueIsLost(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	s := b.fullNext(pipeline.Memory)
@@ -83,8 +83,8 @@ func TestGraceBeginsWhenTheQueueGoes(t *testing.T) {
 	if err := b.bus.JetStream().DeleteStream(t.Context(), b.bus.Stream(nextStage, pipeline.Memory)); err != nil {
 		t.Fatal(err)
 	}
-	missed := h.counts.of("stagemesh.stage.resent")
-	bustest.Eventually(t, "the host misses the queue", func() bool { return h.counts.of("stagemesh.stage.resent") > missed })
+	missed := h.counts.of("stagemesh.stage.send_retries")
+	bustest.Eventually(t, "the host misses the queue", func() bool { return h.counts.of("stagemesh.stage.send_retries") > missed })
 	if _, err := b.bus.EnsureQueue(t.Context(), s); err != nil {
 		t.Fatal(err)
 	}
@@ -100,7 +100,7 @@ func TestGraceBeginsWhenTheQueueGoes(t *testing.T) {
 }
 
 // It is subscribed and takes nothing, which nobody can tell from slowness.
-func TestGatewayThatTakesNothingHoldsNobodyUp(t *testing.T) {
+func TestFailingGatewayDoesNotBlockOthers(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	const frozen pipeline.GatewayID = "frozen"
@@ -122,7 +122,7 @@ func TestGatewayThatTakesNothingHoldsNobodyUp(t *testing.T) {
 		b.ask(fmt.Sprint(i), func(e *envelope.Envelope) { e.Gateway = frozen })
 	}
 	b.ask("good").output()
-	if n := h.counts.of("stagemesh.stage.undelivered dropped"); n == 0 {
+	if n := h.counts.of("stagemesh.stage.undelivered_replies dropped"); n == 0 {
 		t.Error("nothing was dropped of what the gateway does not take")
 	}
 	close(release)
@@ -162,7 +162,7 @@ func (b *bed) comeAgain(d pipeline.Durability) {
 	}
 }
 
-func TestItemThatComesAgainToItsHolderRunsOnce(t *testing.T) {
+func TestRedeliveryToTheHolderRunsOnce(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	var runs atomic.Int64
@@ -178,7 +178,7 @@ func TestItemThatComesAgainToItsHolderRunsOnce(t *testing.T) {
 	bustest.Receive(t, "batch", entered)
 	for i := range 3 {
 		b.comeAgain(pipeline.File)
-		h.awaitCount("stagemesh.stage.repeated", int64(i+1))
+		h.awaitCount("stagemesh.stage.duplicate_deliveries", int64(i+1))
 	}
 	close(release)
 	c.output()
@@ -186,16 +186,16 @@ func TestItemThatComesAgainToItsHolderRunsOnce(t *testing.T) {
 	if n := runs.Load(); n != 1 {
 		t.Errorf("ran %d times", n)
 	}
-	if _, err := result.New(b.bus, result.Settings{}).Get(t.Context(), c.env.RequestID); err != nil {
+	if _, err := store.NewResults(b.bus, store.Settings{}).Get(t.Context(), c.env.RequestID); err != nil {
 		t.Error(err)
 	}
 }
 
-func TestRunThatEndsWithItsProcessAliveIsOffTheRecordBeforeTheNext(t *testing.T) {
+func TestRunRecordIsDeletedBeforeTheNextRun(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	c := b.returned(1, durable)
-	c.begun(stagehost.DefaultAttempts - 1)
+	c.begun(stagehost.DefaultCrashLimit - 1)
 	var tries atomic.Int64
 	b.host(batches(func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
 		if tries.Add(1) <= 3 {
@@ -206,7 +206,7 @@ func TestRunThatEndsWithItsProcessAliveIsOffTheRecordBeforeTheNext(t *testing.T)
 	c.output()
 }
 
-func TestHostHeedsTheAckWaitThatTheQueueHas(t *testing.T) {
+func TestHostExtendsByTheQueuesAckWait(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	if _, err := b.bus.EnsureQueue(t.Context(), bus.QueueSettings{

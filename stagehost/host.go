@@ -1,3 +1,37 @@
+// Package stagehost is one running host of a stage: it pulls items from the
+// stage's queue, batches them, hands batches to a runner, and sends each item's
+// outcome to the next stage or back to the gateway.
+//
+//	h, err := stagehost.New(settings)
+//	err = h.Run(ctx)
+//
+// # Inside
+//
+// One goroutine, the loop, owns the ledger of items and the batcher, both pure,
+// and is the only one to move an item. Pumps post events to it: the puller's
+// subscriptions post items as they arrive, decoded and checked; the slot pump
+// posts idle slots; each batch's sink posts outcomes, with their message already
+// encoded; the bus posts acknowledgements. The channel of events is the only way
+// in, so no lock orders settling against expiry, acknowledgement, failure and
+// drain.
+//
+// The life of an item reads in three files: intake.go (pull, decode, queue),
+// dispatch.go (batch, run, outcome) and send.go (forward or reply, settle). The
+// host acks a delivery only after the receiver of the item's outcome has
+// acknowledged that. It settles every delivery exactly once.
+//
+// # Stopping
+//
+// When Run's context ends the host leaves the stage, stops pulling, waits for
+// items on their way, finishes those in flight without waiting for fuller batches,
+// settles, and returns. At the drain timeout it naks unfinished items and cancels
+// running batches. A host whose runner is lost does the same, but naks at once the
+// items that no slot will run.
+//
+// A batch that does not stop within a few seconds is left behind: Run returns
+// an error, so that the program can exit and does not exit with success. Go code
+// cannot be ended from outside, so such a batch's goroutine, and all that it uses,
+// stays until it returns or the process ends; the host does not stop the runner.
 package stagehost
 
 import (
@@ -12,77 +46,91 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/stagemesh/stagemesh/mesh/attempt"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/deadletter"
 	"github.com/stagemesh/stagemesh/mesh/process"
-	"github.com/stagemesh/stagemesh/mesh/result"
+	"github.com/stagemesh/stagemesh/mesh/store"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/schema"
 )
 
-// Host is one running host of a stage.
+// Host is one running host of a stage. Its fields are grouped by the part of the
+// host that owns them.
 type Host struct {
 	settings Settings
 	metrics  *metrics
+	// spec and contract are set once the runner has started.
 	spec     runner.Spec
 	contract *schema.Contract
-	bus      *bus.Bus
-	results  *result.Store
-	dead     *deadletter.Store
-	starts   *attempt.Book
-	puller   *bus.Puller
 	// born is when this process became a host.
-	born time.Time
-	// ackWait is how long the queues wait for a word about an item.
-	ackWait atomic.Int64
-	// stopNotices ends the cancel notices.
-	stopNotices func() error
-
-	// events go to the loop, and are there once the runner has started; looped is closed when it no longer takes any.
-	events chan event
-	// notices are of requests that were called off.
-	notices notices
-	looped  chan struct{}
-	// storeMissing says that an answer has found no stream to be stored in.
-	storeMissing atomic.Bool
-	// missing holds a value when the queue has been found missing.
-	missing chan struct{}
-	// runs are the goroutines of running batches; those that have run one and are
-	// resting take another from tasks; hard ends with the host's patience.
-	runs    sync.WaitGroup
-	tasks   chan task
-	resting chan struct{}
-	hard    context.Context
-	giveUp  context.CancelFunc
-	directs chan struct{}
-
-	// listener is the StageService's; nil where there is none.
-	listener net.Listener
-	// certificate is what it shows; nil where it is plain.
-	certificate *tls.Certificate
-	// alive ends the answers that the host is there; nil while there are none.
-	// It is reconcile's, and the drain's after that has ended.
-	alive func() error
-	known known
-	// vitals are reconcile's.
-	vitals vitals
-	// leftBehind says that a batch runs on after the host has given it up.
-	leftBehind bool
-
-	// busy says that items wait for a slot, load what is in hand.
+	born   time.Time
+	status status
+	// registration is whether the registry has the host.
+	registration registration
+	// busy is true while items wait for a slot; load has the items in flight.
 	busy atomic.Bool
 	load load
-	// registration is whether the registry has heard of the host.
-	registration registration
 
-	clock   clock
-	address atomic.Value
-	status  status
+	// events go to the loop, which exists once the runner has started; looped is
+	// closed when the loop takes no more. notices are the cancel notices that it has
+	// not taken yet.
+	events  chan event
+	notices notices
+	looped  chan struct{}
+
+	broker
+	reconciler
+	runPool
+	service
 }
 
-// directBound bounds the calls past the queue that are in hand.
-const directBound = 16
+// broker is the host's connection and what uses it; from connect to disconnect.
+type broker struct {
+	bus        *bus.Bus
+	results    *store.Results
+	dead       *store.DeadLetters
+	runRecords *store.Runs
+	puller     *bus.Puller
+	// stopNotices ends the cancel notices.
+	stopNotices func() error
+	// ackWait is how long the queues wait for an ack or an extension of an item.
+	ackWait atomic.Int64
+	clock   clock
+}
+
+// reconciler is the state of reconcile, and of the drain after that has ended.
+type reconciler struct {
+	// missing holds a value when the queue has been found missing; storeMissing is
+	// true when a reply has found no stream to be stored in.
+	missing      chan struct{}
+	storeMissing atomic.Bool
+	// alive ends the answers on the stage's alive subject; nil while there are none.
+	alive        func() error
+	known        known
+	runnerHealth runnerHealth
+}
+
+// runPool are the goroutines of running batches.
+type runPool struct {
+	runs sync.WaitGroup
+	// Goroutines that have run a batch wait in idle, and take another from tasks.
+	tasks chan task
+	idle  chan struct{}
+	// hard is the context of runs; giveUp ends it.
+	hard   context.Context
+	giveUp context.CancelFunc
+	// leftBehind is true when a batch runs on after the host has given it up.
+	leftBehind bool
+}
+
+// service is the host's StageService.
+type service struct {
+	// listener is nil where there is no service, certificate where it has no TLS.
+	listener    net.Listener
+	certificate *tls.Certificate
+	address     atomic.Value
+	// directs has a value for each direct call in flight.
+	directs chan struct{}
+}
 
 // New returns a host. It dials nothing and starts nothing.
 func New(s Settings) (*Host, error) {
@@ -100,19 +148,18 @@ func New(s Settings) (*Host, error) {
 		settings:     s,
 		metrics:      m,
 		looped:       make(chan struct{}),
-		missing:      make(chan struct{}, 1),
-		directs:      make(chan struct{}, directBound),
-		vitals:       vitalsOf(s.Runner),
 		registration: registrationIn(s.Registry),
+		reconciler:   reconciler{missing: make(chan struct{}, 1), runnerHealth: runnerHealthOf(s.Runner)},
+		service:      service{directs: make(chan struct{}, maxDirectCalls)},
 	}, nil
 }
 
-// Run starts the runner, serves the stage until the context ends, and drains.
-// It returns nil after a drain, else the reason why the host cannot go on, or
-// why it could not stop its runner. It is called once.
+// Run starts the runner, serves the stage until the context ends, and drains. It
+// returns nil after a drain, else the reason why the host cannot go on, or why it
+// could not stop its runner. It is called once.
 func (h *Host) Run(ctx context.Context) error {
 	defer h.status.set(stateStopped)
-	// What is in hand is finished after ctx has ended: hard outlives it.
+	// Items in flight are finished after ctx has ended: hard outlives it.
 	h.hard, h.giveUp = context.WithCancel(context.WithoutCancel(ctx))
 	defer h.giveUp()
 	if err := h.listen(ctx); err != nil {
@@ -137,8 +184,8 @@ func (h *Host) startRunner(ctx context.Context) error {
 	begin := time.Now()
 	h.place()
 	if r, ok := h.settings.Runner.(runner.Forcible); ok {
-		// Start waits for those that leave, which a second signal ends.
-		patience, cancel := process.Draining(ctx, h.settings.StartTimeout+h.settings.DrainTimeout)
+		// Start waits for processes that end; a second signal ends the wait.
+		patience, cancel := process.DrainContext(ctx, h.settings.StartTimeout+h.settings.DrainTimeout)
 		defer cancel()
 		defer context.AfterFunc(patience, r.Abandon)()
 	}
@@ -152,8 +199,8 @@ func (h *Host) startRunner(ctx context.Context) error {
 	return nil
 }
 
-// agree settles what the stage takes and gives, and how. A runner that could be started and
-// cannot serve is stopped.
+// agree fixes the stage's contract and how the host serves it. It stops a runner
+// that started and cannot serve.
 func (h *Host) agree() error {
 	spec, err := h.settings.complete(h.settings.Runner.Spec())
 	if err == nil {
@@ -169,7 +216,7 @@ func (h *Host) agree() error {
 	return err
 }
 
-// place tells the runner where it serves, if it wants to know.
+// place passes the host's settings to the runner, if it takes them.
 func (h *Host) place() {
 	s := h.settings
 	if r, ok := s.Runner.(runner.Placed); ok {
@@ -180,12 +227,12 @@ func (h *Host) place() {
 	}
 }
 
-// stopRunner stops a runner whose batches have ended, as it may expect.
+// stopRunner stops the runner once its batches have ended.
 func (h *Host) stopRunner() {
 	if h.leftBehind {
 		return
 	}
-	ctx, cancel := process.Draining(h.hard, h.settings.DrainTimeout)
+	ctx, cancel := process.DrainContext(h.hard, h.settings.DrainTimeout)
 	defer cancel()
 	stopped := make(chan struct{})
 	go func() {
@@ -197,8 +244,8 @@ func (h *Host) stopRunner() {
 	select {
 	case <-stopped:
 	case <-ctx.Done():
-		// The runner may be deaf in this too.
-		if !await(stopped, runAbandon) {
+		// The runner may ignore the context here too.
+		if !await(stopped, runStopWait) {
 			h.settings.Logger.Error("the runner does not stop and is left behind")
 		}
 	}
@@ -211,28 +258,28 @@ func (h *Host) connect() error {
 	}
 	h.bus, h.born = conn, time.Now()
 	h.ackWait.Store(int64(h.settings.Queue.AckWait))
-	h.results = result.New(conn, h.settings.Results)
-	h.dead = deadletter.New(conn, h.settings.DeadLetters)
-	h.starts = attempt.New(conn, h.settings.Starts)
+	h.results = store.NewResults(conn, h.settings.Results)
+	h.dead = store.NewDeadLetters(conn, h.settings.DeadLetters)
+	h.runRecords = store.NewRuns(conn, h.settings.Starts)
 	h.puller, err = conn.Pull(bus.PullSettings{
 		Stage:        h.settings.Stage,
 		Durabilities: h.settings.Queue.Durabilities,
 		Bound:        h.settings.MaxInFlight,
 		Sparing:      h.streams(),
 		AckWait:      h.settings.Queue.AckWait,
-		Malformed:    h.noDelivery,
+		Malformed:    h.receiveMalformed,
 		QueueMissing: h.queueMissing,
 	}, h.receive)
 	if err != nil {
 		conn.Close()
 		return err
 	}
-	h.stopNotices, err = conn.ServeCancels(h.heard)
+	h.stopNotices, err = conn.ServeCancels(h.receiveCancel)
 	if err == nil {
-		// Their end is the connection's.
-		_, held := conn.ServeHeld(h.settings.Stage)
-		_, swept := conn.ServeGivenUp(h.settings.Stage, h.sweep)
-		err = errors.Join(held, swept)
+		// These subscriptions end with the connection.
+		_, held := conn.ServeHolding(h.settings.Stage)
+		_, exhausted := conn.ServeExhausted(h.settings.Stage, h.endExhausted)
+		err = errors.Join(held, exhausted)
 	}
 	if err != nil {
 		h.puller.Close()
@@ -246,14 +293,13 @@ func (h *Host) disconnect() {
 		h.settings.Logger.Debug("end of cancel notices", "error", err)
 	}
 	h.puller.Close()
-	// What came before the end of the subscription is given back.
+	// Items that arrived before the end of the subscription are returned.
 	h.dropEvents()
 	h.bus.Close()
 }
 
-// serve runs the pumps and the loop. The pumps that bring work end with ctx,
-// or with the first of them that fails; then the host drains, and the loop
-// ends last.
+// serve runs the pumps and the loop. The pumps that bring work end with ctx, or
+// with the first of them that fails; then the host drains, and the loop ends last.
 func (h *Host) serve(ctx context.Context) error {
 	loop := newLoop(h)
 	loopCtx, endLoop := context.WithCancel(context.WithoutCancel(ctx))
@@ -267,7 +313,7 @@ func (h *Host) serve(ctx context.Context) error {
 	pumps.Go(func() error { return h.reconcile(pumping) })
 	pumps.Go(func() error { return h.serveAPI(pumping) })
 	pumps.Go(func() error { return h.register(pumping) })
-	// The pumps have ended before the drain waits for what they started.
+	// The pumps have ended before the drain waits for goroutines that they started.
 	err := pumps.Wait()
 	h.leftBehind = !h.drain(loop)
 	endLoop()
@@ -277,18 +323,9 @@ func (h *Host) serve(ctx context.Context) error {
 		err = nil
 	}
 	if h.leftBehind {
-		err = errors.Join(err, h.leaving(loop.running))
+		err = errors.Join(err, h.leftBehindError(loop.running))
 	}
 	return err
-}
-
-// leaving says what is left behind of a runner that does not end.
-func (h *Host) leaving(batches int) error {
-	what := "it still waits for an idle slot"
-	if batches > 0 {
-		what = fmt.Sprintf("%d of its batches still run", batches)
-	}
-	return fmt.Errorf("stage %s: the runner does not stop: %s %s after it was told to end", h.settings.Stage, what, runAbandon+runLeave)
 }
 
 // acquireSlots posts every slot that falls idle, also while the host drains.
@@ -303,8 +340,8 @@ func (h *Host) acquireSlots(ctx context.Context) error {
 	}
 }
 
-// postSlots returns why there are no more slots: the runner is lost, or the
-// host has given up.
+// postSlots returns why there are no more slots: the runner is lost, or the host
+// has given up.
 func (h *Host) postSlots() error {
 	for {
 		slot, err := h.settings.Runner.Acquire(h.hard)
@@ -319,31 +356,8 @@ func (h *Host) postSlots() error {
 	}
 }
 
-// noDelivery counts a message that came to the puller and cannot be settled:
-// no queue sent it.
-func (h *Host) noDelivery(err error) {
-	h.metrics.malformed(context.Background())
-	h.settings.Logger.Warn("message that is no delivery", "error", err)
-}
-
-func (h *Host) queueMissing() {
-	select {
-	case h.missing <- struct{}{}:
-	default:
-	}
-}
-
-// say logs a word to the queue that could not be said: the item will come
-// again.
-func (h *Host) say(err error) {
-	if err != nil {
-		h.metrics.unsaid(context.Background())
-		h.settings.Logger.Debug("item not settled", "error", err)
-	}
-}
-
-// defect logs what cannot happen.
-func (h *Host) defect(what string, err error) {
-	h.metrics.defect(context.Background())
+// internalError reports what cannot happen.
+func (h *Host) internalError(what string, err error) {
+	h.metrics.internalErrors.inc()
 	h.settings.Logger.Error(what, "error", err)
 }

@@ -1,17 +1,102 @@
 package stagehost
 
 import (
-	"context"
 	"fmt"
+	"sync/atomic"
 	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
+	"github.com/stagemesh/stagemesh/stagehost/ledger"
 	"github.com/stagemesh/stagemesh/stagehost/schema"
 )
+
+// item is one request on this host. Whoever makes it fills the first part; from
+// the event that posts it on, it belongs to the loop, but for the fields of a run,
+// which belong to the batch's sink until its outcome is posted.
+type item struct {
+	id  ledger.ID
+	env *envelope.Envelope
+	// inputs fit the runner's spec.
+	inputs schema.Fitted
+	key    batch.Key
+	bytes  int
+	// arrived is when the host received it; queueWait how long it waited before.
+	arrived   time.Time
+	queueWait time.Duration
+	// delivery settles an item that was pulled; direct answers a direct call, else it
+	// is nil.
+	delivery bus.Delivery
+	direct   *directCall
+
+	itemRun
+	itemSend
+}
+
+// itemRun is an item's state while it runs, and between two runs.
+type itemRun struct {
+	// timing of the run that the item is or was part of.
+	timing envelope.StepTiming
+	// run is the batch that the item runs in; cancelled is closed when the request is
+	// cancelled meanwhile. The loop's.
+	run       *run
+	cancelled chan struct{}
+	// chunks counts the messages of a streamed reply so far.
+	chunks uint64
+	// failedStarts counts batches with the item that never started.
+	failedStarts int
+	// crashes are the runs of the item alone that crashed their process; quarantined
+	// is true once it is run alone because of one.
+	crashes     []envelope.RunRecord
+	quarantined bool
+	// crashedShared is true once a process crashed that ran it beside other streams.
+	crashedShared bool
+}
+
+// itemSend is an item's state once its outcome is known.
+type itemSend struct {
+	// outbox has the messages that are sent for the item, one after the other: the
+	// next step's item, or a reply, after what is stored before. tries are those of
+	// the first message.
+	outbox []outgoing
+	// isReply says that the outbox ends with a reply, replyStored that its result is
+	// stored.
+	isReply, replyStored bool
+	tries                int
+	firstTry             time.Time
+	retryAt              time.Time
+	// missingSince is since when the gateway or queue is known to be missing.
+	missingSince time.Time
+	// failing names the destination where a try has failed; empty for none.
+	failing string
+}
+
+func (it *item) suspect() bool { return it.delivery.Deliveries > 1 }
+
+// durable reports whether the request waits on file, and may become a dead letter.
+// The results of others may be stored too, see StoresAnswer.
+func (it *item) durable() bool { return it.env.Durability == pipeline.File }
+
+func (it *item) expired(now time.Time) bool { return !now.Before(it.env.Deadline) }
+
+// isCancelled reports whether the request was cancelled while the item ran; false
+// where it never ran.
+func (it *item) isCancelled() bool {
+	select {
+	case <-it.cancelled:
+		return true
+	default:
+		return false
+	}
+}
 
 // receive is the puller's handler: it decodes and checks an item on the
 // subscription's goroutine and posts it to the loop.
@@ -25,9 +110,16 @@ func (h *Host) receive(d bus.Delivery) {
 		return
 	}
 	it := h.pulled(d, env)
-	h.metrics.pulled(context.Background(), it)
+	h.metrics.countPull(it)
 	h.load.waited(it.queueWait)
 	h.post(&arrived{item: it, fault: h.fit(it)})
+}
+
+// receiveMalformed counts a message on the puller's subject that no queue sent, so
+// it cannot be settled.
+func (h *Host) receiveMalformed(err error) {
+	h.metrics.malformed.inc()
+	h.settings.Logger.Warn("message that is no delivery", "error", err)
 }
 
 func (h *Host) pulled(d bus.Delivery, env *envelope.Envelope) *item {
@@ -36,7 +128,7 @@ func (h *Host) pulled(d bus.Delivery, env *envelope.Envelope) *item {
 	return it
 }
 
-// decode reads an item and makes sure that it is this stage's to handle.
+// decode reads an item and checks that it is for this stage.
 func (h *Host) decode(data []byte) (*envelope.Envelope, error) {
 	env, err := envelope.Decode(data)
 	if err != nil {
@@ -51,18 +143,55 @@ func (h *Host) decode(data []byte) (*envelope.Envelope, error) {
 	return env, nil
 }
 
-// queueWait is measured on the broker's clock, as far as this host knows it.
+// queueWait returns how long the item waited in its queue, on the broker's clock.
 func (h *Host) queueWait(d bus.Delivery) time.Duration {
 	return max(0, d.Arrived.Add(h.clock.ahead()).Sub(d.Stored))
 }
 
-// fit makes the item fit the runner, or says why it does not.
+// clock is the offset of the broker's clock from this host's. A measurement is off
+// by up to half of its round trip, so the one with the shortest round trip of late
+// counts. One goroutine writes it and any may read it.
+type clock struct {
+	offset    atomic.Int64
+	roundTrip time.Duration
+	at        time.Time
+}
+
+// look records a measurement. An offset that the round trip alone explains counts
+// as 0.
+func (c *clock) look(offset, roundTrip time.Duration, now time.Time) {
+	if roundTrip > c.roundTrip && now.Sub(c.at) < clockMemory && !c.at.IsZero() {
+		return
+	}
+	c.roundTrip, c.at = roundTrip, now
+	if offset.Abs() <= roundTrip/2 {
+		offset = 0
+	}
+	c.offset.Store(int64(offset))
+}
+
+// ahead returns how far the broker's clock is ahead.
+func (c *clock) ahead() time.Duration { return time.Duration(c.offset.Load()) }
+
+// timingOf starts the timeline's entry for this step.
+func (it *item) timingOf(host pipeline.HostID) envelope.StepTiming {
+	hop := it.env.Hop()
+	return envelope.StepTiming{
+		Step:      hop.Step,
+		Stage:     hop.Stage,
+		Host:      host,
+		Attempt:   uint32(max(1, it.delivery.Deliveries)),
+		QueueWait: it.queueWait,
+	}
+}
+
+// fit makes the item's parts fit the runner's spec, or returns the fault.
 func (h *Host) fit(it *item) *fault.Fault {
 	hop := it.env.Hop()
 	fitted, err := h.contract.Fit(it.env.Parts, it.env.Kept, hop.Inputs)
 	if err == nil && it.env.Position == 0 {
-		// What a caller sends and nobody takes is a mistake. What a step puts
-		// out and the next does not take is a choice of the pipeline.
+		// An input that no step takes is a mistake of the caller. An output that the
+		// next step does not take is a choice of the pipeline.
 		err = schema.AllTaken(h.spec, it.env.Parts, hop.Inputs, hop.Keep)
 	}
 	if err != nil {
@@ -73,3 +202,137 @@ func (h *Host) fit(it *item) *fault.Fault {
 	it.key = batch.Key(schema.Key(h.spec, hop.Model, fitted, hop.Parameters, h.settings.BatchBy))
 	return nil
 }
+
+// malformed ends an item that cannot be decoded: by a fault where the caller can
+// be read from it, so that he does not wait until the deadline.
+func (h *Host) malformed(d bus.Delivery, err error) {
+	h.metrics.malformed.inc()
+	env, ok := h.addressed(d)
+	if !ok {
+		h.deadLetterBytes(d, err)
+		return
+	}
+	h.settings.Logger.Warn("malformed item answered with a fault", "seq", d.Seq, "request", env.RequestID, "error", err)
+	h.post(&arrived{item: h.pulled(d, env), fault: fault.From(err)})
+}
+
+// addressed returns as much of a malformed item as a reply needs: request, gateway
+// and deadline. It is false where these cannot be trusted either.
+func (h *Host) addressed(d bus.Delivery) (*envelope.Envelope, bool) {
+	var in meshv1.Envelope
+	if err := proto.Unmarshal(d.Data, &in); err != nil {
+		return nil, false
+	}
+	rest, err := proto.Marshal(&meshv1.Envelope{
+		Mesh:        in.GetMesh(),
+		RequestId:   in.GetRequestId(),
+		ExecutionId: in.GetExecutionId(),
+		Gateway:     in.GetGateway(),
+		Route:       []*meshv1.Step{{Name: h.stepName(&in), Stage: string(h.settings.Stage)}},
+		Deadline:    in.GetDeadline(),
+		AdmittedAt:  in.GetAdmittedAt(),
+		Durability:  d.Durability.ToProto(),
+		// With it the result is stored, as that of any other item.
+		IdempotencyKey: in.GetIdempotencyKey(),
+	})
+	if err != nil {
+		return nil, false
+	}
+	// Decoded again, so that the rest has passed every check.
+	env, err := h.decode(rest)
+	return env, err == nil
+}
+
+// stepName returns the item's step where that is valid, else the stage's name.
+func (h *Host) stepName(in *meshv1.Envelope) string {
+	if at := int64(in.GetPosition()); at < int64(len(in.GetRoute())) {
+		if name := in.GetRoute()[at].GetName(); pipeline.ValidName("step", name) == nil {
+			return name
+		}
+	}
+	return string(h.settings.Stage)
+}
+
+// arrived is an item that the host received, with a fault where it failed already.
+type arrived struct {
+	item  *item
+	fault *fault.Fault
+}
+
+func (e *arrived) apply(l *loop) {
+	it := e.item
+	if l.refusesItems() {
+		l.host.drop(e)
+		return
+	}
+	if it.suspect() && l.replaceDelivery(it) {
+		return
+	}
+	l.nextID++
+	it.id = l.nextID
+	if err := l.ledger.Admit(it.id, string(it.delivery.Durability), string(it.delivery.Epoch)); err != nil {
+		l.rejectOverflow(it, err)
+		return
+	}
+	l.items[it.id] = it
+	if l.cancelledIDs.has(it.env.RequestID) {
+		l.dropCancelled(it)
+		return
+	}
+	if e.fault != nil {
+		l.fail(it, e.fault)
+		return
+	}
+	if it.delivery.Deliveries >= maxDeliveries {
+		l.deadLetter(it, nil, exhaustedFault(it.delivery.Deliveries, l.host.settings.Stage))
+		return
+	}
+	if it.expired(time.Now()) {
+		l.expireOne(it)
+		return
+	}
+	if err := l.batcher.Add(time.Now(), it.entry()); err != nil {
+		l.fail(it, fault.From(err))
+	}
+}
+
+// entry is the item as the batcher sees it.
+func (it *item) entry() batch.Item {
+	return batch.Item{
+		ID:       batch.ID(it.id),
+		Key:      it.key,
+		Rows:     it.inputs.Rows,
+		Bytes:    it.bytes,
+		Arrival:  it.arrived,
+		Deadline: it.env.Deadline,
+		Class:    it.env.Class(),
+		Alone:    it.suspect() || it.direct != nil,
+	}
+}
+
+// replaceDelivery reports whether the item is another delivery of one that the
+// host holds, because an extension did not arrive in time. The held item keeps its
+// state, and is settled by the later delivery.
+func (l *loop) replaceDelivery(it *item) bool {
+	for _, held := range l.items {
+		if held.direct == nil && held.delivery.Same(it.delivery) {
+			l.host.metrics.duplicateDeliveries.inc()
+			// This redelivery does not make it suspect.
+			it.delivery.Deliveries = held.delivery.Deliveries
+			held.delivery = it.delivery
+			l.host.puller.Release(it.delivery)
+			return true
+		}
+	}
+	return false
+}
+
+// rejectOverflow returns an item that arrived although the host is full: the
+// broker sent more than was pulled, or a pull was thought to be over.
+func (l *loop) rejectOverflow(it *item, err error) {
+	l.host.settings.Logger.Warn("item given back", "error", err)
+	l.host.returnUnadmitted(it, fault.Newf(fault.Overloaded, "%w", err))
+}
+
+// refusesItems reports whether an item that arrives now would not be finished.
+func (l *loop) refusesItems() bool { return l.abandoned || l.emptied || l.lost && l.draining }

@@ -2,7 +2,6 @@ package stagehost
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
@@ -24,23 +23,23 @@ type loop struct {
 	// slots are idle.
 	slots   []runner.Slot
 	running int
-	// halves are batches to run again as they are.
-	halves [][]*item
-	// lonely says that a batch in quarantine runs.
-	lonely bool
-	// unsent are items whose message is to be sent again.
-	unsent map[ledger.ID]*item
-	// failing counts the items that wait for a destination that does not take
+	// reruns are batches to run again as they are.
+	reruns [][]*item
+	// quarantineBusy is true while a quarantined batch runs.
+	quarantineBusy bool
+	// retries are items whose message is to be sent again.
+	retries map[ledger.ID]*item
+	// failing counts the items that wait, by the destination that does not take
 	// them.
-	failing map[string]int
-	tombs   tombstones
+	failing      map[string]int
+	cancelledIDs cancelledRequests
 
-	touchAt time.Time
-	// draining says that no more items are asked for.
+	extendAt time.Time
+	// draining is true once the host pulls no more.
 	draining bool
-	// lost says that the runner has no more slots.
+	// lost is true once the runner has no more slots.
 	lost bool
-	// abandoned says that the drain took too long.
+	// abandoned is true once the drain took too long.
 	abandoned bool
 	// empty is closed, and emptied true, when a draining loop holds nothing.
 	empty   chan struct{}
@@ -49,20 +48,16 @@ type loop struct {
 
 func newLoop(h *Host) *loop {
 	return &loop{
-		host:    h,
-		ledger:  ledger.New(h.settings.MaxInFlight + directBound),
-		batcher: batch.New(h.settings.Batch),
-		items:   map[ledger.ID]*item{},
-		unsent:  map[ledger.ID]*item{},
-		failing: map[string]int{},
-		tombs:   tombstones{},
-		empty:   make(chan struct{}),
+		host:         h,
+		ledger:       ledger.New(h.settings.MaxInFlight + maxDirectCalls),
+		batcher:      batch.New(h.settings.Batch),
+		items:        map[ledger.ID]*item{},
+		retries:      map[ledger.ID]*item{},
+		failing:      map[string]int{},
+		cancelledIDs: cancelledRequests{},
+		empty:        make(chan struct{}),
 	}
 }
-
-// eventsPerTurn bounds the events applied before batches are formed, so that
-// what arrived together can run together and nothing waits for long.
-const eventsPerTurn = 256
 
 // run applies events until the context ends. The host ends it when nothing is
 // held and nothing more can come.
@@ -78,7 +73,7 @@ func (l *loop) run(ctx context.Context) {
 		case <-timer.C:
 		case <-ctx.Done():
 			l.releaseSlots()
-			l.host.metrics.held(l.ledger)
+			l.host.metrics.recordItems(l.ledger)
 			return
 		}
 	}
@@ -102,28 +97,27 @@ func (l *loop) applyWaiting() {
 	}
 }
 
-// turn does everything that is due and returns how long until the next thing
-// is.
+// turn does everything that is due and returns the pause until the next turn.
 func (l *loop) turn(now time.Time) time.Duration {
 	l.resend(now)
 	l.dispatch(now)
 	l.expire(now)
-	l.touch(now)
+	l.extend(now)
 	l.host.busy.Store(len(l.slots) == 0 && (l.ledger.Count(ledger.Queued) > 0 || l.ledger.Len() >= l.host.settings.MaxInFlight))
 	l.checkEmpty()
 	return l.untilNext(now)
 }
 
 func (l *loop) untilNext(now time.Time) time.Duration {
-	next := l.touchAt
+	next := l.extendAt
 	if at, ok := l.batcher.Wake(len(l.slots)); ok {
 		next = earlier(next, at)
 	}
-	for _, it := range l.unsent {
+	for _, it := range l.retries {
 		next = earlier(next, it.retryAt)
 	}
-	for _, half := range l.halves {
-		for _, it := range half {
+	for _, rerun := range l.reruns {
+		for _, it := range rerun {
 			next = earlier(next, it.env.Deadline)
 		}
 	}
@@ -137,85 +131,81 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// arrived is an item that the host has got, or a fault that it has already.
-type arrived struct {
-	item  *item
-	fault *fault.Fault
-}
+// event is something that happened; the loop applies one after the other.
+type event interface{ apply(l *loop) }
 
-func (e *arrived) apply(l *loop) {
-	it := e.item
-	if l.over() {
-		l.host.drop(e)
+// post gives an event to the loop, and drops it after the loop has ended.
+func (h *Host) post(e event) {
+	select {
+	case <-h.looped:
+		h.drop(e)
 		return
+	default:
 	}
-	if it.suspect() && l.again(it) {
-		return
-	}
-	l.nextID++
-	it.id = l.nextID
-	if err := l.ledger.Admit(it.id, string(it.delivery.Durability), string(it.delivery.Epoch)); err != nil {
-		l.overflow(it, err)
-		return
-	}
-	l.items[it.id] = it
-	if l.tombs.has(it.env.RequestID) {
-		l.dropCalledOff(it)
-		return
-	}
-	if e.fault != nil {
-		l.fail(it, e.fault)
-		return
-	}
-	if it.delivery.Deliveries >= maxDeliveries {
-		l.bury(it, nil, exhausted(it.delivery.Deliveries, l.host.settings.Stage))
-		return
-	}
-	if it.expired(time.Now()) {
-		l.expireOne(it)
-		return
-	}
-	if err := l.batcher.Add(time.Now(), it.entry()); err != nil {
-		l.fail(it, fault.From(err))
+	select {
+	case h.events <- e:
+	case <-h.looped:
+		h.drop(e)
 	}
 }
 
-// again reports whether the item is another delivery of one that the host holds:
-// its word that it is in hand did not get through in time. It stays as it is, and
-// is settled by the later delivery.
-func (l *loop) again(it *item) bool {
-	for _, held := range l.items {
-		if held.direct == nil && held.delivery.Same(it.delivery) {
-			l.host.metrics.again(context.Background())
-			// It has not become suspect by that.
-			it.delivery.Deliveries = held.delivery.Deliveries
-			held.delivery = it.delivery
-			l.host.puller.Settled(it.delivery)
-			return true
+// postAsync posts an event from a callback of the bus. The bus must not wait; nor
+// must the loop wait for itself, which calls the bus and may be called back before
+// that returns. Where the channel is full a goroutine waits, until the loop has
+// ended at the latest; there is one event at most for each item.
+func (h *Host) postAsync(e event) {
+	select {
+	case h.events <- e:
+	default:
+		go h.post(e)
+	}
+}
+
+// dropEvents drops the events that are left when the loop has ended.
+func (h *Host) dropEvents() {
+	for {
+		select {
+		case e := <-h.events:
+			h.drop(e)
+		default:
+			return
 		}
 	}
-	return false
 }
 
-// overflow gives back an item that came although the host is full: the broker
-// sent more than was asked for, or the ask was thought to be over.
-func (l *loop) overflow(it *item, err error) {
-	l.host.settings.Logger.Warn("item given back", "error", err)
-	l.host.handBack(it, fault.Newf(fault.Overloaded, "%w", err))
+// drop releases the slot or item of an event that the loop does not apply.
+func (h *Host) drop(e event) {
+	switch e := e.(type) {
+	case *slotIdle:
+		e.slot.Release()
+	case *arrived:
+		h.returnUnadmitted(e.item, stoppingFault())
+	}
 }
 
-// expire answers the items whose deadline has passed while they waited.
+// returnUnadmitted ends an item that the ledger does not hold: a nak gives it to
+// another host, and a direct caller gets the fault.
+func (h *Host) returnUnadmitted(it *item, f *fault.Fault) {
+	if it.direct != nil {
+		it.direct.finish(it, outcome{fault: f})
+		return
+	}
+	h.checkAck(it.delivery.Nak(0))
+	h.puller.Release(it.delivery)
+}
+
+// expire fails the items whose deadline has passed while they waited.
 func (l *loop) expire(now time.Time) {
 	for _, entry := range l.batcher.Expire(now) {
 		l.expireOne(l.items[ledger.ID(entry.ID)])
 	}
-	for i, half := range l.halves {
-		l.halves[i] = l.live(half, now)
+	for i, rerun := range l.reruns {
+		l.reruns[i] = l.live(rerun, now)
 	}
 }
 
 func (l *loop) expireOne(it *item) {
-	l.host.metrics.expired(context.Background())
+	l.host.metrics.expired.inc()
 	l.fail(it, it.deadlineFault())
 }
 
@@ -224,61 +214,35 @@ func (it *item) deadlineFault() *fault.Fault {
 	return fault.Newf(fault.DeadlineExceeded, "no answer within %s; the deadline passed at stage %s", timeout, it.env.Hop().Stage)
 }
 
-// touch tells the queue that the items in hand are still in hand. After an
-// abandoned drain it is silent: what a runner does not let go of comes to
-// another host by the end of its ack wait. While the broker is away there is
-// nobody to tell.
-func (l *loop) touch(now time.Time) {
-	if now.Before(l.touchAt) {
+// extend extends the deliveries in flight. After an abandoned drain it does not,
+// so that items that a runner does not let go of are redelivered to another host
+// after their ack wait.
+func (l *loop) extend(now time.Time) {
+	if now.Before(l.extendAt) {
 		return
 	}
-	every := time.Duration(l.host.ackWait.Load()) / touchesPerAckWait
-	l.touchAt = now.Add(every)
-	l.host.metrics.held(l.ledger)
+	every := time.Duration(l.host.ackWait.Load()) / extendsPerAckWait
+	l.extendAt = now.Add(every)
+	l.host.metrics.recordItems(l.ledger)
 	l.host.load.held(l.ledger)
-	l.tombs.sweep(now)
+	l.cancelledIDs.expire(now)
 	if l.abandoned || !l.host.bus.Connected() {
 		return
 	}
 	l.ledger.Alive(func(id ledger.ID) {
 		if it := l.items[id]; now.Sub(it.arrived) > every/2 {
-			l.host.say(it.delivery.InProgress())
+			l.host.checkAck(it.delivery.InProgress())
 		}
 	})
 }
 
-// speak says that the queue wants to hear of its items sooner than it was thought
-// to.
-type speak struct{}
+// ackWaitChanged makes the loop extend at once, because the queue's ack wait is
+// shorter than the loop assumed.
+type ackWaitChanged struct{}
 
-func (speak) apply(l *loop) { l.touchAt = time.Time{} }
+func (ackWaitChanged) apply(l *loop) { l.extendAt = time.Time{} }
 
-// touchesPerAckWait leaves room for two words to be lost.
-const touchesPerAckWait = 3
-
-// forget settles an item by the ledger's verb and frees its place.
-func (l *loop) forget(it *item, verb ledger.Verb, err error) {
-	if err != nil {
-		l.host.defect("item settled out of turn", err)
-		return
-	}
-	delete(l.items, it.id)
-	delete(l.unsent, it.id)
-	l.recovered(it)
-	if it.direct != nil {
-		return
-	}
-	switch verb {
-	case ledger.Ack:
-		l.host.say(it.delivery.Ack())
-	case ledger.Nak:
-		l.host.say(it.delivery.Nak(0))
-	case ledger.Discard:
-	}
-	l.host.puller.Settled(it.delivery)
-}
-
-// queueReplaced says which queue of that durability there is now.
+// queueReplaced has the epoch of the queue of that durability.
 type queueReplaced struct {
 	queue pipeline.Durability
 	epoch bus.Epoch
@@ -290,81 +254,38 @@ func (e *queueReplaced) apply(l *loop) {
 	}
 }
 
-// drain says that no more items will be asked for.
-type drain struct{}
-
-func (drain) apply(l *loop) {
-	l.draining = true
-	l.batcher.Drain()
-	l.giveBackWaiting()
+// settle settles an item whose outcome is acknowledged, or has no receiver.
+func (l *loop) settle(it *item) {
+	verb, err := l.ledger.Sent(it.id)
+	l.settleAs(it, verb, err)
 }
 
-// runnerLost says that no slot falls idle any more. Batches that run may still
-// end; those that never ran get no slot, nor do any of the runner's idle ones.
-type runnerLost struct{ err error }
-
-func (e runnerLost) apply(l *loop) {
-	l.host.settings.Logger.Error("the runner is lost; what waits for it is given back", "error", e.err)
-	l.lost = true
-	l.releaseSlots()
-	l.giveBackWaiting()
-}
-
-// giveBackWaiting gives back what waits for a slot when none will come. Before
-// the drain the items would only come back to this host, again and again.
-func (l *loop) giveBackWaiting() {
-	if l.lost && l.draining {
-		l.giveBackIn(ledger.Queued)
-	}
-}
-
-// over says that an item that arrives now will not be finished.
-func (l *loop) over() bool { return l.abandoned || l.emptied || l.lost && l.draining }
-
-// checkEmpty tells the host when a draining loop holds nothing any more.
-func (l *loop) checkEmpty() {
-	if l.emptied || !l.draining || l.ledger.Len() > 0 || l.running > 0 {
+// settleAs settles an item by the ledger's verb and frees its capacity.
+func (l *loop) settleAs(it *item, verb ledger.Verb, err error) {
+	if err != nil {
+		l.host.internalError("item settled out of turn", err)
 		return
 	}
-	l.emptied = true
-	close(l.empty)
-}
-
-// abandon gives back everything that does not run.
-type abandon struct{}
-
-func (abandon) apply(l *loop) {
-	l.abandoned = true
-	l.giveBackIn(ledger.Queued, ledger.Sending)
-}
-
-// giveBackIn gives back the items in the states, of which Queued is one.
-func (l *loop) giveBackIn(states ...ledger.State) {
-	l.halves = nil
-	for id, it := range l.items {
-		if state, _ := l.ledger.State(id); !slices.Contains(states, state) {
-			continue
-		}
-		l.batcher.Remove(batch.ID(id))
-		l.giveBack(it)
-	}
-}
-
-func (l *loop) giveBack(it *item) {
-	if it.stored {
-		// Its answer is stored; only the word about it is on its way.
-		l.done(it)
-		return
-	}
-	if it.chunks > 0 && !it.env.StoresAnswer() {
-		// Chunks must not repeat, and the gateway notices that no more come.
-		l.host.metrics.dropped(context.Background())
-		l.done(it)
-		return
-	}
-	verb, err := l.ledger.GiveBack(it.id)
+	delete(l.items, it.id)
+	delete(l.retries, it.id)
+	l.clearFailing(it)
 	if it.direct != nil {
-		it.direct.finish(it, became{fault: l.leaving()})
+		return
 	}
-	l.forget(it, verb, err)
+	switch verb {
+	case ledger.Ack:
+		l.host.checkAck(it.delivery.Ack())
+	case ledger.Nak:
+		l.host.checkAck(it.delivery.Nak(0))
+	case ledger.Discard:
+	}
+	l.host.puller.Release(it.delivery)
+}
+
+// checkAck counts a failed ack, nak or extension: the item is redelivered.
+func (h *Host) checkAck(err error) {
+	if err != nil {
+		h.metrics.ackFailures.inc()
+		h.settings.Logger.Debug("item not settled", "error", err)
+	}
 }

@@ -175,7 +175,7 @@ func (h *host) fails() error {
 // leftNothing makes sure that a host that has ended holds nothing any more.
 func (h *host) leftNothing() {
 	h.t.Helper()
-	if n := h.counts.of("stagemesh.stage.defects"); n > 0 {
+	if n := h.counts.of("stagemesh.stage.internal_errors"); n > 0 {
 		h.t.Errorf("%d defects", n)
 	}
 	if n := h.slots.out.Load(); n != 0 {
@@ -277,7 +277,7 @@ func (b *bed) send(e *envelope.Envelope) {
 		b.t.Fatalf("item: %v", err)
 	}
 	done := make(chan error, 1)
-	b.bus.Send(m, func(_ bus.Receipt, err error) { done <- err })
+	b.bus.Publish(m, func(_ bus.Receipt, err error) { done <- err })
 	if err := bustest.Receive(b.t, "acknowledgement of the item", done); err != nil {
 		b.t.Fatalf("send: %v", err)
 	}
@@ -342,7 +342,7 @@ func first(parts []payload.Part) string {
 	return string(parts[0].Blob.Data)
 }
 
-// emptied waits until nothing waits or is in hand: every item is settled.
+// emptied waits until nothing waits or is in flight: every item is settled.
 func (b *bed) emptied() {
 	b.t.Helper()
 	bustest.Eventually(b.t, "the queue is empty", func() bool {

@@ -47,7 +47,7 @@ func randomBytes(n int) []byte {
 	return out
 }
 
-func TestMalformedItemIsCountedRemovedAndSurvived(t *testing.T) {
+func TestMalformedItemIsCountedAndRemoved(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	h := b.host(inproc.Each(inproc.Settings{}, echo))
@@ -113,7 +113,7 @@ func TestMalformedItemIsCountedRemovedAndSurvived(t *testing.T) {
 }
 
 // Who waits is told, where the item says who that is.
-func TestMalformedItemIsAnsweredWhereItSaysWhoWaits(t *testing.T) {
+func TestMalformedItemWithACallerIsAnswered(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	h := b.host(inproc.Each(inproc.Settings{}, echo), ackWait(longTime))

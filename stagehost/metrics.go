@@ -28,40 +28,36 @@ func seriesOf(attributes ...attribute.KeyValue) series {
 	return series{[]metric.AddOption{set}, []metric.RecordOption{set}}
 }
 
-// metrics are the host's instruments. Every series carries the stage.
+// counter counts with no attribute but the stage.
+type counter struct {
+	metric.Int64Counter
+	base []metric.AddOption
+}
+
+func (c counter) inc() { c.Add(context.Background(), 1, c.base...) }
+
+// metrics are the host's instruments. Every series has the stage as an attribute.
 type metrics struct {
 	stage attribute.KeyValue
 	base  series
-	// outputs are the items with an output, and reasons the batches by why they were
-	// dispatched.
+	// outputs is the series of items with an output, reasons those of the batches by
+	// their dispatch reason.
 	outputs series
 	reasons map[batch.Reason]series
 	// states are the gauges' series: one for each state of this host's items.
 	states [3]series
 
-	pulls       metric.Int64Counter
-	redelivered metric.Int64Counter
-	items       metric.Int64Counter
-	faults      metric.Int64Counter
-	dispatches  metric.Int64Counter
-	bad         metric.Int64Counter
-	lapsed      metric.Int64Counter
-	resends     metric.Int64Counter
-	replies     metric.Int64Counter
-	unsettled   metric.Int64Counter
-	outruns     metric.Int64Counter
-	savings     metric.Int64Counter
-	burials     metric.Int64Counter
-	repeats     metric.Int64Counter
-	defects     metric.Int64Counter
-	chunks      metric.Int64Counter
-	inHand      metric.Int64Gauge
-	batchSize   metric.Int64Histogram
-	batchRows   metric.Int64Histogram
-	queueWait   metric.Float64Histogram
-	batchWait   metric.Float64Histogram
-	runTime     metric.Float64Histogram
-	firstChunk  metric.Float64Histogram
+	// These counters have more attributes.
+	items, faults, batches, undelivered metric.Int64Counter
+
+	pulled, redelivered, duplicateDeliveries, malformed counter
+	expired, cancelled, deadLettered                    counter
+	sendRetries, duplicateReplies, chunks               counter
+	ackFailures, internalErrors                         counter
+
+	inFlight                                  metric.Int64Gauge
+	batchItems, batchRows                     metric.Int64Histogram
+	queueWait, batchWait, runTime, firstChunk metric.Float64Histogram
 }
 
 func newMetrics(meter metric.Meter, stage pipeline.StageName, host pipeline.HostID) (*metrics, error) {
@@ -79,33 +75,37 @@ func newMetrics(meter metric.Meter, stage pipeline.StageName, host pipeline.Host
 
 func (m *metrics) counters(meter metric.Meter) error {
 	var errs []error
-	for _, c := range []struct {
-		into       *metric.Int64Counter
-		name, help string
-	}{
-		{&m.pulls, "stagemesh.stage.pulled", "Items pulled from the queue."},
-		{&m.redelivered, "stagemesh.stage.redelivered", "Items pulled that had been delivered before."},
-		{&m.items, "stagemesh.stage.items", "Items that have their outcome, by outcome."},
-		{&m.faults, "stagemesh.stage.faults", "Items that failed, by reason."},
-		{&m.dispatches, "stagemesh.stage.batches", "Batches dispatched, by reason."},
-		{&m.bad, "stagemesh.stage.malformed", "Messages that are no items."},
-		{&m.lapsed, "stagemesh.stage.expired", "Items whose deadline passed before they could run or be passed on."},
-		{&m.resends, "stagemesh.stage.resent", "Messages to be sent again."},
-		{&m.replies, "stagemesh.stage.undelivered", "Answers that nobody took, by disposition."},
-		{&m.unsettled, "stagemesh.stage.unsettled", "Items that could not be settled with their queue; they come again."},
-		{&m.savings, "stagemesh.stage.called_off", "Items dropped because their request was called off."},
-		{&m.burials, "stagemesh.stage.buried", "Messages that became dead letters."},
-		{&m.repeats, "stagemesh.stage.repeated", "Deliveries of items that the host had in hand already."},
-		{&m.outruns, "stagemesh.stage.outrun", "Durable requests whose answer another execution had stored before."},
-		{&m.chunks, "stagemesh.stage.chunks", "Chunks of streamed answers sent to callers."},
-		{&m.defects, "stagemesh.stage.defects", "Things that cannot happen."},
-	} {
+	add := func(into *metric.Int64Counter, name, help string) {
 		var err error
-		*c.into, err = meter.Int64Counter(c.name, metric.WithDescription(c.help))
+		*into, err = meter.Int64Counter(name, metric.WithDescription(help))
 		errs = append(errs, err)
 	}
+	add(&m.items, "stagemesh.stage.items", "Items with an outcome, by outcome.")
+	add(&m.faults, "stagemesh.stage.faults", "Items that failed, by reason.")
+	add(&m.batches, "stagemesh.stage.batches", "Batches dispatched, by reason.")
+	add(&m.undelivered, "stagemesh.stage.undelivered_replies", "Replies that no caller received, by disposition.")
+	for _, c := range []struct {
+		into       *counter
+		name, help string
+	}{
+		{&m.pulled, "stagemesh.stage.pulled", "Items pulled from the queue."},
+		{&m.redelivered, "stagemesh.stage.redelivered", "Items pulled that had been delivered before."},
+		{&m.duplicateDeliveries, "stagemesh.stage.duplicate_deliveries", "Deliveries of items that were in flight on the host already."},
+		{&m.malformed, "stagemesh.stage.malformed", "Malformed messages received."},
+		{&m.expired, "stagemesh.stage.expired", "Items whose deadline passed before they ran or were forwarded."},
+		{&m.cancelled, "stagemesh.stage.cancelled", "Items dropped because their request was cancelled."},
+		{&m.deadLettered, "stagemesh.stage.dead_lettered", "Messages dead-lettered."},
+		{&m.sendRetries, "stagemesh.stage.send_retries", "Sends that are retried: the next queue is full or missing, or an acknowledgement was lost."},
+		{&m.duplicateReplies, "stagemesh.stage.duplicate_replies", "Replies dropped because another execution had stored its result first."},
+		{&m.chunks, "stagemesh.stage.chunks", "Chunks sent to gateways."},
+		{&m.ackFailures, "stagemesh.stage.ack_failures", "Items whose acknowledgement failed; they are redelivered."},
+		{&m.internalErrors, "stagemesh.stage.internal_errors", "Internal errors; report any."},
+	} {
+		add(&c.into.Int64Counter, c.name, c.help)
+		c.into.base = m.base.add
+	}
 	var err error
-	m.inHand, err = meter.Int64Gauge("stagemesh.stage.in_hand", metric.WithDescription("Items in hand, by state."))
+	m.inFlight, err = meter.Int64Gauge("stagemesh.stage.items_in_flight", metric.WithDescription("Items in flight, by state."))
 	return errors.Join(append(errs, err)...)
 }
 
@@ -113,12 +113,12 @@ func (m *metrics) histograms(meter metric.Meter) error {
 	sizes := metric.WithExplicitBucketBoundaries(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 	seconds := metric.WithExplicitBucketBoundaries(.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10)
 	var errs [6]error
-	m.batchSize, errs[0] = meter.Int64Histogram("stagemesh.stage.batch.size", sizes, metric.WithDescription("Items in a batch."))
-	m.batchRows, errs[1] = meter.Int64Histogram("stagemesh.stage.batch.rows", sizes, metric.WithDescription("Rows in a batch."))
-	m.queueWait, errs[2] = meter.Float64Histogram("stagemesh.stage.queue_wait", seconds, metric.WithUnit("s"), metric.WithDescription("From the broker's receipt of an item until a host had it."))
-	m.batchWait, errs[3] = meter.Float64Histogram("stagemesh.stage.batch_wait", seconds, metric.WithUnit("s"), metric.WithDescription("From an item's arrival at the host until its batch was dispatched."))
-	m.runTime, errs[4] = meter.Float64Histogram("stagemesh.stage.run", seconds, metric.WithUnit("s"), metric.WithDescription("The runner's time for a batch."))
-	m.firstChunk, errs[5] = meter.Float64Histogram("stagemesh.stage.first_chunk", seconds, metric.WithUnit("s"), metric.WithDescription("From the start of an item's run to its first chunk."))
+	m.batchItems, errs[0] = meter.Int64Histogram("stagemesh.stage.batch_items", sizes, metric.WithDescription("Items in a batch."))
+	m.batchRows, errs[1] = meter.Int64Histogram("stagemesh.stage.batch_rows", sizes, metric.WithDescription("Rows in a batch."))
+	m.queueWait, errs[2] = meter.Float64Histogram("stagemesh.stage.queue_wait", seconds, metric.WithUnit("s"), metric.WithDescription("Time from the broker's receipt of an item to its delivery."))
+	m.batchWait, errs[3] = meter.Float64Histogram("stagemesh.stage.batch_wait", seconds, metric.WithUnit("s"), metric.WithDescription("Time from an item's delivery to the dispatch of its batch."))
+	m.runTime, errs[4] = meter.Float64Histogram("stagemesh.stage.run", seconds, metric.WithUnit("s"), metric.WithDescription("Run time of a batch."))
+	m.firstChunk, errs[5] = meter.Float64Histogram("stagemesh.stage.first_chunk", seconds, metric.WithUnit("s"), metric.WithDescription("Time from the start of an item's run to its first chunk."))
 	return errors.Join(errs[:]...)
 }
 
@@ -126,96 +126,75 @@ func (m *metrics) with(key, value string) series {
 	return seriesOf(m.stage, attribute.String(key, value))
 }
 
-func (m *metrics) pulled(ctx context.Context, it *item) {
-	m.pulls.Add(ctx, 1, m.base.add...)
-	m.queueWait.Record(ctx, it.queueWait.Seconds(), m.base.record...)
+func (m *metrics) countPull(it *item) {
+	m.pulled.inc()
+	m.queueWait.Record(context.Background(), it.queueWait.Seconds(), m.base.record...)
 	if it.suspect() {
-		m.redelivered.Add(ctx, 1, m.base.add...)
+		m.redelivered.inc()
 	}
 }
 
-func (m *metrics) dispatched(ctx context.Context, r *run) {
-	m.dispatches.Add(ctx, 1, m.reasons[r.reason].add...)
-	m.batchSize.Record(ctx, int64(len(r.items)), m.base.record...)
+func (m *metrics) countBatch(r *run) {
+	ctx := context.Background()
+	m.batches.Add(ctx, 1, m.reasons[r.reason].add...)
+	m.batchItems.Record(ctx, int64(len(r.items)), m.base.record...)
 	m.batchRows.Record(ctx, int64(r.batch.Rows), m.base.record...)
 	for _, it := range r.items {
 		m.batchWait.Record(ctx, it.timing.BatchWait.Seconds(), m.base.record...)
 	}
 }
 
-func (m *metrics) finished(ctx context.Context, e *ran) {
-	m.runTime.Record(ctx, e.took.Seconds(), m.base.record...)
+func (m *metrics) recordRun(took time.Duration) {
+	m.runTime.Record(context.Background(), took.Seconds(), m.base.record...)
 }
 
-func (m *metrics) answered(ctx context.Context) { m.items.Add(ctx, 1, m.outputs.add...) }
+func (m *metrics) countOutput() { m.items.Add(context.Background(), 1, m.outputs.add...) }
 
-func (m *metrics) failed(ctx context.Context, f *fault.Fault) {
-	m.items.Add(ctx, 1, m.with("outcome", "fault").add...)
-	m.faulted(ctx, f)
+func (m *metrics) countFailure(f *fault.Fault) {
+	m.items.Add(context.Background(), 1, m.with("outcome", "fault").add...)
+	m.countFault(f.Reason.Label())
 }
 
-// faulted counts a fault alone: the item's outcome has been counted.
-func (m *metrics) faulted(ctx context.Context, f *fault.Fault) {
-	m.faults.Add(ctx, 1, m.with("reason", f.Reason.Label()).add...)
+// countFault counts a fault alone, for an item whose outcome is counted already.
+func (m *metrics) countFault(reason string) {
+	m.faults.Add(context.Background(), 1, m.with("reason", reason).add...)
 }
 
-func (m *metrics) held(l *ledger.Ledger) {
+func (m *metrics) recordItems(l *ledger.Ledger) {
 	for _, s := range states() {
-		m.inHand.Record(context.Background(), int64(l.Count(s)), m.states[s].record...)
+		m.inFlight.Record(context.Background(), int64(l.Count(s)), m.states[s].record...)
 	}
 }
 
 func states() []ledger.State { return []ledger.State{ledger.Queued, ledger.Running, ledger.Sending} }
 
-// taken counts a message that was acknowledged, unless it got to where it
-// should: then it is no more than what is expected.
-func (m *metrics) taken(ctx context.Context, d meshv1.ReplyDisposition) {
-	if word := undelivered(d); word != "" {
-		m.replies.Add(ctx, 1, m.with("disposition", word).add...)
-	}
-}
-
-// undelivered is the word of the gateway's own metric for an answer that no
-// caller got; empty for one that the caller got, and for the next step's item.
-func undelivered(d meshv1.ReplyDisposition) string {
+// countDisposition counts a message that was acknowledged and that no caller
+// received. The labels are those of the gateway's own metric. An item of the next
+// step has no disposition.
+func (m *metrics) countDisposition(d meshv1.ReplyDisposition) {
 	switch d {
 	case meshv1.ReplyDisposition_REPLY_DISPOSITION_UNSPECIFIED, meshv1.ReplyDisposition_REPLY_DISPOSITION_DELIVERED:
-		return ""
 	case meshv1.ReplyDisposition_REPLY_DISPOSITION_UNKNOWN:
-		return "late"
+		m.countUndelivered("late")
 	case meshv1.ReplyDisposition_REPLY_DISPOSITION_DUPLICATE:
-		return "duplicate"
+		m.countUndelivered("duplicate")
 	case meshv1.ReplyDisposition_REPLY_DISPOSITION_OVERFLOW:
-		return "overflow"
+		m.countUndelivered("overflow")
 	case meshv1.ReplyDisposition_REPLY_DISPOSITION_MALFORMED:
-		return "malformed"
-	}
-	return "other"
-}
-
-// dropped counts a message that could not be sent while anybody waited for it.
-func (m *metrics) dropped(ctx context.Context) {
-	m.replies.Add(ctx, 1, m.with("disposition", "dropped").add...)
-}
-func (m *metrics) malformed(ctx context.Context) { m.bad.Add(ctx, 1, m.base.add...) }
-func (m *metrics) expired(ctx context.Context)   { m.lapsed.Add(ctx, 1, m.base.add...) }
-func (m *metrics) resent(ctx context.Context)    { m.resends.Add(ctx, 1, m.base.add...) }
-func (m *metrics) outrun(ctx context.Context)    { m.outruns.Add(ctx, 1, m.base.add...) }
-func (m *metrics) saved(ctx context.Context)     { m.savings.Add(ctx, 1, m.base.add...) }
-func (m *metrics) buried(ctx context.Context)    { m.burials.Add(ctx, 1, m.base.add...) }
-func (m *metrics) again(ctx context.Context)     { m.repeats.Add(ctx, 1, m.base.add...) }
-func (m *metrics) unsaid(ctx context.Context)    { m.unsettled.Add(ctx, 1, m.base.add...) }
-func (m *metrics) defect(ctx context.Context)    { m.defects.Add(ctx, 1, m.base.add...) }
-
-// chunk counts a chunk of an answer that runs since then.
-func (m *metrics) chunk(ctx context.Context, first bool, since time.Time) {
-	m.chunks.Add(ctx, 1, m.base.add...)
-	if first {
-		m.firstChunk.Record(ctx, time.Since(since).Seconds(), m.base.record...)
+		m.countUndelivered("malformed")
+	default:
+		m.countUndelivered("other")
 	}
 }
 
-// refused counts an outcome for an item that has one already.
-func (m *metrics) refused(ctx context.Context) {
-	m.faults.Add(ctx, 1, m.with("reason", "OUTCOME_REFUSED").add...)
+func (m *metrics) countUndelivered(disposition string) {
+	m.undelivered.Add(context.Background(), 1, m.with("disposition", disposition).add...)
+}
+
+// countChunk counts a chunk of an item that runs since then.
+func (m *metrics) countChunk(isFirst bool, since time.Time) {
+	m.chunks.inc()
+	if isFirst {
+		m.firstChunk.Record(context.Background(), time.Since(since).Seconds(), m.base.record...)
+	}
 }

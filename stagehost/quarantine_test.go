@@ -75,7 +75,7 @@ func (m *mortal) leave(batch runner.Batch) {
 	}
 }
 
-func TestItemThatEndsItsProcessIsBlamedAlone(t *testing.T) {
+func TestPoisonItemIsDeadLetteredAlone(t *testing.T) {
 	t.Parallel()
 	for name, poison := range map[string][]string{"one": {"7"}, "two": {"0", "31"}} {
 		t.Run(name, func(t *testing.T) {
@@ -106,7 +106,7 @@ func TestItemThatEndsItsProcessIsBlamedAlone(t *testing.T) {
 }
 
 // A process may be ended by anybody: its batch has done nothing wrong.
-func TestBatchWhoseProcessEndedOnceIsAnswered(t *testing.T) {
+func TestBatchThatCrashedOnceIsAnswered(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	var ended atomic.Bool
@@ -120,11 +120,11 @@ func TestBatchWhoseProcessEndedOnceIsAnswered(t *testing.T) {
 	b.emptied()
 }
 
-func TestDurableItemThatEndsItsProcessLeavesALetter(t *testing.T) {
+func TestDurablePoisonItemLeavesADeadLetter(t *testing.T) {
 	t.Parallel()
 	b, m := newBed(t), newMortal("poison")
 	h := b.host(m.runner())
 	c := b.ask("poison", func(e *envelope.Envelope) { e.Durability = pipeline.File })
 	c.fails(fault.RunnerCrashed)
-	h.awaitCount("stagemesh.stage.buried", 1)
+	h.awaitCount("stagemesh.stage.dead_lettered", 1)
 }

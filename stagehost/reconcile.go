@@ -8,22 +8,19 @@ import (
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
-const (
-	reconcileEvery = 2 * time.Second
-	reconcileRetry = 100 * time.Millisecond
-	// allEvery is how often the host asks for all that it needs of the broker,
-	// whatever it knows to be there.
-	allEvery = time.Minute
-	// maxClockOffset is how far the broker's clock may be off: deadlines are
-	// absolute.
-	maxClockOffset = 100 * time.Millisecond
-)
+func (h *Host) queueMissing() {
+	select {
+	case h.missing <- struct{}{}:
+	default:
+	}
+}
 
-// reconcile keeps the queue existing and the puller on it: at the start, after
-// every reconnect, when the broker says that something is missing, and every now
-// and then. Mostly that is a look at each queue.
+// reconcile keeps the queues existing and the puller on them: at the start, after
+// every reconnect, when the broker reports that something is missing, and
+// periodically. Mostly that is one request for each queue.
 func (h *Host) reconcile(ctx context.Context) error {
 	reconnects := h.bus.Reconnects()
 	wait := time.NewTimer(0)
@@ -31,8 +28,8 @@ func (h *Host) reconcile(ctx context.Context) error {
 	for {
 		select {
 		case <-wait.C:
-		case <-h.vitals.changed:
-			if !h.vitals.look(time.Now()) {
+		case <-h.runnerHealth.changed:
+			if !h.runnerHealth.look(time.Now()) {
 				continue
 			}
 		case <-reconnects:
@@ -63,9 +60,9 @@ func (h *Host) reconcileOnce(ctx context.Context, reconnects <-chan struct{}) ti
 
 var errReconnected = errors.New("the connection was replaced")
 
-// ensureOnConnection is ensure, but ends with the connection: what was asked on
-// one that broke is never answered, and waiting for it would keep the host from
-// making a queue anew that was lost with the broker.
+// ensureOnConnection is ensure, but ends with the connection: a request on a
+// broken connection is never answered, and waiting for it would delay the
+// recreation of a queue that was lost with the broker.
 func (h *Host) ensureOnConnection(ctx context.Context, reconnects <-chan struct{}) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -76,13 +73,13 @@ func (h *Host) ensureOnConnection(ctx context.Context, reconnects <-chan struct{
 		return err
 	case <-reconnects:
 		cancel()
-		<-ensured //nolint:errcheck // whatever it has found was so on the old connection
+		<-ensured //nolint:errcheck // it is about the old connection
 		return errReconnected
 	}
 }
 
-// known is what of the broker's was there when the host last asked for all. It is
-// reconcile's.
+// known is what existed on the broker when the host last ensured all of it. Only
+// reconcile uses it.
 type known struct {
 	queues  map[pipeline.Durability]bus.Epoch
 	streams bool
@@ -91,15 +88,15 @@ type known struct {
 
 func (k *known) forget() { *k = known{} }
 
-// renew forgets what was learnt too long ago.
+// renew forgets everything after ensureAllEvery.
 func (k *known) renew(now time.Time) {
 	if now.After(k.until) {
-		*k = known{queues: map[pipeline.Durability]bus.Epoch{}, until: now.Add(allEvery)}
+		*k = known{queues: map[pipeline.Durability]bus.Epoch{}, until: now.Add(ensureAllEvery)}
 	}
 }
 
 func (h *Host) ensure(ctx context.Context) error {
-	if err := h.heedRunner(time.Now()); err != nil {
+	if err := h.checkRunner(time.Now()); err != nil {
 		return err
 	}
 	h.known.renew(time.Now())
@@ -119,14 +116,14 @@ func (h *Host) ensure(ctx context.Context) error {
 			wait = min(wait, info.AckWait)
 		}
 	}
-	h.heedAckWait(wait)
+	h.setAckWait(wait)
 	return h.startAlive()
 }
 
-// ensureStreams makes what durable requests need, and what was found missing. A
-// host without a file queue serves on where the broker has no room.
+// ensureStreams creates the streams of durable requests, and those found missing.
+// A host without a file queue serves on where the broker has no space for them.
 func (h *Host) ensureStreams(ctx context.Context) error {
-	err := h.starts.Ensure(ctx)
+	err := h.runRecords.Ensure(ctx)
 	if h.settings.Queue.durable() {
 		return errors.Join(err, h.results.Ensure(ctx), h.dead.Ensure(ctx))
 	}
@@ -134,16 +131,16 @@ func (h *Host) ensureStreams(ctx context.Context) error {
 		err = errors.Join(err, h.results.Ensure(ctx))
 	}
 	if err != nil {
-		h.settings.Logger.Debug("run starts, or answers, have no place", "error", err)
+		h.settings.Logger.Debug("run records, or results, cannot be stored", "error", err)
 	}
 	return nil
 }
 
-// heedAckWait makes the host speak up as often as its queues want to hear: they
+// setAckWait makes the host extend deliveries as often as its queues need, which
 // may have been made with other settings than its own.
-func (h *Host) heedAckWait(wait time.Duration) {
+func (h *Host) setAckWait(wait time.Duration) {
 	if was := time.Duration(h.ackWait.Swap(int64(wait))); was != wait {
-		h.post(speak{})
+		h.post(ackWaitChanged{})
 		h.settings.Logger.Warn("the queue was made with another ack_wait, which holds; raise queue.version to change it", "ack_wait", wait, "own", h.settings.Queue.AckWait)
 	}
 }
@@ -164,8 +161,8 @@ func (h *Host) ensureQueue(ctx context.Context, d pipeline.Durability) (bus.Queu
 	return info, nil
 }
 
-// wholeQueue looks at the queue, and makes what is missing of it where it is not
-// known to be there.
+// wholeQueue returns the queue, and creates what is missing of it where it is not
+// known to exist.
 func (h *Host) wholeQueue(ctx context.Context, d pipeline.Durability) (bus.QueueInfo, error) {
 	if made, ok := h.known.queues[d]; ok {
 		info, err := h.bus.Queue(ctx, h.settings.Stage, d)
@@ -177,7 +174,7 @@ func (h *Host) wholeQueue(ctx context.Context, d pipeline.Durability) (bus.Queue
 	info, err := h.bus.EnsureQueue(ctx, bus.QueueSettings{
 		Stage: h.settings.Stage, Durability: d,
 		MaxItems: q.MaxItems, MaxBytes: q.MaxBytes, MaxAge: q.MaxAge,
-		AckWait: q.AckWait, Replicas: q.Replicas, Version: q.Version,
+		AckWait: q.AckWait, MaxDeliver: maxBrokerDeliveries, Replicas: q.Replicas, Version: q.Version,
 	})
 	if err == nil {
 		h.known.queues[d] = info.Epoch
@@ -185,7 +182,7 @@ func (h *Host) wholeQueue(ctx context.Context, d pipeline.Durability) (bus.Queue
 	return info, err
 }
 
-// startAlive makes the host answer that it is there, once.
+// startAlive makes the host answer on the stage's alive subject, once.
 func (h *Host) startAlive() error {
 	if h.alive != nil {
 		return nil
@@ -205,68 +202,56 @@ func (h *Host) stopAlive() {
 	h.alive = nil
 }
 
-func (h *Host) becomeReady() {
-	if was, _, _ := h.status.get(); was != stateReady {
-		h.settings.Logger.Info("ready", "max_in_flight", h.settings.MaxInFlight, "slots", h.settings.Runner.Concurrency())
-	}
-	h.status.set(stateReady)
+// runnerHealth is the health of a runner that reports it.
+type runnerHealth struct {
+	runner  runner.Monitored
+	changed <-chan struct{}
+	err     error
+	// since is when err became nil or not nil.
+	since time.Time
 }
 
-func (h *Host) notReady(err error) {
-	if was, _, _ := h.status.get(); was != stateNotReady {
-		h.settings.Logger.Warn("not ready; trying again", "error", err)
-	}
-	h.status.setCause(stateNotReady, err)
+func runnerHealthOf(r runner.Runner) runnerHealth {
+	m, _ := r.(runner.Monitored)
+	return runnerHealth{runner: m}
 }
 
-// Ready returns nil when the host serves its stage, and the registry, if there is one,
-// has heard of it; else why not.
-func (h *Host) Ready() error {
-	if err := h.serving(); err != nil {
-		return err
+// look asks the runner, and reports whether it became healthy or unhealthy.
+func (v *runnerHealth) look(now time.Time) bool {
+	if v.runner == nil {
+		return false
 	}
-	if err := h.registration.get(); err != nil {
-		return fmt.Errorf("%w: %w", ErrNotReady, err)
+	was := v.err
+	v.changed, v.err = v.runner.Health()
+	turned := (was == nil) != (v.err == nil)
+	if turned {
+		v.since = now
 	}
-	return nil
+	return turned
 }
 
-// serving returns nil when the host serves its stage, else why it does not.
-func (h *Host) serving() error {
-	at, _, cause := h.status.get()
-	var away error
-	if at == stateReady || at == stateNotReady || at == stateJoining {
-		away = h.bus.Away()
-	}
-	switch {
-	case away != nil:
-		return fmt.Errorf("%w: %w", ErrNotReady, away)
-	case at == stateReady:
+// checkRunner returns why the runner cannot run anything, and has the host leave
+// its stage where that lasts.
+func (h *Host) checkRunner(now time.Time) error {
+	h.runnerHealth.look(now)
+	if h.runnerHealth.err == nil {
 		return nil
-	case at == stateStarting:
-		return fmt.Errorf("%w: the runner starts", ErrNotReady)
-	case cause != nil:
-		return fmt.Errorf("%w: %w", ErrNotReady, cause)
-	default:
-		return fmt.Errorf("%w: %s", ErrNotReady, at)
 	}
+	if lasted := now.Sub(h.runnerHealth.since); lasted >= unhealthyGrace {
+		h.leaveStage(lasted)
+	}
+	return fmt.Errorf("the runner cannot run anything: %w", h.runnerHealth.err)
 }
 
-// WaitReady returns when the host serves its stage. It fails when the context
-// ends or the host does.
-func (h *Host) WaitReady(ctx context.Context) error {
-	for {
-		at, changed, _ := h.status.get()
-		switch at {
-		case stateReady:
-			return h.awaitRegistration(ctx)
-		case stateDraining, stateStopped:
-			return fmt.Errorf("stage %s: the host has stopped", h.settings.Stage)
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return fmt.Errorf("stage %s: %w: %w", h.settings.Stage, ctx.Err(), h.Ready())
-		}
+// leaveStage takes the host out of its stage. It naks the items that wait here for
+// a slot only once no pull is open any more: else they would be redelivered to
+// this host, and naked again, until they are exhausted.
+func (h *Host) leaveStage(unhealthyFor time.Duration) {
+	h.stopAlive()
+	for _, d := range h.settings.Queue.Durabilities {
+		h.puller.Use(d, "")
+	}
+	if unhealthyFor >= unhealthyGrace+reconcileRetry+bus.PullLife {
+		h.post(stageLeft{})
 	}
 }

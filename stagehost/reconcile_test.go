@@ -14,7 +14,7 @@ const soon = 3 * time.Second
 
 // A question to the broker that is lost with its connection is asked again on
 // the next one, and not when the wait for its answer is over.
-func TestLostQuestionIsAskedAgainOnTheNextConnection(t *testing.T) {
+func TestReconcileRetriesOnTheNextConnection(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	w := b.wire()
@@ -33,7 +33,7 @@ func TestLostQuestionIsAskedAgainOnTheNextConnection(t *testing.T) {
 
 // Whoever asks whether the host is ready is answered at once, also while the
 // host waits for the broker.
-func TestReadinessIsToldWhileTheBrokerIsSilent(t *testing.T) {
+func TestReadyAnswersWhileTheBrokerHangs(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	w := b.wire()

@@ -68,7 +68,7 @@ func (h *Host) Record() *meshv1.HostRecord {
 	r := &meshv1.HostRecord{
 		Mesh: string(s.Mesh), Stage: string(s.Stage), Host: string(s.Host), Version: s.Version, Labels: s.Labels,
 		MaxInFlight: uint32(s.MaxInFlight), Slots: uint32(s.Runner.Concurrency()),
-		InHand: uint32(inHand), Running: uint32(running), QueueWait: durationpb.New(wait),
+		InFlight: uint32(inHand), Running: uint32(running), QueueWait: durationpb.New(wait),
 		StartedAt: timestamppb.New(h.born),
 	}
 	r.Spec, r.Limits = h.Describe().Published()

@@ -10,24 +10,23 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/stagemesh/stagemesh/discovery"
-	"github.com/stagemesh/stagemesh/discovery/roster"
 )
 
-// Registry is where a host says that it is there.
+// Registry is where a host registers.
 type Registry struct {
 	Announcer discovery.Announcer
 	Table     discovery.Table
 }
 
-// ErrNotRegistered is why a host is not ready that the registry has not heard of yet.
-var ErrNotRegistered = errors.New("the mesh's registry has not heard of it yet")
+// ErrNotRegistered is why a host is not ready before its first registration.
+var ErrNotRegistered = errors.New("it is not registered with the mesh's registry yet")
 
-// registration is whether the registry has heard of the host.
+// registration is whether the host was ever registered.
 type registration struct {
 	mu sync.Mutex
-	// err is why it has not, nil where it has ever been.
+	// err is why it was not, nil once it was.
 	err error
-	// changed is closed when it has for the first time; nil where nobody waits.
+	// changed closes with the first registration; it is nil without a registry.
 	changed chan struct{}
 }
 
@@ -44,9 +43,9 @@ func (r *registration) get() error {
 	return r.err
 }
 
-// heard books what the registry says. A host that was registered serves on while the
-// registry is away: nobody needs it for that.
-func (r *registration) heard(err error) {
+// report takes reports of Announce. A host that was registered once stays ready while the
+// registry is unavailable: requests do not need it.
+func (r *registration) report(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
@@ -58,58 +57,57 @@ func (r *registration) heard(err error) {
 	}
 }
 
-// register keeps the host in the registry, if there is one, from when it serves
-// until the context ends.
+// register keeps the host registered, if there is a registry, from when it serves its
+// stage until the context ends.
 func (h *Host) register(ctx context.Context) error {
 	r := h.settings.Registry
-	if r == nil || h.served(ctx) != nil {
-		return nil //nolint:nilerr // see above
+	if r == nil || h.awaitServing(ctx) != nil {
+		return nil //nolint:nilerr // the context has ended
 	}
-	saying, said := errgroup.WithContext(ctx)
-	saying.Go(func() error { return h.announce(said) })
-	saying.Go(func() error {
-		return roster.Publish(said, r.Table, roster.Settings{Current: h.Record, Logger: h.settings.Logger})
+	work, registering := errgroup.WithContext(ctx)
+	work.Go(func() error { return h.announce(registering) })
+	work.Go(func() error {
+		return discovery.PublishHost(registering, r.Table, h.Record, h.settings.Logger)
 	})
-	err := saying.Wait()
+	err := work.Wait()
 	if ctx.Err() != nil && err != nil {
-		// It is told to end, and its check will see that it has gone.
-		h.settings.Logger.Warn("the registry may have the host for a while", "error", err)
+		// The host stops, and what remains in the registry expires.
+		h.settings.Logger.Warn("the registry may keep the host for a while", "error", err)
 		return nil
 	}
 	return err
 }
 
-// announceAgain is how long it takes until a registry is asked again that has refused
-// the credentials.
-const announceAgain = 2 * time.Second
+// retryDenied is how long a host waits after the registry rejected the credentials.
+const retryDenied = 2 * time.Second
 
-// announce keeps the host registered until the context ends. Where the registry refuses
-// the credentials it serves on if it was ever registered: they may be mended.
+// announce keeps the host registered until the context ends. It retries after the registry
+// rejected the credentials, as an operator may mend them.
 func (h *Host) announce(ctx context.Context) error {
-	instance := roster.Instance(h.Record())
+	instance := discovery.HostInstance(h.Record())
 	instance.TLS = h.checkTLS()
-	again := time.NewTimer(announceAgain)
-	defer again.Stop()
+	retry := time.NewTimer(retryDenied)
+	defer retry.Stop()
 	for first := true; ; first = false {
-		err := h.settings.Registry.Announcer.Announce(ctx, instance, h.registration.heard)
+		err := h.settings.Registry.Announcer.Announce(ctx, instance, h.registration.report)
 		if !errors.Is(err, discovery.ErrDenied) || ctx.Err() != nil {
 			return err
 		}
-		h.registration.heard(err)
+		h.registration.report(err)
 		if first {
-			h.settings.Logger.Warn("the registry does not take the host; trying again", "error", err)
+			h.settings.Logger.Warn("the registry rejects the host; retrying", "error", err)
 		}
-		again.Reset(announceAgain)
+		retry.Reset(retryDenied)
 		select {
-		case <-again.C:
+		case <-retry.C:
 		case <-ctx.Done():
 			return nil
 		}
 	}
 }
 
-// served waits until the host has served its stage.
-func (h *Host) served(ctx context.Context) error {
+// awaitServing waits until the host serves its stage.
+func (h *Host) awaitServing(ctx context.Context) error {
 	for {
 		at, changed, _ := h.status.get()
 		if at == stateReady {
@@ -123,7 +121,7 @@ func (h *Host) served(ctx context.Context) error {
 	}
 }
 
-// awaitRegistration waits until the registry has heard of the host.
+// awaitRegistration waits until the host was registered.
 func (h *Host) awaitRegistration(ctx context.Context) error {
 	if h.registration.get() == nil {
 		return nil

@@ -9,7 +9,6 @@ import (
 
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/natskv"
-	"github.com/stagemesh/stagemesh/discovery/roster"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -47,7 +46,7 @@ func registered(s *natskv.Store) func(*stagehost.Settings) {
 	}
 }
 
-// staffed is a runner that says that it has a worker.
+// staffed is a runner that reports a worker.
 type staffed struct{ runner.Runner }
 
 // Workers implements runner.Staffed.
@@ -55,20 +54,20 @@ func (staffed) Workers() []runner.Worker {
 	return []runner.Worker{{State: "DEAD", Incarnation: 7, Cause: "signal: killed"}}
 }
 
-func TestAHostIsInTheRosterFromItsWarmUpToItsDrain(t *testing.T) {
+func TestHostIsMemberFromWarmUpToDrain(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	s := b.store(b.broker.URL())
-	view := roster.NewView(s, s, string(mesh), discard())
-	b.background(view.Run)
+	members := discovery.NewMembership(s, s, string(mesh), discard())
+	b.background(members.Run)
 	r := staffed{inproc.Each(inproc.Settings{Concurrency: 3}, echo)}
 	h := b.host(r, registered(s), func(settings *stagehost.Settings) { settings.Runner, settings.Listen = r, "127.0.0.1:0" })
 	bustest.Eventually(t, "the host is alive", func() bool {
-		hosts := view.Hosts()
+		hosts := members.Hosts()
 		return len(hosts) == 1 && hosts[0].Alive
 	})
 	checkEcho(t, b.ask("one"))
-	got := view.Hosts()[0].Record
+	got := members.Hosts()[0].Record
 	if got.GetHost() != string(h.Record().GetHost()) || got.GetStage() != string(stage) || got.GetVersion() != "v1" || got.GetSlots() != 3 ||
 		got.GetAddress() != h.Addr().String() || got.GetLabels()["zone"] != "a" || len(got.GetDurabilities()) != 2 || got.GetMaxInFlight() == 0 {
 		t.Errorf("its record is %v", got)
@@ -77,28 +76,28 @@ func TestAHostIsInTheRosterFromItsWarmUpToItsDrain(t *testing.T) {
 		t.Errorf("its workers are %v", w)
 	}
 	h.stop()
-	bustest.Eventually(t, "the host is out of sight", func() bool { return len(view.Hosts()) == 0 })
+	bustest.Eventually(t, "the host is no member any more", func() bool { return len(members.Hosts()) == 0 })
 }
 
-// strict is a registry that refuses the credentials at first.
+// strict is a registry that rejects the credentials at first.
 type strict struct {
 	discovery.Announcer
-	refusals atomic.Int32
+	rejections atomic.Int32
 }
 
 func (s *strict) Announce(ctx context.Context, i discovery.Instance, state func(error)) error {
-	if s.refusals.Add(-1) >= 0 {
+	if s.rejections.Add(-1) >= 0 {
 		return discovery.ErrDenied
 	}
 	return s.Announcer.Announce(ctx, i, state)
 }
 
-func TestAHostThatTheRegistryRefusesSaysSoAndGoesOn(t *testing.T) {
+func TestHostRetriesRejectedRegistration(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	store := b.store(b.broker.URL())
 	s := &strict{Announcer: store}
-	s.refusals.Store(1)
+	s.rejections.Store(1)
 	h := b.start(inproc.Each(inproc.Settings{}, echo), func(settings *stagehost.Settings) {
 		settings.Registry = &stagehost.Registry{Announcer: s, Table: store}
 	})
@@ -110,8 +109,8 @@ func TestAHostThatTheRegistryRefusesSaysSoAndGoesOn(t *testing.T) {
 	checkEcho(t, b.ask("once it is taken"))
 }
 
-// A host that nobody has heard of is not ready, and serves on when it is forgotten.
-func TestAHostWaitsForTheRegistryOnce(t *testing.T) {
+// A host is not ready before its first registration, and serves during an outage.
+func TestHostWaitsForRegistryOnce(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	other := bustest.Start(t)
@@ -129,9 +128,9 @@ func TestAHostWaitsForTheRegistryOnce(t *testing.T) {
 	}
 	other.Restore()
 	b.waitReady(h)
-	// A broker that ends while a stream is being made leaves goroutines behind.
+	// A broker that stops while it creates a stream leaves goroutines behind.
 	bustest.Eventually(t, "its record is there", func() bool {
-		_, err := s.Get(t.Context(), roster.KeyOf(string(stage), h.Record().GetHost()))
+		_, err := s.Get(t.Context(), discovery.HostKey(string(stage), h.Record().GetHost()))
 		return err == nil
 	})
 	other.Stop()

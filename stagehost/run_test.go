@@ -19,7 +19,7 @@ func goroutine() string {
 	return name
 }
 
-func TestBatchesRunOnGoroutinesThatHaveRunOthers(t *testing.T) {
+func TestBatchesReuseGoroutines(t *testing.T) {
 	t.Parallel()
 	const items = 50
 	b := newBed(t)

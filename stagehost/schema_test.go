@@ -40,7 +40,7 @@ func saying(inputs, outputs []runner.PartSpec) func(*stagehost.Settings) {
 	return func(s *stagehost.Settings) { s.Inputs, s.Outputs = inputs, outputs }
 }
 
-func TestAnInputThatBreaksItsSchemaFailsAloneAndNeverRuns(t *testing.T) {
+func TestInputAgainstItsSchemaFailsAlone(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	var ran atomic.Int32
@@ -64,7 +64,7 @@ func TestAnInputThatBreaksItsSchemaFailsAloneAndNeverRuns(t *testing.T) {
 	b.emptied()
 }
 
-func TestAnOutputThatBreaksItsSchemaFailsItsItemAlone(t *testing.T) {
+func TestOutputAgainstItsSchemaFailsAlone(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	var ran atomic.Int32
@@ -93,7 +93,7 @@ func TestMessagePackReachesARunnerOfJSONAsJSON(t *testing.T) {
 	b.emptied()
 }
 
-func TestAChunkThatBreaksItsSchemaEndsTheAnswer(t *testing.T) {
+func TestChunkAgainstItsSchemaEndsTheReply(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	spec := runner.Spec{Stream: true, Outputs: []runner.PartSpec{orderSpec(priceSchema)}}
@@ -116,7 +116,7 @@ func TestAChunkThatBreaksItsSchemaEndsTheAnswer(t *testing.T) {
 	b.emptied()
 }
 
-func TestWhatIsSaidOfAStageIsCheckedAndDescribed(t *testing.T) {
+func TestStageSpecIsCheckedAndDescribed(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	var ran atomic.Int32
@@ -129,7 +129,7 @@ func TestWhatIsSaidOfAStageIsCheckedAndDescribed(t *testing.T) {
 	b.emptied()
 }
 
-func TestARunnerThatContradictsWhatIsSaidIsStoppedAndStartsNothing(t *testing.T) {
+func TestRunnerAgainstTheStageSpecIsStopped(t *testing.T) {
 	t.Parallel()
 	x := runner.PartSpec{Name: "x", Datatype: tensor.FP32, Shape: []int64{-1}}
 	for name, test := range map[string]struct {
@@ -157,7 +157,7 @@ func TestARunnerThatContradictsWhatIsSaidIsStoppedAndStartsNothing(t *testing.T)
 	}
 }
 
-func TestWhatIsSaidOfAStageIsCheckedBeforeAnythingStarts(t *testing.T) {
+func TestStageSpecIsCheckedBeforeTheStart(t *testing.T) {
 	t.Parallel()
 	var ran atomic.Int32
 	s := stagehost.Settings{Mesh: mesh, Stage: stage, Host: "h", Runner: echoOf(runner.Spec{}, &ran)}

@@ -16,7 +16,6 @@ import (
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
 	"github.com/stagemesh/stagemesh/discovery"
-	"github.com/stagemesh/stagemesh/discovery/roster"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/tlstest"
 	"github.com/stagemesh/stagemesh/stagehost"
@@ -30,11 +29,11 @@ func secure(cert, key, name string) func(*stagehost.Settings) {
 	}
 }
 
-func TestAHostWithTLSIsAliveInTheRegistryAndServesNobodyWithout(t *testing.T) {
+func TestHostWithTLSRefusesPlainClients(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	s := b.store(b.broker.URL())
-	view := roster.NewView(s, s, string(mesh), discard())
+	view := discovery.NewMembership(s, s, string(mesh), discard())
 	b.background(view.Run)
 	authority := tlstest.New(t)
 	cert, key := authority.Certificate("classify.example")
@@ -71,7 +70,7 @@ func (a announcing) Announce(ctx context.Context, i discovery.Instance, state fu
 	return a.Announcer.Announce(ctx, i, state)
 }
 
-func TestTheRegistryAsksTheHostByItsCertificateAndNobodyElse(t *testing.T) {
+func TestRegistryChecksTheHostsCertificate(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	s := b.store(b.broker.URL())
@@ -121,7 +120,7 @@ func isUnknown(err error) bool {
 	return ok
 }
 
-func TestAHostWhoseCertificateIsNoneDoesNotStart(t *testing.T) {
+func TestBadCertificateFailsTheStart(t *testing.T) {
 	t.Parallel()
 	_, key := tlstest.New(t).Certificate("127.0.0.1")
 	if err := cannotStart(t, secure(key, key, "")); !strings.HasPrefix(err.Error(), "stage "+string(stage)+": cert_file: tls: ") {

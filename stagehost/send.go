@@ -1,7 +1,6 @@
 package stagehost
 
 import (
-	"context"
 	"errors"
 	"time"
 
@@ -11,78 +10,105 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// outcome is what the runner made of an item; its message is prepared.
-type outcome struct {
-	item *item
-	what became
+// itemDone is an item with its outcome; its message is encoded.
+type itemDone struct {
+	item    *item
+	outcome outcome
 }
 
-func (e *outcome) apply(l *loop) {
+func (e *itemDone) apply(l *loop) {
 	it := e.item
-	if it.unwanted() && (l.host.streams() || !it.env.StoresAnswer()) {
-		// What is left of a stream that was told to end may be a part of it.
-		l.dropCalledOff(it)
+	if it.isCancelled() && (l.host.streams() || !it.env.StoresAnswer()) {
+		// The rest of a stopped stream may be incomplete.
+		l.dropCancelled(it)
 		return
 	}
-	if e.what.fault != nil {
-		l.failed(it, e.what.fault)
+	if e.outcome.fault != nil {
+		l.handleFault(it, e.outcome.fault)
 		return
 	}
-	if !l.sending(it) {
+	if !l.beginSend(it) {
 		return
 	}
-	l.host.metrics.answered(context.Background())
+	l.host.metrics.countOutput()
 	switch {
 	case it.direct != nil:
-		it.direct.finish(it, e.what)
-		l.done(it)
+		it.direct.finish(it, e.outcome)
+		l.settle(it)
 	case it.expired(time.Now()) && !it.env.StoresAnswer():
-		l.host.metrics.expired(context.Background())
-		l.done(it)
+		l.host.metrics.expired.inc()
+		l.settle(it)
 	default:
 		l.send(it)
 	}
 }
 
-// prepare encodes what an item becomes: the item of the next step, or the
-// caller's answer.
-func (h *Host) prepare(it *item, what became) *fault.Fault {
+// outgoing is a message of the outbox.
+type outgoing struct {
+	bus.Message
+	to destination
+}
+
+// destination is the receiver of a message.
+type destination uint8
+
+const (
+	toNext destination = iota
+	toGateway
+	toResults
+	toDead
+)
+
+// mustStore reports whether the first message is one to store, before the reply.
+func (it *item) mustStore() bool { return len(it.outbox) > 1 }
+
+// answer returns the final reply of the item's request.
+func (it *item) answer() *envelope.Reply {
+	reply := it.env.Answer()
+	reply.Timings = append(reply.Timings[:len(reply.Timings):len(reply.Timings)], it.timing)
+	reply.Attempt = it.timing.Attempt
+	reply.Seq = it.chunks + 1
+	return reply
+}
+
+// prepare encodes the message of an output: the next step's item, or the reply.
+func (h *Host) prepare(it *item, out outcome) *fault.Fault {
 	var err error
 	if it.env.Last() {
 		reply := it.answer()
-		reply.Parts, reply.Metadata = what.parts, what.metadata
+		reply.Parts, reply.Metadata = out.parts, out.metadata
 		err = h.prepareAnswer(it, reply)
 	} else {
 		var next bus.Message
-		next, err = h.bus.Item(it.env.Next(it.env.Parts, what.parts, it.timing))
+		next, err = h.bus.Item(it.env.Next(it.env.Parts, out.parts, it.timing))
 		it.outbox = []outgoing{{next, toNext}}
 	}
 	if err != nil {
-		return unsent(it.env.Hop(), err)
+		return encodeFault(it.env.Hop(), err)
 	}
 	return nil
 }
 
-// prepareEnd is prepare. A caller that has all of an answer in chunks gets its end
-// without the whole, where that is too large to be sent.
-func (h *Host) prepareEnd(it *item, what *became) *fault.Fault {
-	f := h.prepare(it, *what)
+// prepareEnd is prepare, but a caller that has received all chunks gets the end of
+// the reply without the whole output, where that is too large to send.
+func (h *Host) prepareEnd(it *item, out *outcome) *fault.Fault {
+	f := h.prepare(it, *out)
 	if f != nil && f.Reason == fault.OutputTooLarge && it.chunks > 0 && !it.env.StoresAnswer() {
-		what.parts = nil
-		f = h.prepare(it, *what)
+		out.parts = nil
+		f = h.prepare(it, *out)
 	}
 	return f
 }
 
-// prepareAnswer makes the reply what is sent for the item. That of a durable
-// request, or one with an idempotency key, is stored first: then nobody needs to
-// hear the reply for the answer to be known.
+// prepareAnswer puts the reply into the outbox. The result of a durable request,
+// or of one with an idempotency key, is stored first, so that it is not lost with
+// the reply.
 func (h *Host) prepareAnswer(it *item, reply *envelope.Reply) error {
 	message, err := h.bus.Reply(it.env.Gateway, reply)
 	if err != nil {
 		return err
 	}
-	it.outbox, it.answered = []outgoing{{message, toGateway}}, true
+	it.outbox, it.isReply = []outgoing{{message, toGateway}}, true
 	if !it.env.StoresAnswer() {
 		return nil
 	}
@@ -91,22 +117,21 @@ func (h *Host) prepareAnswer(it *item, reply *envelope.Reply) error {
 	return err
 }
 
-// unsent returns what it tells the caller that an output could not be made a
-// message of.
-func unsent(hop pipeline.Hop, err error) *fault.Fault {
+// encodeFault returns the fault of an output that could not be made a message.
+func encodeFault(hop pipeline.Hop, err error) *fault.Fault {
 	if errors.Is(err, bus.ErrTooLarge) {
 		return fault.Newf(fault.OutputTooLarge, "the output of step %s is too large to pass on: %w", hop.Step, err)
 	}
 	return fault.Newf(fault.RunnerOutputInvalid, "the output of step %s cannot be passed on: %w", hop.Step, err)
 }
 
-// failed handles a runner's fault. When it was called off, past the deadline and
-// in an abandoned drain, the run was told to stop, which may be all that is wrong
-// with the item.
-func (l *loop) failed(it *item, f *fault.Fault) {
+// handleFault handles a runner's fault. The host stops runs of items that are
+// cancelled or expired, and all runs in an abandoned drain; that may be all that
+// is wrong with the item.
+func (l *loop) handleFault(it *item, f *fault.Fault) {
 	switch {
-	case it.unwanted():
-		l.dropCalledOff(it)
+	case it.isCancelled():
+		l.dropCancelled(it)
 	case it.expired(time.Now()):
 		l.expireOne(it)
 	case l.abandoned && it.chunks == 0:
@@ -118,46 +143,47 @@ func (l *loop) failed(it *item, f *fault.Fault) {
 	}
 }
 
-// fail answers the item with a fault; later stages are skipped.
+// fail replies to the item with a fault; later stages are skipped.
 func (l *loop) fail(it *item, f *fault.Fault) {
-	if !l.sending(it) {
+	if !l.beginSend(it) {
 		return
 	}
-	l.host.metrics.failed(context.Background(), f)
-	f = l.host.here(it, f)
+	l.host.metrics.countFailure(f)
+	f = l.host.locate(it, f)
 	if it.direct != nil {
-		it.direct.finish(it, became{fault: f})
-		l.done(it)
+		it.direct.finish(it, outcome{fault: f})
+		l.settle(it)
 		return
 	}
 	l.sendFault(it, f)
 }
 
-// here says in a fault where it happened.
-func (h *Host) here(it *item, f *fault.Fault) *fault.Fault {
+// locate adds the stage, step and host to a fault.
+func (h *Host) locate(it *item, f *fault.Fault) *fault.Fault {
 	hop := it.env.Hop()
 	return f.At(string(hop.Stage), string(hop.Step), string(h.settings.Host))
 }
 
-// sendFault sends a fault as what the item became, after the other messages.
+// sendFault sends a fault as the item's reply, after the other messages.
 func (l *loop) sendFault(it *item, f *fault.Fault, before ...outgoing) {
 	reply := it.answer()
 	reply.Fault = f
 	if err := l.host.prepareAnswer(it, reply); err != nil {
-		// A fault is small; only a defect makes it too large to send.
-		l.host.defect("fault cannot be sent", err)
-		l.done(it)
+		// A fault is small; only an internal error makes it too large to send.
+		l.host.internalError("fault cannot be sent", err)
+		l.settle(it)
 		return
 	}
-	l.recovered(it)
+	l.clearFailing(it)
 	it.outbox, it.tries, it.missingSince = append(before, it.outbox...), 0, time.Time{}
 	l.send(it)
 }
 
-// sending moves the item on; false says that it has its outcome already.
-func (l *loop) sending(it *item) bool {
+// beginSend moves the item to sending; false means that it has its outcome
+// already.
+func (l *loop) beginSend(it *item) bool {
 	if err := l.ledger.Send(it.id); err != nil {
-		l.host.defect("outcome out of turn", err)
+		l.host.internalError("outcome out of turn", err)
 		return false
 	}
 	return true
@@ -168,18 +194,12 @@ func (l *loop) send(it *item) {
 		it.firstTry = time.Now()
 	}
 	it.tries++
-	l.host.bus.Send(it.outbox[0].Message, func(receipt bus.Receipt, err error) {
-		l.host.tell(&sent{item: it, receipt: receipt, err: err})
+	l.host.bus.Publish(it.outbox[0].Message, func(receipt bus.Receipt, err error) {
+		l.host.postAsync(&sent{item: it, receipt: receipt, err: err})
 	})
 }
 
-// done settles an item that is in good hands, or that nobody wants.
-func (l *loop) done(it *item) {
-	verb, err := l.ledger.Sent(it.id)
-	l.forget(it, verb, err)
-}
-
-// sent is what became of a message.
+// sent is the receipt of a message, or the error.
 type sent struct {
 	item    *item
 	receipt bus.Receipt
@@ -189,37 +209,37 @@ type sent struct {
 func (e *sent) apply(l *loop) {
 	it := e.item
 	if l.items[it.id] != it {
-		return // given back while its message was on its way
+		return // naked while its message was on its way
 	}
 	switch {
-	case e.err == nil && it.storing():
-		l.stored(it, e.receipt)
+	case e.err == nil && it.mustStore():
+		l.sendNext(it, e.receipt)
 	case e.err == nil:
-		l.host.metrics.taken(context.Background(), e.receipt.Disposition)
-		l.done(it)
+		l.host.metrics.countDisposition(e.receipt.Disposition)
+		l.settle(it)
 	case l.mayRetry(it, e.err):
 		it.retryAt = time.Now().Add(backoff(it.tries))
-		l.unsent[it.id] = it
-		l.host.metrics.resent(context.Background())
+		l.retries[it.id] = it
+		l.host.metrics.sendRetries.inc()
 	default:
-		l.unsendable(it, e.err)
+		l.giveUpSending(it, e.err)
 	}
 }
 
-// stored goes on to what is to be stored or told next. Where another execution's
-// answer was stored before, that is the answer.
-func (l *loop) stored(it *item, r bus.Receipt) {
+// sendNext goes on to the next message of the outbox. Where another execution's
+// result was stored before, the reply refers to that.
+func (l *loop) sendNext(it *item, r bus.Receipt) {
 	was := it.outbox[0].to
-	l.next(it)
-	it.stored = was == toResults
+	l.popOutbox(it)
+	it.replyStored = was == toResults
 	if was == toResults && r.Duplicate {
-		l.host.metrics.outrun(context.Background())
+		l.host.metrics.duplicateReplies.inc()
 		reply := it.answer()
 		reply.Stored = true
 		notice, err := l.host.bus.Reply(it.env.Gateway, reply)
 		if err != nil {
-			l.host.defect("notice cannot be sent", err)
-			l.done(it)
+			l.host.internalError("notice cannot be sent", err)
+			l.settle(it)
 			return
 		}
 		it.outbox = []outgoing{{notice, toGateway}}
@@ -227,34 +247,22 @@ func (l *loop) stored(it *item, r bus.Receipt) {
 	l.send(it)
 }
 
-// next takes the first message out of the outbox.
-func (l *loop) next(it *item) {
-	l.recovered(it)
+// popOutbox removes the first message of the outbox.
+func (l *loop) popOutbox(it *item) {
+	l.clearFailing(it)
 	it.outbox, it.tries, it.missingSince = it.outbox[1:], 0, time.Time{}
 }
 
-// Bounds on sending again.
-const (
-	retryBase = 5 * time.Millisecond
-	retryMost = 500 * time.Millisecond
-	// retryGrace is how long a gateway or a queue may be missing: as long as
-	// either takes to come back after the broker does.
-	retryGrace = 3 * time.Second
-	// failingShare is the share of the host's items that may wait for one
-	// destination that does not take them: one in four.
-	failingShare = 4
-)
-
 func backoff(tries int) time.Duration {
-	return min(retryMost, retryBase<<min(tries, 10))
+	return min(retryMax, retryMin<<min(tries, 10))
 }
 
-// mayRetry says whether to send the message again. What is to be stored is tried
-// for as long as it takes, or until the deadline of a request in memory. A full
-// queue has room sooner or later, and a lost
-// acknowledgement is no answer, so both are tried until the deadline; who is
-// missing is given the time of a reconnect, and so is the gateway that is told of
-// a stored answer. No destination may hold up all the others.
+// mayRetry reports whether to send the message again. A message to store is
+// retried for as long as it takes, or until the deadline of a request in memory. A
+// full queue drains sooner or later, and a lost acknowledgement has no meaning, so
+// both are retried until the deadline. A missing receiver has the time of a
+// reconnect, and so has the gateway of a stored result. No
+// destination may hold up all others.
 func (l *loop) mayRetry(it *item, err error) bool {
 	if errors.Is(err, bus.ErrTooLarge) || errors.Is(err, bus.ErrClosed) {
 		return false
@@ -264,20 +272,20 @@ func (l *loop) mayRetry(it *item, err error) bool {
 		l.host.queueMissing()
 	}
 	now := time.Now()
-	if it.storing() {
+	if it.mustStore() {
 		return it.durable() || !it.expired(now)
 	}
 	switch {
-	case it.expired(now), it.stored && errors.Is(err, bus.ErrNoGateway):
+	case it.expired(now), it.replyStored && errors.Is(err, bus.ErrNoGateway):
 		return false
-	case it.stored && now.Sub(it.firstTry) >= retryGrace:
+	case it.replyStored && now.Sub(it.firstTry) >= missingGrace:
 		return false
 	}
-	return l.mayWait(it) && it.missing(err, now) < retryGrace
+	return l.mayWait(it) && it.missingFor(err, now) < missingGrace
 }
 
-// missing returns how long the item's destination has been missing.
-func (it *item) missing(err error, now time.Time) time.Duration {
+// missingFor returns how long the item's destination has been missing.
+func (it *item) missingFor(err error, now time.Time) time.Duration {
 	switch {
 	case !errors.Is(err, bus.ErrNoGateway) && !errors.Is(err, bus.ErrNoQueue):
 		it.missingSince = time.Time{}
@@ -288,8 +296,8 @@ func (it *item) missing(err error, now time.Time) time.Duration {
 	return now.Sub(it.missingSince)
 }
 
-// mayWait books the item as one that its destination does not take, and is false
-// when too many are already.
+// mayWait records that the item's destination does not take it, and is false when
+// too many items wait for that one already.
 func (l *loop) mayWait(it *item) bool {
 	if it.failing != "" {
 		return true
@@ -303,8 +311,8 @@ func (l *loop) mayWait(it *item) bool {
 	return true
 }
 
-// recovered books that the item does not wait for its destination any more.
-func (l *loop) recovered(it *item) {
+// clearFailing records that the item does not wait for its destination any more.
+func (l *loop) clearFailing(it *item) {
 	if it.failing == "" {
 		return
 	}
@@ -314,67 +322,67 @@ func (l *loop) recovered(it *item) {
 	it.failing = ""
 }
 
-// destination names who is to take what the item became.
+// destination names the receiver of the item's message.
 func (it *item) destination() string {
-	if it.answered {
+	if it.isReply {
 		return "gateway " + string(it.env.Gateway)
 	}
 	return "stage " + string(it.env.Route[it.env.Position+1].Stage)
 }
 
 func (l *loop) resend(now time.Time) {
-	for id, it := range l.unsent {
+	for id, it := range l.retries {
 		if now.Before(it.retryAt) {
 			continue
 		}
-		delete(l.unsent, id)
+		delete(l.retries, id)
 		l.send(it)
 	}
 }
 
-// unsendable gives up on a message. What cannot go on to the next stage is
-// answered with a fault; an answer that cannot be given is dropped, for nobody
-// waits for it, and so is the output of a request in memory whose deadline has
-// passed. What is durable is stored, or goes back.
-func (l *loop) unsendable(it *item, err error) {
+// giveUpSending gives up on a message. An output that cannot go on to the next
+// stage becomes a fault. A reply that cannot be delivered is dropped, and so is
+// the output of a request in memory whose deadline has passed. Durable items are
+// stored or naked.
+func (l *loop) giveUpSending(it *item, err error) {
 	switch {
-	case it.storing():
-		l.unstorable(it, err)
-	case it.durable() && !it.answered && errors.Is(err, bus.ErrClosed):
+	case it.mustStore():
+		l.giveUpStoring(it, err)
+	case it.durable() && !it.isReply && errors.Is(err, bus.ErrClosed):
 		l.giveBack(it)
-	case it.env.StoresAnswer() && !it.answered && it.expired(time.Now()):
-		l.noAnswer(it, it.deadlineFault())
-	case it.answered, errors.Is(err, bus.ErrClosed), it.expired(time.Now()):
-		l.host.metrics.dropped(context.Background())
-		l.done(it)
+	case it.env.StoresAnswer() && !it.isReply && it.expired(time.Now()):
+		l.sendFaultInstead(it, it.deadlineFault())
+	case it.isReply, errors.Is(err, bus.ErrClosed), it.expired(time.Now()):
+		l.host.metrics.countUndelivered("dropped")
+		l.settle(it)
 	default:
 		l.host.settings.Logger.Debug("item cannot go on", "next", it.destination(), "error", err)
-		l.noAnswer(it, bus.FaultOf(err, it.env.Route[it.env.Position+1].Stage))
+		l.sendFaultInstead(it, bus.FaultOf(err, it.env.Route[it.env.Position+1].Stage))
 	}
 }
 
-// unstorable is for what is too large for the broker, which an answer becomes
-// when the limit is lowered, for the end of the connection, and for the answer of
-// a request in memory whose deadline has passed before there was a place for it.
-func (l *loop) unstorable(it *item, err error) {
+// giveUpStoring gives up on a message to store: it is too large, because the
+// broker's limit was lowered; or the connection is closed; or the deadline of a
+// request in memory has passed before it was stored.
+func (l *loop) giveUpStoring(it *item, err error) {
 	switch {
 	case !it.durable() && it.expired(time.Now()):
-		l.host.metrics.dropped(context.Background())
-		l.done(it)
+		l.host.metrics.countUndelivered("dropped")
+		l.settle(it)
 	case !errors.Is(err, bus.ErrTooLarge):
 		l.giveBack(it)
 	case it.outbox[0].to == toDead:
 		l.host.settings.Logger.Error("dead letter is too large", "request", it.env.RequestID, "error", err)
-		l.next(it)
+		l.popOutbox(it)
 		l.send(it)
 	default:
-		l.noAnswer(it, unsent(it.env.Hop(), err))
+		l.sendFaultInstead(it, encodeFault(it.env.Hop(), err))
 	}
 }
 
-// noAnswer answers with a fault in place of an output that cannot go on.
-func (l *loop) noAnswer(it *item, f *fault.Fault) {
-	f = l.host.here(it, f)
-	l.host.metrics.faulted(context.Background(), f)
+// sendFaultInstead replies with a fault in place of an output that cannot go on.
+func (l *loop) sendFaultInstead(it *item, f *fault.Fault) {
+	f = l.host.locate(it, f)
+	l.host.metrics.countFault(f.Reason.Label())
 	l.sendFault(it, f)
 }

@@ -10,12 +10,10 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 
-	"github.com/stagemesh/stagemesh/mesh/attempt"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/deadletter"
+	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/mesh/result"
-	"github.com/stagemesh/stagemesh/mesh/secretfile"
+	"github.com/stagemesh/stagemesh/mesh/store"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/schema"
@@ -49,15 +47,15 @@ type Settings struct {
 
 	Bus   bus.Settings
 	Queue QueueSettings
-	// Attempts is how many runs of an item alone may end the process that runs
-	// it before the item is blamed; 0 means DefaultAttempts. A process may also
+	// CrashLimit is how many runs of an item alone may end the process that runs
+	// it before the item is blamed; 0 means DefaultCrashLimit. A process may also
 	// be ended by others while an innocent item runs.
-	Attempts int
+	CrashLimit int
 	// Results are where the answers to durable requests are kept, DeadLetters
 	// what the host gave up on, and Starts which runs have begun.
-	Results     result.Settings
-	DeadLetters deadletter.Settings
-	Starts      attempt.Settings
+	Results     store.Settings
+	DeadLetters store.Settings
+	Starts      store.Settings
 
 	// Listen is the address of the gRPC StageService; empty means none. It is
 	// taken before the runner starts.
@@ -101,7 +99,7 @@ const (
 	DefaultMaxBytes     = 128 << 20
 	DefaultMaxAge       = 10 * time.Minute
 	DefaultAckWait      = 2500 * time.Millisecond
-	DefaultAttempts     = 3
+	DefaultCrashLimit   = 3
 	DefaultStartTimeout = 10 * time.Minute
 	DefaultDrainTimeout = 30 * time.Second
 
@@ -121,7 +119,7 @@ func (s Settings) withDefaults() Settings {
 	orDefault(&s.Queue.MaxAge, DefaultMaxAge)
 	orDefault(&s.Queue.AckWait, DefaultAckWait)
 	orDefault(&s.Queue.Replicas, 1)
-	orDefault(&s.Attempts, DefaultAttempts)
+	orDefault(&s.CrashLimit, DefaultCrashLimit)
 	orDefault(&s.StartTimeout, DefaultStartTimeout)
 	orDefault(&s.DrainTimeout, DefaultDrainTimeout)
 	return s
@@ -141,7 +139,7 @@ func (s Settings) room() int {
 // its way, and so has every slot; twice that leaves room for items that were not asked
 // for.
 func (s Settings) eventRoom() int {
-	return 2 * (s.MaxInFlight + directBound + 2*s.Runner.Concurrency() + 8)
+	return 2 * (s.MaxInFlight + maxDirectCalls + 2*s.Runner.Concurrency() + 8)
 }
 
 // complete is what a stage takes and gives whose runner says that.
@@ -192,8 +190,8 @@ func (s Settings) validateBounds() error {
 	if err := s.Stream.validate(); err != nil {
 		return err
 	}
-	if s.Attempts < 1 {
-		return fmt.Errorf("attempts: %d, at least 1 is needed", s.Attempts)
+	if s.CrashLimit < 1 {
+		return fmt.Errorf("crash_limit: %d, at least 1 is needed", s.CrashLimit)
 	}
 	if s.Queue.AckWait < time.Second {
 		return fmt.Errorf("queue.ack_wait: %s, at least 1s is needed", s.Queue.AckWait)
@@ -201,8 +199,8 @@ func (s Settings) validateBounds() error {
 	return nil
 }
 
-func (s Settings) pair() secretfile.Pair {
-	return secretfile.Pair{CertFile: s.CertFile, KeyFile: s.KeyFile}
+func (s Settings) pair() credentials.Pair {
+	return credentials.Pair{CertFile: s.CertFile, KeyFile: s.KeyFile}
 }
 
 // validateTLS checks that the certificate can be shown, and that the registry can

@@ -40,7 +40,7 @@ func cannotStart(t *testing.T, edit func(*stagehost.Settings)) error {
 	return ended
 }
 
-func TestHostThatCannotStartSaysWhy(t *testing.T) {
+func TestFailedStartNamesItsCause(t *testing.T) {
 	t.Parallel()
 	err := cannotStart(t, func(s *stagehost.Settings) {
 		s.Runner = inproc.New(inproc.Settings{Setup: func(context.Context) error { return errors.New("no such model") }}, nil)
@@ -51,7 +51,7 @@ func TestHostThatCannotStartSaysWhy(t *testing.T) {
 }
 
 // A model may take minutes to load: an address that is taken is told before.
-func TestAddressThatIsTakenIsToldBeforeTheRunnerStarts(t *testing.T) {
+func TestTakenAddressFailsBeforeTheRunnerStarts(t *testing.T) {
 	t.Parallel()
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -77,7 +77,7 @@ func TestAddressThatIsTakenIsToldBeforeTheRunnerStarts(t *testing.T) {
 	}
 }
 
-func TestAddressIsFreeAgainWhenTheHostDoesNotStart(t *testing.T) {
+func TestFailedStartFreesTheAddress(t *testing.T) {
 	t.Parallel()
 	address := ""
 	refused := errors.New("refused")

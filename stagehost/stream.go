@@ -6,8 +6,11 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
 // StreamSettings bound how long a runner that answers in chunks may say nothing. 0
@@ -40,7 +43,7 @@ func (s StreamSettings) validate() error {
 	return nil
 }
 
-// adapt has the host serve its runner as that wants to be, once it has said so.
+// adapt chooses how the host serves its runner, once that has started.
 func (h *Host) adapt() error {
 	s := &h.settings
 	switch streams := h.spec.Stream; {
@@ -53,17 +56,97 @@ func (h *Host) adapt() error {
 	}
 	orDefault(&s.MaxInFlight, s.room())
 	h.events = make(chan event, s.eventRoom())
-	h.tasks, h.resting = make(chan task), make(chan struct{}, s.Runner.Concurrency())
+	h.tasks, h.idle = make(chan task), make(chan struct{}, s.Runner.Concurrency())
 	return nil
 }
 
 // streams reports whether the host's runner answers in chunks.
 func (h *Host) streams() bool { return h.settings.Batch.Mode == batch.Stream }
 
-// watch ends the run of a stream that is silent for too long: its item is answered,
-// and the runner told that nobody wants more of it. It returns when the run is over.
+// Chunk implements runner.Sink. A caller that takes no chunks gets the outcome
+// alone, and its item may run again until then. A chunk that cannot be sent ends
+// its item, because a reply without it would be wrong.
+func (r *run) Chunk(i int, parts []payload.Part) error {
+	if i < 0 || i >= len(r.items) {
+		return runner.ErrNoSuch
+	}
+	it := r.items[i]
+	if it.isCancelled() || it.expired(time.Now()) {
+		return runner.ErrCancelled
+	}
+	err := r.chunk(i, parts)
+	if f, bad := errors.AsType[*fault.Fault](err); bad {
+		r.endItem(i, f)
+	}
+	return err
+}
+
+// chunk sends a chunk of item i; its errors are faults where it cannot be sent.
+func (r *run) chunk(i int, parts []payload.Part) error {
+	it := r.items[i]
+	if !it.env.Last() {
+		return fault.New(fault.NotSupported, "only the last stage of a pipeline may answer in chunks")
+	}
+	if err := r.host.contract.Chunk(parts); err != nil {
+		return fault.From(err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.checkOpen(i); err != nil {
+		return err
+	}
+	if it.env.TakesChunks {
+		if f := r.send(it, parts); f != nil {
+			return f
+		}
+	}
+	r.lastChunk = time.Now()
+	return nil
+}
+
+func (r *run) send(it *item, parts []payload.Part) *fault.Fault {
+	reply := &envelope.Reply{
+		Mesh: it.env.Mesh, RequestID: it.env.RequestID, ExecutionID: it.env.ExecutionID,
+		Seq: it.chunks + 1, Attempt: it.timing.Attempt, Chunk: true, Parts: parts,
+	}
+	if r.host.streams() {
+		reply.NextWithin = r.host.settings.Stream.Idle
+	}
+	message, err := r.host.bus.Reply(it.env.Gateway, reply)
+	if err != nil {
+		return encodeFault(it.env.Hop(), err)
+	}
+	if err := r.host.bus.PublishUnacked(message); err != nil {
+		return fault.Newf(fault.StreamInterrupted, "the answer broke after %d chunks: %w", it.chunks, err)
+	}
+	it.chunks++
+	r.host.metrics.countChunk(it.chunks == 1, r.started)
+	return nil
+}
+
+// endItem settles item i for the runner, and cancels a stream.
+func (r *run) endItem(i int, f *fault.Fault) {
+	r.mu.Lock()
+	open := r.checkOpen(i) == nil
+	if open {
+		r.settled[i] = byHost
+	}
+	r.mu.Unlock()
+	if !open {
+		return
+	}
+	it := r.items[i]
+	it.timing.Run = time.Since(r.started)
+	r.host.post(&itemDone{item: it, outcome: outcome{fault: f}})
+	if r.host.streams() {
+		r.cancel()
+	}
+}
+
+// watch ends a stream that sends nothing for too long. It returns when the run is
+// over.
 func (r *run) watch(ctx context.Context) {
-	timer := time.NewTimer(r.nextLook(time.Now()))
+	timer := time.NewTimer(r.untilStall(time.Now()))
 	defer timer.Stop()
 	for {
 		select {
@@ -71,26 +154,27 @@ func (r *run) watch(ctx context.Context) {
 			return
 		case <-timer.C:
 		}
-		if left := r.nextLook(time.Now()); left > 0 {
+		if left := r.untilStall(time.Now()); left > 0 {
 			timer.Reset(left)
 			continue
 		}
-		r.end(0, r.silence())
+		r.endItem(0, r.stallFault())
 		return
 	}
 }
 
-// nextLook is when the runner's silence is to be looked at next; it has been too long
-// where that is now. A chunk that comes meanwhile may make it sooner.
-func (r *run) nextLook(now time.Time) time.Duration {
+// untilStall returns how long until the runner's silence is checked again; 0 or
+// less where it has lasted too long. A chunk that arrives meanwhile may make it
+// shorter.
+func (r *run) untilStall(now time.Time) time.Duration {
 	limits := r.host.settings.Stream
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	until := r.spoke.Add(limits.Idle)
+	until := r.lastChunk.Add(limits.Idle)
 	switch {
-	case !r.spoke.IsZero():
+	case !r.lastChunk.IsZero():
 	case r.batch.Suspect:
-		// It may wait for a worker of its own, for as long as others stream there.
+		// It may wait for a worker of its own while others stream there.
 		until = r.latest()
 	default:
 		until = r.started.Add(limits.FirstChunk)
@@ -98,15 +182,15 @@ func (r *run) nextLook(now time.Time) time.Duration {
 	return min(until.Sub(now), limits.Idle)
 }
 
-// silence is the fault of a stream that is silent for too long.
-func (r *run) silence() *fault.Fault {
+// stallFault is the fault of a stream that sends nothing for too long.
+func (r *run) stallFault() *fault.Fault {
 	limits := r.host.settings.Stream
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch it := r.items[0]; {
 	case it.chunks > 0:
 		return fault.Newf(fault.StreamInterrupted, "the answer broke after %d chunks: the runner has sent none for %s, the stage's stream.idle_timeout", it.chunks, limits.Idle)
-	case !r.spoke.IsZero():
+	case !r.lastChunk.IsZero():
 		return fault.Newf(fault.RunnerStalled, "the runner has sent no chunk for %s, the stage's stream.idle_timeout", limits.Idle)
 	default:
 		return fault.Newf(fault.RunnerStalled, "the runner has sent no chunk for %s, the stage's stream.first_chunk_timeout", limits.FirstChunk)

@@ -25,7 +25,7 @@ func chunkOf(text string) []payload.Part {
 	return []payload.Part{payload.OfBlob("", "text/plain", []byte(text))}
 }
 
-func TestChunksComeInOrderBeforeTheAnswer(t *testing.T) {
+func TestChunksArriveInOrderBeforeTheReply(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	const chunks = 5
@@ -68,7 +68,7 @@ func TestOnlyTheLastStepMayStream(t *testing.T) {
 
 // A piece that cannot be read where it is sent is refused, so that its caller
 // hears whose fault it is.
-func TestChunkThatCannotTravelIsRefused(t *testing.T) {
+func TestUnsendableChunkIsRefused(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		parts []payload.Part
@@ -88,7 +88,7 @@ func TestChunkThatCannotTravelIsRefused(t *testing.T) {
 	}
 }
 
-func TestNobodyWantsChunksPastTheDeadline(t *testing.T) {
+func TestChunksAreRefusedAfterTheDeadline(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	refused := make(chan error, 1)
@@ -152,7 +152,7 @@ func stream(s stagehost.StreamSettings) func(*stagehost.Settings) {
 	return func(to *stagehost.Settings) { to.Stream = s }
 }
 
-func TestARunnerThatStreamsGetsItemsOneByOneAsSlotsFallIdle(t *testing.T) {
+func TestStreamingRunnerGetsItemsOneByOne(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	const slots, calls = 2, 5
@@ -204,7 +204,7 @@ func (l *later) Concurrency() int {
 	return 1
 }
 
-func TestAHostHoldsWhatItsRunnerCanRunOnceThatIsKnown(t *testing.T) {
+func TestMaxInFlightFollowsTheRunner(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	const slots = 80
@@ -229,7 +229,7 @@ func TestAHostHoldsWhatItsRunnerCanRunOnceThatIsKnown(t *testing.T) {
 }
 
 // What nobody has seen may be done again.
-func TestWhoTakesNoChunksIsSentNoneAndIsRunAgain(t *testing.T) {
+func TestCallerWithoutChunksMayBeRetried(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	var runs atomic.Int64
@@ -252,7 +252,7 @@ func TestWhoTakesNoChunksIsSentNoneAndIsRunAgain(t *testing.T) {
 	b.emptied()
 }
 
-func TestASilentStreamIsEndedAlone(t *testing.T) {
+func TestStalledStreamFailsAlone(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		chunks int
@@ -297,7 +297,7 @@ func TestASilentStreamIsEndedAlone(t *testing.T) {
 }
 
 // A chunk is a sign of life, however many there are.
-func TestAStreamThatGoesOnIsNotEnded(t *testing.T) {
+func TestActiveStreamIsNotStalled(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	const chunks, limit = 10, 400 * time.Millisecond
@@ -326,7 +326,7 @@ func TestAStreamThatGoesOnIsNotEnded(t *testing.T) {
 	b.emptied()
 }
 
-func TestAModeThatDoesNotSuitTheRunnerEndsTheStart(t *testing.T) {
+func TestWrongBatchModeFailsTheStart(t *testing.T) {
 	t.Parallel()
 	talk := talking(1, func(context.Context, runner.Item, func(...payload.Part) error) ([]payload.Part, error) {
 		return nil, nil
@@ -356,7 +356,7 @@ func TestAModeThatDoesNotSuitTheRunnerEndsTheStart(t *testing.T) {
 
 // What follows a chunk that cannot be sent would be another answer, whatever the
 // runner makes of the refusal.
-func TestAChunkThatCannotBeSentEndsItsItem(t *testing.T) {
+func TestFailedChunkEndsItsItem(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	h := b.host(talking(1, func(_ context.Context, item runner.Item, send func(...payload.Part) error) ([]payload.Part, error) {
@@ -383,7 +383,7 @@ func TestAChunkThatCannotBeSentEndsItsItem(t *testing.T) {
 	}
 }
 
-func TestIdleTimeCountsFromEachChunkHoweverLongTheFirstMayTake(t *testing.T) {
+func TestIdleTimeoutCountsFromEachChunk(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		takes bool
@@ -414,27 +414,27 @@ func TestIdleTimeCountsFromEachChunkHoweverLongTheFirstMayTake(t *testing.T) {
 	}
 }
 
-// A function that ends when its context does may return what it has.
-func TestAPartOfAStreamThatWasCalledOffIsNotStoredAsTheWhole(t *testing.T) {
+// A function that ends when its context does may return out it has.
+func TestPartOfACancelledStreamIsNotStored(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.host(inproc.New(inproc.Settings{Spec: runner.Spec{Stream: true}}, func(ctx context.Context, batch runner.Batch, sink runner.Sink) error {
-		if err := sink.Chunk(0, chunkOf("first half")); err != nil {
+		if err := sink.Chunk(0, chunkOf("first rerun")); err != nil {
 			return err
 		}
 		<-ctx.Done()
-		return sink.Settle(0, runner.Output(chunkOf("first half")...))
+		return sink.Settle(0, runner.Output(chunkOf("first rerun")...))
 	}))
 	c := b.ask("x", durable)
 	c.next()
-	c.callOff()
+	c.cancel()
 	c.fails(fault.Cancelled)
 	if got := b.stored(c.env.RequestID); got.Fault == nil || got.Fault.Reason != fault.Cancelled {
 		t.Errorf("stored is %+v", got)
 	}
 }
 
-func TestAWholeThatIsTooLargeIsLeftOutBehindItsChunks(t *testing.T) {
+func TestTooLargeOutputIsLeftOutAfterItsChunks(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	const chunks = 20
@@ -460,7 +460,7 @@ func TestAWholeThatIsTooLargeIsLeftOutBehindItsChunks(t *testing.T) {
 	b.emptied()
 }
 
-func TestWhoTakesNoChunksIsToldWhereThereIsNothingElse(t *testing.T) {
+func TestChunkOnlyReplyFailsWithoutChunks(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.host(talking(1, func(_ context.Context, _ runner.Item, send func(...payload.Part) error) ([]payload.Part, error) {
@@ -476,7 +476,7 @@ func TestWhoTakesNoChunksIsToldWhereThereIsNothingElse(t *testing.T) {
 }
 
 // The gateway is away when the answer is to go out, and stays so.
-func TestAnItemWhoseChunksWereSentIsNotGivenBackByAHostThatLeaves(t *testing.T) {
+func TestStreamedItemIsNotNakedAtDrain(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	runs := make(chan struct{}, roomy)
@@ -487,7 +487,7 @@ func TestAnItemWhoseChunksWereSentIsNotGivenBackByAHostThatLeaves(t *testing.T) 
 	h := b.host(talking(1, answer), func(s *stagehost.Settings) { s.DrainTimeout = 50 * time.Millisecond })
 	away := b.expect(chunkOf("x"), func(e *envelope.Envelope) { e.Gateway = "away" })
 	b.send(away.env)
-	bustest.Eventually(t, "its answer is sent again", func() bool { return h.counts.of("stagemesh.stage.resent") > 1 })
+	bustest.Eventually(t, "its answer is sent again", func() bool { return h.counts.of("stagemesh.stage.send_retries") > 1 })
 	h.stop()
 	bustest.Receive(t, "run", runs)
 	b.host(talking(1, answer))
@@ -502,7 +502,7 @@ func TestAnItemWhoseChunksWereSentIsNotGivenBackByAHostThatLeaves(t *testing.T) 
 }
 
 // Streams share their process: which of them ended it is not known before one was alone.
-func TestAnInnocentStreamIsNotBlamedForItsNeighbour(t *testing.T) {
+func TestNeighbourOfAPoisonStreamSurvives(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	var beside sync.WaitGroup
@@ -518,7 +518,7 @@ func TestAnInnocentStreamIsNotBlamedForItsNeighbour(t *testing.T) {
 			return runner.ErrDied
 		}
 		return settleAll(batch, sink)
-	}), func(s *stagehost.Settings) { s.Attempts = 1 })
+	}), func(s *stagehost.Settings) { s.CrashLimit = 1 })
 	innocent, killer := b.ask("innocent"), b.ask("killer")
 	checkEcho(t, innocent)
 	killer.fails(fault.RunnerCrashed)
@@ -526,7 +526,7 @@ func TestAnInnocentStreamIsNotBlamedForItsNeighbour(t *testing.T) {
 }
 
 // What waits on a host that is full for long cannot run where a slot is idle.
-func TestAFullHostLeavesItemsToAnIdleOne(t *testing.T) {
+func TestFullHostLeavesItemsToAnIdleOne(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	started, goOn := make(chan struct{}, roomy), make(chan struct{})

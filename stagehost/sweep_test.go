@@ -12,7 +12,7 @@ import (
 
 // The broker's word is taken for it, whatever has become of the item: the first
 // answer counts.
-func TestItemThatTheBrokerGaveUpOnIsAnsweredAndRemoved(t *testing.T) {
+func TestExhaustedItemIsAnsweredAndRemoved(t *testing.T) {
 	t.Parallel()
 	for name, key := range map[string]string{"told": "", "stored too": "key"} {
 		t.Run(name, func(t *testing.T) {

@@ -5,7 +5,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/stagemesh/stagemesh/mesh/brokerauth"
+	"github.com/stagemesh/stagemesh/mesh/credentials"
 )
 
 // Broker says where the broker is.
@@ -13,7 +13,7 @@ type Broker struct {
 	URL string
 	// Server, where set, is one in this process; the URL is then ignored.
 	Server nats.InProcessConnProvider
-	Auth   brokerauth.Files
+	Auth   credentials.Broker
 }
 
 // connect returns a connection with the client's own settings.
@@ -28,7 +28,7 @@ func (b Broker) connect(name string) (*nats.Conn, error) {
 	}
 	nc, err := nats.Connect(b.URL, options...)
 	if err != nil {
-		return nil, fmt.Errorf("broker: %w", brokerauth.Explain(err)) // the URL may have a password
+		return nil, fmt.Errorf("broker: %w", credentials.Explain(err)) // the URL may have a password
 	}
 	return nc, nil
 }

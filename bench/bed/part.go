@@ -51,7 +51,7 @@ func NewCommand() *cobra.Command {
 		if p.logger, err = log.Logger(cmd.ErrOrStderr()); err != nil {
 			return err
 		}
-		ctx, stop := process.UntilTold(cmd.Context())
+		ctx, stop := process.SignalContext(cmd.Context())
 		defer stop()
 		return p.run(ctx, cmd.InOrStdin(), cmd.OutOrStdout())
 	}

@@ -43,7 +43,7 @@ func NewCommand() *cobra.Command {
 		Example: "  bench run echo --payload 1KiB --mesh bench/echo3.yaml --processes --baseline --pairs 3 --concurrency 1,64,256",
 		Args:    func(cmd *cobra.Command, args []string) error { return c.check(cmd, args) },
 		RunE: func(cmd *cobra.Command, args []string) error {
-			ctx, stop := process.UntilTold(cmd.Context())
+			ctx, stop := process.SignalContext(cmd.Context())
 			defer stop()
 			return c.run(ctx, cmd, args[0], args[1:])
 		},

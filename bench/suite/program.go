@@ -27,7 +27,7 @@ func NewCommand() *cobra.Command {
 		Short: "Run the standard suite and write its results and its page",
 		Args:  cobra.NoArgs, SilenceErrors: true, SilenceUsage: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx, stop := process.UntilTold(cmd.Context())
+			ctx, stop := process.SignalContext(cmd.Context())
 			defer stop()
 			return f.run(ctx, cmd.OutOrStdout())
 		},

@@ -17,74 +17,70 @@ import (
 )
 
 const (
-	// DefaultAddress is the agent's of this machine.
+	// DefaultAddress is the agent on this machine.
 	DefaultAddress = "127.0.0.1:8500"
 	// DefaultWaitTime is how long a blocking query waits for a change.
 	DefaultWaitTime = 10 * time.Second
-	// DefaultCriticalAfter is after how long Consul removes what does not pass.
+	// DefaultCriticalAfter is when Consul removes an instance whose check fails.
 	DefaultCriticalAfter = time.Minute
 
-	// askTime bounds a question that does not wait.
-	askTime = 5 * time.Second
-	// waitSlack is what an agent adds to the time that a query waits, at most a
-	// sixteenth, and what the answer takes.
+	// requestTimeout bounds a request that does not block.
+	requestTimeout = 5 * time.Second
+	// waitSlack is the time that an answer may take after a blocking query. The agent adds
+	// up to a sixteenth to the query's own wait.
 	waitSlack = 3 * time.Second
 )
 
-// Settings say where Consul is. What is empty has its default.
+// Settings select and configure Consul. Empty fields have defaults.
 type Settings struct {
-	// Mesh is what the table is kept below.
+	// Mesh is the name of the mesh, which is part of every key.
 	Mesh string
-	// Address is an agent's: host:port, or unix:///path.
+	// Address of the agent: host:port, or unix:///path.
 	Address string
 	// Token is sent with every request; it is a secret.
 	Token string
-	// Datacenter, Namespace and Partition are the agent's own where empty.
+	// Datacenter, Namespace and Partition default to the agent's own.
 	Datacenter, Namespace, Partition string
 	TLS                              TLS
-	// Stale lets any server answer reads, which may then be older, also than what was
-	// read before.
+	// Stale lets any server answer reads, which may then be older than earlier reads.
 	Stale bool
-	// WaitTime is how long a blocking query waits.
+	// WaitTime is how long a blocking query waits for a change.
 	WaitTime time.Duration
-	// CriticalAfter is after how long Consul removes what does not pass; Consul
-	// takes a minute at least.
+	// CriticalAfter is when Consul removes an instance whose check fails, at least a
+	// minute.
 	CriticalAfter time.Duration
-	// Logger takes what happens to connections; nil discards it.
+	// Logger receives connection events; nil discards them.
 	Logger *slog.Logger
 }
 
-// TLS says how the agent is spoken to; the zero value is without TLS.
+// TLS configures TLS to the agent; the zero value is plain text.
 type TLS struct {
-	// Enabled is for agents whose certificate the system trusts; a CAFile enables
-	// it too.
+	// Enabled is for agents whose certificate the system trusts. A CAFile enables TLS
+	// too.
 	Enabled bool
-	// CAFile has the certificates that the agent's is signed by, CertFile and
-	// KeyFile the client's own.
+	// CAFile has the authority of the agent's certificate, CertFile and KeyFile the
+	// client's own certificate.
 	CAFile, CertFile, KeyFile string
 	// ServerName is the name in the agent's certificate.
 	ServerName string
 }
 
-// Registry is Consul. It implements discovery.Registry and discovery.Table.
+// Registry implements discovery.Registry on Consul.
 type Registry struct {
 	settings Settings
 	client   *api.Client
 	http     *http.Transport
 	log      *slog.Logger
-	// prefix is what the table is below.
+	// prefix is above all keys of the table.
 	prefix string
 }
 
-var (
-	_ discovery.Registry = (*Registry)(nil)
-	_ discovery.Table    = (*Registry)(nil)
-)
+var _ discovery.Registry = (*Registry)(nil)
 
-// New returns a registry, or what is wrong with the settings. It dials nothing.
+// New returns a registry, or what is wrong with the settings. It does not connect.
 func New(s Settings) (*Registry, error) {
 	if s.Mesh == "" {
-		return nil, errors.New("mesh: it is missing")
+		return nil, errors.New("mesh: the name is missing")
 	}
 	setDefault(&s.Address, DefaultAddress)
 	setDefault(&s.WaitTime, DefaultWaitTime)
@@ -92,11 +88,11 @@ func New(s Settings) (*Registry, error) {
 	if s.Logger == nil {
 		s.Logger = slog.New(slog.DiscardHandler)
 	}
-	r := &Registry{settings: s, log: s.Logger, prefix: "stagemesh/" + discovery.Escape(s.Mesh) + "/"}
+	r := &Registry{settings: s, log: s.Logger, prefix: "stagemesh/" + string(discovery.KeyOf(s.Mesh)) + "/"}
 	r.http = &http.Transport{
-		DialContext:         (&net.Dialer{Timeout: askTime, KeepAlive: askTime}).DialContext,
-		TLSHandshakeTimeout: askTime,
-		// Each watch has a connection for itself.
+		DialContext:         (&net.Dialer{Timeout: requestTimeout, KeepAlive: requestTimeout}).DialContext,
+		TLSHandshakeTimeout: requestTimeout,
+		// Each watch has a connection of its own.
 		MaxIdleConnsPerHost: 16, IdleConnTimeout: time.Minute,
 	}
 	config := &api.Config{
@@ -114,8 +110,8 @@ func New(s Settings) (*Registry, error) {
 	return r, nil
 }
 
-// newClient returns a client of which the environment says nothing: the library would
-// have it switch verification off, and name files, tokens and partitions.
+// newClient returns a client that ignores the environment: the library would let it
+// switch verification off, and name files, tokens and partitions.
 func (r *Registry) newClient(config *api.Config) (*api.Client, error) {
 	if path, ok := strings.CutPrefix(config.Address, "unix://"); ok {
 		dial := r.http.DialContext
@@ -126,22 +122,22 @@ func (r *Registry) newClient(config *api.Config) (*api.Client, error) {
 	if config.HttpClient, err = api.NewHttpClient(r.http, config.TLSConfig); err != nil {
 		return nil, err
 	}
-	config.HttpClient.Transport = own{r.http, r.settings}
+	config.HttpClient.Transport = explicitTransport{r.http, r.settings}
 	// The token is for the agent alone.
 	config.HttpClient.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	// Without one the library would look for another.
+	// Without a token the library would look for one.
 	setDefault(&config.Token, "none")
 	return api.NewClient(config)
 }
 
-// own sends what the settings say of who asks, and nothing else.
-type own struct {
+// explicitTransport sends the credentials and scopes of the settings, and no others.
+type explicitTransport struct {
 	*http.Transport
 	settings Settings
 }
 
 // RoundTrip implements http.RoundTripper.
-func (o own) RoundTrip(r *http.Request) (*http.Response, error) {
+func (o explicitTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	r = r.Clone(r.Context())
 	r.Header.Del("Authorization")
 	if o.settings.Token == "" {
@@ -163,54 +159,54 @@ func setDefault[T comparable](value *T, to T) {
 	}
 }
 
-// Close ends the connections that are idle. It is called when nothing runs any more.
+// Close closes idle connections. Call it when nothing else runs any more.
 func (r *Registry) Close() { r.http.CloseIdleConnections() }
 
-// query returns the options of a read, or of a write.
-func (r *Registry) query(ctx context.Context) *api.QueryOptions {
+// options returns the options of a read, or of a write.
+func (r *Registry) options(ctx context.Context) *api.QueryOptions {
 	return (&api.QueryOptions{AllowStale: r.settings.Stale}).WithContext(ctx)
 }
 
-// latest returns the options of a read of all that was committed before it. A server
-// that has just begun to lead would answer others with less.
-func (r *Registry) latest(ctx context.Context) *api.QueryOptions {
-	q := r.query(ctx)
+// consistentRead returns the options of a read of everything that was committed before. A
+// server that has just begun to lead would answer other reads with less.
+func (r *Registry) consistentRead(ctx context.Context) *api.QueryOptions {
+	q := r.options(ctx)
 	q.RequireConsistent = !r.settings.Stale
 	return q
 }
 
-// failure returns an error of the client's as package discovery has it.
-func failure(err error) error {
+// classify returns an error of the client as one of package discovery.
+func classify(err error) error {
 	var status api.StatusError
 	switch {
 	case err == nil:
 		return nil
 	case errors.As(err, &status) && (status.Code == http.StatusForbidden || status.Code == http.StatusUnauthorized):
 		return fmt.Errorf("%w: %s", discovery.ErrDenied, firstLine(status.Body))
-	case errors.As(err, &status) && status.Code == http.StatusBadRequest && strings.HasPrefix(status.Body, wantsTLS):
-		return fmt.Errorf("%w: the agent's port speaks TLS, and was asked without: say registry.consul.tls, or name its authority in registry.consul.ca_file", discovery.ErrUnavailable)
+	case errors.As(err, &status) && status.Code == http.StatusBadRequest && strings.HasPrefix(status.Body, plainToTLS):
+		return fmt.Errorf("%w: the agent's port needs TLS: set registry.consul.tls, or name its authority in registry.consul.ca_file", discovery.ErrUnavailable)
 	case errors.As(err, &status) && status.Code < http.StatusInternalServerError && status.Code != http.StatusTooManyRequests:
 		return fmt.Errorf("consul answers %d: %s", status.Code, firstLine(status.Body))
 	case errors.As(err, &status):
 		return fmt.Errorf("%w: consul answers %d: %s", discovery.ErrUnavailable, status.Code, firstLine(status.Body))
 	default:
-		return fmt.Errorf("%w: %w", discovery.ErrUnavailable, advised(err))
+		return fmt.Errorf("%w: %w", discovery.ErrUnavailable, withAdvice(err))
 	}
 }
 
-// wantsTLS is what Go's server says to who speaks without TLS.
-const wantsTLS = "Client sent an HTTP request to an HTTPS server."
+// plainToTLS is how Go's server answers plain text on a port with TLS.
+const plainToTLS = "Client sent an HTTP request to an HTTPS server."
 
-// advised is an error of the connection with what is to be done about it, where it
-// does not mend by itself.
-func advised(err error) error {
+// withAdvice adds to an error of the connection what an operator has to do about it, if
+// it does not mend by itself.
+func withAdvice(err error) error {
 	var unknown x509.UnknownAuthorityError
 	var name x509.HostnameError
 	switch {
 	case errors.Is(err, http.ErrSchemeMismatch):
-		return fmt.Errorf("%w; the agent's port has no TLS, which registry.consul.tls and registry.consul.ca_file ask for", err)
+		return fmt.Errorf("%w; the agent's port has no TLS, which registry.consul.tls and registry.consul.ca_file turn on", err)
 	case errors.As(err, &unknown):
-		return fmt.Errorf("%w; registry.consul.ca_file names a file with the certificate of who vouches for the agent", err)
+		return fmt.Errorf("%w; registry.consul.ca_file names a file with the certificate of the agent's authority", err)
 	case errors.As(err, &name):
 		return fmt.Errorf("%w; registry.consul.server_name is the name in the agent's certificate", err)
 	}
@@ -222,8 +218,8 @@ func firstLine(text string) string {
 	return line
 }
 
-// refused reports whether a request has not reached a server.
-func refused(err error) bool {
+// wasNotSent reports whether a request has not reached a server.
+func wasNotSent(err error) bool {
 	var op *net.OpError
 	var status api.StatusError
 	return errors.As(err, &op) && op.Op == "dial" || errors.As(err, &status) && status.Code == http.StatusTooManyRequests

@@ -18,21 +18,21 @@ import (
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/consul"
 	"github.com/stagemesh/stagemesh/discovery/consul/consultest"
-	"github.com/stagemesh/stagemesh/discovery/discoverytest"
+	"github.com/stagemesh/stagemesh/discovery/internal/discoverytest"
 )
 
-func TestConsulKeepsThePromises(t *testing.T) {
+func TestConsulConforms(t *testing.T) {
 	t.Parallel()
 	discoverytest.Test(t, start)
 }
 
-// nobody is an observer that does not look.
-type nobody[T any] struct{}
+// noObserver ignores everything.
+type noObserver[T any] struct{}
 
-func (nobody[T]) See(T)      {}
-func (nobody[T]) Lose(error) {}
+func (noObserver[T]) OnUpdate(T)         {}
+func (noObserver[T]) OnDisconnect(error) {}
 
-func TestARefusedTokenIsToldAndNotShown(t *testing.T) {
+func TestRejectedTokenIsReportedAndNotShown(t *testing.T) {
 	t.Parallel()
 	const master, wrong = "5f3e1f9a-2a4c-4c7b-9b58-2f1f6a5a1b01", "deadbeef-2a4c-4c7b-9b58-2f1f6a5a1b02"
 	a := consultest.Start(t, func(c consultest.Config) {
@@ -45,17 +45,17 @@ func TestARefusedTokenIsToldAndNotShown(t *testing.T) {
 	right := with(master)
 	waiting, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	if _, err := right.Commit(waiting, discovery.Put(key, []byte("value"), 0)); err != nil {
+	if _, err := right.Put(waiting, key, []byte("value"), 0); err != nil {
 		t.Fatal(err)
 	}
 	r := with(wrong)
 	for name, ask := range map[string]func() error{
 		"Get":    func() error { _, err := r.Get(waiting, key); return err },
-		"List":   func() error { _, err := r.List(waiting, ""); return err },
-		"Commit": func() error { _, err := r.Commit(waiting, discovery.Put(key, nil, 0)); return err },
-		"Watch":  func() error { return r.Watch(waiting, "a", nobody[discovery.Snapshot]{}) },
+		"Put":    func() error { _, err := r.Put(waiting, key, nil, 0); return err },
+		"Delete": func() error { return r.Delete(waiting, key, 1) },
+		"Watch":  func() error { return r.Watch(waiting, "a", noObserver[discovery.Snapshot]{}) },
 		"Observe": func() error {
-			return r.Observe(waiting, "", nobody[discovery.Change]{})
+			return r.Observe(waiting, "", noObserver[discovery.Change]{})
 		},
 		"Announce": func() error {
 			return r.Announce(waiting, discovery.Instance{Service: "a", ID: "b"}, func(error) {})
@@ -63,20 +63,20 @@ func TestARefusedTokenIsToldAndNotShown(t *testing.T) {
 	} {
 		err := ask()
 		if !errors.Is(err, discovery.ErrDenied) || strings.Contains(fmt.Sprint(err), wrong) {
-			t.Errorf("%s is answered with %v", name, err)
+			t.Errorf("%s returns %v", name, err)
 		}
 	}
 }
 
-// following is what an observer of a table has been told.
-type following struct {
+// tableRecorder is an observer that keeps what it receives.
+type tableRecorder struct {
 	mu      sync.Mutex
 	entries map[discovery.Key]string
 	lost    error
 	losses  int
 }
 
-func (f *following) See(c discovery.Change) {
+func (f *tableRecorder) OnUpdate(c discovery.Change) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if c.Reset || f.entries == nil {
@@ -85,29 +85,29 @@ func (f *following) See(c discovery.Change) {
 	for _, e := range c.Entries {
 		f.entries[e.Key] = string(e.Value)
 	}
-	for _, key := range c.Gone {
+	for _, key := range c.Deleted {
 		delete(f.entries, key)
 	}
 	f.lost = nil
 }
 
-func (f *following) Lose(err error) {
+func (f *tableRecorder) OnDisconnect(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.lost = err
 	f.losses++
 }
 
-func (f *following) has(key discovery.Key, value string) bool {
+func (f *tableRecorder) has(key discovery.Key, value string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.lost == nil && f.entries[key] == value
 }
 
 // follow observes the table until the test ends.
-func follow(t *testing.T, r *consul.Registry) *following {
+func follow(t *testing.T, r *consul.Registry) *tableRecorder {
 	t.Helper()
-	f := &following{}
+	f := &tableRecorder{}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- r.Observe(ctx, "", f) }()
@@ -132,7 +132,7 @@ func eventually(t *testing.T, what string, done func() bool) {
 	}
 }
 
-func TestALostLeaderIsReplacedAndNothingIsLost(t *testing.T) {
+func TestLostLeaderLosesNothing(t *testing.T) {
 	t.Parallel()
 	agents := consultest.Cluster(t, 3)
 	leader := -1
@@ -144,7 +144,7 @@ func TestALostLeaderIsReplacedAndNothingIsLost(t *testing.T) {
 	key := discovery.KeyOf("counter")
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	revision, err := r.Commit(ctx, discovery.Put(key, []byte("before"), 0))
+	revision, err := r.Put(ctx, key, []byte("before"), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -152,16 +152,16 @@ func TestALostLeaderIsReplacedAndNothingIsLost(t *testing.T) {
 	eventually(t, "the entry is seen", func() bool { return f.has(key, "before") })
 	agents[leader].Kill()
 	begin := time.Now()
-	if _, err := r.Commit(ctx, discovery.Put(key, []byte("after"), revision)); err != nil {
-		t.Fatalf("a commit without a leader: %v", err)
+	if _, err := r.Put(ctx, key, []byte("after"), revision); err != nil {
+		t.Fatalf("a put without a leader: %v", err)
 	}
 	committed := time.Since(begin)
 	eventually(t, "the change is seen", func() bool { return f.has(key, "after") })
-	t.Logf("a leader was killed: a commit took %s, it was seen after %s, and the observer lost the store %d times",
+	t.Logf("a leader was killed: a put took %s, it was observed after %s, and the observer was disconnected %d times",
 		committed.Round(time.Millisecond), time.Since(begin).Round(time.Millisecond), f.losses)
 }
 
-// answer is Consul's about a table with one entry.
+// answer writes Consul's answer about a table with one entry.
 func answer(w http.ResponseWriter, index int, value string, revision int) {
 	for name, text := range map[string]string{"Knownleader": "true", "Lastcontact": "0", "Index": strconv.Itoa(index)} {
 		w.Header().Set("X-Consul-"+name, text)
@@ -169,8 +169,8 @@ func answer(w http.ResponseWriter, index int, value string, revision int) {
 	fmt.Fprintf(w, `[{"Key": "stagemesh/test/a", "Value": %q, "ModifyIndex": %d}]`, base64.StdEncoding.EncodeToString([]byte(value)), revision)
 }
 
-// An index that goes back, as after a restored snapshot, begins anew.
-func TestAnIndexThatGoesBackBeginsAnew(t *testing.T) {
+// The index goes back after a restored snapshot.
+func TestIndexThatGoesBackStartsOver(t *testing.T) {
 	t.Parallel()
 	var asked atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
@@ -185,7 +185,7 @@ func TestAnIndexThatGoesBackBeginsAnew(t *testing.T) {
 		case q.FormValue("index") == "10":
 			<-q.Context().Done()
 		default:
-			t.Errorf("question %d is about index %q", n, q.FormValue("index"))
+			t.Errorf("request %d is for index %q", n, q.FormValue("index"))
 		}
 	}))
 	t.Cleanup(server.Close)
@@ -194,7 +194,7 @@ func TestAnIndexThatGoesBackBeginsAnew(t *testing.T) {
 	server.CloseClientConnections()
 }
 
-func TestAnAgentThatDoesNotAnswerIsLost(t *testing.T) {
+func TestSilentAgentCountsAsUnavailable(t *testing.T) {
 	t.Parallel()
 	var asked atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
@@ -214,14 +214,14 @@ func TestAnAgentThatDoesNotAnswerIsLost(t *testing.T) {
 	server.CloseClientConnections()
 }
 
-func TestSettingsThatAreWrongAreSaid(t *testing.T) {
+func TestInvalidSettingsAreRejected(t *testing.T) {
 	t.Parallel()
 	for name, s := range map[string]consul.Settings{
 		"no mesh":             {},
 		"no such certificate": {Mesh: mesh, TLS: consul.TLS{CAFile: os.DevNull + "/none"}},
 	} {
 		if _, err := consul.New(s); err == nil {
-			t.Errorf("%s: it is taken", name)
+			t.Errorf("%s: accepted", name)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package consul_test
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -10,14 +11,15 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/consul"
 	"github.com/stagemesh/stagemesh/mesh/tlstest"
 )
 
-// agent answers as one whose table is empty, and hands on what it was asked.
-func agent(asked chan<- *http.Request) http.Handler {
+// agent answers like an agent with an empty table, and passes on the requests.
+func agent(requests chan<- *http.Request) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		asked <- r
+		requests <- r
 		w.Header().Set("X-Consul-Index", "1")
 		_, _ = w.Write([]byte("[]")) // the test fails without it
 	})
@@ -33,8 +35,8 @@ func serveTLS(t *testing.T, authority *tlstest.Authority, handler http.Handler) 
 	return s.Listener.Addr().String()
 }
 
-// It changes the environment, so it runs before the tests that run beside each other.
-func TestTheEnvironmentSaysNothingOfConsul(t *testing.T) {
+// It changes the environment, so it is not parallel.
+func TestEnvironmentIsIgnored(t *testing.T) {
 	authority := tlstest.New(t)
 	for name, value := range map[string]string{
 		"SSL_VERIFY": "false", "SSL": "true", "TOKEN": "sesame", "TOKEN_FILE": filepath.Join(t.TempDir(), "nowhere"), "AUTH": "open:sesame",
@@ -46,61 +48,61 @@ func TestTheEnvironmentSaysNothingOfConsul(t *testing.T) {
 	} {
 		t.Setenv("CONSUL_"+name, value)
 	}
-	asked := make(chan *http.Request, 8)
-	plain := httptest.NewServer(agent(asked))
+	requests := make(chan *http.Request, 8)
+	plain := httptest.NewServer(agent(requests))
 	t.Cleanup(plain.Close)
-	if _, err := client(t, plain.Listener.Addr().String()).List(t.Context(), ""); err != nil {
+	if _, err := client(t, plain.Listener.Addr().String()).Get(t.Context(), "a"); !errors.Is(err, discovery.ErrNotFound) {
 		t.Fatal(err)
 	}
-	if r := <-asked; strings.Contains(fmt.Sprint(r.Header, r.URL), "sesame") || strings.Contains(r.URL.RawQuery, "else") || r.Header.Get("X-Consul-Token") != "" {
-		t.Errorf("it is asked %s with %v", r.URL, r.Header)
+	if r := <-requests; strings.Contains(fmt.Sprint(r.Header, r.URL), "sesame") || strings.Contains(r.URL.RawQuery, "else") || r.Header.Get("X-Consul-Token") != "" {
+		t.Errorf("the request is %s with %v", r.URL, r.Header)
 	}
-	stranger := serveTLS(t, authority, agent(asked))
-	_, err := client(t, stranger, func(s *consul.Settings) { s.Token, s.TLS.Enabled = "open", true }).List(t.Context(), "")
-	if err == nil || !strings.Contains(err.Error(), "registry.consul.ca_file") || len(asked) > 0 {
-		t.Errorf("whom nobody vouches for: %v, asked %d times", err, len(asked))
+	stranger := serveTLS(t, authority, agent(requests))
+	_, err := client(t, stranger, func(s *consul.Settings) { s.Token, s.TLS.Enabled = "open", true }).Get(t.Context(), "a")
+	if err == nil || !strings.Contains(err.Error(), "registry.consul.ca_file") || len(requests) > 0 {
+		t.Errorf("an unknown authority: %v, %d requests", err, len(requests))
 	}
 	trusted := client(t, stranger, func(s *consul.Settings) { s.Token, s.TLS.CAFile = "open", authority.File })
-	if _, err := trusted.List(t.Context(), ""); err != nil {
-		t.Errorf("whom the settings trust: %v", err)
+	if _, err := trusted.Get(t.Context(), "a"); !errors.Is(err, discovery.ErrNotFound) {
+		t.Errorf("a trusted authority: %v", err)
 	}
-	if r := <-asked; r.Header.Get("X-Consul-Token") != "open" {
-		t.Errorf("it is asked with %v", r.Header)
+	if r := <-requests; r.Header.Get("X-Consul-Token") != "open" {
+		t.Errorf("the request has %v", r.Header)
 	}
 }
 
-func TestTheTokenIsForTheAgentAndNotForWhereItPointsTo(t *testing.T) {
+func TestTokenIsNotSentToRedirects(t *testing.T) {
 	t.Parallel()
-	asked := make(chan *http.Request, 8)
-	plain := httptest.NewServer(agent(asked))
+	requests := make(chan *http.Request, 8)
+	plain := httptest.NewServer(agent(requests))
 	t.Cleanup(plain.Close)
 	authority := tlstest.New(t)
 	address := serveTLS(t, authority, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		http.Redirect(w, r, plain.URL+r.URL.Path, http.StatusTemporaryRedirect)
 	}))
-	_, err := client(t, address, func(s *consul.Settings) { s.Token, s.TLS.CAFile = "open", authority.File }).List(t.Context(), "")
-	if err == nil || !strings.Contains(err.Error(), "307") || len(asked) > 0 {
-		t.Errorf("%v, asked %d times", err, len(asked))
+	_, err := client(t, address, func(s *consul.Settings) { s.Token, s.TLS.CAFile = "open", authority.File }).Get(t.Context(), "a")
+	if err == nil || !strings.Contains(err.Error(), "307") || len(requests) > 0 {
+		t.Errorf("%v, %d requests", err, len(requests))
 	}
 }
 
-func TestAnAgentIsAskedAtASocket(t *testing.T) {
+func TestAgentAtUnixSocket(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "s")
 	listener, err := net.Listen("unix", path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	asked := make(chan *http.Request, 8)
-	s := httptest.NewUnstartedServer(agent(asked))
+	requests := make(chan *http.Request, 8)
+	s := httptest.NewUnstartedServer(agent(requests))
 	_ = s.Listener.Close() // the other one is served
 	s.Listener = listener
 	s.Start()
 	t.Cleanup(s.Close)
-	if _, err := client(t, "unix://"+path, func(s *consul.Settings) { s.Token = "open" }).List(t.Context(), ""); err != nil {
+	if _, err := client(t, "unix://"+path, func(s *consul.Settings) { s.Token = "open" }).Get(t.Context(), "a"); !errors.Is(err, discovery.ErrNotFound) {
 		t.Fatal(err)
 	}
-	if r := <-asked; r.Header.Get("X-Consul-Token") != "open" {
-		t.Errorf("it is asked with %v", r.Header)
+	if r := <-requests; r.Header.Get("X-Consul-Token") != "open" {
+		t.Errorf("the request has %v", r.Header)
 	}
 }

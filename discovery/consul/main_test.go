@@ -13,34 +13,35 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/consul"
 	"github.com/stagemesh/stagemesh/discovery/consul/consultest"
-	"github.com/stagemesh/stagemesh/discovery/discoverytest"
+	"github.com/stagemesh/stagemesh/discovery/internal/discoverytest"
 )
 
-// addressVariable has the address of the agent for a process of an instance.
+// addressVariable has the agent's address for the process of an instance.
 const addressVariable = "CONSUL_TEST_ADDRESS"
 
 const mesh = "test"
 
 func TestMain(m *testing.M) {
-	discoverytest.Main(m, func(context.Context) (discoverytest.Client, error) {
+	discoverytest.Main(m, func(context.Context) (discovery.Registry, error) {
 		return consul.New(consul.Settings{Mesh: mesh, Address: os.Getenv(addressVariable)})
 	}, shared.End)
 }
 
-// patience is how long a test waits for what is to happen.
+// patience bounds how long a test waits.
 const patience = 60 * time.Second
 
-// shared is the agent of the tests that do not stop it.
+// shared is the agent of all tests that do not stop it.
 var shared consultest.Shared
 
 // store is an agent under test.
 type store struct{ *consultest.Agent }
 
-func start(t testing.TB, alone bool) discoverytest.Store {
+func start(t testing.TB, exclusive bool) discoverytest.Store {
 	t.Helper()
-	if alone {
+	if exclusive {
 		return &store{consultest.Start(t)}
 	}
 	a, err := shared.Agent()
@@ -65,16 +66,15 @@ func client(t testing.TB, address string, edits ...func(*consul.Settings)) *cons
 }
 
 // Client implements discoverytest.Store.
-func (s *store) Client(t testing.TB) discoverytest.Client { return client(t, s.Addr()) }
+func (s *store) Client(t testing.TB) discovery.Registry { return client(t, s.Addr()) }
 
 // Lossy implements discoverytest.Store.
-func (s *store) Lossy(t testing.TB) discoverytest.Client {
+func (s *store) Lossy(t testing.TB) discovery.Registry {
 	t.Helper()
 	return client(t, lossy(t, s.Addr()))
 }
 
-// lossy returns the address of a proxy that does not give back every fourth answer
-// to a transaction.
+// lossy returns the address of a proxy that drops every fourth answer to a write.
 func lossy(t testing.TB, to string) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -99,7 +99,7 @@ func lossy(t testing.TB, to string) string {
 		_ = server.Serve(listener) // it is closed
 	}()
 	t.Cleanup(func() {
-		_ = server.Close() // nothing is lost that was not to be
+		_ = server.Close() // it serves nobody any more
 		<-served
 		transport.CloseIdleConnections()
 	})

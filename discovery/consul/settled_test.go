@@ -11,67 +11,59 @@ import (
 	"github.com/stagemesh/stagemesh/discovery/consul/consultest"
 )
 
-// glance is an observer that looks once.
-type glance struct {
+// firstUpdate is an observer that keeps the first update.
+type firstUpdate struct {
 	entries int
-	seen    bool
-	enough  context.CancelFunc
+	updated bool
+	stop    context.CancelFunc
 }
 
-func (g *glance) See(c discovery.Change) {
-	if !g.seen {
-		g.entries, g.seen = len(c.Entries), true
+func (f *firstUpdate) OnUpdate(c discovery.Change) {
+	if !f.updated {
+		f.entries, f.updated = len(c.Entries), true
 	}
-	g.enough()
+	f.stop()
 }
 
-func (g *glance) Lose(error) { g.enough() }
+func (f *firstUpdate) OnDisconnect(error) { f.stop() }
 
-// A server that begins again leads before it has made once more all that it had
-// committed, and answers in between.
-func TestATableIsWholeWhereItIsReadAgain(t *testing.T) {
+// A server that restarts leads before it has applied everything that it had committed,
+// and answers in between.
+func TestFirstReadAfterRestartIsComplete(t *testing.T) {
 	t.Parallel()
-	const entries, readers = 800, 16
+	const entries, readers = 800, 32
 	a := consultest.Start(t)
 	r, below := client(t, a.Addr()), discovery.KeyOf("many")
 	for i := range entries {
-		if _, err := r.Commit(t.Context(), discovery.Put(discovery.KeyOf("many", strconv.Itoa(i)), []byte("one"), 0)); err != nil {
+		if _, err := r.Put(t.Context(), discovery.KeyOf("many", strconv.Itoa(i)), []byte("one"), 0); err != nil {
 			t.Fatal(err)
 		}
 	}
-	// Each returns how many entries there are, and whether it was told.
-	reads := map[string]func(ctx context.Context) (int, bool){
-		"listed": func(ctx context.Context) (int, bool) {
-			all, err := r.List(ctx, below)
-			return len(all), err == nil
-		},
-		"observed": func(ctx context.Context) (int, bool) {
-			ctx, cancel := context.WithCancel(ctx)
-			defer cancel()
-			g := &glance{enough: cancel}
-			if err := r.Observe(ctx, below, g); err != nil {
-				t.Error(err)
-			}
-			return g.entries, g.seen
-		},
+	// read returns how many entries there are, and whether there was an answer.
+	read := func(ctx context.Context) (int, bool) {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		f := &firstUpdate{stop: cancel}
+		if err := r.Observe(ctx, below, f); err != nil {
+			t.Error(err)
+		}
+		return f.entries, f.updated
 	}
 	a.Kill()
 	patient, enough := context.WithTimeout(t.Context(), patience)
 	defer enough()
 	var reading sync.WaitGroup
-	for what, read := range reads {
-		for range readers {
-			reading.Go(func() {
-				tick := time.NewTicker(time.Millisecond)
-				defer tick.Stop()
-				for n := 0; n != entries && patient.Err() == nil; <-tick.C {
-					var told bool
-					if n, told = read(patient); told && n != entries {
-						t.Errorf("%d entries are %s, want %d", n, what, entries)
-					}
+	for range readers {
+		reading.Go(func() {
+			tick := time.NewTicker(time.Millisecond)
+			defer tick.Stop()
+			for n := 0; n != entries && patient.Err() == nil; <-tick.C {
+				var answered bool
+				if n, answered = read(patient); answered && n != entries {
+					t.Errorf("the first update has %d entries, want %d", n, entries)
 				}
-			})
-		}
+			}
+		})
 	}
 	if err := a.Start(); err != nil {
 		enough()
@@ -79,6 +71,6 @@ func TestATableIsWholeWhereItIsReadAgain(t *testing.T) {
 	}
 	reading.Wait()
 	if err := patient.Err(); err != nil {
-		t.Errorf("not all is read again: %v", err)
+		t.Errorf("not everything is read again: %v", err)
 	}
 }

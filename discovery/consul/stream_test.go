@@ -12,34 +12,34 @@ import (
 	"github.com/stagemesh/stagemesh/discovery/consul"
 )
 
-// looker is what a watcher has been told.
-type looker struct {
+// serviceRecorder is an observer that keeps what it receives.
+type serviceRecorder struct {
 	mu   sync.Mutex
 	now  discovery.Snapshot
 	lost []error
 }
 
-func (l *looker) See(s discovery.Snapshot) {
+func (l *serviceRecorder) OnUpdate(s discovery.Snapshot) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.now = s
 }
 
-func (l *looker) Lose(err error) {
+func (l *serviceRecorder) OnDisconnect(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.lost = append(l.lost, err)
 }
 
-func (l *looker) sees(instances int) bool {
+func (l *serviceRecorder) has(instances int) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.now.Instances) == instances
 }
 
-// Answers that an agent has streamed to it do not say that there is a leader, those
-// with a change no more than those where the time is over.
-func TestAChangeIsNoLoss(t *testing.T) {
+// An agent with streaming never reports a leader, neither with a change nor at the end of
+// the wait.
+func TestStreamedChangeIsNoDisconnect(t *testing.T) {
 	t.Parallel()
 	a, err := shared.Agent()
 	if err != nil {
@@ -53,7 +53,7 @@ func TestAChangeIsNoLoss(t *testing.T) {
 		cancel()
 		working.Wait()
 	})
-	l := &looker{}
+	l := &serviceRecorder{}
 	working.Go(func() {
 		if err := r.Watch(ctx, service, l); err != nil {
 			t.Error(err)
@@ -65,11 +65,11 @@ func TestAChangeIsNoLoss(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		eventually(t, "it is seen", func() bool { return l.sees(i + 1) })
+		eventually(t, "the instance is healthy", func() bool { return l.has(i + 1) })
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err := errors.Join(l.lost...); err != nil {
-		t.Errorf("the registry was lost %d times: %v", len(l.lost), err)
+		t.Errorf("the watcher was disconnected %d times: %v", len(l.lost), err)
 	}
 }

@@ -1,6 +1,7 @@
 package consul
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,26 +18,25 @@ import (
 
 // Get implements discovery.Table.
 func (r *Registry) Get(ctx context.Context, key discovery.Key) (discovery.Entry, error) {
-	pair, err := r.pair(ctx, key)
-	switch {
-	case err != nil:
+	if err := key.Validate(); err != nil {
 		return discovery.Entry{}, err
-	case pair == nil:
-		return discovery.Entry{}, fmt.Errorf("%w: %s", discovery.ErrNotFound, key)
-	default:
-		return r.entry(pair), nil
 	}
+	pair, err := r.pair(ctx, key)
+	if err != nil {
+		return discovery.Entry{}, err
+	}
+	if pair == nil {
+		return discovery.Entry{}, fmt.Errorf("%w: %s", discovery.ErrNotFound, key)
+	}
+	return r.entry(pair), nil
 }
 
-// pair returns what is under a key, nil where there is nothing.
+// pair returns what Consul has under a key, nil if there is nothing.
 func (r *Registry) pair(ctx context.Context, key discovery.Key) (*api.KVPair, error) {
-	if _, err := key.Segments(); err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, askTime)
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	pair, _, err := r.client.KV().Get(r.prefix+string(key), r.latest(ctx))
-	return pair, failure(err)
+	pair, _, err := r.client.KV().Get(r.prefix+string(key), r.consistentRead(ctx))
+	return pair, classify(err)
 }
 
 func (r *Registry) entry(pair *api.KVPair) discovery.Entry {
@@ -45,208 +45,152 @@ func (r *Registry) entry(pair *api.KVPair) discovery.Entry {
 	}
 }
 
-// List implements discovery.Table.
-func (r *Registry) List(ctx context.Context, below discovery.Key) ([]discovery.Entry, error) {
-	prefix, err := r.below(below)
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, askTime)
-	defer cancel()
-	pairs, _, err := r.client.KV().List(prefix, r.latest(ctx))
-	if err != nil {
-		return nil, failure(err)
-	}
-	return r.entries(pairs), nil
-}
-
-// below is the prefix of what is below a key.
-func (r *Registry) below(key discovery.Key) (string, error) {
-	if key == "" {
-		return r.prefix, nil
-	}
-	_, err := key.Segments()
-	return r.prefix + string(key) + "/", err
-}
-
-func (r *Registry) entries(pairs api.KVPairs) []discovery.Entry {
-	out := make([]discovery.Entry, len(pairs))
-	for i, pair := range pairs {
-		out[i] = r.entry(pair)
-	}
-	slices.SortFunc(out, func(a, b discovery.Entry) int { return strings.Compare(string(a.Key), string(b.Key)) })
-	return out
-}
-
 // Observe implements discovery.Table.
 func (r *Registry) Observe(ctx context.Context, below discovery.Key, o discovery.Observer[discovery.Change]) error {
-	prefix, err := r.below(below)
-	if err != nil {
+	if err := below.ValidatePrefix(); err != nil {
 		return err
 	}
-	var now []discovery.Entry
-	known := map[discovery.Key]discovery.Revision{}
-	ask := func(q *api.QueryOptions) (*api.QueryMeta, error) {
-		pairs, meta, err := r.client.KV().List(prefix, q)
-		if err != nil {
-			return nil, err
-		}
-		now = r.entries(pairs)
-		return meta, nil
+	prefix := r.prefix
+	if below != "" {
+		prefix += string(below) + "/"
 	}
-	return r.block(ctx, "table "+prefix, o.Lose, ask, func(fresh bool) {
-		change := discovery.Change{Reset: fresh, Entries: now}
-		if !fresh {
-			change = differ(known, now)
+	var pairs api.KVPairs
+	known := map[discovery.Key]discovery.Revision{}
+	list := func(q *api.QueryOptions) (meta *api.QueryMeta, err error) {
+		pairs, meta, err = r.client.KV().List(prefix, q)
+		return meta, err
+	}
+	return r.poll(ctx, "table "+prefix, o.OnDisconnect, list, func(fresh bool) {
+		if fresh {
+			clear(known)
 		}
-		if fresh || len(change.Entries) > 0 || len(change.Gone) > 0 {
-			o.See(change)
-		}
-		clear(known)
-		for _, e := range now {
-			known[e.Key] = e.Revision
+		if change := r.update(known, pairs); fresh || len(change.Entries) > 0 || len(change.Deleted) > 0 {
+			change.Reset = fresh
+			o.OnUpdate(change)
 		}
 	})
 }
 
-// differ returns what has changed, in the order of the revisions.
-func differ(known map[discovery.Key]discovery.Revision, now []discovery.Entry) discovery.Change {
+// update makes the known revisions those of a listing, and returns what has changed, in
+// the order of the revisions.
+func (r *Registry) update(known map[discovery.Key]discovery.Revision, now api.KVPairs) discovery.Change {
 	var out discovery.Change
-	there := make(map[discovery.Key]bool, len(now))
-	for _, e := range now {
-		there[e.Key] = true
+	listed := make(map[discovery.Key]bool, len(now))
+	for _, pair := range now {
+		e := r.entry(pair)
+		listed[e.Key] = true
 		if known[e.Key] != e.Revision {
+			known[e.Key] = e.Revision
 			out.Entries = append(out.Entries, e)
 		}
 	}
 	for key := range known {
-		if !there[key] {
-			out.Gone = append(out.Gone, key)
+		if !listed[key] {
+			delete(known, key)
+			out.Deleted = append(out.Deleted, key)
 		}
 	}
-	slices.SortFunc(out.Entries, func(a, b discovery.Entry) int { return int(int64(a.Revision) - int64(b.Revision)) })
-	slices.Sort(out.Gone)
+	slices.SortFunc(out.Entries, func(a, b discovery.Entry) int { return cmp.Compare(a.Revision, b.Revision) })
 	return out
 }
 
-// Commit implements discovery.Table.
-func (r *Registry) Commit(ctx context.Context, changes ...discovery.Operation) (discovery.Revision, error) {
-	if err := discovery.ValidCommit(changes); err != nil {
+// Put implements discovery.Table.
+func (r *Registry) Put(ctx context.Context, key discovery.Key, value []byte, expect discovery.Revision) (discovery.Revision, error) {
+	if err := discovery.ValidatePut(key, value); err != nil {
 		return 0, err
 	}
-	c := &commit{registry: r, changes: changes, nonce: rand.Uint64() | 1} //nolint:gosec // it tells writes apart and keeps no secret
-	var pauses backoff
+	nonce := rand.Uint64() | 1 //nolint:gosec // it tells writes apart and keeps no secret
+	put := api.KVTxnOp{Verb: api.KVCAS, Key: r.prefix + string(key), Value: value, Flags: nonce, Index: uint64(expect)}
+	return r.commit(ctx, &change{key: key, nonce: nonce, operations: api.TxnOps{{KV: &put}}})
+}
+
+// Delete implements discovery.Table.
+func (r *Registry) Delete(ctx context.Context, key discovery.Key, expect discovery.Revision) error {
+	if err := discovery.ValidateDelete(key, expect); err != nil {
+		return err
+	}
+	// Consul's own delete-cas succeeds if there is no entry.
+	check := api.KVTxnOp{Verb: api.KVCheckIndex, Key: r.prefix + string(key), Index: uint64(expect)}
+	remove := api.KVTxnOp{Verb: api.KVDelete, Key: r.prefix + string(key)}
+	_, err := r.commit(ctx, &change{key: key, operations: api.TxnOps{{KV: &check}, {KV: &remove}}})
+	return err
+}
+
+// change is a Put or Delete on its way.
+type change struct {
+	key discovery.Key
+	// nonce identifies a Put in the entry's flags; a Delete has none.
+	nonce uint64
+	// operations are sent to Consul's transaction endpoint: of all ways to write, only
+	// that one returns the new revision.
+	operations api.TxnOps
+	// lost is true once an answer was lost: the change may have been made.
+	lost bool
+}
+
+// commit sends a change until it knows the outcome.
+func (r *Registry) commit(ctx context.Context, c *change) (discovery.Revision, error) {
+	var delay backoff
 	for {
-		revision, err := c.try(ctx)
-		switch {
-		case err == nil:
-			return revision, nil
-		case errors.Is(err, discovery.ErrConflict), errors.Is(err, discovery.ErrUnknown), !errors.Is(err, discovery.ErrUnavailable):
+		revision, err := r.attempt(ctx, c)
+		if !errors.Is(err, discovery.ErrUnavailable) {
+			return revision, err
+		}
+		if !delay.wait(ctx) {
+			if c.lost {
+				err = fmt.Errorf("%w: %w", discovery.ErrUnknown, err)
+			}
 			return 0, err
-		case !pauses.wait(ctx):
-			return 0, c.end(err)
 		}
 	}
 }
 
-// commit is one on its way.
-type commit struct {
-	registry *Registry
-	changes  []discovery.Operation
-	nonce    uint64
-	// asked says that an answer was lost: it may have been made.
-	asked bool
-}
-
-// try asks once. An error that wraps ErrUnavailable is worth another try.
-func (c *commit) try(ctx context.Context) (discovery.Revision, error) {
-	ctx, cancel := context.WithTimeout(ctx, askTime)
+// attempt sends a change once. An error that wraps ErrUnavailable is worth a retry.
+func (r *Registry) attempt(ctx context.Context, c *change) (discovery.Revision, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	var answer api.TxnResponse
-	// The client's own Txn tells no status.
-	_, err := c.registry.client.Raw().Write("/v1/txn", c.operations(), &answer, (&api.WriteOptions{}).WithContext(ctx))
+	// The client's own Txn hides the status.
+	_, err := r.client.Raw().Write("/v1/txn", c.operations, &answer, (&api.WriteOptions{}).WithContext(ctx))
 	var status api.StatusError
 	switch {
+	case err == nil && len(answer.Results) > 0 && answer.Results[0].KV != nil:
+		return discovery.Revision(answer.Results[0].KV.ModifyIndex), nil
 	case err == nil:
-		return revisionOf(answer), nil
+		return 0, nil
 	case errors.As(err, &status) && status.Code == http.StatusConflict:
-		return c.conflict(ctx, status.Body)
+		return r.settle(ctx, c, status.Body)
 	}
-	unsure := !refused(err)
-	err = failure(err)
-	c.asked = c.asked || unsure && errors.Is(err, discovery.ErrUnavailable)
+	sent := !wasNotSent(err)
+	err = classify(err)
+	c.lost = c.lost || sent && errors.Is(err, discovery.ErrUnavailable)
 	return 0, err
 }
 
-func (c *commit) operations() api.TxnOps {
-	var out api.TxnOps
-	add := func(op api.KVTxnOp) { out = append(out, &api.TxnOp{KV: &op}) }
-	for _, change := range c.changes {
-		key := c.registry.prefix + string(change.Key)
-		if change.Delete {
-			// A delete alone goes well where there is nothing.
-			add(api.KVTxnOp{Verb: api.KVCheckIndex, Key: key, Index: uint64(change.Expect)})
-			add(api.KVTxnOp{Verb: api.KVDelete, Key: key})
-			continue
-		}
-		add(api.KVTxnOp{Verb: api.KVCAS, Key: key, Value: change.Value, Flags: c.nonce, Index: uint64(change.Expect)})
-	}
-	return out
-}
-
-func revisionOf(answer api.TxnResponse) discovery.Revision {
-	var out discovery.Revision
-	for _, result := range answer.Results {
-		if result.KV != nil {
-			out = max(out, discovery.Revision(result.KV.ModifyIndex))
-		}
-	}
-	return out
-}
-
-// conflict is a commit that was refused, or of which an earlier answer was lost.
-func (c *commit) conflict(ctx context.Context, body string) (discovery.Revision, error) {
+// settle decides what became of a change that Consul rejected: if an answer was lost,
+// an earlier attempt may have made it.
+func (r *Registry) settle(ctx context.Context, c *change, body string) (discovery.Revision, error) {
 	var answer api.TxnResponse
 	if err := json.Unmarshal([]byte(body), &answer); err != nil {
 		return 0, fmt.Errorf("consul answers %d: %s", http.StatusConflict, firstLine(body))
 	}
-	why := "consul says no more"
-	for i, e := range slices.Backward(answer.Errors) {
-		if why = firstLine(e.What); strings.Contains(why, "Permission denied") {
-			return 0, fmt.Errorf("%w: %s", discovery.ErrDenied, why)
-		}
-		if more := len(answer.Errors) - 1; i == 0 && more > 0 {
-			why += fmt.Sprintf(", and so are %d more", more)
+	reason := "consul gives no reason"
+	for _, e := range slices.Backward(answer.Errors) {
+		if reason = firstLine(e.What); strings.Contains(reason, "Permission denied") {
+			return 0, fmt.Errorf("%w: %s", discovery.ErrDenied, reason)
 		}
 	}
-	if !c.asked {
-		return 0, fmt.Errorf("%w: %s", discovery.ErrConflict, why)
+	if !c.lost {
+		return 0, fmt.Errorf("%w: %s", discovery.ErrConflict, reason)
 	}
-	return c.recognise(ctx)
-}
-
-// recognise finds out whether an earlier try has made the commit.
-func (c *commit) recognise(ctx context.Context) (discovery.Revision, error) {
-	for _, change := range c.changes {
-		pair, err := c.registry.pair(ctx, change.Key)
-		switch {
-		case err != nil:
-			return 0, err
-		case change.Delete && pair == nil, !change.Delete && pair != nil && pair.Flags == c.nonce:
-			if !change.Delete {
-				return discovery.Revision(pair.ModifyIndex), nil
-			}
-		default:
-			return 0, fmt.Errorf("%w: %s has changed since", discovery.ErrUnknown, change.Key)
-		}
+	pair, err := r.pair(ctx, c.key)
+	switch {
+	case err != nil:
+		return 0, err
+	case c.nonce == 0 && pair == nil:
+		return 0, nil
+	case c.nonce != 0 && pair != nil && pair.Flags == c.nonce:
+		return discovery.Revision(pair.ModifyIndex), nil
 	}
-	return 0, nil
-}
-
-// end is what is said where the context has ended.
-func (c *commit) end(err error) error {
-	if c.asked {
-		return fmt.Errorf("%w: %w", discovery.ErrUnknown, err)
-	}
-	return err
+	return 0, fmt.Errorf("%w: %s has changed since", discovery.ErrUnknown, c.key)
 }

@@ -22,8 +22,8 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/tlstest"
 )
 
-// secured starts an agent that trusts the authority in its checks and has a port with
-// TLS besides its plain one; it returns where that is.
+// secured starts an agent that trusts the authority in its checks, and has a port with
+// TLS beside its plain one. It returns the address of that port.
 func secured(t *testing.T, authority *tlstest.Authority) (*consultest.Agent, string) {
 	t.Helper()
 	cert, key := authority.Certificate("consul.example")
@@ -34,15 +34,15 @@ func secured(t *testing.T, authority *tlstest.Authority) (*consultest.Agent, str
 	return consultest.Start(t, edit), address
 }
 
-func TestWhatIsWrongWithTheAgentsTLSIsSaid(t *testing.T) {
+func TestAgentTLSErrorsNameTheSetting(t *testing.T) {
 	t.Parallel()
 	authority := tlstest.New(t)
 	a, address := secured(t, authority)
 	ask := func(address string, with consul.TLS) error {
-		_, err := client(t, address, func(s *consul.Settings) { s.TLS = with }).List(t.Context(), "")
+		_, err := client(t, address, func(s *consul.Settings) { s.TLS = with }).Get(t.Context(), "a")
 		return err
 	}
-	if err := ask(address, consul.TLS{CAFile: authority.File, ServerName: "consul.example"}); err != nil {
+	if err := ask(address, consul.TLS{CAFile: authority.File, ServerName: "consul.example"}); !errors.Is(err, discovery.ErrNotFound) {
 		t.Errorf("one that is trusted: %v", err)
 	}
 	for name, test := range map[string]struct {
@@ -53,7 +53,7 @@ func TestWhatIsWrongWithTheAgentsTLSIsSaid(t *testing.T) {
 		"nobody vouches":  {address, consul.TLS{Enabled: true, ServerName: "consul.example"}, "; registry.consul.ca_file names a file"},
 		"another vouches": {address, consul.TLS{CAFile: tlstest.New(t).File, ServerName: "consul.example"}, "; registry.consul.ca_file names a file"},
 		"another name":    {address, consul.TLS{CAFile: authority.File}, "; registry.consul.server_name is the name"},
-		"no TLS here":     {address, consul.TLS{}, "the agent's port speaks TLS, and was asked without: say registry.consul.tls"},
+		"no TLS here":     {address, consul.TLS{}, "the agent's port needs TLS: set registry.consul.tls"},
 		"no TLS there":    {a.Addr(), consul.TLS{CAFile: authority.File}, "; the agent's port has no TLS"},
 	} {
 		if err := ask(test.address, test.with); !errors.Is(err, discovery.ErrUnavailable) || !strings.Contains(err.Error(), test.want) {
@@ -62,23 +62,23 @@ func TestWhatIsWrongWithTheAgentsTLSIsSaid(t *testing.T) {
 	}
 }
 
-// serveHealth serves gRPC health with TLS, and returns where, and a channel that gets a
-// value when it is asked.
-func serveHealth(t *testing.T, shown *tls.Config) (address string, asked <-chan struct{}) {
+// serveHealth serves gRPC health with TLS. It returns the address, and a channel that
+// receives a value after each check.
+func serveHealth(t *testing.T, shown *tls.Config) (address string, checked <-chan struct{}) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	heard := make(chan struct{}, 1)
-	hear := func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	checks := make(chan struct{}, 1)
+	intercept := func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 		select {
-		case heard <- struct{}{}:
+		case checks <- struct{}{}:
 		default:
 		}
 		return next(ctx, request)
 	}
-	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(shown)), grpc.UnaryInterceptor(hear))
+	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(shown)), grpc.UnaryInterceptor(intercept))
 	healthv1.RegisterHealthServer(server, health.NewServer())
 	served := make(chan struct{})
 	go func() {
@@ -89,15 +89,14 @@ func serveHealth(t *testing.T, shown *tls.Config) (address string, asked <-chan 
 		server.Stop()
 		<-served
 	})
-	return listener.Addr().String(), heard
+	return listener.Addr().String(), checks
 }
 
-// The agent asks only whom it trusts, by the name that it was told.
-func TestAnInstanceWithTLSIsCheckedByItsName(t *testing.T) {
+func TestInstanceWithTLSIsCheckedByItsName(t *testing.T) {
 	t.Parallel()
 	authority := tlstest.New(t)
 	a, _ := secured(t, authority)
-	address, asked := serveHealth(t, authority.Server("stage.example"))
+	address, checked := serveHealth(t, authority.Server("stage.example"))
 	r := client(t, a.Addr())
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -106,9 +105,9 @@ func TestAnInstanceWithTLSIsCheckedByItsName(t *testing.T) {
 		ended <- r.Announce(ctx, instance, func(error) {})
 	}()
 	select {
-	case <-asked:
+	case <-checked:
 	case <-time.After(patience):
-		t.Error("it is not asked")
+		t.Error("it is not checked")
 	}
 	cancel()
 	if err := <-ended; err != nil {
@@ -116,11 +115,11 @@ func TestAnInstanceWithTLSIsCheckedByItsName(t *testing.T) {
 	}
 }
 
-// A stranger has the place of the instance.
-func TestAnInstanceOfAnotherAuthorityIsNeverAskedAndIsNotHealthy(t *testing.T) {
+// Another process listens at the instance's address.
+func TestInstanceOfAnotherAuthorityIsNotHealthy(t *testing.T) {
 	t.Parallel()
 	a, _ := secured(t, tlstest.New(t))
-	address, asked := serveHealth(t, tlstest.New(t).Server("stage.example"))
+	address, checked := serveHealth(t, tlstest.New(t).Server("stage.example"))
 	r := client(t, a.Addr())
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -140,8 +139,8 @@ func TestAnInstanceOfAnotherAuthorityIsNeverAskedAndIsNotHealthy(t *testing.T) {
 		select {
 		case <-poll.C:
 			critical = strings.Contains(checksOf(t, a.Addr(), "stage"), `"Status":"critical"`)
-		case <-asked:
-			t.Error("it is asked")
+		case <-checked:
+			t.Error("it is checked")
 		case <-late.C:
 			t.Error("it is not critical")
 		}
@@ -152,7 +151,7 @@ func TestAnInstanceOfAnotherAuthorityIsNeverAskedAndIsNotHealthy(t *testing.T) {
 	}
 }
 
-// checksOf returns what an agent says of the checks of a service.
+// checksOf returns the agent's checks of a service.
 func checksOf(t *testing.T, address, service string) string {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+"/v1/health/checks/"+service, http.NoBody)

@@ -18,12 +18,13 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 
-	"github.com/stagemesh/stagemesh/discovery/discoverytest"
+	"github.com/stagemesh/stagemesh/discovery"
+	"github.com/stagemesh/stagemesh/discovery/internal/discoverytest"
 	"github.com/stagemesh/stagemesh/discovery/natskv"
 )
 
-// The variables by which this program is a broker, with a folder and a port, and an
-// instance finds one.
+// The first two variables make this program a broker, with a folder and a port; an
+// instance finds its broker by the third.
 const (
 	folderVariable = "NATSKV_FOLDER"
 	portVariable   = "NATSKV_PORT"
@@ -32,24 +33,24 @@ const (
 
 func TestMain(m *testing.M) {
 	if folder := os.Getenv(folderVariable); folder != "" {
-		beBroker(folder, os.Getenv(portVariable))
+		runBroker(folder, os.Getenv(portVariable))
 		return
 	}
 	discoverytest.Main(m, open, func() {})
 }
 
-// beBroker is a broker until standard input ends.
-func beBroker(folder, port string) {
+// runBroker runs a broker until standard input ends.
+func runBroker(folder, port string) {
 	options := brokerOptions(folder)
 	if port != "" {
-		_, _ = fmt.Sscan(port, &options.Port) // it stays what it was
+		_, _ = fmt.Sscan(port, &options.Port) // it is 0 unless it is a number
 	}
 	s, err := startBroker(options)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1) //nolint:forbidigo // this is a main
 	}
-	fmt.Println(s.ClientURL())           //nolint:forbidigo // it is read by the test
+	fmt.Println(s.ClientURL())           //nolint:forbidigo // the test reads it
 	_, _ = io.Copy(io.Discard, os.Stdin) // it ends with the test at the latest
 }
 
@@ -72,7 +73,7 @@ func startBroker(options *server.Options) (*server.Server, error) {
 	return s, nil
 }
 
-// store is a broker in a process of its own.
+// store is a broker in a separate process.
 type store struct {
 	folder string
 	url    string
@@ -108,7 +109,7 @@ func (s *store) Start(t testing.TB) {
 	}
 	line, err := bufio.NewReader(out).ReadString('\n')
 	if err != nil {
-		t.Fatalf("a broker does not start: %v", err)
+		t.Fatalf("the broker does not start: %v", err)
 	}
 	s.url = strings.TrimSpace(line)
 	s.port = s.url[strings.LastIndexByte(s.url, ':')+1:]
@@ -134,7 +135,7 @@ func (s *store) Wipe(t testing.TB) {
 func (s *store) Env() []string { return []string{urlVariable + "=" + s.url} }
 
 // Client implements discoverytest.Store.
-func (s *store) Client(t testing.TB) discoverytest.Client {
+func (s *store) Client(t testing.TB) discovery.Registry {
 	t.Helper()
 	return client(t, settings(s.url))
 }
@@ -166,19 +167,18 @@ func client(t testing.TB, s natskv.Settings) *natskv.Store {
 	return c
 }
 
-func open(ctx context.Context) (discoverytest.Client, error) {
+func open(ctx context.Context) (discovery.Registry, error) {
 	c, err := natskv.New(settings(os.Getenv(urlVariable)))
 	if err != nil {
 		return nil, err
 	}
-	// It outlives the context, for an instance to leave.
+	// It outlives the context, so that an instance can be removed.
 	go func() { _ = c.Run(context.WithoutCancel(ctx)) }()
 	return c, nil
 }
 
-// Lossy implements discoverytest.Store: every fourth answer to a write ends the
-// connection instead.
-func (s *store) Lossy(t testing.TB) discoverytest.Client {
+// Lossy implements discoverytest.Store: instead of every fourth ack the connection ends.
+func (s *store) Lossy(t testing.TB) discovery.Registry {
 	t.Helper()
 	var acks atomic.Int64
 	p := startProxy(t, s.url, func(data []byte) bool {
@@ -187,11 +187,11 @@ func (s *store) Lossy(t testing.TB) discoverytest.Client {
 	return client(t, settings(p))
 }
 
-// ackBegin is how the answer to a write begins, and no other.
+// ackBegin is how acks begin, and no other answers.
 const ackBegin = "\r\n{\"stream\":\""
 
-// startProxy returns the URL of a proxy before a broker that breaks a connection
-// instead of passing on what the broker says, where cut says so.
+// startProxy returns the URL of a proxy before a broker. It breaks the connection
+// instead of passing on data for which cut is true.
 func startProxy(t testing.TB, url string, cut func([]byte) bool) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

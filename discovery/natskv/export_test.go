@@ -2,6 +2,5 @@ package natskv
 
 import "time"
 
-// SetMarkerTTL changes how long a store that does not run yet will know that an entry
-// was deleted.
+// SetMarkerTTL sets how long the markers of deleted entries stay. Call it before Run.
 func SetMarkerTTL(s *Store, ttl time.Duration) { s.markerTTL = ttl }

@@ -1,6 +1,7 @@
 package natskv
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"strconv"
@@ -13,32 +14,49 @@ import (
 )
 
 const (
-	// idleEvery is how often a consumer says that there is nothing new; silence is
-	// how long it is trusted without.
-	idleEvery = 500 * time.Millisecond
-	silence   = 3 * time.Second
-	// forgotten is how long the broker keeps the consumer of one who has left.
-	forgotten = 5 * time.Second
+	// heartbeatInterval is how often the broker reports an idle consumer, and
+	// heartbeatTimeout how long a consumer may be silent.
+	heartbeatInterval = 500 * time.Millisecond
+	heartbeatTimeout  = 3 * time.Second
+	// inactiveThreshold is how long the broker keeps a consumer that nobody uses.
+	inactiveThreshold = 5 * time.Second
+	// maxPendingBytes bounds the messages that wait for a follower.
+	maxPendingBytes = 64 << 20
+	// maxUnflushed is how many messages a follower takes at most before a flush.
+	maxUnflushed = 1024
 )
 
-// follower is told what a feed brings.
+// follower receives the messages of a feed.
 type follower interface {
-	// begin says that all messages come anew, from a stream as it is now.
+	// begin reports that all messages come again, from a stream in this state.
 	begin(stream *jetstream.StreamInfo)
-	// take gets a message.
+	// take receives a message.
 	take(msg *nats.Msg, sequence uint64)
-	// settle says that there is no more for the moment, all of what there was at the
-	// beginning included.
-	settle()
-	// lose says why nothing comes.
-	lose(err error)
+	// flush reports that there is no more for the moment, and that everything which was
+	// in the stream at the beginning has come.
+	flush()
+	// disconnect reports why nothing comes.
+	disconnect(err error)
 }
 
-// follow tells a follower what comes to a stream until the context ends. The error is
-// nil then, or why no waiting helps.
+// disconnects reports a disconnect once, until the next update.
+type disconnects struct {
+	report       func(error)
+	disconnected bool
+}
+
+func (d *disconnects) disconnect(err error) {
+	if !d.disconnected {
+		d.disconnected = true
+		d.report(err)
+	}
+}
+
+// follow feeds a follower until the context ends. The error is nil then, else one that
+// no retry mends.
 func (s *Store) follow(ctx context.Context, stream jetstream.StreamConfig, filter string, f follower) error {
 	for ctx.Err() == nil {
-		on, err := s.link.wait(ctx)
+		on, err := s.connection.await(ctx)
 		if err == nil {
 			err = on.feed(ctx, stream, filter, f)
 		}
@@ -47,25 +65,28 @@ func (s *Store) follow(ctx context.Context, stream jetstream.StreamConfig, filte
 		case errors.Is(err, discovery.ErrDenied):
 			return err
 		default:
-			f.lose(err)
+			f.disconnect(err)
 			pause(ctx)
 		}
 	}
 	return nil
 }
 
-// feed tells a follower what comes to a stream until it breaks.
+// feed passes the messages of a stream to a follower until the feed breaks. A consumer
+// is never trusted beyond its session, nor when it is silent.
 func (s *session) feed(ctx context.Context, stream jetstream.StreamConfig, filter string, f follower) error {
 	ctx, cancel := s.bind(ctx)
 	defer cancel(nil)
-	// Silence ends it too.
-	watchdog := time.AfterFunc(silence+4*answerTimeout, func() { cancel(errSilent) })
+	watchdog := time.AfterFunc(heartbeatTimeout+4*answerTimeout, func() { cancel(errNoAnswer) })
 	defer watchdog.Stop()
-	sub, err := s.subscribe()
+	sub, err := s.nc.SubscribeSync(s.nc.NewInbox())
 	if err != nil {
+		return errUnsent
+	}
+	defer func() { _ = sub.Unsubscribe() }() // a lost connection has closed it
+	if err := sub.SetPendingLimits(-1, maxPendingBytes); err != nil {
 		return err
 	}
-	defer s.unsubscribe(sub)
 	info, err := s.stream(ctx, stream)
 	if err != nil {
 		return err
@@ -74,55 +95,46 @@ func (s *session) feed(ctx context.Context, stream jetstream.StreamConfig, filte
 	if err != nil {
 		return err
 	}
-	watchdog.Reset(silence)
+	watchdog.Reset(heartbeatTimeout)
 	f.begin(info)
 	p := progress{follower: f, end: info.State.LastSeq}
 	if pending == 0 {
-		p.settle()
+		p.flush()
 	}
 	for {
 		msg, err := sub.NextMsgWithContext(ctx)
 		if err != nil {
-			return brokenBy(ctx)
+			return cmp.Or(context.Cause(ctx), errGap)
 		}
-		watchdog.Reset(silence)
+		watchdog.Reset(heartbeatTimeout)
 		if err := s.deliver(msg, &p); err != nil {
 			return err
 		}
 	}
 }
 
-// progress is how far a feed has come: to which message of its consumer, whether all
-// that there was up to the end at its beginning has come, and how many have since it
-// settled.
+// progress is how far a feed has come.
 type progress struct {
 	follower
-	end     uint64
-	last    uint64
-	settled bool
-	since   int
+	// end is the last sequence of the stream when the feed began, and complete is true
+	// once everything up to there has come.
+	end      uint64
+	complete bool
+	// last is the consumer sequence of the latest message, and unflushed counts the
+	// messages since the last flush.
+	last      uint64
+	unflushed int
 }
 
-// mostAtOnce is how many messages come before it is settled though there are more.
-const mostAtOnce = 1024
-
-func (p *progress) settle() {
-	p.settled, p.since = true, 0
-	p.follower.settle()
+func (p *progress) flush() {
+	p.complete, p.unflushed = true, 0
+	p.follower.flush()
 }
 
-// brokenBy is why a feed has ended.
-func brokenBy(ctx context.Context) error {
-	if err := context.Cause(ctx); err != nil {
-		return err
-	}
-	return errBroken
-}
-
-// consume has the broker push what there is, and what comes, to a mailbox, and
-// returns how much there is.
+// consume creates a consumer that pushes the messages of a stream, and those to come, to
+// an inbox. It returns how many there are.
 func (s *session) consume(ctx context.Context, stream, filter, inbox string) (uint64, error) {
-	question := struct {
+	request := struct {
 		Stream string                   `json:"stream_name"`
 		Config jetstream.ConsumerConfig `json:"config"`
 	}{stream, jetstream.ConsumerConfig{
@@ -131,63 +143,57 @@ func (s *session) consume(ctx context.Context, stream, filter, inbox string) (ui
 		AckPolicy:         jetstream.AckNonePolicy,
 		FilterSubject:     filter,
 		FlowControl:       true,
-		IdleHeartbeat:     idleEvery,
-		InactiveThreshold: forgotten,
+		IdleHeartbeat:     heartbeatInterval,
+		InactiveThreshold: inactiveThreshold,
 		MemoryStorage:     true,
 		Replicas:          1,
 	}}
 	var info jetstream.ConsumerInfo
-	if err := s.api(ctx, "CONSUMER.CREATE."+stream, question, &info); err != nil {
+	if err := s.api(ctx, "CONSUMER.CREATE."+stream, request, &info); err != nil {
 		return 0, err
 	}
 	return info.NumPending, nil
 }
 
-// deliver hands over one message, where it is the one after the last.
+// deliver passes on a message if it is the next one.
 func (s *session) deliver(msg *nats.Msg, p *progress) error {
 	if msg.Header.Get(headerStatus) == "100" {
 		return s.control(msg, p)
 	}
 	meta, err := msg.Metadata()
 	if err != nil || meta.Sequence.Consumer != p.last+1 {
-		return errBroken
+		return errGap
 	}
 	p.last = meta.Sequence.Consumer
-	p.since++
+	p.unflushed++
 	p.take(msg, meta.Sequence.Stream)
-	if meta.NumPending == 0 || p.settled && p.since >= mostAtOnce {
-		p.settle()
+	if meta.NumPending == 0 || p.complete && p.unflushed >= maxUnflushed {
+		p.flush()
 	}
 	return nil
 }
 
-// control answers what the broker asks about its flow, and hears that it is idle.
+// control answers flow control, and takes heartbeats.
 func (s *session) control(msg *nats.Msg, p *progress) error {
-	if msg.Reply != "" {
-		return s.answer(msg.Reply)
-	}
-	if stalled := msg.Header.Get(headerStalled); stalled != "" {
-		return s.answer(stalled)
+	if reply := cmp.Or(msg.Reply, msg.Header.Get(headerStalled)); reply != "" {
+		if err := s.nc.Publish(reply, nil); err != nil {
+			return errUnsent
+		}
+		return nil
 	}
 	if text := msg.Header.Get(headerLastConsumer); text != strconv.FormatUint(p.last, 10) {
-		return errBroken
+		return errGap
 	}
-	// It may be slow at the beginning, and what was pending may have gone.
-	if at, err := strconv.ParseUint(msg.Header.Get(headerLastStream), 10, 64); err == nil && (p.settled || at >= p.end) {
-		p.settle()
+	// The feed may be slow at the beginning, and pending messages may have expired.
+	if at, err := strconv.ParseUint(msg.Header.Get(headerLastStream), 10, 64); err == nil && (p.complete || at >= p.end) {
+		p.flush()
 	}
 	return nil
 }
 
 const (
+	headerStatus       = "Status"
 	headerStalled      = "Nats-Consumer-Stalled"
 	headerLastConsumer = "Nats-Last-Consumer"
 	headerLastStream   = "Nats-Last-Stream"
 )
-
-func (s *session) answer(subject string) error {
-	if err := s.nc.Publish(subject, nil); err != nil {
-		return errUnsent
-	}
-	return nil
-}

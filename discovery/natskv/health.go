@@ -17,39 +17,40 @@ import (
 )
 
 const (
-	// checkTimeout bounds one question; it and the next beat together are within the
+	// checkTimeout bounds one check. Together with the next renewal it is within the
 	// instance's time to live.
 	checkTimeout = time.Second
-	// An instance that does not answer is asked once more.
-	unanswered = 2
+	// maxUnanswered is how many checks in a row without an answer make an instance
+	// unhealthy.
+	maxUnanswered = 2
 )
 
-// checker asks an instance how it is. Without an address it always serves.
+// checker checks the health of an instance. An instance without an address always serves.
 type checker struct {
 	conn *grpc.ClientConn
-	// handshake is what the latest one ended with, where there is TLS.
-	handshake *handshake
-	failed    int
-	last      bool
+	// handshake has the error of the latest TLS handshake.
+	handshake  *handshake
+	unanswered int
+	serves     bool
 }
 
 func newChecker(address string, config *tls.Config) (*checker, error) {
 	if address == "" {
 		return &checker{}, nil
 	}
-	by, seen := insecure.NewCredentials(), &handshake{}
+	transport, latest := insecure.NewCredentials(), &handshake{}
 	if config != nil {
-		by = noting{credentials.NewTLS(config), seen}
+		transport = recordingCredentials{credentials.NewTLS(config), latest}
 	}
-	// One that comes back is found at the next question.
-	again := backoff.Config{BaseDelay: beatEvery / 4, Multiplier: 1, MaxDelay: beatEvery / 4}
-	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(by), grpc.WithNoProxy(),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: again, MinConnectTimeout: checkTimeout}))
-	return &checker{conn: conn, handshake: seen}, err
+	// The delay is short, so that the next check finds an instance that has restarted.
+	delay := backoff.Config{BaseDelay: renewInterval / 4, Multiplier: 1, MaxDelay: renewInterval / 4}
+	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(transport), grpc.WithNoProxy(),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: delay, MinConnectTimeout: checkTimeout}))
+	return &checker{conn: conn, handshake: latest}, err
 }
 
-// serving asks. What says that it does not serve is believed at once; what says
-// nothing is asked again first, and then the error is why it cannot be asked.
+// serving reports whether the instance serves. The answer that it does not counts at
+// once. Only several checks without an answer count, and then the error is the reason.
 func (c *checker) serving(ctx context.Context) (bool, error) {
 	if c.conn == nil {
 		return true, nil
@@ -58,21 +59,21 @@ func (c *checker) serving(ctx context.Context) (bool, error) {
 	defer cancel()
 	answer, err := healthv1.NewHealthClient(c.conn).Check(ctx, &healthv1.HealthCheckRequest{})
 	if err == nil {
-		c.failed, c.last = 0, answer.GetStatus() == healthv1.HealthCheckResponse_SERVING
-		return c.last, nil
+		c.unanswered, c.serves = 0, answer.GetStatus() == healthv1.HealthCheckResponse_SERVING
+		return c.serves, nil
 	}
-	c.failed++
-	c.last = c.last && c.failed < unanswered
-	if c.failed < unanswered {
-		return c.last, nil
+	c.unanswered++
+	if c.unanswered < maxUnanswered {
+		return c.serves, nil
 	}
+	c.serves = false
 	if why := c.handshake.get(); why != nil {
 		err = why
 	}
-	return c.last, err
+	return false, err
 }
 
-// handshake is an error that gRPC makes a text of.
+// handshake keeps the error of a handshake, of which gRPC passes on the text only.
 type handshake struct {
 	mu  sync.Mutex
 	err error
@@ -90,26 +91,26 @@ func (h *handshake) set(err error) {
 	h.err = err
 }
 
-// noting keeps what handshakes end with.
-type noting struct {
+// recordingCredentials record the errors of handshakes.
+type recordingCredentials struct {
 	credentials.TransportCredentials
-	seen *handshake
+	latest *handshake
 }
 
 // ClientHandshake implements credentials.TransportCredentials.
-func (n noting) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	secure, info, err := n.TransportCredentials.ClientHandshake(ctx, authority, conn)
-	n.seen.set(err)
+func (r recordingCredentials) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	secure, info, err := r.TransportCredentials.ClientHandshake(ctx, authority, conn)
+	r.latest.set(err)
 	return secure, info, err
 }
 
 // Clone implements credentials.TransportCredentials.
-func (n noting) Clone() credentials.TransportCredentials {
-	return noting{n.TransportCredentials.Clone(), n.seen}
+func (r recordingCredentials) Clone() credentials.TransportCredentials {
+	return recordingCredentials{r.TransportCredentials.Clone(), r.latest}
 }
 
-// advice says what is to be done about an instance that cannot be asked, where that
-// does not mend by itself.
+// advice returns what an operator has to do about a check that fails, if it does not
+// mend by itself.
 func advice(err error) string {
 	var name x509.HostnameError
 	var unknown x509.UnknownAuthorityError
@@ -118,16 +119,15 @@ func advice(err error) string {
 	case errors.As(err, &name):
 		return "the server_name of a stage is the name in its certificate, where that is not the address that it listens on"
 	case errors.As(err, &unknown):
-		return "who answers at the address has another certificate, so it is another"
+		return "the process at the address has a certificate of another authority, so it is not the stage's host"
 	case errors.As(err, &invalid):
-		return "the certificate of the stage's cert_file is not good now, or not for a server"
+		return "the certificate of the stage's cert_file is expired, not valid yet, or not for a server"
 	}
 	return ""
 }
 
 func (c *checker) close() {
 	if c.conn != nil {
-		// It has nothing to say any more.
-		_ = c.conn.Close()
+		_ = c.conn.Close() // nothing is in flight
 	}
 }

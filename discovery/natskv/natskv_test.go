@@ -17,18 +17,18 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stagemesh/stagemesh/discovery"
-	"github.com/stagemesh/stagemesh/discovery/discoverytest"
+	"github.com/stagemesh/stagemesh/discovery/internal/discoverytest"
 	"github.com/stagemesh/stagemesh/discovery/natskv"
 )
 
-func TestStoreKeepsItsPromises(t *testing.T) {
+func TestStoreConforms(t *testing.T) {
 	t.Parallel()
 	discoverytest.Test(t, start)
 }
 
 const patience = 30 * time.Second
 
-// broker returns a broker in this process, which ends with the test.
+// broker starts a broker in this process, which ends with the test.
 func broker(t testing.TB, edits ...func(*server.Options)) *server.Server {
 	t.Helper()
 	options := brokerOptions(t.TempDir())
@@ -46,7 +46,7 @@ func broker(t testing.TB, edits ...func(*server.Options)) *server.Server {
 	return s
 }
 
-// streams is a way to the streams past the store.
+// streams returns access to the streams without the store.
 func streams(t testing.TB, url string) jetstream.JetStream {
 	t.Helper()
 	nc, err := nats.Connect(url)
@@ -70,18 +70,18 @@ func config(t testing.TB, js jetstream.JetStream, name string) *jetstream.Stream
 	return stream.CachedInfo()
 }
 
-// heard is an observer that passes on what it hears.
-type heard[T any] struct {
-	seen chan T
-	lost chan error
+// recorder is an observer that passes on what it receives.
+type recorder[T any] struct {
+	updates     chan T
+	disconnects chan error
 }
 
-func newHeard[T any]() heard[T] {
-	return heard[T]{seen: make(chan T, 1<<12), lost: make(chan error, 1<<12)}
+func newRecorder[T any]() recorder[T] {
+	return recorder[T]{updates: make(chan T, 1<<12), disconnects: make(chan error, 1<<12)}
 }
 
-func (h heard[T]) See(v T)        { h.seen <- v }
-func (h heard[T]) Lose(err error) { h.lost <- err }
+func (r recorder[T]) OnUpdate(v T)           { r.updates <- v }
+func (r recorder[T]) OnDisconnect(err error) { r.disconnects <- err }
 
 func receive[T any](t testing.TB, what string, from <-chan T) T {
 	t.Helper()
@@ -107,7 +107,7 @@ func eventually(t testing.TB, what string, holds func() bool) {
 		select {
 		case <-poll.C:
 		case <-late.C:
-			t.Fatalf("%s: it never is", what)
+			t.Fatalf("never: %s", what)
 		}
 	}
 }
@@ -128,14 +128,14 @@ func background(t testing.TB, run func(ctx context.Context) error) {
 
 func put(t testing.TB, c *natskv.Store, key discovery.Key, expect discovery.Revision) discovery.Revision {
 	t.Helper()
-	revision, err := c.Commit(t.Context(), discovery.Put(key, []byte("value"), expect))
+	revision, err := c.Put(t.Context(), key, []byte("value"), expect)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return revision
 }
 
-func TestStreamsAreWhatTheManualSays(t *testing.T) {
+func TestStreamsAreAsDocumented(t *testing.T) {
 	t.Parallel()
 	b := broker(t)
 	begin := uint64(time.Now().UnixMicro())
@@ -152,7 +152,7 @@ func TestStreamsAreWhatTheManualSays(t *testing.T) {
 	}
 	js := streams(t, b.ClientURL())
 	table := config(t, js, "mesh_table").Config
-	if table.Storage != jetstream.FileStorage || !table.DenyPurge || !table.DenyDelete || !table.AllowAtomicPublish ||
+	if table.Storage != jetstream.FileStorage || !table.DenyPurge || !table.DenyDelete ||
 		table.Discard != jetstream.DiscardNew || table.MaxMsgsPerSubject != 1 || table.MaxBytes != 256<<20 || table.MaxAge != 0 ||
 		fmt.Sprint(table.Subjects) != "[mesh.table.>]" {
 		t.Errorf("the table is %+v", table)
@@ -165,7 +165,7 @@ func TestStreamsAreWhatTheManualSays(t *testing.T) {
 	}
 }
 
-// user has the broker know one user, who may use these subjects only.
+// user makes the broker accept one user, who may publish to these subjects only.
 func user(publish ...string) func(*server.Options) {
 	return func(o *server.Options) {
 		u := &server.User{Username: "mesh", Password: "right"}
@@ -183,48 +183,45 @@ func as(b *server.Server, password string) string {
 	return strings.Replace(b.ClientURL(), "nats://", "nats://mesh:"+password+"@", 1)
 }
 
-// loud keeps what was logged.
-type loud struct {
+// logBuffer keeps what was logged.
+type logBuffer struct {
 	mu   sync.Mutex
 	text bytes.Buffer
 }
 
-func (l *loud) Write(p []byte) (int, error) {
+func (l *logBuffer) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.Write(p)
 }
 
-func (l *loud) String() string {
+func (l *logBuffer) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.String()
 }
 
-// everything calls all that there is.
-func everything(c *natskv.Store) map[string]func(ctx context.Context) error {
+// allCalls returns every function of a store.
+func allCalls(c *natskv.Store) map[string]func(ctx context.Context) error {
 	return map[string]func(ctx context.Context) error{
-		"Get":  func(ctx context.Context) error { _, err := c.Get(ctx, "a"); return err },
-		"List": func(ctx context.Context) error { _, err := c.List(ctx, ""); return err },
-		"Commit": func(ctx context.Context) error {
-			_, err := c.Commit(ctx, discovery.Put("a", nil, 0))
-			return err
-		},
-		"Observe": func(ctx context.Context) error { return c.Observe(ctx, "a", newHeard[discovery.Change]()) },
-		"Watch":   func(ctx context.Context) error { return c.Watch(ctx, "s", newHeard[discovery.Snapshot]()) },
+		"Get":     func(ctx context.Context) error { _, err := c.Get(ctx, "a"); return err },
+		"Put":     func(ctx context.Context) error { _, err := c.Put(ctx, "a", nil, 0); return err },
+		"Delete":  func(ctx context.Context) error { return c.Delete(ctx, "a", 1) },
+		"Observe": func(ctx context.Context) error { return c.Observe(ctx, "a", newRecorder[discovery.Change]()) },
+		"Watch":   func(ctx context.Context) error { return c.Watch(ctx, "s", newRecorder[discovery.Snapshot]()) },
 		"Announce": func(ctx context.Context) error {
 			return c.Announce(ctx, discovery.Instance{Service: "s", ID: "i"}, func(error) {})
 		},
 	}
 }
 
-func TestWrongCredentialsAreDeniedWithoutTellingThem(t *testing.T) {
+func TestWrongCredentialsAreDeniedAndNotShown(t *testing.T) {
 	t.Parallel()
 	b := broker(t, user())
 	for name, url := range map[string]string{"wrong": as(b, "hunter2"), "none": b.ClientURL()} {
-		log := &loud{}
+		log := &logBuffer{}
 		c := client(t, settings(url, func(s *natskv.Settings) { s.Logger = slog.New(slog.NewTextHandler(log, nil)) }))
-		for what, call := range everything(c) {
+		for what, call := range allCalls(c) {
 			t.Run(what+" with "+name, func(t *testing.T) {
 				t.Parallel()
 				ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -234,18 +231,18 @@ func TestWrongCredentialsAreDeniedWithoutTellingThem(t *testing.T) {
 					t.Errorf("it is %v", err)
 				}
 				if text := fmt.Sprint(err, log); strings.Contains(text, "hunter2") {
-					t.Errorf("it tells the password: %s", text)
+					t.Errorf("it shows the password: %s", text)
 				}
 			})
 		}
 	}
 }
 
-func TestSubjectsThatTheUserMayNotUseAreDenied(t *testing.T) {
+func TestForbiddenSubjectsAreDenied(t *testing.T) {
 	t.Parallel()
 	b := broker(t, user("nothing"))
 	c := client(t, settings(as(b, "right")))
-	for what, call := range everything(c) {
+	for what, call := range allCalls(c) {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			begin := time.Now()
@@ -253,46 +250,43 @@ func TestSubjectsThatTheUserMayNotUseAreDenied(t *testing.T) {
 				t.Errorf("it is %v", err)
 			}
 			if took := time.Since(begin); took > time.Second {
-				t.Errorf("it took %s to say so", took)
+				t.Errorf("it took %s", took)
 			}
 		})
 	}
 }
 
-func TestThePermissionsOfTheManualAreEnough(t *testing.T) {
+func TestDocumentedPermissionsAreEnough(t *testing.T) {
 	t.Parallel()
 	allowed := []string{"mesh.table.>", "mesh.instances.>", "$JS.FC.>"}
 	for _, stream := range []string{"mesh_table", "mesh_instances"} {
-		for _, question := range []string{"STREAM.INFO", "STREAM.CREATE", "STREAM.UPDATE", "STREAM.MSG.GET", "DIRECT.GET", "CONSUMER.CREATE"} {
-			allowed = append(allowed, "$JS.API."+question+"."+stream)
+		for _, request := range []string{"STREAM.INFO", "STREAM.CREATE", "STREAM.UPDATE", "STREAM.MSG.GET", "CONSUMER.CREATE"} {
+			allowed = append(allowed, "$JS.API."+request+"."+stream)
 		}
 	}
 	b := broker(t, user(allowed...))
-	log := &loud{}
+	log := &logBuffer{}
 	c := client(t, settings(as(b, "right"), func(s *natskv.Settings) { s.Logger = slog.New(slog.NewTextHandler(log, nil)) }))
-	change, snapshot := newHeard[discovery.Change](), newHeard[discovery.Snapshot]()
+	change, snapshot := newRecorder[discovery.Change](), newRecorder[discovery.Snapshot]()
 	background(t, func(ctx context.Context) error { return c.Observe(ctx, "", change) })
 	background(t, func(ctx context.Context) error { return c.Watch(ctx, "s", snapshot) })
-	receive(t, "all entries", change.seen)
-	receive(t, "all instances", snapshot.seen)
+	receive(t, "all entries", change.updates)
+	receive(t, "all instances", snapshot.updates)
 	put(t, c, "a", 0)
 	background(t, func(ctx context.Context) error {
 		return c.Announce(ctx, discovery.Instance{Service: "s", ID: "i"}, func(error) {})
 	})
-	receive(t, "the entry", change.seen)
-	receive(t, "the instance", snapshot.seen)
+	receive(t, "the entry", change.updates)
+	receive(t, "the instance", snapshot.updates)
 	if _, err := c.Get(t.Context(), "a"); err != nil {
 		t.Error(err)
 	}
-	if entries, err := c.List(t.Context(), ""); err != nil || len(entries) != 1 {
-		t.Errorf("there are %d entries: %v", len(entries), err)
-	}
 	if strings.Contains(log.String(), "ermission") {
-		t.Errorf("it is not enough: %s", log)
+		t.Errorf("permissions are missing: %s", log)
 	}
 }
 
-func TestSettingsThatCannotWorkAreRefused(t *testing.T) {
+func TestInvalidSettingsAreRejected(t *testing.T) {
 	t.Parallel()
 	for name, edit := range map[string]func(*natskv.Settings){
 		"no mesh":           func(s *natskv.Settings) { s.Mesh = "" },
@@ -310,7 +304,7 @@ func TestSettingsThatCannotWorkAreRefused(t *testing.T) {
 	}
 }
 
-func TestADeletedEntryIsForgotten(t *testing.T) {
+func TestDeleteMarkerExpires(t *testing.T) {
 	t.Parallel()
 	b := broker(t)
 	c, err := natskv.New(settings(b.ClientURL()))
@@ -319,11 +313,11 @@ func TestADeletedEntryIsForgotten(t *testing.T) {
 	}
 	natskv.SetMarkerTTL(c, time.Second)
 	background(t, c.Run)
-	change := newHeard[discovery.Change]()
-	background(t, func(ctx context.Context) error { return c.Observe(ctx, "", change) })
-	receive(t, "all entries", change.seen)
+	changes := newRecorder[discovery.Change]()
+	background(t, func(ctx context.Context) error { return c.Observe(ctx, "", changes) })
+	receive(t, "all entries", changes.updates)
 	revision := put(t, c, "a", 0)
-	if _, err := c.Commit(t.Context(), discovery.Delete("a", revision)); err != nil {
+	if err := c.Delete(t.Context(), "a", revision); err != nil {
 		t.Fatal(err)
 	}
 	js := streams(t, b.ClientURL())
@@ -335,113 +329,116 @@ func TestADeletedEntryIsForgotten(t *testing.T) {
 		}
 	}
 	put(t, c, "a", 0)
-	gone := 0
+	deleted := 0
 	for {
-		told := receive(t, "a change", change.seen)
-		gone += len(told.Gone)
-		if len(told.Entries) > 0 && told.Entries[0].Revision > revision {
+		change := receive(t, "a change", changes.updates)
+		deleted += len(change.Deleted)
+		if len(change.Entries) > 0 && change.Entries[0].Revision > revision {
 			break
 		}
 	}
-	if gone > 1 {
-		t.Errorf("it was gone %d times", gone)
+	if deleted > 1 {
+		t.Errorf("the delete was reported %d times", deleted)
 	}
 }
 
-func TestACommitWhoseAnswersAreLostIsMadeOnce(t *testing.T) {
+func TestChangeWithLostAnswersIsMadeOnce(t *testing.T) {
 	t.Parallel()
 	b := broker(t)
 	c := client(t, settings(b.ClientURL()))
-	first := put(t, c, "a/0", 0)
 	for lost := 1; lost <= 3; lost++ {
 		t.Run(fmt.Sprint(lost), func(t *testing.T) {
 			var left atomic.Int64
-			left.Store(int64(lost))
 			proxy := startProxy(t, b.ClientURL(), func(data []byte) bool {
 				return bytes.Contains(data, []byte(ackBegin)) && left.Add(-1) >= 0
 			})
-			key := func(i int) discovery.Key { return discovery.KeyOf(t.Name(), fmt.Sprint(i)) }
-			changes := []discovery.Operation{discovery.Put("a/0", nil, first), discovery.Put(key(1), nil, 0), discovery.Put(key(2), nil, 0)}
-			revision, err := client(t, settings(proxy)).Commit(t.Context(), changes...)
-			if err != nil {
-				t.Fatal(err)
+			lossy, key := client(t, settings(proxy)), discovery.KeyOf(t.Name())
+			check := func(made, was discovery.Revision, value string, err error) {
+				t.Helper()
+				if err != nil || left.Load() == int64(lost) {
+					t.Fatalf("%v, and %d answers are not lost yet", err, left.Load())
+				}
+				if e, err := c.Get(t.Context(), key); err != nil || e.Revision != made || string(e.Value) != value || made <= was {
+					t.Errorf("revision %d has made %+v, %v", made, e, err)
+				}
 			}
-			if left.Load() == int64(lost) {
-				t.Error("no answer was lost")
+			left.Store(int64(lost))
+			first, err := lossy.Put(t.Context(), key, []byte("first"), 0)
+			check(first, 0, "first", err)
+			left.Store(int64(lost))
+			second, err := lossy.Put(t.Context(), key, []byte("second"), first)
+			check(second, first, "second", err)
+			left.Store(int64(lost))
+			if err := lossy.Delete(t.Context(), key, second); err != nil || left.Load() == int64(lost) {
+				t.Errorf("%v, and %d answers are not lost yet", err, left.Load())
 			}
-			entries, err := c.List(t.Context(), discovery.KeyOf(t.Name()))
-			if err != nil || len(entries) != 2 || entries[1].Revision != revision {
-				t.Errorf("revision %d has made %+v, %v", revision, entries, err)
-			}
-			if e, err := c.Get(t.Context(), "a/0"); err != nil || e.Revision != revision-2 {
-				t.Errorf("revision %d has made %+v, %v", revision, e, err)
-			} else {
-				first = e.Revision
+			if e, err := c.Get(t.Context(), key); !errors.Is(err, discovery.ErrNotFound) {
+				t.Errorf("after the delete there is %+v, %v", e, err)
 			}
 		})
 	}
 }
 
-func TestAStreamThatIsDeletedUnderItsUsersIsMadeAgain(t *testing.T) {
+func TestDeletedStreamIsCreatedAgain(t *testing.T) {
 	t.Parallel()
 	b := broker(t)
 	c := client(t, settings(b.ClientURL()))
 	old := put(t, c, "a", 0)
-	change := newHeard[discovery.Change]()
+	change := newRecorder[discovery.Change]()
 	background(t, func(ctx context.Context) error { return c.Observe(ctx, "", change) })
-	receive(t, "all entries", change.seen)
+	receive(t, "all entries", change.updates)
 	if err := streams(t, b.ClientURL()).DeleteStream(t.Context(), "mesh_table"); err != nil {
 		t.Fatal(err)
 	}
 	if revision := put(t, c, "b", 0); revision <= old {
-		t.Errorf("revision %d came after %d", revision, old)
+		t.Errorf("revision %d follows %d", revision, old)
 	}
-	if told := receive(t, "all entries of the new one", change.seen); !told.Reset || len(told.Entries) != 1 || told.Entries[0].Key != "b" {
-		t.Errorf("it is told %+v", told)
+	if got := receive(t, "all entries of the new stream", change.updates); !got.Reset || len(got.Entries) != 1 || got.Entries[0].Key != "b" {
+		t.Errorf("the observer receives %+v", got)
 	}
-	if len(change.lost) != 1 {
-		t.Errorf("it was told of %d losses", len(change.lost))
+	if len(change.disconnects) != 1 {
+		t.Errorf("there were %d disconnects", len(change.disconnects))
 	}
 }
 
-func TestAWatcherKeepsInstancesOverARestart(t *testing.T) {
+func TestWatcherKeepsInstancesAcrossRestart(t *testing.T) {
 	t.Parallel()
 	s, ok := start(t, true).(*store)
 	if !ok {
 		t.Fatal("it is another store")
 	}
 	c := client(t, settings(s.url))
-	snapshot, state := newHeard[discovery.Snapshot](), make(chan error, 64)
+	snapshot, state := newRecorder[discovery.Snapshot](), make(chan error, 64)
 	background(t, func(ctx context.Context) error { return c.Watch(ctx, "s", snapshot) })
-	receive(t, "no instances", snapshot.seen)
+	receive(t, "no instances", snapshot.updates)
 	background(t, func(ctx context.Context) error {
 		return c.Announce(ctx, discovery.Instance{Service: "s", ID: "i"}, func(err error) { state <- err })
 	})
-	receive(t, "the instance", snapshot.seen)
+	receive(t, "the instance", snapshot.updates)
 	for range 3 {
 		s.Stop(t)
-		if err := receive(t, "the loss", snapshot.lost); !errors.Is(err, discovery.ErrUnavailable) {
-			t.Errorf("it is told %v", err)
+		if err := receive(t, "the disconnect", snapshot.disconnects); !errors.Is(err, discovery.ErrUnavailable) {
+			t.Errorf("the watcher receives %v", err)
 		}
 		s.Start(t)
 		for range 2 {
-			if got := receive(t, "the instance again", snapshot.seen); len(got.Instances) != 1 {
-				t.Fatalf("it sees %+v", got)
+			if got := receive(t, "the instance again", snapshot.updates); len(got.Instances) != 1 {
+				t.Fatalf("the watcher receives %+v", got)
 			}
-			if len(snapshot.seen) == 0 {
+			if len(snapshot.updates) == 0 {
 				break
 			}
 		}
 	}
 }
 
-func TestAnInstanceLeavesAnotherOfItsName(t *testing.T) {
+func TestInstanceDoesNotRemoveItsSuccessor(t *testing.T) {
 	t.Parallel()
 	b := broker(t)
 	c := client(t, settings(b.ClientURL()))
-	snapshot := newHeard[discovery.Snapshot]()
+	snapshot := newRecorder[discovery.Snapshot]()
 	background(t, func(ctx context.Context) error { return c.Watch(ctx, "s", snapshot) })
-	receive(t, "no instances", snapshot.seen)
+	receive(t, "no instances", snapshot.updates)
 	announce := func(ctx context.Context, version string) error {
 		i := discovery.Instance{Service: "s", ID: "i", Meta: map[string]string{"version": version}}
 		return c.Announce(ctx, i, func(error) {})
@@ -449,7 +446,7 @@ func TestAnInstanceLeavesAnotherOfItsName(t *testing.T) {
 	ctx, leave := context.WithCancel(t.Context())
 	left := make(chan error, 1)
 	go func() { left <- announce(ctx, "1") }()
-	receive(t, "the first", snapshot.seen)
+	receive(t, "the first", snapshot.updates)
 	background(t, func(ctx context.Context) error { return announce(ctx, "2") })
 	version := func(s discovery.Snapshot) string {
 		if len(s.Instances) == 0 {
@@ -459,15 +456,15 @@ func TestAnInstanceLeavesAnotherOfItsName(t *testing.T) {
 	}
 	last := "1"
 	for last != "2" {
-		last = version(receive(t, "the second", snapshot.seen))
+		last = version(receive(t, "the second", snapshot.updates))
 	}
 	leave()
 	if err := receive(t, "the end of the first", left); err != nil {
 		t.Error(err)
 	}
-	for len(snapshot.seen) > 0 {
-		got := version(<-snapshot.seen)
-		// The first removes itself where it was the last to say that it is there.
+	for len(snapshot.updates) > 0 {
+		got := version(<-snapshot.updates)
+		// The first removes itself if it was the last to renew.
 		if got == "" && last == "2" {
 			t.Error("the first has removed the second")
 		}
@@ -475,7 +472,7 @@ func TestAnInstanceLeavesAnotherOfItsName(t *testing.T) {
 	}
 }
 
-func TestAFullTableSaysSoAndCanBeEmptied(t *testing.T) {
+func TestFullTableRejectsChangesUntilEmptied(t *testing.T) {
 	t.Parallel()
 	b := broker(t)
 	c := client(t, settings(b.ClientURL(), func(s *natskv.Settings) { s.MaxTableBytes = 1 << 20 }))
@@ -483,10 +480,10 @@ func TestAFullTableSaysSoAndCanBeEmptied(t *testing.T) {
 	var revisions []discovery.Revision
 	for {
 		key := discovery.KeyOf(fmt.Sprint(len(revisions)))
-		revision, err := c.Commit(t.Context(), discovery.Put(key, large, 0))
+		revision, err := c.Put(t.Context(), key, large, 0)
 		if err != nil {
-			if errors.Is(err, discovery.ErrUnavailable) || errors.Is(err, discovery.ErrUnknown) || !strings.Contains(err.Error(), "no room") {
-				t.Errorf("it says %v", err)
+			if errors.Is(err, discovery.ErrUnavailable) || errors.Is(err, discovery.ErrUnknown) || !errors.Is(err, discovery.ErrFull) {
+				t.Errorf("a full table answers %v", err)
 			}
 			break
 		}
@@ -495,10 +492,10 @@ func TestAFullTableSaysSoAndCanBeEmptied(t *testing.T) {
 	if len(revisions) != 3 {
 		t.Fatalf("%d values fit", len(revisions))
 	}
-	if _, err := c.Commit(t.Context(), discovery.Delete("0", revisions[0])); err != nil {
+	if err := c.Delete(t.Context(), "0", revisions[0]); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Commit(t.Context(), discovery.Put("another", large, 0)); err != nil {
+	if _, err := c.Put(t.Context(), "another", large, 0); err != nil {
 		t.Error(err)
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/stagemesh/stagemesh/discovery"
 )
 
-// names are those of a mesh on the broker.
+// names are the streams and subjects of a mesh.
 type names struct{ mesh string }
 
 func (n names) tableStream() string     { return n.mesh + "_table" }
@@ -20,12 +20,12 @@ func (n names) instancesStream() string { return n.mesh + "_instances" }
 func (n names) table() string           { return n.mesh + ".table." }
 func (n names) instances() string       { return n.mesh + ".instances." }
 
-// entry is the subject of a key.
+// entry returns the subject of a key.
 func (n names) entry(key discovery.Key) string {
 	return n.table() + strings.ReplaceAll(string(key), "/", ".")
 }
 
-// below matches what is below a key, an empty one all.
+// below returns the filter for the subjects below a key; the empty key is above all.
 func (n names) below(key discovery.Key) string {
 	if key == "" {
 		return n.table() + ">"
@@ -33,7 +33,7 @@ func (n names) below(key discovery.Key) string {
 	return n.entry(key) + ".>"
 }
 
-// key is what an entry's subject says.
+// key returns the key of an entry's subject.
 func (n names) key(subject string) discovery.Key {
 	return discovery.Key(strings.ReplaceAll(strings.TrimPrefix(subject, n.table()), ".", "/"))
 }
@@ -44,13 +44,14 @@ func (n names) instance(service, id string) string { return n.instances() + serv
 
 const (
 	metadataVersion = "stagemesh-version"
-	// settingsVersion grows when the settings below change.
+	// settingsVersion grows when existing streams need other settings.
 	settingsVersion = 1
 
-	// markerTTL is how long it is known that an entry was deleted. It outlives every
-	// commit that expects the entry to be there.
+	// markerTTL is how long the broker keeps the marker of a deleted entry. It outlives
+	// every change that expects the entry.
 	markerTTL = time.Hour
-	// expiredTTL is how long it is known that an instance was not renewed.
+	// expiredTTL is how long the broker keeps the marker of an instance that was not
+	// renewed.
 	expiredTTL = 10 * time.Second
 )
 
@@ -59,9 +60,8 @@ func (s Settings) tableConfig() jetstream.StreamConfig {
 	config.Description = "the table of mesh " + s.Mesh
 	config.Storage = jetstream.FileStorage
 	config.MaxBytes = s.MaxTableBytes
-	// An observer could not see what these remove.
+	// Observers could not see what these remove.
 	config.DenyDelete, config.DenyPurge = true, true
-	config.AllowAtomicPublish = true
 	return config
 }
 
@@ -71,7 +71,7 @@ func (s Settings) instancesConfig() jetstream.StreamConfig {
 	config.Storage = jetstream.MemoryStorage
 	config.MaxBytes = s.MaxInstancesBytes
 	config.SubjectDeleteMarkerTTL = expiredTTL
-	// The broker wants this for its markers.
+	// The broker needs this for its markers.
 	config.AllowRollup = true
 	return config
 }
@@ -86,13 +86,13 @@ func (s Settings) config(name, subjects string) jetstream.StreamConfig {
 		MaxMsgsPerSubject: 1,
 		Discard:           jetstream.DiscardNew,
 		Replicas:          s.Replicas,
-		AllowDirect:       true,
 		AllowMsgTTL:       true,
 		Metadata:          map[string]string{metadataVersion: strconv.Itoa(settingsVersion)},
 	}
 }
 
-// stream returns what there is of a stream, which it makes where it is missing.
+// stream returns the state of a stream. It creates a stream that is missing, and updates
+// one with older settings.
 func (s *session) stream(ctx context.Context, config jetstream.StreamConfig) (*jetstream.StreamInfo, error) {
 	info := &jetstream.StreamInfo{}
 	err := s.api(ctx, "STREAM.INFO."+config.Name, nil, info)
@@ -112,11 +112,12 @@ func (s *session) stream(ctx context.Context, config jetstream.StreamConfig) (*j
 	return info, nil
 }
 
-// create makes a stream. Another may be quicker.
+// create creates a stream. Another process may be faster. Sequences begin at the clock's
+// microseconds, so that no revision comes twice after the stream was lost.
 func (s *session) create(ctx context.Context, config jetstream.StreamConfig) (*jetstream.StreamInfo, error) {
 	config.FirstSeq = uint64(time.Now().UnixMicro())
 	info := &jetstream.StreamInfo{}
-	err := s.link.make(ctx, func(ctx context.Context) error { return s.api(ctx, "STREAM.CREATE."+config.Name, config, info) })
+	err := s.connection.create(ctx, func(ctx context.Context) error { return s.api(ctx, "STREAM.CREATE."+config.Name, config, info) })
 	var e *jetstream.APIError
 	if errors.As(err, &e) && e.ErrorCode == codeStreamInUse {
 		err = s.api(ctx, "STREAM.INFO."+config.Name, nil, info)
@@ -124,7 +125,7 @@ func (s *session) create(ctx context.Context, config jetstream.StreamConfig) (*j
 	return info, err
 }
 
-// ensure makes a stream that this session does not know to be there.
+// ensure creates a stream that this session does not know to exist.
 func (s *session) ensure(ctx context.Context, config jetstream.StreamConfig) error {
 	s.mu.Lock()
 	known := s.known[config.Name]
@@ -136,14 +137,15 @@ func (s *session) ensure(ctx context.Context, config jetstream.StreamConfig) err
 	return err
 }
 
-// forget notes that a stream is not there after all.
+// forget notes that a stream does not exist.
 func (s *session) forget(config jetstream.StreamConfig) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.known, config.Name)
 }
 
-// version is that of a stream's settings; one that names none is not ours to change.
+// version returns the version of a stream's settings. A stream without one was made by
+// an operator and stays as it is.
 func version(config jetstream.StreamConfig) int {
 	if v, err := strconv.Atoi(config.Metadata[metadataVersion]); err == nil {
 		return v

@@ -12,28 +12,28 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
+	grpccredentials "google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/natskv"
-	"github.com/stagemesh/stagemesh/mesh/brokerauth"
+	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/tlstest"
 )
 
-func TestWhatIsWrongWithTheBrokersTLSIsSaid(t *testing.T) {
+func TestBrokerTLSErrorsNameTheSetting(t *testing.T) {
 	t.Parallel()
 	authority := tlstest.New(t)
 	b := broker(t, func(o *server.Options) {
 		o.TLSConfig, o.TLSTimeout = authority.Server("127.0.0.1"), 5
 	})
 	plain := broker(t)
-	with := func(url string, auth brokerauth.Files) error {
-		_, err := client(t, settings(url, func(s *natskv.Settings) { s.Auth = auth })).List(t.Context(), "")
+	with := func(url string, auth credentials.Broker) error {
+		_, err := client(t, settings(url, func(s *natskv.Settings) { s.Auth = auth })).Get(t.Context(), "a")
 		return err
 	}
-	if err := with(b.ClientURL(), brokerauth.Files{CAFile: authority.File}); err != nil {
+	if err := with(b.ClientURL(), credentials.Broker{CAFile: authority.File}); !errors.Is(err, discovery.ErrNotFound) {
 		t.Errorf("one that is trusted: %v", err)
 	}
 	for name, test := range map[string]struct {
@@ -44,25 +44,25 @@ func TestWhatIsWrongWithTheBrokersTLSIsSaid(t *testing.T) {
 		"another name":    {strings.Replace(b.ClientURL(), "127.0.0.1", "localhost", 1), authority.File, "; nats.url has to name the broker as its certificate does"},
 		"there is no TLS": {plain.ClientURL(), authority.File, "; the broker has no TLS, which nats.ca_file"},
 	} {
-		if err := with(test.url, brokerauth.Files{CAFile: test.ca}); !errors.Is(err, discovery.ErrUnavailable) || !strings.Contains(err.Error(), test.want) {
+		if err := with(test.url, credentials.Broker{CAFile: test.ca}); !errors.Is(err, discovery.ErrUnavailable) || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
 
-func TestABrokerThatWantsATokenGetsIt(t *testing.T) {
+func TestTokenIsSent(t *testing.T) {
 	t.Parallel()
 	b := broker(t, func(o *server.Options) { o.Authorization = "open-sesame" })
 	for name, test := range map[string]struct {
 		token string
 		want  error
 	}{
-		"the token": {tlstest.File(t, "open-sesame\n"), nil},
+		"the token": {tlstest.File(t, "open-sesame\n"), discovery.ErrNotFound},
 		"another":   {tlstest.File(t, "sesame-secret"), discovery.ErrDenied},
 		"none":      {"", discovery.ErrDenied},
 	} {
-		_, err := client(t, settings(b.ClientURL(), func(s *natskv.Settings) { s.Auth.TokenFile = test.token })).List(t.Context(), "")
-		if !errors.Is(err, test.want) || err != nil && (!strings.Contains(err.Error(), "nats.token_file") || strings.Contains(err.Error(), "sesame")) {
+		_, err := client(t, settings(b.ClientURL(), func(s *natskv.Settings) { s.Auth.TokenFile = test.token })).Get(t.Context(), "a")
+		if !errors.Is(err, test.want) || errors.Is(test.want, discovery.ErrDenied) && (!strings.Contains(err.Error(), "nats.token_file") || strings.Contains(err.Error(), "sesame")) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -71,8 +71,8 @@ func TestABrokerThatWantsATokenGetsIt(t *testing.T) {
 	}
 }
 
-// The client hears of each refusal, and those who ask are told.
-func TestABrokerThatComesBackAndRefusesIsNotInTheLogForEver(t *testing.T) {
+// The client reports each rejection, and callers receive it.
+func TestRepeatedRejectionsAreNotLogged(t *testing.T) {
 	t.Parallel()
 	options := brokerOptions(t.TempDir())
 	options.Authorization = "open-sesame"
@@ -81,15 +81,15 @@ func TestABrokerThatComesBackAndRefusesIsNotInTheLogForEver(t *testing.T) {
 		t.Fatal(err)
 	}
 	url := s.ClientURL()
-	log := &loud{}
+	log := &logBuffer{}
 	c := client(t, settings(url, func(s *natskv.Settings) {
 		s.Auth.TokenFile, s.Logger = tlstest.File(t, "open-sesame"), slog.New(slog.NewTextHandler(log, nil))
 	}))
-	_, err = c.List(t.Context(), "")
+	_, err = c.Get(t.Context(), "a")
 	options.Port = s.Addr().(*net.TCPAddr).Port
 	s.Shutdown()
 	s.WaitForShutdown()
-	if err != nil {
+	if !errors.Is(err, discovery.ErrNotFound) {
 		t.Fatal(err)
 	}
 	options.Authorization = "sesame-secret"
@@ -105,16 +105,16 @@ func TestABrokerThatComesBackAndRefusesIsNotInTheLogForEver(t *testing.T) {
 		seen, err := other.Varz(nil)
 		return err == nil && seen.TotalConnections >= 3
 	})
-	if _, err := c.List(t.Context(), ""); !errors.Is(err, discovery.ErrDenied) || !strings.Contains(err.Error(), "nats.token_file") {
-		t.Errorf("it is away for %v", err)
+	if _, err := c.Get(t.Context(), "a"); !errors.Is(err, discovery.ErrDenied) || !strings.Contains(err.Error(), "nats.token_file") {
+		t.Errorf("it is unavailable for %v", err)
 	}
 	if text := log.String(); strings.Contains(text, "registry's broker") || strings.Contains(text, "sesame") {
 		t.Errorf("it logs\n%s", text)
 	}
 }
 
-// serveHealth serves gRPC health with TLS, and returns where, and how many handshakes
-// have begun.
+// serveHealth serves gRPC health with TLS. It returns the address, and a counter of the
+// handshakes.
 func serveHealth(t *testing.T, shown *tls.Config) (address string, begun *atomic.Int64) {
 	t.Helper()
 	begun = &atomic.Int64{}
@@ -126,7 +126,7 @@ func serveHealth(t *testing.T, shown *tls.Config) (address string, begun *atomic
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(shown)))
+	server := grpc.NewServer(grpc.Creds(grpccredentials.NewTLS(shown)))
 	healthv1.RegisterHealthServer(server, health.NewServer())
 	served := make(chan struct{})
 	go func() {
@@ -140,7 +140,7 @@ func serveHealth(t *testing.T, shown *tls.Config) (address string, begun *atomic
 	return listener.Addr().String(), begun
 }
 
-func TestAnInstanceIsHealthyOnlyByItsOwnCertificateAndItIsSaidWhyNot(t *testing.T) {
+func TestInstanceIsHealthyOnlyWithItsCertificate(t *testing.T) {
 	t.Parallel()
 	b := broker(t)
 	authority := tlstest.New(t)
@@ -151,23 +151,23 @@ func TestAnInstanceIsHealthyOnlyByItsOwnCertificateAndItIsSaidWhyNot(t *testing.
 		want string
 	}{
 		"its own":          {authority.Server("127.0.0.1"), ""},
-		"of another":       {tlstest.New(t).Server("127.0.0.1"), "; who answers at the address has another certificate"},
+		"of another":       {tlstest.New(t).Server("127.0.0.1"), "; the process at the address has a certificate of another authority"},
 		"for another name": {authority.Server("stage.example"), "; the server_name of a stage is the name in its certificate"},
-		"its time is over": {tlstest.Shown(t, staleCert, staleKey), "; the certificate of the stage's cert_file is not good now"},
+		"its time is over": {tlstest.Shown(t, staleCert, staleKey), "; the certificate of the stage's cert_file is expired"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			log := &loud{}
+			log := &logBuffer{}
 			c := client(t, settings(b.ClientURL(), func(s *natskv.Settings) { s.Logger = slog.New(slog.NewTextHandler(log, nil)) }))
 			service := strings.ReplaceAll(name, " ", "-")
-			snapshot := newHeard[discovery.Snapshot]()
+			snapshot := newRecorder[discovery.Snapshot]()
 			background(t, func(ctx context.Context) error { return c.Watch(ctx, service, snapshot) })
 			address, asked := serveHealth(t, test.shown)
 			instance := discovery.Instance{Service: service, ID: "i", Address: address, TLS: &tls.Config{RootCAs: authority.Roots, MinVersion: tls.VersionTLS12}}
 			background(t, func(ctx context.Context) error { return c.Announce(ctx, instance, func(error) {}) })
 			healthy := func() bool {
-				for len(snapshot.seen) > 0 {
-					if len((<-snapshot.seen).Instances) > 0 {
+				for len(snapshot.updates) > 0 {
+					if len((<-snapshot.updates).Instances) > 0 {
 						return true
 					}
 				}

@@ -24,5 +24,5 @@
 // of them may be 32 MiB.
 //
 // To test with it, serve the handler from an httptest server, with a
-// mesh/deadletter store on a real broker or a fake of Letters.
+// mesh/store store on a real broker or a fake of Letters.
 package adminapi

@@ -33,7 +33,7 @@ func tokens(t *testing.T, text string) port.Tokens {
 
 func TestOnlyWhoKnowsTheTokenIsServed(t *testing.T) {
 	t.Parallel()
-	url := serve(t, adminapi.Settings{Letters: &fake{}, Tokens: tokens(t, "open-sesame")})
+	url := serve(t, adminapi.Settings{DeadLetters: &fake{}, Tokens: tokens(t, "open-sesame")})
 	for _, p := range protocols() {
 		for authorization, served := range map[string]bool{
 			"": false, "Bearer": false, "Bearer ": false, "Bearer open": false, "Bearer open-sesame2": false, "Basic open-sesame": false,
@@ -86,7 +86,7 @@ func do(t *testing.T, method, url string, edits ...func(*http.Request)) (head, s
 
 func TestARefusalSaysWhatIsNeeded(t *testing.T) {
 	t.Parallel()
-	url := serve(t, adminapi.Settings{Letters: &fake{}, Tokens: tokens(t, "open-sesame")})
+	url := serve(t, adminapi.Settings{DeadLetters: &fake{}, Tokens: tokens(t, "open-sesame")})
 	for _, path := range []string{adminv1connect.DeadLetterServiceListDeadLettersProcedure, "/", "/elsewhere", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"} {
 		response, body := do(t, http.MethodPost, url+path)
 		if response.StatusCode != http.StatusUnauthorized || response.Header.Get("WWW-Authenticate") != "Bearer" || !strings.Contains(body, "Authorization: Bearer TOKEN") {
@@ -98,7 +98,7 @@ func TestARefusalSaysWhatIsNeeded(t *testing.T) {
 func TestProbesNeedNoToken(t *testing.T) {
 	t.Parallel()
 	var stopping atomic.Bool
-	url := serve(t, adminapi.Settings{Letters: &fake{}, Tokens: tokens(t, "open-sesame"), Health: func() error {
+	url := serve(t, adminapi.Settings{DeadLetters: &fake{}, Tokens: tokens(t, "open-sesame"), Health: func() error {
 		if stopping.Load() {
 			return fault.New(fault.ShuttingDown, "the gateway is stopping")
 		}
@@ -135,7 +135,7 @@ func TestProbesNeedNoToken(t *testing.T) {
 
 func TestReflectionKnowsTheServices(t *testing.T) {
 	t.Parallel()
-	url := serve(t, adminapi.Settings{Letters: &fake{}})
+	url := serve(t, adminapi.Settings{DeadLetters: &fake{}})
 	stream := grpcreflect.NewClient(fronttest.Client(t, true), url, connect.WithGRPC()).NewStream(t.Context())
 	names, err := stream.ListServices()
 	if _, closeErr := stream.Close(); err != nil || closeErr != nil {
@@ -154,8 +154,8 @@ func TestReflectionKnowsTheServices(t *testing.T) {
 // origin as the port.
 func TestWithoutATokenThePortHasToBeNamedByALoopbackAddress(t *testing.T) {
 	t.Parallel()
-	open := serve(t, adminapi.Settings{Letters: &fake{}})
-	closed := serve(t, adminapi.Settings{Letters: &fake{}, Tokens: tokens(t, "open-sesame")})
+	open := serve(t, adminapi.Settings{DeadLetters: &fake{}})
+	closed := serve(t, adminapi.Settings{DeadLetters: &fake{}, Tokens: tokens(t, "open-sesame")})
 	for host, served := range map[string]bool{
 		"localhost": true, "LOCALHOST:1": true, "127.0.0.1": true, "127.9.9.9:80": true, "[::1]:80": true, "[::1]": true,
 		"evil.example": false, "evil.example:9080": false, "localhost.evil.example": false, "10.0.0.1": false, "[fe80::1]:80": false,
@@ -174,7 +174,7 @@ func TestWithoutATokenThePortHasToBeNamedByALoopbackAddress(t *testing.T) {
 
 func TestPagesMayNotCall(t *testing.T) {
 	t.Parallel()
-	url := serve(t, adminapi.Settings{Letters: &fake{}})
+	url := serve(t, adminapi.Settings{DeadLetters: &fake{}})
 	response, body := do(t, http.MethodPost, url+adminv1connect.DeadLetterServiceListDeadLettersProcedure, func(r *http.Request) {
 		r.Header.Set("Origin", "https://evil.example")
 		r.Header.Set("Sec-Fetch-Site", "cross-site")
@@ -193,7 +193,7 @@ func TestALargeRequestIsRefused(t *testing.T) {
 
 func TestNothingElseIsThere(t *testing.T) {
 	t.Parallel()
-	response, body := do(t, http.MethodPost, serve(t, adminapi.Settings{Letters: &fake{}})+"/v1/pipelines/p:infer")
+	response, body := do(t, http.MethodPost, serve(t, adminapi.Settings{DeadLetters: &fake{}})+"/v1/pipelines/p:infer")
 	if response.StatusCode != http.StatusNotFound || !strings.Contains(body, "this is the admin port") {
 		t.Errorf("%s %s", response.Status, body)
 	}

@@ -8,28 +8,27 @@ import (
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1/adminv1connect"
 
-	"github.com/stagemesh/stagemesh/gateway/front/failure"
 	"github.com/stagemesh/stagemesh/gateway/front/port"
-	"github.com/stagemesh/stagemesh/gateway/front/procedure"
-	"github.com/stagemesh/stagemesh/mesh/deadletter"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
-// Letters are the dead letters of the mesh. Errors are ErrNone, ErrUnreadable
-// and ErrNotReplayable of mesh/deadletter, the context's, and those with a
+// DeadLetters are the dead letters of the mesh. Errors are ErrNoDeadLetter, ErrUnreadable
+// and ErrNotReplayable of mesh/store, the context's, and those with a
 // *fault.Fault in their chain.
-type Letters interface {
-	List(ctx context.Context, q deadletter.Query) (deadletter.Page, error)
-	Get(ctx context.Context, seq uint64) (deadletter.Letter, error)
-	Replay(ctx context.Context, seq uint64) (deadletter.Replayed, error)
-	Discard(ctx context.Context, seq uint64) error
+type DeadLetters interface {
+	List(ctx context.Context, q store.DeadLetterQuery) (store.DeadLetterPage, error)
+	Get(ctx context.Context, seq uint64) (store.DeadLetter, error)
+	Replay(ctx context.Context, seq uint64) (store.Replayed, error)
+	Delete(ctx context.Context, seq uint64) error
 }
 
-var _ Letters = (*deadletter.Store)(nil)
+var _ DeadLetters = (*store.DeadLetters)(nil)
 
 // Settings are what Handler is made of.
 type Settings struct {
-	Letters Letters
+	DeadLetters DeadLetters
 	// Roster is nil where the mesh has no registry.
 	Roster    Roster
 	Pipelines Pipelines
@@ -38,13 +37,12 @@ type Settings struct {
 	MaxPayload int
 	// Stopping is closed when the gateway stops: then watches end.
 	Stopping <-chan struct{}
-	// Health says whether the gateway can be used; nil says that it can.
+	// Health returns nil when the gateway can be used; nil is always healthy.
 	Health func() error
-	// Tokens are what callers have to know one of; without any they have to be on
-	// this machine.
+	// Tokens are what callers need one of; without any they must be on this machine.
 	Tokens port.Tokens
-	// Logger gets what is done to letters, and the causes of INTERNAL, which
-	// callers do not see; nil logs nothing.
+	// Logger logs changes, and the causes of INTERNAL, which callers do not see; nil logs
+	// nothing.
 	Logger *slog.Logger
 }
 
@@ -64,60 +62,60 @@ func Handler(s Settings) http.Handler {
 		s.Logger = slog.New(slog.DiscardHandler)
 	}
 	mux := http.NewServeMux()
-	mux.Handle(s.lettersHandler())
+	mux.Handle(s.deadLettersHandler())
 	mux.Handle(s.meshHandler())
 	mux.Handle(s.pipelinesHandler())
 	port.MountHealth(mux, s.health, services...)
 	port.MountReflection(mux, services...)
-	mux.HandleFunc("/", nothing)
+	mux.HandleFunc("/", notFound)
 	guard := port.Guard{Tokens: s.Tokens, Key: "gateway.admin.token_file", Near: true, Services: services}
 	// Only a list of origins can be wrong.
 	out, _ := port.CrossOrigin(guard.Before(mux), port.Origins{})
 	return out
 }
 
-func (s Settings) lettersHandler() (string, http.Handler) {
+func (s Settings) deadLettersHandler() (string, http.Handler) {
 	descriptor := adminv1.File_stagemesh_admin_v1_deadletter_proto.Services().ByName("DeadLetterService")
-	out := procedure.NewService(descriptor, procedure.Settings{MaxMessageBytes: maxMessageBytes})
-	d, c := &desk{letters: s.Letters, log: s.Logger}, newCounter("dead letters", atOnce, s.Logger)
-	procedure.Unary(out, "ListDeadLetters", bounded(c, d.list))
-	procedure.Unary(out, "GetDeadLetter", bounded(c, d.get))
-	procedure.Unary(out, "ReplayDeadLetter", bounded(c, d.replay))
-	procedure.Unary(out, "DiscardDeadLetter", bounded(c, d.discard))
+	out := transport.NewService(descriptor, transport.Settings{MaxMessageBytes: maxMessageBytes})
+	d, l := &deadLetters{store: s.DeadLetters, log: s.Logger}, newLimiter("dead letters", maxCalls, s.Logger)
+	transport.Unary(out, "ListDeadLetters", limit(l, d.list))
+	transport.Unary(out, "GetDeadLetter", limit(l, d.get))
+	transport.Unary(out, "ReplayDeadLetter", limit(l, d.replay))
+	transport.Unary(out, "DeleteDeadLetter", limit(l, d.remove))
 	return out.Path(), out
 }
 
 func (s Settings) meshHandler() (string, http.Handler) {
 	descriptor := adminv1.File_stagemesh_admin_v1_mesh_proto.Services().ByName("MeshService")
-	out := procedure.NewService(descriptor, procedure.Settings{MaxMessageBytes: maxMessageBytes})
-	hosts, stages := crowd{s.Roster}, s.census()
-	asked, watching := newCounter("the mesh", atOnce, s.Logger), newCounter("changes of the mesh", watchesAtOnce, s.Logger)
-	procedure.Unary(out, "ListHosts", bounded(asked, hosts.list))
-	procedure.Unary(out, "ListStages", bounded(asked, stages.list))
-	procedure.Stream(out, "WatchHosts", watched(s, watching, hosts.changed, hosts.look))
-	procedure.Stream(out, "WatchStages", watched(s, watching, hosts.changed, stages.look))
+	out := transport.NewService(descriptor, transport.Settings{MaxMessageBytes: maxMessageBytes})
+	h, st := hosts{s.Roster}, s.stages()
+	calls, watches := newLimiter("the mesh", maxCalls, s.Logger), newLimiter("changes of the mesh", maxWatches, s.Logger)
+	transport.Unary(out, "ListHosts", limit(calls, h.list))
+	transport.Unary(out, "ListStages", limit(calls, st.list))
+	transport.ServerStream(out, "WatchHosts", watch(s, watches, h.changed, h.current))
+	transport.ServerStream(out, "WatchStages", watch(s, watches, h.changed, st.current))
 	return out.Path(), out
 }
 
 func (s Settings) pipelinesHandler() (string, http.Handler) {
 	descriptor := adminv1.File_stagemesh_admin_v1_pipeline_proto.Services().ByName("PipelineService")
-	out := procedure.NewService(descriptor, procedure.Settings{MaxMessageBytes: maxPipelinesBytes})
-	p := &planner{pipelines: s.Pipelines, traffic: s.Traffic, stages: s.census(), maxPayload: s.MaxPayload, log: s.Logger}
-	asked, watching := newCounter("pipelines", atOnce, s.Logger), newCounter("changes of pipelines", watchesAtOnce, s.Logger)
-	procedure.Unary(out, "ListPipelines", bounded(asked, p.list))
-	procedure.Unary(out, "GetPipeline", bounded(asked, p.get))
-	procedure.Unary(out, "PlanPipelines", bounded(asked, p.plan))
-	procedure.Unary(out, "ApplyPipeline", bounded(asked, p.apply))
-	procedure.Unary(out, "DeletePipeline", bounded(asked, p.remove))
-	procedure.Stream(out, "WatchPipelines", watched(s, watching, s.Pipelines.Changed, p.look))
+	out := transport.NewService(descriptor, transport.Settings{MaxMessageBytes: maxPipelinesBytes})
+	p := &pipelineService{pipelines: s.Pipelines, traffic: s.Traffic, stages: s.stages(), maxPayload: s.MaxPayload, log: s.Logger}
+	calls, watches := newLimiter("pipelines", maxCalls, s.Logger), newLimiter("changes of pipelines", maxWatches, s.Logger)
+	transport.Unary(out, "ListPipelines", limit(calls, p.list))
+	transport.Unary(out, "GetPipeline", limit(calls, p.get))
+	transport.Unary(out, "PlanPipelines", limit(calls, p.plan))
+	transport.Unary(out, "ApplyPipeline", limit(calls, p.apply))
+	transport.Unary(out, "DeletePipeline", limit(calls, p.remove))
+	transport.ServerStream(out, "WatchPipelines", watch(s, watches, s.Pipelines.Changed, p.current))
 	return out.Path(), out
 }
 
-func (s Settings) census() *census {
-	return &census{roster: s.Roster, pipelines: s.Pipelines, traffic: s.Traffic}
+func (s Settings) stages() *stages {
+	return &stages{roster: s.Roster, pipelines: s.Pipelines, traffic: s.Traffic}
 }
 
-// health answers for the gateway and knows nothing else by name.
+// health answers for the gateway and knows no other names.
 func (s Settings) health(_ context.Context, name string) error {
 	switch {
 	case name != "":
@@ -128,9 +126,9 @@ func (s Settings) health(_ context.Context, name string) error {
 	return s.Health()
 }
 
-// shown is how much of a path or name is repeated to its caller, in runes.
-const shown = 80
+// maxQuoted bounds how much of a path messages repeat, in runes.
+const maxQuoted = 80
 
-func nothing(w http.ResponseWriter, r *http.Request) {
-	failure.Write(w, fault.Newf(fault.NotFound, "there is nothing at %.*q; this is the admin port, inference has another", shown, r.URL.Path))
+func notFound(w http.ResponseWriter, r *http.Request) {
+	transport.WriteFault(w, fault.Newf(fault.NotFound, "there is notFound at %.*q; this is the admin port, inference has another", maxQuoted, r.URL.Path))
 }

@@ -20,11 +20,11 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/adminapi"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
-	"github.com/stagemesh/stagemesh/mesh/deadletter"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -36,7 +36,7 @@ const (
 
 // desk is a mesh's dead letters on a real broker, and the queue of a stage.
 type desk struct {
-	*deadletter.Store
+	*store.DeadLetters
 	t      *testing.T
 	broker *bustest.Broker
 	bus    bus
@@ -46,7 +46,7 @@ type desk struct {
 // bus is what a desk needs of its connection to the broker.
 type bus interface {
 	JetStream() jetstream.JetStream
-	Dead(pipeline.StageName) string
+	DeadLetterSubject(pipeline.StageName) string
 	Stage(pipeline.StageName, pipeline.Durability, pipeline.Class) string
 	Stream(pipeline.StageName, pipeline.Durability) string
 	Connected() bool
@@ -56,7 +56,7 @@ func newDesk(t *testing.T) *desk {
 	t.Helper()
 	broker := bustest.Start(t)
 	b := broker.Connect(mesh)
-	d := &desk{Store: deadletter.New(b, deadletter.Settings{MaxBytes: 64 << 20}), t: t, broker: broker, bus: b}
+	d := &desk{DeadLetters: store.NewDeadLetters(b, store.Settings{MaxBytes: 64 << 20}), t: t, broker: broker, bus: b}
 	if err := d.Ensure(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -107,8 +107,8 @@ func (d *desk) bury(message []byte, edits ...func(*envelope.DeadLetter)) uint64 
 	letter := &envelope.DeadLetter{
 		Mesh: mesh, Stage: stage, Host: "host", Durability: pipeline.File, Priority: 3, Deliveries: 5,
 		Fault: fault.New(fault.RunnerCrashed, "it ends every worker").At(string(stage), "two", "host").WithMetadata("k", "v"),
-		Item:  message, Starts: []envelope.RunStart{{Host: "crashed", At: now}, {Host: "crashed", At: now}},
-		QueuedAt: now, DiedAt: now,
+		Item:  message, Runs: []envelope.RunRecord{{Host: "crashed", At: now}, {Host: "crashed", At: now}},
+		QueuedAt: now, DeadLetteredAt: now,
 	}
 	for _, edit := range edits {
 		edit(letter)
@@ -122,7 +122,7 @@ func (d *desk) bury(message []byte, edits ...func(*envelope.DeadLetter)) uint64 
 
 func (d *desk) store(of pipeline.StageName, data []byte) uint64 {
 	d.t.Helper()
-	if _, err := d.bus.JetStream().Publish(d.t.Context(), d.bus.Dead(of), data); err != nil {
+	if _, err := d.bus.JetStream().Publish(d.t.Context(), d.bus.DeadLetterSubject(of), data); err != nil {
 		d.t.Fatal(err)
 	}
 	d.stored++
@@ -174,9 +174,9 @@ func serve(t *testing.T, s adminapi.Settings) string {
 }
 
 // open returns a client of a port about the letters.
-func open(t *testing.T, letters adminapi.Letters) adminv1connect.DeadLetterServiceClient {
+func open(t *testing.T, letters adminapi.DeadLetters) adminv1connect.DeadLetterServiceClient {
 	t.Helper()
-	return protocols()[0].client(t, serve(t, adminapi.Settings{Letters: letters}))
+	return protocols()[0].client(t, serve(t, adminapi.Settings{DeadLetters: letters}))
 }
 
 func get(t *testing.T, client adminv1connect.DeadLetterServiceClient, seq uint64) (*adminv1.DeadLetter, error) {
@@ -185,7 +185,7 @@ func get(t *testing.T, client adminv1connect.DeadLetterServiceClient, seq uint64
 	if err != nil {
 		return nil, err
 	}
-	return response.Msg.GetLetter(), nil
+	return response.Msg.GetDeadLetter(), nil
 }
 
 func replay(t *testing.T, client adminv1connect.DeadLetterServiceClient, seq uint64) (*adminv1.ReplayDeadLetterResponse, error) {
@@ -199,7 +199,7 @@ func replay(t *testing.T, client adminv1connect.DeadLetterServiceClient, seq uin
 
 func discard(t *testing.T, client adminv1connect.DeadLetterServiceClient, seq uint64) error {
 	t.Helper()
-	_, err := client.DiscardDeadLetter(t.Context(), connect.NewRequest(&adminv1.DiscardDeadLetterRequest{Seq: seq}))
+	_, err := client.DeleteDeadLetter(t.Context(), connect.NewRequest(&adminv1.DeleteDeadLetterRequest{Seq: seq}))
 	return err
 }
 
@@ -211,7 +211,7 @@ func list(t *testing.T, client adminv1connect.DeadLetterServiceClient, r *adminv
 		t.Fatal(err)
 	}
 	out := ""
-	for _, letter := range response.Msg.GetLetters() {
+	for _, letter := range response.Msg.GetDeadLetters() {
 		out += fmt.Sprint(letter.GetSeq(), " ")
 	}
 	return out + fmt.Sprint(response.Msg.GetUnreadable(), " ", response.Msg.GetNext())
@@ -244,26 +244,26 @@ func expect(t *testing.T, what string, err error, want fault.Reason) *errdetails
 // fake is letters that fail as they are told to, or wait to be told.
 type fake struct {
 	err      error
-	replayed deadletter.Replayed
+	replayed store.Replayed
 	// inside gets a value from each List that has begun; leave ends one.
 	inside, leave chan struct{}
 }
 
-func (f *fake) List(ctx context.Context, _ deadletter.Query) (deadletter.Page, error) {
+func (f *fake) List(ctx context.Context, _ store.DeadLetterQuery) (store.DeadLetterPage, error) {
 	if f.inside != nil {
 		if _, bounded := ctx.Deadline(); !bounded {
-			return deadletter.Page{}, errors.New("no deadline")
+			return store.DeadLetterPage{}, errors.New("no deadline")
 		}
 		f.inside <- struct{}{}
 		<-f.leave
 	}
-	return deadletter.Page{}, f.err
+	return store.DeadLetterPage{}, f.err
 }
 
-func (f *fake) Get(context.Context, uint64) (deadletter.Letter, error) {
-	return deadletter.Letter{}, f.err
+func (f *fake) Get(context.Context, uint64) (store.DeadLetter, error) {
+	return store.DeadLetter{}, f.err
 }
 
-func (f *fake) Replay(context.Context, uint64) (deadletter.Replayed, error) { return f.replayed, f.err }
+func (f *fake) Replay(context.Context, uint64) (store.Replayed, error) { return f.replayed, f.err }
 
-func (f *fake) Discard(context.Context, uint64) error { return f.err }
+func (f *fake) Delete(context.Context, uint64) error { return f.err }

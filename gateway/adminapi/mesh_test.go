@@ -12,7 +12,7 @@ import (
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1/adminv1connect"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
-	"github.com/stagemesh/stagemesh/discovery/roster"
+	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/gateway/adminapi"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -20,13 +20,13 @@ import (
 
 // known is a roster that a test makes up.
 type known struct {
-	hosts []roster.Host
+	hosts []discovery.Host
 	early bool
 	since time.Time
 	why   error
 }
 
-func (k known) Hosts() []roster.Host { return k.hosts }
+func (k known) Hosts() []discovery.Host { return k.hosts }
 
 func (k known) Loaded(context.Context) error {
 	if k.early {
@@ -39,15 +39,15 @@ func (k known) Changed() <-chan struct{} { return nil }
 
 func (k known) Stale() (time.Time, error) { return k.since, k.why }
 
-func hostOf(stage, host string, alive bool) roster.Host {
-	return roster.Host{Record: &meshv1.HostRecord{Stage: stage, Host: host}, Alive: alive}
+func hostOf(stage, host string, alive bool) discovery.Host {
+	return discovery.Host{Record: &meshv1.HostRecord{Stage: stage, Host: host}, Alive: alive}
 }
 
 func TestHostsAreListedAsTheRegistryHasThem(t *testing.T) {
 	t.Parallel()
 	since := time.Now().Add(-time.Minute).Truncate(time.Second)
-	url := serve(t, adminapi.Settings{Letters: newDesk(t), Roster: known{
-		hosts: []roster.Host{hostOf("a", "1", true), hostOf("a", "2", false), hostOf("b", "3", true)}, since: since, why: errors.New("it is away"),
+	url := serve(t, adminapi.Settings{DeadLetters: newDesk(t), Roster: known{
+		hosts: []discovery.Host{hostOf("a", "1", true), hostOf("a", "2", false), hostOf("b", "3", true)}, since: since, why: errors.New("it is away"),
 	}})
 	for _, p := range protocols() {
 		client := adminv1connect.NewMeshServiceClient(fronttest.Client(t, p.h2c), url, p.options...)
@@ -79,7 +79,7 @@ func TestHostsAreNotListedWhereNobodyKnowsThem(t *testing.T) {
 		"there is no registry":         {nil, fault.NotSupported},
 		"it has not been heard of yet": {known{early: true}, fault.RegistryUnavailable},
 	} {
-		url := serve(t, adminapi.Settings{Letters: newDesk(t), Roster: test.roster})
+		url := serve(t, adminapi.Settings{DeadLetters: newDesk(t), Roster: test.roster})
 		client := adminv1connect.NewMeshServiceClient(fronttest.Client(t, false), url)
 		_, err := client.ListHosts(t.Context(), connect.NewRequest(&adminv1.ListHostsRequest{}))
 		expect(t, name, err, test.want)

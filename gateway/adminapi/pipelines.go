@@ -13,7 +13,7 @@ import (
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
-	"github.com/stagemesh/stagemesh/gateway/front/procedure"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -35,20 +35,20 @@ type Pipelines interface {
 
 var _ Pipelines = (*pipelines.Store)(nil)
 
-// planner answers the procedures of PipelineService.
-type planner struct {
+// pipelineService implements PipelineService.
+type pipelineService struct {
 	pipelines Pipelines
 	traffic   Traffic
-	stages    *census
+	stages    *stages
 	// maxPayload bounds the inputs of a request, in bytes.
 	maxPayload int
 	log        *slog.Logger
 }
 
-// asking is how many questions to the broker one call has open at a time.
-const asking = 16
+// maxQueries is how many queries to the broker one call has open at a time.
+const maxQueries = 16
 
-func (p *planner) list(ctx context.Context, _ *adminv1.ListPipelinesRequest) (*adminv1.ListPipelinesResponse, error) {
+func (p *pipelineService) list(ctx context.Context, _ *adminv1.ListPipelinesRequest) (*adminv1.ListPipelinesResponse, error) {
 	statuses, err := p.statuses(ctx)
 	if err != nil {
 		return nil, err
@@ -57,7 +57,7 @@ func (p *planner) list(ctx context.Context, _ *adminv1.ListPipelinesRequest) (*a
 	return &adminv1.ListPipelinesResponse{Pipelines: statuses, StaleSince: since, StaleCause: cause}, nil
 }
 
-func (p *planner) look(ctx context.Context, _ *adminv1.WatchPipelinesRequest) (*adminv1.WatchPipelinesResponse, error) {
+func (p *pipelineService) current(ctx context.Context, _ *adminv1.WatchPipelinesRequest) (*adminv1.WatchPipelinesResponse, error) {
 	all, err := p.list(ctx, nil)
 	if err != nil {
 		return nil, err
@@ -65,14 +65,14 @@ func (p *planner) look(ctx context.Context, _ *adminv1.WatchPipelinesRequest) (*
 	return &adminv1.WatchPipelinesResponse{Pipelines: all.GetPipelines(), StaleSince: all.GetStaleSince(), StaleCause: all.GetStaleCause()}, nil
 }
 
-func (p *planner) statuses(ctx context.Context) ([]*adminv1.PipelineStatus, error) {
+func (p *pipelineService) statuses(ctx context.Context) ([]*adminv1.PipelineStatus, error) {
 	if err := p.pipelines.Ready(); err != nil {
-		return nil, notHeard(err)
+		return nil, registryUnavailable(err)
 	}
 	entries := p.pipelines.List()
 	out := make([]*adminv1.PipelineStatus, len(entries))
 	var work errgroup.Group
-	work.SetLimit(asking)
+	work.SetLimit(maxQueries)
 	for i, e := range entries {
 		work.Go(func() error {
 			out[i] = p.status(ctx, e)
@@ -82,8 +82,8 @@ func (p *planner) statuses(ctx context.Context) ([]*adminv1.PipelineStatus, erro
 	return out, work.Wait()
 }
 
-// status is a pipeline, and how it is.
-func (p *planner) status(ctx context.Context, e pipelines.Entry) *adminv1.PipelineStatus {
+// status returns a pipeline and its state.
+func (p *pipelineService) status(ctx context.Context, e pipelines.Entry) *adminv1.PipelineStatus {
 	out := &adminv1.PipelineStatus{
 		Pipeline: e.Pipeline.ToProto(), Revision: e.Revision, InFile: e.InFile, FromFile: e.FromFile,
 	}
@@ -97,9 +97,9 @@ func (p *planner) status(ctx context.Context, e pipelines.Entry) *adminv1.Pipeli
 	return out
 }
 
-func (p *planner) get(ctx context.Context, in *adminv1.GetPipelineRequest) (*adminv1.GetPipelineResponse, error) {
+func (p *pipelineService) get(ctx context.Context, in *adminv1.GetPipelineRequest) (*adminv1.GetPipelineResponse, error) {
 	if err := pipeline.ValidName("pipeline", in.GetName()); err != nil {
-		return nil, procedure.Invalid("name", err)
+		return nil, transport.InvalidField("name", err)
 	}
 	e, err := p.pipelines.Get(pipeline.Name(in.GetName()))
 	if err != nil {
@@ -111,14 +111,14 @@ func (p *planner) get(ctx context.Context, in *adminv1.GetPipelineRequest) (*adm
 // maxPlans is how many pipelines are planned at a time.
 const maxPlans = 1000
 
-func (p *planner) plan(ctx context.Context, in *adminv1.PlanPipelinesRequest) (*adminv1.PlanPipelinesResponse, error) {
+func (p *pipelineService) plan(ctx context.Context, in *adminv1.PlanPipelinesRequest) (*adminv1.PlanPipelinesResponse, error) {
 	if n := len(in.GetPipelines()); n > maxPlans {
-		return nil, procedure.Invalid("pipelines", fmt.Errorf("%d, at most %d are taken", n, maxPlans))
+		return nil, transport.InvalidField("pipelines", fmt.Errorf("%d, at most %d are taken", n, maxPlans))
 	}
 	if err := p.pipelines.Ready(); err != nil {
-		return nil, notHeard(err)
+		return nil, registryUnavailable(err)
 	}
-	out, known := &adminv1.PlanPipelinesResponse{}, p.stages.registered()
+	out, known := &adminv1.PlanPipelinesResponse{}, p.stages.known()
 	for _, wanted := range in.GetPipelines() {
 		plan, err := p.planOf(ctx, wanted, known)
 		if err != nil {
@@ -129,15 +129,15 @@ func (p *planner) plan(ctx context.Context, in *adminv1.PlanPipelinesRequest) (*
 	return out, nil
 }
 
-func (p *planner) planOf(ctx context.Context, wanted *meshv1.Pipeline, known map[pipeline.StageName]pipelines.Stage) (*adminv1.PipelinePlan, error) {
-	out := &adminv1.PipelinePlan{Name: wanted.GetName()}
-	route, err := pipeline.FromProto(wanted)
+func (p *pipelineService) planOf(ctx context.Context, in *meshv1.Pipeline, known map[pipeline.StageName]pipelines.Stage) (*adminv1.PipelinePlan, error) {
+	out := &adminv1.PipelinePlan{Name: in.GetName()}
+	route, err := pipeline.FromProto(in)
 	if err == nil {
 		err = pipelines.Validate(route)
 	}
 	if err != nil {
 		out.Problems = []*adminv1.PipelineProblem{{Severity: adminv1.PipelineSeverity_PIPELINE_SEVERITY_INVALID, Message: err.Error()}}
-		return out, nil //nolint:nilerr // the plan says it
+		return out, nil //nolint:nilerr // the plan reports it
 	}
 	out.Change = adminv1.PipelineChange_PIPELINE_CHANGE_CREATE
 	if current, err := p.pipelines.Get(route.Name); err == nil {
@@ -149,22 +149,22 @@ func (p *planner) planOf(ctx context.Context, wanted *meshv1.Pipeline, known map
 	return out, err
 }
 
-// check holds a pipeline against the stages.
-func (p *planner) check(ctx context.Context, route pipeline.Pipeline, known map[pipeline.StageName]pipelines.Stage) ([]pipelines.Problem, error) {
-	if err := p.stages.answering(ctx, known, route); err != nil {
+// check checks a pipeline against the stages.
+func (p *pipelineService) check(ctx context.Context, route pipeline.Pipeline, known map[pipeline.StageName]pipelines.Stage) ([]pipelines.Problem, error) {
+	if err := p.stages.addServed(ctx, known, route); err != nil {
 		return nil, err
 	}
 	return pipelines.Check(route, pipelines.Mesh{Stages: known, MaxPayload: p.maxPayload}), nil
 }
 
-func (p *planner) apply(ctx context.Context, in *adminv1.ApplyPipelineRequest) (*adminv1.ApplyPipelineResponse, error) {
+func (p *pipelineService) apply(ctx context.Context, in *adminv1.ApplyPipelineRequest) (*adminv1.ApplyPipelineResponse, error) {
 	route, err := pipeline.FromProto(in.GetPipeline())
 	if err != nil {
 		return nil, fault.Newf(fault.InvalidRequest, "%w", err).WithViolation("pipeline", "%s", err)
 	}
-	problems, err := p.check(ctx, route, p.stages.registered())
+	problems, err := p.check(ctx, route, p.stages.known())
 	if err == nil {
-		err = refusalOf(route.Name, problems)
+		err = fitError(route.Name, problems)
 	}
 	if err != nil && !in.GetForce() {
 		return nil, err
@@ -177,26 +177,26 @@ func (p *planner) apply(ctx context.Context, in *adminv1.ApplyPipelineRequest) (
 	return &adminv1.ApplyPipelineResponse{Pipeline: p.status(ctx, applied), Change: changeOf(change), Problems: problemsOf(problems)}, nil
 }
 
-// refusalOf is the fault of a pipeline that does not fit, nil of one that does.
-func refusalOf(name pipeline.Name, problems []pipelines.Problem) error {
-	var said []string
+// fitError returns the fault of a pipeline that does not fit its stages.
+func fitError(name pipeline.Name, problems []pipelines.Problem) error {
+	var messages []string
 	out := fault.New(fault.PipelineDoesNotFit, "")
 	for _, problem := range problems {
 		if problem.Severity == pipelines.Error {
-			said = append(said, problem.Field+": "+problem.Message)
+			messages = append(messages, problem.Field+": "+problem.Message)
 			out = out.WithViolation(problem.Field, "%s", problem.Message)
 		}
 	}
-	if len(said) == 0 {
+	if len(messages) == 0 {
 		return nil
 	}
-	out.Message = fmt.Sprintf("pipeline %s: %s", name, strings.Join(said, "; "))
+	out.Message = fmt.Sprintf("pipeline %s: %s", name, strings.Join(messages, "; "))
 	return out
 }
 
-func (p *planner) remove(ctx context.Context, in *adminv1.DeletePipelineRequest) (*adminv1.DeletePipelineResponse, error) {
+func (p *pipelineService) remove(ctx context.Context, in *adminv1.DeletePipelineRequest) (*adminv1.DeletePipelineResponse, error) {
 	if err := pipeline.ValidName("pipeline", in.GetName()); err != nil {
-		return nil, procedure.Invalid("name", err)
+		return nil, transport.InvalidField("name", err)
 	}
 	if err := p.pipelines.Delete(ctx, pipeline.Name(in.GetName()), in.ExpectRevision); err != nil {
 		return nil, err
@@ -228,12 +228,12 @@ func problemsOf(in []pipelines.Problem) []*adminv1.PipelineProblem {
 	return out
 }
 
-// notHeard is the fault of a gateway that has not heard of the registry yet.
-func notHeard(err error) error {
+// registryUnavailable is the fault of a gateway that has not read the registry yet.
+func registryUnavailable(err error) error {
 	return fault.Newf(fault.RegistryUnavailable, "%w", err).WithRetryAfter(retryAfter)
 }
 
-// stale is since when what is said may be out of date, and why.
+// stale returns since when a response may be out of date, and why.
 func stale(since time.Time, why error) (*timestamppb.Timestamp, string) {
 	if since.IsZero() {
 		return nil, ""

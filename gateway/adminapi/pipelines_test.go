@@ -16,7 +16,7 @@ import (
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
-	"github.com/stagemesh/stagemesh/discovery/roster"
+	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/gateway/adminapi"
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
@@ -136,7 +136,7 @@ func through(name pipeline.Name, stages ...pipeline.StageName) pipeline.Pipeline
 
 func planner(t *testing.T, s adminapi.Settings, p protocol) adminv1connect.PipelineServiceClient {
 	t.Helper()
-	s.Letters = newDesk(t)
+	s.DeadLetters = newDesk(t)
 	return adminv1connect.NewPipelineServiceClient(fronttest.Client(t, p.h2c), serve(t, s), p.options...)
 }
 
@@ -186,7 +186,7 @@ func TestAPipelineThatDoesNotFitIsAppliedByForceOnly(t *testing.T) {
 	spec := func(in, out int64) *stagev1.Spec {
 		return &stagev1.Spec{Inputs: []*stagev1.PartSpec{shape(in)}, Outputs: []*stagev1.PartSpec{shape(out)}}
 	}
-	hosts := []roster.Host{
+	hosts := []discovery.Host{
 		{Record: &meshv1.HostRecord{Stage: "one", Host: "1", Ready: true, Spec: spec(1, 2)}, Alive: true},
 		{Record: &meshv1.HostRecord{Stage: "three", Host: "2", Ready: true, Spec: spec(3, 4), Durabilities: []string{"file"}}, Alive: true},
 	}
@@ -288,14 +288,14 @@ func TestStagesAreListedWithTheirHostsQueuesAndPipelines(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	hosts := []roster.Host{
-		{Record: &meshv1.HostRecord{Stage: "a", Host: "1", Ready: true, InHand: 2, MaxInFlight: 10, Running: 1, Slots: 1}, Alive: true},
-		{Record: &meshv1.HostRecord{Stage: "a", Host: "2", InHand: 1, MaxInFlight: 10, Slots: 2}, Alive: true},
-		{Record: &meshv1.HostRecord{Stage: "a", Host: "3", InHand: 5, MaxInFlight: 10}},
+	hosts := []discovery.Host{
+		{Record: &meshv1.HostRecord{Stage: "a", Host: "1", Ready: true, InFlight: 2, MaxInFlight: 10, Running: 1, Slots: 1}, Alive: true},
+		{Record: &meshv1.HostRecord{Stage: "a", Host: "2", InFlight: 1, MaxInFlight: 10, Slots: 2}, Alive: true},
+		{Record: &meshv1.HostRecord{Stage: "a", Host: "3", InFlight: 5, MaxInFlight: 10}},
 		{Record: &meshv1.HostRecord{Stage: "c", Host: "4", Ready: true, Draining: true}, Alive: true},
 	}
 	client := func(s adminapi.Settings) adminv1connect.MeshServiceClient {
-		s.Letters, s.Pipelines = newDesk(t), b
+		s.DeadLetters, s.Pipelines = newDesk(t), b
 		return adminv1connect.NewMeshServiceClient(fronttest.Client(t, false), serve(t, s))
 	}
 	all, err := client(adminapi.Settings{Roster: known{hosts: hosts}, Traffic: traffic{served: []pipeline.StageName{"a"}}}).ListStages(t.Context(), connect.NewRequest(&adminv1.ListStagesRequest{}))
@@ -304,7 +304,7 @@ func TestStagesAreListedWithTheirHostsQueuesAndPipelines(t *testing.T) {
 	}
 	queue := &adminv1.QueueStatus{Durability: pipeline.File.ToProto(), Items: 6, Bytes: 60, High: 1, Normal: 2, Low: 3, MaxBytes: 100}
 	for i, want := range []*adminv1.StageStatus{
-		{Stage: "a", Hosts: 2, ReadyHosts: 1, Served: true, InHand: 3, MaxInFlight: 20, Running: 1, Slots: 3, Pipelines: []string{"p", "q"}},
+		{Stage: "a", Hosts: 2, ReadyHosts: 1, Served: true, InFlight: 3, MaxInFlight: 20, Running: 1, Slots: 3, Pipelines: []string{"p", "q"}},
 		{Stage: "b", Pipelines: []string{"p"}},
 		{Stage: "c", Hosts: 1},
 	} {

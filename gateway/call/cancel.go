@@ -2,57 +2,22 @@ package call
 
 import (
 	"context"
-	"sync"
+	"errors"
 	"time"
 
 	"github.com/google/uuid"
 
+	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// waiting finds the calls that wait here by the ids of their requests. The gate
-// bounds them.
-type waiting struct {
-	mu    sync.Mutex
-	calls map[pipeline.RequestID]*exchange
-}
-
-func newWaiting() *waiting { return &waiting{calls: map[pipeline.RequestID]*exchange{}} }
-
-func (w *waiting) add(c *exchange) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.calls[c.env.RequestID] = c
-}
-
-func (w *waiting) remove(c *exchange) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	delete(w.calls, c.env.RequestID)
-}
-
-// cancel ends the request's call, and reports whether one waits here.
-func (w *waiting) cancel(id pipeline.RequestID) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	c, ok := w.calls[id]
-	if !ok {
-		return false
-	}
-	select {
-	case c.cancelled <- calledOff():
-	default: // it was told before
-	}
-	return true
-}
-
-// Cancel calls a request off, through any gateway: its caller gets CANCELLED,
-// its item is taken back where it waits for its first step, and hosts hear that
-// nobody wants it. It returns before that is done, and it is best effort: nil
-// also for a request that is finished, or that nobody made. An id that is no
-// UUID is INVALID_REQUEST; BROKER_UNAVAILABLE says that nobody was told.
+// Cancel cancels a request, through any gateway: its caller gets CANCELLED, its
+// item is withdrawn where it waits for its first step, and hosts drop it. Cancel
+// returns before that is done, and it is best effort: it returns nil also for a
+// request that is finished or was never made. An ID that is no UUID is
+// INVALID_REQUEST. BROKER_UNAVAILABLE means that no gateway or host was notified.
 func (s *Service) Cancel(ctx context.Context, requestID string) error {
 	id, f := parseID(requestID)
 	if f != nil {
@@ -61,40 +26,181 @@ func (s *Service) Cancel(ctx context.Context, requestID string) error {
 	if err := ctx.Err(); err != nil {
 		return fault.From(err)
 	}
-	if s.waiting.cancel(id) {
+	if s.table.Cancel(id, cancelledFault()) {
 		return nil
 	}
-	// How long it may have is not known here: no longer than any.
+	// Its deadline is not known here: no later than any request's.
 	deadline := time.Now().Add(s.settings.MaxTimeout)
 	if err := s.bus.Cancel(&envelope.Cancel{Mesh: s.settings.Mesh, RequestID: id, Deadline: deadline}); err != nil {
 		s.metrics.cancelled(failed)
 		return unavailable(err).WithMetadata(requestIDKey, string(id))
 	}
-	s.metrics.cancelled(noticed)
+	s.metrics.cancelled(notified)
 	return nil
 }
 
-// hear is the handler of notices, those of this gateway among them. Anybody may
+// receiveCancel handles cancel messages, this gateway's own among them. Anybody may
 // have sent one.
-func (s *Service) hear(data []byte) {
-	notice, err := envelope.DecodeCancel(data)
-	if err != nil || notice.Mesh != s.settings.Mesh {
-		s.metrics.reply("malformed_notice")
+func (s *Service) receiveCancel(data []byte) {
+	message, err := envelope.DecodeCancel(data)
+	if err != nil || message.Mesh != s.settings.Mesh {
+		s.metrics.droppedReply("malformed_cancel")
 		return
 	}
-	s.waiting.cancel(notice.RequestID)
+	s.table.Cancel(message.RequestID, cancelledFault())
 }
 
-// requestIDKey is the request's id among the metadata of a fault.
+// cancelledFault is what the caller of a cancelled request gets.
+func cancelledFault() *fault.Fault { return fault.New(fault.Cancelled, "the request was cancelled") }
+
+// requestIDKey is the request's ID among the metadata of a fault.
 const requestIDKey = "request_id"
 
-const canonicalID = 36
+const canonicalIDLength = 36
 
 // parseID takes a UUID in its usual form, in capitals too.
 func parseID(text string) (pipeline.RequestID, *fault.Fault) {
 	id, err := uuid.Parse(text)
-	if err != nil || len(text) != canonicalID {
+	if err != nil || len(text) != canonicalIDLength {
 		return "", fault.Newf(fault.InvalidRequest, "request_id: %.*q is no UUID", shown, text).WithViolation("request_id", "no UUID")
 	}
 	return pipeline.RequestID(id.String()), nil
+}
+
+const (
+	// cancelTimeout is for the whole of one cancellation, of which most is the wait
+	// for its turn where a thousand callers leave at once.
+	cancelTimeout = 5 * time.Second
+	// brokerTimeout is for each question to the broker.
+	brokerTimeout = time.Second
+	// maxWithdrawals bounds the withdrawals at a time: the broker's API has one
+	// queue for everybody. The others wait their turn.
+	maxWithdrawals = 64
+)
+
+// cancels cancel what ended calls leave in the mesh, in the background: they
+// withdraw the item from its first queue, and notify the hosts. An item that a host
+// has in flight is in the queue too, so the cancel message goes out in any case.
+type cancels struct {
+	bus          *bus.Bus
+	withdrawItem func(context.Context, bus.Message, uint64) (bool, error)
+	count        func(how string)
+	// onWithdrawn, where set, gets what was withdrawn.
+	onWithdrawn func(*envelope.Envelope)
+	// running are those that wait or withdraw, withdrawals those that withdraw.
+	running     *tasks
+	withdrawals chan struct{}
+}
+
+func newCancels(b *bus.Bus, limit int, count func(string)) *cancels {
+	return &cancels{bus: b, withdrawItem: b.DeleteQueued, count: count, running: newTasks(limit), withdrawals: make(chan struct{}, maxWithdrawals)}
+}
+
+// abandoned is what a call that ended early has left in the mesh.
+type abandoned struct {
+	env     *envelope.Envelope
+	message bus.Message
+	// published gets the outcome of the last publish, which is the tries-th.
+	published <-chan publishOutcome
+	tries     int
+}
+
+// abandoned is called when the exchange is over.
+func (x *exchange) abandoned() abandoned {
+	s := &x.sending
+	if o, known := s.outcome(); known {
+		s.done <- o
+	}
+	return abandoned{env: x.env, message: s.message, published: s.done, tries: s.tries}
+}
+
+// outcome returns the outcome of the publish: unknown where that takes too long.
+func (a abandoned) outcome() publishOutcome {
+	timer := time.NewTimer(brokerTimeout)
+	defer timer.Stop()
+	select {
+	case o := <-a.published:
+		return o
+	case <-timer.C:
+		return publishOutcome{err: bus.ErrUnknown}
+	}
+}
+
+// isUnqueued reports whether nothing was ever queued: an earlier try may have been.
+func (a abandoned) isUnqueued(o publishOutcome) bool {
+	if a.tries > 1 {
+		return false
+	}
+	return o.receipt.Duplicate || o.err != nil && !errors.Is(o.err, bus.ErrUnknown)
+}
+
+// start cancels the request and returns at once. Where too many are being cancelled
+// there is only the cancel message.
+func (c *cancels) start(a abandoned) {
+	if f := c.running.start(func(context.Context) { c.cancel(a) }); f != nil {
+		c.notify(a.env, false)
+	}
+}
+
+// stop waits for what is being cancelled, at most cancelTimeout. What comes later
+// is only notified.
+func (c *cancels) stop() { c.running.stop(cancelTimeout) }
+
+func (c *cancels) cancel(a abandoned) {
+	ctx, cancel := context.WithTimeout(context.Background(), cancelTimeout)
+	defer cancel()
+	o := a.outcome()
+	if a.isUnqueued(o) {
+		return
+	}
+	isWithdrawn := o.err == nil && c.withdraw(ctx, a.message, o.receipt.Seq)
+	if isWithdrawn && c.onWithdrawn != nil {
+		c.onWithdrawn(a.env)
+	}
+	if a.env.StoresAnswer() {
+		c.store(ctx, a.env)
+	}
+	c.notify(a.env, isWithdrawn)
+}
+
+// withdraw reports whether the item was in its queue, and is not any more.
+func (c *cancels) withdraw(ctx context.Context, m bus.Message, seq uint64) bool {
+	select {
+	case c.withdrawals <- struct{}{}:
+		defer func() { <-c.withdrawals }()
+	case <-ctx.Done():
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, brokerTimeout)
+	defer cancel()
+	was, err := c.withdrawItem(ctx, m, seq)
+	return err == nil && was
+}
+
+// store makes CANCELLED the stored result of a cancelled request, as its caller got
+// it. A result that is there already stays.
+func (c *cancels) store(ctx context.Context, env *envelope.Envelope) {
+	reply := env.Answer()
+	reply.Fault = cancelledFault()
+	message, err := c.bus.Result(env.Result(reply, time.Now()))
+	if err != nil {
+		return // a fault always encodes, and is small
+	}
+	ctx, cancel := context.WithTimeout(ctx, brokerTimeout)
+	defer cancel()
+	// Without it the request is one that never finishes; its caller knows.
+	_, _ = c.bus.PublishAndWait(ctx, message)
+}
+
+// notify tells the hosts, and counts how the request was cancelled.
+func (c *cancels) notify(env *envelope.Envelope, isWithdrawn bool) {
+	err := c.bus.Cancel(&envelope.Cancel{Mesh: env.Mesh, RequestID: env.RequestID, Deadline: env.Deadline})
+	switch {
+	case isWithdrawn:
+		c.count(deleted)
+	case err == nil:
+		c.count(notified)
+	default:
+		c.count(failed)
+	}
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// wait returns when so many items wait in, or were pulled from, the queue.
+// wait returns when so many items are in the queue, waiting or in flight.
 func (b *bed) wait(d pipeline.Durability, items uint64) {
 	b.t.Helper()
 	bustest.Eventually(b.t, fmt.Sprint(items, " items in the queue"), func() bool {
@@ -27,8 +27,8 @@ func (b *bed) wait(d pipeline.Durability, items uint64) {
 	})
 }
 
-// A gateway that has no time left answers for what is not answered.
-func TestStopSendsAwayWhoIsLeft(t *testing.T) {
+// A gateway that has no time left fails the calls that are left.
+func TestStopFailsCallsThatAreLeft(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.memoryQueue()
@@ -43,17 +43,17 @@ func TestStopSendsAwayWhoIsLeft(t *testing.T) {
 	fails(t, answer, fault.ShuttingDown)
 }
 
-func TestWhatACallerLeftIsNeverDelivered(t *testing.T) {
+func TestAbandonedItemIsNeverDelivered(t *testing.T) {
 	t.Parallel()
 	const calls = 400
 	sums := newCounts()
 	b := newBed(t, metered(sums))
 	b.memoryQueue()
 	ctx, leave := context.WithCancel(t.Context())
-	var inside sync.WaitGroup
+	var calling sync.WaitGroup
 	for range calls {
-		inside.Go(func() {
-			response, err := b.service.Infer(ctx, ask("left"))
+		calling.Go(func() {
+			response, err := b.service.Infer(ctx, ask("abandoned"))
 			if f := fault.From(err); err == nil || f.Reason != fault.Cancelled {
 				t.Errorf("got %+v, %v", response, err)
 			}
@@ -61,16 +61,16 @@ func TestWhatACallerLeftIsNeverDelivered(t *testing.T) {
 	}
 	b.wait(pipeline.Memory, calls)
 	leave()
-	inside.Wait()
+	calling.Wait()
 	b.stops[b.service]()
-	if got := sums.of(cancelled("withdrawn")); got != calls {
+	if got := sums.of(cancelled("deleted")); got != calls {
 		t.Errorf("%d of %d calls were withdrawn: %v", got, calls, sums.all())
 	}
 	items := b.pulls(pipeline.Memory)
 	answer := infer(t.Context(), b.gateway("another"), ask("wanted"))
 	item := bustest.Receive(t, "item", items)
 	if got := textOf(item.env.Parts); got != "wanted" {
-		t.Errorf("an item came that was %s", got)
+		t.Errorf("item %q was delivered", got)
 	}
 	b.end(item.env, 1, []byte("done"))
 	if got := bustest.Receive(t, "answer", answer); got.err != nil {
@@ -78,8 +78,8 @@ func TestWhatACallerLeftIsNeverDelivered(t *testing.T) {
 	}
 }
 
-// The queue's word may come after the caller has left.
-func TestAnItemIsWithdrawnAlsoWhenItsCallerLeftBeforeItWasQueued(t *testing.T) {
+// The acknowledgement may come after the caller has left.
+func TestItemIsWithdrawnThoughItsCallerLeftEarly(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.memoryQueue()
@@ -87,7 +87,7 @@ func TestAnItemIsWithdrawnAlsoWhenItsCallerLeftBeforeItWasQueued(t *testing.T) {
 	b.published(pipeline.Memory, func(*nats.Msg) { sent <- struct{}{} })
 	for range 200 {
 		ctx, leave := context.WithCancel(t.Context())
-		answer := infer(ctx, b.service, ask("left"))
+		answer := infer(ctx, b.service, ask("abandoned"))
 		bustest.Receive(t, "item on its way", sent)
 		leave()
 		if got := bustest.Receive(t, "end of the call", answer); fault.From(got.err).Reason != fault.Cancelled {
@@ -100,14 +100,14 @@ func TestAnItemIsWithdrawnAlsoWhenItsCallerLeftBeforeItWasQueued(t *testing.T) {
 	}
 }
 
-func TestHostsHearThatNobodyWantsWhatTheyHaveInHand(t *testing.T) {
+func TestHostsAreNotifiedOfItemsInFlight(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.alive()
-	items, notices := b.pulls(pipeline.Memory), b.notices()
+	items, notices := b.pulls(pipeline.Memory), b.cancelMessages()
 	for name, settle := range map[string]func(pulled) error{
-		"while it is in hand":  func(pulled) error { return nil },
-		"after it has gone on": func(p pulled) error { return p.delivery.Ack() },
+		"in flight": func(pulled) error { return nil },
+		"forwarded": func(p pulled) error { return p.delivery.Ack() },
 	} {
 		ctx, leave := context.WithCancel(t.Context())
 		answer := infer(ctx, b.service, ask("x"))
@@ -119,12 +119,12 @@ func TestHostsHearThatNobodyWantsWhatTheyHaveInHand(t *testing.T) {
 		bustest.Receive(t, "end of the call", answer)
 		notice := bustest.Receive(t, name, notices)
 		if notice.Mesh != mesh || notice.RequestID != item.env.RequestID || !notice.Deadline.Equal(item.env.Deadline) {
-			t.Errorf("%s: heard %+v", name, notice)
+			t.Errorf("%s: got %+v", name, notice)
 		}
 	}
 }
 
-func TestADeadlineIsNoReasonToCallOff(t *testing.T) {
+func TestDeadlineCancelsNothing(t *testing.T) {
 	t.Parallel()
 	sums := newCounts()
 	b := newBed(t, metered(sums))
@@ -143,18 +143,18 @@ func TestADeadlineIsNoReasonToCallOff(t *testing.T) {
 	}
 	leave()
 	b.stops[b.service]()
-	for _, how := range []string{"withdrawn", "noticed", "failed"} {
+	for _, how := range []string{"deleted", "notified", "failed"} {
 		if n := sums.of(cancelled(how)); n > 0 {
 			t.Errorf("%d %s", n, how)
 		}
 	}
 }
 
-func TestAStreamThatNobodyReadsIsCalledOff(t *testing.T) {
+func TestUnreadStreamIsCancelled(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.alive()
-	items, notices := b.pulls(pipeline.Memory), b.notices()
+	items, notices := b.pulls(pipeline.Memory), b.cancelMessages()
 	ended := make(chan error, 1)
 	go func() {
 		_, err := b.service.Stream(t.Context(), ask("x"), func(call.Chunk) error { return errors.New("broken pipe") })
@@ -166,11 +166,11 @@ func TestAStreamThatNobodyReadsIsCalledOff(t *testing.T) {
 		t.Errorf("ended with %v", err)
 	}
 	if notice := bustest.Receive(t, "notice", notices); notice.RequestID != item.env.RequestID {
-		t.Errorf("heard %+v", notice)
+		t.Errorf("got %+v", notice)
 	}
 }
 
-func TestARequestIsCalledOffThroughAnyGateway(t *testing.T) {
+func TestAnyGatewayCancelsARequest(t *testing.T) {
 	t.Parallel()
 	for _, d := range []pipeline.Durability{pipeline.Memory, pipeline.File} {
 		for _, through := range []string{"its own", "another"} {
@@ -198,7 +198,7 @@ func TestARequestIsCalledOffThroughAnyGateway(t *testing.T) {
 					t.Errorf("got %v", f)
 				}
 				b.wait(d, 0)
-				bustest.Eventually(t, "it is counted", func() bool { return sums.of(cancelled("withdrawn")) == 1 })
+				bustest.Eventually(t, "it is counted", func() bool { return sums.of(cancelled("deleted")) == 1 })
 				response, err := asked.Result(t.Context(), request, 0)
 				if d == pipeline.Memory {
 					_ = wantFault(t, response, err, fault.NotFound)
@@ -210,8 +210,8 @@ func TestARequestIsCalledOffThroughAnyGateway(t *testing.T) {
 	}
 }
 
-// The first answer wins: a host that has the item in hand may be quicker.
-func TestCallingOffKeepsAnAnswerThatIsThere(t *testing.T) {
+// The first result wins: a host that has the item in flight may be quicker.
+func TestCancelKeepsAStoredResult(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.alive()
@@ -231,12 +231,12 @@ func TestCallingOffKeepsAnAnswerThatIsThere(t *testing.T) {
 	}
 }
 
-func TestCallingOffWhatWaitsNowhereTellsTheHosts(t *testing.T) {
+func TestCancelOfAnUnknownRequestNotifiesHosts(t *testing.T) {
 	t.Parallel()
 	sums := newCounts()
 	const longest = time.Minute
 	b := newBed(t, metered(sums), func(s *call.Settings) { s.MaxTimeout = longest })
-	notices := b.notices()
+	notices := b.cancelMessages()
 	id := uuid.NewString()
 	begin := time.Now()
 	if err := b.service.Cancel(t.Context(), id); err != nil {
@@ -244,7 +244,7 @@ func TestCallingOffWhatWaitsNowhereTellsTheHosts(t *testing.T) {
 	}
 	notice := bustest.Receive(t, "notice", notices)
 	if left := notice.Deadline.Sub(begin); string(notice.RequestID) != id || left < longest || left > longest+atOnce {
-		t.Errorf("heard %+v", notice)
+		t.Errorf("got %+v", notice)
 	}
 	for _, bad := range []string{"", "x", "urn:uuid:" + id, "{" + id + "}", id[:8] + id[9:13] + id[14:18] + id[19:23] + id[24:], id + "\n", "a.b.>"} {
 		err := b.service.Cancel(t.Context(), bad)
@@ -259,13 +259,13 @@ func TestCallingOffWhatWaitsNowhereTellsTheHosts(t *testing.T) {
 	if err := b.service.Cancel(t.Context(), id); fault.From(err).Reason != fault.BrokerUnavailable {
 		t.Errorf("without a broker: %v", err)
 	}
-	if noticed, failed := sums.of(cancelled("noticed")), sums.of(cancelled("failed")); noticed != 1 || failed != 1 {
+	if noticed, failed := sums.of(cancelled("notified")), sums.of(cancelled("failed")); noticed != 1 || failed != 1 {
 		t.Errorf("counted %v", sums.all())
 	}
 	b.broker.Restore()
 }
 
-func TestNoticesThatAreNoneAreCountedAndHarmNobody(t *testing.T) {
+func TestMalformedCancelIsCountedAndDropped(t *testing.T) {
 	t.Parallel()
 	sums := newCounts()
 	b := newBed(t, metered(sums))
@@ -284,7 +284,7 @@ func TestNoticesThatAreNoneAreCountedAndHarmNobody(t *testing.T) {
 		}
 	}
 	bustest.Eventually(t, "they are counted", func() bool {
-		return sums.of("stagemesh.gateway.dropped_replies malformed_notice") == int64(len(notices))
+		return sums.of("stagemesh.gateway.dropped_replies malformed_cancel") == int64(len(notices))
 	})
 	b.end(item.env, 1, []byte("done"))
 	if got := bustest.Receive(t, "answer", answer); got.err != nil {

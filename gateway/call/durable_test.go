@@ -15,10 +15,10 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-func TestARequestIsDurableWhereItOrItsPipelineSaysSo(t *testing.T) {
+func TestRequestOrPipelineMakesItDurable(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, func(s *call.Settings) {
-		c, err := catalog.New([]pipeline.Pipeline{{Name: "kept", Durability: pipeline.File, Steps: []pipeline.Step{{Name: "stage", Stage: stage}}}})
+		c, err := catalog.New([]pipeline.Pipeline{{Name: "durable", Durability: pipeline.File, Steps: []pipeline.Step{{Name: "stage", Stage: stage}}}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -31,10 +31,10 @@ func TestARequestIsDurableWhereItOrItsPipelineSaysSo(t *testing.T) {
 		asked    pipeline.Durability
 		queue    <-chan pulled
 	}{
-		"nobody says":            {whole, pipeline.DurabilityUnset, memory},
-		"the request says":       {whole, pipeline.File, file},
-		"the pipeline says":      {"kept", pipeline.DurabilityUnset, file},
-		"the request says other": {"kept", pipeline.Memory, memory},
+		"neither":               {whole, pipeline.DurabilityUnset, memory},
+		"the request":           {whole, pipeline.File, file},
+		"the pipeline":          {"durable", pipeline.DurabilityUnset, file},
+		"the request overrides": {"durable", pipeline.Memory, memory},
 	} {
 		r := ask(name)
 		r.Pipeline, r.Durability = test.pipeline, test.asked
@@ -47,7 +47,7 @@ func TestARequestIsDurableWhereItOrItsPipelineSaysSo(t *testing.T) {
 	}
 }
 
-func TestOnlyADurableRequestMakesTheStreamOfResults(t *testing.T) {
+func TestOnlyDurableRequestsMakeTheResultStream(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.alive()
@@ -80,7 +80,7 @@ func TestOnlyADurableRequestMakesTheStreamOfResults(t *testing.T) {
 	}
 }
 
-// bounce restarts the broker and waits until everybody is back.
+// bounce restarts the broker and waits until all have reconnected.
 func (b *bed) bounce() {
 	b.t.Helper()
 	b.broker.Stop()
@@ -89,7 +89,7 @@ func (b *bed) bounce() {
 	bustest.Eventually(b.t, "the connection is back", func() bool { return b.service.PipelineReady(b.t.Context(), whole) == nil && b.host.Connected() })
 }
 
-func TestABrokerWithoutRoomForResultsIsToldAtOnce(t *testing.T) {
+func TestBrokerWithoutSpaceForResultsFailsFast(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, func(s *call.Settings) { s.Results.MaxBytes = 1 << 50 })
 	b.fileQueue()
@@ -97,12 +97,12 @@ func TestABrokerWithoutRoomForResultsIsToldAtOnce(t *testing.T) {
 		begin := time.Now()
 		response, err := b.service.Infer(t.Context(), durable("x"))
 		if f := wantFault(t, response, err, fault.BrokerUnavailable); f.RetryAfter <= 0 || time.Since(begin) > atOnce {
-			t.Errorf("retry after %s, told after %s", f.RetryAfter, time.Since(begin))
+			t.Errorf("retry after %s, failed after %s", f.RetryAfter, time.Since(begin))
 		}
 	}
 }
 
-func TestAnAnnouncedAnswerIsTheStoredOne(t *testing.T) {
+func TestAnnouncedResultIsTheStoredOne(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.alive()
@@ -123,7 +123,7 @@ func TestAnAnnouncedAnswerIsTheStoredOne(t *testing.T) {
 	}
 }
 
-func TestAnAnswerThatIsAnnouncedTooEarlyIsAwaited(t *testing.T) {
+func TestResultAnnouncedTooEarlyIsAwaited(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.alive()
@@ -143,7 +143,7 @@ func TestAnAnswerThatIsAnnouncedTooEarlyIsAwaited(t *testing.T) {
 	}
 }
 
-func TestAStoredAnswerIsNoAnswerToAMemoryCall(t *testing.T) {
+func TestMemoryCallRejectsAnAnnouncedResult(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.serves(b.announce)
@@ -151,7 +151,7 @@ func TestAStoredAnswerIsNoAnswerToAMemoryCall(t *testing.T) {
 	_ = wantFault(t, response, err, fault.Internal)
 }
 
-func TestAnAnswerWhoseReplyWasLostIsFound(t *testing.T) {
+func TestResultIsFoundAfterALostReply(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		timeout, most time.Duration
@@ -183,7 +183,7 @@ func TestAnAnswerWhoseReplyWasLostIsFound(t *testing.T) {
 	}
 }
 
-func TestADurableCallWithoutAnAnswerEndsSoonAfterItsDeadline(t *testing.T) {
+func TestUnansweredDurableCallEndsAtItsDeadline(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.fileQueue()
@@ -197,13 +197,13 @@ func TestADurableCallWithoutAnAnswerEndsSoonAfterItsDeadline(t *testing.T) {
 	}
 }
 
-func TestALostMemoryQueueDoesNotConcernADurableCall(t *testing.T) {
+func TestDurableCallSurvivesALostMemoryQueue(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.alive()
 	items := b.pulls(pipeline.File)
 	b.ensureQueue(pipeline.Memory)
-	kept, lost := infer(t.Context(), b.service, durable("kept")), infer(t.Context(), b.service, ask("lost"))
+	kept, lost := infer(t.Context(), b.service, durable("durable")), infer(t.Context(), b.service, ask("lost"))
 	item := bustest.Receive(t, "durable item", items)
 	bustest.Eventually(t, "the item waits", func() bool {
 		info, err := b.host.Queue(t.Context(), stage, pipeline.Memory)
@@ -218,11 +218,11 @@ func TestALostMemoryQueueDoesNotConcernADurableCall(t *testing.T) {
 	}
 }
 
-func TestADurableRequestOutlivesItsCaller(t *testing.T) {
+func TestDurableRequestOutlivesItsCaller(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.alive()
-	notices := b.notices()
+	notices := b.cancelMessages()
 	ctx, leave := context.WithCancel(t.Context())
 	b.ensureQueue(pipeline.File)
 	answer := infer(ctx, b.service, durable("x"))
@@ -242,13 +242,12 @@ func TestADurableRequestOutlivesItsCaller(t *testing.T) {
 		t.Errorf("the result: %+v, %v", response, err)
 	}
 	if len(notices) > 0 {
-		t.Errorf("it was called off: %+v", <-notices)
+		t.Errorf("it was cancelled: %+v", <-notices)
 	}
 }
 
-// A stream's caller must see what follows what it has, or be told that it
-// cannot.
-func TestAStoredAnswerEndsAStreamOnlyWhereNothingIsMissing(t *testing.T) {
+// A stream's caller must get the messages that follow those it has, or a fault.
+func TestStoredResultEndsOnlyACompleteStream(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		chunks int
@@ -301,7 +300,7 @@ func TestAStoredAnswerEndsAStreamOnlyWhereNothingIsMissing(t *testing.T) {
 	}
 }
 
-func TestAStoredAnswerThatCannotBeReadIsADefect(t *testing.T) {
+func TestUnreadableResultIsAnInternalError(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.alive()

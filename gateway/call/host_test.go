@@ -17,10 +17,10 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/mesh/result"
+	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
-// ackWait is so long that nothing in a test comes again because of it.
+// ackWait is so long that no item of a test is redelivered.
 const ackWait = 10 * time.Minute
 
 // fileQueue makes a queue of durable items for the stage, and the stage alive.
@@ -39,7 +39,7 @@ func (b *bed) memoryQueue() bus.QueueInfo {
 func (b *bed) ensureQueue(d pipeline.Durability) bus.QueueInfo {
 	b.t.Helper()
 	info, err := b.host.EnsureQueue(b.t.Context(), bus.QueueSettings{
-		Stage: stage, Durability: d, MaxItems: 10_000, MaxBytes: 64 << 20, MaxAge: time.Hour, AckWait: ackWait,
+		Stage: stage, Durability: d, MaxItems: 10_000, MaxBytes: 64 << 20, MaxAge: time.Hour, AckWait: ackWait, MaxDeliver: 20,
 	})
 	if err != nil {
 		b.t.Fatal(err)
@@ -71,7 +71,7 @@ func (b *bed) pulls(d pipeline.Durability) <-chan pulled {
 	return out
 }
 
-// pulled is an item in a host's hand.
+// pulled is an item that a host has in flight.
 type pulled struct {
 	env      *envelope.Envelope
 	delivery bus.Delivery
@@ -97,7 +97,7 @@ func (b *bed) storeReply(env *envelope.Envelope, reply *envelope.Reply) bool {
 		err     error
 	}
 	done := make(chan sent, 1)
-	b.host.Send(message, func(r bus.Receipt, err error) { done <- sent{r, err} })
+	b.host.Publish(message, func(r bus.Receipt, err error) { done <- sent{r, err} })
 	got := bustest.Receive(b.t, "receipt of a stored answer", done)
 	if got.err != nil {
 		b.t.Errorf("store: %v", got.err)
@@ -105,7 +105,7 @@ func (b *bed) storeReply(env *envelope.Envelope, reply *envelope.Reply) bool {
 	return !got.receipt.Duplicate
 }
 
-// announce tells the item's gateway that its answer is stored.
+// announce tells the item's gateway that its result is stored.
 func (b *bed) announce(env *envelope.Envelope) {
 	reply := env.Answer()
 	reply.Stored = true
@@ -115,7 +115,7 @@ func (b *bed) announce(env *envelope.Envelope) {
 func (b *bed) sends(env *envelope.Envelope, reply *envelope.Reply) {
 	message, err := b.host.Reply(env.Gateway, reply)
 	if err == nil {
-		err = b.host.SendOnce(message)
+		err = b.host.PublishUnacked(message)
 	}
 	if err != nil {
 		b.t.Errorf("reply: %v", err)
@@ -129,8 +129,8 @@ func (b *bed) gateway(name pipeline.GatewayID, edits ...func(*call.Settings)) *c
 	return b.start(b.broker.Connect(mesh), edits...)
 }
 
-// notices returns what is said on the mesh's subject of notices.
-func (b *bed) notices() <-chan *envelope.Cancel {
+// cancelMessages returns the mesh's cancel messages.
+func (b *bed) cancelMessages() <-chan *envelope.Cancel {
 	b.t.Helper()
 	out := make(chan *envelope.Cancel, 10_000)
 	stop, err := b.host.ServeCancels(func(data []byte) {
@@ -147,7 +147,7 @@ func (b *bed) notices() <-chan *envelope.Cancel {
 	return out
 }
 
-// answered is what a call in the background ended with.
+// answered is how a call in the background ended.
 type answered struct {
 	response *call.Response
 	err      error
@@ -176,10 +176,10 @@ func (b *bed) resultStream() bool {
 	return err == nil
 }
 
-// keepsResults makes the stream of results, as a host would.
-func (b *bed) keepsResults() {
+// ensureResults makes the stream of results, as a host would.
+func (b *bed) ensureResults() {
 	b.t.Helper()
-	if err := result.New(b.host, result.Settings{}).Ensure(b.t.Context()); err != nil {
+	if err := store.NewResults(b.host, store.Settings{}).Ensure(b.t.Context()); err != nil {
 		b.t.Fatal(err)
 	}
 }

@@ -3,26 +3,31 @@ package call
 import (
 	"context"
 	"errors"
+	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/google/uuid"
 
+	"github.com/stagemesh/stagemesh/gateway/admission"
+	"github.com/stagemesh/stagemesh/gateway/correlate"
+	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// Infer runs one request and returns its answer.
+// Infer runs one request and returns its response.
 func (s *Service) Infer(ctx context.Context, r *Request) (*Response, error) {
 	return s.Stream(ctx, r, nil)
 }
 
-// Stream is Infer that hands chunks to emit, in order, as they come; emit may
-// be nil. An error of emit ends the call as CANCELLED: its caller is gone.
+// Stream is Infer that hands chunks to emit, in order, as they come; emit may be
+// nil. An error of emit ends the call as CANCELLED: its caller is gone.
 func (s *Service) Stream(ctx context.Context, r *Request, emit func(Chunk) error) (*Response, error) {
 	begin, label := time.Now(), s.settings.Catalog.Label(r.Pipeline)
-	response, f := s.admitted(ctx, r, emit, begin)
+	response, f := s.infer(ctx, r, emit, begin)
 	s.metrics.request(label, f, time.Since(begin))
 	if f != nil {
 		return nil, f
@@ -30,107 +35,299 @@ func (s *Service) Stream(ctx context.Context, r *Request, emit func(Chunk) error
 	return response, nil
 }
 
-func (s *Service) admitted(ctx context.Context, r *Request, emit func(Chunk) error, begin time.Time) (*Response, *fault.Fault) {
-	if f := s.gate.Enter(); f != nil {
+// infer is the path of every request: admit, resolve, check, register, publish,
+// await, settle.
+func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error, begin time.Time) (*Response, *fault.Fault) {
+	if f := s.admit(r); f != nil {
 		return nil, f
 	}
-	defer s.gate.Leave()
-	if f := s.takeBytes(r); f != nil {
-		return nil, f
-	}
-	defer s.giveBytes(r)
+	defer s.release(r)
 	id := pipeline.RequestID(uuid.Must(uuid.NewV7()).String())
-	response, id, f := s.identified(ctx, id, r, emit, begin)
+	p, f := s.settings.Catalog.Resolve(r.Pipeline)
 	if f != nil {
-		s.log(id, r, f)
-		return nil, f.WithMetadata(requestIDKey, string(id))
+		return nil, s.failed(id, r, f)
+	}
+	if f := s.pipelines.Acquire(p.Name, p.MaxInFlight); f != nil {
+		return nil, s.failed(id, r, f)
+	}
+	defer s.pipelines.Release(p.Name, p.MaxInFlight)
+	env, f := s.check(id, r, p, begin)
+	if f != nil {
+		return nil, s.failed(id, r, f)
+	}
+	ctx, cancel := context.WithDeadline(ctx, env.Deadline)
+	defer cancel()
+	env.Deadline, _ = ctx.Deadline() // the caller's may be earlier
+	env.TakesChunks = emit != nil
+	response, id, err := s.respond(ctx, newExchange(s, r, env, emit, waitsForCapacity(r, p)))
+	if err != nil {
+		return nil, s.failed(id, r, deadlineFault(fault.From(err), env))
 	}
 	response.Timeline.Total = time.Since(begin)
 	return response, nil
 }
 
-// identified returns the answer, and the request whose answer it is: that of the
-// id, or the one that has its idempotency key.
-func (s *Service) identified(ctx context.Context, id pipeline.RequestID, r *Request, emit func(Chunk) error, begin time.Time) (*Response, pipeline.RequestID, *fault.Fault) {
-	p, f := s.settings.Catalog.Resolve(r.Pipeline)
-	if f != nil {
-		return nil, id, f
+// respond returns the response, and the request whose response it is: the
+// exchange's own, or the first request with its idempotency key.
+func (s *Service) respond(ctx context.Context, x *exchange) (*Response, pipeline.RequestID, error) {
+	if x.env.IdempotencyKey != "" {
+		return newIdempotent(x).respond(ctx)
 	}
-	if f := s.shares.Enter(p.Name, p.MaxInFlight); f != nil {
-		return nil, id, f
+	if f := s.awaitCapacity(ctx, x); f != nil {
+		return nil, x.env.RequestID, f
 	}
-	defer s.shares.Leave(p.Name, p.MaxInFlight)
-	env, f := s.plan(id, r, p, begin)
-	if f != nil {
-		return nil, id, f
-	}
-	ctx, cancel := context.WithDeadline(ctx, env.Deadline)
-	defer cancel()
-	// The caller's context may end before.
-	env.Deadline, _ = ctx.Deadline()
-	env.TakesChunks = emit != nil
-	c := newExchange(s, r, env, emit)
-	c.waits = waitsForRoom(r, p)
-	response, id, err := s.decided(ctx, c)
-	if err != nil {
-		return nil, id, timed(fault.From(err), env)
-	}
-	return response, id, nil
+	response, err := x.run(ctx)
+	return response, x.env.RequestID, err
 }
 
-// timed returns the fault, and where that is the end of the call's own time, wherever
-// the call was, how long that was.
-func timed(f *fault.Fault, env *envelope.Envelope) *fault.Fault {
+// run makes the request. Callers may cancel it meanwhile.
+func (x *exchange) run(ctx context.Context) (*Response, error) {
+	if err := x.register(); err != nil {
+		return nil, err
+	}
+	defer x.pending.Forget()
+	x.publish()
+	response, err := x.await(ctx)
+	x.settle(err)
+	return response, err
+}
+
+// exchange is one request between its registration and its response.
+type exchange struct {
+	service *Service
+	request *Request
+	env     *envelope.Envelope
+	// emit takes the chunks; nil where the caller wants the response alone.
+	emit func(Chunk) error
+	// label is the pipeline's in metrics.
+	label string
+	// waits is true where the request waits for capacity. slowest is the queue
+	// where it is expected to wait longest, if any.
+	waits   bool
+	slowest *admission.Queue
+
+	pending *correlate.Pending
+	// sending is the publish, progress what has come of the answer, and search the
+	// look-ups of the stored result.
+	sending  sending
+	progress progress
+	search   search
+}
+
+func newExchange(s *Service, r *Request, env *envelope.Envelope, emit func(Chunk) error, waits bool) *exchange {
+	return &exchange{service: s, request: r, env: env, emit: emit, label: s.settings.Catalog.Label(r.Pipeline), waits: waits}
+}
+
+// admit takes a request into flight, with those bytes of its inputs that the caller
+// has not booked: a compressed body is smaller than the inputs in it.
+func (s *Service) admit(r *Request) *fault.Fault {
+	if f := s.limiter.Acquire(); f != nil {
+		return f
+	}
+	if s.settings.Bodies == nil {
+		return nil
+	}
+	f := s.settings.Bodies.Take(unbookedBytes(r))
+	if f != nil {
+		s.limiter.Release()
+	}
+	return f
+}
+
+func (s *Service) release(r *Request) {
+	if s.settings.Bodies != nil {
+		s.settings.Bodies.Give(unbookedBytes(r))
+	}
+	s.limiter.Release()
+}
+
+func unbookedBytes(r *Request) int64 { return int64(max(payload.Size(r.Inputs)-r.Booked, 0)) }
+
+// awaitCapacity returns nil when the mesh can take the request: now or, where it
+// waits for capacity, later.
+func (s *Service) awaitCapacity(ctx context.Context, x *exchange) (f *fault.Fault) {
+	x.slowest, f = s.availability.Admit(ctx, x.env, x.waits)
+	if f != nil || x.env.Durability != pipeline.File {
+		return f
+	}
+	return s.results.ensure(ctx)
+}
+
+// register makes the call pending under a new execution. The ID is new for every
+// execution: the broker would drop one used before as a duplicate.
+func (x *exchange) register() error {
+	if err := x.encode(); err != nil {
+		return err
+	}
+	c := correlate.Call{Execution: x.env.ExecutionID, Request: x.env.RequestID, Stages: x.memoryStages(x.env.Durability)}
+	if x.emit != nil {
+		c.Buffer = correlate.Buffer{Replies: streamReplies, Bytes: streamBytes}
+	}
+	pending, err := x.service.table.Register(c)
+	if err != nil {
+		return fault.Newf(fault.Overloaded, "%w", err).WithRetryAfter(admission.RetryAfter)
+	}
+	x.pending = pending
+	if x.env.StoresAnswer() {
+		x.search.reconnected = x.service.reconnects.next()
+	}
+	return nil
+}
+
+// encode mints an execution and encodes it into the message to publish.
+func (x *exchange) encode() error {
+	x.env.ExecutionID = pipeline.ExecutionID(uuid.Must(uuid.NewV7()).String())
+	message, err := x.service.bus.Item(x.env)
+	switch {
+	case errors.Is(err, bus.ErrTooLarge):
+		return admission.Rejection(err, x.env.Hop())
+	case err != nil:
+		// All else that the encoder refuses is text that is not UTF-8.
+		return fault.Newf(fault.InvalidRequest, "the request cannot be encoded: %w", err)
+	}
+	x.sending = newSending(message)
+	return nil
+}
+
+// memoryStages are the stages of the route whose memory queues may hold the
+// request: none for a durable one.
+func (x *exchange) memoryStages(d pipeline.Durability) []pipeline.StageName {
+	if d == pipeline.File {
+		return nil
+	}
+	out := make([]pipeline.StageName, len(x.env.Route))
+	for i, hop := range x.env.Route {
+		out[i] = hop.Stage
+	}
+	return out
+}
+
+// await handles events until there is a response or an error.
+func (x *exchange) await(ctx context.Context) (*Response, error) {
+	for {
+		response, err := x.handleNext(ctx)
+		if response != nil || err != nil {
+			return response, err
+		}
+	}
+}
+
+// handleNext handles one event; response is nil while the call goes on.
+func (x *exchange) handleNext(ctx context.Context) (*Response, error) {
+	select {
+	case <-x.sending.failed:
+		return nil, x.handleFailedPublish()
+	case <-x.sending.retry:
+		x.publishAgain()
+		return nil, nil
+	case <-x.pending.Ready():
+		return x.nextReply()
+	case f := <-x.pending.Failed():
+		return nil, f
+	case <-x.pending.Hostless():
+		return nil, x.withdrawHostless(ctx)
+	case <-x.search.reconnected:
+		x.search.reconnected = x.service.reconnects.next()
+		x.search.begin()
+		return nil, nil
+	case <-x.search.due:
+		return x.lookUpResult(ctx)
+	case <-x.progress.overdue():
+		return nil, fault.Newf(fault.StreamInterrupted, "the stream broke after %d chunks: the next message did not come in time", x.progress.seq)
+	case <-ctx.Done():
+		return x.end(ctx)
+	}
+}
+
+// lastLookUp bounds the look-up of a stored result at the deadline.
+const lastLookUp = 500 * time.Millisecond
+
+// end returns the response or error of a call whose context has ended.
+func (x *exchange) end(ctx context.Context) (*Response, error) {
+	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return nil, ctx.Err()
+	}
+	if p, known := x.sending.outcome(); known && errors.Is(p.err, bus.ErrQueueFull) {
+		return nil, admission.Rejection(p.err, x.env.Hop())
+	}
+	if x.env.StoresAnswer() {
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLookUp)
+		defer cancel()
+		if response, err := x.lookUpResult(last); response != nil || err != nil {
+			return response, err
+		}
+	}
+	return nil, ctx.Err()
+}
+
+// settle cancels what the call leaves in the mesh, and records what its end says
+// about queues.
+func (x *exchange) settle(err error) {
+	x.progress.stop()
+	if err != nil && x.leavesWork(err) {
+		x.service.cancels.start(x.abandoned())
+	}
+	switch {
+	case err != nil && fault.From(err).Reason == fault.DeadlineExceeded:
+		if x.slowest != nil {
+			x.slowest.Late()
+		}
+	case x.progress.isFinal:
+		x.service.availability.Answered(x.env)
+	}
+}
+
+// minLeft is how much of its time a call must have left to be cancelled: hosts drop
+// an item at its deadline by themselves. Callers that give up at their own deadline
+// are gone a little before the gateway's clock says so. In an overload that would
+// be a cancel message for every request.
+const minLeft = 100 * time.Millisecond
+
+// leavesWork reports whether a call that ends by err leaves work in the mesh that
+// is cancelled: nobody takes the rest of the answer, or it has a gap. A request
+// whose result is stored outlives its caller.
+func (x *exchange) leavesWork(err error) bool {
+	switch {
+	case x.progress.isFinal:
+		return false
+	case x.isCancelled():
+		return true
+	case x.env.StoresAnswer(), time.Until(x.env.Deadline) < minLeft:
+		return false
+	case x.progress.isRejected:
+		return true
+	}
+	switch fault.From(err).Reason {
+	case fault.Cancelled, fault.SlowReader, fault.StreamInterrupted:
+		return true
+	case fault.QueueLost:
+		// An item sent once is lost with the queue. One sent again may be in the new
+		// queue, and its caller is told to send the request again.
+		return x.sending.tries > 1
+	}
+	return false
+}
+
+// isCancelled reports whether the request was cancelled by its ID.
+func (x *exchange) isCancelled() bool { return x.pending != nil && x.pending.IsCancelled() }
+
+// deadlineFault returns the fault. Where that is the end of the call's own time, it
+// says how long that was.
+func deadlineFault(f *fault.Fault, env *envelope.Envelope) *fault.Fault {
 	if f.Reason != fault.DeadlineExceeded || !errors.Is(f, context.DeadlineExceeded) {
 		return f
 	}
 	return fault.Newf(fault.DeadlineExceeded, "no answer within %s", env.Timeout().Round(time.Millisecond)).Caused(context.DeadlineExceeded)
 }
 
-// decided makes the request, unless another with its idempotency key was made.
-func (s *Service) decided(ctx context.Context, c *exchange) (*Response, pipeline.RequestID, error) {
-	if c.env.IdempotencyKey != "" {
-		return newKeyed(c).run(ctx)
+// failed logs the fault and returns it with the request's ID: at debug level, or
+// louder where the mesh is at fault.
+func (s *Service) failed(id pipeline.RequestID, r *Request, f *fault.Fault) *fault.Fault {
+	level := slog.LevelDebug
+	if f.Reason == fault.Internal {
+		level = slog.LevelError
 	}
-	if f := s.ready(ctx, c); f != nil {
-		return nil, c.env.RequestID, f
-	}
-	response, err := s.exchanged(ctx, c)
-	return response, c.env.RequestID, err
+	s.settings.Logger.Log(context.Background(), level, "request failed", "request_id", id, "pipeline", fmt.Sprintf("%.*s", shown, r.Pipeline),
+		"reason", f.Reason, "error", f, "cause", f.Unwrap(), "traceparent", r.Trace["traceparent"])
+	return f.WithMetadata(requestIDKey, string(id))
 }
-
-// exchanged makes the request, which can be called off meanwhile.
-func (s *Service) exchanged(ctx context.Context, c *exchange) (*Response, error) {
-	s.waiting.add(c)
-	defer s.waiting.remove(c)
-	return c.run(ctx)
-}
-
-// ready returns nil when the mesh can take the request, now or, where it waits for
-// room, later.
-func (s *Service) ready(ctx context.Context, c *exchange) *fault.Fault {
-	if f := s.capacity.check(ctx, c.env.Route, c.env.Durability); f != nil {
-		return f
-	}
-	if f := s.awaitRoom(ctx, c); f != nil || c.env.Durability != pipeline.File {
-		return f
-	}
-	return s.results.ensure(ctx)
-}
-
-// takeBytes books the inputs of a request that are not booked yet: a compressed body
-// is small, and what it means is not.
-func (s *Service) takeBytes(r *Request) *fault.Fault {
-	if s.settings.Bodies == nil {
-		return nil
-	}
-	return s.settings.Bodies.Take(unbooked(r))
-}
-
-func (s *Service) giveBytes(r *Request) {
-	if s.settings.Bodies != nil {
-		s.settings.Bodies.Give(unbooked(r))
-	}
-}
-
-func unbooked(r *Request) int64 { return int64(max(payload.Size(r.Inputs)-r.Booked, 0)) }

@@ -24,7 +24,7 @@ import (
 // echo answers an item with its input.
 func (b *bed) echo(env *envelope.Envelope) { b.end(env, 1, []byte(textOf(env.Parts))) }
 
-func TestAnAnswerComesWithItsRequest(t *testing.T) {
+func TestResponseBelongsToItsRequest(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.serves(b.echo)
@@ -37,7 +37,7 @@ func TestAnAnswerComesWithItsRequest(t *testing.T) {
 	}
 }
 
-func TestRefusalsSayWhere(t *testing.T) {
+func TestRejectionsNameTheStage(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		prepare func(*bed)
@@ -77,19 +77,19 @@ func (b *bed) fill() {
 	}
 }
 
-// The first word of a stage is waited for: without it nobody knows which queues
-// there are.
-func TestQueuesOfASlowHostAreKnown(t *testing.T) {
+// A stage's first report is awaited: without it it is not known which queues there
+// are.
+func TestQueuesOfASlowHostAreAwaited(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	said, err := proto.Marshal(&meshv1.AliveResponse{Durabilities: []inferencev1.Durability{inferencev1.Durability_DURABILITY_FILE}})
+	report, err := proto.Marshal(&meshv1.AliveResponse{Durabilities: []inferencev1.Durability{inferencev1.Durability_DURABILITY_FILE}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	questions := 0
 	if _, err := b.nc.Subscribe(b.host.Subjects.Alive(stage), func(msg *nats.Msg) {
 		if questions++; questions > 1 {
-			_ = msg.Respond(said)
+			_ = msg.Respond(report)
 		}
 	}); err != nil {
 		t.Fatal(err)
@@ -101,8 +101,8 @@ func TestQueuesOfASlowHostAreKnown(t *testing.T) {
 	_ = wantFault(t, response, err, fault.NotSupported)
 }
 
-// What was heard of the stage's hosts right before is not what is wrong.
-func TestABrokerThatIsAwayIsNamed(t *testing.T) {
+// The last report about the stage's hosts is not the problem.
+func TestMissingBrokerIsReported(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	response, err := b.service.Infer(t.Context(), ask("x"))
@@ -121,7 +121,7 @@ func TestABrokerThatIsAwayIsNamed(t *testing.T) {
 	b.broker.Restore()
 }
 
-func TestAPipelineIsReadyWhileItsStagesHaveHosts(t *testing.T) {
+func TestPipelineIsReadyWhileItsStagesHaveHosts(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	if f := fault.From(b.service.PipelineReady(t.Context(), whole)); f.Reason != fault.NoCapacity || f.Stage != string(stage) {
@@ -134,12 +134,12 @@ func TestAPipelineIsReadyWhileItsStagesHaveHosts(t *testing.T) {
 	}
 }
 
-// acks answers as a queue does: that it has the item, or had it.
+// acks acknowledges as a queue does: that it has the item, or had it before.
 func acks(msg *nats.Msg, duplicate bool) {
 	_ = msg.Respond(fmt.Appendf(nil, `{"stream":"s","seq":1,"duplicate":%t}`, duplicate))
 }
 
-func TestAnIDThatIsTakenIsReplaced(t *testing.T) {
+func TestTakenExecutionIDIsReplaced(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.alive()
@@ -162,7 +162,7 @@ func TestAnIDThatIsTakenIsReplaced(t *testing.T) {
 	}
 }
 
-func TestAPublishWithoutConfirmationIsRepeatedUnderItsID(t *testing.T) {
+func TestUnconfirmedPublishIsRepeatedUnderItsID(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	service := b.start(b.broker.Connect(mesh, func(s *bus.Settings) { s.AckTimeout = 150 * time.Millisecond }),
@@ -185,8 +185,8 @@ func TestAPublishWithoutConfirmationIsRepeatedUnderItsID(t *testing.T) {
 	}
 }
 
-// An answer may come although the queue never said that it has the item.
-func TestAnAnswerEndsTheWaitForAConfirmation(t *testing.T) {
+// A reply may come although the queue never acknowledged the item.
+func TestReplyEndsTheWaitForAConfirmation(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.alive()
@@ -197,7 +197,7 @@ func TestAnAnswerEndsTheWaitForAConfirmation(t *testing.T) {
 	}
 }
 
-func TestTheCallersOwnDeadlineIsTheItems(t *testing.T) {
+func TestCallersDeadlineIsTheItems(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	var asked atomic.Int64
@@ -219,7 +219,7 @@ func TestTheCallersOwnDeadlineIsTheItems(t *testing.T) {
 	}
 }
 
-func TestADeadlineThatPassesSaysHowMuchTimeThereWas(t *testing.T) {
+func TestDeadlineFaultNamesTheTimeout(t *testing.T) {
 	t.Parallel()
 	for where, stand := range map[string]func(*bed){
 		"while hosts are asked": func(b *bed) {
@@ -243,13 +243,13 @@ func TestADeadlineThatPassesSaysHowMuchTimeThereWas(t *testing.T) {
 			response, err := b.service.Infer(t.Context(), r)
 			f := wantFault(t, response, err, fault.DeadlineExceeded)
 			if f.Message != "no answer within 50ms" || !errors.Is(f, context.DeadlineExceeded) {
-				t.Errorf("it says %q, because of %v", f.Message, errors.Unwrap(f))
+				t.Errorf("got %q, caused by %v", f.Message, errors.Unwrap(f))
 			}
 		})
 	}
 }
 
-func TestAnAnswerThatLacksAnOutputSaysSo(t *testing.T) {
+func TestMissingOutputIsReported(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.serves(b.echo)

@@ -2,7 +2,6 @@ package call
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"sync"
 	"time"
@@ -11,126 +10,127 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/correlate"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/claim"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
-// keys are the idempotency keys as the calls of one gateway share them: what they
-// wait for, and the keys that they give back behind their callers' backs.
+// keys are the idempotency keys as the calls of one gateway share them: the first
+// requests that calls follow, and the keys that are released in the background.
 type keys struct {
-	store   *claim.Store
-	place   *place
+	store   *store.Keys
+	stream  *lazyStream
 	results *results
 	table   *correlate.Table
 	metrics *metrics
-	// followers wait for requests, releasers give keys back.
-	followers, releasers *crew
+	// watches wait for first requests, releases give keys back.
+	watches, releases *tasks
 
 	mu sync.Mutex
-	// followed are the requests that calls here wait for. Each call is admitted
-	// and waits for one at most.
-	followed map[pipeline.RequestID]*following
+	// firsts are the first requests that calls here follow. Each call is admitted
+	// and follows at most one.
+	firsts map[pipeline.RequestID]*firstRequest
 }
 
-// following is a request that has a key, and those here that wait for it. One
-// subscription and one copy of the answer serve all of them.
-type following struct {
-	request pipeline.RequestID
-	waiting int
-	leave   context.CancelFunc
-	// over is closed when there is a result, or something else to be known of the
-	// key. The fields below are set before.
-	over   chan struct{}
+// firstRequest is a request that has a key, and is followed here. One subscription
+// and one copy of its result serve all followers.
+type firstRequest struct {
+	id        pipeline.RequestID
+	followers int
+	cancel    context.CancelFunc
+	// done closes when there is a result, or something else to be known of the key.
+	// The fields below are set before.
+	done   chan struct{}
 	result *envelope.Result
-	lost   bool
+	isLost bool
 }
 
-func newKeys(b *bus.Bus, s *Service, settings claim.Settings, log *slog.Logger) *keys {
+func newKeys(b *bus.Bus, s *Service, settings store.Settings, log *slog.Logger) *keys {
 	k := &keys{
-		store: claim.New(b, settings), results: s.results, table: s.table, metrics: s.metrics,
-		// Those that have nobody left end while others begin.
-		followers: newCrew(2 * s.settings.MaxInFlight), releasers: newCrew(s.settings.MaxInFlight),
-		followed: map[pipeline.RequestID]*following{},
+		store: store.NewKeys(b, settings), results: s.results, table: s.table, metrics: s.metrics,
+		// Watches that nobody follows any more end while others begin.
+		watches: newTasks(2 * s.settings.MaxInFlight), releases: newTasks(s.settings.MaxInFlight),
+		firsts: map[pipeline.RequestID]*firstRequest{},
 	}
-	k.place = newPlace("the broker keeps no idempotency keys", k.store.Ensure, s.results.reconnects, log)
+	k.stream = newLazyStream("the broker stores no idempotency keys", k.store.Ensure, s.reconnects, log)
 	return k
 }
 
-// follow adds a call to those that wait for the request that has its key. It must
-// leave.
-func (k *keys) follow(c *keyed, at seen) (*following, *fault.Fault) {
+// join makes a call a follower of the request that has its key. It must leave.
+func (k *keys) join(i *idempotent, state keyState) (*firstRequest, *fault.Fault) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	request := at.record.Claim.RequestID
-	if f, ok := k.followed[request]; ok {
-		f.waiting++
-		return f, nil
+	claim := state.record.Claim
+	if r, ok := k.firsts[claim.RequestID]; ok {
+		r.followers++
+		return r, nil
 	}
-	f := &following{request: request, waiting: 1, over: make(chan struct{})}
-	ctx, leave := context.WithCancel(context.Background())
-	f.leave = leave
-	stages := c.own.memoryStages(at.record.Claim.Durability)
-	refused := k.followers.start(func(all context.Context) {
-		defer context.AfterFunc(all, leave)()
-		k.pursue(ctx, f, c.key, at.record, stages)
-	})
-	if refused != nil {
-		leave()
-		return nil, refused
+	ctx, cancel := context.WithCancel(context.Background())
+	r := &firstRequest{id: claim.RequestID, followers: 1, cancel: cancel, done: make(chan struct{})}
+	stages := i.own.memoryStages(claim.Durability)
+	if f := k.watches.start(func(stopping context.Context) {
+		defer context.AfterFunc(stopping, cancel)()
+		k.watch(ctx, r, i.key, state.record, stages)
+	}); f != nil {
+		cancel()
+		return nil, f
 	}
-	k.followed[request] = f
-	return f, nil
+	k.firsts[r.id] = r
+	return r, nil
 }
 
-// leave takes a call out. The last one ends the wait for the request.
-func (k *keys) leave(f *following) {
+// leave takes a follower out. The last one ends the watch.
+func (k *keys) leave(r *firstRequest) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if f.waiting--; f.waiting == 0 {
-		f.leave()
-		k.drop(f)
+	if r.followers--; r.followers == 0 {
+		r.cancel()
+		k.remove(r)
 	}
 }
 
-// drop makes calls that come from now on look for themselves. The lock is held.
-func (k *keys) drop(f *following) {
-	if k.followed[f.request] == f {
-		delete(k.followed, f.request)
+// remove makes later calls look up the key themselves; the lock is held.
+func (k *keys) remove(r *firstRequest) {
+	if k.firsts[r.id] == r {
+		delete(k.firsts, r.id)
 	}
 }
 
-// pursue waits until the request that has the key is answered, its record is
-// another, its queue is lost or its time is over; or until nobody waits for it.
-func (k *keys) pursue(ctx context.Context, f *following, key claim.Key, record claim.Record, stages []pipeline.StageName) {
-	defer k.end(f)
+// watch waits until the request has a result, its key's record changes, its queue
+// is lost or its time is over; or until nobody follows it.
+func (k *keys) watch(ctx context.Context, r *firstRequest, key store.Key, record store.KeyRecord, stages []pipeline.StageName) {
+	defer func() {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		k.remove(r)
+		close(r.done)
+	}()
 	ctx, cancel := context.WithDeadline(ctx, record.Claim.Deadline.Add(grace))
-	lost, forget := k.watchQueues(record.Claim, stages)
+	queueLost, forget := k.watchQueues(record.Claim, stages)
 	defer forget()
 	var pumps sync.WaitGroup
 	defer pumps.Wait()
 	defer cancel()
-	answers, changed := make(chan *envelope.Result, 1), make(chan struct{}, 1)
-	pumps.Go(func() { answers <- k.awaitResult(ctx, f.request) })
+	results, changed := make(chan *envelope.Result, 1), make(chan struct{}, 1)
 	pumps.Go(func() {
-		k.awaitChange(ctx, key, record.Seq)
+		var result *envelope.Result // nil where it cannot be read, or the context ends
+		_ = untilAnswered(ctx, func() (err error) {
+			result, err = k.results.store.Wait(ctx, r.id)
+			return err
+		})
+		results <- result
+	})
+	pumps.Go(func() {
+		_ = untilAnswered(ctx, func() error { return k.store.Wait(ctx, key, record.Seq) })
 		changed <- struct{}{}
 	})
 	select {
-	case f.result = <-answers:
-	case fault := <-lost:
-		f.lost = fault != nil
+	case r.result = <-results:
+	case f := <-queueLost:
+		r.isLost = f != nil
 	case <-changed:
 	}
-}
-
-// end tells the calls that wait.
-func (k *keys) end(f *following) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.drop(f)
-	close(f.over)
 }
 
 // clockSlack is how far the clocks of two gateways and the broker may differ: a
@@ -138,73 +138,41 @@ func (k *keys) end(f *following) {
 // it waits in.
 const clockSlack = 200 * time.Millisecond
 
-// watchQueues hears when the memory queues are lost that a request may wait in
-// since it was admitted, by whatever gateway.
+// watchQueues returns a channel that gets a value when a memory queue is lost that
+// the request, of whatever gateway, may wait in.
 func (k *keys) watchQueues(c *envelope.Claim, stages []pipeline.StageName) (lost <-chan *fault.Fault, forget func()) {
 	if len(stages) == 0 {
 		return nil, func() {}
 	}
 	id := pipeline.ExecutionID(uuid.Must(uuid.NewV7()).String()) // of no execution: nobody replies
-	w, err := k.table.RegisterSince(c.AdmittedAt.Add(clockSlack), id, stages, correlate.Room{})
+	p, err := k.table.Register(correlate.Call{Execution: id, Stages: stages, Since: c.AdmittedAt.Add(clockSlack)})
 	if err != nil {
-		return nil, func() {} // where too many wait here, the request's deadline tells
+		return nil, func() {} // with a full table, only the request's deadline ends the watch
 	}
-	return w.Failed(), w.Forget
+	return p.Failed(), p.Forget
 }
 
-// awaitResult returns the request's answer; nil when it cannot be read, or the
-// context ends.
-func (k *keys) awaitResult(ctx context.Context, request pipeline.RequestID) (r *envelope.Result) {
-	patiently(ctx, func() (err error) {
-		r, err = k.results.store.Wait(ctx, request)
-		return err
-	})
-	return r
-}
+// releaseTimeout is the least that a release has to get through to the broker.
+const releaseTimeout = time.Second
 
-// awaitChange returns when the key's record is another, or the context ends.
-func (k *keys) awaitChange(ctx context.Context, key claim.Key, seq uint64) {
-	patiently(ctx, func() error { return k.store.Wait(ctx, key, seq) })
-}
-
-// patiently asks until there is an answer, or the context ends: that the broker
-// does not say is no reason to give up.
-func patiently(ctx context.Context, ask func() error) {
-	pause := time.NewTicker(lookPause)
-	defer pause.Stop()
-	for {
-		if err := ask(); err == nil || errors.Is(err, envelope.ErrMalformed) {
-			return
-		}
-		select {
-		case <-pause.C:
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-// releaseBudget is the least that a release has to get through to the broker.
-const releaseBudget = time.Second
-
-// release frees the key behind its caller's back. Where that does not succeed it
-// is free when the request's deadline has passed.
-func (k *keys) release(key claim.Key, r claim.Record) {
+// release frees the key in the background. Where that does not succeed the key is
+// free once the request's deadline has passed.
+func (k *keys) release(key store.Key, r store.KeyRecord) {
 	until := r.Claim.Deadline.Add(grace)
-	if least := time.Now().Add(releaseBudget); until.Before(least) {
+	if least := time.Now().Add(releaseTimeout); until.Before(least) {
 		until = least
 	}
-	_ = k.releasers.start(func(ctx context.Context) {
+	_ = k.releases.start(func(ctx context.Context) {
 		ctx, cancel := context.WithDeadline(ctx, until)
 		defer cancel()
 		if err := k.store.Release(ctx, key, r); err == nil {
-			k.metrics.keyed(released)
+			k.metrics.idempotent(released)
 		}
 	})
 }
 
-// stop waits for what is released, for a second at most.
+// stop waits for the releases, for a second at most.
 func (k *keys) stop() {
-	k.followers.stop(0)
-	k.releasers.stop(releaseBudget)
+	k.watches.stop(0)
+	k.releases.stop(releaseTimeout)
 }

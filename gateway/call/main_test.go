@@ -42,7 +42,7 @@ type bed struct {
 	// host is the connection of the stages, nc one past the bus.
 	host *bus.Bus
 	nc   *nats.Conn
-	// logged is what the service found worth a warning.
+	// logged are the service's warnings.
 	logged *lines
 	// stops ends each request path, once; stopsWith does so with a context and
 	// returns what it ended with.
@@ -119,7 +119,7 @@ func (l *lines) String() string {
 	return l.text
 }
 
-// alive makes the stage one that somebody serves.
+// alive makes the stage one that has a host.
 func (b *bed) alive() {
 	b.t.Helper()
 	stop, err := b.host.ServeAlive(stage, "host", nil, func() bool { return false })
@@ -133,14 +133,14 @@ func (b *bed) alive() {
 func (b *bed) queue(items int64) {
 	b.t.Helper()
 	_, err := b.host.EnsureQueue(b.t.Context(), bus.QueueSettings{
-		Stage: stage, Durability: pipeline.Memory, MaxItems: items, MaxBytes: 64 << 20, MaxAge: time.Hour, AckWait: time.Minute,
+		Stage: stage, Durability: pipeline.Memory, MaxItems: items, MaxBytes: 64 << 20, MaxAge: time.Hour, AckWait: time.Minute, MaxDeliver: 20,
 	})
 	if err != nil {
 		b.t.Fatal(err)
 	}
 }
 
-// sees calls handle with what is published for the stage, one at a time, until
+// sees calls handle with each message published for the stage, one at a time, until
 // the test ends, which waits for the last.
 func (b *bed) sees(handle func(*nats.Msg)) {
 	b.t.Helper()
@@ -181,16 +181,16 @@ func (b *bed) decode(msg *nats.Msg) *envelope.Envelope {
 	return env
 }
 
-// chunk sends a chunk of an answer, and does not say when the next comes.
+// chunk sends a chunk of an answer, and does not tell when the next comes.
 func (b *bed) chunk(env *envelope.Envelope, seq uint64, data []byte) { b.chunkOf(env, seq, data, 0) }
 
-// chunkOf is chunk that says when the next message comes at the latest.
+// chunkOf is chunk that tells when the next message comes at the latest.
 func (b *bed) chunkOf(env *envelope.Envelope, seq uint64, data []byte, nextWithin time.Duration) {
 	reply := env.Answer()
 	reply.Seq, reply.Chunk, reply.Parts, reply.NextWithin = seq, true, blob(data), nextWithin
 	message, err := b.host.Reply(env.Gateway, reply)
 	if err == nil {
-		err = b.host.SendOnce(message)
+		err = b.host.PublishUnacked(message)
 	}
 	if err != nil {
 		b.t.Errorf("chunk %d: %v", seq, err)
@@ -211,7 +211,7 @@ func (b *bed) endWith(env *envelope.Envelope, seq uint64, parts []payload.Part) 
 		return
 	}
 	acknowledged := make(chan error, 1)
-	b.host.Send(message, func(_ bus.Receipt, err error) { acknowledged <- err })
+	b.host.Publish(message, func(_ bus.Receipt, err error) { acknowledged <- err })
 	if err := <-acknowledged; err != nil {
 		b.t.Errorf("answer: %v", err)
 	}

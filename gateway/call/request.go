@@ -1,9 +1,13 @@
 package call
 
 import (
+	"cmp"
+	"fmt"
+	"slices"
 	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
@@ -11,35 +15,35 @@ import (
 // Durability says where a request waits between stages; see pipeline.Durability.
 type Durability = pipeline.Durability
 
-// Request is one request as a front understood it. Zero fields mean the
-// pipeline's own settings.
+// Request is one request as a front decoded it. Zero fields mean the pipeline's
+// own settings.
 type Request struct {
 	// Pipeline is a pipeline's name, or "stage:<name>".
 	Pipeline string
 	Inputs   []payload.Part
-	// Booked is how many bytes of the inputs the caller has taken from the budget of
-	// bodies already, and gives back itself after the call.
+	// Booked is how many bytes of the inputs the caller has taken from Settings.Bodies
+	// already, and gives back itself after the call.
 	Booked int
 	// Parameters go to every step, Steps to single ones, by step name.
 	Parameters payload.Parameters
 	Steps      map[string]StepOptions
-	// IdempotencyKey makes all requests of the tenant for the pipeline that have
-	// it one; empty means none.
+	// IdempotencyKey makes one request of all requests of the tenant and pipeline
+	// that have it; empty means none.
 	IdempotencyKey string
-	// Timeout may only shorten the pipeline's. Negative is refused; 0 means
+	// Timeout may only shorten the pipeline's. Negative is rejected; 0 means
 	// the pipeline's.
 	Timeout    time.Duration
 	Durability Durability
 	Priority   int32
-	// WaitForRoom makes the call wait, until its deadline, where a stage of the
-	// route has no room for it; nil means what the pipeline says.
-	WaitForRoom *bool
-	Metadata    map[string]string
-	// Outputs are the names wanted; empty means all.
+	// WaitForCapacity makes the call wait, until its deadline, where a stage of the
+	// route has no capacity for it; nil means the pipeline's option.
+	WaitForCapacity *bool
+	Metadata        map[string]string
+	// Outputs are the names to return; empty means all.
 	Outputs []string
 	// Trace is the W3C trace context: traceparent, tracestate.
 	Trace map[string]string
-	// Tenant is who asks, from authentication.
+	// Tenant is the caller, from authentication.
 	Tenant string
 }
 
@@ -49,7 +53,7 @@ type StepOptions struct {
 	Parameters payload.Parameters
 }
 
-// Response is the one answer to a request.
+// Response is the final answer to a request.
 type Response struct {
 	RequestID string
 	// Pipeline is the name that the request asked for.
@@ -70,11 +74,163 @@ type Chunk struct {
 
 // Timeline says where a request's time went.
 type Timeline struct {
-	// Total is from admission to the reply's arrival, or to when a host had the
-	// answer where that was fetched later.
+	// Total is from admission to the reply's arrival. For a stored result it is until
+	// a host had the answer.
 	Total time.Duration
 	Steps []StepTiming
 }
 
 // StepTiming is what one step of a request cost.
 type StepTiming = envelope.StepTiming
+
+// check checks all of a request that needs no other part of the mesh, and returns
+// its envelope, which has no execution yet.
+func (s *Service) check(id pipeline.RequestID, r *Request, p pipeline.Pipeline, begin time.Time) (*envelope.Envelope, *fault.Fault) {
+	if f := s.checkInputs(r.Inputs); f != nil {
+		return nil, f
+	}
+	if f := s.checkOptions(r); f != nil {
+		return nil, f
+	}
+	route, err := p.Route(routeOptions(r))
+	if err != nil {
+		return nil, fault.Newf(fault.InvalidRequest, "%w", err)
+	}
+	timeout, f := s.timeout(r, p)
+	if f != nil {
+		return nil, f
+	}
+	durability, f := durabilityOf(r, p)
+	if f != nil {
+		return nil, f
+	}
+	return &envelope.Envelope{
+		Mesh:           s.settings.Mesh,
+		Tenant:         r.Tenant,
+		RequestID:      id,
+		Gateway:        s.settings.Gateway,
+		Pipeline:       p.Name,
+		Route:          route,
+		Deadline:       begin.Add(timeout),
+		AdmittedAt:     begin,
+		Durability:     durability,
+		Priority:       r.Priority,
+		IdempotencyKey: r.IdempotencyKey,
+		Trace:          r.Trace,
+		Metadata:       r.Metadata,
+		Parts:          r.Inputs,
+	}, nil
+}
+
+// MaxIdempotencyKey bounds an idempotency key, in bytes.
+const MaxIdempotencyKey = 256
+
+// shown is how much of a caller's text a message repeats, in runes.
+const shown = 80
+
+// checkInputs rejects what hosts cannot read: they drop such an item without a
+// reply.
+func (s *Service) checkInputs(inputs []payload.Part) *fault.Fault {
+	if len(inputs) == 0 {
+		return fault.New(fault.InvalidRequest, "inputs: there are none; send at least one").WithViolation("inputs", "empty")
+	}
+	if size, limit := payload.Size(inputs), s.settings.MaxPayload; limit > 0 && size > limit {
+		return fault.Newf(fault.PayloadTooLarge, "the inputs are %d bytes, gateway.max_payload is %d", size, limit)
+	}
+	if err := payload.Validate("inputs", inputs); err != nil {
+		return fault.From(err)
+	}
+	return nil
+}
+
+func (s *Service) checkOptions(r *Request) *fault.Fault {
+	if len(r.IdempotencyKey) > MaxIdempotencyKey {
+		return fault.Newf(fault.InvalidRequest, "idempotency_key: %d bytes, at most %d are allowed", len(r.IdempotencyKey), MaxIdempotencyKey)
+	}
+	if f := checkOutputs(r.Outputs); f != nil {
+		return f
+	}
+	if f := checkModels(r.Steps); f != nil {
+		return f
+	}
+	return s.checkMetadata(r.Metadata)
+}
+
+// checkOutputs bounds the size of a response: each name is a copy of its output.
+func checkOutputs(names []string) *fault.Fault {
+	if len(names) > payload.MaxParts {
+		return fault.Newf(fault.InvalidRequest, "outputs: %d names, at most %d are allowed", len(names), payload.MaxParts)
+	}
+	for i, name := range names {
+		if slices.Contains(names[:i], name) {
+			return fault.Newf(fault.InvalidRequest, "outputs: %.*q is named twice", shown, name).WithViolation("outputs", "%.*q is named twice", shown, name)
+		}
+	}
+	return nil
+}
+
+func checkModels(steps map[string]StepOptions) *fault.Fault {
+	for name, step := range steps {
+		if err := step.Model.Validate(); err != nil {
+			field := fmt.Sprintf("steps.%.*s.model", shown, name)
+			return fault.Newf(fault.InvalidRequest, "%s: %w", field, err).WithViolation(field, "%s", err)
+		}
+	}
+	return nil
+}
+
+// timeout is the pipeline's, or the request's where that is shorter.
+func (s *Service) timeout(r *Request, p pipeline.Pipeline) (time.Duration, *fault.Fault) {
+	if r.Timeout < 0 {
+		return 0, fault.Newf(fault.InvalidRequest, "timeout: %s is negative", r.Timeout).WithViolation("timeout", "negative")
+	}
+	limit := min(cmp.Or(p.Timeout, s.settings.Timeout), s.settings.MaxTimeout)
+	if r.Timeout == 0 {
+		return limit, nil
+	}
+	return min(r.Timeout, limit), nil
+}
+
+// durabilityOf is the request's, else the pipeline's, else memory.
+func durabilityOf(r *Request, p pipeline.Pipeline) (pipeline.Durability, *fault.Fault) {
+	d := r.Durability
+	if d == pipeline.DurabilityUnset {
+		d = p.Durability
+	}
+	switch d {
+	case pipeline.DurabilityUnset:
+		return pipeline.Memory, nil
+	case pipeline.Memory, pipeline.File:
+		return d, nil
+	}
+	return "", fault.Newf(fault.NotSupported, "durability %.*q is not served by this version; use memory or file", shown, d)
+}
+
+// waitsForCapacity is the request's option, else the pipeline's.
+func waitsForCapacity(r *Request, p pipeline.Pipeline) bool {
+	if r.WaitForCapacity != nil {
+		return *r.WaitForCapacity
+	}
+	return p.WaitForCapacity
+}
+
+func (s *Service) checkMetadata(metadata map[string]string) *fault.Fault {
+	for key := range metadata {
+		if !slices.Contains(s.settings.Metadata, key) {
+			return fault.Newf(fault.InvalidRequest, "metadata: key %.*q is not one that gateway.metadata allows", shown, key).
+				WithViolation(fmt.Sprintf("metadata.%.*s", shown, key), "not allowed")
+		}
+	}
+	return nil
+}
+
+func routeOptions(r *Request) pipeline.Options {
+	o := pipeline.Options{Parameters: r.Parameters}
+	if len(r.Steps) > 0 {
+		o.Steps = make(map[pipeline.StepName]pipeline.StepOptions, len(r.Steps))
+	}
+	for name, step := range r.Steps {
+		o.Steps[pipeline.StepName(name)] = pipeline.StepOptions{Model: step.Model, Parameters: step.Parameters}
+	}
+	return o
+}

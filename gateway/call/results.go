@@ -2,35 +2,226 @@ package call
 
 import (
 	"context"
+	"errors"
 	"log/slog"
+	"sync"
+	"time"
 
+	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
-	"github.com/stagemesh/stagemesh/mesh/result"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
-// results is where requests have their answers stored.
-type results struct {
-	store      *result.Store
-	reconnects *bell
-	place      *place
+// Result returns the stored result of a durable request, or of one with an
+// idempotency key, whichever gateway took it: the request's own fault where it
+// failed, NOT_FOUND where no result is stored. It waits for one as long as wait
+// says, MaxTimeout at most, and counts as a request in flight meanwhile. A gateway
+// that stops ends the wait with SHUTTING_DOWN.
+func (s *Service) Result(ctx context.Context, requestID string, wait time.Duration) (*Response, error) {
+	id, f := parseID(requestID)
+	if f != nil {
+		return nil, f
+	}
+	if wait < 0 {
+		return nil, fault.Newf(fault.InvalidRequest, "wait: %s is negative", wait).WithViolation("wait", "negative")
+	}
+	if f := s.limiter.Acquire(); f != nil {
+		return nil, f
+	}
+	defer s.limiter.Release()
+	r, f := s.storedResult(ctx, id, min(wait, s.settings.MaxTimeout))
+	if f == nil {
+		f = r.Reply.Fault
+	}
+	if f != nil {
+		return nil, f.WithMetadata(requestIDKey, string(id))
+	}
+	return &Response{
+		RequestID: string(r.Reply.RequestID),
+		Pipeline:  string(r.Pipeline),
+		Outputs:   r.Reply.Parts,
+		Metadata:  r.Reply.Metadata,
+		// Of two clocks, which may differ by more than the request took.
+		Timeline: Timeline{Total: max(0, r.FinishedAt.Sub(r.AdmittedAt)), Steps: r.Reply.Timings},
+	}, nil
 }
 
-func newResults(b *bus.Bus, s result.Settings, log *slog.Logger) *results {
-	r := &results{store: result.New(b, s), reconnects: newBell()}
-	r.place = newPlace("the broker keeps no answers", r.store.Ensure, r.reconnects, log)
+func (s *Service) storedResult(ctx context.Context, id pipeline.RequestID, wait time.Duration) (*envelope.Result, *fault.Fault) {
+	r, err := s.fetchResult(ctx, id, wait)
+	switch {
+	case err == nil && r.Reply.RequestID != id:
+		return nil, unreadable(errMismatch)
+	case err == nil:
+		return r, nil
+	case ctx.Err() != nil:
+		return nil, fault.From(ctx.Err())
+	case errors.Is(err, context.Canceled):
+		return nil, admission.Stopping()
+	case errors.Is(err, store.ErrNoResult), errors.Is(err, context.DeadlineExceeded):
+		return nil, fault.Newf(fault.NotFound, "request %s has no stored result: it is not finished, unknown, not durable, or past its retention", id)
+	case errors.Is(err, envelope.ErrMalformed):
+		return nil, unreadable(err)
+	}
+	return nil, unavailable(err)
+}
+
+// fetchResult asks at once, which does not count as waiting: a result that is there
+// is found however short the wait. Then it asks until the wait is over or the
+// gateway stops.
+func (s *Service) fetchResult(ctx context.Context, id pipeline.RequestID, wait time.Duration) (*envelope.Result, error) {
+	r, err := s.results.store.Get(ctx, id)
+	if wait == 0 || !errors.Is(err, store.ErrNoResult) {
+		return r, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	defer context.AfterFunc(s.limiter.Closing(), cancel)()
+	return s.results.store.Wait(ctx, id)
+}
+
+// unavailable is the fault of a question that the broker did not answer.
+func unavailable(err error) *fault.Fault {
+	return fault.New(fault.BrokerUnavailable, "the broker cannot be reached").WithRetryAfter(admission.RetryAfter).Caused(err)
+}
+
+// results is where requests have their results stored.
+type results struct {
+	store  *store.Results
+	stream *lazyStream
+}
+
+func newResults(b *bus.Bus, s store.Settings, reconnects *broadcast, log *slog.Logger) *results {
+	r := &results{store: store.NewResults(b, s)}
+	r.stream = newLazyStream("the broker stores no results", r.store.Ensure, reconnects, log)
 	return r
 }
 
-// ensure returns nil when answers can be stored.
-func (r *results) ensure(ctx context.Context) *fault.Fault { return r.place.ensure(ctx) }
+// ensure returns nil when results can be stored.
+func (r *results) ensure(ctx context.Context) *fault.Fault { return r.stream.ensure(ctx) }
 
-// watch wakes the calls that look for their answers after every reconnect, until the context ends.
-func (r *results) watch(ctx context.Context, reconnects <-chan struct{}) {
+// lazyStream is a stream that some requests need. It reserves space on the broker,
+// so only the first of them makes it.
+type lazyStream struct {
+	// problem is logged and returned where it cannot be made.
+	problem    string
+	makeStream func(context.Context) error
+	// reconnects are when the stream may be lost with its broker.
+	reconnects *broadcast
+	log        *slog.Logger
+
+	// lock is held by the request that makes the stream, and guards the fields below.
+	// Requests give up waiting for it when their context ends.
+	lock chan struct{}
+	// connection closes with the end of the connection that the stream was made on.
+	connection <-chan struct{}
+	// err is why there is no stream; it is not tried again before retryAt.
+	err     error
+	retryAt time.Time
+}
+
+func newLazyStream(problem string, makeStream func(context.Context) error, reconnects *broadcast, log *slog.Logger) *lazyStream {
+	return &lazyStream{problem: problem, makeStream: makeStream, reconnects: reconnects, log: log, lock: make(chan struct{}, 1)}
+}
+
+const (
+	ensureTimeout = 5 * time.Second
+	ensurePause   = time.Second
+)
+
+// ensure returns nil when the stream is there. It asks the broker once for each
+// connection, and once per ensurePause where that fails.
+func (l *lazyStream) ensure(ctx context.Context) *fault.Fault {
+	if f := l.acquire(ctx); f != nil {
+		return f
+	}
+	defer l.release()
+	err := l.makeIfMissing(ctx)
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return fault.From(ctx.Err())
+	}
+	return fault.Newf(fault.BrokerUnavailable, "%s; the request was not queued: %w", l.problem, err).WithRetryAfter(admission.RetryAfter)
+}
+
+// makeIfMissing makes the stream where it may be missing; the lock is held.
+func (l *lazyStream) makeIfMissing(ctx context.Context) error {
+	if l.connection != nil {
+		select {
+		case <-l.connection:
+		default:
+			return nil
+		}
+	}
+	if time.Now().Before(l.retryAt) {
+		return l.err
+	}
+	connection := l.reconnects.next()
+	limited, cancel := context.WithTimeout(ctx, ensureTimeout)
+	defer cancel()
+	if err := l.makeStream(limited); err != nil {
+		if ctx.Err() == nil {
+			l.log.Warn(l.problem, "error", err)
+			l.err, l.retryAt = err, time.Now().Add(ensurePause)
+		}
+		return err
+	}
+	l.connection = connection
+	return nil
+}
+
+// reset records that the stream was found missing: the next request makes it.
+func (l *lazyStream) reset(ctx context.Context) {
+	if f := l.acquire(ctx); f != nil {
+		return
+	}
+	defer l.release()
+	l.connection = nil
+}
+
+func (l *lazyStream) acquire(ctx context.Context) *fault.Fault {
+	select {
+	case l.lock <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return fault.From(ctx.Err())
+	}
+}
+
+func (l *lazyStream) release() { <-l.lock }
+
+// broadcast wakes any number of waiters at once.
+type broadcast struct {
+	mu sync.Mutex
+	ch chan struct{}
+}
+
+func newBroadcast() *broadcast { return &broadcast{ch: make(chan struct{})} }
+
+// next returns a channel that closes with the next send.
+func (b *broadcast) next() <-chan struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.ch
+}
+
+func (b *broadcast) send() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	close(b.ch)
+	b.ch = make(chan struct{})
+}
+
+// forward sends whenever the channel gets a value, until the context ends.
+func (b *broadcast) forward(ctx context.Context, from <-chan struct{}) {
 	for {
 		select {
-		case <-reconnects:
-			r.reconnects.ring()
+		case <-from:
+			b.send()
 		case <-ctx.Done():
 			return
 		}

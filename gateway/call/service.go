@@ -1,6 +1,7 @@
 package call
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -8,18 +9,18 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
+	"golang.org/x/sync/errgroup"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
-	"github.com/stagemesh/stagemesh/gateway/admit"
+	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/catalog"
 	"github.com/stagemesh/stagemesh/gateway/correlate"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/claim"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/mesh/result"
+	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
 // Catalog is the pipelines that are served now.
@@ -27,43 +28,41 @@ type Catalog interface {
 	// Resolve returns the pipeline of that name, or the implicit one of
 	// "stage:<name>".
 	Resolve(name string) (pipeline.Pipeline, *fault.Fault)
-	// Label returns the value of a metric's label for a request that names a
-	// pipeline; there are not many.
+	// Label returns a metric's label for a request that names a pipeline; it has few
+	// values.
 	Label(name string) string
 }
 
 var _ Catalog = (*catalog.Catalog)(nil)
 
-// Settings are what the request path is made of.
+// Settings are the request path's.
 type Settings struct {
 	Mesh    pipeline.MeshName
 	Gateway pipeline.GatewayID
 	Catalog Catalog
-	// Timeout is a request's where neither it nor its pipeline says; 0 means
-	// 30 s. MaxTimeout bounds all; 0 means 10 minutes.
+	// Timeout is a request's where neither it nor its pipeline has one; 0 means
+	// DefaultTimeout. MaxTimeout bounds all; 0 means DefaultMaxTimeout.
 	Timeout    time.Duration
 	MaxTimeout time.Duration
-	// MaxInFlight bounds the requests in flight; 0 means 4096.
+	// MaxInFlight bounds the requests in flight; 0 means DefaultMaxInFlight.
 	MaxInFlight int
-	// Bodies bounds the bytes of all requests together: what they are in hand as,
-	// besides what they came as. nil means that nothing does.
-	Bodies *admit.Budget
+	// Bodies bounds the bytes of all requests in flight, of which callers book the
+	// request's body; nil means no bound.
+	Bodies *admission.ByteBudget
 	// HostGrace is how long a request in memory waits for its first step while
-	// the step's stage has no host; 0 means 10 s.
+	// the step's stage has no host; 0 means DefaultHostGrace.
 	HostGrace time.Duration
-	// MaxPayload bounds the inputs of a request, in bytes; 0 means what the
-	// broker takes.
+	// MaxPayload bounds the inputs of a request, in bytes; 0 means the broker's
+	// limit.
 	MaxPayload int
 	// Metadata are the keys that a request may hand to runners.
 	Metadata []string
-	// Results are where answers are stored: the same as
-	// the hosts'.
-	Results result.Settings
-	// Idempotency is where it is kept which request has an idempotency key. Its
-	// retention is the window in which a key means that request: no more than
-	// that of the results, which is what 0 means, and more than any request
-	// takes.
-	Idempotency claim.Settings
+	// Results are where results are stored: the same as the hosts'.
+	Results store.Settings
+	// Idempotency is where idempotency keys are stored. Its retention is how long a
+	// key means its request: longer than any request takes, and no longer than the
+	// retention of the results, which is what 0 means.
+	Idempotency store.Settings
 	Logger      *slog.Logger
 	Meter       metric.Meter
 }
@@ -80,20 +79,23 @@ const (
 type Service struct {
 	settings Settings
 	metrics  *metrics
-	gate     *admit.Gate
-	shares   *admit.Shares
-	table    *correlate.Table
 	bus      *bus.Bus
-	capacity *capacity
-	results  *results
-	keys     *keys
-	waiting  *waiting
-	callOffs *callOffs
+	// What rejects requests.
+	limiter      *admission.Limiter
+	pipelines    *admission.PipelineLimits
+	availability *admission.Availability
+
+	table   *correlate.Table
+	results *results
+	keys    *keys
+	cancels *cancels
+	// reconnects sends after every reconnect to the broker.
+	reconnects *broadcast
 
 	stopReplies func() error
 	stopCancels func() error
 	stopWatch   context.CancelFunc
-	watching    sync.WaitGroup
+	watches     sync.WaitGroup
 }
 
 // New returns a service that is not started.
@@ -101,94 +103,106 @@ func New(s Settings) (*Service, error) {
 	if err := pipeline.ValidName("gateway", string(s.Gateway)); err != nil {
 		return nil, err
 	}
-	if s.Timeout == 0 {
-		s.Timeout = DefaultTimeout
+	s.Timeout = cmp.Or(s.Timeout, DefaultTimeout)
+	s.MaxTimeout = cmp.Or(s.MaxTimeout, DefaultMaxTimeout)
+	s.HostGrace = cmp.Or(s.HostGrace, DefaultHostGrace)
+	s.MaxInFlight = cmp.Or(s.MaxInFlight, DefaultMaxInFlight)
+	s.Idempotency.Retention = cmp.Or(s.Idempotency.Retention, s.Results.Retention)
+	out := &Service{
+		settings: s, limiter: admission.NewLimiter(s.MaxInFlight), pipelines: admission.NewPipelineLimits(),
+		table: correlate.New(s.MaxInFlight, streamsBytes), reconnects: newBroadcast(),
 	}
-	if s.MaxTimeout == 0 {
-		s.MaxTimeout = DefaultMaxTimeout
-	}
-	if s.HostGrace == 0 {
-		s.HostGrace = DefaultHostGrace
-	}
-	if s.MaxInFlight == 0 {
-		s.MaxInFlight = DefaultMaxInFlight
-	}
-	if s.Idempotency.Retention == 0 {
-		s.Idempotency.Retention = s.Results.Retention
-	}
-	out := &Service{settings: s, gate: admit.New(s.MaxInFlight), shares: admit.NewShares(), table: correlate.New(s.MaxInFlight, streamsBytes), waiting: newWaiting()}
-	m, err := newMetrics(s.Meter, out.table, out.gate)
+	m, err := newMetrics(s.Meter, out.table, out.limiter)
 	out.metrics = m
 	return out, err
 }
 
-// Start receives replies and notices from the bus and watches the queues that
-// calls wait in.
+// Start receives replies and cancel messages from the bus, and watches the queues
+// and stages that calls wait for.
 func (s *Service) Start(b *bus.Bus) error {
 	s.bus = b
-	s.capacity = newCapacity(b)
-	if err := s.capacity.report(s.settings.Meter); err != nil {
+	s.availability = admission.NewAvailability(b, s.limiter.Closing().Done())
+	if err := s.availability.Report(s.settings.Meter); err != nil {
 		return err
 	}
-	s.results = newResults(b, s.settings.Results, s.settings.Logger)
+	s.results = newResults(b, s.settings.Results, s.reconnects, s.settings.Logger)
 	s.keys = newKeys(b, s, s.settings.Idempotency, s.settings.Logger)
-	s.callOffs = newCallOffs(b, s.settings.MaxInFlight, s.metrics.cancelled)
-	s.callOffs.withdrawn = s.capacity.withdrawn
-	if err := s.subscribe(); err != nil {
+	s.cancels = newCancels(b, s.settings.MaxInFlight, s.metrics.cancelled)
+	s.cancels.onWithdrawn = s.availability.Withdrawn
+	var err error
+	if s.stopReplies, err = b.ServeReplies(s.settings.Gateway, s.receiveReply); err != nil {
 		return err
+	}
+	if s.stopCancels, err = b.ServeCancels(s.receiveCancel); err != nil {
+		return errors.Join(err, s.stopReplies())
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	s.stopWatch = cancel
-	s.watching.Go(func() { s.watch(ctx) })
-	s.watching.Go(func() { s.results.watch(ctx, b.Reconnects()) })
+	s.watches.Go(func() { s.watch(ctx) })
+	s.watches.Go(func() { s.reconnects.forward(ctx, b.Reconnects()) })
 	return nil
 }
 
-func (s *Service) subscribe() (err error) {
-	if s.stopReplies, err = s.bus.ServeReplies(s.settings.Gateway, s.receive); err != nil {
-		return err
-	}
-	if s.stopCancels, err = s.bus.ServeCancels(s.hear); err != nil {
-		return errors.Join(err, s.stopReplies())
-	}
-	return nil
-}
-
-// Stop lets nobody in, waits for those inside until the context ends, and sends
-// away who is left then; it returns the context's cause where there was anybody. It
-// waits for what is being called off, which takes a second, or five where much is,
-// and for idempotency keys that are given back, and stops receiving replies.
+// Stop rejects new requests and waits for those in flight until the context ends;
+// then it fails those that are left, and returns the context's cause. It waits for
+// cancellations, which take a second, or five where there are many, and for
+// idempotency keys that are released. Then it stops receiving replies.
 func (s *Service) Stop(ctx context.Context) error {
-	s.gate.Close()
-	err := s.gate.Empty(ctx)
+	s.limiter.Close()
+	err := s.limiter.AwaitIdle(ctx)
 	if err != nil {
-		err = errors.Join(context.Cause(ctx), s.sendAway())
+		err = errors.Join(context.Cause(ctx), s.failPending())
 	}
-	s.callOffs.stop()
+	s.cancels.stop()
 	s.keys.stop()
 	s.stopWatch()
-	s.watching.Wait()
-	s.capacity.stop()
+	s.watches.Wait()
+	s.availability.Stop()
 	return errors.Join(err, s.stopCancels(), s.stopReplies())
 }
 
-// sendAway answers those who wait still.
-func (s *Service) sendAway() error {
-	s.table.FailIf(func(*correlate.Waiter) bool { return true }, fault.New(fault.ShuttingDown,
-		"the gateway stopped before there was an answer; that to a durable request is stored, and can be had by its id"))
-	ctx, cancel := context.WithTimeout(context.Background(), leave)
+// failTimeout is how long failed calls have to return.
+const failTimeout = time.Second
+
+// failPending fails the calls that still wait.
+func (s *Service) failPending() error {
+	f := fault.New(fault.ShuttingDown, "the gateway stopped before there was an answer; the result of a durable request is stored, and can be fetched by its ID")
+	s.table.Each(func(p *correlate.Pending) { p.Fail(f) })
+	ctx, cancel := context.WithTimeout(context.Background(), failTimeout)
 	defer cancel()
-	return s.gate.Empty(ctx)
+	return s.limiter.AwaitIdle(ctx)
 }
 
-// leave is how long calls have to leave that were sent away.
-const leave = time.Second
+// Close rejects new requests.
+func (s *Service) Close() { s.limiter.Close() }
 
-// Close lets nobody in any more.
-func (s *Service) Close() { s.gate.Close() }
+// InFlight returns how many requests are admitted and not answered, including those
+// that wait for capacity or for a stored result.
+func (s *Service) InFlight() int { return s.limiter.InFlight() }
 
-// Ready returns nil when requests can be served, else a fault that says why
-// not.
+// receiveReply is the handler of the shared reply subscription.
+func (s *Service) receiveReply(id pipeline.ExecutionID, data []byte) meshv1.ReplyDisposition {
+	isFinal, err := envelope.PeekTerminal(data)
+	if err != nil {
+		s.metrics.droppedReply("malformed")
+		return meshv1.ReplyDisposition_REPLY_DISPOSITION_MALFORMED
+	}
+	switch s.table.Deliver(id, isFinal, data) {
+	case correlate.Delivered:
+		return meshv1.ReplyDisposition_REPLY_DISPOSITION_DELIVERED
+	case correlate.Duplicate:
+		s.metrics.droppedReply("duplicate")
+		return meshv1.ReplyDisposition_REPLY_DISPOSITION_DUPLICATE
+	case correlate.Overflow:
+		s.metrics.droppedReply("overflow")
+		return meshv1.ReplyDisposition_REPLY_DISPOSITION_OVERFLOW
+	default:
+		s.metrics.droppedReply("late")
+		return meshv1.ReplyDisposition_REPLY_DISPOSITION_UNKNOWN
+	}
+}
+
+// Ready returns nil when requests can be served, else a fault that says why not.
 func (s *Service) Ready() error {
 	if err := s.bus.Away(); err != nil {
 		return unavailable(err)
@@ -211,34 +225,128 @@ func (s *Service) PipelineReady(ctx context.Context, name string) error {
 	if f != nil {
 		return f
 	}
-	if f := s.capacity.check(ctx, route, durability); f != nil {
+	if f := s.availability.CheckHosts(ctx, route, durability); f != nil {
 		return f
 	}
 	return nil
 }
 
-// receive is the handler of the shared reply subscription.
-func (s *Service) receive(id pipeline.ExecutionID, data []byte) meshv1.ReplyDisposition {
-	terminal, err := envelope.PeekTerminal(data)
-	if err != nil {
-		s.metrics.reply("malformed")
-		return meshv1.ReplyDisposition_REPLY_DISPOSITION_MALFORMED
-	}
-	switch s.table.Deliver(id, terminal, data) {
-	case correlate.Delivered:
-		return meshv1.ReplyDisposition_REPLY_DISPOSITION_DELIVERED
-	case correlate.Duplicate:
-		s.metrics.reply("duplicate")
-		return meshv1.ReplyDisposition_REPLY_DISPOSITION_DUPLICATE
-	case correlate.Overflow:
-		s.metrics.reply("overflow")
-		return meshv1.ReplyDisposition_REPLY_DISPOSITION_OVERFLOW
-	default:
-		s.metrics.reply("late")
-		return meshv1.ReplyDisposition_REPLY_DISPOSITION_UNKNOWN
-	}
+// StageState is the state of a stage as the broker reports it.
+type StageState struct {
+	// Served is true while a host takes items.
+	Served bool
+	// Queues are the stage's queues that exist.
+	Queues []QueueState
 }
 
-// Inside returns how many requests are in the gateway: in flight, or waiting for
-// room or for a result.
-func (s *Service) Inside() int { return s.gate.Inside() }
+// QueueState is what is in a queue, waiting or in flight.
+type QueueState struct {
+	Durability pipeline.Durability
+	// Items are all, Bytes theirs; Classes are the items by class.
+	Items, Bytes uint64
+	Classes      map[pipeline.Class]uint64
+	// MaxItems and MaxBytes bound the queue; less than 1 means no bound.
+	MaxItems, MaxBytes int64
+}
+
+// Stage returns the state of a stage, BROKER_UNAVAILABLE while there is no broker.
+// The state of its queues is current, that of its hosts at most 200 ms old.
+func (s *Service) Stage(ctx context.Context, name pipeline.StageName) (StageState, error) {
+	if err := s.Ready(); err != nil {
+		return StageState{}, err
+	}
+	durabilities := []pipeline.Durability{pipeline.Memory, pipeline.File}
+	queues := make([]*QueueState, len(durabilities))
+	var out StageState
+	queries, ctx := errgroup.WithContext(ctx)
+	queries.Go(func() (err error) {
+		out.Served, err = s.isServed(ctx, name)
+		return err
+	})
+	for i, d := range durabilities {
+		queries.Go(func() (err error) {
+			queues[i], err = s.queue(ctx, name, d)
+			return err
+		})
+	}
+	if err := queries.Wait(); err != nil {
+		return StageState{}, unavailable(err)
+	}
+	for _, q := range queues {
+		if q != nil {
+			out.Queues = append(out.Queues, *q)
+		}
+	}
+	return out, nil
+}
+
+// isServed reports whether a host of the stage takes items of any durability.
+func (s *Service) isServed(ctx context.Context, name pipeline.StageName) (bool, error) {
+	f := s.availability.CheckHosts(ctx, []pipeline.Hop{{Stage: name, Step: pipeline.StepName(name)}}, pipeline.Memory)
+	switch {
+	case f == nil || f.Reason == fault.NotSupported:
+		return true, nil
+	case f.Reason == fault.NoCapacity:
+		return false, nil
+	}
+	return false, f
+}
+
+// queue returns the state of a queue, nil where there is none.
+func (s *Service) queue(ctx context.Context, name pipeline.StageName, d pipeline.Durability) (*QueueState, error) {
+	b, err := s.bus.Backlog(ctx, name, d)
+	if errors.Is(err, bus.ErrNoQueue) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &QueueState{Durability: d, Items: b.Items, Bytes: b.Bytes, Classes: b.Classes, MaxItems: b.MaxItems, MaxBytes: b.MaxBytes}, nil
+}
+
+// tasks are a bounded number of background goroutines that end before their owner
+// does.
+type tasks struct {
+	limit   int
+	ctx     context.Context
+	cancel  context.CancelFunc
+	running errgroup.Group
+
+	mu        sync.Mutex
+	isStopped bool
+}
+
+func newTasks(limit int) *tasks {
+	t := &tasks{limit: limit}
+	t.ctx, t.cancel = context.WithCancel(context.Background())
+	t.running.SetLimit(limit)
+	return t
+}
+
+// start runs the task on a goroutine of its own, or returns the fault that says why
+// not: too many are running, or the tasks are stopped. The task's context ends when
+// stop has waited long enough.
+func (t *tasks) start(task func(context.Context)) *fault.Fault {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.isStopped {
+		return admission.Stopping()
+	}
+	if !t.running.TryGo(func() error {
+		task(t.ctx)
+		return nil
+	}) {
+		return fault.Newf(fault.Overloaded, "the gateway waits for %d requests already", t.limit).WithRetryAfter(admission.RetryAfter)
+	}
+	return nil
+}
+
+// stop waits for the running tasks, and ends their context after so long.
+func (t *tasks) stop(patience time.Duration) {
+	t.mu.Lock()
+	t.isStopped = true
+	t.mu.Unlock()
+	defer time.AfterFunc(patience, t.cancel).Stop()
+	_ = t.running.Wait()
+	t.cancel()
+}

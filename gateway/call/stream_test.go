@@ -34,7 +34,7 @@ func number(t *testing.T, c call.Chunk) int {
 	return n
 }
 
-func TestCallWithoutAStreamIsNotHeldUpByChunks(t *testing.T) {
+func TestChunksDoNotDelayACallWithoutAStream(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.serves(func(env *envelope.Envelope) {
@@ -51,7 +51,7 @@ func TestCallWithoutAStreamIsNotHeldUpByChunks(t *testing.T) {
 
 // A stage that streams need not put its chunks together: the outputs that were asked
 // for have come in them.
-func TestOutputsThatCameInChunksNeedNotComeAgain(t *testing.T) {
+func TestOutputsInChunksNeedNotComeAgain(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.serves(func(env *envelope.Envelope) {
@@ -65,15 +65,15 @@ func TestOutputsThatCameInChunksNeedNotComeAgain(t *testing.T) {
 	if err != nil || len(response.Outputs) != 0 || chunks != 2 {
 		t.Errorf("answered with %+v, %v after %d chunks", response, err, chunks)
 	}
-	// Who takes no chunks has not got them.
+	// A caller that takes no chunks has not got them.
 	if response, err := b.service.Infer(t.Context(), r); err == nil || fault.From(err).Reason != fault.InvalidRequest {
 		t.Errorf("answered with %+v, %v", response, err)
 	}
 }
 
 // The reader takes its first chunk only when the whole answer has been sent, so
-// all of it has to find room.
-func TestABurstIsHeldForItsReader(t *testing.T) {
+// all of it must fit.
+func TestBurstIsBufferedForItsReader(t *testing.T) {
 	t.Parallel()
 	const burst, size = 5000, 1 << 10
 	b := newBed(t)
@@ -97,7 +97,7 @@ func TestABurstIsHeldForItsReader(t *testing.T) {
 	}
 }
 
-func TestAReaderThatStopsFailsAlone(t *testing.T) {
+func TestStoppedReaderFailsAlone(t *testing.T) {
 	t.Parallel()
 	for name, burst := range map[string]struct{ chunks, size int }{
 		"behind many chunks": {17_000, 1},
@@ -142,7 +142,7 @@ func TestAReaderThatStopsFailsAlone(t *testing.T) {
 	}
 }
 
-func TestACallerThatIsGoneIsNoDefect(t *testing.T) {
+func TestLostCallerIsNoInternalError(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.serves(func(env *envelope.Envelope) {
@@ -159,7 +159,7 @@ func TestACallerThatIsGoneIsNoDefect(t *testing.T) {
 	}
 }
 
-func TestAnEmitsOwnFaultIsTheCalls(t *testing.T) {
+func TestFaultOfEmitIsTheCalls(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.serves(func(env *envelope.Envelope) {
@@ -172,7 +172,7 @@ func TestAnEmitsOwnFaultIsTheCalls(t *testing.T) {
 	_ = wantFault(t, response, err, fault.NotSupported)
 }
 
-func TestAStreamWithAGapBreaks(t *testing.T) {
+func TestStreamWithAGapBreaks(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.serves(func(env *envelope.Envelope) {
@@ -190,13 +190,13 @@ func TestAStreamWithAGapBreaks(t *testing.T) {
 	}
 }
 
-// A host that dies answers no more, and its item may wait for another for long.
-func TestAStreamThatFallsSilentBreaks(t *testing.T) {
+// A host that dies replies no more, and its item may wait long for another.
+func TestSilentStreamBreaks(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.serves(func(env *envelope.Envelope) {
 		if !env.TakesChunks {
-			t.Error("the item does not say that its caller takes chunks")
+			t.Error("the item does not record that its caller takes chunks")
 		}
 		b.chunkOf(env, 1, []byte("1 "), time.Millisecond)
 	})
@@ -204,13 +204,13 @@ func TestAStreamThatFallsSilentBreaks(t *testing.T) {
 	_ = wantFault(t, response, err, fault.StreamInterrupted)
 }
 
-// calledOff streams a request whose host sends chunks of those numbers, and returns how
-// the call ended. The request must be called off.
-func calledOff(t *testing.T, emit func(call.Chunk) error, chunks ...uint64) answered {
+// streamCancelled streams a request whose host sends chunks of those numbers, and
+// returns how the call ended. The request must be cancelled.
+func streamCancelled(t *testing.T, emit func(call.Chunk) error, chunks ...uint64) answered {
 	t.Helper()
 	b := newBed(t)
 	b.alive()
-	items, notices := b.pulls(pipeline.Memory), b.notices()
+	items, notices := b.pulls(pipeline.Memory), b.cancelMessages()
 	ended := make(chan answered, 1)
 	go func() {
 		response, err := b.service.Stream(t.Context(), ask("x"), emit)
@@ -222,29 +222,29 @@ func calledOff(t *testing.T, emit func(call.Chunk) error, chunks ...uint64) answ
 	}
 	got := bustest.Receive(t, "end of the call", ended)
 	if notice := bustest.Receive(t, "notice", notices); notice.RequestID != item.env.RequestID {
-		t.Errorf("heard %+v", notice)
+		t.Errorf("got %+v", notice)
 	}
 	return got
 }
 
-// The item may run once more, from its start, for nobody.
-func TestAStreamWithAGapIsCalledOff(t *testing.T) {
+// The item may run once more, from its start, without a caller.
+func TestStreamWithAGapIsCancelled(t *testing.T) {
 	t.Parallel()
-	got := calledOff(t, func(call.Chunk) error { return nil }, 1, 1)
+	got := streamCancelled(t, func(call.Chunk) error { return nil }, 1, 1)
 	_ = wantFault(t, got.response, got.err, fault.StreamInterrupted)
 }
 
-// Whatever it is that the front cannot say, nobody takes the rest.
-func TestAChunkThatCannotBeSaidCallsItsRequestOff(t *testing.T) {
+// Whatever the front cannot encode, the caller does not take the rest.
+func TestRejectedChunkCancelsItsRequest(t *testing.T) {
 	t.Parallel()
 	for name, failure := range map[string]error{
 		"the caller is gone": errors.New("broken pipe"),
-		"no such JSON":       fault.New(fault.RunnerOutputInvalid, "JSON cannot say that"),
+		"no such JSON":       fault.New(fault.RunnerOutputInvalid, "JSON has no such value"),
 		"no such form":       fault.New(fault.NotSupported, "no such output"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got := calledOff(t, func(call.Chunk) error { return failure }, 1); got.err == nil {
+			if got := streamCancelled(t, func(call.Chunk) error { return failure }, 1); got.err == nil {
 				t.Errorf("answered with %+v", got.response)
 			}
 		})

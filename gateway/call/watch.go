@@ -3,9 +3,11 @@ package call
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"time"
 
+	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/correlate"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -13,17 +15,17 @@ import (
 )
 
 const (
-	watchEvery  = time.Second
-	watchBudget = time.Second
+	watchInterval = time.Second
+	watchTimeout  = time.Second
 )
 
-// watch fails the calls that waited in a memory queue which is gone, or has
-// been replaced: right after a reconnect, and every second while calls wait. It
-// finds those, too, that wait for a stage whose hosts have left.
+// watch fails calls whose memory queue is lost or was replaced, and signals calls
+// that wait for a stage without hosts. It looks right after a reconnect, and every
+// second while calls wait.
 func (s *Service) watch(ctx context.Context) {
 	reconnects := s.bus.Reconnects()
-	since := lonely{}
-	tick := time.NewTicker(watchEvery)
+	since := hostlessSince{}
+	tick := time.NewTicker(watchInterval)
 	defer tick.Stop()
 	for {
 		select {
@@ -32,31 +34,110 @@ func (s *Service) watch(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		for _, stage := range s.table.Stages() {
+		all, first := s.waitedFor()
+		for stage := range all {
 			s.checkQueue(ctx, stage)
 		}
-		s.seekStranded(ctx, since)
+		s.checkHosts(ctx, first, since)
 	}
 }
 
+type stageSet map[pipeline.StageName]bool
+
+// waitedFor returns the stages in whose memory queues requests may wait, and those
+// of them that are first steps of this gateway's own requests.
+func (s *Service) waitedFor() (all, first stageSet) {
+	all, first = stageSet{}, stageSet{}
+	s.table.Each(func(p *correlate.Pending) {
+		for i, stage := range p.Stages {
+			all[stage] = true
+			if i == 0 && p.Request != "" {
+				first[stage] = true
+			}
+		}
+	})
+	return all, first
+}
+
+// checkQueue fails the calls that waited in the stage's queue before it was lost.
 func (s *Service) checkQueue(ctx context.Context, stage pipeline.StageName) {
-	ctx, cancel := context.WithTimeout(ctx, watchBudget)
+	ctx, cancel := context.WithTimeout(ctx, watchTimeout)
 	defer cancel()
-	gone := time.Now()
+	lostAt := time.Now()
 	info, err := s.bus.Queue(ctx, stage, pipeline.Memory)
 	switch {
 	case errors.Is(err, bus.ErrNoQueue):
 	case err != nil:
 		return
 	default:
-		// What is known of the broker's clock may be wrong by as much, and a
-		// call that waits in the new queue must not fail.
-		gone = info.Created.Add(-info.RoundTrip / 2)
+		// The broker's clock is known only to half a round trip, and a call that
+		// waits in the new queue must not fail.
+		lostAt = info.Created.Add(-info.RoundTrip / 2)
 	}
-	lost := func(w *correlate.Waiter) bool { return w.Since.Before(gone) && slices.Contains(w.Stages, stage) }
 	f := fault.Newf(fault.QueueLost, "the in-memory queue of stage %s was lost with its broker; send the request again", stage).
-		At(string(stage), "", "").WithRetryAfter(retryAfter)
-	if n := s.table.FailIf(lost, f); n > 0 {
-		s.settings.Logger.Warn("calls failed because their queue was lost", "stage", stage, "calls", n)
+		At(string(stage), "", "").WithRetryAfter(admission.RetryAfter)
+	calls := 0
+	s.table.Each(func(p *correlate.Pending) {
+		if p.Since.Before(lostAt) && slices.Contains(p.Stages, stage) && p.Fail(f) {
+			calls++
+		}
+	})
+	if calls > 0 {
+		s.settings.Logger.Warn("calls failed because their queue was lost", "stage", stage, "calls", calls)
 	}
+}
+
+// hostlessSince is since when stages have had no host. It is the watch's.
+type hostlessSince map[pipeline.StageName]time.Time
+
+// checkHosts signals the calls that wait in memory for their first step, where its
+// stage has had no host for HostGrace.
+func (s *Service) checkHosts(ctx context.Context, stages stageSet, since hostlessSince) {
+	maps.DeleteFunc(since, func(stage pipeline.StageName, _ time.Time) bool { return !stages[stage] })
+	for stage := range stages {
+		if !s.isHostless(ctx, stage) {
+			delete(since, stage)
+			continue
+		}
+		now := time.Now()
+		if _, known := since[stage]; !known {
+			since[stage] = now
+		}
+		if now.Sub(since[stage]) < s.settings.HostGrace {
+			continue
+		}
+		s.table.Each(func(p *correlate.Pending) {
+			if p.Request != "" && len(p.Stages) > 0 && p.Stages[0] == stage {
+				p.SignalHostless()
+			}
+		})
+	}
+}
+
+// isHostless reports whether no host serves the stage, and none has items of it in
+// flight either: a host that drains, or whose runner cannot run, serves no more.
+func (s *Service) isHostless(ctx context.Context, stage pipeline.StageName) bool {
+	if _, err := s.bus.Alive(ctx, stage); !errors.Is(err, bus.ErrNoHost) {
+		return false
+	}
+	return errors.Is(s.bus.Holding(ctx, stage), bus.ErrNoHost)
+}
+
+// withdrawHostless ends a call whose item still waits for its first step, which has
+// no host. One that has gone further, or whose answer has begun, goes on.
+func (x *exchange) withdrawHostless(ctx context.Context) error {
+	o, known := x.sending.outcome()
+	switch {
+	case !known, o.err != nil:
+		return nil //nolint:nilerr // it is not known (yet) whether the item was queued
+	case o.receipt.Duplicate && x.sending.tries == 1, x.progress.seq > 0:
+		return nil // the item in the queue is another's, or its answer has begun
+	}
+	if !x.service.cancels.withdraw(ctx, x.sending.message, o.receipt.Seq) {
+		return nil // the next check tries again, or the deadline ends the call
+	}
+	x.service.availability.Withdrawn(x.env)
+	hop := x.env.Hop()
+	return fault.Newf(fault.NoCapacity, "stage %s has no host: the last one left, and none has come for %s; the request did not run", hop.Stage, x.service.settings.HostGrace).
+		At(string(hop.Stage), string(hop.Step), "").WithRetryAfter(admission.RetryAfter)
 }

@@ -1,16 +1,17 @@
-// Package correlate pairs replies with the calls that wait for them, by
-// execution id.
+// Package correlate is a gateway's correlation table: it pairs replies with the
+// pending calls that wait for them.
 //
-// A call registers before it publishes, so no reply can come too early, and
-// forgets when it is over. Deliver is what the shared reply subscription calls:
-// it never blocks. A reply that nobody waits for, a second answer and a reply
-// for a call that reads too slowly are told apart and dropped. A call that
-// leaves more unread than its Room has failed, and no other call notices.
+// A call registers before it publishes, so no reply comes too early, and is
+// forgotten when it is over. Deliver finds it by its execution ID, Cancel by its
+// request ID. Deliver is what the shared reply subscription calls, and never
+// blocks. It tells apart, and drops, replies that no call waits for, second final
+// replies, and replies to a call that reads too slowly. A call that leaves more
+// unread than its Buffer fails, and no other call is affected.
 //
-// All methods are safe for concurrent use, but a call has one reader. The table
-// is bounded in calls, each call in the chunks that it has not read, and all calls
-// together in those beyond a little that each may always have. A terminal reply, of
-// which each call gets one, has room beside them.
+// All methods are safe for concurrent use, but a call has one reader. The table is
+// bounded in calls. Each call is bounded in the chunks that it has not read, and all
+// calls together in those beyond a small allowance of each. A final reply, of which
+// each call gets one, does not count.
 package correlate
 
 import (
@@ -26,10 +27,10 @@ import (
 
 // Errors of Register.
 var (
-	// ErrFull says that as many calls wait as may.
-	ErrFull = errors.New("as many calls wait as may")
-	// ErrTwice says that a call of that id waits already.
-	ErrTwice = errors.New("a call of that execution id waits already")
+	// ErrFull means that the table has as many pending calls as it may.
+	ErrFull = errors.New("the table of pending calls is full")
+	// ErrDuplicate means that a call of that execution ID is pending.
+	ErrDuplicate = errors.New("a call of that execution ID is pending")
 )
 
 // Disposition is what became of a reply.
@@ -38,270 +39,341 @@ type Disposition uint8
 // The dispositions.
 const (
 	Delivered Disposition = iota
-	// Unknown says that nobody waits (any more).
+	// Unknown means that no call waits for the reply, or none does any more.
 	Unknown
-	// Duplicate says that the call has its terminal answer already.
+	// Duplicate means that the call has its final reply already.
 	Duplicate
-	// Overflow says that the call reads too slowly and has failed.
+	// Overflow means that the call has failed, mostly because it reads too slowly.
 	Overflow
 )
 
-// Room bounds the chunks that a call may have unread; its terminal reply has
-// room beside them, for it is the last. The zero Room takes no chunk at all:
-// its call wants the terminal reply only.
-type Room struct {
-	// Replies and Bytes bound the unread chunks together. One chunk alone may
-	// be of any size.
+// Buffer bounds the chunks that a call may have unread. The zero Buffer takes no
+// chunk: its call wants the final reply only.
+type Buffer struct {
+	// Replies and Bytes bound the unread chunks together. One chunk alone may be of
+	// any size.
 	Replies, Bytes int
+}
+
+// Allowance is how many bytes of chunks every call may have unread, whatever others
+// have.
+const Allowance = 64 << 10
+
+// Call is a call as it registers.
+type Call struct {
+	// Execution finds the call for replies, Request for Cancel. A call without a
+	// Request waits for no reply and cannot be cancelled: it only fails.
+	Execution pipeline.ExecutionID
+	Request   pipeline.RequestID
+	// Stages are those in whose memory queues the request may wait, in the order of
+	// its route: none for a durable one. Since is when it began to; zero means now.
+	Stages []pipeline.StageName
+	Since  time.Time
+	Buffer Buffer
+}
+
+// Pending is a call that is registered.
+type Pending struct {
+	Call
+	table *Table
+	// ready holds a value while there is something unread.
+	ready    chan struct{}
+	failed   chan *fault.Fault
+	hostless chan struct{}
+
+	mu sync.Mutex
+	// unread are replies, bytes those of the chunks among them. shared is the part
+	// of these bytes that is booked as more than the call's allowance.
+	unread [][]byte
+	bytes  int
+	shared int64
+	// isFinal is true once the final reply was delivered.
+	isFinal, hasFailed, isCancelled, isForgotten bool
 }
 
 const shardCount = 64
 
-// Own is how many bytes of chunks every call may have unread, whatever others have.
-const Own = 64 << 10
-
-// Table holds the calls that wait.
+// Table holds the pending calls.
 type Table struct {
-	bound int64
+	limit int64
 	count atomic.Int64
-	// shared bounds beyond, the bytes that calls have unread beyond their Own.
-	shared int64
-	beyond atomic.Int64
-	seed   maphash.Seed
-	shards [shardCount]shard
+	// maxShared bounds shared, the bytes that calls have unread beyond their
+	// allowances.
+	maxShared  int64
+	shared     atomic.Int64
+	seed       maphash.Seed
+	executions [shardCount]shard[pipeline.ExecutionID]
+	requests   [shardCount]shard[pipeline.RequestID]
 }
 
-type shard struct {
-	mu      sync.Mutex
-	waiters map[pipeline.ExecutionID]*Waiter
+// shard is a part of the table. Its lock is taken before a call's, never after.
+type shard[ID ~string] struct {
+	mu    sync.Mutex
+	calls map[ID]*Pending
 }
 
-// Waiter is one call that waits.
-type Waiter struct {
-	// Stages are those in whose memory queues the call may wait: all of its
-	// route, or none of a durable call. Since is when it began to.
-	Stages []pipeline.StageName
-	Since  time.Time
-
-	id    pipeline.ExecutionID
-	table *Table
-	room  Room
-	// ready holds a value while there is something unread.
-	ready  chan struct{}
-	failed chan *fault.Fault
-
-	// Guarded by the shard's lock. bytes are those of the chunks that are unread, beyond
-	// how many of them are booked as more than the call's own.
-	unread   [][]byte
-	bytes    int
-	beyond   int64
-	terminal bool
-	over     bool
-}
-
-// New returns a table of at most bound calls, which together have at most so many
-// bytes of chunks unread beyond their Own.
-func New(bound int, shared int64) *Table {
-	t := &Table{bound: int64(bound), shared: shared, seed: maphash.MakeSeed()}
-	for i := range t.shards {
-		t.shards[i].waiters = map[pipeline.ExecutionID]*Waiter{}
+// New returns a table of at most so many calls, which together have at most
+// maxShared bytes of chunks unread beyond their allowances.
+func New(limit int, maxShared int64) *Table {
+	t := &Table{limit: int64(limit), maxShared: maxShared, seed: maphash.MakeSeed()}
+	for i := range shardCount {
+		t.executions[i].calls = map[pipeline.ExecutionID]*Pending{}
+		t.requests[i].calls = map[pipeline.RequestID]*Pending{}
 	}
 	return t
 }
 
-// Register adds a call that waits in the memory queues of the stages, if any,
-// and has room for so much unread. Its errors are ErrFull and ErrTwice.
-func (t *Table) Register(id pipeline.ExecutionID, stages []pipeline.StageName, room Room) (*Waiter, error) {
-	return t.RegisterSince(time.Now(), id, stages, room)
-}
-
-// RegisterSince is Register of a call that waits since then.
-func (t *Table) RegisterSince(since time.Time, id pipeline.ExecutionID, stages []pipeline.StageName, room Room) (*Waiter, error) {
-	if t.count.Add(1) > t.bound {
+// Register adds a call. Its errors are ErrFull and ErrDuplicate.
+func (t *Table) Register(c Call) (*Pending, error) {
+	if t.count.Add(1) > t.limit {
 		t.count.Add(-1)
 		return nil, ErrFull
 	}
-	w := &Waiter{
-		Stages: stages,
-		Since:  since,
-		id:     id,
-		table:  t,
-		room:   room,
-		ready:  make(chan struct{}, 1),
-		failed: make(chan *fault.Fault, 1),
+	if c.Since.IsZero() {
+		c.Since = time.Now()
 	}
-	s := t.shard(id)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if _, twice := s.waiters[id]; twice {
+	p := &Pending{Call: c, table: t, ready: make(chan struct{}, 1), failed: make(chan *fault.Fault, 1), hostless: make(chan struct{}, 1)}
+	if !t.execution(c.Execution).add(c.Execution, p) {
 		t.count.Add(-1)
-		return nil, ErrTwice
+		return nil, ErrDuplicate
 	}
-	s.waiters[id] = w
-	return w, nil
+	if c.Request != "" {
+		t.request(c.Request).add(c.Request, p)
+	}
+	return p, nil
+}
+
+// Rename gives the call another execution ID, under which nothing is registered.
+func (p *Pending) Rename(id pipeline.ExecutionID) {
+	p.table.execution(p.Execution).remove(p.Execution, p)
+	p.Execution = id
+	p.table.execution(id).add(id, p)
+}
+
+// Forget ends the wait. Further calls do nothing.
+func (p *Pending) Forget() {
+	if !p.close() {
+		return
+	}
+	p.table.execution(p.Execution).remove(p.Execution, p)
+	if p.Request != "" {
+		p.table.request(p.Request).remove(p.Request, p)
+	}
+	p.table.count.Add(-1)
+}
+
+// close drops what is unread, and reports whether it was the first to.
+func (p *Pending) close() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.isForgotten {
+		return false
+	}
+	p.isForgotten = true
+	p.unread = nil
+	p.give(p.bytes)
+	return true
 }
 
 // Deliver hands a reply to the call that waits for it. A chunk for a call that
 // takes none is Delivered too, and dropped.
-func (t *Table) Deliver(id pipeline.ExecutionID, terminal bool, data []byte) Disposition {
-	s := t.shard(id)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	w, ok := s.waiters[id]
-	switch {
-	case !ok:
+func (t *Table) Deliver(id pipeline.ExecutionID, isFinal bool, data []byte) Disposition {
+	p := t.execution(id).get(id)
+	if p == nil {
 		return Unknown
-	case w.terminal:
+	}
+	return p.deliver(isFinal, data)
+}
+
+func (p *Pending) deliver(isFinal bool, data []byte) Disposition {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.isForgotten:
+		return Unknown
+	case p.isFinal:
 		return Duplicate
-	case w.over:
+	case p.hasFailed:
 		return Overflow
-	case !terminal && w.room == Room{}:
+	case !isFinal && p.Buffer == Buffer{}:
 		return Delivered
-	case !terminal && !w.take(len(data)):
-		w.fail(fault.New(fault.SlowReader, "the answer is read too slowly"))
+	case !isFinal && !p.take(len(data)):
+		p.fail(fault.New(fault.SlowReader, "the answer is read too slowly"))
 		return Overflow
 	}
-	w.terminal = terminal
-	w.unread = append(w.unread, data)
-	w.signal()
+	p.isFinal = isFinal
+	p.unread = append(p.unread, data)
+	p.signal()
 	return Delivered
 }
 
-// FailIf fails every call that matches by the fault, and returns how many.
-func (t *Table) FailIf(match func(*Waiter) bool, f *fault.Fault) int {
-	n := 0
-	for i := range t.shards {
-		n += t.shards[i].failIf(match, f)
-	}
-	return n
-}
-
-func (s *shard) failIf(match func(*Waiter) bool, f *fault.Fault) int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	n := 0
-	for _, w := range s.waiters {
-		if !w.terminal && !w.over && match(w) {
-			w.fail(f)
-			n++
-		}
-	}
-	return n
-}
-
-// Stages returns the stages in whose memory queues calls may wait.
-func (t *Table) Stages() []pipeline.StageName {
-	seen := map[pipeline.StageName]bool{}
-	for i := range t.shards {
-		t.shards[i].stages(seen)
-	}
-	out := make([]pipeline.StageName, 0, len(seen))
-	for stage := range seen {
-		out = append(out, stage)
-	}
-	return out
-}
-
-func (s *shard) stages(seen map[pipeline.StageName]bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, w := range s.waiters {
-		for _, stage := range w.Stages {
-			seen[stage] = true
-		}
-	}
-}
-
-// Unread returns the bytes that calls have unread beyond their Own.
-func (t *Table) Unread() int64 { return t.beyond.Load() }
-
-// Len returns the number of calls that wait.
-func (t *Table) Len() int { return int(t.count.Load()) }
-
-func (t *Table) shard(id pipeline.ExecutionID) *shard {
-	return &t.shards[maphash.String(t.seed, string(id))%shardCount]
-}
-
-// take books one more chunk, where there is room for it; the shard's lock is held.
-// One that is alone may be of any size, as far as what all calls have allows.
-func (w *Waiter) take(chunk int) bool {
-	bytes := w.bytes + chunk
-	if len(w.unread) > 0 && (len(w.unread) >= w.room.Replies || bytes > w.room.Bytes) {
+// Cancel fails the request's call by the fault, and reports whether one is pending.
+func (t *Table) Cancel(id pipeline.RequestID, f *fault.Fault) bool {
+	p := t.request(id).get(id)
+	if p == nil {
 		return false
 	}
-	more := int64(max(0, bytes-Own)) - w.beyond
-	if more > 0 && w.table.beyond.Add(more) > w.table.shared {
-		w.table.beyond.Add(-more)
-		return false
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.waits() {
+		p.isCancelled = true
+		p.fail(f)
 	}
-	w.beyond += max(0, more)
-	w.bytes = bytes
 	return true
 }
 
-// give books that so many bytes of chunks are unread no more; the shard's lock is
-// held.
-func (w *Waiter) give(bytes int) {
-	w.bytes -= bytes
-	if less := w.beyond - int64(max(0, w.bytes-Own)); less > 0 {
-		w.table.beyond.Add(-less)
-		w.beyond -= less
+// Each calls visit with every pending call. Visit may call its Fail and
+// SignalHostless, and nothing else of the table.
+func (t *Table) Each(visit func(*Pending)) {
+	for i := range t.executions {
+		t.executions[i].each(visit)
 	}
 }
 
-// signal makes Ready hold a value.
-func (w *Waiter) signal() {
+// Unread returns the bytes that calls have unread beyond their allowances.
+func (t *Table) Unread() int64 { return t.shared.Load() }
+
+// Len returns the number of pending calls.
+func (t *Table) Len() int { return int(t.count.Load()) }
+
+// Fail ends the call by the fault, and reports whether it still waited.
+func (p *Pending) Fail(f *fault.Fault) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.waits() {
+		return false
+	}
+	p.fail(f)
+	return true
+}
+
+// SignalHostless makes Hostless hold a value.
+func (p *Pending) SignalHostless() {
 	select {
-	case w.ready <- struct{}{}:
+	case p.hostless <- struct{}{}:
 	default:
 	}
 }
 
-// fail ends the call, which reads nothing more; the shard's lock is held.
-func (w *Waiter) fail(f *fault.Fault) {
-	w.over = true
-	w.unread = nil
-	w.give(w.bytes)
-	w.failed <- f
-}
+// Hostless returns a channel that gets a value when the stage of the call's first
+// step has no host.
+func (p *Pending) Hostless() <-chan struct{} { return p.hostless }
 
 // Ready returns a channel that holds a value while Next has a reply.
-func (w *Waiter) Ready() <-chan struct{} { return w.ready }
+func (p *Pending) Ready() <-chan struct{} { return p.ready }
 
-// Next returns the next reply, in the order they came; false says that there is
-// none yet.
-func (w *Waiter) Next() (data []byte, ok bool) {
-	s := w.table.shard(w.id)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(w.unread) == 0 {
+// Failed returns a channel that gets the fault which ends the call from outside,
+// if any does.
+func (p *Pending) Failed() <-chan *fault.Fault { return p.failed }
+
+// IsCancelled reports whether the fault was Cancel's.
+func (p *Pending) IsCancelled() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.isCancelled
+}
+
+// Next returns the next reply, in the order they came; ok is false while there is
+// none.
+func (p *Pending) Next() (data []byte, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.unread) == 0 {
 		return nil, false
 	}
-	data, w.unread[0] = w.unread[0], nil
-	w.unread = w.unread[1:]
-	if len(w.unread) > 0 || !w.terminal {
-		w.give(len(data)) // else it is the terminal reply
+	data, p.unread[0] = p.unread[0], nil
+	p.unread = p.unread[1:]
+	if len(p.unread) > 0 || !p.isFinal {
+		p.give(len(data)) // else it is the final reply
 	}
-	if len(w.unread) > 0 {
-		w.signal()
+	if len(p.unread) > 0 {
+		p.signal()
 	}
 	return data, true
 }
 
-// Failed returns a channel that gets the fault which ends the call from
-// outside, if any does.
-func (w *Waiter) Failed() <-chan *fault.Fault { return w.failed }
+// waits reports whether the call can still fail; the lock is held, as for all
+// below.
+func (p *Pending) waits() bool { return !p.isFinal && !p.hasFailed && !p.isForgotten }
 
-// Forget ends the wait. Further calls do nothing.
-func (w *Waiter) Forget() {
-	s := w.table.shard(w.id)
+// fail ends the call, which reads nothing more.
+func (p *Pending) fail(f *fault.Fault) {
+	p.hasFailed = true
+	p.unread = nil
+	p.give(p.bytes)
+	p.failed <- f
+}
+
+func (p *Pending) signal() {
+	select {
+	case p.ready <- struct{}{}:
+	default:
+	}
+}
+
+// take books one more chunk, where there is space for it. A single chunk may be of
+// any size, as far as the bytes that all calls share allow it.
+func (p *Pending) take(chunk int) bool {
+	bytes := p.bytes + chunk
+	if len(p.unread) > 0 && (len(p.unread) >= p.Buffer.Replies || bytes > p.Buffer.Bytes) {
+		return false
+	}
+	more := int64(max(0, bytes-Allowance)) - p.shared
+	if more > 0 && p.table.shared.Add(more) > p.table.maxShared {
+		p.table.shared.Add(-more)
+		return false
+	}
+	p.shared += max(0, more)
+	p.bytes = bytes
+	return true
+}
+
+// give books that so many bytes of chunks are unread no more.
+func (p *Pending) give(bytes int) {
+	p.bytes -= bytes
+	if less := p.shared - int64(max(0, p.bytes-Allowance)); less > 0 {
+		p.table.shared.Add(-less)
+		p.shared -= less
+	}
+}
+
+func (t *Table) execution(id pipeline.ExecutionID) *shard[pipeline.ExecutionID] {
+	return &t.executions[maphash.String(t.seed, string(id))%shardCount]
+}
+
+func (t *Table) request(id pipeline.RequestID) *shard[pipeline.RequestID] {
+	return &t.requests[maphash.String(t.seed, string(id))%shardCount]
+}
+
+// add reports whether the ID was free.
+func (s *shard[ID]) add(id ID, p *Pending) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.waiters[w.id] != w {
-		return
+	if _, taken := s.calls[id]; taken {
+		return false
 	}
-	delete(s.waiters, w.id)
-	w.unread = nil
-	w.give(w.bytes)
-	w.table.count.Add(-1)
+	s.calls[id] = p
+	return true
+}
+
+func (s *shard[ID]) get(id ID) *Pending {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.calls[id]
+}
+
+func (s *shard[ID]) remove(id ID, p *Pending) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.calls[id] == p {
+		delete(s.calls, id)
+	}
+}
+
+func (s *shard[ID]) each(visit func(*Pending)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.calls {
+		visit(p)
+	}
 }

@@ -16,26 +16,40 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// plenty is room for all that the calls of a test leave unread.
+// plenty is more than the calls of a test leave unread.
 const plenty = 1 << 30
 
-// register adds a call that has room for so many chunks.
-func register(t testing.TB, table *correlate.Table, id string, chunks int, stages ...pipeline.StageName) *correlate.Waiter {
+// register adds a call with a buffer for so many chunks.
+func register(t testing.TB, table *correlate.Table, id string, chunks int, stages ...pipeline.StageName) *correlate.Pending {
 	t.Helper()
-	return registerWith(t, table, id, correlate.Room{Replies: chunks, Bytes: 1 << 20}, stages...)
+	return registerWith(t, table, id, correlate.Buffer{Replies: chunks, Bytes: 1 << 20}, stages...)
 }
 
-func registerWith(t testing.TB, table *correlate.Table, id string, room correlate.Room, stages ...pipeline.StageName) *correlate.Waiter {
+func registerWith(t testing.TB, table *correlate.Table, id string, buffer correlate.Buffer, stages ...pipeline.StageName) *correlate.Pending {
 	t.Helper()
-	w, err := table.Register(pipeline.ExecutionID(id), stages, room)
+	w, err := table.Register(correlate.Call{Execution: pipeline.ExecutionID(id), Request: requestOf(id), Stages: stages, Buffer: buffer})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return w
 }
 
+// requestOf is the request of an execution.
+func requestOf(id string) pipeline.RequestID { return pipeline.RequestID("request " + id) }
+
+// failIf fails the calls that match, and returns how many.
+func failIf(table *correlate.Table, match func(*correlate.Pending) bool, f *fault.Fault) int {
+	n := 0
+	table.Each(func(p *correlate.Pending) {
+		if match(p) && p.Fail(f) {
+			n++
+		}
+	})
+	return n
+}
+
 // unread returns the replies that wait to be read.
-func unread(w *correlate.Waiter) []string {
+func unread(w *correlate.Pending) []string {
 	var out []string
 	for {
 		select {
@@ -50,7 +64,7 @@ func unread(w *correlate.Waiter) []string {
 }
 
 // failed returns the fault that the call has got, or nil.
-func failed(w *correlate.Waiter) *fault.Fault {
+func failed(w *correlate.Pending) *fault.Fault {
 	select {
 	case f := <-w.Failed():
 		return f
@@ -59,11 +73,11 @@ func failed(w *correlate.Waiter) *fault.Fault {
 	}
 }
 
-func TestEveryCallGetsItsOwnAnswer(t *testing.T) {
+func TestEveryCallGetsItsOwnReply(t *testing.T) {
 	t.Parallel()
 	const calls = 500
 	table := correlate.New(calls, plenty)
-	waiters := make([]*correlate.Waiter, calls)
+	waiters := make([]*correlate.Pending, calls)
 	for i := range waiters {
 		waiters[i] = register(t, table, strconv.Itoa(i), 1)
 	}
@@ -80,7 +94,7 @@ func TestEveryCallGetsItsOwnAnswer(t *testing.T) {
 	}
 }
 
-func TestChunksComeInOrderBeforeTheEnd(t *testing.T) {
+func TestChunksComeInOrderBeforeTheFinalReply(t *testing.T) {
 	t.Parallel()
 	table := correlate.New(1, plenty)
 	w := register(t, table, "a", 4)
@@ -94,7 +108,7 @@ func TestChunksComeInOrderBeforeTheEnd(t *testing.T) {
 	}
 }
 
-func TestAReplyThatNobodyWaitsForIsUnknown(t *testing.T) {
+func TestReplyWithoutACallIsUnknown(t *testing.T) {
 	t.Parallel()
 	table := correlate.New(1, plenty)
 	if got := table.Deliver("never", true, nil); got != correlate.Unknown {
@@ -106,7 +120,7 @@ func TestAReplyThatNobodyWaitsForIsUnknown(t *testing.T) {
 	}
 }
 
-func TestASecondAnswerIsADuplicate(t *testing.T) {
+func TestSecondFinalReplyIsADuplicate(t *testing.T) {
 	t.Parallel()
 	for name, terminal := range map[string]bool{"another end": true, "a chunk after the end": false} {
 		t.Run(name, func(t *testing.T) {
@@ -124,7 +138,7 @@ func TestASecondAnswerIsADuplicate(t *testing.T) {
 	}
 }
 
-func TestASlowReaderFailsAlone(t *testing.T) {
+func TestSlowReaderFailsAlone(t *testing.T) {
 	t.Parallel()
 	table := correlate.New(2, plenty)
 	slow, other := register(t, table, "slow", 2), register(t, table, "other", 2)
@@ -150,10 +164,10 @@ func TestASlowReaderFailsAlone(t *testing.T) {
 	}
 }
 
-func TestACallWithoutRoomGetsTheAnswerAlone(t *testing.T) {
+func TestCallWithoutBufferGetsTheFinalReply(t *testing.T) {
 	t.Parallel()
 	table := correlate.New(1, plenty)
-	w := registerWith(t, table, "a", correlate.Room{})
+	w := registerWith(t, table, "a", correlate.Buffer{})
 	for i := range 1000 {
 		if got := table.Deliver("a", false, []byte("chunk")); got != correlate.Delivered {
 			t.Fatalf("chunk %d: %v", i, got)
@@ -167,10 +181,10 @@ func TestACallWithoutRoomGetsTheAnswerAlone(t *testing.T) {
 	}
 }
 
-func TestTheAnswerHasRoomBesideItsChunks(t *testing.T) {
+func TestFinalReplyFitsBesideItsChunks(t *testing.T) {
 	t.Parallel()
 	table := correlate.New(1, plenty)
-	w := registerWith(t, table, "a", correlate.Room{Replies: 2, Bytes: 8})
+	w := registerWith(t, table, "a", correlate.Buffer{Replies: 2, Bytes: 8})
 	for _, chunk := range []string{"1234", "5678"} {
 		table.Deliver("a", false, []byte(chunk))
 	}
@@ -182,26 +196,26 @@ func TestTheAnswerHasRoomBesideItsChunks(t *testing.T) {
 	}
 }
 
-func TestUnreadChunksAreBoundedInNumberAndBytes(t *testing.T) {
+func TestUnreadChunksAreBounded(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		room   correlate.Room
+		buffer correlate.Buffer
 		chunks []string
 		want   correlate.Disposition
 	}{
-		"as many as may be":        {correlate.Room{Replies: 3, Bytes: 100}, []string{"1", "2", "3"}, correlate.Delivered},
-		"one too many":             {correlate.Room{Replies: 3, Bytes: 100}, []string{"1", "2", "3", "4"}, correlate.Overflow},
-		"as large as may be":       {correlate.Room{Replies: 9, Bytes: 4}, []string{"12", "34"}, correlate.Delivered},
-		"a byte too many":          {correlate.Room{Replies: 9, Bytes: 4}, []string{"12", "345"}, correlate.Overflow},
-		"one of any size":          {correlate.Room{Replies: 9, Bytes: 4}, []string{"12345678"}, correlate.Delivered},
-		"behind one of any size":   {correlate.Room{Replies: 9, Bytes: 4}, []string{"12345678", "9"}, correlate.Overflow},
-		"empty, as many as may be": {correlate.Room{Replies: 2, Bytes: 4}, []string{"", ""}, correlate.Delivered},
-		"empty, one too many":      {correlate.Room{Replies: 2, Bytes: 4}, []string{"", "", ""}, correlate.Overflow},
+		"as many as may be":        {correlate.Buffer{Replies: 3, Bytes: 100}, []string{"1", "2", "3"}, correlate.Delivered},
+		"one too many":             {correlate.Buffer{Replies: 3, Bytes: 100}, []string{"1", "2", "3", "4"}, correlate.Overflow},
+		"as large as may be":       {correlate.Buffer{Replies: 9, Bytes: 4}, []string{"12", "34"}, correlate.Delivered},
+		"a byte too many":          {correlate.Buffer{Replies: 9, Bytes: 4}, []string{"12", "345"}, correlate.Overflow},
+		"one of any size":          {correlate.Buffer{Replies: 9, Bytes: 4}, []string{"12345678"}, correlate.Delivered},
+		"behind one of any size":   {correlate.Buffer{Replies: 9, Bytes: 4}, []string{"12345678", "9"}, correlate.Overflow},
+		"empty, as many as may be": {correlate.Buffer{Replies: 2, Bytes: 4}, []string{"", ""}, correlate.Delivered},
+		"empty, one too many":      {correlate.Buffer{Replies: 2, Bytes: 4}, []string{"", "", ""}, correlate.Overflow},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			table := correlate.New(1, plenty)
-			w := registerWith(t, table, "a", test.room)
+			w := registerWith(t, table, "a", test.buffer)
 			var got correlate.Disposition
 			for _, chunk := range test.chunks {
 				got = table.Deliver("a", false, []byte(chunk))
@@ -213,13 +227,13 @@ func TestUnreadChunksAreBoundedInNumberAndBytes(t *testing.T) {
 	}
 }
 
-// What every call may always have is not taken from it by those that have more.
-func TestUnreadChunksOfAllCallsAreBoundedTogether(t *testing.T) {
+// Calls with more unread bytes do not take another call's allowance.
+func TestCallsShareABoundOnUnreadBytes(t *testing.T) {
 	t.Parallel()
 	const shared = 100
 	table := correlate.New(4, shared)
-	room := correlate.Room{Replies: 9, Bytes: 1 << 20}
-	own, greedy, modest := make([]byte, correlate.Own), registerWith(t, table, "greedy", room), registerWith(t, table, "modest", room)
+	buffer := correlate.Buffer{Replies: 9, Bytes: 1 << 20}
+	own, greedy, modest := make([]byte, correlate.Allowance), registerWith(t, table, "greedy", buffer), registerWith(t, table, "modest", buffer)
 	deliver := func(id string, chunk []byte, want correlate.Disposition) {
 		t.Helper()
 		if got := table.Deliver(pipeline.ExecutionID(id), false, chunk); got != want {
@@ -232,7 +246,7 @@ func TestUnreadChunksOfAllCallsAreBoundedTogether(t *testing.T) {
 		t.Errorf("%d bytes are booked, want %d", got, shared)
 	}
 	for range 2 {
-		deliver("modest", own[:correlate.Own/2], correlate.Delivered)
+		deliver("modest", own[:correlate.Allowance/2], correlate.Delivered)
 	}
 	deliver("modest", []byte("x"), correlate.Overflow)
 	if f := failed(modest); f == nil || f.Reason != fault.SlowReader {
@@ -242,7 +256,7 @@ func TestUnreadChunksOfAllCallsAreBoundedTogether(t *testing.T) {
 	if got := table.Unread(); got != 0 {
 		t.Errorf("%d bytes are booked after all was read", got)
 	}
-	registerWith(t, table, "third", room)
+	registerWith(t, table, "third", buffer)
 	deliver("third", own, correlate.Delivered)
 	deliver("third", make([]byte, shared), correlate.Delivered)
 	deliver("greedy", own, correlate.Delivered)
@@ -252,14 +266,14 @@ func TestUnreadChunksOfAllCallsAreBoundedTogether(t *testing.T) {
 	}
 }
 
-func TestForgettingGivesTheRoomBack(t *testing.T) {
+func TestForgetFreesUnreadBytes(t *testing.T) {
 	t.Parallel()
 	table := correlate.New(1, 1<<20)
-	w := registerWith(t, table, "a", correlate.Room{Replies: 9, Bytes: 1 << 20})
+	w := registerWith(t, table, "a", correlate.Buffer{Replies: 9, Bytes: 1 << 20})
 	for range 3 {
-		table.Deliver("a", false, make([]byte, correlate.Own))
+		table.Deliver("a", false, make([]byte, correlate.Allowance))
 	}
-	if got := table.Unread(); got != 2*correlate.Own {
+	if got := table.Unread(); got != 2*correlate.Allowance {
 		t.Errorf("%d bytes are booked", got)
 	}
 	w.Forget()
@@ -268,10 +282,10 @@ func TestForgettingGivesTheRoomBack(t *testing.T) {
 	}
 }
 
-func TestReadingMakesRoom(t *testing.T) {
+func TestReadingFreesSpace(t *testing.T) {
 	t.Parallel()
 	table := correlate.New(1, plenty)
-	w := registerWith(t, table, "a", correlate.Room{Replies: 2, Bytes: 8})
+	w := registerWith(t, table, "a", correlate.Buffer{Replies: 2, Bytes: 8})
 	for i := range 1000 {
 		for _, chunk := range []string{"1234", "5678"} {
 			if got := table.Deliver("a", false, []byte(chunk)); got != correlate.Delivered {
@@ -287,16 +301,16 @@ func TestReadingMakesRoom(t *testing.T) {
 	}
 }
 
-func TestFailIfFailsTheCallsThatMatchAndStillWait(t *testing.T) {
+func TestFailEndsOnlyACallThatWaits(t *testing.T) {
 	t.Parallel()
 	table := correlate.New(4, plenty)
 	waits := register(t, table, "waits", 1, "a", "b")
 	elsewhere := register(t, table, "elsewhere", 1, "c")
 	answered := register(t, table, "answered", 1, "a")
 	table.Deliver("answered", true, nil)
-	onA := func(w *correlate.Waiter) bool { return slices.Contains(w.Stages, "a") }
+	onA := func(p *correlate.Pending) bool { return slices.Contains(p.Stages, "a") }
 	lost := fault.New(fault.QueueLost, "lost")
-	if n := table.FailIf(onA, lost); n != 1 {
+	if n := failIf(table, onA, lost); n != 1 {
 		t.Errorf("%d calls failed, want 1", n)
 	}
 	if f := failed(waits); f != lost {
@@ -305,7 +319,7 @@ func TestFailIfFailsTheCallsThatMatchAndStillWait(t *testing.T) {
 	if failed(elsewhere) != nil || failed(answered) != nil {
 		t.Error("another call failed too")
 	}
-	if n := table.FailIf(onA, lost); n != 0 {
+	if n := failIf(table, onA, lost); n != 0 {
 		t.Errorf("%d calls failed a second time", n)
 	}
 	if got := table.Deliver("waits", true, nil); got == correlate.Delivered {
@@ -313,7 +327,7 @@ func TestFailIfFailsTheCallsThatMatchAndStillWait(t *testing.T) {
 	}
 }
 
-func TestACallKnowsSinceWhenItWaits(t *testing.T) {
+func TestCallKnowsSinceWhenItWaits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		table := correlate.New(2, plenty)
@@ -322,19 +336,19 @@ func TestACallKnowsSinceWhenItWaits(t *testing.T) {
 		created := time.Now()
 		<-time.After(time.Second)
 		after := register(t, table, "after", 1)
-		n := table.FailIf(func(w *correlate.Waiter) bool { return w.Since.Before(created) }, fault.New(fault.QueueLost, ""))
+		n := failIf(table, func(p *correlate.Pending) bool { return p.Since.Before(created) }, fault.New(fault.QueueLost, ""))
 		if n != 1 || failed(before) == nil || failed(after) != nil {
 			t.Errorf("%d calls failed", n)
 		}
 	})
 }
 
-func TestNoMoreCallsWaitThanMay(t *testing.T) {
+func TestTableIsBoundedInCalls(t *testing.T) {
 	t.Parallel()
 	table := correlate.New(2, plenty)
 	first := register(t, table, "1", 1)
 	register(t, table, "2", 1)
-	if w, err := table.Register("3", nil, correlate.Room{}); !errors.Is(err, correlate.ErrFull) || w != nil || table.Len() != 2 {
+	if w, err := table.Register(correlate.Call{Execution: "3"}); !errors.Is(err, correlate.ErrFull) || w != nil || table.Len() != 2 {
 		t.Fatalf("got %v, %v with %d calls", w, err, table.Len())
 	}
 	first.Forget()
@@ -344,19 +358,19 @@ func TestNoMoreCallsWaitThanMay(t *testing.T) {
 	}
 }
 
-func TestAnExecutionWaitsOnce(t *testing.T) {
+func TestExecutionIsRegisteredOnce(t *testing.T) {
 	t.Parallel()
 	table := correlate.New(2, plenty)
 	w := register(t, table, "a", 1)
-	if again, err := table.Register("a", nil, correlate.Room{}); !errors.Is(err, correlate.ErrTwice) || again != nil || table.Len() != 1 {
+	if again, err := table.Register(correlate.Call{Execution: "a"}); !errors.Is(err, correlate.ErrDuplicate) || again != nil || table.Len() != 1 {
 		t.Fatalf("got %v, %v with %d calls", again, err, table.Len())
 	}
 	if got := table.Deliver("a", true, []byte("x")); got != correlate.Delivered || len(unread(w)) != 1 {
-		t.Errorf("the first call lost its place: %v", got)
+		t.Errorf("the first call lost its entry: %v", got)
 	}
 }
 
-func TestForgettingTwiceFreesOnePlace(t *testing.T) {
+func TestForgettingTwiceFreesOneEntry(t *testing.T) {
 	t.Parallel()
 	table := correlate.New(2, plenty)
 	w := register(t, table, "a", 1)
@@ -371,21 +385,73 @@ func TestForgettingTwiceFreesOnePlace(t *testing.T) {
 	}
 }
 
-func TestStagesAreThoseOfTheCallsThatWait(t *testing.T) {
+func TestCancelFindsACallByItsRequest(t *testing.T) {
+	t.Parallel()
+	table := correlate.New(4, plenty)
+	waits, other := register(t, table, "waits", 1), register(t, table, "other", 1)
+	answered := register(t, table, "answered", 1)
+	table.Deliver("answered", true, []byte("x"))
+	register(t, table, "forgotten", 1).Forget()
+	cancelled := fault.New(fault.Cancelled, "cancelled")
+	for id, want := range map[string]bool{"waits": true, "answered": true, "forgotten": false, "never": false} {
+		for range 2 { // the second one changes nothing
+			if got := table.Cancel(requestOf(id), cancelled); got != want {
+				t.Errorf("%s: found %t", id, got)
+			}
+		}
+	}
+	if f := failed(waits); f != cancelled || !waits.IsCancelled() {
+		t.Errorf("the cancelled call got %v", f)
+	}
+	if failed(other) != nil || other.IsCancelled() {
+		t.Error("another call was cancelled too")
+	}
+	if failed(answered) != nil || answered.IsCancelled() || len(unread(answered)) != 1 {
+		t.Error("the answered call lost its answer")
+	}
+}
+
+func TestRenamedCallGetsRepliesOfItsNewID(t *testing.T) {
+	t.Parallel()
+	table := correlate.New(1, plenty)
+	p := register(t, table, "old", 1)
+	p.Rename("new")
+	if got := table.Deliver("old", true, nil); got != correlate.Unknown {
+		t.Errorf("a reply to the old ID: %v", got)
+	}
+	if got := table.Deliver("new", true, []byte("x")); got != correlate.Delivered || len(unread(p)) != 1 {
+		t.Errorf("a reply to the new ID: %v", got)
+	}
+	if !table.Cancel(requestOf("old"), nil) {
+		t.Error("its request is not found")
+	}
+	p.Forget()
+	if got := table.Deliver("new", true, nil); got != correlate.Unknown || table.Len() != 0 {
+		t.Errorf("after the call: %v with %d calls", got, table.Len())
+	}
+}
+
+func TestEachVisitsPendingCalls(t *testing.T) {
 	t.Parallel()
 	table := correlate.New(3, plenty)
 	register(t, table, "1", 1, "a", "b")
 	register(t, table, "2", 1, "b", "c")
 	register(t, table, "3", 1, "d").Forget()
-	got := table.Stages()
+	var got []pipeline.StageName
+	table.Each(func(p *correlate.Pending) {
+		got = append(got, p.Stages...)
+		p.SignalHostless()
+		p.SignalHostless()
+		<-p.Hostless()
+	})
 	slices.Sort(got)
-	if !slices.Equal(got, []pipeline.StageName{"a", "b", "c"}) {
+	if !slices.Equal(got, []pipeline.StageName{"a", "b", "b", "c"}) {
 		t.Errorf("got %v", got)
 	}
 }
 
-// Every call here ends in exactly one way, whatever comes at the same time: its
-// answer, or a fault.
+// Every call ends in exactly one way, whatever happens at the same time: by its
+// reply or by a fault.
 func TestCallsEndOnceUnderConcurrency(t *testing.T) {
 	t.Parallel()
 	const callers, rounds = 16, 200
@@ -411,8 +477,7 @@ func TestCallsEndOnceUnderConcurrency(t *testing.T) {
 			case <-done:
 				return
 			default:
-				matched.Add(int64(table.FailIf(func(w *correlate.Waiter) bool { return w.Stages[0] == "odd" }, fault.New(fault.QueueLost, ""))))
-				table.Stages()
+				matched.Add(int64(failIf(table, func(p *correlate.Pending) bool { return p.Stages[0] == "odd" }, fault.New(fault.QueueLost, ""))))
 			}
 		}
 	})
@@ -421,7 +486,7 @@ func TestCallsEndOnceUnderConcurrency(t *testing.T) {
 			stage := []pipeline.StageName{"even", "odd"}[caller%2]
 			for round := range rounds {
 				id := pipeline.ExecutionID(fmt.Sprint(caller, "/", round))
-				w, err := table.Register(id, []pipeline.StageName{stage}, correlate.Room{})
+				w, err := table.Register(correlate.Call{Execution: id, Request: requestOf(string(id)), Stages: []pipeline.StageName{stage}})
 				if err != nil {
 					t.Error(err)
 					return
@@ -464,8 +529,9 @@ func BenchmarkRegisterDeliverForget(b *testing.B) {
 	b.ReportAllocs()
 	b.RunParallel(func(pb *testing.PB) {
 		id := pipeline.ExecutionID(fmt.Sprint("01890a5d-ac96-774b-bcce-", callers.Add(1)))
+		request := requestOf(string(id))
 		for pb.Next() {
-			w, err := table.Register(id, stages, correlate.Room{})
+			w, err := table.Register(correlate.Call{Execution: id, Request: request, Stages: stages})
 			if err != nil {
 				b.Error(err)
 				return
@@ -482,15 +548,15 @@ func BenchmarkRegisterDeliverForget(b *testing.B) {
 	})
 }
 
-// Answers are no chunks: callers that take them whole leave the streams their room.
-func TestAnswersTakeNoRoomOfStreams(t *testing.T) {
+// Final replies are no chunks: they leave the shared bytes to the streams.
+func TestFinalRepliesTakeNoSharedBytes(t *testing.T) {
 	t.Parallel()
 	table := correlate.New(3, 100)
-	room := correlate.Room{Replies: 9, Bytes: 1 << 20}
-	whole, stream := registerWith(t, table, "whole", correlate.Room{}), registerWith(t, table, "stream", room)
-	table.Deliver("whole", true, make([]byte, 2*correlate.Own))
-	table.Deliver("stream", false, make([]byte, correlate.Own))
-	table.Deliver("stream", true, make([]byte, 2*correlate.Own))
+	buffer := correlate.Buffer{Replies: 9, Bytes: 1 << 20}
+	whole, stream := registerWith(t, table, "whole", correlate.Buffer{}), registerWith(t, table, "stream", buffer)
+	table.Deliver("whole", true, make([]byte, 2*correlate.Allowance))
+	table.Deliver("stream", false, make([]byte, correlate.Allowance))
+	table.Deliver("stream", true, make([]byte, 2*correlate.Allowance))
 	if got := table.Unread(); got != 0 {
 		t.Errorf("%d bytes are booked", got)
 	}
@@ -501,19 +567,19 @@ func TestAnswersTakeNoRoomOfStreams(t *testing.T) {
 	}
 }
 
-// A chunk that is alone is booked too, or a thousand calls could have one each.
-func TestALargeChunkThatIsAloneTakesOfWhatAllHave(t *testing.T) {
+// A single chunk is booked too, or a thousand calls could have one each.
+func TestSingleLargeChunkTakesSharedBytes(t *testing.T) {
 	t.Parallel()
-	table := correlate.New(2, correlate.Own)
-	registerWith(t, table, "first", correlate.Room{Replies: 9, Bytes: 1})
-	registerWith(t, table, "second", correlate.Room{Replies: 9, Bytes: 1})
-	if got := table.Deliver("first", false, make([]byte, 2*correlate.Own)); got != correlate.Delivered {
+	table := correlate.New(2, correlate.Allowance)
+	registerWith(t, table, "first", correlate.Buffer{Replies: 9, Bytes: 1})
+	registerWith(t, table, "second", correlate.Buffer{Replies: 9, Bytes: 1})
+	if got := table.Deliver("first", false, make([]byte, 2*correlate.Allowance)); got != correlate.Delivered {
 		t.Errorf("the chunk of the first call: %v", got)
 	}
-	if got := table.Deliver("second", false, make([]byte, 2*correlate.Own)); got != correlate.Overflow {
+	if got := table.Deliver("second", false, make([]byte, 2*correlate.Allowance)); got != correlate.Overflow {
 		t.Errorf("the chunk of the second call: %v", got)
 	}
-	if got := table.Unread(); got != correlate.Own {
+	if got := table.Unread(); got != correlate.Allowance {
 		t.Errorf("%d bytes are booked", got)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -17,7 +18,10 @@ import (
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/gateway/openapi"
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
@@ -92,6 +96,45 @@ func valid(t *testing.T, text []byte) {
 	}
 	if ok, wrong := v.ValidateDocument(); !ok {
 		t.Fatalf("%v", wrong)
+	}
+}
+
+// static.json repeats what the code declares.
+func TestStaticPartsMatchTheCode(t *testing.T) {
+	t.Parallel()
+	text := build(t, openapi.Settings{Mesh: "m", Pipelines: []openapi.Pipeline{single("p", nil)}})
+	static := at(t, text, "paths", "/v1/pipelines/{pipeline}:infer", "post").(object)
+	generated := at(t, text, "paths", "/v1/pipelines/p:infer", "post").(object)
+	for _, key := range []string{"requestBody", "responses"} {
+		if !reflect.DeepEqual(static[key], generated[key]) {
+			t.Errorf("%s of any pipeline is %v, of an unknown one %v", key, static[key], generated[key])
+		}
+	}
+	if got, want := static["parameters"].([]any)[1:], generated["parameters"].([]any); !reflect.DeepEqual(got, want) {
+		t.Errorf("parameters are %v, want %v", got, want)
+	}
+	reasons := []any{}
+	for _, reason := range fault.Reasons() {
+		reasons = append(reasons, string(reason))
+	}
+	for _, row := range []struct {
+		path []string
+		want any
+	}{
+		{[]string{"schemas", "Fault", "properties", "error", "properties", "reason", "enum"}, reasons},
+		{[]string{"schemas", "Parameters", "maxProperties"}, float64(payload.MaxParameters)},
+		{[]string{"schemas", "GenerateRequest", "properties", "id", "maxLength"}, float64(payload.MaxName)},
+		{[]string{"parameters", "IdempotencyKey", "schema", "maxLength"}, float64(call.MaxIdempotencyKey)},
+		{[]string{"parameters", "Outputs", "schema", "maxItems"}, float64(payload.MaxParts)},
+		{[]string{"parameters", "Timeout", "name"}, transport.HeaderTimeout},
+		{[]string{"parameters", "Priority", "name"}, transport.HeaderPriority},
+		{[]string{"parameters", "Durability", "name"}, transport.HeaderDurability},
+		{[]string{"parameters", "WaitForCapacity", "name"}, transport.HeaderWaitForCapacity},
+		{[]string{"parameters", "IdempotencyKey", "name"}, transport.HeaderIdempotencyKey},
+	} {
+		if got := at(t, text, append([]string{"components"}, row.path...)...); !reflect.DeepEqual(got, row.want) {
+			t.Errorf("%v is %v, want %v", row.path, got, row.want)
+		}
 	}
 }
 

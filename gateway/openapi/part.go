@@ -1,15 +1,16 @@
 package openapi
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
 
-	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
-	"github.com/stagemesh/stagemesh/sdk/go/tensor"
-
 	"github.com/stagemesh/stagemesh/mesh/msgpack"
 	"github.com/stagemesh/stagemesh/mesh/payload"
+	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
+	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
 
 // part is one input or output as callers see it.
@@ -186,4 +187,100 @@ func (a asked) jsonSchema(p part) object {
 		a.schemas[p.key] = schema
 	}
 	return schemaRef(p.key)
+}
+
+// form is what documents are written in: JSON, or MessagePack, which has bytes.
+type form struct {
+	// suffix ends the keys of the components that are not JSON's, and prefix begins
+	// those of which no stage has a say.
+	suffix, prefix string
+	// sent and given are the elements of a tensor in a request and in an answer.
+	sent, given func(tensor.Datatype) object
+	// rest is the member of a blob that is neither text nor JSON, and blob describes
+	// it.
+	rest string
+	blob object
+}
+
+func asJSON() form {
+	list := func(d tensor.Datatype) object { return schemaRef(dataSchema(d)) }
+	return form{
+		sent: list, given: list, rest: "data_base64",
+		blob: object{"type": "string", "contentEncoding": "base64", "description": "The blob, where it is anything else."},
+	}
+}
+
+func asPacked() form {
+	return form{
+		suffix: ".packed", prefix: "Packed", rest: "data", blob: schemaRef("Bytes"),
+		sent: func(d tensor.Datatype) object {
+			if !sayable(d) {
+				return schemaRef("Bytes")
+			}
+			return object{"anyOf": []any{schemaRef("Bytes"), schemaRef(dataSchema(d))}}
+		},
+		given: func(tensor.Datatype) object { return schemaRef("Bytes") },
+	}
+}
+
+// packed is a document in MessagePack. Its binary strings are strings to the schema.
+func packed(schema object) object {
+	out := object{"type": "string", "contentMediaType": msgpack.Type}
+	if len(schema) > 0 {
+		out["contentSchema"] = schema
+	}
+	return out
+}
+
+// takes are the media types that a blob may be sent in: where one is JSON, MessagePack
+// does as well.
+func (p part) takes() []string {
+	out := p.types()
+	if slices.Contains(out, jsonType) && !slices.ContainsFunc(out, msgpack.Is) {
+		out = append(out, msgpack.Type)
+	}
+	return out
+}
+
+// content is what a body may be, by media type. It is written in this order, for
+// viewers offer the first.
+type content []media
+
+type media struct {
+	contentType string
+	object
+}
+
+var _ json.Marshaler = content{}
+
+// add adds a media type, unless it is there.
+func (c *content) add(contentType string, of object) {
+	for _, one := range *c {
+		if one.contentType == contentType {
+			return
+		}
+	}
+	*c = append(*c, media{contentType, of})
+}
+
+// MarshalJSON implements json.Marshaler.
+func (c content) MarshalJSON() ([]byte, error) {
+	var out bytes.Buffer
+	out.WriteByte('{')
+	for i, one := range c {
+		if i > 0 {
+			out.WriteByte(',')
+		}
+		key, err := json.Marshal(one.contentType)
+		if err != nil {
+			return nil, err
+		}
+		value, err := json.Marshal(one.object)
+		if err != nil {
+			return nil, err
+		}
+		out.Write(append(append(key, ':'), value...))
+	}
+	out.WriteByte('}')
+	return out.Bytes(), nil
 }

@@ -106,7 +106,7 @@ func (a asked) infer() object {
 		"description": a.about(),
 		"parameters":  a.parameters(),
 		"requestBody": a.body(),
-		"responses":   withFaults(object{"200": a.answer()}, inferStatuses()),
+		"responses":   withFaults(a.answer()),
 	}
 }
 
@@ -118,7 +118,7 @@ func (a asked) stream() object {
 		"description": a.about() + "\n\n" + strings.TrimSpace(aboutStreams),
 		"parameters":  a.parameters(),
 		"requestBody": a.body(),
-		"responses":   withFaults(object{"200": a.events()}, inferStatuses()),
+		"responses":   withFaults(a.events()),
 	}
 }
 
@@ -152,7 +152,10 @@ func (a asked) list(b *strings.Builder, title string, parts []part) {
 // parameters are the options that all pipelines have, and those that the pipeline
 // itself sets for its steps, of which a request may say otherwise.
 func (a asked) parameters() []any {
-	out := optionRefs()
+	var out []any
+	for _, key := range []string{"Timeout", "Priority", "Durability", "WaitForCapacity", "IdempotencyKey", "TraceParent", "TraceState", "Outputs", "More"} {
+		out = append(out, component("parameters", key))
+	}
 	for _, step := range a.pipeline.Steps {
 		for _, name := range slices.Sorted(maps.Keys(step.Parameters)) {
 			out = append(out, object{

@@ -15,18 +15,18 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// Change is what happens to a pipeline.
+// Change is the effect of Apply on a pipeline.
 type Change int
 
-// What applying a pipeline does.
+// The effects of Apply.
 const (
-	// None says that it is there as it is to be.
+	// None means that the pipeline is already as requested.
 	None Change = iota
 	Create
 	Update
 )
 
-// Would returns what applying a pipeline of that name would do.
+// Would returns the effect of applying a pipeline of that name.
 func (e Entry) Would(p pipeline.Pipeline) Change {
 	if proto.Equal(e.Pipeline.ToProto(), p.ToProto()) {
 		return None
@@ -35,22 +35,22 @@ func (e Entry) Would(p pipeline.Pipeline) Change {
 }
 
 const (
-	// tries is how often a change is tried that does not mind what there is.
-	tries = 8
-	// ownWord is how long a change waits at most to be served by its own gateway.
-	ownWord = 2 * time.Second
-	// retryAfter is when it is worth asking again.
+	// maxAttempts bounds the attempts of a change that expects no revision.
+	maxAttempts = 8
+	// awaitTimeout bounds how long a change waits until its own gateway serves it.
+	awaitTimeout = 2 * time.Second
+	// retryAfter is when callers may retry.
 	retryAfter = time.Second
 )
 
-// Apply makes or replaces a pipeline, and returns when this store serves it. Where
-// expect is not nil, it is the revision that the pipeline has to have, 0 that there is
-// none. A pipeline that is there as it is to be is left as it is.
+// Apply creates or replaces a pipeline, and returns when this store serves it. A non-nil
+// expect is the revision that the pipeline has to have; 0 expects that there is none.
+// Apply leaves a pipeline that is already as requested.
 func (s *Store) Apply(ctx context.Context, p pipeline.Pipeline, expect *uint64) (out Entry, change Change, err error) {
 	if err := errors.Join(p.Validate(), Validate(p)); err != nil {
 		return Entry{}, None, fault.Newf(fault.InvalidRequest, "pipeline %s: %w", p.Name, err)
 	}
-	err = s.change(ctx, p.Name, expect, func(there *entry) (*discovery.Operation, error) {
+	err = s.change(ctx, p.Name, expect, func(there *entry) (*write, error) {
 		if change = Update; there.deleted() {
 			change = Create
 		}
@@ -62,80 +62,90 @@ func (s *Store) Apply(ctx context.Context, p pipeline.Pipeline, expect *uint64) 
 		if there != nil {
 			record.Seed = there.GetSeed()
 		}
-		made := &entry{PipelineRecord: record, pipeline: p}
-		out = made.exported()
+		out = (&entry{PipelineRecord: record, pipeline: p}).exported()
 		return put(p.Name, record, there)
 	}, func(r discovery.Revision) { out.Revision = uint64(r) })
 	return out, change, err
 }
 
-// Delete removes a pipeline, and returns when this store does not serve it any more.
+// Delete removes a pipeline, and returns when this store no longer serves it.
 func (s *Store) Delete(ctx context.Context, name pipeline.Name, expect *uint64) error {
-	return s.change(ctx, name, expect, func(there *entry) (*discovery.Operation, error) {
+	return s.change(ctx, name, expect, func(there *entry) (*write, error) {
 		if there == nil || there.deleted() && there.GetSeed() != nil {
-			return nil, s.unknown(name)
+			c, _ := s.current()
+			return nil, c.Unknown(string(name))
 		}
 		if there.GetSeed() == nil {
-			out := discovery.Delete(keyOf(name), there.revision)
-			return &out, nil
+			return &write{key: keyOf(name), expect: there.revision, remove: true}, nil
 		}
 		return put(name, &meshv1.PipelineRecord{Seed: there.GetSeed(), AppliedAt: timestamppb.Now()}, there)
 	}, func(discovery.Revision) {})
 }
 
-func (s *Store) unknown(name pipeline.Name) error {
-	c, _ := s.current()
-	return c.Unknown(string(name))
+// write is one change of one key.
+type write struct {
+	key    discovery.Key
+	value  []byte
+	expect discovery.Revision
+	remove bool
 }
 
-func put(name pipeline.Name, r *meshv1.PipelineRecord, there *entry) (*discovery.Operation, error) {
+// put returns the write that replaces an entry, which may be nil.
+func put(name pipeline.Name, r *meshv1.PipelineRecord, there *entry) (*write, error) {
 	value, err := encode(r)
 	if err != nil {
 		return nil, err
 	}
-	var revision discovery.Revision
+	out := &write{key: keyOf(name), value: value}
 	if there != nil {
-		revision = there.revision
+		out.expect = there.revision
 	}
-	out := discovery.Put(keyOf(name), value, revision)
-	return &out, nil
+	return out, nil
 }
 
-// change makes the change that the function returns for what there is, nil for none,
-// and tells its revision.
-func (s *Store) change(ctx context.Context, name pipeline.Name, expect *uint64, of func(there *entry) (*discovery.Operation, error), made func(discovery.Revision)) error {
+// send makes a write, and returns its revision, 0 of a delete.
+func (s *Store) send(ctx context.Context, w write) (discovery.Revision, error) {
+	if w.remove {
+		return 0, s.table.Delete(ctx, w.key, w.expect)
+	}
+	return s.table.Put(ctx, w.key, w.value, w.expect)
+}
+
+// change makes the write that decide returns for the current entry, which is nil if there
+// is none, and passes its revision to report. A nil write changes nothing.
+func (s *Store) change(ctx context.Context, name pipeline.Name, expect *uint64, decide func(there *entry) (*write, error), report func(discovery.Revision)) error {
 	if err := s.changeable(); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, commitTime)
+	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
 	var err error
-	for range tries {
+	for range maxAttempts {
 		var there *entry
 		if there, err = s.read(ctx, name); err != nil {
-			return classified(err)
+			return classify(err)
 		}
 		if err := matches(name, there, expect); err != nil {
 			return err
 		}
-		operation, err2 := of(there)
-		if err2 != nil || operation == nil {
+		w, err2 := decide(there)
+		if err2 != nil || w == nil {
 			return err2
 		}
 		var revision discovery.Revision
-		if revision, err = s.table.Commit(ctx, *operation); err == nil {
-			made(revision)
-			s.await(ctx, *operation, revision)
+		if revision, err = s.send(ctx, *w); err == nil {
+			report(revision)
+			s.await(ctx, *w, revision)
 			return nil
 		}
 		if !errors.Is(err, discovery.ErrConflict) {
 			break
 		}
 	}
-	return classified(err)
+	return classify(err)
 }
 
-// changeable returns nil where pipelines can be changed.
+// changeable returns nil if pipelines can be changed now.
 func (s *Store) changeable() error {
 	if s.table == nil {
 		return fault.New(fault.NotSupported, "the mesh has no registry, so its pipelines are those of its file; the section registry of the file names one")
@@ -149,8 +159,8 @@ func (s *Store) changeable() error {
 	return nil
 }
 
-// read returns what the registry has now, nil where it has nothing. What cannot be
-// read is there to be replaced.
+// read returns the current entry, nil if there is none. An unreadable entry may be
+// replaced.
 func (s *Store) read(ctx context.Context, name pipeline.Name) (*entry, error) {
 	e, err := s.table.Get(ctx, keyOf(name))
 	if errors.Is(err, discovery.ErrNotFound) {
@@ -166,7 +176,7 @@ func (s *Store) read(ctx context.Context, name pipeline.Name) (*entry, error) {
 	return out, nil
 }
 
-// matches returns nil where a pipeline has the revision that is expected.
+// matches returns nil if a pipeline has the expected revision.
 func matches(name pipeline.Name, there *entry, expect *uint64) error {
 	var revision uint64
 	if !there.deleted() {
@@ -176,55 +186,54 @@ func matches(name pipeline.Name, there *entry, expect *uint64) error {
 	case expect == nil || *expect == revision:
 		return nil
 	case revision == 0:
-		return fault.Newf(fault.RevisionMismatch, "there is no pipeline %s, and revision %d of it was expected; get it again", name, *expect)
+		return fault.Newf(fault.RevisionMismatch, "pipeline %s does not exist, and revision %d was expected; get it again", name, *expect)
 	case *expect == 0:
-		return fault.Newf(fault.RevisionMismatch, "there is a pipeline %s, of revision %d, and none was expected", name, revision)
+		return fault.Newf(fault.RevisionMismatch, "pipeline %s exists with revision %d, and none was expected", name, revision)
 	}
-	return fault.Newf(fault.RevisionMismatch, "pipeline %s is of revision %d, not %d, which was expected; somebody has changed it: get it again", name, revision, *expect)
+	return fault.Newf(fault.RevisionMismatch, "pipeline %s has revision %d, and %d was expected; it was changed meanwhile: get it again", name, revision, *expect)
 }
 
-// await waits for a moment until what was changed is served so.
-func (s *Store) await(ctx context.Context, made discovery.Operation, revision discovery.Revision) {
-	patience, cancel := context.WithTimeout(ctx, ownWord)
+// await waits up to awaitTimeout until the store serves a write.
+func (s *Store) await(ctx context.Context, w write, revision discovery.Revision) {
+	waiting, cancel := context.WithTimeout(ctx, awaitTimeout)
 	defer cancel()
 	for {
 		changed := s.Changed()
-		if s.serves(made, revision) {
+		if s.serves(w, revision) {
 			return
 		}
 		select {
 		case <-changed:
-		case <-patience.Done():
+		case <-waiting.Done():
 			return
 		}
 	}
 }
 
-// serves reports whether a change of that revision is served, or a later one.
-func (s *Store) serves(made discovery.Operation, revision discovery.Revision) bool {
+// serves reports whether the store serves a write, or a later one of the same key.
+func (s *Store) serves(w write, revision discovery.Revision) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	e, ok := s.raw[made.Key]
-	if made.Delete {
-		// Its revision may be what it expected: nothing is left to have another.
-		return !ok || e.Revision != made.Expect
+	e, ok := s.raw[w.key]
+	if w.remove {
+		return !ok || e.Revision != w.expect
 	}
 	return ok && e.Revision >= revision
 }
 
-// classified returns what the registry says as a fault.
-func classified(err error) error {
+// classify returns an error of the registry as a fault.
+func classify(err error) error {
 	switch {
 	case errors.Is(err, discovery.ErrUnknown):
-		return fault.Newf(fault.RegistryUnavailable, "it is not known whether the change was made; ask for it again").Caused(err).WithRetryAfter(retryAfter)
+		return fault.Newf(fault.RegistryUnavailable, "it is unknown whether the change was made; ask for it again").Caused(err).WithRetryAfter(retryAfter)
 	case errors.Is(err, discovery.ErrDenied):
-		return fault.New(fault.PermissionDenied, "the registry refuses what the gateway is known by there").Caused(err)
+		return fault.New(fault.PermissionDenied, "the registry rejects the gateway's credentials").Caused(err)
 	case errors.Is(err, discovery.ErrConflict):
-		return fault.New(fault.RevisionMismatch, "others change the pipeline all the time").Caused(err)
+		return fault.New(fault.RevisionMismatch, "other writers keep changing the pipeline").Caused(err)
 	case errors.Is(err, discovery.ErrInvalid):
 		return fault.Newf(fault.InvalidRequest, "%w", err)
 	case errors.Is(err, discovery.ErrFull):
-		return fault.New(fault.RegistryUnavailable, "the registry has no room").Caused(err).WithRetryAfter(retryAfter)
+		return fault.New(fault.RegistryUnavailable, "the registry is full").Caused(err).WithRetryAfter(retryAfter)
 	}
 	return unavailable(err)
 }

@@ -19,11 +19,10 @@ import (
 )
 
 const (
-	// tryAgain is how long it takes until something is written again that could not
-	// be.
-	tryAgain = time.Second
-	// commitTime is how long one write takes at most.
-	commitTime = 5 * time.Second
+	// retryInterval is when a failed write is retried.
+	retryInterval = time.Second
+	// writeTimeout bounds one write.
+	writeTimeout = 5 * time.Second
 )
 
 // Run follows the registry until the context ends.
@@ -42,16 +41,16 @@ func (s *Store) follow(ctx context.Context) error {
 	if s.mirror.Loaded(ctx) != nil {
 		return nil
 	}
-	retry := time.NewTimer(tryAgain)
+	retry := time.NewTimer(retryInterval)
 	defer retry.Stop()
 	for {
 		changed := s.mirror.Changed()
-		settled, err := s.reconcile(ctx, s.mirror.Entries())
+		adopted, err := s.reconcile(ctx, s.mirror.Entries())
 		if ctx.Err() == nil {
-			s.say(err)
+			s.noteFailure(err)
 		}
-		if retry.Stop(); !settled {
-			retry.Reset(tryAgain)
+		if retry.Stop(); !adopted {
+			retry.Reset(retryInterval)
 		}
 		select {
 		case <-changed:
@@ -62,12 +61,13 @@ func (s *Store) follow(ctx context.Context) error {
 	}
 }
 
-// say books why the registry could not be filled, nil where it could, and logs it once.
-func (s *Store) say(err error) {
+// noteFailure notes why the registry could not be filled, nil if it could, and logs that
+// once.
+func (s *Store) noteFailure(err error) {
 	if failing := err != nil; failing != s.failing {
 		s.failing = failing
 		if failing {
-			s.log.Warn("pipelines cannot be written to the registry; trying again", "error", err)
+			s.log.Warn("pipelines cannot be written to the registry; retrying", "error", err)
 		} else {
 			s.log.Info("pipelines can be written to the registry again")
 		}
@@ -79,10 +79,10 @@ func (s *Store) say(err error) {
 	}
 }
 
-// reconcile takes what the registry has, and fills one that was wiped, or that this
-// gateway sees for the first time; what it writes comes back as a change. It reports
-// whether the registry is served as it is.
-func (s *Store) reconcile(ctx context.Context, found []discovery.Entry) (settled bool, err error) {
+// reconcile adopts the registry's entries. It first fills a registry that was wiped, or
+// that this gateway sees for the first time; its writes come back as changes. It reports
+// whether it has adopted the entries.
+func (s *Store) reconcile(ctx context.Context, found []discovery.Entry) (adopted bool, err error) {
 	entries := map[discovery.Key]discovery.Entry{}
 	for _, e := range found {
 		entries[e.Key] = e
@@ -98,8 +98,8 @@ func (s *Store) reconcile(ctx context.Context, found []discovery.Entry) (settled
 	return err == nil, err
 }
 
-// epochOf returns the epoch of an entry, "" where there is none. One that cannot be
-// read is told by its bytes.
+// epochOf returns the epoch of an entry, "" if there is none. The bytes of an unreadable
+// one are the epoch.
 func epochOf(e discovery.Entry) string {
 	epoch := &meshv1.PipelineEpoch{}
 	if decode(e.Value, epoch) != nil || epoch.GetId() == "" {
@@ -108,9 +108,11 @@ func epochOf(e discovery.Entry) string {
 	return epoch.GetId()
 }
 
-// fill writes what was served last and is not there, or, where this gateway has served
-// nothing yet, its seeds; then the epoch where there is none. It reports whether there
-// was anything. Others may write the same at the same time; whoever is first has it.
+// fill writes the entries that were served last and are missing, or the seeds if this
+// gateway has served nothing yet. Then it writes the epoch if that is missing: a gateway
+// that stops in between leaves a registry that still counts as wiped, and the next one
+// goes on. It reports whether there was anything to write. Other gateways may fill the
+// registry at the same time; the first write of a key wins.
 func (s *Store) fill(ctx context.Context, there map[discovery.Key]discovery.Entry, wiped bool) (wrote bool, err error) {
 	restored, err := s.restore(ctx, there)
 	if err != nil {
@@ -127,20 +129,20 @@ func (s *Store) fill(ctx context.Context, there map[discovery.Key]discovery.Entr
 		if err != nil {
 			return false, err
 		}
-		_, err = s.write(ctx, discovery.Put(epochKey, value, 0))
+		_, err = s.create(ctx, write{key: epochKey, value: value})
 		return true, err
 	}
 	return restored || seeded, nil
 }
 
-// restore writes what was served last and is not there.
+// restore writes the entries that were served last and are missing.
 func (s *Store) restore(ctx context.Context, there map[discovery.Key]discovery.Entry) (wrote bool, err error) {
 	written := 0
 	for _, key := range slices.Sorted(maps.Keys(s.raw)) {
 		if _, ok := there[key]; ok {
 			continue
 		}
-		made, err := s.write(ctx, discovery.Put(key, s.raw[key].Value, 0))
+		made, err := s.create(ctx, write{key: key, value: s.raw[key].Value})
 		if err != nil {
 			return true, err
 		}
@@ -150,23 +152,23 @@ func (s *Store) restore(ctx context.Context, there map[discovery.Key]discovery.E
 		}
 	}
 	if written > 0 {
-		s.log.Warn("the registry was wiped, or filled anew: it has the pipelines again that were served", "pipelines", written)
+		s.log.Warn("the registry was wiped; wrote the served pipelines again", "pipelines", written)
 	}
 	return wrote, nil
 }
 
-// seed writes those seeds that the registry does not know yet, each once. One that it
-// does not take is left out: the others are served.
+// seed writes the seeds that no gateway has written yet. The store does not serve a seed
+// that the registry rejects.
 func (s *Store) seed(ctx context.Context, there map[discovery.Key]discovery.Entry) (wrote bool, err error) {
 	for _, name := range slices.Sorted(maps.Keys(s.seeds)) {
 		seed := s.seeds[name]
 		have, ok := there[keyOf(name)]
 		var e *entry
 		if ok {
-			// One that cannot be read is no reason not to write the seed.
+			// The seed replaces an unreadable record.
 			e, _ = decodeEntry(have)
 		}
-		if !e.due(seed) {
+		if !e.isOutdated(seed) {
 			delete(s.seeds, name)
 			continue
 		}
@@ -174,15 +176,15 @@ func (s *Store) seed(ctx context.Context, there map[discovery.Key]discovery.Entr
 		if err != nil {
 			return wrote, err
 		}
-		made, err := s.write(ctx, discovery.Put(keyOf(name), value, have.Revision))
+		made, err := s.create(ctx, write{key: keyOf(name), value: value, expect: have.Revision})
 		switch {
-		case refused(err):
-			s.log.Error("the registry does not take a pipeline of the file, which is not served", "pipeline", name, "error", err)
+		case isRejection(err):
+			s.log.Error("the registry rejects a pipeline of the file, which is not served", "pipeline", name, "error", err)
 			delete(s.seeds, name)
 		case err != nil:
 			return true, err
 		case made:
-			s.log.Info("the pipeline is in the registry as the file has it", "pipeline", name, "new", !ok)
+			s.log.Info("wrote a pipeline of the file to the registry", "pipeline", name, "new", !ok)
 			delete(s.seeds, name)
 			wrote = true
 		default:
@@ -192,24 +194,24 @@ func (s *Store) seed(ctx context.Context, there map[discovery.Key]discovery.Entr
 	return wrote, nil
 }
 
-// refused reports whether the registry will not take what it was given, however often.
-func refused(err error) bool {
+// isRejection reports whether no retry mends an error.
+func isRejection(err error) bool {
 	return errors.Is(err, discovery.ErrDenied) || errors.Is(err, discovery.ErrFull) || errors.Is(err, discovery.ErrInvalid)
 }
 
-// write makes one change, and reports whether it did: where somebody was faster, what
-// they wrote comes as a change of the mirror.
-func (s *Store) write(ctx context.Context, operation discovery.Operation) (made bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, commitTime)
+// create makes a write, and reports whether it did. If another gateway was faster, its
+// entry comes as a change of the mirror.
+func (s *Store) create(ctx context.Context, w write) (made bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
-	_, err = s.table.Commit(ctx, operation)
+	_, err = s.send(ctx, w)
 	if errors.Is(err, discovery.ErrConflict) {
 		return false, nil
 	}
 	return err == nil, err
 }
 
-// adopt serves what the registry has.
+// adopt serves the registry's entries.
 func (s *Store) adopt(epoch string, raw map[discovery.Key]discovery.Entry) error {
 	entries, served := map[pipeline.Name]*entry{}, []pipeline.Pipeline{}
 	decoded := make(map[discovery.Key]*entry, len(raw))
@@ -236,11 +238,11 @@ func (s *Store) adopt(epoch string, raw map[discovery.Key]discovery.Entry) error
 	return nil
 }
 
-// decode reads a record. One that cannot be read is not served, and told once.
+// decode reads a record. An unreadable one is logged and not served.
 func (s *Store) decode(e discovery.Entry) *entry {
 	out, err := decodeEntry(e)
 	if err != nil {
-		s.log.Warn("a pipeline in the registry cannot be read, and is not served", "error", err)
+		s.log.Warn("a pipeline in the registry is unreadable, and is not served", "error", err)
 		return unreadable(out)
 	}
 	return out

@@ -13,8 +13,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// folder is what the records are below, and epochKey where the epoch is: no pipeline
-// has such a name.
+// folder is above all records. No pipeline can have the name in epochKey.
 const folder = "pipelines"
 
 var epochKey = discovery.KeyOf(folder, "_epoch")
@@ -23,13 +22,13 @@ func keyOf(name pipeline.Name) discovery.Key { return discovery.KeyOf(folder, st
 
 func encode(m proto.Message) ([]byte, error) { return protojson.Marshal(m) }
 
-// decode reads what a gateway has written. What a newer one says and this does not
-// know it leaves out.
+// decode reads a message that a gateway has written. It ignores fields that a newer
+// gateway may have added.
 func decode(data []byte, into proto.Message) error {
 	return protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(data, into)
 }
 
-// Validate checks that a pipeline fits into the registry, also as one of a file.
+// Validate checks that the record of a pipeline fits into the registry.
 func Validate(p pipeline.Pipeline) error {
 	in := p.ToProto()
 	value, err := encode(&meshv1.PipelineRecord{Pipeline: in, Seed: in, AppliedAt: timestamppb.Now()})
@@ -39,14 +38,14 @@ func Validate(p pipeline.Pipeline) error {
 	return err
 }
 
-// entry is a record as the registry has it.
+// entry is a record with its revision.
 type entry struct {
 	*meshv1.PipelineRecord
 	revision discovery.Revision
 	pipeline pipeline.Pipeline
 }
 
-// decodeEntry reads a record. With an error it returns what could be read.
+// decodeEntry reads a record. With an error it returns the readable part.
 func decodeEntry(e discovery.Entry) (*entry, error) {
 	out := &entry{PipelineRecord: &meshv1.PipelineRecord{}, revision: e.Revision}
 	if err := decode(e.Value, out.PipelineRecord); err != nil {
@@ -65,22 +64,22 @@ func decodeEntry(e discovery.Entry) (*entry, error) {
 	return out, nil
 }
 
-// unreadable is a record that is there to be replaced: of what it says only the seed
-// counts.
+// unreadable returns a record without a pipeline, which may be replaced. It keeps the
+// seed.
 func unreadable(e *entry) *entry {
 	return &entry{PipelineRecord: &meshv1.PipelineRecord{Seed: e.GetSeed()}, revision: e.revision}
 }
 
-// deleted reports whether there is no pipeline; nil is none either.
+// deleted reports whether there is no pipeline, which is also true of nil.
 func (e *entry) deleted() bool { return e == nil || e.GetPipeline() == nil }
 
-// due reports whether a seed has to be written over the entry, which may be nil: no
-// file has said that yet.
-func (e *entry) due(seed *meshv1.Pipeline) bool {
+// isOutdated reports whether a seed has to replace the entry, which may be nil: its file
+// has changed.
+func (e *entry) isOutdated(seed *meshv1.Pipeline) bool {
 	return e == nil || !proto.Equal(e.GetSeed(), seed)
 }
 
-// exported is the entry for those who ask.
+// exported returns the entry for callers of the package.
 func (e *entry) exported() Entry {
 	return Entry{
 		Pipeline: e.pipeline, Revision: uint64(e.revision), AppliedAt: e.GetAppliedAt().AsTime(),

@@ -10,61 +10,59 @@ import (
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/discovery"
-	"github.com/stagemesh/stagemesh/discovery/mirror"
 	"github.com/stagemesh/stagemesh/gateway/catalog"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// Settings are what a store is made of.
+// Settings configure a store.
 type Settings struct {
-	// Table is the mesh's registry; nil means that the pipelines are Seeds, for ever.
+	// Table is the mesh's registry; without one the pipelines are always Seeds.
 	Table discovery.Table
 	// Seeds are the pipelines of the gateway's file.
 	Seeds  []pipeline.Pipeline
 	Logger *slog.Logger
 }
 
-// Store is the pipelines of a mesh.
+// Store has the pipelines of a mesh.
 type Store struct {
 	table discovery.Table
 	// mirror is nil without a table.
-	mirror *mirror.Table
-	// seeds are those that the registry has not got yet.
+	mirror *discovery.TableMirror
+	// seeds are those that are not in the registry yet.
 	seeds map[pipeline.Name]*meshv1.Pipeline
 	log   *slog.Logger
 
 	mu sync.RWMutex
-	// problem is why nothing is served yet, nil where anything has ever been.
+	// problem is why the store serves nothing yet, nil once it has served.
 	problem error
-	// catalog and entries are what is served. Without a registry entries have no
-	// revision.
+	// catalog and entries are served. Without a registry entries have no revision.
 	catalog *catalog.Catalog
 	entries map[pipeline.Name]*entry
-	// epoch is that of what is served, raw all of that as it was in the registry, and
-	// decoded what it means.
+	// epoch, raw and decoded are the registry's state that is served: its epoch, its
+	// entries, and what they mean.
 	epoch   string
 	raw     map[discovery.Key]discovery.Entry
 	decoded map[discovery.Key]*entry
 	changed chan struct{}
-	// failing says that the registry could not be filled when that was tried last.
+	// failing is true while the registry cannot be filled.
 	failing bool
 }
 
 // Entry is one pipeline.
 type Entry struct {
 	Pipeline pipeline.Pipeline
-	// Revision is that of the registry, 0 without one, and AppliedAt when it was
+	// Revision is the registry's, 0 without one. AppliedAt is when the pipeline was
 	// applied.
 	Revision  uint64
 	AppliedAt time.Time
-	// InFile says that a file of a gateway has had the pipeline, FromFile that it is as
-	// that has had it.
+	// InFile is true if the file of a gateway has the pipeline, FromFile if the pipeline
+	// is as that file defines it.
 	InFile, FromFile bool
 }
 
-// errNotHeard is why a store is not ready at first.
-var errNotHeard = fmt.Errorf("the pipelines are not known yet: %w", mirror.ErrNotLoaded)
+// errNotLoaded is why a store is not ready at first.
+var errNotLoaded = fmt.Errorf("the pipelines are not known yet: %w", discovery.ErrNotLoaded)
 
 // New returns a store. Errors are about the seeds.
 func New(s Settings) (*Store, error) {
@@ -87,8 +85,8 @@ func New(s Settings) (*Store, error) {
 		out.seeds[p.Name] = p.ToProto()
 	}
 	if s.Table != nil {
-		out.mirror = mirror.NewTable(s.Table, discovery.KeyOf(folder))
-		out.problem, out.catalog = errNotHeard, none
+		out.mirror = discovery.NewTableMirror(s.Table, discovery.KeyOf(folder))
+		out.problem, out.catalog = errNotLoaded, none
 		return out, nil
 	}
 	out.catalog = fixed
@@ -99,7 +97,7 @@ func New(s Settings) (*Store, error) {
 	return out, nil
 }
 
-// Ready returns nil when pipelines are served, else why not.
+// Ready returns nil once the store serves pipelines, before that the reason.
 func (s *Store) Ready() error {
 	_, err := s.current()
 	return err
@@ -109,23 +107,23 @@ func (s *Store) Ready() error {
 func (s *Store) Resolve(name string) (pipeline.Pipeline, *fault.Fault) {
 	c, err := s.current()
 	if _, implicit := pipeline.StageOf(pipeline.Name(name)); err != nil && !implicit {
-		return pipeline.Pipeline{}, NotHeard(err)
+		return pipeline.Pipeline{}, NotLoaded(err)
 	}
 	return c.Resolve(name)
 }
 
-// Label returns the value of a metric's label for a request that names a pipeline.
+// Label returns the value of a metric's label for a pipeline that a request names.
 func (s *Store) Label(name string) string {
 	c, _ := s.current()
 	return c.Label(name)
 }
 
-// NotHeard is what callers are told while nothing is served yet; why is for operators.
-func NotHeard(why error) *fault.Fault {
-	return fault.New(fault.RegistryUnavailable, "the gateway has not heard of the mesh's registry yet, which has its pipelines").Caused(why).WithRetryAfter(retryAfter)
+// NotLoaded returns the fault of a store that serves nothing yet; why is for operators.
+func NotLoaded(why error) *fault.Fault {
+	return fault.New(fault.RegistryUnavailable, "the gateway has not loaded the pipelines from the mesh's registry yet").Caused(why).WithRetryAfter(retryAfter)
 }
 
-// current returns what is served, and why nothing is yet.
+// current returns the catalog, and why it is not served yet.
 func (s *Store) current() (*catalog.Catalog, error) {
 	s.mu.RLock()
 	c, problem := s.catalog, s.problem
@@ -139,7 +137,7 @@ func (s *Store) current() (*catalog.Catalog, error) {
 	return c, problem
 }
 
-// List returns what is served, sorted by name.
+// List returns the served pipelines, sorted by name.
 func (s *Store) List() []Entry {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -150,12 +148,12 @@ func (s *Store) List() []Entry {
 	return out
 }
 
-// Get returns the pipeline of that name that is served, or UNKNOWN_PIPELINE.
+// Get returns the served pipeline of that name, or UNKNOWN_PIPELINE.
 func (s *Store) Get(name pipeline.Name) (Entry, error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	if s.problem != nil {
-		return Entry{}, NotHeard(s.problem)
+		return Entry{}, NotLoaded(s.problem)
 	}
 	e := s.entries[name]
 	if e.deleted() {
@@ -164,8 +162,8 @@ func (s *Store) Get(name pipeline.Name) (Entry, error) {
 	return e.exported(), nil
 }
 
-// Stale returns since when the registry cannot be reached, and why; the zero time
-// where it can, or there is none.
+// Stale returns since when the registry is unavailable, and why; the zero time if it is
+// available, or there is none.
 func (s *Store) Stale() (since time.Time, why error) {
 	if s.mirror == nil {
 		return time.Time{}, nil
@@ -173,15 +171,15 @@ func (s *Store) Stale() (since time.Time, why error) {
 	return s.mirror.Stale()
 }
 
-// Changed returns a channel that is closed with the next change of what is served. It
-// is to be had before that.
+// Changed returns a channel that closes with the next change of the served pipelines.
+// Get the channel before you read them.
 func (s *Store) Changed() <-chan struct{} {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.changed
 }
 
-// WaitReady returns when the store is ready, or with what ends the context.
+// WaitReady waits until the store is ready, or the context ends.
 func (s *Store) WaitReady(ctx context.Context) error {
 	for {
 		changed := s.Changed()

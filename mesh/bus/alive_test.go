@@ -15,7 +15,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-func TestAliveSaysWhetherAnybodyServes(t *testing.T) {
+func TestAliveFindsTheStagesHosts(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
 	asker, first, second := broker.Connect(mesh), broker.Connect(mesh), broker.Connect(mesh)
@@ -46,7 +46,7 @@ func found(t *testing.T, asker *bus.Bus) bool {
 	return err == nil
 }
 
-func TestHostSaysWhatThereIsOfItsStage(t *testing.T) {
+func TestAliveReturnsTheHostsAvailability(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
 	asker, b := broker.Connect(mesh), broker.Connect(mesh)
@@ -70,7 +70,7 @@ func TestHostSaysWhatThereIsOfItsStage(t *testing.T) {
 }
 
 // Anybody may answer, with anything.
-func TestAnswerThatIsNoneSaysThatSomebodyIsThere(t *testing.T) {
+func TestMalformedAliveAnswerCountsAsAHost(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
 	b, nc := broker.Connect(mesh), broker.Client()

@@ -12,9 +12,9 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 
-	"github.com/stagemesh/stagemesh/mesh/brokerauth"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/tlstest"
 )
 
@@ -37,7 +37,7 @@ func (l *told) String() string {
 }
 
 // reach returns a bus that may not be connected, and what it logs.
-func reach(t *testing.T, url string, auth brokerauth.Files) (*bus.Bus, *told) {
+func reach(t *testing.T, url string, auth credentials.Broker) (*bus.Bus, *told) {
 	t.Helper()
 	log := &told{}
 	b, err := bus.Connect(bus.Settings{Mesh: mesh, URL: url, Name: "test", Auth: auth, Logger: slog.New(slog.NewTextHandler(log, nil))})
@@ -48,19 +48,19 @@ func reach(t *testing.T, url string, auth brokerauth.Files) (*bus.Bus, *told) {
 	return b, log
 }
 
-func TestABusShowsAndChecksWhatItsFilesSay(t *testing.T) {
+func TestBusAuthenticatesByItsFiles(t *testing.T) {
 	t.Parallel()
 	authority := tlstest.New(t)
 	token := tlstest.File(t, "open-sesame\n")
 	cert, key := authority.Certificate("a process")
 	for name, test := range map[string]struct {
 		broker func(*server.Options)
-		auth   brokerauth.Files
+		auth   credentials.Broker
 	}{
-		"a token":           {func(o *server.Options) { o.Authorization = "open-sesame" }, brokerauth.Files{TokenFile: token}},
-		"TLS":               {func(o *server.Options) { o.TLSConfig = authority.Server("127.0.0.1") }, brokerauth.Files{CAFile: authority.File}},
-		"TLS and a token":   {func(o *server.Options) { o.TLSConfig, o.Authorization = authority.Server("127.0.0.1"), "open-sesame" }, brokerauth.Files{CAFile: authority.File, TokenFile: token}},
-		"TLS on both sides": {mutual(authority), brokerauth.Files{CAFile: authority.File, CertFile: cert, KeyFile: key}},
+		"a token":           {func(o *server.Options) { o.Authorization = "open-sesame" }, credentials.Broker{TokenFile: token}},
+		"TLS":               {func(o *server.Options) { o.TLSConfig = authority.Server("127.0.0.1") }, credentials.Broker{CAFile: authority.File}},
+		"TLS and a token":   {func(o *server.Options) { o.TLSConfig, o.Authorization = authority.Server("127.0.0.1"), "open-sesame" }, credentials.Broker{CAFile: authority.File, TokenFile: token}},
+		"TLS on both sides": {mutual(authority), credentials.Broker{CAFile: authority.File, CertFile: cert, KeyFile: key}},
 	} {
 		b, _ := reach(t, bustest.Start(t, test.broker).URL(), test.auth)
 		if err := b.WaitConnected(t.Context()); err != nil || b.Away() != nil {
@@ -76,7 +76,7 @@ func mutual(authority *tlstest.Authority) func(*server.Options) {
 	}
 }
 
-func TestABrokerThatRefusesOrIsNotTrustedIsToldAtOnce(t *testing.T) {
+func TestRefusedConnectionIsLoggedAtOnce(t *testing.T) {
 	t.Parallel()
 	authority := tlstest.New(t)
 	known := func(o *server.Options) { o.Authorization = "open-sesame" }
@@ -86,17 +86,17 @@ func TestABrokerThatRefusesOrIsNotTrustedIsToldAtOnce(t *testing.T) {
 	stale := func(o *server.Options) { o.TLSConfig = tlstest.Shown(t, oldCert, oldKey) }
 	for name, test := range map[string]struct {
 		broker func(*server.Options)
-		auth   brokerauth.Files
+		auth   credentials.Broker
 		want   string
 	}{
-		"a token is wrong":      {known, brokerauth.Files{TokenFile: tlstest.File(t, "sesame-secret")}, "; the broker refuses who this process says it is: see nats.token_file"},
-		"a token is missing":    {known, brokerauth.Files{}, "; the broker refuses who this process says it is: see nats.token_file"},
-		"nobody vouches":        {secure, brokerauth.Files{}, "; nats.ca_file names a file"},
-		"another vouches":       {secure, brokerauth.Files{CAFile: tlstest.New(t).File}, "; nats.ca_file names a file"},
-		"another name":          {elsewhere, brokerauth.Files{CAFile: authority.File}, "; nats.url has to name the broker as its certificate does"},
-		"its time is over":      {stale, brokerauth.Files{CAFile: authority.File}, "; the broker's certificate, or the one in nats.ca_file"},
-		"there is no TLS":       {func(*server.Options) {}, brokerauth.Files{CAFile: authority.File}, "; the broker has no TLS, which nats.ca_file"},
-		"a certificate is none": {mutual(authority), brokerauth.Files{CAFile: authority.File}, "; the broker wants another certificate of this process: nats.cert_file"},
+		"a token is wrong":      {known, credentials.Broker{TokenFile: tlstest.File(t, "sesame-secret")}, "; the broker refuses who this process says it is: see nats.token_file"},
+		"a token is missing":    {known, credentials.Broker{}, "; the broker refuses who this process says it is: see nats.token_file"},
+		"nobody vouches":        {secure, credentials.Broker{}, "; nats.ca_file names a file"},
+		"another vouches":       {secure, credentials.Broker{CAFile: tlstest.New(t).File}, "; nats.ca_file names a file"},
+		"another name":          {elsewhere, credentials.Broker{CAFile: authority.File}, "; nats.url has to name the broker as its certificate does"},
+		"its time is over":      {stale, credentials.Broker{CAFile: authority.File}, "; the broker's certificate, or the one in nats.ca_file"},
+		"there is no TLS":       {func(*server.Options) {}, credentials.Broker{CAFile: authority.File}, "; the broker has no TLS, which nats.ca_file"},
+		"a certificate is none": {mutual(authority), credentials.Broker{CAFile: authority.File}, "; the broker wants another certificate of this process: nats.cert_file"},
 	} {
 		b, log := reach(t, bustest.Start(t, test.broker).URL(), test.auth)
 		bustest.Eventually(t, name+": it is told", func() bool { return strings.Contains(log.String(), test.want) })
@@ -110,16 +110,16 @@ func TestABrokerThatRefusesOrIsNotTrustedIsToldAtOnce(t *testing.T) {
 }
 
 // The client tells nobody by itself what a broker says that answers late, or anew.
-func TestABrokerThatComesBackAndRefusesIsTold(t *testing.T) {
+func TestRefusedReconnectIsLogged(t *testing.T) {
 	t.Parallel()
 	authority := tlstest.New(t)
-	token := brokerauth.Files{TokenFile: tlstest.File(t, "open-sesame")}
-	trust := brokerauth.Files{CAFile: authority.File}
+	token := credentials.Broker{TokenFile: tlstest.File(t, "open-sesame")}
+	trust := credentials.Broker{CAFile: authority.File}
 	plain := func(o *server.Options) { o.TLSConfig, o.Authorization = nil, "" }
 	known := func(o *server.Options) { o.Authorization = "open-sesame" }
 	secure := func(o *server.Options) { o.TLSConfig = authority.Server("127.0.0.1") }
 	for name, test := range map[string]struct {
-		auth brokerauth.Files
+		auth credentials.Broker
 		// first is nil where the broker is not there at first.
 		first, then func(*server.Options)
 		want        string
@@ -167,11 +167,11 @@ func TestABrokerThatComesBackAndRefusesIsTold(t *testing.T) {
 }
 
 // The client gives up by itself after two refusals, which would be the end of the bus.
-func TestABusIsConnectedOnceItsTokenIsMended(t *testing.T) {
+func TestBusConnectsOnceItsTokenIsFixed(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t, func(o *server.Options) { o.Authorization = "open-sesame" })
 	token := tlstest.File(t, "sesame-secret")
-	b, log := reach(t, broker.URL(), brokerauth.Files{TokenFile: token})
+	b, log := reach(t, broker.URL(), credentials.Broker{TokenFile: token})
 	again := b.Reconnects()
 	bustest.Eventually(t, "it is refused", func() bool { return strings.Contains(log.String(), "nats.token_file") })
 	before := broker.Connections()
@@ -185,11 +185,11 @@ func TestABusIsConnectedOnceItsTokenIsMended(t *testing.T) {
 	}
 }
 
-func TestAFileThatIsWrongIsToldBeforeAnythingElse(t *testing.T) {
+func TestBadCredentialsFileFailsConnect(t *testing.T) {
 	t.Parallel()
 	authority := tlstest.New(t)
 	cert, key := authority.Certificate("a process")
-	for want, auth := range map[string]brokerauth.Files{
+	for want, auth := range map[string]credentials.Broker{
 		"broker: nats.token_file: open nowhere: ":        {TokenFile: "nowhere"},
 		"broker: nats.credentials_file: open nowhere: ":  {CredentialsFile: "nowhere"},
 		"broker: nats.ca_file: open nowhere: ":           {CAFile: "nowhere"},
@@ -202,7 +202,7 @@ func TestAFileThatIsWrongIsToldBeforeAnythingElse(t *testing.T) {
 		}
 	}
 	two := tlstest.File(t, "open sesame")
-	if _, err := bus.Connect(bus.Settings{Mesh: mesh, URL: "nats://127.0.0.1:1", Auth: brokerauth.Files{TokenFile: two}, Logger: discard()}); err == nil || !strings.Contains(err.Error(), "nats.token_file") || strings.Contains(err.Error(), "sesame") {
+	if _, err := bus.Connect(bus.Settings{Mesh: mesh, URL: "nats://127.0.0.1:1", Auth: credentials.Broker{TokenFile: two}, Logger: discard()}); err == nil || !strings.Contains(err.Error(), "nats.token_file") || strings.Contains(err.Error(), "sesame") {
 		t.Errorf("got %v", err)
 	}
 }

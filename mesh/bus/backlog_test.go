@@ -12,7 +12,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-func TestBacklogCountsByClassWhatWaitsAndWhatIsInHand(t *testing.T) {
+func TestBacklogCountsItemsByClass(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
 	b := broker.Connect(mesh)
@@ -55,7 +55,7 @@ func backlog(t *testing.T, b *bus.Bus) bus.Backlog {
 	return got
 }
 
-func TestBacklogSaysThatTheBrokerIsAway(t *testing.T) {
+func TestBacklogFailsWithoutTheBroker(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
 	b := broker.Connect(mesh)

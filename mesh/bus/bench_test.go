@@ -35,7 +35,7 @@ func benchmarkHop(b *testing.B, inFlight int) {
 		if err := d.Ack(); err != nil {
 			b.Error(err)
 		}
-		p.Settled(d)
+		p.Release(d)
 		<-tokens
 		onTheWay.Done()
 	})
@@ -54,7 +54,7 @@ func benchmarkHop(b *testing.B, inFlight int) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		sender.Send(m, func(_ bus.Receipt, err error) {
+		sender.Publish(m, func(_ bus.Receipt, err error) {
 			if err != nil {
 				b.Error(err)
 			}

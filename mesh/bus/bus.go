@@ -1,3 +1,38 @@
+// Package bus is the mesh's use of NATS JetStream: its subjects and streams, how
+// items are published, pulled and settled, and how replies reach their gateway. No
+// other package builds subjects.
+//
+// A Bus is one connection. A gateway uses
+//
+//	b.Publish(item, done)             publish an item to its stage's queue
+//	b.DeleteQueued(ctx, item, seq)    delete it while it waits there
+//	b.Alive(ctx, stage)               check whether any host serves a stage
+//	b.ServeReplies(gateway, handle)   receive the replies of hosts
+//
+// and a stage host
+//
+//	b.EnsureQueue(ctx, settings)      create stream and consumers
+//	b.Pull(settings, handle)          pull items, within a bound
+//	b.Publish(item or reply, done)    forward an item or reply to it
+//	d.Ack(), d.Nak(delay), d.Term()   settle the delivery
+//	b.ServeAlive(stage, host)         answer the gateways' check
+//
+// # Promises
+//
+// Nothing is buffered while the broker is away: Publish fails at once with
+// ErrDisconnected, and the message is never delivered later. A message whose
+// acknowledgement does not arrive is ErrUnknown: it may have been delivered, and
+// is repeated with the same message id. ErrQueueFull, ErrNoQueue, ErrNoGateway
+// and ErrTooLarge mean that nothing was delivered.
+//
+// A memory stream is lost when its broker restarts. A queue's Epoch is its
+// stream's creation time and part of its consumers' names, so a delivery of a lost
+// queue cannot settle an item of the queue that replaced it.
+//
+// Handlers given to a Bus run on its subscriptions' goroutines and must not
+// block on the network. All methods are safe for concurrent use.
+//
+// Tests use bustest, which runs a real broker in the process.
 package bus
 
 import (
@@ -11,22 +46,24 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/stagemesh/stagemesh/mesh/brokerauth"
+	"github.com/stagemesh/stagemesh/mesh/credentials"
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// Settings say which broker to use, and as whom.
+// Settings name the broker, and the process to it.
 type Settings struct {
 	Mesh pipeline.MeshName
 	// URL of the broker, or several with commas between them.
 	URL string
 	// Server, where set, is a broker in this process; URL is then ignored.
 	Server nats.InProcessConnProvider
-	// Name is what the broker shows the connection as.
+	// Name is the connection's name on the broker.
 	Name string
-	// Auth are the files by which the broker and this process know each other.
-	Auth brokerauth.Files
-	// AckTimeout is how long a send waits to be acknowledged before it is
+	// Auth are the files by which the broker and this process authenticate each
+	// other.
+	Auth credentials.Broker
+	// AckTimeout is how long Publish waits for the acknowledgement before it is
 	// ErrUnknown; 0 means 2 s.
 	AckTimeout time.Duration
 	Logger     *slog.Logger
@@ -42,16 +79,16 @@ type Bus struct {
 	closing  sync.Once
 	closed   chan struct{}
 
-	// making are the streams that are being made; none are any more once leaving.
-	making sync.WaitGroup
+	// creating counts the streams that are being created; none once isClosing.
+	creating sync.WaitGroup
 
 	mu        sync.Mutex
-	leaving   bool
+	isClosing bool
 	listeners []chan struct{}
-	// why is why there is no connection, as far as is known; told is the advice that
-	// has been logged since there was one.
-	why  error
-	told map[string]bool
+	// cause is why there is no connection, as far as is known; logged has the advice
+	// logged since there was one.
+	cause  error
+	logged map[string]bool
 }
 
 const (
@@ -59,8 +96,8 @@ const (
 	apiTimeout        = 5 * time.Second
 	pingEvery         = 2 * time.Second
 	maxPings          = 2
-	// writeTimeout is for the largest message, on a slow line: one that is cut off costs
-	// the connection, and is sent again.
+	// writeTimeout is for the largest message on a slow line: a message that is cut
+	// off costs the connection, and is sent again.
 	writeTimeout = 5 * time.Second
 )
 
@@ -109,16 +146,16 @@ func (b *Bus) options() []nats.Option {
 		nats.RetryOnFailedConnect(true),
 		nats.MaxReconnects(-1),
 		nats.ReconnectBufSize(-1),
-		// A broker that is silent is away after two questions.
+		// A silent broker counts as away after two pings.
 		nats.PingInterval(pingEvery),
 		nats.MaxPingsOutstanding(maxPings),
 		nats.FlusherTimeout(writeTimeout),
-		nats.CustomReconnectDelay(func(int) time.Duration { return brokerauth.Delay(b.refused()) }),
-		nats.ConnectHandler(func(*nats.Conn) { b.connected() }),
-		nats.ReconnectHandler(func(*nats.Conn) { b.connected() }),
-		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) { b.disconnected(err) }),
-		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) { b.missed(err) }),
-		// Credentials may be mended, and brokers that start may refuse all.
+		nats.CustomReconnectDelay(func(int) time.Duration { return credentials.ReconnectDelay(b.lastRefusal()) }),
+		nats.ConnectHandler(func(*nats.Conn) { b.onConnect() }),
+		nats.ReconnectHandler(func(*nats.Conn) { b.onConnect() }),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) { b.onDisconnect(err) }),
+		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) { b.logFailedConnect(err) }),
+		// Credentials may be corrected, and a starting broker may refuse all.
 		nats.IgnoreAuthErrorAbort(),
 		nats.ErrorHandler(b.asyncError),
 		nats.ClosedHandler(func(*nats.Conn) { close(b.closed) }),
@@ -129,11 +166,11 @@ func (b *Bus) options() []nats.Option {
 	return options
 }
 
-func (b *Bus) connected() {
+func (b *Bus) onConnect() {
 	b.settings.Logger.Info("broker connected", "connection", b.settings.Name)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.why, b.told = nil, nil
+	b.cause, b.logged = nil, nil
 	for _, listener := range b.listeners {
 		select {
 		case listener <- struct{}{}:
@@ -142,16 +179,16 @@ func (b *Bus) connected() {
 	}
 }
 
-func (b *Bus) disconnected(err error) {
+func (b *Bus) onDisconnect(err error) {
 	if err != nil {
 		b.settings.Logger.Warn("broker lost; reconnecting", "connection", b.settings.Name, "error", err)
 	}
 	b.requests.failAll(ErrUnknown)
 }
 
-// refused returns what the latest attempt to connect has failed with once the broker
-// had answered, which the client tells nobody, or nil.
-func (b *Bus) refused() error {
+// lastRefusal returns the error of the latest attempt to connect after the broker
+// had answered, or nil. The client reports it to no handler.
+func (b *Bus) lastRefusal() error {
 	b.mu.Lock()
 	nc := b.nc
 	b.mu.Unlock()
@@ -160,35 +197,34 @@ func (b *Bus) refused() error {
 	}
 	err := nc.LastError()
 	if err != nil {
-		b.missed(err)
+		b.logFailedConnect(err)
 	}
 	return err
 }
 
-// missed hears of each attempt to connect that comes to nothing, and says so once for
-// each reason that somebody can do something about. Servers of one broker may have
-// different reasons.
-func (b *Bus) missed(err error) {
+// logFailedConnect records a failed attempt to connect, and logs each cause once
+// that somebody can fix. Servers of one broker may have different causes.
+func (b *Bus) logFailedConnect(err error) {
 	if errors.Is(err, nats.ErrNoServers) {
-		// The next attempt says why.
+		// The next attempt has the cause.
 		return
 	}
-	advice := brokerauth.Advice(err)
+	advice := credentials.Advice(err)
 	b.mu.Lock()
-	known := b.told[advice]
-	if b.told == nil {
-		b.told = map[string]bool{}
+	known := b.logged[advice]
+	if b.logged == nil {
+		b.logged = map[string]bool{}
 	}
-	b.why, b.told[advice] = err, true
+	b.cause, b.logged[advice] = err, true
 	b.mu.Unlock()
 	if !known {
-		b.settings.Logger.Warn("the broker is not reached; trying again", "connection", b.settings.Name, "error", brokerauth.Explain(err))
+		b.settings.Logger.Warn("the broker is not reached; trying again", "connection", b.settings.Name, "error", credentials.Explain(err))
 	}
 }
 
 func (b *Bus) asyncError(nc *nats.Conn, sub *nats.Subscription, err error) {
-	if brokerauth.Refused(err) && !nc.IsConnected() {
-		// It is heard at each attempt to connect, and refused says it once.
+	if credentials.IsRefused(err) && !nc.IsConnected() {
+		// It is reported at each attempt to connect; logFailedConnect logs it once.
 		return
 	}
 	subject := ""
@@ -208,42 +244,11 @@ func (b *Bus) Reconnects() <-chan struct{} {
 	return ch
 }
 
-// JetStream returns the client of the broker's streams, for the packages of the
-// mesh that keep streams of their own.
-func (b *Bus) JetStream() jetstream.JetStream { return b.js }
-
-// Watch hands every message on a subject to handle, which must not block, until
-// the returned function is called. What is published after Watch has returned is
-// heard.
-func (b *Bus) Watch(subject string, handle func([]byte)) (stop func() error, err error) {
-	sub, err := b.nc.Subscribe(subject, func(msg *nats.Msg) { handle(msg.Data) })
-	if err != nil {
-		return nil, sendError(err)
-	}
-	return b.known(sub, sub.SetPendingLimits(watchBacklog, -1))
-}
-
-// known returns the end of a subscription once the broker knows of it.
-func (b *Bus) known(sub *nats.Subscription, err error) (stop func() error, _ error) {
-	if err == nil {
-		err = b.flush()
-	}
-	if err != nil {
-		// What is not known to the broker may fail to end there as well.
-		_ = sub.Unsubscribe()
-		return nil, sendError(err)
-	}
-	return sub.Unsubscribe, nil
-}
-
-// watchBacklog bounds the messages that wait for the handler of a Watch.
-const watchBacklog = 1 << 16
-
 // Connected reports whether the broker can be reached right now.
 func (b *Bus) Connected() bool { return b.nc.IsConnected() }
 
 // Away returns nil while the broker is reached, else an ErrDisconnected with the
-// reason, and what to do about it, as far as they are known.
+// cause, and how to fix it, as far as they are known.
 func (b *Bus) Away() error {
 	if b.Connected() {
 		return nil
@@ -254,10 +259,10 @@ func (b *Bus) Away() error {
 func (b *Bus) away() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.why == nil {
+	if b.cause == nil {
 		return ErrDisconnected
 	}
-	return fmt.Errorf("%w: %w", ErrDisconnected, brokerauth.Explain(b.why))
+	return fmt.Errorf("%w: %w", ErrDisconnected, credentials.Explain(b.cause))
 }
 
 const connectPoll = 10 * time.Millisecond
@@ -280,17 +285,21 @@ func (b *Bus) WaitConnected(ctx context.Context) error {
 // headers included.
 func (b *Bus) MaxPayload() int { return int(b.nc.MaxPayload()) }
 
+// JetStream returns the client of the broker's streams, for the packages of the
+// mesh that keep streams of their own.
+func (b *Bus) JetStream() jetstream.JetStream { return b.js }
+
 const closeFlush = 2 * time.Second
 
-// Close sends what is buffered, ends the connection and waits for it. Sends
-// that wait are ErrUnknown. A second call does nothing.
+// Close sends what is buffered, ends the connection and waits for it. Pending
+// publishes are ErrUnknown. A second call does nothing.
 func (b *Bus) Close() { b.closing.Do(b.close) }
 
 func (b *Bus) close() {
 	b.mu.Lock()
-	b.leaving = true
+	b.isClosing = true
 	b.mu.Unlock()
-	b.making.Wait()
+	b.creating.Wait()
 	if b.nc.IsConnected() {
 		if err := b.nc.FlushTimeout(closeFlush); err != nil {
 			b.settings.Logger.Warn("flush before close", "error", err)
@@ -299,4 +308,60 @@ func (b *Bus) close() {
 	b.nc.Close()
 	<-b.closed
 	b.requests.stop()
+}
+
+// Errors of publishes and requests.
+var (
+	// ErrDisconnected means that the broker is away; nothing was sent.
+	ErrDisconnected = errors.New("the broker is away")
+	// ErrUnknown means that no acknowledgement came; it may have been delivered.
+	ErrUnknown = errors.New("no acknowledgement from the broker")
+	// ErrNoQueue means that the stage has no queue; nothing was delivered.
+	ErrNoQueue = errors.New("the stage has no queue")
+	// ErrNoResults means that the mesh has no stream of results.
+	ErrNoResults = errors.New("the mesh has no stream of results")
+	// ErrNoClaims means that the mesh has no stream of claims.
+	ErrNoClaims = errors.New("the mesh has no stream of idempotency keys")
+	// ErrNoDeadLetters means that the mesh has no stream of dead letters.
+	ErrNoDeadLetters = errors.New("the mesh has no stream of dead letters")
+	// ErrNoGateway means that the gateway of the reply is not connected.
+	ErrNoGateway = errors.New("the gateway is gone")
+	// ErrNoHost means that no host serves the stage.
+	ErrNoHost = errors.New("the stage has no live host")
+	// ErrQueueFull means that the queue is at its bound; nothing was delivered.
+	ErrQueueFull = errors.New("the queue is full")
+	// ErrTooLarge means that the message is over the broker's limit.
+	ErrTooLarge = errors.New("the message is over the broker's limit")
+	// ErrClosed means that the bus has been closed.
+	ErrClosed = errors.New("the bus is closed")
+)
+
+// FaultOf returns a caller's fault for a bus error about a stage.
+func FaultOf(err error, stage pipeline.StageName) *fault.Fault {
+	switch {
+	case errors.Is(err, ErrDisconnected), errors.Is(err, ErrClosed):
+		return fault.New(fault.BrokerUnavailable, "the broker cannot be reached; the request was not queued").Caused(err)
+	case errors.Is(err, ErrUnknown):
+		return fault.Newf(fault.BrokerUnavailable, "the broker did not confirm the request for stage %s", stage).Caused(err)
+	case errors.Is(err, ErrNoQueue), errors.Is(err, ErrNoHost):
+		return fault.Newf(fault.NoCapacity, "stage %s has no live host; start one, or check the pipeline's stage names", stage).Caused(err)
+	case errors.Is(err, ErrQueueFull):
+		return fault.Newf(fault.QueueFull, "the queue of stage %s is full", stage).Caused(err)
+	case errors.Is(err, ErrTooLarge):
+		return fault.Newf(fault.PayloadTooLarge, "the request for stage %s is too large: %w", stage, err)
+	}
+	return fault.From(fmt.Errorf("stage %s: %w", stage, err))
+}
+
+// sendError classifies the client's error of a local publish.
+func sendError(err error) error {
+	switch {
+	case errors.Is(err, nats.ErrMaxPayload):
+		return ErrTooLarge
+	case errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, nats.ErrConnectionDraining):
+		return ErrClosed
+	case errors.Is(err, nats.ErrReconnectBufExceeded), errors.Is(err, nats.ErrDisconnected), errors.Is(err, nats.ErrConnectionReconnecting):
+		return ErrDisconnected
+	}
+	return fmt.Errorf("%w: %w", ErrUnknown, err)
 }

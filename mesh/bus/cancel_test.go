@@ -13,14 +13,14 @@ import (
 
 func withdraw(t *testing.T, b *bus.Bus, m bus.Message, seq uint64) bool {
 	t.Helper()
-	was, err := b.Withdraw(t.Context(), m, seq)
+	was, err := b.DeleteQueued(t.Context(), m, seq)
 	if err != nil {
 		t.Fatalf("withdraw: %v", err)
 	}
 	return was
 }
 
-func TestWithdrawnItemsAreNeverDelivered(t *testing.T) {
+func TestDeletedQueuedItemsAreNeverDelivered(t *testing.T) {
 	t.Parallel()
 	b, s := bustest.Start(t).Connect(mesh), queue()
 	info := ensure(t, b, s)
@@ -46,12 +46,12 @@ func TestWithdrawnItemsAreNeverDelivered(t *testing.T) {
 	awaitItems(t, b, s, 0)
 }
 
-func TestWithdrawTakesOnlyWhatItNames(t *testing.T) {
+func TestDeleteQueuedDeletesOnlyItsItem(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
 	b, s := broker.Connect(mesh), queue()
 	mine := message(t, b, item("mine"))
-	if _, err := b.Withdraw(t.Context(), mine, 1); err != nil {
+	if _, err := b.DeleteQueued(t.Context(), mine, 1); err != nil {
 		t.Errorf("without a queue: %v", err)
 	}
 	ensure(t, b, s)
@@ -77,7 +77,7 @@ func TestWithdrawTakesOnlyWhatItNames(t *testing.T) {
 	}
 }
 
-func TestNoticesReachEveryHostOfTheMeshOnly(t *testing.T) {
+func TestCancelNoticesReachTheWholeMeshOnly(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
 	heard := make(chan string, 8)

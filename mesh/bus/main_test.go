@@ -30,7 +30,7 @@ const ackWait = 10 * time.Minute
 func queue(edits ...func(*bus.QueueSettings)) bus.QueueSettings {
 	s := bus.QueueSettings{
 		Stage: stage, Durability: pipeline.Memory,
-		MaxItems: 10_000, MaxBytes: 64 << 20, MaxAge: time.Hour, AckWait: ackWait,
+		MaxItems: 10_000, MaxBytes: 64 << 20, MaxAge: time.Hour, AckWait: ackWait, MaxDeliver: 20,
 	}
 	for _, edit := range edits {
 		edit(&s)
@@ -82,7 +82,7 @@ type sent struct {
 // start sends a message; the channel gets what became of it.
 func start(b *bus.Bus, m bus.Message) <-chan sent {
 	out := make(chan sent, 2)
-	b.Send(m, func(r bus.Receipt, err error) { out <- sent{r, err} })
+	b.Publish(m, func(r bus.Receipt, err error) { out <- sent{r, err} })
 	return out
 }
 
@@ -151,7 +151,7 @@ func (h *host) ack(t testing.TB, d bus.Delivery) {
 	if err := d.Ack(); err != nil {
 		t.Errorf("ack: %v", err)
 	}
-	h.Settled(d)
+	h.Release(d)
 }
 
 // awaitItems waits until that many items wait or are in hand: the broker hears

@@ -15,30 +15,29 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// PullSettings say what a host pulls.
+// PullSettings are what a host pulls.
 type PullSettings struct {
 	Stage pipeline.StageName
 	// Durabilities name the stage's queues to pull from.
 	Durabilities []pipeline.Durability
-	// Bound is the most items of all queues that the host holds and asks for
-	// together, at least LeastBound of their number, or BoundFor one slot.
+	// Bound is the most items of all queues that the host holds and has requested, at
+	// least LeastBound of their number, or BoundFor one slot.
 	Bound int
-	// Sparing says that items are long: what waits here for another of its class
-	// cannot run where a place falls free meanwhile, so no more than one item of each
-	// class without work is asked for.
+	// Sparing is for long items: an item that waits here for another one cannot run
+	// on a host that has a free slot meanwhile, so no more than one item of each class
+	// without work is requested.
 	Sparing bool
-	// AckWait is the queues'; asks end within half of it.
+	// AckWait is that of the queues; pull requests expire within half of it.
 	AckWait time.Duration
-	// Malformed is told of messages that are no deliveries. It must not block.
+	// Malformed is called for messages that are no deliveries. It must not block.
 	Malformed func(error)
-	// QueueMissing is told when the broker says that a queue or its consumer is
-	// gone. It must not block.
+	// QueueMissing is called when a queue or its consumer does not exist. It must not
+	// block.
 	QueueMissing func()
 }
 
-// Puller asks the broker for exactly as many items as the host has places for.
-// It delivers what comes to the handler, one item at a time, and learns by
-// Settled that a place is free again.
+// Puller requests exactly as many items as the host has capacity for. It passes
+// deliveries to the handler, one at a time; Release frees the capacity of one.
 type Puller struct {
 	bus      *Bus
 	settings PullSettings
@@ -49,15 +48,15 @@ type Puller struct {
 
 	mu     sync.Mutex
 	credit credit
-	// epochs are those of the queues, in the order of the settings; empty means
-	// that nothing is asked of that queue.
+	// epochs are those of the queues, in the order of the settings; empty means that
+	// the queue is not pulled.
 	epochs []Epoch
 	// handling counts the items that the handler has not taken yet.
 	handling int
 	draining bool
 	drained  chan struct{}
-	// reconnects is how often the connection was lost and found when last
-	// looked at: asks do not outlive a connection.
+	// reconnects is the connection's count when last checked: pull requests do not
+	// outlive a connection.
 	reconnects uint64
 
 	quit chan struct{}
@@ -72,12 +71,13 @@ const (
 	pullBacklog = 1 << 16
 )
 
-// AskLife is how long items may still come of a queue that Use has stopped asking.
-const AskLife = maxExpiry + expiryGrace
+// PullLife is how long items of a queue may still arrive after Use has stopped its
+// pull.
+const PullLife = maxExpiry + expiryGrace
 
-// Pull subscribes and returns a puller that asks a queue for nothing until Use
-// names its epoch. The handler may block: it then holds up the items behind this
-// one, of which there are no more than the bound.
+// Pull subscribes and returns a puller that pulls from no queue until Use names
+// its epoch. The handler may block: it then delays the items behind this one, of
+// which there are no more than the bound.
 func (b *Bus) Pull(s PullSettings, handle func(Delivery)) (*Puller, error) {
 	least := LeastBound(len(s.Durabilities))
 	if s.Sparing {
@@ -111,7 +111,7 @@ func (b *Bus) Pull(s PullSettings, handle func(Delivery)) (*Puller, error) {
 }
 
 func (p *Puller) subscribe() error {
-	for i := range p.credit.lanes {
+	for i := range p.credit.classQueues {
 		sub, err := p.bus.nc.Subscribe(p.inbox+"."+strconv.Itoa(i)+".*", func(msg *nats.Msg) { p.receive(i, msg) })
 		if err != nil {
 			return err
@@ -132,7 +132,7 @@ func (p *Puller) unsubscribe() {
 }
 
 // Use pulls from the stage's queue of that durability and epoch from now on; the
-// empty epoch stops asking it. The durability is one of the settings'.
+// empty epoch stops the pull. The durability is one of the settings'.
 func (p *Puller) Use(d pipeline.Durability, epoch Epoch) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -141,10 +141,10 @@ func (p *Puller) Use(d pipeline.Durability, epoch Epoch) {
 		return
 	}
 	p.setEpoch(queue, epoch)
-	p.ask()
+	p.pull()
 }
 
-// setEpoch ends all asks of a queue. The caller holds the lock.
+// setEpoch ends all pull requests of a queue. The caller holds the lock.
 func (p *Puller) setEpoch(queue int, epoch Epoch) {
 	p.epochs[queue] = epoch
 	p.credit.use(queue, epoch != "")
@@ -152,17 +152,17 @@ func (p *Puller) setEpoch(queue int, epoch Epoch) {
 
 func (p *Puller) queue(d pipeline.Durability) int { return slices.Index(p.settings.Durabilities, d) }
 
-// Settled says that a delivered item is held no more.
-func (p *Puller) Settled(d Delivery) {
+// Release frees the capacity of a delivered item.
+func (p *Puller) Release(d Delivery) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.credit.settled(p.credit.lane(indexOf(d.Class), p.queue(d.Durability)))
-	p.ask()
+	p.credit.release(p.credit.index(indexOf(d.Class), p.queue(d.Durability)))
+	p.pull()
 }
 
-// Drain stops asking and returns when everything asked for has come, and the
-// handler has it, or lapsed, so that no item is stranded on its way. Items
-// already delivered stay with their holder.
+// Drain stops pulling and returns when every requested item has arrived and the
+// handler has it, or its request has expired, so that no item is stranded on its
+// way. Delivered items stay with their holder.
 func (p *Puller) Drain(ctx context.Context) error {
 	p.mu.Lock()
 	p.draining = true
@@ -200,18 +200,18 @@ func (p *Puller) tick() {
 func (p *Puller) refresh(now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.credit.lapse(now.Add(-p.grace()))
+	p.credit.expire(now.Add(-p.grace()))
 	if n := p.bus.nc.Stats().Reconnects; n != p.reconnects {
 		p.reconnects = n
-		p.credit.forget()
+		p.credit.closeAll()
 	}
-	p.ask()
+	p.pull()
 	p.checkDrained()
 }
 
-// grace is how much later than expected the broker may say that an ask is over,
-// before it is taken to be. A drain is patient: what comes after it is stranded
-// for an ack wait, and on a busy machine messages are late.
+// grace is how long after its expiry a pull request still counts as open. A drain
+// waits longer: an item that arrives after it is stranded for an ack wait, and
+// messages are late on a busy machine.
 func (p *Puller) grace() time.Duration {
 	if p.draining {
 		return drainGrace
@@ -220,7 +220,7 @@ func (p *Puller) grace() time.Duration {
 }
 
 func (p *Puller) checkDrained() {
-	if !p.draining || p.credit.asked() > 0 || p.handling > 0 {
+	if !p.draining || p.credit.requested() > 0 || p.handling > 0 {
 		return
 	}
 	select {
@@ -230,38 +230,38 @@ func (p *Puller) checkDrained() {
 	}
 }
 
-// ask sends what the credit's plan says. The caller holds the lock.
-func (p *Puller) ask() {
+// pull sends the requests of the credit's plan. The caller holds the lock.
+func (p *Puller) pull() {
 	if p.draining {
 		return
 	}
-	for _, ask := range p.credit.plan(time.Now().Add(p.expiry + expiryGrace)) {
-		if err := p.send(ask); err != nil {
-			p.credit.over(ask.lane, ask.number, ask.items)
+	for _, r := range p.credit.plan(time.Now().Add(p.expiry + expiryGrace)) {
+		if err := p.send(r); err != nil {
+			p.credit.endSome(r.cq, r.number, r.items)
 		}
 	}
 }
 
-func (p *Puller) send(ask ask) error {
+func (p *Puller) send(r pullRequest) error {
 	if !p.bus.Connected() {
 		return ErrDisconnected
 	}
 	body, err := json.Marshal(struct {
 		Batch   int           `json:"batch"`
 		Expires time.Duration `json:"expires"`
-	}{ask.items, p.expiry})
+	}{r.items, p.expiry})
 	if err != nil {
 		return err
 	}
-	class, queue := classAt(p.credit.classOf(ask.lane)), p.credit.queueOf(ask.lane)
+	class, queue := classAt(p.credit.classOf(r.cq)), p.credit.queueOf(r.cq)
 	subject := "$JS.API.CONSUMER.MSG.NEXT." + p.bus.Stream(p.settings.Stage, p.settings.Durabilities[queue]) + "." + consumerName(class, p.epochs[queue])
-	reply := p.inbox + "." + strconv.Itoa(ask.lane) + "." + strconv.FormatUint(ask.number, askBase)
+	reply := p.inbox + "." + strconv.Itoa(r.cq) + "." + strconv.FormatUint(r.number, requestBase)
 	return p.bus.nc.PublishRequest(subject, reply, body)
 }
 
 func (p *Puller) receive(i int, msg *nats.Msg) {
-	// A delivery has a subject to be settled by. What it holds is anybody's,
-	// also what looks like a status.
+	// A delivery has a reply subject. Its headers are the publisher's, also a header
+	// that looks like a status.
 	if msg.Reply == "" && msg.Header.Get("Status") != "" {
 		p.status(i, msg)
 		return
@@ -271,14 +271,14 @@ func (p *Puller) receive(i int, msg *nats.Msg) {
 	if err != nil {
 		p.settings.Malformed(err)
 		p.mu.Lock()
-		p.credit.came(i)
+		p.credit.arrive(i)
 		p.mu.Unlock()
 		return
 	}
 	p.mu.Lock()
 	p.handling++
-	p.credit.delivered(i, delivery.Pending)
-	p.ask()
+	p.credit.deliver(i, delivery.Pending)
+	p.pull()
 	p.mu.Unlock()
 	p.handle(delivery)
 	p.mu.Lock()
@@ -292,18 +292,18 @@ const (
 	statusConflict     = "409"
 	pendingHeader      = "Nats-Pending-Messages"
 
-	askBase = 36
+	requestBase = 36
 )
 
-// status books the end of an ask.
+// status records the end of a pull request.
 func (p *Puller) status(i int, msg *nats.Msg) {
 	p.mu.Lock()
-	missing, again := p.ended(i, msg)
+	missing, again := p.endRequest(i, msg)
 	if missing {
 		p.setEpoch(p.credit.queueOf(i), "")
 	}
 	if again {
-		p.ask()
+		p.pull()
 	}
 	p.checkDrained()
 	p.mu.Unlock()
@@ -312,24 +312,103 @@ func (p *Puller) status(i int, msg *nats.Msg) {
 	}
 }
 
-// ended reports whether the queue or its consumer is gone, and whether to ask
-// again at once. A status that does not say how many items will not come ends
-// every ask of its lane, and what refused them may do so again. Of an ask that is
-// over already none counts: it may be of a queue that was used before. The caller
-// holds the lock.
-func (p *Puller) ended(i int, msg *nats.Msg) (missing, again bool) {
-	number, err := strconv.ParseUint(msg.Subject[strings.LastIndexByte(msg.Subject, '.')+1:], askBase, 64)
+// endRequest reports whether the queue or its consumer is missing, and whether to
+// pull again at once. A status without the number of items that will not come ends
+// every request of its class queue; its cause may end the next one too. A request
+// that is over already does not count: it may be of a queue that was used before.
+// The caller holds the lock.
+func (p *Puller) endRequest(i int, msg *nats.Msg) (missing, again bool) {
+	number, err := strconv.ParseUint(msg.Subject[strings.LastIndexByte(msg.Subject, '.')+1:], requestBase, 64)
 	if err != nil {
 		return false, false
 	}
 	left, err := strconv.Atoi(msg.Header.Get(pendingHeader))
 	if err == nil {
-		return false, p.credit.over(i, number, left)
+		return false, p.credit.endSome(i, number, left)
 	}
-	if !p.credit.over(i, number, 0) {
+	if !p.credit.endSome(i, number, 0) {
 		return false, false
 	}
 	p.credit.close(i)
 	code := msg.Header.Get("Status")
 	return code == statusNoResponders || code == statusConflict, false
+}
+
+// Delivery is one delivery of an item. Its holder settles it exactly once, by Ack,
+// Nak or Term, or drops it when its Epoch is not the queue's any more.
+type Delivery struct {
+	// Data is the item: an encoded envelope, or anything that was published to
+	// the queue.
+	Data []byte
+	// Durability and Class name the queue, Epoch its creation.
+	Durability pipeline.Durability
+	Class      pipeline.Class
+	Epoch      Epoch
+	// Seq is the item's sequence number in its queue.
+	Seq uint64
+	// Deliveries counts this and earlier deliveries to any host; above 1 the
+	// item is suspect.
+	Deliveries int
+	// Pending items wait behind this one in its class.
+	Pending uint64
+	// Stored is when the broker received the item, on the broker's clock.
+	Stored time.Time
+	// Arrived is when this process received it.
+	Arrived time.Time
+
+	stream string
+	reply  string
+	nc     *nats.Conn
+}
+
+// Same reports whether both are deliveries of one item.
+func (d Delivery) Same(other Delivery) bool {
+	return d.Seq == other.Seq && d.Durability == other.Durability && d.Epoch == other.Epoch
+}
+
+// key is the same for all deliveries of the item, and for no other item.
+func (d Delivery) key() string {
+	return d.stream + "/" + string(d.Epoch) + "/" + strconv.FormatUint(d.Seq, 10)
+}
+
+func newDelivery(nc *nats.Conn, msg *nats.Msg) (Delivery, error) {
+	meta, err := msg.Metadata()
+	if err != nil {
+		return Delivery{}, fmt.Errorf("delivery without metadata: %w", err)
+	}
+	_, epoch, _ := strings.Cut(meta.Consumer, "-")
+	return Delivery{
+		Data:       msg.Data,
+		Epoch:      Epoch(epoch),
+		Seq:        meta.Sequence.Stream,
+		Deliveries: int(meta.NumDelivered),
+		Pending:    meta.NumPending,
+		Stored:     meta.Timestamp,
+		Arrived:    time.Now(),
+		stream:     meta.Stream,
+		reply:      msg.Reply,
+		nc:         nc,
+	}, nil
+}
+
+// Ack settles the item; the queue deletes it. An error means that the ack was not
+// sent, so the item will be redelivered.
+func (d Delivery) Ack() error { return d.publish("+ACK") }
+
+// Nak returns the item to its queue, to be redelivered after the delay.
+func (d Delivery) Nak(delay time.Duration) error {
+	return d.publish(fmt.Sprintf(`-NAK {"delay": %d}`, delay.Nanoseconds()))
+}
+
+// Term settles the item as failed: it is not redelivered.
+func (d Delivery) Term(reason string) error { return d.publish("+TERM " + reason) }
+
+// InProgress extends the delivery: its ack wait starts again.
+func (d Delivery) InProgress() error { return d.publish("+WPI") }
+
+func (d Delivery) publish(verb string) error {
+	if err := d.nc.Publish(d.reply, []byte(verb)); err != nil {
+		return sendError(err)
+	}
+	return nil
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-func TestPullNeedsRoomForEveryClass(t *testing.T) {
+func TestPullNeedsCapacityForEveryClass(t *testing.T) {
 	t.Parallel()
 	b := bustest.Start(t).Connect(mesh)
 	if _, err := b.Pull(bus.PullSettings{Stage: stage, Durabilities: []pipeline.Durability{pipeline.Memory}, Bound: bus.LeastBound(1) - 1, AckWait: ackWait}, nil); err == nil {
@@ -27,7 +27,7 @@ func TestPullNeedsRoomForEveryClass(t *testing.T) {
 	}
 }
 
-func TestNakBringsTheItemBackAfterItsDelay(t *testing.T) {
+func TestNakRedeliversAfterItsDelay(t *testing.T) {
 	t.Parallel()
 	b, s := bustest.Start(t).Connect(mesh), queue()
 	info := ensure(t, b, s)
@@ -40,7 +40,7 @@ func TestNakBringsTheItemBackAfterItsDelay(t *testing.T) {
 	if err := first.Nak(delay); err != nil {
 		t.Fatal(err)
 	}
-	h.Settled(first)
+	h.Release(first)
 	second := h.next(t)
 	if took := time.Since(said); took < delay {
 		t.Errorf("came again after %s, before the delay of %s", took, delay)
@@ -51,13 +51,13 @@ func TestNakBringsTheItemBackAfterItsDelay(t *testing.T) {
 	if err := second.Nak(0); err != nil {
 		t.Fatal(err)
 	}
-	h.Settled(second)
+	h.Release(second)
 	if third := h.next(t); third.Deliveries != 3 {
 		t.Errorf("%d deliveries of an item that came a third time", third.Deliveries)
 	}
 }
 
-func TestTerminatedItemNeverComesBack(t *testing.T) {
+func TestTerminatedItemIsNotRedelivered(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
 	b, s := broker.Connect(mesh), queue(func(s *bus.QueueSettings) { s.AckWait = time.Second })
@@ -69,7 +69,7 @@ func TestTerminatedItemNeverComesBack(t *testing.T) {
 	if err := d.Term("malformed"); err != nil {
 		t.Fatal(err)
 	}
-	h.Settled(d)
+	h.Release(d)
 	awaitItems(t, b, s, 0)
 	// Two ack waits in which it would come again, if it could.
 	patience := time.NewTimer(2 * s.AckWait)
@@ -81,7 +81,7 @@ func TestTerminatedItemNeverComesBack(t *testing.T) {
 	}
 }
 
-func TestProgressKeepsAnItemBeyondItsAckWait(t *testing.T) {
+func TestInProgressExtendsTheAckWait(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
 	b, other := broker.Connect(mesh), broker.Connect(mesh)
@@ -215,15 +215,15 @@ func TestMeshesOnOneBrokerAreApart(t *testing.T) {
 // longer than the test.
 func TestDrainStrandsNothing(t *testing.T) {
 	t.Parallel()
-	const lanes, rounds, items = 6, 5, 200
+	const classQueues, rounds, items = 6, 5, 200
 	broker := bustest.Start(t)
 	var all sync.WaitGroup
-	for lane := range lanes {
+	for cq := range classQueues {
 		all.Go(func() {
 			b := broker.Connect(mesh)
 			for round := range rounds {
 				s := queue(func(s *bus.QueueSettings) {
-					s.Stage = pipeline.StageName(fmt.Sprintf("stage-%d-%d", lane, round))
+					s.Stage = pipeline.StageName(fmt.Sprintf("stage-%d-%d", cq, round))
 				})
 				if err := drainUnderLoad(t, b, s, items); err != nil {
 					t.Errorf("%s: %v", s.Stage, err)
@@ -251,7 +251,7 @@ func drainUnderLoad(t *testing.T, b *bus.Bus, s bus.QueueSettings, count int) er
 		if err != nil {
 			return err
 		}
-		b.Send(m, func(_ bus.Receipt, err error) { seen.published(err) })
+		b.Publish(m, func(_ bus.Receipt, err error) { seen.published(err) })
 		if i == count/2 {
 			go func() { drained <- first.Drain(t.Context()) }()
 		}
@@ -291,7 +291,7 @@ func TestDrainWaitsForTheHandler(t *testing.T) {
 	p.Use(s.Durability, info.Epoch)
 	publish(t, b, item("last"))
 	bustest.Receive(t, "the item at its handler", entered)
-	// The asks of the other classes end long before this.
+	// The requests of the other classes end long before this.
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
 	if err := p.Drain(ctx); !errors.Is(err, context.DeadlineExceeded) {
@@ -313,7 +313,7 @@ func pullAll(b *bus.Bus, s bus.QueueSettings, seen *seenItems) (*bus.Puller, err
 	}, func(d bus.Delivery) {
 		<-ready
 		seen.handled(d, d.Ack())
-		p.Settled(d)
+		p.Release(d)
 	})
 	close(ready)
 	return p, err
@@ -372,7 +372,7 @@ func (s *seenItems) wait(before int) error {
 
 // Whatever somebody publishes to a stage's subject, the host gets it as an item
 // and can settle it; the item after it is served.
-func TestGarbageInAQueueIsDeliveredAsItIs(t *testing.T) {
+func TestGarbageInAQueueIsDelivered(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
 	b, s, nc := broker.Connect(mesh), queue(), broker.Client()
@@ -407,7 +407,7 @@ func TestGarbageInAQueueIsDeliveredAsItIs(t *testing.T) {
 			if err := d.Term("malformed"); err != nil {
 				t.Fatal(err)
 			}
-			h.Settled(d)
+			h.Release(d)
 			awaitItems(t, b, s, 0)
 			publish(t, b, item("good"))
 			good := h.next(t)
@@ -428,8 +428,8 @@ func TestMessageThatIsNoDeliveryIsReported(t *testing.T) {
 	broker := bustest.Start(t)
 	b, s, nc := broker.Connect(mesh), queue(), broker.Client()
 	info := ensure(t, b, s)
-	asks := make(chan string, roomy)
-	if _, err := nc.Subscribe("$JS.API.CONSUMER.MSG.NEXT.>", func(m *nats.Msg) { asks <- m.Reply }); err != nil {
+	requests := make(chan string, roomy)
+	if _, err := nc.Subscribe("$JS.API.CONSUMER.MSG.NEXT.>", func(m *nats.Msg) { requests <- m.Reply }); err != nil {
 		t.Fatal(err)
 	}
 	if err := nc.FlushTimeout(bustest.Patience); err != nil {
@@ -437,7 +437,7 @@ func TestMessageThatIsNoDeliveryIsReported(t *testing.T) {
 	}
 	h := pull(t, b, s, 8)
 	h.Use(info.Epoch)
-	inbox := bustest.Receive(t, "an ask", asks)
+	inbox := bustest.Receive(t, "an ask", requests)
 	if err := nc.PublishRequest(inbox, "nobody", []byte("hello")); err != nil {
 		t.Fatal(err)
 	}

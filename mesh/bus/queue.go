@@ -18,28 +18,28 @@ import (
 type QueueSettings struct {
 	Stage      pipeline.StageName
 	Durability pipeline.Durability
-	// MaxItems and MaxBytes bound what waits or is in hand; a publish beyond
+	// MaxItems and MaxBytes bound the queued and delivered items; a publish beyond
 	// them is ErrQueueFull. MaxBytes is reserved on the broker.
 	MaxItems int64
 	MaxBytes int64
 	// MaxAge is the longest that an item may wait: the longest deadline.
 	MaxAge time.Duration
-	// AckWait is how long a host may be silent about an item before another
-	// gets it.
-	AckWait  time.Duration
-	Replicas int
+	// AckWait is how long a delivery may be neither settled nor extended before the
+	// broker redelivers the item.
+	AckWait time.Duration
+	// MaxDeliver is how often the broker delivers an item of memory at most; then it
+	// stays in its queue, undelivered, until it is too old. 0 means no limit. Items on
+	// file have none, because they would stay for ever.
+	MaxDeliver int
+	Replicas   int
 	// Version of these settings: an existing stream is changed only by hosts
 	// with a higher one, so that a rolling upgrade does not flip it to and
 	// fro.
 	Version int
 }
 
-// MaxDeliver is how often the broker delivers an item of memory at most; then it
-// lies in its queue unseen until it is too old. Hosts decide before, and alone
-// where the item is on file, for there it would lie for ever.
-const MaxDeliver = 20
-
-// Bounds of the server's own nets, beyond what hosts decide by themselves.
+// maxWaiting bounds the open pull requests of a consumer; minWindow is the shortest
+// deduplication window of a queue.
 const (
 	maxWaiting = 4096
 	minWindow  = time.Second
@@ -51,21 +51,20 @@ const (
 	metadataAckWait = "stagemesh-ack-wait"
 )
 
-// Epoch tells a queue from the one that replaced it: the creation time of its
-// stream.
+// Epoch tells a queue from its replacement: the creation time of its stream.
 type Epoch string
 
-// QueueInfo is what the broker says about a queue.
+// QueueInfo is the broker's state of a queue.
 type QueueInfo struct {
 	Epoch Epoch
 	// Created is when the stream was made, on this process's clock.
 	Created time.Time
-	// Version of the settings that the queue has, and the AckWait that they say.
+	// Version of the queue's settings, and their AckWait.
 	Version int
 	AckWait time.Duration
-	// Consumers is how many the queue has; Whole says whether these are all.
+	// Consumers is how many the queue has; Whole reports whether these are all.
 	Consumers int
-	// Items and Bytes wait or are in hand.
+	// Items and Bytes are queued or delivered.
 	Items uint64
 	Bytes uint64
 	// ClockOffset is how far the broker's clock is ahead of this process's, to
@@ -74,13 +73,12 @@ type QueueInfo struct {
 	RoundTrip   time.Duration
 }
 
-// Whole reports whether the queue has as many consumers as it should.
+// Whole reports whether the queue has all of its consumers.
 func (i QueueInfo) Whole() bool { return i.Consumers == classCount }
 
-// EnsureQueue creates what is missing of the queue, changes it where the
-// settings are of a higher version than its own, and returns what the broker
-// says about it. It is safe to call from all hosts at once, and again at any
-// time.
+// EnsureQueue creates what is missing of the queue, changes it where the settings
+// are of a higher version than its own, and returns its state. All hosts may call
+// it at once, at any time.
 func (b *Bus) EnsureQueue(ctx context.Context, s QueueSettings) (QueueInfo, error) {
 	info, err := b.Queue(ctx, s.Stage, s.Durability)
 	if errors.Is(err, ErrNoQueue) {
@@ -107,7 +105,7 @@ func (b *Bus) EnsureQueue(ctx context.Context, s QueueSettings) (QueueInfo, erro
 
 // upgrade changes the stream and its consumers to these settings.
 func (b *Bus) upgrade(ctx context.Context, s QueueSettings, info *QueueInfo) error {
-	// The stream's version goes up last: what is left half done is done again.
+	// The stream's version is set last, so an interrupted upgrade is repeated.
 	for _, class := range pipeline.Classes() {
 		if _, err := b.js.CreateOrUpdateConsumer(ctx, b.Stream(s.Stage, s.Durability), b.consumerConfig(s, class, info.Epoch)); err != nil {
 			return queueError(s.Stage, err)
@@ -136,7 +134,7 @@ func (b *Bus) streamConfig(s QueueSettings) jetstream.StreamConfig {
 		MaxBytes:    s.MaxBytes,
 		Storage:     storage,
 		Replicas:    max(1, s.Replicas),
-		Duplicates:  max(minWindow, MaxDeliver*s.AckWait),
+		Duplicates:  max(minWindow, time.Duration(s.MaxDeliver)*s.AckWait),
 		Metadata:    map[string]string{metadataVersion: strconv.Itoa(s.Version), metadataAckWait: s.AckWait.String()},
 	}
 	if s.Durability == pipeline.Memory && s.MaxAge > 0 {
@@ -145,8 +143,8 @@ func (b *Bus) streamConfig(s QueueSettings) jetstream.StreamConfig {
 	return config
 }
 
-// ensureConsumer creates the consumer. It leaves one as it is that other
-// settings made, and replaces one of another epoch.
+// ensureConsumer creates the consumer. It does not change one that other settings
+// made, and replaces one of another epoch.
 func (b *Bus) ensureConsumer(ctx context.Context, s QueueSettings, class pipeline.Class, epoch Epoch) error {
 	err := b.createConsumer(ctx, s, class, epoch)
 	if isNotUnique(err) {
@@ -166,7 +164,7 @@ func (b *Bus) createConsumer(ctx context.Context, s QueueSettings, class pipelin
 	return err
 }
 
-// codeNotUnique says that a WorkQueue stream has a consumer for that filter.
+// codeNotUnique: the WorkQueue stream has a consumer for that filter.
 const codeNotUnique jetstream.ErrorCode = 10100
 
 func isNotUnique(err error) bool {
@@ -174,9 +172,9 @@ func isNotUnique(err error) bool {
 	return ok && api.APIError() != nil && api.APIError().ErrorCode == codeNotUnique
 }
 
-// removeStray removes consumers of the class that a host made for an epoch that
-// was over by then: one that slept while the queue was replaced. They would keep
-// this epoch's out for ever.
+// removeStray removes consumers of the class that a host made for an old epoch,
+// because it was suspended while the queue was replaced. They would keep this
+// epoch's consumers out for ever.
 func (b *Bus) removeStray(ctx context.Context, s QueueSettings, class pipeline.Class, epoch Epoch) error {
 	stream, err := b.js.Stream(ctx, b.Stream(s.Stage, s.Durability))
 	if err != nil {
@@ -190,7 +188,7 @@ func (b *Bus) removeStray(ctx context.Context, s QueueSettings, class pipeline.C
 		if !strings.HasPrefix(name, string(class)+"-") || name == consumerName(class, epoch) {
 			continue
 		}
-		b.settings.Logger.Warn("removing a consumer of a queue that is gone", "stage", s.Stage, "consumer", name)
+		b.settings.Logger.Warn("removing a consumer of a replaced queue", "stage", s.Stage, "consumer", name)
 		if err := stream.DeleteConsumer(ctx, name); err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
 			return queueError(s.Stage, err)
 		}
@@ -199,8 +197,8 @@ func (b *Bus) removeStray(ctx context.Context, s QueueSettings, class pipeline.C
 }
 
 func (b *Bus) consumerConfig(s QueueSettings, class pipeline.Class, epoch Epoch) jetstream.ConsumerConfig {
-	deliveries := MaxDeliver
-	if s.Durability == pipeline.File {
+	deliveries := s.MaxDeliver
+	if s.Durability == pipeline.File || deliveries == 0 {
 		deliveries = -1
 	}
 	return jetstream.ConsumerConfig{
@@ -218,8 +216,8 @@ func consumerName(class pipeline.Class, epoch Epoch) string {
 	return string(class) + "-" + string(epoch)
 }
 
-// Queue returns what the broker says about a queue: ErrNoQueue where there is
-// none, ErrDisconnected when the broker is away.
+// Queue returns the broker's state of a queue: ErrNoQueue where there is none,
+// ErrDisconnected when the broker is away.
 func (b *Bus) Queue(ctx context.Context, stage pipeline.StageName, d pipeline.Durability) (QueueInfo, error) {
 	sent := time.Now()
 	stream, err := b.js.Stream(ctx, b.Stream(stage, d))
@@ -242,7 +240,8 @@ func (b *Bus) Queue(ctx context.Context, stage pipeline.StageName, d pipeline.Du
 	}, nil
 }
 
-// ackWaitOf is what the stream's consumers wait for; 0 where it does not say.
+// ackWaitOf returns the ack wait of the stream's consumers; 0 where it is not
+// recorded.
 func ackWaitOf(info *jetstream.StreamInfo) time.Duration {
 	wait, err := time.ParseDuration(info.Config.Metadata[metadataAckWait])
 	if err != nil {
@@ -260,4 +259,73 @@ func queueError(stage pipeline.StageName, err error) error {
 		return ErrNoQueue
 	}
 	return apiErrorOf(fmt.Sprintf("queue of stage %s", stage), err)
+}
+
+// EnsureStream creates a stream, or changes it where the version is higher than
+// its own, so that a rolling upgrade does not flip it to and fro. Any number of
+// processes may call it at once. ErrDisconnected means that the broker is away.
+func (b *Bus) EnsureStream(ctx context.Context, config jetstream.StreamConfig, version int) error {
+	config.Metadata = map[string]string{metadataVersion: strconv.Itoa(version)}
+	return apiErrorOf("stream "+config.Name, b.ensureStream(ctx, config, version))
+}
+
+func (b *Bus) ensureStream(ctx context.Context, config jetstream.StreamConfig, version int) error {
+	stream, err := b.js.Stream(ctx, config.Name)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return b.createStream(ctx, config)
+	}
+	if err != nil {
+		return err
+	}
+	if versionOf(stream.CachedInfo()) >= version {
+		return nil
+	}
+	_, err = b.js.UpdateStream(ctx, config)
+	return err
+}
+
+// createStream creates a stream, unless another process was faster. The end of the
+// caller's context does not stop it, and Close waits for it: a broker that stops
+// while it creates a stream leaves a part of it behind.
+func (b *Bus) createStream(ctx context.Context, config jetstream.StreamConfig) error {
+	if !b.begin() {
+		return ErrClosed
+	}
+	defer b.creating.Done()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), apiTimeout)
+	defer cancel()
+	_, err := b.js.CreateStream(ctx, config)
+	if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
+		return nil
+	}
+	return err
+}
+
+// begin reports whether a stream may still be created, and counts it.
+func (b *Bus) begin() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.isClosing {
+		b.creating.Add(1)
+	}
+	return !b.isClosing
+}
+
+// apiErrorOf adds the subject to an error of the JetStream client, unless the
+// broker is away.
+func apiErrorOf(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if sent := sendError(err); errors.Is(sent, ErrDisconnected) || errors.Is(sent, ErrClosed) {
+		return sent
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}
+
+// versionOf returns the version of a stream's settings; a stream without one has
+// the first.
+func versionOf(info *jetstream.StreamInfo) int {
+	version, _ := strconv.Atoi(info.Config.Metadata[metadataVersion])
+	return version
 }

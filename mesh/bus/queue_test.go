@@ -24,7 +24,7 @@ func jetStream(t *testing.T, broker *bustest.Broker) jetstream.JetStream {
 	return js
 }
 
-func TestHostsThatStartTogetherMakeOneQueue(t *testing.T) {
+func TestConcurrentEnsureQueueCreatesOneQueue(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
 	const hosts = 8
@@ -153,7 +153,7 @@ func TestConsumerOfAnotherEpochIsReplaced(t *testing.T) {
 	h.ack(t, h.next(t))
 }
 
-func TestPullerReportsAQueueThatIsGone(t *testing.T) {
+func TestPullerReportsALostQueue(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
 	js := jetStream(t, broker)
@@ -184,7 +184,7 @@ func TestPullerReportsAQueueThatIsGone(t *testing.T) {
 	}
 }
 
-func TestPullFromAQueueThatNeverWasIsReported(t *testing.T) {
+func TestPullerReportsAMissingQueue(t *testing.T) {
 	t.Parallel()
 	b := bustest.Start(t).Connect(mesh)
 	h := pull(t, b, queue(), 8)
@@ -192,7 +192,7 @@ func TestPullFromAQueueThatNeverWasIsReported(t *testing.T) {
 	bustest.Receive(t, "report that the queue is missing", h.missing)
 }
 
-func TestItemsOfASilentHostGoToAnother(t *testing.T) {
+func TestItemsOfASilentHostAreRedelivered(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
 	b, s := broker.Connect(mesh), queue(func(s *bus.QueueSettings) { s.AckWait = time.Second })

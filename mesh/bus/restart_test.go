@@ -13,7 +13,7 @@ import (
 )
 
 // The queue is on file, so that what was sent in vain would be found there.
-func TestNothingIsSentWhileTheBrokerIsAwayNorLater(t *testing.T) {
+func TestNothingIsBufferedWithoutTheBroker(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
 	b, s := broker.Connect(mesh), queue(func(s *bus.QueueSettings) { s.Durability = pipeline.File })
@@ -31,7 +31,7 @@ func TestNothingIsSentWhileTheBrokerIsAwayNorLater(t *testing.T) {
 		default:
 			t.Error("a send without a broker is not answered at once")
 		}
-		if err := b.SendOnce(refused); !errors.Is(err, bus.ErrDisconnected) {
+		if err := b.PublishUnacked(refused); !errors.Is(err, bus.ErrDisconnected) {
 			t.Errorf("unacknowledged send without a broker: %v", err)
 		}
 	}
@@ -56,7 +56,7 @@ func TestNothingIsSentWhileTheBrokerIsAwayNorLater(t *testing.T) {
 
 // The server looks at the sequence of an ack only. A host that holds deliveries
 // of a queue that was lost must not settle those of the one that replaced it.
-func TestStaleAcksDeleteNothingInTheNewQueue(t *testing.T) {
+func TestStaleAckDeletesNothing(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
 	survivor, s := broker.Connect(mesh), queue()
@@ -119,7 +119,7 @@ func TestStaleAcksDeleteNothingInTheNewQueue(t *testing.T) {
 	awaitItems(t, other, s, 0)
 }
 
-func TestPullerGoesOnInTheNewQueue(t *testing.T) {
+func TestPullerContinuesInTheNewQueue(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
 	b, s := broker.Connect(mesh), queue()
@@ -143,7 +143,7 @@ func TestPullerGoesOnInTheNewQueue(t *testing.T) {
 }
 
 // The client tries again for ever, also when the broker was never there.
-func TestBusConnectsToABrokerThatComesLater(t *testing.T) {
+func TestBusConnectsToALateBroker(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
 	broker.Stop()
@@ -166,7 +166,7 @@ func TestBusConnectsToABrokerThatComesLater(t *testing.T) {
 	publish(t, b, item("x"))
 }
 
-func TestBusRefusesAMeshNameThatCannotBeASubject(t *testing.T) {
+func TestBusRejectsBadMeshName(t *testing.T) {
 	t.Parallel()
 	for _, name := range []pipeline.MeshName{"", "a.b", "*", ">", "Upper", "-"} {
 		if b, err := bus.Connect(bus.Settings{Mesh: name, URL: "nats://127.0.0.1:1", Logger: discard()}); err == nil {

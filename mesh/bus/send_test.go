@@ -18,7 +18,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-func TestItemTravelsFromSendToAck(t *testing.T) {
+func TestItemIsPublishedPulledAndAcked(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
 	b, s := broker.Connect(mesh), queue()
@@ -54,7 +54,7 @@ func TestItemTravelsFromSendToAck(t *testing.T) {
 	}
 }
 
-func TestSecondSendOfAnItemIsADuplicate(t *testing.T) {
+func TestSecondPublishIsADuplicate(t *testing.T) {
 	t.Parallel()
 	b, s := bustest.Start(t).Connect(mesh), queue()
 	ensure(t, b, s)
@@ -75,7 +75,7 @@ func TestSecondSendOfAnItemIsADuplicate(t *testing.T) {
 }
 
 // The client's own default would take half a second.
-func TestMissingQueueIsToldAtOnce(t *testing.T) {
+func TestMissingQueueFailsAtOnce(t *testing.T) {
 	t.Parallel()
 	b := bustest.Start(t).Connect(mesh)
 	fastest := time.Hour
@@ -139,7 +139,7 @@ func TestFullQueueRefusesAndRecovers(t *testing.T) {
 	}
 }
 
-func TestOversizeIsRefusedBeforeTheBroker(t *testing.T) {
+func TestOversizeFailsBeforeTheBroker(t *testing.T) {
 	t.Parallel()
 	b, s := bustest.Start(t).Connect(mesh), queue()
 	ensure(t, b, s)
@@ -192,7 +192,7 @@ func TestReplyIsAcknowledgedByItsGateway(t *testing.T) {
 	if err != nil || got.execution != e.ExecutionID || decoded.RequestID != e.RequestID {
 		t.Errorf("reply %+v for %s: %v", decoded, got.execution, err)
 	}
-	if err := host.SendOnce(m); err != nil {
+	if err := host.PublishUnacked(m); err != nil {
 		t.Errorf("send without acknowledgement: %v", err)
 	}
 	bustest.Receive(t, "reply that wants no acknowledgement", replies)
@@ -214,7 +214,7 @@ func TestReplyIsAcknowledgedByItsGateway(t *testing.T) {
 }
 
 // A gateway that hears and says nothing.
-func TestSilenceIsUnknownAfterTheAckTimeout(t *testing.T) {
+func TestMissingAckIsUnknownAfterTheTimeout(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
 	b := broker.Connect(mesh, func(s *bus.Settings) { s.AckTimeout = 50 * time.Millisecond })
@@ -242,7 +242,7 @@ func swallow(t *testing.T, broker *bustest.Broker, subject string) *nats.Subscri
 	return sub
 }
 
-func TestLostConnectionMakesPendingSendsUnknown(t *testing.T) {
+func TestLostConnectionMakesPublishesUnknown(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
 	b := broker.Connect(mesh, func(s *bus.Settings) { s.AckTimeout = time.Hour })

@@ -7,7 +7,7 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-func TestStatusEndsItsOwnAskOnly(t *testing.T) {
+func TestStatusEndsItsOwnRequestOnly(t *testing.T) {
 	t.Parallel()
 	status := func(ask, code, pending string) *nats.Msg {
 		msg := nats.NewMsg("_INBOX.x.1." + ask)
@@ -18,10 +18,10 @@ func TestStatusEndsItsOwnAskOnly(t *testing.T) {
 		return msg
 	}
 	for _, test := range []struct {
-		name    string
-		msg     *nats.Msg
-		asked   int
-		missing bool
+		name      string
+		msg       *nats.Msg
+		requested int
+		missing   bool
 	}{
 		{"an open ask ends", status("5", "408", "30"), 0, false},
 		{"an open ask ends after items came", status("5", "408", "10"), 20, false},
@@ -36,13 +36,13 @@ func TestStatusEndsItsOwnAskOnly(t *testing.T) {
 			p := &Puller{credit: newCredit(40, 1)}
 			p.credit.use(0, true)
 			p.credit.plan(time.Time{})
-			p.credit.forget()
+			p.credit.closeAll()
 			p.credit.plan(time.Time{})
-			if missing, _ := p.ended(normalClass, test.msg); missing != test.missing {
+			if missing, _ := p.endRequest(normalClass, test.msg); missing != test.missing {
 				t.Errorf("the queue is missing: %v, want %v", missing, test.missing)
 			}
-			if asked := p.credit.lanes[normalClass].asked; asked != test.asked {
-				t.Errorf("%d asked for, want %d", asked, test.asked)
+			if requested := p.credit.classQueues[normalClass].requested; requested != test.requested {
+				t.Errorf("%d requested for, want %d", requested, test.requested)
 			}
 		})
 	}

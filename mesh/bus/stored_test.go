@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestWhatTheBrokerSaysOfAMessageIsRead(t *testing.T) {
+func TestStoredReceiptsAreRead(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		said  string

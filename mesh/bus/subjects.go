@@ -18,13 +18,13 @@ type Subjects struct{ mesh pipeline.MeshName }
 // SubjectsOf returns the names of one mesh.
 func SubjectsOf(mesh pipeline.MeshName) Subjects { return Subjects{mesh: mesh} }
 
-// Stage is where items of a class wait for a stage.
+// Stage is the subject of a stage's items of a class.
 func (s Subjects) Stage(stage pipeline.StageName, d pipeline.Durability, c pipeline.Class) string {
 	return string(s.mesh) + ".stage." + string(stage) + "." + string(d) + "." + string(c)
 }
 
-// Next is where the item goes that waits for its hop: the one place that
-// chooses a destination.
+// Next is the subject of an item for its hop: the one place that chooses a
+// destination.
 func (s Subjects) Next(hop pipeline.Hop, d pipeline.Durability, c pipeline.Class) string {
 	return s.Stage(hop.Stage, d, c)
 }
@@ -34,49 +34,50 @@ func (s Subjects) Stream(stage pipeline.StageName, d pipeline.Durability) string
 	return string(s.mesh) + "_" + string(stage) + "_" + string(d)
 }
 
-// Reply is where the answer to an execution goes.
+// Reply is the subject of the replies to an execution.
 func (s Subjects) Reply(gateway pipeline.GatewayID, execution pipeline.ExecutionID) string {
 	return s.replies(gateway) + string(execution)
 }
 
-// Replies matches every answer for a gateway.
+// Replies matches every reply for a gateway.
 func (s Subjects) Replies(gateway pipeline.GatewayID) string { return s.replies(gateway) + "*" }
 
 func (s Subjects) replies(gateway pipeline.GatewayID) string {
 	return string(s.mesh) + ".reply." + string(gateway) + "."
 }
 
-// Execution returns the execution that a reply's subject names.
+// Execution returns the execution of a reply's subject.
 func (s Subjects) Execution(gateway pipeline.GatewayID, subject string) pipeline.ExecutionID {
 	return pipeline.ExecutionID(strings.TrimPrefix(subject, s.replies(gateway)))
 }
 
-// Alive is where hosts of a stage answer that they are there.
+// Alive is the subject on which hosts of a stage answer that they serve it.
 func (s Subjects) Alive(stage pipeline.StageName) string {
 	return string(s.mesh) + ".alive." + string(stage)
 }
 
-// Holding is where hosts of a stage answer that they may have items in hand.
-func (s Subjects) Holding(stage pipeline.StageName) string {
+// HoldingSubject is the subject on which hosts of a stage answer that they may
+// have items in flight.
+func (s Subjects) HoldingSubject(stage pipeline.StageName) string {
 	return string(s.mesh) + ".holding." + string(stage)
 }
 
-// Cancel is where executions are called off.
+// Cancel is the subject of cancel notices.
 func (s Subjects) Cancel() string { return string(s.mesh) + ".cancel" }
 
-// Result is where a request's terminal answer is stored.
+// Result is the subject of a request's stored result.
 func (s Subjects) Result(request pipeline.RequestID) string {
 	return string(s.mesh) + ".result." + string(request)
 }
 
-// Results matches the stored answers of all requests.
+// Results matches the results of all requests.
 func (s Subjects) Results() string { return s.Result("*") }
 
 // ResultStream is the name of the stream that holds them.
 func (s Subjects) ResultStream() string { return string(s.mesh) + "_results" }
 
-// Claim is where it is on record which request has an idempotency key. A key is
-// any text, so the subject has a hash of it.
+// Claim is the subject of an idempotency key's record. A key is any text, so the
+// subject has a hash of it.
 func (s Subjects) Claim(tenant string, p pipeline.Name, key string) string {
 	h := sha256.New()
 	for _, text := range []string{tenant, string(p), key} {
@@ -94,23 +95,23 @@ func (s Subjects) claims() string { return string(s.mesh) + ".claim." }
 // ClaimStream is the name of the stream that holds them.
 func (s Subjects) ClaimStream() string { return string(s.mesh) + "_claims" }
 
-// Start is where it is on record that runs of an execution's step have started.
-func (s Subjects) Start(execution pipeline.ExecutionID, position int) string {
-	return s.starts() + string(execution) + "." + strconv.Itoa(position)
+// RunRecordSubject is the subject of the run records of an execution's step.
+func (s Subjects) RunRecordSubject(execution pipeline.ExecutionID, position int) string {
+	return s.runRecords() + string(execution) + "." + strconv.Itoa(position)
 }
 
-// Starts matches the records of all executions.
-func (s Subjects) Starts() string { return s.starts() + "*.*" }
+// RunRecordSubjects matches the run records of all executions.
+func (s Subjects) RunRecordSubjects() string { return s.runRecords() + "*.*" }
 
-func (s Subjects) starts() string { return string(s.mesh) + ".start." }
+func (s Subjects) runRecords() string { return string(s.mesh) + ".start." }
 
-// StartStream is the name of the stream that holds them.
-func (s Subjects) StartStream() string { return string(s.mesh) + "_starts" }
+// RunRecordStream is the name of the stream that holds them.
+func (s Subjects) RunRecordStream() string { return string(s.mesh) + "_starts" }
 
-// Dead is where the letters about a stage's items go that the mesh gave up on.
-func (s Subjects) Dead(stage pipeline.StageName) string {
+// DeadLetterSubject is the subject of a stage's dead letters.
+func (s Subjects) DeadLetterSubject(stage pipeline.StageName) string {
 	return string(s.mesh) + ".dead." + string(stage)
 }
 
-// DeadStream is the name of the stream that holds them.
-func (s Subjects) DeadStream() string { return string(s.mesh) + "_dead" }
+// DeadLetterStream is the name of the stream that holds them.
+func (s Subjects) DeadLetterStream() string { return string(s.mesh) + "_dead" }

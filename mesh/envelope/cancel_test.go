@@ -8,7 +8,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 )
 
-func TestCancelSurvivesTheWire(t *testing.T) {
+func TestCancelRoundTrips(t *testing.T) {
 	t.Parallel()
 	want := envelope.Cancel{Mesh: "test", RequestID: "0190a000-0000-7000-8000-000000000001", Deadline: time.Unix(1000, 500).UTC()}
 	data, err := want.Encode()
@@ -21,7 +21,7 @@ func TestCancelSurvivesTheWire(t *testing.T) {
 	}
 }
 
-func TestCancelWithoutMeaningIsRefused(t *testing.T) {
+func TestMeaninglessCancelIsRejected(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]envelope.Cancel{
 		"no request":              {Deadline: time.Unix(1000, 0)},

@@ -39,17 +39,17 @@ type Digest [sha256.Size]byte
 
 // Encode returns the claim's bytes.
 func (c *Claim) Encode() ([]byte, error) {
-	out := &meshv1.Claim{
+	out := &meshv1.IdempotencyRecord{
 		Mesh:       string(c.Mesh),
 		Tenant:     c.Tenant,
 		Pipeline:   string(c.Pipeline),
 		RequestId:  string(c.RequestID),
 		Digest:     c.Digest[:],
 		Durability: c.Durability.ToProto(),
-		State:      meshv1.ClaimState_CLAIM_STATE_RELEASED,
+		State:      meshv1.IdempotencyState_IDEMPOTENCY_STATE_RELEASED,
 	}
 	if !c.Released {
-		out.State = meshv1.ClaimState_CLAIM_STATE_HELD
+		out.State = meshv1.IdempotencyState_IDEMPOTENCY_STATE_HELD
 		out.AdmittedAt, out.Deadline = timestamppb.New(c.AdmittedAt), timestamppb.New(c.Deadline)
 	}
 	return proto.Marshal(out)
@@ -57,7 +57,7 @@ func (c *Claim) Encode() ([]byte, error) {
 
 // DecodeClaim reads a claim from bytes that anybody may have stored.
 func DecodeClaim(data []byte) (*Claim, error) {
-	var in meshv1.Claim
+	var in meshv1.IdempotencyRecord
 	if err := proto.Unmarshal(data, &in); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
 	}
@@ -68,7 +68,7 @@ func DecodeClaim(data []byte) (*Claim, error) {
 	return out, nil
 }
 
-func claimFromProto(in *meshv1.Claim) (*Claim, error) {
+func claimFromProto(in *meshv1.IdempotencyRecord) (*Claim, error) {
 	durability, err := pipeline.DurabilityFromProto(in.GetDurability())
 	if err != nil {
 		return nil, err
@@ -93,18 +93,18 @@ func claimFromProto(in *meshv1.Claim) (*Claim, error) {
 	return out, nil
 }
 
-func (c *Claim) stateFromProto(in *meshv1.Claim) error {
+func (c *Claim) stateFromProto(in *meshv1.IdempotencyRecord) error {
 	switch in.GetState() {
-	case meshv1.ClaimState_CLAIM_STATE_RELEASED:
+	case meshv1.IdempotencyState_IDEMPOTENCY_STATE_RELEASED:
 		c.Released = true
 		return nil
-	case meshv1.ClaimState_CLAIM_STATE_HELD:
+	case meshv1.IdempotencyState_IDEMPOTENCY_STATE_HELD:
 		return c.timesFromProto(in)
 	}
 	return errors.New("neither held nor released")
 }
 
-func (c *Claim) timesFromProto(in *meshv1.Claim) error {
+func (c *Claim) timesFromProto(in *meshv1.IdempotencyRecord) error {
 	if err := in.GetAdmittedAt().CheckValid(); err != nil {
 		return fmt.Errorf("admission: %w", err)
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-func TestClaimsComeBackFromTheWire(t *testing.T) {
+func TestClaimsRoundTrip(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		want := drawClaim(t)
@@ -31,7 +31,7 @@ func TestClaimsComeBackFromTheWire(t *testing.T) {
 	})
 }
 
-func TestAReleasedClaimIsSmallerThanItWas(t *testing.T) {
+func TestReleasedClaimIsSmaller(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		claim := drawClaim(t)
@@ -48,26 +48,28 @@ func TestAReleasedClaimIsSmallerThanItWas(t *testing.T) {
 	})
 }
 
-func TestClaimWithoutMeaningIsRefused(t *testing.T) {
+func TestMeaninglessClaimIsRejected(t *testing.T) {
 	t.Parallel()
 	at := &timestamppb.Timestamp{Seconds: 1}
-	whole := func() *meshv1.Claim {
-		return &meshv1.Claim{
+	whole := func() *meshv1.IdempotencyRecord {
+		return &meshv1.IdempotencyRecord{
 			RequestId: requestID, Digest: make([]byte, len(envelope.Digest{})), AdmittedAt: at, Deadline: at,
-			Durability: inferencev1.Durability_DURABILITY_FILE, State: meshv1.ClaimState_CLAIM_STATE_HELD,
+			Durability: inferencev1.Durability_DURABILITY_FILE, State: meshv1.IdempotencyState_IDEMPOTENCY_STATE_HELD,
 		}
 	}
-	for name, edit := range map[string]func(*meshv1.Claim){
-		"no request":        func(c *meshv1.Claim) { c.RequestId = "" },
-		"no UUID":           func(c *meshv1.Claim) { c.RequestId = "x" },
-		"no admission":      func(c *meshv1.Claim) { c.AdmittedAt = nil },
-		"no deadline":       func(c *meshv1.Claim) { c.Deadline = nil },
-		"a short digest":    func(c *meshv1.Claim) { c.Digest = []byte("x") },
-		"no state":          func(c *meshv1.Claim) { c.State = 0 },
-		"an unknown state":  func(c *meshv1.Claim) { c.State = 99 },
-		"unknown durable":   func(c *meshv1.Claim) { c.Durability = 99 },
-		"nothing at all":    func(c *meshv1.Claim) { proto.Reset(c) },
-		"a time out of all": func(c *meshv1.Claim) { c.Deadline = timestamppb.New(time.Date(20000, 1, 1, 0, 0, 0, 0, time.UTC)) },
+	for name, edit := range map[string]func(*meshv1.IdempotencyRecord){
+		"no request":       func(c *meshv1.IdempotencyRecord) { c.RequestId = "" },
+		"no UUID":          func(c *meshv1.IdempotencyRecord) { c.RequestId = "x" },
+		"no admission":     func(c *meshv1.IdempotencyRecord) { c.AdmittedAt = nil },
+		"no deadline":      func(c *meshv1.IdempotencyRecord) { c.Deadline = nil },
+		"a short digest":   func(c *meshv1.IdempotencyRecord) { c.Digest = []byte("x") },
+		"no state":         func(c *meshv1.IdempotencyRecord) { c.State = 0 },
+		"an unknown state": func(c *meshv1.IdempotencyRecord) { c.State = 99 },
+		"unknown durable":  func(c *meshv1.IdempotencyRecord) { c.Durability = 99 },
+		"nothing at all":   func(c *meshv1.IdempotencyRecord) { proto.Reset(c) },
+		"a time out of all": func(c *meshv1.IdempotencyRecord) {
+			c.Deadline = timestamppb.New(time.Date(20000, 1, 1, 0, 0, 0, 0, time.UTC))
+		},
 	} {
 		claim := whole()
 		edit(claim)
@@ -84,7 +86,7 @@ func TestClaimWithoutMeaningIsRefused(t *testing.T) {
 	}
 }
 
-func TestTheAnswerIsStoredOfWhatIsDurableOrHasAKey(t *testing.T) {
+func TestDurableAndIdempotentResultsAreStored(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		durability pipeline.Durability

@@ -29,13 +29,13 @@ type DeadLetter struct {
 	Item []byte
 	// Deliveries counts those to any host.
 	Deliveries int
-	// Starts are the runs that are known to have begun, the first one first.
-	Starts           []RunStart
-	QueuedAt, DiedAt time.Time
+	// Runs are the runs that are known to have begun, the first one first.
+	Runs                   []RunRecord
+	QueuedAt, DeadLetteredAt time.Time
 }
 
-// RunStart says that a host began to run an item.
-type RunStart struct {
+// RunRecord says that a host began to run an item.
+type RunRecord struct {
 	Host pipeline.HostID
 	At   time.Time
 }
@@ -46,18 +46,18 @@ const maxStarts = 1000
 // Encode returns the letter's bytes.
 func (d *DeadLetter) Encode() ([]byte, error) {
 	out := &meshv1.DeadLetter{
-		Mesh:       string(d.Mesh),
-		Stage:      string(d.Stage),
-		Durability: d.Durability.ToProto(),
-		Priority:   d.Priority,
-		Host:       string(d.Host),
-		Fault:      faultToProto(d.Fault),
-		Item:       d.Item,
-		Deliveries: uint64(max(0, d.Deliveries)),
-		QueuedAt:   timestamppb.New(d.QueuedAt),
-		DiedAt:     timestamppb.New(d.DiedAt),
+		Mesh:           string(d.Mesh),
+		Stage:          string(d.Stage),
+		Durability:     d.Durability.ToProto(),
+		Priority:       d.Priority,
+		Host:           string(d.Host),
+		Fault:          faultToProto(d.Fault),
+		Item:           d.Item,
+		Deliveries:     uint64(max(0, d.Deliveries)),
+		QueuedAt:       timestamppb.New(d.QueuedAt),
+		DeadLetteredAt: timestamppb.New(d.DeadLetteredAt),
 	}
-	out.Starts = startsToProto(d.Starts)
+	out.Runs = runsToProto(d.Runs)
 	return proto.Marshal(out)
 }
 
@@ -85,67 +85,67 @@ func deadLetterFromProto(in *meshv1.DeadLetter) (*DeadLetter, error) {
 		return nil, errors.New("no fault")
 	case in.GetQueuedAt().CheckValid() != nil:
 		return nil, fmt.Errorf("queued at: %w", in.GetQueuedAt().CheckValid())
-	case in.GetDiedAt().CheckValid() != nil:
-		return nil, fmt.Errorf("died at: %w", in.GetDiedAt().CheckValid())
+	case in.GetDeadLetteredAt().CheckValid() != nil:
+		return nil, fmt.Errorf("died at: %w", in.GetDeadLetteredAt().CheckValid())
 	}
-	starts, err := startsFromProto(in.GetStarts())
+	starts, err := runsFromProto(in.GetRuns())
 	if err != nil {
 		return nil, err
 	}
 	return &DeadLetter{
-		Mesh:       pipeline.MeshName(in.GetMesh()),
-		Stage:      pipeline.StageName(in.GetStage()),
-		Host:       pipeline.HostID(in.GetHost()),
-		Durability: durability,
-		Priority:   in.GetPriority(),
-		Fault:      fault.FromProto(in.GetFault()),
-		Item:       in.GetItem(),
-		Deliveries: int(min(in.GetDeliveries(), maxDeliveries)),
-		Starts:     starts,
-		QueuedAt:   in.GetQueuedAt().AsTime(),
-		DiedAt:     in.GetDiedAt().AsTime(),
+		Mesh:           pipeline.MeshName(in.GetMesh()),
+		Stage:          pipeline.StageName(in.GetStage()),
+		Host:           pipeline.HostID(in.GetHost()),
+		Durability:     durability,
+		Priority:       in.GetPriority(),
+		Fault:          fault.FromProto(in.GetFault()),
+		Item:           in.GetItem(),
+		Deliveries:     int(min(in.GetDeliveries(), maxDeliveries)),
+		Runs:         starts,
+		QueuedAt:       in.GetQueuedAt().AsTime(),
+		DeadLetteredAt: in.GetDeadLetteredAt().AsTime(),
 	}, nil
 }
 
 // maxDeliveries fits an int everywhere; a queue counts far less.
 const maxDeliveries = 1 << 30
 
-// EncodeStarts returns the bytes of a record of starts.
-func EncodeStarts(starts []RunStart) ([]byte, error) {
-	return proto.Marshal(&meshv1.RunStarts{Starts: startsToProto(starts)})
+// EncodeRunRecords returns the bytes of a record of starts.
+func EncodeRunRecords(starts []RunRecord) ([]byte, error) {
+	return proto.Marshal(&meshv1.RunRecords{Runs: runsToProto(starts)})
 }
 
-// DecodeStarts reads a record of starts from bytes that anybody may have stored.
-func DecodeStarts(data []byte) ([]RunStart, error) {
-	var in meshv1.RunStarts
+// DecodeRunRecords reads a record of starts from bytes that anybody may have stored.
+func DecodeRunRecords(data []byte) ([]RunRecord, error) {
+	var in meshv1.RunRecords
 	if err := proto.Unmarshal(data, &in); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
 	}
-	out, err := startsFromProto(in.GetStarts())
+	out, err := runsFromProto(in.GetRuns())
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
 	}
 	return out, nil
 }
 
-func startsToProto(starts []RunStart) []*meshv1.RunStart {
-	var out []*meshv1.RunStart
+func runsToProto(starts []RunRecord) []*meshv1.RunRecord {
+	var out []*meshv1.RunRecord
 	for _, s := range starts {
-		out = append(out, &meshv1.RunStart{Host: string(s.Host), At: timestamppb.New(s.At)})
+		out = append(out, &meshv1.RunRecord{Host: string(s.Host), StartedAt: timestamppb.New(s.At)})
 	}
 	return out
 }
 
-func startsFromProto(in []*meshv1.RunStart) ([]RunStart, error) {
+func runsFromProto(in []*meshv1.RunRecord) ([]RunRecord, error) {
 	if len(in) > maxStarts {
 		return nil, fmt.Errorf("%d starts, at most %d are taken", len(in), maxStarts)
 	}
-	var out []RunStart
+	var out []RunRecord
 	for _, s := range in {
-		if err := s.GetAt().CheckValid(); err != nil {
+		if err := s.GetStartedAt().CheckValid(); err != nil {
 			return nil, fmt.Errorf("start: %w", err)
 		}
-		out = append(out, RunStart{Host: pipeline.HostID(s.GetHost()), At: s.GetAt().AsTime()})
+		out = append(out, RunRecord{Host: pipeline.HostID(s.GetHost()), At: s.GetStartedAt().AsTime()})
 	}
 	return out, nil
 }

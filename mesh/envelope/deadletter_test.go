@@ -14,7 +14,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 )
 
-func TestDeadLettersComeBackFromTheWire(t *testing.T) {
+func TestDeadLettersRoundTrip(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		want := drawDeadLetter(t)
@@ -29,20 +29,20 @@ func TestDeadLettersComeBackFromTheWire(t *testing.T) {
 	})
 }
 
-func TestLetterThatSaysNothingIsRefused(t *testing.T) {
+func TestMeaninglessDeadLetterIsRejected(t *testing.T) {
 	t.Parallel()
 	at, f := &timestamppb.Timestamp{Seconds: 1}, &meshv1.Fault{Reason: "RUNNER_CRASHED"}
 	for name, letter := range map[string]*meshv1.DeadLetter{
-		"no fault":                {QueuedAt: at, DiedAt: at},
+		"no fault":                {QueuedAt: at, DeadLetteredAt: at},
 		"no death":                {Fault: f, QueuedAt: at},
-		"no place in the queue":   {Fault: f, DiedAt: at},
-		"a start at no time":      {Fault: f, QueuedAt: at, DiedAt: at, Starts: []*meshv1.RunStart{{Host: "h"}}},
-		"more starts than can be": {Fault: f, QueuedAt: at, DiedAt: at, Starts: make([]*meshv1.RunStart, 1001)},
-		"an unknown durability":   {Fault: f, QueuedAt: at, DiedAt: at, Durability: 99},
+		"no place in the queue":   {Fault: f, DeadLetteredAt: at},
+		"a start at no time":      {Fault: f, QueuedAt: at, DeadLetteredAt: at, Runs: []*meshv1.RunRecord{{Host: "h"}}},
+		"more starts than can be": {Fault: f, QueuedAt: at, DeadLetteredAt: at, Runs: make([]*meshv1.RunRecord, 1001)},
+		"an unknown durability":   {Fault: f, QueuedAt: at, DeadLetteredAt: at, Durability: 99},
 	} {
-		for i := range letter.Starts {
-			if letter.Starts[i] == nil {
-				letter.Starts[i] = &meshv1.RunStart{At: at}
+		for i := range letter.Runs {
+			if letter.Runs[i] == nil {
+				letter.Runs[i] = &meshv1.RunRecord{StartedAt: at}
 			}
 		}
 		data, err := proto.Marshal(letter)

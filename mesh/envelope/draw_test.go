@@ -207,19 +207,19 @@ func drawClaim(t *rapid.T) *envelope.Claim {
 
 func drawDeadLetter(t *rapid.T) *envelope.DeadLetter {
 	out := &envelope.DeadLetter{
-		Mesh:       pipeline.MeshName(drawLabel(t, "mesh")),
-		Stage:      pipeline.StageName(drawLabel(t, "stage")),
-		Host:       pipeline.HostID(drawLabel(t, "host")),
-		Durability: rapid.SampledFrom([]pipeline.Durability{pipeline.Memory, pipeline.File}).Draw(t, "durability"),
-		Priority:   rapid.Int32().Draw(t, "priority"),
-		Fault:      drawFault(t),
-		Item:       bytesOrNil(rapid.SliceOf(rapid.Byte()).Draw(t, "item")),
-		Deliveries: rapid.IntRange(0, 30).Draw(t, "deliveries"),
-		QueuedAt:   drawTime(t, "queued"),
-		DiedAt:     drawTime(t, "died"),
+		Mesh:           pipeline.MeshName(drawLabel(t, "mesh")),
+		Stage:          pipeline.StageName(drawLabel(t, "stage")),
+		Host:           pipeline.HostID(drawLabel(t, "host")),
+		Durability:     rapid.SampledFrom([]pipeline.Durability{pipeline.Memory, pipeline.File}).Draw(t, "durability"),
+		Priority:       rapid.Int32().Draw(t, "priority"),
+		Fault:          drawFault(t),
+		Item:           bytesOrNil(rapid.SliceOf(rapid.Byte()).Draw(t, "item")),
+		Deliveries:     rapid.IntRange(0, 30).Draw(t, "deliveries"),
+		QueuedAt:       drawTime(t, "queued"),
+		DeadLetteredAt: drawTime(t, "died"),
 	}
 	for range rapid.IntRange(0, 2).Draw(t, "starts") {
-		out.Starts = append(out.Starts, envelope.RunStart{Host: pipeline.HostID(drawLabel(t, "host")), At: drawTime(t, "start")})
+		out.Runs = append(out.Runs, envelope.RunRecord{Host: pipeline.HostID(drawLabel(t, "host")), At: drawTime(t, "start")})
 	}
 	return out
 }

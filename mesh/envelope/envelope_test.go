@@ -25,7 +25,7 @@ const (
 	executionID = "01890a5d-ac96-774b-bcce-b302099a8058"
 )
 
-func TestEnvelopesComeBackFromTheWire(t *testing.T) {
+func TestEnvelopesRoundTrip(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		want := drawEnvelope(t)
@@ -58,7 +58,7 @@ func steps(n int) []*meshv1.Step {
 	return out
 }
 
-func TestDecodeRefusesWhatTheMeshCouldNotHandle(t *testing.T) {
+func TestDecodeRejectsInvalidEnvelopes(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		spoil func(*meshv1.Envelope)
@@ -121,7 +121,7 @@ func TestDecodeRefusesWhatTheMeshCouldNotHandle(t *testing.T) {
 	}
 }
 
-func TestBytesThatAreNoMessageAreMalformed(t *testing.T) {
+func TestGarbageIsMalformed(t *testing.T) {
 	t.Parallel()
 	for name, data := range map[string][]byte{
 		"text": []byte("hello, world"), "cut off": {0x0a, 0x7f, 'm'}, "nothing": nil, "not UTF-8": {0x0a, 1, 0xff},
@@ -137,7 +137,7 @@ func TestBytesThatAreNoMessageAreMalformed(t *testing.T) {
 	}
 }
 
-func TestADecodedEnvelopesPayloadIsTheInputsBytesAndItsTextIsNot(t *testing.T) {
+func TestDecodedPayloadSharesMemoryAndTextDoesNot(t *testing.T) {
 	t.Parallel()
 	in := wire()
 	in.Parts[0].Body = &inferencev1.Part_Blob{Blob: &inferencev1.Blob{Data: []byte("payload")}}
@@ -187,7 +187,7 @@ func TestMessageIDsDifferByExecutionPositionAndGeneration(t *testing.T) {
 	})
 }
 
-func TestTheMessageIDSaysWhatItIsMadeOf(t *testing.T) {
+func TestMessageIDNamesItsParts(t *testing.T) {
 	t.Parallel()
 	e := &envelope.Envelope{ExecutionID: executionID, Position: 2, Generation: 3, Attempt: 9}
 	if got, want := e.MsgID(), executionID+"/2/3"; got != want {
@@ -241,7 +241,7 @@ func TestTheNextStepGetsTheOutputs(t *testing.T) {
 	}
 }
 
-func TestWhatThePipelineKeepsStaysAtHand(t *testing.T) {
+func TestKeptPartsStayInTheEnvelope(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		keep []string
@@ -314,7 +314,7 @@ func TestTimelinesOfOneItemAreIndependent(t *testing.T) {
 
 // A host cannot answer for an envelope that it cannot read, so whatever a host
 // makes of one that it could read must be readable.
-func TestTheNextEnvelopeOfAReadableOneIsReadable(t *testing.T) {
+func TestNextEnvelopeIsValid(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		data, err := drawEnvelope(t).Encode()

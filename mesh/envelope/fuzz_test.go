@@ -149,7 +149,7 @@ func FuzzDecodeClaimIsStable(f *testing.F) {
 			}
 			return
 		}
-		once := encoded(t, first, new(meshv1.Claim))
+		once := encoded(t, first, new(meshv1.IdempotencyRecord))
 		if second, err := envelope.DecodeClaim(once); err != nil || *second != *first {
 			t.Fatalf("changed from %+v to %+v, %v", first, second, err)
 		}

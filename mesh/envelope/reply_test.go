@@ -21,7 +21,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-func TestRepliesComeBackFromTheWire(t *testing.T) {
+func TestRepliesRoundTrip(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		want := drawReply(t)
@@ -39,7 +39,7 @@ func TestRepliesComeBackFromTheWire(t *testing.T) {
 	})
 }
 
-func TestAnAnswerKnowsItsRequest(t *testing.T) {
+func TestReplyNamesItsRequest(t *testing.T) {
 	t.Parallel()
 	e := threeSteps()
 	e.Timings = []envelope.StepTiming{{Step: "zero"}}
@@ -49,7 +49,7 @@ func TestAnAnswerKnowsItsRequest(t *testing.T) {
 	}
 }
 
-func TestAFaultEndsTheAnswer(t *testing.T) {
+func TestFaultEndsTheReply(t *testing.T) {
 	t.Parallel()
 	r := threeSteps().Answer()
 	r.Chunk, r.Fault = true, fault.New(fault.Internal, "")
@@ -63,7 +63,7 @@ func TestAFaultEndsTheAnswer(t *testing.T) {
 }
 
 // A fault that cannot be sent would leave its caller waiting for the timeout.
-func TestAFaultIsSentWhateverARunnerSays(t *testing.T) {
+func TestAnyRunnerFaultCanBeSent(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("日", 1<<20)
 	many := fault.New(fault.RunnerFailed, "many")
@@ -101,7 +101,7 @@ func TestAFaultIsSentWhateverARunnerSays(t *testing.T) {
 	}
 }
 
-func TestAnOrdinaryFaultIsSentAsItIs(t *testing.T) {
+func TestOrdinaryFaultIsSentUnchanged(t *testing.T) {
 	t.Parallel()
 	want := fault.New(fault.SchemaViolation, strings.Repeat("é", 2000)).At("s", "t", "h").WithViolation("inputs.x", "is 3").WithMetadata("k", "v")
 	r := threeSteps().Answer()
@@ -126,7 +126,7 @@ func reply() *meshv1.Reply {
 	return &meshv1.Reply{RequestId: requestID, ExecutionId: executionID, Outcome: &meshv1.Reply_Output{Output: &meshv1.Output{}}}
 }
 
-func TestDecodeReplyRefusesWhatAGatewayCouldNotHandle(t *testing.T) {
+func TestDecodeReplyRejectsInvalidReplies(t *testing.T) {
 	t.Parallel()
 	twice := &inferencev1.Part{Name: "x", Body: &inferencev1.Part_Blob{}}
 	tests := map[string]struct {
@@ -169,7 +169,7 @@ func TestDecodeReplyRefusesWhatAGatewayCouldNotHandle(t *testing.T) {
 	}
 }
 
-func TestAFaultWithoutReasonIsInternal(t *testing.T) {
+func TestFaultWithoutReasonIsInternal(t *testing.T) {
 	t.Parallel()
 	in := reply()
 	in.Outcome = &meshv1.Reply_Fault{Fault: &meshv1.Fault{Code: 1234, Message: "m"}}
@@ -183,7 +183,7 @@ func TestAFaultWithoutReasonIsInternal(t *testing.T) {
 	}
 }
 
-func TestALookAgreesWithDecodingAboutTheLastOutcome(t *testing.T) {
+func TestPeekAgreesWithDecode(t *testing.T) {
 	t.Parallel()
 	head, err := proto.Marshal(&meshv1.Reply{RequestId: requestID, ExecutionId: executionID})
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 )
 
-func TestResultsComeBackFromTheWire(t *testing.T) {
+func TestResultsRoundTrip(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		want := drawResult(t)
@@ -29,7 +29,7 @@ func TestResultsComeBackFromTheWire(t *testing.T) {
 	})
 }
 
-func TestResultWithoutAnAnswerIsRefused(t *testing.T) {
+func TestResultWithoutAReplyIsRejected(t *testing.T) {
 	t.Parallel()
 	output := &meshv1.Reply{RequestId: requestID, ExecutionId: executionID, Outcome: &meshv1.Reply_Output{Output: &meshv1.Output{}}}
 	chunk := &meshv1.Reply{RequestId: requestID, ExecutionId: executionID, Outcome: &meshv1.Reply_Chunk{Chunk: &meshv1.Output{}}}

@@ -40,19 +40,19 @@ func writesWhatTheContractSays[V encoder](draw func(*rapid.T) V, toProto func(V)
 	}
 }
 
-func TestEnvelopesAreTheContractsMessages(t *testing.T) {
+func TestEnvelopesMatchProtobuf(t *testing.T) {
 	t.Parallel()
 	toProto := func(e *envelope.Envelope) proto.Message { return referenceEnvelope(e) }
 	rapid.Check(t, writesWhatTheContractSays(drawEnvelope, toProto, envelope.Decode))
 }
 
-func TestRepliesAreTheContractsMessages(t *testing.T) {
+func TestRepliesMatchProtobuf(t *testing.T) {
 	t.Parallel()
 	toProto := func(r *envelope.Reply) proto.Message { return replyToProto(r) }
 	rapid.Check(t, writesWhatTheContractSays(drawReply, toProto, envelope.DecodeReply))
 }
 
-func TestResultsAreTheContractsMessages(t *testing.T) {
+func TestResultsMatchProtobuf(t *testing.T) {
 	t.Parallel()
 	toProto := func(r *envelope.Result) proto.Message { return resultToProto(r) }
 	rapid.Check(t, writesWhatTheContractSays(drawResult, toProto, envelope.DecodeResult))
@@ -144,21 +144,21 @@ func scrambled[V encoder](draw func(*rapid.T) V) func(*rapid.T) []byte {
 	}
 }
 
-func TestEnvelopesOfAnySenderAreReadAsProtobufReadsThem(t *testing.T) {
+func TestEnvelopesDecodeAsProtobufDoes(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		agree(t, scrambled(drawEnvelope)(t), envelope.Decode, referenceDecode)
 	})
 }
 
-func TestRepliesOfAnySenderAreReadAsProtobufReadsThem(t *testing.T) {
+func TestRepliesDecodeAsProtobufDoes(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		agree(t, scrambled(drawReply)(t), envelope.DecodeReply, referenceDecodeReply)
 	})
 }
 
-func TestResultsOfAnySenderAreReadAsProtobufReadsThem(t *testing.T) {
+func TestResultsDecodeAsProtobufDoes(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		agree(t, scrambled(drawResult)(t), envelope.DecodeResult, referenceDecodeResult)
@@ -206,7 +206,7 @@ func marshalled(t *testing.T, m proto.Message) []byte {
 	return data
 }
 
-func TestTheLastBodyOfAPartStands(t *testing.T) {
+func TestLastBodyOfAPartWins(t *testing.T) {
 	t.Parallel()
 	const parts, blob, tensor, ref = 19, 2, 3, 4
 	text, number := field(1, []byte("UINT8")), []byte{2 << 3, 1}
@@ -239,7 +239,7 @@ func TestTheLastBodyOfAPartStands(t *testing.T) {
 	}
 }
 
-func TestAReservedFieldMustBeWhole(t *testing.T) {
+func TestReservedFieldMustBeWhole(t *testing.T) {
 	t.Parallel()
 	for name, tail := range map[string][]byte{
 		"a hop's path": field(11, []byte("a/b")), "a claim": field(22, field(1, []byte("c"))),
@@ -254,7 +254,7 @@ func TestAReservedFieldMustBeWhole(t *testing.T) {
 	}
 }
 
-func TestTextThatIsNotUTF8IsNotSent(t *testing.T) {
+func TestInvalidUTF8IsNotSent(t *testing.T) {
 	t.Parallel()
 	const bad = "\xff"
 	for name, spoil := range map[string]func(*envelope.Envelope){
@@ -281,7 +281,7 @@ func TestTextThatIsNotUTF8IsNotSent(t *testing.T) {
 
 // What a message makes its reader hold is in proportion to the message, whatever
 // is in it: many things of no size above all.
-func TestMemoryIsInProportionToTheMessage(t *testing.T) {
+func TestMemoryIsProportionalToTheMessage(t *testing.T) {
 	// Not parallel: it counts what the process allocates.
 	const size, most = 1 << 20, 24
 	head := marshalled(t, wire())
@@ -323,7 +323,7 @@ func allocated(run func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
-func TestAnOrdinaryMessageTakesFewPiecesOfMemory(t *testing.T) {
+func TestDecodeAllocatesLittle(t *testing.T) {
 	// Not parallel: it counts what the process allocates.
 	e := plain(1 << 10)
 	r := answer(e)

@@ -11,7 +11,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-func TestDurabilitiesComeBackFromTheWire(t *testing.T) {
+func TestDurabilitiesRoundTrip(t *testing.T) {
 	t.Parallel()
 	for _, want := range []pipeline.Durability{pipeline.DurabilityUnset, pipeline.Memory, pipeline.File} {
 		if got, err := pipeline.DurabilityFromProto(want.ToProto()); err != nil || got != want {
@@ -23,7 +23,7 @@ func TestDurabilitiesComeBackFromTheWire(t *testing.T) {
 	}
 }
 
-func TestUnknownDurabilitiesAreRefused(t *testing.T) {
+func TestUnknownDurabilitiesAreRejected(t *testing.T) {
 	t.Parallel()
 	for _, n := range []inferencev1.Durability{-1, 3, math.MaxInt32} {
 		if got, err := pipeline.DurabilityFromProto(n); err == nil {

@@ -46,7 +46,7 @@ func TestNamesAreDNSLabels(t *testing.T) {
 	}
 }
 
-func TestAMessageAboutANameIsShort(t *testing.T) {
+func TestNameErrorsAreShort(t *testing.T) {
 	t.Parallel()
 	if err := pipeline.ValidName("stage", strings.Repeat("\xff", 1<<20)); err == nil || len(err.Error()) > 512 {
 		t.Fatalf("the message has %d bytes", len(err.Error()))

@@ -30,9 +30,9 @@ type Pipeline struct {
 	// MaxInFlight bounds the requests that a gateway has in flight for the
 	// pipeline; 0 means as many as for all.
 	MaxInFlight int
-	// WaitForRoom is what a request gets that does not say: to wait, until its
+	// WaitForCapacity is what a request gets that does not say: to wait, until its
 	// deadline, where a stage has no room for it.
-	WaitForRoom bool
+	WaitForCapacity bool
 }
 
 // Step is a place in a pipeline.

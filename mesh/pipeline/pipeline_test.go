@@ -40,7 +40,7 @@ func manyNames(n int) []string {
 	return out
 }
 
-func TestAPipelineThatCannotBeIsRefusedByKey(t *testing.T) {
+func TestBadPipelineIsRejectedByKey(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		spoil func(*pipeline.Pipeline)
@@ -89,7 +89,7 @@ func TestAPipelineThatCannotBeIsRefusedByKey(t *testing.T) {
 	}
 }
 
-func TestAStageIsAPipelineOfOneStep(t *testing.T) {
+func TestStageIsAPipelineOfOneStep(t *testing.T) {
 	t.Parallel()
 	p := pipeline.OfStage("echo")
 	if err := p.Validate(); err != nil {

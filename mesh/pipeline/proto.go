@@ -15,7 +15,7 @@ import (
 func (p Pipeline) ToProto() *meshv1.Pipeline {
 	out := &meshv1.Pipeline{
 		Name: string(p.Name), Steps: make([]*meshv1.PipelineStep, len(p.Steps)), Keep: p.Keep,
-		Durability: p.Durability.ToProto(), MaxInFlight: uint32(p.MaxInFlight), WaitForRoom: p.WaitForRoom,
+		Durability: p.Durability.ToProto(), MaxInFlight: uint32(p.MaxInFlight), WaitForCapacity: p.WaitForCapacity,
 	}
 	if p.Timeout != 0 {
 		out.Timeout = durationpb.New(p.Timeout)
@@ -51,7 +51,7 @@ func fromProto(in *meshv1.Pipeline) (Pipeline, error) {
 	}
 	out := Pipeline{
 		Name: Name(in.GetName()), Durability: durability, Keep: in.GetKeep(),
-		MaxInFlight: int(in.GetMaxInFlight()), WaitForRoom: in.GetWaitForRoom(),
+		MaxInFlight: int(in.GetMaxInFlight()), WaitForCapacity: in.GetWaitForCapacity(),
 	}
 	if d := in.GetTimeout(); d != nil {
 		if err := d.CheckValid(); err != nil {

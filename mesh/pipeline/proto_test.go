@@ -17,12 +17,12 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-func TestAPipelineIsTheSameAfterATripThroughJSON(t *testing.T) {
+func TestPipelinesRoundTripThroughJSON(t *testing.T) {
 	t.Parallel()
 	for name, p := range map[string]pipeline.Pipeline{
 		"the least": {Name: "p", Steps: []pipeline.Step{{Name: "s", Stage: "t"}}},
 		"all": {
-			Name: "p", Timeout: 1500 * time.Millisecond, Durability: pipeline.File, Keep: []string{"image"}, MaxInFlight: 7, WaitForRoom: true,
+			Name: "p", Timeout: 1500 * time.Millisecond, Durability: pipeline.File, Keep: []string{"image"}, MaxInFlight: 7, WaitForCapacity: true,
 			Steps: []pipeline.Step{
 				{
 					Name: "one", Stage: "a", Model: payload.ModelRef{Alias: "best", Version: "2"}, Inputs: map[string]string{"x": "image"},
@@ -50,7 +50,7 @@ func TestAPipelineIsTheSameAfterATripThroughJSON(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoPipelineIsRefusedWithWhatIsWrong(t *testing.T) {
+func TestBadPipelineErrorsNameTheCause(t *testing.T) {
 	t.Parallel()
 	valid := func() *meshv1.Pipeline {
 		return &meshv1.Pipeline{Name: "p", Steps: []*meshv1.PipelineStep{{Name: "s", Stage: "t"}}}

@@ -19,7 +19,7 @@ func manyParameters(prefix string, n int) payload.Parameters {
 	return out
 }
 
-func TestTheRequestsWordForAStepWins(t *testing.T) {
+func TestRequestOverridesStepParameters(t *testing.T) {
 	t.Parallel()
 	word := payload.String
 	p := pipeline.Pipeline{Name: "p", Steps: []pipeline.Step{
@@ -60,7 +60,7 @@ func TestRoutesOfOnePipelineShareNoParameters(t *testing.T) {
 	}
 }
 
-func TestARouteHasEveryStepInOrder(t *testing.T) {
+func TestRouteHasEveryStepInOrder(t *testing.T) {
 	t.Parallel()
 	route, err := digits().Route(pipeline.Options{})
 	if err != nil {
@@ -76,7 +76,7 @@ func TestARouteHasEveryStepInOrder(t *testing.T) {
 	}
 }
 
-func TestTheRequestsModelReplacesThePipelines(t *testing.T) {
+func TestRequestOverridesTheModel(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		option pipeline.StepOptions
@@ -111,7 +111,7 @@ func TestPartsAreKeptUntilTheLastStep(t *testing.T) {
 	}
 }
 
-func TestOptionsForAnUnknownStepAreAnError(t *testing.T) {
+func TestOptionsForUnknownStepAreAnError(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct{ step, says string }{
 		"another name":   {"lable", "steps.lable: pipeline digits has no such step; it has decode, classify, label"},
@@ -131,7 +131,7 @@ func TestOptionsForAnUnknownStepAreAnError(t *testing.T) {
 
 // The bounds hold for what a host will see, else its envelope would be refused
 // there as malformed, where nobody can answer the caller.
-func TestParametersThatAreTooManyTogetherAreAnError(t *testing.T) {
+func TestTooManyParametersAreAnError(t *testing.T) {
 	t.Parallel()
 	half := payload.MaxParameters / 2
 	options := func(own int) pipeline.Options {

@@ -24,12 +24,12 @@ func TestMain(m *testing.M) {
 }
 
 func bePatient() {
-	ctx, _ := process.UntilTold(context.Background())
-	drain, _ := process.Draining(ctx, time.Hour)
+	ctx, _ := process.SignalContext(context.Background())
+	drain, _ := process.DrainContext(ctx, time.Hour)
 	for _, end := range []struct {
 		of   context.Context
 		says string
-	}{{context.Background(), "ready"}, {ctx, "told"}, {drain, "hurried"}} {
+	}{{context.Background(), "ready"}, {ctx, "draining"}, {drain, "shutdown"}} {
 		if end.of.Done() != nil {
 			<-end.of.Done()
 		}

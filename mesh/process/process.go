@@ -1,18 +1,17 @@
-// Package process is what every program here does around its work: it learns
-// that it should stop, starts its parts in order and stops them in reverse, knows
-// its own version, and has its heap collected less often than Go would.
+// Package process is what every program does around its work: it handles signals,
+// starts the program's parts in order and stops them in reverse, returns the
+// version, and reduces garbage collections.
 //
-//	ctx, stop := process.UntilTold(ctx)
+//	ctx, stop := process.SignalContext(ctx)
 //	defer stop()
 //	g := process.New(log, broker, host, gateway)
 //	err := g.Start(ctx)   // each part is ready before the next starts
 //	err = g.Wait(ctx)     // until the context ends or a part does
 //	err = g.Stop()        // the last part first, each to its end
 //
-// A part is a function that runs until its context ends and then finishes what
-// it has in hand. Every part that was started is stopped and waited for, also
-// when a later one does not start. Errors are those of the parts as they are,
-// so they say themselves what they are about.
+// A part is a function that runs until its context ends and then finishes its
+// work in flight. Every part that was started is stopped and waited for, also
+// when a later one does not start. Errors are those of the parts, unwrapped.
 //
 // Start and Stop are for one goroutine at a time, and Stop is called when Start
 // has returned; Wait is safe for concurrent use.
@@ -42,18 +41,18 @@ type Group struct {
 	parts   []Part
 	running []*running
 
-	// failed is closed when a part has ended by itself; why is there then, of
-	// the first that did.
+	// failed is closed when a part has ended by itself; cause is that of the first,
+	// and set before.
 	failed chan struct{}
 	first  sync.Once
-	why    error
+	cause  error
 }
 
 type running struct {
 	name   string
 	cancel context.CancelFunc
 	done   chan struct{}
-	// err is there once done is closed.
+	// err is set before done is closed.
 	err error
 }
 
@@ -62,7 +61,7 @@ func New(log *slog.Logger, parts ...Part) *Group {
 	return &Group{log: log, parts: parts, failed: make(chan struct{})}
 }
 
-// ErrEnded says that a part ended though nobody told it to, and gave no reason.
+// ErrEnded says that a part ended before its context, and returned no error.
 var ErrEnded = errors.New("ended by itself")
 
 // Start starts the parts. When one fails, or the context ends, those that run
@@ -75,8 +74,8 @@ func (g *Group) Start(ctx context.Context) error {
 		}
 		stopped := g.Stop()
 		if g.hasFailed() {
-			// It is among what the parts say, in more words than why another
-			// one was not ready.
+			// The part's own error is in stopped, and says more than that
+			// another part was not ready.
 			return stopped
 		}
 		return errors.Join(err, stopped)
@@ -105,14 +104,14 @@ func (g *Group) start(ctx context.Context, part Part) error {
 	return g.await(ctx, part)
 }
 
-// fail notes that a part has ended by itself, and returns why.
+// fail records that a part has ended by itself, and returns its error.
 func (g *Group) fail(r *running) error {
 	err := r.err
 	if err == nil {
 		err = fmt.Errorf("%s: %w", r.name, ErrEnded)
 	}
 	g.first.Do(func() {
-		g.why = err
+		g.cause = err
 		close(g.failed)
 	})
 	return err
@@ -142,8 +141,8 @@ func (g *Group) await(ctx context.Context, part Part) error {
 		return nil
 	case <-g.failed:
 		cancel()
-		<-isReady //nolint:errcheck // why a part ended says more than that another is not ready
-		return g.why
+		<-isReady //nolint:errcheck // the error of the part that ended says more
+		return g.cause
 	}
 }
 
@@ -154,12 +153,12 @@ func (g *Group) Wait(ctx context.Context) error {
 	case <-ctx.Done():
 		return nil
 	case <-g.failed:
-		return g.why
+		return g.cause
 	}
 }
 
 // Stop stops the parts in reverse order, each to its end before the one before
-// it, and returns what they failed with, also if Wait has said it already.
+// it, and returns their errors, also those that Wait has returned.
 func (g *Group) Stop() error {
 	var errs []error
 	for i := len(g.running) - 1; i >= 0; i-- {

@@ -44,7 +44,7 @@ func (d *diary) part(name string) process.Part {
 		Run: func(ctx context.Context) error {
 			d.add(name + " runs")
 			<-ctx.Done()
-			d.add(name + " is told")
+			d.add(name + " is stopped")
 			<-time.After(time.Second)
 			d.add(name + " ends")
 			return nil
@@ -81,7 +81,7 @@ func TestPartsStartInOrderAndStopInReverse(t *testing.T) {
 		if err := g.Stop(); err != nil {
 			t.Error(err)
 		}
-		d.check(t, "a runs", "a is ready", "b runs", "b is ready", "b is told", "b ends", "a is told", "a ends")
+		d.check(t, "a runs", "a is ready", "b runs", "b is ready", "b is stopped", "b ends", "a is stopped", "a ends")
 		if err := g.Stop(); err != nil {
 			t.Errorf("a second stop: %v", err)
 		}
@@ -114,7 +114,7 @@ func TestAPartThatIsNotReadyStopsThoseBefore(t *testing.T) {
 		if !errors.Is(err, errBad) || err.Error() != "b: bad" {
 			t.Errorf("got %v", err)
 		}
-		d.check(t, "a runs", "a is ready", "b runs", "b is told", "b ends", "a is told", "a ends")
+		d.check(t, "a runs", "a is ready", "b runs", "b is stopped", "b ends", "a is stopped", "a ends")
 	})
 }
 
@@ -142,14 +142,14 @@ func TestAPartThatEndsDuringTheStartStopsTheOthers(t *testing.T) {
 				return []process.Part{d.part("a"), after(d.part("b"), time.Millisecond, errBad)}
 			},
 			"bad",
-			[]string{"a runs", "a is ready", "a is told", "a ends"},
+			[]string{"a runs", "a is ready", "a is stopped", "a ends"},
 		},
 		"an earlier one, while a later one gets ready": {
 			func(d *diary) []process.Part {
 				return []process.Part{after(d.part("a"), 1500*time.Millisecond, errBad), d.part("b")}
 			},
 			"bad",
-			[]string{"a is ready", "b runs", "b is told", "b ends"},
+			[]string{"a is ready", "b runs", "b is stopped", "b ends"},
 		},
 		"without a reason": {
 			func(d *diary) []process.Part {
@@ -177,7 +177,7 @@ func TestAPartThatEndsDuringTheStartStopsTheOthers(t *testing.T) {
 	}
 }
 
-func TestAStartEndsWithItsContext(t *testing.T) {
+func TestStartEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		// cancelAfter is when, counted from the start.
@@ -185,8 +185,8 @@ func TestAStartEndsWithItsContext(t *testing.T) {
 		want        []string
 	}{
 		"before it begins":        {0, nil},
-		"while a part gets ready": {500 * time.Millisecond, []string{"a runs", "a is told", "a ends"}},
-		"while a later part does": {1500 * time.Millisecond, []string{"a runs", "a is ready", "b runs", "b is told", "b ends", "a is told", "a ends"}},
+		"while a part gets ready": {500 * time.Millisecond, []string{"a runs", "a is stopped", "a ends"}},
+		"while a later part does": {1500 * time.Millisecond, []string{"a runs", "a is ready", "b runs", "b is stopped", "b ends", "a is stopped", "a ends"}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -203,7 +203,7 @@ func TestAStartEndsWithItsContext(t *testing.T) {
 	}
 }
 
-func TestAnEndedContextStartsNothingThatNeedsNoTime(t *testing.T) {
+func TestEndedContextStartsNoPart(t *testing.T) {
 	t.Parallel()
 	group(t, func(t *testing.T, d *diary, of func(...process.Part) *process.Group) {
 		quick := d.part("quick")
@@ -236,7 +236,7 @@ func TestWaitEndsWithItsContext(t *testing.T) {
 	})
 }
 
-func TestAPartThatEndsByItselfIsTold(t *testing.T) {
+func TestPartThatEndsByItselfIsReported(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		reason error
@@ -271,13 +271,13 @@ func TestAPartThatEndsByItselfIsTold(t *testing.T) {
 				if err := g.Stop(); !errors.Is(err, test.is) || err.Error() != test.says {
 					t.Errorf("stop: got %v", err)
 				}
-				d.check(t, "a runs", "a is ready", "c runs", "c is ready", "c is told", "c ends", "a is told", "a ends")
+				d.check(t, "a runs", "a is ready", "c runs", "c is ready", "c is stopped", "c ends", "a is stopped", "a ends")
 			})
 		})
 	}
 }
 
-func TestStopReturnsWhatThePartsFailWith(t *testing.T) {
+func TestStopReturnsTheErrorsOfParts(t *testing.T) {
 	t.Parallel()
 	group(t, func(t *testing.T, _ *diary, of func(...process.Part) *process.Group) {
 		fails := func(name string) process.Part {
@@ -298,7 +298,7 @@ func TestStopReturnsWhatThePartsFailWith(t *testing.T) {
 
 // A part may fail while the program is being told to stop, so that nobody asks
 // Wait any more.
-func TestStopReturnsWhatNobodyWaitedFor(t *testing.T) {
+func TestStopReturnsErrorsThatWaitDidNot(t *testing.T) {
 	t.Parallel()
 	group(t, func(t *testing.T, _ *diary, of func(...process.Part) *process.Group) {
 		g := of(process.Part{Name: "a", Run: func(context.Context) error { return errBad }})
@@ -312,7 +312,7 @@ func TestStopReturnsWhatNobodyWaitedFor(t *testing.T) {
 	})
 }
 
-func TestAGroupThatNeverStartedStops(t *testing.T) {
+func TestUnstartedGroupStops(t *testing.T) {
 	t.Parallel()
 	group(t, func(t *testing.T, d *diary, of func(...process.Part) *process.Group) {
 		if err := of(d.part("a")).Stop(); err != nil {

@@ -10,61 +10,61 @@ import (
 	"time"
 )
 
-// ErrHurried is the cause of a Draining context that ended because the process was
-// told to stop a second time.
-var ErrHurried = errors.New("told to stop at once")
+// ErrShutdown is the cause of a drain context that a second signal ended.
+var ErrShutdown = errors.New("told to stop at once")
 
-// hurry is the key of a context that ends with the second signal.
-type hurry struct{}
+// shutdownKey is the key of a context that ends with the second signal.
+type shutdownKey struct{}
 
-// UntilTold returns a context that ends with the first SIGINT or SIGTERM, which
-// ask a program to finish what it has in hand. A second one ends the contexts of
-// Draining: nothing is waited for any more, and all is cleaned up still. A third
-// ends the process at once. Stop gives the signals back.
-func UntilTold(ctx context.Context) (told context.Context, stop context.CancelFunc) {
-	hurried, hasten := context.WithCancelCause(context.Background())
-	told, tell := context.WithCancel(context.WithValue(ctx, hurry{}, hurried))
+// SignalContext returns a context that ends with the first SIGINT or SIGTERM,
+// which asks a program to drain. The second signal is the shutdown: it ends the
+// contexts of DrainContext, so the program waits for nothing more and still
+// cleans up. The third is the force quit: it ends the process at once. Stop
+// restores the default handling of both signals.
+func SignalContext(ctx context.Context) (drain context.Context, stop context.CancelFunc) {
+	shutdown, shutDown := context.WithCancelCause(context.Background())
+	drain, startDrain := context.WithCancel(context.WithValue(ctx, shutdownKey{}, shutdown))
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
-	over := make(chan struct{})
+	stopped := make(chan struct{})
 	var watching sync.WaitGroup
 	watching.Go(func() {
 		defer signal.Stop(signals)
-		last := func() {
-			signal.Stop(signals) // the next one is nobody's
-			hasten(ErrHurried)
+		onSecond := func() {
+			signal.Stop(signals) // the third has its default effect
+			shutDown(ErrShutdown)
 		}
-		for _, heed := range []func(){tell, last} {
+		for _, act := range []func(){startDrain, onSecond} {
 			select {
 			case <-signals:
-				heed()
-			case <-over:
+				act()
+			case <-stopped:
 				return
 			}
 		}
 	})
-	return told, sync.OnceFunc(func() {
-		tell()
-		close(over)
+	return drain, sync.OnceFunc(func() {
+		startDrain()
+		close(stopped)
 		watching.Wait()
-		hasten(context.Canceled)
+		shutDown(context.Canceled)
 	})
 }
 
-// Draining returns a context for what is finished after ctx has ended. It ends when
-// the time is over, or, with ErrHurried as its cause, when a process whose context
-// is that of UntilTold is told to stop a second time.
-func Draining(ctx context.Context, patience time.Duration) (context.Context, context.CancelFunc) {
-	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
-	hurried, ok := ctx.Value(hurry{}).(context.Context)
+// DrainContext returns a context for work that is finished after ctx has ended.
+// It ends after the timeout, or, with ErrShutdown as its cause, with the second
+// signal where ctx is that of SignalContext.
+func DrainContext(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
+	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
+	shutdown, ok := ctx.Value(shutdownKey{}).(context.Context)
 	if !ok {
 		return drain, cancel
 	}
-	drain, hasten := context.WithCancelCause(drain)
-	patient := context.AfterFunc(hurried, func() { hasten(context.Cause(hurried)) })
+	drain, cancelCause := context.WithCancelCause(drain)
+	unwatch := context.AfterFunc(shutdown, func() { cancelCause(context.Cause(shutdown)) })
 	return drain, func() {
-		patient()
-		hasten(context.Canceled)
+		unwatch()
+		cancelCause(context.Canceled)
 		cancel()
 	}
 }

@@ -17,7 +17,7 @@ import (
 func TestFirstSignalEndsTheContext(t *testing.T) {
 	for name, signal := range map[string]syscall.Signal{"interrupt": syscall.SIGINT, "terminate": syscall.SIGTERM} {
 		t.Run(name, func(t *testing.T) {
-			ctx, stop := process.UntilTold(t.Context())
+			ctx, stop := process.SignalContext(t.Context())
 			defer stop()
 			if err := syscall.Kill(os.Getpid(), signal); err != nil {
 				t.Fatal(err)
@@ -31,10 +31,10 @@ func TestFirstSignalEndsTheContext(t *testing.T) {
 	}
 }
 
-func TestASecondSignalEndsWhatDrains(t *testing.T) {
-	ctx, stop := process.UntilTold(t.Context())
+func TestSecondSignalEndsTheDrain(t *testing.T) {
+	ctx, stop := process.SignalContext(t.Context())
 	defer stop()
-	drain, cancel := process.Draining(ctx, time.Minute)
+	drain, cancel := process.DrainContext(ctx, time.Minute)
 	defer cancel()
 	for _, ended := range []<-chan struct{}{ctx.Done(), drain.Done()} {
 		if err := drain.Err(); err != nil {
@@ -49,12 +49,12 @@ func TestASecondSignalEndsWhatDrains(t *testing.T) {
 			t.Fatal("a signal was not heard")
 		}
 	}
-	if cause := context.Cause(drain); !errors.Is(cause, process.ErrHurried) {
+	if cause := context.Cause(drain); !errors.Is(cause, process.ErrShutdown) {
 		t.Errorf("it ended because of %v", cause)
 	}
 }
 
-func TestAThirdSignalEndsTheProcess(t *testing.T) {
+func TestThirdSignalEndsTheProcess(t *testing.T) {
 	t.Parallel()
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
 	cmd.Env = append(os.Environ(), patientVariable+"=1", "GOCOVERDIR="+t.TempDir())
@@ -63,7 +63,7 @@ func TestAThirdSignalEndsTheProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	lines := bufio.NewScanner(out)
-	for _, says := range []string{"ready", "told", "hurried"} {
+	for _, says := range []string{"ready", "draining", "shutdown"} {
 		if !lines.Scan() || lines.Text() != says {
 			t.Fatalf("it says %q, not %q: %v", lines.Text(), says, lines.Err())
 		}
@@ -77,12 +77,12 @@ func TestAThirdSignalEndsTheProcess(t *testing.T) {
 	}
 }
 
-func TestWhatDrainsOutlivesItsContextAndEndsInTime(t *testing.T) {
+func TestDrainContextOutlivesItsContextWithALimit(t *testing.T) {
 	t.Parallel()
 	outer, end := context.WithCancel(t.Context())
 	end()
 	for name, ctx := range map[string]context.Context{"of signals": signals(outer, t), "of none": outer} {
-		drain, cancel := process.Draining(ctx, 20*time.Millisecond)
+		drain, cancel := process.DrainContext(ctx, 20*time.Millisecond)
 		if err := drain.Err(); err != nil {
 			t.Errorf("%s: it ended at once: %v", name, err)
 		}
@@ -96,21 +96,21 @@ func TestWhatDrainsOutlivesItsContextAndEndsInTime(t *testing.T) {
 
 func signals(ctx context.Context, t *testing.T) context.Context {
 	t.Helper()
-	told, stop := process.UntilTold(ctx)
+	told, stop := process.SignalContext(ctx)
 	t.Cleanup(stop)
 	return told
 }
 
 func TestContextEndsWithTheOneAroundIt(t *testing.T) {
 	outer, cancel := context.WithCancel(t.Context())
-	ctx, stop := process.UntilTold(outer)
+	ctx, stop := process.SignalContext(outer)
 	defer stop()
 	cancel()
 	<-ctx.Done()
 }
 
 func TestStopEndsTheContext(t *testing.T) {
-	ctx, stop := process.UntilTold(t.Context())
+	ctx, stop := process.SignalContext(t.Context())
 	stop()
 	<-ctx.Done()
 }

@@ -1,6 +1,6 @@
-// Package telemetry makes the metrics of a process and the page that shows them
-// in Prometheus' format. Everything else takes a Meter as a parameter; nothing
-// is global.
+// Package telemetry makes the metrics of a process, in Prometheus' format, and the
+// port on which operators read them and the process's health. All other packages
+// take a Meter as a parameter; nothing is global.
 package telemetry
 
 import (
@@ -21,7 +21,7 @@ type Telemetry struct {
 	provider *sdkmetric.MeterProvider
 }
 
-// New returns telemetry with the process's own figures in it.
+// New returns telemetry with the metrics of Go and of the process.
 func New() (*Telemetry, error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))

@@ -53,7 +53,7 @@ func record(t *testing.T, tel *telemetry.Telemetry) {
 		t.Fatal(err)
 	}
 	counter.Add(t.Context(), 3, with)
-	gauge, err := meter.Int64Gauge("stagemesh.stage.in_hand")
+	gauge, err := meter.Int64Gauge("stagemesh.stage.items_in_flight")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +63,7 @@ func record(t *testing.T, tel *telemetry.Telemetry) {
 		t.Fatal(err)
 	}
 	histogram.Record(t.Context(), 0.75, with)
-	_, err = meter.Int64ObservableGauge("stagemesh.gateway.in_flight", metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
+	_, err = meter.Int64ObservableGauge("stagemesh.gateway.pending_calls", metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
 		o.Observe(5)
 		return nil
 	}))
@@ -72,16 +72,16 @@ func record(t *testing.T, tel *telemetry.Telemetry) {
 	}
 }
 
-func TestInstrumentsAreOnThePageByTheirPrometheusNames(t *testing.T) {
+func TestInstrumentsHavePrometheusNames(t *testing.T) {
 	t.Parallel()
 	want := []string{
 		`stagemesh_stage_pulled_total{stage="echo"} 3`,
-		`stagemesh_stage_in_hand{stage="echo"} 7`,
+		`stagemesh_stage_items_in_flight{stage="echo"} 7`,
 		`stagemesh_stage_queue_wait_seconds_bucket{stage="echo",le="0.5"} 0`,
 		`stagemesh_stage_queue_wait_seconds_bucket{stage="echo",le="1"} 1`,
 		`stagemesh_stage_queue_wait_seconds_sum{stage="echo"} 0.75`,
 		`stagemesh_stage_queue_wait_seconds_count{stage="echo"} 1`,
-		`stagemesh_gateway_in_flight 5`,
+		`stagemesh_gateway_pending_calls 5`,
 		`# HELP stagemesh_stage_pulled_total Items pulled from the queue.`,
 		`# TYPE stagemesh_stage_pulled_total counter`,
 	}
@@ -110,7 +110,7 @@ func TestInstrumentsAreOnThePageByTheirPrometheusNames(t *testing.T) {
 	}
 }
 
-func TestTheProcessesOwnFiguresAreOnThePage(t *testing.T) {
+func TestProcessMetricsAreOnThePage(t *testing.T) {
 	t.Parallel()
 	text := page(t, newTelemetry(t), "")
 	for _, name := range []string{"go_goroutines ", "process_cpu_seconds_total "} {

@@ -26,7 +26,7 @@ func walk(data []byte) (tags []wire.Tag, err error) {
 	return tags, m.Err()
 }
 
-func TestAWalkEndsAtWhatIsBroken(t *testing.T) {
+func TestWalkEndsAtBrokenBytes(t *testing.T) {
 	t.Parallel()
 	group := func(end byte) []byte { return []byte{1<<3 | 3, 2 << 3, 7, end} }
 	tests := map[string]struct {
@@ -66,7 +66,7 @@ func TestAWalkEndsAtWhatIsBroken(t *testing.T) {
 	}
 }
 
-func TestTheFirstErrorEndsTheWalk(t *testing.T) {
+func TestFirstErrorEndsTheWalk(t *testing.T) {
 	t.Parallel()
 	text := []byte{2<<3 | 2, 1, 0xff}
 	m := wire.Read(slices.Concat(text, text, []byte{0x80}))
@@ -80,7 +80,7 @@ func TestTheFirstErrorEndsTheWalk(t *testing.T) {
 	}
 }
 
-func TestBytesShareTheMessagesMemoryAndHaveNoRoomToSpare(t *testing.T) {
+func TestBytesShareTheMessagesMemory(t *testing.T) {
 	t.Parallel()
 	data := []byte{1<<3 | 2, 2, 'a', 'b', 2<<3 | 2, 0}
 	m := wire.Read(data)
@@ -127,7 +127,7 @@ func TestTextsOutliveTheMessage(t *testing.T) {
 	})
 }
 
-func TestTextsOfAMessageTakeAboutTheirOwnSize(t *testing.T) {
+func TestTextsTakeAboutTheirOwnSize(t *testing.T) {
 	// Not parallel: it counts what the process allocates.
 	w := wire.NewWriter(0)
 	for i := range 30 {
@@ -148,7 +148,7 @@ func TestTextsOfAMessageTakeAboutTheirOwnSize(t *testing.T) {
 	}
 }
 
-func TestARunIsWhatStandsInARow(t *testing.T) {
+func TestRunIsConsecutiveFields(t *testing.T) {
 	t.Parallel()
 	a, b := []byte{1<<3 | 2, 1, 'a'}, []byte{2<<3 | 2, 1, 'b'}
 	for name, test := range map[string]struct {
@@ -173,7 +173,7 @@ func TestARunIsWhatStandsInARow(t *testing.T) {
 	}
 }
 
-func TestNumbersAreCutAsProtobufCutsThem(t *testing.T) {
+func TestNumbersAreTruncatedAsInProtobuf(t *testing.T) {
 	t.Parallel()
 	data := protowire.AppendVarint([]byte{1 << 3}, math.MaxUint64)
 	m := wire.Read(data)
@@ -210,7 +210,7 @@ func TestListsOfNumbersMayBePackedOrNot(t *testing.T) {
 	}
 }
 
-func TestMapsOfTextComeBack(t *testing.T) {
+func TestTextMapsRoundTrip(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		want := rapid.MapOf(rapid.String(), rapid.StringN(-1, 200, -1)).Draw(t, "entries")

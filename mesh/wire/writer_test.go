@@ -16,7 +16,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/wire"
 )
 
-func TestAMessageWithinAMessageIsWhereItsLengthSays(t *testing.T) {
+func TestNestedMessageHasItsLength(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		size := rapid.SampledFrom([]int{0, 1, 100, 124, 125, 126, 127, 128, 129, 1000, 16380, 16384, 70000}).Draw(t, "size")
@@ -71,7 +71,7 @@ func TestZeroValuesAreLeftOut(t *testing.T) {
 	}
 }
 
-func TestAWriterKeepsItsFirstError(t *testing.T) {
+func TestWriterKeepsItsFirstError(t *testing.T) {
 	t.Parallel()
 	w := wire.NewWriter(0)
 	w.Fail(1<<3|wire.Bytes, nil)
@@ -82,7 +82,7 @@ func TestAWriterKeepsItsFirstError(t *testing.T) {
 	}
 }
 
-func TestRoomThatIsForeseenIsMadeOnce(t *testing.T) {
+func TestGrowAllocatesOnce(t *testing.T) {
 	// Not parallel: it counts what the process allocates.
 	text := make([]byte, 1000)
 	if n := testing.AllocsPerRun(100, func() {
@@ -117,7 +117,7 @@ func holding(t interface{ Fatal(...any) }, m proto.Message) []byte {
 	return protowire.AppendBytes([]byte{1<<3 | 2}, data)
 }
 
-func TestTimesAreProtobufs(t *testing.T) {
+func TestTimesMatchProtobuf(t *testing.T) {
 	t.Parallel()
 	edges := []int64{0, 1, -1, -62135596800, -62135596801, 253402300799, 253402300800, math.MaxInt64, math.MinInt64, 9223372036, -9223372037}
 	nanos := []int32{0, 1, -1, 999_999_999, 1_000_000_000, math.MinInt32, math.MaxInt32}
@@ -138,7 +138,7 @@ func TestTimesAreProtobufs(t *testing.T) {
 	})
 }
 
-func TestTimesComeBack(t *testing.T) {
+func TestTimesRoundTrip(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		at := time.Unix(rapid.Int64Range(-62135596800, 253402300799).Draw(t, "seconds"), rapid.Int64Range(0, 999_999_999).Draw(t, "ns"))
@@ -162,7 +162,7 @@ func TestTimesComeBack(t *testing.T) {
 	})
 }
 
-func TestATimeThatIsAbsentIsNone(t *testing.T) {
+func TestAbsentTimeIsZero(t *testing.T) {
 	t.Parallel()
 	var absent wire.Time
 	if absent.CheckTimestamp() == nil || absent.AsDuration() != 0 || !absent.AsTime().Equal(time.Unix(0, 0)) {

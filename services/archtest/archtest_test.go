@@ -64,7 +64,7 @@ func TestTableRefusesForbiddenImports(t *testing.T) {
 		"the product imports a test helper":         {pkg: "services/local", imported: ours("mesh/bus/bustest"), want: "tests only"},
 		"the product imports testing":               {pkg: "services/local", imported: "testing", want: "only in tests"},
 		"the product imports a test library":        {pkg: "mesh/bus", imported: "pgregory.net/rapid", want: "only in tests"},
-		"NATS outside its places":                   {pkg: "stagehost", imported: natsClient, want: "only in mesh/brokerauth, mesh/bus"},
+		"NATS outside its places":                   {pkg: "stagehost", imported: natsClient, want: "only in mesh/credentials, mesh/bus"},
 		"a NATS server outside its places":          {pkg: "mesh/bus", imported: natsServer, want: "only in services/local"},
 		"Consul outside its place":                  {pkg: "discovery/natskv", imported: consulClient, want: "only in discovery/consul"},
 		"a test imports Consul":                     {pkg: "gateway", imported: consulClient, inTest: true, want: "only in discovery/consul"},

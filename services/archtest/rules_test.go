@@ -14,8 +14,10 @@ const modulePath = "github.com/stagemesh/stagemesh"
 type rules struct {
 	rows      []row
 	externals []external
-	// impure are the packages of the standard library that no pure row imports.
-	impure []string
+	// impure are the packages of the standard library that no pure row, and none of
+	// pureFiles, imports.
+	impure    []string
+	pureFiles []string
 }
 
 // row says which packages of the product some packages may import.
@@ -86,8 +88,9 @@ func (r rules) refusal(pkg string, row row, clause importClause) string {
 	if row.standardLibraryOnly && !isStandardLibrary(clause.path) {
 		return "this package uses the standard library only"
 	}
-	if row.pure && !inTest && matchesAny(r.impure, clause.path) {
-		return "this package is pure: it decides, and others wait, lock and talk"
+	pure := row.pure || slices.Contains(r.pureFiles, path.Join(pkg, clause.file))
+	if pure && !inTest && matchesAny(r.impure, clause.path) {
+		return "this code is pure: it decides, and others wait, lock and talk"
 	}
 	for _, external := range r.externals {
 		if matchesAny(external.packages, clause.path) && !external.allows(pkg, inTest) {

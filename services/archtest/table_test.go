@@ -16,8 +16,7 @@ const (
 	envelope  = "mesh/envelope"
 	bus       = "mesh/bus"
 	runner    = "stagehost/runner/..."
-	secrets   = "mesh/secretfile"
-	auth      = "mesh/brokerauth"
+	auth      = "mesh/credentials"
 	tlstest   = "mesh/tlstest"
 	discovery = "discovery/..."
 )
@@ -39,19 +38,18 @@ var importTable = rules{
 		{packages: list(msgpack), mayImport: list(fault)},
 		{packages: list(pipeline), mayImport: list(proto, tensor, fault, payload)},
 		{packages: list(envelope), mayImport: list(proto, tensor, fault, wire, payload, pipeline)},
-		{packages: list(auth), mayImport: list(secrets, tlstest)},
+		{packages: list(auth), mayImport: list(tlstest)},
 		{packages: list(bus), mayImport: list(proto, tensor, fault, payload, pipeline, envelope, auth, tlstest)},
 		{
-			packages:  list("mesh/bus/bustest", "mesh/result", "mesh/deadletter", "mesh/attempt", "mesh/claim"),
+			packages:  list("mesh/bus/bustest", "mesh/store"),
 			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus),
 		},
 		{packages: list("mesh/placement"), mayImport: list(fault, pipeline, payload)},
-		{packages: list("mesh/process", "mesh/config", "mesh/telemetry", "mesh/opsport", tlstest), mayImport: nothing},
-		{packages: list(secrets), mayImport: list(tlstest)},
+		{packages: list("mesh/process", "mesh/config", "mesh/telemetry", tlstest), mayImport: nothing},
 
 		// Who is alive: the interfaces, and what implements or reads them.
-		{packages: list("discovery"), mayImport: nothing},
-		{packages: list("discovery/*", "discovery/consul/consultest"), mayImport: list("discovery", "discovery/discoverytest", "discovery/mirror", proto, auth, tlstest)},
+		{packages: list("discovery"), mayImport: list(proto)},
+		{packages: list("discovery/*", "discovery/internal/*", "discovery/consul/consultest"), mayImport: list("discovery", "discovery/internal/...", auth, tlstest)},
 
 		// The stage host.
 		{packages: list("stagehost/batch", "stagehost/ledger", "stagehost/runner/worker/supervise"), mayImport: list(fault, pipeline), pure: true},
@@ -61,30 +59,30 @@ var importTable = rules{
 		{packages: list("stagehost/modelcache"), mayImport: list(fault, payload, "stagehost/runner")},
 		{packages: list("stagehost"), mayImport: list(proto, sdk, "mesh/...", "stagehost/...", discovery)},
 
-		// The gateway: only call touches the bus, fronts translate.
-		{packages: list("gateway/admit", "gateway/correlate", "gateway/catalog"), mayImport: list(fault, payload, pipeline)},
+		// The gateway: only admission and call touch the bus, fronts translate.
+		{packages: list("gateway/correlate", "gateway/catalog"), mayImport: list(fault, payload, pipeline)},
+		{packages: list("gateway/admission"), mayImport: list(fault, pipeline, envelope, bus)},
 		// What follows the registry, and says what fits: it serves a catalog.
 		{
 			packages:  list("gateway/pipelines"),
-			mayImport: list(proto, tensor, fault, payload, msgpack, pipeline, "discovery", "discovery/mirror", "gateway/catalog"),
+			mayImport: list(proto, tensor, fault, payload, msgpack, pipeline, "discovery", "gateway/catalog"),
 		},
-		{packages: list("gateway/load"), mayImport: list(pipeline), pure: true},
 		{
 			packages:  list("gateway/call"),
-			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/result", "mesh/claim", "gateway/admit", "gateway/correlate", "gateway/catalog", "gateway/load"),
+			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/store", "gateway/admission", "gateway/correlate", "gateway/catalog"),
 		},
-		{packages: list("gateway/front/*"), mayImport: list(proto, tensor, fault, payload, msgpack, pipeline, secrets, "gateway/call", "gateway/front/*")},
+		{packages: list("gateway/front/*"), mayImport: list(proto, tensor, fault, payload, msgpack, pipeline, auth, "gateway/call", "gateway/front/*", "gateway/openapi")},
 		// What the operators' port shows is what the stores keep: it reads letters
 		// and their items, through interfaces of its own. A front, so never the bus.
 		{
 			packages: list("gateway/adminapi"),
-			mayImport: list(proto, fault, payload, pipeline, envelope, "mesh/deadletter", "discovery/roster", "gateway/call", "gateway/pipelines",
-				"gateway/front/port", "gateway/front/procedure", "gateway/front/failure"),
+			mayImport: list(proto, fault, payload, pipeline, envelope, "mesh/store", "discovery", "gateway/call", "gateway/pipelines",
+				"gateway/front/port", "gateway/front/transport"),
 		},
 		// What describes the fronts uses their words.
 		{
 			packages:  list("gateway/openapi"),
-			mayImport: list(proto, tensor, fault, payload, msgpack, pipeline, "gateway/call", "gateway/front/header", "gateway/front/oipjson", "gateway/front/eventstream"),
+			mayImport: list(proto, tensor, fault, payload, msgpack, pipeline, "gateway/call", "gateway/front/oipjson", "gateway/front/transport"),
 		},
 		{packages: list("gateway/dashboard"), mayImport: nothing},
 		{packages: list("gateway"), mayImport: list(proto, sdk, "mesh/...", "gateway/...", discovery)},
@@ -99,7 +97,7 @@ var importTable = rules{
 		{
 			packages: list("github.com/nats-io/nats.go/..."),
 			mayAppearIn: list(
-				auth, bus, "mesh/result", "mesh/deadletter", "mesh/attempt", "mesh/claim", "discovery/natskv",
+				auth, bus, "mesh/store", "discovery/natskv",
 				// The baseline of the benchmarks.
 				"bench/baseline",
 			),
@@ -123,6 +121,8 @@ var importTable = rules{
 
 	// What a pure package cannot need: it decides, others wait, lock and talk.
 	impure: list("context", "log/...", "net/...", "os/...", "sync/..."),
+	// Pure parts of packages that are not pure.
+	pureFiles: list("gateway/admission/estimate.go"),
 }
 
 var nothing []string

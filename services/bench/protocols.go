@@ -29,8 +29,8 @@ import (
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
-	"github.com/stagemesh/stagemesh/gateway/front/header"
 	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
@@ -68,7 +68,7 @@ func (w *rpcWire) send(ctx context.Context, i int, into *Answer) error {
 		request.Header().Set("Authorization", "Bearer "+w.settings.Token)
 	}
 	if w.settings.Traced {
-		request.Header().Set(header.TraceParent, traceParent())
+		request.Header().Set(transport.HeaderTraceParent, traceParent())
 	}
 	if w.settings.Streams {
 		return w.stream(ctx, request, into)
@@ -187,7 +187,7 @@ func (w *oipWire) send(ctx context.Context, i int, into *Answer) error {
 	if _, err := w.client.ModelInfer(ctx, w.requests[i], grpc.Trailer(&trailer)); err != nil {
 		return grpcError(err)
 	}
-	if timing := trailer.Get(strings.ToLower(header.ServerTiming)); len(timing) > 0 {
+	if timing := trailer.Get(strings.ToLower(transport.HeaderServerTiming)); len(timing) > 0 {
 		parseTiming(timing[0], into)
 	}
 	return nil
@@ -220,13 +220,13 @@ func newHTTPWire(s ClientSettings) (*httpWire, error) {
 		}
 		h := http.Header{"Content-Type": {contentType}}
 		if s.Timeout > 0 {
-			h.Set(header.Timeout, s.Timeout.String())
+			h.Set(transport.HeaderTimeout, s.Timeout.String())
 		}
 		if s.Priority != 0 {
-			h.Set(header.Priority, strconv.Itoa(int(s.Priority)))
+			h.Set(transport.HeaderPriority, strconv.Itoa(int(s.Priority)))
 		}
 		if s.Durability != "" {
-			h.Set(header.Durability, string(s.Durability))
+			h.Set(transport.HeaderDurability, string(s.Durability))
 		}
 		if s.Token != "" {
 			h.Set("Authorization", "Bearer "+s.Token)
@@ -294,7 +294,7 @@ func (w *httpWire) send(ctx context.Context, i int, into *Answer) error {
 	h := of.header
 	if w.traced {
 		h = maps.Clone(h)
-		h.Set(header.TraceParent, traceParent())
+		h.Set(transport.HeaderTraceParent, traceParent())
 	}
 	body := func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(of.body)), nil }
 	first, _ := body() // never fails
@@ -313,7 +313,7 @@ func (w *httpWire) send(ctx context.Context, i int, into *Answer) error {
 	if _, err := io.Copy(io.Discard, response.Body); err != nil {
 		return transportError(err)
 	}
-	parseTiming(response.Header.Get(header.ServerTiming), into)
+	parseTiming(response.Header.Get(transport.HeaderServerTiming), into)
 	return nil
 }
 

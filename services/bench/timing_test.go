@@ -6,13 +6,13 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/front/header"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 )
 
 func TestServerTimingIsParsed(t *testing.T) {
 	t.Parallel()
 	const us = time.Microsecond
-	text := header.Timing(call.Timeline{Total: 1500 * us, Steps: []call.StepTiming{
+	text := transport.ServerTiming(call.Timeline{Total: 1500 * us, Steps: []call.StepTiming{
 		{Step: "a-b", QueueWait: 10 * us, BatchWait: 20 * us, Run: 30 * us, BatchSize: 3, Dispatch: "full"},
 		{Step: "run", Run: 40 * us},
 	}})

@@ -13,8 +13,7 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 
-	"github.com/stagemesh/stagemesh/mesh/brokerauth"
-	"github.com/stagemesh/stagemesh/mesh/secretfile"
+	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/services/meshfile"
 )
 
@@ -169,11 +168,11 @@ func (b *broker) options(folder string) (*server.Options, error) {
 
 // guard has those that join see a certificate and know a token.
 func (s BrokerSettings) guard(o *server.Options) (err error) {
-	if o.TLSConfig, err = (secretfile.Pair{CertFile: s.CertFile, KeyFile: s.KeyFile}).Server("nats.listen_"); err != nil {
+	if o.TLSConfig, err = (credentials.Pair{CertFile: s.CertFile, KeyFile: s.KeyFile}).Server("nats.listen_"); err != nil {
 		return err
 	}
 	if s.TokenFile != "" {
-		if o.Authorization, err = secretfile.Token(s.TokenFile); err != nil {
+		if o.Authorization, err = credentials.Token(s.TokenFile); err != nil {
 			return fmt.Errorf("nats.token_file: %w", err)
 		}
 	}
@@ -182,11 +181,11 @@ func (s BrokerSettings) guard(o *server.Options) (err error) {
 
 // auth is how this process itself speaks to the broker: past TLS, which it has for
 // others.
-func (b *broker) auth() brokerauth.Files {
+func (b *broker) auth() credentials.Broker {
 	if b.settings.Listen == "" {
-		return brokerauth.Files{}
+		return credentials.Broker{}
 	}
-	return brokerauth.Files{TokenFile: b.settings.TokenFile}
+	return credentials.Broker{TokenFile: b.settings.TokenFile}
 }
 
 func (b *broker) waitReady(ctx context.Context) error {

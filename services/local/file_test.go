@@ -106,7 +106,7 @@ func TestMeshInMemoryAloneTakesNoDurableRequest(t *testing.T) {
 mesh: m
 gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
 stages:
-  a: {runner: {echo: {}}, queue: {durabilities: [memory]}, attempts: 1}
+  a: {runner: {echo: {}}, queue: {durabilities: [memory]}, crash_limit: 1}
 pipelines:
   all: {steps: [{name: a, stage: a}]}
 `)))

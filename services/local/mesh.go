@@ -15,13 +15,11 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/mesh/brokerauth"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/claim"
-	"github.com/stagemesh/stagemesh/mesh/deadletter"
+	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/mesh/result"
+	"github.com/stagemesh/stagemesh/mesh/store"
 	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/services/registry"
 	"github.com/stagemesh/stagemesh/stagehost"
@@ -38,7 +36,7 @@ type Settings struct {
 	// NATS is the URL of a broker to use instead of one in the process.
 	NATS string
 	// Auth are the files by which it and this process know each other.
-	Auth brokerauth.Files
+	Auth credentials.Broker
 	// Broker are settings of the broker in the process.
 	Broker BrokerSettings
 	// Gateway is the public port and the bounds of the gateway. Its mesh, id,
@@ -47,9 +45,9 @@ type Settings struct {
 	// Results are where answers are stored, DeadLetters what was given up on, and
 	// Idempotency which request has an idempotency key; every process of a mesh
 	// has the same.
-	Results     result.Settings
-	DeadLetters deadletter.Settings
-	Idempotency claim.Settings
+	Results     store.Settings
+	DeadLetters store.Settings
+	Idempotency store.Settings
 	// Registry is where hosts say that they are there; nil means nowhere. Its mesh and
 	// logger, and for NATS the broker in the process, are filled in.
 	Registry *registry.Settings
@@ -76,9 +74,9 @@ type Stage struct {
 	Stream      stagehost.StreamSettings
 	MaxInFlight int
 	Queue       stagehost.QueueSettings
-	// Attempts is how many runs of an item alone may end their process; 0 means
-	// stagehost.DefaultAttempts.
-	Attempts int
+	// CrashLimit is how many runs of an item alone may end their process; 0 means
+	// stagehost.DefaultCrashLimit.
+	CrashLimit int
 	// Labels are shown in the registry, where there is one.
 	Labels map[string]string
 	// Listen is the address of the gRPC StageService of the first host; empty
@@ -183,7 +181,7 @@ func (s Stage) host(r runner.Runner) stagehost.Settings {
 	return stagehost.Settings{
 		Stage: s.Name, Runner: r, Inputs: s.Inputs, Outputs: s.Outputs,
 		Batch: s.Batch, BatchBy: s.BatchBy, Stream: s.Stream, MaxInFlight: s.MaxInFlight,
-		Queue: s.Queue, Attempts: s.Attempts, Labels: s.Labels,
+		Queue: s.Queue, CrashLimit: s.CrashLimit, Labels: s.Labels,
 		CertFile: s.CertFile, KeyFile: s.KeyFile, ServerName: s.ServerName,
 		StartTimeout: s.StartTimeout, DrainTimeout: s.DrainTimeout,
 	}
@@ -194,7 +192,7 @@ func stageOf(h stagehost.Settings) Stage {
 	return Stage{
 		Name: h.Stage, Runners: []runner.Runner{h.Runner}, Inputs: h.Inputs, Outputs: h.Outputs,
 		Batch: h.Batch, BatchBy: h.BatchBy, Stream: h.Stream, MaxInFlight: h.MaxInFlight,
-		Queue: h.Queue, Attempts: h.Attempts, Labels: h.Labels,
+		Queue: h.Queue, CrashLimit: h.CrashLimit, Labels: h.Labels,
 		Listen: h.Listen, CertFile: h.CertFile, KeyFile: h.KeyFile, ServerName: h.ServerName,
 		StartTimeout: h.StartTimeout, DrainTimeout: h.DrainTimeout,
 	}

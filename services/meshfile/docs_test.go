@@ -14,10 +14,8 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/mesh/claim"
 	"github.com/stagemesh/stagemesh/mesh/config"
-	"github.com/stagemesh/stagemesh/mesh/deadletter"
-	"github.com/stagemesh/stagemesh/mesh/result"
+	"github.com/stagemesh/stagemesh/mesh/store"
 	"github.com/stagemesh/stagemesh/services/imagedecode"
 	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/services/onnx"
@@ -121,11 +119,11 @@ func TestTheReferenceHasTheDefaultsOfTheCode(t *testing.T) {
 	t.Parallel()
 	page := text(t, reference)
 	for row, want := range map[string]string{
-		"`attempts` | number":      fmt.Sprint(stagehost.DefaultAttempts),
+		"`crash_limit` | number":   fmt.Sprint(stagehost.DefaultCrashLimit),
 		"`max_items` | number":     fmt.Sprint(stagehost.DefaultMaxItems),
 		"`max_bytes` | size":       config.Bytes(stagehost.DefaultMaxBytes).String(),
 		"`ack_wait` | duration":    stagehost.DefaultAckWait.String(),
-		"`retention` | duration":   strconv.Itoa(int(result.DefaultRetention.Hours())) + "h",
+		"`retention` | duration":   strconv.Itoa(int(store.DefaultResultRetention.Hours())) + "h",
 		"`max_timeout` | duration": strconv.Itoa(int(call.DefaultMaxTimeout.Minutes())) + "m",
 		"`timeout` | duration":     call.DefaultTimeout.String(),
 		"`host_grace` | duration":  call.DefaultHostGrace.String(),
@@ -136,11 +134,11 @@ func TestTheReferenceHasTheDefaultsOfTheCode(t *testing.T) {
 		}
 	}
 	for _, want := range []string{
-		fmt.Sprintf("by default %s, or", config.Bytes(gateway.DefaultMaxInFlightBytes)),
-		fmt.Sprintf("| `retention` | duration | %dh |", int(deadletter.DefaultRetention.Hours())),
-		fmt.Sprintf("| `max_bytes` | size | %s | all answers", config.Bytes(result.DefaultMaxBytes)),
-		fmt.Sprintf("| `max_bytes` | size | %s | all letters", config.Bytes(deadletter.DefaultMaxBytes)),
-		fmt.Sprintf("| `max_bytes` | size | %s | all keys", config.Bytes(claim.DefaultMaxBytes)),
+		fmt.Sprintf("defaults to %s, or", config.Bytes(gateway.DefaultMaxInFlightBytes)),
+		fmt.Sprintf("| `retention` | duration | %dh |", int(store.DefaultDeadLetterRetention.Hours())),
+		fmt.Sprintf("| `max_bytes` | size | %s | all results", config.Bytes(store.DefaultMaxBytes)),
+		fmt.Sprintf("| `max_bytes` | size | %s | all dead letters", config.Bytes(store.DefaultMaxBytes)),
+		fmt.Sprintf("| `max_bytes` | size | %s | all keys", config.Bytes(store.DefaultMaxBytes)),
 	} {
 		if !strings.Contains(page, want) {
 			t.Errorf("there is no %s", want)

@@ -10,13 +10,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/stagemesh/stagemesh/mesh/brokerauth"
-	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/claim"
 	"github.com/stagemesh/stagemesh/mesh/config"
-	"github.com/stagemesh/stagemesh/mesh/deadletter"
+	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/mesh/result"
+	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
 // File is a mesh as it is written down. Zero values mean the defaults.
@@ -196,8 +193,8 @@ type Stage struct {
 	// MaxInFlight bounds the items that a host holds.
 	MaxInFlight int   `yaml:"max_in_flight"`
 	Queue       Queue `yaml:"queue"`
-	// Attempts is how many runs of an item alone may end their process.
-	Attempts int `yaml:"attempts"`
+	// CrashLimit is how many runs of an item alone may end their process.
+	CrashLimit int `yaml:"crash_limit"`
 	// Listen is the address of the gRPC StageService; empty means none.
 	Listen string `yaml:"listen"`
 	// CertFile and KeyFile hold its certificate and the key; without them it is
@@ -255,9 +252,9 @@ type Pipeline struct {
 	// MaxInFlight bounds the requests in flight for the pipeline; 0 means as
 	// many as for all.
 	MaxInFlight int `yaml:"max_in_flight"`
-	// WaitForRoom makes requests wait, until their deadline, where a stage has
+	// WaitForCapacity makes requests wait, until their deadline, where a stage has
 	// no room for them.
-	WaitForRoom bool `yaml:"wait_for_room"`
+	WaitForCapacity bool `yaml:"wait_for_capacity"`
 }
 
 // Step is a place in a pipeline.
@@ -376,9 +373,9 @@ func (f *File) AdminPort() Admin {
 }
 
 // BrokerAuth are the paths of the files for a broker that is reached by a URL.
-func (f *File) BrokerAuth() brokerauth.Files {
+func (f *File) BrokerAuth() credentials.Broker {
 	n := f.NATS
-	return brokerauth.Files{
+	return credentials.Broker{
 		CredentialsFile: f.relative(n.CredentialsFile), TokenFile: f.relative(n.TokenFile),
 		CAFile: f.relative(n.CAFile), CertFile: f.relative(n.CertFile), KeyFile: f.relative(n.KeyFile),
 	}
@@ -401,21 +398,21 @@ func (f *File) Joinable() bool { return f.NATS.URL != "" || f.NATS.Listen != "" 
 func (f *File) StageNames() []string { return slices.Sorted(maps.Keys(f.Stages)) }
 
 // ResultSettings are what every gateway and host is told about results.
-func (f *File) ResultSettings() result.Settings { return f.Results.settings() }
+func (f *File) ResultSettings() store.Settings { return f.Results.settings() }
 
 // DeadLetterSettings are what every host is told about dead letters.
-func (f *File) DeadLetterSettings() deadletter.Settings { return f.DeadLetters.settings() }
+func (f *File) DeadLetterSettings() store.Settings { return f.DeadLetters.settings() }
 
 // IdempotencySettings are what every gateway is told about idempotency keys. They
 // are remembered for as long as results are kept, unless the file says less.
-func (f *File) IdempotencySettings() claim.Settings {
+func (f *File) IdempotencySettings() store.Settings {
 	out := f.Idempotency.settings()
 	out.Retention = cmp.Or(out.Retention, f.Results.Retention)
 	return out
 }
 
-func (k Kept) settings() bus.StoreSettings {
-	return bus.StoreSettings{Retention: k.Retention, MaxBytes: int64(k.MaxBytes), Replicas: k.Replicas, Version: k.Version}
+func (k Kept) settings() store.Settings {
+	return store.Settings{Retention: k.Retention, MaxBytes: int64(k.MaxBytes), Replicas: k.Replicas, Version: k.Version}
 }
 
 // At points an error at a key of the file, which is given element by element.

@@ -30,7 +30,7 @@ func (f *File) Host(stage string) (stagehost.Settings, error) {
 		Mesh: pipeline.MeshName(f.Mesh), Stage: pipeline.StageName(stage),
 		Batch: s.Batch.settings(), Stream: stagehost.StreamSettings{FirstChunk: s.Stream.FirstChunk, Idle: s.Stream.Idle}, BatchBy: s.Batch.By, MaxInFlight: s.MaxInFlight,
 		Bus:   bus.Settings{URL: f.NATS.URL, Auth: f.BrokerAuth()},
-		Queue: s.Queue.settings(), Attempts: s.Attempts, Results: f.ResultSettings(), DeadLetters: f.DeadLetterSettings(),
+		Queue: s.Queue.settings(), CrashLimit: s.CrashLimit, Results: f.ResultSettings(), DeadLetters: f.DeadLetterSettings(),
 		Listen: s.Listen, CertFile: f.relative(s.CertFile), KeyFile: f.relative(s.KeyFile), ServerName: s.ServerName, Labels: s.Labels, StartTimeout: s.StartTimeout, DrainTimeout: s.DrainTimeout,
 	}
 	out.Queue.MaxAge = f.Gateway.MaxTimeout

@@ -13,13 +13,11 @@ import (
 
 	"github.com/stagemesh/stagemesh/discovery/consul"
 	"github.com/stagemesh/stagemesh/discovery/natskv"
-	"github.com/stagemesh/stagemesh/mesh/brokerauth"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/claim"
-	"github.com/stagemesh/stagemesh/mesh/deadletter"
+	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/mesh/result"
+	"github.com/stagemesh/stagemesh/mesh/store"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 	"github.com/stagemesh/stagemesh/services/imagedecode"
 	"github.com/stagemesh/stagemesh/services/meshfile"
@@ -126,7 +124,7 @@ func TestStageThatSaysNothingHasTheDefaults(t *testing.T) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 	f := mustParse(t, good)
-	if f.OpsListen() != "127.0.0.1:9090" || f.Joinable() || f.BrokerAuth() != (brokerauth.Files{}) || f.StoreDir() != "" {
+	if f.OpsListen() != "127.0.0.1:9090" || f.Joinable() || f.BrokerAuth() != (credentials.Broker{}) || f.StoreDir() != "" {
 		t.Errorf("got %s, %v, %v, %q", f.OpsListen(), f.Joinable(), f.BrokerAuth(), f.StoreDir())
 	}
 	if routes, err := f.Routes(); err != nil || len(routes) != 0 {
@@ -151,7 +149,7 @@ stages:
     batch: {mode: window, max_size: 8, max_bytes: 1MiB, max_wait: 20ms, by: [language]}
     max_in_flight: 100
     queue: {durabilities: [file], max_items: 10, max_bytes: 2MiB, ack_wait: 3s, replicas: 3, version: 2}
-    attempts: 5
+    crash_limit: 5
     listen: 127.0.0.1:8081
     drain_timeout: 4s
 `)
@@ -159,14 +157,14 @@ stages:
 		Mesh: "m", Stage: "a",
 		Batch:   batch.Settings{Mode: batch.Window, MaxSize: 8, MaxBytes: 1 << 20, MaxWait: 20 * time.Millisecond},
 		BatchBy: []string{"language"}, MaxInFlight: 100,
-		Bus: bus.Settings{URL: "nats://b:4222", Auth: brokerauth.Files{CredentialsFile: filepath.Join("testdata", "keys", "m.creds")}},
+		Bus: bus.Settings{URL: "nats://b:4222", Auth: credentials.Broker{CredentialsFile: filepath.Join("testdata", "keys", "m.creds")}},
 		Queue: stagehost.QueueSettings{
 			Durabilities: []pipeline.Durability{pipeline.File}, MaxItems: 10, MaxBytes: 2 << 20, MaxAge: time.Minute,
 			AckWait: 3 * time.Second, Replicas: 3, Version: 2,
 		},
-		Attempts:    5,
-		Results:     result.Settings{Retention: 2 * time.Hour, MaxBytes: 3 << 20, Replicas: 3, Version: 4},
-		DeadLetters: deadletter.Settings{Retention: 48 * time.Hour, MaxBytes: 5 << 20, Replicas: 5, Version: 6},
+		CrashLimit:  5,
+		Results:     store.Settings{Retention: 2 * time.Hour, MaxBytes: 3 << 20, Replicas: 3, Version: 4},
+		DeadLetters: store.Settings{Retention: 48 * time.Hour, MaxBytes: 5 << 20, Replicas: 5, Version: 6},
 		Listen:      "127.0.0.1:8081", DrainTimeout: 4 * time.Second,
 	}
 	if got := host(t, f, "a"); !reflect.DeepEqual(got, want) {
@@ -265,7 +263,7 @@ pipelines:
     durability: memory
     keep: [image]
     max_in_flight: 7
-    wait_for_room: true
+    wait_for_capacity: true
     steps:
     - name: one
       stage: a
@@ -282,7 +280,7 @@ pipelines:
 	want := []pipeline.Pipeline{
 		{
 			Name: "p", Timeout: 5 * time.Second, Durability: pipeline.Memory, Keep: []string{"image"},
-			MaxInFlight: 7, WaitForRoom: true,
+			MaxInFlight: 7, WaitForCapacity: true,
 			Steps: []pipeline.Step{
 				{
 					Name: "one", Stage: "a", Model: payload.ModelRef{Model: "m", Version: "2"}, Inputs: map[string]string{"x": "pixels"},
@@ -322,7 +320,7 @@ pipelines:
 
 func TestKeysAreRememberedForAsLongAsResultsUnlessTheFileSaysLess(t *testing.T) {
 	t.Parallel()
-	for text, want := range map[string]claim.Settings{
+	for text, want := range map[string]store.Settings{
 		"":                          {},
 		"results: {retention: 2h}":  {Retention: 2 * time.Hour},
 		"results: {retention: 20s}": {Retention: 20 * time.Second},
@@ -341,16 +339,16 @@ func TestReserveCountsTheQueuesThatThereAre(t *testing.T) {
 	const kept = starts + 3*each // results, dead letters and idempotency keys
 	for name, test := range map[string]struct {
 		queues  []stagehost.QueueSettings
-		results result.Settings
-		letters deadletter.Settings
-		keys    claim.Settings
+		results store.Settings
+		letters store.Settings
+		keys    store.Settings
 		want    meshfile.Reserve
 	}{
 		"no queue":          {},
 		"a default queue":   {queues: []stagehost.QueueSettings{{}}, want: meshfile.Reserve{Memory: 128 << 20, Store: 128<<20 + kept}},
 		"in memory alone":   {queues: []stagehost.QueueSettings{{Durabilities: memory, MaxBytes: 3}}, want: meshfile.Reserve{Memory: 3, Store: starts + 2*each}},
 		"one on file":       {queues: []stagehost.QueueSettings{{Durabilities: memory, MaxBytes: 3}, {Durabilities: file, MaxBytes: 5}}, want: meshfile.Reserve{Memory: 3, Store: 5 + kept}},
-		"what else is kept": {queues: []stagehost.QueueSettings{{Durabilities: file, MaxBytes: 5}}, results: result.Settings{MaxBytes: 7}, letters: deadletter.Settings{MaxBytes: 11}, keys: claim.Settings{MaxBytes: 13}, want: meshfile.Reserve{Store: 5 + 7 + 11 + 13 + starts}},
+		"what else is kept": {queues: []stagehost.QueueSettings{{Durabilities: file, MaxBytes: 5}}, results: store.Settings{MaxBytes: 7}, letters: store.Settings{MaxBytes: 11}, keys: store.Settings{MaxBytes: 13}, want: meshfile.Reserve{Store: 5 + 7 + 11 + 13 + starts}},
 	} {
 		if got := meshfile.ReserveOf(test.queues, test.results, test.letters, test.keys); got != test.want {
 			t.Errorf("%s: got %+v, want %+v", name, got, test.want)

@@ -29,7 +29,7 @@ func (f *File) route(name string) (pipeline.Pipeline, error) {
 	out := pipeline.Pipeline{
 		Name: pipeline.Name(name), Timeout: in.Timeout,
 		Durability: pipeline.Durability(in.Durability), Keep: in.Keep,
-		MaxInFlight: in.MaxInFlight, WaitForRoom: in.WaitForRoom,
+		MaxInFlight: in.MaxInFlight, WaitForCapacity: in.WaitForCapacity,
 	}
 	var errs []error
 	for i, step := range in.Steps {

@@ -6,7 +6,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/discovery/consul"
 	"github.com/stagemesh/stagemesh/discovery/natskv"
-	"github.com/stagemesh/stagemesh/mesh/secretfile"
+	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/services/registry"
 )
 
@@ -51,7 +51,7 @@ func (r Registry) validate() error {
 }
 
 func (c Consul) validate() error {
-	errs := []error{secretfile.Pair{CertFile: c.CertFile, KeyFile: c.KeyFile}.Check("consul.")}
+	errs := []error{credentials.Pair{CertFile: c.CertFile, KeyFile: c.KeyFile}.Check("consul.")}
 	if secure := c.TLS || c.CAFile != ""; !secure {
 		errs = append(errs, withoutTLS("consul.cert_file", c.CertFile), withoutTLS("consul.server_name", c.ServerName))
 	}

@@ -4,11 +4,8 @@ import (
 	"cmp"
 	"slices"
 
-	"github.com/stagemesh/stagemesh/mesh/attempt"
-	"github.com/stagemesh/stagemesh/mesh/claim"
-	"github.com/stagemesh/stagemesh/mesh/deadletter"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/mesh/result"
+	"github.com/stagemesh/stagemesh/mesh/store"
 	"github.com/stagemesh/stagemesh/services/registry"
 	"github.com/stagemesh/stagemesh/stagehost"
 )
@@ -22,7 +19,7 @@ type Reserve struct {
 // ReserveOf returns what a mesh with these queues reserves. Where none of them is
 // on file there are no dead letters; requests with an idempotency key have their
 // answers stored all the same.
-func ReserveOf(queues []stagehost.QueueSettings, results result.Settings, letters deadletter.Settings, keys claim.Settings) Reserve {
+func ReserveOf(queues []stagehost.QueueSettings, results store.Settings, letters store.Settings, keys store.Settings) Reserve {
 	var out Reserve
 	for _, q := range queues {
 		size := cmp.Or(q.MaxBytes, stagehost.DefaultMaxBytes)
@@ -34,10 +31,10 @@ func ReserveOf(queues []stagehost.QueueSettings, results result.Settings, letter
 		}
 	}
 	if out.Store > 0 {
-		out.Store += cmp.Or(letters.MaxBytes, deadletter.DefaultMaxBytes)
+		out.Store += cmp.Or(letters.MaxBytes, store.DefaultMaxBytes)
 	}
 	if len(queues) > 0 {
-		out.Store += attempt.DefaultMaxBytes + cmp.Or(results.MaxBytes, result.DefaultMaxBytes) + cmp.Or(keys.MaxBytes, claim.DefaultMaxBytes)
+		out.Store += store.DefaultRunMaxBytes + cmp.Or(results.MaxBytes, store.DefaultMaxBytes) + cmp.Or(keys.MaxBytes, store.DefaultMaxBytes)
 	}
 	return out
 }

@@ -10,12 +10,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/stagemesh/stagemesh/gateway/admit"
+	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/config"
+	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/mesh/result"
-	"github.com/stagemesh/stagemesh/mesh/secretfile"
+	"github.com/stagemesh/stagemesh/mesh/store"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -52,7 +52,7 @@ func (f *File) validateFit(hosts []stagehost.Settings, routes []pipeline.Pipelin
 	stages := known(hosts, routes)
 	var errs []error
 	for _, route := range routes {
-		for _, problem := range pipelines.Check(route, pipelines.Mesh{Stages: stages, MaxPayload: cmp.Or(int(f.Gateway.MaxPayload), admit.DefaultMaxPayload)}) {
+		for _, problem := range pipelines.Check(route, pipelines.Mesh{Stages: stages, MaxPayload: cmp.Or(int(f.Gateway.MaxPayload), admission.DefaultMaxPayload)}) {
 			if problem.Severity == pipelines.Error {
 				errs = append(errs, f.At(fmt.Errorf("%s: %s", problem.Field, problem.Message), "pipelines", string(route.Name)))
 			}
@@ -145,7 +145,7 @@ func (f *File) validateWindow() error {
 	if window == 0 {
 		return nil
 	}
-	if kept := cmp.Or(f.Results.Retention, result.DefaultRetention); window > kept {
+	if kept := cmp.Or(f.Results.Retention, store.DefaultResultRetention); window > kept {
 		return fmt.Errorf("retention: %s is longer than the %s of results.retention: a key would outlive its answer", window, kept)
 	}
 	if longest := cmp.Or(f.Gateway.MaxTimeout, stagehost.DefaultMaxAge); window <= longest {
@@ -172,8 +172,8 @@ func (n NATS) validate() error {
 	if n.MaxPayload != 0 && (n.MaxPayload < minBrokerPayload || n.MaxPayload > maxBrokerPayload) {
 		errs = append(errs, fmt.Errorf("max_payload: %s is not between %s and %s", n.MaxPayload, config.Bytes(minBrokerPayload), config.Bytes(maxBrokerPayload)))
 	}
-	errs = append(errs, secretfile.Pair{CertFile: n.CertFile, KeyFile: n.KeyFile}.Check(""),
-		secretfile.Pair{CertFile: n.ListenCertFile, KeyFile: n.ListenKeyFile}.Check("listen_"))
+	errs = append(errs, credentials.Pair{CertFile: n.CertFile, KeyFile: n.KeyFile}.Check(""),
+		credentials.Pair{CertFile: n.ListenCertFile, KeyFile: n.ListenKeyFile}.Check("listen_"))
 	if n.URL == "" {
 		return errors.Join(append(errs, n.validateOwn()...)...)
 	}
@@ -341,13 +341,13 @@ func (g Gateway) validate() error {
 		notNegative("max_timeout", g.MaxTimeout),
 		notNegative("host_grace", g.HostGrace),
 		notNegative("drain_delay", g.DrainDelay),
-		secretfile.Pair{CertFile: g.CertFile, KeyFile: g.KeyFile}.Check(""),
+		credentials.Pair{CertFile: g.CertFile, KeyFile: g.KeyFile}.Check(""),
 		notNegative("drain_timeout", g.DrainTimeout),
 	}
 	if g.MaxTimeout > 0 && g.Timeout > g.MaxTimeout {
 		errs = append(errs, fmt.Errorf("timeout: %s is more than the max_timeout of %s", g.Timeout, g.MaxTimeout))
 	}
-	if least := admit.RequestOf(int(g.MaxPayload)); g.MaxInFlightBytes != 0 && int(g.MaxInFlightBytes) < least {
+	if least := admission.MaxRequest(int(g.MaxPayload)); g.MaxInFlightBytes != 0 && int(g.MaxInFlightBytes) < least {
 		errs = append(errs, fmt.Errorf("max_in_flight_bytes: %s is less than the %s that one request may need, five times max_payload", g.MaxInFlightBytes, config.Bytes(least)))
 	}
 	return errors.Join(append(errs, validOrigins(g.AllowOrigins)...)...)

@@ -40,7 +40,7 @@ func TestWhatIsWrongIsToldWithItsPlace(t *testing.T) {
 		},
 		"no stages":            {"mesh: m\nstages: {}\n", "m.yaml:2:1: stages: there are none"},
 		"an unknown key":       {good + "pipeline: {}\n", `m.yaml:4:1: "pipeline" is not a key here; there are dead_letters, gateway, idempotency, mesh, nats, ops, pipelines, registry, results, stages`},
-		"an unknown stage key": {stage("batching: {}"), `m.yaml:5:5: stages.a: "batching" is not a key here; there are attempts, batch, cert_file, drain_timeout, hosts,`},
+		"an unknown stage key": {stage("batching: {}"), `m.yaml:5:5: stages.a: "batching" is not a key here; there are batch, cert_file, crash_limit, drain_timeout, hosts,`},
 		"a wrong type":         {stage("batch: {max_size: 0x}"), `m.yaml:5:23: stages.a.batch.max_size: "0x" is not a whole number`},
 
 		"a part's key":              {stage("inputs: [{name: x, type: FP32}]"), `m.yaml:5:24: stages.a.inputs[0]: "type" is not a key here; there are content_types, datatype, description, name, optional, schema, schema_file, shape`},
@@ -94,7 +94,7 @@ func TestWhatIsWrongIsToldWithItsPlace(t *testing.T) {
 		"durabilities":         {stage("queue: {durabilities: [disk]}"), `m.yaml:5:13: stages.a.queue.durabilities: use memory, file or both, each once, not ["disk"]`},
 		"a durability twice":   {stage("queue: {durabilities: [file, file]}"), `m.yaml:5:13: stages.a.queue.durabilities: use memory, file or both, each once`},
 		"durabilities' type":   {stage("queue: {durabilities: file}"), `m.yaml:5:27: stages.a.queue.durabilities: "file" is not a list`},
-		"attempts":             {stage("attempts: -1"), "m.yaml:5:5: stages.a.attempts: -1, at least 1 is needed"},
+		"crash_limit":          {stage("crash_limit: -1"), "m.yaml:5:5: stages.a.crash_limit: -1, at least 1 is needed"},
 		"queue version":        {stage("queue: {version: -1}"), "m.yaml:5:13: stages.a.queue.version: -1 is negative"},
 
 		"gateway address":     {good + "gateway: {listen: localhost}", `m.yaml:4:11: gateway.listen: "localhost" is no address`},

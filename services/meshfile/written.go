@@ -105,8 +105,8 @@ func ownKeys(p pipeline.Pipeline) []key {
 	if p.MaxInFlight != 0 {
 		out = append(out, key{"max_in_flight", strconv.Itoa(p.MaxInFlight)})
 	}
-	if p.WaitForRoom {
-		out = append(out, key{"wait_for_room", "true"})
+	if p.WaitForCapacity {
+		out = append(out, key{"wait_for_capacity", "true"})
 	}
 	return out
 }

@@ -20,7 +20,7 @@ import (
 
 func full() pipeline.Pipeline {
 	return pipeline.Pipeline{
-		Name: "full", Timeout: 1500 * time.Millisecond, Durability: pipeline.File, Keep: []string{"image", "010"}, MaxInFlight: 7, WaitForRoom: true,
+		Name: "full", Timeout: 1500 * time.Millisecond, Durability: pipeline.File, Keep: []string{"image", "010"}, MaxInFlight: 7, WaitForCapacity: true,
 		Steps: []pipeline.Step{
 			{
 				Name: "one", Stage: "a", Model: payload.ModelRef{Alias: "best", Version: "2"}, Inputs: map[string]string{"x": "true"},
@@ -98,7 +98,7 @@ func TestThePipelinesOfAFileAreReadWithoutItsStages(t *testing.T) {
 func TestDifferencesOfPipelinesAreTold(t *testing.T) {
 	t.Parallel()
 	after := full()
-	after.Timeout, after.Keep, after.WaitForRoom = 0, []string{"image"}, false
+	after.Timeout, after.Keep, after.WaitForCapacity = 0, []string{"image"}, false
 	after.Steps = []pipeline.Step{after.Steps[0]}
 	after.Steps[0].Stage, after.Steps[0].Inputs = "c", nil
 	after.Steps[0].Parameters = payload.Parameters{"b": payload.Bool(true), "i": payload.Int64(4), "digits": payload.Int64(3), "new": payload.String("x")}
@@ -110,7 +110,7 @@ func TestDifferencesOfPipelinesAreTold(t *testing.T) {
 		"steps[0].stage: a -> c", `steps[0].parameters.digits: "3" -> 3`, "steps[0].parameters.i: -3 -> 4", "steps[0].parameters.new:  -> x",
 		`keep: [image, "010"] -> [image]`, "steps[0].parameters.d: 0.1 -> ", "steps[0].parameters.huge: 1e+300 -> ", `steps[0].parameters.none: "" -> `,
 		`steps[0].parameters.s: "ä: #" -> `, "steps[0].parameters.u: 18446744073709551615 -> ", "steps[0].parameters.whole: 2.0 -> ", `steps[0].parameters."yes": "true" -> `,
-		`steps[0].inputs.x: "true" -> `, "steps[1].name: two -> ", "steps[1].stage: b -> ", `steps[1].model: "org/model:7" -> `, "timeout: 1.5s -> ", "wait_for_room: true -> ",
+		`steps[0].inputs.x: "true" -> `, "steps[1].name: two -> ", "steps[1].stage: b -> ", `steps[1].model: "org/model:7" -> `, "timeout: 1.5s -> ", "wait_for_capacity: true -> ",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("differences are\n%s\nwanted are\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))

@@ -79,7 +79,7 @@ func TestWhatWouldBeTooLateIsRefusedAtOnce(t *testing.T) {
 
 func waiting(r *call.Request, timeout time.Duration) *call.Request {
 	yes := true
-	r.WaitForRoom, r.Timeout = &yes, timeout
+	r.WaitForCapacity, r.Timeout = &yes, timeout
 	return r
 }
 
@@ -90,7 +90,7 @@ func TestCallThatWaitsForRoomGetsIt(t *testing.T) {
 	runner := newHeld()
 	bed.Host("stage", runner, func(s *stagehost.Settings) { s.Queue.MaxItems = bound })
 	p := meshtest.Pipeline("patient", "stage")
-	p.WaitForRoom = true
+	p.WaitForCapacity = true
 	g := bed.Gateway([]pipeline.Pipeline{p})
 	var inside []<-chan answer
 	for range bound {
@@ -107,7 +107,7 @@ func TestCallThatWaitsForRoomGetsIt(t *testing.T) {
 	inside = append(inside,
 		start(t.Context(), g, waiting(ask("stage:stage", "x"), time.Minute)),
 		start(t.Context(), g, ask("patient", "x")))
-	bustest.Eventually(t, "three calls wait", func() bool { return g.Service().Inside() == bound+3 })
+	bustest.Eventually(t, "three calls wait", func() bool { return g.Service().InFlight() == bound+3 })
 	leave()
 	await(t, gone).fails(t, fault.Cancelled)
 	close(runner.release)

@@ -22,7 +22,6 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 
-	"github.com/stagemesh/stagemesh/mesh/opsport"
 	"github.com/stagemesh/stagemesh/mesh/telemetry"
 )
 
@@ -79,12 +78,12 @@ func Run(ctx context.Context, s Settings, work func(context.Context, *Port) erro
 		return fmt.Errorf("%s: %w", s.Key, err)
 	}
 	port := &Port{addr: listener.Addr(), meter: metrics.Meter(meterName)}
-	handler := opsport.Handler(opsport.Settings{Ready: port.ready, Metrics: metrics.Handler()})
+	handler := telemetry.PortHandler(telemetry.PortSettings{Ready: port.ready, Metrics: metrics.Handler()})
 	// The port is there until the work has ended, which is after ctx has.
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	served := make(chan error, 1)
-	go func() { served <- opsport.Serve(serving, listener, handler) }()
+	go func() { served <- telemetry.ServePort(serving, listener, handler) }()
 	s.Logger.Info("operations port listens", "address", port.addr.String())
 	err = work(ctx, port)
 	stop()

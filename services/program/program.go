@@ -37,7 +37,7 @@ func Command(cmd *cobra.Command, run func(ctx context.Context, out, errOut io.Wr
 	cmd.Version = process.Version()
 	cmd.SilenceUsage, cmd.SilenceErrors = true, true
 	cmd.RunE = envflags.RunE(func(cmd *cobra.Command, _ []string) error {
-		ctx, stop := process.UntilTold(cmd.Context())
+		ctx, stop := process.SignalContext(cmd.Context())
 		defer stop()
 		return run(ctx, cmd.OutOrStdout(), cmd.ErrOrStderr())
 	})

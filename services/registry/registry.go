@@ -1,5 +1,5 @@
-// Package registry is the registry of a mesh as its file names it: Consul, or the
-// mesh's own broker.
+// Package registry opens the registry that a mesh's file selects: Consul, or the mesh's
+// own broker.
 //
 //	r, err := registry.New(registry.Settings{Mesh: "digits", Consul: &consul.Settings{Address: "127.0.0.1:8500"}})
 //	go r.Run(ctx)                // the connection, until the context ends
@@ -15,16 +15,16 @@ import (
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/consul"
 	"github.com/stagemesh/stagemesh/discovery/natskv"
-	"github.com/stagemesh/stagemesh/mesh/secretfile"
+	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/stagehost"
 )
 
-// Settings say what the registry is: one of Consul and NATS is set. Their mesh and
-// logger are those given here.
+// Settings select the registry: either Consul or NATS is set. Mesh and Logger replace
+// theirs.
 type Settings struct {
 	Mesh   string
 	Consul *consul.Settings
-	// TokenFile holds the token for Consul; empty means that there is none.
+	// TokenFile has the token for Consul; empty means none.
 	TokenFile string
 	NATS      *natskv.Settings
 	Logger    *slog.Logger
@@ -33,20 +33,19 @@ type Settings struct {
 // Registry is a mesh's registry.
 type Registry struct {
 	discovery.Registry
-	discovery.Table
 	run func(ctx context.Context) error
 }
 
-// New returns a registry. It dials nothing.
+// New returns a registry. It does not connect.
 func New(s Settings) (*Registry, error) {
 	if s.Consul == nil {
-		return ofBroker(s)
+		return newNATS(s)
 	}
 	settings := *s.Consul
 	settings.Mesh, settings.Logger = s.Mesh, s.Logger
 	if s.TokenFile != "" {
 		var err error
-		if settings.Token, err = secretfile.Token(s.TokenFile); err != nil {
+		if settings.Token, err = credentials.Token(s.TokenFile); err != nil {
 			return nil, fmt.Errorf("registry.consul.token_file: %w", err)
 		}
 	}
@@ -57,30 +56,30 @@ func New(s Settings) (*Registry, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Registry{Registry: c, Table: c, run: func(ctx context.Context) error {
+	return &Registry{Registry: c, run: func(ctx context.Context) error {
 		<-ctx.Done()
 		c.Close()
 		return nil
 	}}, nil
 }
 
-// checkTLS reads the files that the client reads, whose errors name no key.
+// checkTLS reads the client's files: the client's own errors name no setting.
 func checkTLS(t consul.TLS) error {
 	if t.CAFile != "" {
-		if _, err := secretfile.Roots(t.CAFile); err != nil {
+		if _, err := credentials.Roots(t.CAFile); err != nil {
 			return fmt.Errorf("registry.consul.ca_file: %w", err)
 		}
 	}
 	if t.CertFile == "" {
 		return nil
 	}
-	_, err := secretfile.Pair{CertFile: t.CertFile, KeyFile: t.KeyFile}.Load("registry.consul.")
+	_, err := credentials.Pair{CertFile: t.CertFile, KeyFile: t.KeyFile}.Load("registry.consul.")
 	return err
 }
 
-func ofBroker(s Settings) (*Registry, error) {
+func newNATS(s Settings) (*Registry, error) {
 	if s.NATS == nil {
-		return nil, errors.New("registry: there is neither consul nor nats")
+		return nil, errors.New("registry: neither consul nor nats is set")
 	}
 	settings := *s.NATS
 	settings.Mesh, settings.Logger = s.Mesh, s.Logger
@@ -88,14 +87,14 @@ func ofBroker(s Settings) (*Registry, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Registry{Registry: store, Table: store, run: store.Run}, nil
+	return &Registry{Registry: store, run: store.Run}, nil
 }
 
 // Run holds the connection until the context ends.
 func (r *Registry) Run(ctx context.Context) error { return r.run(ctx) }
 
-// Around holds the connection while a function works, also after the context has
-// ended: whoever leaves says so. A nil registry has none.
+// Around holds the connection while work runs, also after the context has ended, so that
+// work can remove what it has registered. A nil registry has no connection.
 func (r *Registry) Around(ctx context.Context, work func() error) error {
 	if r == nil {
 		return work()
@@ -108,7 +107,7 @@ func (r *Registry) Around(ctx context.Context, work func() error) error {
 	return errors.Join(err, <-ended)
 }
 
-// Host returns what a host needs of it; nil of none.
+// Host returns the part that a host needs, nil of a nil registry.
 func (r *Registry) Host() *stagehost.Registry {
 	if r == nil {
 		return nil

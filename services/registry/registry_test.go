@@ -14,7 +14,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestAFileForConsulThatIsWrongIsToldWithItsKey(t *testing.T) {
+func TestConsulFileErrorsNameTheSetting(t *testing.T) {
 	t.Parallel()
 	authority := tlstest.New(t)
 	cert, key := authority.Certificate("client")
@@ -23,14 +23,14 @@ func TestAFileForConsulThatIsWrongIsToldWithItsKey(t *testing.T) {
 		tls   consul.TLS
 		want  string
 	}{
-		"no token file":      {"/nowhere", consul.TLS{}, "registry.consul.token_file: open /nowhere: "},
-		"an empty one":       {tlstest.File(t, "\n"), consul.TLS{}, "there is no token in it"},
-		"two lines":          {tlstest.File(t, "open\nsesame"), consul.TLS{}, "a token is one word of visible ASCII"},
-		"no authority":       {"", consul.TLS{CAFile: "/nowhere"}, "registry.consul.ca_file: open /nowhere: "},
-		"an authority is no": {"", consul.TLS{CAFile: key}, "registry.consul.ca_file: " + key},
-		"no certificate":     {"", consul.TLS{Enabled: true, CertFile: "/nowhere", KeyFile: key}, "registry.consul.cert_file: open /nowhere: "},
-		"no key":             {"", consul.TLS{Enabled: true, CertFile: cert, KeyFile: "/nowhere"}, "registry.consul.key_file: open /nowhere: "},
-		"all is well":        {tlstest.File(t, " open-sesame\n"), consul.TLS{CAFile: authority.File, CertFile: cert, KeyFile: key}, ""},
+		"no token file":            {"/nowhere", consul.TLS{}, "registry.consul.token_file: open /nowhere: "},
+		"an empty one":             {tlstest.File(t, "\n"), consul.TLS{}, "there is no token in it"},
+		"two lines":                {tlstest.File(t, "open\nsesame"), consul.TLS{}, "a token is one word of visible ASCII"},
+		"no authority":             {"", consul.TLS{CAFile: "/nowhere"}, "registry.consul.ca_file: open /nowhere: "},
+		"no certificate authority": {"", consul.TLS{CAFile: key}, "registry.consul.ca_file: " + key},
+		"no certificate":           {"", consul.TLS{Enabled: true, CertFile: "/nowhere", KeyFile: key}, "registry.consul.cert_file: open /nowhere: "},
+		"no key":                   {"", consul.TLS{Enabled: true, CertFile: cert, KeyFile: "/nowhere"}, "registry.consul.key_file: open /nowhere: "},
+		"everything is valid":      {tlstest.File(t, " open-sesame\n"), consul.TLS{CAFile: authority.File, CertFile: cert, KeyFile: key}, ""},
 	} {
 		_, err := registry.New(registry.Settings{
 			Mesh: "m", Consul: &consul.Settings{Address: "127.0.0.1:1", TLS: test.tls}, TokenFile: test.token, Logger: slog.New(slog.DiscardHandler),

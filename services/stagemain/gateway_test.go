@@ -17,7 +17,7 @@ import (
 var gatewayLine = regexp.MustCompile(`^gateway of mesh (\S+) is ready on (http://\S+) \(admin: (http://\S+), operations: (http://\S+)\)\n$`)
 
 // busyGateway is what a gateway shows that has a request.
-var busyGateway = regexp.MustCompile(`(?m)^stagemesh_gateway_body_bytes\S* [1-9]`)
+var busyGateway = regexp.MustCompile(`(?m)^stagemesh_gateway_request_bytes\S* [1-9]`)
 
 // serving waits for that line and returns where callers and operators may ask.
 func (p *process) serving(t *testing.T) (public, operations string) {

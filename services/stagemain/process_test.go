@@ -23,7 +23,6 @@ import (
 
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/natskv"
-	"github.com/stagemesh/stagemesh/discovery/roster"
 	"github.com/stagemesh/stagemesh/examples/digits"
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
@@ -312,7 +311,7 @@ func TestItemsOfAKilledHostAreAnsweredByAnother(t *testing.T) {
 }
 
 // running matches the page of metrics of a host with an item at its runner.
-var running = regexp.MustCompile(`(?m)^stagemesh_stage_in_hand\{[^}]*state="running"[^}]*\} 1$`)
+var running = regexp.MustCompile(`(?m)^stagemesh_stage_items_in_flight\{[^}]*state="running"[^}]*\} 1$`)
 
 // Whoever reads the registry sees who serves a stage, and who has left it.
 func TestHostsAreInTheRegistryAsLongAsTheyLive(t *testing.T) {
@@ -333,7 +332,7 @@ func TestHostsAreInTheRegistryAsLongAsTheyLive(t *testing.T) {
 	}
 	begin := time.Now()
 	hosts["two"].signal(t, syscall.SIGKILL)
-	inView(t, view, discovery.MaxGone, "one", "three")
+	inView(t, view, discovery.MaxDetectTime, "one", "three")
 	t.Logf("a killed host was out of view after %s", time.Since(begin).Round(time.Millisecond))
 	begin = time.Now()
 	hosts["one"].signal(t, syscall.SIGTERM)
@@ -345,13 +344,13 @@ func TestHostsAreInTheRegistryAsLongAsTheyLive(t *testing.T) {
 }
 
 // viewOf returns a view of the registry on the broker.
-func viewOf(t *testing.T, url string) *roster.View {
+func viewOf(t *testing.T, url string) *discovery.Membership {
 	t.Helper()
 	r, err := registry.New(registry.Settings{Mesh: string(meshtest.Mesh), NATS: &natskv.Settings{URL: url}, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	view := roster.NewView(r, r, string(meshtest.Mesh), nil)
+	view := discovery.NewMembership(r, r, string(meshtest.Mesh), nil)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- r.Around(ctx, func() error { return view.Run(ctx) }) }()
@@ -365,7 +364,7 @@ func viewOf(t *testing.T, url string) *roster.View {
 }
 
 // inView waits until exactly these hosts are alive in a view.
-func inView(t *testing.T, view *roster.View, within time.Duration, want ...string) {
+func inView(t *testing.T, view *discovery.Membership, within time.Duration, want ...string) {
 	t.Helper()
 	late := time.After(within)
 	for {

@@ -12,7 +12,7 @@ import (
 	"github.com/stagemesh/stagemesh/services/meshfile"
 )
 
-// adminFlags name the admin port to ask, and what it is asked with.
+// adminFlags are the flags of a gateway's admin port.
 type adminFlags struct{ portFlags }
 
 func (a *adminFlags) add(cmd *cobra.Command) {
@@ -20,14 +20,14 @@ func (a *adminFlags) add(cmd *cobra.Command) {
 	a.portFlags.add(cmd, "the address of a gateway's admin port")
 }
 
-// with hands the function a client of the dead letters.
+// with calls the function with a client of the dead letters.
 func (a adminFlags) with(ask func(adminv1connect.DeadLetterServiceClient) error) error {
 	return a.reach(func(client connect.HTTPClient, address string, options ...connect.ClientOption) error {
 		return ask(adminv1connect.NewDeadLetterServiceClient(client, address, options...))
 	})
 }
 
-// reach is that of every port. An error also says where the port is another.
+// reach is portFlags.reach whose errors ask whether the port is an admin port.
 func (a adminFlags) reach(ask func(client connect.HTTPClient, address string, options ...connect.ClientOption) error) error {
 	err := a.portFlags.reach(ask)
 	rpc, ok := errors.AsType[*connect.Error](err)

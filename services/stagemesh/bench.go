@@ -49,7 +49,7 @@ func newBench() *cobra.Command {
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			ctx, stop := process.UntilTold(cmd.Context())
+			ctx, stop := process.SignalContext(cmd.Context())
 			defer stop()
 			return b.run(ctx, cmd, args[0], args[1:])
 		},

@@ -12,7 +12,7 @@ import (
 	"github.com/stagemesh/stagemesh/services/meshfile"
 )
 
-// addressFlag names the gateway to ask, and what it is asked with.
+// addressFlag has the flags of a gateway's public port.
 type addressFlag struct{ portFlags }
 
 func (a *addressFlag) add(cmd *cobra.Command) {
@@ -20,33 +20,33 @@ func (a *addressFlag) add(cmd *cobra.Command) {
 	a.portFlags.add(cmd, "the gateway's address")
 }
 
-// with hands the function a client of the gateway. An error says what to do
-// where nobody listens there, or where it is asked in a wrong way.
+// with calls the function with a client of the gateway. Errors of the connection say
+// what to do.
 func (a addressFlag) with(ask func(inferencev1connect.InferenceServiceClient) error) error {
 	return a.reach(func(client connect.HTTPClient, address string, options ...connect.ClientOption) error {
 		return ask(inferencev1connect.NewInferenceServiceClient(client, address, options...))
 	})
 }
 
-// told is an error that the gateway answered with, in words.
-type told struct{ error }
+// rpcError is an error of the gateway whose text is Describe's.
+type rpcError struct{ error }
 
 // Error implements error.
-func (t told) Error() string { return Describe(t.error) }
+func (t rpcError) Error() string { return Describe(t.error) }
 
-// Unwrap returns what the client said.
-func (t told) Unwrap() error { return t.error }
+// Unwrap returns the error of the client.
+func (t rpcError) Unwrap() error { return t.error }
 
-// telling returns an error that is the gateway's answer in words; others as they are.
-func telling(err error) error {
-	if rpc, ok := err.(*connect.Error); ok { //nolint:errorlint // one that is wrapped has words of its own
-		return told{rpc}
+// describeRPC makes an error of the gateway an rpcError; others stay unchanged.
+func describeRPC(err error) error {
+	if rpc, ok := err.(*connect.Error); ok { //nolint:errorlint // a wrapped one has its own text
+		return rpcError{rpc}
 	}
 	return err
 }
 
-// Describe returns an error with the reason that the mesh gives, and the stage
-// where it arose.
+// Describe returns the text of an error, with the mesh's reason and the stage where it
+// arose.
 func Describe(err error) string {
 	rpc, ok := errors.AsType[*connect.Error](err)
 	if !ok {
@@ -75,7 +75,7 @@ func requestID(err error) string {
 	return infoOf(rpc).GetMetadata()["request_id"]
 }
 
-// infoOf returns what the mesh says about an error, or nil.
+// infoOf returns the mesh's details of an error, or nil.
 func infoOf(err *connect.Error) *errdetails.ErrorInfo {
 	for _, detail := range err.Details() {
 		value, err := detail.Value()

@@ -13,17 +13,17 @@ import (
 func New() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "stagemesh",
-		Short:         "Multi-stage machine-learning inference as a mesh of small services",
+		Short:         "Run multi-stage machine-learning inference as a mesh of small services",
 		Version:       process.Version(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return misused(cmd, err) })
-	root.AddCommand(newUp(), newInfer(), newResult(), newCancel(), newStatus(), newPipelines(), newPlan(), newDead(), newBench(), newConfig(), newVersion())
+	root.AddCommand(newUp(), newInfer(), newGet(), newCancel(), newStatus(), newPipelines(), newDeadLetters(), newBench(), newConfig(), newVersion())
 	return root
 }
 
-// misused is an error of how a command was called, and where that is told.
+// misused returns a usage error that points to the command's help.
 func misused(cmd *cobra.Command, err error) error {
 	return fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())
 }

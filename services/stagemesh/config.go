@@ -15,16 +15,16 @@ import (
 func newConfig() *cobra.Command {
 	config := &cobra.Command{
 		Use:   "config",
-		Short: "Work with configuration files",
-		// A verb that there is not is an error, not a call for help.
+		Short: "Check mesh files",
+		// An unknown verb is an error, not a request for help.
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	config.AddCommand(&cobra.Command{
 		Use:   "check FILE",
-		Short: "Say what is wrong with a mesh's file, with line and column",
-		Long: "Check says everything that is wrong with a mesh's file, with line and column, and starts nothing.\n" +
-			"Models are read when their stage starts, so what is wrong with them is not told here.",
+		Short: "Report every error in a mesh file, with line and column",
+		Long: "Report every error in a mesh file, with line and column, and start nothing.\n" +
+			"Models are read when their stage starts, so their errors are not reported here.",
 		Example: "  stagemesh config check mesh.yaml",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {

@@ -1,5 +1,4 @@
-// Package stagemesh is the command of that name: up, infer, result, cancel, dead,
-// bench, config check and version. Every verb but up, and bench where it
-// starts a mesh, speaks to a mesh through its public API, as any
-// client does.
+// Package stagemesh is the command of that name: up, infer, get result, cancel,
+// status, pipelines, dead-letters, bench, config check and version. Every verb but up,
+// and bench with --mesh, uses the public API of a mesh as any client does.
 package stagemesh

@@ -33,13 +33,13 @@ func newInfer() *cobra.Command {
 	var flags inferFlags
 	infer := &cobra.Command{
 		Use:   "infer PIPELINE FILE...",
-		Short: "Send each file through a pipeline and print the answers",
-		Long: "Infer sends each file as a request of its own through a pipeline of a running mesh, and prints the answers.\n" +
-			"The content type is told by the file's name or, failing that, its first bytes. - is standard input.",
+		Short: "Send files through a pipeline and print the answers",
+		Long: "Send each file as a request through a pipeline of a running mesh, and print the answers. The content type follows from\n" +
+			"the file's name, or else from its first bytes. - is standard input.",
 		Example: "  stagemesh infer digits examples/digits/images/*.png\n  stagemesh infer stage:classify --json -\n  stagemesh infer digits image.png --durability file\n  stagemesh infer --stream chat question.txt",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) < 2 {
-				return misused(cmd, errors.New("give a PIPELINE, and a FILE or more"))
+				return misused(cmd, errors.New("give a PIPELINE and at least one FILE"))
 			}
 			return nil
 		},
@@ -51,16 +51,16 @@ func newInfer() *cobra.Command {
 		},
 	}
 	flags.address.add(infer)
-	infer.Flags().DurationVar(&flags.timeout, "timeout", 0, "how long each request may take; the pipeline's own timeout if 0")
-	infer.Flags().StringVar(&flags.durability, "durability", "", "where requests wait between stages, memory or file; the pipeline's own if empty. With file their ids are printed, for result and cancel")
-	infer.Flags().BoolVar(&flags.waits, "wait-for-room", false, "where a stage has no room, wait for it until the timeout instead of failing at once")
-	infer.Flags().StringVar(&flags.key, "idempotency-key", "", "the request with this key is made once: sent again, it gets the answer of the first time. For one FILE")
-	infer.Flags().BoolVar(&flags.stream, "stream", false, "print the answer as it comes: text as it is, with --json each message as a line. For one FILE")
+	infer.Flags().DurationVar(&flags.timeout, "timeout", 0, "the deadline of each request; the pipeline's timeout if 0")
+	infer.Flags().StringVar(&flags.durability, "durability", "", "where requests are queued between stages: memory or file; the pipeline's own if empty. With file the request IDs are printed, for get result and cancel")
+	infer.Flags().BoolVar(&flags.waits, "wait-for-capacity", false, "wait until the timeout while a stage is at capacity, instead of failing at once")
+	infer.Flags().StringVar(&flags.key, "idempotency-key", "", "run the request with this key once; sending it again returns the first answer. For one FILE")
+	infer.Flags().BoolVar(&flags.stream, "stream", false, "print the answer as it arrives: text as it is, or each message as a line with --json. For one FILE")
 	flags.style.add(infer)
 	return infer
 }
 
-// ErrFailed says that some requests failed; each has been printed.
+// ErrFailed is returned when requests failed; each failure has been printed.
 var ErrFailed = errors.New("some requests failed")
 
 // sender sends files through one pipeline of a mesh.
@@ -74,7 +74,7 @@ type sender struct {
 	stdin      io.Reader
 }
 
-// sender returns what sends files as the flags say, but for its client.
+// sender returns the sender that the flags describe, without its client.
 func (f inferFlags) sender(name string, in io.Reader) (sender, error) {
 	durability, err := pipeline.ParseDurability(f.durability)
 	if err != nil {
@@ -89,7 +89,7 @@ func runInfer(ctx context.Context, flags inferFlags, name string, files []string
 		return err
 	}
 	if flags.key != "" && len(files) > 1 {
-		return fmt.Errorf("--idempotency-key: is for one request: give one FILE, not %d", len(files))
+		return fmt.Errorf("--idempotency-key: needs exactly one FILE, not %d", len(files))
 	}
 	table := newPrinter(out, flags.style, "FILE")
 	table.ids = s.durability == pipeline.File || flags.key != ""
@@ -108,15 +108,15 @@ func runInfer(ctx context.Context, flags inferFlags, name string, files []string
 	return nil
 }
 
-// sendAll prints what becomes of each file, and how many failed. It gives up
-// where there is no gateway, or nobody to print for.
+// sendAll sends the files, prints each outcome and returns how many failed. It stops
+// when the gateway is unreachable or the output cannot be written.
 func (s sender) sendAll(ctx context.Context, files []string, table *printer) (failed int, err error) {
 	for _, file := range files {
 		begin := time.Now()
 		response, err := s.send(ctx, file)
 		switch {
 		case hopeless(err):
-			return failed, told{err}
+			return failed, rpcError{err}
 		case err != nil:
 			failed++
 			err = table.failure(filepath.Base(file), err)
@@ -158,7 +158,7 @@ func (s sender) request(file string) (*inferencev1.InferRequest, error) {
 		}}},
 	}
 	if s.waits {
-		request.WaitForRoom = &s.waits
+		request.WaitForCapacity = &s.waits
 	}
 	if s.timeout > 0 {
 		request.Timeout = durationpb.New(s.timeout)

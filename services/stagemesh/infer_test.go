@@ -157,7 +157,7 @@ func TestInferSendsNothingToWhatIsNoAddress(t *testing.T) {
 			t.Errorf("%q: got %v", address, err)
 		}
 	}
-	if _, err := run(t, "infer", "digits"); err == nil || err.Error() != "give a PIPELINE, and a FILE or more; see stagemesh infer --help" {
+	if _, err := run(t, "infer", "digits"); err == nil || err.Error() != "give a PIPELINE and at least one FILE; see stagemesh infer --help" {
 		t.Errorf("got %v", err)
 	}
 }

@@ -23,27 +23,27 @@ import (
 	"github.com/stagemesh/stagemesh/services/meshfile"
 )
 
-// pipelinesClient is what the verbs of pipelines ask.
+// pipelinesClient is the client of the verbs of pipelines.
 type pipelinesClient = adminv1connect.PipelineServiceClient
 
 func newPipelines() *cobra.Command {
 	pipelines := &cobra.Command{
 		Use:   "pipelines",
-		Short: "List the mesh's pipelines, and change them while it runs",
-		Long: "Pipelines is about the mesh's pipelines as its registry has them. It asks the admin port of a gateway, any of the\n" +
-			"mesh; all gateways follow a change at once.",
-		// A verb that there is not is an error, not a call for help.
+		Short: "List, get, apply, delete or plan pipelines",
+		Long: "List, get, apply, delete or plan the pipelines in the mesh's registry, while the mesh runs. The commands ask the admin port\n" +
+			"of any gateway of the mesh; all gateways follow a change at once.",
+		// An unknown verb is an error, not a request for help.
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	pipelines.AddCommand(newPipelinesList(), newPipelinesGet(), newPipelinesApply(), newPipelinesDelete())
+	pipelines.AddCommand(newPipelinesList(), newPipelinesGet(), newPipelinesApply(), newPipelinesDelete(), newPipelinesPlan())
 	return pipelines
 }
 
-// pipelines hands the function a client of the pipelines.
+// pipelines calls the function with a client of the pipelines.
 func (a adminFlags) pipelines(ask func(pipelinesClient) error) error {
 	return a.reach(func(client connect.HTTPClient, address string, options ...connect.ClientOption) error {
-		return telling(ask(adminv1connect.NewPipelineServiceClient(client, address, options...)))
+		return describeRPC(ask(adminv1connect.NewPipelineServiceClient(client, address, options...)))
 	})
 }
 
@@ -120,7 +120,7 @@ func printPipelines(out io.Writer, pipelines []*adminv1.PipelineStatus, now time
 	return nil
 }
 
-// sourceOf is a word for where a pipeline is from.
+// sourceOf names where a pipeline comes from.
 func sourceOf(p *adminv1.PipelineStatus) string {
 	switch {
 	case p.GetFromFile():
@@ -139,7 +139,7 @@ func newPipelinesGet() *cobra.Command {
 	}
 	get := &cobra.Command{
 		Use:     "get NAME",
-		Short:   "Print a pipeline as a file that can be applied",
+		Short:   "Print a pipeline as a file that apply takes",
 		Example: "  stagemesh pipelines get digits > digits.yaml",
 		Args:    onePipeline,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -156,7 +156,7 @@ func newPipelinesGet() *cobra.Command {
 		},
 	}
 	flags.admin.add(get)
-	get.Flags().BoolVar(&flags.json, "json", false, "print it, and how it is, as a line of JSON")
+	get.Flags().BoolVar(&flags.json, "json", false, "print the pipeline and its status as a line of JSON")
 	return get
 }
 
@@ -186,10 +186,10 @@ func newPipelinesApply() *cobra.Command {
 	var flags applyFlags
 	apply := &cobra.Command{
 		Use:   "apply FILE [NAME...]",
-		Short: "Make or change pipelines as a file has them",
-		Long: "Apply makes the pipelines of a file, or those of them that are named, or changes them; others stay as they are. The\n" +
-			"file is a mesh's, or has nothing but pipelines. Where one of them is wrong, or does not fit its stages, nothing is\n" +
-			"changed. stagemesh plan shows what would be.",
+		Short: "Create or update the pipelines of a file",
+		Long: "Create or update the pipelines of a file, or only the named ones; others are unchanged. The file is a mesh's, or\n" +
+			"contains nothing but pipelines. When one of them is invalid, or does not fit its stages, nothing is applied.\n" +
+			"stagemesh pipelines plan shows the changes first.",
 		Example: "  stagemesh pipelines apply mesh.yaml\n  stagemesh pipelines apply pipelines.yaml digits",
 		Args:    aFile,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -210,8 +210,8 @@ func newPipelinesApply() *cobra.Command {
 		},
 	}
 	flags.admin.add(apply)
-	apply.Flags().BoolVar(&flags.force, "force", false, "apply pipelines also where their stages are not known, or do not fit together")
-	apply.Flags().Uint64Var(&flags.expect, "expect", 0, "the revision that the pipeline has to have; 0 is that there is none")
+	apply.Flags().BoolVar(&flags.force, "force", false, "apply pipelines even if their stages are unknown or do not fit together")
+	apply.Flags().Uint64Var(&flags.expect, "expect", 0, "apply only if the pipeline has this revision; 0 means that it must not exist")
 	return apply
 }
 
@@ -222,7 +222,7 @@ func aFile(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// wantedOf returns the pipelines of a file, or those that are named.
+// wantedOf returns the pipelines of a file, or the named ones.
 func wantedOf(path string, names []string) ([]pipeline.Pipeline, error) {
 	all, err := meshfile.ReadPipelines(path)
 	if err != nil || len(names) == 0 {
@@ -244,9 +244,9 @@ func wantedOf(path string, names []string) ([]pipeline.Pipeline, error) {
 	return out, nil
 }
 
-// Why a file was not applied, for the reasons that are printed.
+// Errors of a file that was not applied; its problems have been printed.
 var (
-	errNothingApplied = errors.New("nothing was applied; --force applies what does not fit")
+	errNothingApplied = errors.New("nothing was applied; use --force to apply pipelines that do not fit")
 	errInvalid        = errors.New("nothing was applied")
 )
 
@@ -258,9 +258,9 @@ func (f applyFlags) run(ctx context.Context, client pipelinesClient, wanted []pi
 	for _, plan := range planned {
 		printProblems(out, plan)
 		switch {
-		case invalid(plan):
+		case isInvalid(plan):
 			err = errInvalid
-		case wrong(plan) && !f.force && err == nil:
+		case hasErrors(plan) && !f.force && err == nil:
 			err = errNothingApplied
 		}
 	}
@@ -270,27 +270,27 @@ func (f applyFlags) run(ctx context.Context, client pipelinesClient, wanted []pi
 	for i, p := range wanted {
 		request := &adminv1.ApplyPipelineRequest{Pipeline: p.ToProto(), ExpectRevision: expect, Force: f.force}
 		if expect == nil {
-			// Nobody is to have changed it since the plan.
+			// Nobody may have changed it since the plan.
 			request.ExpectRevision = proto.Uint64(planned[i].GetCurrent().GetRevision())
 		}
 		answer, err := client.ApplyPipeline(ctx, connect.NewRequest(request))
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(out, "pipeline %s %s, revision %d\n", p.Name, applied(answer.Msg.GetChange()), answer.Msg.GetPipeline().GetRevision())
+		fmt.Fprintf(out, "pipeline %s %s, revision %d\n", p.Name, describeApplied(answer.Msg.GetChange()), answer.Msg.GetPipeline().GetRevision())
 	}
 	return nil
 }
 
-// applied is a word for what was done.
-func applied(c adminv1.PipelineChange) string {
+// describeApplied names the change that was made.
+func describeApplied(c adminv1.PipelineChange) string {
 	switch c {
 	case adminv1.PipelineChange_PIPELINE_CHANGE_CREATE:
-		return "is new"
+		return "created"
 	case adminv1.PipelineChange_PIPELINE_CHANGE_UPDATE:
-		return "is changed"
+		return "updated"
 	default:
-		return "is as it was"
+		return "unchanged"
 	}
 }
 
@@ -299,12 +299,12 @@ func newPipelinesDelete() *cobra.Command {
 	remove := &cobra.Command{
 		Use:   "delete NAME...",
 		Short: "Delete pipelines",
-		Long: "Delete removes pipelines; requests that are under way go on. One that is in the file of a gateway stays deleted until\n" +
-			"that file says something else about it.",
+		Long: "Delete pipelines; requests in flight continue. A pipeline in the file of a gateway stays deleted until that file\n" +
+			"changes it.",
 		Example: "  stagemesh pipelines delete digits",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return misused(cmd, errors.New("give the NAME of a pipeline, or several"))
+				return misused(cmd, errors.New("give the NAME of at least one pipeline"))
 			}
 			if cmd.Flags().Changed("expect") && len(args) != 1 {
 				return misused(cmd, errors.New("--expect: is the revision of one pipeline; name one"))
@@ -321,18 +321,18 @@ func newPipelinesDelete() *cobra.Command {
 					if _, err := client.DeletePipeline(cmd.Context(), connect.NewRequest(&adminv1.DeletePipelineRequest{Name: name, ExpectRevision: expect})); err != nil {
 						return err
 					}
-					fmt.Fprintf(cmd.OutOrStdout(), "pipeline %s is deleted\n", name)
+					fmt.Fprintf(cmd.OutOrStdout(), "pipeline %s deleted\n", name)
 				}
 				return nil
 			})
 		},
 	}
 	flags.admin.add(remove)
-	remove.Flags().Uint64Var(&flags.expect, "expect", 0, "the revision that the pipeline has to have")
+	remove.Flags().Uint64Var(&flags.expect, "expect", 0, "delete only if the pipeline has this revision")
 	return remove
 }
 
-// staleness is an answer that may be out of date.
+// staleness is part of an answer that may be out of date.
 type staleness interface {
 	GetStaleSince() *timestamppb.Timestamp
 	GetStaleCause() string
@@ -340,6 +340,6 @@ type staleness interface {
 
 func printStale(out io.Writer, answer staleness, now time.Time) {
 	if since := answer.GetStaleSince(); since != nil {
-		fmt.Fprintf(out, "the registry has been away for %s, and this may be out of date: %s\n", age(now.Sub(since.AsTime())), cmp.Or(visible(answer.GetStaleCause()), "nobody knows why"))
+		fmt.Fprintf(out, "the registry has been unreachable for %s, so this may be out of date: %s\n", age(now.Sub(since.AsTime())), cmp.Or(visible(answer.GetStaleCause()), "the cause is unknown"))
 	}
 }

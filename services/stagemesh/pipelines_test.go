@@ -81,24 +81,24 @@ func TestPipelinesArePlannedAppliedShownAndDeleted(t *testing.T) {
 	t.Parallel()
 	c := newChanging(t)
 	file := c.file("p.yaml", "pipelines:\n  first: {timeout: 2s, steps: [{name: one, stage: echo, parameters: {n: 1}}]}\n  second: {steps: [{name: one, stage: echo}, {name: two, stage: label}]}\n")
-	c.shows(c.run("plan", file), `^first: would be changed\n  \+ steps\[0\]\.parameters\.n: 1\n  \+ timeout: 2s\nsecond: would be new\n$`)
+	c.shows(c.run("pipelines", "plan", file), `^first: would be updated\n  \+ steps\[0\]\.parameters\.n: 1\n  \+ timeout: 2s\nsecond: would be created\n$`)
 	c.shows(c.run("pipelines", "list"), `(?m)^first +echo +ready +file +\d+ +\d+s$`)
-	c.shows(c.run("pipelines", "apply", file), `^pipeline first is changed, revision \d+\npipeline second is new, revision \d+\n$`)
-	c.shows(c.run("pipelines", "apply", file, "second", "second"), `^pipeline second is as it was, revision \d+\n$`)
-	c.shows(c.run("plan", file), `^first: is there already\nsecond: is there already\n$`)
+	c.shows(c.run("pipelines", "apply", file), `^pipeline first updated, revision \d+\npipeline second created, revision \d+\n$`)
+	c.shows(c.run("pipelines", "apply", file, "second", "second"), `^pipeline second unchanged, revision \d+\n$`)
+	c.shows(c.run("pipelines", "plan", file), `^first: unchanged\nsecond: unchanged\n$`)
 	c.shows(c.run("pipelines", "list"), `(?m)^first +echo +ready +file, changed +\d+ +\d+s\nsecond +echo > label +ready +applied +\d+ +\d+s$`)
 
 	// What is shown can be applied.
 	text := c.run("pipelines", "get", "first")
-	c.shows(c.run("plan", c.file("again.yaml", text)), `^first: is there already\n$`)
-	c.shows(c.run("plan", c.file("less.yaml", strings.Replace(text, "timeout: 2s", "timeout: 3s", 1))), `^first: would be changed\n  ~ timeout: 2s -> 3s\n$`)
+	c.shows(c.run("pipelines", "plan", c.file("again.yaml", text)), `^first: unchanged\n$`)
+	c.shows(c.run("pipelines", "plan", c.file("less.yaml", strings.Replace(text, "timeout: 2s", "timeout: 3s", 1))), `^first: would be updated\n  ~ timeout: 2s -> 3s\n$`)
 
 	address, _ := c.ready(t)
 	out, err := run(t, "infer", "first", c.file("hello.txt", "hello"), "--address", address)
 	if err != nil || !strings.Contains(out, "hello") {
 		t.Errorf("a request is answered by %s, %v", out, err)
 	}
-	c.shows(c.run("pipelines", "delete", "first", "second"), `^pipeline first is deleted\npipeline second is deleted\n$`)
+	c.shows(c.run("pipelines", "delete", "first", "second"), `^pipeline first deleted\npipeline second deleted\n$`)
 	c.shows(c.run("pipelines", "list"), `^there is no pipeline\n$`)
 	c.fails("there is no pipeline", "pipelines", "get", "first")
 	c.fails("there is no pipeline", "pipelines", "delete", "first")
@@ -111,12 +111,12 @@ func TestWhatDoesNotFitIsToldAndNotApplied(t *testing.T) {
 	t.Parallel()
 	c := newChanging(t)
 	file := c.file("p.yaml", "pipelines:\n  fine: {steps: [{name: one, stage: echo}]}\n  wrong: {durability: file, steps: [{name: one, stage: decode}, {name: two, stage: label, inputs: {x: y}}, {name: three, stage: nowhere}, {name: four, stage: echo}]}\n")
-	problems := `  wrong: wrong\.steps\[1\]\.inputs\.x: .*\n  wrong: wrong\.steps\[1\]\.inputs\.scores: .*given pixels, a tensor FP32.*\n  wrong: wrong\.steps\[2\]\.stage: nobody knows a stage nowhere; there is decode, echo, label\n  wrong: wrong\.steps\[3\]\.stage: .*durability.*\n`
-	c.shows(c.fails("some of this would not be applied", "plan", file), `(?s)^fine: would be new\nwrong: would be new\n.*`+problems+`$`)
-	c.fails("some of this would not be applied", "plan", "--json", file)
-	c.shows(c.fails("nothing was applied; --force", "pipelines", "apply", file), problems)
+	problems := `  error: wrong\.steps\[1\]\.inputs\.x: .*\n  error: wrong\.steps\[1\]\.inputs\.scores: .*given pixels, a tensor FP32.*\n  error: wrong\.steps\[2\]\.stage: nobody knows a stage nowhere; there is decode, echo, label\n  error: wrong\.steps\[3\]\.stage: .*durability.*\n`
+	c.shows(c.fails("some pipelines would not be applied", "pipelines", "plan", file), `(?s)^fine: would be created\nwrong: would be created\n.*`+problems+`$`)
+	c.fails("some pipelines would not be applied", "pipelines", "plan", "--json", file)
+	c.shows(c.fails("nothing was applied; use --force", "pipelines", "apply", file), problems)
 	c.shows(c.run("pipelines", "list"), `(?m)^first .*\n$`)
-	c.shows(c.run("pipelines", "apply", "--force", file), `pipeline wrong is new, revision \d+\n$`)
+	c.shows(c.run("pipelines", "apply", "--force", file), `pipeline wrong created, revision \d+\n$`)
 	c.shows(c.run("pipelines", "list"), `(?m)^wrong +decode > label > nowhere > echo +not ready +applied.*\nwrong: .*nowhere`)
 	var listed struct{ Pipeline struct{ Name string } }
 	for line := range strings.Lines(c.run("pipelines", "list", "--json")) {
@@ -135,15 +135,15 @@ func TestARevisionThatIsAnotherIsToldAndNothingChanged(t *testing.T) {
 	file := c.file("p.yaml", "pipelines: {first: {timeout: 2s, steps: [{name: one, stage: echo}]}}\n")
 	c.fails("none was expected", "pipelines", "apply", file, "--expect", "0")
 	c.fails("get it again", "pipelines", "delete", "first", "--expect", "9999")
-	c.shows(c.run("plan", file), "would be changed")
+	c.shows(c.run("pipelines", "plan", file), "would be updated")
 	for want, args := range map[string][]string{
-		"give the FILE":             {"plan"},
-		"no such file":              {"plan", "nowhere.yaml"},
-		`there is no pipeline "x"`:  {"pipelines", "apply", file, "x"},
-		"is the revision of one":    {"pipelines", "delete", "a", "b", "--expect", "1"},
-		"give the NAME of one":      {"pipelines", "get"},
-		"give the NAME of a":        {"pipelines", "delete"},
-		"pipelines: there are none": {"plan", c.file("none.yaml", "mesh: m\n")},
+		"give the FILE":                 {"pipelines", "plan"},
+		"no such file":                  {"pipelines", "plan", "nowhere.yaml"},
+		`there is no pipeline "x"`:      {"pipelines", "apply", file, "x"},
+		"is the revision of one":        {"pipelines", "delete", "a", "b", "--expect", "1"},
+		"give the NAME of one":          {"pipelines", "get"},
+		"give the NAME of at least one": {"pipelines", "delete"},
+		"pipelines: there are none":     {"pipelines", "plan", c.file("none.yaml", "mesh: m\n")},
 	} {
 		c.fails(want, args...)
 	}

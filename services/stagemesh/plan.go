@@ -17,18 +17,18 @@ import (
 	"github.com/stagemesh/stagemesh/services/meshfile"
 )
 
-func newPlan() *cobra.Command {
+func newPipelinesPlan() *cobra.Command {
 	var flags struct {
 		admin adminFlags
 		json  bool
 	}
 	plan := &cobra.Command{
 		Use:   "plan FILE [NAME...]",
-		Short: "Show what applying a file's pipelines would change, and what is wrong with them",
-		Long: "Plan shows what stagemesh pipelines apply would change, and changes nothing. It holds the pipelines against the stages\n" +
-			"that run: whether they are there, have the queues, and take what the step before gives. The exit code is 1 where\n" +
-			"something would not be applied.",
-		Example: "  stagemesh plan mesh.yaml",
+		Short: "Show what applying a file would change, and its problems",
+		Long: "Show what stagemesh pipelines apply would change, and change nothing. The pipelines are checked against the running\n" +
+			"stages: whether they exist, have the queues, and take the outputs of the step before. The exit code is 1 if a pipeline\n" +
+			"would not be applied.",
+		Example: "  stagemesh pipelines plan mesh.yaml",
 		Args:    aFile,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			wanted, err := wantedOf(args[0], args[1:])
@@ -45,7 +45,7 @@ func newPlan() *cobra.Command {
 				} else {
 					err = printPlans(cmd.OutOrStdout(), wanted, plans)
 				}
-				if err == nil && slices.ContainsFunc(plans, wrong) {
+				if err == nil && slices.ContainsFunc(plans, hasErrors) {
 					err = errDoesNotFit
 				}
 				return err
@@ -57,7 +57,7 @@ func newPlan() *cobra.Command {
 	return plan
 }
 
-// plansOf asks what applying the pipelines would do; there is a plan for each.
+// plansOf asks what applying the pipelines would change; each pipeline has a plan.
 func plansOf(ctx context.Context, client pipelinesClient, wanted []pipeline.Pipeline) ([]*adminv1.PipelinePlan, error) {
 	in := &adminv1.PlanPipelinesRequest{Pipelines: make([]*meshv1.Pipeline, len(wanted))}
 	for i, p := range wanted {
@@ -73,12 +73,12 @@ func plansOf(ctx context.Context, client pipelinesClient, wanted []pipeline.Pipe
 	return answer.Msg.GetPlans(), nil
 }
 
-// errDoesNotFit says that a plan has problems, which are printed.
-var errDoesNotFit = errors.New("some of this would not be applied")
+// errDoesNotFit is returned for plans with problems, which have been printed.
+var errDoesNotFit = errors.New("some pipelines would not be applied")
 
 func printPlans(out io.Writer, wanted []pipeline.Pipeline, plans []*adminv1.PipelinePlan) error {
 	for i, plan := range plans {
-		fmt.Fprintf(out, "%s: %s\n", wanted[i].Name, planned(plan.GetChange()))
+		fmt.Fprintf(out, "%s: %s\n", wanted[i].Name, describePlanned(plan.GetChange()))
 		if current := plan.GetCurrent(); current != nil {
 			if err := printDifferences(out, current.GetPipeline(), wanted[i]); err != nil {
 				return err
@@ -107,24 +107,24 @@ func printDifferences(out io.Writer, current *meshv1.Pipeline, wanted pipeline.P
 	return nil
 }
 
-// planned is a word for what would be done.
-func planned(c adminv1.PipelineChange) string {
+// describePlanned names the change that would be made.
+func describePlanned(c adminv1.PipelineChange) string {
 	switch c {
 	case adminv1.PipelineChange_PIPELINE_CHANGE_CREATE:
-		return "would be new"
+		return "would be created"
 	case adminv1.PipelineChange_PIPELINE_CHANGE_UPDATE:
-		return "would be changed"
+		return "would be updated"
 	case adminv1.PipelineChange_PIPELINE_CHANGE_NONE:
-		return "is there already"
+		return "unchanged"
 	default:
-		return "is no pipeline"
+		return "is invalid"
 	}
 }
 
-// printProblems prints what is wrong with a pipeline.
+// printProblems prints the problems of a pipeline.
 func printProblems(out io.Writer, plan *adminv1.PipelinePlan) {
 	for _, problem := range plan.GetProblems() {
-		word := "wrong"
+		word := "error"
 		if problem.GetSeverity() == adminv1.PipelineSeverity_PIPELINE_SEVERITY_WARNING {
 			word = "warning"
 		}
@@ -136,8 +136,8 @@ func printProblems(out io.Writer, plan *adminv1.PipelinePlan) {
 	}
 }
 
-// wrong reports whether a pipeline would not be applied.
-func wrong(plan *adminv1.PipelinePlan) bool {
+// hasErrors reports whether a pipeline would not be applied.
+func hasErrors(plan *adminv1.PipelinePlan) bool {
 	for _, problem := range plan.GetProblems() {
 		if problem.GetSeverity() != adminv1.PipelineSeverity_PIPELINE_SEVERITY_WARNING {
 			return true
@@ -146,8 +146,8 @@ func wrong(plan *adminv1.PipelinePlan) bool {
 	return false
 }
 
-// invalid reports whether a pipeline is none, which no force applies.
-func invalid(plan *adminv1.PipelinePlan) bool {
+// isInvalid reports whether a pipeline is invalid, which --force does not change.
+func isInvalid(plan *adminv1.PipelinePlan) bool {
 	return slices.ContainsFunc(plan.GetProblems(), func(p *adminv1.PipelineProblem) bool {
 		return p.GetSeverity() == adminv1.PipelineSeverity_PIPELINE_SEVERITY_INVALID
 	})

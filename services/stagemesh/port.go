@@ -20,8 +20,8 @@ import (
 
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
+	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/fault"
-	"github.com/stagemesh/stagemesh/mesh/secretfile"
 )
 
 // portFlags name a port of a gateway to ask, and what it is asked with.
@@ -129,7 +129,7 @@ func (p portFlags) token() (connect.Interceptor, error) {
 	var data []byte
 	if p.tokenFile != "" {
 		var err error
-		if data, err = secretfile.Read(p.tokenFile); err != nil {
+		if data, err = credentials.Read(p.tokenFile); err != nil {
 			return nil, fmt.Errorf("--token-file: %w", err)
 		}
 	}
@@ -179,7 +179,7 @@ func (p portFlags) transport() (*http.Transport, error) {
 	if p.caFile == "" {
 		return out, nil
 	}
-	roots, err := secretfile.Roots(p.caFile)
+	roots, err := credentials.Roots(p.caFile)
 	if err != nil {
 		return nil, fmt.Errorf("--ca-file: %w", err)
 	}

@@ -64,7 +64,7 @@ func asking(t *testing.T) []port {
 	file := tlstest.File(t, "hello")
 	return []port{
 		{"", "--address", "gateway", []string{"infer", "stage:echo", file, file}},
-		{"", "--admin", "gateway.admin", []string{"dead", "list"}},
+		{"", "--admin", "gateway.admin", []string{"dead-letters", "list"}},
 	}
 }
 

@@ -43,18 +43,18 @@ func TestResultPrintsTheStoredAnswer(t *testing.T) {
 	address := mesh(t)
 	request := inferDurable(t, address)
 	for range 2 {
-		out, err := run(t, "result", request, "-a", address)
+		out, err := run(t, "get", "result", request, "-a", address)
 		if err != nil {
 			t.Fatal(err)
 		}
 		match(t, out, `REQUEST +TIME +ANSWER`, request+` +[0-9.]+ ms +labels=\[9 .*`)
 	}
-	out, err := run(t, "result", request, "--wait", "1s", "--timeline", "-a", address)
+	out, err := run(t, "get", "result", request, "--wait", "1s", "--timeline", "-a", address)
 	if err != nil {
 		t.Fatal(err)
 	}
 	match(t, out, `REQUEST +TIME +ANSWER`, request+` +.*`, ` +decode: .*`, ` +classify: .*`, ` +label: .*`)
-	out, err = run(t, "result", request, "--json", "-a", address)
+	out, err = run(t, "get", "result", request, "--json", "-a", address)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +84,7 @@ func TestInferWithAKeyIsMadeOnce(t *testing.T) {
 	if !errors.Is(err, stagemesh.ErrFailed) || !strings.Contains(out, "IDEMPOTENCY_MISMATCH: ") {
 		t.Errorf("with another image: got %v, %s", err, out)
 	}
-	if _, err := run(t, "infer", "digits", image("00-1.png"), image("07-9.png"), "--idempotency-key", "x", "-a", address); err == nil || err.Error() != "--idempotency-key: is for one request: give one FILE, not 2" {
+	if _, err := run(t, "infer", "digits", image("00-1.png"), image("07-9.png"), "--idempotency-key", "x", "-a", address); err == nil || err.Error() != "--idempotency-key: needs exactly one FILE, not 2" {
 		t.Errorf("of two files: got %v", err)
 	}
 }
@@ -95,8 +95,8 @@ func TestResultSaysWhyThereIsNone(t *testing.T) {
 	unknown := uuid.NewString()
 	begin := time.Now()
 	for _, wait := range []string{"0s", "50ms"} {
-		out, err := run(t, "result", unknown, "--wait", wait, "-a", address)
-		if want := "NOT_FOUND: request " + unknown + " has no stored answer"; err == nil || !strings.HasPrefix(err.Error(), want) || out != "" {
+		out, err := run(t, "get", "result", unknown, "--wait", wait, "-a", address)
+		if want := "NOT_FOUND: request " + unknown + " has no stored result"; err == nil || !strings.HasPrefix(err.Error(), want) || out != "" {
 			t.Errorf("got %q, %v", out, err)
 		}
 	}
@@ -109,7 +109,7 @@ func TestResultSaysWhyThereIsNone(t *testing.T) {
 	if jsonErr := json.Unmarshal([]byte(out), &failure); jsonErr != nil || !errors.Is(err, stagemesh.ErrFailed) || failure.RequestID == "" {
 		t.Fatalf("got %q, %v, %v", out, err, jsonErr)
 	}
-	out, err = run(t, "result", failure.RequestID, "-a", address)
+	out, err = run(t, "get", "result", failure.RequestID, "-a", address)
 	if err == nil || !strings.HasPrefix(err.Error(), "INVALID_INPUT at stage decode: ") || err.Error() != failure.Error || out != "" {
 		t.Errorf("got %q, %v, want %s", out, err, failure.Error)
 	}
@@ -149,14 +149,14 @@ func endless(t *testing.T) (address, request string) {
 func TestCancelCallsARequestOff(t *testing.T) {
 	t.Parallel()
 	address, request := endless(t)
-	if _, err := run(t, "result", request, "-a", address); err == nil || !strings.HasPrefix(err.Error(), "NOT_FOUND: ") {
+	if _, err := run(t, "get", "result", request, "-a", address); err == nil || !strings.HasPrefix(err.Error(), "NOT_FOUND: ") {
 		t.Fatalf("got %v", err)
 	}
 	out, err := run(t, "cancel", request, "-a", address)
-	if want := "the mesh is told to call " + request + " off; what is done stays done\n"; err != nil || out != want {
+	if want := "the mesh was asked to cancel " + request + "; finished work stays finished\n"; err != nil || out != want {
 		t.Errorf("got %q, %v", out, err)
 	}
-	if _, err := run(t, "result", request, "--wait", "10s", "-a", address); err == nil || !strings.HasPrefix(err.Error(), "CANCELLED at stage endless: ") {
+	if _, err := run(t, "get", "result", request, "--wait", "10s", "-a", address); err == nil || !strings.HasPrefix(err.Error(), "CANCELLED at stage endless: ") {
 		t.Errorf("got %v", err)
 	}
 	// That it is done is no error, nor that there is none.
@@ -174,13 +174,13 @@ func TestVerbsOfRequestsAreCheckedBeforeTheyAsk(t *testing.T) {
 		args []string
 		want string
 	}{
-		"result of none":    {[]string{"result"}, "give one REQUEST_ID; see stagemesh result --help"},
-		"result of two":     {[]string{"result", good, good}, "give one REQUEST_ID; see stagemesh result --help"},
-		"result of no id":   {[]string{"result", "x"}, `REQUEST_ID: "x" is no id such as 01a1fc37-9c70-7089-b8a4-eabc34a6f203; see stagemesh result --help`},
-		"a negative wait":   {[]string{"result", good, "--wait", "-1s"}, "--wait: -1s is negative; see stagemesh result --help"},
-		"result of no mesh": {[]string{"result", good, "-a", "127.0.0.1:1"}, "nobody answers at http://127.0.0.1:1: "},
+		"result of none":    {[]string{"get", "result"}, "give one REQUEST_ID; see stagemesh get result --help"},
+		"result of two":     {[]string{"get", "result", good, good}, "give one REQUEST_ID; see stagemesh get result --help"},
+		"result of no id":   {[]string{"get", "result", "x"}, `REQUEST_ID: "x" is not an ID such as 01a1fc37-9c70-7089-b8a4-eabc34a6f203; see stagemesh get result --help`},
+		"a negative wait":   {[]string{"get", "result", good, "--wait", "-1s"}, "--wait: -1s is negative; see stagemesh get result --help"},
+		"result of no mesh": {[]string{"get", "result", good, "-a", "127.0.0.1:1"}, "nobody answers at http://127.0.0.1:1: "},
 		"cancel of none":    {[]string{"cancel"}, "give one REQUEST_ID; see stagemesh cancel --help"},
-		"cancel of no id":   {[]string{"cancel", "x"}, `REQUEST_ID: "x" is no id`},
+		"cancel of no id":   {[]string{"cancel", "x"}, `REQUEST_ID: "x" is not an ID`},
 		"cancel of no mesh": {[]string{"cancel", good, "-a", "127.0.0.1:1"}, "nobody answers at http://127.0.0.1:1: "},
 		"cancel nowhere":    {[]string{"cancel", good, "-a", "ftp://x"}, "--address: "},
 		"a durability":      {[]string{"infer", "p", "f", "--durability", "disk"}, `--durability: "disk": use memory or file`},

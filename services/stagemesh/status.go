@@ -28,9 +28,9 @@ func newStatus() *cobra.Command {
 	var flags statusFlags
 	status := &cobra.Command{
 		Use:   "status",
-		Short: "Show the mesh's pipelines, stages and hosts, and how they are",
-		Long: "Status shows the pipelines of the mesh, its stages with what waits in their queues, and its hosts as the registry has\n" +
-			"them. It asks the admin port of a gateway, any of the mesh.",
+		Short: "Show the state of pipelines, stages and hosts",
+		Long: "Show the mesh's pipelines, its stages with their queues, and its hosts as the registry lists them. The command asks the\n" +
+			"admin port of any gateway of the mesh.",
 		Example: "  stagemesh status\n  stagemesh status --stage classify --watch\n  stagemesh status --json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -42,18 +42,18 @@ func newStatus() *cobra.Command {
 					mesh:      adminv1connect.NewMeshServiceClient(client, address, options...),
 					pipelines: adminv1connect.NewPipelineServiceClient(client, address, options...),
 				}
-				return telling(flags.run(cmd.Context(), s, cmd.OutOrStdout(), cmd.ErrOrStderr()))
+				return describeRPC(flags.run(cmd.Context(), s, cmd.OutOrStdout(), cmd.ErrOrStderr()))
 			})
 		},
 	}
 	flags.admin.add(status)
-	status.Flags().StringVar(&flags.stage, "stage", "", "only this stage, its pipelines and its hosts")
-	status.Flags().BoolVar(&flags.json, "json", false, "print all of it as a line of JSON")
-	status.Flags().BoolVar(&flags.watch, "watch", false, "show it again every second, until Ctrl-C")
+	status.Flags().StringVar(&flags.stage, "stage", "", "show only this stage, its pipelines and its hosts")
+	status.Flags().BoolVar(&flags.json, "json", false, "print the status as a line of JSON")
+	status.Flags().BoolVar(&flags.watch, "watch", false, "print the status every second, until Ctrl-C")
 	return status
 }
 
-// showEvery is how often --watch shows the mesh.
+// showEvery is the interval of --watch.
 const showEvery = time.Second
 
 func (f statusFlags) run(ctx context.Context, client statusClient, out, errOut io.Writer) error {
@@ -67,7 +67,7 @@ func (f statusFlags) run(ctx context.Context, client statusClient, out, errOut i
 		case err == nil:
 			err = f.print(out, now, time.Now())
 		case f.watch && !first:
-			// It was there, and may be again.
+			// The gateway answered before, and may again.
 			fmt.Fprintln(errOut, "stagemesh:", visible(Describe(err)))
 			err = nil
 		}
@@ -91,15 +91,15 @@ type statusClient struct {
 	pipelines adminv1connect.PipelineServiceClient
 }
 
-// meshStatus is how a mesh is.
+// meshStatus is the state of a mesh.
 type meshStatus struct {
 	pipelines *adminv1.ListPipelinesResponse
 	stages    *adminv1.ListStagesResponse
-	// hosts are nil where nobody knows them.
+	// hosts is nil when the mesh has no registry.
 	hosts *adminv1.ListHostsResponse
 }
 
-// ask asks for all, or for what has to do with a stage.
+// ask returns the state of the mesh, or the part of it that belongs to a stage.
 func (c statusClient) ask(ctx context.Context, stage string) (out meshStatus, err error) {
 	pipelines, err := c.pipelines.ListPipelines(ctx, connect.NewRequest(&adminv1.ListPipelinesRequest{}))
 	if err != nil {
@@ -123,7 +123,7 @@ func (c statusClient) ask(ctx context.Context, stage string) (out meshStatus, er
 	return out, out.only(stage)
 }
 
-// only leaves out what has nothing to do with a stage, which has to be there.
+// only removes everything that does not belong to a stage, which must exist.
 func (s *meshStatus) only(stage string) error {
 	var names []string
 	for _, one := range s.stages.GetStages() {

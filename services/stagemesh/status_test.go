@@ -111,7 +111,7 @@ func TestStatusShowsWhatIsKnownWithoutARegistry(t *testing.T) {
 	save(t, path, unregistered)
 	p := up(t, "--config", path)
 	out, err := run(t, "status", "--admin", p.admin(t))
-	if err != nil || !strings.Contains(out, "hosts are not known: the mesh has no registry") ||
+	if err != nil || !strings.Contains(out, "hosts are unknown: the mesh has no registry") ||
 		!regexp.MustCompile(`(?m)^one +echo +ready +file +- +-$`).MatchString(out) || !regexp.MustCompile(`(?m)^echo +ready +0/0 .* one$`).MatchString(out) {
 		t.Errorf("it shows\n%s%v", out, err)
 	}

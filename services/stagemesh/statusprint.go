@@ -32,13 +32,13 @@ func (f statusFlags) print(out io.Writer, s meshStatus, now time.Time) error {
 	}
 	fmt.Fprintln(out)
 	if s.hosts == nil {
-		_, err := fmt.Fprintln(out, "hosts are not known: the mesh has no registry; its file names one in the section registry")
+		_, err := fmt.Fprintln(out, "hosts are unknown: the mesh has no registry; its file configures one in the section registry")
 		return err
 	}
 	return printHosts(out, s.hosts.GetHosts(), now)
 }
 
-// oldest is the answer that has been out of date for longest.
+// oldest returns the answer that has been out of date for longest.
 func (s meshStatus) oldest() staleness {
 	var out staleness = s.pipelines
 	for _, answer := range []staleness{s.stages, s.hosts} {
@@ -87,14 +87,14 @@ func printStages(out io.Writer, stages []*adminv1.StageStatus) error {
 		return err
 	}
 	table := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(table, "STAGE\tSTATE\tHOSTS\tIN HAND\tRUNNING\tMEMORY QUEUE\tFILE QUEUE\tPIPELINES")
+	fmt.Fprintln(table, "STAGE\tSTATE\tHOSTS\tIN FLIGHT\tRUNNING\tMEMORY QUEUE\tFILE QUEUE\tPIPELINES")
 	for _, s := range stages {
 		state := "ready"
 		if !s.GetServed() {
 			state = "no host"
 		}
 		fmt.Fprintf(table, "%s\t%s\t%d/%d\t%d/%d\t%d/%d\t%s\t%s\t%s\n", visible(s.GetStage()), state, s.GetReadyHosts(), s.GetHosts(),
-			s.GetInHand(), s.GetMaxInFlight(), s.GetRunning(), s.GetSlots(),
+			s.GetInFlight(), s.GetMaxInFlight(), s.GetRunning(), s.GetSlots(),
 			queueOf(s, pipeline.Memory), queueOf(s, pipeline.File), cmp.Or(visible(strings.Join(s.GetPipelines(), ", ")), "-"))
 	}
 	if err := table.Flush(); err != nil {
@@ -108,7 +108,7 @@ func printStages(out io.Writer, stages []*adminv1.StageStatus) error {
 	return nil
 }
 
-// queueOf is what is in one of a stage's queues, in words.
+// queueOf describes the fill of one of a stage's queues.
 func queueOf(s *adminv1.StageStatus, d pipeline.Durability) string {
 	for _, q := range s.GetQueues() {
 		switch {
@@ -128,11 +128,11 @@ func printHosts(out io.Writer, hosts []*adminv1.HostStatus, now time.Time) error
 		return err
 	}
 	table := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(table, "STAGE\tHOST\tSTATE\tIN HAND\tRUNNING\tQUEUE WAIT\tWORKERS\tVERSION\tADDRESS\tUP")
+	fmt.Fprintln(table, "STAGE\tHOST\tSTATE\tIN FLIGHT\tRUNNING\tQUEUE WAIT\tWORKERS\tVERSION\tADDRESS\tUP")
 	for _, host := range hosts {
 		r := host.GetRecord()
 		fmt.Fprintf(table, "%s\t%s\t%s\t%d/%d\t%d/%d\t%s\t%s\t%s\t%s\t%s\n", visible(r.GetStage()), visible(r.GetHost()), stateOf(host),
-			r.GetInHand(), r.GetMaxInFlight(), r.GetRunning(), r.GetSlots(), r.GetQueueWait().AsDuration().Round(10*time.Microsecond),
+			r.GetInFlight(), r.GetMaxInFlight(), r.GetRunning(), r.GetSlots(), r.GetQueueWait().AsDuration().Round(10*time.Microsecond),
 			workersOf(r), cmp.Or(visible(r.GetVersion()), "-"), cmp.Or(visible(r.GetAddress()), "-"), age(now.Sub(r.GetStartedAt().AsTime())))
 	}
 	if err := table.Flush(); err != nil {
@@ -141,11 +141,11 @@ func printHosts(out io.Writer, hosts []*adminv1.HostStatus, now time.Time) error
 	return printCauses(out, hosts)
 }
 
-// stateOf is a word for how a host is.
+// stateOf names the state of a host.
 func stateOf(h *adminv1.HostStatus) string {
 	switch r := h.GetRecord(); {
 	case !h.GetAlive():
-		return "gone"
+		return "disconnected"
 	case r.GetDraining():
 		return "draining"
 	case !r.GetReady():
@@ -155,7 +155,7 @@ func stateOf(h *adminv1.HostStatus) string {
 	}
 }
 
-// workersOf is how many workers of a host are ready, of how many.
+// workersOf describes how many of a host's workers are ready.
 func workersOf(r *meshv1.HostRecord) string {
 	if len(r.GetWorkers()) == 0 {
 		return "-"
@@ -169,7 +169,7 @@ func workersOf(r *meshv1.HostRecord) string {
 	return fmt.Sprintf("%d/%d", ready, len(r.GetWorkers()))
 }
 
-// printCauses says below the table why hosts and workers are not ready.
+// printCauses prints below the table why hosts and workers are not ready.
 func printCauses(out io.Writer, hosts []*adminv1.HostStatus) error {
 	var text strings.Builder
 	for _, host := range hosts {

@@ -14,24 +14,24 @@ import (
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 )
 
-// runStream sends one file, and prints its answer as it comes.
+// runStream sends one file and prints its answer as it arrives.
 func runStream(ctx context.Context, flags inferFlags, name string, files []string, in io.Reader, out io.Writer) error {
 	if len(files) > 1 {
-		return fmt.Errorf("--stream: is for one request: give one FILE, not %d", len(files))
+		return fmt.Errorf("--stream: needs exactly one FILE, not %d", len(files))
 	}
 	s, err := flags.sender(name, in)
 	if err != nil {
 		return err
 	}
-	to := &teller{out: out, style: flags.style}
+	to := &streamPrinter{out: out, style: flags.style}
 	return flags.address.with(func(client inferencev1connect.InferenceServiceClient) error {
 		s.client = client
 		return s.stream(ctx, files[0], to)
 	})
 }
 
-// stream has the file's answer told.
-func (s sender) stream(ctx context.Context, file string, to *teller) error {
+// stream sends the file and prints each message of the answer.
+func (s sender) stream(ctx context.Context, file string, to *streamPrinter) error {
 	request, err := s.request(file)
 	if err != nil {
 		return err
@@ -40,7 +40,7 @@ func (s sender) stream(ctx context.Context, file string, to *teller) error {
 	if err != nil {
 		return to.fail(err)
 	}
-	defer answer.Close() //nolint:errcheck // what was to come has come
+	defer answer.Close() //nolint:errcheck // the answer has ended
 	for answer.Receive() {
 		if err := to.message(answer.Msg()); err != nil {
 			return err
@@ -52,16 +52,17 @@ func (s sender) stream(ctx context.Context, file string, to *teller) error {
 	return nil
 }
 
-// teller prints a streamed answer.
-type teller struct {
+// streamPrinter prints a streamed answer.
+type streamPrinter struct {
 	out   io.Writer
 	style style
-	// chunks says that some were printed, and open that the last line has no end.
+	// chunks is true once a chunk was printed, open while the last line has no newline.
 	chunks, open bool
 }
 
-// message prints one. The whole answer says nothing that its chunks have not.
-func (t *teller) message(m *inferencev1.InferStreamResponse) error {
+// message prints one message. The final answer repeats its chunks, so it is printed only
+// when there were none.
+func (t *streamPrinter) message(m *inferencev1.InferStreamResponse) error {
 	if t.style.json {
 		line, err := protojson.Marshal(m)
 		if err != nil {
@@ -91,7 +92,7 @@ func (t *teller) message(m *inferencev1.InferStreamResponse) error {
 }
 
 // parts prints text as it is, and all else on a line of its own.
-func (t *teller) parts(parts []*inferencev1.Part) error {
+func (t *streamPrinter) parts(parts []*inferencev1.Part) error {
 	for _, part := range parts {
 		var err error
 		if text, is := textOf(part); is {
@@ -111,7 +112,7 @@ func textOf(part *inferencev1.Part) ([]byte, bool) {
 	return blob.GetData(), part.GetTensor() == nil && strings.HasPrefix(blob.GetContentType(), "text/")
 }
 
-func (t *teller) text(text []byte) error {
+func (t *streamPrinter) text(text []byte) error {
 	if len(text) == 0 {
 		return nil
 	}
@@ -120,7 +121,7 @@ func (t *teller) text(text []byte) error {
 	return err
 }
 
-func (t *teller) line(text string) error {
+func (t *streamPrinter) line(text string) error {
 	if err := t.endLine(); err != nil {
 		return err
 	}
@@ -128,7 +129,7 @@ func (t *teller) line(text string) error {
 	return err
 }
 
-func (t *teller) endLine() error {
+func (t *streamPrinter) endLine() error {
 	if !t.open {
 		return nil
 	}
@@ -137,12 +138,11 @@ func (t *teller) endLine() error {
 	return err
 }
 
-// fail returns why there is no answer, or no more of it, which is also told where
-// lines of JSON are.
-func (t *teller) fail(err error) error {
+// fail returns the error that ended the answer. With --json it is also printed as a line.
+func (t *streamPrinter) fail(err error) error {
 	if !t.style.json || hopeless(err) {
-		_ = t.endLine() // the failure is what counts
-		return told{err}
+		_ = t.endLine() // the failure matters more
+		return rpcError{err}
 	}
 	if err := newPrinter(t.out, t.style, "").failure("", err); err != nil {
 		return err

@@ -128,7 +128,7 @@ func TestAStreamThatFailsSaysWhy(t *testing.T) {
 	if _, err := run(t, "infer", "nope", file(t, "ab"), "--stream", "-a", "127.0.0.1:1"); err == nil || !strings.HasPrefix(err.Error(), "nobody answers at http://127.0.0.1:1: ") {
 		t.Errorf("got %v", err)
 	}
-	if _, err := run(t, "infer", "nope", file(t, "ab"), file(t, "cd"), "--stream", "-a", address); err == nil || err.Error() != "--stream: is for one request: give one FILE, not 2" {
+	if _, err := run(t, "infer", "nope", file(t, "ab"), file(t, "cd"), "--stream", "-a", address); err == nil || err.Error() != "--stream: needs exactly one FILE, not 2" {
 		t.Errorf("got %v", err)
 	}
 }

@@ -35,21 +35,21 @@ func newUp() *cobra.Command {
 	var flags upFlags
 	up := &cobra.Command{
 		Use:   "up [WORKER]",
-		Short: "Run the mesh that a file describes: stages, gateway and, where it names none, a broker",
-		Long: "Up runs the mesh that a file describes: its stages, its gateway and, where the file has no nats.url, a broker.\n" +
-			"Given a WORKER, a Python file or a program, it runs a mesh of one stage and one pipeline that are named after it,\n" +
-			"and starts the worker again when it is saved.\n" +
-			"The first line of output says that all is ready, and where: what callers ask, the page that shows it, and what operators ask. The first SIGINT (Ctrl-C) or SIGTERM\n" +
-			"asks the mesh to finish what it has in hand; a second one has it leave without that, a third ends it at once.\n\n" + envflags.Help,
+		Short: "Run a whole mesh: stages, gateway and broker",
+		Long: "Run the mesh that a file describes: its stages, its gateway and, unless the file has nats.url, a broker.\n" +
+			"Given a WORKER, a Python file or a program, run a mesh of one stage and one pipeline named after it, and restart the\n" +
+			"worker whenever its file is saved.\n" +
+			"The first line of output reports that the mesh is ready, with its addresses. The first SIGINT (Ctrl-C) or SIGTERM drains\n" +
+			"the mesh, a second one shuts it down without finishing items in flight, a third ends the process at once.\n\n" + envflags.Help,
 		Example: "  stagemesh up ./classify.py\n  stagemesh up --config mesh.yaml\n" +
-			"  stagemesh up -c mesh.yaml --stages decode,label   # others serve the rest; needs nats.url or nats.listen\n" +
+			"  stagemesh up -c mesh.yaml --stages decode,label   # other processes serve the rest; needs nats.url or nats.listen\n" +
 			"  stagemesh up -c mesh.yaml --stages \"\"             # the gateway alone",
 		Args: func(cmd *cobra.Command, args []string) error { return flags.check(cmd, args) },
 		RunE: envflags.RunE(func(cmd *cobra.Command, args []string) error {
 			if err := flags.checkAddresses(); err != nil {
 				return err
 			}
-			ctx, stop := process.UntilTold(cmd.Context())
+			ctx, stop := process.SignalContext(cmd.Context())
 			defer stop()
 			if len(args) == 1 {
 				return runWorker(ctx, flags, args[0], cmd.OutOrStdout(), cmd.ErrOrStderr())
@@ -57,13 +57,13 @@ func newUp() *cobra.Command {
 			return runUp(ctx, flags, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		}),
 	}
-	up.Flags().StringVar(&flags.listen, "listen", "", "the public address, instead of gateway.listen; port 0 is a free one")
+	up.Flags().StringVar(&flags.listen, "listen", "", "the address for callers, instead of gateway.listen; port 0 picks a free one")
 	up.Flags().StringVar(&flags.ops, "ops", "", "the operations address, instead of ops.listen")
 	up.Flags().StringVar(&flags.admin, "admin", "", "the address for operators, instead of gateway.admin.listen")
-	up.Flags().IntVar(&flags.workers, "workers", 1, "how many processes of the WORKER to run")
-	up.Flags().StringVar(&flags.options, "options", "{}", "a JSON object that the WORKER gets as its options")
-	up.Flags().StringVarP(&flags.config, "config", "c", "mesh.yaml", "the mesh's file")
-	up.Flags().StringSliceVar(&flags.stages, "stages", nil, `only these stages, with commas between them, and the gateway; "" for the gateway alone`)
+	up.Flags().IntVar(&flags.workers, "workers", 1, "how many processes of the WORKER run")
+	up.Flags().StringVar(&flags.options, "options", "{}", "the WORKER's options, a JSON object")
+	up.Flags().StringVarP(&flags.config, "config", "c", "mesh.yaml", "the mesh file")
+	up.Flags().StringSliceVar(&flags.stages, "stages", nil, `run only these stages, separated by commas, and the gateway; "" runs the gateway alone`)
 	flags.log = logflags.Add(up)
 	return up
 }

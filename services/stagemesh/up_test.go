@@ -179,7 +179,7 @@ func TestUpServesTheMeshUntilItIsStopped(t *testing.T) {
 			t.Errorf("%s: got %d without %q", path, status, want)
 		}
 	}
-	if _, err := run(t, "dead", "list", "-a", p.admin(t)); err != nil {
+	if _, err := run(t, "dead-letters", "list", "-a", p.admin(t)); err != nil {
 		t.Errorf("the admin port: %v", err)
 	}
 	if err := p.end(t); err != nil {

@@ -110,7 +110,7 @@ func sleeps(t *testing.T, b *batch.Batcher, idle int) {
 	}
 }
 
-func TestIdleWorkersGetWhatIsThere(t *testing.T) {
+func TestIdleWorkersGetQueuedItems(t *testing.T) {
 	t.Parallel()
 	eager := batch.Settings{MaxSize: 4, MaxBytes: 100, MaxWait: 10 * ms}
 	for name, row := range map[string]struct {
@@ -181,7 +181,7 @@ func TestIdleWorkersGetWhatIsThere(t *testing.T) {
 	}
 }
 
-func TestLowerClassesGetTheirTurnInAFlood(t *testing.T) {
+func TestLowerClassesGetTheirShare(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct {
 		class pipeline.Class
@@ -210,7 +210,7 @@ func TestLowerClassesGetTheirTurnInAFlood(t *testing.T) {
 	}
 }
 
-func TestItemsThatNoBatchCouldHoldAreRefused(t *testing.T) {
+func TestTooLargeItemsAreRejected(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct {
 		item   batch.Item
@@ -237,7 +237,7 @@ func TestItemsThatNoBatchCouldHoldAreRefused(t *testing.T) {
 	}
 }
 
-func TestAnIDWaitsOnce(t *testing.T) {
+func TestDuplicateIDIsRejected(t *testing.T) {
 	t.Parallel()
 	b := holding(t, batch.Settings{MaxSize: 4}, item(1, 0))
 	if err := b.Add(epoch, item(1, 0)); !errors.Is(err, batch.ErrDuplicate) {
@@ -290,7 +290,7 @@ func TestExpiredItemsNeverRun(t *testing.T) {
 	sleeps(t, b, 1)
 }
 
-func TestTheBacklogIsMeasured(t *testing.T) {
+func TestBacklogIsMeasured(t *testing.T) {
 	t.Parallel()
 	b := holding(t, batch.Settings{MaxSize: 4}, item(1, 3*ms, bytes(5)), item(2, ms, bytes(7), class(pipeline.Low)), item(3, 2*ms, key("other")))
 	if oldest, ok := b.Oldest(); b.Len() != 3 || b.Bytes() != 22 || !ok || !oldest.Equal(at(ms)) {
@@ -315,7 +315,7 @@ func TestEstimatesAreOfOneKey(t *testing.T) {
 	}
 }
 
-func TestOnlyKeysUsedLatelyAreRemembered(t *testing.T) {
+func TestOnlyRecentKeysAreRemembered(t *testing.T) {
 	t.Parallel()
 	b := batch.New(batch.Settings{MaxSize: 4})
 	name := func(i int) batch.Key { return batch.Key(strings.Repeat("x", i)) }
@@ -341,7 +341,7 @@ func TestOnlyKeysUsedLatelyAreRemembered(t *testing.T) {
 	}
 }
 
-func TestWhatIsNewWakesAtOnce(t *testing.T) {
+func TestNewItemWakesAtOnce(t *testing.T) {
 	t.Parallel()
 	b := holding(t, batch.Settings{MaxSize: 4}, item(1, 0, deadline(ms)))
 	if got, ok := b.Wake(1); !ok || got.After(epoch) {

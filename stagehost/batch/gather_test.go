@@ -19,7 +19,7 @@ func after(t *testing.T, items int, s batch.Settings) *batch.Batcher {
 
 var eager = batch.Settings{MaxSize: 8, MaxWait: 10 * ms}
 
-func TestStragglersAreWaitedForUntilTheyAreBack(t *testing.T) {
+func TestBatchWaitsForStragglers(t *testing.T) {
 	t.Parallel()
 	b := after(t, 3, eager)
 	add(t, b, item(1, ms))
@@ -32,7 +32,7 @@ func TestStragglersAreWaitedForUntilTheyAreBack(t *testing.T) {
 	sleeps(t, b, 1)
 }
 
-func TestStragglersAreWaitedForNoLongerThan(t *testing.T) {
+func TestWaitForStragglersIsBounded(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct {
 		settings batch.Settings
@@ -120,7 +120,7 @@ func TestNothingIsHeldForSingleItemsOfSeveralWorkers(t *testing.T) {
 	expect(t, next(b, 0, 2), batchOf(batch.Idle, 1))
 }
 
-func TestOnlyWhatWasHeldIsGathered(t *testing.T) {
+func TestOnlyHeldBatchesGather(t *testing.T) {
 	t.Parallel()
 	b := after(t, 4, eager)
 	add(t, b, item(1, 0))
@@ -137,7 +137,7 @@ func TestOnlyWhatWasHeldIsGathered(t *testing.T) {
 	expect(t, next(b, 0, 1), batchOf(batch.Idle, 2))
 }
 
-func TestAFullBatchIsNotHeld(t *testing.T) {
+func TestFullBatchIsNotHeld(t *testing.T) {
 	t.Parallel()
 	b := after(t, 8, eager)
 	add(t, b, item(1, 0), item(2, 0, rows(7)))
@@ -185,7 +185,7 @@ func TestHoldingInVainEnds(t *testing.T) {
 	}
 }
 
-func TestTheFirstOfTheStragglersIsNoReasonToHold(t *testing.T) {
+func TestFirstStragglerDoesNotHold(t *testing.T) {
 	t.Parallel()
 	b := batch.New(eager)
 	held := 0

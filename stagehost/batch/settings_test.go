@@ -8,7 +8,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/batch"
 )
 
-func TestSettingsThatCannotWorkAreRefusedByTheirKey(t *testing.T) {
+func TestBadSettingsAreRejectedByKey(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct {
 		settings batch.Settings

@@ -6,7 +6,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/batch"
 )
 
-func TestStreamGivesEveryItemToAnIdleWorkerByItself(t *testing.T) {
+func TestStreamModeDispatchesItemsOneByOne(t *testing.T) {
 	t.Parallel()
 	b := batch.New(batch.Settings{Mode: batch.Stream, MaxSize: 4, MaxWait: 10 * ms})
 	// What earlier runs took is no reason to hold anything.

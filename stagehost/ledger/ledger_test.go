@@ -11,7 +11,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/ledger"
 )
 
-func TestItemIsAckedAfterWhatItBecameIsAcknowledged(t *testing.T) {
+func TestItemIsAckedAfterItsOutcomeIs(t *testing.T) {
 	t.Parallel()
 	l := ledger.New(4)
 	steps := []func() error{
@@ -32,7 +32,7 @@ func TestItemIsAckedAfterWhatItBecameIsAcknowledged(t *testing.T) {
 	}
 }
 
-func TestEventsThatAStateDoesNotAllowChangeNothing(t *testing.T) {
+func TestDisallowedEventsChangeNothing(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		prepare func(*ledger.Ledger) error
@@ -114,7 +114,7 @@ type model struct {
 	current string
 }
 
-func TestAnySequenceOfEventsSettlesEachItemOnceAndLeavesNothingHeld(t *testing.T) {
+func TestAnySequenceSettlesEachItemOnce(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		const bound = 8

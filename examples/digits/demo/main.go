@@ -40,7 +40,7 @@ func start(arguments []string, o options) error {
 	if len(arguments) > 0 {
 		return fmt.Errorf("%q is no flag; see --help", arguments[0])
 	}
-	ctx, stop := process.UntilTold(context.Background())
+	ctx, stop := process.SignalContext(context.Background())
 	defer stop()
 	return run(ctx, os.Stdout, o)
 }

@@ -5,7 +5,7 @@
 //
 //	path, handler := oip.New(caller, models, procedure.Settings{})
 //	mux.Handle(path, handler)
-//	mux.Handle(oip.Root+"/", oip.NewREST(caller, models, oip.RESTSettings{}))
+//	mux.Handle(oip.Root+"/", oip.NewREST(caller, models, transport.Settings{}))
 //
 // # Models
 //

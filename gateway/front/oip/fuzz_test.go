@@ -19,14 +19,16 @@ import (
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/front/header"
-	"github.com/stagemesh/stagemesh/gateway/front/procedure"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
 // sink answers nobody, and keeps nothing.
-type sink struct{ took int }
+type sink struct {
+	transport.Caller
+	took int
+}
 
 func (s *sink) Infer(_ context.Context, r *call.Request) (*call.Response, error) {
 	s.took = payload.Size(r.Inputs)
@@ -70,16 +72,16 @@ func allocated(f func()) uint64 {
 // sent sends a body to the REST form and returns what was taken of it, or why not.
 func sent(data []byte, length string) (taken int, err error) {
 	caller := &sink{}
-	h := &rest{service: service{caller: caller, models: blobs{}}, limit: DefaultMaxBodyBytes}
+	h := &rest{service: service{caller: caller, models: blobs{}}, settings: transport.Settings{}.WithDefaults()}
 	r := httptest.NewRequestWithContext(context.Background(), http.MethodPost, Root+"/models/m/infer", bytes.NewReader(data))
 	if length != "" {
-		r.Header.Set(header.JSONLength, length)
+		r.Header.Set(transport.HeaderJSONLength, length)
 	}
-	asked, _, err := h.asked(httptest.NewRecorder(), r, "m", blobModel(), nil)
+	request, _, err := h.readRequest(httptest.NewRecorder(), r, "m", blobModel(), nil)
 	if err != nil {
 		return 0, err
 	}
-	return payload.Size(asked.Inputs), nil
+	return payload.Size(request.Inputs), nil
 }
 
 // message sends a message to ModelInfer, in its binary form or in JSON, and returns
@@ -187,7 +189,7 @@ func FuzzRequest(f *testing.F) {
 		f.Add(data)
 	}
 	caller := &sink{}
-	_, handler := New(caller, blobs{}, procedure.Settings{})
+	_, handler := New(caller, blobs{}, transport.Settings{})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var taken, status int
 		got := allocated(func() { taken, status = message(handler, caller, "application/proto", data) })
@@ -291,7 +293,7 @@ func TestWhatAMessageAllocatesIsBoundedByItsBytes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			caller := &sink{}
-			_, handler := New(caller, blobs{}, procedure.Settings{})
+			_, handler := New(caller, blobs{}, transport.Settings{})
 			mediaType := "application/proto"
 			if test.json {
 				mediaType = "application/json"

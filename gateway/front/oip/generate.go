@@ -2,17 +2,19 @@ package oip
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
-
-	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
+	"unicode/utf8"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/front/body"
 	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
+	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
 
@@ -34,32 +36,32 @@ type generation struct {
 	takes   []*stagev1.PartSpec
 	request *call.Request
 	id      string
-	// room is where inputs are made that are not in the body as they are.
-	room *body.Room
+	// memory is reserved for inputs that do not share the body's bytes.
+	memory *transport.Reservation
 }
 
 // generationOf reads the text of a request for the model of that name.
-func generationOf(ctx context.Context, name string, text []byte, model Model, room *body.Room) (*generation, error) {
+func generationOf(ctx context.Context, name string, text []byte, model Model, memory *transport.Reservation) (*generation, error) {
 	fields, err := oipjson.DecodeFields(text)
 	if err != nil {
 		return nil, err
 	}
-	out := &generation{takes: model.Inputs, room: room, request: &call.Request{Pipeline: name, Parameters: payload.Parameters{}}}
+	out := &generation{takes: model.Inputs, memory: memory, request: &call.Request{Pipeline: name, Parameters: payload.Parameters{}}}
 	for _, field := range fields {
 		if err := out.take(field); err != nil {
 			return nil, err
 		}
 	}
 	if len(out.request.Inputs) == 0 {
-		return nil, wrongInput(textKey, "is missing: the body has no input; %s", out.taken())
+		return nil, wrongInput(textKey, "is missing: the body has no input; %s", out.inputNames())
 	}
 	if err := out.request.Parameters.Validate(); err != nil {
 		return nil, invalid(parametersKey, "%s", err)
 	}
-	if out.request.Timeout, err = taken(ctx, out.request.Parameters); err != nil {
+	if out.request.Timeout, err = takeTimeout(ctx, out.request.Parameters); err != nil {
 		return nil, err
 	}
-	out.request.Booked = room.Made()
+	out.request.Booked = memory.Inputs()
 	return out, payload.Validate("inputs", out.request.Inputs)
 }
 
@@ -81,7 +83,7 @@ func (g *generation) take(f oipjson.Field) error {
 	case f.Name == parametersKey:
 		return g.parameters(f)
 	case !f.Scalar():
-		return wrongInput(f.Name, "is neither an input nor a parameter, which is a string, a number or a boolean; %s", g.taken())
+		return wrongInput(f.Name, "is neither an input nor a parameter, which is a string, a number or a boolean; %s", g.inputNames())
 	}
 	value, err := f.Parameter()
 	if err != nil {
@@ -119,8 +121,8 @@ func (g *generation) parameter(name string, value payload.Value) error {
 	return nil
 }
 
-// text takes the text for a model that has one input of text. One that says nothing
-// of what it takes gets it as a blob without a name.
+// text takes the text for a model that has one input of text. A model whose inputs are not
+// known gets it as a blob without a name.
 func (g *generation) text(f oipjson.Field) error {
 	if len(g.takes) == 0 {
 		if _, ok := f.Text(); !ok {
@@ -134,18 +136,18 @@ func (g *generation) text(f oipjson.Field) error {
 			continue
 		}
 		if only != nil {
-			return wrongInput(textKey, "is one of several: name the input; %s", g.taken())
+			return wrongInput(textKey, "is one of several: name the input; %s", g.inputNames())
 		}
 		only = spec
 	}
 	if only == nil {
-		return wrongInput(textKey, "is no input, and the model takes no text; %s", g.taken())
+		return wrongInput(textKey, "is no input, and the model takes no text; %s", g.inputNames())
 	}
 	return g.input(f, only)
 }
 
-// taken says what the model takes.
-func (g *generation) taken() string {
+// inputNames lists what the model takes, for messages.
+func (g *generation) inputNames() string {
 	if len(g.takes) == 0 {
 		return "the model does not say what it takes, so send " + textKey + ", or use infer"
 	}
@@ -157,7 +159,7 @@ func (g *generation) taken() string {
 }
 
 func (g *generation) input(f oipjson.Field, spec *stagev1.PartSpec) error {
-	part, err := partOf(f, spec, g.room)
+	part, err := partOf(f, spec, g.memory)
 	if err != nil {
 		return err
 	}
@@ -170,14 +172,14 @@ func (g *generation) input(f oipjson.Field, spec *stagev1.PartSpec) error {
 
 // partOf returns a value as what the model takes: a tensor of one element or one
 // axis, or a blob of text or JSON.
-func partOf(f oipjson.Field, spec *stagev1.PartSpec, room *body.Room) (payload.Part, error) {
+func partOf(f oipjson.Field, spec *stagev1.PartSpec, memory *transport.Reservation) (payload.Part, error) {
 	if t := spec.GetTensor(); t != nil {
-		out, err := f.Tensor(tensor.Datatype(t.GetDatatype()), len(t.GetShape()), room)
+		out, err := f.Tensor(tensor.Datatype(t.GetDatatype()), len(t.GetShape()), memory)
 		return payload.OfTensor(spec.GetName(), out), err
 	}
 	types := spec.GetBlob().GetContentTypes()
 	if contentType, takes := pick(types, isText, textPlain); takes {
-		if text, ok, err := f.Bytes(room); ok || err != nil {
+		if text, ok, err := f.Bytes(memory); ok || err != nil {
 			return payload.OfBlob(spec.GetName(), contentType, text), err
 		}
 	}
@@ -225,6 +227,129 @@ func noString(f oipjson.Field) error {
 }
 
 func wrongInput(field, format string, args ...any) error {
-	field, text := fmt.Sprintf("%.*s", shown, field), fmt.Sprintf(format, args...)
+	field, text := fmt.Sprintf("%.*s", maxQuoted, field), fmt.Sprintf(format, args...)
 	return fault.Newf(fault.InvalidInput, "%s %s", field, text).WithViolation(field, "%s", text)
+}
+
+// generate answers one request with one object, which has the whole response.
+func (h *rest) generate(w http.ResponseWriter, r *http.Request, name string) error {
+	memory := transport.NewReservation(r.Context(), h.maxPayload)
+	defer memory.Release()
+	g, err := h.readGeneration(w, r, name, memory)
+	if err != nil {
+		return err
+	}
+	response, err := h.caller.Infer(r.Context(), g.request)
+	if err != nil {
+		return err
+	}
+	text, err := g.object(response.Outputs)
+	if err != nil {
+		return transport.WithRequestID(err, response.RequestID)
+	}
+	write(w, response, append(text, '\n'), nil)
+	return nil
+}
+
+// generateStream answers one request with an event for each chunk, or with one for a response
+// without chunks. It returns an error only before the first event.
+func (h *rest) generateStream(w http.ResponseWriter, r *http.Request, name string) error {
+	memory := transport.NewReservation(r.Context(), h.maxPayload)
+	defer memory.Release()
+	g, err := h.readGeneration(w, r, name, memory)
+	if err != nil {
+		return err
+	}
+	out := transport.NewEventStream(w, h.settings.PingInterval)
+	err = out.Run(r.Context(), func(ctx context.Context) error { return h.sendEvents(ctx, g, out) })
+	if err == nil || !out.Begun() {
+		return err
+	}
+	data, _ := json.Marshal(errorBody(err)) // text always encodes
+	// A failed send is no error: the caller has disconnected.
+	_ = out.Send(transport.Event{Data: data})
+	return nil
+}
+
+func (h *rest) sendEvents(ctx context.Context, g *generation, out *transport.EventStream) error {
+	send := func(requestID string, outputs []payload.Part) error {
+		data, err := g.object(outputs)
+		if err != nil {
+			return transport.WithRequestID(err, requestID)
+		}
+		out.SetHeader(transport.HeaderRequestID, requestID)
+		return out.Send(transport.Event{Data: data})
+	}
+	chunks := false
+	response, err := h.caller.Stream(ctx, g.request, func(c call.Chunk) error {
+		chunks = true
+		return send(c.RequestID, c.Outputs)
+	})
+	if err != nil || chunks {
+		return err
+	}
+	return send(response.RequestID, response.Outputs)
+}
+
+func (h *rest) readGeneration(w http.ResponseWriter, r *http.Request, name string, memory *transport.Reservation) (*generation, error) {
+	model, err := h.models.Model(name)
+	if err != nil {
+		return nil, err
+	}
+	data, err := h.readBody(w, r)
+	if err != nil {
+		return nil, err
+	}
+	out, err := generationOf(r.Context(), name, data, model, memory)
+	if err != nil {
+		return nil, err
+	}
+	out.request.Trace = transport.TraceContext(r.Header)
+	return out, nil
+}
+
+// object returns a response, or a chunk of one: the model, and the outputs by their names. An
+// output wins over a member of the same name.
+func (g *generation) object(outputs []payload.Part) (dst []byte, err error) {
+	dst = make([]byte, 0, 256+2*payload.Size(outputs))
+	for _, head := range [][2]string{{"model_name", g.request.Pipeline}, {"model_version", onlyVersion}, {idKey, g.id}} {
+		if _, output := payload.Find(outputs, head[0]); !output && head[1] != "" {
+			dst = oipjson.AppendString(appendKey(dst, head[0]), head[1])
+		}
+	}
+	for _, part := range outputs {
+		name := part.Name
+		if _, taken := payload.Find(outputs, unnamedKey); name == "" && !taken {
+			name = unnamedKey
+		}
+		if dst, err = appendValue(appendKey(dst, name), part); err != nil {
+			return nil, err
+		}
+	}
+	return append(dst, '}'), nil
+}
+
+// appendKey begins a member: the first opens the object.
+func appendKey(dst []byte, key string) []byte {
+	opening := byte(',')
+	if len(dst) == 0 {
+		opening = '{'
+	}
+	return append(oipjson.AppendString(append(dst, opening), key), ':')
+}
+
+// appendValue appends an output: a tensor's elements, JSON as it is, and other text as a
+// string.
+func appendValue(dst []byte, p payload.Part) ([]byte, error) {
+	if p.Tensor != nil {
+		return oipjson.AppendValue(dst, p)
+	}
+	data := p.Blob.Data
+	switch {
+	case payload.IsJSON(p.Blob.ContentType) && utf8.Valid(data) && json.Valid(data):
+		return append(dst, data...), nil
+	case utf8.Valid(data):
+		return oipjson.AppendString(dst, string(data)), nil
+	}
+	return nil, fault.Newf(fault.NotSupported, "outputs.%s: %d bytes that are no text cannot be said here; use infer", p.Name, len(data))
 }

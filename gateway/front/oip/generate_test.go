@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
+
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
@@ -86,7 +88,7 @@ func TestMembersOfABodyAreTheModelsInputsAndParameters(t *testing.T) {
 		"an input called id":     {takesOf(blobOf("id")), `{"id": "hi"}`, []payload.Part{text("id")}, nil},
 	} {
 		caller := &fronttest.Caller{}
-		status, _, body := rest(t, caller, row.takes, oip.RESTSettings{}).ask(http.MethodPost, generatePath, row.body)
+		status, _, body := rest(t, caller, row.takes, transport.Settings{}).ask(http.MethodPost, generatePath, row.body)
 		if status != http.StatusOK {
 			t.Errorf("%s: %d %s", name, status, body)
 			continue
@@ -120,7 +122,7 @@ func TestWhatIsGeneratedIsOneObject(t *testing.T) {
 		"none":               {nil, `{"model_name": "m", "model_version": "1", "id": "mine"}`},
 		"names that are had": {[]payload.Part{payload.OfBlob("id", "", []byte("a")), payload.OfBlob("", "", []byte("b")), payload.OfBlob("text_output", "", []byte("c"))}, `{"model_name": "m", "model_version": "1", "id": "a", "": "b", "text_output": "c"}`},
 	} {
-		status, h, body := rest(t, fronttest.Answering(row.outputs...), oip.Model{}, oip.RESTSettings{}).ask(http.MethodPost, "/v2/models/m/versions/1/generate", `{"text_input": "hi", "id": "mine"}`)
+		status, h, body := rest(t, fronttest.Answering(row.outputs...), oip.Model{}, transport.Settings{}).ask(http.MethodPost, "/v2/models/m/versions/1/generate", `{"text_input": "hi", "id": "mine"}`)
 		if status != http.StatusOK || h.Get("Stagemesh-Request-Id") != fronttest.RequestID || h.Get("Content-Type") != "application/json" {
 			t.Errorf("%s: %d %v %s", name, status, h, body)
 		}
@@ -166,7 +168,7 @@ func TestABodyThatNothingCanBeGeneratedOfIsRefused(t *testing.T) {
 		"a failure of the mesh's own": {takesOf(), `{"text_input": "x"}`, 500, "INTERNAL"},
 	} {
 		for _, path := range []string{generatePath, generatePath + "_stream"} {
-			c := rest(t, fronttest.Failing(fault.New(fault.Internal, "it was asked")), row.takes, oip.RESTSettings{MaxBodyBytes: 1000})
+			c := rest(t, fronttest.Failing(fault.New(fault.Internal, "it was asked")), row.takes, transport.Settings{MaxMessageBytes: 1000})
 			status, h, body := c.ask(http.MethodPost, path, row.body)
 			var answer struct{ Error string }
 			if err := json.Unmarshal([]byte(body), &answer); err != nil || status != row.status || !strings.Contains(answer.Error, row.want) || h.Get("Content-Type") != "application/json" {
@@ -174,7 +176,7 @@ func TestABodyThatNothingCanBeGeneratedOfIsRefused(t *testing.T) {
 			}
 		}
 	}
-	c := rest(t, &fronttest.Caller{}, takesOf(), oip.RESTSettings{})
+	c := rest(t, &fronttest.Caller{}, takesOf(), transport.Settings{})
 	if status, _, body := c.ask(http.MethodPost, generatePath, "{"+members(600)+"}"); status != http.StatusBadRequest || !strings.Contains(body, "one member too many") {
 		t.Errorf("600 members: %d %s", status, body)
 	}
@@ -197,7 +199,7 @@ func members(n int) string {
 
 func TestBytesThatAreNoTextAreNotGenerated(t *testing.T) {
 	t.Parallel()
-	c := rest(t, fronttest.Answering(payload.OfBlob("p", "image/png", []byte{0xff})), oip.Model{}, oip.RESTSettings{})
+	c := rest(t, fronttest.Answering(payload.OfBlob("p", "image/png", []byte{0xff})), oip.Model{}, transport.Settings{})
 	if status, h, body := c.ask(http.MethodPost, generatePath, `{"text_input": "x"}`); status != http.StatusNotImplemented || h.Get("Stagemesh-Request-Id") == "" {
 		t.Errorf("%d %s", status, body)
 	}
@@ -218,7 +220,7 @@ func TestChunksAreGeneratedOneByOne(t *testing.T) {
 	t.Parallel()
 	caller := fronttest.Answering(payload.OfBlob("text", "text/plain", []byte("one two")))
 	caller.Chunks = fronttest.Words("one", "two")
-	events, h := rest(t, caller, oip.Model{}, oip.RESTSettings{}).stream(`{"text_input": "hi", "id": "mine"}`)
+	events, h := rest(t, caller, oip.Model{}, transport.Settings{}).stream(`{"text_input": "hi", "id": "mine"}`)
 	if len(events) != 2 || events[0].Name != "" || events[0].ID != 0 {
 		t.Fatalf("got %+v", events)
 	}
@@ -231,7 +233,7 @@ func TestChunksAreGeneratedOneByOne(t *testing.T) {
 
 func TestWhatHasNoChunksIsGeneratedAtOnce(t *testing.T) {
 	t.Parallel()
-	events, _ := rest(t, fronttest.Answering(payload.OfBlob("text", "text/plain", []byte("all"))), oip.Model{}, oip.RESTSettings{}).stream(`{"text_input": "hi"}`)
+	events, _ := rest(t, fronttest.Answering(payload.OfBlob("text", "text/plain", []byte("all"))), oip.Model{}, transport.Settings{}).stream(`{"text_input": "hi"}`)
 	if len(events) != 1 {
 		t.Fatalf("got %+v", events)
 	}
@@ -242,7 +244,7 @@ func TestWhatBreaksWhileItIsGeneratedSaysSo(t *testing.T) {
 	t.Parallel()
 	caller := fronttest.Failing(fault.New(fault.StreamInterrupted, "the host died"))
 	caller.Chunks = fronttest.Words("one")
-	events, _ := rest(t, caller, oip.Model{}, oip.RESTSettings{}).stream(`{"text_input": "hi"}`)
+	events, _ := rest(t, caller, oip.Model{}, transport.Settings{}).stream(`{"text_input": "hi"}`)
 	if len(events) != 2 {
 		t.Fatalf("got %+v", events)
 	}
@@ -254,7 +256,7 @@ func TestWhoStopsReadingWhatIsGeneratedEndsTheCall(t *testing.T) {
 	caller := fronttest.NewTold()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	url := fronttest.Serve(t, oip.NewREST(caller, shelf{}, oip.RESTSettings{}))
+	url := fronttest.Serve(t, oip.NewREST(caller, shelf{}, transport.Settings{}))
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url+generatePath+"_stream", strings.NewReader(`{"text_input": "hi"}`))
 	if err != nil {
 		t.Fatal(err)

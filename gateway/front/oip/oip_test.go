@@ -22,7 +22,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/front/oip"
-	"github.com/stagemesh/stagemesh/gateway/front/procedure"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
@@ -59,10 +59,10 @@ func blobOf(name string) *stagev1.PartSpec {
 }
 
 // client returns a plain gRPC client of the front.
-func client(t *testing.T, caller oip.Caller, model oip.Model) oipv2.GRPCInferenceServiceClient {
+func client(t *testing.T, caller transport.Caller, model oip.Model) oipv2.GRPCInferenceServiceClient {
 	t.Helper()
 	mux := http.NewServeMux()
-	mux.Handle(oip.New(caller, shelf{model}, procedure.Settings{}))
+	mux.Handle(oip.New(caller, shelf{model}, transport.Settings{}))
 	address := strings.TrimPrefix(fronttest.Serve(t, mux), "http://")
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {

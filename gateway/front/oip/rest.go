@@ -2,90 +2,65 @@ package oip
 
 import (
 	"encoding/json"
-	"errors"
+	"fmt"
 	"net/http"
+	"strconv"
 	"strings"
-	"time"
 
-	"github.com/stagemesh/stagemesh/gateway/front/body"
-	"github.com/stagemesh/stagemesh/gateway/front/failure"
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
 // Root is the path of the REST form, and what all its paths begin with.
 const Root = "/v2"
 
-// DefaultMaxBodyBytes is the limit where RESTSettings name none.
-const DefaultMaxBodyBytes = 64 << 20
-
-// RESTSettings bound what a caller may cost.
-type RESTSettings struct {
-	// MaxBodyBytes bounds a request's body; 0 is DefaultMaxBodyBytes.
-	MaxBodyBytes int
-	// MaxPayload bounds what is made of a request's inputs, in bytes; 0 leaves it to
-	// the Caller.
-	MaxPayload int
-	// Patience is how long a caller may send nothing of a body, or take nothing of an
-	// answer; 0 is body.Patience.
-	Patience time.Duration
-	// Silence is how long a streamed answer says nothing before a comment is sent; 0
-	// is eventstream.DefaultSilence.
-	Silence time.Duration
-}
-
-// rest answers the protocol's REST form.
+// rest serves the protocol's REST form.
 type rest struct {
 	service
-	limit    int64
-	patience time.Duration
-	silence  time.Duration
+	settings transport.Settings
 }
 
 // NewREST returns the handler of Root and everything below it.
-func NewREST(caller Caller, models Models, s RESTSettings) http.Handler {
-	out := &rest{service: service{caller: caller, models: models, maxPayload: s.MaxPayload}, limit: int64(s.MaxBodyBytes), patience: s.Patience, silence: s.Silence}
-	if out.limit <= 0 {
-		out.limit = DefaultMaxBodyBytes
-	}
-	if out.patience <= 0 {
-		out.patience = body.Patience
-	}
-	return out
+func NewREST(caller transport.Caller, models Models, s transport.Settings) http.Handler {
+	return &rest{service: service{caller: caller, models: models, maxPayload: s.MaxPayload}, settings: s.WithDefaults()}
 }
 
 // ServeHTTP implements http.Handler.
 func (h *rest) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	out := body.PatientWriter(w, h.patience)
+	out := transport.StallWriter(w, h.settings.StallTimeout)
 	at, ok := h.find(strings.TrimPrefix(r.URL.Path, Root))
 	switch {
 	case !ok:
-		fail(out, fault.Newf(fault.NotFound, "there is nothing at %.*q; a model is at %s/models/<pipeline>", shown, r.URL.Path, Root), 0)
+		writeFault(out, fault.Newf(fault.NotFound, "there is nothing at %.*q; a model is at %s/models/<pipeline>", maxQuoted, r.URL.Path, Root), 0)
 	case r.Method != at.method:
 		w.Header().Set("Allow", at.method)
-		fail(out, fault.Newf(fault.InvalidRequest, "%.*q is %s, not %.*s", shown, r.URL.Path, at.method, shown, r.Method), http.StatusMethodNotAllowed)
+		writeFault(out, fault.Newf(fault.InvalidRequest, "%.*q is %s, not %.*s", maxQuoted, r.URL.Path, at.method, maxQuoted, r.Method), http.StatusMethodNotAllowed)
 	default:
 		if err := at.serve(out, r); err != nil {
-			Fail(out, err)
+			WriteFault(out, err)
 		}
 	}
-	body.Finish(w, h.patience)
+	transport.FlushResponse(w, h.settings.StallTimeout)
 }
 
-// endpoint is what there is at a path. An error of serve is the answer.
+// endpoint serves a path. An error of serve becomes the response.
 type endpoint struct {
 	method string
 	serve  func(w http.ResponseWriter, r *http.Request) error
 }
 
-// find returns what there is at a path below Root.
+// find returns the endpoint of a path below Root.
 func (h *rest) find(path string) (endpoint, bool) {
 	switch path {
 	case "", "/":
-		return endpoint{http.MethodGet, h.server}, true
+		return endpoint{http.MethodGet, h.serverMetadata}, true
 	case "/health/live":
-		return endpoint{http.MethodGet, h.live}, true
+		return endpoint{http.MethodGet, h.serverLive}, true
 	case "/health/ready":
-		return endpoint{http.MethodGet, h.ready}, true
+		return endpoint{http.MethodGet, h.serverReady}, true
 	}
 	name, ok := strings.CutPrefix(path, "/models/")
 	if !ok {
@@ -98,7 +73,7 @@ func (h *rest) find(path string) (endpoint, bool) {
 	}
 	of := func(serve func(w http.ResponseWriter, r *http.Request, name string) error) func(http.ResponseWriter, *http.Request) error {
 		return func(w http.ResponseWriter, r *http.Request) error {
-			if err := known(name, version); err != nil {
+			if err := checkVersion(name, version); err != nil {
 				return err
 			}
 			return serve(w, r, name)
@@ -107,9 +82,9 @@ func (h *rest) find(path string) (endpoint, bool) {
 	switch {
 	case name == "":
 	case rest == "":
-		return endpoint{http.MethodGet, of(h.model)}, true
+		return endpoint{http.MethodGet, of(h.modelMetadata)}, true
 	case rest == "ready":
-		return endpoint{http.MethodGet, of(h.usable)}, true
+		return endpoint{http.MethodGet, of(h.modelReady)}, true
 	case rest == "infer":
 		return endpoint{http.MethodPost, of(h.infer)}, true
 	case rest == "generate":
@@ -120,36 +95,36 @@ func (h *rest) find(path string) (endpoint, bool) {
 	return endpoint{}, false
 }
 
-func (h *rest) server(w http.ResponseWriter, _ *http.Request) error {
-	return say(w, http.StatusOK, map[string]any{"name": serverName, "version": h.models.Version(), "extensions": extensions()})
+func (h *rest) serverMetadata(w http.ResponseWriter, _ *http.Request) error {
+	return writeJSON(w, http.StatusOK, map[string]any{"name": serverName, "version": h.models.Version(), "extensions": extensions()})
 }
 
-func (h *rest) live(w http.ResponseWriter, _ *http.Request) error {
-	return say(w, http.StatusOK, map[string]any{"live": true})
+func (h *rest) serverLive(w http.ResponseWriter, _ *http.Request) error {
+	return writeJSON(w, http.StatusOK, map[string]any{"live": true})
 }
 
-func (h *rest) ready(w http.ResponseWriter, r *http.Request) error {
-	return sayReady(w, h.models.Ready(r.Context(), "") == nil, map[string]any{})
+func (h *rest) serverReady(w http.ResponseWriter, r *http.Request) error {
+	return writeReady(w, h.models.Ready(r.Context(), "") == nil, map[string]any{})
 }
 
-func (h *rest) usable(w http.ResponseWriter, r *http.Request, name string) error {
+func (h *rest) modelReady(w http.ResponseWriter, r *http.Request, name string) error {
 	err := h.models.Ready(r.Context(), name)
-	if unknown(err) {
+	if isUnknown(err) {
 		return err
 	}
-	return sayReady(w, err == nil, map[string]any{"name": name})
+	return writeReady(w, err == nil, map[string]any{"name": name})
 }
 
-// sayReady answers with 200 or 503: clients look at nothing else.
-func sayReady(w http.ResponseWriter, ready bool, with map[string]any) error {
+// writeReady answers with 200 or 503: clients look only at the status.
+func writeReady(w http.ResponseWriter, ready bool, with map[string]any) error {
 	with["ready"] = ready
 	if !ready {
-		return say(w, http.StatusServiceUnavailable, with)
+		return writeJSON(w, http.StatusServiceUnavailable, with)
 	}
-	return say(w, http.StatusOK, with)
+	return writeJSON(w, http.StatusOK, with)
 }
 
-func (h *rest) model(w http.ResponseWriter, _ *http.Request, name string) error {
+func (h *rest) modelMetadata(w http.ResponseWriter, _ *http.Request, name string) error {
 	model, err := h.models.Model(name)
 	if err != nil {
 		return err
@@ -159,21 +134,21 @@ func (h *rest) model(w http.ResponseWriter, _ *http.Request, name string) error 
 		Datatype string  `json:"datatype"`
 		Shape    []int64 `json:"shape"`
 	}
-	list := func(of []*metadata) []shaped {
+	shapes := func(of []*metadata) []shaped {
 		out := make([]shaped, len(of))
 		for i, t := range of {
 			out[i] = shaped{t.GetName(), t.GetDatatype(), t.GetShape()}
 		}
 		return out
 	}
-	return say(w, http.StatusOK, map[string]any{
+	return writeJSON(w, http.StatusOK, map[string]any{
 		"name": name, "versions": []string{onlyVersion}, "platform": platform,
-		"inputs": list(described(model.Inputs)), "outputs": list(described(model.Outputs)),
+		"inputs": shapes(tensorMetadata(model.Inputs)), "outputs": shapes(tensorMetadata(model.Outputs)),
 	})
 }
 
-// say answers with JSON.
-func say(w http.ResponseWriter, status int, value any) error {
+// writeJSON answers with JSON. A failed write is no error: the caller has disconnected.
+func writeJSON(w http.ResponseWriter, status int, value any) error {
 	data, err := json.Marshal(value)
 	if err != nil {
 		return err
@@ -181,33 +156,253 @@ func say(w http.ResponseWriter, status int, value any) error {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(status)
-	// A caller that no longer listens is not told.
 	_, _ = w.Write(append(data, '\n'))
 	return nil
 }
 
-// Fail answers with the protocol's error: {"error": text}.
-func Fail(w http.ResponseWriter, err error) { fail(w, err, 0) }
+// WriteFault answers with the protocol's error: {"error": text}.
+func WriteFault(w http.ResponseWriter, err error) { writeFault(w, err, 0) }
 
-// fail is Fail with a status, where it is not 0.
-func fail(w http.ResponseWriter, err error, status int) {
+// writeFault is WriteFault with a status, where it is not 0.
+func writeFault(w http.ResponseWriter, err error, status int) {
 	f := fault.From(err)
 	if status == 0 {
 		status = f.HTTPStatus()
 	}
-	failure.Headers(w.Header(), f)
-	// Of text there is nothing to refuse.
-	_ = say(w, status, failed(f))
+	transport.SetFaultHeaders(w.Header(), f)
+	_ = writeJSON(w, status, errorBody(f)) // text always encodes
 }
 
-// failed is the body of a failure.
-func failed(f *fault.Fault) map[string]string { return map[string]string{"error": text(f)} }
+// errorBody is the JSON of a failure.
+func errorBody(err error) map[string]string { return map[string]string{"error": errorText(err)} }
 
-// text is a fault where there is room for text alone.
-func text(f *fault.Fault) string { return string(f.Reason) + ": " + f.Message }
+// The binary extension: bytes of tensors follow the JSON, whose length is in a header.
+const (
+	binarySize        = "binary_data_size"
+	binaryOne         = "binary_data"
+	binaryAll         = "binary_data_output"
+	classify          = "classification"
+	binaryMediaType   = "application/octet-stream"
+	binaryExtension   = "binary_tensor_data"
+	generateExtension = "generate"
+	jsonType          = "application/json"
+)
 
-// unknown reports whether there is no such model.
-func unknown(err error) bool {
-	f, ok := errors.AsType[*fault.Fault](err)
-	return ok && (f.Reason == fault.UnknownPipeline || f.Reason == fault.NotFound)
+func extensions() []string { return []string{binaryExtension, generateExtension} }
+
+// infer answers one request.
+func (h *rest) infer(w http.ResponseWriter, r *http.Request, name string) error {
+	model, err := h.models.Model(name)
+	if err != nil {
+		return err
+	}
+	memory := transport.NewReservation(r.Context(), h.maxPayload)
+	defer memory.Release()
+	request, as, err := h.readRequest(w, r, name, model, memory)
+	if err != nil {
+		return err
+	}
+	response, err := h.caller.Infer(r.Context(), request)
+	if err != nil {
+		return err
+	}
+	text, binary, err := as.encode(response)
+	if err != nil {
+		return transport.WithRequestID(err, response.RequestID)
+	}
+	write(w, response, text, binary)
+	return nil
+}
+
+// readRequest reads the body: the request, and the format of the response. Tensors in JSON are
+// decoded into reserved memory.
+func (h *rest) readRequest(w http.ResponseWriter, r *http.Request, name string, model Model, memory *transport.Reservation) (*call.Request, format, error) {
+	data, err := h.readBody(w, r)
+	if err != nil {
+		return nil, format{}, err
+	}
+	text, binary, err := split(data, r.Header.Get(transport.HeaderJSONLength))
+	if err != nil {
+		return nil, format{}, err
+	}
+	in, err := oipjson.Decode(text, memory)
+	if err != nil {
+		return nil, format{}, err
+	}
+	if err := takeBinary(in, binary); err != nil {
+		return nil, format{}, err
+	}
+	as, err := formatOf(in)
+	if err != nil {
+		return nil, format{}, err
+	}
+	out := &call.Request{Pipeline: name, Parameters: in.Parameters, Outputs: in.OutputNames(), Trace: transport.TraceContext(r.Header)}
+	if out.Timeout, err = takeTimeout(r.Context(), out.Parameters); err != nil {
+		return nil, format{}, err
+	}
+	if out.Inputs, err = in.Parts(); err != nil {
+		return nil, format{}, err
+	}
+	out.Booked = memory.Inputs()
+	for i, part := range out.Inputs {
+		if out.Inputs[i], err = blobIfTaken(part, model.Inputs); err != nil {
+			return nil, format{}, fault.Newf(fault.InvalidInput, "inputs.%s: %w", part.Name, err).WithViolation("inputs."+part.Name, "%s", err)
+		}
+	}
+	return out, as, payload.Validate("inputs", out.Inputs)
+}
+
+// readBody reads the body.
+func (h *rest) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+	if err := transport.CheckEncoding(r); err != nil {
+		return nil, err
+	}
+	limit := int64(h.settings.MaxMessageBytes)
+	if err := transport.CheckLength(r, limit); err != nil {
+		return nil, err
+	}
+	return transport.ReadBody(http.MaxBytesReader(w, transport.StallReader(w, r, h.settings.StallTimeout), limit), r.ContentLength, limit)
+}
+
+// split returns the JSON of a body, and the bytes behind it.
+func split(data []byte, length string) (text, binary []byte, err error) {
+	if length == "" {
+		return data, nil, nil
+	}
+	n, err := strconv.ParseUint(length, 10, 63)
+	if err != nil || n > uint64(len(data)) {
+		return nil, nil, invalid(transport.HeaderJSONLength, "%.*q is no length within a body of %d bytes", maxQuoted, length, len(data))
+	}
+	return data[:n], data[n:], nil
+}
+
+// takeBinary gives inputs without data their bytes, which are shared.
+func takeBinary(in *oipjson.Request, binary []byte) error {
+	for i := range in.Inputs {
+		input := &in.Inputs[i]
+		size, ok := input.Parameters[binarySize]
+		if !ok {
+			continue
+		}
+		field := fmt.Sprintf("inputs[%d].parameters.%s", i, binarySize)
+		n, whole := size.Int()
+		switch {
+		case input.Tensor.Raw != nil:
+			return invalid(field, "it has data in the JSON too")
+		case !whole || n < 0 || n > int64(len(binary)):
+			return invalid(field, "%s, and %d bytes are left behind the JSON", size, len(binary))
+		}
+		input.Tensor.Raw, binary = binary[:n:n], binary[n:]
+		delete(input.Parameters, binarySize)
+	}
+	if len(binary) > 0 {
+		return invalid("inputs", "%d bytes behind the JSON are no input's", len(binary))
+	}
+	return nil
+}
+
+// wish is how a caller wants its answer.
+type format struct {
+	id string
+	// all is true where outputs that byName does not have are binary.
+	all    bool
+	byName map[string]bool
+}
+
+func formatOf(in *oipjson.Request) (format, error) {
+	out := format{id: in.ID, byName: map[string]bool{}}
+	if all, ok := in.Parameters[binaryAll]; ok {
+		var is bool
+		if out.all, is = all.Any().(bool); !is {
+			return out, invalid("parameters."+binaryAll, "%s is neither true nor false", all)
+		}
+		delete(in.Parameters, binaryAll)
+	}
+	for i, output := range in.Outputs {
+		if _, ok := output.Parameters[classify]; ok {
+			return out, notClassified(i)
+		}
+		wanted, ok := output.Parameters[binaryOne]
+		if !ok {
+			continue
+		}
+		isBinary, ok := wanted.Any().(bool)
+		if !ok {
+			return out, invalid(fmt.Sprintf("outputs[%d].parameters.%s", i, binaryOne), "%s is neither true nor false", wanted)
+		}
+		out.byName[output.Name] = isBinary
+	}
+	return out, nil
+}
+
+// encode encodes a response: the JSON, and the bytes that follow it.
+func (f format) encode(r *call.Response) (text []byte, binary [][]byte, err error) {
+	text = oipjson.AppendString([]byte(`{"model_name":`), r.Pipeline)
+	text = oipjson.AppendString(append(text, `,"model_version":`...), onlyVersion)
+	if f.id != "" {
+		text = oipjson.AppendString(append(text, `,"id":`...), f.id)
+	}
+	text = append(text, `,"outputs":[`...)
+	for i, part := range r.Outputs {
+		if i > 0 {
+			text = append(text, ',')
+		}
+		part = asTensor(part)
+		asBinary, ok := f.byName[part.Name]
+		if !ok {
+			asBinary = f.all
+		}
+		if !asBinary {
+			if text, err = oipjson.AppendTensor(text, part); err != nil {
+				return nil, nil, err
+			}
+			continue
+		}
+		if text, err = appendHead(text, part); err != nil {
+			return nil, nil, err
+		}
+		binary = append(binary, part.Tensor.Raw)
+	}
+	return append(text, `]}`...), binary, nil
+}
+
+// appendHead appends an output whose bytes follow the JSON.
+func appendHead(dst []byte, p payload.Part) ([]byte, error) {
+	shape, err := json.Marshal(p.Tensor.Shape)
+	if err != nil {
+		return nil, err
+	}
+	dst = oipjson.AppendString(append(dst, `{"name":`...), p.Name)
+	dst = oipjson.AppendString(append(dst, `,"datatype":`...), string(p.Tensor.Datatype))
+	dst = append(append(dst, `,"shape":`...), shape...)
+	withSize := payload.Merge(p.Parameters, payload.Parameters{binarySize: payload.Int64(int64(len(p.Tensor.Raw)))})
+	dst, err = oipjson.AppendParameters(append(dst, `,"parameters":`...), "outputs."+p.Name, withSize)
+	return append(dst, '}'), err
+}
+
+// write sends a response. A failed write is no error: the caller has disconnected.
+func write(w http.ResponseWriter, r *call.Response, text []byte, binary [][]byte) {
+	length := len(text)
+	h := w.Header()
+	h.Set("Content-Type", jsonType)
+	if binary != nil {
+		h.Set("Content-Type", binaryMediaType)
+		h.Set(transport.HeaderJSONLength, strconv.Itoa(len(text)))
+	}
+	for _, raw := range binary {
+		length += len(raw)
+	}
+	h.Set("Content-Length", strconv.Itoa(length))
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set(transport.HeaderRequestID, r.RequestID)
+	h.Set(transport.HeaderServerTiming, transport.ServerTiming(r.Timeline))
+	_, _ = w.Write(text)
+	for _, raw := range binary {
+		_, _ = w.Write(raw)
+	}
+}
+
+// notClassified is the fault of an output that asks for the classification extension.
+func notClassified(output int) error {
+	return fault.Newf(fault.NotSupported, "outputs[%d].parameters.%s is not served; a stage such as top_k does that", output, classify)
 }

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
+
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
@@ -30,7 +32,7 @@ type restful struct {
 	protocol *oiptest.Protocol
 }
 
-func rest(t *testing.T, caller oip.Caller, model oip.Model, s oip.RESTSettings) restful {
+func rest(t *testing.T, caller transport.Caller, model oip.Model, s transport.Settings) restful {
 	t.Helper()
 	return restful{t, fronttest.Serve(t, oip.NewREST(caller, shelf{model}, s)), oiptest.New(t)}
 }
@@ -74,7 +76,7 @@ func says(t *testing.T, what, got, want string) {
 
 func TestServerAndModelsSayHowTheyAreInJSON(t *testing.T) {
 	t.Parallel()
-	c := rest(t, &fronttest.Caller{}, oip.Model{Inputs: []*stagev1.PartSpec{tensorOf("x", "FP32", -1, 64), blobOf("image")}, Outputs: []*stagev1.PartSpec{tensorOf("y", "INT64", -1)}}, oip.RESTSettings{})
+	c := rest(t, &fronttest.Caller{}, oip.Model{Inputs: []*stagev1.PartSpec{tensorOf("x", "FP32", -1, 64), blobOf("image")}, Outputs: []*stagev1.PartSpec{tensorOf("y", "INT64", -1)}}, transport.Settings{})
 	const simple = `{"name": "simple", "versions": ["1"], "platform": "stagemesh_pipeline", "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 64]}, {"name": "image", "datatype": "BYTES", "shape": [1]}], "outputs": [{"name": "y", "datatype": "INT64", "shape": [-1]}]}`
 	for path, want := range map[string]struct {
 		status int
@@ -115,7 +117,7 @@ func int32s(values ...byte) []byte {
 func TestTensorsComeAndGoAsJSONOrAsBytesBehindIt(t *testing.T) {
 	t.Parallel()
 	caller := &fronttest.Caller{}
-	c := rest(t, caller, oip.Model{}, oip.RESTSettings{})
+	c := rest(t, caller, oip.Model{}, transport.Settings{})
 	one, two := string(int32s(1, 2)), string(int32s(3))
 	const head = `{"id": "mine", "parameters": {"timeout": 250000, "k": "v"%s}, "inputs": [{"name": "a", "datatype": "INT32", "shape": [1, 2]%s}, {"name": "b", "datatype": "INT32", "shape": [1]%s}]%s}`
 	const answered = `{"model_name": "simple", "model_version": "1", "id": "mine", "outputs": [{"name": "a", "datatype": "INT32", "shape": [1, 2]%s}, {"name": "b", "datatype": "INT32", "shape": [1]%s}]}`
@@ -170,7 +172,7 @@ func TestTensorsComeAndGoAsJSONOrAsBytesBehindIt(t *testing.T) {
 func TestABlobIsABytesTensorInJSONToo(t *testing.T) {
 	t.Parallel()
 	caller := &fronttest.Caller{}
-	c := rest(t, caller, oip.Model{Inputs: []*stagev1.PartSpec{blobOf("text")}}, oip.RESTSettings{})
+	c := rest(t, caller, oip.Model{Inputs: []*stagev1.PartSpec{blobOf("text")}}, transport.Settings{})
 	status, _, body := c.ask(http.MethodPost, "/v2/models/m/infer", `{"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "parameters": {"content_type": "text/plain"}, "data": ["hello"]}]}`)
 	if got := caller.Last().Inputs[0]; status != http.StatusOK || got.Tensor != nil || string(got.Blob.Data) != "hello" || got.Blob.ContentType != "text/plain" {
 		t.Errorf("%d: asked is %+v", status, got)
@@ -181,7 +183,7 @@ func TestABlobIsABytesTensorInJSONToo(t *testing.T) {
 func TestABodyThatDoesNotMakeSenseIsRefused(t *testing.T) {
 	t.Parallel()
 	caller := fronttest.Failing(fault.New(fault.Internal, "it was asked"))
-	c := rest(t, caller, oip.Model{}, oip.RESTSettings{MaxBodyBytes: 1000})
+	c := rest(t, caller, oip.Model{}, transport.Settings{MaxMessageBytes: 1000})
 	const one = `{"inputs": [{"name": "a", "datatype": "INT32", "shape": [1], "parameters": {"binary_data_size": 4}}]}`
 	for name, test := range map[string]struct {
 		body    string
@@ -224,7 +226,7 @@ func TestABodyThatDoesNotMakeSenseIsRefused(t *testing.T) {
 func TestWhatJSONCannotSayIsHadAsBytes(t *testing.T) {
 	t.Parallel()
 	half := payload.OfTensor("h", tensor.Tensor{Datatype: tensor.FP16, Shape: []int64{1}, Raw: []byte{0, 0x3c}})
-	c := rest(t, &fronttest.Caller{Answer: func(context.Context, *call.Request) (*call.Response, error) { return fronttest.Respond(half), nil }}, oip.Model{}, oip.RESTSettings{})
+	c := rest(t, &fronttest.Caller{Answer: func(context.Context, *call.Request) (*call.Response, error) { return fronttest.Respond(half), nil }}, oip.Model{}, transport.Settings{})
 	const in = `"inputs": [{"name": "a", "datatype": "INT32", "shape": [1], "data": [1]}]}`
 	if status, h, body := c.ask(http.MethodPost, "/v2/models/m/infer", `{`+in); status != http.StatusNotImplemented || h.Get("Stagemesh-Request-Id") == "" {
 		t.Errorf("as JSON: %d %s", status, body)

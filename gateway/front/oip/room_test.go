@@ -8,16 +8,15 @@ import (
 	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
-	"github.com/stagemesh/stagemesh/gateway/front/body"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/front/oip"
-	"github.com/stagemesh/stagemesh/gateway/front/procedure"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 )
 
 func TestContentsOverThePayloadAreRefusedByName(t *testing.T) {
 	t.Parallel()
 	budget, caller := &purse{bound: 1 << 20}, &fronttest.Caller{}
-	s := talk(t.Context(), t, body.Budgeted(handler(caller, procedure.Settings{MaxPayload: 100}), budget))
+	s := talk(t.Context(), t, transport.WithBudget(handler(caller, transport.Settings{MaxPayload: 100}), budget))
 	for name, contents := range map[string]*oipv2.ModelInferRequest_InferInputTensor{
 		"INT64": {Name: "x", Datatype: "INT64", Shape: []int64{13}, Contents: &oipv2.InferTensorContents{Int64Contents: make([]int64, 13)}},
 		"BYTES": {Name: "x", Datatype: "BYTES", Shape: []int64{26}, Contents: &oipv2.InferTensorContents{BytesContents: make([][]byte, 26)}},
@@ -36,7 +35,7 @@ func TestContentsOverThePayloadAreRefusedByName(t *testing.T) {
 func TestTensorsOverThePayloadAreRefusedInJSON(t *testing.T) {
 	t.Parallel()
 	takes := oip.Model{Inputs: []*stagev1.PartSpec{tensorOf("x", "FP64", -1)}}
-	c := rest(t, &fronttest.Caller{}, takes, oip.RESTSettings{MaxPayload: 15})
+	c := rest(t, &fronttest.Caller{}, takes, transport.Settings{MaxPayload: 15})
 	for path, text := range map[string]string{
 		"/v2/models/simple/infer":    `{"inputs": [{"name": "x", "datatype": "FP64", "shape": [2], "data": [0, 0]}]}`,
 		"/v2/models/simple/generate": `{"x": [0, 0]}`,

@@ -2,29 +2,32 @@ package oip
 
 import (
 	"context"
+	"errors"
 	"net/http"
-
-	"connectrpc.com/connect"
+	"strings"
 
 	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/front/body"
-	"github.com/stagemesh/stagemesh/gateway/front/header"
-	"github.com/stagemesh/stagemesh/gateway/front/procedure"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
 
-// ServiceName is the protocol's service.
-const ServiceName = "inference.GRPCInferenceService"
+const (
+	// ServiceName is the protocol's service.
+	ServiceName = "inference.GRPCInferenceService"
 
-// Caller does the work: gateway/call's service. Its errors have a *fault.Fault in their
-// chain. Stream calls emit in order, and not after it returned; an error of emit ends the
-// call.
-type Caller interface {
-	Infer(ctx context.Context, r *call.Request) (*call.Response, error)
-	Stream(ctx context.Context, r *call.Request, emit func(call.Chunk) error) (*call.Response, error)
-}
+	// onlyVersion is the version that every model has.
+	onlyVersion = "1"
+	serverName  = "stagemesh"
+	platform    = "stagemesh_pipeline"
+	// maxQuoted bounds how much of a caller's own name messages repeat, in runes.
+	maxQuoted = 80
+	// maxInFlight is how many requests of one stream are in flight at a time.
+	maxInFlight = 64
+)
 
 // Models are the pipelines. Errors have a *fault.Fault in their chain.
 type Models interface {
@@ -36,85 +39,217 @@ type Models interface {
 	Version() string
 }
 
-// Model is what a pipeline takes and gives; what is not known is empty.
+// Model is what a pipeline takes and returns; what is not known is empty.
 type Model struct {
 	Inputs, Outputs []*stagev1.PartSpec
 }
 
-// service answers the procedures.
+// service implements GRPCInferenceService.
 type service struct {
-	caller Caller
+	caller transport.Caller
 	models Models
-	// maxPayload bounds what is made of a request's inputs, in bytes.
+	// maxPayload bounds the memory of a request's decoded inputs, in bytes.
 	maxPayload int
 }
 
 // New returns the path under which the service is to be mounted, and its handler.
-func New(caller Caller, models Models, s procedure.Settings) (string, http.Handler) {
+func New(caller transport.Caller, models Models, s transport.Settings) (string, http.Handler) {
 	descriptor := oipv2.File_oip_v2_inference_proto.Services().ByName("GRPCInferenceService")
-	out, svc := procedure.NewService(descriptor, s), &service{caller: caller, models: models, maxPayload: s.MaxPayload}
-	procedure.Unary(out, "ServerLive", svc.serverLive)
-	procedure.Unary(out, "ServerReady", svc.serverReady)
-	procedure.Unary(out, "ModelReady", svc.modelReady)
-	procedure.Unary(out, "ServerMetadata", svc.serverMetadata)
-	procedure.Unary(out, "ModelMetadata", svc.modelMetadata)
-	procedure.Unary(out, "ModelInfer", svc.modelInfer)
-	procedure.Each(out, "ModelStreamInfer", requestsAtOnce, svc.modelStreamInfer)
+	out, svc := transport.NewService(descriptor, s), &service{caller: caller, models: models, maxPayload: s.MaxPayload}
+	transport.Unary(out, "ServerLive", svc.serverLive)
+	transport.Unary(out, "ServerReady", svc.serverReady)
+	transport.Unary(out, "ModelReady", svc.modelReady)
+	transport.Unary(out, "ServerMetadata", svc.serverMetadata)
+	transport.Unary(out, "ModelMetadata", svc.modelMetadata)
+	transport.Unary(out, "ModelInfer", svc.modelInfer)
+	transport.BidiStream(out, "ModelStreamInfer", maxInFlight, svc.modelStreamInfer)
 	return out.Path(), out
 }
 
-func (s *service) serverLive(context.Context, procedure.Request[*oipv2.ServerLiveRequest]) (*connect.Response[oipv2.ServerLiveResponse], error) {
-	return connect.NewResponse(&oipv2.ServerLiveResponse{Live: true}), nil
+func (s *service) serverLive(context.Context, *transport.Call, *oipv2.ServerLiveRequest) (*oipv2.ServerLiveResponse, error) {
+	return &oipv2.ServerLiveResponse{Live: true}, nil
 }
 
-func (s *service) serverReady(ctx context.Context, _ procedure.Request[*oipv2.ServerReadyRequest]) (*connect.Response[oipv2.ServerReadyResponse], error) {
-	return connect.NewResponse(&oipv2.ServerReadyResponse{Ready: s.models.Ready(ctx, "") == nil}), nil
+func (s *service) serverReady(ctx context.Context, _ *transport.Call, _ *oipv2.ServerReadyRequest) (*oipv2.ServerReadyResponse, error) {
+	return &oipv2.ServerReadyResponse{Ready: s.models.Ready(ctx, "") == nil}, nil
 }
 
-// modelReady says whether a model can be used. A model that there is not is an error:
-// clients tell it from one that is not ready.
-func (s *service) modelReady(ctx context.Context, in procedure.Request[*oipv2.ModelReadyRequest]) (*connect.Response[oipv2.ModelReadyResponse], error) {
-	if err := known(in.Message.GetName(), in.Message.GetVersion()); err != nil {
+// modelReady reports whether a model can be used. An unknown model is an error: clients
+// distinguish it from one that is not ready.
+func (s *service) modelReady(ctx context.Context, _ *transport.Call, in *oipv2.ModelReadyRequest) (*oipv2.ModelReadyResponse, error) {
+	if err := checkVersion(in.GetName(), in.GetVersion()); err != nil {
 		return nil, err
 	}
-	err := s.models.Ready(ctx, in.Message.GetName())
-	if unknown(err) {
+	err := s.models.Ready(ctx, in.GetName())
+	if isUnknown(err) {
 		return nil, err
 	}
-	return connect.NewResponse(&oipv2.ModelReadyResponse{Ready: err == nil}), nil
+	return &oipv2.ModelReadyResponse{Ready: err == nil}, nil
 }
 
-func (s *service) modelInfer(ctx context.Context, in procedure.Request[*oipv2.ModelInferRequest]) (*connect.Response[oipv2.ModelInferResponse], error) {
-	room := body.NewRoom(ctx, s.maxPayload)
-	defer room.Close()
-	asked, err := s.asked(ctx, in, room)
+func (s *service) serverMetadata(context.Context, *transport.Call, *oipv2.ServerMetadataRequest) (*oipv2.ServerMetadataResponse, error) {
+	return &oipv2.ServerMetadataResponse{Name: serverName, Version: s.models.Version(), Extensions: extensions()}, nil
+}
+
+func (s *service) modelMetadata(_ context.Context, _ *transport.Call, in *oipv2.ModelMetadataRequest) (*oipv2.ModelMetadataResponse, error) {
+	model, err := s.model(in.GetName(), in.GetVersion())
 	if err != nil {
 		return nil, err
 	}
-	answer, err := s.caller.Infer(ctx, asked)
+	return &oipv2.ModelMetadataResponse{
+		Name: in.GetName(), Versions: []string{onlyVersion}, Platform: platform,
+		Inputs: tensorMetadata(model.Inputs), Outputs: tensorMetadata(model.Outputs),
+	}, nil
+}
+
+func (s *service) model(name, version string) (Model, error) {
+	if err := checkVersion(name, version); err != nil {
+		return Model{}, err
+	}
+	return s.models.Model(name)
+}
+
+// checkVersion rejects versions that no model has.
+func checkVersion(name, version string) error {
+	if version == "" || version == onlyVersion {
+		return nil
+	}
+	return fault.Newf(fault.NotFound, "model %.*q has no version %.*q; its only one is %s", maxQuoted, name, maxQuoted, version, onlyVersion)
+}
+
+// isUnknown reports whether the error is that there is no such model.
+func isUnknown(err error) bool {
+	f, ok := errors.AsType[*fault.Fault](err)
+	return ok && (f.Reason == fault.UnknownPipeline || f.Reason == fault.NotFound)
+}
+
+type metadata = oipv2.ModelMetadataResponse_TensorMetadata
+
+func tensorMetadata(parts []*stagev1.PartSpec) []*metadata {
+	out := make([]*metadata, len(parts))
+	for i, part := range parts {
+		// A blob is one element of bytes.
+		out[i] = &metadata{Name: part.GetName(), Datatype: string(tensor.Bytes), Shape: []int64{1}}
+		if t := part.GetTensor(); t != nil {
+			out[i].Datatype, out[i].Shape = t.GetDatatype(), t.GetShape()
+		}
+	}
+	return out
+}
+
+func (s *service) modelInfer(ctx context.Context, c *transport.Call, in *oipv2.ModelInferRequest) (*oipv2.ModelInferResponse, error) {
+	memory := transport.NewReservation(ctx, s.maxPayload)
+	defer memory.Release()
+	r, err := s.request(ctx, c, in, memory)
 	if err != nil {
 		return nil, err
 	}
-	out := connect.NewResponse(response(in.Message, answer.Outputs))
-	out.Header().Set(header.RequestID, answer.RequestID)
-	out.Trailer().Set(header.ServerTiming, header.Timing(answer.Timeline))
+	out, err := s.caller.Infer(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	c.SetHeader(transport.HeaderRequestID, out.RequestID)
+	c.SetTrailer(transport.HeaderServerTiming, transport.ServerTiming(out.Timeline))
+	return response(in, out.Outputs), nil
+}
+
+// request converts a request for a known model.
+func (s *service) request(ctx context.Context, c *transport.Call, in *oipv2.ModelInferRequest, memory *transport.Reservation) (*call.Request, error) {
+	model, err := s.model(in.GetModelName(), in.GetModelVersion())
+	if err != nil {
+		return nil, err
+	}
+	out, err := request(ctx, in, model, memory)
+	if err != nil {
+		return nil, err
+	}
+	out.Trace = c.Trace
 	return out, nil
 }
 
-// asked converts a request for a model that there is.
-func (s *service) asked(ctx context.Context, in procedure.Request[*oipv2.ModelInferRequest], room *body.Room) (*call.Request, error) {
-	m := in.Message
-	if err := known(m.GetModelName(), m.GetModelVersion()); err != nil {
-		return nil, err
-	}
-	model, err := s.models.Model(m.GetModelName())
+const (
+	// emptyFinalParameter asks for a last message after chunks, without outputs.
+	emptyFinalParameter = "triton_enable_empty_final_response"
+	// finalParameter is true in the last message of a request.
+	finalParameter = "triton_final_response"
+)
+
+// modelStreamInfer answers one request of a stream. A failed request is a response; an error
+// means that nobody takes the response.
+func (s *service) modelStreamInfer(ctx context.Context, c *transport.Call, in *oipv2.ModelInferRequest, send func(*oipv2.ModelStreamInferResponse) error) error {
+	out := &stream{request: in, send: send}
+	memory := transport.NewReservation(ctx, s.maxPayload)
+	defer memory.Release()
+	r, err := s.request(ctx, c, in, memory)
 	if err != nil {
-		return nil, err
+		return out.sendFailure(err)
 	}
-	out, err := request(ctx, m, model, room)
-	if err != nil {
-		return nil, err
+	final, err := s.caller.Stream(ctx, r, out.sendChunk)
+	switch {
+	case out.err != nil:
+		return out.err
+	case err != nil:
+		return out.sendFailure(cancelCause(ctx, err))
 	}
-	out.Trace = header.Trace(in.Header)
-	return out, nil
+	return out.sendFinal(final)
+}
+
+// cancelCause returns why the stream broke where that cancelled the request, and err
+// otherwise.
+func cancelCause(ctx context.Context, err error) error {
+	cause, ok := errors.AsType[*fault.Fault](context.Cause(ctx))
+	if ok && fault.From(err).Reason == fault.Cancelled {
+		return cause
+	}
+	return err
+}
+
+// stream is the response to one request of a stream.
+type stream struct {
+	request *oipv2.ModelInferRequest
+	send    func(*oipv2.ModelStreamInferResponse) error
+	// hasChunks is true once a chunk was sent, and err why one could not be sent.
+	hasChunks bool
+	err       error
+}
+
+func (s *stream) sendChunk(c call.Chunk) error {
+	s.hasChunks = true
+	s.err = s.sendResponse(response(s.request, c.Outputs), false)
+	return s.err
+}
+
+// sendFinal sends the response where it had no chunks, since clients assemble chunks
+// themselves. After chunks, a caller that asked for it gets a last message without outputs.
+func (s *stream) sendFinal(r *call.Response) error {
+	if !s.hasChunks {
+		return s.sendResponse(response(s.request, r.Outputs), true)
+	}
+	if s.request.GetParameters()[emptyFinalParameter].GetBoolParam() {
+		return s.sendResponse(response(s.request, nil), true)
+	}
+	return nil
+}
+
+func (s *stream) sendResponse(r *oipv2.ModelInferResponse, final bool) error {
+	r.Parameters = finalParameters(final)
+	return s.send(&oipv2.ModelStreamInferResponse{InferResponse: r})
+}
+
+// sendFailure sends why a request failed, with the request's own ID.
+func (s *stream) sendFailure(err error) error {
+	return s.send(&oipv2.ModelStreamInferResponse{
+		ErrorMessage:  strings.ToValidUTF8(errorText(err), "\uFFFD"),
+		InferResponse: &oipv2.ModelInferResponse{Id: s.request.GetId(), Parameters: finalParameters(true)},
+	})
+}
+
+func finalParameters(final bool) map[string]*oipv2.InferParameter {
+	return map[string]*oipv2.InferParameter{finalParameter: {ParameterChoice: &oipv2.InferParameter_BoolParam{BoolParam: final}}}
+}
+
+// errorText is a fault where the protocol has text only.
+func errorText(err error) string {
+	f := fault.From(err)
+	return string(f.Reason) + ": " + f.Message
 }

@@ -22,10 +22,9 @@ import (
 	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/front/body"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/front/oip"
-	"github.com/stagemesh/stagemesh/gateway/front/procedure"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
@@ -36,7 +35,7 @@ const soon = 30 * time.Second
 type talking = grpc.BidiStreamingClient[oipv2.ModelInferRequest, oipv2.ModelStreamInferResponse]
 
 // handler is the front, with bounds.
-func handler(caller oip.Caller, s procedure.Settings) http.Handler {
+func handler(caller transport.Caller, s transport.Settings) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle(oip.New(caller, shelf{}, s))
 	return mux
@@ -122,7 +121,7 @@ func hangUp(t *testing.T, s talking) {
 func TestEachRequestOfAStreamIsAnsweredWithItsID(t *testing.T) {
 	t.Parallel()
 	caller := fronttest.Answering(payload.OfBlob("text", "text/plain", []byte("whole")))
-	s := talk(t.Context(), t, handler(caller, procedure.Settings{}))
+	s := talk(t.Context(), t, handler(caller, transport.Settings{}))
 	for i := range 5 {
 		id := fmt.Sprint(i)
 		send(t, s, asks("simple", id))
@@ -137,7 +136,7 @@ func TestChunksAreMessagesOfTheirOwn(t *testing.T) {
 	t.Parallel()
 	caller := fronttest.Answering(payload.OfBlob("text", "text/plain", []byte("one two")))
 	caller.Chunks = fronttest.Words("one", "two")
-	s := talk(t.Context(), t, handler(caller, procedure.Settings{}))
+	s := talk(t.Context(), t, handler(caller, transport.Settings{}))
 	send(t, s, asks("simple", "a"))
 	for _, want := range []string{"a one", "a two"} {
 		if got := said(t, s); got != want {
@@ -159,7 +158,7 @@ func TestChunksAreMessagesOfTheirOwn(t *testing.T) {
 func TestWhatAsksForNoChunksHasOneAnswerAllTheSame(t *testing.T) {
 	t.Parallel()
 	caller := fronttest.Answering(payload.OfBlob("text", "text/plain", []byte("whole")))
-	s := talk(t.Context(), t, handler(caller, procedure.Settings{}))
+	s := talk(t.Context(), t, handler(caller, transport.Settings{}))
 	send(t, s, asks("simple", "a", "triton_enable_empty_final_response"))
 	if got := said(t, s); got != "a whole last" {
 		t.Errorf("got %q", got)
@@ -175,7 +174,7 @@ func TestARequestThatFailsFailsAlone(t *testing.T) {
 		}
 		return fronttest.Respond(payload.OfBlob("text", "text/plain", []byte("fine"))), nil
 	}}
-	s := talk(t.Context(), t, handler(caller, procedure.Settings{}))
+	s := talk(t.Context(), t, handler(caller, transport.Settings{}))
 	misspelt := asks("simple", "d")
 	misspelt.Parameters["triton_enable_empty_final_response"] = &oipv2.InferParameter{ParameterChoice: &oipv2.InferParameter_Int64Param{Int64Param: 1}}
 	version := asks("simple", "e")
@@ -202,7 +201,7 @@ func TestAStreamThatBreaksAfterAChunkSaysSo(t *testing.T) {
 	t.Parallel()
 	caller := fronttest.Failing(fault.New(fault.StreamInterrupted, "the host died"))
 	caller.Chunks = fronttest.Words("one")
-	s := talk(t.Context(), t, handler(caller, procedure.Settings{}))
+	s := talk(t.Context(), t, handler(caller, transport.Settings{}))
 	send(t, s, asks("simple", "a"))
 	for _, want := range []string{"a one", "a STREAM_INTERRUPTED: the host died last"} {
 		if got := said(t, s); got != want {
@@ -254,7 +253,7 @@ func (h *held) Stream(ctx context.Context, r *call.Request, _ func(call.Chunk) e
 func TestRequestsOfAStreamDoNotWaitForEachOther(t *testing.T) {
 	t.Parallel()
 	caller := hold(2)
-	s := talk(t.Context(), t, handler(caller, procedure.Settings{}))
+	s := talk(t.Context(), t, handler(caller, transport.Settings{}))
 	send(t, s, asks("slow", "a"), asks("fast", "b"))
 	if err := s.CloseSend(); err != nil {
 		t.Fatal(err)
@@ -274,7 +273,7 @@ func TestAStreamHasSoManyRequestsInHandAndNoMore(t *testing.T) {
 	t.Parallel()
 	const requests, atOnce = 200, 64
 	caller := hold(requests)
-	s := talk(t.Context(), t, handler(caller, procedure.Settings{}))
+	s := talk(t.Context(), t, handler(caller, transport.Settings{}))
 	for i := range requests {
 		send(t, s, asks("simple", fmt.Sprint(i)))
 	}
@@ -296,7 +295,7 @@ func TestAStreamThatIsCancelledCallsItsRequestsOff(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	caller := hold(2)
-	s := talk(ctx, t, handler(caller, procedure.Settings{}))
+	s := talk(ctx, t, handler(caller, transport.Settings{}))
 	send(t, s, asks("a", "a"), asks("b", "b"))
 	for range 2 {
 		<-caller.began
@@ -325,7 +324,7 @@ func TestAMessageThatCannotBeReadEndsItsStream(t *testing.T) {
 	large := asks("a", "b")
 	large.RawInputContents = [][]byte{make([]byte, limit)}
 	caller := hold(1)
-	s := talk(t.Context(), t, handler(caller, procedure.Settings{MaxMessageBytes: limit}))
+	s := talk(t.Context(), t, handler(caller, transport.Settings{MaxMessageBytes: limit}))
 	send(t, s, asks("a", "a"))
 	<-caller.began
 	send(t, s, large)
@@ -391,7 +390,7 @@ func TestBytesThatAreNoMessageEndTheirStream(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			to, trailers := raw(t, handler(&fronttest.Caller{}, procedure.Settings{}))
+			to, trailers := raw(t, handler(&fronttest.Caller{}, transport.Settings{}))
 			_, _ = to.Write([]byte(row.bytes))
 			_ = to.Close()
 			if got := await(t, trailers); got.Get("Grpc-Status") != row.status || !strings.Contains(got.Get("Grpc-Message"), row.text) {
@@ -426,7 +425,7 @@ func TestWhatAStreamHadInHandIsToldWhyItBroke(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			caller := hold(1)
-			to, answer := raw(t, handler(caller, procedure.Settings{Patience: 50 * time.Millisecond}))
+			to, answer := raw(t, handler(caller, transport.Settings{StallTimeout: 50 * time.Millisecond}))
 			_, _ = to.Write(framed(t, asks("a", "a")))
 			await(t, caller.began)
 			_, _ = to.Write([]byte(row.bytes))
@@ -447,7 +446,7 @@ func TestSilenceIsForBetweenMessages(t *testing.T) {
 	t.Parallel()
 	const patience = 50 * time.Millisecond
 	caller := &fronttest.Caller{}
-	h := handler(caller, procedure.Settings{Patience: patience})
+	h := handler(caller, transport.Settings{StallTimeout: patience})
 	s := talk(t.Context(), t, h)
 	for _, id := range []string{"a", "b"} {
 		<-time.After(4 * patience)
@@ -483,7 +482,7 @@ func (f *floods) Stream(_ context.Context, _ *call.Request, emit func(call.Chunk
 func TestAStreamThatIsNotReadEnds(t *testing.T) {
 	t.Parallel()
 	caller := &floods{ended: make(chan error, 1)}
-	s := talk(t.Context(), t, handler(caller, procedure.Settings{Patience: 200 * time.Millisecond}))
+	s := talk(t.Context(), t, handler(caller, transport.Settings{StallTimeout: 200 * time.Millisecond}))
 	send(t, s, asks("simple", "a"))
 	if err := await(t, caller.ended); fault.From(err).Reason != fault.Cancelled {
 		t.Errorf("it ended with %v", err)
@@ -493,7 +492,7 @@ func TestAStreamThatIsNotReadEnds(t *testing.T) {
 func TestAChunkIsReadBeforeTheNextIsThere(t *testing.T) {
 	t.Parallel()
 	caller := fronttest.NewTold()
-	s := talk(t.Context(), t, handler(caller, procedure.Settings{}))
+	s := talk(t.Context(), t, handler(caller, transport.Settings{}))
 	send(t, s, asks("simple", "a"))
 	for i, word := range fronttest.Words("one", "two", "three") {
 		caller.Emit <- word
@@ -509,7 +508,7 @@ func TestAGatewayThatStopsEndsItsStreamsWhenTheyAreAnswered(t *testing.T) {
 	t.Parallel()
 	stopping := make(chan struct{})
 	caller := hold(1)
-	h := handler(caller, procedure.Settings{Stopping: stopping})
+	h := handler(caller, transport.Settings{Stopping: stopping})
 	idle, busy := talk(t.Context(), t, h), talk(t.Context(), t, h)
 	send(t, busy, asks("simple", "a"))
 	<-caller.began
@@ -545,7 +544,7 @@ func (p *purse) Give(n int64) { p.taken.Add(-n) }
 func TestALongStreamTakesNoMoreOfTheBudgetThanItsMessages(t *testing.T) {
 	t.Parallel()
 	budget := &purse{bound: 10_000}
-	s := talk(t.Context(), t, body.Budgeted(handler(&fronttest.Caller{}, procedure.Settings{}), budget))
+	s := talk(t.Context(), t, transport.WithBudget(handler(&fronttest.Caller{}, transport.Settings{}), budget))
 	large := asks("simple", "a")
 	large.Parameters["x"] = &oipv2.InferParameter{ParameterChoice: &oipv2.InferParameter_StringParam{StringParam: strings.Repeat("x", 5000)}}
 	for range 10 {

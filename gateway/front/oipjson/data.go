@@ -3,9 +3,11 @@ package oipjson
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
+	"math"
 	"strconv"
 
-	"github.com/stagemesh/stagemesh/gateway/front/body"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/msgpack"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
@@ -13,16 +15,16 @@ import (
 // elements takes the array of a tensor's data, flat or nested as its shape is,
 // and returns its raw bytes, never nil. There is room for all of them before any is
 // made.
-func elements(from values, path string, t tensor.Tensor, room *body.Room) ([]byte, error) {
-	return data(from, path, t, room, (*walk).run)
+func elements(from values, path string, t tensor.Tensor, memory *transport.Reservation) ([]byte, error) {
+	return data(from, path, t, memory, (*walk).run)
 }
 
 // one takes the only element of a tensor, which stands alone.
-func one(from values, path string, t tensor.Tensor, room *body.Room) ([]byte, error) {
-	return data(from, path, t, room, func(w *walk) error { return w.element(0) })
+func one(from values, path string, t tensor.Tensor, memory *transport.Reservation) ([]byte, error) {
+	return data(from, path, t, memory, func(w *walk) error { return w.element(0) })
 }
 
-func data(from values, path string, t tensor.Tensor, room *body.Room, run func(*walk) error) ([]byte, error) {
+func data(from values, path string, t tensor.Tensor, memory *transport.Reservation, run func(*walk) error) ([]byte, error) {
 	w, err := newWalk(from, path, t)
 	if err != nil {
 		return nil, err
@@ -36,7 +38,7 @@ func data(from values, path string, t tensor.Tensor, room *body.Room, run func(*
 		}
 		size = measure.size
 	}
-	if err := room.Make(path, size); err != nil {
+	if err := memory.Input(path, size); err != nil {
 		return nil, err
 	}
 	w.raw = make([]byte, 0, size)
@@ -169,3 +171,234 @@ func (w *walk) fault(err error) error {
 }
 
 func (w *walk) at() string { return w.path + "[" + strconv.FormatInt(w.count, 10) + "]" }
+
+// values is where a walk reads the data of a tensor.
+type values interface {
+	// most is at least as many as there can be elements.
+	most() int64
+	// opens reports whether a list is next, and nests whether another begins it.
+	opens() bool
+	nests() bool
+	// array takes the list, and calls element for each of its elements, which takes it.
+	array(element func(i int) error) error
+	// scalar takes what is next as one element.
+	scalar(dst []byte, take element) ([]byte, error)
+	// pieces takes a string, and hands over its value piece by piece.
+	pieces(piece func([]byte)) error
+	// again returns the same values, to be read a second time.
+	again() values
+	// unspoken says of a datatype that no list has it, and how to send it.
+	unspoken(path, datatype string) error
+}
+
+var (
+	_ values = (*scanner)(nil)
+	_ values = (*packed)(nil)
+)
+
+// most counts a byte for each element, and one before it.
+func (s *scanner) most() int64 { return int64(len(s.data)-s.at) / 2 }
+
+func (s *scanner) opens() bool { return s.next() == '[' }
+
+func (s *scanner) nests() bool {
+	ahead := scanner{data: s.data, at: s.at + 1}
+	return ahead.opens()
+}
+
+func (s *scanner) scalar(dst []byte, take element) ([]byte, error) { return take(dst, s) }
+
+func (s *scanner) pieces(piece func([]byte)) error {
+	if s.next() != '"' {
+		return noText()
+	}
+	return s.string(piece)
+}
+
+func (s *scanner) again() values {
+	out := *s
+	return &out
+}
+
+// packed is data in MessagePack: what is next is the whole of value. Its numbers are
+// taken as JSON says them, so that both forms are held against the same rules.
+type packed struct {
+	value   []byte
+	scratch []byte
+}
+
+// maxScalar is more than a number of 64 bits takes as JSON, in bytes.
+const maxScalar = 64
+
+func (p *packed) most() int64 { return int64(len(p.value)) }
+
+func (p *packed) opens() bool { return msgpack.IsList(p.value) }
+
+func (p *packed) nests() bool {
+	nests := false
+	_ = msgpack.Elements(p.value, func(_ int, first []byte) error {
+		nests = msgpack.IsList(first)
+		return errStop
+	})
+	return nests
+}
+
+func (p *packed) array(element func(i int) error) error {
+	return msgpack.Elements(p.value, func(i int, value []byte) error {
+		p.value = value
+		return element(i)
+	})
+}
+
+func (p *packed) scalar(dst []byte, take element) (_ []byte, err error) {
+	p.scratch = p.scratch[:0]
+	switch {
+	case msgpack.IsMap(p.value):
+		p.scratch = append(p.scratch, "{}"...)
+	case msgpack.IsList(p.value):
+		p.scratch = append(p.scratch, "[]"...)
+	case msgpack.IsText(p.value):
+		p.scratch = append(p.scratch, `""`...)
+	default:
+		if p.scratch, err = msgpack.AppendAsJSON(p.scratch, p.value, maxScalar); err != nil {
+			return dst, err
+		}
+	}
+	return take(dst, &scanner{data: p.scratch})
+}
+
+func (p *packed) pieces(piece func([]byte)) error {
+	if !msgpack.IsText(p.value) {
+		return noText()
+	}
+	text, err := msgpack.Text(p.value)
+	if err == nil {
+		piece(text)
+	}
+	return err
+}
+
+func (p *packed) unspoken(path, datatype string) error { return noList(path, datatype) }
+
+func (p *packed) again() values { return &packed{value: p.value} }
+
+func noText() error { return unfit("is no BYTES: use a string") }
+
+// element takes one element of data and appends its little-endian bytes.
+type element func(dst []byte, s *scanner) ([]byte, error)
+
+// elementError says why a value is none of the tensor's. What is no JSON at
+// all stays a syntaxError.
+type elementError struct{ what string }
+
+func (e *elementError) Error() string { return e.what }
+
+func unfit(format string, args ...any) error { return &elementError{fmt.Sprintf(format, args...)} }
+
+// elementOf returns nil for BYTES, and for the datatypes that JSON cannot say.
+func elementOf(d tensor.Datatype) element {
+	switch d {
+	case tensor.Bool:
+		return boolean
+	case tensor.Int8, tensor.Int16, tensor.Int32, tensor.Int64:
+		return signed(d)
+	case tensor.Uint8, tensor.Uint16, tensor.Uint32, tensor.Uint64:
+		return unsigned(d)
+	case tensor.FP32:
+		return single
+	case tensor.FP64:
+		return double
+	}
+	return nil
+}
+
+func boolean(dst []byte, s *scanner) ([]byte, error) {
+	switch c := s.next(); c {
+	case 't':
+		return append(dst, 1), s.word("true")
+	case 'f':
+		return append(dst, 0), s.word("false")
+	default:
+		return dst, unfit("is no BOOL: use true or false")
+	}
+}
+
+func signed(d tensor.Datatype) element {
+	bits := 8 * d.Size()
+	return func(dst []byte, s *scanner) ([]byte, error) {
+		raw, err := numberFor(s, d)
+		if err != nil {
+			return dst, err
+		}
+		n, err := strconv.ParseInt(string(raw), 10, bits)
+		if err != nil {
+			return dst, unfit("%s is no %s: use whole numbers from %d to %d", clip(string(raw)), d, int64(-1)<<(bits-1), int64(1)<<(bits-1)-1)
+		}
+		return appendInteger(dst, uint64(n), d.Size()), nil
+	}
+}
+
+func unsigned(d tensor.Datatype) element {
+	bits := 8 * d.Size()
+	return func(dst []byte, s *scanner) ([]byte, error) {
+		raw, err := numberFor(s, d)
+		if err != nil {
+			return dst, err
+		}
+		n, err := strconv.ParseUint(string(raw), 10, bits)
+		if err != nil {
+			return dst, unfit("%s is no %s: use whole numbers from 0 to %d", clip(string(raw)), d, uint64(math.MaxUint64)>>(64-bits))
+		}
+		return appendInteger(dst, n, d.Size()), nil
+	}
+}
+
+func appendInteger(dst []byte, n uint64, size int) []byte {
+	switch size {
+	case 1:
+		return append(dst, byte(n))
+	case 2:
+		return binary.LittleEndian.AppendUint16(dst, uint16(n))
+	case 4:
+		return binary.LittleEndian.AppendUint32(dst, uint32(n))
+	default:
+		return binary.LittleEndian.AppendUint64(dst, n)
+	}
+}
+
+func single(dst []byte, s *scanner) ([]byte, error) {
+	raw, err := numberFor(s, tensor.FP32)
+	if err != nil {
+		return dst, err
+	}
+	f, err := strconv.ParseFloat(string(raw), 32)
+	if err != nil {
+		return dst, unfit("%s is beyond FP32", clip(string(raw)))
+	}
+	return binary.LittleEndian.AppendUint32(dst, math.Float32bits(float32(f))), nil
+}
+
+func double(dst []byte, s *scanner) ([]byte, error) {
+	raw, err := numberFor(s, tensor.FP64)
+	if err != nil {
+		return dst, err
+	}
+	f, err := strconv.ParseFloat(string(raw), 64)
+	if err != nil {
+		return dst, unfit("%s is beyond FP64", clip(string(raw)))
+	}
+	return binary.LittleEndian.AppendUint64(dst, math.Float64bits(f)), nil
+}
+
+// numberFor takes a number; a value of another kind is the element's fault,
+// not the syntax's.
+func numberFor(s *scanner, d tensor.Datatype) ([]byte, error) {
+	switch c := s.next(); {
+	case c == '-', digit(c):
+		return s.number()
+	case c == '"', c == 't', c == 'f', c == 'n', c == '{', c == '[':
+		return nil, unfit("is no %s: use a number", d)
+	default:
+		return nil, s.fail("no value")
+	}
+}

@@ -2,7 +2,7 @@
 // Protocol: {"inputs": [{"name", "datatype", "shape", "data"}]} in,
 // {"outputs": [...]} out.
 //
-//	request, err := oipjson.Decode(text, room)
+//	request, err := oipjson.Decode(text, memory)
 //	parts, err := request.Parts()
 //	...
 //	answer, err := oipjson.AppendTensor(nil, part)

@@ -1,7 +1,7 @@
 package oipjson
 
 import (
-	"github.com/stagemesh/stagemesh/gateway/front/body"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
@@ -61,8 +61,8 @@ func (f Field) Text() (string, bool) {
 	return out, err == nil
 }
 
-// Bytes returns the value where it is a string, made in the room.
-func (f Field) Bytes(room *body.Room) (out []byte, ok bool, err error) {
+// Bytes returns the value where it is a string, made in the memory.
+func (f Field) Bytes(memory *transport.Reservation) (out []byte, ok bool, err error) {
 	if f.scanner().next() != '"' {
 		return nil, false, nil
 	}
@@ -70,7 +70,7 @@ func (f Field) Bytes(room *body.Room) (out []byte, ok bool, err error) {
 	if err := f.scanner().string(func(piece []byte) { size += len(piece) }); err != nil {
 		return nil, false, classify(err)
 	}
-	if err := room.Make(clip(f.Name), int64(size)); err != nil {
+	if err := memory.Input(clip(f.Name), int64(size)); err != nil {
 		return nil, false, err
 	}
 	out = make([]byte, 0, size)
@@ -106,8 +106,8 @@ func (f Field) Parameters() (payload.Parameters, error) {
 
 // Tensor returns the value as a tensor of the datatype: a scalar as one element, a
 // list as one axis. The shape is of that rank at least, led by axes of one. It is made
-// in the room.
-func (f Field) Tensor(d tensor.Datatype, rank int, room *body.Room) (tensor.Tensor, error) {
+// in the memory.
+func (f Field) Tensor(d tensor.Datatype, rank int, memory *transport.Reservation) (tensor.Tensor, error) {
 	path, s := clip(f.Name), f.scanner()
 	n, take := int64(1), one
 	switch s.next() {
@@ -121,7 +121,7 @@ func (f Field) Tensor(d tensor.Datatype, rank int, room *body.Room) (tensor.Tens
 	}
 	out := tensor.Tensor{Datatype: d, Shape: []int64{n}}
 	var err error
-	if out.Raw, err = take(f.scanner(), path, out, room); err != nil {
+	if out.Raw, err = take(f.scanner(), path, out, memory); err != nil {
 		return tensor.Tensor{}, classify(err)
 	}
 	out.Shape = leading(rank, n)

@@ -6,8 +6,10 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 
-	"github.com/stagemesh/stagemesh/gateway/front/body"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
@@ -50,10 +52,10 @@ func (r *Request) Parts() ([]payload.Part, error) {
 }
 
 // Unpack gives an input the data that came for it as a list in MessagePack: flat, or
-// nested as its shape is. It is made in the room.
-func (r *Request) Unpack(i int, list []byte, room *body.Room) (err error) {
+// nested as its shape is. It is made in the memory.
+func (r *Request) Unpack(i int, list []byte, memory *transport.Reservation) (err error) {
 	in := &r.Inputs[i]
-	in.Tensor.Raw, err = elements(&packed{value: list}, InputPath(i, in.Name)+".data", in.Tensor, room)
+	in.Tensor.Raw, err = elements(&packed{value: list}, InputPath(i, in.Name)+".data", in.Tensor, memory)
 	return err
 }
 
@@ -96,20 +98,20 @@ func stopIf(enough bool, s *scanner) error {
 	return s.skip()
 }
 
-// Decode reads a request. Its tensors are made in the room, and share nothing with the
+// Decode reads a request. Its tensors are made in the memory, and share nothing with the
 // text.
-func Decode(text []byte, room *body.Room) (*Request, error) {
-	return decode(scanner{data: text}, room)
+func Decode(text []byte, memory *transport.Reservation) (*Request, error) {
+	return decode(scanner{data: text}, memory)
 }
 
 // DecodeUnpacked is Decode of a request that came as MessagePack: what a list cannot
 // say its caller can send as bytes.
-func DecodeUnpacked(text []byte, room *body.Room) (*Request, error) {
-	return decode(scanner{data: text, packed: true}, room)
+func DecodeUnpacked(text []byte, memory *transport.Reservation) (*Request, error) {
+	return decode(scanner{data: text, packed: true}, memory)
 }
 
-func decode(from scanner, room *body.Room) (*Request, error) {
-	d := &decoder{scanner: from, room: room}
+func decode(from scanner, memory *transport.Reservation) (*Request, error) {
+	d := &decoder{scanner: from, memory: memory}
 	var seen keys
 	err := d.object(func(key string) error {
 		if err := seen.add(key, func() string { return key }); err != nil {
@@ -134,7 +136,7 @@ type decoder struct {
 	scanner
 
 	request Request
-	room    *body.Room
+	memory  *transport.Reservation
 }
 
 func (d *decoder) member(key string) (err error) {
@@ -264,4 +266,182 @@ func (k *keys) add(key string, path func() string) error {
 	}
 	*k = append(*k, key)
 	return nil
+}
+
+// input takes one element of inputs. It first finds the members, which come in any order, and
+// then decodes them: the name first, so that every message has it.
+func (d *decoder) input(i int) error {
+	if i == payload.MaxParts {
+		return wrong("inputs", "at most %d are taken", payload.MaxParts)
+	}
+	if d.next() != '{' {
+		return wrong(InputPath(i, ""), "is no object")
+	}
+	members := map[string]scanner{}
+	twice := ""
+	if err := d.object(func(key string) error {
+		switch key {
+		case "name", "datatype", "shape", "parameters", "data":
+			if _, ok := members[key]; ok && twice == "" {
+				twice = key
+			}
+			members[key] = d.scanner
+		}
+		if key == "data" {
+			return d.skipUnchecked()
+		}
+		return d.skip()
+	}); err != nil {
+		return err
+	}
+	in := inputDecoder{decoder: d, members: members, path: InputPath(i, "")}
+	if err := in.decode(i, twice); err != nil {
+		return err
+	}
+	d.request.Inputs = append(d.request.Inputs, in.out)
+	return nil
+}
+
+// inputDecoder decodes one input from its members.
+type inputDecoder struct {
+	*decoder
+
+	// members are scanners at the values.
+	members map[string]scanner
+	path    string
+	out     Input
+}
+
+func (d *inputDecoder) decode(i int, twice string) (err error) {
+	if at, ok := d.members["name"]; ok {
+		if d.out.Name, err = d.at(at).name(d.path + ".name"); err != nil {
+			return err
+		}
+		d.path = InputPath(i, d.out.Name)
+	}
+	if twice != "" {
+		return wrong(d.path+"."+twice, "is there twice")
+	}
+	if err := d.datatype(); err != nil {
+		return err
+	}
+	if err := d.shape(); err != nil {
+		return err
+	}
+	if at, ok := d.members["parameters"]; ok {
+		if d.out.Parameters, err = d.at(at).parameters(d.path + ".parameters"); err != nil {
+			return err
+		}
+	}
+	at, ok := d.members["data"]
+	if !ok {
+		return nil
+	}
+	if at.next() != '[' {
+		return wrong(d.path+".data", "is no array")
+	}
+	d.out.Tensor.Raw, err = elements(&at, d.path+".data", d.out.Tensor, d.memory)
+	return err
+}
+
+// at returns a decoder of the value there.
+func (d *inputDecoder) at(s scanner) *decoder { return &decoder{scanner: s} }
+
+func (d *inputDecoder) datatype() error {
+	path := d.path + ".datatype"
+	at, ok := d.members["datatype"]
+	if !ok {
+		return wrong(path, "is missing")
+	}
+	name, err := d.at(at).name(path)
+	if err != nil {
+		return err
+	}
+	d.out.Tensor.Datatype = tensor.Datatype(name)
+	if !d.out.Tensor.Datatype.Valid() {
+		return wrong(path, "%q is none of the Open Inference Protocol's", clip(name))
+	}
+	return nil
+}
+
+func (d *inputDecoder) shape() error {
+	path := d.path + ".shape"
+	at, ok := d.members["shape"]
+	if !ok {
+		return wrong(path, "is missing")
+	}
+	if at.next() != '[' {
+		return wrong(path, "is no array")
+	}
+	shape := []int64{}
+	err := at.array(func(i int) error {
+		if i == tensor.MaxRank {
+			return wrong(path, "has more than %d axes", tensor.MaxRank)
+		}
+		raw, err := at.number()
+		if err != nil {
+			return err
+		}
+		extent, err := strconv.ParseInt(string(raw), 10, 64)
+		if err != nil || extent < 0 {
+			return wrong(path, "has an axis of %s", clip(string(raw)))
+		}
+		shape = append(shape, extent)
+		return nil
+	})
+	d.out.Tensor.Shape = shape
+	return err
+}
+
+// wrong says what is wrong with the field of that path.
+func wrong(path, format string, args ...any) *fault.Fault {
+	what := fmt.Sprintf(format, args...)
+	return fault.Newf(fault.InvalidInput, "%s: %s", path, what).WithViolation(path, "%s", what)
+}
+
+// classify returns err as a fault: text that is no JSON is the request's own.
+func classify(err error) error {
+	if f, ok := errors.AsType[*fault.Fault](err); ok {
+		return f
+	}
+	return fault.Newf(fault.InvalidRequest, "the body is no valid JSON of an inference request: %w", err)
+}
+
+// classify names the form that the request came in. Only the caller of JSON can find
+// an offset.
+func (s *scanner) classify(err error) error {
+	if _, ok := errors.AsType[*fault.Fault](err); !ok && s.packed {
+		return fault.New(fault.InvalidRequest, "the body is no inference request: a number, a string or a list is not where the protocol has one")
+	}
+	return classify(err)
+}
+
+// unspoken says of a tensor's data that no list has them, and how to send them.
+func (s *scanner) unspoken(path, datatype string) error {
+	if s.packed {
+		return noList(path, datatype)
+	}
+	return wrong(path, "%s cannot be said in JSON; send the tensor by gRPC or Connect", datatype)
+}
+
+func noList(path, datatype string) error {
+	return wrong(path, "%s cannot be said in a list; send data as bytes (bin)", datatype)
+}
+
+// InputPath names an input in messages as everywhere else in the mesh: by name
+// where it has one.
+func InputPath(i int, name string) string {
+	if name == "" {
+		return "inputs[" + strconv.Itoa(i) + "]"
+	}
+	return "inputs." + name
+}
+
+// clip shortens what a caller sent to what fits a message.
+func clip(s string) string {
+	const most = 40
+	if len(s) > most {
+		return strings.ToValidUTF8(s[:most], "") + "..."
+	}
+	return s
 }

@@ -1,38 +1,37 @@
-// Package port is what every port of the gateway has around its services: a
-// server with its bounds, the probes /livez and /readyz, gRPC health and
-// reflection, and what pages of other origins may do.
+// Package port builds the HTTP handlers of the gateway's ports: the public port with every
+// front on it, and what every port has around its services.
 //
-//	mux := http.NewServeMux()
-//	port.MountHealth(mux, health, services...)
-//	port.MountReflection(mux, services...)
-//	handler, err := port.CrossOrigin(port.Guard{Tokens: tokens}.Before(mux), port.Origins{})
+//	handler, err := port.PublicHandler(port.PublicSettings{Caller: service, Health: health})
 //	server := port.NewServer(handler, logger)
 //	go server.Serve(listener) // and stop it with server.Shutdown
 //
+// The public port serves the inference service over Connect, gRPC and gRPC-Web, plain HTTP
+// under /v1/, the Open Inference Protocol over gRPC and under /v2, the OpenAPI document and
+// the page that shows it.
+//
 // # Health
 //
-// One function answers all probes. It is asked for "", the gateway as a whole,
-// by /readyz, by the health of "" and by that of the RPC services; and for
-// anything else by its name. /livez is 200 for as long as anything answers. Of
-// gRPC health there is Check; Watch is UNIMPLEMENTED.
+// One function answers all probes. It gets "", the gateway as a whole, from /readyz, from
+// gRPC health of "" and of the RPC services; and any other name, of a pipeline, as it is.
+// /livez is always 200. gRPC health has Check; Watch is UNIMPLEMENTED.
 //
 // # Browsers
 //
-// Pages of other origins may call only where Origins lists theirs. That is more
-// than CORS headers: a browser sends simple requests, such as a form's, before
-// it looks at the answer, so a cross-origin call of an origin that is not
-// listed is refused with PERMISSION_DENIED and never reaches a service. Programs
-// send no Origin and are not affected.
+// Pages of other origins may call only where Origins lists theirs. That is more than CORS
+// headers: a browser sends simple requests, such as a form's, before it looks at the
+// response, so a cross-origin request of an origin that is not listed is rejected with
+// PERMISSION_DENIED and reaches no service. Programs send no Origin and are not affected.
 //
-// # Who may call
+// # Authentication
 //
-// A Guard with Tokens lets those call who know one of them, as "Authorization:
-// Bearer TOKEN"; others get UNAUTHENTICATED, an RPC in the protocol that it speaks and
-// what else there is in the form of its path, as Forms have it. /livez, /readyz and gRPC
-// health need none, for probes have none; nor does what the guard has as Open.
+// A Guard with Tokens admits callers that send one of them as "Authorization: Bearer TOKEN";
+// others get UNAUTHENTICATED: an RPC in its protocol, other requests in the form of their
+// path. Probes and gRPC health need no token, nor do the Guard's Open paths. The page of the
+// OpenAPI document is open, the document is not.
 //
 // # Concurrency
 //
-// Handlers are safe for concurrent use; nothing here starts a goroutine. The
-// promises are held by the tests of gateway/front/web.
+// Handlers are safe for concurrent use and start no goroutine but those of streams. After
+// Stopping is closed, streams of many requests take no more and end when the requests in
+// flight are answered.
 package port

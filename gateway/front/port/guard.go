@@ -1,6 +1,10 @@
 package port
 
 import (
+	"crypto/sha256"
+	"crypto/subtle"
+	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"slices"
@@ -9,7 +13,8 @@ import (
 	"connectrpc.com/connect"
 	"connectrpc.com/grpchealth"
 
-	"github.com/stagemesh/stagemesh/gateway/front/procedure"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
@@ -67,7 +72,7 @@ func (g Guard) Before(next http.Handler) http.Handler {
 			return
 		}
 		// The caller may be gone; it is not served in any case.
-		_ = refusals.Write(w, r, procedure.Failure(f))
+		_ = refusals.Write(w, r, transport.RPCError(f))
 	})
 }
 
@@ -129,4 +134,70 @@ func local(host string) bool {
 func bearer(authorization string) (token string, ok bool) {
 	scheme, token, ok := strings.Cut(authorization, " ")
 	return strings.TrimSpace(token), ok && strings.EqualFold(scheme, "Bearer")
+}
+
+// Tokens are what callers may know; any of them will do, so that one can replace
+// another while both are taken. The zero Tokens are none. They are kept as digests,
+// so that nothing can print them and all comparisons take the same time.
+type Tokens struct{ digests [][sha256.Size]byte }
+
+// NewTokens returns the tokens of a text, one a line; white space around them, and
+// empty lines, do not count. There is at least one, and each is visible ASCII.
+func NewTokens(text string) (Tokens, error) {
+	var out Tokens
+	for line := range strings.Lines(text) {
+		token := strings.TrimSpace(line)
+		if token == "" {
+			continue
+		}
+		if strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
+			return Tokens{}, errors.New("a token is one word of visible ASCII")
+		}
+		out.digests = append(out.digests, sha256.Sum256([]byte(token)))
+	}
+	if len(out.digests) == 0 {
+		return Tokens{}, errors.New("there is no token in it")
+	}
+	return out, nil
+}
+
+// ReadTokens reads tokens from a file, one a line.
+func ReadTokens(path string) (Tokens, error) {
+	data, err := credentials.Read(path)
+	if err != nil {
+		return Tokens{}, err
+	}
+	tokens, err := NewTokens(string(data))
+	if err != nil {
+		return Tokens{}, fmt.Errorf("%s: %w", path, err)
+	}
+	return tokens, nil
+}
+
+// none reports whether callers need not know any.
+func (t Tokens) none() bool { return len(t.digests) == 0 }
+
+// has reports whether the text is one of the tokens. All are compared, so that the
+// time tells nothing about which.
+func (t Tokens) has(text string) bool {
+	digest := sha256.Sum256([]byte(text))
+	found := 0
+	for i := range t.digests {
+		found |= subtle.ConstantTimeCompare(digest[:], t.digests[i][:])
+	}
+	return found == 1
+}
+
+// Forms write refusals, each those to a path and to all below it. Other paths have
+// transport.WriteFault.
+type Forms map[string]func(w http.ResponseWriter, err error)
+
+func (f Forms) write(w http.ResponseWriter, r *http.Request, err error) {
+	for root, write := range f {
+		if r.URL.Path == root || strings.HasPrefix(r.URL.Path, root+"/") {
+			write(w, err)
+			return
+		}
+	}
+	transport.WriteFault(w, err)
 }

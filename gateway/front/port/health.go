@@ -9,7 +9,7 @@ import (
 	"connectrpc.com/grpchealth"
 	"connectrpc.com/grpcreflect"
 
-	"github.com/stagemesh/stagemesh/gateway/front/failure"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
@@ -30,9 +30,9 @@ func MountHealth(mux *http.ServeMux, health Health, services ...string) {
 	mux.HandleFunc("/readyz", func(w http.ResponseWriter, r *http.Request) {
 		switch err := health(r.Context(), r.URL.Query().Get("pipeline")); {
 		case err != nil && unknown(err):
-			failure.Write(w, noSuch())
+			transport.WriteFault(w, noSuch())
 		case err != nil:
-			failure.WriteStatus(w, notReady(err), http.StatusServiceUnavailable)
+			transport.WriteFaultStatus(w, notReady(err), http.StatusServiceUnavailable)
 		default:
 			alive(w)
 		}

@@ -11,7 +11,7 @@ import (
 	connectcors "connectrpc.com/cors"
 	"github.com/rs/cors"
 
-	"github.com/stagemesh/stagemesh/gateway/front/header"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
@@ -75,11 +75,11 @@ func withCORS(next http.Handler, origins []string) http.Handler {
 		AllowedOrigins: origins,
 		AllowedMethods: slices.Concat(connectcors.AllowedMethods(), []string{http.MethodDelete}),
 		AllowedHeaders: slices.Concat(connectcors.AllowedHeaders(), []string{
-			header.Timeout, header.Priority, header.Durability, header.IdempotencyKey, header.WaitForRoom,
-			header.TraceParent, header.TraceState, header.JSONLength, "Authorization", "If-None-Match",
+			transport.HeaderTimeout, transport.HeaderPriority, transport.HeaderDurability, transport.HeaderIdempotencyKey, transport.HeaderWaitForCapacity,
+			transport.HeaderTraceParent, transport.HeaderTraceState, transport.HeaderJSONLength, "Authorization", "If-None-Match",
 		}),
 		ExposedHeaders: slices.Concat(connectcors.ExposedHeaders(), []string{
-			header.RequestID, header.ServerTiming, "Trailer-" + header.ServerTiming, header.JSONLength, "Retry-After", "ETag",
+			transport.HeaderRequestID, transport.HeaderServerTiming, "Trailer-" + transport.HeaderServerTiming, transport.HeaderJSONLength, "Retry-After", "ETag",
 		}),
 		MaxAge: int(preflightAge / time.Second),
 	}).Handler(next)

@@ -3,7 +3,7 @@ package rest
 import (
 	"net/http"
 
-	"github.com/stagemesh/stagemesh/gateway/front/header"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/msgpack"
 )
 
@@ -20,7 +20,7 @@ type wish struct {
 // its own preference, and of equal ones the first.
 func wishOf(h http.Header) (out wish) {
 	best := 0.0
-	for media, q := range header.Accepted(h.Values("Accept")) {
+	for media, q := range transport.AcceptedValues(h.Values("Accept")) {
 		if (media == jsonType || msgpack.Is(media)) && q > best {
 			best, out = q, wish{json: media == jsonType, packed: media != jsonType}
 		}

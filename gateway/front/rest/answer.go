@@ -10,9 +10,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/front/header"
 	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
-	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/msgpack"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
@@ -28,7 +27,7 @@ type answer struct {
 
 // answer encodes a response.
 func (wished wish) answer(r *call.Response) (*answer, error) {
-	out := &answer{requestID: r.RequestID, timing: header.Timing(r.Timeline)}
+	out := &answer{requestID: r.RequestID, timing: transport.ServerTiming(r.Timeline)}
 	if len(r.Outputs) == 1 && r.Outputs[0].Tensor == nil && !wished.json && !wished.packed {
 		blob := r.Outputs[0].Blob
 		out.contentType, out.body, out.blob = mediaType(blob), blob.Data, true
@@ -41,7 +40,7 @@ func (wished wish) answer(r *call.Response) (*answer, error) {
 	var err error
 	out.contentType = jsonType
 	if out.body, err = wished.document(r); err != nil {
-		return nil, fault.From(err).WithMetadata(header.RequestIDKey, r.RequestID)
+		return nil, transport.WithRequestID(err, r.RequestID)
 	}
 	return out, nil
 }
@@ -57,8 +56,8 @@ func (a *answer) write(w http.ResponseWriter) {
 		// gateway's own page.
 		h.Set("Content-Security-Policy", "sandbox; default-src 'none'")
 	}
-	h.Set(header.RequestID, a.requestID)
-	h.Set(header.ServerTiming, a.timing)
+	h.Set(transport.HeaderRequestID, a.requestID)
+	h.Set(transport.HeaderServerTiming, a.timing)
 	_, _ = w.Write(a.body)
 }
 

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
+
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/front/rest"
 )
@@ -18,7 +20,7 @@ func BenchmarkInfer(b *testing.B) {
 		{"tensors", "application/json", tensorBody},
 	} {
 		b.Run(row.name, func(b *testing.B) {
-			handler := rest.New(&fronttest.Caller{}, rest.Settings{})
+			handler := rest.New(&fronttest.Caller{}, transport.Settings{})
 			b.SetBytes(int64(len(row.body)))
 			b.ReportAllocs()
 			for b.Loop() {

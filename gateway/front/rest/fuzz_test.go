@@ -8,6 +8,8 @@ import (
 	"net/http/httptest"
 	"testing"
 
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
+
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/front/rest"
@@ -38,7 +40,7 @@ func FuzzInfer(f *testing.F) {
 		r.URL.RawQuery = query
 		r.Header.Set("Content-Type", contentType)
 		w := httptest.NewRecorder()
-		rest.New(caller, rest.Settings{MaxBodyBytes: 1 << 16}).ServeHTTP(w, r)
+		rest.New(caller, transport.Settings{MaxMessageBytes: 1 << 16}).ServeHTTP(w, r)
 		if w.Header().Get("Content-Type") == msgpack.Type {
 			if err := msgpack.Check(w.Body.Bytes()); err != nil {
 				t.Errorf("%d is no MessagePack: %x: %v", w.Code, w.Body, err)

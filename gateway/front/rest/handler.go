@@ -1,69 +1,26 @@
 package rest
 
 import (
-	"context"
 	"net/http"
 	"strings"
 	"time"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/front/body"
-	"github.com/stagemesh/stagemesh/gateway/front/failure"
-	"github.com/stagemesh/stagemesh/gateway/front/header"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
 // Prefix is the path under which the handler is to be mounted.
 const Prefix = "/v1/"
 
-// DefaultMaxBodyBytes is the limit where Settings name none.
-const DefaultMaxBodyBytes = 64 << 20
-
-// Caller does the work: gateway/call's service.
-//
-// Its errors have a *fault.Fault in their chain; the fault's metadata
-// "request_id" is the request's id where one was minted. Stream calls emit in
-// order, and not after it returned; an error of emit ends the call.
-type Caller interface {
-	Infer(ctx context.Context, r *call.Request) (*call.Response, error)
-	Stream(ctx context.Context, r *call.Request, emit func(call.Chunk) error) (*call.Response, error)
-	Result(ctx context.Context, requestID string, wait time.Duration) (*call.Response, error)
-	Cancel(ctx context.Context, requestID string) error
-}
-
-// Settings are what New takes beside its Caller.
-type Settings struct {
-	// MaxBodyBytes bounds a request's body; 0 is DefaultMaxBodyBytes.
-	MaxBodyBytes int
-	// MaxPayload bounds what is made of a request's inputs, in bytes; 0 leaves it to
-	// the Caller.
-	MaxPayload int
-	// Patience is how long a caller may send nothing of a body, or take nothing
-	// of an answer; 0 is body.Patience.
-	Patience time.Duration
-	// Silence is how long a streamed answer says nothing before a comment is
-	// sent; 0 is eventstream.DefaultSilence.
-	Silence time.Duration
-}
-
 type handler struct {
-	caller   Caller
-	limit    int64
-	payload  int
-	patience time.Duration
-	silence  time.Duration
+	caller   transport.Caller
+	settings transport.Settings
 }
 
 // New returns the handler of everything under Prefix.
-func New(caller Caller, s Settings) http.Handler {
-	h := &handler{caller: caller, limit: int64(s.MaxBodyBytes), payload: s.MaxPayload, patience: s.Patience, silence: s.Silence}
-	if h.limit <= 0 {
-		h.limit = DefaultMaxBodyBytes
-	}
-	if h.patience <= 0 {
-		h.patience = body.Patience
-	}
-	return h
+func New(caller transport.Caller, s transport.Settings) http.Handler {
+	return &handler{caller: caller, settings: s.WithDefaults()}
 }
 
 // ServeHTTP implements http.Handler.
@@ -71,14 +28,14 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	route, ok := h.route(r.URL.Path)
 	switch {
 	case !ok:
-		failure.Write(w, Nothing(r.URL.Path))
+		transport.WriteFault(w, NotFound(r.URL.Path))
 	case r.Method != route.method:
 		w.Header().Set("Allow", route.method)
-		failure.WriteStatus(w, fault.Newf(fault.InvalidRequest, "%s is %s, not %.*s", route.what, route.method, shown, r.Method), http.StatusMethodNotAllowed)
+		transport.WriteFaultStatus(w, fault.Newf(fault.InvalidRequest, "%s is %s, not %.*s", route.what, route.method, shown, r.Method), http.StatusMethodNotAllowed)
 	default:
 		route.serve(w, r)
 	}
-	body.Finish(w, h.patience)
+	transport.FlushResponse(w, h.settings.StallTimeout)
 }
 
 // route is what there is at a path.
@@ -114,19 +71,19 @@ func (h *handler) write(w http.ResponseWriter, get func() (*answer, error)) {
 		h.fail(w, err, start)
 		return
 	}
-	out.write(body.PatientWriter(w, h.patience))
+	out.write(transport.StallWriter(w, h.settings.StallTimeout))
 }
 
 // fail says why there is no answer to a request that came at start.
 func (h *handler) fail(w http.ResponseWriter, err error, start time.Time) {
-	w.Header().Set(header.ServerTiming, header.Timing(call.Timeline{Total: time.Since(start)}))
-	failure.Write(body.PatientWriter(w, h.patience), err)
+	w.Header().Set(transport.HeaderServerTiming, transport.ServerTiming(call.Timeline{Total: time.Since(start)}))
+	transport.WriteFault(transport.StallWriter(w, h.settings.StallTimeout), err)
 }
 
 func (h *handler) inferred(w http.ResponseWriter, r *http.Request, pipeline string) (*answer, error) {
-	room := body.NewRoom(r.Context(), h.payload)
-	defer room.Close()
-	request, wish, err := h.asked(w, r, pipeline, room)
+	memory := transport.NewReservation(r.Context(), h.settings.MaxPayload)
+	defer memory.Release()
+	request, wish, err := h.asked(w, r, pipeline, memory)
 	if err != nil {
 		return nil, err
 	}
@@ -137,18 +94,18 @@ func (h *handler) inferred(w http.ResponseWriter, r *http.Request, pipeline stri
 	return wish.answer(response)
 }
 
-// asked reads a request, whose inputs share its body or are made in the room, and how
+// asked reads a request, whose inputs share its body or are made in the memory, and how
 // its answer is wished.
-func (h *handler) asked(w http.ResponseWriter, r *http.Request, pipeline string, room *body.Room) (*call.Request, wish, error) {
-	request := &call.Request{Pipeline: pipeline, Trace: header.Trace(r.Header)}
+func (h *handler) asked(w http.ResponseWriter, r *http.Request, pipeline string, memory *transport.Reservation) (*call.Request, wish, error) {
+	request := &call.Request{Pipeline: pipeline, Trace: transport.TraceContext(r.Header)}
 	if err := h.refuse(r); err != nil {
 		return nil, wish{}, err
 	}
 	if err := options(request, r); err != nil {
 		return nil, wish{}, err
 	}
-	wished, err := h.inputs(request, w, r, room)
-	request.Booked = room.Made()
+	wished, err := h.inputs(request, w, r, memory)
+	request.Booked = memory.Inputs()
 	return request, wished, err
 }
 
@@ -162,7 +119,7 @@ func pipelineOf(path, verb string) (string, bool) {
 	return name, ok && name != ""
 }
 
-// Nothing is the fault of a path at which there is nothing.
-func Nothing(path string) *fault.Fault {
+// NotFound is the fault of a path that nothing serves.
+func NotFound(path string) *fault.Fault {
 	return fault.Newf(fault.NotFound, "there is nothing at %.*q; inference is POST %spipelines/<pipeline>:infer, and :stream for an answer in events", shown, path, Prefix)
 }

@@ -9,8 +9,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/front/body"
 	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/msgpack"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -20,26 +20,26 @@ const jsonType = payload.JSONType
 
 // refuse says no before anything of the body is read.
 func (h *handler) refuse(r *http.Request) error {
-	if err := body.RefuseEncoded(r); err != nil {
+	if err := transport.CheckEncoding(r); err != nil {
 		return err
 	}
-	return body.Refuse(r, h.limit)
+	return transport.CheckLength(r, int64(h.settings.MaxMessageBytes))
 }
 
 // inputs reads the body into the request, and says how the answer is wished.
-func (h *handler) inputs(out *call.Request, w http.ResponseWriter, r *http.Request, room *body.Room) (wish, error) {
+func (h *handler) inputs(out *call.Request, w http.ResponseWriter, r *http.Request, memory *transport.Reservation) (wish, error) {
 	wished := wishOf(r.Header)
 	kind, err := contentType(r.Header.Get("Content-Type"))
 	if err != nil {
 		return wished, err
 	}
-	from := http.MaxBytesReader(w, body.Patient(w, r, h.patience), h.limit)
+	from := http.MaxBytesReader(w, transport.StallReader(w, r, h.settings.StallTimeout), int64(h.settings.MaxMessageBytes))
 	if kind.media == "multipart/form-data" {
-		out.Inputs, err = parts(from, kind.params["boundary"], h.limit)
+		out.Inputs, err = parts(from, kind.params["boundary"], int64(h.settings.MaxMessageBytes))
 	} else {
 		var data []byte
-		if data, err = body.Read(from, r.ContentLength, h.limit); err == nil {
-			err = h.single(out, &wished, kind, data, room)
+		if data, err = transport.ReadBody(from, r.ContentLength, int64(h.settings.MaxMessageBytes)); err == nil {
+			err = h.single(out, &wished, kind, data, memory)
 		}
 	}
 	if err != nil {
@@ -49,15 +49,15 @@ func (h *handler) inputs(out *call.Request, w http.ResponseWriter, r *http.Reque
 }
 
 // single takes a body that is one thing.
-func (h *handler) single(out *call.Request, wished *wish, kind kind, data []byte, room *body.Room) (err error) {
+func (h *handler) single(out *call.Request, wished *wish, kind kind, data []byte, memory *transport.Reservation) (err error) {
 	if len(data) == 0 {
 		return empty()
 	}
 	switch {
 	case kind.media == jsonType:
-		return takeJSON(out, wished, kind, data, room)
+		return takeJSON(out, wished, kind, data, memory)
 	case msgpack.Is(kind.media):
-		return takePacked(out, wished, kind, data, &unpacked{limit: int(h.limit), room: room})
+		return takePacked(out, wished, kind, data, &unpacked{limit: h.settings.MaxMessageBytes, memory: memory})
 	case strings.HasSuffix(kind.media, "+json"):
 		err = checkJSON(data)
 	}
@@ -67,7 +67,7 @@ func (h *handler) single(out *call.Request, wished *wish, kind kind, data []byte
 
 // takeJSON reads a body of JSON: tensors in the form of the Open Inference Protocol,
 // or one blob.
-func takeJSON(out *call.Request, wished *wish, kind kind, data []byte, room *body.Room) error {
+func takeJSON(out *call.Request, wished *wish, kind kind, data []byte, memory *transport.Reservation) error {
 	tensors, err := kind.tensors(func() bool { return oipjson.Detect(data) })
 	if err != nil {
 		return err
@@ -76,7 +76,7 @@ func takeJSON(out *call.Request, wished *wish, kind kind, data []byte, room *bod
 		out.Inputs = []payload.Part{payload.OfBlob("", jsonType, data)}
 		return checkJSON(data)
 	}
-	request, err := oipjson.Decode(data, room)
+	request, err := oipjson.Decode(data, memory)
 	if err != nil {
 		return err
 	}

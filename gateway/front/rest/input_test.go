@@ -83,7 +83,7 @@ func TestHeadersAndQueryAreTheOptions(t *testing.T) {
 	const parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 	caller := fronttest.Answering()
 	request := post("image/png", "x", "Stagemesh-Timeout", "1500ms", "Stagemesh-Priority", "-3", "Stagemesh-Durability", "file",
-		"Idempotency-Key", "key", "Stagemesh-Wait-For-Room", "true", "traceparent", parent, "tracestate", "a=1")
+		"Idempotency-Key", "key", "Stagemesh-Wait-For-Capacity", "true", "traceparent", parent, "tracestate", "a=1")
 	request.path = "/v1/pipelines/stage:echo:infer?parameters.top=3&parameters.p.q=0.5&steps.classify.mode=a%20b&steps.classify.on=true&outputs=a,%20b"
 	if got := request.of(t, caller); got.status != 200 {
 		t.Fatalf("%d %s", got.status, got.body)
@@ -95,8 +95,8 @@ func TestHeadersAndQueryAreTheOptions(t *testing.T) {
 			Parameters: payload.Parameters{"mode": payload.String("a b"), "on": payload.Bool(true)},
 		}},
 		IdempotencyKey: "key", Timeout: 1500 * time.Millisecond, Durability: pipeline.File, Priority: -3,
-		WaitForRoom: new(true),
-		Outputs:     []string{"a", "b"}, Trace: map[string]string{"traceparent": parent, "tracestate": "a=1"},
+		WaitForCapacity: new(true),
+		Outputs:         []string{"a", "b"}, Trace: map[string]string{"traceparent": parent, "tracestate": "a=1"},
 	}
 	if got := caller.Last(); !reflect.DeepEqual(got, want) {
 		t.Errorf("got\n%+v, want\n%+v", got, want)
@@ -183,7 +183,7 @@ func TestABadRequestIsToldWhatIsBad(t *testing.T) {
 		"an endless timeout":        {post("image/png", "x", "Stagemesh-Timeout", "9223372036854775807"), 400, fault.InvalidRequest, "too many"},
 		"a priority of words":       {post("image/png", "x", "Stagemesh-Priority", "high"), 400, fault.InvalidRequest, `Stagemesh-Priority: "high"`},
 		"a priority of 64 bits":     {post("image/png", "x", "Stagemesh-Priority", "4294967296"), 400, fault.InvalidRequest, "32 bits"},
-		"waiting, perhaps":          {post("image/png", "x", "Stagemesh-Wait-For-Room", "perhaps"), 400, fault.InvalidRequest, `"perhaps"`},
+		"waiting, perhaps":          {post("image/png", "x", "Stagemesh-Wait-For-Capacity", "perhaps"), 400, fault.InvalidRequest, `"perhaps"`},
 		"an unknown durability":     {post("image/png", "x", "Stagemesh-Durability", "stone"), 400, fault.InvalidRequest, `"stone"`},
 		"a long key":                {post("image/png", "x", "Idempotency-Key", strings.Repeat("k", 257)), 400, fault.InvalidRequest, "at most 256 bytes"},
 	} {

@@ -4,8 +4,8 @@ import (
 	"errors"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/front/body"
 	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/msgpack"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -47,9 +47,9 @@ func looksPacked(data []byte) bool {
 type unpacked struct {
 	text  []byte
 	limit int
-	// room is where the text and the tensors are made, and booked what it has of the
+	// memory is where the text and the tensors are made, and booked what it has of the
 	// text, in bytes.
-	room   *body.Room
+	memory *transport.Reservation
 	booked int64
 	// raw are the bytes of tensors that came as such, by the index of their inputs, and
 	// lists the data of others. They are not in the text.

@@ -7,7 +7,7 @@ import (
 	"mime/multipart"
 	"net/http"
 
-	"github.com/stagemesh/stagemesh/gateway/front/body"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
@@ -54,7 +54,7 @@ func blobOf(part *multipart.Part, index int, limit int64) (payload.Part, error) 
 	if contentType == "" {
 		contentType = textPlain
 	}
-	data, err := body.Read(formReader{part}, -1, limit)
+	data, err := transport.ReadBody(formReader{part}, -1, limit)
 	return payload.OfBlob(name, contentType, data), err
 }
 
@@ -76,7 +76,7 @@ func malformed(err error) error {
 	_, isFault := errors.AsType[*fault.Fault](err)
 	_, tooLarge := errors.AsType[*http.MaxBytesError](err)
 	if isFault || tooLarge {
-		return body.Broken(err)
+		return transport.ReadFault(err)
 	}
 	// The library's words may quote a line of the form.
 	return fault.Newf(fault.InvalidRequest, "the form cannot be read: %.*s", shown, err)

@@ -14,7 +14,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/front/header"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -26,11 +26,11 @@ func options(out *call.Request, r *http.Request) error {
 		name string
 		take func(*call.Request, string) error
 	}{
-		{header.Timeout, takeTimeout},
-		{header.Priority, takePriority},
-		{header.Durability, takeDurability},
-		{header.IdempotencyKey, takeIdempotencyKey},
-		{header.WaitForRoom, takeWaitForRoom},
+		{transport.HeaderTimeout, takeTimeout},
+		{transport.HeaderPriority, takePriority},
+		{transport.HeaderDurability, takeDurability},
+		{transport.HeaderIdempotencyKey, takeIdempotencyKey},
+		{transport.HeaderWaitForCapacity, takeWaitForRoom},
 	} {
 		value := strings.TrimSpace(r.Header.Get(o.name))
 		if value == "" {
@@ -101,7 +101,7 @@ func takeWaitForRoom(out *call.Request, value string) error {
 	if err != nil {
 		return fmt.Errorf("%.*q: use true or false", shown, value)
 	}
-	out.WaitForRoom = &waits
+	out.WaitForCapacity = &waits
 	return nil
 }
 

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/stagemesh/stagemesh/gateway/front/failure"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
@@ -65,7 +65,7 @@ func waitOf(raw string) (time.Duration, error) {
 // cancel calls a request off.
 func (h *handler) cancel(w http.ResponseWriter, r *http.Request, id string) {
 	if err := h.caller.Cancel(r.Context(), id); err != nil {
-		failure.Write(w, err)
+		transport.WriteFault(w, err)
 		return
 	}
 	w.WriteHeader(http.StatusNoContent)

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
+
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/front/rest"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -29,9 +31,9 @@ type reply struct {
 	body   string
 }
 
-func (a ask) of(t *testing.T, caller rest.Caller) reply {
+func (a ask) of(t *testing.T, caller transport.Caller) reply {
 	t.Helper()
-	return a.at(t, fronttest.Serve(t, rest.New(caller, rest.Settings{MaxBodyBytes: limitBytes})), false)
+	return a.at(t, fronttest.Serve(t, rest.New(caller, transport.Settings{MaxMessageBytes: limitBytes})), false)
 }
 
 func (a ask) at(t *testing.T, url string, h2c bool) reply {

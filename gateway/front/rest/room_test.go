@@ -12,9 +12,9 @@ import (
 	"testing"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/front/body"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/front/rest"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
@@ -70,7 +70,7 @@ func send(ctx context.Context, h http.Handler, mediaType string, data []byte) *h
 // Not parallel: it counts what is allocated.
 func TestATensorOverThePayloadIsRefusedBeforeItIsMade(t *testing.T) {
 	budget := &purse{bound: 1 << 30}
-	h := body.Budgeted(rest.New(&fronttest.Caller{}, rest.Settings{MaxPayload: mostPayload}), budget)
+	h := transport.WithBudget(rest.New(&fronttest.Caller{}, transport.Settings{MaxPayload: mostPayload}), budget)
 	for mediaType, data := range swelling(t) {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
@@ -102,7 +102,7 @@ func TestTensorsAreBookedUntilTheyAreAnswered(t *testing.T) {
 				}
 				return nil, fault.New(fault.NoCapacity, "it is a test")
 			}}
-			send(t.Context(), body.Budgeted(rest.New(caller, rest.Settings{}), budget), mediaType, data)
+			send(t.Context(), transport.WithBudget(rest.New(caller, transport.Settings{}), budget), mediaType, data)
 			if want := int64(len(data) + made); made < 4*len(data)-4096 || booked != want {
 				t.Errorf("%d bytes are booked of a body of %d and inputs of %d", booked, len(data), made)
 			}
@@ -117,7 +117,7 @@ func TestATensorThatTheBudgetHasNoRoomForIsRefused(t *testing.T) {
 	t.Parallel()
 	for mediaType, data := range swelling(t) {
 		budget := &purse{bound: int64(3 * len(data))}
-		w := send(t.Context(), body.Budgeted(rest.New(&fronttest.Caller{}, rest.Settings{}), budget), mediaType, data)
+		w := send(t.Context(), transport.WithBudget(rest.New(&fronttest.Caller{}, transport.Settings{}), budget), mediaType, data)
 		if !strings.Contains(w.Body.String(), `"OVERLOADED"`) || budget.taken.Load() != 0 {
 			t.Errorf("%s: %d %s, and %d bytes are taken", mediaType, w.Code, w.Body, budget.taken.Load())
 		}
@@ -130,7 +130,7 @@ func TestNothingIsMadeForACallerThatIsGone(t *testing.T) {
 	leave()
 	for mediaType, data := range swelling(t) {
 		caller := &fronttest.Caller{}
-		if w := send(ctx, rest.New(caller, rest.Settings{}), mediaType, data); w.Code != 499 || caller.Last() != nil {
+		if w := send(ctx, rest.New(caller, transport.Settings{}), mediaType, data); w.Code != 499 || caller.Last() != nil {
 			t.Errorf("%s: %d %.200s", mediaType, w.Code, w.Body)
 		}
 	}
@@ -140,9 +140,9 @@ func TestNothingIsMadeForACallerThatIsGone(t *testing.T) {
 func TestManySwellingBodiesAtOnceStayWithinTheBudget(t *testing.T) {
 	const bound, atOnce = 16 << 20, 60
 	budget := &purse{bound: bound}
-	h := body.Budgeted(rest.New(&fronttest.Caller{Answer: func(context.Context, *call.Request) (*call.Response, error) {
+	h := transport.WithBudget(rest.New(&fronttest.Caller{Answer: func(context.Context, *call.Request) (*call.Response, error) {
 		return nil, fault.New(fault.NoCapacity, "it is a test")
-	}}, rest.Settings{MaxPayload: 8 * mostPayload}), budget)
+	}}, transport.Settings{MaxPayload: 8 * mostPayload}), budget)
 	bodies := swelling(t)
 	runtime.GC()
 	var before, after runtime.MemStats

@@ -10,12 +10,8 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/front/body"
-	"github.com/stagemesh/stagemesh/gateway/front/eventstream"
-	"github.com/stagemesh/stagemesh/gateway/front/failure"
-	"github.com/stagemesh/stagemesh/gateway/front/header"
 	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
-	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
@@ -29,13 +25,13 @@ const (
 // stream answers one request with events, as its chunks come.
 func (h *handler) stream(w http.ResponseWriter, r *http.Request, pipeline string) {
 	start := time.Now()
-	out := &stream{Stream: eventstream.New(body.PatientWriter(w, h.patience), h.silence)}
+	out := &stream{EventStream: transport.NewEventStream(transport.StallWriter(w, h.settings.StallTimeout), h.settings.PingInterval)}
 	err := h.streamed(out, w, r, pipeline)
 	switch {
 	case err == nil:
 	case out.Begun():
 		// A caller that no longer listens is not told.
-		_ = out.Send(eventstream.Event{Name: errorEvent, Data: failure.Document(out.known(err))})
+		_ = out.Send(transport.Event{Name: errorEvent, Data: transport.FaultJSON(transport.WithRequestID(err, out.id))})
 	default:
 		h.fail(w, err, start)
 	}
@@ -46,9 +42,9 @@ func (h *handler) streamed(out *stream, w http.ResponseWriter, r *http.Request, 
 	if last := strings.TrimSpace(r.Header.Get(lastEventID)); last != "" {
 		return invalid(lastEventID, fmt.Errorf("%.*q: a stream is not taken up where it broke; send the request without it, which makes it anew", shown, last))
 	}
-	room := body.NewRoom(r.Context(), h.payload)
-	defer room.Close()
-	request, wished, err := h.asked(w, r, pipeline, room)
+	memory := transport.NewReservation(r.Context(), h.settings.MaxPayload)
+	defer memory.Release()
+	request, wished, err := h.asked(w, r, pipeline, memory)
 	if err != nil {
 		return err
 	}
@@ -66,7 +62,7 @@ const lastEventID = "Last-Event-ID"
 
 // stream is a streamed answer on its way out.
 type stream struct {
-	*eventstream.Stream
+	*transport.EventStream
 
 	// Of the event that was sent last.
 	id  string
@@ -82,26 +78,17 @@ func (s *stream) chunk(c call.Chunk) error {
 	if err != nil {
 		return err
 	}
-	s.Say(header.RequestID, c.RequestID)
+	s.SetHeader(transport.HeaderRequestID, c.RequestID)
 	s.id, s.seq = c.RequestID, c.Seq
-	return s.Send(eventstream.Event{ID: c.Seq, Name: chunkEvent, Data: append(dst, "]}"...)})
+	return s.Send(transport.Event{ID: c.Seq, Name: chunkEvent, Data: append(dst, "]}"...)})
 }
 
 // done sends the answer as a whole, as it would have come by itself.
 func (s *stream) done(r *call.Response, wished wish) error {
 	document, err := wished.document(r)
 	if err != nil {
-		return fault.From(err).WithMetadata(header.RequestIDKey, r.RequestID)
+		return transport.WithRequestID(err, r.RequestID)
 	}
-	s.Say(header.RequestID, r.RequestID)
-	return s.Send(eventstream.Event{ID: s.seq + 1, Name: doneEvent, Data: bytes.TrimSpace(document)})
-}
-
-// known is the failure, with the id that the stream is known by.
-func (s *stream) known(err error) error {
-	f := fault.From(err)
-	if s.id == "" || f.Metadata[header.RequestIDKey] != "" {
-		return f
-	}
-	return f.WithMetadata(header.RequestIDKey, s.id)
+	s.SetHeader(transport.HeaderRequestID, r.RequestID)
+	return s.Send(transport.Event{ID: s.seq + 1, Name: doneEvent, Data: bytes.TrimSpace(document)})
 }

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
+
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/front/rest"
@@ -60,7 +62,7 @@ func TestAStreamIsItsChunksAndThenTheAnswer(t *testing.T) {
 	t.Parallel()
 	overEach(t, func(t *testing.T, h2c bool) {
 		caller := &fronttest.Caller{Chunks: fronttest.Words("one", "two")}
-		url := fronttest.Serve(t, rest.New(caller, rest.Settings{}))
+		url := fronttest.Serve(t, rest.New(caller, transport.Settings{}))
 		got := streaming("text/plain", "hi").at(t, url, h2c)
 		events := got.events(t)
 		if len(events) != 3 {
@@ -111,7 +113,7 @@ func TestAStreamTakesWhatAnAnswerTakes(t *testing.T) {
 }
 
 // stepwise is a stream that a test steps through.
-func stepwise(t *testing.T, h2c bool, s rest.Settings) (*fronttest.Told, *fronttest.Events, context.CancelFunc) {
+func stepwise(t *testing.T, h2c bool, s transport.Settings) (*fronttest.Told, *fronttest.Events, context.CancelFunc) {
 	t.Helper()
 	caller := fronttest.NewTold()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -128,7 +130,7 @@ func stepwise(t *testing.T, h2c bool, s rest.Settings) (*fronttest.Told, *frontt
 			answers <- response
 		}
 	}()
-	if s.Silence == 0 {
+	if s.PingInterval == 0 {
 		caller.Emit <- fronttest.Words("first")[0]
 	}
 	response, ok := <-answers
@@ -142,7 +144,7 @@ func stepwise(t *testing.T, h2c bool, s rest.Settings) (*fronttest.Told, *frontt
 func TestAChunkIsReadBeforeTheNextIsThere(t *testing.T) {
 	t.Parallel()
 	overEach(t, func(t *testing.T, h2c bool) {
-		caller, events, _ := stepwise(t, h2c, rest.Settings{})
+		caller, events, _ := stepwise(t, h2c, transport.Settings{})
 		words := fronttest.Words("first", "second", "third")
 		for i := range words {
 			got, err := events.Next()
@@ -166,7 +168,7 @@ func TestAChunkIsReadBeforeTheNextIsThere(t *testing.T) {
 func TestAReaderThatLeavesEndsTheCall(t *testing.T) {
 	t.Parallel()
 	overEach(t, func(t *testing.T, h2c bool) {
-		caller, events, leave := stepwise(t, h2c, rest.Settings{})
+		caller, events, leave := stepwise(t, h2c, transport.Settings{})
 		if _, err := events.Next(); err != nil {
 			t.Fatal(err)
 		}
@@ -181,7 +183,7 @@ func TestALongWaitIsNoSilence(t *testing.T) {
 	t.Parallel()
 	overEach(t, func(t *testing.T, h2c bool) {
 		// The head has come, and with it a comment.
-		caller, events, _ := stepwise(t, h2c, rest.Settings{Silence: 20 * time.Millisecond})
+		caller, events, _ := stepwise(t, h2c, transport.Settings{PingInterval: 20 * time.Millisecond})
 		go func() {
 			caller.Answer = func(context.Context, *call.Request) (*call.Response, error) {
 				return nil, fronttest.Fault(fault.NoCapacity)
@@ -218,7 +220,7 @@ func TestAReaderThatStopsFailsAlone(t *testing.T) {
 	t.Parallel()
 	overEach(t, func(t *testing.T, h2c bool) {
 		caller := &endless{ended: make(chan error, 1)}
-		url := fronttest.Serve(t, rest.New(caller, rest.Settings{Patience: 500 * time.Millisecond}))
+		url := fronttest.Serve(t, rest.New(caller, transport.Settings{StallTimeout: 500 * time.Millisecond}))
 		client := fronttest.Client(t, h2c)
 		_ = unreadAnswer(t, client, url+"/v1/pipelines/p:stream", "x")
 		if got := post("text/plain", "hi").by(t, client, url); got.status != http.StatusOK {
@@ -238,7 +240,7 @@ func TestAReaderThatStopsFailsAlone(t *testing.T) {
 func TestAFailureBeforeTheFirstEventIsAnOrdinaryOne(t *testing.T) {
 	t.Parallel()
 	overEach(t, func(t *testing.T, h2c bool) {
-		url := fronttest.Serve(t, rest.New(fronttest.Failing(fronttest.Fault(fault.QueueFull)), rest.Settings{}))
+		url := fronttest.Serve(t, rest.New(fronttest.Failing(fronttest.Fault(fault.QueueFull)), transport.Settings{}))
 		got := streaming("text/plain", "hi").at(t, url, h2c)
 		got.wantFailure(t, 429, fault.QueueFull, "what went wrong")
 		if got.header.Get("Retry-After") != "2" || got.header.Get("Stagemesh-Request-Id") != fronttest.RequestID || got.header.Get("Server-Timing") == "" {

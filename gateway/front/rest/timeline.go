@@ -2,7 +2,7 @@ package rest
 
 import (
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/front/header"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 )
 
 // timeline is a call.Timeline as JSON, in milliseconds.
@@ -25,11 +25,11 @@ type step struct {
 }
 
 func timelineOf(t call.Timeline) timeline {
-	out := timeline{TotalMS: header.Milliseconds(t.Total), Steps: make([]step, len(t.Steps))}
+	out := timeline{TotalMS: transport.Milliseconds(t.Total), Steps: make([]step, len(t.Steps))}
 	for i, s := range t.Steps {
 		out.Steps[i] = step{
 			Step: string(s.Step), Stage: string(s.Stage), Host: string(s.Host), Attempt: s.Attempt,
-			QueueWaitMS: header.Milliseconds(s.QueueWait), BatchWaitMS: header.Milliseconds(s.BatchWait), RunMS: header.Milliseconds(s.Run),
+			QueueWaitMS: transport.Milliseconds(s.QueueWait), BatchWaitMS: transport.Milliseconds(s.BatchWait), RunMS: transport.Milliseconds(s.Run),
 			BatchSize: s.BatchSize, BatchRows: s.BatchRows, DispatchReason: s.Dispatch,
 		}
 	}

@@ -22,7 +22,7 @@ func (u *unpacked) decode(data []byte) (*oipjson.Request, error) {
 	}
 	for i := range out.Inputs {
 		if list, ok := u.lists[i]; ok {
-			if err := out.Unpack(i, list, u.room); err != nil {
+			if err := out.Unpack(i, list, u.memory); err != nil {
 				return nil, err
 			}
 		}
@@ -33,13 +33,13 @@ func (u *unpacked) decode(data []byte) (*oipjson.Request, error) {
 // head reads a request by way of JSON, without the data of its tensors.
 func (u *unpacked) head(data []byte) (*oipjson.Request, error) {
 	defer func() {
-		u.room.Give(u.booked)
+		u.memory.ReleaseScratch(u.booked)
 		u.text, u.booked = nil, 0
 	}()
 	if err := u.request(data); err != nil {
 		return nil, err
 	}
-	return oipjson.DecodeUnpacked(u.text, u.room)
+	return oipjson.DecodeUnpacked(u.text, u.memory)
 }
 
 // book books what the text grows by when n bytes of MessagePack are appended, and makes
@@ -50,7 +50,7 @@ func (u *unpacked) book(n int) error {
 		return nil
 	}
 	need := int64(len(u.text) + most - cap(u.text))
-	if err := u.room.Book(need); err != nil {
+	if err := u.memory.Scratch(need); err != nil {
 		return err
 	}
 	u.booked += need

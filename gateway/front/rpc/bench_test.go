@@ -12,8 +12,8 @@ import (
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
-	"github.com/stagemesh/stagemesh/gateway/front/procedure"
 	"github.com/stagemesh/stagemesh/gateway/front/rpc"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 )
 
 // BenchmarkInfer is the handler's own cost, without a connection.
@@ -28,7 +28,7 @@ func BenchmarkInfer(b *testing.B) {
 		{"gRPC 1 MiB", "application/grpc", 1 << 20},
 	} {
 		b.Run(row.name, func(b *testing.B) {
-			_, handler := rpc.New(&fronttest.Caller{}, procedure.Settings{})
+			_, handler := rpc.New(&fronttest.Caller{}, transport.Settings{})
 			message, err := proto.Marshal(blob(row.size))
 			if err != nil {
 				b.Fatal(err)

@@ -19,12 +19,12 @@ import (
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
-	"github.com/stagemesh/stagemesh/gateway/front/rpc"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
 // dial returns a client of grpc-go, which is not connect's own.
-func dial(t *testing.T, caller rpc.Caller) inferencev1.InferenceServiceClient {
+func dial(t *testing.T, caller transport.Caller) inferencev1.InferenceServiceClient {
 	t.Helper()
 	conn, err := grpc.NewClient(strings.TrimPrefix(serve(t, caller), "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {

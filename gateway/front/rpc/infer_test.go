@@ -49,7 +49,7 @@ func whole() (*inferencev1.InferRequest, *call.Request) {
 			Parameters: map[string]*inferencev1.Value{"top": text("3")},
 		}},
 		IdempotencyKey: "key", Timeout: durationpb.New(3 * time.Second),
-		Durability: inferencev1.Durability_DURABILITY_FILE, Priority: -5, WaitForRoom: new(false),
+		Durability: inferencev1.Durability_DURABILITY_FILE, Priority: -5, WaitForCapacity: new(false),
 		Metadata: map[string]string{"user": "u"}, Outputs: []string{"labels"},
 	}
 	return message, &call.Request{
@@ -60,7 +60,7 @@ func whole() (*inferencev1.InferRequest, *call.Request) {
 			Parameters: payload.Parameters{"top": payload.String("3")},
 		}},
 		IdempotencyKey: "key", Timeout: 3 * time.Second,
-		Durability: pipeline.File, Priority: -5, WaitForRoom: new(false),
+		Durability: pipeline.File, Priority: -5, WaitForCapacity: new(false),
 		Metadata: map[string]string{"user": "u"}, Outputs: []string{"labels"},
 		Trace: map[string]string{"traceparent": traceParent, "tracestate": "a=1,b=2"},
 	}

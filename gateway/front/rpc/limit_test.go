@@ -18,8 +18,8 @@ import (
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
-	"github.com/stagemesh/stagemesh/gateway/front/procedure"
 	"github.com/stagemesh/stagemesh/gateway/front/rpc"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
@@ -170,7 +170,7 @@ func TestAPrefixAloneIsEnoughToRefuse(t *testing.T) {
 func TestABodyThatStallsIsGivenUp(t *testing.T) {
 	t.Parallel()
 	mux := http.NewServeMux()
-	mux.Handle(rpc.New(&fronttest.Caller{}, procedure.Settings{Patience: 50 * time.Millisecond}))
+	mux.Handle(rpc.New(&fronttest.Caller{}, transport.Settings{StallTimeout: 50 * time.Millisecond}))
 	url := fronttest.Serve(t, mux) + inferencev1connect.InferenceServiceInferProcedure
 	response, data := post(t, fronttest.Client(t, true), url, "application/grpc", promise(t, 100))
 	if got := response.Trailer.Get("Grpc-Status"); got != "4" || !strings.Contains(response.Trailer.Get("Grpc-Message"), "50ms") {
@@ -266,7 +266,7 @@ func TestABodyThatEndsEarlyReachesNobody(t *testing.T) {
 func TestASmallUnaryAnswerThatNobodyTakesEnds(t *testing.T) {
 	t.Parallel()
 	const window = 64 << 10
-	mounted, handler := rpc.New(&fronttest.Caller{}, procedure.Settings{Patience: 300 * time.Millisecond})
+	mounted, handler := rpc.New(&fronttest.Caller{}, transport.Settings{StallTimeout: 300 * time.Millisecond})
 	mux := http.NewServeMux()
 	mux.Handle(mounted, handler)
 	url := fronttest.Serve(t, mux) + inferencev1connect.InferenceServiceInferProcedure
@@ -310,7 +310,7 @@ func TestAMessageOfTooManyMessagesIsAnInvalidRequest(t *testing.T) {
 	t.Parallel()
 	caller := &fronttest.Caller{}
 	mux := http.NewServeMux()
-	mux.Handle(rpc.New(caller, procedure.Settings{}))
+	mux.Handle(rpc.New(caller, transport.Settings{}))
 	url := fronttest.Serve(t, mux) + inferencev1connect.InferenceServiceInferProcedure
 	const most = 1 << 18
 	for name, row := range map[string]struct{ contentType, body string }{
@@ -345,7 +345,7 @@ func TestAMessageMayHaveAllPartsWithAllParameters(t *testing.T) {
 		parts = append(parts, `{"name":"`+strconv.Itoa(i)+`","blob":{},`+parameters+"}")
 	}
 	mux := http.NewServeMux()
-	mux.Handle(rpc.New(&fronttest.Caller{}, procedure.Settings{}))
+	mux.Handle(rpc.New(&fronttest.Caller{}, transport.Settings{}))
 	url := fronttest.Serve(t, mux) + inferencev1connect.InferenceServiceInferProcedure
 	body := `{"pipeline":"echo",` + parameters + `,"inputs":[` + strings.Join(parts, ",") + "]}"
 	response, data := post(t, fronttest.Client(t, false), url, "application/json", strings.NewReader(body))

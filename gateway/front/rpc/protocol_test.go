@@ -15,8 +15,8 @@ import (
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
-	"github.com/stagemesh/stagemesh/gateway/front/procedure"
 	"github.com/stagemesh/stagemesh/gateway/front/rpc"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
@@ -44,7 +44,7 @@ func protocols() []protocol {
 }
 
 // onEach runs a test with a client of each protocol.
-func onEach(t *testing.T, caller rpc.Caller, test func(t *testing.T, p protocol, client inferencev1connect.InferenceServiceClient)) {
+func onEach(t *testing.T, caller transport.Caller, test func(t *testing.T, p protocol, client inferencev1connect.InferenceServiceClient)) {
 	t.Helper()
 	for _, p := range protocols() {
 		t.Run(p.name, func(t *testing.T) {
@@ -59,10 +59,10 @@ func (p protocol) client(t *testing.T, url string, more ...connect.ClientOption)
 	return inferencev1connect.NewInferenceServiceClient(fronttest.Client(t, p.h2c), url, append(p.options, more...)...)
 }
 
-func serve(t testing.TB, caller rpc.Caller) string {
+func serve(t testing.TB, caller transport.Caller) string {
 	t.Helper()
 	mux := http.NewServeMux()
-	mux.Handle(rpc.New(caller, procedure.Settings{MaxMessageBytes: limitBytes, Patience: 10 * time.Second}))
+	mux.Handle(rpc.New(caller, transport.Settings{MaxMessageBytes: limitBytes, StallTimeout: 10 * time.Second}))
 	return fronttest.Serve(t, mux)
 }
 

@@ -15,8 +15,8 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
-	"github.com/stagemesh/stagemesh/gateway/front/procedure"
 	"github.com/stagemesh/stagemesh/gateway/front/rpc"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
@@ -114,7 +114,7 @@ func TestAReaderThatStopsEndsTheCall(t *testing.T) {
 			t.Parallel()
 			caller := newEndless(strings.Repeat("w", 256<<10))
 			mux := http.NewServeMux()
-			mux.Handle(rpc.New(caller, procedure.Settings{Patience: 100 * time.Millisecond}))
+			mux.Handle(rpc.New(caller, transport.Settings{StallTimeout: 100 * time.Millisecond}))
 			// On a busy machine the stream may be over before it begins.
 			if in, err := p.client(t, fronttest.Serve(t, mux)).InferStream(t.Context(), connect.NewRequest(blob(1))); err == nil {
 				defer in.Close()

@@ -12,7 +12,7 @@ import (
 )
 
 func main() {
-	process.EaseCollection()
+	process.ReduceCollections()
 	if err := gatewaymain.New().ExecuteContext(context.Background()); err != nil {
 		fmt.Fprintln(os.Stderr, gatewaymain.Name+":", err)
 		os.Exit(1)

@@ -13,7 +13,7 @@ import (
 )
 
 func main() {
-	process.EaseCollection()
+	process.ReduceCollections()
 	program := stagemain.Program{
 		Name:  "imagedecode",
 		Short: "Serve a stage that decodes images",

@@ -13,7 +13,7 @@ import (
 )
 
 func main() {
-	process.EaseCollection()
+	process.ReduceCollections()
 	program := stagemain.Program{
 		Name:  "onnx",
 		Short: "Serve a stage that runs an ONNX model",

@@ -14,7 +14,7 @@ import (
 )
 
 func main() {
-	process.EaseCollection()
+	process.ReduceCollections()
 	program := stagemain.Program{
 		Name:  "stagehost",
 		Short: "Serve a stage whose code is worker processes",

@@ -11,7 +11,7 @@ import (
 )
 
 func main() {
-	process.EaseCollection()
+	process.ReduceCollections()
 	if err := stagemesh.New().ExecuteContext(context.Background()); err != nil {
 		fmt.Fprintln(os.Stderr, "stagemesh:", err)
 		os.Exit(1)

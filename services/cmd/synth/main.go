@@ -13,7 +13,7 @@ import (
 )
 
 func main() {
-	process.EaseCollection()
+	process.ReduceCollections()
 	program := stagemain.Program{
 		Name:  "synth",
 		Short: "Serve a stage that echoes, sleeps, burns or streams",

@@ -13,7 +13,7 @@ import (
 )
 
 func main() {
-	process.EaseCollection()
+	process.ReduceCollections()
 	program := stagemain.Program{
 		Name:  "topk",
 		Short: "Serve a stage that names the best of a classifier's scores",

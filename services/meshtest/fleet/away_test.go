@@ -42,7 +42,7 @@ func TestNobodyNoticesThatTheRegistryIsAway(t *testing.T) {
 			must(t, test.begins(agent))
 			m.withoutRegistry(away())
 			must(t, test.ends(agent))
-			settles(t, "all that serve are in view", discovery.MaxRepair, m.served)
+			settles(t, "all that serve are in view", discovery.MaxRepairTime, m.served)
 			must(t, m.gateways[1].Apply(meshtest.Pipeline("later", "echo")))
 			m.undisturbed()
 		})
@@ -108,11 +108,11 @@ func TestNobodyNoticesThatTheRegistryLosesItsLeader(t *testing.T) {
 	leader := agents[place]
 	m := install(t, fleet.New(t, fleet.Registry{Consul: []string{agents[(place+1)%3].Addr(), agents[(place+2)%3].Addr()}}), 3)
 	leader.Kill()
-	settles(t, "all is in view", discovery.MaxRepair, m.inView)
+	settles(t, "all is in view", discovery.MaxRepairTime, m.inView)
 	m.hosts = append(m.hosts, slow(m.fleet, 2*time.Millisecond))
-	soon(t, "a host that comes is in view", discovery.MaxGone, m.inView)
+	soon(t, "a host that comes is in view", discovery.MaxDetectTime, m.inView)
 	must(t, leader.Start())
-	settles(t, "all is in view with three again", discovery.MaxGone, m.inView)
+	settles(t, "all is in view with three again", discovery.MaxDetectTime, m.inView)
 	m.undisturbed()
 }
 
@@ -124,11 +124,11 @@ func TestTheViewIsBackSoonAfterTheBroker(t *testing.T) {
 	bustest.Eventually(t, "all is in view", m.inView)
 	f.Broker().Kill()
 	for _, g := range m.gateways {
-		soon(t, "the view says that it is old", discovery.MaxGone, func() bool { return g.View().Stale })
+		soon(t, "the view says that it is old", discovery.MaxDetectTime, func() bool { return g.View().Stale })
 		if v := g.View(); len(v.Alive) != len(m.hosts) {
 			t.Errorf("without the broker %v are alive", v.Alive)
 		}
 	}
 	f.Broker().Start()
-	settles(t, "all is in view", discovery.MaxRepair, m.inView)
+	settles(t, "all is in view", discovery.MaxRepairTime, m.inView)
 }

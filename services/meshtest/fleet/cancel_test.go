@@ -43,7 +43,7 @@ func (c *crowd) dispersed(t *testing.T, callOff func()) {
 	c.host.Pause()
 	callOff()
 	bustest.Eventually(t, "all are called off", func() bool { return fleet.Sum(c.gateways, cancelled) == c.size })
-	withdrawn := fleet.Sum(c.gateways, cancelled, `how="withdrawn"`)
+	withdrawn := fleet.Sum(c.gateways, cancelled, `how="deleted"`)
 	left := before - c.queue.State().Msgs
 	c.host.Resume()
 	if int(left) != withdrawn || withdrawn == 0 {
@@ -57,7 +57,7 @@ func (c *crowd) dispersed(t *testing.T, callOff func()) {
 	bustest.Eventually(t, "the queue is empty", func() bool { return c.queue.State().Msgs == 0 })
 	ran := len(c.fleet.Runs()) - last - 1
 	t.Logf("%d called off: %d withdrawn, of which at most %d were in hand, %d dropped by the host; %d ran, %d runs saved",
-		c.size, withdrawn, inHand, c.host.Count("stagemesh_stage_called_off_total"), ran, c.size-ran)
+		c.size, withdrawn, inHand, c.host.Count("stagemesh_stage_cancelled_total"), ran, c.size-ran)
 	if ran > c.size-withdrawn {
 		t.Errorf("%d ran, and %d of %d were withdrawn", ran, withdrawn, c.size)
 	}

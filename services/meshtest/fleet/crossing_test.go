@@ -44,6 +44,6 @@ func TestRepliesNeverCrossInAMeshOfManyProcesses(t *testing.T) {
 	if turns < 3 {
 		t.Errorf("only %d members were killed or told to stop", turns)
 	}
-	soon(t, "all is in view", discovery.MaxGone, m.inView)
+	soon(t, "all is in view", discovery.MaxDetectTime, m.inView)
 	secondAnswers(t, m.gateways)
 }

@@ -66,7 +66,7 @@ func IsMember() bool { return os.Getenv(roleVariable) != "" }
 // Main does what the member is there for, until SIGTERM or the end of its
 // parent, and returns the code to exit with.
 func Main() int {
-	ctx, stop := process.UntilTold(context.Background())
+	ctx, stop := process.SignalContext(context.Background())
 	defer stop()
 	ctx, orphaned := context.WithCancel(ctx)
 	go func() {

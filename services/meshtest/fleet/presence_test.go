@@ -16,7 +16,7 @@ func TestADeadHostIsSoonOutOfEveryViewAndALeavingOneAtOnce(t *testing.T) {
 		dead := m.hosts[turn%3]
 		id := dead.Addr()
 		dead.Kill()
-		soon(t, "a killed host is out of every view", discovery.MaxGone, func() bool { return !m.sees(id) })
+		soon(t, "a killed host is out of every view", discovery.MaxDetectTime, func() bool { return !m.sees(id) })
 		dead.Start()
 		bustest.Eventually(t, "all is in view", m.inView)
 
@@ -45,7 +45,7 @@ func TestHostsThatComeTakeTheirPartAndGoUnnoticed(t *testing.T) {
 		soon(t, "a host that is ready takes work", begins, func() bool { return host.Ran() > 0 })
 		m.hosts = append(m.hosts, host)
 	}
-	soon(t, "all three are in view", discovery.MaxGone, m.inView)
+	soon(t, "all three are in view", discovery.MaxDetectTime, m.inView)
 	var before []int
 	for _, host := range m.hosts {
 		before = append(before, host.Ran())

@@ -48,7 +48,7 @@ func TestMembersWaitForWhatIsNotThereYet(t *testing.T) {
 			for _, member := range all {
 				member.AwaitReady()
 			}
-			soon(t, "all is in view", discovery.MaxRepair, m.inView)
+			soon(t, "all is in view", discovery.MaxRepairTime, m.inView)
 			const requests = 200
 			everyRequestAnswered(t, f.Load(fleet.LoadSpec{Pipeline: "echo", Requests: requests, InFlight: 16}).Wait(), requests)
 		})

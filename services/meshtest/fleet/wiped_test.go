@@ -34,7 +34,7 @@ func TestAWipedRegistryIsFilledAgainUnnoticed(t *testing.T) {
 			m := install(t, f, 3)
 			wipe()
 			// The hosts have the ids that they had: nothing has started again.
-			settles(t, "all is in view", discovery.MaxRepair, m.inView)
+			settles(t, "all is in view", discovery.MaxRepairTime, m.inView)
 			if !m.routed() {
 				t.Error("a gateway serves other pipelines than before")
 			}

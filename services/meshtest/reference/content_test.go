@@ -16,8 +16,8 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"github.com/tinylib/msgp/msgp"
 
-	"github.com/stagemesh/stagemesh/gateway/front/eventstream"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/msgpack"
 )
 
@@ -60,7 +60,7 @@ func (c contents) answer(t *testing.T, r *http.Request, response *http.Response,
 func (c contents) hold(t *testing.T, r *http.Request, header http.Header, body []byte, place ...string) {
 	t.Helper()
 	media, _, err := mime.ParseMediaType(header.Get("Content-Type"))
-	if err != nil || media != msgpack.Type && media != eventstream.MediaType {
+	if err != nil || media != msgpack.Type && media != transport.EventStreamType {
 		return
 	}
 	_, wrong, path := validator.FindPath(r, c.paths, nil)
@@ -81,7 +81,7 @@ func (c contents) schema(t *testing.T, place []string) *jsonschema.Schema {
 	compiler := jsonschema.NewCompiler()
 	compiler.AssertContent()
 	compiler.RegisterContentMediaType(mediaType(msgpack.Type, unpack))
-	compiler.RegisterContentMediaType(mediaType(eventstream.MediaType, readEvents))
+	compiler.RegisterContentMediaType(mediaType(transport.EventStreamType, readEvents))
 	if err := compiler.AddResource(at, c.document); err != nil {
 		t.Fatal(err)
 	}
@@ -250,7 +250,7 @@ func TestTheDocumentSeesIntoMessagePackAndEvents(t *testing.T) {
 		return []string{"paths", path, "post", "requestBody", "content", media, "schema"}
 	}
 	events := func(path string) []string {
-		return []string{"paths", path, "post", "responses", "200", "content", eventstream.MediaType, "schema"}
+		return []string{"paths", path, "post", "responses", "200", "content", transport.EventStreamType, "schema"}
 	}
 	chunk := func(seq, outputs string) string {
 		return "id: 1\nevent: chunk\ndata: {\"request_id\": \"r\", \"seq\": " + seq + ", \"outputs\": [" + outputs + "]}\n\n"

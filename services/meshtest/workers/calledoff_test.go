@@ -29,7 +29,7 @@ func TestCalledOffRequestsNeverReachTheWorker(t *testing.T) {
 	for _, from := range left {
 		bed.Received(from).Fails(t, fault.Cancelled, "")
 	}
-	bustest.Eventually(t, "the host knows", func() bool { return bed.Count("stagemesh_stage_called_off_total") == many })
+	bustest.Eventually(t, "the host knows", func() bool { return bed.Count("stagemesh_stage_cancelled_total") == many })
 	bed.Tell("go")
 	for _, from := range append(stayed, first) {
 		bed.Received(from).Right(t)

@@ -26,12 +26,12 @@ const (
 
 type ListDeadLettersRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Only letters of this stage; empty means all.
+	// Only dead letters of this stage; empty means all.
 	Stage string `protobuf:"bytes,1,opt,name=stage,proto3" json:"stage,omitempty"`
 	// The least number to list; `next` of the page before.
 	From uint64 `protobuf:"varint,2,opt,name=from,proto3" json:"from,omitempty"`
-	// The most letters to list; 0 means 50, and 1000 is the most. A page of large
-	// letters may end before: 32 MiB of them end it.
+	// The most dead letters to list: 0 means 50, at most 1000. A page also ends after
+	// 32 MiB.
 	Limit         uint32 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -89,12 +89,12 @@ func (x *ListDeadLettersRequest) GetLimit() uint32 {
 }
 
 type ListDeadLettersResponse struct {
-	state   protoimpl.MessageState `protogen:"open.v1"`
-	Letters []*DeadLetterSummary   `protobuf:"bytes,1,rep,name=letters,proto3" json:"letters,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	DeadLetters []*DeadLetterSummary   `protobuf:"bytes,1,rep,name=dead_letters,json=deadLetters,proto3" json:"dead_letters,omitempty"`
 	// The number to go on from; 0 at the end.
 	Next uint64 `protobuf:"varint,2,opt,name=next,proto3" json:"next,omitempty"`
-	// Numbers of what is stored among these letters and is none, at most 1000.
-	// They can be discarded.
+	// Numbers of stored messages that cannot be read as dead letters, at most 1000.
+	// They can be deleted.
 	Unreadable    []uint64 `protobuf:"varint,3,rep,packed,name=unreadable,proto3" json:"unreadable,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -130,9 +130,9 @@ func (*ListDeadLettersResponse) Descriptor() ([]byte, []int) {
 	return file_stagemesh_admin_v1_deadletter_proto_rawDescGZIP(), []int{1}
 }
 
-func (x *ListDeadLettersResponse) GetLetters() []*DeadLetterSummary {
+func (x *ListDeadLettersResponse) GetDeadLetters() []*DeadLetterSummary {
 	if x != nil {
-		return x.Letters
+		return x.DeadLetters
 	}
 	return nil
 }
@@ -151,10 +151,10 @@ func (x *ListDeadLettersResponse) GetUnreadable() []uint64 {
 	return nil
 }
 
-// DeadLetterSummary is a letter in a list.
+// DeadLetterSummary is a dead letter in a list.
 type DeadLetterSummary struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The letter's number in its mesh. It is never another letter's.
+	// The dead letter's number in its mesh. Numbers are never reused.
 	Seq uint64 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
 	// Stage whose queue the item was in.
 	Stage string `protobuf:"bytes,2,opt,name=stage,proto3" json:"stage,omitempty"`
@@ -168,9 +168,9 @@ type DeadLetterSummary struct {
 	Message string `protobuf:"bytes,7,opt,name=message,proto3" json:"message,omitempty"`
 	// Deliveries to any host, the last one included.
 	Deliveries uint32 `protobuf:"varint,8,opt,name=deliveries,proto3" json:"deliveries,omitempty"`
-	// Runs that are known to have begun and not to have ended.
-	Attempts uint32                 `protobuf:"varint,9,opt,name=attempts,proto3" json:"attempts,omitempty"`
-	DiedAt   *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=died_at,json=diedAt,proto3" json:"died_at,omitempty"`
+	// Run records: runs that began and did not end.
+	CrashCount     uint32                 `protobuf:"varint,9,opt,name=crash_count,json=crashCount,proto3" json:"crash_count,omitempty"`
+	DeadLetteredAt *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=dead_lettered_at,json=deadLetteredAt,proto3" json:"dead_lettered_at,omitempty"`
 	// Size of the message as it was in the queue, in bytes.
 	Size uint64 `protobuf:"varint,11,opt,name=size,proto3" json:"size,omitempty"`
 	// ReplayDeadLetter would take it.
@@ -265,16 +265,16 @@ func (x *DeadLetterSummary) GetDeliveries() uint32 {
 	return 0
 }
 
-func (x *DeadLetterSummary) GetAttempts() uint32 {
+func (x *DeadLetterSummary) GetCrashCount() uint32 {
 	if x != nil {
-		return x.Attempts
+		return x.CrashCount
 	}
 	return 0
 }
 
-func (x *DeadLetterSummary) GetDiedAt() *timestamppb.Timestamp {
+func (x *DeadLetterSummary) GetDeadLetteredAt() *timestamppb.Timestamp {
 	if x != nil {
-		return x.DiedAt
+		return x.DeadLetteredAt
 	}
 	return nil
 }
@@ -349,7 +349,7 @@ func (x *GetDeadLetterRequest) GetMessageBytes() uint32 {
 
 type GetDeadLetterResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Letter        *DeadLetter            `protobuf:"bytes,1,opt,name=letter,proto3" json:"letter,omitempty"`
+	DeadLetter    *DeadLetter            `protobuf:"bytes,1,opt,name=dead_letter,json=deadLetter,proto3" json:"dead_letter,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -384,14 +384,14 @@ func (*GetDeadLetterResponse) Descriptor() ([]byte, []int) {
 	return file_stagemesh_admin_v1_deadletter_proto_rawDescGZIP(), []int{4}
 }
 
-func (x *GetDeadLetterResponse) GetLetter() *DeadLetter {
+func (x *GetDeadLetterResponse) GetDeadLetter() *DeadLetter {
 	if x != nil {
-		return x.Letter
+		return x.DeadLetter
 	}
 	return nil
 }
 
-// DeadLetter is all that is known of a letter.
+// DeadLetter is everything stored about a dead letter.
 type DeadLetter struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Summary *DeadLetterSummary     `protobuf:"bytes,1,opt,name=summary,proto3" json:"summary,omitempty"`
@@ -402,12 +402,11 @@ type DeadLetter struct {
 	Durability v11.Durability         `protobuf:"varint,4,opt,name=durability,proto3,enum=stagemesh.inference.v1.Durability" json:"durability,omitempty"`
 	Priority   int32                  `protobuf:"varint,5,opt,name=priority,proto3" json:"priority,omitempty"`
 	QueuedAt   *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=queued_at,json=queuedAt,proto3" json:"queued_at,omitempty"`
-	// Runs that are known to have begun and not to have ended, the first one
-	// first, at most 1000.
-	Runs []*DeadRun `protobuf:"bytes,7,rep,name=runs,proto3" json:"runs,omitempty"`
+	// Runs that began and did not end, oldest first, at most 1000.
+	Runs []*DeadLetterRun `protobuf:"bytes,7,rep,name=runs,proto3" json:"runs,omitempty"`
 	// The item; absent where the message is none.
-	Item *DeadItem `protobuf:"bytes,8,opt,name=item,proto3" json:"item,omitempty"`
-	// Why ReplayDeadLetter would refuse the letter; empty where it would not.
+	Item *DeadLetterItem `protobuf:"bytes,8,opt,name=item,proto3" json:"item,omitempty"`
+	// Why ReplayDeadLetter would reject it; empty if it would not.
 	NotReplayable string `protobuf:"bytes,9,opt,name=not_replayable,json=notReplayable,proto3" json:"not_replayable,omitempty"`
 	// The message as it was in the queue, as far as was asked for: an encoded
 	// stagemesh.mesh.v1.Envelope, or what was taken for one.
@@ -488,14 +487,14 @@ func (x *DeadLetter) GetQueuedAt() *timestamppb.Timestamp {
 	return nil
 }
 
-func (x *DeadLetter) GetRuns() []*DeadRun {
+func (x *DeadLetter) GetRuns() []*DeadLetterRun {
 	if x != nil {
 		return x.Runs
 	}
 	return nil
 }
 
-func (x *DeadLetter) GetItem() *DeadItem {
+func (x *DeadLetter) GetItem() *DeadLetterItem {
 	if x != nil {
 		return x.Item
 	}
@@ -516,29 +515,29 @@ func (x *DeadLetter) GetRawMessage() []byte {
 	return nil
 }
 
-// DeadRun is a run of the item that began and did not end.
-type DeadRun struct {
+// DeadLetterRun is a run of the item that began and did not end.
+type DeadLetterRun struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Host          string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
-	BegunAt       *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=begun_at,json=begunAt,proto3" json:"begun_at,omitempty"`
+	StartedAt     *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *DeadRun) Reset() {
-	*x = DeadRun{}
+func (x *DeadLetterRun) Reset() {
+	*x = DeadLetterRun{}
 	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *DeadRun) String() string {
+func (x *DeadLetterRun) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*DeadRun) ProtoMessage() {}
+func (*DeadLetterRun) ProtoMessage() {}
 
-func (x *DeadRun) ProtoReflect() protoreflect.Message {
+func (x *DeadLetterRun) ProtoReflect() protoreflect.Message {
 	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -550,35 +549,35 @@ func (x *DeadRun) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use DeadRun.ProtoReflect.Descriptor instead.
-func (*DeadRun) Descriptor() ([]byte, []int) {
+// Deprecated: Use DeadLetterRun.ProtoReflect.Descriptor instead.
+func (*DeadLetterRun) Descriptor() ([]byte, []int) {
 	return file_stagemesh_admin_v1_deadletter_proto_rawDescGZIP(), []int{6}
 }
 
-func (x *DeadRun) GetHost() string {
+func (x *DeadLetterRun) GetHost() string {
 	if x != nil {
 		return x.Host
 	}
 	return ""
 }
 
-func (x *DeadRun) GetBegunAt() *timestamppb.Timestamp {
+func (x *DeadLetterRun) GetStartedAt() *timestamppb.Timestamp {
 	if x != nil {
-		return x.BegunAt
+		return x.StartedAt
 	}
 	return nil
 }
 
-// DeadItem is the item of a letter without its payload.
-type DeadItem struct {
+// DeadLetterItem is the item of a dead letter without its payload.
+type DeadLetterItem struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Who asked.
 	Tenant string `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	// Gateway that took the request.
 	Gateway string `protobuf:"bytes,2,opt,name=gateway,proto3" json:"gateway,omitempty"`
 	// Every step of the pipeline, at most 64.
-	Route []*DeadStep `protobuf:"bytes,3,rep,name=route,proto3" json:"route,omitempty"`
-	// Index in `route` of the step that the item died at.
+	Route []*DeadLetterStep `protobuf:"bytes,3,rep,name=route,proto3" json:"route,omitempty"`
+	// Index in `route` of the step that failed.
 	Position       uint32                 `protobuf:"varint,4,opt,name=position,proto3" json:"position,omitempty"`
 	AdmittedAt     *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=admitted_at,json=admittedAt,proto3" json:"admitted_at,omitempty"`
 	Deadline       *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=deadline,proto3" json:"deadline,omitempty"`
@@ -586,30 +585,30 @@ type DeadItem struct {
 	// W3C trace context: traceparent, tracestate, baggage.
 	TraceContext map[string]string `protobuf:"bytes,8,rep,name=trace_context,json=traceContext,proto3" json:"trace_context,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	Metadata     map[string]string `protobuf:"bytes,9,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Inputs of the step that the item died at, at most 256.
-	Parts []*DeadPart `protobuf:"bytes,10,rep,name=parts,proto3" json:"parts,omitempty"`
+	// Inputs of the step that failed, at most 256.
+	Parts []*DeadLetterPart `protobuf:"bytes,10,rep,name=parts,proto3" json:"parts,omitempty"`
 	// Parts that the pipeline keeps for later steps, at most 256.
-	Kept []*DeadPart `protobuf:"bytes,11,rep,name=kept,proto3" json:"kept,omitempty"`
+	Kept []*DeadLetterPart `protobuf:"bytes,11,rep,name=kept,proto3" json:"kept,omitempty"`
 	// What the steps before it cost.
 	Timings       []*v11.StepTiming `protobuf:"bytes,12,rep,name=timings,proto3" json:"timings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *DeadItem) Reset() {
-	*x = DeadItem{}
+func (x *DeadLetterItem) Reset() {
+	*x = DeadLetterItem{}
 	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *DeadItem) String() string {
+func (x *DeadLetterItem) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*DeadItem) ProtoMessage() {}
+func (*DeadLetterItem) ProtoMessage() {}
 
-func (x *DeadItem) ProtoReflect() protoreflect.Message {
+func (x *DeadLetterItem) ProtoReflect() protoreflect.Message {
 	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -621,97 +620,97 @@ func (x *DeadItem) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use DeadItem.ProtoReflect.Descriptor instead.
-func (*DeadItem) Descriptor() ([]byte, []int) {
+// Deprecated: Use DeadLetterItem.ProtoReflect.Descriptor instead.
+func (*DeadLetterItem) Descriptor() ([]byte, []int) {
 	return file_stagemesh_admin_v1_deadletter_proto_rawDescGZIP(), []int{7}
 }
 
-func (x *DeadItem) GetTenant() string {
+func (x *DeadLetterItem) GetTenant() string {
 	if x != nil {
 		return x.Tenant
 	}
 	return ""
 }
 
-func (x *DeadItem) GetGateway() string {
+func (x *DeadLetterItem) GetGateway() string {
 	if x != nil {
 		return x.Gateway
 	}
 	return ""
 }
 
-func (x *DeadItem) GetRoute() []*DeadStep {
+func (x *DeadLetterItem) GetRoute() []*DeadLetterStep {
 	if x != nil {
 		return x.Route
 	}
 	return nil
 }
 
-func (x *DeadItem) GetPosition() uint32 {
+func (x *DeadLetterItem) GetPosition() uint32 {
 	if x != nil {
 		return x.Position
 	}
 	return 0
 }
 
-func (x *DeadItem) GetAdmittedAt() *timestamppb.Timestamp {
+func (x *DeadLetterItem) GetAdmittedAt() *timestamppb.Timestamp {
 	if x != nil {
 		return x.AdmittedAt
 	}
 	return nil
 }
 
-func (x *DeadItem) GetDeadline() *timestamppb.Timestamp {
+func (x *DeadLetterItem) GetDeadline() *timestamppb.Timestamp {
 	if x != nil {
 		return x.Deadline
 	}
 	return nil
 }
 
-func (x *DeadItem) GetIdempotencyKey() string {
+func (x *DeadLetterItem) GetIdempotencyKey() string {
 	if x != nil {
 		return x.IdempotencyKey
 	}
 	return ""
 }
 
-func (x *DeadItem) GetTraceContext() map[string]string {
+func (x *DeadLetterItem) GetTraceContext() map[string]string {
 	if x != nil {
 		return x.TraceContext
 	}
 	return nil
 }
 
-func (x *DeadItem) GetMetadata() map[string]string {
+func (x *DeadLetterItem) GetMetadata() map[string]string {
 	if x != nil {
 		return x.Metadata
 	}
 	return nil
 }
 
-func (x *DeadItem) GetParts() []*DeadPart {
+func (x *DeadLetterItem) GetParts() []*DeadLetterPart {
 	if x != nil {
 		return x.Parts
 	}
 	return nil
 }
 
-func (x *DeadItem) GetKept() []*DeadPart {
+func (x *DeadLetterItem) GetKept() []*DeadLetterPart {
 	if x != nil {
 		return x.Kept
 	}
 	return nil
 }
 
-func (x *DeadItem) GetTimings() []*v11.StepTiming {
+func (x *DeadLetterItem) GetTimings() []*v11.StepTiming {
 	if x != nil {
 		return x.Timings
 	}
 	return nil
 }
 
-// DeadStep is one entry of the item's route.
-type DeadStep struct {
+// DeadLetterStep is one entry of the item's route.
+type DeadLetterStep struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Stage         string                 `protobuf:"bytes,2,opt,name=stage,proto3" json:"stage,omitempty"`
@@ -721,20 +720,20 @@ type DeadStep struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *DeadStep) Reset() {
-	*x = DeadStep{}
+func (x *DeadLetterStep) Reset() {
+	*x = DeadLetterStep{}
 	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *DeadStep) String() string {
+func (x *DeadLetterStep) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*DeadStep) ProtoMessage() {}
+func (*DeadLetterStep) ProtoMessage() {}
 
-func (x *DeadStep) ProtoReflect() protoreflect.Message {
+func (x *DeadLetterStep) ProtoReflect() protoreflect.Message {
 	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -746,48 +745,48 @@ func (x *DeadStep) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use DeadStep.ProtoReflect.Descriptor instead.
-func (*DeadStep) Descriptor() ([]byte, []int) {
+// Deprecated: Use DeadLetterStep.ProtoReflect.Descriptor instead.
+func (*DeadLetterStep) Descriptor() ([]byte, []int) {
 	return file_stagemesh_admin_v1_deadletter_proto_rawDescGZIP(), []int{8}
 }
 
-func (x *DeadStep) GetName() string {
+func (x *DeadLetterStep) GetName() string {
 	if x != nil {
 		return x.Name
 	}
 	return ""
 }
 
-func (x *DeadStep) GetStage() string {
+func (x *DeadLetterStep) GetStage() string {
 	if x != nil {
 		return x.Stage
 	}
 	return ""
 }
 
-func (x *DeadStep) GetModel() *v11.ModelRef {
+func (x *DeadLetterStep) GetModel() *v11.ModelRef {
 	if x != nil {
 		return x.Model
 	}
 	return nil
 }
 
-func (x *DeadStep) GetParameters() map[string]*v11.Value {
+func (x *DeadLetterStep) GetParameters() map[string]*v11.Value {
 	if x != nil {
 		return x.Parameters
 	}
 	return nil
 }
 
-// DeadPart is a part without its bytes.
-type DeadPart struct {
+// DeadLetterPart is a part without its bytes.
+type DeadLetterPart struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Types that are valid to be assigned to Body:
 	//
-	//	*DeadPart_Blob
-	//	*DeadPart_Tensor
-	Body isDeadPart_Body `protobuf_oneof:"body"`
+	//	*DeadLetterPart_Blob
+	//	*DeadLetterPart_Tensor
+	Body isDeadLetterPart_Body `protobuf_oneof:"body"`
 	// Bytes of payload.
 	Size          uint64                `protobuf:"varint,4,opt,name=size,proto3" json:"size,omitempty"`
 	Parameters    map[string]*v11.Value `protobuf:"bytes,5,rep,name=parameters,proto3" json:"parameters,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
@@ -795,20 +794,20 @@ type DeadPart struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *DeadPart) Reset() {
-	*x = DeadPart{}
+func (x *DeadLetterPart) Reset() {
+	*x = DeadLetterPart{}
 	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *DeadPart) String() string {
+func (x *DeadLetterPart) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*DeadPart) ProtoMessage() {}
+func (*DeadLetterPart) ProtoMessage() {}
 
-func (x *DeadPart) ProtoReflect() protoreflect.Message {
+func (x *DeadLetterPart) ProtoReflect() protoreflect.Message {
 	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -820,74 +819,74 @@ func (x *DeadPart) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use DeadPart.ProtoReflect.Descriptor instead.
-func (*DeadPart) Descriptor() ([]byte, []int) {
+// Deprecated: Use DeadLetterPart.ProtoReflect.Descriptor instead.
+func (*DeadLetterPart) Descriptor() ([]byte, []int) {
 	return file_stagemesh_admin_v1_deadletter_proto_rawDescGZIP(), []int{9}
 }
 
-func (x *DeadPart) GetName() string {
+func (x *DeadLetterPart) GetName() string {
 	if x != nil {
 		return x.Name
 	}
 	return ""
 }
 
-func (x *DeadPart) GetBody() isDeadPart_Body {
+func (x *DeadLetterPart) GetBody() isDeadLetterPart_Body {
 	if x != nil {
 		return x.Body
 	}
 	return nil
 }
 
-func (x *DeadPart) GetBlob() *DeadBlob {
+func (x *DeadLetterPart) GetBlob() *DeadLetterBlob {
 	if x != nil {
-		if x, ok := x.Body.(*DeadPart_Blob); ok {
+		if x, ok := x.Body.(*DeadLetterPart_Blob); ok {
 			return x.Blob
 		}
 	}
 	return nil
 }
 
-func (x *DeadPart) GetTensor() *DeadTensor {
+func (x *DeadLetterPart) GetTensor() *DeadLetterTensor {
 	if x != nil {
-		if x, ok := x.Body.(*DeadPart_Tensor); ok {
+		if x, ok := x.Body.(*DeadLetterPart_Tensor); ok {
 			return x.Tensor
 		}
 	}
 	return nil
 }
 
-func (x *DeadPart) GetSize() uint64 {
+func (x *DeadLetterPart) GetSize() uint64 {
 	if x != nil {
 		return x.Size
 	}
 	return 0
 }
 
-func (x *DeadPart) GetParameters() map[string]*v11.Value {
+func (x *DeadLetterPart) GetParameters() map[string]*v11.Value {
 	if x != nil {
 		return x.Parameters
 	}
 	return nil
 }
 
-type isDeadPart_Body interface {
-	isDeadPart_Body()
+type isDeadLetterPart_Body interface {
+	isDeadLetterPart_Body()
 }
 
-type DeadPart_Blob struct {
-	Blob *DeadBlob `protobuf:"bytes,2,opt,name=blob,proto3,oneof"`
+type DeadLetterPart_Blob struct {
+	Blob *DeadLetterBlob `protobuf:"bytes,2,opt,name=blob,proto3,oneof"`
 }
 
-type DeadPart_Tensor struct {
-	Tensor *DeadTensor `protobuf:"bytes,3,opt,name=tensor,proto3,oneof"`
+type DeadLetterPart_Tensor struct {
+	Tensor *DeadLetterTensor `protobuf:"bytes,3,opt,name=tensor,proto3,oneof"`
 }
 
-func (*DeadPart_Blob) isDeadPart_Body() {}
+func (*DeadLetterPart_Blob) isDeadLetterPart_Body() {}
 
-func (*DeadPart_Tensor) isDeadPart_Body() {}
+func (*DeadLetterPart_Tensor) isDeadLetterPart_Body() {}
 
-type DeadBlob struct {
+type DeadLetterBlob struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Empty where nobody said.
 	ContentType   string `protobuf:"bytes,1,opt,name=content_type,json=contentType,proto3" json:"content_type,omitempty"`
@@ -895,20 +894,20 @@ type DeadBlob struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *DeadBlob) Reset() {
-	*x = DeadBlob{}
+func (x *DeadLetterBlob) Reset() {
+	*x = DeadLetterBlob{}
 	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *DeadBlob) String() string {
+func (x *DeadLetterBlob) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*DeadBlob) ProtoMessage() {}
+func (*DeadLetterBlob) ProtoMessage() {}
 
-func (x *DeadBlob) ProtoReflect() protoreflect.Message {
+func (x *DeadLetterBlob) ProtoReflect() protoreflect.Message {
 	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -920,19 +919,19 @@ func (x *DeadBlob) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use DeadBlob.ProtoReflect.Descriptor instead.
-func (*DeadBlob) Descriptor() ([]byte, []int) {
+// Deprecated: Use DeadLetterBlob.ProtoReflect.Descriptor instead.
+func (*DeadLetterBlob) Descriptor() ([]byte, []int) {
 	return file_stagemesh_admin_v1_deadletter_proto_rawDescGZIP(), []int{10}
 }
 
-func (x *DeadBlob) GetContentType() string {
+func (x *DeadLetterBlob) GetContentType() string {
 	if x != nil {
 		return x.ContentType
 	}
 	return ""
 }
 
-type DeadTensor struct {
+type DeadLetterTensor struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Datatype string                 `protobuf:"bytes,1,opt,name=datatype,proto3" json:"datatype,omitempty"`
 	// Extent of every axis.
@@ -941,20 +940,20 @@ type DeadTensor struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *DeadTensor) Reset() {
-	*x = DeadTensor{}
+func (x *DeadLetterTensor) Reset() {
+	*x = DeadLetterTensor{}
 	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *DeadTensor) String() string {
+func (x *DeadLetterTensor) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*DeadTensor) ProtoMessage() {}
+func (*DeadLetterTensor) ProtoMessage() {}
 
-func (x *DeadTensor) ProtoReflect() protoreflect.Message {
+func (x *DeadLetterTensor) ProtoReflect() protoreflect.Message {
 	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -966,19 +965,19 @@ func (x *DeadTensor) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use DeadTensor.ProtoReflect.Descriptor instead.
-func (*DeadTensor) Descriptor() ([]byte, []int) {
+// Deprecated: Use DeadLetterTensor.ProtoReflect.Descriptor instead.
+func (*DeadLetterTensor) Descriptor() ([]byte, []int) {
 	return file_stagemesh_admin_v1_deadletter_proto_rawDescGZIP(), []int{11}
 }
 
-func (x *DeadTensor) GetDatatype() string {
+func (x *DeadLetterTensor) GetDatatype() string {
 	if x != nil {
 		return x.Datatype
 	}
 	return ""
 }
 
-func (x *DeadTensor) GetShape() []int64 {
+func (x *DeadLetterTensor) GetShape() []int64 {
 	if x != nil {
 		return x.Shape
 	}
@@ -1035,11 +1034,11 @@ type ReplayDeadLetterResponse struct {
 	RequestId   string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	ExecutionId string                 `protobuf:"bytes,2,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
 	Deadline    *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=deadline,proto3" json:"deadline,omitempty"`
-	// The item is queued, but its letter could not be removed. Discard it: replayed
-	// again minutes later it would run again.
-	LetterRemains bool `protobuf:"varint,4,opt,name=letter_remains,json=letterRemains,proto3" json:"letter_remains,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// The item is queued, but the dead letter could not be deleted. Delete it: a
+	// second replay minutes later would run the item again.
+	DeadLetterRemains bool `protobuf:"varint,4,opt,name=dead_letter_remains,json=deadLetterRemains,proto3" json:"dead_letter_remains,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *ReplayDeadLetterResponse) Reset() {
@@ -1093,34 +1092,34 @@ func (x *ReplayDeadLetterResponse) GetDeadline() *timestamppb.Timestamp {
 	return nil
 }
 
-func (x *ReplayDeadLetterResponse) GetLetterRemains() bool {
+func (x *ReplayDeadLetterResponse) GetDeadLetterRemains() bool {
 	if x != nil {
-		return x.LetterRemains
+		return x.DeadLetterRemains
 	}
 	return false
 }
 
-type DiscardDeadLetterRequest struct {
+type DeleteDeadLetterRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Seq           uint64                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *DiscardDeadLetterRequest) Reset() {
-	*x = DiscardDeadLetterRequest{}
+func (x *DeleteDeadLetterRequest) Reset() {
+	*x = DeleteDeadLetterRequest{}
 	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *DiscardDeadLetterRequest) String() string {
+func (x *DeleteDeadLetterRequest) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*DiscardDeadLetterRequest) ProtoMessage() {}
+func (*DeleteDeadLetterRequest) ProtoMessage() {}
 
-func (x *DiscardDeadLetterRequest) ProtoReflect() protoreflect.Message {
+func (x *DeleteDeadLetterRequest) ProtoReflect() protoreflect.Message {
 	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -1132,38 +1131,38 @@ func (x *DiscardDeadLetterRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use DiscardDeadLetterRequest.ProtoReflect.Descriptor instead.
-func (*DiscardDeadLetterRequest) Descriptor() ([]byte, []int) {
+// Deprecated: Use DeleteDeadLetterRequest.ProtoReflect.Descriptor instead.
+func (*DeleteDeadLetterRequest) Descriptor() ([]byte, []int) {
 	return file_stagemesh_admin_v1_deadletter_proto_rawDescGZIP(), []int{14}
 }
 
-func (x *DiscardDeadLetterRequest) GetSeq() uint64 {
+func (x *DeleteDeadLetterRequest) GetSeq() uint64 {
 	if x != nil {
 		return x.Seq
 	}
 	return 0
 }
 
-type DiscardDeadLetterResponse struct {
+type DeleteDeadLetterResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *DiscardDeadLetterResponse) Reset() {
-	*x = DiscardDeadLetterResponse{}
+func (x *DeleteDeadLetterResponse) Reset() {
+	*x = DeleteDeadLetterResponse{}
 	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *DiscardDeadLetterResponse) String() string {
+func (x *DeleteDeadLetterResponse) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*DiscardDeadLetterResponse) ProtoMessage() {}
+func (*DeleteDeadLetterResponse) ProtoMessage() {}
 
-func (x *DiscardDeadLetterResponse) ProtoReflect() protoreflect.Message {
+func (x *DeleteDeadLetterResponse) ProtoReflect() protoreflect.Message {
 	mi := &file_stagemesh_admin_v1_deadletter_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -1175,8 +1174,8 @@ func (x *DiscardDeadLetterResponse) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use DiscardDeadLetterResponse.ProtoReflect.Descriptor instead.
-func (*DiscardDeadLetterResponse) Descriptor() ([]byte, []int) {
+// Deprecated: Use DeleteDeadLetterResponse.ProtoReflect.Descriptor instead.
+func (*DeleteDeadLetterResponse) Descriptor() ([]byte, []int) {
 	return file_stagemesh_admin_v1_deadletter_proto_rawDescGZIP(), []int{15}
 }
 
@@ -1188,13 +1187,13 @@ const file_stagemesh_admin_v1_deadletter_proto_rawDesc = "" +
 	"\x16ListDeadLettersRequest\x12\x14\n" +
 	"\x05stage\x18\x01 \x01(\tR\x05stage\x12\x12\n" +
 	"\x04from\x18\x02 \x01(\x04R\x04from\x12\x14\n" +
-	"\x05limit\x18\x03 \x01(\rR\x05limit\"\x8e\x01\n" +
-	"\x17ListDeadLettersResponse\x12?\n" +
-	"\aletters\x18\x01 \x03(\v2%.stagemesh.admin.v1.DeadLetterSummaryR\aletters\x12\x12\n" +
+	"\x05limit\x18\x03 \x01(\rR\x05limit\"\x97\x01\n" +
+	"\x17ListDeadLettersResponse\x12H\n" +
+	"\fdead_letters\x18\x01 \x03(\v2%.stagemesh.admin.v1.DeadLetterSummaryR\vdeadLetters\x12\x12\n" +
 	"\x04next\x18\x02 \x01(\x04R\x04next\x12\x1e\n" +
 	"\n" +
 	"unreadable\x18\x03 \x03(\x04R\n" +
-	"unreadable\"\xf0\x02\n" +
+	"unreadable\"\x86\x03\n" +
 	"\x11DeadLetterSummary\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12\x14\n" +
 	"\x05stage\x18\x02 \x01(\tR\x05stage\x12\x1a\n" +
@@ -1206,19 +1205,21 @@ const file_stagemesh_admin_v1_deadletter_proto_rawDesc = "" +
 	"\amessage\x18\a \x01(\tR\amessage\x12\x1e\n" +
 	"\n" +
 	"deliveries\x18\b \x01(\rR\n" +
-	"deliveries\x12\x1a\n" +
-	"\battempts\x18\t \x01(\rR\battempts\x123\n" +
-	"\adied_at\x18\n" +
-	" \x01(\v2\x1a.google.protobuf.TimestampR\x06diedAt\x12\x12\n" +
+	"deliveries\x12\x1f\n" +
+	"\vcrash_count\x18\t \x01(\rR\n" +
+	"crashCount\x12D\n" +
+	"\x10dead_lettered_at\x18\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\x0edeadLetteredAt\x12\x12\n" +
 	"\x04size\x18\v \x01(\x04R\x04size\x12\x1e\n" +
 	"\n" +
 	"replayable\x18\f \x01(\bR\n" +
 	"replayable\"M\n" +
 	"\x14GetDeadLetterRequest\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12#\n" +
-	"\rmessage_bytes\x18\x02 \x01(\rR\fmessageBytes\"O\n" +
-	"\x15GetDeadLetterResponse\x126\n" +
-	"\x06letter\x18\x01 \x01(\v2\x1e.stagemesh.admin.v1.DeadLetterR\x06letter\"\xd5\x03\n" +
+	"\rmessage_bytes\x18\x02 \x01(\rR\fmessageBytes\"X\n" +
+	"\x15GetDeadLetterResponse\x12?\n" +
+	"\vdead_letter\x18\x01 \x01(\v2\x1e.stagemesh.admin.v1.DeadLetterR\n" +
+	"deadLetter\"\xe1\x03\n" +
 	"\n" +
 	"DeadLetter\x12?\n" +
 	"\asummary\x18\x01 \x01(\v2%.stagemesh.admin.v1.DeadLetterSummaryR\asummary\x12.\n" +
@@ -1228,81 +1229,81 @@ const file_stagemesh_admin_v1_deadletter_proto_rawDesc = "" +
 	"durability\x18\x04 \x01(\x0e2\".stagemesh.inference.v1.DurabilityR\n" +
 	"durability\x12\x1a\n" +
 	"\bpriority\x18\x05 \x01(\x05R\bpriority\x127\n" +
-	"\tqueued_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\bqueuedAt\x12/\n" +
-	"\x04runs\x18\a \x03(\v2\x1b.stagemesh.admin.v1.DeadRunR\x04runs\x120\n" +
-	"\x04item\x18\b \x01(\v2\x1c.stagemesh.admin.v1.DeadItemR\x04item\x12%\n" +
+	"\tqueued_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\bqueuedAt\x125\n" +
+	"\x04runs\x18\a \x03(\v2!.stagemesh.admin.v1.DeadLetterRunR\x04runs\x126\n" +
+	"\x04item\x18\b \x01(\v2\".stagemesh.admin.v1.DeadLetterItemR\x04item\x12%\n" +
 	"\x0enot_replayable\x18\t \x01(\tR\rnotReplayable\x12\x1f\n" +
 	"\vraw_message\x18\n" +
 	" \x01(\fR\n" +
-	"rawMessage\"T\n" +
-	"\aDeadRun\x12\x12\n" +
-	"\x04host\x18\x01 \x01(\tR\x04host\x125\n" +
-	"\bbegun_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\abegunAt\"\xe9\x05\n" +
-	"\bDeadItem\x12\x16\n" +
+	"rawMessage\"^\n" +
+	"\rDeadLetterRun\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\tR\x04host\x129\n" +
+	"\n" +
+	"started_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\"\x8d\x06\n" +
+	"\x0eDeadLetterItem\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x18\n" +
-	"\agateway\x18\x02 \x01(\tR\agateway\x122\n" +
-	"\x05route\x18\x03 \x03(\v2\x1c.stagemesh.admin.v1.DeadStepR\x05route\x12\x1a\n" +
+	"\agateway\x18\x02 \x01(\tR\agateway\x128\n" +
+	"\x05route\x18\x03 \x03(\v2\".stagemesh.admin.v1.DeadLetterStepR\x05route\x12\x1a\n" +
 	"\bposition\x18\x04 \x01(\rR\bposition\x12;\n" +
 	"\vadmitted_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"admittedAt\x126\n" +
 	"\bdeadline\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\x12'\n" +
-	"\x0fidempotency_key\x18\a \x01(\tR\x0eidempotencyKey\x12S\n" +
-	"\rtrace_context\x18\b \x03(\v2..stagemesh.admin.v1.DeadItem.TraceContextEntryR\ftraceContext\x12F\n" +
-	"\bmetadata\x18\t \x03(\v2*.stagemesh.admin.v1.DeadItem.MetadataEntryR\bmetadata\x122\n" +
+	"\x0fidempotency_key\x18\a \x01(\tR\x0eidempotencyKey\x12Y\n" +
+	"\rtrace_context\x18\b \x03(\v24.stagemesh.admin.v1.DeadLetterItem.TraceContextEntryR\ftraceContext\x12L\n" +
+	"\bmetadata\x18\t \x03(\v20.stagemesh.admin.v1.DeadLetterItem.MetadataEntryR\bmetadata\x128\n" +
 	"\x05parts\x18\n" +
-	" \x03(\v2\x1c.stagemesh.admin.v1.DeadPartR\x05parts\x120\n" +
-	"\x04kept\x18\v \x03(\v2\x1c.stagemesh.admin.v1.DeadPartR\x04kept\x12<\n" +
+	" \x03(\v2\".stagemesh.admin.v1.DeadLetterPartR\x05parts\x126\n" +
+	"\x04kept\x18\v \x03(\v2\".stagemesh.admin.v1.DeadLetterPartR\x04kept\x12<\n" +
 	"\atimings\x18\f \x03(\v2\".stagemesh.inference.v1.StepTimingR\atimings\x1a?\n" +
 	"\x11TraceContextEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x98\x02\n" +
-	"\bDeadStep\x12\x12\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa4\x02\n" +
+	"\x0eDeadLetterStep\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05stage\x18\x02 \x01(\tR\x05stage\x126\n" +
-	"\x05model\x18\x03 \x01(\v2 .stagemesh.inference.v1.ModelRefR\x05model\x12L\n" +
+	"\x05model\x18\x03 \x01(\v2 .stagemesh.inference.v1.ModelRefR\x05model\x12R\n" +
 	"\n" +
-	"parameters\x18\x04 \x03(\v2,.stagemesh.admin.v1.DeadStep.ParametersEntryR\n" +
+	"parameters\x18\x04 \x03(\v22.stagemesh.admin.v1.DeadLetterStep.ParametersEntryR\n" +
 	"parameters\x1a\\\n" +
 	"\x0fParametersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x123\n" +
-	"\x05value\x18\x02 \x01(\v2\x1d.stagemesh.inference.v1.ValueR\x05value:\x028\x01\"\xd4\x02\n" +
-	"\bDeadPart\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x122\n" +
-	"\x04blob\x18\x02 \x01(\v2\x1c.stagemesh.admin.v1.DeadBlobH\x00R\x04blob\x128\n" +
-	"\x06tensor\x18\x03 \x01(\v2\x1e.stagemesh.admin.v1.DeadTensorH\x00R\x06tensor\x12\x12\n" +
-	"\x04size\x18\x04 \x01(\x04R\x04size\x12L\n" +
+	"\x05value\x18\x02 \x01(\v2\x1d.stagemesh.inference.v1.ValueR\x05value:\x028\x01\"\xec\x02\n" +
+	"\x0eDeadLetterPart\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x128\n" +
+	"\x04blob\x18\x02 \x01(\v2\".stagemesh.admin.v1.DeadLetterBlobH\x00R\x04blob\x12>\n" +
+	"\x06tensor\x18\x03 \x01(\v2$.stagemesh.admin.v1.DeadLetterTensorH\x00R\x06tensor\x12\x12\n" +
+	"\x04size\x18\x04 \x01(\x04R\x04size\x12R\n" +
 	"\n" +
-	"parameters\x18\x05 \x03(\v2,.stagemesh.admin.v1.DeadPart.ParametersEntryR\n" +
+	"parameters\x18\x05 \x03(\v22.stagemesh.admin.v1.DeadLetterPart.ParametersEntryR\n" +
 	"parameters\x1a\\\n" +
 	"\x0fParametersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x123\n" +
 	"\x05value\x18\x02 \x01(\v2\x1d.stagemesh.inference.v1.ValueR\x05value:\x028\x01B\x06\n" +
-	"\x04body\"-\n" +
-	"\bDeadBlob\x12!\n" +
-	"\fcontent_type\x18\x01 \x01(\tR\vcontentType\">\n" +
-	"\n" +
-	"DeadTensor\x12\x1a\n" +
+	"\x04body\"3\n" +
+	"\x0eDeadLetterBlob\x12!\n" +
+	"\fcontent_type\x18\x01 \x01(\tR\vcontentType\"D\n" +
+	"\x10DeadLetterTensor\x12\x1a\n" +
 	"\bdatatype\x18\x01 \x01(\tR\bdatatype\x12\x14\n" +
 	"\x05shape\x18\x02 \x03(\x03R\x05shape\"+\n" +
 	"\x17ReplayDeadLetterRequest\x12\x10\n" +
-	"\x03seq\x18\x01 \x01(\x04R\x03seq\"\xbb\x01\n" +
+	"\x03seq\x18\x01 \x01(\x04R\x03seq\"\xc4\x01\n" +
 	"\x18ReplayDeadLetterResponse\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12!\n" +
 	"\fexecution_id\x18\x02 \x01(\tR\vexecutionId\x126\n" +
-	"\bdeadline\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\x12%\n" +
-	"\x0eletter_remains\x18\x04 \x01(\bR\rletterRemains\",\n" +
-	"\x18DiscardDeadLetterRequest\x12\x10\n" +
-	"\x03seq\x18\x01 \x01(\x04R\x03seq\"\x1b\n" +
-	"\x19DiscardDeadLetterResponse2\xc6\x03\n" +
+	"\bdeadline\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\x12.\n" +
+	"\x13dead_letter_remains\x18\x04 \x01(\bR\x11deadLetterRemains\"+\n" +
+	"\x17DeleteDeadLetterRequest\x12\x10\n" +
+	"\x03seq\x18\x01 \x01(\x04R\x03seq\"\x1a\n" +
+	"\x18DeleteDeadLetterResponse2\xc3\x03\n" +
 	"\x11DeadLetterService\x12j\n" +
 	"\x0fListDeadLetters\x12*.stagemesh.admin.v1.ListDeadLettersRequest\x1a+.stagemesh.admin.v1.ListDeadLettersResponse\x12d\n" +
 	"\rGetDeadLetter\x12(.stagemesh.admin.v1.GetDeadLetterRequest\x1a).stagemesh.admin.v1.GetDeadLetterResponse\x12m\n" +
-	"\x10ReplayDeadLetter\x12+.stagemesh.admin.v1.ReplayDeadLetterRequest\x1a,.stagemesh.admin.v1.ReplayDeadLetterResponse\x12p\n" +
-	"\x11DiscardDeadLetter\x12,.stagemesh.admin.v1.DiscardDeadLetterRequest\x1a-.stagemesh.admin.v1.DiscardDeadLetterResponseBHZFgithub.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1;adminv1b\x06proto3"
+	"\x10ReplayDeadLetter\x12+.stagemesh.admin.v1.ReplayDeadLetterRequest\x1a,.stagemesh.admin.v1.ReplayDeadLetterResponse\x12m\n" +
+	"\x10DeleteDeadLetter\x12+.stagemesh.admin.v1.DeleteDeadLetterRequest\x1a,.stagemesh.admin.v1.DeleteDeadLetterResponseBHZFgithub.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1;adminv1b\x06proto3"
 
 var (
 	file_stagemesh_admin_v1_deadletter_proto_rawDescOnce sync.Once
@@ -1318,68 +1319,68 @@ func file_stagemesh_admin_v1_deadletter_proto_rawDescGZIP() []byte {
 
 var file_stagemesh_admin_v1_deadletter_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_stagemesh_admin_v1_deadletter_proto_goTypes = []any{
-	(*ListDeadLettersRequest)(nil),    // 0: stagemesh.admin.v1.ListDeadLettersRequest
-	(*ListDeadLettersResponse)(nil),   // 1: stagemesh.admin.v1.ListDeadLettersResponse
-	(*DeadLetterSummary)(nil),         // 2: stagemesh.admin.v1.DeadLetterSummary
-	(*GetDeadLetterRequest)(nil),      // 3: stagemesh.admin.v1.GetDeadLetterRequest
-	(*GetDeadLetterResponse)(nil),     // 4: stagemesh.admin.v1.GetDeadLetterResponse
-	(*DeadLetter)(nil),                // 5: stagemesh.admin.v1.DeadLetter
-	(*DeadRun)(nil),                   // 6: stagemesh.admin.v1.DeadRun
-	(*DeadItem)(nil),                  // 7: stagemesh.admin.v1.DeadItem
-	(*DeadStep)(nil),                  // 8: stagemesh.admin.v1.DeadStep
-	(*DeadPart)(nil),                  // 9: stagemesh.admin.v1.DeadPart
-	(*DeadBlob)(nil),                  // 10: stagemesh.admin.v1.DeadBlob
-	(*DeadTensor)(nil),                // 11: stagemesh.admin.v1.DeadTensor
-	(*ReplayDeadLetterRequest)(nil),   // 12: stagemesh.admin.v1.ReplayDeadLetterRequest
-	(*ReplayDeadLetterResponse)(nil),  // 13: stagemesh.admin.v1.ReplayDeadLetterResponse
-	(*DiscardDeadLetterRequest)(nil),  // 14: stagemesh.admin.v1.DiscardDeadLetterRequest
-	(*DiscardDeadLetterResponse)(nil), // 15: stagemesh.admin.v1.DiscardDeadLetterResponse
-	nil,                               // 16: stagemesh.admin.v1.DeadItem.TraceContextEntry
-	nil,                               // 17: stagemesh.admin.v1.DeadItem.MetadataEntry
-	nil,                               // 18: stagemesh.admin.v1.DeadStep.ParametersEntry
-	nil,                               // 19: stagemesh.admin.v1.DeadPart.ParametersEntry
-	(*timestamppb.Timestamp)(nil),     // 20: google.protobuf.Timestamp
-	(*v1.Fault)(nil),                  // 21: stagemesh.mesh.v1.Fault
-	(v11.Durability)(0),               // 22: stagemesh.inference.v1.Durability
-	(*v11.StepTiming)(nil),            // 23: stagemesh.inference.v1.StepTiming
-	(*v11.ModelRef)(nil),              // 24: stagemesh.inference.v1.ModelRef
-	(*v11.Value)(nil),                 // 25: stagemesh.inference.v1.Value
+	(*ListDeadLettersRequest)(nil),   // 0: stagemesh.admin.v1.ListDeadLettersRequest
+	(*ListDeadLettersResponse)(nil),  // 1: stagemesh.admin.v1.ListDeadLettersResponse
+	(*DeadLetterSummary)(nil),        // 2: stagemesh.admin.v1.DeadLetterSummary
+	(*GetDeadLetterRequest)(nil),     // 3: stagemesh.admin.v1.GetDeadLetterRequest
+	(*GetDeadLetterResponse)(nil),    // 4: stagemesh.admin.v1.GetDeadLetterResponse
+	(*DeadLetter)(nil),               // 5: stagemesh.admin.v1.DeadLetter
+	(*DeadLetterRun)(nil),            // 6: stagemesh.admin.v1.DeadLetterRun
+	(*DeadLetterItem)(nil),           // 7: stagemesh.admin.v1.DeadLetterItem
+	(*DeadLetterStep)(nil),           // 8: stagemesh.admin.v1.DeadLetterStep
+	(*DeadLetterPart)(nil),           // 9: stagemesh.admin.v1.DeadLetterPart
+	(*DeadLetterBlob)(nil),           // 10: stagemesh.admin.v1.DeadLetterBlob
+	(*DeadLetterTensor)(nil),         // 11: stagemesh.admin.v1.DeadLetterTensor
+	(*ReplayDeadLetterRequest)(nil),  // 12: stagemesh.admin.v1.ReplayDeadLetterRequest
+	(*ReplayDeadLetterResponse)(nil), // 13: stagemesh.admin.v1.ReplayDeadLetterResponse
+	(*DeleteDeadLetterRequest)(nil),  // 14: stagemesh.admin.v1.DeleteDeadLetterRequest
+	(*DeleteDeadLetterResponse)(nil), // 15: stagemesh.admin.v1.DeleteDeadLetterResponse
+	nil,                              // 16: stagemesh.admin.v1.DeadLetterItem.TraceContextEntry
+	nil,                              // 17: stagemesh.admin.v1.DeadLetterItem.MetadataEntry
+	nil,                              // 18: stagemesh.admin.v1.DeadLetterStep.ParametersEntry
+	nil,                              // 19: stagemesh.admin.v1.DeadLetterPart.ParametersEntry
+	(*timestamppb.Timestamp)(nil),    // 20: google.protobuf.Timestamp
+	(*v1.Fault)(nil),                 // 21: stagemesh.mesh.v1.Fault
+	(v11.Durability)(0),              // 22: stagemesh.inference.v1.Durability
+	(*v11.StepTiming)(nil),           // 23: stagemesh.inference.v1.StepTiming
+	(*v11.ModelRef)(nil),             // 24: stagemesh.inference.v1.ModelRef
+	(*v11.Value)(nil),                // 25: stagemesh.inference.v1.Value
 }
 var file_stagemesh_admin_v1_deadletter_proto_depIdxs = []int32{
-	2,  // 0: stagemesh.admin.v1.ListDeadLettersResponse.letters:type_name -> stagemesh.admin.v1.DeadLetterSummary
-	20, // 1: stagemesh.admin.v1.DeadLetterSummary.died_at:type_name -> google.protobuf.Timestamp
-	5,  // 2: stagemesh.admin.v1.GetDeadLetterResponse.letter:type_name -> stagemesh.admin.v1.DeadLetter
+	2,  // 0: stagemesh.admin.v1.ListDeadLettersResponse.dead_letters:type_name -> stagemesh.admin.v1.DeadLetterSummary
+	20, // 1: stagemesh.admin.v1.DeadLetterSummary.dead_lettered_at:type_name -> google.protobuf.Timestamp
+	5,  // 2: stagemesh.admin.v1.GetDeadLetterResponse.dead_letter:type_name -> stagemesh.admin.v1.DeadLetter
 	2,  // 3: stagemesh.admin.v1.DeadLetter.summary:type_name -> stagemesh.admin.v1.DeadLetterSummary
 	21, // 4: stagemesh.admin.v1.DeadLetter.fault:type_name -> stagemesh.mesh.v1.Fault
 	22, // 5: stagemesh.admin.v1.DeadLetter.durability:type_name -> stagemesh.inference.v1.Durability
 	20, // 6: stagemesh.admin.v1.DeadLetter.queued_at:type_name -> google.protobuf.Timestamp
-	6,  // 7: stagemesh.admin.v1.DeadLetter.runs:type_name -> stagemesh.admin.v1.DeadRun
-	7,  // 8: stagemesh.admin.v1.DeadLetter.item:type_name -> stagemesh.admin.v1.DeadItem
-	20, // 9: stagemesh.admin.v1.DeadRun.begun_at:type_name -> google.protobuf.Timestamp
-	8,  // 10: stagemesh.admin.v1.DeadItem.route:type_name -> stagemesh.admin.v1.DeadStep
-	20, // 11: stagemesh.admin.v1.DeadItem.admitted_at:type_name -> google.protobuf.Timestamp
-	20, // 12: stagemesh.admin.v1.DeadItem.deadline:type_name -> google.protobuf.Timestamp
-	16, // 13: stagemesh.admin.v1.DeadItem.trace_context:type_name -> stagemesh.admin.v1.DeadItem.TraceContextEntry
-	17, // 14: stagemesh.admin.v1.DeadItem.metadata:type_name -> stagemesh.admin.v1.DeadItem.MetadataEntry
-	9,  // 15: stagemesh.admin.v1.DeadItem.parts:type_name -> stagemesh.admin.v1.DeadPart
-	9,  // 16: stagemesh.admin.v1.DeadItem.kept:type_name -> stagemesh.admin.v1.DeadPart
-	23, // 17: stagemesh.admin.v1.DeadItem.timings:type_name -> stagemesh.inference.v1.StepTiming
-	24, // 18: stagemesh.admin.v1.DeadStep.model:type_name -> stagemesh.inference.v1.ModelRef
-	18, // 19: stagemesh.admin.v1.DeadStep.parameters:type_name -> stagemesh.admin.v1.DeadStep.ParametersEntry
-	10, // 20: stagemesh.admin.v1.DeadPart.blob:type_name -> stagemesh.admin.v1.DeadBlob
-	11, // 21: stagemesh.admin.v1.DeadPart.tensor:type_name -> stagemesh.admin.v1.DeadTensor
-	19, // 22: stagemesh.admin.v1.DeadPart.parameters:type_name -> stagemesh.admin.v1.DeadPart.ParametersEntry
+	6,  // 7: stagemesh.admin.v1.DeadLetter.runs:type_name -> stagemesh.admin.v1.DeadLetterRun
+	7,  // 8: stagemesh.admin.v1.DeadLetter.item:type_name -> stagemesh.admin.v1.DeadLetterItem
+	20, // 9: stagemesh.admin.v1.DeadLetterRun.started_at:type_name -> google.protobuf.Timestamp
+	8,  // 10: stagemesh.admin.v1.DeadLetterItem.route:type_name -> stagemesh.admin.v1.DeadLetterStep
+	20, // 11: stagemesh.admin.v1.DeadLetterItem.admitted_at:type_name -> google.protobuf.Timestamp
+	20, // 12: stagemesh.admin.v1.DeadLetterItem.deadline:type_name -> google.protobuf.Timestamp
+	16, // 13: stagemesh.admin.v1.DeadLetterItem.trace_context:type_name -> stagemesh.admin.v1.DeadLetterItem.TraceContextEntry
+	17, // 14: stagemesh.admin.v1.DeadLetterItem.metadata:type_name -> stagemesh.admin.v1.DeadLetterItem.MetadataEntry
+	9,  // 15: stagemesh.admin.v1.DeadLetterItem.parts:type_name -> stagemesh.admin.v1.DeadLetterPart
+	9,  // 16: stagemesh.admin.v1.DeadLetterItem.kept:type_name -> stagemesh.admin.v1.DeadLetterPart
+	23, // 17: stagemesh.admin.v1.DeadLetterItem.timings:type_name -> stagemesh.inference.v1.StepTiming
+	24, // 18: stagemesh.admin.v1.DeadLetterStep.model:type_name -> stagemesh.inference.v1.ModelRef
+	18, // 19: stagemesh.admin.v1.DeadLetterStep.parameters:type_name -> stagemesh.admin.v1.DeadLetterStep.ParametersEntry
+	10, // 20: stagemesh.admin.v1.DeadLetterPart.blob:type_name -> stagemesh.admin.v1.DeadLetterBlob
+	11, // 21: stagemesh.admin.v1.DeadLetterPart.tensor:type_name -> stagemesh.admin.v1.DeadLetterTensor
+	19, // 22: stagemesh.admin.v1.DeadLetterPart.parameters:type_name -> stagemesh.admin.v1.DeadLetterPart.ParametersEntry
 	20, // 23: stagemesh.admin.v1.ReplayDeadLetterResponse.deadline:type_name -> google.protobuf.Timestamp
-	25, // 24: stagemesh.admin.v1.DeadStep.ParametersEntry.value:type_name -> stagemesh.inference.v1.Value
-	25, // 25: stagemesh.admin.v1.DeadPart.ParametersEntry.value:type_name -> stagemesh.inference.v1.Value
+	25, // 24: stagemesh.admin.v1.DeadLetterStep.ParametersEntry.value:type_name -> stagemesh.inference.v1.Value
+	25, // 25: stagemesh.admin.v1.DeadLetterPart.ParametersEntry.value:type_name -> stagemesh.inference.v1.Value
 	0,  // 26: stagemesh.admin.v1.DeadLetterService.ListDeadLetters:input_type -> stagemesh.admin.v1.ListDeadLettersRequest
 	3,  // 27: stagemesh.admin.v1.DeadLetterService.GetDeadLetter:input_type -> stagemesh.admin.v1.GetDeadLetterRequest
 	12, // 28: stagemesh.admin.v1.DeadLetterService.ReplayDeadLetter:input_type -> stagemesh.admin.v1.ReplayDeadLetterRequest
-	14, // 29: stagemesh.admin.v1.DeadLetterService.DiscardDeadLetter:input_type -> stagemesh.admin.v1.DiscardDeadLetterRequest
+	14, // 29: stagemesh.admin.v1.DeadLetterService.DeleteDeadLetter:input_type -> stagemesh.admin.v1.DeleteDeadLetterRequest
 	1,  // 30: stagemesh.admin.v1.DeadLetterService.ListDeadLetters:output_type -> stagemesh.admin.v1.ListDeadLettersResponse
 	4,  // 31: stagemesh.admin.v1.DeadLetterService.GetDeadLetter:output_type -> stagemesh.admin.v1.GetDeadLetterResponse
 	13, // 32: stagemesh.admin.v1.DeadLetterService.ReplayDeadLetter:output_type -> stagemesh.admin.v1.ReplayDeadLetterResponse
-	15, // 33: stagemesh.admin.v1.DeadLetterService.DiscardDeadLetter:output_type -> stagemesh.admin.v1.DiscardDeadLetterResponse
+	15, // 33: stagemesh.admin.v1.DeadLetterService.DeleteDeadLetter:output_type -> stagemesh.admin.v1.DeleteDeadLetterResponse
 	30, // [30:34] is the sub-list for method output_type
 	26, // [26:30] is the sub-list for method input_type
 	26, // [26:26] is the sub-list for extension type_name
@@ -1393,8 +1394,8 @@ func file_stagemesh_admin_v1_deadletter_proto_init() {
 		return
 	}
 	file_stagemesh_admin_v1_deadletter_proto_msgTypes[9].OneofWrappers = []any{
-		(*DeadPart_Blob)(nil),
-		(*DeadPart_Tensor)(nil),
+		(*DeadLetterPart_Blob)(nil),
+		(*DeadLetterPart_Tensor)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{

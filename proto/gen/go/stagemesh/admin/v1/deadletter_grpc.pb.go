@@ -19,36 +19,35 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	DeadLetterService_ListDeadLetters_FullMethodName   = "/stagemesh.admin.v1.DeadLetterService/ListDeadLetters"
-	DeadLetterService_GetDeadLetter_FullMethodName     = "/stagemesh.admin.v1.DeadLetterService/GetDeadLetter"
-	DeadLetterService_ReplayDeadLetter_FullMethodName  = "/stagemesh.admin.v1.DeadLetterService/ReplayDeadLetter"
-	DeadLetterService_DiscardDeadLetter_FullMethodName = "/stagemesh.admin.v1.DeadLetterService/DiscardDeadLetter"
+	DeadLetterService_ListDeadLetters_FullMethodName  = "/stagemesh.admin.v1.DeadLetterService/ListDeadLetters"
+	DeadLetterService_GetDeadLetter_FullMethodName    = "/stagemesh.admin.v1.DeadLetterService/GetDeadLetter"
+	DeadLetterService_ReplayDeadLetter_FullMethodName = "/stagemesh.admin.v1.DeadLetterService/ReplayDeadLetter"
+	DeadLetterService_DeleteDeadLetter_FullMethodName = "/stagemesh.admin.v1.DeadLetterService/DeleteDeadLetter"
 )
 
 // DeadLetterServiceClient is the client API for DeadLetterService service.
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// DeadLetterService shows what the mesh gave up on, has it done again, or throws
-// it away. It is served on the admin port of every gateway of the mesh; all of
-// them answer for the same letters.
+// DeadLetterService lists, replays and deletes dead letters: items that the mesh
+// gave up on. Every gateway of the mesh serves it on its admin port, for the same
+// dead letters.
 type DeadLetterServiceClient interface {
-	// ListDeadLetters returns a page of letters, the oldest first.
+	// ListDeadLetters returns a page of dead letters, the oldest first.
 	ListDeadLetters(ctx context.Context, in *ListDeadLettersRequest, opts ...grpc.CallOption) (*ListDeadLettersResponse, error)
-	// GetDeadLetter returns all that is known of one letter. NOT_FOUND where there
-	// is none of that number, or what is stored there is no letter.
+	// GetDeadLetter returns everything stored about one dead letter. NOT_FOUND if
+	// there is none of that number, or if the message there is not a dead letter.
 	GetDeadLetter(ctx context.Context, in *GetDeadLetterRequest, opts ...grpc.CallOption) (*GetDeadLetterResponse, error)
-	// ReplayDeadLetter puts the letter's item into its queue again, at the step
-	// that it died at, as a new durable request with as much time as the first one
-	// had, and discards the letter. The answer is fetched by GetResult of
-	// InferenceService. NOT_REPLAYABLE where the letter holds no item; QUEUE_FULL,
-	// NO_CAPACITY and the like where the queue does not take it, and then the
-	// letter stays. A replay that is repeated soon, because its answer was lost,
-	// does not run the item twice.
+	// ReplayDeadLetter publishes the item again to the step that failed, as a new
+	// durable request with as much time as the first one had, and deletes the dead
+	// letter. GetResult of InferenceService returns the result. NOT_REPLAYABLE if
+	// the dead letter holds no item; QUEUE_FULL, NO_CAPACITY and similar if the queue
+	// rejects it, and then the dead letter stays. A replay repeated soon, because its
+	// response was lost, does not run the item twice.
 	ReplayDeadLetter(ctx context.Context, in *ReplayDeadLetterRequest, opts ...grpc.CallOption) (*ReplayDeadLetterResponse, error)
-	// DiscardDeadLetter throws a letter away, or what is stored in the place of
-	// one. NOT_FOUND where there is nothing of that number.
-	DiscardDeadLetter(ctx context.Context, in *DiscardDeadLetterRequest, opts ...grpc.CallOption) (*DiscardDeadLetterResponse, error)
+	// DeleteDeadLetter deletes a dead letter, readable or not. NOT_FOUND if there is
+	// nothing of that number.
+	DeleteDeadLetter(ctx context.Context, in *DeleteDeadLetterRequest, opts ...grpc.CallOption) (*DeleteDeadLetterResponse, error)
 }
 
 type deadLetterServiceClient struct {
@@ -89,10 +88,10 @@ func (c *deadLetterServiceClient) ReplayDeadLetter(ctx context.Context, in *Repl
 	return out, nil
 }
 
-func (c *deadLetterServiceClient) DiscardDeadLetter(ctx context.Context, in *DiscardDeadLetterRequest, opts ...grpc.CallOption) (*DiscardDeadLetterResponse, error) {
+func (c *deadLetterServiceClient) DeleteDeadLetter(ctx context.Context, in *DeleteDeadLetterRequest, opts ...grpc.CallOption) (*DeleteDeadLetterResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(DiscardDeadLetterResponse)
-	err := c.cc.Invoke(ctx, DeadLetterService_DiscardDeadLetter_FullMethodName, in, out, cOpts...)
+	out := new(DeleteDeadLetterResponse)
+	err := c.cc.Invoke(ctx, DeadLetterService_DeleteDeadLetter_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -103,26 +102,25 @@ func (c *deadLetterServiceClient) DiscardDeadLetter(ctx context.Context, in *Dis
 // All implementations must embed UnimplementedDeadLetterServiceServer
 // for forward compatibility.
 //
-// DeadLetterService shows what the mesh gave up on, has it done again, or throws
-// it away. It is served on the admin port of every gateway of the mesh; all of
-// them answer for the same letters.
+// DeadLetterService lists, replays and deletes dead letters: items that the mesh
+// gave up on. Every gateway of the mesh serves it on its admin port, for the same
+// dead letters.
 type DeadLetterServiceServer interface {
-	// ListDeadLetters returns a page of letters, the oldest first.
+	// ListDeadLetters returns a page of dead letters, the oldest first.
 	ListDeadLetters(context.Context, *ListDeadLettersRequest) (*ListDeadLettersResponse, error)
-	// GetDeadLetter returns all that is known of one letter. NOT_FOUND where there
-	// is none of that number, or what is stored there is no letter.
+	// GetDeadLetter returns everything stored about one dead letter. NOT_FOUND if
+	// there is none of that number, or if the message there is not a dead letter.
 	GetDeadLetter(context.Context, *GetDeadLetterRequest) (*GetDeadLetterResponse, error)
-	// ReplayDeadLetter puts the letter's item into its queue again, at the step
-	// that it died at, as a new durable request with as much time as the first one
-	// had, and discards the letter. The answer is fetched by GetResult of
-	// InferenceService. NOT_REPLAYABLE where the letter holds no item; QUEUE_FULL,
-	// NO_CAPACITY and the like where the queue does not take it, and then the
-	// letter stays. A replay that is repeated soon, because its answer was lost,
-	// does not run the item twice.
+	// ReplayDeadLetter publishes the item again to the step that failed, as a new
+	// durable request with as much time as the first one had, and deletes the dead
+	// letter. GetResult of InferenceService returns the result. NOT_REPLAYABLE if
+	// the dead letter holds no item; QUEUE_FULL, NO_CAPACITY and similar if the queue
+	// rejects it, and then the dead letter stays. A replay repeated soon, because its
+	// response was lost, does not run the item twice.
 	ReplayDeadLetter(context.Context, *ReplayDeadLetterRequest) (*ReplayDeadLetterResponse, error)
-	// DiscardDeadLetter throws a letter away, or what is stored in the place of
-	// one. NOT_FOUND where there is nothing of that number.
-	DiscardDeadLetter(context.Context, *DiscardDeadLetterRequest) (*DiscardDeadLetterResponse, error)
+	// DeleteDeadLetter deletes a dead letter, readable or not. NOT_FOUND if there is
+	// nothing of that number.
+	DeleteDeadLetter(context.Context, *DeleteDeadLetterRequest) (*DeleteDeadLetterResponse, error)
 	mustEmbedUnimplementedDeadLetterServiceServer()
 }
 
@@ -142,8 +140,8 @@ func (UnimplementedDeadLetterServiceServer) GetDeadLetter(context.Context, *GetD
 func (UnimplementedDeadLetterServiceServer) ReplayDeadLetter(context.Context, *ReplayDeadLetterRequest) (*ReplayDeadLetterResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ReplayDeadLetter not implemented")
 }
-func (UnimplementedDeadLetterServiceServer) DiscardDeadLetter(context.Context, *DiscardDeadLetterRequest) (*DiscardDeadLetterResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method DiscardDeadLetter not implemented")
+func (UnimplementedDeadLetterServiceServer) DeleteDeadLetter(context.Context, *DeleteDeadLetterRequest) (*DeleteDeadLetterResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteDeadLetter not implemented")
 }
 func (UnimplementedDeadLetterServiceServer) mustEmbedUnimplementedDeadLetterServiceServer() {}
 func (UnimplementedDeadLetterServiceServer) testEmbeddedByValue()                           {}
@@ -220,20 +218,20 @@ func _DeadLetterService_ReplayDeadLetter_Handler(srv interface{}, ctx context.Co
 	return interceptor(ctx, in, info, handler)
 }
 
-func _DeadLetterService_DiscardDeadLetter_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(DiscardDeadLetterRequest)
+func _DeadLetterService_DeleteDeadLetter_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteDeadLetterRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(DeadLetterServiceServer).DiscardDeadLetter(ctx, in)
+		return srv.(DeadLetterServiceServer).DeleteDeadLetter(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: DeadLetterService_DiscardDeadLetter_FullMethodName,
+		FullMethod: DeadLetterService_DeleteDeadLetter_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(DeadLetterServiceServer).DiscardDeadLetter(ctx, req.(*DiscardDeadLetterRequest))
+		return srv.(DeadLetterServiceServer).DeleteDeadLetter(ctx, req.(*DeleteDeadLetterRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -258,8 +256,8 @@ var DeadLetterService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _DeadLetterService_ReplayDeadLetter_Handler,
 		},
 		{
-			MethodName: "DiscardDeadLetter",
-			Handler:    _DeadLetterService_DiscardDeadLetter_Handler,
+			MethodName: "DeleteDeadLetter",
+			Handler:    _DeadLetterService_DeleteDeadLetter_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -437,10 +437,10 @@ type StageStatus struct {
 	// are 0.
 	Hosts      uint32 `protobuf:"varint,2,opt,name=hosts,proto3" json:"hosts,omitempty"`
 	ReadyHosts uint32 `protobuf:"varint,3,opt,name=ready_hosts,json=readyHosts,proto3" json:"ready_hosts,omitempty"`
-	// Somebody takes items: a host answers for the stage at the broker.
+	// At least one host takes items: it answers on the broker for the stage.
 	Served bool `protobuf:"varint,4,opt,name=served,proto3" json:"served,omitempty"`
 	// Sums over the hosts that are alive.
-	InHand      uint32 `protobuf:"varint,5,opt,name=in_hand,json=inHand,proto3" json:"in_hand,omitempty"`
+	InFlight    uint32 `protobuf:"varint,5,opt,name=in_flight,json=inFlight,proto3" json:"in_flight,omitempty"`
 	MaxInFlight uint32 `protobuf:"varint,6,opt,name=max_in_flight,json=maxInFlight,proto3" json:"max_in_flight,omitempty"`
 	Running     uint32 `protobuf:"varint,7,opt,name=running,proto3" json:"running,omitempty"`
 	Slots       uint32 `protobuf:"varint,8,opt,name=slots,proto3" json:"slots,omitempty"`
@@ -516,9 +516,9 @@ func (x *StageStatus) GetServed() bool {
 	return false
 }
 
-func (x *StageStatus) GetInHand() uint32 {
+func (x *StageStatus) GetInFlight() uint32 {
 	if x != nil {
-		return x.InHand
+		return x.InFlight
 	}
 	return 0
 }
@@ -579,8 +579,8 @@ func (x *StageStatus) GetLimits() *v1.Limits {
 	return nil
 }
 
-// QueueStatus is what is in a stage's queue: what waits, and what its hosts have in
-// hand.
+// QueueStatus counts the items in a stage's queue: waiting, or delivered and not
+// settled.
 type QueueStatus struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	Durability v11.Durability         `protobuf:"varint,1,opt,name=durability,proto3,enum=stagemesh.inference.v1.Durability" json:"durability,omitempty"`
@@ -686,10 +686,10 @@ func (x *QueueStatus) GetMaxBytes() uint64 {
 // HostStatus is a host as the registry has it.
 type HostStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What the host says of itself.
+	// The host's instance record.
 	Record *v12.HostRecord `protobuf:"bytes,1,opt,name=record,proto3" json:"record,omitempty"`
-	// It is registered, and passes its check. One that is not any more is listed for a
-	// minute.
+	// The host is registered and passes its health check. Hosts that are no longer
+	// alive stay listed for a minute.
 	Alive         bool `protobuf:"varint,2,opt,name=alive,proto3" json:"alive,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -743,7 +743,7 @@ var File_stagemesh_admin_v1_mesh_proto protoreflect.FileDescriptor
 
 const file_stagemesh_admin_v1_mesh_proto_rawDesc = "" +
 	"\n" +
-	"\x1dstagemesh/admin/v1/mesh.proto\x12\x12stagemesh.admin.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$stagemesh/inference/v1/payload.proto\x1a\x1estagemesh/mesh/v1/roster.proto\x1a\x1estagemesh/stage/v1/stage.proto\"(\n" +
+	"\x1dstagemesh/admin/v1/mesh.proto\x12\x12stagemesh.admin.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$stagemesh/inference/v1/payload.proto\x1a\x1cstagemesh/mesh/v1/host.proto\x1a\x1estagemesh/stage/v1/stage.proto\"(\n" +
 	"\x10ListHostsRequest\x12\x14\n" +
 	"\x05stage\x18\x01 \x01(\tR\x05stage\"\xa7\x01\n" +
 	"\x11ListHostsResponse\x124\n" +
@@ -773,14 +773,14 @@ const file_stagemesh_admin_v1_mesh_proto_rawDesc = "" +
 	"\vstale_since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"staleSince\x12\x1f\n" +
 	"\vstale_cause\x18\x03 \x01(\tR\n" +
-	"staleCause\"\xbb\x03\n" +
+	"staleCause\"\xbf\x03\n" +
 	"\vStageStatus\x12\x14\n" +
 	"\x05stage\x18\x01 \x01(\tR\x05stage\x12\x14\n" +
 	"\x05hosts\x18\x02 \x01(\rR\x05hosts\x12\x1f\n" +
 	"\vready_hosts\x18\x03 \x01(\rR\n" +
 	"readyHosts\x12\x16\n" +
-	"\x06served\x18\x04 \x01(\bR\x06served\x12\x17\n" +
-	"\ain_hand\x18\x05 \x01(\rR\x06inHand\x12\"\n" +
+	"\x06served\x18\x04 \x01(\bR\x06served\x12\x1b\n" +
+	"\tin_flight\x18\x05 \x01(\rR\binFlight\x12\"\n" +
 	"\rmax_in_flight\x18\x06 \x01(\rR\vmaxInFlight\x12\x18\n" +
 	"\arunning\x18\a \x01(\rR\arunning\x12\x14\n" +
 	"\x05slots\x18\b \x01(\rR\x05slots\x127\n" +

@@ -29,12 +29,13 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// MeshService says how the mesh is. It is served on the admin port of every gateway.
+// MeshService reports hosts, stages and queues. Every gateway serves it on its admin
+// port.
 type MeshServiceClient interface {
 	// ListHosts returns the hosts of the mesh, sorted by stage and host, as its
-	// registry has them. NOT_SUPPORTED where the mesh has no registry, UNAVAILABLE
-	// where the gateway has not heard of it yet. While the registry is away the answer
-	// is what it said last.
+	// registry has them. NOT_SUPPORTED if the mesh has no registry, UNAVAILABLE before
+	// the gateway has read it once. While the registry is disconnected the answer is
+	// the last known state.
 	ListHosts(ctx context.Context, in *ListHostsRequest, opts ...grpc.CallOption) (*ListHostsResponse, error)
 	// WatchHosts is ListHosts, again after every change. Several changes may come as
 	// one; an answer comes at most twice a second.
@@ -118,12 +119,13 @@ type MeshService_WatchStagesClient = grpc.ServerStreamingClient[WatchStagesRespo
 // All implementations must embed UnimplementedMeshServiceServer
 // for forward compatibility.
 //
-// MeshService says how the mesh is. It is served on the admin port of every gateway.
+// MeshService reports hosts, stages and queues. Every gateway serves it on its admin
+// port.
 type MeshServiceServer interface {
 	// ListHosts returns the hosts of the mesh, sorted by stage and host, as its
-	// registry has them. NOT_SUPPORTED where the mesh has no registry, UNAVAILABLE
-	// where the gateway has not heard of it yet. While the registry is away the answer
-	// is what it said last.
+	// registry has them. NOT_SUPPORTED if the mesh has no registry, UNAVAILABLE before
+	// the gateway has read it once. While the registry is disconnected the answer is
+	// the last known state.
 	ListHosts(context.Context, *ListHostsRequest) (*ListHostsResponse, error)
 	// WatchHosts is ListHosts, again after every change. Several changes may come as
 	// one; an answer comes at most twice a second.

@@ -33,9 +33,9 @@ type InferRequest struct {
 	Parameters map[string]*Value `protobuf:"bytes,3,rep,name=parameters,proto3" json:"parameters,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Options for single steps, by the step's name.
 	Steps map[string]*StepOptions `protobuf:"bytes,4,rep,name=steps,proto3" json:"steps,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Scoped to tenant and pipeline: the request with a key is made once, and who
-	// sends it again waits for its answer or gets the stored one, with its request
-	// id. With another payload it is ALREADY_EXISTS. At most 256 bytes.
+	// Scoped to tenant and pipeline. The first request with a key runs; later ones
+	// wait for its answer or get the stored result, with its request ID. Another
+	// payload is ALREADY_EXISTS. At most 256 bytes.
 	IdempotencyKey string `protobuf:"bytes,5,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
 	// May only shorten the pipeline's own timeout.
 	Timeout *durationpb.Duration `protobuf:"bytes,6,opt,name=timeout,proto3" json:"timeout,omitempty"`
@@ -47,11 +47,11 @@ type InferRequest struct {
 	Metadata map[string]string `protobuf:"bytes,9,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Names of the outputs wanted; empty means all.
 	Outputs []string `protobuf:"bytes,10,rep,name=outputs,proto3" json:"outputs,omitempty"`
-	// Where a stage of the route has no room, wait for it until the deadline
-	// instead of being refused at once. Absent means what the pipeline says.
-	WaitForRoom   *bool `protobuf:"varint,11,opt,name=wait_for_room,json=waitForRoom,proto3,oneof" json:"wait_for_room,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// If a stage of the route is overloaded, wait for capacity until the deadline
+	// instead of being rejected at once. Absent means the pipeline's setting.
+	WaitForCapacity *bool `protobuf:"varint,11,opt,name=wait_for_capacity,json=waitForCapacity,proto3,oneof" json:"wait_for_capacity,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *InferRequest) Reset() {
@@ -154,9 +154,9 @@ func (x *InferRequest) GetOutputs() []string {
 	return nil
 }
 
-func (x *InferRequest) GetWaitForRoom() bool {
-	if x != nil && x.WaitForRoom != nil {
-		return *x.WaitForRoom
+func (x *InferRequest) GetWaitForCapacity() bool {
+	if x != nil && x.WaitForCapacity != nil {
+		return *x.WaitForCapacity
 	}
 	return false
 }
@@ -261,7 +261,7 @@ func (x *GetResultResponse) GetResult() *InferResponse {
 	return nil
 }
 
-// CancelRequest names the request to call off.
+// CancelRequest names the request to cancel.
 type CancelRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	RequestId     string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
@@ -306,7 +306,7 @@ func (x *CancelRequest) GetRequestId() string {
 	return ""
 }
 
-// CancelResponse says that the word has been sent.
+// CancelResponse means that the cancel notice was published.
 type CancelResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -403,7 +403,7 @@ type InferResponse struct {
 	RequestId string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// Outputs of the last step.
 	Outputs []*Part `protobuf:"bytes,2,rep,name=outputs,proto3" json:"outputs,omitempty"`
-	// What runners said beside the outputs.
+	// Metadata that runners returned beside the outputs.
 	Metadata      map[string]string `protobuf:"bytes,3,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	Timeline      *Timeline         `protobuf:"bytes,4,opt,name=timeline,proto3" json:"timeline,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -626,7 +626,7 @@ var File_stagemesh_inference_v1_inference_proto protoreflect.FileDescriptor
 
 const file_stagemesh_inference_v1_inference_proto_rawDesc = "" +
 	"\n" +
-	"&stagemesh/inference/v1/inference.proto\x12\x16stagemesh.inference.v1\x1a\x1egoogle/protobuf/duration.proto\x1a$stagemesh/inference/v1/payload.proto\"\xda\x06\n" +
+	"&stagemesh/inference/v1/inference.proto\x12\x16stagemesh.inference.v1\x1a\x1egoogle/protobuf/duration.proto\x1a$stagemesh/inference/v1/payload.proto\"\xe6\x06\n" +
 	"\fInferRequest\x12\x1a\n" +
 	"\bpipeline\x18\x01 \x01(\tR\bpipeline\x124\n" +
 	"\x06inputs\x18\x02 \x03(\v2\x1c.stagemesh.inference.v1.PartR\x06inputs\x12T\n" +
@@ -642,8 +642,8 @@ const file_stagemesh_inference_v1_inference_proto_rawDesc = "" +
 	"\bpriority\x18\b \x01(\x05R\bpriority\x12N\n" +
 	"\bmetadata\x18\t \x03(\v22.stagemesh.inference.v1.InferRequest.MetadataEntryR\bmetadata\x12\x18\n" +
 	"\aoutputs\x18\n" +
-	" \x03(\tR\aoutputs\x12'\n" +
-	"\rwait_for_room\x18\v \x01(\bH\x00R\vwaitForRoom\x88\x01\x01\x1a\\\n" +
+	" \x03(\tR\aoutputs\x12/\n" +
+	"\x11wait_for_capacity\x18\v \x01(\bH\x00R\x0fwaitForCapacity\x88\x01\x01\x1a\\\n" +
 	"\x0fParametersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x123\n" +
 	"\x05value\x18\x02 \x01(\v2\x1d.stagemesh.inference.v1.ValueR\x05value:\x028\x01\x1a]\n" +
@@ -653,8 +653,8 @@ const file_stagemesh_inference_v1_inference_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\v2#.stagemesh.inference.v1.StepOptionsR\x05value:\x028\x01\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\x10\n" +
-	"\x0e_wait_for_room\"`\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\x14\n" +
+	"\x12_wait_for_capacity\"`\n" +
 	"\x10GetResultRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12-\n" +

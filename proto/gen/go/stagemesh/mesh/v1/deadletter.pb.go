@@ -23,8 +23,8 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// DeadLetter is a message that the mesh gave up on: an item that is out of
-// attempts, or bytes that are no item.
+// DeadLetter is a message that the mesh gave up on: an item whose
+// retries are used up, or bytes that are no item.
 type DeadLetter struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Mesh  string                 `protobuf:"bytes,1,opt,name=mesh,proto3" json:"mesh,omitempty"`
@@ -41,12 +41,12 @@ type DeadLetter struct {
 	Item []byte `protobuf:"bytes,7,opt,name=item,proto3" json:"item,omitempty"`
 	// Deliveries to any host, this last one included.
 	Deliveries uint64 `protobuf:"varint,8,opt,name=deliveries,proto3" json:"deliveries,omitempty"`
-	// Runs that are known to have started.
-	Starts        []*RunStart            `protobuf:"bytes,9,rep,name=starts,proto3" json:"starts,omitempty"`
-	QueuedAt      *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=queued_at,json=queuedAt,proto3" json:"queued_at,omitempty"`
-	DiedAt        *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=died_at,json=diedAt,proto3" json:"died_at,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// Runs that began and did not end.
+	Runs           []*RunRecord           `protobuf:"bytes,9,rep,name=runs,proto3" json:"runs,omitempty"`
+	QueuedAt       *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=queued_at,json=queuedAt,proto3" json:"queued_at,omitempty"`
+	DeadLetteredAt *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=dead_lettered_at,json=deadLetteredAt,proto3" json:"dead_lettered_at,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *DeadLetter) Reset() {
@@ -135,9 +135,9 @@ func (x *DeadLetter) GetDeliveries() uint64 {
 	return 0
 }
 
-func (x *DeadLetter) GetStarts() []*RunStart {
+func (x *DeadLetter) GetRuns() []*RunRecord {
 	if x != nil {
-		return x.Starts
+		return x.Runs
 	}
 	return nil
 }
@@ -149,36 +149,35 @@ func (x *DeadLetter) GetQueuedAt() *timestamppb.Timestamp {
 	return nil
 }
 
-func (x *DeadLetter) GetDiedAt() *timestamppb.Timestamp {
+func (x *DeadLetter) GetDeadLetteredAt() *timestamppb.Timestamp {
 	if x != nil {
-		return x.DiedAt
+		return x.DeadLetteredAt
 	}
 	return nil
 }
 
-// RunStarts are the starts on record of one item's runs that may have ended the
-// process.
-type RunStarts struct {
+// RunRecords are the runs of one item that began and have not ended.
+type RunRecords struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Starts        []*RunStart            `protobuf:"bytes,1,rep,name=starts,proto3" json:"starts,omitempty"`
+	Runs          []*RunRecord           `protobuf:"bytes,1,rep,name=runs,proto3" json:"runs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *RunStarts) Reset() {
-	*x = RunStarts{}
+func (x *RunRecords) Reset() {
+	*x = RunRecords{}
 	mi := &file_stagemesh_mesh_v1_deadletter_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *RunStarts) String() string {
+func (x *RunRecords) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*RunStarts) ProtoMessage() {}
+func (*RunRecords) ProtoMessage() {}
 
-func (x *RunStarts) ProtoReflect() protoreflect.Message {
+func (x *RunRecords) ProtoReflect() protoreflect.Message {
 	mi := &file_stagemesh_mesh_v1_deadletter_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -190,41 +189,41 @@ func (x *RunStarts) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use RunStarts.ProtoReflect.Descriptor instead.
-func (*RunStarts) Descriptor() ([]byte, []int) {
+// Deprecated: Use RunRecords.ProtoReflect.Descriptor instead.
+func (*RunRecords) Descriptor() ([]byte, []int) {
 	return file_stagemesh_mesh_v1_deadletter_proto_rawDescGZIP(), []int{1}
 }
 
-func (x *RunStarts) GetStarts() []*RunStart {
+func (x *RunRecords) GetRuns() []*RunRecord {
 	if x != nil {
-		return x.Starts
+		return x.Runs
 	}
 	return nil
 }
 
-// RunStart records that a host began to run an item.
-type RunStart struct {
+// RunRecord records that a host began to run an item.
+type RunRecord struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Host          string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
-	At            *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=at,proto3" json:"at,omitempty"`
+	StartedAt     *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *RunStart) Reset() {
-	*x = RunStart{}
+func (x *RunRecord) Reset() {
+	*x = RunRecord{}
 	mi := &file_stagemesh_mesh_v1_deadletter_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *RunStart) String() string {
+func (x *RunRecord) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*RunStart) ProtoMessage() {}
+func (*RunRecord) ProtoMessage() {}
 
-func (x *RunStart) ProtoReflect() protoreflect.Message {
+func (x *RunRecord) ProtoReflect() protoreflect.Message {
 	mi := &file_stagemesh_mesh_v1_deadletter_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -236,21 +235,21 @@ func (x *RunStart) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use RunStart.ProtoReflect.Descriptor instead.
-func (*RunStart) Descriptor() ([]byte, []int) {
+// Deprecated: Use RunRecord.ProtoReflect.Descriptor instead.
+func (*RunRecord) Descriptor() ([]byte, []int) {
 	return file_stagemesh_mesh_v1_deadletter_proto_rawDescGZIP(), []int{2}
 }
 
-func (x *RunStart) GetHost() string {
+func (x *RunRecord) GetHost() string {
 	if x != nil {
 		return x.Host
 	}
 	return ""
 }
 
-func (x *RunStart) GetAt() *timestamppb.Timestamp {
+func (x *RunRecord) GetStartedAt() *timestamppb.Timestamp {
 	if x != nil {
-		return x.At
+		return x.StartedAt
 	}
 	return nil
 }
@@ -259,7 +258,7 @@ var File_stagemesh_mesh_v1_deadletter_proto protoreflect.FileDescriptor
 
 const file_stagemesh_mesh_v1_deadletter_proto_rawDesc = "" +
 	"\n" +
-	"\"stagemesh/mesh/v1/deadletter.proto\x12\x11stagemesh.mesh.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$stagemesh/inference/v1/payload.proto\x1a\x1dstagemesh/mesh/v1/fault.proto\"\xb1\x03\n" +
+	"\"stagemesh/mesh/v1/deadletter.proto\x12\x11stagemesh.mesh.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$stagemesh/inference/v1/payload.proto\x1a\x1dstagemesh/mesh/v1/fault.proto\"\xbf\x03\n" +
 	"\n" +
 	"DeadLetter\x12\x12\n" +
 	"\x04mesh\x18\x01 \x01(\tR\x04mesh\x12\x14\n" +
@@ -273,16 +272,18 @@ const file_stagemesh_mesh_v1_deadletter_proto_rawDesc = "" +
 	"\x04item\x18\a \x01(\fR\x04item\x12\x1e\n" +
 	"\n" +
 	"deliveries\x18\b \x01(\x04R\n" +
-	"deliveries\x123\n" +
-	"\x06starts\x18\t \x03(\v2\x1b.stagemesh.mesh.v1.RunStartR\x06starts\x127\n" +
+	"deliveries\x120\n" +
+	"\x04runs\x18\t \x03(\v2\x1c.stagemesh.mesh.v1.RunRecordR\x04runs\x127\n" +
 	"\tqueued_at\x18\n" +
-	" \x01(\v2\x1a.google.protobuf.TimestampR\bqueuedAt\x123\n" +
-	"\adied_at\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\x06diedAt\"@\n" +
-	"\tRunStarts\x123\n" +
-	"\x06starts\x18\x01 \x03(\v2\x1b.stagemesh.mesh.v1.RunStartR\x06starts\"J\n" +
-	"\bRunStart\x12\x12\n" +
-	"\x04host\x18\x01 \x01(\tR\x04host\x12*\n" +
-	"\x02at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02atBFZDgithub.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1;meshv1b\x06proto3"
+	" \x01(\v2\x1a.google.protobuf.TimestampR\bqueuedAt\x12D\n" +
+	"\x10dead_lettered_at\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\x0edeadLetteredAt\">\n" +
+	"\n" +
+	"RunRecords\x120\n" +
+	"\x04runs\x18\x01 \x03(\v2\x1c.stagemesh.mesh.v1.RunRecordR\x04runs\"Z\n" +
+	"\tRunRecord\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\tR\x04host\x129\n" +
+	"\n" +
+	"started_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAtBFZDgithub.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1;meshv1b\x06proto3"
 
 var (
 	file_stagemesh_mesh_v1_deadletter_proto_rawDescOnce sync.Once
@@ -299,8 +300,8 @@ func file_stagemesh_mesh_v1_deadletter_proto_rawDescGZIP() []byte {
 var file_stagemesh_mesh_v1_deadletter_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
 var file_stagemesh_mesh_v1_deadletter_proto_goTypes = []any{
 	(*DeadLetter)(nil),            // 0: stagemesh.mesh.v1.DeadLetter
-	(*RunStarts)(nil),             // 1: stagemesh.mesh.v1.RunStarts
-	(*RunStart)(nil),              // 2: stagemesh.mesh.v1.RunStart
+	(*RunRecords)(nil),            // 1: stagemesh.mesh.v1.RunRecords
+	(*RunRecord)(nil),             // 2: stagemesh.mesh.v1.RunRecord
 	(v1.Durability)(0),            // 3: stagemesh.inference.v1.Durability
 	(*Fault)(nil),                 // 4: stagemesh.mesh.v1.Fault
 	(*timestamppb.Timestamp)(nil), // 5: google.protobuf.Timestamp
@@ -308,11 +309,11 @@ var file_stagemesh_mesh_v1_deadletter_proto_goTypes = []any{
 var file_stagemesh_mesh_v1_deadletter_proto_depIdxs = []int32{
 	3, // 0: stagemesh.mesh.v1.DeadLetter.durability:type_name -> stagemesh.inference.v1.Durability
 	4, // 1: stagemesh.mesh.v1.DeadLetter.fault:type_name -> stagemesh.mesh.v1.Fault
-	2, // 2: stagemesh.mesh.v1.DeadLetter.starts:type_name -> stagemesh.mesh.v1.RunStart
+	2, // 2: stagemesh.mesh.v1.DeadLetter.runs:type_name -> stagemesh.mesh.v1.RunRecord
 	5, // 3: stagemesh.mesh.v1.DeadLetter.queued_at:type_name -> google.protobuf.Timestamp
-	5, // 4: stagemesh.mesh.v1.DeadLetter.died_at:type_name -> google.protobuf.Timestamp
-	2, // 5: stagemesh.mesh.v1.RunStarts.starts:type_name -> stagemesh.mesh.v1.RunStart
-	5, // 6: stagemesh.mesh.v1.RunStart.at:type_name -> google.protobuf.Timestamp
+	5, // 4: stagemesh.mesh.v1.DeadLetter.dead_lettered_at:type_name -> google.protobuf.Timestamp
+	2, // 5: stagemesh.mesh.v1.RunRecords.runs:type_name -> stagemesh.mesh.v1.RunRecord
+	5, // 6: stagemesh.mesh.v1.RunRecord.started_at:type_name -> google.protobuf.Timestamp
 	7, // [7:7] is the sub-list for method output_type
 	7, // [7:7] is the sub-list for method input_type
 	7, // [7:7] is the sub-list for extension type_name

@@ -102,7 +102,7 @@ type Envelope struct {
 	// Bumped by every deliberate republish, so that it is not taken for a
 	// duplicate.
 	Generation uint32 `protobuf:"varint,5,opt,name=generation,proto3" json:"generation,omitempty"`
-	// Attempts at this step that are known to have started.
+	// Runs of this step that are known to have started.
 	Attempt uint32 `protobuf:"varint,6,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	// Gateway that waits for the answer.
 	Gateway  string `protobuf:"bytes,7,opt,name=gateway,proto3" json:"gateway,omitempty"`
@@ -136,7 +136,7 @@ type Envelope struct {
 	Stream *StreamPosition `protobuf:"bytes,23,opt,name=stream,proto3" json:"stream,omitempty"`
 	// Set where the item is a call of a runner's own gRPC method. Reserved.
 	Grpc *GrpcCall `protobuf:"bytes,24,opt,name=grpc,proto3" json:"grpc,omitempty"`
-	// Whoever waits takes chunks ahead of the answer; hosts send none to others.
+	// The gateway takes chunks before the final reply; hosts send none otherwise.
 	TakesChunks   bool `protobuf:"varint,25,opt,name=takes_chunks,json=takesChunks,proto3" json:"takes_chunks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -568,8 +568,8 @@ type Reply struct {
 	//	*Reply_Stored
 	Outcome isReply_Outcome  `protobuf_oneof:"outcome"`
 	Timings []*v1.StepTiming `protobuf:"bytes,9,rep,name=timings,proto3" json:"timings,omitempty"`
-	// With a chunk: the next message comes within that time, or none does any more.
-	// Absent where the host does not know.
+	// With a chunk: the longest time until the next message; after it none comes.
+	// Absent if the host does not know.
 	NextWithin    *durationpb.Duration `protobuf:"bytes,11,opt,name=next_within,json=nextWithin,proto3" json:"next_within,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -782,7 +782,7 @@ func (x *Output) GetMetadata() map[string]string {
 	return nil
 }
 
-// Stored stands for an answer that is kept with the results.
+// Stored means that the answer is the request's stored result.
 type Stored struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields

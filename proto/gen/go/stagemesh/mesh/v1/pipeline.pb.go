@@ -40,10 +40,10 @@ type Pipeline struct {
 	// The most requests that a gateway has in flight for the pipeline; 0 means as many
 	// as for all.
 	MaxInFlight uint32 `protobuf:"varint,6,opt,name=max_in_flight,json=maxInFlight,proto3" json:"max_in_flight,omitempty"`
-	// Requests that do not say wait, until their deadline, where a stage has no room.
-	WaitForRoom   bool `protobuf:"varint,7,opt,name=wait_for_room,json=waitForRoom,proto3" json:"wait_for_room,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// Default of InferRequest.wait_for_capacity for this pipeline.
+	WaitForCapacity bool `protobuf:"varint,7,opt,name=wait_for_capacity,json=waitForCapacity,proto3" json:"wait_for_capacity,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Pipeline) Reset() {
@@ -118,9 +118,9 @@ func (x *Pipeline) GetMaxInFlight() uint32 {
 	return 0
 }
 
-func (x *Pipeline) GetWaitForRoom() bool {
+func (x *Pipeline) GetWaitForCapacity() bool {
 	if x != nil {
-		return x.WaitForRoom
+		return x.WaitForCapacity
 	}
 	return false
 }
@@ -318,7 +318,7 @@ var File_stagemesh_mesh_v1_pipeline_proto protoreflect.FileDescriptor
 
 const file_stagemesh_mesh_v1_pipeline_proto_rawDesc = "" +
 	"\n" +
-	" stagemesh/mesh/v1/pipeline.proto\x12\x11stagemesh.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$stagemesh/inference/v1/payload.proto\"\xaa\x02\n" +
+	" stagemesh/mesh/v1/pipeline.proto\x12\x11stagemesh.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$stagemesh/inference/v1/payload.proto\"\xb2\x02\n" +
 	"\bPipeline\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x125\n" +
 	"\x05steps\x18\x02 \x03(\v2\x1f.stagemesh.mesh.v1.PipelineStepR\x05steps\x123\n" +
@@ -327,8 +327,8 @@ const file_stagemesh_mesh_v1_pipeline_proto_rawDesc = "" +
 	"durability\x18\x04 \x01(\x0e2\".stagemesh.inference.v1.DurabilityR\n" +
 	"durability\x12\x12\n" +
 	"\x04keep\x18\x05 \x03(\tR\x04keep\x12\"\n" +
-	"\rmax_in_flight\x18\x06 \x01(\rR\vmaxInFlight\x12\"\n" +
-	"\rwait_for_room\x18\a \x01(\bR\vwaitForRoom\"\x9f\x03\n" +
+	"\rmax_in_flight\x18\x06 \x01(\rR\vmaxInFlight\x12*\n" +
+	"\x11wait_for_capacity\x18\a \x01(\bR\x0fwaitForCapacity\"\x9f\x03\n" +
 	"\fPipelineStep\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05stage\x18\x02 \x01(\tR\x05stage\x126\n" +

@@ -30,10 +30,10 @@ const (
 // StageService is served by every stage host: what the stage is, and a direct
 // call past the queue.
 type StageServiceClient interface {
-	// Describe says what the stage takes, gives and is limited to.
+	// Describe returns the inputs, outputs and limits of the stage.
 	Describe(ctx context.Context, in *DescribeRequest, opts ...grpc.CallOption) (*DescribeResponse, error)
-	// Infer runs one request on this host alone, past the queue but within the
-	// host's bounds. For debugging, and for stages that want no batching.
+	// Infer runs one request on this host directly, without the queue but within the
+	// host's limits. For debugging, and for stages that want no batching.
 	Infer(ctx context.Context, in *InferRequest, opts ...grpc.CallOption) (*InferResponse, error)
 }
 
@@ -72,10 +72,10 @@ func (c *stageServiceClient) Infer(ctx context.Context, in *InferRequest, opts .
 // StageService is served by every stage host: what the stage is, and a direct
 // call past the queue.
 type StageServiceServer interface {
-	// Describe says what the stage takes, gives and is limited to.
+	// Describe returns the inputs, outputs and limits of the stage.
 	Describe(context.Context, *DescribeRequest) (*DescribeResponse, error)
-	// Infer runs one request on this host alone, past the queue but within the
-	// host's bounds. For debugging, and for stages that want no batching.
+	// Infer runs one request on this host directly, without the queue but within the
+	// host's limits. For debugging, and for stages that want no batching.
 	Infer(context.Context, *InferRequest) (*InferResponse, error)
 	mustEmbedUnimplementedStageServiceServer()
 }

@@ -42,29 +42,28 @@ const (
 	// DeadLetterServiceReplayDeadLetterProcedure is the fully-qualified name of the DeadLetterService's
 	// ReplayDeadLetter RPC.
 	DeadLetterServiceReplayDeadLetterProcedure = "/stagemesh.admin.v1.DeadLetterService/ReplayDeadLetter"
-	// DeadLetterServiceDiscardDeadLetterProcedure is the fully-qualified name of the
-	// DeadLetterService's DiscardDeadLetter RPC.
-	DeadLetterServiceDiscardDeadLetterProcedure = "/stagemesh.admin.v1.DeadLetterService/DiscardDeadLetter"
+	// DeadLetterServiceDeleteDeadLetterProcedure is the fully-qualified name of the DeadLetterService's
+	// DeleteDeadLetter RPC.
+	DeadLetterServiceDeleteDeadLetterProcedure = "/stagemesh.admin.v1.DeadLetterService/DeleteDeadLetter"
 )
 
 // DeadLetterServiceClient is a client for the stagemesh.admin.v1.DeadLetterService service.
 type DeadLetterServiceClient interface {
-	// ListDeadLetters returns a page of letters, the oldest first.
+	// ListDeadLetters returns a page of dead letters, the oldest first.
 	ListDeadLetters(context.Context, *connect.Request[v1.ListDeadLettersRequest]) (*connect.Response[v1.ListDeadLettersResponse], error)
-	// GetDeadLetter returns all that is known of one letter. NOT_FOUND where there
-	// is none of that number, or what is stored there is no letter.
+	// GetDeadLetter returns everything stored about one dead letter. NOT_FOUND if
+	// there is none of that number, or if the message there is not a dead letter.
 	GetDeadLetter(context.Context, *connect.Request[v1.GetDeadLetterRequest]) (*connect.Response[v1.GetDeadLetterResponse], error)
-	// ReplayDeadLetter puts the letter's item into its queue again, at the step
-	// that it died at, as a new durable request with as much time as the first one
-	// had, and discards the letter. The answer is fetched by GetResult of
-	// InferenceService. NOT_REPLAYABLE where the letter holds no item; QUEUE_FULL,
-	// NO_CAPACITY and the like where the queue does not take it, and then the
-	// letter stays. A replay that is repeated soon, because its answer was lost,
-	// does not run the item twice.
+	// ReplayDeadLetter publishes the item again to the step that failed, as a new
+	// durable request with as much time as the first one had, and deletes the dead
+	// letter. GetResult of InferenceService returns the result. NOT_REPLAYABLE if
+	// the dead letter holds no item; QUEUE_FULL, NO_CAPACITY and similar if the queue
+	// rejects it, and then the dead letter stays. A replay repeated soon, because its
+	// response was lost, does not run the item twice.
 	ReplayDeadLetter(context.Context, *connect.Request[v1.ReplayDeadLetterRequest]) (*connect.Response[v1.ReplayDeadLetterResponse], error)
-	// DiscardDeadLetter throws a letter away, or what is stored in the place of
-	// one. NOT_FOUND where there is nothing of that number.
-	DiscardDeadLetter(context.Context, *connect.Request[v1.DiscardDeadLetterRequest]) (*connect.Response[v1.DiscardDeadLetterResponse], error)
+	// DeleteDeadLetter deletes a dead letter, readable or not. NOT_FOUND if there is
+	// nothing of that number.
+	DeleteDeadLetter(context.Context, *connect.Request[v1.DeleteDeadLetterRequest]) (*connect.Response[v1.DeleteDeadLetterResponse], error)
 }
 
 // NewDeadLetterServiceClient constructs a client for the stagemesh.admin.v1.DeadLetterService
@@ -96,10 +95,10 @@ func NewDeadLetterServiceClient(httpClient connect.HTTPClient, baseURL string, o
 			connect.WithSchema(deadLetterServiceMethods.ByName("ReplayDeadLetter")),
 			connect.WithClientOptions(opts...),
 		),
-		discardDeadLetter: connect.NewClient[v1.DiscardDeadLetterRequest, v1.DiscardDeadLetterResponse](
+		deleteDeadLetter: connect.NewClient[v1.DeleteDeadLetterRequest, v1.DeleteDeadLetterResponse](
 			httpClient,
-			baseURL+DeadLetterServiceDiscardDeadLetterProcedure,
-			connect.WithSchema(deadLetterServiceMethods.ByName("DiscardDeadLetter")),
+			baseURL+DeadLetterServiceDeleteDeadLetterProcedure,
+			connect.WithSchema(deadLetterServiceMethods.ByName("DeleteDeadLetter")),
 			connect.WithClientOptions(opts...),
 		),
 	}
@@ -107,10 +106,10 @@ func NewDeadLetterServiceClient(httpClient connect.HTTPClient, baseURL string, o
 
 // deadLetterServiceClient implements DeadLetterServiceClient.
 type deadLetterServiceClient struct {
-	listDeadLetters   *connect.Client[v1.ListDeadLettersRequest, v1.ListDeadLettersResponse]
-	getDeadLetter     *connect.Client[v1.GetDeadLetterRequest, v1.GetDeadLetterResponse]
-	replayDeadLetter  *connect.Client[v1.ReplayDeadLetterRequest, v1.ReplayDeadLetterResponse]
-	discardDeadLetter *connect.Client[v1.DiscardDeadLetterRequest, v1.DiscardDeadLetterResponse]
+	listDeadLetters  *connect.Client[v1.ListDeadLettersRequest, v1.ListDeadLettersResponse]
+	getDeadLetter    *connect.Client[v1.GetDeadLetterRequest, v1.GetDeadLetterResponse]
+	replayDeadLetter *connect.Client[v1.ReplayDeadLetterRequest, v1.ReplayDeadLetterResponse]
+	deleteDeadLetter *connect.Client[v1.DeleteDeadLetterRequest, v1.DeleteDeadLetterResponse]
 }
 
 // ListDeadLetters calls stagemesh.admin.v1.DeadLetterService.ListDeadLetters.
@@ -128,30 +127,29 @@ func (c *deadLetterServiceClient) ReplayDeadLetter(ctx context.Context, req *con
 	return c.replayDeadLetter.CallUnary(ctx, req)
 }
 
-// DiscardDeadLetter calls stagemesh.admin.v1.DeadLetterService.DiscardDeadLetter.
-func (c *deadLetterServiceClient) DiscardDeadLetter(ctx context.Context, req *connect.Request[v1.DiscardDeadLetterRequest]) (*connect.Response[v1.DiscardDeadLetterResponse], error) {
-	return c.discardDeadLetter.CallUnary(ctx, req)
+// DeleteDeadLetter calls stagemesh.admin.v1.DeadLetterService.DeleteDeadLetter.
+func (c *deadLetterServiceClient) DeleteDeadLetter(ctx context.Context, req *connect.Request[v1.DeleteDeadLetterRequest]) (*connect.Response[v1.DeleteDeadLetterResponse], error) {
+	return c.deleteDeadLetter.CallUnary(ctx, req)
 }
 
 // DeadLetterServiceHandler is an implementation of the stagemesh.admin.v1.DeadLetterService
 // service.
 type DeadLetterServiceHandler interface {
-	// ListDeadLetters returns a page of letters, the oldest first.
+	// ListDeadLetters returns a page of dead letters, the oldest first.
 	ListDeadLetters(context.Context, *connect.Request[v1.ListDeadLettersRequest]) (*connect.Response[v1.ListDeadLettersResponse], error)
-	// GetDeadLetter returns all that is known of one letter. NOT_FOUND where there
-	// is none of that number, or what is stored there is no letter.
+	// GetDeadLetter returns everything stored about one dead letter. NOT_FOUND if
+	// there is none of that number, or if the message there is not a dead letter.
 	GetDeadLetter(context.Context, *connect.Request[v1.GetDeadLetterRequest]) (*connect.Response[v1.GetDeadLetterResponse], error)
-	// ReplayDeadLetter puts the letter's item into its queue again, at the step
-	// that it died at, as a new durable request with as much time as the first one
-	// had, and discards the letter. The answer is fetched by GetResult of
-	// InferenceService. NOT_REPLAYABLE where the letter holds no item; QUEUE_FULL,
-	// NO_CAPACITY and the like where the queue does not take it, and then the
-	// letter stays. A replay that is repeated soon, because its answer was lost,
-	// does not run the item twice.
+	// ReplayDeadLetter publishes the item again to the step that failed, as a new
+	// durable request with as much time as the first one had, and deletes the dead
+	// letter. GetResult of InferenceService returns the result. NOT_REPLAYABLE if
+	// the dead letter holds no item; QUEUE_FULL, NO_CAPACITY and similar if the queue
+	// rejects it, and then the dead letter stays. A replay repeated soon, because its
+	// response was lost, does not run the item twice.
 	ReplayDeadLetter(context.Context, *connect.Request[v1.ReplayDeadLetterRequest]) (*connect.Response[v1.ReplayDeadLetterResponse], error)
-	// DiscardDeadLetter throws a letter away, or what is stored in the place of
-	// one. NOT_FOUND where there is nothing of that number.
-	DiscardDeadLetter(context.Context, *connect.Request[v1.DiscardDeadLetterRequest]) (*connect.Response[v1.DiscardDeadLetterResponse], error)
+	// DeleteDeadLetter deletes a dead letter, readable or not. NOT_FOUND if there is
+	// nothing of that number.
+	DeleteDeadLetter(context.Context, *connect.Request[v1.DeleteDeadLetterRequest]) (*connect.Response[v1.DeleteDeadLetterResponse], error)
 }
 
 // NewDeadLetterServiceHandler builds an HTTP handler from the service implementation. It returns
@@ -179,10 +177,10 @@ func NewDeadLetterServiceHandler(svc DeadLetterServiceHandler, opts ...connect.H
 		connect.WithSchema(deadLetterServiceMethods.ByName("ReplayDeadLetter")),
 		connect.WithHandlerOptions(opts...),
 	)
-	deadLetterServiceDiscardDeadLetterHandler := connect.NewUnaryHandler(
-		DeadLetterServiceDiscardDeadLetterProcedure,
-		svc.DiscardDeadLetter,
-		connect.WithSchema(deadLetterServiceMethods.ByName("DiscardDeadLetter")),
+	deadLetterServiceDeleteDeadLetterHandler := connect.NewUnaryHandler(
+		DeadLetterServiceDeleteDeadLetterProcedure,
+		svc.DeleteDeadLetter,
+		connect.WithSchema(deadLetterServiceMethods.ByName("DeleteDeadLetter")),
 		connect.WithHandlerOptions(opts...),
 	)
 	return "/stagemesh.admin.v1.DeadLetterService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -193,8 +191,8 @@ func NewDeadLetterServiceHandler(svc DeadLetterServiceHandler, opts ...connect.H
 			deadLetterServiceGetDeadLetterHandler.ServeHTTP(w, r)
 		case DeadLetterServiceReplayDeadLetterProcedure:
 			deadLetterServiceReplayDeadLetterHandler.ServeHTTP(w, r)
-		case DeadLetterServiceDiscardDeadLetterProcedure:
-			deadLetterServiceDiscardDeadLetterHandler.ServeHTTP(w, r)
+		case DeadLetterServiceDeleteDeadLetterProcedure:
+			deadLetterServiceDeleteDeadLetterHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -216,6 +214,6 @@ func (UnimplementedDeadLetterServiceHandler) ReplayDeadLetter(context.Context, *
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("stagemesh.admin.v1.DeadLetterService.ReplayDeadLetter is not implemented"))
 }
 
-func (UnimplementedDeadLetterServiceHandler) DiscardDeadLetter(context.Context, *connect.Request[v1.DiscardDeadLetterRequest]) (*connect.Response[v1.DiscardDeadLetterResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("stagemesh.admin.v1.DeadLetterService.DiscardDeadLetter is not implemented"))
+func (UnimplementedDeadLetterServiceHandler) DeleteDeadLetter(context.Context, *connect.Request[v1.DeleteDeadLetterRequest]) (*connect.Response[v1.DeleteDeadLetterResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("stagemesh.admin.v1.DeadLetterService.DeleteDeadLetter is not implemented"))
 }

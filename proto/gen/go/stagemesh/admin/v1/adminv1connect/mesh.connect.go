@@ -46,9 +46,9 @@ const (
 // MeshServiceClient is a client for the stagemesh.admin.v1.MeshService service.
 type MeshServiceClient interface {
 	// ListHosts returns the hosts of the mesh, sorted by stage and host, as its
-	// registry has them. NOT_SUPPORTED where the mesh has no registry, UNAVAILABLE
-	// where the gateway has not heard of it yet. While the registry is away the answer
-	// is what it said last.
+	// registry has them. NOT_SUPPORTED if the mesh has no registry, UNAVAILABLE before
+	// the gateway has read it once. While the registry is disconnected the answer is
+	// the last known state.
 	ListHosts(context.Context, *connect.Request[v1.ListHostsRequest]) (*connect.Response[v1.ListHostsResponse], error)
 	// WatchHosts is ListHosts, again after every change. Several changes may come as
 	// one; an answer comes at most twice a second.
@@ -131,9 +131,9 @@ func (c *meshServiceClient) WatchStages(ctx context.Context, req *connect.Reques
 // MeshServiceHandler is an implementation of the stagemesh.admin.v1.MeshService service.
 type MeshServiceHandler interface {
 	// ListHosts returns the hosts of the mesh, sorted by stage and host, as its
-	// registry has them. NOT_SUPPORTED where the mesh has no registry, UNAVAILABLE
-	// where the gateway has not heard of it yet. While the registry is away the answer
-	// is what it said last.
+	// registry has them. NOT_SUPPORTED if the mesh has no registry, UNAVAILABLE before
+	// the gateway has read it once. While the registry is disconnected the answer is
+	// the last known state.
 	ListHosts(context.Context, *connect.Request[v1.ListHostsRequest]) (*connect.Response[v1.ListHostsResponse], error)
 	// WatchHosts is ListHosts, again after every change. Several changes may come as
 	// one; an answer comes at most twice a second.

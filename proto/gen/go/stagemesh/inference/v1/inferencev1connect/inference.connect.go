@@ -58,14 +58,13 @@ type InferenceServiceClient interface {
 	// buf:lint:ignore RPC_REQUEST_STANDARD_NAME
 	// buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
 	InferStream(context.Context, *connect.Request[v1.InferRequest]) (*connect.ServerStreamForClient[v1.InferStreamResponse], error)
-	// GetResult returns the stored answer to a request that was durable: through
-	// any gateway, and also after the one that took the request is gone. The
-	// request's failure is this RPC's status. NOT_FOUND says that there is no
-	// answer: not yet, or not any more.
+	// GetResult returns the stored result of a durable request, through any gateway.
+	// If the request failed, its fault is this RPC's status. NOT_FOUND: there is no
+	// stored result, not yet or no longer.
 	GetResult(context.Context, *connect.Request[v1.GetResultRequest]) (*connect.Response[v1.GetResultResponse], error)
-	// Cancel calls a request off, through any gateway: its caller gets CANCELLED,
-	// what waits is dropped, and what streams is stopped. It is best effort; a
-	// request that is done stays done.
+	// Cancel cancels a request through any gateway: its caller gets CANCELLED, hosts
+	// drop its waiting items and stop its streams. It is best effort: a request that
+	// is done stays done.
 	Cancel(context.Context, *connect.Request[v1.CancelRequest]) (*connect.Response[v1.CancelResponse], error)
 }
 
@@ -149,14 +148,13 @@ type InferenceServiceHandler interface {
 	// buf:lint:ignore RPC_REQUEST_STANDARD_NAME
 	// buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
 	InferStream(context.Context, *connect.Request[v1.InferRequest], *connect.ServerStream[v1.InferStreamResponse]) error
-	// GetResult returns the stored answer to a request that was durable: through
-	// any gateway, and also after the one that took the request is gone. The
-	// request's failure is this RPC's status. NOT_FOUND says that there is no
-	// answer: not yet, or not any more.
+	// GetResult returns the stored result of a durable request, through any gateway.
+	// If the request failed, its fault is this RPC's status. NOT_FOUND: there is no
+	// stored result, not yet or no longer.
 	GetResult(context.Context, *connect.Request[v1.GetResultRequest]) (*connect.Response[v1.GetResultResponse], error)
-	// Cancel calls a request off, through any gateway: its caller gets CANCELLED,
-	// what waits is dropped, and what streams is stopped. It is best effort; a
-	// request that is done stays done.
+	// Cancel cancels a request through any gateway: its caller gets CANCELLED, hosts
+	// drop its waiting items and stop its streams. It is best effort: a request that
+	// is done stays done.
 	Cancel(context.Context, *connect.Request[v1.CancelRequest]) (*connect.Response[v1.CancelResponse], error)
 }
 

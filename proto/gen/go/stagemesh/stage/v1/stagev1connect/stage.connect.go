@@ -41,10 +41,10 @@ const (
 
 // StageServiceClient is a client for the stagemesh.stage.v1.StageService service.
 type StageServiceClient interface {
-	// Describe says what the stage takes, gives and is limited to.
+	// Describe returns the inputs, outputs and limits of the stage.
 	Describe(context.Context, *connect.Request[v1.DescribeRequest]) (*connect.Response[v1.DescribeResponse], error)
-	// Infer runs one request on this host alone, past the queue but within the
-	// host's bounds. For debugging, and for stages that want no batching.
+	// Infer runs one request on this host directly, without the queue but within the
+	// host's limits. For debugging, and for stages that want no batching.
 	Infer(context.Context, *connect.Request[v1.InferRequest]) (*connect.Response[v1.InferResponse], error)
 }
 
@@ -92,10 +92,10 @@ func (c *stageServiceClient) Infer(ctx context.Context, req *connect.Request[v1.
 
 // StageServiceHandler is an implementation of the stagemesh.stage.v1.StageService service.
 type StageServiceHandler interface {
-	// Describe says what the stage takes, gives and is limited to.
+	// Describe returns the inputs, outputs and limits of the stage.
 	Describe(context.Context, *connect.Request[v1.DescribeRequest]) (*connect.Response[v1.DescribeResponse], error)
-	// Infer runs one request on this host alone, past the queue but within the
-	// host's bounds. For debugging, and for stages that want no batching.
+	// Infer runs one request on this host directly, without the queue but within the
+	// host's limits. For debugging, and for stages that want no batching.
 	Infer(context.Context, *connect.Request[v1.InferRequest]) (*connect.Response[v1.InferResponse], error)
 }
 

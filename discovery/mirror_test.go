@@ -1,0 +1,233 @@
+package discovery_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/stagemesh/stagemesh/discovery"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// script is a registry that sends what a test tells it to.
+type script struct {
+	discovery.Registry
+	changes     chan discovery.Change
+	snapshots   chan discovery.Snapshot
+	disconnects chan error
+	// rejections is how often it rejects the credentials first.
+	rejections int
+}
+
+func newScript() *script {
+	return &script{changes: make(chan discovery.Change), snapshots: make(chan discovery.Snapshot), disconnects: make(chan error)}
+}
+
+func (s *script) Observe(ctx context.Context, _ discovery.Key, o discovery.Observer[discovery.Change]) error {
+	if s.rejections > 0 {
+		s.rejections--
+		return discovery.ErrDenied
+	}
+	return relay(ctx, s.changes, s.disconnects, o)
+}
+
+func (s *script) Watch(ctx context.Context, _ string, o discovery.Observer[discovery.Snapshot]) error {
+	return relay(ctx, s.snapshots, s.disconnects, o)
+}
+
+func relay[T any](ctx context.Context, updates chan T, disconnects chan error, o discovery.Observer[T]) error {
+	for {
+		select {
+		case v := <-updates:
+			o.OnUpdate(v)
+		case err := <-disconnects:
+			o.OnDisconnect(err)
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+var errOutage = errors.New("outage")
+
+func TestTableMirrorIsReadableDuringOutage(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newScript()
+		m := discovery.NewTableMirror(s, "a")
+		background(t, m.Run)
+		early, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		s.disconnects <- errOutage
+		if err := m.Loaded(early); !errors.Is(err, discovery.ErrNotLoaded) || !errors.Is(err, errOutage) {
+			t.Errorf("Loaded: %v", err)
+		}
+		if err := m.Missing(); !errors.Is(err, discovery.ErrNotLoaded) || !errors.Is(err, errOutage) {
+			t.Errorf("Missing: %v", err)
+		}
+		one, two := discovery.Entry{Key: "a/1", Value: []byte("one"), Revision: 1}, discovery.Entry{Key: "a/2", Value: []byte("two"), Revision: 2}
+		changed := m.Changed()
+		s.changes <- discovery.Change{Reset: true, Entries: []discovery.Entry{two, one}}
+		<-changed
+		if err := errors.Join(m.Loaded(t.Context()), m.Missing()); err != nil {
+			t.Error(err)
+		}
+		before := m.Entries()
+		if len(before) != 2 || before[0].Key != one.Key {
+			t.Errorf("the entries are %v", before)
+		}
+		s.disconnects <- errOutage
+		synctest.Wait()
+		lost := time.Now()
+		<-time.After(time.Minute)
+		s.disconnects <- errOutage
+		synctest.Wait()
+		if since, why := m.Stale(); !since.Equal(lost) || !errors.Is(why, errOutage) {
+			t.Errorf("stale since %s: %v", since, why)
+		}
+		if e, ok := m.Get("a/1"); !ok || string(e.Value) != "one" {
+			t.Errorf("during the outage the entry is %v, %t", e, ok)
+		}
+		s.changes <- discovery.Change{Deleted: []discovery.Key{"a/1"}}
+		synctest.Wait()
+		if since, why := m.Stale(); !since.IsZero() || why != nil {
+			t.Errorf("stale since %s: %v", since, why)
+		}
+		if _, ok := m.Get("a/1"); ok || len(m.Entries()) != 1 {
+			t.Error("a deleted entry is still there")
+		}
+		s.changes <- discovery.Change{Reset: true}
+		synctest.Wait()
+		if got := m.Entries(); len(got) != 0 {
+			t.Errorf("after a wipe the entries are %v", got)
+		}
+		if len(before) != 2 || before[0].Key != one.Key {
+			t.Errorf("an earlier snapshot has changed: %v", before)
+		}
+	})
+}
+
+func TestMirrorYieldsSingleChanges(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newScript()
+		m := discovery.NewTableMirror(s, "a")
+		background(t, m.Run)
+		ctx, cancel := context.WithCancel(t.Context())
+		next, stop := iter.Pull(m.Changes(ctx))
+		defer stop()
+		entry := func(key discovery.Key, revision discovery.Revision) discovery.Entry {
+			return discovery.Entry{Key: key, Revision: revision}
+		}
+		check := func(reset bool, deleted int, want ...discovery.Entry) {
+			t.Helper()
+			got, ok := next()
+			same := slices.EqualFunc(got.Entries, want, func(a, b discovery.Entry) bool { return a.Key == b.Key && a.Revision == b.Revision })
+			if !ok || got.Reset != reset || len(got.Deleted) != deleted || !same {
+				t.Errorf("the change is %+v, %t", got, ok)
+			}
+		}
+		s.changes <- discovery.Change{Reset: true, Entries: []discovery.Entry{entry("a/1", 1)}}
+		check(true, 0, entry("a/1", 1))
+		s.changes <- discovery.Change{Entries: []discovery.Entry{entry("a/2", 2)}}
+		check(false, 0, entry("a/2", 2))
+		// A slow reader receives the latest entry of each key.
+		s.changes <- discovery.Change{Entries: []discovery.Entry{entry("a/1", 3)}}
+		s.changes <- discovery.Change{Entries: []discovery.Entry{entry("a/3", 4)}, Deleted: []discovery.Key{"a/2"}}
+		s.changes <- discovery.Change{Entries: []discovery.Entry{entry("a/1", 5)}}
+		synctest.Wait()
+		check(false, 1, entry("a/3", 4), entry("a/1", 5))
+		s.disconnects <- errOutage
+		synctest.Wait()
+		check(false, 0)
+		if since, _ := m.Stale(); since.IsZero() {
+			t.Error("an empty change came before the mirror was stale")
+		}
+		s.changes <- discovery.Change{Reset: true, Entries: []discovery.Entry{entry("a/9", 9)}}
+		check(true, 0, entry("a/9", 9))
+		cancel()
+		if got, ok := next(); ok {
+			t.Errorf("after the context ended there is %+v", got)
+		}
+	})
+}
+
+// An operator may mend credentials, and a store may reject them for a while.
+func TestMirrorRetriesRejectedCredentials(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newScript()
+		s.rejections = 3
+		m := discovery.NewTableMirror(s, "a")
+		background(t, m.Run)
+		synctest.Wait()
+		if err := m.Missing(); !errors.Is(err, discovery.ErrDenied) {
+			t.Errorf("Missing: %v", err)
+		}
+		s.changes <- discovery.Change{Reset: true}
+		synctest.Wait()
+		if err := m.Missing(); err != nil || s.rejections != 0 {
+			t.Errorf("before %d more rejections: %v", s.rejections, err)
+		}
+	})
+}
+
+func TestServiceMirrorIsReadableDuringOutage(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newScript()
+		m := discovery.NewServiceMirror(s, "a")
+		background(t, m.Run)
+		s.snapshots <- discovery.Snapshot{Instances: []discovery.Instance{{ID: "one"}}}
+		if err := m.Loaded(t.Context()); err != nil {
+			t.Error(err)
+		}
+		changed := m.Changed()
+		s.disconnects <- errOutage
+		<-changed
+		if got := m.Instances(); len(got) != 1 || got[0].ID != "one" {
+			t.Errorf("the instances are %v", got)
+		}
+		if since, _ := m.Stale(); since.IsZero() {
+			t.Error("it is not stale")
+		}
+		s.snapshots <- discovery.Snapshot{}
+		synctest.Wait()
+		if got := m.Instances(); len(got) != 0 {
+			t.Errorf("the instances are %v", got)
+		}
+	})
+}
+
+// The cost of a change must not depend on the number of keys.
+func BenchmarkMirrorChange(b *testing.B) {
+	for _, keys := range []int{200, 20_000} {
+		b.Run(fmt.Sprint(keys), func(b *testing.B) {
+			m := discovery.NewTableMirror(nil, "a")
+			all := discovery.Change{Reset: true}
+			for i := range keys {
+				all.Entries = append(all.Entries, discovery.Entry{Key: discovery.KeyOf("a", fmt.Sprint(i)), Revision: 1})
+			}
+			m.OnUpdate(all)
+			next, stop := iter.Pull(m.Changes(b.Context()))
+			defer stop()
+			next()
+			b.ReportAllocs()
+			for n := 0; b.Loop(); n++ {
+				e := discovery.Entry{Key: all.Entries[n%keys].Key, Revision: discovery.Revision(n + 2)}
+				m.OnUpdate(discovery.Change{Entries: []discovery.Entry{e}})
+				if got, ok := next(); !ok || len(got.Entries) != 1 || got.Entries[0].Revision != e.Revision {
+					b.Fatalf("the change is %+v", got)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,357 @@
+package natskv
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/stagemesh/stagemesh/discovery"
+	"github.com/stagemesh/stagemesh/mesh/credentials"
+)
+
+const (
+	// patience is how long a call waits for a store that is unavailable.
+	patience = 2 * time.Second
+	// answerTimeout is how long one request waits for its answer.
+	answerTimeout = 2 * time.Second
+
+	dialTimeout  = 2 * time.Second
+	pingEvery    = 2 * time.Second
+	maxPings     = 2
+	writeTimeout = 2 * time.Second
+)
+
+// connection holds the connection to the broker. Every time it is established a
+// session begins; a request of a session that has ended gets no answer.
+type connection struct {
+	log *slog.Logger
+
+	mu      sync.Mutex
+	nc      *nats.Conn
+	session *session
+	// why is the latest reason why there is no session.
+	why error
+	// changed closes when the session changes.
+	changed chan struct{}
+	pending map[*request]struct{}
+	// creating counts the streams that are being created. No creation begins once
+	// closing is true.
+	creating sync.WaitGroup
+	closing  bool
+}
+
+// session is one period in which the connection is established.
+type session struct {
+	connection *connection
+	nc         *nats.Conn
+	// ctx ends with the session.
+	ctx context.Context
+	end context.CancelFunc
+
+	mu sync.Mutex
+	// known are the streams that exist.
+	known map[string]bool
+}
+
+// request is one that waits for its answer.
+type request struct {
+	subject string
+	deny    context.CancelCauseFunc
+}
+
+func newConnection(log *slog.Logger) *connection {
+	return &connection{log: log, changed: make(chan struct{}), pending: map[*request]struct{}{}}
+}
+
+// run holds the connection until the context ends.
+func (c *connection) run(ctx context.Context, s Settings) error {
+	closed := make(chan struct{})
+	files, err := s.Auth.Options()
+	if err != nil {
+		return fmt.Errorf("%w: %w", discovery.ErrInvalid, err)
+	}
+	options := append(append(c.options(s), files...), nats.ClosedHandler(func(*nats.Conn) { close(closed) }))
+	nc, err := nats.Connect(s.URL, options...)
+	if err != nil {
+		// The client retries by itself while the broker is unreachable, so the settings
+		// are wrong.
+		return fmt.Errorf("%w: the broker's connection: %w", discovery.ErrInvalid, err)
+	}
+	c.mu.Lock()
+	c.nc = nc
+	c.mu.Unlock()
+	<-ctx.Done()
+	c.mu.Lock()
+	c.closing = true
+	c.mu.Unlock()
+	c.creating.Wait()
+	nc.Close()
+	<-closed
+	c.setSession(nil)
+	return nil
+}
+
+// create creates a stream, also if the caller's context ends meanwhile: a broker that
+// shuts down while it creates a stream leaves a part of it behind.
+func (c *connection) create(ctx context.Context, create func(ctx context.Context) error) error {
+	c.mu.Lock()
+	if c.closing {
+		c.mu.Unlock()
+		return errUnsent
+	}
+	c.creating.Add(1)
+	c.mu.Unlock()
+	defer c.creating.Done()
+	return create(context.WithoutCancel(ctx))
+}
+
+func (c *connection) options(s Settings) []nats.Option {
+	options := []nats.Option{
+		nats.Name(s.Name),
+		nats.Timeout(dialTimeout),
+		nats.RetryOnFailedConnect(true),
+		nats.MaxReconnects(-1),
+		// Keep nothing for later while the broker is unreachable.
+		nats.ReconnectBufSize(-1),
+		nats.PingInterval(pingEvery),
+		nats.MaxPingsOutstanding(maxPings),
+		nats.FlusherTimeout(writeTimeout),
+		// An operator may mend credentials, and a starting broker may reject all.
+		nats.IgnoreAuthErrorAbort(),
+		nats.CustomReconnectDelay(func(int) time.Duration { return credentials.ReconnectDelay(c.lastError()) }),
+		nats.ConnectHandler(c.onConnect),
+		nats.ReconnectHandler(c.onConnect),
+		nats.DisconnectErrHandler(c.onDisconnect),
+		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) { c.setReason(err) }),
+		nats.ErrorHandler(c.onError),
+	}
+	if s.Server != nil {
+		options = append(options, nats.InProcessServer(s.Server))
+	}
+	return options
+}
+
+func (c *connection) onConnect(nc *nats.Conn) {
+	c.log.Info("registry connected", "broker", nc.ConnectedAddr())
+	s := &session{connection: c, nc: nc, known: map[string]bool{}}
+	s.ctx, s.end = context.WithCancel(context.Background())
+	c.setSession(s)
+}
+
+func (c *connection) onDisconnect(_ *nats.Conn, err error) {
+	if err != nil {
+		c.log.Warn("registry disconnected; reconnecting", "error", err)
+	}
+	c.setSession(nil)
+	c.setReason(err)
+}
+
+// setReason notes why there is no session.
+func (c *connection) setReason(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.why = err
+}
+
+func (c *connection) setSession(s *session) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.session != nil {
+		c.session.end()
+	}
+	c.session = s
+	close(c.changed)
+	c.changed = make(chan struct{})
+}
+
+// onError fails requests to subjects that the user may not use: they get no answer.
+func (c *connection) onError(nc *nats.Conn, _ *nats.Subscription, err error) {
+	if credentials.IsRefused(err) && !nc.IsConnected() {
+		// The client reports each failed attempt to connect; callers receive the reason.
+		return
+	}
+	c.log.Warn("registry's broker", "error", err)
+	if !errors.Is(err, nats.ErrPermissionViolation) {
+		return
+	}
+	denied := fmt.Errorf("%w: %w", discovery.ErrDenied, err)
+	answers := strings.Contains(err.Error(), "Subscription")
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for r := range c.pending {
+		if answers || strings.Contains(err.Error(), `"`+r.subject+`"`) {
+			r.deny(denied)
+		}
+	}
+}
+
+// await returns the session, and waits up to patience for one.
+func (c *connection) await(ctx context.Context) (*session, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for {
+		c.mu.Lock()
+		s, changed := c.session, c.changed
+		c.mu.Unlock()
+		if s != nil {
+			return s, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, c.reason()
+		}
+	}
+}
+
+// reason returns why there is no session. The client knows the latest reason, but not
+// at every moment.
+func (c *connection) reason() error {
+	if err := c.lastError(); err != nil {
+		return connectionError(err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return connectionError(c.why)
+}
+
+// lastError returns the error of the latest attempt to connect that the broker has
+// answered, or nil.
+func (c *connection) lastError() error {
+	c.mu.Lock()
+	nc := c.nc
+	c.mu.Unlock()
+	if nc == nil {
+		return nil
+	}
+	return nc.LastError()
+}
+
+// bind returns a context that also ends with the session.
+func (s *session) bind(ctx context.Context) (context.Context, context.CancelCauseFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(s.ctx, func() { cancel(errLost) })
+	return ctx, func(err error) {
+		stop()
+		cancel(err)
+	}
+}
+
+// request sends a request and returns its answer. errUnsent means that it did not reach
+// the broker, errMissing that nobody subscribes to its subject, errLost that no answer
+// came.
+func (s *session) request(ctx context.Context, msg *nats.Msg) (*nats.Msg, error) {
+	ctx, cancel := s.bind(ctx)
+	defer cancel(nil)
+	r := &request{subject: msg.Subject, deny: cancel}
+	s.connection.addPending(r)
+	defer s.connection.removePending(r)
+	within, stop := context.WithTimeout(ctx, answerTimeout)
+	defer stop()
+	answer, err := s.nc.RequestMsgWithContext(within, msg)
+	switch {
+	case err == nil:
+		return answer, nil
+	case errors.Is(err, nats.ErrNoResponders):
+		return nil, errMissing
+	case errors.Is(err, nats.ErrReconnectBufExceeded):
+		return nil, errUnsent
+	case errors.Is(err, nats.ErrMaxPayload):
+		return nil, fmt.Errorf("%w: the broker takes messages of at most %d bytes", discovery.ErrInvalid, s.nc.MaxPayload())
+	case errors.Is(context.Cause(ctx), discovery.ErrDenied):
+		return nil, context.Cause(ctx)
+	default:
+		return nil, errLost
+	}
+}
+
+func (c *connection) addPending(r *request) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.pending[r] = struct{}{}
+}
+
+func (c *connection) removePending(r *request) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.pending, r)
+}
+
+// publish stores a message in a stream.
+func (s *session) publish(ctx context.Context, msg *nats.Msg) (jetstream.PubAck, error) {
+	var ack jetstream.PubAck
+	answer, err := s.request(ctx, msg)
+	if err != nil {
+		return ack, err
+	}
+	err = decode(answer.Data, &ack)
+	if err == nil && ack.Sequence == 0 || errors.Is(err, errUnreadable) {
+		err = fmt.Errorf("%w: %q is no ack", errLost, answer.Data)
+	}
+	return ack, err
+}
+
+// api sends a request to the broker's API that may be repeated.
+func (s *session) api(ctx context.Context, subject string, in, out any) error {
+	var data []byte
+	if in != nil {
+		var err error
+		if data, err = json.Marshal(in); err != nil {
+			return err
+		}
+	}
+	answer, err := s.request(ctx, &nats.Msg{Subject: apiPrefix + subject, Data: data})
+	if errors.Is(err, errMissing) {
+		return fmt.Errorf("%w: there is no JetStream", discovery.ErrUnavailable)
+	}
+	if errors.Is(err, errLost) {
+		return errNoAnswer
+	}
+	if err != nil {
+		return err
+	}
+	return decode(answer.Data, out)
+}
+
+const apiPrefix = "$JS.API."
+
+// decode reads an answer, or the error in it.
+func decode(data []byte, out any) error {
+	var failed struct {
+		Error *jetstream.APIError `json:"error"`
+	}
+	if err := json.Unmarshal(data, &failed); err != nil {
+		return fmt.Errorf("%w: %w", errUnreadable, err)
+	}
+	if failed.Error != nil {
+		return apiError(failed.Error)
+	}
+	if err := json.Unmarshal(data, out); err != nil {
+		return fmt.Errorf("%w: %w", errUnreadable, err)
+	}
+	return nil
+}
+
+// pause waits a moment, or until the context ends.
+func pause(ctx context.Context) {
+	timer := time.NewTimer(pauseBase + rand.N(pauseJitter))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+const (
+	pauseBase   = 20 * time.Millisecond
+	pauseJitter = 60 * time.Millisecond
+)

@@ -1,0 +1,239 @@
+package admission
+
+import (
+	"cmp"
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// Limiter bounds the requests in flight. Closing it ends admission.
+type Limiter struct {
+	limit int
+
+	mu         sync.Mutex
+	inFlight   int
+	departures departures
+	closed     bool
+	idle       chan struct{}
+
+	closing context.Context
+	cancel  context.CancelFunc
+}
+
+// NewLimiter returns a limiter of so many requests.
+func NewLimiter(limit int) *Limiter {
+	closing, cancel := context.WithCancel(context.Background())
+	return &Limiter{limit: limit, idle: make(chan struct{}), closing: closing, cancel: cancel}
+}
+
+// Acquire admits a request, which must Release, or returns the fault that rejects
+// it.
+func (l *Limiter) Acquire() *fault.Fault {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.closed:
+		return Stopping()
+	case l.inFlight >= l.limit:
+		return fault.Newf(fault.Overloaded, "the gateway has %d requests in flight, as many as gateway.max_in_flight allows", l.limit).
+			WithRetryAfter(l.departures.retryAfter(l.limit, time.Now()))
+	}
+	l.inFlight++
+	return nil
+}
+
+// Release ends a request that was admitted.
+func (l *Limiter) Release() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.inFlight--
+	l.departures.add(time.Now())
+	l.checkIdle()
+}
+
+// InFlight returns the number of requests admitted and not released.
+func (l *Limiter) InFlight() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.inFlight
+}
+
+// Close rejects every request from now on.
+func (l *Limiter) Close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
+	l.cancel()
+	l.checkIdle()
+}
+
+// Closing returns a context that ends with Close, for requests that need not be
+// finished then.
+func (l *Limiter) Closing() context.Context { return l.closing }
+
+// AwaitIdle returns when the limiter is closed and no request is in flight.
+func (l *Limiter) AwaitIdle(ctx context.Context) error {
+	select {
+	case <-l.idle:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (l *Limiter) checkIdle() {
+	if !l.closed || l.inFlight > 0 {
+		return
+	}
+	select {
+	case <-l.idle:
+	default:
+		close(l.idle)
+	}
+}
+
+// PipelineLimits bounds the requests in flight of each pipeline that has a limit.
+// It remembers only pipelines with requests in flight.
+type PipelineLimits struct {
+	mu        sync.Mutex
+	pipelines map[pipeline.Name]*share
+}
+
+// share is the requests of one pipeline.
+type share struct {
+	inFlight   int
+	departures departures
+}
+
+// NewPipelineLimits returns limits without any request in flight.
+func NewPipelineLimits() *PipelineLimits {
+	return &PipelineLimits{pipelines: map[pipeline.Name]*share{}}
+}
+
+// Acquire admits a request of a pipeline, which must Release, or returns the fault
+// that rejects it. A limit of 0 means none.
+func (p *PipelineLimits) Acquire(name pipeline.Name, limit int) *fault.Fault {
+	if limit == 0 {
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.pipelines[name]
+	if s == nil {
+		s = &share{}
+		p.pipelines[name] = s
+	}
+	if s.inFlight >= limit {
+		return fault.Newf(fault.Overloaded, "pipeline %s has %d requests in flight, as many as its max_in_flight allows", name, limit).
+			WithRetryAfter(s.departures.retryAfter(limit, time.Now()))
+	}
+	s.inFlight++
+	return nil
+}
+
+// Release ends a request that was admitted with that limit.
+func (p *PipelineLimits) Release(name pipeline.Name, limit int) {
+	if limit == 0 {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.pipelines[name]
+	s.departures.add(time.Now())
+	if s.inFlight--; s.inFlight == 0 {
+		delete(p.pipelines, name)
+	}
+}
+
+// departures counts how many requests ended in the last full second and in the
+// current one.
+type departures struct {
+	began             time.Time
+	previous, current int
+}
+
+const departuresPeriod = time.Second
+
+// advance begins a new period where the old one is over.
+func (d *departures) advance(now time.Time) {
+	switch elapsed := now.Sub(d.began); {
+	case elapsed < departuresPeriod:
+	case elapsed < 2*departuresPeriod:
+		d.began, d.previous, d.current = d.began.Add(departuresPeriod), d.current, 0
+	default:
+		d.began, d.previous, d.current = now, 0, 0
+	}
+}
+
+func (d *departures) add(now time.Time) {
+	d.advance(now)
+	d.current++
+}
+
+// freePart is the part of a limit that must be free again before a rejected
+// caller comes back: one in so many.
+const freePart = 10
+
+// retryAfter returns how long it takes until a tenth of the limit is free at the
+// recent rate of departures. With no recent departure it is RetryAfter.
+func (d *departures) retryAfter(limit int, now time.Time) time.Duration {
+	d.advance(now)
+	period := now.Sub(d.began)
+	if d.previous > 0 {
+		period += departuresPeriod
+	}
+	count := d.previous + d.current
+	if count == 0 || period <= 0 {
+		return RetryAfter
+	}
+	free := 1 + limit/freePart
+	return min(max(time.Duration(float64(period)*float64(free)/float64(count)), minRetry), maxRetry)
+}
+
+// DefaultMaxPayload bounds the inputs of a request, in bytes.
+const DefaultMaxPayload = 4 << 20
+
+// bodyPerPayload is how much larger a JSON body is than the inputs in it.
+const bodyPerPayload = 4
+
+// MaxBody returns the default limit of a request's body, in bytes, for a limit of
+// its inputs; 0 means DefaultMaxPayload.
+func MaxBody(maxPayload int) int {
+	return bodyPerPayload * cmp.Or(maxPayload, DefaultMaxPayload)
+}
+
+// MaxRequest returns how many bytes of a ByteBudget one request may need, for its
+// body and for the inputs decoded from it; 0 means DefaultMaxPayload.
+func MaxRequest(maxPayload int) int {
+	return MaxBody(maxPayload) + cmp.Or(maxPayload, DefaultMaxPayload)
+}
+
+// ByteBudget bounds the bytes of all requests in flight together.
+type ByteBudget struct {
+	limit int64
+	taken atomic.Int64
+}
+
+// NewByteBudget returns a budget of so many bytes.
+func NewByteBudget(limit int64) *ByteBudget { return &ByteBudget{limit: limit} }
+
+// Take takes bytes, which the caller gives back, or returns the fault that rejects
+// them.
+func (b *ByteBudget) Take(n int64) *fault.Fault {
+	if b.taken.Add(n) <= b.limit {
+		return nil
+	}
+	b.taken.Add(-n)
+	return fault.Newf(fault.Overloaded, "the gateway has %d bytes of requests in flight, as many as gateway.max_in_flight_bytes allows", b.limit).WithRetryAfter(RetryAfter)
+}
+
+// Give gives bytes back.
+func (b *ByteBudget) Give(n int64) { b.taken.Add(-n) }
+
+// Taken returns the bytes that are taken.
+func (b *ByteBudget) Taken() int64 { return b.taken.Load() }

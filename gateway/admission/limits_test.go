@@ -1,0 +1,269 @@
+package admission_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stagemesh/stagemesh/gateway/admission"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+)
+
+func acquire(t testing.TB, l *admission.Limiter) {
+	t.Helper()
+	if f := l.Acquire(); f != nil {
+		t.Fatal(f)
+	}
+}
+
+func rejects(t *testing.T, l *admission.Limiter, reason fault.Reason) {
+	t.Helper()
+	f := l.Acquire()
+	if f == nil || f.Reason != reason || f.RetryAfter <= 0 {
+		t.Errorf("got %v, want %s with a pause", f, reason)
+	}
+}
+
+func TestLimiterAdmitsUpToItsLimit(t *testing.T) {
+	t.Parallel()
+	l := admission.NewLimiter(2)
+	acquire(t, l)
+	acquire(t, l)
+	rejects(t, l, fault.Overloaded)
+	if got := l.InFlight(); got != 2 {
+		t.Errorf("%d are in flight", got)
+	}
+	l.Release()
+	acquire(t, l)
+	rejects(t, l, fault.Overloaded)
+}
+
+func TestLimitOfZeroRejectsAll(t *testing.T) {
+	t.Parallel()
+	rejects(t, admission.NewLimiter(0), fault.Overloaded)
+}
+
+func TestClosedLimiterRejectsAll(t *testing.T) {
+	t.Parallel()
+	l := admission.NewLimiter(1)
+	acquire(t, l)
+	l.Close()
+	rejects(t, l, fault.ShuttingDown)
+	l.Release()
+	rejects(t, l, fault.ShuttingDown)
+	l.Close() // again: nothing happens
+	if got := l.InFlight(); got != 0 {
+		t.Errorf("%d are in flight", got)
+	}
+}
+
+func TestClosedLimiterIsIdleAfterTheLastRelease(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := admission.NewLimiter(2)
+		acquire(t, l)
+		acquire(t, l)
+		var idle atomic.Bool
+		go func() {
+			if err := l.AwaitIdle(t.Context()); err != nil {
+				t.Error(err)
+			}
+			idle.Store(true)
+		}()
+		for _, step := range []struct {
+			do   func()
+			idle bool
+		}{{func() {}, false}, {l.Close, false}, {l.Release, false}, {l.Release, true}} {
+			step.do()
+			synctest.Wait()
+			if idle.Load() != step.idle {
+				t.Fatalf("idle = %t with %d in flight", idle.Load(), l.InFlight())
+			}
+		}
+		if err := l.AwaitIdle(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestUnusedLimiterIsIdleOnceClosed(t *testing.T) {
+	t.Parallel()
+	l := admission.NewLimiter(1)
+	acquire(t, l)
+	l.Release()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := l.AwaitIdle(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("an open limiter: %v", err)
+	}
+	l.Close()
+	if err := l.AwaitIdle(t.Context()); err != nil {
+		t.Errorf("a closed limiter: %v", err)
+	}
+}
+
+func TestAwaitIdleEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := admission.NewLimiter(1)
+		acquire(t, l)
+		l.Close()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		begin := time.Now()
+		if err := l.AwaitIdle(ctx); !errors.Is(err, context.DeadlineExceeded) || time.Since(begin) != time.Minute {
+			t.Errorf("got %v after %s", err, time.Since(begin))
+		}
+	})
+}
+
+func TestCloseEndsTheClosingContext(t *testing.T) {
+	t.Parallel()
+	l := admission.NewLimiter(1)
+	acquire(t, l)
+	if err := l.Closing().Err(); err != nil {
+		t.Errorf("before: %v", err)
+	}
+	l.Close()
+	if err := l.Closing().Err(); err == nil {
+		t.Error("the context has not ended")
+	}
+	l.Release()
+}
+
+func TestLimitHoldsUnderConcurrency(t *testing.T) {
+	t.Parallel()
+	const bound, callers, rounds = 4, 16, 500
+	l := admission.NewLimiter(bound)
+	var now, most, admitted atomic.Int64
+	var calls sync.WaitGroup
+	for range callers {
+		calls.Go(func() {
+			for range rounds {
+				if l.Acquire() != nil {
+					continue
+				}
+				admitted.Add(1)
+				n := now.Add(1)
+				for seen := most.Load(); n > seen && !most.CompareAndSwap(seen, n); seen = most.Load() {
+				}
+				now.Add(-1)
+				l.Release()
+			}
+		})
+	}
+	calls.Wait()
+	if most.Load() > bound || admitted.Load() == 0 || l.InFlight() != 0 {
+		t.Errorf("at most %d at once of %d admitted; %d are left", most.Load(), admitted.Load(), l.InFlight())
+	}
+	l.Close()
+	if err := l.AwaitIdle(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+func BenchmarkAcquireAndRelease(b *testing.B) {
+	l := admission.NewLimiter(1 << 20)
+	b.ReportAllocs()
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			if l.Acquire() == nil {
+				l.Release()
+			}
+		}
+	})
+}
+
+func TestRetryAfterFollowsTheDepartureRate(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct{ pause, least, most time.Duration }{
+		// A tenth of a limit of 20, and one.
+		"slow": {500 * time.Millisecond, time.Second, 2 * time.Second},
+		"fast": {10 * time.Millisecond, 100 * time.Millisecond, 100 * time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				l := admission.NewLimiter(20)
+				for range 20 {
+					acquire(t, l)
+				}
+				for range 10 {
+					<-time.After(row.pause)
+					l.Release()
+					acquire(t, l)
+				}
+				if f := l.Acquire(); f == nil || f.RetryAfter < row.least || f.RetryAfter > row.most {
+					t.Errorf("got %v, retry after %s", f, f.RetryAfter)
+				}
+			})
+		})
+	}
+}
+
+func TestRetryAfterIsASecondWithoutDepartures(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := admission.NewLimiter(1)
+		acquire(t, l)
+		l.Release()
+		acquire(t, l)
+		<-time.After(time.Minute)
+		if f := l.Acquire(); f == nil || f.RetryAfter != time.Second {
+			t.Errorf("got %v", f)
+		}
+	})
+}
+
+func TestPipelineLimitHolds(t *testing.T) {
+	t.Parallel()
+	p := admission.NewPipelineLimits()
+	for range 2 {
+		if f := p.Acquire("a", 2); f != nil {
+			t.Fatal(f)
+		}
+	}
+	if f := p.Acquire("a", 2); f == nil || f.Reason != fault.Overloaded || f.RetryAfter <= 0 {
+		t.Errorf("a third of two: %v", f)
+	}
+	for range 100 {
+		if f := p.Acquire("unbounded", 0); f != nil {
+			t.Fatal(f)
+		}
+	}
+	if f := p.Acquire("b", 1); f != nil {
+		t.Errorf("another pipeline: %v", f)
+	}
+	p.Release("a", 2)
+	if f := p.Acquire("a", 2); f != nil {
+		t.Errorf("after one ended: %v", f)
+	}
+	p.Release("a", 2)
+	p.Release("a", 2)
+	p.Release("unbounded", 0)
+	if f := p.Acquire("a", 1); f != nil {
+		t.Errorf("after all ended: %v", f)
+	}
+}
+
+func TestByteBudgetIsNeverExceeded(t *testing.T) {
+	t.Parallel()
+	b := admission.NewByteBudget(10)
+	if f := b.Take(6); f != nil {
+		t.Fatal(f)
+	}
+	if f := b.Take(5); f == nil || f.Reason != fault.Overloaded || f.RetryAfter <= 0 {
+		t.Errorf("11 of 10: %v", f)
+	}
+	if f := b.Take(4); f != nil {
+		t.Errorf("rejected bytes are taken: %v", f)
+	}
+	b.Give(10)
+	if b.Taken() != 0 {
+		t.Errorf("%d are taken", b.Taken())
+	}
+}

@@ -1,0 +1,241 @@
+package call
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// abandonedAt is what a call left whose item has that number in its queue.
+func abandonedAt(i int) abandoned {
+	published := make(chan publishOutcome, 1)
+	published <- publishedAt(uint64(i))
+	return abandoned{
+		env:       &envelope.Envelope{Mesh: "test", RequestID: "0199aaaa-bbbb-7ccc-8ddd-eeeeffff0000", Deadline: time.Now().Add(time.Hour)},
+		published: published, tries: 1,
+	}
+}
+
+func publishedAt(seq uint64) publishOutcome { return publishOutcome{receipt: bus.Receipt{Seq: seq}} }
+
+// tally counts cancellations by how they were done.
+type tally struct {
+	mu  sync.Mutex
+	sum map[string]int
+}
+
+func (t *tally) count(how string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.sum[how]++
+}
+
+func (t *tally) of(how string) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.sum[how]
+}
+
+func TestWithdrawalsAtATimeAreBounded(t *testing.T) {
+	t.Parallel()
+	const running, calls = 2 * maxWithdrawals, 3 * maxWithdrawals
+	sums := &tally{sum: map[string]int{}}
+	c := newCancels(bustest.Start(t).Connect("test"), running, sums.count)
+	goOn := make(chan struct{})
+	var now atomic.Int64
+	c.withdrawItem = func(ctx context.Context, _ bus.Message, seq uint64) (bool, error) {
+		if n := now.Add(1); n > maxWithdrawals {
+			t.Errorf("%d at a time", n)
+		}
+		defer now.Add(-1)
+		select {
+		case <-goOn:
+			return true, nil
+		case <-ctx.Done():
+			return false, ctx.Err()
+		}
+	}
+	begin := time.Now()
+	for i := range calls {
+		c.start(abandonedAt(i + 1))
+	}
+	if took := time.Since(begin); took > cancelTimeout/2 {
+		t.Errorf("callers were held up for %s", took)
+	}
+	bustest.Eventually(t, "as many withdraw as may", func() bool { return now.Load() == maxWithdrawals })
+	if got := sums.of(notified); got != calls-running {
+		t.Errorf("%d were only notified at once, want %d", got, calls-running)
+	}
+	close(goOn)
+	c.stop()
+	if deleted, notified := sums.of(deleted), sums.of(notified); deleted != running || notified != calls-running {
+		t.Errorf("%d deleted, %d notified", deleted, notified)
+	}
+}
+
+func TestStopWaitsForWithdrawalsWithinTheirTimeout(t *testing.T) {
+	t.Parallel()
+	sums := &tally{sum: map[string]int{}}
+	c := newCancels(bustest.Start(t).Connect("test"), 100, sums.count)
+	c.withdrawItem = func(ctx context.Context, _ bus.Message, _ uint64) (bool, error) {
+		<-ctx.Done()
+		return false, ctx.Err()
+	}
+	begin := time.Now()
+	for i := range 100 {
+		c.start(abandonedAt(i + 1))
+	}
+	c.stop()
+	if took := time.Since(begin); took > 3*cancelTimeout {
+		t.Errorf("it took %s", took)
+	}
+	c.start(abandonedAt(0))
+	if got := sums.of(notified); got != 101 {
+		t.Errorf("%d were notified, of 100 before and one after", got)
+	}
+}
+
+func TestOnlyPossiblyQueuedItemsAreCancelled(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		published publishOutcome
+		tries     int
+		how       string
+	}{
+		"queued":                          {publishedAt(7), 1, deleted},
+		"queued at the second try":        {publishedAt(7), 2, deleted},
+		"found queued at the second try":  {publishOutcome{receipt: bus.Receipt{Seq: 7, Duplicate: true}}, 2, deleted},
+		"forwarded":                       {publishedAt(8), 1, notified},
+		"never confirmed":                 {publishOutcome{err: bus.ErrUnknown}, 1, notified},
+		"never confirmed, then rejected":  {publishOutcome{err: bus.ErrQueueFull}, 2, notified},
+		"never confirmed, then not sent":  {publishOutcome{err: bus.ErrDisconnected}, 2, notified},
+		"rejected":                        {publishOutcome{err: bus.ErrQueueFull}, 1, ""},
+		"not sent":                        {publishOutcome{err: bus.ErrDisconnected}, 1, ""},
+		"duplicate: the ID was another's": {publishOutcome{receipt: bus.Receipt{Seq: 7, Duplicate: true}}, 1, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			sums := &tally{sum: map[string]int{}}
+			c := newCancels(bustest.Start(t).Connect("test"), 1, sums.count)
+			c.withdrawItem = func(_ context.Context, _ bus.Message, seq uint64) (bool, error) { return seq == 7, nil }
+			a := abandonedAt(0)
+			outcome := make(chan publishOutcome, 1)
+			a.published, a.tries = outcome, test.tries
+			c.start(a)
+			outcome <- test.published // the acknowledgement comes late
+			c.stop()
+			for _, how := range []string{deleted, notified, failed} {
+				if want := map[bool]int{true: 1}[how == test.how]; sums.of(how) != want {
+					t.Errorf("%s %d times, want %d", how, sums.of(how), want)
+				}
+			}
+		})
+	}
+}
+
+// An item that was sent again may wait in the queue that replaced the lost one. Its
+// caller is told to send the request again, so the item must not run.
+func TestItemSentAgainIsCancelledWithItsLostQueue(t *testing.T) {
+	t.Parallel()
+	lost := fault.New(fault.QueueLost, "the queue was lost")
+	for tries, want := range map[int]bool{1: false, 2: true, 3: true} {
+		x := &exchange{env: &envelope.Envelope{Durability: pipeline.Memory, Deadline: time.Now().Add(time.Hour)}, sending: sending{tries: tries}}
+		if got := x.leavesWork(lost); got != want {
+			t.Errorf("sent %d times: cancelled %v, want %v", tries, got, want)
+		}
+	}
+}
+
+func TestHostlessCallWithdrawsOnlyItsOwnItem(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		// published is nil where the outcome is not known yet.
+		published *publishOutcome
+		tries     int
+		seq       uint64
+		want      uint64
+	}{
+		"queued":                          {&publishOutcome{receipt: bus.Receipt{Seq: 7}}, 1, 0, 7},
+		"found queued at the second try":  {&publishOutcome{receipt: bus.Receipt{Seq: 7, Duplicate: true}}, 2, 0, 7},
+		"duplicate: the ID was another's": {&publishOutcome{receipt: bus.Receipt{Seq: 7, Duplicate: true}}, 1, 0, 0},
+		"rejected":                        {&publishOutcome{err: bus.ErrQueueFull}, 1, 0, 0},
+		"not confirmed yet":               {nil, 1, 0, 0},
+		"its answer has begun":            {&publishOutcome{receipt: bus.Receipt{Seq: 7}}, 1, 1, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var took uint64
+			cs := &cancels{withdrawals: make(chan struct{}, 1), withdrawItem: func(_ context.Context, _ bus.Message, seq uint64) (bool, error) {
+				took = seq
+				return false, nil // it was forwarded meanwhile
+			}}
+			x := &exchange{
+				service: &Service{cancels: cs}, env: &envelope.Envelope{Deadline: time.Now().Add(time.Hour)},
+				sending: sending{done: make(chan publishOutcome, 1), tries: test.tries}, progress: progress{seq: test.seq},
+			}
+			if test.published != nil {
+				x.sending.done <- *test.published
+			}
+			if err := x.withdrawHostless(t.Context()); err != nil {
+				t.Error(err)
+			}
+			if took != test.want {
+				t.Errorf("withdrew item %d, want %d", took, test.want)
+			}
+		})
+	}
+}
+
+func TestTasksAreBoundedAndEndWithTheirOwner(t *testing.T) {
+	t.Parallel()
+	running := newTasks(2)
+	ended := make(chan struct{}, 2)
+	for range 2 {
+		if f := running.start(func(ctx context.Context) {
+			<-ctx.Done()
+			ended <- struct{}{}
+		}); f != nil {
+			t.Fatal(f)
+		}
+	}
+	if f := running.start(func(context.Context) { t.Error("it runs") }); f == nil || f.Reason != fault.Overloaded || f.RetryAfter <= 0 {
+		t.Errorf("one more: %v", f)
+	}
+	running.stop(time.Millisecond)
+	if len(ended) != 2 {
+		t.Errorf("%d have ended", len(ended))
+	}
+	if f := running.start(func(context.Context) { t.Error("it runs") }); f == nil || f.Reason != fault.ShuttingDown {
+		t.Errorf("after the stop: %v", f)
+	}
+}
+
+func TestStopWaitsForTasksThatEndInTime(t *testing.T) {
+	t.Parallel()
+	running := newTasks(1)
+	goOn, done := make(chan struct{}), make(chan error, 1)
+	if f := running.start(func(ctx context.Context) {
+		<-goOn
+		done <- ctx.Err()
+	}); f != nil {
+		t.Fatal(f)
+	}
+	stopped := make(chan struct{})
+	go func() {
+		running.stop(bustest.Patience)
+		close(stopped)
+	}()
+	close(goOn)
+	bustest.Receive(t, "end of the tasks", stopped)
+	if err := <-done; err != nil {
+		t.Errorf("its context ended: %v", err)
+	}
+}

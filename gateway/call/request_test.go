@@ -1,0 +1,98 @@
+package call_test
+
+import (
+	"maps"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/sdk/go/tensor"
+)
+
+// The stage has no host: requests are rejected for what they are.
+func TestInvalidRequestIsRejected(t *testing.T) {
+	t.Parallel()
+	const limit = 1 << 10
+	b := newBed(t, func(s *call.Settings) { s.MaxPayload = limit })
+	long := strings.Repeat("\u00e4\"", 100_000)
+	one, two := payload.OfBlob("x", "text/plain", nil), payload.OfBlob("y", "text/plain", nil)
+	numbers := make([]string, payload.MaxParts+1)
+	for i := range numbers {
+		numbers[i] = strconv.Itoa(i)
+	}
+	for name, test := range map[string]struct {
+		request call.Request
+		reason  fault.Reason
+		want    string
+	}{
+		"no such pipeline":       {call.Request{Pipeline: long, Inputs: blob(nil)}, fault.UnknownPipeline, "there is no pipeline"},
+		"no inputs":              {call.Request{}, fault.InvalidRequest, "inputs: there are none"},
+		"inputs over the limit":  {call.Request{Inputs: blob(make([]byte, limit+1))}, fault.PayloadTooLarge, "gateway.max_payload is 1024"},
+		"two inputs of one name": {call.Request{Inputs: []payload.Part{one, two, one}}, fault.InvalidInput, `named "x"`},
+		"a tensor short of bytes": {
+			call.Request{Inputs: []payload.Part{payload.OfTensor("x", tensor.Tensor{Datatype: tensor.FP32, Shape: []int64{2}, Raw: make([]byte, 4)})}},
+			fault.InvalidInput, "inputs.x",
+		},
+		"a long name":          {call.Request{Inputs: []payload.Part{payload.OfBlob(long, "", nil)}}, fault.InvalidInput, "inputs[0]"},
+		"an output twice":      {call.Request{Inputs: blob(nil), Outputs: []string{"a", long, long}}, fault.InvalidRequest, "is named twice"},
+		"many outputs":         {call.Request{Inputs: blob(nil), Outputs: numbers}, fault.InvalidRequest, "outputs: 257 names"},
+		"a long key":           {call.Request{Inputs: blob(nil), IdempotencyKey: strings.Repeat("k", call.MaxIdempotencyKey+1)}, fault.InvalidRequest, "at most 256"},
+		"a model by two names": {ofModel(payload.ModelRef{Model: long, Alias: "latest"}), fault.InvalidRequest, `the alias "latest"; name one`},
+		"metadata not allowed": {call.Request{Inputs: blob(nil), Metadata: map[string]string{long: ""}}, fault.InvalidRequest, "gateway.metadata allows"},
+		"an unknown step":      {call.Request{Inputs: blob(nil), Steps: map[string]call.StepOptions{long: {}}}, fault.InvalidRequest, "no such step"},
+		"a negative timeout":   {call.Request{Inputs: blob(nil), Timeout: -1}, fault.InvalidRequest, "negative"},
+		"durability":           {call.Request{Inputs: blob(nil), Durability: pipeline.Durability(long)}, fault.NotSupported, "use memory"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if test.request.Pipeline == "" {
+				test.request.Pipeline = whole
+			}
+			begin := time.Now()
+			response, err := b.service.Infer(t.Context(), &test.request)
+			f := wantFault(t, response, err, test.reason)
+			if !strings.Contains(f.Message, test.want) || time.Since(begin) > atOnce {
+				t.Errorf("%q after %s, want %q", f.Message, time.Since(begin), test.want)
+			}
+			const most = 1500
+			texts := []string{f.Message}
+			for _, v := range f.Violations {
+				texts = append(texts, v.Field, v.Description)
+			}
+			for _, text := range texts {
+				if len(text) > most {
+					t.Errorf("%d bytes: %.100s", len(text), text)
+				}
+			}
+		})
+	}
+}
+
+func ofModel(ref payload.ModelRef) call.Request {
+	return call.Request{Inputs: blob(nil), Steps: map[string]call.StepOptions{string(stage): {Model: ref}}}
+}
+
+func TestTextThatIsNotUTF8IsInvalid(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.serves(b.echo)
+	for name, edit := range map[string]func(*call.Request){
+		"metadata":        func(r *call.Request) { r.Metadata = map[string]string{"known": "\xff"} },
+		"idempotency key": func(r *call.Request) { r.IdempotencyKey = "\xff" },
+		"model":           func(r *call.Request) { maps.Copy(r.Steps, ofModel(payload.ModelRef{Model: "\xff"}).Steps) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := ask("x")
+			r.Steps = map[string]call.StepOptions{}
+			edit(r)
+			response, err := b.service.Infer(t.Context(), r)
+			_ = wantFault(t, response, err, fault.InvalidRequest)
+		})
+	}
+}

@@ -1,0 +1,167 @@
+package call_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// finished returns a durable item as its last host has it.
+func finished() *envelope.Envelope {
+	return &envelope.Envelope{
+		Mesh: mesh, Gateway: "gateway", Pipeline: "pipeline", Durability: pipeline.File,
+		RequestID: pipeline.RequestID(uuid.NewString()), ExecutionID: pipeline.ExecutionID(uuid.NewString()),
+		AdmittedAt: time.Now(), Timings: []envelope.StepTiming{{Step: "step", Stage: stage, Run: time.Second}},
+	}
+}
+
+func TestAnyGatewayReturnsAResult(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.ensureResults()
+	env := finished()
+	reply := env.Answer()
+	reply.Parts = []payload.Part{payload.OfBlob("x", "text/plain", []byte("stored")), payload.OfBlob("y", "", nil)}
+	reply.Metadata = map[string]string{"note": "from the runner"}
+	b.storeReply(env, reply)
+	for name, service := range map[string]*call.Service{"the one": b.service, "another": b.gateway("another")} {
+		r, err := service.Result(t.Context(), string(env.RequestID), 0)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if r.RequestID != string(env.RequestID) || r.Pipeline != "pipeline" || len(r.Outputs) != 2 || textOf(r.Outputs) != "stored" || r.Metadata["note"] == "" {
+			t.Errorf("%s returned %+v", name, r)
+		}
+		if r.Timeline.Total != 1500*time.Millisecond || len(r.Timeline.Steps) != 1 || r.Timeline.Steps[0].Run != time.Second {
+			t.Errorf("%s returned the timeline %+v", name, r.Timeline)
+		}
+	}
+}
+
+func TestStoredFaultIsTheRequests(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.ensureResults()
+	env := finished()
+	reply := env.Answer()
+	reply.Fault = fault.New(fault.InvalidInput, "no image").At(string(stage), "step", "host").WithViolation("inputs.x", "no image")
+	b.storeReply(env, reply)
+	for _, wait := range []time.Duration{0, bustest.Patience} {
+		response, err := b.service.Result(t.Context(), string(env.RequestID), wait)
+		f := wantFault(t, response, err, fault.InvalidInput)
+		if f.Message != "no image" || f.Host != "host" || len(f.Violations) != 1 || f.Metadata["request_id"] != string(env.RequestID) {
+			t.Errorf("got %+v", f)
+		}
+	}
+}
+
+func TestRequestWithoutAResultIsNotFound(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, func(s *call.Settings) { s.MaxTimeout = 50 * time.Millisecond })
+	for range 2 {
+		for _, wait := range []time.Duration{0, time.Millisecond, time.Hour} {
+			id := uuid.NewString()
+			begin := time.Now()
+			response, err := b.service.Result(t.Context(), id, wait)
+			if f := wantFault(t, response, err, fault.NotFound); f.Metadata["request_id"] != id {
+				t.Errorf("got %+v", f)
+			}
+			if took := time.Since(begin); took > atOnce {
+				t.Errorf("a wait of %s took %s", wait, took)
+			}
+		}
+		b.ensureResults()
+	}
+	response, err := b.service.Result(t.Context(), uuid.NewString(), -1)
+	_ = wantFault(t, response, err, fault.InvalidRequest)
+}
+
+func TestStoredResultIsFoundDespiteAShortWait(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.ensureResults()
+	env := finished()
+	b.store(env, "stored")
+	for range 10 {
+		r, err := b.service.Result(t.Context(), string(env.RequestID), time.Nanosecond)
+		if err != nil || textOf(r.Outputs) != "stored" {
+			t.Fatalf("got %+v, %v", r, err)
+		}
+	}
+}
+
+func TestWaitEndsWithTheResult(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.ensureResults()
+	other := b.gateway("another")
+	env := finished()
+	got := make(chan answered, 1)
+	go func() {
+		response, err := other.Result(t.Context(), string(env.RequestID), bustest.Patience)
+		got <- answered{response, err}
+	}()
+	b.store(env, "late")
+	if r := bustest.Receive(t, "result", got); r.err != nil || textOf(r.response.Outputs) != "late" {
+		t.Errorf("got %+v, %v", r.response, r.err)
+	}
+}
+
+func TestWaitCountsAsInFlight(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, func(s *call.Settings) { s.MaxInFlight = 1 })
+	b.ensureResults()
+	b.waitsForAResult("its caller leaves", func(leave func()) { leave() }, fault.Cancelled)
+	b.waitsForAResult("the gateway stops", func(func()) { b.stops[b.service]() }, fault.ShuttingDown)
+}
+
+// waitsForAResult waits at a gateway with a limit of one request until end ends it.
+func (b *bed) waitsForAResult(name string, end func(leave func()), reason fault.Reason) {
+	b.t.Helper()
+	ctx, leave := context.WithCancel(b.t.Context())
+	defer leave()
+	got := make(chan answered, 1)
+	go func() {
+		for {
+			response, err := b.service.Result(ctx, uuid.NewString(), bustest.Patience)
+			if fault.From(err).Reason != fault.Overloaded { // by the check below
+				got <- answered{response, err}
+				return
+			}
+		}
+	}()
+	bustest.Eventually(b.t, "the wait counts", func() bool {
+		_, err := b.service.Result(b.t.Context(), uuid.NewString(), 0)
+		return fault.From(err).Reason == fault.Overloaded
+	})
+	begin := time.Now()
+	end(leave)
+	r := bustest.Receive(b.t, name, got)
+	_ = wantFault(b.t, r.response, r.err, reason)
+	if took := time.Since(begin); took > atOnce {
+		b.t.Errorf("%s: it took %s", name, took)
+	}
+}
+
+func TestResultIsUnavailableWithoutABroker(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.broker.Stop()
+	bustest.Eventually(t, "the connection is lost", func() bool { return b.service.Ready() != nil })
+	for _, wait := range []time.Duration{0, bustest.Patience} {
+		response, err := b.service.Result(t.Context(), uuid.NewString(), wait)
+		if f := wantFault(t, response, err, fault.BrokerUnavailable); f.RetryAfter <= 0 {
+			t.Errorf("retry after %s", f.RetryAfter)
+		}
+	}
+	b.broker.Restore()
+}

@@ -1,0 +1,154 @@
+package transport
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/stagemesh/stagemesh/mesh/fault"
+)
+
+// BidiStream serves f as the method of that name, whose caller sends any number of messages
+// on one stream and gets responses while it sends. f runs once for each message, at most
+// limit of them at a time; the next message is read when one has ended. The responses that f
+// sends for a message keep their order; those to different messages interleave.
+//
+// An error of f ends the stream for all of its messages, and so does an error of send, which
+// f returns. A failure of one message alone is a response. The context of f ends with the
+// stream; where the stream breaks, its cause is a fault that says why.
+func BidiStream[M any, P message[M], Out any](s *Service, name protoreflect.Name, limit int, f func(ctx context.Context, c *Call, in P, send func(*Out) error) error) {
+	s.handle(name, limitMessages, func(path string, options connect.HandlerOption) http.Handler {
+		return connect.NewBidiStreamHandler(path, func(ctx context.Context, stream *connect.BidiStream[incoming[M, P], Out]) error {
+			b := &bidiStream[M, P, Out]{stream: stream, method: f, stopping: s.settings.Stopping}
+			if err := b.run(ctx, limit); err != nil {
+				return RPCError(err)
+			}
+			return nil
+		}, options)
+	})
+}
+
+// interruptKey is the context key of a function that makes reading the stream fail.
+type interruptKey struct{}
+
+// limitMessages is limitMessage for a body of many messages.
+func limitMessages(next http.Handler, s Settings) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		conn := http.NewResponseController(w)
+		ctx := context.WithValue(r.Context(), interruptKey{}, func() { _ = conn.SetReadDeadline(time.Unix(0, 0)) })
+		bounded := r.WithContext(ctx)
+		bounded.Body = &envelopedBody{
+			Closer: r.Body, prefixes: r.Body, messages: StallReader(w, r, s.StallTimeout), timeout: s.StallTimeout, limit: int64(s.MaxMessageBytes),
+			beforeMessage: func() { releaseBody(r) },
+		}
+		next.ServeHTTP(StallWriter(w, s.StallTimeout), bounded)
+	})
+}
+
+// bidiStream is one stream of many messages.
+type bidiStream[M any, P message[M], Out any] struct {
+	stream   *connect.BidiStream[incoming[M, P], Out]
+	method   func(context.Context, *Call, P, func(*Out) error) error
+	stopping <-chan struct{}
+	// sending is held while a response is sent.
+	sending sync.Mutex
+}
+
+// run reads messages until the caller sends no more, and returns when all are answered.
+func (b *bidiStream[M, P, Out]) run(ctx context.Context, limit int) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(limit)
+	release := b.interruptReads(ctx)
+	err := b.receive(ctx, group)
+	release()
+	if err == nil {
+		return group.Wait()
+	}
+	if b.isStopping() {
+		// The messages in flight are answered; there is nothing to add to them.
+		_ = group.Wait()
+		return fault.New(fault.ShuttingDown, "the gateway is stopping; open another stream")
+	}
+	if cause := context.Cause(ctx); cause != nil {
+		err = cause // the read failed because the stream's context ended
+	}
+	cancel(streamFault(err))
+	_ = group.Wait() // these errors follow from err
+	return err
+}
+
+// streamFault is the cause with which the messages in flight are cancelled when err ends
+// their stream. They are not at fault, whatever was wrong with the message that was not read.
+func streamFault(err error) error {
+	text := fault.From(err).Message
+	if status, ok := errors.AsType[*connect.Error](err); ok {
+		text = status.Message()
+	}
+	return fault.Newf(fault.Cancelled, "the stream ended: %.*s", maxErrorText, text).Caused(err)
+}
+
+// receive starts the method for all messages, and returns nil after the last.
+func (b *bidiStream[M, P, Out]) receive(ctx context.Context, group *errgroup.Group) error {
+	for {
+		in, err := b.stream.Receive()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err == nil {
+			err = in.err
+		}
+		if err != nil {
+			return err
+		}
+		c := newCall(b.stream.RequestHeader(), b.stream.Peer())
+		group.Go(func() error { return b.method(ctx, c, &in.message, b.send) })
+	}
+}
+
+// interruptReads makes reading fail when the context ends or the gateway stops, until it is
+// released. Receive itself watches neither.
+func (b *bidiStream[M, P, Out]) interruptReads(ctx context.Context) (release func()) {
+	interrupt, _ := ctx.Value(interruptKey{}).(func())
+	released := make(chan struct{})
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		select {
+		case <-ctx.Done():
+			interrupt()
+		case <-b.stopping:
+			interrupt()
+		case <-released:
+		}
+	})
+	return func() {
+		close(released)
+		watch.Wait()
+	}
+}
+
+func (b *bidiStream[M, P, Out]) isStopping() bool {
+	select {
+	case <-b.stopping:
+		return true
+	default:
+		return false
+	}
+}
+
+func (b *bidiStream[M, P, Out]) send(out *Out) error {
+	b.sending.Lock()
+	defer b.sending.Unlock()
+	if err := b.stream.Send(out); err != nil {
+		return fault.Newf(fault.Cancelled, "the answer could not be sent: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,105 @@
+package transport_test
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
+)
+
+type (
+	answer = func(context.Context, *transport.Call, *oipv2.ModelInferRequest, func(*oipv2.ModelStreamInferResponse) error) error
+)
+
+// each is a service whose only procedure has a request in hand at a time.
+func each(s transport.Settings, f answer) http.Handler {
+	out := transport.NewService(oipv2.File_oip_v2_inference_proto.Services().ByName("GRPCInferenceService"), s)
+	transport.BidiStream(out, "ModelStreamInfer", 1, f)
+	return out
+}
+
+// talk opens a stream of many messages.
+func talk(t *testing.T, h http.Handler) grpc.BidiStreamingClient[oipv2.ModelInferRequest, oipv2.ModelStreamInferResponse] {
+	t.Helper()
+	conn, err := grpc.NewClient(strings.TrimPrefix(fronttest.Serve(t, h), "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	out, err := oipv2.NewGRPCInferenceServiceClient(conn).ModelStreamInfer(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// echo sends the id of a request back, after a time.
+func echo(after time.Duration) answer {
+	return func(ctx context.Context, _ *transport.Call, in *oipv2.ModelInferRequest, send func(*oipv2.ModelStreamInferResponse) error) error {
+		select {
+		case <-time.After(after):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		return send(&oipv2.ModelStreamInferResponse{InferResponse: &oipv2.ModelInferResponse{Id: in.GetId()}})
+	}
+}
+
+// A stream that has as many requests in hand as it may is not read, and that is not its
+// caller's silence.
+func TestAStreamMayBeFullForLongerThanThePatience(t *testing.T) {
+	t.Parallel()
+	const patience = 100 * time.Millisecond
+	for name, ids := range map[string][]string{
+		"messages":        {"a", "b", "c", "d"},
+		"empty messages":  {"", "", "", ""},
+		"large and empty": {strings.Repeat("x", 200<<10), "", strings.Repeat("y", 200<<10), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := talk(t, each(transport.Settings{StallTimeout: patience}, echo(3*patience)))
+			for _, id := range ids {
+				if err := s.Send(&oipv2.ModelInferRequest{Id: id}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for i, id := range ids {
+				if m, err := s.Recv(); err != nil || m.GetInferResponse().GetId() != id {
+					t.Fatalf("answer %d is %.80v, %v", i, m, err)
+				}
+			}
+		})
+	}
+}
+
+// nothing is a budget that has no byte.
+type nothing struct{}
+
+func (nothing) Take(n int64) *fault.Fault {
+	if n == 0 {
+		return nil
+	}
+	return fault.New(fault.Overloaded, "no more")
+}
+
+func (nothing) Give(int64) {}
+
+func TestWhatRefusesTheFirstByteOfAMessageIsTold(t *testing.T) {
+	t.Parallel()
+	s := talk(t, transport.WithBudget(each(transport.Settings{}, echo(0)), nothing{}))
+	if err := s.Send(&oipv2.ModelInferRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	if m, err := s.Recv(); err == nil || !strings.HasSuffix(err.Error(), "desc = no more") {
+		t.Errorf("got %v, %v", m, err)
+	}
+}

@@ -1,0 +1,147 @@
+package transport
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/stagemesh/stagemesh/mesh/fault"
+)
+
+// WriteFault answers with the fault in err's chain. A failed write is no error: the caller
+// has disconnected.
+func WriteFault(w http.ResponseWriter, err error) {
+	f := fault.From(err)
+	WriteFaultStatus(w, f, f.HTTPStatus())
+}
+
+// WriteFaultStatus is WriteFault with a status that no reason has, such as 405.
+func WriteFaultStatus(w http.ResponseWriter, f *fault.Fault, status int) {
+	body := FaultJSON(f)
+	h := w.Header()
+	SetFaultHeaders(h, f)
+	h.Set("Content-Type", "application/json")
+	h.Set("Content-Length", strconv.Itoa(len(body)))
+	h.Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(status)
+	_, _ = w.Write(body)
+}
+
+// SetFaultHeaders sets Retry-After and the request's ID, whatever the body's form.
+func SetFaultHeaders(h http.Header, f *fault.Fault) {
+	if f.RetryAfter > 0 {
+		// Rounded up: a caller that returns too early is refused again.
+		h.Set("Retry-After", strconv.FormatInt(int64((f.RetryAfter+time.Second-1)/time.Second), 10))
+	}
+	if id := f.Metadata[RequestIDKey]; id != "" {
+		h.Set(HeaderRequestID, id)
+	}
+}
+
+type faultDocument struct {
+	Error faultBody `json:"error"`
+}
+
+type faultBody struct {
+	Code         string            `json:"code"`
+	Reason       fault.Reason      `json:"reason"`
+	Message      string            `json:"message"`
+	RequestID    string            `json:"request_id,omitempty"`
+	Stage        string            `json:"stage,omitempty"`
+	Step         string            `json:"step,omitempty"`
+	Host         string            `json:"host,omitempty"`
+	Violations   []violation       `json:"violations,omitempty"`
+	RetryAfterMS int64             `json:"retry_after_ms,omitempty"`
+	Metadata     map[string]string `json:"metadata,omitempty"`
+}
+
+type violation struct {
+	Field       string `json:"field"`
+	Description string `json:"description"`
+}
+
+// FaultJSON returns the fault in err's chain as a JSON document on one line.
+func FaultJSON(err error) []byte {
+	f := fault.From(err)
+	body := faultBody{
+		Code: f.GRPCCode().String(), Reason: f.Reason, Message: f.Message,
+		RequestID: f.Metadata[RequestIDKey],
+		Stage:     f.Stage, Step: f.Step, Host: f.Host,
+		RetryAfterMS: int64((f.RetryAfter + time.Millisecond - 1) / time.Millisecond),
+		Metadata:     maps.Clone(f.Metadata),
+	}
+	delete(body.Metadata, RequestIDKey)
+	for _, v := range f.Violations {
+		body.Violations = append(body.Violations, violation(v))
+	}
+	var out bytes.Buffer
+	encoder := json.NewEncoder(&out)
+	encoder.SetEscapeHTML(false)            // people read messages
+	_ = encoder.Encode(faultDocument{body}) // strings and numbers always encode
+	return bytes.TrimSpace(out.Bytes())
+}
+
+// WithRequestID returns err as a fault with the request's ID, unless it has one or the ID is
+// empty.
+func WithRequestID(err error, id string) *fault.Fault {
+	f := fault.From(err)
+	if id == "" || f.Metadata[RequestIDKey] != "" {
+		return f
+	}
+	return f.WithMetadata(RequestIDKey, id)
+}
+
+// RPCError returns err as the status of an RPC: the code and message of its fault, the
+// google.rpc details, and the request's ID. It returns a *connect.Error as it is.
+func RPCError(err error) *connect.Error {
+	if status, ok := errors.AsType[*connect.Error](err); ok {
+		return status
+	}
+	f := fault.From(err)
+	code := connect.Code(f.GRPCCode()) // Connect's codes are gRPC's
+	if code < connect.CodeCanceled || code > connect.CodeUnauthenticated {
+		code = connect.CodeInternal
+	}
+	out := connect.NewError(code, errors.New(strings.ToValidUTF8(f.Message, "\uFFFD")))
+	for _, message := range f.Details() {
+		if detail, err := connect.NewErrorDetail(message); err == nil {
+			out.AddDetail(detail)
+		}
+	}
+	if id := f.Metadata[RequestIDKey]; id != "" {
+		out.Meta().Set(HeaderRequestID, id)
+	}
+	return out
+}
+
+// rpcErrorOf returns a fault as RPCError, and other errors as they are: the connect library
+// classifies those itself.
+func rpcErrorOf(err error) error {
+	if f, ok := errors.AsType[*fault.Fault](err); ok {
+		return RPCError(f)
+	}
+	return err
+}
+
+// InvalidField returns the fault of a field whose value is not valid.
+func InvalidField(field string, err error) *fault.Fault {
+	return fault.Newf(fault.InvalidRequest, "%s: %s", field, plainText(err)).WithViolation(field, "%s", plainText(err))
+}
+
+// maxErrorText bounds the text of a library's error, which may quote the caller, in runes.
+const maxErrorText = 400
+
+// plainText returns the error's text, cut, and without the protobuf library's prefix, whose
+// spaces vary on purpose.
+func plainText(err error) string {
+	text := strings.ReplaceAll(err.Error(), "\u00a0", " ")
+	return fmt.Sprintf("%.*s", maxErrorText, strings.TrimPrefix(text, "proto: "))
+}

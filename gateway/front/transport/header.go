@@ -1,0 +1,145 @@
+package transport
+
+import (
+	"iter"
+	"mime"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/stagemesh/stagemesh/gateway/call"
+)
+
+// Names of the headers that callers and gateway send, in canonical form.
+const (
+	// HeaderRequestID is on every response to a request that was assigned an ID.
+	HeaderRequestID = "Stagemesh-Request-Id"
+	// HeaderServerTiming is the W3C header that browsers show in their network panel.
+	HeaderServerTiming = "Server-Timing"
+	// HeaderTimeout shortens the pipeline's timeout: a Go duration or milliseconds.
+	HeaderTimeout = "Stagemesh-Timeout"
+	// HeaderPriority is a whole number; above 0 is served first.
+	HeaderPriority = "Stagemesh-Priority"
+	// HeaderDurability is memory or file.
+	HeaderDurability = "Stagemesh-Durability"
+	// HeaderWaitForCapacity is true or false: whether the request waits where a stage's
+	// queue is full.
+	HeaderWaitForCapacity = "Stagemesh-Wait-For-Capacity"
+	// HeaderIdempotencyKey is the request's key, as the IETF draft names it.
+	HeaderIdempotencyKey = "Idempotency-Key"
+
+	// HeaderJSONLength is the Open Inference Protocol's: how many bytes of a body are JSON,
+	// before those of its tensors.
+	HeaderJSONLength = "Inference-Header-Content-Length"
+
+	// HeaderTraceParent and HeaderTraceState are the W3C trace context.
+	HeaderTraceParent = "Traceparent"
+	HeaderTraceState  = "Tracestate"
+)
+
+// RequestIDKey is the key of the request's ID in the metadata of a fault, where one was
+// assigned before the request failed.
+const RequestIDKey = "request_id"
+
+// AcceptedValues yields the entries of a header such as Accept, in lower case and in order,
+// with their quality from 0 (not acceptable) to 1. It leaves out malformed entries.
+func AcceptedValues(values []string) iter.Seq2[string, float64] {
+	return func(yield func(string, float64) bool) {
+		for entry := range strings.SplitSeq(strings.Join(values, ","), ",") {
+			name, params, err := mime.ParseMediaType(entry)
+			if err == nil && !yield(name, quality(params["q"])) {
+				return
+			}
+		}
+	}
+}
+
+// quality parses a q parameter; a missing or malformed one is 1.
+func quality(q string) float64 {
+	out, err := strconv.ParseFloat(q, 64)
+	if err != nil || !(out >= 0 && out <= 1) {
+		return 1
+	}
+	return out
+}
+
+// Bounds of https://www.w3.org/TR/trace-context: a traceparent of version 00 has 55
+// characters and later versions may have more; at least 512 of tracestate are carried.
+const (
+	minTraceParent = 55
+	maxTraceParent = 128
+	maxTraceState  = 512
+)
+
+// TraceContext returns the W3C trace context in h, under the names traceparent and
+// tracestate, or nil where there is none. As W3C asks, it drops a malformed one.
+func TraceContext(h http.Header) map[string]string {
+	parents := h.Values(HeaderTraceParent)
+	if len(parents) != 1 || len(parents[0]) < minTraceParent || len(parents[0]) > maxTraceParent || !isPrintable(parents[0]) {
+		return nil
+	}
+	out := map[string]string{"traceparent": parents[0]}
+	state := strings.Join(h.Values(HeaderTraceState), ",")
+	if state != "" && len(state) <= maxTraceState && isPrintable(state) {
+		out["tracestate"] = state
+	}
+	return out
+}
+
+// isPrintable reports whether s is ASCII without control characters.
+func isPrintable(s string) bool {
+	for i := range len(s) {
+		if s[i] < ' ' || s[i] > '~' {
+			return false
+		}
+	}
+	return true
+}
+
+// stepSize is about how many bytes a step takes in Server-Timing.
+const stepSize = 128
+
+// ServerTiming returns the timeline as a Server-Timing header: for each step the queue wait,
+// the batch wait and the run time, then the total. Durations are in milliseconds.
+func ServerTiming(t call.Timeline) string {
+	out := make([]byte, 0, (len(t.Steps)+1)*stepSize)
+	for _, step := range t.Steps {
+		out = appendStepTiming(out, step)
+	}
+	out = append(out, "total"...)
+	return string(appendDuration(out, t.Total))
+}
+
+func appendStepTiming(out []byte, s call.StepTiming) []byte {
+	name := strings.Map(tokenRune, string(s.Step))
+	out = append(append(out, name...), "-queue"...)
+	out = appendDuration(out, s.QueueWait)
+	out = append(append(append(out, ", "...), name...), "-batch"...)
+	out = appendDuration(out, s.BatchWait)
+	out = append(append(append(out, ", "...), name...), "-run"...)
+	out = appendDuration(out, s.Run)
+	out = append(out, `;desc="batch `...)
+	out = strconv.AppendUint(out, uint64(s.BatchSize), 10)
+	if dispatch := strings.Map(tokenRune, s.Dispatch); dispatch != "" {
+		out = append(append(out, ", "...), dispatch...)
+	}
+	return append(out, `", `...)
+}
+
+func appendDuration(out []byte, d time.Duration) []byte {
+	return strconv.AppendFloat(append(out, ";dur="...), Milliseconds(d), 'f', 3, 64)
+}
+
+// Milliseconds returns d in milliseconds, with microseconds as its fraction.
+func Milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+// tokenRune replaces runes that an RFC 9110 token may not have. Dispatch reasons are inside a
+// quoted string, where the same runes are safe.
+func tokenRune(r rune) rune {
+	switch {
+	case 'a' <= r && r <= 'z', 'A' <= r && r <= 'Z', '0' <= r && r <= '9', r == '-', r == '_', r == '.':
+		return r
+	}
+	return '_'
+}

@@ -1,0 +1,56 @@
+package transport_test
+
+import (
+	"net/http"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
+)
+
+const parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+func TestTheTraceContextIsTakenOrLeft(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		in   http.Header
+		want map[string]string
+	}{
+		"none":              {http.Header{}, nil},
+		"parent":            {http.Header{"Traceparent": {parent}}, map[string]string{"traceparent": parent}},
+		"both":              {http.Header{"Traceparent": {parent}, "Tracestate": {"a=1", "b=2"}}, map[string]string{"traceparent": parent, "tracestate": "a=1,b=2"}},
+		"state alone":       {http.Header{"Tracestate": {"a=1"}}, nil},
+		"two parents":       {http.Header{"Traceparent": {parent, parent}}, nil},
+		"short parent":      {http.Header{"Traceparent": {"00-0af7"}}, nil},
+		"long parent":       {http.Header{"Traceparent": {parent + strings.Repeat("-x", 50)}}, nil},
+		"parent not ASCII":  {http.Header{"Traceparent": {parent + "\xff"}}, nil},
+		"state too long":    {http.Header{"Traceparent": {parent}, "Tracestate": {strings.Repeat("a", 513)}}, map[string]string{"traceparent": parent}},
+		"state not ASCII":   {http.Header{"Traceparent": {parent}, "Tracestate": {"a=\xff"}}, map[string]string{"traceparent": parent}},
+		"of a later format": {http.Header{"Traceparent": {"cc" + parent[2:] + "-more"}}, map[string]string{"traceparent": "cc" + parent[2:] + "-more"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if got := transport.TraceContext(row.in); !reflect.DeepEqual(got, row.want) {
+				t.Errorf("got %v", got)
+			}
+		})
+	}
+}
+
+func TestTimingIsWellFormedWhateverItIsCalled(t *testing.T) {
+	t.Parallel()
+	got := transport.ServerTiming(call.Timeline{Total: time.Second, Steps: []call.StepTiming{
+		{Step: "a", QueueWait: 1500 * time.Nanosecond, BatchSize: 3, Dispatch: "full"},
+		{Step: `b";x=1, ü`, Dispatch: "\"\r\n\\"},
+		{Step: "c"},
+	}})
+	const want = `a-queue;dur=0.001, a-batch;dur=0.000, a-run;dur=0.000;desc="batch 3, full", ` +
+		`b__x_1___-queue;dur=0.000, b__x_1___-batch;dur=0.000, b__x_1___-run;dur=0.000;desc="batch 0, ____", ` +
+		`c-queue;dur=0.000, c-batch;dur=0.000, c-run;dur=0.000;desc="batch 0", total;dur=1000.000`
+	if got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}

@@ -1,0 +1,160 @@
+package transport
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"sync/atomic"
+
+	"github.com/stagemesh/stagemesh/mesh/fault"
+)
+
+// Budget bounds the bytes of all requests together. gateway/admission.ByteBudget implements it.
+type Budget interface {
+	// Take takes bytes, or returns the fault that refuses them.
+	Take(n int64) *fault.Fault
+	// Give returns bytes that were taken.
+	Give(n int64)
+}
+
+// budgetKey is the context key of the Budget of a request.
+type budgetKey struct{}
+
+// WithBudget returns a handler that charges request bodies to the budget as they are read,
+// and releases them when next has returned. A refused read fails with the budget's fault.
+// Reservations of such a request use the same budget.
+func WithBudget(next http.Handler, budget Budget) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Body == nil || r.Body == http.NoBody {
+			next.ServeHTTP(w, r)
+			return
+		}
+		from := &budgetedBody{ReadCloser: r.Body, budget: budget}
+		defer from.release()
+		// A copy, because net/http decides by the original's body whether the
+		// connection can carry another request.
+		bounded := r.WithContext(context.WithValue(r.Context(), budgetKey{}, budget))
+		bounded.Body = from
+		next.ServeHTTP(w, bounded)
+	})
+}
+
+type budgetedBody struct {
+	io.ReadCloser
+	budget Budget
+	taken  atomic.Int64
+}
+
+func (b *budgetedBody) release() { b.budget.Give(b.taken.Swap(0)) }
+
+// Read implements io.Reader.
+func (b *budgetedBody) Read(buf []byte) (int, error) {
+	n, err := b.ReadCloser.Read(buf)
+	if f := b.budget.Take(int64(n)); f != nil {
+		return 0, f
+	}
+	b.taken.Add(int64(n))
+	return n, err
+}
+
+// releaseBody releases what the request's body has charged to its budget so far. Streams of
+// messages call it before each message, because only the latest is kept.
+func releaseBody(r *http.Request) {
+	if from, ok := r.Body.(*budgetedBody); ok {
+		from.release()
+	}
+}
+
+// Reservation charges the memory of one request's decoded inputs before it is allocated: to
+// the limit of the request, and to its budget. It belongs to one goroutine. A nil
+// Reservation bounds nothing.
+type Reservation struct {
+	ctx   context.Context
+	limit int64
+	// budget is nil where there is none.
+	budget Budget
+	// inputs are the bytes reserved for inputs, and charged all bytes taken from the budget.
+	inputs, charged int64
+}
+
+// NewReservation returns a reservation of at most limit bytes of inputs; 0 is no limit. The
+// context is the request's: it carries the budget of WithBudget, and nothing can be reserved
+// after it ended. The caller releases the reservation.
+func NewReservation(ctx context.Context, limit int) *Reservation {
+	budget, _ := ctx.Value(budgetKey{}).(Budget)
+	return &Reservation{ctx: ctx, limit: int64(limit), budget: budget}
+}
+
+// Input reserves n bytes for the input of that field. On an error the caller must not
+// allocate them.
+func (r *Reservation) Input(field string, n int64) error {
+	if r == nil {
+		return nil
+	}
+	if r.limit > 0 && n > r.limit-r.inputs {
+		return r.tooLarge(field, n)
+	}
+	if err := r.Scratch(n); err != nil {
+		return err
+	}
+	r.inputs += n
+	return nil
+}
+
+func (r *Reservation) tooLarge(field string, n int64) error {
+	before := ""
+	if r.inputs > 0 {
+		before = " for all inputs, of which " + strconv.FormatInt(r.inputs, 10) + " are taken"
+	}
+	return fault.Newf(fault.PayloadTooLarge, "%s takes %d bytes, gateway.max_payload is %d%s", field, n, r.limit, before).
+		WithViolation(field, "takes %d bytes", n).
+		WithMetadata("limit_bytes", strconv.FormatInt(r.limit, 10))
+}
+
+// Scratch reserves n bytes of temporary memory, which count against the budget only.
+func (r *Reservation) Scratch(n int64) error {
+	if r == nil {
+		return nil
+	}
+	switch err := r.ctx.Err(); {
+	case errors.Is(err, context.DeadlineExceeded):
+		return fault.New(fault.DeadlineExceeded, "the request's time was over before its inputs were read").Caused(err)
+	case err != nil:
+		return fault.New(fault.Cancelled, "the caller went away").Caused(err)
+	}
+	if r.budget != nil {
+		if f := r.budget.Take(n); f != nil {
+			return f
+		}
+	}
+	r.charged += n
+	return nil
+}
+
+// ReleaseScratch releases n bytes that Scratch reserved.
+func (r *Reservation) ReleaseScratch(n int64) {
+	if r == nil {
+		return
+	}
+	r.charged -= n
+	if r.budget != nil {
+		r.budget.Give(n)
+	}
+}
+
+// Inputs returns the bytes that are reserved for inputs.
+func (r *Reservation) Inputs() int {
+	if r == nil {
+		return 0
+	}
+	return int(r.inputs)
+}
+
+// Release releases everything. The inputs must not be used after it.
+func (r *Reservation) Release() {
+	if r != nil {
+		r.ReleaseScratch(r.charged)
+	}
+}

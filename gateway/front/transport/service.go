@@ -1,0 +1,197 @@
+package transport
+
+import (
+	"context"
+	"math"
+	"net/http"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+)
+
+// DefaultMaxMessageBytes is the limit of a request where Settings name none.
+const DefaultMaxMessageBytes = 64 << 20
+
+// Settings bound what a caller may cost, on every front.
+type Settings struct {
+	// MaxMessageBytes bounds one request message or body, as sent and decompressed; 0 is
+	// DefaultMaxMessageBytes.
+	MaxMessageBytes int
+	// MaxPayload bounds the memory of one request's decoded inputs, in bytes; 0 is no limit.
+	MaxPayload int
+	// StallTimeout is how long a caller may send nothing of a message, or take nothing of a
+	// response; 0 is DefaultStallTimeout.
+	StallTimeout time.Duration
+	// PingInterval is how long an event stream sends nothing before a comment; 0 is
+	// DefaultPingInterval.
+	PingInterval time.Duration
+	// Stopping is closed when the gateway stops: bidirectional streams then take no more
+	// messages. nil never is.
+	Stopping <-chan struct{}
+}
+
+// WithDefaults returns s with the defaults of what is not set.
+func (s Settings) WithDefaults() Settings {
+	if s.MaxMessageBytes <= 0 {
+		s.MaxMessageBytes = DefaultMaxMessageBytes
+	}
+	if s.StallTimeout <= 0 {
+		s.StallTimeout = DefaultStallTimeout
+	}
+	return s
+}
+
+// Caller runs requests: gateway/call's service.
+//
+// Its errors have a *fault.Fault in their chain; the fault's metadata RequestIDKey is the
+// request's ID where one was assigned. Stream calls emit in order, and not after it returned;
+// an error of emit ends the call.
+type Caller interface {
+	Infer(ctx context.Context, r *call.Request) (*call.Response, error)
+	Stream(ctx context.Context, r *call.Request, emit func(call.Chunk) error) (*call.Response, error)
+	Result(ctx context.Context, requestID string, wait time.Duration) (*call.Response, error)
+	Cancel(ctx context.Context, requestID string) error
+}
+
+// Service is the HTTP handler of a service's methods.
+type Service struct {
+	descriptor protoreflect.ServiceDescriptor
+	settings   Settings
+	// methods are by path.
+	methods map[string]http.Handler
+}
+
+var _ http.Handler = (*Service)(nil)
+
+// NewService returns the service of that descriptor, without any method.
+func NewService(d protoreflect.ServiceDescriptor, s Settings) *Service {
+	return &Service{descriptor: d, settings: s.WithDefaults(), methods: map[string]http.Handler{}}
+}
+
+// ServeHTTP implements http.Handler. All methods are added before it is called.
+func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if method, ok := s.methods[r.URL.Path]; ok {
+		method.ServeHTTP(w, r)
+		return
+	}
+	http.NotFound(w, r)
+}
+
+// Path is where the service is to be mounted.
+func (s *Service) Path() string { return "/" + string(s.descriptor.FullName()) + "/" }
+
+// Call is what a method learns of a call beside its message, and what it answers beside it.
+type Call struct {
+	// Trace is the caller's W3C trace context, or nil.
+	Trace map[string]string
+	// PlainHTTP is true where HTTP tools show the response's headers: the protocol is
+	// Connect's own.
+	PlainHTTP bool
+
+	header, trailer func() http.Header
+}
+
+// SetHeader sets a header of the response; headers of a stream leave with its first message.
+func (c *Call) SetHeader(name, value string) {
+	if c.header != nil {
+		c.header().Set(name, value)
+	}
+}
+
+// SetTrailer sets a trailer of the response.
+func (c *Call) SetTrailer(name, value string) {
+	if c.trailer != nil {
+		c.trailer().Set(name, value)
+	}
+}
+
+func newCall(h http.Header, peer connect.Peer) *Call {
+	return &Call{Trace: TraceContext(h), PlainHTTP: peer.Protocol == connect.ProtocolConnect}
+}
+
+// Unary serves f as the method of that name.
+func Unary[M any, P message[M], Out any](s *Service, name protoreflect.Name, f func(context.Context, *Call, P) (*Out, error)) {
+	s.handle(name, limitMessage, func(path string, options connect.HandlerOption) http.Handler {
+		return connect.NewUnaryHandler(path, func(ctx context.Context, in *connect.Request[incoming[M, P]]) (*connect.Response[Out], error) {
+			if in.Msg.err != nil {
+				return nil, RPCError(in.Msg.err)
+			}
+			out, c := connect.NewResponse[Out](nil), newCall(in.Header(), in.Peer())
+			c.header, c.trailer = out.Header, out.Trailer
+			var err error
+			if out.Msg, err = f(ctx, c, &in.Msg.message); err != nil {
+				return nil, RPCError(err)
+			}
+			return out, nil
+		}, options)
+	})
+}
+
+// ServerStream serves f as the method of that name, which sends a stream of messages. An
+// error of send means that nobody takes the response; f returns it.
+func ServerStream[M any, P message[M], Out any](s *Service, name protoreflect.Name, f func(ctx context.Context, c *Call, in P, send func(*Out) error) error) {
+	s.handle(name, limitMessage, func(path string, options connect.HandlerOption) http.Handler {
+		return connect.NewServerStreamHandler(path, func(ctx context.Context, in *connect.Request[incoming[M, P]], out *connect.ServerStream[Out]) error {
+			if in.Msg.err != nil {
+				return RPCError(in.Msg.err)
+			}
+			c := newCall(in.Header(), in.Peer())
+			c.header, c.trailer = out.ResponseHeader, out.ResponseTrailer
+			send := func(m *Out) error { return sendFault(ctx, out.Send(m)) }
+			if err := f(ctx, c, &in.Msg.message, send); err != nil {
+				return RPCError(err)
+			}
+			return nil
+		}, options)
+	})
+}
+
+// sendFault classifies a response that could not be sent: the deadline passed, or the caller
+// is gone.
+func sendFault(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
+	if cause := ctx.Err(); cause != nil {
+		return fault.From(cause)
+	}
+	return fault.Newf(fault.Cancelled, "the answer could not be sent: %w", err)
+}
+
+func (s *Service) handle(name protoreflect.Name, limit func(http.Handler, Settings) http.Handler, handler func(path string, options connect.HandlerOption) http.Handler) {
+	path := s.Path() + string(name)
+	if s.methods[path] != nil {
+		panic("two methods " + path) // as of a ServeMux
+	}
+	options := connect.WithHandlerOptions(
+		connect.WithSchema(s.descriptor.Methods().ByName(name)),
+		connect.WithCodec(binaryCodec{}),
+		connect.WithCodec(jsonCodec{name: "json"}),
+		connect.WithCodec(jsonCodec{name: "json; charset=utf-8"}),
+		connect.WithCompression("gzip", newDecompressor(s.settings.MaxMessageBytes), newCompressor),
+		connect.WithCompressMinBytes(math.MaxInt),
+		connect.WithReadMaxBytes(s.settings.MaxMessageBytes),
+	)
+	s.methods[path] = limit(handler(path, options), s.settings)
+}
+
+// EarlierTimeout returns the earlier of the timeout that a request asks for, 0 for none, and
+// the time that the RPC's own deadline leaves; 0 where there is neither.
+func EarlierTimeout(ctx context.Context, requested time.Duration) (time.Duration, error) {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return requested, nil
+	}
+	left := time.Until(deadline)
+	if left <= 0 {
+		return 0, fault.From(context.DeadlineExceeded)
+	}
+	if requested == 0 {
+		return left, nil
+	}
+	return min(requested, left), nil
+}

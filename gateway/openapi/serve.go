@@ -1,0 +1,211 @@
+package openapi
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"crypto/sha256"
+	_ "embed" // the files below
+	"encoding/hex"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+)
+
+const (
+	// DocumentPath is where the document is served.
+	DocumentPath = "/openapi.json"
+	// PagePath is where the page is served; its files are below.
+	PagePath = "/docs"
+)
+
+// OpenPaths returns the paths that need no token; one that ends in "/" is a prefix.
+func OpenPaths() []string { return []string{PagePath, PagePath + "/"} }
+
+// Source returns the document as of now. Its errors have a *fault.Fault in their chain.
+type Source interface {
+	Document(ctx context.Context) (*Document, error)
+}
+
+// Document is a document ready to be sent.
+type Document struct{ file file }
+
+// NewDocument returns a document that is sent as that JSON, which must not be changed.
+func NewDocument(text []byte) *Document { return &Document{newFile("application/json", text)} }
+
+// Mount serves the document of the source, and the page that shows it.
+func Mount(mux *http.ServeMux, source Source) {
+	mux.Handle(DocumentPath, readOnly(func(w http.ResponseWriter, r *http.Request) {
+		document, err := source.Document(r.Context())
+		if err != nil {
+			transport.WriteFault(w, err)
+			return
+		}
+		document.file.send(w, r)
+	}))
+	mux.Handle(PagePath+"/{$}", readOnly(http.RedirectHandler(PagePath, http.StatusPermanentRedirect).ServeHTTP))
+	for path, f := range pageFiles() {
+		mux.Handle(path, readOnly(func(w http.ResponseWriter, r *http.Request) {
+			h := w.Header()
+			h.Set("Content-Security-Policy", contentPolicy)
+			h.Set("Referrer-Policy", "no-referrer")
+			h.Set("Cross-Origin-Opener-Policy", "same-origin")
+			h.Set("Cross-Origin-Resource-Policy", "same-origin")
+			f.send(w, r)
+		}))
+	}
+}
+
+// contentPolicy allows the page nothing but this port. The viewer's pictures are in its style
+// sheet, and those in a stage's response are blobs; its scripts set styles one by one, which
+// is no inline style.
+const contentPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; " +
+	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+
+// readOnly serves GET and HEAD, with a stall timeout.
+func readOnly(serve http.HandlerFunc) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		out := transport.StallWriter(w, transport.DefaultStallTimeout)
+		if r.Method == http.MethodGet || r.Method == http.MethodHead {
+			serve(out, r)
+		} else {
+			const allowed = http.MethodGet + ", " + http.MethodHead
+			w.Header().Set("Allow", allowed)
+			transport.WriteFaultStatus(out, fault.Newf(fault.InvalidRequest, "reading is %s, not %.80s", allowed, r.Method), http.StatusMethodNotAllowed)
+		}
+		transport.FlushResponse(w, transport.DefaultStallTimeout)
+	})
+}
+
+// The page's own files, and the viewer's as update.sh has packed them.
+var (
+	//go:embed page/docs.html
+	pageHTML []byte
+	//go:embed page/docs.css
+	pageStyle []byte
+	//go:embed page/docs.js
+	pageScript []byte
+
+	//go:embed viewer/swagger-ui.css.gz
+	viewerStyle []byte
+	//go:embed viewer/swagger-ui-bundle.js.gz
+	viewerScript []byte
+	//go:embed viewer/LICENSE
+	viewerLicense []byte
+	//go:embed viewer/NOTICE
+	viewerNotice []byte
+	//go:embed viewer/swagger-ui-bundle.js.LICENSE.txt
+	viewerParts []byte
+)
+
+const (
+	htmlType   = "text/html; charset=utf-8"
+	styleType  = "text/css; charset=utf-8"
+	scriptType = "text/javascript; charset=utf-8"
+	plainType  = "text/plain; charset=utf-8"
+)
+
+// pageFiles returns the page and its files, with the viewer's licences, by path.
+func pageFiles() map[string]file {
+	return map[string]file{
+		PagePath:               newFile(htmlType, pageHTML),
+		PagePath + "/docs.css": newFile(styleType, pageStyle),
+		PagePath + "/docs.js":  newFile(scriptType, pageScript),
+		PagePath + "/LICENSE":  newFile(plainType, viewerLicense),
+		PagePath + "/NOTICE":   newFile(plainType, viewerNotice),
+		PagePath + "/swagger-ui-bundle.js.LICENSE.txt": newFile(plainType, viewerParts),
+
+		PagePath + "/swagger-ui.css":       {contentType: styleType, tag: tagOf(viewerStyle), packed: viewerStyle},
+		PagePath + "/swagger-ui-bundle.js": {contentType: scriptType, tag: tagOf(viewerScript), packed: viewerScript},
+	}
+}
+
+// file is a file to be sent, as it is and in gzip.
+type file struct {
+	contentType, tag string
+	packed           []byte
+	// text is nil where packed is unpacked for callers that do not accept gzip.
+	text []byte
+}
+
+func newFile(contentType string, text []byte) file {
+	var packed bytes.Buffer
+	w := gzip.NewWriter(&packed) // a buffer accepts everything
+	_, _ = w.Write(text)
+	_ = w.Close()
+	return file{contentType: contentType, tag: tagOf(text), text: text, packed: packed.Bytes()}
+}
+
+// tagOf returns the text of an entity tag.
+func tagOf(text []byte) string {
+	digest := sha256.Sum256(text)
+	return hex.EncodeToString(digest[:16])
+}
+
+// send answers with the file, or 304 where the caller has it.
+func (f file) send(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	h.Set("Content-Type", f.contentType)
+	h.Set("Cache-Control", "no-cache")
+	h.Set("Vary", "Accept-Encoding")
+	h.Set("X-Content-Type-Options", "nosniff")
+	packed := acceptsGzip(r)
+	// Each encoding has a tag of its own.
+	tag := `"` + f.tag + `"`
+	if packed {
+		tag = `"` + f.tag + `-gzip"`
+	}
+	h.Set("ETag", tag)
+	if hasTag(r.Header.Values("If-None-Match"), tag) {
+		w.WriteHeader(http.StatusNotModified)
+		return
+	}
+	body := f.text
+	if packed {
+		h.Set("Content-Encoding", "gzip")
+		body = f.packed
+	}
+	if body != nil {
+		h.Set("Content-Length", strconv.Itoa(len(body)))
+	}
+	switch {
+	case r.Method == http.MethodHead:
+	case body != nil:
+		_, _ = w.Write(body)
+	default:
+		// The embedded files are valid gzip.
+		if unpacked, err := gzip.NewReader(bytes.NewReader(f.packed)); err == nil {
+			_, _ = io.Copy(w, unpacked)
+		}
+	}
+}
+
+// acceptsGzip reports whether the caller accepts gzip, by one of its names or else as any
+// encoding.
+func acceptsGzip(r *http.Request) bool {
+	acceptsAny := false
+	for name, q := range transport.AcceptedValues(r.Header.Values("Accept-Encoding")) {
+		switch name {
+		case "gzip", "x-gzip":
+			return q > 0
+		case "*":
+			acceptsAny = q > 0
+		}
+	}
+	return acceptsAny
+}
+
+// hasTag reports whether the values of If-None-Match match the tag. A proxy may have made the
+// tag a weak one.
+func hasTag(values []string, tag string) bool {
+	for entry := range strings.SplitSeq(strings.Join(values, ","), ",") {
+		if entry = strings.TrimSpace(entry); entry == "*" || strings.TrimPrefix(entry, "W/") == tag {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,313 @@
+package bus
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// Error codes of the JetStream API for a reached bound.
+const (
+	codeStoreFailed     = 10077 // maximum messages or bytes exceeded
+	codeNoResources     = 10023 // insufficient resources
+	codeMemoryExhausted = 10028
+	codeStorageExceeded = 10047
+	codeTooLarge        = 10054
+)
+
+// codeNotLast: the subject's last message is not the expected one.
+const codeNotLast = 10071
+
+// Codes of the JetStream API for a message that is not there.
+const (
+	codeNoMessage      = 10037
+	codeNoSequence     = 10043
+	codeDeleteFailed   = 10057 // of one that is not there, or of a stream that denies it
+	codeStreamNotFound = 10059
+)
+
+// apiError is the error in an answer of the JetStream API.
+type apiError struct {
+	Code        int    `json:"code"`
+	ErrCode     uint16 `json:"err_code"`
+	Description string `json:"description"`
+}
+
+func (e *apiError) classify() error {
+	switch e.ErrCode {
+	case codeStoreFailed, codeNoResources, codeMemoryExhausted, codeStorageExceeded:
+		return fmt.Errorf("%w: %s", ErrQueueFull, e.Description)
+	case codeTooLarge:
+		return fmt.Errorf("%w: %s", ErrTooLarge, e.Description)
+	}
+	return fmt.Errorf("%w: %s (%d)", ErrUnknown, e.Description, e.ErrCode)
+}
+
+// isMissing reports whether the stream or the message does not exist.
+func (e *apiError) isMissing() bool {
+	if e == nil {
+		return false
+	}
+	switch e.ErrCode {
+	case codeStreamNotFound, codeNoMessage, codeNoSequence, codeDeleteFailed:
+		return true
+	}
+	return false
+}
+
+// api sends a request to the JetStream API. A broker without the stream, or
+// without JetStream, is ErrNoQueue.
+func (b *Bus) api(ctx context.Context, name string, question, answer any) error {
+	data, err := json.Marshal(question)
+	if err != nil {
+		return err
+	}
+	msg, err := b.request(ctx, "$JS.API."+name, data)
+	switch {
+	case err != nil:
+		return err
+	case noResponders(msg):
+		return ErrNoQueue
+	}
+	if err := json.Unmarshal(msg.Data, answer); err != nil {
+		return fmt.Errorf("%w: answer to %s: %w", ErrUnknown, name, err)
+	}
+	return nil
+}
+
+// request sends a request and waits for the answer.
+func (b *Bus) request(ctx context.Context, subject string, question []byte) (*nats.Msg, error) {
+	type answer struct {
+		msg *nats.Msg
+		err error
+	}
+	ch := make(chan answer, 1)
+	b.requests.send(&nats.Msg{Subject: subject, Data: question}, func(msg *nats.Msg, err error) { ch <- answer{msg, err} })
+	select {
+	case a := <-ch:
+		return a.msg, a.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// noResponders reports whether the broker answered that there is no subscriber.
+func noResponders(msg *nats.Msg) bool {
+	return len(msg.Data) == 0 && msg.Header.Get("Status") == "503"
+}
+
+// Stored is a message that a stream holds.
+type Stored struct {
+	Seq  uint64
+	Data []byte
+}
+
+const (
+	statusNotFound = "404"
+	sequenceHeader = "Nats-Sequence"
+)
+
+// Last returns the last message of a subject in a stream that allows direct
+// reads: nil where there is none, ErrNoQueue where there is no stream.
+func (b *Bus) Last(ctx context.Context, stream, subject string) (*Stored, error) {
+	msg, err := b.request(ctx, "$JS.API.DIRECT.GET."+stream+"."+subject, nil)
+	if err != nil {
+		return nil, err
+	}
+	switch status := msg.Header.Get("Status"); {
+	case noResponders(msg):
+		return nil, ErrNoQueue
+	case status == statusNotFound:
+		return nil, nil
+	case status != "":
+		return nil, fmt.Errorf("%w: %s of stream %s: %s %s", ErrUnknown, subject, stream, status, msg.Header.Get("Description"))
+	}
+	seq, err := strconv.ParseUint(msg.Header.Get(sequenceHeader), 10, 64)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s of stream %s has no place: %w", ErrUnknown, subject, stream, err)
+	}
+	return &Stored{Seq: seq, Data: msg.Data}, nil
+}
+
+// StoredResult returns the bytes of a request's stored result: nil where there is
+// none, ErrNoResults where the mesh keeps no results.
+func (b *Bus) StoredResult(ctx context.Context, request pipeline.RequestID) ([]byte, error) {
+	msg, err := b.Last(ctx, b.ResultStream(), b.Subjects.Result(request))
+	switch {
+	case errors.Is(err, ErrNoQueue):
+		return nil, ErrNoResults
+	case err != nil || msg == nil:
+		return nil, err
+	}
+	return msg.Data, nil
+}
+
+// Backlog is the content of a queue, with the items in flight.
+type Backlog struct {
+	Epoch Epoch
+	// Taken is the time of the snapshot on the broker's clock.
+	Taken time.Time
+	// Items and Bytes are all items'; Last is the number of items since the queue was
+	// created. They are of one moment.
+	Items, Bytes, Last uint64
+	// Classes are the items by their class, a moment later.
+	Classes map[pipeline.Class]uint64
+	// MaxItems and MaxBytes bound the queue; less than 1 means no bound.
+	MaxItems, MaxBytes int64
+}
+
+// Backlog requests the content of a queue: ErrNoQueue where there is none.
+func (b *Bus) Backlog(ctx context.Context, stage pipeline.StageName, d pipeline.Durability) (Backlog, error) {
+	var answer struct {
+		jetstream.StreamInfo
+		Error *apiError `json:"error"`
+	}
+	err := b.api(ctx, "STREAM.INFO."+b.Stream(stage, d), struct {
+		Filter string `json:"subjects_filter"`
+	}{b.Stage(stage, d, "*")}, &answer)
+	switch {
+	case err != nil:
+		return Backlog{}, fmt.Errorf("queue of stage %s: %w", stage, err)
+	case answer.Error.isMissing():
+		return Backlog{}, ErrNoQueue
+	case answer.Error != nil:
+		return Backlog{}, fmt.Errorf("queue of stage %s: %w", stage, answer.Error.classify())
+	}
+	out := Backlog{
+		Epoch: epochOf(&answer.StreamInfo), Taken: answer.TimeStamp, Classes: make(map[pipeline.Class]uint64, classCount),
+		Items: answer.State.Msgs, Bytes: answer.State.Bytes,
+		Last: answer.State.LastSeq, MaxItems: answer.Config.MaxMsgs, MaxBytes: answer.Config.MaxBytes,
+	}
+	for _, class := range pipeline.Classes() {
+		out.Classes[class] = answer.State.Subjects[b.Stage(stage, d, class)]
+	}
+	return out, nil
+}
+
+// DeleteQueued deletes an item from its queue, at the sequence number of its
+// receipt, and reports whether it was there. A queued item is then never
+// delivered. An item in flight on a host is finished there: only Cancel reaches
+// it.
+func (b *Bus) DeleteQueued(ctx context.Context, m Message, seq uint64) (bool, error) {
+	if same, err := b.holds(ctx, m, seq); err != nil || !same {
+		return false, err
+	}
+	return b.delete(ctx, m.stream, seq)
+}
+
+// delete removes a message from a stream, and reports whether it was there.
+func (b *Bus) delete(ctx context.Context, stream string, seq uint64) (bool, error) {
+	var answer struct {
+		Success bool      `json:"success"`
+		Error   *apiError `json:"error"`
+	}
+	err := b.api(ctx, "STREAM.MSG.DELETE."+stream, struct {
+		Seq     uint64 `json:"seq"`
+		NoErase bool   `json:"no_erase"`
+	}{seq, true}, &answer)
+	switch {
+	case err != nil:
+		return false, err
+	case answer.Error.isMissing():
+		return false, nil
+	case answer.Error != nil:
+		return false, answer.Error.classify()
+	}
+	return answer.Success, nil
+}
+
+// holds reports whether the message is the one at that sequence number: after a
+// memory queue was lost with its broker, another item may be.
+func (b *Bus) holds(ctx context.Context, m Message, seq uint64) (bool, error) {
+	var answer struct {
+		Message struct {
+			Header []byte `json:"hdrs"`
+		} `json:"message"`
+		Error *apiError `json:"error"`
+	}
+	err := b.api(ctx, "STREAM.MSG.GET."+m.stream, struct {
+		Seq uint64 `json:"seq"`
+	}{seq}, &answer)
+	switch {
+	case err != nil:
+		return false, err
+	case answer.Error.isMissing():
+		return false, nil
+	case answer.Error != nil:
+		return false, answer.Error.classify()
+	}
+	return bytes.Contains(answer.Message.Header, []byte("\r\n"+nats.MsgIdHdr+": "+m.id+"\r\n")), nil
+}
+
+// Exhausted is an item that the broker delivers no more: it was delivered
+// MaxDeliver times and never settled. It stays in its queue until it is removed,
+// or too old.
+type Exhausted struct {
+	Data       []byte
+	Deliveries int
+
+	stream string
+	seq    uint64
+}
+
+// exhaustedTimeout bounds the request for an item.
+const exhaustedTimeout = 2 * time.Second
+
+// ServeExhausted passes each exhausted item of the stage's memory queue to one of
+// the hosts that serve it, until the returned function is called. On file there
+// are none. The handler may block.
+func (b *Bus) ServeExhausted(stage pipeline.StageName, handle func(Exhausted)) (stop func() error, err error) {
+	stream := b.Stream(stage, pipeline.Memory)
+	sub, err := b.nc.QueueSubscribe("$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES."+stream+".*", aliveGroup, func(msg *nats.Msg) {
+		if g, err := b.fetchExhausted(stream, msg.Data); err == nil {
+			handle(g)
+		} else {
+			b.settings.Logger.Debug("an item that the broker gave up on is not there", "stage", stage, "error", err)
+		}
+	})
+	if err != nil {
+		return nil, sendError(err)
+	}
+	return b.confirm(sub, sub.SetPendingLimits(watchBacklog, -1))
+}
+
+// fetchExhausted fetches the item of the broker's advisory.
+func (b *Bus) fetchExhausted(stream string, advisory []byte) (Exhausted, error) {
+	var about struct {
+		Seq        uint64 `json:"stream_seq"`
+		Deliveries int    `json:"deliveries"`
+	}
+	if err := json.Unmarshal(advisory, &about); err != nil {
+		return Exhausted{}, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), exhaustedTimeout)
+	defer cancel()
+	var answer struct {
+		Message struct {
+			Data []byte `json:"data"`
+		} `json:"message"`
+		Error *apiError `json:"error"`
+	}
+	err := b.api(ctx, "STREAM.MSG.GET."+stream, struct {
+		Seq uint64 `json:"seq"`
+	}{about.Seq}, &answer)
+	if err == nil && answer.Error != nil {
+		err = answer.Error.classify()
+	}
+	return Exhausted{Data: answer.Message.Data, Deliveries: about.Deliveries, stream: stream, seq: about.Seq}, err
+}
+
+// Remove deletes an exhausted item from its queue.
+func (b *Bus) Remove(ctx context.Context, g Exhausted) error {
+	_, err := b.delete(ctx, g.stream, g.seq)
+	return err
+}

@@ -1,0 +1,389 @@
+package bus
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"google.golang.org/protobuf/proto"
+
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
+	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// Message is a message that is ready to be sent, and may be sent again.
+type Message struct {
+	subject string
+	// stream holds the message once it is sent; empty for a reply.
+	stream string
+	// id is the broker's deduplication id; empty for a reply and where isPlaced.
+	id string
+	// isPlaced: the broker takes the message only while the subject's last message is
+	// the one at sequence number after; 0 means that there is none.
+	isPlaced bool
+	after    uint64
+	data     []byte
+	// missing is the error where no subscriber takes messages for the subject.
+	missing error
+}
+
+// Size returns the bytes of the message's body.
+func (m Message) Size() int { return len(m.data) }
+
+// Receipt is the acknowledgement of a message.
+type Receipt struct {
+	// Seq is the message's sequence number in its stream; 0 for a reply.
+	Seq uint64
+	// Duplicate means that nothing was stored: the queue had an item of that id, or
+	// the request a result, or another request the key.
+	Duplicate bool
+	// Disposition is what the gateway did with a reply.
+	Disposition meshv1.ReplyDisposition
+}
+
+// headerSlack is the space for subject and headers of a message, in bytes.
+const headerSlack = 1024
+
+// Item returns the message that puts the envelope into its stage's queue.
+// ErrTooLarge means that the broker would not take it.
+func (b *Bus) Item(e *envelope.Envelope) (Message, error) {
+	data, err := b.encode(e)
+	if err != nil {
+		return Message{}, err
+	}
+	return Message{
+		subject: b.Next(e.Hop(), e.Durability, e.Class()),
+		stream:  b.Stream(e.Hop().Stage, e.Durability),
+		id:      e.MsgID(),
+		data:    data,
+		missing: ErrNoQueue,
+	}, nil
+}
+
+// Reply returns the message that delivers the reply to its gateway.
+func (b *Bus) Reply(gateway pipeline.GatewayID, r *envelope.Reply) (Message, error) {
+	data, err := b.encode(r)
+	if err != nil {
+		return Message{}, err
+	}
+	return Message{subject: b.Subjects.Reply(gateway, r.ExecutionID), data: data, missing: ErrNoGateway}, nil
+}
+
+// Result returns the message that stores a request's final reply, unless it has
+// one.
+func (b *Bus) Result(r *envelope.Result) (Message, error) {
+	data, err := b.encode(r)
+	if err != nil {
+		return Message{}, err
+	}
+	return Message{
+		subject:  b.Subjects.Result(r.Reply.RequestID),
+		stream:   b.ResultStream(),
+		isPlaced: true,
+		data:     data,
+		missing:  ErrNoResults,
+	}, nil
+}
+
+// Claim returns the message that makes the claim the record of its key, while the
+// record is the one at sequence number after; 0 means that there is none.
+func (b *Bus) Claim(key string, c *envelope.Claim, after uint64) (Message, error) {
+	data, err := b.encode(c)
+	if err != nil {
+		return Message{}, err
+	}
+	return Message{
+		subject:  b.Subjects.Claim(c.Tenant, c.Pipeline, key),
+		stream:   b.ClaimStream(),
+		isPlaced: true,
+		after:    after,
+		data:     data,
+		missing:  ErrNoClaims,
+	}, nil
+}
+
+// DeadLetter returns the message that stores a dead letter about a delivery. Its
+// deduplication id is the delivery's, so a repeated one is not stored twice.
+func (b *Bus) DeadLetter(d *envelope.DeadLetter, of Delivery) (Message, error) {
+	data, err := b.encode(d)
+	if err != nil {
+		return Message{}, err
+	}
+	return Message{
+		subject: b.DeadLetterSubject(d.Stage),
+		stream:  b.DeadLetterStream(),
+		id:      of.key(),
+		data:    data,
+		missing: ErrNoDeadLetters,
+	}, nil
+}
+
+// encode returns the bytes of a message's body, or ErrTooLarge.
+func (b *Bus) encode(e interface{ Encode() ([]byte, error) }) ([]byte, error) {
+	data, err := e.Encode()
+	if err != nil {
+		return nil, err
+	}
+	if limit := b.MaxPayload() - headerSlack; limit > 0 && len(data) > limit {
+		return nil, fmt.Errorf("%w: %d bytes, the limit is %d (max_payload of the broker)", ErrTooLarge, len(data), limit)
+	}
+	return data, nil
+}
+
+// Publish sends the message and calls done exactly once, from another goroutine or
+// before it returns: with a receipt when the queue or the gateway has it, else
+// with one of this package's errors. done must not block.
+func (b *Bus) Publish(m Message, done func(Receipt, error)) {
+	msg := &nats.Msg{Subject: m.subject, Data: m.data}
+	switch {
+	case m.id != "":
+		msg.Header = nats.Header{nats.MsgIdHdr: []string{m.id}}
+	case m.isPlaced:
+		msg.Header = nats.Header{nats.ExpectedLastSubjSeqHdr: []string{strconv.FormatUint(m.after, 10)}}
+	}
+	b.requests.send(msg, func(answer *nats.Msg, err error) {
+		if err != nil {
+			done(Receipt{}, err)
+			return
+		}
+		done(m.receipt(answer))
+	})
+}
+
+// PublishAndWait publishes the message and waits for the receipt.
+func (b *Bus) PublishAndWait(ctx context.Context, m Message) (Receipt, error) {
+	type outcome struct {
+		receipt Receipt
+		err     error
+	}
+	sent := make(chan outcome, 1)
+	b.Publish(m, func(r Receipt, err error) { sent <- outcome{r, err} })
+	select {
+	case o := <-sent:
+		return o.receipt, o.err
+	case <-ctx.Done():
+		return Receipt{}, fmt.Errorf("%w: %w", ErrUnknown, ctx.Err())
+	}
+}
+
+// PublishUnacked sends the message without an acknowledgement. An error means that
+// it was not sent.
+func (b *Bus) PublishUnacked(m Message) error {
+	if err := b.nc.Publish(m.subject, m.data); err != nil {
+		return sendError(err)
+	}
+	return nil
+}
+
+func (m Message) receipt(answer *nats.Msg) (Receipt, error) {
+	switch {
+	case noResponders(answer):
+		return Receipt{}, m.missing
+	case m.stream == "":
+		return replyReceipt(answer.Data)
+	default:
+		return storedReceipt(answer.Data)
+	}
+}
+
+func storedReceipt(data []byte) (Receipt, error) {
+	if seq, ok := plainSeq(data); ok {
+		return Receipt{Seq: seq}, nil
+	}
+	var ack struct {
+		Error     *apiError `json:"error"`
+		Seq       uint64    `json:"seq"`
+		Duplicate bool      `json:"duplicate"`
+	}
+	if err := json.Unmarshal(data, &ack); err != nil {
+		return Receipt{}, fmt.Errorf("%w: %w", ErrUnknown, err)
+	}
+	switch {
+	case ack.Error != nil && ack.Error.ErrCode == codeNotLast:
+		return Receipt{Duplicate: true}, nil
+	case ack.Error != nil:
+		return Receipt{}, ack.Error.classify()
+	}
+	return Receipt{Seq: ack.Seq, Duplicate: ack.Duplicate}, nil
+}
+
+// plainSeq reads the broker's most frequent acknowledgement, such as
+// {"stream":"S","seq":7}, without a JSON decoder: there is one for each hop.
+// Stream names have no quotes.
+func plainSeq(data []byte) (seq uint64, ok bool) {
+	rest, ok := bytes.CutPrefix(data, []byte(`{"stream":"`))
+	if !ok {
+		return 0, false
+	}
+	_, rest, _ = bytes.Cut(rest, []byte(`"`))
+	rest, ok = bytes.CutPrefix(rest, []byte(`,"seq":`))
+	digits, closed := bytes.CutSuffix(rest, []byte(`}`))
+	if !ok || !closed {
+		return 0, false
+	}
+	seq, err := strconv.ParseUint(string(digits), 10, 64)
+	return seq, err == nil
+}
+
+func replyReceipt(data []byte) (Receipt, error) {
+	var ack meshv1.ReplyAck
+	if err := proto.Unmarshal(data, &ack); err != nil {
+		return Receipt{}, fmt.Errorf("%w: %w", ErrUnknown, err)
+	}
+	return Receipt{Disposition: ack.GetDisposition()}, nil
+}
+
+// requester sends messages that are acknowledged, many at a time, and passes each
+// acknowledgement to its message's callback. One subscription serves all.
+type requester struct {
+	timeout time.Duration
+	nc      *nats.Conn
+	prefix  string
+	next    atomic.Uint64
+	shards  [requestShards]requestShard
+	quit    chan struct{}
+	done    chan struct{}
+}
+
+const (
+	requestShards = 16
+	expireEvery   = 100 * time.Millisecond
+	ackBacklog    = 1 << 16
+)
+
+type requestShard struct {
+	mu      sync.Mutex
+	pending map[uint64]pendingRequest
+	closed  bool
+}
+
+type pendingRequest struct {
+	done  func(*nats.Msg, error)
+	until time.Time
+}
+
+func newRequester(timeout time.Duration) *requester {
+	r := &requester{timeout: timeout, prefix: nats.NewInbox() + ".", quit: make(chan struct{}), done: make(chan struct{})}
+	for i := range r.shards {
+		r.shards[i].pending = map[uint64]pendingRequest{}
+	}
+	return r
+}
+
+func (r *requester) start(nc *nats.Conn) error {
+	r.nc = nc
+	sub, err := nc.Subscribe(r.prefix+"*", r.receive)
+	if err != nil {
+		return err
+	}
+	if err := sub.SetPendingLimits(ackBacklog, -1); err != nil {
+		return err
+	}
+	go r.expire()
+	return nil
+}
+
+// stop waits for the expiry goroutine and fails what is pending.
+func (r *requester) stop() {
+	close(r.quit)
+	<-r.done
+	for i := range r.shards {
+		r.shards[i].mu.Lock()
+		r.shards[i].closed = true
+		r.shards[i].mu.Unlock()
+	}
+	r.failAll(ErrClosed)
+}
+
+// send publishes the message and calls done exactly once: with the answer, or with
+// the reason why there is none. It may call done before it returns.
+func (r *requester) send(msg *nats.Msg, done func(*nats.Msg, error)) {
+	if r.nc.IsReconnecting() {
+		// The handler of the lost connection might find this message before its publish
+		// has failed, and report as unknown what was never sent.
+		done(nil, ErrDisconnected)
+		return
+	}
+	token := r.next.Add(1)
+	msg.Reply = r.prefix + strconv.FormatUint(token, 36)
+	shard := &r.shards[token%requestShards]
+	shard.mu.Lock()
+	if shard.closed {
+		shard.mu.Unlock()
+		done(nil, ErrClosed)
+		return
+	}
+	shard.pending[token] = pendingRequest{done: done, until: time.Now().Add(r.timeout)}
+	shard.mu.Unlock()
+	if err := r.nc.PublishMsg(msg); err != nil {
+		if p, ok := shard.take(token); ok {
+			p.done(nil, sendError(err))
+		}
+	}
+}
+
+func (s *requestShard) take(token uint64) (pendingRequest, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p, ok := s.pending[token]
+	delete(s.pending, token)
+	return p, ok
+}
+
+func (r *requester) receive(msg *nats.Msg) {
+	token, err := strconv.ParseUint(strings.TrimPrefix(msg.Subject, r.prefix), 36, 64)
+	if err != nil {
+		return
+	}
+	if p, ok := r.shards[token%requestShards].take(token); ok {
+		p.done(msg, nil)
+	}
+}
+
+func (r *requester) expire() {
+	defer close(r.done)
+	tick := time.NewTicker(expireEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case now := <-tick.C:
+			r.fail(ErrUnknown, func(p pendingRequest) bool { return now.After(p.until) })
+		case <-r.quit:
+			return
+		}
+	}
+}
+
+func (r *requester) failAll(err error) {
+	r.fail(err, func(pendingRequest) bool { return true })
+}
+
+func (r *requester) fail(err error, match func(pendingRequest) bool) {
+	for i := range r.shards {
+		for _, p := range r.shards[i].takeAll(match) {
+			p.done(nil, err)
+		}
+	}
+}
+
+func (s *requestShard) takeAll(match func(pendingRequest) bool) []pendingRequest {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []pendingRequest
+	for token, p := range s.pending {
+		if match(p) {
+			out = append(out, p)
+			delete(s.pending, token)
+		}
+	}
+	return out
+}

@@ -1,0 +1,215 @@
+package bus
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"google.golang.org/protobuf/proto"
+
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
+	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// watchBacklog bounds the messages that wait for the handler of a Watch.
+const watchBacklog = 1 << 16
+
+// Watch passes every message on a subject to handle, which must not block, until
+// the returned function is called. It receives whatever is published after Watch
+// has returned.
+func (b *Bus) Watch(subject string, handle func([]byte)) (stop func() error, err error) {
+	sub, err := b.nc.Subscribe(subject, func(msg *nats.Msg) { handle(msg.Data) })
+	if err != nil {
+		return nil, sendError(err)
+	}
+	return b.confirm(sub, sub.SetPendingLimits(watchBacklog, -1))
+}
+
+// confirm waits until the broker knows the subscription, and returns its end.
+func (b *Bus) confirm(sub *nats.Subscription, err error) (stop func() error, _ error) {
+	if err == nil {
+		err = b.flush()
+	}
+	if err != nil {
+		// A subscription that the broker does not know may fail to end there too.
+		_ = sub.Unsubscribe()
+		return nil, sendError(err)
+	}
+	return sub.Unsubscribe, nil
+}
+
+// flush waits until the broker has processed a subscription. While the broker is
+// away the subscription is made on reconnect.
+func (b *Bus) flush() error {
+	if !b.Connected() {
+		return nil
+	}
+	return b.nc.FlushTimeout(apiTimeout)
+}
+
+// replyBacklog bounds the replies that wait for the handler, in messages and
+// bytes.
+const (
+	replyBacklog      = 1 << 16
+	replyBacklogBytes = 512 << 20
+)
+
+// ServeReplies passes every reply for the gateway to handle, which returns its
+// disposition and must not block, until the returned function is called.
+func (b *Bus) ServeReplies(gateway pipeline.GatewayID, handle func(pipeline.ExecutionID, []byte) meshv1.ReplyDisposition) (stop func() error, err error) {
+	sub, err := b.nc.Subscribe(b.Replies(gateway), func(msg *nats.Msg) {
+		disposition := handle(b.Execution(gateway, msg.Subject), msg.Data)
+		if msg.Reply == "" {
+			return
+		}
+		if err := b.nc.Publish(msg.Reply, acknowledgement(disposition)); err != nil {
+			b.settings.Logger.Debug("reply not acknowledged", "error", err)
+		}
+	})
+	if err != nil {
+		return nil, sendError(err)
+	}
+	return b.confirm(sub, sub.SetPendingLimits(replyBacklog, replyBacklogBytes))
+}
+
+func acknowledgement(d meshv1.ReplyDisposition) []byte {
+	// A ReplyAck cannot fail to marshal: it is one enum.
+	data, _ := proto.Marshal(&meshv1.ReplyAck{Disposition: d})
+	return data
+}
+
+// Cancel notifies every host and gateway that a request is cancelled. It is best
+// effort: whoever does not receive it goes on.
+func (b *Bus) Cancel(c *envelope.Cancel) error {
+	data, err := c.Encode()
+	if err != nil {
+		return err
+	}
+	if err := b.nc.Publish(b.Subjects.Cancel(), data); err != nil {
+		return sendError(err)
+	}
+	return nil
+}
+
+// ServeCancels passes every message on the mesh's cancel subject to handle, which
+// must not block, until the returned function is called. Any client may have sent
+// it.
+func (b *Bus) ServeCancels(handle func([]byte)) (stop func() error, err error) {
+	return b.Watch(b.Subjects.Cancel(), handle)
+}
+
+// aliveWait is how long a host may take to answer. A slow host is still a host:
+// only the broker's no-responders status means that there is none.
+const aliveWait = 100 * time.Millisecond
+
+const aliveGroup = "alive"
+
+// Availability is a host's answer about its stage.
+type Availability struct {
+	// Answered is true where a host has answered.
+	Answered bool
+	// Durabilities are the stage's queues; none where no host has answered in time.
+	Durabilities []pipeline.Durability
+	// Busy is true while items of the host wait for a slot.
+	Busy bool
+}
+
+// Alive asks a host of the stage about its availability: ErrNoHost when no host
+// serves it, ErrDisconnected when the broker is away.
+func (b *Bus) Alive(ctx context.Context, stage pipeline.StageName) (Availability, error) {
+	return b.queryHosts(ctx, b.Subjects.Alive(stage))
+}
+
+// Holding checks whether any host may have items of the stage in flight, also one
+// that pulls no more: nil when one may, ErrNoHost when none can, ErrDisconnected
+// when the broker is away.
+func (b *Bus) Holding(ctx context.Context, stage pipeline.StageName) error {
+	_, err := b.queryHosts(ctx, b.Subjects.HoldingSubject(stage))
+	return err
+}
+
+// queryHosts requests an answer from any host on the subject.
+func (b *Bus) queryHosts(ctx context.Context, subject string) (Availability, error) {
+	ctx, cancel := context.WithTimeout(ctx, aliveWait)
+	defer cancel()
+	answer, err := b.request(ctx, subject, nil)
+	switch {
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, ErrUnknown) && b.Connected():
+		return Availability{}, nil
+	case errors.Is(err, ErrUnknown):
+		return Availability{}, ErrDisconnected
+	case err != nil:
+		return Availability{}, err
+	case noResponders(answer):
+		return Availability{}, ErrNoHost
+	}
+	return decodeAvailability(answer.Data), nil
+}
+
+// decodeAvailability reads a host's answer. Any client may have sent it, so
+// malformed bytes count as no answer.
+func decodeAvailability(data []byte) Availability {
+	var answer meshv1.AliveResponse
+	if proto.Unmarshal(data, &answer) != nil {
+		return Availability{}
+	}
+	out := Availability{Answered: true, Busy: answer.GetBusy()}
+	for _, d := range answer.GetDurabilities() {
+		if durability, err := pipeline.DurabilityFromProto(d); err == nil && durability != pipeline.DurabilityUnset && len(out.Durabilities) < durabilities {
+			out.Durabilities = append(out.Durabilities, durability)
+		}
+	}
+	return out
+}
+
+// durabilities is the number of durabilities.
+const durabilities = 2
+
+// ServeAlive answers for the stage until the returned function is called: with its
+// queues, and whether the host is busy. Once it has returned, Alive finds the
+// host.
+func (b *Bus) ServeAlive(stage pipeline.StageName, host pipeline.HostID, queues []pipeline.Durability, busy func() bool) (stop func() error, err error) {
+	said := &meshv1.AliveResponse{Host: string(host), Stage: string(stage)}
+	for _, d := range queues {
+		said.Durabilities = append(said.Durabilities, d.ToProto())
+	}
+	idle, err := proto.Marshal(said)
+	if err != nil {
+		return nil, err
+	}
+	said.Busy = true
+	loaded, err := proto.Marshal(said)
+	if err != nil {
+		return nil, err
+	}
+	sub, err := b.nc.QueueSubscribe(b.Subjects.Alive(stage), aliveGroup, func(msg *nats.Msg) {
+		answer := idle
+		if busy() {
+			answer = loaded
+		}
+		if err := b.nc.Publish(msg.Reply, answer); err != nil {
+			b.settings.Logger.Debug("alive answer not sent", "stage", stage, "error", err)
+		}
+	})
+	if err != nil {
+		return nil, sendError(err)
+	}
+	return b.confirm(sub, nil)
+}
+
+// ServeHolding answers for the stage that items may be in flight, until the
+// returned function is called.
+func (b *Bus) ServeHolding(stage pipeline.StageName) (stop func() error, err error) {
+	sub, err := b.nc.QueueSubscribe(b.Subjects.HoldingSubject(stage), aliveGroup, func(msg *nats.Msg) {
+		if err := b.nc.Publish(msg.Reply, nil); err != nil {
+			b.settings.Logger.Debug("holding answer not sent", "stage", stage, "error", err)
+		}
+	})
+	if err != nil {
+		return nil, sendError(err)
+	}
+	return b.confirm(sub, nil)
+}

@@ -1,0 +1,325 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// Errors of DeadLetters. All other errors have a *fault.Fault in their chain, or
+// are the context's: BROKER_UNAVAILABLE at once where the broker is known to be
+// away, and within seconds where it does not answer.
+var (
+	// ErrNoDeadLetter says that there is no dead letter of that number (any more).
+	ErrNoDeadLetter = errors.New("no such dead letter")
+	// ErrUnreadable says that the message of that number is no dead letter.
+	ErrUnreadable = errors.New("what is stored there is no dead letter")
+	// ErrNotReplayable says that the dead letter holds no item that the stage's
+	// hosts would take.
+	ErrNotReplayable = errors.New("the dead letter holds no item to run again")
+)
+
+// DeadLetter is a dead letter as it is stored.
+type DeadLetter struct {
+	// Seq is the dead letter's number in its mesh.
+	Seq uint64
+	*envelope.DeadLetter
+}
+
+// DeadLetters keeps the items that the mesh gave up on, so that an operator can
+// list, replay or delete them.
+//
+//	m, err := b.DeadLetter(letter, delivery)   // by hosts: sent, acknowledged, then Term
+//	page, err := letters.List(ctx, store.DeadLetterQuery{Stage: "classify"})
+//	letter, err := letters.Get(ctx, seq)
+//	replayed, err := letters.Replay(ctx, seq)  // a new execution of a new request
+//	err = letters.Delete(ctx, seq)
+//
+// A stream at its bound drops the oldest, because a host must always be able to
+// dead-letter an item. Messages that are no dead letter are listed by number and
+// can be deleted.
+type DeadLetters struct{ stream }
+
+// deadLetterDuplicates is how long a host may take to receive the acknowledgement
+// of its dead letter.
+const deadLetterDuplicates = 2 * time.Minute
+
+// NewDeadLetters returns the store of dead letters. It makes no call to the
+// broker.
+func NewDeadLetters(b *bus.Bus, s Settings) *DeadLetters {
+	d := &DeadLetters{newStream(b, s, DefaultDeadLetterRetention, DefaultMaxBytes)}
+	d.what, d.config.Description = "dead letters", "messages that the mesh gave up on"
+	d.config.Name, d.config.Subjects = b.DeadLetterStream(), []string{b.DeadLetterSubject("*")}
+	d.config.Discard, d.config.MaxMsgsPerSubject = jetstream.DiscardOld, 0
+	d.config.Duplicates = min(deadLetterDuplicates, d.config.MaxAge)
+	return d
+}
+
+// Get returns one dead letter: ErrNoDeadLetter where there is none of that
+// number, ErrUnreadable where the message of that number is none.
+func (s *DeadLetters) Get(ctx context.Context, seq uint64) (DeadLetter, error) {
+	stream, err := s.open(ctx)
+	if err != nil {
+		return DeadLetter{}, err
+	}
+	msg, err := s.message(ctx, stream, seq)
+	if err != nil {
+		return DeadLetter{}, err
+	}
+	letter, err := envelope.DecodeDeadLetter(msg.Data)
+	if err != nil {
+		return DeadLetter{}, fmt.Errorf("%w: %w", ErrUnreadable, err)
+	}
+	return DeadLetter{Seq: msg.Sequence, DeadLetter: letter}, nil
+}
+
+// Delete deletes a dead letter, or a message in its place that is none.
+func (s *DeadLetters) Delete(ctx context.Context, seq uint64) error {
+	stream, err := s.open(ctx)
+	if err != nil {
+		return err
+	}
+	if _, err := s.message(ctx, stream, seq); err != nil {
+		return err
+	}
+	bounded, cancel := context.WithTimeout(ctx, deadLetterTimeout)
+	defer cancel()
+	err = stream.DeleteMsg(bounded, seq)
+	if errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) {
+		// The client does not return the cause: another caller may have deleted it.
+		if _, missing := s.message(ctx, stream, seq); errors.Is(missing, ErrNoDeadLetter) {
+			return ErrNoDeadLetter
+		}
+	}
+	return s.unavailable(ctx, err)
+}
+
+// deadLetterTimeout bounds one request to the broker.
+const deadLetterTimeout = 5 * time.Second
+
+func (s *DeadLetters) open(ctx context.Context) (jetstream.Stream, error) {
+	if !s.bus.Connected() {
+		return nil, s.unavailable(ctx, bus.ErrDisconnected)
+	}
+	bounded, cancel := context.WithTimeout(ctx, deadLetterTimeout)
+	defer cancel()
+	stream, err := s.bus.JetStream().Stream(bounded, s.bus.DeadLetterStream())
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return nil, ErrNoDeadLetter
+	}
+	return stream, s.unavailable(ctx, err)
+}
+
+// message returns the message of that number, or ErrNoDeadLetter.
+func (s *DeadLetters) message(ctx context.Context, stream jetstream.Stream, seq uint64, options ...jetstream.GetMsgOpt) (*jetstream.RawStreamMsg, error) {
+	if seq == 0 {
+		// Sequence numbers start at 1; the broker rejects 0 as a malformed request.
+		return nil, ErrNoDeadLetter
+	}
+	bounded, cancel := context.WithTimeout(ctx, deadLetterTimeout)
+	defer cancel()
+	msg, err := stream.GetMsg(bounded, seq, options...)
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return nil, ErrNoDeadLetter
+	}
+	return msg, s.unavailable(ctx, err)
+}
+
+// brokerRetryAfter is the retry-after of a fault whose cause is the broker.
+const brokerRetryAfter = time.Second
+
+// unavailable turns an error of the broker or of its client into a fault. The end
+// of the caller's context stays the context's error.
+func (s *DeadLetters) unavailable(ctx context.Context, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return ctx.Err()
+	}
+	return fault.New(fault.BrokerUnavailable, "the broker does not answer about dead letters").
+		WithRetryAfter(brokerRetryAfter).Caused(s.wrap(err))
+}
+
+// DeadLetterQuery selects the dead letters to list.
+type DeadLetterQuery struct {
+	// Stage whose dead letters to list; empty means all.
+	Stage pipeline.StageName
+	// From is the least number to list.
+	From uint64
+	// Limit is the most dead letters to list; 0 means DefaultPageSize, and
+	// MaxPageSize is the most.
+	Limit int
+}
+
+// Bounds of a page.
+const (
+	DefaultPageSize = 50
+	// MaxPageSize bounds the messages that one call reads, dead letters or not.
+	MaxPageSize = 1000
+	// MaxPageBytes ends a page; the last dead letter may be beyond it.
+	MaxPageBytes = 32 << 20
+)
+
+// DeadLetterPage is a part of a list, the oldest first.
+type DeadLetterPage struct {
+	DeadLetters []DeadLetter
+	// Next is the number to go on from; 0 at the end.
+	Next uint64
+	// Unreadable are the numbers of messages in between that are no dead letters.
+	Unreadable []uint64
+
+	bytes int
+}
+
+// List returns dead letters from the query's first number on.
+func (s *DeadLetters) List(ctx context.Context, q DeadLetterQuery) (DeadLetterPage, error) {
+	stream, err := s.open(ctx)
+	if errors.Is(err, ErrNoDeadLetter) {
+		return DeadLetterPage{}, nil
+	}
+	if err != nil {
+		return DeadLetterPage{}, err
+	}
+	limit := min(q.Limit, MaxPageSize)
+	if q.Limit <= 0 {
+		limit = DefaultPageSize
+	}
+	subject := s.bus.DeadLetterSubject("*")
+	if q.Stage != "" {
+		subject = s.bus.DeadLetterSubject(q.Stage)
+	}
+	var page DeadLetterPage
+	for seq := max(1, q.From); ; {
+		msg, err := s.message(ctx, stream, seq, jetstream.WithGetMsgSubject(subject))
+		if errors.Is(err, ErrNoDeadLetter) {
+			return page, nil
+		}
+		if err != nil {
+			return page, err
+		}
+		if page.isFull(limit) {
+			page.Next = msg.Sequence
+			return page, nil
+		}
+		page.add(msg)
+		seq = msg.Sequence + 1
+	}
+}
+
+func (p *DeadLetterPage) isFull(limit int) bool {
+	return len(p.DeadLetters) == limit || len(p.DeadLetters)+len(p.Unreadable) == MaxPageSize || p.bytes >= MaxPageBytes
+}
+
+func (p *DeadLetterPage) add(msg *jetstream.RawStreamMsg) {
+	p.bytes += len(msg.Data)
+	letter, err := envelope.DecodeDeadLetter(msg.Data)
+	if err != nil {
+		p.Unreadable = append(p.Unreadable, msg.Sequence)
+		return
+	}
+	p.DeadLetters = append(p.DeadLetters, DeadLetter{Seq: msg.Sequence, DeadLetter: letter})
+}
+
+// Replayed identifies the request that a replay made.
+type Replayed struct {
+	RequestID   pipeline.RequestID
+	ExecutionID pipeline.ExecutionID
+	Deadline    time.Time
+}
+
+// Replay puts the dead letter's item into its queue again, at the step where it
+// was dead-lettered, as a new execution of a new request with as much time as the
+// first had, and deletes the dead letter. Its reply is a stored result, because
+// no caller waits. Repeated soon after a failure it does not run the item twice.
+//
+// An error beside a Replayed that has a request says that the item is queued and
+// the dead letter still there.
+func (s *DeadLetters) Replay(ctx context.Context, seq uint64) (Replayed, error) {
+	letter, err := s.Get(ctx, seq)
+	if errors.Is(err, ErrUnreadable) {
+		return Replayed{}, fmt.Errorf("%w: %w", ErrNotReplayable, err)
+	}
+	if err != nil {
+		return Replayed{}, err
+	}
+	item, err := letter.Replayable()
+	if err != nil {
+		return Replayed{}, err
+	}
+	renew(item, letter, time.Now())
+	if err := s.requeue(ctx, item); err != nil {
+		return Replayed{}, err
+	}
+	out := Replayed{RequestID: item.RequestID, ExecutionID: item.ExecutionID, Deadline: item.Deadline}
+	if err := s.Delete(ctx, seq); err != nil && !errors.Is(err, ErrNoDeadLetter) {
+		return out, fmt.Errorf("replayed, but the dead letter is still there: %w", err)
+	}
+	return out, nil
+}
+
+// Replayable returns the dead letter's item, or ErrNotReplayable: the message is
+// no item, or is one that the hosts of the stage would refuse.
+func (l DeadLetter) Replayable() (*envelope.Envelope, error) {
+	item, err := envelope.Decode(l.Item)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("%w: %w", ErrNotReplayable, err)
+	case item.Mesh != l.Mesh:
+		return nil, fmt.Errorf("%w: it is of mesh %s", ErrNotReplayable, item.Mesh)
+	case item.Hop().Stage != l.Stage:
+		return nil, fmt.Errorf("%w: it is for stage %s", ErrNotReplayable, item.Hop().Stage)
+	case !item.AdmittedAt.Before(item.Deadline):
+		return nil, fmt.Errorf("%w: it never had any time", ErrNotReplayable)
+	}
+	return item, nil
+}
+
+// requeue sends the item to its queue. A fault names the stage and step, unless
+// the broker itself is away, and when to retry.
+func (s *DeadLetters) requeue(ctx context.Context, item *envelope.Envelope) error {
+	m, err := s.bus.Item(item)
+	if err == nil {
+		_, err = s.bus.PublishAndWait(ctx, m)
+	}
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return ctx.Err()
+	}
+	hop := item.Hop()
+	f := bus.FaultOf(err, hop.Stage)
+	if f.Reason != fault.BrokerUnavailable {
+		f = f.At(string(hop.Stage), string(hop.Step), "")
+	}
+	if f.Retryable() {
+		f = f.WithRetryAfter(brokerRetryAfter)
+	}
+	return f
+}
+
+// renew makes the item a new request. Its ids are made from the dead letter's, so
+// that the broker drops a repeated replay as a duplicate.
+func renew(item *envelope.Envelope, letter DeadLetter, now time.Time) {
+	timeout := item.Timeout()
+	space := uuid.NewSHA1(uuid.NameSpaceOID, []byte(letter.Mesh))
+	id := func(kind string) string {
+		return uuid.NewSHA1(space, fmt.Appendf(nil, "%s/%s/%d/%d", kind, item.ExecutionID, letter.DeadLetteredAt.UnixNano(), letter.Seq)).String()
+	}
+	item.RequestID = pipeline.RequestID(id("request"))
+	item.ExecutionID = pipeline.ExecutionID(id("execution"))
+	item.Generation, item.Attempt = 0, 0
+	item.IdempotencyKey, item.TakesChunks = "", false
+	item.Durability = pipeline.File
+	item.AdmittedAt, item.Deadline = now, now.Add(timeout)
+}

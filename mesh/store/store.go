@@ -1,0 +1,143 @@
+// Package store keeps what outlives a call on the broker: the final replies of
+// durable requests, idempotency keys, the records of runs that began, and dead
+// letters. All four are one kind of store, a file stream with a retention:
+//
+//	results := store.NewResults(b, store.Settings{Retention: time.Hour})
+//	err := results.Ensure(ctx)            // gateways and hosts alike, at any time
+//	b.Publish(b.Result(r), done)             // the first final reply of a request wins
+//	r, err := results.Wait(ctx, request)  // until there is one, or the context ends
+//
+//	keys := store.NewKeys(b, store.Settings{})
+//	r, err := keys.Claim(ctx, key, mine, seen.Seq) // ErrKeyTaken: another call was faster
+//
+//	runs := store.NewRuns(b, store.Settings{})
+//	before, err := runs.Begin(ctx, item, record)   // right before the run
+//
+//	letters := store.NewDeadLetters(b, store.Settings{})
+//	page, err := letters.List(ctx, store.DeadLetterQuery{Stage: "classify"})
+//
+// Package bus builds the subjects, the streams' names and the messages that
+// store something; this package creates the streams and reads them.
+//
+// The streams of results and keys refuse new messages at their bound and never
+// drop an old one early; those of run records and dead letters drop the oldest.
+// Bytes that anybody else published to a stream are read as no record.
+//
+// All methods are safe for concurrent use. Tests use bustest, a real broker.
+package store
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/stagemesh/stagemesh/mesh/bus"
+)
+
+// Settings of a store's stream. 0 means the default of the store.
+type Settings struct {
+	// Retention is how long each message is kept.
+	Retention time.Duration
+	// MaxBytes bounds all messages together; the broker reserves it.
+	MaxBytes int64
+	Replicas int
+	// Version of these settings: an existing stream is changed only by a higher
+	// one.
+	Version int
+}
+
+// Defaults of Settings.
+const (
+	DefaultResultRetention = time.Hour
+	DefaultKeyRetention    = time.Hour
+	// DefaultRunRetention is longer than any request lives.
+	DefaultRunRetention        = 24 * time.Hour
+	DefaultDeadLetterRetention = 14 * 24 * time.Hour
+
+	// DefaultMaxBytes is that of results, keys and dead letters.
+	DefaultMaxBytes    = 256 << 20
+	DefaultRunMaxBytes = 16 << 20
+)
+
+// minDuplicates is the shortest deduplication window that the broker accepts, for
+// messages without an id.
+const minDuplicates = 100 * time.Millisecond
+
+// stream is what the stores have in common.
+type stream struct {
+	bus     *bus.Bus
+	config  jetstream.StreamConfig
+	version int
+	// what names the store in errors.
+	what string
+}
+
+// newStream returns a stream that keeps one message per subject and refuses new
+// ones at its bound; a store changes what differs.
+func newStream(b *bus.Bus, s Settings, retention time.Duration, maxBytes int64) stream {
+	if s.Retention == 0 {
+		s.Retention = retention
+	}
+	if s.MaxBytes == 0 {
+		s.MaxBytes = maxBytes
+	}
+	return stream{bus: b, version: max(1, s.Version), config: jetstream.StreamConfig{
+		Retention:         jetstream.LimitsPolicy,
+		Storage:           jetstream.FileStorage,
+		Discard:           jetstream.DiscardNew,
+		MaxMsgsPerSubject: 1,
+		MaxAge:            s.Retention,
+		MaxBytes:          s.MaxBytes,
+		Replicas:          max(1, s.Replicas),
+		AllowDirect:       true,
+		Duplicates:        min(minDuplicates, s.Retention),
+	}}
+}
+
+// Ensure creates the stream, or changes it where these settings are of a higher
+// version than its own. Any number of processes may call it at once.
+func (s *stream) Ensure(ctx context.Context) error {
+	return s.bus.EnsureStream(ctx, s.config, s.version)
+}
+
+func (s *stream) wrap(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", s.what, err)
+}
+
+// wait calls holds until it reports true: at once, after each message on the
+// subject, and in between after a pause that grows from the least to the most,
+// because messages that are published while the connection is lost do not arrive.
+// It returns the context's error when that ends first.
+func (s *stream) wait(ctx context.Context, subject string, least, most time.Duration, holds func() bool) error {
+	published := make(chan struct{}, 1)
+	stop, err := s.bus.Watch(subject, func([]byte) {
+		select {
+		case published <- struct{}{}:
+		default:
+		}
+	})
+	if err != nil {
+		return s.wrap(err)
+	}
+	defer stop() //nolint:errcheck // its only error is a closed connection
+	pause := least
+	retry := time.NewTimer(pause)
+	defer retry.Stop()
+	for !holds() {
+		select {
+		case <-published:
+			pause = least
+		case <-retry.C:
+			pause = min(2*pause, most)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		retry.Reset(pause)
+	}
+	return nil
+}

@@ -1,0 +1,152 @@
+package stagehost
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/stagehost/batch"
+	"github.com/stagemesh/stagemesh/stagehost/ledger"
+)
+
+// receiveCancel is the handler of cancel notices.
+func (h *Host) receiveCancel(data []byte) {
+	notice, err := envelope.DecodeCancel(data)
+	if err != nil || notice.Mesh != h.settings.Mesh {
+		h.metrics.malformed.inc()
+		return
+	}
+	if h.notices.add(notice) {
+		h.postAsync(noticesArrived{})
+	}
+}
+
+// notices are those that the loop has not taken yet: a thousand may arrive at
+// once, or while the process was stopped. A notice is best effort, so those beyond
+// the bound are dropped.
+type notices struct {
+	mu      sync.Mutex
+	waiting []*envelope.Cancel
+}
+
+// add reports whether to post an event: the loop takes all notices at once.
+func (n *notices) add(notice *envelope.Cancel) (first bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if len(n.waiting) >= maxCancelled {
+		return false
+	}
+	n.waiting = append(n.waiting, notice)
+	return len(n.waiting) == 1
+}
+
+func (n *notices) take() []*envelope.Cancel {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	out := n.waiting
+	n.waiting = nil
+	return out
+}
+
+// noticesArrived is the event of new cancel notices.
+type noticesArrived struct{}
+
+func (noticesArrived) apply(l *loop) {
+	now := time.Now()
+	// No item outlives the longest deadline, whatever the notice has.
+	latest := now.Add(l.host.settings.Queue.MaxAge)
+	cancelled := map[pipeline.RequestID]bool{}
+	for _, notice := range l.host.notices.take() {
+		cancelled[notice.RequestID] = true
+		l.cancelledIDs.add(notice.RequestID, earlier(notice.Deadline, latest), now)
+	}
+	for _, it := range l.items {
+		if cancelled[it.env.RequestID] && it.direct == nil {
+			l.cancel(it)
+		}
+	}
+}
+
+// cancel drops the item where it waits, and stops it where it runs.
+func (l *loop) cancel(it *item) {
+	switch state, _ := l.ledger.State(it.id); state {
+	case ledger.Queued:
+		l.batcher.Remove(batch.ID(it.id))
+		for i, rerun := range l.reruns {
+			l.reruns[i] = slices.DeleteFunc(rerun, func(other *item) bool { return other == it })
+		}
+		l.dropCancelled(it)
+	case ledger.Running:
+		it.run.cancelItem(it)
+	case ledger.Sending:
+		l.cancelUnsent(it)
+	}
+}
+
+// cancelUnsent drops an item whose output waits for space in the next queue.
+// Messages on their way, and replies, are sent.
+func (l *loop) cancelUnsent(it *item) {
+	if _, held := l.retries[it.id]; !held || it.isReply {
+		return
+	}
+	delete(l.retries, it.id)
+	l.host.metrics.cancelled.inc()
+	if it.env.StoresAnswer() {
+		l.sendFault(it, l.host.locate(it, cancelledFault()))
+		return
+	}
+	l.settle(it)
+}
+
+func cancelledFault() *fault.Fault { return fault.New(fault.Cancelled, "the request was cancelled") }
+
+// dropCancelled ends a cancelled item. Its result is stored where a later caller
+// may ask for it.
+func (l *loop) dropCancelled(it *item) {
+	l.host.metrics.cancelled.inc()
+	if it.env.StoresAnswer() {
+		l.fail(it, cancelledFault())
+		return
+	}
+	if l.beginSend(it) {
+		l.settle(it)
+	}
+}
+
+// cancelItem signals the runner that the item is cancelled, and cancels the batch
+// when all of its items are. The loop calls it.
+func (r *run) cancelItem(it *item) {
+	if it.isCancelled() {
+		return
+	}
+	close(it.cancelled)
+	if r.wanted--; r.wanted == 0 {
+		r.cancel()
+	}
+}
+
+// cancelledRequests are requests that were cancelled and may still arrive.
+type cancelledRequests map[pipeline.RequestID]time.Time
+
+func (t cancelledRequests) add(id pipeline.RequestID, until, now time.Time) {
+	if len(t) < maxCancelled && now.Before(until) {
+		t[id] = until
+	}
+}
+
+func (t cancelledRequests) has(id pipeline.RequestID) bool {
+	_, ok := t[id]
+	return ok
+}
+
+// expire forgets the requests that cannot arrive any more.
+func (t cancelledRequests) expire(now time.Time) {
+	for id, until := range t {
+		if !now.Before(until) {
+			delete(t, id)
+		}
+	}
+}

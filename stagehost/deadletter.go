@@ -1,0 +1,127 @@
+package stagehost
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// deadLetter gives up on an item: a durable one is stored as a dead letter before
+// its fault is.
+func (l *loop) deadLetter(it *item, starts []envelope.RunRecord, f *fault.Fault) {
+	if !it.durable() || it.direct != nil {
+		l.fail(it, f)
+		return
+	}
+	if !l.beginSend(it) {
+		return
+	}
+	l.host.metrics.countFailure(f)
+	f = l.host.locate(it, f)
+	letter := l.host.newDeadLetter(it.delivery, f)
+	letter.Priority, letter.Runs = it.env.Priority, starts
+	message, err := l.host.encodeDeadLetter(letter, it.delivery)
+	if err != nil {
+		l.host.internalError("dead letter cannot be sent", err)
+		l.sendFault(it, f)
+		return
+	}
+	l.host.metrics.deadLettered.inc()
+	l.sendFault(it, f, outgoing{message, toDead})
+}
+
+func (h *Host) newDeadLetter(d bus.Delivery, f *fault.Fault) *envelope.DeadLetter {
+	return &envelope.DeadLetter{
+		Mesh: h.settings.Mesh, Stage: h.settings.Stage, Host: h.settings.Host,
+		Durability: d.Durability, Fault: f, Item: d.Data,
+		Deliveries: d.Deliveries, QueuedAt: d.Stored, DeadLetteredAt: time.Now(),
+	}
+}
+
+// encodeDeadLetter encodes a dead letter, without its item where it would be too
+// large.
+func (h *Host) encodeDeadLetter(letter *envelope.DeadLetter, d bus.Delivery) (bus.Message, error) {
+	m, err := h.bus.DeadLetter(letter, d)
+	if errors.Is(err, bus.ErrTooLarge) {
+		letter.Fault = letter.Fault.WithMetadata("item", fmt.Sprintf("left out: %d bytes", len(letter.Item)))
+		letter.Item = nil
+		m, err = h.bus.DeadLetter(letter, d)
+	}
+	return m, err
+}
+
+// deadLetterBytes removes bytes from their queue that are no item and name no
+// caller, after a dead letter about them is stored.
+func (h *Host) deadLetterBytes(d bus.Delivery, cause error) {
+	h.settings.Logger.Warn("malformed item removed from the queue", "seq", d.Seq, "error", cause)
+	message, err := h.encodeDeadLetter(h.newDeadLetter(d, fault.Newf(fault.InvalidRequest, "no item: %w", cause)), d)
+	if err != nil || !h.settings.Queue.durable() {
+		h.termBytes(d)
+		return
+	}
+	h.bus.Publish(message, func(_ bus.Receipt, err error) {
+		if err != nil && d.Deliveries < maxDeliveries {
+			h.checkAck(d.Nak(malformedRetry))
+			h.puller.Release(d)
+			return
+		}
+		if err == nil {
+			h.metrics.deadLettered.inc()
+		}
+		h.termBytes(d)
+	})
+}
+
+func (h *Host) termBytes(d bus.Delivery) {
+	h.checkAck(d.Term("malformed"))
+	h.puller.Release(d)
+}
+
+// exhaustedFault is the fault of an item that was delivered as often as may be.
+func exhaustedFault(deliveries int, stage pipeline.StageName) *fault.Fault {
+	return fault.Newf(fault.AttemptsExhausted, "stage %s got the item %d times and no host finished it", stage, deliveries)
+}
+
+// endExhausted ends an item that the broker delivers no more. A host decides
+// before that, so this is for items that crashed each host before it could. It
+// retries nothing: the caller learns of the failure by the deadline at the latest.
+func (h *Host) endExhausted(g bus.Exhausted) {
+	ctx, cancel := context.WithTimeout(context.Background(), exhaustedTimeout)
+	defer cancel()
+	env, err := h.decode(g.Data)
+	if err != nil {
+		h.metrics.malformed.inc()
+	} else {
+		h.metrics.countFailure(h.replyExhausted(ctx, env, g.Deliveries))
+	}
+	if err := h.bus.Remove(ctx, g); err != nil {
+		h.settings.Logger.Warn("an item that the broker gave up on stays in its queue", "error", err)
+	}
+}
+
+// replyExhausted replies to an item that no host holds.
+func (h *Host) replyExhausted(ctx context.Context, env *envelope.Envelope, deliveries int) *fault.Fault {
+	hop := env.Hop()
+	f := exhaustedFault(deliveries, h.settings.Stage).At(string(hop.Stage), string(hop.Step), string(h.settings.Host))
+	reply := env.Answer()
+	reply.Fault = f
+	h.settings.Logger.Warn("the broker gave up on an item", "request", env.RequestID, "deliveries", deliveries)
+	if env.StoresAnswer() {
+		if m, err := h.bus.Result(env.Result(reply, time.Now())); err == nil {
+			_, err = h.bus.PublishAndWait(ctx, m)
+			h.checkAck(err)
+		}
+	}
+	m, err := h.bus.Reply(env.Gateway, reply)
+	if err == nil {
+		err = h.bus.PublishUnacked(m)
+	}
+	h.checkAck(err)
+	return f
+}

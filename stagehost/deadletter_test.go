@@ -1,0 +1,175 @@
+package stagehost_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/store"
+	"github.com/stagemesh/stagemesh/stagehost"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+)
+
+// returned is a request whose item a host had so many times and gave back.
+func (b *bed) returned(times int, edits ...func(*envelope.Envelope)) *call {
+	b.t.Helper()
+	c := b.expect([]payload.Part{payload.OfBlob("", "text/plain", []byte("suspect"))}, edits...)
+	d := c.env.Durability
+	info, err := b.bus.EnsureQueue(b.t.Context(), bus.QueueSettings{
+		Stage: stage, Durability: d, MaxItems: 1000, MaxBytes: 64 << 20, AckWait: time.Minute,
+	})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	came := make(chan bus.Delivery, 1)
+	p, err := b.broker.Connect(mesh).Pull(bus.PullSettings{
+		Stage: stage, Durabilities: []pipeline.Durability{d}, Bound: bus.LeastBound(1), AckWait: time.Minute,
+		Malformed: func(err error) { b.t.Error(err) }, QueueMissing: func() { b.t.Error("no queue") },
+	}, func(d bus.Delivery) { came <- d })
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	defer p.Close()
+	p.Use(d, info.Epoch)
+	b.send(c.env)
+	for i := range times {
+		delivery := bustest.Receive(b.t, "delivery", came)
+		if i == times-1 {
+			ctx, cancel := context.WithTimeout(b.t.Context(), bustest.Patience)
+			defer cancel()
+			if err := p.Drain(ctx); err != nil {
+				b.t.Fatal(err)
+			}
+		}
+		if err := delivery.Nak(0); err != nil {
+			b.t.Fatal(err)
+		}
+		p.Release(delivery)
+	}
+	return c
+}
+
+func (b *bed) book() *store.Runs {
+	b.t.Helper()
+	book := store.NewRuns(b.bus, store.Settings{})
+	if err := book.Ensure(b.t.Context()); err != nil {
+		b.t.Fatal(err)
+	}
+	return book
+}
+
+// begun puts so many starts of the call's item on record.
+func (c *call) begun(times int) {
+	c.t.Helper()
+	book := c.bed.book()
+	for range times {
+		if _, err := book.Begin(c.t.Context(), c.env, envelope.RunRecord{Host: "crashed", At: time.Now()}); err != nil {
+			c.t.Fatal(err)
+		}
+	}
+}
+
+func (b *bed) letters() []store.DeadLetter {
+	b.t.Helper()
+	page, err := store.NewDeadLetters(b.bus, store.Settings{}).List(b.t.Context(), store.DeadLetterQuery{})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return page.DeadLetters
+}
+
+func TestItemThatCrashedItsHostsIsDeadLettered(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	c := b.returned(4, durable)
+	c.begun(stagehost.DefaultCrashLimit)
+	h := b.host(inproc.Each(inproc.Settings{}, func(context.Context, runner.Item) ([]payload.Part, error) {
+		t.Error("it ran again")
+		return nil, nil
+	}))
+	c.fails(fault.RunnerCrashed)
+	if got := b.stored(c.env.RequestID); got.Fault == nil || got.Fault.Reason != fault.RunnerCrashed {
+		t.Errorf("stored %+v", got)
+	}
+	letters := b.letters()
+	if len(letters) != 1 {
+		t.Fatalf("%d dead letters, want 1", len(letters))
+	}
+	l := letters[0]
+	if l.Stage != stage || l.Fault.Reason != fault.RunnerCrashed || l.Deliveries != 5 || len(l.Runs) != stagehost.DefaultCrashLimit || l.Runs[1].Host != "crashed" {
+		t.Errorf("the letter is %+v", l.DeadLetter)
+	}
+	if e, err := envelope.Decode(l.Item); err != nil || e.RequestID != c.env.RequestID {
+		t.Errorf("its item is %+v, %v", e, err)
+	}
+	h.awaitCount("stagemesh.stage.dead_lettered", 1)
+	b.emptiedFile()
+}
+
+func TestPoisonItemInMemoryLeavesNoDeadLetter(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	c := b.returned(1)
+	c.begun(stagehost.DefaultCrashLimit)
+	b.host(inproc.Each(inproc.Settings{}, echo))
+	c.fails(fault.RunnerCrashed)
+	if letters := b.letters(); len(letters) != 0 {
+		t.Errorf("dead letters: %+v", letters)
+	}
+	b.emptied()
+}
+
+func TestSuspectWithoutRunRecordsIsRun(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	c := b.returned(10, durable)
+	c.begun(stagehost.DefaultCrashLimit - 1)
+	b.host(inproc.Each(inproc.Settings{}, echo))
+	c.output()
+	b.emptiedFile()
+	// Its run has ended, so nothing of it is on record any more.
+	book := b.book()
+	bustest.Eventually(t, "the record is cleared", func() bool {
+		before, err := book.Begin(t.Context(), c.env, envelope.RunRecord{At: time.Now()})
+		return err == nil && len(before) == 0
+	})
+}
+
+func TestDeliveriesOfAnItemAreBounded(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	c := b.returned(17, durable)
+	b.host(inproc.Each(inproc.Settings{}, echo))
+	c.fails(fault.AttemptsExhausted)
+	if letters := b.letters(); len(letters) != 1 || letters[0].Deliveries != 18 {
+		t.Errorf("dead letters: %+v", letters)
+	}
+	b.emptiedFile()
+}
+
+func TestBytesThatAreNoItemBecomeADeadLetter(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	h := b.host(inproc.Each(inproc.Settings{}, echo))
+	nc := b.broker.Client()
+	for _, d := range []pipeline.Durability{pipeline.Memory, pipeline.File} {
+		if _, err := nc.Request(b.bus.Stage(stage, d, pipeline.Normal), []byte("garbage of "+d), bustest.Patience); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h.awaitCount("stagemesh.stage.dead_lettered", 2)
+	b.emptied()
+	b.emptiedFile()
+	for _, l := range b.letters() {
+		if string(l.Item) != "garbage of "+string(l.Durability) || l.Fault.Reason != fault.InvalidRequest {
+			t.Errorf("the letter is %+v", l.DeadLetter)
+		}
+	}
+}

@@ -1,0 +1,140 @@
+package stagehost_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/stagehost"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+)
+
+// moody is a runner that can say that it cannot run anything.
+type moody struct {
+	runner.Runner
+
+	mu      sync.Mutex
+	err     error
+	changed chan struct{}
+}
+
+// Health implements runner.Monitored.
+func (m *moody) Health() (changed <-chan struct{}, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.changed, m.err
+}
+
+// healed waits until it can run.
+func (m *moody) healed(ctx context.Context) error {
+	for {
+		changed, err := m.Health()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func (m *moody) outcomeOf(err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.err = err
+	close(m.changed)
+	m.changed = make(chan struct{})
+}
+
+var errLoop = errors.New("it dies again and again")
+
+func moodyHost(b *bed) (*moody, *host) {
+	m := &moody{changed: make(chan struct{})}
+	m.Runner = inproc.Each(inproc.Settings{}, func(ctx context.Context, item runner.Item) ([]payload.Part, error) {
+		if err := m.healed(ctx); err != nil {
+			return nil, err
+		}
+		return echo(ctx, item)
+	})
+	return m, b.host(m, func(s *stagehost.Settings) { s.Runner = m })
+}
+
+func TestHostLeavesItsStageWhileItsRunnerIsUnhealthy(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	m, h := moodyHost(b)
+	checkEcho(t, b.ask("before"))
+	m.outcomeOf(errLoop)
+	bustest.Eventually(t, "the host no longer says that it is there", func() bool {
+		_, err := b.bus.Alive(t.Context(), stage)
+		return err != nil
+	})
+	if err := h.Ready(); !errors.Is(err, errLoop) {
+		t.Errorf("it says %v of itself", err)
+	}
+	waits := b.ask("waits")
+	info, err := b.bus.Queue(t.Context(), stage, pipeline.Memory)
+	if err != nil || info.Items != 1 || len(waits.replies) > 0 {
+		t.Errorf("%d items wait, and %d are answered: %v", info.Items, len(waits.replies), err)
+	}
+	m.outcomeOf(nil)
+	checkEcho(t, waits, b.ask("after"))
+}
+
+// What a host that rests gives back must not come to itself again: the broker counts
+// how often, and an item that comes too often is given up.
+func TestHostThatLeavesItsStageNaksOnce(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	m, h := moodyHost(b)
+	m.outcomeOf(errLoop)
+	runs := b.ask("runs")
+	// Before it runs, the other would join its batch.
+	bustest.Eventually(t, "it runs", func() bool { return h.Record().GetRunning() == 1 })
+	waits := b.ask("waits")
+	b.awaitConsumers(func(delivered, asks int) bool { return delivered == 2 && asks == 0 })
+	b.host(inproc.Each(inproc.Settings{}, echo))
+	if n := waits.output().Attempt; n != 2 {
+		t.Errorf("it was delivered %d times", n)
+	}
+	m.outcomeOf(nil)
+	checkEcho(t, runs)
+}
+
+// awaitConsumers waits until what the broker has delivered, and is asked for, is so.
+func (b *bed) awaitConsumers(is func(delivered, asks int) bool) {
+	b.t.Helper()
+	js, err := b.broker.Client().JetStream()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	bustest.Eventually(b.t, "the items are delivered", func() bool {
+		delivered, asks := 0, 0
+		for info := range js.ConsumersInfo(b.bus.Stream(stage, pipeline.Memory)) {
+			delivered, asks = delivered+info.NumAckPending, asks+info.NumWaiting
+		}
+		return is(delivered, asks)
+	})
+}
+
+func TestHostStaysWhenItsRunnerRecovers(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	m, h := moodyHost(b)
+	m.outcomeOf(errLoop)
+	bustest.Eventually(t, "the host says why it is not ready", func() bool { return errors.Is(h.Ready(), errLoop) })
+	if _, err := b.bus.Alive(t.Context(), stage); err != nil {
+		t.Error("the host does not say that it is there:", err)
+	}
+	meanwhile := b.ask("meanwhile")
+	m.outcomeOf(nil)
+	checkEcho(t, meanwhile)
+	bustest.Eventually(t, "the host is ready", func() bool { return h.Ready() == nil })
+}

@@ -1,0 +1,104 @@
+package stagehost
+
+import "time"
+
+// Limits on retries, redeliveries, crashes and grace periods, each with its
+// reason. Operators may change the limits whose defaults are exported in
+// settings.go: CrashLimit (3 runs), AckWait (2.5 s), StartTimeout, DrainTimeout
+// and those of a stream.
+//
+//	limit                value   what ends or begins with it
+//	maxBrokerDeliveries  20      the broker stops delivering an item of a memory queue
+//	maxDeliveries        18      the host dead-letters the item
+//	CrashLimit           3       runs on record without an end: the item is dead-lettered
+//	aloneCrashLimit      2       crashes alone on one host: the item is dead-lettered
+//	maxFailedStarts      8       batches that never started: the item fails
+//	extendsPerAckWait    3       extensions of a delivery within an ack wait
+//	retryMin, retryMax   5 ms..  pause between two sends of a message
+//	missingGrace         3 s     a missing gateway or queue counts as lost
+//	failingShare         1/4     of the items may wait for one failing destination
+//	runRecordTimeout     2 s     a run starts without a record
+//	malformedRetry       1 s     bytes whose dead letter was not stored come again
+//	exhaustedTimeout     5 s     work on an item that the broker gave up on
+//	unhealthyGrace       2 s     a host with an unhealthy runner leaves its stage
+//	pullDrainTimeout     3 s     a drain waits for items on their way
+//	runStopWait          4 s     cancelled batches must end
+//	runLeaveWait         1 s     all other goroutines must end
+//	maxClockOffset       100 ms  the broker's clock against the host's
+const (
+	// maxBrokerDeliveries is the broker's own limit, for items whose hosts all crash
+	// before they can decide. Items on file have none: they would stay in their queue
+	// for ever.
+	maxBrokerDeliveries = 20
+	// maxDeliveries is a little below, so that a host decides and replies. Beyond the
+	// broker's limit an item stays in its queue unseen until it expires.
+	maxDeliveries = maxBrokerDeliveries - 2
+	// aloneCrashLimit is how many processes an item may crash by runs alone on this
+	// host. One crash may have another cause.
+	aloneCrashLimit = 2
+	// maxFailedStarts bounds how often an item may be in a batch that never starts. A
+	// start fails because of the worker, not the item, so the limit is generous.
+	maxFailedStarts = 8
+
+	// extendsPerAckWait leaves room for two extensions to be lost.
+	extendsPerAckWait = 3
+
+	// retryMin and retryMax are the pauses between sends of one message; they double.
+	retryMin = 5 * time.Millisecond
+	retryMax = 500 * time.Millisecond
+	// missingGrace is how long a gateway or a queue may be missing: as long as either
+	// takes to come back after the broker does.
+	missingGrace = 3 * time.Second
+	// failingShare bounds the items that wait for one destination that does not take
+	// them, so that it does not hold up all others: one in four.
+	failingShare = 4
+
+	// runRecordTimeout bounds the requests to the broker about a run record; a run
+	// does not wait longer for its record than a hop may take.
+	runRecordTimeout = 2 * time.Second
+	// malformedRetry is the delay of a nak for bytes whose dead letter could not be
+	// stored.
+	malformedRetry = time.Second
+	// exhaustedTimeout bounds the work on one item that the broker gave up on.
+	exhaustedTimeout = 5 * time.Second
+
+	// unhealthyGrace is how long a runner may be unable to run anything before its
+	// host leaves the stage to others. A process that is back in a moment is worth the
+	// wait: where this host is the only one, requests are rejected meanwhile.
+	unhealthyGrace = 2 * time.Second
+
+	// Bounds on the parts of a stop beside the drain timeout: pullDrainTimeout for
+	// items on their way, runStopWait for batches that were cancelled, runLeaveWait
+	// for all other goroutines.
+	pullDrainTimeout = 3 * time.Second
+	runStopWait      = 4 * time.Second
+	runLeaveWait     = time.Second
+
+	// maxClockOffset is how far the broker's clock may be off: deadlines are absolute.
+	maxClockOffset = 100 * time.Millisecond
+)
+
+// Bounds on memory and on the work of one turn.
+const (
+	// maxDirectCalls bounds the direct calls in flight, maxDirectBytes a message of one.
+	maxDirectCalls = 16
+	maxDirectBytes = 16 << 20
+	// maxCancelled bounds the cancelled requests that the host remembers, and the
+	// notices that wait for the loop. More than that are forgotten.
+	maxCancelled = 1 << 16
+	// eventsPerTurn bounds the events applied before batches are formed, so that items
+	// that arrive together can run together and nothing waits for long.
+	eventsPerTurn = 256
+)
+
+// Periods of reconcile.
+const (
+	reconcileEvery = 2 * time.Second
+	reconcileRetry = 100 * time.Millisecond
+	// ensureAllEvery is how often the host ensures all streams and queues, whatever it
+	// knows to exist.
+	ensureAllEvery = time.Minute
+	// clockMemory is how long a measurement of the broker's clock counts: clocks
+	// drift.
+	clockMemory = 30 * time.Second
+)

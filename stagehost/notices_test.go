@@ -1,0 +1,73 @@
+package stagehost
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/stagemesh/stagemesh/mesh/envelope"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+func TestCancelledRequestsAreBoundedAndForgotten(t *testing.T) {
+	t.Parallel()
+	cancelledIDs := cancelledRequests{}
+	now := time.Unix(1000, 0)
+	id := func(i int) pipeline.RequestID { return pipeline.RequestID(fmt.Sprint(i)) }
+	for i := range maxCancelled + 10 {
+		cancelledIDs.add(id(i), now.Add(time.Minute), now)
+	}
+	if len(cancelledIDs) != maxCancelled || !cancelledIDs.has(id(0)) || cancelledIDs.has(id(maxCancelled+1)) {
+		t.Errorf("%d cancelledRequests, want %d", len(cancelledIDs), maxCancelled)
+	}
+	cancelledIDs.expire(now.Add(time.Minute))
+	cancelledIDs.add("late", now.Add(2*time.Minute), now.Add(time.Minute))
+	if len(cancelledIDs) != 1 || !cancelledIDs.has("late") {
+		t.Errorf("%d cancelledRequests after their deadline, want the new one", len(cancelledIDs))
+	}
+	cancelledIDs.add("past", now, now)
+	if cancelledIDs.has("past") {
+		t.Error("a request is remembered that has ended")
+	}
+}
+
+// The loop may be behind, or the whole process stopped, while a crowd leaves.
+func TestCancelNoticesInABurstAllCount(t *testing.T) {
+	t.Parallel()
+	h := &Host{settings: Settings{Mesh: "test"}, events: make(chan event, 1), looped: make(chan struct{})}
+	h.settings.Queue.MaxAge = time.Hour
+	const crowd = 10_000
+	for range crowd {
+		notice := envelope.Cancel{Mesh: "test", RequestID: pipeline.RequestID(uuid.NewString()), Deadline: time.Now().Add(time.Minute)}
+		data, err := notice.Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.receiveCancel(data)
+	}
+	l := &loop{host: h, cancelledIDs: cancelledRequests{}}
+	for len(h.events) > 0 {
+		(<-h.events).apply(l)
+	}
+	if len(l.cancelledIDs) != crowd {
+		t.Errorf("%d of %d notices were heard", len(l.cancelledIDs), crowd)
+	}
+}
+
+func TestWaitingCancelNoticesAreBounded(t *testing.T) {
+	t.Parallel()
+	var n notices
+	for i := range maxCancelled + 10 {
+		if first := n.add(&envelope.Cancel{}); first != (i == 0) {
+			t.Fatalf("the loop is told of notice %d: %v", i, first)
+		}
+	}
+	if got := len(n.take()); got != maxCancelled {
+		t.Errorf("%d notices wait, want %d", got, maxCancelled)
+	}
+	if !n.add(&envelope.Cancel{}) {
+		t.Error("the loop is not told of what comes after it took them")
+	}
+}
