@@ -96,12 +96,12 @@ func (g *Gateway) pipelinesKnown() error {
 func (g *Gateway) described(specs map[string]*stagev1.Spec) openapi.Settings {
 	out := openapi.Settings{
 		Mesh: string(g.settings.Call.Mesh), Version: process.Version(), Tokens: g.settings.Access.TokenFile != "",
-		MaxPayload: g.settings.Call.MaxPayload, MaxBody: g.settings.MaxBody,
+		MaxPayload: g.settings.MaxPayload, MaxBody: g.settings.MaxBody,
 	}
 	for _, e := range g.pipelines.List() {
 		p := e.Pipeline
 		out.Pipelines = append(out.Pipelines, openapi.Pipeline{
-			Pipeline: p, Timeout: cmp.Or(p.Timeout, g.settings.Call.Timeout, call.DefaultTimeout),
+			Pipeline: p, Timeout: cmp.Or(p.Timeout, g.settings.Timeout, call.DefaultTimeout),
 			First: specs[string(p.Steps[0].Stage)], Last: specs[string(p.Steps[len(p.Steps)-1].Stage)],
 		})
 	}

@@ -137,7 +137,7 @@ func New(s Settings) (*Host, error) {
 	if err := s.Validate(); err != nil {
 		return nil, err
 	}
-	s = s.withDefaults()
+	s.Config = s.Config.withDefaults()
 	s.Logger = s.Logger.With("stage", s.Stage, "host", s.Host)
 	s.Bus.Mesh, s.Bus.Name, s.Bus.Logger = s.Mesh, "stagehost "+string(s.Host), s.Logger
 	m, err := newMetrics(s.Meter, s.Stage, s.Host)
@@ -183,11 +183,11 @@ func (h *Host) startRunner(ctx context.Context) error {
 	defer cancel()
 	begin := time.Now()
 	h.place()
-	if r, ok := h.settings.Runner.(runner.Forcible); ok {
+	if r, ok := h.settings.Runner.(runner.Killer); ok {
 		// Start waits for processes that end; a second signal ends the wait.
 		patience, cancel := process.DrainContext(ctx, h.settings.StartTimeout+h.settings.DrainTimeout)
 		defer cancel()
-		defer context.AfterFunc(patience, r.Abandon)()
+		defer context.AfterFunc(patience, r.Kill)()
 	}
 	if err := h.settings.Runner.Start(ctx); err != nil {
 		return fmt.Errorf("stage %s: start of the runner: %w", h.settings.Stage, err)
@@ -219,8 +219,8 @@ func (h *Host) agree() error {
 // place passes the host's settings to the runner, if it takes them.
 func (h *Host) place() {
 	s := h.settings
-	if r, ok := s.Runner.(runner.Placed); ok {
-		r.Place(runner.Place{
+	if r, ok := s.Runner.(runner.HostAware); ok {
+		r.SetHost(runner.HostInfo{
 			Stage: string(s.Stage), Host: string(s.Host), MaxSize: s.Batch.MaxSize, StartTimeout: s.StartTimeout,
 			Complete: s.complete, Logger: s.Logger, Meter: s.Meter,
 		})

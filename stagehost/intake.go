@@ -111,7 +111,7 @@ func (h *Host) receive(d bus.Delivery) {
 	}
 	it := h.pulled(d, env)
 	h.metrics.countPull(it)
-	h.load.waited(it.queueWait)
+	h.load.recordWait(it.queueWait)
 	h.post(&arrived{item: it, fault: h.fit(it)})
 }
 
@@ -199,7 +199,7 @@ func (h *Host) fit(it *item) *fault.Fault {
 	}
 	it.inputs = fitted
 	it.bytes = payload.Size(fitted.Inputs)
-	it.key = batch.Key(schema.Key(h.spec, hop.Model, fitted, hop.Parameters, h.settings.BatchBy))
+	it.key = batch.Key(schema.Key(h.spec, hop.Model, fitted, hop.Parameters, h.settings.Batch.By))
 	return nil
 }
 

@@ -29,11 +29,11 @@ import (
 	"log/slog"
 	"strings"
 
+	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/bench/baseline"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/services/bench"
-	"github.com/stagemesh/stagemesh/services/local"
 	"github.com/stagemesh/stagemesh/services/meshfile"
 )
 
@@ -87,7 +87,7 @@ func Start(ctx context.Context, s Settings) (*Bed, error) {
 	if s.Program != "" {
 		return startProcesses(ctx, s, f, route)
 	}
-	m, err := local.FromFile(f, local.FileSettings{Logger: s.Logger, Version: process.Version()})
+	m, err := stagemesh.FromFile(f, stagemesh.FileSettings{Logger: s.Logger, Version: process.Version()})
 	if err != nil {
 		return nil, err
 	}
@@ -168,7 +168,7 @@ func startBaseline(ctx context.Context, broker baseline.Broker, route baseline.R
 }
 
 // brokerOf returns the broker of a mesh in this process.
-func brokerOf(m *local.Mesh) baseline.Broker {
+func brokerOf(m *stagemesh.Mesh) baseline.Broker {
 	to := m.Broker()
 	return baseline.Broker{URL: to.URL, Server: to.Server, Auth: to.Auth}
 }

@@ -12,14 +12,13 @@ import (
 	"github.com/spf13/cobra"
 	"go.opentelemetry.io/otel/metric/noop"
 
+	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/bench/baseline"
+	"github.com/stagemesh/stagemesh/internal/program"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/services/bench"
-	"github.com/stagemesh/stagemesh/services/local"
-	"github.com/stagemesh/stagemesh/services/logflags"
 	"github.com/stagemesh/stagemesh/services/meshfile"
-	"github.com/stagemesh/stagemesh/services/registry"
 	"github.com/stagemesh/stagemesh/services/runners"
 	"github.com/stagemesh/stagemesh/stagehost"
 )
@@ -46,7 +45,7 @@ func NewCommand() *cobra.Command {
 	cmd.Flags().StringVar(&p.stage, stageFlag, "", "the stage of the host; broker and gateway if empty")
 	cmd.Flags().StringVar(&p.broker, brokerFlag, "", "the broker of a host")
 	cmd.Flags().StringVar(&p.baseline, baselineFlag, "", "the route of a baseline, as JSON; none if empty")
-	log := logflags.Add(cmd)
+	log := program.AddLog(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
 		if p.logger, err = log.Logger(cmd.ErrOrStderr()); err != nil {
 			return err
@@ -115,7 +114,7 @@ func (p part) runFront(ctx context.Context, out io.Writer, route *baseline.Route
 	if f.NATS.URL == "" {
 		f.NATS.Listen = "127.0.0.1:0" // for the hosts
 	}
-	m, err := local.FromFile(f, local.FileSettings{Stages: []string{}, Logger: p.logger, Version: process.Version()})
+	m, err := stagemesh.FromFile(f, stagemesh.FileSettings{Stages: []string{}, Logger: p.logger, Version: process.Version()})
 	if err != nil {
 		return err
 	}
@@ -125,7 +124,7 @@ func (p part) runFront(ctx context.Context, out io.Writer, route *baseline.Route
 	return errors.Join(p.serveFront(ctx, out, m, route), m.Stop())
 }
 
-func (p part) serveFront(ctx context.Context, out io.Writer, m *local.Mesh, route *baseline.Route) error {
+func (p part) serveFront(ctx context.Context, out io.Writer, m *stagemesh.Mesh, route *baseline.Route) error {
 	ready := readiness{Broker: m.BrokerURL(), URL: m.URL()}
 	stop := func() error { return nil }
 	if route != nil {
@@ -147,7 +146,7 @@ func (p part) runBaselineHost(ctx context.Context, out io.Writer, route baseline
 	if err != nil {
 		return err
 	}
-	host, err := baseline.StartHost(ctx, baseline.Broker{URL: p.broker, Auth: f.BrokerAuth()}, route, p.stage)
+	host, err := baseline.StartHost(ctx, baseline.Broker{URL: p.broker, Auth: f.NATS.Broker}, route, p.stage)
 	if err != nil {
 		return err
 	}
@@ -169,7 +168,7 @@ func (p part) runHost(ctx context.Context, out io.Writer) error {
 	}
 	settings.Host, settings.Version, settings.Logger = pipeline.HostID(uuid.Must(uuid.NewV7()).String()), process.Version(), p.logger
 	settings.Meter = noop.Meter{}
-	known, err := p.registry(f)
+	known, err := meshfile.NewRegistry(f.Mesh, f.Registry, settings.Bus, p.logger)
 	if err != nil {
 		return err
 	}
@@ -179,15 +178,6 @@ func (p part) runHost(ctx context.Context, out io.Writer) error {
 		return fmt.Errorf("stage %s: %w", p.stage, err)
 	}
 	return known.Around(ctx, func() error { return serve(ctx, h, out) })
-}
-
-func (p part) registry(f *meshfile.File) (*registry.Registry, error) {
-	settings := f.RegistrySettings()
-	if settings == nil {
-		return nil, nil
-	}
-	settings.Logger = p.logger
-	return registry.New(*settings)
 }
 
 // serve runs the host and reports when it is ready.

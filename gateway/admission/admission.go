@@ -6,7 +6,7 @@
 //	reason               decided by                       when
 //	OVERLOADED           ByteBudget                       its body or its decoded inputs exceed what
 //	                                                      gateway.max_in_flight_bytes leaves
-//	INVALID_REQUEST      MaxMessages, MaxTexts            it has more nested messages or texts than any
+//	INVALID_REQUEST      MaxMessages, MaxStrings          it has more nested messages or strings than any
 //	                     (checked by the fronts)          request needs
 //	SHUTTING_DOWN        Limiter                          the gateway is stopping
 //	OVERLOADED           Limiter                          gateway.max_in_flight requests are in flight

@@ -195,6 +195,17 @@ func (d *departures) retryAfter(limit int, now time.Time) time.Duration {
 	return min(max(time.Duration(float64(period)*float64(free)/float64(count)), minRetry), maxRetry)
 }
 
+// The element limit of a request, which fronts check before they decode it: an empty
+// message or map entry is two bytes on the wire and over a hundred in memory, an empty
+// string in a list is a sixth of that. A request within the byte limit could take
+// gigabytes.
+const (
+	// MaxMessages is more than all inputs with all parameters that a request may have.
+	MaxMessages = 1 << 18
+	// MaxStrings bounds the strings in lists, where there is no nested message.
+	MaxStrings = 4 * MaxMessages
+)
+
 // DefaultMaxPayload bounds the inputs of a request, in bytes.
 const DefaultMaxPayload = 4 << 20
 

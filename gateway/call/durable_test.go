@@ -9,7 +9,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/catalog"
+	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -18,7 +18,7 @@ import (
 func TestRequestOrPipelineMakesItDurable(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, func(s *call.Settings) {
-		c, err := catalog.New([]pipeline.Pipeline{{Name: "durable", Durability: pipeline.File, Steps: []pipeline.Step{{Name: "stage", Stage: stage}}}})
+		c, err := pipelines.NewCatalog([]pipeline.Pipeline{{Name: "durable", Durability: pipeline.File, Steps: []pipeline.Step{{Name: "stage", Stage: stage}}}})
 		if err != nil {
 			t.Fatal(err)
 		}

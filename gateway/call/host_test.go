@@ -12,7 +12,7 @@ import (
 	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/catalog"
+	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
@@ -260,7 +260,7 @@ func cancelled(how string) string { return "stagemesh.gateway.cancelled " + how 
 func twoPipelines(t *testing.T) func(*call.Settings) {
 	t.Helper()
 	steps := []pipeline.Step{{Name: "stage", Stage: stage}}
-	c, err := catalog.New([]pipeline.Pipeline{{Name: "one", Steps: steps}, {Name: "two", Steps: steps}})
+	c, err := pipelines.NewCatalog([]pipeline.Pipeline{{Name: "one", Steps: steps}, {Name: "two", Steps: steps}})
 	if err != nil {
 		t.Fatal(err)
 	}

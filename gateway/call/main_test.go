@@ -14,7 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/catalog"
+	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
@@ -62,12 +62,12 @@ func newBed(t *testing.T, edits ...func(*call.Settings)) *bed {
 // b.stops before.
 func (b *bed) start(conn *bus.Bus, edits ...func(*call.Settings)) *call.Service {
 	b.t.Helper()
-	c, err := catalog.New(nil)
+	c, err := pipelines.NewCatalog(nil)
 	if err != nil {
 		b.t.Fatal(err)
 	}
 	s := call.Settings{
-		Mesh: mesh, Gateway: "gateway", Catalog: c, Metadata: []string{"known"},
+		Mesh: mesh, Gateway: "gateway", Catalog: c, Limits: call.Limits{Metadata: []string{"known"}},
 		Logger: slog.New(slog.NewTextHandler(b.logged, &slog.HandlerOptions{Level: slog.LevelWarn})), Meter: noop.Meter{},
 	}
 	for _, edit := range edits {

@@ -14,7 +14,6 @@ import (
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/discovery"
-	"github.com/stagemesh/stagemesh/gateway/catalog"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
@@ -225,7 +224,7 @@ func (s *Store) adopt(epoch string, raw map[discovery.Key]discovery.Entry) error
 			served = append(served, was.pipeline)
 		}
 	}
-	all, err := catalog.New(served)
+	all, err := NewCatalog(served)
 	if err != nil {
 		return err
 	}

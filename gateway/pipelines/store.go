@@ -10,7 +10,6 @@ import (
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/discovery"
-	"github.com/stagemesh/stagemesh/gateway/catalog"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
@@ -37,7 +36,7 @@ type Store struct {
 	// problem is why the store serves nothing yet, nil once it has served.
 	problem error
 	// catalog and entries are served. Without a registry entries have no revision.
-	catalog *catalog.Catalog
+	catalog *Catalog
 	entries map[pipeline.Name]*entry
 	// epoch, raw and decoded are the registry's state that is served: its epoch, its
 	// entries, and what they mean.
@@ -66,11 +65,11 @@ var errNotLoaded = fmt.Errorf("the pipelines are not known yet: %w", discovery.E
 
 // New returns a store. Errors are about the seeds.
 func New(s Settings) (*Store, error) {
-	fixed, err := catalog.New(s.Seeds)
+	fixed, err := NewCatalog(s.Seeds)
 	if err != nil {
 		return nil, err
 	}
-	none, err := catalog.New(nil)
+	none, err := NewCatalog(nil)
 	if err != nil {
 		return nil, err
 	}
@@ -124,7 +123,7 @@ func NotLoaded(why error) *fault.Fault {
 }
 
 // current returns the catalog, and why it is not served yet.
-func (s *Store) current() (*catalog.Catalog, error) {
+func (s *Store) current() (*Catalog, error) {
 	s.mu.RLock()
 	c, problem := s.catalog, s.problem
 	s.mu.RUnlock()

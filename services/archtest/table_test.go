@@ -42,14 +42,14 @@ var importTable = rules{
 		{packages: list(bus), mayImport: list(proto, tensor, fault, payload, pipeline, envelope, auth, tlstest)},
 		{
 			packages:  list("mesh/bus/bustest", "mesh/store"),
-			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus),
+			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/config"),
 		},
 		{packages: list("mesh/placement"), mayImport: list(fault, pipeline, payload)},
 		{packages: list("mesh/process", "mesh/config", "mesh/telemetry", tlstest), mayImport: nothing},
 
 		// Who is alive: the interfaces, and what implements or reads them.
 		{packages: list("discovery"), mayImport: list(proto)},
-		{packages: list("discovery/*", "discovery/internal/*", "discovery/consul/consultest"), mayImport: list("discovery", "discovery/internal/...", auth, tlstest)},
+		{packages: list("discovery/*", "discovery/internal/*", "internal/consultest"), mayImport: list("discovery", "discovery/internal/...", auth, tlstest)},
 
 		// The stage host.
 		{packages: list("stagehost/batch", "stagehost/ledger", "stagehost/runner/worker/supervise"), mayImport: list(fault, pipeline), pure: true},
@@ -60,18 +60,18 @@ var importTable = rules{
 		{packages: list("stagehost"), mayImport: list(proto, sdk, "mesh/...", "stagehost/...", discovery)},
 
 		// The gateway: only admission and call touch the bus, fronts translate.
-		{packages: list("gateway/correlate", "gateway/catalog"), mayImport: list(fault, payload, pipeline)},
+		{packages: list("gateway/correlate"), mayImport: list(fault, pipeline)},
 		{packages: list("gateway/admission"), mayImport: list(fault, pipeline, envelope, bus)},
-		// What follows the registry, and says what fits: it serves a catalog.
+		// What follows the registry, and says what fits.
 		{
 			packages:  list("gateway/pipelines"),
-			mayImport: list(proto, tensor, fault, payload, msgpack, pipeline, "discovery", "gateway/catalog"),
+			mayImport: list(proto, tensor, fault, payload, msgpack, pipeline, "discovery"),
 		},
 		{
 			packages:  list("gateway/call"),
-			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/store", "gateway/admission", "gateway/correlate", "gateway/catalog"),
+			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/store", "gateway/admission", "gateway/correlate", "gateway/pipelines"),
 		},
-		{packages: list("gateway/front/*"), mayImport: list(proto, tensor, fault, payload, msgpack, pipeline, auth, "gateway/call", "gateway/front/*", "gateway/openapi")},
+		{packages: list("gateway/front/*"), mayImport: list(proto, tensor, fault, payload, msgpack, pipeline, auth, "gateway/admission", "gateway/call", "gateway/front/*", "gateway/openapi")},
 		// What the operators' port shows is what the stores keep: it reads letters
 		// and their items, through interfaces of its own. A front, so never the bus.
 		{
@@ -88,6 +88,9 @@ var importTable = rules{
 		{packages: list("gateway"), mayImport: list(proto, sdk, "mesh/...", "gateway/...", discovery)},
 
 		// What is built out of all this.
+		{packages: list("internal/program"), mayImport: list("mesh/telemetry")},
+		// The library links no shipped stage: services/runners is for its tests.
+		{packages: list("."), mayImport: list(proto, sdk, "mesh/...", "gateway/...", "stagehost/...", discovery, "services/meshfile", "services/runners", "internal/...", "examples/digits")},
 		{packages: list("services/...", "examples/...", "bench/..."), mayImport: list("...")},
 	},
 
@@ -104,7 +107,7 @@ var importTable = rules{
 			andInTests: true,
 		},
 		{packages: list("github.com/HdrHistogram/hdrhistogram-go/..."), mayAppearIn: list("services/bench"), andInTests: true},
-		{packages: list("github.com/nats-io/nats-server/..."), mayAppearIn: list("services/local"), andInTests: true},
+		{packages: list("github.com/nats-io/nats-server/..."), mayAppearIn: list("."), andInTests: true},
 		{packages: list("github.com/hashicorp/consul/..."), mayAppearIn: list("discovery/consul")},
 		{packages: list("github.com/santhosh-tekuri/jsonschema/v6/..."), mayAppearIn: list("stagehost/schema"), andInTests: true},
 		{packages: list("github.com/tinylib/msgp/..."), mayAppearIn: list(msgpack), andInTests: true},

@@ -13,10 +13,10 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/services/local"
 	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/services/runners"
 
@@ -47,7 +47,7 @@ func mesh(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := local.FromFile(f, local.FileSettings{})
+	m, err := stagemesh.FromFile(f, stagemesh.FileSettings{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,11 +7,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/services/bench"
 	"github.com/stagemesh/stagemesh/services/bench/plot"
-	"github.com/stagemesh/stagemesh/services/local"
 )
 
 // benchCommand is one call of stagemesh bench.
@@ -104,7 +104,7 @@ func (b *benchCommand) measure(ctx context.Context, session *bench.Session) (err
 	if err != nil {
 		return err
 	}
-	mesh, err := local.FromFile(file, local.FileSettings{Version: process.Version()})
+	mesh, err := stagemesh.FromFile(file, stagemesh.FileSettings{Version: process.Version()})
 	if err != nil {
 		return err
 	}

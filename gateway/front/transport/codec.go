@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
+	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
@@ -76,7 +77,7 @@ func (binaryCodec) MarshalAppend(dst []byte, message any) ([]byte, error) {
 // Unmarshal implements connect.Codec for a decoder.
 func (binaryCodec) Unmarshal(data []byte, message any) error {
 	return decode(message, func(m proto.Message) error {
-		if c := (elementCounter{left: maxStrings}); !c.countWire(data, m.ProtoReflect().Descriptor(), maxNesting) {
+		if c := (elementCounter{left: admission.MaxStrings}); !c.countWire(data, m.ProtoReflect().Descriptor(), maxNesting) {
 			return errTooManyElements()
 		}
 		return proto.UnmarshalOptions{RecursionLimit: maxNesting}.Unmarshal(data, m)
@@ -107,27 +108,18 @@ func (jsonCodec) MarshalAppend(dst []byte, message any) ([]byte, error) {
 // Unmarshal implements connect.Codec for a decoder.
 func (jsonCodec) Unmarshal(data []byte, message any) error {
 	return decode(message, func(m proto.Message) error {
-		if c := (elementCounter{left: maxStrings}); !c.countJSON(data) {
+		if c := (elementCounter{left: admission.MaxStrings}); !c.countJSON(data) {
 			return errTooManyElements()
 		}
 		return protojson.UnmarshalOptions{RecursionLimit: maxNesting}.Unmarshal(data, m)
 	})
 }
 
-// The element limit of a message, checked before it is decoded: an empty message or map entry
-// is two bytes on the wire and over a hundred in memory, an empty string in a list is a sixth
-// of that. A message within the byte limit could take gigabytes.
-const (
-	// maxMessages is more than all inputs with all parameters that a request may have.
-	maxMessages = 1 << 18
-	// maxStrings bounds the strings in lists, where there is no nested message.
-	maxStrings = 4 * maxMessages
-
-	messageCost, stringCost = maxStrings / maxMessages, 1
-)
+// The cost of an element, of admission.MaxStrings that a message has.
+const messageCost, stringCost = admission.MaxStrings / admission.MaxMessages, 1
 
 func errTooManyElements() error {
-	return fmt.Errorf("there are more than %d messages, or %d texts, within it", maxMessages, maxStrings)
+	return fmt.Errorf("there are more than %d messages, or %d texts, within it", admission.MaxMessages, admission.MaxStrings)
 }
 
 // elementCounter counts the elements of a message that is not decoded yet.
