@@ -40,7 +40,7 @@ UNITS         = $(filter-out $(addprefix %,$(ALONE:.%=%)),$(shell go list $(PACK
 # What runs whole meshes and programs, or needs a tool that takes long to build: quick
 # leaves them to test-race.
 WORKERS      := ./services/meshtest/workers
-SLOW         := %/services/meshtest %/services/meshtest/workers %/services/stagemesh %/services/stagemain %/stagehost/runner/worker %/discovery/consul
+SLOW         := %/services/meshtest %/services/meshtest/workers %/services/stagemesh %/services/cmd/stagemesh %/stagehost/runner/worker %/discovery/consul
 TOOL_MODULES := $(patsubst %/go.mod,%,$(wildcard tools/*/go.mod))
 
 # The compiled schema that `proto-breaking` compares with.
@@ -316,7 +316,7 @@ python-test: $(PYTHON_ENV)/.built ## Test sdk/python, and the examples in Python
 .PHONY: python-quick
 python-quick: $(PYTHON_ENV)/.built ## Test sdk/python without processes of its own
 	@echo "== python-quick"
-	@cd sdk/python && $(python_tests) --buffer --quiet tests.test_arrays tests.test_frames tests.test_runs tests.test_vectors
+	@cd sdk/python && $(python_tests) --buffer --quiet tests.test_arrays tests.test_batches tests.test_declarations tests.test_faults tests.test_frames tests.test_items tests.test_vectors
 
 .PHONY: python-bench
 python-bench: ## Measure what sdk/python costs a batch, against a raw socket (needs Python only)

@@ -14,10 +14,11 @@ import (
 type Access struct {
 	// TokenFile holds the tokens that callers have to know one of, one a line;
 	// without it they need none.
-	TokenFile string
+	TokenFile string `yaml:"token_file,path"`
 	// CertFile and KeyFile hold a certificate chain and its key, in PEM; without
 	// them the port is plain HTTP.
-	CertFile, KeyFile string
+	CertFile string `yaml:"cert_file,path"`
+	KeyFile  string `yaml:"key_file,path"`
 }
 
 // Validate checks what can be told without reading the files. Errors begin with

@@ -8,13 +8,14 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/adminapi"
 	"github.com/stagemesh/stagemesh/gateway/front/port"
+	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
 // Admin is the port for operators.
 type Admin struct {
 	// Listen is its address; empty means that there is no such port.
-	Listen string
+	Listen string `yaml:"listen"`
 	// Access is what its callers see and need. Without a TokenFile the port listens
 	// on a loopback address only.
 	Access
@@ -23,8 +24,8 @@ type Admin struct {
 // Validate checks what can be told without reading the files. Errors begin with
 // the key that they are about.
 func (a Admin) Validate() error {
-	var errs []error
-	if a.Listen != "" && a.TokenFile == "" && port.Exposed(a.Listen) {
+	errs := []error{config.Address("listen", a.Listen)}
+	if errs[0] == nil && a.Listen != "" && a.TokenFile == "" && port.Exposed(a.Listen) {
 		errs = append(errs, fmt.Errorf("listen: other machines can reach %s; name a file with a token in token_file, or listen on 127.0.0.1", a.Listen))
 	}
 	return errors.Join(append(errs, a.Access.Validate())...)
@@ -46,11 +47,11 @@ func (g *Gateway) listenAdmin(ctx context.Context) (*server, error) {
 func (g *Gateway) adminHandler() http.Handler {
 	s := adminapi.Settings{
 		DeadLetters: store.NewDeadLetters(g.bus, store.Settings{}), Health: g.Ready, Logger: g.log,
-		Pipelines: g.pipelines, Traffic: g.service, MaxPayload: g.settings.Call.MaxPayload, Stopping: g.stopped,
+		Pipelines: g.pipelines, Traffic: g.service, MaxPayload: g.settings.MaxPayload, Stopping: g.stopped,
 		Tokens: g.operators.tokens,
 	}
-	if g.roster != nil {
-		s.Roster = g.roster
+	if g.membership != nil {
+		s.Roster = g.membership
 	}
 	return adminapi.Handler(s)
 }

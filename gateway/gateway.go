@@ -15,7 +15,6 @@ import (
 	"log/slog"
 	"net"
 	"sync/atomic"
-	"time"
 
 	"go.opentelemetry.io/otel/metric"
 	"golang.org/x/sync/errgroup"
@@ -28,57 +27,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
-	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/process"
-)
-
-// Settings are what a gateway is made of.
-type Settings struct {
-	// Call is the request path's; its logger and meter serve the gateway too.
-	Call call.Settings
-	Bus  bus.Settings
-	// Listen is the public address; empty means none, for use as a library.
-	Listen string
-	// Pipelines are those of the gateway's file. Where there is a registry, they are
-	// written to it, and those that are served are the registry's; Call.Catalog is
-	// for New to set.
-	Pipelines []pipeline.Pipeline
-	// Access is what its callers see and need.
-	Access Access
-	// Admin is the port for operators.
-	Admin Admin
-	// Registry is where hosts say that they are there; nil where nowhere.
-	Registry *Registry
-	// NoDocs says that the public port serves neither /openapi.json nor /openapi.
-	NoDocs bool
-	// AllowOrigins are the web origins that browsers may call from.
-	AllowOrigins []string
-	// MaxBody bounds a request's body, in bytes; 0 means four times the
-	// largest payload, for JSON takes about that much.
-	MaxBody int
-	// MaxInFlightBytes bounds the bytes of all requests together; 0 means
-	// DefaultMaxInFlightBytes, or room for four requests if that is more.
-	MaxInFlightBytes int
-	// DrainDelay is how long a gateway that is told to stop, and says that it is
-	// not ready, serves on: until those that send to it have heard. Without an
-	// address there is nobody to hear, and no delay.
-	DrainDelay time.Duration
-	// DrainTimeout bounds how long a stop waits for calls after that; 0 means
-	// DefaultDrainTimeout.
-	DrainTimeout time.Duration
-}
-
-// Defaults of Settings.
-const (
-	// DefaultMaxPayload bounds the inputs of a request, in bytes.
-	DefaultMaxPayload = admission.DefaultMaxPayload
-	// DefaultMaxInFlightBytes bounds the bytes of all requests together.
-	DefaultMaxInFlightBytes = 512 << 20
-	DefaultDrainTimeout     = 30 * time.Second
-
-	leastRequests = 4
-	// lastResponses is how long the last responses have to be written.
-	lastResponses = time.Second
 )
 
 // Registry is where a gateway finds the mesh's members and pipelines.
@@ -99,8 +48,8 @@ type Gateway struct {
 	isRead            bool
 	// pipelines are those that are served.
 	pipelines *pipelines.Store
-	// roster is nil where there is no registry.
-	roster *discovery.Membership
+	// membership is nil where there is no registry.
+	membership *discovery.Membership
 	// addr and admin are where it listens, once it does.
 	addr, admin net.Addr
 	ready       chan struct{}
@@ -111,23 +60,12 @@ type Gateway struct {
 
 // New returns a gateway. It dials nothing and starts nothing.
 func New(s Settings) (*Gateway, error) {
-	if s.Call.MaxPayload == 0 {
-		s.Call.MaxPayload = DefaultMaxPayload
-	}
-	if s.MaxBody == 0 {
-		s.MaxBody = admission.MaxBody(s.Call.MaxPayload)
-	}
-	if s.MaxInFlightBytes == 0 {
-		s.MaxInFlightBytes = max(DefaultMaxInFlightBytes, leastRequests*(s.MaxBody+s.Call.MaxPayload))
-	}
-	if least := s.MaxBody + s.Call.MaxPayload; s.MaxInFlightBytes < least {
-		return nil, fmt.Errorf("gateway.max_in_flight_bytes: %d is less than one request may need, which is %d", s.MaxInFlightBytes, least)
-	}
-	if s.DrainTimeout == 0 {
-		s.DrainTimeout = DefaultDrainTimeout
-	}
-	if err := errors.Join(inSection(publicKey, s.Access.Validate()), inSection(adminKey, s.Admin.Validate())); err != nil {
+	if err := errors.Join(inSection(publicKey, s.Config.Validate()), inSection(adminKey, s.Admin.Validate())); err != nil {
 		return nil, err
+	}
+	s = s.withDefaults()
+	if least := s.MaxBody + s.MaxPayload; s.MaxInFlightBytes < least {
+		return nil, fmt.Errorf("gateway.max_in_flight_bytes: %d is less than one request may need, which is %d", s.MaxInFlightBytes, least)
 	}
 	s.Call.Logger = s.Call.Logger.With("gateway", s.Call.Gateway)
 	s.Bus.Mesh, s.Bus.Name, s.Bus.Logger = s.Call.Mesh, "gateway "+string(s.Call.Gateway), s.Call.Logger
@@ -148,18 +86,18 @@ func New(s Settings) (*Gateway, error) {
 	g := &Gateway{settings: s, log: s.Call.Logger, service: service, pipelines: store, ready: make(chan struct{}), stopped: make(chan struct{})}
 	known := &models{gateway: g}
 	g.web = port.PublicSettings{
-		Settings: transport.Settings{MaxMessageBytes: s.MaxBody, MaxPayload: s.Call.MaxPayload, Stopping: g.stopped},
+		Settings: transport.Settings{MaxMessageBytes: s.MaxBody, MaxPayload: s.MaxPayload, Stopping: g.stopped},
 		Caller:   service, Models: known, Health: g.health, Origins: s.AllowOrigins,
 		Budget: bodies, TokensKey: publicKey + ".token_file",
 	}
-	if !s.NoDocs {
+	if s.ServesDocs() {
 		g.web.Docs = newReference(g, known)
 	}
 	if _, err := port.PublicHandler(g.web); err != nil {
 		return nil, fmt.Errorf("gateway.allow_origins: %w", err)
 	}
 	if r := s.Registry; r != nil {
-		g.roster = discovery.NewMembership(r.Watcher, r.Table, string(s.Call.Mesh), g.log)
+		g.membership = discovery.NewMembership(r.Watcher, r.Table, string(s.Call.Mesh), g.log)
 	}
 	return g, nil
 }
@@ -215,13 +153,13 @@ func (g *Gateway) Run(ctx context.Context) error {
 	if err := g.service.Start(conn); err != nil {
 		return err
 	}
-	if g.roster == nil {
+	if g.membership == nil {
 		return g.serve(ctx)
 	}
 	running, ctx := errgroup.WithContext(ctx)
 	watching, stop := context.WithCancel(context.WithoutCancel(ctx))
-	running.Go(func() error { return g.roster.Run(watching) })
-	running.Go(func() error { return g.roster.Sweep(watching) })
+	running.Go(func() error { return g.membership.Run(watching) })
+	running.Go(func() error { return g.membership.Sweep(watching) })
 	running.Go(func() error { return g.pipelines.Run(watching) })
 	running.Go(func() error {
 		defer stop()

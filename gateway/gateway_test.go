@@ -29,8 +29,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func settings(t *testing.T, broker string, edits ...func(*gateway.Settings)) gateway.Settings {
 	t.Helper()
 	s := gateway.Settings{
-		Call: call.Settings{Mesh: "test", Gateway: "gateway", Logger: slog.New(slog.DiscardHandler), Meter: noop.Meter{}},
-		Bus:  bus.Settings{URL: broker}, Listen: "127.0.0.1:0",
+		Config: gateway.Config{Listen: "127.0.0.1:0"},
+		Call:   call.Settings{Mesh: "test", Gateway: "gateway", Logger: slog.New(slog.DiscardHandler), Meter: noop.Meter{}},
+		Bus:    bus.Settings{URL: broker},
 	}
 	for _, edit := range edits {
 		edit(&s)
@@ -204,7 +205,7 @@ func TestCompressedRequestsCountAsWhatTheyMean(t *testing.T) {
 	t.Parallel()
 	const payload = 1 << 20
 	g, _ := run(t, bustest.Start(t), func(s *gateway.Settings) {
-		s.Call.MaxPayload, s.MaxInFlightBytes = payload, 5*payload
+		s.MaxPayload, s.MaxInFlightBytes = payload, 5*payload
 	})
 	inputs := []payloads.Part{payloads.OfBlob("", "text/plain", make([]byte, payload))}
 	for range 3 {

@@ -100,12 +100,12 @@ func (g *Gateway) pipelinesKnown() error {
 func (g *Gateway) description(specs map[string]*stagev1.Spec) openapi.Settings {
 	out := openapi.Settings{
 		Mesh: string(g.settings.Call.Mesh), Version: process.Version(), Tokens: g.settings.Access.TokenFile != "",
-		MaxPayload: g.settings.Call.MaxPayload, MaxBody: g.settings.MaxBody,
+		MaxPayload: g.settings.MaxPayload, MaxBody: g.settings.MaxBody,
 	}
 	for _, e := range g.pipelines.List() {
 		p := e.Pipeline
 		out.Pipelines = append(out.Pipelines, openapi.Pipeline{
-			Pipeline: p, Timeout: cmp.Or(p.Timeout, g.settings.Call.Timeout, call.DefaultTimeout),
+			Pipeline: p, Timeout: cmp.Or(p.Timeout, g.settings.Timeout, call.DefaultTimeout),
 			First: specs[string(p.Steps[0].Stage)], Last: specs[string(p.Steps[len(p.Steps)-1].Stage)],
 		})
 	}
@@ -147,14 +147,14 @@ func (m *models) Model(name string) (oip.Model, error) {
 
 // stageSpecs returns the inputs and outputs of stages, by stage name.
 func (m *models) stageSpecs() map[string]*stagev1.Spec {
-	if m.gateway.roster == nil {
+	if m.gateway.membership == nil {
 		return nil
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if now := time.Now(); now.Sub(m.readAt) >= specsAge {
 		m.specs, m.readAt = map[string]*stagev1.Spec{}, now
-		for _, s := range discovery.Stages(m.gateway.roster.Hosts()) {
+		for _, s := range discovery.Stages(m.gateway.membership.Hosts()) {
 			m.specs[s.Name] = s.Spec
 		}
 	}

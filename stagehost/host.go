@@ -137,7 +137,7 @@ func New(s Settings) (*Host, error) {
 	if err := s.Validate(); err != nil {
 		return nil, err
 	}
-	s = s.withDefaults()
+	s.Config = s.Config.withDefaults()
 	s.Logger = s.Logger.With("stage", s.Stage, "host", s.Host)
 	s.Bus.Mesh, s.Bus.Name, s.Bus.Logger = s.Mesh, "stagehost "+string(s.Host), s.Logger
 	m, err := newMetrics(s.Meter, s.Stage, s.Host)

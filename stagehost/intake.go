@@ -199,7 +199,7 @@ func (h *Host) fit(it *item) *fault.Fault {
 	}
 	it.inputs = fitted
 	it.bytes = payload.Size(fitted.Inputs)
-	it.key = batch.Key(schema.Key(h.spec, hop.Model, fitted, hop.Parameters, h.settings.BatchBy))
+	it.key = batch.Key(schema.Key(h.spec, hop.Model, fitted, hop.Parameters, h.settings.Batch.By))
 	return nil
 }
 

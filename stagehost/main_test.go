@@ -115,7 +115,7 @@ func (b *bed) start(r runner.Runner, edits ...func(*stagehost.Settings)) *host {
 	counted := &slots{Runner: r}
 	s := stagehost.Settings{
 		Mesh: mesh, Stage: stage, Host: pipeline.HostID(uuid.NewString()), Version: "v1",
-		Runner: counted, Batch: batch.Settings{MaxSize: 32},
+		Runner: counted, Config: stagehost.Config{Batch: batch.Settings{MaxSize: 32}},
 		Bus:    bus.Settings{URL: b.broker.URL()},
 		Logger: discard(), Meter: c,
 	}

@@ -11,6 +11,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
@@ -19,55 +20,71 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/schema"
 )
 
-// Settings are what a host is made of.
+// Config is what an operator says about the hosts of a stage: the stage's section of a
+// mesh's file. 0 means the default.
+type Config struct {
+	// Batch bounds the batches. A file's default is DefaultBatch.
+	Batch batch.Settings `yaml:"batch"`
+	// Stream bounds the silence of a runner that answers in chunks.
+	Stream StreamSettings `yaml:"stream"`
+	// MaxInFlight bounds the items pulled and not settled; 0 means two full batches for
+	// each slot and some slack; where the runner answers in chunks, an item for each slot
+	// and a few more.
+	MaxInFlight int           `yaml:"max_in_flight"`
+	Queue       QueueSettings `yaml:"queue"`
+	// CrashLimit is how many runs of an item alone may end the process that runs
+	// it before the item is blamed. A process may also be ended by others while an
+	// innocent item runs.
+	CrashLimit int `yaml:"crash_limit"`
+	// Listen is the address of the gRPC StageService; empty means none. It is
+	// taken before the runner starts.
+	Listen string `yaml:"listen"`
+	// CertFile and KeyFile hold its certificate chain and the key, in PEM; without
+	// them it is plain. ServerName is the name in the certificate by which the
+	// registry's checks ask; empty means the address's.
+	CertFile   string `yaml:"cert_file,path"`
+	KeyFile    string `yaml:"key_file,path"`
+	ServerName string `yaml:"server_name"`
+	// Labels are shown in the registry.
+	Labels map[string]string `yaml:"labels"`
+	// StartTimeout bounds the runner's start; DrainTimeout how long a stop
+	// waits for items in flight.
+	StartTimeout time.Duration `yaml:"start_timeout"`
+	DrainTimeout time.Duration `yaml:"drain_timeout"`
+}
+
+// SetDefaults implements config.Defaulter.
+func (c *Config) SetDefaults() { c.Batch = DefaultBatch() }
+
+// DefaultBatch returns the batching of a stage whose section does not set it: eager, or
+// stream where the runner answers in chunks.
+func DefaultBatch() batch.Settings {
+	return batch.Settings{MaxSize: 32, MaxBytes: 16 << 20, MaxWait: 5 * time.Millisecond}
+}
+
+// Settings are a host's Config and what its program adds.
 type Settings struct {
+	Config
+
 	Mesh  pipeline.MeshName
 	Stage pipeline.StageName
 	Host  pipeline.HostID
 	// Version of the program, for Describe and the registry.
 	Version string
-	// Registry is where the host says that it is there; nil where nowhere. Labels
-	// are whatever its operator says of it there.
+	// Registry is where the host registers; nil where nowhere.
 	Registry *Registry
-	Labels   map[string]string
 
 	Runner runner.Runner
-	// Inputs and Outputs add to what the runner says of itself, or narrow it; they
-	// are all that is known of one that says nothing. See schema.Complete.
+	// Inputs and Outputs add to the runner's spec, or narrow it; they are the whole spec
+	// of a runner without one. See schema.Complete.
 	Inputs, Outputs []runner.PartSpec
-	Batch           batch.Settings
-	// Stream bounds the silence of a runner that answers in chunks.
-	Stream StreamSettings
-	// BatchBy names the parameters that items of one batch must agree on.
-	BatchBy []string
-	// MaxInFlight bounds the items pulled and not settled; 0 means room for
-	// two full batches for each slot, and some on their way; where the runner
-	// answers in chunks, for an item for each slot and few on their way.
-	MaxInFlight int
 
-	Bus   bus.Settings
-	Queue QueueSettings
-	// CrashLimit is how many runs of an item alone may end the process that runs
-	// it before the item is blamed; 0 means DefaultCrashLimit. A process may also
-	// be ended by others while an innocent item runs.
-	CrashLimit int
-	// Results are where the answers to durable requests are kept, DeadLetters
-	// what the host gave up on, and Starts which runs have begun.
+	Bus bus.Settings
+	// Results are where the results of durable requests are stored, DeadLetters where
+	// dead letters are, and Starts where run records are.
 	Results     store.Settings
 	DeadLetters store.Settings
 	Starts      store.Settings
-
-	// Listen is the address of the gRPC StageService; empty means none. It is
-	// taken before the runner starts.
-	Listen string
-	// CertFile and KeyFile hold its certificate chain and the key, in PEM; without
-	// them it is plain. ServerName is the name in the certificate by which the
-	// registry's checks ask; empty means the address's.
-	CertFile, KeyFile, ServerName string
-	// StartTimeout bounds the runner's start; DrainTimeout how long a stop
-	// waits for what is in hand. 0 means the default.
-	StartTimeout time.Duration
-	DrainTimeout time.Duration
 
 	Logger *slog.Logger
 	Meter  metric.Meter
@@ -76,18 +93,18 @@ type Settings struct {
 // QueueSettings bound each of the stage's queues. 0 means the default.
 type QueueSettings struct {
 	// Durabilities are the queues that the stage has; none means both.
-	Durabilities []pipeline.Durability
-	// MaxItems and MaxBytes bound what waits or is in hand anywhere.
-	MaxItems int64
-	MaxBytes int64
+	Durabilities []pipeline.Durability `yaml:"durabilities"`
+	// MaxItems and MaxBytes bound the queued and delivered items.
+	MaxItems int64 `yaml:"max_items"`
+	MaxBytes int64 `yaml:"max_bytes,size"`
 	// MaxAge is the longest deadline of the mesh.
-	MaxAge time.Duration
+	MaxAge time.Duration `yaml:"-"`
 	// AckWait is how long a host may be silent before its items go to
 	// another.
-	AckWait  time.Duration
-	Replicas int
+	AckWait  time.Duration `yaml:"ack_wait"`
+	Replicas int           `yaml:"replicas"`
 	// Version must be raised to change the settings of a queue that exists.
-	Version int
+	Version int `yaml:"version"`
 }
 
 // durable reports whether the stage takes durable requests.
@@ -107,26 +124,26 @@ const (
 	maxBatches    = 2
 )
 
-// withDefaults returns the settings with every 0 replaced but MaxInFlight, for which
+// withDefaults returns the section with every 0 replaced but MaxInFlight, for which
 // the runner has to have started.
-func (s Settings) withDefaults() Settings {
-	s.Stream = s.Stream.withDefaults()
-	if len(s.Queue.Durabilities) == 0 {
-		s.Queue.Durabilities = []pipeline.Durability{pipeline.Memory, pipeline.File}
+func (c Config) withDefaults() Config {
+	c.Stream = c.Stream.withDefaults()
+	if len(c.Queue.Durabilities) == 0 {
+		c.Queue.Durabilities = []pipeline.Durability{pipeline.Memory, pipeline.File}
 	}
-	orDefault(&s.Queue.MaxItems, DefaultMaxItems)
-	orDefault(&s.Queue.MaxBytes, DefaultMaxBytes)
-	orDefault(&s.Queue.MaxAge, DefaultMaxAge)
-	orDefault(&s.Queue.AckWait, DefaultAckWait)
-	orDefault(&s.Queue.Replicas, 1)
-	orDefault(&s.CrashLimit, DefaultCrashLimit)
-	orDefault(&s.StartTimeout, DefaultStartTimeout)
-	orDefault(&s.DrainTimeout, DefaultDrainTimeout)
-	return s
+	orDefault(&c.Queue.MaxItems, DefaultMaxItems)
+	orDefault(&c.Queue.MaxBytes, DefaultMaxBytes)
+	orDefault(&c.Queue.MaxAge, DefaultMaxAge)
+	orDefault(&c.Queue.AckWait, DefaultAckWait)
+	orDefault(&c.Queue.Replicas, 1)
+	orDefault(&c.CrashLimit, DefaultCrashLimit)
+	orDefault(&c.StartTimeout, DefaultStartTimeout)
+	orDefault(&c.DrainTimeout, DefaultDrainTimeout)
+	return c
 }
 
-// room is how many items a host holds where nobody says.
-func (s Settings) room() int {
+// defaultInFlight is how many items a host holds where max_in_flight is 0.
+func (s Settings) defaultInFlight() int {
 	slots := s.Runner.Concurrency()
 	if s.Batch.Mode == batch.Stream {
 		// What waits here for long cannot run where a slot falls idle meanwhile.
@@ -159,61 +176,75 @@ func (s Settings) Validate() error {
 	if s.Runner == nil {
 		return errors.New("runner: there is none")
 	}
-	s = s.withDefaults()
 	return errors.Join(
 		pipeline.ValidName("mesh", string(s.Mesh)),
 		pipeline.ValidName("stage", string(s.Stage)),
 		pipeline.ValidName("host", string(s.Host)),
-		s.Batch.Validate(),
+		s.Config.Validate(),
 		schema.ValidParts("inputs", s.Inputs),
 		schema.ValidParts("outputs", s.Outputs),
-		s.validateBounds(),
 	)
 }
 
-func (s Settings) validateBounds() error {
-	least := bus.LeastBound(len(s.Queue.Durabilities))
-	if s.Batch.Mode == batch.Stream {
-		least = bus.BoundFor(1, len(s.Queue.Durabilities))
+// Validate checks the section; messages name the key in it.
+func (c Config) Validate() error {
+	c = c.withDefaults()
+	errs := []error{
+		c.Batch.Validate(),
+		config.Address("listen", c.Listen),
+		c.validateInFlight(),
+		config.NotNegative("start_timeout", c.StartTimeout),
+		config.NotNegative("drain_timeout", c.DrainTimeout),
+		config.NotNegative("queue.max_items", c.Queue.MaxItems),
+		config.NotNegative("queue.replicas", c.Queue.Replicas),
+		config.NotNegative("queue.version", c.Queue.Version),
+		c.validateTLS(),
+		c.Stream.validate(),
 	}
-	if s.MaxInFlight != 0 && s.MaxInFlight < least {
-		return fmt.Errorf("max_in_flight: %d, at least %d is needed", s.MaxInFlight, least)
-	}
-	for i, d := range s.Queue.Durabilities {
-		if d != pipeline.Memory && d != pipeline.File || slices.Contains(s.Queue.Durabilities[:i], d) {
-			return fmt.Errorf("queue.durabilities: use memory, file or both, each once, not %q", s.Queue.Durabilities)
+	for i, d := range c.Queue.Durabilities {
+		if d != pipeline.Memory && d != pipeline.File || slices.Contains(c.Queue.Durabilities[:i], d) {
+			errs = append(errs, fmt.Errorf("queue.durabilities: use memory, file or both, each once, not %q", c.Queue.Durabilities))
+			break
 		}
 	}
-	if err := s.validateTLS(); err != nil {
-		return err
+	if c.CrashLimit < 1 {
+		errs = append(errs, fmt.Errorf("crash_limit: %d, at least 1 is needed", c.CrashLimit))
 	}
-	if err := s.Stream.validate(); err != nil {
-		return err
+	if c.Queue.AckWait < time.Second {
+		errs = append(errs, fmt.Errorf("queue.ack_wait: %s, at least 1s is needed", c.Queue.AckWait))
 	}
-	if s.CrashLimit < 1 {
-		return fmt.Errorf("crash_limit: %d, at least 1 is needed", s.CrashLimit)
+	return errors.Join(errs...)
+}
+
+func (c Config) validateInFlight() error {
+	least := bus.LeastBound(len(c.Queue.Durabilities))
+	if c.Batch.Mode == batch.Stream {
+		least = bus.BoundFor(1, len(c.Queue.Durabilities))
 	}
-	if s.Queue.AckWait < time.Second {
-		return fmt.Errorf("queue.ack_wait: %s, at least 1s is needed", s.Queue.AckWait)
+	switch {
+	case c.MaxInFlight < 0:
+		return config.NotNegative("max_in_flight", c.MaxInFlight)
+	case c.MaxInFlight != 0 && c.MaxInFlight < least:
+		return fmt.Errorf("max_in_flight: %d, at least %d is needed", c.MaxInFlight, least)
 	}
 	return nil
 }
 
-func (s Settings) pair() credentials.Pair {
-	return credentials.Pair{CertFile: s.CertFile, KeyFile: s.KeyFile}
+func (c Config) pair() credentials.Pair {
+	return credentials.Pair{CertFile: c.CertFile, KeyFile: c.KeyFile}
 }
 
 // validateTLS checks that the certificate can be shown, and that the registry can
 // check it.
-func (s Settings) validateTLS() error {
-	if err := s.pair().Check(""); err != nil {
+func (c Config) validateTLS() error {
+	if err := c.pair().Check(""); err != nil {
 		return err
 	}
 	switch {
-	case s.ServerName != "" && s.CertFile == "":
+	case c.ServerName != "" && c.CertFile == "":
 		return errors.New("server_name: is a name in a certificate, and there is no cert_file")
-	case s.CertFile != "" && s.ServerName == "" && unspecified(s.Listen):
-		return fmt.Errorf("listen: %s is no address by which the registry can check the certificate; say the name in it in server_name, or listen on one address", s.Listen)
+	case c.CertFile != "" && c.ServerName == "" && unspecified(c.Listen):
+		return fmt.Errorf("listen: %s is no address by which the registry can check the certificate; say the name in it in server_name, or listen on one address", c.Listen)
 	}
 	return nil
 }

@@ -18,7 +18,8 @@ import (
 type StreamSettings struct {
 	// FirstChunk is from the start of an item's run to its first chunk, Idle from each
 	// to the next. The outcome counts as one.
-	FirstChunk, Idle time.Duration
+	FirstChunk time.Duration `yaml:"first_chunk_timeout"`
+	Idle       time.Duration `yaml:"idle_timeout"`
 }
 
 // Defaults of StreamSettings.
@@ -54,7 +55,7 @@ func (h *Host) adapt() error {
 	case !streams && s.Batch.Mode == batch.Stream:
 		return errors.New("batch.mode: stream is for runners that answer in chunks, and this one does not; leave the key out")
 	}
-	orDefault(&s.MaxInFlight, s.room())
+	orDefault(&s.MaxInFlight, s.defaultInFlight())
 	h.events = make(chan event, s.eventRoom())
 	h.tasks, h.idle = make(chan task), make(chan struct{}, s.Runner.Concurrency())
 	return nil

@@ -36,14 +36,16 @@ type Settings struct {
 	// Mesh is the name of the mesh, which is part of every key.
 	Mesh string
 	// Address of the agent: host:port, or unix:///path.
-	Address string
+	Address string `yaml:"address"`
 	// Token is sent with every request; it is a secret.
 	Token string
 	// Datacenter, Namespace and Partition default to the agent's own.
-	Datacenter, Namespace, Partition string
-	TLS                              TLS
+	Datacenter string `yaml:"datacenter"`
+	Namespace  string `yaml:"namespace"`
+	Partition  string `yaml:"partition"`
+	TLS
 	// Stale lets any server answer reads, which may then be older than earlier reads.
-	Stale bool
+	Stale bool `yaml:"stale"`
 	// WaitTime is how long a blocking query waits for a change.
 	WaitTime time.Duration
 	// CriticalAfter is when Consul removes an instance whose check fails, at least a
@@ -57,12 +59,14 @@ type Settings struct {
 type TLS struct {
 	// Enabled is for agents whose certificate the system trusts. A CAFile enables TLS
 	// too.
-	Enabled bool
+	Enabled bool `yaml:"tls"`
 	// CAFile has the authority of the agent's certificate, CertFile and KeyFile the
 	// client's own certificate.
-	CAFile, CertFile, KeyFile string
+	CAFile   string `yaml:"ca_file,path"`
+	CertFile string `yaml:"cert_file,path"`
+	KeyFile  string `yaml:"key_file,path"`
 	// ServerName is the name in the agent's certificate.
-	ServerName string
+	ServerName string `yaml:"server_name"`
 }
 
 // Registry implements discovery.Registry on Consul.

@@ -29,7 +29,7 @@ type Settings struct {
 	// Auth has the files with credentials and certificates.
 	Auth credentials.Broker
 	// Replicas is the number of servers that store both streams; 0 means 1.
-	Replicas int
+	Replicas int `yaml:"replicas"`
 	// MaxTableBytes bounds the table, where each entry takes its key and 100 bytes more
 	// than its value. The broker reserves it. 0 means 64 MiB. MaxInstancesBytes bounds
 	// the instances, in memory; 0 means 8 MiB.

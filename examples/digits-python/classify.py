@@ -17,7 +17,7 @@ class Classify(Worker):
     examples = {"a blank image": {"x": [0.0] * 64}}
 
     def setup(self, ctx):
-        """Loads the weights; option weights names another file than this folder's."""
+        """Loads the weights; the option weights names another file than this folder's."""
         with np.load(HERE / ctx.options.get("weights", "weights.npz")) as file:
             self.layers = [(file[f"w{i}"].T.copy(), file[f"b{i}"]) for i in (1, 2, 3)]
         ctx.log.info("%d layers", len(self.layers))
@@ -30,7 +30,7 @@ class Classify(Worker):
             for i, item in enumerate(batch.items):
                 if not finite[item.slice].all():
                     batch.fail(i, InvalidInput("x", "has a pixel that is not finite"))
-            x = np.where(finite[:, None], x, 0)  # the other rows are wanted
+            x = np.where(finite[:, None], x, 0)  # the other rows are still needed
         return {"p": self.network(x)}
 
     def network(self, x):

@@ -1,4 +1,4 @@
-"""Reads the fifty images of ../digits with the worker, in a process of its own."""
+"""Classifies the fifty images of ../digits with the worker, in a process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pixels(path: Path) -> np.ndarray:
 
 
 class ClassifyTest(unittest.TestCase):
-    def test_all_images_are_read_in_batches_of_mixed_sizes(self) -> None:
+    def test_all_images_are_classified(self) -> None:
         paths = sorted((HERE.parent / "digits" / "images").glob("*.png"))
         self.assertEqual(len(paths), 50)
         images = np.stack([pixels(path) for path in paths])
@@ -48,7 +48,7 @@ class ClassifyTest(unittest.TestCase):
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
-    def test_a_pixel_that_is_not_finite_is_one_items_fault(self) -> None:
+    def test_bad_pixel_fails_its_item_alone(self) -> None:
         with testing.run(WORKER) as worker:
             worker.add({"x": np.zeros((2, 64), "float32")})
             worker.add({"x": np.full((1, 64), np.nan, "float32")})

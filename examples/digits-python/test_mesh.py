@@ -22,7 +22,7 @@ class MeshTest(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         program = os.path.join(folder.name, "stagemesh")
         subprocess.run(["go", "build", "-o", program, "./services/cmd/stagemesh"], cwd=HERE.parent.parent, check=True)
-        # The workers are to be the Python that has numpy, and find the SDK by themselves.
+        # The workers use the Python that has numpy, and the SDK that the mesh provides.
         path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
         environment = {**os.environ, "PATH": path}
         environment.pop("PYTHONPATH", None)
@@ -45,7 +45,7 @@ class MeshTest(unittest.TestCase):
         _, _ = self.mesh.communicate(timeout=30)
         self.assertEqual(self.mesh.returncode, 0)
 
-    def test_all_images_are_read(self) -> None:
+    def test_all_images_are_classified(self) -> None:
         images = sorted((HERE.parent / "digits" / "images").glob("*.png"))
         self.assertEqual(len(images), 50)
         for image in images:

@@ -1,6 +1,6 @@
-"""A template for a model in PyTorch: on the GPU where there is one, else on the CPU.
+"""A template for a model in PyTorch: on the GPU if there is one, else on the CPU.
 
-Put your module into ``build``, and its shapes into ``inputs`` and ``outputs``.
+Write your module into ``build``, and its shapes into ``inputs`` and ``outputs``.
 
     python3 -m stagemesh.check worker.py --max-size 8
 """
@@ -29,8 +29,8 @@ class Model(Worker):
     def setup(self, ctx):
         """Loads the module to its device.
 
-        The host shows the process its own devices alone (CUDA_VISIBLE_DEVICES), so
-        they are cuda:0 and up in here; each rank of a gang takes its own.
+        The process sees only its own devices (CUDA_VISIBLE_DEVICES), so they are cuda:0
+        and up; each rank of a gang uses one of them.
         """
         self.device = torch.device("cpu")
         if ctx.devices:
@@ -45,7 +45,7 @@ class Model(Worker):
 
     @torch.inference_mode()
     def predict(self, batch):
-        """Runs the module; torch.OutOfMemoryError makes the host run the halves."""
+        """Runs the module; after a torch.OutOfMemoryError the host runs the halves of the batch."""
         x = torch.from_numpy(batch["x"]).to(self.device, non_blocking=True)
         finite = torch.isfinite(x).all(dim=1).cpu()
         for i, item in enumerate(batch.items):

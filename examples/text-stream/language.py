@@ -1,7 +1,7 @@
 """A language model of words: how often each word follows the two before it, in a text.
 
-It is made from the text when it is needed, which takes some milliseconds, and knows
-nothing but that text.
+It is made from the text at start, which takes some milliseconds, and knows nothing
+else.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ STOPS = frozenset(".!?")
 
 
 def words_of(text):
-    """Returns the words of a text and its punctuation, as the model has them."""
+    """Returns the words and punctuation of a text in lower case, in order."""
     return [word.lower() for word in WORD.findall(text)]
 
 
 class Language:
-    """What follows what in a text, by the last two words, the last one, or none."""
+    """Counts of the words that follow the last two words of a text, the last one, or any."""
 
     def __init__(self, text):
         self.after = defaultdict(Counter)
@@ -33,9 +33,9 @@ class Language:
                 self.after[tuple(words[at - length : at])][word] += 1
 
     def next(self, words, temperature, chance):
-        """Returns a word that may follow: the likeliest where the temperature is 0.
+        """Returns a word that may follow: the most likely one if the temperature is 0.
 
-        The longest context that the text has counts; now and then a shorter one, so that
+        It uses the longest context that the text has, and sometimes a shorter one, so that
         the answer is no quotation.
         """
         lengths = [n for n in (2, 1, 0) if tuple(words[len(words) - n :]) in self.after]
@@ -49,8 +49,8 @@ class Language:
         weights = [math.exp(math.log(counts[word] / most) / temperature) for word in choices]
         return chance.choices(choices, weights)[0]
 
-    def tell(self, prompt, most, temperature, seed):
-        """Yields the words that go on after a prompt, each as it is to be printed."""
+    def generate(self, prompt, most, temperature, seed):
+        """Yields the words that continue a prompt, each with its space and capital letter."""
         chance = random.Random(seed)
         words = words_of(prompt) or ["."]
         first = not prompt.strip() or prompt.rstrip()[-1] in STOPS

@@ -1,4 +1,4 @@
-"""Goes on where a prompt ends, word by word: a stage that streams, in plain Python."""
+"""Continues a prompt word by word: a stage that streams, in plain Python."""
 
 import asyncio
 from pathlib import Path
@@ -11,31 +11,31 @@ HERE = Path(__file__).resolve().parent
 
 
 class Tell(Worker):
-    """A prompt in; the words that follow it out, each as a chunk of its own."""
+    """A prompt in; the words that follow it out, each as a chunk."""
 
     arrays = "buffer"  # the standard library alone
-    concurrency = 32  # stories that are told at a time
-    inputs = {"prompt": Text(description="what the story begins with")}
-    outputs = {"text": Text(description="how it goes on; a chunk is a word with the space before it")}
+    concurrency = 32  # stories at a time
+    inputs = {"prompt": Text(description="the beginning of the story")}
+    outputs = {"text": Text(description="its continuation; a chunk is a word with the space before it")}
     examples = {"a beginning": {"prompt": "The ferryman"}}
 
     def setup(self, ctx):
-        """Learns the text; option pause is the time before each word, in seconds."""
+        """Learns the text; the option pause is the time before each word, in seconds."""
         self.language = Language((HERE / ctx.options.get("text", "tale.txt")).read_text("utf-8"))
         self.pause = ctx.options.get("pause", 0.05)
 
     async def stream(self, item):
-        """Yields word after word; a larger model would take its time for each."""
+        """Yields word after word; the pause stands for the time that a larger model takes."""
         most = number(item, "words", 60, 1, 1000)
         temperature = number(item, "temperature", 0.7, 0, 2)
         seed = item.parameters.get("seed")
-        for word in self.language.tell(item["prompt"], most, temperature, seed):
+        for word in self.language.generate(item["prompt"], most, temperature, seed):
             await asyncio.sleep(self.pause)
             yield {"text": word}
 
 
 def number(item, name, default, least, most):
-    """Returns a parameter that is a number, of the default's kind."""
+    """Returns a parameter that is a number of the default's type; raises InvalidInput."""
     value = item.parameters.get(name, default)
     if isinstance(value, bool) or not isinstance(value, (int, type(default))) or not least <= value <= most:
         kind = "a whole number" if isinstance(default, int) else "a number"

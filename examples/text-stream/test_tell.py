@@ -1,4 +1,4 @@
-"""Tells stories with the worker, in a process of its own."""
+"""Runs the worker in a process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TellTest(unittest.TestCase):
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
-    def test_words_come_one_by_one_and_then_all_of_them(self) -> None:
+    def test_words_precede_the_whole_answer(self) -> None:
         with testing.run(str(HERE / "tell.py"), options=FAST) as worker:
             with worker.stream({"prompt": "The ferryman"}, parameters={"words": 12, "temperature": 0}) as words:
                 chunks = [chunk["text"] for chunk in words]
@@ -36,19 +36,19 @@ class TellTest(unittest.TestCase):
         tale = set((HERE / "tale.txt").read_text("utf-8").lower().replace(".", " . ").replace(",", " , ").split())
         self.assertLessEqual({chunk.strip().lower() for chunk in chunks}, tale)
 
-    def test_a_seed_tells_the_same_story(self) -> None:
+    def test_seed_repeats_the_story(self) -> None:
         with testing.run(str(HERE / "tell.py"), options=FAST) as worker:
             one = tell(worker, "The boy", seed=1)
             self.assertEqual(tell(worker, "The boy", seed=1), one)
             self.assertNotEqual(tell(worker, "The boy", seed=2), one)
 
-    def test_a_sentence_begins_with_a_capital_letter(self) -> None:
+    def test_sentences_begin_with_a_capital_letter(self) -> None:
         with testing.run(str(HERE / "tell.py"), options=FAST) as worker:
             self.assertTrue(tell(worker, "", temperature=0)[0].strip()[0].isupper())
             self.assertTrue(tell(worker, "It was so. ", temperature=0)[0].strip()[0].isupper())
             self.assertTrue(tell(worker, "The", temperature=0)[0].strip()[0].islower())
 
-    def test_parameters_that_make_no_sense_are_refused(self) -> None:
+    def test_invalid_parameters_are_refused(self) -> None:
         with testing.run(str(HERE / "tell.py"), options=FAST) as worker:
             wrong = [("words", 0), ("words", 1.5), ("words", True), ("temperature", 3), ("temperature", "x")]
             for name, value in wrong:

@@ -1,7 +1,7 @@
-"""Says which page of the documentation a question is about: a model behind the tokenizer.
+"""Finds the page of the documentation that a question is about: a model behind the tokenizer.
 
-A naive Bayes classifier over token ids, in plain Python. It takes what tokenize_text.py
-gives, texts of any number of tokens, as one padded array.
+A naive Bayes classifier over token ids, in plain Python. It takes the outputs of
+tokenize_text.py, texts of any number of tokens, as one padded array.
 """
 
 import json
@@ -29,13 +29,13 @@ class Page(Worker):
         self.weights = json.loads((HERE / "page.json").read_text("utf-8"))["weights"]
 
     def preprocess(self, item):
-        """Refuses what is no token, for its own item alone."""
+        """Refuses numbers that are no token; only the item with such a number fails."""
         known = range(len(self.weights[0]))
         if not all(token in known for row in item["ids"].tolist() for token in row):
             raise InvalidInput("ids", f"has a number that is no token; there are 0 to {len(known) - 1}")
 
     def predict(self, batch):
-        """Adds up, for each text, what its tokens say for and against the pages."""
+        """Returns the probabilities of the pages for each text."""
         ids, mask = batch["ids"].tolist(), batch["mask"].tolist()
         return {"scores": [self.probabilities(*row) for row in zip(ids, mask)]}
 

@@ -1,4 +1,4 @@
-"""Asks the model about questions, behind the tokenizer."""
+"""Runs the model on questions, behind the tokenizer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUESTIONS = {
 
 
 class PageTest(unittest.TestCase):
-    def test_questions_of_one_batch(self) -> None:
+    def test_questions_find_their_pages(self) -> None:
         with testing.run(str(HERE / "tokenize_text.py")) as tokenizer:
             for question in QUESTIONS:
                 tokenizer.add({"text": question})

@@ -1,4 +1,4 @@
-"""Tokenizes with the worker, in a process of its own."""
+"""Runs the tokenizer in a process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TokenizeTest(unittest.TestCase):
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
-    def test_texts_of_a_batch(self) -> None:
+    def test_texts_are_tokenized_and_bad_ones_refused(self) -> None:
         texts = ["A stage is a mesh", "zzyzx, mesh!", "", "日本 mesh", b"\xff", "a " * 600]
         with testing.run(str(HERE / "tokenize_text.py")) as worker:
             for text in texts:

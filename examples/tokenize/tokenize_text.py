@@ -1,8 +1,8 @@
 """Turns text into token ids: the stage before a language model, in plain Python.
 
 Words are looked up in vocabulary.txt, one token a line, whose line number is the
-id. A word that is not there is cut into the longest pieces that are, as WordPiece
-does; ``##`` marks a piece that goes on. Characters that no token has become [UNK].
+id. A word that is missing there is split into the longest pieces that exist, as in
+WordPiece; ``##`` marks a piece that continues a word. Unknown characters become [UNK].
 """
 
 import re

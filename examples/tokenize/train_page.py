@@ -1,6 +1,6 @@
 """Writes page.json, the weights of page.py, from the pages of the documentation.
 
-Give it the pages: ../../docs/clients.md ../../docs/configuration.md and so on.
+Its arguments are the pages: ../../docs/clients.md ../../docs/configuration.md and so on.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 from tokenize_text import Tokenize
 
 HERE = Path(__file__).resolve().parent
-RARE = 8  # a token that occurs less often decides less
+RARE = 8  # a token that occurs less often than this has less weight
 
 
 def weights(pages: list[list[int]], words: list[bool]) -> list[list[float]]:
-    """Returns log p(page | token) - log p(page), [pages][tokens]; 0 for what is no word.
+    """Returns log p(page | token) - log p(page), [pages][tokens]; 0 for tokens that are no word.
 
-    Pages count alike, however long they are.
+    All pages have equal weight, however long they are.
     """
     shares = [{token: n / len(page) for token, n in Counter(page).items()} for page in pages]
     seen = Counter(token for page in pages for token in page)

@@ -2,8 +2,8 @@
 
     python3 vocabulary.py ../../README.md ../../docs/*.md
 
-The special tokens come first, then every character alone and as a piece that goes
-on, then the words that occur at least twice, the most frequent first.
+The special tokens come first, then every character alone and as a piece that
+continues a word, then the words that occur at least twice, the most frequent first.
 """
 
 from __future__ import annotations

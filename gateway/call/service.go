@@ -32,28 +32,34 @@ type Catalog interface {
 	Label(name string) string
 }
 
+// Limits bound requests: keys of a mesh file's section gateway. 0 means the default.
+type Limits struct {
+	// Timeout is a request's where neither it nor its pipeline sets one. MaxTimeout
+	// bounds all timeouts.
+	Timeout    time.Duration `yaml:"timeout"`
+	MaxTimeout time.Duration `yaml:"max_timeout"`
+	// MaxInFlight bounds the requests in flight.
+	MaxInFlight int `yaml:"max_in_flight"`
+	// HostGrace is how long a request in memory waits for its first step while
+	// the step's stage has no host.
+	HostGrace time.Duration `yaml:"host_grace"`
+	// MaxPayload bounds the inputs of a request, in bytes; 0 means what the
+	// broker takes.
+	MaxPayload int `yaml:"max_payload,size"`
+	// Metadata are the keys that a request may hand to runners.
+	Metadata []string `yaml:"metadata"`
+}
+
 // Settings are the request path's.
 type Settings struct {
+	Limits
+
 	Mesh    pipeline.MeshName
 	Gateway pipeline.GatewayID
 	Catalog Catalog
-	// Timeout is a request's where neither it nor its pipeline has one; 0 means
-	// DefaultTimeout. MaxTimeout bounds all; 0 means DefaultMaxTimeout.
-	Timeout    time.Duration
-	MaxTimeout time.Duration
-	// MaxInFlight bounds the requests in flight; 0 means DefaultMaxInFlight.
-	MaxInFlight int
 	// Bodies bounds the bytes of all requests in flight, of which callers book the
 	// request's body; nil means no bound.
 	Bodies *admission.ByteBudget
-	// HostGrace is how long a request in memory waits for its first step while
-	// the step's stage has no host; 0 means DefaultHostGrace.
-	HostGrace time.Duration
-	// MaxPayload bounds the inputs of a request, in bytes; 0 means the broker's
-	// limit.
-	MaxPayload int
-	// Metadata are the keys that a request may hand to runners.
-	Metadata []string
 	// Results are where results are stored: the same as the hosts'.
 	Results store.Settings
 	// Idempotency is where idempotency keys are stored. Its retention is how long a

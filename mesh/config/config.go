@@ -14,7 +14,9 @@
 // # What it is read into
 //
 // A struct whose fields carry the tag yaml:"key"; fields without one, or with
-// "-", are not part of the file. Fields are bool, whole numbers, floats,
+// "-", are not part of the file, and embedded structs without one are read in place.
+// yaml:"key,size" reads a size such as 4MiB into an int or int64, yaml:"key,path" a path
+// that is relative to the file's folder. Fields are bool, whole numbers, floats,
 // strings, time.Duration ("250ms"), Bytes ("4MiB"), Secret, anything else with
 // UnmarshalText; pointers, slices and maps by string of these; structs; any for
 // what may be of every kind; and Section for what somebody else decodes later.
@@ -31,12 +33,18 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"reflect"
 )
 
+// Defaulter is a struct with defaults other than zero, which are set before its keys are
+// read.
+type Defaulter interface{ SetDefaults() }
+
 // Doc is a file that has been read.
 type Doc struct {
-	name string
+	name   string
+	folder string
 	// root is nil where the file is empty.
 	root *node
 }
@@ -55,11 +63,11 @@ func Load(path string, into any) (*Doc, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	return Parse(path, data, into)
+	return Parse(path, filepath.Dir(path), data, into)
 }
 
-// Parse is Load of bytes; the name is for messages.
-func Parse(name string, data []byte, into any) (*Doc, error) {
+// Parse is Load of bytes. The name is for messages, and paths are relative to the folder.
+func Parse(name, folder string, data []byte, into any) (*Doc, error) {
 	if len(data) > maxFile {
 		return nil, fmt.Errorf("%s: larger than %s", name, Bytes(maxFile))
 	}
@@ -67,8 +75,16 @@ func Parse(name string, data []byte, into any) (*Doc, error) {
 	if err != nil {
 		return nil, err
 	}
-	doc := &Doc{name: name, root: root}
+	doc := &Doc{name: name, folder: folder, root: root}
 	return doc, doc.decode(root, nil, into)
+}
+
+// relative returns a path of the file as one of the process.
+func (d *Doc) relative(path string) string {
+	if path == "" || filepath.IsAbs(path) {
+		return path
+	}
+	return filepath.Join(d.folder, path)
 }
 
 // decode reads a part of the file into the value that into points to.

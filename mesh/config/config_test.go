@@ -34,9 +34,17 @@ type file struct {
 	Any      map[string]any    `yaml:"any"`
 	Stages   map[string]stage  `yaml:"stages"`
 	Part     config.Section    `yaml:"part"`
+	Most     int64             `yaml:"most,size"`
+	Key      string            `yaml:"key,path"`
+	Weights  weights           `yaml:"weights"`
+	embedded
 
 	Skipped  string `yaml:"-"`
 	Untagged string
+}
+
+type embedded struct {
+	Below string `yaml:"below,path"`
 }
 
 type mode string
@@ -46,13 +54,20 @@ type stage struct {
 	Steps []batch `yaml:"steps"`
 }
 
+type weights struct {
+	One int `yaml:"one"`
+	Two int `yaml:"two"`
+}
+
+func (w *weights) SetDefaults() { *w = weights{One: 1, Two: 2} }
+
 type batch struct {
 	MaxSize int `yaml:"max_size"`
 }
 
 func parse(text string) (file, *config.Doc, error) {
 	var f file
-	doc, err := config.Parse("f.yaml", []byte(text), &f)
+	doc, err := config.Parse("f.yaml", "etc", []byte(text), &f)
 	return f, doc, err
 }
 
@@ -72,6 +87,9 @@ limit: 4MiB
 token: hush
 list: [a, "b", 3, true, 0x10, 010, '']
 numbers: [1, .5, -2.5e1]
+most: 64KiB
+key: a.key
+below: /b.key
 labels: {1: one, true: yes}
 any: {flag: false, whole: 3, large: 18446744073709551615, real: 0.5, word: x, quoted: "3", none: ~, list: [1, [a]], keys: {a: b}}
 stages:
@@ -83,6 +101,7 @@ stages:
   b:
     batch: {}
   c:
+weights: {two: 0}
 `)
 	if err != nil {
 		t.Fatal(err)
@@ -93,6 +112,7 @@ stages:
 		Wait: 90 * time.Second, MaybeFor: &wait, Limit: 4 << 20, Token: config.NewSecret("hush"),
 		List: []string{"a", "b", "3", "true", "0x10", "010", ""}, Numbers: []float64{1, .5, -25},
 		Labels: map[string]string{"1": "one", "true": "yes"},
+		Most:   64 << 10, Key: filepath.Join("etc", "a.key"), embedded: embedded{Below: "/b.key"}, Weights: weights{One: 1},
 		Any: map[string]any{
 			"flag": false, "whole": int64(3), "large": uint64(math.MaxUint64), "real": 0.5, "word": "x", "quoted": "3",
 			"none": nil, "list": []any{int64(1), []any{"a"}}, "keys": map[string]any{"a": "b"},
@@ -119,7 +139,7 @@ func TestFileThatSaysNothingChangesNothing(t *testing.T) {
 			t.Parallel()
 			wait := time.Second
 			f := file{Name: "before", Size: 3, MaybeFor: &wait, List: []string{"x"}}
-			if _, err := config.Parse("f.yaml", []byte(text), &f); err != nil {
+			if _, err := config.Parse("f.yaml", "etc", []byte(text), &f); err != nil {
 				t.Fatal(err)
 			}
 			f.Part = config.Section{}
@@ -164,7 +184,7 @@ func TestWhatDoesNotFitIsRefusedAtItsPlace(t *testing.T) {
 		"a list for the file":          {"- a", `f.yaml:1:1: a list is not a set of keys`},
 		"text for the file":            {"hello", `f.yaml:1:1: "hello" is not a set of keys`},
 		"an unknown key":               {"stages:\n  a:\n    batch:\n      max_sise: 3", `f.yaml:4:7: stages.a.batch: "max_sise" is not a key here; there are max_size`},
-		"an unknown key at the top":    {"naem: x", `f.yaml:1:1: "naem" is not a key here; there are any, count, `},
+		"an unknown key at the top":    {"naem: x", `f.yaml:1:1: "naem" is not a key here; there are any, below, count, `},
 		"a number for a key":           {"1: x", `f.yaml:1:1: "1" is not a key here`},
 		"a key that is skipped":        {"Skipped: x", `f.yaml:1:1: "Skipped" is not a key here`},
 		"a key without a tag":          {"untagged: x", `f.yaml:1:1: "untagged" is not a key here`},
@@ -377,7 +397,7 @@ func TestWhatCannotBeReadIntoIsTheProgramsDefect(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if _, err := config.Parse("f.yaml", []byte("c: {1: x}"), into); err == nil || !strings.Contains(err.Error(), "a file cannot be read into a") {
+			if _, err := config.Parse("f.yaml", "etc", []byte("c: {1: x}"), into); err == nil || !strings.Contains(err.Error(), "a file cannot be read into a") {
 				t.Errorf("got %v", err)
 			}
 		})

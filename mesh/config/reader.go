@@ -197,26 +197,53 @@ func (r *reader) fields(v reflect.Value, n *node, path Path) {
 		r.mismatch(n, path, "a set of keys")
 		return
 	}
-	fields := fieldsOf(v.Type())
+	if d, ok := v.Addr().Interface().(Defaulter); ok {
+		d.SetDefaults()
+	}
+	fields := map[string]field{}
+	addFields(fields, v.Type(), nil)
 	for _, e := range n.entries {
-		i, ok := fields[e.key]
+		f, ok := fields[e.key]
 		if !ok {
 			r.fail(e.place, path, "%s is not a key here; there are %s", quote(e.key), strings.Join(slices.Sorted(maps.Keys(fields)), ", "))
 			continue
 		}
-		r.value(v.Field(i), e.value, path.with(e.key))
+		target, at := v.FieldByIndex(f.index), path.with(e.key)
+		switch {
+		case e.value.kind == null:
+			r.value(target, e.value, at)
+		case f.option == "size":
+			var size Bytes
+			r.value(reflect.ValueOf(&size).Elem(), e.value, at)
+			target.SetInt(int64(size))
+		case f.option == "path":
+			r.value(target, e.value, at)
+			target.SetString(r.doc.relative(target.String()))
+		default:
+			r.value(target, e.value, at)
+		}
 	}
 }
 
-// fieldsOf returns the fields of a struct by key.
-func fieldsOf(t reflect.Type) map[string]int {
-	out := make(map[string]int, t.NumField())
+// field is where a struct has a key, and the option behind it.
+type field struct {
+	index  []int
+	option string
+}
+
+// addFields adds the fields of a struct by key, with those of the structs that it embeds.
+func addFields(into map[string]field, t reflect.Type, index []int) {
 	for i := range t.NumField() {
-		if key := t.Field(i).Tag.Get("yaml"); key != "" && key != "-" {
-			out[key] = i
+		f := t.Field(i)
+		at := append(index[:len(index):len(index)], i)
+		key, option, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+		switch {
+		case f.Anonymous && key == "":
+			addFields(into, f.Type, at)
+		case key != "" && key != "-":
+			into[key] = field{index: at, option: option}
 		}
 	}
-	return out
 }
 
 // anything reads a value as bool, int64, uint64, float64, string, []any or

@@ -21,12 +21,14 @@ import (
 type Broker struct {
 	// CredentialsFile holds NATS user credentials, TokenFile a token; empty means
 	// none.
-	CredentialsFile, TokenFile string
-	// CAFile has the certificates, in PEM, of the authorities that the process
-	// trusts; with it the broker must use TLS. Empty means the system's own.
-	CAFile string
+	CredentialsFile string `yaml:"credentials_file,path"`
+	TokenFile       string `yaml:"token_file,path"`
+	// CAFile has the certificates, in PEM, that vouch for the broker; with it the
+	// broker has to have TLS. Empty means the system's own, where it has TLS.
+	CAFile string `yaml:"ca_file,path"`
 	// CertFile and KeyFile hold the process's own certificate and its key.
-	CertFile, KeyFile string
+	CertFile string `yaml:"cert_file,path"`
+	KeyFile  string `yaml:"key_file,path"`
 }
 
 // Options returns the options of nats.Connect, or the error of a bad file.

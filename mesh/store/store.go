@@ -28,24 +28,38 @@ package store
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/config"
 )
 
 // Settings of a store's stream. 0 means the default of the store.
 type Settings struct {
 	// Retention is how long each message is kept.
-	Retention time.Duration
+	Retention time.Duration `yaml:"retention"`
 	// MaxBytes bounds all messages together; the broker reserves it.
-	MaxBytes int64
-	Replicas int
+	MaxBytes int64 `yaml:"max_bytes,size"`
+	Replicas int   `yaml:"replicas"`
 	// Version of these settings: an existing stream is changed only by a higher
 	// one.
-	Version int
+	Version int `yaml:"version"`
+}
+
+// MinRetention is the shortest retention in which a caller can ask for something stored.
+const MinRetention = time.Second
+
+// Validate checks a mesh file's section; messages name the key in it.
+func (s Settings) Validate() error {
+	errs := []error{config.NotNegative("replicas", s.Replicas), config.NotNegative("version", s.Version)}
+	if s.Retention != 0 && s.Retention < MinRetention {
+		errs = append(errs, fmt.Errorf("retention: %s, at least %s is needed", s.Retention, MinRetention))
+	}
+	return errors.Join(errs...)
 }
 
 // Defaults of Settings.

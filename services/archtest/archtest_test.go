@@ -61,11 +61,11 @@ func TestTableRefusesForbiddenImports(t *testing.T) {
 		"the SDK's test imports a module":           {pkg: "sdk/go/frame", imported: "pgregory.net/rapid", inTest: true, want: "standard library only"},
 		"a pure package locks":                      {pkg: "stagehost/ledger", imported: "sync", want: "pure"},
 		"a pure package opens sockets":              {pkg: "stagehost/runner/worker/supervise", imported: "net/http", want: "pure"},
-		"the product imports a test helper":         {pkg: "services/local", imported: ours("mesh/bus/bustest"), want: "tests only"},
-		"the product imports testing":               {pkg: "services/local", imported: "testing", want: "only in tests"},
+		"the product imports a test helper":         {pkg: "services/stagemesh", imported: ours("mesh/bus/bustest"), want: "tests only"},
+		"the product imports testing":               {pkg: "services/stagemesh", imported: "testing", want: "only in tests"},
 		"the product imports a test library":        {pkg: "mesh/bus", imported: "pgregory.net/rapid", want: "only in tests"},
 		"NATS outside its places":                   {pkg: "stagehost", imported: natsClient, want: "only in mesh/credentials, mesh/bus"},
-		"a NATS server outside its places":          {pkg: "mesh/bus", imported: natsServer, want: "only in services/local"},
+		"a NATS server outside its places":          {pkg: "mesh/bus", imported: natsServer, want: "only in ."},
 		"Consul outside its place":                  {pkg: "discovery/natskv", imported: consulClient, want: "only in discovery/consul"},
 		"a test imports Consul":                     {pkg: "gateway", imported: consulClient, inTest: true, want: "only in discovery/consul"},
 		"the OpenTelemetry SDK outside its place":   {pkg: "gateway/call", imported: otelSDK, want: "only in mesh/telemetry"},
@@ -92,8 +92,8 @@ func TestTableAllowsIntendedImports(t *testing.T) {
 	}{
 		"a front imports the call":              {pkg: "gateway/front/rest", imported: ours("gateway/call")},
 		"the bus imports NATS":                  {pkg: "mesh/bus", imported: natsClient},
-		"the command starts a NATS server":      {pkg: "services/local", imported: natsServer},
-		"services import everything":            {pkg: "services/local", imported: ours("gateway")},
+		"the command starts a NATS server":      {pkg: ".", imported: natsServer},
+		"services import everything":            {pkg: "services/stagemesh", imported: ours("gateway")},
 		"a helper imports testing":              {pkg: "mesh/bus/bustest", imported: "testing"},
 		"a helper imports a NATS server":        {pkg: "mesh/bus/bustest", imported: natsServer},
 		"a helper imports a helper":             {pkg: "services/meshtest", imported: ours("mesh/bus/bustest")},
@@ -114,7 +114,7 @@ func TestTableAllowsIntendedImports(t *testing.T) {
 
 func TestPackageOutsideTheTableIsRefused(t *testing.T) {
 	t.Parallel()
-	for _, pkg := range []string{".", "mesh", "mesh/util", "sdk/go/helpers", "gateway/front"} {
+	for _, pkg := range []string{"mesh", "mesh/util", "sdk/go/helpers", "gateway/front"} {
 		got := importTable.violations([]sourcePackage{{path: pkg}})
 		if len(got) != 1 || !strings.Contains(got[0], "matches 0 rows") {
 			t.Errorf("%s: got %q, want one violation that says it matches no row", pkg, got)

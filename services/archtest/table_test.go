@@ -42,7 +42,7 @@ var importTable = rules{
 		{packages: list(bus), mayImport: list(proto, tensor, fault, payload, pipeline, envelope, auth, tlstest)},
 		{
 			packages:  list("mesh/bus/bustest", "mesh/store"),
-			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus),
+			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/config"),
 		},
 		{packages: list("mesh/placement"), mayImport: list(fault, pipeline, payload)},
 		{packages: list("mesh/process", "mesh/config", "mesh/telemetry", tlstest), mayImport: nothing},
@@ -88,6 +88,9 @@ var importTable = rules{
 		{packages: list("gateway"), mayImport: list(proto, sdk, "mesh/...", "gateway/...", discovery)},
 
 		// What is built out of all this.
+		{packages: list("internal/program"), mayImport: list("mesh/telemetry")},
+		// The library links no shipped stage: services/runners is for its tests.
+		{packages: list("."), mayImport: list(proto, sdk, "mesh/...", "gateway/...", "stagehost/...", discovery, "services/meshfile", "services/runners", "internal/...", "examples/digits")},
 		{packages: list("services/...", "examples/..."), mayImport: list("...")},
 	},
 
@@ -104,7 +107,7 @@ var importTable = rules{
 			andInTests: true,
 		},
 		{packages: list("github.com/HdrHistogram/hdrhistogram-go/..."), mayAppearIn: list("services/bench/report"), andInTests: true},
-		{packages: list("github.com/nats-io/nats-server/..."), mayAppearIn: list("services/local"), andInTests: true},
+		{packages: list("github.com/nats-io/nats-server/..."), mayAppearIn: list("."), andInTests: true},
 		{packages: list("github.com/hashicorp/consul/..."), mayAppearIn: list("discovery/consul")},
 		{packages: list("github.com/santhosh-tekuri/jsonschema/v6/..."), mayAppearIn: list("stagehost/schema"), andInTests: true},
 		{packages: list("github.com/tinylib/msgp/..."), mayAppearIn: list(msgpack), andInTests: true},

@@ -15,10 +15,10 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/stagemesh/stagemesh"
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
-	"github.com/stagemesh/stagemesh/services/local"
 	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/services/runners"
 )
@@ -118,11 +118,11 @@ func digits(t *testing.T) (address string) {
 		t.Fatal(err)
 	}
 	file.Gateway.Listen, file.Gateway.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
-	mesh, err := local.FromFile(file, local.FileSettings{})
+	mesh, err := stagemesh.FromFile(file, stagemesh.FileSettings{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(mesh.AddStage(local.Stage{Name: "spell", Runner: speller()}), mesh.Start(t.Context())); err != nil {
+	if err := errors.Join(mesh.AddStage(stagemesh.Stage{Name: "spell", Runner: speller()}), mesh.Start(t.Context())); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

@@ -7,11 +7,11 @@ import (
 	"testing"
 	"unicode/utf8"
 
+	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
-	"github.com/stagemesh/stagemesh/services/local"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
@@ -97,9 +97,9 @@ func spellOne(i int, item runner.Item, sink runner.Sink) runner.Outcome {
 }
 
 // start runs a mesh of one stage for a test.
-func start(t *testing.T, stage local.Stage) *local.Mesh {
+func start(t *testing.T, stage stagemesh.Stage) *stagemesh.Mesh {
 	t.Helper()
-	mesh, err := local.New(local.Settings{})
+	mesh, err := stagemesh.New(stagemesh.Settings{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +116,7 @@ func start(t *testing.T, stage local.Stage) *local.Mesh {
 
 func TestShortWordsAreLeftOut(t *testing.T) {
 	t.Parallel()
-	mesh := start(t, local.Stage{Name: "words", Runner: wordCounter()})
+	mesh := start(t, stagemesh.Stage{Name: "words", Runner: wordCounter()})
 	answer, err := mesh.Infer(t.Context(), &call.Request{
 		Pipeline:   "stage:words",
 		Inputs:     []payload.Part{payload.OfBlob("text", "text/plain", []byte("a mesh of stages"))},
@@ -133,7 +133,7 @@ func TestShortWordsAreLeftOut(t *testing.T) {
 
 func TestWhatIsNoTextIsRefused(t *testing.T) {
 	t.Parallel()
-	mesh := start(t, local.Stage{Name: "words", Runner: wordCounter()})
+	mesh := start(t, stagemesh.Stage{Name: "words", Runner: wordCounter()})
 	_, err := mesh.Infer(t.Context(), &call.Request{
 		Pipeline: "stage:words",
 		Inputs:   []payload.Part{payload.OfBlob("text", "text/plain", []byte{0xff})},
@@ -153,7 +153,7 @@ func TestWhatIsNoTextIsRefused(t *testing.T) {
 
 func TestRowsAreAddedUp(t *testing.T) {
 	t.Parallel()
-	mesh := start(t, local.Stage{Name: "sum", Runner: summer()})
+	mesh := start(t, stagemesh.Stage{Name: "sum", Runner: summer()})
 	x, err := tensor.FromFP32([]int64{2, 3}, []float32{1, 2, 3, 4, 5, 6})
 	if err != nil {
 		t.Fatal(err)
@@ -170,7 +170,7 @@ func TestRowsAreAddedUp(t *testing.T) {
 
 func TestWordsAreSpelled(t *testing.T) {
 	t.Parallel()
-	mesh := start(t, local.Stage{Name: "spell", Runner: speller()})
+	mesh := start(t, stagemesh.Stage{Name: "spell", Runner: speller()})
 	answer, err := mesh.Infer(t.Context(), &call.Request{
 		Pipeline: "stage:spell",
 		Inputs:   []payload.Part{payload.OfBlob("", "text/plain", []byte("abc"))},

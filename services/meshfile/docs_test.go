@@ -193,6 +193,12 @@ func keysOf(at string, of reflect.Type) map[string][]string {
 	for i := range of.NumField() {
 		field := of.Field(i)
 		key, _, _ := strings.Cut(field.Tag.Get("yaml"), ",")
+		if field.Anonymous && key == "" {
+			for section, keys := range keysOf(at, field.Type) {
+				out[section] = append(out[section], keys...)
+			}
+			continue
+		}
 		if key == "" || key == "-" {
 			continue
 		}

@@ -10,26 +10,29 @@ import (
 	"slices"
 	"time"
 
+	"github.com/stagemesh/stagemesh/gateway"
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
+	"github.com/stagemesh/stagemesh/stagehost"
 )
 
 // File is a mesh as it is written down. Zero values mean the defaults.
 type File struct {
 	// Mesh is the mesh's name.
-	Mesh    string  `yaml:"mesh"`
-	NATS    NATS    `yaml:"nats"`
-	Gateway Gateway `yaml:"gateway"`
-	Ops     Ops     `yaml:"ops"`
-	// Registry is where hosts say that they are there, and pipelines are.
-	Registry Registry `yaml:"registry"`
-	// Results are the answers that are stored, DeadLetters what the mesh gave up
-	// on, and Idempotency which request has an idempotency key.
-	Results     Kept `yaml:"results"`
-	DeadLetters Kept `yaml:"dead_letters"`
-	Idempotency Kept `yaml:"idempotency"`
+	Mesh     string         `yaml:"mesh"`
+	NATS     NATS           `yaml:"nats"`
+	Gateway  gateway.Config `yaml:"gateway"`
+	Ops      Ops            `yaml:"ops"`
+	Registry RegistryConfig `yaml:"registry"`
+	// Results, DeadLetters and Idempotency are the broker's stores of results, dead
+	// letters and idempotency keys. Every process of a mesh has the same.
+	Results     store.Settings `yaml:"results"`
+	DeadLetters store.Settings `yaml:"dead_letters"`
+	Idempotency store.Settings `yaml:"idempotency"`
 
 	Stages    map[string]Stage    `yaml:"stages"`
 	Pipelines map[string]Pipeline `yaml:"pipelines"`
@@ -37,144 +40,44 @@ type File struct {
 	doc    *config.Doc
 	folder string
 	kinds  []Kind
-	// apart says that the stages of the pipelines are not those of the file.
-	apart bool
+	// pipelinesOnly is true when the stages of the pipelines are not those of the file.
+	pipelinesOnly bool
 }
 
-// NATS says which broker to use.
+// NATS is the broker.
 type NATS struct {
 	// URL of a broker; empty means one in the process.
 	URL string `yaml:"url"`
-	// CredentialsFile holds NATS user credentials for it.
-	CredentialsFile string `yaml:"credentials_file"`
-	// TokenFile holds the token that a broker demands: the one at URL, or the one in
-	// the process of those that join.
-	TokenFile string `yaml:"token_file"`
-	// CAFile has the certificates that vouch for the broker, also for those that
-	// join; it implies TLS.
-	CAFile string `yaml:"ca_file"`
-	// CertFile and KeyFile hold the certificate that the broker at URL is shown.
-	CertFile string `yaml:"cert_file"`
-	KeyFile  string `yaml:"key_file"`
+	// Broker has the files of those that connect: to the broker at URL, or to the one in
+	// the process.
+	credentials.Broker
 	// Listen is where the broker in the process listens, so that other
 	// processes may join; empty means nowhere.
 	Listen string `yaml:"listen"`
 	// ListenCertFile and ListenKeyFile hold its certificate; without them it has no
 	// TLS.
-	ListenCertFile string `yaml:"listen_cert_file"`
-	ListenKeyFile  string `yaml:"listen_key_file"`
-	// StoreDir holds what the broker in the process keeps on file.
-	StoreDir string `yaml:"store_dir"`
-	// MaxMemory bounds the queues of the broker in the process; 0 means what
-	// the stages in the process reserve, and some.
-	MaxMemory config.Bytes `yaml:"max_memory"`
-	// MaxStore bounds what the broker in the process keeps on file; 0 means what
-	// the mesh reserves there, and some.
-	MaxStore config.Bytes `yaml:"max_store"`
-	// MaxPayload bounds one message of the broker in the process.
-	MaxPayload config.Bytes `yaml:"max_payload"`
+	ListenCertFile string `yaml:"listen_cert_file,path"`
+	ListenKeyFile  string `yaml:"listen_key_file,path"`
+	// StoreDir holds the files of the broker in the process; empty means a temporary
+	// folder, which ends with the process, and with it durable requests, results, dead
+	// letters and idempotency keys.
+	StoreDir string `yaml:"store_dir,path"`
+	// MaxMemory bounds the queues in memory of the broker in the process; 0 means what the
+	// stages' queues and a registry reserve, and 64 MiB; 4 GiB more where other processes
+	// may join with stages of theirs.
+	MaxMemory int64 `yaml:"max_memory,size"`
+	// MaxStore bounds the files of the broker in the process; 0 means what the stages'
+	// queues, results, dead letters, idempotency keys and a registry reserve, and 16 GiB.
+	MaxStore int64 `yaml:"max_store,size"`
+	// MaxPayload bounds one message of the broker in the process; 0 means 8 MiB.
+	MaxPayload int `yaml:"max_payload,size"`
 }
 
-// Gateway says how the gateway serves.
-type Gateway struct {
-	// Listen is the public address, 127.0.0.1:8080 where empty.
-	Listen string `yaml:"listen"`
-	// TokenFile holds the tokens that callers have to know one of; they need none
-	// where empty.
-	TokenFile string `yaml:"token_file"`
-	// CertFile and KeyFile hold a certificate and its key; without them the port
-	// is plain.
-	CertFile string `yaml:"cert_file"`
-	KeyFile  string `yaml:"key_file"`
-	// Docs says whether /openapi.json and /docs are served; they are where it is nil.
-	Docs *bool `yaml:"docs"`
-	// AllowOrigins are the web origins that browsers may call from; none where
-	// empty.
-	AllowOrigins []string `yaml:"allow_origins"`
-	// MaxPayload bounds the inputs of a request.
-	MaxPayload config.Bytes `yaml:"max_payload"`
-	// MaxInFlight bounds the requests in flight.
-	MaxInFlight int `yaml:"max_in_flight"`
-	// MaxInFlightBytes bounds the bytes of their bodies together.
-	MaxInFlightBytes config.Bytes `yaml:"max_in_flight_bytes"`
-	// Timeout is a request's where neither it nor its pipeline says;
-	// MaxTimeout bounds all.
-	Timeout    time.Duration `yaml:"timeout"`
-	MaxTimeout time.Duration `yaml:"max_timeout"`
-	// HostGrace is how long a request in memory waits for its first step while
-	// the step's stage has no host.
-	HostGrace time.Duration `yaml:"host_grace"`
-	// Metadata are the keys that a request may hand to runners.
-	Metadata []string `yaml:"metadata"`
-	// DrainDelay is how long a gateway that is told to stop serves on.
-	DrainDelay time.Duration `yaml:"drain_delay"`
-	// DrainTimeout bounds how long a stop waits for calls.
-	DrainTimeout time.Duration `yaml:"drain_timeout"`
-	// Admin is the port for operators.
-	Admin Admin `yaml:"admin"`
-}
-
-// Admin says how the gateway serves operators.
-type Admin struct {
-	// Listen is the address, 127.0.0.1:9080 where empty.
-	Listen string `yaml:"listen"`
-	// TokenFile holds the tokens that callers have to know one of.
-	TokenFile string `yaml:"token_file"`
-	// CertFile and KeyFile hold a certificate and its key; without them the port
-	// is plain.
-	CertFile string `yaml:"cert_file"`
-	KeyFile  string `yaml:"key_file"`
-}
-
-// Registry says where hosts say that they are there, and pipelines are: one of the
-// three, on the mesh's own broker where it says nothing.
-type Registry struct {
-	// None is that there is no registry.
-	None   bool            `yaml:"none"`
-	Consul *Consul         `yaml:"consul"`
-	NATS   *BrokerRegistry `yaml:"nats"`
-}
-
-// Consul says where Consul is, and how it is spoken to.
-type Consul struct {
-	// Address is an agent's, 127.0.0.1:8500 where empty.
-	Address string `yaml:"address"`
-	// TokenFile holds the ACL token.
-	TokenFile string `yaml:"token_file"`
-	// TLS is for agents whose certificate the system trusts; a CAFile implies it.
-	TLS        bool   `yaml:"tls"`
-	CAFile     string `yaml:"ca_file"`
-	CertFile   string `yaml:"cert_file"`
-	KeyFile    string `yaml:"key_file"`
-	ServerName string `yaml:"server_name"`
-	Datacenter string `yaml:"datacenter"`
-	Namespace  string `yaml:"namespace"`
-	Partition  string `yaml:"partition"`
-	// Stale lets any server answer reads.
-	Stale bool `yaml:"stale"`
-}
-
-// BrokerRegistry is a registry on the mesh's own broker.
-type BrokerRegistry struct {
-	// Replicas is on how many servers of the broker it is.
-	Replicas int `yaml:"replicas"`
-}
-
-// Ops says where operators ask.
+// Ops is the operations port.
 type Ops struct {
 	// Listen is the address of /livez, /readyz, /metrics and /debug/pprof,
 	// 127.0.0.1:9090 where empty.
 	Listen string `yaml:"listen"`
-}
-
-// Kept says how the broker keeps something on file.
-type Kept struct {
-	// Retention is how long it is kept.
-	Retention time.Duration `yaml:"retention"`
-	// MaxBytes bounds all of it together.
-	MaxBytes config.Bytes `yaml:"max_bytes"`
-	Replicas int          `yaml:"replicas"`
-	Version  int          `yaml:"version"`
 }
 
 // Stage is a stage and its hosts.
@@ -184,63 +87,10 @@ type Stage struct {
 	// Hosts is how many hosts of the stage a process that runs the whole mesh
 	// has, 1 where 0.
 	Hosts int `yaml:"hosts"`
-	// Inputs and Outputs add to what the runner says that it takes and gives.
+	// Inputs and Outputs add to the runner's spec.
 	Inputs  []Part `yaml:"inputs"`
 	Outputs []Part `yaml:"outputs"`
-	Batch   Batch  `yaml:"batch"`
-	// Stream bounds the silence of a runner that answers in chunks.
-	Stream Stream `yaml:"stream"`
-	// MaxInFlight bounds the items that a host holds.
-	MaxInFlight int   `yaml:"max_in_flight"`
-	Queue       Queue `yaml:"queue"`
-	// CrashLimit is how many runs of an item alone may end their process.
-	CrashLimit int `yaml:"crash_limit"`
-	// Listen is the address of the gRPC StageService; empty means none.
-	Listen string `yaml:"listen"`
-	// CertFile and KeyFile hold its certificate and the key; without them it is
-	// plain. ServerName is the name in the certificate that the registry's checks
-	// ask for, the address's where empty.
-	CertFile   string `yaml:"cert_file"`
-	KeyFile    string `yaml:"key_file"`
-	ServerName string `yaml:"server_name"`
-	// Labels are shown in the registry.
-	Labels map[string]string `yaml:"labels"`
-	// StartTimeout bounds how long the runner may take to be ready, DrainTimeout
-	// how long a stop waits for what is in hand.
-	StartTimeout time.Duration `yaml:"start_timeout"`
-	DrainTimeout time.Duration `yaml:"drain_timeout"`
-}
-
-// Batch says how a stage's hosts batch.
-type Batch struct {
-	// Mode is eager, window or stream; empty is eager, or stream where the runner
-	// answers in chunks.
-	Mode string `yaml:"mode"`
-	// MaxSize counts rows, MaxBytes bytes of payload.
-	MaxSize  int            `yaml:"max_size"`
-	MaxBytes config.Bytes   `yaml:"max_bytes"`
-	MaxWait  *time.Duration `yaml:"max_wait"`
-	// By names parameters that items of one batch must agree on.
-	By []string `yaml:"by"`
-}
-
-// Stream says how long a runner that answers in chunks may say nothing.
-type Stream struct {
-	// FirstChunk is until the first chunk, Idle between two.
-	FirstChunk time.Duration `yaml:"first_chunk_timeout"`
-	Idle       time.Duration `yaml:"idle_timeout"`
-}
-
-// Queue bounds each of a stage's queues.
-type Queue struct {
-	// Durabilities are the queues that there are; both where empty.
-	Durabilities []pipeline.Durability `yaml:"durabilities"`
-
-	MaxItems int64         `yaml:"max_items"`
-	MaxBytes config.Bytes  `yaml:"max_bytes"`
-	AckWait  time.Duration `yaml:"ack_wait"`
-	Replicas int           `yaml:"replicas"`
-	Version  int           `yaml:"version"`
+	stagehost.Config
 }
 
 // Pipeline is a route.
@@ -284,7 +134,7 @@ func Load(path string, kinds ...Kind) (*File, error) {
 // the folder.
 func Parse(name string, data []byte, folder string, kinds ...Kind) (*File, error) {
 	f := &File{folder: folder, kinds: kinds}
-	doc, err := config.Parse(name, data, f)
+	doc, err := config.Parse(name, folder, data, f)
 	return f.checked(doc, err, (*File).Validate)
 }
 
@@ -300,11 +150,8 @@ func Read(path string, kinds ...Kind) (*File, error) {
 func ReadAt(path, broker string, kinds ...Kind) (*File, error) {
 	f := &File{folder: filepath.Dir(path), kinds: kinds}
 	doc, err := config.Load(path, f)
-	if n := f.NATS; broker != "" {
-		f.NATS = NATS{
-			URL: broker, CredentialsFile: n.CredentialsFile, TokenFile: n.TokenFile,
-			CAFile: n.CAFile, CertFile: n.CertFile, KeyFile: n.KeyFile,
-		}
+	if broker != "" {
+		f.NATS = NATS{URL: broker, Broker: f.NATS.Broker}
 	}
 	return f.checked(doc, err, (*File).validateShared)
 }
@@ -312,7 +159,7 @@ func ReadAt(path, broker string, kinds ...Kind) (*File, error) {
 // ReadPipelines reads the pipelines of a file, sorted by name: of a mesh's, or of one
 // that has nothing else. Whether their stages are there is not looked at.
 func ReadPipelines(path string) ([]pipeline.Pipeline, error) {
-	f := &File{folder: filepath.Dir(path), apart: true}
+	f := &File{folder: filepath.Dir(path), pipelinesOnly: true}
 	doc, err := config.Load(path, f)
 	if err != nil {
 		return nil, err
@@ -354,42 +201,18 @@ const (
 // OpsListen is the address of the operations port.
 func (f *File) OpsListen() string { return cmp.Or(f.Ops.Listen, DefaultOps) }
 
-// PublicPort is the gateway's section with its address, and the paths of its files.
-func (f *File) PublicPort() Gateway {
-	g := f.Gateway
-	g.Listen = cmp.Or(g.Listen, DefaultListen)
-	g.TokenFile, g.CertFile, g.KeyFile = f.relative(g.TokenFile), f.relative(g.CertFile), f.relative(g.KeyFile)
-	return g
-}
-
-// AdminPort is the gateway's port for operators, with its address and the paths
-// of its files.
-func (f *File) AdminPort() Admin {
-	a := f.Gateway.Admin
-	return Admin{
-		Listen: cmp.Or(a.Listen, DefaultAdmin), TokenFile: f.relative(a.TokenFile),
-		CertFile: f.relative(a.CertFile), KeyFile: f.relative(a.KeyFile),
+// GatewaySettings returns the settings of a gateway. Its id, logger, meter and registry
+// are for the caller to fill in. Errors say where in the file they are.
+func (f *File) GatewaySettings() (out gateway.Settings, err error) {
+	out.Config, out.Bus = f.Gateway, bus.Settings{URL: f.NATS.URL, Auth: f.NATS.Broker}
+	out.Listen, out.Admin.Listen = cmp.Or(out.Listen, DefaultListen), cmp.Or(out.Admin.Listen, DefaultAdmin)
+	out.Call = call.Settings{Mesh: pipeline.MeshName(f.Mesh), Results: f.Results, Idempotency: f.Idempotency}
+	if err := errors.Join(f.At(out.Config.Validate(), "gateway"), f.At(out.Admin.Validate(), "gateway", "admin")); err != nil {
+		return out, err
 	}
+	out.Pipelines, err = f.Routes()
+	return out, err
 }
-
-// BrokerAuth are the paths of the files for a broker that is reached by a URL.
-func (f *File) BrokerAuth() credentials.Broker {
-	n := f.NATS
-	return credentials.Broker{
-		CredentialsFile: f.relative(n.CredentialsFile), TokenFile: f.relative(n.TokenFile),
-		CAFile: f.relative(n.CAFile), CertFile: f.relative(n.CertFile), KeyFile: f.relative(n.KeyFile),
-	}
-}
-
-// ListenerFiles are the paths of the certificate of the broker in the process and of
-// its key, and of the token that it demands, or "".
-func (f *File) ListenerFiles() (cert, key, token string) {
-	n := f.NATS
-	return f.relative(n.ListenCertFile), f.relative(n.ListenKeyFile), f.relative(n.TokenFile)
-}
-
-// StoreDir is the path of the folder of the broker in the process, or "".
-func (f *File) StoreDir() string { return f.relative(f.NATS.StoreDir) }
 
 // Joinable says whether other processes may serve stages of the mesh.
 func (f *File) Joinable() bool { return f.NATS.URL != "" || f.NATS.Listen != "" }
@@ -397,31 +220,5 @@ func (f *File) Joinable() bool { return f.NATS.URL != "" || f.NATS.Listen != "" 
 // StageNames returns the names of the stages, sorted.
 func (f *File) StageNames() []string { return slices.Sorted(maps.Keys(f.Stages)) }
 
-// ResultSettings are what every gateway and host is told about results.
-func (f *File) ResultSettings() store.Settings { return f.Results.settings() }
-
-// DeadLetterSettings are what every host is told about dead letters.
-func (f *File) DeadLetterSettings() store.Settings { return f.DeadLetters.settings() }
-
-// IdempotencySettings are what every gateway is told about idempotency keys. They
-// are remembered for as long as results are kept, unless the file says less.
-func (f *File) IdempotencySettings() store.Settings {
-	out := f.Idempotency.settings()
-	out.Retention = cmp.Or(out.Retention, f.Results.Retention)
-	return out
-}
-
-func (k Kept) settings() store.Settings {
-	return store.Settings{Retention: k.Retention, MaxBytes: int64(k.MaxBytes), Replicas: k.Replicas, Version: k.Version}
-}
-
 // At points an error at a key of the file, which is given element by element.
 func (f *File) At(err error, path ...string) error { return f.doc.At(path, err) }
-
-// relative returns a path of the file as one of the process.
-func (f *File) relative(path string) string {
-	if path == "" || filepath.IsAbs(path) {
-		return path
-	}
-	return filepath.Join(f.folder, path)
-}

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/discovery/consul"
 	"github.com/stagemesh/stagemesh/discovery/natskv"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/credentials"
@@ -22,7 +21,6 @@ import (
 	"github.com/stagemesh/stagemesh/services/imagedecode"
 	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/services/onnx"
-	"github.com/stagemesh/stagemesh/services/registry"
 	"github.com/stagemesh/stagemesh/services/runners"
 	"github.com/stagemesh/stagemesh/services/topk"
 	"github.com/stagemesh/stagemesh/stagehost"
@@ -119,13 +117,13 @@ func TestEveryHostHasARunnerOfItsOwn(t *testing.T) {
 func TestStageThatSaysNothingHasTheDefaults(t *testing.T) {
 	t.Parallel()
 	got := host(t, mustParse(t, good), "a")
-	want := stagehost.Settings{Mesh: "m", Stage: "a", Batch: meshfile.DefaultBatch()}
+	want := stagehost.Settings{Mesh: "m", Stage: "a", Config: stagehost.Config{Batch: stagehost.DefaultBatch()}}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 	f := mustParse(t, good)
-	if f.OpsListen() != "127.0.0.1:9090" || f.Joinable() || f.BrokerAuth() != (credentials.Broker{}) || f.StoreDir() != "" {
-		t.Errorf("got %s, %v, %v, %q", f.OpsListen(), f.Joinable(), f.BrokerAuth(), f.StoreDir())
+	if f.OpsListen() != "127.0.0.1:9090" || f.Joinable() || f.NATS.Broker != (credentials.Broker{}) || f.NATS.StoreDir != "" {
+		t.Errorf("got %s, %v, %v, %q", f.OpsListen(), f.Joinable(), f.NATS.Broker, f.NATS.StoreDir)
 	}
 	if routes, err := f.Routes(); err != nil || len(routes) != 0 {
 		t.Errorf("got %v, %v", routes, err)
@@ -154,18 +152,19 @@ stages:
     drain_timeout: 4s
 `)
 	want := stagehost.Settings{
-		Mesh: "m", Stage: "a",
-		Batch:   batch.Settings{Mode: batch.Window, MaxSize: 8, MaxBytes: 1 << 20, MaxWait: 20 * time.Millisecond},
-		BatchBy: []string{"language"}, MaxInFlight: 100,
-		Bus: bus.Settings{URL: "nats://b:4222", Auth: credentials.Broker{CredentialsFile: filepath.Join("testdata", "keys", "m.creds")}},
-		Queue: stagehost.QueueSettings{
-			Durabilities: []pipeline.Durability{pipeline.File}, MaxItems: 10, MaxBytes: 2 << 20, MaxAge: time.Minute,
-			AckWait: 3 * time.Second, Replicas: 3, Version: 2,
+		Config: stagehost.Config{
+			Batch:       batch.Settings{Mode: batch.Window, MaxSize: 8, MaxBytes: 1 << 20, MaxWait: 20 * time.Millisecond, By: []string{"language"}},
+			MaxInFlight: 100,
+			Queue: stagehost.QueueSettings{
+				Durabilities: []pipeline.Durability{pipeline.File}, MaxItems: 10, MaxBytes: 2 << 20, MaxAge: time.Minute,
+				AckWait: 3 * time.Second, Replicas: 3, Version: 2,
+			},
+			CrashLimit: 5, Listen: "127.0.0.1:8081", DrainTimeout: 4 * time.Second,
 		},
-		CrashLimit:  5,
+		Mesh: "m", Stage: "a",
+		Bus:         bus.Settings{URL: "nats://b:4222", Auth: credentials.Broker{CredentialsFile: filepath.Join("testdata", "keys", "m.creds")}},
 		Results:     store.Settings{Retention: 2 * time.Hour, MaxBytes: 3 << 20, Replicas: 3, Version: 4},
 		DeadLetters: store.Settings{Retention: 48 * time.Hour, MaxBytes: 5 << 20, Replicas: 5, Version: 6},
-		Listen:      "127.0.0.1:8081", DrainTimeout: 4 * time.Second,
 	}
 	if got := host(t, f, "a"); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v\nwant %+v", got, want)
@@ -241,14 +240,14 @@ pipelines:
 func TestBatchKeepsTheDefaultsOfWhatItDoesNotSay(t *testing.T) {
 	t.Parallel()
 	f := mustParse(t, "mesh: m\nstages:\n  a: {runner: {echo: {}}, batch: {max_wait: 0s}}\n  b: {runner: {echo: {}}, batch: {max_size: 1}}\n")
-	want := meshfile.DefaultBatch()
+	want := stagehost.DefaultBatch()
 	want.MaxWait = 0
-	if got := host(t, f, "a").Batch; got != want {
+	if got := host(t, f, "a").Batch; !reflect.DeepEqual(got, want) {
 		t.Errorf("a: got %+v, want %+v", got, want)
 	}
-	want = meshfile.DefaultBatch()
+	want = stagehost.DefaultBatch()
 	want.MaxSize = 1
-	if got := host(t, f, "b").Batch; got != want {
+	if got := host(t, f, "b").Batch; !reflect.DeepEqual(got, want) {
 		t.Errorf("b: got %+v, want %+v", got, want)
 	}
 }
@@ -318,20 +317,6 @@ pipelines:
 	}
 }
 
-func TestKeysAreRememberedForAsLongAsResultsUnlessTheFileSaysLess(t *testing.T) {
-	t.Parallel()
-	for text, want := range map[string]store.Settings{
-		"":                          {},
-		"results: {retention: 2h}":  {Retention: 2 * time.Hour},
-		"results: {retention: 20s}": {Retention: 20 * time.Second},
-		"results: {retention: 2h}\nidempotency: {retention: 90m, max_bytes: 7MiB, replicas: 1, version: 8}": {Retention: 90 * time.Minute, MaxBytes: 7 << 20, Replicas: 1, Version: 8},
-	} {
-		if got := mustParse(t, good+text).IdempotencySettings(); got != want {
-			t.Errorf("%s: got %+v, want %+v", text, got, want)
-		}
-	}
-}
-
 func TestReserveCountsTheQueuesThatThereAre(t *testing.T) {
 	t.Parallel()
 	memory, file := []pipeline.Durability{pipeline.Memory}, []pipeline.Durability{pipeline.File}
@@ -360,13 +345,13 @@ func TestReserveCountsARegistryOfTheBroker(t *testing.T) {
 	t.Parallel()
 	one := meshfile.Reserve{Memory: 1, Store: 2}
 	for name, test := range map[string]struct {
-		of   *registry.Settings
+		of   meshfile.RegistryConfig
 		want meshfile.Reserve
 	}{
-		"none":          {nil, one},
-		"Consul":        {&registry.Settings{Consul: &consul.Settings{}}, one},
-		"by default":    {&registry.Settings{NATS: &natskv.Settings{}}, meshfile.Reserve{Memory: 1 + 8<<20, Store: 2 + 64<<20}},
-		"with settings": {&registry.Settings{NATS: &natskv.Settings{MaxTableBytes: 3, MaxInstancesBytes: 5}}, meshfile.Reserve{Memory: 6, Store: 5}},
+		"none":          {meshfile.RegistryConfig{None: true}, one},
+		"Consul":        {meshfile.RegistryConfig{Consul: &meshfile.Consul{}}, one},
+		"by default":    {meshfile.RegistryConfig{}, meshfile.Reserve{Memory: 1 + 8<<20, Store: 2 + 64<<20}},
+		"with settings": {meshfile.RegistryConfig{NATS: &natskv.Settings{MaxTableBytes: 3, MaxInstancesBytes: 5}}, meshfile.Reserve{Memory: 6, Store: 5}},
 	} {
 		if got := one.Registry(test.of); got != test.want {
 			t.Errorf("%s: got %+v, want %+v", name, got, test.want)
@@ -406,7 +391,7 @@ stages:
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := f.StoreDir(), filepath.Join(folder, "store"); got != want {
+	if got, want := f.NATS.StoreDir, filepath.Join(folder, "store"); got != want {
 		t.Errorf("got the folder %s, want %s", got, want)
 	}
 	model, err := f.Host("model")

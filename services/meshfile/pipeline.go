@@ -70,11 +70,11 @@ func (f *File) step(in Step, durability pipeline.Durability) (pipeline.Step, err
 		Model:  payload.ModelRef{Model: in.Model, Alias: in.Alias, Version: in.Version},
 		Inputs: in.Inputs,
 	}
-	if _, here := f.Stages[in.Stage]; !here && !f.apart && !f.Joinable() {
+	if _, here := f.Stages[in.Stage]; !here && !f.pipelinesOnly && !f.Joinable() {
 		return out, fmt.Errorf("stage: there is no stage %q; there are %s, and without nats.url or nats.listen no other process can add one",
 			in.Stage, strings.Join(f.StageNames(), ", "))
 	}
-	if err := f.keeps(in.Stage, durability); err != nil && !f.apart {
+	if err := f.keeps(in.Stage, durability); err != nil && !f.pipelinesOnly {
 		return out, fmt.Errorf("stage: %w", err)
 	}
 	var err error

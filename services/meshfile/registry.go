@@ -1,40 +1,38 @@
 package meshfile
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 
+	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/consul"
 	"github.com/stagemesh/stagemesh/discovery/natskv"
+	"github.com/stagemesh/stagemesh/gateway"
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/credentials"
-	"github.com/stagemesh/stagemesh/services/registry"
+	"github.com/stagemesh/stagemesh/stagehost"
 )
 
-// RegistrySettings are those of the mesh's registry, nil where the file wants none.
-// Broker, credentials and logger are for the caller to fill in.
-func (f *File) RegistrySettings() *registry.Settings {
-	out := &registry.Settings{Mesh: f.Mesh}
-	switch c, n := f.Registry.Consul, f.Registry.NATS; {
-	case f.Registry.None:
-		return nil
-	case c != nil:
-		out.TokenFile = f.relative(c.TokenFile)
-		out.Consul = &consul.Settings{
-			Address: c.Address, Datacenter: c.Datacenter, Namespace: c.Namespace, Partition: c.Partition, Stale: c.Stale,
-			TLS: consul.TLS{
-				Enabled: c.TLS, CAFile: f.relative(c.CAFile), CertFile: f.relative(c.CertFile), KeyFile: f.relative(c.KeyFile), ServerName: c.ServerName,
-			},
-		}
-	default:
-		out.NATS = &natskv.Settings{URL: f.NATS.URL, Auth: f.BrokerAuth()}
-		if n != nil {
-			out.NATS.Replicas = n.Replicas
-		}
-	}
-	return out
+// RegistryConfig is where hosts register and pipelines are kept: one of the three, or the
+// mesh's own broker if none is set.
+type RegistryConfig struct {
+	// None is true when there is no registry.
+	None   bool             `yaml:"none"`
+	Consul *Consul          `yaml:"consul"`
+	NATS   *natskv.Settings `yaml:"nats"`
 }
 
-func (r Registry) validate() error {
+// Consul is a Consul agent.
+type Consul struct {
+	// TokenFile holds the ACL token.
+	TokenFile string `yaml:"token_file,path"`
+	consul.Settings
+}
+
+func (r RegistryConfig) validate() error {
 	if r.Consul != nil && r.NATS != nil {
 		return errors.New("consul and nats; a mesh has one registry")
 	}
@@ -45,23 +43,114 @@ func (r Registry) validate() error {
 		return c.validate()
 	}
 	if n := r.NATS; n != nil {
-		return notNegative("nats.replicas", n.Replicas)
+		return config.NotNegative("nats.replicas", n.Replicas)
 	}
 	return nil
 }
 
 func (c Consul) validate() error {
 	errs := []error{credentials.Pair{CertFile: c.CertFile, KeyFile: c.KeyFile}.Check("consul.")}
-	if secure := c.TLS || c.CAFile != ""; !secure {
+	if secure := c.Enabled || c.CAFile != ""; !secure {
 		errs = append(errs, withoutTLS("consul.cert_file", c.CertFile), withoutTLS("consul.server_name", c.ServerName))
 	}
 	return errors.Join(errs...)
 }
 
-// withoutTLS refuses a value that is for a connection with TLS.
+// withoutTLS rejects a value that is for a connection with TLS.
 func withoutTLS(key, value string) error {
 	if value == "" {
 		return nil
 	}
 	return fmt.Errorf("%s: is for TLS; say tls: true, or name the agent's authority in ca_file", key)
+}
+
+// Registry is a mesh's registry: Consul, or the mesh's own broker.
+type Registry struct {
+	discovery.Registry
+	run func(ctx context.Context) error
+}
+
+// NewRegistry returns the mesh's registry; nil means that it has none. It reads files
+// and dials nothing.
+func NewRegistry(mesh string, c RegistryConfig, broker bus.Settings, log *slog.Logger) (*Registry, error) {
+	switch {
+	case c.None:
+		return nil, nil
+	case c.Consul != nil:
+		return newConsul(mesh, *c.Consul, log)
+	}
+	settings := natskv.Settings{}
+	if c.NATS != nil {
+		settings = *c.NATS
+	}
+	settings.Mesh, settings.URL, settings.Server, settings.Auth, settings.Logger = mesh, broker.URL, broker.Server, broker.Auth, log
+	store, err := natskv.New(settings)
+	if err != nil {
+		return nil, err
+	}
+	return &Registry{Registry: store, run: store.Run}, nil
+}
+
+func newConsul(mesh string, c Consul, log *slog.Logger) (*Registry, error) {
+	settings := c.Settings
+	settings.Mesh, settings.Logger = mesh, log
+	if c.TokenFile != "" {
+		var err error
+		if settings.Token, err = credentials.Token(c.TokenFile); err != nil {
+			return nil, fmt.Errorf("registry.consul.token_file: %w", err)
+		}
+	}
+	// The client reads these files too, but its errors name no key.
+	if c.CAFile != "" {
+		if _, err := credentials.Roots(c.CAFile); err != nil {
+			return nil, fmt.Errorf("registry.consul.ca_file: %w", err)
+		}
+	}
+	if c.CertFile != "" {
+		if _, err := (credentials.Pair{CertFile: c.CertFile, KeyFile: c.KeyFile}).Load("registry.consul."); err != nil {
+			return nil, err
+		}
+	}
+	client, err := consul.New(settings)
+	if err != nil {
+		return nil, err
+	}
+	return &Registry{Registry: client, run: func(ctx context.Context) error {
+		<-ctx.Done()
+		client.Close()
+		return nil
+	}}, nil
+}
+
+// Run holds the connection until the context ends.
+func (r *Registry) Run(ctx context.Context) error { return r.run(ctx) }
+
+// Around holds the connection while a function works, also after the context has ended,
+// so that the function can still deregister. A nil registry has no connection.
+func (r *Registry) Around(ctx context.Context, work func() error) error {
+	if r == nil {
+		return work()
+	}
+	ctx, end := context.WithCancel(context.WithoutCancel(ctx))
+	ended := make(chan error, 1)
+	go func() { ended <- r.run(ctx) }()
+	err := work()
+	end()
+	return errors.Join(err, <-ended)
+}
+
+// Host returns the registry of a host's settings; nil without one.
+func (r *Registry) Host() *stagehost.Registry {
+	if r == nil {
+		return nil
+	}
+	return &stagehost.Registry{Announcer: r, Table: r}
+}
+
+// Gateway returns the registry of a gateway's settings; nil without one.
+func (r *Registry) Gateway() *gateway.Registry {
+	if r == nil {
+		return nil
+	}
+	return &gateway.Registry{Watcher: r, Table: r}
 }

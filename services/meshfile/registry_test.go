@@ -9,25 +9,20 @@ import (
 
 const withRegistry = "mesh: m\nnats: {url: \"nats://b:4222\", credentials_file: c}\nstages: {a: {runner: {echo: {}}}}\nregistry: "
 
-func TestTheRegistryIsWhatTheFileSays(t *testing.T) {
+func TestRegistrySectionIsRead(t *testing.T) {
 	t.Parallel()
-	if got := mustParse(t, good).RegistrySettings(); got == nil || got.NATS == nil {
-		t.Errorf("a file that says nothing has %+v", got)
+	if got := mustParse(t, withRegistry+"{none: true}").Registry; !got.None {
+		t.Errorf("none: got %+v", got)
 	}
-	if got := mustParse(t, withRegistry+"{none: true}").RegistrySettings(); got != nil {
-		t.Errorf("a file that wants none has %+v", got)
+	nats := mustParse(t, withRegistry+"{nats: {replicas: 3}}").Registry.NATS
+	if nats == nil || nats.Replicas != 3 {
+		t.Errorf("nats: got %+v", nats)
 	}
-	nats := mustParse(t, withRegistry+"{nats: {replicas: 3}}").RegistrySettings()
-	if nats == nil || nats.Consul != nil || nats.NATS == nil || nats.NATS.Replicas != 3 || nats.NATS.URL != "nats://b:4222" || !strings.HasSuffix(nats.NATS.Auth.CredentialsFile, "/c") {
-		t.Errorf("on the broker it is %+v", nats)
-	}
-	consul := mustParse(t, withRegistry+"{consul: {address: \"c:8501\", token_file: t, ca_file: ca, stale: true, namespace: n}}").RegistrySettings()
-	if consul == nil || consul.NATS != nil || consul.Consul == nil || consul.Consul.Address != "c:8501" || !strings.HasSuffix(consul.TokenFile, "/t") ||
-		!strings.HasSuffix(consul.Consul.TLS.CAFile, "/ca") || !consul.Consul.Stale || consul.Consul.Namespace != "n" {
-		t.Errorf("in Consul it is %+v", consul)
+	consul := mustParse(t, withRegistry+"{consul: {address: \"c:8501\", token_file: t, ca_file: ca, stale: true, namespace: n}}").Registry.Consul
+	if consul == nil || consul.Address != "c:8501" || !strings.HasSuffix(consul.TokenFile, "/t") || !strings.HasSuffix(consul.CAFile, "/ca") || !consul.Stale || consul.Namespace != "n" {
+		t.Errorf("consul: got %+v", consul)
 	}
 }
-
 func TestAMeshHasOneRegistry(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{

@@ -4,9 +4,9 @@ import (
 	"cmp"
 	"slices"
 
+	"github.com/stagemesh/stagemesh/discovery/natskv"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
-	"github.com/stagemesh/stagemesh/services/registry"
 	"github.com/stagemesh/stagemesh/stagehost"
 )
 
@@ -39,12 +39,16 @@ func ReserveOf(queues []stagehost.QueueSettings, results store.Settings, letters
 	return out
 }
 
-// Registry adds what a registry reserves, where it is the broker's; nil is none.
-func (r Reserve) Registry(s *registry.Settings) Reserve {
-	if s == nil || s.NATS == nil {
+// Registry adds the reservation of a registry on the broker.
+func (r Reserve) Registry(c RegistryConfig) Reserve {
+	if c.None || c.Consul != nil {
 		return r
 	}
-	memory, store := s.NATS.Reserves()
+	var settings natskv.Settings
+	if c.NATS != nil {
+		settings = *c.NATS
+	}
+	memory, store := settings.Reserves()
 	return Reserve{Memory: r.Memory + memory, Store: r.Store + store}
 }
 

@@ -12,7 +12,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/schema"
 )
 
-// Part is an input or an output of a stage: what its runner does not say itself.
+// Part is an input or an output of a stage that its runner does not describe itself.
 type Part struct {
 	Name string `yaml:"name"`
 	// Datatype and Shape are of a tensor; -1 is any extent.
@@ -22,17 +22,17 @@ type Part struct {
 	ContentTypes []string `yaml:"content_types"`
 	// Schema is the JSON Schema of a blob's JSON, SchemaFile the file that has it.
 	Schema      map[string]any `yaml:"schema"`
-	SchemaFile  string         `yaml:"schema_file"`
+	SchemaFile  string         `yaml:"schema_file,path"`
 	Optional    bool           `yaml:"optional"`
 	Description string         `yaml:"description"`
 }
 
-// parts returns the parts of a stage's list; errors begin with its key.
-func (f *File) parts(key string, listed []Part) ([]runner.PartSpec, error) {
+// parts returns the specs of a list of parts; errors begin with its key.
+func parts(key string, listed []Part) ([]runner.PartSpec, error) {
 	var errs []error
 	var out []runner.PartSpec
 	for i, p := range listed {
-		spec, err := f.part(p)
+		spec, err := p.spec()
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s[%d].%w", key, i, err))
 		}
@@ -41,8 +41,8 @@ func (f *File) parts(key string, listed []Part) ([]runner.PartSpec, error) {
 	return out, errors.Join(errs...)
 }
 
-// part returns a part as it is written; its errors begin with a key.
-func (f *File) part(p Part) (runner.PartSpec, error) {
+// spec returns the part's spec; errors begin with a key.
+func (p Part) spec() (runner.PartSpec, error) {
 	out := runner.PartSpec{
 		Name: p.Name, Datatype: tensor.Datatype(p.Datatype), Shape: p.Shape,
 		ContentTypes: p.ContentTypes, Optional: p.Optional, Description: p.Description,
@@ -55,7 +55,7 @@ func (f *File) part(p Part) (runner.PartSpec, error) {
 	case p.Schema != nil && p.SchemaFile != "":
 		err = errors.New("schema_file: there is a schema already; leave one of them out")
 	case p.SchemaFile != "":
-		out.Schema, err = readSchema(f.relative(p.SchemaFile))
+		out.Schema, err = readSchema(p.SchemaFile)
 	case p.Schema != nil:
 		if out.Schema, err = json.Marshal(p.Schema); err != nil {
 			err = fmt.Errorf("schema: %w", err)

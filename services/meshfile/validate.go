@@ -4,13 +4,10 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"net"
-	"net/http"
 	"net/url"
 	"strings"
-	"time"
 
-	"github.com/stagemesh/stagemesh/gateway/admission"
+	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/credentials"
@@ -52,7 +49,7 @@ func (f *File) validateFit(hosts []stagehost.Settings, routes []pipeline.Pipelin
 	stages := known(hosts, routes)
 	var errs []error
 	for _, route := range routes {
-		for _, problem := range pipelines.Check(route, pipelines.Mesh{Stages: stages, MaxPayload: cmp.Or(int(f.Gateway.MaxPayload), admission.DefaultMaxPayload)}) {
+		for _, problem := range pipelines.Check(route, pipelines.Mesh{Stages: stages, MaxPayload: cmp.Or(f.Gateway.MaxPayload, gateway.DefaultMaxPayload)}) {
 			if problem.Severity == pipelines.Error {
 				errs = append(errs, f.At(fmt.Errorf("%s: %s", problem.Field, problem.Message), "pipelines", string(route.Name)))
 			}
@@ -111,9 +108,9 @@ func (f *File) ValidatePart(stages []string) error {
 func (f *File) validated(stages []string) (hosts []stagehost.Settings, routes []pipeline.Pipeline, err error) {
 	errs := []error{
 		f.validateShared(),
-		f.At(f.Gateway.validate(), "gateway"),
-		f.At(listen(f.Gateway.Admin.Listen), "gateway", "admin"),
-		f.At(listen(f.Ops.Listen), "ops"),
+		f.At(f.Gateway.Validate(), "gateway"),
+		f.At(config.Address("listen", f.Gateway.Admin.Listen), "gateway", "admin"),
+		f.At(config.Address("listen", f.Ops.Listen), "ops"),
 	}
 	if len(f.Stages) == 0 {
 		errs = append(errs, f.At(errors.New("there are none; a mesh has at least one"), "stages"))
@@ -132,9 +129,9 @@ func (f *File) validateShared() error {
 		f.validateName(),
 		f.At(f.NATS.validate(), "nats"),
 		f.At(f.Registry.validate(), "registry"),
-		f.At(f.Results.validate(), "results"),
-		f.At(f.DeadLetters.validate(), "dead_letters"),
-		f.At(errors.Join(f.Idempotency.validate(), f.validateWindow()), "idempotency"),
+		f.At(f.Results.Validate(), "results"),
+		f.At(f.DeadLetters.Validate(), "dead_letters"),
+		f.At(errors.Join(f.Idempotency.Validate(), f.validateWindow()), "idempotency"),
 	)
 }
 
@@ -168,9 +165,9 @@ const (
 )
 
 func (n NATS) validate() error {
-	errs := []error{listen(n.Listen)}
+	errs := []error{config.Address("listen", n.Listen)}
 	if n.MaxPayload != 0 && (n.MaxPayload < minBrokerPayload || n.MaxPayload > maxBrokerPayload) {
-		errs = append(errs, fmt.Errorf("max_payload: %s is not between %s and %s", n.MaxPayload, config.Bytes(minBrokerPayload), config.Bytes(maxBrokerPayload)))
+		errs = append(errs, fmt.Errorf("max_payload: %s is not between %s and %s", config.Bytes(n.MaxPayload), config.Bytes(minBrokerPayload), config.Bytes(maxBrokerPayload)))
 	}
 	errs = append(errs, credentials.Pair{CertFile: n.CertFile, KeyFile: n.KeyFile}.Check(""),
 		credentials.Pair{CertFile: n.ListenCertFile, KeyFile: n.ListenKeyFile}.Check("listen_"))
@@ -228,17 +225,6 @@ func (n NATS) validateToken() error {
 	return nil
 }
 
-// leastRetention is what a caller needs to ask for something that is kept.
-const leastRetention = time.Second
-
-func (k Kept) validate() error {
-	errs := []error{notNegative("replicas", k.Replicas), notNegative("version", k.Version)}
-	if k.Retention != 0 && k.Retention < leastRetention {
-		errs = append(errs, fmt.Errorf("retention: %s, at least %s is needed", k.Retention, leastRetention))
-	}
-	return errors.Join(errs...)
-}
-
 // validateOwnBroker checks that what the file asks of the broker in the process
 // is something it can do; of another one there is nothing to know.
 func (f *File) validateOwnBroker() error {
@@ -255,11 +241,11 @@ func (f *File) validateOwnBroker() error {
 		errs = append(errs, f.At(oneCopy("nats.replicas", n.Replicas), "registry"))
 	}
 	memory, store := f.reserved()
-	if limit := f.NATS.MaxMemory; limit != 0 && limit < memory {
+	if limit := config.Bytes(f.NATS.MaxMemory); limit != 0 && limit < memory {
 		err := fmt.Errorf("max_memory: %s is less than the %s that the stages' queues, and a registry in the broker, reserve; raise it, or lower queue.max_bytes", limit, memory)
 		errs = append(errs, f.At(err, "nats"))
 	}
-	if limit := f.NATS.MaxStore; limit != 0 && limit < store {
+	if limit := config.Bytes(f.NATS.MaxStore); limit != 0 && limit < store {
 		err := fmt.Errorf("max_store: %s is less than the %s that the stages' queues on file, results, dead letters, idempotency keys and a registry in the broker reserve; raise it, or lower their max_bytes", limit, store)
 		errs = append(errs, f.At(err, "nats"))
 	}
@@ -277,9 +263,9 @@ func oneCopy(key string, replicas int) error {
 func (f *File) reserved() (memory, store config.Bytes) {
 	var queues []stagehost.QueueSettings
 	for _, name := range f.StageNames() {
-		queues = append(queues, f.Stages[name].Queue.settings())
+		queues = append(queues, f.Stages[name].Queue)
 	}
-	r := ReserveOf(queues, f.ResultSettings(), f.DeadLetterSettings(), f.IdempotencySettings()).Registry(f.RegistrySettings())
+	r := ReserveOf(queues, f.Results, f.DeadLetters, f.Idempotency).Registry(f.Registry)
 	return config.Bytes(r.Memory), config.Bytes(r.Store)
 }
 
@@ -331,98 +317,4 @@ func Redacted(urls string) string {
 		out[i] = u.Redacted()
 	}
 	return strings.Join(out, ",")
-}
-
-func (g Gateway) validate() error {
-	errs := []error{
-		listen(g.Listen),
-		notNegative("max_in_flight", g.MaxInFlight),
-		notNegative("timeout", g.Timeout),
-		notNegative("max_timeout", g.MaxTimeout),
-		notNegative("host_grace", g.HostGrace),
-		notNegative("drain_delay", g.DrainDelay),
-		credentials.Pair{CertFile: g.CertFile, KeyFile: g.KeyFile}.Check(""),
-		notNegative("drain_timeout", g.DrainTimeout),
-	}
-	if g.MaxTimeout > 0 && g.Timeout > g.MaxTimeout {
-		errs = append(errs, fmt.Errorf("timeout: %s is more than the max_timeout of %s", g.Timeout, g.MaxTimeout))
-	}
-	if least := admission.MaxRequest(int(g.MaxPayload)); g.MaxInFlightBytes != 0 && int(g.MaxInFlightBytes) < least {
-		errs = append(errs, fmt.Errorf("max_in_flight_bytes: %s is less than the %s that one request may need, five times max_payload", g.MaxInFlightBytes, config.Bytes(least)))
-	}
-	return errors.Join(append(errs, validOrigins(g.AllowOrigins)...)...)
-}
-
-// anyOrigin allows every page to call.
-const anyOrigin = "*"
-
-func validOrigins(origins []string) []error {
-	var errs []error
-	for i, origin := range origins {
-		switch {
-		case origin == anyOrigin && len(origins) == 1:
-		case origin == anyOrigin:
-			errs = append(errs, fmt.Errorf("allow_origins[%d]: %q allows every origin, so it stands alone; leave out it or the others", i, origin))
-		case !validOrigin(origin):
-			errs = append(errs, fmt.Errorf(`allow_origins[%d]: %q is no origin such as https://app.example.com or http://localhost:5173: write scheme://host[:port], without a path, or "*" alone for all`, i, origin))
-		}
-	}
-	return errs
-}
-
-func validOrigin(origin string) bool {
-	// It is the gateway's own judgement, which is the standard library's.
-	return !strings.Contains(origin, anyOrigin) && http.NewCrossOriginProtection().AddTrustedOrigin(origin) == nil
-}
-
-// maxHosts bounds the hosts of one stage in one process.
-const maxHosts = 64
-
-// validate checks what a host's own validation does not.
-func (s Stage) validate() error {
-	errs := []error{
-		listen(s.Listen),
-		notNegative("max_in_flight", s.MaxInFlight),
-		notNegative("start_timeout", s.StartTimeout),
-		notNegative("drain_timeout", s.DrainTimeout),
-		notNegative("queue.max_items", s.Queue.MaxItems),
-		notNegative("queue.ack_wait", s.Queue.AckWait),
-		notNegative("queue.replicas", s.Queue.Replicas),
-		notNegative("queue.version", s.Queue.Version),
-	}
-	if s.Hosts < 0 || s.Hosts > maxHosts {
-		errs = append(errs, fmt.Errorf("hosts: %d is not between 1 and %d", s.Hosts, maxHosts))
-	}
-	return errors.Join(errs...)
-}
-
-func notNegative[N cmp.Ordered](key string, n N) error {
-	var zero N
-	if n < zero {
-		return fmt.Errorf("%s: %v is negative", key, n)
-	}
-	return nil
-}
-
-// listen checks the key of that name; empty means that nobody listens.
-func listen(addr string) error {
-	if addr == "" {
-		return nil
-	}
-	if err := ValidAddress(addr); err != nil {
-		return fmt.Errorf("listen: %w", err)
-	}
-	return nil
-}
-
-// ValidAddress checks an address to listen on.
-func ValidAddress(addr string) error {
-	_, port, err := net.SplitHostPort(addr)
-	if err == nil && port != "" {
-		_, err = net.LookupPort("tcp", port)
-	}
-	if err != nil || port == "" {
-		return fmt.Errorf("%q is no address such as 127.0.0.1:8080, or :8080 for all of this machine's", addr)
-	}
-	return nil
 }

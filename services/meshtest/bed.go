@@ -20,7 +20,6 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/services/local"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -101,7 +100,7 @@ func (b *Bed) Host(stage pipeline.StageName, r runner.Runner, edits ...func(*sta
 	s := stagehost.Settings{
 		Mesh: Mesh, Stage: stage, Host: pipeline.HostID(uuid.NewString()),
 		Runner: r,
-		Batch:  local.DefaultBatch(),
+		Config: stagehost.Config{Batch: stagehost.DefaultBatch()},
 		Bus:    bus.Settings{URL: b.Broker.URL()},
 		Logger: b.logger(),
 		Meter:  noop.Meter{},

@@ -188,7 +188,7 @@ func TestCallsThatNobodyServesAnyMoreAreTold(t *testing.T) {
 	both := func(s *stagehost.Settings) { s.Batch.MaxSize, s.DrainTimeout = 1, time.Second }
 	a := bed.Host("a", first, both)
 	bed.Host("b", second, both)
-	g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("ab", "a", "b")}, func(s *gateway.Settings) { s.Call.HostGrace = time.Second })
+	g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("ab", "a", "b")}, func(s *gateway.Settings) { s.HostGrace = time.Second })
 	further := start(t.Context(), g, ask("ab", "further"))
 	bustest.Receive(t, "item at the first runner", first.entered)
 	first.release <- struct{}{}
@@ -231,7 +231,7 @@ func TestWhatADrainingHostHasInHandIsNotTakenBack(t *testing.T) {
 	runner := newHeld()
 	h := bed.Host("stage", runner)
 	const grace = 500 * time.Millisecond
-	g := bed.Gateway(nil, func(s *gateway.Settings) { s.Call.HostGrace = grace })
+	g := bed.Gateway(nil, func(s *gateway.Settings) { s.HostGrace = grace })
 	inHand := start(t.Context(), g, ask("stage:stage", "in hand"))
 	bustest.Receive(t, "item at the runner", runner.entered)
 	stopped := make(chan struct{})

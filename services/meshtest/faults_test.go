@@ -217,7 +217,7 @@ func TestEveryFaultIsTheSameOnEveryProtocol(t *testing.T) {
 		meshtest.Pipeline("decode", "decode"), meshtest.Pipeline("same", "same"), meshtest.Pipeline("blocked", "blocked"),
 		meshtest.Pipeline("stuck", "stuck"), meshtest.Pipeline("vacant", "same", "vacant"),
 	}, func(s *gateway.Settings) {
-		s.Listen, s.Call.MaxPayload = "127.0.0.1:0", testPayload
+		s.Listen, s.MaxPayload = "127.0.0.1:0", testPayload
 	})
 	fill(t, bed, g)
 

@@ -601,7 +601,7 @@ func TestAModelIsReadFromDisk(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(folder, "m.onnx"), newPerceptron().file().bytes(), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r, err := onnx.New(onnx.Settings{Model: "m.onnx", MaxRows: 1}.RelativeTo(folder))
+	r, err := onnx.New(onnx.Settings{Model: filepath.Join(folder, "m.onnx"), MaxRows: 1})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 )
 
@@ -19,7 +18,7 @@ const maxMaxRows = 1 << 16
 // Settings say which model a runner runs, and how.
 type Settings struct {
 	// Model is the path of the model.
-	Model string `yaml:"model"`
+	Model string `yaml:"model,path"`
 	// MaxRows is the largest number of rows that is run at once; 0 means
 	// DefaultMaxRows. Larger batches are run in slices.
 	MaxRows int `yaml:"max_rows"`
@@ -51,15 +50,6 @@ func (s Settings) Validate() error {
 		}
 	}
 	return nil
-}
-
-// RelativeTo returns the settings with a relative path of the model taken to
-// start at the folder.
-func (s Settings) RelativeTo(folder string) Settings {
-	if s.Files == nil && s.Model != "" && !filepath.IsAbs(s.Model) {
-		s.Model = filepath.Join(folder, s.Model)
-	}
-	return s
 }
 
 func (s Settings) maxRows() int { return cmp.Or(s.MaxRows, DefaultMaxRows) }

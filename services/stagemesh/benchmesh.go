@@ -7,11 +7,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/stagemesh/stagemesh/internal/program"
 	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/services/bench/bed"
 	"github.com/stagemesh/stagemesh/services/bench/report"
 	"github.com/stagemesh/stagemesh/services/bench/target"
-	"github.com/stagemesh/stagemesh/services/logflags"
 )
 
 // places are where is asked: for the mesh, and for the baseline where there is one.
@@ -79,7 +79,7 @@ func newBenchPart() *cobra.Command {
 	cmd.Flags().StringVar(&part.Stage, bed.StageFlag, "", "the stage to be a host of; the broker and the gateway if empty")
 	cmd.Flags().StringVar(&part.Broker, bed.BrokerFlag, "", "the broker that a host joins")
 	cmd.Flags().StringVar(&part.Baseline, bed.BaselineFlag, "", "the route of a baseline, as JSON; none if empty")
-	log := logflags.Add(cmd)
+	log := program.AddLog(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
 		if part.Logger, err = log.Logger(cmd.ErrOrStderr()); err != nil {
 			return err

@@ -6,7 +6,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/mesh/process"
+	"github.com/stagemesh/stagemesh/services/runners"
 )
 
 // New returns the command.
@@ -19,7 +21,7 @@ func New() *cobra.Command {
 		SilenceErrors: true,
 	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return misused(cmd, err) })
-	root.AddCommand(newUp(), newInfer(), newGet(), newCancel(), newStatus(), newPipelines(), newDeadLetters(), newBench(), newBenchPart(), newConfig(), newVersion())
+	root.AddCommand(newUp(), newGateway(), stagemesh.StageCommand(runners.All()...), newInfer(), newGet(), newCancel(), newStatus(), newPipelines(), newDeadLetters(), newBench(), newBenchPart(), newConfig(), newVersion())
 	return root
 }
 

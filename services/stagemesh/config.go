@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/stagemesh/stagemesh/services/local"
+	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/services/runners"
 )
@@ -37,7 +37,7 @@ func newConfig() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			mesh, err := local.FromFile(file, local.FileSettings{})
+			mesh, err := stagemesh.FromFile(file, stagemesh.FileSettings{})
 			if err != nil {
 				return err
 			}

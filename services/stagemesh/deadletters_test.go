@@ -20,6 +20,7 @@ import (
 
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
 
+	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/adminapi"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
@@ -30,8 +31,8 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
-	"github.com/stagemesh/stagemesh/services/local"
-	"github.com/stagemesh/stagemesh/services/stagemesh"
+	"github.com/stagemesh/stagemesh/services/meshfile"
+	cli "github.com/stagemesh/stagemesh/services/stagemesh"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
@@ -136,17 +137,17 @@ func (g *doomedMesh) deliver(items []*envelope.Envelope) {
 // open starts the mesh and waits for that many dead letters.
 func (g *doomedMesh) open(dead int, edits ...func(*gateway.Settings)) {
 	g.t.Helper()
-	s := local.Settings{Mesh: doomed, NATS: g.broker.URL(), Gateway: gateway.Settings{
-		Listen: "127.0.0.1:0", Admin: gateway.Admin{Listen: "127.0.0.1:0"},
+	s := stagemesh.Settings{Mesh: doomed, NATS: meshfile.NATS{URL: g.broker.URL()}, Gateway: gateway.Settings{
+		Config: gateway.Config{Listen: "127.0.0.1:0", Admin: gateway.Admin{Listen: "127.0.0.1:0"}},
 	}}
 	for _, edit := range edits {
 		edit(&s.Gateway)
 	}
-	m, err := local.New(s)
+	m, err := stagemesh.New(s)
 	if err != nil {
 		g.t.Fatal(err)
 	}
-	if err := m.AddStage(local.Stage{Name: poisoned, Runner: inproc.Each(inproc.Settings{}, func(_ context.Context, item runner.Item) ([]payload.Part, error) {
+	if err := m.AddStage(stagemesh.Stage{Name: poisoned, Runner: inproc.Each(inproc.Settings{}, func(_ context.Context, item runner.Item) ([]payload.Part, error) {
 		return item.Inputs, nil
 	})}); err != nil {
 		g.t.Fatal(err)
@@ -262,7 +263,7 @@ func TestDeadLettersArePrintedAsJSON(t *testing.T) {
 	out, _, err := g.run("replay", "1", "2", "--json")
 	var done [2]struct{ Seq, RequestID, Deadline, Error string }
 	lines := strings.Split(strings.TrimSpace(out), "\n")
-	if len(lines) != len(done) || !errors.Is(err, stagemesh.ErrDeadLetters) || err.Error() != "some dead letters are unchanged: 1 of 2" {
+	if len(lines) != len(done) || !errors.Is(err, cli.ErrDeadLetters) || err.Error() != "some dead letters are unchanged: 1 of 2" {
 		t.Fatalf("replay: %s, %v", out, err)
 	}
 	for i, line := range lines {

@@ -18,7 +18,7 @@ func TestFlagsOfUpMayBeVariables(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv(test.variable, test.value)
 			_, err := run(t, append([]string{"up"}, test.args...)...)
-			if err == nil || !strings.HasPrefix(err.Error(), test.want) || !strings.HasSuffix(err.Error(), "("+test.variable+" gives it)") {
+			if err == nil || !strings.HasPrefix(err.Error(), test.want) || !strings.HasSuffix(err.Error(), "(set by "+test.variable+")") {
 				t.Errorf("got %v", err)
 			}
 		})

@@ -4,9 +4,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/mesh/payload"
-	"github.com/stagemesh/stagemesh/services/local"
 	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/services/runners"
 )
@@ -19,7 +19,7 @@ func TestTheTokenizerServesTheModelBehindIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	file.Gateway.Listen, file.Gateway.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
-	m, err := local.FromFile(file, local.FileSettings{})
+	m, err := stagemesh.FromFile(file, stagemesh.FileSettings{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,7 +54,7 @@ func TestAStoryComesWordByWordOrWhole(t *testing.T) {
 		t.Fatal(err)
 	}
 	file.Gateway.Listen, file.Gateway.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
-	m, err := local.FromFile(file, local.FileSettings{})
+	m, err := stagemesh.FromFile(file, stagemesh.FileSettings{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,7 @@ import (
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
-	"github.com/stagemesh/stagemesh/services/stagemesh"
+	cli "github.com/stagemesh/stagemesh/services/stagemesh"
 )
 
 // match holds each line against a pattern.
@@ -66,7 +66,7 @@ func TestInferPrintsJSON(t *testing.T) {
 		t.Fatal(err)
 	}
 	out, err := run(t, "infer", "digits", image("00-1.png"), noImage, image("07-9.png"), "--json", "-a", mesh(t))
-	if !errors.Is(err, stagemesh.ErrFailed) {
+	if !errors.Is(err, cli.ErrFailed) {
 		t.Errorf("got %v", err)
 	}
 	lines := strings.Split(strings.TrimSpace(out), "\n")
@@ -78,7 +78,7 @@ func TestInferPrintsJSON(t *testing.T) {
 		if err := protojson.Unmarshal([]byte(lines[i]), &response); err != nil {
 			t.Fatal(err)
 		}
-		if got := stagemesh.Render(response.GetOutputs()[0]); !strings.HasPrefix(got, "labels=["+label+" ") || response.GetRequestId() == "" {
+		if got := cli.Render(response.GetOutputs()[0]); !strings.HasPrefix(got, "labels=["+label+" ") || response.GetRequestId() == "" {
 			t.Errorf("line %d: got %s", i, lines[i])
 		}
 	}
@@ -109,7 +109,7 @@ func TestInferGoesOnAfterAFailure(t *testing.T) {
 		t.Fatal(err)
 	}
 	out, err := run(t, "infer", "digits", noImage, image("00-1.png"), filepath.Join(folder, "nowhere.png"), image("07-9.png"), "-a", mesh(t))
-	if !errors.Is(err, stagemesh.ErrFailed) || err.Error() != "some requests failed: 2 of 4" {
+	if !errors.Is(err, cli.ErrFailed) || err.Error() != "some requests failed: 2 of 4" {
 		t.Errorf("got %v", err)
 	}
 	match(t, out, header,
@@ -133,7 +133,7 @@ func TestInferSaysWhyThereIsNoAnswer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			out, err := run(t, append([]string{"infer"}, test.args...)...)
-			if !errors.Is(err, stagemesh.ErrFailed) {
+			if !errors.Is(err, cli.ErrFailed) {
 				t.Errorf("got %v", err)
 			}
 			match(t, out, header, test.want)

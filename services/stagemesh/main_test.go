@@ -13,10 +13,10 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/stagemesh/stagemesh/services/local"
+	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/services/runners"
-	"github.com/stagemesh/stagemesh/services/stagemesh"
+	cli "github.com/stagemesh/stagemesh/services/stagemesh"
 )
 
 // A broker that ends while a queue is being made forgets the clock that all
@@ -71,7 +71,7 @@ func (l *log) has(text string) bool { return strings.Contains(l.String(), text) 
 
 // command runs the command in this process.
 func command(ctx context.Context, in io.Reader, out, errOut io.Writer, args ...string) error {
-	cmd := stagemesh.New()
+	cmd := cli.New()
 	cmd.SetArgs(args)
 	cmd.SetIn(in)
 	cmd.SetOut(out)
@@ -95,7 +95,7 @@ func mesh(t *testing.T) string {
 		t.Fatal(err)
 	}
 	file.Gateway.Listen, file.Gateway.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
-	m, err := local.FromFile(file, local.FileSettings{})
+	m, err := stagemesh.FromFile(file, stagemesh.FileSettings{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +103,7 @@ func mesh(t *testing.T) string {
 }
 
 // serve starts a mesh and returns the address of its gateway.
-func serve(t *testing.T, m *local.Mesh) string {
+func serve(t *testing.T, m *stagemesh.Mesh) string {
 	t.Helper()
 	if err := m.Start(t.Context()); err != nil {
 		t.Fatal(err)

@@ -9,26 +9,25 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/tlstest"
-	"github.com/stagemesh/stagemesh/services/local"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
 
 // guarded runs a mesh whose ports have what is given.
-func guarded(t *testing.T, access gateway.Access) *local.Mesh {
+func guarded(t *testing.T, access gateway.Access) *stagemesh.Mesh {
 	t.Helper()
-	m, err := local.New(local.Settings{Gateway: gateway.Settings{
-		Listen: "127.0.0.1:0", Access: access,
-		Admin: gateway.Admin{Listen: "127.0.0.1:0", Access: access},
+	m, err := stagemesh.New(stagemesh.Settings{Gateway: gateway.Settings{
+		Config: gateway.Config{Listen: "127.0.0.1:0", Access: access, Admin: gateway.Admin{Listen: "127.0.0.1:0", Access: access}},
 	}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	echo := func(_ context.Context, item runner.Item) ([]payload.Part, error) { return item.Inputs, nil }
-	if err := m.AddStage(local.Stage{Name: "echo", Runner: inproc.Each(inproc.Settings{}, echo)}); err != nil {
+	if err := m.AddStage(stagemesh.Stage{Name: "echo", Runner: inproc.Each(inproc.Settings{}, echo)}); err != nil {
 		t.Fatal(err)
 	}
 	serve(t, m)
@@ -50,7 +49,7 @@ func (p port) ask(t *testing.T, url string, flags ...string) (string, error) {
 	return run(t, append(append(args, p.flag, url), flags...)...)
 }
 
-func ports(t *testing.T, m *local.Mesh) map[string]port {
+func ports(t *testing.T, m *stagemesh.Mesh) map[string]port {
 	t.Helper()
 	public, admin := asking(t)[0], asking(t)[1]
 	public.url, admin.url = m.URL(), m.AdminURL()

@@ -13,14 +13,14 @@ import (
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
+	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/services/local"
-	"github.com/stagemesh/stagemesh/services/stagemesh"
+	cli "github.com/stagemesh/stagemesh/services/stagemesh"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
@@ -81,7 +81,7 @@ func TestInferWithAKeyIsMadeOnce(t *testing.T) {
 		first = request
 	}
 	out, err := run(t, "infer", "digits", image("00-1.png"), "--idempotency-key", "nine", "-a", address)
-	if !errors.Is(err, stagemesh.ErrFailed) || !strings.Contains(out, "IDEMPOTENCY_MISMATCH: ") {
+	if !errors.Is(err, cli.ErrFailed) || !strings.Contains(out, "IDEMPOTENCY_MISMATCH: ") {
 		t.Errorf("with another image: got %v, %s", err, out)
 	}
 	if _, err := run(t, "infer", "digits", image("00-1.png"), image("07-9.png"), "--idempotency-key", "x", "-a", address); err == nil || err.Error() != "--idempotency-key: needs exactly one FILE, not 2" {
@@ -106,7 +106,7 @@ func TestResultSaysWhyThereIsNone(t *testing.T) {
 	noImage := write(t, "no image")
 	out, err := run(t, "infer", "digits", noImage, "--durability", "file", "--json", "-a", address)
 	var failure struct{ Error, RequestID string }
-	if jsonErr := json.Unmarshal([]byte(out), &failure); jsonErr != nil || !errors.Is(err, stagemesh.ErrFailed) || failure.RequestID == "" {
+	if jsonErr := json.Unmarshal([]byte(out), &failure); jsonErr != nil || !errors.Is(err, cli.ErrFailed) || failure.RequestID == "" {
 		t.Fatalf("got %q, %v, %v", out, err, jsonErr)
 	}
 	out, err = run(t, "get", "result", failure.RequestID, "-a", address)
@@ -120,12 +120,12 @@ func TestResultSaysWhyThereIsNone(t *testing.T) {
 func endless(t *testing.T) (address, request string) {
 	t.Helper()
 	runs := make(chan struct{}, 1)
-	stage := local.Stage{Name: "endless", Runner: inproc.Each(inproc.Settings{}, func(ctx context.Context, _ runner.Item) ([]payload.Part, error) {
+	stage := stagemesh.Stage{Name: "endless", Runner: inproc.Each(inproc.Settings{}, func(ctx context.Context, _ runner.Item) ([]payload.Part, error) {
 		runs <- struct{}{}
 		<-ctx.Done()
 		return nil, ctx.Err()
 	})}
-	m, err := local.New(local.Settings{Gateway: gateway.Settings{Listen: "127.0.0.1:0"}})
+	m, err := stagemesh.New(stagemesh.Settings{Gateway: gateway.Settings{Config: gateway.Config{Listen: "127.0.0.1:0"}}})
 	if err := errors.Join(err, m.AddStage(stage)); err != nil {
 		t.Fatal(err)
 	}

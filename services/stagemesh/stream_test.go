@@ -12,12 +12,12 @@ import (
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
+	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
-	"github.com/stagemesh/stagemesh/services/local"
-	"github.com/stagemesh/stagemesh/services/stagemesh"
+	cli "github.com/stagemesh/stagemesh/services/stagemesh"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
@@ -27,7 +27,7 @@ import (
 // there is a gate.
 func spelling(t *testing.T, gate <-chan struct{}) (address string) {
 	t.Helper()
-	m, err := local.New(local.Settings{Gateway: gateway.Settings{Access: gateway.Access{}, Listen: "127.0.0.1:0"}})
+	m, err := stagemesh.New(stagemesh.Settings{Gateway: gateway.Settings{Config: gateway.Config{Listen: "127.0.0.1:0"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +49,7 @@ func spelling(t *testing.T, gate <-chan struct{}) (address string) {
 		}
 		return sink.Settle(0, runner.Output(payload.OfBlob("text", "text/plain", text)))
 	})
-	if err := m.AddStage(local.Stage{Name: "spell", Runner: spell}); err != nil {
+	if err := m.AddStage(stagemesh.Stage{Name: "spell", Runner: spell}); err != nil {
 		t.Fatal(err)
 	}
 	return serve(t, m)
@@ -119,7 +119,7 @@ func TestAStreamThatFailsSaysWhy(t *testing.T) {
 		t.Errorf("printed %q, %v", out, err)
 	}
 	out, err = run(t, "infer", "stage:spell", file(t, "ab"), "--stream", "--json", "-a", address)
-	if lines := strings.Split(strings.TrimSpace(out), "\n"); !errors.Is(err, stagemesh.ErrFailed) || len(lines) != 3 || !strings.Contains(lines[2], `"error":"RUNNER_FAILED at stage spell`) {
+	if lines := strings.Split(strings.TrimSpace(out), "\n"); !errors.Is(err, cli.ErrFailed) || len(lines) != 3 || !strings.Contains(lines[2], `"error":"RUNNER_FAILED at stage spell`) {
 		t.Errorf("printed %s, %v", out, err)
 	}
 	if _, err := run(t, "infer", "nope", file(t, "ab"), "--stream", "-a", address); err == nil || !strings.HasPrefix(err.Error(), "UNKNOWN_PIPELINE: ") {

@@ -2,20 +2,16 @@ package stagemesh
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 
 	"github.com/spf13/cobra"
 
+	"github.com/stagemesh/stagemesh"
+	"github.com/stagemesh/stagemesh/internal/program"
 	"github.com/stagemesh/stagemesh/mesh/process"
-	"github.com/stagemesh/stagemesh/services/envflags"
-	"github.com/stagemesh/stagemesh/services/local"
-	"github.com/stagemesh/stagemesh/services/logflags"
 	"github.com/stagemesh/stagemesh/services/meshfile"
-	"github.com/stagemesh/stagemesh/services/operations"
 	"github.com/stagemesh/stagemesh/services/runners"
 )
 
@@ -28,7 +24,7 @@ type upFlags struct {
 	// workers and options are of a worker's own.
 	workers int
 	options string
-	log     *logflags.Flags
+	log     *program.LogFlags
 }
 
 func newUp() *cobra.Command {
@@ -40,12 +36,12 @@ func newUp() *cobra.Command {
 			"Given a WORKER, a Python file or a program, run a mesh of one stage and one pipeline named after it, and restart the\n" +
 			"worker whenever its file is saved.\n" +
 			"The first line of output reports that the mesh is ready, with its addresses. The first SIGINT (Ctrl-C) or SIGTERM drains\n" +
-			"the mesh, a second one shuts it down without finishing items in flight, a third ends the process at once.\n\n" + envflags.Help,
+			"the mesh, a second one shuts it down without finishing items in flight, a third ends the process at once.\n\n" + program.EnvironmentHelp,
 		Example: "  stagemesh up ./classify.py\n  stagemesh up --config mesh.yaml\n" +
 			"  stagemesh up -c mesh.yaml --stages decode,label   # other processes serve the rest; needs nats.url or nats.listen\n" +
 			"  stagemesh up -c mesh.yaml --stages \"\"             # the gateway alone",
 		Args: func(cmd *cobra.Command, args []string) error { return flags.check(cmd, args) },
-		RunE: envflags.RunE(func(cmd *cobra.Command, args []string) error {
+		RunE: program.WithEnvironment(func(cmd *cobra.Command, args []string) error {
 			if err := flags.checkAddresses(); err != nil {
 				return err
 			}
@@ -64,7 +60,7 @@ func newUp() *cobra.Command {
 	up.Flags().StringVar(&flags.options, "options", "{}", "the WORKER's options, a JSON object")
 	up.Flags().StringVarP(&flags.config, "config", "c", "mesh.yaml", "the mesh file")
 	up.Flags().StringSliceVar(&flags.stages, "stages", nil, `run only these stages, separated by commas, and the gateway; "" runs the gateway alone`)
-	flags.log = logflags.Add(up)
+	flags.log = program.AddLog(up)
 	return up
 }
 
@@ -78,16 +74,17 @@ func runUp(ctx context.Context, flags upFlags, out, errOut io.Writer) error {
 		return meshfile.FlagError("--config", err)
 	}
 	flags.override(file)
-	return Up(ctx, Run{File: file, Stages: flags.stages, Logger: log, Ready: func(m *local.Mesh, ops net.Addr) error {
+	p := stagemesh.Program{File: file, Stages: flags.stages, Logger: log, Ready: func(m *stagemesh.Mesh, ops net.Addr) error {
 		_, err := fmt.Fprintf(out, "mesh %s is ready: %s (%sadmin: %s, operations: http://%s); stop with Ctrl-C\n", file.Mesh, m.URL(), docs(file, m), m.AdminURL(), ops)
 		return err
-	}})
+	}}
+	return p.Run(ctx)
 }
 
 // docs says where the page is that shows the mesh's pipelines, unless it is switched
 // off.
-func docs(file *meshfile.File, m *local.Mesh) string {
-	if served := file.Gateway.Docs; served != nil && !*served {
+func docs(file *meshfile.File, m *stagemesh.Mesh) string {
+	if !file.Gateway.ServesDocs() {
 		return ""
 	}
 	return "docs: " + m.URL() + "/docs, "
@@ -102,53 +99,4 @@ func (f upFlags) load() (*meshfile.File, error) {
 		return nil, err
 	}
 	return file, file.ValidatePart(f.stages)
-}
-
-// Run says what Up runs.
-type Run struct {
-	File *meshfile.File
-	// Stages are those of the file's that this process runs; nil means all.
-	Stages []string
-	Logger *slog.Logger
-	// Ready is called when all is ready, with where operators may ask; its
-	// error ends the mesh.
-	Ready func(m *local.Mesh, operations net.Addr) error
-}
-
-// Up runs the mesh that the file describes until the context ends, and drains
-// it.
-func Up(ctx context.Context, r Run) error {
-	ops := operations.Settings{Listen: r.File.OpsListen(), Key: "ops.listen", Logger: r.Logger}
-	return operations.Run(ctx, ops, func(ctx context.Context, port *operations.Port) error {
-		m, err := local.FromFile(r.File, local.FileSettings{Stages: r.Stages, Logger: r.Logger, Meter: port.Meter(), Version: process.Version()})
-		if errors.Is(err, local.ErrAlone) {
-			return fmt.Errorf("--stages: %w", err)
-		}
-		if err != nil {
-			return err
-		}
-		port.Watch(m.Ready)
-		return r.serve(ctx, m, port.Addr())
-	})
-}
-
-func (r Run) serve(ctx context.Context, m *local.Mesh, ops net.Addr) error {
-	if r.File.NATS.URL != "" {
-		r.Logger.Info("waiting for the broker", "url", meshfile.Redacted(r.File.NATS.URL))
-	}
-	if err := m.Start(ctx); err != nil {
-		if ctx.Err() != nil {
-			return nil //nolint:nilerr // it was told to stop before it was ready
-		}
-		return err
-	}
-	err := r.Ready(m, ops)
-	if err == nil {
-		err = m.Wait(ctx)
-	}
-	// What made the mesh end is among what its parts failed with.
-	if stopped := m.Stop(); err == nil {
-		err = stopped
-	}
-	return err
 }

@@ -13,11 +13,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
-	"github.com/stagemesh/stagemesh/services/local"
 	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/services/runners"
-	"github.com/stagemesh/stagemesh/services/stagemesh"
+	cli "github.com/stagemesh/stagemesh/services/stagemesh"
 )
 
 // process is the command up while it runs.
@@ -287,7 +287,7 @@ func TestUpMayRunSomeStagesOfTheMesh(t *testing.T) {
 		address, _ := p.ready(t)
 		out, err := run(t, "infer", "p", image("07-9.png"), "-a", address)
 		if stages == "a" {
-			if !errors.Is(err, stagemesh.ErrFailed) || !strings.Contains(out, "NO_CAPACITY at stage b: ") {
+			if !errors.Is(err, cli.ErrFailed) || !strings.Contains(out, "NO_CAPACITY at stage b: ") {
 				t.Errorf("with half of the mesh: got %s, %v", out, err)
 			}
 		} else if err != nil {
@@ -302,7 +302,7 @@ func TestUpMayRunSomeStagesOfTheMesh(t *testing.T) {
 	if _, err := run(t, "up", "-c", file, "--stages", "c"); err == nil || !strings.Contains(err.Error(), `there is no stage "c"; there are a, b`) {
 		t.Errorf("got %v", err)
 	}
-	if _, err := run(t, "up", "-c", write(t, echoes+freePorts), "--stages", "a"); !errors.Is(err, local.ErrAlone) || !strings.HasPrefix(err.Error(), "--stages: ") {
+	if _, err := run(t, "up", "-c", write(t, echoes+freePorts), "--stages", "a"); !errors.Is(err, stagemesh.ErrAlone) || !strings.HasPrefix(err.Error(), "--stages: ") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -339,12 +339,12 @@ func TestMeshEndsWithTheErrorOfItsReady(t *testing.T) {
 		t.Fatal(err)
 	}
 	broken := errors.New("nobody to tell")
-	var mesh *local.Mesh
-	err = stagemesh.Up(t.Context(), stagemesh.Run{File: file, Logger: slog.New(slog.DiscardHandler), Ready: func(m *local.Mesh, _ net.Addr) error {
+	var mesh *stagemesh.Mesh
+	p := stagemesh.Program{File: file, Logger: slog.New(slog.DiscardHandler), Ready: func(m *stagemesh.Mesh, _ net.Addr) error {
 		mesh = m
 		return broken
-	}})
-	if !errors.Is(err, broken) {
+	}}
+	if err := p.Run(t.Context()); !errors.Is(err, broken) {
 		t.Errorf("got %v", err)
 	}
 	if mesh.Ready() == nil {

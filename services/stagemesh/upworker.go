@@ -11,7 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/stagemesh/stagemesh/services/local"
+	"github.com/stagemesh/stagemesh"
+	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
 )
@@ -36,11 +37,8 @@ func (f *upFlags) check(cmd *cobra.Command, args []string) error {
 // checkAddresses says what is wrong with an address, which may be the environment's.
 func (f *upFlags) checkAddresses() error {
 	for _, addr := range []struct{ flag, value string }{{"listen", f.listen}, {"ops", f.ops}, {"admin", f.admin}} {
-		if addr.value == "" {
-			continue
-		}
-		if err := meshfile.ValidAddress(addr.value); err != nil {
-			return fmt.Errorf("--%s: %w", addr.flag, err)
+		if err := config.Address("--"+addr.flag, addr.value); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -124,13 +122,14 @@ func (w *watched) once(ctx context.Context) error {
 	var restarting sync.WaitGroup
 	defer restarting.Wait()
 	defer end(nil)
-	err := Up(ctx, Run{File: w.file, Logger: w.log, Ready: func(m *local.Mesh, ops net.Addr) error {
+	p := stagemesh.Program{File: w.file, Logger: w.log, Ready: func(m *stagemesh.Mesh, ops net.Addr) error {
 		w.served = true
 		// The addresses are kept where the mesh starts anew.
 		w.file.Gateway.Listen, w.file.Gateway.Admin.Listen, w.file.Ops.Listen = m.Addr().String(), m.AdminAddr().String(), ops.String()
 		restarting.Go(func() { w.restartOnSave(ctx, end, m) })
 		return sayWorker(w.out, m, nameOf(w.path), docs(w.file, m), ops)
-	}})
+	}}
+	err := p.Run(ctx)
 	if cause := context.Cause(ctx); errors.Is(cause, errAnew) {
 		return errors.Join(cause, err)
 	}
@@ -139,7 +138,7 @@ func (w *watched) once(ctx context.Context) error {
 
 // restartOnSave restarts the worker each time that it is saved. A save ends the
 // restart before, which may hang with what was saved then.
-func (w *watched) restartOnSave(ctx context.Context, end context.CancelCauseFunc, m *local.Mesh) {
+func (w *watched) restartOnSave(ctx context.Context, end context.CancelCauseFunc, m *stagemesh.Mesh) {
 	var restart sync.WaitGroup
 	defer restart.Wait()
 	giveUp := func() {}
@@ -158,7 +157,7 @@ func (w *watched) restartOnSave(ctx context.Context, end context.CancelCauseFunc
 	}
 }
 
-func (w *watched) restart(ctx context.Context, end context.CancelCauseFunc, m *local.Mesh) {
+func (w *watched) restart(ctx context.Context, end context.CancelCauseFunc, m *stagemesh.Mesh) {
 	w.log.Info("the worker was saved; starting it again", "file", w.path)
 	switch err := m.Restart(ctx); {
 	case err == nil || ctx.Err() != nil:
@@ -170,7 +169,7 @@ func (w *watched) restart(ctx context.Context, end context.CancelCauseFunc, m *l
 }
 
 // sayWorker says that the worker is served, where, and how to call it.
-func sayWorker(out io.Writer, m *local.Mesh, name, docs string, ops net.Addr) error {
+func sayWorker(out io.Writer, m *stagemesh.Mesh, name, docs string, ops net.Addr) error {
 	text := fmt.Sprintf("%s is ready: %s/v1/pipelines/%s:infer (%soperations: http://%s); stop with Ctrl-C\n", name, m.URL(), name, docs, ops)
 	if line, ok := curl(m.Stages()[0].Spec, m.URL(), name); ok {
 		text += line + "\n"

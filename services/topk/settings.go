@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strings"
 )
 
@@ -22,7 +21,7 @@ type Settings struct {
 	// are set.
 	Labels []string `yaml:"labels"`
 	// LabelsFile is the path of a text file with one label a line.
-	LabelsFile string `yaml:"labels_file"`
+	LabelsFile string `yaml:"labels_file,path"`
 	// Softmax turns scores that are logits into probabilities.
 	Softmax bool `yaml:"softmax"`
 	// Concurrency is the number of batches that run at once; 0 means 1.
@@ -46,15 +45,6 @@ func (s Settings) Validate() error {
 		return fmt.Errorf("concurrency: %d is negative", s.Concurrency)
 	}
 	return nil
-}
-
-// RelativeTo returns the settings with a relative path of the labels taken to
-// start at the folder.
-func (s Settings) RelativeTo(folder string) Settings {
-	if s.Files == nil && s.LabelsFile != "" && !filepath.IsAbs(s.LabelsFile) {
-		s.LabelsFile = filepath.Join(folder, s.LabelsFile)
-	}
-	return s
 }
 
 func (s Settings) k(labels int) int { return min(cmp.Or(s.K, DefaultK), labels) }

@@ -246,7 +246,7 @@ func TestLabelsFile(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, s := range []topk.Settings{
-				topk.Settings{K: 4, LabelsFile: "l.txt"}.RelativeTo(folder),
+				{K: 4, LabelsFile: filepath.Join(folder, "l.txt")},
 				{K: 4, LabelsFile: "l.txt", Files: fstest.MapFS{"l.txt": {Data: []byte(text)}}},
 			} {
 				got, _ := answer(t, do(t, newRunner(t, s), scores(t, 4, 4, 3, 2, 1))[0])

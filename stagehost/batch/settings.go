@@ -25,15 +25,18 @@ const (
 
 // Settings are the limits of one stage's batches.
 type Settings struct {
-	Mode Mode
+	Mode Mode `yaml:"mode"`
 	// MaxSize is the most rows of a batch, at least 1.
-	MaxSize int
+	MaxSize int `yaml:"max_size"`
 	// MaxBytes is the most payload bytes of a batch; 0 is no limit.
-	MaxBytes int
+	MaxBytes int `yaml:"max_bytes,size"`
 	// MaxWait is the longest that an item is held while a worker is idle,
 	// counted from its arrival in window mode. In eager mode it is a limit to
 	// gathering, and 0 turns that off.
-	MaxWait time.Duration
+	MaxWait time.Duration `yaml:"max_wait"`
+	// By names the parameters that items of one batch must agree on. The host makes the
+	// items' batch keys of them.
+	By []string `yaml:"by"`
 }
 
 // Validate reports every setting that cannot be used, by its key.

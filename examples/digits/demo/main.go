@@ -14,13 +14,12 @@ import (
 	"path/filepath"
 	"syscall"
 
+	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/examples/digits"
+	"github.com/stagemesh/stagemesh/internal/program"
 	"github.com/stagemesh/stagemesh/mesh/process"
-	"github.com/stagemesh/stagemesh/services/local"
-	"github.com/stagemesh/stagemesh/services/logflags"
 	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/services/runners"
-	"github.com/stagemesh/stagemesh/services/stagemesh"
 )
 
 func main() {
@@ -71,11 +70,11 @@ func run(ctx context.Context, out io.Writer, o options) error {
 		return err
 	}
 	file.Gateway.Listen, file.Gateway.Admin.Listen, file.Ops.Listen = o.listen, o.admin, o.ops
-	log, err := logflags.Flags{Level: o.level, Format: "text"}.Logger(os.Stderr)
+	log, err := program.LogFlags{Level: o.level, Format: "text"}.Logger(os.Stderr)
 	if err != nil {
 		return err
 	}
-	err = stagemesh.Up(ctx, stagemesh.Run{File: file, Logger: log, Ready: func(m *local.Mesh, _ net.Addr) error {
+	p := stagemesh.Program{File: file, Logger: log, Ready: func(m *stagemesh.Mesh, _ net.Addr) error {
 		address := m.URL()
 		if err := show(ctx, out, address); err != nil {
 			return err
@@ -84,7 +83,8 @@ func run(ctx context.Context, out io.Writer, o options) error {
 			return errDone
 		}
 		return printHint(out, address)
-	}})
+	}}
+	err = p.Run(ctx)
 	switch {
 	case errors.Is(err, errDone):
 		return nil

@@ -118,8 +118,8 @@ func TestDemoFails(t *testing.T) {
 	}
 }
 
-// program runs the demo in a process of its own, with these after its flags.
-func program(t *testing.T, arguments ...string) (out string, err error) {
+// runDemo runs the demo in a process of its own, with these after its flags.
+func runDemo(t *testing.T, arguments ...string) (out string, err error) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), os.Args[0], append([]string{"--once", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--ops", "127.0.0.1:0"}, arguments...)...)
 	cmd.Env = append(os.Environ(), asProgram+"=1")
@@ -129,7 +129,7 @@ func program(t *testing.T, arguments ...string) (out string, err error) {
 
 func TestDemoExitsWithAStatus(t *testing.T) {
 	t.Parallel()
-	if out, err := program(t); err != nil || !strings.Contains(out, "50 of 50 right") {
+	if out, err := runDemo(t); err != nil || !strings.Contains(out, "50 of 50 right") {
 		t.Errorf("it fails: %v\n%s", err, out)
 	}
 	for name, test := range map[string]struct {
@@ -139,7 +139,7 @@ func TestDemoExitsWithAStatus(t *testing.T) {
 		"an address that is none": {[]string{"--ops", "nowhere"}, "digits: ops.listen: "},
 		"an argument":             {[]string{"more"}, `digits: "more" is no flag; see --help`},
 	} {
-		out, err := program(t, test.arguments...)
+		out, err := runDemo(t, test.arguments...)
 		if failed, ok := errors.AsType[*exec.ExitError](err); !ok || failed.ExitCode() != 1 || !strings.HasPrefix(out, test.want) {
 			t.Errorf("%s: got %v and\n%s", name, err, out)
 		}

@@ -1,21 +1,20 @@
-"""Measures what the library costs: a Worker that does nothing, against a raw socket.
+"""Measures the cost of the library: a Worker that does nothing, against a raw socket.
 
     python3 sdk/python/bench/echo.py [--rounds N] [--arrays numpy|buffer] [--cpus own|one|any] [--check]
 
-Both are processes of their own, which get the same frames over a Unix socket and
-answer with the same bytes. The raw one reads exactly as many bytes as the prefix
-says and sends a header that was made before and the body that came; it parses no
-JSON. They are measured in turns, in the same run; each figure is the median of the
-rounds, and the ratio that of the rounds' ratios. --check exits with 1 where a goal
-is missed: a round trip at batch 1 of at most 1.5x, and at least 0.7x the items/s
+Both are processes that get the same frames over a Unix socket and answer with the same
+bytes. The raw one reads exactly the bytes that the prefix announces, and sends a fixed
+header and the received body; it parses no JSON. They are measured in turns, in the same
+run; each figure is the median of the rounds, and the ratio is the median of the rounds'
+ratios. --check exits with 1 if a goal is missed: a round trip at batch 1 of at most 1.5x, and at least 0.7x the items/s
 at 32 x 1 KiB.
 
 Where the two ends of a conversation run, and how deep a CPU sleeps between, changes
 a round trip more than the library does: an idle CPU of a virtual machine takes tens of
 microseconds to wake, and more the longer it slept. So both peers answer from one CPU,
-and this process asks from another and waits without sleeping, as a host's CPU does not
-sleep while it has work (--cpus own, where there are two). --cpus one is one CPU for all,
---cpus any leaves all of it to the system; both sleep while they wait.
+and this process sends from another and waits without sleeping, as a host's CPU does not
+sleep while it has work (--cpus own, if there are two). --cpus one is one CPU for all,
+--cpus any leaves the choice to the system; with both, processes sleep while they wait.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ PREFIX = struct.Struct("<4sIQ")
 
 
 class Echo(Worker):
-    """Returns its input, or rather does nothing at all."""
+    """Returns its input."""
 
     inputs = {"x": Tensor("UINT8", [-1, -1])}
     outputs = {"y": Tensor("UINT8", [-1, -1])}
 
     def predict(self, batch: Any) -> Dict[str, Any]:
-        """Returns the rows that came."""
+        """Returns the received rows."""
         return {"y": batch["x"]}
 
 
@@ -117,7 +116,7 @@ def exactly(sock: socket.socket, into: memoryview) -> bool:
 
 
 def spinning(sock: socket.socket, into: memoryview) -> None:
-    """Fills a buffer, and asks again at once while nothing is there."""
+    """Fills a buffer, and tries again at once while there is nothing to read."""
     have = 0
     while have < len(into):
         try:
@@ -143,10 +142,10 @@ class Peer:
         environ = {**os.environ, "STAGEMESH_SOCKET": path}
         self.process = subprocess.Popen([sys.executable, __file__, *arguments], env=environ)
         self.sock = listener.accept()[0]
-        self.spins = False  # waits for answers without sleeping
+        self.spins = False  # whether this process waits for replies without sleeping
 
     def begin(self) -> None:
-        """Speaks with a worker until it is ready."""
+        """Sends the welcome to a worker, and waits until it is ready."""
         self.frame()
         text = json.dumps({"type": "welcome", "protocol": 1, "options": {}, "max_frame": 1 << 30}).encode()
         self.sock.sendall(PREFIX.pack(b"SMW1", len(text), 0) + text)
@@ -191,8 +190,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--seconds", type=float, default=0.1, help="of each measurement")
     parser.add_argument("--arrays", choices=("numpy", "buffer"), default="buffer")
-    parser.add_argument("--cpus", choices=("own", "one", "any"), default="own", help="where asker and answerer run")
-    parser.add_argument("--check", action="store_true", help="exit with 1 where a goal is missed")
+    parser.add_argument("--cpus", choices=("own", "one", "any"), default="own", help="which CPUs the processes use")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a goal is missed")
     parser.add_argument("--serve", choices=("raw", "worker"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve == "raw":
@@ -224,7 +223,7 @@ def place(cpus: str, peers: List[Peer]) -> None:
     first, *others = sorted(os.sched_getaffinity(0))
     apart = cpus == "own" and bool(others)
     if cpus == "own" and not apart:
-        print("there is one CPU, which all share", file=sys.stderr)
+        print("there is only one CPU, which all processes share", file=sys.stderr)
     os.sched_setaffinity(0, {first})
     for peer in peers:
         os.sched_setaffinity(peer.process.pid, {others[0] if apart else first})

@@ -15,22 +15,27 @@
     if __name__ == "__main__":
         serve(Classify)
 
-A stage's host starts the process, speaks sdk/PROTOCOL.md with it and never imports
-it. The package needs Python 3.9 and nothing else; ``arrays="numpy"``, the default,
-needs numpy. ``stagemesh.testing`` runs a worker without a mesh, and
-``python -m stagemesh.check worker.py`` tells what is wrong with one.
+A stage's host starts the process and talks to it by sdk/PROTOCOL.md; it never imports
+it. The package needs Python 3.9 and nothing else; ``arrays="numpy"``, the default, needs
+numpy. ``stagemesh.testing`` runs a worker without a mesh, and
+``python -m stagemesh.check worker.py`` reports what is wrong with one.
 
-A process serves one worker, in one thread but for ``concurrency`` above 1. Wrong
-declarations end it with exit code 1 and a sentence that says what to write;
-exceptions of a batch or of an item are answers, and it goes on.
+In this package ``frames`` and ``parts`` are the protocol's bytes; ``specs``, ``arrays`` and
+``outputs`` turn them into values and back; ``worker``, ``batches`` and ``faults`` are what a
+worker is written with; ``runs`` runs batches and ``streams`` streams; ``session`` is the
+conversation with the host, and ``serving`` and ``life`` are the process around it.
+
+A process serves one worker, in one thread unless ``concurrency`` is above 1. An invalid
+declaration ends it with exit code 1 and a sentence that tells what to write. Exceptions
+of a batch or of an item are replies, and the process continues.
 """
 
 from __future__ import annotations
 
-from ._version import VERSION as __version__
 from .batches import Batch, Item
 from .faults import InvalidInput, ItemError, ItemFailed, OutOfMemory, SchemaViolation
 from .serving import serve
+from .session import VERSION as __version__
 from .specs import Bytes, Json, Tensor, Text
 from .worker import Context, Worker
 

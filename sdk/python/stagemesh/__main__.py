@@ -1,4 +1,4 @@
-"""``python -m stagemesh worker.py``: serves the worker that is found in the file."""
+"""``python -m stagemesh worker.py``: serves the worker in a file."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from typing import List, NoReturn, Optional
 
 from .faults import traceback_of
 from .life import EXIT_FAILED, EXIT_USAGE
-from .loading import NotFound, load
-from .serving import serve_and_exit
+from .serving import NotFound, load, serve_and_exit
 
 
 def main(arguments: Optional[List[str]] = None) -> NoReturn:
-    """Parses, loads, serves; ends the process."""
+    """Loads and serves the worker that the command line names; ends the process."""
     parser = argparse.ArgumentParser(
         prog="python -m stagemesh", description="Serve a worker to the host that starts this process."
     )
     parser.add_argument("worker", help="worker.py, worker.py:Class or package.module:Class")
-    parser.add_argument("--arrays", choices=("numpy", "buffer"), help="how tensors look to it; by default what it says")
+    parser.add_argument(
+        "--arrays", choices=("numpy", "buffer"), help="how tensors look to it; by default what it declares"
+    )
     given = parser.parse_args(arguments)
     try:
         found = load(given.worker)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import sys
 from operator import attrgetter
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import numpy as np
 
-from .arrays import Arrays, Mismatch, padded_extents
-from .datatypes import elements, pack
-from .parts import Raw, bytes_elements, pack_bytes
+from .arrays import Arrays, padded_extents
+from .parts import Mismatch, Raw, bytes_elements, elements, pack, pack_bytes
 from .specs import Tensor
 
 _DTYPES: Dict[str, np.dtype[Any]] = {
@@ -61,12 +60,12 @@ class NumpyArrays(Arrays):
         return np.ndarray(raw.shape, dtype, raw.data)
 
     def viewer(self, raw: Raw) -> Callable[[memoryview], Any]:
-        """Returns the function that views a tensor in a body."""
+        """Returns a function from a frame's body to the tensor that is at the place of this one."""
         shape, dtype, at = raw.shape, _DTYPES[raw.datatype], raw.at
         return lambda body: np.ndarray(shape, dtype, body, at)
 
     def pad(self, raws: Sequence[Raw], spec: Tensor, stack: bool) -> Any:
-        """Returns one array of all, filled up."""
+        """Returns one array of all tensors, padded to the longest extents."""
         extents = padded_extents(raws, spec, stack)
         n = len(raws) if stack else sum(raw.shape[0] for raw in raws)
         dtype = _DTYPES[spec.datatype]
@@ -110,7 +109,7 @@ def _hint(datatype: str) -> str:
 
 
 def _array(value: Any, spec: Optional[Tensor]) -> Any:
-    """Returns an array of what is none: another library's tensor, nested lists, a number."""
+    """Returns an array of another library's tensor, of nested lists or of a number; raises Mismatch."""
     if isinstance(value, np.ndarray):
         return np.asarray(value)
     if spec is None or hasattr(value, "__array__") or spec.datatype == "BYTES":
@@ -133,13 +132,13 @@ def _array(value: Any, spec: Optional[Tensor]) -> Any:
 def _numbers(found: np.ndarray[Any, Any], value: Any, datatype: str) -> Any:
     """Returns nested lists, or a number, as an array of the datatype; found is what numpy makes of them.
 
-    Numbers of Python have no width of their own: 0.5 may be FP32, and not INT64.
+    Numbers of Python have no width: 0.5 may be FP32, but not INT64.
     """
     wanted = _DTYPES[datatype]
     if datatype == "BF16" and found.dtype.kind in "buif":
         return np.frombuffer(pack(found.astype(float).ravel().tolist(), datatype), wanted).reshape(found.shape)
     if wanted.kind in "iub" and found.size and found.dtype.kind in "iufO":
-        if found.dtype.kind in "fO":  # which numpy makes of whole numbers that no one integer type holds
+        if found.dtype.kind in "fO":  # numpy's choice for whole numbers that no integer type holds
             exact = np.asarray(value, object)
             if not all(isinstance(one, (int, np.integer)) for one in exact.flat):
                 raise Mismatch(f"got {_kind(found, value)}, wanted {datatype}")
@@ -155,7 +154,7 @@ def _numbers(found: np.ndarray[Any, Any], value: Any, datatype: str) -> Any:
 
 
 def _kind(found: np.ndarray[Any, Any], value: Any) -> str:
-    """Returns how a value is called in errors; numpy makes an object of what it does not know."""
+    """Returns the name of a value's type for errors; numpy makes objects of values that it does not know."""
     return type(value).__name__ if found.dtype.kind == "O" else str(found.dtype)
 
 
@@ -167,12 +166,5 @@ def _objects(raw: Raw) -> Any:
 
 
 def _pack(array: Any) -> Raw:
-    values: List[bytes] = []
-    for element in array.ravel().tolist():
-        if isinstance(element, str):
-            element = element.encode()
-        if not isinstance(element, bytes):
-            raise Mismatch(f"got an element of type {type(element).__name__}, wanted bytes or str")
-        values.append(element)
-    data = pack_bytes(values)
+    data = pack_bytes(array.ravel().tolist())
     return Raw("BYTES", array.shape, data, len(data))

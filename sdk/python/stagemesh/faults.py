@@ -1,12 +1,12 @@
-"""What may become of one item: errors that are data, not accidents.
+"""Errors that are the outcome of one item.
 
-An author raises one of these about an item (in ``predict_item``, ``preprocess``
-and ``postprocess``) or hands it to ``batch.fail``. The item's caller gets reason,
-message and field; its neighbours have their own outcomes. Any other exception
-about one item becomes RUNNER_FAILED with a general sentence, and its traceback
-goes to the log: its text was not written for callers.
+A worker raises one of these about an item (in ``predict_item``, ``preprocess`` and
+``postprocess``) or passes it to ``batch.fail``. The item's caller gets reason, message
+and field; the other items of the batch are not affected. Any other exception about one
+item becomes RUNNER_FAILED with a general sentence, and its traceback goes to the log:
+its text was not written for callers.
 
-The functions here take any exception and raise none, whatever its own methods do.
+The functions here accept any exception and raise none, even if its own methods raise.
 """
 
 from __future__ import annotations
@@ -16,18 +16,16 @@ import traceback
 from types import TracebackType
 from typing import Any, Dict, Optional, Tuple, Type, Union
 
-__all__ = ["InvalidInput", "ItemError", "ItemFailed", "OutOfMemory", "SchemaViolation"]
-
 
 def text_of(value: Any) -> str:
-    """Returns what an error, or a part of it, says."""
+    """Returns the text of an error, or of a part of it."""
     try:
         return str(value)
     except BaseException as another:
         return f"its message raised {type(another).__name__}"
 
 
-# What the caller of an item hears when the error was not written for callers.
+# The message that an item's caller gets for an error that was not written for callers.
 GENERAL = "the worker could not run this item"
 
 
@@ -35,7 +33,7 @@ class ItemError(Exception):
     """The outcome of one item that has no outputs; raise one of the subclasses."""
 
     reason = "RUNNER_FAILED"
-    # Of subclasses whose __init__ is their own.
+    # For subclasses whose own __init__ does not set them.
     message: str = ""
     field: str = ""
 
@@ -45,7 +43,7 @@ class ItemError(Exception):
         self.field = field
 
     def __reduce__(self) -> Any:
-        """Says how it is pickled: as it is, since what __init__ takes is not kept."""
+        """Pickles the attributes, since the arguments of a subclass's __init__ are not kept."""
         return _unpickled, (type(self), self.args), self.__dict__
 
 
@@ -66,7 +64,7 @@ class InvalidInput(ItemError):
 
 
 class SchemaViolation(InvalidInput):
-    """The input can be read, and is not what the stage takes."""
+    """The input can be read, but does not fit the schema of the stage."""
 
     reason = "SCHEMA_VIOLATION"
 
@@ -74,8 +72,8 @@ class SchemaViolation(InvalidInput):
 class OutOfMemory(ItemError):
     """There was not enough memory.
 
-    About one item: that item alone is too large. Raised for a batch: the host
-    runs its halves, and blames nobody until one item is alone.
+    For one item: that item alone is too large. Raised for a batch: the host runs its
+    halves, and no item fails until it runs alone.
     """
 
     reason = "RUNNER_OUT_OF_MEMORY"
@@ -85,7 +83,7 @@ class OutOfMemory(ItemError):
 
 
 class ItemFailed(ItemError):
-    """Anything else that the item's caller is to read: the message goes to them."""
+    """Any other failure of an item; its caller gets the message."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -95,7 +93,7 @@ _BY_REASON = {"INVALID_INPUT": InvalidInput, "SCHEMA_VIOLATION": SchemaViolation
 
 
 def error_of(reason: str, message: str, field: str) -> ItemError:
-    """Returns the error that a fault on the wire was made of."""
+    """Returns the error that a fault of the protocol was made of."""
     if reason in _BY_REASON:
         return _BY_REASON[reason](field, message)
     if reason == OutOfMemory.reason:
@@ -104,7 +102,7 @@ def error_of(reason: str, message: str, field: str) -> ItemError:
 
 
 def fault_of(index: int, error: BaseException) -> Dict[str, Union[int, str]]:
-    """Returns the fault of an item as the wire has it; index is the batch's."""
+    """Returns an item's error as a fault of the protocol; index is the item's place in the message."""
     if isinstance(error, ItemError):
         message = text_of(error.message) or text_of(error) or type(error).__name__
         fault: Dict[str, Union[int, str]] = {"item": index, "reason": str(error.reason), "message": message}
@@ -118,11 +116,10 @@ def fault_of(index: int, error: BaseException) -> Dict[str, Union[int, str]]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Reports whether the error says that memory ran out.
+    """Reports whether the error means that memory ran out.
 
-    Libraries are known by the names of their errors, so none is imported:
-    torch.cuda.OutOfMemoryError and torch.OutOfMemoryError, cupy's of the same
-    name, and the RuntimeErrors by which older torch, JAX and ONNX Runtime say it.
+    Errors of libraries are recognized by name, so none is imported: OutOfMemoryError of
+    torch and cupy, and the RuntimeErrors of older torch, JAX and ONNX Runtime.
     """
     if isinstance(error, (MemoryError, OutOfMemory)):
         return True
@@ -134,22 +131,22 @@ def is_out_of_memory(error: BaseException) -> bool:
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
-def _from_author(error: BaseException) -> Optional[TracebackType]:
+def _user_traceback(error: BaseException) -> Optional[TracebackType]:
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_HERE):
         trace = trace.tb_next
     return trace
 
 
-def is_of_author(error: BaseException) -> bool:
-    """Reports whether an error was raised in the author's code, or by what it called."""
-    return _from_author(error) is not None
+def is_from_user_code(error: BaseException) -> bool:
+    """Reports whether an error was raised in the worker's own code, or in code that it called."""
+    return _user_traceback(error) is not None
 
 
 def traceback_of(error: BaseException) -> str:
-    """Returns an error's traceback from the author's code on, without the frames of this package before it."""
-    trace = _from_author(error)
-    if trace is None and not isinstance(error, SyntaxError):  # which says itself where it is
+    """Returns an error's traceback from the worker's own code on, without this package's frames before it."""
+    trace = _user_traceback(error)
+    if trace is None and not isinstance(error, SyntaxError):  # whose text has the place
         trace = error.__traceback__
     try:
         return "".join(traceback.format_exception(type(error), error, trace)).rstrip()

@@ -1,69 +1,190 @@
-"""From what an author returned to parts, with errors that say what came and what was wanted."""
+"""From the values that a worker returns to parts, with errors that name what came and what was wanted."""
 
 from __future__ import annotations
 
 import inspect
-import json
 from array import array
-from typing import Any, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from .arrays import Arrays, Mismatch
-from .frames import encode
-from .packing import is_packed, pack
-from .parts import Blob, Body, Column, Raw, split_rows
-from .specs import Bytes, Json, Spec, Tensor, Text
-
-__all__ = ["BadOutput"]
+from .arrays import Arrays
+from .parts import Blob, Body, Column, Mismatch, Raw, split_rows
+from .specs import Bytes, Spec, Tensor, Text, shape_fits
 
 
 class BadOutput(ValueError):
-    """What a worker returned is not what it declared."""
+    """A worker returned something else than it declares."""
 
 
-def as_outputs(where: str, returned: Any, names: Sequence[str]) -> Mapping[str, Any]:
-    """Returns what a method returned where it is a dict; raises BadOutput where it is not."""
-    if isinstance(returned, Mapping):
-        return returned
-    wanted = (
-        f"return a dict of outputs by name: {', '.join(map(repr, names))}"
-        if names
-        else "return a dict of outputs by name"
-    )
-    if returned is None:
-        raise BadOutput(f"{where} returned None; {wanted}")
-    if inspect.isgenerator(returned) or inspect.isasyncgen(returned) or inspect.iscoroutine(returned):
-        if inspect.isgenerator(returned) or inspect.iscoroutine(returned):
-            returned.close()
-        raise BadOutput(
-            f"{where} returned a {type(returned).__name__}; {wanted}, or write stream(self, item) to answer in chunks"
-        )
-    raise BadOutput(f"{where} returned a {type(returned).__name__}; {wanted}")
+class Encoder:
+    """Turns values by name into parts, as specs declare them.
 
+    joins means that axis 0 of tensors is rows. Errors are BadOutput; where is the method
+    that returned the value, for their texts.
+    """
 
-def lacks(value: Any, spec: Optional[Spec]) -> bool:
-    """Reports whether an item's value stands for none."""
-    return value is None if spec is None else spec.lacks(value)
+    def __init__(self, specs: Mapping[str, Spec], arrays: Arrays, joins: bool) -> None:
+        self.specs = specs
+        self.joins = joins
+        self._arrays = arrays
 
+    # --- names -----------------------------------------------------------
 
-def check_names(where: str, outputs: Mapping[str, Any], specs: Mapping[str, Spec], of_item: bool) -> None:
-    """Raises BadOutput where outputs are missing, or are not declared."""
-    if not specs:
-        return
-    for name in outputs:
-        if name not in specs:
+    def by_name(self, where: str, returned: Any) -> Mapping[str, Any]:
+        """Returns what a method returned if it is a dict."""
+        if isinstance(returned, Mapping):
+            return returned
+        names = ", ".join(map(repr, self.specs))
+        wanted = f"return a dict of outputs by name{names and ': ' + names}"
+        if returned is None:
+            raise BadOutput(f"{where} returned None; {wanted}")
+        if inspect.isgenerator(returned) or inspect.isasyncgen(returned) or inspect.iscoroutine(returned):
+            if not inspect.isasyncgen(returned):
+                returned.close()
+            wanted += ", or write stream(self, item) to answer in chunks"
+        raise BadOutput(f"{where} returned a {type(returned).__name__}; {wanted}")
+
+    def lacks(self, name: str, value: Any) -> bool:
+        """Reports whether an item's value means that it has no such output."""
+        spec = self.specs.get(name)
+        return value is None if spec is None else spec.lacks(value)
+
+    def check_names(self, where: str, outputs: Mapping[str, Any], of_item: bool) -> None:
+        """Raises BadOutput if outputs are missing or not declared; of_item: they are those of one item."""
+        if not self.specs:
+            return
+        for name in outputs:
+            if name not in self.specs:
+                names = ", ".join(map(repr, self.specs))
+                raise BadOutput(f"{where} returned output {name!r}, which is not declared; outputs are {names}")
+        there = [n for n, value in outputs.items() if not (self.lacks(n, value) if of_item else value is None)]
+        for name, spec in self.specs.items():
+            if name not in there and not spec.optional:
+                raise BadOutput(f"{where} returned no output {name!r}; it has {', '.join(map(repr, there)) or 'none'}")
+
+    # --- one item ----------------------------------------------------------
+
+    def item_outputs(self, where: str, returned: Any, rows: int) -> Dict[str, Body]:
+        """Returns the outputs of one item by name, from what a method returned for it."""
+        outputs = self.by_name(where, returned)
+        self.check_names(where, outputs, of_item=True)
+        return {
+            name: self.item(f"output {name!r}", name, value, rows)
+            for name, value in outputs.items()
+            if not self.lacks(name, value)
+        }
+
+    def item(self, what: str, name: str, value: Any, rows: Optional[int] = None) -> Body:
+        """Returns the part of one item; what names it in errors.
+
+        rows is the wanted extent of axis 0, None for any; it counts only if tensors are joined.
+        """
+        spec = self.specs.get(name)
+        if spec is None and isinstance(value, (bytes, bytearray, str)):
+            spec = Text() if isinstance(value, str) else Bytes()
+        if isinstance(spec, Bytes):
+            try:
+                return Blob(spec.content_type, spec.encode(value))
+            except ValueError as error:
+                raise BadOutput(f"{what}: {error}") from None
+        tensor = spec if isinstance(spec, Tensor) else None
+        if not self.joins:
+            rows = None
+        wanted: Optional[Tuple[int, ...]] = None
+        if tensor is not None:
+            wanted = tensor.shape if rows is None else (rows, *tensor.shape[1:])
+        raw = self._encode(what, value, tensor, wanted)
+        shape = raw.shape
+        if wanted is None:
+            if rows is not None and shape[:1] != (rows,):
+                raise BadOutput(f"{what}: got shape {list(shape)}, wanted {rows} on axis 0: the item's rows")
+        elif not shape_fits(shape, wanted):
+            hint = ""
+            if rows is not None and tensor is not None and tensor.fits((rows, *shape)):
+                hint = ": axis 0 is the item's rows"
+            raise BadOutput(f"{what}: got shape {list(shape)}, wanted {list(wanted)}{hint}")
+        return raw
+
+    def input(self, where: str, name: str, value: Any) -> Body:
+        """Returns an input, of an example or a test, as a part. Raises ValueError.
+
+        If tensors are joined one may lack axis 0, and is one row then, as a caller's may.
+        """
+        spec = self.specs.get(name)
+        if isinstance(spec, Bytes) and isinstance(value, (bytes, bytearray)):
+            return Blob(spec.content_type, value)  # bytes as they are, even if they are not valid text or JSON
+        what = f"{where}: input {name!r}"
+        try:
+            if self.joins and isinstance(spec, Tensor) and not isinstance(value, (bytes, bytearray)):
+                raw = self._encode(what, value, spec, None)
+                if spec.fits((1, *raw.shape)):
+                    return Raw(raw.datatype, (1, *raw.shape), raw.data, raw.size)
+            return self.item(what, name, value)
+        except BadOutput as error:
+            raise ValueError(str(error)) from None
+
+    def _encode(self, what: str, value: Any, spec: Optional[Tensor], shape: Optional[Tuple[int, ...]]) -> Raw:
+        try:
+            return self._arrays.encode(value, spec, shape)
+        except Mismatch as error:
+            raise BadOutput(f"{what}: {error}") from None
+
+    # --- all items of a batch ------------------------------------------------
+
+    def column(self, name: str, value: Any, rows: Sequence[int], has_fault: Sequence[bool]) -> Column:
+        """Returns one output of a batch: a tensor of all items, or a list with a part for each.
+
+        rows are those of each item; items with a fault need no outputs.
+        """
+        spec = self.specs.get(name)
+        listed = type(value) is list or type(value) is tuple
+        if not isinstance(spec, Bytes) and not (listed and not (self.joins and _lists_rows(value, spec))):
+            return self._whole_column(name, value, rows)
+        if not isinstance(value, (list, tuple)):
             raise BadOutput(
-                f"{where} returned output {name!r}, which is not declared; outputs are {', '.join(map(repr, specs))}"
+                f"output {name!r}: got {type(value).__name__}, wanted a list of {len(rows)}, "
+                f"one {spec} for each item of the batch"
             )
-    there = [name for name, value in outputs.items() if not lacks(value, specs[name] if of_item else None)]
-    for name, spec in specs.items():
-        if name not in there and not spec.optional:
-            raise BadOutput(f"{where} returned no output {name!r}; it has {', '.join(map(repr, there)) or 'none'}")
+        if len(value) != len(rows):
+            raise BadOutput(
+                f"output {name!r}: got a list of {len(value)}, wanted {len(rows)}: one value for each item of the batch"
+                + ("" if isinstance(spec, Bytes) else " (or one array of all rows)")
+            )
+        optional = spec is not None and spec.optional
+        out: List[Optional[Body]] = []
+        for i, one in enumerate(value):
+            absent = has_fault[i] or (one is None and optional)
+            out.append(None if absent else self.item(f"output {name!r} of item {i}", name, one, rows[i]))
+        return out
+
+    def _whole_column(self, name: str, value: Any, rows: Sequence[int]) -> Column:
+        """Returns one output of a batch that is one array: of all rows, or stacked if items are not joined."""
+        spec = self.specs.get(name)
+        total = sum(rows) if self.joins else len(rows)
+        wanted: Optional[Tuple[int, ...]] = None
+        if isinstance(spec, Tensor):
+            wanted = spec.shape if self.joins else (-1, *spec.shape)
+        elif isinstance(value, (bytes, bytearray, str)):
+            kind = type(value).__name__
+            raise BadOutput(f"output {name!r}: got {kind}, wanted a list with one for each item of the batch")
+        raw = self._encode(f"output {name!r}", value, spec if isinstance(spec, Tensor) else None, wanted)
+        shape = raw.shape
+        if not shape or shape[0] != total:
+            of = "row" if self.joins else "item"
+            raise BadOutput(
+                f"output {name!r}: got shape {list(shape)}, wanted {[total, *(wanted or shape)[1:]]}: "
+                f"axis 0 has one for each {of} of the batch"
+            )
+        if wanted is not None and not shape_fits(shape[1:], wanted[1:]):
+            raise BadOutput(f"output {name!r}: got shape {list(shape)}, wanted {[total, *wanted[1:]]}")
+        if self.joins:
+            return raw
+        return [Raw(one.datatype, one.shape[1:], one.data, one.size) for one in split_rows(raw, [1] * total)]
 
 
-def lists_rows(value: Sequence[Any], spec: Optional[Spec]) -> bool:
-    """Reports whether a list has one element for each row, and not one array for each item.
+def _lists_rows(value: Sequence[Any], spec: Optional[Spec]) -> bool:
+    """Reports whether a list has one element for each row, instead of one array for each item.
 
-    The depth of the nesting says: a row has one axis less than a tensor.
+    The depth of the nesting decides: a row has one axis less than the tensor.
     """
     if not isinstance(spec, Tensor) or spec.variable != "exact" or not value or any(one is None for one in value):
         return False
@@ -71,160 +192,3 @@ def lists_rows(value: Sequence[Any], spec: Optional[Spec]) -> bool:
     while isinstance(first, (list, tuple)) and first:
         depth, first = depth + 1, first[0]
     return depth + (1 if isinstance(first, array) else getattr(first, "ndim", 0)) == len(spec.shape)
-
-
-def batch_column(
-    name: str,
-    value: Any,
-    spec: Optional[Spec],
-    arrays: Arrays,
-    rows: Sequence[int],
-    has_fault: Sequence[bool],
-    joins: bool,
-) -> List[Optional[Body]]:
-    """Returns one output of a batch that is a list: a body for each item.
-
-    rows are those of each item, has_fault says which items need no outputs, joins that
-    axis 0 of tensors is rows.
-    """
-    if not isinstance(value, (list, tuple)):
-        raise BadOutput(
-            f"output {name!r}: got {type(value).__name__}, wanted a list of {len(rows)}, "
-            f"one {spec} for each item of the batch"
-        )
-    if len(value) != len(rows):
-        raise BadOutput(
-            f"output {name!r}: got a list of {len(value)}, wanted {len(rows)}: one value for each item of the batch"
-            + ("" if isinstance(spec, Bytes) else " (or one array of all rows)")
-        )
-    optional = spec is not None and spec.optional
-    out: List[Optional[Body]] = []
-    for i, one in enumerate(value):
-        if has_fault[i] or (one is None and optional):
-            out.append(None)
-        else:
-            out.append(item_body(f"output {name!r} of item {i}", one, spec, arrays, rows[i] if joins else None))
-    return out
-
-
-def whole_column(name: str, value: Any, spec: Optional[Spec], arrays: Arrays, total: int, joins: bool) -> Column:
-    """Returns one output of a batch that is one array, of total rows or items."""
-    wanted: Optional[Tuple[int, ...]] = None
-    if isinstance(spec, Tensor):
-        wanted = spec.shape if joins else (-1, *spec.shape)
-    elif isinstance(value, (bytes, bytearray, str)):
-        raise BadOutput(
-            f"output {name!r}: got {type(value).__name__}, wanted a list with one for each item of the batch"
-        )
-    try:
-        raw = arrays.encode(value, spec, wanted)  # type: ignore[arg-type]  # a Tensor, or None
-    except Mismatch as error:
-        raise BadOutput(f"output {name!r}: {error}") from None
-    shape = raw.shape
-    if not shape or shape[0] != total:
-        of = "row" if joins else "item"
-        raise BadOutput(
-            f"output {name!r}: got shape {list(shape)}, wanted {[total, *(wanted or shape)[1:]]}: "
-            f"axis 0 has one for each {of} of the batch"
-        )
-    if wanted is not None and (
-        len(shape) != len(wanted) or any(want not in (-1, got) for want, got in zip(wanted[1:], shape[1:]))
-    ):
-        raise BadOutput(f"output {name!r}: got shape {list(shape)}, wanted {[total, *wanted[1:]]}")
-    if joins:
-        return raw
-    return [Raw(one.datatype, one.shape[1:], one.data, one.size) for one in split_rows(raw, [1] * total)]
-
-
-def item_body(where: str, value: Any, spec: Optional[Spec], arrays: Arrays, rows: Optional[int]) -> Body:
-    """Returns the output of one item; rows of its tensors, None where they have no such axis."""
-    if isinstance(spec, Bytes) or (spec is None and isinstance(value, (bytes, bytearray, str))):
-        return _blob(where, value, spec)
-    tensor = spec if isinstance(spec, Tensor) else None
-    wanted: Optional[Tuple[int, ...]] = None
-    if tensor is not None:
-        wanted = tensor.shape if rows is None else (rows, *tensor.shape[1:])
-    try:
-        raw = arrays.encode(value, tensor, wanted)
-    except Mismatch as error:
-        raise BadOutput(f"{where}: {error}") from None
-    shape = raw.shape
-    if wanted is None:
-        if rows is not None and shape[:1] != (rows,):
-            raise BadOutput(f"{where}: got shape {list(shape)}, wanted {rows} on axis 0: the item's rows")
-    elif len(shape) != len(wanted) or any(want not in (-1, got) for want, got in zip(wanted, shape)):
-        hint = ""
-        if rows is not None and tensor is not None and tensor.fits((rows, *shape)):
-            hint = ": axis 0 is the item's rows"
-        raise BadOutput(f"{where}: got shape {list(shape)}, wanted {list(wanted)}{hint}")
-    return raw
-
-
-def _blob(where: str, value: Any, spec: Optional[Bytes]) -> Blob:
-    content_type = spec.content_type if spec is not None else "application/octet-stream"
-    if isinstance(spec, Json):
-        try:
-            return Blob(content_type, pack(value) if is_packed(content_type) else _document(value))
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            form = "MessagePack" if is_packed(content_type) else "JSON"
-            raise BadOutput(f"{where}: got {type(value).__name__}, which is not {form}: {error}") from None
-    if isinstance(value, str) and (spec is None or isinstance(spec, Text)):
-        try:
-            return Blob("text/plain" if spec is None else content_type, value.encode())
-        except UnicodeEncodeError as error:
-            raise BadOutput(f"{where}: got a str that is not Unicode text: {error}") from None
-    try:
-        if isinstance(spec, Text):
-            raise TypeError
-        return Blob(content_type, memoryview(value).cast("B") if not isinstance(value, (bytes, bytearray)) else value)
-    except TypeError:
-        raise BadOutput(f"{where}: got {type(value).__name__}, wanted {spec or 'bytes'}") from None
-
-
-_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode
-
-
-def _document(value: Any) -> bytes:
-    try:
-        return _encode(value).encode()
-    except UnicodeEncodeError:  # half of a pair, which JSON has an escape for
-        return encode(value).encode()
-
-
-def encode_input(where: str, name: str, value: Any, spec: Optional[Spec], arrays: Arrays, joins: bool) -> Body:
-    """Returns an input, of an example or a test, as a part's body. Raises ValueError.
-
-    With joins a tensor may lack axis 0, and is one row then, as a caller's may.
-    """
-    if isinstance(spec, Bytes) and isinstance(value, (bytes, bytearray)):
-        return Blob(spec.content_type, value)  # bytes as they are, be they text, JSON or neither
-    where = f"{where}: input {name!r}"
-    try:
-        if joins and isinstance(spec, Tensor) and not isinstance(value, (bytes, bytearray)):
-            raw = arrays.encode(value, spec, None)
-            if spec.fits((1, *raw.shape)):
-                return Raw(raw.datatype, (1, *raw.shape), raw.data, raw.size)
-        return item_body(where, value, spec, arrays, None)
-    except Mismatch as error:
-        raise ValueError(f"{where}: {error}") from None
-    except BadOutput as error:
-        raise ValueError(str(error)) from None
-
-
-def shares(column: Column, rows: Sequence[int]) -> List[Optional[Body]]:
-    """Returns a body for each item, of a tensor of all or of bodies."""
-    if isinstance(column, Raw):
-        return list(split_rows(column, rows))
-    return column
-
-
-def joinable(bodies: Sequence[Optional[Body]]) -> Optional[List[Raw]]:
-    """Returns tensors that can be sent as one; None where they cannot."""
-    raws: List[Raw] = []
-    for body in bodies:
-        if not isinstance(body, Raw) or not body.shape:
-            return None
-        if raws and (body.datatype != raws[0].datatype or body.shape[1:] != raws[0].shape[1:]):
-            return None
-        raws.append(body)
-    return raws

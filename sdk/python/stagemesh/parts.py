@@ -1,24 +1,107 @@
-"""Parts: tensors and blobs, and their places in the body of a frame."""
+"""Parts: tensors and blobs, and their places in the body of a frame.
+
+``read_parts`` checks the parts of a received message, ``Layout`` lays out the parts of
+one to send. Nothing here copies tensor bytes, except ``join_rows``.
+"""
 
 from __future__ import annotations
 
+import array
+import itertools
 import json
 import struct
+import sys
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-from .datatypes import DATATYPES, MAX_RANK, elements
-from .frames import MAX_NUMBER, Buffer, Header, Violation, encode
+from .frames import MAX_NUMBER, Buffer, Violation, encode
 
-_LENGTH = struct.Struct("<I")
-_ALIGNED = 64 - 1  # parts begin at multiples of 64 bytes
-_PADDING = bytes(64)
+# --- datatypes -----------------------------------------------------------------
+
+
+class Datatype(NamedTuple):
+    """An element type of the Open Inference Protocol. BYTES has size 0: its elements have any length."""
+
+    name: str
+    size: int  # bytes of an element
+    code: str  # as struct, array and memoryview name it; H is the bits of FP16 and BF16
+
+
+DATATYPES: Dict[str, Datatype] = {
+    d.name: d
+    for d in (
+        Datatype("BOOL", 1, "?"),
+        Datatype("UINT8", 1, "B"),
+        Datatype("UINT16", 2, "H"),
+        Datatype("UINT32", 4, "I"),
+        Datatype("UINT64", 8, "Q"),
+        Datatype("INT8", 1, "b"),
+        Datatype("INT16", 2, "h"),
+        Datatype("INT32", 4, "i"),
+        Datatype("INT64", 8, "q"),
+        Datatype("FP16", 2, "H"),
+        Datatype("BF16", 2, "H"),
+        Datatype("FP32", 4, "f"),
+        Datatype("FP64", 8, "d"),
+        Datatype("BYTES", 0, ""),
+    )
+}
+
+MAX_RANK = 16  # axes of a tensor
+
+
+class Mismatch(ValueError):
+    """A value does not fit its declaration; the message names what came and what was wanted."""
+
+
+def elements(shape: Tuple[int, ...]) -> int:
+    """Returns the product of the extents."""
+    n = 1
+    for extent in shape:
+        n *= extent
+    return n
+
+
+def pack(values: Sequence[Any], datatype: str) -> bytes:
+    """Returns numbers as the bytes of a tensor, little-endian; raises Mismatch if one does not fit."""
+    try:
+        if datatype == "FP16":
+            return struct.pack(f"<{len(values)}e", *values)
+        if datatype == "BF16":
+            return b"".join([_bfloat(value) for value in values])
+        if datatype == "BOOL":
+            return bytes([_truth(value) for value in values])
+        out = array.array(DATATYPES[datatype].code, values)
+        if sys.byteorder != "little":
+            out.byteswap()
+        return out.tobytes()
+    except (TypeError, ValueError, OverflowError, struct.error) as error:
+        raise Mismatch(f"got elements that are no {datatype}: {error}") from None
+
+
+def _truth(value: Any) -> int:
+    if value not in (0, 1):
+        raise ValueError(f"{value!r} is neither true nor false")
+    return int(value)
+
+
+def _bfloat(value: float) -> bytes:
+    """Returns the upper half of a 32-bit float, rounded to even."""
+    (bits,) = struct.unpack("<I", struct.pack("<f", value))
+    if value != value:  # NaN
+        return struct.pack("<H", (bits >> 16) | 0x40)
+    return struct.pack("<H", ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) & 0xFFFF)
+
+
+# --- tensors and blobs -----------------------------------------------------------
+
+_LENGTH = struct.Struct("<I")  # of an element of BYTES
 
 
 class Raw(NamedTuple):
     """A tensor as bytes: row-major and little-endian.
 
-    data is a C-contiguous buffer of size bytes; of tensors that came it is a
-    memoryview of bytes, and at is where they begin in the frame's body.
+    data is a C-contiguous buffer of size bytes. Of a received tensor it is a memoryview of
+    bytes, and at is the offset of the bytes in the frame's body.
     """
 
     datatype: str
@@ -36,12 +119,12 @@ class Blob(NamedTuple):
 
 
 Body = Union[Raw, Blob]
-# The parts of one name: one of all items, or one for each item (None: it has none).
+# The parts of one name: one tensor of all items, or one part for each item (None: the item has none).
 Column = Union[Raw, List[Optional[Body]]]
 
 
 def bytes_elements(data: memoryview) -> Iterator[memoryview]:
-    """Yields the elements of a BYTES tensor; raises ValueError where one is cut off."""
+    """Yields the elements of a BYTES tensor; raises ValueError if one is cut off."""
     at, end = 0, len(data)
     while at < end:
         if end - at < 4:
@@ -54,32 +137,33 @@ def bytes_elements(data: memoryview) -> Iterator[memoryview]:
         at += size
 
 
-def pack_bytes(values: Sequence[bytes]) -> bytes:
-    """Returns the bytes of a BYTES tensor."""
-    return b"".join([piece for value in values for piece in (_LENGTH.pack(len(value)), value)])
+def pack_bytes(values: Sequence[Any]) -> bytes:
+    """Returns bytes and strings as the bytes of a BYTES tensor; raises Mismatch for anything else."""
+    out: List[bytes] = []
+    for value in values:
+        if isinstance(value, str):
+            value = value.encode()
+        elif not isinstance(value, (bytes, bytearray, memoryview)):
+            raise Mismatch(f"got an element of type {type(value).__name__}, wanted bytes or str")
+        out += (_LENGTH.pack(len(value)), value)
+    return b"".join(out)
 
 
 def split_rows(raw: Raw, rows: Sequence[int]) -> List[Raw]:
-    """Cuts a tensor along axis 0 into pieces of so many rows; they share its bytes."""
+    """Splits a tensor along axis 0 into pieces with these numbers of rows; they share its bytes."""
     total, rest = raw.shape[0], raw.shape[1:]
     data = memoryview(raw.data)
     if data.format != "B" or data.ndim != 1:
         data = data.cast("B") if raw.size else memoryview(bytearray())
+    if raw.datatype == "BYTES":
+        lengths = [4 + len(element) for element in bytes_elements(data)]
+        ends = list(itertools.accumulate((n * elements(rest) for n in rows), initial=0))
+        sizes = [sum(lengths[start:end]) for start, end in zip(ends, ends[1:])]
+    else:
+        sizes = [n * (raw.size // total) if total else 0 for n in rows]
     out = []
     at = 0
-    if raw.datatype == "BYTES":
-        each = elements(rest)
-        sizes = [4 + len(element) for element in bytes_elements(data)]
-        start = 0
-        for n in rows:
-            size = sum(sizes[start : start + n * each])
-            out.append(Raw(raw.datatype, (n, *rest), data[at : at + size], size))
-            start += n * each
-            at += size
-        return out
-    stride = raw.size // total if total else 0
-    for n in rows:
-        size = n * stride
+    for n, size in zip(rows, sizes):
         out.append(Raw(raw.datatype, (n, *rest), data[at : at + size], size))
         at += size
     return out
@@ -88,17 +172,17 @@ def split_rows(raw: Raw, rows: Sequence[int]) -> List[Raw]:
 def join_rows(raws: Sequence[Raw]) -> Raw:
     """Joins tensors of one datatype and trailing shape along axis 0, by a copy."""
     first = raws[0]
-    data = bytearray().join([raw.data for raw in raws])  # arrays over it may be changed in place
+    data = bytearray().join([raw.data for raw in raws])  # a bytearray, so arrays over it are writable
     return Raw(first.datatype, (sum(raw.shape[0] for raw in raws), *first.shape[1:]), memoryview(data), len(data))
 
 
-# --- parts that came -------------------------------------------------------
+# --- received parts ----------------------------------------------------------------
 
 
 def read_parts(entries: Any, body: memoryview, items: int) -> Dict[str, Column]:
-    """Returns the parts of a message by name; raises Violation where they cannot be.
+    """Returns the parts of a message by name; raises Violation if they break the protocol.
 
-    items is how many items the message has: the bound of a part's item.
+    items is the number of items in the message, which bounds a part's item.
     """
     if not isinstance(entries, list):
         raise Violation("parts: a list is wanted")
@@ -131,27 +215,21 @@ def read_parts(entries: Any, body: memoryview, items: int) -> Dict[str, Column]:
         if "parameters" in entry and type(entry["parameters"]) is not dict:
             raise Violation(f"part {name!r}: parameters are an object")
         if "item" in entry:
-            _put(out, name, entry["item"], items, content)
+            _add_to_item(out, name, entry["item"], items, content)
         elif name in out:
             raise Violation(f"part {name!r} of all items comes more than once")
         elif type(content) is Raw:
             out[name] = content
         else:
             raise Violation(f"part {name!r}: a blob belongs to one item")
-    _check_places(places)
-    return out
-
-
-def _check_places(places: List[Tuple[int, int]]) -> None:
-    """Raises Violation where two places, as start and stop in bytes, overlap."""
     places.sort()
     for (_, stop), (start, _) in zip(places, places[1:]):
         if start < stop:
             raise Violation(f"parts: two places overlap at byte {start} of the body")
+    return out
 
 
-def _put(out: Dict[str, Column], name: str, item: Any, items: int, content: Body) -> None:
-    """Adds the part of one item."""
+def _add_to_item(out: Dict[str, Column], name: str, item: Any, items: int, content: Body) -> None:
     if type(item) is not int or not 0 <= item < items:
         raise Violation(f"part {name!r}: item {item!r} is none of the {items}")
     column = out.get(name)
@@ -160,6 +238,9 @@ def _put(out: Dict[str, Column], name: str, item: Any, items: int, content: Body
     if isinstance(column, Raw) or column[item] is not None:
         raise Violation(f"part {name!r} of item {item} comes more than once")
     column[item] = content
+
+
+_WIDTHS = {name: datatype.size for name, datatype in DATATYPES.items()}
 
 
 def _read_tensor(name: str, datatype: Any, shape: Any, data: memoryview, size: int, at: int) -> Raw:
@@ -174,35 +255,31 @@ def _read_tensor(name: str, datatype: Any, shape: Any, data: memoryview, size: i
             raise Violation(f"part {name!r}: shape {shape!r} has an extent that is none")
         n *= extent
     if width == 0:
-        _check_bytes(name, shape, n, data)
+        try:
+            count = sum(1 for _ in bytes_elements(data))
+        except ValueError as error:
+            raise Violation(f"part {name!r}: {error}") from None
+        if count != n:
+            raise Violation(f"part {name!r}: shape {shape} takes {n} elements, got {count}")
     elif n * width != size:
         raise Violation(f"part {name!r}: shape {shape} of {datatype} takes {n * width} bytes, got {size}")
     return Raw(datatype, tuple(shape), data, size, at)
 
 
-_WIDTHS = {name: datatype.size for name, datatype in DATATYPES.items()}
+# --- parts to send -----------------------------------------------------------------
 
-
-def _check_bytes(name: str, shape: Any, n: int, data: memoryview) -> None:
-    try:
-        count = sum(1 for _ in bytes_elements(data))
-    except ValueError as error:
-        raise Violation(f"part {name!r}: {error}") from None
-    if count != n:
-        raise Violation(f"part {name!r}: shape {shape} takes {n} elements, got {count}")
-
-
-# --- parts to send ---------------------------------------------------------
+_ALIGNED = 64 - 1  # parts begin at multiples of 64 bytes
+_PADDING = bytes(64)
 
 
 class Layout:
-    """Lays out the bytes of a message's parts; keeps what it is given, and copies nothing.
+    """Lays out the bytes of a message's parts. It keeps references and copies nothing.
 
-    entries are the parts as JSON, pieces and size the body.
+    entries are the parts as JSON; pieces are the buffers of the body, size bytes in all.
     """
 
-    # The beginnings of entries, by what they say: name, datatype and shape of a tensor,
-    # name and content type of a blob.
+    # The beginnings of entries: of a tensor by name, datatype and shape, of a blob by name
+    # and content type. Shared by all layouts, since batches repeat them.
     _heads: Dict[Tuple[str, str, Optional[Tuple[int, ...]]], str] = {}
 
     def __init__(self) -> None:
@@ -212,10 +289,10 @@ class Layout:
         self._last: Optional[Tuple[str, str, Tuple[int, ...]]] = None
 
     def tensor(self, name: str, item: Optional[int], raw: Raw) -> None:
-        """Adds a tensor of one item, or of all."""
+        """Adds a tensor of one item, or of all if item is None."""
         datatype, shape, data, size, _ = raw
         key = (name, datatype, shape)
-        head = self._heads.get(key) or self._head(key)
+        head = self._heads.get(key) or self._make_head(key)
         at = self.size
         if at & _ALIGNED and (item is None or key != self._last):
             at = self._align()
@@ -229,7 +306,7 @@ class Layout:
     def head(self, name: str, raw: Raw) -> str:
         """Returns how the entry of a tensor begins: all but its item and its place."""
         key = (name, raw.datatype, raw.shape)
-        return self._heads.get(key) or self._head(key)
+        return self._heads.get(key) or self._make_head(key)
 
     def joined(self, name: str, raws: Sequence[Raw]) -> None:
         """Adds tensors of one datatype and trailing shape as one, joined on axis 0."""
@@ -240,33 +317,44 @@ class Layout:
         if size:
             self.pieces[-1:] = [raw.data for raw in raws if raw.size]
 
-    def blob(self, name: str, item: Optional[int], blob: Blob) -> None:
-        """Adds a blob."""
-        self._align()
-        self._last = None
-        key = (name, blob.content_type, None)
-        head = self._heads.get(key) or self._head(key)
-        owner = "" if item is None else f'"item":{item},'
-        size = memoryview(blob.data).nbytes
-        self.entries.append(f'{head}{owner}"at":{self.size},"size":{size}}}')
-        if size:
-            self.pieces.append(blob.data)
-            self.size += size
-
     def add(self, name: str, item: Optional[int], body: Body) -> None:
-        """Adds a tensor or a blob."""
+        """Adds a tensor or a blob of one item, or a tensor of all if item is None."""
         if isinstance(body, Raw):
             self.tensor(name, item, body)
-        else:
-            self.blob(name, item, body)
+            return
+        at = self._align()
+        self._last = None
+        key = (name, body.content_type, None)
+        head = self._heads.get(key) or self._make_head(key)
+        owner = "" if item is None else f'"item":{item},'
+        size = memoryview(body.data).nbytes
+        self.entries.append(f'{head}{owner}"at":{at},"size":{size}}}')
+        if size:
+            self.pieces.append(body.data)
+            self.size = at + size
 
-    def parsed(self, first: int) -> List[Dict[str, Any]]:
-        """Returns the entries from one on, and takes them off the list."""
+    def add_items(self, name: str, numbers: Sequence[int], bodies: Sequence[Optional[Body]], join: bool) -> None:
+        """Adds the parts that single items have: bodies[i] is that of item numbers[i], None if it has none.
+
+        If join is true and all of them are tensors that differ only in axis 0, they are
+        added as one tensor of all items.
+        """
+        if join and bodies:
+            raws = [body for body in bodies if isinstance(body, Raw) and body.shape]
+            if len(raws) == len(bodies) and len({(raw.datatype, raw.shape[1:]) for raw in raws}) == 1:
+                self.joined(name, raws)
+                return
+        for number, body in zip(numbers, bodies):
+            if body is not None:
+                self.add(name, number, body)
+
+    def take_entries(self, first: int) -> List[Dict[str, Any]]:
+        """Removes the entries from index first on, and returns them parsed."""
         taken, self.entries = self.entries[first:], self.entries[:first]
         return [json.loads(entry) for entry in taken]
 
     def _align(self) -> int:
-        """Fills up to where the next part begins, and returns that."""
+        """Pads the body to where the next part begins, and returns that offset."""
         gap = -self.size & _ALIGNED
         if gap:
             self.pieces.append(_PADDING[:gap])
@@ -274,9 +362,9 @@ class Layout:
         return self.size
 
     @classmethod
-    def _head(cls, key: Tuple[str, str, Optional[Tuple[int, ...]]]) -> str:
+    def _make_head(cls, key: Tuple[str, str, Optional[Tuple[int, ...]]]) -> str:
         name, kind, shape = key
-        if len(cls._heads) >= 1024:  # shapes that vary without end
+        if len(cls._heads) >= 1024:  # a bound for shapes that never repeat
             cls._heads.clear()
         entry: Dict[str, Any] = {"name": name, "content_type": kind}
         if shape is not None:
@@ -284,8 +372,3 @@ class Layout:
         head = encode(entry)[:-1] + ","
         cls._heads[key] = head
         return head
-
-
-def message(kind: str, fields: Optional[Header] = None) -> bytes:
-    """Returns the header of a message without parts."""
-    return encode({"type": kind, **(fields or {})}).encode("ascii")

@@ -1,14 +1,16 @@
-"""What a worker takes and gives: the values of ``inputs`` and ``outputs``."""
+"""Specs: the values of ``inputs`` and ``outputs``, and how blobs become Python values and back.
+
+MessagePack is read and written by the package msgpack, where that is installed.
+"""
 
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+from importlib import import_module
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Union
 
-from .datatypes import DATATYPES, MAX_RANK, pack
-from .packing import is_packed, require
-
-__all__ = ["Bytes", "Json", "Spec", "Tensor", "Text"]
+from .frames import Buffer, encode, refuse_constant
+from .parts import DATATYPES, MAX_RANK, pack
 
 
 class Spec:
@@ -27,11 +29,11 @@ class Spec:
         self.description = description
 
     def lacks(self, value: Any) -> bool:
-        """Reports whether a value stands for none."""
+        """Reports whether a value means that the item has none."""
         return value is None
 
     def wire(self, name: str) -> Dict[str, Any]:
-        """Returns the spec as the host is told it."""
+        """Returns the part spec of the protocol, without keys that have their defaults."""
         out: Dict[str, Any] = {"name": name}
         if self.optional:
             out["optional"] = True
@@ -40,21 +42,26 @@ class Spec:
         return out
 
 
+def shape_fits(shape: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Reports whether a shape is the wanted one, in which -1 is any extent."""
+    return len(shape) == len(wanted) and all(want in (-1, got) for want, got in zip(wanted, shape))
+
+
 class Tensor(Spec):
     """A tensor: ``Tensor("FP32", [-1, 64])``.
 
     datatype is one of BOOL, INT8..INT64, UINT8..UINT64, FP16, BF16, FP32, FP64 and
     BYTES. shape has one extent for each axis; -1 is any, and axis 0 is rows
-    (unless the worker says ``batch_axis = "none"``).
+    (unless the worker declares ``batch_axis = "none"``).
 
     variable is for tensors with a further axis that is -1:
 
     * ``"exact"``: only items of equal shapes share a batch;
-    * ``"list"``: items of any extents do; ``batch[name]`` is a list, one array
+    * ``"list"``: items of any extents share one; ``batch[name]`` is a list, one array
       ``[rows, ...]`` for each item;
-    * ``"pad"``: the same, and ``batch[name]`` is one array, filled up with the
-      value pad to the longest extents, rounded up to a multiple of multiple;
-      ``batch.shapes(name)`` has what each item sent.
+    * ``"pad"``: the same, and ``batch[name]`` is one array, filled with the value pad
+      up to the longest extents, rounded up to a multiple of multiple;
+      ``batch.shapes(name)`` has the shape that each item sent.
     """
 
     def __init__(
@@ -91,40 +98,31 @@ class Tensor(Spec):
         self.shape: Tuple[int, ...] = tuple(shape)
         self.variable = variable
         self.pad = pad
-        # One element of padding, as bytes.
-        self.fill = b"" if datatype == "BYTES" else _fill(datatype, pad)
+        try:
+            self.fill = b"" if datatype == "BYTES" else pack([pad], datatype)  # one element of padding
+        except ValueError as error:
+            raise ValueError(f"Tensor: pad {pad!r}: {error}") from None
         self.multiple = multiple
 
     def wire(self, name: str) -> Dict[str, Any]:
-        """Returns the spec as the host is told it."""
-        out = super().wire(name)
-        out["datatype"] = self.datatype
-        out["shape"] = list(self.shape)
+        """Returns the part spec of the protocol, without keys that have their defaults."""
+        out = {**super().wire(name), "datatype": self.datatype, "shape": list(self.shape)}
         if self.variable != "exact":
             out["variable"] = self.variable
         return out
 
     def fits(self, shape: Sequence[int]) -> bool:
-        """Reports whether a shape is one of this tensor's."""
-        if len(shape) != len(self.shape):
-            return False
-        return all(want in (-1, got) for want, got in zip(self.shape, shape))
+        """Reports whether a shape is one that this spec allows."""
+        return shape_fits(shape, self.shape)
 
     def __str__(self) -> str:
         return f"{self.datatype} {list(self.shape)}"
 
 
-def _fill(datatype: str, pad: float) -> bytes:
-    try:
-        return pack([pad], datatype)
-    except ValueError as error:
-        raise ValueError(f"Tensor: pad {pad!r}: {error}") from None
-
-
 class Bytes(Spec):
     """Bytes of any kind: ``Bytes("image/png", "image/jpeg")``; a bytes-like object.
 
-    Without content types any is taken; an output is sent as the first one, or as
+    Without content types any is accepted; an output is sent as the first one, or as
     application/octet-stream.
     """
 
@@ -141,38 +139,65 @@ class Bytes(Spec):
         return next((t for t in self.content_types if "*" not in t), "application/octet-stream")
 
     def wire(self, name: str) -> Dict[str, Any]:
-        """Returns the spec as the host is told it."""
+        """Returns the part spec of the protocol, without keys that have their defaults."""
         out = super().wire(name)
         if self.content_types:
             out["content_types"] = list(self.content_types)
         return out
+
+    def decode(self, data: bytes, content_type: str) -> Any:
+        """Returns the value of a blob; raises ValueError such as "is not UTF-8: byte 3"."""
+        return data
+
+    def encode(self, value: Any) -> Buffer:
+        """Returns a value as the bytes of a blob; raises ValueError such as "got int, wanted bytes"."""
+        try:
+            return value if isinstance(value, (bytes, bytearray)) else memoryview(value).cast("B")
+        except TypeError:
+            raise ValueError(f"got {type(value).__name__}, wanted {self}") from None
 
     def __str__(self) -> str:
         return "bytes"
 
 
 class Text(Bytes):
-    """UTF-8 text: a str. Bytes that are not UTF-8 are their item's fault."""
+    """UTF-8 text: a str. Bytes that are not UTF-8 are a fault of their item."""
 
     def __init__(self, *content_types: str, optional: bool = False, description: str = "") -> None:
         super().__init__(*(content_types or ("text/plain",)), optional=optional, description=description)
+
+    def decode(self, data: bytes, content_type: str) -> Any:
+        """Returns the text of a blob; raises ValueError."""
+        try:
+            return str(data, "utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"is not UTF-8: byte {error.start}") from None
+
+    def encode(self, value: Any) -> Buffer:
+        """Returns a text as the bytes of a blob; raises ValueError."""
+        if not isinstance(value, str):
+            raise ValueError(f"got {type(value).__name__}, wanted {self}")
+        try:
+            return value.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"got a str that is not Unicode text: {error}") from None
 
     def __str__(self) -> str:
         return "str"
 
 
 class Json(Bytes):
-    """A JSON document: decoded for inputs, encoded for outputs. Bad JSON is its item's fault.
+    """A JSON document: decoded for inputs, encoded for outputs. Invalid JSON is a fault of its item.
 
-    None is the document null; but where it is optional, None given is no document.
+    None is the document null; but if the spec is optional, None as an output is no document.
 
-    schema is a JSON Schema (2020-12) as a dict: the host holds inputs against it before
-    the worker sees them, and outputs afterwards.
+    schema is a JSON Schema (2020-12) as a dict: the host validates inputs against it before
+    the worker gets them, and outputs afterwards.
 
-    Among the content types may be application/msgpack, for documents with bytes in them,
-    or for speed: what comes so is unpacked, and an output whose first type it is is
-    packed. That needs the package msgpack. Without the type, callers may send MessagePack
-    all the same, and it comes as JSON.
+    The content types may include application/msgpack, for documents with bytes in them, or
+    for speed: such inputs are unpacked, and an output is packed if its first type is that.
+    This needs the package msgpack. Without the type, callers may still send MessagePack,
+    and the worker gets it as JSON.
     """
 
     def __init__(
@@ -185,40 +210,115 @@ class Json(Bytes):
         super().__init__(*(content_types or ("application/json",)), optional=optional, description=description)
         for one in self.content_types:
             if is_packed(one):
-                require("Json", one)
-        self.schema = _schema(schema)
+                _require_msgpack(one)
+        self.schema = _copy_schema(schema)
 
     def wire(self, name: str) -> Dict[str, Any]:
-        """Returns the spec as the host is told it."""
+        """Returns the part spec of the protocol, without keys that have their defaults."""
         out = super().wire(name)
         if self.schema is not None:
             out["schema"] = self.schema
         return out
 
     def lacks(self, value: Any) -> bool:
-        """Reports whether a value stands for none."""
+        """Reports whether a value means that the item has none."""
         return value is None and self.optional
+
+    def decode(self, data: bytes, content_type: str) -> Any:
+        """Returns the document of a blob; raises ValueError."""
+        if is_packed(content_type):
+            try:
+                return unpack(data)
+            except ValueError as error:
+                raise ValueError(f"is not MessagePack: {error}") from None
+        try:
+            return json.loads(str(data, "utf-8"), parse_constant=refuse_constant)
+        except UnicodeDecodeError as error:
+            raise ValueError(f"is not UTF-8: byte {error.start}") from None
+        except RecursionError:
+            raise ValueError("is nested too deeply") from None
+        except ValueError as error:
+            raise ValueError(f"is not JSON: {error}") from None
+
+    def encode(self, value: Any) -> Buffer:
+        """Returns a document as the bytes of a blob; raises ValueError."""
+        packed = is_packed(self.content_type)
+        try:
+            if packed:
+                return import_module("msgpack").packb(value, use_bin_type=True)
+            try:
+                return _encode_unicode(value).encode()
+            except UnicodeEncodeError:  # a lone surrogate, which JSON can only express as an escape
+                return encode(value).encode()
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            form = "MessagePack" if packed else "JSON"
+            raise ValueError(f"got {type(value).__name__}, which is not {form}: {error}") from None
+
+    def join(self, documents: int, joined: Union[bytes, bytearray], content_type: str) -> bytes:
+        """Returns a list of encoded documents as one document; in JSON, commas separate the joined bytes."""
+        if not is_packed(content_type):
+            return b"[" + joined + b"]"
+        if documents < 1 << 4:
+            return bytes([0x90 | documents]) + joined
+        if documents < 1 << 16:
+            return b"\xdc" + documents.to_bytes(2, "big") + joined
+        return b"\xdd" + documents.to_bytes(4, "big") + joined
 
     def __str__(self) -> str:
         return "anything that json.dumps takes"
 
 
-def _schema(schema: Optional[Mapping[str, Any]]) -> Optional[Dict[str, Any]]:
-    """Returns a copy of a JSON Schema as it is sent, so that later changes of it are none."""
+_encode_unicode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode
+
+
+def _copy_schema(schema: Optional[Mapping[str, Any]]) -> Optional[Dict[str, Any]]:
+    """Returns a copy of a JSON Schema, so that later changes have no effect; raises ValueError."""
     if schema is None:
         return None
     if not isinstance(schema, Mapping):
         raise ValueError(f"Json: schema {schema!r}: a dict is wanted, such as {{'type': 'object'}}")
     try:
-        text = json.dumps(dict(schema), allow_nan=False)
+        copy: Dict[str, Any] = json.loads(json.dumps(dict(schema), allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"Json: schema: it is not JSON: {error}") from None
-    copy: Dict[str, Any] = json.loads(text)
     return copy
 
 
-def check_specs(where: str, specs: Mapping[str, Spec], rows: bool) -> None:
-    """Raises ValueError where specs of a worker cannot be; where says which they are."""
+# --- MessagePack -----------------------------------------------------------------
+
+
+def is_packed(content_type: str) -> bool:
+    """Reports whether a content type is MessagePack."""
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind in ("application/msgpack", "application/x-msgpack", "application/vnd.msgpack")
+
+
+def _require_msgpack(content_type: str) -> None:
+    try:
+        import_module("msgpack")
+    except ImportError:
+        raise ValueError(
+            f"Json: {content_type} needs the package msgpack, which is not installed here. Install it, or leave the"
+            " type out: what callers send as MessagePack comes as JSON to a worker that takes that"
+        ) from None
+
+
+def unpack(data: bytes) -> Any:
+    """Returns a MessagePack document; raises ValueError if the bytes are none."""
+    msgpack = import_module("msgpack")
+    try:
+        return msgpack.unpackb(data, raw=False)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except msgpack.UnpackException as error:  # some are not ValueErrors, or have no text
+        raise ValueError(str(error) or "it is malformed") from None
+
+
+# --- declarations ------------------------------------------------------------------
+
+
+def check_specs(where: str, specs: Mapping[str, Spec], joins: bool) -> None:
+    """Raises ValueError if declared specs are invalid; joins means that axis 0 of tensors is rows."""
     if not isinstance(specs, Mapping):
         raise ValueError(f"{where}: a dict of names and specs is wanted, got {type(specs).__name__}")
     for name, spec in specs.items():
@@ -226,8 +326,21 @@ def check_specs(where: str, specs: Mapping[str, Spec], rows: bool) -> None:
             raise ValueError(f"{where}: {name!r} is no name")
         if not isinstance(spec, Spec):
             raise ValueError(f"{where}[{name!r}]: Tensor, Bytes, Text or Json is wanted, got {spec!r}")
-        if rows and isinstance(spec, Tensor) and spec.shape[:1] != (-1,):
+        if joins and isinstance(spec, Tensor) and spec.shape[:1] != (-1,):
             raise ValueError(
                 f"{where}[{name!r}]: axis 0 is rows, so the shape begins with -1, got {list(spec.shape)}; "
-                'or say batch_axis = "none" for items that are not joined'
+                'or set batch_axis = "none" for items that are not joined'
             )
+
+
+def spec_of(entry: Mapping[str, Any]) -> Spec:
+    """Returns the spec that ``wire`` has written; padding is not part of it."""
+    common = {"optional": entry.get("optional", False), "description": entry.get("description", "")}
+    if "datatype" in entry:
+        return Tensor(entry["datatype"], entry["shape"], variable=entry.get("variable", "exact"), **common)
+    types = tuple(entry.get("content_types", ()))
+    if types and all(t.startswith("text/") for t in types):
+        return Text(*types, **common)
+    if types and all(t == "application/json" or t.endswith("+json") or is_packed(t) for t in types):
+        return Json(*types, schema=entry.get("schema"), **common)
+    return Bytes(*types, **common)

@@ -11,21 +11,20 @@
         first, second, third = w.predict()
         assert isinstance(second.error, InvalidInput)
 
-A worker that streams is asked for one item at a time, whole by ``predict`` or in chunks:
+A worker that streams answers one item at a time, in full by ``predict`` or in chunks:
 
     with testing.run(Chat) as w, w.stream({"prompt": "Hello"}) as words:
         for chunk in words:
             print(chunk["text"])
         print(words.outcome["text"])                                    # the whole answer
 
-The worker runs in a process of its own and is spoken to as a host does, or, with
-process=False, in a thread of this one, for debuggers, coverage and classes that
-are defined in a test. Arrays are as the worker has them: numpy's, or memoryviews.
+The worker runs in its own process and gets the messages that a host sends. With
+process=False it runs in a thread of this process, for debuggers, coverage and classes that
+are defined in a test. Arrays are those that the worker declares: numpy's, or memoryviews.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -35,19 +34,34 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from typing import IO, Any, Deque, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Type, Union, overload
+from typing import (
+    IO,
+    Any,
+    Deque,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    Type,
+    Union,
+    overload,
+)
 
-from .arrays import Arrays, arrays_of
+from .arrays import Arrays
+from .batches import ABSENT, values_of
 from .faults import ItemError, ItemFailed, error_of
-from .frames import Connection, Ended, Frame, Header, Violation, encode
+from .frames import Connection, Ended, Frame, Header, Violation, encode, message
 from .life import Life
-from .loading import target_of
-from .outputs import encode_input, lacks
-from .packing import is_packed, unpack
-from .parts import Blob, Body, Layout, Raw, message, read_parts, split_rows
-from .serving import Session
-from .specs import Bytes, Json, Spec, Tensor, Text
-from .worker import Worker
+from .outputs import Encoder
+from .parts import Body, Layout, Raw, read_parts
+from .serving import target_of
+from .session import Session
+from .specs import Bytes, spec_of
+from .worker import Worker, arrays_of
 
 __all__ = ["BatchFailed", "Outcome", "Request", "Run", "Stream", "WorkerEnded", "WorkerSilent", "run"]
 
@@ -55,7 +69,7 @@ _SIGNALS = {int(s): s.name for s in signal.Signals}
 
 
 class BatchFailed(Exception):
-    """The batch failed as a whole: what its host would put into its log."""
+    """The batch failed as a whole; the message has what a host would log."""
 
     def __init__(self, header: Header) -> None:
         self.kind: str = header.get("kind", "")
@@ -66,7 +80,7 @@ class BatchFailed(Exception):
 
 
 class WorkerEnded(Exception):
-    """The worker has ended; said and traceback are what it said about that, or empty."""
+    """The worker has ended; said and traceback are its own report about that, or empty."""
 
     def __init__(self, message: str, traceback: str = "", said: str = "") -> None:
         super().__init__(message)
@@ -75,7 +89,7 @@ class WorkerEnded(Exception):
 
 
 class WorkerSilent(WorkerEnded):
-    """The worker said nothing in time, and was ended; what its threads were at is in its standard error."""
+    """The worker did not answer in time, and was ended; its standard error has the tracebacks of its threads."""
 
 
 class Request(NamedTuple):
@@ -89,7 +103,7 @@ class Request(NamedTuple):
 
 
 class Outcome:
-    """What became of one request: outputs by name, or an error. And metadata for the caller."""
+    """The outcome of one request: outputs by name, or an error; and metadata for the caller."""
 
     def __init__(self) -> None:
         self.outputs: Dict[str, Any] = {}
@@ -97,7 +111,7 @@ class Outcome:
         self.metadata: Dict[str, str] = {}
 
     def __getitem__(self, name: str) -> Any:
-        """Returns an output; raises the item's error where there is one."""
+        """Returns an output; raises the item's error if there is one."""
         if self.error is not None:
             raise self.error
         return self.outputs[name]
@@ -107,7 +121,7 @@ class Outcome:
 
 
 def run(worker: Union[Type[Worker], str], options: Optional[Mapping[str, Any]] = None, **settings: Any) -> Run:
-    """Returns a Run of a worker, which starts as a context or with start().
+    """Returns a Run of a worker, which starts when it is entered as a context, or by start().
 
     worker is the class, or a target such as ``"worker.py:Classify"``. The settings
     are those of Run.
@@ -116,13 +130,13 @@ def run(worker: Union[Type[Worker], str], options: Optional[Mapping[str, Any]] =
 
 
 class Run:
-    """A worker that runs, and this end of its connection. For one thread.
+    """A running worker, and the host's end of its connection. For one thread.
 
     process      False: in a thread of this process
-    arrays       "numpy" or "buffer"; by default what the worker says
-    devices, max_size, slots, max_frame    what the host would say; max_frame in bytes
+    arrays       "numpy" or "buffer"; by default what the worker declares
+    devices, max_size, slots, max_frame    the settings of the host; max_frame in bytes
     environ      further variables, such as RANK
-    patience_s   how long to wait for the worker to answer
+    patience_s   how long to wait for each message of the worker, in seconds
     stdout, stderr    as of subprocess.Popen; by default this process's
     """
 
@@ -158,12 +172,12 @@ class Run:
         self._environ = dict(environ or {})
         self._patience = patience_s
         self._command = command
-        self._streams: Dict[str, Any] = {"stdout": stdout, "stderr": stderr}
+        self._output: Dict[str, Any] = {"stdout": stdout, "stderr": stderr}
         self._max_frame = max_frame
         self._batches = 0
-        self._rows: Dict[int, List[int]] = {}  # of the items of batches that are on their way
-        self._came: Dict[int, Frame] = {}  # ends of batches that nobody has asked for
-        self._chunks: Dict[int, Deque[Frame]] = {}  # chunks that nobody has asked for, of batches whose are wanted
+        self._rows: Dict[int, List[int]] = {}  # of each item, by the batches that were sent
+        self._ends: Dict[int, Frame] = {}  # of batches, received and not yet returned
+        self._chunks: Dict[int, Deque[Frame]] = {}  # of streams, received and not yet returned
         self._added: List[Request] = []
         self._folder: Optional[str] = None
         self._lifeline = -1
@@ -174,8 +188,9 @@ class Run:
         self.hello: Header = {}
         self.slots = 1  # how many batches the worker takes at a time
         self.spec: Header = {}
-        self.states: List[Header] = []  # what the worker said about itself
+        self.states: List[Header] = []  # the messages of the worker about itself
         self._arrays: Arrays = arrays_of("buffer")
+        self._inputs = self._outputs = Encoder({}, self._arrays, False)
         self._examples: List[Dict[str, Any]] = []
 
     # --- starting ----------------------------------------------------------
@@ -188,13 +203,13 @@ class Run:
         self.stop()
 
     def start(self) -> Run:
-        """Starts the worker and returns when it is ready; raises WorkerEnded where it does not become so."""
+        """Starts the worker and returns when it is ready; raises WorkerEnded if it does not get ready."""
         try:
             self.connection = Connection(self._spawn() if self._as_process else self._in_thread())
             self.connection.sock.settimeout(self._patience)
             self.hello = self._read("hello")[0]
             self.connection.max_body = self._max_frame
-            self.connection.send(message("welcome", self._welcome))
+            self.connection.send(message("welcome", **self._welcome))
             ready, body = self._read("ready")
         except BaseException:
             self._kill()
@@ -202,15 +217,22 @@ class Run:
         self.slots = ready.get("slots", 1)
         self.spec = ready["spec"]
         self._arrays = arrays_of(self._arrays_name or self._worker_arrays())
-        self._read_examples(body)
+        joins = self.spec.get("batch_axis", "rows") == "rows"
+        self._inputs, self._outputs = (
+            Encoder({entry["name"]: spec_of(entry) for entry in self.spec.get(key, [])}, self._arrays, joins)
+            for key in ("inputs", "outputs")
+        )
+        self._examples = [
+            self._values_of_item(example["inputs"], body, self._inputs) for example in self.spec.get("examples", [])
+        ]
         return self
 
     def _worker_arrays(self) -> str:
-        """Returns the arrays that a worker in Python says it has, where this Python has them too."""
+        """Returns the arrays that a worker in Python has, if this Python has them too."""
         sdk: str = self.hello.get("sdk", "")
         try:
             return arrays_of("buffer" if sdk.endswith("(buffer)") else "numpy").name
-        except ImportError:  # the worker's Python is another
+        except ImportError:  # the worker runs in another Python
             return "buffer"
 
     def _in_thread(self) -> socket.socket:
@@ -258,7 +280,7 @@ class Run:
                 pass_fds=[lifeline],
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,
-                **self._streams,
+                **self._output,
             )
             os.close(lifeline)
             return self._accept(listener)
@@ -296,17 +318,12 @@ class Run:
     @overload
     def predict(self) -> List[Outcome]: ...
     def predict(self, inputs: Optional[Mapping[str, Any]] = None, **request: Any) -> Any:
-        """Runs one request and returns its outputs, or the batch that was added and returns the outcomes.
+        """Runs one request and returns its outputs; or runs the requests that were added, and returns their outcomes.
 
         Raises the error of the one request, and BatchFailed.
         """
         if inputs is not None:
-            added, self._added = self._added, []
-            try:
-                self.add(inputs, **request)
-                outcome = self.predict()[0]
-            finally:
-                self._added = added
+            outcome = self.result(self.send([Request(inputs, **request)]))[0]
             if outcome.error is not None:
                 raise outcome.error
             return outcome.outputs
@@ -319,13 +336,13 @@ class Run:
 
     @property
     def streams(self) -> bool:
-        """Whether the worker answers in chunks; its batches are of one item then."""
+        """Whether the worker answers in chunks; then each of its batches has one item."""
         return "stream" in self.hello.get("capabilities", ())
 
     def stream(self, inputs: Mapping[str, Any], **request: Any) -> Stream:
-        """Sends one request, whose chunks and outcome the stream has.
+        """Sends one request, and returns a stream of its chunks.
 
-        Several may be on their way, as many as the worker has slots.
+        Several may run at a time, as many as the worker has slots.
         """
         if not self.streams:
             raise ValueError("stream: the worker answers by predict; it has no stream(self, item)")
@@ -334,22 +351,22 @@ class Run:
         return Stream(self, batch)
 
     def _chunk(self, batch: int) -> Optional[Frame]:
-        """Waits for the next chunk of a batch; None where it has ended."""
+        """Waits for the next chunk of a batch; None if it has ended."""
         chunks = self._chunks[batch]
-        while not chunks and batch not in self._came:
-            self._more()
+        while not chunks and batch not in self._ends:
+            self._receive()
         return chunks.popleft() if chunks else None
 
-    def _more(self) -> None:
-        """Waits for the next chunk or end of any batch, and keeps it for who asks."""
+    def _receive(self) -> None:
+        """Waits for the next chunk or end of any batch, and keeps it."""
         header, body = self._read("result", "error", "chunk")
         number = header.get("batch", -1)
-        if number not in self._rows or number in self._came:
+        if number not in self._rows or number in self._ends:
             raise WorkerEnded(f"the worker answered batch {number}, which it does not have")
         if header["type"] != "chunk":
-            self._came[number] = header, body
+            self._ends[number] = header, body
         elif not self.streams:
-            raise WorkerEnded("the worker sent a chunk, and did not say that it streams")
+            raise WorkerEnded("the worker sent a chunk, but its hello has no capability stream")
         elif number in self._chunks:
             self._chunks[number].append((header, body))
 
@@ -365,53 +382,48 @@ class Run:
     def encode(self, requests: Sequence[Request]) -> Any:
         """Returns a batch's header, without its parts, and their layout."""
         self._batches += 1
+        pairs = [self._encode_item(i, request) for i, request in enumerate(requests)]
         layout = Layout()
-        specs = {entry["name"]: spec_of(entry) for entry in self.spec.get("inputs", [])}
-        joins = self.spec.get("batch_axis", "rows") == "rows"
-        bodies = [
-            {
-                name: self._input(i, name, value, specs.get(name), joins)
-                for name, value in r.inputs.items()
-                if not lacks(value, specs.get(name))
-            }
-            for i, r in enumerate(requests)
-        ]
-        items = []
-        for i, (request, own) in enumerate(zip(requests, bodies)):
-            tensors = {name: body for name, body in own.items() if isinstance(body, Raw)} if joins else {}
-            for name, body in tensors.items():
+        for name in dict.fromkeys(name for _, parts in pairs for name in parts):
+            bodies = [parts.get(name) for _, parts in pairs]
+            layout.add_items(name, range(len(pairs)), bodies, self._inputs.joins)
+        return {"type": "predict", "batch": self._batches, "items": [item for item, _ in pairs]}, layout
+
+    def _encode_item(self, i: int, request: Request) -> Tuple[Header, Dict[str, Body]]:
+        """Returns the header of an item, and its parts by name; raises ValueError if an input does not fit."""
+        specs = self._inputs.specs
+        parts: Dict[str, Body] = {}
+        rows = set()
+        for name, value in request.inputs.items():
+            if self._inputs.lacks(name, value):
+                continue
+            if specs and name not in specs:
+                names = ", ".join(map(repr, specs))
+                raise ValueError(f"request {i}: input {name!r} is not declared; inputs are {names}")
+            parts[name] = body = self._inputs.input(f"request {i}", name, value)
+            if self._inputs.joins and isinstance(body, Raw):
                 if not body.shape:
                     raise ValueError(f"request {i}: input {name!r}: got one number, and axis 0 of a tensor is rows")
-            rows = {body.shape[0] for body in tensors.values()}
-            if len(rows) > 1:
-                raise ValueError(f"request {i}: its tensors have different rows: {sorted(rows)}")
-            item: Header = {"id": request.id or f"test-{self._batches}-{i}", "rows": rows.pop() if rows else 1}
-            if request.parameters:
-                item["parameters"] = dict(request.parameters)
-            if request.metadata:
-                item["metadata"] = dict(request.metadata)
-            if request.timeout:
-                item["timeout"] = request.timeout
-            items.append(item)
-        for name in dict.fromkeys(name for own in bodies for name in own):
-            _lay_out(layout, name, [own.get(name) for own in bodies], joins)
-        return {"type": "predict", "batch": self._batches, "items": items}, layout
-
-    def _input(self, i: int, name: str, value: Any, spec: Optional[Spec], joins: bool) -> Body:
-        declared = [entry["name"] for entry in self.spec.get("inputs", [])]
-        if declared and spec is None:
-            names = ", ".join(map(repr, declared))
-            raise ValueError(f"request {i}: input {name!r} is not declared; inputs are {names}")
-        return encode_input(f"request {i}", name, value, spec, self._arrays, joins)
+                rows.add(body.shape[0])
+        if len(rows) > 1:
+            raise ValueError(f"request {i}: its tensors have different rows: {sorted(rows)}")
+        item: Header = {"id": request.id or f"test-{self._batches}-{i}", "rows": rows.pop() if rows else 1}
+        if request.parameters:
+            item["parameters"] = dict(request.parameters)
+        if request.metadata:
+            item["metadata"] = dict(request.metadata)
+        if request.timeout:
+            item["timeout"] = request.timeout
+        return item, parts
 
     def send_frame(self, header: Header, layout: Layout) -> None:
         """Sends a message with the parts of a layout."""
-        header["parts"] = [json.loads(entry) for entry in layout.entries]
+        header["parts"] = layout.take_entries(0)
         self._send(encode(header).encode(), layout.pieces, layout.size)
 
     def tell(self, kind: str, **fields: Any) -> None:
         """Sends a message without parts, such as ``tell("cancel", batch=1)``."""
-        self._send(message(kind, fields), ())
+        self._send(message(kind, **fields), ())
 
     def _send(self, header: bytes, pieces: Sequence[Any], size: int = 0) -> None:
         try:
@@ -420,28 +432,23 @@ class Run:
             raise WorkerEnded(f"the worker has ended: {self._how()}") from None
 
     def _open(self) -> Connection:
-        """Returns the connection, where there is one."""
+        """Returns the connection; raises WorkerEnded if there is none."""
         if self.connection is not None:
             return self.connection
         raise WorkerEnded(f"the worker has ended: {self._how()}" if self.hello else "the worker was not started")
 
     def result(self, batch: int) -> List[Outcome]:
-        """Waits for the end of a batch that was sent, while others may be on their way; raises BatchFailed."""
-        while batch not in self._came:
-            self._more()
-        header, body = self._came.pop(batch)
+        """Waits for the end of a batch that was sent, and returns the outcomes; raises BatchFailed."""
+        while batch not in self._ends:
+            self._receive()
+        header, body = self._ends.pop(batch)
         rows = self._rows.pop(batch)
         self._chunks.pop(batch, None)
         if header["type"] == "error":
             raise BatchFailed(header)
         outcomes = [Outcome() for _ in rows]
-        specs = self._output_specs()
-        for name, column in read_parts(header.get("parts", []), body, len(rows)).items():
-            spec = specs.get(name)
-            own = split_rows(column, rows) if isinstance(column, Raw) else column
-            for outcome, part in zip(outcomes, own):
-                if part is not None:
-                    outcome.outputs[name] = self._value(part, spec)
+        for outcome, outputs in zip(outcomes, self._values(header.get("parts", []), body, rows, self._outputs)):
+            outcome.outputs = outputs
         for fault in header.get("faults", []):
             outcome = outcomes[fault["item"]]
             outcome.error = error_of(fault["reason"], fault["message"], fault.get("field", ""))
@@ -450,39 +457,25 @@ class Run:
             outcomes[entry["item"]].metadata = entry["values"]
         return outcomes
 
-    def _output_specs(self) -> Dict[str, Spec]:
-        return {entry["name"]: spec_of(entry) for entry in self.spec.get("outputs", [])}
+    def _values(
+        self, parts: List[Header], body: memoryview, rows: List[int], declared: Encoder
+    ) -> List[Dict[str, Any]]:
+        """Returns the values that the parts of a message are, by name for each item."""
+        out: List[Dict[str, Any]] = [{} for _ in rows]
+        for name, column in read_parts(parts, body, len(rows)).items():
+            spec = declared.specs.get(name)
+            values = values_of(column, body, rows, self._arrays, spec, declared.joins)
+            for i, own in enumerate(out):
+                value = values.of(i)
+                if isinstance(value, bytes) and isinstance(spec, Bytes) and isinstance(column, list):
+                    value = spec.decode(value, getattr(column[i], "content_type", ""))
+                if value is not ABSENT:
+                    own[name] = value
+        return out
 
-    def _values(self, header: Header, body: memoryview) -> Dict[str, Any]:
-        """Returns the outputs of a chunk by name."""
-        specs = self._output_specs()
-        parts = [{**part, "item": 0} for part in header.get("parts", [])]  # which they may leave out
-        return {
-            name: self._value(column[0], specs.get(name))
-            for name, column in read_parts(parts, body, 1).items()
-            if isinstance(column, list) and column[0] is not None
-        }
-
-    def _value(self, body: Body, spec: Optional[Spec]) -> Any:
-        if isinstance(body, Raw):
-            return self._arrays.view(body)
-        data = bytes(body.data)
-        if isinstance(spec, Json):
-            return unpack(data) if is_packed(body.content_type) else json.loads(data)
-        return data.decode() if isinstance(spec, Text) else data
-
-    def _read_examples(self, body: memoryview) -> None:
-        specs = {entry["name"]: spec_of(entry) for entry in self.spec.get("inputs", [])}
-        for example in self.spec.get("examples", []):
-            # Their parts have no item, blobs neither: say that they are of the only one.
-            found = read_parts([{**part, "item": 0} for part in example["inputs"]], body, 1)
-            self._examples.append(
-                {
-                    name: self._value(column[0], specs.get(name))
-                    for name, column in found.items()
-                    if isinstance(column, list) and column[0] is not None
-                }
-            )
+    def _values_of_item(self, parts: List[Header], body: memoryview, declared: Encoder) -> Dict[str, Any]:
+        """Returns the values of a message about one item, whose parts may leave the item out."""
+        return self._values([{**part, "item": 0} for part in parts], body, [1], declared)[0]
 
     @property
     def examples(self) -> List[Dict[str, Any]]:
@@ -490,21 +483,21 @@ class Run:
         return self._examples
 
     def ping(self) -> None:
-        """Asks an idle worker whether it is there, and waits for its answer."""
+        """Sends a ping to an idle worker, and waits for the pong."""
         self.tell("ping", n=self._batches)
         header, _ = self._read("pong")
         if header["n"] != self._batches:
-            raise WorkerEnded(f"the pong says {header['n']}, the ping said {self._batches}")
+            raise WorkerEnded(f"the pong has n = {header['n']}, the ping had {self._batches}")
 
     def _read(self, *kinds: str) -> Frame:
-        """Waits for a message of one of the kinds; notes what the worker says about itself."""
+        """Waits for a message of one of the kinds; keeps the messages of the worker about itself."""
         connection = self._open()
         while True:
             try:
                 header, body = connection.read()
             except socket.timeout:
                 self._abort()
-                text = f"the worker said nothing for {self._patience:g} s, a {kinds[0]} was awaited"
+                text = f"the worker sent nothing for {self._patience:g} s, a {kinds[0]} was awaited"
                 raise WorkerSilent(text) from None
             except Ended as error:
                 raise self._ended(error) from None
@@ -517,7 +510,7 @@ class Run:
                 raise WorkerEnded(f"the worker sent a {header['type']}, a {kinds[0]} was awaited")
 
     def _ended(self, error: Ended) -> WorkerEnded:
-        """Returns the end of the connection as an error, with the last that the worker said."""
+        """Returns the end of the connection as an error, with the last report of the worker about itself."""
         said = next((s for s in reversed(self.states) if s.get("message")), {})
         last = said.get("message", "")
         if said.get("type") == "error":
@@ -527,7 +520,7 @@ class Run:
         return WorkerEnded(text, said.get("traceback", ""), last)
 
     def _abort(self) -> None:
-        """Ends a process that says nothing by SIGABRT, at which faulthandler tells what its threads are at."""
+        """Ends a process that does not answer by SIGABRT; faulthandler then prints the tracebacks of its threads."""
         if self.process is None:
             return
         try:
@@ -539,11 +532,11 @@ class Run:
     # --- stopping ----------------------------------------------------------
 
     def stop(self, timeout_s: float = 5) -> Optional[int]:
-        """Asks the worker to leave and returns its exit code; after the time it is killed."""
+        """Asks the worker to stop and returns its exit code; kills it after the time."""
         if self.connection is None:
             return self._code()
         try:
-            self.connection.send(message("shutdown", {"timeout": int(timeout_s * 1000)}))
+            self.connection.send(message("shutdown", timeout=int(timeout_s * 1000)))
             self.connection.sock.settimeout(timeout_s)
             while True:
                 self.states.append(self.connection.read()[0])
@@ -552,7 +545,7 @@ class Run:
         return self.wait(timeout_s)
 
     def wait(self, timeout_s: float = 5) -> Optional[int]:
-        """Waits for the worker's end and returns its exit code; after the time it is killed."""
+        """Waits for the worker's end and returns its exit code; kills it after the time."""
         if self.process is not None:
             try:
                 self.process.wait(timeout_s)
@@ -597,9 +590,9 @@ class Run:
 
 
 class Stream:
-    """One request's answer on its way: iterates over its chunks, which are dicts of outputs by name.
+    """The answer to one request: an iterator over its chunks, which are dicts of outputs by name.
 
-    As a context it is cancelled at the end, where it is not over.
+    As a context it is cancelled at the end if it has not ended.
     """
 
     def __init__(self, run: Run, batch: int) -> None:
@@ -616,19 +609,20 @@ class Stream:
             self.end()
 
     def __iter__(self) -> Iterator[Dict[str, Any]]:
-        """Yields the chunks as they come."""
+        """Yields the chunks as they arrive."""
         while self._outcome is None:
             frame = self._run._chunk(self.batch)
             if frame is None:
                 return
-            yield self._run._values(*frame)
+            header, body = frame
+            yield self._run._values_of_item(header.get("parts", []), body, self._run._outputs)
 
     def cancel(self) -> None:
-        """Says that nobody waits for it any more. The outcome comes still, and does not matter."""
+        """Cancels the request. The outcome is still received, and does not matter."""
         self._run.tell("cancel", batch=self.batch)
 
     def end(self) -> Outcome:
-        """Waits for the end and returns the outcome; chunks that were not taken are dropped. Raises BatchFailed."""
+        """Waits for the end and returns the outcome; chunks that were not read are dropped. Raises BatchFailed."""
         if self._outcome is None:
             try:
                 self._outcome = self._run.result(self.batch)[0]
@@ -640,35 +634,8 @@ class Stream:
 
     @property
     def outcome(self) -> Outcome:
-        """What became of the request: the whole answer, where the worker collects it, or an error."""
+        """The outcome of the request: the whole answer, if the worker collects it, or an error."""
         return self.end()
 
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-
-
-def spec_of(entry: Mapping[str, Any]) -> Spec:
-    """Returns the spec that a worker's ready has of one input or output."""
-    optional, description = entry.get("optional", False), entry.get("description", "")
-    if "datatype" in entry:
-        variable = entry.get("variable", "exact")
-        return Tensor(entry["datatype"], entry["shape"], variable=variable, optional=optional, description=description)
-    types = tuple(entry.get("content_types", ()))
-    kind = Bytes
-    if types and all(t.startswith("text/") for t in types):
-        kind = Text
-    elif types and all(t == "application/json" or t.endswith("+json") or is_packed(t) for t in types):
-        return Json(*types, schema=entry.get("schema"), optional=optional, description=description)
-    return kind(*types, optional=optional, description=description)
-
-
-def _lay_out(layout: Layout, name: str, bodies: List[Optional[Body]], joins: bool) -> None:
-    """Adds one input of all items: joined where it can be."""
-    raws = [body for body in bodies if isinstance(body, Raw)]
-    same = len({(raw.datatype, raw.shape[1:]) for raw in raws}) == 1
-    if joins and len(raws) == len(bodies) and same:
-        layout.joined(name, raws)
-        return
-    for i, body in enumerate(bodies):
-        if isinstance(body, (Raw, Blob)):
-            layout.add(name, i, body)

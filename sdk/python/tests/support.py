@@ -1,6 +1,6 @@
-"""A host that speaks the protocol by its page alone, for real worker processes.
+"""A host that follows sdk/PROTOCOL.md, for real worker processes.
 
-It shares no code with the library, so a mistake in one is seen by the other.
+It shares no code with the library, so that a mistake in one shows in the other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-PATIENCE = 30.0  # seconds that anything may take on a busy machine
+PATIENCE = 30.0  # the longest wait for anything on a busy machine, in seconds
 
 Message = Tuple[Dict[str, Any], bytes]
 
@@ -45,7 +45,7 @@ def eventually(condition: Callable[[], bool], what: str, patience: float = PATIE
 
 
 def alive(pid: int) -> bool:
-    """Reports whether a process is there and no zombie."""
+    """Reports whether a process exists and is no zombie."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] not in "ZX"
@@ -120,7 +120,7 @@ class Host:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def path(self, name: str) -> str:
-        """Returns a path in the test's own folder."""
+        """Returns a path in the test's folder."""
         return os.path.join(self.folder, name)
 
     # --- frames --------------------------------------------------------------
@@ -152,13 +152,13 @@ class Host:
         return header, body
 
     def hello(self) -> Dict[str, Any]:
-        """Takes the hello and answers it."""
+        """Receives the hello and sends the welcome."""
         header, _ = self.expect("hello")
         self.send(self._welcome)
         return header
 
     def ready(self) -> Dict[str, Any]:
-        """Speaks until the worker is ready; returns that message."""
+        """Waits until the worker is ready; returns that message."""
         self.hello()
         while True:
             header, _ = self.receive()
@@ -174,7 +174,7 @@ class Host:
         self.send({"type": "predict", "batch": batch, "items": items, "parts": parts}, body)
 
     def ended(self) -> bool:
-        """Reports whether the connection has ended, after what is left of it."""
+        """Reads all remaining messages; reports whether the connection has ended."""
         try:
             while True:
                 self.receive()
@@ -201,7 +201,7 @@ class Host:
             return []
 
 
-# A worker that doubles its input, and tells through files what it does.
+# A worker that doubles its input, and writes to files what it does.
 DOUBLE = """
 import os, signal, subprocess, sys, time
 from stagemesh import InvalidInput, Tensor, Worker

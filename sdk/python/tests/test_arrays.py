@@ -1,4 +1,4 @@
-"""Tensors as numpy arrays and as memoryviews: the same bytes, and errors that say what to do."""
+"""Tensors as numpy arrays and as memoryviews: the same bytes, and errors that name the fix."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, Tuple
 
 import numpy as np
 
-from stagemesh.arrays import Arrays, Mismatch, arrays_of
-from stagemesh.datatypes import DATATYPES
-from stagemesh.parts import Raw, join_rows, pack_bytes, split_rows
+from stagemesh.arrays import Arrays
+from stagemesh.parts import DATATYPES, Mismatch, Raw, join_rows, pack_bytes, split_rows
 from stagemesh.specs import Tensor
+from stagemesh.worker import arrays_of
 
 NUMPY, BUFFER = arrays_of("numpy"), arrays_of("buffer")
 DTYPES = {
@@ -33,7 +33,7 @@ def bytes_of(raw: Raw) -> bytes:
 
 
 class NumpyTest(unittest.TestCase):
-    def test_every_datatype_there_and_back_without_a_copy(self) -> None:
+    def test_datatypes_round_trip_without_a_copy(self) -> None:
         for name, dtype in DTYPES.items():
             with self.subTest(name):
                 a = (np.arange(6) % 2).astype(dtype).reshape(2, 3)
@@ -44,12 +44,12 @@ class NumpyTest(unittest.TestCase):
                 back = NUMPY.view(Raw(name, (2, 3), memoryview(a.tobytes()), a.nbytes))
                 self.assertTrue((back == a).all() and back.dtype == a.dtype)
 
-    def test_bfloats_are_their_bits(self) -> None:
+    def test_bfloats_are_uint16_bits(self) -> None:
         a = np.array([[0x3F80]], "uint16")
         self.assertEqual(NUMPY.encode(a, Tensor("BF16", [-1, 1]), None).datatype, "BF16")
         self.assertEqual(NUMPY.view(Raw("BF16", (1, 1), memoryview(a.tobytes()), 2)).dtype, np.uint16)
 
-    def test_arrays_that_are_not_contiguous_or_little_endian_are_copied_right(self) -> None:
+    def test_other_memory_layouts_are_copied_correctly(self) -> None:
         a = np.arange(12, dtype="float32").reshape(3, 4)
         spec = Tensor("FP32", [-1, -1])
         for name, one in (
@@ -63,13 +63,13 @@ class NumpyTest(unittest.TestCase):
                 self.assertEqual(bytes_of(raw), np.ascontiguousarray(one, "<f4").tobytes())
                 self.assertEqual(raw.shape, np.shape(one))
 
-    def test_another_dtype_is_refused_with_what_to_do(self) -> None:
+    def test_wrong_dtype_names_the_fix(self) -> None:
         with self.assertRaisesRegex(Mismatch, r"got dtype float64, wanted FP32: use \.astype\(numpy\.float32\)"):
             NUMPY.encode(np.zeros(3), Tensor("FP32", [-1]), None)
         with self.assertRaisesRegex(Mismatch, "complex128"):
             NUMPY.encode(np.zeros(3, "complex"), None, None)
 
-    def test_numbers_of_python_take_the_datatype_where_nothing_is_lost(self) -> None:
+    def test_python_numbers_take_the_datatype_without_loss(self) -> None:
         self.assertEqual(NUMPY.encode([[1, 2.5]], Tensor("FP32", [-1, 2]), None).size, 8)
         self.assertEqual(NUMPY.encode([1, 2], Tensor("INT64", [-1]), None).size, 16)
         with self.assertRaisesRegex(Mismatch, "wanted INT64"):
@@ -79,7 +79,7 @@ class NumpyTest(unittest.TestCase):
             with self.assertRaises(Mismatch):
                 NUMPY.encode(value, Tensor("FP32", [-1]), None)
 
-    def test_whole_numbers_of_python_take_any_datatype_that_holds_them(self) -> None:
+    def test_python_integers_fit_any_datatype_that_holds_them(self) -> None:
         for arrays in (NUMPY, BUFFER):
             for sign, bits in ((s, b) for s in ("INT", "UINT") for b in (8, 16, 32, 64)):
                 least = -(1 << (bits - 1)) if sign == "INT" else 0
@@ -101,12 +101,12 @@ class NumpyTest(unittest.TestCase):
             spec = Tensor("BF16", [-1])
             self.assertEqual(bytes_of(arrays.encode([1, -2.5], spec, None)), b"\x80\x3f\x20\xc0")
 
-    def test_what_is_no_array_is_called_by_its_name(self) -> None:
+    def test_values_that_are_no_array_are_named(self) -> None:
         for datatype in ("FP32", "INT8"):
             with self.assertRaisesRegex(Mismatch, f"got generator, wanted {datatype}"):
                 NUMPY.encode((x for x in [1]), Tensor(datatype, [-1]), None)
 
-    def test_arrays_of_other_libraries_are_taken(self) -> None:
+    def test_arrays_of_other_libraries_are_accepted(self) -> None:
         class Other:
             def __array__(self, *_: Any, **__: Any) -> Any:
                 return np.ones((1, 2), "float32")
@@ -127,7 +127,7 @@ class NumpyTest(unittest.TestCase):
 
 
 class BufferTest(unittest.TestCase):
-    def test_every_datatype_there_and_back(self) -> None:
+    def test_datatypes_round_trip(self) -> None:
         for name, datatype in DATATYPES.items():
             if name in ("BYTES", "FP16", "BF16"):
                 continue
@@ -140,7 +140,7 @@ class BufferTest(unittest.TestCase):
                 self.assertIs(again.data, view)
                 self.assertEqual(BUFFER.encode(view, None, None).datatype, name)
 
-    def test_halves_are_packed_as_numpy_does(self) -> None:
+    def test_fp16_and_bf16_match_numpy(self) -> None:
         values = [0.0, 1.0, -2.5, 65504.0]
         raw = BUFFER.encode(values, Tensor("FP16", [-1]), None)
         self.assertEqual(bytes(raw.data), np.array(values, "<f2").tobytes())
@@ -162,7 +162,7 @@ class BufferTest(unittest.TestCase):
         with self.assertRaisesRegex(Mismatch, "no whole elements"):
             BUFFER.encode(b"12345", spec, (-1, 3))
 
-    def test_other_formats_are_refused(self) -> None:
+    def test_wrong_formats_are_refused(self) -> None:
         with self.assertRaisesRegex(Mismatch, "format 'd', wanted FP32"):
             BUFFER.encode(array.array("d", [1]), Tensor("FP32", [-1]), (-1,))
         with self.assertRaisesRegex(Mismatch, "nested lists whose lengths differ at axis 1"):
@@ -172,7 +172,7 @@ class BufferTest(unittest.TestCase):
         with self.assertRaisesRegex(Mismatch, "wanted a buffer"):
             BUFFER.encode({}, Tensor("INT8", [-1]), None)
 
-    def test_views_of_nothing_are_flat(self) -> None:
+    def test_empty_views_are_flat(self) -> None:
         self.assertEqual(BUFFER.view(Raw("FP32", (0, 3), memoryview(b""), 0)).tolist(), [])
 
     def test_strings(self) -> None:
@@ -190,7 +190,7 @@ class PadTest(unittest.TestCase):
     def padded(self, arrays: Arrays, stack: bool, spec: Tensor, *values: Any) -> Any:
         return arrays.pad([raw_of(np.asarray(v, "float32")) for v in values], spec, stack)
 
-    def test_both_pad_alike(self) -> None:
+    def test_both_kinds_of_arrays_pad_alike(self) -> None:
         cases: Tuple[Any, ...] = (
             (False, Tensor("FP32", [-1, -1], variable="pad", pad=-1), [[[1, 2]], [[3, 4, 5], [6, 7, 8]]]),
             (False, Tensor("FP32", [-1, -1], variable="pad", multiple=4), [[[1, 2]], [[3, 4, 5]]]),
@@ -207,27 +207,27 @@ class PadTest(unittest.TestCase):
                 self.assertEqual(a.tolist(), b.tolist())
                 self.assertEqual(a.shape, b.shape)
 
-    def test_what_is_padded(self) -> None:
+    def test_padding_covers_variable_axes_only(self) -> None:
         spec = Tensor("FP32", [-1, -1], variable="pad", pad=-1, multiple=4)
         got = self.padded(NUMPY, False, spec, [[1, 2]], [[3, 4, 5]])
         self.assertEqual(got.tolist(), [[1, 2, -1, -1], [3, 4, 5, -1]])
 
 
 class RowsTest(unittest.TestCase):
-    def test_rows_are_cut_and_joined(self) -> None:
+    def test_rows_are_split_and_joined(self) -> None:
         raw = raw_of(np.arange(12, dtype="int32").reshape(6, 2))
         pieces = split_rows(raw, [1, 3, 2])
         self.assertEqual([p.shape for p in pieces], [(1, 2), (3, 2), (2, 2)])
         self.assertEqual(bytes_of(join_rows(pieces)), bytes_of(raw))
 
-    def test_rows_of_strings_are_cut(self) -> None:
+    def test_rows_of_strings_are_split(self) -> None:
         data = pack_bytes([b"a", b"bb", b"", b"dddd"])
         pieces = split_rows(Raw("BYTES", (2, 2), memoryview(data), len(data)), [1, 1])
         self.assertEqual([BUFFER.view(p) for p in pieces], [[[b"a", b"bb"]], [[b"", b"dddd"]]])
 
 
 class ChoiceTest(unittest.TestCase):
-    def test_only_two_are_known(self) -> None:
+    def test_unknown_arrays_are_refused(self) -> None:
         with self.assertRaisesRegex(ValueError, 'use "numpy" or "buffer"'):
             arrays_of("torch")
 

@@ -8,17 +8,17 @@ from typing import Any, Dict
 from unittest import mock
 
 from stagemesh import Json, Text, Worker, testing
-from stagemesh.outputs import encode_input
-from stagemesh.packing import is_packed
+from stagemesh.outputs import Encoder
 from stagemesh.parts import Blob
-from stagemesh.testing import spec_of
+from stagemesh.specs import is_packed, spec_of
+from stagemesh.worker import arrays_of
 
 msgpack: Any = import_module("msgpack")
 ORDER: Dict[str, Any] = {"type": "object", "properties": {"price": {"type": "number", "minimum": 0}}}
 
 
 class SchemaTest(unittest.TestCase):
-    def test_the_host_is_told_the_schema(self) -> None:
+    def test_schema_is_sent_to_the_host(self) -> None:
         spec = Json(schema=ORDER, description="an order")
         self.assertEqual(
             spec.wire("order"),
@@ -27,13 +27,13 @@ class SchemaTest(unittest.TestCase):
         self.assertNotIn("schema", Json().wire("x"))
         self.assertEqual(Json(schema={}).wire("x")["schema"], {})
 
-    def test_a_schema_that_changes_later_stays_what_it_was(self) -> None:
+    def test_later_changes_of_a_schema_are_ignored(self) -> None:
         schema: Dict[str, Any] = {"enum": [1]}
         spec = Json(schema=schema)
         schema["enum"].append(2)
         self.assertEqual(spec.schema, {"enum": [1]})
 
-    def test_a_schema_that_cannot_be_is_refused_where_it_is_declared(self) -> None:
+    def test_invalid_schema_is_refused_at_its_declaration(self) -> None:
         circle: Dict[str, Any] = {}
         circle["not"] = circle
         bads: Any = ("order.json", [], True, {"const": {1}}, {"const": float("nan")}, circle)
@@ -41,7 +41,7 @@ class SchemaTest(unittest.TestCase):
             with self.assertRaisesRegex(ValueError, "^Json: schema"):
                 Json(schema=schema)
 
-    def test_the_harness_knows_the_schema(self) -> None:
+    def test_run_knows_the_schema(self) -> None:
         class Shop(Worker):
             arrays = "buffer"
             inputs = {"order": Json(schema=ORDER)}
@@ -72,12 +72,12 @@ class PackedTest(unittest.TestCase):
     def ask(self, *blobs: Blob) -> Any:
         """Returns the outcomes of documents that are sent as they are."""
         with testing.run(self.Echo, process=False) as run:
-            with mock.patch("stagemesh.testing.encode_input", side_effect=lambda *args: args[2]):
+            with mock.patch.object(Encoder, "input", side_effect=lambda *args: args[2]):
                 for blob in blobs:
                     run.add({"d": blob})
                 return run.predict()
 
-    def test_documents_are_read_by_their_type_and_packed_where_that_is_declared(self) -> None:
+    def test_documents_follow_their_content_type(self) -> None:
         document = {"image": b"\xff", "n": [1, 2.5, None, "ü"]}
         packed = Blob("application/msgpack", msgpack.packb(document))
         other = Blob("Application/X-MsgPack; v=1", msgpack.packb([1]))
@@ -85,7 +85,7 @@ class PackedTest(unittest.TestCase):
         self.assertEqual([o.error or o["d"] for o in got], [document, {"a": 1}, [1], [2]])
         self.assertEqual([o["j"] for o in got], ["dict", "dict", "list", "list"])
 
-    def test_what_cannot_be_unpacked_is_its_items_fault(self) -> None:
+    def test_invalid_messagepack_is_its_items_fault(self) -> None:
         good = msgpack.packb(1)
         bads = [b"", b"\x92\x01", b"\xc1", good + good, b"\x81\x01\x01", b"\xa1\xff", b"\x91" * 100000]
         bads.append(b"\xdd\xff\xff\xff\xff")  # a list that lies about its length
@@ -95,7 +95,7 @@ class PackedTest(unittest.TestCase):
             self.assertEqual(outcome.error.field, "d")
             self.assertRegex(str(outcome.error), "input 'd' is not MessagePack: .")
 
-    def test_what_cannot_be_packed_is_named(self) -> None:
+    def test_values_that_cannot_be_packed_are_named(self) -> None:
         class Bad(self.Echo):  # type: ignore[name-defined,misc]
             def predict(self, batch: Any) -> Any:
                 return {"d": [1 << 70], "j": [1]}
@@ -105,13 +105,13 @@ class PackedTest(unittest.TestCase):
             with self.assertRaisesRegex(testing.BatchFailed, "got int, which is not MessagePack"):
                 run.predict()
 
-    def test_a_declaration_without_the_package_says_so(self) -> None:
+    def test_messagepack_needs_its_package(self) -> None:
         with mock.patch.dict(sys.modules, {"msgpack": None}):
             with self.assertRaisesRegex(ValueError, "^Json: application/vnd.msgpack needs the package msgpack"):
                 Json("application/json", "application/vnd.msgpack")
             Json("application/json")
 
-    def test_types_are_known_by_all_their_names(self) -> None:
+    def test_all_messagepack_content_types_are_known(self) -> None:
         for name in ("application/msgpack", "Application/X-msgpack ; a=b", "application/vnd.msgpack"):
             self.assertTrue(is_packed(name), name)
         for name in ("", "application/json", "application/msgpacks"):
@@ -119,9 +119,9 @@ class PackedTest(unittest.TestCase):
 
 
 class JsonTest(unittest.TestCase):
-    def test_inputs_are_encoded_as_the_first_type_says(self) -> None:
+    def test_inputs_are_encoded_as_the_first_content_type(self) -> None:
         for spec, decode in ((Json(), json.loads), (Json("application/msgpack"), msgpack.unpackb)):
-            blob = encode_input("x", "d", {"a": [1]}, spec, None, False)  # type: ignore[arg-type]
+            blob = Encoder({"d": spec}, arrays_of("buffer"), joins=False).input("x", "d", {"a": [1]})
             assert isinstance(blob, Blob)
             self.assertEqual(decode(bytes(blob.data)), {"a": [1]})
 

@@ -38,13 +38,13 @@ class FramesTest(unittest.TestCase):
         thread.start()
         self.addCleanup(thread.join)
 
-    def test_a_frame_that_comes_byte_by_byte_is_read(self) -> None:
+    def test_frame_is_read_byte_by_byte(self) -> None:
         self.send(frame({"type": "ping", "n": 7}, b"body") * 3, step=1)
         for _ in range(3):
             header, body = self.connection.read()
             self.assertEqual((header, bytes(body)), ({"type": "ping", "n": 7}, b"body"))
 
-    def test_frames_in_any_pieces_and_lengths_are_told_apart(self) -> None:
+    def test_frames_in_any_pieces_are_read(self) -> None:
         random = Random(7)
         for _ in range(200):
             lengths = [random.choice((0, 8, 8, 8, 100, 1000, 9000)) for _ in range(6)]
@@ -64,7 +64,7 @@ class FramesTest(unittest.TestCase):
                     got.append((read[0], bytes(read[1])))
             self.assertEqual(got, sent)
 
-    def test_half_a_frame_like_the_one_before_is_gone_on_with(self) -> None:
+    def test_half_a_repeated_frame_is_continued(self) -> None:
         header, body = {"type": "ping", "n": 7}, b"0123456789"
         data = frame(header, body)
         self.connection.sock.setblocking(False)
@@ -77,7 +77,7 @@ class FramesTest(unittest.TestCase):
             got = self.connection.read()
             self.assertEqual((got[0], bytes(got[1])), (header, body))
 
-    def test_large_bodies_come_whole_and_go_whole(self) -> None:
+    def test_large_bodies_are_read_and_sent(self) -> None:
         for size in (1 << 20, (1 << 20) + 1, 50 << 20):
             with self.subTest(size=size):
                 data = os.urandom(1 << 10) * (size >> 10) + b"x" * (size & 1023)
@@ -93,7 +93,7 @@ class FramesTest(unittest.TestCase):
                 self.assertTrue(peer.read()[1] == data)
                 sender.join()
 
-    def test_more_pieces_than_the_system_takes_at_once_are_sent(self) -> None:
+    def test_many_pieces_are_sent(self) -> None:
         pieces = [bytes([i % 251]) * 3 for i in range(5000)]
         sender = threading.Thread(target=self.connection.send, args=(b'{"type":"x"}', pieces, 15000))
         sender.start()
@@ -101,14 +101,14 @@ class FramesTest(unittest.TestCase):
         self.assertEqual(bytes(body), b"".join(pieces))
         sender.join()
 
-    def test_a_body_begins_where_any_datatype_may(self) -> None:
+    def test_bodies_are_aligned(self) -> None:
         for extra in [*range(70), *[5] * 3]:
             self.sock.sendall(frame({"type": "x" * extra}, struct.pack("<d", 1.5)))
             _, body = self.connection.read()
             address = ctypes.addressof(ctypes.c_char.from_buffer(body))
             self.assertEqual(address % 16, 0)
 
-    def test_poll_takes_what_is_there_and_keeps_half_a_frame(self) -> None:
+    def test_poll_keeps_half_a_frame(self) -> None:
         self.assertIsNone(self.connection.poll())
         whole = frame({"type": "cancel", "batch": 3}, b"12345678")
         for cut in (5, 16, 20, len(whole) - 1):
@@ -119,7 +119,7 @@ class FramesTest(unittest.TestCase):
                 header, body = self.connection.poll() or self.fail("there is a frame")
                 self.assertEqual((header["batch"], bytes(body)), (3, b"12345678"))
 
-    def test_read_goes_on_where_poll_stopped(self) -> None:
+    def test_read_continues_where_poll_stopped(self) -> None:
         whole = frame({"type": "ping", "n": 1}, b"abc")
         for cut in (3, 16, 18, len(whole) - 2):
             self.sock.sendall(whole[:cut])
@@ -127,18 +127,18 @@ class FramesTest(unittest.TestCase):
             self.send(whole[cut:])
             self.assertEqual(self.connection.read()[0]["n"], 1)
 
-    def test_the_end_between_and_within_frames_is_told_apart(self) -> None:
+    def test_end_within_a_frame_is_reported(self) -> None:
         self.sock.sendall(frame({"type": "ping", "n": 1})[:20])
         self.sock.shutdown(socket.SHUT_WR)
         with self.assertRaisesRegex(Ended, "in the middle"):
             self.connection.read()
 
-    def test_the_end_between_frames(self) -> None:
+    def test_end_between_frames_is_reported(self) -> None:
         self.sock.shutdown(socket.SHUT_WR)
         with self.assertRaisesRegex(Ended, "between"):
             self.connection.read()
 
-    def test_violations_are_told_before_room_is_made(self) -> None:
+    def test_violations_are_found_before_allocation(self) -> None:
         def prefix(magic: bytes = b"SMW1", head: int = 2, body: int = 0) -> bytes:
             return struct.pack("<4sIQ", magic, head, body)
 
@@ -173,14 +173,14 @@ class FramesTest(unittest.TestCase):
                     theirs.close()
                     writer.join()
 
-    def test_white_space_around_a_header_is_json(self) -> None:
+    def test_white_space_around_a_header_is_valid(self) -> None:
         text = b' {"type": "x", "n":1} \n'
         self.sock.sendall(struct.pack("<4sIQ", b"SMW1", len(text), 0) + text)
         self.assertEqual(self.connection.read()[0], {"type": "x", "n": 1})
 
 
 class HeadersTest(unittest.TestCase):
-    """What is kept of headers must never change what they say."""
+    """Texts that are kept must never change a header."""
 
     def decode(self, decoder: frames.Headers, header: Any) -> Any:
         text = header if isinstance(header, str) else json.dumps(header, separators=(",", ":"))
@@ -192,33 +192,33 @@ class HeadersTest(unittest.TestCase):
         part = {"name": "x", "datatype": "FP32", "shape": [1, 2], "at": 0, "size": 8}
         return {"type": "predict", "batch": batch, "items": [{"id": ident}], "parts": [part], **more}
 
-    def test_headers_that_end_alike_are_told_apart(self) -> None:
+    def test_headers_with_equal_ends_differ(self) -> None:
         decoder = frames.Headers()
         for batch in range(5):
             want = self.predict(batch, ident=f'r{batch}",\\u0000 ]')
             self.assertEqual(self.decode(decoder, want), want)
 
-    def test_the_second_of_a_kind_defers_its_items(self) -> None:
+    def test_repeated_parts_defer_the_items(self) -> None:
         decoder = frames.Headers()
         for batch in range(2):
             text = json.dumps(self.predict(batch), separators=(",", ":")).encode()
             header = decoder.decode(memoryview(text))
             self.assertEqual(frames.DEFERRED in header, batch == 1)
 
-    def test_a_key_in_a_string_is_no_key(self) -> None:
+    def test_parts_within_a_string_are_no_key(self) -> None:
         decoder = frames.Headers()
         trap = '"x","parts":[{"name":"evil"}]}'
         for batch in range(3):
             want = self.predict(batch, ident=trap)
             self.assertEqual(self.decode(decoder, want), want)
 
-    def test_what_stands_after_the_parts_is_not_lost(self) -> None:
+    def test_keys_after_the_parts_are_kept(self) -> None:
         decoder = frames.Headers()
         for batch in range(3):
             want = self.predict(batch, warmup=batch == 1)
             self.assertEqual(self.decode(decoder, want), want)
 
-    def test_parts_within_another_key_are_not_the_headers(self) -> None:
+    def test_parts_of_another_key_are_refused(self) -> None:
         decoder = frames.Headers()
         self.decode(decoder, self.predict(1))
         tail = json.dumps(self.predict(1), separators=(",", ":")).partition(',"parts":')[2]
@@ -231,7 +231,7 @@ class HeadersTest(unittest.TestCase):
             with self.subTest(text), self.assertRaises(Violation):
                 self.decode(decoder, text)
 
-    def test_tails_without_end_are_bounded(self) -> None:
+    def test_kept_texts_are_bounded(self) -> None:
         decoder = frames.Headers()
         for n in range(1000):
             header = self.predict(1)

@@ -1,19 +1,15 @@
-"""A worker as a process: starting, signals, the lifeline, violations, exit codes."""
+"""A worker as a process: messages, cancels, signals, the lifeline, forks."""
 
 from __future__ import annotations
 
-import keyword
 import os
 import signal
-import struct
-import subprocess
 import sys
-import tempfile
 import time
 import unittest
-from typing import Any, Dict, List
+from typing import Tuple
 
-from .support import DOUBLE, ROOT, Host, alive, eventually, floats, frame
+from .support import DOUBLE, Host, alive, eventually, floats, frame
 
 
 class ConversationTest(unittest.TestCase):
@@ -42,7 +38,7 @@ class ConversationTest(unittest.TestCase):
             self.assertEqual(host.exit_code(), 0)
             self.assertEqual(host.stderr(), "")
 
-    def test_items_that_come_one_by_one(self) -> None:
+    def test_items_sent_one_by_one_are_joined(self) -> None:
         with Host(DOUBLE) as host:
             host.ready()
             body = floats(1, 2) + bytes(56) + floats(3, 4, 5, 6)
@@ -57,7 +53,7 @@ class ConversationTest(unittest.TestCase):
             header, got = host.expect("result")
             self.assertEqual((header["parts"][0]["shape"], got), ([3, 2], floats(2, 4, 6, 8, 10, 12)))
 
-    def test_bodies_of_1_and_50_megabytes(self) -> None:
+    def test_large_bodies_do_not_stay_in_memory(self) -> None:
         source = """
             from stagemesh import Tensor, Worker
             class Same(Worker):
@@ -80,7 +76,7 @@ class ConversationTest(unittest.TestCase):
                 now = next(int(line.split()[1]) for line in file if line.startswith("VmRSS"))
             self.assertLess(now, 60 << 10, "KiB stay in memory after a body of 50 MB")
 
-    def test_a_host_that_writes_byte_by_byte(self) -> None:
+    def test_host_may_write_byte_by_byte(self) -> None:
         with Host(DOUBLE) as host:
             host.ready()
             body = floats(1, 2)
@@ -90,7 +86,7 @@ class ConversationTest(unittest.TestCase):
                 host.sock.sendall(data[at : at + 1])
             self.assertEqual(host.expect("result")[1], floats(2, 4))
 
-    def test_what_a_worker_prints_disturbs_nothing_and_comes_by_lines(self) -> None:
+    def test_printed_lines_reach_standard_output(self) -> None:
         source = (
             DOUBLE
             + """
@@ -109,7 +105,7 @@ class Loud(Double):
             self.assertEqual(host.process.stdout.readline(), b"SMW1 in predict \\ud800\n")
             self.assertEqual(host.process.stdout.readline(), b"raw\n")
 
-    def test_serve_in_the_file_itself(self) -> None:
+    def test_file_may_serve_itself(self) -> None:
         source = (
             DOUBLE.replace('arrays = "buffer"', 'arrays = "numpy"')
             + '\nfrom stagemesh import serve\nserve(Double, arrays="buffer")\n'
@@ -152,7 +148,7 @@ class Slow(Double):
 """
     )
 
-    def test_a_cancel_is_seen_during_predict(self) -> None:
+    def test_cancel_is_seen_during_predict(self) -> None:
         with Host(self.SOURCE) as host:
             host.ready()
             host.predict(1, rows=3)
@@ -168,7 +164,7 @@ class Slow(Double):
             host.send({"type": "ping", "n": 1})
             host.expect("pong")
 
-    def test_threads_of_the_author_may_ask_at_once(self) -> None:
+    def test_threads_may_read_cancels_at_once(self) -> None:
         source = (
             DOUBLE
             + """
@@ -201,7 +197,7 @@ class Asks(Double):
                 self.assertEqual(host.expect("result")[0]["batch"], batch)
             self.assertEqual(len(host.lines(host.path("seen"))), 10)
 
-    def test_single_items_that_are_cancelled_are_not_begun(self) -> None:
+    def test_cancelled_single_items_do_not_start(self) -> None:
         source = (
             DOUBLE
             + """
@@ -227,7 +223,7 @@ class One(Worker):
             self.assertEqual([f["item"] for f in header["faults"]], [1])
             self.assertEqual(host.lines(host.path("entered")), ["r1-0", "r1-2"])
 
-    def test_frames_that_come_during_a_batch_are_not_lost(self) -> None:
+    def test_frames_during_a_batch_are_kept(self) -> None:
         with Host(self.SOURCE) as host:
             host.ready()
             host.predict(3)
@@ -240,7 +236,7 @@ class One(Worker):
             self.assertEqual(host.receive()[0]["state"], "SHUTDOWN")
             self.assertEqual(host.exit_code(), 0)
 
-    def test_a_host_that_leaves_during_a_batch_cancels_it(self) -> None:
+    def test_lost_connection_cancels_the_batch(self) -> None:
         with Host(self.SOURCE) as host:
             host.ready()
             host.predict(2)
@@ -264,7 +260,7 @@ class Slow(Double):
 """
     )
 
-    def test_a_signal_while_idle_ends_it_with_0(self) -> None:
+    def test_signal_while_idle_exits_with_0(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             with self.subTest(number), Host(DOUBLE) as host:
                 host.ready()
@@ -275,7 +271,7 @@ class Slow(Double):
                 self.assertTrue(host.ended())
                 self.assertEqual(host.exit_code(), 0)
 
-    def test_a_signal_mid_batch_lets_it_finish_and_a_second_changes_nothing(self) -> None:
+    def test_signals_during_a_batch_let_it_finish(self) -> None:
         with Host(self.SLOW) as host:
             host.ready()
             host.predict(1, rows=2)
@@ -289,7 +285,7 @@ class Slow(Double):
             self.assertEqual(host.exit_code(), 0)
             self.assertEqual(len(host.lines(host.path("teardown"))), 1)
 
-    def test_a_batch_that_has_come_is_run_though_a_signal_came_before_it_was_read(self) -> None:
+    def test_received_batch_runs_despite_an_earlier_signal(self) -> None:
         with Host(self.SLOW) as host:
             host.ready()
             os.kill(host.process.pid, signal.SIGSTOP)
@@ -301,7 +297,7 @@ class Slow(Double):
             self.assertEqual(sorted(kinds), ["result", "state"])
             self.assertEqual(host.exit_code(), 0)
 
-    def test_signals_at_any_moment_under_load(self) -> None:
+    def test_signal_under_load_exits_with_0(self) -> None:
         for i in range(10):
             with Host(DOUBLE) as host:
                 host.ready()
@@ -315,7 +311,7 @@ class Slow(Double):
                 self.assertEqual(host.expect("state")[0]["state"], "SHUTDOWN")
                 self.assertEqual(host.exit_code(10), 0)
 
-    def test_a_signal_ends_a_setup_at_once(self) -> None:
+    def test_signal_ends_setup_at_once(self) -> None:
         source = (
             DOUBLE
             + """
@@ -332,7 +328,7 @@ class Loads(Double):
             self.assertEqual(host.expect("state")[0]["state"], "SHUTDOWN")
             self.assertEqual(host.exit_code(), 0)
 
-    def test_a_signal_ends_the_pool_after_its_batches(self) -> None:
+    def test_signal_lets_all_slots_finish(self) -> None:
         source = self.SLOW + "\nSlow.concurrency = 2\n"
         with Host(source, welcome={"slots": 2}) as host:
             self.assertEqual(host.ready()["slots"], 2)
@@ -345,56 +341,38 @@ class Loads(Double):
             self.assertEqual({host.expect("result")[0]["batch"] for _ in range(2)}, {1, 2})
             self.assertEqual(host.exit_code(), 0)
 
-    def test_threads_that_stay_do_not_keep_the_process(self) -> None:
-        source = (
-            DOUBLE
-            + """
-import threading
+    def shut_down_after(self, setup: str, teardown: str = "pass") -> Tuple[int, str]:
+        """Returns exit code and standard error of a worker that is shut down once it is ready."""
+        source = f"""{DOUBLE}
+import multiprocessing, threading
 class Stays(Double):
     def setup(self, ctx):
-        threading.Thread(target=time.sleep, args=(600,), name="stays").start()
-"""
-        )
-        with Host(source) as host:
-            host.ready()
-            host.send({"type": "shutdown", "timeout": 5000})
-            self.assertEqual(host.exit_code(5), 0)
-            self.assertIn("without waiting for the threads stays", host.stderr())
-
-    def test_children_that_stay_do_not_keep_the_process(self) -> None:
-        source = (
-            DOUBLE
-            + """
-import multiprocessing
-class Stays(Double):
-    def setup(self, ctx):
-        multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,)).start()
-"""
-        )
-        with Host(source) as host:
-            host.ready()
-            host.send({"type": "shutdown", "timeout": 5000})
-            self.assertEqual(host.exit_code(5), 0)
-            self.assertIn("without waiting for what runs at its exit, such as the children", host.stderr())
-
-    def test_threads_that_stay_do_not_keep_a_worker_whose_teardown_exits(self) -> None:
-        source = (
-            DOUBLE
-            + """
-import threading
-class Stays(Double):
-    def setup(self, ctx):
-        threading.Thread(target=time.sleep, args=(600,), name="stays").start()
+        {setup}
     def teardown(self):
-        sys.exit(3)
+        {teardown}
 """
-        )
         with Host(source) as host:
             host.ready()
             host.send({"type": "shutdown", "timeout": 5000})
-            self.assertIn(host.exit_code(5), (1, 3))
+            return host.exit_code(5), host.stderr()
 
-    def test_a_signal_between_the_connection_and_the_hello(self) -> None:
+    THREAD = 'threading.Thread(target=time.sleep, args=(600,), name="stays").start()'
+    CHILD = 'multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,)).start()'
+
+    def test_running_threads_do_not_keep_the_process(self) -> None:
+        code, errors = self.shut_down_after(self.THREAD)
+        self.assertEqual(code, 0)
+        self.assertIn("without waiting for the threads stays", errors)
+
+    def test_running_children_do_not_keep_the_process(self) -> None:
+        code, errors = self.shut_down_after(self.CHILD)
+        self.assertEqual(code, 0)
+        self.assertIn("without waiting for what runs at its exit, such as the children", errors)
+
+    def test_exit_in_teardown_ends_despite_threads(self) -> None:
+        self.assertIn(self.shut_down_after(self.THREAD, teardown="sys.exit(3)")[0], (1, 3))
+
+    def test_signal_before_hello_exits_with_0(self) -> None:
         source = (
             DOUBLE
             + """
@@ -410,7 +388,7 @@ life.Life.connected = then_a_signal
             self.assertEqual(host.exit_code(), 0)
             self.assertEqual(host.stderr(), "")
 
-    def test_teardown_waits_for_batches_that_the_host_has_left(self) -> None:
+    def test_teardown_waits_for_running_batches(self) -> None:
         source = (
             self.SLOW.replace('"go")\n', '"go")\n        time.sleep(0.2)\n        note("order", "batch")\n')
             + '\n    def teardown(self):\n        note("order", "teardown")\nSlow.concurrency = 2\n'
@@ -427,7 +405,7 @@ life.Life.connected = then_a_signal
             self.assertEqual(host.exit_code(), 0)
             self.assertEqual(host.lines(host.path("order")), ["batch", "teardown"])
 
-    def test_a_teardown_that_raises_is_no_success(self) -> None:
+    def test_error_in_teardown_exits_with_1(self) -> None:
         with Host(DOUBLE + '\n    def teardown(self):\n        raise KeyError("left")\n') as host:
             host.ready()
             host.send({"type": "shutdown", "timeout": 5000})
@@ -459,12 +437,12 @@ class Busy(Double):
         self.assertLess(time.monotonic() - started, 2)
         self.assertNotEqual(code, 0)
 
-    def test_an_idle_worker_ends(self) -> None:
+    def test_idle_worker_ends_with_the_lifeline(self) -> None:
         with Host(DOUBLE) as host:
             host.ready()
             self.ends(host)
 
-    def test_a_busy_worker_ends_with_its_children(self) -> None:
+    def test_busy_worker_ends_with_its_children(self) -> None:
         with Host(self.BUSY) as host:
             host.ready()
             host.predict(1)
@@ -476,14 +454,14 @@ class Busy(Double):
             eventually(lambda: not alive(child), "the child ends too", 2 - (time.monotonic() - started))
 
     @unittest.skipUnless(sys.platform.startswith("linux"), "elsewhere the thread alone watches, which needs the lock")
-    def test_a_worker_that_holds_the_interpreters_lock_ends(self) -> None:
+    def test_worker_holding_the_lock_ends(self) -> None:
         with Host(self.BUSY) as host:
             host.ready()
             host.predict(2)
             eventually(lambda: len(host.lines(host.path("child"))) == 1, "the batch runs")
             self.ends(host)
 
-    def test_a_worker_that_loads_ends(self) -> None:
+    def test_worker_in_setup_ends_with_the_lifeline(self) -> None:
         source = (
             DOUBLE
             + """
@@ -513,7 +491,7 @@ class Forks(Double):
 """
     )
 
-    def test_a_forked_child_has_signals_of_its_own_and_does_not_hold_the_connection(self) -> None:
+    def test_forked_child_is_independent_of_the_host(self) -> None:
         with Host(self.SOURCE) as host:
             host.ready()
             eventually(lambda: len(host.lines(host.path("child"))) == 1, "the child runs")
@@ -525,7 +503,7 @@ class Forks(Double):
             os.kill(int(pid), signal.SIGTERM)
             eventually(lambda: not alive(int(pid)), "a signal ends the child")
 
-    def test_a_forked_child_ends_as_it_says(self) -> None:
+    def test_forked_child_keeps_its_exit_code(self) -> None:
         source = (
             DOUBLE
             + """
@@ -548,7 +526,7 @@ class Forks(Double):
             self.assertEqual(host.lines(host.path("codes")), ["[0, 1]"])
             self.assertIn("of the child", host.stderr())
 
-    def test_the_children_of_multiprocessing_do_not_serve(self) -> None:
+    def test_multiprocessing_children_do_not_serve(self) -> None:
         for how in ("spawn", "forkserver"):
             source = (
                 DOUBLE.replace('arrays = "buffer"', 'arrays = "numpy"')
@@ -575,200 +553,6 @@ serve(Spawns, arrays="buffer")
                 self.assertEqual(host.expect("result")[1], floats(4, 4))
                 host.send({"type": "shutdown", "timeout": 5000})
                 self.assertEqual(host.exit_code(), 0)
-
-
-def start(source: str, *arguments: str, **environ: str) -> Any:
-    """Runs ``python -m stagemesh`` as a person does, for a file of this source, and returns how it ended."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "w.py")
-        with open(path, "w") as file:
-            file.write(source)
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("STAGEMESH_")}
-        command = [sys.executable, "-m", "stagemesh", *(arguments or (path,))]
-        return subprocess.run(
-            command,
-            env={**clean, "PYTHONPATH": ROOT, **environ},
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            capture_output=True,
-            text=True,
-            timeout=30,
-        )
-
-
-class FailuresTest(unittest.TestCase):
-    def test_violations_close_the_connection_and_end_the_process(self) -> None:
-        part = {"name": "x", "datatype": "FP32", "shape": [1, 2], "at": 0, "size": 8}
-
-        def predict(**changes: Any) -> bytes:
-            header: Dict[str, Any] = {"type": "predict", "batch": 1, "items": [{"id": "a"}], "parts": [part]}
-            header.update(changes)
-            return frame({k: v for k, v in header.items() if v is not None}, floats(1, 2))
-
-        for name, data, want in (
-            ("garbage", b"GET / HTTP/1.1\r\n\r\n", "begins with 47 45 54 20"),
-            ("an unknown type", frame({"type": "chat"}), "'chat' that does not fit the moment"),
-            (
-                "another welcome",
-                frame({"type": "welcome", "protocol": 1, "options": {}, "max_frame": 1}),
-                "'welcome' that does not fit",
-            ),
-            ("a body that is too long", struct.pack("<4sIQ", b"SMW1", 20, 1 << 40), "at most"),
-            ("no items", predict(items=[]), "items is a list of at least one"),
-            ("an item without an id", predict(items=[{}]), "items[0]: an object with an id"),
-            ("rows of another type", predict(items=[{"id": "a", "rows": 1.5}]), "rows is a whole number"),
-            (
-                "parameters of another type",
-                predict(items=[{"id": "a", "parameters": {"p": []}}]),
-                "parameters are booleans",
-            ),
-            ("metadata of another type", predict(items=[{"id": "a", "metadata": {"p": 1}}]), "metadata are strings"),
-            ("a timeout of another type", predict(items=[{"id": "a", "timeout": "1s"}]), "timeout is whole"),
-            (
-                "rows that do not add up",
-                predict(items=[{"id": "a"}, {"id": "b"}]),
-                "shape [1, 2], the items have 2 rows",
-            ),
-            ("a batch of another type", predict(batch="1"), "batch is a whole number"),
-            ("no parts", predict(parts=None), "no parts"),
-            ("a part outside the body", predict(parts=[{**part, "at": 1}]), "bytes 1 to 9 of a body of 8"),
-            ("a part before the body", predict(parts=[{**part, "at": -1}]), "bytes -1"),
-            ("a size that does not fit", predict(parts=[{**part, "shape": [1, 3]}]), "takes 12 bytes, got 8"),
-            ("an unknown datatype", predict(parts=[{**part, "datatype": "FP8"}]), "datatype 'FP8' is none"),
-            ("a negative extent", predict(parts=[{**part, "shape": [-1, 2]}]), "an extent that is none"),
-            ("an item that is none", predict(parts=[{**part, "item": 1}]), "item 1 is none of the 1"),
-            ("a part twice", predict(parts=[part, part]), "more than once"),
-            ("another place", predict(parts=[{**part, "place": "shm"}]), "place 'shm'"),
-            ("a cancel of another type", frame({"type": "cancel", "batch": 1, "items": 3}), "items is a list"),
-            ("a ping without a number", frame({"type": "ping"}), "n is a whole number"),
-        ):
-            with self.subTest(name), Host(DOUBLE) as host:
-                host.ready()
-                host.sock.sendall(data)
-                error, _ = host.expect("error")
-                self.assertEqual((error["kind"], "batch" in error), ("protocol", False))
-                self.assertIn(want, error["message"])
-                self.assertTrue(host.ended())
-                self.assertEqual(host.exit_code(), 4)
-                self.assertIn("does not keep to the worker protocol", host.stderr())
-                self.assertIn(want, host.stderr())
-                self.assertNotIn("Traceback", host.stderr())
-
-    def test_half_a_frame_and_the_end(self) -> None:
-        with Host(DOUBLE) as host:
-            host.ready()
-            host.sock.sendall(frame({"type": "ping", "n": 1})[:20])
-            host.sock.close()
-            self.assertEqual(host.exit_code(), 3)
-            self.assertIn("in the middle of a frame", host.stderr())
-
-    def test_versions_that_do_not_meet(self) -> None:
-        with Host(DOUBLE) as host:
-            host.expect("hello")
-            host.send({"type": "error", "kind": "protocol", "error": "Version", "message": "this host speaks 2 and 3"})
-            self.assertEqual(host.exit_code(), 4)
-            self.assertIn("this host speaks 2 and 3 (it speaks protocol 1)", host.stderr())
-        with Host(DOUBLE, welcome={"protocol": 2}) as host:
-            host.hello()
-            self.assertEqual(host.exit_code(), 4)
-            self.assertIn("welcome: protocol 2", host.stderr())
-
-    def test_welcomes_that_cannot_be(self) -> None:
-        cases: List[Dict[str, Any]] = [
-            {"options": []},
-            {"max_frame": -1},
-            {"max_frame": 1.5},
-            {"slots": 0},
-            {"slots": 1025},
-            {"max_size": 1 << 31},
-            {"devices": [0]},
-        ]
-        for changes in cases:
-            with self.subTest(changes), Host(DOUBLE, welcome=changes) as host:
-                host.hello()
-                self.assertEqual(host.exit_code(), 4)
-
-    def test_a_setup_that_raises(self) -> None:
-        source = (
-            DOUBLE
-            + """
-class Fails(Double):
-    def setup(self, ctx):
-        open("/no/such/model")
-"""
-        )
-        with Host(source) as host:
-            host.hello()
-            state, _ = host.expect("state")
-            self.assertEqual(state["state"], "ERROR")
-            self.assertIn("/no/such/model", state["message"])
-            error, _ = host.expect("error")
-            self.assertEqual(
-                (error["kind"], error["error"], "batch" in error), ("exception", "FileNotFoundError", False)
-            )
-            self.assertIn("in setup", error["traceback"])
-            self.assertEqual(host.exit_code(), 1)
-
-            # What a host shows as the last that the worker wrote.
-            self.assertRegex(host.stderr(), r'worker_file.py", line \d+, in setup\n(.*\n)+FileNotFoundError: .*\n$')
-
-    def test_a_crash_of_native_code_says_where(self) -> None:
-        source = DOUBLE + "\n    def setup(self, ctx):\n        import ctypes\n        ctypes.string_at(0)\n"
-        with Host(source) as host:
-            host.hello()
-            self.assertEqual(host.exit_code(), -signal.SIGSEGV)
-            self.assertRegex(host.stderr(), r'worker_file.py", line \d+ in setup')
-
-    def test_what_is_declared_wrongly_has_a_sentence_and_no_traceback(self) -> None:
-        source = DOUBLE.replace('outputs = {"y": Tensor("FP32", [-1, 2])}', 'outputs = {"y": Tensor("FP32", [2])}')
-        with Host(source) as host:
-            host.hello()
-            self.assertIn("axis 0 is rows", host.expect("state")[0]["message"])
-            self.assertNotIn("traceback", host.expect("error")[0])
-            self.assertEqual(host.exit_code(), 1)
-            self.assertEqual(len(host.stderr().splitlines()), 1)
-
-    def test_exiting_in_setup_is_no_success(self) -> None:
-        with Host(DOUBLE + "\nclass Exits(Double):\n    def setup(self, ctx):\n        sys.exit(0)\n") as host:
-            host.hello()
-            self.assertEqual(host.exit_code(), 1)
-
-    def test_started_by_hand(self) -> None:
-        for source, arguments, environ, code, want in (
-            (DOUBLE, (), {}, 2, "STAGEMESH_SOCKET is not set"),
-            (DOUBLE, (), {"STAGEMESH_SOCKET": "/no/socket"}, 3, "/no/socket"),
-            (DOUBLE, (), {"STAGEMESH_LIFELINE": "999"}, 2, "STAGEMESH_LIFELINE is '999', which is no open pipe"),
-            (DOUBLE, (), {"STAGEMESH_LIFELINE": "0"}, 2, "LIFELINE is '0', which is no open pipe: it is no pipe"),
-            ("x = 1", (), {}, 2, "there is no subclass of stagemesh.Worker"),
-            (DOUBLE + "\nclass B(Worker): pass\n", (), {}, 2, "several workers (Double, B); name one"),
-            ("", (f"{keyword.__file__}:Q",), {}, 2, f"{keyword.__file__}: there is no Q"),
-            ("", ("/no/file.py",), {}, 2, "/no/file.py: No such file"),
-            (DOUBLE.replace("def predict", "def forward"), (), {}, 1, "neither predict(self, batch) nor predict_item"),
-        ):
-            with self.subTest(want):
-                done = start(source, *arguments, **environ)
-                self.assertEqual(done.returncode, code, done.stderr)
-                self.assertIn(want, done.stderr)
-                self.assertNotIn("Traceback", done.stderr)
-
-    def test_tracebacks_begin_in_the_authors_code(self) -> None:
-        for source, code, want in (
-            ("import no_such_module", 1, "No module named 'no_such_module'"),
-            ("def predict(self, batch)", 1, "SyntaxError"),
-        ):
-            with self.subTest(want):
-                done = start(source)
-                self.assertEqual(done.returncode, code, done.stderr)
-                self.assertIn(want, done.stderr)
-                self.assertIn("w.py", done.stderr)
-                self.assertNotIn("loading.py", done.stderr)
-
-    def test_numpy_is_asked_for_by_name(self) -> None:
-        source = DOUBLE.replace('arrays = "buffer"', 'arrays = "numpy"') + "\nsys.modules['numpy'] = None\n"
-        with Host(source) as host:
-            host.hello()
-            self.assertIn("install numpy", host.expect("state")[0]["message"])
-            self.assertEqual(host.exit_code(), 1)
 
 
 if __name__ == "__main__":

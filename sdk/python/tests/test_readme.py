@@ -42,7 +42,7 @@ class Model:
 
 
 class ReadmeTest(unittest.TestCase):
-    def test_the_first_worker_and_the_way_to_test_it(self) -> None:
+    def test_first_worker_and_its_test_run(self) -> None:
         first, *_, test, _ = blocks()
         self.assertLessEqual(len(first.splitlines()), 20)
         with tempfile.TemporaryDirectory() as folder:
@@ -57,12 +57,12 @@ class ReadmeTest(unittest.TestCase):
             exec(test, space)
         self.assertEqual(space["first"]["p"].tolist(), [[64.0] * 10])
 
-    def test_single_items(self) -> None:
+    def test_single_items_run(self) -> None:
         count = define(blocks()[1])["Count"]
         with testing.run(count, process=False, arrays="buffer") as w:
             self.assertEqual(w.predict({"text": "a b c"}), {"count": 3})
 
-    def test_streams(self) -> None:
+    def test_streams_run(self) -> None:
         *_, test = blocks()
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "chat.py")
@@ -73,7 +73,7 @@ class ReadmeTest(unittest.TestCase):
             exec(test, {"testing": testing}, space)
         self.assertEqual((space["words"], space["whole"]), (["Hello ", "there "], "Hello there "))
 
-    def test_before_and_after(self) -> None:
+    def test_preprocess_and_postprocess_run(self) -> None:
         def pixels(image: bytes) -> Any:
             if not image:
                 raise InvalidInput("image", "is empty")

@@ -12,11 +12,12 @@ import textwrap
 import threading
 import unittest
 from typing import Any, List
+from unittest import mock
 
 import numpy as np
 
 from stagemesh import InvalidInput, Tensor, Worker, check, testing
-from stagemesh.loading import NotFound, target_of
+from stagemesh.serving import NotFound, target_of
 from stagemesh.testing import BatchFailed, WorkerEnded
 
 from .support import ROOT, alive, eventually
@@ -42,7 +43,7 @@ class Scale(Worker):
 
 
 class TestingTest(unittest.TestCase):
-    def test_both_ways_of_running_give_the_same(self) -> None:
+    def test_process_and_thread_give_the_same(self) -> None:
         for process in (True, False):
             with self.subTest(process=process), testing.run(Scale, {"by": 3}, process=process) as w:
                 self.assertEqual(w.predict({"x": [1, 2]})["y"].tolist(), [[3, 6]])
@@ -58,12 +59,12 @@ class TestingTest(unittest.TestCase):
                 self.assertEqual(w.stop(), 0)
                 self.assertEqual(w.stop(), 0)
 
-    def test_a_worker_that_dies_is_told(self) -> None:
+    def test_crash_is_reported(self) -> None:
         with testing.run(Scale) as w:
             with self.assertRaisesRegex(WorkerEnded, "its process exited with 7"):
                 w.predict({"x": [666, 0]})
 
-    def test_a_worker_that_does_not_start_is_told(self) -> None:
+    def test_failed_start_is_reported(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "w.py")
             with open(path, "w") as file:
@@ -71,7 +72,7 @@ class TestingTest(unittest.TestCase):
             with self.assertRaisesRegex(WorkerEnded, "exited with 1"):
                 testing.run(path, stderr=subprocess.DEVNULL).start()
 
-    def test_inputs_that_do_not_fit_are_told_before_they_are_sent(self) -> None:
+    def test_wrong_inputs_are_refused_before_sending(self) -> None:
         with testing.run(Scale, process=False) as w:
             for inputs, want in (
                 ({"x": [1, 2, 3]}, "input 'x': got shape"),
@@ -82,13 +83,13 @@ class TestingTest(unittest.TestCase):
             with self.assertRaisesRegex(ValueError, "add requests first"):
                 w.predict()
 
-    def test_inputs_that_are_not_declared_are_named(self) -> None:
+    def test_undeclared_inputs_are_named(self) -> None:
         with testing.run(Scale, process=False) as w:
             for value in (3, "a", [[1]]):
                 with self.assertRaisesRegex(ValueError, "input 'nope' is not declared; inputs are 'x'"):
                     w.predict({"nope": value})
 
-    def test_a_worker_that_has_ended_is_told_whatever_is_asked(self) -> None:
+    def test_ended_worker_is_reported_by_every_call(self) -> None:
         class Anything(Worker):
             def predict(self, batch: Any) -> Any:
                 return {}
@@ -112,7 +113,7 @@ class TestingTest(unittest.TestCase):
             with self.assertRaisesRegex(WorkerEnded, "ended by SIGKILL"):
                 ask()
 
-    def test_several_batches_may_be_on_their_way(self) -> None:
+    def test_several_batches_may_run_at_once(self) -> None:
         class Slots(Scale):
             concurrency = 3
 
@@ -130,7 +131,7 @@ class TestingTest(unittest.TestCase):
             for i, batch in reversed(list(enumerate(batches))):
                 self.assertEqual([o["y"].tolist() for o in w.result(batch)], [[[i, i]]] * (i + 1))
 
-    def test_arrays_are_those_that_the_file_serves_with(self) -> None:
+    def test_arrays_are_those_of_the_files_serve(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "w.py")
             for arrays, kind in (("buffer", memoryview), ("numpy", np.ndarray)):
@@ -145,11 +146,11 @@ class TestingTest(unittest.TestCase):
                 with testing.run(path) as w:
                     self.assertIsInstance(w.predict({"x": [1, 2]})["x"], kind)
 
-    def test_a_batch_that_fails_is_told(self) -> None:
+    def test_failed_batch_is_reported(self) -> None:
         with testing.run(Scale, process=False) as w, self.assertRaisesRegex(BatchFailed, "KeyError"):
             w.predict({})
 
-    def test_classes_in_functions_need_this_process(self) -> None:
+    def test_local_classes_need_this_process(self) -> None:
         class Local(Scale):
             pass
 
@@ -158,7 +159,7 @@ class TestingTest(unittest.TestCase):
         with testing.run(Local, process=False) as w:
             w.predict({"x": [1, 2]})
 
-    def test_no_process_outlives_the_one_that_tests(self) -> None:
+    def test_worker_ends_with_the_test_process(self) -> None:
         source = f"""
             import os, sys
             sys.path[:0] = {sys.path!r}
@@ -189,7 +190,7 @@ class CheckTest(unittest.TestCase):
         self.errors = done.stderr
         return done.returncode, done.stdout
 
-    def test_a_good_worker_passes_all(self) -> None:
+    def test_good_worker_passes_all_checks(self) -> None:
         code, out = self.check(
             """
             def predict(self, batch):
@@ -223,7 +224,7 @@ class CheckTest(unittest.TestCase):
             self.assertIn(text, out)
         self.assertIn("      -> ", out)
 
-    def test_what_is_wrong_is_said(self) -> None:
+    def test_findings_name_the_problem(self) -> None:
         cases: List[Any] = [
             (
                 "def predict(self, batch):\n    return {'y': batch['x'].astype(float)}",
@@ -266,30 +267,30 @@ class CheckTest(unittest.TestCase):
             with self.subTest(want[-1]):
                 self.wrong(body, *want)
 
-    def test_what_a_setup_raised_is_shown_from_the_authors_code_on(self) -> None:
+    def test_setup_error_starts_in_the_workers_file(self) -> None:
         _, out = self.check("def setup(self, ctx):\n    ctx.options['model']\ndef predict(self, batch):\n    pass")
         self.assertIn("WRONG starts", out)
         self.assertIn("exited with 1: KeyError: 'model'", out)
         self.assertIn("in setup", out)
-        self.assertNotIn("serving.py", out)
+        self.assertNotIn("session.py", out)
 
-    def test_what_is_declared_wrongly_is_a_sentence(self) -> None:
+    def test_invalid_declaration_is_one_sentence(self) -> None:
         _, out = self.check("outputs = {'y': Tensor('FP32', [2])}\ndef predict(self, batch):\n    pass")
         self.assertRegex(out, r"WRONG starts\n      .*axis 0 is rows.*\n      -> declare what can be served")
 
-    def test_a_worker_that_hangs_is_ended_and_where_is_told(self) -> None:
+    def test_hanging_worker_is_ended_with_a_traceback(self) -> None:
         code, out = self.check("def predict(self, batch):\n    while True:\n        pass", "--patience=1")
         self.assertEqual(code, 1)
-        self.assertIn("WRONG answers its examples\n      the worker said nothing for 1 s", out)
+        self.assertIn("WRONG answers its examples\n      the worker sent nothing for 1 s", out)
         self.assertRegex(self.errors, r"most recent call first.*\n.*line \d+ in predict")
         self.assertIn("ok    leaves on shutdown", out)
 
-    def test_what_cannot_be_known_is_not_asked(self) -> None:
+    def test_dependent_checks_are_skipped(self) -> None:
         _, out = self.check("def predict(self, batch):\n    return {'y': batch['x'][:1]}")
         self.assertNotIn("WRONG bad input", out)
         self.assertIn("not checked, since an item is not answered among others: bad input is the fault of its", out)
 
-    def test_what_the_check_cannot_ask_is_a_finding_and_leaves_nothing_behind(self) -> None:
+    def test_unusable_example_is_a_finding(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "w.py")
             with open(path, "w") as file:
@@ -303,15 +304,14 @@ class CheckTest(unittest.TestCase):
                     '    examples = [{"x": [1], "y": [[1, 2], [3, 4]]}]\n'
                     '    def predict(self, batch):\n        return {"y": batch["y"]}\n'
                 )
-            before = set(os.listdir(tempfile.gettempdir()))
-            with contextlib.redirect_stdout(io.StringIO()) as out:
+            with mock.patch.object(tempfile, "tempdir", folder), contextlib.redirect_stdout(io.StringIO()) as out:
                 self.assertEqual(check.main([path, "--max-size=4"]), 1)
-            left = {name for name in set(os.listdir(tempfile.gettempdir())) - before if name.startswith("stagemesh-")}
-        self.assertIn("WRONG answers its examples\n      it cannot be asked: ValueError: request 0", out.getvalue())
+            left = [name for name in os.listdir(folder) if name.startswith("stagemesh-")]
+        self.assertIn("WRONG answers its examples\n      it cannot be tested: ValueError: request 0", out.getvalue())
         self.assertIn("ok    leaves on shutdown", out.getvalue())
-        self.assertEqual(left, set())
+        self.assertEqual(left, [])
 
-    def test_a_worker_that_streams_is_asked_for_chunks_and_cancelled(self) -> None:
+    def test_streaming_worker_is_checked_by_chunks(self) -> None:
         body = """
             outputs = {{"y": Tensor("FP32", [-1])}}
             inputs = {{"x": Tensor("FP32", [2])}}
@@ -327,11 +327,11 @@ class CheckTest(unittest.TestCase):
         self.assertNotIn("full batch", out)
         self.wrong(body.format("'a'", "pass"), "WRONG answers its examples", "chunk 1: output 'y'")
         slow = body.format("x", "time.sleep(1.2)")
-        self.wrong(slow, "WRONG stops a stream that is cancelled", "and nobody waited")
+        self.wrong(slow, "WRONG stops a stream that is cancelled", "after the cancel")
         self.wrong(body.format("x", "return 1/0"), "WRONG answers its examples", "could not run this item")
         self.assertIn("ZeroDivisionError", self.errors)
 
-    def test_a_worker_of_several_slots_is_asked_for_batches_at_a_time(self) -> None:
+    def test_slots_are_checked_at_a_time(self) -> None:
         body = """
             concurrency = 3
             busy = False
@@ -346,7 +346,7 @@ class CheckTest(unittest.TestCase):
         _, out = self.check(body.format(" or True"))
         self.assertIn("ok    answers batches at a time: 3", out)
 
-    def test_usage(self) -> None:
+    def test_wrong_arguments_exit_with_2(self) -> None:
         with contextlib.redirect_stderr(io.StringIO()) as errors:
             self.assertEqual(check.main(["/no/such.py"]), 2)
         self.assertIn("there is no such file", errors.getvalue())

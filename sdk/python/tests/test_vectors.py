@@ -1,4 +1,4 @@
-"""The frames of sdk/vectors, which the other side is tested with too."""
+"""The frames of sdk/vectors, with which the host is tested too."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import unittest
 from typing import Any, Dict
 
 from stagemesh import Tensor, Worker
-from stagemesh.arrays import arrays_of
 from stagemesh.frames import Connection, Ended, Violation, load_items
 from stagemesh.life import Life
 from stagemesh.parts import Raw, read_parts
 from stagemesh.runs import Runs, check_predict
-from stagemesh.serving import Session, check_welcome
+from stagemesh.session import Session, check_welcome
+from stagemesh.worker import arrays_of
 
 from .support import ROOT
 
@@ -40,7 +40,7 @@ def read(data: bytes) -> Any:
 
 
 def take(header: Dict[str, Any], body: memoryview) -> None:
-    """Takes a host's message as a worker does that is ready; raises Violation."""
+    """Handles a host's message as a ready worker does; raises Violation."""
     kind = header["type"]
     if kind == "welcome":
         check_welcome(header)
@@ -51,16 +51,16 @@ def take(header: Dict[str, Any], body: memoryview) -> None:
         with ours, theirs:
             session = Session(Connection(theirs), Anything, None, Life(), {})
             try:
-                session._other(header)
+                session._handle(header)
             except Ended:
                 pass  # an error of the host ends the connection
 
 
 class VectorsTest(unittest.TestCase):
-    def test_there_are_some(self) -> None:
+    def test_vectors_exist(self) -> None:
         self.assertTrue(VECTORS)
 
-    def test_each(self) -> None:
+    def test_every_vector_is_read_or_refused(self) -> None:
         for path in VECTORS:
             with open(path, encoding="utf-8") as file:
                 vector = json.load(file)
@@ -79,14 +79,14 @@ class VectorsTest(unittest.TestCase):
             self.parts(vector, header, body)
             return
         if vector["direction"] == "worker":
-            return  # a worker's mistake, which the host finds
+            return  # a worker's mistake, which only the host can find
         with self.assertRaises((Violation, Ended), msg=vector.get("why")):
             header, body = read(data)
             load_items(header)
             take(header, body)
 
     def parts(self, vector: Dict[str, Any], header: Dict[str, Any], body: memoryview) -> None:
-        """Checks that the bytes of the parts are where the header says."""
+        """Checks that the bytes of the parts are at the place that the header names."""
         entries = list(header.get("parts", []))
         for example in header.get("spec", {}).get("examples", []):
             entries += example["inputs"]
@@ -104,7 +104,7 @@ class VectorsTest(unittest.TestCase):
             else:
                 self.assertEqual(part.content_type, want.get("content_type") or "")
 
-    def test_what_this_side_says_is_what_the_vectors_have(self) -> None:
+    def test_hello_has_the_keys_of_the_vectors(self) -> None:
         """The hello of the vectors has the keys of this library's."""
         ours, theirs = socket.socketpair()
         with ours, theirs:
@@ -124,7 +124,7 @@ class MessagesTest(unittest.TestCase):
         items = check_predict(json.loads(json.dumps(header)))
         self.assertEqual([type(v) for v in items[0]["parameters"].values()], [int, float])
 
-    def test_specs_are_told_without_their_defaults(self) -> None:
+    def test_specs_are_sent_without_defaults(self) -> None:
         self.assertEqual(Tensor("FP32", [-1, 2]).wire("x"), {"name": "x", "datatype": "FP32", "shape": [-1, 2]})
 
 

@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/services/bench/baseline"
-	"github.com/stagemesh/stagemesh/services/local"
 	"github.com/stagemesh/stagemesh/services/meshfile"
 )
 
@@ -83,7 +83,7 @@ func (b beside) stop() error {
 }
 
 // brokerOf returns the broker of a mesh that runs in this process.
-func brokerOf(m *local.Mesh) baseline.Broker {
+func brokerOf(m *stagemesh.Mesh) baseline.Broker {
 	to := m.Broker()
 	return baseline.Broker{URL: to.URL, Server: to.Server, Auth: to.Auth}
 }

@@ -5,9 +5,9 @@ import (
 	"errors"
 	"log/slog"
 
+	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/process"
-	"github.com/stagemesh/stagemesh/services/local"
 )
 
 // Settings say which mesh is started, and how.
@@ -60,7 +60,7 @@ func Start(ctx context.Context, s Settings) (*Bed, error) {
 	if err != nil {
 		return nil, err
 	}
-	m, err := local.FromFile(f, local.FileSettings{Logger: s.Logger, Version: process.Version()})
+	m, err := stagemesh.FromFile(f, stagemesh.FileSettings{Logger: s.Logger, Version: process.Version()})
 	if err != nil {
 		return nil, err
 	}

@@ -11,12 +11,11 @@ import (
 	"github.com/google/uuid"
 	"go.opentelemetry.io/otel/metric/noop"
 
+	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/services/bench/baseline"
-	"github.com/stagemesh/stagemesh/services/local"
 	"github.com/stagemesh/stagemesh/services/meshfile"
-	"github.com/stagemesh/stagemesh/services/registry"
 	"github.com/stagemesh/stagemesh/services/runners"
 	"github.com/stagemesh/stagemesh/stagehost"
 )
@@ -80,7 +79,7 @@ func (p Part) front(ctx context.Context, out io.Writer, route *baseline.Route) e
 		return err
 	}
 	reachable(f)
-	m, err := local.FromFile(f, local.FileSettings{Stages: []string{}, Logger: p.Logger, Version: process.Version()})
+	m, err := stagemesh.FromFile(f, stagemesh.FileSettings{Stages: []string{}, Logger: p.Logger, Version: process.Version()})
 	if err != nil {
 		return err
 	}
@@ -91,7 +90,7 @@ func (p Part) front(ctx context.Context, out io.Writer, route *baseline.Route) e
 }
 
 // serveFront serves until the context ends.
-func (p Part) serveFront(ctx context.Context, out io.Writer, m *local.Mesh, route *baseline.Route) error {
+func (p Part) serveFront(ctx context.Context, out io.Writer, m *stagemesh.Mesh, route *baseline.Route) error {
 	said := announcement{Broker: m.BrokerURL(), URL: m.URL()}
 	stop := func() error { return nil }
 	if route != nil {
@@ -114,7 +113,7 @@ func (p Part) baselineHost(ctx context.Context, out io.Writer, route baseline.Ro
 	if err != nil {
 		return err
 	}
-	host, err := baseline.StartHost(ctx, baseline.Broker{URL: p.Broker, Auth: f.BrokerAuth()}, route, p.Stage)
+	host, err := baseline.StartHost(ctx, baseline.Broker{URL: p.Broker, Auth: f.NATS.Broker}, route, p.Stage)
 	if err != nil {
 		return err
 	}
@@ -137,7 +136,7 @@ func (p Part) host(ctx context.Context, out io.Writer) error {
 	}
 	settings.Host, settings.Version, settings.Logger = pipeline.HostID(uuid.Must(uuid.NewV7()).String()), process.Version(), p.Logger
 	settings.Meter = noop.Meter{}
-	known, err := p.registry(f)
+	known, err := meshfile.NewRegistry(f.Mesh, f.Registry, settings.Bus, p.Logger)
 	if err != nil {
 		return err
 	}
@@ -147,15 +146,6 @@ func (p Part) host(ctx context.Context, out io.Writer) error {
 		return fmt.Errorf("stage %s: %w", p.Stage, err)
 	}
 	return known.Around(ctx, func() error { return serve(ctx, h, out) })
-}
-
-func (p Part) registry(f *meshfile.File) (*registry.Registry, error) {
-	settings := f.RegistrySettings()
-	if settings == nil {
-		return nil, nil
-	}
-	settings.Logger = p.Logger
-	return registry.New(*settings)
 }
 
 // serve runs the host, and says once that it is ready.

@@ -15,11 +15,11 @@ import (
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
+	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/services/bench/load"
 	"github.com/stagemesh/stagemesh/services/bench/target"
-	"github.com/stagemesh/stagemesh/services/local"
 	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/services/runners"
 )
@@ -48,7 +48,7 @@ func mesh(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := local.FromFile(f, local.FileSettings{})
+	m, err := stagemesh.FromFile(f, stagemesh.FileSettings{})
 	if err != nil {
 		t.Fatal(err)
 	}

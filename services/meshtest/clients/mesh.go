@@ -8,28 +8,28 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/discovery/natskv"
+	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/sdk/python"
-	"github.com/stagemesh/stagemesh/services/local"
-	"github.com/stagemesh/stagemesh/services/registry"
+	"github.com/stagemesh/stagemesh/services/meshfile"
+	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
 )
 
 // Mesh is a mesh under test. It ends with its test.
-type Mesh struct{ *local.Mesh }
+type Mesh struct{ *stagemesh.Mesh }
 
 // Start starts a mesh and returns when its models are ready and described.
 func Start(t *testing.T) Mesh {
 	t.Helper()
-	m, err := local.New(local.Settings{
-		Gateway:  gateway.Settings{Listen: "127.0.0.1:0"},
-		Registry: &registry.Settings{NATS: &natskv.Settings{}},
+	m, err := stagemesh.New(stagemesh.Settings{
+		Gateway:  gateway.Settings{Config: gateway.Config{Listen: "127.0.0.1:0"}},
+		Registry: &meshfile.RegistryConfig{},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -83,10 +83,10 @@ func (m Mesh) inputs(t *testing.T, model string) int {
 }
 
 // add adds a stage, and the pipeline of that name which is this stage alone.
-func add(t *testing.T, m *local.Mesh, name string, r runner.Runner) {
+func add(t *testing.T, m *stagemesh.Mesh, name string, r runner.Runner) {
 	t.Helper()
 	stage := pipeline.StageName(name)
-	if err := m.AddStage(local.Stage{Name: stage, Runner: r, DrainTimeout: time.Second}); err != nil {
+	if err := m.AddStage(stagemesh.Stage{Name: stage, Runner: r, Config: stagehost.Config{DrainTimeout: time.Second}}); err != nil {
 		t.Fatal(err)
 	}
 	err := m.AddPipeline(pipeline.Pipeline{

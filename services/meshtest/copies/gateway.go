@@ -18,8 +18,8 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
-	"github.com/stagemesh/stagemesh/services/gatewaymain"
 	"github.com/stagemesh/stagemesh/services/meshtest"
+	"github.com/stagemesh/stagemesh/services/stagemesh"
 )
 
 // programVariable makes the test's program a gateway.
@@ -30,7 +30,7 @@ func IsProgram() bool { return os.Getenv(programVariable) != "" }
 
 // Main is the gateway's, and returns the code to exit with.
 func Main() int {
-	if err := gatewaymain.New().ExecuteContext(context.Background()); err != nil {
+	if err := stagemesh.New().ExecuteContext(context.Background()); err != nil {
 		fmt.Fprintln(os.Stderr, "gateway:", err)
 		return 1
 	}
@@ -66,7 +66,7 @@ func Start(t *testing.T) Gateway {
 	if err := os.WriteFile(config, fmt.Appendf(nil, file, meshtest.Mesh, out.Broker.URL()), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(os.Args[0], "--config", config, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--ops", "127.0.0.1:0")
+	cmd := exec.Command(os.Args[0], "gateway", "--config", config, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--ops", "127.0.0.1:0")
 	// The collector would take the buffers that are kept, whenever it runs, and what is
 	// counted would be how often that is. A test's requests need a few hundred megabytes.
 	cmd.Env = append(os.Environ(), programVariable+"=1", "GOGC=off", "GOMEMLIMIT=1GiB")

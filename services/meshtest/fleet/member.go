@@ -13,16 +13,13 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 
 	"github.com/stagemesh/stagemesh/discovery/consul"
-	"github.com/stagemesh/stagemesh/discovery/natskv"
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/program"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/process"
-	"github.com/stagemesh/stagemesh/services/local"
-	"github.com/stagemesh/stagemesh/services/operations"
-	"github.com/stagemesh/stagemesh/services/program"
-	"github.com/stagemesh/stagemesh/services/registry"
+	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/stagehost"
 )
 
@@ -100,7 +97,7 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return operations.Run(ctx, operations.Settings{Listen: anyPort, Key: "ops", Logger: log}, func(ctx context.Context, port *operations.Port) error {
+	return program.Run(ctx, program.Settings{Listen: anyPort, Key: "ops", Logger: log}, func(ctx context.Context, port *program.Port) error {
 		stall := &Stall{}
 		if err := stall.show(port.Meter()); err != nil {
 			return err
@@ -118,19 +115,17 @@ func run(ctx context.Context) error {
 
 // working is what a member has besides its part.
 type working struct {
-	port  *operations.Port
-	known *registry.Registry
+	port  *program.Port
+	known *meshfile.Registry
 	log   *slog.Logger
 }
 
-func (m *member) registry(log *slog.Logger) (*registry.Registry, error) {
-	s := registry.Settings{Mesh: string(m.Mesh), Logger: log}
+func (m *member) registry(log *slog.Logger) (*meshfile.Registry, error) {
+	var c meshfile.RegistryConfig
 	if m.Consul != "" {
-		s.Consul = &consul.Settings{Address: m.Consul}
-	} else {
-		s.NATS = &natskv.Settings{URL: m.URL}
+		c.Consul = &meshfile.Consul{Settings: consul.Settings{Address: m.Consul}}
 	}
-	return registry.New(s)
+	return meshfile.NewRegistry(string(m.Mesh), c, bus.Settings{URL: m.URL}, log)
 }
 
 const (
@@ -165,8 +160,9 @@ func (m *member) runHost(ctx context.Context, p working) error {
 		return err
 	}
 	host, err := stagehost.New(stagehost.Settings{
-		Mesh: m.Mesh, Stage: m.Host.Stage, Host: pipeline.HostID(id), Runner: runner, Batch: local.DefaultBatch(),
-		Stream: stagehost.StreamSettings{Idle: m.Host.Idle}, Bus: bus.Settings{URL: m.URL}, Registry: p.known.Host(), Listen: anyPort, Logger: p.log, Meter: p.port.Meter(),
+		Mesh: m.Mesh, Stage: m.Host.Stage, Host: pipeline.HostID(id), Runner: runner,
+		Config: stagehost.Config{Batch: stagehost.DefaultBatch(), Stream: stagehost.StreamSettings{Idle: m.Host.Idle}, Listen: anyPort},
+		Bus:    bus.Settings{URL: m.URL}, Registry: p.known.Host(), Logger: p.log, Meter: p.port.Meter(),
 	})
 	if err != nil {
 		return err
@@ -176,11 +172,11 @@ func (m *member) runHost(ctx context.Context, p working) error {
 
 func (m *member) runGateway(ctx context.Context, p working) error {
 	g, err := gateway.New(gateway.Settings{
+		Config: gateway.Config{Listen: m.Gateway.Listen, Admin: gateway.Admin{Listen: anyPort}, DrainDelay: m.Gateway.DrainDelay},
 		Call: call.Settings{
 			Mesh: m.Mesh, Gateway: pipeline.GatewayID(uuid.NewString()), Logger: p.log, Meter: p.port.Meter(),
 		},
-		Bus: bus.Settings{URL: m.URL}, Pipelines: m.Gateway.Pipelines, Listen: m.Gateway.Listen, Admin: gateway.Admin{Listen: anyPort},
-		Registry: &gateway.Registry{Watcher: p.known, Table: p.known}, DrainDelay: m.Gateway.DrainDelay,
+		Bus: bus.Settings{URL: m.URL}, Pipelines: m.Gateway.Pipelines, Registry: p.known.Gateway(),
 	})
 	if err != nil {
 		return err
@@ -188,8 +184,15 @@ func (m *member) runGateway(ctx context.Context, p working) error {
 	return p.run(ctx, g, func() hello { return hello{Addr: g.Addr().String(), Admin: g.AdminAddr().String()} })
 }
 
+// part is a gateway or a host.
+type part interface {
+	Run(ctx context.Context) error
+	WaitReady(ctx context.Context) error
+	Ready() error
+}
+
 // run runs a part, says hello at once, and again when the part is ready.
-func (p working) run(ctx context.Context, part program.Part, ready func() hello) error {
+func (p working) run(ctx context.Context, part part, ready func() hello) error {
 	p.port.Watch(part.Ready)
 	ops := p.port.Addr().String()
 	say(hello{Ops: ops})

@@ -13,11 +13,11 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/services/local"
 	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/services/runners"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -98,7 +98,7 @@ func spell() *inproc.Runner {
 
 // mesh starts a mesh that knows digits, threads, shouting and spelling, and has a
 // pipeline through a stage that nobody serves. The edits change its file first.
-func mesh(t *testing.T, edits ...func(*meshfile.File)) *local.Mesh {
+func mesh(t *testing.T, edits ...func(*meshfile.File)) *stagemesh.Mesh {
 	t.Helper()
 	file, err := meshfile.Load(filepath.Join(digits, "mesh.yaml"), runners.All()...)
 	if err != nil {
@@ -108,12 +108,12 @@ func mesh(t *testing.T, edits ...func(*meshfile.File)) *local.Mesh {
 	for _, edit := range edits {
 		edit(file)
 	}
-	m, err := local.FromFile(file, local.FileSettings{})
+	m, err := stagemesh.FromFile(file, stagemesh.FileSettings{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for name, r := range map[pipeline.StageName]runner.Runner{"threads": threads(), "shout": shout(), "spell": spell()} {
-		if err := m.AddStage(local.Stage{Name: name, Runner: r}); err != nil {
+		if err := m.AddStage(stagemesh.Stage{Name: name, Runner: r}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -89,7 +89,7 @@ func New(t testing.TB, s Spec) *Bed {
 	b.Host = b.Bed.Host(Stage, r, func(h *stagehost.Settings) {
 		h.Logger = slog.New(slog.NewTextHandler(b.Log, nil))
 		h.Meter = b.metrics.Meter("test")
-		if s.Batch != (batch.Settings{}) {
+		if s.Batch.MaxSize != 0 {
 			h.Batch = s.Batch
 		}
 		if s.Host != nil {

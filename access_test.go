@@ -1,0 +1,132 @@
+package stagemesh_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stagemesh/stagemesh"
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/tlstest"
+)
+
+// said is a log that can be read while it is written.
+type said struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *said) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *said) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// closed is the file of a mesh whose broker listens with TLS and wants a token; %s is
+// the section nats.
+const closed = `
+mesh: m
+nats: {%s}
+gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
+registry: {nats: {}}
+stages:
+  echo: {runner: {echo: {}}}
+  sleep: {runner: {sleep: {base: 1ms}}}
+pipelines:
+  p: {steps: [{name: s, stage: sleep}, {name: e, stage: echo}]}
+`
+
+func TestProcessesJoinABrokerThatHasTLSAndWantsAToken(t *testing.T) {
+	t.Parallel()
+	authority := tlstest.New(t)
+	cert, key := authority.Certificate("127.0.0.1")
+	token := tlstest.File(t, "open-sesame\n")
+	with := func(nats string, stages ...string) (*stagemesh.Mesh, *said) {
+		log := &said{}
+		m, err := stagemesh.FromFile(parse(t, fmt.Sprintf(closed, nats)), stagemesh.FileSettings{Stages: stages, Logger: slog.New(slog.NewTextHandler(log, nil))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m, log
+	}
+	own, ownLog := with(fmt.Sprintf("listen: 127.0.0.1:0, listen_cert_file: %q, listen_key_file: %q, token_file: %q, ca_file: %q", cert, key, token, authority.File), "echo")
+	start(t, own)
+	url := own.BrokerURL()
+	if !strings.HasPrefix(url, "tls://127.0.0.1:") || strings.Contains(url, "sesame") {
+		t.Errorf("it listens at %s", url)
+	}
+	joined, joinedLog := with(fmt.Sprintf("url: %q, token_file: %q, ca_file: %q", url, token, authority.File), "sleep")
+	start(t, joined)
+	expect(t, own, "p", "hello", "hello")
+	expect(t, joined, "p", "hello", "hello")
+	for name, test := range map[string]struct{ nats, want string }{
+		"another token": {fmt.Sprintf("token_file: %q, ca_file: %q", tlstest.File(t, "sesame-secret"), authority.File), "see nats.token_file"},
+		"no token":      {fmt.Sprintf("ca_file: %q", authority.File), "see nats.token_file"},
+		"no trust":      {fmt.Sprintf("token_file: %q", token), "nats.ca_file names a file"},
+	} {
+		refused, log := with(fmt.Sprintf("url: %q, ", url)+test.nats, "sleep")
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- refused.Start(ctx) }()
+		bustest.Eventually(t, name+": its log says so", func() bool { return strings.Contains(log.String(), test.want) })
+		bustest.Eventually(t, name+": it is not ready, and says why", func() bool {
+			err := refused.Ready()
+			return err != nil && strings.Contains(err.Error(), test.want)
+		})
+		cancel()
+		if err := bustest.Receive(t, "the end", ended); err == nil {
+			t.Errorf("%s: it has started", name)
+		}
+		if strings.Contains(log.String(), "sesame") {
+			t.Errorf("%s: a token is in the log:\n%s", name, log)
+		}
+	}
+	if text := ownLog.String() + joinedLog.String(); strings.Contains(text, "sesame") {
+		t.Errorf("a token is in a log:\n%s", text)
+	}
+}
+
+func TestABrokerWhoseFilesAreWrongDoesNotStart(t *testing.T) {
+	t.Parallel()
+	cert, key := tlstest.New(t).Certificate("127.0.0.1")
+	for name, test := range map[string]struct{ nats, want string }{
+		"a certificate": {fmt.Sprintf("listen_cert_file: %q, listen_key_file: %q", key, key), "nats.listen_cert_file: tls: "},
+		"no key":        {fmt.Sprintf("listen_cert_file: %q, listen_key_file: /nowhere", cert), "nats.listen_key_file: open /nowhere: "},
+		"a token":       {`token_file: "/nowhere"`, "nats.token_file: open /nowhere: "},
+		"an empty one":  {fmt.Sprintf("listen_cert_file: %q, listen_key_file: %q, token_file: %q", cert, key, tlstest.File(t, "\n")), "there is no token in it"},
+	} {
+		m := fromFile(t, parse(t, fmt.Sprintf(closed, "listen: 127.0.0.1:0, "+test.nats)), "echo")
+		if err := m.Start(t.Context()); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// The mesh has nothing running yet that would have to be stopped.
+func TestTheFilesOfTheGatewayAreReadBeforeAnythingStarts(t *testing.T) {
+	t.Parallel()
+	for section, gateway := range map[string]string{
+		"gateway":       `{listen: "127.0.0.1:0", token_file: /nowhere, admin: {listen: "127.0.0.1:0"}}`,
+		"gateway.admin": `{listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0", token_file: /nowhere}}`,
+	} {
+		text := "mesh: m\ngateway: " + gateway + "\nstages: {a: {runner: {echo: {}}}}\npipelines: {p: {steps: [{name: a, stage: a}]}}\n"
+		log := &said{}
+		m, err := stagemesh.FromFile(parse(t, text), stagemesh.FileSettings{Logger: slog.New(slog.NewTextHandler(log, nil))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Start(t.Context()); err == nil || !strings.HasPrefix(err.Error(), section+".token_file: open /nowhere: ") || log.String() != "" {
+			t.Errorf("%s: %v, after\n%s", section, err, log)
+		}
+	}
+}

@@ -1,0 +1,219 @@
+package stagemesh
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+
+	"github.com/stagemesh/stagemesh/mesh/credentials"
+	"github.com/stagemesh/stagemesh/services/meshfile"
+)
+
+const (
+	defaultMaxPayload = 8 << 20
+	memorySlack       = 64 << 20
+	joinMemory        = 4 << 30
+	storeSlack        = 16 << 30
+	brokerReadyWait   = 10 * time.Second
+)
+
+// broker is NATS with JetStream in this process.
+type broker struct {
+	// Server is there once the broker is ready.
+	*server.Server
+	settings meshfile.NATS
+	reserve  meshfile.Reserve
+	log      *brokerLog
+	ready    chan struct{}
+}
+
+// ErrBroker says that the broker in the process did not start.
+var ErrBroker = errors.New("the broker in the process did not start")
+
+// newBroker returns a broker for a mesh that reserves that much.
+func newBroker(s meshfile.NATS, reserve meshfile.Reserve, log *slog.Logger) *broker {
+	reserve.Memory += memorySlack
+	if s.Listen != "" {
+		reserve.Memory += joinMemory
+	}
+	// For stages that join, and for those that the folder remembers.
+	reserve.Store += storeSlack
+	return &broker{
+		settings: s, reserve: reserve, ready: make(chan struct{}),
+		log: &brokerLog{log: log.With("part", "broker"), fatal: make(chan string, 1)},
+	}
+}
+
+// run serves until the context ends.
+func (b *broker) run(ctx context.Context) error {
+	folder := b.settings.StoreDir
+	if folder == "" {
+		var err error
+		if folder, err = os.MkdirTemp("", "stagemesh-"); err != nil {
+			return fmt.Errorf("%w: %w", ErrBroker, err)
+		}
+		defer b.remove(folder)
+	}
+	if err := b.start(folder); err != nil {
+		return fmt.Errorf("%w: %w", ErrBroker, err)
+	}
+	close(b.ready)
+	<-ctx.Done()
+	b.stop()
+	return nil
+}
+
+// remove removes the folder of a broker that is gone. What stays behind is in
+// the system's folder for such things.
+func (b *broker) remove(folder string) {
+	if err := os.RemoveAll(folder); err != nil {
+		b.log.log.Warn("the broker's files stay behind", "error", err)
+	}
+}
+
+func (b *broker) start(folder string) error {
+	options, err := b.options(folder)
+	if err != nil {
+		return err
+	}
+	if b.Server, err = server.NewServer(options); err != nil {
+		return err
+	}
+	b.SetLoggerV2(b.log, false, false, false)
+	b.Start()
+	select {
+	case reason := <-b.log.fatal:
+		if strings.HasPrefix(reason, "Error listening") {
+			reason = "nats.listen: " + reason
+		}
+		err = errors.New(reason)
+	default:
+		if !b.ReadyForConnections(brokerReadyWait) {
+			err = fmt.Errorf("it is not ready after %s", brokerReadyWait)
+		}
+	}
+	if err != nil {
+		b.stop()
+	}
+	return err
+}
+
+func (b *broker) stop() {
+	b.Shutdown()
+	b.WaitForShutdown()
+}
+
+func (b *broker) options(folder string) (*server.Options, error) {
+	s := b.settings
+	o := &server.Options{
+		DontListen:         s.Listen == "",
+		JetStream:          true,
+		JetStreamMaxMemory: cmp.Or(s.MaxMemory, b.reserve.Memory),
+		JetStreamMaxStore:  cmp.Or(s.MaxStore, b.reserve.Store),
+		StoreDir:           folder,
+		MaxPayload:         int32(cmp.Or(s.MaxPayload, defaultMaxPayload)),
+		NoSigs:             true,
+	}
+	if s.Listen == "" {
+		return o, nil
+	}
+	if err := guard(s, o); err != nil {
+		return nil, err
+	}
+	addr, err := net.ResolveTCPAddr("tcp", s.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("nats.listen: %w", err)
+	}
+	o.Host, o.Port = addr.IP.String(), addr.Port
+	if addr.IP == nil {
+		o.Host = server.DEFAULT_HOST
+	}
+	if addr.Port == 0 {
+		o.Port = server.RANDOM_PORT
+	}
+	return o, nil
+}
+
+// guard has those that join see a certificate and know a token.
+func guard(s meshfile.NATS, o *server.Options) (err error) {
+	if o.TLSConfig, err = (credentials.Pair{CertFile: s.ListenCertFile, KeyFile: s.ListenKeyFile}).Server("nats.listen_"); err != nil {
+		return err
+	}
+	if s.TokenFile != "" {
+		if o.Authorization, err = credentials.Token(s.TokenFile); err != nil {
+			return fmt.Errorf("nats.token_file: %w", err)
+		}
+	}
+	return nil
+}
+
+// auth is how this process itself speaks to the broker: past TLS, which it has for
+// others.
+func (b *broker) auth() credentials.Broker {
+	if b.settings.Listen == "" {
+		return credentials.Broker{}
+	}
+	return credentials.Broker{TokenFile: b.settings.TokenFile}
+}
+
+func (b *broker) waitReady(ctx context.Context) error {
+	select {
+	case <-b.ready:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// url returns where the broker listens, once it does, else "".
+func (b *broker) url() string {
+	select {
+	case <-b.ready:
+	default:
+		return ""
+	}
+	if b.settings.Listen == "" {
+		return ""
+	}
+	return b.ClientURL()
+}
+
+// brokerLog hands the broker's words to the process's log. The last words of
+// one that cannot go on are kept.
+type brokerLog struct {
+	log   *slog.Logger
+	fatal chan string
+}
+
+// Fatalf implements server.Logger.
+func (l *brokerLog) Fatalf(format string, v ...any) {
+	select {
+	case l.fatal <- fmt.Sprintf(format, v...):
+	default:
+	}
+}
+
+// The other methods of server.Logger. The broker is talkative: what it has to
+// notice is for whom the level is debug.
+func (l *brokerLog) Noticef(format string, v ...any) { l.log.Debug(fmt.Sprintf(format, v...)) }
+func (l *brokerLog) Warnf(format string, v ...any)   { l.log.Warn(fmt.Sprintf(format, v...)) }
+func (l *brokerLog) Errorf(format string, v ...any) {
+	text := fmt.Sprintf(format, v...)
+	if strings.Contains(text, "TLS handshake error") {
+		// It is about one caller, as a probe of TCP.
+		l.log.Debug(text)
+		return
+	}
+	l.log.Error(text)
+}
+
+func (l *brokerLog) Debugf(format string, v ...any) { l.log.Debug(fmt.Sprintf(format, v...)) }
+func (l *brokerLog) Tracef(format string, v ...any) { l.log.Debug(fmt.Sprintf(format, v...)) }

@@ -1,0 +1,229 @@
+package stagemesh_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stagemesh/stagemesh"
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/services/meshfile"
+	"github.com/stagemesh/stagemesh/services/runners"
+)
+
+func parse(t *testing.T, text string) *meshfile.File {
+	t.Helper()
+	f, err := meshfile.Parse("m.yaml", []byte(text), "", runners.All()...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func fromFile(t *testing.T, f *meshfile.File, stages ...string) *stagemesh.Mesh {
+	t.Helper()
+	m, err := stagemesh.FromFile(f, stagemesh.FileSettings{Stages: stages})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func TestFileBecomesAMeshToWhichMoreMayBeAdded(t *testing.T) {
+	t.Parallel()
+	m := fromFile(t, parse(t, `
+mesh: m
+gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
+stages:
+  echo: {runner: {echo: {}}, hosts: 2, listen: "127.0.0.1:0"}
+  sleep: {runner: {sleep: {base: 1ms}}, batch: {max_size: 4}}
+pipelines:
+  p: {steps: [{name: s, stage: sleep}, {name: e, stage: echo}]}
+`))
+	if err := m.AddStage(stagemesh.Stage{Name: "sign", Runner: sign("me")}); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.AddPipeline(pipeline.Pipeline{Name: "q", Steps: []pipeline.Step{{Name: "e", Stage: "echo"}, {Name: "s", Stage: "sign"}}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	start(t, m)
+	if m.Addr() == nil {
+		t.Error("there is no address")
+	}
+	expect(t, m, "p", "to", "to")
+	expect(t, m, "q", "to", "to me")
+	hosts := map[string]bool{}
+	bustest.Eventually(t, "both hosts have answered", func() bool {
+		answer, err := m.Infer(t.Context(), &call.Request{Pipeline: "stage:echo", Inputs: []payload.Part{payload.OfBlob("", "text/plain", nil)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		hosts[string(answer.Timeline.Steps[0].Host)] = true
+		return len(hosts) == 2
+	})
+}
+
+func TestBrokerMayHaveNoMoreThanTheMeshReserves(t *testing.T) {
+	t.Parallel()
+	m := start(t, fromFile(t, parse(t, `
+mesh: m
+gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
+nats: {max_memory: 11MiB, max_store: 92MiB}
+registry: {nats: {}}
+results: {max_bytes: 2MiB}
+dead_letters: {max_bytes: 3MiB}
+idempotency: {max_bytes: 4MiB}
+stages:
+  one: {runner: {echo: {}}, queue: {max_bytes: 1MiB}}
+  two: {runner: {echo: {}}, queue: {max_bytes: 2MiB}}
+pipelines:
+  p: {steps: [{name: one, stage: one}, {name: two, stage: two}]}
+`)))
+	expect(t, m, "p", "to", "to")
+	request := durable("to")
+	request.Pipeline, request.IdempotencyKey = "p", "key"
+	answer, err := m.Infer(t.Context(), request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := result(t, m, answer.RequestID); got != "to" {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestMeshInMemoryAloneTakesNoDurableRequest(t *testing.T) {
+	t.Parallel()
+	m := start(t, fromFile(t, parse(t, `
+mesh: m
+gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
+stages:
+  a: {runner: {echo: {}}, queue: {durabilities: [memory]}, crash_limit: 1}
+pipelines:
+  all: {steps: [{name: a, stage: a}]}
+`)))
+	expect(t, m, "all", "to", "to")
+	_, err := m.Infer(t.Context(), durable("to"))
+	if fault.From(err).Reason != fault.NotSupported {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestProcessMayRunSomeStagesOfAFile(t *testing.T) {
+	t.Parallel()
+	const text = `
+mesh: m
+gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
+nats: {listen: "127.0.0.1:0"}
+stages:
+  one: {runner: {echo: {}}}
+  two: {runner: {echo: {}}}
+pipelines:
+  p: {steps: [{name: one, stage: one}, {name: two, stage: two}]}
+`
+	first := start(t, fromFile(t, parse(t, text), "one"))
+	expect(t, first, "stage:one", "to", "to")
+	_, err := ask(t, first, "p", "to")
+	if f := fault.From(err); f.Reason != fault.NoCapacity || f.Stage != "two" {
+		t.Errorf("got %v", err)
+	}
+	rest := parse(t, text)
+	rest.NATS = meshfile.NATS{URL: first.BrokerURL()}
+	second := start(t, fromFile(t, rest, "two"))
+	expect(t, second, "p", "to", "to")
+	gateway, err := stagemesh.FromFile(rest, stagemesh.FileSettings{Stages: []string{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	start(t, gateway)
+	expect(t, gateway, "p", "to", "to")
+}
+
+func TestStagesThatNobodyCouldServeAreNotLeftOut(t *testing.T) {
+	t.Parallel()
+	f := parse(t, "mesh: m\nstages:\n  one: {runner: {echo: {}}}\n  two: {runner: {echo: {}}}\n")
+	if _, err := stagemesh.FromFile(f, stagemesh.FileSettings{Stages: []string{"one"}}); !errors.Is(err, stagemesh.ErrAlone) {
+		t.Errorf("got %v", err)
+	}
+	f = parse(t, "mesh: m\nnats: {url: \"nats://b\"}\nstages:\n  one: {runner: {echo: {}}}\n")
+	for stage, want := range map[string]string{
+		"three": `m.yaml:3:1: stages: there is no stage "three"; there are one`,
+	} {
+		if _, err := stagemesh.FromFile(f, stagemesh.FileSettings{Stages: []string{stage}}); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("got %v, want %s", err, want)
+		}
+	}
+	if _, err := stagemesh.FromFile(f, stagemesh.FileSettings{Stages: []string{"one", "one"}}); err == nil || !strings.Contains(err.Error(), "there is one of that name") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestAdminPortThatWouldBeOpenToAllIsRefusedAtItsPlace(t *testing.T) {
+	t.Parallel()
+	for admin, want := range map[string]string{
+		`{listen: ":9080"}`:                    "m.yaml:4:19: gateway.admin.listen: other machines can reach :9080; name a file with a token in token_file, or listen on 127.0.0.1",
+		`{cert_file: x}`:                       "m.yaml:4:19: gateway.admin.cert_file: has no key; name its file in key_file",
+		`{listen: "127.0.0.1:0", key_file: x}`: "m.yaml:4:42: gateway.admin.key_file: has no certificate; name its file in cert_file",
+		`{listen: ":0", token_file: t}`:        "",
+	} {
+		f := parse(t, "mesh: m\nstages:\n  a: {runner: {echo: {}}}\ngateway: {admin: "+admin+"}\n")
+		if _, err := stagemesh.FromFile(f, stagemesh.FileSettings{}); err == nil && want != "" || err != nil && err.Error() != want {
+			t.Errorf("%s: got %v", admin, err)
+		}
+	}
+}
+
+func TestFilesOfTheAdminPortAreBesideTheFile(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	f, err := meshfile.Parse("m.yaml", []byte("mesh: m\nstages:\n  a: {runner: {echo: {}}}\ngateway: {listen: \"127.0.0.1:0\", admin: {listen: \"127.0.0.1:0\", token_file: token}}\n"), folder, runners.All()...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := fromFile(t, f)
+	want := "gateway.admin.token_file: open " + filepath.Join(folder, "token") + ": no such file"
+	if err := m.Start(t.Context()); err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("got %v", err)
+	}
+	stop(t, m)
+	if err := os.WriteFile(filepath.Join(folder, "token"), []byte("open-sesame"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	start(t, fromFile(t, f))
+}
+
+// What a file adds to its runners holds.
+func TestAFilesSchemasAndStreamLimitsHold(t *testing.T) {
+	t.Parallel()
+	m := start(t, fromFile(t, parse(t, `
+mesh: m
+gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
+stages:
+  order:
+    runner: {echo: {}}
+    inputs: [{name: order, content_types: [application/json], schema: {type: object, required: [items]}}]
+  talk:
+    runner: {stream: {chunks: 3, every: 10m}}
+    stream: {first_chunk_timeout: 50ms}
+`)))
+	for stage, test := range map[string]struct {
+		text string
+		want fault.Reason
+	}{
+		"stage:order": {`{"item": []}`, fault.SchemaViolation},
+		"stage:talk":  {`{}`, fault.RunnerStalled},
+	} {
+		_, err := m.Infer(t.Context(), &call.Request{Pipeline: stage, Inputs: []payload.Part{payload.OfBlob("", "application/json", []byte(test.text))}})
+		if f := fault.From(err); err == nil || f.Reason != test.want {
+			t.Errorf("%s answered %v, want %s", stage, err, test.want)
+		}
+	}
+}

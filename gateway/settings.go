@@ -1,0 +1,132 @@
+package gateway
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/stagemesh/stagemesh/gateway/admission"
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/config"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// Config is what an operator says about the gateways of a mesh: the section gateway of
+// a mesh's file. 0 means the default.
+type Config struct {
+	// Listen is the public address; empty means none, for use as a library.
+	Listen string `yaml:"listen"`
+	// Access is what the callers of the public port see and need.
+	Access
+	call.Limits
+	// Docs is whether the public port serves /openapi.json and /docs; nil means yes.
+	Docs *bool `yaml:"docs"`
+	// AllowOrigins are the web origins that browsers may call from.
+	AllowOrigins []string `yaml:"allow_origins"`
+	// MaxInFlightBytes bounds the bytes of all requests together; 0 means
+	// DefaultMaxInFlightBytes, or space for four requests if that is more.
+	MaxInFlightBytes int `yaml:"max_in_flight_bytes,size"`
+	// DrainDelay is how long a gateway that drains, and is not ready, serves on: until
+	// those that send to it have noticed. Without an address there is no delay.
+	DrainDelay time.Duration `yaml:"drain_delay"`
+	// DrainTimeout bounds how long a stop waits for calls after that; 0 means
+	// DefaultDrainTimeout.
+	DrainTimeout time.Duration `yaml:"drain_timeout"`
+	// Admin is the port for operators.
+	Admin Admin `yaml:"admin"`
+}
+
+// Settings are a gateway's Config and what its program adds.
+type Settings struct {
+	Config
+
+	// Call is the request path's; its limits are the Config's. Its logger and meter serve
+	// the gateway too.
+	Call call.Settings
+	Bus  bus.Settings
+	// Pipelines are those of the gateway's file. Where there is a registry, they are
+	// written to it, and those that are served are the registry's; Call.Catalog is
+	// for New to set.
+	Pipelines []pipeline.Pipeline
+	// Registry is where hosts register; nil where nowhere.
+	Registry *Registry
+	// MaxBody bounds a request's body, in bytes; 0 means four times the
+	// largest payload, for JSON takes about that much.
+	MaxBody int
+}
+
+// Defaults of Settings.
+const (
+	// DefaultMaxPayload bounds the inputs of a request, in bytes.
+	DefaultMaxPayload = admission.DefaultMaxPayload
+	// DefaultMaxInFlightBytes bounds the bytes of all requests together.
+	DefaultMaxInFlightBytes = 512 << 20
+	DefaultDrainTimeout     = 30 * time.Second
+
+	leastRequests = 4
+	// lastResponses is how long the last responses have to be written.
+	lastResponses = time.Second
+)
+
+// withDefaults returns the settings with every 0 of this package replaced.
+func (s Settings) withDefaults() Settings {
+	if s.MaxPayload == 0 {
+		s.MaxPayload = DefaultMaxPayload
+	}
+	s.Call.Limits = s.Limits
+	if s.MaxBody == 0 {
+		s.MaxBody = admission.MaxBody(s.MaxPayload)
+	}
+	if s.MaxInFlightBytes == 0 {
+		s.MaxInFlightBytes = max(DefaultMaxInFlightBytes, leastRequests*(s.MaxBody+s.MaxPayload))
+	}
+	if s.DrainTimeout == 0 {
+		s.DrainTimeout = DefaultDrainTimeout
+	}
+	return s
+}
+
+// ServesDocs reports whether the public port serves /openapi.json and /docs.
+func (c Config) ServesDocs() bool { return c.Docs == nil || *c.Docs }
+
+// Validate checks the section but for Admin, without reading files; messages name the
+// key in it.
+func (c Config) Validate() error {
+	errs := []error{
+		config.Address("listen", c.Listen),
+		config.NotNegative("max_in_flight", c.MaxInFlight),
+		config.NotNegative("timeout", c.Timeout),
+		config.NotNegative("max_timeout", c.MaxTimeout),
+		config.NotNegative("host_grace", c.HostGrace),
+		config.NotNegative("drain_delay", c.DrainDelay),
+		config.NotNegative("drain_timeout", c.DrainTimeout),
+		c.Access.Validate(),
+	}
+	if c.MaxTimeout > 0 && c.Timeout > c.MaxTimeout {
+		errs = append(errs, fmt.Errorf("timeout: %s is more than the max_timeout of %s", c.Timeout, c.MaxTimeout))
+	}
+	if least := admission.MaxRequest(c.MaxPayload); c.MaxInFlightBytes != 0 && c.MaxInFlightBytes < least {
+		errs = append(errs, fmt.Errorf("max_in_flight_bytes: %s is less than the %s that one request may need, five times max_payload", config.Bytes(c.MaxInFlightBytes), config.Bytes(least)))
+	}
+	return errors.Join(append(errs, validateOrigins(c.AllowOrigins)...)...)
+}
+
+// anyOrigin allows every page to call.
+const anyOrigin = "*"
+
+func validateOrigins(origins []string) []error {
+	var errs []error
+	for i, origin := range origins {
+		switch {
+		case origin == anyOrigin && len(origins) == 1:
+		case origin == anyOrigin:
+			errs = append(errs, fmt.Errorf("allow_origins[%d]: %q allows every origin, so it stands alone; leave out it or the others", i, origin))
+		case strings.Contains(origin, anyOrigin) || http.NewCrossOriginProtection().AddTrustedOrigin(origin) != nil:
+			errs = append(errs, fmt.Errorf(`allow_origins[%d]: %q is no origin such as https://app.example.com or http://localhost:5173: write scheme://host[:port], without a path, or "*" alone for all`, i, origin))
+		}
+	}
+	return errs
+}

@@ -1,0 +1,156 @@
+package stagemesh
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+
+	"github.com/google/uuid"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/stagemesh/stagemesh/gateway"
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/process"
+	"github.com/stagemesh/stagemesh/services/meshfile"
+	"github.com/stagemesh/stagemesh/stagehost"
+)
+
+// parts are what a mesh is made of once it is started.
+type parts struct {
+	broker   *broker            // nil where another one is used
+	registry *meshfile.Registry // nil where there is none
+	hosts    []*stagehost.Host
+	gateway  *gateway.Gateway // nil where there is none
+	group    *process.Group
+}
+
+// assemble makes the parts. It starts nothing.
+func (m *Mesh) assemble() (p *parts, err error) {
+	p = &parts{}
+	var order []process.Part
+	if m.settings.NATS.URL == "" {
+		p.broker = newBroker(m.settings.NATS, m.reserve(), m.settings.Logger)
+		order = append(order, process.Part{Name: "broker", Run: p.broker.run, Ready: p.broker.waitReady})
+	}
+	to := m.bus(p.broker)
+	p.registry, err = meshfile.NewRegistry(string(m.settings.Mesh), m.registryConfig(), to, m.settings.Logger)
+	if err != nil {
+		return nil, err
+	}
+	if p.registry != nil {
+		order = append(order, process.Part{Name: "registry", Run: p.registry.Run})
+	}
+	for _, s := range m.stages {
+		hosts, err := m.hostsOf(s, to, p.registry)
+		if err != nil {
+			return nil, err
+		}
+		p.hosts = append(p.hosts, hosts...)
+	}
+	if !m.settings.NoGateway {
+		if p.gateway, err = m.newGateway(to, p.registry); err != nil {
+			return nil, err
+		}
+		if err := p.gateway.ReadFiles(); err != nil {
+			return nil, err
+		}
+	}
+	if len(p.hosts) > 0 {
+		order = append(order, process.Part{Name: "stages", Run: p.runHosts, Ready: p.waitHosts})
+	}
+	if p.gateway != nil {
+		order = append(order, process.Part{Name: "gateway", Run: p.gateway.Run, Ready: p.gateway.WaitReady})
+	}
+	p.group = process.New(m.settings.Logger, order...)
+	return p, nil
+}
+
+// runHosts runs all hosts until the context ends, or the first of them does.
+func (p *parts) runHosts(ctx context.Context) error {
+	hosts, ctx := errgroup.WithContext(ctx)
+	for _, h := range p.hosts {
+		hosts.Go(func() error { return listenError("stages."+string(h.Describe().Stage)+".listen", h.Run(ctx)) })
+	}
+	return hosts.Wait()
+}
+
+// listenError names the key of an address on which nobody can listen.
+func listenError(key string, err error) error {
+	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "listen" {
+		return fmt.Errorf("%s: %w", key, op)
+	}
+	return err
+}
+
+func (p *parts) waitHosts(ctx context.Context) error {
+	for _, h := range p.hosts {
+		if err := h.WaitReady(ctx); err != nil {
+			// A host that has stopped makes runHosts end, which knows why.
+			<-ctx.Done()
+			return err
+		}
+	}
+	return nil
+}
+
+// reserve is what the broker sets aside for the stages of this process, and for the
+// registry.
+func (m *Mesh) reserve() meshfile.Reserve {
+	queues := make([]stagehost.QueueSettings, len(m.stages))
+	for i, s := range m.stages {
+		queues[i] = s.Queue
+	}
+	return meshfile.ReserveOf(queues, m.settings.Results, m.settings.DeadLetters, m.settings.Idempotency).Registry(m.registryConfig())
+}
+
+// inProcess is the broker's URL where connections do not use it.
+const inProcess = "nats://in-process"
+
+func (m *Mesh) bus(own *broker) bus.Settings {
+	if own != nil {
+		return bus.Settings{URL: inProcess, Server: own, Auth: own.auth()}
+	}
+	return bus.Settings{URL: m.settings.NATS.URL, Auth: m.settings.NATS.Broker}
+}
+
+func (m *Mesh) registryConfig() meshfile.RegistryConfig {
+	if m.settings.Registry == nil {
+		return meshfile.RegistryConfig{None: true}
+	}
+	return *m.settings.Registry
+}
+
+func (m *Mesh) hostsOf(s Stage, to bus.Settings, known *meshfile.Registry) ([]*stagehost.Host, error) {
+	out := make([]*stagehost.Host, len(s.Runners))
+	for i, r := range s.Runners {
+		settings := s.host(r)
+		settings.Mesh, settings.Version = m.settings.Mesh, m.settings.Version
+		settings.Host = cmp.Or(s.Host, pipeline.HostID(newID()))
+		settings.Results, settings.DeadLetters = m.settings.Results, m.settings.DeadLetters
+		settings.Bus, settings.Logger, settings.Meter, settings.Registry = to, m.settings.Logger, m.settings.Meter, known.Host()
+		if i > 0 {
+			settings.Listen = ""
+		}
+		h, err := stagehost.New(settings)
+		if err != nil {
+			return nil, fmt.Errorf("stage %s: %w", s.Name, err)
+		}
+		out[i] = h
+	}
+	return out, nil
+}
+
+func (m *Mesh) newGateway(to bus.Settings, known *meshfile.Registry) (*gateway.Gateway, error) {
+	s := m.settings.Gateway
+	s.Bus, s.Pipelines, s.Registry = to, m.pipelines, known.Gateway()
+	s.Call.Mesh, s.Call.Gateway = m.settings.Mesh, pipeline.GatewayID(newID())
+	s.Call.Results, s.Call.Idempotency = m.settings.Results, m.settings.Idempotency
+	s.Call.Logger, s.Call.Meter = m.settings.Logger, m.settings.Meter
+	return gateway.New(s)
+}
+
+// newID returns an id that fits a subject token.
+func newID() string { return uuid.Must(uuid.NewV7()).String() }

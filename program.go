@@ -1,0 +1,218 @@
+package stagemesh
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/stagemesh/stagemesh/internal/program"
+	"github.com/stagemesh/stagemesh/mesh/config"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/process"
+	"github.com/stagemesh/stagemesh/services/meshfile"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+)
+
+// Kind is a kind of runner that a stage of a mesh's file may have.
+type Kind = meshfile.Kind
+
+// KindOf returns the kind of runner with that key below "runner". Its settings are an S,
+// whose fields have yaml tags, and the function builds its runners.
+func KindOf[S any, R runner.Runner](key string, build func(S) (R, error)) Kind {
+	return meshfile.KindOf(key, build)
+}
+
+// Serve runs a program that serves stages of a mesh's file with these kinds of runners:
+// the arguments are those of the process, and SIGINT and SIGTERM drain it.
+func Serve(kinds ...Kind) error {
+	process.ReduceCollections()
+	cmd := StageCommand(kinds...)
+	cmd.Use = strings.Replace(cmd.Use, "stage", "PROGRAM", 1)
+	return cmd.ExecuteContext(context.Background())
+}
+
+// StageCommand returns the command stage NAME..., which serves stages of a mesh's file
+// with these kinds of runners.
+func StageCommand(kinds ...Kind) *cobra.Command {
+	var f stageFlags
+	cmd := &cobra.Command{
+		Use:   "stage NAME...",
+		Short: "Serve stages of a mesh file",
+		Long: "Serve stages of a mesh file, which join the mesh at its broker. The process is one host of each stage: start as many\n" +
+			"processes as you need. The NAMEs may be in STAGEMESH_STAGE instead, separated by commas.\n" +
+			"The first SIGINT or SIGTERM drains the hosts, a second one shuts them down without finishing items in flight, a third\n" +
+			"ends the process at once.\n\n" + program.EnvironmentHelp,
+		Example:       "  stagemesh stage classify --config mesh.yaml --nats nats://127.0.0.1:4222 --ops 127.0.0.1:9091",
+		Version:       process.Version(),
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE: program.WithEnvironment(func(cmd *cobra.Command, names []string) error {
+			ctx, stop := process.SignalContext(cmd.Context())
+			defer stop()
+			return f.run(ctx, cmd, names, kinds)
+		}),
+	}
+	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())
+	})
+	f.Add(cmd)
+	cmd.Flags().StringVar(&f.host, "host", "", "the host's id, for one NAME; a new one if empty")
+	cmd.Flags().StringVar(&f.listen, "listen", "", "the address of the gRPC StageService, for one NAME, instead of the stage's listen")
+	return cmd
+}
+
+// JoinFlags are the flags of a command that joins a mesh at its broker.
+type JoinFlags struct {
+	config, nats, ops string
+	log               *program.LogFlags
+}
+
+// Add adds the flags to a command, which fills them in.
+func (f *JoinFlags) Add(cmd *cobra.Command) {
+	cmd.Flags().StringVarP(&f.config, "config", "c", "mesh.yaml", "the mesh file")
+	cmd.Flags().StringVar(&f.nats, "nats", "", "the broker's URL, instead of nats.url")
+	cmd.Flags().StringVar(&f.ops, "ops", "127.0.0.1:0", "the address of /livez, /readyz, /metrics and /debug/pprof; port 0 picks a free one")
+	f.log = program.AddLog(cmd)
+}
+
+// Read reads the mesh's file with the broker of the flags, and returns what runs a part
+// of it. Messages name the flags.
+func (f JoinFlags) Read(cmd *cobra.Command, kinds ...Kind) (p Program, err error) {
+	if p.Logger, err = f.log.Logger(cmd.ErrOrStderr()); err != nil {
+		return p, err
+	}
+	if f.nats != "" {
+		if err := meshfile.ValidBroker(f.nats); err != nil {
+			return p, fmt.Errorf("--nats: %w", err)
+		}
+	}
+	if p.File, err = meshfile.ReadAt(f.config, f.nats, kinds...); err != nil {
+		return p, meshfile.FlagError("--config", err)
+	}
+	if p.File.NATS.URL == "" {
+		return p, errors.New("--nats: is missing, and so is nats.url in the file; this process joins the others at a broker, such as nats://127.0.0.1:4222")
+	}
+	p.Ops, p.OpsKey = f.ops, "--ops"
+	return p, config.Address("--ops", f.ops)
+}
+
+type stageFlags struct {
+	JoinFlags
+	host, listen string
+}
+
+func (f stageFlags) run(ctx context.Context, cmd *cobra.Command, names []string, kinds []Kind) error {
+	if variable := os.Getenv(program.Variable("stage")); len(names) == 0 && variable != "" {
+		names = strings.Split(variable, ",")
+	}
+	p, err := f.Read(cmd, kinds...)
+	if err != nil {
+		return err
+	}
+	if len(names) == 0 {
+		return fmt.Errorf("give the NAME of a stage; %s has %s", f.config, cmp.Or(strings.Join(p.File.StageNames(), ", "), "none"))
+	}
+	if err := f.override(p.File, names); err != nil {
+		return err
+	}
+	p.Stages, p.Host, p.StagesOnly = names, pipeline.HostID(f.host), true
+	p.Ready = func(m *Mesh, operations net.Addr) error {
+		for _, s := range m.Stages() {
+			if _, err := fmt.Fprintf(cmd.OutOrStdout(), "stage %s of mesh %s is ready on host %s (operations: http://%s)\n", s.Stage, s.Mesh, s.Host, operations); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return p.Run(ctx)
+}
+
+// override puts the flags of one stage into the file.
+func (f stageFlags) override(file *meshfile.File, names []string) error {
+	if err := config.Address("--listen", f.listen); err != nil {
+		return err
+	}
+	if f.host != "" {
+		if err := pipeline.ValidName("host", f.host); err != nil {
+			return fmt.Errorf("--host: %w", err)
+		}
+	}
+	if len(names) > 1 && (f.host != "" || f.listen != "") {
+		return errors.New("--host and --listen are for one NAME")
+	}
+	for _, name := range names {
+		if s, ok := file.Stages[name]; ok {
+			s.Hosts, s.Listen = 1, cmp.Or(f.listen, s.Listen)
+			file.Stages[name] = s
+		}
+	}
+	return nil
+}
+
+// Program is a mesh, or a part of one, that runs as a process: with an operations port.
+type Program struct {
+	File *meshfile.File
+	// Stages are those of the file that this process serves; nil means all.
+	Stages []string
+	// StagesOnly is true for a process without a gateway.
+	StagesOnly bool
+	// Host is the id of the host, for one stage with one host; empty means a new one.
+	Host pipeline.HostID
+	// Ops is the address of the operations port, and OpsKey its name in messages; empty
+	// means the file's.
+	Ops, OpsKey string
+	Logger      *slog.Logger
+	// Ready is called once everything is ready, with the address of the operations port;
+	// its error ends the mesh.
+	Ready func(m *Mesh, operations net.Addr) error
+}
+
+// Run runs the mesh until the context ends, and drains it.
+func (p Program) Run(ctx context.Context) error {
+	ops := program.Settings{Listen: p.Ops, Key: p.OpsKey, Logger: p.Logger}
+	if ops.Listen == "" {
+		ops.Listen, ops.Key = p.File.OpsListen(), "ops.listen"
+	}
+	m, err := FromFile(p.File, FileSettings{
+		Stages: p.Stages, NoGateway: p.StagesOnly, Host: p.Host, Logger: p.Logger, Version: process.Version(),
+	})
+	if errors.Is(err, ErrAlone) {
+		return fmt.Errorf("--stages: %w", err)
+	}
+	if err != nil {
+		return err
+	}
+	return program.Run(ctx, ops, func(ctx context.Context, port *program.Port) error {
+		m.settings.Meter = port.Meter()
+		port.Watch(m.Ready)
+		return p.serve(ctx, m, port.Addr())
+	})
+}
+
+func (p Program) serve(ctx context.Context, m *Mesh, ops net.Addr) error {
+	if url := p.File.NATS.URL; url != "" {
+		p.Logger.Info("waiting for the broker", "url", meshfile.Redacted(url))
+	}
+	if err := m.Start(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // it was asked to stop before it was ready
+		}
+		return err
+	}
+	err := p.Ready(m, ops)
+	if err == nil {
+		err = m.Wait(ctx)
+	}
+	// Stop returns the failure of Wait too.
+	if stopped := m.Stop(); err == nil {
+		err = stopped
+	}
+	return err
+}

@@ -1,3 +1,0 @@
-"""The version of this library."""
-
-VERSION = "0.1.0"

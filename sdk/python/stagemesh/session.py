@@ -1,0 +1,522 @@
+"""A worker's conversation with its host: hello, setup, batches, leaving.
+
+With one slot the main thread reads a frame, runs the batch and writes the result,
+because passing a batch to another thread costs more than the round trip. With more
+slots, and for streams, the main thread reads, and other threads run.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import queue
+import select
+import threading
+import time
+from typing import Any, Callable, Dict, Mapping, Optional, Type, Union
+
+from .arrays import Arrays
+from .batches import Batch
+from .faults import is_from_user_code, text_of, traceback_of
+from .frames import MAX_COUNT, MAX_NUMBER, MAX_SLOTS, Connection, Ended, Frame, Header, Violation, message
+from .life import EXIT_FAILED, EXIT_HOST_GONE, EXIT_UNFINISHED, EXIT_VIOLATION, Life, StopRequested, report
+from .parts import Layout
+from .runs import MAX_MESSAGE, Reply, Runs, error_header
+from .streams import Stream, StreamLoop
+from .worker import Context, Worker, arrays_of, check_worker, overrides, wire_spec
+
+VERSION = "0.1.0"  # of this library
+PROTOCOL = 1
+
+# Times, in seconds. Of the worker's threads, to finish after its last batch:
+THREADS_S = 2.0
+# Of streams, to finish after they are cancelled because the process ends:
+_CANCELLED_S = 0.5
+# Between two checks for streams that still run while the process leaves:
+_CHECK_S = 0.02
+# Of the host, to accept the last message after a violation, and a reply to other requests than batches:
+_LAST_MESSAGE_S, _REPLY_S = 0.5, 10.0
+# Of the worker, to finish after a signal, if the host does not send another time:
+_SIGNAL_S = 5.0
+
+# The capability of a worker that answers in chunks.
+_STREAM = "stream"
+
+
+class Session:
+    """One connection of a worker with its host, from hello to the end."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        worker: Type[Worker],
+        arrays: Optional[str],
+        life: Life,
+        environ: Mapping[str, str],
+    ) -> None:
+        self._connection = connection
+        self._class = worker
+        self._arrays_name = arrays if arrays is not None else worker.arrays
+        self._streaming = overrides(worker, "stream")
+        self._life = life
+        self._environ = environ
+        self._slots = 1
+        self._ready = False
+        self._stopping = False  # takes no more batches
+        self._grace_s = _SIGNAL_S  # how long it may take to finish, in seconds
+        self._sent_shutdown = False
+        self._polling = threading.Lock()  # held by the thread that reads the connection during a batch
+        self._ended: Optional[BaseException] = None  # the error that ended the connection during a batch
+        self._current: Optional[Batch] = None  # the running batch, with one slot
+        self._running: Dict[int, Batch] = {}  # the running batches, with a pool
+        self._streams: Dict[int, Stream] = {}  # the running streams, by their batch
+        self._pool: Optional[Union[_Threads, StreamLoop]] = None
+        self._pool_error: Optional[BaseException] = None  # the error that ended the event loop
+        self._worker: Worker
+        self._runs: Runs
+        self._arrays: Arrays
+
+    def run(self) -> int:
+        """Serves until the end; returns the exit code."""
+        try:
+            code = self._run()
+        except StopRequested:
+            code = self._leave(self._grace_s)
+        except Ended as error:
+            code = 0
+            if not (self._stopping or self._life.stop_requested):
+                code = report(f"the connection to the host ended: {error}", EXIT_HOST_GONE)
+        except Violation as error:
+            code = report(f"the host does not keep to the worker protocol: {error}", EXIT_VIOLATION)
+            fields = {"kind": "protocol", "error": "Violation", "message": str(error)[:MAX_MESSAGE]}
+            try:
+                self._connection.send_within(_LAST_MESSAGE_S, message("error", **fields))
+            except Ended:
+                pass
+        self._life.starting = False
+        try:
+            # Not while a batch of a host that is gone still runs.
+            if code == 0 and self._ready and (self._pool is None or self._pool.close(THREADS_S)):
+                self._worker.teardown()
+        except Exception as error:
+            code = report(f"{self._class.__name__}.teardown:\n{traceback_of(error)}", EXIT_FAILED)
+        finally:
+            self._connection.hang_up()  # also for threads that wait until they can send
+            self._connection.close()
+        return code
+
+    def _run(self) -> int:
+        welcome = self._hello()
+        if welcome is None:
+            return EXIT_VIOLATION
+        try:
+            layout = Layout()
+            ready = self._set_up(welcome, layout)
+        except (StopRequested, Ended, Violation):
+            raise
+        except BaseException as error:
+            return self._report_failed_start(error)
+        self._ready = True
+        self._life.starting = False
+        self._connection.send(ready, layout.pieces, layout.size)
+        if self._slots == 1 and not self._streaming:
+            return self._run_batches()
+        if inspect.isasyncgenfunction(self._class.stream):
+            self._pool = StreamLoop(self._connection, self._release, self._on_pool_error)
+        else:
+            self._pool = _Threads(self._reply_to, self._connection.send, self._slots)
+        return self._run_pool(self._pool)
+
+    # --- starting ------------------------------------------------------------
+
+    def _hello(self) -> Optional[Header]:
+        """Sends hello; returns the host's welcome, or None if the host refuses the worker."""
+        hello: Dict[str, Any] = {
+            "protocols": [PROTOCOL],
+            "name": self._class.__name__,
+            "sdk": f"stagemesh-python {VERSION} ({self._arrays_name})",
+            "pid": os.getpid(),
+        }
+        if self._streaming:
+            hello["capabilities"] = [_STREAM]
+        self._connection.send(message("hello", **hello))
+        header, _ = self._connection.read()
+        if header["type"] == "error":
+            text = header.get("message", "")
+            report(f"the host refuses this worker: {text} (it supports protocol {PROTOCOL})", EXIT_VIOLATION)
+            return None
+        if header["type"] == "shutdown":
+            raise StopRequested
+        if header["type"] != "welcome":
+            raise Violation(f"a {header['type']!r:.40} where welcome is wanted")
+        check_welcome(header)
+        self._connection.max_body = header["max_frame"]
+        return header
+
+    def _set_up(self, welcome: Header, layout: Layout) -> bytes:
+        """Sets the worker up; returns the header of ready, and adds the bytes of the examples to the layout."""
+        self._arrays = arrays_of(self._arrays_name)
+        if self._streaming and _STREAM not in welcome.get("capabilities", ()):
+            name = self._class.__name__
+            raise ValueError(f"{name}.stream: this host takes no chunks; write predict_item(self, item)")
+        self._slots = max(1, min(self._class.concurrency, welcome.get("slots", 1)))
+        context = Context(
+            welcome["options"],
+            devices=welcome.get("devices", ()),
+            max_size=welcome.get("max_size", 1),
+            slots=self._slots,
+            environ=self._environ,
+            progress=self._progress,
+        )
+        context.log = logging.getLogger(f"stagemesh.worker.{self._class.__name__}")
+        self._worker = worker = self._class()
+        worker.setup(context)
+        check_worker(worker)
+        spec = wire_spec(worker, self._arrays, layout)
+        most = self._connection.max_body
+        if layout.size > most:
+            raise ValueError(f"the examples take {layout.size} bytes, the host takes {most} in a frame")
+        poll = self._poll if self._slots == 1 and not self._streaming else _no_poll
+        self._runs = Runs(worker, self._arrays, most, poll, answers=context.rank == 0)
+        return message("ready", slots=self._slots, spec=spec)
+
+    def _progress(self, text: str) -> None:
+        if self._ready:
+            logging.getLogger("stagemesh.worker").info("%s", text)
+        else:
+            self._connection.send(message("state", state="STARTUP", message=str(text)[:MAX_MESSAGE]))
+
+    def _report_failed_start(self, error: BaseException) -> int:
+        """Reports to the host and the log why the worker cannot start; returns the exit code."""
+        self._life.starting = False
+        text = f"{type(error).__name__}: {text_of(error)}"
+        # Invalid declarations have no traceback: no line of the worker's own code raised the error.
+        declared = isinstance(error, (ValueError, ImportError)) and not is_from_user_code(error)
+        trace = "" if declared else traceback_of(error)
+        # A host shows the last line of the log: with a traceback that is the error.
+        report(f"{self._class.__name__} cannot start: {trace or text}", EXIT_FAILED)
+        try:
+            self._connection.send(message("state", state="ERROR", message=text[:MAX_MESSAGE]))
+            self._connection.send(error_header(error, trace=trace))
+        except Ended:
+            pass
+        return EXIT_FAILED
+
+    # --- one slot --------------------------------------------------------------
+
+    def _run_batches(self) -> int:
+        """Runs batches in this thread until the end; returns the exit code."""
+        life, runs, now = self._life, self._runs, time.monotonic
+        read, send = self._connection.read, self._connection.send
+        while True:
+            life.waiting = True
+            try:  # as _next_frame does, without the cost of a call for each batch
+                frame = self._connection.poll() if life.stop_requested else read()
+            except BlockingIOError:
+                frame = None
+            life.waiting = False
+            if frame is None:  # a signal asks to stop
+                return self._leave(self._grace_s)
+            header, body = frame
+            if header["type"] == "predict":
+                self._current = batch = runs.batch(header, body, now())
+                del header, body, frame  # so that the batch alone keeps its bytes
+                reply = runs.run(batch)
+                self._current = None
+                if self._polling.locked():  # by a thread of the worker; wait until it has read
+                    with self._polling:
+                        pass
+                if life.stop_requested or self._stopping or self._ended is not None:
+                    if self._ended is not None:
+                        raise self._ended
+                    self._send_shutdown(self._grace_s)  # before the result, so that the host sends no more
+                send(*reply)
+                del batch, reply
+            else:
+                self._handle(header)
+            if self._stopping:
+                return self._leave(self._grace_s)
+
+    def _next_frame(self) -> Optional[Frame]:
+        """Waits for a frame; None if a signal asks to stop, and no frame is there."""
+        life = self._life
+        life.waiting = True
+        try:
+            return self._connection.poll() if life.stop_requested else self._connection.read()
+        except BlockingIOError:
+            return None
+        finally:
+            life.waiting = False
+
+    def _poll(self, batch: Batch) -> None:
+        """Handles the frames that arrived while a batch runs; any thread of the worker may call it."""
+        if not self._polling.acquire(False):
+            return  # another thread reads
+        try:
+            current = self._current
+            if current is None or current.id != batch.id:
+                return  # the batch has ended, and the main thread reads
+            try:
+                while self._ended is None:
+                    frame = self._connection.poll()
+                    if frame is None:
+                        return
+                    if frame[0]["type"] == "predict":
+                        raise Violation("a predict beyond the slots of the worker")
+                    self._handle(frame[0])
+            except (Ended, Violation) as error:
+                if isinstance(error, Ended) and self._stopping:
+                    return
+                self._ended = error
+            batch._cancel(None)  # nobody gets the result
+        finally:
+            self._polling.release()
+
+    # --- several slots, and streams ----------------------------------------------
+
+    def _run_pool(self, pool: Union[_Threads, StreamLoop]) -> int:
+        """Reads frames until the end, and lets the pool run batches or streams; returns the exit code."""
+        pool.start()
+        try:
+            while not self._stopping:
+                frame = self._next_frame()
+                if frame is None:
+                    break
+                if frame[0]["type"] == "predict":
+                    self._begin(pool, *frame)
+                else:
+                    self._handle(frame[0])
+                del frame
+            if self._streaming:
+                return self._finish_streams(pool)
+            code = self._leave(self._grace_s)
+            pool.close(None)
+            return code
+        except (Ended, Violation):
+            self._abandon(pool)  # nobody gets the results
+            if self._pool_error is not None:
+                text = f"{type(self._pool_error).__name__}: {text_of(self._pool_error)}"
+                return report(f"the event loop ended: {text}", EXIT_FAILED)
+            raise
+
+    def _begin(self, pool: Union[_Threads, StreamLoop], header: Header, body: memoryview) -> None:
+        if len(self._running) >= self._slots:
+            raise Violation("a predict beyond the slots of the worker")
+        batch = self._runs.batch(header, body, time.monotonic())
+        batch._complete()  # here, since violations end the session
+        if self._streaming:
+            if len(batch) != 1:
+                raise Violation(f"a predict of {len(batch)} items for a worker that streams")
+            if batch.id in self._running:
+                raise Violation(f"batch {batch.id} is there twice")
+        self._running[batch.id] = batch
+        job: Any = batch
+        if self._streaming:
+            job = Stream(self._worker, self._runs, self._arrays, batch, self._connection.max_body)
+            self._streams[batch.id] = job
+        pool.begin(job)
+
+    def _reply_to(self, job: Union[Batch, Stream]) -> Optional[Reply]:
+        """Runs a batch, or the stream of a plain generator, in a thread of the pool.
+
+        Returns the reply that ends it, None if the host gets none; the slot is free then.
+        """
+        batch = job.batch if isinstance(job, Stream) else job
+        try:
+            if isinstance(job, Stream):
+                reply = job.run(self._connection.send)
+                return None if job.abandoned else reply
+            try:
+                return self._runs.run(batch)
+            except BaseException as error:  # the slot must not be lost
+                if self._runs.in_forked_child():
+                    raise
+                return error_header(error, batch.id), (), 0
+        finally:
+            self._release(batch)
+
+    def _release(self, batch: Batch) -> None:
+        """Frees the slot of a batch: before its reply, after which the host may send the next one."""
+        self._running.pop(batch.id, None)
+        self._streams.pop(batch.id, None)
+
+    def _on_pool_error(self, error: BaseException) -> None:
+        """Ends the session, since the event loop has ended."""
+        if self._runs.in_forked_child():
+            raise error
+        self._pool_error = error
+        self._connection.hang_up()  # which ends the main thread's read
+
+    def _abandon(self, pool: Union[_Threads, StreamLoop]) -> None:
+        """Cancels all batches and streams without a reply to the host; waits for streams for a moment."""
+        for batch in list(self._running.values()):
+            batch._cancel(None)
+        for stream in list(self._streams.values()):
+            stream.abandoned = True
+            pool.cancel(stream)
+        if self._streaming:
+            pool.close(_CANCELLED_S)
+
+    def _finish_streams(self, pool: Union[_Threads, StreamLoop]) -> int:
+        """Announces the shutdown, and finishes the running streams in the time there is; returns the exit code."""
+        began = time.monotonic()
+        code = self._leave(_time_for_streams(self._grace_s))
+        poll = select.poll()
+        poll.register(self._connection.sock, select.POLLIN)
+        try:
+            # The time may change meanwhile: a host sends it after the signal.
+            while self._streams and time.monotonic() - began < _time_for_streams(self._grace_s):
+                frame = self._connection.poll()
+                if frame is None:
+                    poll.poll(_CHECK_S * 1000)
+                elif frame[0]["type"] != "predict":  # a batch that was on its way is not run
+                    self._handle(frame[0])
+        except (Ended, Violation):
+            pass  # nobody gets the results
+        if not self._streams:
+            return code
+        ids = ", ".join(str(number) for number in list(self._streams))
+        self._connection.hang_up()  # which ends all waiting sends
+        self._abandon(pool)
+        return report(f"asked to stop, it left batch {ids} unfinished", EXIT_UNFINISHED)
+
+    # --- other messages ------------------------------------------------------------
+
+    def _handle(self, header: Header) -> None:
+        """Handles a message other than predict."""
+        kind = header["type"]
+        if kind == "cancel":
+            self._cancel(header)
+        elif kind == "ping":
+            self._connection.send_within(_REPLY_S, b'{"type":"pong","n":%d}' % number_of(header, "n"))
+        elif kind == "shutdown":
+            self._grace_s = number_of(header, "timeout") / 1000
+            self._stopping = True
+        elif kind in ("load", "unload"):
+            text = f"{kind}: this worker serves one model"
+            self._connection.send_within(
+                _REPLY_S, message("error", kind="unsupported", error="Unsupported", message=text)
+            )
+        elif kind == "error":
+            raise Ended(f"the host reports {header.get('error', '')}: {header.get('message', '')}")
+        else:
+            raise Violation(f"a {kind!r:.40} that does not fit the moment")
+
+    def _cancel(self, header: Header) -> None:
+        """Cancels items of a batch, or all of them; a batch that has ended is ignored."""
+        number = number_of(header, "batch")
+        items = header.get("items")
+        if "items" in header and not (
+            type(items) is list and items and all(type(i) is int and 0 <= i <= MAX_COUNT for i in items)
+        ):
+            raise Violation("cancel: items is a list of indices, at least one")
+        current = self._current
+        batch = current if current is not None and current.id == number else self._running.get(number)
+        if batch is not None:
+            batch._cancel(items)
+        stream = self._streams.get(number)
+        if stream is not None and stream.cancelled and self._pool is not None:
+            self._pool.cancel(stream)
+
+    # --- leaving -----------------------------------------------------------------
+
+    def _send_shutdown(self, within_s: float) -> None:
+        if not self._sent_shutdown:
+            self._sent_shutdown = True
+            self._connection.send_within(within_s, b'{"type":"state","state":"SHUTDOWN"}')
+
+    def _leave(self, within_s: float) -> int:
+        """Announces the shutdown, if the host accepts the message within that time; returns the exit code."""
+        self._stopping = True
+        self._life.starting = False
+        try:
+            self._send_shutdown(within_s)
+        except Ended:
+            pass
+        return 0
+
+
+class _Threads:
+    """A pool of threads that run jobs: batches, or the streams of plain generators."""
+
+    def __init__(
+        self, reply_to: Callable[[Union[Batch, Stream]], Optional[Reply]], send: Callable[..., None], count: int
+    ) -> None:
+        self._reply_to = reply_to
+        self._send = send
+        self._jobs: queue.SimpleQueue[Optional[Union[Batch, Stream]]] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"stagemesh-slot-{i}", daemon=True) for i in range(count)
+        ]
+
+    def start(self) -> None:
+        """Starts the threads."""
+        for thread in self._threads:
+            thread.start()
+
+    def begin(self, job: Union[Batch, Stream]) -> None:
+        """Passes a job to the next idle thread."""
+        self._jobs.put(job)
+
+    def cancel(self, stream: Stream) -> None:
+        """Does nothing: a plain generator is closed at its next yield."""
+
+    def close(self, timeout_s: Optional[float]) -> bool:
+        """Waits for the running jobs, and reports whether they have ended."""
+        for _ in self._threads:
+            self._jobs.put(None)
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(None if end is None else max(0, end - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _work(self) -> None:
+        while True:
+            job = self._jobs.get()
+            if job is None:
+                return
+            try:
+                reply = self._reply_to(job)
+                del job  # so that only the reply takes memory while it is sent
+                if reply is not None:
+                    self._send(*reply)
+                del reply
+            except Ended:
+                pass  # the main thread gets this error too
+
+
+def _time_for_streams(grace_s: float) -> float:
+    """Returns how much of the time to finish is for streams; the rest is for their cancellation."""
+    return grace_s - min(_CANCELLED_S, grace_s / 4)
+
+
+def _no_poll(batch: Batch) -> None:
+    """Does nothing: the main thread reads while batches run."""
+
+
+# --- checks of messages --------------------------------------------------------------
+
+
+def number_of(header: Header, key: str) -> int:
+    """Returns a whole number of a message; raises Violation if it is missing or out of range."""
+    value: Any = header.get(key)
+    if type(value) is not int or not 0 <= value <= MAX_NUMBER:
+        raise Violation(f"{header['type']}: {key} is a whole number")
+    return value
+
+
+def check_welcome(header: Header) -> None:
+    """Raises Violation if a welcome breaks the protocol."""
+    if number_of(header, "protocol") != PROTOCOL:
+        raise Violation(f"welcome: protocol {header['protocol']}, this worker supports {PROTOCOL}")
+    number_of(header, "max_frame")
+    if type(header.get("options")) is not dict:
+        raise Violation("welcome: options is an object")
+    for key, most in (("slots", MAX_SLOTS), ("max_size", MAX_COUNT)):
+        if key in header and not 1 <= number_of(header, key) <= most:
+            raise Violation(f"welcome: {key} is a whole number from 1 to {most}")
+    for key in ("devices", "capabilities"):
+        strings = header.get(key, [])
+        if type(strings) is not list or any(type(one) is not str for one in strings):
+            raise Violation(f"welcome: {key} is a list of strings")

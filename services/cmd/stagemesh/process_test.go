@@ -1,0 +1,477 @@
+package main_test
+
+import (
+	"context"
+	"debug/elf"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stagemesh/stagemesh/discovery"
+	"github.com/stagemesh/stagemesh/examples/digits"
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/services/meshfile"
+	"github.com/stagemesh/stagemesh/services/meshtest"
+)
+
+// write returns the path of a mesh's file of that text.
+func write(t *testing.T, text string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "mesh.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// digitsFile returns the path of the digits example's file, for the mesh of a
+// test bed, beside the files it needs.
+func digitsFile(t *testing.T) string {
+	t.Helper()
+	folder := t.TempDir()
+	if err := os.CopyFS(folder, digits.FS); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(folder, "mesh.yaml")
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text = []byte(strings.Replace(string(text), "mesh: digits", "mesh: "+string(meshtest.Mesh), 1))
+	if err := os.WriteFile(file, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+func get(t *testing.T, url string) (int, string) {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	response, err := client.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return response.StatusCode, string(body)
+}
+
+// images returns the fifty images of the example, by the digit and a number.
+func images(t *testing.T) map[string][]byte {
+	t.Helper()
+	entries, err := digits.FS.ReadDir("images")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string][]byte{}
+	for _, entry := range entries {
+		data, err := digits.FS.ReadFile(path.Join("images", entry.Name()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		number, digit, _ := strings.Cut(strings.TrimSuffix(entry.Name(), ".png"), "-")
+		out[digit+"/"+number] = data
+	}
+	return out
+}
+
+func TestProcessesOfStagesServeAPipeline(t *testing.T) {
+	t.Parallel()
+	bed := meshtest.New(t)
+	file := digitsFile(t)
+	stages := map[string]*process{}
+	for _, stage := range []string{"decode", "classify", "label"} {
+		stages[stage] = start(t, "stage", "--config", file, stage, "--nats", bed.Broker.URL(), "--host", "host-of-"+stage)
+	}
+	for stage, p := range stages {
+		operations := p.ready(t)
+		for page, want := range map[string]string{"/livez": "ok", "/readyz": "ok", "/metrics": "stagemesh_"} {
+			if status, body := get(t, operations+page); status != http.StatusOK || !strings.Contains(body, want) {
+				t.Errorf("%s%s: got %d without %q", stage, page, status, want)
+			}
+		}
+	}
+	gateway := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("digits", "decode", "classify", "label")})
+	var right atomic.Int64
+	var calls sync.WaitGroup
+	for name, image := range images(t) {
+		calls.Go(func() {
+			answer, err := gateway.Service().Infer(t.Context(), &call.Request{
+				Pipeline: "digits", Inputs: []payload.Part{payload.OfBlob("image", "image/png", image)},
+			})
+			if err != nil {
+				t.Errorf("%s: %v", name, err)
+				return
+			}
+			for _, step := range answer.Timeline.Steps {
+				if string(step.Host) != "host-of-"+string(step.Stage) {
+					t.Errorf("%s: step %s ran on %s", name, step.Step, step.Host)
+				}
+			}
+			labels, ok := payload.Find(answer.Outputs, "labels")
+			if !ok {
+				t.Errorf("%s: there are no labels", name)
+				return
+			}
+			if best, err := labels.Tensor.BytesElements(); err == nil && string(best[0]) == name[:1] {
+				right.Add(1)
+			}
+		})
+	}
+	calls.Wait()
+	if right.Load() != 50 {
+		t.Errorf("%d of 50 digits are right", right.Load())
+	}
+	for stage, p := range stages {
+		p.signal(t, syscall.SIGTERM)
+		if err := bustest.Receive(t, "the end of "+stage, p.ended); err != nil {
+			t.Errorf("%s ended with %v", stage, err)
+		}
+	}
+}
+
+func TestAProcessServesWorkers(t *testing.T) {
+	t.Parallel()
+	bed := meshtest.New(t)
+	folder, err := filepath.Abs("../../../examples/tokenize")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := write(t, fmt.Sprintf("mesh: %s\nstages:\n  tokenize: {runner: {worker: {command: [python3, tokenize_text.py], dir: %q}}}\n", meshtest.Mesh, folder))
+	p := start(t, "stage", "--config", file, "tokenize", "--nats", bed.Broker.URL())
+	p.ready(t)
+	answer, err := bed.Gateway(nil).Service().Infer(t.Context(), &call.Request{
+		Pipeline: "stage:tokenize", Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("a mesh of stages"))},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ids, ok := payload.Find(answer.Outputs, "ids"); !ok || ids.Tensor.Shape[0] != 1 || answer.Metadata["tokens"] == "" {
+		t.Errorf("it answers %+v", answer)
+	}
+	p.signal(t, syscall.SIGTERM)
+	if err := bustest.Receive(t, "the end of the host", p.ended); err != nil {
+		t.Errorf("it ended with %v", err)
+	}
+	if !p.errOut.has("the worker is SHUTDOWN") || !p.errOut.has("exit code 0") {
+		t.Error("the worker was not asked to leave")
+	}
+}
+
+// load sends requests of one stage until it is told to stop, so many at a time,
+// and counts what comes back by host.
+type load struct {
+	mu      sync.Mutex
+	byHost  map[pipeline.HostID]int
+	retried int
+	slowest time.Duration
+	quit    chan struct{}
+	calls   sync.WaitGroup
+}
+
+func newLoad(t *testing.T, gateway meshtest.Gateway, stage string, inFlight int) *load {
+	t.Helper()
+	l := &load{byHost: map[pipeline.HostID]int{}, quit: make(chan struct{})}
+	for i := range inFlight {
+		l.calls.Go(func() {
+			for n := 0; ; n++ {
+				select {
+				case <-l.quit:
+					return
+				default:
+					l.send(t, gateway, stage, fmt.Sprintf("%d/%d", i, n))
+				}
+			}
+		})
+	}
+	t.Cleanup(l.stop)
+	return l
+}
+
+func (l *load) send(t *testing.T, gateway meshtest.Gateway, stage, text string) {
+	begin := time.Now()
+	answer, err := gateway.Service().Infer(t.Context(), &call.Request{
+		Pipeline: "stage:" + stage, Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte(text))},
+	})
+	took := time.Since(begin)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case err != nil:
+		t.Errorf("%s: %v", text, err)
+	case string(answer.Outputs[0].Blob.Data) != text:
+		t.Errorf("%s: got %s", text, answer.Outputs[0].Blob.Data)
+	default:
+		step := answer.Timeline.Steps[0]
+		l.byHost[step.Host]++
+		if step.Attempt > 1 {
+			l.retried++
+		}
+		l.slowest = max(l.slowest, took)
+	}
+}
+
+func (l *load) answered(host pipeline.HostID) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.byHost[host]
+}
+
+// stop ends the load and waits for the answers.
+func (l *load) stop() {
+	select {
+	case <-l.quit:
+	default:
+		close(l.quit)
+	}
+	l.calls.Wait()
+}
+
+// twoHosts starts two processes of a stage that takes its time for batches of
+// at most four. Items of one that is killed come back after a second.
+func twoHosts(t *testing.T, bed *meshtest.Bed, perBatch time.Duration) (one, two *process) {
+	t.Helper()
+	file := write(t, fmt.Sprintf("mesh: %s\nnats: {url: %q}\nstages:\n  slow: {runner: {sleep: {base: %s}}, batch: {max_size: 4}, queue: {ack_wait: 1s}}\n", meshtest.Mesh, bed.Broker.URL(), perBatch))
+	one = start(t, "stage", "--config", file, "slow", "--host", "one")
+	two = start(t, "stage", "--config", file, "slow", "--host", "two")
+	one.ready(t)
+	two.ready(t)
+	return one, two
+}
+
+func TestDrainingHostFinishesItsItems(t *testing.T) {
+	t.Parallel()
+	bed := meshtest.New(t)
+	leaving, _ := twoHosts(t, bed, 50*time.Millisecond)
+	l := newLoad(t, bed.Gateway(nil), "slow", 32)
+	bustest.Eventually(t, "both hosts are busy", func() bool { return l.answered("one") > 8 && l.answered("two") > 8 })
+	before := l.answered("one")
+	leaving.signal(t, syscall.SIGTERM)
+	if err := bustest.Receive(t, "the end of the host", leaving.ended); err != nil {
+		t.Errorf("it ended with %v", err)
+	}
+	after := l.answered("two")
+	bustest.Eventually(t, "the other host serves on", func() bool { return l.answered("two") > after+8 })
+	l.stop()
+	t.Logf("the host that left answered %d requests, %d of them after it was told to; the other one %d", l.answered("one"), l.answered("one")-before, l.answered("two"))
+	if l.answered("one") == before {
+		t.Error("the host did not finish what it held")
+	}
+	if l.retried > 0 {
+		t.Errorf("%d items went to another host", l.retried)
+	}
+}
+
+func TestItemsOfAKilledHostAreAnsweredByAnother(t *testing.T) {
+	t.Parallel()
+	bed := meshtest.New(t)
+	killed, _ := twoHosts(t, bed, 100*time.Millisecond)
+	l := newLoad(t, bed.Gateway(nil), "slow", 32)
+	bustest.Eventually(t, "both hosts are busy", func() bool { return l.answered("one") > 4 && l.answered("two") > 4 })
+	begin := time.Now()
+	killed.signal(t, syscall.SIGKILL)
+	if err := bustest.Receive(t, "the end of the host", killed.ended); err == nil {
+		t.Error("it was not killed")
+	}
+	// Every request that was in flight is answered, or the load says so.
+	l.stop()
+	t.Logf("answered within %s of the kill; %d of %d items came back, and the slowest took %s",
+		time.Since(begin).Round(time.Millisecond), l.retried, l.answered("one")+l.answered("two"), l.slowest.Round(time.Millisecond))
+	if l.retried == 0 {
+		t.Error("no item came back: the killed host held none")
+	}
+	if l.slowest > 10*time.Second {
+		t.Errorf("an item came back only after %s", l.slowest)
+	}
+}
+
+// running matches the page of metrics of a host with an item at its runner.
+var running = regexp.MustCompile(`(?m)^stagemesh_stage_items_in_flight\{[^}]*state="running"[^}]*\} 1$`)
+
+// Whoever reads the registry sees who serves a stage, and who has left it.
+func TestHostsAreInTheRegistryAsLongAsTheyLive(t *testing.T) {
+	t.Parallel()
+	bed := meshtest.New(t)
+	file := write(t, fmt.Sprintf("mesh: %s\nnats: {url: %q}\nregistry: {nats: {}}\nstages:\n  echo: {runner: {echo: {}}, labels: {zone: a}}\n", meshtest.Mesh, bed.Broker.URL()))
+	hosts := map[string]*process{}
+	for _, name := range []string{"one", "two", "three"} {
+		hosts[name] = start(t, "stage", "--config", file, "echo", "--host", name, "--listen", "127.0.0.1:0")
+	}
+	for _, p := range hosts {
+		p.ready(t)
+	}
+	view := viewOf(t, bed.Broker.URL())
+	inView(t, view, bustest.Patience, "one", "three", "two")
+	if r := view.Hosts()[0].Record; r.GetLabels()["zone"] != "a" || !r.GetReady() || r.GetAddress() == "" {
+		t.Errorf("its record is %v", r)
+	}
+	begin := time.Now()
+	hosts["two"].signal(t, syscall.SIGKILL)
+	inView(t, view, discovery.MaxDetectTime, "one", "three")
+	t.Logf("a killed host was out of view after %s", time.Since(begin).Round(time.Millisecond))
+	begin = time.Now()
+	hosts["one"].signal(t, syscall.SIGTERM)
+	inView(t, view, time.Second, "three")
+	t.Logf("a host that was told to stop was out of view after %s", time.Since(begin).Round(time.Millisecond))
+	if err := bustest.Receive(t, "the end of the host", hosts["one"].ended); err != nil {
+		t.Errorf("it ended with %v", err)
+	}
+}
+
+// viewOf returns a view of the registry on the broker.
+func viewOf(t *testing.T, url string) *discovery.Membership {
+	t.Helper()
+	r, err := meshfile.NewRegistry(string(meshtest.Mesh), meshfile.RegistryConfig{}, bus.Settings{URL: url}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	view := discovery.NewMembership(r, r, string(meshtest.Mesh), nil)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- r.Around(ctx, func() error { return view.Run(ctx) }) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return view
+}
+
+// inView waits until exactly these hosts are alive in a view.
+func inView(t *testing.T, view *discovery.Membership, within time.Duration, want ...string) {
+	t.Helper()
+	late := time.After(within)
+	for {
+		changed := view.Changed()
+		var alive []string
+		for _, h := range view.Hosts() {
+			if h.Alive {
+				alive = append(alive, h.Record.GetHost())
+			}
+		}
+		if slices.Equal(alive, want) {
+			return
+		}
+		select {
+		case <-changed:
+		case <-late:
+			t.Fatalf("after %s %q are in view, want %q", within, alive, want)
+		}
+	}
+}
+
+func TestSecondSignalReturnsAHostsItems(t *testing.T) {
+	t.Parallel()
+	host := busyAndDraining(t)
+	host.signal(t, syscall.SIGINT)
+	if err := bustest.Receive(t, "the end of the host", host.ended); err != nil {
+		t.Errorf("it ended with %v", err)
+	}
+	if !host.errOut.has("giving items back") || !host.errOut.has("msg=drained") {
+		t.Error("it did not clean up")
+	}
+}
+
+// busyAndDraining returns a host that was told to stop once, and has a batch that takes
+// a minute.
+func busyAndDraining(t *testing.T) *process {
+	t.Helper()
+	bed := meshtest.New(t)
+	one, two := twoHosts(t, bed, time.Minute)
+	two.signal(t, syscall.SIGTERM)
+	if err := bustest.Receive(t, "the end of the idle host", two.ended); err != nil {
+		t.Errorf("the idle host ended with %v", err)
+	}
+	gateway := bed.Gateway(nil)
+	var waiting sync.WaitGroup
+	ctx, leave := context.WithCancel(t.Context())
+	t.Cleanup(func() {
+		leave()
+		waiting.Wait()
+	})
+	waiting.Go(func() {
+		// Its answer, a minute away, never comes; nobody waits that long.
+		_, err := gateway.Service().Infer(ctx, &call.Request{
+			Pipeline: "stage:slow", Timeout: time.Minute, Inputs: []payload.Part{payload.OfBlob("", "text/plain", nil)},
+		})
+		if err == nil {
+			t.Error("a batch that was given back is answered")
+		}
+	})
+	operations := one.ready(t)
+	bustest.Eventually(t, "the host is busy", func() bool {
+		_, body := get(t, operations+"/metrics")
+		return running.MatchString(body)
+	})
+	one.signal(t, syscall.SIGINT)
+	bustest.Eventually(t, "the host drains", func() bool { return one.errOut.has("msg=draining") })
+	if status, _ := get(t, operations+"/readyz"); status != http.StatusServiceUnavailable {
+		t.Errorf("readyz: got %d of a host that drains", status)
+	}
+	return one
+}
+
+func TestProgramNeedsNoCLibrary(t *testing.T) {
+	t.Parallel()
+	file, err := elf.Open(program(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if libraries, err := file.ImportedLibraries(); err != nil || len(libraries) > 0 {
+		t.Errorf("it links %v, %v", libraries, err)
+	}
+}
+
+func TestProgramReportsWhyItEnds(t *testing.T) {
+	t.Parallel()
+	for _, verb := range []string{"up", "gateway", "stage"} {
+		out, err := exec.CommandContext(t.Context(), program(t), verb, "--config", "nowhere.yaml").CombinedOutput()
+		failed, ok := errors.AsType[*exec.ExitError](err)
+		if want := "stagemesh: --config: open nowhere.yaml: no such file or directory"; !ok || failed.ExitCode() != 1 || !strings.HasPrefix(string(out), want) {
+			t.Errorf("%s: got %v and %q, want %q", verb, err, out, want)
+		}
+	}
+}
+
+func TestOneProcessServesSeveralStages(t *testing.T) {
+	t.Parallel()
+	bed := meshtest.New(t)
+	p := start(t, "stage", "decode", "label", "--config", digitsFile(t), "--nats", bed.Broker.URL())
+	bustest.Eventually(t, "both stages are ready", func() bool { return strings.Count(p.out.String(), "\n") == 2 })
+	for _, stage := range []string{"decode", "label"} {
+		if !p.out.has("stage " + stage + " of mesh ") {
+			t.Errorf("it printed %q", p.out.String())
+		}
+	}
+	p.signal(t, syscall.SIGTERM)
+	if err := bustest.Receive(t, "the end", p.ended); err != nil {
+		t.Errorf("it ended with %v", err)
+	}
+}

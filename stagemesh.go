@@ -1,0 +1,444 @@
+// Package stagemesh runs a mesh, or a part of one, in your own Go program: broker,
+// gateway and stage hosts in one process, as they run apart, but without a network
+// between them.
+//
+//	m, err := stagemesh.New(stagemesh.Settings{Mesh: "demo"})
+//	err = m.AddStage(stagemesh.Stage{Name: "double", Runner: runner})
+//	err = m.AddPipeline(stagemesh.Pipeline{...})
+//	err = m.Start(ctx)
+//	answer, err := m.Infer(ctx, &stagemesh.Request{Pipeline: "double", Inputs: ...})
+//	answer, err = m.Stream(ctx, request, func(c call.Chunk) error { ... })
+//	answer, err = m.Result(ctx, requestID, wait)     // of a durable request
+//	err = m.Cancel(ctx, requestID)
+//	err = m.Stop()
+//
+// FromFile begins with the mesh that a file describes; `stagemesh up` runs that.
+//
+// # A stage of your own as a program
+//
+// Serve is the whole main function of a program that serves stages written in Go. The
+// program has the arguments, flags, variables, probes and signals of `stagemesh stage`,
+// and the runners that it passes:
+//
+//	func main() {
+//		if err := stagemesh.Serve(stagemesh.KindOf("words", newWordCounter)); err != nil {
+//			fmt.Fprintln(os.Stderr, err)
+//			os.Exit(1)
+//		}
+//	}
+//
+// # Files
+//
+// Durable requests, their results and dead letters are files of the broker. The files of
+// the broker in the process are in NATS.StoreDir; without one they are in a
+// temporary folder and end with Stop.
+//
+// # Life
+//
+// A Mesh is started once, and Stop is called once Start has returned; a call in another
+// order returns an error. Stages start concurrently, so Start takes as long as the
+// slowest runner. A start that fails leaves nothing running.
+package stagemesh
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
+
+	"github.com/stagemesh/stagemesh/gateway"
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/store"
+	"github.com/stagemesh/stagemesh/services/meshfile"
+	"github.com/stagemesh/stagemesh/stagehost"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/stageapi"
+)
+
+// Types of other packages that most programs need.
+type (
+	// Pipeline is a named sequence of steps.
+	Pipeline = pipeline.Pipeline
+	// Step is one step of a pipeline.
+	Step = pipeline.Step
+	// Request is what Infer and Stream send, Response what they return.
+	Request  = call.Request
+	Response = call.Response
+)
+
+// Settings are the settings of a mesh in one process. Zero values mean the defaults.
+type Settings struct {
+	// Mesh names the mesh; empty means "local".
+	Mesh pipeline.MeshName
+	// NATS is the broker: one in the process unless it has a URL.
+	NATS meshfile.NATS
+	// Gateway is the public port and the bounds of the gateway. Its mesh, id,
+	// catalog, results, idempotency and bus are filled in.
+	Gateway gateway.Settings
+	// NoGateway is true for a process that only serves stages.
+	NoGateway bool
+	// Results, DeadLetters and Idempotency are the broker's stores of results, dead
+	// letters and idempotency keys. Every process of a mesh has the same.
+	Results     store.Settings
+	DeadLetters store.Settings
+	Idempotency store.Settings
+	// Registry is where hosts register; nil means nowhere.
+	Registry *meshfile.RegistryConfig
+	// Logger may be nil: nothing is logged.
+	Logger *slog.Logger
+	// Meter may be nil: nothing is counted.
+	Meter metric.Meter
+	// Version of the program, for descriptions.
+	Version string
+}
+
+// Stage is one stage with its hosts, each of which needs a runner of its own.
+type Stage struct {
+	Name pipeline.StageName
+	// Runner of the stage's only host; or one for each of several Runners.
+	Runner  runner.Runner
+	Runners []runner.Runner
+	// Host is the id of the only host; empty means a new one.
+	Host pipeline.HostID
+	// Inputs and Outputs add to the runners' specs.
+	Inputs, Outputs []runner.PartSpec
+	// Config bounds batches and queues. A zero Batch means stagehost.DefaultBatch, and
+	// only the first host listens.
+	stagehost.Config
+}
+
+// Mesh is a mesh in one process. What adds to it is for one goroutine before
+// Start; everything else is safe for concurrent use, Stop once Start has
+// returned.
+type Mesh struct {
+	settings  Settings
+	stages    []Stage
+	pipelines []pipeline.Pipeline
+
+	begun atomic.Bool
+	// parts is nil before the start.
+	parts atomic.Pointer[parts]
+	stop  sync.Once
+	left  error
+}
+
+// Errors of a mesh that is used in the wrong order.
+var (
+	ErrNotStarted = errors.New("the mesh has not been started")
+	ErrStarted    = errors.New("the mesh has been started before")
+)
+
+// New returns a mesh without stages.
+func New(s Settings) (*Mesh, error) {
+	if s.Mesh == "" {
+		s.Mesh = "local"
+	}
+	if err := pipeline.ValidName("mesh", string(s.Mesh)); err != nil {
+		return nil, err
+	}
+	if s.Logger == nil {
+		s.Logger = slog.New(slog.DiscardHandler)
+	}
+	if s.Meter == nil {
+		s.Meter = noop.Meter{}
+	}
+	return &Mesh{settings: s}, nil
+}
+
+// AddStage adds a stage before the start.
+func (m *Mesh) AddStage(s Stage) error {
+	if m.begun.Load() {
+		return fmt.Errorf("stage %s: %w", s.Name, ErrStarted)
+	}
+	s = s.withDefaults()
+	if err := s.Validate(); err != nil {
+		return fmt.Errorf("stage %s: %w", s.Name, err)
+	}
+	for _, other := range m.stages {
+		if other.Name == s.Name {
+			return fmt.Errorf("stage %s: there is one of that name", s.Name)
+		}
+	}
+	m.stages = append(m.stages, s)
+	return nil
+}
+
+func (s Stage) withDefaults() Stage {
+	if s.Runner != nil {
+		s.Runners, s.Runner = append([]runner.Runner{s.Runner}, s.Runners...), nil
+	}
+	if b := s.Batch; b.Mode == "" && b.MaxSize == 0 && b.MaxBytes == 0 && b.MaxWait == 0 {
+		s.Batch = stagehost.DefaultBatch()
+		s.Batch.By = b.By
+	}
+	return s
+}
+
+// Validate checks what can be told before the start.
+func (s Stage) Validate() error {
+	s = s.withDefaults()
+	if len(s.Runners) == 0 {
+		return errors.New("runner: there is none")
+	}
+	for _, r := range s.Runners {
+		settings := s.host(r)
+		settings.Mesh, settings.Host = "any", "any"
+		if err := settings.Validate(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// host returns the settings of one host that are the stage's own.
+func (s Stage) host(r runner.Runner) stagehost.Settings {
+	return stagehost.Settings{Config: s.Config, Stage: s.Name, Host: s.Host, Runner: r, Inputs: s.Inputs, Outputs: s.Outputs}
+}
+
+// AddPipeline adds a pipeline before the start.
+func (m *Mesh) AddPipeline(p pipeline.Pipeline) error {
+	if m.begun.Load() {
+		return fmt.Errorf("pipeline %s: %w", p.Name, ErrStarted)
+	}
+	if err := p.Validate(); err != nil {
+		return err
+	}
+	m.pipelines = append(m.pipelines, p)
+	return nil
+}
+
+// Validate checks what the settings and the pipelines say, without starting
+// anything.
+func (m *Mesh) Validate() error {
+	if m.settings.NoGateway {
+		return nil
+	}
+	_, err := m.newGateway(bus.Settings{}, nil)
+	return err
+}
+
+// Start starts the broker, every host and then the gateway, and returns when
+// all are ready. What it started is stopped when one fails, or when the context
+// ends before. A mesh is started once.
+func (m *Mesh) Start(ctx context.Context) error {
+	if m.begun.Swap(true) {
+		return ErrStarted
+	}
+	p, err := m.assemble()
+	if err != nil {
+		return err
+	}
+	m.parts.Store(p)
+	return p.group.Start(ctx)
+}
+
+// Infer runs one request through a pipeline. Errors are *fault.Fault. Of a stage
+// that answers in chunks the caller gets the outcome alone.
+func (m *Mesh) Infer(ctx context.Context, r *call.Request) (*call.Response, error) {
+	return m.Stream(ctx, r, nil)
+}
+
+// Stream is Infer that hands each chunk to emit as it comes: in order, one at a
+// time, on the caller's goroutine, and all of them before it returns the
+// outcome. A pipeline whose last stage does not stream calls emit never. An
+// error of emit ends the call with CANCELLED, which wraps it; an emit that falls
+// too far behind ends the call with SLOW_READER.
+func (m *Mesh) Stream(ctx context.Context, r *call.Request, emit func(call.Chunk) error) (*call.Response, error) {
+	service, err := m.service()
+	if err != nil {
+		return nil, err
+	}
+	return service.Stream(ctx, r, emit)
+}
+
+// Result returns the stored answer to a durable request, or to one with an
+// idempotency key, whichever gateway of the mesh took it: the request's own fault
+// where it failed, NOT_FOUND where no answer is stored. It waits for one as long
+// as wait says.
+func (m *Mesh) Result(ctx context.Context, requestID string, wait time.Duration) (*call.Response, error) {
+	service, err := m.service()
+	if err != nil {
+		return nil, err
+	}
+	return service.Result(ctx, requestID, wait)
+}
+
+// Cancel cancels a request by its ID, whichever gateway of the mesh took it. It is best
+// effort, and nil also for a finished or an unknown request.
+func (m *Mesh) Cancel(ctx context.Context, requestID string) error {
+	service, err := m.service()
+	if err != nil {
+		return err
+	}
+	return service.Cancel(ctx, requestID)
+}
+
+// service returns the request path, once the mesh serves.
+func (m *Mesh) service() (*call.Service, error) {
+	p := m.parts.Load()
+	switch {
+	case p == nil:
+		return nil, fault.Newf(fault.NoCapacity, "%w", ErrNotStarted)
+	case p.gateway == nil:
+		return nil, fault.New(fault.NoCapacity, "the process has no gateway")
+	}
+	if err := p.gateway.Ready(); err != nil {
+		return nil, fault.Newf(fault.NoCapacity, "%w", err)
+	}
+	return p.gateway.Service(), nil
+}
+
+// readyGateway returns the gateway once it is ready; nil before, and without one.
+func (m *Mesh) readyGateway() *gateway.Gateway {
+	if p := m.parts.Load(); p != nil && p.gateway != nil && p.gateway.Ready() == nil {
+		return p.gateway
+	}
+	return nil
+}
+
+// Addr returns the public address, or nil where there is none, or none yet.
+func (m *Mesh) Addr() net.Addr {
+	if g := m.readyGateway(); g != nil {
+		return g.Addr()
+	}
+	return nil
+}
+
+// AdminAddr returns the address for operators, or nil where there is none, or
+// none yet.
+func (m *Mesh) AdminAddr() net.Addr {
+	if g := m.readyGateway(); g != nil {
+		return g.AdminAddr()
+	}
+	return nil
+}
+
+// URL returns where callers reach the mesh, or "" where nowhere, or not yet.
+func (m *Mesh) URL() string {
+	if g := m.readyGateway(); g != nil {
+		return g.URL()
+	}
+	return ""
+}
+
+// AdminURL returns where operators reach the mesh, or "" where nowhere, or not yet.
+func (m *Mesh) AdminURL() string {
+	if g := m.readyGateway(); g != nil {
+		return g.AdminURL()
+	}
+	return ""
+}
+
+// Stages describes the hosts that run in this process; there are none before the
+// start.
+func (m *Mesh) Stages() []stageapi.Description {
+	p := m.parts.Load()
+	if p == nil {
+		return nil
+	}
+	out := make([]stageapi.Description, len(p.hosts))
+	for i, h := range p.hosts {
+		out[i] = h.Describe()
+	}
+	return out
+}
+
+// Restart has every runner whose code runs in processes of its own start those
+// anew, one after the other, so that the mesh serves on. It returns when all are
+// ready, or with what the first has failed with.
+func (m *Mesh) Restart(ctx context.Context) error {
+	for _, s := range m.stages {
+		for _, r := range s.Runners {
+			again, ok := r.(interface{ Restart(context.Context) error })
+			if !ok {
+				continue
+			}
+			if err := again.Restart(ctx); err != nil {
+				return fmt.Errorf("stage %s: %w", s.Name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// BrokerURL returns where the broker listens, for other processes to join, or
+// "" where it does not.
+func (m *Mesh) BrokerURL() string {
+	if url := m.settings.NATS.URL; url != "" {
+		return url
+	}
+	p := m.parts.Load()
+	if p == nil {
+		return ""
+	}
+	return p.broker.url()
+}
+
+// Broker returns how others in this process reach the mesh's broker. A broker in the
+// process is reached between Start and Stop.
+func (m *Mesh) Broker() bus.Settings {
+	if p := m.parts.Load(); p != nil {
+		return m.bus(p.broker)
+	}
+	return m.bus(nil)
+}
+
+// Ready returns nil when every part serves, else why not.
+func (m *Mesh) Ready() error {
+	p := m.parts.Load()
+	if p == nil {
+		return ErrNotStarted
+	}
+	var errs []error
+	if p.gateway != nil {
+		errs = append(errs, p.gateway.Ready())
+	}
+	for _, h := range p.hosts {
+		errs = append(errs, h.Ready())
+	}
+	return errors.Join(errs...)
+}
+
+// Run starts the mesh, serves until the context ends or a part fails, and stops it.
+func (m *Mesh) Run(ctx context.Context) error {
+	if err := m.Start(ctx); err != nil {
+		return err
+	}
+	err := m.Wait(ctx)
+	// Stop returns the failure of Wait too.
+	if stopped := m.Stop(); err == nil {
+		err = stopped
+	}
+	return err
+}
+
+// Wait returns nil when the context ends, or the reason when a part fails: the
+// others serve on until Stop.
+func (m *Mesh) Wait(ctx context.Context) error {
+	p := m.parts.Load()
+	if p == nil {
+		return ErrNotStarted
+	}
+	return p.group.Wait(ctx)
+}
+
+// Stop drains the gateway, then the hosts, ends the broker, and returns what
+// they failed with. It does nothing before Start, and only once.
+func (m *Mesh) Stop() error {
+	p := m.parts.Load()
+	if p == nil {
+		return nil
+	}
+	m.stop.Do(func() { m.left = p.group.Stop() })
+	return m.left
+}
