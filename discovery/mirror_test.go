@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// script is a registry that sends what a test tells it to.
+// script is a registry that sends updates that a test chooses.
 type script struct {
 	discovery.Registry
 	changes     chan discovery.Change

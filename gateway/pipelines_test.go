@@ -104,7 +104,7 @@ func apply(t *testing.T, s *pipelines.Store, p pipeline.Pipeline) pipelines.Entr
 func refused(t *testing.T, what string, err error, want fault.Reason) {
 	t.Helper()
 	if f, ok := errors.AsType[*fault.Fault](err); !ok || f.Reason != want {
-		t.Errorf("%s: %v, wanted is %s", what, err, want)
+		t.Errorf("%s: %v, want %s", what, err, want)
 	}
 }
 
@@ -123,7 +123,7 @@ func TestAllGatewaysFollowPipelineChanges(t *testing.T) {
 		t.Errorf("an update is %v %+v, %v", change, e, err)
 	}
 	if got := routes(one); got != "p>a>c q>b" {
-		t.Errorf("who was asked serves %s", got)
+		t.Errorf("the gateway that applied it serves %s", got)
 	}
 	serves(t, "two", two, "p>a>c q>b")
 	again, change, err := two.Apply(t.Context(), through("p", "a", "c"), nil)
@@ -226,14 +226,14 @@ func TestChangedFileReplacesAppliedPipeline(t *testing.T) {
 	gateway := func(want string, stage pipeline.StageName) (*pipelines.Store, func()) {
 		s, stop := following(t, registry, through("p", stage))
 		if got := routes(s); got != want {
-			t.Errorf("with stage %s in the file: %s, wanted is %s", stage, got, want)
+			t.Errorf("with stage %s in the file: %s, want %s", stage, got, want)
 		}
 		return s, stop
 	}
 	s, stop := gateway("p>a", "a")
 	apply(t, s, through("p", "b"))
 	stop()
-	s, stop = gateway("p>b", "a") // the file still says what it said
+	s, stop = gateway("p>b", "a") // the file has not changed
 	if err := s.Delete(t.Context(), "p", nil); err != nil {
 		t.Fatal(err)
 	}
@@ -266,7 +266,7 @@ func TestChangedFileReplacesAppliedPipeline(t *testing.T) {
 	stop()
 	_, stop = following(t, registry, through("p", "c"))
 	stop()
-	// One that nobody's file had is the file's once it has it.
+	// A pipeline that no file had becomes the file's once a file has it.
 	s, stop = following(t, registry)
 	apply(t, s, through("q", "a"))
 	stop()
@@ -291,11 +291,11 @@ func TestWipedRegistryIsFilledAgain(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
 	registry := table(t, broker)
-	one, _ := following(t, registry, through("p", "a"), through("gone", "a"))
+	one, _ := following(t, registry, through("p", "a"), through("deleted", "a"))
 	two, _ := following(t, registry)
 	apply(t, two, through("q", "b"))
 	apply(t, two, through("p", "c"))
-	if err := one.Delete(t.Context(), "gone", nil); err != nil {
+	if err := one.Delete(t.Context(), "deleted", nil); err != nil {
 		t.Fatal(err)
 	}
 	const all = "p>c q>b"
@@ -324,13 +324,13 @@ func TestWipedRegistryIsFilledAgain(t *testing.T) {
 	}
 	js := broker.Connect("test").JetStream()
 	wipe(t, js)
-	awaitRecords(t, registry, "p", "q", "gone", "_epoch")
+	awaitRecords(t, registry, "p", "q", "deleted", "_epoch")
 	bustest.Eventually(t, "what is served is the registry's", func() bool {
 		after, err := two.Get("q")
 		return err == nil && after.Revision != before.Revision
 	})
 	// A gateway that starts then knows what was deleted, too.
-	three, _ := following(t, registry, through("p", "a"), through("gone", "a"))
+	three, _ := following(t, registry, through("p", "a"), through("deleted", "a"))
 	if got := routes(three); got != all {
 		t.Errorf("a new gateway serves %s", got)
 	}
@@ -341,7 +341,7 @@ func TestWipedRegistryIsFilledAgain(t *testing.T) {
 	}
 }
 
-// wipe throws away all that the registry has.
+// wipe deletes the registry's streams.
 func wipe(t *testing.T, js jetstream.JetStream) {
 	t.Helper()
 	var names []string

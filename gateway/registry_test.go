@@ -32,7 +32,7 @@ func TestGatewayWaitsForRegistryOnce(t *testing.T) {
 	if err := g.WaitReady(waiting); err == nil {
 		t.Error("it is ready before it has loaded the registry")
 	}
-	bustest.Eventually(t, "it says what it waits for", func() bool { return errors.Is(g.Ready(), discovery.ErrNotLoaded) })
+	bustest.Eventually(t, "it reports what it waits for", func() bool { return errors.Is(g.Ready(), discovery.ErrNotLoaded) })
 	transport := &http.Transport{}
 	t.Cleanup(transport.CloseIdleConnections)
 	client, url := &http.Client{Transport: transport}, "http://"+g.Addr().String()+"/readyz"

@@ -238,7 +238,7 @@ func (r *run) do(slot runner.Slot) error {
 // claim gives item i's outcome to the caller, once.
 func (r *run) claim(i int) error {
 	if i < 0 || i >= len(r.items) {
-		return runner.ErrNoSuch
+		return runner.ErrNoSuchItem
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -31,8 +31,8 @@ func (h *Host) drain(l *loop) bool {
 		// In this order: the outcomes of stopped runs come after the loop knows.
 		h.post(abandon{})
 		h.giveUp()
-		if r, ok := h.settings.Runner.(runner.Forcible); ok {
-			r.Abandon()
+		if r, ok := h.settings.Runner.(runner.Killer); ok {
+			r.Kill()
 		}
 		if !await(l.empty, runStopWait) {
 			h.settings.Logger.Error("not everything has been finished or given back; the rest will be delivered again")

@@ -121,13 +121,13 @@ func newForced(entered chan<- struct{}) *forced {
 	f.Runner = batches(func(context.Context, runner.Batch, runner.Sink) error {
 		entered <- struct{}{}
 		<-f.killed
-		return fmt.Errorf("%w: it was killed", runner.ErrDied)
+		return fmt.Errorf("%w: it was killed", runner.ErrCrashed)
 	})
 	return f
 }
 
-// Abandon implements runner.Forcible.
-func (f *forced) Abandon() { close(f.killed) }
+// Kill implements runner.Killer.
+func (f *forced) Kill() { close(f.killed) }
 
 // What a host does not finish within its drain timeout is for another host to
 // answer, and the caller hears nothing of the first.

@@ -207,7 +207,7 @@ func TestSecondOutcomeIsRefused(t *testing.T) {
 	}))
 	c := b.ask("first")
 	checkEcho(t, c)
-	for _, want := range []error{runner.ErrSettled, runner.ErrNoSuch, runner.ErrNoSuch, runner.ErrSettled, runner.ErrNoSuch} {
+	for _, want := range []error{runner.ErrSettled, runner.ErrNoSuchItem, runner.ErrNoSuchItem, runner.ErrSettled, runner.ErrNoSuchItem} {
 		if err := <-refusals; !errors.Is(err, want) {
 			t.Errorf("refused with %v, want %v", err, want)
 		}

@@ -23,7 +23,7 @@ type moody struct {
 	changed chan struct{}
 }
 
-// Health implements runner.Monitored.
+// Health implements runner.HealthReporter.
 func (m *moody) Health() (changed <-chan struct{}, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -183,11 +183,11 @@ func (h *Host) startRunner(ctx context.Context) error {
 	defer cancel()
 	begin := time.Now()
 	h.place()
-	if r, ok := h.settings.Runner.(runner.Forcible); ok {
+	if r, ok := h.settings.Runner.(runner.Killer); ok {
 		// Start waits for processes that end; a second signal ends the wait.
 		patience, cancel := process.DrainContext(ctx, h.settings.StartTimeout+h.settings.DrainTimeout)
 		defer cancel()
-		defer context.AfterFunc(patience, r.Abandon)()
+		defer context.AfterFunc(patience, r.Kill)()
 	}
 	if err := h.settings.Runner.Start(ctx); err != nil {
 		return fmt.Errorf("stage %s: start of the runner: %w", h.settings.Stage, err)
@@ -219,8 +219,8 @@ func (h *Host) agree() error {
 // place passes the host's settings to the runner, if it takes them.
 func (h *Host) place() {
 	s := h.settings
-	if r, ok := s.Runner.(runner.Placed); ok {
-		r.Place(runner.Place{
+	if r, ok := s.Runner.(runner.HostAware); ok {
+		r.SetHost(runner.HostInfo{
 			Stage: string(s.Stage), Host: string(s.Host), MaxSize: s.Batch.MaxSize, StartTimeout: s.StartTimeout,
 			Complete: s.complete, Logger: s.Logger, Meter: s.Meter,
 		})

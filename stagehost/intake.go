@@ -111,7 +111,7 @@ func (h *Host) receive(d bus.Delivery) {
 	}
 	it := h.pulled(d, env)
 	h.metrics.countPull(it)
-	h.load.waited(it.queueWait)
+	h.load.recordWait(it.queueWait)
 	h.post(&arrived{item: it, fault: h.fit(it)})
 }
 

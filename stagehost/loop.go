@@ -224,7 +224,7 @@ func (l *loop) extend(now time.Time) {
 	every := time.Duration(l.host.ackWait.Load()) / extendsPerAckWait
 	l.extendAt = now.Add(every)
 	l.host.metrics.recordItems(l.ledger)
-	l.host.load.held(l.ledger)
+	l.host.load.recordInFlight(l.ledger)
 	l.cancelledIDs.expire(now)
 	if l.abandoned || !l.host.bus.Connected() {
 		return

@@ -42,7 +42,7 @@ func (m *mortal) run(_ context.Context, batch runner.Batch, sink runner.Sink) er
 	for _, item := range batch.Items {
 		if slices.Contains(m.poison, first(item.Inputs)) {
 			m.died.Store(true)
-			return fmt.Errorf("%w: signal: killed", runner.ErrDied)
+			return fmt.Errorf("%w: signal: killed", runner.ErrCrashed)
 		}
 	}
 	return settleAll(batch, sink)
@@ -112,7 +112,7 @@ func TestBatchThatCrashedOnceIsAnswered(t *testing.T) {
 	var ended atomic.Bool
 	b.host(batches(func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
 		if !ended.Swap(true) {
-			return runner.ErrDied
+			return runner.ErrCrashed
 		}
 		return settleAll(batch, sink)
 	}), together(batchSize))

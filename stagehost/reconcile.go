@@ -204,7 +204,7 @@ func (h *Host) stopAlive() {
 
 // runnerHealth is the health of a runner that reports it.
 type runnerHealth struct {
-	runner  runner.Monitored
+	runner  runner.HealthReporter
 	changed <-chan struct{}
 	err     error
 	// since is when err became nil or not nil.
@@ -212,7 +212,7 @@ type runnerHealth struct {
 }
 
 func runnerHealthOf(r runner.Runner) runnerHealth {
-	m, _ := r.(runner.Monitored)
+	m, _ := r.(runner.HealthReporter)
 	return runnerHealth{runner: m}
 }
 

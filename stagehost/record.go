@@ -14,31 +14,31 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
-// recentWaits is of how many items the median wait is told.
+// recentWaits is how many items the median wait covers.
 const recentWaits = 64
 
-// load is what the loop says of the items in hand, for whoever asks.
+// load counts the items in flight. The loop writes it, and any goroutine reads it.
 type load struct {
-	mu      sync.Mutex
-	inHand  int
-	running int
-	// waits are those of the last items in their queue, next is the oldest.
+	mu       sync.Mutex
+	inFlight int
+	running  int
+	// waits are the queue waits of the last items; next is the index of the oldest.
 	waits []time.Duration
 	next  int
 }
 
-// held books what is in hand.
-func (l *load) held(of *ledger.Ledger) {
+// recordInFlight takes the counts of the ledger.
+func (l *load) recordInFlight(of *ledger.Ledger) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.inHand, l.running = of.Len(), of.Count(ledger.Running)
-	if l.inHand == 0 {
+	l.inFlight, l.running = of.Len(), of.Count(ledger.Running)
+	if l.inFlight == 0 {
 		l.waits, l.next = l.waits[:0], 0
 	}
 }
 
-// waited books how long an item was in its queue.
-func (l *load) waited(d time.Duration) {
+// recordWait takes how long an item was in its queue.
+func (l *load) recordWait(d time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.waits) < recentWaits {
@@ -49,26 +49,26 @@ func (l *load) waited(d time.Duration) {
 	l.next = (l.next + 1) % recentWaits
 }
 
-// get returns what is in hand, and the median of the waits.
-func (l *load) get() (inHand, running int, wait time.Duration) {
+// get returns the counts, and the median of the waits.
+func (l *load) get() (inFlight, running int, wait time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.waits) > 0 {
 		sorted := slices.Sorted(slices.Values(l.waits))
 		wait = sorted[len(sorted)/2]
 	}
-	return l.inHand, l.running, wait
+	return l.inFlight, l.running, wait
 }
 
-// Record returns what the host publishes about itself. It is to be asked once the
-// runner has started.
+// Record returns the record that the host publishes. Call it after the runner has
+// started.
 func (h *Host) Record() *meshv1.HostRecord {
 	s := h.settings
-	inHand, running, wait := h.load.get()
+	inFlight, running, wait := h.load.get()
 	r := &meshv1.HostRecord{
 		Mesh: string(s.Mesh), Stage: string(s.Stage), Host: string(s.Host), Version: s.Version, Labels: s.Labels,
 		MaxInFlight: uint32(s.MaxInFlight), Slots: uint32(s.Runner.Concurrency()),
-		InFlight: uint32(inHand), Running: uint32(running), QueueWait: durationpb.New(wait),
+		InFlight: uint32(inFlight), Running: uint32(running), QueueWait: durationpb.New(wait),
 		StartedAt: timestamppb.New(h.born),
 	}
 	r.Spec, r.Limits = h.Describe().Published()
@@ -84,7 +84,7 @@ func (h *Host) Record() *meshv1.HostRecord {
 	}
 	at, _, _ := h.status.get()
 	r.Draining = at == stateDraining
-	if staffed, ok := s.Runner.(runner.Staffed); ok {
+	if staffed, ok := s.Runner.(runner.WorkerReporter); ok {
 		for i, w := range staffed.Workers() {
 			r.Workers = append(r.Workers, &meshv1.WorkerRecord{Index: uint32(i), State: w.State, Incarnation: w.Incarnation, Cause: w.Cause})
 		}

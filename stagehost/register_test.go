@@ -49,9 +49,9 @@ func registered(s *natskv.Store) func(*stagehost.Settings) {
 // staffed is a runner that reports a worker.
 type staffed struct{ runner.Runner }
 
-// Workers implements runner.Staffed.
-func (staffed) Workers() []runner.Worker {
-	return []runner.Worker{{State: "DEAD", Incarnation: 7, Cause: "signal: killed"}}
+// Workers implements runner.WorkerReporter.
+func (staffed) Workers() []runner.WorkerStatus {
+	return []runner.WorkerStatus{{State: "DEAD", Incarnation: 7, Cause: "signal: killed"}}
 }
 
 func TestHostIsMemberFromWarmUpToDrain(t *testing.T) {
@@ -101,7 +101,7 @@ func TestHostRetriesRejectedRegistration(t *testing.T) {
 	h := b.start(inproc.Each(inproc.Settings{}, echo), func(settings *stagehost.Settings) {
 		settings.Registry = &stagehost.Registry{Announcer: s, Table: store}
 	})
-	bustest.Eventually(t, "it says what it waits for", func() bool {
+	bustest.Eventually(t, "it reports what it waits for", func() bool {
 		err := h.Ready()
 		return errors.Is(err, stagehost.ErrNotRegistered) && errors.Is(err, discovery.ErrDenied)
 	})
@@ -117,7 +117,7 @@ func TestHostWaitsForRegistryOnce(t *testing.T) {
 	other.Stop()
 	s := b.store(other.URL())
 	h := b.start(inproc.Each(inproc.Settings{}, echo), registered(s))
-	bustest.Eventually(t, "it says what it waits for", func() bool {
+	bustest.Eventually(t, "it reports what it waits for", func() bool {
 		err := h.Ready()
 		return errors.Is(err, stagehost.ErrNotRegistered) && errors.Is(err, discovery.ErrUnavailable)
 	})

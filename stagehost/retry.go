@@ -28,7 +28,7 @@ func (l *loop) retryBatch(e *ran, items []*item) {
 		l.failAll(items, fault.New(fault.RunnerOutputInvalid, "the runner gave the item no outcome"))
 	case errors.Is(err, runner.ErrNotStarted):
 		l.restart(items, err)
-	case errors.Is(err, runner.ErrDied):
+	case errors.Is(err, runner.ErrCrashed):
 		l.quarantine(e, items)
 	case errors.Is(err, runner.ErrBadOutput), alone:
 		l.failAll(items, runner.FaultOf(err))

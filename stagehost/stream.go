@@ -69,7 +69,7 @@ func (h *Host) streams() bool { return h.settings.Batch.Mode == batch.Stream }
 // its item, because a reply without it would be wrong.
 func (r *run) Chunk(i int, parts []payload.Part) error {
 	if i < 0 || i >= len(r.items) {
-		return runner.ErrNoSuch
+		return runner.ErrNoSuchItem
 	}
 	it := r.items[i]
 	if it.isCancelled() || it.expired(time.Now()) {

@@ -238,7 +238,7 @@ func TestCallerWithoutChunksMayBeRetried(t *testing.T) {
 			return err
 		}
 		if runs.Add(1) == 1 {
-			return fmt.Errorf("%w: for once", runner.ErrDied)
+			return fmt.Errorf("%w: for once", runner.ErrCrashed)
 		}
 		return settleAll(batch, sink)
 	}))
@@ -515,7 +515,7 @@ func TestNeighbourOfAPoisonStreamSurvives(t *testing.T) {
 			beside.Wait() // the one process is gone, with both
 		}
 		if killer || !batch.Suspect {
-			return runner.ErrDied
+			return runner.ErrCrashed
 		}
 		return settleAll(batch, sink)
 	}), func(s *stagehost.Settings) { s.CrashLimit = 1 })

@@ -17,8 +17,8 @@ import (
 
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/consul"
-	"github.com/stagemesh/stagemesh/discovery/consul/consultest"
 	"github.com/stagemesh/stagemesh/discovery/internal/discoverytest"
+	"github.com/stagemesh/stagemesh/internal/consultest"
 )
 
 func TestConsulConforms(t *testing.T) {
@@ -49,7 +49,7 @@ func TestRejectedTokenIsReportedAndNotShown(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := with(wrong)
-	for name, ask := range map[string]func() error{
+	for name, call := range map[string]func() error{
 		"Get":    func() error { _, err := r.Get(waiting, key); return err },
 		"Put":    func() error { _, err := r.Put(waiting, key, nil, 0); return err },
 		"Delete": func() error { return r.Delete(waiting, key, 1) },
@@ -61,7 +61,7 @@ func TestRejectedTokenIsReportedAndNotShown(t *testing.T) {
 			return r.Announce(waiting, discovery.Instance{Service: "a", ID: "b"}, func(error) {})
 		},
 	} {
-		err := ask()
+		err := call()
 		if !errors.Is(err, discovery.ErrDenied) || strings.Contains(fmt.Sprint(err), wrong) {
 			t.Errorf("%s returns %v", name, err)
 		}
@@ -172,9 +172,9 @@ func answer(w http.ResponseWriter, index int, value string, revision int) {
 // The index goes back after a restored snapshot.
 func TestIndexThatGoesBackStartsOver(t *testing.T) {
 	t.Parallel()
-	var asked atomic.Int64
+	var requests atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
-		n := asked.Add(1)
+		n := requests.Add(1)
 		switch {
 		case n == 1:
 			answer(w, 100, "old", 90)
@@ -196,9 +196,9 @@ func TestIndexThatGoesBackStartsOver(t *testing.T) {
 
 func TestSilentAgentCountsAsUnavailable(t *testing.T) {
 	t.Parallel()
-	var asked atomic.Int64
+	var requests atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
-		if asked.Add(1) == 1 {
+		if requests.Add(1) == 1 {
 			answer(w, 5, "old", 4)
 			return
 		}

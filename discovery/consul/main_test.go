@@ -15,8 +15,8 @@ import (
 
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/consul"
-	"github.com/stagemesh/stagemesh/discovery/consul/consultest"
 	"github.com/stagemesh/stagemesh/discovery/internal/discoverytest"
+	"github.com/stagemesh/stagemesh/internal/consultest"
 )
 
 // addressVariable has the agent's address for the process of an instance.

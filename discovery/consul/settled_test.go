@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/discovery"
-	"github.com/stagemesh/stagemesh/discovery/consul/consultest"
+	"github.com/stagemesh/stagemesh/internal/consultest"
 )
 
 // firstUpdate is an observer that keeps the first update.

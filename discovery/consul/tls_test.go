@@ -18,7 +18,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/consul"
-	"github.com/stagemesh/stagemesh/discovery/consul/consultest"
+	"github.com/stagemesh/stagemesh/internal/consultest"
 	"github.com/stagemesh/stagemesh/mesh/tlstest"
 )
 
@@ -38,11 +38,11 @@ func TestAgentTLSErrorsNameTheSetting(t *testing.T) {
 	t.Parallel()
 	authority := tlstest.New(t)
 	a, address := secured(t, authority)
-	ask := func(address string, with consul.TLS) error {
+	get := func(address string, with consul.TLS) error {
 		_, err := client(t, address, func(s *consul.Settings) { s.TLS = with }).Get(t.Context(), "a")
 		return err
 	}
-	if err := ask(address, consul.TLS{CAFile: authority.File, ServerName: "consul.example"}); !errors.Is(err, discovery.ErrNotFound) {
+	if err := get(address, consul.TLS{CAFile: authority.File, ServerName: "consul.example"}); !errors.Is(err, discovery.ErrNotFound) {
 		t.Errorf("one that is trusted: %v", err)
 	}
 	for name, test := range map[string]struct {
@@ -50,13 +50,13 @@ func TestAgentTLSErrorsNameTheSetting(t *testing.T) {
 		with    consul.TLS
 		want    string
 	}{
-		"nobody vouches":  {address, consul.TLS{Enabled: true, ServerName: "consul.example"}, "; registry.consul.ca_file names a file"},
-		"another vouches": {address, consul.TLS{CAFile: tlstest.New(t).File, ServerName: "consul.example"}, "; registry.consul.ca_file names a file"},
-		"another name":    {address, consul.TLS{CAFile: authority.File}, "; registry.consul.server_name is the name"},
-		"no TLS here":     {address, consul.TLS{}, "the agent's port needs TLS: set registry.consul.tls"},
-		"no TLS there":    {a.Addr(), consul.TLS{CAFile: authority.File}, "; the agent's port has no TLS"},
+		"no authority":      {address, consul.TLS{Enabled: true, ServerName: "consul.example"}, "; registry.consul.ca_file names a file"},
+		"another authority": {address, consul.TLS{CAFile: tlstest.New(t).File, ServerName: "consul.example"}, "; registry.consul.ca_file names a file"},
+		"another name":      {address, consul.TLS{CAFile: authority.File}, "; registry.consul.server_name is the name"},
+		"no TLS here":       {address, consul.TLS{}, "the agent's port needs TLS: set registry.consul.tls"},
+		"no TLS there":      {a.Addr(), consul.TLS{CAFile: authority.File}, "; the agent's port has no TLS"},
 	} {
-		if err := ask(test.address, test.with); !errors.Is(err, discovery.ErrUnavailable) || !strings.Contains(err.Error(), test.want) {
+		if err := get(test.address, test.with); !errors.Is(err, discovery.ErrUnavailable) || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

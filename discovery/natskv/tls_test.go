@@ -39,10 +39,10 @@ func TestBrokerTLSErrorsNameTheSetting(t *testing.T) {
 	for name, test := range map[string]struct {
 		url, ca, want string
 	}{
-		"nobody vouches":  {b.ClientURL(), "", "; nats.ca_file names a file"},
-		"another vouches": {b.ClientURL(), tlstest.New(t).File, "; nats.ca_file names a file"},
-		"another name":    {strings.Replace(b.ClientURL(), "127.0.0.1", "localhost", 1), authority.File, "; nats.url has to name the broker as its certificate does"},
-		"there is no TLS": {plain.ClientURL(), authority.File, "; the broker has no TLS, which nats.ca_file"},
+		"no authority":      {b.ClientURL(), "", "; nats.ca_file names a file"},
+		"another authority": {b.ClientURL(), tlstest.New(t).File, "; nats.ca_file names a file"},
+		"another name":      {strings.Replace(b.ClientURL(), "127.0.0.1", "localhost", 1), authority.File, "; nats.url has to name the broker as its certificate does"},
+		"no TLS":            {plain.ClientURL(), authority.File, "; the broker has no TLS, which nats.ca_file"},
 	} {
 		if err := with(test.url, credentials.Broker{CAFile: test.ca}); !errors.Is(err, discovery.ErrUnavailable) || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: %v", name, err)
@@ -150,10 +150,10 @@ func TestInstanceIsHealthyOnlyWithItsCertificate(t *testing.T) {
 		// want is "" where it is healthy.
 		want string
 	}{
-		"its own":          {authority.Server("127.0.0.1"), ""},
-		"of another":       {tlstest.New(t).Server("127.0.0.1"), "; the process at the address has a certificate of another authority"},
-		"for another name": {authority.Server("stage.example"), "; the server_name of a stage is the name in its certificate"},
-		"its time is over": {tlstest.Shown(t, staleCert, staleKey), "; the certificate of the stage's cert_file is expired"},
+		"its own":              {authority.Server("127.0.0.1"), ""},
+		"of another authority": {tlstest.New(t).Server("127.0.0.1"), "; the process at the address has a certificate of another authority"},
+		"for another name":     {authority.Server("stage.example"), "; the server_name of a stage is the name in its certificate"},
+		"expired":              {tlstest.Shown(t, staleCert, staleKey), "; the certificate of the stage's cert_file is expired"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -162,7 +162,7 @@ func TestInstanceIsHealthyOnlyWithItsCertificate(t *testing.T) {
 			service := strings.ReplaceAll(name, " ", "-")
 			snapshot := newRecorder[discovery.Snapshot]()
 			background(t, func(ctx context.Context) error { return c.Watch(ctx, service, snapshot) })
-			address, asked := serveHealth(t, test.shown)
+			address, checks := serveHealth(t, test.shown)
 			instance := discovery.Instance{Service: service, ID: "i", Address: address, TLS: &tls.Config{RootCAs: authority.Roots, MinVersion: tls.VersionTLS12}}
 			background(t, func(ctx context.Context) error { return c.Announce(ctx, instance, func(error) {}) })
 			healthy := func() bool {
@@ -177,10 +177,10 @@ func TestInstanceIsHealthyOnlyWithItsCertificate(t *testing.T) {
 				eventually(t, "it is healthy", healthy)
 				return
 			}
-			eventually(t, "its log says why", func() bool { return strings.Contains(log.String(), test.want) })
-			// It has been asked often enough to be said again.
-			before := asked.Load()
-			eventually(t, "it is asked again", func() bool { return asked.Load() >= before+4 })
+			eventually(t, "the log has the reason", func() bool { return strings.Contains(log.String(), test.want) })
+			// After these checks it could have been logged again.
+			before := checks.Load()
+			eventually(t, "it is checked again", func() bool { return checks.Load() >= before+4 })
 			if healthy() || strings.Count(log.String(), test.want) != 1 {
 				t.Errorf("it is healthy or logs\n%s", log)
 			}

@@ -15,8 +15,8 @@ import (
 	"github.com/stagemesh/stagemesh/sdk/go/worker"
 )
 
-// TestTheExampleAnswersAHost plays the host: one batch, in which one item is bad.
-func TestTheExampleAnswersAHost(t *testing.T) {
+// TestExampleAnswersHost plays the host: one batch, in which one item is bad.
+func TestExampleAnswersHost(t *testing.T) {
 	t.Parallel()
 	folder, err := os.MkdirTemp("", "smw") //nolint:usetesting // a socket's path has a hundred bytes
 	if err != nil {
@@ -40,21 +40,21 @@ func TestTheExampleAnswersAHost(t *testing.T) {
 	}
 	defer conn.Close()
 	in := bufio.NewReader(conn)
-	hear := func() (frame.Message, []byte) {
+	receive := func() (frame.Message, []byte) {
 		m, body, err := frame.Read(in, 1<<20)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return m, body
 	}
-	say := func(m frame.Message, body *frame.Body) {
+	send := func(m frame.Message, body *frame.Body) {
 		if err := frame.Write(conn, m, body); err != nil {
 			t.Fatal(err)
 		}
 	}
-	hear() // hello
-	say(&frame.Welcome{Protocol: 1, Options: json.RawMessage(`{"scale":2}`), MaxSize: 8, MaxFrame: 1 << 20}, nil)
-	hear() // ready
+	receive() // hello
+	send(&frame.Welcome{Protocol: 1, Options: json.RawMessage(`{"scale":2}`), MaxSize: 8, MaxFrame: 1 << 20}, nil)
+	receive() // ready
 
 	nan := float32(math.NaN())
 	x, err := tensor.FromFP32([]int64{3, 4}, []float32{1, 2, 3, 4, nan, 0, 0, 0, 5, 5, 5, 5})
@@ -62,10 +62,10 @@ func TestTheExampleAnswersAHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	var body frame.Body
-	say(&frame.Predict{
+	send(&frame.Predict{
 		Batch: 1, Items: []frame.Item{{ID: "a"}, {ID: "b"}, {ID: "c"}}, Parts: []frame.Part{body.Tensor("x", -1, x)},
 	}, &body)
-	m, data := hear()
+	m, data := receive()
 	result, ok := m.(*frame.Result)
 	if !ok || len(result.Faults) != 1 || result.Faults[0].Item != 1 || len(result.Parts) != 1 {
 		t.Fatalf("%+v", m)
@@ -79,8 +79,8 @@ func TestTheExampleAnswersAHost(t *testing.T) {
 		t.Errorf("%v, %v", means, err)
 	}
 
-	say(&frame.Stop{Timeout: 5000}, nil)
-	hear() // state SHUTDOWN
+	send(&frame.Stop{Timeout: 5000}, nil)
+	receive() // state SHUTDOWN
 	if err := <-served; err != nil {
 		t.Error(err)
 	}

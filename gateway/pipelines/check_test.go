@@ -39,8 +39,8 @@ func step(stage pipeline.StageName) pipeline.Step {
 	return pipeline.Step{Name: pipeline.StepName(stage), Stage: stage}
 }
 
-// said are problems as "severity field".
-func said(problems []pipelines.Problem) []string {
+// summaries returns problems as "severity field".
+func summaries(problems []pipelines.Problem) []string {
 	out := make([]string, len(problems))
 	for i, p := range problems {
 		out[i] = fmt.Sprintf("%s %s", map[pipelines.Severity]string{pipelines.Warning: "warning", pipelines.Error: "error"}[p.Severity], p.Field)
@@ -48,7 +48,7 @@ func said(problems []pipelines.Problem) []string {
 	return out
 }
 
-func TestAPipelineIsHeldAgainstItsStages(t *testing.T) {
+func TestPipelineIsCheckedAgainstItsStages(t *testing.T) {
 	t.Parallel()
 	limited := stage(rows, parts(tensorOf("x", "FP32", -1, 64)), nil)
 	limited.Limits = &stagev1.Limits{MaxBytes: 255}
@@ -71,7 +71,7 @@ func TestAPipelineIsHeldAgainstItsStages(t *testing.T) {
 		"bytes":    stage(none, parts(blobOf("data")), parts(blobOf("data", "application/octet-stream"))),
 		"any":      stage(none, nil, nil),
 		"unknown":  {Served: true},
-		"away":     {Spec: &stagev1.Spec{}},
+		"unserved": {Spec: &stagev1.Spec{}},
 		"limited":  limited,
 		"vector":   stage(none, parts(tensorOf("scores", "FP32", 10)), nil),
 		"skip":     stage(none, parts(optional(blobOf("q")), optional(blobOf("r"))), parts(blobOf("y"))),
@@ -102,8 +102,8 @@ func TestAPipelineIsHeldAgainstItsStages(t *testing.T) {
 		want       []string
 	}{
 		"by name":                                 {steps: []pipeline.Step{step("decode"), step("classify"), step("label")}},
-		"nobody knows the stage":                  {steps: []pipeline.Step{step("decode"), step("nowhere"), step("label")}, want: []string{"error steps[1].stage"}},
-		"no host":                                 {steps: []pipeline.Step{step("away")}, want: []string{"warning steps[0].stage"}},
+		"an unknown stage":                        {steps: []pipeline.Step{step("decode"), step("nowhere"), step("label")}, want: []string{"error steps[1].stage"}},
+		"no host":                                 {steps: []pipeline.Step{step("unserved")}, want: []string{"warning steps[0].stage"}},
 		"no such queue":                           {steps: []pipeline.Step{step("memory")}, durability: pipeline.File, want: []string{"error steps[0].stage"}},
 		"chunks from the last step":               {steps: []pipeline.Step{step("text"), step("talk")}},
 		"chunks from another step":                {steps: []pipeline.Step{step("talk"), step("text")}, want: []string{"error steps[0].stage"}},
@@ -142,8 +142,8 @@ func TestAPipelineIsHeldAgainstItsStages(t *testing.T) {
 	} {
 		p := pipeline.Pipeline{Name: "p", Steps: test.steps, Keep: test.keep, Durability: test.durability}
 		got := pipelines.Check(p, m)
-		if !slices.Equal(said(got), test.want) {
-			t.Errorf("%s: %v, wanted is %v", name, got, test.want)
+		if !slices.Equal(summaries(got), test.want) {
+			t.Errorf("%s: %v, want %v", name, got, test.want)
 		}
 		for _, problem := range got {
 			if problem.Message == "" {

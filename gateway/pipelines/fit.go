@@ -20,9 +20,9 @@ func names(specs []*stagev1.PartSpec) []string {
 	return out
 }
 
-func namesOf(offers []offer) []string {
-	out := make([]string, len(offers))
-	for i, o := range offers {
+func namesOf(outputs []output) []string {
+	out := make([]string, len(outputs))
+	for i, o := range outputs {
 		out[i] = o.GetName()
 	}
 	return out
@@ -47,9 +47,9 @@ func listed[S ~string](names []S) string {
 	return strings.Join(out, ", ")
 }
 
-// fits reports whether what one stage gives may be what another takes. Single rows
-// travel without their axis, so the shapes may differ by one where a stage has rows.
-func fits(given offer, want *stagev1.PartSpec, to stagev1.BatchAxis) bool {
+// fits reports whether the output of one stage may be the input of another. Single rows
+// travel without the rows axis, so the shapes may differ by that axis if a stage has rows.
+func fits(given output, want *stagev1.PartSpec, to stagev1.BatchAxis) bool {
 	have, need := given.GetTensor(), want.GetTensor()
 	if (have == nil) != (need == nil) {
 		return false
@@ -60,9 +60,9 @@ func fits(given offer, want *stagev1.PartSpec, to stagev1.BatchAxis) bool {
 	if have.GetDatatype() != need.GetDatatype() {
 		return false
 	}
-	for _, a := range shapes(have.GetShape(), given.lowered) {
+	for _, a := range shapes(have.GetShape(), given.rowless) {
 		for _, b := range shapes(need.GetShape(), to == stagev1.BatchAxis_BATCH_AXIS_ROWS) {
-			if meet(a, b) {
+			if overlap(a, b) {
 				return true
 			}
 		}
@@ -70,8 +70,8 @@ func fits(given offer, want *stagev1.PartSpec, to stagev1.BatchAxis) bool {
 	return false
 }
 
-// shapes are those that a tensor may have on its way: its own and, where it has rows,
-// without them.
+// shapes returns the shapes that a tensor may travel with: its own and, if it has rows,
+// that without the rows axis.
 func shapes(shape []int64, rows bool) [][]int64 {
 	if rows && len(shape) > 0 {
 		return [][]int64{shape, shape[1:]}
@@ -79,32 +79,32 @@ func shapes(shape []int64, rows bool) [][]int64 {
 	return [][]int64{shape}
 }
 
-// meet reports whether some shape is one of both; -1 is any extent.
-func meet(a, b []int64) bool {
+// overlap reports whether a shape can match both; -1 is any extent.
+func overlap(a, b []int64) bool {
 	return slices.EqualFunc(a, b, func(x, y int64) bool { return x == y || x < 0 || y < 0 })
 }
 
-// mediaFit reports whether a blob of one of the types given may be one of those
-// wanted; none is any. A host turns MessagePack into JSON.
+// mediaFit reports whether a blob of a given type may have a wanted type; an empty list
+// means any. A host converts MessagePack to JSON.
 func mediaFit(given, want []string) bool {
 	if len(given) == 0 || len(want) == 0 {
 		return true
 	}
 	return slices.ContainsFunc(given, func(a string) bool {
 		return slices.ContainsFunc(want, func(b string) bool {
-			return payload.AcceptsType(b, a) || ranges(a) && payload.AcceptsType(a, b) ||
+			return payload.AcceptsType(b, a) || isRange(a) && payload.AcceptsType(a, b) ||
 				payload.BareType(a) == payload.OctetStream || msgpack.Is(a) && payload.AcceptsType(b, payload.JSONType)
 		})
 	})
 }
 
-// ranges reports whether a media type is a pattern, such as image/*.
-func ranges(mediaType string) bool { return strings.HasSuffix(payload.BareType(mediaType), "*") }
+// isRange reports whether a media type is a pattern, such as image/*.
+func isRange(mediaType string) bool { return strings.HasSuffix(payload.BareType(mediaType), "*") }
 
-// leastBytes is how large the smallest inputs of the stage are: one row, no optional
-// part, no extent that may be any; and how large what is sent for them is, as one part
-// may feed several.
-func (p place) leastBytes() (sum, sent uint64) {
+// leastBytes returns the size of the stage's smallest inputs: one row, no optional part,
+// and 0 for extents that may be any. sent is the size of the parts for them, as one part
+// may feed several inputs.
+func (p stepCheck) leastBytes() (sum, sent uint64) {
 	sources := map[string]uint64{}
 	for _, input := range p.Spec.GetInputs() {
 		t := input.GetTensor()
@@ -139,10 +139,10 @@ func tensorBytes(t *stagev1.TensorSpec, axis stagev1.BatchAxis) uint64 {
 	return out
 }
 
-// maxBytes is where sizes end that are more than anything takes.
+// maxBytes caps sizes, so that they cannot overflow.
 const maxBytes = 1 << 50
 
-// describe is a part in words.
+// describe returns a part as text.
 func describe(s *stagev1.PartSpec) string {
 	if t := s.GetTensor(); t != nil {
 		return fmt.Sprintf("%s, a tensor %s%v", s.GetName(), t.GetDatatype(), t.GetShape())

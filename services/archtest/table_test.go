@@ -49,7 +49,7 @@ var importTable = rules{
 
 		// Who is alive: the interfaces, and what implements or reads them.
 		{packages: list("discovery"), mayImport: list(proto)},
-		{packages: list("discovery/*", "discovery/internal/*", "discovery/consul/consultest"), mayImport: list("discovery", "discovery/internal/...", auth, tlstest)},
+		{packages: list("discovery/*", "discovery/internal/*", "internal/consultest"), mayImport: list("discovery", "discovery/internal/...", auth, tlstest)},
 
 		// The stage host.
 		{packages: list("stagehost/batch", "stagehost/ledger", "stagehost/runner/worker/supervise"), mayImport: list(fault, pipeline), pure: true},

@@ -1,12 +1,9 @@
 package docstest
 
 import (
-	"io/fs"
 	"os"
-	"path"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 )
@@ -53,61 +50,6 @@ func TestTestsThatAreNamedAreThere(t *testing.T) {
 			}
 		}
 	}
-}
-
-// packageRow matches a row of the table of packages.
-var packageRow = regexp.MustCompile("(?m)^\\| `([a-z0-9_./-]+)` \\|")
-
-func TestTheTableOfPackagesIsTheTrees(t *testing.T) {
-	t.Parallel()
-	_, prose := blocks(read(t, architecture))
-	_, table, found := strings.Cut(prose, "## Packages")
-	if !found {
-		t.Fatal("there is no section Packages")
-	}
-	table, _, _ = strings.Cut(table, "\n## ")
-	var listed []string
-	for _, match := range packageRow.FindAllStringSubmatch(table, -1) {
-		listed = append(listed, match[1])
-	}
-	there := packages(t)
-	for _, pkg := range there {
-		if !slices.Contains(listed, pkg) {
-			t.Errorf("package %s has no row in the table of packages in %s", pkg, architecture)
-		}
-	}
-	for _, pkg := range listed {
-		if !slices.Contains(there, pkg) {
-			t.Errorf("%s lists package %s, which is not there", architecture, pkg)
-		}
-	}
-}
-
-// packages returns the folders of Go files but for generated ones.
-func packages(t *testing.T) []string {
-	t.Helper()
-	var out []string
-	err := filepath.WalkDir(repository, func(file string, entry fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		relative, err := filepath.Rel(repository, file)
-		if err != nil {
-			return err
-		}
-		relative = filepath.ToSlash(relative)
-		if entry.IsDir() && relative != "." && (strings.HasPrefix(entry.Name(), ".") || entry.Name() == "testdata" || relative == "proto/gen") {
-			return filepath.SkipDir
-		}
-		if folder := path.Dir(relative); path.Ext(relative) == ".go" && !slices.Contains(out, folder) {
-			out = append(out, folder)
-		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return out
 }
 
 // metricName matches the name that an instrument is made with.

@@ -111,7 +111,7 @@ func TestWhatDoesNotFitIsToldAndNotApplied(t *testing.T) {
 	t.Parallel()
 	c := newChanging(t)
 	file := c.file("p.yaml", "pipelines:\n  fine: {steps: [{name: one, stage: echo}]}\n  wrong: {durability: file, steps: [{name: one, stage: decode}, {name: two, stage: label, inputs: {x: y}}, {name: three, stage: nowhere}, {name: four, stage: echo}]}\n")
-	problems := `  error: wrong\.steps\[1\]\.inputs\.x: .*\n  error: wrong\.steps\[1\]\.inputs\.scores: .*given pixels, a tensor FP32.*\n  error: wrong\.steps\[2\]\.stage: nobody knows a stage nowhere; there is decode, echo, label\n  error: wrong\.steps\[3\]\.stage: .*durability.*\n`
+	problems := `  error: wrong\.steps\[1\]\.inputs\.x: .*\n  error: wrong\.steps\[1\]\.inputs\.scores: .*given pixels, a tensor FP32.*\n  error: wrong\.steps\[2\]\.stage: the stage nowhere is unknown; known stages are decode, echo, label\n  error: wrong\.steps\[3\]\.stage: .*durability.*\n`
 	c.shows(c.fails("some pipelines would not be applied", "pipelines", "plan", file), `(?s)^fine: would be created\nwrong: would be created\n.*`+problems+`$`)
 	c.fails("some pipelines would not be applied", "pipelines", "plan", "--json", file)
 	c.shows(c.fails("nothing was applied; use --force", "pipelines", "apply", file), problems)

@@ -1,16 +1,124 @@
+// Package worker is the configuration of a stage of worker processes in a mesh's file,
+// and makes its runner, stagehost/runner/worker.
+//
+// A worker in Python finds the SDK of this program at the end of PYTHONPATH: after one
+// that lies beside the worker, before one that is installed.
 package worker
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
+	"path/filepath"
+	"strconv"
 	"strings"
+	"time"
 
+	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/sdk/python"
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
 )
 
-// New returns a runner of worker processes. Stage, batches and the time for a start
-// are those of the host that it serves in.
+// Settings describe the workers. 0 means the default of stagehost/runner/worker.
+type Settings struct {
+	// Command is the program and its arguments. A program with a slash is relative to
+	// Dir; others are looked up in PATH.
+	Command []string `yaml:"command"`
+	// Dir is the working directory; empty is the folder of the mesh's file.
+	Dir string `yaml:"dir"`
+	// Options are passed to the worker as they are.
+	Options map[string]any `yaml:"options"`
+	// Env is added to the environment of this program.
+	Env map[string]string `yaml:"env"`
+	// Workers is the number of equal workers; Replicas describes each.
+	Workers  int       `yaml:"workers"`
+	Replicas []Replica `yaml:"replicas"`
+	// Concurrency is the most batches, or streams, of each at a time.
+	Concurrency int `yaml:"concurrency"`
+	// DeviceEnv is the variable that names a replica's devices.
+	DeviceEnv string `yaml:"device_env"`
+
+	// These are fields of worker.Limits of stagehost/runner/worker.
+	RunLimit       time.Duration `yaml:"run_limit"`
+	Heartbeat      time.Duration `yaml:"heartbeat"`
+	HeartbeatLimit time.Duration `yaml:"heartbeat_limit"`
+	StopLimit      time.Duration `yaml:"stop_limit"`
+	StartTries     int           `yaml:"start_tries"`
+	CrashLoop      int           `yaml:"crash_loop"`
+	MaxFrame       config.Bytes  `yaml:"max_frame"`
+}
+
+// Replica is one worker, or one gang of several processes.
+type Replica struct {
+	Devices []string `yaml:"devices"`
+	// Shared allows another replica to have the same devices.
+	Shared bool `yaml:"shared"`
+	// CPUs are sets such as 0-3 or 5.
+	CPUs []string          `yaml:"cpus"`
+	Env  map[string]string `yaml:"env"`
+	// Ranks is the number of processes.
+	Ranks int `yaml:"ranks"`
+}
+
+// More than these is a mistake.
+const (
+	maxWorkers     = 256
+	maxConcurrency = 1024
+)
+
+// RelativeTo returns the settings with relative paths joined to the folder.
+func (s Settings) RelativeTo(folder string) Settings {
+	if !filepath.IsAbs(s.Dir) {
+		s.Dir = filepath.Join(folder, s.Dir)
+	}
+	return s
+}
+
+// exact returns a value that JSON encodes with the same types of numbers as in YAML:
+// Python distinguishes 1.0 from 1.
+func exact(value any) any {
+	switch v := value.(type) {
+	case map[string]any:
+		out := make(map[string]any, len(v))
+		for key, one := range v {
+			out[key] = exact(one)
+		}
+		return out
+	case []any:
+		out := make([]any, len(v))
+		for i, one := range v {
+			out[i] = exact(one)
+		}
+		return out
+	case float64:
+		text := strconv.FormatFloat(v, 'g', -1, 64)
+		if math.IsInf(v, 0) || math.IsNaN(v) {
+			return v // json.Marshal refuses it
+		}
+		if !strings.ContainsAny(text, ".e") {
+			text += ".0"
+		}
+		return json.RawMessage(text)
+	default:
+		return v
+	}
+}
+
+// options returns the options as JSON.
+func (s Settings) options() (json.RawMessage, error) {
+	if s.Options == nil {
+		return json.RawMessage("{}"), nil
+	}
+	text, err := json.Marshal(exact(s.Options))
+	if err != nil {
+		return nil, fmt.Errorf("options: %w", err)
+	}
+	return text, nil
+}
+
+// New returns a runner of worker processes. Its host sets the stage, the batches and the
+// start limit.
 func New(s Settings) (*worker.Runner, error) {
 	if err := s.Validate(); err != nil {
 		return nil, err
@@ -21,9 +129,12 @@ func New(s Settings) (*worker.Runner, error) {
 	}
 	return worker.New(worker.Settings{
 		Command: s.Command, Dir: s.Dir, Env: s.Env, Options: options, Replicas: s.replicas(),
-		Slots: s.Concurrency, MaxFrame: int64(s.MaxFrame), DeviceEnv: s.DeviceEnv,
-		RunLimit: s.RunLimit, StopLimit: s.StopLimit, StartTries: s.StartTries, CrashLoop: s.CrashLoop,
-		Heartbeat: s.Heartbeat, HeartbeatLimit: s.HeartbeatLimit,
+		Slots: s.Concurrency, DeviceEnv: s.DeviceEnv,
+		Limits: worker.Limits{
+			MaxFrame: int64(s.MaxFrame), RunLimit: s.RunLimit, StopLimit: s.StopLimit,
+			StartTries: s.StartTries, CrashLoop: s.CrashLoop,
+			Heartbeat: s.Heartbeat, HeartbeatLimit: s.HeartbeatLimit,
+		},
 		Files: python.Files(), FilesPath: "PYTHONPATH",
 	})
 }
@@ -38,7 +149,7 @@ func (s Settings) replicas() []worker.Replica {
 	return out
 }
 
-// Validate says what is wrong that can be told without looking at the machine.
+// Validate returns what is wrong whatever the machine is.
 func (s Settings) Validate() error {
 	switch {
 	case s.Concurrency < 0 || s.Concurrency > maxConcurrency:
@@ -48,7 +159,7 @@ func (s Settings) Validate() error {
 	case len(s.Replicas) > maxWorkers:
 		return fmt.Errorf("replicas: there are %d, at most %d can be run", len(s.Replicas), maxWorkers)
 	case s.Workers > 0 && len(s.Replicas) > 0:
-		return errors.New("workers: is how many there are, and so is the length of replicas; leave one out")
+		return errors.New("workers: replicas has the number of workers too; leave one out")
 	}
 	return nil
 }

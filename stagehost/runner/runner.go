@@ -1,25 +1,22 @@
-// Package runner is the seam between a stage host and the code that does a
-// stage's work: slots and a sink.
+// Package runner is the interface between a stage host and the code of a stage: slots
+// and a sink.
 //
-// A host keeps asking a Runner for a Slot. Acquire blocks until one is idle, so
-// work goes to whoever is idle first. The host then hands the slot one Batch by
-// Do, exactly once, and the slot settles each item of it through the Sink:
-// chunks while it works, where the stage streams, and then exactly one outcome,
-// an output or a fault. One bad item is one fault; its neighbours are settled
-// by their own outcomes. When Do returns, the slot is spent; the runner offers
-// it again by the next Acquire.
+// A host calls Acquire on a Runner again and again. Acquire blocks until a slot is
+// idle, so work goes to the slot that is idle first. The host then passes the slot one
+// Batch by Do, exactly once. The slot settles each item through the Sink: first chunks,
+// if the stage streams, then exactly one outcome, an output or a fault. One bad item is
+// one fault; its neighbours have their own outcomes. When Do returns, the slot is
+// spent, and the runner offers it again by a later Acquire.
 //
-// Do's error speaks of the batch as a whole and of the items that it leaves
-// unsettled: the runner cannot say which of them is at fault, so the host runs
-// them again in halves until the one that fails does so alone. An error that
-// wraps ErrNotStarted says that none of those ran and blames nobody, and one that
-// wraps ErrDied that a process ended with them in hand. An item left unsettled
-// without an error is the runner's fault.
+// An error of Do is about the batch as a whole, and about the items that it leaves
+// unsettled. The runner does not know which of them failed, so the host runs them again
+// in halves until the bad one fails alone. An error that wraps ErrNotStarted means that
+// none of them ran, and one that wraps ErrCrashed that a process ended while it ran
+// them. An item that is unsettled without an error is an error of the runner.
 //
-// A runner that may be unable to serve for a while, though it is started, says so
-// as Monitored.
+// A runner may implement HealthReporter, HostAware, WorkerReporter and Killer too.
 //
-// Implementations are tested by the promises in runner/runnertest.
+// The tests of every implementation are in runner/runnertest.
 package runner
 
 import (
@@ -34,121 +31,108 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
-// ErrNotStarted says that a batch's unsettled items never ran.
-var ErrNotStarted = errors.New("the batch did not start")
+// Errors of a Slot's Do, for the unsettled items of a batch.
+var (
+	// ErrNotStarted means that the items never ran.
+	ErrNotStarted = errors.New("the batch did not start")
+	// ErrCrashed means that the process of the batch ended, or had to be ended, before
+	// it answered for the items: it crashed, was killed, froze, took too long or broke
+	// its protocol. Any of the items may be the cause, or none. The host runs each of
+	// them alone, never together again. The runner replaces the process by itself.
+	ErrCrashed = errors.New("the process that ran the batch ended")
+	// ErrOutOfMemory means that the batch was too large for the free memory.
+	ErrOutOfMemory = errors.New("out of memory")
+	// ErrBadOutput means that the stage's code returned an invalid output. The stage is
+	// at fault, not the item.
+	ErrBadOutput = errors.New("invalid output")
+)
 
-// ErrDied says that the process that ran the batch ended, or had to be ended,
-// before it had answered for its unsettled items: it crashed, was killed, froze,
-// took too long or did not make sense any more. Any of those items may be to
-// blame, or none. They may have run; the host runs each of them alone, and not
-// together again. The runner replaces the process by itself.
-var ErrDied = errors.New("the process that ran the batch ended")
+// Errors of a Sink.
+var (
+	ErrSettled    = errors.New("the item has its outcome already")
+	ErrNoSuchItem = errors.New("the batch has no such item")
+	ErrCancelled  = errors.New("nobody waits for the item any more")
+)
 
-// ErrOutOfMemory says that the batch was too large for the memory at hand.
-var ErrOutOfMemory = errors.New("out of memory")
-
-// Place is where a runner serves.
-type Place struct {
-	Stage, Host string
-	// MaxSize is the rows of the largest batch.
-	MaxSize int
-	// StartTimeout is how long a start may take.
-	StartTimeout time.Duration
-	// Complete, where set, returns the spec of the stage for one that the runner
-	// says: a runner that warms up by its spec does so by that. It is a pure
-	// function, and of what it returned it returns the same.
-	Complete func(Spec) (Spec, error)
-	Logger   *slog.Logger
-	Meter    metric.Meter
-}
-
-// Placed is a Runner that is told where it serves, before Start.
-type Placed interface{ Place(p Place) }
-
-// Runner runs batches for one stage.
+// Runner runs batches for one stage. A host starts and stops it once; the other methods
+// are safe for concurrent use.
 type Runner interface {
-	// Spec says what the runner takes and gives. It is constant once Start has
+	// Spec returns the inputs and outputs of the stage. It is constant once Start has
 	// returned.
 	Spec() Spec
-	// Concurrency is the number of slots. Like the spec it may be known only once
-	// Start has returned, and is constant from then on.
+	// Concurrency is the number of slots. It is constant once Start has returned.
 	Concurrency() int
-	// Start makes the runner ready: loads, compiles, warms up. It returns when
-	// it is ready to run, or with the reason why it cannot be. The context
-	// bounds the start alone.
+	// Start loads, compiles and warms up. It returns when the runner is ready, or with
+	// the reason why it cannot be. The context bounds the start alone.
 	Start(ctx context.Context) error
-	// Acquire returns an idle slot. It blocks until there is one or the
-	// context ends; an error other than the context's is final.
+	// Acquire returns an idle slot. It blocks until there is one or the context ends.
+	// An error other than the context's is final.
 	Acquire(ctx context.Context) (Slot, error)
-	// Stop ends the runner after the last Do has returned; Acquire fails from
-	// then on. It is safe on a runner that never started, and more than once. It
-	// is not called while a Do does not return.
+	// Stop ends the runner; Acquire fails from then on. The host calls it after the
+	// last Do has returned. It is safe on a runner that never started, and more than
+	// once.
 	Stop(ctx context.Context) error
-}
-
-// Monitored is a Runner that may be unable to serve for a while.
-type Monitored interface {
-	// Health returns nil as long as some slot falls idle sooner or later, and
-	// otherwise why none does now. The channel is closed when that may have
-	// changed; then one asks again.
-	Health() (changed <-chan struct{}, err error)
-}
-
-// Staffed is a Runner of processes, and says how each is.
-type Staffed interface {
-	Workers() []Worker
-}
-
-// Worker is one of a runner's processes, or a gang of them.
-type Worker struct {
-	// State is STARTUP, READY, ERROR, SHUTDOWN or DEAD.
-	State string
-	// Incarnation counts its starts.
-	Incarnation uint64
-	// Cause is what it died of last, where it is not ready.
-	Cause string
-}
-
-// Forcible is a Runner that can end what runs.
-type Forcible interface {
-	// Abandon ends every batch that runs, at once: Do returns with an error that
-	// wraps ErrDied. The runner is only stopped after that.
-	Abandon()
 }
 
 // Slot is the right to run one batch.
 type Slot interface {
-	// Do runs the batch and returns when every item that it will settle is
-	// settled. The context ends when nobody wants any of the answers, or the
-	// host gives up waiting; a host leaves without a Do that does not return
-	// within seconds of that, and reports the runner as broken. Do is called at
-	// most once, on a goroutine that other batches are run on later: what belongs
-	// to it, such as a thread that is locked, is given back before Do returns.
+	// Do runs the batch and returns when every item that it will settle is settled. The
+	// context ends when nobody wants any of the answers, or when the host gives up; a
+	// host reports a runner as broken whose Do does not return within seconds of that.
+	// Do is called at most once. Its goroutine runs other batches later, so Do gives
+	// back what belongs to the goroutine, such as a locked thread.
 	Do(ctx context.Context, batch Batch, sink Sink) error
 	// Release gives the slot back unused.
 	Release()
 }
 
-// Sink takes what a batch's items become. Its methods are safe for concurrent
-// use and do not block on the network.
+// Sink takes the chunks and outcomes of a batch's items. Its methods are safe for
+// concurrent use and do not block on the network.
 type Sink interface {
-	// Chunk sends part of item i's answer ahead of its outcome. An error says
-	// that it was not sent, as nobody wants more of it or the parts cannot
-	// travel; the runner should settle the item.
+	// Chunk sends part of item i's answer ahead of its outcome. An error means that it
+	// was not sent, because nobody wants more of it or the parts cannot travel; the
+	// runner should settle the item.
 	Chunk(i int, parts []payload.Part) error
-	// Settle gives item i its one outcome. A second one for the same item is
-	// refused with ErrSettled and reported as the runner's fault.
+	// Settle gives item i its one outcome. It refuses a second one with ErrSettled, and
+	// the host reports that as an error of the runner.
 	Settle(i int, o Outcome) error
 }
 
-// Errors of a Sink.
-var (
-	ErrSettled   = errors.New("the item has its outcome already")
-	ErrNoSuch    = errors.New("the batch has no such item")
-	ErrCancelled = errors.New("nobody waits for the item any more")
-)
+// Batch is a list of items that agree on model, datatypes, trailing shapes or content
+// types, and on the parameters that the stage batches by.
+type Batch struct {
+	Items []Item
+	// Rows is the sum of the items' rows.
+	Rows int
+	// Model is the same for all items.
+	Model payload.ModelRef
+	// Suspect is true for a batch of one item that may have crashed a process. A runner
+	// whose processes run several batches at a time runs it alone, so that a crash
+	// blames no other item.
+	Suspect bool
+}
 
-// Outcome is what one item became: Fault, or else Parts.
+// Item is one request at one stage.
+type Item struct {
+	// RequestID is the ID by which the caller knows the request.
+	RequestID string
+	// Inputs fit the runner's Spec, in its order and with its ranks. A spec without
+	// inputs gets the caller's parts as they came. Inputs are read-only: they share
+	// memory with their message, which is kept for a retry or a dead letter.
+	Inputs []payload.Part
+	// Rows is the item's extent on the batch axis, 1 where there is none.
+	Rows       int
+	Parameters payload.Parameters
+	Metadata   map[string]string
+	Deadline   time.Time
+	// Cancelled is closed when nobody waits for the item any more. It may be nil.
+	Cancelled <-chan struct{}
+}
+
+// Input returns the input of that name.
+func (it Item) Input(name string) (payload.Part, bool) { return payload.Find(it.Inputs, name) }
+
+// Outcome is the result of one item: Fault, or else Parts.
 type Outcome struct {
 	Parts []payload.Part
 	// Metadata goes to the caller beside the parts.
@@ -156,44 +140,75 @@ type Outcome struct {
 	Fault    *fault.Fault
 }
 
-// Output returns the outcome of an item that went well.
+// Output returns the outcome of an item that succeeded.
 func Output(parts ...payload.Part) Outcome { return Outcome{Parts: parts} }
 
-// Failed returns the outcome of an item at fault.
+// Failed returns the outcome of an item that failed.
 func Failed(f *fault.Fault) Outcome { return Outcome{Fault: f} }
 
-// Batch is a list of items that agree on model, datatypes, trailing shapes or
-// content types, and on the parameters that the stage batches by.
-type Batch struct {
-	Items []Item
-	// Rows is the sum of the items' rows.
-	Rows int
-	// Model is the same for all items.
-	Model payload.ModelRef
-	// Suspect says that the only item may have ended a process. A runner whose
-	// processes run several batches at a time gives it one to itself, or others
-	// would be blamed with it.
-	Suspect bool
+// FaultOf returns the fault that the caller of an item gets for a runner's error: the
+// fault in it, or a fault of the reason that fits, with the error's text. The text of a
+// crash is for the log only.
+func FaultOf(err error) *fault.Fault {
+	if f, ok := errors.AsType[*fault.Fault](err); ok {
+		return f
+	}
+	switch {
+	case errors.Is(err, ErrCrashed):
+		return fault.New(fault.RunnerCrashed, "the process that ran the item ended").Caused(err)
+	case errors.Is(err, ErrOutOfMemory):
+		return fault.Newf(fault.RunnerOutOfMemory, "%w", err)
+	case errors.Is(err, ErrBadOutput):
+		return fault.Newf(fault.RunnerOutputInvalid, "%w", err)
+	default:
+		return fault.Newf(fault.RunnerFailed, "%w", err)
+	}
 }
 
-// Item is one request at one stage.
-type Item struct {
-	// RequestID is what the caller knows the request by.
-	RequestID string
-	// Inputs fit the runner's Spec, in its order, and have the rank that it
-	// says. Where the spec names no inputs they are what the caller sent.
-	// They are read-only: they share memory with the message that they came in, which is
-	// kept where the item runs again or is given up on.
-	Inputs []payload.Part
-	// Rows is the item's extent on the batch axis, 1 where there is none.
-	Rows       int
-	Parameters payload.Parameters
-	Metadata   map[string]string
-	Deadline   time.Time
-	// Cancelled is closed when nobody waits for the item any more. It may be
-	// nil.
-	Cancelled <-chan struct{}
+// HealthReporter is a Runner that may be unable to serve for a while.
+type HealthReporter interface {
+	// Health returns nil as long as some slot becomes idle sooner or later, and
+	// otherwise why none does. The channel is closed when the answer may have changed.
+	Health() (changed <-chan struct{}, err error)
 }
 
-// Input returns the input of that name.
-func (it Item) Input(name string) (payload.Part, bool) { return payload.Find(it.Inputs, name) }
+// HostAware is a Runner that uses what it knows about its host. SetHost is called once,
+// before Start.
+type HostAware interface{ SetHost(h HostInfo) }
+
+// HostInfo describes the host of a runner.
+type HostInfo struct {
+	Stage, Host string
+	// MaxSize is the rows of the largest batch.
+	MaxSize int
+	// StartTimeout bounds the start of the runner.
+	StartTimeout time.Duration
+	// Complete, where set, returns the stage's full spec for the one that the runner
+	// found, which the runner warms up by. It is a pure function; it returns a full spec
+	// unchanged.
+	Complete func(Spec) (Spec, error)
+	Logger   *slog.Logger
+	Meter    metric.Meter
+}
+
+// WorkerReporter is a Runner of processes that reports their states.
+type WorkerReporter interface {
+	Workers() []WorkerStatus
+}
+
+// WorkerStatus is the state of one of a runner's processes, or of a gang of them.
+type WorkerStatus struct {
+	// State is STARTUP, READY, ERROR, SHUTDOWN or DEAD.
+	State string
+	// Incarnation counts the starts of the worker.
+	Incarnation uint64
+	// Cause is why the worker is not ready.
+	Cause string
+}
+
+// Killer is a Runner that can end its batches from outside.
+type Killer interface {
+	// Kill ends every running batch at once: Do returns an error that wraps ErrCrashed.
+	// After it the host only stops the runner.
+	Kill()
+}

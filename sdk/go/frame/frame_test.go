@@ -64,7 +64,7 @@ func TestFramesAreReadFromAnyReader(t *testing.T) {
 	}
 }
 
-func TestFramesThatEndEarlyAreNoCleanEnd(t *testing.T) {
+func TestTornFrameIsUnexpectedEOF(t *testing.T) {
 	t.Parallel()
 	var body frame.Body
 	data := predictFrame(&body)
@@ -80,7 +80,7 @@ func TestFramesThatEndEarlyAreNoCleanEnd(t *testing.T) {
 	}
 }
 
-func TestErrorsOfTheReaderAreReturned(t *testing.T) {
+func TestReaderErrorIsReturned(t *testing.T) {
 	t.Parallel()
 	mine := errors.New("mine")
 	var body frame.Body
@@ -94,7 +94,7 @@ func TestErrorsOfTheReaderAreReturned(t *testing.T) {
 }
 
 // A header is checked before a byte of the body is read.
-func TestABodyIsNotReadForAHeaderThatIsWrong(t *testing.T) {
+func TestBodyIsNotReadAfterBadHeader(t *testing.T) {
 	t.Parallel()
 	data := raw(`{"type":"pong","n":-1}`, make([]byte, 100))
 	r := bytes.NewReader(data)
@@ -103,7 +103,7 @@ func TestABodyIsNotReadForAHeaderThatIsWrong(t *testing.T) {
 	}
 }
 
-func TestBodiesAreBoundedByTheCaller(t *testing.T) {
+func TestBodyIsBoundedByCaller(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		limit int64
@@ -127,7 +127,7 @@ func TestBodiesAreBoundedByTheCaller(t *testing.T) {
 	}
 }
 
-func TestLargeBodiesComeWhole(t *testing.T) {
+func TestLargeBodyIsReadWhole(t *testing.T) {
 	t.Parallel()
 	for _, size := range []int{1<<20 - 1, 1 << 20, 1<<20 + 1, 1<<22 + 12345, 50 << 20} {
 		data := make([]byte, size)
@@ -172,7 +172,7 @@ func allocated(f func()) uint64 {
 }
 
 // Not parallel: it counts what is allocated.
-func TestWhatIsAllocatedIsBoundedByWhatCame(t *testing.T) {
+func TestAllocationIsBoundedByInput(t *testing.T) {
 	lying := func(header uint32, body uint64) []byte {
 		out := binary.LittleEndian.AppendUint32([]byte("SMW1"), header)
 		return binary.LittleEndian.AppendUint64(out, body)
@@ -215,7 +215,7 @@ func TestWhatIsAllocatedIsBoundedByWhatCame(t *testing.T) {
 	}
 }
 
-func TestWhatWouldBeRefusedIsNotWritten(t *testing.T) {
+func TestInvalidMessageIsNotWritten(t *testing.T) {
 	t.Parallel()
 	item := []frame.Item{{ID: "a"}}
 	minus := -1
@@ -232,8 +232,8 @@ func TestWhatWouldBeRefusedIsNotWritten(t *testing.T) {
 		return &frame.Predict{Items: []frame.Item{{ID: "a", Parameters: frame.Parameters{"k": v}}}}
 	}
 	tests := map[string]struct {
-		m    frame.Message
-		says string
+		m        frame.Message
+		wantText string
 	}{
 		"no versions":              {&frame.Hello{}, "protocols"},
 		"a negative version":       {&frame.Hello{Protocols: []int{-1}}, "protocols"},
@@ -250,15 +250,15 @@ func TestWhatWouldBeRefusedIsNotWritten(t *testing.T) {
 		"no state":                 {&frame.State{State: "READY"}, "state"},
 		"negative slots":           {&frame.Ready{Slots: -1}, "slots"},
 		"no batch axis":            {&frame.Ready{Spec: &frame.Spec{BatchAxis: "x"}}, "spec.batch_axis"},
-		"no datatype":              {&frame.Ready{Spec: &frame.Spec{Inputs: []frame.PartSpec{{Name: "x", Datatype: "F"}}}}, `inputs[0] "x": datatype`},
+		"no datatype":              {&frame.Ready{Spec: &frame.Spec{Inputs: []frame.PartSpec{{Name: "x", Datatype: "F"}}}}, "spec.inputs[0].datatype"},
 		"a shape of nothing":       {&frame.Ready{Spec: &frame.Spec{Outputs: []frame.PartSpec{{Shape: []int64{1}}}}}, "outputs[0]"},
-		"an extent of -2":          {&frame.Ready{Spec: &frame.Spec{Inputs: []frame.PartSpec{{Datatype: "FP32", Shape: []int64{-2}}}}}, "extent"},
+		"an extent of -2":          {&frame.Ready{Spec: &frame.Spec{Inputs: []frame.PartSpec{{Datatype: "FP32", Shape: []int64{-2}}}}}, "spec.inputs[0].shape[0]: -2"},
 		"too many axes":            {&frame.Ready{Spec: &frame.Spec{Inputs: []frame.PartSpec{{Datatype: "FP32", Shape: make([]int64, 17)}}}}, "axes"},
 		"no such variable":         {&frame.Ready{Spec: &frame.Spec{Inputs: []frame.PartSpec{{Variable: "x"}}}}, "variable"},
 		"an example outside":       {&frame.Ready{Spec: &frame.Spec{Examples: []frame.Example{{Inputs: []frame.Part{{Size: 1}}}}}}, "examples"},
 		"no items":                 {&frame.Predict{}, "items"},
 		"too many items":           {&frame.Predict{Items: make([]frame.Item, frame.MaxItems+1)}, "items"},
-		"an item of -1 rows":       {&frame.Predict{Items: []frame.Item{{Rows: -1}}}, "items[0]: rows"},
+		"an item of -1 rows":       {&frame.Predict{Items: []frame.Item{{Rows: -1}}}, "items[0].rows"},
 		"a negative timeout":       {&frame.Predict{Items: []frame.Item{{Timeout: -1}}}, "timeout"},
 		"a batch beyond 53 bits":   {&frame.Predict{Batch: 1 << 53, Items: item}, "batch"},
 		"NaN":                      {parameters(math.NaN()), "NaN"},
@@ -274,7 +274,7 @@ func TestWhatWouldBeRefusedIsNotWritten(t *testing.T) {
 		"both kinds":               {part(frame.Part{Datatype: "INT8", Shape: []int64{0}, ContentType: "a"}), "a tensor or a blob"},
 		"a blob with a shape":      {part(frame.Part{Shape: []int64{}}), "a tensor or a blob"},
 		"no such datatype":         {part(frame.Part{Datatype: "x"}), "datatype"},
-		"axes beyond 16":           {part(frame.Part{Datatype: "INT8", Shape: make([]int64, 17)}), "axes"},
+		"axes beyond 16":           {part(frame.Part{Datatype: "INT8", Shape: make([]int64, 17)}), "17 axes"},
 		"a negative extent":        {part(frame.Part{Datatype: "INT8", Shape: []int64{-1}}), "shape"},
 		"an extent beyond 53 bits": {part(frame.Part{Datatype: "INT8", Shape: []int64{0, 1 << 54}}), "shape"},
 		"a size that lies":         {part(frame.Part{Datatype: "FP32", Shape: []int64{1}}), "size"},
@@ -285,8 +285,8 @@ func TestWhatWouldBeRefusedIsNotWritten(t *testing.T) {
 		"an example with an item":  {&frame.Ready{Spec: &frame.Spec{Examples: []frame.Example{{Inputs: []frame.Part{{Item: &first}}}}}}, "item"},
 		"a chunk of two items":     {&frame.Chunk{Item: 1, Parts: []frame.Part{{Item: &first}}}, "parts[0]: item"},
 		"a fault without a reason": {&frame.Result{Faults: []frame.Fault{{}}}, "faults[0]: reason"},
-		"a fault of item -1":       {&frame.Result{Faults: []frame.Fault{{Item: -1, Reason: "x"}}}, "faults[0]: item"},
-		"metadata of item 65536":   {&frame.Result{Metadata: []frame.Metadata{{Item: frame.MaxItems}}}, "metadata[0]: item"},
+		"a fault of item -1":       {&frame.Result{Faults: []frame.Fault{{Item: -1, Reason: "x"}}}, "faults[0].item"},
+		"metadata of item 65536":   {&frame.Result{Metadata: []frame.Metadata{{Item: frame.MaxItems}}}, "metadata[0].item"},
 		"a chunk of item -1":       {&frame.Chunk{Item: -1}, "item"},
 		"an error of no kind":      {&frame.Error{}, "kind"},
 		"an error of no batch":     {&frame.Error{Kind: frame.Exception, Batch: &batch}, "batch"},
@@ -299,14 +299,14 @@ func TestWhatWouldBeRefusedIsNotWritten(t *testing.T) {
 			t.Parallel()
 			var out bytes.Buffer
 			err := frame.Write(&out, test.m, nil)
-			if err == nil || !strings.Contains(err.Error(), test.says) || out.Len() > 0 {
-				t.Errorf("%v, %d bytes; want %q", err, out.Len(), test.says)
+			if err == nil || !strings.Contains(err.Error(), test.wantText) || out.Len() > 0 {
+				t.Errorf("%v, %d bytes; want %q", err, out.Len(), test.wantText)
 			}
 		})
 	}
 }
 
-func TestHeadersThatAreTooLongSaySo(t *testing.T) {
+func TestTooLongHeaderIsErrHeaderSize(t *testing.T) {
 	t.Parallel()
 	room := frame.MaxHeader - len(`{"type":"state","state":"STARTUP","message":""}`)
 	for n, ok := range map[int]bool{room: true, room + 1: false} {
@@ -317,30 +317,30 @@ func TestHeadersThatAreTooLongSaySo(t *testing.T) {
 	}
 }
 
-func TestErrorsSayWhereTheyAre(t *testing.T) {
+func TestErrorNamesItsPath(t *testing.T) {
 	t.Parallel()
-	tests := map[string]struct{ header, says string }{
-		"in an item":        {`{"type":"predict","batch":1,"items":[{"id":"a"},{"id":"b","rows":"c"}],"parts":[]}`, "predict: items[1].rows: a number is due"},
-		"a missing key":     {`{"type":"result","batch":1,"faults":[{"item":0,"reason":"a"}]}`, "result: faults[0].message: it is missing"},
-		"a parameter":       {`{"type":"predict","batch":1,"items":[{"id":"a","parameters":{"k":null}}],"parts":[]}`, "items[0].parameters.k: a parameter is"},
-		"an axis":           {`{"type":"ready","spec":{"inputs":[{"name":"x","datatype":"FP32","shape":[1,-2]}]}}`, "spec.inputs[0].shape: -2"},
-		"an unknown type":   {`{"type":"` + strings.Repeat("x", 100) + `"}`, `"` + strings.Repeat("x", 40) + `..." is not known`},
-		"what came instead": {`{"type":"state","state":{}}`, "state: state: a string is due at byte 24, and an object comes"},
-		"the end":           {`{"type":"state","state":`, "the end comes"},
-		"a key twice":       {`{"type":"pong","n":1,"n":1}`, "pong: n: it is there twice"},
+	tests := map[string]struct{ header, wantText string }{
+		"in an item":      {`{"type":"predict","batch":1,"items":[{"id":"a"},{"id":"b","rows":"c"}],"parts":[]}`, "predict: items[1].rows: byte 65: expected a number, found a string"},
+		"a missing key":   {`{"type":"result","batch":1,"faults":[{"item":0,"reason":"a"}]}`, "result: faults[0].message: it is missing"},
+		"a parameter":     {`{"type":"predict","batch":1,"items":[{"id":"a","parameters":{"k":null}}],"parts":[]}`, "items[0].parameters.k: a parameter is"},
+		"an axis":         {`{"type":"ready","spec":{"inputs":[{"name":"x","datatype":"FP32","shape":[1,-2]}]}}`, "spec.inputs[0].shape: -2"},
+		"an unknown type": {`{"type":"` + strings.Repeat("x", 100) + `"}`, `"` + strings.Repeat("x", 40) + `..." is not known`},
+		"another value":   {`{"type":"state","state":{}}`, "state: state: byte 24: expected a string, found an object"},
+		"the end":         {`{"type":"state","state":`, "found the end"},
+		"a key twice":     {`{"type":"pong","n":1,"n":1}`, "pong: n: it is there twice"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			_, err := frame.Decode([]byte(test.header))
-			if !errors.Is(err, frame.ErrViolation) || !strings.Contains(err.Error(), test.says) {
-				t.Errorf("%v; want %q", err, test.says)
+			if !errors.Is(err, frame.ErrViolation) || !strings.Contains(err.Error(), test.wantText) {
+				t.Errorf("%v; want %q", err, test.wantText)
 			}
 		})
 	}
 }
 
-func TestPartsGiveTheirBytesAndNoOthers(t *testing.T) {
+func TestPartReturnsOnlyItsBytes(t *testing.T) {
 	t.Parallel()
 	body := []byte("0123456789")
 	tests := map[string]struct {
@@ -375,7 +375,7 @@ func TestPartsGiveTheirBytesAndNoOthers(t *testing.T) {
 	}
 }
 
-func TestTensorsOfOneKindFollowEachOtherWithoutAGap(t *testing.T) {
+func TestEqualTensorsFollowWithoutGap(t *testing.T) {
 	t.Parallel()
 	var b frame.Body
 	var at []int64

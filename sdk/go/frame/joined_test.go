@@ -8,7 +8,7 @@ import (
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
 
-func TestJoinedTensorsAreOnePartWithoutAGap(t *testing.T) {
+func TestJoinedTensorsAreOnePart(t *testing.T) {
 	t.Parallel()
 	row := func(n int64, raw ...byte) tensor.Tensor {
 		return tensor.Tensor{Datatype: tensor.Uint8, Shape: []int64{n, 2}, Raw: raw}
@@ -49,7 +49,7 @@ func TestJoinedTensorsAreOnePartWithoutAGap(t *testing.T) {
 	}
 }
 
-func TestAFrameWithoutABodyIsItsHead(t *testing.T) {
+func TestFrameWithoutBodyIsItsHead(t *testing.T) {
 	t.Parallel()
 	var none *frame.Body
 	if got := none.Buffers([]byte("head")); len(got) != 1 || string(got[0]) != "head" {

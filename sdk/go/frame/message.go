@@ -1,28 +1,27 @@
 package frame
 
 import (
-	"math"
-	"unicode/utf8"
+	"encoding/json"
+	"errors"
+	"fmt"
 )
 
-// Message is one of the protocol's: a pointer to a struct of this package.
+// Message is a message of the protocol: a pointer to a struct of this package.
 type Message interface {
 	// kind is the message's type on the wire.
 	kind() string
-	// read reads all keys, and refuses what is no value of its key.
-	read(s *scanner)
-	// write writes all keys but type.
-	write(w *writer)
-	// check refuses what is wrong beyond single values, in a message that came or
-	// is to be sent with a body of so many bytes.
+	// fields names the message's keys but type.
+	fielder
+	// check refuses what is wrong beyond single values. The body of the message has so
+	// many bytes.
 	check(body int64) error
 }
 
 // Kind returns the message's type on the wire, for logs.
 func Kind(m Message) string { return m.kind() }
 
-// blank returns an empty message of the type; nil where there is none.
-func blank(kind string) Message {
+// newMessage returns an empty message of the type; nil for an unknown type.
+func newMessage(kind string) Message {
 	switch kind {
 	case "hello":
 		return &Hello{}
@@ -56,44 +55,398 @@ func blank(kind string) Message {
 	return nil
 }
 
-// Decode reads a header, without holding its places against a body. Its errors
-// wrap ErrViolation.
-func Decode(header []byte) (Message, error) { return decode(header, math.MaxInt64) }
-
-func decode(header []byte, body int64) (Message, error) {
-	if !utf8.Valid(header) {
-		return nil, violation("header: it is no UTF-8")
+// readType reads a header up to its type.
+func (c *coder) readType() (kind string) {
+	c.open('{', "an object")
+	for first := true; c.more('}', first); first = false {
+		if c.readName() != "type" {
+			c.skip()
+			continue
+		}
+		if kind = c.readString(); c.err != nil {
+			c.within("type")
+		}
+		return kind
 	}
-	text := string(header)
-	kind, err := kindOf(text)
-	if err != nil {
-		return nil, violation("header: %w", err)
+	if c.err == nil {
+		c.failAt("type", "it is missing")
 	}
-	m := blank(kind)
-	if m == nil {
-		return nil, violation("header: type %q is not known", clip(kind))
-	}
-	s := scanner{text: text}
-	m.read(&s)
-	s.end()
-	if err := s.failure(); err != nil {
-		return nil, violation("%s: %w", kind, err)
-	}
-	if err := m.check(body); err != nil {
-		return nil, violation("%s: %w", kind, err)
-	}
-	return m, nil
+	return ""
 }
 
-var typeKeys = keys{1, []string{"type"}}
+// Stream is the capability of a worker that sends chunks.
+const Stream = "stream"
 
-// kindOf returns the type that a header says first.
-func kindOf(header string) (string, error) {
-	s := scanner{text: header}
-	o := s.object(&typeKeys)
-	kind := ""
-	if o.more() {
-		kind = s.string()
+// Hello is the first message of a worker.
+type Hello struct {
+	// Protocols are the versions that the worker supports.
+	Protocols []int `json:"protocols"`
+	// Name is the name of the worker's code, SDK the library and its version.
+	Name         string   `json:"name"`
+	SDK          string   `json:"sdk,omitempty"`
+	PID          int      `json:"pid"`
+	Capabilities []string `json:"capabilities,omitempty"`
+}
+
+func (*Hello) kind() string { return "hello" }
+
+func (m *Hello) fields(c *coder) {
+	list(c, "protocols", &m.Protocols, required, countValue)
+	c.text("name", &m.Name, required)
+	c.text("sdk", &m.SDK, optional)
+	integer(c, "pid", &m.PID, 0, maxCount, required)
+	list(c, "capabilities", &m.Capabilities, optional, (*coder).textValue)
+}
+
+func (m *Hello) check(int64) error {
+	if len(m.Protocols) == 0 {
+		return errors.New("protocols: there are none")
 	}
-	return kind, s.failure()
+	return nil
+}
+
+// Welcome is the host's answer to Hello.
+type Welcome struct {
+	Protocol int `json:"protocol"`
+	// Options are the worker's options in the stage's configuration: a JSON object.
+	// None is an empty one.
+	Options json.RawMessage `json:"options"`
+	Devices []string        `json:"devices,omitempty"`
+	// Slots is how many batches the host may give the worker at a time, MaxSize the rows
+	// of the largest batch; 0 means 1.
+	Slots   int `json:"slots,omitempty"`
+	MaxSize int `json:"max_size,omitempty"`
+	// MaxFrame is the longest body that either side may send, in bytes.
+	MaxFrame     int64    `json:"max_frame"`
+	Capabilities []string `json:"capabilities,omitempty"`
+}
+
+func (*Welcome) kind() string { return "welcome" }
+
+func (m *Welcome) fields(c *coder) {
+	integer(c, "protocol", &m.Protocol, 1, maxCount, required)
+	c.raw("options", &m.Options, required)
+	list(c, "devices", &m.Devices, optional, (*coder).textValue)
+	integer(c, "slots", &m.Slots, 1, MaxSlots, optional)
+	integer(c, "max_size", &m.MaxSize, 1, maxCount, optional)
+	integer(c, "max_frame", &m.MaxFrame, 0, maxNumber, required)
+	list(c, "capabilities", &m.Capabilities, optional, (*coder).textValue)
+}
+
+func (*Welcome) check(int64) error { return nil }
+
+// WorkerState is a state of a worker's lifecycle.
+type WorkerState string
+
+// The states that a worker reports.
+const (
+	Startup  WorkerState = "STARTUP"
+	Failed   WorkerState = "ERROR"
+	Shutdown WorkerState = "SHUTDOWN"
+)
+
+// State is a worker's report of its state.
+type State struct {
+	State   WorkerState `json:"state"`
+	Message string      `json:"message,omitempty"`
+}
+
+func (*State) kind() string { return "state" }
+
+func (m *State) fields(c *coder) {
+	c.choice("state", (*string)(&m.State), required, string(Startup), string(Failed), string(Shutdown))
+	c.text("message", &m.Message, optional)
+}
+
+func (*State) check(int64) error { return nil }
+
+// Ready asks for batches.
+type Ready struct {
+	// Slots is how many more batches the worker takes; 0 means 1.
+	Slots int `json:"slots,omitempty"`
+	// Spec is in the first Ready, and in no other.
+	Spec *Spec `json:"spec,omitempty"`
+}
+
+func (*Ready) kind() string { return "ready" }
+
+func (m *Ready) fields(c *coder) {
+	integer(c, "slots", &m.Slots, 1, MaxSlots, optional)
+	member(c, "spec", &m.Spec)
+}
+
+func (m *Ready) check(body int64) error {
+	if m.Spec == nil {
+		return nil
+	}
+	if err := m.Spec.check(body); err != nil {
+		return fmt.Errorf("spec.%w", err)
+	}
+	return nil
+}
+
+// Predict is a batch.
+type Predict struct {
+	Batch uint64 `json:"batch"`
+	Items []Item `json:"items"`
+	Parts []Part `json:"parts"`
+	Model *Model `json:"model,omitempty"`
+	// Warmup is true where nobody waits for the answer.
+	Warmup bool `json:"warmup,omitempty"`
+}
+
+func (*Predict) kind() string { return "predict" }
+
+func (m *Predict) fields(c *coder) {
+	integer(c, "batch", &m.Batch, 0, maxNumber, required)
+	list(c, "items", &m.Items, required, each[Item])
+	list(c, "parts", &m.Parts, required, each[Part])
+	member(c, "model", &m.Model)
+	c.flag("warmup", &m.Warmup)
+}
+
+func (m *Predict) check(body int64) error {
+	if len(m.Items) == 0 {
+		return errors.New("items: there are none")
+	}
+	if len(m.Items) > MaxItems {
+		return fmt.Errorf("items: %d, at most %d are taken", len(m.Items), MaxItems)
+	}
+	total := int64(0)
+	for i := range m.Items {
+		total += int64(max(1, m.Items[i].Rows))
+	}
+	if err := checkBatch(m.Parts, len(m.Items), body); err != nil {
+		return err
+	}
+	for i := range m.Parts {
+		if p := &m.Parts[i]; p.Item == nil && p.Shape[0] != total {
+			return fmt.Errorf("parts[%d]: shape: %d rows of items that have %d", i, p.Shape[0], total)
+		}
+	}
+	return nil
+}
+
+// Item is one request of a batch.
+type Item struct {
+	ID string `json:"id"`
+	// Rows is the item's extent on axis 0; 0 means 1.
+	Rows       int               `json:"rows,omitempty"`
+	Parameters Parameters        `json:"parameters,omitempty"`
+	Metadata   map[string]string `json:"metadata,omitempty"`
+	// Timeout is how long somebody waits for the item, in milliseconds; 0 is for ever,
+	// so round a remainder of less than one up.
+	Timeout int64 `json:"timeout,omitempty"`
+}
+
+func (i *Item) fields(c *coder) {
+	c.text("id", &i.ID, required)
+	integer(c, "rows", &i.Rows, 1, maxCount, optional)
+	table(c, "parameters", (*map[string]any)(&i.Parameters), optional, parameterValue)
+	table(c, "metadata", &i.Metadata, optional, (*coder).textValue)
+	integer(c, "timeout", &i.Timeout, 1, maxNumber, optional)
+}
+
+// Model names one of a stage's models.
+type Model struct {
+	ID      string `json:"id,omitempty"`
+	Alias   string `json:"alias,omitempty"`
+	Version string `json:"version,omitempty"`
+}
+
+func (m *Model) fields(c *coder) {
+	c.text("id", &m.ID, optional)
+	c.text("alias", &m.Alias, optional)
+	c.text("version", &m.Version, optional)
+}
+
+// Result ends a batch.
+type Result struct {
+	Batch uint64 `json:"batch"`
+	Parts []Part `json:"parts,omitempty"`
+	// Faults are of items that have no outputs.
+	Faults   []Fault    `json:"faults,omitempty"`
+	Metadata []Metadata `json:"metadata,omitempty"`
+}
+
+func (*Result) kind() string { return "result" }
+
+func (m *Result) fields(c *coder) {
+	integer(c, "batch", &m.Batch, 0, maxNumber, required)
+	list(c, "parts", &m.Parts, optional, each[Part])
+	list(c, "faults", &m.Faults, optional, each[Fault])
+	list(c, "metadata", &m.Metadata, optional, each[Metadata])
+}
+
+func (m *Result) check(body int64) error {
+	for i := range m.Faults {
+		if m.Faults[i].Reason == "" {
+			return fmt.Errorf("faults[%d]: reason: there is none", i)
+		}
+	}
+	return checkBatch(m.Parts, MaxItems, body)
+}
+
+// Fault is the outcome of one item.
+type Fault struct {
+	Item    int    `json:"item"`
+	Reason  string `json:"reason"`
+	Message string `json:"message"`
+	// Field is the input that caused the fault.
+	Field string `json:"field,omitempty"`
+}
+
+func (f *Fault) fields(c *coder) {
+	integer(c, "item", &f.Item, 0, MaxItems-1, required)
+	c.text("reason", &f.Reason, required)
+	c.text("message", &f.Message, required)
+	c.text("field", &f.Field, optional)
+}
+
+// Metadata is what the caller of one item gets beside its outputs.
+type Metadata struct {
+	Item   int               `json:"item"`
+	Values map[string]string `json:"values"`
+}
+
+func (m *Metadata) fields(c *coder) {
+	integer(c, "item", &m.Item, 0, MaxItems-1, required)
+	table(c, "values", &m.Values, required, (*coder).textValue)
+}
+
+// Chunk is a part of an item's answer, ahead of its outcome. Its parts belong to
+// that item, whether they name it or not.
+type Chunk struct {
+	Batch uint64 `json:"batch"`
+	Item  int    `json:"item"`
+	Parts []Part `json:"parts"`
+}
+
+func (*Chunk) kind() string { return "chunk" }
+
+func (m *Chunk) fields(c *coder) {
+	integer(c, "batch", &m.Batch, 0, maxNumber, required)
+	integer(c, "item", &m.Item, 0, MaxItems-1, required)
+	list(c, "parts", &m.Parts, required, each[Part])
+}
+
+func (m *Chunk) check(body int64) error {
+	for i, p := range m.Parts {
+		if p.Item != nil && *p.Item != m.Item {
+			return fmt.Errorf("parts[%d]: item: %d in a chunk of item %d", i, *p.Item, m.Item)
+		}
+	}
+	return checkParts(m.Parts, MaxItems, body)
+}
+
+// Cancel cancels items of a batch: all of them where Items is empty.
+type Cancel struct {
+	Batch uint64 `json:"batch"`
+	Items []int  `json:"items,omitempty"`
+}
+
+func (*Cancel) kind() string { return "cancel" }
+
+func (m *Cancel) fields(c *coder) {
+	integer(c, "batch", &m.Batch, 0, maxNumber, required)
+	list(c, "items", &m.Items, optional, indexValue)
+	if c.present() && len(m.Items) == 0 {
+		c.failAt("items", "there are none")
+	}
+}
+
+func (*Cancel) check(int64) error { return nil }
+
+// Kinds of an Error.
+const (
+	Exception   = "exception"
+	OutOfMemory = "out_of_memory"
+	Protocol    = "protocol"
+	Unsupported = "unsupported"
+)
+
+// Error reports that a batch failed as a whole or, without one, the worker or the
+// connection.
+type Error struct {
+	Batch *uint64 `json:"batch,omitempty"`
+	Kind  string  `json:"kind"`
+	// Name is the name of the error's type in its language.
+	Name      string `json:"error"`
+	Message   string `json:"message"`
+	Traceback string `json:"traceback,omitempty"`
+}
+
+func (*Error) kind() string { return "error" }
+
+func (m *Error) fields(c *coder) {
+	pointer(c, "batch", &m.Batch, maxNumber)
+	c.choice("kind", &m.Kind, required, Exception, OutOfMemory, Protocol, Unsupported)
+	c.text("error", &m.Name, required)
+	c.text("message", &m.Message, required)
+	c.text("traceback", &m.Traceback, optional)
+}
+
+func (*Error) check(int64) error { return nil }
+
+// Ping asks an idle worker for a Pong.
+type Ping struct {
+	N uint64 `json:"n"`
+}
+
+func (*Ping) kind() string { return "ping" }
+
+func (m *Ping) fields(c *coder) { integer(c, "n", &m.N, 0, maxNumber, required) }
+
+func (*Ping) check(int64) error { return nil }
+
+// Pong answers a Ping by its number.
+type Pong struct {
+	N uint64 `json:"n"`
+}
+
+func (*Pong) kind() string { return "pong" }
+
+func (m *Pong) fields(c *coder) { integer(c, "n", &m.N, 0, maxNumber, required) }
+
+func (*Pong) check(int64) error { return nil }
+
+// Stop is shutdown: take no more batches, finish the others, exit.
+type Stop struct {
+	// Timeout is how long that may take, in milliseconds.
+	Timeout int64 `json:"timeout"`
+}
+
+func (*Stop) kind() string { return "shutdown" }
+
+func (m *Stop) fields(c *coder) { integer(c, "timeout", &m.Timeout, 0, maxNumber, required) }
+
+func (*Stop) check(int64) error { return nil }
+
+// Load is reserved for stages that serve several models.
+type Load struct {
+	Model Model `json:"model"`
+}
+
+func (*Load) kind() string { return "load" }
+
+func (m *Load) fields(c *coder) { c.model(&m.Model) }
+
+func (*Load) check(int64) error { return nil }
+
+// Unload is reserved for stages that serve several models.
+type Unload struct {
+	Model Model `json:"model"`
+}
+
+func (*Unload) kind() string { return "unload" }
+
+func (m *Unload) fields(c *coder) { c.model(&m.Model) }
+
+func (*Unload) check(int64) error { return nil }
+
+func (c *coder) model(m *Model) {
+	if c.field("model", required, false) {
+		c.object(m)
+		c.done("model")
+	}
 }

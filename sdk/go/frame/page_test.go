@@ -18,9 +18,9 @@ const (
 	bytesHeading = "\n## Bytes\n"
 )
 
-// TestThePagesBytesAreTrue holds the last section of the protocol's page against
+// TestPageBytesAreCurrent holds the last section of the protocol's page against
 // what this package writes; -update writes it.
-func TestThePagesBytesAreTrue(t *testing.T) {
+func TestPageBytesAreCurrent(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(page)
 	if err != nil {

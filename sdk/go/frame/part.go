@@ -2,9 +2,11 @@ package frame
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
+	"net"
 	"slices"
 
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
@@ -16,7 +18,8 @@ const Inline = "inline"
 // Part is a tensor or a blob, whose bytes are in the frame's body.
 type Part struct {
 	Name string `json:"name"`
-	// Item is the index of the item that it belongs to; nil: all, joined on axis 0.
+	// Item is the index of the part's item. It is nil for the tensor of all items, which
+	// joins them on axis 0.
 	Item *int `json:"item,omitempty"`
 	// Datatype and Shape are of a tensor; a scalar's shape is empty.
 	Datatype tensor.Datatype `json:"datatype,omitempty"`
@@ -30,11 +33,34 @@ type Part struct {
 	Parameters Parameters `json:"parameters,omitempty"`
 }
 
-var partKeys = keys{3, []string{
-	"name", "at", "size", "item", "datatype", "shape", "content_type", "place", "parameters",
-}}
+func (p *Part) fields(c *coder) {
+	var hasDatatype, hasShape, hasContentType bool
+	c.text("name", &p.Name, required)
+	pointer(c, "item", &p.Item, MaxItems-1)
+	if !c.writing || p.IsTensor() {
+		c.datatype("datatype", &p.Datatype)
+		hasDatatype = c.present()
+		c.shape("shape", &p.Shape, 0)
+		hasShape = c.present()
+	}
+	if !c.writing || !p.IsTensor() {
+		c.text("content_type", &p.ContentType, c.writing)
+		hasContentType = c.present()
+	}
+	integer(c, "at", &p.At, 0, maxNumber, required)
+	integer(c, "size", &p.Size, 0, maxNumber, required)
+	c.text("place", &p.Place, optional)
+	table(c, "parameters", (*map[string]any)(&p.Parameters), optional, parameterValue)
+	switch {
+	case !c.atEnd():
+	case hasDatatype == hasContentType:
+		c.fail("a part has either a datatype or a content_type")
+	case hasDatatype != hasShape:
+		c.fail("datatype and shape come together")
+	}
+}
 
-// IsTensor reports whether it is a tensor, and not a blob.
+// IsTensor reports whether the part is a tensor, and not a blob.
 func (p Part) IsTensor() bool { return p.Datatype != "" }
 
 // Bytes returns the part's bytes: a piece of the body.
@@ -63,112 +89,29 @@ func (p Part) Tensor(body []byte) (tensor.Tensor, error) {
 	return t, nil
 }
 
-func (p *Part) read(s *scanner) {
-	o := s.object(&partKeys)
-	for o.more() {
-		switch o.key {
-		case "name":
-			p.Name = s.string()
-		case "item":
-			item := s.index()
-			p.Item = &item
-		case "datatype":
-			p.Datatype = readDatatype(s)
-		case "shape":
-			p.Shape = readShape(s, 0)
-		case "content_type":
-			p.ContentType = s.string()
-		case "at":
-			p.At = s.whole(0, maxNumber)
-		case "size":
-			p.Size = s.whole(0, maxNumber)
-		case "place":
-			p.Place = s.string()
-		case "parameters":
-			p.Parameters = readParameters(s)
-		}
-	}
-	switch isTensor := o.has("datatype"); {
-	case isTensor == o.has("content_type"):
-		s.fail("a part has either a datatype or a content_type")
-	case isTensor != o.has("shape"):
-		s.fail("datatype and shape come together")
-	}
-}
-
-func (p *Part) write(w *writer) {
-	w.open('{')
-	w.text("name", p.Name)
-	if p.Item != nil {
-		w.number("item", int64(*p.Item))
-	}
-	if p.IsTensor() {
-		w.text("datatype", string(p.Datatype))
-		w.numbers("shape", p.Shape)
-	} else {
-		w.text("content_type", p.ContentType)
-	}
-	w.number("at", p.At)
-	w.number("size", p.Size)
-	w.textOr("place", p.Place)
-	p.Parameters.write(w)
-	w.close('}')
-}
-
-func readDatatype(s *scanner) tensor.Datatype {
-	datatype := tensor.Datatype(s.string())
-	if s.err == nil && !datatype.Valid() {
-		s.fail("%q is none", clip(string(datatype)))
-	}
-	return datatype
-}
-
-// readShape reads extents, of which -1 is allowed where low is -1.
-func readShape(s *scanner, low int64) []int64 {
-	if !s.open('[', "a list") {
-		return nil
-	}
-	var axes [tensor.MaxRank]int64
-	n := 0
-	for s.another(']', n == 0) {
-		if n == len(axes) {
-			s.fail("more than %d axes", len(axes))
-			return nil
-		}
-		axes[n] = s.whole(low, maxNumber)
-		n++
-	}
-	return append([]int64(nil), axes[:n]...)
-}
-
 var errBoth = errors.New("a part is a tensor or a blob: it has a datatype or a content_type, and a shape with the first alone")
 
-// check checks what can be told without the part's bytes.
+// check checks the part without its bytes. Items bounds its index.
 func (p *Part) check(items int) error {
 	switch {
 	case p.Item != nil && (*p.Item < 0 || *p.Item >= items):
 		return fmt.Errorf("item: %d is not below %d", *p.Item, items)
 	case p.Place != "" && p.Place != Inline:
 		return fmt.Errorf("place: %q is not one of this version's", clip(p.Place))
-	case p.IsTensor():
-		if p.ContentType != "" {
-			return errBoth
-		}
-		return p.checkTensor()
-	case p.Shape != nil:
+	case p.IsTensor() && p.ContentType != "" || !p.IsTensor() && p.Shape != nil:
 		return errBoth
+	case p.IsTensor():
+		return p.checkTensor()
 	}
 	return nil
 }
 
-// checkTensor holds the size against datatype and shape; elements of BYTES are
-// only looked at by Tensor.
+// checkTensor checks the size against datatype and shape. Only Tensor looks at the
+// elements of BYTES, of which each takes bytesLength bytes or more.
 func (p *Part) checkTensor() error {
+	const bytesLength = 4
 	if !p.Datatype.Valid() {
 		return fmt.Errorf("datatype: %q is none", clip(string(p.Datatype)))
-	}
-	if len(p.Shape) > tensor.MaxRank {
-		return fmt.Errorf("shape: %d axes, at most %d are supported", len(p.Shape), tensor.MaxRank)
 	}
 	n, ok := tensor.Elements(p.Shape)
 	if !ok {
@@ -184,34 +127,23 @@ func (p *Part) checkTensor() error {
 	return nil
 }
 
-// bytesLength is what an element of BYTES takes at least.
-const bytesLength = 4
-
-// checkJoined refuses what joins no rows.
-func (p *Part) checkJoined() error {
-	switch {
-	case p.Item != nil:
-		return nil
-	case !p.IsTensor():
-		return errors.New("item: it is missing, and blobs are not joined")
-	case len(p.Shape) == 0:
-		return errors.New("item: it is missing, and a scalar joins no rows")
-	}
-	return nil
-}
-
-// checkBatch checks the parts of a batch of so many items.
+// checkBatch checks the parts of a batch of so many items: a part of all items is a
+// tensor with rows.
 func checkBatch(parts []Part, items int, body int64) error {
 	for i := range parts {
-		if err := parts[i].checkJoined(); err != nil {
-			return fmt.Errorf("parts[%d]: %w", i, err)
+		switch p := &parts[i]; {
+		case p.Item != nil:
+		case !p.IsTensor():
+			return fmt.Errorf("parts[%d]: item: it is missing, and blobs are not joined", i)
+		case len(p.Shape) == 0:
+			return fmt.Errorf("parts[%d]: item: it is missing, and a scalar joins no rows", i)
 		}
 	}
 	return checkParts(parts, items, body)
 }
 
-// checkParts checks parts that may have the indices of so many items, and their
-// places in a body of so many bytes.
+// checkParts checks parts whose indices are below items, and their places in a body
+// of so many bytes.
 func checkParts(parts []Part, items int, body int64) error {
 	for i := range parts {
 		p := &parts[i]
@@ -255,4 +187,170 @@ func overlap(parts []Part) int {
 		end = parts[i].At + parts[i].Size
 	}
 	return -1
+}
+
+// Body lays out the bytes of a message's parts. The zero Body is empty. It keeps the
+// slices that it gets and copies nothing.
+type Body struct {
+	pieces [][]byte
+	size   int64
+	last   Part
+}
+
+var padding [Alignment]byte
+
+// Len returns the length of the body in bytes.
+func (b *Body) Len() int64 {
+	if b == nil {
+		return 0
+	}
+	return b.size
+}
+
+// Tensor adds a tensor and returns its part. A negative item makes it the part of all
+// items. Tensors of one name, datatype and shape that follow each other, each of one
+// item, are laid out without a gap.
+func (b *Body) Tensor(name string, item int, t tensor.Tensor) Part {
+	p := Part{Name: name, Item: itemOf(item), Datatype: t.Datatype, Shape: t.Shape}
+	l := b.last
+	follows := l.Item != nil && p.Item != nil && l.Name == p.Name && l.Datatype == p.Datatype && slices.Equal(l.Shape, p.Shape)
+	return b.add(p, follows, t.Raw)
+}
+
+// Blob adds a blob and returns its part.
+func (b *Body) Blob(name string, item int, contentType string, data []byte) Part {
+	return b.add(Part{Name: name, Item: itemOf(item), ContentType: contentType}, false, data)
+}
+
+// Joined adds tensors as one part of all items, joined on axis 0 in their order. There
+// has to be one, and they have to be stackable.
+func (b *Body) Joined(name string, tensors []tensor.Tensor) Part {
+	shape := slices.Clone(tensors[0].Shape)
+	pieces := make([][]byte, len(tensors))
+	for i, t := range tensors {
+		if pieces[i] = t.Raw; i > 0 {
+			shape[0] += t.Shape[0]
+		}
+	}
+	return b.add(Part{Name: name, Datatype: tensors[0].Datatype, Shape: shape}, false, pieces...)
+}
+
+func itemOf(item int) *int {
+	if item < 0 {
+		return nil
+	}
+	return &item
+}
+
+// add adds the bytes of a part, aligned unless they follow the last part.
+func (b *Body) add(p Part, follows bool, pieces ...[]byte) Part {
+	if gap := -b.size & (Alignment - 1); gap > 0 && !follows {
+		b.pieces = append(b.pieces, padding[:gap])
+		b.size += gap
+	}
+	p.At = b.size
+	for _, piece := range pieces {
+		if len(piece) > 0 {
+			b.pieces = append(b.pieces, piece)
+			b.size += int64(len(piece))
+		}
+	}
+	p.Size = b.size - p.At
+	b.last = p
+	return p
+}
+
+// Buffers returns the bytes of a frame that begins with head, which Encode returned.
+// They are good for one write.
+func (b *Body) Buffers(head []byte) net.Buffers {
+	if b == nil {
+		return net.Buffers{head}
+	}
+	out := make(net.Buffers, 0, 1+len(b.pieces))
+	return append(append(out, head), b.pieces...)
+}
+
+// Values of Spec.BatchAxis and PartSpec.Variable. Empty means the first of each.
+const (
+	Rows = "rows"
+	None = "none"
+
+	Exact = "exact"
+	List  = "list"
+	Pad   = "pad"
+)
+
+// Spec describes the inputs and outputs of a worker.
+type Spec struct {
+	// BatchAxis is Rows where axis 0 of every tensor is rows, on which items are joined,
+	// or None.
+	BatchAxis string     `json:"batch_axis,omitempty"`
+	Inputs    []PartSpec `json:"inputs,omitempty"`
+	Outputs   []PartSpec `json:"outputs,omitempty"`
+	// Examples are inputs that the worker can answer.
+	Examples []Example `json:"examples,omitempty"`
+}
+
+func (s *Spec) fields(c *coder) {
+	c.choice("batch_axis", &s.BatchAxis, optional, Rows, None)
+	list(c, "inputs", &s.Inputs, optional, each[PartSpec])
+	list(c, "outputs", &s.Outputs, optional, each[PartSpec])
+	list(c, "examples", &s.Examples, optional, each[Example])
+}
+
+func (s *Spec) check(body int64) error {
+	// The places of all examples are in one body, and none is of an item.
+	var all []Part
+	for _, e := range s.Examples {
+		all = append(all, e.Inputs...)
+	}
+	if err := checkParts(all, 0, body); err != nil {
+		return fmt.Errorf("examples: of all their inputs %w", err)
+	}
+	return nil
+}
+
+// PartSpec describes one input or output: a tensor where it has a datatype, else a
+// blob.
+type PartSpec struct {
+	Name     string          `json:"name"`
+	Datatype tensor.Datatype `json:"datatype,omitempty"`
+	// Shape is of a tensor: -1 is any extent, and an empty one a scalar.
+	Shape        []int64  `json:"shape,omitempty"`
+	Variable     string   `json:"variable,omitempty"`
+	ContentTypes []string `json:"content_types,omitempty"`
+	// Schema describes a blob's JSON: a JSON Schema (2020-12), which is a JSON object.
+	Schema      json.RawMessage `json:"schema,omitempty"`
+	Optional    bool            `json:"optional,omitempty"`
+	Description string          `json:"description,omitempty"`
+}
+
+func (p *PartSpec) fields(c *coder) {
+	var hasDatatype, hasShape bool
+	c.text("name", &p.Name, required)
+	if !c.writing || p.Datatype != "" {
+		c.datatype("datatype", &p.Datatype)
+		hasDatatype = c.present()
+		c.shape("shape", &p.Shape, -1)
+		hasShape = c.present()
+	}
+	c.choice("variable", &p.Variable, optional, Exact, List, Pad)
+	list(c, "content_types", &p.ContentTypes, optional, (*coder).textValue)
+	c.raw("schema", &p.Schema, optional)
+	c.flag("optional", &p.Optional)
+	c.text("description", &p.Description, optional)
+	if c.atEnd() && hasDatatype != hasShape || c.writing && p.Datatype == "" && p.Shape != nil {
+		c.fail("datatype and shape come together")
+	}
+}
+
+// Example is the inputs of one item; its parts have no Item.
+type Example struct {
+	Name   string `json:"name"`
+	Inputs []Part `json:"inputs"`
+}
+
+func (e *Example) fields(c *coder) {
+	c.text("name", &e.Name, required)
+	list(c, "inputs", &e.Inputs, required, each[Part])
 }

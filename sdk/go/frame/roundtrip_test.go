@@ -131,7 +131,7 @@ func filled(seed uint64) []*filler {
 	return out
 }
 
-func TestEveryFieldComesBack(t *testing.T) {
+func TestEveryFieldRoundTrips(t *testing.T) {
 	t.Parallel()
 	for i, m := range blanks() {
 		t.Run(frame.Kind(m), func(t *testing.T) {
@@ -154,7 +154,7 @@ func TestEveryFieldComesBack(t *testing.T) {
 
 // The tags of the messages are the protocol's names, and the header is what
 // encoding/json makes of them. Floats differ: the header keeps 1.0 apart from 1.
-func TestHeadersAreWhatEncodingJSONWrites(t *testing.T) {
+func TestHeadersMatchEncodingJSON(t *testing.T) {
 	t.Parallel()
 	for i, m := range blanks() {
 		t.Run(frame.Kind(m), func(t *testing.T) {
@@ -185,7 +185,7 @@ func byTags(t *testing.T, m frame.Message) string {
 	return fmt.Sprintf(`{"type":"%s",%s`, frame.Kind(m), strings.TrimSpace(out.String())[1:])
 }
 
-func TestTextThatIsNoUTF8IsMended(t *testing.T) {
+func TestInvalidUTF8IsReplaced(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct{ text, want string }{
 		"a byte":            {"a\xffb", "a\ufffdb"},

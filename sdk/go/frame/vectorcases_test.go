@@ -17,7 +17,7 @@ type vectorCase struct {
 	m               frame.Message
 	body            *frame.Body
 	frame           []byte
-	// why says what is wrong; empty means that nothing is.
+	// why is what is wrong; empty for a valid case.
 	why string
 }
 

@@ -31,7 +31,7 @@ type vector struct {
 	Name      string `json:"name"`
 	Direction string `json:"direction"`
 	Valid     bool   `json:"valid"`
-	// Why says what is wrong with one that is not valid.
+	// Why is what is wrong with an invalid vector.
 	Why    string          `json:"why"`
 	Header json.RawMessage `json:"header"`
 	Parts  []vectorPart    `json:"parts"`
@@ -163,9 +163,9 @@ func (v vector) file(t *testing.T) []byte {
 	return out.Bytes()
 }
 
-// TestVectorsAreWhatThisPackageWrites holds the files against the cases of
+// TestPackageWritesTheVectors holds the files against the cases of
 // this package; -update writes them.
-func TestVectorsAreWhatThisPackageWrites(t *testing.T) {
+func TestPackageWritesTheVectors(t *testing.T) {
 	if *update {
 		writeVectors(t)
 	}
@@ -203,8 +203,8 @@ func writeVectors(t *testing.T) {
 	}
 }
 
-// TestVectorsAreReadAsTheySay reads the files alone, as every other language does.
-func TestVectorsAreReadAsTheySay(t *testing.T) {
+// TestPackageReadsTheVectors reads the files alone, as every other language does.
+func TestPackageReadsTheVectors(t *testing.T) {
 	t.Parallel()
 	paths, err := filepath.Glob(filepath.Join(vectorFolder, "*.json"))
 	if err != nil || len(paths) != len(vectorCases()) {
@@ -259,7 +259,7 @@ func checkVector(t *testing.T, v vector) {
 	}
 }
 
-func TestEveryTypeOfMessageHasAVector(t *testing.T) {
+func TestEveryMessageTypeHasVector(t *testing.T) {
 	t.Parallel()
 	valid := map[string]bool{}
 	for _, c := range vectorCases() {

@@ -15,7 +15,7 @@ func sizes() map[tensor.Datatype]int {
 	}
 }
 
-func TestEveryDatatypeTakesExactlyItsOwnSize(t *testing.T) {
+func TestDatatypesHaveTheirSize(t *testing.T) {
 	t.Parallel()
 	for datatype, size := range sizes() {
 		t.Run(string(datatype), func(t *testing.T) {
@@ -44,7 +44,7 @@ func TestElementsOfBytesVary(t *testing.T) {
 	}
 }
 
-func TestOtherNamesAreNoDatatypes(t *testing.T) {
+func TestUnknownDatatypesAreInvalid(t *testing.T) {
 	t.Parallel()
 	for _, name := range []tensor.Datatype{"", "fp32", "FP8", "FLOAT", "STRING", " FP32", "FP32 "} {
 		x := tensor.Tensor{Datatype: name, Shape: []int64{0}}

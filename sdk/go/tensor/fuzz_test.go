@@ -28,7 +28,7 @@ func encoded(values ...int64) []byte {
 	return out
 }
 
-func FuzzValidTensorsHoldWhatTheirShapeSays(f *testing.F) {
+func FuzzValidTensorsMatchTheirShape(f *testing.F) {
 	f.Add("FP32", encoded(2, 3), make([]byte, 24))
 	f.Add("BYTES", encoded(2), []byte{1, 0, 0, 0, 'a', 0, 0, 0, 0})
 	f.Add("BYTES", encoded(1), []byte{0xfc, 0xff, 0xff, 0xff, 0})

@@ -73,11 +73,11 @@ func TestElementsMultipliesTheAxes(t *testing.T) {
 	}
 }
 
-func TestShapesThatCannotBeAreRefused(t *testing.T) {
+func TestInvalidShapesAreRefused(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
-		x    tensor.Tensor
-		says string
+		x        tensor.Tensor
+		wantText string
 	}{
 		"negative":            {tensor.Tensor{Datatype: tensor.Uint8, Shape: []int64{-1}}, "negative"},
 		"elements overflow":   {tensor.Tensor{Datatype: tensor.Uint8, Shape: []int64{math.MaxInt64, 2}}, "too large"},
@@ -91,14 +91,14 @@ func TestShapesThatCannotBeAreRefused(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if err := test.x.Validate(); err == nil || !strings.Contains(err.Error(), test.says) {
-				t.Errorf("got %v, want something about %q", err, test.says)
+			if err := test.x.Validate(); err == nil || !strings.Contains(err.Error(), test.wantText) {
+				t.Errorf("got %v, want something about %q", err, test.wantText)
 			}
 		})
 	}
 }
 
-func TestMessagesStaySmallWhateverTheDatatype(t *testing.T) {
+func TestErrorsClipLongDatatypes(t *testing.T) {
 	t.Parallel()
 	x := tensor.Tensor{Datatype: tensor.Datatype(strings.Repeat("\x00", 1<<20))}
 	if err := x.Validate(); err == nil || len(err.Error()) > 1<<10 {
@@ -106,7 +106,7 @@ func TestMessagesStaySmallWhateverTheDatatype(t *testing.T) {
 	}
 }
 
-func TestRowsAreAxis0AndOneForAScalar(t *testing.T) {
+func TestRowsAreAxis0OrOne(t *testing.T) {
 	t.Parallel()
 	if got := numbered(t, 3, 2).Rows(); got != 3 {
 		t.Errorf("[3, 2] has %d rows", got)
@@ -133,7 +133,7 @@ func TestConcatJoinsRowsInOrder(t *testing.T) {
 	}
 }
 
-func TestConcatHandsASingleTensorBackAsItIs(t *testing.T) {
+func TestConcatReturnsSingleTensor(t *testing.T) {
 	t.Parallel()
 	for name, x := range map[string]tensor.Tensor{"matrix": numbered(t, 2, 2), "scalar": numbered(t)} {
 		got, err := tensor.Concat([]tensor.Tensor{x})
@@ -143,7 +143,7 @@ func TestConcatHandsASingleTensorBackAsItIs(t *testing.T) {
 	}
 }
 
-func TestConcatRefusesWhatDoesNotStack(t *testing.T) {
+func TestConcatRefusesUnstackableTensors(t *testing.T) {
 	t.Parallel()
 	rows := tensor.Tensor{Datatype: tensor.Uint8, Shape: []int64{1 << 62, 0}}
 	wide := tensor.Tensor{Datatype: tensor.Uint8, Shape: []int64{1 << 31, 1 << 31, 0}}
@@ -212,7 +212,7 @@ func TestSplitCutsRowsInOrder(t *testing.T) {
 	}
 }
 
-func TestAPieceThatGrowsLeavesItsNeighbourAlone(t *testing.T) {
+func TestAppendToPieceLeavesNeighbours(t *testing.T) {
 	t.Parallel()
 	whole := numbered(t, 2)
 	pieces, err := tensor.Split(whole, []int64{1, 1})
@@ -230,7 +230,7 @@ func TestAPieceThatGrowsLeavesItsNeighbourAlone(t *testing.T) {
 	}
 }
 
-func TestSplitRefusesRowsThatAreNotThere(t *testing.T) {
+func TestSplitRefusesWrongRows(t *testing.T) {
 	t.Parallel()
 	empty := tensor.Tensor{Datatype: tensor.FP32, Shape: []int64{0, 4}}
 	tests := map[string]struct {
@@ -284,7 +284,7 @@ func junk(r *rand.Rand, n int) []byte {
 	return out
 }
 
-func TestWhatConcatJoinsSplitTakesApart(t *testing.T) {
+func TestSplitInvertsConcat(t *testing.T) {
 	t.Parallel()
 	datatypes := []tensor.Datatype{tensor.Bytes}
 	for d := range sizes() {
@@ -318,7 +318,7 @@ func TestWhatConcatJoinsSplitTakesApart(t *testing.T) {
 	}
 }
 
-func TestFloatsComeBackBitByBit(t *testing.T) {
+func TestFloatsRoundTripExactly(t *testing.T) {
 	t.Parallel()
 	want := []float32{0, float32(math.Copysign(0, -1)), 1.5, math.MaxFloat32, math.SmallestNonzeroFloat32, float32(math.Inf(-1)), math.Float32frombits(0x7fc00001)}
 	x, err := tensor.FromFP32([]int64{7, 1}, want)
@@ -339,7 +339,7 @@ func TestFloatsComeBackBitByBit(t *testing.T) {
 	}
 }
 
-func TestWholeNumbersComeBack(t *testing.T) {
+func TestIntegersRoundTrip(t *testing.T) {
 	t.Parallel()
 	want := []int64{0, -1, math.MinInt64, math.MaxInt64, 0x0102030405060708}
 	x, err := tensor.FromInt64([]int64{5}, want)
@@ -354,7 +354,7 @@ func TestWholeNumbersComeBack(t *testing.T) {
 	}
 }
 
-func TestConstructorsRefuseShapesThatDoNotHoldTheValues(t *testing.T) {
+func TestConstructorsRefuseWrongShapes(t *testing.T) {
 	t.Parallel()
 	for name, shape := range map[string][]int64{
 		"too few": {1}, "too many": {3}, "negative": {-2, -1}, "overflow": {1 << 32, 1 << 32}, "scalar": nil,
@@ -391,7 +391,7 @@ func TestValuesOfAnotherDatatypeAreRefused(t *testing.T) {
 	}
 }
 
-func TestBytesElementsAreFramedByTheirLength(t *testing.T) {
+func TestBytesElementsHaveLengthPrefixes(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		shape []int64
@@ -420,7 +420,7 @@ func TestBytesElementsAreFramedByTheirLength(t *testing.T) {
 			x := tensor.Tensor{Datatype: tensor.Bytes, Shape: test.shape, Raw: test.raw}
 			got, err := x.BytesElements()
 			if (err == nil) != (test.want != nil) || (x.Validate() == nil) != (err == nil) {
-				t.Fatalf("got %q, %v; Validate says %v", got, err, x.Validate())
+				t.Fatalf("got %q, %v; Validate returns %v", got, err, x.Validate())
 			}
 			if err == nil && !reflect.DeepEqual(got, test.want) {
 				t.Errorf("got %q, want %q", got, test.want)

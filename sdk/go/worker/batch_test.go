@@ -16,7 +16,7 @@ import (
 
 type predict = func(context.Context, *worker.Batch) (worker.Outputs, error)
 
-// answer runs one batch and returns what the worker says.
+// answer runs one batch and returns the answer of the worker.
 func answer(t *testing.T, p predict, m *frame.Predict, body *frame.Body, more ...string) (frame.Message, []byte) {
 	t.Helper()
 	return answerWith(t, worker.Settings{Predict: p}, m, body, more...)
@@ -27,13 +27,13 @@ func answerWith(t *testing.T, s worker.Settings, m *frame.Predict, body *frame.B
 	h := listen(t)
 	served := h.serve(t.Context(), s, more...)
 	h.ready()
-	h.say(m, body)
-	got, data := h.hear()
+	h.send(m, body)
+	got, data := h.receive()
 	h.ask(served)
 	return got, data
 }
 
-func TestABatchIsWhatTheHostSays(t *testing.T) {
+func TestBatchMatchesPredict(t *testing.T) {
 	t.Parallel()
 	m, body := batch(7, 2)
 	m.Warmup, m.Model = true, &frame.Model{ID: "m", Version: "2"}
@@ -51,7 +51,7 @@ func TestABatchIsWhatTheHostSays(t *testing.T) {
 	equal(t, got, frame.Message(&frame.Result{Batch: 7}))
 }
 
-func TestAnItemsFaultIsItsOwn(t *testing.T) {
+func TestItemFailsAlone(t *testing.T) {
 	t.Parallel()
 	m, body := batch(1, 4)
 	got, data := answer(t, func(ctx context.Context, b *worker.Batch) (worker.Outputs, error) {
@@ -80,7 +80,7 @@ func TestAnItemsFaultIsItsOwn(t *testing.T) {
 	}
 }
 
-func TestABatchWhoseItemsAllFailedHasNoOutputs(t *testing.T) {
+func TestBatchOfFailedItemsHasNoOutputs(t *testing.T) {
 	t.Parallel()
 	m, body := batch(1, 2)
 	got, _ := answer(t, func(_ context.Context, b *worker.Batch) (worker.Outputs, error) {
@@ -94,7 +94,7 @@ func TestABatchWhoseItemsAllFailedHasNoOutputs(t *testing.T) {
 	}
 }
 
-func TestAFailureOfTheBatchIsAnError(t *testing.T) {
+func TestBatchFailureIsError(t *testing.T) {
 	t.Parallel()
 	one := uint64(1)
 	tests := map[string]struct {
@@ -145,7 +145,7 @@ func TestAFailureOfTheBatchIsAnError(t *testing.T) {
 	}
 }
 
-func TestAFaultOfABatchOfOneIsThatItems(t *testing.T) {
+func TestFaultOfSingleItemBatchIsItsItems(t *testing.T) {
 	t.Parallel()
 	m, body := batch(1, 1)
 	got, _ := answer(t, func(context.Context, *worker.Batch) (worker.Outputs, error) {
@@ -154,15 +154,15 @@ func TestAFaultOfABatchOfOneIsThatItems(t *testing.T) {
 	equal(t, got, frame.Message(&frame.Result{Batch: 1, Faults: []frame.Fault{{Item: 0, Reason: "INVALID_INPUT", Message: "no image", Field: "x"}}}))
 }
 
-func TestOutputsThatDoNotFitAreErrorsThatSayHow(t *testing.T) {
+func TestUnfitOutputsAreErrors(t *testing.T) {
 	t.Parallel()
 	many := map[string]worker.Output{}
 	for i := range 30_000 {
 		many[fmt.Sprintf("output-%d", i)] = worker.Texts("", "")
 	}
 	tests := map[string]struct {
-		outputs worker.Outputs
-		says    string
+		outputs  worker.Outputs
+		wantText string
 	}{
 		"too few rows":    {worker.Outputs{"y": worker.Joined(fp32([]int64{1, 2}, 1, 2))}, `output "y": shape [1 2] for a batch of 2 rows`},
 		"a scalar":        {worker.Outputs{"y": worker.Joined(fp32(nil, 1))}, `output "y": shape [] for a batch`},
@@ -179,14 +179,14 @@ func TestOutputsThatDoNotFitAreErrorsThatSayHow(t *testing.T) {
 			t.Parallel()
 			m, body := batch(1, 2)
 			got, _ := answer(t, func(context.Context, *worker.Batch) (worker.Outputs, error) { return test.outputs, nil }, m, body)
-			if failure, ok := got.(*frame.Error); !ok || failure.Kind != frame.Exception || !strings.Contains(failure.Message, test.says) {
+			if failure, ok := got.(*frame.Error); !ok || failure.Kind != frame.Exception || !strings.Contains(failure.Message, test.wantText) {
 				t.Errorf("%+v", got)
 			}
 		})
 	}
 }
 
-func TestOutputsMayComeOneByOne(t *testing.T) {
+func TestOutputsMayBePerItem(t *testing.T) {
 	t.Parallel()
 	m, body := batch(1, 3)
 	got, data := answer(t, func(_ context.Context, b *worker.Batch) (worker.Outputs, error) {
@@ -228,7 +228,7 @@ func floats(t *testing.T, x tensor.Tensor, err error) string {
 	return fmt.Sprint(x.Shape, v)
 }
 
-func TestInputsThatAreJoinedCanBeTakenApart(t *testing.T) {
+func TestJoinedInputsSplitByItem(t *testing.T) {
 	t.Parallel()
 	var body frame.Body
 	m := &frame.Predict{Items: []frame.Item{{ID: "a"}, {ID: "b", Rows: 2}}, Parts: []frame.Part{
@@ -259,7 +259,7 @@ func TestInputsThatAreJoinedCanBeTakenApart(t *testing.T) {
 	})
 }
 
-func TestInputsThatComeOneByOneAreJoined(t *testing.T) {
+func TestSeparateInputsAreJoined(t *testing.T) {
 	t.Parallel()
 	part := func(shapes ...[]int64) func(*frame.Body) []frame.Part {
 		return func(body *frame.Body) (out []frame.Part) {
@@ -318,7 +318,7 @@ func TestInputsThatComeOneByOneAreJoined(t *testing.T) {
 	}
 }
 
-func TestBlobsAreTheItems(t *testing.T) {
+func TestBlobsBelongToItems(t *testing.T) {
 	t.Parallel()
 	var body frame.Body
 	m := &frame.Predict{Items: items(2), Parts: []frame.Part{
@@ -337,7 +337,7 @@ func TestBlobsAreTheItems(t *testing.T) {
 	})
 }
 
-func TestItemsAndBatchesAreCalledOff(t *testing.T) {
+func TestItemsAndBatchesAreCancelled(t *testing.T) {
 	t.Parallel()
 	began, seen := make(chan struct{}), make(chan struct{})
 	h := listen(t)
@@ -345,50 +345,50 @@ func TestItemsAndBatchesAreCalledOff(t *testing.T) {
 		close(began)
 		<-b.Items[1].Context().Done()
 		if ctx.Err() != nil || b.Items[0].Context().Err() != nil || b.Items[0].Cancelled() || !b.Items[1].Cancelled() {
-			t.Error("more is called off than item 1")
+			t.Error("more is cancelled than item 1")
 		}
 		close(seen)
 		<-ctx.Done()
 		if !b.Items[0].Cancelled() || b.Items[0].Context().Err() == nil {
-			t.Error("item 0 is not called off")
+			t.Error("item 0 is not cancelled")
 		}
 		return nil, ctx.Err()
 	}})
 	h.ready()
 	h.predict(1, 2)
 	<-began
-	h.say(&frame.Cancel{Batch: 9}, nil)
-	h.say(&frame.Cancel{Batch: 1, Items: []int{1, 1, 40_000}}, nil)
+	h.send(&frame.Cancel{Batch: 9}, nil)
+	h.send(&frame.Cancel{Batch: 1, Items: []int{1, 1, 40_000}}, nil)
 	<-seen
-	h.say(&frame.Cancel{Batch: 1}, nil)
-	m, _ := heard[*frame.Result](h)
+	h.send(&frame.Cancel{Batch: 1}, nil)
+	m, _ := receiveAs[*frame.Result](h)
 	if len(m.Faults) != 2 || m.Faults[0].Reason != "RUNNER_FAILED" {
 		t.Errorf("%+v", m)
 	}
-	h.say(&frame.Cancel{Batch: 1}, nil)
+	h.send(&frame.Cancel{Batch: 1}, nil)
 	h.ask(served)
 }
 
-func TestContextsOfItemsThatWereCalledOffBeforeHaveEnded(t *testing.T) {
+func TestContextOfCancelledItemHasEnded(t *testing.T) {
 	t.Parallel()
-	began, told := make(chan struct{}), make(chan struct{})
+	began, sent := make(chan struct{}), make(chan struct{})
 	h := listen(t)
 	served := h.serve(t.Context(), worker.Settings{Predict: func(ctx context.Context, b *worker.Batch) (worker.Outputs, error) {
 		close(began)
-		<-told
+		<-sent
 		if b.Items[1].Context().Err() == nil || ctx.Err() != nil {
-			t.Error("item 1 alone is called off")
+			t.Error("item 1 alone is cancelled")
 		}
 		return double(ctx, b)
 	}})
 	h.ready()
 	h.predict(1, 2)
 	<-began
-	h.say(&frame.Cancel{Batch: 1, Items: []int{1}}, nil)
-	h.say(&frame.Ping{N: 1}, nil)
-	heard[*frame.Pong](h)
-	close(told)
-	if m, _ := heard[*frame.Result](h); m.Faults != nil {
+	h.send(&frame.Cancel{Batch: 1, Items: []int{1}}, nil)
+	h.send(&frame.Ping{N: 1}, nil)
+	receiveAs[*frame.Pong](h)
+	close(sent)
+	if m, _ := receiveAs[*frame.Result](h); m.Faults != nil {
 		t.Errorf("%+v", m)
 	}
 	h.ask(served)
@@ -410,7 +410,7 @@ func TestSlotsRunAtTheSameTime(t *testing.T) {
 	h.predict(2, 1)
 	seen := map[uint64]bool{}
 	for range 2 {
-		m, _ := heard[*frame.Result](h)
+		m, _ := receiveAs[*frame.Result](h)
 		seen[m.Batch] = true
 	}
 	equal(t, seen, map[uint64]bool{1: true, 2: true})
@@ -418,14 +418,14 @@ func TestSlotsRunAtTheSameTime(t *testing.T) {
 }
 
 // The slot is the host's again as soon as it has the answer.
-func TestASlotIsFreeWithItsAnswer(t *testing.T) {
+func TestSlotIsFreeWithItsAnswer(t *testing.T) {
 	t.Parallel()
 	h := listen(t)
 	served := h.serve(t.Context(), worker.Settings{Predict: double})
 	h.ready()
 	for n := range uint64(2000) {
 		h.predict(n, 1)
-		if m, _ := heard[*frame.Result](h); m.Batch != n {
+		if m, _ := receiveAs[*frame.Result](h); m.Batch != n {
 			t.Fatalf("%d for %d", m.Batch, n)
 		}
 	}

@@ -85,8 +85,8 @@ func workerTrip(b *testing.B, h *host, n int) func() {
 	p, inputs := kibibytes(0, n)
 	return func() {
 		p.Batch++
-		h.say(p, inputs)
-		m, body := heard[*frame.Result](h)
+		h.send(p, inputs)
+		m, body := receiveAs[*frame.Result](h)
 		if x, err := m.Parts[0].Tensor(body); err != nil || m.Batch != p.Batch || len(x.Raw) != 1024*n {
 			b.Fatalf("%+v, %v", m, err)
 		}

@@ -20,7 +20,7 @@ import (
 // patience bounds what a test waits for.
 const patience = 20 * time.Second
 
-// host is the other side: a small one that speaks frames.
+// host is a small host that reads and writes frames.
 type host struct {
 	t        testing.TB
 	listener *net.UnixListener
@@ -65,14 +65,14 @@ func (h *host) accept() {
 	h.conn, h.in = conn, bufio.NewReaderSize(conn, 64<<10)
 }
 
-func (h *host) say(m frame.Message, body *frame.Body) {
+func (h *host) send(m frame.Message, body *frame.Body) {
 	h.t.Helper()
 	if err := frame.Write(h.conn, m, body); err != nil {
 		h.t.Fatal(err)
 	}
 }
 
-func (h *host) hear() (frame.Message, []byte) {
+func (h *host) receive() (frame.Message, []byte) {
 	h.t.Helper()
 	m, body, err := frame.Read(h.in, 1<<26)
 	if err != nil {
@@ -81,10 +81,10 @@ func (h *host) hear() (frame.Message, []byte) {
 	return m, body
 }
 
-// heard returns the next message, which is of one type.
-func heard[M frame.Message](h *host) (M, []byte) {
+// receiveAs returns the next message, which is of one type.
+func receiveAs[M frame.Message](h *host) (M, []byte) {
 	h.t.Helper()
-	m, body := h.hear()
+	m, body := h.receive()
 	out, ok := m.(M)
 	if !ok {
 		h.t.Fatalf("%s comes: %+v", frame.Kind(m), m)
@@ -103,8 +103,8 @@ func (h *host) ended() {
 func (h *host) welcome() *frame.Hello {
 	h.t.Helper()
 	h.accept()
-	hello, _ := heard[*frame.Hello](h)
-	h.say(&frame.Welcome{
+	hello, _ := receiveAs[*frame.Hello](h)
+	h.send(&frame.Welcome{
 		Protocol: 1, Slots: 4, MaxSize: 32, MaxFrame: 1 << 24, Options: json.RawMessage(`{"scale":2}`),
 		Capabilities: []string{frame.Stream},
 	}, nil)
@@ -115,7 +115,7 @@ func (h *host) welcome() *frame.Hello {
 func (h *host) ready() (*frame.Ready, []byte) {
 	h.t.Helper()
 	h.welcome()
-	return heard[*frame.Ready](h)
+	return receiveAs[*frame.Ready](h)
 }
 
 // batch is n items of one row of x each, joined.
@@ -161,14 +161,14 @@ func texts(values ...string) tensor.Tensor {
 
 func (h *host) predict(number uint64, n int) {
 	h.t.Helper()
-	h.say(batch(number, n))
+	h.send(batch(number, n))
 }
 
-// ask says shutdown and hears the worker leave.
+// ask sends shutdown and waits for the worker to exit.
 func (h *host) ask(served <-chan error) {
 	h.t.Helper()
-	h.say(&frame.Stop{Timeout: 5000}, nil)
-	if m, _ := heard[*frame.State](h); m.State != frame.Shutdown {
+	h.send(&frame.Stop{Timeout: 5000}, nil)
+	if m, _ := receiveAs[*frame.State](h); m.State != frame.Shutdown {
 		h.t.Fatalf("%+v", m)
 	}
 	h.ended()

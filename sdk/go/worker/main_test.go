@@ -74,7 +74,7 @@ func leftovers() string {
 	}
 }
 
-func TestExitCodesAreThoseOfWorkersInPython(t *testing.T) {
+func TestExitCodesMatchPython(t *testing.T) {
 	t.Parallel()
 	source, err := os.ReadFile("../../python/stagemesh/life.py")
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
 
-// Outputs are a batch's, by name.
+// Outputs are the outputs of a batch, by name.
 type Outputs map[string]Output
 
 // Output is one output of all items. Make one by Joined, Each or Blobs.
@@ -19,8 +19,8 @@ type Output struct {
 	blobs   []Blob
 }
 
-// Joined is one tensor whose axis 0 is the rows of all items, in their order, those
-// of items that failed too.
+// Joined is one tensor whose axis 0 is the rows of all items in their order, including
+// items that failed.
 func Joined(t tensor.Tensor) Output { return Output{joined: &t} }
 
 // Each is a tensor for each item; that of an item that failed does not matter.
@@ -38,14 +38,14 @@ func Texts(texts ...string) Output {
 	return Blobs(blobs...)
 }
 
-// result puts the answer to a batch together.
+// result returns the answer to a batch.
 func (b *Batch) result(outputs Outputs) (*frame.Result, *frame.Body, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	m, body := &frame.Result{Batch: b.number}, &frame.Body{}
 	for i, fault := range b.faults {
 		if fault != nil {
-			m.Faults = append(m.Faults, fault.of(i))
+			m.Faults = append(m.Faults, frame.Fault{Item: i, Reason: fault.Reason, Message: fault.Message, Field: fault.Field})
 		}
 	}
 	for i, values := range b.metadata {
@@ -58,15 +58,15 @@ func (b *Batch) result(outputs Outputs) (*frame.Result, *frame.Body, error) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(outputs)) {
 		var err error
-		if m.Parts, err = b.parts(m.Parts, body, name, outputs[name]); err != nil {
+		if m.Parts, err = b.appendOutput(m.Parts, body, name, outputs[name]); err != nil {
 			return nil, nil, fmt.Errorf("output %q: %w", name, err)
 		}
 	}
 	return m, body, nil
 }
 
-// parts lays one output out.
-func (b *Batch) parts(to []frame.Part, body *frame.Body, name string, out Output) ([]frame.Part, error) {
+// appendOutput adds the parts of one output.
+func (b *Batch) appendOutput(to []frame.Part, body *frame.Body, name string, out Output) ([]frame.Part, error) {
 	if t := out.joined; t != nil {
 		if len(t.Shape) == 0 || t.Shape[0] != int64(b.Rows) {
 			return nil, fmt.Errorf("shape %v for a batch of %d rows", t.Shape, b.Rows)

@@ -100,10 +100,10 @@ func (c *child) signal(s syscall.Signal) {
 	}
 }
 
-func TestAProcessServesAndExitsWith0WhenItIsAsked(t *testing.T) {
+func TestAskedProcessExitsWith0(t *testing.T) {
 	t.Parallel()
 	tests := map[string]func(h *host, c *child){
-		"by the host": func(h *host, _ *child) { h.say(&frame.Stop{Timeout: 5000}, nil) },
+		"by the host": func(h *host, _ *child) { h.send(&frame.Stop{Timeout: 5000}, nil) },
 		"by SIGTERM":  func(_ *host, c *child) { c.signal(syscall.SIGTERM) },
 		"by SIGINT":   func(_ *host, c *child) { c.signal(syscall.SIGINT) },
 	}
@@ -115,10 +115,10 @@ func TestAProcessServesAndExitsWith0WhenItIsAsked(t *testing.T) {
 			ready, _ := h.ready()
 			equal(t, ready.Slots, 2)
 			h.predict(1, 2)
-			m, body := heard[*frame.Result](h)
+			m, body := receiveAs[*frame.Result](h)
 			equal(t, values(t, m, body), []float32{0, 2, 4, 6})
 			ask(h, c)
-			state, _ := heard[*frame.State](h)
+			state, _ := receiveAs[*frame.State](h)
 			equal(t, state.State, frame.Shutdown)
 			h.ended()
 			if s := c.exit(); s.ExitCode() != worker.ExitAsked || c.stderr.Len() > 0 {
@@ -128,7 +128,7 @@ func TestAProcessServesAndExitsWith0WhenItIsAsked(t *testing.T) {
 	}
 }
 
-func TestASecondSignalChangesNothing(t *testing.T) {
+func TestSecondSignalChangesNothing(t *testing.T) {
 	t.Parallel()
 	h := listen(t)
 	c := h.spawn("slow")
@@ -139,22 +139,22 @@ func TestASecondSignalChangesNothing(t *testing.T) {
 		c.signal(syscall.SIGTERM)
 		c.signal(syscall.SIGINT)
 	}
-	state, _ := heard[*frame.State](h)
+	state, _ := receiveAs[*frame.State](h)
 	equal(t, state.State, frame.Shutdown)
-	m, body := heard[*frame.Result](h)
+	m, body := receiveAs[*frame.Result](h)
 	equal(t, values(t, m, body), []float32{0, 2})
 	if s := c.exit(); s.ExitCode() != 0 {
 		t.Errorf("%v: %s", s, c.stderr.String())
 	}
 }
 
-func TestAProcessSaysHowItEnded(t *testing.T) {
+func TestProcessPrintsItsError(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
-		mode string
-		act  func(h *host, c *child)
-		code int
-		says string
+		mode     string
+		act      func(h *host, c *child)
+		code     int
+		wantText string
 	}{
 		"its setup failed": {"broken", func(h *host, _ *child) { h.welcome() }, worker.ExitFailed, "worker broken: setup: no such file: m.onnx\n"},
 		"a batch is stuck": {"stuck", func(h *host, c *child) {
@@ -174,14 +174,14 @@ func TestAProcessSaysHowItEnded(t *testing.T) {
 			h := listen(t)
 			c := h.spawn(test.mode)
 			test.act(h, c)
-			if s := c.exit(); s.ExitCode() != test.code || !strings.Contains(c.stderr.String(), test.says) {
+			if s := c.exit(); s.ExitCode() != test.code || !strings.Contains(c.stderr.String(), test.wantText) {
 				t.Errorf("%v: %s", s, c.stderr.String())
 			}
 		})
 	}
 }
 
-func TestAProcessWithoutAHostSaysWhatItIs(t *testing.T) {
+func TestProcessWithoutHostExplainsItself(t *testing.T) {
 	t.Parallel()
 	cmd := exec.Command(os.Args[0]) //nolint:gosec // this test's binary
 	cmd.Env = []string{modeVariable + "=double"}

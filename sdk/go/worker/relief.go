@@ -6,53 +6,51 @@ import (
 	"time"
 )
 
-// relief lets the goroutine that reads run a batch itself: a change of goroutines
-// would take as long as a round trip to the host. When a batch takes longer than
-// the interval, another goroutine reads on, so that nothing waits behind it.
+// relief lets the goroutine that reads run a batch itself, because a switch of
+// goroutines takes as long as a round trip to the host. When a batch takes longer than
+// the interval, another goroutine reads on, so that no message waits behind the batch.
 //
-// Who reads is whoever moves the turn from odd, where a batch runs, to even: the
-// goroutine that ran it, or its relief.
+// The turn is odd while a batch runs. The goroutine that moves it to even reads on: the
+// one that ran the batch, or its relief.
 type relief struct {
 	turn atomic.Uint64
-	// asleep says that nothing watches, and wake that there is something to.
+	// asleep is true while nothing watches; then wake wakes the watch.
 	asleep atomic.Bool
 	wake   chan struct{}
 }
 
 const (
-	// reliefInterval is how often a batch that runs is looked at; one that is seen
-	// twice is long.
+	// reliefInterval is the interval of the watch. A batch that it sees twice is long.
 	reliefInterval = 5 * time.Millisecond
-	// reliefQuiet is after how many looks without a batch nobody looks any more.
+	// reliefQuiet is after how many intervals without a batch the watch sleeps.
 	reliefQuiet = 20
+
+	// reliefOver is set in the turn when the watch has ended. Then no batch may begin.
+	reliefOver = 1 << 63
 )
 
 func newRelief() *relief { return &relief{wake: make(chan struct{}, 1)} }
 
-// over is set in the turn when the watch has ended: then no batch may begin.
-const over = 1 << 63
-
-// begin says that who reads runs a batch, and returns what end is given; false is
-// that it must not.
+// begin begins a batch on the goroutine that reads, and returns the turn for end. It
+// returns false where no batch may begin.
 func (r *relief) begin() (uint64, bool) {
 	turn := r.turn.Add(1)
 	if r.asleep.Load() && r.asleep.CompareAndSwap(true, false) {
 		r.wake <- struct{}{}
 	}
-	return turn, turn < over
+	return turn, turn < reliefOver
 }
 
 // end reports whether the goroutine that ran the batch reads on.
 func (r *relief) end(turn uint64) bool { return r.turn.CompareAndSwap(turn, turn+1) }
 
-// watch calls read in a goroutine of its own for each batch that is long, until the
-// context ends, and then once more where a batch runs. While there are no batches, it
-// waits for one without a timer.
+// watch calls read on a goroutine of its own for each long batch, until the context ends,
+// and then once more if a batch runs. It needs no timer while there are no batches.
 func (r *relief) watch(ctx context.Context, read func()) {
 	for r.sleep(ctx) {
 		r.look(ctx, read)
 	}
-	if r.turn.Or(over)%2 == 1 {
+	if r.turn.Or(reliefOver)%2 == 1 {
 		read()
 	}
 }
@@ -72,7 +70,7 @@ func (r *relief) sleep(ctx context.Context) bool {
 	}
 }
 
-// look returns when there have been no batches for a while.
+// look watches batches until there have been none for a while.
 func (r *relief) look(ctx context.Context, read func()) {
 	ticker := time.NewTicker(reliefInterval)
 	defer ticker.Stop()

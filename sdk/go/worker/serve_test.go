@@ -14,27 +14,27 @@ import (
 	"github.com/stagemesh/stagemesh/sdk/go/worker"
 )
 
-func TestAWorkerGreetsServesAndLeaves(t *testing.T) {
+func TestWorkerConnectsServesAndExits(t *testing.T) {
 	t.Parallel()
 	h := listen(t)
 	served := h.serve(t.Context(), worker.Settings{Name: "double", Predict: double})
 	hello := h.welcome()
 	equal(t, hello, &frame.Hello{Protocols: []int{1}, Name: "double", SDK: hello.SDK, PID: os.Getpid()})
-	ready, _ := heard[*frame.Ready](h)
+	ready, _ := receiveAs[*frame.Ready](h)
 	equal(t, ready, &frame.Ready{Slots: 1, Spec: &frame.Spec{}})
 	for n := range uint64(3) {
 		h.predict(n, 2)
-		m, body := heard[*frame.Result](h)
+		m, body := receiveAs[*frame.Result](h)
 		equal(t, m.Batch, n)
 		equal(t, values(t, m, body), []float32{0, 2, 4, 6})
 	}
-	h.say(&frame.Ping{N: 41}, nil)
-	pong, _ := heard[*frame.Pong](h)
+	h.send(&frame.Ping{N: 41}, nil)
+	pong, _ := receiveAs[*frame.Pong](h)
 	equal(t, pong.N, uint64(41))
 	h.ask(served)
 }
 
-func TestSetupHasWhatTheHostSays(t *testing.T) {
+func TestSetupGetsWelcome(t *testing.T) {
 	t.Parallel()
 	h := listen(t)
 	var got worker.Start
@@ -46,16 +46,16 @@ func TestSetupHasWhatTheHostSays(t *testing.T) {
 		return start.Decode(&options)
 	}}, "RANK", "1", "LOCAL_RANK", "1", "WORLD_SIZE", "2", "MASTER_ADDR", "127.0.0.1", "MASTER_PORT", "29500")
 	h.welcome()
-	state, _ := heard[*frame.State](h)
+	state, _ := receiveAs[*frame.State](h)
 	equal(t, state, &frame.State{State: frame.Startup, Message: "half way"})
-	ready, _ := heard[*frame.Ready](h)
+	ready, _ := receiveAs[*frame.Ready](h)
 	equal(t, ready, &frame.Ready{Slots: 2, Spec: &frame.Spec{BatchAxis: "none"}})
 	h.ask(served)
 	equal(t, []any{got.Stage, got.Worker, got.Incarnation, got.Rank, got.LocalRank, got.WorldSize, got.MasterAddr, got.MasterPort, got.Slots, got.MaxSize, options.Scale},
 		[]any{"sum", 3, 2, 1, 1, 2, "127.0.0.1", "29500", 2, 32, 2.0})
 }
 
-func TestTheSpecIsSentWithItsExamples(t *testing.T) {
+func TestSpecIsSentWithExamples(t *testing.T) {
 	t.Parallel()
 	h := listen(t)
 	inputs := []worker.PartSpec{{Name: "x", Datatype: tensor.FP32, Shape: []int64{-1, 2}}, {Name: "image", Optional: true}}
@@ -75,11 +75,11 @@ func TestTheSpecIsSentWithItsExamples(t *testing.T) {
 	h.ask(served)
 }
 
-func TestAWorkerThatCannotStartSaysWhy(t *testing.T) {
+func TestFailedStartIsReported(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		settings worker.Settings
-		says     string
+		wantText string
 	}{
 		"an error":           {worker.Settings{Setup: func(context.Context, *worker.Start) error { return errors.New("no model") }}, "setup: no model"},
 		"a panic":            {worker.Settings{Setup: func(context.Context, *worker.Start) error { panic("oh") }}, "setup: panic: oh"},
@@ -94,24 +94,24 @@ func TestAWorkerThatCannotStartSaysWhy(t *testing.T) {
 			test.settings.Predict = double
 			served := h.serve(t.Context(), test.settings)
 			h.welcome()
-			state, _ := heard[*frame.State](h)
-			if state.State != frame.Failed || !strings.Contains(state.Message, test.says) {
+			state, _ := receiveAs[*frame.State](h)
+			if state.State != frame.Failed || !strings.Contains(state.Message, test.wantText) {
 				t.Errorf("%+v", state)
 			}
 			h.ended()
-			if err := outcome(t, served); err == nil || !strings.Contains(err.Error(), test.says) || worker.ExitCode(err) != worker.ExitFailed {
+			if err := outcome(t, served); err == nil || !strings.Contains(err.Error(), test.wantText) || worker.ExitCode(err) != worker.ExitFailed {
 				t.Errorf("%v", err)
 			}
 		})
 	}
 }
 
-func TestSettingsAndEnvironmentsThatCannotBeAreRefused(t *testing.T) {
+func TestInvalidSettingsAndEnvironmentAreRefused(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		settings  worker.Settings
 		variables []string
-		says      string
+		wantText  string
 		code      int
 	}{
 		"no Predict":      {worker.Settings{}, nil, "Predict is nil", worker.ExitMisused},
@@ -127,20 +127,20 @@ func TestSettingsAndEnvironmentsThatCannotBeAreRefused(t *testing.T) {
 			t.Parallel()
 			h := listen(t)
 			err := outcome(t, h.serve(t.Context(), test.settings, test.variables...))
-			if err == nil || !strings.Contains(err.Error(), test.says) || worker.ExitCode(err) != test.code {
+			if err == nil || !strings.Contains(err.Error(), test.wantText) || worker.ExitCode(err) != test.code {
 				t.Errorf("%v, code %d", err, worker.ExitCode(err))
 			}
 		})
 	}
 }
 
-func TestAHostThatDoesNotKeepToTheProtocolIsLeft(t *testing.T) {
+func TestProtocolViolationEndsWorker(t *testing.T) {
 	t.Parallel()
 	greet := func(m frame.Message) func(*host) {
 		return func(h *host) {
 			h.accept()
-			h.hear()
-			h.say(m, nil)
+			h.receive()
+			h.send(m, nil)
 		}
 	}
 	then := func(ms ...frame.Message) func(*host) {
@@ -152,19 +152,19 @@ func TestAHostThatDoesNotKeepToTheProtocolIsLeft(t *testing.T) {
 					_, body = batch(1, 1)
 					p.Parts = []frame.Part{{Name: "x", Datatype: tensor.FP32, Shape: []int64{1, 2}, Size: 8}}
 				}
-				h.say(m, body)
+				h.send(m, body)
 			}
 		}
 	}
 	one := func(number uint64) *frame.Predict { return &frame.Predict{Batch: number, Items: items(1)} }
 	tests := map[string]struct {
-		act  func(*host)
-		says string
+		act      func(*host)
+		wantText string
 	}{
 		"ping instead of welcome": {greet(&frame.Ping{}), "ping instead of welcome"},
 		"another version":         {greet(&frame.Welcome{Protocol: 2}), "version 2"},
 		"welcome again":           {then(&frame.Welcome{Protocol: 1}), "welcome from a host"},
-		"what a worker says":      {then(&frame.Ready{}), "ready from a host"},
+		"a message of workers":    {then(&frame.Ready{}), "ready from a host"},
 		"a batch twice":           {then(one(1), one(1)), "batch 1 is there twice"},
 		"more than the slots":     {then(one(1), one(2), one(3)), "more batches than the 2 slots"},
 		"garbage": {func(h *host) {
@@ -173,26 +173,26 @@ func TestAHostThatDoesNotKeepToTheProtocolIsLeft(t *testing.T) {
 		}, "a frame begins with"},
 		"garbage at once": {func(h *host) {
 			h.accept()
-			h.hear()
+			h.receive()
 			_, _ = h.conn.Write([]byte("GET / HTTP/1.1\r\n\r\n"))
 		}, "a frame begins with"},
 		"an input twice": {func(h *host) {
 			h.ready()
 			m, body := batch(1, 1)
 			m.Parts = append(m.Parts, body.Tensor("x", -1, fp32([]int64{1, 1}, 1)))
-			h.say(m, body)
+			h.send(m, body)
 		}, "parts[1]: the input is there twice"},
 		"an item's input twice": {func(h *host) {
 			h.ready()
 			m, body := &frame.Predict{Batch: 1, Items: items(1)}, &frame.Body{}
 			m.Parts = []frame.Part{body.Blob("b", 0, "", nil), body.Blob("b", 0, "", nil)}
-			h.say(m, body)
+			h.send(m, body)
 		}, "parts[1]: the input is there twice"},
 		"elements that go on": {func(h *host) {
 			h.ready()
 			m, body := &frame.Predict{Batch: 1, Items: items(1)}, &frame.Body{}
 			m.Parts = []frame.Part{body.Tensor("b", 0, tensor.Tensor{Datatype: tensor.Bytes, Shape: []int64{1}, Raw: []byte{9, 0, 0, 0}})}
-			h.say(m, body)
+			h.send(m, body)
 		}, "element 0 claims 9 bytes"},
 	}
 	for name, test := range tests {
@@ -204,22 +204,22 @@ func TestAHostThatDoesNotKeepToTheProtocolIsLeft(t *testing.T) {
 				return nil, ctx.Err()
 			}})
 			test.act(h)
-			m, _ := heard[*frame.Error](h)
-			if m.Kind != frame.Protocol || m.Batch != nil || !strings.Contains(m.Message, test.says) {
+			m, _ := receiveAs[*frame.Error](h)
+			if m.Kind != frame.Protocol || m.Batch != nil || !strings.Contains(m.Message, test.wantText) {
 				t.Errorf("%+v", m)
 			}
 			err := outcome(t, served)
-			if !errors.Is(err, frame.ErrViolation) || !strings.Contains(err.Error(), test.says) || worker.ExitCode(err) != worker.ExitViolation {
+			if !errors.Is(err, frame.ErrViolation) || !strings.Contains(err.Error(), test.wantText) || worker.ExitCode(err) != worker.ExitViolation {
 				t.Errorf("%v", err)
 			}
 		})
 	}
 }
 
-func TestAHostThatRefusesIsBelieved(t *testing.T) {
+func TestRefusalEndsWorker(t *testing.T) {
 	t.Parallel()
 	for name, act := range map[string]func(*host){
-		"at once": func(h *host) { h.accept(); h.hear() },
+		"at once": func(h *host) { h.accept(); h.receive() },
 		"later":   func(h *host) { h.ready() },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -227,7 +227,7 @@ func TestAHostThatRefusesIsBelieved(t *testing.T) {
 			h := listen(t)
 			served := h.serve(t.Context(), worker.Settings{Predict: double})
 			act(h)
-			h.say(&frame.Error{Kind: frame.Protocol, Name: "Version", Message: "this host speaks 2"}, nil)
+			h.send(&frame.Error{Kind: frame.Protocol, Name: "Version", Message: "this host speaks 2"}, nil)
 			err := outcome(t, served)
 			if !errors.Is(err, worker.ErrRefused) || !strings.Contains(err.Error(), "this host speaks 2") {
 				t.Errorf("%v", err)
@@ -236,24 +236,24 @@ func TestAHostThatRefusesIsBelieved(t *testing.T) {
 	}
 }
 
-func TestModelsAreNotSupportedAndTheWorkerGoesOn(t *testing.T) {
+func TestLoadIsUnsupportedAndWorkerGoesOn(t *testing.T) {
 	t.Parallel()
 	h := listen(t)
 	served := h.serve(t.Context(), worker.Settings{Predict: double})
 	h.ready()
 	for _, m := range []frame.Message{&frame.Load{Model: frame.Model{ID: "m"}}, &frame.Unload{Model: frame.Model{ID: "m"}}} {
-		h.say(m, nil)
-		answer, _ := heard[*frame.Error](h)
+		h.send(m, nil)
+		answer, _ := receiveAs[*frame.Error](h)
 		if answer.Kind != frame.Unsupported || answer.Batch != nil || !strings.HasPrefix(answer.Message, frame.Kind(m)) {
 			t.Errorf("%+v", answer)
 		}
 	}
 	h.predict(1, 1)
-	heard[*frame.Result](h)
+	receiveAs[*frame.Result](h)
 	h.ask(served)
 }
 
-func TestTheEndOfTheHostEndsTheWorker(t *testing.T) {
+func TestHostExitEndsWorker(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(h *host, lifeline *os.File){
 		"its connection": func(h *host, _ *os.File) { h.conn.Close() },
@@ -266,14 +266,14 @@ func TestTheEndOfTheHostEndsTheWorker(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				release, began, told := make(chan struct{}), make(chan struct{}), make(chan struct{})
+				release, began, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
 				defer close(release)
 				h := listen(t)
 				served := h.serve(t.Context(), worker.Settings{Predict: func(ctx context.Context, _ *worker.Batch) (worker.Outputs, error) {
 					close(began)
 					<-ctx.Done()
-					close(told)
-					<-release // whatever it is told
+					close(ended)
+					<-release // whatever happens
 					return nil, nil
 				}}, "STAGEMESH_LIFELINE", fmt.Sprint(takeOver(t, r)))
 				h.ready()
@@ -291,7 +291,7 @@ func TestTheEndOfTheHostEndsTheWorker(t *testing.T) {
 					t.Errorf("it took %v", took)
 				}
 				if busy {
-					<-told
+					<-ended
 				}
 				w.Close()
 			})
@@ -299,15 +299,15 @@ func TestTheEndOfTheHostEndsTheWorker(t *testing.T) {
 	}
 }
 
-func TestAWorkerThatIsAskedFinishesWhatItHas(t *testing.T) {
+func TestAskedWorkerFinishesItsBatches(t *testing.T) {
 	t.Parallel()
 	tests := map[string]func(h *host, signal func()){
-		"by the host": func(h *host, _ func()) { h.say(&frame.Stop{Timeout: 20_000}, nil) },
+		"by the host": func(h *host, _ func()) { h.send(&frame.Stop{Timeout: 20_000}, nil) },
 		"by a signal": func(_ *host, signal func()) { signal() },
 		"by both": func(h *host, signal func()) {
 			signal()
-			h.say(&frame.Stop{Timeout: 20_000}, nil)
-			h.say(&frame.Stop{Timeout: 0}, nil)
+			h.send(&frame.Stop{Timeout: 20_000}, nil)
+			h.send(&frame.Stop{Timeout: 0}, nil)
 		},
 	}
 	for name, ask := range tests {
@@ -325,10 +325,10 @@ func TestAWorkerThatIsAskedFinishesWhatItHas(t *testing.T) {
 			h.predict(1, 1)
 			<-began
 			ask(h, signal)
-			state, _ := heard[*frame.State](h)
+			state, _ := receiveAs[*frame.State](h)
 			equal(t, state.State, frame.Shutdown)
 			close(release)
-			m, body := heard[*frame.Result](h)
+			m, body := receiveAs[*frame.Result](h)
 			equal(t, values(t, m, body), []float32{0, 2})
 			h.ended()
 			if err := outcome(t, served); err != nil {
@@ -339,37 +339,37 @@ func TestAWorkerThatIsAskedFinishesWhatItHas(t *testing.T) {
 	}
 }
 
-func TestAWorkerThatDoesNotFinishInTimeSaysSo(t *testing.T) {
+func TestUnfinishedWorkerReturnsErrUnfinished(t *testing.T) {
 	t.Parallel()
 	for name, ask := range map[string]func(h *host, signal func()){
-		"by the host": func(h *host, _ func()) { h.say(&frame.Stop{Timeout: 0}, nil) },
+		"by the host": func(h *host, _ func()) { h.send(&frame.Stop{Timeout: 0}, nil) },
 		"by a signal": func(_ *host, signal func()) { signal() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			ctx, signal := context.WithCancel(t.Context())
 			defer signal()
-			told := make(chan struct{})
+			ended := make(chan struct{})
 			h := listen(t)
 			served := h.serve(ctx, worker.Settings{Grace: time.Millisecond, Predict: func(ctx context.Context, _ *worker.Batch) (worker.Outputs, error) {
 				<-ctx.Done()
-				close(told)
+				close(ended)
 				return nil, nil
 			}})
 			h.ready()
 			h.predict(1, 1)
-			h.say(&frame.Ping{}, nil)
-			heard[*frame.Pong](h)
+			h.send(&frame.Ping{}, nil)
+			receiveAs[*frame.Pong](h)
 			ask(h, signal)
 			if err := outcome(t, served); !errors.Is(err, worker.ErrUnfinished) || worker.ExitCode(err) != worker.ExitUnfinished {
 				t.Errorf("%v", err)
 			}
-			<-told
+			<-ended
 		})
 	}
 }
 
-func TestAWorkerMayBeAskedBeforeItIsReady(t *testing.T) {
+func TestWorkerMayBeAskedBeforeReady(t *testing.T) {
 	t.Parallel()
 	setup := func(begin func()) func(context.Context, *worker.Start) error {
 		return func(ctx context.Context, _ *worker.Start) error {
@@ -382,10 +382,10 @@ func TestAWorkerMayBeAskedBeforeItIsReady(t *testing.T) {
 		until func(h *host)
 		ask   func(h *host, signal func())
 	}{
-		"before the welcome":        {func(h *host) { h.accept(); h.hear() }, func(_ *host, signal func()) { signal() }},
+		"before the welcome":        {func(h *host) { h.accept(); h.receive() }, func(_ *host, signal func()) { signal() }},
 		"during setup by a signal":  {func(h *host) { h.welcome() }, func(_ *host, signal func()) { signal() }},
-		"during setup by the host":  {func(h *host) { h.welcome() }, func(h *host, _ func()) { h.say(&frame.Stop{Timeout: 20_000}, nil) }},
-		"the host hangs up as well": {func(h *host) { h.welcome() }, func(h *host, _ func()) { h.say(&frame.Stop{Timeout: 20_000}, nil) }},
+		"during setup by the host":  {func(h *host) { h.welcome() }, func(h *host, _ func()) { h.send(&frame.Stop{Timeout: 20_000}, nil) }},
+		"the host hangs up as well": {func(h *host) { h.welcome() }, func(h *host, _ func()) { h.send(&frame.Stop{Timeout: 20_000}, nil) }},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -400,7 +400,7 @@ func TestAWorkerMayBeAskedBeforeItIsReady(t *testing.T) {
 				<-began
 			}
 			test.ask(h, signal)
-			state, _ := heard[*frame.State](h)
+			state, _ := receiveAs[*frame.State](h)
 			equal(t, state.State, frame.Shutdown)
 			if err := outcome(t, served); err != nil {
 				t.Error(err)
@@ -409,13 +409,13 @@ func TestAWorkerMayBeAskedBeforeItIsReady(t *testing.T) {
 	}
 }
 
-func TestASetupThatNeverEndsIsLeftBehind(t *testing.T) {
+func TestEndlessSetupIsAbandoned(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		end  func(h *host)
 		want error
 	}{
-		"when the host asks": {func(h *host) { h.say(&frame.Stop{Timeout: 1}, nil) }, worker.ErrUnfinished},
+		"when the host asks": {func(h *host) { h.send(&frame.Stop{Timeout: 1}, nil) }, worker.ErrUnfinished},
 		"when it is gone":    {func(h *host) { h.conn.Close() }, worker.ErrHostGone},
 	} {
 		t.Run(name, func(t *testing.T) {

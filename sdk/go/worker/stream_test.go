@@ -40,12 +40,12 @@ func words(_ context.Context, item *worker.Item, out *worker.Stream) error {
 	return nil
 }
 
-// told is what a worker says of one item: its chunks, as the bytes of their only
+// receiveAnswer returns the answer to one item: its chunks, as the bytes of their only
 // parts, and the end.
-func (h *host) told() (chunks []string, end frame.Message, body []byte) {
+func (h *host) receiveAnswer() (chunks []string, end frame.Message, body []byte) {
 	h.t.Helper()
 	for {
-		m, body := h.hear()
+		m, body := h.receive()
 		chunk, ok := m.(*frame.Chunk)
 		if !ok {
 			return chunks, m, body
@@ -58,14 +58,14 @@ func (h *host) told() (chunks []string, end frame.Message, body []byte) {
 	}
 }
 
-// streamed runs one item, and returns what the worker says of it.
+// streamed runs one item, and returns its answer.
 func streamed(t *testing.T, s worker.Settings, more ...string) (chunks []string, end frame.Message, body []byte) {
 	t.Helper()
 	h := listen(t)
 	served := h.serve(t.Context(), s, more...)
 	h.ready()
-	h.say(one(7, "a b"))
-	chunks, end, body = h.told()
+	h.send(one(7, "a b"))
+	chunks, end, body = h.receiveAnswer()
 	h.ask(served)
 	return chunks, end, body
 }
@@ -82,16 +82,16 @@ func sends(chunks ...worker.Outputs) streams {
 	}
 }
 
-func TestChunksComeInOrderAndThenTheWholeAnswer(t *testing.T) {
+func TestChunksComeBeforeTheWholeAnswer(t *testing.T) {
 	t.Parallel()
 	h := listen(t)
 	served := h.serve(t.Context(), worker.Settings{Stream: words, Spec: worker.Spec{BatchAxis: worker.Rows}})
 	equal(t, h.welcome().Capabilities, []string{frame.Stream})
-	ready, _ := heard[*frame.Ready](h)
+	ready, _ := receiveAs[*frame.Ready](h)
 	equal(t, ready.Spec.BatchAxis, worker.None)
 	for n := range uint64(3) {
-		h.say(one(n, "the quick brown fox"))
-		chunks, end, body := h.told()
+		h.send(one(n, "the quick brown fox"))
+		chunks, end, body := h.receiveAnswer()
 		equal(t, chunks, []string{"the", "quick", "brown", "fox"})
 		equal(t, string(body), "thequickbrownfox")
 		result, ok := end.(*frame.Result)
@@ -103,7 +103,7 @@ func TestChunksComeInOrderAndThenTheWholeAnswer(t *testing.T) {
 	h.ask(served)
 }
 
-func TestAWholeAnswerIsMadeOfItsChunks(t *testing.T) {
+func TestWholeAnswerJoinsItsChunks(t *testing.T) {
 	t.Parallel()
 	scalar := func(x float32) tensor.Tensor {
 		return tensor.Tensor{Datatype: tensor.FP32, Shape: []int64{}, Raw: fp32([]int64{1}, x).Raw}
@@ -152,7 +152,7 @@ func TestAWholeAnswerIsMadeOfItsChunks(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotWantedWholeIsNotPutTogether(t *testing.T) {
+func TestChunksOnlySendsNoWholeAnswer(t *testing.T) {
 	t.Parallel()
 	for name, s := range map[string]struct {
 		settings worker.Settings
@@ -174,7 +174,7 @@ func TestWhatIsNotWantedWholeIsNotPutTogether(t *testing.T) {
 	}
 }
 
-func TestOutputsThatNobodyPutsTogetherAreOptional(t *testing.T) {
+func TestChunksOnlyOutputsAreOptional(t *testing.T) {
 	t.Parallel()
 	h := listen(t)
 	outputs := []worker.PartSpec{{Name: "word"}}
@@ -186,7 +186,7 @@ func TestOutputsThatNobodyPutsTogetherAreOptional(t *testing.T) {
 	h.ask(served)
 }
 
-func TestAStreamFailsByItself(t *testing.T) {
+func TestStreamFailsAlone(t *testing.T) {
 	t.Parallel()
 	fails := func(err error) streams {
 		return func(_ context.Context, _ *worker.Item, out *worker.Stream) error {
@@ -238,7 +238,7 @@ func TestAStreamFailsByItself(t *testing.T) {
 	}
 }
 
-func TestAChunkAndAWholeAnswerAreBounded(t *testing.T) {
+func TestChunkAndWholeAnswerAreBounded(t *testing.T) {
 	t.Parallel()
 	big := worker.Outputs{"y": worker.Blobs(worker.Blob{Data: make([]byte, 1<<23)})} // of 1<<24
 	chunks, end, _ := streamed(t, worker.Settings{Stream: sends(big, big, big)})
@@ -256,7 +256,7 @@ func TestAChunkAndAWholeAnswerAreBounded(t *testing.T) {
 	}
 }
 
-// held sends one chunk, and then waits until it is told to end.
+// held sends one chunk, and then waits until its context ends.
 func held(ctx context.Context, _ *worker.Item, out *worker.Stream) error {
 	if err := out.Text("word", "first"); err != nil {
 		return err
@@ -265,17 +265,17 @@ func held(ctx context.Context, _ *worker.Item, out *worker.Stream) error {
 	return out.Text("word", "too late")
 }
 
-func TestAStreamThatNobodyWaitsForEnds(t *testing.T) {
+func TestCancelledStreamEnds(t *testing.T) {
 	t.Parallel()
 	h := listen(t)
 	served := h.serve(t.Context(), worker.Settings{Stream: held})
 	h.ready()
 	for n := range uint64(3) {
-		h.say(one(n, ""))
-		heard[*frame.Chunk](h)
+		h.send(one(n, ""))
+		receiveAs[*frame.Chunk](h)
 		begun := time.Now()
-		h.say(&frame.Cancel{Batch: n, Items: []int{0}}, nil)
-		m, _ := heard[*frame.Result](h)
+		h.send(&frame.Cancel{Batch: n, Items: []int{0}}, nil)
+		m, _ := receiveAs[*frame.Result](h)
 		if took := time.Since(begun); len(m.Faults) != 1 || took > patience/2 {
 			t.Errorf("%+v after %s", m, took)
 		}
@@ -292,10 +292,10 @@ func TestAPartOfAnAnswerIsNoWholeOne(t *testing.T) {
 		return nil
 	}})
 	h.ready()
-	h.say(one(7, ""))
-	heard[*frame.Chunk](h)
-	h.say(&frame.Cancel{Batch: 7}, nil)
-	if m, body := heard[*frame.Result](h); len(m.Faults) != 1 || len(m.Parts) > 0 {
+	h.send(one(7, ""))
+	receiveAs[*frame.Chunk](h)
+	h.send(&frame.Cancel{Batch: 7}, nil)
+	if m, body := receiveAs[*frame.Result](h); len(m.Faults) != 1 || len(m.Parts) > 0 {
 		t.Errorf("%+v with %q", m, body)
 	}
 	h.ask(served)
@@ -313,11 +313,11 @@ func TestStreamsRunSideBySide(t *testing.T) {
 	}})
 	h.ready()
 	for n := range uint64(3) {
-		h.say(one(n, "a b c"))
+		h.send(one(n, "a b c"))
 	}
 	chunks, ends := map[uint64]string{}, 0
 	for ends < 3 {
-		switch m, body := h.hear(); m := m.(type) {
+		switch m, body := h.receive(); m := m.(type) {
 		case *frame.Chunk:
 			chunks[m.Batch] += string(body)
 		case *frame.Result:
@@ -328,7 +328,7 @@ func TestStreamsRunSideBySide(t *testing.T) {
 	h.ask(served)
 }
 
-func TestNothingIsSentAfterTheEnd(t *testing.T) {
+func TestNothingIsSentAfterStreamEnd(t *testing.T) {
 	t.Parallel()
 	h := listen(t)
 	kept := make(chan *worker.Stream, 1)
@@ -337,37 +337,37 @@ func TestNothingIsSentAfterTheEnd(t *testing.T) {
 		return nil
 	}})
 	h.ready()
-	h.say(one(1, ""))
-	heard[*frame.Result](h)
+	h.send(one(1, ""))
+	receiveAs[*frame.Result](h)
 	if err := (<-kept).Text("word", "more"); err == nil {
 		t.Error("a chunk can be sent after the end")
 	}
 	h.ask(served)
 }
 
-func TestStreamsEndWithTheTimeToLeave(t *testing.T) {
+func TestStreamsEndWithGrace(t *testing.T) {
 	t.Parallel()
 	h := listen(t)
 	served := h.serve(t.Context(), worker.Settings{Stream: held})
 	h.ready()
-	h.say(one(1, ""))
-	heard[*frame.Chunk](h)
-	h.say(&frame.Stop{Timeout: 50}, nil)
-	heard[*frame.State](h)
+	h.send(one(1, ""))
+	receiveAs[*frame.Chunk](h)
+	h.send(&frame.Stop{Timeout: 50}, nil)
+	receiveAs[*frame.State](h)
 	h.ended() // without a word about the batch
 	if err := outcome(t, served); !errors.Is(err, worker.ErrUnfinished) {
 		t.Errorf("got %v", err)
 	}
 }
 
-func TestAHostThatTakesNoChunksIsTold(t *testing.T) {
+func TestHostWithoutChunksIsRefused(t *testing.T) {
 	t.Parallel()
 	h := listen(t)
 	served := h.serve(t.Context(), worker.Settings{Stream: words})
 	h.accept()
-	heard[*frame.Hello](h)
-	h.say(&frame.Welcome{Protocol: 1, MaxFrame: 1 << 24, Options: json.RawMessage(`{}`)}, nil)
-	m, _ := heard[*frame.State](h)
+	receiveAs[*frame.Hello](h)
+	h.send(&frame.Welcome{Protocol: 1, MaxFrame: 1 << 24, Options: json.RawMessage(`{}`)}, nil)
+	m, _ := receiveAs[*frame.State](h)
 	if m.State != frame.Failed || !strings.Contains(m.Message, "takes no chunks") {
 		t.Errorf("%+v", m)
 	}
@@ -376,13 +376,13 @@ func TestAHostThatTakesNoChunksIsTold(t *testing.T) {
 	}
 }
 
-func TestABatchOfSeveralIsNoStream(t *testing.T) {
+func TestStreamRefusesBatchOfSeveral(t *testing.T) {
 	t.Parallel()
 	h := listen(t)
 	served := h.serve(t.Context(), worker.Settings{Stream: words})
 	h.ready()
 	h.predict(1, 2)
-	m, _ := heard[*frame.Error](h)
+	m, _ := receiveAs[*frame.Error](h)
 	if m.Kind != frame.Protocol || !strings.Contains(m.Message, "2 items for a worker that streams") {
 		t.Errorf("%+v", m)
 	}
@@ -391,7 +391,7 @@ func TestABatchOfSeveralIsNoStream(t *testing.T) {
 	}
 }
 
-func TestSettingsThatCannotBeAreNamed(t *testing.T) {
+func TestInvalidSettingsAreNamed(t *testing.T) {
 	t.Parallel()
 	for want, s := range map[string]worker.Settings{
 		"Settings.Predict is nil, and Stream too":   {},

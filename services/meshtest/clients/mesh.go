@@ -108,7 +108,7 @@ func python3(t *testing.T, name string) runner.Runner {
 	r, err := worker.New(worker.Settings{
 		Command: []string{Tools(t).Python, file}, Replicas: make([]worker.Replica, 1),
 		Files: python.Files(), FilesPath: "PYTHONPATH",
-		StartLimit: bustest.Patience,
+		Limits: worker.Limits{StartLimit: bustest.Patience},
 	})
 	if err != nil {
 		t.Fatal(err)

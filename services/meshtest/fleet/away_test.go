@@ -8,7 +8,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/stagemesh/stagemesh/discovery"
-	"github.com/stagemesh/stagemesh/discovery/consul/consultest"
+	"github.com/stagemesh/stagemesh/internal/consultest"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/services/meshtest"
 	"github.com/stagemesh/stagemesh/services/meshtest/fleet"

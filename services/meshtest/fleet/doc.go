@@ -25,7 +25,7 @@
 // record in a file of its own, which a SIGKILL does not take back; Count reads the
 // members' metrics, and Queue and Results look at the broker's streams past the mesh.
 //
-// The registry is a real Consul agent, or several: discovery/consul/consultest runs
+// The registry is a real Consul agent, or several: internal/consultest runs
 // them, and has the verbs for them. Every fleet's mesh has a name of its own, so one
 // agent is enough for all tests that do not harm it, and without it every test fails.
 // A fleet without an agent has its registry in its broker.

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/discovery"
-	"github.com/stagemesh/stagemesh/discovery/consul/consultest"
+	"github.com/stagemesh/stagemesh/internal/consultest"
 	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/services/meshtest/fleet"
 )

@@ -17,7 +17,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
-// Answer is what became of a request.
+// Answer is the result of a request.
 type Answer struct {
 	Text     string
 	Response *call.Response
@@ -38,7 +38,7 @@ func (b *Bed) ask(ctx context.Context, text string) Answer {
 	return Answer{Text: text, Response: response, Fault: FaultOf(err), At: now, Took: now.Sub(begin)}
 }
 
-// FaultOf is what a call failed with; nil is an answer.
+// FaultOf returns the fault of a call; nil where it succeeded.
 func FaultOf(err error) *fault.Fault {
 	if err == nil {
 		return nil
@@ -74,11 +74,11 @@ func (b *Bed) Received(from <-chan Answer) Answer {
 	return bustest.Receive(b.t, "answer", from)
 }
 
-// Worker is the index of the worker that answered, as it said.
+// Worker is the index of the worker that answered.
 func (a Answer) Worker() string { return a.Response.Metadata["worker"] }
 
-// Right fails the test unless the text came back.
-func (a Answer) Right(t testing.TB) {
+// Succeeds fails the test unless the text came back.
+func (a Answer) Succeeds(t testing.TB) {
 	t.Helper()
 	switch {
 	case a.Fault != nil:

@@ -1,3 +1,52 @@
+// Package workers is a mesh under test whose stage is run by real processes: the
+// workers of testdata, in Python with the standard library alone.
+//
+//	func TestMain(m *testing.M) {
+//		if workers.IsProgram() {
+//			os.Exit(workers.Main()) // this process is `stagemesh up`
+//		}
+//		goleak.VerifyTestMain(m)
+//	}
+//
+//	bed := workers.New(t, workers.Spec{File: "obedient.py", Workers: 2})
+//	bed.Ask("die").Fails(t, fault.RunnerCrashed, "")
+//	bed.AwaitEntry("run", "die") // what a worker has put on record
+//
+//	p := workers.Up(t, "obedient.py", nil, "--workers", "2")
+//	p.Kill()
+//	workers.AwaitGone(t, p.PIDs(), 2*time.Second)
+//
+// A bed has broker, host and gateway in the test's process; Up has them in a process of
+// their own. The workers keep their record in a file, which survives a SIGKILL, and a
+// test controls them by files too.
+//
+// # Failures of other systems
+//
+// The failures of MOSEC and mpservice, and the tests that this mesh has none of them:
+//
+//	a bad item fails its batch           TestRaisingPoisonFailsAlone, TestCrashingPoisonFailsAlone,
+//	                                     TestFaultsReachTheRightCaller
+//	so does a batch that is too large    TestOutOfMemoryHalvesTheBatchAndBlamesNobody,
+//	                                     TestTooLargeItemIsOutOfMemory
+//	a killed worker costs its callers    TestKilledWorkersCostNoAnswer
+//	their answers, and with one worker   TestCallersWaitForTheOnlyWorker
+//	the server ends
+//	a dead, or silent, worker blocks     TestFrozenWorkerBlocksNoOther,
+//	the others                           TestWorkerSilentInFrameBlocksNoOther
+//	a hung one is never noticed          TestBatchOfFrozenWorkerIsAnswered,
+//	                                     TestFrozenIdleWorkerIsReplaced
+//	a lone request waits for company     TestIdleWorkerGetsLoneRequestAtOnce
+//	the window begins at an idle worker  TestWindowBeginsWithArrival
+//	requests run whose callers are gone  TestCancelledRequestsNeverReachTheWorker,
+//	                                     TestCancelReachesRunningItem
+//	a full queue answers nonsense        TestFullQueueRejectsAtOnce
+//	a large result crashes the server    TestLargeResultsLeaveNothingBehind,
+//	                                     TestTooLargeResultIsRefused
+//	so does a wrong one, or garbage      TestMisbehavingWorkerFailsItsCallers
+//	workers outlive their parent         TestNoWorkerOutlivesTheProgram
+//	a stop loses requests in flight      TestTerminatedProgramAnswersAndLeavesNothing
+//	a second signal skips the clean-up   TestSecondSignalEndsProgramAtOnce
+//	a crash loop looks like a service    TestCrashLoopIsReportedAndRecovers
 package workers
 
 import (
@@ -29,11 +78,11 @@ import (
 // Stage is the name of a bed's only stage.
 const Stage = "work"
 
-// Spec says what a bed is. What is zero has its default.
+// Spec describes a bed. A zero field has its default.
 type Spec struct {
-	// File is the worker's, in testdata.
+	// File is the worker's program in testdata.
 	File string
-	// Workers is how many there are, 1 where 0.
+	// Workers is the number of workers; 0 means 1.
 	Workers int
 	// Options are the worker's, beside "folder".
 	Options map[string]any
@@ -45,8 +94,8 @@ type Spec struct {
 	Broker  func(*server.Options)
 }
 
-// Bed is a mesh of one stage whose runner are processes, with a host and a gateway.
-// It ends with its test. It is safe for concurrent use.
+// Bed is a mesh of one stage of worker processes, with a host and a gateway. It ends with
+// its test. It is safe for concurrent use.
 type Bed struct {
 	*meshtest.Bed
 	Host    meshtest.Host
@@ -59,8 +108,8 @@ type Bed struct {
 	record  *record
 	metrics *telemetry.Telemetry
 
-	mu    sync.Mutex
-	edges []worker.Edge
+	mu          sync.Mutex
+	transitions []worker.Transition
 }
 
 // New returns a bed whose workers are ready.
@@ -74,7 +123,7 @@ func New(t testing.TB, s Spec) *Bed {
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("what the host said:\n%s", b.Log)
+			t.Logf("log of the host:\n%s", b.Log)
 		}
 	})
 	r, err := worker.New(b.workers(s))
@@ -105,8 +154,8 @@ func New(t testing.TB, s Spec) *Bed {
 	return b
 }
 
-// workers are the settings of the runner: its workers come back at once, and no
-// limit is what helps.
+// workers returns the settings of the runner: its workers restart at once, and no limit
+// ends a test.
 func (b *Bed) workers(s Spec) worker.Settings {
 	b.t.Helper()
 	options := map[string]any{"folder": b.folder}
@@ -120,11 +169,13 @@ func (b *Bed) workers(s Spec) worker.Settings {
 	out := worker.Settings{
 		Command: append(Python(b.t), File(b.t, s.File)), Options: text, Replicas: make([]worker.Replica, max(1, s.Workers)),
 		Files: python.Files(), FilesPath: "PYTHONPATH",
-		// The SDK is compiled once, whatever the environment says.
-		Env:     map[string]string{"PYTHONDONTWRITEBYTECODE": ""},
-		Backoff: time.Millisecond, MaxBackoff: 10 * time.Millisecond, CrashLoop: 1000,
-		RunLimit: bustest.Patience, HeartbeatLimit: bustest.Patience,
-		Edge: b.edge,
+		// The SDK is compiled once, whatever is in the environment.
+		Env: map[string]string{"PYTHONDONTWRITEBYTECODE": ""},
+		Limits: worker.Limits{
+			Backoff: time.Millisecond, MaxBackoff: 10 * time.Millisecond, CrashLoop: 1000,
+			RunLimit: bustest.Patience, HeartbeatLimit: bustest.Patience,
+		},
+		OnTransition: b.onTransition,
 	}
 	if s.Worker != nil {
 		s.Worker(&out)
@@ -161,25 +212,25 @@ func File(t testing.TB, name string) string {
 // Context ends with the test.
 func (b *Bed) Context() context.Context { return b.t.Context() }
 
-func (b *Bed) edge(e worker.Edge) {
+func (b *Bed) onTransition(e worker.Transition) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.edges = append(b.edges, e)
+	b.transitions = append(b.transitions, e)
 }
 
-// Edges returns the transitions of the workers so far.
-func (b *Bed) Edges() []worker.Edge {
+// Transitions returns the transitions of the workers so far.
+func (b *Bed) Transitions() []worker.Transition {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return append([]worker.Edge(nil), b.edges...)
+	return append([]worker.Transition(nil), b.transitions...)
 }
 
-// Await waits for a transition and returns the first that is so.
-func (b *Bed) Await(what string, is func(worker.Edge) bool) worker.Edge {
+// Await waits for a transition for which is returns true, and returns the first.
+func (b *Bed) Await(what string, is func(worker.Transition) bool) worker.Transition {
 	b.t.Helper()
-	var found worker.Edge
+	var found worker.Transition
 	bustest.Eventually(b.t, what, func() bool {
-		for _, e := range b.Edges() {
+		for _, e := range b.Transitions() {
 			if is(e) {
 				found = e
 				return true
@@ -190,19 +241,19 @@ func (b *Bed) Await(what string, is func(worker.Edge) bool) worker.Edge {
 	return found
 }
 
-// Back waits until the worker of a process that has ended is ready again.
-func (b *Bed) Back(pid int) worker.Edge {
+// AwaitRestart waits until the worker of a process that has ended is ready again.
+func (b *Bed) AwaitRestart(pid int) worker.Transition {
 	b.t.Helper()
-	gone := b.Await(fmt.Sprintf("process %d was ready", pid), func(e worker.Edge) bool { return e.PIDs[0] == pid })
-	return b.Await(fmt.Sprintf("worker %d is back", gone.Worker), func(e worker.Edge) bool {
+	gone := b.Await(fmt.Sprintf("process %d was ready", pid), func(e worker.Transition) bool { return e.PIDs[0] == pid })
+	return b.Await(fmt.Sprintf("worker %d is back", gone.Worker), func(e worker.Transition) bool {
 		return e.Worker == gone.Worker && e.Incarnation > gone.Incarnation && e.To == supervise.Ready
 	})
 }
 
-// Deaths returns how many processes have ended.
-func (b *Bed) Deaths() int {
+// Exits returns how many processes have exited.
+func (b *Bed) Exits() int {
 	n := 0
-	for _, e := range b.Edges() {
+	for _, e := range b.Transitions() {
 		if e.To == supervise.Dead {
 			n++
 		}
@@ -210,39 +261,39 @@ func (b *Bed) Deaths() int {
 	return n
 }
 
-// AwaitDeaths waits until so many processes have ended.
-func (b *Bed) AwaitDeaths(n int) {
+// AwaitExits waits until so many processes have exited.
+func (b *Bed) AwaitExits(n int) {
 	b.t.Helper()
-	bustest.Eventually(b.t, fmt.Sprintf("%d processes end", n), func() bool { return b.Deaths() >= n })
+	bustest.Eventually(b.t, fmt.Sprintf("%d processes end", n), func() bool { return b.Exits() >= n })
 }
 
-// Tell makes the file that workers look for, and Untell removes it.
-func (b *Bed) Tell(name string) {
+// SetFlag creates the file of a flag that workers watch.
+func (b *Bed) SetFlag(name string) {
 	b.t.Helper()
-	tell(b.t, b.folder, name)
+	setFlag(b.t, b.folder, name)
 }
 
-func tell(t testing.TB, folder, name string) {
+func setFlag(t testing.TB, folder, name string) {
 	t.Helper()
 	if err := os.WriteFile(filepath.Join(folder, name), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// Untell takes back what Tell said.
-func (b *Bed) Untell(name string) {
+// ClearFlag removes the file of a flag.
+func (b *Bed) ClearFlag(name string) {
 	b.t.Helper()
-	untell(b.t, b.folder, name)
+	clearFlag(b.t, b.folder, name)
 }
 
-func untell(t testing.TB, folder, name string) {
+func clearFlag(t testing.TB, folder, name string) {
 	t.Helper()
 	if err := os.Remove(filepath.Join(folder, name)); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// Entries returns what the workers have put on record.
+// Entries returns the entries of that kind in the workers' record.
 func (b *Bed) Entries(what string) []Entry {
 	b.t.Helper()
 	return b.record.all(what)

@@ -53,7 +53,7 @@ const (
 	killBound = 500 * time.Millisecond
 )
 
-func TestKillingWorkersUnderLoadCostsNobodyTheirAnswer(t *testing.T) {
+func TestKilledWorkersCostNoAnswer(t *testing.T) {
 	t.Parallel()
 	bed := workers.New(t, workers.Spec{File: "obedient.py", Workers: 2, Worker: pause("0.005")})
 	l := begin(bed, 8)
@@ -70,19 +70,19 @@ func TestKillingWorkersUnderLoadCostsNobodyTheirAnswer(t *testing.T) {
 		if err := syscall.Kill(entry.PID, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		bed.Tell(order)
+		bed.SetFlag(order)
 		for _, text := range entry.Texts {
 			killed[text] = at
 		}
 		for _, from := range victims {
 			l.book(bed.Received(from))
 		}
-		bed.Back(entry.PID)
+		bed.AwaitRestart(entry.PID)
 	}
 	answers := l.end()
 	var extra []time.Duration
 	for _, a := range answers {
-		a.Right(t)
+		a.Succeeds(t)
 		if at, ok := killed[a.Text]; ok {
 			extra = append(extra, a.At.Sub(at))
 			delete(killed, a.Text)
@@ -101,7 +101,7 @@ func TestKillingWorkersUnderLoadCostsNobodyTheirAnswer(t *testing.T) {
 	if median > killBound {
 		t.Errorf("the median of them took %s more", median)
 	}
-	if n := bed.Deaths(); n != kills {
+	if n := bed.Exits(); n != kills {
 		t.Errorf("%d processes ended", n)
 	}
 	checkRuns(t, bed, extra)
@@ -134,7 +134,7 @@ func checkRuns(t *testing.T, bed *workers.Bed, affected []time.Duration) {
 	}
 }
 
-func TestCallersOfTheOnlyWorkerWaitWhenItIsKilled(t *testing.T) {
+func TestCallersWaitForTheOnlyWorker(t *testing.T) {
 	t.Parallel()
 	const callers = 8
 	bed := workers.New(t, workers.Spec{File: "obedient.py", Batch: full(callers)})
@@ -144,15 +144,15 @@ func TestCallersOfTheOnlyWorkerWaitWhenItIsKilled(t *testing.T) {
 	}
 	entry := bed.AwaitEntry("run", "wait order 0")
 	for i := range answers {
-		bed.Tell(fmt.Sprintf("order %d", i))
+		bed.SetFlag(fmt.Sprintf("order %d", i))
 	}
 	if err := syscall.Kill(entry.PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	for _, from := range answers {
-		bed.Received(from).Right(t)
+		bed.Received(from).Succeeds(t)
 	}
 	for _, a := range bed.AskAll(echoes("next", callers)) {
-		a.Right(t)
+		a.Succeeds(t)
 	}
 }

@@ -56,7 +56,7 @@ func heap() uint64 {
 }
 
 // Alone: what other tests hold is not to be counted.
-func TestLargeResultsComeWholeAndLeaveNothingBehind(t *testing.T) {
+func TestLargeResultsLeaveNothingBehind(t *testing.T) {
 	const results, callers = 100, 4
 	bed := workers.New(t, workers.Spec{File: "large.py", Workers: 2, Broker: func(o *server.Options) { o.MaxPayload = 64 * megabyte }})
 	before := heap()
@@ -80,7 +80,7 @@ func TestLargeResultsComeWholeAndLeaveNothingBehind(t *testing.T) {
 	shrinks(t, before+hugeBound)
 }
 
-// shrinks waits until the heap is within the bound: a host may hear that its answer
+// shrinks waits until the heap is within the bound: a host may learn that its answer
 // has come after the caller has it, and pools let go of what they hold in the second
 // collection.
 func shrinks(t *testing.T, bound uint64) {
@@ -93,7 +93,7 @@ func shrinks(t *testing.T, bound uint64) {
 	})
 }
 
-func TestAResultThatCannotTravelIsRefusedAndSaid(t *testing.T) {
+func TestTooLargeResultIsRefused(t *testing.T) {
 	t.Parallel()
 	bed := workers.New(t, workers.Spec{File: "large.py"})
 	err := bytesOf(bed, huge)
@@ -105,7 +105,7 @@ func TestAResultThatCannotTravelIsRefusedAndSaid(t *testing.T) {
 	if err := bytesOf(bed, megabyte); err != nil {
 		t.Errorf("the next: %v", err)
 	}
-	if n := bed.Deaths(); n > 0 {
+	if n := bed.Exits(); n > 0 {
 		t.Errorf("%d processes ended", n)
 	}
 }

@@ -12,7 +12,7 @@ func TestOutOfMemoryHalvesTheBatchAndBlamesNobody(t *testing.T) {
 	const fits = 5
 	bed := workers.New(t, workers.Spec{File: "obedient.py", Options: map[string]any{"fits": fits}, Batch: full(size)})
 	for _, a := range bed.AskAll(echoes("fine", size)) {
-		a.Right(t)
+		a.Succeeds(t)
 	}
 	var sizes []int
 	for _, e := range bed.Entries("run") {
@@ -23,12 +23,12 @@ func TestOutOfMemoryHalvesTheBatchAndBlamesNobody(t *testing.T) {
 	if len(sizes) != 15 {
 		t.Errorf("there were batches of %v", sizes)
 	}
-	if n := bed.Deaths(); n > 0 {
+	if n := bed.Exits(); n > 0 {
 		t.Errorf("%d processes ended", n)
 	}
 }
 
-func TestAnItemThatIsTooLargeAloneIsOutOfMemory(t *testing.T) {
+func TestTooLargeItemIsOutOfMemory(t *testing.T) {
 	t.Parallel()
 	bed := workers.New(t, workers.Spec{File: "obedient.py", Options: map[string]any{"fits": size}, Batch: full(size)})
 	texts := echoes("fine", size)
@@ -38,6 +38,6 @@ func TestAnItemThatIsTooLargeAloneIsOutOfMemory(t *testing.T) {
 			a.Fails(t, fault.RunnerOutOfMemory, "memory")
 			continue
 		}
-		a.Right(t)
+		a.Succeeds(t)
 	}
 }

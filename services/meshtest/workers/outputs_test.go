@@ -8,14 +8,14 @@ import (
 	"github.com/stagemesh/stagemesh/services/meshtest/workers"
 )
 
-func TestWhatAWorkersCodeDoesWrongIsToldToTheRightOne(t *testing.T) {
+func TestFaultsReachTheRightCaller(t *testing.T) {
 	t.Parallel()
 	bed := workers.New(t, workers.Spec{File: "picky.py", Batch: full(3)})
 	for name, test := range map[string]struct {
 		text   string
 		reason fault.Reason
-		// said to the caller, and logged for the operator.
-		said, logged string
+		// message is for the caller, logged for the operator.
+		message, logged string
 	}{
 		"preprocess refuses an item": {"seven", fault.InvalidInput, "is no number", ""},
 		"preprocess raises":          {"crash", fault.RunnerFailed, "", "what the code looked for"},
@@ -26,7 +26,7 @@ func TestWhatAWorkersCodeDoesWrongIsToldToTheRightOne(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			for _, a := range bed.AskAll([]string{"1", test.text, "10"}) {
 				if a.Text == test.text {
-					a.Fails(t, test.reason, test.said)
+					a.Fails(t, test.reason, test.message)
 					t.Logf("%s: %v", a.Text, a.Fault)
 					continue
 				}
@@ -44,16 +44,16 @@ func TestWhatAWorkersCodeDoesWrongIsToldToTheRightOne(t *testing.T) {
 			}
 		})
 	}
-	if n := bed.Deaths(); n > 0 {
+	if n := bed.Exits(); n > 0 {
 		t.Errorf("%d processes ended", n)
 	}
 }
 
-func TestWhatWorkersPrintIsInTheLogLineByLine(t *testing.T) {
+func TestWorkerOutputIsLogged(t *testing.T) {
 	t.Parallel()
 	bed := workers.New(t, workers.Spec{File: "obedient.py", Workers: 2})
 	before := bed.Ask("print hello from within\nand a second line")
-	before.Right(t)
+	before.Succeeds(t)
 	for _, words := range []string{`"hello from within"`, `"and a second line"`} {
 		line := bed.Log.Line(t, "msg="+words, "stream=stdout", "worker="+before.Worker(), "incarnation=1", "stage=work")
 		t.Log(strings.TrimSpace(line))

@@ -29,12 +29,12 @@ func check(t *testing.T, answers []workers.Answer, poison string, reason fault.R
 			faults++
 			continue
 		}
-		a.Right(t)
+		a.Succeeds(t)
 	}
 	return faults
 }
 
-func TestPoisonThatKillsIsBlamedAlone(t *testing.T) {
+func TestCrashingPoisonFailsAlone(t *testing.T) {
 	t.Parallel()
 	const batches = 50
 	bed := workers.New(t, workers.Spec{File: "obedient.py", Workers: 2, Batch: full(size)})
@@ -54,14 +54,14 @@ func TestPoisonThatKillsIsBlamedAlone(t *testing.T) {
 	if whole != batches {
 		t.Errorf("%d batches of %d items ran", whole, size)
 	}
-	t.Logf("%d items in %d batches, %d processes ended", batches*size, batches, bed.Deaths())
+	t.Logf("%d items in %d batches, %d processes ended", batches*size, batches, bed.Exits())
 	// Once with its neighbours, twice alone.
-	if n := bed.Deaths(); n != 3*batches {
+	if n := bed.Exits(); n != 3*batches {
 		t.Errorf("%d processes ended for %d poisonous items", n, batches)
 	}
 }
 
-func TestPoisonThatRaisesFailsAlone(t *testing.T) {
+func TestRaisingPoisonFailsAlone(t *testing.T) {
 	t.Parallel()
 	const batches, atOnce = 200, 4
 	bed := workers.New(t, workers.Spec{File: "obedient.py", Workers: 2, Batch: full(size)})
@@ -86,7 +86,7 @@ func TestPoisonThatRaisesFailsAlone(t *testing.T) {
 	if faults != batches {
 		t.Errorf("%d of %d poisonous items failed", faults, batches)
 	}
-	if n := bed.Deaths(); n != 0 {
+	if n := bed.Exits(); n != 0 {
 		t.Errorf("%d processes ended of exceptions", n)
 	}
 }

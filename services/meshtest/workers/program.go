@@ -21,10 +21,10 @@ import (
 // programVariable makes the test's program the command stagemesh.
 const programVariable = "STAGEMESH_WORKERS_PROGRAM"
 
-// IsProgram reports whether this process is to be the command.
+// IsProgram reports whether this process runs the command.
 func IsProgram() bool { return os.Getenv(programVariable) != "" }
 
-// Main is the command's, and returns the code to exit with.
+// Main runs the command and returns its exit code.
 func Main() int {
 	if err := stagemesh.New().ExecuteContext(context.Background()); err != nil {
 		fmt.Fprintln(os.Stderr, "stagemesh:", err)
@@ -93,7 +93,7 @@ func (p *Program) clean() {
 		}
 	}
 	if p.t.Failed() {
-		p.t.Logf("what the program said:\n%s%s", p.out, p.Log)
+		p.t.Logf("output of the program:\n%s%s", p.out, p.Log)
 	}
 }
 
@@ -114,7 +114,7 @@ func (p *Program) awaitReady() {
 	})
 }
 
-// shortTemp is a folder of its own for the program, which may have sockets.
+// shortTemp returns a temporary folder whose path is short enough for sockets.
 func shortTemp(t testing.TB) string {
 	t.Helper()
 	folder, err := os.MkdirTemp("", "t") //nolint:usetesting // paths of sockets have to be short
@@ -125,7 +125,7 @@ func shortTemp(t testing.TB) string {
 	return folder
 }
 
-// Temp is the folder that the program has for what is temporary.
+// Temp is the temporary folder of the program.
 func (p *Program) Temp() string { return p.temp }
 
 // Kill ends the program by SIGKILL.
@@ -152,7 +152,7 @@ func (p *Program) Wait() int {
 	return p.cmd.ProcessState.ExitCode()
 }
 
-// PIDs are the processes that workers have said to be.
+// PIDs are the processes in the workers' record.
 func (p *Program) PIDs() []int {
 	var out []int
 	for _, e := range p.record.all("start") {
@@ -167,16 +167,16 @@ func (p *Program) AwaitEntry(what, text string) Entry {
 	return p.record.await(what, text)
 }
 
-// Tell makes the file that workers look for.
-func (p *Program) Tell(name string) {
+// SetFlag creates the file of a flag that workers watch.
+func (p *Program) SetFlag(name string) {
 	p.t.Helper()
-	tell(p.t, p.folder, name)
+	setFlag(p.t, p.folder, name)
 }
 
-// Untell takes back what Tell said.
-func (p *Program) Untell(name string) {
+// ClearFlag removes the file of a flag.
+func (p *Program) ClearFlag(name string) {
 	p.t.Helper()
-	untell(p.t, p.folder, name)
+	clearFlag(p.t, p.folder, name)
 }
 
 // Post sends a text and returns the status and body of its answer, or 0 where the
@@ -224,8 +224,8 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// Gone fails the test where one of the processes runs for longer.
-func Gone(t testing.TB, pids []int, within time.Duration) {
+// AwaitGone fails the test where one of the processes runs for longer.
+func AwaitGone(t testing.TB, pids []int, within time.Duration) {
 	t.Helper()
 	begin := time.Now()
 	for _, pid := range pids {

@@ -42,53 +42,53 @@ func TestNoWorkerOutlivesTheProgram(t *testing.T) {
 		t.Fatalf("the program has workers %v", pids)
 	}
 	p.Kill()
-	workers.Gone(t, pids, orphanBound)
+	workers.AwaitGone(t, pids, orphanBound)
 	if a := bustest.Receive(t, "the caller's end", broken); a.status != 0 {
-		t.Errorf("the caller hears %d %s of a program that was killed", a.status, a.body)
+		t.Errorf("the caller of a killed program gets %d %s", a.status, a.body)
 	}
 }
 
-func TestTheProgramThatIsToldToEndAnswersAndLeavesNothing(t *testing.T) {
+func TestTerminatedProgramAnswersAndLeavesNothing(t *testing.T) {
 	t.Parallel()
 	p := workers.Up(t, "obedient.py", parents, "--workers", "2")
 	last := post(p, "wait go")
 	p.AwaitEntry("run", "wait go")
 	pids := p.PIDs()
 	p.Terminate()
-	bustest.Eventually(t, "it says that it is not ready", func() bool {
+	bustest.Eventually(t, "it is not ready", func() bool {
 		status, _ := p.Ready()
 		return status == http.StatusServiceUnavailable
 	})
-	p.Tell("go")
+	p.SetFlag("go")
 	if a := bustest.Receive(t, "answer", last); a.status != http.StatusOK || a.body != "wait go" {
-		t.Errorf("what was in hand is answered with %d %s", a.status, a.body)
+		t.Errorf("the request in flight is answered with %d %s", a.status, a.body)
 	}
 	if code := p.Wait(); code != 0 {
 		t.Errorf("it ends with code %d", code)
 	}
-	workers.Gone(t, pids, orphanBound)
+	workers.AwaitGone(t, pids, orphanBound)
 	checkEmpty(t, p.Temp())
 }
 
-func TestTheProgramThatIsToldTwiceWaitsForNothingAndLeavesNothing(t *testing.T) {
+func TestSecondSignalEndsProgramAtOnce(t *testing.T) {
 	t.Parallel()
 	p := workers.Up(t, "obedient.py", parents)
 	last := post(p, "wait for ever")
 	p.AwaitEntry("run", "wait for ever")
 	pids := p.PIDs()
 	p.Terminate()
-	bustest.Eventually(t, "it has heard that", func() bool {
+	bustest.Eventually(t, "it is draining", func() bool {
 		status, _ := p.Ready()
 		return status == http.StatusServiceUnavailable
 	})
 	p.Terminate()
 	if a := bustest.Receive(t, "answer", last); a.status != http.StatusServiceUnavailable || !strings.Contains(a.body, "SHUTTING_DOWN") {
-		t.Errorf("what was in hand is answered with %d %s", a.status, a.body)
+		t.Errorf("the request in flight is answered with %d %s", a.status, a.body)
 	}
 	if code := p.Wait(); code < 0 {
 		t.Error("it was ended by the signal")
 	}
-	workers.Gone(t, pids, orphanBound)
+	workers.AwaitGone(t, pids, orphanBound)
 	checkEmpty(t, p.Temp())
 }
 
@@ -100,27 +100,27 @@ func checkEmpty(t *testing.T, folder string) {
 }
 
 // A worker that was well and dies at each start from then on.
-func TestACrashLoopIsToldAndMended(t *testing.T) {
+func TestCrashLoopIsReportedAndRecovers(t *testing.T) {
 	t.Parallel()
 	p := workers.Up(t, "obedient.py", nil)
 	if status, body := p.Ready(); status != http.StatusOK {
 		t.Fatalf("ready: %d %s", status, body)
 	}
-	p.Tell("broken")
+	p.SetFlag("broken")
 	// It kills the worker that was well, and is no poison to one that comes later.
 	waited := post(p, "die once")
-	bustest.Eventually(t, "the page says why it is not ready", func() bool {
+	bustest.Eventually(t, "the page explains why it is not ready", func() bool {
 		status, body := p.Ready()
 		return status == http.StatusServiceUnavailable && strings.Contains(body, "again and again") && strings.Contains(body, "the model is broken")
 	})
 	status, body := p.Ready()
 	t.Logf("not ready: %d %s", status, strings.TrimSpace(body))
-	// The host has left the stage: who comes now hears it at once.
-	bustest.Eventually(t, "callers hear that nobody serves", func() bool {
+	// The host has left the stage, so new callers are rejected at once.
+	bustest.Eventually(t, "callers are rejected", func() bool {
 		status, body := p.Post("hello")
 		return status == http.StatusServiceUnavailable && strings.Contains(body, "NO_CAPACITY")
 	})
-	p.Untell("broken")
+	p.ClearFlag("broken")
 	bustest.Eventually(t, "it is ready again", func() bool {
 		status, _ := p.Ready()
 		return status == http.StatusOK
@@ -130,6 +130,6 @@ func TestACrashLoopIsToldAndMended(t *testing.T) {
 		return status == http.StatusOK && body == "hello"
 	})
 	if a := bustest.Receive(t, "answer", waited); a.status != http.StatusOK || a.body != "die once" {
-		t.Errorf("who asked before that hears %d %s", a.status, a.body)
+		t.Errorf("an earlier caller gets %d %s", a.status, a.body)
 	}
 }

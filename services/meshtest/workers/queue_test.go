@@ -13,7 +13,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/batch"
 )
 
-// held waits until the host has so many items in hand.
+// held waits until the host has so many items in flight.
 func held(t *testing.T, bed *workers.Bed, items int) {
 	t.Helper()
 	stream := bed.Broker.Connect(meshtest.Mesh).Stream(workers.Stage, pipeline.Memory)
@@ -30,7 +30,7 @@ func held(t *testing.T, bed *workers.Bed, items int) {
 	})
 }
 
-func TestAFullQueueRefusesAtOnce(t *testing.T) {
+func TestFullQueueRejectsAtOnce(t *testing.T) {
 	t.Parallel()
 	const bound = 4
 	bed := workers.New(t, workers.Spec{
@@ -47,22 +47,22 @@ func TestAFullQueueRefusesAtOnce(t *testing.T) {
 			t.Errorf("%q is refused after %s", a.Text, a.Took)
 		}
 	}
-	bed.Tell("go")
+	bed.SetFlag("go")
 	for _, from := range inside {
-		bed.Received(from).Right(t)
+		bed.Received(from).Succeeds(t)
 	}
 }
 
 const longWait = 10 * time.Second
 
-func TestNobodyWaitsForCompanyWhileAWorkerIsIdle(t *testing.T) {
+func TestIdleWorkerGetsLoneRequestAtOnce(t *testing.T) {
 	t.Parallel()
 	bed := workers.New(t, workers.Spec{
 		File: "obedient.py", Batch: batch.Settings{Mode: batch.Eager, MaxSize: size, MaxBytes: 1 << 20, MaxWait: longWait},
 	})
 	begin := time.Now()
 	for _, text := range echoes("one by one", 20) {
-		bed.Ask(text).Right(t)
+		bed.Ask(text).Succeeds(t)
 	}
 	took := time.Since(begin)
 	t.Logf("20 requests, one after the other, in %s", took)
@@ -72,7 +72,7 @@ func TestNobodyWaitsForCompanyWhileAWorkerIsIdle(t *testing.T) {
 }
 
 // The window of those that arrive while the worker is busy is over when it is free.
-func TestTheWindowBeginsWithTheArrival(t *testing.T) {
+func TestWindowBeginsWithArrival(t *testing.T) {
 	t.Parallel()
 	const window, busyFor = 1500 * time.Millisecond, "nap 2"
 	bed := workers.New(t, workers.Spec{
@@ -87,12 +87,12 @@ func TestTheWindowBeginsWithTheArrival(t *testing.T) {
 	var free, answered time.Time
 	for _, from := range first {
 		a := bed.Received(from)
-		a.Right(t)
+		a.Succeeds(t)
 		free = a.At
 	}
 	for _, from := range late {
 		a := bed.Received(from)
-		a.Right(t)
+		a.Succeeds(t)
 		answered = a.At
 	}
 	took := answered.Sub(free)

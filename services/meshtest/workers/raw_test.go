@@ -13,16 +13,16 @@ import (
 
 // What becomes of a batch of three whose worker misbehaves for one of them, every
 // time that it sees it. The runner's own tests have more ways; here it is what the
-// callers hear.
-func TestCallersOfAWorkerThatMisbehavesHearWhatTheyShould(t *testing.T) {
+// callers get.
+func TestMisbehavingWorkerFailsItsCallers(t *testing.T) {
 	t.Parallel()
 	for text, test := range map[string]struct {
 		// reason of the item's own fault, or "" for the right answer, and of its
 		// neighbours'.
 		reason, beside fault.Reason
-		// deaths is how many workers are replaced.
-		deaths int
-		cause  string
+		// crashes is how many workers are replaced.
+		crashes int
+		cause   string
 	}{
 		"bytewise":      {"", "", 0, ""},
 		"garbage":       {fault.RunnerCrashed, "", 3, "a frame begins with 48 54 54 50"},
@@ -44,17 +44,17 @@ func TestCallersOfAWorkerThatMisbehavesHearWhatTheyShould(t *testing.T) {
 					want = test.reason
 				}
 				if want == "" {
-					a.Right(t)
+					a.Succeeds(t)
 					continue
 				}
 				a.Fails(t, want, "")
 			}
 			for range 4 {
 				for _, a := range bed.AskAll(echoes("after", 3)) {
-					a.Right(t)
+					a.Succeeds(t)
 				}
 			}
-			causes := deathsOf(t, bed, test.deaths)
+			causes := crashCauses(t, bed, test.crashes)
 			if !strings.Contains(causes, test.cause) {
 				t.Errorf("they died of %s, want %q", causes, test.cause)
 			}
@@ -62,15 +62,15 @@ func TestCallersOfAWorkerThatMisbehavesHearWhatTheyShould(t *testing.T) {
 	}
 }
 
-// deathsOf waits for so many deaths, and returns their causes.
-func deathsOf(t *testing.T, bed *workers.Bed, n int) string {
+// crashCauses waits for so many crashes, and returns their causes.
+func crashCauses(t *testing.T, bed *workers.Bed, n int) string {
 	t.Helper()
-	bed.AwaitDeaths(n)
-	if got := bed.Deaths(); got != n {
+	bed.AwaitExits(n)
+	if got := bed.Exits(); got != n {
 		t.Errorf("%d processes ended, want %d", got, n)
 	}
 	var causes []string
-	for _, e := range bed.Edges() {
+	for _, e := range bed.Transitions() {
 		if e.Cause != nil {
 			causes = append(causes, e.Cause.Error())
 		}
@@ -79,7 +79,7 @@ func deathsOf(t *testing.T, bed *workers.Bed, n int) string {
 }
 
 // The one that is silent in the middle of a frame has only its own batch.
-func TestOthersAreServedWhileAWorkerIsSilentInAFrame(t *testing.T) {
+func TestWorkerSilentInFrameBlocksNoOther(t *testing.T) {
 	t.Parallel()
 	const limit = 2 * time.Second
 	bed := workers.New(t, workers.Spec{
@@ -89,7 +89,7 @@ func TestOthersAreServedWhileAWorkerIsSilentInAFrame(t *testing.T) {
 	silent := bed.Send(ctx, "half")
 	bed.Log.Line(t, "msg=silent")
 	for _, a := range bed.AskAll(echoes("meanwhile", 32)) {
-		a.Right(t)
+		a.Succeeds(t)
 		if a.Took > limit/2 {
 			t.Errorf("%q waited %s for one that is silent", a.Text, a.Took)
 		}

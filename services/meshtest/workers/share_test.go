@@ -8,7 +8,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
 )
 
-func TestTheFastWorkerGetsTheWork(t *testing.T) {
+func TestFastWorkerGetsTheWork(t *testing.T) {
 	t.Parallel()
 	const requests = 400
 	one := batch.Settings{Mode: batch.Eager, MaxSize: 1}
@@ -21,7 +21,7 @@ func TestTheFastWorkerGetsTheWork(t *testing.T) {
 	}
 	by := map[string]int{}
 	for _, a := range l.end() {
-		a.Right(t)
+		a.Succeeds(t)
 		by[a.Worker()]++
 	}
 	t.Logf("requests by worker: %v; 0 takes a hundred times as long as 1", by)

@@ -23,7 +23,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
 )
 
-// clock is a bed whose worker tells the time in chunks, and a client of its gateway.
+// clock is a bed whose worker sends the time in chunks, and a client of its gateway.
 type clock struct {
 	*workers.Bed
 	folder string
@@ -46,7 +46,7 @@ func newClock(t testing.TB, pause time.Duration) *clock {
 }
 
 // chunks asks for chunks and hands each to take; it returns how many came.
-func (c *clock) chunks(ctx context.Context, n int, take func(told time.Time)) (int, error) {
+func (c *clock) chunks(ctx context.Context, n int, take func(at time.Time)) (int, error) {
 	answer, err := c.client.InferStream(ctx, connect.NewRequest(&inferencev1.InferRequest{
 		Pipeline: "stage:" + workers.Stage, Inputs: []*inferencev1.Part{{
 			Body: &inferencev1.Part_Blob{Blob: &inferencev1.Blob{ContentType: "text/plain", Data: []byte(strconv.Itoa(n))}},
@@ -72,23 +72,23 @@ func (c *clock) chunks(ctx context.Context, n int, take func(told time.Time)) (i
 	return came, answer.Err()
 }
 
-func TestAWorkersChunksComeOneByOneAsTheyAreMade(t *testing.T) {
+func TestChunksArriveAsTheyAreMade(t *testing.T) {
 	t.Parallel()
 	c := newClock(t, 20*time.Millisecond)
 	var streams sync.WaitGroup
 	for range 8 {
 		streams.Go(func() {
-			var told []time.Time
-			n, err := c.chunks(t.Context(), 10, func(at time.Time) { told = append(told, at) })
-			if err != nil || n != 10 || !slices.IsSortedFunc(told, time.Time.Compare) {
-				t.Errorf("%d chunks, %v, at %v", n, err, told)
+			var times []time.Time
+			n, err := c.chunks(t.Context(), 10, func(at time.Time) { times = append(times, at) })
+			if err != nil || n != 10 || !slices.IsSortedFunc(times, time.Time.Compare) {
+				t.Errorf("%d chunks, %v, at %v", n, err, times)
 			}
 		})
 	}
 	streams.Wait()
 }
 
-func TestAWorkerWhoseCallersLeaveStopsItsStreams(t *testing.T) {
+func TestCallersLeavingStopStreams(t *testing.T) {
 	t.Parallel()
 	c := newClock(t, 10*time.Millisecond)
 	const streams = 8
@@ -128,7 +128,7 @@ func BenchmarkChunk(b *testing.B) {
 	c := newClock(b, 2*time.Millisecond)
 	took := make([]time.Duration, 0, b.N)
 	b.ResetTimer()
-	if _, err := c.chunks(b.Context(), b.N, func(told time.Time) { took = append(took, time.Since(told)) }); err != nil {
+	if _, err := c.chunks(b.Context(), b.N, func(at time.Time) { took = append(took, time.Since(at)) }); err != nil {
 		b.Fatal(err)
 	}
 	slices.Sort(took)

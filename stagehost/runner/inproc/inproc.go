@@ -4,13 +4,13 @@
 // one item, Stream one that answers in chunks, and Rows one that takes and gives
 // whole tensors with every item's rows joined on axis 0.
 //
-// The functions run on as many goroutines at once as Settings.Concurrency says,
-// one per slot, and must be safe for that. A panic is the batch's error, so the
-// host finds the item that causes it; it never ends the process.
+// The functions run on up to Settings.Concurrency goroutines at once, one per slot, and
+// must be safe for that. A panic is the batch's error, so the host finds the item that
+// causes it; it never ends the process.
 //
 // A function has to return soon after its context has ended. Nothing can end a
-// goroutine from outside: one that does not return keeps its slot, and when the
-// host stops it is left behind, without Teardown, until the process ends.
+// goroutine from outside: one that does not return keeps its slot, and when the host
+// stops it is left behind, without Teardown, until the process ends.
 package inproc
 
 import (
@@ -19,22 +19,25 @@ import (
 	"fmt"
 	"runtime/debug"
 	"sync"
+	"time"
 
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
 // Func runs a batch as runner.Slot.Do does.
 type Func func(ctx context.Context, batch runner.Batch, sink runner.Sink) error
 
-// Settings are what a runner in the process is made of.
+// Settings configure a runner in the process.
 type Settings struct {
 	Spec runner.Spec
 	// Concurrency is the number of batches that may run at once; 0 means 1.
 	Concurrency int
-	// Setup, where set, makes the function ready: it loads and warms up.
+	// Setup, where set, loads and warms up before the first batch.
 	Setup func(ctx context.Context) error
-	// Teardown, where set, frees what Setup took. It runs once, and only
-	// after Setup succeeded.
+	// Teardown, where set, frees the resources of Setup. It runs once, and only after
+	// Setup succeeded.
 	Teardown func() error
 }
 
@@ -50,7 +53,7 @@ type Runner struct {
 
 var _ runner.Runner = (*Runner)(nil)
 
-// ErrStopped says that the runner has been stopped.
+// ErrStopped means that the runner has been stopped.
 var ErrStopped = errors.New("the runner has been stopped")
 
 // New returns a runner for the function.
@@ -123,7 +126,7 @@ func (s *slot) Do(ctx context.Context, batch runner.Batch, sink runner.Sink) (er
 	return s.runner.do(ctx, batch, sink)
 }
 
-// PanicError is a batch that ended in a panic.
+// PanicError is the error of a batch that ended in a panic.
 type PanicError struct {
 	Cause any
 	Stack []byte
@@ -131,3 +134,112 @@ type PanicError struct {
 
 // Error implements error.
 func (e *PanicError) Error() string { return fmt.Sprintf("panic: %v", e.Cause) }
+
+// EachFunc answers one item. An error that is a *fault.Fault reaches the caller
+// as it is; any other error's text does too, as RUNNER_FAILED.
+type EachFunc func(ctx context.Context, item runner.Item) ([]payload.Part, error)
+
+// Each returns a runner that answers the items of a batch one after the other. An item
+// that fails, or panics, fails alone. An item that is cancelled or late at its turn does
+// not run.
+func Each(settings Settings, answer EachFunc) *Runner {
+	return New(settings, func(ctx context.Context, batch runner.Batch, sink runner.Sink) error {
+		for i, item := range batch.Items {
+			if err := sink.Settle(i, answerItem(ctx, item, answer)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func answerItem(ctx context.Context, item runner.Item, answer EachFunc) (out runner.Outcome) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			out = runner.Failed(runner.FaultOf(&PanicError{Cause: cause, Stack: debug.Stack()}))
+		}
+	}()
+	if f := unwantedFault(ctx, item); f != nil {
+		return runner.Failed(f)
+	}
+	parts, err := answer(ctx, item)
+	if err != nil {
+		return runner.Failed(runner.FaultOf(err))
+	}
+	return runner.Output(parts...)
+}
+
+// unwantedFault returns the fault of an item that does not run: its batch was cancelled,
+// or the item was, or its deadline passed while its neighbours ran. It returns nil for an
+// item that runs.
+func unwantedFault(ctx context.Context, item runner.Item) *fault.Fault {
+	switch {
+	case ctx.Err() != nil:
+		return fault.From(ctx.Err())
+	case !item.Deadline.IsZero() && !time.Now().Before(item.Deadline):
+		return fault.From(context.DeadlineExceeded)
+	}
+	select {
+	case <-item.Cancelled:
+		return fault.New(fault.Cancelled, "nobody waits for the item any more")
+	default:
+		return nil
+	}
+}
+
+// StreamFunc answers one item in chunks, and returns the whole answer, or nothing where
+// there is none. Send sends a chunk; its error means that nobody wants more. The context
+// ends with the batch's, and when the item is cancelled. Errors are those of an EachFunc.
+type StreamFunc func(ctx context.Context, item runner.Item, send func(chunk ...payload.Part) error) ([]payload.Part, error)
+
+// Stream returns a runner that answers items in chunks, and sets Spec.Stream. An item
+// that fails, or panics, fails alone.
+func Stream(settings Settings, answer StreamFunc) *Runner {
+	settings.Spec.Stream = true
+	return New(settings, func(ctx context.Context, batch runner.Batch, sink runner.Sink) error {
+		for i, item := range batch.Items {
+			if err := sink.Settle(i, streamItem(ctx, i, item, sink, answer)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// streamItem sends the chunks of an item to the sink, and returns its outcome.
+func streamItem(ctx context.Context, i int, item runner.Item, sink runner.Sink, answer StreamFunc) runner.Outcome {
+	ctx, end := withCancelled(ctx, item)
+	defer end()
+	return answerItem(ctx, item, func(ctx context.Context, item runner.Item) ([]payload.Part, error) {
+		parts, err := answer(ctx, item, func(chunk ...payload.Part) error {
+			err := sink.Chunk(i, chunk)
+			if err != nil {
+				end() // also where the function goes on
+			}
+			return err
+		})
+		if err == nil && ctx.Err() != nil {
+			return nil, fault.From(ctx.Err()) // the answer is incomplete
+		}
+		return parts, err
+	})
+}
+
+// withCancelled returns a context that ends when the item is cancelled, too. The function
+// ends the context and its goroutine.
+func withCancelled(ctx context.Context, item runner.Item) (context.Context, func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		select {
+		case <-item.Cancelled:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() {
+		cancel()
+		<-watched
+	}
+}

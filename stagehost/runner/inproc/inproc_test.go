@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
+
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -18,6 +20,8 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 	"github.com/stagemesh/stagemesh/stagehost/runner/runnertest"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func settings(slots int) inproc.Settings {
 	return inproc.Settings{Spec: runnertest.Spec(), Concurrency: slots}
@@ -101,7 +105,7 @@ func textItem(text string) runner.Item {
 
 func textOf(item runner.Item) string { return string(item.Inputs[0].Blob.Data) }
 
-func TestAPanicIsTheBatchsError(t *testing.T) {
+func TestPanicIsBatchError(t *testing.T) {
 	t.Parallel()
 	r := inproc.New(inproc.Settings{}, func(_ context.Context, _ runner.Batch, sink runner.Sink) error {
 		if err := sink.Settle(0, runner.Output()); err != nil {
@@ -119,13 +123,13 @@ func TestAPanicIsTheBatchsError(t *testing.T) {
 	}
 }
 
-func TestAnItemsFailureReachesItsCaller(t *testing.T) {
+func TestItemFailureReachesItsCaller(t *testing.T) {
 	t.Parallel()
 	chosen := fault.New(fault.InvalidInput, "not an image").WithViolation("inputs.image", "is text")
 	tests := map[string]struct {
-		answer inproc.EachFunc
-		reason fault.Reason
-		says   string
+		answer   inproc.EachFunc
+		reason   fault.Reason
+		wantText string
 	}{
 		"a fault":         {func(context.Context, runner.Item) ([]payload.Part, error) { return nil, chosen }, fault.InvalidInput, "not an image"},
 		"an error":        {func(context.Context, runner.Item) ([]payload.Part, error) { return nil, errors.New("no such file") }, fault.RunnerFailed, "no such file"},
@@ -147,14 +151,14 @@ func TestAnItemsFailureReachesItsCaller(t *testing.T) {
 			if err != nil || len(outcomes) != 3 || outcomes[0].Fault != nil || outcomes[2].Fault != nil {
 				t.Fatalf("got %v, %v", outcomes, err)
 			}
-			if f := outcomes[1].Fault; f == nil || f.Reason != test.reason || !strings.Contains(f.Message, test.says) {
-				t.Errorf("got %v, want %s with %q", f, test.reason, test.says)
+			if f := outcomes[1].Fault; f == nil || f.Reason != test.reason || !strings.Contains(f.Message, test.wantText) {
+				t.Errorf("got %v, want %s with %q", f, test.reason, test.wantText)
 			}
 		})
 	}
 }
 
-func TestAnItemThatNobodyWaitsForDoesNotRun(t *testing.T) {
+func TestCancelledItemDoesNotRun(t *testing.T) {
 	t.Parallel()
 	gone := make(chan struct{})
 	close(gone)
@@ -177,9 +181,9 @@ func TestAnItemThatNobodyWaitsForDoesNotRun(t *testing.T) {
 }
 
 // What the items before it take may be more than an item has.
-func TestAnItemThatIsTooLateWhenItsTurnComesDoesNotRun(t *testing.T) {
+func TestLateItemDoesNotRun(t *testing.T) {
 	t.Parallel()
-	told, end := context.WithCancel(t.Context())
+	batchCtx, end := context.WithCancel(t.Context())
 	defer end()
 	ran := 0
 	r := inproc.Each(inproc.Settings{}, func(_ context.Context, item runner.Item) ([]payload.Part, error) {
@@ -191,12 +195,12 @@ func TestAnItemThatIsTooLateWhenItsTurnComesDoesNotRun(t *testing.T) {
 	passed, later := textItem("passed"), textItem("later")
 	passed.Deadline, later.Deadline = time.Now(), time.Now().Add(time.Hour)
 	items := []runner.Item{passed, later, textItem("without"), textItem("last"), textItem("after")}
-	slot, err := r.Acquire(told)
+	slot, err := r.Acquire(batchCtx)
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := &sink{outcomes: map[int]runner.Outcome{}}
-	if err := slot.Do(told, runner.Batch{Items: items}, s); err != nil || ran != 3 {
+	if err := slot.Do(batchCtx, runner.Batch{Items: items}, s); err != nil || ran != 3 {
 		t.Errorf("%d items ran, %v", ran, err)
 	}
 	for i, want := range []fault.Reason{fault.DeadlineExceeded, "", "", "", fault.Cancelled} {
@@ -211,7 +215,7 @@ type refusing struct{ sink }
 
 func (*refusing) Settle(int, runner.Outcome) error { return runner.ErrSettled }
 
-func TestItemsStopWhereNobodyTakesThem(t *testing.T) {
+func TestItemsStopWhenSinkRefuses(t *testing.T) {
 	t.Parallel()
 	var ran atomic.Int64
 	r := inproc.Each(inproc.Settings{}, func(context.Context, runner.Item) ([]payload.Part, error) {
@@ -241,20 +245,20 @@ func TestAPartOfAnAnswerIsNoWholeOne(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			told, endContext := context.WithCancel(t.Context())
+			batchCtx, endContext := context.WithCancel(t.Context())
 			defer endContext()
 			r := inproc.Stream(inproc.Settings{}, func(ctx context.Context, item runner.Item, send func(...payload.Part) error) ([]payload.Part, error) {
 				test.end(endContext, send)
 				<-ctx.Done()
 				return item.Inputs, nil
 			})
-			slot, err := r.Acquire(told)
+			slot, err := r.Acquire(batchCtx)
 			if err != nil {
 				t.Fatal(err)
 			}
 			item, s := textItem("a half"), &sink{outcomes: map[int]runner.Outcome{}}
 			item.Cancelled = test.cancelled
-			if err := slot.Do(told, runner.Batch{Items: []runner.Item{item}}, s); err != nil {
+			if err := slot.Do(batchCtx, runner.Batch{Items: []runner.Item{item}}, s); err != nil {
 				t.Fatal(err)
 			}
 			if o := s.outcomes[0]; o.Fault == nil || o.Fault.Reason != fault.Cancelled || len(o.Parts) > 0 {
@@ -264,7 +268,7 @@ func TestAPartOfAnAnswerIsNoWholeOne(t *testing.T) {
 	}
 }
 
-func TestTeardownFollowsASetupThatWentWell(t *testing.T) {
+func TestTeardownFollowsSuccessfulSetup(t *testing.T) {
 	t.Parallel()
 	bad := errors.New("bad")
 	tests := map[string]struct {
@@ -305,7 +309,7 @@ func TestTeardownFollowsASetupThatWentWell(t *testing.T) {
 	}
 }
 
-func TestSetupHasTheContextOfTheStart(t *testing.T) {
+func TestSetupGetsStartContext(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	r := inproc.Each(inproc.Settings{Setup: func(ctx context.Context) error {
@@ -318,7 +322,7 @@ func TestSetupHasTheContextOfTheStart(t *testing.T) {
 	}
 }
 
-func TestAStoppedRunnerSaysSo(t *testing.T) {
+func TestStoppedRunnerReturnsErrStopped(t *testing.T) {
 	t.Parallel()
 	r := inproc.Each(inproc.Settings{}, nil)
 	if err := errors.Join(r.Start(t.Context()), r.Stop(t.Context())); err != nil {
@@ -331,7 +335,7 @@ func TestAStoppedRunnerSaysSo(t *testing.T) {
 	}
 }
 
-func TestOneBatchAtATimeIsTheDefault(t *testing.T) {
+func TestDefaultConcurrencyIsOne(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{-1, 0, 1} {
 		if got := inproc.Each(inproc.Settings{Concurrency: n}, nil).Concurrency(); got != 1 {

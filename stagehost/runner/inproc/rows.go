@@ -22,7 +22,7 @@ func Rows(settings Settings, compute RowsFunc) *Runner {
 	settings.Spec.BatchAxis = runner.BatchRows
 	spec := settings.Spec
 	return New(settings, func(ctx context.Context, batch runner.Batch, sink runner.Sink) error {
-		in, err := join(spec, batch)
+		in, err := joinInputs(spec, batch)
 		if err != nil {
 			return err
 		}
@@ -30,7 +30,7 @@ func Rows(settings Settings, compute RowsFunc) *Runner {
 		if err != nil {
 			return err
 		}
-		pieces, err := cut(spec, batch, out)
+		pieces, err := splitOutputs(spec, batch, out)
 		if err != nil {
 			return err
 		}
@@ -43,7 +43,7 @@ func Rows(settings Settings, compute RowsFunc) *Runner {
 	})
 }
 
-func join(spec runner.Spec, batch runner.Batch) (map[string]tensor.Tensor, error) {
+func joinInputs(spec runner.Spec, batch runner.Batch) (map[string]tensor.Tensor, error) {
 	in := make(map[string]tensor.Tensor, len(spec.Inputs))
 	for _, want := range spec.Inputs {
 		column := make([]tensor.Tensor, 0, len(batch.Items))
@@ -69,8 +69,8 @@ func join(spec runner.Spec, batch runner.Batch) (map[string]tensor.Tensor, error
 
 var errNoOutput = errors.New("the function returned no tensor of that name")
 
-// cut returns, for each item, its rows of every output.
-func cut(spec runner.Spec, batch runner.Batch, out map[string]tensor.Tensor) ([][]payload.Part, error) {
+// splitOutputs returns, for each item, its rows of every output.
+func splitOutputs(spec runner.Spec, batch runner.Batch, out map[string]tensor.Tensor) ([][]payload.Part, error) {
 	rows := make([]int64, len(batch.Items))
 	for i, item := range batch.Items {
 		rows[i] = int64(item.Rows)

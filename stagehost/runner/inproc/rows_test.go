@@ -41,7 +41,7 @@ func rowItem(t testing.TB, columns map[string][]int64) runner.Item {
 
 type tensors = map[string]tensor.Tensor
 
-func TestOneCallAnswersTheWholeBatch(t *testing.T) {
+func TestRowsCallsOncePerBatch(t *testing.T) {
 	t.Parallel()
 	calls := 0
 	r := inproc.Rows(inproc.Settings{Spec: runner.Spec{
@@ -71,13 +71,13 @@ func TestOneCallAnswersTheWholeBatch(t *testing.T) {
 		t.Fatalf("%d calls, %d outcomes, %v", calls, len(outcomes), err)
 	}
 	for i, want := range []map[string][]int64{{"sum": {11, 22}, "a": {1, 2}}, {"sum": {33}, "a": {3}}} {
-		if got := said(t, outcomes[i].Parts); got != fmt.Sprint(want) {
+		if got := describe(t, outcomes[i].Parts); got != fmt.Sprint(want) {
 			t.Errorf("item %d got %s, want %v", i, got, want)
 		}
 	}
 }
 
-func said(t *testing.T, parts []payload.Part) string {
+func describe(t *testing.T, parts []payload.Part) string {
 	t.Helper()
 	out := map[string][]int64{}
 	for _, p := range parts {
@@ -90,7 +90,7 @@ func said(t *testing.T, parts []payload.Part) string {
 	return fmt.Sprint(out)
 }
 
-func TestWhatIsOptionalMayBeMissingForAll(t *testing.T) {
+func TestOptionalInputMayBeMissing(t *testing.T) {
 	t.Parallel()
 	spec := runner.Spec{
 		Inputs:  []runner.PartSpec{column("a", false), column("b", true)},
@@ -98,18 +98,18 @@ func TestWhatIsOptionalMayBeMissingForAll(t *testing.T) {
 	}
 	r := inproc.Rows(inproc.Settings{Spec: spec}, func(_ context.Context, in tensors) (tensors, error) { return in, nil })
 	outcomes, err := do(t, r, rowItem(t, map[string][]int64{"a": {1}}), rowItem(t, map[string][]int64{"a": {2}}))
-	if err != nil || said(t, outcomes[1].Parts) != "map[a:[2]]" {
+	if err != nil || describe(t, outcomes[1].Parts) != "map[a:[2]]" {
 		t.Errorf("got %v, %v", outcomes, err)
 	}
 }
 
-func TestABatchThatDoesNotFitTogetherIsNotComputed(t *testing.T) {
+func TestUnstackableBatchIsNotComputed(t *testing.T) {
 	t.Parallel()
 	spec := runner.Spec{Inputs: []runner.PartSpec{column("a", false), column("b", true)}, Outputs: []runner.PartSpec{column("a", false)}}
 	whole := rowItem(t, map[string][]int64{"a": {1}, "b": {1}})
 	tests := map[string]struct {
-		items []runner.Item
-		says  string
+		items    []runner.Item
+		wantText string
 	}{
 		"one without a needed input":   {[]runner.Item{whole, rowItem(t, map[string][]int64{"b": {1}})}, "input a: 1 of 2 items have it"},
 		"one without an optional one":  {[]runner.Item{whole, rowItem(t, map[string][]int64{"a": {1}})}, "input b: 1 of 2 items have it"},
@@ -124,8 +124,8 @@ func TestABatchThatDoesNotFitTogetherIsNotComputed(t *testing.T) {
 				return nil, nil
 			})
 			outcomes, err := do(t, r, test.items...)
-			if err == nil || len(outcomes) != 0 || !strings.Contains(err.Error(), test.says) {
-				t.Errorf("got %v, %v; want %q", outcomes, err, test.says)
+			if err == nil || len(outcomes) != 0 || !strings.Contains(err.Error(), test.wantText) {
+				t.Errorf("got %v, %v; want %q", outcomes, err, test.wantText)
 			}
 		})
 	}
@@ -133,12 +133,12 @@ func TestABatchThatDoesNotFitTogetherIsNotComputed(t *testing.T) {
 
 // What comes out wrong is wrong for every item: running the items again in
 // halves would not help.
-func TestAResultThatCannotBeCutIsABadOutput(t *testing.T) {
+func TestUnsplittableResultIsBadOutput(t *testing.T) {
 	t.Parallel()
 	spec := runner.Spec{Inputs: []runner.PartSpec{column("x", false)}, Outputs: []runner.PartSpec{column("y", false)}}
 	tests := map[string]struct {
-		out  tensors
-		says string
+		out      tensors
+		wantText string
 	}{
 		"nothing":              {nil, "output y"},
 		"under another name":   {tensors{"x": numbers(t, 1, 2, 3)}, "output y"},
@@ -152,8 +152,8 @@ func TestAResultThatCannotBeCutIsABadOutput(t *testing.T) {
 			t.Parallel()
 			r := inproc.Rows(inproc.Settings{Spec: spec}, func(context.Context, tensors) (tensors, error) { return test.out, nil })
 			outcomes, err := do(t, r, rowItem(t, map[string][]int64{"x": {1, 2}}), rowItem(t, map[string][]int64{"x": {3}}))
-			if !errors.Is(err, runner.ErrBadOutput) || len(outcomes) != 0 || !strings.Contains(err.Error(), test.says) {
-				t.Errorf("got %v, %v; want %q", outcomes, err, test.says)
+			if !errors.Is(err, runner.ErrBadOutput) || len(outcomes) != 0 || !strings.Contains(err.Error(), test.wantText) {
+				t.Errorf("got %v, %v; want %q", outcomes, err, test.wantText)
 			}
 		})
 	}

@@ -1,3 +1,17 @@
+// Package runnertest is the conformance suite of package runner. Every implementation
+// runs it:
+//
+//	func TestRunner(t *testing.T) {
+//		runnertest.Test(t, func(t *testing.T, slots int) runner.Runner { ... })
+//	}
+//
+// The runner under test has the Spec of this package: it takes rows of one whole number
+// each and returns them, except for rows with an effect: Bad, Crash and Hold. Runners of
+// Go code answer each row by Answer; others do the same in their own language.
+// TestStream is the suite for runners that answer in chunks, with StreamSpec and
+// AnswerStream.
+//
+// The suite waits for real processes as long as they need, and never sleeps.
 package runnertest
 
 import (
@@ -15,48 +29,50 @@ import (
 // New returns a runner of that many slots, not yet started.
 type New func(t *testing.T, slots int) runner.Runner
 
-// Test holds the runners that newRunner returns against every promise.
+// Test tests the runners of newRunner.
 func Test(t *testing.T, newRunner New) {
 	t.Helper()
-	for _, p := range []struct {
-		name string
-		test func(*testing.T, New)
-	}{
-		{"EveryItemGetsItsOwnRows", everyItemGetsItsOwnRows},
-		{"BadItemFailsAlone", badItemFailsAlone},
-		{"CrashFailsItsItemAlone", crashFailsItsItemAlone},
-		{"AllItemsMayFail", allItemsMayFail},
-		{"SpecIsConstant", specIsConstant},
-		{"AcquireBlocksUntilASlotIsIdle", acquireBlocksUntilASlotIsIdle},
-		{"AcquireThatGaveUpTakesNoSlot", acquireThatGaveUpTakesNoSlot},
-		{"SlotIsIdleAgainAfterItsBatch", slotIsIdleAgainAfterItsBatch},
-		{"SlotsRunAtTheSameTime", slotsRunAtTheSameTime},
-		{"DoEndsWithItsContext", doEndsWithItsContext},
-		{"GoroutinesShareTheSlots", goroutinesShareTheSlots},
-		{"StopIsSafeWithoutStart", stopIsSafeWithoutStart},
-		{"StopEndsAcquire", stopEndsAcquire},
-		{"StopIsSafeTwice", stopIsSafeTwice},
-	} {
-		t.Run(p.name, func(t *testing.T) {
+	runAll(t, newRunner, map[string]func(*testing.T, New){
+		"EveryItemGetsItsOwnRows":      testItemsGetTheirRows,
+		"BadItemFailsAlone":            func(t *testing.T, newRunner New) { testFailsAlone(t, newRunner, Bad) },
+		"CrashFailsItsItemAlone":       func(t *testing.T, newRunner New) { testFailsAlone(t, newRunner, Crash) },
+		"AllItemsMayFail":              testAllItemsMayFail,
+		"SpecIsConstant":               testSpecIsConstant,
+		"AcquireBlocksUntilSlotIsIdle": testAcquireBlocks,
+		"CancelledAcquireTakesNoSlot":  testCancelledAcquire,
+		"SlotIsIdleAfterItsBatch":      testSlotIsIdleAfterBatch,
+		"SlotsRunAtTheSameTime":        testSlotsRunConcurrently,
+		"DoEndsWithItsContext":         testDoEndsWithContext,
+		"GoroutinesShareTheSlots":      testGoroutinesShareSlots,
+		"StopIsSafeWithoutStart":       testStopWithoutStart,
+		"StopEndsAcquire":              testStopEndsAcquire,
+		"StopIsSafeTwice":              testStopTwice,
+	})
+}
+
+func runAll(t *testing.T, newRunner New, tests map[string]func(*testing.T, New)) {
+	t.Helper()
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p.test(t, newRunner)
+			test(t, newRunner)
 		})
 	}
 }
 
-func everyItemGetsItsOwnRows(t *testing.T, newRunner New) {
+func testItemsGetTheirRows(t *testing.T, newRunner New) {
 	for name, items := range map[string][]runner.Item{
-		"one row":            {itemOf(7)},
-		"one item":           {itemOf(1, 2, 3)},
-		"items of one row":   {itemOf(3), itemOf(1), itemOf(2)},
-		"items of many rows": {itemOf(1), itemOf(2, 3, 4), itemOf(5), itemOf(6, 7)},
-		"equal items":        {itemOf(5), itemOf(5)},
-		"large numbers":      {itemOf(math.MaxInt64, 0), itemOf(math.MinInt64)},
-		"a large item":       {itemOf(0), itemOf(make([]int64, 10_000)...)},
+		"one row":            {newItem(7)},
+		"one item":           {newItem(1, 2, 3)},
+		"items of one row":   {newItem(3), newItem(1), newItem(2)},
+		"items of many rows": {newItem(1), newItem(2, 3, 4), newItem(5), newItem(6, 7)},
+		"equal items":        {newItem(5), newItem(5)},
+		"large numbers":      {newItem(math.MaxInt64, 0), newItem(math.MinInt64)},
+		"a large item":       {newItem(0), newItem(make([]int64, 10_000)...)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := start(t, newRunner, 1)
-			for i, err := range b.settle(items...) {
+			for i, err := range b.run(items...) {
 				if err != nil {
 					t.Errorf("item %d got %v", i, err)
 				}
@@ -65,149 +81,141 @@ func everyItemGetsItsOwnRows(t *testing.T, newRunner New) {
 	}
 }
 
-// failsAlone makes sure that, of ten items, just the one with the row fails,
-// wherever it is.
-func failsAlone(t *testing.T, newRunner New, row int64) {
+// testFailsAlone checks that, of ten items, just the one with the row fails, wherever it
+// is.
+func testFailsAlone(t *testing.T, newRunner New, row int64) {
 	b := start(t, newRunner, 1)
 	for _, at := range []int{0, 4, 9} {
 		items := make([]runner.Item, 10)
 		for i := range items {
-			items[i] = itemOf(int64(i), int64(i))
+			items[i] = newItem(int64(i), int64(i))
 		}
-		items[at] = itemOf(int64(at), row)
-		for i, err := range b.settle(items...) {
+		items[at] = newItem(int64(at), row)
+		for i, err := range b.run(items...) {
 			if (err != nil) != (i == at) {
 				t.Errorf("item %d of a batch whose item %d is bad got %v", i, at, err)
 			}
 		}
 	}
-	b.works()
+	b.checkWorks()
 }
 
-func badItemFailsAlone(t *testing.T, newRunner New) { failsAlone(t, newRunner, Bad) }
-
-func crashFailsItsItemAlone(t *testing.T, newRunner New) { failsAlone(t, newRunner, Crash) }
-
-func allItemsMayFail(t *testing.T, newRunner New) {
+func testAllItemsMayFail(t *testing.T, newRunner New) {
 	b := start(t, newRunner, 1)
-	for i, err := range b.settle(itemOf(Bad), itemOf(Bad), itemOf(Bad)) {
+	for i, err := range b.run(newItem(Bad), newItem(Bad), newItem(Bad)) {
 		if err == nil {
 			t.Errorf("bad item %d did not fail", i)
 		}
 	}
-	b.works()
+	b.checkWorks()
 }
 
-func specIsConstant(t *testing.T, newRunner New) {
+func testSpecIsConstant(t *testing.T, newRunner New) {
 	b := start(t, newRunner, 2)
 	first := b.Spec()
-	b.works()
+	b.checkWorks()
 	if again := b.Spec(); !reflect.DeepEqual(first, again) {
 		t.Errorf("the spec was %+v and is %+v", first, again)
 	}
 }
 
-func acquireBlocksUntilASlotIsIdle(t *testing.T, newRunner New) {
+func testAcquireBlocks(t *testing.T, newRunner New) {
 	b := start(t, newRunner, 2)
 	if got := b.Concurrency(); got != 2 {
 		t.Errorf("Concurrency is %d, want 2", got)
 	}
 	first, second := b.acquire(), b.acquire()
-	b.noneIdle()
+	b.checkNoneIdle()
 	first.Release()
 	third := b.acquire()
-	b.noneIdle()
+	b.checkNoneIdle()
 	second.Release()
 	third.Release()
-	b.works()
+	b.checkWorks()
 }
 
-func acquireThatGaveUpTakesNoSlot(t *testing.T, newRunner New) {
+func testCancelledAcquire(t *testing.T, newRunner New) {
 	b := start(t, newRunner, 1)
 	slot := b.acquire()
 	for range 3 {
-		b.noneIdle()
+		b.checkNoneIdle()
 	}
 	slot.Release()
-	b.works()
+	b.checkWorks()
 }
 
-func slotIsIdleAgainAfterItsBatch(t *testing.T, newRunner New) {
-	for name, row := range map[string]int64{"that went well": 1, "that failed": Bad, "that crashed": Crash} {
+func testSlotIsIdleAfterBatch(t *testing.T, newRunner New) {
+	for name, row := range map[string]int64{"success": 1, "failure": Bad, "crash": Crash} {
 		t.Run(name, func(t *testing.T) {
 			b := start(t, newRunner, 1)
 			for range 3 {
 				slot := b.acquire()
-				b.noneIdle()
-				outcomes, err := b.do(t.Context(), slot, []runner.Item{itemOf(row)})
+				b.checkNoneIdle()
+				outcomes, err := b.do(t.Context(), slot, newItem(row))
 				if err == nil && outcomes[0] == nil {
 					t.Error("the item has neither outcome nor error")
 				}
 			}
-			b.works()
+			b.checkWorks()
 		})
 	}
 }
 
-func slotsRunAtTheSameTime(t *testing.T, newRunner New) {
+func testSlotsRunConcurrently(t *testing.T, newRunner New) {
 	const slots = 3
 	b := start(t, newRunner, slots)
-	ctx, end := context.WithCancel(t.Context())
-	defer end()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
 	var held sync.WaitGroup
 	defer held.Wait()
 	for range slots - 1 {
 		slot := b.acquire()
 		held.Go(func() {
-			outcomes, err := b.do(ctx, slot, []runner.Item{itemOf(Hold)})
-			if err == nil && (outcomes[0] == nil || outcomes[0].Fault == nil) {
-				t.Error("an item that was held has an output")
-			}
+			outcomes, err := b.do(ctx, slot, newItem(Hold))
+			b.checkHeld(outcomes[0], err)
 		})
 	}
 	// The last slot works although the others are busy, and no other is idle.
 	for range 3 {
 		slot := b.acquire()
-		b.noneIdle()
-		outcomes, err := b.do(t.Context(), slot, []runner.Item{itemOf(1)})
+		b.checkNoneIdle()
+		outcomes, err := b.do(t.Context(), slot, newItem(1))
 		if err != nil || outcomes[0] == nil {
 			t.Errorf("the last slot does not work: %v", err)
 		}
 	}
-	end()
+	cancel()
 	held.Wait()
-	b.works()
+	b.checkWorks()
 }
 
-func doEndsWithItsContext(t *testing.T, newRunner New) {
+func testDoEndsWithContext(t *testing.T, newRunner New) {
 	b := start(t, newRunner, 1)
-	ctx, cancel := context.WithTimeout(t.Context(), brief)
+	ctx, cancel := context.WithTimeout(t.Context(), watchTime)
 	defer cancel()
 	ended := make(chan struct{})
 	slot := b.acquire()
 	go func() {
 		defer close(ended)
-		outcomes, err := b.do(ctx, slot, []runner.Item{itemOf(Hold), itemOf(1)})
-		if err == nil && (outcomes[0] == nil || outcomes[0].Fault == nil) {
-			t.Error("an item that was held has an output")
-		}
+		outcomes, err := b.do(ctx, slot, newItem(Hold), newItem(1))
+		b.checkHeld(outcomes[0], err)
 	}()
-	patient, stop := context.WithTimeout(t.Context(), patience)
+	late, stop := context.WithTimeout(t.Context(), testTimeout)
 	defer stop()
 	select {
 	case <-ended:
-	case <-patient.Done():
+	case <-late.Done():
 		t.Fatal("Do has not returned long after its context ended")
 	}
-	b.works()
+	b.checkWorks()
 }
 
-func goroutinesShareTheSlots(t *testing.T, newRunner New) {
+func testGoroutinesShareSlots(t *testing.T, newRunner New) {
 	const slots, goroutines, batches = 2, 8, 20
 	b := start(t, newRunner, slots)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
-	var out, most atomic.Int64
+	var held, most atomic.Int64
 	var all sync.WaitGroup
 	for g := range goroutines {
 		all.Go(func() {
@@ -217,42 +225,43 @@ func goroutinesShareTheSlots(t *testing.T, newRunner New) {
 					t.Error(err)
 					return
 				}
-				now := out.Add(1)
+				now := held.Add(1)
 				for seen := most.Load(); now > seen && !most.CompareAndSwap(seen, now); seen = most.Load() {
 				}
-				out.Add(-1) // Do itself makes it idle, so it counts no longer
+				held.Add(-1) // Do itself makes the slot idle, so it counts no longer
 				if i%5 == 4 {
 					slot.Release()
 					continue
 				}
-				item := itemOf(int64(g), int64(i))
-				outcomes, err := b.do(ctx, slot, []runner.Item{item})
-				if err != nil || outcomes[0] == nil {
-					t.Errorf("batch %d of goroutine %d: %v, %v", i, g, outcomes[0], err)
-				} else if err := checkOutput(item, *outcomes[0]); err != nil {
-					t.Errorf("batch %d of goroutine %d got %v", i, g, err)
+				item := newItem(int64(g), int64(i))
+				outcomes, err := b.do(ctx, slot, item)
+				if err == nil {
+					err = checkOutcome(item, outcomes[0])
+				}
+				if err != nil {
+					t.Errorf("batch %d of goroutine %d: %v", i, g, err)
 				}
 			}
 		})
 	}
 	all.Wait()
 	if most.Load() > slots {
-		t.Errorf("%d slots were out at once, there are %d", most.Load(), slots)
+		t.Errorf("%d slots were acquired at once, there are %d", most.Load(), slots)
 	}
-	b.works()
+	b.checkWorks()
 }
 
-func stopIsSafeWithoutStart(t *testing.T, newRunner New) {
+func testStopWithoutStart(t *testing.T, newRunner New) {
 	r := newRunner(t, 1)
 	if err := r.Stop(t.Context()); err != nil {
 		t.Errorf("Stop: %v", err)
 	}
 }
 
-func stopEndsAcquire(t *testing.T, newRunner New) {
+func testStopEndsAcquire(t *testing.T, newRunner New) {
 	b := start(t, newRunner, 1)
-	b.acquire() // idle, in the hands of its host
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	b.acquire() // the only slot, which is not released
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	waiting := make(chan error, 1)
 	go func() {
@@ -270,9 +279,9 @@ func stopEndsAcquire(t *testing.T, newRunner New) {
 	}
 }
 
-func stopIsSafeTwice(t *testing.T, newRunner New) {
+func testStopTwice(t *testing.T, newRunner New) {
 	b := start(t, newRunner, 1)
-	b.works()
+	b.checkWorks()
 	for range 2 {
 		if err := b.Stop(t.Context()); err != nil {
 			t.Errorf("Stop: %v", err)

@@ -19,7 +19,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker/supervise"
 )
 
-func TestAWorkersExceptionIsForTheLogAndNotForTheCaller(t *testing.T) {
+func TestWorkerExceptionStaysInTheLog(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, ""))
 	_, err := b.do(item(1), item(runnertest.Bad))
@@ -31,7 +31,7 @@ func TestAWorkersExceptionIsForTheLogAndNotForTheCaller(t *testing.T) {
 	_, err = b.do(item(runnertest.Bad))
 	f := runner.FaultOf(err)
 	if f.Reason != fault.RunnerFailed || strings.Contains(f.Message, "bad") || strings.Contains(f.Message, "ValueError") {
-		t.Errorf("the caller hears %v", f)
+		t.Errorf("the caller gets %v", f)
 	}
 	b.logs("level=WARN", "failed on an item", "ValueError: this row is bad", "in predict", "request[-1]")
 	b.works()
@@ -40,7 +40,7 @@ func TestAWorkersExceptionIsForTheLogAndNotForTheCaller(t *testing.T) {
 	}
 }
 
-func TestOutOfMemoryBlamesNobodyUntilAnItemIsAlone(t *testing.T) {
+func TestOutOfMemoryBlamesOnlySingleItem(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, ""))
 	_, err := b.do(item(outOfMemory), item(1))
@@ -48,14 +48,14 @@ func TestOutOfMemoryBlamesNobodyUntilAnItemIsAlone(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	if f := runner.FaultOf(err); f.Reason != fault.RunnerOutOfMemory || strings.Contains(f.Message, "CUDA") {
-		t.Errorf("the caller hears %v", f)
+		t.Errorf("the caller gets %v", f)
 	}
 	if _, err := b.do(item(outOfMemory)); err != nil {
 		t.Errorf("alone it got %v", err)
 	}
 }
 
-func TestABadItemFailsAlone(t *testing.T) {
+func TestBadItemFailsAlone(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, ""))
 	outcomes, err := b.do(item(1), item(2, itemFault), item(3))
@@ -69,7 +69,7 @@ func TestABadItemFailsAlone(t *testing.T) {
 	b.echoes([]*runner.Outcome{outcomes[0], outcomes[2]}, []int64{1}, []int64{3})
 }
 
-func TestOutputsMayComeItemByItemWithMetadata(t *testing.T) {
+func TestPerItemOutputsKeepMetadata(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, ""))
 	outcomes, err := b.do(item(1), item(2, itemOutputs), item(3, 4))
@@ -87,7 +87,7 @@ func TestOutputsMayComeItemByItemWithMetadata(t *testing.T) {
 
 // What a worker may do that ends it. Whatever it is, the batch is the host's again
 // at once, another incarnation serves the next, and nobody hangs.
-func TestABatchOutlivesItsWorker(t *testing.T) {
+func TestBatchOutlivesItsWorker(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		row   int64
@@ -99,9 +99,9 @@ func TestABatchOutlivesItsWorker(t *testing.T) {
 		"it writes garbage":           {garbage, "a frame begins with 48 54 54 50"},
 		"it claims too much":          {tooBig, "at most"},
 		"it closes its connection":    {disconnect, worker.ErrDisconnected.Error()},
-		"it says what a host says":    {hostsMessage, "does not say ping"},
-		"it answers an unasked ping":  {unknownPong, "nobody asked for"},
-		"it says that it failed":      {erring, "the device is gone"},
+		"it sends a host's message":   {hostsMessage, "does not send ping"},
+		"it answers an unasked ping":  {unknownPong, "has no ping"},
+		"it reports that it failed":   {erring, "the device is gone"},
 		"it hangs":                    {hang, supervise.ErrRunLimit.Error()},
 		"it freezes":                  {freeze, supervise.ErrRunLimit.Error()},
 		"it falls silent in a result": {half, supervise.ErrRunLimit.Error()},
@@ -112,11 +112,11 @@ func TestABatchOutlivesItsWorker(t *testing.T) {
 			s.RunLimit = time.Second
 			b := start(t, s)
 			outcomes, err := b.do(item(1), item(test.row))
-			if !errors.Is(err, runner.ErrDied) || !strings.Contains(err.Error(), test.cause) {
+			if !errors.Is(err, runner.ErrCrashed) || !strings.Contains(err.Error(), test.cause) {
 				t.Errorf("got %v, want %q", err, test.cause)
 			}
 			if f := runner.FaultOf(err); f.Reason != fault.RunnerCrashed || strings.Contains(f.Message, test.cause) {
-				t.Errorf("a caller would hear %v", f)
+				t.Errorf("a caller would get %v", f)
 			}
 			if outcomes[0] != nil || outcomes[1] != nil {
 				t.Errorf("items have outcomes: %v", outcomes)
@@ -132,7 +132,7 @@ func TestABatchOutlivesItsWorker(t *testing.T) {
 	}
 }
 
-func TestAResultThatDoesNotFitItsBatchIsTheStagesFault(t *testing.T) {
+func TestUnfitResultIsBadOutput(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		row   int64
@@ -150,7 +150,7 @@ func TestAResultThatDoesNotFitItsBatchIsTheStagesFault(t *testing.T) {
 				t.Errorf("got %v, want %q", err, test.cause)
 			}
 			if f := runner.FaultOf(err); f.Reason != fault.RunnerOutputInvalid {
-				t.Errorf("a caller would hear %v", f)
+				t.Errorf("a caller would get %v", f)
 			}
 			b.await(supervise.Dead)
 			b.works()
@@ -159,17 +159,17 @@ func TestAResultThatDoesNotFitItsBatchIsTheStagesFault(t *testing.T) {
 }
 
 // Whether the codec sees it or what reads the result: the batch has failed.
-func TestAPartThatIsNotThereCostsTheWorker(t *testing.T) {
+func TestMissingPartReplacesWorker(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, ""))
-	if _, err := b.do(item(outside)); !errors.Is(err, runner.ErrBadOutput) && !errors.Is(err, runner.ErrDied) {
+	if _, err := b.do(item(outside)); !errors.Is(err, runner.ErrBadOutput) && !errors.Is(err, runner.ErrCrashed) {
 		t.Errorf("got %v", err)
 	}
 	b.await(supervise.Dead)
 	b.works()
 }
 
-func TestASecondResultCostsTheWorkerAndNoItem(t *testing.T) {
+func TestSecondResultReplacesWorkerOnly(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, ""))
 	outcomes, err := b.do(item(twice))
@@ -181,7 +181,7 @@ func TestASecondResultCostsTheWorkerAndNoItem(t *testing.T) {
 	b.works()
 }
 
-func TestAnItemWithoutOutputsIsForTheSchemaToJudge(t *testing.T) {
+func TestItemWithoutOutputsIsSettled(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, ""))
 	outcomes, err := b.do(item(noOutputs))
@@ -194,7 +194,7 @@ func TestAnItemWithoutOutputsIsForTheSchemaToJudge(t *testing.T) {
 	}
 }
 
-func TestBatchesOfOneWorkerThatDiesAreAllTold(t *testing.T) {
+func TestAllBatchesOfDeadWorkerFail(t *testing.T) {
 	t.Parallel()
 	s := settings(t, "")
 	s.Slots = 3
@@ -203,7 +203,7 @@ func TestBatchesOfOneWorkerThatDiesAreAllTold(t *testing.T) {
 	for _, row := range []int64{hang, hang, killed} {
 		slot := b.acquire()
 		all.Go(func() {
-			if _, err := b.doOn(t.Context(), slot, item(row)); !errors.Is(err, runner.ErrDied) {
+			if _, err := b.doOn(t.Context(), slot, item(row)); !errors.Is(err, runner.ErrCrashed) {
 				t.Errorf("got %v", err)
 			}
 		})
@@ -237,7 +237,7 @@ func TestLargeResultsComeWhole(t *testing.T) {
 	}
 }
 
-func TestInputsThatAreTooLargeAreRefusedAndSaid(t *testing.T) {
+func TestTooLargeInputsAreRefused(t *testing.T) {
 	t.Parallel()
 	s := settings(t, "")
 	s.MaxFrame = 1 << 10
@@ -249,7 +249,7 @@ func TestInputsThatAreTooLargeAreRefusedAndSaid(t *testing.T) {
 	b.works()
 }
 
-func TestTheWorkerHearsWhichItemsNobodyWaitsFor(t *testing.T) {
+func TestWorkerGetsCancelledItems(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, ""))
 	one, two := make(chan struct{}), make(chan struct{})
@@ -281,7 +281,7 @@ func TestTheWorkerHearsWhichItemsNobodyWaitsFor(t *testing.T) {
 }
 
 // A worker keeps its slot until it has ended the batch that nobody wants.
-func TestASlotIsBusyAsLongAsItsWorkerIs(t *testing.T) {
+func TestSlotIsBusyWithItsWorker(t *testing.T) {
 	t.Parallel()
 	s := settings(t, "")
 	s.RunLimit = 500 * time.Millisecond
@@ -290,7 +290,7 @@ func TestASlotIsBusyAsLongAsItsWorkerIs(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), brief)
 	defer cancel()
 	begun := time.Now()
-	if _, err := b.doOn(ctx, slot, item(hang)); !errors.Is(err, runner.ErrDied) {
+	if _, err := b.doOn(ctx, slot, item(hang)); !errors.Is(err, runner.ErrCrashed) {
 		t.Errorf("got %v", err)
 	}
 	if took := time.Since(begun); took < s.RunLimit {
@@ -314,7 +314,7 @@ func TestChunksComeBeforeTheOutcome(t *testing.T) {
 	}
 }
 
-func TestAChunkThatNobodyTakesIsACancel(t *testing.T) {
+func TestRefusedChunkCancelsItem(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, streams))
 	k := &sink{T: t, outcomes: make([]*runner.Outcome, 1), chunks: make([][]payload.Part, 1), refuse: true}
@@ -324,16 +324,16 @@ func TestAChunkThatNobodyTakesIsACancel(t *testing.T) {
 	b.logs("stream=stdout", "msg=\"cancel 2 [0]\"")
 }
 
-func TestChunksOfAWorkerThatDoesNotStreamAreAViolation(t *testing.T) {
+func TestChunkWithoutCapabilityIsViolation(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, ""))
-	if _, err := b.do(item(chunks)); !errors.Is(err, runner.ErrDied) {
+	if _, err := b.do(item(chunks)); !errors.Is(err, runner.ErrCrashed) {
 		t.Errorf("got %v", err)
 	}
 }
 
 // The worker ends after the batch was given its slot, and before it was sent.
-func TestABatchThatWasNotSentIsNotBegun(t *testing.T) {
+func TestUnsentBatchDidNotStart(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, ""))
 	pid := b.pid()
@@ -368,7 +368,7 @@ func TestKillingWorkersUnderLoadLosesNoItem(t *testing.T) {
 						b.echoes(outcomes, []int64{int64(g), int64(i)})
 						break
 					}
-					if tries > 50 || !errors.Is(err, runner.ErrDied) && !errors.Is(err, runner.ErrNotStarted) {
+					if tries > 50 || !errors.Is(err, runner.ErrCrashed) && !errors.Is(err, runner.ErrNotStarted) {
 						t.Errorf("batch %d: %v", i, err)
 						break
 					}

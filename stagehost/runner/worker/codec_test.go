@@ -48,7 +48,7 @@ func layout(t *testing.T, parts []frame.Part, body *frame.Body) []string {
 	return out
 }
 
-func TestInputsAreJoinedWhereTheyCanBe(t *testing.T) {
+func TestStackableInputsAreJoined(t *testing.T) {
 	t.Parallel()
 	ab, cd, ef := payload.OfTensor("x", bytesTensor([]byte("ab")...)), payload.OfTensor("x", bytesTensor([]byte("cdCD")...)), payload.OfTensor("x", bytesTensor([]byte("ef")...))
 	wide := payload.OfTensor("x", tensor.Tensor{Datatype: tensor.Uint8, Shape: []int64{1, 3}, Raw: []byte("xyz")})
@@ -86,7 +86,7 @@ func TestInputsAreJoinedWhereTheyCanBe(t *testing.T) {
 	}
 }
 
-func TestItemsAreToldAsTheyAre(t *testing.T) {
+func TestItemsAreEncodedWhole(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
 	item := runner.Item{
@@ -113,7 +113,7 @@ func TestItemsAreToldAsTheyAre(t *testing.T) {
 	}
 }
 
-func TestResultsAreHeldAgainstTheirBatch(t *testing.T) {
+func TestResultsAreCheckedAgainstBatch(t *testing.T) {
 	t.Parallel()
 	items := []runner.Item{itemWith(1), itemWith(2)}
 	three := func(edit func(r *frame.Result, body *frame.Body)) (*frame.Result, *frame.Body) {
@@ -123,8 +123,8 @@ func TestResultsAreHeldAgainstTheirBatch(t *testing.T) {
 		return r, body
 	}
 	for name, test := range map[string]struct {
-		edit func(r *frame.Result, body *frame.Body)
-		says string
+		edit     func(r *frame.Result, body *frame.Body)
+		wantText string
 	}{
 		"as it should be": {func(*frame.Result, *frame.Body) {}, ""},
 		"two outputs": {func(r *frame.Result, b *frame.Body) {
@@ -153,8 +153,8 @@ func TestResultsAreHeldAgainstTheirBatch(t *testing.T) {
 			t.Parallel()
 			r, body := three(test.edit)
 			out, err := outcomesOf(items, r, join(t, body), false)
-			if test.says == "" && (err != nil || len(out) != 2) || test.says != "" && (err == nil || !strings.Contains(err.Error(), test.says)) {
-				t.Errorf("got %v, want %q", err, test.says)
+			if test.wantText == "" && (err != nil || len(out) != 2) || test.wantText != "" && (err == nil || !strings.Contains(err.Error(), test.wantText)) {
+				t.Errorf("got %v, want %q", err, test.wantText)
 			}
 		})
 	}
@@ -192,7 +192,7 @@ func TestRowsGoToTheirItems(t *testing.T) {
 	}
 }
 
-func TestItemsThatNobodyWaitsForMayBeLeftOut(t *testing.T) {
+func TestCancelledItemsMayLackOutputs(t *testing.T) {
 	t.Parallel()
 	var body frame.Body
 	r := &frame.Result{Parts: []frame.Part{body.Blob("y", 0, "", nil)}}
@@ -214,7 +214,7 @@ func TestItemsThatNobodyWaitsForMayBeLeftOut(t *testing.T) {
 	}
 }
 
-func TestReasonsThatAreNotAWorkersAreFailures(t *testing.T) {
+func TestUnknownReasonsAreRunnerFailed(t *testing.T) {
 	t.Parallel()
 	for reason, want := range map[string]fault.Reason{
 		"INVALID_INPUT": fault.InvalidInput, "SCHEMA_VIOLATION": fault.SchemaViolation,
@@ -251,7 +251,7 @@ func FuzzResultsNeverPanic(f *testing.F) {
 	})
 }
 
-func TestWarmUpsAreBoundedByWhatFits(t *testing.T) {
+func TestWarmUpSizesAreBounded(t *testing.T) {
 	t.Parallel()
 	example := func(rows int) runner.Example {
 		return runner.Example{Inputs: []payload.Part{payload.OfTensor("x", bytesTensor(make([]byte, 2*rows)...))}}
@@ -262,15 +262,15 @@ func TestWarmUpsAreBoundedByWhatFits(t *testing.T) {
 		s       Settings
 		want    []int
 	}{
-		"one row":        {example(1), runner.BatchRows, Settings{MaxSize: 8, MaxFrame: 1 << 20}, []int{1, 8}},
-		"three rows":     {example(3), runner.BatchRows, Settings{MaxSize: 8, MaxFrame: 1 << 20}, []int{1, 2}},
-		"too many rows":  {example(9), runner.BatchRows, Settings{MaxSize: 8, MaxFrame: 1 << 20}, []int{1}},
-		"one by one":     {example(3), runner.BatchNone, Settings{MaxSize: 8, MaxFrame: 1 << 20}, []int{1, 8}},
-		"no batches":     {example(1), runner.BatchRows, Settings{MaxSize: 1, MaxFrame: 1 << 20}, []int{1}},
-		"a small frame":  {example(1), runner.BatchRows, Settings{MaxSize: 8, MaxFrame: 10}, []int{1, 5}},
-		"a huge batch":   {example(1), runner.BatchRows, Settings{MaxSize: 1 << 30, MaxFrame: 1 << 40}, []int{1, warmUpItems}},
-		"nothing in it":  {runner.Example{}, runner.BatchRows, Settings{MaxSize: 2, MaxFrame: 1}, []int{1, 2}},
-		"without a body": {example(0), runner.BatchRows, Settings{MaxSize: 2, MaxFrame: 1}, []int{1, 2}},
+		"one row":        {example(1), runner.BatchRows, Settings{MaxSize: 8, Limits: Limits{MaxFrame: 1 << 20}}, []int{1, 8}},
+		"three rows":     {example(3), runner.BatchRows, Settings{MaxSize: 8, Limits: Limits{MaxFrame: 1 << 20}}, []int{1, 2}},
+		"too many rows":  {example(9), runner.BatchRows, Settings{MaxSize: 8, Limits: Limits{MaxFrame: 1 << 20}}, []int{1}},
+		"one by one":     {example(3), runner.BatchNone, Settings{MaxSize: 8, Limits: Limits{MaxFrame: 1 << 20}}, []int{1, 8}},
+		"no batches":     {example(1), runner.BatchRows, Settings{MaxSize: 1, Limits: Limits{MaxFrame: 1 << 20}}, []int{1}},
+		"a small frame":  {example(1), runner.BatchRows, Settings{MaxSize: 8, Limits: Limits{MaxFrame: 10}}, []int{1, 5}},
+		"a huge batch":   {example(1), runner.BatchRows, Settings{MaxSize: 1 << 30, Limits: Limits{MaxFrame: 1 << 40}}, []int{1, warmUpItems}},
+		"nothing in it":  {runner.Example{}, runner.BatchRows, Settings{MaxSize: 2, Limits: Limits{MaxFrame: 1}}, []int{1, 2}},
+		"without a body": {example(0), runner.BatchRows, Settings{MaxSize: 2, Limits: Limits{MaxFrame: 1}}, []int{1, 2}},
 	} {
 		if got := sizes(test.example, runner.Spec{BatchAxis: test.axis}, &test.s); !slices.Equal(got, test.want) {
 			t.Errorf("%s: got %d, want %d", name, got, test.want)
@@ -278,7 +278,7 @@ func TestWarmUpsAreBoundedByWhatFits(t *testing.T) {
 	}
 }
 
-func TestZerosAreMadeOfASpec(t *testing.T) {
+func TestZerosFollowTheSpec(t *testing.T) {
 	t.Parallel()
 	tensorOf := func(d tensor.Datatype, shape ...int64) runner.PartSpec {
 		return runner.PartSpec{Name: "x", Datatype: d, Shape: shape}
@@ -311,7 +311,7 @@ func TestZerosAreMadeOfASpec(t *testing.T) {
 	}
 }
 
-func TestAFaultNamesTheInputOrTheParameter(t *testing.T) {
+func TestFaultNamesInputOrParameter(t *testing.T) {
 	t.Parallel()
 	for field, want := range map[string]string{"x": "inputs.x", "parameters.words": "parameters.words", "parameters": "inputs.parameters"} {
 		got := faultOf(frame.Fault{Reason: "INVALID_INPUT", Message: "m", Field: field})

@@ -68,7 +68,7 @@ func TestGangsAreARunner(t *testing.T) {
 	})
 }
 
-func TestAWorkerThatWritesByteByByteIsARunner(t *testing.T) {
+func TestSlowlyWritingWorkerIsARunner(t *testing.T) {
 	t.Parallel()
 	conforms(t, bytewise, func(s *worker.Settings, slots int) { s.Slots = slots })
 }

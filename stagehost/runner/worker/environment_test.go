@@ -2,8 +2,8 @@ package worker
 
 import "testing"
 
-// What the host was told is its own: the broker's URL may have a password.
-func TestWorkersDoNotGetTheHostsVariables(t *testing.T) {
+// The host's own variables may have a password, such as the broker's URL.
+func TestWorkersLackHostVariables(t *testing.T) {
 	t.Setenv("STAGEMESH_NATS", "nats://user:secret@b")
 	t.Setenv("HARMLESS", "yes")
 	env := Settings{Env: map[string]string{"OWN": "1"}, Replicas: []Replica{{}}}.environment(0)

@@ -33,19 +33,19 @@ const (
 	unknownItem                      // has a fault for an item that is not there
 	strayResult                      // ends a batch that it was not given
 	twice                            // ends its batch twice
-	hang                             // never answers, and hears nothing
+	hang                             // never answers, and reads nothing
 	freeze                           // stops itself, as SIGSTOP does
 	outOfMemory                      // has too little memory for more than one item
 	itemFault                        // has a fault for the item alone
 	itemOutputs                      // answers item by item, with metadata
 	chunks                           // sends three chunks for every item first
-	drip                             // sends chunks until it is told that nobody waits
+	drip                             // sends chunks until its item is cancelled
 	big                              // answers with 50 MB more
 	disconnect                       // closes its connection and stays
 	leave                            // ends with exit code 0
 	killed                           // is killed
-	erring                           // says that it failed, cleans up and ends
-	hostsMessage                     // says what only a host says
+	erring                           // reports that it failed, cleans up and exits
+	hostsMessage                     // sends a message of hosts
 	outside                          // has a part outside its body
 	rankOneDies                      // rank 1 ends
 	rankOneFails                     // rank 1 has an error
@@ -53,7 +53,7 @@ const (
 	tooBig                           // claims a body beyond the limit
 	unknownPong                      // answers a ping that nobody sent
 	ownRank                          // answers with the pid and its rank
-	endless                          // sends chunks whatever the host says
+	endless                          // sends chunks and ignores cancels
 )
 
 // Modes of a worker that is started, in WORKER_MODE, separated by commas.
@@ -83,7 +83,7 @@ const (
 	slow         = "slow"
 	streams      = "streams"
 	streamRows   = "stream rows" // a chunk for each row, as package runnertest wants it
-	tellOrder    = "tell order"
+	logOrder     = "log order"
 	hangLater    = "hang later"  // at its start, as long as there is the file STATE
 	leaveLater   = "leave later" // after its warm-up, the same
 	host         = "host"
@@ -101,13 +101,13 @@ type fake struct {
 	mu      sync.Mutex
 	out     io.Writer
 	running map[uint64]context.CancelFunc
-	told    chan struct{}
+	asked   chan struct{}
 	grown   sync.Once
 }
 
 // be is a worker's main function; it returns its exit code.
 func be(mode string) int {
-	f := &fake{modes: map[string]bool{}, running: map[uint64]context.CancelFunc{}, told: make(chan struct{}, 1)}
+	f := &fake{modes: map[string]bool{}, running: map[uint64]context.CancelFunc{}, asked: make(chan struct{}, 1)}
 	for _, m := range strings.Split(mode, ",") {
 		f.modes[m] = true
 	}
@@ -155,11 +155,11 @@ func (f *fake) watchLifeline() {
 	os.Exit(4) //nolint:forbidigo // the host is gone
 }
 
-// leave says once that it leaves, and has serve return.
+// leave reports once that it leaves, and makes serve return.
 func (f *fake) leave() {
 	select {
-	case f.told <- struct{}{}:
-		f.say(&frame.State{State: frame.Shutdown}, nil)
+	case f.asked <- struct{}{}:
+		f.send(&frame.State{State: frame.Shutdown}, nil)
 		_ = f.conn.(*net.UnixConn).CloseRead()
 	default:
 	}
@@ -182,7 +182,7 @@ func (f *fake) serve() int {
 	if f.modes[streams] || f.modes[streamRows] {
 		hello.Capabilities = []string{frame.Stream}
 	}
-	f.say(hello, nil)
+	f.send(hello, nil)
 	m, _, err := frame.Read(f.in, 0)
 	welcome, ok := m.(*frame.Welcome)
 	if err != nil || !ok {
@@ -197,16 +197,16 @@ func (f *fake) serve() int {
 
 func (f *fake) load(w *frame.Welcome) (int, bool) {
 	fmt.Fprintln(os.Stdout, "options", string(w.Options), "devices", w.Devices)
-	f.say(&frame.State{State: frame.Startup, Message: "loading shard 3 of 12"}, nil)
+	f.send(&frame.State{State: frame.Startup, Message: "loading shard 3 of 12"}, nil)
 	switch {
 	case f.modes[neverReady]:
-		<-f.told
+		<-f.asked
 		return 0, false
 	case f.modes[slowStart]:
 		<-time.After(300 * time.Millisecond)
 	case f.modes[initFails]:
-		f.say(&frame.Error{Kind: frame.Exception, Name: "FileNotFoundError", Message: "m.onnx", Traceback: "in setup"}, nil)
-		f.say(&frame.State{State: frame.Shutdown}, nil)
+		f.send(&frame.Error{Kind: frame.Exception, Name: "FileNotFoundError", Message: "m.onnx", Traceback: "in setup"}, nil)
+		f.send(&frame.State{State: frame.Shutdown}, nil)
 		return 5, false
 	case f.modes[flood]:
 		for i := range 5000 {
@@ -218,7 +218,7 @@ func (f *fake) load(w *frame.Welcome) (int, bool) {
 	if f.modes[oneSlot] || f.modes[growing] || f.modes[narrowing] && exists(os.Getenv("STATE")) {
 		slots = 1
 	}
-	f.say(&frame.Ready{Slots: slots, Spec: f.spec(&body)}, &body)
+	f.send(&frame.Ready{Slots: slots, Spec: f.spec(&body)}, &body)
 	if f.modes[readsNothing] {
 		select {}
 	}
@@ -254,14 +254,14 @@ func int64s(rows ...int64) tensor.Tensor {
 	return t
 }
 
-// listen takes what the host says until it is told to leave.
+// listen handles the messages of the host until it is asked to leave.
 func (f *fake) listen(w *frame.Welcome) int {
 	var batches sync.WaitGroup
 	for {
 		m, body, err := frame.Read(f.in, w.MaxFrame)
 		if err != nil {
 			batches.Wait()
-			if len(f.told) > 0 {
+			if len(f.asked) > 0 {
 				return 0
 			}
 			if f.modes[stubborn] {
@@ -271,7 +271,7 @@ func (f *fake) listen(w *frame.Welcome) int {
 		}
 		switch m := m.(type) {
 		case *frame.Predict:
-			if f.modes[tellOrder] && !m.Warmup {
+			if f.modes[logOrder] && !m.Warmup {
 				fmt.Fprintln(os.Stdout, "has", f.rank, m.Batch)
 			}
 			ctx, cancel := context.WithCancel(context.Background())
@@ -287,7 +287,7 @@ func (f *fake) listen(w *frame.Welcome) int {
 			}
 			f.mu.Unlock()
 		case *frame.Ping:
-			f.say(&frame.Pong{N: m.N}, nil)
+			f.send(&frame.Pong{N: m.N}, nil)
 		case *frame.Stop:
 			if !f.modes[stubborn] {
 				f.leave()
@@ -296,7 +296,7 @@ func (f *fake) listen(w *frame.Welcome) int {
 	}
 }
 
-func (f *fake) say(m frame.Message, body *frame.Body) {
+func (f *fake) send(m frame.Message, body *frame.Body) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	_ = frame.Write(f.out, m, body) // or the host is gone
@@ -309,7 +309,7 @@ func (f *fake) raw(data []byte) {
 }
 
 func (f *fake) fail(batch uint64, kind string, err error) {
-	f.say(&frame.Error{Batch: &batch, Kind: kind, Name: "ValueError", Message: err.Error(), Traceback: "in predict"}, nil)
+	f.send(&frame.Error{Batch: &batch, Kind: kind, Name: "ValueError", Message: err.Error(), Traceback: "in predict"}, nil)
 }
 
 // rowsIn returns the rows of every item, however they came.
@@ -378,7 +378,7 @@ func (f *fake) predict(ctx context.Context, m *frame.Predict, body []byte) {
 	}
 	f.grown.Do(func() {
 		if f.modes[growing] {
-			f.say(&frame.Ready{}, nil)
+			f.send(&frame.Ready{}, nil)
 		}
 	})
 }
@@ -400,7 +400,7 @@ func (f *fake) stream(ctx context.Context, m *frame.Predict, items [][]int64) {
 // chunk sends a row of the only item.
 func (f *fake) chunk(batch uint64, row int64) {
 	var body frame.Body
-	f.say(&frame.Chunk{Batch: batch, Parts: []frame.Part{body.Tensor("y", -1, int64s(row))}}, &body)
+	f.send(&frame.Chunk{Batch: batch, Parts: []frame.Part{body.Tensor("y", -1, int64s(row))}}, &body)
 }
 
 // answer gives the rows back, joined; of rank 0 alone.
@@ -423,7 +423,7 @@ func (f *fake) answer(m *frame.Predict, items [][]int64, edit func(r *frame.Resu
 	if edit != nil {
 		edit(r, &body)
 	}
-	f.say(r, &body)
+	f.send(r, &body)
 }
 
 // trouble does what a row asks for. It reports whether the batch is over with that.
@@ -457,9 +457,9 @@ func (f *fake) trouble(ctx context.Context, m *frame.Predict, items [][]int64, i
 			r.Faults = []frame.Fault{{Item: len(items), Reason: "INVALID_INPUT", Message: "no"}}
 		})
 	case noOutputs:
-		f.say(&frame.Result{Batch: m.Batch}, nil)
+		f.send(&frame.Result{Batch: m.Batch}, nil)
 	case strayResult:
-		f.say(&frame.Result{Batch: m.Batch + 1000}, nil)
+		f.send(&frame.Result{Batch: m.Batch + 1000}, nil)
 	case twice:
 		f.answer(m, items, nil)
 		f.answer(m, items, nil)
@@ -490,7 +490,7 @@ func (f *fake) trouble(ctx context.Context, m *frame.Predict, items [][]int64, i
 			f.chunk(m.Batch, 1)
 			<-time.After(10 * time.Millisecond)
 		}
-		f.chunk(m.Batch, 2) // which nobody is to hear of
+		f.chunk(m.Batch, 2) // which nobody gets
 		f.fail(m.Batch, frame.Exception, ctx.Err())
 	case endless:
 		for {
@@ -501,7 +501,7 @@ func (f *fake) trouble(ctx context.Context, m *frame.Predict, items [][]int64, i
 		for n := range 3 {
 			for i := range items {
 				var body frame.Body
-				f.say(&frame.Chunk{Batch: m.Batch, Item: i, Parts: []frame.Part{body.Tensor("y", i, int64s(int64(n)))}}, &body)
+				f.send(&frame.Chunk{Batch: m.Batch, Item: i, Parts: []frame.Part{body.Tensor("y", i, int64s(int64(n)))}}, &body)
 			}
 		}
 		return false
@@ -524,12 +524,12 @@ func (f *fake) trouble(ctx context.Context, m *frame.Predict, items [][]int64, i
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 		select {}
 	case erring:
-		f.say(&frame.State{State: frame.Failed, Message: "the device is gone"}, nil)
+		f.send(&frame.State{State: frame.Failed, Message: "the device is gone"}, nil)
 		f.leave()
 	case hostsMessage:
-		f.say(&frame.Ping{N: 1}, nil)
+		f.send(&frame.Ping{N: 1}, nil)
 	case unknownPong:
-		f.say(&frame.Pong{N: 99}, nil)
+		f.send(&frame.Pong{N: 99}, nil)
 	case outside:
 		f.raw(rawFrame(fmt.Sprintf(`{"type":"result","batch":%d,"parts":[{"name":"y","datatype":"INT64","shape":[1],"at":0,"size":8}]}`, m.Batch)))
 	case rankOneDies, rankOneFails:

@@ -24,20 +24,20 @@ func gang(t *testing.T, ranks int, mode string) *bed {
 	return start(t, s)
 }
 
-func TestAGangAnswersByItsRankZero(t *testing.T) {
+func TestGangAnswersByRankZero(t *testing.T) {
 	t.Parallel()
 	b := gang(t, 3, "")
 	outcomes, err := b.do(item(ownRank))
 	if err != nil {
 		t.Fatal(err)
 	}
-	said := outcomes[0].Metadata
+	metadata := outcomes[0].Metadata
 	for name, want := range map[string]string{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "STAGEMESH_STAGE": "test", "STAGEMESH_WORKER": "0", "STAGEMESH_INCARNATION": "1"} {
-		if said[name] != want {
-			t.Errorf("%s is %q, want %q", name, said[name], want)
+		if metadata[name] != want {
+			t.Errorf("%s is %q, want %q", name, metadata[name], want)
 		}
 	}
-	if said["MASTER_PORT"] == "" {
+	if metadata["MASTER_PORT"] == "" {
 		t.Error("there is no MASTER_PORT")
 	}
 	b.works()
@@ -48,9 +48,9 @@ func TestAGangAnswersByItsRankZero(t *testing.T) {
 }
 
 // What ranks do together they have to do in one order.
-func TestRanksHaveBatchesInOneOrder(t *testing.T) {
+func TestRanksGetBatchesInOneOrder(t *testing.T) {
 	t.Parallel()
-	s := settings(t, tellOrder)
+	s := settings(t, logOrder)
 	s.Replicas, s.Slots = []worker.Replica{{Ranks: 2}}, 8
 	b := start(t, s)
 	var running sync.WaitGroup
@@ -68,8 +68,8 @@ func TestRanksHaveBatchesInOneOrder(t *testing.T) {
 	b.stop()
 	var order [2][]string
 	for line := range strings.Lines(b.log.String()) {
-		if _, said, ok := strings.Cut(line, `msg="has `); ok {
-			words := strings.Fields(said)
+		if _, metadata, ok := strings.Cut(line, `msg="has `); ok {
+			words := strings.Fields(metadata)
 			rank, err := strconv.Atoi(words[0])
 			if err != nil {
 				t.Fatal(line)
@@ -82,7 +82,7 @@ func TestRanksHaveBatchesInOneOrder(t *testing.T) {
 	}
 }
 
-func TestAGangLivesAndDiesTogether(t *testing.T) {
+func TestGangDiesTogether(t *testing.T) {
 	t.Parallel()
 	b := gang(t, 3, "")
 	ready := b.await(supervise.Ready)
@@ -90,7 +90,7 @@ func TestAGangLivesAndDiesTogether(t *testing.T) {
 		t.Fatalf("it has processes %v", ready.PIDs)
 	}
 	_, err := b.do(item(rankOneDies))
-	if !errors.Is(err, runner.ErrDied) || !strings.Contains(err.Error(), "rank 1: exit code 3") {
+	if !errors.Is(err, runner.ErrCrashed) || !strings.Contains(err.Error(), "rank 1: exit code 3") {
 		t.Errorf("got %v", err)
 	}
 	dead := b.await(supervise.Dead)
@@ -105,7 +105,7 @@ func TestAGangLivesAndDiesTogether(t *testing.T) {
 	b.works()
 }
 
-func TestAnErrorOfAnyRankFailsTheBatch(t *testing.T) {
+func TestAnyRankErrorFailsBatch(t *testing.T) {
 	t.Parallel()
 	b := gang(t, 2, "")
 	if _, err := b.do(item(rankOneFails)); err == nil || err.Error() != "ValueError: this row is bad" {
@@ -129,10 +129,10 @@ func TestReplicasHaveTheirOwnDevicesAndEnvironment(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		said := outcomes[0].Metadata
-		got := strings.Join([]string{said["CUDA_VISIBLE_DEVICES"], said["A"], said["B"], said["WORLD_SIZE"], said["MASTER_PORT"]}, " ")
-		if want := map[string]string{"0": "0,1 own all 1 ", "1": "MIG-2 all all 1 "}[said["STAGEMESH_WORKER"]]; got != want {
-			t.Errorf("worker %s has %q, want %q", said["STAGEMESH_WORKER"], got, want)
+		metadata := outcomes[0].Metadata
+		got := strings.Join([]string{metadata["CUDA_VISIBLE_DEVICES"], metadata["A"], metadata["B"], metadata["WORLD_SIZE"], metadata["MASTER_PORT"]}, " ")
+		if want := map[string]string{"0": "0,1 own all 1 ", "1": "MIG-2 all all 1 "}[metadata["STAGEMESH_WORKER"]]; got != want {
+			t.Errorf("worker %s has %q, want %q", metadata["STAGEMESH_WORKER"], got, want)
 		}
 	}
 }
@@ -164,9 +164,9 @@ func TestReplicasRunOnTheirCPUs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		said := outcomes[0].Metadata
-		if index := int(said["STAGEMESH_WORKER"][0] - '0'); said["cpus"] != s.Replicas[index].CPUs {
-			t.Errorf("worker %d runs on %s, want %s", index, said["cpus"], s.Replicas[index].CPUs)
+		metadata := outcomes[0].Metadata
+		if index := int(metadata["STAGEMESH_WORKER"][0] - '0'); metadata["cpus"] != s.Replicas[index].CPUs {
+			t.Errorf("worker %d runs on %s, want %s", index, metadata["cpus"], s.Replicas[index].CPUs)
 		}
 	}
 }

@@ -25,7 +25,7 @@ func (b *bed) next(n int) []string {
 	b.Helper()
 	var out []string
 	for range n {
-		e := b.awaitEdge(func(worker.Edge) bool { return true }, "any state")
+		e := b.awaitEdge(func(worker.Transition) bool { return true }, "any state")
 		text := fmt.Sprintf("%s-%s", e.From, e.To)
 		if e.Worker != 0 || len(e.PIDs) != 1 || e.At.IsZero() {
 			b.Errorf("an edge is %+v", e)
@@ -48,13 +48,13 @@ func (b *bed) edgesAre(want ...string) {
 	}
 }
 
-func TestAWorkersLifeIsTold(t *testing.T) {
+func TestTransitionsAreReported(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		end  func(b *bed)
 		want []string
 	}{
-		"it is told to stop": {func(b *bed) { b.stop() }, []string{"READY-SHUTDOWN", "SHUTDOWN-DEAD [<nil>]"}},
+		"it is stopped": {func(b *bed) { b.stop() }, []string{"READY-SHUTDOWN", "SHUTDOWN-DEAD [<nil>]"}},
 		"it crashes": {func(b *bed) { _, _ = b.do(item(runnertest.Crash)) }, []string{
 			"READY-DEAD [exit code 3] exit code 3", "DEAD-STARTUP",
 		}},
@@ -65,10 +65,10 @@ func TestAWorkersLifeIsTold(t *testing.T) {
 		"somebody kills it": {func(b *bed) { b.signal(syscall.SIGKILL) }, []string{
 			"READY-DEAD [signal: killed] signal: killed", "DEAD-STARTUP",
 		}},
-		"it says that it failed": {func(b *bed) { _, _ = b.do(item(erring)) }, []string{
-			"READY-ERROR it says ERROR: the device is gone",
-			"ERROR-SHUTDOWN it says ERROR: the device is gone",
-			"SHUTDOWN-DEAD [<nil>] it says ERROR: the device is gone", "DEAD-STARTUP",
+		"it reports that it failed": {func(b *bed) { _, _ = b.do(item(erring)) }, []string{
+			"READY-ERROR it reports ERROR: the device is gone",
+			"ERROR-SHUTDOWN it reports ERROR: the device is gone",
+			"SHUTDOWN-DEAD [<nil>] it reports ERROR: the device is gone", "DEAD-STARTUP",
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -106,7 +106,7 @@ func (b *bed) signal(s syscall.Signal) {
 	b.kill(pid, s)
 }
 
-func TestAWorkerWhoseSetupFailsSaysWhy(t *testing.T) {
+func TestFailedSetupIsReported(t *testing.T) {
 	t.Parallel()
 	s := settings(t, initFails)
 	s.StartTries = 2
@@ -120,7 +120,7 @@ func TestAWorkerWhoseSetupFailsSaysWhy(t *testing.T) {
 	b.logs("level=ERROR", "the worker failed", "FileNotFoundError: m.onnx", "in setup")
 }
 
-func TestAWarmUpIsAsSmallAndAsLargeAsABatch(t *testing.T) {
+func TestWarmUpRunsSmallestAndLargestBatch(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		mode string
@@ -146,13 +146,13 @@ func TestAWarmUpIsAsSmallAndAsLargeAsABatch(t *testing.T) {
 	}
 }
 
-func TestAWorkerWarmsUpByTheSpecOfItsStage(t *testing.T) {
+func TestWarmUpUsesCompletedSpec(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, settings(t, anyInput))
 	inputs := []runner.PartSpec{{Name: "x", Datatype: tensor.Int64, Shape: []int64{-1}}}
-	b.Place(runner.Place{Complete: func(said runner.Spec) (runner.Spec, error) {
-		said.Inputs = inputs
-		return said, nil
+	b.SetHost(runner.HostInfo{Complete: func(spec runner.Spec) (runner.Spec, error) {
+		spec.Inputs = inputs
+		return spec, nil
 	}})
 	if err := b.Start(b.patient()); err != nil {
 		t.Fatal(err)
@@ -164,12 +164,12 @@ func TestAWorkerWarmsUpByTheSpecOfItsStage(t *testing.T) {
 	b.works()
 }
 
-func TestAWorkerThatContradictsItsStageIsNotTriedAgain(t *testing.T) {
+func TestUnfitSpecIsFinal(t *testing.T) {
 	t.Parallel()
 	s := settings(t, "")
 	s.StartTries = 5
 	b := newBed(t, s)
-	b.Place(runner.Place{Complete: func(runner.Spec) (runner.Spec, error) {
+	b.SetHost(runner.HostInfo{Complete: func(runner.Spec) (runner.Spec, error) {
 		return runner.Spec{}, errors.New("inputs[0].name: the runner has no such")
 	}})
 	err := b.Start(b.patient())
@@ -185,7 +185,7 @@ func TestAWorkerThatContradictsItsStageIsNotTriedAgain(t *testing.T) {
 	}
 }
 
-func TestAWorkerIsNotReadyWhoseWarmUpFails(t *testing.T) {
+func TestFailedWarmUpIsNotReady(t *testing.T) {
 	t.Parallel()
 	for mode, cause := range map[string]string{
 		coldFails: `the warm-up with 1 of "zeros" failed: ValueError: this row is bad; give the worker an example`,
@@ -208,7 +208,7 @@ func TestAWorkerIsNotReadyWhoseWarmUpFails(t *testing.T) {
 	}
 }
 
-func TestStartEndsWithWhatTheWorkerWroteLast(t *testing.T) {
+func TestFailedStartHasLastOutput(t *testing.T) {
 	t.Parallel()
 	s := settings(t, dieAtOnce)
 	s.StartTries = 3
@@ -233,7 +233,7 @@ func TestStartEndsWithWhatTheWorkerWroteLast(t *testing.T) {
 
 func TestStartIsBounded(t *testing.T) {
 	t.Parallel()
-	for mode, says := range map[string]string{
+	for mode, want := range map[string]string{
 		neverReady: "loading shard 3 of 12",
 		mute:       "not ready in time",
 	} {
@@ -244,7 +244,7 @@ func TestStartIsBounded(t *testing.T) {
 			b := newBed(t, s)
 			begun := time.Now()
 			err := b.Start(b.patient())
-			if !errors.Is(err, supervise.ErrStartLimit) || !strings.Contains(err.Error(), says) {
+			if !errors.Is(err, supervise.ErrStartLimit) || !strings.Contains(err.Error(), want) {
 				t.Errorf("Start returned %v", err)
 			}
 			if took := time.Since(begun); took < s.StartLimit {
@@ -265,17 +265,17 @@ func TestStartEndsWithItsContext(t *testing.T) {
 	gone(t, b.await(supervise.Startup).PIDs[0], patience)
 }
 
-func TestAWorkerOfAnotherProtocolIsRefused(t *testing.T) {
+func TestOtherProtocolVersionIsRefused(t *testing.T) {
 	t.Parallel()
 	s := settings(t, versionTwo)
 	b := newBed(t, s)
-	if err := b.Start(b.patient()); err == nil || !strings.Contains(err.Error(), "versions [2] of the protocol, the host speaks 1") {
+	if err := b.Start(b.patient()); err == nil || !strings.Contains(err.Error(), "versions [2] of the protocol, the host supports 1") {
 		t.Errorf("Start returned %v", err)
 	}
 }
 
 // Heartbeats and limits would take half a minute.
-func TestTheEndOfAnIdleWorkerIsNoticedAtOnce(t *testing.T) {
+func TestIdleWorkerExitIsNoticedAtOnce(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, ""))
 	pid := b.pid()
@@ -289,7 +289,7 @@ func TestTheEndOfAnIdleWorkerIsNoticedAtOnce(t *testing.T) {
 	b.works()
 }
 
-func TestAFrozenWorkerIsReplacedWhileItIsIdle(t *testing.T) {
+func TestFrozenIdleWorkerIsReplaced(t *testing.T) {
 	t.Parallel()
 	s := settings(t, "")
 	s.Heartbeat, s.HeartbeatLimit = 50*time.Millisecond, 400*time.Millisecond
@@ -306,7 +306,7 @@ func TestAFrozenWorkerIsReplacedWhileItIsIdle(t *testing.T) {
 	b.works()
 }
 
-func TestAnIdleWorkerThatAnswersLives(t *testing.T) {
+func TestAnsweringIdleWorkerLives(t *testing.T) {
 	t.Parallel()
 	s := settings(t, "")
 	s.Heartbeat, s.HeartbeatLimit = 5*time.Millisecond, 10*time.Second
@@ -321,7 +321,7 @@ func TestAnIdleWorkerThatAnswersLives(t *testing.T) {
 	b.works()
 }
 
-func TestABatchOfAFrozenWorkerIsForAnother(t *testing.T) {
+func TestBatchOfFrozenWorkerIsReturned(t *testing.T) {
 	t.Parallel()
 	s := settings(t, "")
 	s.Replicas, s.RunLimit = make([]worker.Replica, 2), 500*time.Millisecond
@@ -329,7 +329,7 @@ func TestABatchOfAFrozenWorkerIsForAnother(t *testing.T) {
 	frozen, other := b.acquire(), b.acquire()
 	began := time.Now()
 	_, err := b.doOn(t.Context(), frozen, item(freeze))
-	if took := time.Since(began); !errors.Is(err, runner.ErrDied) || took < s.RunLimit || took > s.RunLimit+2*time.Second {
+	if took := time.Since(began); !errors.Is(err, runner.ErrCrashed) || took < s.RunLimit || took > s.RunLimit+2*time.Second {
 		t.Errorf("after %s: %v", took, err)
 	}
 	if _, err := b.doOn(t.Context(), other, item(1)); err != nil {
@@ -338,7 +338,7 @@ func TestABatchOfAFrozenWorkerIsForAnother(t *testing.T) {
 	b.works()
 }
 
-func TestAWorkerThatFreezesAfterABatchIsReplaced(t *testing.T) {
+func TestWorkerFrozenAfterBatchIsReplaced(t *testing.T) {
 	t.Parallel()
 	s := settings(t, slow)
 	s.Heartbeat, s.HeartbeatLimit = 60*time.Millisecond, 200*time.Millisecond
@@ -355,13 +355,13 @@ func TestAWorkerThatFreezesAfterABatchIsReplaced(t *testing.T) {
 	}
 }
 
-func TestHealthTellsWhyNoWorkerIsReady(t *testing.T) {
+func TestHealthExplainsUnreadyWorkers(t *testing.T) {
 	t.Parallel()
 	s := settings(t, dieLater)
 	s.CrashLoop = 3
 	b := start(t, s)
 	if _, err := b.Health(); err != nil {
-		t.Errorf("it is well, and says %v", err)
+		t.Errorf("it is healthy, and Health returns %v", err)
 	}
 	if err := os.WriteFile(s.Env["STATE"], nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -370,7 +370,7 @@ func TestHealthTellsWhyNoWorkerIsReady(t *testing.T) {
 	err := b.awaitHealth(func(err error) bool { return errors.Is(err, worker.ErrCrashLoop) })
 	for _, words := range []string{"worker 0", "exit code 3", "ImportError: no module named torch"} {
 		if !strings.Contains(err.Error(), words) {
-			t.Errorf("it says %v", err)
+			t.Errorf("Health returns %v", err)
 		}
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), brief)
@@ -385,7 +385,7 @@ func TestHealthTellsWhyNoWorkerIsReady(t *testing.T) {
 	b.works()
 	b.stop()
 	if _, err := b.Health(); !errors.Is(err, worker.ErrStopped) {
-		t.Errorf("stopped, it says %v", err)
+		t.Errorf("stopped, Health returns %v", err)
 	}
 }
 
@@ -406,13 +406,13 @@ func (b *bed) awaitHealth(is func(error) bool) error {
 	}
 }
 
-func TestHealthIsGoodAsLongAsOneWorkerIsReady(t *testing.T) {
+func TestOneReadyWorkerIsHealthy(t *testing.T) {
 	t.Parallel()
 	s := settings(t, "")
 	s.Replicas = []worker.Replica{{}, {Env: map[string]string{modeVariable: dieLater}}}
 	s.CrashLoop = 2
 	b := start(t, s)
-	dying := b.awaitEdge(func(e worker.Edge) bool { return e.Worker == 1 && e.To == supervise.Ready }, "READY")
+	dying := b.awaitEdge(func(e worker.Transition) bool { return e.Worker == 1 && e.To == supervise.Ready }, "READY")
 	if err := os.WriteFile(s.Env["STATE"], nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -420,14 +420,14 @@ func TestHealthIsGoodAsLongAsOneWorkerIsReady(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 4 {
-		b.awaitEdge(func(e worker.Edge) bool { return e.Worker == 1 && e.To == supervise.Dead }, "DEAD")
+		b.awaitEdge(func(e worker.Transition) bool { return e.Worker == 1 && e.To == supervise.Dead }, "DEAD")
 	}
 	if _, err := b.Health(); err != nil {
-		t.Errorf("one worker is ready, and it says %v", err)
+		t.Errorf("one worker is ready, and Health returns %v", err)
 	}
 }
 
-func TestRestartsComeAfterAPause(t *testing.T) {
+func TestRestartWaitsForBackoff(t *testing.T) {
 	t.Parallel()
 	s := settings(t, dieAtOnce)
 	s.Backoff, s.MaxBackoff, s.StartTries = 80*time.Millisecond, 160*time.Millisecond, 4
@@ -439,12 +439,12 @@ func TestRestartsComeAfterAPause(t *testing.T) {
 		died := b.await(supervise.Dead)
 		again := b.await(supervise.Startup)
 		if got := again.At.Sub(died.At); got < pause*time.Millisecond/2 { //nolint:durationcheck // a number of milliseconds
-			t.Errorf("it starts %s after its death, the pause is %d ms", got, pause)
+			t.Errorf("it starts %s after its crash, the pause is %d ms", got, pause)
 		}
 	}
 }
 
-func TestAWorkerWithAnotherSpecIsNotTaken(t *testing.T) {
+func TestChangedSpecIsRefused(t *testing.T) {
 	t.Parallel()
 	s := settings(t, specByFile)
 	s.CrashLoop = 2
@@ -464,7 +464,7 @@ func TestAWorkerWithAnotherSpecIsNotTaken(t *testing.T) {
 	})
 }
 
-func TestRestartReplacesOneWorkerAfterTheOther(t *testing.T) {
+func TestRestartIsRolling(t *testing.T) {
 	t.Parallel()
 	s := settings(t, "")
 	s.Replicas = make([]worker.Replica, 2)
@@ -496,7 +496,7 @@ func TestRestartReplacesOneWorkerAfterTheOther(t *testing.T) {
 }
 
 // Whoever restarts a worker whose start hangs need not wait for it.
-func TestARestartReplacesAStartThatHangs(t *testing.T) {
+func TestRestartReplacesHangingStart(t *testing.T) {
 	t.Parallel()
 	s := settings(t, hangLater)
 	b := start(t, s)
@@ -506,7 +506,7 @@ func TestARestartReplacesAStartThatHangs(t *testing.T) {
 	ctx, give := context.WithCancel(b.patient())
 	first := make(chan error, 1)
 	go func() { first <- b.Restart(ctx) }()
-	b.awaitEdge(func(e worker.Edge) bool { return e.Incarnation == 2 && e.To == supervise.Startup }, "STARTUP")
+	b.awaitEdge(func(e worker.Transition) bool { return e.Incarnation == 2 && e.To == supervise.Startup }, "STARTUP")
 	if err := os.Remove(s.Env["STATE"]); err != nil {
 		t.Fatal(err)
 	}
@@ -520,7 +520,7 @@ func TestARestartReplacesAStartThatHangs(t *testing.T) {
 	b.works()
 }
 
-func TestAStartThatHangsTellsWhatWasWritten(t *testing.T) {
+func TestHangingStartHasLastOutput(t *testing.T) {
 	t.Parallel()
 	s := settings(t, hangLater)
 	if err := os.WriteFile(s.Env["STATE"], nil, 0o600); err != nil {
@@ -536,7 +536,7 @@ func TestAStartThatHangsTellsWhatWasWritten(t *testing.T) {
 }
 
 // What a host has laid out in a temporary folder may be removed by the system.
-func TestAWorkerStartsAgainThoughItsFolderIsGone(t *testing.T) {
+func TestWorkerRestartsWithoutItsFolder(t *testing.T) {
 	t.Parallel()
 	s := settings(t, "")
 	var err error
@@ -563,7 +563,7 @@ func TestAWorkerStartsAgainThoughItsFolderIsGone(t *testing.T) {
 	}
 }
 
-func TestARestartThatFailsLeavesTheOthersAlone(t *testing.T) {
+func TestFailedRestartLeavesOthersAlone(t *testing.T) {
 	t.Parallel()
 	s := settings(t, dieLater)
 	s.Replicas = make([]worker.Replica, 2)
@@ -598,14 +598,14 @@ func TestOutputIsInTheLog(t *testing.T) {
 	b := start(t, s)
 	b.logs("level=INFO", `msg="options {\"model\":\"m.onnx\"} devices [0 MIG-1]"`, "worker=0", "rank=0", "incarnation=1", "stream=stdout")
 	b.logs("level=INFO", `msg="line 4999"`)
-	b.logs("the worker says hello", "name=fake")
-	b.logs("the worker says where it is", "loading shard 3 of 12")
+	b.logs("the worker connected", "name=fake")
+	b.logs("the worker reports its state", "loading shard 3 of 12")
 	_, _ = b.do(item(runnertest.Crash))
 	b.logs("incarnation=2", `msg="line 4999"`)
 	b.logs("level=WARN", "the worker is DEAD", "worker=0", "incarnation=1", "exit code 3", "pids=")
 }
 
-func TestASlowStartIsWaitedFor(t *testing.T) {
+func TestSlowStartIsAwaited(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, slowStart))
 	b.works()

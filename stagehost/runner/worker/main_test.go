@@ -63,9 +63,11 @@ func settings(t testing.TB, mode string) worker.Settings {
 			"STATE":      filepath.Join(t.TempDir(), "state"),
 			"GOCOVERDIR": t.TempDir(),
 		},
-		Backoff: time.Millisecond, MaxBackoff: 10 * time.Millisecond, CrashLoop: 1000,
-		StartLimit: patience, StopLimit: patience, RunLimit: patience, HeartbeatLimit: patience,
-		Settled: time.Hour,
+		Limits: worker.Limits{
+			Backoff: time.Millisecond, MaxBackoff: 10 * time.Millisecond, CrashLoop: 1000,
+			StartLimit: patience, StopLimit: patience, RunLimit: patience, HeartbeatLimit: patience,
+			Settled: time.Hour,
+		},
 	}
 }
 
@@ -73,15 +75,15 @@ func settings(t testing.TB, mode string) worker.Settings {
 type bed struct {
 	*testing.T
 	*worker.Runner
-	edges chan worker.Edge
+	edges chan worker.Transition
 	log   *record
 }
 
 // newBed returns a runner that is not started, and stops it with the test.
 func newBed(t *testing.T, s worker.Settings) *bed {
 	t.Helper()
-	b := &bed{T: t, edges: make(chan worker.Edge, 1<<12), log: &record{}}
-	s.Edge = func(e worker.Edge) { b.edges <- e }
+	b := &bed{T: t, edges: make(chan worker.Transition, 1<<12), log: &record{}}
+	s.OnTransition = func(e worker.Transition) { b.edges <- e }
 	s.Logger = slog.New(slog.NewTextHandler(b.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	r, err := worker.New(s)
 	if err != nil {
@@ -123,12 +125,12 @@ func (b *bed) patient() context.Context {
 }
 
 // await waits for a worker to come to a state, and returns the edge.
-func (b *bed) await(to supervise.State) worker.Edge {
+func (b *bed) await(to supervise.State) worker.Transition {
 	b.Helper()
-	return b.awaitEdge(func(e worker.Edge) bool { return e.To == to }, to.String())
+	return b.awaitEdge(func(e worker.Transition) bool { return e.To == to }, to.String())
 }
 
-func (b *bed) awaitEdge(is func(worker.Edge) bool, what string) worker.Edge {
+func (b *bed) awaitEdge(is func(worker.Transition) bool, what string) worker.Transition {
 	b.Helper()
 	late := time.After(patience)
 	for {
@@ -341,12 +343,12 @@ func gone(t *testing.T, pid int, within time.Duration) {
 	}
 }
 
-// beHost is a host of its own, which says which processes it has.
+// beHost is a host of its own, which prints its processes.
 func beHost() {
 	s := worker.Settings{
 		Stage: "host", Command: []string{os.Args[0]}, Env: map[string]string{modeVariable: os.Getenv("WORKERS")},
 		Replicas: []worker.Replica{{}, {Ranks: 2}},
-		Edge: func(e worker.Edge) {
+		OnTransition: func(e worker.Transition) {
 			if e.To == supervise.Ready {
 				fmt.Fprintln(os.Stdout, "pids", e.PIDs)
 			}

@@ -10,338 +10,334 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
-// pool has the slots of all workers. A worker's places are the same through all
-// its lives: one that is in somebody's hands is not given a second time when the
-// worker comes back.
+// pool has the slots of all workers.
 type pool struct {
 	mu      sync.Mutex
-	places  []*places
+	workers []*workerSlots
+	// next is where the search for the worker with the most idle slots begins.
 	next    int
 	waiters []*waiter
 	stopped bool
-	// barren fires when there has been no worker for noWorker; hopeless says that it
-	// has.
-	barren   *time.Timer
-	hopeless bool
+	// noWorkerLimit is how long a batch that has a slot waits while no worker is ready.
+	// noWorker fires then; unavailable is true from then on until a worker is ready.
+	noWorkerLimit time.Duration
+	noWorker      *time.Timer
+	unavailable   bool
 }
 
-// noWorker is how long a batch in hand waits while no worker is ready. Others may
-// have the stage, too.
-const noWorker = 2 * time.Second
-
-// errNoWorker says that it has waited for so long.
-var errNoWorker = fmt.Errorf("%w for %s", ErrNotReady, noWorker)
-
-// places are the slots of one worker.
-type places struct {
-	// life is nil where the worker is not ready. It takes slots batches at a time.
-	life  *life
-	slots int
-	// offered is how many it took when it was last offered, also while it is not.
-	offered int
-	// out are in somebody's hands; of these, running have a batch.
-	out, running int
-	// shut says that a batch has the worker to itself, or waits for that: idle is
-	// closed when none runs any more.
-	shut bool
-	idle chan struct{}
+// workerSlots are the slots of one worker, through all its incarnations: a slot that
+// somebody holds is not given a second time when the worker is back.
+type workerSlots struct {
+	// ready is the incarnation that takes batches; nil where the worker is not ready.
+	ready *incarnation
+	// slots is how many batches it takes at a time, offered how many when it was last
+	// offered.
+	slots, offered int
+	// held counts the slots that somebody holds, running those of them with a batch.
+	held, running int
+	// exclusive is true while a batch has the worker alone, or waits for that. Then idle
+	// is closed when no other batch runs.
+	exclusive bool
+	idle      chan struct{}
 }
 
-// waiter waits for an idle place. The channel is closed where there will be none,
-// because of err.
+// waiter waits for an idle slot. The channel is closed where there will be none, because
+// of err.
 type waiter struct {
-	got chan *places
+	got chan *workerSlots
 	err error
-	// urgent says that it has a batch in hand.
+	// urgent is true for a batch whose slot's worker is no longer ready.
 	urgent bool
 }
 
-func newPool(workers int) *pool {
-	p := &pool{places: make([]*places, workers)}
-	for i := range p.places {
-		p.places[i] = &places{}
+func newPool(workers int, noWorkerLimit time.Duration) *pool {
+	p := &pool{workers: make([]*workerSlots, workers), noWorkerLimit: noWorkerLimit}
+	for i := range p.workers {
+		p.workers[i] = &workerSlots{}
 	}
 	return p
 }
 
-// offer says that a worker takes so many batches at a time.
-func (p *pool) offer(worker int, l *life, slots int) {
+// offer adds the slots of an incarnation that is ready.
+func (p *pool) offer(worker int, of *incarnation, slots int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.places[worker].life, p.places[worker].slots, p.places[worker].offered = l, slots, slots
-	p.hopeless = false
-	if p.barren != nil {
-		p.barren.Stop()
-		p.barren = nil
-	}
+	w := p.workers[worker]
+	w.ready, w.slots, w.offered = of, slots, slots
+	p.unavailable = false
+	p.stopTimer()
 	p.serve()
 }
 
-// taken is how many batches all workers take at a time, each as it was last offered.
-func (p *pool) taken() int {
+// resize changes the number of slots of an incarnation that is offered.
+func (p *pool) resize(worker int, of *incarnation, slots int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	sum := 0
-	for _, at := range p.places {
-		sum += at.offered
-	}
-	return sum
-}
-
-// widen says that a worker that is offered takes more.
-func (p *pool) widen(worker int, l *life, slots int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.places[worker].life == l {
-		p.places[worker].slots = slots
+	if p.workers[worker].ready == of {
+		p.workers[worker].slots = slots
 		p.serve()
 	}
 }
 
-// withdraw says that a life takes no more batches.
-func (p *pool) withdraw(worker int, l *life) {
+// withdraw removes the slots of an incarnation.
+func (p *pool) withdraw(worker int, of *incarnation) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	at := p.places[worker]
-	if at.life != l {
+	w := p.workers[worker]
+	if w.ready != of {
 		return
 	}
-	at.life, at.slots = nil, 0
-	if p.barren == nil && !p.stopped && !slices.ContainsFunc(p.places, func(at *places) bool { return at.life != nil }) {
+	w.ready, w.slots = nil, 0
+	if p.noWorker == nil && !p.stopped && !slices.ContainsFunc(p.workers, func(w *workerSlots) bool { return w.ready != nil }) {
 		var timer *time.Timer
-		timer = time.AfterFunc(noWorker, func() { p.giveUp(timer) })
-		p.barren = timer
+		timer = time.AfterFunc(p.noWorkerLimit, func() { p.becomeUnavailable(timer) })
+		p.noWorker = timer
 	}
 }
 
-// giveUp turns away the batches that wait for a worker, and those that come, until
-// there is one.
-func (p *pool) giveUp(timer *time.Timer) {
+func (p *pool) stopTimer() {
+	if p.noWorker != nil {
+		p.noWorker.Stop()
+		p.noWorker = nil
+	}
+}
+
+// becomeUnavailable rejects the batches that wait for a worker.
+func (p *pool) becomeUnavailable(timer *time.Timer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.barren != timer {
-		return // there is one
+	if p.noWorker != timer {
+		return // a worker is ready
 	}
-	p.hopeless = true
-	p.turnAway(errNoWorker, func(w *waiter) bool { return w.urgent })
+	p.unavailable = true
+	p.reject(p.noWorkerError(), func(w *waiter) bool { return w.urgent })
 }
 
-func (p *pool) turnAway(err error, who func(w *waiter) bool) {
+func (p *pool) noWorkerError() error { return fmt.Errorf("%w for %s", ErrNotReady, p.noWorkerLimit) }
+
+func (p *pool) reject(err error, which func(w *waiter) bool) {
 	for _, w := range p.waiters {
-		if who(w) {
+		if which(w) {
 			w.err = err
 			close(w.got)
 		}
 	}
-	p.waiters = slices.DeleteFunc(p.waiters, who)
+	p.waiters = slices.DeleteFunc(p.waiters, which)
 }
 
 func (p *pool) stop() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.stopped = true
-	if p.barren != nil {
-		p.barren.Stop()
-		p.barren = nil
-	}
-	p.turnAway(ErrStopped, func(*waiter) bool { return true })
-}
-
-// serve hands idle places to those who wait.
-func (p *pool) serve() {
-	for len(p.waiters) > 0 {
-		at := p.idlest()
-		if at == nil {
-			return
-		}
-		at.out++
-		p.waiters[0].got <- at
-		p.waiters = p.waiters[1:]
-	}
-}
-
-// idlest returns the places of the worker that has most to spare; nil where none
-// has any.
-func (p *pool) idlest() *places {
-	var best *places
-	spare := 0
-	for i := range p.places {
-		at := p.places[(p.next+i)%len(p.places)]
-		if n := at.slots - at.out; at.life != nil && !at.shut && n > spare {
-			best, spare = at, n
-		}
-	}
-	p.next = (p.next + 1) % len(p.places)
-	return best
-}
-
-// acquire waits for an idle place.
-func (p *pool) acquire(ctx context.Context, urgent bool) (*places, error) {
-	w, at, err := p.enqueue(urgent)
-	if w == nil {
-		return at, err
-	}
-	select {
-	case at, ok := <-w.got:
-		if !ok {
-			return nil, w.err
-		}
-		return at, nil
-	case <-ctx.Done():
-		p.leave(w)
-		return nil, ctx.Err()
-	}
-}
-
-func (p *pool) enqueue(urgent bool) (*waiter, *places, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	switch {
-	case p.stopped:
-		return nil, nil, ErrStopped
-	case p.hopeless && urgent:
-		return nil, nil, errNoWorker
-	}
-	if at := p.idlest(); at != nil && (urgent || len(p.waiters) == 0) {
-		at.out++
-		return nil, at, nil
-	}
-	w := &waiter{got: make(chan *places, 1), urgent: urgent}
-	at := len(p.waiters)
-	if urgent {
-		if at = slices.IndexFunc(p.waiters, func(w *waiter) bool { return !w.urgent }); at < 0 {
-			at = len(p.waiters)
-		}
-	}
-	p.waiters = slices.Insert(p.waiters, at, w)
-	return w, nil, nil
-}
-
-// leave takes back a wait; a place that came meanwhile is given back.
-func (p *pool) leave(w *waiter) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.waiters = slices.DeleteFunc(p.waiters, func(other *waiter) bool { return other == w })
-	select {
-	case at, ok := <-w.got:
-		if ok {
-			at.out--
-			p.serve()
-		}
-	default:
-	}
-}
-
-func (p *pool) release(at *places) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	at.out--
-	p.serve()
-}
-
-// slot is the right to have a batch run.
-type slot struct {
-	pool *pool
-	at   *places
-}
-
-var _ runner.Slot = (*slot)(nil)
-
-// Release implements runner.Slot.
-func (s *slot) Release() { s.pool.release(s.at) }
-
-// Do implements runner.Slot.
-func (s *slot) Do(ctx context.Context, batch runner.Batch, sink runner.Sink) error {
-	l, err := s.enter(ctx, batch.Suspect)
-	if err != nil {
-		return fmt.Errorf("%w: %w", runner.ErrNotStarted, err)
-	}
-	defer s.end(batch.Suspect)
-	return l.do(ctx, request{batch: batch}, sink)
-}
-
-// enter returns the life of the slot's worker; or that of another one, whose slot
-// it becomes, where that worker takes no batch any more. A batch that is to be alone
-// waits until the worker has no other.
-func (s *slot) enter(ctx context.Context, alone bool) (*life, error) {
-	for {
-		l, idle := s.begin(alone)
-		if idle != nil {
-			select {
-			case <-idle:
-			case <-ctx.Done():
-			}
-			l = s.take(ctx)
-		}
-		if l != nil {
-			return l, nil
-		}
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
-		at, err := s.pool.acquire(ctx, true)
-		if err != nil {
-			return nil, err
-		}
-		s.at = at
-	}
-}
-
-// begin returns nil, and gives the place back, where its worker takes no batch. The
-// channel is closed when a worker has no batch any more that is shut for others now.
-func (s *slot) begin(alone bool) (*life, <-chan struct{}) {
-	s.pool.mu.Lock()
-	defer s.pool.mu.Unlock()
-	at := s.at
-	switch {
-	case at.life == nil || at.shut || at.running >= at.slots:
-		at.out--
-		s.pool.serve()
-		return nil, nil
-	case alone && at.running > 0:
-		at.shut, at.idle = true, make(chan struct{})
-		return nil, at.idle
-	}
-	at.shut = alone
-	at.running++
-	return at.life, nil
-}
-
-// take returns the life of a worker that was shut; nil, and the place is given back,
-// where it is gone, or the context.
-func (s *slot) take(ctx context.Context) *life {
-	s.pool.mu.Lock()
-	defer s.pool.mu.Unlock()
-	at := s.at
-	at.idle = nil
-	if at.life == nil || ctx.Err() != nil {
-		at.shut = false
-		at.out--
-		s.pool.serve()
-		return nil
-	}
-	at.running++
-	return at.life
-}
-
-func (s *slot) end(alone bool) {
-	s.pool.mu.Lock()
-	defer s.pool.mu.Unlock()
-	at := s.at
-	at.running--
-	at.out--
-	if alone {
-		at.shut = false
-	}
-	if at.running == 0 && at.idle != nil {
-		close(at.idle)
-		at.idle = nil
-	}
-	s.pool.serve()
+	p.stopTimer()
+	p.reject(ErrStopped, func(*waiter) bool { return true })
 }
 
 func (p *pool) isStopped() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.stopped
+}
+
+// offered is how many batches all workers take at a time, each as it was last offered.
+func (p *pool) offered() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	sum := 0
+	for _, w := range p.workers {
+		sum += w.offered
+	}
+	return sum
+}
+
+// serve gives idle slots to waiters.
+func (p *pool) serve() {
+	for len(p.waiters) > 0 {
+		w := p.idlest()
+		if w == nil {
+			return
+		}
+		w.held++
+		p.waiters[0].got <- w
+		p.waiters = p.waiters[1:]
+	}
+}
+
+// idlest returns the worker with the most idle slots; nil where none has any.
+func (p *pool) idlest() *workerSlots {
+	var best *workerSlots
+	most := 0
+	for i := range p.workers {
+		w := p.workers[(p.next+i)%len(p.workers)]
+		if n := w.slots - w.held; w.ready != nil && !w.exclusive && n > most {
+			best, most = w, n
+		}
+	}
+	p.next = (p.next + 1) % len(p.workers)
+	return best
+}
+
+// acquire waits for an idle slot.
+func (p *pool) acquire(ctx context.Context, urgent bool) (*workerSlots, error) {
+	waiter, w, err := p.enqueue(urgent)
+	if waiter == nil {
+		return w, err
+	}
+	select {
+	case w, ok := <-waiter.got:
+		if !ok {
+			return nil, waiter.err
+		}
+		return w, nil
+	case <-ctx.Done():
+		p.leave(waiter)
+		return nil, ctx.Err()
+	}
+}
+
+// enqueue returns an idle slot, or a waiter for one. Urgent waiters come before others.
+func (p *pool) enqueue(urgent bool) (*waiter, *workerSlots, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.stopped:
+		return nil, nil, ErrStopped
+	case p.unavailable && urgent:
+		return nil, nil, p.noWorkerError()
+	}
+	if w := p.idlest(); w != nil && (urgent || len(p.waiters) == 0) {
+		w.held++
+		return nil, w, nil
+	}
+	at := len(p.waiters)
+	if first := slices.IndexFunc(p.waiters, func(w *waiter) bool { return !w.urgent }); urgent && first >= 0 {
+		at = first
+	}
+	out := &waiter{got: make(chan *workerSlots, 1), urgent: urgent}
+	p.waiters = slices.Insert(p.waiters, at, out)
+	return out, nil, nil
+}
+
+// leave removes a waiter; a slot that it got meanwhile is given back.
+func (p *pool) leave(w *waiter) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.waiters = slices.DeleteFunc(p.waiters, func(other *waiter) bool { return other == w })
+	select {
+	case of, ok := <-w.got:
+		if ok {
+			p.giveBack(of)
+		}
+	default:
+	}
+}
+
+// giveBack gives a slot back. The caller holds the lock.
+func (p *pool) giveBack(w *workerSlots) {
+	w.held--
+	p.serve()
+}
+
+// slot is the right to run a batch on a worker.
+type slot struct {
+	pool *pool
+	of   *workerSlots
+}
+
+var _ runner.Slot = (*slot)(nil)
+
+// Release implements runner.Slot.
+func (s *slot) Release() {
+	s.pool.mu.Lock()
+	defer s.pool.mu.Unlock()
+	s.pool.giveBack(s.of)
+}
+
+// Do implements runner.Slot.
+func (s *slot) Do(ctx context.Context, batch runner.Batch, sink runner.Sink) error {
+	of, err := s.enter(ctx, batch.Suspect)
+	if err != nil {
+		return fmt.Errorf("%w: %w", runner.ErrNotStarted, err)
+	}
+	defer s.end(batch.Suspect)
+	return of.do(ctx, request{batch: batch}, sink)
+}
+
+// enter begins a batch on the slot's worker, or on another one, whose slot it becomes,
+// where that worker takes no batch any more. An exclusive batch waits until the worker
+// has no other.
+func (s *slot) enter(ctx context.Context, exclusive bool) (*incarnation, error) {
+	for {
+		of, idle := s.begin(exclusive)
+		if idle != nil {
+			select {
+			case <-idle:
+			case <-ctx.Done():
+			}
+			of = s.beginExclusive(ctx)
+		}
+		if of != nil {
+			return of, nil
+		}
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		w, err := s.pool.acquire(ctx, true)
+		if err != nil {
+			return nil, err
+		}
+		s.of = w
+	}
+}
+
+// begin begins a batch. It gives the slot back, and returns nil, where its worker takes
+// no batch. For an exclusive batch on a busy worker it returns a channel instead, which
+// is closed when the worker is idle; others get no slots of the worker meanwhile.
+func (s *slot) begin(exclusive bool) (*incarnation, <-chan struct{}) {
+	s.pool.mu.Lock()
+	defer s.pool.mu.Unlock()
+	w := s.of
+	switch {
+	case w.ready == nil || w.exclusive || w.running >= w.slots:
+		s.pool.giveBack(w)
+		return nil, nil
+	case exclusive && w.running > 0:
+		w.exclusive, w.idle = true, make(chan struct{})
+		return nil, w.idle
+	}
+	w.exclusive = exclusive
+	w.running++
+	return w.ready, nil
+}
+
+// beginExclusive begins an exclusive batch that has waited for its worker to be idle. It
+// gives the slot back, and returns nil, where the worker or the context has ended.
+func (s *slot) beginExclusive(ctx context.Context) *incarnation {
+	s.pool.mu.Lock()
+	defer s.pool.mu.Unlock()
+	w := s.of
+	w.idle = nil
+	if w.ready == nil || ctx.Err() != nil {
+		w.exclusive = false
+		s.pool.giveBack(w)
+		return nil
+	}
+	w.running++
+	return w.ready
+}
+
+// end ends a batch, and gives the slot back.
+func (s *slot) end(exclusive bool) {
+	s.pool.mu.Lock()
+	defer s.pool.mu.Unlock()
+	w := s.of
+	w.running--
+	if exclusive {
+		w.exclusive = false
+	}
+	if w.running == 0 && w.idle != nil {
+		close(w.idle)
+		w.idle = nil
+	}
+	s.pool.giveBack(w)
 }

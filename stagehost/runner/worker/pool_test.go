@@ -9,33 +9,32 @@ import (
 
 func acquired(t *testing.T, p *pool) *slot {
 	t.Helper()
-	at, err := p.acquire(t.Context(), false)
+	w, err := p.acquire(t.Context(), false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &slot{pool: p, at: at}
+	return &slot{pool: p, of: w}
 }
 
-// taken reports whether no place is idle.
-func taken(t *testing.T, p *pool) bool {
+// isBusy reports whether no slot is idle.
+func isBusy(t *testing.T, p *pool) bool {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	at, err := p.acquire(ctx, true)
+	w, err := p.acquire(ctx, true)
 	if err == nil {
-		p.release(at)
+		(&slot{pool: p, of: w}).Release()
 	}
 	return errors.Is(err, context.DeadlineExceeded)
 }
 
-// What may have ended a process has one to itself, or those beside it would be blamed
-// with it.
-func TestASuspectHasItsWorkerToItself(t *testing.T) {
+// A suspect runs alone, or other items would be blamed for its crash.
+func TestSuspectRunsAlone(t *testing.T) {
 	t.Parallel()
-	p, l := newPool(1), &life{}
-	p.offer(0, l, 4)
+	p, of := newPool(1, time.Hour), &incarnation{}
+	p.offer(0, of, 4)
 	first, suspect, third := acquired(t, p), acquired(t, p), acquired(t, p)
-	if got, _ := first.begin(false); got != l {
+	if got, _ := first.begin(false); got != of {
 		t.Fatal("the first batch does not begin")
 	}
 	got, idle := suspect.begin(true)
@@ -45,35 +44,35 @@ func TestASuspectHasItsWorkerToItself(t *testing.T) {
 	if got, wait := third.begin(false); got != nil || wait != nil {
 		t.Error("a batch begins before the suspect, which waits")
 	}
-	if !taken(t, p) {
+	if !isBusy(t, p) {
 		t.Error("a place of the worker is given")
 	}
 	first.end(false)
 	select {
 	case <-idle:
 	default:
-		t.Fatal("the suspect does not hear that it is alone")
+		t.Fatal("the suspect does not notice that it is alone")
 	}
-	if suspect.take(t.Context()) != l {
+	if suspect.beginExclusive(t.Context()) != of {
 		t.Fatal("the suspect does not begin")
 	}
-	if !taken(t, p) {
+	if !isBusy(t, p) {
 		t.Error("a place of the worker is given beside the suspect")
 	}
 	suspect.end(true)
 	for range 4 {
-		if got, _ := acquired(t, p).begin(false); got != l {
+		if got, _ := acquired(t, p).begin(false); got != of {
 			t.Error("a batch does not begin after the suspect")
 		}
 	}
 }
 
-func TestASuspectThatIsNotWantedShutsNothing(t *testing.T) {
+func TestCancelledSuspectBlocksNothing(t *testing.T) {
 	t.Parallel()
-	p, l := newPool(1), &life{}
-	p.offer(0, l, 2)
+	p, of := newPool(1, time.Hour), &incarnation{}
+	p.offer(0, of, 2)
 	first, suspect := acquired(t, p), acquired(t, p)
-	if got, _ := first.begin(false); got != l {
+	if got, _ := first.begin(false); got != of {
 		t.Fatal("the first batch does not begin")
 	}
 	ctx, cancel := context.WithCancel(t.Context())

@@ -17,68 +17,51 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker/supervise"
 )
 
-const (
-	// readBuffer saves reads of small frames.
-	readBuffer = 64 << 10
-	// lastWord bounds the write of a shutdown to a worker that may not read.
-	lastWord = 100 * time.Millisecond
-)
-
-// rank is one process of a worker, and the connection to it.
+// rank is one process of an incarnation, and the connection to it.
 type rank struct {
-	life     *life
+	of       *incarnation
 	index    int
 	log      *slog.Logger
 	process  *spawn.Process
 	listener *net.UnixListener
 
-	// heard is closed when everything is read that it has said.
-	heard chan struct{}
+	// readDone is closed when everything is read that the rank has sent.
+	readDone chan struct{}
 	// write is held while a frame is written.
 	write sync.Mutex
 
-	// The life's lock guards these.
+	// The incarnation's lock guards these.
 	conn  net.Conn
 	slots int
-	// pinged is the ping that is not answered yet, 0 where there is none.
+	// pings counts the pings; pinged is the one without an answer, 0 for none.
 	pings, pinged uint64
 
-	// These are the reader's.
+	// These belong to the reader.
 	streams, loaded bool
 }
 
-// serve reads what the rank says until its connection ends.
+func (r *rank) settings() *Settings { return r.of.worker.settings() }
+
+// post posts an event of the rank's incarnation to its worker.
+func (r *rank) post(e func(m *supervise.Machine, of supervise.Incarnation, now time.Time) []supervise.Action) {
+	w := r.of.worker
+	w.post(func(now time.Time) []supervise.Action { return e(w.machine, r.of.number, now) })
+}
+
+// serve reads the rank's messages until its connection ends.
 func (r *rank) serve() {
-	err := r.talk()
-	close(r.heard)
-	r.life.lost(r, err)
+	err := r.readAll()
+	close(r.readDone)
+	r.of.connectionLost(r, err)
 }
 
-// hearOut waits until everything is read that a process has said which has ended, if
-// it has said anything: how it left, or a result. A child of its own may hold the
-// connection.
-func (r *rank) hearOut() {
-	r.life.mu.Lock()
-	connected := r.conn != nil
-	r.life.mu.Unlock()
-	if !connected {
-		return
-	}
-	timer := time.NewTimer(exitPatience)
-	defer timer.Stop()
-	select {
-	case <-r.heard:
-	case <-timer.C:
-	}
-}
-
-func (r *rank) talk() error {
+func (r *rank) readAll() error {
 	conn, err := r.accept()
 	if err != nil {
 		return err
 	}
 	in := bufio.NewReaderSize(conn, readBuffer)
-	if err := r.greet(in); err != nil {
+	if err := r.handshake(in); err != nil {
 		return err
 	}
 	for {
@@ -86,61 +69,78 @@ func (r *rank) talk() error {
 		if err != nil {
 			return err
 		}
-		if err := r.hear(m, body); err != nil {
+		if err := r.handle(m, body); err != nil {
 			return err
 		}
 	}
 }
 
-func (r *rank) settings() *Settings { return &r.life.worker.runner.settings }
-
-// accept takes the one connection of the process.
+// accept accepts the one connection of the process.
 func (r *rank) accept() (net.Conn, error) {
 	conn, err := r.listener.Accept()
 	r.listener.Close() //nolint:errcheck // nobody else is to connect
 	if err != nil {
 		return nil, err
 	}
-	r.life.mu.Lock()
-	defer r.life.mu.Unlock()
-	if r.life.gone != nil {
-		conn.Close() //nolint:errcheck // nothing was said
-		return nil, r.life.gone
+	r.of.mu.Lock()
+	defer r.of.mu.Unlock()
+	if r.of.lost != nil {
+		conn.Close() //nolint:errcheck // nothing was written
+		return nil, r.of.lost
 	}
 	r.conn = conn
 	return conn, nil
 }
 
-// hangUp closes the connection, or sees to it that there will be none.
-func (r *rank) hangUp() {
+// close closes the connection, or prevents it.
+func (r *rank) close() {
 	r.listener.Close() //nolint:errcheck // it may be closed
-	r.life.mu.Lock()
-	defer r.life.mu.Unlock()
-	if r.conn != nil {
-		r.conn.Close() //nolint:errcheck // nobody waits for what is left
+	if conn := r.connection(); conn != nil {
+		conn.Close() //nolint:errcheck // nobody waits for what is left
 	}
 }
 
-// greet answers the hello.
-func (r *rank) greet(in *bufio.Reader) error {
+// connection returns the connection; nil before accept.
+func (r *rank) connection() net.Conn {
+	r.of.mu.Lock()
+	defer r.of.mu.Unlock()
+	return r.conn
+}
+
+// awaitRead waits until everything is read that an exited process has sent, such as a
+// result or why it exited. A child of its own may hold the connection open.
+func (r *rank) awaitRead() {
+	if r.connection() == nil {
+		return
+	}
+	timer := time.NewTimer(r.settings().ExitGrace)
+	defer timer.Stop()
+	select {
+	case <-r.readDone:
+	case <-timer.C:
+	}
+}
+
+// handshake answers the hello.
+func (r *rank) handshake(in *bufio.Reader) error {
 	m, _, err := frame.Read(in, 0)
 	if err != nil {
 		return err
 	}
 	hello, ok := m.(*frame.Hello)
 	if !ok {
-		return violation("it says %s before hello", frame.Kind(m))
+		return violation("it sends %s before hello", frame.Kind(m))
 	}
-	r.log.Info("the worker says hello", "name", hello.Name, "sdk", hello.SDK, "pid", hello.PID, "capabilities", hello.Capabilities)
+	r.log.Info("the worker connected", "name", hello.Name, "sdk", hello.SDK, "pid", hello.PID, "capabilities", hello.Capabilities)
 	if !slices.Contains(hello.Protocols, frame.Version) {
-		err := violation("it speaks versions %v of the protocol, the host speaks %d", hello.Protocols, frame.Version)
-		_ = r.send(&frame.Error{Kind: frame.Protocol, Message: err.Error()}) // it is over either way
+		err := violation("it supports versions %v of the protocol, the host supports %d", hello.Protocols, frame.Version)
+		_ = r.send(&frame.Error{Kind: frame.Protocol, Message: err.Error()}) // the connection ends either way
 		return err
 	}
 	s := r.settings()
 	r.streams = slices.Contains(hello.Capabilities, frame.Stream)
 	welcome := &frame.Welcome{
-		Protocol: frame.Version, Options: s.Options, Devices: s.Replicas[r.life.worker.index].Devices,
+		Protocol: frame.Version, Options: s.Options, Devices: s.Replicas[r.of.worker.index].Devices,
 		Slots: s.slots(r.streams), MaxSize: s.MaxSize, MaxFrame: s.MaxFrame,
 	}
 	if r.streams {
@@ -149,52 +149,47 @@ func (r *rank) greet(in *bufio.Reader) error {
 	return r.send(welcome)
 }
 
-// hear takes a message. An error ends the connection.
-func (r *rank) hear(m frame.Message, body []byte) error {
+// handle handles a message. An error ends the connection.
+func (r *rank) handle(m frame.Message, body []byte) error {
 	switch m := m.(type) {
 	case *frame.Result:
-		return r.life.take(r, m.Batch, end{result: m, body: body})
+		return r.of.recordResult(r, m.Batch, result{message: m, body: body})
 	case *frame.Chunk:
-		return r.chunk(m, body)
+		return r.handleChunk(m, body)
 	case *frame.Pong:
-		return r.pong(m)
+		return r.handlePong(m)
 	case *frame.Ready:
-		return r.ready(m, body)
+		return r.handleReady(m, body)
 	case *frame.State:
-		r.state(m)
+		r.handleState(m)
 		return nil
 	case *frame.Error:
 		if m.Batch != nil {
-			return r.life.take(r, *m.Batch, end{failed: m})
+			return r.of.recordResult(r, *m.Batch, result{failed: m})
 		}
-		return r.erring(m)
+		return r.handleError(m)
 	default:
-		return violation("a worker does not say %s now", frame.Kind(m))
+		return violation("a worker does not send %s now", frame.Kind(m))
 	}
 }
 
-func (r *rank) post(event func(m *supervise.Machine, of supervise.Incarnation, now time.Time) []supervise.Action) {
-	w := r.life.worker
-	w.post(func(now time.Time) []supervise.Action { return event(w.machine, r.life.of, now) })
-}
-
-// ready takes slots, and with the first the spec.
-func (r *rank) ready(m *frame.Ready, body []byte) error {
+// handleReady adds slots. The first ready has the spec.
+func (r *rank) handleReady(m *frame.Ready, body []byte) error {
 	first := !r.loaded
 	if first != (m.Spec != nil) {
 		return violation("a spec is in the first ready, and in no other")
 	}
 	if first {
-		if err := r.load(m, body); err != nil {
+		if err := r.adoptSpec(m, body); err != nil {
 			return err
 		}
 		r.loaded = true
 	}
-	if err := r.widen(max(1, m.Slots)); err != nil {
+	if err := r.addSlots(max(1, m.Slots)); err != nil {
 		return err
 	}
 	if !first {
-		r.life.worker.pool().widen(r.life.worker.index, r.life, r.life.slots())
+		r.of.worker.pool().resize(r.of.worker.index, r.of, r.of.slots())
 		return nil
 	}
 	r.post(func(m *supervise.Machine, of supervise.Incarnation, now time.Time) []supervise.Action {
@@ -203,18 +198,18 @@ func (r *rank) ready(m *frame.Ready, body []byte) error {
 	return nil
 }
 
-func (r *rank) widen(by int) error {
-	r.life.mu.Lock()
-	defer r.life.mu.Unlock()
-	if most := r.settings().slots(r.streams); r.slots+by > most {
-		return violation("it takes %d batches at a time, %d are allowed", r.slots+by, most)
+func (r *rank) addSlots(n int) error {
+	r.of.mu.Lock()
+	defer r.of.mu.Unlock()
+	if most := r.settings().slots(r.streams); r.slots+n > most {
+		return violation("it takes %d batches at a time, %d are allowed", r.slots+n, most)
 	}
-	r.slots += by
+	r.slots += n
 	return nil
 }
 
-// load takes the spec, that of rank 0.
-func (r *rank) load(m *frame.Ready, body []byte) error {
+// adoptSpec checks the spec, and adopts that of rank 0.
+func (r *rank) adoptSpec(m *frame.Ready, body []byte) error {
 	spec, err := specOf(m.Spec, body)
 	if err != nil {
 		return violation("spec: %w", err)
@@ -223,59 +218,58 @@ func (r *rank) load(m *frame.Ready, body []byte) error {
 	if r.index > 0 {
 		return nil
 	}
-	if err := r.life.worker.runner.adopt(spec); err != nil {
-		// The worker is to blame, and nothing else.
-		r.life.fail(err)
+	if err := r.of.worker.runner.adopt(spec); err != nil {
+		r.of.fail(err) // a wrong spec is no violation
 	}
 	return nil
 }
 
-func (r *rank) state(m *frame.State) {
+func (r *rank) handleState(m *frame.State) {
 	log := r.log.Info
 	if m.State == frame.Failed {
 		log = r.log.Error
 	}
-	log("the worker says where it is", "state", m.State, "message", m.Message)
+	log("the worker reports its state", "state", m.State, "message", m.Message)
 	r.post(func(machine *supervise.Machine, of supervise.Incarnation, now time.Time) []supervise.Action {
 		switch m.State {
 		case frame.Failed:
-			return machine.Erring(of, fmt.Errorf("it says %s: %s", m.State, m.Message), now)
+			return machine.ReportError(of, fmt.Errorf("it reports %s: %s", m.State, m.Message), now)
 		case frame.Shutdown:
-			return machine.Leaving(of, now)
+			return machine.ReportShutdown(of, now)
 		default:
-			machine.Progress(of, m.Message)
+			machine.SetProgress(of, m.Message)
 			return nil
 		}
 	})
 }
 
-// erring takes an error that is about the worker itself, or the connection.
-func (r *rank) erring(m *frame.Error) error {
+// handleError handles an error of the worker itself, or of the connection.
+func (r *rank) handleError(m *frame.Error) error {
 	err := newBatchError(m)
 	r.log.Error("the worker failed", "kind", err.Kind, "error", err.Error(), "traceback", err.Traceback)
 	switch m.Kind {
 	case frame.Protocol:
-		return violation("the worker says that the host breaks the protocol: %s", err.Error())
+		return violation("the worker reports that the host breaks the protocol: %s", err.Error())
 	case frame.Unsupported:
-		return nil // nothing was asked that matters
+		return nil // the host sends nothing optional
 	}
 	r.post(func(machine *supervise.Machine, of supervise.Incarnation, now time.Time) []supervise.Action {
-		return machine.Erring(of, errors.New(err.Error()), now) // not a batch's
+		return machine.ReportError(of, errors.New(err.Error()), now) // its fault is for no caller
 	})
 	return nil
 }
 
-// chunk hands on a part of an item's answer.
-func (r *rank) chunk(m *frame.Chunk, body []byte) error {
+// handleChunk passes on a part of an item's answer.
+func (r *rank) handleChunk(m *frame.Chunk, body []byte) error {
 	if !r.streams || r.index > 0 {
 		return violation("rank %d may not send chunks", r.index)
 	}
-	f, err := r.life.flight(r, m.Batch)
+	b, err := r.of.find(r, m.Batch)
 	if err != nil {
 		return err
 	}
-	if m.Item >= f.items {
-		return violation("a chunk for item %d of a batch of %d", m.Item, f.items)
+	if m.Item >= b.items {
+		return violation("a chunk for item %d of a batch of %d", m.Item, b.items)
 	}
 	parts := make([]payload.Part, len(m.Parts))
 	for i, p := range m.Parts {
@@ -283,62 +277,76 @@ func (r *rank) chunk(m *frame.Chunk, body []byte) error {
 			return violation("chunk: %w", err)
 		}
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if !f.wants(m.Item) {
-		return nil // one that ignores its cancel shows nothing by it
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.sink == nil || b.cancelled != nil && b.cancelled[m.Item] {
+		return nil // a cancelled item that goes on shows no progress
 	}
-	r.life.goesOn(f)
-	if err := f.sink.Chunk(m.Item, parts); err != nil {
-		f.callOffOne(m.Item)
-		// Not from here: the worker may not read before this has read on.
-		r.life.worker.tasks.Go(func() { r.life.tellOff(f, []int{m.Item}) })
+	r.of.touch(b)
+	if err := b.sink.Chunk(m.Item, parts); err != nil {
+		b.cancelLocked(m.Item)
+		// On another goroutine: the worker may not read before this one reads on.
+		r.of.worker.tasks.Go(func() { r.of.sendCancel(b, []int{m.Item}) })
 	}
 	return nil
 }
 
-// ping asks the rank whether it is there, unless it has a batch: that is written
-// after it is booked, so a ping that finds none booked is answered before any.
+// ping sends a ping, unless the rank has a batch. A batch is recorded before it is
+// written, so the worker reads a ping that finds none recorded before any batch.
 func (r *rank) ping() {
 	r.write.Lock()
 	defer r.write.Unlock()
-	r.life.mu.Lock()
-	busy := r.conn == nil || len(r.life.flights) > 0
+	r.of.mu.Lock()
+	busy := r.conn == nil || len(r.of.running) > 0
 	if !busy {
 		r.pings++
 		r.pinged = r.pings
 	}
 	n := r.pinged
-	r.life.mu.Unlock()
+	r.of.mu.Unlock()
 	if busy {
-		r.answered()
+		r.postPong()
 		return
 	}
-	_ = r.sendLocked(&frame.Ping{N: n}) // or there will be no pong
+	_ = r.sendLocked(&frame.Ping{N: n}) // without it there is no pong
 }
 
-func (r *rank) pong(m *frame.Pong) error {
-	r.life.mu.Lock()
-	asked := r.pinged != 0 && r.pinged == m.N
+func (r *rank) handlePong(m *frame.Pong) error {
+	r.of.mu.Lock()
+	expected := r.pinged != 0 && r.pinged == m.N
 	r.pinged = 0
-	r.life.mu.Unlock()
-	if !asked {
-		return violation("a pong %d that nobody asked for", m.N)
+	r.of.mu.Unlock()
+	if !expected {
+		return violation("pong %d has no ping", m.N)
 	}
-	r.answered()
+	r.postPong()
 	return nil
 }
 
-// answered says that the worker has answered a ping, or was not asked.
-func (r *rank) answered() {
+// postPong posts that the rank answered a ping, or was not pinged.
+func (r *rank) postPong() {
 	r.post(func(m *supervise.Machine, of supervise.Incarnation, now time.Time) []supervise.Action {
 		m.Pong(of, r.index, now)
 		return nil
 	})
 }
 
-// send writes a message without a body. It blocks while the worker does not read;
-// the end of the life ends it.
+// ask asks the rank to exit, by a signal and, where it reads, by a message.
+func (r *rank) ask() {
+	r.process.Terminate()
+	if !r.write.TryLock() {
+		return
+	}
+	defer r.write.Unlock()
+	if conn := r.connection(); conn != nil {
+		_ = conn.SetWriteDeadline(time.Now().Add(r.settings().WriteGrace)) // a closed one needs none
+		_ = r.sendLocked(&frame.Stop{Timeout: r.settings().StopLimit.Milliseconds()})
+		_ = conn.SetWriteDeadline(time.Time{})
+	}
+}
+
+// send writes a message without a body. It blocks while the worker does not read; the
+// end of the incarnation ends it.
 func (r *rank) send(m frame.Message) error {
 	r.write.Lock()
 	defer r.write.Unlock()
@@ -350,39 +358,22 @@ func (r *rank) sendLocked(m frame.Message) error {
 	if err != nil {
 		return err
 	}
-	_, err = r.writeBuffers(net.Buffers{head})
+	_, err = r.writeFrame(head, nil)
 	return err
 }
 
-// predict writes a frame that is there, and returns how much of it was written.
-func (r *rank) predict(body *frame.Body, head []byte) (int64, error) {
+// sendFrame writes a frame, and returns how many bytes were written.
+func (r *rank) sendFrame(head []byte, body *frame.Body) (int64, error) {
 	r.write.Lock()
 	defer r.write.Unlock()
-	return r.writeBuffers(body.Buffers(head))
+	return r.writeFrame(head, body)
 }
 
-func (r *rank) writeBuffers(b net.Buffers) (int64, error) {
-	r.life.mu.Lock()
-	conn := r.conn
-	r.life.mu.Unlock()
+func (r *rank) writeFrame(head []byte, body *frame.Body) (int64, error) {
+	conn := r.connection()
 	if conn == nil {
 		return 0, net.ErrClosed
 	}
-	return b.WriteTo(conn)
-}
-
-// ask tells the rank to leave, by a frame where it reads and by a signal.
-func (r *rank) ask(within time.Duration) {
-	r.process.Terminate()
-	if r.write.TryLock() {
-		r.life.mu.Lock()
-		conn := r.conn
-		r.life.mu.Unlock()
-		if conn != nil {
-			_ = conn.SetWriteDeadline(time.Now().Add(lastWord))           // it is closed, or obeys
-			_ = r.sendLocked(&frame.Stop{Timeout: within.Milliseconds()}) // the signal says it too
-			_ = conn.SetWriteDeadline(time.Time{})
-		}
-		r.write.Unlock()
-	}
+	buffers := body.Buffers(head)
+	return buffers.WriteTo(conn)
 }

@@ -1,3 +1,58 @@
+// Package worker runs a stage as worker processes, in any language, over the protocol
+// of sdk/PROTOCOL.md.
+//
+//	r, err := worker.New(worker.Settings{
+//		Stage: "classify", Command: []string{"python3", "classify.py"}, MaxSize: 32, Logger: log,
+//	})
+//	err = r.Start(ctx)      // every worker has warmed up; or the last cause
+//	...                     // a runner.Runner from here on
+//	err = r.Stop(ctx)       // no processes, sockets or goroutines are left
+//
+// Replicas lists the workers: their devices, CPUs, environment and ranks. A worker of
+// several ranks is a gang: every rank gets every batch, rank 0 answers, and all live and
+// die together. Limits has every bound, grace time, pause and retry.
+//
+// # Slots
+//
+// A worker has as many slots as it takes batches at a time. Acquire returns a slot of
+// the worker that has the most idle slots, and waits where none has, so a fast worker
+// gets more work than a slow one. A worker that is not ready offers no slots. A slot
+// that was acquired before its worker died runs its batch on another worker that is
+// idle, or on the next that is ready.
+//
+// A worker that answers in chunks is offered DefaultStreams slots unless Settings.Slots
+// is set, and takes as many of them as its code can run at the same time. Concurrency is
+// the sum of what the workers took, from the end of Start on.
+//
+// # Batches
+//
+// Do sends the batch, waits for its result, and sends the worker the cancels of
+// items. It returns when the worker has ended the batch: the slot is busy as long as
+// the worker is. The bytes of items are not copied on their way out, and outputs are
+// pieces of the frame that came in. The errors of Do are
+//
+//   - *BatchError, what the worker reported of a batch that failed as a whole. Its text
+//     is for the log; the caller of an item that fails alone gets a sentence without
+//     details (runner.FaultOf). Out of memory wraps runner.ErrOutOfMemory too.
+//   - runner.ErrCrashed: the process ended with the batch, or had to be killed.
+//   - runner.ErrBadOutput: the result does not fit the batch. The worker is replaced.
+//   - runner.ErrNotStarted: the batch has not left the host.
+//
+// # Lifecycle of a worker
+//
+// Package supervise decides, package spawn starts and kills processes, and one
+// goroutine for each worker connects them. A worker is READY after a warm-up with its
+// own examples, or zeros: a batch of one item and a batch of MaxSize rows, or one item
+// alone where it streams. The exit of a process is noticed at once. A process that hangs
+// is noticed by pings while it is idle, and by RunLimit while it runs a batch, which
+// counts from the batch's last chunk. A dead worker starts again after a growing pause,
+// and Health returns why no worker is ready. The output of workers goes to the log line
+// by line.
+//
+// The spec is that of the first worker that is ready. A worker that returns with another
+// spec is refused: a changed interface needs a new runner.
+//
+// A Runner and its slots are safe for concurrent use.
 package worker
 
 import (
@@ -10,50 +65,109 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/stagemesh/stagemesh/sdk/go/frame"
+
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker/spawn"
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker/supervise"
 )
 
-const (
-	// progress is how often the log says what a start waits for.
-	progress = 10 * time.Second
-	// killPatience is how long processes have to go that were killed.
-	killPatience = 2 * time.Second
+// Errors of a Runner, and causes in Health and Transition.
+var (
+	// ErrStopped means that the runner has been stopped.
+	ErrStopped = errors.New("the runner has been stopped")
+	// ErrNotReady means that no worker is ready at the moment.
+	ErrNotReady = errors.New("no worker is ready")
+	// ErrCrashLoop means that no worker is ready, and all of them crash in a row.
+	ErrCrashLoop = errors.New("workers crash again and again")
+	// ErrStreamsChanged means that the workers serve, but take more or fewer streams
+	// than their host expects.
+	ErrStreamsChanged = errors.New("the workers do not take as many streams at a time as when the stage started; start the host anew")
+	// ErrSpecChanged means that a worker has another spec than the first.
+	ErrSpecChanged = errors.New("the worker's inputs or outputs are not what they were when the stage started; start the host anew")
+	// ErrSpecUnfit means that a worker's spec contradicts the stage's configuration.
+	ErrSpecUnfit = errors.New("the worker does not fit the stage's configuration")
+	// ErrDisconnected means that a process closed its connection and did not exit.
+	ErrDisconnected = errors.New("it closed its connection")
 )
 
-// Runner runs batches by worker processes. It implements runner.Runner,
-// runner.Monitored, runner.Placed, runner.Staffed and runner.Forcible.
+// errAsked is the cause of an exit that was requested.
+var errAsked = errors.New("it was asked to leave")
+
+// BatchError is a worker's report that a batch failed as a whole. Its text is for the
+// log.
+type BatchError struct {
+	// Kind is the protocol's, Type the error's type in the worker's language.
+	Kind, Type, Message string
+	// Traceback may be empty.
+	Traceback string
+
+	caller *fault.Fault
+}
+
+func newBatchError(e *frame.Error) *BatchError {
+	out := &BatchError{Kind: e.Kind, Type: e.Name, Message: e.Message, Traceback: e.Traceback}
+	out.caller = fault.New(fault.RunnerFailed, "the stage's code failed; look for the request id in the logs")
+	if e.Kind == frame.OutOfMemory {
+		out.caller = fault.New(fault.RunnerOutOfMemory, "the item needs more memory than the stage has")
+	}
+	return out
+}
+
+// Error implements error.
+func (e *BatchError) Error() string {
+	switch {
+	case e.Type == "" && e.Message == "":
+		return e.Kind
+	case e.Type == "":
+		return e.Message
+	case e.Message == "":
+		return e.Type
+	default:
+		return e.Type + ": " + e.Message
+	}
+}
+
+// Unwrap returns the fault for the caller of an item that fails alone, and
+// runner.ErrOutOfMemory where it was that.
+func (e *BatchError) Unwrap() []error {
+	if e.Kind == frame.OutOfMemory {
+		return []error{e.caller, runner.ErrOutOfMemory}
+	}
+	return []error{e.caller}
+}
+
+// Runner runs batches by worker processes.
 type Runner struct {
-	given    Settings
-	settings Settings
-	workers  []*worker
-	pool     *pool
-	board    *board
-	// complete returns the stage's spec for a worker's; nil where that is all.
+	// given are the settings of New, settings those with the host's and the defaults.
+	given, settings Settings
+	workers         []*worker
+	pool            *pool
+	board           *board
+	// complete returns the stage's full spec for a worker's; it may be nil.
 	complete func(runner.Spec) (runner.Spec, error)
 	spec     atomic.Pointer[runner.Spec]
 	started  atomic.Bool
-	// streams is how many the workers took at a time when all were ready first.
+	// streams is how many streams the workers took when all were ready first.
 	streams atomic.Int64
 
-	// life is held by Start and Stop; what is below is theirs.
-	life    sync.Mutex
-	spawner *spawn.Spawner
-	stopped bool
+	// lifecycle is held by Start and Stop. It guards spawner and stopped.
+	lifecycle sync.Mutex
+	spawner   *spawn.Spawner
+	stopped   bool
 
-	// What the workers have in common: files is where they find those of the
-	// settings.
+	// files is the folder of Settings.Files.
 	files   string
 	metrics *metrics
 }
 
 var (
-	_ runner.Runner    = (*Runner)(nil)
-	_ runner.Monitored = (*Runner)(nil)
-	_ runner.Placed    = (*Runner)(nil)
-	_ runner.Forcible  = (*Runner)(nil)
-	_ runner.Staffed   = (*Runner)(nil)
+	_ runner.Runner         = (*Runner)(nil)
+	_ runner.HealthReporter = (*Runner)(nil)
+	_ runner.HostAware      = (*Runner)(nil)
+	_ runner.Killer         = (*Runner)(nil)
+	_ runner.WorkerReporter = (*Runner)(nil)
 )
 
 // New returns a runner that is not started, or what is wrong with the settings.
@@ -66,30 +180,29 @@ func New(s Settings) (*Runner, error) {
 	return r, nil
 }
 
-// assemble makes the workers of the settings, which are valid.
+// assemble makes the workers of valid settings.
 func (r *Runner) assemble(s Settings) {
 	r.settings = s.withDefaults()
 	n := len(r.settings.Replicas)
-	r.pool, r.board, r.workers = newPool(n), newBoard(n), make([]*worker, n)
+	r.pool, r.board, r.workers = newPool(n, r.settings.NoWorkerLimit), newBoard(n), make([]*worker, n)
 	for i := range r.workers {
 		r.workers[i] = newWorker(r, i)
 	}
 }
 
-// Place implements runner.Placed. What the settings do not say is as it is where
-// the runner serves.
-func (r *Runner) Place(p runner.Place) {
-	r.complete = p.Complete
+// SetHost implements runner.HostAware. Settings that are not set are the host's.
+func (r *Runner) SetHost(h runner.HostInfo) {
+	r.complete = h.Complete
 	given := r.given
-	setDefault(&given.Stage, p.Stage)
-	setDefault(&given.Host, p.Host)
-	setDefault(&given.MaxSize, p.MaxSize)
-	setDefault(&given.StartLimit, p.StartTimeout)
+	setDefault(&given.Stage, h.Stage)
+	setDefault(&given.Host, h.Host)
+	setDefault(&given.MaxSize, h.MaxSize)
+	setDefault(&given.StartLimit, h.StartTimeout)
 	if given.Logger == nil {
-		given.Logger = p.Logger
+		given.Logger = h.Logger
 	}
 	if given.Meter == nil {
-		given.Meter = p.Meter
+		given.Meter = h.Meter
 	}
 	r.assemble(given)
 }
@@ -102,7 +215,8 @@ func (r *Runner) Spec() runner.Spec {
 	return runner.Spec{}
 }
 
-// adopt takes the first spec, and refuses others, or one that is not the stage's.
+// adopt takes the first spec. It refuses another one, and one that does not fit the
+// stage.
 func (r *Runner) adopt(spec runner.Spec) error {
 	if r.complete != nil {
 		var err error
@@ -113,29 +227,29 @@ func (r *Runner) adopt(spec runner.Spec) error {
 	if r.spec.CompareAndSwap(nil, &spec) {
 		return nil
 	}
-	if what := differ(r.Spec(), spec); what != "" {
-		return fmt.Errorf("%w: %s", ErrSpecChanged, what)
+	if difference := compareSpecs(r.Spec(), spec); difference != "" {
+		return fmt.Errorf("%w: %s", ErrSpecChanged, difference)
 	}
 	return nil
 }
 
-// Concurrency implements runner.Runner. It is what the workers may take, and may take
-// less of. Where Settings.Slots does not say how many streams that is, it is what they
-// took at the start: a host that fetched work for more would keep it from others.
+// Concurrency implements runner.Runner. It is the most batches that the workers may
+// take. For streams without Settings.Slots it is what the workers took at the start: a
+// host that fetched work for more would keep it from other hosts.
 func (r *Runner) Concurrency() int {
-	if r.unsaid() {
+	if r.workersChooseSlots() {
 		return int(r.streams.Load())
 	}
 	return r.settings.slots(false) * len(r.workers)
 }
 
-// unsaid reports whether how many streams run at a time is the workers' to say.
-func (r *Runner) unsaid() bool { return r.settings.Slots == 0 && r.Spec().Stream }
+// workersChooseSlots reports whether the workers choose how many streams they run.
+func (r *Runner) workersChooseSlots() bool { return r.settings.Slots == 0 && r.Spec().Stream }
 
-// Start implements runner.Runner: it returns when every worker is ready, or why
-// one will not be. Then none is left.
+// Start implements runner.Runner. It returns when every worker is ready, or with the
+// reason why one is not; then no worker is left.
 func (r *Runner) Start(ctx context.Context) error {
-	if err := r.settings.here(); err != nil {
+	if err := r.settings.validateHere(); err != nil {
 		return err
 	}
 	if err := r.open(); err != nil {
@@ -143,17 +257,17 @@ func (r *Runner) Start(ctx context.Context) error {
 	}
 	err := r.awaitReady(ctx)
 	if err == nil {
-		r.streams.Store(int64(r.pool.taken()))
+		r.streams.Store(int64(r.pool.offered()))
 		return nil
 	}
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.settings.StopLimit+killPatience)
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.settings.StopLimit+r.settings.KillGrace)
 	defer cancel()
 	return errors.Join(err, r.Stop(last))
 }
 
 func (r *Runner) open() error {
-	r.life.Lock()
-	defer r.life.Unlock()
+	r.lifecycle.Lock()
+	defer r.lifecycle.Unlock()
 	if r.stopped {
 		return ErrStopped
 	}
@@ -161,7 +275,7 @@ func (r *Runner) open() error {
 	if err != nil {
 		return err
 	}
-	s, err := spawn.Open(spawn.Settings{TempDir: r.settings.TempDir})
+	s, err := spawn.Open(spawn.Settings{TempDir: r.settings.TempDir, OutputGrace: r.settings.OutputGrace})
 	if err != nil {
 		return err
 	}
@@ -176,93 +290,90 @@ func (r *Runner) open() error {
 func (r *Runner) awaitReady(ctx context.Context) error {
 	late := time.NewTimer(r.settings.StartLimit)
 	defer late.Stop()
-	ticker := time.NewTicker(progress)
+	ticker := time.NewTicker(startLogInterval)
 	defer ticker.Stop()
 	for {
 		workers, changed := r.board.look()
 		if r.pool.isStopped() {
 			return ErrStopped
 		}
-		if ready, err := r.allReady(workers); ready || err != nil {
-			return err
+		ready := true
+		for i, s := range workers {
+			if err := s.startError(r.settings.StartTries); err != nil {
+				return fmt.Errorf("worker %d: %w", i, err)
+			}
+			ready = ready && s.state == supervise.Ready
 		}
+		if ready {
+			return nil
+		}
+		var cause error
 		select {
 		case <-changed:
 		case <-ticker.C:
-			r.settings.Logger.Info("waiting for workers", "why", waiting(workers))
+			r.settings.Logger.Info("waiting for workers", "why", describeUnready(workers))
 		case <-late.C:
-			return fmt.Errorf("%w: %s%s", supervise.ErrStartLimit, waiting(workers), r.lastWords(workers))
+			cause = supervise.ErrStartLimit
 		case <-ctx.Done():
-			why := context.Cause(ctx)
-			if errors.Is(why, context.DeadlineExceeded) {
-				why = fmt.Errorf("%w (%w)", supervise.ErrStartLimit, why)
+			if cause = context.Cause(ctx); errors.Is(cause, context.DeadlineExceeded) {
+				cause = fmt.Errorf("%w (%w)", supervise.ErrStartLimit, cause)
 			}
-			return fmt.Errorf("%w: %s%s", why, waiting(workers), r.lastWords(workers))
+		}
+		if cause != nil {
+			return fmt.Errorf("%w: %s%s", cause, describeUnready(workers), r.lastOutput(workers))
 		}
 	}
 }
 
-func (r *Runner) allReady(workers []status) (bool, error) {
-	ready := true
-	for i, s := range workers {
-		if err := s.failed(r.settings.StartTries); err != nil {
-			return false, fmt.Errorf("worker %d: %w", i, err)
-		}
-		ready = ready && s.state == supervise.Ready
-	}
-	return ready, nil
-}
-
-// lastWords is what a worker has written that is not ready.
-func (r *Runner) lastWords(workers []status) string {
+// lastOutput is the last output of a worker that is not ready.
+func (r *Runner) lastOutput(workers []status) string {
 	for i, s := range workers {
 		if s.state == supervise.Ready {
 			continue
 		}
-		if lines := r.workers[i].wrote(); len(lines) > 0 {
+		if lines := r.workers[i].lastOutput(); len(lines) > 0 {
 			return fmt.Sprintf("; worker %d wrote last:\n\t%s", i, strings.Join(lines, "\n\t"))
 		}
 	}
 	return ""
 }
 
-// waiting says which workers are not ready, and why.
-func waiting(workers []status) string {
-	out := ""
-	for i, s := range workers {
-		if s.state != supervise.Ready {
-			out += fmt.Sprintf("; worker %d: %s", i, s.says())
-		}
-	}
-	return out[min(len(out), len("; ")):]
-}
-
 // Acquire implements runner.Runner.
 func (r *Runner) Acquire(ctx context.Context) (runner.Slot, error) {
-	at, err := r.pool.acquire(ctx, false)
+	of, err := r.pool.acquire(ctx, false)
 	if err != nil {
 		return nil, err
 	}
-	return &slot{pool: r.pool, at: at}, nil
+	return &slot{pool: r.pool, of: of}, nil
 }
 
-// Health implements runner.Monitored: it returns nil while a worker is ready. The
-// error says of each worker why it is not; it wraps ErrCrashLoop where all of them
-// die again and again, ErrNotReady where one may be ready soon, and ErrStopped.
+// Health implements runner.HealthReporter: it returns nil while a worker is ready. The
+// error has the state of each worker. It wraps ErrCrashLoop where all of them are in a
+// crash loop, ErrNotReady where one may be ready soon, and ErrStopped.
 func (r *Runner) Health() (changed <-chan struct{}, err error) {
 	workers, changed := r.board.look()
 	if r.pool.isStopped() {
 		return changed, ErrStopped
 	}
-	return changed, health(workers)
+	looping := true
+	for _, s := range workers {
+		if s.state == supervise.Ready {
+			return changed, nil
+		}
+		looping = looping && s.looping
+	}
+	if err = ErrNotReady; looping {
+		err = ErrCrashLoop
+	}
+	return changed, fmt.Errorf("%w: %s", err, describeUnready(workers))
 }
 
-// Workers implements runner.Staffed.
-func (r *Runner) Workers() []runner.Worker {
+// Workers implements runner.WorkerReporter.
+func (r *Runner) Workers() []runner.WorkerStatus {
 	workers, _ := r.board.look()
-	out := make([]runner.Worker, len(workers))
+	out := make([]runner.WorkerStatus, len(workers))
 	for i, s := range workers {
-		out[i] = runner.Worker{State: s.state.String(), Incarnation: uint64(s.incarnation)}
+		out[i] = runner.WorkerStatus{State: s.state.String(), Incarnation: uint64(s.incarnation)}
 		if s.cause != nil && s.state != supervise.Ready {
 			out[i].Cause = s.cause.Error()
 		}
@@ -270,11 +381,10 @@ func (r *Runner) Workers() []runner.Worker {
 	return out
 }
 
-// Restart replaces the workers one after the other, each when it has finished the
-// batches that it has. It ends with the first that does not become ready, so that
-// the others serve on. A worker that comes with another spec is not ready. Where all
-// are, and take more or fewer streams than when they started, it returns
-// ErrStreamsChanged.
+// Restart replaces the workers one after the other, each when it has finished its
+// batches. It ends at the first that does not become ready, so that the others serve on;
+// a worker with another spec does not. It returns ErrStreamsChanged where all are ready
+// and take more or fewer streams than when they started.
 func (r *Runner) Restart(ctx context.Context) error {
 	if !r.started.Load() || r.pool.isStopped() {
 		return fmt.Errorf("%w, or not started", ErrStopped)
@@ -284,22 +394,22 @@ func (r *Runner) Restart(ctx context.Context) error {
 			return fmt.Errorf("worker %d: %w", i, err)
 		}
 	}
-	if were, are := r.streams.Load(), int64(r.pool.taken()); r.unsaid() && were != are {
-		return fmt.Errorf("%w: they took %d and take %d", ErrStreamsChanged, were, are)
+	if before, now := r.streams.Load(), int64(r.pool.offered()); r.workersChooseSlots() && before != now {
+		return fmt.Errorf("%w: they took %d and take %d", ErrStreamsChanged, before, now)
 	}
 	return nil
 }
 
 func (r *Runner) restart(ctx context.Context, w *worker) error {
-	told := make(chan supervise.Incarnation, 1)
+	incarnation := make(chan supervise.Incarnation, 1)
 	w.post(func(now time.Time) []supervise.Action {
-		told <- w.machine.Incarnation()
+		incarnation <- w.machine.Incarnation()
 		return w.machine.Recycle(now)
 	})
 	var before supervise.Incarnation
 	select {
-	case before = <-told:
-	case <-w.over:
+	case before = <-incarnation:
+	case <-w.ended:
 		return ErrStopped
 	case <-ctx.Done():
 		return context.Cause(ctx)
@@ -311,13 +421,12 @@ func (r *Runner) restart(ctx context.Context, w *worker) error {
 		case s.incarnation <= before:
 		case s.state == supervise.Ready:
 			return nil
-		case s.cause == nil || s.incarnation == before+1 && s.state == supervise.Startup:
-		default:
-			return s.why()
+		case s.cause != nil && (s.incarnation > before+1 || s.state != supervise.Startup):
+			return s.failure()
 		}
 		select {
 		case <-changed:
-		case <-w.over:
+		case <-w.ended:
 			return ErrStopped
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -325,13 +434,13 @@ func (r *Runner) restart(ctx context.Context, w *worker) error {
 	}
 }
 
-// Stop implements runner.Runner: all workers are told to leave, have StopLimit
-// together, and are ended. Where the context ends first they are ended then. A
-// batch that runs still is lost. Nothing is left when it returns nil.
+// Stop implements runner.Runner. All workers are asked to leave, have StopLimit
+// together, and are killed then, or when the context ends. A batch that still runs is
+// lost. Nothing is left when it returns nil.
 func (r *Runner) Stop(ctx context.Context) error {
 	r.pool.stop()
-	r.life.Lock()
-	defer r.life.Unlock()
+	r.lifecycle.Lock()
+	defer r.lifecycle.Unlock()
 	if r.stopped || r.spawner == nil {
 		r.stopped = true
 		return nil
@@ -340,38 +449,37 @@ func (r *Runner) Stop(ctx context.Context) error {
 	for _, w := range r.workers {
 		w.post(w.machine.Stop)
 	}
-	if !r.ended(ctx) {
-		for _, w := range r.workers {
-			w.post(w.machine.Abandon)
-		}
+	if !r.awaitEnd(ctx) {
+		r.killAll()
 	}
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), killPatience)
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.settings.KillGrace)
 	defer cancel()
-	var errs []error
-	if !r.ended(last) {
-		errs = append(errs, errors.New("not all workers have ended"))
+	var err error
+	if !r.awaitEnd(last) {
+		err = errors.New("not all workers have ended")
 	}
-	errs = append(errs, r.spawner.Close(last))
-	return errors.Join(errs...)
+	return errors.Join(err, r.spawner.Close(last))
 }
 
-// Abandon implements runner.Forcible: the workers are killed, and do not start
-// again.
-func (r *Runner) Abandon() {
+// Kill implements runner.Killer: the workers are killed, and do not start again.
+func (r *Runner) Kill() {
 	r.pool.stop()
-	if !r.started.Load() {
-		return
-	}
-	for _, w := range r.workers {
-		w.post(w.machine.Abandon)
+	if r.started.Load() {
+		r.killAll()
 	}
 }
 
-// ended reports whether all workers have ended before the context.
-func (r *Runner) ended(ctx context.Context) bool {
+func (r *Runner) killAll() {
+	for _, w := range r.workers {
+		w.post(w.machine.Kill)
+	}
+}
+
+// awaitEnd reports whether all workers have ended before the context.
+func (r *Runner) awaitEnd(ctx context.Context) bool {
 	for _, w := range r.workers {
 		select {
-		case <-w.over:
+		case <-w.ended:
 			w.tasks.Wait()
 		case <-ctx.Done():
 			return false

@@ -1,136 +1,104 @@
 package worker
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/stagemesh/stagemesh/stagehost/runner/worker/spawn"
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker/supervise"
 )
 
-// Defaults of Settings.
 const (
-	DefaultMaxFrame       = 256 << 20
-	DefaultStartLimit     = 10 * time.Minute
-	DefaultRunLimit       = 5 * time.Minute
-	DefaultHeartbeat      = 5 * time.Second
-	DefaultHeartbeatLimit = 10 * time.Second
-	DefaultStopLimit      = 5 * time.Second
-	DefaultBackoff        = 100 * time.Millisecond
-	DefaultMaxBackoff     = 30 * time.Second
-	DefaultStartTries     = 1
-	DefaultCrashLoop      = 5
-	DefaultSettled        = 10 * time.Second
-	DefaultDeviceEnv      = "CUDA_VISIBLE_DEVICES"
-	// DefaultStreams is Slots of a worker that answers in chunks.
-	DefaultStreams = 64
+	// DefaultDeviceEnv is the default of Settings.DeviceEnv.
+	DefaultDeviceEnv = "CUDA_VISIBLE_DEVICES"
+	// reservedPrefix begins the names of variables that only the host may set.
+	reservedPrefix = "STAGEMESH_"
 )
 
-// Settings say what the workers of a stage are. What is zero has its default.
+// Settings describe the workers of a stage. A zero field has its default.
 type Settings struct {
-	// Stage is the stage's name, for the workers and in metrics; Host is for those
+	// Stage is the stage's name, for the workers and in metrics; Host is for metrics
 	// alone.
 	Stage, Host string
-	// Command is the program of a worker and its arguments. A program without a
-	// slash is looked up in PATH, a relative one in Dir.
+	// Command is the program of a worker and its arguments. A program without a slash is
+	// looked up in PATH, a relative one in Dir.
 	Command []string
-	// Dir is where the workers start; empty is where the host is.
+	// Dir is the working directory of the workers; empty is the host's.
 	Dir string
 	// Env is added to the host's environment.
 	Env map[string]string
-	// Options is a JSON object that the worker's code gets; none is an empty one.
+	// Options is a JSON object for the worker's code; the default is an empty one.
 	Options json.RawMessage
-	// Replicas are the workers; none is one worker of one process.
+	// Replicas are the workers; the default is one worker of one process.
 	Replicas []Replica
-	// Slots is how many batches a worker may have at a time, and may take fewer of; 0
-	// means 1, or DefaultStreams of one that answers in chunks.
+	// Slots is how many batches a worker may have at a time; it may take fewer. The
+	// default is 1, or DefaultStreams for a worker that answers in chunks.
 	Slots int
-	// MaxSize is the rows of the largest batch, for warm-ups; 0 means 1.
+	// MaxSize is the rows of the largest batch, for warm-ups; the default is 1.
 	MaxSize int
-	// MaxFrame is the longest body of a message, in bytes.
-	MaxFrame int64
-	// StartLimit is how long a worker has to be ready, RunLimit how long a batch
-	// may take; of one that is answered in chunks, how long it may be silent.
-	StartLimit, RunLimit time.Duration
-	// Heartbeat is how often an idle worker is asked whether it is there,
-	// HeartbeatLimit how long it has to answer.
-	Heartbeat, HeartbeatLimit time.Duration
-	// StopLimit is how long workers have to leave that are told to.
-	StopLimit time.Duration
-	// Backoff is the pause before a dead worker starts again. It doubles with
-	// every death in a row up to MaxBackoff; at random up to half is left out.
-	Backoff, MaxBackoff time.Duration
-	// StartTries is how often a worker may die until Start gives up.
-	StartTries int
-	// CrashLoop is how many deaths in a row are too many. A worker that finished a
-	// batch, or was ready for the time Settled, begins a new row.
-	CrashLoop int
-	Settled   time.Duration
+	// Limits bound what the workers do.
+	Limits
 	// DeviceEnv is the variable that gets a replica's devices, separated by commas.
 	DeviceEnv string
 	// TempDir is where a private folder for sockets is made; empty is the system's.
 	TempDir string
-	// Files, where there are any, are laid out in that folder for the workers to
-	// read. FilesPath is the variable, a list of paths such as PYTHONPATH, at the
-	// end of which they find where.
+	// Files are copied to that folder for the workers. The folder is appended to the
+	// variable FilesPath, a list of paths such as PYTHONPATH.
 	Files     fs.FS
 	FilesPath string
-	// Logger takes what happens to the workers and what they write; nil discards
-	// it.
+	// Logger gets the transitions of the workers and their output; nil discards them.
 	Logger *slog.Logger
-	// Meter takes the metrics; nil discards them.
+	// Meter gets the metrics; nil discards them.
 	Meter metric.Meter
-	// Edge hears of every transition of a worker; it must not block. Nil hears of
-	// none.
-	Edge func(Edge)
+	// OnTransition is called for every transition of a worker; it must not block. It may
+	// be nil.
+	OnTransition func(Transition)
 }
 
 // Replica is one worker.
 type Replica struct {
-	// Devices that the worker has; they are plain strings.
+	// Devices of the worker; they are plain strings.
 	Devices []string
 	// CPUs that its processes may run on, like "0-3,6"; empty is all of the host's.
 	CPUs string
 	// Env is added to the environment of Settings.
 	Env map[string]string
-	// Ranks is how many processes the worker is; 0 means 1.
+	// Ranks is the number of processes of the worker; 0 means 1.
 	Ranks int
-	// Shared says that others may have the same devices.
+	// Shared allows other replicas that are shared to have the same devices.
 	Shared bool
 }
 
-// Edge is a transition of a worker.
-type Edge struct {
+// Transition is a change of a worker's state.
+type Transition struct {
 	At time.Time
 	// Worker is the index of the replica, Incarnation counts its starts from 1.
 	Worker      int
 	Incarnation supervise.Incarnation
 	From, To    supervise.State
-	// PIDs are those of its ranks; where To is DEAD, Exits says how each ended: nil
-	// for exit code 0, else a *spawn.ExitError, or why it was not started.
+	// PIDs are the process ids of the ranks. Where To is DEAD, Exits has how each
+	// exited: nil for exit code 0, else a *spawn.ExitError, or why it was not started.
 	PIDs  []int
 	Exits []error
-	// Cause is nil where the transition was asked for and went well.
+	// Cause is nil where the transition was requested and went well.
 	Cause error
 }
 
-// withDefaults returns the settings as they count.
 func (s Settings) withDefaults() Settings {
+	s.Limits = s.Limits.WithDefaults()
 	setDefault(&s.MaxSize, 1)
-	setDefault(&s.MaxFrame, DefaultMaxFrame)
-	setDefault(&s.StartLimit, DefaultStartLimit)
-	setDefault(&s.RunLimit, DefaultRunLimit)
-	setDefault(&s.Heartbeat, DefaultHeartbeat)
-	setDefault(&s.HeartbeatLimit, DefaultHeartbeatLimit)
-	setDefault(&s.StopLimit, DefaultStopLimit)
-	setDefault(&s.Backoff, DefaultBackoff)
-	setDefault(&s.MaxBackoff, DefaultMaxBackoff)
-	setDefault(&s.StartTries, DefaultStartTries)
-	setDefault(&s.CrashLoop, DefaultCrashLoop)
-	setDefault(&s.Settled, DefaultSettled)
 	setDefault(&s.DeviceEnv, DefaultDeviceEnv)
 	if len(s.Options) == 0 {
 		s.Options = json.RawMessage("{}")
@@ -144,7 +112,13 @@ func (s Settings) withDefaults() Settings {
 	return s
 }
 
-// slots are those of a worker.
+func setDefault[T comparable](value *T, to T) {
+	if *value == *new(T) {
+		*value = to
+	}
+}
+
+// slots returns the most slots of a worker.
 func (s Settings) slots(streams bool) int {
 	switch {
 	case s.Slots > 0:
@@ -156,8 +130,192 @@ func (s Settings) slots(streams bool) int {
 	}
 }
 
-func setDefault[T comparable](value *T, to T) {
-	if *value == *new(T) {
-		*value = to
+// Validate returns everything that is wrong with the settings, each with its key. Start
+// finds what this machine lacks.
+func (s Settings) Validate() error {
+	s = s.withDefaults()
+	var errs []error
+	if len(s.Command) == 0 || s.Command[0] == "" {
+		errs = append(errs, errors.New("command: it is empty; set the command that starts a worker, such as [python3, classify.py]"))
 	}
+	if s.Slots < 0 || s.Slots > maxSlots {
+		errs = append(errs, fmt.Errorf("slots: %d is not between 0 and %d", s.Slots, maxSlots))
+	}
+	if s.MaxSize < 1 || s.MaxSize > 1<<31 {
+		errs = append(errs, fmt.Errorf("max_size: %d is not between 1 and %d", s.MaxSize, 1<<31))
+	}
+	errs = append(errs, s.Limits.Validate(), validateEnv("env", s.Env))
+	var object map[string]json.RawMessage
+	if err := json.Unmarshal(s.Options, &object); err != nil || bytes.Equal(bytes.TrimSpace(s.Options), []byte("null")) {
+		errs = append(errs, errors.New("options: it is no JSON object"))
+	}
+	for i := range s.Replicas {
+		errs = append(errs, s.validateReplica(i))
+	}
+	if (s.Files == nil) != (s.FilesPath == "") {
+		errs = append(errs, errors.New("files: set files and the variable with their folder, or neither"))
+	}
+	return errors.Join(errs...)
+}
+
+func validateEnv(key string, env map[string]string) error {
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		switch {
+		case name == "" || strings.ContainsAny(name, "=\x00"):
+			errs = append(errs, fmt.Errorf("%s: %q is no name of a variable", key, name))
+		case strings.HasPrefix(name, reservedPrefix):
+			errs = append(errs, fmt.Errorf("%s.%s: only the host sets variables that begin with %s", key, name, reservedPrefix))
+		case strings.Contains(env[name], "\x00"):
+			errs = append(errs, fmt.Errorf("%s.%s: it has a NUL byte", key, name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (s Settings) validateReplica(at int) error {
+	r, key := s.Replicas[at], fmt.Sprintf("replicas[%d]", at)
+	errs := []error{validateEnv(key+".env", r.Env)}
+	if r.Ranks < 0 || r.Ranks > maxRanks {
+		errs = append(errs, fmt.Errorf("%s.ranks: %d is not between 1 and %d", key, r.Ranks, maxRanks))
+	}
+	if _, err := r.cpus(); err != nil {
+		errs = append(errs, fmt.Errorf("%s.cpus: %w", key, err))
+	}
+	for _, device := range r.Devices {
+		if device == "" || strings.ContainsAny(device, ",\x00") {
+			errs = append(errs, fmt.Errorf("%s.devices: %q is no device; list each by itself", key, device))
+		}
+		for j, other := range s.Replicas[:at] {
+			if slices.Contains(other.Devices, device) && (!other.Shared || !r.Shared) {
+				errs = append(errs, fmt.Errorf("%s.devices: replicas[%d] has device %s too; set shared: true for both if they fit on it together", key, j, device))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// validateHere returns what this machine lacks of the settings, each with its key.
+func (s Settings) validateHere() error {
+	var errs []error
+	if info, err := os.Stat(s.Dir); s.Dir != "" && (err != nil || !info.IsDir()) {
+		errs = append(errs, fmt.Errorf("dir: %s is no folder", s.Dir))
+	} else {
+		for i := range s.Replicas {
+			if _, err := s.program(i); err != nil {
+				errs = append(errs, fmt.Errorf("command: %w", err))
+				break
+			}
+		}
+	}
+	for i, r := range s.Replicas {
+		if err := r.validateCPUsHere(); err != nil {
+			errs = append(errs, fmt.Errorf("replicas[%d].cpus: %w", i, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// cpus are nil for a replica that may run on all.
+func (r Replica) cpus() (spawn.CPUs, error) {
+	if r.CPUs == "" {
+		return nil, nil
+	}
+	return spawn.ParseCPUs(r.CPUs)
+}
+
+// validateCPUsHere refuses CPUs that this machine does not have.
+func (r Replica) validateCPUsHere() error {
+	cpus, err := r.cpus()
+	if err != nil || cpus == nil {
+		return err
+	}
+	online, err := spawn.Online()
+	if err != nil {
+		return err
+	}
+	if missing := cpus.Missing(online); len(missing) > 0 {
+		return fmt.Errorf("there is no CPU %s; this machine has %s", missing, online)
+	}
+	return nil
+}
+
+// program returns the path of the command's program for a replica.
+func (s Settings) program(replica int) (string, error) {
+	name := s.Command[0]
+	if strings.Contains(name, "/") {
+		path := name
+		if !filepath.IsAbs(path) {
+			path = filepath.Join(s.Dir, path)
+		}
+		path, err := filepath.Abs(path)
+		if err != nil {
+			return "", err
+		}
+		return path, checkExecutable(path)
+	}
+	list := s.environment(replica)["PATH"]
+	for _, dir := range filepath.SplitList(list) {
+		if path := filepath.Join(dir, name); filepath.IsAbs(path) && checkExecutable(path) == nil {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("there is no program %q in PATH, which is %q", name, list)
+}
+
+func checkExecutable(path string) error {
+	info, err := os.Stat(path)
+	switch {
+	case err != nil:
+		return fmt.Errorf("there is no program %s", path)
+	case info.IsDir() || info.Mode().Perm()&0o111 == 0:
+		return fmt.Errorf("%s is not executable", path)
+	default:
+		return nil
+	}
+}
+
+// environment returns the environment of a replica's processes without the variables of
+// the protocol. It leaves out the host's own variables, which may have a password.
+func (s Settings) environment(replica int) map[string]string {
+	out := map[string]string{}
+	for _, pair := range os.Environ() {
+		if name, value, ok := strings.Cut(pair, "="); ok && name != "" && !strings.HasPrefix(name, reservedPrefix) {
+			out[name] = value
+		}
+	}
+	delete(out, "MASTER_ADDR")
+	delete(out, "MASTER_PORT")
+	maps.Copy(out, s.Env)
+	r := s.Replicas[replica]
+	if len(r.Devices) > 0 {
+		out[s.DeviceEnv] = strings.Join(r.Devices, ",")
+	}
+	maps.Copy(out, r.Env)
+	return out
+}
+
+// copyFiles copies the files that a folder lacks. It runs before every start, because
+// some systems remove old temporary files.
+func copyFiles(folder string, files fs.FS) error {
+	if files == nil {
+		return nil
+	}
+	return fs.WalkDir(files, ".", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		to := filepath.Join(folder, filepath.FromSlash(path))
+		if _, err := os.Stat(to); !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		data, err := fs.ReadFile(files, path)
+		if err != nil {
+			return err
+		}
+		if err := os.MkdirAll(filepath.Dir(to), 0o700); err != nil {
+			return err
+		}
+		return os.WriteFile(to, data, 0o600)
+	})
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
 )
 
-func TestWhatIsWrongWithSettingsIsSaidByKey(t *testing.T) {
+func TestInvalidSettingsNameTheirKey(t *testing.T) {
 	t.Parallel()
 	plainFile := filepath.Join(t.TempDir(), "notes.txt")
 	if err := os.WriteFile(plainFile, nil, 0o600); err != nil {
@@ -68,14 +68,14 @@ func TestWhatIsWrongWithSettingsIsSaidByKey(t *testing.T) {
 			}
 			for _, want := range test.want {
 				if !strings.Contains(err.Error(), want) {
-					t.Errorf("it says %v, want %q", err, want)
+					t.Errorf("the error is %v, want %q", err, want)
 				}
 			}
 		})
 	}
 }
 
-func TestSettingsThatAreFine(t *testing.T) {
+func TestValidSettingsAreAccepted(t *testing.T) {
 	t.Parallel()
 	for name, edit := range map[string]func(s *worker.Settings){
 		"the least": func(*worker.Settings) {},
@@ -94,7 +94,7 @@ func TestSettingsThatAreFine(t *testing.T) {
 	}
 }
 
-func TestConcurrencyIsKnownBeforeTheStart(t *testing.T) {
+func TestConcurrencyIsKnownBeforeStart(t *testing.T) {
 	t.Parallel()
 	r, err := worker.New(worker.Settings{Command: []string{os.Args[0]}, Slots: 3, Replicas: make([]worker.Replica, 2)})
 	if err != nil || r.Concurrency() != 6 {

@@ -16,7 +16,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker/supervise"
 )
 
-func TestAFastWorkerGetsMoreWork(t *testing.T) {
+func TestFastWorkerGetsMoreWork(t *testing.T) {
 	t.Parallel()
 	s := settings(t, "")
 	s.Replicas = []worker.Replica{{Env: map[string]string{modeVariable: slow}}, {}}
@@ -43,7 +43,7 @@ func TestAFastWorkerGetsMoreWork(t *testing.T) {
 	}
 }
 
-func TestSlotsOfADeadWorkerAreNotGiven(t *testing.T) {
+func TestDeadWorkerOffersNoSlots(t *testing.T) {
 	t.Parallel()
 	s := settings(t, "")
 	s.Replicas, s.Slots = make([]worker.Replica, 2), 2
@@ -64,7 +64,7 @@ func TestSlotsOfADeadWorkerAreNotGiven(t *testing.T) {
 }
 
 // The host has the slot in its hands when the worker dies.
-func TestASlotWhoseWorkerDiedIsAnothersSlot(t *testing.T) {
+func TestSlotMovesToAnotherWorker(t *testing.T) {
 	t.Parallel()
 	s := settings(t, "")
 	s.Replicas = make([]worker.Replica, 2)
@@ -95,7 +95,7 @@ func TestASlotWhoseWorkerDiedIsAnothersSlot(t *testing.T) {
 	slot.Release()
 }
 
-func TestASlotThatIsNotUsedIsNotDoubledByARestart(t *testing.T) {
+func TestRestartDoesNotDoubleHeldSlots(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, ""))
 	slot := b.acquire()
@@ -115,7 +115,7 @@ func TestASlotThatIsNotUsedIsNotDoubledByARestart(t *testing.T) {
 	b.works()
 }
 
-func TestAWorkerMayTakeFewerBatchesThanItCould(t *testing.T) {
+func TestWorkerMayTakeFewerSlots(t *testing.T) {
 	t.Parallel()
 	s := settings(t, oneSlot)
 	s.Slots = 3
@@ -129,8 +129,8 @@ func TestAWorkerMayTakeFewerBatchesThanItCould(t *testing.T) {
 	slot.Release()
 }
 
-// How many streams a stage runs is its workers' to say where its file does not.
-func TestStreamsRunSideBySideAsTheirWorkerTakesThem(t *testing.T) {
+// The workers choose how many streams a stage runs unless its settings do.
+func TestWorkerChoosesStreamConcurrency(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		mode     string
@@ -141,7 +141,7 @@ func TestStreamsRunSideBySideAsTheirWorkerTakesThem(t *testing.T) {
 		"as many as are offered":      {streamRows, 0, 1, worker.DefaultStreams},
 		"fewer than are offered":      {streamRows + "," + oneSlot, 0, 1, 1},
 		"two workers":                 {streamRows + "," + oneSlot, 0, 2, 2},
-		"as the settings say":         {streamRows, 3, 2, 6},
+		"as in the settings":          {streamRows, 3, 2, 6},
 		"batches, which are not many": {"", 0, 2, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -168,7 +168,7 @@ func TestStreamsRunSideBySideAsTheirWorkerTakesThem(t *testing.T) {
 	}
 }
 
-func TestARestartSaysThatAnotherNumberOfStreamsIsTaken(t *testing.T) {
+func TestRestartReportsChangedStreams(t *testing.T) {
 	t.Parallel()
 	s := settings(t, streamRows+","+narrowing)
 	b := start(t, s)
@@ -190,7 +190,7 @@ func TestARestartSaysThatAnotherNumberOfStreamsIsTaken(t *testing.T) {
 	}
 }
 
-func TestAWorkerMayTakeMoreBatchesLater(t *testing.T) {
+func TestWorkerMayAddSlots(t *testing.T) {
 	t.Parallel()
 	s := settings(t, growing)
 	s.Slots = 3
@@ -203,8 +203,8 @@ func TestAWorkerMayTakeMoreBatchesLater(t *testing.T) {
 	second.Release()
 }
 
-// A host that has none keeps no batch in hand for long: others may have the stage.
-func TestABatchWaitsForAWorkerForAWhile(t *testing.T) {
+// A host without a ready worker gives batches back soon: another host may serve.
+func TestBatchWaitsForWorkerBriefly(t *testing.T) {
 	t.Parallel()
 	s := settings(t, dieLater)
 	b := start(t, s)
@@ -226,7 +226,7 @@ func TestABatchWaitsForAWorkerForAWhile(t *testing.T) {
 
 // A worker whose connection ends as it gets ready is not given work again and again
 // that it cannot have.
-func TestAWorkerThatLeavesAfterItsWarmUpIsNotOffered(t *testing.T) {
+func TestWorkerLeavingAfterWarmUpIsNotOffered(t *testing.T) {
 	t.Parallel()
 	s := settings(t, leaveLater)
 	b := start(t, s)
@@ -257,7 +257,7 @@ func TestAWorkerThatLeavesAfterItsWarmUpIsNotOffered(t *testing.T) {
 	}
 }
 
-func TestOneDeadWorkerBlocksNoOther(t *testing.T) {
+func TestDeadWorkerBlocksNoOther(t *testing.T) {
 	t.Parallel()
 	s := settings(t, "")
 	s.Replicas, s.StopLimit = make([]worker.Replica, 2), 300*time.Millisecond

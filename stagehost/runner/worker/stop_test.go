@@ -65,7 +65,7 @@ func TestStopLeavesNothing(t *testing.T) {
 	}
 }
 
-// children returns the children of the workers, from what those said.
+// children returns the children of the workers, from their output.
 func (b *bed) children(n int) []int {
 	b.Helper()
 	var out []int
@@ -91,17 +91,17 @@ func (b *bed) children(n int) []int {
 	return out
 }
 
-func TestWhatAWorkerStartedEndsWithIt(t *testing.T) {
+func TestChildrenOfWorkerEndWithIt(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, parent))
 	child := b.children(1)[0]
-	if _, err := b.do(item(killed)); !errors.Is(err, runner.ErrDied) {
+	if _, err := b.do(item(killed)); !errors.Is(err, runner.ErrCrashed) {
 		t.Errorf("got %v", err)
 	}
 	gone(t, child, time.Second)
 }
 
-func TestASecondStopWaitsForTheFirst(t *testing.T) {
+func TestSecondStopWaitsForFirst(t *testing.T) {
 	t.Parallel()
 	s := settings(t, stubborn)
 	s.StopLimit = 300 * time.Millisecond
@@ -121,7 +121,7 @@ func TestASecondStopWaitsForTheFirst(t *testing.T) {
 	all.Wait()
 }
 
-func TestStopThatMayNotWaitKills(t *testing.T) {
+func TestStopWithoutTimeKills(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, stubborn)) // whose limit is half a minute
 	pid := b.pid()
@@ -135,7 +135,7 @@ func TestStopThatMayNotWaitKills(t *testing.T) {
 	}
 }
 
-func TestStopEndsABatchThatDoesNotEnd(t *testing.T) {
+func TestStopEndsHangingBatch(t *testing.T) {
 	t.Parallel()
 	s := settings(t, "")
 	s.StopLimit = 300 * time.Millisecond
@@ -154,12 +154,12 @@ func TestStopEndsABatchThatDoesNotEnd(t *testing.T) {
 	}()
 	b.logs("cancel 3 [1]")
 	b.stop()
-	if err := <-done; !errors.Is(err, runner.ErrDied) {
+	if err := <-done; !errors.Is(err, runner.ErrCrashed) {
 		t.Errorf("the batch got %v", err)
 	}
 }
 
-func TestStopWhileAWorkerStarts(t *testing.T) {
+func TestStopDuringStart(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{mute, neverReady, dieAtOnce} {
 		t.Run(mode, func(t *testing.T) {
@@ -181,7 +181,7 @@ func TestStopWhileAWorkerStarts(t *testing.T) {
 	}
 }
 
-func TestAbandoningEndsWhatRuns(t *testing.T) {
+func TestKillEndsRunningBatches(t *testing.T) {
 	t.Parallel()
 	s := settings(t, stubborn)
 	s.Slots = 2
@@ -195,11 +195,11 @@ func TestAbandoningEndsWhatRuns(t *testing.T) {
 		}()
 	}
 	pid := b.pid()
-	b.Abandon()
+	b.Kill()
 	for range cap(done) {
 		select {
 		case err := <-done:
-			if !errors.Is(err, runner.ErrDied) && !errors.Is(err, runner.ErrNotStarted) {
+			if !errors.Is(err, runner.ErrCrashed) && !errors.Is(err, runner.ErrNotStarted) {
 				t.Errorf("a batch got %v", err)
 			}
 		case <-time.After(patience):
@@ -213,7 +213,7 @@ func TestAbandoningEndsWhatRuns(t *testing.T) {
 	b.stop()
 }
 
-func TestAStoppedRunnerDoesNotStart(t *testing.T) {
+func TestStoppedRunnerDoesNotStart(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, settings(t, ""))
 	b.stop()
@@ -226,8 +226,8 @@ func TestAStoppedRunnerDoesNotStart(t *testing.T) {
 }
 
 // A worker that does not read, and one that reads nothing but has too much to
-// read, are told by the signal.
-func TestAWorkerThatDoesNotReadIsStopped(t *testing.T) {
+// read, get the signal.
+func TestStopEndsWorkerThatDoesNotRead(t *testing.T) {
 	t.Parallel()
 	s := settings(t, readsNothing+","+anyInput)
 	s.StopLimit = time.Second
@@ -239,7 +239,7 @@ func TestAWorkerThatDoesNotReadIsStopped(t *testing.T) {
 		done <- err
 	}()
 	b.stop()
-	if err := <-done; !errors.Is(err, runner.ErrDied) && !errors.Is(err, runner.ErrNotStarted) {
+	if err := <-done; !errors.Is(err, runner.ErrCrashed) && !errors.Is(err, runner.ErrNotStarted) {
 		t.Errorf("the batch got %v", err)
 	}
 }
@@ -262,8 +262,8 @@ func TestNoWorkerOutlivesItsHost(t *testing.T) {
 			}
 			t.Cleanup(func() { _ = cmd.Process.Kill() })
 			var pids []int
-			for said := bufio.NewScanner(out); said.Scan() && said.Text() != "ready"; {
-				if list, ok := strings.CutPrefix(said.Text(), "pids "); ok {
+			for lines := bufio.NewScanner(out); lines.Scan() && lines.Text() != "ready"; {
+				if list, ok := strings.CutPrefix(lines.Text(), "pids "); ok {
 					for _, text := range strings.Fields(strings.Trim(list, "[]")) {
 						pid, err := strconv.Atoi(text)
 						if err != nil {

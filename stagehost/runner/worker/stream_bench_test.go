@@ -17,7 +17,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
 )
 
-// tokens is the mode of a worker that sends as many words as its input says.
+// tokens is the mode of a worker that sends as many words as its input asks for.
 const tokens = "tokens"
 
 func beTokens() int {

@@ -13,7 +13,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker/supervise"
 )
 
-// counter is the sink of one item, and says of each chunk that it has come.
+// counter is the sink of one item, and signals each chunk.
 type counter struct {
 	came chan int64
 	// err is what Chunk returns, and outcome what the item became.
@@ -46,7 +46,7 @@ func (b *bed) stream(ctx context.Context, item runner.Item, c *counter) <-chan e
 	return ended
 }
 
-func TestTheRunLimitOfAStreamCountsFromItsLastChunk(t *testing.T) {
+func TestStreamRunLimitCountsFromLastChunk(t *testing.T) {
 	t.Parallel()
 	s := settings(t, streamRows)
 	s.RunLimit = 500 * time.Millisecond
@@ -63,20 +63,20 @@ func TestTheRunLimitOfAStreamCountsFromItsLastChunk(t *testing.T) {
 		}
 	}
 	cancel()
-	if err := <-ended; err == nil || errors.Is(err, runner.ErrDied) {
+	if err := <-ended; err == nil || errors.Is(err, runner.ErrCrashed) {
 		t.Errorf("got %v", err)
 	}
 	b.logs("stream=stdout", "cancel 2")
 }
 
-func TestAStreamThatFallsSilentIsEndedAtTheRunLimit(t *testing.T) {
+func TestSilentStreamEndsAtRunLimit(t *testing.T) {
 	t.Parallel()
 	s := settings(t, streamRows)
 	s.RunLimit = 500 * time.Millisecond
 	b := start(t, s)
 	c := newCounter()
 	err := <-b.stream(t.Context(), item(1, hang), c)
-	if !errors.Is(err, runner.ErrDied) || !strings.Contains(err.Error(), supervise.ErrRunLimit.Error()) {
+	if !errors.Is(err, runner.ErrCrashed) || !strings.Contains(err.Error(), supervise.ErrRunLimit.Error()) {
 		t.Errorf("got %v", err)
 	}
 	if len(c.came) != 1 {
@@ -84,7 +84,7 @@ func TestAStreamThatFallsSilentIsEndedAtTheRunLimit(t *testing.T) {
 	}
 }
 
-func TestAStreamIsToldAtOnceThatNobodyWaits(t *testing.T) {
+func TestStreamIsCancelledAtOnce(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, streamRows))
 	cancelled, gone := make(chan struct{}), item(drip)
@@ -103,7 +103,7 @@ func TestAStreamIsToldAtOnceThatNobodyWaits(t *testing.T) {
 	}
 }
 
-func TestAStreamWhoseChunksNobodyTakesIsToldOnce(t *testing.T) {
+func TestRefusedChunksCancelStreamOnce(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, streamRows))
 	c := newCounter()
@@ -117,7 +117,7 @@ func TestAStreamWhoseChunksNobodyTakesIsToldOnce(t *testing.T) {
 	}
 }
 
-func TestAStreamThatIgnoresItsCancelIsEndedAtTheRunLimit(t *testing.T) {
+func TestStreamIgnoringCancelEndsAtRunLimit(t *testing.T) {
 	t.Parallel()
 	for name, way := range map[string]func(cancel func(), cancelled chan struct{}){
 		"its context ends":    func(cancel func(), _ chan struct{}) { cancel() },
@@ -138,7 +138,7 @@ func TestAStreamThatIgnoresItsCancelIsEndedAtTheRunLimit(t *testing.T) {
 			way(cancel, cancelled)
 			select {
 			case err := <-ended:
-				if !errors.Is(err, runner.ErrDied) || !strings.Contains(err.Error(), supervise.ErrRunLimit.Error()) {
+				if !errors.Is(err, runner.ErrCrashed) || !strings.Contains(err.Error(), supervise.ErrRunLimit.Error()) {
 					t.Errorf("got %v", err)
 				}
 			case <-time.After(patience):
@@ -148,7 +148,7 @@ func TestAStreamThatIgnoresItsCancelIsEndedAtTheRunLimit(t *testing.T) {
 	}
 }
 
-func TestACallOffIsToldOnce(t *testing.T) {
+func TestCancelIsSentOnce(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, streamRows))
 	ctx, cancel := context.WithCancel(t.Context())
@@ -158,7 +158,7 @@ func TestACallOffIsToldOnce(t *testing.T) {
 	c := newCounter()
 	ended := b.stream(ctx, gone, c)
 	<-c.came
-	cancel() // a host says it in both ways
+	cancel() // a host cancels in both ways
 	close(cancelled)
 	if err := <-ended; err == nil {
 		t.Error("it has not failed")
@@ -175,11 +175,11 @@ func TestACallOffIsToldOnce(t *testing.T) {
 	}
 	b.stop()
 	if text := b.log.String(); strings.Count(text, "msg=\"cancel") != 2 {
-		t.Errorf("two call-offs were told as:\n%s", text)
+		t.Errorf("two cancels were sent as:\n%s", text)
 	}
 }
 
-func TestAWarmUpOfStreamsIsOfOneItem(t *testing.T) {
+func TestStreamWarmUpIsOneItem(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, streamRows))
 	c := newCounter()
@@ -191,7 +191,7 @@ func TestAWarmUpOfStreamsIsOfOneItem(t *testing.T) {
 	}
 }
 
-func TestAStreamEndsByAFaultAfterChunks(t *testing.T) {
+func TestStreamMayFailAfterChunks(t *testing.T) {
 	t.Parallel()
 	b := start(t, settings(t, streamRows))
 	c := newCounter()

@@ -12,36 +12,29 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
-const (
-	// warmUpItems bounds the items of a warm-up batch: their header has to fit.
-	warmUpItems = 1 << 12
-	// zeroName is what the warm-up's own example is called.
-	zeroName = "zeros"
-)
+// zeroName is the name of the example of zeros.
+const zeroName = "zeros"
 
-// warmUp runs the worker's examples, or zeros, as a batch of one and, where it does
-// not stream, as a full one. The life's end ends it.
-func (l *life) warmUp() error {
-	s := &l.worker.runner.settings
-	spec := l.worker.runner.Spec()
+// warmUp runs the worker's examples, or zeros, as a batch of one and, unless it streams,
+// as a full batch. The end of the incarnation ends it.
+func (n *incarnation) warmUp() error {
+	s := n.worker.settings()
+	spec := n.worker.runner.Spec()
 	for _, example := range examplesOf(spec) {
 		for _, size := range sizes(example, spec, s) {
-			if err := l.warmUpOnce(example, size, spec.BatchAxis); err != nil {
-				return fmt.Errorf("the warm-up with %d of %q failed: %w%s", size, example.Name, err, advice(example))
+			if err := n.warmUpOnce(example, size, spec.BatchAxis); err != nil {
+				advice := ""
+				if example.Name == zeroName {
+					advice = "; give the worker an example that it can answer"
+				}
+				return fmt.Errorf("the warm-up with %d of %q failed: %w%s", size, example.Name, err, advice)
 			}
 		}
 	}
 	return nil
 }
 
-func advice(example runner.Example) string {
-	if example.Name != zeroName {
-		return ""
-	}
-	return "; give the worker an example that it answers"
-}
-
-func (l *life) warmUpOnce(example runner.Example, size int, axis runner.BatchAxis) error {
+func (n *incarnation) warmUpOnce(example runner.Example, size int, axis runner.BatchAxis) error {
 	items := make([]runner.Item, size)
 	rows := rowsOf(example.Inputs, axis)
 	for i := range items {
@@ -49,7 +42,7 @@ func (l *life) warmUpOnce(example runner.Example, size int, axis runner.BatchAxi
 	}
 	sink := &firstFault{}
 	batch := runner.Batch{Items: items, Rows: size * rows}
-	if err := l.do(context.Background(), request{batch: batch, warmup: true}, sink); err != nil {
+	if err := n.do(context.Background(), request{batch: batch, warmup: true}, sink); err != nil {
 		return err
 	}
 	if sink.fault != nil {
@@ -58,8 +51,8 @@ func (l *life) warmUpOnce(example runner.Example, size int, axis runner.BatchAxi
 	return nil
 }
 
-// sizes returns with how many of an example to warm up: one, and as many as fit
-// the largest batch. Streams have batches of one.
+// sizes returns the numbers of items of the warm-ups with an example: one, and as many
+// as fit the largest batch. Streams have batches of one.
 func sizes(example runner.Example, spec runner.Spec, s *Settings) []int {
 	if spec.Stream {
 		return []int{1}
@@ -83,7 +76,8 @@ func rowsOf(inputs []payload.Part, axis runner.BatchAxis) int {
 	return 1
 }
 
-// examplesOf returns what to warm up with: nothing, where nobody can know.
+// examplesOf returns the examples of a warm-up: none where the spec has none and does not
+// describe all inputs.
 func examplesOf(spec runner.Spec) []runner.Example {
 	if len(spec.Examples) > 0 {
 		return spec.Examples
@@ -103,7 +97,7 @@ func examplesOf(spec runner.Spec) []runner.Example {
 	return []runner.Example{zero}
 }
 
-// zerosOf returns a tensor of zeros in which any extent is 1.
+// zerosOf returns a tensor of zeros, whose extents are 1 where the spec has -1.
 func zerosOf(want runner.PartSpec) (tensor.Tensor, bool) {
 	if !want.IsTensor() {
 		return tensor.Tensor{}, false
@@ -119,7 +113,7 @@ func zerosOf(want runner.PartSpec) (tensor.Tensor, bool) {
 	if want.Datatype == tensor.Bytes {
 		size = 4 // an empty element is its length
 	}
-	if !ok || elements > DefaultMaxFrame/int64(size) {
+	if !ok || elements > maxZeros/int64(size) {
 		return tensor.Tensor{}, false
 	}
 	return tensor.Tensor{Datatype: want.Datatype, Shape: shape, Raw: make([]byte, elements*int64(size))}, true

@@ -4,139 +4,137 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
+	"net"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
+	"github.com/stagemesh/stagemesh/stagehost/runner/worker/spawn"
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker/supervise"
 )
 
-const (
-	// eventRoom is how many events may wait for a worker's loop.
-	eventRoom = 64
-	// exitPatience is how long a process has to end that closed its connection,
-	// before it is ended: how it ended says more than that the connection is over. It
-	// is also how long one is heard out that has ended.
-	exitPatience = 250 * time.Millisecond
-)
-
-// worker is one replica. Its loop owns the machine that decides about it and what
-// is below it; everybody else posts events.
+// worker is one replica. Its loop owns the machine and the fields below it; all others
+// post events.
 type worker struct {
-	runner  *Runner
-	index   int
-	replica Replica
-	log     *slog.Logger
+	runner *Runner
+	index  int
+	ranks  int
+	log    *slog.Logger
 
 	events chan event
-	// over is closed when the loop has ended.
-	over chan struct{}
-	// tasks are the goroutines of its lives.
+	// ended is closed when the loop has ended.
+	ended chan struct{}
+	// tasks are the goroutines of its incarnations.
 	tasks sync.WaitGroup
 
 	machine *supervise.Machine
-	// life is nil where it is DEAD.
-	life *life
-	// exits are how the ranks of the life have ended, last what they wrote.
-	exits []error
-	last  []string
+	// current is nil where the worker is DEAD.
+	current *incarnation
+	// exits are how the ranks exited; lastOutputs is the last output of the first that
+	// wrote any.
+	exits       []error
+	lastOutputs []string
 	// began is when the incarnation did.
 	began time.Time
-	// starting is the edge to STARTUP that nobody has heard of yet.
-	starting *Edge
-	// hangUpAt is when a process is ended that closed its connection.
-	hangUpAt time.Time
+	// starting is the transition to STARTUP until it is reported with its processes.
+	starting *Transition
+	// killAt is when a process is killed that closed its connection and did not exit.
+	killAt time.Time
 }
 
-// event is something that happened; it returns what is to be done.
+// event is something that happened; it returns the actions that follow.
 type event func(now time.Time) []supervise.Action
 
 func newWorker(r *Runner, index int) *worker {
 	s := r.settings
 	w := &worker{
-		runner: r, index: index, replica: s.Replicas[index],
+		runner: r, index: index, ranks: max(1, s.Replicas[index].Ranks),
 		log:    s.Logger.With("worker", index),
-		events: make(chan event, eventRoom), over: make(chan struct{}),
+		events: make(chan event, eventBuffer), ended: make(chan struct{}),
 	}
-	w.replica.Ranks = max(1, w.replica.Ranks)
 	w.machine = supervise.New(supervise.Settings{
-		Ranks: w.replica.Ranks, StartLimit: s.StartLimit, RunLimit: s.RunLimit,
-		Heartbeat: s.Heartbeat, HeartbeatLimit: s.HeartbeatLimit, StopLimit: s.StopLimit,
-		Backoff: s.Backoff, MaxBackoff: s.MaxBackoff, Settled: s.Settled, CrashLoop: s.CrashLoop,
-		Jitter: rand.Float64, Edge: w.edge,
+		Ranks: w.ranks, Limits: s.Limits, Jitter: rand.Float64, OnTransition: w.onTransition,
 	})
 	return w
 }
 
+func (w *worker) settings() *Settings { return &w.runner.settings }
+
 func (w *worker) pool() *pool { return w.runner.pool }
 
-// post tells the loop of an event. It does not block once the loop has ended.
+// post sends the loop an event. It does not block once the loop has ended.
 func (w *worker) post(e event) {
 	select {
 	case w.events <- e:
-	case <-w.over:
+	case <-w.ended:
 	}
 }
 
-// look has the loop see what the worker has to do.
-func (w *worker) look() { w.post(func(time.Time) []supervise.Action { return nil }) }
+// wake makes the loop report the worker's work to the machine.
+func (w *worker) wake() { w.post(func(time.Time) []supervise.Action { return nil }) }
 
-// run is the loop. It ends when the worker was told to stop and no process is left.
+// run is the loop. It ends when the worker was stopped and no process is left.
 func (w *worker) run() {
-	defer close(w.over)
+	defer close(w.ended)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	w.do(w.machine.Start(time.Now()))
-	for !w.machine.Over() {
-		w.publish()
-		var wake <-chan time.Time
-		if at := w.wake(); !at.IsZero() {
+	for !w.machine.Stopped() {
+		w.publishStatus()
+		var due <-chan time.Time
+		if at := w.nextTick(); !at.IsZero() {
 			timer.Reset(time.Until(at))
-			wake = timer.C
+			due = timer.C
 		}
 		select {
 		case e := <-w.events:
-			w.step(e)
-		case <-wake:
-			w.step(w.tick)
+			w.handle(e)
+		case <-due:
+			w.handle(w.tick)
 		}
 	}
-	w.publish()
+	w.publishStatus()
 }
 
-// step is one event. What the worker has to do is looked at first.
-func (w *worker) step(e event) {
+// handle handles an event. The machine gets the work of the worker first.
+func (w *worker) handle(e event) {
 	now := time.Now()
-	if w.life != nil {
-		w.do(w.machine.Work(w.life.of, w.life.work(), now))
+	if w.current != nil {
+		w.do(w.machine.Work(w.current.number, w.current.work(), now))
 	}
 	w.do(e(now))
 }
 
-func (w *worker) wake() time.Time {
+func (w *worker) nextTick() time.Time {
 	at := w.machine.Wake()
-	if !w.hangUpAt.IsZero() && (at.IsZero() || w.hangUpAt.Before(at)) {
-		return w.hangUpAt
+	if !w.killAt.IsZero() && (at.IsZero() || w.killAt.Before(at)) {
+		return w.killAt
 	}
 	return at
 }
 
 func (w *worker) tick(now time.Time) []supervise.Action {
-	if !w.hangUpAt.IsZero() && !now.Before(w.hangUpAt) {
-		w.hangUpAt = time.Time{}
+	if !w.killAt.IsZero() && !now.Before(w.killAt) {
+		w.killAt = time.Time{}
 		return w.machine.Fail(w.machine.Incarnation(), ErrDisconnected, now)
 	}
 	return w.machine.Tick(now)
 }
 
-// do does what the machine asks for, and what it asks for then.
+// do does the actions, and those that follow from them.
 func (w *worker) do(actions []supervise.Action) {
 	for len(actions) > 0 {
 		a := actions[0]
 		actions = append(actions[1:], w.act(a)...)
 	}
-	if w.machine.State() == supervise.Dead {
-		w.bury()
+	if w.machine.State() == supervise.Dead && w.current != nil {
+		w.current.end(w.cause())
+		w.current, w.killAt = nil, time.Time{}
 	}
 }
 
@@ -145,55 +143,46 @@ func (w *worker) act(a supervise.Action) []supervise.Action {
 	case supervise.Spawn:
 		return w.spawn(a.Incarnation)
 	case supervise.WarmUp:
-		w.warmUp(w.life)
+		w.warmUp(w.current)
 	case supervise.Offer:
-		w.life.warmedUp()
-		w.life.offer()
+		w.current.offer()
 	case supervise.Withdraw:
-		w.life.withdraw()
+		w.current.withdraw()
 	case supervise.Ping:
-		w.each(func(r *rank) { r.ping() })
+		w.forEachRank((*rank).ping)
 	case supervise.Ask:
-		w.each(func(r *rank) { r.ask(w.runner.settings.StopLimit) })
+		w.forEachRank((*rank).ask)
 	case supervise.Kill:
-		w.kill()
+		for _, r := range w.current.started() {
+			r.process.Kill()
+		}
+		w.current.end(w.cause())
 	}
 	return nil
 }
 
-// each does something for every rank, on a goroutine of its own: what is written
-// to a worker may have to wait.
-func (w *worker) each(do func(r *rank)) {
-	for _, r := range w.life.ranks {
-		if r.process != nil {
-			w.tasks.Go(func() { do(r) })
-		}
+// forEachRank calls do for every rank on a goroutine of its own, because a write to a
+// worker may have to wait.
+func (w *worker) forEachRank(do func(r *rank)) {
+	for _, r := range w.current.started() {
+		w.tasks.Go(func() { do(r) })
 	}
 }
 
-func (w *worker) warmUp(l *life) {
+func (w *worker) warmUp(of *incarnation) {
 	w.tasks.Go(func() {
-		err := l.warmUp()
+		err := of.warmUp()
 		w.post(func(now time.Time) []supervise.Action {
 			if err != nil {
-				// What its callers would hear is not for those of later batches.
-				return w.machine.Fail(l.of, errors.New(err.Error()), now)
+				// Its fault is for no caller: later batches fail with this cause.
+				return w.machine.Fail(of.number, errors.New(err.Error()), now)
 			}
-			return w.machine.Warm(l.of, now)
+			return w.machine.Warm(of.number, now)
 		})
 	})
 }
 
-func (w *worker) kill() {
-	for _, r := range w.life.ranks {
-		if r.process != nil {
-			r.process.Kill()
-		}
-	}
-	w.life.end(w.cause())
-}
-
-// cause is what batches fail with that the worker has still.
+// cause is the cause for batches that the worker cannot finish.
 func (w *worker) cause() error {
 	if cause := w.machine.Cause(); cause != nil {
 		return cause
@@ -201,128 +190,213 @@ func (w *worker) cause() error {
 	return errAsked
 }
 
-// bury ends what is left of a life whose processes have all ended.
-func (w *worker) bury() {
-	if w.life == nil {
-		return
-	}
-	w.life.end(w.cause())
-	w.life, w.hangUpAt = nil, time.Time{}
-}
-
-// wrote returns what the first rank has written last that has written anything.
-func (w *worker) wrote() []string {
+// lastOutput returns the last output of the first rank that has written any.
+func (w *worker) lastOutput() []string {
 	lines := make(chan []string, 1)
 	w.post(func(time.Time) []supervise.Action {
-		lines <- w.lastLines()
+		out := w.lastOutputs
+		if w.current != nil {
+			for _, r := range w.current.started() {
+				if last := r.process.Last(); len(last) > 0 {
+					out = last
+					break
+				}
+			}
+		}
+		lines <- out
 		return nil
 	})
 	select {
 	case got := <-lines:
 		return got
-	case <-w.over:
+	case <-w.ended:
 		return nil
 	}
 }
 
-func (w *worker) lastLines() []string {
-	if w.life != nil {
-		for _, r := range w.life.ranks {
-			if r.process != nil && len(r.process.Last()) > 0 {
-				return r.process.Last()
-			}
-		}
-	}
-	return w.last
-}
-
-// disconnected says that a connection ended by itself. The process is likely to
-// have ended too, and is heard of at once then. What a worker that leaves has not
-// answered by now it will not answer.
-func (w *worker) disconnected(l *life) {
+// disconnected is the event that a connection ended by itself. The process has likely
+// exited too, which is reported soon. A worker that is leaving answers nothing more.
+func (w *worker) disconnected(of *incarnation) {
 	w.post(func(now time.Time) []supervise.Action {
 		switch state := w.machine.State(); {
-		case w.life != l:
+		case w.current != of:
 		case state == supervise.Startup || state == supervise.Ready:
-			w.hangUpAt = now.Add(exitPatience)
+			w.killAt = now.Add(w.settings().ExitGrace)
 		default:
-			l.end(w.cause())
+			of.end(w.cause())
 		}
 		return nil
 	})
 }
 
-// exited says that the process of a rank has ended.
-func (w *worker) exited(l *life, r *rank) {
-	how, last := r.process.Exit(), r.process.Last()
+// exited is the event that the process of a rank has exited.
+func (w *worker) exited(r *rank) {
+	exit, last := r.process.Exit(), r.process.Last()
 	w.post(func(now time.Time) []supervise.Action {
-		w.ended(l.of, r.index, how, last)
-		return w.machine.Exited(l.of, r.index, how, now)
+		if r.of == w.current {
+			w.exits[r.index] = exit
+			if len(w.lastOutputs) == 0 {
+				w.lastOutputs = last
+			}
+		}
+		return w.machine.Exited(r.of.number, r.index, exit, now)
 	})
 }
 
-// ended books how a process ended. What the first has written is kept.
-func (w *worker) ended(of supervise.Incarnation, rank int, how error, last []string) {
-	if of != w.machine.Incarnation() || w.life == nil {
+// onTransition reports a transition. The one to STARTUP waits for its processes.
+func (w *worker) onTransition(t supervise.Transition) {
+	out := Transition{At: t.At, Worker: w.index, Incarnation: t.Incarnation, From: t.From, To: t.To, Cause: t.Cause}
+	w.runner.metrics.recordTransition(out, w.began)
+	if t.To == supervise.Startup {
+		w.began, w.starting = t.At, &out
 		return
 	}
-	w.exits[rank] = how
-	if len(w.last) == 0 {
-		w.last = last
-	}
-}
-
-// edge tells the log and whoever else listens of a transition.
-func (w *worker) edge(e supervise.Edge) {
-	out := Edge{At: e.At, Worker: w.index, Incarnation: e.Incarnation, From: e.From, To: e.To, Cause: e.Cause}
-	w.runner.metrics.moved(out, w.began)
-	if e.To == supervise.Startup {
-		w.began = e.At
-		w.starting = &out // it is told when there are processes
-		return
-	}
-	out.PIDs = w.life.pids()
-	if e.To == supervise.Dead {
+	if t.To == supervise.Dead {
 		out.Exits = w.exits
 	}
-	w.tell(out)
+	w.report(out)
 }
 
-func (w *worker) tell(out Edge) {
-	w.logEdge(out)
-	if tell := w.runner.settings.Edge; tell != nil {
-		tell(out)
+func (w *worker) report(t Transition) {
+	for _, r := range w.current.started() {
+		t.PIDs = append(t.PIDs, r.process.PID())
+	}
+	w.logTransition(t)
+	if w.settings().OnTransition != nil {
+		w.settings().OnTransition(t)
 	}
 }
 
-func (w *worker) logEdge(e Edge) {
-	log := w.log.With("incarnation", e.Incarnation, "from", e.From.String(), "pids", e.PIDs)
-	if e.To == supervise.Dead {
-		exits := make([]string, len(e.Exits))
-		for i, how := range e.Exits {
+func (w *worker) logTransition(t Transition) {
+	log := w.log.With("incarnation", t.Incarnation, "from", t.From.String(), "pids", t.PIDs)
+	if t.To == supervise.Dead {
+		exits := make([]string, len(t.Exits))
+		for i, exit := range t.Exits {
 			exits[i] = "exit code 0"
-			if how != nil {
-				exits[i] = how.Error()
+			if exit != nil {
+				exits[i] = exit.Error()
 			}
 		}
 		log = log.With("exits", exits)
 	}
-	if e.Cause == nil {
-		log.Info("the worker is " + e.To.String())
+	if t.Cause == nil {
+		log.Info("the worker is " + t.To.String())
 		return
 	}
-	log.Warn("the worker is "+e.To.String(), "cause", e.Cause)
+	log.Warn("the worker is "+t.To.String(), "cause", t.Cause)
 }
 
-// publish tells the runner how the worker is.
-func (w *worker) publish() {
-	s := status{
-		state: w.machine.State(), incarnation: w.machine.Incarnation(), doing: w.machine.Doing(),
-		looping: w.machine.Looping(), cause: w.machine.Cause(), last: w.last,
+func (w *worker) publishStatus() {
+	w.runner.board.set(w.index, status{
+		state: w.machine.State(), incarnation: w.machine.Incarnation(), progress: w.machine.Progress(),
+		looping: w.machine.CrashLooping(), cause: w.machine.Cause(), lastOutput: w.lastOutputs,
+	})
+}
+
+// spawn starts the processes of an incarnation. If one cannot be started, the others
+// are killed.
+func (w *worker) spawn(number supervise.Incarnation) []supervise.Action {
+	of := &incarnation{worker: w, number: number, running: map[uint64]*running{}}
+	w.current, w.lastOutputs, w.exits = of, nil, make([]error, w.ranks)
+	err := w.startRanks(of)
+	w.report(*w.starting)
+	for _, r := range of.started() {
+		w.watch(r)
 	}
-	w.runner.board.set(w.index, s)
+	if err == nil {
+		return nil
+	}
+	now := time.Now()
+	actions := w.machine.Fail(number, err, now)
+	for i := len(of.started()); i < w.ranks; i++ {
+		w.exits[i] = err
+		actions = append(actions, w.machine.Exited(number, i, err, now)...)
+	}
+	return actions
 }
 
-func (w *worker) name(of supervise.Incarnation, rank int) string {
-	return fmt.Sprintf("%d-%d-%d", w.index, rank, of)
+// watch reads the connection of a rank, and waits for the exit of its process.
+func (w *worker) watch(r *rank) {
+	w.tasks.Go(r.serve)
+	w.tasks.Go(func() {
+		<-r.process.Done()
+		r.awaitRead()
+		w.exited(r)
+	})
+}
+
+func (w *worker) startRanks(of *incarnation) error {
+	s := w.settings()
+	program, err := s.program(w.index)
+	if err != nil {
+		return fmt.Errorf("command: %w", err)
+	}
+	env, err := w.environment(of.number)
+	if err != nil {
+		return err
+	}
+	cpus, err := s.Replicas[w.index].cpus()
+	if err != nil {
+		return err
+	}
+	if err := copyFiles(w.runner.files, s.Files); err != nil {
+		return fmt.Errorf("files for the workers: %w", err)
+	}
+	for i := range w.ranks {
+		r := &rank{of: of, index: i, readDone: make(chan struct{}), log: w.log.With("rank", i, "incarnation", of.number)}
+		if r.listener, err = w.runner.spawner.Listen(fmt.Sprintf("%d-%d-%d", w.index, i, of.number)); err != nil {
+			return err
+		}
+		of.ranks = append(of.ranks, r)
+		env["RANK"], env["LOCAL_RANK"] = strconv.Itoa(i), strconv.Itoa(i)
+		env["STAGEMESH_SOCKET"] = r.listener.Addr().String()
+		if r.process, err = w.runner.spawner.Start(spawn.Command{
+			Args: append([]string{program}, s.Command[1:]...),
+			Dir:  s.Dir, Env: pairs(env), CPUs: cpus, Log: r.log,
+		}); err != nil {
+			return fmt.Errorf("command: %w", errors.Join(err, r.listener.Close()))
+		}
+	}
+	return nil
+}
+
+// environment returns the environment that all ranks of an incarnation share.
+func (w *worker) environment(number supervise.Incarnation) (map[string]string, error) {
+	s := w.settings()
+	env := s.environment(w.index)
+	if s.Files != nil {
+		env[s.FilesPath] = strings.TrimPrefix(env[s.FilesPath]+string(filepath.ListSeparator)+w.runner.files, string(filepath.ListSeparator))
+	}
+	env["STAGEMESH_STAGE"] = s.Stage
+	env["STAGEMESH_WORKER"] = strconv.Itoa(w.index)
+	env["STAGEMESH_INCARNATION"] = strconv.FormatUint(uint64(number), 10)
+	env["WORLD_SIZE"] = strconv.Itoa(w.ranks)
+	if w.ranks == 1 {
+		return env, nil
+	}
+	port, err := freePort()
+	if err != nil {
+		return nil, fmt.Errorf("a port for the gang: %w", err)
+	}
+	env["MASTER_ADDR"], env["MASTER_PORT"] = "127.0.0.1", port
+	return env, nil
+}
+
+// freePort returns a port that is free now. If another process takes it before the
+// gang does, the gang fails and gets another one at its next start.
+func freePort() (string, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	return port, errors.Join(err, l.Close())
+}
+
+func pairs(env map[string]string) []string {
+	out := make([]string, 0, len(env))
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		out = append(out, name+"="+env[name])
+	}
+	return out
 }

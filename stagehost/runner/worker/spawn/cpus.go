@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// maxCPU is the highest number of a CPU that is understood.
+// maxCPU is the highest number of a CPU that ParseCPUs takes.
 const maxCPU = 1023
 
 // CPUs are numbers of CPUs, sorted, each once.
@@ -66,7 +66,7 @@ func (c CPUs) String() string {
 	return strings.Join(out, ",")
 }
 
-// Missing returns those that are not among the others.
+// Missing returns the CPUs that are not among the others.
 func (c CPUs) Missing(among CPUs) CPUs {
 	var out CPUs
 	for _, cpu := range c {

@@ -9,7 +9,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker/spawn"
 )
 
-func TestSetsOfCPUsAreRead(t *testing.T) {
+func TestCPUSetsAreParsed(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]spawn.CPUs{
 		"0": {0}, "0-3,6": {0, 1, 2, 3, 6}, " 2 , 1 ": {1, 2}, "4-4": {4}, "1-2,2-3,0": {0, 1, 2, 3}, "1023": {1023},
@@ -25,7 +25,7 @@ func TestSetsOfCPUsAreRead(t *testing.T) {
 	}
 }
 
-func FuzzSetsOfCPUsAreWrittenAsTheyAreRead(f *testing.F) {
+func FuzzCPUSetsRoundTrip(f *testing.F) {
 	for _, text := range []string{"0-3,6", "7", "1,2,3", "0-1023", "5-6,8,10-11", ""} {
 		f.Add(text)
 	}
@@ -84,15 +84,15 @@ func TestProcessesRunOnTheirCPUs(t *testing.T) {
 		if err := await(t, start(t, s, c)); err != nil {
 			t.Fatal(err)
 		}
-		var said []string
+		var lines []string
 		for len(log.out) > 0 {
-			said = append(said, log.first(t))
+			lines = append(lines, log.first(t))
 		}
 		want := cpus.String()
 		if cpus == nil {
 			want = mine
 		}
-		if got := allowed(t, said); got != want {
+		if got := allowed(t, lines); got != want {
 			t.Errorf("a process of CPUs %s runs on %s", want, got)
 		}
 	}

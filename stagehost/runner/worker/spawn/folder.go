@@ -16,11 +16,13 @@ import (
 const (
 	folderPattern = "stagemesh-w-"
 	// lockName is a file that is locked as long as the folder's host lives. It
-	// has another name until it is.
+	// has another name until it is locked.
 	lockName = "host.lock"
+	// lockGrace is how long a host takes, at most, until its folder has the file.
+	lockGrace = time.Minute
 )
 
-// folder is where sockets are: only its user can enter it.
+// folder is a private folder for sockets: only its user can enter it.
 type folder struct {
 	path string
 	lock *os.File
@@ -61,7 +63,7 @@ func lockNew(path string) (*os.File, error) {
 	return lock, nil
 }
 
-// flock locks a file that nobody has locked.
+// flock locks a file, or fails where another host has locked it.
 func flock(f *os.File) error {
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return fmt.Errorf("lock %s: %w", f.Name(), err)
@@ -69,8 +71,7 @@ func flock(f *os.File) error {
 	return nil
 }
 
-// restore makes the folder again where it was removed. The lock that was in it is
-// made anew, too.
+// restore makes the folder and its lock again where they were removed.
 func (f *folder) restore() error {
 	if err := os.MkdirAll(f.path, 0o700); err != nil {
 		return err
@@ -95,8 +96,8 @@ func (f *folder) remove() error {
 	return err
 }
 
-// sweep removes the folders whose hosts are gone. What cannot be looked at is
-// somebody else's.
+// sweep removes the folders of hosts that are gone. It leaves folders of other users,
+// which it cannot open.
 func sweep(in string) {
 	folders, err := filepath.Glob(filepath.Join(in, folderPattern+"*"))
 	if err != nil {
@@ -107,14 +108,11 @@ func sweep(in string) {
 	}
 }
 
-// beginning is how long a host takes, at most, until its folder has a lock.
-const beginning = time.Minute
-
 func sweepOne(folder string) {
 	path := filepath.Join(folder, lockName)
 	lock, err := os.OpenFile(path, os.O_RDWR, 0)
 	if errors.Is(err, fs.ErrNotExist) {
-		if info, err := os.Lstat(folder); err == nil && info.IsDir() && time.Since(info.ModTime()) > beginning {
+		if info, err := os.Lstat(folder); err == nil && info.IsDir() && time.Since(info.ModTime()) > lockGrace {
 			_ = os.RemoveAll(folder) // or the next one does
 		}
 		return

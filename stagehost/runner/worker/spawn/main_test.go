@@ -19,7 +19,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker/spawn"
 )
 
-// modeVariable says that the test binary is to be a process under test.
+// modeVariable makes the test binary a process under test.
 const modeVariable = "SPAWN_TEST_MODE"
 
 func TestMain(m *testing.M) {
@@ -58,24 +58,24 @@ func be(mode string, args []string) int {
 		return len(rest) + boolInt(err != nil)
 	case "lifeline":
 		fd, _ := strconv.Atoi(os.Getenv(spawn.LifelineVariable))
-		say("here")
+		printLine("here")
 		_, _ = io.ReadAll(os.NewFile(uintptr(fd), "lifeline"))
 	case "stubborn":
 		signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
-		say("here")
+		printLine("here")
 		select {}
 	case "polite":
-		told := make(chan os.Signal, 1)
-		signal.Notify(told, syscall.SIGTERM)
-		say("here")
-		<-told
+		terminated := make(chan os.Signal, 1)
+		signal.Notify(terminated, syscall.SIGTERM)
+		printLine("here")
+		<-terminated
 		return 7
 	case "parent", "parent that ends":
 		child := exec.Command(os.Args[0])
 		child.Env = append(os.Environ(), modeVariable+"=stubborn")
 		child.Stdout, child.Stderr = os.Stdout, os.Stderr
 		_ = child.Start()
-		say(strconv.Itoa(child.Process.Pid))
+		printLine(strconv.Itoa(child.Process.Pid))
 		if mode == "parent" {
 			select {}
 		}
@@ -92,7 +92,7 @@ func boolInt(b bool) int {
 	return 0
 }
 
-func say(line string) { fmt.Fprintln(os.Stdout, line) }
+func printLine(line string) { fmt.Fprintln(os.Stdout, line) }
 
 // host is a host that starts processes and waits for its end.
 func host(temp string) {
@@ -109,10 +109,10 @@ func host(temp string) {
 			if err != nil {
 				panic(err)
 			}
-			say(strconv.Itoa(p.PID()))
+			printLine(strconv.Itoa(p.PID()))
 		})
 		started.Wait()
 	}
-	say(strings.Repeat("-", 3))
+	printLine(strings.Repeat("-", 3))
 	select {}
 }

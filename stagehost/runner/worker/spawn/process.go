@@ -3,54 +3,61 @@
 package spawn
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
+	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
 )
 
-// lifelineFD is the descriptor of the lifeline in a process: the first after
-// standard input, output and error.
-const lifelineFD = 3
+const (
+	// LifelineVariable is the environment variable with the descriptor of the lifeline.
+	LifelineVariable = "STAGEMESH_LIFELINE"
+	// lifelineFD is that descriptor: the first after standard input, output and error.
+	lifelineFD = 3
 
-// LifelineVariable names the descriptor of the lifeline in the environment.
-const LifelineVariable = "STAGEMESH_LIFELINE"
+	// maxLine is the most bytes that are logged of a line of output.
+	maxLine = 8 << 10
+	// lastLines and lastLine bound what Last returns, in lines and in bytes of a line.
+	lastLines = 20
+	lastLine  = 512
+)
 
-// outputPatience is how long the output of a process is read after its end, where
-// somebody else has it open still.
-const outputPatience = 200 * time.Millisecond
-
-// Command is a process to be.
+// Command is a process to start.
 type Command struct {
 	// Args are the program and its arguments; the program is a path.
 	Args []string
-	// Dir is where it starts; empty is where the host is.
+	// Dir is the working directory; empty is the host's.
 	Dir string
-	// Env is its environment, complete but for the lifeline.
+	// Env is the environment, complete but for the lifeline.
 	Env []string
-	// CPUs that it may run on; none are those of the host.
+	// CPUs that the process may run on; none are those of the host.
 	CPUs CPUs
-	// Log takes what it writes.
+	// Log gets the output of the process; nil discards it.
 	Log *slog.Logger
 }
 
-// Process is one that was started.
+// Process is a process that was started.
 type Process struct {
-	process *os.Process
-	output  *output
-	done    chan struct{}
-	exit    error
+	cmd            *exec.Cmd
+	stdout, stderr *lineWriter
+	done           chan struct{}
+	exit           error
 
 	mu     sync.Mutex
 	reaped bool
+	last   []string
 }
 
-// ExitError is an end other than with exit code 0.
+// ExitError is an exit other than with exit code 0.
 type ExitError struct {
-	// Code is -1 where a signal ended the process.
+	// Code is -1 for a process that a signal ended.
 	Code   int
 	Signal syscall.Signal
 }
@@ -64,63 +71,59 @@ func (e *ExitError) Error() string {
 }
 
 // start runs on the thread that forks.
-func start(c Command, life *lifeline) (*Process, error) {
+func start(c Command, life *lifeline, outputGrace time.Duration) (*Process, error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	out, err := openOutput(c.Log)
+	p := &Process{done: make(chan struct{})}
+	// Many logging libraries write everything to standard error, so it is logged like
+	// standard output.
+	p.stdout = &lineWriter{process: p, log: c.Log, stream: "stdout"}
+	p.stderr = &lineWriter{process: p, log: c.Log, stream: "stderr"}
+	p.cmd = &exec.Cmd{
+		Path: c.Args[0], Args: c.Args, Dir: c.Dir,
+		Env:    append(slices.Clip(c.Env), fmt.Sprintf("%s=%d", LifelineVariable, lifelineFD)),
+		Stdout: p.stdout, Stderr: p.stderr, ExtraFiles: []*os.File{life.read},
+		SysProcAttr: attributes(), WaitDelay: outputGrace,
+	}
+	restore, err := pin(c.CPUs)
 	if err != nil {
 		return nil, err
 	}
-	defer out.closeWriters()
-	null, err := os.Open(os.DevNull)
-	if err != nil {
-		return nil, errors.Join(err, out.closeReaders())
+	if err := p.cmd.Start(); err != nil {
+		return nil, errors.Join(err, restore())
 	}
-	defer null.Close() //nolint:errcheck // nothing was written
-	restore, err := pin(c.CPUs)
-	if err != nil {
-		return nil, errors.Join(err, out.closeReaders())
+	if err := restore(); err != nil {
+		return nil, errors.Join(err, p.cmd.Process.Kill(), p.cmd.Wait())
 	}
-	p, err := os.StartProcess(c.Args[0], c.Args, &os.ProcAttr{
-		Dir:   c.Dir,
-		Env:   append(c.Env[:len(c.Env):len(c.Env)], fmt.Sprintf("%s=%d", LifelineVariable, lifelineFD)),
-		Files: []*os.File{null, out.stdout.write, out.stderr.write, life.read},
-		Sys:   attributes(),
-	})
-	if err = errors.Join(err, restore()); err != nil {
-		if p != nil {
-			err = errors.Join(err, p.Kill())
-			_, gone := p.Wait()
-			err = errors.Join(err, gone)
-		}
-		return nil, errors.Join(err, out.closeReaders())
-	}
-	out.read()
-	return &Process{process: p, output: out, done: make(chan struct{})}, nil
+	return p, nil
 }
 
-// PID returns the process's id, which is its group's too.
-func (p *Process) PID() int { return p.process.Pid }
+// PID returns the process's id, which is the id of its group too.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// Done is closed when the process has ended and its output is in the log.
+// Done is closed when the process has exited and its output is in the log.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Exit returns how the process has ended, once Done is closed: nil for exit code
-// 0, else an *ExitError.
+// Exit returns how the process has exited, once Done is closed: nil for exit code 0,
+// else an *ExitError.
 func (p *Process) Exit() error { return p.exit }
 
 // Last returns the last lines that the process has written.
-func (p *Process) Last() []string { return p.output.last() }
+func (p *Process) Last() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.last)
+}
 
 // Terminate sends SIGTERM to the process alone.
 func (p *Process) Terminate() { p.signal(p.PID(), syscall.SIGTERM) }
 
-// Kill ends the process and its group.
+// Kill kills the process and its group.
 func (p *Process) Kill() { p.signal(-p.PID(), syscall.SIGKILL) }
 
-// signal sends a signal unless the process has ended: its id may be another's
-// then. What cannot be sent would not have been heard.
+// signal sends a signal unless the process has been reaped: then its id may belong to
+// another. An error means that nothing is left to receive the signal.
 func (p *Process) signal(to int, s syscall.Signal) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -129,25 +132,27 @@ func (p *Process) signal(to int, s syscall.Signal) {
 	}
 }
 
-// watch returns when the process has ended. What it has started in its group ends
-// with it.
-func (p *Process) watch() {
+// wait returns when the process has exited and its output is logged. It kills what the
+// process has started in its group.
+func (p *Process) wait() {
 	if awaitExit(p.PID()) {
-		// As long as the process is not reaped its id is not another's.
+		// As long as the process is not reaped its id does not belong to another.
 		p.Kill()
 	}
-	state, err := p.process.Wait()
+	state, err := p.cmd.Process.Wait()
 	p.mu.Lock()
 	p.reaped = true
 	p.mu.Unlock()
 	if !reapedLast {
 		_ = syscall.Kill(-p.PID(), syscall.SIGKILL) // there may be none
 	}
-	p.exit = exitOf(state, err)
-	p.output.finish()
+	p.exit = exitError(state, err)
+	_ = p.cmd.Wait() // for the output alone: the process has been reaped
+	p.stdout.end()
+	p.stderr.end()
 }
 
-func exitOf(state *os.ProcessState, err error) error {
+func exitError(state *os.ProcessState, err error) error {
 	if err != nil {
 		return err
 	}
@@ -159,5 +164,61 @@ func exitOf(state *os.ProcessState, err error) error {
 		return &ExitError{Code: state.ExitCode()}
 	default:
 		return nil
+	}
+}
+
+// lineWriter logs what a process writes, line by line.
+type lineWriter struct {
+	process *Process
+	log     *slog.Logger
+	stream  string
+	line    []byte
+	// skipping is true for the rest of a line that was too long.
+	skipping bool
+}
+
+// Write implements io.Writer.
+func (w *lineWriter) Write(data []byte) (int, error) {
+	for rest := data; len(rest) > 0; {
+		piece, after, ended := bytes.Cut(rest, []byte{'\n'})
+		rest = after
+		if room := maxLine - len(w.line); len(piece) > room && !w.skipping {
+			w.line = append(w.line, piece[:room]...)
+			w.emit("cut", true)
+			w.skipping = true
+		}
+		if !w.skipping {
+			w.line = append(w.line, piece...)
+		}
+		if ended {
+			w.end()
+		}
+	}
+	return len(data), nil
+}
+
+// end ends a line.
+func (w *lineWriter) end() {
+	if w.skipping = false; len(w.line) > 0 {
+		w.emit()
+	}
+}
+
+// emit logs the line with the attributes, and keeps it for Last.
+func (w *lineWriter) emit(attributes ...any) {
+	text := strings.ToValidUTF8(string(bytes.TrimRight(w.line, "\r")), "\uFFFD")
+	w.line = w.line[:0]
+	if text == "" {
+		return
+	}
+	w.log.Info(text, append([]any{"stream", w.stream}, attributes...)...)
+	if len(text) > lastLine {
+		text = strings.ToValidUTF8(text[:lastLine], "") + "..."
+	}
+	p := w.process
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.last = append(p.last, text); len(p.last) > lastLines {
+		p.last = p.last[1:]
 	}
 }

@@ -88,7 +88,7 @@ func (l *lines) next(t *testing.T) string {
 	}
 }
 
-// first returns the first line's text, which is what a process says about itself.
+// first returns the first line's text, which a process prints about itself.
 func (l *lines) first(t *testing.T) string {
 	t.Helper()
 	text, _, _ := strings.Cut(strings.TrimPrefix(l.next(t), "INFO "), " stream=")
@@ -151,7 +151,7 @@ func gone(t *testing.T, pid int, within time.Duration) {
 	}
 }
 
-func TestHowAProcessEndedIsTold(t *testing.T) {
+func TestExitIsReported(t *testing.T) {
 	t.Parallel()
 	s := open(t)
 	for name, test := range map[string]struct {
@@ -179,7 +179,7 @@ func TestHowAProcessEndedIsTold(t *testing.T) {
 	}
 }
 
-func TestAnEndIsNoticedAtOnce(t *testing.T) {
+func TestExitIsNoticedAtOnce(t *testing.T) {
 	t.Parallel()
 	s, log := open(t), newLines()
 	p := start(t, s, command("stubborn", log))
@@ -231,7 +231,7 @@ func TestOutputIsLoggedLineByLine(t *testing.T) {
 	}
 }
 
-func TestAFloodOfOutputIsReadAndItsEndKept(t *testing.T) {
+func TestOutputFloodIsReadAndItsEndKept(t *testing.T) {
 	t.Parallel()
 	s, log := open(t), newLines()
 	p := start(t, s, command("flood", log))
@@ -246,21 +246,21 @@ func TestAFloodOfOutputIsReadAndItsEndKept(t *testing.T) {
 	}
 }
 
-func TestAProcessGetsItsFolderAndItsEnvironmentAlone(t *testing.T) {
+func TestProcessGetsOnlyItsEnvironment(t *testing.T) {
 	t.Parallel()
 	s, log := open(t), newLines()
 	c := command("environment", log)
 	c.Dir, c.Env = s.Folder(), append(c.Env, "A=b")
 	p := start(t, s, c)
 	if got, want := log.first(t), s.Folder()+" b 3"; got != want {
-		t.Errorf("it says %q, want %q", got, want)
+		t.Errorf("it prints %q, want %q", got, want)
 	}
 	if err := await(t, p); err != nil {
 		t.Errorf("standard input is not empty: %v", err)
 	}
 }
 
-func TestTerminateAsksTheProcess(t *testing.T) {
+func TestTerminateSendsSIGTERM(t *testing.T) {
 	t.Parallel()
 	s, log := open(t), newLines()
 	p := start(t, s, command("polite", log))
@@ -271,7 +271,7 @@ func TestTerminateAsksTheProcess(t *testing.T) {
 	}
 }
 
-func TestKillEndsWhatTheProcessHasStarted(t *testing.T) {
+func TestKillEndsChildren(t *testing.T) {
 	t.Parallel()
 	s, log := open(t), newLines()
 	p := start(t, s, command("parent", log))
@@ -286,7 +286,7 @@ func TestKillEndsWhatTheProcessHasStarted(t *testing.T) {
 	gone(t, child, time.Second)
 }
 
-func TestWhatAProcessHasStartedEndsWithIt(t *testing.T) {
+func TestChildrenEndWithTheirProcess(t *testing.T) {
 	t.Parallel()
 	s, log := open(t), newLines()
 	p := start(t, s, command("parent that ends", log))
@@ -297,7 +297,7 @@ func TestWhatAProcessHasStartedEndsWithIt(t *testing.T) {
 	gone(t, child, time.Second)
 }
 
-func TestTheLifelineEndsWithTheHost(t *testing.T) {
+func TestLifelineEndsWithHost(t *testing.T) {
 	t.Parallel()
 	s, err := spawn.Open(spawn.Settings{TempDir: tempDir(t)})
 	if err != nil {
@@ -316,11 +316,11 @@ func TestTheLifelineEndsWithTheHost(t *testing.T) {
 			t.Errorf("it ended with %v", err)
 		}
 	}
-	_ = s.Close(t.Context()) // says that the lifeline is closed already
+	_ = s.Close(t.Context()) // its error is that the lifeline is closed already
 }
 
 // The host forks from a thread of its own, whatever thread asks it to.
-func TestProcessesOutliveTheThreadsThatAskedForThem(t *testing.T) {
+func TestProcessesOutliveTheCallersThread(t *testing.T) {
 	t.Parallel()
 	s, log := open(t), newLines()
 	var all []*spawn.Process
@@ -379,8 +379,8 @@ func startHost(t *testing.T, temp string) (*exec.Cmd, []int) {
 	}
 	t.Cleanup(func() { _ = host.Process.Kill() })
 	var pids []int
-	for said := bufio.NewScanner(out); said.Scan() && said.Text() != "---"; {
-		pid, err := strconv.Atoi(said.Text())
+	for lines := bufio.NewScanner(out); lines.Scan() && lines.Text() != "---"; {
+		pid, err := strconv.Atoi(lines.Text())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -392,7 +392,7 @@ func startHost(t *testing.T, temp string) (*exec.Cmd, []int) {
 	return host, pids
 }
 
-func TestFoldersOfKilledHostsAreRemovedByTheNext(t *testing.T) {
+func TestFoldersOfKilledHostsAreRemoved(t *testing.T) {
 	t.Parallel()
 	temp := tempDir(t)
 	host, _ := startHost(t, temp)
@@ -428,7 +428,7 @@ func TestFoldersOfKilledHostsAreRemovedByTheNext(t *testing.T) {
 }
 
 // A host that was killed as it began, or as it ended, leaves a folder without a lock.
-func TestOldFoldersWithoutALockAreRemoved(t *testing.T) {
+func TestOldUnlockedFoldersAreRemoved(t *testing.T) {
 	t.Parallel()
 	in := t.TempDir()
 	old, young := filepath.Join(in, "stagemesh-w-1"), filepath.Join(in, "stagemesh-w-2")
@@ -456,7 +456,7 @@ func TestOldFoldersWithoutALockAreRemoved(t *testing.T) {
 	}
 }
 
-func TestTheFolderIsPrivate(t *testing.T) {
+func TestFolderIsPrivate(t *testing.T) {
 	t.Parallel()
 	s := open(t)
 	info, err := os.Stat(s.Folder())
@@ -478,7 +478,7 @@ func TestTheFolderIsPrivate(t *testing.T) {
 	}
 }
 
-func TestAPathThatIsTooLongIsSaid(t *testing.T) {
+func TestTooLongPathIsReported(t *testing.T) {
 	t.Parallel()
 	deep := filepath.Join(t.TempDir(), strings.Repeat("d", 90))
 	if err := os.Mkdir(deep, 0o700); err != nil {
@@ -498,7 +498,7 @@ func TestAPathThatIsTooLongIsSaid(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeStartedIsSaid(t *testing.T) {
+func TestStartErrorIsReturned(t *testing.T) {
 	t.Parallel()
 	s := open(t)
 	c := command("exit", nil)
@@ -513,7 +513,7 @@ func TestWhatCannotBeStartedIsSaid(t *testing.T) {
 	}
 }
 
-func TestClosingEndsEverything(t *testing.T) {
+func TestCloseEndsEverything(t *testing.T) {
 	t.Parallel()
 	s := open(t)
 	log := newLines()

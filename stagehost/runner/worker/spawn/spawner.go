@@ -1,3 +1,31 @@
+// Package spawn starts the processes of workers so that none outlives its host, and
+// reports at once when one has exited.
+//
+//	s, err := spawn.Open(spawn.Settings{OutputGrace: 200 * time.Millisecond})
+//	defer s.Close(ctx)
+//	socket, err := s.Listen("0-0-1")            // in a private folder of this host
+//	p, err := s.Start(spawn.Command{Args: args, Env: env, Log: log})
+//	<-p.Done()                                  // p.Exit says how
+//
+// A process is the leader of a process group of its own. Kill kills the group, and so
+// does the exit of the process itself. A child that has left the group (setsid) is out
+// of reach.
+//
+// The process inherits the read end of a pipe to which nothing is written, its
+// lifeline, whose descriptor is in the variable STAGEMESH_LIFELINE. Its end of file
+// means that the host is gone, for whatever reason. On Linux the kernel kills the
+// process too (PR_SET_PDEATHSIG), even one that is stuck or stopped, or ignores its
+// lifeline. That signal follows the end of the thread that forked, not of the host, so
+// a Spawner forks on one thread that lives as long as itself. The same thread takes on
+// the CPU set of a process before it forks, so that the process never runs elsewhere.
+// On other systems there is only the lifeline, and CPU sets are refused.
+//
+// The output of a process goes to a log, line by line. It is read as fast as it comes,
+// and at most maxLine bytes of a line are kept.
+//
+// Open removes the folders of hosts that were killed.
+//
+// A Spawner and a Process are safe for concurrent use.
 package spawn
 
 import (
@@ -11,22 +39,28 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"time"
 )
 
-// maxSocketPath is the longest path of a socket that all systems take, in bytes.
-const maxSocketPath = 103
-
-// longestName is the longest name of a socket that Open leaves room for.
-const longestName = 20
+const (
+	// maxSocketPath is the longest path of a socket that all systems take, in bytes.
+	maxSocketPath = 103
+	// longestName is the longest name of a socket that Open leaves room for.
+	longestName = 20
+)
 
 // Settings of a Spawner.
 type Settings struct {
 	// TempDir is where the private folder is made; empty is the system's.
 	TempDir string
+	// OutputGrace is how long the output of a process is read on after its exit, where
+	// a child of its own holds it open.
+	OutputGrace time.Duration
 }
 
 // Spawner starts processes.
 type Spawner struct {
+	settings Settings
 	folder   *folder
 	lifeline *lifeline
 	jobs     chan func()
@@ -37,7 +71,7 @@ type Spawner struct {
 	processes []*Process
 }
 
-// ErrClosed says that a Spawner has been closed.
+// ErrClosed means that a Spawner has been closed.
 var ErrClosed = errors.New("no more processes are started")
 
 // Open makes the private folder and starts the thread that forks.
@@ -50,30 +84,18 @@ func Open(s Settings) (*Spawner, error) {
 	if err != nil {
 		return nil, errors.Join(err, f.remove())
 	}
-	sp := &Spawner{folder: f, lifeline: l, jobs: make(chan func())}
-	sp.thread.Go(sp.fork)
+	sp := &Spawner{settings: s, folder: f, lifeline: l, jobs: make(chan func())}
+	sp.thread.Go(sp.runThread)
 	return sp, nil
 }
 
-// fork does what has to be done on the one thread. The thread is never unlocked,
-// so it ends when this returns, and not before.
-func (s *Spawner) fork() {
+// runThread runs jobs on one thread. The thread is never unlocked, so it ends when
+// this returns, and not before.
+func (s *Spawner) runThread() {
 	runtime.LockOSThread()
 	for job := range s.jobs {
 		job()
 	}
-}
-
-// onThread runs a function on the thread that forks.
-func (s *Spawner) onThread(do func() error) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return ErrClosed
-	}
-	done := make(chan error, 1)
-	s.jobs <- func() { done <- do() }
-	return <-done
 }
 
 // Folder returns the private folder.
@@ -90,20 +112,16 @@ func (s *Spawner) Listen(name string) (*net.UnixListener, error) {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return l, err
 	}
-	// Somebody has removed the folder: some systems do with what is old.
-	if err := s.restore(); err != nil {
-		return nil, err
-	}
-	return net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-}
-
-func (s *Spawner) restore() error {
+	// Some systems remove old temporary folders.
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return ErrClosed
+		return nil, ErrClosed
 	}
-	return s.folder.restore()
+	if err := s.folder.restore(); err != nil {
+		return nil, err
+	}
+	return net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 }
 
 func tooLong(path string) error {
@@ -113,37 +131,43 @@ func tooLong(path string) error {
 
 // Start starts a process.
 func (s *Spawner) Start(c Command) (*Process, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, ErrClosed
+	}
 	var p *Process
-	if err := s.onThread(func() (err error) {
-		p, err = start(c, s.lifeline)
-		if err == nil {
-			s.processes = append(s.processes, p)
-		}
-		return err
-	}); err != nil {
+	var err error
+	done := make(chan struct{})
+	s.jobs <- func() {
+		defer close(done)
+		p, err = start(c, s.lifeline, s.settings.OutputGrace)
+	}
+	if <-done; err != nil {
 		return nil, err
 	}
+	s.processes = append(s.processes, p)
 	go func() {
-		p.watch()
-		s.forget(p)
+		p.wait()
+		s.mu.Lock()
+		s.processes = slices.DeleteFunc(s.processes, func(other *Process) bool { return other == p })
+		s.mu.Unlock()
 		close(p.done)
 	}()
 	return p, nil
 }
 
-func (s *Spawner) forget(p *Process) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.processes = slices.DeleteFunc(s.processes, func(other *Process) bool { return other == p })
-}
-
-// Close kills the processes that are left, waits for their ends or that of the
-// context, and removes the folder. The thread that forks ends last.
+// Close kills the processes that are left, waits for them until the context ends, and
+// removes the folder. The thread that forks ends last.
 func (s *Spawner) Close(ctx context.Context) error {
-	left, ok := s.close()
-	if !ok {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
 		return nil
 	}
+	s.closed = true
+	left := slices.Clone(s.processes)
+	s.mu.Unlock()
 	var errs []error
 	for _, p := range left {
 		p.Kill()
@@ -158,16 +182,6 @@ func (s *Spawner) Close(ctx context.Context) error {
 	close(s.jobs)
 	s.thread.Wait()
 	return errors.Join(append(errs, s.lifeline.close(), s.folder.remove())...)
-}
-
-func (s *Spawner) close() ([]*Process, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return nil, false
-	}
-	s.closed = true
-	return slices.Clone(s.processes), true
 }
 
 // lifeline is a pipe to which nothing is written.

@@ -10,16 +10,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attributes make a process the leader of a group, which dies with the thread
-// that forked it.
+// attributes make a process the leader of a group, which the kernel kills with the
+// thread that forked it.
 func attributes() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 }
 
-// reapedLast says that awaitExit works.
+// reapedLast is true where awaitExit works.
 const reapedLast = true
 
-// awaitExit reports that the process has ended, and leaves it to be reaped.
+// awaitExit waits until the process has exited, and does not reap it. It reports
+// whether that worked.
 func awaitExit(pid int) bool {
 	for {
 		err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
@@ -29,8 +30,7 @@ func awaitExit(pid int) bool {
 	}
 }
 
-// pin has the thread run on these CPUs until restore. Without any it stays where
-// it is.
+// pin makes the thread run on these CPUs until restore. Without any it changes nothing.
 func pin(cpus CPUs) (restore func() error, err error) {
 	if len(cpus) == 0 {
 		return func() error { return nil }, nil

@@ -7,17 +7,17 @@ import (
 	"syscall"
 )
 
-// errLinuxOnly says that a system cannot pin processes.
+// errLinuxOnly means that a system cannot pin processes.
 var errLinuxOnly = errors.New("CPU sets need Linux")
 
-// attributes make a process the leader of a group. That its host has died it
-// learns by its lifeline alone.
+// attributes make a process the leader of a group. Only its lifeline shows that its
+// host is gone.
 func attributes() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
 
-// reapedLast says that the rest of a group is ended after its leader was reaped.
+// reapedLast is false: the rest of a group is killed after its leader was reaped.
 const reapedLast = false
 
-// awaitExit does not: the end of a process is learned by reaping it.
+// awaitExit does not work: only reaping reports the exit of a process.
 func awaitExit(int) bool { return false }
 
 func pin(cpus CPUs) (restore func() error, err error) {

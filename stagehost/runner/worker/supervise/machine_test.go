@@ -18,11 +18,11 @@ var (
 
 // plain are settings in which every limit is another round number.
 func plain() supervise.Settings {
-	return supervise.Settings{
+	return supervise.Settings{Limits: supervise.Limits{
 		StartLimit: 600 * time.Second, RunLimit: 300 * time.Second,
 		Heartbeat: 5 * time.Second, HeartbeatLimit: 10 * time.Second, StopLimit: 4 * time.Second,
 		Backoff: time.Second, MaxBackoff: 8 * time.Second, Settled: 20 * time.Second, CrashLoop: 3,
-	}
+	}}
 }
 
 // life is a worker and a clock. What is done is written down as "verb number",
@@ -41,7 +41,7 @@ func newLife(t *testing.T, edit ...func(*supervise.Settings)) *life {
 	for _, e := range edit {
 		e(&s)
 	}
-	s.Edge = func(e supervise.Edge) {
+	s.OnTransition = func(e supervise.Transition) {
 		if !e.At.Equal(l.now) {
 			t.Errorf("an edge happened at %s, it is %s", e.At, l.now)
 		}
@@ -113,7 +113,7 @@ func (l *life) busy() { l.did(l.Work(l.Incarnation(), supervise.Work{Oldest: l.n
 
 func (l *life) idle() { l.did(l.Work(l.Incarnation(), supervise.Work{Ended: l.now}, l.now)) }
 
-func TestAWorkerIsReadyAfterItsWarmUp(t *testing.T) {
+func TestWorkerIsReadyAfterWarmUp(t *testing.T) {
 	t.Parallel()
 	l := newLife(t)
 	l.did(l.Start(l.now))
@@ -122,13 +122,13 @@ func TestAWorkerIsReadyAfterItsWarmUp(t *testing.T) {
 	l.want("warm up 1")
 	l.did(l.Warm(1, l.now))
 	l.want("offer 1", "STARTUP-READY")
-	if l.Cause() != nil || l.Looping() || l.Over() {
-		t.Errorf("cause %v, looping %t, over %t", l.Cause(), l.Looping(), l.Over())
+	if l.Cause() != nil || l.CrashLooping() || l.Stopped() {
+		t.Errorf("cause %v, looping %t, over %t", l.Cause(), l.CrashLooping(), l.Stopped())
 	}
 }
 
 // Every edge that there is, by what causes it.
-func TestEachEdgeHasItsCause(t *testing.T) {
+func TestEachTransitionHasItsCause(t *testing.T) {
 	t.Parallel()
 	const startup, ready = false, true
 	for name, test := range map[string]struct {
@@ -142,12 +142,12 @@ func TestEachEdgeHasItsCause(t *testing.T) {
 			"kill 1",
 			[]string{"STARTUP-ERROR: it broke"},
 		},
-		"starting, it says that it failed, leaves and is gone": {startup, func(l *life) {
-			l.did(l.Erring(1, errBroke, l.now))
-			l.did(l.Leaving(1, l.now))
+		"starting, it reports that it failed, leaves and is gone": {startup, func(l *life) {
+			l.did(l.ReportError(1, errBroke, l.now))
+			l.did(l.ReportShutdown(1, l.now))
 			l.exit(errors.New("exit code 1"))
 		}, "ask 1", []string{"STARTUP-ERROR: it broke", "ERROR-SHUTDOWN: it broke", "SHUTDOWN-DEAD: it broke"}},
-		"starting, it is told to stop": {startup, func(l *life) {
+		"starting, it is stopped": {startup, func(l *life) {
 			l.did(l.Stop(l.now))
 			l.exit(nil)
 		}, "ask 1", []string{"STARTUP-SHUTDOWN", "SHUTDOWN-DEAD"}},
@@ -162,29 +162,29 @@ func TestEachEdgeHasItsCause(t *testing.T) {
 			[]string{"STARTUP-DEAD: it left without having been asked to"},
 		},
 		"starting, it takes too long": {startup, func(l *life) {
-			l.Progress(1, "loading shard 3 of 12")
+			l.SetProgress(1, "loading shard 3 of 12")
 			l.pass(599 * time.Second)
 			l.pass(time.Second)
 			l.exit(errSignal)
 		}, "kill 1", []string{
-			"STARTUP-ERROR: it was not ready in time; it said last: loading shard 3 of 12",
-			"ERROR-DEAD: it was not ready in time; it said last: loading shard 3 of 12",
+			"STARTUP-ERROR: it was not ready in time; its last progress: loading shard 3 of 12",
+			"ERROR-DEAD: it was not ready in time; its last progress: loading shard 3 of 12",
 		}},
 		"ready, it fails": {ready, func(l *life) {
 			l.did(l.Machine.Fail(1, errBroke, l.now))
 			l.exit(errSignal)
 		}, "withdraw 1, kill 1", []string{"READY-ERROR: it broke", "ERROR-DEAD: it broke"}},
-		"ready, it says that it failed": {ready, func(l *life) {
-			l.did(l.Erring(1, errBroke, l.now))
-			l.did(l.Leaving(1, l.now))
+		"ready, it reports that it failed": {ready, func(l *life) {
+			l.did(l.ReportError(1, errBroke, l.now))
+			l.did(l.ReportShutdown(1, l.now))
 			l.exit(nil)
 		}, "withdraw 1, ask 1", []string{"READY-ERROR: it broke", "ERROR-SHUTDOWN: it broke", "SHUTDOWN-DEAD: it broke"}},
-		"ready, it is told to stop": {ready, func(l *life) {
+		"ready, it is stopped": {ready, func(l *life) {
 			l.did(l.Stop(l.now))
 			l.exit(nil)
 		}, "withdraw 1, ask 1", []string{"READY-SHUTDOWN", "SHUTDOWN-DEAD"}},
 		"ready, it gets a signal from somebody": {ready, func(l *life) {
-			l.did(l.Leaving(1, l.now))
+			l.did(l.ReportShutdown(1, l.now))
 			l.exit(nil)
 		}, "withdraw 1, ask 1", []string{
 			"READY-SHUTDOWN: it left without having been asked to",
@@ -195,23 +195,23 @@ func TestEachEdgeHasItsCause(t *testing.T) {
 			"withdraw 1",
 			[]string{"READY-DEAD: signal: killed"},
 		},
-		"told to stop, it has another exit code": {ready, func(l *life) {
+		"stopped, it has another exit code": {ready, func(l *life) {
 			l.did(l.Stop(l.now))
 			l.exit(errSignal)
 		}, "withdraw 1, ask 1", []string{"READY-SHUTDOWN", "SHUTDOWN-DEAD: signal: killed"}},
-		"told to stop, it does not": {ready, func(l *life) {
+		"stopped, it does not": {ready, func(l *life) {
 			l.did(l.Stop(l.now))
 			l.pass(3 * time.Second)
 			l.pass(time.Hour)
 			l.exit(errSignal)
 		}, "withdraw 1, ask 1, kill 1", []string{"READY-SHUTDOWN", "SHUTDOWN-DEAD: it did not leave in time"}},
-		"it says that it failed and stays": {ready, func(l *life) {
-			l.did(l.Erring(1, errBroke, l.now))
+		"it reports that it failed and stays": {ready, func(l *life) {
+			l.did(l.ReportError(1, errBroke, l.now))
 			l.pass(4 * time.Second)
 			l.exit(errSignal)
 		}, "withdraw 1, ask 1, kill 1", []string{"READY-ERROR: it broke", "ERROR-DEAD: it broke"}},
 		"it is given up on": {ready, func(l *life) {
-			l.did(l.Abandon(l.now))
+			l.did(l.Kill(l.now))
 			l.exit(errSignal)
 		}, "withdraw 1, kill 1", []string{"READY-SHUTDOWN", "SHUTDOWN-DEAD: signal: killed"}},
 	} {
@@ -229,7 +229,7 @@ func TestEachEdgeHasItsCause(t *testing.T) {
 	}
 }
 
-func TestRestartsComeLaterAndLater(t *testing.T) {
+func TestBackoffGrows(t *testing.T) {
 	t.Parallel()
 	l := newLife(t)
 	l.did(l.Start(l.now))
@@ -258,38 +258,38 @@ func TestJitterShortensPausesByHalfAtMost(t *testing.T) {
 	}
 }
 
-func TestManyDeathsInARowAreACrashLoop(t *testing.T) {
+func TestCrashesInARowAreACrashLoop(t *testing.T) {
 	t.Parallel()
 	l := newLife(t)
 	l.did(l.Start(l.now))
 	for i := range 3 {
-		if l.Looping() {
-			t.Errorf("a crash loop after %d deaths", i)
+		if l.CrashLooping() {
+			t.Errorf("a crash loop after %d crashes", i)
 		}
 		if i > 0 {
 			l.pass(time.Minute)
 		}
 		l.exit(fmt.Errorf("exit code %d", i))
 	}
-	if !l.Looping() || l.Cause() == nil || l.Cause().Error() != "exit code 2" {
-		t.Errorf("looping %t, cause %v", l.Looping(), l.Cause())
+	if !l.CrashLooping() || l.Cause() == nil || l.Cause().Error() != "exit code 2" {
+		t.Errorf("looping %t, cause %v", l.CrashLooping(), l.Cause())
 	}
 	// It goes on trying, and is in the loop until it is ready.
 	l.pass(time.Minute)
-	if l.State() != supervise.Startup || !l.Looping() {
-		t.Errorf("%s, looping %t", l.State(), l.Looping())
+	if l.State() != supervise.Startup || !l.CrashLooping() {
+		t.Errorf("%s, looping %t", l.State(), l.CrashLooping())
 	}
 	l.up()
-	if l.Looping() {
+	if l.CrashLooping() {
 		t.Error("a worker that is ready is in a crash loop")
 	}
 	l.exit(errSignal)
-	if !l.Looping() {
+	if !l.CrashLooping() {
 		t.Error("it died soon after it was ready, and is in no crash loop")
 	}
 }
 
-func TestDeathsAreForgotten(t *testing.T) {
+func TestSettledWorkerHasNoCrashes(t *testing.T) {
 	t.Parallel()
 	for name, live := range map[string]func(l *life){
 		"by a worker that was ready for a while": func(l *life) { l.pass(20 * time.Second) },
@@ -317,15 +317,15 @@ func TestDeathsAreForgotten(t *testing.T) {
 				t.Errorf("the cause is still %v", l.Cause())
 			}
 			l.exit(errSignal)
-			if pause := l.Wake().Sub(l.now); pause != time.Second || l.Looping() {
-				t.Errorf("it starts in %s, looping %t", pause, l.Looping())
+			if pause := l.Wake().Sub(l.now); pause != time.Second || l.CrashLooping() {
+				t.Errorf("it starts in %s, looping %t", pause, l.CrashLooping())
 			}
 		})
 	}
 }
 
 // The worker leaves READY before its process ends: that it was settled counts.
-func TestAFailureOfASettledWorkerIsTheFirst(t *testing.T) {
+func TestSettledWorkerStartsNewRow(t *testing.T) {
 	t.Parallel()
 	l := newLife(t, func(s *supervise.Settings) { s.Heartbeat = 0 })
 	l.did(l.Start(l.now))
@@ -342,7 +342,7 @@ func TestAFailureOfASettledWorkerIsTheFirst(t *testing.T) {
 	}
 }
 
-func TestIdleWorkersAreAskedWhetherTheyAreThere(t *testing.T) {
+func TestIdleWorkersArePinged(t *testing.T) {
 	t.Parallel()
 	l := newLife(t)
 	l.up()
@@ -362,7 +362,7 @@ func TestIdleWorkersAreAskedWhetherTheyAreThere(t *testing.T) {
 	l.want("withdraw 1, kill 1", "READY-ERROR: it does not answer")
 }
 
-func TestBusyWorkersAreNotAsked(t *testing.T) {
+func TestBusyWorkersAreNotPinged(t *testing.T) {
 	t.Parallel()
 	l := newLife(t)
 	l.up()
@@ -384,7 +384,7 @@ func TestBusyWorkersAreNotAsked(t *testing.T) {
 
 // The end of a batch is no event: whoever looked while there was one has to look again
 // soon.
-func TestAWorkerThatWasBusyIsAskedSoon(t *testing.T) {
+func TestWorkerIsPingedAfterItsBatch(t *testing.T) {
 	t.Parallel()
 	l := newLife(t)
 	l.up()
@@ -393,7 +393,7 @@ func TestAWorkerThatWasBusyIsAskedSoon(t *testing.T) {
 	if wake := l.Wake().Sub(l.now); wake > plain().Heartbeat {
 		t.Errorf("nobody looks at it for %s", wake)
 	}
-	// It is idle now, and nobody says so before the next look.
+	// It is idle now, and nobody reports it before the next look.
 	l.did(l.Work(1, supervise.Work{}, l.now))
 	l.pass(plain().Heartbeat)
 	l.want("ping 1")
@@ -401,7 +401,7 @@ func TestAWorkerThatWasBusyIsAskedSoon(t *testing.T) {
 
 // A worker that froze while it was idle is noticed in time though it has got a
 // batch since.
-func TestABatchDoesNotHideThatAPingIsUnanswered(t *testing.T) {
+func TestBatchDoesNotHideUnansweredPing(t *testing.T) {
 	t.Parallel()
 	l := newLife(t)
 	l.up()
@@ -413,7 +413,7 @@ func TestABatchDoesNotHideThatAPingIsUnanswered(t *testing.T) {
 	l.want("withdraw 1, kill 1", "READY-ERROR: it does not answer")
 }
 
-func TestTheOldestBatchIsBounded(t *testing.T) {
+func TestOldestBatchIsBounded(t *testing.T) {
 	t.Parallel()
 	l := newLife(t, func(s *supervise.Settings) { s.Heartbeat = 0 })
 	l.up()
@@ -433,9 +433,9 @@ func TestTheOldestBatchIsBounded(t *testing.T) {
 	l.want("withdraw 1, kill 1", "READY-ERROR: a batch took too long")
 }
 
-func TestNothingIsBoundedWithoutALimit(t *testing.T) {
+func TestZeroLimitsBoundNothing(t *testing.T) {
 	t.Parallel()
-	l := newLife(t, func(s *supervise.Settings) { *s = supervise.Settings{Edge: s.Edge} })
+	l := newLife(t, func(s *supervise.Settings) { *s = supervise.Settings{OnTransition: s.OnTransition} })
 	l.did(l.Start(l.now))
 	if wake := l.Wake(); !wake.IsZero() {
 		t.Errorf("it wakes in %s", wake.Sub(l.now))
@@ -449,12 +449,12 @@ func TestNothingIsBoundedWithoutALimit(t *testing.T) {
 	for range 100 {
 		l.exit(errBroke)
 	}
-	if l.Looping() {
-		t.Error("without a bound on deaths there is no loop")
+	if l.CrashLooping() {
+		t.Error("without a crash limit there is no loop")
 	}
 }
 
-func TestAGangIsReadyWhenEveryRankIs(t *testing.T) {
+func TestGangIsReadyWithEveryRank(t *testing.T) {
 	t.Parallel()
 	l := newLife(t, ranks(3))
 	l.did(l.Start(l.now))
@@ -468,7 +468,7 @@ func TestAGangIsReadyWhenEveryRankIs(t *testing.T) {
 	l.want("warm up 1")
 }
 
-func TestAGangDiesTogether(t *testing.T) {
+func TestGangDiesTogether(t *testing.T) {
 	t.Parallel()
 	l := newLife(t, ranks(2))
 	l.did(l.Start(l.now))
@@ -484,7 +484,7 @@ func TestAGangDiesTogether(t *testing.T) {
 	l.want("spawn 2", "DEAD-STARTUP")
 }
 
-func TestEveryRankOfAGangHasToAnswer(t *testing.T) {
+func TestEveryRankMustAnswerPing(t *testing.T) {
 	t.Parallel()
 	l := newLife(t, ranks(2))
 	l.did(l.Start(l.now))
@@ -497,7 +497,7 @@ func TestEveryRankOfAGangHasToAnswer(t *testing.T) {
 	l.want("withdraw 1, kill 1", "READY-ERROR: it does not answer")
 }
 
-func TestRanksThatWereToldToLeaveLeaveInAnyOrder(t *testing.T) {
+func TestAskedRanksExitInAnyOrder(t *testing.T) {
 	t.Parallel()
 	l := newLife(t, ranks(2))
 	l.did(l.Start(l.now))
@@ -506,12 +506,12 @@ func TestRanksThatWereToldToLeaveLeaveInAnyOrder(t *testing.T) {
 	l.pass(time.Second)
 	l.did(l.Exited(1, 0, nil, l.now))
 	l.want("spawn 1, ask 1", "DEAD-STARTUP", "STARTUP-SHUTDOWN", "SHUTDOWN-DEAD")
-	if !l.Over() || !l.Wake().IsZero() {
+	if !l.Stopped() || !l.Wake().IsZero() {
 		t.Error("it is not over")
 	}
 }
 
-func TestRecyclingFinishesBatchesFirst(t *testing.T) {
+func TestRecycleFinishesBatchesFirst(t *testing.T) {
 	t.Parallel()
 	l := newLife(t)
 	l.up()
@@ -528,7 +528,7 @@ func TestRecyclingFinishesBatchesFirst(t *testing.T) {
 	l.want("spawn 2", "SHUTDOWN-DEAD", "DEAD-STARTUP")
 }
 
-func TestRecyclingNeedsNoPause(t *testing.T) {
+func TestRecycleNeedsNoPause(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		before func(l *life)
@@ -537,7 +537,7 @@ func TestRecyclingNeedsNoPause(t *testing.T) {
 		"of a worker that is dead":   {func(l *life) { l.exit(errBroke) }, false},
 		"of a worker that starts":    {func(*life) {}, true},
 		"of a worker that failed":    {func(l *life) { l.did(l.Machine.Fail(1, errBroke, l.now)) }, true},
-		"of a worker that leaves":    {func(l *life) { l.did(l.Leaving(1, l.now)) }, true},
+		"of a worker that leaves":    {func(l *life) { l.did(l.ReportShutdown(1, l.now)) }, true},
 		"of an idle worker":          {func(l *life) { l.up() }, true},
 		"of a worker that is killed": {func(l *life) { l.up(); l.busy() }, true},
 	} {
@@ -558,14 +558,14 @@ func TestRecyclingNeedsNoPause(t *testing.T) {
 	}
 }
 
-func TestAWorkerThatWasToldToStopStaysDead(t *testing.T) {
+func TestStoppedWorkerStaysDead(t *testing.T) {
 	t.Parallel()
 	for name, before := range map[string]func(l *life){
 		"never started":     func(*life) {},
 		"dead":              func(l *life) { l.did(l.Start(l.now)); l.exit(errBroke) },
 		"failed":            func(l *life) { l.up(); l.did(l.Machine.Fail(1, errBroke, l.now)) },
 		"being recycled":    func(l *life) { l.up(); l.busy(); l.did(l.Recycle(l.now)) },
-		"leaving by itself": func(l *life) { l.up(); l.did(l.Leaving(1, l.now)) },
+		"leaving by itself": func(l *life) { l.up(); l.did(l.ReportShutdown(1, l.now)) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -578,14 +578,14 @@ func TestAWorkerThatWasToldToStopStaysDead(t *testing.T) {
 			incarnation := l.Incarnation()
 			l.pass(time.Hour)
 			l.did(l.Start(l.now))
-			if !l.Over() || l.Incarnation() != incarnation {
+			if !l.Stopped() || l.Incarnation() != incarnation {
 				t.Errorf("%s, incarnation %d after %d", l.State(), l.Incarnation(), incarnation)
 			}
 		})
 	}
 }
 
-func TestAbandoningIsSafeInEveryState(t *testing.T) {
+func TestKillIsSafeInEveryState(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		before func(l *life)
@@ -601,7 +601,7 @@ func TestAbandoningIsSafeInEveryState(t *testing.T) {
 			l := newLife(t)
 			test.before(l)
 			l.done, l.edges = nil, nil
-			l.did(l.Abandon(l.now))
+			l.did(l.Kill(l.now))
 			if got := strings.Join(l.done, ", "); got != test.done {
 				t.Errorf("did %q, want %q", got, test.done)
 			}
@@ -609,7 +609,7 @@ func TestAbandoningIsSafeInEveryState(t *testing.T) {
 	}
 }
 
-func TestEventsOfEarlierIncarnationsChangeNothing(t *testing.T) {
+func TestEarlierIncarnationsChangeNothing(t *testing.T) {
 	t.Parallel()
 	l := newLife(t)
 	l.up()
@@ -619,15 +619,15 @@ func TestEventsOfEarlierIncarnationsChangeNothing(t *testing.T) {
 	l.did(l.Ready(1, 0, l.now))
 	l.did(l.Warm(1, l.now))
 	l.did(l.Machine.Fail(1, errBroke, l.now))
-	l.did(l.Erring(1, errBroke, l.now))
-	l.did(l.Leaving(1, l.now))
+	l.did(l.ReportError(1, errBroke, l.now))
+	l.did(l.ReportShutdown(1, l.now))
 	l.did(l.Exited(1, 0, nil, l.now))
 	l.did(l.Work(1, supervise.Work{Oldest: l.now.Add(-time.Hour)}, l.now))
 	l.Pong(1, 0, l.now)
-	l.Progress(1, "x")
+	l.SetProgress(1, "x")
 	l.did(l.Tick(l.now))
 	l.want("")
-	if l.State() != supervise.Ready || l.Doing() != "" {
-		t.Errorf("%s, doing %q", l.State(), l.Doing())
+	if l.State() != supervise.Ready || l.Progress() != "" {
+		t.Errorf("%s, doing %q", l.State(), l.Progress())
 	}
 }

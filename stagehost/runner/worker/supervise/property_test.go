@@ -10,7 +10,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker/supervise"
 )
 
-// allowed says which edges there are.
+// allowed are the transitions that exist.
 func allowed(from, to supervise.State) bool {
 	switch from {
 	case supervise.Dead:
@@ -34,17 +34,17 @@ type model struct {
 	settings supervise.Settings
 	now      time.Time
 	state    supervise.State
-	// alive are the ranks whose process runs, asked that they were told to leave,
-	// killed that they are being ended.
+	// alive are the ranks whose process runs; asked is true once they were asked to exit,
+	// killed once they were killed.
 	alive         map[int]bool
 	asked, killed bool
 	offered       bool
 	started       time.Time
-	told          bool
+	stopped       bool
 	died          time.Time
 }
 
-func (m *model) edge(e supervise.Edge) {
+func (m *model) edge(e supervise.Transition) {
 	if e.From != m.state || !allowed(e.From, e.To) {
 		m.Fatalf("an edge from %s to %s in state %s", e.From, e.To, m.state)
 	}
@@ -61,11 +61,11 @@ func (m *model) act(actions []supervise.Action) {
 		}
 		switch a.Do {
 		case supervise.Spawn:
-			if len(m.alive) > 0 || m.told {
-				m.Fatalf("it starts while %d processes are left; told to stop: %t", len(m.alive), m.told)
+			if len(m.alive) > 0 || m.stopped {
+				m.Fatalf("it starts while %d processes are left; stopped: %t", len(m.alive), m.stopped)
 			}
 			if pause := m.now.Sub(m.died); !m.died.IsZero() && pause > m.settings.MaxBackoff {
-				m.Fatalf("it starts %s after its death", pause)
+				m.Fatalf("it starts %s after its crash", pause)
 			}
 			m.asked, m.killed, m.started = false, false, m.now
 			for rank := range max(1, m.settings.Ranks) {
@@ -91,7 +91,7 @@ func (m *model) act(actions []supervise.Action) {
 
 func (m *model) check() {
 	if m.State() != m.state {
-		m.Fatalf("it is %s, its edges say %s", m.State(), m.state)
+		m.Fatalf("it is %s, its transitions end at %s", m.State(), m.state)
 	}
 	if m.offered && m.state != supervise.Ready {
 		m.Fatalf("slots are offered in state %s", m.state)
@@ -104,7 +104,7 @@ func (m *model) check() {
 		m.Fatalf("it is %s, and neither asked to leave nor killed", m.state)
 	}
 	bounded := !m.Wake().IsZero()
-	if !bounded && !m.killed && !m.Over() {
+	if !bounded && !m.killed && !m.Stopped() {
 		m.Fatalf("it is %s and waits for nothing", m.state)
 	}
 }
@@ -134,20 +134,20 @@ func (m *model) exit(rank int) {
 // Whatever happens, in whatever order: only edges that there are, no second
 // incarnation beside the first, slots only of a worker that is READY, and no
 // state that nothing ends.
-func TestAnySequenceOfEventsKeepsTheRules(t *testing.T) {
+func TestAnyEventSequenceKeepsTheRules(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		m := &model{T: t, settings: plain(), now: time.Unix(1_000_000, 0), alive: map[int]bool{}}
 		m.settings.Ranks = rapid.IntRange(1, 3).Draw(t, "ranks")
-		m.settings.Edge = m.edge
+		m.settings.OnTransition = m.edge
 		m.Machine = supervise.New(m.settings)
 		m.act(m.Start(m.now))
 		t.Repeat(map[string]func(*rapid.T){
 			"ready":   func(*rapid.T) { m.act(m.Ready(m.incarnation(), m.rank(), m.now)) },
 			"warm":    func(*rapid.T) { m.act(m.Warm(m.incarnation(), m.now)) },
 			"fail":    func(*rapid.T) { m.act(m.Machine.Fail(m.incarnation(), errBroke, m.now)) },
-			"erring":  func(*rapid.T) { m.act(m.Erring(m.incarnation(), errBroke, m.now)) },
-			"leaving": func(*rapid.T) { m.act(m.Leaving(m.incarnation(), m.now)) },
+			"erring":  func(*rapid.T) { m.act(m.ReportError(m.incarnation(), errBroke, m.now)) },
+			"leaving": func(*rapid.T) { m.act(m.ReportShutdown(m.incarnation(), m.now)) },
 			"pong":    func(*rapid.T) { m.Pong(m.incarnation(), m.rank(), m.now) },
 			"exit":    func(*rapid.T) { m.exit(m.rank()) },
 			"recycle": func(*rapid.T) { m.act(m.Recycle(m.now)) },
@@ -175,28 +175,28 @@ func TestAnySequenceOfEventsKeepsTheRules(t *testing.T) {
 				if rapid.IntRange(0, 4).Draw(t, "really") > 0 {
 					return
 				}
-				m.told = true
+				m.stopped = true
 				m.act(m.Stop(m.now))
 			},
 			"abandon": func(t *rapid.T) {
 				if rapid.IntRange(0, 9).Draw(t, "really") > 0 {
 					return
 				}
-				m.told = true
-				m.act(m.Abandon(m.now))
+				m.stopped = true
+				m.act(m.Kill(m.now))
 			},
 		})
 		m.end()
 	})
 }
 
-// end holds that a worker that is told to stop ends in time, whatever it was
-// doing, where its processes do as they are told.
+// end holds that a worker that is stopped ends in time, whatever it was
+// doing, where its processes exit when asked.
 func (m *model) end() {
-	m.told = true
+	m.stopped = true
 	m.act(m.Stop(m.now))
 	deadline := m.now.Add(m.settings.StopLimit)
-	for !m.Over() {
+	for !m.Stopped() {
 		if m.killed {
 			for rank := range m.settings.Ranks {
 				m.exit(rank)
@@ -204,7 +204,7 @@ func (m *model) end() {
 			continue
 		}
 		if m.now = m.Wake(); m.now.After(deadline) {
-			m.Fatalf("it is %s %s after it was told to stop", m.State(), m.now.Sub(deadline)+m.settings.StopLimit)
+			m.Fatalf("it is %s %s after it was stopped", m.State(), m.now.Sub(deadline)+m.settings.StopLimit)
 		}
 		m.act(m.Tick(m.now))
 	}

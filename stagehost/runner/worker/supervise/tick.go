@@ -5,21 +5,21 @@ import (
 	"time"
 )
 
-// Tick does what is due. Work has to be told before.
+// Tick does what is due. Report the work before it.
 func (m *Machine) Tick(now time.Time) []Action {
-	m.forgive(now)
+	m.settle(now)
 	switch {
 	case due(m.startAt, now):
 		return m.spawn(now)
 	case due(m.killAt, now):
 		return m.fail(ErrStopLimit, now)
 	case due(m.startLimit(), now):
-		return m.fail(m.tooSlow(), now)
+		return m.fail(m.startError(), now)
 	case due(m.runLimit(), now) && !m.work.Oldest.IsZero():
 		return m.fail(ErrRunLimit, now)
-	case due(m.pingLimit(), now):
+	case due(m.pongLimit(), now):
 		return m.fail(ErrSilent, now)
-	case due(m.askAt(), now):
+	case due(m.nextPing(), now):
 		return m.ping(now)
 	}
 	return nil
@@ -28,7 +28,7 @@ func (m *Machine) Tick(now time.Time) []Action {
 // Wake returns when Tick has something to do; the zero time is never.
 func (m *Machine) Wake() time.Time {
 	var next time.Time
-	for _, at := range []time.Time{m.startAt, m.killAt, m.startLimit(), m.runLimit(), m.pingLimit(), m.askAt(), m.settledAt()} {
+	for _, at := range []time.Time{m.startAt, m.killAt, m.startLimit(), m.runLimit(), m.pongLimit(), m.nextPing(), m.settledAt()} {
 		if !at.IsZero() && (next.IsZero() || at.Before(next)) {
 			next = at
 		}
@@ -38,7 +38,7 @@ func (m *Machine) Wake() time.Time {
 
 func due(at, now time.Time) bool { return !at.IsZero() && !now.Before(at) }
 
-// after is never where the limit is none.
+// after returns the time of a limit. The zero time is never, and so is a limit of 0.
 func after(at time.Time, limit time.Duration) time.Time {
 	if limit <= 0 || at.IsZero() {
 		return time.Time{}
@@ -53,112 +53,107 @@ func (m *Machine) startLimit() time.Time {
 	return after(m.since, m.settings.StartLimit)
 }
 
-func (m *Machine) tooSlow() error {
-	if m.doing == "" {
+func (m *Machine) startError() error {
+	if m.progress == "" {
 		return ErrStartLimit
 	}
-	return fmt.Errorf("%w; it said last: %s", ErrStartLimit, m.doing)
+	return fmt.Errorf("%w; its last progress: %s", ErrStartLimit, m.progress)
 }
 
-// Work is what a worker has to do.
+// Work is the work of a worker.
 type Work struct {
-	// Oldest is when the batch began, or showed last that it goes on, that has been
-	// silent for longest; zero where it has none.
+	// Oldest is when the batch that has been silent for longest began, or last showed
+	// progress; zero without a batch.
 	Oldest time.Time
-	// Ended is when it finished one last; zero where it has not.
+	// Ended is when the worker last finished a batch; zero where it has not.
 	Ended time.Time
 }
 
-// Work says what the worker has to do. It is to be told before every Tick, and
-// when a worker that is being recycled has finished its last batch.
+// Work reports the work of the worker: before every Tick, and when a worker that is
+// recycling has finished its last batch.
 func (m *Machine) Work(of Incarnation, w Work, now time.Time) []Action {
 	if of != m.incarnation || m.state == Dead {
 		return nil
 	}
-	m.work, m.looked = w, now
+	m.work, m.workAt = w, now
 	if !w.Ended.IsZero() {
-		m.deaths, m.cause = 0, nil
-		if next := w.Ended.Add(m.settings.Heartbeat); next.After(m.nextAsk) {
-			m.nextAsk = next
+		m.crashes, m.cause = 0, nil
+		if next := w.Ended.Add(m.settings.Heartbeat); next.After(m.pingAt) {
+			m.pingAt = next
 		}
 	}
-	return m.recycle(now)
+	return m.askIfIdle(now)
 }
 
-// runLimit is when the oldest batch has been silent for too long; where there is
-// none, when one that began since would have been.
+// runLimit returns when the oldest batch has been silent for too long. Without one, it
+// returns when a batch that began since would have been.
 func (m *Machine) runLimit() time.Time {
 	switch {
 	case m.state != Ready:
 		return time.Time{}
 	case m.work.Oldest.IsZero():
-		return after(m.looked, m.settings.RunLimit)
+		return after(m.workAt, m.settings.RunLimit)
 	default:
 		return after(m.work.Oldest, m.settings.RunLimit)
 	}
 }
 
-// pingLimit is when a ping has been unanswered for too long. It holds also when a
-// batch came after the ping, which is answered first.
-func (m *Machine) pingLimit() time.Time {
+// pongLimit returns when a ping has been unanswered for too long. It holds for a worker
+// that got a batch since, too: the worker answers the ping first.
+func (m *Machine) pongLimit() time.Time {
 	if m.state != Ready {
 		return time.Time{}
 	}
-	return after(m.pinged, m.settings.HeartbeatLimit)
+	return after(m.pingedAt, m.settings.HeartbeatLimit)
 }
 
-// askAt is when an idle worker is asked next, or looked at again whether it is idle.
-func (m *Machine) askAt() time.Time {
-	if m.state != Ready || m.settings.Heartbeat <= 0 || !m.pinged.IsZero() {
+// nextPing returns when to ping a worker, or to look whether it is idle.
+func (m *Machine) nextPing() time.Time {
+	if m.state != Ready || m.settings.Heartbeat <= 0 || !m.pingedAt.IsZero() {
 		return time.Time{}
 	}
-	return m.nextAsk
+	return m.pingAt
 }
 
 func (m *Machine) ping(now time.Time) []Action {
 	if !m.work.Oldest.IsZero() {
-		m.nextAsk = now.Add(m.settings.Heartbeat)
+		m.pingAt = now.Add(m.settings.Heartbeat)
 		return nil
 	}
-	m.pinged = now
+	m.pingedAt = now
 	for i := range m.ranks {
-		m.ranks[i].quiet = true
+		m.ranks[i].pinged = true
 	}
 	return m.do(Ping)
 }
 
-// Pong says that a rank has answered, or was not asked, as it has got a batch
-// meanwhile.
+// Pong is the event that a rank answered its ping, or was not pinged because it has got
+// a batch.
 func (m *Machine) Pong(of Incarnation, rank int, now time.Time) {
 	if !m.current(of, rank) {
 		return
 	}
-	m.ranks[rank].quiet = false
+	m.ranks[rank].pinged = false
 	for _, r := range m.ranks {
-		if r.quiet {
+		if r.pinged {
 			return
 		}
 	}
-	m.answered(now)
+	m.pingedAt = time.Time{}
+	m.pingAt = now.Add(m.settings.Heartbeat)
 }
 
-// answered books that nobody owes an answer.
-func (m *Machine) answered(now time.Time) {
-	m.pinged = time.Time{}
-	m.nextAsk = now.Add(m.settings.Heartbeat)
-}
-
-// settledAt is when a worker that died before has been ready for long enough.
+// settledAt returns when a worker that crashed before has been READY for long enough.
 func (m *Machine) settledAt() time.Time {
-	if m.deaths == 0 || m.state != Ready {
+	if m.crashes == 0 || m.state != Ready {
 		return time.Time{}
 	}
 	return m.readySince.Add(m.settings.Settled)
 }
 
-// forgive forgets earlier deaths of a worker that has been ready for a while.
-func (m *Machine) forgive(now time.Time) {
+// settle ends the row of crashes of a worker that has been READY for long enough.
+func (m *Machine) settle(now time.Time) {
 	if due(m.settledAt(), now) {
-		m.deaths, m.cause = 0, nil
+		m.crashes, m.cause = 0, nil
 	}
 }

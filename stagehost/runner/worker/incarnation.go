@@ -1,0 +1,478 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"sync"
+	"time"
+
+	"github.com/stagemesh/stagemesh/sdk/go/frame"
+
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/worker/supervise"
+)
+
+// incarnation is one start of a worker: its processes, the connections to them, and
+// their batches.
+type incarnation struct {
+	worker *worker
+	number supervise.Incarnation
+	ranks  []*rank
+
+	// order is held while a batch is written, so that all ranks get batches in one order.
+	order sync.Mutex
+
+	mu sync.Mutex
+	// lost is why no more batches are accepted; nil while they are.
+	lost    error
+	running map[uint64]*running
+	batches uint64
+	// finishedAt is when it last finished a batch after its warm-up.
+	finishedAt time.Time
+	warm       bool
+	// withdrawn is true once it gets no more batches.
+	withdrawn bool
+	// nextCheck is closed at the next cancelCheck; nil where no batch waits for it.
+	nextCheck chan struct{}
+}
+
+// running is a batch that the worker has.
+type running struct {
+	id    uint64
+	items int
+	// check is closed within cancelCheck of the batch's start.
+	check <-chan struct{}
+	// done is closed when every rank has ended the batch, or when err is why none
+	// will. Until then the incarnation's lock guards the fields below.
+	done chan struct{}
+	// activeAt is when the batch began, or when its last chunk came that somebody wanted.
+	activeAt time.Time
+	results  []result
+	left     int
+	err      error
+
+	mu sync.Mutex
+	// sink gets chunks; nil once nobody wants more.
+	sink runner.Sink
+	// cancelled are the items that are cancelled; nil is none.
+	cancelled []bool
+}
+
+// result is how a rank ended a batch: by a result message or an error.
+type result struct {
+	message *frame.Result
+	body    []byte
+	failed  *frame.Error
+}
+
+func (r result) isSet() bool { return r.message != nil || r.failed != nil }
+
+// cancel marks items as cancelled, all of them where there are no indices. It reports
+// whether any was not.
+func (b *running) cancel(items []int) (changed bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(items) == 0 {
+		for i := range b.items {
+			changed = b.cancelLocked(i) || changed
+		}
+	}
+	for _, i := range items {
+		changed = b.cancelLocked(i) || changed
+	}
+	return changed
+}
+
+func (b *running) cancelLocked(item int) (changed bool) {
+	if b.cancelled == nil {
+		b.cancelled = make([]bool, b.items)
+	}
+	changed = !b.cancelled[item]
+	b.cancelled[item] = true
+	return changed
+}
+
+// request is a batch for a worker.
+type request struct {
+	batch  runner.Batch
+	warmup bool
+}
+
+// do runs a batch on the worker.
+func (n *incarnation) do(ctx context.Context, req request, sink runner.Sink) error {
+	b, err := n.send(req, sink)
+	if err != nil {
+		return err
+	}
+	n.await(ctx, b, req.batch.Items)
+	b.mu.Lock()
+	b.sink = nil
+	b.mu.Unlock()
+	err = n.settle(b, req, sink, ctx.Err() != nil)
+	if !req.warmup {
+		n.worker.runner.metrics.recordBatch(n.worker.index, err)
+	}
+	return err
+}
+
+// send writes the batch to every rank.
+func (n *incarnation) send(req request, sink runner.Sink) (*running, error) {
+	n.mu.Lock()
+	n.batches++
+	id := n.batches
+	n.mu.Unlock()
+	m, body := encode(id, req, n.worker.runner.Spec().BatchAxis, time.Now())
+	if limit := n.worker.settings().MaxFrame; body.Len() > limit {
+		return nil, fault.Newf(fault.PayloadTooLarge, "the inputs have %d bytes, the stage takes at most %d at a time", body.Len(), limit)
+	}
+	head, err := frame.Encode(m, body.Len())
+	if err != nil {
+		return nil, fault.New(fault.InvalidRequest, "the request cannot be encoded for the stage's code").Caused(err)
+	}
+	b, err := n.begin(id, len(req.batch.Items), sink)
+	if err != nil {
+		return nil, fmt.Errorf("%w: worker %d: %w", runner.ErrNotStarted, n.worker.index, err)
+	}
+	n.order.Lock()
+	defer n.order.Unlock()
+	sent := int64(0)
+	for _, r := range n.ranks {
+		written, err := r.sendFrame(head, body)
+		if sent += written; err == nil {
+			continue
+		}
+		if sent > 0 {
+			break // the reader notices that the connection is closed
+		}
+		n.worker.pool().withdraw(n.worker.index, n)
+		n.mu.Lock()
+		idle := n.remove(b)
+		n.mu.Unlock()
+		if idle {
+			n.worker.wake()
+		}
+		return nil, fmt.Errorf("%w: worker %d: %w", runner.ErrNotStarted, n.worker.index, err)
+	}
+	return b, nil
+}
+
+// begin records that the worker gets a batch.
+func (n *incarnation) begin(id uint64, items int, sink runner.Sink) (*running, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.lost != nil {
+		return nil, n.lost
+	}
+	b := &running{
+		id: id, items: items, sink: sink, check: n.checkSoon(),
+		done: make(chan struct{}), activeAt: time.Now(), results: make([]result, len(n.ranks)), left: len(n.ranks),
+	}
+	n.running[id] = b
+	return b, nil
+}
+
+// checkSoon returns a channel that is closed within cancelCheck. Batches that begin
+// meanwhile share it: a timer for each would cost more than a short batch.
+func (n *incarnation) checkSoon() <-chan struct{} {
+	if n.nextCheck == nil {
+		check := make(chan struct{})
+		n.nextCheck = check
+		time.AfterFunc(cancelCheck, func() {
+			n.mu.Lock()
+			n.nextCheck = nil
+			n.mu.Unlock()
+			close(check)
+		})
+	}
+	return n.nextCheck
+}
+
+// await waits for the end of the batch, and sends the worker cancelled items.
+// It watches the items of a stream at once, because a stream is one long item.
+func (n *incarnation) await(ctx context.Context, b *running, items []runner.Item) {
+	if n.worker.runner.Spec().Stream {
+		n.watch(ctx, b, items)
+		return
+	}
+	select {
+	case <-b.done:
+	case <-ctx.Done():
+		n.cancel(b, nil)
+		<-b.done
+	case <-b.check:
+		n.watch(ctx, b, items)
+	}
+}
+
+// watch is await with a watch on every item.
+func (n *incarnation) watch(ctx context.Context, b *running, items []runner.Item) {
+	const done, all, first = 0, 1, 2
+	cases := make([]reflect.SelectCase, first, first+len(items))
+	cases[done], cases[all] = receive(b.done), receive(ctx.Done())
+	for _, item := range items {
+		cases = append(cases, receive(item.Cancelled))
+	}
+	for {
+		switch chosen, _, _ := reflect.Select(cases); chosen {
+		case done:
+			return
+		case all:
+			n.cancel(b, nil)
+			<-b.done
+			return
+		default:
+			var cancelled []int
+			for i := range items {
+				if cases[first+i].Chan.IsValid() && isClosed(items[i].Cancelled) {
+					cancelled = append(cancelled, i)
+					cases[first+i].Chan = reflect.Value{}
+				}
+			}
+			n.cancel(b, cancelled)
+		}
+	}
+}
+
+func receive(c <-chan struct{}) reflect.SelectCase {
+	if c == nil {
+		return reflect.SelectCase{Dir: reflect.SelectRecv}
+	}
+	return reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(c)}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// cancel cancels items, all of them where there are no indices. Their later chunks are
+// dropped. The worker gets the cancel once: a second one could interrupt how it cleans up.
+func (n *incarnation) cancel(b *running, items []int) {
+	if b.cancel(items) {
+		n.sendCancel(b, items)
+	}
+}
+
+func (n *incarnation) sendCancel(b *running, items []int) {
+	for _, r := range n.ranks {
+		_ = r.send(&frame.Cancel{Batch: b.id, Items: items}) // a worker that is gone runs nothing
+	}
+}
+
+// settle settles the items of a batch that has ended. Unwanted is true where nobody
+// waits for any of them.
+func (n *incarnation) settle(b *running, req request, sink runner.Sink, unwanted bool) error {
+	if b.err != nil {
+		return b.err
+	}
+	for _, r := range b.results {
+		if r.failed != nil {
+			err := newBatchError(r.failed)
+			n.finished()
+			n.logFailed(err, req)
+			return err
+		}
+	}
+	outcomes, err := outcomesOf(req.batch.Items, b.results[0].message, b.results[0].body, unwanted)
+	if err != nil {
+		n.fail(err)
+		return fmt.Errorf("%w: worker %d: %w", runner.ErrBadOutput, n.worker.index, err)
+	}
+	n.finished()
+	for i, o := range outcomes {
+		err = errors.Join(err, sink.Settle(i, o))
+	}
+	return err
+}
+
+// finished records that a batch ended as it should. Warm-ups do not count: a worker that
+// crashes on its first batch may warm up well.
+func (n *incarnation) finished() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.warm {
+		n.finishedAt = time.Now()
+	}
+}
+
+// logFailed logs a batch that failed as a whole. The host runs its items again, so one
+// that failed alone is found by its request.
+func (n *incarnation) logFailed(err *BatchError, req request) {
+	log := n.worker.log.With("incarnation", n.number, "error", err.Error(), "kind", err.Kind, "traceback", err.Traceback)
+	switch items := req.batch.Items; {
+	case req.warmup:
+		log.Error("the worker failed on its warm-up", "items", len(items))
+	case len(items) == 1:
+		log.Warn("the worker failed on an item", "request", items[0].RequestID)
+	default:
+		log.Info("the worker failed on a batch", "items", len(items))
+	}
+}
+
+// recordResult records how a rank ended a batch. A result for a batch that the rank does
+// not have is a violation. If the worker has one batch, that one is spoilt; of several
+// nobody knows which.
+func (n *incarnation) recordResult(r *rank, id uint64, to result) error {
+	n.mu.Lock()
+	b := n.running[id]
+	if b == nil || b.results[r.index].isSet() {
+		defer n.mu.Unlock()
+		err := violation("rank %d ends batch %d, which it does not have", r.index, id)
+		if len(n.running) == 1 {
+			n.failRunning(fmt.Errorf("%w: worker %d: %w", runner.ErrBadOutput, n.worker.index, err))
+		}
+		return err
+	}
+	b.results[r.index] = to
+	if b.left--; b.left > 0 {
+		n.mu.Unlock()
+		return nil
+	}
+	idle := n.remove(b)
+	n.mu.Unlock()
+	close(b.done)
+	if idle {
+		n.worker.wake()
+	}
+	return nil
+}
+
+// failRunning ends all batches with an error. The caller holds the lock.
+func (n *incarnation) failRunning(err error) {
+	for _, b := range n.running {
+		n.remove(b)
+		b.err = err
+		close(b.done)
+	}
+}
+
+// remove removes a batch, and reports whether it was the last of a worker that gets no
+// more.
+func (n *incarnation) remove(b *running) (idle bool) {
+	delete(n.running, b.id)
+	return n.withdrawn && len(n.running) == 0
+}
+
+// find returns a batch that the rank has not ended.
+func (n *incarnation) find(r *rank, id uint64) (*running, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	b := n.running[id]
+	if b == nil || b.results[r.index].isSet() {
+		return nil, violation("rank %d answers for batch %d, which it does not have", r.index, id)
+	}
+	return b, nil
+}
+
+// touch records that a batch shows progress.
+func (n *incarnation) touch(b *running) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	b.activeAt = time.Now()
+}
+
+// work returns the worker's work for the machine.
+func (n *incarnation) work() supervise.Work {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	w := supervise.Work{Ended: n.finishedAt}
+	for _, b := range n.running {
+		if w.Oldest.IsZero() || b.activeAt.Before(w.Oldest) {
+			w.Oldest = b.activeAt
+		}
+	}
+	return w
+}
+
+// offer offers the worker's slots after its warm-up, unless its connection was lost
+// meanwhile.
+func (n *incarnation) offer() {
+	n.mu.Lock()
+	n.warm = true
+	n.mu.Unlock()
+	n.worker.pool().offer(n.worker.index, n, n.slots())
+	n.mu.Lock()
+	lost := n.lost != nil
+	n.mu.Unlock()
+	if lost {
+		n.worker.pool().withdraw(n.worker.index, n)
+	}
+}
+
+// withdraw takes the worker's slots back.
+func (n *incarnation) withdraw() {
+	n.worker.pool().withdraw(n.worker.index, n)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.withdrawn = true
+}
+
+// connectionLost is called when the connection to a rank has ended. The batches stay
+// until the exit of the process is known.
+func (n *incarnation) connectionLost(r *rank, err error) {
+	n.mu.Lock()
+	first := n.lost == nil
+	if first {
+		n.lost = err
+	}
+	n.mu.Unlock()
+	n.worker.pool().withdraw(n.worker.index, n)
+	switch {
+	case !first:
+	case errors.Is(err, frame.ErrViolation):
+		n.fail(fmt.Errorf("rank %d: %w", r.index, err))
+	default:
+		n.worker.disconnected(n)
+	}
+}
+
+// fail posts that the worker cannot go on.
+func (n *incarnation) fail(cause error) {
+	n.worker.post(func(now time.Time) []supervise.Action { return n.worker.machine.Fail(n.number, cause, now) })
+}
+
+// end ends the incarnation: its batches fail and its connections close. The first cause
+// counts.
+func (n *incarnation) end(cause error) {
+	n.worker.pool().withdraw(n.worker.index, n)
+	n.mu.Lock()
+	if n.lost == nil {
+		n.lost = cause
+	}
+	n.failRunning(fmt.Errorf("%w: worker %d: %w", runner.ErrCrashed, n.worker.index, cause))
+	n.mu.Unlock()
+	for _, r := range n.ranks {
+		r.close()
+	}
+}
+
+// started returns the ranks whose processes were started: all, or the first ones.
+func (n *incarnation) started() []*rank {
+	if last := len(n.ranks) - 1; last >= 0 && n.ranks[last].process == nil {
+		return n.ranks[:last]
+	}
+	return n.ranks
+}
+
+// slots returns how many batches the worker takes at a time: as many as the rank that
+// takes fewest.
+func (n *incarnation) slots() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	least := n.ranks[0].slots
+	for _, r := range n.ranks[1:] {
+		least = min(least, r.slots)
+	}
+	return least
+}
+
+func violation(format string, args ...any) error {
+	return fmt.Errorf("%w: %w", frame.ErrViolation, fmt.Errorf(format, args...))
+}
