@@ -53,7 +53,7 @@ func TestCancelledItemThatArrivesLaterNeverRuns(t *testing.T) {
 	h.awaitCount("stagemesh.stage.pulled", 2)
 	later := b.expect([]payload.Part{payload.OfBlob("", "text/plain", []byte("later"))})
 	later.cancel()
-	// Notices are heard in order: when the second has had its effect, so has
+	// Notices arrive in order: when the second has had its effect, so has
 	// the first.
 	fence.cancel()
 	h.awaitCount("stagemesh.stage.cancelled", 1)
@@ -104,7 +104,7 @@ func TestCancelledItemDoesNotStopItsBatch(t *testing.T) {
 			}
 		}
 		if ctx.Err() != nil {
-			t.Error("the batch was told to end")
+			t.Error("the batch was stopped")
 		}
 		return settleAll(batch, sink)
 	}), together(2))
@@ -116,7 +116,7 @@ func TestCancelledItemDoesNotStopItsBatch(t *testing.T) {
 	b.emptied()
 	select {
 	case r := <-unwanted.replies:
-		t.Errorf("the request that was called off is answered with %+v", r)
+		t.Errorf("the cancelled request is answered with %+v", r)
 	default:
 	}
 }

@@ -14,7 +14,7 @@ import (
 
 // deadLetter gives up on an item: a durable one is stored as a dead letter before
 // its fault is.
-func (l *loop) deadLetter(it *item, starts []envelope.RunRecord, f *fault.Fault) {
+func (l *loop) deadLetter(it *item, runs []envelope.RunRecord, f *fault.Fault) {
 	if !it.durable() || it.direct != nil {
 		l.fail(it, f)
 		return
@@ -25,7 +25,7 @@ func (l *loop) deadLetter(it *item, starts []envelope.RunRecord, f *fault.Fault)
 	l.host.metrics.countFailure(f)
 	f = l.host.locate(it, f)
 	letter := l.host.newDeadLetter(it.delivery, f)
-	letter.Priority, letter.Runs = it.env.Priority, starts
+	letter.Priority, letter.Runs = it.env.Priority, runs
 	message, err := l.host.encodeDeadLetter(letter, it.delivery)
 	if err != nil {
 		l.host.internalError("dead letter cannot be sent", err)

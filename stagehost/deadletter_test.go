@@ -104,7 +104,7 @@ func TestItemThatCrashedItsHostsIsDeadLettered(t *testing.T) {
 	}
 	l := letters[0]
 	if l.Stage != stage || l.Fault.Reason != fault.RunnerCrashed || l.Deliveries != 5 || len(l.Runs) != stagehost.DefaultCrashLimit || l.Runs[1].Host != "crashed" {
-		t.Errorf("the letter is %+v", l.DeadLetter)
+		t.Errorf("the dead letter is %+v", l.DeadLetter)
 	}
 	if e, err := envelope.Decode(l.Item); err != nil || e.RequestID != c.env.RequestID {
 		t.Errorf("its item is %+v, %v", e, err)
@@ -169,7 +169,7 @@ func TestBytesThatAreNoItemBecomeADeadLetter(t *testing.T) {
 	b.emptiedFile()
 	for _, l := range b.letters() {
 		if string(l.Item) != "garbage of "+string(l.Durability) || l.Fault.Reason != fault.InvalidRequest {
-			t.Errorf("the letter is %+v", l.DeadLetter)
+			t.Errorf("the dead letter is %+v", l.DeadLetter)
 		}
 	}
 }

@@ -61,7 +61,7 @@ func TestDeadlineIsAnsweredBehindABusyRunner(t *testing.T) {
 	h.awaitCount("stagemesh.stage.expired", 1)
 }
 
-// The runner is told to stop when nobody wants any of the answers any more.
+// The runner is stopped when no caller waits for an item of the batch any more.
 func TestBatchEndsWithTheLatestDeadline(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
@@ -95,7 +95,7 @@ func TestBatchEndsWithTheLatestDeadline(t *testing.T) {
 }
 
 // Under overload deadlines pass by the thousand: they are counted, and no batch
-// is said to have failed that was told to end.
+// counts as failed that was stopped.
 func TestExpiredItemsAreCountedAndNotLogged(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
@@ -147,7 +147,7 @@ func TestRequeuedItemExpires(t *testing.T) {
 	b.emptied()
 }
 
-// A runner that is told to stop says so, in its way; the caller hears of its
+// A stopped runner reports that in its way; the caller gets the fault of its
 // deadline all the same.
 func TestLateOutcomeIsDeadlineExceeded(t *testing.T) {
 	t.Parallel()

@@ -206,7 +206,7 @@ func (h *Host) runOne(slot runner.Slot, r *run) {
 	if h.needsRecord(r) {
 		if starts := h.beginRecord(r); len(starts) >= h.settings.CrashLimit {
 			slot.Release()
-			h.post(&crashLimitReached{run: r, starts: starts})
+			h.post(&crashLimitReached{run: r, runs: starts})
 			return
 		}
 		r.started = time.Now()

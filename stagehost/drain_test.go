@@ -130,7 +130,7 @@ func newForced(entered chan<- struct{}) *forced {
 func (f *forced) Kill() { close(f.killed) }
 
 // What a host does not finish within its drain timeout is for another host to
-// answer, and the caller hears nothing of the first.
+// answer, and the caller receives nothing of the first.
 func TestDrainTimeoutNaksItems(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {

@@ -111,8 +111,8 @@ func TestReplyWaitsUntilTheResultIsStored(t *testing.T) {
 	b.emptiedFile()
 }
 
-// keyed is an edit.
-func keyed(e *envelope.Envelope) { e.IdempotencyKey = "key" }
+// withKey is an edit.
+func withKey(e *envelope.Envelope) { e.IdempotencyKey = "key" }
 
 // keepsResults makes the stream of results, as a gateway does for a request with
 // a key.
@@ -131,7 +131,7 @@ func TestIdempotentResultIsStoredBeforeTheReply(t *testing.T) {
 	b := newBed(t)
 	b.keepsResults()
 	b.host(inproc.Each(inproc.Settings{}, echo), inMemory)
-	kept, late, plain := b.ask("kept", keyed), b.ask("late", keyed, deadline(0)), b.ask("plain")
+	kept, late, plain := b.ask("kept", withKey), b.ask("late", withKey, deadline(0)), b.ask("plain")
 	kept.output()
 	if got := b.stored(kept.env.RequestID); first(got.Parts) != "kept" {
 		t.Errorf("stored %+v", got)
@@ -153,7 +153,7 @@ func TestCancelledIdempotentRequestStoresItsFault(t *testing.T) {
 	b.keepsResults()
 	g := newGate()
 	b.host(g, inMemory)
-	c := b.ask("x", keyed)
+	c := b.ask("x", withKey)
 	g.ran(t)
 	c.cancel()
 	c.fails(fault.Cancelled)
@@ -168,7 +168,7 @@ func TestIdempotentReplyWaitsUntilTheResultIsStored(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.host(inproc.Each(inproc.Settings{}, echo), inMemory)
-	c := b.ask("held", keyed)
+	c := b.ask("held", withKey)
 	c.output()
 	if got := b.stored(c.env.RequestID); first(got.Parts) != "held" {
 		t.Errorf("stored %+v", got)
@@ -180,7 +180,7 @@ func TestUnstoredResultInMemoryIsDroppedAtItsDeadline(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	h := b.host(inproc.Each(inproc.Settings{}, echo), inMemory, func(s *stagehost.Settings) { s.Results.MaxBytes = 1 << 50 })
-	b.ask("x", keyed, deadline(300*time.Millisecond))
+	b.ask("x", withKey, deadline(300*time.Millisecond))
 	h.awaitCount("stagemesh.stage.undelivered_replies", 1)
 	b.emptied()
 	b.ask("served").output()
@@ -191,13 +191,13 @@ func TestMalformedIdempotentItemStoresItsFault(t *testing.T) {
 	b := newBed(t)
 	b.keepsResults()
 	b.host(inproc.Each(inproc.Settings{}, echo), inMemory)
-	c := b.expect(nil, keyed, func(e *envelope.Envelope) {
+	c := b.expect(nil, withKey, func(e *envelope.Envelope) {
 		e.Parts = []payload.Part{payload.OfTensor("x", tensor.Tensor{Datatype: "NONE", Shape: []int64{1}, Raw: []byte("x")})}
 	})
 	b.send(c.env)
 	f := c.next().Fault
 	if got := b.stored(c.env.RequestID); f == nil || got.Fault == nil || got.Fault.Reason != f.Reason {
-		t.Errorf("stored %+v, told %v", got, f)
+		t.Errorf("stored %+v, replied %v", got, f)
 	}
 	b.emptied()
 }

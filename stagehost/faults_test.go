@@ -236,7 +236,7 @@ func TestBatchThatDidNotStartIsRetried(t *testing.T) {
 			var starts atomic.Int64
 			b.host(batches(func(_ context.Context, batch runner.Batch, sink runner.Sink) error {
 				if len(batch.Items) != 4 {
-					t.Errorf("a batch that blames nobody is run again as %d of its 4 items", len(batch.Items))
+					t.Errorf("the batch is run again as %d of its 4 items", len(batch.Items))
 				}
 				if starts.Add(1) <= test.losses {
 					return fmt.Errorf("worker gone: %w", runner.ErrNotStarted)

@@ -88,7 +88,7 @@ func TestHostLeavesItsStageWhileItsRunnerIsUnhealthy(t *testing.T) {
 	checkEcho(t, waits, b.ask("after"))
 }
 
-// What a host that rests gives back must not come to itself again: the broker counts
+// Items that a host naks when it leaves its stage must not come to itself again: the broker counts
 // how often, and an item that comes too often is given up.
 func TestHostThatLeavesItsStageNaksOnce(t *testing.T) {
 	t.Parallel()

@@ -369,7 +369,7 @@ func settleAll(b runner.Batch, sink runner.Sink) error {
 	return errors.Join(errs...)
 }
 
-// gate is a runner that says when it has a batch and works when it is told to.
+// gate is a runner that reports each batch and works when it is released.
 type gate struct {
 	runner.Runner
 	entered chan []string

@@ -112,7 +112,7 @@ func TestMalformedItemIsCountedAndRemoved(t *testing.T) {
 	}
 }
 
-// Who waits is told, where the item says who that is.
+// The caller gets a fault, where the item names him.
 func TestMalformedItemWithACallerIsAnswered(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)

@@ -33,13 +33,13 @@ func TestCancelledRequestsAreBoundedAndForgotten(t *testing.T) {
 	}
 }
 
-// The loop may be behind, or the whole process stopped, while a crowd leaves.
+// The loop may be behind, or the whole process stopped, while many callers leave.
 func TestCancelNoticesInABurstAllCount(t *testing.T) {
 	t.Parallel()
 	h := &Host{settings: Settings{Mesh: "test"}, events: make(chan event, 1), looped: make(chan struct{})}
 	h.settings.Queue.MaxAge = time.Hour
-	const crowd = 10_000
-	for range crowd {
+	const burst = 10_000
+	for range burst {
 		notice := envelope.Cancel{Mesh: "test", RequestID: pipeline.RequestID(uuid.NewString()), Deadline: time.Now().Add(time.Minute)}
 		data, err := notice.Encode()
 		if err != nil {
@@ -51,8 +51,8 @@ func TestCancelNoticesInABurstAllCount(t *testing.T) {
 	for len(h.events) > 0 {
 		(<-h.events).apply(l)
 	}
-	if len(l.cancelledIDs) != crowd {
-		t.Errorf("%d of %d notices were heard", len(l.cancelledIDs), crowd)
+	if len(l.cancelledIDs) != burst {
+		t.Errorf("%d of %d notices were received", len(l.cancelledIDs), burst)
 	}
 }
 
@@ -61,13 +61,13 @@ func TestWaitingCancelNoticesAreBounded(t *testing.T) {
 	var n notices
 	for i := range maxCancelled + 10 {
 		if first := n.add(&envelope.Cancel{}); first != (i == 0) {
-			t.Fatalf("the loop is told of notice %d: %v", i, first)
+			t.Fatalf("notice %d posts an event: %v", i, first)
 		}
 	}
 	if got := len(n.take()); got != maxCancelled {
 		t.Errorf("%d notices wait, want %d", got, maxCancelled)
 	}
 	if !n.add(&envelope.Cancel{}) {
-		t.Error("the loop is not told of what comes after it took them")
+		t.Error("no event after the loop took the notices")
 	}
 }

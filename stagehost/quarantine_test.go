@@ -16,9 +16,9 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
 
-// mortal is a runner whose process ends with each batch that has one of the
+// poisoned is a runner whose process ends with each batch that has one of the
 // items, and which counts how many lone batches run at a time after that.
-type mortal struct {
+type poisoned struct {
 	poison []string
 	died   atomic.Bool
 
@@ -30,13 +30,15 @@ type mortal struct {
 	trusted bool
 }
 
-func newMortal(poison ...string) *mortal { return &mortal{poison: poison, runs: map[string]int{}} }
+func newPoisoned(poison ...string) *poisoned {
+	return &poisoned{poison: poison, runs: map[string]int{}}
+}
 
-func (m *mortal) runner() runner.Runner {
+func (m *poisoned) runner() runner.Runner {
 	return inproc.New(inproc.Settings{Concurrency: 4}, m.run)
 }
 
-func (m *mortal) run(_ context.Context, batch runner.Batch, sink runner.Sink) error {
+func (m *poisoned) run(_ context.Context, batch runner.Batch, sink runner.Sink) error {
 	m.enter(batch)
 	defer m.leave(batch)
 	for _, item := range batch.Items {
@@ -48,7 +50,7 @@ func (m *mortal) run(_ context.Context, batch runner.Batch, sink runner.Sink) er
 	return settleAll(batch, sink)
 }
 
-func (m *mortal) enter(batch runner.Batch) {
+func (m *poisoned) enter(batch runner.Batch) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, item := range batch.Items {
@@ -61,13 +63,13 @@ func (m *mortal) enter(batch runner.Batch) {
 	}
 }
 
-func (m *mortal) ran(text string) int {
+func (m *poisoned) ran(text string) int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.runs[text]
 }
 
-func (m *mortal) leave(batch runner.Batch) {
+func (m *poisoned) leave(batch runner.Batch) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if len(batch.Items) == 1 && m.alone > 0 {
@@ -80,7 +82,7 @@ func TestPoisonItemIsDeadLetteredAlone(t *testing.T) {
 	for name, poison := range map[string][]string{"one": {"7"}, "two": {"0", "31"}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b, m := newBed(t), newMortal(poison...)
+			b, m := newBed(t), newPoisoned(poison...)
 			b.host(m.runner(), together(batchSize))
 			for i, c := range b.askMany(batchSize) {
 				if !slices.Contains(poison, strconv.Itoa(i)) {
@@ -122,7 +124,7 @@ func TestBatchThatCrashedOnceIsAnswered(t *testing.T) {
 
 func TestDurablePoisonItemLeavesADeadLetter(t *testing.T) {
 	t.Parallel()
-	b, m := newBed(t), newMortal("poison")
+	b, m := newBed(t), newPoisoned("poison")
 	h := b.host(m.runner())
 	c := b.ask("poison", func(e *envelope.Envelope) { e.Durability = pipeline.File })
 	c.fails(fault.RunnerCrashed)

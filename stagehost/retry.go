@@ -171,11 +171,11 @@ func (h *Host) endRecord(r *run) {
 
 // crashLimitReached is a suspect with as many runs on record as the crash limit.
 type crashLimitReached struct {
-	run    *run
-	starts []envelope.RunRecord
+	run  *run
+	runs []envelope.RunRecord
 }
 
 func (e *crashLimitReached) apply(l *loop) {
 	l.endBatch(&ran{run: e.run})
-	l.deadLetter(e.run.items[0], e.starts, crashFault(len(e.starts), e.starts[len(e.starts)-1]))
+	l.deadLetter(e.run.items[0], e.runs, crashFault(len(e.runs), e.runs[len(e.runs)-1]))
 }

@@ -35,7 +35,7 @@ func TestBatchesReuseGoroutines(t *testing.T) {
 		b.ask("x").output()
 	}
 	h.stop()
-	// Now and then the next batch comes before the goroutine rests.
+	// Now and then the next batch comes before the goroutine is idle.
 	if len(seen) > items/2 {
 		t.Errorf("%d batches ran on %d goroutines", items, len(seen))
 	}

@@ -50,7 +50,7 @@ func TestFailedStartNamesItsCause(t *testing.T) {
 	}
 }
 
-// A model may take minutes to load: an address that is taken is told before.
+// A model may take minutes to load: a taken address is reported before.
 func TestTakenAddressFailsBeforeTheRunnerStarts(t *testing.T) {
 	t.Parallel()
 	taken, err := net.Listen("tcp", "127.0.0.1:0")

@@ -67,7 +67,7 @@ func TestOnlyTheLastStepMayStream(t *testing.T) {
 }
 
 // A piece that cannot be read where it is sent is refused, so that its caller
-// hears whose fault it is.
+// gets the fault.
 func TestUnsendableChunkIsRefused(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -264,7 +264,7 @@ func TestStalledStreamFailsAlone(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := newBed(t)
-			told := make(chan struct{})
+			stopped := make(chan struct{})
 			h := b.host(talking(2, func(ctx context.Context, item runner.Item, send func(...payload.Part) error) ([]payload.Part, error) {
 				if first(item.Inputs) != "silent" {
 					return item.Inputs, nil
@@ -275,7 +275,7 @@ func TestStalledStreamFailsAlone(t *testing.T) {
 					}
 				}
 				<-ctx.Done()
-				close(told)
+				close(stopped)
 				return nil, ctx.Err()
 			}), stream(stagehost.StreamSettings{FirstChunk: 50 * time.Millisecond, Idle: 50 * time.Millisecond}))
 			silent := b.ask("silent")
@@ -285,12 +285,12 @@ func TestStalledStreamFailsAlone(t *testing.T) {
 				}
 			}
 			silent.fails(test.want)
-			bustest.Receive(t, "word to the runner that nobody wants more", told)
+			bustest.Receive(t, "stop of the runner", stopped)
 			checkEcho(t, b.ask("other"))
 			b.emptied()
 			h.stop()
 			if n := h.counts.of("stagemesh.stage.faults OUTCOME_REFUSED"); n != 0 {
-				t.Errorf("%d outcomes of a runner that was told to end count as its fault", n)
+				t.Errorf("%d outcomes of a stopped runner count as its fault", n)
 			}
 		})
 	}

@@ -14,7 +14,7 @@ import (
 // answer counts.
 func TestExhaustedItemIsAnsweredAndRemoved(t *testing.T) {
 	t.Parallel()
-	for name, key := range map[string]string{"told": "", "stored too": "key"} {
+	for name, key := range map[string]string{"reply": "", "stored result": "key"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := newBed(t)

@@ -18,28 +18,28 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/tlstest"
 )
 
-// told is a log that can be read while it is written.
-type told struct {
+// logBuffer is a log that can be read while it is written.
+type logBuffer struct {
 	mu   sync.Mutex
 	text bytes.Buffer
 }
 
-func (l *told) Write(p []byte) (int, error) {
+func (l *logBuffer) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.Write(p)
 }
 
-func (l *told) String() string {
+func (l *logBuffer) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.String()
 }
 
 // reach returns a bus that may not be connected, and what it logs.
-func reach(t *testing.T, url string, auth credentials.Broker) (*bus.Bus, *told) {
+func reach(t *testing.T, url string, auth credentials.Broker) (*bus.Bus, *logBuffer) {
 	t.Helper()
-	log := &told{}
+	log := &logBuffer{}
 	b, err := bus.Connect(bus.Settings{Mesh: mesh, URL: url, Name: "test", Auth: auth, Logger: slog.New(slog.NewTextHandler(log, nil))})
 	if err != nil {
 		t.Fatal(err)
@@ -99,7 +99,7 @@ func TestRefusedConnectionIsLoggedAtOnce(t *testing.T) {
 		"a certificate is none": {mutual(authority), credentials.Broker{CAFile: authority.File}, "; the broker wants another certificate of this process: nats.cert_file"},
 	} {
 		b, log := reach(t, bustest.Start(t, test.broker).URL(), test.auth)
-		bustest.Eventually(t, name+": it is told", func() bool { return strings.Contains(log.String(), test.want) })
+		bustest.Eventually(t, name+": it is logged", func() bool { return strings.Contains(log.String(), test.want) })
 		if err := b.Away(); !errors.Is(err, bus.ErrDisconnected) || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: it is away for %v", name, err)
 		}
@@ -152,7 +152,7 @@ func TestRefusedReconnectIsLogged(t *testing.T) {
 			}
 			broker.Change(test.then)
 			broker.Restore()
-			bustest.Eventually(t, "it is told", func() bool { return strings.Contains(log.String(), test.want) })
+			bustest.Eventually(t, "it is logged", func() bool { return strings.Contains(log.String(), test.want) })
 			if err := b.Away(); !errors.Is(err, bus.ErrDisconnected) || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("it is away for %v", err)
 			}

@@ -35,7 +35,7 @@ func TestBacklogCountsItemsByClass(t *testing.T) {
 		in = append(in, h.next(t))
 	}
 	if got := backlog(t, b); !maps.Equal(got.Classes, want) {
-		t.Errorf("in hand: %+v, want %v", got, want)
+		t.Errorf("in flight: %+v, want %v", got, want)
 	}
 	for _, d := range in {
 		h.ack(t, d)

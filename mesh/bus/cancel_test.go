@@ -80,7 +80,7 @@ func TestDeleteQueuedDeletesOnlyItsItem(t *testing.T) {
 func TestCancelNoticesReachTheWholeMeshOnly(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
-	heard := make(chan string, 8)
+	received := make(chan string, 8)
 	for i, name := range []string{"test", "test", "other"} {
 		stop, err := broker.Connect(mesh, func(s *bus.Settings) {
 			if name == "other" {
@@ -92,7 +92,7 @@ func TestCancelNoticesReachTheWholeMeshOnly(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			heard <- fmt.Sprint(i, c.Mesh, c.RequestID, c.Deadline.Unix())
+			received <- fmt.Sprint(i, c.Mesh, c.RequestID, c.Deadline.Unix())
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -107,10 +107,10 @@ func TestCancelNoticesReachTheWholeMeshOnly(t *testing.T) {
 	if err := broker.Connect(mesh).Cancel(&envelope.Cancel{Mesh: mesh, RequestID: e.RequestID, Deadline: time.Unix(1000, 0)}); err != nil {
 		t.Fatal(err)
 	}
-	got := map[string]bool{bustest.Receive(t, "notice", heard): true, bustest.Receive(t, "notice", heard): true}
+	got := map[string]bool{bustest.Receive(t, "notice", received): true, bustest.Receive(t, "notice", received): true}
 	for i := range 2 {
 		if want := fmt.Sprint(i, mesh, e.RequestID, 1000); !got[want] {
-			t.Errorf("heard %v, want %s", got, want)
+			t.Errorf("received %v, want %s", got, want)
 		}
 	}
 }

@@ -394,7 +394,7 @@ func TestQueuesOfAClassShareIt(t *testing.T) {
 	}
 	a, b := c.classQueues[first].held, c.classQueues[second].held
 	if a < 16 || b < 16 {
-		t.Errorf("of a bound of 64 one queue has %d and the other %d in hand", a, b)
+		t.Errorf("of a bound of 64 one queue has %d and the other %d in flight", a, b)
 	}
 }
 

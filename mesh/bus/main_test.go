@@ -154,14 +154,14 @@ func (h *host) ack(t testing.TB, d bus.Delivery) {
 	h.Release(d)
 }
 
-// awaitItems waits until that many items wait or are in hand: the broker hears
+// awaitItems waits until that many items wait or are in flight: the broker learns
 // an ack a little after it is said.
 func awaitItems(t testing.TB, b *bus.Bus, s bus.QueueSettings, want uint64) {
 	t.Helper()
 	bustest.Eventually(t, fmt.Sprintf("%d items are left in the queue", want), func() bool { return items(t, b, s) == want })
 }
 
-// items returns how many items wait or are in hand.
+// items returns how many items wait or are in flight.
 func items(t testing.TB, b *bus.Bus, s bus.QueueSettings) uint64 {
 	t.Helper()
 	info, err := b.Queue(t.Context(), s.Stage, s.Durability)

@@ -97,7 +97,7 @@ func TestInProgressExtendsTheAckWait(t *testing.T) {
 	touch := time.NewTicker(s.AckWait / 20)
 	defer touch.Stop()
 	held := time.Now()
-	// What nobody speaks for comes again after an ack wait; what is touched
+	// An item without extensions is redelivered after an ack wait; what is extended
 	// must outlast three of them.
 	var again bus.Delivery
 	for again.Deliveries == 0 || time.Since(held) < 3*s.AckWait {
@@ -175,8 +175,8 @@ func TestHostNeverHoldsMoreThanItsBound(t *testing.T) {
 			continue
 		}
 		held, seen = append(held, h.next(t)), seen+1
-		if inHand := len(held) + len(h.deliveries); inHand > bound {
-			t.Fatalf("%d items in hand, the bound is %d", inHand, bound)
+		if inFlight := len(held) + len(h.deliveries); inFlight > bound {
+			t.Fatalf("%d items in flight, the bound is %d", inFlight, bound)
 		}
 	}
 }

@@ -103,7 +103,7 @@ func TestStaleAckDeletesNothing(t *testing.T) {
 		}
 	}
 	// A marker from the same connection, all the way through the new queue:
-	// what was said before it has been heard.
+	// earlier messages have been received.
 	publish(t, survivor, item("marker"))
 	for len(held) < count+1 {
 		held = append(held, holder.next(t))
@@ -130,7 +130,7 @@ func TestPullerContinuesInTheNewQueue(t *testing.T) {
 		if got := text(t, h.next(t).Data); got != strconv.Itoa(round) {
 			t.Errorf("round %d: came %q", round, got)
 		}
-		// The item stays in hand over the restart.
+		// The item stays in flight over the restart.
 		reconnects := b.Reconnects()
 		broker.Stop()
 		disconnected(t, b)

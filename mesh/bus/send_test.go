@@ -46,7 +46,7 @@ func TestItemIsPublishedPulledAndAcked(t *testing.T) {
 				t.Errorf("arrived at %s, sent after %s", d.Arrived, before)
 			}
 			if got := items(t, b, s); got != 1 {
-				t.Errorf("%d items in the queue while one is in hand", got)
+				t.Errorf("%d items in the queue while one is in flight", got)
 			}
 			h.ack(t, d)
 			awaitItems(t, b, s, 0)
@@ -125,7 +125,7 @@ func TestFullQueueRefusesAndRecovers(t *testing.T) {
 			h.Use(info.Epoch)
 			d := h.next(t)
 			if _, err := send(t, b, message(t, b, refused)); !errors.Is(err, bus.ErrQueueFull) {
-				t.Errorf("an item in hand counts no more: %v", err)
+				t.Errorf("an item in flight counts no more: %v", err)
 			}
 			h.ack(t, d)
 			awaitItems(t, b, s, uint64(stored-1))
@@ -200,7 +200,7 @@ func TestReplyIsAcknowledgedByItsGateway(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
-	bustest.Eventually(t, "a gateway that has gone is told from one that is there", func() bool {
+	bustest.Eventually(t, "a lost gateway is noticed", func() bool {
 		_, err := send(t, host, m)
 		return errors.Is(err, bus.ErrNoGateway)
 	})
@@ -213,7 +213,7 @@ func TestReplyIsAcknowledgedByItsGateway(t *testing.T) {
 	}
 }
 
-// A gateway that hears and says nothing.
+// A gateway that receives and does not answer.
 func TestMissingAckIsUnknownAfterTheTimeout(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)

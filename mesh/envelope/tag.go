@@ -1,6 +1,8 @@
 package envelope
 
-import "github.com/stagemesh/stagemesh/mesh/wire"
+import (
+	"github.com/stagemesh/stagemesh/mesh/wire"
+)
 
 // The fields of envelope.proto's Envelope.
 const (

@@ -1,6 +1,10 @@
 package pipeline
 
-import "fmt"
+import (
+	"fmt"
+
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+)
 
 // Names of things. Meshes, stages, pipelines and steps match ValidName, so each
 // is a subject token, a stream name's part and a DNS label.
@@ -17,7 +21,7 @@ type (
 	HostID string
 	// GatewayID names one running gateway process.
 	GatewayID string
-	// RequestID is what a caller knows a request by.
+	// RequestID identifies a request to its caller.
 	RequestID string
 	// ExecutionID is one attempt by one caller to have a request done.
 	ExecutionID string
@@ -47,4 +51,73 @@ func validName(name string) bool {
 		}
 	}
 	return true
+}
+
+// Durability is where an item waits between stages.
+type Durability string
+
+// The durabilities. Unset means the pipeline's own, and Memory if it has none.
+const (
+	DurabilityUnset Durability = ""
+	Memory          Durability = "memory"
+	File            Durability = "file"
+)
+
+// ParseDurability reads "memory", "file" or "".
+func ParseDurability(s string) (Durability, error) {
+	switch d := Durability(s); d {
+	case DurabilityUnset, Memory, File:
+		return d, nil
+	}
+	return "", fmt.Errorf("durability %q: use memory or file", s)
+}
+
+// DurabilityFromProto converts a durability from outside.
+func DurabilityFromProto(d inferencev1.Durability) (Durability, error) {
+	switch d {
+	case inferencev1.Durability_DURABILITY_UNSPECIFIED:
+		return DurabilityUnset, nil
+	case inferencev1.Durability_DURABILITY_MEMORY:
+		return Memory, nil
+	case inferencev1.Durability_DURABILITY_FILE:
+		return File, nil
+	}
+	return "", fmt.Errorf("durability %d is none of this version's", d)
+}
+
+// ToProto converts the durability for the wire.
+func (d Durability) ToProto() inferencev1.Durability {
+	switch d {
+	case Memory:
+		return inferencev1.Durability_DURABILITY_MEMORY
+	case File:
+		return inferencev1.Durability_DURABILITY_FILE
+	default:
+		return inferencev1.Durability_DURABILITY_UNSPECIFIED
+	}
+}
+
+// Class is a priority class: each has a queue of its own.
+type Class string
+
+// The classes, first served first.
+const (
+	High   Class = "high"
+	Normal Class = "normal"
+	Low    Class = "low"
+)
+
+// Classes returns all classes, first served first.
+func Classes() []Class { return []Class{High, Normal, Low} }
+
+// ClassOf returns the class of a priority: above 0, 0, below 0.
+func ClassOf(priority int32) Class {
+	switch {
+	case priority > 0:
+		return High
+	case priority < 0:
+		return Low
+	default:
+		return Normal
+	}
 }

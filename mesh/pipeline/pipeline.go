@@ -1,3 +1,9 @@
+// Package pipeline has the names of meshes, stages, hosts and gateways, pipelines
+// and their validation, and the route that a pipeline and a request's options
+// become in an envelope. Authors of stages need its names alone.
+//
+// Everything here is a plain value without clock, lock or goroutine. Validation
+// errors name the pipeline, the step and the key at fault.
 package pipeline
 
 import (
@@ -7,6 +13,10 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
@@ -23,15 +33,15 @@ type Pipeline struct {
 	Steps []Step
 	// Timeout is the longest that a request may take; 0 means the mesh's.
 	Timeout time.Duration
-	// Durability is what a request gets that asks for none.
+	// Durability is that of requests without one.
 	Durability Durability
-	// Keep are names of inputs and outputs that stay at hand for later steps.
+	// Keep are names of inputs and outputs that are kept for later steps.
 	Keep []string
 	// MaxInFlight bounds the requests that a gateway has in flight for the
 	// pipeline; 0 means as many as for all.
 	MaxInFlight int
-	// WaitForCapacity is what a request gets that does not say: to wait, until its
-	// deadline, where a stage has no room for it.
+	// WaitForCapacity has requests wait, until their deadline, where a stage has no
+	// capacity. It is the default of requests that do not set it.
 	WaitForCapacity bool
 }
 
@@ -39,7 +49,7 @@ type Pipeline struct {
 type Step struct {
 	Name  StepName
 	Stage StageName
-	// Model is the one to use where the stage serves several.
+	// Model is the model to use where the stage serves several.
 	Model      payload.ModelRef
 	Parameters payload.Parameters
 	// Inputs renames: input of the stage -> name of the part that feeds it.
@@ -54,13 +64,13 @@ func OfStage(stage StageName) Pipeline {
 	}
 }
 
-// StageOf returns the stage that an implicit pipeline's name names.
+// StageOf returns the stage of an implicit pipeline's name.
 func StageOf(name Name) (StageName, bool) {
 	stage, ok := strings.CutPrefix(string(name), StagePrefix)
 	return StageName(stage), ok
 }
 
-// Validate checks everything that can be told without knowing the stages.
+// Validate checks everything that does not depend on the stages.
 func (p Pipeline) Validate() error {
 	if stage, implicit := StageOf(p.Name); implicit {
 		if err := ValidName("stage", string(stage)); err != nil {
@@ -107,7 +117,7 @@ func (p Pipeline) validate() error {
 	return nil
 }
 
-// validateKeep makes sure that what is kept can travel beside the parts.
+// validateKeep checks that the kept parts fit beside the others.
 func validateKeep(names []string) error {
 	if len(names) > payload.MaxParts {
 		return fmt.Errorf("%d names, at most %d are taken", len(names), payload.MaxParts)
@@ -149,4 +159,80 @@ func (s Step) validate() error {
 		}
 	}
 	return nil
+}
+
+// ToProto returns the pipeline's protobuf message, for the registry and the admin
+// port.
+func (p Pipeline) ToProto() *meshv1.Pipeline {
+	out := &meshv1.Pipeline{
+		Name: string(p.Name), Steps: make([]*meshv1.PipelineStep, len(p.Steps)), Keep: p.Keep,
+		Durability: p.Durability.ToProto(), MaxInFlight: uint32(p.MaxInFlight), WaitForCapacity: p.WaitForCapacity,
+	}
+	if p.Timeout != 0 {
+		out.Timeout = durationpb.New(p.Timeout)
+	}
+	for i, step := range p.Steps {
+		out.Steps[i] = &meshv1.PipelineStep{
+			Name: string(step.Name), Stage: string(step.Stage), Model: step.Model.ToProto(),
+			Parameters: step.Parameters.ToProto(), Inputs: step.Inputs,
+		}
+	}
+	return out
+}
+
+// FromProto returns a valid pipeline, or an error.
+func FromProto(in *meshv1.Pipeline) (Pipeline, error) {
+	if err := ValidName("pipeline", in.GetName()); err != nil {
+		return Pipeline{}, err
+	}
+	out, err := fromProto(in)
+	if err != nil {
+		return Pipeline{}, fmt.Errorf("pipeline %s: %w", in.GetName(), err)
+	}
+	return out, out.Validate()
+}
+
+func fromProto(in *meshv1.Pipeline) (Pipeline, error) {
+	if in.GetMaxInFlight() > math.MaxInt32 {
+		return Pipeline{}, fmt.Errorf("max_in_flight: %d, at most %d are taken", in.GetMaxInFlight(), math.MaxInt32)
+	}
+	durability, err := DurabilityFromProto(in.GetDurability())
+	if err != nil {
+		return Pipeline{}, err
+	}
+	out := Pipeline{
+		Name: Name(in.GetName()), Durability: durability, Keep: in.GetKeep(),
+		MaxInFlight: int(in.GetMaxInFlight()), WaitForCapacity: in.GetWaitForCapacity(),
+	}
+	if d := in.GetTimeout(); d != nil {
+		if err := d.CheckValid(); err != nil {
+			return Pipeline{}, fmt.Errorf("timeout: %w", err)
+		}
+		out.Timeout = d.AsDuration()
+	}
+	for i, step := range in.GetSteps() {
+		s, err := stepFromProto(step)
+		if err != nil {
+			return Pipeline{}, fmt.Errorf("steps[%d]: %w", i, err)
+		}
+		out.Steps = append(out.Steps, s)
+	}
+	return out, nil
+}
+
+func stepFromProto(in *meshv1.PipelineStep) (Step, error) {
+	parameters, err := payload.ParametersFromProto(in.GetParameters())
+	if err != nil {
+		return Step{}, fmt.Errorf("parameters: %w", err)
+	}
+	for name, value := range parameters {
+		// A file has one kind of whole numbers, as far as it goes.
+		if n, is := value.Any().(uint64); is && n <= math.MaxInt64 {
+			parameters[name] = payload.Int64(int64(n))
+		}
+	}
+	return Step{
+		Name: StepName(in.GetName()), Stage: StageName(in.GetStage()), Model: payload.ModelFromProto(in.GetModel()),
+		Parameters: parameters, Inputs: in.GetInputs(),
+	}, nil
 }

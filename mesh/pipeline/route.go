@@ -9,8 +9,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
-// Hop is one entry of the routing slip: a step with the request's options in
-// it.
+// Hop is one entry of a route: a step with the request's options in it.
 type Hop struct {
 	Step       StepName
 	Stage      StageName
@@ -24,23 +23,23 @@ type Hop struct {
 	Host HostID
 }
 
-// Options are what one request says about a pipeline's steps.
+// Options are a request's options for all steps, and for single ones.
 type Options struct {
-	// Parameters go to every step.
+	// Parameters are those of every step.
 	Parameters payload.Parameters
 	Steps      map[StepName]StepOptions
 }
 
-// StepOptions are what one request says about one step.
+// StepOptions are a request's options for one step.
 type StepOptions struct {
 	Model      payload.ModelRef
 	Parameters payload.Parameters
 }
 
-// Route returns the pipeline's steps with the request's options in them. For a
-// parameter the request's word for the step wins over its word for all steps,
-// and that over the pipeline's own. Options for a step that the pipeline does
-// not have are an error, and so are parameters that are too many together.
+// Route returns the pipeline's steps with the request's options in them. A
+// parameter of the request for the step precedes one for all steps, and that the
+// pipeline's own. Options for an unknown step are an error, and so are too many
+// parameters together.
 func (p Pipeline) Route(o Options) ([]Hop, error) {
 	if err := p.knows(o.Steps); err != nil {
 		return nil, err

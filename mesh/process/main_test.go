@@ -13,7 +13,7 @@ import (
 )
 
 // patientVariable says that the test binary is to be a process that does not end,
-// whatever it is told.
+// whatever signal it gets.
 const patientVariable = "PROCESS_TEST_PATIENT"
 
 func TestMain(m *testing.M) {

@@ -36,7 +36,7 @@ func (d *diary) check(t *testing.T, want ...string) {
 	}
 }
 
-// part runs until it is told to stop, and takes a second to start and another
+// part runs until it is stopped, and takes a second to start and another
 // to stop.
 func (d *diary) part(name string) process.Part {
 	return process.Part{
@@ -296,7 +296,7 @@ func TestStopReturnsTheErrorsOfParts(t *testing.T) {
 	})
 }
 
-// A part may fail while the program is being told to stop, so that nobody asks
+// A part may fail while the program is being stopped, so that nobody asks
 // Wait any more.
 func TestStopReturnsErrorsThatWaitDidNot(t *testing.T) {
 	t.Parallel()

@@ -46,7 +46,7 @@ func TestSecondSignalEndsTheDrain(t *testing.T) {
 		select {
 		case <-ended:
 		case <-time.After(10 * time.Second):
-			t.Fatal("a signal was not heard")
+			t.Fatal("a signal had no effect")
 		}
 	}
 	if cause := context.Cause(drain); !errors.Is(cause, process.ErrShutdown) {
@@ -96,9 +96,9 @@ func TestDrainContextOutlivesItsContextWithALimit(t *testing.T) {
 
 func signals(ctx context.Context, t *testing.T) context.Context {
 	t.Helper()
-	told, stop := process.SignalContext(ctx)
+	drain, stop := process.SignalContext(ctx)
 	t.Cleanup(stop)
-	return told
+	return drain
 }
 
 func TestContextEndsWithTheOneAroundIt(t *testing.T) {

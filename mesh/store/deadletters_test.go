@@ -203,7 +203,7 @@ func TestReplayIsANewExecutionOfANewRequest(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := d.Get(t.Context(), 1); !errors.Is(err, store.ErrNoDeadLetter) {
-		t.Errorf("the letter after its replay: %v, want %v", err, store.ErrNoDeadLetter)
+		t.Errorf("the dead letter after its replay: %v, want %v", err, store.ErrNoDeadLetter)
 	}
 }
 
@@ -225,7 +225,7 @@ func TestItemsThatHostsRefuseAreNotReplayed(t *testing.T) {
 			t.Errorf("%s: got %v, want %v", name, err, store.ErrNotReplayable)
 		}
 		if _, err := d.Get(t.Context(), seq); err != nil {
-			t.Errorf("%s: the letter is gone: %v", name, err)
+			t.Errorf("%s: the dead letter is gone: %v", name, err)
 		}
 	}
 }
@@ -269,7 +269,7 @@ func TestReplayMayBeRepeated(t *testing.T) {
 	}
 	d.host.Release(delivery)
 	if _, err := d.Replay(t.Context(), 1); !errors.Is(err, store.ErrNoDeadLetter) {
-		t.Errorf("a letter that is gone: %v", err)
+		t.Errorf("a deleted dead letter: %v", err)
 	}
 	select {
 	case again := <-d.deliveries:
@@ -308,7 +308,7 @@ func TestReplayReturnsTheFaultOfTheQueue(t *testing.T) {
 		t.Errorf("with a full queue: %v", err)
 	}
 	if _, err := d.Get(t.Context(), 1); err != nil {
-		t.Errorf("the letter is gone: %v", err)
+		t.Errorf("the dead letter is gone: %v", err)
 	}
 }
 
@@ -386,7 +386,7 @@ func TestPagesAreBounded(t *testing.T) {
 	if page = d.list(t, store.DeadLetterQuery{From: page.Next}); len(page.DeadLetters) != 5 || page.Next != 0 {
 		t.Errorf("then lists %d, then %d", len(page.DeadLetters), page.Next)
 	}
-	// Beyond its bytes a page ends too, and never without a letter.
+	// Beyond its bytes a page ends too, and never without a dead letter.
 	const large = 6 << 20
 	for i := range uint64(7) {
 		d.store(t, letterOf("other", make([]byte, large)), bus.Delivery{Seq: i, Epoch: "other"})

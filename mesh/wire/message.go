@@ -1,3 +1,31 @@
+// Package wire reads and writes protobuf's wire format for the messages of every
+// hop, without generated messages in between: directly from a message's bytes into
+// the mesh's own values, and back.
+//
+// To read, walk the fields of a Message:
+//
+//	for m.Next() {
+//		switch m.Tag {
+//		case nameTag:
+//			out.Name = m.Text()
+//		}
+//	}
+//	return m.Err()
+//
+// A field that no case names is skipped, and so is one with another wire type than
+// the case's, as in protobuf. The caller handles repeated fields as protobuf does:
+// the last scalar counts, and messages are merged by reading the second into the
+// same value. The first error ends the walk.
+//
+// To write, call a Writer's methods field by field. It leaves out zero values, as
+// proto3 does, and keeps its first error for Done.
+//
+// Bytes that are read share the memory of the message, without spare capacity, so
+// the caller must not change the message afterwards. Text is copied, the texts of
+// one message into few pieces of memory: a short one keeps up to half a KiB of its
+// neighbours alive; strings.Clone copies it out.
+//
+// Messages and Writers are for one goroutine.
 package wire
 
 import (
@@ -5,6 +33,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"unicode/utf8"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -198,3 +227,59 @@ func varints(packed []byte) (n int) {
 	}
 	return n
 }
+
+// pieceSize is about the size of the texts of an ordinary message, in bytes.
+const pieceSize = 512
+
+// texts makes strings that share few pieces of memory, for a message has many
+// short ones.
+type texts struct {
+	// piece is the size of the next piece.
+	piece   int
+	builder strings.Builder
+}
+
+func (t *texts) copy(b []byte) string {
+	if t == nil {
+		return string(b)
+	}
+	// Never leaves much of a piece unused.
+	if len(b) > t.piece/4 && len(b) > t.free() {
+		return string(b)
+	}
+	if len(b) > t.free() {
+		t.builder.Reset()
+		t.builder.Grow(t.piece)
+	}
+	start := t.builder.Len()
+	t.builder.Write(b)
+	return t.builder.String()[start:]
+}
+
+func (t *texts) free() int { return t.builder.Cap() - t.builder.Len() }
+
+// Tag is a field's number and wire type, as they stand before its value:
+// number<<3 | Bytes.
+type Tag uint32
+
+// The wire types of the fields that are read and written here.
+const (
+	Varint  = Tag(protowire.VarintType)
+	Fixed64 = Tag(protowire.Fixed64Type)
+	Bytes   = Tag(protowire.BytesType)
+)
+
+const (
+	numberShift = 3
+	typeMask    = 1<<numberShift - 1
+)
+
+func (t Tag) number() protowire.Number { return protowire.Number(t >> numberShift) }
+
+func (t Tag) kind() protowire.Type { return protowire.Type(t & typeMask) }
+
+// The fields of a map's entry. A key is text everywhere.
+const (
+	KeyTag   = 1<<numberShift | Bytes
+	ValueTag = 2<<numberShift | Bytes
+)

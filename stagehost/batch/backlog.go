@@ -29,7 +29,7 @@ func (b *Batcher) unlink(e *entry) Item {
 	return item
 }
 
-// rearrange puts a group that has changed where it belongs: ready to be judged
+// rearrange puts a group that has changed where it belongs: ready for a decision
 // anew, or away where it is empty.
 func (b *Batcher) rearrange(g *group) {
 	if len(g.deadlines.elements) == 0 {
@@ -51,7 +51,7 @@ func (b *Batcher) rearrange(g *group) {
 	}
 }
 
-// wake makes the group ready to be judged.
+// wake makes the group ready for a decision.
 func (b *Batcher) wake(g *group) {
 	b.held.remove(g)
 	b.ready.set(g)

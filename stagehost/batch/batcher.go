@@ -23,7 +23,7 @@ type Batcher struct {
 	alone     *group
 	histories histories
 
-	// Every group with items is in one of these: ready to be judged, or held
+	// Every group with items is in one of these: ready for a decision, or held
 	// until it is due.
 	ready, held indexed[*group]
 	// deadlines are the groups that have any.

@@ -16,7 +16,7 @@ func (b *Batcher) Next(now time.Time, idle int) (Batch, bool) {
 		if !ok {
 			return Batch{}, false
 		}
-		v := b.judge(g, now, idle)
+		v := b.decide(g, now, idle)
 		if v.reason != "" {
 			return b.take(g, v.reason), true
 		}

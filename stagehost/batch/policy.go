@@ -2,17 +2,17 @@ package batch
 
 import "time"
 
-// verdict says what becomes of a group while a worker is idle: it is
+// decision is what happens to a group while a worker is idle: it is
 // dispatched for a reason, or else held until a time.
-type verdict struct {
+type decision struct {
 	reason Reason
 	until  time.Time
 }
 
-func dispatch(r Reason) verdict { return verdict{reason: r} }
+func dispatch(r Reason) decision { return decision{reason: r} }
 
-// judge decides about a group that is not empty.
-func (b *Batcher) judge(g *group, now time.Time, idle int) verdict {
+// decide decides about a group that is not empty.
+func (b *Batcher) decide(g *group, now time.Time, idle int) decision {
 	switch {
 	case !g.alone && b.full(g):
 		return dispatch(Full)
@@ -34,12 +34,12 @@ func (b *Batcher) full(g *group) bool {
 }
 
 // window holds from the oldest item's arrival.
-func window(g *group, now time.Time, maxWait time.Duration) verdict {
+func window(g *group, now time.Time, maxWait time.Duration) decision {
 	return hold(g, now, g.oldest().Add(maxWait), Timer)
 }
 
 // eager holds only for stragglers.
-func eager(g *group, now time.Time, idle int) verdict {
+func eager(g *group, now time.Time, idle int) decision {
 	until, gathering := g.history.gather.hold(now, g.items, idle)
 	switch {
 	case gathering:
@@ -54,12 +54,12 @@ func eager(g *group, now time.Time, idle int) verdict {
 
 // hold holds the group until a time, or until it might be too late for one of
 // its items.
-func hold(g *group, now, until time.Time, reason Reason) verdict {
+func hold(g *group, now, until time.Time, reason Reason) decision {
 	if latest, ok := g.latestStart(); ok && latest.Before(until) {
 		until, reason = latest, Deadline
 	}
 	if !now.Before(until) {
 		return dispatch(reason)
 	}
-	return verdict{until: until}
+	return decision{until: until}
 }

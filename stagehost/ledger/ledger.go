@@ -1,18 +1,18 @@
-// Package ledger says where every item on a host is, and which steps it may
-// take next:
+// Package ledger has the state of every item on a host, and the events that each
+// state allows:
 //
 //	queued -> running -> sending -> settled
 //
-// An item is admitted queued; a batch takes it running; its outcome, or its
-// expiry, makes it sending, while what it became is on its way to the next
-// queue or the gateway; when that is acknowledged it is settled, and the ledger
-// says by which word. A batch that failed as a whole goes back to queued. Each
-// item is settled exactly once and then forgotten.
+// An item is admitted queued; its batch makes it running; its outcome, or its
+// expiry, makes it sending, while its message is on its way to the next queue or
+// the gateway; when that is acknowledged it is settled, by the verb that the
+// ledger returns. A batch that failed as a whole goes back to queued. Each item is
+// settled exactly once and then forgotten.
 //
-// The ledger is pure: no goroutine, lock, clock or channel. The host's loop
-// owns it, posts events to it and does what it says. An event that an item's
-// state does not allow is an error and changes nothing, which is how second
-// outcomes, late acknowledgements and events of forgotten items are caught.
+// The ledger is pure: no goroutine, lock, clock or channel. The host's loop owns
+// it and applies events to it. An event that an item's state does not allow is an
+// error and changes nothing: that catches second outcomes, late acknowledgements
+// and events of forgotten items.
 package ledger
 
 import (
@@ -23,7 +23,7 @@ import (
 // ID is an item on this host.
 type ID uint64
 
-// State is where an item is.
+// State is the state of an item.
 type State uint8
 
 // The states of an item that the ledger holds.
@@ -50,24 +50,24 @@ func (s State) String() string {
 type Verb uint8
 
 const (
-	// Ack forgets the item: what it became is in good hands.
+	// Ack deletes the item: the receiver has its outcome.
 	Ack Verb = iota
-	// Nak gives the item back to its queue.
+	// Nak returns the item to its queue.
 	Nak
-	// Discard says nothing: the item's queue is gone, or it never had one, and
-	// a word about it could only hit another's.
+	// Discard sends nothing: the item's queue is lost, or it never had one, and an ack
+	// could only settle another item.
 	Discard
 )
 
 // Errors of events.
 var (
-	// ErrFull says that the bound is reached.
+	// ErrFull means that the bound is reached.
 	ErrFull = errors.New("the host holds as many items as it may")
-	// ErrUnknown says that the ledger does not hold the item (any more).
+	// ErrUnknown means that the ledger does not hold the item (any more).
 	ErrUnknown = errors.New("unknown item")
-	// ErrState says that the item's state does not allow the event.
+	// ErrState means that the item's state does not allow the event.
 	ErrState = errors.New("the item's state does not allow that")
-	// ErrTwice says that the item is there already.
+	// ErrTwice means that the item is there already.
 	ErrTwice = errors.New("the item is there already")
 )
 
@@ -80,7 +80,7 @@ type Ledger struct {
 
 type entry struct {
 	state State
-	// queue is where the item came from, epoch when that was made.
+	// queue is the item's queue, epoch the creation of that.
 	queue, epoch string
 	orphan       bool
 }
@@ -90,9 +90,8 @@ func New(bound int) *Ledger {
 	return &Ledger{bound: bound, items: make(map[ID]*entry, bound)}
 }
 
-// Admit takes an item, queued. The epoch tells the queue of that name that it
-// came from from those before and after, and is empty for an item that came from
-// none.
+// Admit takes an item, queued. The epoch tells the queue of that name from its
+// predecessors and successors; it is empty for an item without a queue.
 func (l *Ledger) Admit(id ID, queue, epoch string) error {
 	if _, there := l.items[id]; there {
 		return fmt.Errorf("item %d: %w", id, ErrTwice)
@@ -105,25 +104,24 @@ func (l *Ledger) Admit(id ID, queue, epoch string) error {
 	return nil
 }
 
-// Dispatch says that a batch with the item goes to the runner.
+// Dispatch records that a batch with the item goes to the runner.
 func (l *Ledger) Dispatch(id ID) error { return l.move(id, Running, Queued) }
 
-// Requeue says that the item's batch ended without an outcome for it.
+// Requeue records that the item's batch ended without an outcome for it.
 func (l *Ledger) Requeue(id ID) error { return l.move(id, Queued, Running) }
 
-// Send says that it is known what the item becomes, and that it is on its way.
+// Send records that the item's outcome is known and on its way.
 func (l *Ledger) Send(id ID) error { return l.move(id, Sending, Queued, Running) }
 
-// Sent says that what the item became is acknowledged, or that nobody is left
-// to have it. The item is forgotten; the verb settles it.
+// Sent records that the outcome is acknowledged, or has no receiver. The item is
+// forgotten; the verb settles it.
 func (l *Ledger) Sent(id ID) (Verb, error) { return l.settle(id, Ack, Sending) }
 
-// GiveBack says that this host will not finish the item. The item is
-// forgotten; the verb settles it.
+// GiveBack records that this host will not finish the item. The item is forgotten;
+// the verb settles it.
 func (l *Ledger) GiveBack(id ID) (Verb, error) { return l.settle(id, Nak, Queued, Running, Sending) }
 
-// QueueReplaced says what the queue's epoch is now: its items of any other are
-// settled by Discard.
+// QueueReplaced sets the queue's epoch: items of any other are settled by Discard.
 func (l *Ledger) QueueReplaced(queue, epoch string) (orphans int) {
 	for _, e := range l.items {
 		if e.queue == queue && e.epoch != epoch && !e.orphan {
@@ -143,7 +141,7 @@ func (l *Ledger) State(id ID) (State, bool) {
 	return e.state, true
 }
 
-// Alive calls f for every item whose queue must hear that it is still in hand.
+// Alive calls f for every item whose delivery must be extended.
 func (l *Ledger) Alive(f func(ID)) {
 	for id, e := range l.items {
 		if !e.orphan {

@@ -1,0 +1,379 @@
+package envelope
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/wire"
+)
+
+// Result is a request's final reply as it is stored.
+type Result struct {
+	// Reply is the final reply.
+	Reply    *Reply
+	Tenant   string
+	Pipeline pipeline.Name
+	// AdmittedAt is on the gateway's clock, FinishedAt on the host's.
+	AdmittedAt, FinishedAt time.Time
+}
+
+// Result returns the result to store for a final reply to e.
+func (e *Envelope) Result(r *Reply, finished time.Time) *Result {
+	return &Result{Reply: r, Tenant: e.Tenant, Pipeline: e.Pipeline, AdmittedAt: e.AdmittedAt, FinishedAt: finished}
+}
+
+// Encode returns the result's bytes.
+func (r *Result) Encode() ([]byte, error) {
+	size := r.Reply.wireSize()
+	w := wire.NewWriter(size + aboutIdentity + len(r.Tenant))
+	start := w.Begin(resultReplyTag, payload.Size(r.Reply.Parts))
+	r.Reply.write(&w)
+	w.End(start)
+	w.Text(resultTenantTag, r.Tenant)
+	w.Text(resultPipelineTag, string(r.Pipeline))
+	w.Timestamp(resultAdmittedAtTag, r.AdmittedAt)
+	w.Timestamp(resultFinishedAtTag, r.FinishedAt)
+	return w.Done()
+}
+
+// DecodeResult reads a result from bytes of any sender. Its payload shares their
+// memory, so the caller must not change them.
+func DecodeResult(data []byte) (*Result, error) {
+	r := resultReader{reply: replyReader{reply: new(Reply)}}
+	m := wire.Read(data)
+	r.read(&m)
+	if err := m.Err(); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
+	}
+	if err := r.finish(); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
+	}
+	return &r.result, nil
+}
+
+// resultReader reads one result.
+type resultReader struct {
+	result                 Result
+	reply                  replyReader
+	admittedAt, finishedAt wire.Time
+}
+
+func (r *resultReader) read(m *wire.Message) {
+	for m.Next() {
+		switch m.Tag {
+		case resultReplyTag:
+			reply := m.Inner()
+			r.reply.read(&reply)
+			m.Fail(reply.Err())
+		case resultTenantTag:
+			r.result.Tenant = m.Text()
+		case resultPipelineTag:
+			r.result.Pipeline = pipeline.Name(m.Text())
+		case resultAdmittedAtTag:
+			r.admittedAt.Read(m)
+		case resultFinishedAtTag:
+			r.finishedAt.Read(m)
+		}
+	}
+}
+
+// finish completes the result and validates it.
+func (r *resultReader) finish() error {
+	if err := r.reply.finish(); err != nil {
+		return err
+	}
+	reply := r.reply.reply
+	if !reply.Terminal() || reply.Stored {
+		return errors.New("the reply is no answer")
+	}
+	if err := r.admittedAt.CheckTimestamp(); err != nil {
+		return fmt.Errorf("admission: %w", err)
+	}
+	if err := r.finishedAt.CheckTimestamp(); err != nil {
+		return fmt.Errorf("finish: %w", err)
+	}
+	r.result.Reply = reply
+	r.result.AdmittedAt, r.result.FinishedAt = r.admittedAt.AsTime(), r.finishedAt.AsTime()
+	return nil
+}
+
+// Claim is the record of the request that has, or had, an idempotency key.
+type Claim struct {
+	Mesh pipeline.MeshName
+	// Tenant and Pipeline are those of the key.
+	Tenant   string
+	Pipeline pipeline.Name
+	// RequestID is the request that has the key, or had it last.
+	RequestID pipeline.RequestID
+	// Digest is that of the request's payload and options.
+	Digest Digest
+	// AdmittedAt and Deadline of the request are on its gateway's clock. A released
+	// claim has none, so that its record is smaller than the one it replaces, and fits
+	// into a full stream.
+	AdmittedAt, Deadline time.Time
+	// Durability is the request's.
+	Durability pipeline.Durability
+	// Released means that the key is free again.
+	Released bool
+}
+
+// Digest is a digest of a request's payload.
+type Digest [sha256.Size]byte
+
+// Encode returns the claim's bytes.
+func (c *Claim) Encode() ([]byte, error) {
+	out := &meshv1.IdempotencyRecord{
+		Mesh:       string(c.Mesh),
+		Tenant:     c.Tenant,
+		Pipeline:   string(c.Pipeline),
+		RequestId:  string(c.RequestID),
+		Digest:     c.Digest[:],
+		Durability: c.Durability.ToProto(),
+		State:      meshv1.IdempotencyState_IDEMPOTENCY_STATE_RELEASED,
+	}
+	if !c.Released {
+		out.State = meshv1.IdempotencyState_IDEMPOTENCY_STATE_HELD
+		out.AdmittedAt, out.Deadline = timestamppb.New(c.AdmittedAt), timestamppb.New(c.Deadline)
+	}
+	return proto.Marshal(out)
+}
+
+// DecodeClaim reads a claim from bytes of any sender.
+func DecodeClaim(data []byte) (*Claim, error) {
+	var in meshv1.IdempotencyRecord
+	if err := proto.Unmarshal(data, &in); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
+	}
+	out, err := claimFromProto(&in)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
+	}
+	return out, nil
+}
+
+func claimFromProto(in *meshv1.IdempotencyRecord) (*Claim, error) {
+	durability, err := pipeline.DurabilityFromProto(in.GetDurability())
+	if err != nil {
+		return nil, err
+	}
+	if err := checkID(in.GetRequestId()); err != nil {
+		return nil, fmt.Errorf("request id: %w", err)
+	}
+	if len(in.GetDigest()) != len(Digest{}) {
+		return nil, fmt.Errorf("a digest of %d bytes", len(in.GetDigest()))
+	}
+	out := &Claim{
+		Mesh:       pipeline.MeshName(in.GetMesh()),
+		Tenant:     in.GetTenant(),
+		Pipeline:   pipeline.Name(in.GetPipeline()),
+		RequestID:  pipeline.RequestID(in.GetRequestId()),
+		Digest:     Digest(in.GetDigest()),
+		Durability: durability,
+	}
+	if err := out.stateFromProto(in); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *Claim) stateFromProto(in *meshv1.IdempotencyRecord) error {
+	switch in.GetState() {
+	case meshv1.IdempotencyState_IDEMPOTENCY_STATE_RELEASED:
+		c.Released = true
+		return nil
+	case meshv1.IdempotencyState_IDEMPOTENCY_STATE_HELD:
+		return c.timesFromProto(in)
+	}
+	return errors.New("neither held nor released")
+}
+
+func (c *Claim) timesFromProto(in *meshv1.IdempotencyRecord) error {
+	if err := in.GetAdmittedAt().CheckValid(); err != nil {
+		return fmt.Errorf("admission: %w", err)
+	}
+	if err := in.GetDeadline().CheckValid(); err != nil {
+		return fmt.Errorf("deadline: %w", err)
+	}
+	c.AdmittedAt, c.Deadline = in.GetAdmittedAt().AsTime(), in.GetDeadline().AsTime()
+	return nil
+}
+
+// DeadLetter is a message that the mesh gave up on.
+type DeadLetter struct {
+	Mesh pipeline.MeshName
+	// Stage of the queue; Host that gave up on it.
+	Stage      pipeline.StageName
+	Host       pipeline.HostID
+	Durability pipeline.Durability
+	Priority   int32
+	// Fault is the cause.
+	Fault *fault.Fault
+	// Item is the message as it was in the queue: an encoded envelope, or malformed
+	// bytes.
+	Item []byte
+	// Deliveries counts deliveries to any host.
+	Deliveries int
+	// Runs are the recorded runs, the first one first.
+	Runs                     []RunRecord
+	QueuedAt, DeadLetteredAt time.Time
+}
+
+// RunRecord records that a host began to run an item.
+type RunRecord struct {
+	Host pipeline.HostID
+	At   time.Time
+}
+
+// maxRuns bounds the run records that are read.
+const maxRuns = 1000
+
+// Encode returns the dead letter's bytes.
+func (d *DeadLetter) Encode() ([]byte, error) {
+	out := &meshv1.DeadLetter{
+		Mesh:           string(d.Mesh),
+		Stage:          string(d.Stage),
+		Durability:     d.Durability.ToProto(),
+		Priority:       d.Priority,
+		Host:           string(d.Host),
+		Fault:          faultToProto(d.Fault),
+		Item:           d.Item,
+		Deliveries:     uint64(max(0, d.Deliveries)),
+		QueuedAt:       timestamppb.New(d.QueuedAt),
+		DeadLetteredAt: timestamppb.New(d.DeadLetteredAt),
+	}
+	out.Runs = runsToProto(d.Runs)
+	return proto.Marshal(out)
+}
+
+// DecodeDeadLetter reads a dead letter from bytes of any sender. It does not
+// decode the item.
+func DecodeDeadLetter(data []byte) (*DeadLetter, error) {
+	var in meshv1.DeadLetter
+	if err := proto.Unmarshal(data, &in); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
+	}
+	out, err := deadLetterFromProto(&in)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
+	}
+	return out, nil
+}
+
+func deadLetterFromProto(in *meshv1.DeadLetter) (*DeadLetter, error) {
+	durability, err := pipeline.DurabilityFromProto(in.GetDurability())
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case in.GetFault() == nil:
+		return nil, errors.New("no fault")
+	case in.GetQueuedAt().CheckValid() != nil:
+		return nil, fmt.Errorf("queued at: %w", in.GetQueuedAt().CheckValid())
+	case in.GetDeadLetteredAt().CheckValid() != nil:
+		return nil, fmt.Errorf("died at: %w", in.GetDeadLetteredAt().CheckValid())
+	}
+	starts, err := runsFromProto(in.GetRuns())
+	if err != nil {
+		return nil, err
+	}
+	return &DeadLetter{
+		Mesh:           pipeline.MeshName(in.GetMesh()),
+		Stage:          pipeline.StageName(in.GetStage()),
+		Host:           pipeline.HostID(in.GetHost()),
+		Durability:     durability,
+		Priority:       in.GetPriority(),
+		Fault:          fault.FromProto(in.GetFault()),
+		Item:           in.GetItem(),
+		Deliveries:     int(min(in.GetDeliveries(), maxDeliveries)),
+		Runs:           starts,
+		QueuedAt:       in.GetQueuedAt().AsTime(),
+		DeadLetteredAt: in.GetDeadLetteredAt().AsTime(),
+	}, nil
+}
+
+// maxDeliveries fits an int on every platform; a queue counts far less.
+const maxDeliveries = 1 << 30
+
+// EncodeRunRecords returns the bytes of run records.
+func EncodeRunRecords(starts []RunRecord) ([]byte, error) {
+	return proto.Marshal(&meshv1.RunRecords{Runs: runsToProto(starts)})
+}
+
+// DecodeRunRecords reads run records from bytes of any sender.
+func DecodeRunRecords(data []byte) ([]RunRecord, error) {
+	var in meshv1.RunRecords
+	if err := proto.Unmarshal(data, &in); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
+	}
+	out, err := runsFromProto(in.GetRuns())
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
+	}
+	return out, nil
+}
+
+func runsToProto(starts []RunRecord) []*meshv1.RunRecord {
+	var out []*meshv1.RunRecord
+	for _, s := range starts {
+		out = append(out, &meshv1.RunRecord{Host: string(s.Host), StartedAt: timestamppb.New(s.At)})
+	}
+	return out
+}
+
+func runsFromProto(in []*meshv1.RunRecord) ([]RunRecord, error) {
+	if len(in) > maxRuns {
+		return nil, fmt.Errorf("%d run records, at most %d are accepted", len(in), maxRuns)
+	}
+	var out []RunRecord
+	for _, s := range in {
+		if err := s.GetStartedAt().CheckValid(); err != nil {
+			return nil, fmt.Errorf("start: %w", err)
+		}
+		out = append(out, RunRecord{Host: pipeline.HostID(s.GetHost()), At: s.GetStartedAt().AsTime()})
+	}
+	return out, nil
+}
+
+// Cancel is the notice that a request is cancelled.
+type Cancel struct {
+	Mesh      pipeline.MeshName
+	RequestID pipeline.RequestID
+	// Deadline of the request: no item of it is left after that.
+	Deadline time.Time
+}
+
+// Encode returns the notice's bytes.
+func (c *Cancel) Encode() ([]byte, error) {
+	return proto.Marshal(&meshv1.Cancel{
+		Mesh: string(c.Mesh), RequestId: string(c.RequestID), Deadline: timestamppb.New(c.Deadline),
+	})
+}
+
+// DecodeCancel reads a notice from bytes of any sender.
+func DecodeCancel(data []byte) (*Cancel, error) {
+	var in meshv1.Cancel
+	if err := proto.Unmarshal(data, &in); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
+	}
+	if err := checkID(in.GetRequestId()); err != nil {
+		return nil, fmt.Errorf("%w: request id: %w", ErrMalformed, err)
+	}
+	if err := in.GetDeadline().CheckValid(); err != nil {
+		return nil, fmt.Errorf("%w: deadline: %w", ErrMalformed, err)
+	}
+	return &Cancel{
+		Mesh:      pipeline.MeshName(in.GetMesh()),
+		RequestID: pipeline.RequestID(in.GetRequestId()),
+		Deadline:  in.GetDeadline().AsTime(),
+	}, nil
+}
