@@ -24,8 +24,8 @@ OPS    = $(if $(ONCE),127.0.0.1:0)
 RUN    = bin/digits $(if $(ONCE),--once) $(LISTEN:%=--listen %) $(ADMIN:%=--admin %) $(OPS:%=--ops %)
 
 # The modules that are built and tested together (go.work), and their packages.
-MODULES      := . proto sdk/go
-PACKAGES     := ./... ./proto/... ./sdk/go/...
+MODULES      := . bench proto sdk/go
+PACKAGES     := ./... ./bench/... ./proto/... ./sdk/go/...
 # The tests of many processes, which hold times to bounds: they run by
 # themselves and never with the race detector. They need a Consul agent.
 FLEET        := ./services/meshtest/fleet
@@ -40,13 +40,13 @@ UNITS         = $(filter-out $(addprefix %,$(ALONE:.%=%)),$(shell go list $(PACK
 # What runs whole meshes and programs, or needs a tool that takes long to build: quick
 # leaves them to test-race.
 WORKERS      := ./services/meshtest/workers
-SLOW         := %/services/meshtest %/services/meshtest/workers %/services/stagemesh %/services/cmd/stagemesh %/stagehost/runner/worker %/discovery/consul
+SLOW         := %/bench/compare %/services/meshtest %/services/meshtest/workers %/services/stagemesh %/services/cmd/stagemesh %/stagehost/runner/worker %/discovery/consul
 TOOL_MODULES := $(patsubst %/go.mod,%,$(wildcard tools/*/go.mod))
 
 # The compiled schema that `proto-breaking` compares with.
 BASELINE := proto/baseline.binpb
 
-# bench: the items of the suite, all if empty, and whether it is only tried out.
+# bench: the items of the suite, all if empty; QUICK=1 is a trial with useless figures.
 ITEMS =
 QUICK =
 # bench-go: which (a regular expression), how often, how long.
@@ -178,22 +178,25 @@ soak: $(CONSUL_BIN)/.built ## The long forms of test-fleet: ten times the reques
 	@go test -vet=off -count=1 -v -timeout 30m $(FLEET) -args -soak | awk '/^=== / { next } { print }'
 
 .PHONY: bench
-bench: bin/stagemesh bin/benchsuite ## Run the standard suite, under 40 minutes, and write docs/performance.md (ITEMS=1,5 QUICK=1)
-	@bin/benchsuite $(if $(QUICK),--quick) $(ITEMS:%=--only %)
+bench: bin/bench ## Run the standard suite, under 40 minutes, and write docs/performance.md (ITEMS=1,5 QUICK=1)
+	@bin/bench suite $(if $(QUICK),--quick) $(ITEMS:%=--only %)
 
 .PHONY: bench-short
-bench-short: bin/stagemesh bin/benchsuite ## Measure one ratio of the suite, in half a minute; fails where it is far too low
+bench-short: bin/bench ## Measure one ratio of the suite in half a minute; fails if it is far too low
 	@echo "== bench, one ratio"
-	@bin/benchsuite --short
+	@bin/bench suite --short
 
 .PHONY: bench-page
-bench-page: bin/benchsuite ## Write docs/performance.md and its pictures again, from bench/results.json
-	@bin/benchsuite --render
+bench-page: bin/bench ## Write docs/performance.md and its pictures from bench/results.json
+	@bin/bench suite --render
 
-# Whether they are up to date is for go to say. Results name the commit, where git has it.
-.PHONY: bin/stagemesh bin/benchsuite
-bin/stagemesh bin/benchsuite:
-	@CGO_ENABLED=0 go build -buildvcs=auto -o $@ ./services/cmd/$(@F)
+# The Go tool knows whether they are up to date. Results name the commit.
+.PHONY: bin/stagemesh bin/bench
+bin/stagemesh:
+	@CGO_ENABLED=0 go build -buildvcs=auto -o $@ ./services/cmd/stagemesh
+
+bin/bench:
+	@go build -buildvcs=auto -o $@ ./bench
 
 .PHONY: bench-go
 bench-go: ## Run the benchmarks in Go (BENCH=regexp COUNT=n BENCHTIME=t); the output suits benchstat

@@ -1,16 +1,16 @@
-"""A worker that does nothing: what is measured is all that is around it."""
+"""A worker that does nothing, to measure everything around it."""
 
 from stagemesh import Tensor, Worker, serve
 
 
 class Noop(Worker):
-    """Gives back what it got."""
+    """Returns its input."""
 
     inputs = {"x": Tensor("UINT8", [-1, 1024])}
     outputs = {"y": Tensor("UINT8", [-1, 1024])}
 
     def predict(self, batch):
-        """Returns the rows that came."""
+        """Returns the input rows."""
         return {"y": batch["x"]}
 
 

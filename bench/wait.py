@@ -1,4 +1,4 @@
-"""A worker that takes as long as an accelerator might, and needs no processor for it."""
+"""A worker that takes as long as an accelerator, and uses no processor."""
 
 import time
 
@@ -9,13 +9,13 @@ PER_ITEM = 0.0002  # and for each of its items
 
 
 class Wait(Worker):
-    """Waits once for a batch, and gives back what it got."""
+    """Waits once per batch, and returns its input."""
 
     inputs = {"x": Tensor("UINT8", [-1, 1024])}
     outputs = {"y": Tensor("UINT8", [-1, 1024])}
 
     def predict(self, batch):
-        """Returns the rows that came."""
+        """Returns the input rows."""
         time.sleep(BASE + PER_ITEM * len(batch.items))
         return {"y": batch["x"]}
 

@@ -31,7 +31,7 @@ func (a Access) pair() credentials.Pair {
 	return credentials.Pair{CertFile: a.CertFile, KeyFile: a.KeyFile}
 }
 
-// scheme is what URLs of the port begin with.
+// scheme is the start of the port's URLs.
 func (a Access) scheme() string {
 	if a.CertFile != "" {
 		return "https://"
@@ -39,33 +39,33 @@ func (a Access) scheme() string {
 	return "http://"
 }
 
-// door is what was in the files.
-type door struct {
-	// tls is nil where the port is plain.
+// secrets are the contents of a port's files.
+type secrets struct {
+	// tls is nil for a port of plain HTTP.
 	tls *tls.Config
-	// tokens are none where callers need none.
+	// tokens are empty where callers need none.
 	tokens port.Tokens
 }
 
-func (a Access) read() (d door, err error) {
-	if d.tls, err = a.pair().Server(""); err != nil {
-		return door{}, err
+func (a Access) read() (s secrets, err error) {
+	if s.tls, err = a.pair().Server(""); err != nil {
+		return secrets{}, err
 	}
 	if a.TokenFile == "" {
-		return d, nil
+		return s, nil
 	}
-	if d.tokens, err = port.ReadTokens(a.TokenFile); err != nil {
-		return door{}, fmt.Errorf("token_file: %w", err)
+	if s.tokens, err = port.ReadTokens(a.TokenFile); err != nil {
+		return secrets{}, fmt.Errorf("token_file: %w", err)
 	}
-	return d, nil
+	return s, nil
 }
 
-// keyed puts the section that errors are about before each of them.
-func keyed(section string, err error) error {
+// inSection puts the section before the key that each error begins with.
+func inSection(section string, err error) error {
 	if several, ok := err.(interface{ Unwrap() []error }); ok {
 		var errs []error
 		for _, one := range several.Unwrap() {
-			errs = append(errs, keyed(section, one))
+			errs = append(errs, inSection(section, one))
 		}
 		return errors.Join(errs...)
 	}

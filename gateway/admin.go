@@ -31,7 +31,7 @@ func (a Admin) Validate() error {
 	return errors.Join(append(errs, a.Access.Validate())...)
 }
 
-// adminKey is where the admin port is in a mesh's file.
+// adminKey is the section of the admin port in a mesh file.
 const adminKey = "gateway.admin"
 
 // listenAdmin opens the admin port.
@@ -40,8 +40,8 @@ func (g *Gateway) listenAdmin(ctx context.Context) (*server, error) {
 	if admin.Listen == "" {
 		return &server{}, nil
 	}
-	at := where{listen: admin.Listen, key: adminKey + ".listen", tls: g.operators.tls}
-	return g.listen(ctx, at, g.lettingGo(g.adminHandler()))
+	at := address{listen: admin.Listen, key: adminKey + ".listen", tls: g.operators.tls}
+	return g.listen(ctx, at, g.closeWhenStopping(g.adminHandler()))
 }
 
 func (g *Gateway) adminHandler() http.Handler {
@@ -50,8 +50,8 @@ func (g *Gateway) adminHandler() http.Handler {
 		Pipelines: g.pipelines, Traffic: g.service, MaxPayload: g.settings.MaxPayload, Stopping: g.stopped,
 		Tokens: g.operators.tokens,
 	}
-	if g.roster != nil {
-		s.Roster = g.roster
+	if g.membership != nil {
+		s.Roster = g.membership
 	}
 	return adminapi.Handler(s)
 }

@@ -1,11 +1,11 @@
-// Package gateway is one running gateway: it takes calls on one port in every
-// protocol, sends them through the mesh and pairs the answers with them.
+// Package gateway is one running gateway: it takes requests on one port in every
+// protocol, sends them through the mesh and returns the answers.
 //
 //	g, err := gateway.New(settings)
 //	err = g.Run(ctx)
 //
-// When Run's context ends the gateway says that it is not ready, serves on for
-// DrainDelay, lets nobody in any more, waits for the calls inside, and leaves.
+// When Run's context ends the gateway reports that it is not ready, serves on for
+// DrainDelay, rejects new requests, waits for those in flight, and stops.
 package gateway
 
 import (
@@ -30,7 +30,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/process"
 )
 
-// Registry is where a gateway sees who is in the mesh, and which pipelines there are.
+// Registry is where a gateway finds the mesh's members and pipelines.
 type Registry struct {
 	Watcher discovery.Watcher
 	Table   discovery.Table
@@ -43,24 +43,24 @@ type Gateway struct {
 	service  *call.Service
 	web      port.PublicSettings
 	bus      *bus.Bus
-	// public and operators are what was in the files of the ports.
-	public, operators door
-	read              bool
-	// pipelines are what is served.
+	// public and operators are the contents of the ports' files, once isRead.
+	public, operators secrets
+	isRead            bool
+	// pipelines are those that are served.
 	pipelines *pipelines.Store
-	// roster is nil where there is no registry.
-	roster *discovery.Membership
+	// membership is nil where there is no registry.
+	membership *discovery.Membership
 	// addr and admin are where it listens, once it does.
 	addr, admin net.Addr
 	ready       chan struct{}
-	// stopped is closed when the gateway stops.
+	// stopped closes when the gateway begins to stop.
 	stopping atomic.Bool
 	stopped  chan struct{}
 }
 
 // New returns a gateway. It dials nothing and starts nothing.
 func New(s Settings) (*Gateway, error) {
-	if err := errors.Join(keyed(publicKey, s.Config.Validate()), keyed(adminKey, s.Admin.Validate())); err != nil {
+	if err := errors.Join(inSection(publicKey, s.Config.Validate()), inSection(adminKey, s.Admin.Validate())); err != nil {
 		return nil, err
 	}
 	s = s.withDefaults()
@@ -97,7 +97,7 @@ func New(s Settings) (*Gateway, error) {
 		return nil, fmt.Errorf("gateway.allow_origins: %w", err)
 	}
 	if r := s.Registry; r != nil {
-		g.roster = discovery.NewMembership(r.Watcher, r.Table, string(s.Call.Mesh), g.log)
+		g.membership = discovery.NewMembership(r.Watcher, r.Table, string(s.Call.Mesh), g.log)
 	}
 	return g, nil
 }
@@ -119,23 +119,23 @@ func reportBytes(meter metric.Meter, bodies *admission.ByteBudget) error {
 	return err
 }
 
-// ReadFiles reads the files of the ports, which Run does where nobody has: what starts
-// other things before the gateway hears first of what is wrong with one.
+// ReadFiles reads the files of the ports. Run does so too, where it was not called: a
+// program calls it to find their errors before it starts other parts.
 func (g *Gateway) ReadFiles() (err error) {
-	if g.read {
+	if g.isRead {
 		return nil
 	}
 	if g.settings.Listen != "" {
 		if g.public, err = g.settings.Access.read(); err != nil {
-			return keyed(publicKey, err)
+			return inSection(publicKey, err)
 		}
 	}
 	if g.settings.Admin.Listen != "" {
 		if g.operators, err = g.settings.Admin.read(); err != nil {
-			return keyed(adminKey, err)
+			return inSection(adminKey, err)
 		}
 	}
-	g.read = true
+	g.isRead = true
 	return nil
 }
 
@@ -153,23 +153,23 @@ func (g *Gateway) Run(ctx context.Context) error {
 	if err := g.service.Start(conn); err != nil {
 		return err
 	}
-	if g.roster == nil {
+	if g.membership == nil {
 		return g.serve(ctx)
 	}
-	working, ctx := errgroup.WithContext(ctx)
+	running, ctx := errgroup.WithContext(ctx)
 	watching, stop := context.WithCancel(context.WithoutCancel(ctx))
-	working.Go(func() error { return g.roster.Run(watching) })
-	working.Go(func() error { return g.roster.Sweep(watching) })
-	working.Go(func() error { return g.pipelines.Run(watching) })
-	working.Go(func() error {
+	running.Go(func() error { return g.membership.Run(watching) })
+	running.Go(func() error { return g.membership.Sweep(watching) })
+	running.Go(func() error { return g.pipelines.Run(watching) })
+	running.Go(func() error {
 		defer stop()
 		return g.serve(ctx)
 	})
-	return working.Wait()
+	return running.Wait()
 }
 
-// serve listens, then drains: it says so, lets everybody in who has not heard
-// yet, and keeps the ports open until the calls inside have their answers.
+// serve listens, then drains: it reports that it is not ready, takes requests for the
+// drain delay, and keeps the ports open until the requests in flight are answered.
 func (g *Gateway) serve(ctx context.Context) error {
 	ports, err := g.open(ctx)
 	if err != nil {
@@ -190,17 +190,17 @@ func (g *Gateway) serve(ctx context.Context) error {
 	return err
 }
 
-// stop closes the request path and then the ports, which has a moment even where
-// there is no time left: for the answers to those who were sent away.
+// stop closes the request path and then the ports. The ports have a moment even where
+// no time is left: for the responses to requests that failed.
 func (g *Gateway) stop(ctx context.Context, p ports) error {
 	err := g.service.Stop(ctx)
 	if ctx.Err() != nil {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), lastWords)
+		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), lastResponses)
 		defer cancel()
 	}
 	if errors.Is(err, process.ErrShutdown) {
-		g.log.Warn("told to stop at once: callers were sent away")
+		g.log.Warn("shut down at once: requests in flight failed")
 		err = nil
 	}
 	return errors.Join(err, p.stop(ctx))
@@ -227,11 +227,11 @@ func (g *Gateway) Addr() net.Addr { return g.addr }
 // AdminAddr returns where the gateway listens for operators, once it does.
 func (g *Gateway) AdminAddr() net.Addr { return g.admin }
 
-// URL returns where callers reach the gateway, once it listens; "" where nowhere.
+// URL returns the gateway's public URL, once it listens; "" without a public port.
 func (g *Gateway) URL() string { return urlOf(g.settings.Access, g.addr) }
 
-// AdminURL returns where operators reach the gateway, once it listens; "" where
-// nowhere.
+// AdminURL returns the gateway's admin URL, once it listens; "" without an admin
+// port.
 func (g *Gateway) AdminURL() string { return urlOf(g.settings.Admin.Access, g.admin) }
 
 func urlOf(a Access, addr net.Addr) string {
@@ -241,7 +241,7 @@ func urlOf(a Access, addr net.Addr) string {
 	return a.scheme() + addr.String()
 }
 
-// WaitReady returns when the gateway serves, and has heard of the registry.
+// WaitReady returns when the gateway serves, and has loaded the registry.
 func (g *Gateway) WaitReady(ctx context.Context) error {
 	select {
 	case <-g.ready:
@@ -256,12 +256,12 @@ func (g *Gateway) WaitReady(ctx context.Context) error {
 
 // Ready returns nil when requests can be served, else why not: SHUTTING_DOWN,
 // BROKER_UNAVAILABLE and REGISTRY_UNAVAILABLE are faults. The last is for a gateway
-// that has never heard of the registry; one that has stays ready without.
+// that has never loaded the registry; one that has stays ready without it.
 func (g *Gateway) Ready() error {
 	select {
 	case <-g.ready:
 	default:
-		return errors.New("the gateway starts")
+		return errors.New("the gateway is starting")
 	}
 	if g.stopping.Load() {
 		return fault.New(fault.ShuttingDown, "the gateway is stopping")
@@ -271,7 +271,7 @@ func (g *Gateway) Ready() error {
 		err = pipelines.NotLoaded(why)
 	}
 	if cause := errors.Unwrap(err); cause != nil {
-		// Callers are told the fault alone.
+		// Callers get the fault alone.
 		return fmt.Errorf("%w: %w", err, cause)
 	}
 	return err

@@ -4,40 +4,44 @@ import (
 	"cmp"
 	"context"
 	"maps"
+	"sync"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
+	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/gateway/front/oip"
 	"github.com/stagemesh/stagemesh/gateway/openapi"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/process"
 )
 
-// reference is the document that describes the public port. It is made when it is
-// asked for, and again when pipelines or stages have changed: one caller makes it, and
-// the others wait for it.
+// reference is the OpenAPI document of the public port. The first request for it
+// builds it, and so does the first one after pipelines or stages have changed. One
+// caller builds it, and the others wait.
 type reference struct {
 	gateway *Gateway
 	models  *models
-	// busy has the caller who looks or makes; what is below is that one's.
-	busy chan struct{}
+	// lock is held by the caller that checks or builds, and guards the fields below.
+	// Callers give up waiting for it when their context ends.
+	lock chan struct{}
 
 	document *openapi.Document
-	// What the document was made of: changed is closed when the pipelines are no longer
-	// those, and looked is when the specs were last found to be these.
+	// The document's sources: changed closes when the pipelines change, and checked is
+	// when the specs were last found unchanged.
 	changed <-chan struct{}
 	specs   map[string]*stagev1.Spec
-	looked  time.Time
+	checked time.Time
 }
 
 var _ openapi.Source = (*reference)(nil)
 
 func newReference(g *Gateway, known *models) *reference {
-	return &reference{gateway: g, models: known, busy: make(chan struct{}, 1)}
+	return &reference{gateway: g, models: known, lock: make(chan struct{}, 1)}
 }
 
 // Document implements openapi.Source.
@@ -46,26 +50,26 @@ func (r *reference) Document(ctx context.Context) (*openapi.Document, error) {
 		return nil, err
 	}
 	select {
-	case r.busy <- struct{}{}:
-		defer func() { <-r.busy }()
+	case r.lock <- struct{}{}:
+		defer func() { <-r.lock }()
 	case <-ctx.Done():
 		return nil, fault.New(fault.Cancelled, "the caller went away").Caused(ctx.Err())
 	}
-	if r.current(time.Now()) {
+	if r.isCurrent(time.Now()) {
 		return r.document, nil
 	}
-	changed, specs := r.gateway.pipelines.Changed(), r.models.known()
-	text, err := openapi.Build(r.gateway.described(specs))
+	changed, specs := r.gateway.pipelines.Changed(), r.models.stageSpecs()
+	text, err := openapi.Build(r.gateway.description(specs))
 	if err != nil {
 		return nil, err
 	}
-	r.document, r.changed, r.specs, r.looked = openapi.NewDocument(text), changed, specs, time.Now()
+	r.document, r.changed, r.specs, r.checked = openapi.NewDocument(text), changed, specs, time.Now()
 	return r.document, nil
 }
 
-// current reports whether the document is still what it would be. Specs are looked at
-// as often as they are asked for.
-func (r *reference) current(now time.Time) bool {
+// isCurrent reports whether the document would be built the same again. It checks the
+// specs at most once per specsAge.
+func (r *reference) isCurrent(now time.Time) bool {
 	if r.document == nil {
 		return false
 	}
@@ -74,17 +78,17 @@ func (r *reference) current(now time.Time) bool {
 		return false
 	default:
 	}
-	if now.Sub(r.looked) < specsAge {
+	if now.Sub(r.checked) < specsAge {
 		return true
 	}
-	if !maps.EqualFunc(r.specs, r.models.known(), func(a, b *stagev1.Spec) bool { return proto.Equal(a, b) }) {
+	if !maps.EqualFunc(r.specs, r.models.stageSpecs(), func(a, b *stagev1.Spec) bool { return proto.Equal(a, b) }) {
 		return false
 	}
-	r.looked = now
+	r.checked = now
 	return true
 }
 
-// pipelinesKnown returns nil where it is known which pipelines there are.
+// pipelinesKnown returns nil once the gateway knows its pipelines.
 func (g *Gateway) pipelinesKnown() error {
 	if why := g.pipelines.Ready(); why != nil {
 		return pipelines.NotLoaded(why)
@@ -92,8 +96,8 @@ func (g *Gateway) pipelinesKnown() error {
 	return nil
 }
 
-// described is what there is to say of the public port.
-func (g *Gateway) described(specs map[string]*stagev1.Spec) openapi.Settings {
+// description returns the sources of the public port's document.
+func (g *Gateway) description(specs map[string]*stagev1.Spec) openapi.Settings {
 	out := openapi.Settings{
 		Mesh: string(g.settings.Call.Mesh), Version: process.Version(), Tokens: g.settings.Access.TokenFile != "",
 		MaxPayload: g.settings.MaxPayload, MaxBody: g.settings.MaxBody,
@@ -106,4 +110,53 @@ func (g *Gateway) described(specs map[string]*stagev1.Spec) openapi.Settings {
 		})
 	}
 	return out
+}
+
+// specsAge is how long the specs that hosts report are used.
+const specsAge = time.Second
+
+// models are the gateway's pipelines as models of the Open Inference Protocol.
+type models struct {
+	gateway *Gateway
+
+	mu sync.Mutex
+	// specs are the stages' inputs and outputs, as their hosts reported them by
+	// readAt.
+	specs  map[string]*stagev1.Spec
+	readAt time.Time
+}
+
+var _ oip.Models = (*models)(nil)
+
+// Version implements oip.Models.
+func (m *models) Version() string { return process.Version() }
+
+// Ready implements oip.Models.
+func (m *models) Ready(ctx context.Context, name string) error { return m.gateway.health(ctx, name) }
+
+// Model implements oip.Models.
+func (m *models) Model(name string) (oip.Model, error) {
+	p, f := m.gateway.pipelines.Resolve(name)
+	if f != nil {
+		return oip.Model{}, f
+	}
+	first, last := string(p.Steps[0].Stage), string(p.Steps[len(p.Steps)-1].Stage)
+	specs := m.stageSpecs()
+	return oip.Model{Inputs: specs[first].GetInputs(), Outputs: specs[last].GetOutputs()}, nil
+}
+
+// stageSpecs returns the inputs and outputs of stages, by stage name.
+func (m *models) stageSpecs() map[string]*stagev1.Spec {
+	if m.gateway.membership == nil {
+		return nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if now := time.Now(); now.Sub(m.readAt) >= specsAge {
+		m.specs, m.readAt = map[string]*stagev1.Spec{}, now
+		for _, s := range discovery.Stages(m.gateway.membership.Hosts()) {
+			m.specs[s.Name] = s.Spec
+		}
+	}
+	return m.specs
 }

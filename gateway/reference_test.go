@@ -95,7 +95,7 @@ func TestADocumentWithoutPipelinesSaysWhy(t *testing.T) {
 		t.Fatal(err)
 	}
 	background(t, g.Run)
-	bustest.Eventually(t, "it listens", func() bool { return g.Ready() != nil && !strings.Contains(g.Ready().Error(), "starts") })
+	bustest.Eventually(t, "it listens", func() bool { return g.Ready() != nil && !strings.Contains(g.Ready().Error(), "is starting") })
 	transport := &http.Transport{}
 	t.Cleanup(transport.CloseIdleConnections)
 	if status, reason := reasonOf(t, &http.Client{Transport: transport}, http.MethodGet, g.URL()+"/openapi.json"); status != http.StatusServiceUnavailable || reason != "REGISTRY_UNAVAILABLE" {

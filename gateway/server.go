@@ -13,17 +13,17 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/process"
 )
 
-// server is one port; one without a listener serves nobody.
+// server is one port; one without a listener serves nothing.
 type server struct {
 	http *http.Server
 	addr net.Addr
-	// served is closed when serving has ended, with err.
+	// served closes when serving has ended, with err.
 	served chan struct{}
 	err    error
 }
 
-// where is a port before it is open.
-type where struct {
+// address is where a port listens.
+type address struct {
 	// listen is the address, and key names it in messages. Without an address
 	// there is no port.
 	listen, key string
@@ -31,12 +31,12 @@ type where struct {
 	tls *tls.Config
 }
 
-// publicKey is where the public port is in a mesh's file.
+// publicKey is the section of the public port in a mesh file.
 const publicKey = "gateway"
 
 // listenPublic opens the public port.
 func (g *Gateway) listenPublic(ctx context.Context) (*server, error) {
-	at := where{listen: g.settings.Listen, key: publicKey + ".listen", tls: g.public.tls}
+	at := address{listen: g.settings.Listen, key: publicKey + ".listen", tls: g.public.tls}
 	if at.listen == "" {
 		return &server{}, nil
 	}
@@ -46,10 +46,10 @@ func (g *Gateway) listenPublic(ctx context.Context) (*server, error) {
 	if err != nil {
 		return nil, err
 	}
-	return g.listen(ctx, at, g.lettingGo(handler))
+	return g.listen(ctx, at, g.closeWhenStopping(handler))
 }
 
-func (g *Gateway) listen(ctx context.Context, at where, handler http.Handler) (*server, error) {
+func (g *Gateway) listen(ctx context.Context, at address, handler http.Handler) (*server, error) {
 	if at.listen == "" {
 		return &server{}, nil
 	}
@@ -90,10 +90,10 @@ func (p ports) until(ctx context.Context) error {
 	}
 }
 
-// lettingGo asks callers for another connection once the gateway is stopping: who
-// keeps one would come to this gateway until it is cut off. On HTTP/2 the header
-// becomes a GOAWAY, and what is under way goes on.
-func (g *Gateway) lettingGo(next http.Handler) http.Handler {
+// closeWhenStopping asks clients to open another connection once the gateway is
+// stopping: a client that keeps one would come to this gateway until it is cut off. On
+// HTTP/2 the header becomes a GOAWAY, and open requests go on.
+func (g *Gateway) closeWhenStopping(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if g.stopping.Load() {
 			w.Header().Set("Connection", "close")
@@ -102,9 +102,9 @@ func (g *Gateway) lettingGo(next http.Handler) http.Handler {
 	})
 }
 
-// linger returns nil when the time is over or there is none, or why serving ended before. Whoever
-// has kept a connection all that time without a word is let go then: its next
-// request would come too late. Without a public port there is nobody to wait for.
+// linger serves on for the time. It returns nil, or why serving ended before. Idle
+// connections are closed then: their next requests would come too late. Without a
+// public port it returns at once.
 func (p ports) linger(ctx context.Context, d time.Duration) error {
 	if p.public.http == nil || d == 0 {
 		return nil
@@ -122,7 +122,7 @@ func (p ports) linger(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// stop closes the ports and waits for the answers that are being written.
+// stop closes the ports and waits for the responses that are being written.
 func (p ports) stop(ctx context.Context) error {
 	return errors.Join(p.public.stop(ctx), p.admin.stop(ctx))
 }

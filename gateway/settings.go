@@ -67,8 +67,8 @@ const (
 	DefaultDrainTimeout     = 30 * time.Second
 
 	leastRequests = 4
-	// lastWords bounds how long the last answers may take to be written.
-	lastWords = time.Second
+	// lastResponses is how long the last responses have to be written.
+	lastResponses = time.Second
 )
 
 // withDefaults returns the settings with every 0 of this package replaced.

@@ -68,7 +68,7 @@ func Handler(s Settings) http.Handler {
 	port.MountHealth(mux, s.health, services...)
 	port.MountReflection(mux, services...)
 	mux.HandleFunc("/", notFound)
-	guard := port.Guard{Tokens: s.Tokens, Key: "gateway.admin.token_file", Near: true, Services: services}
+	guard := port.Guard{Tokens: s.Tokens, Key: "gateway.admin.token_file", LoopbackOnly: true, Services: services}
 	// Only a list of origins can be wrong.
 	out, _ := port.CrossOrigin(guard.Before(mux), port.Origins{})
 	return out

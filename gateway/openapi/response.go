@@ -239,7 +239,7 @@ const eventsExample = "id: 1\nevent: chunk\ndata: {\"request_id\":\"" + exampleI
 
 // What descriptions of operations say of answers in events.
 const (
-	aboutStreams = " Whoever closes the connection calls the request off, unless that is durable or has an idempotency key. A stream that broke is not taken up again: a request with `Last-Event-ID` is refused with INVALID_REQUEST." + aboutViewers
+	aboutStreams = " Whoever closes the connection cancels the request, unless that is durable or has an idempotency key. A stream that broke is not taken up again: a request with `Last-Event-ID` is refused with INVALID_REQUEST." + aboutViewers
 	aboutViewers = " A page such as `/docs` shows the events when the last one has come; `curl -N` shows each as it comes."
 )
 

@@ -1,5 +1,5 @@
 // Package fault is the vocabulary of failure: every failure that can reach a
-// caller has a Reason, and one table says for each reason which gRPC code and
+// caller has a Reason, and one table has for each reason the gRPC code and
 // HTTP status it is and whether a retry can help. docs/faults.md is that table
 // in prose and is held against it by a test.
 //

@@ -15,7 +15,7 @@ import (
 // Domain is the domain of the google.rpc.ErrorInfo that carries a reason.
 const Domain = "stagemesh"
 
-// Violation says what is wrong with one field.
+// Violation is one field that is not valid, and why.
 type Violation struct {
 	// Field is a path such as "inputs.pixels.shape".
 	Field       string
@@ -30,13 +30,13 @@ type Fault struct {
 	// Code replaces the reason's own gRPC code where a runner chose one; OK
 	// means the reason's.
 	Code code.Code
-	// Stage, Step and Host say where it happened; empty at the gateway.
+	// Stage, Step and Host are where it happened; empty at the gateway.
 	Stage string
 	Step  string
 	Host  string
 	// Violations are the inputs at fault.
 	Violations []Violation
-	// RetryAfter is how long to wait before a retry; 0 says nothing.
+	// RetryAfter is how long to wait before a retry; 0 means unknown.
 	RetryAfter time.Duration
 	// Metadata are further facts for a machine.
 	Metadata map[string]string
@@ -93,7 +93,7 @@ func (f *Fault) Caused(err error) *Fault {
 	return out
 }
 
-// At returns a copy that says where it happened; what it says already stays.
+// At returns a copy with the place where it happened; fields that are set already stay.
 func (f *Fault) At(stage, step, host string) *Fault {
 	out := f.clone()
 	if out.Stage == "" {

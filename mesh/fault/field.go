@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 )
 
-// maxKey bounds what a path repeats of a key that a caller made up, in bytes.
+// maxKey bounds what a path repeats of a caller's own key, in bytes.
 const maxKey = 40
 
 // Member returns the path of a member of the object at a path: "inputs.order" and

@@ -29,7 +29,7 @@ func (f *Fault) ToProto() *meshv1.Fault {
 	return out
 }
 
-// FromProto returns the fault that a host sent. What names no reason is
+// FromProto returns the fault that a host sent. A message without a reason is
 // Internal.
 func FromProto(p *meshv1.Fault) *Fault {
 	out := &Fault{

@@ -53,13 +53,13 @@ const (
 	Internal Reason = "INTERNAL"
 )
 
-// Class is what a reason means on the wire.
+// Class is how a reason appears on the wire.
 type Class struct {
 	// Code is the gRPC code.
 	Code code.Code
 	// HTTP is the status on plain HTTP.
 	HTTP int
-	// Retryable says that the same request may succeed later.
+	// Retryable is true where the same request may succeed later.
 	Retryable bool
 	// Meaning is the sentence in the documentation.
 	Meaning string
@@ -110,8 +110,8 @@ func table() map[Reason]Class {
 	}
 }
 
-// Classify returns what the reason means on the wire. A reason outside the
-// vocabulary means what Internal means.
+// Classify returns the class of a reason. A reason outside the vocabulary has the class of
+// Internal.
 func Classify(r Reason) Class {
 	if c, ok := classes[r]; ok {
 		return c

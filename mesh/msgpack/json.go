@@ -34,7 +34,7 @@ func AppendAsJSON(dst, data []byte, limit int) ([]byte, error) {
 	return w.out, ended(w.left)
 }
 
-// writer writes what is left of a document.
+// writer writes the rest of a document.
 type writer struct {
 	left, out []byte
 	limit     int
@@ -87,7 +87,7 @@ func (w *writer) scalar(kind msgp.Type) (err error) {
 		w.left, err = msgp.ReadNilBytes(w.left)
 		w.out = append(w.out, "null"...)
 	default:
-		return w.unspeakable(kind)
+		return w.unsupported(kind)
 	}
 	if err != nil {
 		return unread(err)
@@ -95,8 +95,8 @@ func (w *writer) scalar(kind msgp.Type) (err error) {
 	return nil
 }
 
-// unspeakable says of what comes next that JSON has no form for it.
-func (w *writer) unspeakable(kind msgp.Type) error {
+// unsupported returns the error of a value that JSON cannot represent.
+func (w *writer) unsupported(kind msgp.Type) error {
 	switch {
 	case len(w.left) == 0:
 		return unread(msgp.ErrShortBytes)

@@ -101,8 +101,8 @@ func TestWhatJSONCannotSayIsRefusedWithItsPlace(t *testing.T) {
 			if !ok || got != nil {
 				t.Fatalf("got %s, %v", got, err)
 			}
-			if e.At("x") != test.at || !strings.Contains(e.What(), test.says) {
-				t.Errorf("got %q at %q; want %q at %q", e.What(), e.At("x"), test.says, test.at)
+			if e.At("x") != test.at || !strings.Contains(e.Problem(), test.says) {
+				t.Errorf("got %q at %q; want %q at %q", e.Problem(), e.At("x"), test.says, test.at)
 			}
 		})
 	}

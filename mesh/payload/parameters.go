@@ -124,7 +124,7 @@ func ValueOf(v any) (Value, error) {
 	return Value{}, fmt.Errorf("a %T is no parameter; use a bool, a number or a string", v)
 }
 
-// ParseValue reads what a person writes: true, 3, 0.5, or else text. What only
+// ParseValue parses a value that a person wrote: true, 3, 0.5, or else text. What only
 // a program would take for a number, such as nan, 0x1p4 or 1_000, is text.
 func ParseValue(s string) Value {
 	if b, err := strconv.ParseBool(s); err == nil && (s == "true" || s == "false") {

@@ -36,7 +36,7 @@ type Part struct {
 
 // Blob is opaque bytes with a media type.
 type Blob struct {
-	// ContentType is empty where nobody said.
+	// ContentType is empty where it is not known.
 	ContentType string
 	Data        []byte
 }
@@ -109,7 +109,7 @@ func tooMany(field string, n int) error {
 	return fault.Newf(fault.InvalidRequest, "%d %s, at most %d are taken", n, field, MaxParts)
 }
 
-// faultAt says which part is at fault. A part's own fault keeps its reason.
+// faultAt returns err as the fault of that part. A part's own fault keeps its reason.
 func faultAt(field string, i int, name string, err error) error {
 	where := fmt.Sprintf("%s[%d]", field, i)
 	if name != "" && ValidName(name) == nil {

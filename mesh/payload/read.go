@@ -15,7 +15,7 @@ type PartReader struct {
 	parts []Part
 	// count is of all parts, also of those that are too many to keep.
 	count int
-	// problem is what is wrong with parts[at]: the first that cannot be.
+	// problem is why parts[at] is not valid, the first such part.
 	problem error
 	at      int
 }
@@ -83,7 +83,7 @@ func (r *partReader) read(m *wire.Message) {
 	m.Fail(in.Err())
 }
 
-// become makes room for a body. Two of one kind are merged; of two kinds the
+// become prepares the part for a body. Two of one kind are merged; of two kinds the
 // last one stands.
 func (r *partReader) become(body wire.Tag) {
 	if r.body == body {
@@ -107,7 +107,7 @@ func newTensor() *tensor.Tensor {
 	return &out.tensor
 }
 
-// finish completes the part, and says what makes it one that cannot be; the rest
+// finish completes the part, and returns why it is not valid; the rest
 // is Validate's.
 func (r *partReader) finish() error {
 	parameters, err := r.parameters.found()
@@ -127,7 +127,7 @@ func (r *partReader) finish() error {
 	return errNoBody
 }
 
-// clipped returns the list without room to spare, and nil for none.
+// clipped returns the list without spare capacity, and nil for an empty one.
 func clipped(list []int64) []int64 {
 	if len(list) == 0 {
 		return nil

@@ -10,9 +10,9 @@ import (
 // Read, and then Parameters. The zero ParameterReader has read none.
 type ParameterReader struct {
 	values Parameters
-	// empty says that a value was none; another for its name may have come since.
+	// empty is true where a value was missing; another of its name may follow.
 	empty bool
-	// full says that there are too many names to keep.
+	// full is true where there are too many names.
 	full bool
 }
 

@@ -8,7 +8,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/wire"
 )
 
-// aboutPart and aboutEntry are what a part and an entry of a map take on the wire
+// aboutPart and aboutEntry are the bytes that a part and an entry of a map take on the wire
 // beside payload, in bytes, where their texts are of ordinary length.
 const (
 	aboutPart  = 128

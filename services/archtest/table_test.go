@@ -91,7 +91,7 @@ var importTable = rules{
 		{packages: list("internal/program"), mayImport: list("mesh/telemetry")},
 		// The library links no shipped stage: services/runners is for its tests.
 		{packages: list("."), mayImport: list(proto, sdk, "mesh/...", "gateway/...", "stagehost/...", discovery, "services/meshfile", "services/runners", "internal/...", "examples/digits")},
-		{packages: list("services/...", "examples/..."), mayImport: list("...")},
+		{packages: list("services/...", "examples/...", "bench/..."), mayImport: list("...")},
 	},
 
 	// Packages of others that have a few places only. Test code, and the
@@ -101,12 +101,12 @@ var importTable = rules{
 			packages: list("github.com/nats-io/nats.go/..."),
 			mayAppearIn: list(
 				auth, bus, "mesh/store", "discovery/natskv",
-				// The baseline that the bench command compares the mesh with.
-				"services/bench/baseline",
+				// The baseline of the benchmarks.
+				"bench/baseline",
 			),
 			andInTests: true,
 		},
-		{packages: list("github.com/HdrHistogram/hdrhistogram-go/..."), mayAppearIn: list("services/bench/report"), andInTests: true},
+		{packages: list("github.com/HdrHistogram/hdrhistogram-go/..."), mayAppearIn: list("services/bench"), andInTests: true},
 		{packages: list("github.com/nats-io/nats-server/..."), mayAppearIn: list("."), andInTests: true},
 		{packages: list("github.com/hashicorp/consul/..."), mayAppearIn: list("discovery/consul")},
 		{packages: list("github.com/santhosh-tekuri/jsonschema/v6/..."), mayAppearIn: list("stagehost/schema"), andInTests: true},

@@ -3,220 +3,140 @@ package stagemesh
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
-	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/stagemesh/stagemesh"
+	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/process"
-	"github.com/stagemesh/stagemesh/services/bench/load"
-	"github.com/stagemesh/stagemesh/services/bench/report"
-	"github.com/stagemesh/stagemesh/services/bench/target"
+	"github.com/stagemesh/stagemesh/services/bench"
+	"github.com/stagemesh/stagemesh/services/bench/plot"
 )
 
-// benchFlags are what the user said.
-type benchFlags struct {
+// benchCommand is one call of stagemesh bench.
+type benchCommand struct {
 	address addressFlag
-	loads   loadFlags
-	sends   sendFlags
-
-	mesh      string
-	processes bool
-	baseline  bool
-	pairs     int
-	deadline  time.Duration
-	json      string
-	plot      string
+	flags   bench.Flags
+	mesh    string
 }
 
 func newBench() *cobra.Command {
-	var flags benchFlags
-	bench := &cobra.Command{
+	var b benchCommand
+	cmd := &cobra.Command{
 		Use:   "bench PIPELINE [FILE...]",
 		Short: "Load-test a pipeline and report throughput, latency and where time is spent",
-		Long: "Bench asks a pipeline of a running mesh, or of one that it starts for the time with --mesh, and prints throughput,\n" +
-			"latencies, where the time went, batches and failures. It sends the FILEs in turn, or what --payload or --tensor\n" +
-			"generate.\n\n" +
-			"With --concurrency so many callers each wait for their answer before they ask again. With --rate requests arrive\n" +
-			"whatever becomes of those before, and are timed from the moment they were due. Several, with commas between them,\n" +
-			"are run one after the other. Ctrl-C ends the run and prints what was measured.\n\n" +
-			"With --baseline the least that could take the same hops is asked in turns with the mesh, and the ratios are printed.",
+		Long: "Bench measures a pipeline of a running mesh, or of the mesh that --mesh starts, and prints throughput, latencies,\n" +
+			"where the time went, batches and failures. Requests send the FILEs in turn, or generated input.\n\n" +
+			"With --concurrency, each caller waits for its answer before it sends again. With --rate, requests arrive whatever\n" +
+			"becomes of earlier ones, and latency counts from their planned time. Several values make several runs. Ctrl-C ends\n" +
+			"the run and prints what was measured.",
 		Example: "  stagemesh bench digits examples/digits/images/*.png\n" +
 			"  stagemesh bench digits image.png --rate 100,200,400 --arrivals poisson --deadline 20ms --plot digits.svg\n" +
 			"  stagemesh bench stage:classify --tensor FP32[1,64] --concurrency 1,8,64 --json digits.json\n" +
-			"  stagemesh bench digits image.png --mesh examples/digits/mesh.yaml --processes",
+			"  stagemesh bench digits image.png --mesh examples/digits/mesh.yaml",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return misused(cmd, errors.New("give a PIPELINE, and FILEs, --payload or --tensor"))
 			}
-			return flags.check(cmd, args[1:])
+			err := b.flags.Check(cmd.Flags(), len(args)-1)
+			if cmd.Flags().Changed("mesh") && cmd.Flags().Changed("address") {
+				err = errors.New("--address: is for a running mesh, and --mesh starts one; give one of them")
+			}
+			if err != nil {
+				return misused(cmd, err)
+			}
+			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, stop := process.SignalContext(cmd.Context())
 			defer stop()
-			return runBench(ctx, flags, args[0], args[1:], terminal{cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()})
+			return b.run(ctx, cmd, args[0], args[1:])
 		},
 	}
-	flags.address.add(bench)
-	flags.loads.add(bench)
-	flags.sends.add(bench)
-	bench.Flags().StringVar(&flags.mesh, "mesh", "", "start the mesh of this file for the time, instead of asking the one at --address")
-	bench.Flags().BoolVar(&flags.processes, "processes", false, "start it as processes: one of broker and gateway, and one for each host of a stage")
-	bench.Flags().BoolVar(&flags.baseline, "baseline", false, "ask a bare Connect handler and bare JetStream consumers too, in turns with the mesh, and print the ratios")
-	bench.Flags().IntVar(&flags.pairs, "pairs", defaultPairs, "how many times mesh and baseline take turns for each load")
-	bench.Flags().DurationVar(&flags.deadline, "deadline", 0, "count the answers within this time as goodput")
-	bench.Flags().StringVar(&flags.json, "json", "", "write the report as JSON to this file; - is standard output, instead of the text")
-	bench.Flags().StringVar(&flags.plot, "plot", "", "draw the report as SVG to this file")
-	return bench
+	b.address.add(cmd)
+	b.flags.Add(cmd.Flags())
+	cmd.Flags().StringVar(&b.mesh, "mesh", "", "start the mesh of this file in this process, instead of using the one at --address")
+	return cmd
 }
 
-// terminal is what a command reads and writes.
-type terminal struct {
-	in          io.Reader
-	out, errOut io.Writer
-}
-
-// check refuses what does not go together.
-func (f benchFlags) check(cmd *cobra.Command, files []string) error {
-	changed := func(name string) bool { return cmd.Flags().Changed(name) }
-	var err error
-	switch {
-	case changed("rate") && changed("concurrency"):
-		err = errors.New("--rate: is for callers who do not wait, and --concurrency for those who do; give one of them")
-	case !changed("rate") && changed("arrivals"):
-		err = errors.New("--arrivals: is for --rate")
-	case !changed("rate") && changed("max-in-flight"):
-		err = errors.New("--max-in-flight: is for --rate; callers who wait are as many as --concurrency")
-	case changed("mesh") && changed("address"):
-		err = errors.New("--address: is of a mesh that runs, and --mesh starts one; give one of them")
-	case f.processes && !changed("mesh"):
-		err = errors.New("--processes: is for a mesh that is started; name its file with --mesh")
-	case f.baseline && !changed("mesh"):
-		err = errors.New("--baseline: is for a mesh that is started, whose broker it shares; name its file with --mesh")
-	case changed("pairs") && !f.baseline:
-		err = errors.New("--pairs: is for --baseline")
-	case f.pairs < 1 || f.pairs > maxPairs:
-		err = fmt.Errorf("--pairs: %d is not between 1 and %d", f.pairs, maxPairs)
-	case f.baseline:
-		err = f.sends.checkBaseline()
-	case f.deadline < 0:
-		err = fmt.Errorf("--deadline: %s is negative", f.deadline)
-	}
-	if err == nil {
-		err = f.sends.check(len(files))
-	}
-	if err != nil {
-		return misused(cmd, err)
-	}
-	return nil
-}
-
-// errNoAnswer says that nothing was answered at all.
-var errNoAnswer = errors.New("there was no answer at all; what failed is told above")
-
-func runBench(ctx context.Context, flags benchFlags, name string, files []string, t terminal) error {
-	loads, err := flags.loads.settings()
-	if err != nil {
-		return err
-	}
-	settings, err := flags.sends.settings(name, files, t.in)
-	if err != nil {
-		return err
-	}
-	out, err := flags.outputs(t.out)
-	if err != nil {
-		return err
-	}
-	defer out.close() //nolint:errcheck // it is closed below where that counts
-	b := bench{flags: flags, loads: loads, target: settings, terminal: t}
-	r, err := b.measure(ctx)
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(out.write(r), out.close()); err != nil {
-		return err
-	}
-	for _, run := range r.Runs {
-		if run.Answered > 0 || run.Interrupted {
-			return nil
-		}
-	}
-	return errNoAnswer
-}
-
-// bench is one call of the command.
-type bench struct {
-	flags    benchFlags
-	loads    []load.Settings
-	target   target.Settings
-	terminal terminal
-}
-
-// measure finds or starts the mesh, and makes the runs.
-func (b *bench) measure(ctx context.Context) (report.Report, error) {
-	r := report.Report{
-		Version: report.Version, Product: process.Version(), Began: time.Now(), Machine: report.ThisMachine(),
-		Subject: b.flags.sends.subject(b.target),
-	}
-	at, stop, err := b.mesh(ctx, &r.Subject)
-	if err != nil {
-		return r, err
-	}
-	err = b.ask(ctx, at, &r)
-	return r, errors.Join(err, stop())
-}
-
-// ask makes the runs, one after the other, until the context ends.
-func (b *bench) ask(ctx context.Context, at places, r *report.Report) error {
-	t, err := b.reach(at.mesh)
-	if err != nil {
-		return err
-	}
-	defer t.Close()
-	if err := b.try(ctx, t); err != nil {
-		return b.flags.address.advise(at.mesh, err)
-	}
-	if at.baseline != "" {
-		return b.compare(ctx, t, at.baseline, r)
-	}
-	for i, settings := range b.loads {
-		run, err := b.run(ctx, t, settings, fmt.Sprintf("%d of %d", i+1, len(b.loads)), r.Subject.Place == report.InProcess)
+func (b *benchCommand) run(ctx context.Context, cmd *cobra.Command, name string, files []string) error {
+	inputs := make([][]payload.Part, len(files))
+	for i, file := range files {
+		data, err := readInput(file, cmd.InOrStdin())
 		if err != nil {
 			return err
 		}
-		r.Runs = append(r.Runs, run)
-		if ctx.Err() != nil {
-			return nil // what was measured until then is told
+		inputs[i] = []payload.Part{payload.OfBlob("", contentType(file, data), data)}
+	}
+	session, err := b.flags.Session(name, inputs, cmd.ErrOrStderr())
+	if err != nil {
+		return err
+	}
+	out, err := b.flags.Open(cmd.OutOrStdout())
+	if err != nil {
+		return err
+	}
+	defer out.Close() //nolint:errcheck // Write has closed it
+	if err := b.measure(ctx, session); err != nil {
+		return err
+	}
+	err = out.Write(session.Report,
+		func(w io.Writer) error { return bench.WriteText(w, session.Report) },
+		func(w io.Writer) error { return plot.Write(w, session.Report) })
+	return errors.Join(err, session.Check())
+}
+
+// measure makes the runs, against a running mesh or one of its own.
+func (b *benchCommand) measure(ctx context.Context, session *bench.Session) (err error) {
+	subject := &session.Report.Subject
+	if b.mesh == "" {
+		ports := b.address.portFlags
+		subject.Place = bench.Elsewhere
+		if session.Client.Address, err = baseURL("--"+ports.flag, ports.address, ports.standard); err != nil {
+			return err
 		}
+		subject.Address = redacted(session.Client.Address)
+		return b.measureAt(ctx, session)
 	}
-	return nil
+	subject.Place, subject.File = bench.InProcess, b.mesh
+	file, err := bench.LoadMesh(b.mesh)
+	if err != nil {
+		return err
+	}
+	mesh, err := stagemesh.FromFile(file, stagemesh.FileSettings{Version: process.Version()})
+	if err != nil {
+		return err
+	}
+	if err := mesh.Start(ctx); err != nil {
+		return err
+	}
+	session.Client.Address = mesh.URL()
+	return errors.Join(b.measureAt(ctx, session), mesh.Stop())
 }
 
-// try makes one request, so that what would fail every time is told at once.
-func (b *bench) try(ctx context.Context, t load.Target) error {
-	err := t.Do(ctx, &load.Answer{})
-	if failed, ok := errors.AsType[*load.Failure](err); ok && failed.Retryable {
-		return nil
-	}
+// measureAt makes the runs at the client's address.
+func (b *benchCommand) measureAt(ctx context.Context, session *bench.Session) error {
+	ports := b.address.portFlags
+	token, err := ports.token()
 	if err != nil {
-		return fmt.Errorf("the first request failed: %w", err)
+		return err
 	}
-	return nil
-}
-
-// run makes one run.
-func (b *bench) run(ctx context.Context, t load.Target, s load.Settings, which string, shared bool) (report.Run, error) {
-	recorder := report.NewRecorder(b.flags.deadline)
-	meter := report.StartMeter(shared)
-	defer meter.Stop()
-	stop := showProgress(b.terminal.errOut, s, which, recorder)
-	outcome, err := load.Run(ctx, s, t, recorder)
-	stop()
+	if known, ok := token.(bearer); ok {
+		session.Client.Token = string(known)
+	}
+	transport, err := ports.transport()
 	if err != nil {
-		return report.Run{}, err
+		return err
 	}
-	out := recorder.Run(s, outcome)
-	meter.Into(&out)
-	return out, nil
+	session.Client.TLS = transport.TLSClientConfig
+	client, err := bench.NewClient(session.Client)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	if err := session.Try(ctx, client.Do); err != nil {
+		return b.address.advise(session.Client.Address, err)
+	}
+	return session.RunAll(ctx, client.Do)
 }

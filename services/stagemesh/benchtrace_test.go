@@ -8,20 +8,20 @@ import (
 	"testing"
 )
 
-func TestBenchTracesWhereItIsToldTo(t *testing.T) {
+func TestBenchTracesOnRequest(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		args []string
 		want bool
 	}{
-		"told":     {[]string{"--traced"}, true},
-		"not told": {nil, false},
+		"traced":   {[]string{"--traced"}, true},
+		"untraced": {nil, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var asked, traced atomic.Int64
+			var received, traced atomic.Int64
 			server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-				asked.Add(1)
+				received.Add(1)
 				if r.Header.Get("traceparent") != "" {
 					traced.Add(1)
 				}
@@ -32,13 +32,13 @@ func TestBenchTracesWhereItIsToldTo(t *testing.T) {
 			if r.Subject.Traced != test.want || strings.Contains(out, "each request with a trace") != test.want {
 				t.Errorf("got %+v\n%s", r.Subject, out)
 			}
-			// One is asked before any counts.
+			// One more precedes the measurement.
 			want := int64(0)
 			if test.want {
-				want = asked.Load()
+				want = received.Load()
 			}
-			if asked.Load() != 6 || traced.Load() != want {
-				t.Errorf("of %d requests %d have a trace", asked.Load(), traced.Load())
+			if received.Load() != 6 || traced.Load() != want {
+				t.Errorf("%d of %d requests have a trace", traced.Load(), received.Load())
 			}
 		})
 	}

@@ -21,7 +21,7 @@ func New() *cobra.Command {
 		SilenceErrors: true,
 	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return misused(cmd, err) })
-	root.AddCommand(newUp(), newGateway(), stagemesh.StageCommand(runners.All()...), newInfer(), newGet(), newCancel(), newStatus(), newPipelines(), newDeadLetters(), newBench(), newBenchPart(), newConfig(), newVersion())
+	root.AddCommand(newUp(), newGateway(), stagemesh.StageCommand(runners.All()...), newInfer(), newGet(), newCancel(), newStatus(), newPipelines(), newDeadLetters(), newBench(), newConfig(), newVersion())
 	return root
 }
 

@@ -22,10 +22,6 @@ import (
 // A broker that ends while a queue is being made forgets the clock that all
 // brokers of a process share.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == "bench-part" {
-		// It is a process of the mesh that a test of bench has started.
-		part(os.Args[1:])
-	}
 	goleak.VerifyTestMain(m,
 		goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server/ats.Register.func1"),
 		goleak.Cleanup(func(code int) {
@@ -34,15 +30,6 @@ func TestMain(m *testing.M) {
 			}
 			os.Exit(code)
 		}))
-}
-
-// part is the program stagemesh with these arguments.
-func part(args []string) {
-	if err := command(context.Background(), os.Stdin, os.Stdout, os.Stderr, args...); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	os.Exit(0)
 }
 
 const digits = "../../examples/digits"

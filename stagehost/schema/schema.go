@@ -229,7 +229,7 @@ func check(spec runner.Spec, inputs []payload.Part) (lifted bool, err error) {
 func violation(input string, err error) error {
 	field, what := "inputs."+input, err.Error()
 	if at, ok := errors.AsType[*msgpack.Error](err); ok {
-		field, what = at.At(field), at.What()
+		field, what = at.At(field), at.Problem()
 	}
 	return fault.Newf(fault.InvalidInput, "input %q: %w", input, err).WithViolation(field, "%s", what)
 }

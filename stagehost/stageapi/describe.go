@@ -24,18 +24,18 @@ func (d Description) toProto() *stagev1.DescribeResponse {
 }
 
 const (
-	// maxPublished bounds what Published returns of a spec without its words, in bytes,
-	// and maxWords its descriptions and examples together.
+	// maxPublished bounds what Published returns of a spec without its texts, in bytes,
+	// and maxTexts its descriptions and examples together.
 	maxPublished = 64 << 10
-	maxWords     = 4 << 10
+	maxTexts     = 4 << 10
 )
 
 // Published returns the spec and the limits for the mesh's registry: with the
-// descriptions and examples that there is room for, without schemas where it is too
+// descriptions and examples that fit, without schemas where it is too
 // large with them, and no spec where it is too large for that.
 func (d Description) Published() (*stagev1.Spec, *stagev1.Limits) {
 	spec := specToProto(d.Spec)
-	words := takeWords(spec)
+	texts := takeTexts(spec)
 	if proto.Size(spec) > maxPublished {
 		for _, part := range partsOf(spec) {
 			part.Schema = ""
@@ -44,18 +44,18 @@ func (d Description) Published() (*stagev1.Spec, *stagev1.Limits) {
 	if proto.Size(spec) > maxPublished {
 		return nil, d.Limits.toProto()
 	}
-	words.give(spec, maxWords)
+	texts.restore(spec, maxTexts)
 	return spec, d.Limits.toProto()
 }
 
-// words are what of a spec is for people alone.
-type words struct {
+// texts are the parts of a spec that only people read.
+type texts struct {
 	// descriptions are of the inputs and the outputs after them.
 	descriptions []string
 	examples     []*stagev1.Example
 }
 
-func takeWords(spec *stagev1.Spec) (out words) {
+func takeTexts(spec *stagev1.Spec) (out texts) {
 	for _, part := range partsOf(spec) {
 		out.descriptions = append(out.descriptions, part.GetDescription())
 		part.Description = ""
@@ -64,19 +64,19 @@ func takeWords(spec *stagev1.Spec) (out words) {
 	return out
 }
 
-// give returns to the spec the words for which there is room, in bytes: descriptions
+// restore puts texts of at most left bytes back into the spec: descriptions
 // first.
-func (w words) give(spec *stagev1.Spec, room int) {
+func (w texts) restore(spec *stagev1.Spec, left int) {
 	for i, part := range partsOf(spec) {
-		if n := len(w.descriptions[i]); n <= room {
+		if n := len(w.descriptions[i]); n <= left {
 			part.Description = w.descriptions[i]
-			room -= n
+			left -= n
 		}
 	}
 	for _, example := range w.examples {
-		if n := proto.Size(example); n <= room {
+		if n := proto.Size(example); n <= left {
 			spec.Examples = append(spec.Examples, example)
-			room -= n
+			left -= n
 		}
 	}
 }

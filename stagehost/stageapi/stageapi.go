@@ -1,5 +1,5 @@
 // Package stageapi serves stagemesh.stage.v1.StageService over gRPC, with
-// health and reflection: what a host's stage is, and a direct call past its
+// health and reflection: a description of the host's stage, and a direct call past its
 // queue. It translates only; a Stage does the work.
 package stageapi
 
@@ -24,13 +24,13 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
-// Stage is what the service serves.
+// Stage is the stage that the service serves.
 type Stage interface {
 	Describe() Description
 	Infer(ctx context.Context, r Request) Response
 }
 
-// Description is what a host says about its stage.
+// Description is a host's description of its stage.
 type Description struct {
 	Mesh    pipeline.MeshName
 	Stage   pipeline.StageName
@@ -40,7 +40,7 @@ type Description struct {
 	Limits  Limits
 }
 
-// Limits bound what one host takes at a time.
+// Limits bound the items that one host takes at a time.
 type Limits struct {
 	// MaxSize is in rows, MaxBytes in bytes of payload, per batch.
 	MaxSize, MaxBytes int
@@ -72,7 +72,7 @@ type Server struct {
 }
 
 // NewServer returns a server that takes messages of at most maxMessage bytes.
-// It is not serving until SetServing says so.
+// Its health is NOT_SERVING until SetServing(true).
 func NewServer(stage Stage, maxMessage int, options ...grpc.ServerOption) *Server {
 	s := &Server{
 		Server: grpc.NewServer(append(options, grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage))...),
@@ -85,7 +85,7 @@ func NewServer(stage Stage, maxMessage int, options ...grpc.ServerOption) *Serve
 	return s
 }
 
-// SetServing says what the health service answers.
+// SetServing sets the status of the health service.
 func (s *Server) SetServing(serving bool) {
 	answer := healthv1.HealthCheckResponse_NOT_SERVING
 	if serving {

@@ -149,7 +149,7 @@ func (g *generation) text(f oipjson.Field) error {
 // inputNames lists what the model takes, for messages.
 func (g *generation) inputNames() string {
 	if len(g.takes) == 0 {
-		return "the model does not say what it takes, so send " + textKey + ", or use infer"
+		return "the model's inputs are not known, so send " + textKey + ", or use infer"
 	}
 	names := make([]string, len(g.takes))
 	for i, spec := range g.takes {
@@ -189,7 +189,7 @@ func partOf(f oipjson.Field, spec *stagev1.PartSpec, memory *transport.Reservati
 	if _, takes := pick(types, isText, textPlain); takes && f.Null() {
 		return payload.Part{}, noString(f)
 	}
-	return payload.Part{}, wrongInput(f.Name, "cannot be said so: the model takes %s there", strings.Join(types, ", "))
+	return payload.Part{}, wrongInput(f.Name, "has the wrong type: the model takes %s there", strings.Join(types, ", "))
 }
 
 // takesText reports whether an input is text.
@@ -351,5 +351,5 @@ func appendValue(dst []byte, p payload.Part) ([]byte, error) {
 	case utf8.Valid(data):
 		return oipjson.AppendString(dst, string(data)), nil
 	}
-	return nil, fault.Newf(fault.NotSupported, "outputs.%s: %d bytes that are no text cannot be said here; use infer", p.Name, len(data))
+	return nil, fault.Newf(fault.NotSupported, "outputs.%s: %d bytes that are no text do not fit JSON; use infer", p.Name, len(data))
 }

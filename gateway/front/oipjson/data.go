@@ -13,8 +13,7 @@ import (
 )
 
 // elements takes the array of a tensor's data, flat or nested as its shape is,
-// and returns its raw bytes, never nil. There is room for all of them before any is
-// made.
+// and returns its raw bytes, never nil. It reserves them before it allocates.
 func elements(from values, path string, t tensor.Tensor, memory *transport.Reservation) ([]byte, error) {
 	return data(from, path, t, memory, (*walk).run)
 }
@@ -70,7 +69,7 @@ type walk struct {
 func newWalk(from values, path string, t tensor.Tensor) (*walk, error) {
 	take := elementOf(t.Datatype)
 	if take == nil && t.Datatype != tensor.Bytes {
-		return nil, from.unspoken(path, string(t.Datatype))
+		return nil, from.unsupported(path, string(t.Datatype))
 	}
 	n, ok := tensor.Elements(t.Shape)
 	if !ok || n > max(from.most(), 1) {
@@ -132,7 +131,7 @@ func (w *walk) piece(data []byte) {
 	w.raw = append(w.raw, data...)
 }
 
-// nested takes the array of one axis; each axis must be as long as it says.
+// nested takes the array of one axis; each axis must have the length of the shape.
 func (w *walk) nested(axis int) error {
 	if !w.opens() {
 		return wrong(w.path, "is neither flat nor nested as shape %v is", w.shape)
@@ -165,7 +164,7 @@ func (w *walk) fault(err error) error {
 		return wrong(w.at(), "%s", err)
 	}
 	if e, ok := errors.AsType[*msgpack.Error](err); ok {
-		return wrong(w.at(), "%s; send data as bytes (bin)", e.What())
+		return wrong(w.at(), "%s; send data as bytes (bin)", e.Problem())
 	}
 	return err
 }
@@ -187,8 +186,8 @@ type values interface {
 	pieces(piece func([]byte)) error
 	// again returns the same values, to be read a second time.
 	again() values
-	// unspoken says of a datatype that no list has it, and how to send it.
-	unspoken(path, datatype string) error
+	// unsupported returns the fault of a datatype that no list can represent.
+	unsupported(path, datatype string) error
 }
 
 var (
@@ -221,7 +220,7 @@ func (s *scanner) again() values {
 }
 
 // packed is data in MessagePack: what is next is the whole of value. Its numbers are
-// taken as JSON says them, so that both forms are held against the same rules.
+// converted to JSON first, so that both forms follow the same rules.
 type packed struct {
 	value   []byte
 	scratch []byte
@@ -278,7 +277,7 @@ func (p *packed) pieces(piece func([]byte)) error {
 	return err
 }
 
-func (p *packed) unspoken(path, datatype string) error { return noList(path, datatype) }
+func (p *packed) unsupported(path, datatype string) error { return noList(path, datatype) }
 
 func (p *packed) again() values { return &packed{value: p.value} }
 
@@ -287,7 +286,7 @@ func noText() error { return unfit("is no BYTES: use a string") }
 // element takes one element of data and appends its little-endian bytes.
 type element func(dst []byte, s *scanner) ([]byte, error)
 
-// elementError says why a value is none of the tensor's. What is no JSON at
+// elementError is why a value does not fit the tensor. Text that is no JSON at
 // all stays a syntaxError.
 type elementError struct{ what string }
 
@@ -295,7 +294,7 @@ func (e *elementError) Error() string { return e.what }
 
 func unfit(format string, args ...any) error { return &elementError{fmt.Sprintf(format, args...)} }
 
-// elementOf returns nil for BYTES, and for the datatypes that JSON cannot say.
+// elementOf returns nil for BYTES, and for the datatypes that JSON cannot represent.
 func elementOf(d tensor.Datatype) element {
 	switch d {
 	case tensor.Bool:

@@ -91,7 +91,7 @@ func appendData(dst []byte, path string, t tensor.Tensor) ([]byte, error) {
 	}
 	number := formatOf(t.Datatype)
 	if number == nil {
-		return dst, unspeakable(path, string(t.Datatype))
+		return dst, unsupportedOutput(path, string(t.Datatype))
 	}
 	size := t.Datatype.Size()
 	for at := 0; at < len(t.Raw); at += size {
@@ -113,7 +113,7 @@ func appendTexts(dst []byte, path string, t tensor.Tensor) ([]byte, error) {
 	}
 	for i, e := range elements {
 		if !utf8.Valid(e) {
-			return dst, unspeakable(fmt.Sprintf("%s.data[%d]", path, i), "BYTES that are not UTF-8")
+			return dst, unsupportedOutput(fmt.Sprintf("%s.data[%d]", path, i), "BYTES that are not UTF-8")
 		}
 		if i > 0 {
 			dst = append(dst, ',')
@@ -123,14 +123,14 @@ func appendTexts(dst []byte, path string, t tensor.Tensor) ([]byte, error) {
 	return dst, nil
 }
 
-func unspeakable(path, what string) error {
+func unsupportedOutput(path, what string) error {
 	return fault.Newf(fault.NotSupported, "%s: %s cannot be said in JSON; ask by gRPC or Connect", path, what)
 }
 
-// format appends one element, or reports that JSON has no word for it.
+// format appends one element, or returns false where JSON cannot represent it.
 type format func(dst, raw []byte) ([]byte, bool)
 
-// formatOf returns nil for the datatypes that JSON cannot say.
+// formatOf returns nil for the datatypes that JSON cannot represent.
 func formatOf(d tensor.Datatype) format {
 	switch d {
 	case tensor.Bool:

@@ -59,7 +59,7 @@ func (r *Request) Unpack(i int, list []byte, memory *transport.Reservation) (err
 	return err
 }
 
-// OutputNames returns the names of the outputs asked for, or nil for all.
+// OutputNames returns the names of the requested outputs, or nil for all.
 func (r *Request) OutputNames() []string {
 	var out []string
 	for _, o := range r.Outputs {
@@ -104,8 +104,8 @@ func Decode(text []byte, memory *transport.Reservation) (*Request, error) {
 	return decode(scanner{data: text}, memory)
 }
 
-// DecodeUnpacked is Decode of a request that came as MessagePack: what a list cannot
-// say its caller can send as bytes.
+// DecodeUnpacked is Decode of a request that came as MessagePack. Its messages suggest to send
+// unsupported data as bytes.
 func DecodeUnpacked(text []byte, memory *transport.Reservation) (*Request, error) {
 	return decode(scanner{data: text, packed: true}, memory)
 }
@@ -393,7 +393,7 @@ func (d *inputDecoder) shape() error {
 	return err
 }
 
-// wrong says what is wrong with the field of that path.
+// wrong returns INVALID_INPUT for the field of that path.
 func wrong(path, format string, args ...any) *fault.Fault {
 	what := fmt.Sprintf(format, args...)
 	return fault.Newf(fault.InvalidInput, "%s: %s", path, what).WithViolation(path, "%s", what)
@@ -416,8 +416,8 @@ func (s *scanner) classify(err error) error {
 	return classify(err)
 }
 
-// unspoken says of a tensor's data that no list has them, and how to send them.
-func (s *scanner) unspoken(path, datatype string) error {
+// unsupported returns the fault of a datatype that JSON cannot represent.
+func (s *scanner) unsupported(path, datatype string) error {
 	if s.packed {
 		return noList(path, datatype)
 	}

@@ -18,14 +18,14 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
-// Exposed reports whether an address to listen on can be reached from other
-// machines, as far as it says: a name other than localhost may mean anything.
+// Exposed reports whether an address to listen on may be reachable from other machines. A name
+// other than localhost may mean anything.
 func Exposed(listen string) bool {
 	host, _, err := net.SplitHostPort(listen)
-	return err != nil || !loopback(host)
+	return err != nil || !isLoopback(host)
 }
 
-func loopback(host string) bool {
+func isLoopback(host string) bool {
 	if strings.EqualFold(host, "localhost") {
 		return true
 	}
@@ -33,71 +33,67 @@ func loopback(host string) bool {
 	return ip != nil && ip.IsLoopback()
 }
 
-// Guard says who may call a port. Probes always may: /livez, /readyz and gRPC
-// health tell no more than whether the gateway works, and whether there is a pipeline
-// of a name that the caller knows.
+// Guard authenticates the callers of a port. Probes need no token: /livez, /readyz and gRPC
+// health reveal only whether the gateway works, and whether a pipeline of a known name exists.
 type Guard struct {
-	// Tokens are what callers may know; without any they need none.
+	// Tokens are the tokens that callers may send; without any they need none.
 	Tokens Tokens
 	// Key names the file with the tokens in messages.
 	Key string
-	// Near says that without Tokens the callers have to name the port by a loopback
-	// address.
-	Near bool
-	// Open are paths that need no token, for what everybody may read; one that ends in
-	// "/" is what paths begin with that need none.
+	// LoopbackOnly is true where callers without Tokens must use a loopback address.
+	LoopbackOnly bool
+	// Open are paths that need no token; one that ends in "/" is a prefix.
 	Open []string
-	// Services are the names of the RPC services on the port, beside those of health
-	// and reflection: refusals to their paths are of the protocol that calls.
+	// Services are the RPC services on the port, beside health and reflection: errors on their
+	// paths are in the protocol of the caller.
 	Services []string
-	// Forms write the refusals to other paths.
+	// Forms write the errors on other paths.
 	Forms Forms
 }
 
-// Before lets those call next who may.
+// Before passes authenticated requests to next.
 func (g Guard) Before(next http.Handler) http.Handler {
-	if g.Tokens.none() && !g.Near {
+	if g.Tokens.isEmpty() && !g.LoopbackOnly {
 		return next
 	}
-	refusals := connect.NewErrorWriter()
+	rpcErrors := connect.NewErrorWriter()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		f := g.refusal(r)
+		f := g.check(r)
 		if f == nil {
 			next.ServeHTTP(w, r)
 			return
 		}
 		w.Header().Set("WWW-Authenticate", "Bearer")
-		if !g.called(r) {
+		if !g.isRPC(r) {
 			g.Forms.write(w, r, f)
 			return
 		}
-		// The caller may be gone; it is not served in any case.
-		_ = refusals.Write(w, r, transport.RPCError(f))
+		// A failed write is no error: the caller has disconnected.
+		_ = rpcErrors.Write(w, r, transport.RPCError(f))
 	})
 }
 
-// called reports whether a request is an RPC: it is to a service, or cannot be anything
-// else by its type.
-func (g Guard) called(r *http.Request) bool {
+// isRPC reports whether a request is an RPC, by its path or its content type.
+func (g Guard) isRPC(r *http.Request) bool {
 	service, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
-	if slices.Contains(known(g.Services), service) {
+	if slices.Contains(withCommonServices(g.Services), service) {
 		return true
 	}
 	contentType := r.Header.Get("Content-Type")
 	return strings.HasPrefix(contentType, "application/grpc") || strings.HasPrefix(contentType, "application/connect+")
 }
 
-// refusal says why a request may not pass, or nothing.
-func (g Guard) refusal(r *http.Request) *fault.Fault {
+// check returns why a request may not pass, or nil.
+func (g Guard) check(r *http.Request) *fault.Fault {
 	switch {
-	case probe(r.URL.Path), g.open(r.URL.Path):
+	case isProbe(r.URL.Path), g.isOpen(r.URL.Path):
 		return nil
-	case g.Tokens.none() && local(r.Host):
+	case g.Tokens.isEmpty() && isLocal(r.Host):
 		return nil
-	case g.Tokens.none():
-		return fault.Newf(fault.Unauthenticated, "without %s this port answers those who call it by a loopback address, not %.*q", g.Key, shown, r.Host)
+	case g.Tokens.isEmpty():
+		return fault.Newf(fault.Unauthenticated, "without %s this port answers those who call it by a loopback address, not %.*q", g.Key, maxQuoted, r.Host)
 	}
-	text, ok := bearer(r.Header.Get("Authorization"))
+	text, ok := bearerToken(r.Header.Get("Authorization"))
 	switch {
 	case !ok:
 		return fault.Newf(fault.Unauthenticated, `this port needs a token, as "Authorization: Bearer TOKEN"; it is in the gateway's %s`, g.Key)
@@ -107,15 +103,15 @@ func (g Guard) refusal(r *http.Request) *fault.Fault {
 	return nil
 }
 
-// open reports whether the path is one that everybody may read.
-func (g Guard) open(path string) bool {
+// isOpen reports whether the path needs no token.
+func (g Guard) isOpen(path string) bool {
 	return slices.ContainsFunc(g.Open, func(open string) bool {
 		return path == open || strings.HasSuffix(open, "/") && strings.HasPrefix(path, open)
 	})
 }
 
-// probe reports whether the path is one that needs no token.
-func probe(path string) bool {
+// isProbe reports whether the path is a probe's.
+func isProbe(path string) bool {
 	switch path {
 	case "/livez", "/readyz", "/v2/health/live", "/v2/health/ready":
 		return true
@@ -123,26 +119,26 @@ func probe(path string) bool {
 	return strings.HasPrefix(path, "/"+grpchealth.HealthV1ServiceName+"/")
 }
 
-// local reports whether the caller named this port by a loopback address.
-func local(host string) bool {
+// isLocal reports whether the Host header is a loopback address.
+func isLocal(host string) bool {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name
 	}
-	return loopback(host)
+	return isLoopback(host)
 }
 
-func bearer(authorization string) (token string, ok bool) {
+func bearerToken(authorization string) (token string, ok bool) {
 	scheme, token, ok := strings.Cut(authorization, " ")
 	return strings.TrimSpace(token), ok && strings.EqualFold(scheme, "Bearer")
 }
 
-// Tokens are what callers may know; any of them will do, so that one can replace
-// another while both are taken. The zero Tokens are none. They are kept as digests,
-// so that nothing can print them and all comparisons take the same time.
+// Tokens are the tokens of a port; any of them is accepted, so one can replace another. The zero
+// Tokens have none. They are stored as digests, so nothing can print them and all comparisons
+// take the same time.
 type Tokens struct{ digests [][sha256.Size]byte }
 
-// NewTokens returns the tokens of a text, one a line; white space around them, and
-// empty lines, do not count. There is at least one, and each is visible ASCII.
+// NewTokens returns the tokens of a text, one per line, without white space around them and
+// empty lines. There is at least one, and each is visible ASCII.
 func NewTokens(text string) (Tokens, error) {
 	var out Tokens
 	for line := range strings.Lines(text) {
@@ -161,7 +157,7 @@ func NewTokens(text string) (Tokens, error) {
 	return out, nil
 }
 
-// ReadTokens reads tokens from a file, one a line.
+// ReadTokens reads tokens from a file, one per line.
 func ReadTokens(path string) (Tokens, error) {
 	data, err := credentials.Read(path)
 	if err != nil {
@@ -174,11 +170,11 @@ func ReadTokens(path string) (Tokens, error) {
 	return tokens, nil
 }
 
-// none reports whether callers need not know any.
-func (t Tokens) none() bool { return len(t.digests) == 0 }
+// isEmpty reports whether there is no token.
+func (t Tokens) isEmpty() bool { return len(t.digests) == 0 }
 
-// has reports whether the text is one of the tokens. All are compared, so that the
-// time tells nothing about which.
+// has reports whether the text is one of the tokens. It compares all, so its time does not
+// reveal which.
 func (t Tokens) has(text string) bool {
 	digest := sha256.Sum256([]byte(text))
 	found := 0
@@ -188,7 +184,7 @@ func (t Tokens) has(text string) bool {
 	return found == 1
 }
 
-// Forms write refusals, each those to a path and to all below it. Other paths have
+// Forms write errors by path, each for a path and all below it. Other paths use
 // transport.WriteFault.
 type Forms map[string]func(w http.ResponseWriter, err error)
 

@@ -13,35 +13,32 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
-// Health returns nil where the gateway, named "", or what else goes by the name
-// can be used; a NOT_FOUND fault where there is no such thing; and otherwise
-// what is wrong.
+// Health returns nil when the gateway, named "", or a pipeline of that name can be used; a
+// NOT_FOUND fault when there is no such pipeline; and otherwise what is wrong.
 type Health func(ctx context.Context, name string) error
 
 // maxProbeBytes bounds the messages of health checks and reflection.
 const maxProbeBytes = 64 << 10
 
-// MountHealth serves the probes /livez and /readyz, which takes a name as
-// "?pipeline=NAME", and gRPC health, in which the RPC services are as healthy as the
-// gateway.
+// MountHealth serves the probes /livez and /readyz, which takes a name as "?pipeline=NAME", and
+// gRPC health, where the RPC services are as healthy as the gateway.
 func MountHealth(mux *http.ServeMux, health Health, services ...string) {
-	mux.Handle(grpchealth.NewHandler(checker{health, known(services)}, connect.WithReadMaxBytes(maxProbeBytes)))
-	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) { alive(w) })
+	mux.Handle(grpchealth.NewHandler(checker{health, withCommonServices(services)}, connect.WithReadMaxBytes(maxProbeBytes)))
+	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) { writeOK(w) })
 	mux.HandleFunc("/readyz", func(w http.ResponseWriter, r *http.Request) {
 		switch err := health(r.Context(), r.URL.Query().Get("pipeline")); {
-		case err != nil && unknown(err):
-			transport.WriteFault(w, noSuch())
+		case err != nil && isUnknown(err):
+			transport.WriteFault(w, noSuchPipeline())
 		case err != nil:
 			transport.WriteFaultStatus(w, notReady(err), http.StatusServiceUnavailable)
 		default:
-			alive(w)
+			writeOK(w)
 		}
 	})
 }
 
-// known are the names of all services on a port: those of its own and those of this
-// package.
-func known(services []string) []string {
+// withCommonServices returns the services of a port with those that this package serves.
+func withCommonServices(services []string) []string {
 	return slices.Concat(services, []string{grpchealth.HealthV1ServiceName, grpcreflect.ReflectV1ServiceName, grpcreflect.ReflectV1AlphaServiceName})
 }
 
@@ -52,13 +49,13 @@ func MountReflection(mux *http.ServeMux, services ...string) {
 	mux.Handle(grpcreflect.NewHandlerV1Alpha(reflector, connect.WithReadMaxBytes(maxProbeBytes)))
 }
 
-func alive(w http.ResponseWriter) {
+func writeOK(w http.ResponseWriter) {
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = w.Write([]byte(`{"status":"ok"}` + "\n"))
 }
 
-// notReady keeps a fault's own reason. Other errors are the gateway's own words
-// to whoever runs it, so unlike elsewhere their text is shown.
+// notReady keeps a fault's own reason. Other errors are written by the gateway for its operator,
+// so unlike elsewhere their text is shown.
 func notReady(err error) *fault.Fault {
 	if f := fault.From(err); f.Reason != fault.Internal {
 		return f
@@ -69,7 +66,7 @@ func notReady(err error) *fault.Fault {
 // checker is grpc.health.v1 on top of Health.
 type checker struct {
 	health Health
-	// services are the names that mean the gateway.
+	// services are the names that stand for the gateway.
 	services []string
 }
 
@@ -85,18 +82,20 @@ func (c checker) Check(ctx context.Context, r *grpchealth.CheckRequest) (*grpche
 	switch {
 	case err == nil:
 		return &grpchealth.CheckResponse{Status: grpchealth.StatusServing}, nil
-	case unknown(err):
-		return nil, connect.NewError(connect.CodeNotFound, noSuch())
+	case isUnknown(err):
+		return nil, connect.NewError(connect.CodeNotFound, noSuchPipeline())
 	default:
 		return &grpchealth.CheckResponse{Status: grpchealth.StatusNotServing}, nil
 	}
 }
 
-func unknown(err error) bool {
+func isUnknown(err error) bool {
 	reason := fault.From(err).Reason
 	return reason == fault.NotFound || reason == fault.UnknownPipeline
 }
 
-// noSuch says no more than that: the fault itself names the pipelines that there are,
-// and probes need no token.
-func noSuch() *fault.Fault { return fault.New(fault.UnknownPipeline, "there is no such pipeline") }
+// noSuchPipeline reveals nothing else: the fault itself lists the pipelines, and probes need no
+// token.
+func noSuchPipeline() *fault.Fault {
+	return fault.New(fault.UnknownPipeline, "there is no such pipeline")
+}

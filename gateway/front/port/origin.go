@@ -20,21 +20,20 @@ const preflightAge = 2 * time.Hour
 
 const anyOrigin = "*"
 
-// shown is how much of an origin is repeated to its caller, in runes.
-const shown = 80
+// maxQuoted bounds how much of a caller's own text messages repeat, in runes.
+const maxQuoted = 80
 
-// Origins says which pages may call.
+// Origins are the origins whose pages may call.
 type Origins struct {
-	// Listed are the origins of those that may, as scheme://host[:port], or "*"
-	// alone for all. Empty allows none but the port's own.
+	// Listed are scheme://host[:port], or "*" alone for all. Empty allows only the port's own.
 	Listed []string
 	// Key names that list in messages; empty where there is none.
 	Key string
-	// Forms write the refusals.
+	// Forms write the errors.
 	Forms Forms
 }
 
-// CrossOrigin lets pages of the listed origins call next, and refuses those of
+// CrossOrigin passes requests of pages of the listed origins to next, and rejects those of
 // others.
 func CrossOrigin(next http.Handler, o Origins) (http.Handler, error) {
 	if slices.Contains(o.Listed, anyOrigin) {
@@ -44,7 +43,7 @@ func CrossOrigin(next http.Handler, o Origins) (http.Handler, error) {
 		return withCORS(next, o.Listed), nil
 	}
 	protection := http.NewCrossOriginProtection()
-	protection.SetDenyHandler(http.HandlerFunc(o.refuse))
+	protection.SetDenyHandler(http.HandlerFunc(o.reject))
 	for _, origin := range o.Listed {
 		if strings.Contains(origin, anyOrigin) {
 			return nil, fmt.Errorf("%q: list each origin by itself", origin)
@@ -61,13 +60,13 @@ func CrossOrigin(next http.Handler, o Origins) (http.Handler, error) {
 	return withCORS(protected, o.Listed), nil
 }
 
-func (o Origins) refuse(w http.ResponseWriter, r *http.Request) {
+func (o Origins) reject(w http.ResponseWriter, r *http.Request) {
 	origin := r.Header.Get("Origin")
 	if o.Key == "" {
-		o.Forms.write(w, r, fault.Newf(fault.PermissionDenied, "pages of the origin %.*q may not call this port; no page may but its own", shown, origin))
+		o.Forms.write(w, r, fault.Newf(fault.PermissionDenied, "pages of the origin %.*q may not call this port; no page may but its own", maxQuoted, origin))
 		return
 	}
-	o.Forms.write(w, r, fault.Newf(fault.PermissionDenied, "pages of the origin %.*q may not call this gateway; its operator has to list it in %s", shown, origin, o.Key))
+	o.Forms.write(w, r, fault.Newf(fault.PermissionDenied, "pages of the origin %.*q may not call this gateway; its operator has to list it in %s", maxQuoted, origin, o.Key))
 }
 
 func withCORS(next http.Handler, origins []string) http.Handler {

@@ -10,7 +10,7 @@ import (
 
 // Bounds on what a connection may cost before and between requests. There is
 // no bound on a whole request or answer: uploads and answers have
-// body.Patience, and streams may be long.
+// transport.DefaultStallTimeout, and streams may be long.
 const (
 	readHeaderTimeout = 10 * time.Second
 	idleTimeout       = 2 * time.Minute
@@ -46,8 +46,7 @@ func NewServer(h http.Handler, log *slog.Logger) *http.Server {
 	}
 }
 
-// errorHandler has what is about one caller's handshake, as of a probe of TCP, for
-// whom the level is debug.
+// errorHandler logs failed TLS handshakes, such as those of TCP probes, at the level debug.
 type errorHandler struct{ slog.Handler }
 
 // Handle implements slog.Handler.

@@ -1,77 +1,68 @@
-// Package rest serves inference on plain HTTP, for curl and for whoever has no
-// RPC client:
+// Package rest serves inference on plain HTTP, for curl and other clients without RPC:
 //
 //	POST   /v1/pipelines/{pipeline}:infer
 //	POST   /v1/pipelines/{pipeline}:stream
 //	GET    /v1/requests/{request_id}/result?wait=5s
 //	DELETE /v1/requests/{request_id}
 //
-// The second answers in events: see Streams. The third answers with what is
-// stored of a durable request, in the form that the first would have had, with all
-// of its outputs and without an Open Inference Protocol id; wait is a Go duration
-// or milliseconds, and 0 where it is left out. The fourth calls a request off, and answers 204.
+// The first runs a request and returns its response. The second responds with events: see
+// Streams. The third returns the stored result of a durable request, in the form of the first,
+// with all outputs and without an Open Inference Protocol id; wait is a Go duration or
+// milliseconds, 0 by default. The fourth cancels a request and returns 204.
 //
-// The pipeline is what stands before the last colon, so "stage:echo:infer" asks
-// for the stage echo alone. docs/http.md is the same for application
-// developers, with examples.
+// The pipeline is the text before the last colon, so "stage:echo:infer" runs the stage echo
+// alone. docs/http.md is the same for application developers, with examples.
 //
 // # Requests
 //
-// The Content-Type says what the body is:
-//   - application/json that is a request of the Open Inference Protocol (an
-//     object whose inputs is an array whose first element has a datatype) is
-//     tensors, by gateway/front/oipjson. Other JSON is one blob.
-//     "application/json; form=tensors" and "; form=blob" decide it.
-//   - application/msgpack, under any of its names, is the same in MessagePack, in
-//     which the data of a tensor may be binary: its raw bytes.
-//   - multipart/form-data is one blob per part, named as the part is; a part
-//     without a type is text/plain.
-//   - application/x-www-form-urlencoded is refused: it is what curl says when
-//     nobody told it.
+// The Content-Type decides how the body is read:
+//   - application/json that is a request of the Open Inference Protocol (an object whose inputs
+//     is an array whose first element has a datatype) is tensors, by gateway/front/oipjson. Other
+//     JSON is one blob. "application/json; form=tensors" and "; form=blob" override this.
+//   - application/msgpack, under any of its names, is the same in MessagePack, where the data of
+//     a tensor may be binary: its raw bytes.
+//   - multipart/form-data is one blob per part, named as the part; a part without a type is
+//     text/plain.
+//   - application/x-www-form-urlencoded is rejected: it is curl's default.
 //   - anything else is one blob of that type, without a name.
 //
 // Headers: Stagemesh-Timeout, Stagemesh-Priority, Stagemesh-Durability,
-// Idempotency-Key, traceparent, tracestate. Query: parameters.<name> for all
-// steps, steps.<step>.<name> for one, outputs=a,b. Where an OIP body has
-// parameters or outputs too, the query wins. Unknown keys are refused.
+// Stagemesh-Wait-For-Capacity, Idempotency-Key, traceparent, tracestate. Query:
+// parameters.<name> for all steps, steps.<step>.<name> for one, outputs=a,b. The query wins over
+// parameters and outputs of a body. Unknown keys are rejected.
 //
-// # Answers
+// # Responses
 //
-// An answer of exactly one blob is that blob, under its own type. Everything
-// else, everything asked in the form of the Open Inference Protocol, and
-// everything where Accept lists application/json, is JSON:
+// A response of exactly one blob is that blob, under its own type. Every other response, and
+// every one to a request of the Open Inference Protocol or with application/json in Accept, is
+// JSON:
 //
 //	{"request_id", "id"?, "model_name", "outputs": [...], "metadata"?, "timeline"}
 //
-// with tensors as oipjson writes them and blobs as {"name", "content_type"} and
-// one of text, json or data_base64. Where Accept prefers application/msgpack, or
-// tensors came in it and Accept does not want JSON, the same is MessagePack, in which
-// data is binary. Every answer carries Server-Timing, and Stagemesh-Request-Id where
-// an id was minted.
+// with tensors as oipjson writes them, and blobs as {"name", "content_type"} and one of text,
+// json or data_base64. Where Accept prefers application/msgpack, or tensors came in it and Accept
+// does not list JSON, the same is MessagePack with binary data. Every response has Server-Timing,
+// and Stagemesh-Request-Id where an ID was assigned.
 //
 // # Streams
 //
-// A stream takes what inference takes and answers with server-sent events, by
-// gateway/front/eventstream, in JSON whatever is accepted. Each chunk is an event
-// "chunk", {"request_id", "seq", "outputs"}, whose id is its seq; the answer is the
-// last, "done", in the JSON form of inference. What fails before the first event is an
-// ordinary failure; after it, and after a comment, it is the last event, "error", with the
-// same JSON. A request with Last-Event-ID is refused with INVALID_REQUEST: a stream is
-// not taken up where it broke, and making it anew unasked would run it twice.
+// A stream takes the same requests and responds with server-sent events in JSON, whatever Accept
+// lists. Each chunk is an event "chunk", {"request_id", "seq", "outputs"}, whose id is its seq.
+// The last event is "done", the whole response in JSON. A failure before the first event is an
+// ordinary response; after it, or after a comment, it is the last event, "error", with the same
+// JSON. A request with Last-Event-ID is INVALID_REQUEST: a stream cannot be resumed, and running
+// it again unasked would run it twice.
 //
 // # Failures
 //
-// Faults are written by gateway/front/failure. Found here are malformed
-// requests (INVALID_REQUEST, INVALID_INPUT), types that are not taken
-// (UNSUPPORTED_MEDIA_TYPE), bodies over MaxBodyBytes (PAYLOAD_TOO_LARGE, of
-// which at most one byte more than the limit is read) and answers that JSON
-// cannot say. A wrong method is 405, with reason INVALID_REQUEST.
+// Faults are written by transport.WriteFault. This package reports malformed requests
+// (INVALID_REQUEST, INVALID_INPUT), types that it does not take (UNSUPPORTED_MEDIA_TYPE), bodies
+// over the limit (PAYLOAD_TOO_LARGE, after at most one byte more) and responses that JSON cannot
+// represent. A wrong method is 405 with the reason INVALID_REQUEST.
 //
 // # Concurrency
 //
-// The handler is safe for concurrent use and starts no goroutine, but for one
-// beside each stream, which ends with it. A request's body is in memory as a whole
-// before the Caller is asked; so is the answer of inference before its first byte is
-// sent, and a failure is never half of it. A caller
-// that takes nothing of its answer for the Patience is cut off.
+// The handler is safe for concurrent use. It starts one goroutine beside each stream, which ends
+// with it. The whole body is in memory before the Caller gets the request, and the whole response
+// before its first byte is sent.
 package rest

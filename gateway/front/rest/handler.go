@@ -1,13 +1,21 @@
 package rest
 
 import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
 	"net/http"
+	"net/url"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
 // Prefix is the path under which the handler is to be mounted.
@@ -31,14 +39,14 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		transport.WriteFault(w, NotFound(r.URL.Path))
 	case r.Method != route.method:
 		w.Header().Set("Allow", route.method)
-		transport.WriteFaultStatus(w, fault.Newf(fault.InvalidRequest, "%s is %s, not %.*s", route.what, route.method, shown, r.Method), http.StatusMethodNotAllowed)
+		transport.WriteFaultStatus(w, fault.Newf(fault.InvalidRequest, "%s is %s, not %.*s", route.what, route.method, maxQuoted, r.Method), http.StatusMethodNotAllowed)
 	default:
 		route.serve(w, r)
 	}
 	transport.FlushResponse(w, h.settings.StallTimeout)
 }
 
-// route is what there is at a path.
+// route serves a path.
 type route struct {
 	method, what string
 	serve        http.HandlerFunc
@@ -46,7 +54,9 @@ type route struct {
 
 func (h *handler) route(path string) (route, bool) {
 	if pipeline, ok := pipelineOf(path, ":infer"); ok {
-		return route{http.MethodPost, "inference", func(w http.ResponseWriter, r *http.Request) { h.infer(w, r, pipeline) }}, true
+		return route{http.MethodPost, "inference", func(w http.ResponseWriter, r *http.Request) {
+			h.write(w, func() (*response, error) { return h.infer(w, r, pipeline) })
+		}}, true
 	}
 	if pipeline, ok := pipelineOf(path, ":stream"); ok {
 		return route{http.MethodPost, "inference", func(w http.ResponseWriter, r *http.Request) { h.stream(w, r, pipeline) }}, true
@@ -55,16 +65,11 @@ func (h *handler) route(path string) (route, bool) {
 	if result {
 		return route{http.MethodGet, "fetching a result", func(w http.ResponseWriter, r *http.Request) { h.result(w, r, id) }}, ok
 	}
-	return route{http.MethodDelete, "calling a request off", func(w http.ResponseWriter, r *http.Request) { h.cancel(w, r, id) }}, ok
+	return route{http.MethodDelete, "cancelling a request", func(w http.ResponseWriter, r *http.Request) { h.cancel(w, r, id) }}, ok
 }
 
-// infer answers one request, as a whole or not at all.
-func (h *handler) infer(w http.ResponseWriter, r *http.Request, pipeline string) {
-	h.write(w, func() (*answer, error) { return h.inferred(w, r, pipeline) })
-}
-
-// write sends the answer, or why there is none.
-func (h *handler) write(w http.ResponseWriter, get func() (*answer, error)) {
+// write sends the response that get returns, or its error.
+func (h *handler) write(w http.ResponseWriter, get func() (*response, error)) {
 	start := time.Now()
 	out, err := get()
 	if err != nil {
@@ -74,42 +79,43 @@ func (h *handler) write(w http.ResponseWriter, get func() (*answer, error)) {
 	out.write(transport.StallWriter(w, h.settings.StallTimeout))
 }
 
-// fail says why there is no answer to a request that came at start.
+// fail sends the error of a request that arrived at start.
 func (h *handler) fail(w http.ResponseWriter, err error, start time.Time) {
 	w.Header().Set(transport.HeaderServerTiming, transport.ServerTiming(call.Timeline{Total: time.Since(start)}))
 	transport.WriteFault(transport.StallWriter(w, h.settings.StallTimeout), err)
 }
 
-func (h *handler) inferred(w http.ResponseWriter, r *http.Request, pipeline string) (*answer, error) {
+// infer runs one request and returns its whole response.
+func (h *handler) infer(w http.ResponseWriter, r *http.Request, pipeline string) (*response, error) {
 	memory := transport.NewReservation(r.Context(), h.settings.MaxPayload)
 	defer memory.Release()
-	request, wish, err := h.asked(w, r, pipeline, memory)
+	request, f, err := h.readRequest(w, r, pipeline, memory)
 	if err != nil {
 		return nil, err
 	}
-	response, err := h.caller.Infer(r.Context(), request)
+	out, err := h.caller.Infer(r.Context(), request)
 	if err != nil {
 		return nil, err
 	}
-	return wish.answer(response)
+	return f.encode(out)
 }
 
-// asked reads a request, whose inputs share its body or are made in the memory, and how
-// its answer is wished.
-func (h *handler) asked(w http.ResponseWriter, r *http.Request, pipeline string, memory *transport.Reservation) (*call.Request, wish, error) {
+// readRequest reads a request, and the format of its response. Its inputs share the body's bytes
+// or are decoded into reserved memory.
+func (h *handler) readRequest(w http.ResponseWriter, r *http.Request, pipeline string, memory *transport.Reservation) (*call.Request, format, error) {
 	request := &call.Request{Pipeline: pipeline, Trace: transport.TraceContext(r.Header)}
-	if err := h.refuse(r); err != nil {
-		return nil, wish{}, err
+	if err := h.check(r); err != nil {
+		return nil, format{}, err
 	}
 	if err := options(request, r); err != nil {
-		return nil, wish{}, err
+		return nil, format{}, err
 	}
-	wished, err := h.inputs(request, w, r, memory)
+	f, err := h.readInputs(request, w, r, memory)
 	request.Booked = memory.Inputs()
-	return request, wished, err
+	return request, f, err
 }
 
-// pipelineOf returns the pipeline that a path asks to do something.
+// pipelineOf returns the pipeline of a path that ends in the verb.
 func pipelineOf(path, verb string) (string, bool) {
 	rest, ok := strings.CutPrefix(path, Prefix+"pipelines/")
 	if !ok || strings.Contains(rest, "/") {
@@ -121,5 +127,141 @@ func pipelineOf(path, verb string) (string, bool) {
 
 // NotFound is the fault of a path that nothing serves.
 func NotFound(path string) *fault.Fault {
-	return fault.Newf(fault.NotFound, "there is nothing at %.*q; inference is POST %spipelines/<pipeline>:infer, and :stream for an answer in events", shown, path, Prefix)
+	return fault.Newf(fault.NotFound, "there is nothing at %.*q; inference is POST %spipelines/<pipeline>:infer, and :stream for an answer in events", maxQuoted, path, Prefix)
+}
+
+// requestOf returns the request ID in a path, and whether the path is of its result.
+func requestOf(path string) (id string, result, ok bool) {
+	id, ok = strings.CutPrefix(path, Prefix+"requests/")
+	id, result = strings.CutSuffix(id, "/result")
+	return id, result, ok && id != "" && !strings.Contains(id, "/")
+}
+
+// result answers with the stored result of a request. It may change, so no cache may store the
+// response.
+func (h *handler) result(w http.ResponseWriter, r *http.Request, id string) {
+	w.Header().Set("Cache-Control", "no-store")
+	h.write(w, func() (*response, error) {
+		wait, err := waitOf(r.URL.RawQuery)
+		if err != nil {
+			return nil, err
+		}
+		out, err := h.caller.Result(r.Context(), id, wait)
+		if err != nil {
+			return nil, err
+		}
+		return formatOf(r.Header).encode(out)
+	})
+}
+
+// waitOf parses the query of a result, whose only key is wait.
+func waitOf(raw string) (time.Duration, error) {
+	values, err := url.ParseQuery(raw)
+	if err != nil {
+		return 0, fault.Newf(fault.InvalidRequest, "the query cannot be read: %w", err)
+	}
+	for key := range values {
+		if key != "wait" {
+			return 0, invalid(key, errors.New("is no key; there is wait"))
+		}
+	}
+	wait := values["wait"]
+	switch {
+	case len(wait) == 0:
+		return 0, nil
+	case len(wait) > 1:
+		return 0, invalid("wait", fmt.Errorf("is there %d times", len(wait)))
+	}
+	d, err := duration(wait[0])
+	if err != nil {
+		return 0, invalid("wait", err)
+	}
+	return d, nil
+}
+
+// cancel cancels a request.
+func (h *handler) cancel(w http.ResponseWriter, r *http.Request, id string) {
+	if err := h.caller.Cancel(r.Context(), id); err != nil {
+		transport.WriteFault(w, err)
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// The names of the events.
+const (
+	chunkEvent = "chunk"
+	doneEvent  = "done"
+	errorEvent = "error"
+)
+
+// stream answers one request with events as its chunks arrive.
+func (h *handler) stream(w http.ResponseWriter, r *http.Request, pipeline string) {
+	start := time.Now()
+	out := &stream{EventStream: transport.NewEventStream(transport.StallWriter(w, h.settings.StallTimeout), h.settings.PingInterval)}
+	err := h.sendStream(out, w, r, pipeline)
+	switch {
+	case err == nil:
+	case out.Begun():
+		// A failed send is no error: the caller has disconnected.
+		_ = out.Send(transport.Event{Name: errorEvent, Data: transport.FaultJSON(transport.WithRequestID(err, out.id))})
+	default:
+		h.fail(w, err, start)
+	}
+}
+
+// sendStream reads the request and sends its response.
+func (h *handler) sendStream(out *stream, w http.ResponseWriter, r *http.Request, pipeline string) error {
+	if last := strings.TrimSpace(r.Header.Get(lastEventID)); last != "" {
+		return invalid(lastEventID, fmt.Errorf("%.*q: a stream is not taken up where it broke; send the request without it, which makes it anew", maxQuoted, last))
+	}
+	memory := transport.NewReservation(r.Context(), h.settings.MaxPayload)
+	defer memory.Release()
+	request, f, err := h.readRequest(w, r, pipeline, memory)
+	if err != nil {
+		return err
+	}
+	return out.Run(r.Context(), func(ctx context.Context) error {
+		response, err := h.caller.Stream(ctx, request, out.sendChunk)
+		if err != nil {
+			return err
+		}
+		return out.sendDone(response, f)
+	})
+}
+
+// lastEventID is the header of a reader that resumes a broken stream.
+const lastEventID = "Last-Event-ID"
+
+// stream is a streamed response.
+type stream struct {
+	*transport.EventStream
+
+	// id and seq are of the last event.
+	id  string
+	seq uint64
+}
+
+// sendChunk sends a chunk. A chunk that JSON cannot represent ends the call.
+func (s *stream) sendChunk(c call.Chunk) error {
+	dst := make([]byte, 0, 256+2*payload.Size(c.Outputs))
+	dst = oipjson.AppendString(append(dst, `{"request_id":`...), c.RequestID)
+	dst = strconv.AppendUint(append(dst, `,"seq":`...), c.Seq, 10)
+	dst, err := appendOutputs(append(dst, `,"outputs":[`...), c.Outputs)
+	if err != nil {
+		return err
+	}
+	s.SetHeader(transport.HeaderRequestID, c.RequestID)
+	s.id, s.seq = c.RequestID, c.Seq
+	return s.Send(transport.Event{ID: c.Seq, Name: chunkEvent, Data: append(dst, "]}"...)})
+}
+
+// sendDone sends the whole response, as inference would have returned it.
+func (s *stream) sendDone(r *call.Response, f format) error {
+	document, err := f.document(r)
+	if err != nil {
+		return transport.WithRequestID(err, r.RequestID)
+	}
+	s.SetHeader(transport.HeaderRequestID, r.RequestID)
+	return s.Send(transport.Event{ID: s.seq + 1, Name: doneEvent, Data: bytes.TrimSpace(document)})
 }

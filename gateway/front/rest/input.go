@@ -2,8 +2,11 @@ package rest
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"mime"
+	"mime/multipart"
 	"net/http"
 	"strings"
 	"unicode/utf8"
@@ -18,46 +21,46 @@ import (
 
 const jsonType = payload.JSONType
 
-// refuse says no before anything of the body is read.
-func (h *handler) refuse(r *http.Request) error {
+// check rejects a body before any of it is read.
+func (h *handler) check(r *http.Request) error {
 	if err := transport.CheckEncoding(r); err != nil {
 		return err
 	}
 	return transport.CheckLength(r, int64(h.settings.MaxMessageBytes))
 }
 
-// inputs reads the body into the request, and says how the answer is wished.
-func (h *handler) inputs(out *call.Request, w http.ResponseWriter, r *http.Request, memory *transport.Reservation) (wish, error) {
-	wished := wishOf(r.Header)
+// readInputs reads the body into the request, and returns the format of the response.
+func (h *handler) readInputs(out *call.Request, w http.ResponseWriter, r *http.Request, memory *transport.Reservation) (format, error) {
+	f := formatOf(r.Header)
 	kind, err := contentType(r.Header.Get("Content-Type"))
 	if err != nil {
-		return wished, err
+		return f, err
 	}
 	from := http.MaxBytesReader(w, transport.StallReader(w, r, h.settings.StallTimeout), int64(h.settings.MaxMessageBytes))
 	if kind.media == "multipart/form-data" {
-		out.Inputs, err = parts(from, kind.params["boundary"], int64(h.settings.MaxMessageBytes))
+		out.Inputs, err = readForm(from, kind.params["boundary"], int64(h.settings.MaxMessageBytes))
 	} else {
 		var data []byte
 		if data, err = transport.ReadBody(from, r.ContentLength, int64(h.settings.MaxMessageBytes)); err == nil {
-			err = h.single(out, &wished, kind, data, memory)
+			err = h.takeBody(out, &f, kind, data, memory)
 		}
 	}
 	if err != nil {
-		return wished, err
+		return f, err
 	}
-	return wished, payload.Validate("inputs", out.Inputs)
+	return f, payload.Validate("inputs", out.Inputs)
 }
 
-// single takes a body that is one thing.
-func (h *handler) single(out *call.Request, wished *wish, kind kind, data []byte, memory *transport.Reservation) (err error) {
+// takeBody takes a body that is no form.
+func (h *handler) takeBody(out *call.Request, f *format, kind kind, data []byte, memory *transport.Reservation) (err error) {
 	if len(data) == 0 {
 		return empty()
 	}
 	switch {
 	case kind.media == jsonType:
-		return takeJSON(out, wished, kind, data, memory)
+		return takeJSON(out, f, kind, data, memory)
 	case msgpack.Is(kind.media):
-		return takePacked(out, wished, kind, data, &unpacked{limit: h.settings.MaxMessageBytes, memory: memory})
+		return takeMsgpack(out, f, kind, data, &unpacked{limit: h.settings.MaxMessageBytes, memory: memory})
 	case strings.HasSuffix(kind.media, "+json"):
 		err = checkJSON(data)
 	}
@@ -67,7 +70,7 @@ func (h *handler) single(out *call.Request, wished *wish, kind kind, data []byte
 
 // takeJSON reads a body of JSON: tensors in the form of the Open Inference Protocol,
 // or one blob.
-func takeJSON(out *call.Request, wished *wish, kind kind, data []byte, memory *transport.Reservation) error {
+func takeJSON(out *call.Request, f *format, kind kind, data []byte, memory *transport.Reservation) error {
 	tensors, err := kind.tensors(func() bool { return oipjson.Detect(data) })
 	if err != nil {
 		return err
@@ -80,13 +83,13 @@ func takeJSON(out *call.Request, wished *wish, kind kind, data []byte, memory *t
 	if err != nil {
 		return err
 	}
-	wished.json = !wished.packed
-	return takeRequest(out, wished, request)
+	f.json = !f.packed
+	return takeRequest(out, f, request)
 }
 
-// takeRequest takes a request of the Open Inference Protocol. What the query said
-// stays.
-func takeRequest(out *call.Request, wished *wish, request *oipjson.Request) (err error) {
+// takeRequest takes a request of the Open Inference Protocol. The query wins over its
+// parameters and outputs.
+func takeRequest(out *call.Request, f *format, request *oipjson.Request) (err error) {
 	if out.Inputs, err = request.Parts(); err != nil {
 		return err
 	}
@@ -94,7 +97,7 @@ func takeRequest(out *call.Request, wished *wish, request *oipjson.Request) (err
 	if out.Outputs == nil {
 		out.Outputs = request.OutputNames()
 	}
-	wished.id = request.ID
+	f.id = request.ID
 	return nil
 }
 
@@ -117,16 +120,16 @@ func contentType(value string) (kind, error) {
 	var err error
 	out.media, out.params, err = mime.ParseMediaType(out.full)
 	if err != nil || !utf8.ValidString(out.full) {
-		return out, fault.Newf(fault.UnsupportedMedia, "Content-Type %.*q is no media type", shown, out.full)
+		return out, fault.Newf(fault.UnsupportedMedia, "Content-Type %.*q is no media type", maxQuoted, out.full)
 	}
 	if out.media == "application/x-www-form-urlencoded" {
-		return out, fault.New(fault.UnsupportedMedia, "application/x-www-form-urlencoded is not taken (curl says it when it is told nothing); name the body's own type, such as Content-Type: image/jpeg")
+		return out, fault.New(fault.UnsupportedMedia, "application/x-www-form-urlencoded is not taken (it is curl's default); name the body's own type, such as Content-Type: image/jpeg")
 	}
 	return out, nil
 }
 
-// tensors decides whether a body is tensors or one blob, by the parameter form or
-// else by what it looks like.
+// tensors reports whether a body is tensors rather than one blob: by the parameter form, or
+// else by looks.
 func (k kind) tensors(looks func() bool) (bool, error) {
 	switch form := k.params["form"]; form {
 	case "tensors":
@@ -136,7 +139,7 @@ func (k kind) tensors(looks func() bool) (bool, error) {
 	case "blob":
 		return false, nil
 	default:
-		return false, fault.Newf(fault.UnsupportedMedia, "Content-Type has form=%.*q; there are tensors and blob", shown, form)
+		return false, fault.Newf(fault.UnsupportedMedia, "Content-Type has form=%.*q; there are tensors and blob", maxQuoted, form)
 	}
 }
 
@@ -149,5 +152,75 @@ func checkJSON(data []byte) error {
 	if err == nil {
 		err = fmt.Errorf("not UTF-8")
 	}
-	return fault.Newf(fault.InvalidRequest, "the body is not the JSON that its type says: %s", err)
+	return fault.Newf(fault.InvalidRequest, "the body is not valid JSON: %s", err)
+}
+
+// textPlain is the type of a part that names none, by RFC 7578.
+const textPlain = "text/plain"
+
+// readForm reads a form: one blob per part.
+func readForm(from io.Reader, boundary string, limit int64) ([]payload.Part, error) {
+	if boundary == "" {
+		return nil, fault.New(fault.InvalidRequest, "multipart/form-data names no boundary")
+	}
+	form := multipart.NewReader(from, boundary)
+	var out []payload.Part
+	for {
+		part, err := form.NextPart()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, malformed(err)
+		}
+		if len(out) == payload.MaxParts {
+			return nil, fault.Newf(fault.InvalidRequest, "more than %d parts", payload.MaxParts)
+		}
+		blob, err := blobOf(part, len(out), limit)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, blob)
+	}
+	if len(out) == 0 {
+		return nil, empty()
+	}
+	return out, nil
+}
+
+func blobOf(part *multipart.Part, index int, limit int64) (payload.Part, error) {
+	name := part.FormName()
+	if name == "" {
+		return payload.Part{}, invalid(fmt.Sprintf("inputs[%d]", index), errors.New("the part has no name; a part's name is its input's"))
+	}
+	contentType := part.Header.Get("Content-Type")
+	if contentType == "" {
+		contentType = textPlain
+	}
+	data, err := transport.ReadBody(formReader{part}, -1, limit)
+	return payload.OfBlob(name, contentType, data), err
+}
+
+// formReader separates the errors of the form from those of the body.
+type formReader struct{ part io.Reader }
+
+// Read implements io.Reader.
+func (r formReader) Read(buf []byte) (int, error) {
+	n, err := r.part.Read(buf)
+	if err != nil && !errors.Is(err, io.EOF) {
+		err = malformed(err)
+	}
+	return n, err
+}
+
+// malformed returns the fault of a form that cannot be read: the body's own, such as its
+// limit, or else its syntax.
+func malformed(err error) error {
+	_, isFault := errors.AsType[*fault.Fault](err)
+	_, tooLarge := errors.AsType[*http.MaxBytesError](err)
+	if isFault || tooLarge {
+		return transport.ReadFault(err)
+	}
+	// The library's error may quote a line of the form.
+	return fault.Newf(fault.InvalidRequest, "the form cannot be read: %.*s", maxQuoted, err)
 }

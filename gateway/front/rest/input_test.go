@@ -149,7 +149,7 @@ func TestABadRequestIsToldWhatIsBad(t *testing.T) {
 	}{
 		"empty":                     {post("image/png", ""), 400, fault.InvalidRequest, "the body is empty"},
 		"empty JSON":                {post("application/json", ""), 400, fault.InvalidRequest, "the body is empty"},
-		"no JSON":                   {post("application/json", "{"), 400, fault.InvalidRequest, "not the JSON that its type says"},
+		"no JSON":                   {post("application/json", "{"), 400, fault.InvalidRequest, "not valid JSON"},
 		"JSON that is not UTF-8":    {post("application/json", "\"\xff\""), 400, fault.InvalidRequest, "not UTF-8"},
 		"no tensors":                {post("application/json; form=tensors", "{}"), 400, fault.InvalidInput, "inputs: is missing"},
 		"tensors that do not fit":   {post("application/json", strings.Replace(tensorBody, "[[1,2]]", "[1]", 1)), 400, fault.InvalidInput, "inputs.x.data: has 1 elements"},

@@ -2,6 +2,7 @@ package rest
 
 import (
 	"errors"
+	"slices"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
@@ -11,14 +12,14 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
-// takePacked reads a body of MessagePack: tensors in the form of the Open Inference
-// Protocol, or one blob. What the query said stays. What is not the data of a tensor has
-// as JSON as many bytes as a body may have.
-func takePacked(out *call.Request, wished *wish, kind kind, data []byte, u *unpacked) error {
+// takeMsgpack reads a body of MessagePack: tensors in the form of the Open Inference Protocol,
+// or one blob. Everything but the data of tensors may have as many bytes as JSON as a body may
+// have.
+func takeMsgpack(out *call.Request, f *format, kind kind, data []byte, u *unpacked) error {
 	if err := msgpack.Check(data); err != nil {
-		return fault.Newf(fault.InvalidRequest, "the body is not the MessagePack that its type says: %w", err)
+		return fault.Newf(fault.InvalidRequest, "the body is not valid MessagePack: %w", err)
 	}
-	tensors, err := kind.tensors(func() bool { return looksPacked(data) })
+	tensors, err := kind.tensors(func() bool { return looksLikeTensors(data) })
 	if err != nil {
 		return err
 	}
@@ -30,33 +31,32 @@ func takePacked(out *call.Request, wished *wish, kind kind, data []byte, u *unpa
 	if err != nil {
 		return err
 	}
-	wished.packed = !wished.json
-	return takeRequest(out, wished, request)
+	f.packed = !f.json
+	return takeRequest(out, f, request)
 }
 
-// looksPacked is oipjson.Detect of MessagePack that is whole. Keys that are no strings
-// do not hide what it looks for; who reads the tensors refuses them.
-func looksPacked(data []byte) bool {
+// looksLikeTensors is oipjson.Detect of valid MessagePack. It passes over keys that are not
+// strings; decoding rejects them.
+func looksLikeTensors(data []byte) bool {
 	inputs, _ := msgpack.Find(data, "inputs")
 	first, _ := msgpack.First(inputs)
 	_, ok := msgpack.Find(first, "datatype")
 	return ok
 }
 
-// unpacked is a request in MessagePack as one in JSON.
+// unpacked turns a request in MessagePack into one in JSON.
 type unpacked struct {
 	text  []byte
 	limit int
-	// memory is where the text and the tensors are made, and booked what it has of the
-	// text, in bytes.
+	// memory is reserved for the text and the tensors; booked bytes of it are the text's.
 	memory *transport.Reservation
 	booked int64
-	// raw are the bytes of tensors that came as such, by the index of their inputs, and
-	// lists the data of others. They are not in the text.
+	// raw are tensors that came as binary, and lists those that came as lists, by the index of
+	// their inputs. They are not in the text.
 	raw, lists map[int][]byte
 }
 
-// request unpacks a body: all but data that is binary becomes JSON as it is.
+// request converts a body: everything but the data of tensors becomes JSON.
 func (u *unpacked) request(data []byte) error {
 	u.text = append(u.text, '{')
 	err := msgpack.Members(data, func(key string, value []byte) error {
@@ -69,7 +69,7 @@ func (u *unpacked) request(data []byte) error {
 		return u.inputs(value)
 	})
 	u.text = append(u.text, '}')
-	return misplaced("", err)
+	return conversionFault("", err)
 }
 
 func (u *unpacked) inputs(list []byte) error {
@@ -88,19 +88,19 @@ func (u *unpacked) inputs(list []byte) error {
 
 func (u *unpacked) input(i int, path string, value []byte) error {
 	u.text = append(u.text, '{')
-	had := false
+	seen := false
 	err := msgpack.Members(value, func(key string, value []byte) error {
 		if key == "data" {
-			if had {
+			if seen {
 				return invalidInput(path+".data", "is there twice")
 			}
-			had = true
+			seen = true
 			if raw, ok := msgpack.Binary(value); ok {
-				u.raw = kept(u.raw, i, raw)
+				u.raw = put(u.raw, i, raw)
 				return nil
 			}
 			if msgpack.IsList(value) {
-				u.lists = kept(u.lists, i, value)
+				u.lists = put(u.lists, i, value)
 				return nil
 			}
 		}
@@ -110,10 +110,10 @@ func (u *unpacked) input(i int, path string, value []byte) error {
 		return u.value(fault.Member(path, key), value)
 	})
 	u.text = append(u.text, '}')
-	return misplaced(path, err)
+	return conversionFault(path, err)
 }
 
-// nameOf is the name of an input, or nothing where that is no text.
+// nameOf returns the name of an input, or "" where that is not text.
 func nameOf(input []byte) string {
 	name, _ := msgpack.Find(input, "name")
 	text, err := msgpack.Text(name)
@@ -123,8 +123,8 @@ func nameOf(input []byte) string {
 	return string(text)
 }
 
-// kept is by with the data of an input, which the body shares.
-func kept(by map[int][]byte, i int, data []byte) map[int][]byte {
+// put adds the data of an input, which shares the body's bytes.
+func put(by map[int][]byte, i int, data []byte) map[int][]byte {
 	if by == nil {
 		by = map[int][]byte{}
 	}
@@ -134,7 +134,7 @@ func kept(by map[int][]byte, i int, data []byte) map[int][]byte {
 
 // key begins a member.
 func (u *unpacked) key(key string) error {
-	if err := u.book(len(key)); err != nil {
+	if err := u.reserve(len(key)); err != nil {
 		return err
 	}
 	u.comma()
@@ -142,7 +142,7 @@ func (u *unpacked) key(key string) error {
 	return nil
 }
 
-// comma parts what follows from what came before it in a list or an object.
+// comma separates the next element or member from the one before it.
 func (u *unpacked) comma() {
 	if last := u.text[len(u.text)-1]; last != '{' && last != '[' {
 		u.text = append(u.text, ',')
@@ -150,20 +150,20 @@ func (u *unpacked) comma() {
 }
 
 func (u *unpacked) value(path string, value []byte) (err error) {
-	if err := u.book(len(value)); err != nil {
+	if err := u.reserve(len(value)); err != nil {
 		return err
 	}
 	u.text, err = msgpack.AppendAsJSON(u.text, value, u.limit)
-	return misplaced(path, err)
+	return conversionFault(path, err)
 }
 
-// misplaced says where in the body MessagePack is not what it should be.
-func misplaced(path string, err error) error {
+// conversionFault returns the fault of MessagePack that cannot be converted, with its place.
+func conversionFault(path string, err error) error {
 	e, ok := errors.AsType[*msgpack.Error](err)
 	if !ok {
 		return err
 	}
-	return invalidInput(e.At(path), e.What())
+	return invalidInput(e.At(path), e.Problem())
 }
 
 func invalidInput(field, what string) error {
@@ -171,4 +171,56 @@ func invalidInput(field, what string) error {
 		return fault.Newf(fault.InvalidInput, "the body %s", what)
 	}
 	return fault.Newf(fault.InvalidInput, "%s: %s", field, what).WithViolation(field, "%s", what)
+}
+
+// maxGrowth is how many times its bytes a value of MessagePack takes as JSON at most: false and
+// its comma are six, and so is a control character in a string.
+const maxGrowth = 6
+
+// decode decodes a request. It drops the text before it decodes lists, so a request holds its
+// body and the larger of the two.
+func (u *unpacked) decode(data []byte) (*oipjson.Request, error) {
+	out, err := u.head(data)
+	if err != nil {
+		return nil, err
+	}
+	for i, raw := range u.raw {
+		out.Inputs[i].Tensor.Raw = raw
+	}
+	for i := range out.Inputs {
+		if list, ok := u.lists[i]; ok {
+			if err := out.Unpack(i, list, u.memory); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return out, nil
+}
+
+// head decodes a request by way of JSON, without the data of its tensors.
+func (u *unpacked) head(data []byte) (*oipjson.Request, error) {
+	defer func() {
+		u.memory.ReleaseScratch(u.booked)
+		u.text, u.booked = nil, 0
+	}()
+	if err := u.request(data); err != nil {
+		return nil, err
+	}
+	return oipjson.DecodeUnpacked(u.text, u.memory)
+}
+
+// reserve reserves and allocates what the text grows by when n bytes of MessagePack are
+// appended.
+func (u *unpacked) reserve(n int) error {
+	most := min(maxGrowth*n, max(u.limit-len(u.text), 0))
+	if most <= cap(u.text)-len(u.text) {
+		return nil
+	}
+	need := int64(len(u.text) + most - cap(u.text))
+	if err := u.memory.Scratch(need); err != nil {
+		return err
+	}
+	u.booked += need
+	u.text = slices.Grow(u.text, most)
+	return nil
 }

@@ -127,7 +127,7 @@ func TestMessagePackThatCannotBeTakenSaysWhere(t *testing.T) {
 		"another datatype":   {"application/msgpack", with("datatype", "FLOAT"), fault.InvalidInput, "inputs.x.datatype"},
 		"data twice":         {"application/msgpack", twice, fault.InvalidInput, "inputs[0].data: is there twice"},
 		"as JSON too long":   {"application/msgpack", with("more", make(list, limitBytes/2)), fault.InvalidInput, "is more than 65536 bytes as JSON"},
-		"other JSON":         {"application/ld+json", "{", fault.InvalidRequest, "not the JSON that its type says"},
+		"other JSON":         {"application/ld+json", "{", fault.InvalidRequest, "not valid JSON"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -20,7 +20,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// options fills in what headers and query say.
+// options sets the options of headers and query.
 func options(out *call.Request, r *http.Request) error {
 	for _, o := range []struct {
 		name string
@@ -30,7 +30,7 @@ func options(out *call.Request, r *http.Request) error {
 		{transport.HeaderPriority, takePriority},
 		{transport.HeaderDurability, takeDurability},
 		{transport.HeaderIdempotencyKey, takeIdempotencyKey},
-		{transport.HeaderWaitForCapacity, takeWaitForRoom},
+		{transport.HeaderWaitForCapacity, takeWaitForCapacity},
 	} {
 		value := strings.TrimSpace(r.Header.Get(o.name))
 		if value == "" {
@@ -49,7 +49,7 @@ func takeTimeout(out *call.Request, value string) error {
 		return err
 	}
 	if d <= 0 {
-		return fmt.Errorf("%.*q is no time at all", shown, value)
+		return fmt.Errorf("%.*q is no time at all", maxQuoted, value)
 	}
 	out.Timeout = d
 	return nil
@@ -65,7 +65,7 @@ func duration(value string) (time.Duration, error) {
 		d, err = time.Duration(ms)*time.Millisecond, nil
 	}
 	if err != nil {
-		return 0, fmt.Errorf("%.*q is neither a duration such as 250ms nor whole milliseconds", shown, value)
+		return 0, fmt.Errorf("%.*q is neither a duration such as 250ms nor whole milliseconds", maxQuoted, value)
 	}
 	return d, nil
 }
@@ -73,7 +73,7 @@ func duration(value string) (time.Duration, error) {
 func takePriority(out *call.Request, value string) error {
 	n, err := strconv.ParseInt(value, 10, 32)
 	if err != nil {
-		return fmt.Errorf("%.*q is no whole number of 32 bits", shown, value)
+		return fmt.Errorf("%.*q is no whole number of 32 bits", maxQuoted, value)
 	}
 	out.Priority = int32(n)
 	return nil
@@ -82,7 +82,7 @@ func takePriority(out *call.Request, value string) error {
 func takeDurability(out *call.Request, value string) error {
 	d, err := pipeline.ParseDurability(value)
 	if err != nil {
-		return fmt.Errorf("%.*q: use memory or file", shown, value)
+		return fmt.Errorf("%.*q: use memory or file", maxQuoted, value)
 	}
 	out.Durability = d
 	return nil
@@ -96,16 +96,16 @@ func takeIdempotencyKey(out *call.Request, value string) error {
 	return nil
 }
 
-func takeWaitForRoom(out *call.Request, value string) error {
+func takeWaitForCapacity(out *call.Request, value string) error {
 	waits, err := strconv.ParseBool(value)
 	if err != nil {
-		return fmt.Errorf("%.*q: use true or false", shown, value)
+		return fmt.Errorf("%.*q: use true or false", maxQuoted, value)
 	}
 	out.WaitForCapacity = &waits
 	return nil
 }
 
-// query fills in what the query says. Every key may come once.
+// query sets the options of the query. Every key may come once.
 func query(out *call.Request, raw string) error {
 	values, err := url.ParseQuery(raw)
 	if err != nil {
@@ -157,7 +157,7 @@ func takeQuery(out *call.Request, key string, values []string) error {
 func takeOutputs(out *call.Request, value string) error {
 	for name := range strings.SplitSeq(value, ",") {
 		if name = strings.TrimSpace(name); name == "" {
-			return fmt.Errorf("%.*q names an output without a name", shown, value)
+			return fmt.Errorf("%.*q names an output without a name", maxQuoted, value)
 		}
 		out.Outputs = append(out.Outputs, name)
 	}
@@ -181,10 +181,10 @@ func with(p payload.Parameters, name, value string) payload.Parameters {
 	return p
 }
 
-// shown is how much of a text that a caller made up is repeated to it, in runes.
-const shown = 80
+// maxQuoted bounds how much of a caller's own text messages repeat, in runes.
+const maxQuoted = 80
 
 func invalid(field string, err error) error {
-	field = fmt.Sprintf("%.*s", shown, strings.ToValidUTF8(field, "\uFFFD"))
+	field = fmt.Sprintf("%.*s", maxQuoted, strings.ToValidUTF8(field, "\uFFFD"))
 	return fault.Newf(fault.InvalidRequest, "%s: %s", field, err).WithViolation(field, "%s", err)
 }

@@ -3,10 +3,13 @@ package plot
 import (
 	"encoding/xml"
 	"fmt"
+	"io"
+	"math"
+	"strconv"
 	"strings"
 )
 
-// Sizes of text, in pixels, and how wide a letter is at most about.
+// Sizes of text in pixels, the width of a letter as a share of that, and colours.
 const (
 	small      = 12
 	normal     = 14
@@ -17,31 +20,49 @@ const (
 	grid       = "#dddddd"
 )
 
-// Where a text stands at its point.
+// The anchors of a text.
 const (
-	begins  = "start"
-	centred = "middle"
-	ends    = "end"
+	left   = "start"
+	middle = "middle"
+	right  = "end"
 )
 
-// canvas is a picture in the making. Points are pixels from the left and the top.
+// Measures of a picture, in pixels.
+const (
+	pictureWidth = 920.0
+	leftMargin   = 130.0
+	rightMargin  = 40.0
+	plotHeight   = 280.0
+	titleHeight  = 62.0
+	aboveHeight  = 46.0
+	belowHeight  = 34.0
+)
+
+// seriesColour returns the colours of Okabe and Ito, "Color Universal Design" (2008),
+// which colour-blind readers can distinguish; without the yellow, which is too light for
+// a line.
+func seriesColour(i int) string {
+	colours := []string{"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"}
+	return colours[i%len(colours)]
+}
+
+// canvas collects the elements of a picture. Points are pixels from the left and the top.
 type canvas struct{ body strings.Builder }
 
-// rule draws a line of the grid.
-func (c *canvas) rule(x1, y1, x2, y2 float64) {
+type point struct{ x, y float64 }
+
+// gridLine draws a line of the grid.
+func (c *canvas) gridLine(x1, y1, x2, y2 float64) {
 	fmt.Fprintf(&c.body, `<line x1="%.1f" y1="%.1f" x2="%.1f" y2="%.1f" stroke="%s"/>`+"\n", x1, y1, x2, y2, grid)
 }
 
 func (c *canvas) rect(x, y, w, h float64, colour, title string) {
-	fmt.Fprintf(&c.body, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="%s"><title>%s</title></rect>`+"\n", x, y, w, h, colour, escaped(title))
+	fmt.Fprintf(&c.body, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="%s"><title>%s</title></rect>`+"\n", x, y, w, h, colour, escape(title))
 }
 
-func (c *canvas) text(x, y float64, size int, at, colour, text string) {
-	fmt.Fprintf(&c.body, `<text x="%.1f" y="%.1f" font-size="%d" text-anchor="%s" fill="%s">%s</text>`+"\n", x, y, size, at, colour, escaped(text))
+func (c *canvas) text(x, y float64, size int, anchor, colour, text string) {
+	fmt.Fprintf(&c.body, `<text x="%.1f" y="%.1f" font-size="%d" text-anchor="%s" fill="%s">%s</text>`+"\n", x, y, size, anchor, colour, escape(text))
 }
-
-// point is a place on the canvas.
-type point struct{ x, y float64 }
 
 func (c *canvas) curve(points []point, colour, dash string) {
 	var at strings.Builder
@@ -52,41 +73,174 @@ func (c *canvas) curve(points []point, colour, dash string) {
 }
 
 func (c *canvas) dot(p point, colour, title string) {
-	fmt.Fprintf(&c.body, `<circle cx="%.1f" cy="%.1f" r="4" fill="%s"><title>%s</title></circle>`+"\n", p.x, p.y, colour, escaped(title))
+	fmt.Fprintf(&c.body, `<circle cx="%.1f" cy="%.1f" r="4" fill="%s"><title>%s</title></circle>`+"\n", p.x, p.y, colour, escape(title))
 }
 
-// svg returns the whole picture.
-func (c *canvas) svg(width, height float64) string {
-	return fmt.Sprintf(`<svg xmlns="http://www.w3.org/2000/svg" width="%.0f" height="%.0f" viewBox="0 0 %.0f %.0f" font-family="system-ui, sans-serif">`+"\n",
-		width, height, width, height) +
-		fmt.Sprintf(`<rect width="%.0f" height="%.0f" fill="#ffffff"/>`+"\n", width, height) + c.body.String() + "</svg>\n"
+// write writes the picture, which ends a little below y.
+func (c *canvas) write(out io.Writer, y float64) error {
+	_, err := fmt.Fprintf(out, `<svg xmlns="http://www.w3.org/2000/svg" width="%.0f" height="%.0f" viewBox="0 0 %.0f %.0f" font-family="system-ui, sans-serif">`+"\n"+
+		`<rect width="%.0f" height="%.0f" fill="#ffffff"/>`+"\n%s</svg>\n",
+		pictureWidth, y+10, pictureWidth, y+10, pictureWidth, y+10, c.body.String())
+	return err
 }
 
-func escaped(s string) string {
+func escape(s string) string {
 	var out strings.Builder
-	_ = xml.EscapeText(&out, []byte(s)) // a builder takes all
+	_ = xml.EscapeText(&out, []byte(s)) // a builder accepts everything
 	return out.String()
 }
 
-// width is about how wide a text is.
-func width(text string, size int) float64 { return float64(len([]rune(text))) * float64(size) * letter }
+// legendEntry is a name and its colour.
+type legendEntry struct{ name, colour string }
 
-// legend writes names beside their colours, in rows within the bounds, and returns how
-// high they are.
-func (c *canvas) legend(left, right, y float64, entries []entry) float64 {
+// legend writes names beside their colours, in rows, and returns the height of all rows.
+func (c *canvas) legend(y float64, entries []legendEntry) float64 {
 	const box, row, gap = 12.0, 20.0, 18.0
-	x, top := left, y
+	x, top := leftMargin, y
 	for _, e := range entries {
-		needs := box + 6 + width(e.name, small)
-		if x+needs > right && x > left {
-			x, y = left, y+row
+		needs := box + 6 + float64(len([]rune(e.name)))*small*letter
+		if x+needs > pictureWidth-rightMargin && x > leftMargin {
+			x, y = leftMargin, y+row
 		}
 		c.rect(x, y-box+2, box, box, e.colour, e.name)
-		c.text(x+box+6, y, small, begins, foreground, e.name)
+		c.text(x+box+6, y, small, left, foreground, e.name)
 		x += needs + gap
 	}
 	return y + row - top
 }
 
-// entry is a name in a legend.
-type entry struct{ name, colour string }
+// panel is the place of a plot on the canvas.
+type panel struct{ left, top, right, bottom float64 }
+
+// panelBelow returns a panel of that height, and where it ends with its axis labels.
+func panelBelow(y, height float64) (panel, float64) {
+	p := panel{left: leftMargin, top: y + aboveHeight, right: pictureWidth - rightMargin, bottom: y + aboveHeight + height}
+	return p, p.bottom + belowHeight
+}
+
+// xScale and yScale map values to pixels of the panel.
+func (p panel) xScale(from, to float64) scale {
+	return scale{from: from, to: to, low: p.left, high: p.right}
+}
+
+func (p panel) yScale(from, to float64) scale {
+	return scale{from: from, to: to, low: p.bottom, high: p.top}
+}
+
+// xAxis draws the marks of the axis below the panel, yAxis those to its left.
+func (c *canvas) xAxis(p panel, x scale, marks []float64, label func(float64) string) {
+	for _, mark := range marks {
+		at := x.at(mark)
+		c.gridLine(at, p.top, at, p.bottom)
+		c.text(at, p.bottom+18, small, middle, faint, label(mark))
+	}
+}
+
+func (c *canvas) yAxis(p panel, y scale, label func(float64) string) {
+	for _, mark := range y.marks() {
+		at := y.at(mark)
+		c.gridLine(p.left, at, p.right, at)
+		c.text(p.left-8, at+4, small, right, faint, label(mark))
+	}
+}
+
+// scale maps the values between from and to to the pixels between low and high.
+type scale struct {
+	from, to  float64
+	low, high float64
+	log       bool
+}
+
+func (s scale) at(v float64) float64 {
+	from, to := s.from, s.to
+	if s.log {
+		v, from, to = math.Log10(math.Max(v, s.from)), math.Log10(from), math.Log10(to)
+	}
+	if to == from {
+		return s.low
+	}
+	return s.low + (s.high-s.low)*(v-from)/(to-from)
+}
+
+// marks returns the values that an axis labels: about five round values of a linear
+// scale; 1, 2 and 5 of each power of ten of a logarithmic one, or only 1 if it has many
+// powers.
+func (s scale) marks() (out []float64) {
+	if s.log {
+		begin, end := int(math.Floor(math.Log10(s.from))), int(math.Ceil(math.Log10(s.to)))
+		multiples := []float64{1, 2, 5}
+		if end-begin > 3 {
+			multiples = multiples[:1]
+		}
+		for power := begin; power <= end; power++ {
+			for _, m := range multiples {
+				if v := m * math.Pow10(power); v >= s.from*0.999 && v <= s.to*1.001 {
+					out = append(out, v)
+				}
+			}
+		}
+		return out
+	}
+	if s.to <= s.from {
+		return []float64{s.from}
+	}
+	step := math.Pow10(int(math.Floor(math.Log10((s.to - s.from) / 5))))
+	for _, m := range []float64{1, 2, 5, 10} {
+		if (s.to-s.from)/(step*m) <= 6 {
+			step *= m
+			break
+		}
+	}
+	for i := 0; s.from+float64(i)*step <= s.to*1.0001; i++ {
+		out = append(out, s.from+float64(i)*step)
+	}
+	return out
+}
+
+// latencyScale returns a logarithmic scale from the mark below low to the mark above high.
+func (p panel) latencyScale(low, high float64) scale {
+	if low <= 0 || math.IsInf(low, 0) {
+		low = 0.001
+	}
+	high = math.Max(high, low*1.1)
+	marks := []float64{1, 2, 5, 10}
+	s := p.yScale(low, high)
+	s.log = true
+	power := math.Pow10(int(math.Floor(math.Log10(low))))
+	for _, m := range marks {
+		if m*power <= low*1.0001 {
+			s.from = m * power
+		}
+	}
+	power = math.Pow10(int(math.Floor(math.Log10(high))))
+	for _, m := range marks {
+		if m*power >= high*0.9999 {
+			s.to = m * power
+			break
+		}
+	}
+	return s
+}
+
+// milliseconds labels a mark of a time axis.
+func milliseconds(ms float64) string {
+	switch {
+	case ms == 0:
+		return "0"
+	case ms < 1:
+		return short(ms*1000) + " µs"
+	case ms < 1000:
+		return short(ms) + " ms"
+	}
+	return short(ms/1000) + " s"
+}
+
+func short(v float64) string { return strconv.FormatFloat(float64(float32(v)), 'g', 4, 32) }
+
+// thousands labels a mark of a count.
+func thousands(v float64) string {
+	if v >= 10_000 {
+		return short(v/1000) + "k"
+	}
+	return fmt.Sprintf("%.4g", v)
+}

@@ -6,15 +6,15 @@ import (
 	"slices"
 )
 
-// Axis names what is along it, and the unit of its marks.
+// Axis has a name, and the unit of its marks.
 type Axis struct{ Name, Unit string }
 
-// Lines is a picture of series over one axis, whose values begin at 0.
+// Lines is a picture of series over one axis. Its values begin at 0.
 type Lines struct {
-	// Title stands above, and Note in a line below it.
+	// Title is above the picture, and Note a line below the title.
 	Title, Note string
 	X, Y        Axis
-	// Log gives each factor of x the same room; its values are above 0 then.
+	// Log makes the X axis logarithmic. Its values are above 0 then.
 	Log    bool
 	Series []Series
 }
@@ -23,18 +23,18 @@ type Lines struct {
 type Series struct {
 	Name   string
 	Points []At
-	// Dashed sets apart what was not measured here.
+	// Dashed distinguishes figures that were not measured here.
 	Dashed bool
 }
 
-// At is a point of a series. One with a value that is no number is left out.
+// At is a point of a series. Points that are not finite are left out.
 type At struct{ X, Y float64 }
 
 // Bars is a picture of groups of bars, one bar for each series.
 type Bars struct {
 	Title, Note string
 	Y           Axis
-	// Goal is drawn as a line across, with its name; 0 is none.
+	// Goal is a line across the picture, with a name; 0 is none.
 	Goal     float64
 	GoalName string
 	Groups   []string
@@ -47,28 +47,75 @@ type BarSeries struct {
 	Bars []Bar
 }
 
-// Bar is a value, and how far it was spread. One of 0 is not drawn.
+// Bar is a value and its range. A value of 0 is not drawn.
 type Bar struct{ Value, Low, High float64 }
+
+const (
+	// manyPoints are too many for a dot each.
+	manyPoints = 20
+	// fewMarks have space on an axis, each with its own value.
+	fewMarks = 9
+	dashes   = "6 4"
+)
 
 // WriteLines draws lines.
 func WriteLines(out io.Writer, l Lines) error {
 	c := &canvas{}
-	points := finite(l.Series)
 	p, y := c.head(l.Title, l.Note)
-	if len(points) == 0 {
-		return c.nothing(out, y)
+	var own []float64
+	most := 0.0
+	for _, s := range l.Series {
+		for _, at := range s.finite() {
+			own, most = append(own, at.X), max(most, at.Y)
+		}
 	}
-	x, scaleY := l.scales(p, points)
-	c.marks(p, x, xMarks(x, points), l.X.Unit)
+	if len(own) == 0 {
+		return c.writeNothing(out, y)
+	}
+	slices.Sort(own)
+	from, to := min(own[0], 0), own[len(own)-1]
+	if l.Log {
+		from = max(own[0], math.SmallestNonzeroFloat32)
+		to = max(to, from)
+	}
+	if most <= 0 {
+		most = 1
+	}
+	x, scaleY := p.xScale(from, to), p.yScale(0, most*1.08)
+	x.log = l.Log
+	marks := slices.Compact(own)
+	if len(marks) > fewMarks {
+		marks = x.marks()
+	}
+	c.xAxis(p, x, marks, func(v float64) string { return thousands(v) + l.X.Unit })
 	c.values(p, scaleY, l.Y)
-	c.text((p.left+p.right)/2, p.bottom+36, small, centred, faint, l.X.Name)
-	entries := make([]entry, len(l.Series))
+	c.text((p.left+p.right)/2, p.bottom+36, small, middle, faint, l.X.Name)
+	legend := make([]legendEntry, len(l.Series))
 	for i, s := range l.Series {
-		entries[i] = entry{s.Name, series(i)}
-		c.series(s, x, scaleY, series(i))
+		legend[i] = legendEntry{s.Name, seriesColour(i)}
+		dash := ""
+		if s.Dashed {
+			dash = dashes
+		}
+		var points []point
+		for _, at := range s.finite() {
+			points = append(points, point{x.at(at.X), scaleY.at(at.Y)})
+		}
+		c.curve(points, seriesColour(i), dash)
+		if len(points) > manyPoints {
+			continue
+		}
+		for j, at := range s.finite() {
+			c.dot(points[j], seriesColour(i), s.Name+": "+thousands(at.Y))
+		}
 	}
-	y += c.legend(p.left, p.right, y+28, entries) + 18
+	y += c.legend(y+28, legend) + 18
 	return c.write(out, y)
+}
+
+func (s Series) finite() []At {
+	finite := func(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
+	return slices.DeleteFunc(slices.Clone(s.Points), func(at At) bool { return !finite(at.X) || !finite(at.Y) })
 }
 
 // WriteBars draws bars.
@@ -82,153 +129,53 @@ func WriteBars(out io.Writer, b Bars) error {
 		}
 	}
 	if len(b.Groups) == 0 || len(b.Series) == 0 || most <= 0 || math.IsInf(most, 0) || math.IsNaN(most) {
-		return c.nothing(out, y)
+		return c.writeNothing(out, y)
 	}
-	scaleY := scale{from: 0, to: most * 1.08, low: p.bottom, high: p.top}
+	scaleY := p.yScale(0, most*1.08)
 	c.values(p, scaleY, b.Y)
-	room := (p.right - p.left) / float64(len(b.Groups))
+	const share = 0.7 // of a group's width that its bars take
+	width := (p.right - p.left) / float64(len(b.Groups))
+	each := width * share / float64(len(b.Series))
+	legend := make([]legendEntry, len(b.Series))
 	for i, name := range b.Groups {
-		left := p.left + float64(i)*room
-		c.text(left+room/2, p.bottom+18, small, centred, foreground, name)
-		b.group(c, i, left, room, scaleY)
-	}
-	entries := make([]entry, len(b.Series))
-	for i, s := range b.Series {
-		entries[i] = entry{s.Name, series(i)}
-	}
-	if b.Goal > 0 {
-		at := scaleY.at(b.Goal)
-		c.curve([]point{{p.left, at}, {p.right, at}}, foreground, "6 4")
-		c.text(p.right, at-6, small, ends, foreground, b.GoalName)
-	}
-	y += c.legend(p.left, p.right, y+8, entries)
-	return c.write(out, y)
-}
-
-// group draws the bars of one group.
-func (b Bars) group(c *canvas, i int, left, room float64, y scale) {
-	const share = 0.7
-	each := room * share / float64(len(b.Series))
-	for j, s := range b.Series {
-		if i >= len(s.Bars) || s.Bars[i].Value <= 0 {
-			continue
-		}
-		bar, x := s.Bars[i], left+room*(1-share)/2+float64(j)*each
-		top := y.at(bar.Value)
-		c.rect(x+2, top, each-4, y.low-top, series(j), s.Name+", "+b.Groups[i]+": "+thousands(bar.Value)+b.Y.Unit)
-		if bar.High > bar.Low {
-			c.curve([]point{{x + each/2, y.at(bar.Low)}, {x + each/2, y.at(bar.High)}}, foreground, "")
-		}
-	}
-}
-
-// head writes what stands above, and returns the panel and where it ends with the
-// names of its marks.
-func (c *canvas) head(title, note string) (panel, float64) {
-	c.text(leftMargin-60, 30, large, begins, foreground, title)
-	c.text(leftMargin-60, 50, small, begins, faint, note)
-	return below(titleHeight-20, plotHeight)
-}
-
-func (c *canvas) nothing(out io.Writer, y float64) error {
-	c.text(leftMargin, titleHeight+30, normal, begins, foreground, "There is nothing to draw.")
-	return c.write(out, y)
-}
-
-func (c *canvas) write(out io.Writer, y float64) error {
-	_, err := io.WriteString(out, c.svg(pictureWidth, y+10))
-	return err
-}
-
-func (l Lines) scales(p panel, points []At) (x, y scale) {
-	x = scale{from: points[0].X, to: points[0].X, low: p.left, high: p.right, log: l.Log}
-	most := 0.0
-	for _, at := range points {
-		x.from, x.to, most = min(x.from, at.X), max(x.to, at.X), max(most, at.Y)
-	}
-	if !l.Log {
-		x.from = min(x.from, 0)
-	} else {
-		x.from = max(x.from, math.SmallestNonzeroFloat32)
-		x.to = max(x.to, x.from)
-	}
-	if most <= 0 {
-		most = 1
-	}
-	return x, scale{from: 0, to: most * 1.08, low: p.bottom, high: p.top}
-}
-
-// finite returns the points of all series that have a place.
-func finite(all []Series) (out []At) {
-	for _, s := range all {
-		for _, at := range s.Points {
-			if at.finite() {
-				out = append(out, at)
+		begin := p.left + float64(i)*width
+		c.text(begin+width/2, p.bottom+18, small, middle, foreground, name)
+		for j, s := range b.Series {
+			legend[j] = legendEntry{s.Name, seriesColour(j)}
+			if i >= len(s.Bars) || s.Bars[i].Value <= 0 {
+				continue
+			}
+			bar, x := s.Bars[i], begin+width*(1-share)/2+float64(j)*each
+			top := scaleY.at(bar.Value)
+			c.rect(x+2, top, each-4, scaleY.low-top, seriesColour(j), s.Name+", "+name+": "+thousands(bar.Value)+b.Y.Unit)
+			if bar.High > bar.Low {
+				c.curve([]point{{x + each/2, scaleY.at(bar.Low)}, {x + each/2, scaleY.at(bar.High)}}, foreground, "")
 			}
 		}
 	}
-	return out
-}
-
-func (a At) finite() bool {
-	return !math.IsNaN(a.X) && !math.IsInf(a.X, 0) && !math.IsNaN(a.Y) && !math.IsInf(a.Y, 0)
-}
-
-// fewMarks are those that have room on an axis, each by its own value.
-const fewMarks = 9
-
-// xMarks are the values themselves where they are few.
-func xMarks(x scale, points []At) []float64 {
-	var own []float64
-	for _, at := range points {
-		own = append(own, at.X)
+	if b.Goal > 0 {
+		at := scaleY.at(b.Goal)
+		c.curve([]point{{p.left, at}, {p.right, at}}, foreground, dashes)
+		c.text(p.right, at-6, small, right, foreground, b.GoalName)
 	}
-	slices.Sort(own)
-	if own = slices.Compact(own); len(own) <= fewMarks {
-		return own
-	}
-	return x.marks()
+	y += c.legend(y+8, legend)
+	return c.write(out, y)
 }
 
-func (c *canvas) marks(p panel, x scale, marks []float64, unit string) {
-	for _, mark := range marks {
-		at := x.at(mark)
-		c.rule(at, p.top, at, p.bottom)
-		c.text(at, p.bottom+18, small, centred, faint, thousands(mark)+unit)
-	}
+// head writes title and note, and returns the panel and where it ends.
+func (c *canvas) head(title, note string) (panel, float64) {
+	c.text(leftMargin-60, 30, large, left, foreground, title)
+	c.text(leftMargin-60, 50, small, left, faint, note)
+	return panelBelow(titleHeight-20, plotHeight)
 }
 
-// values draws the axis to the left.
+func (c *canvas) writeNothing(out io.Writer, y float64) error {
+	c.text(leftMargin, titleHeight+30, normal, left, foreground, "There is nothing to draw.")
+	return c.write(out, y)
+}
+
+// values draws the axis to the left, with its name.
 func (c *canvas) values(p panel, y scale, axis Axis) {
-	for _, mark := range y.marks() {
-		at := y.at(mark)
-		c.rule(p.left, at, p.right, at)
-		c.text(p.left-8, at+4, small, ends, faint, thousands(mark)+axis.Unit)
-	}
-	c.text(p.left-60, p.top-12, small, begins, faint, axis.Name)
-}
-
-// manyPoints are too many for a dot each.
-const manyPoints = 20
-
-func (c *canvas) series(s Series, x, y scale, colour string) {
-	dash := ""
-	if s.Dashed {
-		dash = "6 4"
-	}
-	var points []point
-	for _, at := range s.Points {
-		if at.finite() {
-			points = append(points, point{x.at(at.X), y.at(at.Y)})
-		}
-	}
-	c.curve(points, colour, dash)
-	if len(points) > manyPoints {
-		return
-	}
-	for _, at := range s.Points {
-		if at.finite() {
-			c.dot(point{x.at(at.X), y.at(at.Y)}, colour, s.Name+": "+thousands(at.Y))
-		}
-	}
+	c.yAxis(p, y, func(v float64) string { return thousands(v) + axis.Unit })
+	c.text(p.left-60, p.top-12, small, left, faint, axis.Name)
 }

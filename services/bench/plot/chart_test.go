@@ -26,7 +26,7 @@ func bars(t *testing.T, b plot.Bars) string {
 	return out.String()
 }
 
-func TestEachSeriesIsALineWithADotForEachPoint(t *testing.T) {
+func TestSeriesAreLinesWithDots(t *testing.T) {
 	t.Parallel()
 	got := lines(t, plot.Lines{
 		Title: "a<b", X: plot.Axis{Name: "in flight"}, Y: plot.Axis{Name: "answers", Unit: "/s"}, Log: true,
@@ -45,7 +45,7 @@ func TestEachSeriesIsALineWithADotForEachPoint(t *testing.T) {
 	}
 }
 
-func TestEachGroupHasABarOfEachSeriesAndTheGoalIsALine(t *testing.T) {
+func TestGroupsHaveABarPerSeries(t *testing.T) {
 	t.Parallel()
 	got := bars(t, plot.Bars{
 		Groups: []string{"1", "8"}, Goal: 0.8, GoalName: "the goal",
@@ -54,7 +54,7 @@ func TestEachGroupHasABarOfEachSeriesAndTheGoalIsALine(t *testing.T) {
 			{Name: "y", Bars: []plot.Bar{{Value: 2}, {}}},
 		},
 	})
-	// The ground, three bars and two entries of the legend; the goal and one spread.
+	// The background, three bars and two legend entries; the goal and one range.
 	if n := count(t, got); n["rect"] != 6 || n["polyline"] != 2 {
 		t.Errorf("got %v in\n%s", n, got)
 	}
@@ -63,7 +63,7 @@ func TestEachGroupHasABarOfEachSeriesAndTheGoalIsALine(t *testing.T) {
 	}
 }
 
-func TestAChartHasNoImpossibleNumbers(t *testing.T) {
+func TestChartsHaveOnlyFiniteNumbers(t *testing.T) {
 	t.Parallel()
 	point := []plot.Series{{Name: "a", Points: []plot.At{{1, 0}}}}
 	for name, test := range map[string]struct {
@@ -87,7 +87,7 @@ func TestAChartHasNoImpossibleNumbers(t *testing.T) {
 				}
 			}
 			if got := strings.Contains(test.picture, "There is nothing to draw."); got != test.nothing {
-				t.Errorf("it says that there is nothing: %v", got)
+				t.Errorf("the picture is empty: %v", got)
 			}
 		})
 	}

@@ -1,105 +1,297 @@
+// Package plot draws figures as SVG.
+//
+//	err := plot.Write(file, report)
+//	err = plot.WriteLines(file, plot.Lines{Title: "Answers per second", Series: series})
+//
+// Write draws a report of package bench: latency by percentile, the parts of the latency,
+// and, for several runs, latency by throughput. For runs of ten samples or more that
+// shared their process with the mesh, it draws heap and goroutines over time.
+//
+// WriteLines and WriteBars draw figures for comparison: series over one axis, and groups
+// of bars. Their values begin at 0, so that lengths can be compared by eye.
+//
+// A picture is text: it needs no font and no script, and is the same for the same
+// figures. Colour-blind readers can distinguish its colours. The axis of percentiles
+// gives each nine the same space, because callers notice the tail; that of latencies is
+// logarithmic. Bars are means, because only means add up.
+//
+// All functions are pure, and fail only if their writer does.
 package plot
 
 import (
 	"fmt"
 	"io"
+	"math"
+	"strconv"
+	"strings"
 
-	"github.com/stagemesh/stagemesh/services/bench/report"
+	"github.com/stagemesh/stagemesh/services/bench"
 )
 
-// Measures of the picture, in pixels.
-const (
-	pictureWidth = 920.0
-	leftMargin   = 130.0
-	rightMargin  = 40.0
-	plotHeight   = 280.0
-	titleHeight  = 62.0
-	aboveHeight  = 46.0
-	belowHeight  = 34.0
-)
-
-// Write draws the report. Runs without an answer are left out.
-func Write(out io.Writer, r report.Report) error {
-	runs := make([]report.Run, 0, len(r.Runs))
+// Write draws the report. It leaves out runs without an answer.
+func Write(out io.Writer, r bench.Report) error {
+	runs := make([]bench.Run, 0, len(r.Runs))
 	for _, run := range r.Runs {
 		if run.Latency.Count > 0 {
 			runs = append(runs, run)
 		}
 	}
 	c := &canvas{}
-	y := c.title(r)
+	c.title(r)
 	if len(runs) == 0 {
-		c.text(leftMargin-60, y+30, normal, begins, foreground, "There are no answers to draw.")
-		y += 50
-	} else {
-		y = c.plots(y, runs)
+		c.text(leftMargin-60, titleHeight+30, normal, left, foreground, "There are no answers to draw.")
+		return c.write(out, titleHeight+50)
 	}
-	_, err := io.WriteString(out, c.svg(pictureWidth, y+10))
-	return err
-}
-
-func (c *canvas) title(r report.Report) float64 {
-	s := r.Subject
-	c.text(leftMargin-60, 30, large, begins, foreground, fmt.Sprintf("Pipeline %s by %s, %s", s.Pipeline, s.Protocol, s.Payload))
-	c.text(leftMargin-60, 50, small, begins, faint, fmt.Sprintf("%s; %d cores, %s/%s, %s, stagemesh %s; %s",
-		map[string]string{report.Elsewhere: s.Address, report.InProcess: "mesh in the generator's process", report.Processes: "mesh in processes beside the generator"}[s.Place],
-		r.Machine.Cores, r.Machine.OS, r.Machine.Arch, r.Machine.Go, r.Product, r.Began.UTC().Format("2006-01-02")))
-	return titleHeight
-}
-
-// plots draws the plots below each other, and returns where they end.
-func (c *canvas) plots(y float64, runs []report.Run) float64 {
-	p, y := below(y, plotHeight)
+	byRun := make([]legendEntry, len(runs))
+	for i, run := range runs {
+		byRun[i] = legendEntry{run.Load.Name(), seriesColour(i)}
+	}
+	p, y := panelBelow(titleHeight, plotHeight)
 	c.percentiles(p, runs)
 	if len(runs) > 1 {
-		y += c.runLegend(y, runs)
+		y += c.legend(y+8, byRun)
 	}
-	p, y = below(y, barHeight*float64(len(runs)))
-	c.split(p, runs)
-	y += c.legend(leftMargin, pictureWidth-rightMargin, y+8, partColours(runs))
+	p, y = panelBelow(y, barHeight*float64(len(runs)))
+	y += c.legend(y+8, c.parts(p, runs))
 	if len(runs) > 1 {
-		y = c.throughputs(y, runs)
+		p, y = panelBelow(y, plotHeight)
+		y += c.legend(y+8, c.throughput(p, runs))
 	}
-	if all := processes(runs); len(all) > 0 {
-		y = c.overTime(y, runs, all)
+	if timed := timedRuns(runs); len(timed) > 0 {
+		for _, of := range processFigures {
+			p, y = panelBelow(y, processHeight)
+			c.process(p, of, timed)
+		}
+		if len(runs) > 1 {
+			y += c.legend(y+8, byRun)
+		}
 	}
-	return y
+	return c.write(out, y)
 }
 
-// runLegend writes which run has which colour.
-func (c *canvas) runLegend(y float64, runs []report.Run) float64 {
-	entries := make([]entry, len(runs))
+func (c *canvas) title(r bench.Report) {
+	s := r.Subject
+	place := map[string]string{bench.Elsewhere: s.Address, bench.InProcess: "mesh in the generator's process", bench.Processes: "mesh in processes beside the generator"}[s.Place]
+	c.text(leftMargin-60, 30, large, left, foreground, fmt.Sprintf("Pipeline %s by %s, %s", s.Pipeline, s.Protocol, s.Payload))
+	c.text(leftMargin-60, 50, small, left, faint, fmt.Sprintf("%s; %d cores, %s/%s, %s, stagemesh %s; %s",
+		place, r.Machine.Cores, r.Machine.OS, r.Machine.Arch, r.Machine.Go, r.Product, r.Began.UTC().Format("2006-01-02")))
+}
+
+func (c *canvas) heading(p panel, text string) {
+	c.text(p.left-60, p.top-18, large, left, foreground, text)
+}
+
+// nines is the position of a percentile: 90 is 1, 99 is 2.
+func nines(percentile float64) float64 { return -math.Log10(1 - percentile/100) }
+
+// mostNines bounds the axis: six are one in a million.
+const mostNines = 6
+
+// percentiles draws latency by percentile, a curve per run.
+func (c *canvas) percentiles(p panel, runs []bench.Run) {
+	c.heading(p, "Latency by percentile")
+	low, high, most := math.Inf(1), 0.0, 1.0
+	for _, run := range runs {
+		for _, at := range shownPoints(run) {
+			low, high, most = math.Min(low, at.MS), math.Max(high, at.MS), math.Max(most, nines(at.Percentile))
+		}
+	}
+	most = math.Min(most, mostNines)
+	x, y := p.xScale(0, most), p.latencyScale(low, high)
+	c.yAxis(p, y, milliseconds)
+	var marks []float64
+	for n := 0.0; n <= most; n++ {
+		marks = append(marks, n)
+	}
+	c.xAxis(p, x, append(marks, nines(50)), func(n float64) string {
+		return strconv.FormatFloat(100*(1-math.Pow(10, -n)), 'g', 7, 64) + " %"
+	})
 	for i, run := range runs {
-		entries[i] = entry{run.Load.Name(), series(i)}
+		var points []point
+		for _, at := range shownPoints(run) {
+			next := point{x.at(nines(at.Percentile)), y.at(at.MS)}
+			if n := len(points); n > 0 {
+				next.x = math.Max(next.x, points[n-1].x)
+			}
+			points = append(points, next)
+		}
+		c.curve(points, seriesColour(i), "")
 	}
-	return c.legend(leftMargin, pictureWidth-rightMargin, y+8, entries)
 }
 
-func (c *canvas) throughputs(y float64, runs []report.Run) float64 {
-	p, y := below(y, plotHeight)
-	c.throughput(p, runs)
-	entries := make([]entry, len(lines))
-	for i, line := range lines {
-		entries[i] = entry{line.name, series(i)}
+// shownPoints are the points that have a place on the axis. The last, 100 %, has none,
+// and is drawn at the highest percentile that so many answers resolve.
+func shownPoints(run bench.Run) []bench.Point {
+	out := make([]bench.Point, 0, len(run.Curve))
+	for _, p := range run.Curve {
+		if p.Percentile >= 100 {
+			p.Percentile = 100 * (1 - 1/math.Max(2, float64(run.Latency.Count)))
+		}
+		if nines(p.Percentile) <= mostNines && p.MS > 0 {
+			out = append(out, p)
+		}
 	}
-	return y + c.legend(leftMargin, pictureWidth-rightMargin, y+8, entries)
+	return out
 }
 
-// overTime draws what the processes were like.
-func (c *canvas) overTime(y float64, runs []report.Run, all []timed) float64 {
-	for which := range processLines {
-		var p panel
-		p, y = below(y, processHeight)
-		c.process(p, which, all)
+// barHeight is that of a bar with the space around it.
+const barHeight = 34.0
+
+// parts draws the parts of the mean latency, a bar per run, and returns their legend.
+func (c *canvas) parts(p panel, runs []bench.Run) []legendEntry {
+	c.heading(p, "Where the time went, on average")
+	longest := 0.001
+	for _, run := range runs {
+		total := 0.0
+		for _, part := range run.Parts() {
+			total += part.Mean()
+		}
+		longest = max(longest, total)
 	}
-	if len(runs) > 1 {
-		y += c.runLegend(y, runs)
+	x := p.xScale(0, longest)
+	c.xAxis(p, x, x.marks(), milliseconds)
+	legend := partColours(runs)
+	colours := map[string]string{}
+	for _, e := range legend {
+		colours[e.name] = e.colour
 	}
-	return y
+	const margin = 5.0
+	for i, run := range runs {
+		top := p.top + float64(i)*barHeight
+		c.text(x.low-8, top+barHeight/2+4, small, right, foreground, run.Load.Name())
+		from := 0.0
+		for _, part := range run.Parts() {
+			begin, end := x.at(from), x.at(from+part.Mean())
+			c.rect(begin, top+margin, end-begin, barHeight-2*margin, colours[part.Name], fmt.Sprintf("%s %.3f ms", part.Name, part.Mean()))
+			from += part.Mean()
+		}
+	}
+	return legend
 }
 
-// below returns a panel of that height, and where it ends with what names its axis.
-func below(y, height float64) (panel, float64) {
-	p := panel{left: leftMargin, top: y + aboveHeight, right: pictureWidth - rightMargin, bottom: y + aboveHeight + height}
-	return p, p.bottom + belowHeight
+// partColours returns the parts of all runs with their colours, in order. A step has one
+// hue, and its run is the darkest shade.
+func partColours(runs []bench.Run) []legendEntry {
+	hues := []int{205, 24, 162, 322, 45, 265, 0, 90}
+	lightness := map[string]int{"queue": 80, "batch": 65, "run": 42}
+	var out []legendEntry
+	known := map[string]bool{}
+	steps := map[string]int{}
+	for _, run := range runs {
+		for _, part := range run.Parts() {
+			if known[part.Name] {
+				continue
+			}
+			known[part.Name] = true
+			colour := map[string]string{"hops": "#8c8c8c", "outside": "#cfcfcf"}[part.Name]
+			if space := strings.LastIndexByte(part.Name, ' '); space >= 0 {
+				name, kind := part.Name[:space], part.Name[space+1:]
+				if _, ok := steps[name]; !ok {
+					steps[name] = len(steps)
+				}
+				colour = fmt.Sprintf("hsl(%d,60%%,%d%%)", hues[steps[name]%len(hues)], lightness[kind])
+			}
+			out = append(out, legendEntry{part.Name, colour})
+		}
+	}
+	return out
+}
+
+// throughput draws latency by throughput, a line per percentile, and returns their legend.
+func (c *canvas) throughput(p panel, runs []bench.Run) (legend []legendEntry) {
+	c.heading(p, "Latency by throughput")
+	low, high, most := math.Inf(1), 0.0, 0.0
+	for _, run := range runs {
+		low, high = math.Min(low, run.Latency.P50MS), math.Max(high, run.Latency.P999MS)
+		most = math.Max(most, run.ThroughputPerS)
+	}
+	x, y := p.xScale(0, most*1.06), p.latencyScale(low, high)
+	c.yAxis(p, y, milliseconds)
+	c.xAxis(p, x, x.marks(), func(v float64) string { return thousands(v) + "/s" })
+	for i, line := range []struct {
+		name, dash string
+		of         func(bench.Distribution) float64
+	}{
+		{"P50", "", func(d bench.Distribution) float64 { return d.P50MS }},
+		{"P99", "7 4", func(d bench.Distribution) float64 { return d.P99MS }},
+		{"P99.9", "2 3", func(d bench.Distribution) float64 { return d.P999MS }},
+	} {
+		points := make([]point, len(runs))
+		for j, run := range runs {
+			points[j] = point{x.at(run.ThroughputPerS), y.at(line.of(run.Latency))}
+		}
+		c.curve(points, seriesColour(i), line.dash)
+		for j, run := range runs {
+			c.dot(points[j], seriesColour(i), line.name+" of "+run.Load.Name()+": "+milliseconds(line.of(run.Latency)))
+		}
+		legend = append(legend, legendEntry{line.name, seriesColour(i)})
+	}
+	return legend
+}
+
+// fewSamples are too few for a line over time.
+const fewSamples = 10
+
+// processHeight is that of each plot of a process.
+const processHeight = 120.0
+
+// processFigure is a figure of the generator's process that is drawn over time.
+type processFigure struct {
+	title string
+	label func(float64) string
+	of    func(bench.ProcessSample) float64
+}
+
+var processFigures = []processFigure{
+	{"Heap of generator and mesh", func(v float64) string { return short(v) + " MB" }, func(s bench.ProcessSample) float64 { return s.HeapMB }},
+	{"Goroutines of generator and mesh", thousands, func(s bench.ProcessSample) float64 { return float64(s.Goroutines) }},
+}
+
+// timedRun has the measured samples of the i-th run's process.
+type timedRun struct {
+	i       int
+	warmup  float64
+	samples []bench.ProcessSample
+}
+
+// timedRuns returns the runs that shared their process with the mesh and have enough
+// samples.
+func timedRuns(runs []bench.Run) []timedRun {
+	var out []timedRun
+	for i, run := range runs {
+		if samples := run.Measured(); run.Generator.Shared && len(samples) >= fewSamples {
+			out = append(out, timedRun{i, run.Load.WarmupMS, samples})
+		}
+	}
+	return out
+}
+
+// process draws a figure over time. Runs have the colours of their percentiles.
+func (c *canvas) process(p panel, of processFigure, runs []timedRun) {
+	c.heading(p, of.title)
+	longest, most := 0.0, 1.0
+	for _, run := range runs {
+		for _, s := range run.samples {
+			longest, most = max(longest, s.AtMS-run.warmup), max(most, of.of(s))
+		}
+	}
+	// The unit in which the longest time has few figures.
+	const second = 1000.0
+	unit, name := second, "s"
+	if longest > 600*second {
+		unit, name = 60*second, "min"
+	}
+	if longest > 600*60*second {
+		unit, name = 3600*second, "h"
+	}
+	x, y := p.xScale(0, longest/unit), p.yScale(0, most*1.1)
+	c.xAxis(p, x, x.marks(), func(v float64) string { return short(v) + " " + name })
+	c.yAxis(p, y, of.label)
+	for _, run := range runs {
+		points := make([]point, len(run.samples))
+		for i, s := range run.samples {
+			points[i] = point{x.at((s.AtMS - run.warmup) / unit), y.at(of.of(s))}
+		}
+		c.curve(points, seriesColour(run.i), "")
+	}
 }

@@ -11,29 +11,28 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/stagemesh/stagemesh/services/bench/load"
+	"github.com/stagemesh/stagemesh/services/bench"
 	"github.com/stagemesh/stagemesh/services/bench/plot"
-	"github.com/stagemesh/stagemesh/services/bench/report"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // runOf is a run of a thousand answers, the longest of that time.
-func runOf(callers int, longest time.Duration) report.Run {
-	recorder := report.NewRecorder(0)
+func runOf(callers int, longest time.Duration) bench.Run {
+	recorder := bench.NewRecorder(0)
 	for i := range 1000 {
 		latency := longest * time.Duration(i+1) / 1000
-		recorder.Record(i, load.Sample{Latency: latency, Answer: &load.Answer{
-			Total: latency / 2, Steps: []load.Step{{Name: "a<b", Queue: latency / 10, Run: latency / 10, BatchSize: 1}},
+		recorder.Record(bench.Sample{Latency: latency, Answer: &bench.Answer{
+			Total: latency / 2, Steps: []bench.StepTiming{{Name: "a<b", Queue: latency / 10, Run: latency / 10, BatchSize: 1}},
 		}})
 	}
-	return recorder.Run(load.Settings{Concurrency: callers, Duration: time.Second}, load.Outcome{Elapsed: time.Second, Sent: 1000})
+	return recorder.Run(bench.Settings{Concurrency: callers, Duration: time.Second}, bench.Outcome{Elapsed: time.Second, Sent: 1000})
 }
 
-func draw(t *testing.T, runs ...report.Run) string {
+func draw(t *testing.T, runs ...bench.Run) string {
 	t.Helper()
 	var out bytes.Buffer
-	err := plot.Write(&out, report.Report{Version: report.Version, Subject: report.Subject{Pipeline: "x&y", Place: report.InProcess}, Runs: runs})
+	err := plot.Write(&out, bench.Report{Version: bench.ReportVersion, Subject: bench.Subject{Pipeline: "x&y", Place: bench.InProcess}, Runs: runs})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +58,7 @@ func count(t *testing.T, picture string) map[string]int {
 	}
 }
 
-func TestEachRunHasACurveAndABar(t *testing.T) {
+func TestEachRunHasCurveAndBar(t *testing.T) {
 	t.Parallel()
 	one := draw(t, runOf(1, time.Second))
 	if got := count(t, one); got["polyline"] != 1 || got["circle"] != 0 || !strings.Contains(one, "<title>a&lt;b run 50.050 ms</title>") {
@@ -77,10 +76,10 @@ func TestEachRunHasACurveAndABar(t *testing.T) {
 	}
 }
 
-func TestAPictureHasNoImpossibleNumbers(t *testing.T) {
+func TestPicturesHaveOnlyFiniteNumbers(t *testing.T) {
 	t.Parallel()
 	same := runOf(1, 0)
-	for name, runs := range map[string][]report.Run{
+	for name, runs := range map[string][]bench.Run{
 		"none": {}, "without answers": {{}, {}}, "all alike": {same, same}, "one and none": {runOf(1, time.Second), {}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -95,13 +94,13 @@ func TestAPictureHasNoImpossibleNumbers(t *testing.T) {
 		})
 	}
 	if !strings.Contains(draw(t), "There are no answers to draw.") {
-		t.Error("it does not say that there is nothing")
+		t.Error("the picture of no runs does not say so")
 	}
 }
 
-func TestTheSameReportIsTheSamePicture(t *testing.T) {
+func TestPicturesAreDeterministic(t *testing.T) {
 	t.Parallel()
-	runs := []report.Run{runOf(1, time.Second), runOf(8, time.Minute)}
+	runs := []bench.Run{runOf(1, time.Second), runOf(8, time.Minute)}
 	first := draw(t, runs...)
 	if again := draw(t, runs...); again != first {
 		t.Errorf("got\n%s\nand then\n%s", first, again)

@@ -7,36 +7,36 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/services/bench/report"
+	"github.com/stagemesh/stagemesh/services/bench"
 )
 
-// lookedAt is a run that shares its process with the mesh, with so many samples that
-// count, and two of the warm-up.
-func lookedAt(samples int, apart time.Duration) report.Run {
+// sampled is a run that shares its process with the mesh, with a number of measured
+// samples, and two of the warm-up.
+func sampled(samples int, apart time.Duration) bench.Run {
 	run := runOf(8, time.Second)
 	run.Generator.Shared = true
 	step := float64(apart.Milliseconds())
 	run.Load.WarmupMS = 2 * step
 	for i := range samples + 2 {
-		run.Process.Samples = append(run.Process.Samples, report.ProcessSample{AtMS: float64(i) * step, HeapMB: 12 + float64(i%3), Goroutines: int64(60 + i)})
+		run.Process.Samples = append(run.Process.Samples, bench.ProcessSample{AtMS: float64(i) * step, HeapMB: 12 + float64(i%3), Goroutines: int64(60 + i)})
 	}
 	return run
 }
 
-func TestAProcessIsDrawnWhereItTellsOfTheMesh(t *testing.T) {
+func TestSharedProcessesAreDrawn(t *testing.T) {
 	t.Parallel()
-	apart := lookedAt(60, time.Second)
+	apart := sampled(60, time.Second)
 	apart.Generator.Shared = false
 	for name, test := range map[string]struct {
-		runs []report.Run
+		runs []bench.Run
 		// want are the curves of processes.
 		want int
 	}{
-		"long enough":              {[]report.Run{lookedAt(10, time.Second)}, 2},
-		"too short":                {[]report.Run{lookedAt(9, time.Second)}, 0},
-		"of another process":       {[]report.Run{apart}, 0},
-		"an older report's":        {[]report.Run{runOf(1, time.Second)}, 0},
-		"two, and one that is not": {[]report.Run{lookedAt(20, time.Second), runOf(1, time.Second), lookedAt(60, time.Minute)}, 4},
+		"long enough":              {[]bench.Run{sampled(10, time.Second)}, 2},
+		"too short":                {[]bench.Run{sampled(9, time.Second)}, 0},
+		"of another process":       {[]bench.Run{apart}, 0},
+		"an older report's":        {[]bench.Run{runOf(1, time.Second)}, 0},
+		"two, and one that is not": {[]bench.Run{sampled(20, time.Second), runOf(1, time.Second), sampled(60, time.Minute)}, 4},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -56,7 +56,7 @@ func TestAProcessIsDrawnWhereItTellsOfTheMesh(t *testing.T) {
 	}
 }
 
-func TestTheTimeOfAProcessBeginsAfterTheWarmUpAndIsToldInFewFigures(t *testing.T) {
+func TestProcessTimeHasASuitableUnit(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		apart time.Duration
@@ -69,7 +69,7 @@ func TestTheTimeOfAProcessBeginsAfterTheWarmUpAndIsToldInFewFigures(t *testing.T
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			picture := draw(t, lookedAt(11, test.apart))
+			picture := draw(t, sampled(11, test.apart))
 			for _, mark := range slices.Sorted(maps.Keys(test.marks)) {
 				if strings.Contains(picture, mark) != test.marks[mark] {
 					t.Errorf("%s: want %v in\n%s", mark, test.marks[mark], picture)
@@ -79,11 +79,11 @@ func TestTheTimeOfAProcessBeginsAfterTheWarmUpAndIsToldInFewFigures(t *testing.T
 	}
 }
 
-func TestAProcessOfNothingIsDrawnToo(t *testing.T) {
+func TestProcessOfZerosIsDrawn(t *testing.T) {
 	t.Parallel()
-	run := lookedAt(11, 0)
+	run := sampled(11, 0)
 	for i := range run.Process.Samples {
-		run.Process.Samples[i] = report.ProcessSample{}
+		run.Process.Samples[i] = bench.ProcessSample{}
 	}
 	picture := draw(t, run)
 	if count(t, picture)["polyline"] != 3 || strings.Contains(picture, "NaN") || strings.Contains(picture, "Inf") {

@@ -1,0 +1,215 @@
+package compare
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/stagemesh/stagemesh/bench/bed"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/process"
+	"github.com/stagemesh/stagemesh/services/bench"
+	"github.com/stagemesh/stagemesh/services/bench/plot"
+)
+
+const (
+	defaultPairs = 5
+	maxPairs     = 1000
+)
+
+// command is one call of bench run.
+type command struct {
+	flags     bench.Flags
+	mesh      string
+	processes bool
+	baseline  bool
+	pairs     int
+}
+
+// NewCommand returns the command run. With --processes it starts this program's command
+// part, which is bed.NewCommand.
+func NewCommand() *cobra.Command {
+	var c command
+	cmd := &cobra.Command{
+		Use:   "run PIPELINE [FILE...]",
+		Short: "Measure a pipeline of a mesh that it starts, alone or in pairs with the baseline",
+		Long: "Run is `stagemesh bench` for a mesh that it starts itself: in this process, or in processes of its own. With\n" +
+			"--baseline, the mesh alternates with a minimal implementation of the same hops, and the ratios are printed.",
+		Example: "  bench run echo --payload 1KiB --mesh bench/echo3.yaml --processes --baseline --pairs 3 --concurrency 1,64,256",
+		Args:    func(cmd *cobra.Command, args []string) error { return c.check(cmd, args) },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx, stop := process.SignalContext(cmd.Context())
+			defer stop()
+			return c.run(ctx, cmd, args[0], args[1:])
+		},
+		SilenceErrors: true, SilenceUsage: true,
+	}
+	c.flags.Add(cmd.Flags())
+	cmd.Flags().StringVar(&c.mesh, "mesh", "", "the file of the mesh to start")
+	cmd.Flags().BoolVar(&c.processes, "processes", false, "start it as processes: one for broker and gateway, and one for each host of a stage")
+	cmd.Flags().BoolVar(&c.baseline, "baseline", false, "measure the baseline too, in pairs with the mesh, and print the ratios")
+	cmd.Flags().IntVar(&c.pairs, "pairs", defaultPairs, "the number of pairs for each load")
+	return cmd
+}
+
+func (c *command) check(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return errors.New("give a PIPELINE, and FILEs, --payload or --tensor")
+	}
+	switch err := c.flags.Check(cmd.Flags(), len(args)-1); {
+	case err != nil:
+		return err
+	case c.mesh == "":
+		return errors.New("--mesh: name the file of the mesh to start; stagemesh bench measures a running one")
+	case cmd.Flags().Changed("pairs") && !c.baseline:
+		return errors.New("--pairs: is for --baseline")
+	case c.pairs < 1 || c.pairs > maxPairs:
+		return fmt.Errorf("--pairs: %d is not between 1 and %d", c.pairs, maxPairs)
+	}
+	return nil
+}
+
+// checkBaseline returns an error for requests that the baseline does not serve.
+func checkBaseline(s bench.ClientSettings) error {
+	switch {
+	case s.Protocol != bench.GRPC && s.Protocol != bench.Connect:
+		return fmt.Errorf("--protocol: the baseline serves grpc and connect, not %s", s.Protocol)
+	case s.Streams:
+		return errors.New("--streams: the baseline does not answer in chunks")
+	case len(s.Inputs[0]) > 1:
+		return errors.New("--tensor: the baseline takes one input")
+	}
+	return nil
+}
+
+func (c *command) run(ctx context.Context, cmd *cobra.Command, name string, files []string) error {
+	inputs := make([][]payload.Part, len(files))
+	for i, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		inputs[i] = []payload.Part{payload.OfBlob("", http.DetectContentType(data), data)}
+	}
+	session, err := c.flags.Session(name, inputs, cmd.ErrOrStderr())
+	if err == nil && c.baseline {
+		err = checkBaseline(session.Client)
+	}
+	if err != nil {
+		return err
+	}
+	out, err := c.flags.Open(cmd.OutOrStdout())
+	if err != nil {
+		return err
+	}
+	defer out.Close() //nolint:errcheck // Write has closed it
+	m := measurement{command: c, session: session}
+	if err := m.measure(ctx); err != nil {
+		return err
+	}
+	m.report.Report = session.Report
+	err = out.Write(m.report,
+		func(w io.Writer) error { return WriteText(w, m.report) },
+		func(w io.Writer) error { return plot.Write(w, session.Report) })
+	return errors.Join(err, session.Check())
+}
+
+// measurement is the work of one command.
+type measurement struct {
+	command *command
+	session *bench.Session
+	// report lacks the session's.
+	report Report
+}
+
+// measure starts the mesh, makes the runs, and stops the mesh.
+func (m *measurement) measure(ctx context.Context) (err error) {
+	c, client := m.command, &m.session.Client
+	settings := bed.Settings{File: c.mesh}
+	if c.baseline {
+		settings.Baseline, settings.Durability = client.Pipeline, client.Durability
+	}
+	subject := &m.session.Report.Subject
+	subject.Place, subject.File = bench.InProcess, c.mesh
+	if c.processes {
+		subject.Place, settings.Arguments = bench.Processes, []string{bed.CommandName}
+		if settings.Program, err = os.Executable(); err != nil {
+			return fmt.Errorf("--processes: %w", err)
+		}
+	}
+	started, err := bed.Start(ctx, settings)
+	if err != nil {
+		return err
+	}
+	return errors.Join(m.measureOn(ctx, started), started.Stop())
+}
+
+func (m *measurement) measureOn(ctx context.Context, on *bed.Bed) error {
+	mesh, err := m.connect(ctx, on.URL())
+	if err != nil {
+		return err
+	}
+	defer mesh.Close()
+	if !m.command.baseline {
+		return m.session.RunAll(ctx, mesh.Do)
+	}
+	baseline, err := m.connect(ctx, on.BaselineURL())
+	if err != nil {
+		return fmt.Errorf("the baseline: %w", err)
+	}
+	defer baseline.Close()
+	for i, load := range m.session.Loads {
+		of := fmt.Sprintf("%d of %d", i+1, len(m.session.Loads))
+		if err := m.pairs(ctx, mesh.Do, baseline.Do, load, of); err != nil || ctx.Err() != nil {
+			return err // the report has what was measured
+		}
+	}
+	return nil
+}
+
+// connect returns a client of the address, which has had its first answer.
+func (m *measurement) connect(ctx context.Context, address string) (*bench.Client, error) {
+	settings := m.session.Client
+	settings.Address = address
+	client, err := bench.NewClient(settings)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.session.Try(ctx, client.Do); err != nil {
+		client.Close()
+		return nil, err
+	}
+	return client, nil
+}
+
+// pairs measures one load in pairs and adds them to the report.
+func (m *measurement) pairs(ctx context.Context, mesh, baseline bench.Target, load bench.Settings, of string) error {
+	var ofMesh, ofBaseline []bench.Run
+	err := func() error {
+		for pair := range m.command.pairs {
+			for turn := range 2 {
+				target, into, name := mesh, &ofMesh, "mesh"
+				if turn != pair%2 {
+					target, into, name = baseline, &ofBaseline, "baseline"
+				}
+				run, err := m.session.Run(ctx, target, load, fmt.Sprintf("%s, pair %d of %d, %s", of, pair+1, m.command.pairs, name))
+				if err != nil || run.Interrupted {
+					return err // an incomplete run is not compared
+				}
+				*into = append(*into, run)
+			}
+		}
+		return nil
+	}()
+	if comparison, median := Compare(ofMesh, ofBaseline); median >= 0 {
+		m.report.Comparisons = append(m.report.Comparisons, comparison)
+		m.report.Baseline = append(m.report.Baseline, ofBaseline[median])
+		m.session.Report.Runs = append(m.session.Report.Runs, ofMesh[median])
+	}
+	return err
+}

@@ -1,0 +1,115 @@
+package compare_test
+
+import (
+	"bytes"
+	"encoding/xml"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stagemesh/stagemesh/bench/compare"
+	"github.com/stagemesh/stagemesh/services/bench"
+)
+
+func TestMeshRunsAsProcesses(t *testing.T) {
+	t.Parallel()
+	path, picture := write(t, echoes), filepath.Join(t.TempDir(), "picture.svg")
+	input := filepath.Join(t.TempDir(), "input.txt")
+	if err := os.WriteFile(input, []byte("some text"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r, _ := measure(t, "both", input, "--mesh", path, "--processes", "--rate", "200", "--warmup", "50ms", "--requests", "60", "--durability", "file", "--plot", picture)
+	run := r.Runs[0]
+	if r.Subject.Place != bench.Processes || r.Subject.File != path || run.Answered != 60 || run.Generator.Shared || len(run.Steps) != 2 {
+		t.Errorf("got %+v", r)
+	}
+	svg, err := os.ReadFile(picture)
+	var any struct{ XMLName xml.Name }
+	if err != nil || xml.Unmarshal(svg, &any) != nil || any.XMLName.Local != "svg" {
+		t.Errorf("the picture is %q, %v", svg, err)
+	}
+	if _, err := os.Stat(filepath.Join(filepath.Dir(path), "kept")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("it touched the mesh's store: %v", err)
+	}
+}
+
+func TestMeshAndBaselineAreCompared(t *testing.T) {
+	t.Parallel()
+	path := write(t, echoes)
+	for name, test := range map[string]struct {
+		args []string
+		runs int
+	}{
+		"in this process":         {[]string{"both", "--concurrency", "1,4"}, 2},
+		"as processes, on a file": {[]string{"both", "--processes", "--durability", "file", "--rate", "200"}, 1},
+		"one stage, by connect":   {[]string{"stage:one", "--protocol", "connect", "--concurrency", "4"}, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r, out := measure(t, append(test.args, "--mesh", path, "--payload", "1KiB", "--baseline", "--pairs", "3", "--warmup", "20ms", "--requests", "40")...)
+			if len(r.Runs) != test.runs || len(r.Baseline) != test.runs || len(r.Comparisons) != test.runs {
+				t.Fatalf("got %d runs, %d of the baseline, %d comparisons", len(r.Runs), len(r.Baseline), len(r.Comparisons))
+			}
+			for i, c := range r.Comparisons {
+				if len(c.Pairs) != 3 || c.Throughput.Min <= 0 || c.Throughput.Median < c.Throughput.Min || c.P50.Max < c.P50.Median {
+					t.Errorf("got %+v", c)
+				}
+				for _, p := range c.Pairs {
+					if p.Mesh.Answered != 40 || p.Baseline.Answered != 40 {
+						t.Errorf("got %+v", p)
+					}
+				}
+				// Only answers of the mesh have timelines, so the two are not mixed up.
+				if len(r.Runs[i].Steps) == 0 || len(r.Baseline[i].Steps) != 0 {
+					t.Errorf("steps of mesh %d, of the baseline %d", len(r.Runs[i].Steps), len(r.Baseline[i].Steps))
+				}
+			}
+			if !strings.Contains(out, "MESH / BASELINE") || !strings.Contains(out, "medians of 3 pairs") {
+				t.Errorf("it printed\n%s", out)
+			}
+		})
+	}
+}
+
+func TestWrongArgumentsAreNamed(t *testing.T) {
+	t.Parallel()
+	broken := write(t, "mesh: m\nstages:\n  broken: {runner: {worker: {command: [\"false\"]}}, start_timeout: 2s}\n")
+	for name, test := range map[string]struct {
+		args []string
+		want string
+	}{
+		"nothing":             {nil, "give a PIPELINE, and FILEs, --payload or --tensor"},
+		"nothing to send":     {[]string{"p", "--mesh", "m"}, "give one input: FILEs, --payload or --tensor"},
+		"no mesh":             {[]string{"p", "--payload", "1"}, "--mesh: name the file of the mesh to start"},
+		"no file":             {[]string{"p", "--payload", "1", "--mesh", "nowhere.yaml"}, "--mesh: open nowhere.yaml: "},
+		"no input":            {[]string{"p", "nowhere", "--mesh", "m"}, "open nowhere: "},
+		"pairs of nothing":    {[]string{"p", "--payload", "1", "--mesh", "m", "--pairs", "3"}, "--pairs: is for --baseline"},
+		"no pairs":            {[]string{"p", "--payload", "1", "--mesh", "m", "--baseline", "--pairs", "0"}, "--pairs: 0 is not between 1 and"},
+		"baseline by oip":     {[]string{"p", "--payload", "1", "--mesh", "m", "--baseline", "--protocol", "oip"}, "--protocol: the baseline serves grpc and connect, not oip"},
+		"baseline in chunks":  {[]string{"p", "--payload", "1", "--mesh", "m", "--baseline", "--streams"}, "--streams: the baseline does not"},
+		"baseline of two":     {[]string{"p", "--tensor", "FP32[1]", "--tensor", "FP32[1]", "--mesh", "m", "--baseline"}, "--tensor: the baseline takes one input"},
+		"process that fails":  {[]string{"stage:broken", "--payload", "1", "--mesh", broken, "--processes"}, "a host of stage broken: "},
+		"first request fails": {[]string{"nope", "--payload", "1", "--mesh", write(t, echoes)}, "the first request failed: "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var out bytes.Buffer
+			err := execute(t.Context(), &out, t.Output(), append([]string{"run"}, test.args...)...)
+			if err == nil || !strings.HasPrefix(err.Error(), test.want) || out.Len() != 0 {
+				t.Errorf("got %q, %v", out.String(), err)
+			}
+		})
+	}
+}
+
+func TestOtherReportVersionIsRejected(t *testing.T) {
+	t.Parallel()
+	if _, err := compare.ReadJSON(strings.NewReader(`{"version": 2}`)); !errors.Is(err, compare.ErrVersion) || !strings.Contains(err.Error(), "it is 2, and this program reads 1") {
+		t.Errorf("got %v", err)
+	}
+	if _, err := compare.ReadJSON(strings.NewReader(`no`)); err == nil || !strings.HasPrefix(err.Error(), "not a report: ") {
+		t.Errorf("got %v", err)
+	}
+}

@@ -1,0 +1,30 @@
+// Command bench runs the benchmarks of this repository; see `bench --help`.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/stagemesh/stagemesh/bench/bed"
+	"github.com/stagemesh/stagemesh/bench/compare"
+	"github.com/stagemesh/stagemesh/bench/suite"
+	"github.com/stagemesh/stagemesh/mesh/process"
+)
+
+func main() {
+	process.ReduceCollections() // as stagemesh does
+	root := &cobra.Command{
+		Use:           "bench",
+		Short:         "Run the benchmarks of stagemesh",
+		Version:       process.Version(),
+		SilenceErrors: true, SilenceUsage: true,
+	}
+	root.AddCommand(compare.NewCommand(), suite.NewCommand(), bed.NewCommand())
+	if err := root.ExecuteContext(context.Background()); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}

@@ -1,0 +1,108 @@
+package suite_test
+
+import (
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stagemesh/stagemesh/bench/suite"
+)
+
+// statuses are those of an item's goals, in order.
+func statuses(r suite.Results, n suite.Number) (out []string) {
+	for _, g := range suite.Goals(r) {
+		if g.Number == n {
+			out = append(out, g.Status())
+		}
+	}
+	return out
+}
+
+const (
+	reached    = "reached"
+	notReached = "**not reached**"
+	unknown    = "not measured"
+)
+
+func TestGoalsApplyToTheMedian(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		ratio, slower, goodput, grows float64
+		item                          suite.Number
+		want                          []string
+	}{
+		"all is well, in processes":   {0.81, 1.29, 860, 0, suite.Processes, []string{reached, reached, reached}},
+		"all is well, in one process": {0.81, 1.29, 860, 0, suite.InProcess, []string{reached, reached, reached}},
+		"too few answers":             {0.79, 1.29, 860, 0, suite.Processes, []string{notReached, notReached, reached}},
+		"too late":                    {0.81, 1.31, 860, 0, suite.InProcess, []string{reached, reached, notReached}},
+		// The best peers have 60, 424, 2260, 2441 and 2508; the last two goals are of P50.
+		"batches":       {1, 1, 1000, 0, suite.Batching, []string{reached, reached, reached, reached, reached, reached, reached}},
+		"goodput":       {1, 1, 851, 0, suite.Overload, []string{reached, reached}},
+		"too little":    {1, 1, 849, 0, suite.Overload, []string{reached, notReached}},
+		"memory stays":  {1, 1, 1000, 13, suite.Soak, []string{reached, reached, reached}},
+		"memory grows":  {1, 1, 1000, 15, suite.Soak, []string{notReached, reached, reached}},
+		"no goal at it": {1, 1, 1000, 0, suite.Payloads, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if got := statuses(known(test.ratio, test.slower, test.goodput, test.grows), test.item); !slices.Equal(got, test.want) {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+func TestBetterPeerMeansGoalNotReached(t *testing.T) {
+	t.Parallel()
+	r := known(1, 1, 1000, 0)
+	loads := r.Items[suite.Batching-1].Commands[0].Loads
+	for i := range loads {
+		loads[i].Trials[0].ThroughputPerS, loads[i].Trials[1].ThroughputPerS = 2260, 2260
+		loads[i].Trials[0].P50MS, loads[i].Trials[1].P50MS = 8, 8
+	}
+	want := []string{reached, reached, reached, notReached, notReached, notReached, reached}
+	if got := statuses(r, suite.Batching); !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestUnmeasuredGoalsAreUnknown(t *testing.T) {
+	t.Parallel()
+	few := known(1, 1, 1000, 0)
+	soaked := &few.Items[suite.Soak-1].Commands[1].Loads[0].Trials[0]
+	soaked.Samples = soaked.Samples[:7]
+	if got := statuses(few, suite.Soak); !slices.Equal(got, []string{unknown, unknown, unknown}) {
+		t.Errorf("few samples give %q", got)
+	}
+	for _, g := range suite.Goals(suite.Results{}) {
+		if g.Status() != unknown || g.Measured != "" || g.Want == "" || g.What == "" {
+			t.Errorf("got %+v", g)
+		}
+	}
+}
+
+func TestGoalIsFormattedPrecisely(t *testing.T) {
+	t.Parallel()
+	g := suite.Goals(known(0.797, 1, 1000, 0))[0]
+	if g.Reached || g.Measured != "0.797x (0.717x-0.877x)" || g.Want != "at least 0.80x" || !strings.Contains(g.What, "64 in flight") {
+		t.Errorf("got %+v", g)
+	}
+}
+
+func TestSlopeIsLeastSquares(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		xs, ys []float64
+		want   float64
+	}{
+		"a line":        {[]float64{1, 2, 4, 8}, []float64{1.5, 2, 3, 5}, 0.5},
+		"beside a line": {[]float64{0, 1, 2}, []float64{0, 2, 1}, 0.5},
+		"one place":     {[]float64{1, 1}, []float64{1, 2}, 0},
+		"nothing":       {nil, nil, 0},
+	} {
+		if got := suite.Slope(test.xs, test.ys); math.Abs(got-test.want) > 1e-9 {
+			t.Errorf("%s: got %v, want %v", name, got, test.want)
+		}
+	}
+}

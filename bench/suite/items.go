@@ -1,0 +1,215 @@
+package suite
+
+import (
+	"fmt"
+	"time"
+)
+
+// Number identifies an item.
+type Number int
+
+// Item is one question, answered by commands.
+type Item struct {
+	Number Number
+	Title  string
+	// Rounds are run one after the other.
+	Rounds []Round
+}
+
+// Round is commands that alternate, Times times.
+type Round struct {
+	Times    int
+	Commands []Command
+}
+
+// Takes is the approximate duration of the item.
+func (i Item) Takes() (out time.Duration) {
+	for _, round := range i.Rounds {
+		for _, c := range round.Commands {
+			out += time.Duration(round.Times) * c.Takes()
+		}
+	}
+	return out
+}
+
+// Select returns the items of those numbers, or all without numbers.
+func Select(items []Item, numbers []int) ([]Item, error) {
+	if len(numbers) == 0 {
+		return items, nil
+	}
+	var out []Item
+	for _, n := range numbers {
+		found := false
+		for _, item := range items {
+			if item.Number == Number(n) {
+				out, found = append(out, item), true
+			}
+		}
+		if !found {
+			return nil, fmt.Errorf("--only: there is no item %d; there are 1 to %d", n, len(items))
+		}
+	}
+	return out, nil
+}
+
+// Pace sets the durations and repetitions of the suite.
+type Pace struct {
+	// Quick marks figures that only try the suite out.
+	Quick bool
+	// Warmup precedes each run. Run is its length; Long is that of loads whose last
+	// answers come late.
+	Warmup, Run, Long time.Duration
+	// Pairs of mesh and baseline, and Repeats without a baseline.
+	Pairs, Repeats int
+	// Soak is the length of the load that shows whether memory grows.
+	Soak time.Duration
+}
+
+// Full is the pace of published figures.
+func Full() Pace {
+	return Pace{Warmup: time.Second, Run: 3 * time.Second, Long: 10 * time.Second, Pairs: 5, Repeats: 5, Soak: 10 * time.Minute}
+}
+
+// Quick is the pace of a trial.
+func Quick() Pace {
+	return Pace{Quick: true, Warmup: 300 * time.Millisecond, Run: 700 * time.Millisecond, Long: 2 * time.Second, Pairs: 2, Repeats: 2, Soak: 20 * time.Second}
+}
+
+// The items of the suite.
+const (
+	Processes Number = 1 + iota
+	InProcess
+	Stages
+	Hosts
+	Batching
+	Noop
+	Overload
+	Payloads
+	Durability
+	Soak
+	Tracing
+)
+
+// Names of commands that other commands or the page refer to.
+const (
+	peak     = "peak"
+	soak     = "soak"
+	absent   = "without"
+	carried  = "carried"
+	inMemory = "memory"
+	onFile   = "file"
+	only     = "all"
+)
+
+// size is the default size of a payload.
+const size = "1KiB"
+
+// rows is a tensor of one row and the same size, for the workers.
+const rows = "x=UINT8[1,1024]"
+
+// callerTimeout is the timeout of requests during overload, as of an impatient user.
+const callerTimeout = 500 * time.Millisecond
+
+// Items returns the whole suite.
+func Items(p Pace) []Item {
+	return []Item{
+		{Processes, "Three stages, in processes", p.compared(p.echo("echo3.yaml", only, true, 1, 8, 64, 256))},
+		{InProcess, "Three stages, in one process", p.compared(p.echo("echo3.yaml", only, false, 1, 8, 64, 256))},
+		{Stages, "One to eight stages", p.stages()},
+		{Hosts, "Hosts of a stage", p.hosts()},
+		{Batching, "Batches", p.repeated(p.worker("batching", 1, 8, 32, 64, 128))},
+		{Noop, "A worker that does nothing", p.repeated(p.worker("noop", 1, 32, 64))},
+		{Overload, "Overload", p.overload()},
+		{Payloads, "Payloads", p.payloads()},
+		{Durability, "Memory and file", p.durabilities()},
+		{Soak, "A long load", p.soak()},
+		{Tracing, "Trace contexts", p.tracing()},
+	}
+}
+
+// echo measures stages that return their input.
+func (p Pace) echo(mesh, name string, processes bool, callers ...int) Command {
+	return Command{
+		Name: name, Pipeline: "echo", Mesh: mesh, Processes: processes, Payload: size, Concurrency: callers,
+		Warmup: p.Warmup, Duration: p.Run,
+	}
+}
+
+// worker measures a stage whose worker is a process in Python.
+func (p Pace) worker(name string, callers ...int) Command {
+	return Command{
+		Name: only, Pipeline: name, Mesh: name + ".yaml", Processes: true, Tensor: rows, Concurrency: callers,
+		Warmup: p.Warmup, Duration: p.Run,
+	}
+}
+
+// compared runs commands once, each in pairs with the baseline.
+func (p Pace) compared(commands ...Command) []Round {
+	for i := range commands {
+		commands[i].Pairs = p.Pairs
+	}
+	return []Round{{Times: 1, Commands: commands}}
+}
+
+// repeated alternates commands.
+func (p Pace) repeated(commands ...Command) []Round {
+	return []Round{{Times: p.Repeats, Commands: commands}}
+}
+
+func (p Pace) stages() []Round {
+	var commands []Command
+	for _, n := range []int{1, 2, 4, 8} {
+		commands = append(commands, p.echo(fmt.Sprintf("echo%d.yaml", n), fmt.Sprint(n), true, 1, 64))
+	}
+	return p.compared(commands...)
+}
+
+func (p Pace) hosts() []Round {
+	return p.compared(
+		p.echo("echo3.yaml", "1", true, 64), p.echo("echo3-hosts2.yaml", "2", true, 64), p.echo("echo3-hosts4.yaml", "4", true, 64))
+}
+
+func (p Pace) payloads() []Round {
+	var commands []Command
+	for _, payload := range []string{"1KiB", "64KiB", "1MiB"} {
+		c := p.echo("echo3.yaml", payload, true, 8)
+		c.Payload = payload
+		commands = append(commands, c)
+	}
+	return p.compared(commands...)
+}
+
+func (p Pace) durabilities() []Round {
+	memory, file := p.echo("echo3.yaml", inMemory, true, 8, 64), p.echo("echo3.yaml", onFile, true, 8, 64)
+	memory.Durability, file.Durability = "memory", "file"
+	return p.compared(memory, file)
+}
+
+// overload measures the peak first, and then offers multiples of it.
+func (p Pace) overload() []Round {
+	most := Command{
+		Name: peak, Pipeline: "overload", Mesh: "overload.yaml", Processes: true, Payload: size, Concurrency: []int{64},
+		Timeout: callerTimeout, Deadline: callerTimeout, Warmup: p.Warmup, Duration: p.Long,
+	}
+	offered := func(times float64) Command {
+		c := most
+		c.Name, c.Concurrency, c.Share, c.Peak = fmt.Sprint(times), nil, times, peak
+		return c
+	}
+	return append(p.repeated(most), p.repeated(offered(2), offered(5))...)
+}
+
+func (p Pace) soak() []Round {
+	most := p.echo("echo3.yaml", peak, false, 64)
+	steady := most
+	steady.Name, steady.Concurrency, steady.Share, steady.Peak, steady.Duration = soak, nil, 0.5, peak, p.Soak
+	steady.Watched = true
+	return append(p.repeated(most), Round{Times: 1, Commands: []Command{steady}})
+}
+
+func (p Pace) tracing() []Round {
+	without := p.echo("echo3.yaml", absent, true, 8, 64)
+	with := without
+	with.Name, with.Traced = carried, true
+	return p.repeated(without, with)
+}

@@ -1,0 +1,110 @@
+package suite_test
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/stagemesh/stagemesh/services/bench"
+
+	"github.com/stagemesh/stagemesh/bench/compare"
+	"github.com/stagemesh/stagemesh/bench/suite"
+)
+
+// paired is a load of three pairs with these medians.
+func paired(callers int, perS, bare, p50, bareP50 float64) suite.Series {
+	l := bench.Load{Kind: bench.Closed, Concurrency: callers}
+	run := func(perS, p50 float64) bench.Run {
+		return bench.Run{Load: l, Answered: 100, ThroughputPerS: perS, Latency: bench.Distribution{Count: 100, P50MS: p50, P99MS: 3 * p50}}
+	}
+	var ours, theirs []bench.Run
+	for _, by := range []float64{0.9, 1, 1.1} {
+		ours, theirs = append(ours, run(perS*by, p50*by)), append(theirs, run(bare, bareP50))
+	}
+	c, median := compare.Compare(ours, theirs)
+	return suite.Series{Load: l, Trials: []suite.Trial{{Figures: compare.FiguresOf(ours[median])}}, Comparison: &c}
+}
+
+// alone is a load of two runs.
+func alone(l bench.Load, trial suite.Trial) suite.Series {
+	more := trial
+	more.ThroughputPerS *= 1.1
+	return suite.Series{Load: l, Trials: []suite.Trial{trial, more}}
+}
+
+func figures(perS, p50 float64) compare.Figures {
+	return compare.Figures{ThroughputPerS: perS, P50MS: p50, P99MS: 2 * p50, Answered: 1000}
+}
+
+// refusing are figures of a load with 250 refused requests.
+func refusing(f compare.Figures) compare.Figures {
+	f.Failed = 250
+	return f
+}
+
+func answer(name string, loads ...suite.Series) suite.Answer {
+	return suite.Answer{Name: name, Line: "bin/bench run " + name + " --payload 1KiB", Loads: loads}
+}
+
+// three are pairs at 1, 64 and 256 in flight.
+func three(ratio, slower float64) []suite.Series {
+	return []suite.Series{paired(1, 500, 1000, 2*slower, 2), paired(64, 2000*ratio, 2000, 10, 8), paired(256, 2000*ratio, 2000, 10, 8)}
+}
+
+// samples are of a process whose heap grows at half of the time.
+func samples(grows float64) []bench.ProcessSample {
+	out := make([]bench.ProcessSample, 60)
+	for i := range out {
+		out[i] = bench.ProcessSample{AtMS: float64(i) * 10_000, HeapMB: 100, RSSMB: 200, Goroutines: 300}
+		if i >= 30 {
+			out[i].HeapMB += grows
+		}
+	}
+	return out
+}
+
+// known are complete results. Ratio is that of throughput, slower that of P50, goodput
+// that at five times the peak of 1000, and grows the growth of the heap.
+func known(ratio, slower, goodput, grows float64) suite.Results {
+	items := [][]suite.Answer{
+		{answer("all", three(ratio, slower)...)},
+		{answer("all", three(ratio, slower)...)},
+		{},
+		{answer("1", paired(64, 2000, 2500, 10, 8)), answer("2", paired(64, 2000, 2500, 10, 8))},
+		{answer("all")},
+		{answer("all", alone(callers(1), suite.Trial{Figures: figures(300, 3), BatchSize: 1}))},
+		{
+			answer("peak", alone(callers(64), suite.Trial{Figures: figures(1000, 100), Goodput: 1000})),
+			answer("2", alone(bench.Load{Kind: bench.Open, RatePerS: 2000}, suite.Trial{Figures: figures(990, 100), Goodput: 990})),
+			answer("5", alone(bench.Load{Kind: bench.Open, RatePerS: 5000}, suite.Trial{Figures: refusing(figures(goodput, 100)), Goodput: goodput, Refused: 250, RefusalP50MS: 1, RefusalP99MS: 4})),
+		},
+		{answer("1KiB", paired(8, 1000, 1500, 5, 4)), answer("1MiB", paired(8, 100, 110, 50, 40))},
+		{answer("memory", paired(8, 1000, 1500, 5, 4)), answer("file", paired(8, 200, 250, 40, 30))},
+		{
+			answer("peak", alone(callers(64), suite.Trial{Figures: figures(2000, 30)})),
+			answer("soak", suite.Series{Trials: []suite.Trial{{Figures: figures(1000, 3), Samples: samples(grows)}}}),
+		},
+		{
+			answer("without", alone(callers(8), suite.Trial{Figures: figures(1000, 5)})),
+			answer("carried", alone(callers(8), suite.Trial{Figures: figures(900, 6)})),
+		},
+	}
+	// A stage costs 0.5 ms of latency and 0.1 ms of the machine; 0.25 ms and 0.05 ms in
+	// the baseline.
+	for _, n := range []float64{1, 2, 4, 8} {
+		items[2] = append(items[2], answer(fmt.Sprint(n),
+			paired(1, 500, 800, 1+0.5*n, 0.5+0.25*n), paired(64, 1000/(0.2+0.1*n), 1000/(0.2+0.05*n), 10, 8)))
+	}
+	for _, n := range []int{1, 8, 32, 64, 128} {
+		items[4][0].Loads = append(items[4][0].Loads, alone(callers(n), suite.Trial{Figures: figures(float64(min(100*n, 2400)), 6), BatchSize: float64(n) / 2}))
+	}
+	out := suite.Results{
+		Version: suite.Version, Machine: suite.Machine{Cores: 2, CPU: "Some <CPU>", OS: "linux", Arch: "amd64"},
+		Versions: suite.Versions{Stagemesh: "v1.2.3", Go: "go1.26.8", NATSServer: "v2.15.2", NATSClient: "v1.55.0", Python: "3.11.7"},
+	}
+	for i, commands := range items {
+		out.Items = append(out.Items, suite.Measured{
+			Number: suite.Number(i + 1), Began: time.Date(2026, 11, 21+i/10, 10, 0, 0, 0, time.UTC), Commands: commands,
+		})
+	}
+	return out
+}

@@ -1,0 +1,448 @@
+package suite
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"text/template"
+
+	_ "embed" // the page's text
+
+	"github.com/stagemesh/stagemesh/services/bench"
+)
+
+//go:embed performance.md.tmpl
+var pageText string
+
+// Page returns the page of the results, in Markdown.
+func Page(r Results) ([]byte, error) {
+	text, err := template.New("performance.md").Option("missingkey=error").Parse(pageText)
+	if err != nil {
+		return nil, err
+	}
+	var out bytes.Buffer
+	if err := text.Execute(&out, view{r}); err != nil {
+		return nil, err
+	}
+	return out.Bytes(), nil
+}
+
+// Names in the folder of the documentation.
+const (
+	pageFile       = "performance.md"
+	picturesFolder = "performance"
+)
+
+// Render writes the page and its pictures into a folder, and removes pictures that have no
+// figures any more.
+func Render(r Results, docs string) error {
+	page, err := Page(r)
+	if err != nil {
+		return err
+	}
+	drawn, err := Pictures(r)
+	if err != nil {
+		return err
+	}
+	folder := filepath.Join(docs, picturesFolder)
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return err
+	}
+	for _, p := range pictures() {
+		path := filepath.Join(folder, p.name)
+		if svg, ok := drawn[p.name]; ok {
+			err = os.WriteFile(path, svg, 0o644)
+		} else if err = os.Remove(path); os.IsNotExist(err) {
+			err = nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return os.WriteFile(filepath.Join(docs, pageFile), page, 0o644)
+}
+
+// view is the data of the template.
+type view struct{ Results }
+
+// Quick is true if an item is only a trial.
+func (v view) Quick() bool {
+	return slices.ContainsFunc(v.Items, func(m Measured) bool { return m.Quick })
+}
+
+// Days are the first and the last day of measurement.
+func (v view) Days() string {
+	var all []string
+	for _, m := range v.Items {
+		all = append(all, m.Began.UTC().Format("2006-01-02"))
+	}
+	if len(all) == 0 {
+		return "never"
+	}
+	slices.Sort(all)
+	if first, last := all[0], all[len(all)-1]; first != last {
+		return first + " to " + last
+	}
+	return all[0]
+}
+
+// CPU describes the processor.
+func (v view) CPU() string {
+	out := fmt.Sprintf("%d cores", v.Machine.Cores)
+	if v.Machine.CPU != "" {
+		out += " of " + v.Machine.CPU
+	}
+	return out
+}
+
+// Goals is the table of goals.
+func (v view) Goals() string {
+	t := table{head: []string{"item", "what", "goal", "measured", ""}}
+	for _, g := range Goals(v.Results) {
+		t.add(fmt.Sprint(g.Number), g.What, g.Want, g.Measured, g.Status())
+	}
+	return t.String()
+}
+
+// Throughput is a clause about the throughput with 64 requests in flight.
+func (v view) Throughput() string {
+	for _, of := range []struct {
+		Number
+		place string
+	}{{Processes, "in processes"}, {InProcess, "in one process"}} {
+		item, _ := v.Item(of.Number)
+		if s, ok := item.answer(only).at(64); ok && s.Comparison != nil {
+			return fmt.Sprintf("With 64 requests in flight, a mesh of three stages %s has %s of the baseline's throughput",
+				of.place, times(s.Comparison.Throughput.Median))
+		}
+	}
+	return ""
+}
+
+// Hop describes the cost of a stage.
+func (v view) Hop() string {
+	ours, bare, known := v.hops()
+	if !known {
+		return ""
+	}
+	return fmt.Sprintf("With one request in flight, each stage adds %s to P50, and %s to the baseline's. "+
+		"With 64 in flight, each stage costs the machine %s per request, and %s in the baseline.",
+		milliseconds(ours.Latency), milliseconds(bare.Latency), milliseconds(ours.Work), milliseconds(bare.Work))
+}
+
+// Section has the tables, pictures and commands of an item.
+func (v view) Section(n int) string {
+	item, ok := v.Item(Number(n))
+	if !ok {
+		return "It was not measured."
+	}
+	parts := append(v.tables(item), item.failed(), item.commands())
+	return strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), "\n\n")
+}
+
+func (v view) tables(item Measured) []string {
+	switch item.Number {
+	case Processes:
+		return []string{item.compared("")}
+	case InProcess:
+		return []string{item.compared(""), image(throughputPicture, "Answers per second over the baseline's, by requests in flight")}
+	case Stages:
+		return []string{item.compared("stages"), image(stagesPicture, "P50 of mesh and baseline by number of stages")}
+	case Hosts:
+		return []string{item.compared("hosts")}
+	case Batching:
+		return []string{item.batching(), image(batchingPicture, "Share of the worker's maximum, by requests in flight")}
+	case Noop:
+		return []string{item.noop()}
+	case Overload:
+		return []string{item.overload(), image(overloadPicture, "Goodput under overload over the peak's")}
+	case Payloads:
+		return []string{item.compared("payload")}
+	case Durability:
+		return []string{item.compared("queues")}
+	case Soak:
+		return v.soaking()
+	case Tracing:
+		return []string{item.tracing()}
+	}
+	return nil
+}
+
+func (v view) soaking() []string {
+	table := v.soak()
+	if table == "" {
+		return []string{"The report has no samples of the process."}
+	}
+	return []string{table, image(memoryPicture, "Memory during a long load"), image(goroutinesPicture, "Goroutines during a long load")}
+}
+
+func image(name, text string) string {
+	return fmt.Sprintf("![%s](%s/%s)", text, picturesFolder, name)
+}
+
+// commands is a code block of the command lines.
+func (m Measured) commands() string {
+	lines := make([]string, len(m.Commands))
+	for i, a := range m.Commands {
+		lines[i] = a.Line
+	}
+	return "```sh\n" + strings.Join(lines, "\n") + "\n```"
+}
+
+// table is a table in Markdown.
+type table struct {
+	head []string
+	rows [][]string
+}
+
+func (t *table) add(cells ...string) { t.rows = append(t.rows, cells) }
+
+func (t table) String() string {
+	var out strings.Builder
+	row := func(cells []string) {
+		for _, cell := range cells {
+			out.WriteString("| " + cell + " ")
+		}
+		out.WriteString("|\n")
+	}
+	row(t.head)
+	out.WriteString(strings.Repeat("|---", len(t.head)) + "|\n")
+	for _, cells := range t.rows {
+		row(cells)
+	}
+	return strings.TrimSuffix(out.String(), "\n")
+}
+
+// compared is a table of loads on mesh and baseline. If what is not empty, it is the head
+// of a column with the names of the commands.
+func (m Measured) compared(what string) string {
+	t := table{head: []string{
+		"in flight", "answers per second", "baseline", "ratio", "P50", "baseline", "ratio", "P99", "baseline", "ratio",
+	}}
+	if what != "" {
+		t.head = append([]string{what}, t.head...)
+	}
+	for _, a := range m.Commands {
+		for _, s := range a.Loads {
+			if s.Comparison == nil {
+				continue
+			}
+			cells := s.comparison()
+			if what != "" {
+				cells = append([]string{a.Name}, cells...)
+			}
+			t.add(cells...)
+		}
+	}
+	return t.String()
+}
+
+func (s Series) comparison() []string {
+	ours, bare := side(s.Comparison, mesh), side(s.Comparison, baseline)
+	of := func(runs []Trial, figure func(Trial) float64, as func(float64) string) string {
+		return as(spreadOf(runs, figure).Median)
+	}
+	return []string{
+		s.inFlight(),
+		of(ours, throughput, bench.Rounded), of(bare, throughput, bench.Rounded), formatSpread(s.Comparison.Throughput, times),
+		of(ours, p50, milliseconds), of(bare, p50, milliseconds), formatSpread(s.Comparison.P50, times),
+		of(ours, p99, milliseconds), of(bare, p99, milliseconds), formatSpread(s.Comparison.P99, times),
+	}
+}
+
+func (s Series) inFlight() string { return fmt.Sprint(s.Load.Concurrency) }
+
+// batching is the table of the item of that name, with the peers.
+func (m Measured) batching() string {
+	t := table{head: []string{"in flight", "answers per second", "of the ceiling", "P50", "P99", "mean batch"}}
+	for _, p := range peers() {
+		t.head = append(t.head, p.name, "P50")
+	}
+	for _, s := range m.answer(only).Loads {
+		cells := append(s.cells(ofCeiling), bench.Rounded(spreadOf(s.Trials, batchSize).Median))
+		for _, p := range peers() {
+			theirs := p.batching[s.Load.Concurrency]
+			cells = append(cells, share(theirs.perS/ceiling), milliseconds(theirs.p50))
+		}
+		t.add(cells...)
+	}
+	return t.String()
+}
+
+func batchSize(t Trial) float64 { return t.BatchSize }
+
+// cells are those of a load without a baseline, with a share unless it is nil.
+func (s Series) cells(of func(Trial) float64) []string {
+	cells := []string{s.inFlight(), formatSpread(spreadOf(s.Trials, throughput), bench.Rounded)}
+	if of != nil {
+		cells = append(cells, formatSpread(spreadOf(s.Trials, of), share))
+	}
+	return append(cells, formatSpread(spreadOf(s.Trials, p50), milliseconds), formatSpread(spreadOf(s.Trials, p99), milliseconds))
+}
+
+// noop is the table of the item of that name, with its one peer.
+func (m Measured) noop() string {
+	peer := peers()[0]
+	t := table{head: []string{"in flight", "answers per second", "P50", "P99", "mean batch", peer.name, "P50", "P99"}}
+	for _, s := range m.answer(only).Loads {
+		t.add(append(append(s.cells(nil), bench.Rounded(spreadOf(s.Trials, batchSize).Median)), peer.noop[s.Load.Concurrency].cells()...)...)
+	}
+	return t.String()
+}
+
+// overload is the table of the item of that name.
+func (m Measured) overload() string {
+	t := table{head: []string{"offered", "per second", "goodput per second", "of the peak", "P50 of answers", "P99 of answers", "refused", "P50 of refusals", "P99 of refusals"}}
+	for _, a := range m.Commands {
+		for _, s := range a.Loads {
+			name, rate, of := "the peak, by 64 waiting callers", "", ""
+			if got, ok := m.shareOfPeak(a.Name); ok && a.Name != peak {
+				name, rate, of = a.Name+" times the peak", bench.Rounded(s.Load.RatePerS), formatSpread(got, percent)
+			}
+			cells := []string{
+				name, rate, formatSpread(spreadOf(s.Trials, goodput), bench.Rounded), of,
+				formatSpread(spreadOf(s.Trials, p50), milliseconds), formatSpread(spreadOf(s.Trials, p99), milliseconds),
+			}
+			t.add(append(cells, s.refusals()...)...)
+		}
+	}
+	return t.String()
+}
+
+// refusals are the cells with the share and the latency of refusals; empty if there are
+// none.
+func (s Series) refusals() []string {
+	some := withRefusals(s.Trials)
+	if len(some) == 0 {
+		return []string{"", "", ""}
+	}
+	return []string{
+		formatSpread(spreadOf(s.Trials, refusedShare), percent),
+		formatSpread(spreadOf(some, func(t Trial) float64 { return t.RefusalP50MS }), milliseconds),
+		formatSpread(spreadOf(some, func(t Trial) float64 { return t.RefusalP99MS }), milliseconds),
+	}
+}
+
+// withRefusals returns the runs with refusals.
+func withRefusals(all []Trial) (out []Trial) {
+	for _, t := range all {
+		if t.Refused > 0 {
+			out = append(out, t)
+		}
+	}
+	return out
+}
+
+// refusedShare is that of all requests.
+func refusedShare(t Trial) float64 {
+	all := t.Answered + t.Failed + t.NotSent
+	if all == 0 {
+		return 0
+	}
+	return float64(t.Refused) / float64(all)
+}
+
+// soak is the table of the process's figures; empty if there are none.
+func (r Results) soak() string {
+	t := table{head: []string{"", "second quarter", "last quarter"}}
+	samples := r.soakSamples()
+	for _, k := range steadyFigures() {
+		if s, ok := growthOf(samples, k.of, k.allowance); ok && s.early > 0 {
+			t.add(k.name, k.unit(s.early), k.unit(s.late))
+		}
+	}
+	if len(t.rows) == 0 {
+		return ""
+	}
+	return t.String()
+}
+
+// tracing is the table of the item of that name. Ratios are of the two runs of a turn.
+func (m Measured) tracing() string {
+	t := table{head: []string{"in flight", "answers per second, without", "carried", "ratio", "P50, without", "carried", "ratio"}}
+	with := m.answer(carried)
+	for i, s := range m.answer(absent).Loads {
+		if i >= len(with.Loads) {
+			break
+		}
+		other := with.Loads[i]
+		t.add(s.inFlight(),
+			formatSpread(spreadOf(s.Trials, throughput), bench.Rounded), formatSpread(spreadOf(other.Trials, throughput), bench.Rounded), formatSpread(pairedRatios(other, s, throughput), times),
+			formatSpread(spreadOf(s.Trials, p50), milliseconds), formatSpread(spreadOf(other.Trials, p50), milliseconds), formatSpread(pairedRatios(other, s, p50), times))
+	}
+	return t.String()
+}
+
+// pairedRatios returns the ratio of a figure in each turn.
+func pairedRatios(above, below Series, figure func(Trial) float64) spread {
+	n := min(len(above.Trials), len(below.Trials))
+	all := make([]Trial, 0, n)
+	for i := range n {
+		if of := figure(below.Trials[i]); of > 0 {
+			all = append(all, Trial{Goodput: figure(above.Trials[i]) / of})
+		}
+	}
+	return spreadOf(all, goodput)
+}
+
+// failed is a sentence about unexpected failures. Refusals are expected during overload.
+func (m Measured) failed() string {
+	var all, failures int64
+	overload := m.Number == Overload
+	count := func(f Trial) {
+		all, failures = all+f.Answered+f.Failed, failures+f.Failed
+		if overload {
+			all, failures = all-f.Refused, failures-f.Refused
+		}
+	}
+	for _, a := range m.Commands {
+		for _, s := range a.Loads {
+			trials := s.Trials
+			if s.Comparison != nil {
+				trials = append(side(s.Comparison, mesh), side(s.Comparison, baseline)...)
+			}
+			for _, t := range trials {
+				count(t)
+			}
+		}
+	}
+	if failures == 0 {
+		return ""
+	}
+	if overload {
+		return fmt.Sprintf("Of the %d requests that were not refused, %d failed.", all, failures)
+	}
+	return fmt.Sprintf("Of the %d requests, %d failed.", all, failures)
+}
+
+// milliseconds formats a duration.
+func milliseconds(ms float64) string {
+	if ms > 0 && ms < 1 {
+		return strconv.FormatFloat(ms*1000, 'f', 0, 64) + " us"
+	}
+	return bench.Rounded(ms) + " ms"
+}
+
+func times(v float64) string { return strconv.FormatFloat(v, 'f', 2, 64) + "x" }
+
+// preciseTimes is for ratios with a goal, so that rounding does not hide on which side of
+// the goal they are.
+func preciseTimes(v float64) string { return strconv.FormatFloat(v, 'f', 3, 64) + "x" }
+
+func percent(v float64) string { return strconv.FormatFloat(v*100, 'f', 0, 64) + " %" }
+
+// share formats a share with one decimal.
+func share(v float64) string { return strconv.FormatFloat(v*100, 'f', 1, 64) + " %" }
+
+// formatSpread formats a median, with its range if that is visible.
+func formatSpread(s spread, as func(float64) string) string {
+	median, low, high := as(s.Median), as(s.Min), as(s.Max)
+	if low == high {
+		return median
+	}
+	return fmt.Sprintf("%s (%s-%s)", median, low, high)
+}

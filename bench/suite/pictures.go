@@ -1,0 +1,162 @@
+package suite
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+
+	"github.com/stagemesh/stagemesh/services/bench/plot"
+)
+
+// Names of the pictures.
+const (
+	throughputPicture = "throughput.svg"
+	stagesPicture     = "stages.svg"
+	batchingPicture   = "batching.svg"
+	overloadPicture   = "overload.svg"
+	memoryPicture     = "memory.svg"
+	goroutinesPicture = "goroutines.svg"
+)
+
+// picture is drawn if the results have its figures.
+type picture struct {
+	name string
+	draw func(Results, io.Writer) (drawn bool, err error)
+}
+
+func pictures() []picture {
+	return []picture{
+		{throughputPicture, drawThroughput},
+		{stagesPicture, drawStages},
+		{batchingPicture, drawBatching},
+		{overloadPicture, drawOverload},
+		{memoryPicture, drawMemory},
+		{goroutinesPicture, drawGoroutines},
+	}
+}
+
+// Pictures returns the pictures that have figures, as SVG by name.
+func Pictures(r Results) (map[string][]byte, error) {
+	out := map[string][]byte{}
+	for _, p := range pictures() {
+		var text bytes.Buffer
+		drawn, err := p.draw(r, &text)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", p.name, err)
+		}
+		if drawn {
+			out[p.name] = text.Bytes()
+		}
+	}
+	return out, nil
+}
+
+func drawThroughput(r Results, out io.Writer) (bool, error) {
+	b := plot.Bars{
+		Title: "Answers per second over the baseline's", Note: "three stages, 1 KiB, by requests in flight; lines are the least and the greatest pair",
+		Y: plot.Axis{Unit: "x"}, Goal: wantThroughput, GoalName: "goal at 64 and 256",
+	}
+	for _, of := range []struct {
+		Number
+		name string
+	}{{Processes, "in processes"}, {InProcess, "in one process"}} {
+		item, ok := r.Item(of.Number)
+		if !ok {
+			continue
+		}
+		bars, groups := item.ratios()
+		b.Series, b.Groups = append(b.Series, plot.BarSeries{Name: of.name, Bars: bars}), groups
+	}
+	return len(b.Series) > 0, plot.WriteBars(out, b)
+}
+
+// ratios returns the ratios of throughput by requests in flight.
+func (m Measured) ratios() (bars []plot.Bar, groups []string) {
+	for _, s := range m.answer(only).Loads {
+		if s.Comparison != nil {
+			ratio := s.Comparison.Throughput
+			bars, groups = append(bars, plot.Bar{Value: ratio.Median, Low: ratio.Min, High: ratio.Max}), append(groups, s.inFlight())
+		}
+	}
+	return bars, groups
+}
+
+func drawStages(r Results, out io.Writer) (bool, error) {
+	item, _ := r.Item(Stages)
+	medians, stages := item.lines(1, p50)
+	return len(stages) > 0, plot.WriteLines(out, plot.Lines{
+		Title: "P50 by the number of stages", Note: "1 KiB, one request in flight, in processes",
+		X: plot.Axis{Name: "stages"}, Y: plot.Axis{Unit: " ms"},
+		Series: []plot.Series{points("stagemesh", stages, medians.ours), points("baseline", stages, medians.bare)},
+	})
+}
+
+func points(name string, xs, ys []float64) plot.Series {
+	out := plot.Series{Name: name}
+	for i, x := range xs {
+		out.Points = append(out.Points, plot.At{X: x, Y: ys[i]})
+	}
+	return out
+}
+
+func drawBatching(r Results, out io.Writer) (bool, error) {
+	item, ok := r.Item(Batching)
+	if !ok {
+		return false, nil
+	}
+	ours := plot.Series{Name: "stagemesh"}
+	all := make([]plot.Series, len(peers()))
+	for _, s := range item.answer(only).Loads {
+		callers := float64(s.Load.Concurrency)
+		ours.Points = append(ours.Points, plot.At{X: callers, Y: 100 * spreadOf(s.Trials, ofCeiling).Median})
+		for i, p := range peers() {
+			all[i].Name, all[i].Dashed = p.name+", on another machine", true
+			all[i].Points = append(all[i].Points, plot.At{X: callers, Y: 100 * p.batching[s.Load.Concurrency].perS / ceiling})
+		}
+	}
+	return true, plot.WriteLines(out, plot.Lines{
+		Title: "Share of the worker's maximum", Note: "batches of at most 32 that take 5 ms plus 0.2 ms per item; 100 % is 2,807 per second",
+		X: plot.Axis{Name: "requests in flight"}, Y: plot.Axis{Unit: " %"}, Log: true,
+		Series: append([]plot.Series{ours}, all...),
+	})
+}
+
+func drawOverload(r Results, out io.Writer) (bool, error) {
+	item, _ := r.Item(Overload)
+	b := plot.Bars{
+		Title: "Goodput under overload over the peak's", Note: "answers within 500 ms by offered load; lines are the least and the greatest run",
+		Goal: wantGoodput, GoalName: "goal", Series: []plot.BarSeries{{Name: "goodput over the peak's"}},
+	}
+	for _, offered := range []string{"2", "5"} {
+		if got, ok := item.shareOfPeak(offered); ok {
+			b.Groups = append(b.Groups, offered+" times the peak")
+			b.Series[0].Bars = append(b.Series[0].Bars, plot.Bar{Value: got.Median, Low: got.Min, High: got.Max})
+		}
+	}
+	return len(b.Groups) > 0, plot.WriteBars(out, b)
+}
+
+func drawMemory(r Results, out io.Writer) (bool, error) {
+	flat := steadyFigures()
+	return drawKept(r, out, "Memory during a long load", " MB", flat[0], flat[1])
+}
+
+func drawGoroutines(r Results, out io.Writer) (bool, error) {
+	return drawKept(r, out, "Goroutines during a long load", "", steadyFigures()[2])
+}
+
+func drawKept(r Results, out io.Writer, title, unit string, figures ...steadyFigure) (bool, error) {
+	l := plot.Lines{
+		Title: title, Note: "mesh and generator in one process, at half of its peak",
+		X: plot.Axis{Name: "time since the load began", Unit: " s"}, Y: plot.Axis{Unit: unit},
+	}
+	samples := r.soakSamples()
+	for _, k := range figures {
+		s := plot.Series{Name: k.name}
+		for _, sample := range samples {
+			s.Points = append(s.Points, plot.At{X: sample.AtMS / 1000, Y: k.of(sample)})
+		}
+		l.Series = append(l.Series, s)
+	}
+	return len(samples) > 0, plot.WriteLines(out, l)
+}
