@@ -296,7 +296,7 @@ proto-breaking: $(BUF_BIN)/.built ## Check that the protobuf files break no clie
 
 .PHONY: proto-baseline
 proto-baseline: $(BUF_BIN)/.built ## Rewrite the baseline of proto-breaking; only for a release or an intended break
-	@$(buf) build --exclude-source-info --output $(BASELINE)
+	@$(buf) build --path proto/stagemesh --exclude-source-info --output $(BASELINE)
 
 .PHONY: python-lint
 python-lint: $(PYTHON_ENV)/.built ## Lint sdk/python and the examples in Python, and check types and formatting

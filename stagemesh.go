@@ -65,17 +65,17 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/stageapi"
 )
 
-// Types of other packages that most programs need.
-type (
-	// Pipeline is a named sequence of steps.
-	Pipeline = pipeline.Pipeline
-	// Step is one step of a pipeline.
-	Step = pipeline.Step
-	// Request is what Infer and Stream send.
-	Request = call.Request
-	// Response is what they return.
-	Response = call.Response
-)
+// Pipeline is a named sequence of steps.
+type Pipeline = pipeline.Pipeline
+
+// Step is one step of a pipeline.
+type Step = pipeline.Step
+
+// Request is what Infer and Stream send.
+type Request = call.Request
+
+// Response is what Infer and Stream return.
+type Response = call.Response
 
 // Settings are the settings of a mesh in one process. Zero values mean the defaults.
 type Settings struct {
