@@ -106,7 +106,7 @@ func until() *inproc.Runner {
 	})
 }
 
-func TestRequestIsCalledOffByItsID(t *testing.T) {
+func TestRequestIsCancelledByItsID(t *testing.T) {
 	t.Parallel()
 	m := start(t, newMesh(t, stagemesh.Settings{}, stagemesh.Stage{Name: "a", Runner: until()}))
 	id := ""

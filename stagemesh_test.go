@@ -542,7 +542,7 @@ func TestWhatCannotRunIsRefusedBeforeTheStart(t *testing.T) {
 	if err := m.AddPipeline(pipeline.Pipeline{Name: "all", Steps: pipeline.OfStage("a").Steps}); err != nil {
 		t.Fatal(err)
 	}
-	if err := m.Validate(); err == nil || !strings.Contains(err.Error(), "there are two of that name") {
+	if err := m.Validate(); err == nil || !strings.Contains(err.Error(), "two pipelines have that name") {
 		t.Errorf("got %v", err)
 	}
 }

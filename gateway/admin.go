@@ -51,7 +51,7 @@ func (g *Gateway) adminHandler() http.Handler {
 		Tokens: g.operators.tokens,
 	}
 	if g.membership != nil {
-		s.Roster = g.membership
+		s.Membership = g.membership
 	}
 	return adminapi.Handler(s)
 }

@@ -128,7 +128,7 @@ func TestAGatewayAnswersForRequestsThatItDoesNotKnow(t *testing.T) {
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusNoContent {
-		t.Errorf("calling off: %s", response.Status)
+		t.Errorf("cancel: %s", response.Status)
 	}
 	if status, reason := reasonOf(t, client, http.MethodDelete, url[:len(url)-1]); status != http.StatusBadRequest || reason != fault.InvalidRequest {
 		t.Errorf("an id that is none: %d %s", status, reason)

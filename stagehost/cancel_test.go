@@ -14,7 +14,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
 
-// callOff tells the hosts that nobody wants the request any more.
+// cancel tells the hosts that nobody wants the request any more.
 func (c *call) cancel() {
 	c.t.Helper()
 	if err := c.bed.bus.Cancel(&envelope.Cancel{Mesh: mesh, RequestID: c.env.RequestID, Deadline: c.env.Deadline}); err != nil {

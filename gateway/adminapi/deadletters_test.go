@@ -24,13 +24,13 @@ import (
 
 func TestLettersAreServedOnEveryProtocol(t *testing.T) {
 	t.Parallel()
-	d := newDesk(t)
+	d := newBed(t)
 	d.queue(1000)
 	url := serve(t, adminapi.Settings{DeadLetters: d})
 	for _, p := range protocols() {
 		client := p.client(t, url)
 		first := item(t)
-		seq := d.bury(d.encode(first))
+		seq := d.storeMessage(d.encode(first))
 		response, err := client.ListDeadLetters(t.Context(), connect.NewRequest(&adminv1.ListDeadLettersRequest{}))
 		if err != nil || len(response.Msg.GetDeadLetters()) != 1 {
 			t.Fatalf("%s: lists %v, %v", p.name, response, err)
@@ -52,7 +52,7 @@ func TestLettersAreServedOnEveryProtocol(t *testing.T) {
 		}
 		_, err = replay(t, client, seq)
 		expect(t, p.name+": a second replay", err, fault.NotFound)
-		seq = d.bury(nil)
+		seq = d.storeMessage(nil)
 		if err := discard(t, client, seq); err != nil {
 			t.Errorf("%s: %v", p.name, err)
 		}
@@ -64,10 +64,10 @@ func TestLettersAreServedOnEveryProtocol(t *testing.T) {
 
 func TestALetterIsShownWithAllThatIsKnown(t *testing.T) {
 	t.Parallel()
-	d := newDesk(t)
+	d := newBed(t)
 	client := open(t, d)
 	e := item(t)
-	letter, err := get(t, client, d.bury(d.encode(e)))
+	letter, err := get(t, client, d.storeMessage(d.encode(e)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,9 +96,9 @@ func TestALetterIsShownWithAllThatIsKnown(t *testing.T) {
 
 func TestTheMessageIsGivenAsFarAsItIsAskedFor(t *testing.T) {
 	t.Parallel()
-	d := newDesk(t)
+	d := newBed(t)
 	client := open(t, d)
-	seq := d.bury([]byte("garbage"))
+	seq := d.storeMessage([]byte("garbage"))
 	for ask, want := range map[uint32]string{0: "", 3: "gar", 7: "garbage", 64 << 20: "garbage"} {
 		response, err := client.GetDeadLetter(t.Context(), connect.NewRequest(&adminv1.GetDeadLetterRequest{Seq: seq, MessageBytes: ask}))
 		if err != nil || string(response.Msg.GetDeadLetter().GetRawMessage()) != want {
@@ -111,7 +111,7 @@ func TestTheMessageIsGivenAsFarAsItIsAskedFor(t *testing.T) {
 
 func TestWhatIsNoItemIsShownAndNotReplayed(t *testing.T) {
 	t.Parallel()
-	d := newDesk(t)
+	d := newBed(t)
 	client := open(t, d)
 	other := item(t)
 	other.Mesh = "other"
@@ -119,7 +119,7 @@ func TestWhatIsNoItemIsShownAndNotReplayed(t *testing.T) {
 		message []byte
 		item    bool
 	}{"garbage": {[]byte("garbage"), false}, "nothing": {nil, false}, "an item of another mesh": {d.encode(other), true}} {
-		seq := d.bury(test.message)
+		seq := d.storeMessage(test.message)
 		letter, err := get(t, client, seq)
 		if err != nil || letter.GetNotReplayable() == "" || letter.GetSummary().GetReplayable() || (letter.GetItem() != nil) != test.item {
 			t.Errorf("%s: shows %v, %v", name, letter, err)
@@ -135,7 +135,7 @@ func TestWhatIsNoItemIsShownAndNotReplayed(t *testing.T) {
 // What nobody checks in an item must not keep its letter from being shown.
 func TestAnItemWithAnAbsurdTimeIsShown(t *testing.T) {
 	t.Parallel()
-	d := newDesk(t)
+	d := newBed(t)
 	var wire meshv1.Envelope
 	if err := proto.Unmarshal(d.encode(item(t)), &wire); err != nil {
 		t.Fatal(err)
@@ -145,7 +145,7 @@ func TestAnItemWithAnAbsurdTimeIsShown(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	url, seq := serve(t, adminapi.Settings{DeadLetters: d}), d.bury(data)
+	url, seq := serve(t, adminapi.Settings{DeadLetters: d}), d.storeMessage(data)
 	for _, p := range protocols() {
 		if letter, err := get(t, p.client(t, url), seq); err != nil || letter.GetItem() == nil || letter.GetItem().GetAdmittedAt() != nil {
 			t.Errorf("%s: shows %v, %v", p.name, letter, err)
@@ -155,14 +155,14 @@ func TestAnItemWithAnAbsurdTimeIsShown(t *testing.T) {
 
 func TestListsAreBoundedAndGoOn(t *testing.T) {
 	t.Parallel()
-	d := newDesk(t)
+	d := newBed(t)
 	client := open(t, d)
 	if got := list(t, client, &adminv1.ListDeadLettersRequest{}); got != "[] 0" {
-		t.Errorf("an empty desk lists %s", got)
+		t.Errorf("an empty store lists %s", got)
 	}
 	const more = store.MaxPageSize + 3
 	for range more {
-		d.bury(nil)
+		d.storeMessage(nil)
 	}
 	seen, next := 0, uint64(1)
 	for next != 0 {
@@ -183,12 +183,12 @@ func TestListsAreBoundedAndGoOn(t *testing.T) {
 
 func TestListsAreOfAStageAndPassWhatCannotBeRead(t *testing.T) {
 	t.Parallel()
-	d := newDesk(t)
+	d := newBed(t)
 	client := open(t, d)
-	d.bury(nil)
+	d.storeMessage(nil)
 	d.garbage()
-	d.bury(nil, func(l *envelope.DeadLetter) { l.Stage = "other" })
-	d.bury(nil)
+	d.storeMessage(nil, func(l *envelope.DeadLetter) { l.Stage = "other" })
+	d.storeMessage(nil)
 	for name, test := range map[string]struct {
 		ask  *adminv1.ListDeadLettersRequest
 		want string
@@ -226,9 +226,9 @@ func TestListsAreOfAStageAndPassWhatCannotBeRead(t *testing.T) {
 
 func TestAReplaySaysWhyTheQueueDoesNotTakeIt(t *testing.T) {
 	t.Parallel()
-	d := newDesk(t)
+	d := newBed(t)
 	client := open(t, d)
-	first, second := d.bury(d.encode(item(t))), d.bury(d.encode(item(t)))
+	first, second := d.storeMessage(d.encode(item(t))), d.storeMessage(d.encode(item(t)))
 	_, err := replay(t, client, first)
 	if info := expect(t, "without a queue", err, fault.NoCapacity); info.GetMetadata()["stage"] != string(stage) {
 		t.Errorf("it says %v", info)
@@ -246,7 +246,7 @@ func TestAReplaySaysWhyTheQueueDoesNotTakeIt(t *testing.T) {
 
 func TestWithoutTheBrokerThatIsSaidAtOnce(t *testing.T) {
 	t.Parallel()
-	d := newDesk(t)
+	d := newBed(t)
 	client := open(t, d)
 	d.broker.Stop()
 	bustest.Eventually(t, "the connection is lost", func() bool { return !d.bus.Connected() })

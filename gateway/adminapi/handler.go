@@ -29,10 +29,10 @@ var _ DeadLetters = (*store.DeadLetters)(nil)
 // Settings are what Handler is made of.
 type Settings struct {
 	DeadLetters DeadLetters
-	// Roster is nil where the mesh has no registry.
-	Roster    Roster
-	Pipelines Pipelines
-	Traffic   Traffic
+	// Membership is nil where the mesh has no registry.
+	Membership Membership
+	Pipelines  Pipelines
+	Traffic    Traffic
 	// MaxPayload bounds the inputs of a request to the gateway, in bytes.
 	MaxPayload int
 	// Stopping is closed when the gateway stops: then watches end.
@@ -88,7 +88,7 @@ func (s Settings) deadLettersHandler() (string, http.Handler) {
 func (s Settings) meshHandler() (string, http.Handler) {
 	descriptor := adminv1.File_stagemesh_admin_v1_mesh_proto.Services().ByName("MeshService")
 	out := transport.NewService(descriptor, transport.Settings{MaxMessageBytes: maxMessageBytes})
-	h, st := hosts{s.Roster}, s.stages()
+	h, st := hosts{s.Membership}, s.stages()
 	calls, watches := newLimiter("the mesh", maxCalls, s.Logger), newLimiter("changes of the mesh", maxWatches, s.Logger)
 	transport.Unary(out, "ListHosts", limit(calls, h.list))
 	transport.Unary(out, "ListStages", limit(calls, st.list))
@@ -112,7 +112,7 @@ func (s Settings) pipelinesHandler() (string, http.Handler) {
 }
 
 func (s Settings) stages() *stages {
-	return &stages{roster: s.Roster, pipelines: s.Pipelines, traffic: s.Traffic}
+	return &stages{membership: s.Membership, pipelines: s.Pipelines, traffic: s.Traffic}
 }
 
 // health answers for the gateway and knows no other names.

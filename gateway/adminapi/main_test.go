@@ -34,8 +34,8 @@ const (
 	stage pipeline.StageName = "classify"
 )
 
-// desk is a mesh's dead letters on a real broker, and the queue of a stage.
-type desk struct {
+// bed is a mesh's dead letters on a real broker, and the queue of a stage.
+type bed struct {
 	*store.DeadLetters
 	t      *testing.T
 	broker *bustest.Broker
@@ -43,7 +43,7 @@ type desk struct {
 	stored uint64
 }
 
-// bus is what a desk needs of its connection to the broker.
+// bus is what a bed needs of its connection to the broker.
 type bus interface {
 	JetStream() jetstream.JetStream
 	DeadLetterSubject(pipeline.StageName) string
@@ -52,11 +52,11 @@ type bus interface {
 	Connected() bool
 }
 
-func newDesk(t *testing.T) *desk {
+func newBed(t *testing.T) *bed {
 	t.Helper()
 	broker := bustest.Start(t)
 	b := broker.Connect(mesh)
-	d := &desk{DeadLetters: store.NewDeadLetters(b, store.Settings{MaxBytes: 64 << 20}), t: t, broker: broker, bus: b}
+	d := &bed{DeadLetters: store.NewDeadLetters(b, store.Settings{MaxBytes: 64 << 20}), t: t, broker: broker, bus: b}
 	if err := d.Ensure(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +64,7 @@ func newDesk(t *testing.T) *desk {
 }
 
 // queue makes the stage's queue, with room for so many.
-func (d *desk) queue(room int64) {
+func (d *bed) queue(room int64) {
 	d.t.Helper()
 	_, err := d.bus.JetStream().CreateStream(d.t.Context(), jetstream.StreamConfig{
 		Name: d.bus.Stream(stage, pipeline.File), Subjects: []string{d.bus.Stage(stage, pipeline.File, "*")},
@@ -100,8 +100,8 @@ func item(t *testing.T) *envelope.Envelope {
 	}
 }
 
-// bury stores a letter about the message and returns its number.
-func (d *desk) bury(message []byte, edits ...func(*envelope.DeadLetter)) uint64 {
+// store stores a letter about the message and returns its number.
+func (d *bed) storeMessage(message []byte, edits ...func(*envelope.DeadLetter)) uint64 {
 	d.t.Helper()
 	now := time.Now()
 	letter := &envelope.DeadLetter{
@@ -120,7 +120,7 @@ func (d *desk) bury(message []byte, edits ...func(*envelope.DeadLetter)) uint64 
 	return d.store(letter.Stage, data)
 }
 
-func (d *desk) store(of pipeline.StageName, data []byte) uint64 {
+func (d *bed) store(of pipeline.StageName, data []byte) uint64 {
 	d.t.Helper()
 	if _, err := d.bus.JetStream().Publish(d.t.Context(), d.bus.DeadLetterSubject(of), data); err != nil {
 		d.t.Fatal(err)
@@ -130,12 +130,12 @@ func (d *desk) store(of pipeline.StageName, data []byte) uint64 {
 }
 
 // garbage stores bytes that are no letter and returns their number.
-func (d *desk) garbage() uint64 {
+func (d *bed) garbage() uint64 {
 	d.t.Helper()
 	return d.store(stage, []byte("\xff"))
 }
 
-func (d *desk) encode(e *envelope.Envelope) []byte {
+func (d *bed) encode(e *envelope.Envelope) []byte {
 	d.t.Helper()
 	data, err := e.Encode()
 	if err != nil {

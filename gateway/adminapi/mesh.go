@@ -17,8 +17,8 @@ import (
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
 )
 
-// Roster is the membership of the mesh.
-type Roster interface {
+// Membership is the membership of the mesh.
+type Membership interface {
 	Hosts() []discovery.Host
 	// Loaded waits until the registry was read for the first time.
 	Loaded(ctx context.Context) error
@@ -28,16 +28,16 @@ type Roster interface {
 	Changed() <-chan struct{}
 }
 
-var _ Roster = (*discovery.Membership)(nil)
+var _ Membership = (*discovery.Membership)(nil)
 
 // hosts implements MeshService's methods about hosts.
-type hosts struct{ roster Roster }
+type hosts struct{ membership Membership }
 
 // loadTimeout is how long a call waits for the first read of the registry.
 const loadTimeout = 2 * time.Second
 
 func (h hosts) list(ctx context.Context, in *adminv1.ListHostsRequest) (*adminv1.ListHostsResponse, error) {
-	if h.roster == nil {
+	if h.membership == nil {
 		return nil, fault.New(fault.NotSupported, "the mesh has no registry; its file names one in the section registry")
 	}
 	if stage := in.GetStage(); stage != "" {
@@ -47,16 +47,16 @@ func (h hosts) list(ctx context.Context, in *adminv1.ListHostsRequest) (*adminv1
 	}
 	ctx, cancel := context.WithTimeout(ctx, loadTimeout)
 	defer cancel()
-	if err := h.roster.Loaded(ctx); err != nil {
+	if err := h.membership.Loaded(ctx); err != nil {
 		return nil, fault.New(fault.RegistryUnavailable, "the gateway has not heard of the registry yet").Caused(err).WithRetryAfter(retryAfter)
 	}
 	out := &adminv1.ListHostsResponse{}
-	for _, host := range h.roster.Hosts() {
+	for _, host := range h.membership.Hosts() {
 		if in.GetStage() == "" || in.GetStage() == host.Record.GetStage() {
 			out.Hosts = append(out.Hosts, &adminv1.HostStatus{Record: host.Record, Alive: host.Alive})
 		}
 	}
-	out.StaleSince, out.StaleCause = stale(h.roster.Stale())
+	out.StaleSince, out.StaleCause = stale(h.membership.Stale())
 	return out, nil
 }
 
@@ -71,10 +71,10 @@ func (h hosts) current(ctx context.Context, in *adminv1.WatchHostsRequest) (*adm
 // changed returns a channel that is closed with the next change of the hosts, nil without a
 // registry.
 func (h hosts) changed() <-chan struct{} {
-	if h.roster == nil {
+	if h.membership == nil {
 		return nil
 	}
-	return h.roster.Changed()
+	return h.membership.Changed()
 }
 
 // Traffic is the state of the mesh on its broker. Errors are *fault.Fault.
@@ -89,10 +89,10 @@ var _ Traffic = (*call.Service)(nil)
 
 // stages implements MeshService's methods about stages.
 type stages struct {
-	// roster is nil where the mesh has no registry.
-	roster    Roster
-	pipelines Pipelines
-	traffic   Traffic
+	// membership is nil where the mesh has no registry.
+	membership Membership
+	pipelines  Pipelines
+	traffic    Traffic
 }
 
 func (s *stages) list(ctx context.Context, _ *adminv1.ListStagesRequest) (*adminv1.ListStagesResponse, error) {
@@ -148,18 +148,18 @@ func (s *stages) all(ctx context.Context) ([]*adminv1.StageStatus, error) {
 
 // stale returns since when the stages may be out of date, and why.
 func (s *stages) stale() (time.Time, error) {
-	if s.roster == nil {
+	if s.membership == nil {
 		return s.pipelines.Stale()
 	}
-	return s.roster.Stale()
+	return s.membership.Stale()
 }
 
 // registered returns the stages of the registered hosts.
 func (s *stages) registered() []discovery.Stage {
-	if s.roster == nil {
+	if s.membership == nil {
 		return nil
 	}
-	return discovery.Stages(s.roster.Hosts())
+	return discovery.Stages(s.membership.Hosts())
 }
 
 func statusOf(s discovery.Stage) *adminv1.StageStatus {

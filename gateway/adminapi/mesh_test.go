@@ -18,7 +18,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
-// known is a roster that a test makes up.
+// known is a membership that a test makes up.
 type known struct {
 	hosts []discovery.Host
 	early bool
@@ -46,7 +46,7 @@ func hostOf(stage, host string, alive bool) discovery.Host {
 func TestHostsAreListedAsTheRegistryHasThem(t *testing.T) {
 	t.Parallel()
 	since := time.Now().Add(-time.Minute).Truncate(time.Second)
-	url := serve(t, adminapi.Settings{DeadLetters: newDesk(t), Roster: known{
+	url := serve(t, adminapi.Settings{DeadLetters: newBed(t), Membership: known{
 		hosts: []discovery.Host{hostOf("a", "1", true), hostOf("a", "2", false), hostOf("b", "3", true)}, since: since, why: errors.New("it is away"),
 	}})
 	for _, p := range protocols() {
@@ -73,13 +73,13 @@ func TestHostsAreListedAsTheRegistryHasThem(t *testing.T) {
 func TestHostsAreNotListedWhereNobodyKnowsThem(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		roster adminapi.Roster
-		want   fault.Reason
+		membership adminapi.Membership
+		want       fault.Reason
 	}{
 		"there is no registry":         {nil, fault.NotSupported},
 		"it has not been heard of yet": {known{early: true}, fault.RegistryUnavailable},
 	} {
-		url := serve(t, adminapi.Settings{DeadLetters: newDesk(t), Roster: test.roster})
+		url := serve(t, adminapi.Settings{DeadLetters: newBed(t), Membership: test.membership})
 		client := adminv1connect.NewMeshServiceClient(fronttest.Client(t, false), url)
 		_, err := client.ListHosts(t.Context(), connect.NewRequest(&adminv1.ListHostsRequest{}))
 		expect(t, name, err, test.want)

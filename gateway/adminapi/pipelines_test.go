@@ -136,7 +136,7 @@ func through(name pipeline.Name, stages ...pipeline.StageName) pipeline.Pipeline
 
 func planner(t *testing.T, s adminapi.Settings, p protocol) adminv1connect.PipelineServiceClient {
 	t.Helper()
-	s.DeadLetters = newDesk(t)
+	s.DeadLetters = newBed(t)
 	return adminv1connect.NewPipelineServiceClient(fronttest.Client(t, p.h2c), serve(t, s), p.options...)
 }
 
@@ -190,7 +190,7 @@ func TestAPipelineThatDoesNotFitIsAppliedByForceOnly(t *testing.T) {
 		{Record: &meshv1.HostRecord{Stage: "one", Host: "1", Ready: true, Spec: spec(1, 2)}, Alive: true},
 		{Record: &meshv1.HostRecord{Stage: "three", Host: "2", Ready: true, Spec: spec(3, 4), Durabilities: []string{"file"}}, Alive: true},
 	}
-	client := planner(t, adminapi.Settings{Pipelines: &book{}, Traffic: traffic{}, Roster: known{hosts: hosts}}, protocols()[0])
+	client := planner(t, adminapi.Settings{Pipelines: &book{}, Traffic: traffic{}, Membership: known{hosts: hosts}}, protocols()[0])
 	wanted := through("p", "one", "three", "nowhere").ToProto()
 	_, err := applyTo(t, client, &adminv1.ApplyPipelineRequest{Pipeline: wanted})
 	expect(t, "what does not fit", err, fault.PipelineDoesNotFit)
@@ -295,10 +295,10 @@ func TestStagesAreListedWithTheirHostsQueuesAndPipelines(t *testing.T) {
 		{Record: &meshv1.HostRecord{Stage: "c", Host: "4", Ready: true, Draining: true}, Alive: true},
 	}
 	client := func(s adminapi.Settings) adminv1connect.MeshServiceClient {
-		s.DeadLetters, s.Pipelines = newDesk(t), b
+		s.DeadLetters, s.Pipelines = newBed(t), b
 		return adminv1connect.NewMeshServiceClient(fronttest.Client(t, false), serve(t, s))
 	}
-	all, err := client(adminapi.Settings{Roster: known{hosts: hosts}, Traffic: traffic{served: []pipeline.StageName{"a"}}}).ListStages(t.Context(), connect.NewRequest(&adminv1.ListStagesRequest{}))
+	all, err := client(adminapi.Settings{Membership: known{hosts: hosts}, Traffic: traffic{served: []pipeline.StageName{"a"}}}).ListStages(t.Context(), connect.NewRequest(&adminv1.ListStagesRequest{}))
 	if err != nil || len(all.Msg.GetStages()) != 3 {
 		t.Fatalf("there are %v, %v", all, err)
 	}

@@ -51,10 +51,10 @@ type queueKey struct {
 // hostReport is the answer to one question about a stage's hosts. Its fields are
 // set when done is closed.
 type hostReport struct {
-	done     chan struct{}
-	presence bus.Availability
-	err      error
-	until    time.Time
+	done         chan struct{}
+	availability bus.Availability
+	err          error
+	until        time.Time
 }
 
 const (
@@ -149,7 +149,7 @@ func (r *hostReport) fault(hop pipeline.Hop, d pipeline.Durability) *fault.Fault
 		return Rejection(r.err, hop)
 	}
 	if !r.serves(d) {
-		return at(fault.Newf(fault.NotSupported, "stage %s has no queue of durability %s, only %v; ask for one of those, or add it to the stage's queue.durabilities", hop.Stage, d, r.presence.Durabilities), hop)
+		return at(fault.Newf(fault.NotSupported, "stage %s has no queue of durability %s, only %v; ask for one of those, or add it to the stage's queue.durabilities", hop.Stage, d, r.availability.Durabilities), hop)
 	}
 	return nil
 }
@@ -157,7 +157,7 @@ func (r *hostReport) fault(hop pipeline.Hop, d pipeline.Durability) *fault.Fault
 // serves reports whether the stage has such a queue, as far as its hosts reported
 // their queues.
 func (r *hostReport) serves(d pipeline.Durability) bool {
-	return len(r.presence.Durabilities) == 0 || slices.Contains(r.presence.Durabilities, d)
+	return len(r.availability.Durabilities) == 0 || slices.Contains(r.availability.Durabilities, d)
 }
 
 func (r *hostReport) isDone() bool {
@@ -242,17 +242,17 @@ const firstQuestions = 10
 
 func (a *Availability) askHosts(stage pipeline.StageName, into *hostReport) {
 	for range firstQuestions {
-		into.presence, into.err = a.broker.Alive(a.ctx, stage)
-		if into.err != nil || into.presence.Answered || a.hasAnswered(stage) {
+		into.availability, into.err = a.broker.Alive(a.ctx, stage)
+		if into.err != nil || into.availability.Answered || a.hasAnswered(stage) {
 			break
 		}
 	}
 	into.until = time.Now().Add(reportAge)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if !into.presence.Answered {
+	if !into.availability.Answered {
 		// A host that answers slowly has the queues that it had.
-		into.presence.Durabilities = a.durabilities[stage]
+		into.availability.Durabilities = a.durabilities[stage]
 	}
 	if into.err != nil {
 		return
@@ -260,7 +260,7 @@ func (a *Availability) askHosts(stage pipeline.StageName, into *hostReport) {
 	if len(a.durabilities) >= maxQueues {
 		clear(a.durabilities)
 	}
-	a.durabilities[stage] = into.presence.Durabilities
+	a.durabilities[stage] = into.availability.Durabilities
 }
 
 // hasAnswered reports whether a host of the stage has reported before, or has been
@@ -312,7 +312,7 @@ func (a *Availability) askBacklog(q *Queue, hosts *hostReport, hostsReported <-c
 		<-hostsReported // Alive ends soon, with the broker or without, however often it is asked
 		if err == nil {
 			// Without an answer the last sample expires soon, and rejects nobody.
-			q.observe(b, at, own, hosts.presence)
+			q.observe(b, at, own, hosts.availability)
 		}
 	})
 	return done

@@ -193,7 +193,7 @@ func TestCallsThatNobodyServesAnyMoreAreTold(t *testing.T) {
 	bustest.Receive(t, "item at the first runner", first.entered)
 	first.release <- struct{}{}
 	bustest.Receive(t, "item at the second runner", second.entered)
-	inHand := start(t.Context(), g, ask("ab", "in hand"))
+	inFlight := start(t.Context(), g, ask("ab", "in flight"))
 	bustest.Receive(t, "item at the first runner", first.entered)
 	var queued []<-chan answer
 	for range calls {
@@ -217,14 +217,14 @@ func TestCallsThatNobodyServesAnyMoreAreTold(t *testing.T) {
 	}
 	awaitItems(t, bed, "a", 0)
 	close(second.release)
-	for _, from := range []<-chan answer{further, inHand} {
+	for _, from := range []<-chan answer{further, inFlight} {
 		await(t, from).ok(t)
 	}
 	bed.Host("a", each(unchanged))
 	await(t, onFile).ok(t)
 }
 
-// A host that drains serves no more, and finishes what it has in hand.
+// A host that drains serves no more, and finishes what it has in flight.
 func TestWhatADrainingHostHasInHandIsNotTakenBack(t *testing.T) {
 	t.Parallel()
 	bed := meshtest.New(t)
@@ -232,7 +232,7 @@ func TestWhatADrainingHostHasInHandIsNotTakenBack(t *testing.T) {
 	h := bed.Host("stage", runner)
 	const grace = 500 * time.Millisecond
 	g := bed.Gateway(nil, func(s *gateway.Settings) { s.HostGrace = grace })
-	inHand := start(t.Context(), g, ask("stage:stage", "in hand"))
+	inFlight := start(t.Context(), g, ask("stage:stage", "in flight"))
 	bustest.Receive(t, "item at the runner", runner.entered)
 	stopped := make(chan struct{})
 	go func() {
@@ -244,11 +244,11 @@ func TestWhatADrainingHostHasInHandIsNotTakenBack(t *testing.T) {
 		return f != nil && f.Reason == fault.NoCapacity
 	})
 	select {
-	case a := <-inHand:
-		t.Errorf("the request in hand is answered with %v", a.fault)
+	case a := <-inFlight:
+		t.Errorf("the request in flight is answered with %v", a.fault)
 	case <-time.After(grace + 3*time.Second):
 	}
 	close(runner.release)
-	await(t, inHand).ok(t)
+	await(t, inFlight).ok(t)
 	<-stopped
 }

@@ -186,7 +186,7 @@ func same() runner.Runner {
 	})
 }
 
-// blocked returns a stage that answers nothing until its batch is called off.
+// blocked returns a stage that answers nothing until its batch is cancelled.
 func blocked() runner.Runner {
 	return inproc.New(inproc.Settings{}, func(ctx context.Context, _ runner.Batch, _ runner.Sink) error {
 		<-ctx.Done()

@@ -217,9 +217,9 @@ type held struct {
 
 	mu    sync.Mutex
 	gates map[string]chan struct{}
-	// inHand is how many requests there are, and most the most there were.
-	inHand, most atomic.Int64
-	began, ended chan string
+	// inFlight is how many requests there are, and most the most there were.
+	inFlight, most atomic.Int64
+	began, ended   chan string
 }
 
 func hold(requests int) *held {
@@ -236,10 +236,10 @@ func (h *held) gate(name string) chan struct{} {
 }
 
 func (h *held) Stream(ctx context.Context, r *call.Request, _ func(call.Chunk) error) (*call.Response, error) {
-	if n := h.inHand.Add(1); n > h.most.Load() {
+	if n := h.inFlight.Add(1); n > h.most.Load() {
 		h.most.Store(n)
 	}
-	defer h.inHand.Add(-1)
+	defer h.inFlight.Add(-1)
 	h.began <- r.Pipeline
 	select {
 	case <-h.gate(r.Pipeline):
@@ -269,7 +269,7 @@ func TestRequestsOfAStreamDoNotWaitForEachOther(t *testing.T) {
 	}
 }
 
-func TestAStreamHasSoManyRequestsInHandAndNoMore(t *testing.T) {
+func TestStreamBoundsItsRequestsInFlight(t *testing.T) {
 	t.Parallel()
 	const requests, atOnce = 200, 64
 	caller := hold(requests)
@@ -286,7 +286,7 @@ func TestAStreamHasSoManyRequestsInHandAndNoMore(t *testing.T) {
 	}
 	hangUp(t, s)
 	if got := caller.most.Load(); got > atOnce {
-		t.Errorf("%d requests were in hand", got)
+		t.Errorf("%d requests were in flight", got)
 	}
 }
 
@@ -328,7 +328,7 @@ func TestAMessageThatCannotBeReadEndsItsStream(t *testing.T) {
 	send(t, s, asks("a", "a"))
 	<-caller.began
 	send(t, s, large)
-	// What was in hand may be told that it is called off.
+	// A request in flight may report that it is cancelled.
 	await(t, caller.ended)
 	var got *status.Status
 	for got == nil {

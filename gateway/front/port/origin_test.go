@@ -84,7 +84,7 @@ func TestAListedOriginMayCall(t *testing.T) {
 	}
 }
 
-func TestAListedOriginMayFetchResultsAndCallOff(t *testing.T) {
+func TestListedOriginMayFetchResultsAndCancel(t *testing.T) {
 	t.Parallel()
 	url := start(t, port.PublicSettings{Origins: []string{listed}}) + "/v1/requests/" + fronttest.RequestID
 	for method, path := range map[string]string{http.MethodGet: "/result", http.MethodDelete: ""} {
@@ -102,7 +102,7 @@ func TestAListedOriginMayFetchResultsAndCallOff(t *testing.T) {
 	}
 	got, _ := do(t, fronttest.Client(t, false), http.MethodDelete, url, "", "Origin", stranger, "Sec-Fetch-Site", "cross-site")
 	if got.StatusCode != http.StatusForbidden {
-		t.Errorf("a stranger called off: %s", got.Status)
+		t.Errorf("an unlisted origin cancelled: %s", got.Status)
 	}
 }
 

@@ -64,7 +64,7 @@ func TestAWaitIsADurationOrMilliseconds(t *testing.T) {
 	}
 }
 
-func TestARequestIsCalledOff(t *testing.T) {
+func TestRequestIsCancelled(t *testing.T) {
 	t.Parallel()
 	caller := &fronttest.Caller{}
 	off := ask{method: http.MethodDelete, path: "/v1/requests/" + fronttest.RequestID}

@@ -53,7 +53,7 @@ func TestAResultIsTranslatedWhole(t *testing.T) {
 	}
 }
 
-func TestARequestIsCalledOff(t *testing.T) {
+func TestRequestIsCancelled(t *testing.T) {
 	t.Parallel()
 	for _, p := range protocols() {
 		t.Run(p.name, func(t *testing.T) {

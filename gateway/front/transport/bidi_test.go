@@ -20,7 +20,7 @@ type (
 	answer = func(context.Context, *transport.Call, *oipv2.ModelInferRequest, func(*oipv2.ModelStreamInferResponse) error) error
 )
 
-// each is a service whose only procedure has a request in hand at a time.
+// each is a service whose only procedure has a request in flight at a time.
 func each(s transport.Settings, f answer) http.Handler {
 	out := transport.NewService(oipv2.File_oip_v2_inference_proto.Services().ByName("GRPCInferenceService"), s)
 	transport.BidiStream(out, "ModelStreamInfer", 1, f)
@@ -54,7 +54,7 @@ func echo(after time.Duration) answer {
 	}
 }
 
-// A stream that has as many requests in hand as it may is not read, and that is not its
+// A stream that has as many requests in flight as it may is not read, and that is not its
 // caller's silence.
 func TestAStreamMayBeFullForLongerThanThePatience(t *testing.T) {
 	t.Parallel()

@@ -39,7 +39,7 @@ func TestDurableRequestsSurviveTheBroker(t *testing.T) {
 // Callers of memory requests wait for a broker that is away, and hear soon after
 // it is back that their queue is lost. It runs alone: what it measures is time.
 func TestCallersOfALostQueueHearSoonAfterTheReconnect(t *testing.T) {
-	// leftovers is how long a gateway takes to call off what is left.
+	// leftovers is how long a gateway takes to cancel the remaining requests.
 	const callers, soon, leftovers = 400, time.Second, 5 * time.Second
 	f := newFleet(t)
 	host := echo(f)
@@ -69,7 +69,7 @@ func TestCallersOfALostQueueHearSoonAfterTheReconnect(t *testing.T) {
 		if tally.Refused["QUEUE_LOST"]+tally.Refused["BROKER_UNAVAILABLE"]+tally.Refused["NO_CAPACITY"] != callers || last > soon {
 			t.Errorf("the last heard after %s, want all within %s: %s", last, soon, tally)
 		}
-		// What it has in hand would hold it.
+		// What it has in flight would hold it.
 		host.Kill()
 		host.Start()
 		// What callers were told is lost does not run later.

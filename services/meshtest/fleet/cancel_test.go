@@ -10,8 +10,8 @@ import (
 
 const cancelled = "stagemesh_gateway_cancelled_total"
 
-// crowd is requests that wait behind a held runner.
-type crowd struct {
+// load is requests that wait behind a held runner.
+type load struct {
 	*fleet.Load
 	fleet    *fleet.Fleet
 	host     *fleet.Member
@@ -21,10 +21,10 @@ type crowd struct {
 	size     int
 }
 
-func newCrowd(t *testing.T, d pipeline.Durability) *crowd {
+func newLoad(t *testing.T, d pipeline.Durability) *load {
 	t.Helper()
 	f := newFleet(t)
-	c := &crowd{fleet: f, host: echo(f), gateways: []*fleet.Member{gateway(f), gateway(f)}, size: pick(2_000, 5_000)}
+	c := &load{fleet: f, host: echo(f), gateways: []*fleet.Member{gateway(f), gateway(f)}, size: pick(2_000, 5_000)}
 	c.busy = holder(t, f)
 	c.queue = f.Queue("echo", d)
 	before := c.queue.State().Msgs
@@ -35,14 +35,14 @@ func newCrowd(t *testing.T, d pipeline.Durability) *crowd {
 	return c
 }
 
-// dispersed looks at what is left when all were called off. The host is paused
+// dispersed checks what is left when all requests are cancelled. The host is paused
 // meanwhile, so that only a withdrawal takes an item out of the queue.
-func (c *crowd) dispersed(t *testing.T, callOff func()) {
+func (c *load) dispersed(t *testing.T, cancel func()) {
 	t.Helper()
 	before := c.queue.State().Msgs
 	c.host.Pause()
-	callOff()
-	bustest.Eventually(t, "all are called off", func() bool { return fleet.Sum(c.gateways, cancelled) == c.size })
+	cancel()
+	bustest.Eventually(t, "all are cancelled", func() bool { return fleet.Sum(c.gateways, cancelled) == c.size })
 	withdrawn := fleet.Sum(c.gateways, cancelled, `how="deleted"`)
 	left := before - c.queue.State().Msgs
 	c.host.Resume()
@@ -56,19 +56,19 @@ func (c *crowd) dispersed(t *testing.T, callOff func()) {
 	everyRequestAnswered(t, c.fleet.Load(fleet.LoadSpec{Pipeline: "echo", Requests: last, InFlight: last, Prefix: "wanted-"}).Wait(), last)
 	bustest.Eventually(t, "the queue is empty", func() bool { return c.queue.State().Msgs == 0 })
 	ran := len(c.fleet.Runs()) - last - 1
-	t.Logf("%d called off: %d withdrawn, of which at most %d were in hand, %d dropped by the host; %d ran, %d runs saved",
-		c.size, withdrawn, inHand, c.host.Count("stagemesh_stage_cancelled_total"), ran, c.size-ran)
+	t.Logf("%d cancelled: %d deleted, of which at most %d were in flight, %d dropped by the host; %d ran, %d runs saved",
+		c.size, withdrawn, inFlight, c.host.Count("stagemesh_stage_cancelled_total"), ran, c.size-ran)
 	if ran > c.size-withdrawn {
 		t.Errorf("%d ran, and %d of %d were withdrawn", ran, withdrawn, c.size)
 	}
 }
 
-// inHand is how many items a host of the fleet has at most.
-const inHand = 96
+// inFlight is how many items a host of the fleet has at most.
+const inFlight = 96
 
 func TestRequestsWhoseCallersLeftNeverRun(t *testing.T) {
 	t.Parallel()
-	c := newCrowd(t, pipeline.Memory)
+	c := newLoad(t, pipeline.Memory)
 	c.dispersed(t, func() {
 		c.Leave()
 		if tally := c.Wait(); tally.Left != c.size {
@@ -77,9 +77,9 @@ func TestRequestsWhoseCallersLeftNeverRun(t *testing.T) {
 	})
 }
 
-func TestRequestsThatAreCalledOffByIDNeverRun(t *testing.T) {
+func TestRequestsCancelledByIDNeverRun(t *testing.T) {
 	t.Parallel()
-	c := newCrowd(t, pipeline.File)
+	c := newLoad(t, pipeline.File)
 	third := gateway(c.fleet)
 	c.dispersed(t, func() {
 		third.Cancel(c.queue.Requests())
@@ -89,7 +89,7 @@ func TestRequestsThatAreCalledOffByIDNeverRun(t *testing.T) {
 	})
 	for _, r := range c.fleet.Results().Answers() {
 		if r.Reply.Fault == nil || r.Reply.Fault.Reason != "CANCELLED" {
-			t.Errorf("request %s is called off, and has the answer %+v", r.Reply.RequestID, r.Reply)
+			t.Errorf("request %s is cancelled and has the answer %+v", r.Reply.RequestID, r.Reply)
 		}
 	}
 }

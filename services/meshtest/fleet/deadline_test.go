@@ -12,7 +12,7 @@ import (
 	"github.com/stagemesh/stagemesh/services/meshtest/fleet"
 )
 
-// holder starts a request that holds the host's runner until it is called off.
+// holder starts a request that holds the host's runner until it is cancelled.
 func holder(t *testing.T, f *fleet.Fleet) *fleet.Load {
 	t.Helper()
 	load := f.Load(fleet.LoadSpec{Pipeline: "echo", Requests: 1, InFlight: 1, Prefix: fleet.Hold})
@@ -47,7 +47,7 @@ func TestExpiredHeadIsAnsweredAtItsDeadline(t *testing.T) {
 			busy := holder(t, f)
 			requests := pick(200, 3_000)
 			stalls := stallsOf(t, host, g)
-			// Fewer wait at a time than the host may have in hand.
+			// Fewer wait at a time than the host may have in flight.
 			load := f.Load(fleet.LoadSpec{
 				Pipeline: "echo", Requests: requests, InFlight: 80, Every: 6 * time.Millisecond, Timeout: timeout, Durable: durable,
 			})

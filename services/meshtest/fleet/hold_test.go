@@ -14,7 +14,7 @@ func heldUp(t *testing.T, tally *fleet.Tally, median, longest time.Duration) {
 	t.Helper()
 	affected := tally.Over(time.Second)
 	if len(affected) == 0 {
-		t.Fatal("nobody was held up: the host had nothing in hand")
+		t.Fatal("nobody was held up: the host had nothing in flight")
 	}
 	middle, most := affected[len(affected)/2], affected[len(affected)-1]
 	t.Logf("%d requests were held up: median %s, longest %s (may be %s and %s)", len(affected), middle, most, median, longest)
@@ -23,7 +23,7 @@ func heldUp(t *testing.T, tally *fleet.Tally, median, longest time.Duration) {
 	}
 }
 
-// run is how long a batch takes where something is to be in hand: long enough to
+// run is how long a batch takes where something is to be in flight: long enough to
 // be seen, and to strike before it is over.
 const run = 10 * time.Millisecond
 

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// OfferSpec says what a crowd sends: so many requests a second, whatever becomes
+// OfferSpec says what a load sends: so many requests a second, whatever becomes
 // of those before.
 type OfferSpec struct {
 	Pipeline string
@@ -24,7 +24,7 @@ type OfferSpec struct {
 	Timeout time.Duration
 }
 
-// Offered is what became of a crowd's requests.
+// Offered is what became of a load's requests.
 type Offered struct {
 	Spec OfferSpec
 	// Sent requests were sent; Right answers came in time, and Late ones after it.
@@ -61,7 +61,7 @@ func brief(times []time.Duration, q float64) time.Duration {
 	return Quantile(times, q).Round(10 * time.Microsecond)
 }
 
-// pace is how often a crowd looks how many of its requests are due.
+// pace is how often a load looks how many of its requests are due.
 const pace = 2 * time.Millisecond
 
 // Offer sends requests to all gateways in turn, and returns when all have ended.
@@ -69,7 +69,7 @@ func (f *Fleet) Offer(s OfferSpec) Offered {
 	f.t.Helper()
 	transport := &http.Transport{MaxIdleConnsPerHost: s.Rate}
 	defer transport.CloseIdleConnections()
-	c := &crowd{fleet: f, client: &http.Client{Transport: transport}, addrs: f.gatewayAddrs(), out: Offered{Spec: s, Refused: map[string]int{}}}
+	c := &load{fleet: f, client: &http.Client{Transport: transport}, addrs: f.gatewayAddrs(), out: Offered{Spec: s, Refused: map[string]int{}}}
 	ctx, cancel := context.WithTimeout(f.t.Context(), s.Length)
 	defer cancel()
 	c.begin = time.Now()
@@ -93,8 +93,8 @@ func (f *Fleet) Offer(s OfferSpec) Offered {
 	return c.out
 }
 
-// crowd is the senders of one offer. Its goroutine alone counts what was sent.
-type crowd struct {
+// load is the senders of one offer. Its goroutine alone counts what was sent.
+type load struct {
 	fleet  *Fleet
 	client *http.Client
 	addrs  []string
@@ -104,7 +104,7 @@ type crowd struct {
 	out Offered
 }
 
-func (c *crowd) one(i int) {
+func (c *load) one(i int) {
 	text := strconv.Itoa(i)
 	begin := time.Now()
 	status, header, body, err := c.ask(c.addrs[i%len(c.addrs)], text)
@@ -140,7 +140,7 @@ func totalOf(header http.Header) time.Duration {
 	return time.Duration(ms * float64(time.Millisecond))
 }
 
-func (c *crowd) ask(addr, text string) (status int, header http.Header, body []byte, err error) {
+func (c *load) ask(addr, text string) (status int, header http.Header, body []byte, err error) {
 	s := c.out.Spec
 	request, err := http.NewRequestWithContext(c.fleet.t.Context(), http.MethodPost, "http://"+addr+"/v1/pipelines/"+s.Pipeline+":infer", strings.NewReader(text))
 	if err != nil {

@@ -142,7 +142,7 @@ func TestTheDocumentIsWhatTheGatewayDoes(t *testing.T) {
 		"no image":                     {message{http.MethodPost, "/v1/pipelines/digits:infer", "image/png", "no image", ""}, 400},
 		"no pipeline":                  {message{http.MethodPost, "/v1/pipelines/none:infer", "text/plain", "hello", ""}, 404},
 		"no result":                    {message{http.MethodGet, "/v1/requests/01a1fc61-c602-7919-8f3a-1abcfc776362/result", "", "", ""}, 404},
-		"calling off":                  {message{http.MethodDelete, "/v1/requests/01a1fc61-c602-7919-8f3a-1abcfc776362", "", "", ""}, 204},
+		"cancel":                       {message{http.MethodDelete, "/v1/requests/01a1fc61-c602-7919-8f3a-1abcfc776362", "", "", ""}, 204},
 		"the server":                   {message{http.MethodGet, "/v2", "", "", ""}, 200},
 		"a model":                      {message{http.MethodGet, "/v2/models/digits", "", "", ""}, 200},
 		"a model that is ready":        {message{http.MethodGet, "/v2/models/digits/ready", "", "", ""}, 200},
