@@ -57,7 +57,7 @@ func off(t *testing.T, client *http.Client, url, token string, option connect.Cl
 	return err
 }
 
-func TestThePublicPortHasTLSAndTokensOnEveryProtocol(t *testing.T) {
+func TestPublicPortRequiresTLSAndTokenOnEveryProtocol(t *testing.T) {
 	t.Parallel()
 	s := newSecrets(t)
 	g, _ := run(t, bustest.Start(t), func(settings *gateway.Settings) {
@@ -134,7 +134,7 @@ func fetch(t *testing.T, client *http.Client, method, url, token string, edits .
 	return response.StatusCode, response.Header.Get("WWW-Authenticate"), string(data)
 }
 
-func TestPlainHTTPNeedsATokenAndProbesDoNot(t *testing.T) {
+func TestPlainHTTPNeedsTokenAndProbesDoNot(t *testing.T) {
 	t.Parallel()
 	s := newSecrets(t)
 	g, _ := run(t, bustest.Start(t), func(settings *gateway.Settings) {
@@ -171,7 +171,7 @@ func TestPlainHTTPNeedsATokenAndProbesDoNot(t *testing.T) {
 }
 
 // What there is is for those who have a token.
-func TestProbesDoNotTellWhichPipelinesThereAre(t *testing.T) {
+func TestProbesDoNotRevealPipelines(t *testing.T) {
 	t.Parallel()
 	s := newSecrets(t)
 	secret := pipeline.Pipeline{Name: "secret", Steps: []pipeline.Step{{Name: "s", Stage: "s"}}}
@@ -197,7 +197,7 @@ func TestProbesDoNotTellWhichPipelinesThereAre(t *testing.T) {
 	}
 }
 
-func TestAPortWithTLSServesNobodyWithoutIt(t *testing.T) {
+func TestTLSPortRejectsPlainConnections(t *testing.T) {
 	t.Parallel()
 	s := newSecrets(t)
 	g, _ := run(t, bustest.Start(t), func(settings *gateway.Settings) {
@@ -217,7 +217,7 @@ func TestAPortWithTLSServesNobodyWithoutIt(t *testing.T) {
 }
 
 // Operators are told why, and callers what it means for them.
-func TestAGatewayThatTheBrokerRefusesSaysSo(t *testing.T) {
+func TestGatewayReportsThatBrokerRejectsIt(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t, func(o *server.Options) { o.Authorization = "open-sesame" })
 	g, err := gateway.New(settings(t, broker.URL(), func(s *gateway.Settings) { s.Bus.Auth.TokenFile = tlstest.File(t, "sesame") }))
@@ -244,7 +244,7 @@ func TestAGatewayThatTheBrokerRefusesSaysSo(t *testing.T) {
 	}
 }
 
-func TestAPublicPortThatCannotBeSaysWhy(t *testing.T) {
+func TestInvalidPublicPortIsRejectedByKey(t *testing.T) {
 	t.Parallel()
 	s := newSecrets(t)
 	var log strings.Builder

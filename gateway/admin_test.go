@@ -49,7 +49,7 @@ func list(t *testing.T, url, token string, roots *x509.CertPool, options ...conn
 	return err
 }
 
-func TestTheAdminPortIsApartFromThePublicOne(t *testing.T) {
+func TestAdminPortIsSeparateFromPublicPort(t *testing.T) {
 	t.Parallel()
 	g, stop := run(t, bustest.Start(t), func(s *gateway.Settings) { s.Admin.Listen = "127.0.0.1:0" })
 	admin, public := g.AdminURL(), g.URL()
@@ -70,7 +70,7 @@ func TestTheAdminPortIsApartFromThePublicOne(t *testing.T) {
 	}
 }
 
-func TestThereIsNoAdminPortUnlessOneIsAskedFor(t *testing.T) {
+func TestAdminPortIsOffByDefault(t *testing.T) {
 	t.Parallel()
 	g, _ := run(t, bustest.Start(t))
 	if g.AdminAddr() != nil || g.AdminURL() != "" {
@@ -78,7 +78,7 @@ func TestThereIsNoAdminPortUnlessOneIsAskedFor(t *testing.T) {
 	}
 }
 
-func TestTheAdminPortHasTLSAndAToken(t *testing.T) {
+func TestAdminPortRequiresTLSAndToken(t *testing.T) {
 	t.Parallel()
 	s := newSecrets(t)
 	g, _ := run(t, bustest.Start(t), func(settings *gateway.Settings) {
@@ -113,7 +113,7 @@ func TestTheAdminPortHasTLSAndAToken(t *testing.T) {
 	}
 }
 
-func TestAnAdminPortThatWouldBeOpenToAllIsRefused(t *testing.T) {
+func TestExposedAdminPortWithoutTokenIsRejected(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		admin gateway.Admin
@@ -131,7 +131,7 @@ func TestAnAdminPortThatWouldBeOpenToAllIsRefused(t *testing.T) {
 	}
 }
 
-func TestAGatewayWhoseAdminPortCannotBeSaysWhy(t *testing.T) {
+func TestInvalidAdminPortIsRejectedByKey(t *testing.T) {
 	t.Parallel()
 	broker, s := bustest.Start(t), newSecrets(t)
 	taken, err := net.Listen("tcp", "127.0.0.1:0")

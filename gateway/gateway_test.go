@@ -85,7 +85,7 @@ func reasonOf(t *testing.T, client *http.Client, method, url string) (status int
 	return response.StatusCode, answer.Error.Reason
 }
 
-func TestAGatewayWithoutItsBrokerSaysSo(t *testing.T) {
+func TestGatewayWithoutBrokerIsNotReady(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
 	g, _ := run(t, broker)
@@ -109,7 +109,7 @@ func TestAGatewayWithoutItsBrokerSaysSo(t *testing.T) {
 	bustest.Eventually(t, "the gateway is ready again", func() bool { return g.Ready() == nil })
 }
 
-func TestAGatewayAnswersForRequestsThatItDoesNotKnow(t *testing.T) {
+func TestUnknownRequestIDsAreAnswered(t *testing.T) {
 	t.Parallel()
 	g, _ := run(t, bustest.Start(t))
 	transport := &http.Transport{}
@@ -135,7 +135,7 @@ func TestAGatewayAnswersForRequestsThatItDoesNotKnow(t *testing.T) {
 	}
 }
 
-func TestAGatewayThatStopsSaysSo(t *testing.T) {
+func TestStoppedGatewayReportsShutdown(t *testing.T) {
 	t.Parallel()
 	g, stop := run(t, bustest.Start(t))
 	stop()
@@ -150,7 +150,7 @@ func TestAGatewayThatStopsSaysSo(t *testing.T) {
 
 // Who sends to it by way of its readiness, or over a connection that is there,
 // needs a while to hear that it stops.
-func TestAGatewayThatStopsServesOnForItsDelay(t *testing.T) {
+func TestGatewayServesDuringDrainDelay(t *testing.T) {
 	t.Parallel()
 	for _, http2 := range []bool{false, true} {
 		t.Run(fmt.Sprintf("http2=%v", http2), func(t *testing.T) {
@@ -201,7 +201,7 @@ func counted(t *testing.T, http2 bool, n *atomic.Int64) *http.Client {
 }
 
 // A small body may mean a lot.
-func TestCompressedRequestsCountAsWhatTheyMean(t *testing.T) {
+func TestCompressedRequestsCountUncompressedBytes(t *testing.T) {
 	t.Parallel()
 	const payload = 1 << 20
 	g, _ := run(t, bustest.Start(t), func(s *gateway.Settings) {

@@ -38,7 +38,7 @@ func read(t *testing.T, client *http.Client, url string) (text, tag string) {
 	return string(data), response.Header.Get("ETag")
 }
 
-func TestTheDocumentFollowsPipelinesAndStages(t *testing.T) {
+func TestDocumentFollowsPipelinesAndStages(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
 	store := table(t, broker)
@@ -83,7 +83,7 @@ func TestTheDocumentFollowsPipelinesAndStages(t *testing.T) {
 	}
 }
 
-func TestADocumentWithoutPipelinesSaysWhy(t *testing.T) {
+func TestDocumentIsUnavailableBeforePipelinesLoad(t *testing.T) {
 	t.Parallel()
 	broker, other := bustest.Start(t), bustest.Start(t)
 	other.Stop()

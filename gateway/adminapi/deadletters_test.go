@@ -22,7 +22,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
-func TestLettersAreServedOnEveryProtocol(t *testing.T) {
+func TestDeadLettersAreServedOnEveryProtocol(t *testing.T) {
 	t.Parallel()
 	d := newBed(t)
 	d.queue(1000)
@@ -62,7 +62,7 @@ func TestLettersAreServedOnEveryProtocol(t *testing.T) {
 	}
 }
 
-func TestALetterIsShownWithAllThatIsKnown(t *testing.T) {
+func TestDeadLetterShowsAllFields(t *testing.T) {
 	t.Parallel()
 	d := newBed(t)
 	client := open(t, d)
@@ -94,7 +94,7 @@ func TestALetterIsShownWithAllThatIsKnown(t *testing.T) {
 	}
 }
 
-func TestTheMessageIsGivenAsFarAsItIsAskedFor(t *testing.T) {
+func TestDeadLetterMessageIsLimitedToRequestedBytes(t *testing.T) {
 	t.Parallel()
 	d := newBed(t)
 	client := open(t, d)
@@ -109,7 +109,7 @@ func TestTheMessageIsGivenAsFarAsItIsAskedFor(t *testing.T) {
 	expect(t, "too many bytes", err, fault.InvalidRequest)
 }
 
-func TestWhatIsNoItemIsShownAndNotReplayed(t *testing.T) {
+func TestUndecodableItemIsShownButNotReplayed(t *testing.T) {
 	t.Parallel()
 	d := newBed(t)
 	client := open(t, d)
@@ -133,7 +133,7 @@ func TestWhatIsNoItemIsShownAndNotReplayed(t *testing.T) {
 }
 
 // What nobody checks in an item must not keep its letter from being shown.
-func TestAnItemWithAnAbsurdTimeIsShown(t *testing.T) {
+func TestItemWithInvalidTimeIsShown(t *testing.T) {
 	t.Parallel()
 	d := newBed(t)
 	var wire meshv1.Envelope
@@ -153,7 +153,7 @@ func TestAnItemWithAnAbsurdTimeIsShown(t *testing.T) {
 	}
 }
 
-func TestListsAreBoundedAndGoOn(t *testing.T) {
+func TestDeadLetterListsArePaged(t *testing.T) {
 	t.Parallel()
 	d := newBed(t)
 	client := open(t, d)
@@ -181,7 +181,7 @@ func TestListsAreBoundedAndGoOn(t *testing.T) {
 	}
 }
 
-func TestListsAreOfAStageAndPassWhatCannotBeRead(t *testing.T) {
+func TestListsFilterByStageAndSkipUnreadableRecords(t *testing.T) {
 	t.Parallel()
 	d := newBed(t)
 	client := open(t, d)
@@ -224,7 +224,7 @@ func TestListsAreOfAStageAndPassWhatCannotBeRead(t *testing.T) {
 	}
 }
 
-func TestAReplaySaysWhyTheQueueDoesNotTakeIt(t *testing.T) {
+func TestReplayReportsWhyQueueRejectsItem(t *testing.T) {
 	t.Parallel()
 	d := newBed(t)
 	client := open(t, d)
@@ -244,7 +244,7 @@ func TestAReplaySaysWhyTheQueueDoesNotTakeIt(t *testing.T) {
 	}
 }
 
-func TestWithoutTheBrokerThatIsSaidAtOnce(t *testing.T) {
+func TestBrokerOutageIsReportedAtOnce(t *testing.T) {
 	t.Parallel()
 	d := newBed(t)
 	client := open(t, d)
@@ -262,7 +262,7 @@ func TestWithoutTheBrokerThatIsSaidAtOnce(t *testing.T) {
 	}
 }
 
-func TestAReplayWhoseLetterStaysSaysSo(t *testing.T) {
+func TestReplayReportsThatDeadLetterRemains(t *testing.T) {
 	t.Parallel()
 	letters := &fake{replayed: store.Replayed{RequestID: "id"}, err: errors.New("still there")}
 	got, err := replay(t, open(t, letters), 1)
@@ -271,7 +271,7 @@ func TestAReplayWhoseLetterStaysSaysSo(t *testing.T) {
 	}
 }
 
-func TestWhatIsNobodysBusinessIsNotTold(t *testing.T) {
+func TestInternalErrorsAreLoggedNotReturned(t *testing.T) {
 	t.Parallel()
 	var log bytes.Buffer
 	url := serve(t, adminapi.Settings{DeadLetters: &fake{err: errors.New("the password is 1234")}, Logger: slog.New(slog.NewTextHandler(&log, nil))})
@@ -282,7 +282,7 @@ func TestWhatIsNobodysBusinessIsNotTold(t *testing.T) {
 	}
 }
 
-func TestNoMoreCallsAreServedThanMay(t *testing.T) {
+func TestConcurrentCallsAreBounded(t *testing.T) {
 	t.Parallel()
 	const atOnce = 8
 	letters := &fake{inside: make(chan struct{}, atOnce), leave: make(chan struct{})}

@@ -31,7 +31,7 @@ func tokens(t *testing.T, text string) port.Tokens {
 	return out
 }
 
-func TestOnlyWhoKnowsTheTokenIsServed(t *testing.T) {
+func TestCallsWithoutValidTokenAreRejected(t *testing.T) {
 	t.Parallel()
 	url := serve(t, adminapi.Settings{DeadLetters: &fake{}, Tokens: tokens(t, "open-sesame")})
 	for _, p := range protocols() {
@@ -84,7 +84,7 @@ func do(t *testing.T, method, url string, edits ...func(*http.Request)) (head, s
 	return head{response.Status, response.StatusCode, response.Header}, string(body)
 }
 
-func TestARefusalSaysWhatIsNeeded(t *testing.T) {
+func TestRejectedCallReportsRequiredToken(t *testing.T) {
 	t.Parallel()
 	url := serve(t, adminapi.Settings{DeadLetters: &fake{}, Tokens: tokens(t, "open-sesame")})
 	for _, path := range []string{adminv1connect.DeadLetterServiceListDeadLettersProcedure, "/", "/elsewhere", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"} {
@@ -133,7 +133,7 @@ func TestProbesNeedNoToken(t *testing.T) {
 	}
 }
 
-func TestReflectionKnowsTheServices(t *testing.T) {
+func TestReflectionListsServices(t *testing.T) {
 	t.Parallel()
 	url := serve(t, adminapi.Settings{DeadLetters: &fake{}})
 	stream := grpcreflect.NewClient(fronttest.Client(t, true), url, connect.WithGRPC()).NewStream(t.Context())
@@ -152,7 +152,7 @@ func TestReflectionKnowsTheServices(t *testing.T) {
 
 // A page may have its own name resolve to 127.0.0.1, and is then of the same
 // origin as the port.
-func TestWithoutATokenThePortHasToBeNamedByALoopbackAddress(t *testing.T) {
+func TestPortWithoutTokenRequiresLoopbackHost(t *testing.T) {
 	t.Parallel()
 	open := serve(t, adminapi.Settings{DeadLetters: &fake{}})
 	closed := serve(t, adminapi.Settings{DeadLetters: &fake{}, Tokens: tokens(t, "open-sesame")})
@@ -172,7 +172,7 @@ func TestWithoutATokenThePortHasToBeNamedByALoopbackAddress(t *testing.T) {
 	}
 }
 
-func TestPagesMayNotCall(t *testing.T) {
+func TestCrossOriginCallsAreRejected(t *testing.T) {
 	t.Parallel()
 	url := serve(t, adminapi.Settings{DeadLetters: &fake{}})
 	response, body := do(t, http.MethodPost, url+adminv1connect.DeadLetterServiceListDeadLettersProcedure, func(r *http.Request) {
@@ -184,14 +184,14 @@ func TestPagesMayNotCall(t *testing.T) {
 	}
 }
 
-func TestALargeRequestIsRefused(t *testing.T) {
+func TestOversizedRequestIsRejected(t *testing.T) {
 	t.Parallel()
 	client := open(t, &fake{})
 	_, err := client.ListDeadLetters(t.Context(), connect.NewRequest(&adminv1.ListDeadLettersRequest{Stage: strings.Repeat("x", 64<<10)}))
 	expect(t, "a large request", err, fault.PayloadTooLarge)
 }
 
-func TestNothingElseIsThere(t *testing.T) {
+func TestUnknownPathIsNotFound(t *testing.T) {
 	t.Parallel()
 	response, body := do(t, http.MethodPost, serve(t, adminapi.Settings{DeadLetters: &fake{}})+"/v1/pipelines/p:infer")
 	if response.StatusCode != http.StatusNotFound || !strings.Contains(body, "this is the admin port") {

@@ -43,7 +43,7 @@ func hostOf(stage, host string, alive bool) discovery.Host {
 	return discovery.Host{Record: &meshv1.HostRecord{Stage: stage, Host: host}, Alive: alive}
 }
 
-func TestHostsAreListedAsTheRegistryHasThem(t *testing.T) {
+func TestHostsMatchRegistry(t *testing.T) {
 	t.Parallel()
 	since := time.Now().Add(-time.Minute).Truncate(time.Second)
 	url := serve(t, adminapi.Settings{DeadLetters: newBed(t), Membership: known{
@@ -70,7 +70,7 @@ func TestHostsAreListedAsTheRegistryHasThem(t *testing.T) {
 	}
 }
 
-func TestHostsAreNotListedWhereNobodyKnowsThem(t *testing.T) {
+func TestHostsAreUnavailableWithoutRegistry(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		membership adminapi.Membership

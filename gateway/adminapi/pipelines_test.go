@@ -149,7 +149,7 @@ func applyTo(t *testing.T, client adminv1connect.PipelineServiceClient, r *admin
 	return response.Msg, nil
 }
 
-func TestAPipelineIsAppliedShownAndDeleted(t *testing.T) {
+func TestPipelineIsAppliedShownAndDeleted(t *testing.T) {
 	t.Parallel()
 	for _, p := range protocols() {
 		client := planner(t, adminapi.Settings{Pipelines: &book{}, Traffic: traffic{served: []pipeline.StageName{"a"}}}, p)
@@ -178,7 +178,7 @@ func TestAPipelineIsAppliedShownAndDeleted(t *testing.T) {
 	}
 }
 
-func TestAPipelineThatDoesNotFitIsAppliedByForceOnly(t *testing.T) {
+func TestMismatchedPipelineNeedsForce(t *testing.T) {
 	t.Parallel()
 	shape := func(n int64) *stagev1.PartSpec {
 		return &stagev1.PartSpec{Name: "x", Body: &stagev1.PartSpec_Tensor{Tensor: &stagev1.TensorSpec{Datatype: "FP32", Shape: []int64{n}}}}
@@ -216,7 +216,7 @@ func TestAPipelineThatDoesNotFitIsAppliedByForceOnly(t *testing.T) {
 	expect(t, "what is no pipeline", err, fault.InvalidRequest)
 }
 
-func TestAPlanSaysWhatWouldChange(t *testing.T) {
+func TestPlanReportsChanges(t *testing.T) {
 	t.Parallel()
 	b := &book{}
 	client := planner(t, adminapi.Settings{Pipelines: b, Traffic: traffic{served: []pipeline.StageName{"a", "b"}}}, protocols()[0])
@@ -246,7 +246,7 @@ func TestAPlanSaysWhatWouldChange(t *testing.T) {
 	}
 }
 
-func TestPipelinesAreWatchedUntilTheGatewayStops(t *testing.T) {
+func TestPipelineWatchEndsWhenGatewayStops(t *testing.T) {
 	t.Parallel()
 	for _, p := range protocols() {
 		b, stopping := &book{}, make(chan struct{})
@@ -280,7 +280,7 @@ func TestPipelinesAreWatchedUntilTheGatewayStops(t *testing.T) {
 	}
 }
 
-func TestStagesAreListedWithTheirHostsQueuesAndPipelines(t *testing.T) {
+func TestStagesListHostsQueuesAndPipelines(t *testing.T) {
 	t.Parallel()
 	b := &book{}
 	for _, p := range []pipeline.Pipeline{through("p", "a", "b"), through("q", "a")} {
@@ -321,7 +321,7 @@ func TestStagesAreListedWithTheirHostsQueuesAndPipelines(t *testing.T) {
 	}
 }
 
-func TestPipelinesAreNotListedBeforeTheRegistryWasHeardOf(t *testing.T) {
+func TestPipelinesAreUnavailableBeforeRegistryLoads(t *testing.T) {
 	t.Parallel()
 	s := adminapi.Settings{Pipelines: &book{problem: errors.New("not yet")}, Traffic: traffic{}}
 	client := planner(t, s, protocols()[0])

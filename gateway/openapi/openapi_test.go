@@ -138,7 +138,7 @@ func TestStaticPartsMatchTheCode(t *testing.T) {
 	}
 }
 
-func TestBodiesAreWhatTheFirstStageTakes(t *testing.T) {
+func TestBodiesMatchFirstStageInputs(t *testing.T) {
 	t.Parallel()
 	optional := blobPart("mask", "image/png")
 	optional.Optional = true
@@ -175,7 +175,7 @@ func TestBodiesAreWhatTheFirstStageTakes(t *testing.T) {
 	}
 }
 
-func TestAStreamIsDescribedWhereTheLastStageStreams(t *testing.T) {
+func TestStreamIsDescribedIfLastStageStreams(t *testing.T) {
 	t.Parallel()
 	streams := takes(blobPart("text", "text/plain"))
 	streams.Stream = true
@@ -186,7 +186,7 @@ func TestAStreamIsDescribedWhereTheLastStageStreams(t *testing.T) {
 	}
 }
 
-func TestInputsHaveTheNamesThatCallersUse(t *testing.T) {
+func TestInputsHaveCallerNames(t *testing.T) {
 	t.Parallel()
 	renamed := single("renamed", takes(tensorPart("x", "FP32", -1, 4)))
 	renamed.Steps[0].Stage, renamed.Steps[0].Inputs = "s", map[string]string{"x": "pixels"}
@@ -257,7 +257,7 @@ var schemas = map[string]struct {
 	"no schema":       {`{"type"`, []string{`1`}, nil},
 }
 
-func TestSchemasOfStagesMeanTheSameInTheDocument(t *testing.T) {
+func TestStageSchemasKeepTheirMeaningInDocument(t *testing.T) {
 	t.Parallel()
 	for name, row := range schemas {
 		t.Run(name, func(t *testing.T) {
@@ -301,7 +301,7 @@ func decoded(t *testing.T, text string) any {
 	return out
 }
 
-func TestTokensAreAskedForOfAllButProbes(t *testing.T) {
+func TestAllOperationsButProbesRequireToken(t *testing.T) {
 	t.Parallel()
 	if text := build(t, openapi.Settings{Mesh: "m"}); bytes.Contains(text, []byte("securitySchemes")) {
 		t.Error("a token is asked for")
@@ -325,7 +325,7 @@ func thousands(n int) []openapi.Pipeline {
 	return out
 }
 
-func TestADocumentOfManyPipelinesIsBoundedAndSaysSo(t *testing.T) {
+func TestDocumentSizeIsBoundedAndReportsOmissions(t *testing.T) {
 	t.Parallel()
 	const limit = 256 << 10
 	pipelines := thousands(1000)
@@ -342,7 +342,7 @@ func TestADocumentOfManyPipelinesIsBoundedAndSaysSo(t *testing.T) {
 	valid(t, text)
 }
 
-func TestTheSamePipelinesAreTheSameBytes(t *testing.T) {
+func TestSamePipelinesGiveSameBytes(t *testing.T) {
 	t.Parallel()
 	one, other := thousands(20), thousands(20)
 	slices.Reverse(other)
@@ -352,7 +352,7 @@ func TestTheSamePipelinesAreTheSameBytes(t *testing.T) {
 	}
 }
 
-func FuzzASchemaIsEmbeddedOrLeftOut(f *testing.F) {
+func FuzzSchemaIsEmbeddedOrOmitted(f *testing.F) {
 	for _, row := range schemas {
 		f.Add(row.text, "thread")
 	}

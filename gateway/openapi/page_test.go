@@ -63,7 +63,7 @@ func unpacked(t *testing.T, data []byte) []byte {
 	return out
 }
 
-func TestTheDocumentIsSentOnceAsLongAsItIsTheSame(t *testing.T) {
+func TestUnchangedDocumentIsSentOnce(t *testing.T) {
 	t.Parallel()
 	old, changed := source{text: `{"a": 1}`}, source{text: `{"a": 2}`}
 	for name, row := range map[string]struct {
@@ -111,7 +111,7 @@ func TestTheDocumentIsSentOnceAsLongAsItIsTheSame(t *testing.T) {
 	}
 }
 
-func TestWhatTheSourceFailsWithIsTheAnswer(t *testing.T) {
+func TestSourceErrorBecomesResponse(t *testing.T) {
 	t.Parallel()
 	failing := source{err: fault.New(fault.RegistryUnavailable, "the registry was not heard of")}
 	if got := ask(t, failing, http.MethodGet, openapi.DocumentPath); got.Code != http.StatusServiceUnavailable || !strings.Contains(got.Body.String(), "REGISTRY_UNAVAILABLE") {
@@ -122,7 +122,7 @@ func TestWhatTheSourceFailsWithIsTheAnswer(t *testing.T) {
 	}
 }
 
-func TestReadingIsAllThereIs(t *testing.T) {
+func TestOnlyReadMethodsAreServed(t *testing.T) {
 	t.Parallel()
 	for _, path := range []string{openapi.DocumentPath, openapi.PagePath, openapi.PagePath + "/docs.js"} {
 		if got := ask(t, source{}, http.MethodPost, path); got.Code != http.StatusMethodNotAllowed || got.Header().Get("Allow") != "GET, HEAD" {
@@ -134,7 +134,7 @@ func TestReadingIsAllThereIs(t *testing.T) {
 	}
 }
 
-func TestThePageAndItsFilesKeepToThemselves(t *testing.T) {
+func TestPageLoadsOnlyItsOwnFiles(t *testing.T) {
 	t.Parallel()
 	page := ask(t, source{}, http.MethodGet, openapi.PagePath)
 	names := regexp.MustCompile(`(?:src|href)="([^"]*)"`).FindAllStringSubmatch(page.Body.String(), -1)
@@ -156,7 +156,7 @@ func TestThePageAndItsFilesKeepToThemselves(t *testing.T) {
 	}
 }
 
-func TestFilesAreUnpackedForThoseWhoWantThemSo(t *testing.T) {
+func TestFilesAreDecompressedForClientsWithoutGzip(t *testing.T) {
 	t.Parallel()
 	path := openapi.PagePath + "/swagger-ui.css"
 	plain, packed := ask(t, source{}, http.MethodGet, path), ask(t, source{}, http.MethodGet, path, "Accept-Encoding", "gzip")
@@ -188,7 +188,7 @@ func lock(t *testing.T) map[string]string {
 	return out
 }
 
-func TestTheViewerIsWhatItsLockSays(t *testing.T) {
+func TestViewerMatchesItsLock(t *testing.T) {
 	t.Parallel()
 	locked := lock(t)
 	entries, err := fs.ReadDir(os.DirFS("viewer"), ".")

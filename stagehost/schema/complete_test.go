@@ -18,7 +18,7 @@ func tensorSpec(name string, datatype tensor.Datatype, shape ...int64) runner.Pa
 	return runner.PartSpec{Name: name, Datatype: datatype, Shape: shape}
 }
 
-func TestARunnerThatSaysNothingHasWhatIsWritten(t *testing.T) {
+func TestConfiguredSpecAppliesWithoutRunnerSpec(t *testing.T) {
 	t.Parallel()
 	inputs, outputs := list(jsonSpec("order", `{}`)), list(tensorSpec("y", tensor.FP32, -1))
 	got, err := schema.Complete(runner.Spec{BatchAxis: runner.BatchRows}, inputs, outputs)
@@ -28,7 +28,7 @@ func TestARunnerThatSaysNothingHasWhatIsWritten(t *testing.T) {
 	}
 }
 
-func TestWhatIsWrittenNarrowsWhatTheRunnerSays(t *testing.T) {
+func TestConfiguredSpecNarrowsRunnerSpec(t *testing.T) {
 	t.Parallel()
 	optionalText := runner.PartSpec{Name: "note", Optional: true, ContentTypes: []string{"text/*"}, Description: "the runner's"}
 	said := runner.Spec{Stream: true, Inputs: list(tensorSpec("x", tensor.FP32, -1, -1), jsonSpec("order", ""), optionalText)}
@@ -63,7 +63,7 @@ func TestWhatIsWrittenNarrowsWhatTheRunnerSays(t *testing.T) {
 	}
 }
 
-func TestWhatContradictsTheRunnerIsRefusedByItsKey(t *testing.T) {
+func TestSpecContradictingRunnerIsRejectedByKey(t *testing.T) {
 	t.Parallel()
 	said := runner.Spec{Inputs: list(tensorSpec("x", tensor.FP32, -1, 64), jsonSpec("order", `{"type":"object"}`, "application/json", "image/*"))}
 	for name, test := range map[string]struct {
@@ -98,7 +98,7 @@ func TestWhatContradictsTheRunnerIsRefusedByItsKey(t *testing.T) {
 	}
 }
 
-func TestPartsThatCannotBeAreRefusedByTheirKey(t *testing.T) {
+func TestInvalidPartsAreRejectedByKey(t *testing.T) {
 	t.Parallel()
 	typed := tensorSpec("x", tensor.FP32, 1)
 	typed.ContentTypes = []string{"image/png"}

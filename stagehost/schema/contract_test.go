@@ -77,7 +77,7 @@ func refused(t *testing.T, err error, reason fault.Reason) {
 	_ = isA(t, err, reason)
 }
 
-func TestJSONThatKeepsToItsSchemaIsTakenAsItCame(t *testing.T) {
+func TestValidJSONIsPassedUnchanged(t *testing.T) {
 	t.Parallel()
 	for name, text := range map[string]string{
 		"the least":                     `{"items":[{"price":0}]}`,
@@ -98,7 +98,7 @@ func TestJSONThatKeepsToItsSchemaIsTakenAsItCame(t *testing.T) {
 	}
 }
 
-func TestAViolationNamesItsPlace(t *testing.T) {
+func TestViolationNamesItsPath(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ text, field, says string }{
 		"a wrong type":           {`{"items":[{"price":1},{"price":2},{"price":3},{"price":"4"}]}`, "inputs.order.items[3].price", "got string, want number"},
@@ -126,7 +126,7 @@ func TestAViolationNamesItsPlace(t *testing.T) {
 	}
 }
 
-func TestViolationsAreAFewShortOnesInOrder(t *testing.T) {
+func TestViolationsAreBoundedAndOrdered(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("\u00e9", 10_000)
 	text := `{"items":[` + strings.Repeat(`{"price":"x"},`, 500) + `{"kind":"` + long + `"}],"note":"` + long + `","` + long + `":1}`
@@ -145,7 +145,7 @@ func TestViolationsAreAFewShortOnesInOrder(t *testing.T) {
 	}
 }
 
-func TestWhatNoSchemaCanBeHeldAgainstIsInvalidInput(t *testing.T) {
+func TestUnreadableDocumentIsInvalidInput(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ contentType, data, says string }{
 		"no JSON":                {"application/json", `{"items"`, "is no JSON"},
@@ -179,7 +179,7 @@ func packed(t testing.TB, text string) string {
 	return string(out)
 }
 
-func TestMessagePackBecomesTheJSONThatAStageTakes(t *testing.T) {
+func TestMessagePackIsConvertedToJSON(t *testing.T) {
 	t.Parallel()
 	const text = `{"items":[{"price":0.5}]}`
 	for name, test := range map[string]struct {
@@ -216,7 +216,7 @@ func TestMessagePackBecomesTheJSONThatAStageTakes(t *testing.T) {
 	}
 }
 
-func TestMessagePackIsHeldAgainstTheSchemaAndNamesPlaces(t *testing.T) {
+func TestMessagePackIsValidatedAgainstSchema(t *testing.T) {
 	t.Parallel()
 	both := contract(t, runner.Spec{Inputs: []runner.PartSpec{jsonSpec("order", orderSchema, "application/json", "application/msgpack")}})
 	for name, c := range map[string]*schema.Contract{"as JSON": orders(t), "as it is": both} {
@@ -232,7 +232,7 @@ func TestMessagePackIsHeldAgainstTheSchemaAndNamesPlaces(t *testing.T) {
 	}
 }
 
-func TestAnOutputThatBreaksItsSchemaIsTheRunners(t *testing.T) {
+func TestOutputSchemaViolationIsRunnerFault(t *testing.T) {
 	t.Parallel()
 	c := orders(t)
 	if _, err := c.Outputs([]payload.Part{blob("order", "application/json", `{"items":[{"price":1}]}`)}, schema.Fitted{Rows: 1}); err != nil {
@@ -249,7 +249,7 @@ func TestAnOutputThatBreaksItsSchemaIsTheRunners(t *testing.T) {
 	}
 }
 
-func TestEachChunkIsHeldAgainstTheSpecAndTheEndIsNot(t *testing.T) {
+func TestChunksAreValidatedAndFinalOutputsAreNot(t *testing.T) {
 	t.Parallel()
 	c := contract(t, runner.Spec{Stream: true, BatchAxis: runner.BatchRows, Outputs: []runner.PartSpec{
 		jsonSpec("token", `{"type":"string"}`), vector("scores"),
@@ -280,7 +280,7 @@ func TestEachChunkIsHeldAgainstTheSpecAndTheEndIsNot(t *testing.T) {
 	refused(t, err, fault.RunnerOutputInvalid)
 }
 
-func TestASchemaThatCannotBeUsedSaysWhere(t *testing.T) {
+func TestInvalidSchemaErrorNamesItsPlace(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ schema, says string }{
 		"no such type":       {`{"properties":{"price":{"type":"money"}}}`, `inputs[0].schema: of "order": it is no JSON Schema: schema.properties.price.type: `},
@@ -308,7 +308,7 @@ func TestASchemaThatCannotBeUsedSaysWhere(t *testing.T) {
 	}
 }
 
-func TestAnOlderDraftIsHeldToByItsName(t *testing.T) {
+func TestOlderDraftIsAppliedByName(t *testing.T) {
 	t.Parallel()
 	const list = `"items":[{"type":"string"}]`
 	old := contract(t, runner.Spec{Inputs: []runner.PartSpec{jsonSpec("x", `{"$schema":"http://json-schema.org/draft-07/schema#",`+list+`}`)}})

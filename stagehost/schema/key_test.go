@@ -28,7 +28,7 @@ func (it item) key(t testing.TB, spec runner.Spec, batchBy ...string) string {
 	return schema.Key(spec, it.model, f, it.parameters, batchBy)
 }
 
-func TestItemsShareABatchWhereTheRunnerSeesNoDifference(t *testing.T) {
+func TestEquivalentItemsShareBatchKey(t *testing.T) {
 	t.Parallel()
 	rows := takes(runner.BatchRows, vector("x"))
 	anyRows := runner.Spec{BatchAxis: runner.BatchRows}
@@ -99,7 +99,7 @@ func drawParts(t *rapid.T) []payload.Part {
 	return out
 }
 
-func TestItemsOfOneKeyCanBeJoined(t *testing.T) {
+func TestItemsWithSameKeyCanBeJoined(t *testing.T) {
 	t.Parallel()
 	specs := []runner.Spec{
 		{BatchAxis: runner.BatchRows},

@@ -17,7 +17,7 @@ func gives(axis runner.BatchAxis, outputs ...runner.PartSpec) runner.Spec {
 	return runner.Spec{BatchAxis: axis, Outputs: outputs}
 }
 
-func TestOutputsThatFitAreHandedOn(t *testing.T) {
+func TestValidOutputsAreReturned(t *testing.T) {
 	t.Parallel()
 	scores := gives(runner.BatchRows, vector("scores"))
 	tests := map[string]struct {
@@ -56,7 +56,7 @@ func TestOutputsThatFitAreHandedOn(t *testing.T) {
 	}
 }
 
-func TestOutputsThatDoNotFitAreTheRunnersFault(t *testing.T) {
+func TestMismatchedOutputsAreRunnerFaults(t *testing.T) {
 	t.Parallel()
 	scores := gives(runner.BatchRows, vector("scores"))
 	tests := map[string]struct {

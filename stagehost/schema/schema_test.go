@@ -61,7 +61,7 @@ func said(parts []payload.Part) []string {
 	return out
 }
 
-func TestPartsFeedTheInputsOfTheirName(t *testing.T) {
+func TestPartsFeedInputsByName(t *testing.T) {
 	t.Parallel()
 	two := takes(runner.BatchNone, blobSpec("image"), blobSpec("prompt"))
 	one := takes(runner.BatchNone, blobSpec("image"))
@@ -126,7 +126,7 @@ func TestPartsFeedTheInputsOfTheirName(t *testing.T) {
 	}
 }
 
-func TestWhatDoesNotFitIsRefusedByInput(t *testing.T) {
+func TestMismatchedPartIsRejectedByInput(t *testing.T) {
 	t.Parallel()
 	image := takes(runner.BatchNone, blobSpec("image", "image/png", "image/jpeg"), blobSpec("prompt"))
 	x := takes(runner.BatchRows, vector("x"))
@@ -208,7 +208,7 @@ func TestWhatDoesNotFitIsRefusedByInput(t *testing.T) {
 	}
 }
 
-func TestEveryPartIsTakenOrKept(t *testing.T) {
+func TestUnusedPartIsRejected(t *testing.T) {
 	t.Parallel()
 	one := takes(runner.BatchNone, blobSpec("image"))
 	two := takes(runner.BatchNone, blobSpec("image"), optional(blobSpec("mask")))

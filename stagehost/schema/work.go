@@ -18,7 +18,7 @@ import (
 // dearest. Alternatives that reach themselves double their looks at every level of a
 // document, so neither its size nor the schema's says what the two cost together.
 // Measured without the count: of the 16 documents of
-// TestTooMuchWorkIsRefusedBeforeItIsDone, 15 took over 400 ms and 8 over 4 s.
+// TestExcessiveWorkIsRejectedEarly, 15 took over 400 ms and 8 over 4 s.
 const maxWork = 250_000
 
 // What is dearer than a step, in bytes per step or steps.

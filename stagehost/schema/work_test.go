@@ -42,7 +42,7 @@ func members(n int) string {
 	return "{" + out.String() + `"z":1}`
 }
 
-func TestTooMuchWorkIsRefusedBeforeItIsDone(t *testing.T) {
+func TestExcessiveWorkIsRejectedEarly(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ schema, text string }{
 		"forms that reach themselves": {operators, nest(`{"op":"neg","arg":`, "1", "}", 18)},
@@ -82,7 +82,7 @@ func TestTooMuchWorkIsRefusedBeforeItIsDone(t *testing.T) {
 	}
 }
 
-func TestWhatOnceWasSlowIsNoWork(t *testing.T) {
+func TestFormerlySlowSchemasAreCheap(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		schema, text string
@@ -194,7 +194,7 @@ func (g generator) keyword(to map[string]any, depth int) {
 	}
 }
 
-func TestCountingChangesNoVerdictAndMissesNoLook(t *testing.T) {
+func TestStepCountingKeepsResultsAndCountsEveryVisit(t *testing.T) {
 	t.Parallel()
 	g := generator{rand.New(rand.NewPCG(1, 2))}
 	verdicts := map[bool]int{}
@@ -224,7 +224,7 @@ func TestCountingChangesNoVerdictAndMissesNoLook(t *testing.T) {
 	}
 }
 
-func TestASchemaThatLeadsBackToItselfIsRefusedWithItsPlace(t *testing.T) {
+func TestSelfReferringSchemaIsRejectedByPlace(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ schema, place string }{
 		"at once":           {`{"$ref":"#"}`, "schema leads"},
@@ -259,7 +259,7 @@ func TestASchemaThatLeadsBackToItselfIsRefusedWithItsPlace(t *testing.T) {
 	}
 }
 
-func TestACircleThatOnlyADynamicReferenceClosesIsTheStages(t *testing.T) {
+func TestDynamicReferenceCycleIsStageFault(t *testing.T) {
 	t.Parallel()
 	spec := jsonSpec("x", `{"$dynamicAnchor":"x","$dynamicRef":"#x"}`)
 	c := contract(t, runner.Spec{Inputs: list(spec), Outputs: list(spec)})
@@ -272,7 +272,7 @@ func TestACircleThatOnlyADynamicReferenceClosesIsTheStages(t *testing.T) {
 	refused(t, err, fault.Internal)
 }
 
-func TestFormatIsANoteInEveryDraft(t *testing.T) {
+func TestFormatIsIgnoredInEveryDraft(t *testing.T) {
 	t.Parallel()
 	for _, draft := range []string{"http://json-schema.org/draft-07/schema#", "https://json-schema.org/draft/2020-12/schema"} {
 		c := contract(t, runner.Spec{Inputs: list(jsonSpec("x", `{"$schema":"`+draft+`","format":"date"}`))})

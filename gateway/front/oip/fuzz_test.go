@@ -214,7 +214,7 @@ func many(begin, repeated, end string) []byte {
 }
 
 // Not parallel: it counts what is allocated.
-func TestWhatABodyAllocatesIsBoundedByItsBytes(t *testing.T) {
+func TestBodyAllocationsAreBoundedByItsSize(t *testing.T) {
 	input := func(datatype, shape, data string) string {
 		return `{"name": "y", "datatype": "` + datatype + `", "shape": ` + shape + `, "data": ` + data
 	}
@@ -263,7 +263,7 @@ func TestWhatABodyAllocatesIsBoundedByItsBytes(t *testing.T) {
 }
 
 // Not parallel: it counts what is allocated.
-func TestWhatAMessageAllocatesIsBoundedByItsBytes(t *testing.T) {
+func TestMessageAllocationsAreBoundedByItsSize(t *testing.T) {
 	// The fields by their numbers on the wire: 5 is an input, of which 3 is the shape and
 	// 5 its contents; 6 is an output, 7 raw contents, 4 a parameter.
 	field := func(number int, value string) string {

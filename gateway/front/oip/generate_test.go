@@ -54,7 +54,7 @@ func floats(t *testing.T, name string, shape []int64, values ...float32) payload
 	return payload.OfTensor(name, out)
 }
 
-func TestMembersOfABodyAreTheModelsInputsAndParameters(t *testing.T) {
+func TestBodyMembersBecomeInputsAndParameters(t *testing.T) {
 	t.Parallel()
 	text := func(name string) payload.Part { return payload.OfBlob(name, "text/plain", []byte("hi")) }
 	for name, row := range map[string]struct {
@@ -108,7 +108,7 @@ func TestMembersOfABodyAreTheModelsInputsAndParameters(t *testing.T) {
 	}
 }
 
-func TestWhatIsGeneratedIsOneObject(t *testing.T) {
+func TestGenerateReturnsOneObject(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct {
 		outputs []payload.Part
@@ -130,7 +130,7 @@ func TestWhatIsGeneratedIsOneObject(t *testing.T) {
 	}
 }
 
-func TestABodyThatNothingCanBeGeneratedOfIsRefused(t *testing.T) {
+func TestInvalidGenerateBodyIsRejected(t *testing.T) {
 	t.Parallel()
 	both := takesOf(blobOf("a"), blobOf("b"), mediaOf("image", "image/png"), tensorOf("x", "FP32", -1), tensorOf("h", "FP16", 1))
 	for name, row := range map[string]struct {
@@ -197,7 +197,7 @@ func members(n int) string {
 	return strings.Join(out, ",")
 }
 
-func TestBytesThatAreNoTextAreNotGenerated(t *testing.T) {
+func TestGenerateRejectsNonTextOutput(t *testing.T) {
 	t.Parallel()
 	c := rest(t, fronttest.Answering(payload.OfBlob("p", "image/png", []byte{0xff})), oip.Model{}, transport.Settings{})
 	if status, h, body := c.ask(http.MethodPost, generatePath, `{"text_input": "x"}`); status != http.StatusNotImplemented || h.Get("Stagemesh-Request-Id") == "" {
@@ -216,7 +216,7 @@ func (c restful) stream(body string) ([]fronttest.Event, http.Header) {
 	return events, h
 }
 
-func TestChunksAreGeneratedOneByOne(t *testing.T) {
+func TestGenerateStreamSendsEventPerChunk(t *testing.T) {
 	t.Parallel()
 	caller := fronttest.Answering(payload.OfBlob("text", "text/plain", []byte("one two")))
 	caller.Chunks = fronttest.Words("one", "two")
@@ -231,7 +231,7 @@ func TestChunksAreGeneratedOneByOne(t *testing.T) {
 	}
 }
 
-func TestWhatHasNoChunksIsGeneratedAtOnce(t *testing.T) {
+func TestGenerateStreamWithoutChunksSendsOneEvent(t *testing.T) {
 	t.Parallel()
 	events, _ := rest(t, fronttest.Answering(payload.OfBlob("text", "text/plain", []byte("all"))), oip.Model{}, transport.Settings{}).stream(`{"text_input": "hi"}`)
 	if len(events) != 1 {
@@ -240,7 +240,7 @@ func TestWhatHasNoChunksIsGeneratedAtOnce(t *testing.T) {
 	says(t, "it", events[0].Data, `{"model_name": "m", "model_version": "1", "text": "all"}`)
 }
 
-func TestWhatBreaksWhileItIsGeneratedSaysSo(t *testing.T) {
+func TestGenerateStreamReportsLateFailure(t *testing.T) {
 	t.Parallel()
 	caller := fronttest.Failing(fault.New(fault.StreamInterrupted, "the host died"))
 	caller.Chunks = fronttest.Words("one")
@@ -251,7 +251,7 @@ func TestWhatBreaksWhileItIsGeneratedSaysSo(t *testing.T) {
 	says(t, "the failure", events[1].Data, `{"error": "STREAM_INTERRUPTED: the host died"}`)
 }
 
-func TestWhoStopsReadingWhatIsGeneratedEndsTheCall(t *testing.T) {
+func TestGenerateStreamDisconnectCancelsCall(t *testing.T) {
 	t.Parallel()
 	caller := fronttest.NewTold()
 	ctx, cancel := context.WithCancel(t.Context())

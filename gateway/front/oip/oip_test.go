@@ -72,7 +72,7 @@ func client(t *testing.T, caller transport.Caller, model oip.Model) oipv2.GRPCIn
 	return oipv2.NewGRPCInferenceServiceClient(conn)
 }
 
-func TestServerAndModelsSayHowTheyAre(t *testing.T) {
+func TestServerAndModelsReportState(t *testing.T) {
 	t.Parallel()
 	c := client(t, &fronttest.Caller{}, oip.Model{Inputs: []*stagev1.PartSpec{tensorOf("x", "FP32", -1, 64), blobOf("image")}, Outputs: []*stagev1.PartSpec{tensorOf("y", "INT64", -1)}})
 	if live, err := c.ServerLive(t.Context(), &oipv2.ServerLiveRequest{}); err != nil || !live.GetLive() {
@@ -129,7 +129,7 @@ func TestServerAndModelsSayHowTheyAre(t *testing.T) {
 
 // The example of Triton's clients: sixteen sums and differences, sent as typed contents
 // and read as raw bytes.
-func TestTheSimpleModelIsAnswered(t *testing.T) {
+func TestSimpleModelReturnsSumsAndDifferences(t *testing.T) {
 	t.Parallel()
 	caller := &fronttest.Caller{Answer: func(_ context.Context, r *call.Request) (*call.Response, error) {
 		var sum, difference []byte
@@ -173,7 +173,7 @@ func TestTheSimpleModelIsAnswered(t *testing.T) {
 	}
 }
 
-func TestEveryDatatypeComesAsItWasSent(t *testing.T) {
+func TestEveryDatatypeRoundTrips(t *testing.T) {
 	t.Parallel()
 	le := binary.LittleEndian
 	for datatype, test := range map[string]struct {
@@ -220,7 +220,7 @@ func TestEveryDatatypeComesAsItWasSent(t *testing.T) {
 	}
 }
 
-func TestABlobIsABytesTensorOfOneElement(t *testing.T) {
+func TestBlobIsOneElementBytesTensor(t *testing.T) {
 	t.Parallel()
 	caller := &fronttest.Caller{}
 	c := client(t, caller, oip.Model{Inputs: []*stagev1.PartSpec{blobOf("image")}})
@@ -251,7 +251,7 @@ func TestABlobIsABytesTensorOfOneElement(t *testing.T) {
 	}
 }
 
-func TestWhatDoesNotMakeSenseIsRefusedWithItsName(t *testing.T) {
+func TestInvalidRequestIsRejectedByFieldName(t *testing.T) {
 	t.Parallel()
 	c := client(t, fronttest.Failing(fault.New(fault.Internal, "it was asked")), oip.Model{})
 	in := func(datatype string, shape []int64, contents *oipv2.InferTensorContents) *oipv2.ModelInferRequest {
@@ -296,7 +296,7 @@ func TestWhatDoesNotMakeSenseIsRefusedWithItsName(t *testing.T) {
 	}
 }
 
-func TestAFaultIsTheCodeOfItsReason(t *testing.T) {
+func TestFaultReasonBecomesStatusCode(t *testing.T) {
 	t.Parallel()
 	for reason, want := range map[fault.Reason]codes.Code{fault.NoCapacity: codes.Unavailable, fault.QueueFull: codes.ResourceExhausted, fault.RunnerFailed: codes.Internal, fault.DeadlineExceeded: codes.DeadlineExceeded} {
 		c := client(t, fronttest.Failing(fronttest.Fault(reason)), oip.Model{})

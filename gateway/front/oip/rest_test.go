@@ -74,7 +74,7 @@ func says(t *testing.T, what, got, want string) {
 	}
 }
 
-func TestServerAndModelsSayHowTheyAreInJSON(t *testing.T) {
+func TestRESTReportsServerAndModelState(t *testing.T) {
 	t.Parallel()
 	c := rest(t, &fronttest.Caller{}, oip.Model{Inputs: []*stagev1.PartSpec{tensorOf("x", "FP32", -1, 64), blobOf("image")}, Outputs: []*stagev1.PartSpec{tensorOf("y", "INT64", -1)}}, transport.Settings{})
 	const simple = `{"name": "simple", "versions": ["1"], "platform": "stagemesh_pipeline", "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 64]}, {"name": "image", "datatype": "BYTES", "shape": [1]}], "outputs": [{"name": "y", "datatype": "INT64", "shape": [-1]}]}`
@@ -114,7 +114,7 @@ func int32s(values ...byte) []byte {
 	return out
 }
 
-func TestTensorsComeAndGoAsJSONOrAsBytesBehindIt(t *testing.T) {
+func TestTensorsTravelAsJSONOrBinary(t *testing.T) {
 	t.Parallel()
 	caller := &fronttest.Caller{}
 	c := rest(t, caller, oip.Model{}, transport.Settings{})
@@ -169,7 +169,7 @@ func TestTensorsComeAndGoAsJSONOrAsBytesBehindIt(t *testing.T) {
 	}
 }
 
-func TestABlobIsABytesTensorInJSONToo(t *testing.T) {
+func TestBlobIsBytesTensorInJSON(t *testing.T) {
 	t.Parallel()
 	caller := &fronttest.Caller{}
 	c := rest(t, caller, oip.Model{Inputs: []*stagev1.PartSpec{blobOf("text")}}, transport.Settings{})
@@ -180,7 +180,7 @@ func TestABlobIsABytesTensorInJSONToo(t *testing.T) {
 	says(t, "a blob", body, `{"model_name": "m", "model_version": "1", "outputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "parameters": {"content_type": "text/plain"}, "data": ["hello"]}]}`)
 }
 
-func TestABodyThatDoesNotMakeSenseIsRefused(t *testing.T) {
+func TestInvalidBodyIsRejected(t *testing.T) {
 	t.Parallel()
 	caller := fronttest.Failing(fault.New(fault.Internal, "it was asked"))
 	c := rest(t, caller, oip.Model{}, transport.Settings{MaxMessageBytes: 1000})
@@ -223,7 +223,7 @@ func TestABodyThatDoesNotMakeSenseIsRefused(t *testing.T) {
 	}
 }
 
-func TestWhatJSONCannotSayIsHadAsBytes(t *testing.T) {
+func TestUnrepresentableOutputIsAvailableAsBinary(t *testing.T) {
 	t.Parallel()
 	half := payload.OfTensor("h", tensor.Tensor{Datatype: tensor.FP16, Shape: []int64{1}, Raw: []byte{0, 0x3c}})
 	c := rest(t, &fronttest.Caller{Answer: func(context.Context, *call.Request) (*call.Response, error) { return fronttest.Respond(half), nil }}, oip.Model{}, transport.Settings{})

@@ -13,7 +13,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
 )
 
-func TestContentsOverThePayloadAreRefusedByName(t *testing.T) {
+func TestContentsOverMaxPayloadAreRejectedByName(t *testing.T) {
 	t.Parallel()
 	budget, caller := &purse{bound: 1 << 20}, &fronttest.Caller{}
 	s := talk(t.Context(), t, transport.WithBudget(handler(caller, transport.Settings{MaxPayload: 100}), budget))
@@ -32,7 +32,7 @@ func TestContentsOverThePayloadAreRefusedByName(t *testing.T) {
 	}
 }
 
-func TestTensorsOverThePayloadAreRefusedInJSON(t *testing.T) {
+func TestTensorsOverMaxPayloadAreRejectedInJSON(t *testing.T) {
 	t.Parallel()
 	takes := oip.Model{Inputs: []*stagev1.PartSpec{tensorOf("x", "FP64", -1)}}
 	c := rest(t, &fronttest.Caller{}, takes, transport.Settings{MaxPayload: 15})

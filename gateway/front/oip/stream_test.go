@@ -118,7 +118,7 @@ func hangUp(t *testing.T, s talking) {
 	}
 }
 
-func TestEachRequestOfAStreamIsAnsweredWithItsID(t *testing.T) {
+func TestStreamResponsesCarryRequestIDs(t *testing.T) {
 	t.Parallel()
 	caller := fronttest.Answering(payload.OfBlob("text", "text/plain", []byte("whole")))
 	s := talk(t.Context(), t, handler(caller, transport.Settings{}))
@@ -132,7 +132,7 @@ func TestEachRequestOfAStreamIsAnsweredWithItsID(t *testing.T) {
 	hangUp(t, s)
 }
 
-func TestChunksAreMessagesOfTheirOwn(t *testing.T) {
+func TestEachChunkIsOneMessage(t *testing.T) {
 	t.Parallel()
 	caller := fronttest.Answering(payload.OfBlob("text", "text/plain", []byte("one two")))
 	caller.Chunks = fronttest.Words("one", "two")
@@ -155,7 +155,7 @@ func TestChunksAreMessagesOfTheirOwn(t *testing.T) {
 	hangUp(t, s)
 }
 
-func TestWhatAsksForNoChunksHasOneAnswerAllTheSame(t *testing.T) {
+func TestRequestWithoutChunksGetsOneResponse(t *testing.T) {
 	t.Parallel()
 	caller := fronttest.Answering(payload.OfBlob("text", "text/plain", []byte("whole")))
 	s := talk(t.Context(), t, handler(caller, transport.Settings{}))
@@ -166,7 +166,7 @@ func TestWhatAsksForNoChunksHasOneAnswerAllTheSame(t *testing.T) {
 	hangUp(t, s)
 }
 
-func TestARequestThatFailsFailsAlone(t *testing.T) {
+func TestFailedStreamRequestFailsAlone(t *testing.T) {
 	t.Parallel()
 	caller := &fronttest.Caller{Answer: func(_ context.Context, r *call.Request) (*call.Response, error) {
 		if r.Pipeline == "broken" {
@@ -197,7 +197,7 @@ func TestARequestThatFailsFailsAlone(t *testing.T) {
 	hangUp(t, s)
 }
 
-func TestAStreamThatBreaksAfterAChunkSaysSo(t *testing.T) {
+func TestFailureAfterChunkIsReported(t *testing.T) {
 	t.Parallel()
 	caller := fronttest.Failing(fault.New(fault.StreamInterrupted, "the host died"))
 	caller.Chunks = fronttest.Words("one")
@@ -250,7 +250,7 @@ func (h *held) Stream(ctx context.Context, r *call.Request, _ func(call.Chunk) e
 	}
 }
 
-func TestRequestsOfAStreamDoNotWaitForEachOther(t *testing.T) {
+func TestStreamRequestsRunConcurrently(t *testing.T) {
 	t.Parallel()
 	caller := hold(2)
 	s := talk(t.Context(), t, handler(caller, transport.Settings{}))
@@ -290,7 +290,7 @@ func TestStreamBoundsItsRequestsInFlight(t *testing.T) {
 	}
 }
 
-func TestAStreamThatIsCancelledCallsItsRequestsOff(t *testing.T) {
+func TestStreamCancelCancelsItsRequests(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -318,7 +318,7 @@ func await[T any](t *testing.T, from <-chan T) T {
 	}
 }
 
-func TestAMessageThatCannotBeReadEndsItsStream(t *testing.T) {
+func TestUnreadableMessageEndsStream(t *testing.T) {
 	t.Parallel()
 	const limit = 1000
 	large := asks("a", "b")
@@ -378,7 +378,7 @@ func raw(t *testing.T, h http.Handler) (to *io.PipeWriter, answer <-chan ending)
 	return to, answers
 }
 
-func TestBytesThatAreNoMessageEndTheirStream(t *testing.T) {
+func TestMalformedBytesEndStream(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct {
 		bytes, status, text string
@@ -410,7 +410,7 @@ func framed(t *testing.T, m proto.Message) []byte {
 	return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(data))), data...)
 }
 
-func TestWhatAStreamHadInHandIsToldWhyItBroke(t *testing.T) {
+func TestBrokenStreamCancelsRequestsWithCause(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct {
 		bytes string
@@ -442,7 +442,7 @@ func TestWhatAStreamHadInHandIsToldWhyItBroke(t *testing.T) {
 
 // A caller may think between its messages for as long as it likes; within one it has
 // to go on.
-func TestSilenceIsForBetweenMessages(t *testing.T) {
+func TestStallTimeoutAppliesWithinMessages(t *testing.T) {
 	t.Parallel()
 	const patience = 50 * time.Millisecond
 	caller := &fronttest.Caller{}
@@ -479,7 +479,7 @@ func (f *floods) Stream(_ context.Context, _ *call.Request, emit func(call.Chunk
 	}
 }
 
-func TestAStreamThatIsNotReadEnds(t *testing.T) {
+func TestUnreadStreamEnds(t *testing.T) {
 	t.Parallel()
 	caller := &floods{ended: make(chan error, 1)}
 	s := talk(t.Context(), t, handler(caller, transport.Settings{StallTimeout: 200 * time.Millisecond}))
@@ -489,7 +489,7 @@ func TestAStreamThatIsNotReadEnds(t *testing.T) {
 	}
 }
 
-func TestAChunkIsReadBeforeTheNextIsThere(t *testing.T) {
+func TestChunkArrivesBeforeNextIsEmitted(t *testing.T) {
 	t.Parallel()
 	caller := fronttest.NewTold()
 	s := talk(t.Context(), t, handler(caller, transport.Settings{}))
@@ -504,7 +504,7 @@ func TestAChunkIsReadBeforeTheNextIsThere(t *testing.T) {
 	hangUp(t, s)
 }
 
-func TestAGatewayThatStopsEndsItsStreamsWhenTheyAreAnswered(t *testing.T) {
+func TestGatewayShutdownEndsStreamsAfterResponses(t *testing.T) {
 	t.Parallel()
 	stopping := make(chan struct{})
 	caller := hold(1)
@@ -541,7 +541,7 @@ func (p *purse) Take(n int64) *fault.Fault {
 
 func (p *purse) Give(n int64) { p.taken.Add(-n) }
 
-func TestALongStreamTakesNoMoreOfTheBudgetThanItsMessages(t *testing.T) {
+func TestLongStreamReturnsBudgetAfterEachMessage(t *testing.T) {
 	t.Parallel()
 	budget := &purse{bound: 10_000}
 	s := talk(t.Context(), t, transport.WithBudget(handler(&fronttest.Caller{}, transport.Settings{}), budget))

@@ -13,7 +13,7 @@ import (
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
 
-func TestTensorsAreWrittenAsTheProtocolHasThem(t *testing.T) {
+func TestTensorsAreWrittenInProtocolForm(t *testing.T) {
 	t.Parallel()
 	for datatype, row := range map[tensor.Datatype]struct {
 		raw  string
@@ -54,7 +54,7 @@ func TestParametersAndNamesAreEscaped(t *testing.T) {
 	}
 }
 
-func TestWhatJSONCannotSayIsAFault(t *testing.T) {
+func TestUnrepresentableOutputIsFault(t *testing.T) {
 	t.Parallel()
 	nan := binary.LittleEndian.AppendUint32([]byte{0, 0, 0, 0}, math.Float32bits(float32(math.NaN())))
 	infinity := binary.LittleEndian.AppendUint64(nil, math.Float64bits(math.Inf(-1)))

@@ -66,7 +66,7 @@ func TestEveryDatatypeIsExact(t *testing.T) {
 	}
 }
 
-func TestDataIsFlatOrNestedAsTheShapeIs(t *testing.T) {
+func TestDataIsFlatOrNestedAsShape(t *testing.T) {
 	t.Parallel()
 	want := []byte{1, 2, 3, 4, 5, 6}
 	for name, row := range map[string][2]string{
@@ -86,7 +86,7 @@ func TestDataIsFlatOrNestedAsTheShapeIs(t *testing.T) {
 	}
 }
 
-func TestTensorsWithoutElementsAndScalarsAreTensors(t *testing.T) {
+func TestEmptyTensorsAndScalarsDecode(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct {
 		shape, data string
@@ -115,7 +115,7 @@ func TestMembersComeInAnyOrder(t *testing.T) {
 	}
 }
 
-func TestARequestIsReadWhole(t *testing.T) {
+func TestDecodeReadsAllMembers(t *testing.T) {
 	t.Parallel()
 	request, err := oipjson.Decode([]byte(`{
 		"id": "call-7",
@@ -151,7 +151,7 @@ func TestOptionalMembersMayBeNull(t *testing.T) {
 	}
 }
 
-func TestAnInputMayHaveItsDataElsewhere(t *testing.T) {
+func TestInputMayOmitData(t *testing.T) {
 	t.Parallel()
 	request, err := oipjson.Decode([]byte(`{"inputs":[{"name":"x","datatype":"FP16","shape":[2],"parameters":{"binary_data_size":4}}]}`), nil)
 	if err != nil || request.Inputs[0].Tensor.Raw != nil {
@@ -166,7 +166,7 @@ func TestAnInputMayHaveItsDataElsewhere(t *testing.T) {
 	}
 }
 
-func TestWhatIsWrongIsNamed(t *testing.T) {
+func TestErrorNamesField(t *testing.T) {
 	t.Parallel()
 	input := func(members string) string { return `{"inputs":[{` + members + `}]}` }
 	for _, row := range []struct {
@@ -236,7 +236,7 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoJSONIsAnInvalidRequest(t *testing.T) {
+func TestMalformedJSONIsInvalidRequest(t *testing.T) {
 	t.Parallel()
 	for name, body := range map[string]string{
 		"empty":             "",

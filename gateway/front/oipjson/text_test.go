@@ -7,8 +7,8 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
 )
 
-// FuzzTextsAreThoseOfJSON holds strings against the standard library.
-func FuzzTextsAreThoseOfJSON(f *testing.F) {
+// FuzzStringsMatchEncodingJSON holds strings against the standard library.
+func FuzzStringsMatchEncodingJSON(f *testing.F) {
 	for _, seed := range []string{`a`, `\n\t\b\f\r\"\\\/`, `\u00e9`, `\ud83d\ude00`, `\ud83d`, `\ud83d\u0041`, `\ude00\ud83d`, `\u12`, `\u+123`, `\x`, `\'`, "é"} {
 		f.Add(seed)
 	}
@@ -26,7 +26,7 @@ func FuzzTextsAreThoseOfJSON(f *testing.F) {
 	})
 }
 
-func TestStringsThatAreNoneAreRefused(t *testing.T) {
+func TestInvalidStringsAreRejected(t *testing.T) {
 	t.Parallel()
 	for _, between := range []string{`\u12`, `\u+123`, `\u1_23`, `\x`, `\'`, `\`, `\u`} {
 		if _, err := oipjson.Decode([]byte(`{"inputs":[],"id":"`+between+`"}`), nil); err == nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/front/oiptest"
 )
 
-func TestTheDocumentIsValid(t *testing.T) {
+func TestProtocolDocumentIsValid(t *testing.T) {
 	t.Parallel()
 	if err := oiptest.New(t).Valid(); err != nil {
 		t.Error(err)
@@ -55,7 +55,7 @@ const (
 	all   = `{"parameters": {"binary_data_output": true}, "inputs": []}`
 )
 
-func TestWhatTheProtocolSaysIsRight(t *testing.T) {
+func TestValidAnswersPass(t *testing.T) {
 	t.Parallel()
 	p := oiptest.New(t)
 	for name, a := range map[string]answer{
@@ -77,7 +77,7 @@ func TestWhatTheProtocolSaysIsRight(t *testing.T) {
 	}
 }
 
-func TestWhatTheProtocolDoesNotSayIsFound(t *testing.T) {
+func TestInvalidAnswersAreFound(t *testing.T) {
 	t.Parallel()
 	p := oiptest.New(t)
 	output := func(o string) answer {
