@@ -9,20 +9,19 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/credentials"
 )
 
-// Access is how a port shows its callers who it is, and what it asks of them. The
-// files are read by ReadFiles.
+// Access configures a port's TLS and tokens. ReadFiles reads the files.
 type Access struct {
-	// TokenFile holds the tokens that callers have to know one of, one a line;
-	// without it they need none.
+	// TokenFile holds the tokens that callers authenticate with, one a line. Without
+	// it callers need no token.
 	TokenFile string `yaml:"token_file,path"`
-	// CertFile and KeyFile hold a certificate chain and its key, in PEM; without
-	// them the port is plain HTTP.
+	// CertFile and KeyFile hold a certificate chain and its key, in PEM. Without them
+	// the port is plain HTTP.
 	CertFile string `yaml:"cert_file,path"`
 	KeyFile  string `yaml:"key_file,path"`
 }
 
-// Validate checks what can be told without reading the files. Errors begin with
-// the key that they are about.
+// Validate checks the settings without reading the files. Errors begin with the key
+// that they are about.
 func (a Access) Validate() error {
 	return a.pair().Check("")
 }
@@ -60,7 +59,7 @@ func (a Access) read() (s secrets, err error) {
 	return s, nil
 }
 
-// inSection puts the section before the key that each error begins with.
+// inSection prefixes the key that each error begins with by the section.
 func inSection(section string, err error) error {
 	if several, ok := err.(interface{ Unwrap() []error }); ok {
 		var errs []error

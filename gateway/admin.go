@@ -12,17 +12,17 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
-// Admin is the port for operators.
+// Admin configures the port for operators.
 type Admin struct {
-	// Listen is its address; empty means that there is no such port.
+	// Listen is its address. If it is empty, there is no admin port.
 	Listen string `yaml:"listen"`
-	// Access is what its callers see and need. Without a TokenFile the port listens
-	// on a loopback address only.
+	// Access configures its TLS and tokens. Without a TokenFile the port listens on a
+	// loopback address only.
 	Access
 }
 
-// Validate checks what can be told without reading the files. Errors begin with
-// the key that they are about.
+// Validate checks the settings without reading the files. Errors begin with the key
+// that they are about.
 func (a Admin) Validate() error {
 	errs := []error{config.Address("listen", a.Listen)}
 	if errs[0] == nil && a.Listen != "" && a.TokenFile == "" && port.Exposed(a.Listen) {

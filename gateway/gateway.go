@@ -30,7 +30,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/process"
 )
 
-// Registry is where a gateway finds the mesh's members and pipelines.
+// Registry is the source of the mesh's members and pipelines.
 type Registry struct {
 	Watcher discovery.Watcher
 	Table   discovery.Table
@@ -43,14 +43,15 @@ type Gateway struct {
 	service  *call.Service
 	web      port.PublicSettings
 	bus      *bus.Bus
-	// public and operators are the contents of the ports' files, once isRead.
+	// public and operators are the contents of the ports' files. They are set if
+	// isRead is true.
 	public, operators secrets
 	isRead            bool
-	// pipelines are those that are served.
+	// pipelines are the pipelines that the gateway serves.
 	pipelines *pipelines.Store
-	// membership is nil where there is no registry.
+	// membership is nil without a registry.
 	membership *discovery.Membership
-	// addr and admin are where it listens, once it does.
+	// addr and admin are the listening addresses. They are set before ready closes.
 	addr, admin net.Addr
 	ready       chan struct{}
 	// stopped closes when the gateway begins to stop.
@@ -119,8 +120,8 @@ func reportBytes(meter metric.Meter, bodies *admission.ByteBudget) error {
 	return err
 }
 
-// ReadFiles reads the files of the ports. Run does so too, where it was not called: a
-// program calls it to find their errors before it starts other parts.
+// ReadFiles reads the files of the ports. Run calls it if nobody has called it before:
+// a program calls it to find errors in the files before it starts other parts.
 func (g *Gateway) ReadFiles() (err error) {
 	if g.isRead {
 		return nil
@@ -190,8 +191,8 @@ func (g *Gateway) serve(ctx context.Context) error {
 	return err
 }
 
-// stop closes the request path and then the ports. The ports have a moment even where
-// no time is left: for the responses to requests that failed.
+// stop closes the request path and then the ports. If no time is left, the ports still
+// get lastResponses to write the responses of failed requests.
 func (g *Gateway) stop(ctx context.Context, p ports) error {
 	err := g.service.Stop(ctx)
 	if ctx.Err() != nil {
@@ -221,17 +222,20 @@ func (g *Gateway) open(ctx context.Context) (p ports, err error) {
 // Service returns the request path, for use as a library.
 func (g *Gateway) Service() *call.Service { return g.service }
 
-// Addr returns where the gateway listens, once it does.
+// Addr returns the public listening address. It is nil before WaitReady returns and
+// without a public port.
 func (g *Gateway) Addr() net.Addr { return g.addr }
 
-// AdminAddr returns where the gateway listens for operators, once it does.
+// AdminAddr returns the listening address for operators. It is nil before WaitReady
+// returns and without an admin port.
 func (g *Gateway) AdminAddr() net.Addr { return g.admin }
 
-// URL returns the gateway's public URL, once it listens; "" without a public port.
+// URL returns the gateway's public URL. It is "" before the gateway listens and
+// without a public port.
 func (g *Gateway) URL() string { return urlOf(g.settings.Access, g.addr) }
 
-// AdminURL returns the gateway's admin URL, once it listens; "" without an admin
-// port.
+// AdminURL returns the gateway's admin URL. It is "" before the gateway listens and
+// without an admin port.
 func (g *Gateway) AdminURL() string { return urlOf(g.settings.Admin.Access, g.admin) }
 
 func urlOf(a Access, addr net.Addr) string {
@@ -241,7 +245,7 @@ func urlOf(a Access, addr net.Addr) string {
 	return a.scheme() + addr.String()
 }
 
-// WaitReady returns when the gateway serves, and has loaded the registry.
+// WaitReady returns when the gateway serves and has loaded the registry.
 func (g *Gateway) WaitReady(ctx context.Context) error {
 	select {
 	case <-g.ready:
@@ -254,9 +258,10 @@ func (g *Gateway) WaitReady(ctx context.Context) error {
 	return g.pipelines.WaitReady(ctx)
 }
 
-// Ready returns nil when requests can be served, else why not: SHUTTING_DOWN,
-// BROKER_UNAVAILABLE and REGISTRY_UNAVAILABLE are faults. The last is for a gateway
-// that has never loaded the registry; one that has stays ready without it.
+// Ready returns nil when the gateway can serve requests, and the cause otherwise:
+// SHUTTING_DOWN, BROKER_UNAVAILABLE and REGISTRY_UNAVAILABLE are faults.
+// REGISTRY_UNAVAILABLE is for a gateway that has never loaded the registry. A gateway
+// that has loaded it stays ready during an outage.
 func (g *Gateway) Ready() error {
 	select {
 	case <-g.ready:
@@ -271,13 +276,13 @@ func (g *Gateway) Ready() error {
 		err = pipelines.NotLoaded(why)
 	}
 	if cause := errors.Unwrap(err); cause != nil {
-		// Callers get the fault alone.
+		// Callers get the fault without its cause.
 		return fmt.Errorf("%w: %w", err, cause)
 	}
 	return err
 }
 
-// health answers for the gateway, "", or for one of its pipelines.
+// health reports the health of the gateway, named "", or of one of its pipelines.
 func (g *Gateway) health(ctx context.Context, name string) error {
 	if err := g.Ready(); err != nil {
 		return err

@@ -13,19 +13,19 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/process"
 )
 
-// server is one port; one without a listener serves nothing.
+// server is one port. Without a listener it serves nothing.
 type server struct {
 	http *http.Server
 	addr net.Addr
-	// served closes when serving has ended, with err.
+	// served closes when serving ends; err is the cause.
 	served chan struct{}
 	err    error
 }
 
 // address is where a port listens.
 type address struct {
-	// listen is the address, and key names it in messages. Without an address
-	// there is no port.
+	// listen is the address, and key names it in messages. If listen is empty, there
+	// is no port.
 	listen, key string
 	// tls is nil where the port is plain.
 	tls *tls.Config
@@ -75,10 +75,10 @@ func (s *server) serve(listener net.Listener) error {
 	return s.http.Serve(listener)
 }
 
-// ports are the gateway's.
+// ports are the gateway's ports.
 type ports struct{ public, admin *server }
 
-// until returns nil when the context ends, or why serving ended before.
+// until returns nil when the context ends, or the cause if serving ends before.
 func (p ports) until(ctx context.Context) error {
 	select {
 	case <-p.public.served:
@@ -91,8 +91,8 @@ func (p ports) until(ctx context.Context) error {
 }
 
 // closeWhenStopping asks clients to open another connection once the gateway is
-// stopping: a client that keeps one would come to this gateway until it is cut off. On
-// HTTP/2 the header becomes a GOAWAY, and open requests go on.
+// stopping. A client that keeps its connection would use this gateway until the port
+// closes. On HTTP/2 the header becomes a GOAWAY, and open requests continue.
 func (g *Gateway) closeWhenStopping(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if g.stopping.Load() {
@@ -102,9 +102,9 @@ func (g *Gateway) closeWhenStopping(next http.Handler) http.Handler {
 	})
 }
 
-// linger serves on for the time. It returns nil, or why serving ended before. Idle
-// connections are closed then: their next requests would come too late. Without a
-// public port it returns at once.
+// linger keeps serving for the duration d. It returns nil, or the cause if serving
+// ends before. After d it closes idle connections, because their next requests would
+// arrive too late. Without a public port it returns at once.
 func (p ports) linger(ctx context.Context, d time.Duration) error {
 	if p.public.http == nil || d == 0 {
 		return nil

@@ -14,47 +14,48 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// Config is the configuration of a mesh's gateways: the section gateway of a mesh's
+// Config is the configuration of a mesh's gateways: the section gateway of the mesh
 // file. 0 means the default.
 type Config struct {
-	// Listen is the public address; empty means none, for use as a library.
+	// Listen is the public address. It is empty for a gateway that serves as a
+	// library.
 	Listen string `yaml:"listen"`
-	// Access is what the callers of the public port see and need.
+	// Access configures the TLS and the tokens of the public port.
 	Access
 	call.Limits
-	// Docs is whether the public port serves /openapi.json and /docs; nil means yes.
+	// Docs enables /openapi.json and /docs on the public port; nil means enabled.
 	Docs *bool `yaml:"docs"`
-	// AllowOrigins are the web origins that browsers may call from.
+	// AllowOrigins are the web origins from which browsers may call.
 	AllowOrigins []string `yaml:"allow_origins"`
-	// MaxInFlightBytes bounds the bytes of all requests together; 0 means
+	// MaxInFlightBytes bounds the bytes of all requests together. 0 means
 	// DefaultMaxInFlightBytes, or space for four requests if that is more.
 	MaxInFlightBytes int `yaml:"max_in_flight_bytes,size"`
-	// DrainDelay is how long a gateway that drains, and is not ready, serves on: until
-	// those that send to it have noticed. Without an address there is no delay.
+	// DrainDelay is how long a draining gateway keeps serving while it reports that it
+	// is not ready, so that load balancers notice. Without an address there is no
+	// delay.
 	DrainDelay time.Duration `yaml:"drain_delay"`
-	// DrainTimeout bounds how long a stop waits for calls after that; 0 means
+	// DrainTimeout bounds how long a stop waits for calls after the delay; 0 means
 	// DefaultDrainTimeout.
 	DrainTimeout time.Duration `yaml:"drain_timeout"`
 	// Admin is the port for operators.
 	Admin Admin `yaml:"admin"`
 }
 
-// Settings are a gateway's Config and what its program adds.
+// Settings are a gateway's Config and the settings that its program adds.
 type Settings struct {
 	Config
 
-	// Call is the request path's; its limits are the Config's. Its logger and meter serve
-	// the gateway too.
+	// Call configures the request path. New replaces its limits by those of Config.
+	// The gateway shares its logger and meter.
 	Call call.Settings
 	Bus  bus.Settings
-	// Pipelines are those of the gateway's file. Where there is a registry, they are
-	// written to it, and those that are served are the registry's; Call.Catalog is
-	// for New to set.
+	// Pipelines are those of the gateway's file. With a registry, the gateway writes
+	// them to the registry and serves the registry's pipelines. New sets Call.Catalog.
 	Pipelines []pipeline.Pipeline
-	// Registry is where hosts register; nil where nowhere.
+	// Registry is where hosts register; nil means that there is no registry.
 	Registry *Registry
-	// MaxBody bounds a request's body, in bytes; 0 means four times the
-	// largest payload, for JSON takes about that much.
+	// MaxBody bounds a request's body, in bytes. 0 means four times the largest
+	// payload, which is about what JSON needs.
 	MaxBody int
 }
 
@@ -67,7 +68,7 @@ const (
 	DefaultDrainTimeout     = 30 * time.Second
 
 	leastRequests = 4
-	// lastResponses is how long the last responses have to be written.
+	// lastResponses is the time left to write the last responses.
 	lastResponses = time.Second
 )
 
@@ -92,8 +93,8 @@ func (s Settings) withDefaults() Settings {
 // ServesDocs reports whether the public port serves /openapi.json and /docs.
 func (c Config) ServesDocs() bool { return c.Docs == nil || *c.Docs }
 
-// Validate checks the section but for Admin, without reading files; messages name the
-// key in it.
+// Validate checks the section except Admin, without reading files. Messages name the
+// key in the section.
 func (c Config) Validate() error {
 	errs := []error{
 		config.Address("listen", c.Listen),
@@ -114,7 +115,7 @@ func (c Config) Validate() error {
 	return errors.Join(append(errs, validateOrigins(c.AllowOrigins)...)...)
 }
 
-// anyOrigin allows every page to call.
+// anyOrigin allows calls from every page.
 const anyOrigin = "*"
 
 func validateOrigins(origins []string) []error {

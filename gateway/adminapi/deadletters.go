@@ -184,8 +184,8 @@ func item(e *envelope.Envelope) *adminv1.DeadLetterItem {
 	return out
 }
 
-// admittedAt is when the item was admitted, or nil where its time is not valid: nobody
-// checks that.
+// admittedAt is the time of admission, or nil if it is not valid: nobody validates
+// that field before.
 func admittedAt(e *envelope.Envelope) *timestamppb.Timestamp {
 	if at := timestamppb.New(e.AdmittedAt); at.IsValid() {
 		return at

@@ -26,29 +26,30 @@ type DeadLetters interface {
 
 var _ DeadLetters = (*store.DeadLetters)(nil)
 
-// Settings are what Handler is made of.
+// Settings configure Handler.
 type Settings struct {
 	DeadLetters DeadLetters
-	// Membership is nil where the mesh has no registry.
+	// Membership is nil if the mesh has no registry.
 	Membership Membership
 	Pipelines  Pipelines
 	Traffic    Traffic
 	// MaxPayload bounds the inputs of a request to the gateway, in bytes.
 	MaxPayload int
-	// Stopping is closed when the gateway stops: then watches end.
+	// Stopping closes when the gateway stops. Watches end then.
 	Stopping <-chan struct{}
-	// Health returns nil when the gateway can be used; nil is always healthy.
+	// Health returns nil when the gateway can be used; nil means always healthy.
 	Health func() error
-	// Tokens are what callers need one of; without any they must be on this machine.
+	// Tokens are the accepted tokens. Without any, only callers on this machine are
+	// accepted.
 	Tokens port.Tokens
-	// Logger logs changes, and the causes of INTERNAL, which callers do not see; nil logs
-	// nothing.
+	// Logger logs changes, and the causes of INTERNAL, which callers do not see; nil
+	// logs nothing.
 	Logger *slog.Logger
 }
 
 const (
-	// maxMessageBytes bounds one request of numbers and names, maxPipelinesBytes one
-	// with pipelines.
+	// maxMessageBytes bounds one request of numbers and names, and maxPipelinesBytes
+	// one with pipelines.
 	maxMessageBytes   = 64 << 10
 	maxPipelinesBytes = 4 << 20
 )
@@ -115,7 +116,7 @@ func (s Settings) stages() *stages {
 	return &stages{membership: s.Membership, pipelines: s.Pipelines, traffic: s.Traffic}
 }
 
-// health answers for the gateway and knows no other names.
+// health answers for the gateway, and rejects other names.
 func (s Settings) health(_ context.Context, name string) error {
 	switch {
 	case name != "":

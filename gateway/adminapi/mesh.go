@@ -20,9 +20,9 @@ import (
 // Membership is the membership of the mesh.
 type Membership interface {
 	Hosts() []discovery.Host
-	// Loaded waits until the registry was read for the first time.
+	// Loaded waits until the registry has been read for the first time.
 	Loaded(ctx context.Context) error
-	// Stale returns since when the registry cannot be reached, and why.
+	// Stale returns since when the registry is unreachable, and the cause.
 	Stale() (since time.Time, why error)
 	// Changed returns a channel that is closed with the next change.
 	Changed() <-chan struct{}
@@ -68,8 +68,8 @@ func (h hosts) current(ctx context.Context, in *adminv1.WatchHostsRequest) (*adm
 	return &adminv1.WatchHostsResponse{Hosts: all.GetHosts(), StaleSince: all.GetStaleSince(), StaleCause: all.GetStaleCause()}, nil
 }
 
-// changed returns a channel that is closed with the next change of the hosts, nil without a
-// registry.
+// changed returns a channel that closes with the next change of the hosts; nil without
+// a registry.
 func (h hosts) changed() <-chan struct{} {
 	if h.membership == nil {
 		return nil
@@ -89,7 +89,7 @@ var _ Traffic = (*call.Service)(nil)
 
 // stages implements MeshService's methods about stages.
 type stages struct {
-	// membership is nil where the mesh has no registry.
+	// membership is nil if the mesh has no registry.
 	membership Membership
 	pipelines  Pipelines
 	traffic    Traffic
@@ -146,7 +146,7 @@ func (s *stages) all(ctx context.Context) ([]*adminv1.StageStatus, error) {
 	return out, work.Wait()
 }
 
-// stale returns since when the stages may be out of date, and why.
+// stale returns since when the stages may be out of date, and the cause.
 func (s *stages) stale() (time.Time, error) {
 	if s.membership == nil {
 		return s.pipelines.Stale()
@@ -187,7 +187,7 @@ func (s *stages) addTraffic(ctx context.Context, into *adminv1.StageStatus) {
 	}
 }
 
-// known returns the registered stages as pipelines are checked against them.
+// known returns the registered stages in the form that pipeline checks need.
 func (s *stages) known() map[pipeline.StageName]pipelines.Stage {
 	out := map[pipeline.StageName]pipelines.Stage{}
 	for _, stage := range s.registered() {

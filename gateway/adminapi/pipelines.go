@@ -21,13 +21,13 @@ import (
 
 // Pipelines are those of the mesh. Errors are *fault.Fault.
 type Pipelines interface {
-	// Ready returns nil when pipelines are served, else why not.
+	// Ready returns nil when pipelines are served, and the cause otherwise.
 	Ready() error
 	List() []pipelines.Entry
 	Get(name pipeline.Name) (pipelines.Entry, error)
 	Apply(ctx context.Context, p pipeline.Pipeline, expect *uint64) (pipelines.Entry, pipelines.Change, error)
 	Delete(ctx context.Context, name pipeline.Name, expect *uint64) error
-	// Stale returns since when the registry cannot be reached, and why.
+	// Stale returns since when the registry is unreachable, and the cause.
 	Stale() (since time.Time, why error)
 	// Changed returns a channel that is closed with the next change.
 	Changed() <-chan struct{}
@@ -233,7 +233,7 @@ func registryUnavailable(err error) error {
 	return fault.Newf(fault.RegistryUnavailable, "%w", err).WithRetryAfter(retryAfter)
 }
 
-// stale returns since when a response may be out of date, and why.
+// stale returns since when a response may be out of date, and the cause.
 func stale(since time.Time, why error) (*timestamppb.Timestamp, string) {
 	if since.IsZero() {
 		return nil, ""

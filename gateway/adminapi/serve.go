@@ -12,12 +12,12 @@ import (
 )
 
 const (
-	// maxCalls is how many calls of a service are served at a time, and callTimeout how
-	// long one may take.
+	// maxCalls is how many calls of a service run at a time, and callTimeout the time
+	// limit of each.
 	maxCalls    = 8
 	callTimeout = 30 * time.Second
 	retryAfter  = time.Second
-	// maxWatches is how many watches of a service there are at a time.
+	// maxWatches is how many watches of a service run at a time.
 	maxWatches = 64
 	// pollInterval is how often a watch polls for changes without notification, and
 	// minInterval the least time between two messages.
@@ -72,7 +72,7 @@ func limit[P, Out any](l *limiter, f func(context.Context, P) (*Out, error)) fun
 	}
 }
 
-// watch returns a method that sends what get returns, and again whenever that has changed,
+// watch returns a method that sends the result of get, and again on every change,
 // until the caller disconnects or the gateway stops.
 func watch[P, Out any](s Settings, l *limiter, changed func() <-chan struct{}, get func(context.Context, P) (*Out, error)) func(context.Context, *transport.Call, P, func(*Out) error) error {
 	return func(ctx context.Context, _ *transport.Call, in P, send func(*Out) error) error {
@@ -137,7 +137,7 @@ func messageOf[Out any](m *Out) proto.Message {
 	return message
 }
 
-// wait returns nil with the first of changed and due, or why the watch ends.
+// wait returns nil with the first of changed and due, or the cause if the watch ends.
 func wait(ctx context.Context, stopping, changed <-chan struct{}, due <-chan time.Time) error {
 	select {
 	case <-changed:

@@ -20,32 +20,33 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// Settings are what a document is made of.
+// Settings describe what Build documents.
 type Settings struct {
-	// Mesh and Version, that of the gateway, are the document's title and version.
+	// Mesh and Version are the document's title and version. Version is that of the
+	// gateway.
 	Mesh, Version string
 	// Pipelines are those that are served, in any order.
 	Pipelines []Pipeline
-	// MaxPayload bounds the inputs of a request and MaxBody its body, in bytes; 0 says
-	// nothing of them.
+	// MaxPayload bounds the inputs of a request and MaxBody its body, in bytes. The
+	// document omits a bound of 0.
 	MaxPayload, MaxBody int
-	// Tokens says that callers need one.
+	// Tokens is true if callers need a token.
 	Tokens bool
-	// MaxBytes bounds what is said of pipelines; 0 means DefaultMaxBytes.
+	// MaxBytes bounds the description of pipelines; 0 means DefaultMaxBytes.
 	MaxBytes int
 }
 
-// DefaultMaxBytes is room for some thousand pipelines.
+// DefaultMaxBytes is space for some thousand pipelines.
 const DefaultMaxBytes = 16 << 20
 
 // Pipeline is one pipeline to describe.
 type Pipeline struct {
 	pipeline.Pipeline
-	// Timeout is the longest that a request may take, the gateway's where the pipeline
-	// has none.
+	// Timeout is the longest time that a request may take: the gateway's if the
+	// pipeline has none.
 	Timeout time.Duration
-	// First is what its first stage takes, and Last what its last one gives; nil where
-	// that is not known.
+	// First is the spec of its first stage, and Last that of its last stage; nil if it
+	// is not known.
 	First, Last *stagev1.Spec
 }
 

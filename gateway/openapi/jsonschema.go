@@ -11,15 +11,15 @@ import (
 	"strings"
 )
 
-// dialect is the one that the schemas of stages are in.
+// dialect is the JSON Schema dialect of stages' schemas.
 const dialect = "https://json-schema.org/draft/2020-12/schema"
 
-// ownID begins the $id of a schema that stands in the document as it is.
+// ownID begins the $id of a schema that is embedded unchanged.
 const ownID = "urn:stagemesh:schema:"
 
-// embed returns a stage's JSON Schema as the document's component of that key: with
-// its pointers, which were relative to its own root, relative to the document's. It
-// returns false where the text is no schema that it knows.
+// embed returns a stage's JSON Schema as the document's component of that key. It
+// makes pointers relative to the document's root instead of the schema's. It returns
+// false if the text is not a schema in the known dialect.
 func embed(text, key string) (any, bool) {
 	root, ok := decode(text)
 	if !ok {
@@ -52,7 +52,7 @@ func embed(text, key string) (any, bool) {
 	return schema, true
 }
 
-// decode reads one JSON value; numbers stay as they are written.
+// decode reads one JSON value and keeps the text of its numbers.
 func decode(text string) (out any, ok bool) {
 	decoder := json.NewDecoder(strings.NewReader(text))
 	decoder.UseNumber()
@@ -63,15 +63,15 @@ func decode(text string) (out any, ok bool) {
 	return out, errors.Is(err, io.EOF)
 }
 
-// embedding is a schema that gets its place in a document.
+// embedding is a schema that is being embedded in a document.
 type embedding struct {
-	// base is the pointer to the schema in the document, id its own $id.
+	// base is the pointer to the schema in the document; id is its own $id.
 	base, id string
 	// anchors are the pointers of named schemas within it.
 	anchors map[string]string
 	// refs are the schemas that refer to others.
 	refs []object
-	// apart says that there are resources of their own within it.
+	// apart is true if there are resources of their own within it.
 	apart bool
 }
 
@@ -87,7 +87,7 @@ var (
 	refKeywords    = []string{"$ref", "$dynamicRef"}
 )
 
-// walk looks at a schema, which is at the pointer, and at all below it.
+// walk visits a schema, which is at the pointer, and all schemas below it.
 func (e *embedding) walk(value any, pointer string) {
 	schema, ok := value.(object)
 	if !ok {
@@ -135,7 +135,7 @@ func (e *embedding) resolved() bool {
 	return true
 }
 
-// target returns the pointer in the document that a reference becomes.
+// target returns the pointer in the document that replaces a reference.
 func (e *embedding) target(ref string) (string, bool) {
 	if e.id != "" {
 		ref = strings.TrimPrefix(ref, e.id)
@@ -151,8 +151,8 @@ func (e *embedding) target(ref string) (string, bool) {
 	return e.base + pointer, ok
 }
 
-// rewrite makes all references the document's. Within one resource a dynamic one is
-// as any other.
+// rewrite points all references into the document. Within one resource a dynamic
+// reference acts like any other.
 func (e *embedding) rewrite() {
 	for _, schema := range e.refs {
 		static, both := schema["$ref"].(string)
@@ -174,7 +174,7 @@ func (e *embedding) rewrite() {
 	}
 }
 
-// escape returns a member's name as a pointer in a fragment has it.
+// escape encodes a member's name for a pointer in a URL fragment.
 func escape(name string) string {
 	var b bytes.Buffer
 	for i := range len(name) {

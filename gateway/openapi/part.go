@@ -16,18 +16,19 @@ import (
 // part is one input or output as callers see it.
 type part struct {
 	*stagev1.PartSpec
-	// name is what callers call it, and key that of its component.
+	// name is the name that callers use, and key that of its component.
 	name, key string
-	// rows says that axis 0 of tensors is rows, and may be left out of one alone.
+	// rows is true if axis 0 of tensors is rows. A caller may omit the axis for a
+	// single row.
 	rows bool
 }
 
 func (p part) isTensor() bool { return p.GetTensor() != nil }
 
-// sayable reports whether JSON can say tensors of a datatype.
+// sayable reports whether JSON can represent tensors of a datatype.
 func sayable(d tensor.Datatype) bool { return d != tensor.FP16 && d != tensor.BF16 }
 
-// about is a line about the part, in Markdown.
+// about describes the part in one line of Markdown.
 func (p part) about() string {
 	var b strings.Builder
 	if t := p.GetTensor(); t != nil {
@@ -46,7 +47,7 @@ func (p part) about() string {
 	return b.String()
 }
 
-// shapeText is a shape as people write it: `[n, 64]`.
+// shapeText formats a shape for people: `[n, 64]`.
 func shapeText(shape []int64) string {
 	axes := make([]string, len(shape))
 	for i, n := range shape {
@@ -57,8 +58,8 @@ func shapeText(shape []int64) string {
 	return "[" + strings.Join(axes, ", ") + "]"
 }
 
-// tensorSchema is the part in the form of the Open Inference Protocol, with elements
-// as their datatype has them.
+// tensorSchema describes the part in the form of the Open Inference Protocol; elements
+// describes the elements of a datatype.
 func (p part) tensorSchema(elements func(tensor.Datatype) object) object {
 	t := p.GetTensor()
 	out := object{
@@ -78,7 +79,7 @@ func (p part) tensorSchema(elements func(tensor.Datatype) object) object {
 	return out
 }
 
-// shapeSchema takes the part's shape and, where it has rows, that of one row alone.
+// shapeSchema accepts the part's shape and, if it has rows, the shape of a single row.
 func (p part) shapeSchema() object {
 	shape := p.GetTensor().GetShape()
 	if !p.rows || len(shape) == 0 {
@@ -114,7 +115,8 @@ func dataSchema(d tensor.Datatype) string {
 	return "Integers"
 }
 
-// usual are types that stand for a range, for a page or a program has to name one.
+// usual returns concrete types for a media range, because a page or a program has to
+// name one.
 func usual(contentType string) []string {
 	switch contentType {
 	case "image/*":
@@ -158,7 +160,8 @@ func (p part) types() []string {
 
 func isText(media string) bool { return strings.HasPrefix(media, "text/") }
 
-// blobSchema is a blob of a media type as a body of its own, or a part of a form.
+// blobSchema describes a blob of a media type as a body of its own, or as a part of a
+// form.
 func (a asked) blobSchema(p part, media string) object {
 	switch {
 	case payload.IsJSON(media):
@@ -174,7 +177,7 @@ func (a asked) blobSchema(p part, media string) object {
 	return object{"type": "string", "contentMediaType": media}
 }
 
-// jsonSchema refers to the part's JSON Schema, where it has one.
+// jsonSchema refers to the part's JSON Schema, if it has one.
 func (a asked) jsonSchema(p part) object {
 	if p.GetSchema() == "" {
 		return object{}
@@ -189,12 +192,12 @@ func (a asked) jsonSchema(p part) object {
 	return schemaRef(p.key)
 }
 
-// form is what documents are written in: JSON, or MessagePack, which has bytes.
+// form is the encoding of documents: JSON, or MessagePack, which has bytes.
 type form struct {
-	// suffix ends the keys of the components that are not JSON's, and prefix begins
-	// those of which no stage has a say.
+	// suffix ends the keys of components that are not JSON's. prefix begins the keys
+	// of components that do not depend on a stage.
 	suffix, prefix string
-	// sent and given are the elements of a tensor in a request and in an answer.
+	// sent and given describe the elements of a tensor in a request and in a response.
 	sent, given func(tensor.Datatype) object
 	// rest is the member of a blob that is neither text nor JSON, and blob describes
 	// it.
@@ -223,7 +226,8 @@ func asPacked() form {
 	}
 }
 
-// packed is a document in MessagePack. Its binary strings are strings to the schema.
+// packed describes a document in MessagePack. Its binary strings are strings to the
+// schema.
 func packed(schema object) object {
 	out := object{"type": "string", "contentMediaType": msgpack.Type}
 	if len(schema) > 0 {
@@ -232,8 +236,8 @@ func packed(schema object) object {
 	return out
 }
 
-// takes are the media types that a blob may be sent in: where one is JSON, MessagePack
-// does as well.
+// takes returns the media types in which a blob may be sent. A blob of JSON may also
+// be sent as MessagePack.
 func (p part) takes() []string {
 	out := p.types()
 	if slices.Contains(out, jsonType) && !slices.ContainsFunc(out, msgpack.Is) {
@@ -242,7 +246,7 @@ func (p part) takes() []string {
 	return out
 }
 
-// content is what a body may be, by media type. It is written in this order, for
+// content maps media types to the schemas of a body. It keeps its order, because
 // viewers offer the first.
 type content []media
 
@@ -253,7 +257,7 @@ type media struct {
 
 var _ json.Marshaler = content{}
 
-// add adds a media type, unless it is there.
+// add adds a media type, unless it is present.
 func (c *content) add(contentType string, of object) {
 	for _, one := range *c {
 		if one.contentType == contentType {

@@ -12,18 +12,18 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// described is what the document says of a pipeline.
+// described is the document's description of a pipeline.
 type described struct {
 	tag            object
 	paths, schemas object
 }
 
-// describe returns what there is to say of a pipeline.
+// describe returns the description of a pipeline.
 func describe(p Pipeline) described {
 	first, last := p.Steps[0], p.Steps[len(p.Steps)-1]
 	in := side{spec: p.First, key: "stage." + string(first.Stage), rename: first.Inputs}
 	if len(first.Inputs) > 0 {
-		// Callers name its inputs otherwise than those of the stage alone.
+		// Callers use other input names than for the stage alone.
 		in.key = "pipeline." + string(p.Name)
 	}
 	out := side{spec: p.Last, key: "stage." + string(last.Stage)}
@@ -42,7 +42,7 @@ func describe(p Pipeline) described {
 func inferPath(name string) string  { return "/v1/pipelines/" + name + ":infer" }
 func streamPath(name string) string { return "/v1/pipelines/" + name + ":stream" }
 
-// route says which stages a request passes.
+// route lists the stages that a request passes.
 func route(p Pipeline) string {
 	steps := make([]string, len(p.Steps))
 	for i, step := range p.Steps {
@@ -54,20 +54,20 @@ func route(p Pipeline) string {
 	return strings.Join(steps, " → ")
 }
 
-// side is what goes into a pipeline, or comes out of it.
+// side is the input or the output side of a pipeline.
 type side struct {
-	// spec is nil where nothing is known.
+	// spec is nil if it is not known.
 	spec *stagev1.Spec
 	// key begins the keys of its components.
 	key string
-	// rename has the names that callers use for inputs of other names.
+	// rename maps inputs to the names that callers use.
 	rename map[string]string
 }
 
-// inputs are what callers send, nil where that may be anything.
+// inputs are the parts that callers send; nil means any.
 func (s side) inputs() []part { return s.parts("input", s.spec.GetInputs()) }
 
-// outputs are what callers get, nil where that may be anything.
+// outputs are the parts that callers receive; nil means any.
 func (s side) outputs() []part { return s.parts("output", s.spec.GetOutputs()) }
 
 func (s side) parts(kind string, specs []*stagev1.PartSpec) []part {
@@ -149,8 +149,8 @@ func (a asked) list(b *strings.Builder, title string, parts []part) {
 	}
 }
 
-// parameters are the options that all pipelines have, and those that the pipeline
-// itself sets for its steps, of which a request may say otherwise.
+// parameters are the options of all pipelines, and the parameters that the pipeline
+// sets for its steps. A request may override these.
 func (a asked) parameters() []any {
 	var out []any
 	for _, key := range []string{"Timeout", "Priority", "Durability", "WaitForCapacity", "IdempotencyKey", "TraceParent", "TraceState", "Outputs", "More"} {

@@ -13,8 +13,8 @@ import (
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
 
-// body describes what callers may send: one blob as it is, blobs as a form, and
-// tensors as JSON or MessagePack.
+// body describes the request bodies that callers may send: one blob as it is, several
+// blobs as a form, and tensors as JSON or MessagePack.
 func (a asked) body() object {
 	inputs := a.in.inputs()
 	if len(inputs) == 0 {
@@ -44,7 +44,7 @@ func (a asked) body() object {
 
 func unsayable(p part) bool { return !sayable(tensor.Datatype(p.GetTensor().GetDatatype())) }
 
-// anything is a body of a stage of which nothing is known.
+// anything describes the body for a stage whose inputs are not known.
 func anything() object {
 	var content content
 	for _, contentType := range append(usual(anyType), msgpack.Type) {
@@ -65,7 +65,7 @@ func anything() object {
 	return object{"required": true, "content": content, "description": "What the first stage takes is not known: anything may do."}
 }
 
-// single adds the one input that needs no name.
+// single adds the only input, which needs no name.
 func (a asked) single(content *content, p part) {
 	for _, media := range p.takes() {
 		one := object{"schema": a.blobSchema(p, media)}
@@ -76,7 +76,7 @@ func (a asked) single(content *content, p part) {
 	}
 }
 
-// form has a part for each blob, named as it is.
+// form has a part for each blob, with the blob's name.
 func (a asked) form(blobs []part) object {
 	properties, encoding, required := object{}, object{}, []any{}
 	for _, p := range blobs {
@@ -112,8 +112,8 @@ func join(types []string) string {
 	return out
 }
 
-// tensors adds requests of the Open Inference Protocol, in JSON where that can say
-// them.
+// tensors adds requests of the Open Inference Protocol. It adds the JSON form only if
+// JSON can represent them.
 func (a asked) tensors(content *content, inputs []part) {
 	if said := slices.DeleteFunc(slices.Clone(inputs), unsayable); !slices.ContainsFunc(inputs, func(p part) bool { return unsayable(p) && !p.GetOptional() }) && len(said) > 0 {
 		one := object{"schema": a.request(said, asJSON())}
@@ -146,7 +146,7 @@ func (a asked) request(inputs []part, f form) object {
 	return schemaRef(key)
 }
 
-// anyOf is one schema of those of the parts.
+// anyOf returns one schema for the alternatives of the parts.
 func anyOf(parts []part, schema func(part) object) object {
 	if len(parts) == 1 {
 		return schema(parts[0])
@@ -158,7 +158,7 @@ func anyOf(parts []part, schema func(part) object) object {
 	return object{"anyOf": out}
 }
 
-// contained says that every input is there that may not be left out.
+// contained requires every input that is not optional.
 func contained(inputs []part) []any {
 	var out []any
 	for _, p := range inputs {
@@ -169,21 +169,21 @@ func contained(inputs []part) []any {
 	return out
 }
 
-// Bounds on examples: how many there are of one body, and how many elements the
-// tensors have of one that no stage gave.
+// Bounds on examples: the number of examples of one body, and the number of elements
+// in a generated tensor.
 const (
 	maxExamples = 4
 	maxElements = 1024
 )
 
-// example is one of the first stage's, with the names that callers use.
+// example is an example of the first stage, with the names that callers use.
 type example struct {
 	name  string
 	parts []payload.Part
 }
 
-// examples are those of the stage that can be read. Those that were published may
-// lack what was too large.
+// examples are the stage's examples that decode. Published examples may lack oversized
+// values.
 func (a asked) examples() []example {
 	var out []example
 	for i, e := range a.in.spec.GetExamples() {
@@ -207,8 +207,8 @@ func (a asked) examples() []example {
 	return out
 }
 
-// blobExamples are those of the stage's that are one blob of the media type, as far
-// as JSON can say it.
+// blobExamples are the stage's examples that are one blob of the media type, as far as
+// JSON can represent them.
 func (a asked) blobExamples(p part, media string) object {
 	out := object{}
 	for _, e := range a.examples() {
@@ -223,7 +223,7 @@ func (a asked) blobExamples(p part, media string) object {
 	return out
 }
 
-// said returns bytes of a media type as JSON, where that can say them.
+// said returns bytes of a media type as JSON, if JSON can represent them.
 func said(media string, data []byte) (any, bool) {
 	switch {
 	case payload.IsJSON(media) && json.Valid(data):
@@ -245,7 +245,8 @@ func (a asked) blobExample(p part, media string) (any, bool) {
 	return nil, false
 }
 
-// tensorExamples are those of the stage's that are tensors, or else one of zeros.
+// tensorExamples are the stage's examples that are tensors, or else one example of
+// zeros.
 func (a asked) tensorExamples(inputs []part) object {
 	out := object{}
 	for _, e := range a.examples() {
@@ -291,7 +292,7 @@ func request(parts []payload.Part) (json.RawMessage, bool) {
 	return append(text, `]}`...), len(parts) > 0
 }
 
-// answerExample is an answer of the smallest outputs, where they can be made up.
+// answerExample is a response of the smallest outputs, if they can be generated.
 func answerExample(model string, outputs []part) (object, bool) {
 	made := make([]any, len(outputs))
 	for i, p := range outputs {
@@ -307,8 +308,8 @@ func answerExample(model string, outputs []part) (object, bool) {
 	}, true
 }
 
-// made returns an output in the JSON document; what a stage has a schema for is not
-// made up.
+// made generates an output for the JSON document. It generates none for an output with
+// a schema.
 func (p part) made() (any, bool) {
 	if p.isTensor() {
 		t, ok := p.zeros()
@@ -333,8 +334,8 @@ func (p part) made() (any, bool) {
 	return out, true
 }
 
-// zeros is the smallest tensor of the part's that has an element, unless that is
-// large. Elements of BYTES are empty.
+// zeros is the part's smallest tensor with an element, unless that is large. Elements
+// of BYTES are empty.
 func (p part) zeros() (tensor.Tensor, bool) {
 	spec := p.GetTensor()
 	shape := slices.Clone(spec.GetShape())

@@ -8,8 +8,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
-// answer describes a success: the document in either form, or the one blob that it
-// would hold.
+// answer describes a success: the document in either form, or its only blob alone.
 func (a asked) answer() object {
 	outputs := a.settled()
 	plain, compact := []any{a.document(asJSON())}, []any{a.document(asPacked())}
@@ -48,7 +47,7 @@ func (a asked) answer() object {
 
 func aloneInMessagePack() object { return object{"title": "one output alone, which is MessagePack"} }
 
-// oneOf is one schema of one or several, of which any may be meant.
+// oneOf is one schema for one or several alternatives.
 func oneOf(either []any) object {
 	if len(either) == 1 {
 		return either[0].(object)
@@ -63,8 +62,9 @@ func aboutAnswer(outputs []part) string {
 	return "An answer of exactly one blob is that blob, under its own type, unless `Accept` lists `application/json` or `application/msgpack`. Everything else is a JSON document, or the same in MessagePack where `Accept` prefers it or the body was tensors in it."
 }
 
-// settled are the outputs of a whole answer, nil where they may be anything: an answer
-// in chunks is held against what its stage says chunk by chunk, and not as a whole.
+// settled are the outputs of a whole response. They are nil, for any, if the response
+// is chunked: a host validates its chunks by the stage's spec, and not its final
+// outputs.
 func (a asked) settled() []part {
 	if a.out.spec.GetStream() {
 		return nil
@@ -72,7 +72,7 @@ func (a asked) settled() []part {
 	return a.out.outputs()
 }
 
-// document refers to the schema of the answer as a document.
+// document refers to the schema of the response document.
 func (a asked) document(f form) object {
 	outputs := a.settled()
 	if outputs == nil {
@@ -89,7 +89,7 @@ func (a asked) document(f form) object {
 	return schemaRef(key)
 }
 
-// outputSchema is an output in a document.
+// outputSchema describes an output in a document.
 func (a asked) outputSchema(p part, f form) object {
 	if p.isTensor() {
 		return p.tensorSchema(f.given)
@@ -113,9 +113,9 @@ func (a asked) outputSchema(p part, f form) object {
 	return out
 }
 
-// trim leaves out the members that a blob of exactly one kind does not have, and
-// returns which there are; bytes that are not what their type says are bytes whatever
-// that is.
+// trim removes the members that a blob of exactly one kind does not have, and returns
+// the remaining ones. Bytes that do not match their type are bytes whatever the type
+// is.
 func (a asked) trim(properties object, p part, f form) (either []any) {
 	types := p.types()
 	if !slices.ContainsFunc(types, func(t string) bool { return payload.IsJSON(t) || ranges(t) }) {
@@ -135,7 +135,7 @@ func (a asked) trim(properties object, p part, f form) (either []any) {
 // ranges reports whether a media range has types of which nothing is known.
 func ranges(media string) bool { return media == anyType || media == "application/*" }
 
-// contentTypes is the type of a blob in the document.
+// contentTypes describes the type of a blob in the document.
 func contentTypes(p part) object {
 	out := object{"type": "string"}
 	if said := p.types(); !slices.ContainsFunc(said, ranges) {
@@ -147,7 +147,7 @@ func contentTypes(p part) object {
 // exampleID is a request's id.
 const exampleID = "01a1fc61-c602-7919-8f3a-1abcfc776362"
 
-// events describes a success that comes in pieces.
+// events describes a success that is streamed.
 func (a asked) events() object {
 	return object{
 		"description": "Server-sent events: `chunk` with a piece of the answer, at last `done` with the whole answer as `:infer` gives it in JSON, or `error` with the failure (`Fault`). All but `error` are numbered by `id`, from 1. What ends without `done` or `error` was cut off. Lines that begin with a colon keep the connection open.",
@@ -159,8 +159,8 @@ func (a asked) events() object {
 	}
 }
 
-// chunk refers to the schema of a piece of the answer. What has the name of an output
-// is as the stage says of that; a piece may have more.
+// chunk refers to the schema of a chunk. Parts named like an output follow the stage's
+// spec; a chunk may have more parts.
 func (a asked) chunk() object {
 	outputs := a.out.outputs()
 	if outputs == nil {
@@ -181,7 +181,7 @@ func (a asked) chunk() object {
 	return schemaRef(key)
 }
 
-// chunkOf is a piece of an answer with such outputs.
+// chunkOf is the schema of a chunk with such outputs.
 func chunkOf(outputs object) object {
 	return object{
 		"type": "object", "required": []any{"request_id", "seq", "outputs"},
@@ -193,7 +193,7 @@ func chunkOf(outputs object) object {
 	}
 }
 
-// eventHeaders are those that leave with the first event.
+// eventHeaders are sent with the first event.
 func eventHeaders() object {
 	return object{
 		"Cache-Control":           object{"schema": object{"const": "no-store"}},
@@ -209,8 +209,8 @@ func eventsOf(kinds ...any) object {
 	}
 }
 
-// event is one as its reader has it, with its fields as text; its data is a line of
-// JSON.
+// event describes an event as its reader receives it: its fields are text, and its
+// data is a line of JSON.
 func event(data object) object {
 	return object{
 		"type": "object", "required": []any{"data"},
@@ -218,7 +218,7 @@ func event(data object) object {
 	}
 }
 
-// namedEvent is one that has a name.
+// namedEvent is an event that has a name.
 func namedEvent(name string, data object) object {
 	out := event(data)
 	out["title"], out["required"] = name, []any{"event", "data"}
@@ -226,7 +226,7 @@ func namedEvent(name string, data object) object {
 	return out
 }
 
-// numberedEvent is one that has a name and a number.
+// numberedEvent is an event that has a name and a number.
 func numberedEvent(name string, data object) object {
 	out := namedEvent(name, data)
 	out["required"] = []any{"id", "event", "data"}
@@ -237,13 +237,13 @@ func numberedEvent(name string, data object) object {
 const eventsExample = "id: 1\nevent: chunk\ndata: {\"request_id\":\"" + exampleID + "\",\"seq\":1,\"outputs\":[{\"name\":\"text\",\"content_type\":\"text/plain\",\"text\":\"Hel\"}]}\n\n" +
 	"id: 2\nevent: done\ndata: {\"request_id\":\"" + exampleID + "\",\"model_name\":\"...\",\"outputs\":[],\"timeline\":{\"total_ms\":12.5,\"steps\":[]}}\n\n"
 
-// What descriptions of operations say of answers in events.
+// Descriptions of streamed responses.
 const (
 	aboutStreams = " Whoever closes the connection cancels the request, unless that is durable or has an idempotency key. A stream that broke is not taken up again: a request with `Last-Event-ID` is refused with INVALID_REQUEST." + aboutViewers
 	aboutViewers = " A page such as `/docs` shows the events when the last one has come; `curl -N` shows each as it comes."
 )
 
-// answerOf is the document of an answer with such outputs.
+// answerOf is the schema of a response document with such outputs.
 func answerOf(outputs object) object {
 	return object{
 		"type": "object", "required": []any{"request_id", "model_name", "outputs", "timeline"},

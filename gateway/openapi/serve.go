@@ -17,16 +17,16 @@ import (
 )
 
 const (
-	// DocumentPath is where the document is served.
+	// DocumentPath is the path of the document.
 	DocumentPath = "/openapi.json"
-	// PagePath is where the page is served; its files are below.
+	// PagePath is the path of the page; its files are below it.
 	PagePath = "/docs"
 )
 
-// OpenPaths returns the paths that need no token; one that ends in "/" is a prefix.
+// OpenPaths returns the paths that need no token. A path that ends in "/" is a prefix.
 func OpenPaths() []string { return []string{PagePath, PagePath + "/"} }
 
-// Source returns the document as of now. Its errors have a *fault.Fault in their chain.
+// Source returns the current document. Its errors have a *fault.Fault in their chain.
 type Source interface {
 	Document(ctx context.Context) (*Document, error)
 }
@@ -34,10 +34,10 @@ type Source interface {
 // Document is a document ready to be sent.
 type Document struct{ file file }
 
-// NewDocument returns a document that is sent as that JSON, which must not be changed.
+// NewDocument returns a document with that JSON. The caller must not change the JSON.
 func NewDocument(text []byte) *Document { return &Document{newFile("application/json", text)} }
 
-// Mount serves the document of the source, and the page that shows it.
+// Mount serves the source's document and the page that shows it.
 func Mount(mux *http.ServeMux, source Source) {
 	mux.Handle(DocumentPath, readOnly(func(w http.ResponseWriter, r *http.Request) {
 		document, err := source.Document(r.Context())

@@ -14,12 +14,12 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
-// Complete returns what a stage takes and gives: what its runner says, with what an
-// operator adds. Where the runner says nothing of its inputs, or of its outputs, the
-// operator's are all that there is. Otherwise each of the operator's parts is one of
-// the runner's, and may narrow its shape and its content types and add a schema and a
-// description; what contradicts the runner is an error that begins with the part's
-// key, such as "inputs[0].datatype: ". Complete of what it returned is the same.
+// Complete merges the spec that a runner declares with the parts that an operator
+// configures. If the runner declares no inputs, or no outputs, the operator's parts
+// are used. Otherwise each of the operator's parts must be one of the runner's. It may
+// narrow the shape and the content types, and add a schema and a description. A
+// contradiction is an error that begins with the part's key, such as
+// "inputs[0].datatype: ". Complete is idempotent.
 func Complete(said runner.Spec, inputs, outputs []runner.PartSpec) (runner.Spec, error) {
 	var err error
 	if said.Inputs, err = completeAll("inputs", said.Inputs, inputs); err != nil {
@@ -61,7 +61,8 @@ func namesOf(specs []runner.PartSpec) string {
 	return strings.Join(out, ", ")
 }
 
-// completeOne adds to what a runner says of a part. Its errors begin with a key.
+// completeOne adds an operator's part to the runner's part of that name. Its errors
+// begin with a key.
 func completeOne(said, add runner.PartSpec) (runner.PartSpec, error) {
 	if add.Optional && !said.Optional {
 		return said, errors.New("optional: the runner wants it")
@@ -120,11 +121,11 @@ func sameJSON(a, b json.RawMessage) bool {
 	return json.Compact(&x, a) == nil && json.Compact(&y, b) == nil && bytes.Equal(x.Bytes(), y.Bytes())
 }
 
-// maxParts bounds the inputs, or the outputs, of a stage.
+// maxParts bounds the number of inputs, and of outputs, of a stage.
 const maxParts = payload.MaxParts
 
-// ValidParts checks parts that an operator wrote, and compiles their schemas. An
-// error begins with the key of what is wrong, such as "inputs[0].shape: ".
+// ValidParts checks the parts that an operator configures, and compiles their schemas.
+// An error begins with the invalid key, such as "inputs[0].shape: ".
 func ValidParts(key string, parts []runner.PartSpec) error {
 	if len(parts) > maxParts {
 		return fmt.Errorf("%s: %d, at most %d are taken", key, len(parts), maxParts)

@@ -15,8 +15,8 @@ type Contract struct {
 	inputs, outputs documents
 }
 
-// Compile returns the contract of a spec. An error names the part and the place in
-// its schema.
+// Compile returns the contract of a spec. An error names the part and the place in its
+// schema.
 func Compile(spec runner.Spec) (*Contract, error) {
 	inputs, err := compileAll("inputs", spec.Inputs)
 	if err != nil {
@@ -29,10 +29,10 @@ func Compile(spec runner.Spec) (*Contract, error) {
 	return &Contract{spec: spec, inputs: inputs, outputs: outputs}, nil
 }
 
-// Spec is what the contract is of.
+// Spec returns the spec of the contract.
 func (c *Contract) Spec() runner.Spec { return c.spec }
 
-// Fit is Fit by the spec, and holds JSON against its schemas.
+// Fit calls the function Fit and validates JSON against its schemas.
 func (c *Contract) Fit(parts, kept []payload.Part, rename map[string]string) (Fitted, error) {
 	fitted, err := Fit(c.spec, parts, kept, rename)
 	if err != nil || c.inputs == nil {
@@ -47,14 +47,15 @@ func (c *Contract) Fit(parts, kept []payload.Part, rename map[string]string) (Fi
 			return Fitted{}, violation(part.Name, err)
 		}
 		if len(broken) > 0 {
-			return Fitted{}, breaks(fault.SchemaViolation, fmt.Sprintf("input %q", part.Name), broken)
+			return Fitted{}, violationFault(fault.SchemaViolation, fmt.Sprintf("input %q", part.Name), broken)
 		}
 	}
 	return fitted, nil
 }
 
-// Outputs is Outputs by the spec, and holds JSON against its schemas. What ends an
-// answer in chunks has been held against them chunk by chunk.
+// Outputs calls the function Outputs and validates JSON against its schemas. It does
+// not validate the final outputs of a chunked response again: Chunk has validated the
+// chunks.
 func (c *Contract) Outputs(parts []payload.Part, f Fitted) ([]payload.Part, error) {
 	if c.spec.Stream {
 		if err := last(c.spec, parts); err != nil {
@@ -68,7 +69,7 @@ func (c *Contract) Outputs(parts []payload.Part, f Fitted) ([]payload.Part, erro
 	return Outputs(c.spec, parts, f)
 }
 
-// Chunk holds a chunk of an answer against the spec, and its JSON against its
+// Chunk validates a chunk of a response against the spec, and its JSON against its
 // schemas.
 func (c *Contract) Chunk(parts []payload.Part) error {
 	if err := Travels(parts); err != nil {
@@ -76,7 +77,7 @@ func (c *Contract) Chunk(parts []payload.Part) error {
 	}
 	for _, want := range c.spec.Outputs {
 		if got, ok := payload.Find(parts, want.Name); ok {
-			if err := checkGiven(want, got); err != nil {
+			if err := checkOutputPart(want, got); err != nil {
 				return err
 			}
 		}
@@ -97,13 +98,13 @@ func (c *Contract) checkOutputs(parts []payload.Part) error {
 			return badOutput("output %q %s", part.Name, err).WithViolation("outputs."+part.Name, "%s", err)
 		}
 		if len(broken) > 0 {
-			return breaks(fault.RunnerOutputInvalid, fmt.Sprintf("output %q", part.Name), broken)
+			return violationFault(fault.RunnerOutputInvalid, fmt.Sprintf("output %q", part.Name), broken)
 		}
 	}
 	return nil
 }
 
-// last makes sure that the end of an answer in chunks has parts that can be read.
+// last checks that the final outputs of a chunked response can be read.
 func last(spec runner.Spec, parts []payload.Part) error {
 	if err := Travels(parts); err != nil {
 		return err
@@ -118,8 +119,8 @@ func last(spec runner.Spec, parts []payload.Part) error {
 	return nil
 }
 
-// breaks is the fault of JSON that breaks its schema.
-func breaks(reason fault.Reason, what string, broken []violated) *fault.Fault {
+// violationFault returns the fault of JSON that violates its schema.
+func violationFault(reason fault.Reason, what string, broken []violated) *fault.Fault {
 	first := broken[0]
 	out := fault.Newf(reason, "%s breaks its schema: %s: %s", what, first.Field, first.Description)
 	out.Violations = broken

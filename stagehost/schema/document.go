@@ -19,10 +19,10 @@ import (
 const MaxSchema = 256 << 10
 
 // documents are the compiled JSON Schemas of parts, by name.
-type documents map[string]*guarded
+type documents map[string]*boundedSchema
 
-// compileAll returns the JSON Schemas of the parts, or nil where there are none.
-// The key is for messages: "inputs".
+// compileAll returns the JSON Schemas of the parts, or nil if there are none. Messages
+// begin with the key, such as "inputs".
 func compileAll(key string, specs []runner.PartSpec) (documents, error) {
 	var out documents
 	for i, s := range specs {
@@ -41,13 +41,13 @@ func compileAll(key string, specs []runner.PartSpec) (documents, error) {
 	return out, nil
 }
 
-// here is the URL of a schema; there is nothing beside it.
+// here is the base URL of a schema. No other document exists below nearby.
 const (
 	nearby = "stage:///"
 	here   = nearby + "schema"
 )
 
-func compile(s runner.PartSpec) (*guarded, error) {
+func compile(s runner.PartSpec) (*boundedSchema, error) {
 	if s.IsTensor() {
 		return nil, errors.New("it is for the JSON of a blob, and this is a tensor")
 	}
@@ -60,34 +60,34 @@ func compile(s runner.PartSpec) (*guarded, error) {
 	}
 	compiler := jsonschema.NewCompiler()
 	compiler.DefaultDraft(jsonschema.Draft2020)
-	compiler.UseLoader(nowhere{})
+	compiler.UseLoader(noLoader{})
 	if err := compiler.AddResource(here, doc); err != nil {
 		return nil, err
 	}
 	out, err := compiler.Compile(here)
 	if err != nil {
-		return nil, unusable(doc, err)
+		return nil, compileError(doc, err)
 	}
-	all := everything(compiler, out, doc)
-	depth, err := deepest(doc, all)
+	all := reachableSchemas(compiler, out, doc)
+	depth, err := longestChain(doc, all)
 	if err != nil {
 		return nil, err
 	}
-	guarded := &guarded{root: out}
-	guarded.guard(all, depth)
-	return guarded, nil
+	bounded := &boundedSchema{root: out}
+	bounded.guard(all, depth)
+	return bounded, nil
 }
 
-// nowhere loads nothing: what a stage takes does not depend on what a network says.
-type nowhere struct{}
+// noLoader loads nothing: a stage's contract does not depend on the network.
+type noLoader struct{}
 
 // Load implements jsonschema.URLLoader.
-func (nowhere) Load(string) (any, error) {
+func (noLoader) Load(string) (any, error) {
 	return nil, errors.New("schemas of other places are not loaded; put it below $defs")
 }
 
-// unusable says why a schema does not compile, and at which place of it.
-func unusable(doc any, err error) error {
+// compileError describes why a schema does not compile, and at which place.
+func compileError(doc any, err error) error {
 	broken, ok := errors.AsType[*jsonschema.SchemaValidationError](err)
 	if !ok {
 		return fmt.Errorf("it does not compile: %s", strings.NewReplacer(here, "", nearby, "").Replace(err.Error()))
@@ -107,9 +107,9 @@ func decodeNumbers(data []byte) (any, error) {
 	return out, err
 }
 
-// check holds a part's JSON against its schema. The path is of the part. What is no
-// JSON, and what takes too much work, is an error that says so; what breaks the
-// schema are violations.
+// check validates a part's JSON against its schema. The path is that of the part.
+// Violations are returned as such. Text that is not JSON, and a document that takes
+// too much work, are errors.
 func (d documents) check(path string, part payload.Part) ([]violated, error) {
 	schema, ok := d[part.Name]
 	if !ok || part.Tensor != nil {
@@ -131,23 +131,23 @@ func (d documents) check(path string, part payload.Part) ([]violated, error) {
 	if !ok {
 		return nil, err
 	}
-	if turnsInCircles(invalid) {
-		return nil, circles(path)
+	if hasRefCycle(invalid) {
+		return nil, refCycle(path)
 	}
 	return violations(path, doc, invalid), nil
 }
 
-// circles is the fault of a schema whose dynamic references lead back to where they
-// were: the stage's, not the document's.
-func circles(path string) *fault.Fault {
+// refCycle returns the fault of a schema whose dynamic references form a cycle. The stage is
+// at fault, not the document.
+func refCycle(path string) *fault.Fault {
 	const what = "has a schema that leads back to itself without a step into the document"
 	return fault.Newf(fault.Internal, "%s %s", path, what).WithViolation(path, what)
 }
 
-// maxConverted bounds the JSON that MessagePack becomes, in bytes.
+// maxConverted bounds the JSON that MessagePack is converted to, in bytes.
 const maxConverted = 32 << 20
 
-// textOf returns the JSON of a blob: its data, or what its MessagePack stands for.
+// textOf returns the JSON of a blob: its data, or its MessagePack converted to JSON.
 func textOf(b payload.Blob) ([]byte, error) {
 	if msgpack.Is(b.ContentType) {
 		return msgpack.ToJSON(b.Data, maxConverted)

@@ -24,7 +24,7 @@ func Steps(schema, text string) (steps, looks int, keeps bool, err error) {
 	if err != nil {
 		return 0, 0, false, err
 	}
-	count := &looked{}
+	count := &visitCounter{}
 	watch(g.root, count, map[*jsonschema.Schema]bool{})
 	steps, err = g.count(doc)
 	if err == nil {
@@ -54,17 +54,17 @@ func Keeps(schema, text string) bool {
 	return err == nil && compiled.Validate(value) == nil
 }
 
-type looked struct{ times int }
+type visitCounter struct{ times int }
 
-func (l *looked) Validate(*jsonschema.ValidatorContext, any) { l.times++ }
+func (l *visitCounter) Validate(*jsonschema.ValidatorContext, any) { l.times++ }
 
-func watch(s *jsonschema.Schema, by *looked, seen map[*jsonschema.Schema]bool) {
+func watch(s *jsonschema.Schema, by *visitCounter, seen map[*jsonschema.Schema]bool) {
 	if seen[s] || s.Bool != nil {
 		return
 	}
 	seen[s] = true
 	s.Extensions = append(s.Extensions, by)
-	for _, to := range reached(s) {
+	for _, to := range referredSchemas(s) {
 		watch(to, by, seen)
 	}
 }

@@ -8,10 +8,10 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
-// Key returns a string that is equal for items that may share a batch: the same
-// model, inputs of the same names, datatypes and trailing shapes or content
-// types, and the same values of the parameters named. Extents that the spec lets
-// vary within a batch do not count.
+// Key returns a string that is equal for items that may share a batch: the same model,
+// inputs of the same names, datatypes and trailing shapes or content types, and the
+// same values of the named parameters. Extents that may vary within a batch by the
+// spec do not count.
 func Key(spec runner.Spec, model payload.ModelRef, f Fitted, p payload.Parameters, batchBy []string) string {
 	b := make([]byte, 0, 64)
 	if model != (payload.ModelRef{}) {
@@ -29,15 +29,15 @@ func Key(spec runner.Spec, model payload.ModelRef, f Fitted, p payload.Parameter
 	return string(append(b, p.Key(batchBy)...))
 }
 
-// appendSized appends a text so that one can tell where it ends. No datatype begins as
-// it does.
+// appendSized appends a text with its length before it, so that its end is
+// unambiguous. No datatype begins in the same way.
 func appendSized(b []byte, s string) []byte {
 	b = strconv.AppendInt(b, int64(len(s)), 10)
 	return append(append(b, ':'), s...)
 }
 
 func appendTrailing(b []byte, spec runner.Spec, part payload.Part) []byte {
-	varies := varying(spec, part.Name)
+	varies := variableShape(spec, part.Name)
 	for axis, n := range part.Tensor.Shape {
 		b = append(b, ',')
 		switch {
@@ -51,9 +51,9 @@ func appendTrailing(b []byte, spec runner.Spec, part payload.Part) []byte {
 	return b
 }
 
-// varying is the shape, of which negative extents may differ within a batch, that
-// the spec has for an input; nil where they may not.
-func varying(spec runner.Spec, input string) []int64 {
+// variableShape returns the spec's shape of an input whose negative extents may differ
+// within a batch, or nil if none may differ.
+func variableShape(spec runner.Spec, input string) []int64 {
 	for _, p := range spec.Inputs {
 		if p.Name == input && p.Variable {
 			return p.Shape

@@ -7,9 +7,9 @@ import (
 	"unicode/utf8"
 )
 
-// Bounds on a document that is held against a JSON Schema: how large it becomes when
-// it is read, and how large its numbers are when they are made exact. What it costs to
-// hold it against its schema depends on both together, and maxWork bounds that.
+// Bounds on a document that is validated against a JSON Schema: its decoded size, and
+// the size of its numbers when they become exact. The cost of validation depends on
+// the document and the schema together, and maxWork bounds it.
 const (
 	maxValues   = 100_000
 	maxNesting  = 64
@@ -17,7 +17,7 @@ const (
 	maxExponent = 999
 )
 
-// decode reads a document that keeps to the bounds. Numbers stay text.
+// decode reads a document within the bounds. Numbers stay text.
 func decode(data []byte) (any, error) {
 	if !json.Valid(data) || !utf8.Valid(data) {
 		return nil, notJSON(data)
@@ -37,7 +37,7 @@ func notJSON(data []byte) error {
 	return errors.New("is no JSON: not UTF-8")
 }
 
-// meter measures text that is JSON, in one pass.
+// meter checks text for the bounds, and that it is JSON, in one pass.
 type meter struct {
 	data          []byte
 	at            int
@@ -75,7 +75,7 @@ func (m *meter) next() error {
 	return nil
 }
 
-// value counts the one that begins after a bracket or a comma.
+// value counts the value that begins after a bracket or a comma.
 func (m *meter) value() error {
 	m.at++
 	if m.values++; m.values > maxValues {
@@ -93,8 +93,8 @@ func (m *meter) text() {
 	m.at++
 }
 
-// number passes a number. Its exponent has no more digits than the bound has, and
-// leading zeros count.
+// number passes a number. Its exponent may not have more digits than the bound,
+// leading zeros included.
 func (m *meter) number() error {
 	begin, exponent := m.at, -1
 	for ; m.at < len(m.data) && numeric(m.data[m.at]); m.at++ {

@@ -8,10 +8,10 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
-// jsonType is what MessagePack becomes.
+// jsonType is the content type of converted MessagePack.
 const jsonType = payload.JSONType
 
-// takesType reports whether one of a blob's content types means this one.
+// takesType reports whether one of the part's content types matches this one.
 func takesType(want runner.PartSpec, contentType string) bool {
 	return slices.ContainsFunc(want.ContentTypes, func(pattern string) bool { return payload.AcceptsType(pattern, contentType) })
 }
@@ -21,9 +21,9 @@ func takesMessagePack(want runner.PartSpec) bool {
 	return takesType(want, msgpack.Type) || slices.ContainsFunc(want.ContentTypes, msgpack.Is)
 }
 
-// becomesJSON reports whether a blob of that type is to become JSON: it is
-// MessagePack, and the part may be JSON and not MessagePack.
-func becomesJSON(want runner.PartSpec, contentType string) bool {
+// needsJSON reports whether to convert a blob of that type to JSON: it is
+// MessagePack, and the part accepts JSON and not MessagePack.
+func needsJSON(want runner.PartSpec, contentType string) bool {
 	if !msgpack.Is(contentType) {
 		return false
 	}
@@ -33,9 +33,9 @@ func becomesJSON(want runner.PartSpec, contentType string) bool {
 	return takesType(want, jsonType) && !takesMessagePack(want)
 }
 
-// asTaken turns MessagePack into the JSON that the runner takes, in place.
-func asTaken(want runner.PartSpec, part *payload.Part) error {
-	if !becomesJSON(want, part.Blob.ContentType) {
+// convertToJSON converts MessagePack to the JSON that the runner accepts, in place.
+func convertToJSON(want runner.PartSpec, part *payload.Part) error {
+	if !needsJSON(want, part.Blob.ContentType) {
 		return nil
 	}
 	text, err := msgpack.ToJSON(part.Blob.Data, maxConverted)

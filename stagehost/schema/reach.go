@@ -10,9 +10,9 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6/kind"
 )
 
-// applied are the schemas that a schema holds against the very value that it is held
-// against itself, but for references that only a walk resolves.
-func applied(s *jsonschema.Schema) []*jsonschema.Schema {
+// appliedSchemas returns the schemas that a schema applies to its own value, except
+// references that are only resolved during validation.
+func appliedSchemas(s *jsonschema.Schema) []*jsonschema.Schema {
 	out := slices.Concat(s.AllOf, s.AnyOf, s.OneOf)
 	out = append(out, s.Ref, s.Not, s.If, s.Then, s.Else)
 	if to := s.RecursiveRef; to != nil && !to.RecursiveAnchor {
@@ -32,15 +32,15 @@ func applied(s *jsonschema.Schema) []*jsonschema.Schema {
 
 func isNone(s *jsonschema.Schema) bool { return s == nil }
 
-// schemaOf is for keywords that may have something else than a schema.
+// schemaOf returns the schema of a keyword whose value may be something else, or nil.
 func schemaOf(v any) *jsonschema.Schema {
 	s, _ := v.(*jsonschema.Schema)
 	return s
 }
 
-// reached are all schemas that one leads to in one step.
-func reached(s *jsonschema.Schema) []*jsonschema.Schema {
-	out := append(applied(s), s.RecursiveRef, s.PropertyNames, s.UnevaluatedProperties, s.Contains,
+// referredSchemas returns all schemas that one refers to directly.
+func referredSchemas(s *jsonschema.Schema) []*jsonschema.Schema {
+	out := append(appliedSchemas(s), s.RecursiveRef, s.PropertyNames, s.UnevaluatedProperties, s.Contains,
 		s.Items2020, s.UnevaluatedItems, s.ContentSchema, schemaOf(s.AdditionalProperties), schemaOf(s.Items), schemaOf(s.AdditionalItems))
 	if s.DynamicRef != nil {
 		out = append(out, s.DynamicRef.Ref)
@@ -58,9 +58,9 @@ func reached(s *jsonschema.Schema) []*jsonschema.Schema {
 	return slices.DeleteFunc(out, isNone)
 }
 
-// everything returns all schemas that a walk from the root can come to. Those that a
-// dynamic reference may find have no edge to them, and are sought by their places.
-func everything(compiler *jsonschema.Compiler, root *jsonschema.Schema, doc any) []*jsonschema.Schema {
+// reachableSchemas returns all schemas that validation from the root can reach. Dynamic
+// references have no edge to their targets, so it finds the targets by their places.
+func reachableSchemas(compiler *jsonschema.Compiler, root *jsonschema.Schema, doc any) []*jsonschema.Schema {
 	seen := map[*jsonschema.Schema]bool{}
 	var out []*jsonschema.Schema
 	add := func(s *jsonschema.Schema) {
@@ -70,14 +70,14 @@ func everything(compiler *jsonschema.Compiler, root *jsonschema.Schema, doc any)
 		}
 	}
 	add(root)
-	for _, place := range anchored(nil, here+"#", doc) {
+	for _, place := range appendDynamicAnchors(nil, here+"#", doc) {
 		if s, err := compiler.Compile(place); err == nil {
 			add(s)
 		}
 	}
 	documents := map[string]bool{here: true}
 	for i := 0; i < len(out); i++ {
-		for _, to := range reached(out[i]) {
+		for _, to := range referredSchemas(out[i]) {
 			add(to)
 		}
 		document, _, _ := strings.Cut(out[i].Location, "#")
@@ -92,19 +92,19 @@ func everything(compiler *jsonschema.Compiler, root *jsonschema.Schema, doc any)
 	return out
 }
 
-// anchored appends the places below at which there is a dynamic anchor.
-func anchored(to []string, place string, doc any) []string {
+// appendDynamicAnchors appends the places below that have a dynamic anchor.
+func appendDynamicAnchors(to []string, place string, doc any) []string {
 	switch doc := doc.(type) {
 	case []any:
 		for i, one := range doc {
-			to = anchored(to, fmt.Sprintf("%s/%d", place, i), one)
+			to = appendDynamicAnchors(to, fmt.Sprintf("%s/%d", place, i), one)
 		}
 	case map[string]any:
 		if _, ok := doc["$dynamicAnchor"].(string); ok {
 			to = append(to, place)
 		}
 		for name, one := range doc {
-			to = anchored(to, place+"/"+url.PathEscape(escapeToken.Replace(name)), one)
+			to = appendDynamicAnchors(to, place+"/"+url.PathEscape(escapeToken.Replace(name)), one)
 		}
 	}
 	return to
@@ -115,7 +115,7 @@ var (
 	unescapeToken = strings.NewReplacer("~1", "/", "~0", "~")
 )
 
-// placeOf is a schema's place in the document that it is in.
+// placeOf returns a schema's place in its document.
 func placeOf(doc any, location string) string {
 	_, fragment, _ := strings.Cut(location, "#")
 	pointer, err := url.PathUnescape(fragment)
@@ -129,14 +129,15 @@ func placeOf(doc any, location string) string {
 	return pathOf("schema", doc, tokens)
 }
 
-// descent finds circles among schemas that are held against one value.
+// descent finds cycles among schemas that apply to one value.
 type descent struct {
-	// below is how many schemas lie one below the other from one on; zero while it is
-	// being walked.
+	// below is the depth of the longest chain of schemas from each one. It is zero
+	// while the schema is being walked.
 	below map[*jsonschema.Schema]int
 }
 
-// walk returns how deep schemas go from one on, or the schema that leads to itself.
+// walk returns the depth of the longest chain from a schema, or the schema that refers
+// to itself.
 func (d *descent) walk(s *jsonschema.Schema) (depth int, circle *jsonschema.Schema) {
 	if depth, ok := d.below[s]; ok {
 		if depth == 0 {
@@ -145,7 +146,7 @@ func (d *descent) walk(s *jsonschema.Schema) (depth int, circle *jsonschema.Sche
 		return depth, nil
 	}
 	d.below[s] = 0
-	for _, to := range applied(s) {
+	for _, to := range appliedSchemas(s) {
 		below, circle := d.walk(to)
 		if circle != nil {
 			return 0, circle
@@ -156,10 +157,10 @@ func (d *descent) walk(s *jsonschema.Schema) (depth int, circle *jsonschema.Sche
 	return depth + 1, nil
 }
 
-// deepest returns how many schemas at most are held against one value, each by the
-// one before it. That a schema leads to itself without a step into the document is an
-// error: nothing could ever keep to it.
-func deepest(doc any, all []*jsonschema.Schema) (int, error) {
+// longestChain returns the length of the longest chain of schemas that apply to one value.
+// A schema that refers to itself without a step into the document is an error: no
+// document could ever be valid.
+func longestChain(doc any, all []*jsonschema.Schema) (int, error) {
 	d, out := descent{below: map[*jsonschema.Schema]int{}}, 0
 	for _, s := range all {
 		depth, circle := d.walk(s)
@@ -171,11 +172,11 @@ func deepest(doc any, all []*jsonschema.Schema) (int, error) {
 	return out, nil
 }
 
-// turnsInCircles is true where the library came back to a schema: dynamic references
-// may lead there, which only a walk resolves.
-func turnsInCircles(e *jsonschema.ValidationError) bool {
+// hasRefCycle reports whether the library came back to a schema. Dynamic references
+// may cause that, and only validation resolves them.
+func hasRefCycle(e *jsonschema.ValidationError) bool {
 	if _, ok := e.ErrorKind.(*kind.RefCycle); ok {
 		return true
 	}
-	return slices.ContainsFunc(e.Causes, turnsInCircles)
+	return slices.ContainsFunc(e.Causes, hasRefCycle)
 }

@@ -18,21 +18,22 @@ import (
 
 // Fitted are inputs that fit a spec.
 type Fitted struct {
-	// Inputs are in the spec's order, or as they came where it names none.
+	// Inputs are in the spec's order, or in the order of the parts if the spec names
+	// none.
 	Inputs []payload.Part
 	// Rows is the extent of axis 0, and 1 without a batch axis.
 	Rows int
-	// Lifted says that the inputs were single rows without axis 0.
+	// Lifted is true if the inputs were single rows without axis 0.
 	Lifted bool
 }
 
-// Fit picks the parts that feed the spec's inputs and checks them. Parts are
-// what the previous step put out, kept what the pipeline keeps at hand, rename
-// says which part feeds an input under another name. A step and a spec of
-// exactly one part each fit whatever their names.
+// Fit picks the parts that feed the spec's inputs and checks them. parts are the
+// outputs of the previous step, kept are the parts that the pipeline keeps, and rename
+// maps an input to the name of the part that feeds it. If the spec and the step have
+// exactly one part each, they match whatever their names are.
 func Fit(spec runner.Spec, parts, kept []payload.Part, rename map[string]string) (Fitted, error) {
 	if len(spec.Inputs) == 0 {
-		inputs, err := renamed(parts, kept, rename)
+		inputs, err := renameParts(parts, kept, rename)
 		if err != nil {
 			return Fitted{}, err
 		}
@@ -49,17 +50,17 @@ func Fit(spec runner.Spec, parts, kept []payload.Part, rename map[string]string)
 	return withRows(spec, Fitted{Inputs: inputs, Rows: 1, Lifted: lifted})
 }
 
-// renamed serves a runner that takes anything: what came, under the names that
-// the step gives. A part that feeds inputs is there under their names only, and
-// one whose name an input has got gives way.
-func renamed(parts, kept []payload.Part, rename map[string]string) ([]payload.Part, error) {
+// renameParts returns the parts for a runner without declared inputs: the parts under the
+// names that the step gives them. A part that feeds inputs is present under those
+// names only. A part whose name is that of a fed input is dropped.
+func renameParts(parts, kept []payload.Part, rename map[string]string) ([]payload.Part, error) {
 	if len(rename) == 0 {
 		return parts, nil
 	}
 	inputs := slices.Sorted(maps.Keys(rename))
 	out := make([]payload.Part, 0, len(parts)+len(inputs))
 	for _, part := range parts {
-		fed := fedBy(part, inputs, rename)
+		fed := partsFedBy(part, inputs, rename)
 		if _, replaced := rename[part.Name]; len(fed) == 0 && !replaced {
 			fed = []payload.Part{part}
 		}
@@ -80,8 +81,8 @@ func renamed(parts, kept []payload.Part, rename map[string]string) ([]payload.Pa
 	return out, nil
 }
 
-// fedBy returns the part under the name of every input that it feeds.
-func fedBy(part payload.Part, inputs []string, rename map[string]string) []payload.Part {
+// partsFedBy returns the part once for every input that it feeds, under that name.
+func partsFedBy(part payload.Part, inputs []string, rename map[string]string) []payload.Part {
 	var out []payload.Part
 	for _, input := range inputs {
 		if rename[input] == part.Name {
@@ -120,8 +121,8 @@ func pick(spec runner.Spec, parts, kept []payload.Part, rename map[string]string
 	return inputs, nil
 }
 
-// AllTaken makes sure that each part feeds an input of the spec, or is one that
-// the pipeline keeps. A spec that names no inputs takes everything.
+// AllTaken checks that each part feeds an input of the spec, or that the pipeline
+// keeps it. A spec that names no inputs takes every part.
 func AllTaken(spec runner.Spec, parts []payload.Part, rename map[string]string, keep []string) error {
 	if len(spec.Inputs) == 0 {
 		return nil
@@ -163,7 +164,7 @@ func find(name string, parts, kept []payload.Part) (payload.Part, bool) {
 	return payload.Find(kept, name)
 }
 
-// listed is how many names of parts a message lists.
+// listed is how many part names a message lists.
 const listed = 10
 
 func missing(input, source string, parts []payload.Part) error {
@@ -206,8 +207,8 @@ func names(spec runner.Spec) string {
 	return strings.Join(list, ", ")
 }
 
-// check holds each input against its spec, in place, and reports whether all
-// tensors were single rows that have been lifted.
+// check validates each input against its spec, in place, and reports whether all
+// tensors were single rows that it has lifted.
 func check(spec runner.Spec, inputs []payload.Part) (lifted bool, err error) {
 	tensors, lifts := 0, 0
 	for i := range inputs {
@@ -248,7 +249,7 @@ func checkOne(axis runner.BatchAxis, want runner.PartSpec, part *payload.Part) (
 		if err := checkBlob(want, *part); err != nil {
 			return false, err
 		}
-		return false, asTaken(want, part)
+		return false, convertToJSON(want, part)
 	}
 	if part.Tensor == nil {
 		return false, fmt.Errorf("is a blob%s, wanted is a tensor %s%s", ofType(part.Blob.ContentType), want.Datatype, shape(want.Shape))
@@ -290,7 +291,7 @@ func ofType(contentType string) string {
 	return " of type " + contentType
 }
 
-// matches reports whether a shape has the extents wanted; -1 is any.
+// matches reports whether a shape has the wanted extents; -1 matches any extent.
 func matches(got, want []int64) bool {
 	if len(got) != len(want) {
 		return false
@@ -336,8 +337,8 @@ func withRows(spec runner.Spec, f Fitted) (Fitted, error) {
 	return f, nil
 }
 
-// Outputs holds a runner's outputs for one item against what can travel and
-// against its spec, and gives them back in the rank that the inputs had.
+// Outputs validates a runner's outputs for one item, and returns them in the rank of
+// the inputs.
 func Outputs(spec runner.Spec, parts []payload.Part, f Fitted) ([]payload.Part, error) {
 	if err := Travels(parts); err != nil {
 		return nil, err
@@ -350,11 +351,11 @@ func Outputs(spec runner.Spec, parts []payload.Part, f Fitted) ([]payload.Part, 
 	if !f.Lifted {
 		return parts, nil
 	}
-	return lowered(parts), nil
+	return dropRowAxis(parts), nil
 }
 
-// Travels makes sure that outputs, or a piece of them, can be read where they
-// are sent: here somebody can still answer.
+// Travels checks that receivers can read the outputs, or a chunk of them. The stage
+// can still report the error here; a receiver cannot.
 func Travels(parts []payload.Part) error {
 	if err := payload.Validate("outputs", parts); err != nil {
 		return badOutput("%s", fault.From(err).Message)
@@ -374,7 +375,7 @@ func checkOutput(axis runner.BatchAxis, want runner.PartSpec, parts []payload.Pa
 	case !ok:
 		return badOutput("output %q is missing", want.Name)
 	}
-	if err := checkGiven(want, got); err != nil {
+	if err := checkOutputPart(want, got); err != nil {
 		return err
 	}
 	if want.IsTensor() && axis == runner.BatchRows && got.Tensor.Rows() != int64(rows) {
@@ -383,8 +384,8 @@ func checkOutput(axis runner.BatchAxis, want runner.PartSpec, parts []payload.Pa
 	return nil
 }
 
-// checkGiven holds an output against its spec, but for the number of its rows.
-func checkGiven(want runner.PartSpec, got payload.Part) error {
+// checkOutputPart validates an output against its spec, except the number of its rows.
+func checkOutputPart(want runner.PartSpec, got payload.Part) error {
 	if err := checkKind(want, got); err != nil {
 		return err
 	}
@@ -394,7 +395,7 @@ func checkGiven(want runner.PartSpec, got payload.Part) error {
 	return nil
 }
 
-// checkKind holds against its spec what kind of thing an output is.
+// checkKind validates the kind and the datatype of an output.
 func checkKind(want runner.PartSpec, got payload.Part) error {
 	switch {
 	case want.IsTensor() != (got.Tensor != nil):
@@ -405,8 +406,8 @@ func checkKind(want runner.PartSpec, got payload.Part) error {
 	return nil
 }
 
-// lowered takes axis 0 of one row away.
-func lowered(parts []payload.Part) []payload.Part {
+// dropRowAxis removes axis 0 from tensors of one row.
+func dropRowAxis(parts []payload.Part) []payload.Part {
 	out := append([]payload.Part(nil), parts...)
 	for i, p := range out {
 		if p.Tensor == nil || len(p.Tensor.Shape) == 0 || p.Tensor.Shape[0] != 1 {

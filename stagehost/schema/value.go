@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// appendKey appends a key of a JSON value: two values that JSON Schema calls equal
-// have the same, and no others. Numbers are equal by what they are worth.
+// appendKey appends a key of a JSON value. Two values have the same key exactly if
+// JSON Schema calls them equal. Numbers are compared by value.
 func appendKey(dst []byte, v any) []byte {
 	dst = append(dst, keyKind(v))
 	switch v := v.(type) {
@@ -18,7 +18,7 @@ func appendKey(dst []byte, v any) []byte {
 	case string:
 		return appendText(dst, v)
 	case json.Number:
-		return appendWorth(dst, v.String())
+		return appendDecimal(dst, v.String())
 	case []any:
 		for _, one := range v {
 			dst = appendKey(dst, one)
@@ -33,13 +33,13 @@ func appendKey(dst []byte, v any) []byte {
 	return dst
 }
 
-// appendText appends text with its length before it, so that it has an end.
+// appendText appends text with its length before it, so that its end is unambiguous.
 func appendText(dst []byte, text string) []byte {
 	dst = strconv.AppendInt(dst, int64(len(text)), 10)
 	return append(append(dst, ':'), text...)
 }
 
-// keyKind is the first byte of a value's key. No key of another kind begins so.
+// keyKind returns the first byte of a value's key. Each kind has a byte of its own.
 func keyKind(v any) byte {
 	switch v.(type) {
 	case bool:
@@ -57,7 +57,7 @@ func keyKind(v any) byte {
 	}
 }
 
-// typeOf is the name of a value's type in JSON Schema; that of all numbers is number.
+// typeOf returns the name of a value's type in JSON Schema; every number is "number".
 func typeOf(v any) string {
 	switch v.(type) {
 	case bool:
@@ -75,9 +75,9 @@ func typeOf(v any) string {
 	}
 }
 
-// appendWorth appends a number so that 100, 1e2 and 100.0 are the same.
-func appendWorth(dst []byte, text string) []byte {
-	digits, exponent := worth(text)
+// appendDecimal appends a number in a normal form: 100, 1e2 and 100.0 are the same.
+func appendDecimal(dst []byte, text string) []byte {
+	digits, exponent := decimal(text)
 	if digits == "" {
 		return append(dst, "0;"...)
 	}
@@ -88,9 +88,9 @@ func appendWorth(dst []byte, text string) []byte {
 	return append(strconv.AppendInt(dst, int64(exponent), 10), ';')
 }
 
-// worth returns the digits of a JSON number without zeros at either end, and the
-// power of ten that they are to be multiplied by. Zero has no digits.
-func worth(text string) (digits string, exponent int) {
+// decimal returns the digits of a JSON number without zeros at either end, and the power
+// of ten to multiply them by. Zero has no digits.
+func decimal(text string) (digits string, exponent int) {
 	if at := strings.IndexAny(text, "eE"); at >= 0 {
 		exponent, _ = strconv.Atoi(text[at+1:]) // bounded by decode
 		text = text[:at]
@@ -102,11 +102,11 @@ func worth(text string) (digits string, exponent int) {
 }
 
 func isWhole(text string) bool {
-	digits, exponent := worth(text)
+	digits, exponent := decimal(text)
 	return digits == "" || exponent >= 0
 }
 
-// nesting is how deep a document nests; that of a scalar is zero.
+// nesting returns how deep a document nests; a scalar has depth zero.
 func nesting(v any) int {
 	deepest := 0
 	switch v := v.(type) {

@@ -13,20 +13,20 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
-// Bounds on what a caller is told of a document that breaks its schema.
+// Bounds on the report of a document that violates its schema.
 const (
 	maxViolations  = 5
 	maxDescription = 200
 	maxPlaces      = 16
-	// maxCompared bounds the violations that the first ones are picked from.
+	// maxCompared bounds the violations among which the first ones are picked.
 	maxCompared = 1000
 )
 
-// violated is a place of a document that breaks the schema.
+// violated is a place of a document that violates the schema.
 type violated = fault.Violation
 
-// violations returns the first places of a document that break a schema, at least
-// one, in the document's order as far as that has one. The path is the document's.
+// violations returns the first violations of a document, at least one, in the
+// document's order where it has an order. The path is that of the document.
 func violations(path string, doc any, invalid *jsonschema.ValidationError) []violated {
 	leaves := collect(nil, invalid)
 	slices.SortStableFunc(leaves, func(a, b *jsonschema.ValidationError) int {
@@ -45,8 +45,8 @@ func violations(path string, doc any, invalid *jsonschema.ValidationError) []vio
 	return out
 }
 
-// collect adds the errors that say something by themselves. Of alternatives none of
-// which fits, that is what none of them fits.
+// collect adds the errors that describe a violation themselves. If no alternative
+// matches, that error stands for the alternatives.
 func collect(to []*jsonschema.ValidationError, e *jsonschema.ValidationError) []*jsonschema.ValidationError {
 	if len(to) == maxCompared {
 		return to
@@ -74,8 +74,8 @@ func comparePlaces(a, b string) int {
 	return cmp.Compare(a, b)
 }
 
-// pathOf writes the place that the elements lead to. Only the document tells an
-// index from a key that is a number.
+// pathOf returns the path to a place. Only the document distinguishes an index from a
+// key that is a number.
 func pathOf(path string, doc any, location []string) string {
 	for i, element := range location {
 		if i == maxPlaces {
@@ -113,14 +113,14 @@ func describe(e *jsonschema.ValidationError) string {
 	case *kind.FalseSchema:
 		out = "is not allowed"
 	default:
-		out = plainly(e)
+		out = describePlain(e)
 	}
 	return clip(out)
 }
 
-// plainly is an error in the library's words. Of what it quotes of a document, what
-// would not print is escaped. What caused it is left out: it may be all of a document.
-func plainly(e *jsonschema.ValidationError) string {
+// describePlain describes an error in the library's words. It escapes unprintable text that
+// the error quotes. It leaves out the cause, which may contain all of a document.
+func describePlain(e *jsonschema.ValidationError) string {
 	alone := jsonschema.ValidationError{SchemaURL: e.SchemaURL, InstanceLocation: e.InstanceLocation, ErrorKind: kindOf(e)}
 	if out := alone.BasicOutput(); out.Error != nil {
 		return printable(out.Error.String())
@@ -128,12 +128,12 @@ func plainly(e *jsonschema.ValidationError) string {
 	return fmt.Sprintf("breaks %s", strings.Join(alone.ErrorKind.KeywordPath(), "."))
 }
 
-// alternatives says what each form wants, as far as there is room.
+// alternatives describes the wanted alternatives, as far as space permits.
 func alternatives(e *jsonschema.ValidationError) string {
 	var out []string
 	for _, cause := range e.Causes[:min(len(e.Causes), maxViolations)] {
 		leaf := collect(nil, cause)[0]
-		what := plainly(leaf)
+		what := describePlain(leaf)
 		if below := leaf.InstanceLocation[min(len(e.InstanceLocation), len(leaf.InstanceLocation)):]; len(below) > 0 {
 			what = clip(strings.Join(below, ".")) + " " + what
 		}

@@ -10,19 +10,19 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
-// RequestID is the id in the answers and faults of this package.
+// RequestID is the id in this package's answers and faults.
 const RequestID = "0199aaaa-bbbb-7ccc-8ddd-eeeeffff0000"
 
-// Caller answers as it is told and remembers what it was asked. It is safe for
-// concurrent use.
+// Caller is a fake of the request path. It returns configured answers and records its
+// arguments. It is safe for concurrent use.
 type Caller struct {
-	// Answer is called by Infer, Stream and Result; nil is Echo.
+	// Answer implements Infer, Stream and Result; nil means Echo.
 	Answer func(ctx context.Context, r *call.Request) (*call.Response, error)
 	// Chunks are emitted by Stream before it answers.
 	Chunks []call.Chunk
 
-	// Err, if any, is what Result and Cancel fail with. Result otherwise answers
-	// as Infer does to a request for the pipeline "stored", and Cancel agrees.
+	// Err is the error of Result and Cancel, or nil. Without it Result answers as
+	// Infer does for the pipeline "stored", and Cancel succeeds.
 	Err error
 
 	mu        sync.Mutex
@@ -72,14 +72,14 @@ func (c *Caller) Cancel(_ context.Context, requestID string) error {
 	return c.Err
 }
 
-// LastResult returns what Result was asked last.
+// LastResult returns the arguments of the last call of Result.
 func (c *Caller) LastResult() (requestID string, wait time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.lastID, c.lastWait
 }
 
-// LastCancelled returns what Cancel was asked last.
+// LastCancelled returns the argument of the last call of Cancel.
 func (c *Caller) LastCancelled() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -96,7 +96,7 @@ func (c *Caller) Stream(ctx context.Context, r *call.Request, emit func(call.Chu
 	return c.Infer(ctx, r)
 }
 
-// Last returns the request that came last, or nil.
+// Last returns the last request, or nil.
 func (c *Caller) Last() *call.Request {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -132,7 +132,7 @@ func Failing(err error) *Caller {
 	return &Caller{Answer: func(context.Context, *call.Request) (*call.Response, error) { return nil, err }}
 }
 
-// Fault returns a fault of the reason with all that a fault can carry.
+// Fault returns a fault of the reason with every optional field set.
 func Fault(r fault.Reason) *fault.Fault {
 	return fault.Newf(r, "what went wrong: %s", r).
 		At("resnet", "classify", "host-1").

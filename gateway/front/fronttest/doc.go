@@ -1,5 +1,4 @@
-// Package fronttest is what the tests of the fronts share: a Caller that is
-// told what to answer, a fault that carries everything a fault can, and a
-// server on a real port with the protocols of the product. It is linked into
-// no program.
+// Package fronttest supports the tests of the fronts: a fake Caller with configured
+// answers, a fault with every field set, and a server on a real port with the
+// protocols of the product. No program links it.
 package fronttest

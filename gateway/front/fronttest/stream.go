@@ -12,8 +12,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
-// Words returns the chunks of an answer that is text, a word in each, in the
-// output "text".
+// Words returns the chunks of a text, with a word in each, in the output "text".
 func Words(words ...string) []call.Chunk {
 	out := make([]call.Chunk, len(words))
 	for i, word := range words {
@@ -25,18 +24,18 @@ func Words(words ...string) []call.Chunk {
 	return out
 }
 
-// Told is a Caller whose Stream does what a test tells it, step by step. It is
-// safe for concurrent use.
+// Told is a Caller whose Stream follows a test step by step. It is safe for concurrent
+// use.
 type Told struct {
 	Caller
 
-	// Emit gets the chunks; closed, the answer follows.
+	// Emit receives the chunks to emit. Stream answers when Emit closes.
 	Emit chan call.Chunk
-	// Ended gets why a stream ended before its answer.
+	// Ended receives the cause if a stream ends before its answer.
 	Ended chan error
 }
 
-// NewTold returns one that waits for its first chunk.
+// NewTold returns a Told that waits for its first chunk.
 func NewTold() *Told {
 	return &Told{Emit: make(chan call.Chunk), Ended: make(chan error, 1)}
 }
@@ -60,13 +59,13 @@ func (c *Told) Stream(ctx context.Context, r *call.Request, emit func(call.Chunk
 	}
 }
 
-// Event is a server-sent event as its reader has it.
+// Event is a server-sent event as its reader receives it.
 type Event struct {
-	// ID is the last that was said, so far.
+	// ID is the last id so far.
 	ID   uint64
 	Name string
 	Data string
-	// Pings is how many comments came before it.
+	// Pings is how many comments came before the event.
 	Pings int
 }
 
@@ -76,14 +75,14 @@ type Events struct {
 	id    uint64
 }
 
-// ReadEvents returns a reader of the events of an answer's body.
+// ReadEvents returns a reader of the events of a response body.
 func ReadEvents(from io.Reader) *Events {
 	lines := bufio.NewScanner(from)
 	lines.Buffer(nil, 64<<20)
 	return &Events{lines: lines}
 }
 
-// errTorn says that an answer ends within an event.
+// errTorn means that a body ends within an event.
 var errTorn = errors.New("the answer ends within an event")
 
 // Next returns the next event, or io.EOF after the last.
@@ -122,7 +121,7 @@ func (r *Events) Next() (Event, error) {
 	return out, io.EOF
 }
 
-// All returns the events up to the end of the answer.
+// All returns the events up to the end of the body.
 func (r *Events) All() ([]Event, error) {
 	var out []Event
 	for {

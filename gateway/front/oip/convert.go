@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	// timeoutParameter is how long a request may take, in microseconds.
+	// timeoutParameter is the time limit of a request, in microseconds.
 	timeoutParameter = "timeout"
 	// contentTypeParameter is the media type of a blob.
 	contentTypeParameter = "content_type"
@@ -47,8 +47,8 @@ func request(ctx context.Context, in *oipv2.ModelInferRequest, model Model, memo
 	return out, err
 }
 
-// takeTimeout removes the protocol's own parameters, which no runner gets, and returns the
-// request's timeout.
+// takeTimeout removes the protocol's own parameters, which no runner receives, and
+// returns the request's timeout.
 func takeTimeout(ctx context.Context, p payload.Parameters) (time.Duration, error) {
 	out, err := timeout(ctx, p)
 	if err != nil {
@@ -66,8 +66,8 @@ func takeTimeout(ctx context.Context, p payload.Parameters) (time.Duration, erro
 	return out, nil
 }
 
-// timeout returns the earlier of the parameter and the time that the call's own deadline
-// leaves; 0 where there is neither.
+// timeout returns the earlier of the parameter and the call's own deadline, or 0 if
+// there is neither.
 func timeout(ctx context.Context, p payload.Parameters) (time.Duration, error) {
 	var out time.Duration
 	if requested, ok := p[timeoutParameter]; ok {
@@ -108,7 +108,7 @@ func inputs(in *oipv2.ModelInferRequest, model Model, memory *transport.Reservat
 	return out, payload.Validate("inputs", out)
 }
 
-// fieldOf is an input's place in messages: its name, where it has one.
+// fieldOf is an input's place in messages: by its name if it has one.
 func fieldOf(i int, t *input) string {
 	if payload.ValidName(t.GetName()) == nil && t.GetName() != "" {
 		return "inputs." + t.GetName()
@@ -143,8 +143,8 @@ func inputPart(t *input, raw [][]byte, i int, memory *transport.Reservation) (pa
 	return out, err
 }
 
-// blobIfTaken makes a blob of a BYTES tensor of one element where the model takes a blob,
-// or where the tensor has a media type.
+// blobIfTaken converts a BYTES tensor of one element to a blob if the model takes a
+// blob, or if the tensor has a media type.
 func blobIfTaken(p payload.Part, takes []*stagev1.PartSpec) (payload.Part, error) {
 	mediaType, hasType := p.Parameters[contentTypeParameter]
 	if p.Tensor.Datatype != tensor.Bytes || !hasType && !takesBlob(p.Name, takes) {
@@ -269,7 +269,7 @@ func decodeContents(d tensor.Datatype, shape []int64, c *oipv2.InferTensorConten
 	return out, err
 }
 
-// checkCount checks that there are as many elements as the shape takes.
+// checkCount checks that the number of elements matches the shape.
 func checkCount(have int, n int64, d tensor.Datatype) error {
 	if int64(have) != n {
 		return fmt.Errorf("it has %d elements of contents for %s, and its shape has %d", have, d, n)
@@ -277,7 +277,8 @@ func checkCount(have int, n int64, d tensor.Datatype) error {
 	return nil
 }
 
-// bytesSize returns how many bytes the elements of BYTES take, each behind its length.
+// bytesSize returns how many bytes the elements of BYTES take, with a length before
+// each.
 func bytesSize(elements [][]byte) int64 {
 	const lengthSize = 4
 	size := int64(0)

@@ -22,8 +22,8 @@ import (
 const (
 	idKey         = "id"
 	parametersKey = "parameters"
-	// textKey is the model's only text input, whatever that is called, and
-	// unnamedKey the output that has no name.
+	// textKey is the model's only text input, whatever its name is. unnamedKey is the
+	// output without a name.
 	textKey    = "text_input"
 	unnamedKey = "text_output"
 
@@ -146,7 +146,7 @@ func (g *generation) text(f oipjson.Field) error {
 	return g.input(f, only)
 }
 
-// inputNames lists what the model takes, for messages.
+// inputNames lists the model's inputs, for messages.
 func (g *generation) inputNames() string {
 	if len(g.takes) == 0 {
 		return "the model's inputs are not known, so send " + textKey + ", or use infer"
@@ -170,8 +170,8 @@ func (g *generation) input(f oipjson.Field, spec *stagev1.PartSpec) error {
 	return nil
 }
 
-// partOf returns a value as what the model takes: a tensor of one element or one
-// axis, or a blob of text or JSON.
+// partOf converts a value to the model's input: a tensor of one element or one axis,
+// or a blob of text or JSON.
 func partOf(f oipjson.Field, spec *stagev1.PartSpec, memory *transport.Reservation) (payload.Part, error) {
 	if t := spec.GetTensor(); t != nil {
 		out, err := f.Tensor(tensor.Datatype(t.GetDatatype()), len(t.GetShape()), memory)
@@ -205,8 +205,8 @@ func isText(contentType string) bool {
 	return strings.HasPrefix(payload.BareType(contentType), "text/")
 }
 
-// pick returns the first of the media types that is one of the wanted, or else the
-// usual one where a pattern takes it. An empty list takes any.
+// pick returns the first of the wanted media types. Otherwise it returns the usual one
+// if a pattern matches it. An empty list matches any.
 func pick(types []string, wanted func(contentType string) bool, usual string) (string, bool) {
 	takesUsual := len(types) == 0
 	for _, t := range types {
@@ -308,8 +308,8 @@ func (h *rest) readGeneration(w http.ResponseWriter, r *http.Request, name strin
 	return out, nil
 }
 
-// object returns a response, or a chunk of one: the model, and the outputs by their names. An
-// output wins over a member of the same name.
+// object returns a response, or a chunk of one: the model, and the outputs by their
+// names. An output replaces a member of the same name.
 func (g *generation) object(outputs []payload.Part) (dst []byte, err error) {
 	dst = make([]byte, 0, 256+2*payload.Size(outputs))
 	for _, head := range [][2]string{{"model_name", g.request.Pipeline}, {"model_version", onlyVersion}, {idKey, g.id}} {
@@ -338,8 +338,8 @@ func appendKey(dst []byte, key string) []byte {
 	return append(oipjson.AppendString(append(dst, opening), key), ':')
 }
 
-// appendValue appends an output: a tensor's elements, JSON as it is, and other text as a
-// string.
+// appendValue appends an output: a tensor's elements, JSON unchanged, and other text
+// as a string.
 func appendValue(dst []byte, p payload.Part) ([]byte, error) {
 	if p.Tensor != nil {
 		return oipjson.AppendValue(dst, p)

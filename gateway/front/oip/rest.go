@@ -14,7 +14,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
-// Root is the path of the REST form, and what all its paths begin with.
+// Root is the path of the REST form. All its paths begin with it.
 const Root = "/v2"
 
 // rest serves the protocol's REST form.
@@ -214,8 +214,8 @@ func (h *rest) infer(w http.ResponseWriter, r *http.Request, name string) error 
 	return nil
 }
 
-// readRequest reads the body: the request, and the format of the response. Tensors in JSON are
-// decoded into reserved memory.
+// readRequest reads the body: the request, and the format of the response. It decodes
+// tensors in JSON into reserved memory.
 func (h *rest) readRequest(w http.ResponseWriter, r *http.Request, name string, model Model, memory *transport.Reservation) (*call.Request, format, error) {
 	data, err := h.readBody(w, r)
 	if err != nil {
@@ -276,7 +276,7 @@ func split(data []byte, length string) (text, binary []byte, err error) {
 	return data[:n], data[n:], nil
 }
 
-// takeBinary gives inputs without data their bytes, which are shared.
+// takeBinary gives inputs without data their bytes, which they share with the body.
 func takeBinary(in *oipjson.Request, binary []byte) error {
 	for i := range in.Inputs {
 		input := &in.Inputs[i]
@@ -301,10 +301,10 @@ func takeBinary(in *oipjson.Request, binary []byte) error {
 	return nil
 }
 
-// wish is how a caller wants its answer.
+// format is the encoding of a response that its caller requests.
 type format struct {
 	id string
-	// all is true where outputs that byName does not have are binary.
+	// all is true if outputs that byName does not have are binary.
 	all    bool
 	byName map[string]bool
 }

@@ -19,7 +19,7 @@ const (
 	// ServiceName is the protocol's service.
 	ServiceName = "inference.GRPCInferenceService"
 
-	// onlyVersion is the version that every model has.
+	// onlyVersion is the version of every model.
 	onlyVersion = "1"
 	serverName  = "stagemesh"
 	platform    = "stagemesh_pipeline"
@@ -33,13 +33,13 @@ const (
 type Models interface {
 	// Ready returns nil when the gateway, named "", or a model can be used.
 	Ready(ctx context.Context, name string) error
-	// Model returns what is known of a model, or UNKNOWN_PIPELINE.
+	// Model returns the model's known inputs and outputs, or UNKNOWN_PIPELINE.
 	Model(name string) (Model, error)
 	// Version is that of the server.
 	Version() string
 }
 
-// Model is what a pipeline takes and returns; what is not known is empty.
+// Model has a pipeline's inputs and outputs; unknown ones are empty.
 type Model struct {
 	Inputs, Outputs []*stagev1.PartSpec
 }
@@ -174,8 +174,8 @@ const (
 	finalParameter = "triton_final_response"
 )
 
-// modelStreamInfer answers one request of a stream. A failed request is a response; an error
-// means that nobody takes the response.
+// modelStreamInfer answers one request of a stream. A failed request is a response. An
+// error means that the response cannot be sent.
 func (s *service) modelStreamInfer(ctx context.Context, c *transport.Call, in *oipv2.ModelInferRequest, send func(*oipv2.ModelStreamInferResponse) error) error {
 	out := &stream{request: in, send: send}
 	memory := transport.NewReservation(ctx, s.maxPayload)
@@ -194,8 +194,8 @@ func (s *service) modelStreamInfer(ctx context.Context, c *transport.Call, in *o
 	return out.sendFinal(final)
 }
 
-// cancelCause returns why the stream broke where that cancelled the request, and err
-// otherwise.
+// cancelCause returns the cause of the stream's failure if that cancelled the request,
+// and err otherwise.
 func cancelCause(ctx context.Context, err error) error {
 	cause, ok := errors.AsType[*fault.Fault](context.Cause(ctx))
 	if ok && fault.From(err).Reason == fault.Cancelled {
@@ -208,7 +208,7 @@ func cancelCause(ctx context.Context, err error) error {
 type stream struct {
 	request *oipv2.ModelInferRequest
 	send    func(*oipv2.ModelStreamInferResponse) error
-	// hasChunks is true once a chunk was sent, and err why one could not be sent.
+	// hasChunks is true once a chunk was sent, and err is the error of a failed send.
 	hasChunks bool
 	err       error
 }
@@ -236,7 +236,7 @@ func (s *stream) sendResponse(r *oipv2.ModelInferResponse, final bool) error {
 	return s.send(&oipv2.ModelStreamInferResponse{InferResponse: r})
 }
 
-// sendFailure sends why a request failed, with the request's own ID.
+// sendFailure sends the error of a failed request, with the request's own ID.
 func (s *stream) sendFailure(err error) error {
 	return s.send(&oipv2.ModelStreamInferResponse{
 		ErrorMessage:  strings.ToValidUTF8(errorText(err), "\uFFFD"),
@@ -248,7 +248,7 @@ func finalParameters(final bool) map[string]*oipv2.InferParameter {
 	return map[string]*oipv2.InferParameter{finalParameter: {ParameterChoice: &oipv2.InferParameter_BoolParam{BoolParam: final}}}
 }
 
-// errorText is a fault where the protocol has text only.
+// errorText formats a fault for a protocol that has text only.
 func errorText(err error) string {
 	f := fault.From(err)
 	return string(f.Reason) + ": " + f.Message

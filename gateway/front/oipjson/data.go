@@ -12,13 +12,13 @@ import (
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
 
-// elements takes the array of a tensor's data, flat or nested as its shape is,
-// and returns its raw bytes, never nil. It reserves them before it allocates.
+// elements reads the array of a tensor's data, flat or nested as its shape, and
+// returns its raw bytes, never nil. It reserves them before it allocates.
 func elements(from values, path string, t tensor.Tensor, memory *transport.Reservation) ([]byte, error) {
 	return data(from, path, t, memory, (*walk).run)
 }
 
-// one takes the only element of a tensor, which stands alone.
+// one reads the only element of a scalar tensor.
 func one(from values, path string, t tensor.Tensor, memory *transport.Reservation) ([]byte, error) {
 	return data(from, path, t, memory, func(w *walk) error { return w.element(0) })
 }
@@ -55,14 +55,14 @@ type walk struct {
 	take  element
 	shape []int64
 	path  string
-	// raw is nil in a pass that only measures texts, which adds up their size.
+	// raw is nil in a pass that only measures texts, to add up their size.
 	raw  []byte
 	size int64
-	// put is piece, once there is a text.
+	// put is the method piece, set with the first text.
 	put func([]byte)
-	// length stands for one that is not known yet.
+	// length is the placeholder for a length that is not known yet.
 	length [lengthSize]byte
-	// count is how many elements of the total were taken.
+	// count is how many elements of the total have been read.
 	count, total int64
 }
 
@@ -105,10 +105,10 @@ func (w *walk) element(int) (err error) {
 	return nil
 }
 
-// lengthSize is what stands before each element of BYTES.
+// lengthSize is the size of the length before each element of BYTES.
 const lengthSize = 4
 
-// text takes an element of BYTES.
+// text reads an element of BYTES.
 func (w *walk) text() error {
 	if w.put == nil {
 		w.put = w.piece
@@ -122,7 +122,7 @@ func (w *walk) text() error {
 	return err
 }
 
-// piece takes a piece of a text, or measures it.
+// piece appends a piece of a text, or measures it.
 func (w *walk) piece(data []byte) {
 	if w.raw == nil {
 		w.size += int64(len(data))
@@ -131,7 +131,7 @@ func (w *walk) piece(data []byte) {
 	w.raw = append(w.raw, data...)
 }
 
-// nested takes the array of one axis; each axis must have the length of the shape.
+// nested reads the array of one axis. Each axis must have the length of the shape.
 func (w *walk) nested(axis int) error {
 	if !w.opens() {
 		return wrong(w.path, "is neither flat nor nested as shape %v is", w.shape)
@@ -171,20 +171,21 @@ func (w *walk) fault(err error) error {
 
 func (w *walk) at() string { return w.path + "[" + strconv.FormatInt(w.count, 10) + "]" }
 
-// values is where a walk reads the data of a tensor.
+// values is the source of a walk: the data of a tensor.
 type values interface {
-	// most is at least as many as there can be elements.
+	// most is an upper bound on the number of elements.
 	most() int64
-	// opens reports whether a list is next, and nests whether another begins it.
+	// opens reports whether a list is next, and nests whether another list begins it.
 	opens() bool
 	nests() bool
-	// array takes the list, and calls element for each of its elements, which takes it.
+	// array reads the list, and calls element for each of its elements. element reads
+	// it.
 	array(element func(i int) error) error
-	// scalar takes what is next as one element.
+	// scalar reads the next value as one element.
 	scalar(dst []byte, take element) ([]byte, error)
-	// pieces takes a string, and hands over its value piece by piece.
+	// pieces reads a string, and passes its value on piece by piece.
 	pieces(piece func([]byte)) error
-	// again returns the same values, to be read a second time.
+	// again returns the same values for a second pass.
 	again() values
 	// unsupported returns the fault of a datatype that no list can represent.
 	unsupported(path, datatype string) error
@@ -219,8 +220,8 @@ func (s *scanner) again() values {
 	return &out
 }
 
-// packed is data in MessagePack: what is next is the whole of value. Its numbers are
-// converted to JSON first, so that both forms follow the same rules.
+// packed is data in MessagePack; value is all of the next value. It converts numbers
+// to JSON first, so that both forms follow the same rules.
 type packed struct {
 	value   []byte
 	scratch []byte
@@ -283,11 +284,11 @@ func (p *packed) again() values { return &packed{value: p.value} }
 
 func noText() error { return unfit("is no BYTES: use a string") }
 
-// element takes one element of data and appends its little-endian bytes.
+// element reads one element of data and appends its little-endian bytes.
 type element func(dst []byte, s *scanner) ([]byte, error)
 
-// elementError is why a value does not fit the tensor. Text that is no JSON at
-// all stays a syntaxError.
+// elementError means that a value does not fit the tensor. Text that is not JSON stays
+// a syntaxError.
 type elementError struct{ what string }
 
 func (e *elementError) Error() string { return e.what }
@@ -389,8 +390,8 @@ func double(dst []byte, s *scanner) ([]byte, error) {
 	return binary.LittleEndian.AppendUint64(dst, math.Float64bits(f)), nil
 }
 
-// numberFor takes a number; a value of another kind is the element's fault,
-// not the syntax's.
+// numberFor reads a number. A value of another kind is an elementError and not a
+// syntaxError.
 func numberFor(s *scanner, d tensor.Datatype) ([]byte, error) {
 	switch c := s.next(); {
 	case c == '-', digit(c):

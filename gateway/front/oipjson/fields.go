@@ -9,17 +9,17 @@ import (
 // maxFields bounds the members of a flat object: inputs, parameters and an id.
 const maxFields = payload.MaxParts + payload.MaxParameters + 1
 
-// Field is a member of a flat object, as the generate extension has them: its value
-// is what the model makes of it.
+// Field is a member of a flat object of the generate extension. The model's inputs
+// decide how its value is converted.
 type Field struct {
 	Name string
-	// JSON is the value as it stands.
+	// JSON is the value's text, unchanged.
 	JSON []byte
-	// depth is that of the value in its body.
+	// depth is the nesting depth of the value in its body.
 	depth int
 }
 
-// DecodeFields reads an object, of which each member comes once.
+// DecodeFields reads an object. Each member may come once.
 func DecodeFields(text []byte) ([]Field, error) {
 	s := &scanner{data: text}
 	var out []Field
@@ -51,7 +51,7 @@ func DecodeFields(text []byte) ([]Field, error) {
 
 func (f Field) scanner() *scanner { return &scanner{data: f.JSON, depth: f.depth} }
 
-// Text returns the value where it is a string.
+// Text returns the value if it is a string.
 func (f Field) Text() (string, bool) {
 	s := f.scanner()
 	if s.next() != '"' {
@@ -61,7 +61,7 @@ func (f Field) Text() (string, bool) {
 	return out, err == nil
 }
 
-// Bytes returns the value where it is a string, made in the memory.
+// Bytes returns the value if it is a string. It allocates from the memory.
 func (f Field) Bytes(memory *transport.Reservation) (out []byte, ok bool, err error) {
 	if f.scanner().next() != '"' {
 		return nil, false, nil
@@ -90,14 +90,14 @@ func (f Field) Scalar() bool {
 // Null reports whether the value is null.
 func (f Field) Null() bool { return f.scanner().next() == 'n' }
 
-// Parameter returns the value of a scalar as a parameter's.
+// Parameter returns a scalar value as the value of a parameter.
 func (f Field) Parameter() (payload.Value, error) {
 	d := decoder{scanner: *f.scanner()}
 	out, err := d.parameter(clip(f.Name))
 	return out, classified(err)
 }
 
-// Parameters returns the value as parameters, which is an object of scalars.
+// Parameters returns the value, an object of scalars, as parameters.
 func (f Field) Parameters() (payload.Parameters, error) {
 	d := decoder{scanner: *f.scanner()}
 	out, err := d.parameters(clip(f.Name))
@@ -105,8 +105,8 @@ func (f Field) Parameters() (payload.Parameters, error) {
 }
 
 // Tensor returns the value as a tensor of the datatype: a scalar as one element, a
-// list as one axis. The shape is of that rank at least, led by axes of one. It is made
-// in the memory.
+// list as one axis. The shape has at least that rank, with leading axes of one. Tensor
+// allocates from the memory.
 func (f Field) Tensor(d tensor.Datatype, rank int, memory *transport.Reservation) (tensor.Tensor, error) {
 	path, s := clip(f.Name), f.scanner()
 	n, take := int64(1), one
@@ -128,7 +128,7 @@ func (f Field) Tensor(d tensor.Datatype, rank int, memory *transport.Reservation
 	return out, nil
 }
 
-// leading returns a shape whose last axis has n elements, and all before it one.
+// leading returns a shape whose last axis has n elements. All axes before it are one.
 func leading(rank int, n int64) []int64 {
 	out := make([]int64, min(max(rank, 1), tensor.MaxRank))
 	for i := range out {
@@ -145,8 +145,8 @@ func classified(err error) error {
 	return classify(err)
 }
 
-// AppendValue appends a tensor's data as such: one element as a scalar, more as a
-// list, in row-major order.
+// AppendValue appends a tensor's data without the tensor's fields: one element as a
+// scalar, more as a list, in row-major order.
 func AppendValue(dst []byte, p payload.Part) ([]byte, error) {
 	path := "outputs." + p.Name
 	if err := p.Tensor.Validate(); err != nil {

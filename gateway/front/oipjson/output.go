@@ -50,7 +50,7 @@ func AppendString(dst []byte, s string) []byte {
 	return append(dst, '"')
 }
 
-// plain reports whether s is ASCII that stands for itself in a JSON string.
+// plain reports whether s is ASCII that needs no escape in a JSON string.
 func plain(s string) bool {
 	for i := range len(s) {
 		if c := s[i]; c < ' ' || c == '"' || c == '\\' || c >= utf8.RuneSelf {
@@ -60,7 +60,7 @@ func plain(s string) bool {
 	return true
 }
 
-// AppendParameters appends parameters as an object. The path is for messages.
+// AppendParameters appends parameters as an object. Messages begin with the path.
 func AppendParameters(dst []byte, path string, p payload.Parameters) ([]byte, error) {
 	values := make(map[string]any, len(p))
 	for name, value := range p {

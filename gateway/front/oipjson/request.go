@@ -16,7 +16,7 @@ import (
 
 // Request is the body of an inference call.
 type Request struct {
-	// ID is the caller's own name for the call, to be echoed.
+	// ID is the caller's own id of the call, to be echoed.
 	ID         string
 	Parameters payload.Parameters
 	Inputs     []Input
@@ -26,8 +26,8 @@ type Request struct {
 // Input is one input tensor.
 type Input struct {
 	Name string
-	// Tensor's Raw is nil where the body has no data for it. The protocol's
-	// binary extension puts them behind the JSON.
+	// Tensor.Raw is nil if the JSON has no data for it. The protocol's binary
+	// extension sends the data behind the JSON.
 	Tensor     tensor.Tensor
 	Parameters payload.Parameters
 }
@@ -38,7 +38,7 @@ type Output struct {
 	Parameters payload.Parameters
 }
 
-// Parts returns the inputs as parts. An input without data is at fault.
+// Parts returns the inputs as parts. An input without data is an error.
 func (r *Request) Parts() ([]payload.Part, error) {
 	out := make([]payload.Part, len(r.Inputs))
 	for i, in := range r.Inputs {
@@ -51,8 +51,8 @@ func (r *Request) Parts() ([]payload.Part, error) {
 	return out, nil
 }
 
-// Unpack gives an input the data that came for it as a list in MessagePack: flat, or
-// nested as its shape is. It is made in the memory.
+// Unpack sets the data of an input from a list in MessagePack: flat, or nested as its
+// shape. It allocates from the memory.
 func (r *Request) Unpack(i int, list []byte, memory *transport.Reservation) (err error) {
 	in := &r.Inputs[i]
 	in.Tensor.Raw, err = elements(&packed{value: list}, InputPath(i, in.Name)+".data", in.Tensor, memory)
@@ -68,9 +68,9 @@ func (r *Request) OutputNames() []string {
 	return out
 }
 
-// Detect reports whether the text of a body is a request of the Open Inference Protocol:
-// an object whose member inputs is an array whose first element is an object
-// with a member datatype. It looks no further than that member.
+// Detect reports whether the text of a body is a request of the Open Inference
+// Protocol: an object whose member inputs is an array whose first element is an object
+// with a member datatype. It reads no further than that member.
 func Detect(text []byte) bool {
 	s := &scanner{data: text}
 	found := false
@@ -98,14 +98,14 @@ func stopIf(enough bool, s *scanner) error {
 	return s.skip()
 }
 
-// Decode reads a request. Its tensors are made in the memory, and share nothing with the
-// text.
+// Decode reads a request. Its tensors are allocated from the memory, and share no
+// bytes with the text.
 func Decode(text []byte, memory *transport.Reservation) (*Request, error) {
 	return decode(scanner{data: text}, memory)
 }
 
-// DecodeUnpacked is Decode of a request that came as MessagePack. Its messages suggest to send
-// unsupported data as bytes.
+// DecodeUnpacked decodes a request that was converted from MessagePack. Its messages
+// suggest sending unsupported data as bytes.
 func DecodeUnpacked(text []byte, memory *transport.Reservation) (*Request, error) {
 	return decode(scanner{data: text, packed: true}, memory)
 }
@@ -186,7 +186,7 @@ func (d *decoder) output(i int) error {
 	return err
 }
 
-// name takes a string that names something.
+// name reads a string that is a name.
 func (d *decoder) name(path string) (string, error) {
 	if d.next() != '"' {
 		return "", wrong(path, "is no string")
@@ -250,11 +250,11 @@ func numeric(path, text string) (payload.Value, error) {
 	return payload.Double(f), nil
 }
 
-// keys are the members of an object that came so far.
+// keys are the members of an object so far.
 type keys []string
 
-// add refuses a known member that comes twice; which one would count is a
-// guess that two readers may make differently. The path is that of the member.
+// add rejects a known member that comes twice, because two readers may disagree about
+// which one counts. The path is that of the member.
 func (k *keys) add(key string, path func() string) error {
 	switch key {
 	case "id", "parameters", "inputs", "outputs", "name", "datatype", "shape", "data":
@@ -268,8 +268,8 @@ func (k *keys) add(key string, path func() string) error {
 	return nil
 }
 
-// input takes one element of inputs. It first finds the members, which come in any order, and
-// then decodes them: the name first, so that every message has it.
+// input reads one element of inputs. It first finds the members, which come in any
+// order. Then it decodes them, the name first, so that every message has the name.
 func (d *decoder) input(i int) error {
 	if i == payload.MaxParts {
 		return wrong("inputs", "at most %d are taken", payload.MaxParts)
@@ -344,7 +344,7 @@ func (d *inputDecoder) decode(i int, twice string) (err error) {
 	return err
 }
 
-// at returns a decoder of the value there.
+// at returns a decoder of the value at the scanner.
 func (d *inputDecoder) at(s scanner) *decoder { return &decoder{scanner: s} }
 
 func (d *inputDecoder) datatype() error {
@@ -399,7 +399,7 @@ func wrong(path, format string, args ...any) *fault.Fault {
 	return fault.Newf(fault.InvalidInput, "%s: %s", path, what).WithViolation(path, "%s", what)
 }
 
-// classify returns err as a fault: text that is no JSON is the request's own.
+// classify returns err as a fault. Text that is not JSON is an INVALID_REQUEST.
 func classify(err error) error {
 	if f, ok := errors.AsType[*fault.Fault](err); ok {
 		return f
@@ -407,8 +407,8 @@ func classify(err error) error {
 	return fault.Newf(fault.InvalidRequest, "the body is no valid JSON of an inference request: %w", err)
 }
 
-// classify names the form that the request came in. Only the caller of JSON can find
-// an offset.
+// classify names the form in which the request came. An offset helps only a caller
+// that sent JSON.
 func (s *scanner) classify(err error) error {
 	if _, ok := errors.AsType[*fault.Fault](err); !ok && s.packed {
 		return fault.New(fault.InvalidRequest, "the body is no inference request: a number, a string or a list is not where the protocol has one")
@@ -428,8 +428,8 @@ func noList(path, datatype string) error {
 	return wrong(path, "%s cannot be said in a list; send data as bytes (bin)", datatype)
 }
 
-// InputPath names an input in messages as everywhere else in the mesh: by name
-// where it has one.
+// InputPath names an input in messages as everywhere else in the mesh: by its name if
+// it has one.
 func InputPath(i int, name string) string {
 	if name == "" {
 		return "inputs[" + strconv.Itoa(i) + "]"
@@ -437,7 +437,7 @@ func InputPath(i int, name string) string {
 	return "inputs." + name
 }
 
-// clip shortens what a caller sent to what fits a message.
+// clip shortens a caller's text to fit a message.
 func clip(s string) string {
 	const most = 40
 	if len(s) > most {

@@ -12,17 +12,17 @@ import (
 // tensor.MaxRank axes, three levels down.
 const MaxDepth = 64
 
-// scanner walks through JSON text, strictly by RFC 8259, without building
-// values: a million numbers must not become a million interfaces.
+// scanner reads JSON text, strictly by RFC 8259, without building values: a million
+// numbers must not become a million interfaces.
 type scanner struct {
 	data  []byte
 	at    int
 	depth int
-	// packed is whether the text was MessagePack, for messages.
+	// packed is true if the text was converted from MessagePack, for messages.
 	packed bool
 }
 
-// syntaxError is text that is no JSON, or not the JSON due here.
+// syntaxError means that text is not JSON, or not the expected JSON.
 type syntaxError struct {
 	at   int
 	what string
@@ -32,8 +32,7 @@ func (e *syntaxError) Error() string { return fmt.Sprintf("%s at byte %d", e.wha
 
 func (s *scanner) fail(what string) error { return &syntaxError{at: s.at, what: what} }
 
-// next returns the first byte of what comes after white space, without taking
-// it; 0 at the end.
+// next returns the first byte after white space, without reading it; 0 at the end.
 func (s *scanner) next() byte {
 	for s.at < len(s.data) {
 		switch c := s.data[s.at]; c {
@@ -69,7 +68,7 @@ func (s *scanner) enter(c byte) error {
 	return s.take(c)
 }
 
-// more takes what stands after an element: a comma, or the closing byte.
+// more reads the byte after an element: a comma, or the closing byte.
 func (s *scanner) more(closing byte) (bool, error) {
 	switch s.next() {
 	case ',':
@@ -83,8 +82,8 @@ func (s *scanner) more(closing byte) (bool, error) {
 	return false, s.fail("no , or " + string(closing))
 }
 
-// object calls member for each of an object's members, with the scanner at the
-// value. The member takes the value.
+// object calls member for each of an object's members, with the scanner at the value.
+// member reads the value.
 func (s *scanner) object(member func(key string) error) error {
 	if err := s.enter('{'); err != nil {
 		return err
@@ -111,8 +110,8 @@ func (s *scanner) object(member func(key string) error) error {
 	return nil
 }
 
-// array calls element for each of an array's elements, with the scanner at it.
-// The element takes it.
+// array calls element for each of an array's elements, with the scanner at the
+// element. element reads it.
 func (s *scanner) array(element func(i int) error) error {
 	if err := s.enter('['); err != nil {
 		return err
@@ -133,7 +132,7 @@ func (s *scanner) array(element func(i int) error) error {
 	return nil
 }
 
-// skip takes a value of any kind.
+// skip reads a value of any kind.
 func (s *scanner) skip() error {
 	var err error
 	switch c := s.next(); c {
@@ -155,8 +154,8 @@ func (s *scanner) skip() error {
 	return err
 }
 
-// skipUnchecked takes an array or object without a check of what is in it: whoever decodes it
-// checks that. It only pairs brackets outside of strings.
+// skipUnchecked skips an array or object and only pairs the brackets outside of
+// strings. The decoder of the value checks the rest.
 func (s *scanner) skipUnchecked() error {
 	if c := s.next(); c != '[' && c != '{' {
 		return s.skip()
@@ -190,7 +189,7 @@ func (s *scanner) word(w string) error {
 	return nil
 }
 
-// number takes a number and returns its text.
+// number reads a number and returns its text.
 func (s *scanner) number() ([]byte, error) {
 	if c := s.next(); c != '-' && !digit(c) {
 		return nil, s.fail("no value")
@@ -222,7 +221,7 @@ func (s *scanner) optional(c byte) bool {
 	return false
 }
 
-// digits takes digits and reports whether there were any.
+// digits reads digits and reports whether there were any.
 func (s *scanner) digits() bool {
 	start := s.at
 	for s.at < len(s.data) && digit(s.data[s.at]) {
@@ -233,7 +232,7 @@ func (s *scanner) digits() bool {
 
 func digit(c byte) bool { return '0' <= c && c <= '9' }
 
-// quoted takes a string and returns it as it stands, quotes and all.
+// quoted reads a string and returns its text unchanged, including the quotes.
 func (s *scanner) quoted() (raw []byte, escaped bool, err error) {
 	if err := s.take('"'); err != nil {
 		return nil, false, err
@@ -254,14 +253,14 @@ func (s *scanner) quoted() (raw []byte, escaped bool, err error) {
 	return nil, false, s.fail("a string without end")
 }
 
-// text takes a string and returns its value.
+// text reads a string and returns its value.
 func (s *scanner) text() (string, error) {
 	var out strings.Builder
 	err := s.string(func(piece []byte) { out.Write(piece) })
 	return out.String(), err
 }
 
-// string takes a string and hands its value over piece by piece.
+// string reads a string and passes its value on piece by piece.
 func (s *scanner) string(piece func([]byte)) error {
 	raw, escaped, err := s.quoted()
 	if err != nil {
@@ -281,8 +280,8 @@ func (s *scanner) string(piece func([]byte)) error {
 	return nil
 }
 
-// unescape hands over what stands between the quotes of a string, with its escapes
-// replaced, and reports whether they are such as JSON has.
+// unescape replaces the escapes of a string and passes the result on piece by piece.
+// It reports whether all escapes are valid JSON. raw is the text between the quotes.
 func unescape(raw []byte, piece func([]byte)) bool {
 	plain := 0
 	var r [utf8.UTFMax]byte
@@ -304,8 +303,8 @@ func unescape(raw []byte, piece func([]byte)) bool {
 	return true
 }
 
-// escape returns the character of the escape that raw begins with, and its length, 0
-// where it is none. Half a surrogate pair is U+FFFD.
+// escape returns the character of the escape that raw begins with, and its length, or
+// 0 if the escape is invalid. Half a surrogate pair is U+FFFD.
 func escape(raw []byte) (c rune, n int) {
 	if len(raw) < 2 {
 		return 0, 0

@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// asked is what of a request its answer depends on.
+// asked are the properties of a request on which its answer depends.
 type asked struct {
 	ID         string
 	Parameters struct {
@@ -28,7 +28,7 @@ type wanted struct {
 	}
 }
 
-// answered is an inference's answer.
+// answered is the answer of an inference.
 type answered struct {
 	ModelName string `json:"model_name"`
 	ID        string
@@ -44,8 +44,8 @@ type output struct {
 	Data []any
 }
 
-// fits checks what no schema says: that an answer is the request's, and that its
-// tensors hold together.
+// fits checks what the document's schemas cannot: that an answer matches its request,
+// and that its tensors are consistent.
 func fits(r *http.Request, body, head, behind []byte) error {
 	in, err := request(r.Header.Get(lengthHeader), body)
 	if err != nil {
@@ -72,7 +72,7 @@ func fits(r *http.Request, body, head, behind []byte) error {
 	return nil
 }
 
-// request reads the JSON of a request, before the bytes of which the header tells.
+// request reads the JSON of a request. The length header gives where its bytes begin.
 func request(length string, body []byte) (asked, error) {
 	var out asked
 	if length != "" {
@@ -85,8 +85,8 @@ func request(length string, body []byte) (asked, error) {
 	return out, json.Unmarshal(body, &out)
 }
 
-// requested checks that the outputs are those that were asked for, each in the way that
-// it was.
+// requested checks that the outputs are the requested ones, each in the requested
+// form.
 func requested(in asked, outputs []output) error {
 	for _, o := range outputs {
 		asBytes := in.Parameters.All
@@ -107,8 +107,8 @@ func requested(in asked, outputs []output) error {
 	return nil
 }
 
-// take checks that there is an element for each place of the shape, in the JSON or at
-// the beginning of the bytes, and returns the bytes after it.
+// take checks that the number of elements matches the shape, in the JSON or at the
+// beginning of the bytes. It returns the bytes after them.
 func (o output) take(behind []byte) (rest []byte, err error) {
 	places := 1
 	for _, extent := range o.Shape {

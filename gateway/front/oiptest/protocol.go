@@ -27,7 +27,7 @@ const (
 	elsewhere    = "/elsewhere"
 )
 
-// Protocol is what answers are held against.
+// Protocol validates answers against the protocol's document.
 type Protocol struct{ validator validator.Validator }
 
 // New returns the protocol.
@@ -44,13 +44,14 @@ func New(t testing.TB) *Protocol {
 	return &Protocol{validator: v}
 }
 
-// Valid returns what is wrong with the protocol's own document.
+// Valid returns the error of the protocol's own document, or nil.
 func (p *Protocol) Valid() error {
 	_, failures := p.validator.ValidateDocument()
 	return joined(failures)
 }
 
-// Check returns what is wrong with an answer to a request, whose body was asked.
+// Check returns the error of an answer to a request, or nil; asked is the request's
+// body.
 func (p *Protocol) Check(r *http.Request, asked []byte, status int, h http.Header, answer []byte) error {
 	head, behind, err := split(h, answer)
 	if err == nil {
@@ -65,8 +66,8 @@ func (p *Protocol) Check(r *http.Request, asked []byte, status int, h http.Heade
 	return nil
 }
 
-// split returns the JSON of an answer and the bytes behind it, of which the media type
-// and the header have to tell.
+// split returns the JSON of an answer and the bytes behind it. The media type and the
+// length header have to announce the bytes.
 func split(h http.Header, answer []byte) (head, behind []byte, err error) {
 	length, mediaType := h.Get(lengthHeader), h.Get("Content-Type")
 	if length == "" && mediaType != octets {
@@ -79,8 +80,8 @@ func split(h http.Header, answer []byte) (head, behind []byte, err error) {
 	return answer[:n], answer[n:], nil
 }
 
-// document holds a status and its JSON against the document. What the protocol does not
-// know is an error as all are.
+// document validates a status and its JSON against the document. Unknown errors have
+// the schema of every error.
 func (p *Protocol) document(r *http.Request, status int, h http.Header, head []byte) error {
 	asked := r.Clone(r.Context())
 	asked.Body, asked.URL.Path = http.NoBody, strings.TrimSuffix(asked.URL.Path, "/")
@@ -105,7 +106,7 @@ func (p *Protocol) answer(asked *http.Request, status int, h http.Header, head [
 	return failures
 }
 
-// failure is what the validator finds.
+// failure is an error that the validator reports.
 type failure = findings.ValidationError
 
 func joined(failures []*failure) error {

@@ -17,7 +17,7 @@ func TestProtocolDocumentIsValid(t *testing.T) {
 	}
 }
 
-// answer is one that a test makes up.
+// answer is an answer that a test constructs.
 type answer struct {
 	path, asked    string
 	status         int

@@ -141,7 +141,7 @@ func stepwise(t *testing.T, h2c bool, s transport.Settings) (*fronttest.Told, *f
 	return caller, fronttest.ReadEvents(response.Body), cancel
 }
 
-func TestAChunkIsReadBeforeTheNextIsThere(t *testing.T) {
+func TestChunkArrivesBeforeNextIsEmitted(t *testing.T) {
 	t.Parallel()
 	overEach(t, func(t *testing.T, h2c bool) {
 		caller, events, _ := stepwise(t, h2c, transport.Settings{})
