@@ -31,7 +31,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/tlstest"
 )
 
-// over returns a client of HTTPS in one version of HTTP.
+// over returns an HTTPS client for one version of HTTP.
 func over(t *testing.T, roots *x509.CertPool, two bool) *http.Client {
 	t.Helper()
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, Protocols: new(http.Protocols)}
@@ -41,12 +41,12 @@ func over(t *testing.T, roots *x509.CertPool, two bool) *http.Client {
 	return &http.Client{Transport: transport}
 }
 
-// protocols are those that the public port speaks besides plain HTTP.
+// protocols are the RPC protocols of the public port.
 func protocols() map[string]connect.ClientOption {
 	return map[string]connect.ClientOption{"Connect": connect.WithClientOptions(), "gRPC": connect.WithGRPC(), "gRPC-Web": connect.WithGRPCWeb()}
 }
 
-// off calls a request off, with a token where there is one.
+// off cancels a request. The token may be empty.
 func off(t *testing.T, client *http.Client, url, token string, option connect.ClientOption) error {
 	t.Helper()
 	request := connect.NewRequest(&inferencev1.CancelRequest{RequestId: "01a1fc37-9c70-7089-b8a4-eabc34a6f203"})
@@ -88,7 +88,7 @@ func TestPublicPortRequiresTLSAndTokenOnEveryProtocol(t *testing.T) {
 	grpcOver(t, g, s)
 }
 
-// grpcOver holds the port to what grpc-go makes of it.
+// grpcOver checks the port with grpc-go.
 func grpcOver(t *testing.T, g *gateway.Gateway, s secrets) {
 	t.Helper()
 	conn, err := grpc.NewClient(g.Addr().String(), grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: s.roots})))
@@ -109,7 +109,7 @@ func grpcOver(t *testing.T, g *gateway.Gateway, s secrets) {
 	}
 }
 
-// fetch asks for a path and returns the status, the challenge and the body.
+// fetch requests a path and returns the status, the challenge and the body.
 func fetch(t *testing.T, client *http.Client, method, url, token string, edits ...func(*http.Request)) (status int, challenge, body string) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, url, http.NoBody)
@@ -159,7 +159,7 @@ func TestPlainHTTPNeedsTokenAndProbesDoNot(t *testing.T) {
 			t.Errorf("%s: %d %s", path, status, body)
 		}
 	}
-	// A browser asks without a token whether the page may call with one.
+	// Browsers send a preflight request without a token.
 	status, _, body := fetch(t, client, http.MethodOptions, g.URL()+request, "", func(r *http.Request) {
 		r.Header.Set("Origin", "https://app.example.com")
 		r.Header.Set("Access-Control-Request-Method", "DELETE")
@@ -170,7 +170,7 @@ func TestPlainHTTPNeedsTokenAndProbesDoNot(t *testing.T) {
 	}
 }
 
-// What there is is for those who have a token.
+// Callers without a token must not learn which pipelines exist.
 func TestProbesDoNotRevealPipelines(t *testing.T) {
 	t.Parallel()
 	s := newSecrets(t)
@@ -216,7 +216,7 @@ func TestTLSPortRejectsPlainConnections(t *testing.T) {
 	}
 }
 
-// Operators are told why, and callers what it means for them.
+// Operators see the cause, and callers see the fault.
 func TestGatewayReportsThatBrokerRejectsIt(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t, func(o *server.Options) { o.Authorization = "open-sesame" })

@@ -34,7 +34,7 @@ func newSecrets(t *testing.T) secrets {
 	return s
 }
 
-// list asks the port for letters.
+// list lists the dead letters of the port.
 func list(t *testing.T, url, token string, roots *x509.CertPool, options ...connect.ClientOption) error {
 	t.Helper()
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, Protocols: new(http.Protocols)}
@@ -82,7 +82,7 @@ func TestAdminPortRequiresTLSAndToken(t *testing.T) {
 	t.Parallel()
 	s := newSecrets(t)
 	g, _ := run(t, bustest.Start(t), func(settings *gateway.Settings) {
-		// Reached from anywhere, which needs the token.
+		// Other machines can reach it, so it needs the token.
 		settings.Admin = gateway.Admin{Listen: "0.0.0.0:0", Access: gateway.Access{TokenFile: s.token, CertFile: s.cert, KeyFile: s.key}}
 	})
 	if want := "https://" + g.AdminAddr().String(); g.AdminURL() != want {

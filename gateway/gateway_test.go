@@ -39,7 +39,8 @@ func settings(t *testing.T, broker string, edits ...func(*gateway.Settings)) gat
 	return s
 }
 
-// run runs a gateway on the broker, which stops with the test or before.
+// run runs a gateway on the broker. The gateway stops with the test, or when stop is
+// called.
 func run(t *testing.T, broker *bustest.Broker, edits ...func(*gateway.Settings)) (g *gateway.Gateway, stop func()) {
 	t.Helper()
 	g, err := gateway.New(settings(t, broker.URL(), edits...))
@@ -65,8 +66,7 @@ func run(t *testing.T, broker *bustest.Broker, edits ...func(*gateway.Settings))
 	return g, stop
 }
 
-// reasonOf sends a request and returns its status, and the reason where it
-// failed.
+// reasonOf sends a request and returns its status, and the reason of a failure.
 func reasonOf(t *testing.T, client *http.Client, method, url string) (status int, reason fault.Reason) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader("x"))
@@ -148,8 +148,7 @@ func TestStoppedGatewayReportsShutdown(t *testing.T) {
 	}
 }
 
-// Who sends to it by way of its readiness, or over a connection that is there,
-// needs a while to hear that it stops.
+// Load balancers and clients with an open connection need time to notice the shutdown.
 func TestGatewayServesDuringDrainDelay(t *testing.T) {
 	t.Parallel()
 	for _, http2 := range []bool{false, true} {
@@ -176,7 +175,7 @@ func TestGatewayServesDuringDrainDelay(t *testing.T) {
 			if reason := ask(); reason != fault.NoCapacity {
 				t.Errorf("a call meanwhile: %s", reason)
 			}
-			// It has no connection for long.
+			// It must not keep its connection for long.
 			bustest.Eventually(t, "another connection is made", func() bool { return ask() == fault.NoCapacity && connections.Load() > 1 })
 			bustest.Receive(t, "end", stopped)
 			if took := time.Since(begin); took < delay {
@@ -186,7 +185,7 @@ func TestGatewayServesDuringDrainDelay(t *testing.T) {
 	}
 }
 
-// counted returns a client whose connections are counted.
+// counted returns a client that counts its connections.
 func counted(t *testing.T, http2 bool, n *atomic.Int64) *http.Client {
 	transport := &http.Transport{DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
 		n.Add(1)
@@ -200,7 +199,7 @@ func counted(t *testing.T, http2 bool, n *atomic.Int64) *http.Client {
 	return &http.Client{Transport: transport}
 }
 
-// A small body may mean a lot.
+// A small compressed body may have many uncompressed bytes.
 func TestCompressedRequestsCountUncompressedBytes(t *testing.T) {
 	t.Parallel()
 	const payload = 1 << 20
@@ -209,7 +208,7 @@ func TestCompressedRequestsCountUncompressedBytes(t *testing.T) {
 	})
 	inputs := []payloads.Part{payloads.OfBlob("", "text/plain", make([]byte, payload))}
 	for range 3 {
-		// What is refused for another reason gives back what it took.
+		// A request that is rejected for another reason returns its bytes.
 		_, err := g.Service().Infer(t.Context(), &call.Request{Pipeline: "stage:nowhere", Inputs: inputs})
 		if f := fault.From(err); f.Reason != fault.NoCapacity {
 			t.Errorf("got %v", f)

@@ -74,7 +74,7 @@ func through(name pipeline.Name, stages ...pipeline.StageName) pipeline.Pipeline
 	return out
 }
 
-// routes are the pipelines that are served, in words.
+// routes formats the pipelines that are served.
 func routes(s *pipelines.Store) string {
 	var out []string
 	for _, e := range s.List() {
@@ -243,7 +243,7 @@ func TestChangedFileReplacesAppliedPipeline(t *testing.T) {
 	stop()
 	_, stop = gateway("p>c", "c") // the file has changed
 	stop()
-	// What was applied stays when a registry is filled again, whoever does that.
+	// Applied pipelines survive when any gateway fills a registry again.
 	s, stop = following(t, registry, through("p", "old"))
 	niu, leave := following(t, registry, through("p", "new"))
 	apply(t, niu, through("p", "applied"))
@@ -266,7 +266,7 @@ func TestChangedFileReplacesAppliedPipeline(t *testing.T) {
 	stop()
 	_, stop = following(t, registry, through("p", "c"))
 	stop()
-	// A pipeline that no file had becomes the file's once a file has it.
+	// An applied pipeline becomes the file's once a file has it.
 	s, stop = following(t, registry)
 	apply(t, s, through("q", "a"))
 	stop()
@@ -329,7 +329,7 @@ func TestWipedRegistryIsFilledAgain(t *testing.T) {
 		after, err := two.Get("q")
 		return err == nil && after.Revision != before.Revision
 	})
-	// A gateway that starts then knows what was deleted, too.
+	// A gateway that starts afterwards knows the deleted pipelines, too.
 	three, _ := following(t, registry, through("p", "a"), through("deleted", "a"))
 	if got := routes(three); got != all {
 		t.Errorf("a new gateway serves %s", got)

@@ -108,16 +108,16 @@ const (
 	maxRaw  = 64 << 20
 )
 
-// decoded is a dead letter with its item, if its message decodes.
-type decoded struct {
+// decodedLetter is a dead letter with its item, if its message decodes.
+type decodedLetter struct {
 	store.DeadLetter
 	item *envelope.Envelope
 	// notReplayable is why the dead letter cannot be replayed, or nil.
 	notReplayable error
 }
 
-func decode(l store.DeadLetter) decoded {
-	out := decoded{DeadLetter: l}
+func decode(l store.DeadLetter) decodedLetter {
+	out := decodedLetter{DeadLetter: l}
 	if out.item, out.notReplayable = l.Replayable(); out.notReplayable != nil {
 		// It may still be an item, of another mesh.
 		out.item, _ = envelope.Decode(l.Item)
@@ -125,7 +125,7 @@ func decode(l store.DeadLetter) decoded {
 	return out
 }
 
-func summary(l decoded) *adminv1.DeadLetterSummary {
+func summary(l decodedLetter) *adminv1.DeadLetterSummary {
 	out := &adminv1.DeadLetterSummary{
 		Seq:            l.Seq,
 		Stage:          string(l.Stage),
@@ -143,7 +143,7 @@ func summary(l decoded) *adminv1.DeadLetterSummary {
 	return out
 }
 
-func full(l decoded) *adminv1.DeadLetter {
+func full(l decodedLetter) *adminv1.DeadLetter {
 	out := &adminv1.DeadLetter{
 		Summary:    summary(l),
 		Fault:      l.Fault.ToProto(),

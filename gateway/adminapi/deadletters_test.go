@@ -53,10 +53,10 @@ func TestDeadLettersAreServedOnEveryProtocol(t *testing.T) {
 		_, err = replay(t, client, seq)
 		expect(t, p.name+": a second replay", err, fault.NotFound)
 		seq = d.storeMessage(nil)
-		if err := discard(t, client, seq); err != nil {
+		if err := deleteLetter(t, client, seq); err != nil {
 			t.Errorf("%s: %v", p.name, err)
 		}
-		expect(t, p.name+": a second discard", discard(t, client, seq), fault.NotFound)
+		expect(t, p.name+": a second discard", deleteLetter(t, client, seq), fault.NotFound)
 		_, err = get(t, client, seq)
 		expect(t, p.name+": a letter that is gone", err, fault.NotFound)
 	}
@@ -132,7 +132,7 @@ func TestUndecodableItemIsShownButNotReplayed(t *testing.T) {
 	}
 }
 
-// What nobody checks in an item must not keep its letter from being shown.
+// An invalid field of an item must not hide its dead letter.
 func TestItemWithInvalidTimeIsShown(t *testing.T) {
 	t.Parallel()
 	d := newBed(t)
@@ -212,7 +212,7 @@ func TestListsFilterByStageAndSkipUnreadableRecords(t *testing.T) {
 	}
 	_, err = replay(t, client, 2)
 	expect(t, "a replay of it", err, fault.NotReplayable)
-	if err := discard(t, client, 2); err != nil {
+	if err := deleteLetter(t, client, 2); err != nil {
 		t.Error(err)
 	}
 	if got := list(t, client, &adminv1.ListDeadLettersRequest{}); got != "1 3 4 [] 0" {
@@ -254,7 +254,7 @@ func TestBrokerOutageIsReportedAtOnce(t *testing.T) {
 	_, listed := client.ListDeadLetters(t.Context(), connect.NewRequest(&adminv1.ListDeadLettersRequest{}))
 	_, shown := get(t, client, 1)
 	_, replayed := replay(t, client, 1)
-	for what, err := range map[string]error{"list": listed, "get": shown, "replay": replayed, "discard": discard(t, client, 1)} {
+	for what, err := range map[string]error{"list": listed, "get": shown, "replay": replayed, "discard": deleteLetter(t, client, 1)} {
 		expect(t, what, err, fault.BrokerUnavailable)
 	}
 	if took := time.Since(begin); took > 2*time.Second {

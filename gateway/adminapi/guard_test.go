@@ -150,8 +150,8 @@ func TestReflectionListsServices(t *testing.T) {
 	}
 }
 
-// A page may have its own name resolve to 127.0.0.1, and is then of the same
-// origin as the port.
+// A page may let its own name resolve to 127.0.0.1, and then has the origin of the
+// port.
 func TestPortWithoutTokenRequiresLoopbackHost(t *testing.T) {
 	t.Parallel()
 	open := serve(t, adminapi.Settings{DeadLetters: &fake{}})

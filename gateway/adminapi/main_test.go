@@ -63,12 +63,12 @@ func newBed(t *testing.T) *bed {
 	return d
 }
 
-// queue makes the stage's queue, with room for so many.
-func (d *bed) queue(room int64) {
+// queue creates the stage's queue, with space for that many items.
+func (d *bed) queue(space int64) {
 	d.t.Helper()
 	_, err := d.bus.JetStream().CreateStream(d.t.Context(), jetstream.StreamConfig{
 		Name: d.bus.Stream(stage, pipeline.File), Subjects: []string{d.bus.Stage(stage, pipeline.File, "*")},
-		Retention: jetstream.WorkQueuePolicy, Discard: jetstream.DiscardNew, MaxMsgs: room,
+		Retention: jetstream.WorkQueuePolicy, Discard: jetstream.DiscardNew, MaxMsgs: space,
 	})
 	if err != nil {
 		d.t.Fatal(err)
@@ -100,7 +100,7 @@ func item(t *testing.T) *envelope.Envelope {
 	}
 }
 
-// store stores a letter about the message and returns its number.
+// storeMessage stores a dead letter of the message and returns its number.
 func (d *bed) storeMessage(message []byte, edits ...func(*envelope.DeadLetter)) uint64 {
 	d.t.Helper()
 	now := time.Now()
@@ -129,7 +129,7 @@ func (d *bed) store(of pipeline.StageName, data []byte) uint64 {
 	return d.stored
 }
 
-// garbage stores bytes that are no letter and returns their number.
+// garbage stores bytes that are not a dead letter and returns their number.
 func (d *bed) garbage() uint64 {
 	d.t.Helper()
 	return d.store(stage, []byte("\xff"))
@@ -168,12 +168,12 @@ func (p protocol) client(t *testing.T, url string, more ...connect.ClientOption)
 func serve(t *testing.T, s adminapi.Settings) string {
 	t.Helper()
 	if s.Pipelines == nil {
-		s.Pipelines = &book{}
+		s.Pipelines = &fakePipelines{}
 	}
 	return fronttest.Serve(t, adminapi.Handler(s))
 }
 
-// open returns a client of a port about the letters.
+// open returns a client of a port that serves the dead letters.
 func open(t *testing.T, letters adminapi.DeadLetters) adminv1connect.DeadLetterServiceClient {
 	t.Helper()
 	return protocols()[0].client(t, serve(t, adminapi.Settings{DeadLetters: letters}))
@@ -197,13 +197,14 @@ func replay(t *testing.T, client adminv1connect.DeadLetterServiceClient, seq uin
 	return response.Msg, nil
 }
 
-func discard(t *testing.T, client adminv1connect.DeadLetterServiceClient, seq uint64) error {
+func deleteLetter(t *testing.T, client adminv1connect.DeadLetterServiceClient, seq uint64) error {
 	t.Helper()
 	_, err := client.DeleteDeadLetter(t.Context(), connect.NewRequest(&adminv1.DeleteDeadLetterRequest{Seq: seq}))
 	return err
 }
 
-// list returns the numbers of a page, those that cannot be read, and the next.
+// list formats a page: the numbers of the dead letters, the unreadable ones, and the
+// next.
 func list(t *testing.T, client adminv1connect.DeadLetterServiceClient, r *adminv1.ListDeadLettersRequest) string {
 	t.Helper()
 	response, err := client.ListDeadLetters(t.Context(), connect.NewRequest(r))
@@ -241,7 +242,7 @@ func expect(t *testing.T, what string, err error, want fault.Reason) *errdetails
 	return nil
 }
 
-// fake is letters that fail as they are told to, or wait to be told.
+// fake is a store of dead letters with configured errors and blocking lists.
 type fake struct {
 	err      error
 	replayed store.Replayed

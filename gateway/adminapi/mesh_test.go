@@ -18,26 +18,26 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
-// known is a membership that a test makes up.
-type known struct {
+// fakeMembership is a membership that a test constructs.
+type fakeMembership struct {
 	hosts []discovery.Host
 	early bool
 	since time.Time
 	why   error
 }
 
-func (k known) Hosts() []discovery.Host { return k.hosts }
+func (k fakeMembership) Hosts() []discovery.Host { return k.hosts }
 
-func (k known) Loaded(context.Context) error {
+func (k fakeMembership) Loaded(context.Context) error {
 	if k.early {
 		return context.DeadlineExceeded
 	}
 	return nil
 }
 
-func (k known) Changed() <-chan struct{} { return nil }
+func (k fakeMembership) Changed() <-chan struct{} { return nil }
 
-func (k known) Stale() (time.Time, error) { return k.since, k.why }
+func (k fakeMembership) Stale() (time.Time, error) { return k.since, k.why }
 
 func hostOf(stage, host string, alive bool) discovery.Host {
 	return discovery.Host{Record: &meshv1.HostRecord{Stage: stage, Host: host}, Alive: alive}
@@ -46,7 +46,7 @@ func hostOf(stage, host string, alive bool) discovery.Host {
 func TestHostsMatchRegistry(t *testing.T) {
 	t.Parallel()
 	since := time.Now().Add(-time.Minute).Truncate(time.Second)
-	url := serve(t, adminapi.Settings{DeadLetters: newBed(t), Membership: known{
+	url := serve(t, adminapi.Settings{DeadLetters: newBed(t), Membership: fakeMembership{
 		hosts: []discovery.Host{hostOf("a", "1", true), hostOf("a", "2", false), hostOf("b", "3", true)}, since: since, why: errors.New("it is away"),
 	}})
 	for _, p := range protocols() {
@@ -77,7 +77,7 @@ func TestHostsAreUnavailableWithoutRegistry(t *testing.T) {
 		want       fault.Reason
 	}{
 		"there is no registry":         {nil, fault.NotSupported},
-		"it has not been heard of yet": {known{early: true}, fault.RegistryUnavailable},
+		"it has not been heard of yet": {fakeMembership{early: true}, fault.RegistryUnavailable},
 	} {
 		url := serve(t, adminapi.Settings{DeadLetters: newBed(t), Membership: test.membership})
 		client := adminv1connect.NewMeshServiceClient(fronttest.Client(t, false), url)

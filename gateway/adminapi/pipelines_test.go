@@ -26,8 +26,8 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// book is pipelines that a test makes up: the last revision is theirs all.
-type book struct {
+// fakePipelines are pipelines in memory. All share the last revision.
+type fakePipelines struct {
 	mu       sync.Mutex
 	problem  error
 	revision uint64
@@ -35,19 +35,19 @@ type book struct {
 	changed  chan struct{}
 }
 
-func (b *book) Ready() error { return b.problem }
+func (b *fakePipelines) Ready() error { return b.problem }
 
-func (b *book) List() []pipelines.Entry {
+func (b *fakePipelines) List() []pipelines.Entry {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return slices.Clone(b.entries)
 }
 
-func (b *book) find(name pipeline.Name) int {
+func (b *fakePipelines) find(name pipeline.Name) int {
 	return slices.IndexFunc(b.entries, func(e pipelines.Entry) bool { return e.Pipeline.Name == name })
 }
 
-func (b *book) Get(name pipeline.Name) (pipelines.Entry, error) {
+func (b *fakePipelines) Get(name pipeline.Name) (pipelines.Entry, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if i := b.find(name); i >= 0 {
@@ -56,7 +56,7 @@ func (b *book) Get(name pipeline.Name) (pipelines.Entry, error) {
 	return pipelines.Entry{}, fault.Newf(fault.UnknownPipeline, "there is no %s", name)
 }
 
-func (b *book) Apply(_ context.Context, p pipeline.Pipeline, expect *uint64) (pipelines.Entry, pipelines.Change, error) {
+func (b *fakePipelines) Apply(_ context.Context, p pipeline.Pipeline, expect *uint64) (pipelines.Entry, pipelines.Change, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if expect != nil && *expect != b.revision {
@@ -74,7 +74,7 @@ func (b *book) Apply(_ context.Context, p pipeline.Pipeline, expect *uint64) (pi
 	return e, change, nil
 }
 
-func (b *book) Delete(_ context.Context, name pipeline.Name, _ *uint64) error {
+func (b *fakePipelines) Delete(_ context.Context, name pipeline.Name, _ *uint64) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	i := b.find(name)
@@ -86,16 +86,16 @@ func (b *book) Delete(_ context.Context, name pipeline.Name, _ *uint64) error {
 	return nil
 }
 
-func (b *book) turn() {
+func (b *fakePipelines) turn() {
 	if b.changed != nil {
 		close(b.changed)
 		b.changed = nil
 	}
 }
 
-func (b *book) Stale() (time.Time, error) { return time.Time{}, nil }
+func (b *fakePipelines) Stale() (time.Time, error) { return time.Time{}, nil }
 
-func (b *book) Changed() <-chan struct{} {
+func (b *fakePipelines) Changed() <-chan struct{} {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.changed == nil {
@@ -104,7 +104,7 @@ func (b *book) Changed() <-chan struct{} {
 	return b.changed
 }
 
-// traffic is a broker that knows the stages that a test names.
+// traffic is a broker that serves the stages that a test names.
 type traffic struct {
 	served []pipeline.StageName
 	away   error
@@ -152,7 +152,7 @@ func applyTo(t *testing.T, client adminv1connect.PipelineServiceClient, r *admin
 func TestPipelineIsAppliedShownAndDeleted(t *testing.T) {
 	t.Parallel()
 	for _, p := range protocols() {
-		client := planner(t, adminapi.Settings{Pipelines: &book{}, Traffic: traffic{served: []pipeline.StageName{"a"}}}, p)
+		client := planner(t, adminapi.Settings{Pipelines: &fakePipelines{}, Traffic: traffic{served: []pipeline.StageName{"a"}}}, p)
 		wanted := through("ready", "a").ToProto()
 		applied, err := applyTo(t, client, &adminv1.ApplyPipelineRequest{Pipeline: wanted, ExpectRevision: proto.Uint64(0)})
 		if err != nil || applied.GetChange() != adminv1.PipelineChange_PIPELINE_CHANGE_CREATE || !applied.GetPipeline().GetReady() || applied.GetPipeline().GetRevision() != 1 {
@@ -190,7 +190,7 @@ func TestMismatchedPipelineNeedsForce(t *testing.T) {
 		{Record: &meshv1.HostRecord{Stage: "one", Host: "1", Ready: true, Spec: spec(1, 2)}, Alive: true},
 		{Record: &meshv1.HostRecord{Stage: "three", Host: "2", Ready: true, Spec: spec(3, 4), Durabilities: []string{"file"}}, Alive: true},
 	}
-	client := planner(t, adminapi.Settings{Pipelines: &book{}, Traffic: traffic{}, Membership: known{hosts: hosts}}, protocols()[0])
+	client := planner(t, adminapi.Settings{Pipelines: &fakePipelines{}, Traffic: traffic{}, Membership: fakeMembership{hosts: hosts}}, protocols()[0])
 	wanted := through("p", "one", "three", "nowhere").ToProto()
 	_, err := applyTo(t, client, &adminv1.ApplyPipelineRequest{Pipeline: wanted})
 	expect(t, "what does not fit", err, fault.PipelineDoesNotFit)
@@ -218,7 +218,7 @@ func TestMismatchedPipelineNeedsForce(t *testing.T) {
 
 func TestPlanReportsChanges(t *testing.T) {
 	t.Parallel()
-	b := &book{}
+	b := &fakePipelines{}
 	client := planner(t, adminapi.Settings{Pipelines: b, Traffic: traffic{served: []pipeline.StageName{"a", "b"}}}, protocols()[0])
 	for _, p := range []pipeline.Pipeline{through("same", "a"), through("other", "a")} {
 		if _, _, err := b.Apply(t.Context(), p, nil); err != nil {
@@ -249,7 +249,7 @@ func TestPlanReportsChanges(t *testing.T) {
 func TestPipelineWatchEndsWhenGatewayStops(t *testing.T) {
 	t.Parallel()
 	for _, p := range protocols() {
-		b, stopping := &book{}, make(chan struct{})
+		b, stopping := &fakePipelines{}, make(chan struct{})
 		client := planner(t, adminapi.Settings{Pipelines: b, Traffic: traffic{}, Stopping: stopping}, p)
 		stream, err := client.WatchPipelines(t.Context(), connect.NewRequest(&adminv1.WatchPipelinesRequest{}))
 		if err != nil {
@@ -282,7 +282,7 @@ func TestPipelineWatchEndsWhenGatewayStops(t *testing.T) {
 
 func TestStagesListHostsQueuesAndPipelines(t *testing.T) {
 	t.Parallel()
-	b := &book{}
+	b := &fakePipelines{}
 	for _, p := range []pipeline.Pipeline{through("p", "a", "b"), through("q", "a")} {
 		if _, _, err := b.Apply(t.Context(), p, nil); err != nil {
 			t.Fatal(err)
@@ -298,7 +298,7 @@ func TestStagesListHostsQueuesAndPipelines(t *testing.T) {
 		s.DeadLetters, s.Pipelines = newBed(t), b
 		return adminv1connect.NewMeshServiceClient(fronttest.Client(t, false), serve(t, s))
 	}
-	all, err := client(adminapi.Settings{Membership: known{hosts: hosts}, Traffic: traffic{served: []pipeline.StageName{"a"}}}).ListStages(t.Context(), connect.NewRequest(&adminv1.ListStagesRequest{}))
+	all, err := client(adminapi.Settings{Membership: fakeMembership{hosts: hosts}, Traffic: traffic{served: []pipeline.StageName{"a"}}}).ListStages(t.Context(), connect.NewRequest(&adminv1.ListStagesRequest{}))
 	if err != nil || len(all.Msg.GetStages()) != 3 {
 		t.Fatalf("there are %v, %v", all, err)
 	}
@@ -313,7 +313,7 @@ func TestStagesListHostsQueuesAndPipelines(t *testing.T) {
 			t.Errorf("there is %v, wanted is %v", got, want)
 		}
 	}
-	// Nor is a registry needed, and what the broker does not say is left out.
+	// The list needs no registry, and omits fields that the broker does not report.
 	away := fault.New(fault.BrokerUnavailable, "the broker is away").Caused(errors.New("why"))
 	few, err := client(adminapi.Settings{Traffic: traffic{away: away}}).ListStages(t.Context(), connect.NewRequest(&adminv1.ListStagesRequest{}))
 	if err != nil || len(few.Msg.GetStages()) != 2 || few.Msg.GetStages()[0].GetQueuesCause() != "the broker is away" || len(few.Msg.GetStages()[0].GetQueues()) > 0 {
@@ -323,7 +323,7 @@ func TestStagesListHostsQueuesAndPipelines(t *testing.T) {
 
 func TestPipelinesAreUnavailableBeforeRegistryLoads(t *testing.T) {
 	t.Parallel()
-	s := adminapi.Settings{Pipelines: &book{problem: errors.New("not yet")}, Traffic: traffic{}}
+	s := adminapi.Settings{Pipelines: &fakePipelines{problem: errors.New("not yet")}, Traffic: traffic{}}
 	client := planner(t, s, protocols()[0])
 	_, err := client.ListPipelines(t.Context(), connect.NewRequest(&adminv1.ListPipelinesRequest{}))
 	expect(t, "a list", err, fault.RegistryUnavailable)

@@ -39,7 +39,7 @@ func embed(text, key string) (any, bool) {
 	e.id, _ = schema["$id"].(string)
 	e.id = strings.TrimSuffix(e.id, "#")
 	e.walk(schema, "")
-	if e.apart || !e.resolved() {
+	if e.hasResources || !e.isSelfContained() {
 		if e.id == "" {
 			schema["$id"] = ownID + key
 		}
@@ -71,8 +71,8 @@ type embedding struct {
 	anchors map[string]string
 	// refs are the schemas that refer to others.
 	refs []object
-	// apart is true if there are resources of their own within it.
-	apart bool
+	// hasResources is true if there are resources of their own within it.
+	hasResources bool
 }
 
 // Keywords whose value is a schema, a list of schemas, or schemas by name.
@@ -94,7 +94,7 @@ func (e *embedding) walk(value any, pointer string) {
 		return
 	}
 	if _, own := schema["$id"]; own && pointer != "" {
-		e.apart = true
+		e.hasResources = true
 	}
 	for _, keyword := range anchorKeywords {
 		if name, ok := schema[keyword].(string); ok {
@@ -121,8 +121,8 @@ func (e *embedding) walk(value any, pointer string) {
 	}
 }
 
-// resolved reports whether every reference is to within the schema.
-func (e *embedding) resolved() bool {
+// isSelfContained reports whether every reference is to within the schema.
+func (e *embedding) isSelfContained() bool {
 	for _, schema := range e.refs {
 		for _, keyword := range refKeywords {
 			if ref, ok := schema[keyword].(string); ok {

@@ -28,7 +28,7 @@ import (
 
 type object = map[string]any
 
-// single returns a pipeline of one stage that takes and gives what the spec says.
+// single returns a pipeline of one stage with the inputs and outputs of the spec.
 func single(name string, spec *stagev1.Spec) openapi.Pipeline {
 	p := pipeline.OfStage(pipeline.StageName(name))
 	p.Name = pipeline.Name(name)
@@ -62,7 +62,7 @@ func build(t *testing.T, s openapi.Settings) []byte {
 	return text
 }
 
-// at returns what is at a path of a document.
+// at returns the value at a path of a document.
 func at(t *testing.T, text []byte, path ...string) any {
 	t.Helper()
 	var out any
@@ -83,7 +83,7 @@ func bodyOf(t *testing.T, text []byte, name string) object {
 	return at(t, text, "paths", "/v1/pipelines/"+name+":infer", "post", "requestBody", "content").(object)
 }
 
-// valid holds the document against the schema of OpenAPI 3.1.
+// valid validates the document against the schema of OpenAPI 3.1.
 func valid(t *testing.T, text []byte) {
 	t.Helper()
 	parsed, err := libopenapi.NewDocument(text)
@@ -207,7 +207,7 @@ func TestInputsHaveCallerNames(t *testing.T) {
 	}
 }
 
-// schemas are JSON Schemas with values that they take and do not take.
+// schemas are JSON Schemas with valid and invalid values.
 var schemas = map[string]struct {
 	text      string
 	good, bad []string

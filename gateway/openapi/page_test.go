@@ -21,7 +21,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
-// source has one document, or a failure.
+// source has one document, or an error.
 type source struct {
 	text string
 	err  error
@@ -36,7 +36,7 @@ func (s source) Document(context.Context) (*openapi.Document, error) {
 	return openapi.NewDocument([]byte(s.text)), nil
 }
 
-// ask sends a request to a port whose document is that of the source.
+// ask sends a request to a port that serves the source's document.
 func ask(t *testing.T, from openapi.Source, method, path string, header ...string) *httptest.ResponseRecorder {
 	t.Helper()
 	mux := http.NewServeMux()
@@ -165,7 +165,7 @@ func TestFilesAreDecompressedForClientsWithoutGzip(t *testing.T) {
 	}
 }
 
-// lock reads what viewer/lock says: the digests of the files by their names.
+// lock reads viewer/lock: the digests of the files by their names.
 func lock(t *testing.T) map[string]string {
 	t.Helper()
 	text, err := os.ReadFile("viewer/lock")

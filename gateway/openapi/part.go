@@ -25,8 +25,8 @@ type part struct {
 
 func (p part) isTensor() bool { return p.GetTensor() != nil }
 
-// sayable reports whether JSON can represent tensors of a datatype.
-func sayable(d tensor.Datatype) bool { return d != tensor.FP16 && d != tensor.BF16 }
+// representable reports whether JSON can represent tensors of a datatype.
+func representable(d tensor.Datatype) bool { return d != tensor.FP16 && d != tensor.BF16 }
 
 // about describes the part in one line of Markdown.
 func (p part) about() string {
@@ -162,7 +162,7 @@ func isText(media string) bool { return strings.HasPrefix(media, "text/") }
 
 // blobSchema describes a blob of a media type as a body of its own, or as a part of a
 // form.
-func (a asked) blobSchema(p part, media string) object {
+func (a operations) blobSchema(p part, media string) object {
 	switch {
 	case payload.IsJSON(media):
 		return a.jsonSchema(p)
@@ -178,7 +178,7 @@ func (a asked) blobSchema(p part, media string) object {
 }
 
 // jsonSchema refers to the part's JSON Schema, if it has one.
-func (a asked) jsonSchema(p part) object {
+func (a operations) jsonSchema(p part) object {
 	if p.GetSchema() == "" {
 		return object{}
 	}
@@ -217,7 +217,7 @@ func asPacked() form {
 	return form{
 		suffix: ".packed", prefix: "Packed", rest: "data", blob: schemaRef("Bytes"),
 		sent: func(d tensor.Datatype) object {
-			if !sayable(d) {
+			if !representable(d) {
 				return schemaRef("Bytes")
 			}
 			return object{"anyOf": []any{schemaRef("Bytes"), schemaRef(dataSchema(d))}}

@@ -12,14 +12,14 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// described is the document's description of a pipeline.
-type described struct {
+// pipelineDocs is the document's description of a pipeline.
+type pipelineDocs struct {
 	tag            object
 	paths, schemas object
 }
 
 // describe returns the description of a pipeline.
-func describe(p Pipeline) described {
+func describe(p Pipeline) pipelineDocs {
 	first, last := p.Steps[0], p.Steps[len(p.Steps)-1]
 	in := side{spec: p.First, key: "stage." + string(first.Stage), rename: first.Inputs}
 	if len(first.Inputs) > 0 {
@@ -27,8 +27,8 @@ func describe(p Pipeline) described {
 		in.key = "pipeline." + string(p.Name)
 	}
 	out := side{spec: p.Last, key: "stage." + string(last.Stage)}
-	a := asked{pipeline: p, in: in, out: out, schemas: object{}}
-	made := described{
+	a := operations{pipeline: p, in: in, out: out, schemas: object{}}
+	made := pipelineDocs{
 		tag:     object{"name": string(p.Name), "description": route(p)},
 		paths:   object{inferPath(string(p.Name)): object{"post": a.infer()}},
 		schemas: a.schemas,
@@ -90,15 +90,15 @@ func plainKey(text string) bool {
 	})
 }
 
-// asked is a pipeline whose operations are being described.
-type asked struct {
+// operations describes the operations of one pipeline.
+type operations struct {
 	pipeline Pipeline
 	in, out  side
 	// schemas are the components that it needs.
 	schemas object
 }
 
-func (a asked) infer() object {
+func (a operations) infer() object {
 	return object{
 		"operationId": "infer_" + string(a.pipeline.Name),
 		"tags":        []any{string(a.pipeline.Name)},
@@ -110,7 +110,7 @@ func (a asked) infer() object {
 	}
 }
 
-func (a asked) stream() object {
+func (a operations) stream() object {
 	return object{
 		"operationId": "stream_" + string(a.pipeline.Name),
 		"tags":        []any{string(a.pipeline.Name)},
@@ -123,7 +123,7 @@ func (a asked) stream() object {
 }
 
 // about is an operation's description.
-func (a asked) about() string {
+func (a operations) about() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "Steps: %s.", route(a.pipeline))
 	if a.pipeline.Timeout > 0 {
@@ -138,7 +138,7 @@ func (a asked) about() string {
 }
 
 // list describes parts, one a line.
-func (a asked) list(b *strings.Builder, title string, parts []part) {
+func (a operations) list(b *strings.Builder, title string, parts []part) {
 	if parts == nil {
 		fmt.Fprintf(b, "\n\n%s: not known, anything.", title)
 		return
@@ -151,7 +151,7 @@ func (a asked) list(b *strings.Builder, title string, parts []part) {
 
 // parameters are the options of all pipelines, and the parameters that the pipeline
 // sets for its steps. A request may override these.
-func (a asked) parameters() []any {
+func (a operations) parameters() []any {
 	var out []any
 	for _, key := range []string{"Timeout", "Priority", "Durability", "WaitForCapacity", "IdempotencyKey", "TraceParent", "TraceState", "Outputs", "More"} {
 		out = append(out, component("parameters", key))

@@ -15,7 +15,7 @@ import (
 
 // body describes the request bodies that callers may send: one blob as it is, several
 // blobs as a form, and tensors as JSON or MessagePack.
-func (a asked) body() object {
+func (a operations) body() object {
 	inputs := a.in.inputs()
 	if len(inputs) == 0 {
 		return anything()
@@ -42,7 +42,9 @@ func (a asked) body() object {
 	return object{"required": true, "content": content}
 }
 
-func unsayable(p part) bool { return !sayable(tensor.Datatype(p.GetTensor().GetDatatype())) }
+func unrepresentable(p part) bool {
+	return !representable(tensor.Datatype(p.GetTensor().GetDatatype()))
+}
 
 // anything describes the body for a stage whose inputs are not known.
 func anything() object {
@@ -66,7 +68,7 @@ func anything() object {
 }
 
 // single adds the only input, which needs no name.
-func (a asked) single(content *content, p part) {
+func (a operations) single(content *content, p part) {
 	for _, media := range p.takes() {
 		one := object{"schema": a.blobSchema(p, media)}
 		if examples := a.blobExamples(p, media); len(examples) > 0 {
@@ -77,7 +79,7 @@ func (a asked) single(content *content, p part) {
 }
 
 // form has a part for each blob, with the blob's name.
-func (a asked) form(blobs []part) object {
+func (a operations) form(blobs []part) object {
 	properties, encoding, required := object{}, object{}, []any{}
 	for _, p := range blobs {
 		types := p.types()
@@ -114,8 +116,8 @@ func join(types []string) string {
 
 // tensors adds requests of the Open Inference Protocol. It adds the JSON form only if
 // JSON can represent them.
-func (a asked) tensors(content *content, inputs []part) {
-	if said := slices.DeleteFunc(slices.Clone(inputs), unsayable); !slices.ContainsFunc(inputs, func(p part) bool { return unsayable(p) && !p.GetOptional() }) && len(said) > 0 {
+func (a operations) tensors(content *content, inputs []part) {
+	if said := slices.DeleteFunc(slices.Clone(inputs), unrepresentable); !slices.ContainsFunc(inputs, func(p part) bool { return unrepresentable(p) && !p.GetOptional() }) && len(said) > 0 {
 		one := object{"schema": a.request(said, asJSON())}
 		if examples := a.tensorExamples(said); len(examples) > 0 {
 			one["examples"] = examples
@@ -126,11 +128,11 @@ func (a asked) tensors(content *content, inputs []part) {
 }
 
 // request refers to the schema of a request of the Open Inference Protocol.
-func (a asked) request(inputs []part, f form) object {
+func (a operations) request(inputs []part, f form) object {
 	key := a.in.key + ".request" + f.suffix
 	if a.schemas[key] == nil {
 		list := object{"type": "array", "minItems": 1, "maxItems": len(inputs), "items": anyOf(inputs, func(p part) object { return p.tensorSchema(f.sent) })}
-		if all := contained(inputs); len(inputs) > 1 && len(all) > 0 {
+		if all := requiredInputs(inputs); len(inputs) > 1 && len(all) > 0 {
 			list["allOf"] = all
 		}
 		a.schemas[key] = object{
@@ -158,8 +160,8 @@ func anyOf(parts []part, schema func(part) object) object {
 	return object{"anyOf": out}
 }
 
-// contained requires every input that is not optional.
-func contained(inputs []part) []any {
+// requiredInputs requires every input that is not optional.
+func requiredInputs(inputs []part) []any {
 	var out []any
 	for _, p := range inputs {
 		if !p.GetOptional() {
@@ -184,7 +186,7 @@ type example struct {
 
 // examples are the stage's examples that decode. Published examples may lack oversized
 // values.
-func (a asked) examples() []example {
+func (a operations) examples() []example {
 	var out []example
 	for i, e := range a.in.spec.GetExamples() {
 		parts, err := payload.FromProto("inputs", e.GetInputs())
@@ -209,22 +211,22 @@ func (a asked) examples() []example {
 
 // blobExamples are the stage's examples that are one blob of the media type, as far as
 // JSON can represent them.
-func (a asked) blobExamples(p part, media string) object {
+func (a operations) blobExamples(p part, media string) object {
 	out := object{}
 	for _, e := range a.examples() {
 		part, ok := payload.Find(e.parts, p.name)
 		if !ok || part.Tensor != nil || payload.BareType(part.Blob.ContentType) != media {
 			continue
 		}
-		if value, ok := said(media, part.Blob.Data); ok {
+		if value, ok := jsonValue(media, part.Blob.Data); ok {
 			out[e.name] = object{"value": value}
 		}
 	}
 	return out
 }
 
-// said returns bytes of a media type as JSON, if JSON can represent them.
-func said(media string, data []byte) (any, bool) {
+// jsonValue returns bytes of a media type as JSON, if JSON can represent them.
+func jsonValue(media string, data []byte) (any, bool) {
 	switch {
 	case payload.IsJSON(media) && json.Valid(data):
 		return json.RawMessage(data), true
@@ -235,11 +237,11 @@ func said(media string, data []byte) (any, bool) {
 }
 
 // blobExample is the first of blobExamples.
-func (a asked) blobExample(p part, media string) (any, bool) {
+func (a operations) blobExample(p part, media string) (any, bool) {
 	for _, e := range a.examples() {
 		part, ok := payload.Find(e.parts, p.name)
 		if ok && part.Tensor == nil && payload.BareType(part.Blob.ContentType) == media {
-			return said(media, part.Blob.Data)
+			return jsonValue(media, part.Blob.Data)
 		}
 	}
 	return nil, false
@@ -247,7 +249,7 @@ func (a asked) blobExample(p part, media string) (any, bool) {
 
 // tensorExamples are the stage's examples that are tensors, or else one example of
 // zeros.
-func (a asked) tensorExamples(inputs []part) object {
+func (a operations) tensorExamples(inputs []part) object {
 	out := object{}
 	for _, e := range a.examples() {
 		if text, ok := request(e.parts); ok {
@@ -296,7 +298,7 @@ func request(parts []payload.Part) (json.RawMessage, bool) {
 func answerExample(model string, outputs []part) (object, bool) {
 	made := make([]any, len(outputs))
 	for i, p := range outputs {
-		text, ok := p.made()
+		text, ok := p.sample()
 		if !ok {
 			return nil, false
 		}
@@ -308,9 +310,9 @@ func answerExample(model string, outputs []part) (object, bool) {
 	}, true
 }
 
-// made generates an output for the JSON document. It generates none for an output with
+// sample generates an output for the JSON document. It generates none for an output with
 // a schema.
-func (p part) made() (any, bool) {
+func (p part) sample() (any, bool) {
 	if p.isTensor() {
 		t, ok := p.zeros()
 		if !ok {

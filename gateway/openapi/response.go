@@ -9,8 +9,8 @@ import (
 )
 
 // answer describes a success: the document in either form, or its only blob alone.
-func (a asked) answer() object {
-	outputs := a.settled()
+func (a operations) answer() object {
+	outputs := a.fixedOutputs()
 	plain, compact := []any{a.document(asJSON())}, []any{a.document(asPacked())}
 	var others content
 	for _, p := range a.out.outputs() {
@@ -28,13 +28,13 @@ func (a asked) answer() object {
 				others.add(media, object{"schema": schema})
 			}
 			if ranges(media) {
-				compact = append(compact, aloneInMessagePack())
+				compact = append(compact, singleMessagePack())
 			}
 		}
 	}
 	if outputs == nil {
 		plain = append(plain, object{"title": "one output alone, which is JSON"})
-		compact = append(compact, aloneInMessagePack())
+		compact = append(compact, singleMessagePack())
 		others.add(anyType, object{"schema": object{"type": "string", "contentMediaType": payload.OctetStream}})
 	}
 	all := content{{jsonType, object{"schema": oneOf(plain)}}}
@@ -45,7 +45,7 @@ func (a asked) answer() object {
 	return object{"description": aboutAnswer(outputs), "headers": answerHeaders(), "content": all}
 }
 
-func aloneInMessagePack() object { return object{"title": "one output alone, which is MessagePack"} }
+func singleMessagePack() object { return object{"title": "one output alone, which is MessagePack"} }
 
 // oneOf is one schema for one or several alternatives.
 func oneOf(either []any) object {
@@ -62,10 +62,10 @@ func aboutAnswer(outputs []part) string {
 	return "An answer of exactly one blob is that blob, under its own type, unless `Accept` lists `application/json` or `application/msgpack`. Everything else is a JSON document, or the same in MessagePack where `Accept` prefers it or the body was tensors in it."
 }
 
-// settled are the outputs of a whole response. They are nil, for any, if the response
+// fixedOutputs are the outputs of a whole response. They are nil, for any, if the response
 // is chunked: a host validates its chunks by the stage's spec, and not its final
 // outputs.
-func (a asked) settled() []part {
+func (a operations) fixedOutputs() []part {
 	if a.out.spec.GetStream() {
 		return nil
 	}
@@ -73,8 +73,8 @@ func (a asked) settled() []part {
 }
 
 // document refers to the schema of the response document.
-func (a asked) document(f form) object {
-	outputs := a.settled()
+func (a operations) document(f form) object {
+	outputs := a.fixedOutputs()
 	if outputs == nil {
 		return schemaRef(f.prefix + "Answer")
 	}
@@ -90,7 +90,7 @@ func (a asked) document(f form) object {
 }
 
 // outputSchema describes an output in a document.
-func (a asked) outputSchema(p part, f form) object {
+func (a operations) outputSchema(p part, f form) object {
 	if p.isTensor() {
 		return p.tensorSchema(f.given)
 	}
@@ -116,7 +116,7 @@ func (a asked) outputSchema(p part, f form) object {
 // trim removes the members that a blob of exactly one kind does not have, and returns
 // the remaining ones. Bytes that do not match their type are bytes whatever the type
 // is.
-func (a asked) trim(properties object, p part, f form) (either []any) {
+func (a operations) trim(properties object, p part, f form) (either []any) {
 	types := p.types()
 	if !slices.ContainsFunc(types, func(t string) bool { return payload.IsJSON(t) || ranges(t) }) {
 		delete(properties, "json")
@@ -148,7 +148,7 @@ func contentTypes(p part) object {
 const exampleID = "01a1fc61-c602-7919-8f3a-1abcfc776362"
 
 // events describes a success that is streamed.
-func (a asked) events() object {
+func (a operations) events() object {
 	return object{
 		"description": "Server-sent events: `chunk` with a piece of the answer, at last `done` with the whole answer as `:infer` gives it in JSON, or `error` with the failure (`Fault`). All but `error` are numbered by `id`, from 1. What ends without `done` or `error` was cut off. Lines that begin with a colon keep the connection open.",
 		"headers":     eventHeaders(),
@@ -161,7 +161,7 @@ func (a asked) events() object {
 
 // chunk refers to the schema of a chunk. Parts named like an output follow the stage's
 // spec; a chunk may have more parts.
-func (a asked) chunk() object {
+func (a operations) chunk() object {
 	outputs := a.out.outputs()
 	if outputs == nil {
 		return schemaRef("Chunk")

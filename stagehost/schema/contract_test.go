@@ -19,7 +19,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/schema"
 )
 
-// orderSchema is what an order looks like.
+// orderSchema is the schema of an order.
 const orderSchema = `{
 	"type": "object", "required": ["items"], "additionalProperties": false,
 	"properties": {
@@ -71,7 +71,7 @@ func isA(t *testing.T, err error, reason fault.Reason) *fault.Fault {
 	return f
 }
 
-// refused is isA where nothing more is asked.
+// refused is isA for callers that ignore the fault.
 func refused(t *testing.T, err error, reason fault.Reason) {
 	t.Helper()
 	_ = isA(t, err, reason)
@@ -319,9 +319,9 @@ func TestOlderDraftIsAppliedByName(t *testing.T) {
 	}
 }
 
-// FuzzContract holds three promises for any schema and any document, under any type:
-// nothing panics; every refusal is a fault that names the input, in few words; and
-// what is taken is JSON.
+// FuzzContract checks any schema and any document, under any type: nothing panics;
+// every rejection is a short fault that names the input; and every accepted document
+// is JSON.
 func FuzzContract(f *testing.F) {
 	f.Add(orderSchema, "application/json", []byte(`{"items":[{"price":"x"}]}`))
 	f.Add(`{"uniqueItems":true,"contains":{"type":"string"}}`, "", []byte(`[1,1.0,1e0]`))

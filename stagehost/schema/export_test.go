@@ -9,12 +9,12 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
-// MaxWork is what one document may take.
+// MaxWork is the limit of one document.
 const MaxWork = maxWork
 
-// Steps returns how many steps a document takes against a schema, and whether it
-// keeps to it. The looks are those of schemas at values, as an extension counts them
-// that the library calls in every schema that it does not leave early.
+// Steps returns how many steps a document takes against a schema, and whether it is
+// valid. looks counts the visits of schemas to values. An extension counts them, and
+// the library calls it in every schema that it does not leave early.
 func Steps(schema, text string) (steps, looks int, keeps bool, err error) {
 	g, err := compile(runner.PartSpec{Name: "x", Schema: json.RawMessage(schema)})
 	if err != nil {
@@ -36,7 +36,7 @@ func Steps(schema, text string) (steps, looks int, keeps bool, err error) {
 	return steps, count.times, false, nil
 }
 
-// Keeps is what the library says by itself, of a document that it may take long for.
+// Keeps is the library's own result for a document, which may take long.
 func Keeps(schema, text string) bool {
 	doc, err := decode([]byte(schema))
 	if err != nil {

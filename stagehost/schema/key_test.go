@@ -12,7 +12,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/schema"
 )
 
-// item is what a batch key is made of.
+// item has the inputs of a batch key.
 type item struct {
 	model      payload.ModelRef
 	parts      []payload.Part

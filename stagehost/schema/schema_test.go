@@ -32,7 +32,7 @@ func takes(axis runner.BatchAxis, inputs ...runner.PartSpec) runner.Spec {
 	return runner.Spec{BatchAxis: axis, Inputs: inputs}
 }
 
-// filled returns a part whose bytes all are of the value.
+// filled returns a part whose bytes all have the value.
 func filled(name string, d tensor.Datatype, value byte, shape ...int64) payload.Part {
 	n, ok := tensor.Elements(shape)
 	if !ok {
@@ -112,7 +112,7 @@ func TestPartsFeedInputsByName(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			before := said(test.parts)
-			// What depends on the order of a map shows after some tries.
+			// Several tries find results that depend on the order of a map.
 			for range 20 {
 				f, err := schema.Fit(test.spec, test.parts, test.kept, test.rename)
 				if err != nil || !slices.Equal(said(f.Inputs), test.want) {
@@ -224,7 +224,7 @@ func TestUnusedPartIsRejected(t *testing.T) {
 		parts  []payload.Part
 		rename map[string]string
 		keep   []string
-		// field is at fault; empty where all is well.
+		// field is at fault; empty if the parts are valid.
 		field string
 	}{
 		"by name":                             {spec: two, parts: parts("mask", "image")},

@@ -17,9 +17,7 @@ import (
 // a schema to one value, and takes at most some 100 ns and 100 bytes. Alternatives
 // that reach themselves double the visits at every level of a document, so neither the
 // document's size nor the schema's bounds the cost. Measured without the count: of the
-// 16 documents of TestExcessiveWorkIsRejectedEarly, 15 took over 400 ms and 8 over 4
-// s.
-// TestExcessiveWorkIsRejectedEarly, 15 took over 400 ms and 8 over 4 s.
+// 16 documents of TestExcessiveWorkIsRejectedEarly, 15 took over 400 ms and 8 over 4 s.
 const maxWork = 250_000
 
 // Costs above one step, in bytes per step or in steps.

@@ -105,8 +105,7 @@ func TestFormerlySlowSchemasAreCheap(t *testing.T) {
 	}
 }
 
-// generator writes small schemas and documents that have something to do with each
-// other.
+// generator writes small schemas and documents that match each other in part.
 type generator struct{ *rand.Rand }
 
 func (g generator) value(depth int) any {

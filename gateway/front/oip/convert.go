@@ -31,7 +31,7 @@ func request(ctx context.Context, in *oipv2.ModelInferRequest, model Model, memo
 	out := &call.Request{Pipeline: in.GetModelName()}
 	for i, wanted := range in.GetOutputs() {
 		if _, ok := wanted.GetParameters()[classify]; ok {
-			return nil, notClassified(i)
+			return nil, noClassification(i)
 		}
 		out.Outputs = append(out.Outputs, wanted.GetName())
 	}

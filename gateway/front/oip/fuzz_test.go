@@ -24,7 +24,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
-// sink answers nobody, and keeps nothing.
+// sink fails every request and counts the bytes of its inputs.
 type sink struct {
 	transport.Caller
 	took int
@@ -39,7 +39,7 @@ func (s *sink) Stream(ctx context.Context, r *call.Request, _ func(call.Chunk) e
 	return s.Infer(ctx, r)
 }
 
-// blobs is a model whose input x is a blob, and y is not.
+// blobs is a model whose input x is a blob and whose input y is a tensor.
 type blobs struct{}
 
 func (blobs) Version() string                     { return "" }
@@ -50,17 +50,18 @@ func blobModel() Model {
 	return Model{Inputs: []*stagev1.PartSpec{{Name: "x", Body: &stagev1.PartSpec_Blob{Blob: &stagev1.BlobSpec{}}}, {Name: "y"}}}
 }
 
-// beside is what a request may allocate whatever its bytes are.
+// beside is the allocation that does not depend on the request's size.
 const beside = 1 << 20
 
-// bodyBound is how many bytes may be allocated for a body of n.
+// bodyBound is the allocation limit of a body of n bytes.
 func bodyBound(n int) uint64 { return uint64(8*n + beside) }
 
-// messageBound is that for a message: a hundred for each byte, as an empty message is two
-// on the wire, until there are as many as may be within it.
+// messageBound is the allocation limit of a message of n bytes: a hundred for each
+// byte, because an empty message is two bytes on the wire, until the message has the
+// largest allowed number of elements.
 func messageBound(n int) uint64 { return uint64(min(100*n+beside, 16*n+100<<20)) }
 
-// allocated returns how many bytes f allocates. No other test may run.
+// allocated returns how many bytes f allocates. No other test may run meanwhile.
 func allocated(f func()) uint64 {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -69,7 +70,8 @@ func allocated(f func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
-// sent sends a body to the REST form and returns what was taken of it, or why not.
+// sent sends a body to the REST form and returns how many bytes it accepted, or the
+// error.
 func sent(data []byte, length string) (taken int, err error) {
 	caller := &sink{}
 	h := &rest{service: service{caller: caller, models: blobs{}}, settings: transport.Settings{}.WithDefaults()}
@@ -85,7 +87,7 @@ func sent(data []byte, length string) (taken int, err error) {
 }
 
 // message sends a message to ModelInfer, in its binary form or in JSON, and returns
-// what was taken of it, and the answer's status.
+// how many bytes it accepted, and the status.
 func message(handler http.Handler, caller *sink, mediaType string, data []byte) (taken, status int) {
 	caller.took = 0
 	r := httptest.NewRequestWithContext(context.Background(), http.MethodPost, "/"+ServiceName+"/ModelInfer", bytes.NewReader(data))
@@ -95,7 +97,7 @@ func message(handler http.Handler, caller *sink, mediaType string, data []byte) 
 	return caller.took, w.status
 }
 
-// recorder keeps the status of an answer and nothing else.
+// recorder records only the status of an answer.
 type recorder struct {
 	header http.Header
 	status int
@@ -105,7 +107,7 @@ func (r *recorder) Header() http.Header         { return r.header }
 func (r *recorder) WriteHeader(status int)      { r.status = status }
 func (r *recorder) Write(p []byte) (int, error) { return io.Discard.Write(p) }
 
-// A body may lie about all that it says of itself.
+// A body may have wrong lengths, shapes and types.
 func FuzzBody(f *testing.F) {
 	f.Add([]byte(`{"inputs": [{"name": "a", "datatype": "INT32", "shape": [1], "parameters": {"binary_data_size": 4}}]}1234`), "99")
 	f.Add([]byte(`{"parameters": {"binary_data_output": true}, "inputs": [], "outputs": [{"name": "x", "parameters": {"binary_data": true}}]}`), "")
@@ -122,14 +124,14 @@ func FuzzBody(f *testing.F) {
 		if err != nil {
 			refused(t, err)
 		}
-		// Of JSON a zero and its comma are eight bytes of FP64.
+		// In JSON, a zero and its comma are eight bytes of FP64.
 		if taken > 8*len(data) {
 			t.Errorf("%d bytes became %d", len(data), taken)
 		}
 	})
 }
 
-// A body of the generate extension may be any JSON, for models that take anything.
+// A body of the generate extension may be any JSON if the model takes any.
 func FuzzGeneration(f *testing.F) {
 	f.Add([]byte(`{"text_input": "hi", "id": "a", "parameters": {"t": 0.5}, "stream": true}`), true)
 	f.Add([]byte(`{"b": "hi", "t": [1, 2.5e3], "n": ["a", "b"], "j": {"a": [null]}}`), true)
@@ -152,7 +154,7 @@ func FuzzGeneration(f *testing.F) {
 			}
 			return
 		}
-		// An empty string of BYTES is four bytes, its quotes and comma three.
+		// An empty string of BYTES is four bytes; its quotes and comma are three.
 		if size := payload.Size(g.request.Inputs); size > 4*len(data) {
 			t.Errorf("%d bytes became %d", len(data), size)
 		}
@@ -162,7 +164,7 @@ func FuzzGeneration(f *testing.F) {
 	})
 }
 
-// refused checks that an error tells a caller of its own mistake.
+// refused checks that an error blames the caller's request.
 func refused(t *testing.T, err error) {
 	t.Helper()
 	switch f := fault.From(err); f.Reason {
@@ -172,8 +174,8 @@ func refused(t *testing.T, err error) {
 	}
 }
 
-// What is taken is valid, and no larger than a few times what came; what is not is told
-// as the caller's mistake.
+// Accepted requests are valid, and at most a few times larger than their message.
+// Rejected ones are the caller's mistake.
 func FuzzRequest(f *testing.F) {
 	for _, in := range []*oipv2.ModelInferRequest{
 		{ModelName: "m", Inputs: []*oipv2.ModelInferRequest_InferInputTensor{{Name: "x", Datatype: "FP32", Shape: []int64{2}, Contents: &oipv2.InferTensorContents{Fp32Contents: []float32{1, 2}}}}},
@@ -196,24 +198,26 @@ func FuzzRequest(f *testing.F) {
 		if got > messageBound(len(data)) {
 			t.Errorf("%d bytes are allocated for %d, at most %d", got, len(data), messageBound(len(data)))
 		}
-		// Refused, of an unknown version, or taken, which nobody answers.
+		// The request is rejected, of an unknown version, or accepted and then failed
+		// by the sink.
 		if status != http.StatusBadRequest && status != http.StatusNotFound && status != http.StatusServiceUnavailable {
 			t.Errorf("it is answered %d", status)
 		}
-		// An int of one byte is eight bytes at most, an empty element of BYTES four.
+		// An int of one byte is at most eight bytes, and an empty element of BYTES
+		// four.
 		if taken > 8*len(data) {
 			t.Errorf("%d bytes became %d", len(data), taken)
 		}
 	})
 }
 
-// many is a list of so many bytes within what stands before and after it.
+// many repeats a text between a beginning and an end.
 func many(begin, repeated, end string) []byte {
 	const size = 8 << 20
 	return []byte(begin + strings.TrimSuffix(strings.Repeat(repeated, size/len(repeated)), ",") + end)
 }
 
-// Not parallel: it counts what is allocated.
+// Not parallel: it counts allocations.
 func TestBodyAllocationsAreBoundedByItsSize(t *testing.T) {
 	input := func(datatype, shape, data string) string {
 		return `{"name": "y", "datatype": "` + datatype + `", "shape": ` + shape + `, "data": ` + data
@@ -262,10 +266,10 @@ func TestBodyAllocationsAreBoundedByItsSize(t *testing.T) {
 	}
 }
 
-// Not parallel: it counts what is allocated.
+// Not parallel: it counts allocations.
 func TestMessageAllocationsAreBoundedByItsSize(t *testing.T) {
-	// The fields by their numbers on the wire: 5 is an input, of which 3 is the shape and
-	// 5 its contents; 6 is an output, 7 raw contents, 4 a parameter.
+	// The numbers of fields: 5 is an input, in which 3 is the shape and 5 the
+	// contents; 6 is an output, 7 raw contents, 4 a parameter.
 	field := func(number int, value string) string {
 		return string(appendBytes(nil, number, value))
 	}
@@ -307,7 +311,7 @@ func TestMessageAllocationsAreBoundedByItsSize(t *testing.T) {
 	}
 }
 
-// appendBytes appends a field of bytes as it is on the wire.
+// appendBytes appends a field of bytes in the wire format.
 func appendBytes(dst []byte, number int, value string) []byte {
 	dst = protowire.AppendTag(dst, protowire.Number(number), protowire.BytesType)
 	return protowire.AppendString(dst, value)

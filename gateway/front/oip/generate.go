@@ -67,7 +67,7 @@ func generationOf(ctx context.Context, name string, text []byte, model Model, me
 
 // take takes one member of the body. The model's own names come first.
 func (g *generation) take(f oipjson.Field) error {
-	spec, known := named(g.takes, f.Name)
+	spec, known := specNamed(g.takes, f.Name)
 	switch {
 	case known:
 		return g.input(f, spec)
@@ -92,7 +92,7 @@ func (g *generation) take(f oipjson.Field) error {
 	return g.parameter(f.Name, value)
 }
 
-func named(takes []*stagev1.PartSpec, name string) (*stagev1.PartSpec, bool) {
+func specNamed(takes []*stagev1.PartSpec, name string) (*stagev1.PartSpec, bool) {
 	i := slices.IndexFunc(takes, func(p *stagev1.PartSpec) bool { return p.GetName() == name })
 	if i < 0 {
 		return nil, false

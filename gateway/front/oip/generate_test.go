@@ -24,7 +24,7 @@ import (
 
 const generatePath = "/v2/models/m/generate"
 
-// mediaOf is a blob of those types.
+// mediaOf is the spec of a blob of those types.
 func mediaOf(name string, types ...string) *stagev1.PartSpec {
 	return &stagev1.PartSpec{Name: name, Body: &stagev1.PartSpec_Blob{Blob: &stagev1.BlobSpec{ContentTypes: types}}}
 }
@@ -188,7 +188,7 @@ func TestInvalidGenerateBodyIsRejected(t *testing.T) {
 	}
 }
 
-// members are so many parameters.
+// members returns n parameters as members of a body.
 func members(n int) string {
 	out := make([]string, n)
 	for i := range out {
@@ -205,7 +205,7 @@ func TestGenerateRejectsNonTextOutput(t *testing.T) {
 	}
 }
 
-// stream returns the events of what is generated.
+// stream returns the events of generate_stream.
 func (c restful) stream(body string) ([]fronttest.Event, http.Header) {
 	c.t.Helper()
 	status, h, answer := c.ask(http.MethodPost, generatePath+"_stream", body)

@@ -28,7 +28,7 @@ import (
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
 
-// shelf is one model that is ready, "simple", and one that is not, "idle".
+// shelf has a ready model, "simple", and one that is not ready, "idle".
 type shelf struct{ model oip.Model }
 
 func (s shelf) Version() string { return "1.2.3" }
@@ -127,8 +127,8 @@ func TestServerAndModelsReportState(t *testing.T) {
 	}
 }
 
-// The example of Triton's clients: sixteen sums and differences, sent as typed contents
-// and read as raw bytes.
+// This is the example of Triton's clients: sixteen sums and differences, sent as typed
+// contents and read as raw bytes.
 func TestSimpleModelReturnsSumsAndDifferences(t *testing.T) {
 	t.Parallel()
 	caller := &fronttest.Caller{Answer: func(_ context.Context, r *call.Request) (*call.Response, error) {

@@ -320,7 +320,7 @@ func formatOf(in *oipjson.Request) (format, error) {
 	}
 	for i, output := range in.Outputs {
 		if _, ok := output.Parameters[classify]; ok {
-			return out, notClassified(i)
+			return out, noClassification(i)
 		}
 		wanted, ok := output.Parameters[binaryOne]
 		if !ok {
@@ -402,7 +402,7 @@ func write(w http.ResponseWriter, r *call.Response, text []byte, binary [][]byte
 	}
 }
 
-// notClassified is the fault of an output that asks for the classification extension.
-func notClassified(output int) error {
+// noClassification returns the fault of an output that asks for the classification extension.
+func noClassification(output int) error {
 	return fault.Newf(fault.NotSupported, "outputs[%d].parameters.%s is not served; a stage such as top_k does that", output, classify)
 }

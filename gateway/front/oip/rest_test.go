@@ -25,7 +25,8 @@ import (
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
 
-// restful is a client of the REST form, which holds every answer against the protocol.
+// restful is a client of the REST form that validates every answer against the
+// protocol.
 type restful struct {
 	t        *testing.T
 	url      string

@@ -29,19 +29,19 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
-// soon bounds what is to happen, and is far more than it takes.
+// soon is a time limit far above the time that is needed.
 const soon = 30 * time.Second
 
 type talking = grpc.BidiStreamingClient[oipv2.ModelInferRequest, oipv2.ModelStreamInferResponse]
 
-// handler is the front, with bounds.
+// handler is the front with the settings.
 func handler(caller transport.Caller, s transport.Settings) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle(oip.New(caller, shelf{}, s))
 	return mux
 }
 
-// talk opens a stream, which ends with the context.
+// talk opens a stream that ends with the context.
 func talk(ctx context.Context, t *testing.T, h http.Handler) talking {
 	t.Helper()
 	conn, err := grpc.NewClient(strings.TrimPrefix(fronttest.Serve(t, h), "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -56,7 +56,7 @@ func talk(ctx context.Context, t *testing.T, h http.Handler) talking {
 	return out
 }
 
-// asks is a request of that id, for the model.
+// asks is a request with that id, for the model.
 func asks(model, id string, parameters ...string) *oipv2.ModelInferRequest {
 	out := &oipv2.ModelInferRequest{ModelName: model, Id: id, Parameters: map[string]*oipv2.InferParameter{}}
 	for _, name := range parameters {
@@ -74,7 +74,7 @@ func send(t *testing.T, to talking, requests ...*oipv2.ModelInferRequest) {
 	}
 }
 
-// said is an answer as its reader has it: "id word", and " last" where it is.
+// said formats a response: "id word", and " last" if it is the last.
 func said(t *testing.T, from talking) string {
 	t.Helper()
 	m, err := from.Recv()
@@ -95,7 +95,7 @@ func said(t *testing.T, from talking) string {
 	return strings.Join(words, " ")
 }
 
-// ended is the status of a stream of which nothing more comes.
+// ended returns the status of a stream after its last response.
 func ended(t *testing.T, from talking) *status.Status {
 	t.Helper()
 	m, err := from.Recv()
@@ -211,13 +211,13 @@ func TestFailureAfterChunkIsReported(t *testing.T) {
 	hangUp(t, s)
 }
 
-// held answers a request when the test lets it, by its model's name.
+// held answers each request when the test releases its model.
 type held struct {
 	fronttest.Caller
 
 	mu    sync.Mutex
 	gates map[string]chan struct{}
-	// inFlight is how many requests there are, and most the most there were.
+	// inFlight is how many requests are in flight, and most its maximum.
 	inFlight, most atomic.Int64
 	began, ended   chan string
 }
@@ -306,7 +306,7 @@ func TestStreamCancelCancelsItsRequests(t *testing.T) {
 	}
 }
 
-// await returns what comes, which is to be soon.
+// await returns the next value, and fails the test if it takes too long.
 func await[T any](t *testing.T, from <-chan T) T {
 	t.Helper()
 	select {
@@ -348,7 +348,7 @@ type ending struct {
 	body string
 }
 
-// raw is a stream of bytes to the procedure, and what is answered in the end.
+// raw opens a stream of bytes to the procedure; answer receives the ending.
 func raw(t *testing.T, h http.Handler) (to *io.PipeWriter, answer <-chan ending) {
 	t.Helper()
 	from, to := io.Pipe()
@@ -367,7 +367,7 @@ func raw(t *testing.T, h http.Handler) (to *io.PipeWriter, answer <-chan ending)
 			return
 		}
 		defer response.Body.Close()
-		// The trailers are behind the body.
+		// The trailers follow the body.
 		data, _ := io.ReadAll(response.Body)
 		answers <- ending{response.Trailer, string(data)}
 	})
@@ -400,7 +400,7 @@ func TestMalformedBytesEndStream(t *testing.T) {
 	}
 }
 
-// framed is a message behind its prefix.
+// framed is a message with its length prefix.
 func framed(t *testing.T, m proto.Message) []byte {
 	t.Helper()
 	data, err := proto.Marshal(m)
@@ -440,8 +440,8 @@ func TestBrokenStreamCancelsRequestsWithCause(t *testing.T) {
 	}
 }
 
-// A caller may think between its messages for as long as it likes; within one it has
-// to go on.
+// A caller may pause between messages for any time. Within a message the stall timeout
+// applies.
 func TestStallTimeoutAppliesWithinMessages(t *testing.T) {
 	t.Parallel()
 	const patience = 50 * time.Millisecond
@@ -463,7 +463,7 @@ func TestStallTimeoutAppliesWithinMessages(t *testing.T) {
 	}
 }
 
-// floods emits large words until that fails, and tells why it did.
+// floods emits large words until that fails, and reports the error.
 type floods struct {
 	fronttest.Caller
 
@@ -525,7 +525,7 @@ func TestGatewayShutdownEndsStreamsAfterResponses(t *testing.T) {
 	}
 }
 
-// purse is a budget of so many bytes.
+// purse is a budget of that many bytes.
 type purse struct {
 	bound int64
 	taken atomic.Int64

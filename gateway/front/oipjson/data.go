@@ -73,7 +73,7 @@ func newWalk(from values, path string, t tensor.Tensor) (*walk, error) {
 	}
 	n, ok := tensor.Elements(t.Shape)
 	if !ok || n > max(from.most(), 1) {
-		return nil, wrong(path, "has fewer elements than shape %v takes", t.Shape)
+		return nil, invalidField(path, "has fewer elements than shape %v takes", t.Shape)
 	}
 	return &walk{values: from, take: take, shape: t.Shape, total: n, path: path}, nil
 }
@@ -84,14 +84,14 @@ func (w *walk) run() error {
 	}
 	err := w.array(w.element)
 	if err == nil && w.count != w.total {
-		err = wrong(w.path, "has %d elements, shape %v takes %d", w.count, w.shape, w.total)
+		err = invalidField(w.path, "has %d elements, shape %v takes %d", w.count, w.shape, w.total)
 	}
 	return err
 }
 
 func (w *walk) element(int) (err error) {
 	if w.count == w.total {
-		return wrong(w.path, "has more than the %d elements that shape %v takes", w.total, w.shape)
+		return invalidField(w.path, "has more than the %d elements that shape %v takes", w.total, w.shape)
 	}
 	if w.take == nil {
 		err = w.text()
@@ -134,7 +134,7 @@ func (w *walk) piece(data []byte) {
 // nested reads the array of one axis. Each axis must have the length of the shape.
 func (w *walk) nested(axis int) error {
 	if !w.opens() {
-		return wrong(w.path, "is neither flat nor nested as shape %v is", w.shape)
+		return invalidField(w.path, "is neither flat nor nested as shape %v is", w.shape)
 	}
 	inner := w.element
 	if axis < len(w.shape)-1 {
@@ -143,28 +143,28 @@ func (w *walk) nested(axis int) error {
 	have := int64(0)
 	err := w.array(func(i int) error {
 		if have == w.shape[axis] {
-			return w.misshapen(axis, "more than")
+			return w.shapeError(axis, "more than")
 		}
 		have++
 		return inner(i)
 	})
 	if err == nil && have < w.shape[axis] {
-		err = w.misshapen(axis, "fewer than")
+		err = w.shapeError(axis, "fewer than")
 	}
 	return err
 }
 
-func (w *walk) misshapen(axis int, how string) error {
-	return wrong(w.path, "has %s the %d entries on axis %d of shape %v, near element %d", how, w.shape[axis], axis, w.shape, w.count)
+func (w *walk) shapeError(axis int, how string) error {
+	return invalidField(w.path, "has %s the %d entries on axis %d of shape %v, near element %d", how, w.shape[axis], axis, w.shape, w.count)
 }
 
 // fault names the element that an error is about.
 func (w *walk) fault(err error) error {
 	if _, ok := errors.AsType[*elementError](err); ok {
-		return wrong(w.at(), "%s", err)
+		return invalidField(w.at(), "%s", err)
 	}
 	if e, ok := errors.AsType[*msgpack.Error](err); ok {
-		return wrong(w.at(), "%s; send data as bytes (bin)", e.Problem())
+		return invalidField(w.at(), "%s; send data as bytes (bin)", e.Problem())
 	}
 	return err
 }
@@ -282,7 +282,7 @@ func (p *packed) unsupported(path, datatype string) error { return noList(path, 
 
 func (p *packed) again() values { return &packed{value: p.value} }
 
-func noText() error { return unfit("is no BYTES: use a string") }
+func noText() error { return elementErrorf("is no BYTES: use a string") }
 
 // element reads one element of data and appends its little-endian bytes.
 type element func(dst []byte, s *scanner) ([]byte, error)
@@ -293,7 +293,9 @@ type elementError struct{ what string }
 
 func (e *elementError) Error() string { return e.what }
 
-func unfit(format string, args ...any) error { return &elementError{fmt.Sprintf(format, args...)} }
+func elementErrorf(format string, args ...any) error {
+	return &elementError{fmt.Sprintf(format, args...)}
+}
 
 // elementOf returns nil for BYTES, and for the datatypes that JSON cannot represent.
 func elementOf(d tensor.Datatype) element {
@@ -319,7 +321,7 @@ func boolean(dst []byte, s *scanner) ([]byte, error) {
 	case 'f':
 		return append(dst, 0), s.word("false")
 	default:
-		return dst, unfit("is no BOOL: use true or false")
+		return dst, elementErrorf("is no BOOL: use true or false")
 	}
 }
 
@@ -332,7 +334,7 @@ func signed(d tensor.Datatype) element {
 		}
 		n, err := strconv.ParseInt(string(raw), 10, bits)
 		if err != nil {
-			return dst, unfit("%s is no %s: use whole numbers from %d to %d", clip(string(raw)), d, int64(-1)<<(bits-1), int64(1)<<(bits-1)-1)
+			return dst, elementErrorf("%s is no %s: use whole numbers from %d to %d", clip(string(raw)), d, int64(-1)<<(bits-1), int64(1)<<(bits-1)-1)
 		}
 		return appendInteger(dst, uint64(n), d.Size()), nil
 	}
@@ -347,7 +349,7 @@ func unsigned(d tensor.Datatype) element {
 		}
 		n, err := strconv.ParseUint(string(raw), 10, bits)
 		if err != nil {
-			return dst, unfit("%s is no %s: use whole numbers from 0 to %d", clip(string(raw)), d, uint64(math.MaxUint64)>>(64-bits))
+			return dst, elementErrorf("%s is no %s: use whole numbers from 0 to %d", clip(string(raw)), d, uint64(math.MaxUint64)>>(64-bits))
 		}
 		return appendInteger(dst, n, d.Size()), nil
 	}
@@ -373,7 +375,7 @@ func single(dst []byte, s *scanner) ([]byte, error) {
 	}
 	f, err := strconv.ParseFloat(string(raw), 32)
 	if err != nil {
-		return dst, unfit("%s is beyond FP32", clip(string(raw)))
+		return dst, elementErrorf("%s is beyond FP32", clip(string(raw)))
 	}
 	return binary.LittleEndian.AppendUint32(dst, math.Float32bits(float32(f))), nil
 }
@@ -385,7 +387,7 @@ func double(dst []byte, s *scanner) ([]byte, error) {
 	}
 	f, err := strconv.ParseFloat(string(raw), 64)
 	if err != nil {
-		return dst, unfit("%s is beyond FP64", clip(string(raw)))
+		return dst, elementErrorf("%s is beyond FP64", clip(string(raw)))
 	}
 	return binary.LittleEndian.AppendUint64(dst, math.Float64bits(f)), nil
 }
@@ -397,7 +399,7 @@ func numberFor(s *scanner, d tensor.Datatype) ([]byte, error) {
 	case c == '-', digit(c):
 		return s.number()
 	case c == '"', c == 't', c == 'f', c == 'n', c == '{', c == '[':
-		return nil, unfit("is no %s: use a number", d)
+		return nil, elementErrorf("is no %s: use a number", d)
 	default:
 		return nil, s.fail("no value")
 	}

@@ -27,9 +27,9 @@ func DecodeFields(text []byte) ([]Field, error) {
 	err := s.object(func(key string) error {
 		switch {
 		case seen[key]:
-			return wrong(clip(key), "is there twice")
+			return invalidField(clip(key), "is there twice")
 		case len(out) == maxFields:
-			return wrong(clip(key), "is one member too many; at most %d are taken", maxFields)
+			return invalidField(clip(key), "is one member too many; at most %d are taken", maxFields)
 		}
 		seen[key] = true
 		s.next()
@@ -94,14 +94,14 @@ func (f Field) Null() bool { return f.scanner().next() == 'n' }
 func (f Field) Parameter() (payload.Value, error) {
 	d := decoder{scanner: *f.scanner()}
 	out, err := d.parameter(clip(f.Name))
-	return out, classified(err)
+	return out, classifyError(err)
 }
 
 // Parameters returns the value, an object of scalars, as parameters.
 func (f Field) Parameters() (payload.Parameters, error) {
 	d := decoder{scanner: *f.scanner()}
 	out, err := d.parameters(clip(f.Name))
-	return out, classified(err)
+	return out, classifyError(err)
 }
 
 // Tensor returns the value as a tensor of the datatype: a scalar as one element, a
@@ -117,19 +117,19 @@ func (f Field) Tensor(d tensor.Datatype, rank int, memory *transport.Reservation
 			return tensor.Tensor{}, classify(err)
 		}
 	case '{', 'n':
-		return tensor.Tensor{}, wrong(path, "is no string, number or boolean, and no list of such")
+		return tensor.Tensor{}, invalidField(path, "is no string, number or boolean, and no list of such")
 	}
 	out := tensor.Tensor{Datatype: d, Shape: []int64{n}}
 	var err error
 	if out.Raw, err = take(f.scanner(), path, out, memory); err != nil {
 		return tensor.Tensor{}, classify(err)
 	}
-	out.Shape = leading(rank, n)
+	out.Shape = shapeOfRank(rank, n)
 	return out, nil
 }
 
-// leading returns a shape whose last axis has n elements. All axes before it are one.
-func leading(rank int, n int64) []int64 {
+// shapeOfRank returns a shape whose last axis has n elements. All axes before it are one.
+func shapeOfRank(rank int, n int64) []int64 {
 	out := make([]int64, min(max(rank, 1), tensor.MaxRank))
 	for i := range out {
 		out[i] = 1
@@ -138,7 +138,7 @@ func leading(rank int, n int64) []int64 {
 	return out
 }
 
-func classified(err error) error {
+func classifyError(err error) error {
 	if err == nil {
 		return nil
 	}

@@ -10,9 +10,9 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
-// FuzzDecode holds four promises: nothing panics; every refusal is a fault;
-// what is taken is JSON and its tensors are valid; and a tensor that is written
-// and read again is the same.
+// FuzzDecode checks four promises: nothing panics; every rejection is a fault; every
+// accepted body is JSON with valid tensors; and a tensor that is written and read
+// again is unchanged.
 func FuzzDecode(f *testing.F) {
 	for _, seed := range []string{
 		string(one("FP32", "[2,2]", "[[0.1,-2e-3],[3,4]]")),

@@ -43,7 +43,7 @@ func (r *Request) Parts() ([]payload.Part, error) {
 	out := make([]payload.Part, len(r.Inputs))
 	for i, in := range r.Inputs {
 		if in.Tensor.Raw == nil {
-			return nil, wrong(InputPath(i, in.Name)+".data", "is missing")
+			return nil, invalidField(InputPath(i, in.Name)+".data", "is missing")
 		}
 		out[i] = payload.OfTensor(in.Name, in.Tensor)
 		out[i].Parameters = in.Parameters
@@ -126,7 +126,7 @@ func decode(from scanner, memory *transport.Reservation) (*Request, error) {
 		return nil, d.classify(err)
 	}
 	if !slices.Contains(seen, "inputs") {
-		return nil, wrong("inputs", "is missing")
+		return nil, invalidField("inputs", "is missing")
 	}
 	return &d.request, nil
 }
@@ -161,7 +161,7 @@ func (d *decoder) member(key string) (err error) {
 func (d *decoder) output(i int) error {
 	path := fmt.Sprintf("outputs[%d]", i)
 	if i == payload.MaxParts {
-		return wrong("outputs", "at most %d are taken", payload.MaxParts)
+		return invalidField("outputs", "at most %d are taken", payload.MaxParts)
 	}
 	var out Output
 	var seen keys
@@ -180,7 +180,7 @@ func (d *decoder) output(i int) error {
 		return err
 	})
 	if err == nil && out.Name == "" {
-		err = wrong(path+".name", "is missing")
+		err = invalidField(path+".name", "is missing")
 	}
 	d.request.Outputs = append(d.request.Outputs, out)
 	return err
@@ -189,26 +189,26 @@ func (d *decoder) output(i int) error {
 // name reads a string that is a name.
 func (d *decoder) name(path string) (string, error) {
 	if d.next() != '"' {
-		return "", wrong(path, "is no string")
+		return "", invalidField(path, "is no string")
 	}
 	name, err := d.text()
 	if len(name) > payload.MaxName {
-		return "", wrong(path, "is longer than %d bytes", payload.MaxName)
+		return "", invalidField(path, "is longer than %d bytes", payload.MaxName)
 	}
 	return name, err
 }
 
 func (d *decoder) parameters(path string) (payload.Parameters, error) {
 	if d.next() != '{' {
-		return nil, wrong(path, "is no object")
+		return nil, invalidField(path, "is no object")
 	}
 	out := payload.Parameters{}
 	err := d.object(func(key string) (err error) {
 		if _, twice := out[key]; twice {
-			return wrong(path+"."+clip(key), "is there twice")
+			return invalidField(path+"."+clip(key), "is there twice")
 		}
 		if len(out) == payload.MaxParameters {
-			return wrong(path, "at most %d are taken", payload.MaxParameters)
+			return invalidField(path, "at most %d are taken", payload.MaxParameters)
 		}
 		out[key], err = d.parameter(path + "." + clip(key))
 		return err
@@ -226,7 +226,7 @@ func (d *decoder) parameter(path string) (payload.Value, error) {
 	case 'f':
 		return payload.Bool(false), d.word("false")
 	case '{', '[', 'n':
-		return payload.Value{}, wrong(path, "is no string, number or boolean")
+		return payload.Value{}, invalidField(path, "is no string, number or boolean")
 	}
 	raw, err := d.number()
 	if err != nil {
@@ -245,7 +245,7 @@ func numeric(path, text string) (payload.Value, error) {
 	}
 	f, err := strconv.ParseFloat(text, 64)
 	if err != nil || math.IsInf(f, 0) {
-		return payload.Value{}, wrong(path, "%s is beyond 64 bits", clip(text))
+		return payload.Value{}, invalidField(path, "%s is beyond 64 bits", clip(text))
 	}
 	return payload.Double(f), nil
 }
@@ -262,7 +262,7 @@ func (k *keys) add(key string, path func() string) error {
 		return nil
 	}
 	if slices.Contains(*k, key) {
-		return wrong(path(), "is there twice")
+		return invalidField(path(), "is there twice")
 	}
 	*k = append(*k, key)
 	return nil
@@ -272,10 +272,10 @@ func (k *keys) add(key string, path func() string) error {
 // order. Then it decodes them, the name first, so that every message has the name.
 func (d *decoder) input(i int) error {
 	if i == payload.MaxParts {
-		return wrong("inputs", "at most %d are taken", payload.MaxParts)
+		return invalidField("inputs", "at most %d are taken", payload.MaxParts)
 	}
 	if d.next() != '{' {
-		return wrong(InputPath(i, ""), "is no object")
+		return invalidField(InputPath(i, ""), "is no object")
 	}
 	members := map[string]scanner{}
 	twice := ""
@@ -320,7 +320,7 @@ func (d *inputDecoder) decode(i int, twice string) (err error) {
 		d.path = InputPath(i, d.out.Name)
 	}
 	if twice != "" {
-		return wrong(d.path+"."+twice, "is there twice")
+		return invalidField(d.path+"."+twice, "is there twice")
 	}
 	if err := d.datatype(); err != nil {
 		return err
@@ -338,7 +338,7 @@ func (d *inputDecoder) decode(i int, twice string) (err error) {
 		return nil
 	}
 	if at.next() != '[' {
-		return wrong(d.path+".data", "is no array")
+		return invalidField(d.path+".data", "is no array")
 	}
 	d.out.Tensor.Raw, err = elements(&at, d.path+".data", d.out.Tensor, d.memory)
 	return err
@@ -351,7 +351,7 @@ func (d *inputDecoder) datatype() error {
 	path := d.path + ".datatype"
 	at, ok := d.members["datatype"]
 	if !ok {
-		return wrong(path, "is missing")
+		return invalidField(path, "is missing")
 	}
 	name, err := d.at(at).name(path)
 	if err != nil {
@@ -359,7 +359,7 @@ func (d *inputDecoder) datatype() error {
 	}
 	d.out.Tensor.Datatype = tensor.Datatype(name)
 	if !d.out.Tensor.Datatype.Valid() {
-		return wrong(path, "%q is none of the Open Inference Protocol's", clip(name))
+		return invalidField(path, "%q is none of the Open Inference Protocol's", clip(name))
 	}
 	return nil
 }
@@ -368,15 +368,15 @@ func (d *inputDecoder) shape() error {
 	path := d.path + ".shape"
 	at, ok := d.members["shape"]
 	if !ok {
-		return wrong(path, "is missing")
+		return invalidField(path, "is missing")
 	}
 	if at.next() != '[' {
-		return wrong(path, "is no array")
+		return invalidField(path, "is no array")
 	}
 	shape := []int64{}
 	err := at.array(func(i int) error {
 		if i == tensor.MaxRank {
-			return wrong(path, "has more than %d axes", tensor.MaxRank)
+			return invalidField(path, "has more than %d axes", tensor.MaxRank)
 		}
 		raw, err := at.number()
 		if err != nil {
@@ -384,7 +384,7 @@ func (d *inputDecoder) shape() error {
 		}
 		extent, err := strconv.ParseInt(string(raw), 10, 64)
 		if err != nil || extent < 0 {
-			return wrong(path, "has an axis of %s", clip(string(raw)))
+			return invalidField(path, "has an axis of %s", clip(string(raw)))
 		}
 		shape = append(shape, extent)
 		return nil
@@ -393,8 +393,8 @@ func (d *inputDecoder) shape() error {
 	return err
 }
 
-// wrong returns INVALID_INPUT for the field of that path.
-func wrong(path, format string, args ...any) *fault.Fault {
+// invalidField returns INVALID_INPUT for the field of that path.
+func invalidField(path, format string, args ...any) *fault.Fault {
 	what := fmt.Sprintf(format, args...)
 	return fault.Newf(fault.InvalidInput, "%s: %s", path, what).WithViolation(path, "%s", what)
 }
@@ -421,11 +421,11 @@ func (s *scanner) unsupported(path, datatype string) error {
 	if s.packed {
 		return noList(path, datatype)
 	}
-	return wrong(path, "%s cannot be said in JSON; send the tensor by gRPC or Connect", datatype)
+	return invalidField(path, "%s cannot be said in JSON; send the tensor by gRPC or Connect", datatype)
 }
 
 func noList(path, datatype string) error {
-	return wrong(path, "%s cannot be said in a list; send data as bytes (bin)", datatype)
+	return invalidField(path, "%s cannot be said in a list; send data as bytes (bin)", datatype)
 }
 
 // InputPath names an input in messages as everywhere else in the mesh: by its name if

@@ -171,7 +171,7 @@ func TestErrorNamesField(t *testing.T) {
 	input := func(members string) string { return `{"inputs":[{` + members + `}]}` }
 	for _, row := range []struct {
 		name, body string
-		// field is the violation's, text is in the message.
+		// field is the violation's; text is in the message.
 		field, text string
 	}{
 		{"int8 out of range", string(one("INT8", "[2]", "[1,300]")), "inputs.x.data[1]", "300 is no INT8: use whole numbers from -128 to 127"},

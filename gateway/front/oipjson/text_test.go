@@ -7,7 +7,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
 )
 
-// FuzzStringsMatchEncodingJSON holds strings against the standard library.
+// FuzzStringsMatchEncodingJSON compares strings with the standard library.
 func FuzzStringsMatchEncodingJSON(f *testing.F) {
 	for _, seed := range []string{`a`, `\n\t\b\f\r\"\\\/`, `\u00e9`, `\ud83d\ude00`, `\ud83d`, `\ud83d\u0041`, `\ude00\ud83d`, `\u12`, `\u+123`, `\x`, `\'`, "é"} {
 		f.Add(seed)

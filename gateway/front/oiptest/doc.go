@@ -3,7 +3,7 @@
 // that an answer fits its request and its tensors their shapes.
 //
 //	protocol := oiptest.New(t)
-//	err := protocol.Check(request, asked, status, header, body)
+//	err := protocol.Check(request, requestBody, status, header, body)
 //
 // A Protocol is safe for concurrent use. It is linked into no program.
 package oiptest

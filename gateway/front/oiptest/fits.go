@@ -12,24 +12,24 @@ import (
 	"strings"
 )
 
-// asked are the properties of a request on which its answer depends.
-type asked struct {
+// inferRequest are the properties of a request on which its answer depends.
+type inferRequest struct {
 	ID         string
 	Parameters struct {
 		All bool `json:"binary_data_output"`
 	}
-	Outputs []wanted
+	Outputs []requestedOutput
 }
 
-type wanted struct {
+type requestedOutput struct {
 	Name       string
 	Parameters struct {
 		Binary *bool `json:"binary_data"`
 	}
 }
 
-// answered is the answer of an inference.
-type answered struct {
+// inferResponse is the answer of an inference.
+type inferResponse struct {
 	ModelName string `json:"model_name"`
 	ID        string
 	Outputs   []output
@@ -51,14 +51,14 @@ func fits(r *http.Request, body, head, behind []byte) error {
 	if err != nil {
 		return err
 	}
-	var out answered
+	var out inferResponse
 	if err := json.Unmarshal(head, &out); err != nil {
 		return err
 	}
 	if model := strings.Split(r.URL.Path, "/")[3]; out.ModelName != model || out.ID != in.ID {
 		return fmt.Errorf("it is of model %q with id %q; asked was %q with %q", out.ModelName, out.ID, model, in.ID)
 	}
-	if err := requested(in, out.Outputs); err != nil {
+	if err := checkOutputs(in, out.Outputs); err != nil {
 		return err
 	}
 	for _, o := range out.Outputs {
@@ -73,8 +73,8 @@ func fits(r *http.Request, body, head, behind []byte) error {
 }
 
 // request reads the JSON of a request. The length header gives where its bytes begin.
-func request(length string, body []byte) (asked, error) {
-	var out asked
+func request(length string, body []byte) (inferRequest, error) {
+	var out inferRequest
 	if length != "" {
 		n, err := strconv.Atoi(length)
 		if err != nil || n > len(body) {
@@ -85,12 +85,12 @@ func request(length string, body []byte) (asked, error) {
 	return out, json.Unmarshal(body, &out)
 }
 
-// requested checks that the outputs are the requested ones, each in the requested
+// checkOutputs checks that the outputs are the requested ones, each in the requested
 // form.
-func requested(in asked, outputs []output) error {
+func checkOutputs(in inferRequest, outputs []output) error {
 	for _, o := range outputs {
 		asBytes := in.Parameters.All
-		at := slices.IndexFunc(in.Outputs, func(w wanted) bool { return w.Name == o.Name })
+		at := slices.IndexFunc(in.Outputs, func(w requestedOutput) bool { return w.Name == o.Name })
 		switch {
 		case at < 0 && len(in.Outputs) > 0:
 			return fmt.Errorf("output %q was not asked for", o.Name)

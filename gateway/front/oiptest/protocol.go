@@ -47,18 +47,18 @@ func New(t testing.TB) *Protocol {
 // Valid returns the error of the protocol's own document, or nil.
 func (p *Protocol) Valid() error {
 	_, failures := p.validator.ValidateDocument()
-	return joined(failures)
+	return joinFailures(failures)
 }
 
-// Check returns the error of an answer to a request, or nil; asked is the request's
+// Check returns the error of an answer to a request, or nil; requestBody is the request's
 // body.
-func (p *Protocol) Check(r *http.Request, asked []byte, status int, h http.Header, answer []byte) error {
+func (p *Protocol) Check(r *http.Request, requestBody []byte, status int, h http.Header, answer []byte) error {
 	head, behind, err := split(h, answer)
 	if err == nil {
 		err = p.document(r, status, h, head)
 	}
 	if err == nil && status == http.StatusOK && strings.HasSuffix(r.URL.Path, "/infer") {
-		err = fits(r, asked, head, behind)
+		err = fits(r, requestBody, head, behind)
 	}
 	if err != nil {
 		return fmt.Errorf("%s %s is answered %d %.300q: %w", r.Method, r.URL.Path, status, head, err)
@@ -83,25 +83,25 @@ func split(h http.Header, answer []byte) (head, behind []byte, err error) {
 // document validates a status and its JSON against the document. Unknown errors have
 // the schema of every error.
 func (p *Protocol) document(r *http.Request, status int, h http.Header, head []byte) error {
-	asked := r.Clone(r.Context())
-	asked.Body, asked.URL.Path = http.NoBody, strings.TrimSuffix(asked.URL.Path, "/")
-	failures := p.answer(asked, status, h, head)
+	clone := r.Clone(r.Context())
+	clone.Body, clone.URL.Path = http.NoBody, strings.TrimSuffix(clone.URL.Path, "/")
+	failures := p.answer(clone, status, h, head)
 	if len(failures) > 0 && (failures[0].IsPathMissingError() || failures[0].IsOperationMissingError()) {
-		asked.Method, asked.URL = http.MethodGet, &url.URL{Path: elsewhere}
-		failures = p.answer(asked, status, h, head)
+		clone.Method, clone.URL = http.MethodGet, &url.URL{Path: elsewhere}
+		failures = p.answer(clone, status, h, head)
 	}
-	return joined(failures)
+	return joinFailures(failures)
 }
 
-func (p *Protocol) answer(asked *http.Request, status int, h http.Header, head []byte) []*failure {
+func (p *Protocol) answer(clone *http.Request, status int, h http.Header, head []byte) []*failure {
 	mediaType := h.Get("Content-Type")
 	if mediaType == octets {
 		// The document describes the JSON.
 		mediaType = text
 	}
-	_, failures := p.validator.ValidateHttpResponse(asked, &http.Response{
+	_, failures := p.validator.ValidateHttpResponse(clone, &http.Response{
 		StatusCode: status, Header: http.Header{"Content-Type": {mediaType}},
-		Body: io.NopCloser(bytes.NewReader(head)), Request: asked,
+		Body: io.NopCloser(bytes.NewReader(head)), Request: clone,
 	})
 	return failures
 }
@@ -109,7 +109,7 @@ func (p *Protocol) answer(asked *http.Request, status int, h http.Header, head [
 // failure is an error that the validator reports.
 type failure = findings.ValidationError
 
-func joined(failures []*failure) error {
+func joinFailures(failures []*failure) error {
 	out := make([]error, len(failures))
 	for i, f := range failures {
 		out[i] = f
