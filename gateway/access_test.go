@@ -64,7 +64,7 @@ func TestPublicPortRequiresTLSAndTokenOnEveryProtocol(t *testing.T) {
 		settings.Access = gateway.Access{TokenFile: s.token, CertFile: s.cert, KeyFile: s.key}
 	})
 	if want := "https://" + g.Addr().String(); g.URL() != want {
-		t.Errorf("it is at %s, want %s", g.URL(), want)
+		t.Errorf("URL is %s, want %s", g.URL(), want)
 	}
 	for _, two := range []bool{false, true} {
 		client := over(t, s.roots, two)
@@ -205,12 +205,12 @@ func TestTLSPortRejectsPlainConnections(t *testing.T) {
 	})
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	if status, _, body := fetch(t, client, http.MethodGet, "http://"+g.Addr().String()+"/livez", ""); status != http.StatusBadRequest || !strings.Contains(body, "HTTPS server") {
-		t.Errorf("%d %s", status, body)
+		t.Errorf("plain HTTP: %d %s", status, body)
 	}
 	if err := off(t, over(t, nil, true), g.URL(), "", connect.WithGRPC()); err == nil || !strings.Contains(err.Error(), "certificate") {
-		t.Errorf("whom it does not trust: %v", err)
+		t.Errorf("untrusted certificate: %v", err)
 	}
-	old := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: s.roots, MaxVersion: tls.VersionTLS11}}} //nolint:gosec // it has to be refused
+	old := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: s.roots, MaxVersion: tls.VersionTLS11}}} //nolint:gosec // the server has to reject it
 	if err := off(t, old, g.URL(), "", connect.WithClientOptions()); err == nil || !strings.Contains(err.Error(), "version") {
 		t.Errorf("TLS 1.1: %v", err)
 	}
@@ -240,7 +240,7 @@ func TestGatewayReportsThatBrokerRejectsIt(t *testing.T) {
 	}
 	cancel()
 	if err := bustest.Receive(t, "its end", done); err != nil {
-		t.Errorf("it ended with %v", err)
+		t.Errorf("Run returned %v", err)
 	}
 }
 
@@ -284,6 +284,6 @@ func TestInvalidPublicPortIsRejectedByKey(t *testing.T) {
 		}
 	}
 	if strings.Contains(log.String(), "sesame") {
-		t.Errorf("a token is in the log: %s", log.String())
+		t.Errorf("the log contains a token: %s", log.String())
 	}
 }

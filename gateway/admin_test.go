@@ -74,7 +74,7 @@ func TestAdminPortIsOffByDefault(t *testing.T) {
 	t.Parallel()
 	g, _ := run(t, bustest.Start(t))
 	if g.AdminAddr() != nil || g.AdminURL() != "" {
-		t.Errorf("it listens at %s", g.AdminAddr())
+		t.Errorf("the admin port listens at %s", g.AdminAddr())
 	}
 }
 
@@ -86,7 +86,7 @@ func TestAdminPortRequiresTLSAndToken(t *testing.T) {
 		settings.Admin = gateway.Admin{Listen: "0.0.0.0:0", Access: gateway.Access{TokenFile: s.token, CertFile: s.cert, KeyFile: s.key}}
 	})
 	if want := "https://" + g.AdminAddr().String(); g.AdminURL() != want {
-		t.Errorf("it is at %s, want %s", g.AdminURL(), want)
+		t.Errorf("URL is %s, want %s", g.AdminURL(), want)
 	}
 	_, port, err := net.SplitHostPort(g.AdminAddr().String())
 	if err != nil {
@@ -106,10 +106,10 @@ func TestAdminPortRequiresTLSAndToken(t *testing.T) {
 		}
 	}
 	if err := list(t, url, "open-sesame", nil); err == nil || !strings.Contains(err.Error(), "certificate") {
-		t.Errorf("whom it does not trust: %v", err)
+		t.Errorf("untrusted certificate: %v", err)
 	}
 	if err := list(t, "http://127.0.0.1:"+port, "open-sesame", nil); err == nil {
-		t.Error("it is served without TLS")
+		t.Error("a call without TLS succeeds")
 	}
 }
 

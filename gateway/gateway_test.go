@@ -53,7 +53,7 @@ func run(t *testing.T, broker *bustest.Broker, edits ...func(*gateway.Settings))
 	stop = func() {
 		cancel()
 		if err := bustest.Receive(t, "the gateway's end", done); err != nil {
-			t.Errorf("the gateway ended with %v", err)
+			t.Errorf("Run returned %v", err)
 		}
 		done <- nil
 	}
@@ -131,7 +131,7 @@ func TestUnknownRequestIDsAreAnswered(t *testing.T) {
 		t.Errorf("cancel: %s", response.Status)
 	}
 	if status, reason := reasonOf(t, client, http.MethodDelete, url[:len(url)-1]); status != http.StatusBadRequest || reason != fault.InvalidRequest {
-		t.Errorf("an id that is none: %d %s", status, reason)
+		t.Errorf("invalid id: %d %s", status, reason)
 	}
 }
 
@@ -173,13 +173,13 @@ func TestGatewayServesDuringDrainDelay(t *testing.T) {
 				t.Errorf("ready: %d %s", status, reason)
 			}
 			if reason := ask(); reason != fault.NoCapacity {
-				t.Errorf("a call meanwhile: %s", reason)
+				t.Errorf("a call during the drain delay: %s", reason)
 			}
 			// It must not keep its connection for long.
 			bustest.Eventually(t, "another connection is made", func() bool { return ask() == fault.NoCapacity && connections.Load() > 1 })
 			bustest.Receive(t, "end", stopped)
 			if took := time.Since(begin); took < delay {
-				t.Errorf("it left after %s", took)
+				t.Errorf("Run returned after %s", took)
 			}
 		})
 	}
@@ -220,6 +220,6 @@ func TestCompressedRequestsCountUncompressedBytes(t *testing.T) {
 	}
 	_, err := g.Service().Infer(t.Context(), &call.Request{Pipeline: "stage:nowhere", Inputs: many})
 	if f := fault.From(err); f.Reason != fault.Overloaded {
-		t.Errorf("more than all may have: %v", f)
+		t.Errorf("more than max_in_flight_bytes: %v", f)
 	}
 }

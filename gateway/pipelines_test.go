@@ -128,7 +128,7 @@ func TestAllGatewaysFollowPipelineChanges(t *testing.T) {
 	serves(t, "two", two, "p>a>c q>b")
 	again, change, err := two.Apply(t.Context(), through("p", "a", "c"), nil)
 	if err != nil || change != pipelines.None || again.Revision != e.Revision {
-		t.Errorf("the same again is %v %+v, %v", change, again, err)
+		t.Errorf("a repeated change is %v %+v, %v", change, again, err)
 	}
 	if _, change, err := two.Apply(t.Context(), through("n", "a"), nil); err != nil || change != pipelines.Create || routes(two) != "n>a p>a>c q>b" {
 		t.Errorf("a new one is %v, %v; two serves %s", change, err, routes(two))
@@ -215,7 +215,7 @@ func TestConcurrentPipelineChangesAreNotLost(t *testing.T) {
 	working.Wait()
 	s, _ := following(t, registry)
 	if e, err := s.Get("p"); err != nil || e.Pipeline.MaxInFlight != writers*each {
-		t.Errorf("%d changes are there, %v", e.Pipeline.MaxInFlight, err)
+		t.Errorf("%d changes are stored, %v", e.Pipeline.MaxInFlight, err)
 	}
 }
 
@@ -272,7 +272,7 @@ func TestChangedFileReplacesAppliedPipeline(t *testing.T) {
 	stop()
 	s, _ = following(t, registry, through("p", "c"), through("q", "b"))
 	if got := routes(s); got != "p>c q>b" {
-		t.Errorf("in the end there is %s", got)
+		t.Errorf("finally the store serves %s", got)
 	}
 }
 
@@ -336,7 +336,7 @@ func TestWipedRegistryIsFilledAgain(t *testing.T) {
 	}
 	select {
 	case got := <-lacked:
-		t.Errorf("meanwhile a gateway served %s", got)
+		t.Errorf("a gateway served %s during the wipe", got)
 	default:
 	}
 }
@@ -349,7 +349,7 @@ func wipe(t *testing.T, js jetstream.JetStream) {
 		names = append(names, name)
 	}
 	if len(names) == 0 {
-		t.Fatal("there is nothing to wipe")
+		t.Fatal("the broker has no registry streams")
 	}
 	for _, name := range names {
 		if err := js.DeleteStream(t.Context(), name); err != nil {
@@ -368,7 +368,7 @@ func TestStoreWithoutRegistryIsNotReady(t *testing.T) {
 	}
 	background(t, s.Run)
 	if err := s.Ready(); err == nil {
-		t.Error("it is ready")
+		t.Error("the store is ready")
 	}
 	_, f := s.Resolve("p")
 	refused(t, "a pipeline", f, fault.RegistryUnavailable)
@@ -395,10 +395,10 @@ func TestPipelinesAreReadOnlyDuringRegistryOutage(t *testing.T) {
 	refused(t, "a change", err, fault.RegistryUnavailable)
 	refused(t, "a delete", s.Delete(t.Context(), "p", nil), fault.RegistryUnavailable)
 	if took := time.Since(begin); took > time.Second {
-		t.Errorf("which took %s", took)
+		t.Errorf("it took %s", took)
 	}
 	if p, f := s.Resolve("p"); f != nil || p.Steps[0].Stage != "a" || s.Ready() != nil {
-		t.Errorf("served is %v, %v; ready: %v", p, f, s.Ready())
+		t.Errorf("the pipeline is %v, %v; ready: %v", p, f, s.Ready())
 	}
 	broker.Restore()
 	bustest.Eventually(t, "it can be changed again", func() bool {
@@ -426,7 +426,7 @@ func TestUnreadablePipelineRecordHarmsNoOther(t *testing.T) {
 	}
 	serves(t, "it", s, "garbage>b newer>s p>a")
 	if _, err := registry.Get(t.Context(), discovery.KeyOf("pipelines", "other")); !errors.Is(err, discovery.ErrNotFound) {
-		t.Errorf("what was deleted is there: %v", err)
+		t.Errorf("the deleted pipeline exists: %v", err)
 	}
 }
 
@@ -453,7 +453,7 @@ func TestRejectedPipelineHarmsNoOther(t *testing.T) {
 	p := through("p", "a")
 	p.Steps[0].Parameters = payloads.Parameters{"k": payloads.String(strings.Repeat("x", 150<<10))}
 	if _, err := pipelines.New(pipelines.Settings{Table: registry, Seeds: []pipeline.Pipeline{p}}); err == nil || !strings.Contains(err.Error(), "pipeline p: takes ") {
-		t.Errorf("one that never fits: %v", err)
+		t.Errorf("pipeline over the size limit: %v", err)
 	}
 }
 
@@ -461,12 +461,12 @@ func TestWithoutRegistryPipelinesComeFromFile(t *testing.T) {
 	t.Parallel()
 	s, _ := following(t, nil, through("p", "a"))
 	if e, err := s.Get("p"); err != nil || !e.InFile || !e.FromFile || e.Revision != 0 || routes(s) != "p>a" {
-		t.Errorf("there is %+v, %v; %s", e, err, routes(s))
+		t.Errorf("got %+v, %v; %s", e, err, routes(s))
 	}
 	_, _, err := s.Apply(t.Context(), through("p", "b"), nil)
 	refused(t, "a change", err, fault.NotSupported)
 	refused(t, "a delete", s.Delete(t.Context(), "p", nil), fault.NotSupported)
 	if _, err := pipelines.New(pipelines.Settings{Seeds: []pipeline.Pipeline{through("p", "a"), through("p", "b")}}); err == nil {
-		t.Error("two of one name are taken")
+		t.Error("two pipelines of one name are accepted")
 	}
 }

@@ -52,10 +52,10 @@ func TestDocumentFollowsPipelinesAndStages(t *testing.T) {
 	client := &http.Client{Transport: transport}
 	text, tag := read(t, client, g.URL())
 	if !strings.Contains(text, "/v1/pipelines/first:infer") || strings.Contains(text, "stage.a") {
-		t.Errorf("at first it is %s", text)
+		t.Errorf("the first document is %s", text)
 	}
 	if _, again := read(t, client, g.URL()); again != tag {
-		t.Error("nothing has changed, and it has another tag")
+		t.Error("the tag changes without a change")
 	}
 
 	apply(t, others, through("second", "a"))
@@ -79,7 +79,7 @@ func TestDocumentFollowsPipelinesAndStages(t *testing.T) {
 	})
 	busy.Store(100)
 	if _, again := read(t, client, g.URL()); again != tag {
-		t.Error("a host's load has changed, and it has another tag")
+		t.Error("the tag changes with a host's load")
 	}
 }
 

@@ -30,7 +30,7 @@ func TestGatewayWaitsForRegistryOnce(t *testing.T) {
 	waiting, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if err := g.WaitReady(waiting); err == nil {
-		t.Error("it is ready before it has loaded the registry")
+		t.Error("the gateway is ready before it has loaded the registry")
 	}
 	bustest.Eventually(t, "it reports what it waits for", func() bool { return errors.Is(g.Ready(), discovery.ErrNotLoaded) })
 	transport := &http.Transport{}

@@ -76,7 +76,7 @@ func TestDeadLetterShowsAllFields(t *testing.T) {
 	}
 	if letter.GetHost() != "host" || letter.GetPriority() != 3 || len(letter.GetRuns()) != 2 || letter.GetRuns()[0].GetHost() != "crashed" ||
 		letter.GetNotReplayable() != "" || letter.GetRawMessage() != nil {
-		t.Errorf("letter %v", letter)
+		t.Errorf("dead letter %v", letter)
 	}
 	i := letter.GetItem()
 	if i.GetTenant() != "tenant" || i.GetGateway() != "gateway" || i.GetPosition() != 1 || i.GetIdempotencyKey() != "key" ||
@@ -127,7 +127,7 @@ func TestUndecodableItemIsShownButNotReplayed(t *testing.T) {
 		_, err = replay(t, client, seq)
 		expect(t, name, err, fault.NotReplayable)
 		if _, err := get(t, client, seq); err != nil {
-			t.Errorf("%s: the letter is gone: %v", name, err)
+			t.Errorf("%s: the dead letter is deleted: %v", name, err)
 		}
 	}
 }
@@ -173,11 +173,11 @@ func TestDeadLetterListsArePaged(t *testing.T) {
 		seen, next = seen+len(response.Msg.GetDeadLetters()), response.Msg.GetNext()
 	}
 	if seen != more {
-		t.Errorf("lists %d letters, there are %d", seen, more)
+		t.Errorf("lists %d dead letters, want %d", seen, more)
 	}
 	response, err := client.ListDeadLetters(t.Context(), connect.NewRequest(&adminv1.ListDeadLettersRequest{}))
 	if err != nil || len(response.Msg.GetDeadLetters()) != store.DefaultPageSize || response.Msg.GetNext() != store.DefaultPageSize+1 {
-		t.Errorf("unasked it lists %d, then %d, %v", len(response.Msg.GetDeadLetters()), response.Msg.GetNext(), err)
+		t.Errorf("without a limit it lists %d, then %d, %v", len(response.Msg.GetDeadLetters()), response.Msg.GetNext(), err)
 	}
 }
 
@@ -207,8 +207,8 @@ func TestListsFilterByStageAndSkipUnreadableRecords(t *testing.T) {
 	_, err := client.ListDeadLetters(t.Context(), connect.NewRequest(&adminv1.ListDeadLettersRequest{Stage: "No Stage"}))
 	expect(t, "a stage that is none", err, fault.InvalidRequest)
 	_, err = get(t, client, 2)
-	if info := expect(t, "what cannot be read", err, fault.NotFound); info == nil || !strings.Contains(err.Error(), "deleting it removes it") {
-		t.Errorf("it says %v", err)
+	if info := expect(t, "unreadable dead letter", err, fault.NotFound); info == nil || !strings.Contains(err.Error(), "deleting it removes it") {
+		t.Errorf("the error is %v", err)
 	}
 	_, err = replay(t, client, 2)
 	expect(t, "a replay of it", err, fault.NotReplayable)
@@ -231,7 +231,7 @@ func TestReplayReportsWhyQueueRejectsItem(t *testing.T) {
 	first, second := d.storeMessage(d.encode(item(t))), d.storeMessage(d.encode(item(t)))
 	_, err := replay(t, client, first)
 	if info := expect(t, "without a queue", err, fault.NoCapacity); info.GetMetadata()["stage"] != string(stage) {
-		t.Errorf("it says %v", info)
+		t.Errorf("the error is %v", info)
 	}
 	d.queue(1)
 	if _, err = replay(t, client, first); err != nil {
@@ -240,7 +240,7 @@ func TestReplayReportsWhyQueueRejectsItem(t *testing.T) {
 	_, err = replay(t, client, second)
 	expect(t, "with a full one", err, fault.QueueFull)
 	if _, err := get(t, client, second); err != nil {
-		t.Errorf("the letter is gone: %v", err)
+		t.Errorf("the dead letter is deleted: %v", err)
 	}
 }
 
@@ -258,7 +258,7 @@ func TestBrokerOutageIsReportedAtOnce(t *testing.T) {
 		expect(t, what, err, fault.BrokerUnavailable)
 	}
 	if took := time.Since(begin); took > 2*time.Second {
-		t.Errorf("that took %s", took)
+		t.Errorf("it took %s", took)
 	}
 }
 
@@ -278,7 +278,7 @@ func TestInternalErrorsAreLoggedNotReturned(t *testing.T) {
 	_, err := replay(t, protocols()[0].client(t, url), 1)
 	expect(t, "replay", err, fault.Internal)
 	if strings.Contains(err.Error(), "1234") || !strings.Contains(log.String(), "1234") {
-		t.Errorf("it says %v and logs %s", err, log.String())
+		t.Errorf("the error is %v and the log %s", err, log.String())
 	}
 }
 
@@ -306,6 +306,6 @@ func TestConcurrentCallsAreBounded(t *testing.T) {
 		}
 	}
 	if _, err := client.ListDeadLetters(t.Context(), connect.NewRequest(&adminv1.ListDeadLettersRequest{})); err != nil {
-		t.Errorf("afterwards: %v", err)
+		t.Errorf("after the calls ended: %v", err)
 	}
 }

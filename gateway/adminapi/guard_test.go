@@ -49,7 +49,7 @@ func TestCallsWithoutValidTokenAreRejected(t *testing.T) {
 				expect(t, p.name+", "+authorization, err, fault.Unauthenticated)
 			}
 			if err != nil && strings.Contains(err.Error(), "sesame") {
-				t.Errorf("%s: %v gives it away", p.name, err)
+				t.Errorf("%s: %v contains the token", p.name, err)
 			}
 		}
 	}
@@ -129,7 +129,7 @@ func TestProbesNeedNoToken(t *testing.T) {
 		t.Errorf("livez: %s %s", response.Status, body)
 	}
 	if _, err := healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{Service: "pipeline"}); err == nil {
-		t.Error("it knows the health of what it does not serve")
+		t.Error("the health of an unknown service is known")
 	}
 }
 
@@ -146,7 +146,7 @@ func TestReflectionListsServices(t *testing.T) {
 		found = found || string(name) == adminv1connect.DeadLetterServiceName
 	}
 	if !found {
-		t.Errorf("it knows %v", names)
+		t.Errorf("services are %v", names)
 	}
 }
 

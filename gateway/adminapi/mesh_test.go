@@ -59,7 +59,7 @@ func TestHostsMatchRegistry(t *testing.T) {
 			t.Errorf("%s: lists %v", p.name, hosts)
 		}
 		if got := all.Msg.GetStaleSince().AsTime(); !got.Equal(since) || all.Msg.GetStaleCause() != "it is away" {
-			t.Errorf("%s: it is stale since %s: %s", p.name, got, all.Msg.GetStaleCause())
+			t.Errorf("%s: stale since %s: %s", p.name, got, all.Msg.GetStaleCause())
 		}
 		some, err := client.ListHosts(t.Context(), connect.NewRequest(&adminv1.ListHostsRequest{Stage: "b"}))
 		if err != nil || len(some.Msg.GetHosts()) != 1 || some.Msg.GetHosts()[0].GetRecord().GetHost() != "3" {

@@ -156,17 +156,17 @@ func TestPipelineIsAppliedShownAndDeleted(t *testing.T) {
 		wanted := through("ready", "a").ToProto()
 		applied, err := applyTo(t, client, &adminv1.ApplyPipelineRequest{Pipeline: wanted, ExpectRevision: proto.Uint64(0)})
 		if err != nil || applied.GetChange() != adminv1.PipelineChange_PIPELINE_CHANGE_CREATE || !applied.GetPipeline().GetReady() || applied.GetPipeline().GetRevision() != 1 {
-			t.Fatalf("%s: applied is %v, %v", p.name, applied, err)
+			t.Fatalf("%s: apply returns %v, %v", p.name, applied, err)
 		}
 		got, err := client.GetPipeline(t.Context(), connect.NewRequest(&adminv1.GetPipelineRequest{Name: "ready"}))
 		if err != nil || !proto.Equal(got.Msg.GetPipeline().GetPipeline(), wanted) || got.Msg.GetPipeline().GetAppliedAt() == nil {
-			t.Errorf("%s: there is %v, %v", p.name, got, err)
+			t.Errorf("%s: get returns %v, %v", p.name, got, err)
 		}
 		_, err = applyTo(t, client, &adminv1.ApplyPipelineRequest{Pipeline: wanted, ExpectRevision: proto.Uint64(0)})
 		expect(t, p.name+": another revision", err, fault.RevisionMismatch)
 		all, err := client.ListPipelines(t.Context(), connect.NewRequest(&adminv1.ListPipelinesRequest{}))
 		if err != nil || len(all.Msg.GetPipelines()) != 1 {
-			t.Errorf("%s: listed is %v, %v", p.name, all, err)
+			t.Errorf("%s: list returns %v, %v", p.name, all, err)
 		}
 		if _, err := client.DeletePipeline(t.Context(), connect.NewRequest(&adminv1.DeletePipelineRequest{Name: "ready"})); err != nil {
 			t.Errorf("%s: %v", p.name, err)
@@ -203,14 +203,14 @@ func TestMismatchedPipelineNeedsForce(t *testing.T) {
 		fields = append(fields, problem.GetField())
 	}
 	if want := []string{"steps[1].stage", "steps[1].inputs.x", "steps[2].stage"}; !slices.Equal(fields, want) {
-		t.Errorf("problems are with %v, wanted is %v", fields, want)
+		t.Errorf("problems are with %v, want %v", fields, want)
 	}
 	if problems := plans.Msg.GetPlans()[1].GetProblems(); len(problems) != 1 || problems[0].GetSeverity() != adminv1.PipelineSeverity_PIPELINE_SEVERITY_INVALID {
-		t.Errorf("problems of no pipeline are %v", problems)
+		t.Errorf("an invalid name has problems %v", problems)
 	}
 	forced, err := applyTo(t, client, &adminv1.ApplyPipelineRequest{Pipeline: wanted, Force: true})
 	if err != nil || len(forced.GetProblems()) != 3 || forced.GetPipeline().GetCause() == "" {
-		t.Errorf("by force: %v, %v", forced, err)
+		t.Errorf("with force: %v, %v", forced, err)
 	}
 	_, err = applyTo(t, client, &adminv1.ApplyPipelineRequest{Pipeline: &meshv1.Pipeline{Name: "q"}, Force: true})
 	expect(t, "what is no pipeline", err, fault.InvalidRequest)
@@ -242,7 +242,7 @@ func TestPlanReportsChanges(t *testing.T) {
 		t.Errorf("changes are %v", changes)
 	}
 	if n := len(b.List()); n != 2 {
-		t.Errorf("after the plan there are %d", n)
+		t.Errorf("after the plan %d pipelines exist", n)
 	}
 }
 
@@ -264,13 +264,13 @@ func TestPipelineWatchEndsWhenGatewayStops(t *testing.T) {
 			ended <- stream.Err()
 		}()
 		if n := bustest.Receive(t, "what there is", seen); n != 0 {
-			t.Errorf("%s: at first there are %d", p.name, n)
+			t.Errorf("%s: the first message has %d", p.name, n)
 		}
 		if _, _, err := b.Apply(t.Context(), through("p", "a"), nil); err != nil {
 			t.Fatal(err)
 		}
 		if n := bustest.Receive(t, "the change", seen); n != 1 {
-			t.Errorf("%s: after a change there are %d", p.name, n)
+			t.Errorf("%s: after a change the message has %d", p.name, n)
 		}
 		close(stopping)
 		expect(t, p.name+": the end", bustest.Receive(t, "the end", ended), fault.ShuttingDown)
@@ -300,7 +300,7 @@ func TestStagesListHostsQueuesAndPipelines(t *testing.T) {
 	}
 	all, err := client(adminapi.Settings{Membership: fakeMembership{hosts: hosts}, Traffic: traffic{served: []pipeline.StageName{"a"}}}).ListStages(t.Context(), connect.NewRequest(&adminv1.ListStagesRequest{}))
 	if err != nil || len(all.Msg.GetStages()) != 3 {
-		t.Fatalf("there are %v, %v", all, err)
+		t.Fatalf("got %v, %v", all, err)
 	}
 	queue := &adminv1.QueueStatus{Durability: pipeline.File.ToProto(), Items: 6, Bytes: 60, High: 1, Normal: 2, Low: 3, MaxBytes: 100}
 	for i, want := range []*adminv1.StageStatus{
@@ -310,14 +310,14 @@ func TestStagesListHostsQueuesAndPipelines(t *testing.T) {
 	} {
 		want.Queues = []*adminv1.QueueStatus{queue}
 		if got := all.Msg.GetStages()[i]; !proto.Equal(got, want) {
-			t.Errorf("there is %v, wanted is %v", got, want)
+			t.Errorf("got %v, want %v", got, want)
 		}
 	}
 	// The list needs no registry, and omits fields that the broker does not report.
 	away := fault.New(fault.BrokerUnavailable, "the broker is away").Caused(errors.New("why"))
 	few, err := client(adminapi.Settings{Traffic: traffic{away: away}}).ListStages(t.Context(), connect.NewRequest(&adminv1.ListStagesRequest{}))
 	if err != nil || len(few.Msg.GetStages()) != 2 || few.Msg.GetStages()[0].GetQueuesCause() != "the broker is away" || len(few.Msg.GetStages()[0].GetQueues()) > 0 {
-		t.Errorf("there are %v, %v", few, err)
+		t.Errorf("got %v, %v", few, err)
 	}
 }
 

@@ -72,7 +72,7 @@ func at(t *testing.T, text []byte, path ...string) any {
 	for _, name := range path {
 		members, _ := out.(object)
 		if out = members[name]; out == nil {
-			t.Fatalf("there is no %s of %q", name, path)
+			t.Fatalf("%s of %q is missing", name, path)
 		}
 	}
 	return out
@@ -266,12 +266,12 @@ func TestStageSchemasKeepTheirMeaningInDocument(t *testing.T) {
 			schema := compiled(t, text, "#/paths/~1v1~1pipelines~1p:infer/post/requestBody/content/application~1json/schema")
 			for _, one := range row.good {
 				if err := schema.Validate(decoded(t, one)); err != nil {
-					t.Errorf("%s is refused: %v", one, err)
+					t.Errorf("%s is rejected: %v", one, err)
 				}
 			}
 			for _, one := range row.bad {
 				if schema.Validate(decoded(t, one)) == nil {
-					t.Errorf("%s is taken", one)
+					t.Errorf("%s is accepted", one)
 				}
 			}
 		})
@@ -304,7 +304,7 @@ func decoded(t *testing.T, text string) any {
 func TestAllOperationsButProbesRequireToken(t *testing.T) {
 	t.Parallel()
 	if text := build(t, openapi.Settings{Mesh: "m"}); bytes.Contains(text, []byte("securitySchemes")) {
-		t.Error("a token is asked for")
+		t.Error("the document requires a token")
 	}
 	text := build(t, openapi.Settings{Mesh: "m", Tokens: true})
 	valid(t, text)
@@ -312,7 +312,7 @@ func TestAllOperationsButProbesRequireToken(t *testing.T) {
 		t.Errorf("the scheme is %v", got)
 	}
 	if got := at(t, text, "paths", "/livez", "get", "security").([]any); len(got) != 0 {
-		t.Errorf("a probe asks for %v", got)
+		t.Errorf("a probe requires %v", got)
 	}
 }
 
@@ -337,7 +337,7 @@ func TestDocumentSizeIsBoundedAndReportsOmissions(t *testing.T) {
 	}
 	want := fmt.Sprintf("%d pipelines more are served", 1000-described)
 	if about := at(t, text, "info", "description").(string); !strings.Contains(about, want) || !bytes.Contains(text, []byte("pipeline-000000:infer")) {
-		t.Errorf("it says %s", about)
+		t.Errorf("the description is %s", about)
 	}
 	valid(t, text)
 }
@@ -348,7 +348,7 @@ func TestSamePipelinesGiveSameBytes(t *testing.T) {
 	slices.Reverse(other)
 	a, b := build(t, openapi.Settings{Mesh: "m", Pipelines: one}), build(t, openapi.Settings{Mesh: "m", Pipelines: other})
 	if !bytes.Equal(a, b) {
-		t.Error("they differ")
+		t.Error("the documents differ")
 	}
 }
 

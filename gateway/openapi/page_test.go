@@ -107,7 +107,7 @@ func TestUnchangedDocumentIsSentOnce(t *testing.T) {
 		})
 	}
 	if plain, packed := ask(t, old, http.MethodGet, openapi.DocumentPath), ask(t, old, http.MethodGet, openapi.DocumentPath, "Accept-Encoding", "gzip"); plain.Header().Get("ETag") == packed.Header().Get("ETag") {
-		t.Error("two forms have one tag")
+		t.Error("two encodings have one tag")
 	}
 }
 
@@ -130,7 +130,7 @@ func TestOnlyReadMethodsAreServed(t *testing.T) {
 		}
 	}
 	if got := ask(t, source{}, http.MethodGet, openapi.PagePath+"/lock"); got.Code != http.StatusNotFound {
-		t.Errorf("a file that is not served: %d", got.Code)
+		t.Errorf("unknown file: %d", got.Code)
 	}
 }
 
@@ -193,7 +193,7 @@ func TestViewerMatchesItsLock(t *testing.T) {
 	locked := lock(t)
 	entries, err := fs.ReadDir(os.DirFS("viewer"), ".")
 	if err != nil || len(entries) != len(locked)+1 {
-		t.Fatalf("there are %d files, and the lock has %d; %v", len(entries)-1, len(locked), err)
+		t.Fatalf("%d files exist, and the lock has %d; %v", len(entries)-1, len(locked), err)
 	}
 	for _, e := range entries {
 		if e.Name() == "lock" {
@@ -208,7 +208,7 @@ func TestViewerMatchesItsLock(t *testing.T) {
 			data = unpacked(t, data)
 		}
 		if digest := sha256.Sum256(data); hex.EncodeToString(digest[:]) != locked[name] {
-			t.Errorf("%s is not that of the lock; make docs-viewer fetches it", e.Name())
+			t.Errorf("%s differs from the lock; run make docs-viewer", e.Name())
 		}
 	}
 }

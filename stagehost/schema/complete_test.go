@@ -51,13 +51,13 @@ func TestConfiguredSpecNarrowsRunnerSpec(t *testing.T) {
 				t.Fatalf("got %+v, %v; want %+v", got.Inputs, err, test.want)
 			}
 			if len(got.Inputs) != 3 || !got.Stream || got.Outputs != nil {
-				t.Errorf("the rest became %+v", got)
+				t.Errorf("the other fields became %+v", got)
 			}
 			if again, err := schema.Complete(got, list(test.add), nil); err != nil || !reflect.DeepEqual(again, got) {
-				t.Errorf("again it is %+v, %v", again, err)
+				t.Errorf("the second Complete returns %+v, %v", again, err)
 			}
 			if said.Inputs[0].Shape[1] != -1 || len(said.Inputs[1].Schema) != 0 || said.Inputs[2].ContentTypes[0] != "text/*" {
-				t.Errorf("the runner's own word became %+v", said)
+				t.Errorf("the runner's spec became %+v", said)
 			}
 		})
 	}
@@ -94,7 +94,7 @@ func TestSpecContradictingRunnerIsRejectedByKey(t *testing.T) {
 		})
 	}
 	if got, err := schema.Complete(said, list(jsonSpec("order", `{ "type" : "object" }`)), nil); err != nil || len(got.Inputs) != 2 {
-		t.Errorf("the same schema, written otherwise: %v", err)
+		t.Errorf("the same schema in another format: %v", err)
 	}
 }
 
@@ -129,6 +129,6 @@ func TestInvalidPartsAreRejectedByKey(t *testing.T) {
 		})
 	}
 	if err := schema.ValidParts("inputs", list(jsonSpec("a", `{}`, "application/json; v=1", "image/*", "*/*"), tensorSpec("b", tensor.Bytes))); err != nil {
-		t.Errorf("what can be is refused: %v", err)
+		t.Errorf("valid parts are rejected: %v", err)
 	}
 }

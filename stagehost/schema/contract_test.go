@@ -210,7 +210,7 @@ func TestMessagePackIsConvertedToJSON(t *testing.T) {
 				t.Errorf("got %q of %s", b.Data, b.ContentType)
 			}
 			if sent.Blob.ContentType != "application/x-msgpack" {
-				t.Error("what was sent has changed")
+				t.Error("the sent data has changed")
 			}
 		})
 	}
@@ -236,7 +236,7 @@ func TestOutputSchemaViolationIsRunnerFault(t *testing.T) {
 	t.Parallel()
 	c := orders(t)
 	if _, err := c.Outputs([]payload.Part{blob("order", "application/json", `{"items":[{"price":1}]}`)}, schema.Fitted{Rows: 1}); err != nil {
-		t.Errorf("what is right is refused: %v", err)
+		t.Errorf("a valid output is rejected: %v", err)
 	}
 	_, err := c.Outputs([]payload.Part{blob("order", "application/json", `{"items":[{"price":"x"}]}`)}, schema.Fitted{Rows: 1})
 	f := isA(t, err, fault.RunnerOutputInvalid)
@@ -268,7 +268,7 @@ func TestChunksAreValidatedAndFinalOutputsAreNot(t *testing.T) {
 		"another kind": {blob("scores", "", `[]`)}, "two of a name": {text("log", "x"), text("log", "x")},
 	} {
 		if f := isA(t, c.Chunk(chunk), fault.RunnerOutputInvalid); f.Message == "" {
-			t.Errorf("%s says nothing", name)
+			t.Errorf("%s has no message", name)
 		}
 	}
 	for name, end := range map[string][]payload.Part{"nothing": nil, "all chunks in one": {blob("token", "", `["a","b"]`), fp32("scores", 640)}} {
@@ -315,7 +315,7 @@ func TestOlderDraftIsAppliedByName(t *testing.T) {
 	_, err := fit(old, blob("x", "", "[1]"))
 	refused(t, err, fault.SchemaViolation)
 	if _, err := schema.Compile(runner.Spec{Inputs: []runner.PartSpec{jsonSpec("x", `{`+list+`}`)}}); err == nil {
-		t.Error("a list of items is none of 2020-12")
+		t.Error("2020-12 accepts a list of items")
 	}
 }
 
@@ -339,17 +339,17 @@ func FuzzContract(f *testing.F) {
 		got, err := fit(c, payload.OfBlob("x", contentType, bytes.Clone(data)))
 		if err == nil {
 			if b := got.Inputs[0].Blob; !json.Valid(b.Data) {
-				t.Fatalf("took %q", b.Data)
+				t.Fatalf("accepted %q", b.Data)
 			}
 			return
 		}
 		refusal, ok := errors.AsType[*fault.Fault](err)
 		if !ok || len(refusal.Violations) == 0 || len(refusal.Violations) > 5 || len(fmt.Sprint(refusal.Violations)) > 5*1200 || !utf8.ValidString(refusal.Message) {
-			t.Fatalf("refused by %+v", err)
+			t.Fatalf("rejected by %+v", err)
 		}
 		for _, v := range refusal.Violations {
 			if !strings.HasPrefix(v.Field, "inputs.x") || !utf8.ValidString(v.Field) || !utf8.ValidString(v.Description) {
-				t.Fatalf("refused at %q: %q", v.Field, v.Description)
+				t.Fatalf("rejected at %q: %q", v.Field, v.Description)
 			}
 		}
 	})

@@ -140,7 +140,7 @@ func checkJoins(t *rapid.T, a, b schema.Fitted, i int) {
 	}
 	pieces, err := tensor.Split(whole, []int64{int64(a.Rows), int64(b.Rows)})
 	if err != nil || len(pieces) != 2 {
-		t.Fatalf("joined, and not apart again: %v", err)
+		t.Fatalf("joined, and not split again: %v", err)
 	}
 }
 

@@ -76,7 +76,7 @@ func TestExcessiveWorkIsRejectedEarly(t *testing.T) {
 				t.Errorf("got %q", f.Message)
 			}
 			if _, looks, _, _ := schema.Steps(test.schema, test.text); looks > schema.MaxWork {
-				t.Errorf("%d looks were taken", looks)
+				t.Errorf("%d visits were made", looks)
 			}
 		})
 	}
@@ -99,7 +99,7 @@ func TestFormerlySlowSchemasAreCheap(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			if steps, _, keeps, err := schema.Steps(test.schema, test.text); keeps != test.keeps || (err != nil) == test.keeps {
-				t.Errorf("keeps is %t, after %d steps: %v", keeps, steps, err)
+				t.Errorf("valid is %t, after %d steps: %v", keeps, steps, err)
 			}
 		})
 	}
@@ -211,15 +211,15 @@ func TestStepCountingKeepsResultsAndCountsEveryVisit(t *testing.T) {
 			t.Fatalf("%s against %s: %v", text, form, err)
 		}
 		if want := schema.Keeps(string(form), string(text)); keeps != want {
-			t.Fatalf("%s keeps to %s: %t, want %t", text, form, keeps, want)
+			t.Fatalf("%s is valid against %s: %t, want %t", text, form, keeps, want)
 		}
 		if steps < looks {
-			t.Fatalf("%s against %s are %d steps, for %d looks", text, form, steps, looks)
+			t.Fatalf("%s against %s takes %d steps for %d visits", text, form, steps, looks)
 		}
 		verdicts[keeps]++
 	}
 	if verdicts[true] < 150 || verdicts[false] < 150 {
-		t.Errorf("verdicts %v are of one kind", verdicts)
+		t.Errorf("all results %v are equal", verdicts)
 	}
 }
 

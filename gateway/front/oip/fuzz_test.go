@@ -150,7 +150,7 @@ func FuzzGeneration(f *testing.F) {
 		g, err := generationOf(context.Background(), "m", data, model, nil)
 		if err != nil {
 			if reason := fault.From(err).Reason; reason != fault.InvalidInput && reason != fault.InvalidRequest {
-				t.Errorf("it is refused with %v", err)
+				t.Errorf("the error is %v", err)
 			}
 			return
 		}
@@ -170,7 +170,7 @@ func refused(t *testing.T, err error) {
 	switch f := fault.From(err); f.Reason {
 	case fault.InvalidInput, fault.InvalidRequest, fault.PayloadTooLarge, fault.NotSupported:
 	default:
-		t.Errorf("it is refused with %v", err)
+		t.Errorf("the error is %v", err)
 	}
 }
 
@@ -201,7 +201,7 @@ func FuzzRequest(f *testing.F) {
 		// The request is rejected, of an unknown version, or accepted and then failed
 		// by the sink.
 		if status != http.StatusBadRequest && status != http.StatusNotFound && status != http.StatusServiceUnavailable {
-			t.Errorf("it is answered %d", status)
+			t.Errorf("the status is %d", status)
 		}
 		// An int of one byte is at most eight bytes, and an empty element of BYTES
 		// four.
@@ -254,12 +254,12 @@ func TestBodyAllocationsAreBoundedByItsSize(t *testing.T) {
 				t.Errorf("%d bytes are allocated for %d, at most %d", got, len(test.body), bodyBound(len(test.body)))
 			}
 			if (err == nil) != test.fine {
-				t.Errorf("it is refused: %.300v", err)
+				t.Errorf("it is rejected: %.300v", err)
 			}
 			if err != nil {
 				refused(t, err)
 				if text := err.Error(); len(text) > 2000 {
-					t.Errorf("the refusal has %d bytes", len(text))
+					t.Errorf("the error has %d bytes", len(text))
 				}
 			}
 		})
@@ -305,7 +305,7 @@ func TestMessageAllocationsAreBoundedByItsSize(t *testing.T) {
 			var status int
 			got := allocated(func() { _, status = message(handler, caller, mediaType, []byte(test.message)) })
 			if got > messageBound(len(test.message)) || status != test.want {
-				t.Errorf("%d bytes are allocated for %d, at most %d, and it is answered %d", got, len(test.message), messageBound(len(test.message)), status)
+				t.Errorf("%d bytes are allocated for %d, at most %d, and the status is %d", got, len(test.message), messageBound(len(test.message)), status)
 			}
 		})
 	}

@@ -95,7 +95,7 @@ func TestBodyMembersBecomeInputsAndParameters(t *testing.T) {
 		}
 		got := caller.Last()
 		if !reflect.DeepEqual(got.Inputs, row.inputs) || len(got.Parameters) != len(row.parameters) || got.Pipeline != "m" {
-			t.Errorf("%s: asked is %+v with %v", name, got.Inputs, got.Parameters)
+			t.Errorf("%s: the request is %+v with %v", name, got.Inputs, got.Parameters)
 		}
 		for key, want := range row.parameters {
 			if got.Parameters[key] != want {
@@ -272,6 +272,6 @@ func TestGenerateStreamDisconnectCancelsCall(t *testing.T) {
 	}
 	cancel()
 	if err := await(t, caller.Ended); !errors.Is(err, context.Canceled) {
-		t.Errorf("it ended with %v", err)
+		t.Errorf("the call ended with %v", err)
 	}
 }

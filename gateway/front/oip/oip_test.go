@@ -164,12 +164,12 @@ func TestSimpleModelReturnsSumsAndDifferences(t *testing.T) {
 	for i := range 16 {
 		sum, difference := int32(binary.LittleEndian.Uint32(answer.GetRawOutputContents()[0][4*i:])), int32(binary.LittleEndian.Uint32(answer.GetRawOutputContents()[1][4*i:]))
 		if sum != int32(i)-1 || difference != int32(i)+1 {
-			t.Errorf("at %d there are %d and %d", i, sum, difference)
+			t.Errorf("element %d is %d and %d", i, sum, difference)
 		}
 	}
 	asked := caller.Last()
 	if asked.Pipeline != "simple" || asked.Timeout != 1500*time.Millisecond || !slices.Equal(asked.Outputs, []string{"OUTPUT0", "OUTPUT1"}) || len(asked.Parameters) != 1 || asked.Parameters["k"] != payload.String("v") {
-		t.Errorf("asked is %+v", asked)
+		t.Errorf("the request is %+v", asked)
 	}
 }
 
@@ -211,7 +211,7 @@ func TestEveryDatatypeRoundTrips(t *testing.T) {
 				continue
 			}
 			if got := caller.Last().Inputs[0].Tensor; string(got.Datatype) != datatype || !bytes.Equal(got.Raw, test.want) {
-				t.Errorf("%s: asked is %v", datatype, got)
+				t.Errorf("%s: the request is %v", datatype, got)
 			}
 			if out := answer.GetOutputs()[0]; out.GetDatatype() != datatype || !slices.Equal(out.GetShape(), []int64{2}) || !bytes.Equal(answer.GetRawOutputContents()[0], test.want) {
 				t.Errorf("%s: the answer is %v", datatype, answer)
@@ -233,7 +233,7 @@ func TestBlobIsOneElementBytesTensor(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := caller.Last().Inputs[0]; got.Tensor != nil || string(got.Blob.Data) != "png" || got.Blob.ContentType != "" {
-		t.Errorf("asked is %+v", got)
+		t.Errorf("the request is %+v", got)
 	}
 	if out := answer.GetOutputs()[0]; out.GetDatatype() != "BYTES" || !slices.Equal(out.GetShape(), []int64{1}) || !bytes.Equal(answer.GetRawOutputContents()[0], []byte{3, 0, 0, 0, 'p', 'n', 'g'}) {
 		t.Errorf("the answer is %v", answer)
@@ -243,7 +243,7 @@ func TestBlobIsOneElementBytesTensor(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := caller.Last().Inputs[0]; got.Blob.ContentType != "image/png" || len(got.Parameters) != 0 || answer.GetOutputs()[0].GetParameters()["content_type"].GetStringParam() != "image/png" {
-		t.Errorf("asked is %+v, answered %v", got, answer)
+		t.Errorf("the request is %+v, the answer %v", got, answer)
 	}
 	in.Shape, in.Contents = []int64{2}, &oipv2.InferTensorContents{BytesContents: [][]byte{{}, {}}}
 	if _, err := ask(); status.Code(err) != codes.InvalidArgument {

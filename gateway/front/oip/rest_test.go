@@ -71,7 +71,7 @@ func says(t *testing.T, what, got, want string) {
 		t.Fatal(err)
 	}
 	if err := json.Unmarshal([]byte(got), &a); err != nil || !reflect.DeepEqual(a, b) {
-		t.Errorf("%s: it says %s, wanted is %s: %v", what, got, want, err)
+		t.Errorf("%s: got %s, want %s: %v", what, got, want, err)
 	}
 }
 
@@ -101,7 +101,7 @@ func TestRESTReportsServerAndModelState(t *testing.T) {
 	} {
 		status, _, body := c.ask(http.MethodGet, path, "")
 		if status != want.status {
-			t.Errorf("%s: status %d, wanted is %d", path, status, want.status)
+			t.Errorf("%s: status %d, want %d", path, status, want.status)
 		}
 		says(t, path, body, want.body)
 	}
@@ -152,20 +152,20 @@ func TestTensorsTravelAsJSONOrBinary(t *testing.T) {
 		}
 		end := len(body)
 		if length := h.Get("Inference-Header-Content-Length"); (length == "") != (test.behind == "") {
-			t.Errorf("%s: the header says %q", name, length)
+			t.Errorf("%s: the length header is %q", name, length)
 		} else if length != "" {
 			_, _ = fmt.Sscan(length, &end)
 		}
 		says(t, name, body[:end], test.want)
 		if body[end:] != test.behind || h.Get("Stagemesh-Request-Id") != fronttest.RequestID {
-			t.Errorf("%s: behind it is %q, of %v", name, body[end:], h)
+			t.Errorf("%s: the bytes are %q, headers %v", name, body[end:], h)
 		}
 		asked := caller.Last()
 		if asked.Pipeline != "simple" || asked.Timeout != 250*time.Millisecond || !reflect.DeepEqual(asked.Parameters, payload.Parameters{"k": payload.String("v")}) {
-			t.Errorf("%s: asked is %+v", name, asked)
+			t.Errorf("%s: the request is %+v", name, asked)
 		}
 		if len(asked.Inputs) != 2 || string(asked.Inputs[0].Tensor.Raw) != one || string(asked.Inputs[1].Tensor.Raw) != two || len(asked.Inputs[1].Parameters) > 0 {
-			t.Errorf("%s: its inputs are %+v", name, asked.Inputs)
+			t.Errorf("%s: the inputs are %+v", name, asked.Inputs)
 		}
 	}
 }
@@ -176,7 +176,7 @@ func TestBlobIsBytesTensorInJSON(t *testing.T) {
 	c := rest(t, caller, oip.Model{Inputs: []*stagev1.PartSpec{blobOf("text")}}, transport.Settings{})
 	status, _, body := c.ask(http.MethodPost, "/v2/models/m/infer", `{"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "parameters": {"content_type": "text/plain"}, "data": ["hello"]}]}`)
 	if got := caller.Last().Inputs[0]; status != http.StatusOK || got.Tensor != nil || string(got.Blob.Data) != "hello" || got.Blob.ContentType != "text/plain" {
-		t.Errorf("%d: asked is %+v", status, got)
+		t.Errorf("%d: the request is %+v", status, got)
 	}
 	says(t, "a blob", body, `{"model_name": "m", "model_version": "1", "outputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "parameters": {"content_type": "text/plain"}, "data": ["hello"]}]}`)
 }

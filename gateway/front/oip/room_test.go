@@ -28,7 +28,7 @@ func TestContentsOverMaxPayloadAreRejectedByName(t *testing.T) {
 	}
 	hangUp(t, s)
 	if caller.Last() != nil {
-		t.Error("the caller was asked")
+		t.Error("the request reached the caller")
 	}
 }
 

@@ -100,7 +100,7 @@ func ended(t *testing.T, from talking) *status.Status {
 	t.Helper()
 	m, err := from.Recv()
 	if err == nil {
-		t.Fatalf("there came %v", m)
+		t.Fatalf("got another response %v", m)
 	}
 	if errors.Is(err, io.EOF) {
 		return status.New(codes.OK, "")
@@ -126,7 +126,7 @@ func TestStreamResponsesCarryRequestIDs(t *testing.T) {
 		id := fmt.Sprint(i)
 		send(t, s, asks("simple", id))
 		if got, want := said(t, s), id+" whole last"; got != want {
-			t.Errorf("got %q, wanted is %q", got, want)
+			t.Errorf("got %q, want %q", got, want)
 		}
 	}
 	hangUp(t, s)
@@ -140,13 +140,13 @@ func TestEachChunkIsOneMessage(t *testing.T) {
 	send(t, s, asks("simple", "a"))
 	for _, want := range []string{"a one", "a two"} {
 		if got := said(t, s); got != want {
-			t.Errorf("got %q, wanted is %q", got, want)
+			t.Errorf("got %q, want %q", got, want)
 		}
 	}
 	send(t, s, asks("simple", "b", "triton_enable_empty_final_response", "mine"))
 	for _, want := range []string{"b one", "b two", "b last"} {
 		if got := said(t, s); got != want {
-			t.Errorf("got %q, wanted is %q", got, want)
+			t.Errorf("got %q, want %q", got, want)
 		}
 	}
 	if p := caller.Last().Parameters; len(p) != 1 || p["mine"] != payload.Bool(true) {
@@ -191,7 +191,7 @@ func TestFailedStreamRequestFailsAlone(t *testing.T) {
 	} {
 		send(t, s, row.ask)
 		if got := said(t, s); got != row.want {
-			t.Errorf("got %q, wanted is %q", got, row.want)
+			t.Errorf("got %q, want %q", got, row.want)
 		}
 	}
 	hangUp(t, s)
@@ -205,7 +205,7 @@ func TestFailureAfterChunkIsReported(t *testing.T) {
 	send(t, s, asks("simple", "a"))
 	for _, want := range []string{"a one", "a STREAM_INTERRUPTED: the host died last"} {
 		if got := said(t, s); got != want {
-			t.Errorf("got %q, wanted is %q", got, want)
+			t.Errorf("got %q, want %q", got, want)
 		}
 	}
 	hangUp(t, s)
@@ -313,7 +313,7 @@ func await[T any](t *testing.T, from <-chan T) T {
 	case out := <-from:
 		return out
 	case <-time.After(soon):
-		t.Fatal("nothing came")
+		t.Fatal("nothing arrived in time")
 		panic("unreachable")
 	}
 }
@@ -434,7 +434,7 @@ func TestBrokenStreamCancelsRequestsWithCause(t *testing.T) {
 			}
 			got := await(t, answer).body
 			if said := strings.Index(got, "CANCELLED: the stream ended: "); said < 0 || !strings.Contains(got[said:], row.want) || strings.Contains(got, "went away") {
-				t.Errorf("it was told %q", got)
+				t.Errorf("the cause is %q", got)
 			}
 		})
 	}
@@ -485,7 +485,7 @@ func TestUnreadStreamEnds(t *testing.T) {
 	s := talk(t.Context(), t, handler(caller, transport.Settings{StallTimeout: 200 * time.Millisecond}))
 	send(t, s, asks("simple", "a"))
 	if err := await(t, caller.ended); fault.From(err).Reason != fault.Cancelled {
-		t.Errorf("it ended with %v", err)
+		t.Errorf("the stream ended with %v", err)
 	}
 }
 
@@ -514,14 +514,14 @@ func TestGatewayShutdownEndsStreamsAfterResponses(t *testing.T) {
 	<-caller.began
 	close(stopping)
 	if got := ended(t, idle); got.Code() != codes.Unavailable || !strings.Contains(got.Message(), "another stream") {
-		t.Errorf("the idle one ended with %v", got)
+		t.Errorf("the idle stream ended with %v", got)
 	}
 	close(caller.gate("simple"))
 	if got := said(t, busy); got != "a simple last" {
 		t.Errorf("got %q", got)
 	}
 	if got := ended(t, busy); got.Code() != codes.Unavailable {
-		t.Errorf("the busy one ended with %v", got)
+		t.Errorf("the busy stream ended with %v", got)
 	}
 }
 
@@ -555,6 +555,6 @@ func TestLongStreamReturnsBudgetAfterEachMessage(t *testing.T) {
 	}
 	hangUp(t, s)
 	if left := budget.taken.Load(); left < 0 || left > 6000 {
-		t.Errorf("%d bytes are taken", left)
+		t.Errorf("%d bytes remain reserved", left)
 	}
 }

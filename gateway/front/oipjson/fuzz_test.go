@@ -33,7 +33,7 @@ func FuzzDecode(f *testing.F) {
 			return
 		}
 		if !json.Valid(body) {
-			t.Fatalf("took what is no JSON: %q", body)
+			t.Fatalf("accepted invalid JSON: %q", body)
 		}
 		parts, err := request.Parts()
 		if err != nil {
@@ -59,6 +59,6 @@ func FuzzDecode(f *testing.F) {
 func isFault(t *testing.T, err error) {
 	t.Helper()
 	if f, ok := errors.AsType[*fault.Fault](err); !ok || (f.Reason != fault.InvalidInput && f.Reason != fault.InvalidRequest) {
-		t.Fatalf("refused by %v", err)
+		t.Fatalf("rejected by %v", err)
 	}
 }

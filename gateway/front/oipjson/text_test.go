@@ -18,7 +18,7 @@ func FuzzStringsMatchEncodingJSON(f *testing.F) {
 		valid := json.Unmarshal(text, &want) == nil && want.ID != nil
 		got, err := oipjson.Decode(text, nil)
 		if err != nil || !valid {
-			return // FuzzDecode has what is refused
+			return // FuzzDecode covers rejected texts
 		}
 		if got.ID != *want.ID {
 			t.Errorf("%s is %q, and %q to encoding/json", text, got.ID, *want.ID)
@@ -30,7 +30,7 @@ func TestInvalidStringsAreRejected(t *testing.T) {
 	t.Parallel()
 	for _, between := range []string{`\u12`, `\u+123`, `\u1_23`, `\x`, `\'`, `\`, `\u`} {
 		if _, err := oipjson.Decode([]byte(`{"inputs":[],"id":"`+between+`"}`), nil); err == nil {
-			t.Errorf("%s is taken", between)
+			t.Errorf("%s is accepted", between)
 		}
 	}
 }

@@ -114,7 +114,7 @@ func TestInvalidAnswersAreFound(t *testing.T) {
 		"too few outputs":             {path: infer, asked: `{"inputs": [], "outputs": [{"name": "y"}, {"name": "z"}]}`, status: 200, text: one},
 	} {
 		if err := a.check(t, p); err == nil {
-			t.Errorf("%s is taken", name)
+			t.Errorf("%s is accepted", name)
 		}
 	}
 }
