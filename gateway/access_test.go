@@ -77,9 +77,9 @@ func TestPublicPortRequiresTLSAndTokenOnEveryProtocol(t *testing.T) {
 					t.Errorf("%s, HTTP/2 %t: %v", name, two, err)
 				}
 			}
-			for token, says := range map[string]string{"": "needs a token", "sesame": "this is not a token in the gateway's gateway.token_file"} {
+			for token, wantText := range map[string]string{"": "needs a token", "sesame": "this is not a token in the gateway's gateway.token_file"} {
 				err := off(t, client, g.URL(), token, option)
-				if connect.CodeOf(err) != connect.CodeUnauthenticated || !strings.Contains(err.Error(), says) || strings.Contains(err.Error(), "sesame") {
+				if connect.CodeOf(err) != connect.CodeUnauthenticated || !strings.Contains(err.Error(), wantText) || strings.Contains(err.Error(), "sesame") {
 					t.Errorf("%s, HTTP/2 %t, token %q: %v", name, two, token, err)
 				}
 			}
@@ -227,7 +227,7 @@ func TestGatewayReportsThatBrokerRejectsIt(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- g.Run(ctx) }()
-	bustest.Eventually(t, "it says so", func() bool {
+	bustest.Eventually(t, "it is not ready", func() bool {
 		err := g.Ready()
 		return errors.Is(err, bus.ErrDisconnected) && strings.Contains(err.Error(), "nats.token_file") && !strings.Contains(err.Error(), "sesame")
 	})

@@ -168,7 +168,7 @@ func TestGatewayServesDuringDrainDelay(t *testing.T) {
 				defer close(stopped)
 				stop()
 			}()
-			bustest.Eventually(t, "it says that it stops", func() bool { return g.Ready() != nil })
+			bustest.Eventually(t, "it reports shutdown", func() bool { return g.Ready() != nil })
 			if status, reason := reasonOf(t, client, http.MethodGet, url+"/readyz"); status != http.StatusServiceUnavailable || reason != fault.ShuttingDown {
 				t.Errorf("ready: %d %s", status, reason)
 			}

@@ -37,8 +37,8 @@ func (d *deadLetters) list(ctx context.Context, in *adminv1.ListDeadLettersReque
 		return nil, err
 	}
 	out := &adminv1.ListDeadLettersResponse{Next: page.Next, Unreadable: page.Unreadable}
-	for _, letter := range page.DeadLetters {
-		out.DeadLetters = append(out.DeadLetters, summary(decode(letter)))
+	for _, dead := range page.DeadLetters {
+		out.DeadLetters = append(out.DeadLetters, summary(decode(dead)))
 	}
 	return out, nil
 }
@@ -48,19 +48,19 @@ func (d *deadLetters) get(ctx context.Context, in *adminv1.GetDeadLetterRequest)
 		return nil, fault.Newf(fault.InvalidRequest, "message_bytes: %d, at most %d are given", in.GetMessageBytes(), maxRaw).
 			WithViolation("message_bytes", "at most %d", maxRaw)
 	}
-	letter, err := d.store.Get(ctx, in.GetSeq())
+	dead, err := d.store.Get(ctx, in.GetSeq())
 	if err != nil {
-		return nil, letterFault(err, in.GetSeq())
+		return nil, deadLetterFault(err, in.GetSeq())
 	}
-	out := full(decode(letter))
-	out.RawMessage = letter.Item[:min(len(letter.Item), int(in.GetMessageBytes()))]
+	out := full(decode(dead))
+	out.RawMessage = dead.Item[:min(len(dead.Item), int(in.GetMessageBytes()))]
 	return &adminv1.GetDeadLetterResponse{DeadLetter: out}, nil
 }
 
 func (d *deadLetters) replay(ctx context.Context, in *adminv1.ReplayDeadLetterRequest) (*adminv1.ReplayDeadLetterResponse, error) {
 	replayed, err := d.store.Replay(ctx, in.GetSeq())
 	if err != nil && replayed.RequestID == "" {
-		return nil, letterFault(err, in.GetSeq())
+		return nil, deadLetterFault(err, in.GetSeq())
 	}
 	d.log.Info("dead letter replayed", "dead_letter", in.GetSeq(), "request", replayed.RequestID)
 	if err != nil {
@@ -76,14 +76,14 @@ func (d *deadLetters) replay(ctx context.Context, in *adminv1.ReplayDeadLetterRe
 
 func (d *deadLetters) remove(ctx context.Context, in *adminv1.DeleteDeadLetterRequest) (*adminv1.DeleteDeadLetterResponse, error) {
 	if err := d.store.Delete(ctx, in.GetSeq()); err != nil {
-		return nil, letterFault(err, in.GetSeq())
+		return nil, deadLetterFault(err, in.GetSeq())
 	}
 	d.log.Info("dead letter deleted", "dead_letter", in.GetSeq())
 	return &adminv1.DeleteDeadLetterResponse{}, nil
 }
 
-// letterFault returns the fault of an error about one dead letter.
-func letterFault(err error, seq uint64) error {
+// deadLetterFault returns the fault of an error about one dead letter.
+func deadLetterFault(err error, seq uint64) error {
 	switch {
 	case errors.Is(err, store.ErrNotReplayable):
 		return fault.Newf(fault.NotReplayable, "dead letter %d: %s", seq, plainText(err)).Caused(err)

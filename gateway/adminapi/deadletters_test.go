@@ -42,9 +42,9 @@ func TestDeadLettersAreServedOnEveryProtocol(t *testing.T) {
 			time.Since(s.GetDeadLetteredAt().AsTime()) > time.Minute {
 			t.Errorf("%s: lists %v", p.name, s)
 		}
-		letter, err := get(t, client, seq)
-		if err != nil || !proto.Equal(letter.GetSummary(), s) {
-			t.Errorf("%s: shows %v, %v", p.name, letter, err)
+		dead, err := get(t, client, seq)
+		if err != nil || !proto.Equal(dead.GetSummary(), s) {
+			t.Errorf("%s: shows %v, %v", p.name, dead, err)
 		}
 		again, err := replay(t, client, seq)
 		if err != nil || again.GetRequestId() == "" || again.GetRequestId() == string(first.RequestID) || time.Until(again.GetDeadline().AsTime()) < 30*time.Second || again.GetDeadLetterRemains() {
@@ -58,7 +58,7 @@ func TestDeadLettersAreServedOnEveryProtocol(t *testing.T) {
 		}
 		expect(t, p.name+": a second discard", deleteLetter(t, client, seq), fault.NotFound)
 		_, err = get(t, client, seq)
-		expect(t, p.name+": a letter that is gone", err, fault.NotFound)
+		expect(t, p.name+": a deleted dead letter", err, fault.NotFound)
 	}
 }
 
@@ -67,18 +67,18 @@ func TestDeadLetterShowsAllFields(t *testing.T) {
 	d := newBed(t)
 	client := open(t, d)
 	e := item(t)
-	letter, err := get(t, client, d.storeMessage(d.encode(e)))
+	dead, err := get(t, client, d.storeMessage(d.encode(e)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if f := letter.GetFault(); f.GetReason() != "RUNNER_CRASHED" || f.GetStage() != string(stage) || f.GetHost() != "host" || f.GetMetadata()["k"] != "v" {
+	if f := dead.GetFault(); f.GetReason() != "RUNNER_CRASHED" || f.GetStage() != string(stage) || f.GetHost() != "host" || f.GetMetadata()["k"] != "v" {
 		t.Errorf("fault %v", f)
 	}
-	if letter.GetHost() != "host" || letter.GetPriority() != 3 || len(letter.GetRuns()) != 2 || letter.GetRuns()[0].GetHost() != "crashed" ||
-		letter.GetNotReplayable() != "" || letter.GetRawMessage() != nil {
-		t.Errorf("dead letter %v", letter)
+	if dead.GetHost() != "host" || dead.GetPriority() != 3 || len(dead.GetRuns()) != 2 || dead.GetRuns()[0].GetHost() != "crashed" ||
+		dead.GetNotReplayable() != "" || dead.GetRawMessage() != nil {
+		t.Errorf("dead letter %v", dead)
 	}
-	i := letter.GetItem()
+	i := dead.GetItem()
 	if i.GetTenant() != "tenant" || i.GetGateway() != "gateway" || i.GetPosition() != 1 || i.GetIdempotencyKey() != "key" ||
 		i.GetMetadata()["user"] != "u" || i.GetTraceContext()["traceparent"] == "" || !i.GetDeadline().AsTime().Equal(e.Deadline) ||
 		!i.GetAdmittedAt().AsTime().Equal(e.AdmittedAt) || len(i.GetTimings()) != 1 {
@@ -120,9 +120,9 @@ func TestUndecodableItemIsShownButNotReplayed(t *testing.T) {
 		item    bool
 	}{"garbage": {[]byte("garbage"), false}, "nothing": {nil, false}, "an item of another mesh": {d.encode(other), true}} {
 		seq := d.storeMessage(test.message)
-		letter, err := get(t, client, seq)
-		if err != nil || letter.GetNotReplayable() == "" || letter.GetSummary().GetReplayable() || (letter.GetItem() != nil) != test.item {
-			t.Errorf("%s: shows %v, %v", name, letter, err)
+		dead, err := get(t, client, seq)
+		if err != nil || dead.GetNotReplayable() == "" || dead.GetSummary().GetReplayable() || (dead.GetItem() != nil) != test.item {
+			t.Errorf("%s: shows %v, %v", name, dead, err)
 		}
 		_, err = replay(t, client, seq)
 		expect(t, name, err, fault.NotReplayable)
@@ -147,8 +147,8 @@ func TestItemWithInvalidTimeIsShown(t *testing.T) {
 	}
 	url, seq := serve(t, adminapi.Settings{DeadLetters: d}), d.storeMessage(data)
 	for _, p := range protocols() {
-		if letter, err := get(t, p.client(t, url), seq); err != nil || letter.GetItem() == nil || letter.GetItem().GetAdmittedAt() != nil {
-			t.Errorf("%s: shows %v, %v", p.name, letter, err)
+		if dead, err := get(t, p.client(t, url), seq); err != nil || dead.GetItem() == nil || dead.GetItem().GetAdmittedAt() != nil {
+			t.Errorf("%s: shows %v, %v", p.name, dead, err)
 		}
 	}
 }

@@ -104,20 +104,20 @@ func item(t *testing.T) *envelope.Envelope {
 func (d *bed) storeMessage(message []byte, edits ...func(*envelope.DeadLetter)) uint64 {
 	d.t.Helper()
 	now := time.Now()
-	letter := &envelope.DeadLetter{
+	dead := &envelope.DeadLetter{
 		Mesh: mesh, Stage: stage, Host: "host", Durability: pipeline.File, Priority: 3, Deliveries: 5,
 		Fault: fault.New(fault.RunnerCrashed, "it ends every worker").At(string(stage), "two", "host").WithMetadata("k", "v"),
 		Item:  message, Runs: []envelope.RunRecord{{Host: "crashed", At: now}, {Host: "crashed", At: now}},
 		QueuedAt: now, DeadLetteredAt: now,
 	}
 	for _, edit := range edits {
-		edit(letter)
+		edit(dead)
 	}
-	data, err := letter.Encode()
+	data, err := dead.Encode()
 	if err != nil {
 		d.t.Fatal(err)
 	}
-	return d.store(letter.Stage, data)
+	return d.store(dead.Stage, data)
 }
 
 func (d *bed) store(of pipeline.StageName, data []byte) uint64 {
@@ -212,8 +212,8 @@ func list(t *testing.T, client adminv1connect.DeadLetterServiceClient, r *adminv
 		t.Fatal(err)
 	}
 	out := ""
-	for _, letter := range response.Msg.GetDeadLetters() {
-		out += fmt.Sprint(letter.GetSeq(), " ")
+	for _, dead := range response.Msg.GetDeadLetters() {
+		out += fmt.Sprint(dead.GetSeq(), " ")
 	}
 	return out + fmt.Sprint(response.Msg.GetUnreadable(), " ", response.Msg.GetNext())
 }

@@ -47,7 +47,7 @@ func TestHostsMatchRegistry(t *testing.T) {
 	t.Parallel()
 	since := time.Now().Add(-time.Minute).Truncate(time.Second)
 	url := serve(t, adminapi.Settings{DeadLetters: newBed(t), Membership: fakeMembership{
-		hosts: []discovery.Host{hostOf("a", "1", true), hostOf("a", "2", false), hostOf("b", "3", true)}, since: since, why: errors.New("it is away"),
+		hosts: []discovery.Host{hostOf("a", "1", true), hostOf("a", "2", false), hostOf("b", "3", true)}, since: since, why: errors.New("it is unreachable"),
 	}})
 	for _, p := range protocols() {
 		client := adminv1connect.NewMeshServiceClient(fronttest.Client(t, p.h2c), url, p.options...)
@@ -58,7 +58,7 @@ func TestHostsMatchRegistry(t *testing.T) {
 		if hosts := all.Msg.GetHosts(); len(hosts) != 3 || !hosts[0].GetAlive() || hosts[1].GetAlive() || hosts[2].GetRecord().GetHost() != "3" {
 			t.Errorf("%s: lists %v", p.name, hosts)
 		}
-		if got := all.Msg.GetStaleSince().AsTime(); !got.Equal(since) || all.Msg.GetStaleCause() != "it is away" {
+		if got := all.Msg.GetStaleSince().AsTime(); !got.Equal(since) || all.Msg.GetStaleCause() != "it is unreachable" {
 			t.Errorf("%s: stale since %s: %s", p.name, got, all.Msg.GetStaleCause())
 		}
 		some, err := client.ListHosts(t.Context(), connect.NewRequest(&adminv1.ListHostsRequest{Stage: "b"}))

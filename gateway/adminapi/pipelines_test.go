@@ -107,7 +107,7 @@ func (b *fakePipelines) Changed() <-chan struct{} {
 // traffic is a broker that serves the stages that a test names.
 type traffic struct {
 	served []pipeline.StageName
-	away   error
+	err    error
 }
 
 func (t traffic) PipelineReady(_ context.Context, name string) error {
@@ -118,8 +118,8 @@ func (t traffic) PipelineReady(_ context.Context, name string) error {
 }
 
 func (t traffic) Stage(_ context.Context, name pipeline.StageName) (call.StageState, error) {
-	if t.away != nil {
-		return call.StageState{}, t.away
+	if t.err != nil {
+		return call.StageState{}, t.err
 	}
 	return call.StageState{Served: slices.Contains(t.served, name), Queues: []call.QueueState{{
 		Durability: pipeline.File, Items: 6, Bytes: 60, Classes: map[pipeline.Class]uint64{pipeline.High: 1, pipeline.Normal: 2, pipeline.Low: 3}, MaxBytes: 100,
@@ -314,9 +314,9 @@ func TestStagesListHostsQueuesAndPipelines(t *testing.T) {
 		}
 	}
 	// The list needs no registry, and omits fields that the broker does not report.
-	away := fault.New(fault.BrokerUnavailable, "the broker is away").Caused(errors.New("why"))
-	few, err := client(adminapi.Settings{Traffic: traffic{away: away}}).ListStages(t.Context(), connect.NewRequest(&adminv1.ListStagesRequest{}))
-	if err != nil || len(few.Msg.GetStages()) != 2 || few.Msg.GetStages()[0].GetQueuesCause() != "the broker is away" || len(few.Msg.GetStages()[0].GetQueues()) > 0 {
+	outage := fault.New(fault.BrokerUnavailable, "the broker is unreachable").Caused(errors.New("why"))
+	few, err := client(adminapi.Settings{Traffic: traffic{err: outage}}).ListStages(t.Context(), connect.NewRequest(&adminv1.ListStagesRequest{}))
+	if err != nil || len(few.Msg.GetStages()) != 2 || few.Msg.GetStages()[0].GetQueuesCause() != "the broker is unreachable" || len(few.Msg.GetStages()[0].GetQueues()) > 0 {
 		t.Errorf("got %v, %v", few, err)
 	}
 }

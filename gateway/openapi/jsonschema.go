@@ -30,8 +30,8 @@ func embed(text, key string) (any, bool) {
 		_, ok = root.(bool)
 		return root, ok
 	}
-	if said, there := schema["$schema"]; there {
-		if uri, _ := said.(string); strings.TrimSuffix(uri, "#") != dialect {
+	if declared, there := schema["$schema"]; there {
+		if uri, _ := declared.(string); strings.TrimSuffix(uri, "#") != dialect {
 			return nil, false
 		}
 	}

@@ -148,21 +148,21 @@ func TestBodiesMatchFirstStageInputs(t *testing.T) {
 		spec *stagev1.Spec
 		want string
 	}{
-		"nothing is known":      {nil, "*/* application/json application/msgpack application/octet-stream multipart/form-data text/plain"},
-		"it takes anything":     {takes(), "*/* application/json application/msgpack application/octet-stream multipart/form-data text/plain"},
-		"an image":              {takes(blobPart("image", "image/png", "image/jpeg")), "image/jpeg image/png multipart/form-data"},
-		"any image":             {takes(blobPart("image", "image/*")), "image/* image/jpeg image/png multipart/form-data"},
-		"JSON":                  {takes(jsonPart("order", `{"type": "object"}`)), "application/json application/msgpack multipart/form-data"},
-		"two blobs":             {takes(blobPart("image", "image/png"), blobPart("prompt", "text/plain")), "multipart/form-data"},
-		"one that may be left":  {takes(blobPart("image", "image/png"), optional), "multipart/form-data"},
-		"a tensor":              {takes(tensorPart("x", "FP32", -1, 4)), "application/json application/msgpack"},
-		"two tensors":           {takes(tensorPart("x", "FP32", -1, 4), tensorPart("y", "BYTES", -1)), "application/json application/msgpack"},
-		"a half float":          {takes(tensorPart("x", "FP32", -1, 4), half), "application/json application/msgpack"},
-		"what JSON cannot say":  {takes(tensorPart("x", "FP16", -1, 4)), "application/msgpack"},
-		"what is MessagePack":   {takes(blobPart("order", "application/json", "application/x-msgpack")), "application/json application/x-msgpack multipart/form-data"},
-		"a tensor and a blob":   {takes(tensorPart("x", "FP32", -1, 4), blobPart("image", "image/png")), "*/* application/json application/msgpack application/octet-stream multipart/form-data text/plain"},
-		"names of all kinds":    {takes(jsonPart("ü/~ {}", `{"type": "object"}`)), "application/json application/msgpack multipart/form-data"},
-		"a schema that is none": {takes(jsonPart("order", `{`)), "application/json application/msgpack multipart/form-data"},
+		"nothing is known":        {nil, "*/* application/json application/msgpack application/octet-stream multipart/form-data text/plain"},
+		"it takes anything":       {takes(), "*/* application/json application/msgpack application/octet-stream multipart/form-data text/plain"},
+		"an image":                {takes(blobPart("image", "image/png", "image/jpeg")), "image/jpeg image/png multipart/form-data"},
+		"any image":               {takes(blobPart("image", "image/*")), "image/* image/jpeg image/png multipart/form-data"},
+		"JSON":                    {takes(jsonPart("order", `{"type": "object"}`)), "application/json application/msgpack multipart/form-data"},
+		"two blobs":               {takes(blobPart("image", "image/png"), blobPart("prompt", "text/plain")), "multipart/form-data"},
+		"one that may be left":    {takes(blobPart("image", "image/png"), optional), "multipart/form-data"},
+		"a tensor":                {takes(tensorPart("x", "FP32", -1, 4)), "application/json application/msgpack"},
+		"two tensors":             {takes(tensorPart("x", "FP32", -1, 4), tensorPart("y", "BYTES", -1)), "application/json application/msgpack"},
+		"a half float":            {takes(tensorPart("x", "FP32", -1, 4), half), "application/json application/msgpack"},
+		"unrepresentable in JSON": {takes(tensorPart("x", "FP16", -1, 4)), "application/msgpack"},
+		"what is MessagePack":     {takes(blobPart("order", "application/json", "application/x-msgpack")), "application/json application/x-msgpack multipart/form-data"},
+		"a tensor and a blob":     {takes(tensorPart("x", "FP32", -1, 4), blobPart("image", "image/png")), "*/* application/json application/msgpack application/octet-stream multipart/form-data text/plain"},
+		"names of all kinds":      {takes(jsonPart("ü/~ {}", `{"type": "object"}`)), "application/json application/msgpack multipart/form-data"},
+		"a schema that is none":   {takes(jsonPart("order", `{`)), "application/json application/msgpack multipart/form-data"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -197,9 +197,9 @@ func TestInputsHaveCallerNames(t *testing.T) {
 	valid(t, text)
 	for name, want := range map[string]string{"renamed": "pixels", "plain": "x"} {
 		ref := at(t, text, "paths", "/v1/pipelines/"+name+":infer", "post", "requestBody", "content", "application/json", "schema", "$ref").(string)
-		said, err := json.Marshal(at(t, text, "components", "schemas", strings.TrimPrefix(ref, "#/components/schemas/")))
-		if err != nil || !strings.Contains(string(said), `"const":"`+want+`"`) {
-			t.Errorf("%s: %s, %v", name, said, err)
+		text, err := json.Marshal(at(t, text, "components", "schemas", strings.TrimPrefix(ref, "#/components/schemas/")))
+		if err != nil || !strings.Contains(string(text), `"const":"`+want+`"`) {
+			t.Errorf("%s: %s, %v", name, text, err)
 		}
 	}
 	if got := fmt.Sprint(bodyOf(t, text, "renamed")["application/json"].(object)["examples"]); !strings.Contains(got, "one:") || !strings.Contains(got, "name:pixels") {

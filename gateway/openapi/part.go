@@ -143,12 +143,12 @@ const (
 
 // types are the media types that a blob may have, each once, without parameters.
 func (p part) types() []string {
-	said := p.GetBlob().GetContentTypes()
-	if len(said) == 0 {
-		said = []string{anyType}
+	types := p.GetBlob().GetContentTypes()
+	if len(types) == 0 {
+		types = []string{anyType}
 	}
 	var out []string
-	for _, one := range said {
+	for _, one := range types {
 		for _, contentType := range usual(payload.BareType(one)) {
 			if !slices.Contains(out, contentType) {
 				out = append(out, contentType)

@@ -117,9 +117,9 @@ func join(types []string) string {
 // tensors adds requests of the Open Inference Protocol. It adds the JSON form only if
 // JSON can represent them.
 func (a operations) tensors(content *content, inputs []part) {
-	if said := slices.DeleteFunc(slices.Clone(inputs), unrepresentable); !slices.ContainsFunc(inputs, func(p part) bool { return unrepresentable(p) && !p.GetOptional() }) && len(said) > 0 {
-		one := object{"schema": a.request(said, asJSON())}
-		if examples := a.tensorExamples(said); len(examples) > 0 {
+	if inJSON := slices.DeleteFunc(slices.Clone(inputs), unrepresentable); !slices.ContainsFunc(inputs, func(p part) bool { return unrepresentable(p) && !p.GetOptional() }) && len(inJSON) > 0 {
+		one := object{"schema": a.request(inJSON, asJSON())}
+		if examples := a.tensorExamples(inJSON); len(examples) > 0 {
 			one["examples"] = examples
 		}
 		content.add(jsonType, one)

@@ -138,8 +138,8 @@ func ranges(media string) bool { return media == anyType || media == "applicatio
 // contentTypes describes the type of a blob in the document.
 func contentTypes(p part) object {
 	out := object{"type": "string"}
-	if said := p.types(); !slices.ContainsFunc(said, ranges) {
-		out["examples"] = []any{said[0]}
+	if types := p.types(); !slices.ContainsFunc(types, ranges) {
+		out["examples"] = []any{types[0]}
 	}
 	return out
 }

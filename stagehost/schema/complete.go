@@ -20,30 +20,30 @@ import (
 // narrow the shape and the content types, and add a schema and a description. A
 // contradiction is an error that begins with the part's key, such as
 // "inputs[0].datatype: ". Complete is idempotent.
-func Complete(said runner.Spec, inputs, outputs []runner.PartSpec) (runner.Spec, error) {
+func Complete(declared runner.Spec, inputs, outputs []runner.PartSpec) (runner.Spec, error) {
 	var err error
-	if said.Inputs, err = completeAll("inputs", said.Inputs, inputs); err != nil {
+	if declared.Inputs, err = completeAll("inputs", declared.Inputs, inputs); err != nil {
 		return runner.Spec{}, err
 	}
-	said.Outputs, err = completeAll("outputs", said.Outputs, outputs)
+	declared.Outputs, err = completeAll("outputs", declared.Outputs, outputs)
 	if err != nil {
 		return runner.Spec{}, err
 	}
-	return said, nil
+	return declared, nil
 }
 
-func completeAll(key string, said, added []runner.PartSpec) ([]runner.PartSpec, error) {
+func completeAll(key string, declared, added []runner.PartSpec) ([]runner.PartSpec, error) {
 	if len(added) == 0 {
-		return said, nil
+		return declared, nil
 	}
-	if len(said) == 0 {
+	if len(declared) == 0 {
 		return added, nil
 	}
-	out := slices.Clone(said)
+	out := slices.Clone(declared)
 	for i, add := range added {
 		at := slices.IndexFunc(out, func(s runner.PartSpec) bool { return s.Name == add.Name })
 		if at < 0 {
-			return nil, fmt.Errorf("%s[%d].name: the runner has no %q; it has %s", key, i, add.Name, namesOf(said))
+			return nil, fmt.Errorf("%s[%d].name: the runner has no %q; it has %s", key, i, add.Name, namesOf(declared))
 		}
 		var err error
 		if out[at], err = completeOne(out[at], add); err != nil {
@@ -63,57 +63,57 @@ func namesOf(specs []runner.PartSpec) string {
 
 // completeOne adds an operator's part to the runner's part of that name. Its errors
 // begin with a key.
-func completeOne(said, add runner.PartSpec) (runner.PartSpec, error) {
-	if add.Optional && !said.Optional {
-		return said, errors.New("optional: the runner wants it")
+func completeOne(declared, add runner.PartSpec) (runner.PartSpec, error) {
+	if add.Optional && !declared.Optional {
+		return declared, errors.New("optional: the runner wants it")
 	}
 	if add.Description != "" {
-		said.Description = add.Description
+		declared.Description = add.Description
 	}
-	if said.IsTensor() {
-		return narrowTensor(said, add)
+	if declared.IsTensor() {
+		return narrowTensor(declared, add)
 	}
-	return narrowBlob(said, add)
+	return narrowBlob(declared, add)
 }
 
-func narrowTensor(said, add runner.PartSpec) (runner.PartSpec, error) {
+func narrowTensor(declared, add runner.PartSpec) (runner.PartSpec, error) {
 	switch {
 	case len(add.ContentTypes) > 0:
-		return said, fmt.Errorf("content_types: the runner says that it is a tensor %s%s", said.Datatype, shape(said.Shape))
+		return declared, fmt.Errorf("content_types: the runner says that it is a tensor %s%s", declared.Datatype, shape(declared.Shape))
 	case len(add.Schema) > 0:
-		return said, fmt.Errorf("schema: the runner says that it is a tensor %s%s", said.Datatype, shape(said.Shape))
+		return declared, fmt.Errorf("schema: the runner says that it is a tensor %s%s", declared.Datatype, shape(declared.Shape))
 	case !add.IsTensor():
-		return said, nil
-	case add.Datatype != said.Datatype:
-		return said, fmt.Errorf("datatype: %s, the runner says %s", add.Datatype, said.Datatype)
-	case !matches(add.Shape, said.Shape):
-		return said, fmt.Errorf("shape: %s is not one of the runner's %s", shape(add.Shape), shape(said.Shape))
+		return declared, nil
+	case add.Datatype != declared.Datatype:
+		return declared, fmt.Errorf("datatype: %s, the runner says %s", add.Datatype, declared.Datatype)
+	case !matches(add.Shape, declared.Shape):
+		return declared, fmt.Errorf("shape: %s is not one of the runner's %s", shape(add.Shape), shape(declared.Shape))
 	}
-	said.Shape = add.Shape
-	return said, nil
+	declared.Shape = add.Shape
+	return declared, nil
 }
 
-func narrowBlob(said, add runner.PartSpec) (runner.PartSpec, error) {
+func narrowBlob(declared, add runner.PartSpec) (runner.PartSpec, error) {
 	if add.IsTensor() {
-		return said, fmt.Errorf("datatype: %s, the runner says that it is a blob%s", add.Datatype, ofType(strings.Join(said.ContentTypes, " or ")))
+		return declared, fmt.Errorf("datatype: %s, the runner says that it is a blob%s", add.Datatype, ofType(strings.Join(declared.ContentTypes, " or ")))
 	}
-	if len(said.ContentTypes) > 0 {
+	if len(declared.ContentTypes) > 0 {
 		for _, one := range add.ContentTypes {
-			if !takesType(said, one) {
-				return said, fmt.Errorf("content_types: %s is not one of the runner's %s", one, strings.Join(said.ContentTypes, ", "))
+			if !takesType(declared, one) {
+				return declared, fmt.Errorf("content_types: %s is not one of the runner's %s", one, strings.Join(declared.ContentTypes, ", "))
 			}
 		}
 	}
 	if len(add.ContentTypes) > 0 {
-		said.ContentTypes = add.ContentTypes
+		declared.ContentTypes = add.ContentTypes
 	}
 	if len(add.Schema) > 0 {
-		if len(said.Schema) > 0 && !sameJSON(said.Schema, add.Schema) {
-			return said, errors.New("schema: the runner has one of its own, and it is another")
+		if len(declared.Schema) > 0 && !sameJSON(declared.Schema, add.Schema) {
+			return declared, errors.New("schema: the runner has one of its own, and it is another")
 		}
-		said.Schema = add.Schema
+		declared.Schema = add.Schema
 	}
-	return said, nil
+	return declared, nil
 }
 
 func sameJSON(a, b json.RawMessage) bool {

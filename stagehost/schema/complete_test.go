@@ -31,7 +31,7 @@ func TestConfiguredSpecAppliesWithoutRunnerSpec(t *testing.T) {
 func TestConfiguredSpecNarrowsRunnerSpec(t *testing.T) {
 	t.Parallel()
 	optionalText := runner.PartSpec{Name: "note", Optional: true, ContentTypes: []string{"text/*"}, Description: "the runner's"}
-	said := runner.Spec{Stream: true, Inputs: list(tensorSpec("x", tensor.FP32, -1, -1), jsonSpec("order", ""), optionalText)}
+	declared := runner.Spec{Stream: true, Inputs: list(tensorSpec("x", tensor.FP32, -1, -1), jsonSpec("order", ""), optionalText)}
 	for name, test := range map[string]struct {
 		add  runner.PartSpec
 		at   int
@@ -46,7 +46,7 @@ func TestConfiguredSpecNarrowsRunnerSpec(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := schema.Complete(said, list(test.add), nil)
+			got, err := schema.Complete(declared, list(test.add), nil)
 			if err != nil || !reflect.DeepEqual(got.Inputs[test.at], test.want) {
 				t.Fatalf("got %+v, %v; want %+v", got.Inputs, err, test.want)
 			}
@@ -56,8 +56,8 @@ func TestConfiguredSpecNarrowsRunnerSpec(t *testing.T) {
 			if again, err := schema.Complete(got, list(test.add), nil); err != nil || !reflect.DeepEqual(again, got) {
 				t.Errorf("the second Complete returns %+v, %v", again, err)
 			}
-			if said.Inputs[0].Shape[1] != -1 || len(said.Inputs[1].Schema) != 0 || said.Inputs[2].ContentTypes[0] != "text/*" {
-				t.Errorf("the runner's spec became %+v", said)
+			if declared.Inputs[0].Shape[1] != -1 || len(declared.Inputs[1].Schema) != 0 || declared.Inputs[2].ContentTypes[0] != "text/*" {
+				t.Errorf("the runner's spec became %+v", declared)
 			}
 		})
 	}
@@ -65,10 +65,10 @@ func TestConfiguredSpecNarrowsRunnerSpec(t *testing.T) {
 
 func TestSpecContradictingRunnerIsRejectedByKey(t *testing.T) {
 	t.Parallel()
-	said := runner.Spec{Inputs: list(tensorSpec("x", tensor.FP32, -1, 64), jsonSpec("order", `{"type":"object"}`, "application/json", "image/*"))}
+	declared := runner.Spec{Inputs: list(tensorSpec("x", tensor.FP32, -1, 64), jsonSpec("order", `{"type":"object"}`, "application/json", "image/*"))}
 	for name, test := range map[string]struct {
-		add  runner.PartSpec
-		says string
+		add      runner.PartSpec
+		wantText string
 	}{
 		"another name":       {tensorSpec("z", tensor.FP32, 1), `inputs[0].name: the runner has no "z"; it has x, order`},
 		"another datatype":   {tensorSpec("x", tensor.Int8, -1, 64), "inputs[0].datatype: INT8, the runner says FP32"},
@@ -84,16 +84,16 @@ func TestSpecContradictingRunnerIsRejectedByKey(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			_, err := schema.Complete(said, list(test.add), nil)
-			if err == nil || !strings.HasPrefix(err.Error(), test.says) {
-				t.Errorf("got %v; want %s", err, test.says)
+			_, err := schema.Complete(declared, list(test.add), nil)
+			if err == nil || !strings.HasPrefix(err.Error(), test.wantText) {
+				t.Errorf("got %v; want %s", err, test.wantText)
 			}
-			if _, err := schema.Complete(runner.Spec{Outputs: said.Inputs}, nil, list(test.add)); err == nil || !strings.HasPrefix(err.Error(), "outputs[0].") {
+			if _, err := schema.Complete(runner.Spec{Outputs: declared.Inputs}, nil, list(test.add)); err == nil || !strings.HasPrefix(err.Error(), "outputs[0].") {
 				t.Errorf("as an output: %v", err)
 			}
 		})
 	}
-	if got, err := schema.Complete(said, list(jsonSpec("order", `{ "type" : "object" }`)), nil); err != nil || len(got.Inputs) != 2 {
+	if got, err := schema.Complete(declared, list(jsonSpec("order", `{ "type" : "object" }`)), nil); err != nil || len(got.Inputs) != 2 {
 		t.Errorf("the same schema in another format: %v", err)
 	}
 }
@@ -105,8 +105,8 @@ func TestInvalidPartsAreRejectedByKey(t *testing.T) {
 	schemed := tensorSpec("x", tensor.FP32, 1)
 	schemed.Schema = json.RawMessage("{}")
 	for name, test := range map[string]struct {
-		parts []runner.PartSpec
-		says  string
+		parts    []runner.PartSpec
+		wantText string
 	}{
 		"no name":               {list(jsonSpec("", "")), "inputs[0].name: "},
 		"a long name":           {list(jsonSpec(strings.Repeat("x", 300), "")), "inputs[0].name: "},
@@ -123,8 +123,8 @@ func TestInvalidPartsAreRejectedByKey(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if err := schema.ValidParts("inputs", test.parts); err == nil || !strings.HasPrefix(err.Error(), test.says) {
-				t.Errorf("got %v; want %s", err, test.says)
+			if err := schema.ValidParts("inputs", test.parts); err == nil || !strings.HasPrefix(err.Error(), test.wantText) {
+				t.Errorf("got %v; want %s", err, test.wantText)
 			}
 		})
 	}

@@ -100,7 +100,7 @@ func TestValidJSONIsPassedUnchanged(t *testing.T) {
 
 func TestViolationNamesItsPath(t *testing.T) {
 	t.Parallel()
-	for name, test := range map[string]struct{ text, field, says string }{
+	for name, test := range map[string]struct{ text, field, wantText string }{
 		"a wrong type":           {`{"items":[{"price":1},{"price":2},{"price":3},{"price":"4"}]}`, "inputs.order.items[3].price", "got string, want number"},
 		"the document":           {`[]`, "inputs.order", "got array, want object"},
 		"something missing":      {`{"items":[{}]}`, "inputs.order.items[0]", "missing property 'price'"},
@@ -116,10 +116,10 @@ func TestViolationNamesItsPath(t *testing.T) {
 			t.Parallel()
 			_, err := fit(orders(t), blob("order", "application/json", test.text))
 			f := isA(t, err, fault.SchemaViolation)
-			if f.HTTPStatus() != 422 || len(f.Violations) != 1 || f.Violations[0].Field != test.field || !strings.Contains(f.Violations[0].Description, test.says) {
-				t.Errorf("got %+v; want %q at %s", f.Violations, test.says, test.field)
+			if f.HTTPStatus() != 422 || len(f.Violations) != 1 || f.Violations[0].Field != test.field || !strings.Contains(f.Violations[0].Description, test.wantText) {
+				t.Errorf("got %+v; want %q at %s", f.Violations, test.wantText, test.field)
 			}
-			if !strings.Contains(f.Message, test.field) || !strings.Contains(f.Message, test.says) {
+			if !strings.Contains(f.Message, test.field) || !strings.Contains(f.Message, test.wantText) {
 				t.Errorf("the message is %q", f.Message)
 			}
 		})
@@ -147,7 +147,7 @@ func TestViolationsAreBoundedAndOrdered(t *testing.T) {
 
 func TestUnreadableDocumentIsInvalidInput(t *testing.T) {
 	t.Parallel()
-	for name, test := range map[string]struct{ contentType, data, says string }{
+	for name, test := range map[string]struct{ contentType, data, wantText string }{
 		"no JSON":                {"application/json", `{"items"`, "is no JSON"},
 		"nothing":                {"application/json", ``, "is no JSON"},
 		"not UTF-8":              {"application/json", "\"\xff\"", "UTF-8"},
@@ -163,7 +163,7 @@ func TestUnreadableDocumentIsInvalidInput(t *testing.T) {
 			t.Parallel()
 			_, err := fit(orders(t), blob("order", test.contentType, test.data))
 			f := isA(t, err, fault.InvalidInput)
-			if len(f.Violations) != 1 || !strings.HasPrefix(f.Violations[0].Field, "inputs.order") || !strings.Contains(f.Message, test.says) {
+			if len(f.Violations) != 1 || !strings.HasPrefix(f.Violations[0].Field, "inputs.order") || !strings.Contains(f.Message, test.wantText) {
 				t.Errorf("got %q, %+v", f.Message, f.Violations)
 			}
 		})
@@ -282,7 +282,7 @@ func TestChunksAreValidatedAndFinalOutputsAreNot(t *testing.T) {
 
 func TestInvalidSchemaErrorNamesItsPlace(t *testing.T) {
 	t.Parallel()
-	for name, test := range map[string]struct{ schema, says string }{
+	for name, test := range map[string]struct{ schema, wantText string }{
 		"no such type":       {`{"properties":{"price":{"type":"money"}}}`, `inputs[0].schema: of "order": it is no JSON Schema: schema.properties.price.type: `},
 		"no JSON":            {`{"type":`, "it is no JSON"},
 		"another document":   {`{"$ref":"https://example.com/x.json"}`, "schemas of other places are not loaded"},
@@ -296,8 +296,8 @@ func TestInvalidSchemaErrorNamesItsPlace(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			_, err := schema.Compile(runner.Spec{Inputs: []runner.PartSpec{jsonSpec("order", test.schema)}})
-			if err == nil || !strings.Contains(err.Error(), test.says) || strings.Contains(err.Error(), "stage:///") {
-				t.Errorf("got %v; want %q", err, test.says)
+			if err == nil || !strings.Contains(err.Error(), test.wantText) || strings.Contains(err.Error(), "stage:///") {
+				t.Errorf("got %v; want %q", err, test.wantText)
 			}
 		})
 	}

@@ -30,7 +30,7 @@ func TestValidOutputsAreReturned(t *testing.T) {
 		"a row of a batch of one":  {scores, schema.Fitted{Rows: 1}, []payload.Part{fp32("scores", 1, 64)}, []string{"scores=[1 64]"}},
 		"a row for a row":          {scores, schema.Fitted{Rows: 1, Lifted: true}, []payload.Part{fp32("scores", 1, 64)}, []string{"scores=[64]"}},
 		"a blob beside it":         {scores, schema.Fitted{Rows: 1, Lifted: true}, []payload.Part{text("note", "n"), fp32("scores", 1, 64)}, []string{"note=n", "scores=[64]"}},
-		"nothing said":             {runner.Spec{}, schema.Fitted{Rows: 1}, []payload.Part{text("a", "a"), fp32("b", 7)}, []string{"a=a", "b=[7]"}},
+		"no spec":                  {runner.Spec{}, schema.Fitted{Rows: 1}, []payload.Part{text("a", "a"), fp32("b", 7)}, []string{"a=a", "b=[7]"}},
 		"nothing at all":           {runner.Spec{}, schema.Fitted{Rows: 1}, nil, []string{}},
 		"without the optional one": {gives(runner.BatchRows, optional(vector("scores"))), schema.Fitted{Rows: 1}, nil, []string{}},
 		"a blob of any type":       {gives(runner.BatchNone, blobSpec("b", "image/png")), schema.Fitted{Rows: 1}, []payload.Part{text("b", "t")}, []string{"b=t"}},
@@ -39,18 +39,18 @@ func TestValidOutputsAreReturned(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			before := said(test.parts)
+			before := partTexts(test.parts)
 			got, err := schema.Outputs(test.spec, test.parts, test.item)
-			if err != nil || !slices.Equal(said(got), test.want) {
-				t.Errorf("got %q, %v; want %q", said(got), err, test.want)
+			if err != nil || !slices.Equal(partTexts(got), test.want) {
+				t.Errorf("got %q, %v; want %q", partTexts(got), err, test.want)
 			}
 			for _, p := range got {
 				if p.Tensor != nil && p.Tensor.Validate() != nil {
 					t.Errorf("output %s: %v", p.Name, p.Tensor.Validate())
 				}
 			}
-			if !slices.Equal(said(test.parts), before) {
-				t.Errorf("the runner's own parts became %q", said(test.parts))
+			if !slices.Equal(partTexts(test.parts), before) {
+				t.Errorf("the runner's own parts became %q", partTexts(test.parts))
 			}
 		})
 	}
@@ -60,10 +60,10 @@ func TestMismatchedOutputsAreRunnerFaults(t *testing.T) {
 	t.Parallel()
 	scores := gives(runner.BatchRows, vector("scores"))
 	tests := map[string]struct {
-		spec  runner.Spec
-		rows  int
-		parts []payload.Part
-		says  string
+		spec     runner.Spec
+		rows     int
+		parts    []payload.Part
+		wantText string
 	}{
 		"missing":            {scores, 1, []payload.Part{fp32("other", 1, 64)}, `output "scores" is missing`},
 		"a blob":             {scores, 1, []payload.Part{text("scores", "")}, `output "scores" is not of the kind`},
@@ -85,10 +85,10 @@ func TestMismatchedOutputsAreRunnerFaults(t *testing.T) {
 			t.Parallel()
 			got, err := schema.Outputs(test.spec, test.parts, schema.Fitted{Rows: test.rows})
 			if err == nil || got != nil {
-				t.Fatalf("got %q, %v", said(got), err)
+				t.Fatalf("got %q, %v", partTexts(got), err)
 			}
-			if f := fault.From(err); f.Reason != fault.RunnerOutputInvalid || !strings.Contains(f.Message, test.says) || len(f.Violations) != 0 {
-				t.Errorf("got %v, want %q", f, test.says)
+			if f := fault.From(err); f.Reason != fault.RunnerOutputInvalid || !strings.Contains(f.Message, test.wantText) || len(f.Violations) != 0 {
+				t.Errorf("got %v, want %q", f, test.wantText)
 			}
 		})
 	}

@@ -49,8 +49,8 @@ func fp32(name string, shape ...int64) payload.Part { return filled(name, tensor
 
 func text(name, data string) payload.Part { return payload.OfBlob(name, "text/plain", []byte(data)) }
 
-// said lists parts as name=content, where a tensor's content is its shape.
-func said(parts []payload.Part) []string {
+// partTexts lists parts as name=content, where a tensor's content is its shape.
+func partTexts(parts []payload.Part) []string {
 	out := make([]string, len(parts))
 	for i, p := range parts {
 		out[i] = p.Name + "=" + string(p.Blob.Data)
@@ -111,16 +111,16 @@ func TestPartsFeedInputsByName(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			before := said(test.parts)
+			before := partTexts(test.parts)
 			// Several tries find results that depend on the order of a map.
 			for range 20 {
 				f, err := schema.Fit(test.spec, test.parts, test.kept, test.rename)
-				if err != nil || !slices.Equal(said(f.Inputs), test.want) {
-					t.Fatalf("got %q, %v; want %q", said(f.Inputs), err, test.want)
+				if err != nil || !slices.Equal(partTexts(f.Inputs), test.want) {
+					t.Fatalf("got %q, %v; want %q", partTexts(f.Inputs), err, test.want)
 				}
 			}
-			if !slices.Equal(said(test.parts), before) {
-				t.Errorf("the item's own parts became %q", said(test.parts))
+			if !slices.Equal(partTexts(test.parts), before) {
+				t.Errorf("the item's own parts became %q", partTexts(test.parts))
 			}
 		})
 	}
@@ -137,11 +137,11 @@ func TestMismatchedPartIsRejectedByInput(t *testing.T) {
 		many[i] = text(strings.Repeat("n", 200)+fmt.Sprint(i), "")
 	}
 	tests := map[string]struct {
-		spec   runner.Spec
-		parts  []payload.Part
-		rename map[string]string
-		field  string
-		says   string
+		spec     runner.Spec
+		parts    []payload.Part
+		rename   map[string]string
+		field    string
+		wantText string
 	}{
 		"missing": {
 			image, []payload.Part{text("image", "i"), text("x", "x")}, nil, "inputs.prompt", `input "prompt" is missing; got "image", "x"`,
@@ -198,8 +198,8 @@ func TestMismatchedPartIsRejectedByInput(t *testing.T) {
 				t.Fatalf("got %v", got)
 			}
 			f := fault.From(err)
-			if f.Reason != fault.InvalidInput || !strings.Contains(f.Message, test.says) || len(f.Message) > 4<<10 {
-				t.Errorf("got %v, want %q", f, test.says)
+			if f.Reason != fault.InvalidInput || !strings.Contains(f.Message, test.wantText) || len(f.Message) > 4<<10 {
+				t.Errorf("got %v, want %q", f, test.wantText)
 			}
 			if test.field != "" && (len(f.Violations) != 1 || f.Violations[0].Field != test.field) {
 				t.Errorf("violations %v, want %q", f.Violations, test.field)
@@ -231,7 +231,7 @@ func TestUnusedPartIsRejected(t *testing.T) {
 		"none for an optional input":          {spec: two, parts: parts("image")},
 		"nothing at all":                      {spec: maybe},
 		"one and only, whatever its name":     {spec: one, parts: parts("x")},
-		"anything, where the spec says none":  {parts: parts("x", "y"), rename: map[string]string{"a": "x"}},
+		"anything, without declared inputs":   {parts: parts("x", "y"), rename: map[string]string{"a": "x"}},
 		"by another name":                     {spec: two, parts: parts("x", "mask"), rename: map[string]string{"image": "x"}},
 		"one for two":                         {spec: two, parts: parts("x"), rename: map[string]string{"image": "x", "mask": "x"}},
 		"for a later step":                    {spec: one, parts: parts("image", "prompt"), keep: []string{"prompt"}},
@@ -290,13 +290,13 @@ func TestRowsAreCountedOnAxis0(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			before := said(test.parts)
+			before := partTexts(test.parts)
 			f, err := schema.Fit(test.spec, test.parts, nil, nil)
-			if err != nil || f.Rows != test.rows || f.Lifted != test.lifted || !slices.Equal(said(f.Inputs), test.want) {
-				t.Errorf("got %d rows, lifted = %t, %q, %v", f.Rows, f.Lifted, said(f.Inputs), err)
+			if err != nil || f.Rows != test.rows || f.Lifted != test.lifted || !slices.Equal(partTexts(f.Inputs), test.want) {
+				t.Errorf("got %d rows, lifted = %t, %q, %v", f.Rows, f.Lifted, partTexts(f.Inputs), err)
 			}
-			if !slices.Equal(said(test.parts), before) {
-				t.Errorf("the item's own parts became %q", said(test.parts))
+			if !slices.Equal(partTexts(test.parts), before) {
+				t.Errorf("the item's own parts became %q", partTexts(test.parts))
 			}
 		})
 	}
@@ -320,7 +320,7 @@ func TestContentTypesAreMatchedByPattern(t *testing.T) {
 		"one of several":               {[]string{"image/png", "image/jpeg"}, "image/jpeg", true},
 		"none of several":              {[]string{"image/png", "image/jpeg"}, "image/gif", false},
 		"the start of a type":          {[]string{"image/pn"}, "image/png", false},
-		"nobody said":                  {[]string{"image/png"}, "", true},
+		"no content type":              {[]string{"image/png"}, "", true},
 		"just bytes":                   {[]string{"image/png"}, payload.OctetStream, true},
 		"a stage that takes all":       {nil, "video/mp4", true},
 		"a type that is no type":       {[]string{"image/png"}, "png", false},

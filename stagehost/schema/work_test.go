@@ -196,7 +196,7 @@ func (g generator) keyword(to map[string]any, depth int) {
 func TestStepCountingKeepsResultsAndCountsEveryVisit(t *testing.T) {
 	t.Parallel()
 	g := generator{rand.New(rand.NewPCG(1, 2))}
-	verdicts := map[bool]int{}
+	results := map[bool]int{}
 	for range 1_500 {
 		form, err := json.Marshal(g.schema(0))
 		if err != nil {
@@ -216,10 +216,10 @@ func TestStepCountingKeepsResultsAndCountsEveryVisit(t *testing.T) {
 		if steps < looks {
 			t.Fatalf("%s against %s takes %d steps for %d visits", text, form, steps, looks)
 		}
-		verdicts[keeps]++
+		results[keeps]++
 	}
-	if verdicts[true] < 150 || verdicts[false] < 150 {
-		t.Errorf("all results %v are equal", verdicts)
+	if results[true] < 150 || results[false] < 150 {
+		t.Errorf("all results %v are equal", results)
 	}
 }
 

@@ -229,7 +229,7 @@ func TestBodyAllocationsAreBoundedByItsSize(t *testing.T) {
 		fine   bool
 	}{
 		"zeros":                   {many(`{"inputs": [`+input("FP64", "[4194304]", "["), "0,", "]}]}"), "", true},
-		"zeros, said late":        {many(`{"inputs": [{"name": "y", "data": [`, "0,", `], "shape": [4194304], "datatype": "FP64"}]}`), "", true},
+		"zeros, late shape":       {many(`{"inputs": [{"name": "y", "data": [`, "0,", `], "shape": [4194304], "datatype": "FP64"}]}`), "", true},
 		"texts":                   {many(`{"inputs": [`+input("BYTES", "[2796202]", "["), `"",`, "]}]}"), "", true},
 		"one long number":         {many(`{"inputs": [`+input("FP64", "[1]", "[1"), "0", "]}]}"), "", false},
 		"one long text":           {many(`{"inputs": [`+input("INT8", "[1]", `["`), "a", `"]}]}`), "", false},

@@ -66,7 +66,7 @@ func TestBodyMembersBecomeInputsAndParameters(t *testing.T) {
 		"text by its name":        {takesOf(blobOf("prompt")), `{"prompt": "hi"}`, []payload.Part{text("prompt")}, nil},
 		"the only text":           {takesOf(blobOf("prompt"), tensorOf("x", "FP32", -1)), `{"text_input": "hi"}`, []payload.Part{text("prompt")}, nil},
 		"the only text, a tensor": {takesOf(tensorOf("prompt", "BYTES", 1, 1), mediaOf("image", "image/png")), `{"text_input": "hi"}`, []payload.Part{texts(t, "prompt", []int64{1, 1}, "hi")}, nil},
-		"a model that says naught": {
+		"a model without a spec": {
 			takesOf(), `{"text_input": "hi", "t": 0.5}`,
 			[]payload.Part{payload.OfBlob("", "text/plain", []byte("hi"))},
 			payload.Parameters{"t": payload.Double(0.5)},
@@ -126,7 +126,7 @@ func TestGenerateReturnsOneObject(t *testing.T) {
 		if status != http.StatusOK || h.Get("Stagemesh-Request-Id") != fronttest.RequestID || h.Get("Content-Type") != "application/json" {
 			t.Errorf("%s: %d %v %s", name, status, h, body)
 		}
-		says(t, name, body, row.want)
+		sameJSON(t, name, body, row.want)
 	}
 }
 
@@ -157,7 +157,7 @@ func TestInvalidGenerateBodyIsRejected(t *testing.T) {
 		"text for numbers":            {both, `{"x": ["a"]}`, 400, "x[0]: is no FP32"},
 		"nested":                      {both, `{"x": [[1], [2]]}`, 400, "x[0]: is no FP32"},
 		"an object for numbers":       {both, `{"x": {}}`, 400, "x: is no string"},
-		"what JSON cannot say":        {both, `{"h": 1}`, 400, "FP16 cannot be said"},
+		"unrepresentable datatype":    {both, `{"h": 1}`, 400, "FP16 cannot be said"},
 		"an image":                    {both, `{"image": "x"}`, 400, "the model takes image/png there"},
 		"numbers for text":            {takesOf(mediaOf("a", "text/plain")), `{"a": 1}`, 400, "the model takes text/plain there"},
 		"null for any text":           {takesOf(), `{"text_input": null}`, 400, "text_input is null; send a string"},
@@ -224,8 +224,8 @@ func TestGenerateStreamSendsEventPerChunk(t *testing.T) {
 	if len(events) != 2 || events[0].Name != "" || events[0].ID != 0 {
 		t.Fatalf("got %+v", events)
 	}
-	says(t, "the first", events[0].Data, `{"model_name": "m", "model_version": "1", "id": "mine", "text": "one"}`)
-	says(t, "the second", events[1].Data, `{"model_name": "m", "model_version": "1", "id": "mine", "text": "two"}`)
+	sameJSON(t, "the first", events[0].Data, `{"model_name": "m", "model_version": "1", "id": "mine", "text": "one"}`)
+	sameJSON(t, "the second", events[1].Data, `{"model_name": "m", "model_version": "1", "id": "mine", "text": "two"}`)
 	if h.Get("Stagemesh-Request-Id") != fronttest.RequestID {
 		t.Errorf("headers are %v", h)
 	}
@@ -237,7 +237,7 @@ func TestGenerateStreamWithoutChunksSendsOneEvent(t *testing.T) {
 	if len(events) != 1 {
 		t.Fatalf("got %+v", events)
 	}
-	says(t, "it", events[0].Data, `{"model_name": "m", "model_version": "1", "text": "all"}`)
+	sameJSON(t, "it", events[0].Data, `{"model_name": "m", "model_version": "1", "text": "all"}`)
 }
 
 func TestGenerateStreamReportsLateFailure(t *testing.T) {
@@ -248,7 +248,7 @@ func TestGenerateStreamReportsLateFailure(t *testing.T) {
 	if len(events) != 2 {
 		t.Fatalf("got %+v", events)
 	}
-	says(t, "the failure", events[1].Data, `{"error": "STREAM_INTERRUPTED: the host died"}`)
+	sameJSON(t, "the failure", events[1].Data, `{"error": "STREAM_INTERRUPTED: the host died"}`)
 }
 
 func TestGenerateStreamDisconnectCancelsCall(t *testing.T) {

@@ -63,8 +63,8 @@ func (c restful) ask(method, path, body string, headers ...string) (int, http.He
 	return answer.StatusCode, answer.Header, string(data)
 }
 
-// says compares two JSON texts.
-func says(t *testing.T, what, got, want string) {
+// sameJSON compares two JSON texts.
+func sameJSON(t *testing.T, what, got, want string) {
 	t.Helper()
 	var a, b any
 	if err := json.Unmarshal([]byte(want), &b); err != nil {
@@ -103,7 +103,7 @@ func TestRESTReportsServerAndModelState(t *testing.T) {
 		if status != want.status {
 			t.Errorf("%s: status %d, want %d", path, status, want.status)
 		}
-		says(t, path, body, want.body)
+		sameJSON(t, path, body, want.body)
 	}
 }
 
@@ -156,7 +156,7 @@ func TestTensorsTravelAsJSONOrBinary(t *testing.T) {
 		} else if length != "" {
 			_, _ = fmt.Sscan(length, &end)
 		}
-		says(t, name, body[:end], test.want)
+		sameJSON(t, name, body[:end], test.want)
 		if body[end:] != test.behind || h.Get("Stagemesh-Request-Id") != fronttest.RequestID {
 			t.Errorf("%s: the bytes are %q, headers %v", name, body[end:], h)
 		}
@@ -178,7 +178,7 @@ func TestBlobIsBytesTensorInJSON(t *testing.T) {
 	if got := caller.Last().Inputs[0]; status != http.StatusOK || got.Tensor != nil || string(got.Blob.Data) != "hello" || got.Blob.ContentType != "text/plain" {
 		t.Errorf("%d: the request is %+v", status, got)
 	}
-	says(t, "a blob", body, `{"model_name": "m", "model_version": "1", "outputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "parameters": {"content_type": "text/plain"}, "data": ["hello"]}]}`)
+	sameJSON(t, "a blob", body, `{"model_name": "m", "model_version": "1", "outputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "parameters": {"content_type": "text/plain"}, "data": ["hello"]}]}`)
 }
 
 func TestInvalidBodyIsRejected(t *testing.T) {
@@ -205,7 +205,7 @@ func TestInvalidBodyIsRejected(t *testing.T) {
 		"a size that is none":         {strings.Replace(one, ": 4}", `: "4"}`, 1), fmt.Sprint(len(one) + 2), nil, 400, "binary_data_size"},
 		"too few for its shape":       {strings.Replace(one, "[1]", "[2]", 1) + "1234", fmt.Sprint(len(one)), nil, 400, "inputs.a"},
 		"no data at all":              {strings.Replace(one, `"binary_data_size": 4`, "", 1), "", nil, 400, "inputs.a.data: is missing"},
-		"a wish that is none":         {`{"parameters": {"binary_data_output": 1}, "inputs": []}`, "", nil, 400, "binary_data_output"},
+		"invalid binary option":       {`{"parameters": {"binary_data_output": 1}, "inputs": []}`, "", nil, 400, "binary_data_output"},
 		"an output's that is none":    {`{"inputs": [], "outputs": [{"name": "x", "parameters": {"binary_data": "yes"}}]}`, "", nil, 400, "outputs[0].parameters.binary_data"},
 		"classes":                     {`{"inputs": [], "outputs": [{"name": "x", "parameters": {"classification": 3}}]}`, "", nil, 501, "NOT_SUPPORTED"},
 		"packed":                      {one, "", []string{"Content-Encoding", "gzip"}, 415, "Content-Encoding"},

@@ -74,8 +74,8 @@ func send(t *testing.T, to talking, requests ...*oipv2.ModelInferRequest) {
 	}
 }
 
-// said formats a response: "id word", and " last" if it is the last.
-func said(t *testing.T, from talking) string {
+// nextResponse formats the next response: "id word", and " last" if it is the last.
+func nextResponse(t *testing.T, from talking) string {
 	t.Helper()
 	m, err := from.Recv()
 	if err != nil {
@@ -125,7 +125,7 @@ func TestStreamResponsesCarryRequestIDs(t *testing.T) {
 	for i := range 5 {
 		id := fmt.Sprint(i)
 		send(t, s, asks("simple", id))
-		if got, want := said(t, s), id+" whole last"; got != want {
+		if got, want := nextResponse(t, s), id+" whole last"; got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	}
@@ -139,13 +139,13 @@ func TestEachChunkIsOneMessage(t *testing.T) {
 	s := talk(t.Context(), t, handler(caller, transport.Settings{}))
 	send(t, s, asks("simple", "a"))
 	for _, want := range []string{"a one", "a two"} {
-		if got := said(t, s); got != want {
+		if got := nextResponse(t, s); got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	}
 	send(t, s, asks("simple", "b", "triton_enable_empty_final_response", "mine"))
 	for _, want := range []string{"b one", "b two", "b last"} {
-		if got := said(t, s); got != want {
+		if got := nextResponse(t, s); got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	}
@@ -160,7 +160,7 @@ func TestRequestWithoutChunksGetsOneResponse(t *testing.T) {
 	caller := fronttest.Answering(payload.OfBlob("text", "text/plain", []byte("whole")))
 	s := talk(t.Context(), t, handler(caller, transport.Settings{}))
 	send(t, s, asks("simple", "a", "triton_enable_empty_final_response"))
-	if got := said(t, s); got != "a whole last" {
+	if got := nextResponse(t, s); got != "a whole last" {
 		t.Errorf("got %q", got)
 	}
 	hangUp(t, s)
@@ -190,7 +190,7 @@ func TestFailedStreamRequestFailsAlone(t *testing.T) {
 		{version, `e NOT_FOUND: model "simple" has no version "2"; its only one is 1 last`},
 	} {
 		send(t, s, row.ask)
-		if got := said(t, s); got != row.want {
+		if got := nextResponse(t, s); got != row.want {
 			t.Errorf("got %q, want %q", got, row.want)
 		}
 	}
@@ -204,7 +204,7 @@ func TestFailureAfterChunkIsReported(t *testing.T) {
 	s := talk(t.Context(), t, handler(caller, transport.Settings{}))
 	send(t, s, asks("simple", "a"))
 	for _, want := range []string{"a one", "a STREAM_INTERRUPTED: the host died last"} {
-		if got := said(t, s); got != want {
+		if got := nextResponse(t, s); got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	}
@@ -260,7 +260,7 @@ func TestStreamRequestsRunConcurrently(t *testing.T) {
 	}
 	for _, name := range []string{"fast", "slow"} {
 		close(caller.gate(name))
-		if got := said(t, s); !strings.HasSuffix(got, name+" last") {
+		if got := nextResponse(t, s); !strings.HasSuffix(got, name+" last") {
 			t.Errorf("got %q", got)
 		}
 	}
@@ -282,7 +282,7 @@ func TestStreamBoundsItsRequestsInFlight(t *testing.T) {
 	}
 	close(caller.gate("simple"))
 	for range requests {
-		_ = said(t, s)
+		_ = nextResponse(t, s)
 	}
 	hangUp(t, s)
 	if got := caller.most.Load(); got > atOnce {
@@ -433,7 +433,7 @@ func TestBrokenStreamCancelsRequestsWithCause(t *testing.T) {
 				_ = to.Close()
 			}
 			got := await(t, answer).body
-			if said := strings.Index(got, "CANCELLED: the stream ended: "); said < 0 || !strings.Contains(got[said:], row.want) || strings.Contains(got, "went away") {
+			if start := strings.Index(got, "CANCELLED: the stream ended: "); start < 0 || !strings.Contains(got[start:], row.want) || strings.Contains(got, "went away") {
 				t.Errorf("the cause is %q", got)
 			}
 		})
@@ -451,7 +451,7 @@ func TestStallTimeoutAppliesWithinMessages(t *testing.T) {
 	for _, id := range []string{"a", "b"} {
 		<-time.After(4 * patience)
 		send(t, s, asks("simple", id))
-		if got := said(t, s); got != id+" last" {
+		if got := nextResponse(t, s); got != id+" last" {
 			t.Errorf("got %q", got)
 		}
 	}
@@ -496,7 +496,7 @@ func TestChunkArrivesBeforeNextIsEmitted(t *testing.T) {
 	send(t, s, asks("simple", "a"))
 	for i, word := range fronttest.Words("one", "two", "three") {
 		caller.Emit <- word
-		if got := said(t, s); got != "a "+[]string{"one", "two", "three"}[i] {
+		if got := nextResponse(t, s); got != "a "+[]string{"one", "two", "three"}[i] {
 			t.Errorf("got %q", got)
 		}
 	}
@@ -517,7 +517,7 @@ func TestGatewayShutdownEndsStreamsAfterResponses(t *testing.T) {
 		t.Errorf("the idle stream ended with %v", got)
 	}
 	close(caller.gate("simple"))
-	if got := said(t, busy); got != "a simple last" {
+	if got := nextResponse(t, busy); got != "a simple last" {
 		t.Errorf("got %q", got)
 	}
 	if got := ended(t, busy); got.Code() != codes.Unavailable {
@@ -549,7 +549,7 @@ func TestLongStreamReturnsBudgetAfterEachMessage(t *testing.T) {
 	large.Parameters["x"] = &oipv2.InferParameter{ParameterChoice: &oipv2.InferParameter_StringParam{StringParam: strings.Repeat("x", 5000)}}
 	for range 10 {
 		send(t, s, large)
-		if got := said(t, s); got != "a last" {
+		if got := nextResponse(t, s); got != "a last" {
 			t.Fatalf("got %q", got)
 		}
 	}

@@ -22,7 +22,7 @@ func TestContentsOverMaxPayloadAreRejectedByName(t *testing.T) {
 		"BYTES": {Name: "x", Datatype: "BYTES", Shape: []int64{26}, Contents: &oipv2.InferTensorContents{BytesContents: make([][]byte, 26)}},
 	} {
 		send(t, s, &oipv2.ModelInferRequest{ModelName: "simple", Id: name, Inputs: []*oipv2.ModelInferRequest_InferInputTensor{contents}})
-		if got := said(t, s); !strings.Contains(got, "PAYLOAD_TOO_LARGE") || !strings.Contains(got, "inputs.x takes 104 bytes") {
+		if got := nextResponse(t, s); !strings.Contains(got, "PAYLOAD_TOO_LARGE") || !strings.Contains(got, "inputs.x takes 104 bytes") {
 			t.Errorf("%s: %q", name, got)
 		}
 	}
