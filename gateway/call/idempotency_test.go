@@ -319,6 +319,29 @@ func TestBrokerWithoutSpaceForKeysFailsFast(t *testing.T) {
 	}
 }
 
+func TestKeysAreKeptAsLongAsResultsByDefault(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct{ results, keys, want time.Duration }{
+		"as results": {results: 20 * time.Minute, want: 20 * time.Minute},
+		"shorter":    {results: 20 * time.Minute, keys: 15 * time.Minute, want: 15 * time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t, func(s *call.Settings) { s.Results.Retention, s.Idempotency.Retention = test.results, test.keys })
+			b.alive()
+			b.answerAll()
+			answers(t, infer(t.Context(), b.service, withKey("key", "it")), "did it")
+			stream, err := b.host.JetStream().Stream(t.Context(), b.host.ClaimStream())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := stream.CachedInfo().Config.MaxAge; got != test.want {
+				t.Errorf("keys are kept for %s, want %s", got, test.want)
+			}
+		})
+	}
+}
+
 func TestDeletedKeyStreamIsMadeAgain(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)

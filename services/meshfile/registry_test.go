@@ -1,9 +1,12 @@
 package meshfile_test
 
 import (
+	"log/slog"
 	"strings"
 	"testing"
 
+	"github.com/stagemesh/stagemesh/discovery/natskv"
+	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/services/meshfile"
 )
 
@@ -24,7 +27,23 @@ func TestRegistrySectionIsRead(t *testing.T) {
 	}
 }
 
-func TestAMeshHasOneRegistry(t *testing.T) {
+func TestRegistryIsOnTheBrokerByDefault(t *testing.T) {
+	t.Parallel()
+	log := slog.New(slog.DiscardHandler)
+	known, err := meshfile.NewRegistry("m", mustParse(t, good).Registry, bus.Settings{URL: "nats://b:4222"}, log)
+	if err != nil || known == nil {
+		t.Fatalf("without a section: got %v, %v", known, err)
+	}
+	if _, ok := known.Registry.(*natskv.Store); !ok {
+		t.Errorf("without a section: got a %T", known.Registry)
+	}
+	none, err := meshfile.NewRegistry("m", mustParse(t, withRegistry+"{none: true}").Registry, bus.Settings{URL: "nats://b:4222"}, log)
+	if err != nil || none != nil {
+		t.Errorf("none: got %v, %v", none, err)
+	}
+}
+
+func TestMeshHasOneRegistry(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
 		"{nats: {}, consul: {}}":                "registry: consul and nats; a mesh has one registry",
