@@ -18,8 +18,7 @@ import (
 // keeps its share, or the first items of a new queue would wait until another
 // request is over. The rest goes to the highest class that has work; of its class
 // queues, to the one with fewer items. Requested credit comes back only by an
-// item, or when the broker or the clock ends the request. The clock may be wrong:
-// an item of a request that it has ended is taken only if the bound allows it.
+// item, or when the broker or the clock ends the request.
 type credit struct {
 	bound       int
 	queues      int
@@ -85,18 +84,12 @@ func LeastBound(queues int) int { return classCount*queues + 1 }
 // one requested.
 func BoundFor(slots, queues int) int { return slots + classCount*queues - 1 }
 
-// deliver records an item of class queue i; pending more wait behind it. It returns
-// false, and records nothing, for an item that no open request counts and that
-// would exceed the bound.
-func (c *credit) deliver(i int, pending uint64) bool {
-	cq := &c.classQueues[i]
-	if cq.requested == 0 && c.free() <= 0 {
-		return false
-	}
+// deliver records an item of class queue i; pending more wait behind it.
+func (c *credit) deliver(i int, pending uint64) {
 	c.arrive(i)
+	cq := &c.classQueues[i]
 	cq.held++
 	cq.busy = pending > 0 || cq.busy && cq.requested > 0
-	return true
 }
 
 // arrive records that one item less is to come of class queue i.

@@ -276,12 +276,8 @@ func (p *Puller) receive(i int, msg *nats.Msg) {
 		return
 	}
 	p.mu.Lock()
-	if !p.credit.deliver(i, delivery.Pending) {
-		p.mu.Unlock()
-		p.giveBack(delivery)
-		return
-	}
 	p.handling++
+	p.credit.deliver(i, delivery.Pending)
 	p.pull()
 	p.mu.Unlock()
 	p.handle(delivery)
@@ -289,16 +285,6 @@ func (p *Puller) receive(i int, msg *nats.Msg) {
 	p.handling--
 	p.checkDrained()
 	p.mu.Unlock()
-}
-
-// giveBack returns an item beyond the bound: its request was taken for over while
-// the broker still delivered on it. The delay lets the broker end such requests
-// first. Otherwise they bring the item back at once, and each time counts as a
-// delivery.
-func (p *Puller) giveBack(d Delivery) {
-	p.bus.settings.Logger.Warn("item returned to its queue: it arrived late and the host is full", "stage", p.settings.Stage)
-	// A nak that is not sent leaves the item to its ack wait.
-	_ = d.Nak(p.expiry)
 }
 
 const (

@@ -181,47 +181,6 @@ func TestHostNeverHoldsMoreThanItsBound(t *testing.T) {
 	}
 }
 
-// The broker still delivers on a request that the host takes for over.
-func TestItemBeyondTheBoundIsRedelivered(t *testing.T) {
-	t.Parallel()
-	b, s := bustest.Start(t).Connect(mesh), queue()
-	info := ensure(t, b, s)
-	const bound, total = 8, 12
-	h := pull(t, b, s, bound)
-	h.Use(info.Epoch)
-	h.Use("")
-	h.Use(info.Epoch)
-	for i := range total {
-		publish(t, b, item(strconv.Itoa(i)))
-	}
-	var held []bus.Delivery
-	patience := time.NewTimer(bus.PullLife)
-	defer patience.Stop()
-	for over := false; !over; {
-		select {
-		case d := <-h.deliveries:
-			held = append(held, d)
-		case <-patience.C:
-			over = true
-		}
-	}
-	if len(held) > bound {
-		t.Errorf("%d items in flight, the bound is %d", len(held), bound)
-	}
-	seen := map[uint64]bool{}
-	for {
-		for _, d := range held {
-			seen[d.Seq] = true
-			h.ack(t, d)
-		}
-		if len(seen) == total {
-			break
-		}
-		held = []bus.Delivery{h.next(t)}
-	}
-	awaitItems(t, b, s, 0)
-}
-
 func TestMeshesOnOneBrokerAreApart(t *testing.T) {
 	t.Parallel()
 	broker := bustest.Start(t)
