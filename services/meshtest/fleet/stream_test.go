@@ -17,7 +17,7 @@ func TestStreamsHaveOneEndEach(t *testing.T) {
 	streaming := fleet.HostSpec{Stage: "echo", Base: 20 * time.Millisecond, Chunks: chunks, Slots: 16}
 	hosts := []*fleet.Member{f.Host(streaming), f.Host(streaming)}
 	gateways := []*fleet.Member{gateway(f), gateway(f)}
-	requests := pick(1_000, 20_000)
+	requests := pick(5_000, 20_000)
 	load := f.Load(fleet.LoadSpec{Pipeline: "echo", Requests: requests, InFlight: 32, Chunks: chunks})
 	kills := whileLoaded(load, time.Second, func(turn int) {
 		victim := hosts[turn%2]
