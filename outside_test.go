@@ -14,9 +14,9 @@ import (
 	"testing"
 
 	"github.com/stagemesh/stagemesh"
+	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/payload"
-	"github.com/stagemesh/stagemesh/services/meshfile"
 )
 
 // buildOutside builds the program of docs/runners.md in a module outside the repository, without C.

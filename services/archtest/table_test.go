@@ -41,7 +41,7 @@ var importTable = rules{
 		{packages: list(bus), mayImport: list(proto, tensor, fault, payload, pipeline, envelope, auth)},
 		{packages: list("mesh/store"), mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/config")},
 		{packages: list("mesh/placement"), mayImport: list(fault, pipeline, payload)},
-		{packages: list("mesh/process", "mesh/config", "mesh/telemetry"), mayImport: nothing},
+		{packages: list("mesh/process", "mesh/config"), mayImport: nothing},
 
 		// What the tests of all packages share.
 		{packages: list("internal/testbed"), mayImport: list(bus, pipeline)},
@@ -87,9 +87,14 @@ var importTable = rules{
 		{packages: list("gateway"), mayImport: list(proto, sdk, "mesh/...", "gateway/...", discovery)},
 
 		// What is built out of all this.
-		{packages: list("internal/program"), mayImport: list("mesh/telemetry")},
-		// The library links no shipped stage: services/runners is for its tests.
-		{packages: list("."), mayImport: list(proto, sdk, "mesh/...", "gateway/...", "stagehost/...", discovery, "services/meshfile", "services/runners", "internal/...", "examples/digits")},
+		{packages: list("internal/program"), mayImport: nothing},
+		{packages: list("internal/meshfile"), mayImport: list(proto, sdk, "mesh/...", "gateway/...", "stagehost/...", discovery), inTests: list("services/runners", "services/onnx", "services/imagedecode", "services/synth", "services/topk")},
+		// The library links no shipped stage.
+		{
+			packages:  list("."),
+			mayImport: list(proto, sdk, "mesh/...", "gateway/...", "stagehost/...", discovery, "internal/..."),
+			inTests:   list("services/runners", "examples/digits"),
+		},
 		{packages: list("services/...", "examples/...", "bench/..."), mayImport: list("...")},
 	},
 
@@ -112,7 +117,7 @@ var importTable = rules{
 		{packages: list("github.com/tinylib/msgp/..."), mayAppearIn: list(msgpack), andInTests: true},
 		{
 			packages:    list("go.opentelemetry.io/otel/sdk/...", "go.opentelemetry.io/otel/exporters/..."),
-			mayAppearIn: list("mesh/telemetry"),
+			mayAppearIn: list("internal/program"),
 		},
 		{
 			packages: list("testing/...", "go.uber.org/goleak/...", "pgregory.net/rapid/...",

@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/stagemesh/stagemesh/internal/testbed"
-	"github.com/stagemesh/stagemesh/services/stagemesh"
+	"github.com/stagemesh/stagemesh/services/cli"
 )
 
 // printed is what a command writes, readable while it writes.
@@ -55,7 +55,7 @@ func up(t *testing.T, lines int, args ...string) string {
 	ctx, stop := context.WithCancel(t.Context())
 	var out, errOut printed
 	ended := make(chan error, 1)
-	cmd := stagemesh.New()
+	cmd := cli.New()
 	cmd.SetArgs(append([]string{"up"}, append(args, "--listen", "127.0.0.1:0", "--ops", "127.0.0.1:0", "--admin", "127.0.0.1:0")...))
 	cmd.SetOut(&out)
 	cmd.SetErr(&errOut)

@@ -3,8 +3,8 @@
 package runners
 
 import (
+	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/services/imagedecode"
-	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/services/onnx"
 	"github.com/stagemesh/stagemesh/services/synth"
 	"github.com/stagemesh/stagemesh/services/topk"

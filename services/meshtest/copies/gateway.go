@@ -18,8 +18,8 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 
 	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/services/cli"
 	"github.com/stagemesh/stagemesh/services/meshtest"
-	"github.com/stagemesh/stagemesh/services/stagemesh"
 )
 
 // programVariable makes the test's program a gateway.
@@ -30,7 +30,7 @@ func IsProgram() bool { return os.Getenv(programVariable) != "" }
 
 // Main is the gateway's, and returns the code to exit with.
 func Main() int {
-	if err := stagemesh.New().ExecuteContext(context.Background()); err != nil {
+	if err := cli.New().ExecuteContext(context.Background()); err != nil {
 		fmt.Fprintln(os.Stderr, "gateway:", err)
 		return 1
 	}

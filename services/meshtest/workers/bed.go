@@ -63,8 +63,8 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/gateway"
+	"github.com/stagemesh/stagemesh/internal/program"
 	"github.com/stagemesh/stagemesh/internal/testbed"
-	"github.com/stagemesh/stagemesh/mesh/telemetry"
 	"github.com/stagemesh/stagemesh/sdk/python"
 	"github.com/stagemesh/stagemesh/services/meshtest"
 	"github.com/stagemesh/stagemesh/stagehost"
@@ -106,7 +106,7 @@ type Bed struct {
 	t       testing.TB
 	folder  string
 	record  *record
-	metrics *telemetry.Telemetry
+	metrics *program.Metrics
 
 	mu          sync.Mutex
 	transitions []worker.Transition
@@ -118,7 +118,7 @@ func New(t testing.TB, s Spec) *Bed {
 	b := &Bed{t: t, Log: &Log{}, folder: t.TempDir()}
 	b.record = newRecord(t, b.folder)
 	var err error
-	if b.metrics, err = telemetry.New(); err != nil {
+	if b.metrics, err = program.NewMetrics(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -137,7 +137,7 @@ func New(t testing.TB, s Spec) *Bed {
 	b.Bed = meshtest.New(t, edits...)
 	b.Host = b.Bed.Host(Stage, r, func(h *stagehost.Settings) {
 		h.Logger = slog.New(slog.NewTextHandler(b.Log, nil))
-		h.Meter = b.metrics.Meter("test")
+		h.Meter = b.metrics.Meter()
 		if s.Batch.MaxSize != 0 {
 			h.Batch = s.Batch
 		}
@@ -146,7 +146,7 @@ func New(t testing.TB, s Spec) *Bed {
 		}
 	})
 	b.Gateway = b.Bed.Gateway(nil, func(g *gateway.Settings) {
-		g.Call.Meter = b.metrics.Meter("test")
+		g.Call.Meter = b.metrics.Meter()
 		if s.Gateway != nil {
 			s.Gateway(g)
 		}

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/internal/testbed"
-	"github.com/stagemesh/stagemesh/services/stagemesh"
+	"github.com/stagemesh/stagemesh/services/cli"
 )
 
 // programVariable makes the test's program the command stagemesh.
@@ -26,7 +26,7 @@ func IsProgram() bool { return os.Getenv(programVariable) != "" }
 
 // Main runs the command and returns its exit code.
 func Main() int {
-	if err := stagemesh.New().ExecuteContext(context.Background()); err != nil {
+	if err := cli.New().ExecuteContext(context.Background()); err != nil {
 		fmt.Fprintln(os.Stderr, "stagemesh:", err)
 		return 1
 	}
