@@ -6,14 +6,14 @@ import (
 	"testing"
 
 	"github.com/stagemesh/stagemesh/discovery/consul"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/tlstest"
 )
 
 func TestConsulFileErrorsNameTheSetting(t *testing.T) {
 	t.Parallel()
-	authority := tlstest.New(t)
+	authority := testbed.NewAuthority(t)
 	cert, key := authority.Certificate("client")
 	for name, test := range map[string]struct {
 		token string
@@ -21,13 +21,13 @@ func TestConsulFileErrorsNameTheSetting(t *testing.T) {
 		want  string
 	}{
 		"no token file":            {"/nowhere", consul.TLS{}, "registry.consul.token_file: open /nowhere: "},
-		"an empty one":             {tlstest.File(t, "\n"), consul.TLS{}, "there is no token in it"},
-		"two lines":                {tlstest.File(t, "open\nsesame"), consul.TLS{}, "a token is one word of visible ASCII"},
+		"an empty one":             {testbed.SecretFile(t, "\n"), consul.TLS{}, "there is no token in it"},
+		"two lines":                {testbed.SecretFile(t, "open\nsesame"), consul.TLS{}, "a token is one word of visible ASCII"},
 		"no authority":             {"", consul.TLS{CAFile: "/nowhere"}, "registry.consul.ca_file: open /nowhere: "},
 		"no certificate authority": {"", consul.TLS{CAFile: key}, "registry.consul.ca_file: " + key},
 		"no certificate":           {"", consul.TLS{Enabled: true, CertFile: "/nowhere", KeyFile: key}, "registry.consul.cert_file: open /nowhere: "},
 		"no key":                   {"", consul.TLS{Enabled: true, CertFile: cert, KeyFile: "/nowhere"}, "registry.consul.key_file: open /nowhere: "},
-		"everything is valid":      {tlstest.File(t, " open-sesame\n"), consul.TLS{CAFile: authority.File, CertFile: cert, KeyFile: key}, ""},
+		"everything is valid":      {testbed.SecretFile(t, " open-sesame\n"), consul.TLS{CAFile: authority.File, CertFile: cert, KeyFile: key}, ""},
 	} {
 		c := &meshfile.Consul{TokenFile: test.token, Settings: consul.Settings{Address: "127.0.0.1:1", TLS: test.tls}}
 		_, err := meshfile.NewRegistry("m", meshfile.RegistryConfig{Consul: c}, bus.Settings{}, slog.New(slog.DiscardHandler))

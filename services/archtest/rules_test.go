@@ -131,10 +131,11 @@ func (e external) refusal() string {
 }
 
 // isTestHelper reports whether the package exists to be imported by tests:
-// its name, or that of a folder around it, ends in "test", as bustest does.
+// its name, or that of a folder around it, ends in "test", as fronttest does, or is
+// "testbed".
 func isTestHelper(pkg string) bool {
 	return slices.ContainsFunc(strings.Split(pkg, "/"), func(name string) bool {
-		return strings.HasSuffix(name, "test")
+		return strings.HasSuffix(name, "test") || name == "testbed"
 	})
 }
 

@@ -17,7 +17,6 @@ const (
 	bus       = "mesh/bus"
 	runner    = "stagehost/runner/..."
 	auth      = "mesh/credentials"
-	tlstest   = "mesh/tlstest"
 	discovery = "discovery/..."
 )
 
@@ -38,18 +37,18 @@ var importTable = rules{
 		{packages: list(msgpack), mayImport: list(fault)},
 		{packages: list(pipeline), mayImport: list(proto, tensor, fault, payload)},
 		{packages: list(envelope), mayImport: list(proto, tensor, fault, wire, payload, pipeline)},
-		{packages: list(auth), mayImport: list(tlstest)},
-		{packages: list(bus), mayImport: list(proto, tensor, fault, payload, pipeline, envelope, auth, tlstest)},
-		{
-			packages:  list("mesh/bus/bustest", "mesh/store"),
-			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/config"),
-		},
+		{packages: list(auth), mayImport: nothing},
+		{packages: list(bus), mayImport: list(proto, tensor, fault, payload, pipeline, envelope, auth)},
+		{packages: list("mesh/store"), mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/config")},
 		{packages: list("mesh/placement"), mayImport: list(fault, pipeline, payload)},
-		{packages: list("mesh/process", "mesh/config", tlstest), mayImport: nothing},
+		{packages: list("mesh/process", "mesh/config"), mayImport: nothing},
+
+		// What the tests of all packages share.
+		{packages: list("internal/testbed"), mayImport: list(bus, pipeline)},
 
 		// Who is alive: the interfaces, and what implements or reads them.
 		{packages: list("discovery"), mayImport: list(proto)},
-		{packages: list("discovery/*", "discovery/internal/*", "internal/consultest"), mayImport: list("discovery", "discovery/internal/...", auth, tlstest)},
+		{packages: list("discovery/*", "discovery/internal/*"), mayImport: list("discovery", "discovery/internal/...", auth)},
 
 		// The stage host.
 		{packages: list("stagehost/batch", "stagehost/ledger", "stagehost/runner/worker/supervise"), mayImport: list(fault, pipeline), pure: true},

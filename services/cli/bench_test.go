@@ -14,7 +14,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/services/bench"
 )
 
@@ -147,9 +147,9 @@ func TestInterruptedBenchReports(t *testing.T) {
 	go func() {
 		ended <- command(ctx, strings.NewReader(""), &out, io.Discard, "bench", "digits", "--payload", "1", "-a", server.URL, "--protocol", "http", "--warmup", "0s", "--duration", "1h")
 	}()
-	bustest.Eventually(t, "it has sent some", func() bool { return received.Load() > 100 })
+	testbed.Eventually(t, "it has sent some", func() bool { return received.Load() > 100 })
 	cancel()
-	if err := bustest.Receive(t, "its end", ended); err != nil || !out.has("then it was interrupted") || !out.has("LATENCY") {
+	if err := testbed.Receive(t, "its end", ended); err != nil || !out.has("then it was interrupted") || !out.has("LATENCY") {
 		t.Errorf("got %v\n%s", err, out.String())
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 // small is the file of a mesh.
@@ -36,7 +36,7 @@ var someAnswers = regexp.MustCompile(`run 1 of 2: [1-9][0-9]* answers, 0 failure
 // answering waits until the bar shows answers.
 func answering(t *testing.T, p *program, s *screen) {
 	t.Helper()
-	bustest.Eventually(t, "the bar counts", func() bool {
+	testbed.Eventually(t, "the bar counts", func() bool {
 		select {
 		case err := <-p.ended:
 			t.Fatalf("it ended with %v", err)
@@ -51,7 +51,7 @@ func TestCtrlCEndsBenchWithItsReport(t *testing.T) {
 	p, screen := onScreen(t, forever(t)...)
 	answering(t, p, screen)
 	screen.press(t, ctrlC)
-	if err := bustest.Receive(t, "its end", p.ended); err != nil {
+	if err := testbed.Receive(t, "its end", p.ended); err != nil {
 		t.Errorf("it ended with %v", err)
 	}
 	for _, want := range []string{"1 CALLER\n", ", then it was interrupted\n", "LATENCY", "WHERE THE TIME WENT"} {
@@ -69,13 +69,13 @@ func TestProgressBarShowsWarmupAndDisappears(t *testing.T) {
 	p, screen := onScreen(t, forever(t)...)
 	answering(t, p, screen)
 	screen.press(t, ctrlC)
-	if err := bustest.Receive(t, "its end", p.ended); err != nil {
+	if err := testbed.Receive(t, "its end", p.ended); err != nil {
 		t.Errorf("it ended with %v", err)
 	}
 	if !screen.has("run 1 of 2: warming up") || strings.Contains(p.out.String(), "warming up") {
 		t.Errorf("the screen has\n%q\nand the output\n%s", screen.String(), p.out.String())
 	}
-	bustest.Eventually(t, "the bar's line is empty", func() bool { return lastLine(screen.String()) == "" })
+	testbed.Eventually(t, "the bar's line is empty", func() bool { return lastLine(screen.String()) == "" })
 }
 
 // clear makes a terminal clear its line.
@@ -107,11 +107,11 @@ func TestSignalEndsBenchWithItsReport(t *testing.T) {
 			var errOut log
 			path := filepath.Join(t.TempDir(), "report.json")
 			p := startProgram(t, &errOut, func(*exec.Cmd) {}, "bench", "digits", "--payload", "1", "-a", server.URL, "--protocol", "http", "--warmup", "0s", "--duration", "24h", "--json", path)
-			bustest.Eventually(t, "it has sent some", func() bool { return received.Load() > 100 })
+			testbed.Eventually(t, "it has sent some", func() bool { return received.Load() > 100 })
 			if err := p.cmd.Process.Signal(signal); err != nil {
 				t.Fatal(err)
 			}
-			if err := bustest.Receive(t, "its end", p.ended); err != nil || errOut.String() != "" {
+			if err := testbed.Receive(t, "its end", p.ended); err != nil || errOut.String() != "" {
 				t.Errorf("it ended with %v, and prints %q", err, errOut.String())
 			}
 			file, err := os.ReadFile(path)

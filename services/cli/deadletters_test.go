@@ -24,9 +24,9 @@ import (
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/adminapi"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -46,7 +46,7 @@ const (
 // doomedMesh is a mesh of one stage with dead letters.
 type doomedMesh struct {
 	t      *testing.T
-	broker *bustest.Broker
+	broker *testbed.Broker
 	bus    *bus.Bus
 	// address and admin are the ports of its gateway, once it is open.
 	address, admin string
@@ -54,7 +54,7 @@ type doomedMesh struct {
 
 func newDoomed(t *testing.T) *doomedMesh {
 	t.Helper()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	return &doomedMesh{t: t, broker: broker, bus: broker.Connect(doomed)}
 }
 
@@ -116,10 +116,10 @@ func (g *doomedMesh) deliver(items []*envelope.Envelope) {
 	p.Use(pipeline.File, info.Epoch)
 	taken := make([]bus.Delivery, len(items))
 	for i := range taken {
-		taken[i] = bustest.Receive(g.t, "an item", came)
+		taken[i] = testbed.Receive(g.t, "an item", came)
 	}
 	p.Use(pipeline.File, "")
-	ctx, cancel := context.WithTimeout(g.t.Context(), bustest.Patience)
+	ctx, cancel := context.WithTimeout(g.t.Context(), testbed.Patience)
 	defer cancel()
 	if err := p.Drain(ctx); err != nil {
 		g.t.Fatal(err)
@@ -155,7 +155,7 @@ func (g *doomedMesh) open(dead int, edits ...func(*gateway.Settings)) {
 	g.address = serve(g.t, m)
 	g.admin = m.AdminURL()
 	letters := store.NewDeadLetters(g.bus, store.Settings{})
-	bustest.Eventually(g.t, "the mesh gives up", func() bool {
+	testbed.Eventually(g.t, "the mesh gives up", func() bool {
 		page, err := letters.List(g.t.Context(), store.DeadLetterQuery{})
 		return err == nil && len(page.DeadLetters) == dead
 	})
@@ -164,7 +164,7 @@ func (g *doomedMesh) open(dead int, edits ...func(*gateway.Settings)) {
 // bytes puts bytes that are no item into the stage's queue.
 func (g *doomedMesh) bytes(text string) {
 	g.t.Helper()
-	if _, err := g.broker.Client().Request(g.bus.Stage(poisoned, pipeline.File, pipeline.Normal), []byte(text), bustest.Patience); err != nil {
+	if _, err := g.broker.Client().Request(g.bus.Stage(poisoned, pipeline.File, pipeline.Normal), []byte(text), testbed.Patience); err != nil {
 		g.t.Fatal(err)
 	}
 }
@@ -283,7 +283,7 @@ func TestAllDeadLettersOfAStageAreReplayedOrDeleted(t *testing.T) {
 	g.open(3)
 	g.bytes("no item")
 	letters := store.NewDeadLetters(g.bus, store.Settings{})
-	bustest.Eventually(t, "the bytes are a dead letter", func() bool {
+	testbed.Eventually(t, "the bytes are a dead letter", func() bool {
 		_, err := letters.Get(t.Context(), 4)
 		return err == nil
 	})
@@ -453,7 +453,7 @@ func TestWithoutTheBrokerTheVerbsSaySo(t *testing.T) {
 	g := newDoomed(t)
 	g.open(0)
 	g.broker.Stop()
-	bustest.Eventually(t, "the gateway knows", func() bool {
+	testbed.Eventually(t, "the gateway knows", func() bool {
 		_, _, err := g.run("list")
 		return err != nil
 	})

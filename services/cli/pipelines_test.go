@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 // changing is a mesh under test whose pipelines are changed.
@@ -34,7 +34,7 @@ func newChanging(t *testing.T) *changing {
 	c := &changing{t: t, folder: t.TempDir()}
 	c.process = up(t, "--config", c.file("mesh.yaml", twoStages))
 	c.admin = c.process.admin(t)
-	bustest.Eventually(t, "all hosts are known", func() bool { return strings.Count(c.run("status"), " ready ") == 7 })
+	testbed.Eventually(t, "all hosts are known", func() bool { return strings.Count(c.run("status"), " ready ") == 7 })
 	return c
 }
 

@@ -11,8 +11,8 @@ import (
 
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/gateway"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/payload"
-	"github.com/stagemesh/stagemesh/mesh/tlstest"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
@@ -60,7 +60,7 @@ func ports(t *testing.T, m *stagemesh.Mesh) map[string]port {
 // port.
 func asking(t *testing.T) []port {
 	t.Helper()
-	file := tlstest.File(t, "hello")
+	file := testbed.SecretFile(t, "hello")
 	return []port{
 		{"", "--address", "gateway", []string{"infer", "stage:echo", file, file}},
 		{"", "--admin", "gateway.admin", []string{"dead-letters", "list"}},
@@ -69,13 +69,13 @@ func asking(t *testing.T) []port {
 
 func TestCommandsReachAPortThatHasTLSAndATokenAndSayWhyTheyDoNot(t *testing.T) {
 	t.Parallel()
-	authority, stranger := tlstest.New(t), tlstest.New(t)
-	token, wrong := tlstest.File(t, "open-simsim\nopen-sesame\n"), tlstest.File(t, "sesame-secret")
+	authority, stranger := testbed.NewAuthority(t), testbed.NewAuthority(t)
+	token, wrong := testbed.SecretFile(t, "open-simsim\nopen-sesame\n"), testbed.SecretFile(t, "sesame-secret")
 	cert, key := authority.Certificate("127.0.0.1")
 	m := guarded(t, gateway.Access{TokenFile: token, CertFile: cert, KeyFile: key})
 	asked := ports(t, m)
 	streamed := asked["the public port"]
-	streamed.args = []string{"infer", "--stream", "stage:echo", tlstest.File(t, "hello")}
+	streamed.args = []string{"infer", "--stream", "stage:echo", testbed.SecretFile(t, "hello")}
 	asked["the public port, for a stream"] = streamed
 	for name, p := range asked {
 		if out, err := p.ask(t, p.url, "--ca-file", authority.File, "--token-file", token); err != nil {
@@ -125,7 +125,7 @@ func TestATokenIsForThePortThatIsNamedAndNotForWhereItPointsTo(t *testing.T) {
 	t.Cleanup(elsewhere.Close)
 	pointing := httptest.NewServer(http.RedirectHandler(elsewhere.URL, http.StatusTemporaryRedirect))
 	t.Cleanup(pointing.Close)
-	token := tlstest.File(t, "open-sesame")
+	token := testbed.SecretFile(t, "open-sesame")
 	for _, p := range asking(t) {
 		if out, err := p.ask(t, pointing.URL, "--token-file", token); err == nil || len(reached) > 0 {
 			t.Errorf("%s: %v, %s; %d requests are elsewhere", p.flag, err, out, len(reached))
@@ -162,7 +162,7 @@ func TestCommandsDoNotWaitForEverForAPortThatIsSilent(t *testing.T) {
 	for want, args := range map[string][]string{
 		"http://" + address + ": no answer within 15s": {"status", "--admin", "http://" + address},
 		address + ": no answer within 15s":             {"cancel", "01a1fc37-9c70-7089-b8a4-eabc34a6f203", "--address", address},
-		"TLS handshake timeout":                        {"infer", "p", tlstest.File(t, "hello"), "--address", "https://" + address},
+		"TLS handshake timeout":                        {"infer", "p", testbed.SecretFile(t, "hello"), "--address", "https://" + address},
 	} {
 		asking.Go(func() {
 			if out, err := run(t, args...); err == nil || !strings.Contains(out+err.Error(), want) {

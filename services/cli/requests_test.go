@@ -16,7 +16,7 @@ import (
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -140,9 +140,9 @@ func endless(t *testing.T) (address, request string) {
 		})
 		left <- err
 	}()
-	bustest.Receive(t, "run", runs)
+	testbed.Receive(t, "run", runs)
 	leave()
-	f := fault.From(bustest.Receive(t, "caller's leave", left))
+	f := fault.From(testbed.Receive(t, "caller's leave", left))
 	return address, f.Metadata["request_id"]
 }
 

@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 const listed = `mesh: m
@@ -45,7 +45,7 @@ func TestStatusShowsWhoServesTheMesh(t *testing.T) {
 		regexp.MustCompile(`(?m)^echo +ready +2/2 +0/192 +0/2 +0/10000 +0/10000 +both, one$`),
 		regexp.MustCompile(`(?m)^add +\S+ +ready +0/160 +0/2 +\S+ +2/2 +\S+ +127\.0\.0\.1:\d+ +\d+s$`),
 	}
-	bustest.Eventually(t, "all is ready", func() bool {
+	testbed.Eventually(t, "all is ready", func() bool {
 		out := status()
 		for _, row := range rows {
 			if !row.MatchString(out) {
@@ -77,7 +77,7 @@ func TestStatusShowsWhoServesTheMesh(t *testing.T) {
 		t.Fatal(err)
 	}
 	kill(t, pid[1])
-	bustest.Eventually(t, "a worker is not ready", func() bool {
+	testbed.Eventually(t, "a worker is not ready", func() bool {
 		out := status("--stage", "add")
 		return strings.Contains(out, " 1/2 ") && strings.Contains(out, "worker ") && strings.Contains(out, "exit code 2")
 	})

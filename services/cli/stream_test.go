@@ -14,7 +14,7 @@ import (
 
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/gateway"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/services/cli"
@@ -74,12 +74,12 @@ func TestAStreamIsPrintedAsItComes(t *testing.T) {
 	go func() {
 		done <- command(t.Context(), strings.NewReader(""), &out, t.Output(), "infer", "stage:spell", path, "--stream", "-a", address)
 	}()
-	bustest.Eventually(t, "the letters before the gate", func() bool { return out.has("abc") })
+	testbed.Eventually(t, "the letters before the gate", func() bool { return out.has("abc") })
 	if out.has(".") {
 		t.Errorf("printed %q", out.String())
 	}
 	close(gate)
-	if err := bustest.Receive(t, "the end of the command", done); err != nil || out.String() != "abc.\n" {
+	if err := testbed.Receive(t, "the end of the command", done); err != nil || out.String() != "abc.\n" {
 		t.Errorf("printed %q, %v", out.String(), err)
 	}
 }

@@ -14,8 +14,8 @@ import (
 	"testing"
 
 	"github.com/stagemesh/stagemesh"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/services/cli"
 	"github.com/stagemesh/stagemesh/services/runners"
 )
@@ -42,7 +42,7 @@ func up(t *testing.T, args ...string) *process {
 func (p *process) end(t *testing.T) error {
 	t.Helper()
 	p.stop()
-	return bustest.Receive(t, "the end of up", p.ended)
+	return testbed.Receive(t, "the end of up", p.ended)
 }
 
 // readyLine is what up prints.
@@ -70,7 +70,7 @@ func (p *process) docs(t *testing.T) string {
 
 func (p *process) readyLine(t *testing.T) []string {
 	t.Helper()
-	bustest.Eventually(t, "the mesh is ready", func() bool {
+	testbed.Eventually(t, "the mesh is ready", func() bool {
 		select {
 		case err := <-p.ended:
 			t.Fatalf("it ended: %v\n%s", err, p.errOut.String())
@@ -243,7 +243,7 @@ func TestUpNamesTheAddressThatIsTaken(t *testing.T) {
 func TestUpSaysThatItWaitsForTheBroker(t *testing.T) {
 	t.Parallel()
 	p := up(t, "-c", write(t, echoes+freePorts+"nats: {url: \"nats://user:hush@127.0.0.1:1\"}\n"))
-	bustest.Eventually(t, "it says what it waits for", func() bool {
+	testbed.Eventually(t, "it says what it waits for", func() bool {
 		return p.errOut.has(`level=INFO msg="waiting for the broker" url=nats://user:xxxxx@127.0.0.1:1`) && p.errOut.has(`level=WARN msg="not ready; trying again"`)
 	})
 	operations := regexp.MustCompile(`msg="operations port listens" address=(\S+)`).FindStringSubmatch(p.errOut.String())
@@ -263,10 +263,10 @@ func TestUpSaysThatItWaitsForTheBroker(t *testing.T) {
 
 func TestUpJoinsABrokerThatComes(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	broker.Stop()
 	p := up(t, "-c", write(t, echoes+freePorts+"nats: {url: \""+broker.URL()+"\"}\n"))
-	bustest.Eventually(t, "it says what it waits for", func() bool { return p.errOut.has("waiting for the broker") })
+	testbed.Eventually(t, "it says what it waits for", func() bool { return p.errOut.has("waiting for the broker") })
 	broker.Restore()
 	address, _ := p.ready(t)
 	if out, err := run(t, "infer", "p", image("07-9.png"), "-a", address); err != nil || !strings.Contains(out, "bytes of image/png") {
@@ -279,7 +279,7 @@ func TestUpJoinsABrokerThatComes(t *testing.T) {
 
 func TestUpMayRunSomeStagesOfTheMesh(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	file := write(t, "mesh: m\nstages:\n  a: {runner: {echo: {}}}\n  b: {runner: {echo: {}}}\npipelines:\n  p: {steps: [{name: a, stage: a}, {name: b, stage: b}]}\n"+
 		freePorts+"nats: {url: \""+broker.URL()+"\"}\n")
 	for _, stages := range []string{"a", "b", ""} {

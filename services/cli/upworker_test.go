@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 // adder is a worker that adds a number to what it gets.
@@ -59,7 +59,7 @@ var workerLine = regexp.MustCompile(`^my-adder is ready: (http://\S+/v1/pipeline
 // returns where operators ask, and the line to copy.
 func (p *process) served(t *testing.T, nth int) (operations, curl string) {
 	t.Helper()
-	bustest.Eventually(t, "the worker is served", func() bool {
+	testbed.Eventually(t, "the worker is served", func() bool {
 		select {
 		case err := <-p.ended:
 			t.Fatalf("it ended: %v\n%s", err, p.errOut.String())
@@ -131,11 +131,11 @@ func TestAWorkerThatIsSavedStartsAgain(t *testing.T) {
 	_, line := p.served(t, 1)
 
 	save(t, path, "def broken(:\n")
-	bustest.Eventually(t, "the mistake is told", func() bool {
+	testbed.Eventually(t, "the mistake is told", func() bool {
 		return p.errOut.has("the worker that was saved does not start") && p.errOut.has("SyntaxError")
 	})
 	save(t, path, addTo("x", 2))
-	bustest.Eventually(t, "the mended worker answers", func() bool { return strings.Contains(shell(t, line), `"data":[2]`) })
+	testbed.Eventually(t, "the mended worker answers", func() bool { return strings.Contains(shell(t, line), `"data":[2]`) })
 
 	save(t, path, addTo("y", 3))
 	_, again := p.served(t, 2)
@@ -202,9 +202,9 @@ func TestASaveEndsAStartThatHangs(t *testing.T) {
 	p := upWorker(t, path)
 	_, line := p.served(t, 1)
 	save(t, path, "print('stuck', flush=True)\nimport time\ntime.sleep(3600)\n")
-	bustest.Eventually(t, "the start hangs", func() bool { return p.errOut.has("msg=stuck") })
+	testbed.Eventually(t, "the start hangs", func() bool { return p.errOut.has("msg=stuck") })
 	save(t, path, addTo("x", 2))
-	bustest.Eventually(t, "the mended worker answers", func() bool { return strings.Contains(p.ask(t, line), `"data":[2]`) })
+	testbed.Eventually(t, "the mended worker answers", func() bool { return strings.Contains(p.ask(t, line), `"data":[2]`) })
 	if err := p.end(t); err != nil {
 		t.Error(err)
 	}
@@ -217,11 +217,11 @@ func TestASaveDuringTheFirstStartCounts(t *testing.T) {
 	const waits = "print('waiting', flush=True)\nimport os, time\nwhile not os.path.exists(%q): time.sleep(0.01)\n"
 	save(t, path, fmt.Sprintf(waits, gate)+addTo("x", 1))
 	p := upWorker(t, path)
-	bustest.Eventually(t, "the worker starts", func() bool { return p.errOut.has("msg=waiting") })
+	testbed.Eventually(t, "the worker starts", func() bool { return p.errOut.has("msg=waiting") })
 	save(t, path, addTo("x", 2))
 	save(t, gate, "")
 	_, line := p.served(t, 1)
-	bustest.Eventually(t, "what was saved answers", func() bool { return strings.Contains(p.ask(t, line), `"data":[2]`) })
+	testbed.Eventually(t, "what was saved answers", func() bool { return strings.Contains(p.ask(t, line), `"data":[2]`) })
 	if err := p.end(t); err != nil {
 		t.Error(err)
 	}
@@ -246,7 +246,7 @@ func TestAWorkerIsNotRestartedWithoutItsFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	save(t, target, addTo("x", 2))
-	bustest.Eventually(t, "what was saved answers", func() bool { return strings.Contains(p.ask(t, line), `"data":[2]`) })
+	testbed.Eventually(t, "what was saved answers", func() bool { return strings.Contains(p.ask(t, line), `"data":[2]`) })
 	if n := strings.Count(p.errOut.String(), "the worker was saved"); n != 1 {
 		t.Errorf("it was restarted %d times", n)
 	}
@@ -270,7 +270,7 @@ func TestUpSaysWhyAWorkerDoesNotStart(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "my_adder.py")
 	save(t, path, "import nothing_of_that_name\n")
 	p := upWorker(t, path)
-	err := bustest.Receive(t, "the end of up", p.ended)
+	err := testbed.Receive(t, "the end of up", p.ended)
 	if err == nil || !strings.Contains(err.Error(), "No module named 'nothing_of_that_name'") {
 		t.Errorf("it ended with %v", err)
 	}

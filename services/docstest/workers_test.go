@@ -11,7 +11,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/services/cli"
 )
 
@@ -60,7 +60,7 @@ func up(t *testing.T, lines int, args ...string) string {
 	cmd.SetOut(&out)
 	cmd.SetErr(&errOut)
 	go func() { ended <- cmd.ExecuteContext(ctx) }()
-	bustest.Eventually(t, "up is ready", func() bool {
+	testbed.Eventually(t, "up is ready", func() bool {
 		select {
 		case err := <-ended:
 			t.Fatalf("it ended: %v\n%s", err, errOut.String())
@@ -70,7 +70,7 @@ func up(t *testing.T, lines int, args ...string) string {
 	})
 	t.Cleanup(func() {
 		stop()
-		if err := bustest.Receive(t, "the end of up", ended); err != nil {
+		if err := testbed.Receive(t, "the end of up", ended); err != nil {
 			t.Error(err)
 		}
 	})

@@ -22,7 +22,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
@@ -308,7 +308,7 @@ func fill(t *testing.T, bed *meshtest.Bed, g meshtest.Gateway) {
 		}
 	})
 	conn := bed.Broker.Connect(meshtest.Mesh)
-	bustest.Eventually(t, "the queue is full", func() bool {
+	testbed.Eventually(t, "the queue is full", func() bool {
 		info, err := conn.Queue(t.Context(), "blocked", pipeline.Memory)
 		return err == nil && info.Items == fullAt
 	})

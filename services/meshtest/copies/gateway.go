@@ -17,7 +17,7 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/services/cli"
 	"github.com/stagemesh/stagemesh/services/meshtest"
 )
@@ -82,7 +82,7 @@ func Start(t *testing.T) Gateway {
 			t.Logf("what the gateway said:\n%s", said)
 		}
 	})
-	bustest.Eventually(t, "the gateway is ready", func() bool { return out.find(said.String()) })
+	testbed.Eventually(t, "the gateway is ready", func() bool { return out.find(said.String()) })
 	return out
 }
 

@@ -64,7 +64,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/internal/program"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/sdk/python"
 	"github.com/stagemesh/stagemesh/services/meshtest"
 	"github.com/stagemesh/stagemesh/stagehost"
@@ -173,7 +173,7 @@ func (b *Bed) workers(s Spec) worker.Settings {
 		Env: map[string]string{"PYTHONDONTWRITEBYTECODE": ""},
 		Limits: worker.Limits{
 			Backoff: time.Millisecond, MaxBackoff: 10 * time.Millisecond, CrashLoop: 1000,
-			RunLimit: bustest.Patience, HeartbeatLimit: bustest.Patience,
+			RunLimit: testbed.Patience, HeartbeatLimit: testbed.Patience,
 		},
 		OnTransition: b.onTransition,
 	}
@@ -229,7 +229,7 @@ func (b *Bed) Transitions() []worker.Transition {
 func (b *Bed) Await(what string, is func(worker.Transition) bool) worker.Transition {
 	b.t.Helper()
 	var found worker.Transition
-	bustest.Eventually(b.t, what, func() bool {
+	testbed.Eventually(b.t, what, func() bool {
 		for _, e := range b.Transitions() {
 			if is(e) {
 				found = e
@@ -264,7 +264,7 @@ func (b *Bed) Exits() int {
 // AwaitExits waits until so many processes have exited.
 func (b *Bed) AwaitExits(n int) {
 	b.t.Helper()
-	bustest.Eventually(b.t, fmt.Sprintf("%d processes end", n), func() bool { return b.Exits() >= n })
+	testbed.Eventually(b.t, fmt.Sprintf("%d processes end", n), func() bool { return b.Exits() >= n })
 }
 
 // SetFlag creates the file of a flag that workers watch.

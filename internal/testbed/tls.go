@@ -1,13 +1,4 @@
-// Package tlstest makes the certificates, and other secrets, that a test's servers
-// and clients have in files.
-//
-//	authority := tlstest.New(t)
-//	cert, key := authority.Certificate("127.0.0.1")
-//	token := tlstest.File(t, "open-sesame\n")
-//
-// They are made anew for each test, are good for an hour, and end with it. Nothing
-// here is for use by several goroutines at once.
-package tlstest
+package testbed
 
 import (
 	"crypto/ecdsa"
@@ -25,9 +16,9 @@ import (
 	"time"
 )
 
-// Authority vouches for certificates.
+// Authority issues certificates that are valid for an hour, and end with the test.
 type Authority struct {
-	// File has its own certificate, in PEM; Roots trust it alone.
+	// File has its own certificate, in PEM; Roots trust only this one.
 	File  string
 	Roots *x509.CertPool
 
@@ -37,8 +28,8 @@ type Authority struct {
 	issued      int64
 }
 
-// New returns an authority that nobody else knows.
-func New(t testing.TB) *Authority {
+// NewAuthority returns a new authority.
+func NewAuthority(t testing.TB) *Authority {
 	t.Helper()
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "the test's authority"},
@@ -53,7 +44,7 @@ func New(t testing.TB) *Authority {
 		t.Fatal(err)
 	}
 	a.Roots.AddCert(a.certificate)
-	a.File = File(t, block("CERTIFICATE", data))
+	a.File = SecretFile(t, block("CERTIFICATE", data))
 	return a
 }
 
@@ -64,7 +55,7 @@ func (a *Authority) Certificate(names ...string) (certFile, keyFile string) {
 	return a.issue(time.Now().Add(time.Hour), names)
 }
 
-// Expired is Certificate of one whose time is over.
+// Expired returns the files of an expired certificate, as Certificate does.
 func (a *Authority) Expired(names ...string) (certFile, keyFile string) {
 	a.t.Helper()
 	return a.issue(time.Now().Add(-time.Hour), names)
@@ -93,18 +84,18 @@ func (a *Authority) issue(notAfter time.Time, names []string) (certFile, keyFile
 	if err != nil {
 		a.t.Fatal(err)
 	}
-	return File(a.t, block("CERTIFICATE", data)), File(a.t, block("PRIVATE KEY", private))
+	return SecretFile(a.t, block("CERTIFICATE", data)), SecretFile(a.t, block("PRIVATE KEY", private))
 }
 
-// Server returns how a server shows a certificate for the names.
+// Server returns the TLS configuration of a server with a certificate for the names.
 func (a *Authority) Server(names ...string) *tls.Config {
 	a.t.Helper()
 	cert, key := a.Certificate(names...)
-	return Shown(a.t, cert, key)
+	return ServerTLS(a.t, cert, key)
 }
 
-// Shown returns how a server shows the certificate in the files.
-func Shown(t testing.TB, certFile, keyFile string) *tls.Config {
+// ServerTLS returns the TLS configuration of a server with the certificate of the files.
+func ServerTLS(t testing.TB, certFile, keyFile string) *tls.Config {
 	t.Helper()
 	certificate, err := tls.LoadX509KeyPair(certFile, keyFile)
 	if err != nil {
@@ -113,8 +104,8 @@ func Shown(t testing.TB, certFile, keyFile string) *tls.Config {
 	return &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12}
 }
 
-// File returns the path of a file with the text.
-func File(t testing.TB, text string) string {
+// SecretFile returns the path of a file with the text.
+func SecretFile(t testing.TB, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "secret")
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {

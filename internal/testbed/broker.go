@@ -1,9 +1,19 @@
-// Package bustest runs a real broker, NATS with JetStream, in the test's
-// process, and restarts it on the same port.
-package bustest
+// Package testbed has what the tests of several packages need: a real NATS broker in the
+// process of the test, real Consul agents, certificates, and the waiting for conditions.
+//
+//	func TestMain(m *testing.M) { testbed.Main(m) }
+//
+//	broker := testbed.StartBroker(t)
+//	conn := broker.Connect("mesh")            // a bus of the product
+//	agent := testbed.StartConsul(t)           // built by make consul
+//	authority := testbed.NewAuthority(t)
+//	testbed.Eventually(t, "the queue is empty", func() bool { ... })
+//
+// Everything ends with its test. The methods of one value must not overlap. No program
+// links this package.
+package testbed
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"net"
@@ -24,22 +34,22 @@ type Broker struct {
 	server  *server.Server
 }
 
-const readyWait = 10 * time.Second
+const brokerStart = 10 * time.Second
 
-// Start returns a running broker. The edits change its options first.
-func Start(t testing.TB, edits ...func(*server.Options)) *Broker {
+// BrokerOptions are the options of a broker on a free port that has its files in the
+// folder.
+func BrokerOptions(folder string) *server.Options {
+	return &server.Options{
+		Host: "127.0.0.1", Port: server.RANDOM_PORT,
+		JetStream: true, StoreDir: folder, JetStreamMaxMemory: 4 << 30, JetStreamMaxStore: 4 << 30,
+		MaxPayload: 8 << 20, NoSigs: true, NoLog: true,
+	}
+}
+
+// StartBroker returns a running broker. The edits change its options first.
+func StartBroker(t testing.TB, edits ...func(*server.Options)) *Broker {
 	t.Helper()
-	b := &Broker{t: t, options: &server.Options{
-		Host:               "127.0.0.1",
-		Port:               server.RANDOM_PORT,
-		JetStream:          true,
-		StoreDir:           t.TempDir(),
-		JetStreamMaxMemory: 4 << 30,
-		JetStreamMaxStore:  4 << 30,
-		MaxPayload:         8 << 20,
-		NoSigs:             true,
-		NoLog:              true,
-	}}
+	b := &Broker{t: t, options: BrokerOptions(t.TempDir())}
 	for _, edit := range edits {
 		edit(b.options)
 	}
@@ -67,8 +77,8 @@ func (b *Broker) Restore() {
 		b.t.Fatalf("broker: %v", err)
 	}
 	s.Start()
-	if !s.ReadyForConnections(readyWait) {
-		b.t.Fatalf("the broker is not ready within %s", readyWait)
+	if !s.ReadyForConnections(brokerStart) {
+		b.t.Fatalf("the broker is not ready within %s", brokerStart)
 	}
 	b.server = s
 	// The port that was picked; the next start uses it again.
@@ -99,17 +109,17 @@ func (b *Broker) Connect(mesh pipeline.MeshName, edits ...func(*bus.Settings)) *
 	return conn
 }
 
-// Connections returns how many connections the broker has seen, refused ones too.
+// Connections returns the number of connections so far, with the rejected ones.
 func (b *Broker) Connections() uint64 {
 	b.t.Helper()
-	seen, err := b.server.Varz(nil)
+	statistics, err := b.server.Varz(nil)
 	if err != nil {
 		b.t.Fatalf("broker: %v", err)
 	}
-	return seen.TotalConnections
+	return statistics.TotalConnections
 }
 
-// Client returns a connection past the bus, for what a bus would not send. It
+// Client returns a NATS connection without a bus, which sends what a bus would not. It
 // is closed with the test.
 func (b *Broker) Client() *nats.Conn {
 	b.t.Helper()
@@ -119,42 +129,4 @@ func (b *Broker) Client() *nats.Conn {
 	}
 	b.t.Cleanup(nc.Close)
 	return nc
-}
-
-// Patience is how long a test waits for what is to happen: far longer than it
-// takes, so that only what never happens fails.
-const Patience = 30 * time.Second
-
-const pollEvery = 2 * time.Millisecond
-
-// Eventually returns when the condition holds, and fails the test when it does
-// not within Patience.
-func Eventually(t testing.TB, what string, holds func() bool) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), Patience)
-	defer cancel()
-	poll := time.NewTicker(pollEvery)
-	defer poll.Stop()
-	for !holds() {
-		select {
-		case <-poll.C:
-		case <-ctx.Done():
-			t.Fatalf("%s: not within %s", what, Patience)
-		}
-	}
-}
-
-// Receive returns the next value of the channel, and fails the test when there
-// is none within Patience.
-func Receive[T any](t testing.TB, what string, from <-chan T) T {
-	t.Helper()
-	patience := time.NewTimer(Patience)
-	defer patience.Stop()
-	select {
-	case value := <-from:
-		return value
-	case <-patience.C:
-		t.Fatalf("%s: nothing came within %s", what, Patience)
-		panic("unreachable")
-	}
 }
