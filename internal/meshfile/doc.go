@@ -4,7 +4,7 @@
 //
 // The program passes the kinds of runners that it has, so that it links no others:
 //
-//	decode := meshfile.KindOf("image_decode", imagedecode.New)
+//	decode := meshfile.KindOf("image_decode", runners.NewImageDecode)
 //
 //	f, err := meshfile.Load("mesh.yaml", runners.All()...)   // for all of the mesh
 //	routes, err := f.Routes()

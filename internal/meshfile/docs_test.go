@@ -17,11 +17,8 @@ import (
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/store"
-	"github.com/stagemesh/stagemesh/services/imagedecode"
 	"github.com/stagemesh/stagemesh/services/onnx"
 	"github.com/stagemesh/stagemesh/services/runners"
-	"github.com/stagemesh/stagemesh/services/synth"
-	"github.com/stagemesh/stagemesh/services/topk"
 	"github.com/stagemesh/stagemesh/stagehost"
 )
 
@@ -72,14 +69,14 @@ func TestFilesInTheDocumentationAreTaken(t *testing.T) {
 
 // settings are those of each kind of runner.
 var settings = map[string]reflect.Type{
-	"image_decode": reflect.TypeFor[imagedecode.Settings](),
+	"image_decode": reflect.TypeFor[runners.ImageDecodeSettings](),
 	"onnx":         reflect.TypeFor[onnx.Settings](),
-	"top_k":        reflect.TypeFor[topk.Settings](),
-	"echo":         reflect.TypeFor[synth.EchoSettings](),
+	"top_k":        reflect.TypeFor[runners.TopKSettings](),
+	"echo":         reflect.TypeFor[runners.EchoSettings](),
 	"worker":       reflect.TypeFor[runners.WorkerSettings](),
-	"sleep":        reflect.TypeFor[synth.SleepSettings](),
-	"burn":         reflect.TypeFor[synth.BurnSettings](),
-	"stream":       reflect.TypeFor[synth.StreamSettings](),
+	"sleep":        reflect.TypeFor[runners.SleepSettings](),
+	"burn":         reflect.TypeFor[runners.BurnSettings](),
+	"stream":       reflect.TypeFor[runners.StreamSettings](),
 }
 
 // Each section of the reference has a table of exactly the keys that there are.

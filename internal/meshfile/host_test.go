@@ -19,10 +19,8 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
-	"github.com/stagemesh/stagemesh/services/imagedecode"
 	"github.com/stagemesh/stagemesh/services/onnx"
 	"github.com/stagemesh/stagemesh/services/runners"
-	"github.com/stagemesh/stagemesh/services/topk"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -419,7 +417,7 @@ pipelines:
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	f, err := meshfile.Read(path, meshfile.KindOf("image_decode", imagedecode.New))
+	f, err := meshfile.Read(path, meshfile.KindOf("image_decode", runners.NewImageDecode))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -443,7 +441,7 @@ func TestWhatEveryProcessNeedsIsCheckedInEvery(t *testing.T) {
 	if err := os.WriteFile(path, []byte("mesh: M\nnats: {url: b, listen: x}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	_, err := meshfile.Read(path, meshfile.KindOf("top_k", topk.New), meshfile.KindOf("onnx", onnx.New))
+	_, err := meshfile.Read(path, meshfile.KindOf("top_k", runners.NewTopK), meshfile.KindOf("onnx", onnx.New))
 	if err == nil || len(strings.Split(err.Error(), "\n")) != 3 {
 		t.Errorf("got %v", err)
 	}

@@ -88,7 +88,7 @@ var importTable = rules{
 
 		// What is built out of all this.
 		{packages: list("internal/program"), mayImport: nothing},
-		{packages: list("internal/meshfile"), mayImport: list(proto, sdk, "mesh/...", "gateway/...", "stagehost/...", discovery), inTests: list("services/runners", "services/onnx", "services/imagedecode", "services/synth", "services/topk")},
+		{packages: list("internal/meshfile"), mayImport: list(proto, sdk, "mesh/...", "gateway/...", "stagehost/...", discovery), inTests: list("services/runners", "services/onnx")},
 		// The library links no shipped stage.
 		{
 			packages:  list("."),

@@ -27,8 +27,8 @@ import (
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
-	"github.com/stagemesh/stagemesh/services/imagedecode"
 	"github.com/stagemesh/stagemesh/services/meshtest"
+	"github.com/stagemesh/stagemesh/services/runners"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
@@ -203,7 +203,7 @@ const atOnce = 2 * time.Second
 func TestEveryFaultIsTheSameOnEveryProtocol(t *testing.T) {
 	t.Parallel()
 	bed := meshtest.New(t)
-	decode, err := imagedecode.New(imagedecode.Settings{Width: 8, Height: 8})
+	decode, err := runners.NewImageDecode(runners.ImageDecodeSettings{Width: 8, Height: 8})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,13 +18,12 @@ import (
 
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/internal/testbed"
-	"github.com/stagemesh/stagemesh/services/imagedecode"
-	"github.com/stagemesh/stagemesh/services/synth"
+	"github.com/stagemesh/stagemesh/services/runners"
 )
 
 // command runs the verb in this process, with runners that echo and decode.
 func command(ctx context.Context, out, errOut io.Writer, args ...string) error {
-	cmd := stagemesh.StageCommand(stagemesh.KindOf("echo", synth.NewEcho), stagemesh.KindOf("image_decode", imagedecode.New))
+	cmd := stagemesh.StageCommand(stagemesh.KindOf("echo", runners.NewEcho), stagemesh.KindOf("image_decode", runners.NewImageDecode))
 	cmd.SetArgs(args)
 	cmd.SetOut(out)
 	cmd.SetErr(errOut)

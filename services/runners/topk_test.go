@@ -1,7 +1,6 @@
-package topk_test
+package runners_test
 
 import (
-	"errors"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -9,27 +8,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/fstest"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
-	"github.com/stagemesh/stagemesh/services/topk"
+	"github.com/stagemesh/stagemesh/services/runners"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
-
-// sink collects outcomes.
-type sink struct{ outcomes map[int]runner.Outcome }
-
-func (s *sink) Chunk(int, []payload.Part) error { return errors.ErrUnsupported }
-
-func (s *sink) Settle(i int, o runner.Outcome) error {
-	if _, ok := s.outcomes[i]; ok {
-		return runner.ErrSettled
-	}
-	s.outcomes[i] = o
-	return nil
-}
 
 // do runs a batch whose items have one input each.
 func do(t testing.TB, r runner.Runner, inputs ...payload.Part) []runner.Outcome {
@@ -38,7 +23,7 @@ func do(t testing.TB, r runner.Runner, inputs ...payload.Part) []runner.Outcome 
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &sink{outcomes: map[int]runner.Outcome{}}
+	s := &sink{outcomes: map[int]runner.Outcome{}, chunks: map[int]int{}}
 	batch := runner.Batch{Rows: len(inputs)}
 	for _, in := range inputs {
 		batch.Items = append(batch.Items, runner.Item{Inputs: []payload.Part{in}, Rows: 1})
@@ -53,9 +38,9 @@ func do(t testing.TB, r runner.Runner, inputs ...payload.Part) []runner.Outcome 
 	return out
 }
 
-func newRunner(t testing.TB, s topk.Settings) runner.Runner {
+func newTopK(t testing.TB, s runners.TopKSettings) runner.Runner {
 	t.Helper()
-	r, err := topk.New(s)
+	r, err := runners.NewTopK(s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,29 +97,29 @@ func TestBestLabels(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
 		name     string
-		settings topk.Settings
+		settings runners.TopKSettings
 		scores   []float32
 		labels   []string
 		best     []float32
 	}{
-		{"three where nobody says", topk.Settings{}, []float32{1, 4, 2, 3}, []string{"b", "d", "c"}, []float32{4, 3, 2}},
-		{"one", topk.Settings{K: 1}, []float32{1, 4, 2, 3}, []string{"b"}, []float32{4}},
-		{"all, where more are asked for", topk.Settings{K: 9}, []float32{1, 4, 2, 3}, []string{"b", "d", "c", "a"}, []float32{4, 3, 2, 1}},
-		{"equal scores in order", topk.Settings{K: 3}, []float32{7, 8, 8, 8}, []string{"b", "c", "d"}, []float32{8, 8, 8}},
-		{"equal scores at the end", topk.Settings{K: 2}, []float32{7, 8, 7, 7}, []string{"b", "a"}, []float32{8, 7}},
-		{"infinities", topk.Settings{K: 4}, []float32{-inf, inf, 0, -1}, []string{"b", "c", "d", "a"}, []float32{inf, 0, -1, -inf}},
-		{"two rows", topk.Settings{K: 1}, []float32{1, 4, 2, 3, 9, 8, 7, 6}, []string{"b", "a"}, []float32{4, 9}},
-		{"no rows", topk.Settings{}, nil, nil, nil},
-		{"softmax", topk.Settings{K: 2, Softmax: true}, []float32{0, float32(math.Log(3)), -inf, -inf}, []string{"b", "a"}, []float32{0.75, 0.25}},
-		{"softmax of large logits", topk.Settings{K: 2, Softmax: true}, []float32{1000, 1000, 0, 0}, []string{"a", "b"}, []float32{0.5, 0.5}},
-		{"softmax row by row", topk.Settings{K: 1, Softmax: true}, []float32{0, 0, 0, 0, 5, -inf, -inf, -inf}, []string{"a", "a"}, []float32{0.25, 1}},
+		{"three where nobody says", runners.TopKSettings{}, []float32{1, 4, 2, 3}, []string{"b", "d", "c"}, []float32{4, 3, 2}},
+		{"one", runners.TopKSettings{K: 1}, []float32{1, 4, 2, 3}, []string{"b"}, []float32{4}},
+		{"all, where more are asked for", runners.TopKSettings{K: 9}, []float32{1, 4, 2, 3}, []string{"b", "d", "c", "a"}, []float32{4, 3, 2, 1}},
+		{"equal scores in order", runners.TopKSettings{K: 3}, []float32{7, 8, 8, 8}, []string{"b", "c", "d"}, []float32{8, 8, 8}},
+		{"equal scores at the end", runners.TopKSettings{K: 2}, []float32{7, 8, 7, 7}, []string{"b", "a"}, []float32{8, 7}},
+		{"infinities", runners.TopKSettings{K: 4}, []float32{-inf, inf, 0, -1}, []string{"b", "c", "d", "a"}, []float32{inf, 0, -1, -inf}},
+		{"two rows", runners.TopKSettings{K: 1}, []float32{1, 4, 2, 3, 9, 8, 7, 6}, []string{"b", "a"}, []float32{4, 9}},
+		{"no rows", runners.TopKSettings{}, nil, nil, nil},
+		{"softmax", runners.TopKSettings{K: 2, Softmax: true}, []float32{0, float32(math.Log(3)), -inf, -inf}, []string{"b", "a"}, []float32{0.75, 0.25}},
+		{"softmax of large logits", runners.TopKSettings{K: 2, Softmax: true}, []float32{1000, 1000, 0, 0}, []string{"a", "b"}, []float32{0.5, 0.5}},
+		{"softmax row by row", runners.TopKSettings{K: 1, Softmax: true}, []float32{0, 0, 0, 0, 5, -inf, -inf, -inf}, []string{"a", "a"}, []float32{0.25, 1}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			row.settings.Labels = []string{"a", "b", "c", "d"}
 			in := scores(t, 4, row.scores...)
 			before := slices.Clone(in.Tensor.Raw)
-			labels, best := answer(t, do(t, newRunner(t, row.settings), in)[0])
+			labels, best := answer(t, do(t, newTopK(t, row.settings), in)[0])
 			if !slices.Equal(labels, row.labels) {
 				t.Errorf("got %v, want %v", labels, row.labels)
 			}
@@ -160,7 +145,7 @@ func TestBestIsWhatSortingGives(t *testing.T) {
 	for i := range values {
 		values[i] = float32(source.IntN(60)) // Few enough to meet equals.
 	}
-	got, _ := answer(t, do(t, newRunner(t, topk.Settings{K: k, Labels: labels}), scores(t, columns, values...))[0])
+	got, _ := answer(t, do(t, newTopK(t, runners.TopKSettings{K: k, Labels: labels}), scores(t, columns, values...))[0])
 	var want []string
 	for row := range slices.Chunk(values, columns) {
 		order := make([]int, columns)
@@ -177,7 +162,7 @@ func TestBestIsWhatSortingGives(t *testing.T) {
 	}
 }
 
-func TestABadItemFailsAlone(t *testing.T) {
+func TestBadScoresFailAlone(t *testing.T) {
 	t.Parallel()
 	nan := float32(math.NaN())
 	wrong := func(d tensor.Datatype, raw int, shape ...int64) payload.Part {
@@ -203,7 +188,7 @@ func TestABadItemFailsAlone(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			r := newRunner(t, topk.Settings{Labels: []string{"a", "b"}, K: 1, Softmax: row.softmax})
+			r := newTopK(t, runners.TopKSettings{Labels: []string{"a", "b"}, K: 1, Softmax: row.softmax})
 			out := do(t, r, scores(t, 2, 1, 2), row.part, scores(t, 2, 2, 1))
 			f := out[1].Fault
 			if f == nil || f.Reason != fault.InvalidInput || !strings.HasPrefix(f.Message, "input scores: ") || !strings.Contains(f.Message, row.want) {
@@ -218,9 +203,9 @@ func TestABadItemFailsAlone(t *testing.T) {
 	}
 }
 
-func TestSpec(t *testing.T) {
+func TestTopKSpec(t *testing.T) {
 	t.Parallel()
-	spec := newRunner(t, topk.Settings{Labels: []string{"a", "b"}, K: 5}).Spec()
+	spec := newTopK(t, runners.TopKSettings{Labels: []string{"a", "b"}, K: 5}).Spec()
 	if got := spec.Inputs[0]; got.Name != "scores" || got.Datatype != tensor.FP32 || !slices.Equal(got.Shape, []int64{-1, 2}) {
 		t.Errorf("got input %v", got)
 	}
@@ -245,36 +230,36 @@ func TestLabelsFile(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(folder, "l.txt"), []byte(text), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			for _, s := range []topk.Settings{
-				{K: 4, LabelsFile: filepath.Join(folder, "l.txt")},
-				{K: 4, LabelsFile: "l.txt", Files: fstest.MapFS{"l.txt": {Data: []byte(text)}}},
-			} {
-				got, _ := answer(t, do(t, newRunner(t, s), scores(t, 4, 4, 3, 2, 1))[0])
-				if want := []string{"cat", "dog", "", "bird"}; !slices.Equal(got, want) {
-					t.Errorf("got %q, want %q", got, want)
-				}
+			s := runners.TopKSettings{K: 4, LabelsFile: filepath.Join(folder, "l.txt")}
+			got, _ := answer(t, do(t, newTopK(t, s), scores(t, 4, 4, 3, 2, 1))[0])
+			if want := []string{"cat", "dog", "", "bird"}; !slices.Equal(got, want) {
+				t.Errorf("got %q, want %q", got, want)
 			}
 		})
 	}
 }
 
-func TestSettingsAreChecked(t *testing.T) {
+func TestTopKSettingsAreChecked(t *testing.T) {
 	t.Parallel()
+	empty := filepath.Join(t.TempDir(), "l")
+	if err := os.WriteFile(empty, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for _, row := range []struct {
 		name     string
-		settings topk.Settings
+		settings runners.TopKSettings
 		want     string
 	}{
-		{"negative k", topk.Settings{K: -1, Labels: []string{"a"}}, "k: -1 "},
-		{"no labels", topk.Settings{}, "labels: "},
-		{"both", topk.Settings{Labels: []string{"a"}, LabelsFile: "l"}, "labels_file: "},
-		{"negative concurrency", topk.Settings{Labels: []string{"a"}, Concurrency: -1}, "concurrency: -1 "},
-		{"no such file", topk.Settings{LabelsFile: "no-such-file"}, "labels_file: open no-such-file"},
-		{"empty file", topk.Settings{LabelsFile: "l", Files: fstest.MapFS{"l": {}}}, "labels_file: l is empty"},
+		{"negative k", runners.TopKSettings{K: -1, Labels: []string{"a"}}, "k: -1 "},
+		{"no labels", runners.TopKSettings{}, "labels: "},
+		{"both", runners.TopKSettings{Labels: []string{"a"}, LabelsFile: "l"}, "labels_file: "},
+		{"negative concurrency", runners.TopKSettings{Labels: []string{"a"}, Concurrency: -1}, "concurrency: -1 "},
+		{"no such file", runners.TopKSettings{LabelsFile: "no-such-file"}, "labels_file: open no-such-file"},
+		{"empty file", runners.TopKSettings{LabelsFile: empty}, "labels_file: " + empty + " is empty"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			if _, err := topk.New(row.settings); err == nil || !strings.HasPrefix(err.Error(), row.want) {
+			if _, err := runners.NewTopK(row.settings); err == nil || !strings.HasPrefix(err.Error(), row.want) {
 				t.Errorf("got %v, want %q", err, row.want)
 			}
 		})

@@ -1,4 +1,4 @@
-package imagedecode_test
+package runners_test
 
 import (
 	"bytes"
@@ -21,50 +21,15 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
-	"github.com/stagemesh/stagemesh/services/imagedecode"
+	"github.com/stagemesh/stagemesh/services/runners"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
-// sink collects outcomes.
-type sink struct{ outcomes map[int]runner.Outcome }
-
-func (s *sink) Chunk(int, []payload.Part) error { return errors.ErrUnsupported }
-
-func (s *sink) Settle(i int, o runner.Outcome) error {
-	if _, ok := s.outcomes[i]; ok {
-		return runner.ErrSettled
-	}
-	s.outcomes[i] = o
-	return nil
-}
-
-// do runs parts as the inputs of one item each, in one batch.
-func do(t testing.TB, r runner.Runner, inputs ...payload.Part) []runner.Outcome {
-	t.Helper()
-	slot, err := r.Acquire(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &sink{outcomes: map[int]runner.Outcome{}}
-	batch := runner.Batch{Rows: len(inputs)}
-	for _, in := range inputs {
-		batch.Items = append(batch.Items, runner.Item{Inputs: []payload.Part{in}, Rows: 1})
-	}
-	if err := slot.Do(context.Background(), batch, s); err != nil {
-		t.Fatal(err)
-	}
-	out := make([]runner.Outcome, len(inputs))
-	for i := range inputs {
-		out[i] = s.outcomes[i]
-	}
-	return out
-}
-
 func blob(data []byte) payload.Part { return payload.OfBlob("image", "", data) }
 
-func newRunner(t testing.TB, s imagedecode.Settings) runner.Runner {
+func newImageDecode(t testing.TB, s runners.ImageDecodeSettings) runner.Runner {
 	t.Helper()
-	r, err := imagedecode.New(s)
+	r, err := runners.NewImageDecode(s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +80,7 @@ func near(a, b []float32) bool {
 func TestBoxIsTheExactMeanOfWholeBlocks(t *testing.T) {
 	t.Parallel()
 	img := noise(32, 16)
-	r := newRunner(t, imagedecode.Settings{Width: 8, Height: 8, Channels: imagedecode.Grey, Layout: imagedecode.Flat, Resample: imagedecode.Box})
+	r := newImageDecode(t, runners.ImageDecodeSettings{Width: 8, Height: 8, Channels: runners.Grey, Layout: runners.Flat, Resample: runners.Box})
 	shape, got := pixels(t, do(t, r, blob(asPNG(t, img)))[0])
 	if want := []int64{1, 64}; !slices.Equal(shape, want) {
 		t.Errorf("got shape %v, want %v", shape, want)
@@ -139,7 +104,7 @@ func TestRepeatedPixelsComeBackAsTheyWere(t *testing.T) {
 	for i := range large.Pix {
 		large.Pix[i] = small.GrayAt(i%32/4, i/32/4).Y
 	}
-	r := newRunner(t, imagedecode.Settings{Width: 8, Height: 8, Channels: imagedecode.Grey, Resample: imagedecode.Box})
+	r := newImageDecode(t, runners.ImageDecodeSettings{Width: 8, Height: 8, Channels: runners.Grey, Resample: runners.Box})
 	_, got := pixels(t, do(t, r, blob(asPNG(t, large)))[0])
 	for i, v := range got {
 		if want := float32(float64(small.Pix[i]) / 255); v != want {
@@ -154,16 +119,16 @@ func TestResamplingIsWhatItsDefinitionSays(t *testing.T) {
 	t.Parallel()
 	// weights of all source pixels in target pixel i, before they are made to
 	// add up to 1.
-	definitions := map[imagedecode.Resample]func(source, target, i, j int) float64{
-		imagedecode.Box: func(source, target, i, j int) float64 {
+	definitions := map[runners.Resample]func(source, target, i, j int) float64{
+		runners.Box: func(source, target, i, j int) float64 {
 			ratio := float64(source) / float64(target)
 			return max(0, min(float64(j+1), float64(i+1)*ratio)-max(float64(j), float64(i)*ratio))
 		},
-		imagedecode.Bilinear: func(source, target, i, j int) float64 {
+		runners.Bilinear: func(source, target, i, j int) float64 {
 			ratio := float64(source) / float64(target)
 			return max(0, 1-math.Abs((float64(j)+0.5)-(float64(i)+0.5)*ratio)/max(1, ratio))
 		},
-		imagedecode.Nearest: func(source, target, i, j int) float64 {
+		runners.Nearest: func(source, target, i, j int) float64 {
 			if (2*i+1)*source/(2*target) == j {
 				return 1
 			}
@@ -176,7 +141,7 @@ func TestResamplingIsWhatItsDefinitionSays(t *testing.T) {
 		for method, weight := range definitions {
 			t.Run(fmt.Sprint(method, size), func(t *testing.T) {
 				t.Parallel()
-				r := newRunner(t, imagedecode.Settings{Width: size[2], Height: size[3], Channels: imagedecode.Grey, Resample: method})
+				r := newImageDecode(t, runners.ImageDecodeSettings{Width: size[2], Height: size[3], Channels: runners.Grey, Resample: method})
 				_, got := pixels(t, do(t, r, blob(data))[0])
 				want := make([]float32, size[2]*size[3])
 				for i := range want {
@@ -211,49 +176,49 @@ func TestLayoutsAndNormalisation(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
 		name     string
-		settings imagedecode.Settings
+		settings runners.ImageDecodeSettings
 		shape    []int64
 		want     []float32
 	}{
 		{
 			"chw is the default",
-			imagedecode.Settings{},
+			runners.ImageDecodeSettings{},
 			[]int64{1, 3, 2, 2},
 			[]float32{1, 0, 0, 1, 0, 1, 0, 1, 0, 0, 1, 1},
 		},
 		{
 			"hwc",
-			imagedecode.Settings{Layout: imagedecode.HWC},
+			runners.ImageDecodeSettings{Layout: runners.HWC},
 			[]int64{1, 2, 2, 3},
 			[]float32{1, 0, 0, 0, 1, 0, 0, 0, 1, 1, 1, 1},
 		},
 		{
 			"flat",
-			imagedecode.Settings{Layout: imagedecode.Flat},
+			runners.ImageDecodeSettings{Layout: runners.Flat},
 			[]int64{1, 12},
 			[]float32{1, 0, 0, 0, 1, 0, 0, 0, 1, 1, 1, 1},
 		},
 		{
 			"grey is luma",
-			imagedecode.Settings{Channels: imagedecode.Grey},
+			runners.ImageDecodeSettings{Channels: runners.Grey},
 			[]int64{1, 1, 2, 2},
 			[]float32{0.299, 0.587, 0.114, 1},
 		},
 		{
 			"range",
-			imagedecode.Settings{Channels: imagedecode.Grey, Range: []float64{-1, 1}},
+			runners.ImageDecodeSettings{Channels: runners.Grey, Range: []float64{-1, 1}},
 			[]int64{1, 1, 2, 2},
 			[]float32{-0.402, 0.174, -0.772, 1},
 		},
 		{
 			"one mean and deviation",
-			imagedecode.Settings{Layout: imagedecode.Flat, Range: []float64{0, 255}, Mean: []float64{127.5}, Std: []float64{127.5}},
+			runners.ImageDecodeSettings{Layout: runners.Flat, Range: []float64{0, 255}, Mean: []float64{127.5}, Std: []float64{127.5}},
 			[]int64{1, 12},
 			[]float32{1, -1, -1, -1, 1, -1, -1, -1, 1, 1, 1, 1},
 		},
 		{
 			"a mean and deviation for each channel",
-			imagedecode.Settings{Mean: []float64{0, 0.5, 1}, Std: []float64{1, 0.5, 0.25}},
+			runners.ImageDecodeSettings{Mean: []float64{0, 0.5, 1}, Std: []float64{1, 0.5, 0.25}},
 			[]int64{1, 3, 2, 2},
 			[]float32{1, 0, 0, 1, -1, 1, -1, 1, -4, -4, 0, 0},
 		},
@@ -261,7 +226,7 @@ func TestLayoutsAndNormalisation(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			row.settings.Width, row.settings.Height = 2, 2
-			r := newRunner(t, row.settings)
+			r := newImageDecode(t, row.settings)
 			shape, got := pixels(t, do(t, r, blob(asPNG(t, quarters())))[0])
 			if !slices.Equal(shape, row.shape) || !near(got, row.want) {
 				t.Errorf("got %v %v, want %v %v", shape, got, row.shape, row.want)
@@ -293,7 +258,7 @@ func TestKindsOfImages(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			_, got := pixels(t, do(t, newRunner(t, imagedecode.Settings{Width: 1, Height: 1}), blob(asPNG(t, row.img)))[0])
+			_, got := pixels(t, do(t, newImageDecode(t, runners.ImageDecodeSettings{Width: 1, Height: 1}), blob(asPNG(t, row.img)))[0])
 			if !near(got, row.want) {
 				t.Errorf("got %v, want %v", got, row.want)
 			}
@@ -311,7 +276,7 @@ func TestJPEGIsDecoded(t *testing.T) {
 	if err := jpeg.Encode(&b, img, &jpeg.Options{Quality: 100}); err != nil {
 		t.Fatal(err)
 	}
-	r := newRunner(t, imagedecode.Settings{Width: 2, Height: 2})
+	r := newImageDecode(t, runners.ImageDecodeSettings{Width: 2, Height: 2})
 	for _, contentType := range []string{"image/jpeg", "image/png", "image/jpg", "image/*", "application/octet-stream", "", "image/jpeg; q=1"} {
 		_, got := pixels(t, do(t, r, payload.OfBlob("image", contentType, b.Bytes()))[0])
 		for i, want := range []float64{200, 100, 50} {
@@ -344,7 +309,7 @@ func TestWhatIsNoImageFailsAlone(t *testing.T) {
 	if err := jpeg.Encode(&photo, noise(64, 64), nil); err != nil {
 		t.Fatal(err)
 	}
-	r := newRunner(t, imagedecode.Settings{Width: 4, Height: 4, MaxPixels: 1 << 20, Concurrency: 1})
+	r := newImageDecode(t, runners.ImageDecodeSettings{Width: 4, Height: 4, MaxPixels: 1 << 20, Concurrency: 1})
 	for _, row := range []struct {
 		name string
 		part payload.Part
@@ -389,7 +354,7 @@ func TestWhatIsNoImageFailsAlone(t *testing.T) {
 func TestAnImageOfExactlyMaxPixelsIsTaken(t *testing.T) {
 	t.Parallel()
 	for maximum, taken := range map[int]bool{48: true, 47: false} {
-		r := newRunner(t, imagedecode.Settings{Width: 2, Height: 2, MaxPixels: maximum})
+		r := newImageDecode(t, runners.ImageDecodeSettings{Width: 2, Height: 2, MaxPixels: maximum})
 		if got := do(t, r, blob(asPNG(t, noise(8, 6))))[0].Fault == nil; got != taken {
 			t.Errorf("48 pixels where %d may be: taken is %v", maximum, got)
 		}
@@ -398,7 +363,7 @@ func TestAnImageOfExactlyMaxPixelsIsTaken(t *testing.T) {
 
 func TestTheExampleIsAnswered(t *testing.T) {
 	t.Parallel()
-	r := newRunner(t, imagedecode.Settings{Width: 16, Height: 16})
+	r := newImageDecode(t, runners.ImageDecodeSettings{Width: 16, Height: 16})
 	examples := r.Spec().Examples
 	if len(examples) == 0 {
 		t.Fatal("there is none")
@@ -408,38 +373,38 @@ func TestTheExampleIsAnswered(t *testing.T) {
 	}
 }
 
-func TestSettingsAreChecked(t *testing.T) {
+func TestImageDecodeSettingsAreChecked(t *testing.T) {
 	t.Parallel()
-	valid := imagedecode.Settings{Width: 8, Height: 8}
+	valid := runners.ImageDecodeSettings{Width: 8, Height: 8}
 	for _, row := range []struct {
 		name   string
-		change func(*imagedecode.Settings)
+		change func(*runners.ImageDecodeSettings)
 		want   string
 	}{
-		{"no width", func(s *imagedecode.Settings) { s.Width = 0 }, "width: 0 "},
-		{"huge width", func(s *imagedecode.Settings) { s.Width = 1 << 30 }, "width: 1073741824 "},
-		{"no height", func(s *imagedecode.Settings) { s.Height = -1 }, "height: -1 "},
-		{"huge tensor", func(s *imagedecode.Settings) { s.Width, s.Height = 60000, 60000 }, "width: 60000 times"},
-		{"channels", func(s *imagedecode.Settings) { s.Channels = "gray" }, `channels: "gray" `},
-		{"layout", func(s *imagedecode.Settings) { s.Layout = "nchw" }, `layout: "nchw" `},
-		{"resample", func(s *imagedecode.Settings) { s.Resample = "cubic" }, `resample: "cubic" `},
-		{"range", func(s *imagedecode.Settings) { s.Range = []float64{1} }, "range: [1] "},
-		{"mean", func(s *imagedecode.Settings) { s.Mean = []float64{1, 2} }, "mean: [1 2] "},
-		{"std", func(s *imagedecode.Settings) { s.Std = []float64{1, 2, 3, 4} }, "std: [1 2 3 4] "},
-		{"std of zero", func(s *imagedecode.Settings) { s.Std = []float64{1, 0, 3} }, "std: [1 0 3] divides"},
-		{"max_pixels", func(s *imagedecode.Settings) { s.MaxPixels = -5 }, "max_pixels: -5 "},
-		{"concurrency", func(s *imagedecode.Settings) { s.Concurrency = -1 }, "concurrency: -1 "},
+		{"no width", func(s *runners.ImageDecodeSettings) { s.Width = 0 }, "width: 0 "},
+		{"huge width", func(s *runners.ImageDecodeSettings) { s.Width = 1 << 30 }, "width: 1073741824 "},
+		{"no height", func(s *runners.ImageDecodeSettings) { s.Height = -1 }, "height: -1 "},
+		{"huge tensor", func(s *runners.ImageDecodeSettings) { s.Width, s.Height = 60000, 60000 }, "width: 60000 times"},
+		{"channels", func(s *runners.ImageDecodeSettings) { s.Channels = "gray" }, `channels: "gray" `},
+		{"layout", func(s *runners.ImageDecodeSettings) { s.Layout = "nchw" }, `layout: "nchw" `},
+		{"resample", func(s *runners.ImageDecodeSettings) { s.Resample = "cubic" }, `resample: "cubic" `},
+		{"range", func(s *runners.ImageDecodeSettings) { s.Range = []float64{1} }, "range: [1] "},
+		{"mean", func(s *runners.ImageDecodeSettings) { s.Mean = []float64{1, 2} }, "mean: [1 2] "},
+		{"std", func(s *runners.ImageDecodeSettings) { s.Std = []float64{1, 2, 3, 4} }, "std: [1 2 3 4] "},
+		{"std of zero", func(s *runners.ImageDecodeSettings) { s.Std = []float64{1, 0, 3} }, "std: [1 0 3] divides"},
+		{"max_pixels", func(s *runners.ImageDecodeSettings) { s.MaxPixels = -5 }, "max_pixels: -5 "},
+		{"concurrency", func(s *runners.ImageDecodeSettings) { s.Concurrency = -1 }, "concurrency: -1 "},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			s := valid
 			row.change(&s)
-			if _, err := imagedecode.New(s); err == nil || !strings.HasPrefix(err.Error(), row.want) {
+			if _, err := runners.NewImageDecode(s); err == nil || !strings.HasPrefix(err.Error(), row.want) {
 				t.Errorf("got %v, want %q", err, row.want)
 			}
 		})
 	}
-	if err := valid.Validate(); err != nil {
+	if _, err := runners.NewImageDecode(valid); err != nil {
 		t.Error(err)
 	}
 }
@@ -458,7 +423,7 @@ func FuzzAnyBytes(f *testing.F) {
 	} {
 		f.Add(seed)
 	}
-	r := newRunner(f, imagedecode.Settings{Width: 3, Height: 2, MaxPixels: 1 << 16})
+	r := newImageDecode(f, runners.ImageDecodeSettings{Width: 3, Height: 2, MaxPixels: 1 << 16})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		out := do(t, r, blob(data))[0]
 		if out.Fault != nil {
@@ -489,13 +454,13 @@ func BenchmarkDecode(b *testing.B) {
 	for _, row := range []struct {
 		name     string
 		data     []byte
-		settings imagedecode.Settings
+		settings runners.ImageDecodeSettings
 	}{
-		{"grey 32x32 png to 8x8", asPNG(b, noise(32, 32)), imagedecode.Settings{Width: 8, Height: 8, Channels: imagedecode.Grey, Resample: imagedecode.Box}},
-		{"rgb 1920x1080 jpeg to 224x224", photo.Bytes(), imagedecode.Settings{Width: 224, Height: 224}},
+		{"grey 32x32 png to 8x8", asPNG(b, noise(32, 32)), runners.ImageDecodeSettings{Width: 8, Height: 8, Channels: runners.Grey, Resample: runners.Box}},
+		{"rgb 1920x1080 jpeg to 224x224", photo.Bytes(), runners.ImageDecodeSettings{Width: 224, Height: 224}},
 	} {
 		b.Run(row.name, func(b *testing.B) {
-			r := newRunner(b, row.settings)
+			r := newImageDecode(b, row.settings)
 			b.ReportAllocs()
 			for b.Loop() {
 				pixels(b, do(b, r, blob(row.data))[0])

@@ -1,4 +1,4 @@
-package synth_test
+package runners_test
 
 import (
 	"context"
@@ -12,7 +12,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
-	"github.com/stagemesh/stagemesh/services/synth"
+	"github.com/stagemesh/stagemesh/services/runners"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
@@ -36,7 +36,7 @@ func (s *sink) Settle(i int, o runner.Outcome) error {
 	return nil
 }
 
-func do(ctx context.Context, t *testing.T, r runner.Runner, items ...runner.Item) (map[int]runner.Outcome, error) {
+func doItems(ctx context.Context, t *testing.T, r runner.Runner, items ...runner.Item) (map[int]runner.Outcome, error) {
 	t.Helper()
 	s, err := sunk(ctx, t, r, items...)
 	return s.outcomes, err
@@ -77,15 +77,15 @@ func must(t *testing.T) func(*inproc.Runner, error) *inproc.Runner {
 func TestEveryItemGetsItsInputsBack(t *testing.T) {
 	t.Parallel()
 	for name, r := range map[string]*inproc.Runner{
-		"echo":   must(t)(synth.NewEcho(synth.EchoSettings{Concurrency: 3})),
-		"sleep":  must(t)(synth.NewSleep(synth.SleepSettings{Concurrency: 3})),
-		"burn":   must(t)(synth.NewBurn(synth.BurnSettings{Iterations: 25_000, Concurrency: 3})),
-		"stream": must(t)(synth.NewStream(synth.StreamSettings{Chunks: 2, Concurrency: 3})),
+		"echo":   must(t)(runners.NewEcho(runners.EchoSettings{Concurrency: 3})),
+		"sleep":  must(t)(runners.NewSleep(runners.SleepSettings{Concurrency: 3})),
+		"burn":   must(t)(runners.NewBurn(runners.BurnSettings{Iterations: 25_000, Concurrency: 3})),
+		"stream": must(t)(runners.NewStream(runners.StreamSettings{Chunks: 2, Concurrency: 3})),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			batch := items(5)
-			out, err := do(t.Context(), t, r, batch...)
+			out, err := doItems(t.Context(), t, r, batch...)
 			if err != nil || len(out) != len(batch) {
 				t.Fatalf("got %v, %v", out, err)
 			}
@@ -108,9 +108,9 @@ func TestSleepTakesItsBaseAndThenSomeForEachItem(t *testing.T) {
 	t.Parallel()
 	for n, want := range map[int]time.Duration{1: 5500 * time.Microsecond, 8: 9 * time.Millisecond} {
 		synctest.Test(t, func(t *testing.T) {
-			r := must(t)(synth.NewSleep(synth.SleepSettings{Base: 5 * time.Millisecond, PerItem: 500 * time.Microsecond}))
+			r := must(t)(runners.NewSleep(runners.SleepSettings{Base: 5 * time.Millisecond, PerItem: 500 * time.Microsecond}))
 			start := time.Now()
-			if _, err := do(t.Context(), t, r, items(n)...); err != nil {
+			if _, err := doItems(t.Context(), t, r, items(n)...); err != nil {
 				t.Fatal(err)
 			}
 			if got := time.Since(start); got != want {
@@ -123,11 +123,11 @@ func TestSleepTakesItsBaseAndThenSomeForEachItem(t *testing.T) {
 func TestSleepEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		r := must(t)(synth.NewSleep(synth.SleepSettings{Base: time.Hour}))
+		r := must(t)(runners.NewSleep(runners.SleepSettings{Base: time.Hour}))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		start := time.Now()
-		out, err := do(ctx, t, r, items(2)...)
+		out, err := doItems(ctx, t, r, items(2)...)
 		if !errors.Is(err, context.DeadlineExceeded) || len(out) != 0 {
 			t.Errorf("got %v, %v", out, err)
 		}
@@ -140,7 +140,7 @@ func TestSleepEndsWithItsContext(t *testing.T) {
 func TestStreamSendsChunksOneAfterTheOther(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		r := must(t)(synth.NewStream(synth.StreamSettings{Chunks: 5, Every: 50 * time.Millisecond}))
+		r := must(t)(runners.NewStream(runners.StreamSettings{Chunks: 5, Every: 50 * time.Millisecond}))
 		if !r.Spec().Stream {
 			t.Error("the runner does not say that it streams")
 		}
@@ -158,7 +158,7 @@ func TestStreamSendsChunksOneAfterTheOther(t *testing.T) {
 func TestStreamEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		r := must(t)(synth.NewStream(synth.StreamSettings{Chunks: 5, Every: time.Second}))
+		r := must(t)(runners.NewStream(runners.StreamSettings{Chunks: 5, Every: time.Second}))
 		ctx, cancel := context.WithTimeout(t.Context(), 2500*time.Millisecond)
 		defer cancel()
 		s, err := sunk(ctx, t, r, items(1)...)
@@ -171,9 +171,9 @@ func TestStreamEndsWithItsContext(t *testing.T) {
 func TestBurnTakesAtLeastItsDuration(t *testing.T) {
 	t.Parallel()
 	const each = 3 * time.Millisecond
-	r := must(t)(synth.NewBurn(synth.BurnSettings{Duration: each}))
+	r := must(t)(runners.NewBurn(runners.BurnSettings{Duration: each}))
 	start := time.Now()
-	if _, err := do(t.Context(), t, r, items(2)...); err != nil {
+	if _, err := doItems(t.Context(), t, r, items(2)...); err != nil {
 		t.Fatal(err)
 	}
 	if got := time.Since(start); got < 2*each {
@@ -183,14 +183,14 @@ func TestBurnTakesAtLeastItsDuration(t *testing.T) {
 
 func TestBurnEndsWhenNobodyWaits(t *testing.T) {
 	t.Parallel()
-	r := must(t)(synth.NewBurn(synth.BurnSettings{Duration: time.Hour}))
+	r := must(t)(runners.NewBurn(runners.BurnSettings{Duration: time.Hour}))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
 	gone := items(1)[0]
 	closed := make(chan struct{})
 	close(closed)
 	gone.Cancelled = closed
-	out, err := do(ctx, t, r, gone, items(1)[0])
+	out, err := doItems(ctx, t, r, gone, items(1)[0])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -202,33 +202,30 @@ func TestBurnEndsWhenNobodyWaits(t *testing.T) {
 	}
 }
 
-func TestSettingsAreChecked(t *testing.T) {
+func TestSyntheticSettingsAreChecked(t *testing.T) {
 	t.Parallel()
-	for _, row := range []struct {
-		name     string
-		settings interface{ Validate() error }
-		want     string
+	echo := func(s runners.EchoSettings) error { _, err := runners.NewEcho(s); return err }
+	sleep := func(s runners.SleepSettings) error { _, err := runners.NewSleep(s); return err }
+	burn := func(s runners.BurnSettings) error { _, err := runners.NewBurn(s); return err }
+	stream := func(s runners.StreamSettings) error { _, err := runners.NewStream(s); return err }
+	for name, row := range map[string]struct {
+		err  error
+		want string
 	}{
-		{"echo", synth.EchoSettings{Concurrency: -1}, "concurrency: -1 "},
-		{"sleep base", synth.SleepSettings{Base: -time.Second}, "base: -1s "},
-		{"sleep per item", synth.SleepSettings{PerItem: -time.Second}, "per_item: -1s "},
-		{"sleep concurrency", synth.SleepSettings{Concurrency: -1}, "concurrency: -1 "},
-		{"burn nothing", synth.BurnSettings{}, "duration: is missing"},
-		{"burn duration", synth.BurnSettings{Duration: -time.Second}, "duration: -1s "},
-		{"burn iterations", synth.BurnSettings{Iterations: -1}, "iterations: -1 "},
-		{"burn concurrency", synth.BurnSettings{Iterations: 1, Concurrency: -1}, "concurrency: -1 "},
+		"echo":               {echo(runners.EchoSettings{Concurrency: -1}), "concurrency: -1 "},
+		"sleep base":         {sleep(runners.SleepSettings{Base: -time.Second}), "base: -1s "},
+		"sleep per item":     {sleep(runners.SleepSettings{PerItem: -time.Second}), "per_item: -1s "},
+		"sleep concurrency":  {sleep(runners.SleepSettings{Concurrency: -1}), "concurrency: -1 "},
+		"burn nothing":       {burn(runners.BurnSettings{}), "duration: is missing"},
+		"burn duration":      {burn(runners.BurnSettings{Duration: -time.Second}), "duration: -1s "},
+		"burn iterations":    {burn(runners.BurnSettings{Iterations: -1}), "iterations: -1 "},
+		"burn concurrency":   {burn(runners.BurnSettings{Iterations: 1, Concurrency: -1}), "concurrency: -1 "},
+		"stream chunks":      {stream(runners.StreamSettings{Chunks: -1}), "chunks: -1 "},
+		"stream every":       {stream(runners.StreamSettings{Every: -time.Second}), "every: -1s "},
+		"stream concurrency": {stream(runners.StreamSettings{Concurrency: -1}), "concurrency: -1 "},
 	} {
-		t.Run(row.name, func(t *testing.T) {
-			t.Parallel()
-			if err := row.settings.Validate(); err == nil || !strings.HasPrefix(err.Error(), row.want) {
-				t.Errorf("got %v, want %q", err, row.want)
-			}
-		})
-	}
-	_, echo := synth.NewEcho(synth.EchoSettings{Concurrency: -1})
-	_, sleep := synth.NewSleep(synth.SleepSettings{Base: -1})
-	_, burn := synth.NewBurn(synth.BurnSettings{})
-	if echo == nil || sleep == nil || burn == nil {
-		t.Error("a constructor takes what Validate refuses")
+		if row.err == nil || !strings.HasPrefix(row.err.Error(), row.want) {
+			t.Errorf("%s: got %v, want %q", name, row.err, row.want)
+		}
 	}
 }

@@ -1,4 +1,4 @@
-package imagedecode
+package runners
 
 import "math"
 
@@ -64,7 +64,7 @@ func triangleTaps(source int, ratio float64, i int) []tap {
 
 // resize returns the image as width*height pixels of the reader's channels,
 // row-major, black 0 and white 1. It holds one row of the source at a time.
-func resize(src rows, method Resample, width, height int) []float64 {
+func resize(src imageRows, method Resample, width, height int) []float64 {
 	across, down := taps(method, src.width, width), taps(method, src.height, height)
 	row := make([]float64, src.width*src.channels)
 	narrow := make([]float64, width*src.channels)
