@@ -51,17 +51,16 @@ from typing import (
     overload,
 )
 
-from .arrays import Arrays
-from .batches import ABSENT, values_of
+from .arrays import Arrays, arrays_of
 from .faults import ItemError, ItemFailed, error_of
 from .frames import Connection, Ended, Frame, Header, Violation, encode, message
 from .life import Life
-from .outputs import Encoder
 from .parts import Body, Layout, Raw, read_parts
 from .serving import target_of
 from .session import Session
 from .specs import Bytes, spec_of
-from .worker import Worker, arrays_of
+from .values import ABSENT, Encoder, values_of
+from .worker import Worker
 
 __all__ = ["BatchFailed", "Outcome", "Request", "Run", "Stream", "WorkerEnded", "WorkerSilent", "run"]
 
