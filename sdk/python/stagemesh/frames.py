@@ -176,7 +176,7 @@ def _buffers(header: bytes, pieces: Sequence[Buffer], size: int) -> List[Buffer]
 
 # --- the connection ------------------------------------------------------------
 
-_NO_SPACE = "the host makes no room for a message"
+_NO_SPACE = "the host does not read, and the buffer is full"
 
 
 class Connection:
@@ -214,9 +214,9 @@ class Connection:
             return self._advance(0)
         # The usual case: a frame as long as the last one, received by one call.
         gap = -head & 15
-        room = memoryview(bytearray(gap + size))[gap:]
+        buffer = memoryview(bytearray(gap + size))[gap:]
         try:
-            n = self._recv_into(room)
+            n = self._recv_into(buffer)
         except (BlockingIOError, socket.timeout):
             raise
         except OSError as error:
@@ -224,15 +224,15 @@ class Connection:
         if n == 0:
             raise Ended("between two frames")
         if n >= 16:
-            magic, now, body = _unpack_from(room)
+            magic, now, body = _unpack_from(buffer)
             at = 16 + now
             if magic == MAGIC and now == head and at + body == size and body <= self.max_body:
                 if n == size:
-                    return self._decode(room[16:at]), room[at:]
+                    return self._decode(buffer[16:at]), buffer[at:]
                 # The rest is on its way, and fits into the same buffer.
-                self._payload, self._body_at, self._have = room[16:], head, n - 16
+                self._payload, self._body_at, self._have = buffer[16:], head, n - 16
                 return self._advance(0)
-        self._ahead = room[:n]
+        self._ahead = buffer[:n]
         return self._advance(0)
 
     def poll(self) -> Optional[Frame]:

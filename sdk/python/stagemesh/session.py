@@ -12,6 +12,7 @@ import logging
 import os
 import queue
 import select
+import sys
 import threading
 import time
 from typing import Any, Callable, Dict, Mapping, Optional, Type, Union
@@ -20,7 +21,6 @@ from .arrays import Arrays, arrays_of
 from .batches import Batch
 from .faults import is_from_user_code, text_of, traceback_of
 from .frames import MAX_COUNT, MAX_NUMBER, MAX_SLOTS, Connection, Ended, Header, Violation, message
-from .life import EXIT_FAILED, EXIT_HOST_GONE, EXIT_UNFINISHED, EXIT_VIOLATION, Life, StopRequested, report
 from .parts import Layout
 from .runs import MAX_MESSAGE, Runs, error_header
 from .streams import Stream, StreamLoop
@@ -40,8 +40,33 @@ _LAST_MESSAGE_S, _REPLY_S = 0.5, 10.0
 # Of the worker, to finish after a signal, if the host does not send another time:
 _SIGNAL_S = 5.0
 
+# Exit codes. 0 means that the process was asked to stop, and nothing else.
+EXIT_FAILED = 1  # setup or teardown failed, or the worker's declaration is invalid
+EXIT_USAGE = 2  # started wrongly
+EXIT_HOST_GONE = 3  # the connection or the lifeline ended
+EXIT_VIOLATION = 4  # the host breaks the protocol, or uses another version
+EXIT_UNFINISHED = 5  # asked to stop, and streams were unfinished when the time was over
+
 # The capability of a worker that answers in chunks.
 _STREAM = "stream"
+
+
+def report(text: str, code: int) -> int:
+    """Writes the reason of the process's end to the log, and returns the code."""
+    print(f"stagemesh: {text}", file=sys.stderr, flush=True)
+    return code
+
+
+class StopRequested(BaseException):
+    """The process was asked to stop while it starts."""
+
+
+class Signals:
+    """Whether a signal has asked the process to stop, and what a signal interrupts."""
+
+    stop_requested = False
+    starting = True  # a signal raises StopRequested
+    waiting = False  # the main thread waits for a frame
 
 
 class Session:
@@ -52,14 +77,14 @@ class Session:
         connection: Connection,
         worker: Type[Worker],
         arrays: Optional[str],
-        life: Life,
+        signals: Signals,
         environ: Mapping[str, str],
     ) -> None:
         self._connection = connection
         self._class = worker
         self._arrays_name = arrays if arrays is not None else worker.arrays
         self._streaming = overrides(worker, "stream")
-        self._life = life
+        self._signals = signals
         self._environ = environ
         self._slots = 1
         self._ready = False
@@ -84,7 +109,7 @@ class Session:
             code = self._leave(self._grace_s)
         except Ended as error:
             code = 0
-            if not (self._stopping or self._life.stop_requested):
+            if not (self._stopping or self._signals.stop_requested):
                 code = report(f"the connection to the host ended: {error}", EXIT_HOST_GONE)
         except Violation as error:
             code = report(f"the host does not keep to the worker protocol: {error}", EXIT_VIOLATION)
@@ -93,7 +118,7 @@ class Session:
                 self._connection.send_within(_LAST_MESSAGE_S, message("error", **fields))
             except Ended:
                 pass
-        self._life.starting = False
+        self._signals.starting = False
         try:
             # Not while a batch of a host that is gone still runs.
             if code == 0 and self._ready and (self._pool is None or self._pool.close(THREADS_S)):
@@ -117,7 +142,7 @@ class Session:
         except BaseException as error:
             return self._report_failed_start(error)
         self._ready = True
-        self._life.starting = False
+        self._signals.starting = False
         self._connection.send(ready, layout.pieces, layout.size)
         if inspect.isasyncgenfunction(self._class.stream):
             self._pool = StreamLoop(self._connection, self._release, self._on_pool_error)
@@ -130,14 +155,14 @@ class Session:
 
     def _read_frames(self, run: Callable[[Header, memoryview], None]) -> None:
         """Reads frames until the worker is asked to stop, and passes each predict to run."""
-        life, connection = self._life, self._connection
+        signals, connection = self._signals, self._connection
         while not self._stopping:
-            life.waiting = True
+            signals.waiting = True
             try:
-                frame = connection.poll() if life.stop_requested else connection.read()
+                frame = connection.poll() if signals.stop_requested else connection.read()
             except BlockingIOError:
                 frame = None
-            life.waiting = False
+            signals.waiting = False
             if frame is None:  # a signal asks to stop
                 return
             header, body = frame
@@ -207,7 +232,7 @@ class Session:
 
     def _report_failed_start(self, error: BaseException) -> int:
         """Reports to the host and the log why the worker cannot start; returns the exit code."""
-        self._life.starting = False
+        self._signals.starting = False
         text = f"{type(error).__name__}: {text_of(error)}"
         # Invalid declarations have no traceback: no line of the worker's own code raised the error.
         declared = isinstance(error, (ValueError, ImportError)) and not is_from_user_code(error)
@@ -234,7 +259,7 @@ class Session:
                 pass
         if self._ended is not None:
             raise self._ended
-        if self._life.stop_requested or self._stopping:
+        if self._signals.stop_requested or self._stopping:
             self._send_shutdown(self._grace_s)  # before the result, so that the host sends no more
         self._connection.send(*reply)
 
@@ -411,7 +436,7 @@ class Session:
     def _leave(self, within_s: float) -> int:
         """Announces the shutdown, if the host accepts the message within that time; returns the exit code."""
         self._stopping = True
-        self._life.starting = False
+        self._signals.starting = False
         try:
             self._send_shutdown(within_s)
         except Ended:

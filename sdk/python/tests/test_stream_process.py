@@ -12,7 +12,7 @@ from typing import Any, Dict
 
 from stagemesh import Text, Worker, testing
 from stagemesh.frames import Connection, Ended
-from stagemesh.life import EXIT_UNFINISHED, EXIT_VIOLATION
+from stagemesh.session import EXIT_UNFINISHED, EXIT_VIOLATION
 from stagemesh.testing import WorkerEnded
 
 from .support import PATIENCE, Host, eventually
