@@ -33,7 +33,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections import deque
 from typing import (
     IO,
@@ -284,8 +283,7 @@ class Run:
 
     def _accept(self, listener: socket.socket) -> socket.socket:
         listener.settimeout(0.05)
-        end = time.monotonic() + self._patience
-        while time.monotonic() < end:
+        for _ in range(int(self._patience / 0.05) + 1):
             try:
                 return listener.accept()[0]
             except socket.timeout:
