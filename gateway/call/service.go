@@ -237,8 +237,11 @@ type StageState struct {
 // QueueState is what is in a queue, waiting or in flight.
 type QueueState struct {
 	Durability pipeline.Durability
-	bus.Backlog
+	Backlog
 }
+
+// Backlog is what the broker reports of a queue.
+type Backlog = bus.Backlog
 
 // Stage returns the state of a stage, BROKER_UNAVAILABLE while there is no broker.
 // The state of its queues is current, that of its hosts at most 200 ms old.
