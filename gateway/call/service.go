@@ -178,9 +178,6 @@ func (s *Service) failPending() error {
 	return s.limiter.AwaitIdle(ctx)
 }
 
-// Close rejects new requests.
-func (s *Service) Close() { s.limiter.Close() }
-
 // InFlight returns how many requests are admitted and not answered, including those
 // that wait for capacity or for a stored result.
 func (s *Service) InFlight() int { return s.limiter.InFlight() }
