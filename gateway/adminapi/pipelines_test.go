@@ -21,7 +21,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
@@ -274,17 +274,17 @@ func TestPipelineWatchEndsWhenGatewayStops(t *testing.T) {
 			}
 			ended <- stream.Err()
 		}()
-		if n := bustest.Receive(t, "what there is", seen); n != 0 {
+		if n := testbed.Receive(t, "what there is", seen); n != 0 {
 			t.Errorf("%s: the first message has %d", p.name, n)
 		}
 		if _, _, err := b.Apply(t.Context(), through("p", "a"), nil); err != nil {
 			t.Fatal(err)
 		}
-		if n := bustest.Receive(t, "the change", seen); n != 1 {
+		if n := testbed.Receive(t, "the change", seen); n != 1 {
 			t.Errorf("%s: after a change the message has %d", p.name, n)
 		}
 		close(stopping)
-		expect(t, p.name+": the end", bustest.Receive(t, "the end", ended), fault.ShuttingDown)
+		expect(t, p.name+": the end", testbed.Receive(t, "the end", ended), fault.ShuttingDown)
 		if err := stream.Close(); err != nil {
 			t.Error(err)
 		}

@@ -17,9 +17,9 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/services/cli"
 	"github.com/stagemesh/stagemesh/services/meshtest"
-	"github.com/stagemesh/stagemesh/services/stagemesh"
 )
 
 // programVariable makes the test's program a gateway.
@@ -30,7 +30,7 @@ func IsProgram() bool { return os.Getenv(programVariable) != "" }
 
 // Main is the gateway's, and returns the code to exit with.
 func Main() int {
-	if err := stagemesh.New().ExecuteContext(context.Background()); err != nil {
+	if err := cli.New().ExecuteContext(context.Background()); err != nil {
 		fmt.Fprintln(os.Stderr, "gateway:", err)
 		return 1
 	}
@@ -82,7 +82,7 @@ func Start(t *testing.T) Gateway {
 			t.Logf("what the gateway said:\n%s", said)
 		}
 	})
-	bustest.Eventually(t, "the gateway is ready", func() bool { return out.find(said.String()) })
+	testbed.Eventually(t, "the gateway is ready", func() bool { return out.find(said.String()) })
 	return out
 }
 

@@ -8,16 +8,15 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/stagemesh/stagemesh/discovery"
-	"github.com/stagemesh/stagemesh/internal/consultest"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/services/meshtest"
 	"github.com/stagemesh/stagemesh/services/meshtest/fleet"
 )
 
 // consulFleet returns a fleet with an agent of its own.
-func consulFleet(t *testing.T) (*fleet.Fleet, *consultest.Agent) {
+func consulFleet(t *testing.T) (*fleet.Fleet, *testbed.ConsulAgent) {
 	t.Helper()
-	agent := consultest.Start(t)
+	agent := testbed.StartConsul(t)
 	return fleet.New(t, fleet.Registry{Consul: []string{agent.Addr()}}), agent
 }
 
@@ -30,10 +29,10 @@ func away() time.Duration { return time.Duration(pick(15, 60)) * time.Second }
 func TestNobodyNoticesThatTheRegistryIsAway(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		begins, ends func(a *consultest.Agent) error
+		begins, ends func(a *testbed.ConsulAgent) error
 	}{
-		"paused": {(*consultest.Agent).Pause, (*consultest.Agent).Resume},
-		"killed": {func(a *consultest.Agent) error { a.Kill(); return nil }, (*consultest.Agent).Start},
+		"paused": {(*testbed.ConsulAgent).Pause, (*testbed.ConsulAgent).Resume},
+		"killed": {func(a *testbed.ConsulAgent) error { a.Kill(); return nil }, (*testbed.ConsulAgent).Start},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -99,10 +98,10 @@ func (m *installation) withoutRegistry(long time.Duration) {
 // The members ask the servers that do not lead.
 func TestNobodyNoticesThatTheRegistryLosesItsLeader(t *testing.T) {
 	t.Parallel()
-	agents := consultest.Cluster(t, 3)
+	agents := testbed.StartConsulCluster(t, 3)
 	place := -1
-	bustest.Eventually(t, "there is a leader", func() bool {
-		place = consultest.LeaderOf(agents)
+	testbed.Eventually(t, "there is a leader", func() bool {
+		place = testbed.ConsulLeader(agents)
 		return place >= 0
 	})
 	leader := agents[place]
@@ -121,7 +120,7 @@ func TestTheViewIsBackSoonAfterTheBroker(t *testing.T) {
 	t.Parallel()
 	f := fleet.New(t, fleet.Registry{})
 	m := &installation{t: t, fleet: f, hosts: []*fleet.Member{echo(f), echo(f)}, gateways: []*fleet.Member{gateway(f), gateway(f)}}
-	bustest.Eventually(t, "all is in view", m.inView)
+	testbed.Eventually(t, "all is in view", m.inView)
 	f.Broker().Kill()
 	for _, g := range m.gateways {
 		soon(t, "the view says that it is old", discovery.MaxDetectTime, func() bool { return g.View().Stale })

@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/services/meshtest/fleet"
 )
 
@@ -15,7 +15,7 @@ func TestDurableRequestsSurviveTheBroker(t *testing.T) {
 	gateway(f)
 	requests := pick(2_000, 20_000)
 	load := f.Load(fleet.LoadSpec{Pipeline: "echo", Requests: requests, InFlight: 32, Durable: true})
-	bustest.Eventually(t, "the load flows", func() bool { return load.Answered() > requests/10 })
+	testbed.Eventually(t, "the load flows", func() bool { return load.Answered() > requests/10 })
 	f.Broker().Kill()
 	f.Broker().Start()
 	tally := load.Wait()
@@ -47,13 +47,13 @@ func TestCallersOfALostQueueHearSoonAfterTheReconnect(t *testing.T) {
 	for range pick(2, 20) {
 		load := f.Load(fleet.LoadSpec{Pipeline: "echo", Requests: callers, InFlight: callers, Prefix: fleet.Hold, HTTP2: true})
 		queue := f.Queue("echo", "memory")
-		bustest.Eventually(t, "all of it waits", func() bool { return queue.State().Msgs == callers })
+		testbed.Eventually(t, "all of it waits", func() bool { return queue.State().Msgs == callers })
 		f.Broker().Kill()
-		bustest.Eventually(t, "the gateway is lost", func() bool { return !g.Ready() })
+		testbed.Eventually(t, "the gateway is lost", func() bool { return !g.Ready() })
 		f.Broker().Start()
 		// What is measured begins with the last look that found it lost.
 		reconnect := time.Now()
-		bustest.Eventually(t, "the gateway is back", func() bool {
+		testbed.Eventually(t, "the gateway is back", func() bool {
 			now := time.Now()
 			if g.Ready() {
 				return true
@@ -75,7 +75,7 @@ func TestCallersOfALostQueueHearSoonAfterTheReconnect(t *testing.T) {
 		// What callers were told is lost does not run later.
 		began := time.Now()
 		queue = f.Queue("echo", "memory")
-		bustest.Eventually(t, "nothing of it is queued", func() bool { return queue.State().Msgs == 0 })
+		testbed.Eventually(t, "nothing of it is queued", func() bool { return queue.State().Msgs == 0 })
 		if took := time.Since(began); took > leftovers {
 			t.Errorf("what was said to be lost was in the queue for %s", took)
 		}

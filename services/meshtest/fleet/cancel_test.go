@@ -3,7 +3,7 @@ package fleet_test
 import (
 	"testing"
 
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/services/meshtest/fleet"
 )
@@ -31,7 +31,7 @@ func newLoad(t *testing.T, d pipeline.Durability) *load {
 	c.Load = f.Load(fleet.LoadSpec{
 		Pipeline: "echo", Requests: c.size, InFlight: c.size, Prefix: "unwanted-", Durable: d == pipeline.File, HTTP2: true,
 	})
-	bustest.Eventually(t, "all of it waits", func() bool { return c.queue.State().Msgs == before+uint64(c.size) })
+	testbed.Eventually(t, "all of it waits", func() bool { return c.queue.State().Msgs == before+uint64(c.size) })
 	return c
 }
 
@@ -42,7 +42,7 @@ func (c *load) dispersed(t *testing.T, cancel func()) {
 	before := c.queue.State().Msgs
 	c.host.Pause()
 	cancel()
-	bustest.Eventually(t, "all are cancelled", func() bool { return fleet.Sum(c.gateways, cancelled) == c.size })
+	testbed.Eventually(t, "all are cancelled", func() bool { return fleet.Sum(c.gateways, cancelled) == c.size })
 	withdrawn := fleet.Sum(c.gateways, cancelled, `how="deleted"`)
 	left := before - c.queue.State().Msgs
 	c.host.Resume()
@@ -54,7 +54,7 @@ func (c *load) dispersed(t *testing.T, cancel func()) {
 	// What comes last is answered when everything before it is settled.
 	const last = 100
 	everyRequestAnswered(t, c.fleet.Load(fleet.LoadSpec{Pipeline: "echo", Requests: last, InFlight: last, Prefix: "wanted-"}).Wait(), last)
-	bustest.Eventually(t, "the queue is empty", func() bool { return c.queue.State().Msgs == 0 })
+	testbed.Eventually(t, "the queue is empty", func() bool { return c.queue.State().Msgs == 0 })
 	ran := len(c.fleet.Runs()) - last - 1
 	t.Logf("%d cancelled: %d deleted, of which at most %d were in flight, %d dropped by the host; %d ran, %d runs saved",
 		c.size, withdrawn, inFlight, c.host.Count("stagemesh_stage_cancelled_total"), ran, c.size-ran)

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/discovery"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/services/meshtest"
 	"github.com/stagemesh/stagemesh/services/meshtest/fleet"
@@ -25,7 +25,7 @@ func TestRepliesNeverCrossInAMeshOfManyProcesses(t *testing.T) {
 	}
 	chain := fleet.GatewaySpec{Pipelines: []pipeline.Pipeline{meshtest.Pipeline("chain", "one", "two", "three")}, DrainDelay: time.Second}
 	m := &installation{t: t, fleet: f, hosts: hosts, gateways: []*fleet.Member{f.Gateway(chain), f.Gateway(chain)}}
-	bustest.Eventually(t, "all is in view", m.inView)
+	testbed.Eventually(t, "all is in view", m.inView)
 	requests := pick(4_000, 100_000)
 	load := f.Load(fleet.LoadSpec{Pipeline: "chain", Requests: requests, InFlight: 64, Every: 2 * time.Millisecond, Through: fleet.Requests})
 	turns := whileLoaded(load, 500*time.Millisecond, func(turn int) {
@@ -37,7 +37,7 @@ func TestRepliesNeverCrossInAMeshOfManyProcesses(t *testing.T) {
 			restart(host)
 		case 2:
 			restart(m.gateways[turn/3%2])
-			bustest.Eventually(t, "who balances has heard", func() bool { return load.Over() || load.Choice() == len(m.gateways) })
+			testbed.Eventually(t, "who balances has heard", func() bool { return load.Over() || load.Choice() == len(m.gateways) })
 		}
 	})
 	everyRequestAnswered(t, load.Wait(), requests)

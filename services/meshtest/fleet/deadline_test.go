@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/services/meshtest/fleet"
 )
 
@@ -16,7 +16,7 @@ import (
 func holder(t *testing.T, f *fleet.Fleet) *fleet.Load {
 	t.Helper()
 	load := f.Load(fleet.LoadSpec{Pipeline: "echo", Requests: 1, InFlight: 1, Prefix: fleet.Hold})
-	bustest.Eventually(t, "the runner is held", func() bool { return len(f.Runs()) == 1 })
+	testbed.Eventually(t, "the runner is held", func() bool { return len(f.Runs()) == 1 })
 	return load
 }
 
@@ -67,7 +67,7 @@ func TestExpiredHeadIsAnsweredAtItsDeadline(t *testing.T) {
 				t.Errorf("%d expired requests ran", ran-1)
 			}
 			const expired = "stagemesh_stage_expired_total"
-			bustest.Eventually(t, "the host has noticed all", func() bool { return host.Count(expired) == let })
+			testbed.Eventually(t, "the host has noticed all", func() bool { return host.Count(expired) == let })
 			busy.Leave()
 			busy.Wait()
 		})

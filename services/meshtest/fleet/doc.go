@@ -9,7 +9,7 @@
 //		goleak.VerifyTestMain(m)
 //	}
 //
-//	agent := consultest.Start(t)
+//	agent := testbed.StartConsul(t)
 //	f := fleet.New(t, fleet.Registry{Consul: []string{agent.Addr()}})
 //	host := f.Host(fleet.HostSpec{Stage: "echo"})
 //	g := f.Gateway(fleet.GatewaySpec{Pipelines: ...})
@@ -25,7 +25,7 @@
 // record in a file of its own, which a SIGKILL does not take back; Count reads the
 // members' metrics, and Queue and Results look at the broker's streams past the mesh.
 //
-// The registry is a real Consul agent, or several: internal/consultest runs
+// The registry is a real Consul agent, or several: internal/testbed runs
 // them, and has the verbs for them. Every fleet's mesh has a name of its own, so one
 // agent is enough for all tests that do not harm it, and without it every test fails.
 // A fleet without an agent has its registry in its broker.

@@ -7,7 +7,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/stagemesh/stagemesh/internal/consultest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/services/meshtest"
 	"github.com/stagemesh/stagemesh/services/meshtest/fleet"
@@ -21,7 +21,7 @@ func TestMain(m *testing.M) {
 }
 
 // shared is the Consul agent of the fleets whose tests leave it alone.
-var shared consultest.Shared
+var shared testbed.SharedConsul
 
 // ending are tests that the end of the shared agent comes after.
 type ending struct{ tests *testing.M }

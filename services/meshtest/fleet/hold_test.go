@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/services/meshtest/fleet"
 )
 
@@ -42,12 +42,12 @@ func busyWhen(t *testing.T, happens, over func(*fleet.Member)) *fleet.Tally {
 	each, turns := pick(600, 6_000), pick(1, 10)
 	load := f.Load(fleet.LoadSpec{Pipeline: "echo", Requests: each * turns, InFlight: 16})
 	for turn := range turns {
-		bustest.Eventually(t, "the load flows", func() bool { return load.Answered() > turn*each+each/4 })
+		testbed.Eventually(t, "the load flows", func() bool { return load.Answered() > turn*each+each/4 })
 		victim, again := hosts[turn%2], repeats(f)
 		begun := victim.Ran()
-		bustest.Eventually(t, "the host begins a batch", func() bool { return victim.Ran() > begun })
+		testbed.Eventually(t, "the host begins a batch", func() bool { return victim.Ran() > begun })
 		happens(victim)
-		bustest.Eventually(t, "another host has it", func() bool { return repeats(f) > again })
+		testbed.Eventually(t, "another host has it", func() bool { return repeats(f) > again })
 		over(victim)
 	}
 	tally := load.Wait()

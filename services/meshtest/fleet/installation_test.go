@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/services/meshtest"
 	"github.com/stagemesh/stagemesh/services/meshtest/fleet"
@@ -27,11 +27,11 @@ func install(t *testing.T, f *fleet.Fleet, hosts int) *installation {
 	for range hosts {
 		m.hosts = append(m.hosts, slow(f, 2*time.Millisecond))
 	}
-	bustest.Eventually(t, "all is in view", m.inView)
+	testbed.Eventually(t, "all is in view", m.inView)
 	must(t, m.gateways[0].Apply(meshtest.Pipeline(applied, "echo")))
 	soon(t, "all gateways serve what was applied to one", followed, m.routed)
 	m.load = f.Load(fleet.LoadSpec{Pipeline: applied, InFlight: 16, Every: 5 * time.Millisecond})
-	bustest.Eventually(t, "the load flows", func() bool { return m.load.Answered() > 16 })
+	testbed.Eventually(t, "the load flows", func() bool { return m.load.Answered() > 16 })
 	return m
 }
 
@@ -83,8 +83,8 @@ func soon(t *testing.T, what string, bound time.Duration, holds func() bool) {
 	tick := time.NewTicker(looks)
 	defer tick.Stop()
 	for !holds() {
-		if time.Since(begin) > bustest.Patience {
-			t.Fatalf("%s: not within %s", what, bustest.Patience)
+		if time.Since(begin) > testbed.Patience {
+			t.Fatalf("%s: not within %s", what, testbed.Patience)
 		}
 		<-tick.C
 	}

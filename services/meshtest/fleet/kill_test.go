@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/services/meshtest/fleet"
 )
@@ -135,7 +135,7 @@ func TestAnotherGatewayReturnsWhatTheKilledOneWaitedFor(t *testing.T) {
 	f.Host(fleet.HostSpec{Stage: "echo", Base: time.Second})
 	first := gateway(f)
 	load := f.Load(fleet.LoadSpec{Pipeline: "echo", Requests: requests, InFlight: requests, Durable: true})
-	bustest.Eventually(t, "all of it runs", func() bool { return len(f.Runs()) == requests })
+	testbed.Eventually(t, "all of it runs", func() bool { return len(f.Runs()) == requests })
 	first.Kill()
 	second := gateway(f)
 	if tally := load.Wait(); len(tally.Broken) == 0 {

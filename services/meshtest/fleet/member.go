@@ -15,11 +15,11 @@ import (
 	"github.com/stagemesh/stagemesh/discovery/consul"
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/internal/program"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/process"
-	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/stagehost"
 )
 

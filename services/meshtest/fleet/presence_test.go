@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/discovery"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 // It runs alone: one of the times is short.
@@ -18,7 +18,7 @@ func TestADeadHostIsSoonOutOfEveryViewAndALeavingOneAtOnce(t *testing.T) {
 		dead.Kill()
 		soon(t, "a killed host is out of every view", discovery.MaxDetectTime, func() bool { return !m.sees(id) })
 		dead.Start()
-		bustest.Eventually(t, "all is in view", m.inView)
+		testbed.Eventually(t, "all is in view", m.inView)
 
 		leaving := m.hosts[(turn+1)%3]
 		id = leaving.Addr()
@@ -30,7 +30,7 @@ func TestADeadHostIsSoonOutOfEveryViewAndALeavingOneAtOnce(t *testing.T) {
 		soon(t, "a host that is told to stop is out of every view", atOnce, func() bool { return !m.sees(id) })
 		<-left
 		leaving.Start()
-		bustest.Eventually(t, "all is in view", m.inView)
+		testbed.Eventually(t, "all is in view", m.inView)
 	}
 	m.undisturbed()
 }
@@ -51,7 +51,7 @@ func TestHostsThatComeTakeTheirPartAndGoUnnoticed(t *testing.T) {
 		before = append(before, host.Ran())
 	}
 	requests, answered := pick(600, 6_000), m.load.Answered()
-	bustest.Eventually(t, "they have worked", func() bool { return m.load.Answered() > answered+requests })
+	testbed.Eventually(t, "they have worked", func() bool { return m.load.Answered() > answered+requests })
 	for i, host := range m.hosts {
 		ran := host.Ran() - before[i]
 		t.Logf("host %d ran %d of %d", i, ran, requests)
@@ -64,7 +64,7 @@ func TestHostsThatComeTakeTheirPartAndGoUnnoticed(t *testing.T) {
 		host.Stop()
 	}
 	m.hosts = m.hosts[2:]
-	bustest.Eventually(t, "one is in view", m.inView)
+	testbed.Eventually(t, "one is in view", m.inView)
 	m.undisturbed()
 	if again := repeats(f); again != 0 {
 		t.Errorf("%d re-executions", again)

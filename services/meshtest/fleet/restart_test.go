@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/services/meshtest"
 	"github.com/stagemesh/stagemesh/services/meshtest/fleet"
@@ -49,7 +49,7 @@ func TestRollingRestartsAreNotNoticed(t *testing.T) {
 			})
 			restarts := whileLoaded(load, 100*time.Millisecond, func(turn int) {
 				restart(hosts[turn%2], gateways[turn%2])
-				bustest.Eventually(t, "who balances has heard", func() bool { return load.Over() || load.Choice() == len(gateways) })
+				testbed.Eventually(t, "who balances has heard", func() bool { return load.Over() || load.Choice() == len(gateways) })
 			})
 			tally := load.Wait()
 			everyRequestAnswered(t, tally, requests)

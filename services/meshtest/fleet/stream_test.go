@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/services/meshtest/fleet"
 )
 
@@ -22,7 +22,7 @@ func TestStreamsHaveOneEndEach(t *testing.T) {
 	kills := whileLoaded(load, time.Second, func(turn int) {
 		victim := hosts[turn%2]
 		begun := victim.Ran()
-		bustest.Eventually(t, "the host begins a batch", func() bool { return load.Over() || victim.Ran() > begun })
+		testbed.Eventually(t, "the host begins a batch", func() bool { return load.Over() || victim.Ran() > begun })
 		victim.Kill()
 		victim.Start()
 	})
@@ -63,12 +63,12 @@ func TestAStreamWhoseCallerLeavesIsEndedAtOnce(t *testing.T) {
 	host := f.Host(fleet.HostSpec{Stage: "echo", Base: 20 * time.Second, Chunks: chunks, Slots: streams})
 	gateway(f)
 	load := f.Load(fleet.LoadSpec{Pipeline: "echo", Requests: streams, InFlight: streams, Chunks: chunks, HTTP2: true})
-	bustest.Eventually(t, "all of them stream", func() bool { return host.Count("stagemesh_stage_first_chunk_seconds_count") == streams })
+	testbed.Eventually(t, "all of them stream", func() bool { return host.Count("stagemesh_stage_first_chunk_seconds_count") == streams })
 	left := time.Now()
 	load.Leave()
 	load.Wait()
 	var ends map[string]time.Time
-	bustest.Eventually(t, "all of them end", func() bool {
+	testbed.Eventually(t, "all of them end", func() bool {
 		ends = f.Ends()
 		return len(ends) == streams
 	})
@@ -94,7 +94,7 @@ func TestStreamsOfAHostThatDiesOrFreezesBreakSoon(t *testing.T) {
 			host := f.Host(fleet.HostSpec{Stage: "echo", Base: 25 * time.Second, Chunks: chunks, Slots: streams, Idle: idle})
 			gateway(f)
 			load := f.Load(fleet.LoadSpec{Pipeline: "echo", Requests: streams, InFlight: streams, Chunks: chunks})
-			bustest.Eventually(t, "all of them stream", func() bool { return host.Count("stagemesh_stage_first_chunk_seconds_count") == streams })
+			testbed.Eventually(t, "all of them stream", func() bool { return host.Count("stagemesh_stage_first_chunk_seconds_count") == streams })
 			harmed := time.Now()
 			harm(host)
 			tally := load.Wait()

@@ -7,8 +7,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/discovery"
-	"github.com/stagemesh/stagemesh/internal/consultest"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/services/meshtest/fleet"
 )
 
@@ -40,7 +39,7 @@ func TestMembersWaitForWhatIsNotThereYet(t *testing.T) {
 			})
 			for _, member := range all {
 				member.Begun()
-				bustest.Eventually(t, "it says what it waits for", func() bool { return strings.Contains(member.Unready(), test.says) })
+				testbed.Eventually(t, "it says what it waits for", func() bool { return strings.Contains(member.Unready(), test.says) })
 				t.Logf("not ready: %s", strings.TrimSpace(member.Unready()))
 			}
 			begin()
@@ -68,7 +67,7 @@ func unready(members []*fleet.Member) []string {
 
 func withoutConsul(t *testing.T) (f *fleet.Fleet, begin func()) {
 	t.Helper()
-	agent := consultest.Prepare(t)
+	agent := testbed.PrepareConsul(t)
 	return fleet.New(t, fleet.Registry{Consul: []string{agent.Addr()}}), func() { must(t, agent.Start()) }
 }
 
