@@ -22,17 +22,17 @@ type metrics struct {
 func newMetrics(s *Service) (*metrics, error) {
 	var errs []error
 	counter := func(name, help string) metric.Int64Counter {
-		out, err := s.settings.Meter.Int64Counter("stagemesh.gateway."+name, metric.WithDescription(help))
+		out, err := s.settings.Meter.Int64Counter(name, metric.WithDescription(help))
 		errs = append(errs, err)
 		return out
 	}
 	seconds := func(name, help string, bounds ...float64) metric.Float64Histogram {
-		out, err := s.settings.Meter.Float64Histogram("stagemesh.gateway."+name, metric.WithUnit("s"), metric.WithDescription(help), metric.WithExplicitBucketBoundaries(bounds...))
+		out, err := s.settings.Meter.Float64Histogram(name, metric.WithUnit("s"), metric.WithDescription(help), metric.WithExplicitBucketBoundaries(bounds...))
 		errs = append(errs, err)
 		return out
 	}
 	gauge := func(name, unit, help string, value func() int64) {
-		_, err := s.settings.Meter.Int64ObservableGauge("stagemesh.gateway."+name, metric.WithUnit(unit), metric.WithDescription(help),
+		_, err := s.settings.Meter.Int64ObservableGauge(name, metric.WithUnit(unit), metric.WithDescription(help),
 			metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
 				o.Observe(value())
 				return nil
@@ -41,26 +41,26 @@ func newMetrics(s *Service) (*metrics, error) {
 	}
 	m := &metrics{
 		labels:     labels{made: map[requestLabel]*requestOptions{}},
-		requests:   counter("requests", "Requests answered, by pipeline and reason; OK means success."),
-		duration:   seconds("request_duration", "Time from admission to the final reply.", .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30),
-		replies:    counter("dropped_replies", "Replies and cancel messages dropped: late, duplicate, overflow, malformed or malformed_cancel."),
-		collisions: counter("execution_id_collisions", "Execution IDs that the queue had already seen."),
-		cancels:    counter("cancelled", "Requests cancelled: deleted from their first queue, notified to hosts, or failed."),
-		keys:       counter("idempotent_requests", "Requests with an idempotency key: first, follower, stored, mismatch, taken_over; and keys released."),
-		chunks:     counter("chunks", "Chunks handed to callers, by pipeline."),
-		firstChunk: seconds("first_chunk", "Time from admission to the first chunk.", .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30),
+		requests:   counter("stagemesh.gateway.requests", "Requests answered, by pipeline and reason; OK means success."),
+		duration:   seconds("stagemesh.gateway.request_duration", "Time from admission to the final reply.", .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30),
+		replies:    counter("stagemesh.gateway.dropped_replies", "Replies and cancel messages dropped: late, duplicate, overflow, malformed or malformed_cancel."),
+		collisions: counter("stagemesh.gateway.execution_id_collisions", "Execution IDs that the queue had already seen."),
+		cancels:    counter("stagemesh.gateway.cancelled", "Requests cancelled: deleted from their first queue, notified to hosts, or failed."),
+		keys:       counter("stagemesh.gateway.idempotent_requests", "Requests with an idempotency key: first, follower, stored, mismatch, taken_over; and keys released."),
+		chunks:     counter("stagemesh.gateway.chunks", "Chunks handed to callers, by pipeline."),
+		firstChunk: seconds("stagemesh.gateway.first_chunk", "Time from admission to the first chunk.", .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30),
 	}
-	gauge("pending_calls", "", "Calls that wait for their final reply.", func() int64 {
+	gauge("stagemesh.gateway.pending_calls", "", "Calls that wait for their final reply.", func() int64 {
 		calls, _ := s.table.sizes()
 		return int64(calls)
 	})
-	gauge("unread_chunk", "By", "Bytes of chunks that callers have not read, beyond 64 KiB for each call.", func() int64 {
+	gauge("stagemesh.gateway.unread_chunk", "By", "Bytes of chunks that callers have not read, beyond 64 KiB for each call.", func() int64 {
 		_, unread := s.table.sizes()
 		return int64(unread)
 	})
-	gauge("requests_in_flight", "", "Requests admitted and not answered, including those that wait for capacity or for a stored result.", func() int64 { return int64(s.limiter.InFlight()) })
+	gauge("stagemesh.gateway.requests_in_flight", "", "Requests admitted and not answered, including those that wait for capacity or for a stored result.", func() int64 { return int64(s.limiter.InFlight()) })
 	if s.settings.Bodies != nil {
-		gauge("request_bytes", "By", "Bytes of requests in flight: their bodies and the inputs decoded from them.", s.settings.Bodies.Taken)
+		gauge("stagemesh.gateway.request_bytes", "By", "Bytes of requests in flight: their bodies and the inputs decoded from them.", s.settings.Bodies.Taken)
 	}
 	return m, errors.Join(errs...)
 }
