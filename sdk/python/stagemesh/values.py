@@ -1,4 +1,8 @@
-"""From the values that a worker returns to parts, with errors that name what came and what was wanted."""
+"""The values of inputs and outputs: from received parts to values, and from returned values to parts.
+
+``Values`` and ``Tensors`` are one input of a batch. ``Encoder`` turns what a worker returns
+into parts; its errors name what came and what was wanted.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,132 @@ from array import array
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from .arrays import Arrays
-from .parts import Blob, Body, Column, Mismatch, Raw, split_rows
+from .parts import Blob, Body, Column, Mismatch, Raw, join_rows, split_rows
 from .specs import Bytes, Spec, Tensor, Text, shape_fits
+
+# --- received inputs -----------------------------------------------------------------
+
+# The value of an item that lacks an input; None may be a value, as null is in JSON.
+ABSENT: Any = object()
+
+
+class Values:
+    """One input of a batch: a Python value for each item, ABSENT if the item has none."""
+
+    def __init__(self, values: List[Any]) -> None:
+        self._values = values
+
+    def whole(self) -> Any:
+        """Returns what batch[name] is."""
+        return [None if value is ABSENT else value for value in self._values]
+
+    def of(self, index: int) -> Any:
+        """Returns the value of one item."""
+        return self._values[index]
+
+    def shapes(self) -> List[Tuple[int, ...]]:
+        """Returns the shape of each item's value; () if it has none."""
+        return [tuple(getattr(value, "shape", ())) for value in self._values]
+
+    def keep(self, indices: Sequence[int]) -> Values:
+        """Returns the input of some of the items."""
+        return Values([self._values[i] for i in indices])
+
+    def stacked(self) -> Any:
+        """Returns one array [N, ...] of tensors of one shape that come one by one; raises TypeError for others."""
+        raise TypeError("only tensors can be stacked")
+
+
+class Tensors(Values):
+    """One input of a batch that is a tensor: of all items joined on axis 0, or one for each item.
+
+    joined is the tensor of all, and rows are those of each item; otherwise raws[i] is the
+    tensor of item i, None if the item has none, in a frame with that body. joins means
+    that axis 0 of tensors is rows.
+    """
+
+    def __init__(
+        self,
+        arrays: Arrays,
+        spec: Optional[Spec],
+        joins: bool,
+        raws: Sequence[Optional[Raw]] = (),
+        body: memoryview = memoryview(b""),  # noqa: B008  # immutable
+        *,
+        joined: Optional[Raw] = None,
+        rows: Sequence[int] = (),
+    ) -> None:
+        self._arrays, self._joins, self._body, self._joined, self._rows = arrays, joins, body, joined, rows
+        self._spec = spec if isinstance(spec, Tensor) else None
+        self._own = raws
+
+    @property
+    def _raws(self) -> Sequence[Optional[Raw]]:
+        if self._joined is not None and not self._own:
+            self._own = split_rows(self._joined, self._rows)
+        return self._own
+
+    def whole(self) -> Any:
+        """Returns one array, or a list of arrays as the spec says."""
+        spec, joined = self._spec, self._joined
+        if spec is not None and spec.variable == "pad" and (joined is None or spec.multiple > 1):
+            raws = self._all_raws("padded") if joined is None else [joined]
+            return self._arrays.pad(raws, spec, stack=not self._joins)
+        if joined is not None and (spec is None or spec.variable != "list"):
+            return self._arrays.view(joined)
+        return [None if raw is None else self._arrays.view(raw) for raw in self._raws]
+
+    def of(self, index: int) -> Any:
+        """Returns the array of one item; ABSENT if it has none."""
+        raw = self._raws[index]
+        return ABSENT if raw is None else self._arrays.view(raw)
+
+    def shapes(self) -> List[Tuple[int, ...]]:
+        """Returns the shape of each item's tensor; () if it has none."""
+        return [() if raw is None else raw.shape for raw in self._raws]
+
+    def keep(self, indices: Sequence[int]) -> Values:
+        """Returns the tensors of some of the items; joined tensors are copied."""
+        raws = [self._raws[i] for i in indices]
+        if self._joined is None:
+            return Tensors(self._arrays, self._spec, self._joins, raws, self._body)
+        joined = join_rows([raw for raw in raws if raw is not None])
+        return Tensors(self._arrays, self._spec, self._joins, joined=joined, rows=[self._rows[i] for i in indices])
+
+    def stacked(self) -> Any:
+        """Returns one array [N, ...] of tensors of one shape; without a copy if they follow each other in the body."""
+        if self._joined is not None:
+            return super().stacked()
+        raws = self._all_raws("stacked")
+        shape = raws[0].shape
+        if any(raw.shape != shape for raw in raws):
+            raise ValueError(f"tensors of the shapes {sorted({raw.shape for raw in raws})} cannot be stacked")
+        at, size = raws[0].at, raws[0].size
+        if at >= 0 and all(raw.at == at + i * size for i, raw in enumerate(raws)):
+            data = self._body[at : at + size * len(raws)]
+        else:
+            data = memoryview(bytearray().join([raw.data for raw in raws]))
+        return self._arrays.view(Raw(raws[0].datatype, (len(raws), *shape), data, len(data)))
+
+    def _all_raws(self, done: str) -> List[Raw]:
+        raws = [raw for raw in self._raws if raw is not None]
+        if len(raws) != len(self._raws):
+            raise ValueError(f"an optional input that some items lack cannot be {done}: take item[name] one by one")
+        return raws
+
+
+def values_of(
+    column: Column, body: memoryview, rows: List[int], arrays: Arrays, spec: Optional[Spec], joins: bool
+) -> Values:
+    """Returns the input that the parts of one name are. Blobs are not decoded: their values are bytes."""
+    if isinstance(column, Raw):
+        return Tensors(arrays, spec, joins, joined=column, rows=rows)
+    if any(isinstance(part, Blob) for part in column):
+        return Values([bytes(part.data) if isinstance(part, Blob) else ABSENT for part in column])
+    return Tensors(arrays, spec, joins, [part if isinstance(part, Raw) else None for part in column], body)
+
+
+# --- returned outputs ----------------------------------------------------------------
 
 
 class BadOutput(ValueError):

@@ -8,8 +8,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/stagemesh/stagemesh/sdk/go/tensor"
-
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/msgpack"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -31,23 +29,33 @@ type Fitted struct {
 // outputs of the previous step, kept are the parts that the pipeline keeps, and rename
 // maps an input to the name of the part that feeds it. If the spec and the step have
 // exactly one part each, they match whatever their names are.
-func Fit(spec runner.Spec, parts, kept []payload.Part, rename map[string]string) (Fitted, error) {
-	if len(spec.Inputs) == 0 {
-		inputs, err := renameParts(parts, kept, rename)
-		if err != nil {
-			return Fitted{}, err
+func (c *Contract) Fit(parts, kept []payload.Part, rename map[string]string) (Fitted, error) {
+	out := Fitted{Rows: 1}
+	var err error
+	if len(c.spec.Inputs) == 0 {
+		out.Inputs, err = renameParts(parts, kept, rename)
+	} else if out.Inputs, err = pick(c.spec, parts, kept, rename); err == nil {
+		out.Lifted, err = checkInputs(c.spec, out.Inputs)
+	}
+	if err == nil && c.spec.BatchAxis == runner.BatchRows {
+		out.Rows, err = countRows(out.Inputs)
+	}
+	if err != nil || c.inputs == nil {
+		return out, err
+	}
+	for _, part := range out.Inputs {
+		broken, err := c.inputs.check("inputs."+part.Name, part)
+		if f, ok := errors.AsType[*fault.Fault](err); ok {
+			return Fitted{}, f
 		}
-		return withRows(spec, Fitted{Inputs: inputs, Rows: 1})
+		if err != nil {
+			return Fitted{}, violation(part.Name, err)
+		}
+		if len(broken) > 0 {
+			return Fitted{}, violationFault(fault.SchemaViolation, fmt.Sprintf("input %q", part.Name), broken)
+		}
 	}
-	inputs, err := pick(spec, parts, kept, rename)
-	if err != nil {
-		return Fitted{}, err
-	}
-	lifted, err := check(spec, inputs)
-	if err != nil {
-		return Fitted{}, err
-	}
-	return withRows(spec, Fitted{Inputs: inputs, Rows: 1, Lifted: lifted})
+	return out, nil
 }
 
 // renameParts returns the parts for a runner without declared inputs: the parts under the
@@ -96,8 +104,8 @@ func partsFedBy(part payload.Part, inputs []string, rename map[string]string) []
 
 func pick(spec runner.Spec, parts, kept []payload.Part, rename map[string]string) ([]payload.Part, error) {
 	for _, input := range slices.Sorted(maps.Keys(rename)) {
-		if !takes(spec, input) {
-			return nil, fault.Newf(fault.InvalidInput, "the step renames to input %q, which the stage does not have; it takes %s", input, names(spec))
+		if !slices.ContainsFunc(spec.Inputs, func(s runner.PartSpec) bool { return s.Name == input }) {
+			return nil, fault.Newf(fault.InvalidInput, "the step renames to input %q, which the stage does not have; it takes %s", input, namesOf(spec.Inputs))
 		}
 	}
 	alone := len(spec.Inputs) == 1 && len(parts) == 1
@@ -105,7 +113,10 @@ func pick(spec runner.Spec, parts, kept []payload.Part, rename map[string]string
 	for _, want := range spec.Inputs {
 		_, isRenamed := rename[want.Name]
 		source := sourceOf(want.Name, rename)
-		part, ok := find(source, parts, kept)
+		part, ok := payload.Find(parts, source)
+		if !ok {
+			part, ok = payload.Find(kept, source)
+		}
 		if !ok && alone && !isRenamed {
 			part, ok = parts[0], true
 		}
@@ -143,7 +154,7 @@ func AllTaken(spec runner.Spec, parts []payload.Part, rename map[string]string, 
 		if part.Name == "" {
 			field = fmt.Sprintf("inputs[%d]", i)
 		}
-		return fault.Newf(fault.InvalidInput, "input %q is not one that the stage takes; it takes %s", part.Name, names(spec)).
+		return fault.Newf(fault.InvalidInput, "input %q is not one that the stage takes; it takes %s", part.Name, namesOf(spec.Inputs)).
 			WithViolation(field, "is not taken")
 	}
 	return nil
@@ -157,17 +168,8 @@ func sourceOf(input string, rename map[string]string) string {
 	return input
 }
 
-func find(name string, parts, kept []payload.Part) (payload.Part, bool) {
-	if part, ok := payload.Find(parts, name); ok {
-		return part, true
-	}
-	return payload.Find(kept, name)
-}
-
-// listed is how many part names a message lists.
-const listed = 10
-
 func missing(input, source string, parts []payload.Part) error {
+	const listed = 10
 	have := make([]string, 0, listed+1)
 	for _, p := range parts[:min(len(parts), listed)] {
 		have = append(have, strconv.Quote(p.Name))
@@ -175,45 +177,25 @@ func missing(input, source string, parts []payload.Part) error {
 	if len(parts) > listed {
 		have = append(have, fmt.Sprintf("and %d more", len(parts)-listed))
 	}
+	if len(parts) == 0 {
+		have = append(have, "nothing")
+	}
 	what := fmt.Sprintf("input %q is missing", input)
 	if input != source {
 		what = fmt.Sprintf("input %q, fed by %q, is missing", input, source)
 	}
-	return fault.Newf(fault.InvalidInput, "%s; got %s", what, orNone(strings.Join(have, ", "))).
+	return fault.Newf(fault.InvalidInput, "%s; got %s", what, strings.Join(have, ", ")).
 		WithViolation("inputs."+input, "missing")
 }
 
-func orNone(s string) string {
-	if s == "" {
-		return "nothing"
-	}
-	return s
-}
-
-func takes(spec runner.Spec, input string) bool {
-	for _, want := range spec.Inputs {
-		if want.Name == input {
-			return true
-		}
-	}
-	return false
-}
-
-func names(spec runner.Spec) string {
-	list := make([]string, len(spec.Inputs))
-	for i, want := range spec.Inputs {
-		list[i] = want.Name
-	}
-	return strings.Join(list, ", ")
-}
-
-// check validates each input against its spec, in place, and reports whether all
+// checkInputs validates each input against its spec, in place, and reports whether all
 // tensors were single rows that it has lifted.
-func check(spec runner.Spec, inputs []payload.Part) (lifted bool, err error) {
+func checkInputs(spec runner.Spec, inputs []payload.Part) (lifted bool, err error) {
 	tensors, lifts := 0, 0
 	for i := range inputs {
-		want, _ := specOf(spec, inputs[i].Name)
-		up, err := checkOne(spec.BatchAxis, want, &inputs[i])
+		at := slices.IndexFunc(spec.Inputs, func(s runner.PartSpec) bool { return s.Name == inputs[i].Name })
+		want := spec.Inputs[at]
+		up, err := checkInput(spec.BatchAxis, want, &inputs[i])
 		if err != nil {
 			return false, violation(want.Name, err)
 		}
@@ -235,16 +217,7 @@ func violation(input string, err error) error {
 	return fault.Newf(fault.InvalidInput, "input %q: %w", input, err).WithViolation(field, "%s", what)
 }
 
-func specOf(spec runner.Spec, name string) (runner.PartSpec, bool) {
-	for _, want := range spec.Inputs {
-		if want.Name == name {
-			return want, true
-		}
-	}
-	return runner.PartSpec{}, false
-}
-
-func checkOne(axis runner.BatchAxis, want runner.PartSpec, part *payload.Part) (lifted bool, err error) {
+func checkInput(axis runner.BatchAxis, want runner.PartSpec, part *payload.Part) (lifted bool, err error) {
 	if !want.IsTensor() {
 		if err := checkBlob(want, *part); err != nil {
 			return false, err
@@ -312,109 +285,116 @@ func shape(extents []int64) string {
 	return "[" + strings.Join(text, ", ") + "]"
 }
 
-// withRows counts the rows of fitted inputs; all tensors must agree.
-func withRows(spec runner.Spec, f Fitted) (Fitted, error) {
-	if spec.BatchAxis != runner.BatchRows {
-		return f, nil
-	}
-	first := ""
-	for _, p := range f.Inputs {
+// countRows counts the rows of inputs; all tensors must agree.
+func countRows(inputs []payload.Part) (int, error) {
+	first, out := "", 1
+	for _, p := range inputs {
 		if p.Tensor == nil {
 			continue
 		}
 		rows := p.Tensor.Rows()
 		switch {
 		case len(p.Tensor.Shape) == 0:
-			return Fitted{}, violation(p.Name, errors.New("is a scalar, wanted are rows on axis 0"))
+			return 0, violation(p.Name, errors.New("is a scalar, wanted are rows on axis 0"))
 		case rows == 0:
-			return Fitted{}, violation(p.Name, fmt.Errorf("has no rows: shape %s", shape(p.Tensor.Shape)))
+			return 0, violation(p.Name, fmt.Errorf("has no rows: shape %s", shape(p.Tensor.Shape)))
 		case first == "":
-			first, f.Rows = p.Name, int(rows)
-		case int(rows) != f.Rows:
-			return Fitted{}, violation(p.Name, fmt.Errorf("has %d rows, input %q has %d", rows, first, f.Rows))
+			first, out = p.Name, int(rows)
+		case int(rows) != out:
+			return 0, violation(p.Name, fmt.Errorf("has %d rows, input %q has %d", rows, first, out))
 		}
 	}
-	return f, nil
+	return out, nil
 }
 
-// Outputs validates a runner's outputs for one item, and returns them in the rank of
-// the inputs.
-func Outputs(spec runner.Spec, parts []payload.Part, f Fitted) ([]payload.Part, error) {
-	if err := Travels(parts); err != nil {
-		return nil, err
-	}
-	for _, want := range spec.Outputs {
-		if err := checkOutput(spec.BatchAxis, want, parts, f.Rows); err != nil {
-			return nil, err
-		}
-	}
-	if !f.Lifted {
-		return parts, nil
-	}
-	return dropRowAxis(parts), nil
+// jsonType is the content type of converted MessagePack.
+const jsonType = payload.JSONType
+
+// takesType reports whether one of the part's content types matches this one.
+func takesType(want runner.PartSpec, contentType string) bool {
+	return slices.ContainsFunc(want.ContentTypes, func(pattern string) bool { return payload.AcceptsType(pattern, contentType) })
 }
 
-// Travels checks that receivers can read the outputs, or a chunk of them. The stage
-// can still report the error here; a receiver cannot.
-func Travels(parts []payload.Part) error {
-	if err := payload.Validate("outputs", parts); err != nil {
-		return badOutput("%s", fault.From(err).Message)
+// takesMessagePack reports whether a blob may be MessagePack, under any of its names.
+func takesMessagePack(want runner.PartSpec) bool {
+	return takesType(want, msgpack.Type) || slices.ContainsFunc(want.ContentTypes, msgpack.Is)
+}
+
+// needsJSON reports whether to convert a blob of that type to JSON: it is
+// MessagePack, and the part accepts JSON and not MessagePack.
+func needsJSON(want runner.PartSpec, contentType string) bool {
+	if !msgpack.Is(contentType) {
+		return false
 	}
-	return nil
+	if len(want.ContentTypes) == 0 {
+		return len(want.Schema) > 0
+	}
+	return takesType(want, jsonType) && !takesMessagePack(want)
 }
 
-func badOutput(format string, args ...any) *fault.Fault {
-	return fault.Newf(fault.RunnerOutputInvalid, format, args...)
-}
-
-func checkOutput(axis runner.BatchAxis, want runner.PartSpec, parts []payload.Part, rows int) error {
-	got, ok := payload.Find(parts, want.Name)
-	switch {
-	case !ok && want.Optional:
+// convertToJSON converts MessagePack to the JSON that the runner accepts, in place.
+func convertToJSON(want runner.PartSpec, part *payload.Part) error {
+	if !needsJSON(want, part.Blob.ContentType) {
 		return nil
-	case !ok:
-		return badOutput("output %q is missing", want.Name)
 	}
-	if err := checkOutputPart(want, got); err != nil {
+	text, err := msgpack.ToJSON(part.Blob.Data, maxConverted)
+	if err != nil {
 		return err
 	}
-	if want.IsTensor() && axis == runner.BatchRows && got.Tensor.Rows() != int64(rows) {
-		return badOutput("output %q has %d rows for an item of %d", want.Name, got.Tensor.Rows(), rows)
-	}
+	part.Blob = payload.Blob{ContentType: jsonType, Data: text}
 	return nil
 }
 
-// checkOutputPart validates an output against its spec, except the number of its rows.
-func checkOutputPart(want runner.PartSpec, got payload.Part) error {
-	if err := checkKind(want, got); err != nil {
-		return err
+// Key returns a string that is equal for items that may share a batch: the same model,
+// inputs of the same names, datatypes and trailing shapes or content types, and the
+// same values of the named parameters. Extents that may vary within a batch by the
+// spec do not count.
+func Key(spec runner.Spec, model payload.ModelRef, f Fitted, p payload.Parameters, batchBy []string) string {
+	b := make([]byte, 0, 64)
+	if model != (payload.ModelRef{}) {
+		b = fmt.Appendf(b, "%q %q %q", model.Model, model.Alias, model.Version)
 	}
-	if want.IsTensor() && !matches(got.Tensor.Shape, want.Shape) {
-		return badOutput("output %q has shape %s, the stage says %s", want.Name, shape(got.Tensor.Shape), shape(want.Shape))
-	}
-	return nil
-}
-
-// checkKind validates the kind and the datatype of an output.
-func checkKind(want runner.PartSpec, got payload.Part) error {
-	switch {
-	case want.IsTensor() != (got.Tensor != nil):
-		return badOutput("output %q is not of the kind that the stage says", want.Name)
-	case want.IsTensor() && got.Tensor.Datatype != want.Datatype:
-		return badOutput("output %q is %s, the stage says %s", want.Name, got.Tensor.Datatype, want.Datatype)
-	}
-	return nil
-}
-
-// dropRowAxis removes axis 0 from tensors of one row.
-func dropRowAxis(parts []payload.Part) []payload.Part {
-	out := append([]payload.Part(nil), parts...)
-	for i, p := range out {
-		if p.Tensor == nil || len(p.Tensor.Shape) == 0 || p.Tensor.Shape[0] != 1 {
+	for _, part := range f.Inputs {
+		b = appendSized(append(b, '|'), part.Name)
+		if part.Tensor == nil {
+			b = appendSized(b, part.Blob.ContentType)
 			continue
 		}
-		row := tensor.Tensor{Datatype: p.Tensor.Datatype, Shape: p.Tensor.Shape[1:], Raw: p.Tensor.Raw}
-		out[i].Tensor = &row
+		b = append(b, part.Tensor.Datatype...)
+		b = appendTrailing(b, spec, part)
 	}
-	return out
+	return string(append(b, p.Key(batchBy)...))
+}
+
+// appendSized appends a text with its length before it, so that its end is
+// unambiguous. No datatype begins in the same way.
+func appendSized(b []byte, s string) []byte {
+	b = strconv.AppendInt(b, int64(len(s)), 10)
+	return append(append(b, ':'), s...)
+}
+
+func appendTrailing(b []byte, spec runner.Spec, part payload.Part) []byte {
+	varies := variableShape(spec, part.Name)
+	for axis, n := range part.Tensor.Shape {
+		b = append(b, ',')
+		switch {
+		case axis == 0 && spec.BatchAxis == runner.BatchRows:
+		case axis < len(varies) && varies[axis] < 0:
+			b = append(b, '*')
+		default:
+			b = strconv.AppendInt(b, n, 10)
+		}
+	}
+	return b
+}
+
+// variableShape returns the spec's shape of an input whose negative extents may differ
+// within a batch, or nil if none may differ.
+func variableShape(spec runner.Spec, input string) []int64 {
+	for _, p := range spec.Inputs {
+		if p.Name == input && p.Variable {
+			return p.Shape
+		}
+	}
+	return nil
 }
