@@ -7,6 +7,8 @@ import (
 	"net/url"
 	"strings"
 
+	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
+
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/config"
@@ -49,9 +51,9 @@ func (f *File) validateFit(hosts []stagehost.Settings, routes []pipeline.Pipelin
 	stages := known(hosts, routes)
 	var errs []error
 	for _, route := range routes {
-		for _, problem := range pipelines.Check(route, pipelines.Mesh{Stages: stages, MaxPayload: cmp.Or(f.Gateway.MaxPayload, gateway.DefaultMaxPayload)}) {
-			if problem.Severity == pipelines.Error {
-				errs = append(errs, f.At(fmt.Errorf("%s: %s", problem.Field, problem.Message), "pipelines", string(route.Name)))
+		for _, problem := range pipelines.Check(route, stages, cmp.Or(f.Gateway.MaxPayload, gateway.DefaultMaxPayload)) {
+			if problem.GetSeverity() == adminv1.PipelineSeverity_PIPELINE_SEVERITY_ERROR {
+				errs = append(errs, f.At(fmt.Errorf("%s: %s", problem.GetField(), problem.GetMessage()), "pipelines", string(route.Name)))
 			}
 		}
 	}
