@@ -60,7 +60,7 @@ func TestTableRefusesForbiddenImports(t *testing.T) {
 		"the SDK imports a module":                  {pkg: "sdk/go/frame", imported: "github.com/google/uuid", want: "standard library only"},
 		"the SDK's test imports a module":           {pkg: "sdk/go/frame", imported: "pgregory.net/rapid", inTest: true, want: "standard library only"},
 		"a pure package locks":                      {pkg: "stagehost/ledger", imported: "sync", want: "pure"},
-		"a pure package opens sockets":              {pkg: "stagehost/runner/worker/supervise", imported: "net/http", want: "pure"},
+		"a pure package opens sockets":              {pkg: "stagehost/ledger", imported: "net/http", want: "pure"},
 		"the product imports a test helper":         {pkg: "services/stagemesh", imported: ours("mesh/bus/bustest"), want: "tests only"},
 		"the product imports testing":               {pkg: "services/stagemesh", imported: "testing", want: "only in tests"},
 		"the product imports a test library":        {pkg: "mesh/bus", imported: "pgregory.net/rapid", want: "only in tests"},
