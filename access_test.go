@@ -10,8 +10,7 @@ import (
 	"testing"
 
 	"github.com/stagemesh/stagemesh"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
-	"github.com/stagemesh/stagemesh/mesh/tlstest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 // said is a log that can be read while it is written.
@@ -48,9 +47,9 @@ pipelines:
 
 func TestProcessesJoinABrokerThatHasTLSAndWantsAToken(t *testing.T) {
 	t.Parallel()
-	authority := tlstest.New(t)
+	authority := testbed.NewAuthority(t)
 	cert, key := authority.Certificate("127.0.0.1")
-	token := tlstest.File(t, "open-sesame\n")
+	token := testbed.SecretFile(t, "open-sesame\n")
 	with := func(nats string, stages ...string) (*stagemesh.Mesh, *said) {
 		log := &said{}
 		m, err := stagemesh.FromFile(parse(t, fmt.Sprintf(closed, nats)), stagemesh.FileSettings{Stages: stages, Logger: slog.New(slog.NewTextHandler(log, nil))})
@@ -70,7 +69,7 @@ func TestProcessesJoinABrokerThatHasTLSAndWantsAToken(t *testing.T) {
 	expect(t, own, "p", "hello", "hello")
 	expect(t, joined, "p", "hello", "hello")
 	for name, test := range map[string]struct{ nats, want string }{
-		"another token": {fmt.Sprintf("token_file: %q, ca_file: %q", tlstest.File(t, "sesame-secret"), authority.File), "see nats.token_file"},
+		"another token": {fmt.Sprintf("token_file: %q, ca_file: %q", testbed.SecretFile(t, "sesame-secret"), authority.File), "see nats.token_file"},
 		"no token":      {fmt.Sprintf("ca_file: %q", authority.File), "see nats.token_file"},
 		"no trust":      {fmt.Sprintf("token_file: %q", token), "nats.ca_file names a file"},
 	} {
@@ -78,13 +77,13 @@ func TestProcessesJoinABrokerThatHasTLSAndWantsAToken(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- refused.Start(ctx) }()
-		bustest.Eventually(t, name+": its log says so", func() bool { return strings.Contains(log.String(), test.want) })
-		bustest.Eventually(t, name+": it is not ready, and says why", func() bool {
+		testbed.Eventually(t, name+": its log says so", func() bool { return strings.Contains(log.String(), test.want) })
+		testbed.Eventually(t, name+": it is not ready, and says why", func() bool {
 			err := refused.Ready()
 			return err != nil && strings.Contains(err.Error(), test.want)
 		})
 		cancel()
-		if err := bustest.Receive(t, "the end", ended); err == nil {
+		if err := testbed.Receive(t, "the end", ended); err == nil {
 			t.Errorf("%s: it has started", name)
 		}
 		if strings.Contains(log.String(), "sesame") {
@@ -98,12 +97,12 @@ func TestProcessesJoinABrokerThatHasTLSAndWantsAToken(t *testing.T) {
 
 func TestABrokerWhoseFilesAreWrongDoesNotStart(t *testing.T) {
 	t.Parallel()
-	cert, key := tlstest.New(t).Certificate("127.0.0.1")
+	cert, key := testbed.NewAuthority(t).Certificate("127.0.0.1")
 	for name, test := range map[string]struct{ nats, want string }{
 		"a certificate": {fmt.Sprintf("listen_cert_file: %q, listen_key_file: %q", key, key), "nats.listen_cert_file: tls: "},
 		"no key":        {fmt.Sprintf("listen_cert_file: %q, listen_key_file: /nowhere", cert), "nats.listen_key_file: open /nowhere: "},
 		"a token":       {`token_file: "/nowhere"`, "nats.token_file: open /nowhere: "},
-		"an empty one":  {fmt.Sprintf("listen_cert_file: %q, listen_key_file: %q, token_file: %q", cert, key, tlstest.File(t, "\n")), "there is no token in it"},
+		"an empty one":  {fmt.Sprintf("listen_cert_file: %q, listen_key_file: %q, token_file: %q", cert, key, testbed.SecretFile(t, "\n")), "there is no token in it"},
 	} {
 		m := fromFile(t, parse(t, fmt.Sprintf(closed, "listen: 127.0.0.1:0, "+test.nats)), "echo")
 		if err := m.Start(t.Context()); err == nil || !strings.Contains(err.Error(), test.want) {

@@ -8,11 +8,11 @@ import (
 
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
@@ -28,7 +28,7 @@ func durable(text string) *call.Request {
 // result asks for a stored answer, which is text.
 func result(t *testing.T, m *stagemesh.Mesh, id string) string {
 	t.Helper()
-	answer, err := m.Result(t.Context(), id, bustest.Patience)
+	answer, err := m.Result(t.Context(), id, testbed.Patience)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,9 +80,9 @@ func TestDurableRequestOutlivesItsCaller(t *testing.T) {
 		_, err := m.Infer(ctx, durable("to"))
 		left <- err
 	}()
-	bustest.Receive(t, "run", runs)
+	testbed.Receive(t, "run", runs)
 	leave()
-	f := fault.From(bustest.Receive(t, "caller's leave", left))
+	f := fault.From(testbed.Receive(t, "caller's leave", left))
 	if f.Reason != fault.Cancelled {
 		t.Fatalf("got %v", f)
 	}
@@ -117,7 +117,7 @@ func TestRequestIsCancelledByItsID(t *testing.T) {
 	if f := fault.From(err); f.Reason != fault.Cancelled {
 		t.Errorf("got %v", err)
 	}
-	_, err = m.Result(t.Context(), id, bustest.Patience)
+	_, err = m.Result(t.Context(), id, testbed.Patience)
 	if f := fault.From(err); f.Reason != fault.Cancelled {
 		t.Errorf("the stored answer is %v", err)
 	}

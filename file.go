@@ -6,8 +6,8 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/services/meshfile"
 )
 
 // FileSettings are the settings of a mesh that its file does not have.

@@ -9,11 +9,11 @@ import (
 
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/services/runners"
 )
 
@@ -62,7 +62,7 @@ pipelines:
 	expect(t, m, "p", "to", "to")
 	expect(t, m, "q", "to", "to me")
 	hosts := map[string]bool{}
-	bustest.Eventually(t, "both hosts have answered", func() bool {
+	testbed.Eventually(t, "both hosts have answered", func() bool {
 		answer, err := m.Infer(t.Context(), &call.Request{Pipeline: "stage:echo", Inputs: []payload.Part{payload.OfBlob("", "text/plain", nil)}})
 		if err != nil {
 			t.Fatal(err)

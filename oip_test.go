@@ -12,8 +12,8 @@ import (
 	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
 
 	"github.com/stagemesh/stagemesh"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
-	"github.com/stagemesh/stagemesh/services/meshfile"
+	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/services/runners"
 )
 
@@ -36,7 +36,7 @@ func TestAPipelineIsAModelToClientsOfOtherServers(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = conn.Close() })
 	client := oipv2.NewGRPCInferenceServiceClient(conn)
-	bustest.Eventually(t, "hosts have said what their stages take and give", func() bool {
+	testbed.Eventually(t, "hosts have said what their stages take and give", func() bool {
 		model, err := client.ModelMetadata(t.Context(), &oipv2.ModelMetadataRequest{Name: "digits"})
 		return err == nil && len(model.GetInputs()) == 1 && len(model.GetOutputs()) == 2 && model.GetInputs()[0].GetDatatype() == "BYTES"
 	})

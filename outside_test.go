@@ -14,9 +14,9 @@ import (
 	"testing"
 
 	"github.com/stagemesh/stagemesh"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/payload"
-	"github.com/stagemesh/stagemesh/services/meshfile"
 )
 
 // buildOutside builds the program of docs/runners.md in a module outside the repository, without C.
@@ -87,7 +87,7 @@ func TestProgramOfAnotherModuleServesAStage(t *testing.T) {
 			t.Error("the library links a shipped stage: the runtime for models is in the program")
 		}
 	}
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	m := start(t, newMesh(t, stagemesh.Settings{Mesh: "outside", NATS: meshfile.NATS{URL: broker.URL()}}))
 	file := filepath.Join(t.TempDir(), "mesh.yaml")
 	if err := os.WriteFile(file, []byte("mesh: outside\nregistry: {none: true}\nstages: {hello: {runner: {greet: {greeting: hello}}}}\n"), 0o600); err != nil {
@@ -102,7 +102,7 @@ func TestProgramOfAnotherModuleServesAStage(t *testing.T) {
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
-	bustest.Eventually(t, "the stage is ready", func() bool { return strings.HasPrefix(out.String(), "stage hello of mesh outside is ready on host ") })
+	testbed.Eventually(t, "the stage is ready", func() bool { return strings.HasPrefix(out.String(), "stage hello of mesh outside is ready on host ") })
 	answer, err := m.Infer(t.Context(), &stagemesh.Request{Pipeline: "stage:hello", Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("world"))}})
 	if err != nil || string(answer.Outputs[0].Blob.Data) != "hello world" {
 		t.Errorf("got %v, %v", answer, err)
@@ -110,7 +110,7 @@ func TestProgramOfAnotherModuleServesAStage(t *testing.T) {
 	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	if err := bustest.Receive(t, "the end of the program", ended); err != nil || !strings.Contains(errOut.String(), "msg=drained") {
+	if err := testbed.Receive(t, "the end of the program", ended); err != nil || !strings.Contains(errOut.String(), "msg=drained") {
 		t.Errorf("it ended with %v and logged\n%s", err, errOut.String())
 	}
 }

@@ -15,13 +15,13 @@ import (
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
-	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
@@ -95,7 +95,7 @@ func newMesh(t *testing.T, s stagemesh.Settings, stages ...stagemesh.Stage) *sta
 // start starts the mesh, which ends with the test.
 func start(t *testing.T, m *stagemesh.Mesh) *stagemesh.Mesh {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), bustest.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testbed.Patience)
 	defer cancel()
 	if err := m.Start(ctx); err != nil {
 		t.Fatal(err)
@@ -399,7 +399,7 @@ func TestStartEndsWhileABrokerIsAway(t *testing.T) {
 	m := newMesh(t, stagemesh.Settings{NATS: meshfile.NATS{URL: "nats://127.0.0.1:1"}}, stagemesh.Stage{Name: "a", Runner: inproc.Each(inproc.Settings{}, nil)})
 	started := make(chan error, 1)
 	go func() { started <- m.Start(ctx) }()
-	bustest.Eventually(t, "the stage waits for the broker", func() bool { return errors.Is(m.Ready(), bus.ErrDisconnected) })
+	testbed.Eventually(t, "the stage waits for the broker", func() bool { return errors.Is(m.Ready(), bus.ErrDisconnected) })
 	cancel()
 	if err := <-started; !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
@@ -472,7 +472,7 @@ func TestProcessesShareAMesh(t *testing.T) {
 	expect(t, two, "all", "to", "to b")
 	expect(t, two, "stage:a", "to", "to a")
 	// What one has heard about b is good for a tenth of a second.
-	bustest.Eventually(t, "the first process knows of the second", func() bool {
+	testbed.Eventually(t, "the first process knows of the second", func() bool {
 		_, err := ask(t, one, "both", "to")
 		return err == nil
 	})

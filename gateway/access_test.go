@@ -24,11 +24,10 @@ import (
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
 	"github.com/stagemesh/stagemesh/gateway"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/mesh/tlstest"
 )
 
 // over returns an HTTPS client for one version of HTTP.
@@ -60,7 +59,7 @@ func off(t *testing.T, client *http.Client, url, token string, option connect.Cl
 func TestPublicPortRequiresTLSAndTokenOnEveryProtocol(t *testing.T) {
 	t.Parallel()
 	s := newSecrets(t)
-	g, _ := run(t, bustest.Start(t), func(settings *gateway.Settings) {
+	g, _ := run(t, testbed.StartBroker(t), func(settings *gateway.Settings) {
 		settings.Access = gateway.Access{TokenFile: s.token, CertFile: s.cert, KeyFile: s.key}
 	})
 	if want := "https://" + g.Addr().String(); g.URL() != want {
@@ -137,7 +136,7 @@ func fetch(t *testing.T, client *http.Client, method, url, token string, edits .
 func TestPlainHTTPNeedsTokenAndProbesDoNot(t *testing.T) {
 	t.Parallel()
 	s := newSecrets(t)
-	g, _ := run(t, bustest.Start(t), func(settings *gateway.Settings) {
+	g, _ := run(t, testbed.StartBroker(t), func(settings *gateway.Settings) {
 		settings.Access.TokenFile, settings.AllowOrigins = s.token, []string{"https://app.example.com"}
 	})
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
@@ -175,7 +174,7 @@ func TestProbesDoNotRevealPipelines(t *testing.T) {
 	t.Parallel()
 	s := newSecrets(t)
 	secret := pipeline.Pipeline{Name: "secret", Steps: []pipeline.Step{{Name: "s", Stage: "s"}}}
-	g, _ := run(t, bustest.Start(t), func(settings *gateway.Settings) {
+	g, _ := run(t, testbed.StartBroker(t), func(settings *gateway.Settings) {
 		settings.Access = gateway.Access{TokenFile: s.token, CertFile: s.cert, KeyFile: s.key}
 		settings.Admin = gateway.Admin{Listen: "127.0.0.1:0", Access: gateway.Access{TokenFile: s.token, CertFile: s.cert, KeyFile: s.key}}
 		settings.Pipelines = []pipeline.Pipeline{secret}
@@ -200,7 +199,7 @@ func TestProbesDoNotRevealPipelines(t *testing.T) {
 func TestTLSPortRejectsPlainConnections(t *testing.T) {
 	t.Parallel()
 	s := newSecrets(t)
-	g, _ := run(t, bustest.Start(t), func(settings *gateway.Settings) {
+	g, _ := run(t, testbed.StartBroker(t), func(settings *gateway.Settings) {
 		settings.Access = gateway.Access{CertFile: s.cert, KeyFile: s.key}
 	})
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
@@ -219,15 +218,15 @@ func TestTLSPortRejectsPlainConnections(t *testing.T) {
 // Operators see the cause, and callers see the fault.
 func TestGatewayReportsThatBrokerRejectsIt(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t, func(o *server.Options) { o.Authorization = "open-sesame" })
-	g, err := gateway.New(settings(t, broker.URL(), func(s *gateway.Settings) { s.Bus.Auth.TokenFile = tlstest.File(t, "sesame") }))
+	broker := testbed.StartBroker(t, func(o *server.Options) { o.Authorization = "open-sesame" })
+	g, err := gateway.New(settings(t, broker.URL(), func(s *gateway.Settings) { s.Bus.Auth.TokenFile = testbed.SecretFile(t, "sesame") }))
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- g.Run(ctx) }()
-	bustest.Eventually(t, "it is not ready", func() bool {
+	testbed.Eventually(t, "it is not ready", func() bool {
 		err := g.Ready()
 		return errors.Is(err, bus.ErrDisconnected) && strings.Contains(err.Error(), "nats.token_file") && !strings.Contains(err.Error(), "sesame")
 	})
@@ -239,7 +238,7 @@ func TestGatewayReportsThatBrokerRejectsIt(t *testing.T) {
 		t.Errorf("a call: %d %s", status, reason)
 	}
 	cancel()
-	if err := bustest.Receive(t, "its end", done); err != nil {
+	if err := testbed.Receive(t, "its end", done); err != nil {
 		t.Errorf("Run returned %v", err)
 	}
 }
@@ -272,7 +271,7 @@ func TestInvalidPublicPortIsRejectedByKey(t *testing.T) {
 		"tokens that are not there":   {gateway.Access{TokenFile: s.token + "2"}, "gateway.token_file: open " + s.token + "2: no such file"},
 		"a key that is none":          {gateway.Access{CertFile: s.cert, KeyFile: s.token}, "gateway.key_file: " + s.token + ": there is no private key in it"},
 		"a key that is not there":     {gateway.Access{CertFile: s.cert, KeyFile: "/nowhere"}, "gateway.key_file: open /nowhere: "},
-		"a token of several words":    {gateway.Access{TokenFile: tlstest.File(t, "open sesame")}, "gateway.token_file: "},
+		"a token of several words":    {gateway.Access{TokenFile: testbed.SecretFile(t, "open sesame")}, "gateway.token_file: "},
 		"a certificate that is a key": {gateway.Access{CertFile: s.key, KeyFile: s.key}, "gateway.cert_file: tls: "},
 	} {
 		g, err := gateway.New(with(test.access))

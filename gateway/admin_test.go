@@ -16,8 +16,7 @@ import (
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1/adminv1connect"
 
 	"github.com/stagemesh/stagemesh/gateway"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
-	"github.com/stagemesh/stagemesh/mesh/tlstest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 // secrets are files with tokens and with a certificate for 127.0.0.1.
@@ -28,8 +27,8 @@ type secrets struct {
 
 func newSecrets(t *testing.T) secrets {
 	t.Helper()
-	authority := tlstest.New(t)
-	s := secrets{token: tlstest.File(t, "open-sesame\nopen-simsim\n"), roots: authority.Roots}
+	authority := testbed.NewAuthority(t)
+	s := secrets{token: testbed.SecretFile(t, "open-sesame\nopen-simsim\n"), roots: authority.Roots}
 	s.cert, s.key = authority.Certificate("127.0.0.1")
 	return s
 }
@@ -51,7 +50,7 @@ func list(t *testing.T, url, token string, roots *x509.CertPool, options ...conn
 
 func TestAdminPortIsSeparateFromPublicPort(t *testing.T) {
 	t.Parallel()
-	g, stop := run(t, bustest.Start(t), func(s *gateway.Settings) { s.Admin.Listen = "127.0.0.1:0" })
+	g, stop := run(t, testbed.StartBroker(t), func(s *gateway.Settings) { s.Admin.Listen = "127.0.0.1:0" })
 	admin, public := g.AdminURL(), g.URL()
 	if err := list(t, admin, "", nil); err != nil {
 		t.Errorf("the admin port: %v", err)
@@ -72,7 +71,7 @@ func TestAdminPortIsSeparateFromPublicPort(t *testing.T) {
 
 func TestAdminPortIsOffByDefault(t *testing.T) {
 	t.Parallel()
-	g, _ := run(t, bustest.Start(t))
+	g, _ := run(t, testbed.StartBroker(t))
 	if g.AdminAddr() != nil || g.AdminURL() != "" {
 		t.Errorf("the admin port listens at %s", g.AdminAddr())
 	}
@@ -81,7 +80,7 @@ func TestAdminPortIsOffByDefault(t *testing.T) {
 func TestAdminPortRequiresTLSAndToken(t *testing.T) {
 	t.Parallel()
 	s := newSecrets(t)
-	g, _ := run(t, bustest.Start(t), func(settings *gateway.Settings) {
+	g, _ := run(t, testbed.StartBroker(t), func(settings *gateway.Settings) {
 		// Other machines can reach it, so it needs the token.
 		settings.Admin = gateway.Admin{Listen: "0.0.0.0:0", Access: gateway.Access{TokenFile: s.token, CertFile: s.cert, KeyFile: s.key}}
 	})
@@ -133,7 +132,7 @@ func TestExposedAdminPortWithoutTokenIsRejected(t *testing.T) {
 
 func TestInvalidAdminPortIsRejectedByKey(t *testing.T) {
 	t.Parallel()
-	broker, s := bustest.Start(t), newSecrets(t)
+	broker, s := testbed.StartBroker(t), newSecrets(t)
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

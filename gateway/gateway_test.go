@@ -17,8 +17,8 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	payloads "github.com/stagemesh/stagemesh/mesh/payload"
 )
@@ -41,7 +41,7 @@ func settings(t *testing.T, broker string, edits ...func(*gateway.Settings)) gat
 
 // run runs a gateway on the broker. The gateway stops with the test, or when stop is
 // called.
-func run(t *testing.T, broker *bustest.Broker, edits ...func(*gateway.Settings)) (g *gateway.Gateway, stop func()) {
+func run(t *testing.T, broker *testbed.Broker, edits ...func(*gateway.Settings)) (g *gateway.Gateway, stop func()) {
 	t.Helper()
 	g, err := gateway.New(settings(t, broker.URL(), edits...))
 	if err != nil {
@@ -52,13 +52,13 @@ func run(t *testing.T, broker *bustest.Broker, edits ...func(*gateway.Settings))
 	go func() { done <- g.Run(ctx) }()
 	stop = func() {
 		cancel()
-		if err := bustest.Receive(t, "the gateway's end", done); err != nil {
+		if err := testbed.Receive(t, "the gateway's end", done); err != nil {
 			t.Errorf("Run returned %v", err)
 		}
 		done <- nil
 	}
 	t.Cleanup(stop)
-	waiting, leave := context.WithTimeout(t.Context(), bustest.Patience)
+	waiting, leave := context.WithTimeout(t.Context(), testbed.Patience)
 	defer leave()
 	if err := g.WaitReady(waiting); err != nil {
 		t.Fatal(err)
@@ -87,7 +87,7 @@ func reasonOf(t *testing.T, client *http.Client, method, url string) (status int
 
 func TestGatewayWithoutBrokerIsNotReady(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	g, _ := run(t, broker)
 	transport := &http.Transport{}
 	t.Cleanup(transport.CloseIdleConnections)
@@ -99,19 +99,19 @@ func TestGatewayWithoutBrokerIsNotReady(t *testing.T) {
 		t.Errorf("without a host: %s", reason)
 	}
 	broker.Stop()
-	bustest.Eventually(t, "the connection is lost", func() bool { return g.Ready() != nil })
+	testbed.Eventually(t, "the connection is lost", func() bool { return g.Ready() != nil })
 	for method, path := range map[string]string{http.MethodGet: "/readyz", http.MethodPost: "/v1/pipelines/stage:nowhere:infer"} {
 		if status, reason := reasonOf(t, client, method, url+path); status != http.StatusServiceUnavailable || reason != fault.BrokerUnavailable {
 			t.Errorf("%s: %d %s", path, status, reason)
 		}
 	}
 	broker.Restore()
-	bustest.Eventually(t, "the gateway is ready again", func() bool { return g.Ready() == nil })
+	testbed.Eventually(t, "the gateway is ready again", func() bool { return g.Ready() == nil })
 }
 
 func TestUnknownRequestIDsAreAnswered(t *testing.T) {
 	t.Parallel()
-	g, _ := run(t, bustest.Start(t))
+	g, _ := run(t, testbed.StartBroker(t))
 	transport := &http.Transport{}
 	t.Cleanup(transport.CloseIdleConnections)
 	client, url := &http.Client{Transport: transport}, "http://"+g.Addr().String()+"/v1/requests/0199aaaa-bbbb-7ccc-8ddd-eeeeffff0000"
@@ -137,7 +137,7 @@ func TestUnknownRequestIDsAreAnswered(t *testing.T) {
 
 func TestStoppedGatewayReportsShutdown(t *testing.T) {
 	t.Parallel()
-	g, stop := run(t, bustest.Start(t))
+	g, stop := run(t, testbed.StartBroker(t))
 	stop()
 	if f := fault.From(g.Ready()); f.Reason != fault.ShuttingDown {
 		t.Errorf("got %v", f)
@@ -155,7 +155,7 @@ func TestGatewayServesDuringDrainDelay(t *testing.T) {
 		t.Run(fmt.Sprintf("http2=%v", http2), func(t *testing.T) {
 			t.Parallel()
 			const delay = 2 * time.Second
-			g, stop := run(t, bustest.Start(t), func(s *gateway.Settings) { s.DrainDelay = delay })
+			g, stop := run(t, testbed.StartBroker(t), func(s *gateway.Settings) { s.DrainDelay = delay })
 			var connections atomic.Int64
 			client, url := counted(t, http2, &connections), "http://"+g.Addr().String()
 			ask := func() fault.Reason {
@@ -168,7 +168,7 @@ func TestGatewayServesDuringDrainDelay(t *testing.T) {
 				defer close(stopped)
 				stop()
 			}()
-			bustest.Eventually(t, "it reports shutdown", func() bool { return g.Ready() != nil })
+			testbed.Eventually(t, "it reports shutdown", func() bool { return g.Ready() != nil })
 			if status, reason := reasonOf(t, client, http.MethodGet, url+"/readyz"); status != http.StatusServiceUnavailable || reason != fault.ShuttingDown {
 				t.Errorf("ready: %d %s", status, reason)
 			}
@@ -176,8 +176,8 @@ func TestGatewayServesDuringDrainDelay(t *testing.T) {
 				t.Errorf("a call during the drain delay: %s", reason)
 			}
 			// It must not keep its connection for long.
-			bustest.Eventually(t, "another connection is made", func() bool { return ask() == fault.NoCapacity && connections.Load() > 1 })
-			bustest.Receive(t, "end", stopped)
+			testbed.Eventually(t, "another connection is made", func() bool { return ask() == fault.NoCapacity && connections.Load() > 1 })
+			testbed.Receive(t, "end", stopped)
 			if took := time.Since(begin); took < delay {
 				t.Errorf("Run returned after %s", took)
 			}
@@ -203,7 +203,7 @@ func counted(t *testing.T, http2 bool, n *atomic.Int64) *http.Client {
 func TestCompressedRequestsCountUncompressedBytes(t *testing.T) {
 	t.Parallel()
 	const payload = 1 << 20
-	g, _ := run(t, bustest.Start(t), func(s *gateway.Settings) {
+	g, _ := run(t, testbed.StartBroker(t), func(s *gateway.Settings) {
 		s.MaxPayload, s.MaxInFlightBytes = payload, 5*payload
 	})
 	inputs := []payloads.Part{payloads.OfBlob("", "text/plain", make([]byte, payload))}

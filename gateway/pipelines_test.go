@@ -13,17 +13,19 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
+
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/natskv"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	payloads "github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
 // table returns a registry on the broker.
-func table(t *testing.T, broker *bustest.Broker) *natskv.Store {
+func table(t *testing.T, broker *testbed.Broker) *natskv.Store {
 	t.Helper()
 	s, err := natskv.New(natskv.Settings{Mesh: "test", URL: broker.URL(), Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
@@ -41,7 +43,7 @@ func background(t *testing.T, run func(ctx context.Context) error) (stop func())
 	go func() { ended <- run(ctx) }()
 	stop = sync.OnceFunc(func() {
 		cancel()
-		if err := bustest.Receive(t, "the end", ended); err != nil {
+		if err := testbed.Receive(t, "the end", ended); err != nil {
 			t.Error(err)
 		}
 	})
@@ -57,7 +59,7 @@ func following(t *testing.T, in discovery.Table, seeds ...pipeline.Pipeline) (s 
 		t.Fatal(err)
 	}
 	stop = background(t, s.Run)
-	ctx, cancel := context.WithTimeout(t.Context(), bustest.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testbed.Patience)
 	defer cancel()
 	if err := s.WaitReady(ctx); err != nil {
 		t.Fatal(err)
@@ -89,7 +91,7 @@ func routes(s *pipelines.Store) string {
 
 func serves(t *testing.T, who string, s *pipelines.Store, want string) {
 	t.Helper()
-	bustest.Eventually(t, who+" serves "+want, func() bool { return routes(s) == want })
+	testbed.Eventually(t, who+" serves "+want, func() bool { return routes(s) == want })
 }
 
 func apply(t *testing.T, s *pipelines.Store, p pipeline.Pipeline) pipelines.Entry {
@@ -112,14 +114,14 @@ func ptr(n uint64) *uint64 { return &n }
 
 func TestAllGatewaysFollowPipelineChanges(t *testing.T) {
 	t.Parallel()
-	registry := table(t, bustest.Start(t))
+	registry := table(t, testbed.StartBroker(t))
 	one, _ := following(t, registry, through("p", "a"))
 	two, _ := following(t, registry, through("q", "b"))
 	serves(t, "one", one, "p>a q>b")
 	serves(t, "two", two, "p>a q>b")
 
 	e, change, err := one.Apply(t.Context(), through("p", "a", "c"), nil)
-	if err != nil || change != pipelines.Update || !e.InFile || e.FromFile {
+	if err != nil || change != adminv1.PipelineChange_PIPELINE_CHANGE_UPDATE || !e.InFile || e.FromFile {
 		t.Errorf("an update is %v %+v, %v", change, e, err)
 	}
 	if got := routes(one); got != "p>a>c q>b" {
@@ -127,10 +129,10 @@ func TestAllGatewaysFollowPipelineChanges(t *testing.T) {
 	}
 	serves(t, "two", two, "p>a>c q>b")
 	again, change, err := two.Apply(t.Context(), through("p", "a", "c"), nil)
-	if err != nil || change != pipelines.None || again.Revision != e.Revision {
+	if err != nil || change != adminv1.PipelineChange_PIPELINE_CHANGE_NONE || again.Revision != e.Revision {
 		t.Errorf("a repeated change is %v %+v, %v", change, again, err)
 	}
-	if _, change, err := two.Apply(t.Context(), through("n", "a"), nil); err != nil || change != pipelines.Create || routes(two) != "n>a p>a>c q>b" {
+	if _, change, err := two.Apply(t.Context(), through("n", "a"), nil); err != nil || change != adminv1.PipelineChange_PIPELINE_CHANGE_CREATE || routes(two) != "n>a p>a>c q>b" {
 		t.Errorf("a new one is %v, %v; two serves %s", change, err, routes(two))
 	}
 	for _, name := range []pipeline.Name{"n", "q"} {
@@ -153,7 +155,7 @@ func TestAllGatewaysFollowPipelineChanges(t *testing.T) {
 
 func TestPipelineChangesCompareRevisions(t *testing.T) {
 	t.Parallel()
-	registry := table(t, bustest.Start(t))
+	registry := table(t, testbed.StartBroker(t))
 	s, _ := following(t, registry)
 	_, _, err := s.Apply(t.Context(), through("p", "a"), ptr(1))
 	refused(t, "one that is not there", err, fault.RevisionMismatch)
@@ -187,7 +189,7 @@ func TestPipelineChangesCompareRevisions(t *testing.T) {
 
 func TestConcurrentPipelineChangesAreNotLost(t *testing.T) {
 	t.Parallel()
-	registry := table(t, bustest.Start(t))
+	registry := table(t, testbed.StartBroker(t))
 	const writers, each = 4, 10
 	var working sync.WaitGroup
 	for range writers {
@@ -221,7 +223,7 @@ func TestConcurrentPipelineChangesAreNotLost(t *testing.T) {
 
 func TestChangedFileReplacesAppliedPipeline(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	registry := table(t, broker)
 	gateway := func(want string, stage pipeline.StageName) (*pipelines.Store, func()) {
 		s, stop := following(t, registry, through("p", stage))
@@ -255,7 +257,7 @@ func TestChangedFileReplacesAppliedPipeline(t *testing.T) {
 	}
 	wipe(t, broker.Connect("test").JetStream())
 	awaitRecords(t, registry, "p", "_epoch")
-	bustest.Eventually(t, "the store serves the new registry", func() bool {
+	testbed.Eventually(t, "the store serves the new registry", func() bool {
 		after, err := s.Get("p")
 		return err == nil && after.Revision != before.Revision
 	})
@@ -279,7 +281,7 @@ func TestChangedFileReplacesAppliedPipeline(t *testing.T) {
 // awaitRecords waits until the registry has these records.
 func awaitRecords(t *testing.T, registry discovery.Table, names ...string) {
 	t.Helper()
-	bustest.Eventually(t, "the registry is filled again", func() bool {
+	testbed.Eventually(t, "the registry is filled again", func() bool {
 		return !slices.ContainsFunc(names, func(name string) bool {
 			_, err := registry.Get(t.Context(), discovery.KeyOf("pipelines", name))
 			return err != nil
@@ -289,7 +291,7 @@ func awaitRecords(t *testing.T, registry discovery.Table, names ...string) {
 
 func TestWipedRegistryIsFilledAgain(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	registry := table(t, broker)
 	one, _ := following(t, registry, through("p", "a"), through("deleted", "a"))
 	two, _ := following(t, registry)
@@ -325,7 +327,7 @@ func TestWipedRegistryIsFilledAgain(t *testing.T) {
 	js := broker.Connect("test").JetStream()
 	wipe(t, js)
 	awaitRecords(t, registry, "p", "q", "deleted", "_epoch")
-	bustest.Eventually(t, "what is served is the registry's", func() bool {
+	testbed.Eventually(t, "what is served is the registry's", func() bool {
 		after, err := two.Get("q")
 		return err == nil && after.Revision != before.Revision
 	})
@@ -360,7 +362,7 @@ func wipe(t *testing.T, js jetstream.JetStream) {
 
 func TestStoreWithoutRegistryIsNotReady(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	broker.Stop()
 	s, err := pipelines.New(pipelines.Settings{Table: table(t, broker), Seeds: []pipeline.Pipeline{through("p", "a")}, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
@@ -386,10 +388,10 @@ func TestStoreWithoutRegistryIsNotReady(t *testing.T) {
 
 func TestPipelinesAreReadOnlyDuringRegistryOutage(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	s, _ := following(t, table(t, broker), through("p", "a"))
 	broker.Stop()
-	bustest.Eventually(t, "it is stale", func() bool { since, _ := s.Stale(); return !since.IsZero() })
+	testbed.Eventually(t, "it is stale", func() bool { since, _ := s.Stale(); return !since.IsZero() })
 	begin := time.Now()
 	_, _, err := s.Apply(t.Context(), through("p", "b"), nil)
 	refused(t, "a change", err, fault.RegistryUnavailable)
@@ -401,7 +403,7 @@ func TestPipelinesAreReadOnlyDuringRegistryOutage(t *testing.T) {
 		t.Errorf("the pipeline is %v, %v; ready: %v", p, f, s.Ready())
 	}
 	broker.Restore()
-	bustest.Eventually(t, "it can be changed again", func() bool {
+	testbed.Eventually(t, "it can be changed again", func() bool {
 		_, _, err := s.Apply(t.Context(), through("p", "b"), nil)
 		return err == nil
 	})
@@ -409,7 +411,7 @@ func TestPipelinesAreReadOnlyDuringRegistryOutage(t *testing.T) {
 
 func TestUnreadablePipelineRecordHarmsNoOther(t *testing.T) {
 	t.Parallel()
-	registry := table(t, bustest.Start(t))
+	registry := table(t, testbed.StartBroker(t))
 	s, _ := following(t, registry, through("p", "a"))
 	for name, value := range map[string]string{
 		"garbage": "{", "other": `{"pipeline":{"name":"p","steps":[{"name":"s","stage":"s"}]}}`, "empty": `{"pipeline":{"name":"empty"}}`,
@@ -445,7 +447,7 @@ func (f full) Put(ctx context.Context, key discovery.Key, value []byte, expect d
 
 func TestRejectedPipelineHarmsNoOther(t *testing.T) {
 	t.Parallel()
-	registry := full{table(t, bustest.Start(t)), discovery.KeyOf("pipelines", "large")}
+	registry := full{table(t, testbed.StartBroker(t)), discovery.KeyOf("pipelines", "large")}
 	s, _ := following(t, registry, through("after", "a"), through("large", "a"), through("zero", "a"))
 	serves(t, "it", s, "after>a zero>a")
 	_, _, err := s.Apply(t.Context(), through("large", "a"), nil)

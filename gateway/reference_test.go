@@ -15,7 +15,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/gateway"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
@@ -40,7 +40,7 @@ func read(t *testing.T, client *http.Client, url string) (text, tag string) {
 
 func TestDocumentFollowsPipelinesAndStages(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	store := table(t, broker)
 	others, _ := following(t, store)
 	g, _ := run(t, broker, func(s *gateway.Settings) {
@@ -59,7 +59,7 @@ func TestDocumentFollowsPipelinesAndStages(t *testing.T) {
 	}
 
 	apply(t, others, through("second", "a"))
-	bustest.Eventually(t, "it has the other pipeline", func() bool {
+	testbed.Eventually(t, "it has the other pipeline", func() bool {
 		now, other := read(t, client, g.URL())
 		return strings.Contains(now, "/v1/pipelines/second:infer") && other != tag
 	})
@@ -73,7 +73,7 @@ func TestDocumentFollowsPipelinesAndStages(t *testing.T) {
 			}}
 		}, nil)
 	})
-	bustest.Eventually(t, "it has what the stage takes", func() bool {
+	testbed.Eventually(t, "it has what the stage takes", func() bool {
 		text, tag = read(t, client, g.URL())
 		return strings.Contains(text, "stage.a.input.order")
 	})
@@ -85,7 +85,7 @@ func TestDocumentFollowsPipelinesAndStages(t *testing.T) {
 
 func TestDocumentIsUnavailableBeforePipelinesLoad(t *testing.T) {
 	t.Parallel()
-	broker, other := bustest.Start(t), bustest.Start(t)
+	broker, other := testbed.StartBroker(t), testbed.StartBroker(t)
 	other.Stop()
 	store := table(t, other)
 	g, err := gateway.New(settings(t, broker.URL(), func(s *gateway.Settings) {
@@ -95,7 +95,7 @@ func TestDocumentIsUnavailableBeforePipelinesLoad(t *testing.T) {
 		t.Fatal(err)
 	}
 	background(t, g.Run)
-	bustest.Eventually(t, "it listens", func() bool { return g.Ready() != nil && !strings.Contains(g.Ready().Error(), "is starting") })
+	testbed.Eventually(t, "it listens", func() bool { return g.Ready() != nil && !strings.Contains(g.Ready().Error(), "is starting") })
 	transport := &http.Transport{}
 	t.Cleanup(transport.CloseIdleConnections)
 	if status, reason := reasonOf(t, &http.Client{Transport: transport}, http.MethodGet, g.URL()+"/openapi.json"); status != http.StatusServiceUnavailable || reason != "REGISTRY_UNAVAILABLE" {

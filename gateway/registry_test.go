@@ -9,7 +9,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/gateway"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
@@ -17,7 +17,7 @@ import (
 // outage.
 func TestGatewayWaitsForRegistryOnce(t *testing.T) {
 	t.Parallel()
-	broker, other := bustest.Start(t), bustest.Start(t)
+	broker, other := testbed.StartBroker(t), testbed.StartBroker(t)
 	other.Stop()
 	store := table(t, other)
 	g, err := gateway.New(settings(t, broker.URL(), func(s *gateway.Settings) {
@@ -32,7 +32,7 @@ func TestGatewayWaitsForRegistryOnce(t *testing.T) {
 	if err := g.WaitReady(waiting); err == nil {
 		t.Error("the gateway is ready before it has loaded the registry")
 	}
-	bustest.Eventually(t, "it reports what it waits for", func() bool { return errors.Is(g.Ready(), discovery.ErrNotLoaded) })
+	testbed.Eventually(t, "it reports what it waits for", func() bool { return errors.Is(g.Ready(), discovery.ErrNotLoaded) })
 	transport := &http.Transport{}
 	t.Cleanup(transport.CloseIdleConnections)
 	client, url := &http.Client{Transport: transport}, "http://"+g.Addr().String()+"/readyz"
@@ -40,7 +40,7 @@ func TestGatewayWaitsForRegistryOnce(t *testing.T) {
 		t.Errorf("without the registry: %d %s", status, reason)
 	}
 	other.Restore()
-	patient, leave := context.WithTimeout(t.Context(), bustest.Patience)
+	patient, leave := context.WithTimeout(t.Context(), testbed.Patience)
 	defer leave()
 	if err := g.WaitReady(patient); err != nil {
 		t.Fatal(err)

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -84,10 +84,10 @@ func TestBatchOfCancelledItemsIsStopped(t *testing.T) {
 		return ctx.Err()
 	}), together(2))
 	one, two := b.ask("one"), b.ask("two")
-	bustest.Receive(t, "batch", entered)
+	testbed.Receive(t, "batch", entered)
 	one.cancel()
 	two.cancel()
-	bustest.Receive(t, "end of the batch", ended)
+	testbed.Receive(t, "end of the batch", ended)
 	h.awaitCount("stagemesh.stage.cancelled", 2)
 	b.emptied()
 }
@@ -109,7 +109,7 @@ func TestCancelledItemDoesNotStopItsBatch(t *testing.T) {
 		return settleAll(batch, sink)
 	}), together(2))
 	unwanted, wanted := b.ask("unwanted"), b.ask("wanted")
-	bustest.Receive(t, "batch", entered)
+	testbed.Receive(t, "batch", entered)
 	unwanted.cancel()
 	wanted.output()
 	h.awaitCount("stagemesh.stage.cancelled", 1)
@@ -137,7 +137,7 @@ func TestCancelStopsStream(t *testing.T) {
 	c.next()
 	begin := time.Now()
 	c.cancel()
-	if err := bustest.Receive(t, "end of the stream", refused); err != runner.ErrCancelled { //nolint:errorlint // it is that very error
+	if err := testbed.Receive(t, "end of the stream", refused); err != runner.ErrCancelled { //nolint:errorlint // it is that very error
 		t.Errorf("a chunk after the end: %v, want %v", err, runner.ErrCancelled)
 	}
 	t.Logf("ended %s after the word", time.Since(begin))

@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -40,9 +40,9 @@ func (b *bed) returned(times int, edits ...func(*envelope.Envelope)) *call {
 	p.Use(d, info.Epoch)
 	b.send(c.env)
 	for i := range times {
-		delivery := bustest.Receive(b.t, "delivery", came)
+		delivery := testbed.Receive(b.t, "delivery", came)
 		if i == times-1 {
-			ctx, cancel := context.WithTimeout(b.t.Context(), bustest.Patience)
+			ctx, cancel := context.WithTimeout(b.t.Context(), testbed.Patience)
 			defer cancel()
 			if err := p.Drain(ctx); err != nil {
 				b.t.Fatal(err)
@@ -136,7 +136,7 @@ func TestSuspectWithoutRunRecordsIsRun(t *testing.T) {
 	b.emptiedFile()
 	// Its run has ended, so nothing of it is on record any more.
 	book := b.book()
-	bustest.Eventually(t, "the record is cleared", func() bool {
+	testbed.Eventually(t, "the record is cleared", func() bool {
 		before, err := book.Begin(t.Context(), c.env, envelope.RunRecord{At: time.Now()})
 		return err == nil && len(before) == 0
 	})
@@ -160,7 +160,7 @@ func TestBytesThatAreNoItemBecomeADeadLetter(t *testing.T) {
 	h := b.host(inproc.Each(inproc.Settings{}, echo))
 	nc := b.broker.Client()
 	for _, d := range []pipeline.Durability{pipeline.Memory, pipeline.File} {
-		if _, err := nc.Request(b.bus.Stage(stage, d, pipeline.Normal), []byte("garbage of "+d), bustest.Patience); err != nil {
+		if _, err := nc.Request(b.bus.Stage(stage, d, pipeline.Normal), []byte("garbage of "+d), testbed.Patience); err != nil {
 			t.Fatal(err)
 		}
 	}

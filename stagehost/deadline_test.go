@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -84,7 +84,7 @@ func TestBatchEndsWithTheLatestDeadline(t *testing.T) {
 		return ctx.Err()
 	}), together(2))
 	first, second := b.ask("a", deadline(time.Second)), b.ask("b", deadline(1200*time.Millisecond))
-	if err := bustest.Receive(t, "end of the batch", ended); !errors.Is(err, context.DeadlineExceeded) {
+	if err := testbed.Receive(t, "end of the batch", ended); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("ended by %v", err)
 	}
 	for _, c := range []*call{first, second} {
@@ -139,7 +139,7 @@ func TestRequeuedItemExpires(t *testing.T) {
 		}
 	}), together(2))
 	calls := []*call{b.ask("runs"), b.ask("waits", deadline(300*time.Millisecond))}
-	bustest.Receive(t, "rerun at the runner", g.entered)
+	testbed.Receive(t, "rerun at the runner", g.entered)
 	calls[1].fails(fault.DeadlineExceeded)
 	close(g.release)
 	checkEcho(t, calls[0])

@@ -20,7 +20,7 @@ import (
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/stagehost"
@@ -34,7 +34,7 @@ func listening(s *stagehost.Settings) { s.Listen = "127.0.0.1:0" }
 // dial returns a connection to the host's stage service.
 func dial(t *testing.T, h *host) *grpc.ClientConn {
 	t.Helper()
-	bustest.Eventually(t, "the stage service listens", func() bool { return h.Addr() != nil })
+	testbed.Eventually(t, "the stage service listens", func() bool { return h.Addr() != nil })
 	conn, err := grpc.NewClient(h.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
@@ -151,7 +151,7 @@ func TestStageServiceHealthFollowsTheHost(t *testing.T) {
 	conn := dial(t, h)
 	health := healthv1.NewHealthClient(conn)
 	for _, service := range []string{"", stagev1.StageService_ServiceDesc.ServiceName} {
-		bustest.Eventually(t, "the health service says that it serves", func() bool {
+		testbed.Eventually(t, "the health service says that it serves", func() bool {
 			out, err := health.Check(t.Context(), &healthv1.HealthCheckRequest{Service: service})
 			return err == nil && out.GetStatus() == healthv1.HealthCheckResponse_SERVING
 		})
@@ -159,7 +159,7 @@ func TestStageServiceHealthFollowsTheHost(t *testing.T) {
 	busy := b.ask("busy")
 	g.ran(t)
 	h.cancel()
-	bustest.Eventually(t, "the health service says that it drains", func() bool {
+	testbed.Eventually(t, "the health service says that it drains", func() bool {
 		out, err := health.Check(t.Context(), &healthv1.HealthCheckRequest{})
 		return err == nil && out.GetStatus() == healthv1.HealthCheckResponse_NOT_SERVING
 	})
@@ -179,7 +179,7 @@ func TestStageServiceLostWithTheBrokerIsNotServing(t *testing.T) {
 	health := healthv1.NewHealthClient(dial(t, h))
 	awaitHealth := func(want healthv1.HealthCheckResponse_ServingStatus) {
 		t.Helper()
-		bustest.Eventually(t, "health "+want.String(), func() bool {
+		testbed.Eventually(t, "health "+want.String(), func() bool {
 			out, err := health.Check(t.Context(), &healthv1.HealthCheckRequest{})
 			return err == nil && out.GetStatus() == want
 		})
@@ -244,10 +244,10 @@ func TestDirectCallsAreBoundedAfterCallersLeave(t *testing.T) {
 		r := h.Infer(ctx, stageapi.Request{Inputs: chunkOf("more")})
 		return r.Fault != nil && r.Fault.Reason == fault.Overloaded
 	}
-	bustest.Eventually(t, "as many calls as may be are in flight", refused)
+	testbed.Eventually(t, "as many calls as may be are in flight", refused)
 	leave()
 	for range maxDirectCalls {
-		if r := bustest.Receive(t, "answer to a caller that left", answers); r.Fault == nil || r.Fault.Reason != fault.Cancelled && r.Fault.Reason != fault.Overloaded {
+		if r := testbed.Receive(t, "answer to a caller that left", answers); r.Fault == nil || r.Fault.Reason != fault.Cancelled && r.Fault.Reason != fault.Overloaded {
 			t.Errorf("answered with %+v", r)
 		}
 	}
@@ -259,7 +259,7 @@ func TestDirectCallsAreBoundedAfterCallersLeave(t *testing.T) {
 	queued := b.ask("queued")
 	close(g.release)
 	checkEcho(t, queued)
-	bustest.Eventually(t, "direct calls are let in again", func() bool {
+	testbed.Eventually(t, "direct calls are let in again", func() bool {
 		return h.Infer(t.Context(), stageapi.Request{Inputs: chunkOf("again")}).Fault == nil
 	})
 }

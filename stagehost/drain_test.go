@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/stagehost"
@@ -36,7 +36,7 @@ func TestDrainFinishesItemsInFlight(t *testing.T) {
 	g.ran(t)
 	h.awaitCount("stagemesh.stage.pulled", count)
 	h.cancel()
-	bustest.Eventually(t, "the host drains", func() bool { return h.Ready() != nil })
+	testbed.Eventually(t, "the host drains", func() bool { return h.Ready() != nil })
 	for _, c := range calls {
 		c.answeredOnce()
 	}
@@ -163,7 +163,7 @@ func TestDrainTimeoutNaksItems(t *testing.T) {
 			first := b.host(r, ackWait(longTime), maxSize(4), drainTimeout(50*time.Millisecond), func(s *stagehost.Settings) { s.Runner = r })
 			const count = 10
 			calls := b.askMany(count)
-			bustest.Receive(t, "batch at the runner", entered)
+			testbed.Receive(t, "batch at the runner", entered)
 			first.awaitCount("stagemesh.stage.pulled", count)
 			second := b.host(inproc.Each(inproc.Settings{}, echo), ackWait(longTime))
 			first.cancel()
@@ -193,7 +193,7 @@ func TestBatchThatNeverEndsIsLeftBehind(t *testing.T) {
 	first := b.host(deaf, ackWait(time.Second), maxSize(4), drainTimeout(50*time.Millisecond), listening)
 	const count = 10
 	calls := b.askMany(count)
-	bustest.Receive(t, "batch at the runner", entered)
+	testbed.Receive(t, "batch at the runner", entered)
 	first.awaitCount("stagemesh.stage.pulled", count)
 	b.host(inproc.Each(inproc.Settings{}, echo), ackWait(time.Second))
 	first.cancel()
@@ -234,7 +234,7 @@ func TestLostRunnerEndsItsHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	answeredAgain(t, waiting...)
-	if r := bustest.Receive(t, "answer to the direct call", direct); r.Fault == nil || r.Fault.Reason != fault.ShuttingDown {
+	if r := testbed.Receive(t, "answer to the direct call", direct); r.Fault == nil || r.Fault.Reason != fault.ShuttingDown {
 		t.Errorf("the direct call is answered with %+v", r)
 	}
 	close(g.release)
@@ -260,7 +260,7 @@ func TestBatchThatFailsWithItsRunnerRunsElsewhere(t *testing.T) {
 	})
 	first := b.host(dying, ackWait(longTime), together(4), drainTimeout(longTime))
 	calls := b.askMany(4)
-	bustest.Receive(t, "batch at the runner", entered)
+	testbed.Receive(t, "batch at the runner", entered)
 	b.host(inproc.Each(inproc.Settings{}, echo), ackWait(longTime))
 	if err := dying.Stop(t.Context()); err != nil {
 		t.Fatal(err)
@@ -284,7 +284,7 @@ func TestRunnerLostDuringDrainDoesNotDelayIt(t *testing.T) {
 	first.awaitCount("stagemesh.stage.pulled", 11)
 	b.host(inproc.Each(inproc.Settings{}, echo), ackWait(longTime))
 	first.cancel()
-	bustest.Eventually(t, "the host drains", func() bool { return first.Ready() != nil })
+	testbed.Eventually(t, "the host drains", func() bool { return first.Ready() != nil })
 	if err := g.Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}

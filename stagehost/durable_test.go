@@ -7,8 +7,8 @@ import (
 
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -24,7 +24,7 @@ func durable(e *envelope.Envelope) { e.Durability = pipeline.File }
 // emptiedFile waits until nothing durable waits or is in flight.
 func (b *bed) emptiedFile() {
 	b.t.Helper()
-	bustest.Eventually(b.t, "the file queue is empty", func() bool {
+	testbed.Eventually(b.t, "the file queue is empty", func() bool {
 		info, err := b.bus.Queue(b.t.Context(), stage, pipeline.File)
 		return err == nil && info.Items == 0
 	})
@@ -213,7 +213,7 @@ func TestDurableItemsSurviveTheBroker(t *testing.T) {
 	b.broker.Restore()
 	close(g.release)
 	for _, c := range calls {
-		bustest.Eventually(t, "the answer is stored", func() bool {
+		testbed.Eventually(t, "the answer is stored", func() bool {
 			_, err := store.NewResults(b.bus, store.Settings{}).Get(t.Context(), c.env.RequestID)
 			if err != nil && !errors.Is(err, store.ErrNoResult) && !errors.Is(err, bus.ErrDisconnected) && !errors.Is(err, bus.ErrUnknown) {
 				t.Fatal(err)

@@ -14,7 +14,7 @@ import (
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -451,7 +451,7 @@ func TestPanicIsLoggedWithItsStack(t *testing.T) {
 			var said logs
 			b.host(r, said.into)
 			b.ask("x").fails(fault.RunnerFailed)
-			bustest.Eventually(t, "the panic is logged", func() bool {
+			testbed.Eventually(t, "the panic is logged", func() bool {
 				return slices.Contains(said.of(slog.LevelError), "the runner panicked")
 			})
 		})

@@ -6,7 +6,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/stagehost"
@@ -72,7 +72,7 @@ func TestHostLeavesItsStageWhileItsRunnerIsUnhealthy(t *testing.T) {
 	m, h := moodyHost(b)
 	checkEcho(t, b.ask("before"))
 	m.outcomeOf(errLoop)
-	bustest.Eventually(t, "the host no longer says that it is there", func() bool {
+	testbed.Eventually(t, "the host no longer says that it is there", func() bool {
 		_, err := b.bus.Alive(t.Context(), stage)
 		return err != nil
 	})
@@ -97,7 +97,7 @@ func TestHostThatLeavesItsStageNaksOnce(t *testing.T) {
 	m.outcomeOf(errLoop)
 	runs := b.ask("runs")
 	// Before it runs, the other would join its batch.
-	bustest.Eventually(t, "it runs", func() bool { return h.Record().GetRunning() == 1 })
+	testbed.Eventually(t, "it runs", func() bool { return h.Record().GetRunning() == 1 })
 	waits := b.ask("waits")
 	b.awaitConsumers(func(delivered, asks int) bool { return delivered == 2 && asks == 0 })
 	b.host(inproc.Each(inproc.Settings{}, echo))
@@ -115,7 +115,7 @@ func (b *bed) awaitConsumers(is func(delivered, asks int) bool) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	bustest.Eventually(b.t, "the items are delivered", func() bool {
+	testbed.Eventually(b.t, "the items are delivered", func() bool {
 		delivered, asks := 0, 0
 		for info := range js.ConsumersInfo(b.bus.Stream(stage, pipeline.Memory)) {
 			delivered, asks = delivered+info.NumAckPending, asks+info.NumWaiting
@@ -129,12 +129,12 @@ func TestHostStaysWhenItsRunnerRecovers(t *testing.T) {
 	b := newBed(t)
 	m, h := moodyHost(b)
 	m.outcomeOf(errLoop)
-	bustest.Eventually(t, "the host says why it is not ready", func() bool { return errors.Is(h.Ready(), errLoop) })
+	testbed.Eventually(t, "the host says why it is not ready", func() bool { return errors.Is(h.Ready(), errLoop) })
 	if _, err := b.bus.Alive(t.Context(), stage); err != nil {
 		t.Error("the host does not say that it is there:", err)
 	}
 	meanwhile := b.ask("meanwhile")
 	m.outcomeOf(nil)
 	checkEcho(t, meanwhile)
-	bustest.Eventually(t, "the host is ready", func() bool { return h.Ready() == nil })
+	testbed.Eventually(t, "the host is ready", func() bool { return h.Ready() == nil })
 }

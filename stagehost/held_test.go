@@ -10,8 +10,8 @@ import (
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -61,9 +61,9 @@ func TestCancelDropsAWaitingOutput(t *testing.T) {
 	b.fullNext(pipeline.Memory)
 	h := b.host(inproc.Each(inproc.Settings{}, echo))
 	c := b.ask("held", toNext)
-	bustest.Eventually(t, "the output is held", func() bool { return h.counts.of("stagemesh.stage.send_retries") > 2 })
+	testbed.Eventually(t, "the output is held", func() bool { return h.counts.of("stagemesh.stage.send_retries") > 2 })
 	// A notice is a word that may come while the output is on its way.
-	bustest.Eventually(t, "the output is dropped", func() bool {
+	testbed.Eventually(t, "the output is dropped", func() bool {
 		c.cancel()
 		return h.counts.of("stagemesh.stage.cancelled") == 1
 	})
@@ -84,7 +84,7 @@ func TestMissingGraceBeginsWhenTheQueueIsLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	missed := h.counts.of("stagemesh.stage.send_retries")
-	bustest.Eventually(t, "the host misses the queue", func() bool { return h.counts.of("stagemesh.stage.send_retries") > missed })
+	testbed.Eventually(t, "the host misses the queue", func() bool { return h.counts.of("stagemesh.stage.send_retries") > missed })
 	if _, err := b.bus.EnsureQueue(t.Context(), s); err != nil {
 		t.Fatal(err)
 	}
@@ -175,7 +175,7 @@ func TestRedeliveryToTheHolderRunsOnce(t *testing.T) {
 		return settleAll(batch, sink)
 	}), func(s *stagehost.Settings) { s.Queue.AckWait = longTime })
 	c := b.ask("once", durable)
-	bustest.Receive(t, "batch", entered)
+	testbed.Receive(t, "batch", entered)
 	for i := range 3 {
 		b.comeAgain(pipeline.File)
 		h.awaitCount("stagemesh.stage.duplicate_deliveries", int64(i+1))

@@ -17,8 +17,8 @@ import (
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -29,7 +29,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
 
-func TestMain(m *testing.M) { bustest.Main(m) }
+func TestMain(m *testing.M) { testbed.Main(m) }
 
 const (
 	mesh    pipeline.MeshName  = "test"
@@ -40,7 +40,7 @@ const (
 // bed is a broker, and a connection that asks and is answered as a gateway is.
 type bed struct {
 	t      *testing.T
-	broker *bustest.Broker
+	broker *testbed.Broker
 	bus    *bus.Bus
 
 	mu    sync.Mutex
@@ -49,7 +49,7 @@ type bed struct {
 
 func newBed(t *testing.T, edits ...func(*server.Options)) *bed {
 	t.Helper()
-	b := &bed{t: t, broker: bustest.Start(t, edits...), calls: map[pipeline.ExecutionID]*call{}}
+	b := &bed{t: t, broker: testbed.StartBroker(t, edits...), calls: map[pipeline.ExecutionID]*call{}}
 	b.bus = b.broker.Connect(mesh)
 	stop, err := b.bus.ServeReplies(gateway, b.receive)
 	if err != nil {
@@ -138,7 +138,7 @@ func (b *bed) start(r runner.Runner, edits ...func(*stagehost.Settings)) *host {
 
 func (b *bed) waitReady(h *host) {
 	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.t.Context(), bustest.Patience)
+	ctx, cancel := context.WithTimeout(b.t.Context(), testbed.Patience)
 	defer cancel()
 	if err := h.WaitReady(ctx); err != nil {
 		b.t.Fatal(err)
@@ -161,7 +161,7 @@ func (h *host) stop() {
 // fails waits until the host ends by itself, and returns why.
 func (h *host) fails() error {
 	h.t.Helper()
-	bustest.Receive(h.t, "end of the host", h.done)
+	testbed.Receive(h.t, "end of the host", h.done)
 	h.once.Do(func() {
 		h.cancel()
 		h.leftNothing()
@@ -278,7 +278,7 @@ func (b *bed) send(e *envelope.Envelope) {
 	}
 	done := make(chan error, 1)
 	b.bus.Publish(m, func(_ bus.Receipt, err error) { done <- err })
-	if err := bustest.Receive(b.t, "acknowledgement of the item", done); err != nil {
+	if err := testbed.Receive(b.t, "acknowledgement of the item", done); err != nil {
 		b.t.Fatalf("send: %v", err)
 	}
 }
@@ -291,7 +291,7 @@ func deadline(d time.Duration) func(*envelope.Envelope) {
 // next returns the next message of the answer.
 func (c *call) next() *envelope.Reply {
 	c.t.Helper()
-	return bustest.Receive(c.t, "reply", c.replies)
+	return testbed.Receive(c.t, "reply", c.replies)
 }
 
 // output returns the answer, which must be no fault.
@@ -345,7 +345,7 @@ func first(parts []payload.Part) string {
 // emptied waits until nothing waits or is in flight: every item is settled.
 func (b *bed) emptied() {
 	b.t.Helper()
-	bustest.Eventually(b.t, "the queue is empty", func() bool {
+	testbed.Eventually(b.t, "the queue is empty", func() bool {
 		info, err := b.bus.Queue(b.t.Context(), stage, pipeline.Memory)
 		return err == nil && info.Items == 0
 	})
@@ -399,7 +399,7 @@ func newGate() *gate {
 // ran waits until the gate has a batch and returns its texts, sorted.
 func (g *gate) ran(t *testing.T) []string {
 	t.Helper()
-	texts := bustest.Receive(t, "batch at the runner", g.entered)
+	texts := testbed.Receive(t, "batch at the runner", g.entered)
 	slices.Sort(texts)
 	return texts
 }
@@ -445,7 +445,7 @@ func (c *counts) of(key string) int64 {
 // awaitCount waits until a counter has exactly that sum.
 func (h *host) awaitCount(key string, want int64) {
 	h.t.Helper()
-	bustest.Eventually(h.t, key, func() bool { return h.counts.of(key) >= want })
+	testbed.Eventually(h.t, key, func() bool { return h.counts.of(key) >= want })
 	if got := h.counts.of(key); got != want {
 		h.t.Errorf("%s is %d, want %d", key, got, want)
 	}

@@ -14,7 +14,7 @@ import (
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
@@ -196,7 +196,7 @@ func TestGarbageBesideTheQueueIsSurvived(t *testing.T) {
 			}
 		}
 	}
-	if err := nc.FlushTimeout(bustest.Patience); err != nil {
+	if err := nc.FlushTimeout(testbed.Patience); err != nil {
 		t.Fatal(err)
 	}
 	checkEcho(t, b.ask("good"))

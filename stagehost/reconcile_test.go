@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
 
@@ -20,11 +20,11 @@ func TestReconcileRetriesOnTheNextConnection(t *testing.T) {
 	w := b.wire()
 	b.host(inproc.Each(inproc.Settings{}, echo), w.via)
 	const question = "$JS.API.STREAM.INFO."
-	bustest.Receive(t, "a question that is lost", w.loses(question))
+	testbed.Receive(t, "a question that is lost", w.loses(question))
 	again := w.sees(question)
 	lost := time.Now()
 	w.cut()
-	bustest.Receive(t, "the question again", again)
+	testbed.Receive(t, "the question again", again)
 	if took := time.Since(lost); took > soon {
 		t.Errorf("asked again after %s", took)
 	}
@@ -39,7 +39,7 @@ func TestReadyAnswersWhileTheBrokerHangs(t *testing.T) {
 	w := b.wire()
 	silent := w.loses(b.bus.Subjects.Alive(stage))
 	h := b.start(inproc.Each(inproc.Settings{}, echo), w.via)
-	bustest.Receive(t, "the host says that it is there", silent)
+	testbed.Receive(t, "the host says that it is there", silent)
 	asked := time.Now()
 	if h.Ready() == nil {
 		t.Error("ready although the broker has not answered")

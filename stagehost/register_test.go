@@ -9,7 +9,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/natskv"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
@@ -62,7 +62,7 @@ func TestHostIsMemberFromWarmUpToDrain(t *testing.T) {
 	b.background(members.Run)
 	r := staffed{inproc.Each(inproc.Settings{Concurrency: 3}, echo)}
 	h := b.host(r, registered(s), func(settings *stagehost.Settings) { settings.Runner, settings.Listen = r, "127.0.0.1:0" })
-	bustest.Eventually(t, "the host is alive", func() bool {
+	testbed.Eventually(t, "the host is alive", func() bool {
 		hosts := members.Hosts()
 		return len(hosts) == 1 && hosts[0].Alive
 	})
@@ -76,7 +76,7 @@ func TestHostIsMemberFromWarmUpToDrain(t *testing.T) {
 		t.Errorf("its workers are %v", w)
 	}
 	h.stop()
-	bustest.Eventually(t, "the host is no member any more", func() bool { return len(members.Hosts()) == 0 })
+	testbed.Eventually(t, "the host is no member any more", func() bool { return len(members.Hosts()) == 0 })
 }
 
 // strict is a registry that rejects the credentials at first.
@@ -101,7 +101,7 @@ func TestHostRetriesRejectedRegistration(t *testing.T) {
 	h := b.start(inproc.Each(inproc.Settings{}, echo), func(settings *stagehost.Settings) {
 		settings.Registry = &stagehost.Registry{Announcer: s, Table: store}
 	})
-	bustest.Eventually(t, "it reports what it waits for", func() bool {
+	testbed.Eventually(t, "it reports what it waits for", func() bool {
 		err := h.Ready()
 		return errors.Is(err, stagehost.ErrNotRegistered) && errors.Is(err, discovery.ErrDenied)
 	})
@@ -113,11 +113,11 @@ func TestHostRetriesRejectedRegistration(t *testing.T) {
 func TestHostWaitsForRegistryOnce(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	other := bustest.Start(t)
+	other := testbed.StartBroker(t)
 	other.Stop()
 	s := b.store(other.URL())
 	h := b.start(inproc.Each(inproc.Settings{}, echo), registered(s))
-	bustest.Eventually(t, "it reports what it waits for", func() bool {
+	testbed.Eventually(t, "it reports what it waits for", func() bool {
 		err := h.Ready()
 		return errors.Is(err, stagehost.ErrNotRegistered) && errors.Is(err, discovery.ErrUnavailable)
 	})
@@ -129,7 +129,7 @@ func TestHostWaitsForRegistryOnce(t *testing.T) {
 	other.Restore()
 	b.waitReady(h)
 	// A broker that stops while it creates a stream leaves goroutines behind.
-	bustest.Eventually(t, "its record is there", func() bool {
+	testbed.Eventually(t, "its record is there", func() bool {
 		_, err := s.Get(t.Context(), discovery.HostKey(string(stage), h.Record().GetHost()))
 		return err == nil
 	})

@@ -16,8 +16,7 @@ import (
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
 	"github.com/stagemesh/stagemesh/discovery"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
-	"github.com/stagemesh/stagemesh/mesh/tlstest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
@@ -35,10 +34,10 @@ func TestHostWithTLSRefusesPlainClients(t *testing.T) {
 	s := b.store(b.broker.URL())
 	view := discovery.NewMembership(s, s, string(mesh), discard())
 	b.background(view.Run)
-	authority := tlstest.New(t)
+	authority := testbed.NewAuthority(t)
 	cert, key := authority.Certificate("classify.example")
 	h := b.host(inproc.Each(inproc.Settings{}, echo), registered(s), secure(cert, key, "classify.example"))
-	bustest.Eventually(t, "the host is alive", func() bool {
+	testbed.Eventually(t, "the host is alive", func() bool {
 		hosts := view.Hosts()
 		return len(hosts) == 1 && hosts[0].Alive
 	})
@@ -75,12 +74,12 @@ func TestRegistryChecksTheHostsCertificate(t *testing.T) {
 	b := newBed(t)
 	s := b.store(b.broker.URL())
 	a := announcing{s, make(chan discovery.Instance, 1)}
-	authority := tlstest.New(t)
+	authority := testbed.NewAuthority(t)
 	cert, key := authority.Certificate("classify.example")
 	h := b.host(inproc.Each(inproc.Settings{}, echo), func(settings *stagehost.Settings) {
 		settings.Registry = &stagehost.Registry{Announcer: a, Table: s}
 	}, secure(cert, key, "classify.example"))
-	instance := bustest.Receive(t, "the instance", a.heard)
+	instance := testbed.Receive(t, "the instance", a.heard)
 	own, err := tls.Dial("tcp", h.Addr().String(), instance.TLS)
 	if err != nil {
 		t.Fatalf("the host itself: %v", err)
@@ -88,7 +87,7 @@ func TestRegistryChecksTheHostsCertificate(t *testing.T) {
 	_ = own.Close() // nothing was said
 	for name, stranger := range map[string]*tls.Config{
 		"of the same authority": authority.Server("classify.example"),
-		"of another":            tlstest.New(t).Server("classify.example"),
+		"of another":            testbed.NewAuthority(t).Server("classify.example"),
 	} {
 		listener, err := tls.Listen("tcp", "127.0.0.1:0", stranger)
 		if err != nil {
@@ -122,11 +121,11 @@ func isUnknown(err error) bool {
 
 func TestBadCertificateFailsTheStart(t *testing.T) {
 	t.Parallel()
-	_, key := tlstest.New(t).Certificate("127.0.0.1")
+	_, key := testbed.NewAuthority(t).Certificate("127.0.0.1")
 	if err := cannotStart(t, secure(key, key, "")); !strings.HasPrefix(err.Error(), "stage "+string(stage)+": cert_file: tls: ") {
 		t.Errorf("got %v", err)
 	}
-	cert, _ := tlstest.New(t).Certificate("127.0.0.1")
+	cert, _ := testbed.NewAuthority(t).Certificate("127.0.0.1")
 	if err := cannotStart(t, secure(cert, "/nowhere", "")); !strings.HasPrefix(err.Error(), "stage "+string(stage)+": key_file: open /nowhere: ") {
 		t.Errorf("got %v", err)
 	}

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -169,7 +169,7 @@ func TestStreamingRunnerGetsItemsOneByOne(t *testing.T) {
 	}))
 	all := b.askMany(calls)
 	for range slots {
-		bustest.Receive(t, "start of a run", started)
+		testbed.Receive(t, "start of a run", started)
 	}
 	close(goOn)
 	for _, c := range all {
@@ -216,7 +216,7 @@ func TestMaxInFlightFollowsTheRunner(t *testing.T) {
 	})}, func(s *stagehost.Settings) { s.Batch.MaxSize = 1 })
 	all := b.askMany(slots)
 	for range slots {
-		bustest.Receive(t, "start of a run", started)
+		testbed.Receive(t, "start of a run", started)
 	}
 	close(goOn)
 	for _, c := range all {
@@ -285,7 +285,7 @@ func TestStalledStreamFailsAlone(t *testing.T) {
 				}
 			}
 			silent.fails(test.want)
-			bustest.Receive(t, "stop of the runner", stopped)
+			testbed.Receive(t, "stop of the runner", stopped)
 			checkEcho(t, b.ask("other"))
 			b.emptied()
 			h.stop()
@@ -487,14 +487,14 @@ func TestStreamedItemIsNotNakedAtDrain(t *testing.T) {
 	h := b.host(talking(1, answer), func(s *stagehost.Settings) { s.DrainTimeout = 50 * time.Millisecond })
 	away := b.expect(chunkOf("x"), func(e *envelope.Envelope) { e.Gateway = "away" })
 	b.send(away.env)
-	bustest.Eventually(t, "its answer is sent again", func() bool { return h.counts.of("stagemesh.stage.send_retries") > 1 })
+	testbed.Eventually(t, "its answer is sent again", func() bool { return h.counts.of("stagemesh.stage.send_retries") > 1 })
 	h.stop()
-	bustest.Receive(t, "run", runs)
+	testbed.Receive(t, "run", runs)
 	b.host(talking(1, answer))
 	checkEnd := b.ask("other")
 	checkEnd.next()
 	checkEcho(t, checkEnd)
-	bustest.Receive(t, "run of the other", runs)
+	testbed.Receive(t, "run of the other", runs)
 	b.emptied()
 	if len(runs) > 0 {
 		t.Error("the item was run again")
@@ -539,12 +539,12 @@ func TestFullHostLeavesItemsToAnIdleOne(t *testing.T) {
 	b.host(talking(slots, answer))
 	calls := b.askMany(slots)
 	for range slots {
-		bustest.Receive(t, "start", started)
+		testbed.Receive(t, "start", started)
 	}
 	b.host(talking(slots, answer))
 	for range slots {
 		calls = append(calls, b.ask("more"))
-		bustest.Receive(t, "start where a slot is idle", started)
+		testbed.Receive(t, "start where a slot is idle", started)
 	}
 	close(goOn)
 	checkEcho(t, calls...)

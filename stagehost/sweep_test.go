@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -21,7 +21,7 @@ func TestExhaustedItemIsAnsweredAndRemoved(t *testing.T) {
 			g := newGate()
 			b.host(g)
 			c := b.ask("unlucky", func(e *envelope.Envelope) { e.IdempotencyKey = key })
-			bustest.Receive(t, "item at the runner", g.entered)
+			testbed.Receive(t, "item at the runner", g.entered)
 			advisory := "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES." + b.bus.Stream(stage, pipeline.Memory) + ".normal-x"
 			for _, word := range []string{"garbage", `{"stream_seq":4711,"deliveries":20}`, `{"stream_seq":1,"deliveries":20}`} {
 				if err := b.broker.Client().Publish(advisory, fmt.Append(nil, word)); err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
 	"github.com/stagemesh/stagemesh/bench/baseline"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
@@ -33,7 +33,7 @@ type started struct {
 }
 
 // start starts a baseline with a host for each stage, and stops it with the test.
-func start(t *testing.T, broker *bustest.Broker, d pipeline.Durability, stages ...string) *started {
+func start(t *testing.T, broker *testbed.Broker, d pipeline.Durability, stages ...string) *started {
 	t.Helper()
 	at := baseline.Broker{URL: broker.URL()}
 	route := baseline.NewRoute(stages, d)
@@ -70,7 +70,7 @@ func (s *started) ask(t *testing.T, parts ...*inferencev1.Part) (*connect.Respon
 
 func TestWhatIsSentComesBack(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	for name, test := range map[string]struct {
 		durability pipeline.Durability
 		stages     []string
@@ -111,7 +111,7 @@ func TestWhatIsSentComesBack(t *testing.T) {
 
 func TestAnswersReachWhoAsked(t *testing.T) {
 	t.Parallel()
-	s := start(t, bustest.Start(t), pipeline.Memory, "a", "b")
+	s := start(t, testbed.StartBroker(t), pipeline.Memory, "a", "b")
 	failed := make(chan error, 64)
 	for i := range cap(failed) {
 		go func() {
@@ -124,7 +124,7 @@ func TestAnswersReachWhoAsked(t *testing.T) {
 		}()
 	}
 	for range cap(failed) {
-		if err := bustest.Receive(t, "an answer", failed); err != nil {
+		if err := testbed.Receive(t, "an answer", failed); err != nil {
 			t.Error(err)
 		}
 	}
@@ -132,7 +132,7 @@ func TestAnswersReachWhoAsked(t *testing.T) {
 
 func TestARequestWaitsForAHost(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	at, route := baseline.Broker{URL: broker.URL()}, baseline.NewRoute([]string{"a"}, pipeline.Memory)
 	front, err := baseline.StartFront(t.Context(), at, route)
 	if err != nil {
@@ -157,14 +157,14 @@ func TestARequestWaitsForAHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { stopped(t, second.Stop()) })
-	if err := bustest.Receive(t, "the answer", answered); err != nil {
+	if err := testbed.Receive(t, "the answer", answered); err != nil {
 		t.Error(err)
 	}
 }
 
 func TestWhatTheBaselineCannotDoIsRefused(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	s := start(t, broker, pipeline.Memory, "a")
 	if _, err := s.ask(t, blob(nil), blob(nil)); connect.CodeOf(err) != connect.CodeInvalidArgument {
 		t.Errorf("two inputs: %v", err)
@@ -180,7 +180,7 @@ func TestWhatTheBaselineCannotDoIsRefused(t *testing.T) {
 
 func TestNothingIsLeftOnTheBroker(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	at, route := baseline.Broker{URL: broker.URL()}, baseline.NewRoute([]string{"a", "b"}, pipeline.Memory)
 	front, err := baseline.StartFront(t.Context(), at, route)
 	if err != nil {

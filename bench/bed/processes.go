@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/stagemesh/stagemesh/bench/baseline"
-	"github.com/stagemesh/stagemesh/services/meshfile"
+	"github.com/stagemesh/stagemesh/internal/meshfile"
 )
 
 // startProcesses starts broker and gateway, and then all hosts at once.

@@ -14,7 +14,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/bench/bed"
 	"github.com/stagemesh/stagemesh/bench/compare"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 // A broker that stops while a queue is created does not stop the clock that all brokers
@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0) //nolint:forbidigo // it is that program's main
 	}
-	bustest.Main(m, goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server/ats.Register.func1"))
+	testbed.Main(m, goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server/ats.Register.func1"))
 }
 
 // execute runs the program in this process.

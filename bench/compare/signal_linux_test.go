@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 // log is text that may be read while it is written.
@@ -75,7 +75,7 @@ func start(t *testing.T) *program {
 			t.Logf("on the terminal:\n%q\noutput:\n%s", screen.String(), p.out.String())
 		}
 	})
-	bustest.Eventually(t, "it has answers", func() bool { return answering.MatchString(screen.String()) })
+	testbed.Eventually(t, "it has answers", func() bool { return answering.MatchString(screen.String()) })
 	return p
 }
 
@@ -130,7 +130,7 @@ func TestCtrlCReportsAndStopsAllProcesses(t *testing.T) {
 	if _, err := p.keyboard.Write([]byte{0x03}); err != nil {
 		t.Fatal(err)
 	}
-	if err := bustest.Receive(t, "its end", p.ended); err != nil {
+	if err := testbed.Receive(t, "its end", p.ended); err != nil {
 		t.Errorf("it ended with %v", err)
 	}
 	out := p.out.String()
@@ -159,7 +159,7 @@ func TestMeshEndsWithAKilledProgram(t *testing.T) {
 	if err := p.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	bustest.Eventually(t, "no process is left", func() bool {
+	testbed.Eventually(t, "no process is left", func() bool {
 		return !slices.ContainsFunc(parts, func(part child) bool { return part.isRunning(t) })
 	})
 }

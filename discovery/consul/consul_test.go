@@ -18,7 +18,7 @@ import (
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/consul"
 	"github.com/stagemesh/stagemesh/discovery/internal/discoverytest"
-	"github.com/stagemesh/stagemesh/internal/consultest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 func TestConsulConforms(t *testing.T) {
@@ -35,8 +35,8 @@ func (noObserver[T]) OnDisconnect(error) {}
 func TestRejectedTokenIsReportedAndNotShown(t *testing.T) {
 	t.Parallel()
 	const master, wrong = "5f3e1f9a-2a4c-4c7b-9b58-2f1f6a5a1b01", "deadbeef-2a4c-4c7b-9b58-2f1f6a5a1b02"
-	a := consultest.Start(t, func(c consultest.Config) {
-		c["acl"] = consultest.Config{"enabled": true, "default_policy": "deny", "tokens": consultest.Config{"initial_management": master, "agent": master}}
+	a := testbed.StartConsul(t, func(c testbed.ConsulConfig) {
+		c["acl"] = testbed.ConsulConfig{"enabled": true, "default_policy": "deny", "tokens": testbed.ConsulConfig{"initial_management": master, "agent": master}}
 	})
 	with := func(token string) *consul.Registry {
 		return client(t, a.Addr(), func(s *consul.Settings) { s.Token = token })
@@ -134,10 +134,10 @@ func eventually(t *testing.T, what string, done func() bool) {
 
 func TestLostLeaderLosesNothing(t *testing.T) {
 	t.Parallel()
-	agents := consultest.Cluster(t, 3)
+	agents := testbed.StartConsulCluster(t, 3)
 	leader := -1
 	eventually(t, "there is a leader", func() bool {
-		leader = consultest.LeaderOf(agents)
+		leader = testbed.ConsulLeader(agents)
 		return leader >= 0
 	})
 	r := client(t, agents[(leader+1)%3].Addr())

@@ -13,7 +13,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/consul"
-	"github.com/stagemesh/stagemesh/mesh/tlstest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 // agent answers like an agent with an empty table, and passes on the requests.
@@ -25,7 +25,7 @@ func agent(requests chan<- *http.Request) http.Handler {
 	})
 }
 
-func serveTLS(t *testing.T, authority *tlstest.Authority, handler http.Handler) (address string) {
+func serveTLS(t *testing.T, authority *testbed.Authority, handler http.Handler) (address string) {
 	t.Helper()
 	s := httptest.NewUnstartedServer(handler)
 	s.TLS = authority.Server("127.0.0.1")
@@ -37,7 +37,7 @@ func serveTLS(t *testing.T, authority *tlstest.Authority, handler http.Handler) 
 
 // It changes the environment, so it is not parallel.
 func TestEnvironmentIsIgnored(t *testing.T) {
-	authority := tlstest.New(t)
+	authority := testbed.NewAuthority(t)
 	for name, value := range map[string]string{
 		"SSL_VERIFY": "false", "SSL": "true", "TOKEN": "sesame", "TOKEN_FILE": filepath.Join(t.TempDir(), "nowhere"), "AUTH": "open:sesame",
 	} {
@@ -76,7 +76,7 @@ func TestTokenIsNotSentToRedirects(t *testing.T) {
 	requests := make(chan *http.Request, 8)
 	plain := httptest.NewServer(agent(requests))
 	t.Cleanup(plain.Close)
-	authority := tlstest.New(t)
+	authority := testbed.NewAuthority(t)
 	address := serveTLS(t, authority, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		http.Redirect(w, r, plain.URL+r.URL.Path, http.StatusTemporaryRedirect)
 	}))

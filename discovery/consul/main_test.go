@@ -16,7 +16,7 @@ import (
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/consul"
 	"github.com/stagemesh/stagemesh/discovery/internal/discoverytest"
-	"github.com/stagemesh/stagemesh/internal/consultest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 // addressVariable has the agent's address for the process of an instance.
@@ -34,15 +34,15 @@ func TestMain(m *testing.M) {
 const patience = 60 * time.Second
 
 // shared is the agent of all tests that do not stop it.
-var shared consultest.Shared
+var shared testbed.SharedConsul
 
 // store is an agent under test.
-type store struct{ *consultest.Agent }
+type store struct{ *testbed.ConsulAgent }
 
 func start(t testing.TB, exclusive bool) discoverytest.Store {
 	t.Helper()
 	if exclusive {
-		return &store{consultest.Start(t)}
+		return &store{testbed.StartConsul(t)}
 	}
 	a, err := shared.Agent()
 	if err != nil {
@@ -114,7 +114,7 @@ func (s *store) Stop(testing.TB) { s.Kill() }
 // Start implements discoverytest.Store.
 func (s *store) Start(t testing.TB) {
 	t.Helper()
-	if err := s.Agent.Start(); err != nil {
+	if err := s.ConsulAgent.Start(); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -122,7 +122,7 @@ func (s *store) Start(t testing.TB) {
 // Wipe implements discoverytest.Store.
 func (s *store) Wipe(t testing.TB) {
 	t.Helper()
-	if err := s.Agent.Wipe(); err != nil {
+	if err := s.ConsulAgent.Wipe(); err != nil {
 		t.Fatal(err)
 	}
 	s.Start(t)

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/discovery"
-	"github.com/stagemesh/stagemesh/internal/consultest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 // firstUpdate is an observer that keeps the first update.
@@ -32,7 +32,7 @@ func (f *firstUpdate) OnDisconnect(error) { f.stop() }
 func TestFirstReadAfterRestartIsComplete(t *testing.T) {
 	t.Parallel()
 	const entries, readers = 800, 32
-	a := consultest.Start(t)
+	a := testbed.StartConsul(t)
 	r, below := client(t, a.Addr()), discovery.KeyOf("many")
 	for i := range entries {
 		if _, err := r.Put(t.Context(), discovery.KeyOf("many", strconv.Itoa(i)), []byte("one"), 0); err != nil {

@@ -18,25 +18,24 @@ import (
 
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/consul"
-	"github.com/stagemesh/stagemesh/internal/consultest"
-	"github.com/stagemesh/stagemesh/mesh/tlstest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 // secured starts an agent that trusts the authority in its checks, and has a port with
 // TLS beside its plain one. It returns the address of that port.
-func secured(t *testing.T, authority *tlstest.Authority) (*consultest.Agent, string) {
+func secured(t *testing.T, authority *testbed.Authority) (*testbed.ConsulAgent, string) {
 	t.Helper()
 	cert, key := authority.Certificate("consul.example")
-	edit, address, err := consultest.TLS(authority.File, cert, key)
+	edit, address, err := testbed.ConsulTLS(authority.File, cert, key)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return consultest.Start(t, edit), address
+	return testbed.StartConsul(t, edit), address
 }
 
 func TestAgentTLSErrorsNameTheSetting(t *testing.T) {
 	t.Parallel()
-	authority := tlstest.New(t)
+	authority := testbed.NewAuthority(t)
 	a, address := secured(t, authority)
 	get := func(address string, with consul.TLS) error {
 		_, err := client(t, address, func(s *consul.Settings) { s.TLS = with }).Get(t.Context(), "a")
@@ -51,7 +50,7 @@ func TestAgentTLSErrorsNameTheSetting(t *testing.T) {
 		want    string
 	}{
 		"no authority":      {address, consul.TLS{Enabled: true, ServerName: "consul.example"}, "; registry.consul.ca_file names a file"},
-		"another authority": {address, consul.TLS{CAFile: tlstest.New(t).File, ServerName: "consul.example"}, "; registry.consul.ca_file names a file"},
+		"another authority": {address, consul.TLS{CAFile: testbed.NewAuthority(t).File, ServerName: "consul.example"}, "; registry.consul.ca_file names a file"},
 		"another name":      {address, consul.TLS{CAFile: authority.File}, "; registry.consul.server_name is the name"},
 		"no TLS here":       {address, consul.TLS{}, "the agent's port needs TLS: set registry.consul.tls"},
 		"no TLS there":      {a.Addr(), consul.TLS{CAFile: authority.File}, "; the agent's port has no TLS"},
@@ -94,7 +93,7 @@ func serveHealth(t *testing.T, shown *tls.Config) (address string, checked <-cha
 
 func TestInstanceWithTLSIsCheckedByItsName(t *testing.T) {
 	t.Parallel()
-	authority := tlstest.New(t)
+	authority := testbed.NewAuthority(t)
 	a, _ := secured(t, authority)
 	address, checked := serveHealth(t, authority.Server("stage.example"))
 	r := client(t, a.Addr())
@@ -118,8 +117,8 @@ func TestInstanceWithTLSIsCheckedByItsName(t *testing.T) {
 // Another process listens at the instance's address.
 func TestInstanceOfAnotherAuthorityIsNotHealthy(t *testing.T) {
 	t.Parallel()
-	a, _ := secured(t, tlstest.New(t))
-	address, checked := serveHealth(t, tlstest.New(t).Server("stage.example"))
+	a, _ := secured(t, testbed.NewAuthority(t))
+	address, checked := serveHealth(t, testbed.NewAuthority(t).Server("stage.example"))
 	r := client(t, a.Addr())
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)

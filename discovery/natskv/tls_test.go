@@ -18,13 +18,13 @@ import (
 
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/natskv"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/credentials"
-	"github.com/stagemesh/stagemesh/mesh/tlstest"
 )
 
 func TestBrokerTLSErrorsNameTheSetting(t *testing.T) {
 	t.Parallel()
-	authority := tlstest.New(t)
+	authority := testbed.NewAuthority(t)
 	b := broker(t, func(o *server.Options) {
 		o.TLSConfig, o.TLSTimeout = authority.Server("127.0.0.1"), 5
 	})
@@ -40,7 +40,7 @@ func TestBrokerTLSErrorsNameTheSetting(t *testing.T) {
 		url, ca, want string
 	}{
 		"no authority":      {b.ClientURL(), "", "; nats.ca_file names a file"},
-		"another authority": {b.ClientURL(), tlstest.New(t).File, "; nats.ca_file names a file"},
+		"another authority": {b.ClientURL(), testbed.NewAuthority(t).File, "; nats.ca_file names a file"},
 		"another name":      {strings.Replace(b.ClientURL(), "127.0.0.1", "localhost", 1), authority.File, "; nats.url has to name the broker as its certificate does"},
 		"no TLS":            {plain.ClientURL(), authority.File, "; the broker has no TLS, which nats.ca_file"},
 	} {
@@ -57,8 +57,8 @@ func TestTokenIsSent(t *testing.T) {
 		token string
 		want  error
 	}{
-		"the token": {tlstest.File(t, "open-sesame\n"), discovery.ErrNotFound},
-		"another":   {tlstest.File(t, "sesame-secret"), discovery.ErrDenied},
+		"the token": {testbed.SecretFile(t, "open-sesame\n"), discovery.ErrNotFound},
+		"another":   {testbed.SecretFile(t, "sesame-secret"), discovery.ErrDenied},
 		"none":      {"", discovery.ErrDenied},
 	} {
 		_, err := client(t, settings(b.ClientURL(), func(s *natskv.Settings) { s.Auth.TokenFile = test.token })).Get(t.Context(), "a")
@@ -83,7 +83,7 @@ func TestRepeatedRejectionsAreNotLogged(t *testing.T) {
 	url := s.ClientURL()
 	log := &logBuffer{}
 	c := client(t, settings(url, func(s *natskv.Settings) {
-		s.Auth.TokenFile, s.Logger = tlstest.File(t, "open-sesame"), slog.New(slog.NewTextHandler(log, nil))
+		s.Auth.TokenFile, s.Logger = testbed.SecretFile(t, "open-sesame"), slog.New(slog.NewTextHandler(log, nil))
 	}))
 	_, err = c.Get(t.Context(), "a")
 	options.Port = s.Addr().(*net.TCPAddr).Port
@@ -143,7 +143,7 @@ func serveHealth(t *testing.T, shown *tls.Config) (address string, begun *atomic
 func TestInstanceIsHealthyOnlyWithItsCertificate(t *testing.T) {
 	t.Parallel()
 	b := broker(t)
-	authority := tlstest.New(t)
+	authority := testbed.NewAuthority(t)
 	staleCert, staleKey := authority.Expired("127.0.0.1")
 	for name, test := range map[string]struct {
 		shown *tls.Config
@@ -151,9 +151,9 @@ func TestInstanceIsHealthyOnlyWithItsCertificate(t *testing.T) {
 		want string
 	}{
 		"its own":              {authority.Server("127.0.0.1"), ""},
-		"of another authority": {tlstest.New(t).Server("127.0.0.1"), "; the process at the address has a certificate of another authority"},
+		"of another authority": {testbed.NewAuthority(t).Server("127.0.0.1"), "; the process at the address has a certificate of another authority"},
 		"for another name":     {authority.Server("stage.example"), "; the server_name of a stage is the name in its certificate"},
-		"expired":              {tlstest.Shown(t, staleCert, staleKey), "; the certificate of the stage's cert_file is expired"},
+		"expired":              {testbed.ServerTLS(t, staleCert, staleKey), "; the certificate of the stage's cert_file is expired"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -9,9 +9,8 @@ import (
 
 	"github.com/stagemesh/stagemesh/examples/digits"
 	"github.com/stagemesh/stagemesh/mesh/payload"
-	"github.com/stagemesh/stagemesh/services/imagedecode"
 	"github.com/stagemesh/stagemesh/services/onnx"
-	"github.com/stagemesh/stagemesh/services/topk"
+	"github.com/stagemesh/stagemesh/services/runners"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
@@ -61,25 +60,25 @@ func stage(t *testing.T, r runner.Runner, items []runner.Item, output, next stri
 
 func TestTheStagesReadTheImages(t *testing.T) {
 	t.Parallel()
-	decode, err := imagedecode.New(imagedecode.Settings{
-		Width: 8, Height: 8, Channels: imagedecode.Grey, Layout: imagedecode.Flat, Resample: imagedecode.Box,
+	decode, err := runners.NewImageDecode(runners.ImageDecodeSettings{
+		Width: 8, Height: 8, Channels: runners.Grey, Layout: runners.Flat, Resample: runners.Box,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	classify, err := onnx.New(onnx.Settings{Model: "digits.onnx", Files: digits.FS})
+	classify, err := onnx.New(onnx.Settings{Model: "digits.onnx"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	label, err := topk.New(topk.Settings{K: 3, Labels: strings.Split("0123456789", "")})
+	label, err := runners.NewTopK(runners.TopKSettings{K: 3, Labels: strings.Split("0123456789", "")})
 	if err != nil {
 		t.Fatal(err)
 	}
 
 	images, labels := load(t)
-	pixels := stage(t, decode, images, imagedecode.Output, "x")
-	probabilities := stage(t, classify, pixels, "p", topk.Scores)
-	named := stage(t, label, probabilities, topk.Labels, topk.Labels)
+	pixels := stage(t, decode, images, runners.Pixels, "x")
+	probabilities := stage(t, classify, pixels, "p", runners.Scores)
+	named := stage(t, label, probabilities, runners.Labels, runners.Labels)
 
 	right := 0
 	for i, item := range named {
@@ -110,7 +109,7 @@ func load(t *testing.T) (items []runner.Item, labels []string) {
 		}
 		_, label, _ := strings.Cut(strings.TrimSuffix(path.Base(name), ".png"), "-")
 		items = append(items, runner.Item{
-			Inputs: []payload.Part{payload.OfBlob(imagedecode.Input, "image/png", data)}, Rows: 1,
+			Inputs: []payload.Part{payload.OfBlob(runners.Image, "image/png", data)}, Rows: 1,
 		})
 		labels = append(labels, label)
 	}

@@ -16,7 +16,7 @@ import (
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/adminapi"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/store"
@@ -249,7 +249,7 @@ func TestBrokerOutageIsReportedAtOnce(t *testing.T) {
 	d := newBed(t)
 	client := open(t, d)
 	d.broker.Stop()
-	bustest.Eventually(t, "the connection is lost", func() bool { return !d.bus.Connected() })
+	testbed.Eventually(t, "the connection is lost", func() bool { return !d.bus.Connected() })
 	begin := time.Now()
 	_, listed := client.ListDeadLetters(t.Context(), connect.NewRequest(&adminv1.ListDeadLettersRequest{}))
 	_, shown := get(t, client, 1)
@@ -295,13 +295,13 @@ func TestConcurrentCallsAreBounded(t *testing.T) {
 		}()
 	}
 	for range atOnce {
-		bustest.Receive(t, "a call", letters.inside)
+		testbed.Receive(t, "a call", letters.inside)
 	}
 	_, err := client.ListDeadLetters(t.Context(), connect.NewRequest(&adminv1.ListDeadLettersRequest{}))
 	expect(t, "one more", err, fault.Overloaded)
 	close(letters.leave)
 	for range atOnce {
-		if err := bustest.Receive(t, "an answer", ended); err != nil {
+		if err := testbed.Receive(t, "an answer", ended); err != nil {
 			t.Error(err)
 		}
 	}

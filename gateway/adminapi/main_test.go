@@ -19,7 +19,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/adminapi"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -38,7 +38,7 @@ const (
 type bed struct {
 	*store.DeadLetters
 	t      *testing.T
-	broker *bustest.Broker
+	broker *testbed.Broker
 	bus    bus
 	stored uint64
 }
@@ -54,7 +54,7 @@ type bus interface {
 
 func newBed(t *testing.T) *bed {
 	t.Helper()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	b := broker.Connect(mesh)
 	d := &bed{DeadLetters: store.NewDeadLetters(b, store.Settings{MaxBytes: 64 << 20}), t: t, broker: broker, bus: b}
 	if err := d.Ensure(t.Context()); err != nil {

@@ -21,7 +21,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
@@ -56,17 +56,28 @@ func (b *fakePipelines) Get(name pipeline.Name) (pipelines.Entry, error) {
 	return pipelines.Entry{}, fault.Newf(fault.UnknownPipeline, "there is no %s", name)
 }
 
-func (b *fakePipelines) Apply(_ context.Context, p pipeline.Pipeline, expect *uint64) (pipelines.Entry, pipelines.Change, error) {
+func (b *fakePipelines) Plan(p pipeline.Pipeline) (*pipelines.Entry, adminv1.PipelineChange) {
+	e, err := b.Get(p.Name)
+	switch {
+	case err != nil:
+		return nil, adminv1.PipelineChange_PIPELINE_CHANGE_CREATE
+	case proto.Equal(e.Pipeline.ToProto(), p.ToProto()):
+		return &e, adminv1.PipelineChange_PIPELINE_CHANGE_NONE
+	}
+	return &e, adminv1.PipelineChange_PIPELINE_CHANGE_UPDATE
+}
+
+func (b *fakePipelines) Apply(_ context.Context, p pipeline.Pipeline, expect *uint64) (pipelines.Entry, adminv1.PipelineChange, error) {
+	_, change := b.Plan(p)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if expect != nil && *expect != b.revision {
-		return pipelines.Entry{}, pipelines.None, fault.New(fault.RevisionMismatch, "it is another")
+		return pipelines.Entry{}, change, fault.New(fault.RevisionMismatch, "it is another")
 	}
 	b.revision++
 	e := pipelines.Entry{Pipeline: p, Revision: b.revision, AppliedAt: time.Now()}
-	change, i := pipelines.Update, b.find(p.Name)
-	if i < 0 {
-		change, b.entries = pipelines.Create, append(b.entries, e)
+	if i := b.find(p.Name); i < 0 {
+		b.entries = append(b.entries, e)
 	} else {
 		b.entries[i] = e
 	}
@@ -122,7 +133,7 @@ func (t traffic) Stage(_ context.Context, name pipeline.StageName) (call.StageSt
 		return call.StageState{}, t.err
 	}
 	return call.StageState{Served: slices.Contains(t.served, name), Queues: []call.QueueState{{
-		Durability: pipeline.File, Items: 6, Bytes: 60, Classes: map[pipeline.Class]uint64{pipeline.High: 1, pipeline.Normal: 2, pipeline.Low: 3}, MaxBytes: 100,
+		Durability: pipeline.File, Backlog: call.Backlog{Items: 6, Bytes: 60, Classes: map[pipeline.Class]uint64{pipeline.High: 1, pipeline.Normal: 2, pipeline.Low: 3}, MaxBytes: 100},
 	}}}, nil
 }
 
@@ -263,17 +274,17 @@ func TestPipelineWatchEndsWhenGatewayStops(t *testing.T) {
 			}
 			ended <- stream.Err()
 		}()
-		if n := bustest.Receive(t, "what there is", seen); n != 0 {
+		if n := testbed.Receive(t, "what there is", seen); n != 0 {
 			t.Errorf("%s: the first message has %d", p.name, n)
 		}
 		if _, _, err := b.Apply(t.Context(), through("p", "a"), nil); err != nil {
 			t.Fatal(err)
 		}
-		if n := bustest.Receive(t, "the change", seen); n != 1 {
+		if n := testbed.Receive(t, "the change", seen); n != 1 {
 			t.Errorf("%s: after a change the message has %d", p.name, n)
 		}
 		close(stopping)
-		expect(t, p.name+": the end", bustest.Receive(t, "the end", ended), fault.ShuttingDown)
+		expect(t, p.name+": the end", testbed.Receive(t, "the end", ended), fault.ShuttingDown)
 		if err := stream.Close(); err != nil {
 			t.Error(err)
 		}

@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -48,7 +48,7 @@ func TestWithdrawalsAtATimeAreBounded(t *testing.T) {
 	t.Parallel()
 	const running, calls = 2 * maxWithdrawals, 3 * maxWithdrawals
 	sums := &tally{sum: map[string]int{}}
-	c := newCancels(bustest.Start(t).Connect("test"), running, sums.count)
+	c := newCancels(testbed.StartBroker(t).Connect("test"), running, sums.count)
 	goOn := make(chan struct{})
 	var now atomic.Int64
 	c.withdrawItem = func(ctx context.Context, _ bus.Message, seq uint64) (bool, error) {
@@ -70,12 +70,12 @@ func TestWithdrawalsAtATimeAreBounded(t *testing.T) {
 	if took := time.Since(begin); took > cancelTimeout/2 {
 		t.Errorf("callers were held up for %s", took)
 	}
-	bustest.Eventually(t, "as many withdraw as may", func() bool { return now.Load() == maxWithdrawals })
+	testbed.Eventually(t, "as many withdraw as may", func() bool { return now.Load() == maxWithdrawals })
 	if got := sums.of(notified); got != calls-running {
 		t.Errorf("%d were only notified at once, want %d", got, calls-running)
 	}
 	close(goOn)
-	c.stop()
+	c.running.stop(cancelTimeout)
 	if deleted, notified := sums.of(deleted), sums.of(notified); deleted != running || notified != calls-running {
 		t.Errorf("%d deleted, %d notified", deleted, notified)
 	}
@@ -84,7 +84,7 @@ func TestWithdrawalsAtATimeAreBounded(t *testing.T) {
 func TestStopWaitsForWithdrawalsWithinTheirTimeout(t *testing.T) {
 	t.Parallel()
 	sums := &tally{sum: map[string]int{}}
-	c := newCancels(bustest.Start(t).Connect("test"), 100, sums.count)
+	c := newCancels(testbed.StartBroker(t).Connect("test"), 100, sums.count)
 	c.withdrawItem = func(ctx context.Context, _ bus.Message, _ uint64) (bool, error) {
 		<-ctx.Done()
 		return false, ctx.Err()
@@ -93,7 +93,7 @@ func TestStopWaitsForWithdrawalsWithinTheirTimeout(t *testing.T) {
 	for i := range 100 {
 		c.start(abandonedAt(i + 1))
 	}
-	c.stop()
+	c.running.stop(cancelTimeout)
 	if took := time.Since(begin); took > 3*cancelTimeout {
 		t.Errorf("it took %s", took)
 	}
@@ -124,14 +124,14 @@ func TestOnlyPossiblyQueuedItemsAreCancelled(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			sums := &tally{sum: map[string]int{}}
-			c := newCancels(bustest.Start(t).Connect("test"), 1, sums.count)
+			c := newCancels(testbed.StartBroker(t).Connect("test"), 1, sums.count)
 			c.withdrawItem = func(_ context.Context, _ bus.Message, seq uint64) (bool, error) { return seq == 7, nil }
 			a := abandonedAt(0)
 			outcome := make(chan publishOutcome, 1)
 			a.published, a.tries = outcome, test.tries
 			c.start(a)
 			outcome <- test.published // the acknowledgement comes late
-			c.stop()
+			c.running.stop(cancelTimeout)
 			for _, how := range []string{deleted, notified, failed} {
 				if want := map[bool]int{true: 1}[how == test.how]; sums.of(how) != want {
 					t.Errorf("%s %d times, want %d", how, sums.of(how), want)
@@ -230,11 +230,11 @@ func TestStopWaitsForTasksThatEndInTime(t *testing.T) {
 	}
 	stopped := make(chan struct{})
 	go func() {
-		running.stop(bustest.Patience)
+		running.stop(testbed.Patience)
 		close(stopped)
 	}()
 	close(goOn)
-	bustest.Receive(t, "end of the tasks", stopped)
+	testbed.Receive(t, "end of the tasks", stopped)
 	if err := <-done; err != nil {
 		t.Errorf("its context ended: %v", err)
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -21,7 +21,7 @@ import (
 // wait returns when so many items are in the queue, waiting or in flight.
 func (b *bed) wait(d pipeline.Durability, items uint64) {
 	b.t.Helper()
-	bustest.Eventually(b.t, fmt.Sprint(items, " items in the queue"), func() bool {
+	testbed.Eventually(b.t, fmt.Sprint(items, " items in the queue"), func() bool {
 		info, err := b.host.Queue(b.t.Context(), stage, d)
 		return err == nil && info.Items == items
 	})
@@ -68,12 +68,12 @@ func TestAbandonedItemIsNeverDelivered(t *testing.T) {
 	}
 	items := b.pulls(pipeline.Memory)
 	answer := infer(t.Context(), b.gateway("another"), ask("wanted"))
-	item := bustest.Receive(t, "item", items)
+	item := testbed.Receive(t, "item", items)
 	if got := textOf(item.env.Parts); got != "wanted" {
 		t.Errorf("item %q was delivered", got)
 	}
 	b.end(item.env, 1, []byte("done"))
-	if got := bustest.Receive(t, "answer", answer); got.err != nil {
+	if got := testbed.Receive(t, "answer", answer); got.err != nil {
 		t.Error(got.err)
 	}
 }
@@ -88,9 +88,9 @@ func TestItemIsWithdrawnThoughItsCallerLeftEarly(t *testing.T) {
 	for range 200 {
 		ctx, leave := context.WithCancel(t.Context())
 		answer := infer(ctx, b.service, ask("abandoned"))
-		bustest.Receive(t, "item on its way", sent)
+		testbed.Receive(t, "item on its way", sent)
 		leave()
-		if got := bustest.Receive(t, "end of the call", answer); fault.From(got.err).Reason != fault.Cancelled {
+		if got := testbed.Receive(t, "end of the call", answer); fault.From(got.err).Reason != fault.Cancelled {
 			t.Errorf("got %+v, %v", got.response, got.err)
 		}
 	}
@@ -111,13 +111,13 @@ func TestHostsAreNotifiedOfItemsInFlight(t *testing.T) {
 	} {
 		ctx, leave := context.WithCancel(t.Context())
 		answer := infer(ctx, b.service, ask("x"))
-		item := bustest.Receive(t, "item", items)
+		item := testbed.Receive(t, "item", items)
 		if err := settle(item); err != nil {
 			t.Fatal(err)
 		}
 		leave()
-		bustest.Receive(t, "end of the call", answer)
-		notice := bustest.Receive(t, name, notices)
+		testbed.Receive(t, "end of the call", answer)
+		notice := testbed.Receive(t, name, notices)
 		if notice.Mesh != mesh || notice.RequestID != item.env.RequestID || !notice.Deadline.Equal(item.env.Deadline) {
 			t.Errorf("%s: got %+v", name, notice)
 		}
@@ -160,12 +160,12 @@ func TestUnreadStreamIsCancelled(t *testing.T) {
 		_, err := b.service.Stream(t.Context(), ask("x"), func(call.Chunk) error { return errors.New("broken pipe") })
 		ended <- err
 	}()
-	item := bustest.Receive(t, "item", items)
+	item := testbed.Receive(t, "item", items)
 	b.chunks(item.env, 1, 1)
-	if err := bustest.Receive(t, "end of the stream", ended); fault.From(err).Reason != fault.Cancelled {
+	if err := testbed.Receive(t, "end of the stream", ended); fault.From(err).Reason != fault.Cancelled {
 		t.Errorf("ended with %v", err)
 	}
-	if notice := bustest.Receive(t, "notice", notices); notice.RequestID != item.env.RequestID {
+	if notice := testbed.Receive(t, "notice", notices); notice.RequestID != item.env.RequestID {
 		t.Errorf("got %+v", notice)
 	}
 }
@@ -189,16 +189,16 @@ func TestAnyGatewayCancelsARequest(t *testing.T) {
 				r := ask("x")
 				r.Durability = d
 				answer := infer(t.Context(), b.service, r)
-				request := bustest.Receive(t, "item", id)
+				request := testbed.Receive(t, "item", id)
 				if err := asked.Cancel(t.Context(), request); err != nil {
 					t.Fatal(err)
 				}
-				got := bustest.Receive(t, "end of the call", answer)
+				got := testbed.Receive(t, "end of the call", answer)
 				if f := wantFault(t, got.response, got.err, fault.Cancelled); f.Metadata["request_id"] != request {
 					t.Errorf("got %v", f)
 				}
 				b.wait(d, 0)
-				bustest.Eventually(t, "it is counted", func() bool { return sums.of(cancelled("deleted")) == 1 })
+				testbed.Eventually(t, "it is counted", func() bool { return sums.of(cancelled("deleted")) == 1 })
 				response, err := asked.Result(t.Context(), request, 0)
 				if d == pipeline.Memory {
 					_ = wantFault(t, response, err, fault.NotFound)
@@ -217,12 +217,12 @@ func TestCancelKeepsAStoredResult(t *testing.T) {
 	b.alive()
 	items := b.pulls(pipeline.File)
 	answer := infer(t.Context(), b.service, durable("x"))
-	item := bustest.Receive(t, "item", items)
+	item := testbed.Receive(t, "item", items)
 	b.store(item.env, "stored")
 	if err := b.service.Cancel(t.Context(), string(item.env.RequestID)); err != nil {
 		t.Fatal(err)
 	}
-	got := bustest.Receive(t, "end of the call", answer)
+	got := testbed.Receive(t, "end of the call", answer)
 	_ = wantFault(t, got.response, got.err, fault.Cancelled)
 	b.stops[b.service]()
 	response, err := b.gateway("another").Result(t.Context(), string(item.env.RequestID), 0)
@@ -242,7 +242,7 @@ func TestCancelOfAnUnknownRequestNotifiesHosts(t *testing.T) {
 	if err := b.service.Cancel(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
-	notice := bustest.Receive(t, "notice", notices)
+	notice := testbed.Receive(t, "notice", notices)
 	if left := notice.Deadline.Sub(begin); string(notice.RequestID) != id || left < longest || left > longest+atOnce {
 		t.Errorf("got %+v", notice)
 	}
@@ -255,7 +255,7 @@ func TestCancelOfAnUnknownRequestNotifiesHosts(t *testing.T) {
 		_ = wantFault(t, response, err, fault.InvalidRequest)
 	}
 	b.broker.Stop()
-	bustest.Eventually(t, "the connection is lost", func() bool { return b.service.Ready() != nil })
+	testbed.Eventually(t, "the connection is lost", func() bool { return b.service.Ready() != nil })
 	if err := b.service.Cancel(t.Context(), id); fault.From(err).Reason != fault.BrokerUnavailable {
 		t.Errorf("without a broker: %v", err)
 	}
@@ -272,7 +272,7 @@ func TestMalformedCancelIsCountedAndDropped(t *testing.T) {
 	b.alive()
 	items := b.pulls(pipeline.Memory)
 	answer := infer(t.Context(), b.service, ask("x"))
-	item := bustest.Receive(t, "item", items)
+	item := testbed.Receive(t, "item", items)
 	foreign, err := (&envelope.Cancel{Mesh: "other", RequestID: item.env.RequestID, Deadline: time.Now()}).Encode()
 	if err != nil {
 		t.Fatal(err)
@@ -283,11 +283,11 @@ func TestMalformedCancelIsCountedAndDropped(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	bustest.Eventually(t, "they are counted", func() bool {
+	testbed.Eventually(t, "they are counted", func() bool {
 		return sums.of("stagemesh.gateway.dropped_replies malformed_cancel") == int64(len(notices))
 	})
 	b.end(item.env, 1, []byte("done"))
-	if got := bustest.Receive(t, "answer", answer); got.err != nil {
+	if got := testbed.Receive(t, "answer", answer); got.err != nil {
 		t.Error(got.err)
 	}
 }

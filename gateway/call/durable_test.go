@@ -10,7 +10,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
@@ -18,7 +18,7 @@ import (
 func TestRequestOrPipelineMakesItDurable(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, func(s *call.Settings) {
-		c, err := pipelines.NewCatalog([]pipeline.Pipeline{{Name: "durable", Durability: pipeline.File, Steps: []pipeline.Step{{Name: "stage", Stage: stage}}}})
+		c, err := pipelines.New(pipelines.Settings{Seeds: []pipeline.Pipeline{{Name: "durable", Durability: pipeline.File, Steps: []pipeline.Step{{Name: "stage", Stage: stage}}}}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -39,9 +39,9 @@ func TestRequestOrPipelineMakesItDurable(t *testing.T) {
 		r := ask(name)
 		r.Pipeline, r.Durability = test.pipeline, test.asked
 		answer := infer(t.Context(), b.service, r)
-		item := bustest.Receive(t, name, test.queue)
+		item := testbed.Receive(t, name, test.queue)
 		b.end(item.env, 1, []byte("done"))
-		if got := bustest.Receive(t, "answer", answer); got.err != nil || got.response.Pipeline != test.pipeline {
+		if got := testbed.Receive(t, "answer", answer); got.err != nil || got.response.Pipeline != test.pipeline {
 			t.Errorf("%s: %+v, %v", name, got.response, got.err)
 		}
 	}
@@ -53,8 +53,8 @@ func TestOnlyDurableRequestsMakeTheResultStream(t *testing.T) {
 	b.alive()
 	memory, file := b.pulls(pipeline.Memory), b.pulls(pipeline.File)
 	answer := infer(t.Context(), b.service, ask("x"))
-	b.end(bustest.Receive(t, "item", memory).env, 1, []byte("done"))
-	bustest.Receive(t, "answer", answer)
+	b.end(testbed.Receive(t, "item", memory).env, 1, []byte("done"))
+	testbed.Receive(t, "answer", answer)
 	if _, err := b.service.Result(t.Context(), uuid.NewString(), 0); fault.From(err).Reason != fault.NotFound || b.resultStream() {
 		t.Fatalf("the stream is there before: %v", err)
 	}
@@ -66,12 +66,12 @@ func TestOnlyDurableRequestsMakeTheResultStream(t *testing.T) {
 			b.bounce()
 		}
 		answer = infer(t.Context(), b.service, durable("x"))
-		item := bustest.Receive(t, "durable item", file)
+		item := testbed.Receive(t, "durable item", file)
 		if !b.resultStream() {
 			t.Errorf("a durable request was sent without a stream of results (after a reconnect: %t)", lost)
 		}
 		b.end(item.env, 1, []byte("done"))
-		if got := bustest.Receive(t, "answer", answer); got.err != nil {
+		if got := testbed.Receive(t, "answer", answer); got.err != nil {
 			t.Error(got.err)
 		}
 		if err := item.delivery.Ack(); err != nil {
@@ -84,9 +84,9 @@ func TestOnlyDurableRequestsMakeTheResultStream(t *testing.T) {
 func (b *bed) bounce() {
 	b.t.Helper()
 	b.broker.Stop()
-	bustest.Eventually(b.t, "the connection is lost", func() bool { return b.service.Ready() != nil && !b.host.Connected() })
+	testbed.Eventually(b.t, "the connection is lost", func() bool { return b.service.Ready() != nil && !b.host.Connected() })
 	b.broker.Restore()
-	bustest.Eventually(b.t, "the connection is back", func() bool { return b.service.PipelineReady(b.t.Context(), whole) == nil && b.host.Connected() })
+	testbed.Eventually(b.t, "the connection is back", func() bool { return b.service.PipelineReady(b.t.Context(), whole) == nil && b.host.Connected() })
 }
 
 func TestBrokerWithoutSpaceForResultsFailsFast(t *testing.T) {
@@ -109,14 +109,14 @@ func TestAnnouncedResultIsTheStoredOne(t *testing.T) {
 	items := b.pulls(pipeline.File)
 	for i := range 20 {
 		answer := infer(t.Context(), b.service, durable("x"))
-		item := bustest.Receive(t, "item", items)
+		item := testbed.Receive(t, "item", items)
 		other := *item.env
 		other.ExecutionID = pipeline.ExecutionID(uuid.NewString())
 		if !b.store(&other, fmt.Sprint("first ", i)) || b.store(item.env, "second") {
 			t.Error("the first answer is not the first")
 		}
 		b.announce(item.env)
-		got := bustest.Receive(t, "answer", answer)
+		got := testbed.Receive(t, "answer", answer)
 		if got.err != nil || textOf(got.response.Outputs) != fmt.Sprint("first ", i) {
 			t.Errorf("answered with %+v, %v", got.response, got.err)
 		}
@@ -129,7 +129,7 @@ func TestResultAnnouncedTooEarlyIsAwaited(t *testing.T) {
 	b.alive()
 	items := b.pulls(pipeline.File)
 	answer := infer(t.Context(), b.service, durable("x"))
-	item := bustest.Receive(t, "item", items)
+	item := testbed.Receive(t, "item", items)
 	b.announce(item.env)
 	if err := b.host.WaitConnected(t.Context()); err != nil {
 		t.Fatal(err)
@@ -137,7 +137,7 @@ func TestResultAnnouncedTooEarlyIsAwaited(t *testing.T) {
 	reply := item.env.Answer()
 	reply.Fault = fault.New(fault.RunnerFailed, "it broke").At(string(stage), "step", "host")
 	b.storeReply(item.env, reply)
-	got := bustest.Receive(t, "answer", answer)
+	got := testbed.Receive(t, "answer", answer)
 	if f := wantFault(t, got.response, got.err, fault.RunnerFailed); f.Message != "it broke" || f.Metadata["request_id"] != string(item.env.RequestID) {
 		t.Errorf("got %+v", f)
 	}
@@ -157,7 +157,7 @@ func TestResultIsFoundAfterALostReply(t *testing.T) {
 		timeout, most time.Duration
 		then          func(*bed)
 	}{
-		"after a reconnect":   {bustest.Patience, bustest.Patience / 2, (*bed).bounce},
+		"after a reconnect":   {testbed.Patience, testbed.Patience / 2, (*bed).bounce},
 		"at the deadline":     {time.Second, 2 * time.Second, func(*bed) {}},
 		"at a short deadline": {300 * time.Millisecond, time.Second, func(*bed) {}},
 	} {
@@ -170,9 +170,9 @@ func TestResultIsFoundAfterALostReply(t *testing.T) {
 			r.Timeout = test.timeout
 			begin := time.Now()
 			answer := infer(t.Context(), b.service, r)
-			b.store(bustest.Receive(t, "item", items).env, "stored")
+			b.store(testbed.Receive(t, "item", items).env, "stored")
 			test.then(b)
-			got := bustest.Receive(t, "answer", answer)
+			got := testbed.Receive(t, "answer", answer)
 			if got.err != nil || textOf(got.response.Outputs) != "stored" {
 				t.Errorf("answered with %+v, %v", got.response, got.err)
 			}
@@ -204,16 +204,16 @@ func TestDurableCallSurvivesALostMemoryQueue(t *testing.T) {
 	items := b.pulls(pipeline.File)
 	b.ensureQueue(pipeline.Memory)
 	kept, lost := infer(t.Context(), b.service, durable("durable")), infer(t.Context(), b.service, ask("lost"))
-	item := bustest.Receive(t, "durable item", items)
-	bustest.Eventually(t, "the item waits", func() bool {
+	item := testbed.Receive(t, "durable item", items)
+	testbed.Eventually(t, "the item waits", func() bool {
 		info, err := b.host.Queue(t.Context(), stage, pipeline.Memory)
 		return err == nil && info.Items == 1
 	})
 	b.bounce()
-	got := bustest.Receive(t, "end of the memory call", lost)
+	got := testbed.Receive(t, "end of the memory call", lost)
 	_ = wantFault(t, got.response, got.err, fault.QueueLost)
 	b.end(item.env, 1, []byte("done"))
-	if got := bustest.Receive(t, "end of the durable call", kept); got.err != nil || textOf(got.response.Outputs) != "done" {
+	if got := testbed.Receive(t, "end of the durable call", kept); got.err != nil || textOf(got.response.Outputs) != "done" {
 		t.Errorf("answered with %+v, %v", got.response, got.err)
 	}
 }
@@ -226,14 +226,14 @@ func TestDurableRequestOutlivesItsCaller(t *testing.T) {
 	ctx, leave := context.WithCancel(t.Context())
 	b.ensureQueue(pipeline.File)
 	answer := infer(ctx, b.service, durable("x"))
-	bustest.Eventually(t, "the item waits", func() bool {
+	testbed.Eventually(t, "the item waits", func() bool {
 		info, err := b.host.Queue(t.Context(), stage, pipeline.File)
 		return err == nil && info.Items == 1
 	})
 	leave()
-	got := bustest.Receive(t, "end of the call", answer)
+	got := testbed.Receive(t, "end of the call", answer)
 	id := wantFault(t, got.response, got.err, fault.Cancelled).Metadata["request_id"]
-	item := bustest.Receive(t, "item", b.pulls(pipeline.File))
+	item := testbed.Receive(t, "item", b.pulls(pipeline.File))
 	if string(item.env.RequestID) != id {
 		t.Errorf("request %s came, want %s", item.env.RequestID, id)
 	}
@@ -275,10 +275,10 @@ func TestStoredResultEndsOnlyACompleteStream(t *testing.T) {
 				})
 				answer <- answered{response, err}
 			}()
-			item := bustest.Receive(t, "item", items)
+			item := testbed.Receive(t, "item", items)
 			b.chunks(item.env, test.chunks, 1)
 			for range test.chunks {
-				bustest.Receive(t, "chunk", seen)
+				testbed.Receive(t, "chunk", seen)
 			}
 			env := *item.env
 			if test.other {
@@ -288,7 +288,7 @@ func TestStoredResultEndsOnlyACompleteStream(t *testing.T) {
 			reply.Seq, reply.Parts = test.seq, blob([]byte("stored"))
 			b.storeReply(&env, reply)
 			b.announce(item.env)
-			got := bustest.Receive(t, "answer", answer)
+			got := testbed.Receive(t, "answer", answer)
 			if test.intact {
 				if got.err != nil || textOf(got.response.Outputs) != "stored" {
 					t.Errorf("answered with %+v, %v", got.response, got.err)
@@ -306,12 +306,12 @@ func TestUnreadableResultIsAnInternalError(t *testing.T) {
 	b.alive()
 	items := b.pulls(pipeline.File)
 	answer := infer(t.Context(), b.service, durable("x"))
-	item := bustest.Receive(t, "item", items)
-	if _, err := b.nc.Request(b.host.Subjects.Result(item.env.RequestID), []byte("\xff"), bustest.Patience); err != nil {
+	item := testbed.Receive(t, "item", items)
+	if _, err := b.nc.Request(b.host.Subjects.Result(item.env.RequestID), []byte("\xff"), testbed.Patience); err != nil {
 		t.Fatal(err)
 	}
 	b.announce(item.env)
-	got := bustest.Receive(t, "answer", answer)
+	got := testbed.Receive(t, "answer", answer)
 	_ = wantFault(t, got.response, got.err, fault.Internal)
 	response, err := b.service.Result(t.Context(), string(item.env.RequestID), 0)
 	_ = wantFault(t, response, err, fault.Internal)

@@ -7,7 +7,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -48,7 +48,7 @@ func (b *bed) fillQueue() {
 // awaitReady waits until the gateway knows the stage's host.
 func (b *bed) awaitReady() {
 	b.t.Helper()
-	bustest.Eventually(b.t, "the stage is served", func() bool { return b.service.PipelineReady(b.t.Context(), whole) == nil })
+	testbed.Eventually(b.t, "the stage is served", func() bool { return b.service.PipelineReady(b.t.Context(), whole) == nil })
 }
 
 // purge empties the queue.
@@ -68,7 +68,7 @@ func (b *bed) purge() {
 func (b *bed) awaitFree(key string) *call.Service {
 	b.t.Helper()
 	claims := b.claims()
-	bustest.Eventually(b.t, "the key is free", func() bool {
+	testbed.Eventually(b.t, "the key is free", func() bool {
 		r, err := claims.Get(b.t.Context(), keyOf(withKey(key, "")))
 		return err == nil && (r.Claim == nil || r.Claim.Released)
 	})
@@ -89,7 +89,7 @@ func TestKeyOfADeadGatewayIsTakenOver(t *testing.T) {
 	for range 10 {
 		asked = append(asked, infer(t.Context(), b.service, r))
 	}
-	item := bustest.Receive(t, "item", items)
+	item := testbed.Receive(t, "item", items)
 	if item.env.RequestID == dead.Claim.RequestID || time.Since(begin) < 300*time.Millisecond {
 		t.Errorf("request %s was made after %s", item.env.RequestID, time.Since(begin))
 	}
@@ -114,14 +114,14 @@ func TestRetryableFailureFreesTheKey(t *testing.T) {
 		r := withKey("key", "it")
 		r.Durability = d
 		first := infer(t.Context(), b.service, r)
-		item := bustest.Receive(t, "item", items)
+		item := testbed.Receive(t, "item", items)
 		second := infer(t.Context(), b.gateway("other", metered(counts)), r)
-		bustest.Eventually(t, "the second waits", func() bool { return counts.of(outcome("follower")) == 1 })
+		testbed.Eventually(t, "the second waits", func() bool { return counts.of(outcome("follower")) == 1 })
 		b.finish(item, failed(fault.RunnerOutOfMemory)(item.env))
 		if id := fails(t, first, fault.RunnerOutOfMemory); id != string(item.env.RequestID) {
 			t.Errorf("the failure of request %s", id)
 		}
-		again := bustest.Receive(t, "the second's item", items)
+		again := testbed.Receive(t, "the second's item", items)
 		b.finish(again, did(again.env))
 		if id := answers(t, second, "did it"); id != string(again.env.RequestID) || again.env.RequestID == item.env.RequestID {
 			t.Errorf("the answer of request %s after %s failed", id, item.env.RequestID)
@@ -138,7 +138,7 @@ func TestFinalFailureIsTheKeysAnswer(t *testing.T) {
 	b.alive()
 	items := b.pulls(pipeline.Memory)
 	first := infer(t.Context(), b.service, withKey("key", "it"))
-	item := bustest.Receive(t, "item", items)
+	item := testbed.Receive(t, "item", items)
 	b.finish(item, failed(fault.InvalidInput)(item.env))
 	fails(t, first, fault.InvalidInput)
 	for _, other := range []pipeline.GatewayID{"one", "two"} {
@@ -183,7 +183,7 @@ func TestRejectedRequestFreesItsKey(t *testing.T) {
 			again := withKey("key", "another")
 			again.WaitForCapacity = new(true)
 			answer := infer(t.Context(), b.awaitFree("key"), again)
-			item := bustest.Receive(t, "item", items)
+			item := testbed.Receive(t, "item", items)
 			b.finish(item, did(item.env))
 			answers(t, answer, "did another")
 			if took := time.Since(begin); took > atOnce {
@@ -202,7 +202,7 @@ func TestLateResultIsTheKeysAnswer(t *testing.T) {
 	r := withKey("key", "it")
 	r.Timeout = time.Second
 	first := infer(t.Context(), b.service, r)
-	item := bustest.Receive(t, "item", items)
+	item := testbed.Receive(t, "item", items)
 	fails(t, first, fault.DeadlineExceeded)
 	b.awaitFree("key")
 	b.store(item.env, "late")
@@ -217,7 +217,7 @@ func TestCancelledRequestFreesItsKey(t *testing.T) {
 	b := newBed(t, metered(counts))
 	b.memoryQueue()
 	first := infer(t.Context(), b.service, withKey("key", "it"))
-	bustest.Eventually(t, "the item waits", func() bool {
+	testbed.Eventually(t, "the item waits", func() bool {
 		info, err := b.host.Queue(t.Context(), stage, pipeline.Memory)
 		return err == nil && info.Items == 1
 	})
@@ -227,16 +227,16 @@ func TestCancelledRequestFreesItsKey(t *testing.T) {
 	}
 	other := b.gateway("other", metered(counts))
 	second := infer(t.Context(), other, withKey("key", "it"))
-	bustest.Eventually(t, "the second waits", func() bool { return counts.of(outcome("follower")) == 1 })
+	testbed.Eventually(t, "the second waits", func() bool { return counts.of(outcome("follower")) == 1 })
 	if err := other.Cancel(t.Context(), string(r.Claim.RequestID)); err != nil {
 		t.Fatal(err)
 	}
 	fails(t, first, fault.Cancelled)
 	items := b.pulls(pipeline.Memory)
-	item := bustest.Receive(t, "the second's item", items)
+	item := testbed.Receive(t, "the second's item", items)
 	if item.env.RequestID == r.Claim.RequestID {
 		// It is withdrawn in the background, and came before.
-		item = bustest.Receive(t, "the second's item", items)
+		item = testbed.Receive(t, "the second's item", items)
 	}
 	b.finish(item, did(item.env))
 	answers(t, second, "did it")
@@ -251,16 +251,16 @@ func TestLostQueueFreesTheKey(t *testing.T) {
 	r := withKey("key", "it")
 	lost := b.claim(r, time.Hour)
 	second := infer(t.Context(), b.service, r)
-	bustest.Eventually(t, "the second waits, and the first for longer than clocks may differ", func() bool {
+	testbed.Eventually(t, "the second waits, and the first for longer than clocks may differ", func() bool {
 		return counts.of(outcome("follower")) == 1 && time.Since(lost.Claim.AdmittedAt) > call.ClockSlack
 	})
 	b.bounce()
 	b.answerAll()
-	got := bustest.Receive(t, "end of the second", second)
+	got := testbed.Receive(t, "end of the second", second)
 	if f := fault.From(got.err); got.err != nil && f.Reason == fault.NoCapacity {
 		// It was made before there was a queue again; then it may come again.
 		second = infer(t.Context(), b.service, r)
-		got = bustest.Receive(t, "end of the third", second)
+		got = testbed.Receive(t, "end of the third", second)
 	}
 	if got.err != nil || got.response.RequestID == string(lost.Claim.RequestID) {
 		t.Errorf("answered with %+v, %v", got.response, got.err)
@@ -278,7 +278,7 @@ func TestMalformedClaimLeavesTheKeyFree(t *testing.T) {
 		t.Fatal(err)
 	}
 	answer := infer(t.Context(), b.service, withKey("key", "it"))
-	item := bustest.Receive(t, "item", items)
+	item := testbed.Receive(t, "item", items)
 	b.finish(item, did(item.env))
 	answers(t, answer, "did it")
 }

@@ -13,8 +13,8 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
@@ -98,7 +98,7 @@ func (b *bed) storeReply(env *envelope.Envelope, reply *envelope.Reply) bool {
 	}
 	done := make(chan sent, 1)
 	b.host.Publish(message, func(r bus.Receipt, err error) { done <- sent{r, err} })
-	got := bustest.Receive(b.t, "receipt of a stored answer", done)
+	got := testbed.Receive(b.t, "receipt of a stored answer", done)
 	if got.err != nil {
 		b.t.Errorf("store: %v", got.err)
 	}
@@ -193,7 +193,7 @@ func (b *bed) published(d pipeline.Durability, handle func(*nats.Msg)) {
 		b.t.Fatal(err)
 	}
 	b.t.Cleanup(func() { _ = sub.Unsubscribe() })
-	if err := b.nc.FlushTimeout(bustest.Patience); err != nil {
+	if err := b.nc.FlushTimeout(testbed.Patience); err != nil {
 		b.t.Fatal(err)
 	}
 }
@@ -260,7 +260,7 @@ func cancelled(how string) string { return "stagemesh.gateway.cancelled " + how 
 func twoPipelines(t *testing.T) func(*call.Settings) {
 	t.Helper()
 	steps := []pipeline.Step{{Name: "stage", Stage: stage}}
-	c, err := pipelines.NewCatalog([]pipeline.Pipeline{{Name: "one", Steps: steps}, {Name: "two", Steps: steps}})
+	c, err := pipelines.New(pipelines.Settings{Seeds: []pipeline.Pipeline{{Name: "one", Steps: steps}, {Name: "two", Steps: steps}}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -85,7 +85,7 @@ func outcome(what string) string { return "stagemesh.gateway.idempotent_requests
 // it is.
 func answers(t *testing.T, from <-chan answered, want string) string {
 	t.Helper()
-	got := bustest.Receive(t, "answer", from)
+	got := testbed.Receive(t, "answer", from)
 	if got.err != nil || textOf(got.response.Outputs) != want {
 		t.Fatalf("answered with %+v, %v, want %q", got.response, got.err, want)
 	}
@@ -96,7 +96,7 @@ func answers(t *testing.T, from <-chan answered, want string) string {
 // failure it is.
 func fails(t *testing.T, from <-chan answered, want fault.Reason) string {
 	t.Helper()
-	got := bustest.Receive(t, "end of the call", from)
+	got := testbed.Receive(t, "end of the call", from)
 	return wantFault(t, got.response, got.err, want).Metadata["request_id"]
 }
 
@@ -125,8 +125,8 @@ func TestOneRequestRunsPerKey(t *testing.T) {
 			r.Durability = d
 			asked = append(asked, infer(t.Context(), gateways[i%2], r))
 		}
-		item := bustest.Receive(t, "item", items)
-		bustest.Eventually(t, "the others wait", func() bool { return counts.of(outcome("follower")) == callers-1 })
+		item := testbed.Receive(t, "item", items)
+		testbed.Eventually(t, "the others wait", func() bool { return counts.of(outcome("follower")) == callers-1 })
 		b.finish(item, did(item.env))
 		for _, from := range asked {
 			if id := answers(t, from, "did it"); id != string(item.env.RequestID) {
@@ -152,7 +152,7 @@ func TestKeyReturnsTheStoredResultThroughAnyGateway(t *testing.T) {
 		r := withKey("key", "it")
 		r.Durability = d
 		first := infer(t.Context(), b.service, r)
-		item := bustest.Receive(t, "item", items)
+		item := testbed.Receive(t, "item", items)
 		b.finish(item, did(item.env))
 		id := answers(t, first, "did it")
 		b.stops[b.service]()
@@ -181,7 +181,7 @@ func TestKeyWithAnotherPayloadIsAMismatch(t *testing.T) {
 	items := b.pulls(pipeline.Memory)
 	other := b.gateway("other", metered(counts))
 	first := infer(t.Context(), b.service, withKey("key", "it"))
-	item := bustest.Receive(t, "item", items)
+	item := testbed.Receive(t, "item", items)
 	check := func(when string) {
 		if id := fails(t, infer(t.Context(), other, withKey("key", "something else")), fault.IdempotencyMismatch); id == string(item.env.RequestID) {
 			t.Errorf("%s: the fault names the other request", when)
@@ -205,7 +205,7 @@ func TestKeysBelongToTenantAndPipeline(t *testing.T) {
 		r := withKey("key", of.tenant+" "+of.pipeline)
 		r.Tenant, r.Pipeline = of.tenant, of.pipeline
 		answer := infer(t.Context(), b.service, r)
-		item := bustest.Receive(t, "item of "+of.tenant+" "+of.pipeline, items)
+		item := testbed.Receive(t, "item of "+of.tenant+" "+of.pipeline, items)
 		b.finish(item, did(item.env))
 		answers(t, answer, "did "+of.tenant+" "+of.pipeline)
 	}
@@ -222,7 +222,7 @@ func TestRequestWithAKeyOutlivesItsCaller(t *testing.T) {
 		r.Durability = d
 		ctx, leave := context.WithCancel(t.Context())
 		first := infer(ctx, b.service, r)
-		item := bustest.Receive(t, "item", items)
+		item := testbed.Receive(t, "item", items)
 		leave()
 		if id := fails(t, first, fault.Cancelled); id != string(item.env.RequestID) {
 			t.Errorf("the failure of request %s", id)
@@ -245,10 +245,10 @@ func TestFollowerThatLeavesAffectsNoOther(t *testing.T) {
 	b.alive()
 	items := b.pulls(pipeline.Memory)
 	first := infer(t.Context(), b.service, withKey("key", "it"))
-	item := bustest.Receive(t, "item", items)
+	item := testbed.Receive(t, "item", items)
 	ctx, leave := context.WithCancel(t.Context())
 	leaver, stays := infer(ctx, b.service, withKey("key", "it")), infer(t.Context(), b.service, withKey("key", "it"))
-	bustest.Eventually(t, "both wait", func() bool { return counts.of(outcome("follower")) == 2 })
+	testbed.Eventually(t, "both wait", func() bool { return counts.of(outcome("follower")) == 2 })
 	leave()
 	if id := fails(t, leaver, fault.Cancelled); id != string(item.env.RequestID) {
 		t.Errorf("the failure of request %s", id)
@@ -271,13 +271,13 @@ func TestDurableRequestWithAKeySurvivesTheBroker(t *testing.T) {
 	r := withKey("key", "it")
 	r.Durability = pipeline.File
 	first, second := infer(t.Context(), b.service, r), infer(t.Context(), b.gateway("other", metered(counts)), r)
-	bustest.Eventually(t, "one waits for the other", func() bool {
+	testbed.Eventually(t, "one waits for the other", func() bool {
 		info, err := b.host.Queue(t.Context(), stage, pipeline.File)
 		return err == nil && info.Items == 1 && counts.of(outcome("follower")) == 1
 	})
 	b.bounce()
 	items := b.pulls(pipeline.File)
-	item := bustest.Receive(t, "item", items)
+	item := testbed.Receive(t, "item", items)
 	b.finish(item, did(item.env))
 	if one, two := answers(t, first, "did it"), answers(t, second, "did it"); one != two || len(items) > 0 {
 		t.Errorf("the answers of %s and %s, and %d more", one, two, len(items))
@@ -378,10 +378,10 @@ func TestFollowersStreamReportsMissedChunks(t *testing.T) {
 				return out
 			}
 			first := stream(&got)
-			item := bustest.Receive(t, "item", items)
+			item := testbed.Receive(t, "item", items)
 			var none atomic.Int64
 			second := stream(&none)
-			bustest.Eventually(t, "the second waits", func() bool { return counts.of(outcome("follower")) == 1 })
+			testbed.Eventually(t, "the second waits", func() bool { return counts.of(outcome("follower")) == 1 })
 			b.chunks(item.env, chunks, 1)
 			reply := did(item.env)
 			reply.Seq = uint64(chunks + 1)
@@ -410,7 +410,7 @@ func TestStoppingGatewayAnswersItsFollowers(t *testing.T) {
 	b.alive()
 	items := b.pulls(pipeline.Memory)
 	first := infer(t.Context(), b.service, withKey("key", "it"))
-	item := bustest.Receive(t, "item", items)
+	item := testbed.Receive(t, "item", items)
 	other := b.gateway("other", metered(counts))
 	var waiting sync.WaitGroup
 	for range 5 {
@@ -420,7 +420,7 @@ func TestStoppingGatewayAnswersItsFollowers(t *testing.T) {
 			}
 		})
 	}
-	bustest.Eventually(t, "they wait", func() bool { return counts.of(outcome("follower")) == 5 })
+	testbed.Eventually(t, "they wait", func() bool { return counts.of(outcome("follower")) == 5 })
 	other.Close()
 	fails(t, infer(t.Context(), other, withKey("key", "it")), fault.ShuttingDown)
 	b.finish(item, did(item.env))

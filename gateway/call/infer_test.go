@@ -15,8 +15,8 @@ import (
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
@@ -72,7 +72,7 @@ func TestRejectionsNameTheStage(t *testing.T) {
 // fill puts an item into the queue.
 func (b *bed) fill() {
 	b.t.Helper()
-	if _, err := b.nc.Request(b.host.Stage(stage, "memory", "normal"), []byte("item"), bustest.Patience); err != nil {
+	if _, err := b.nc.Request(b.host.Stage(stage, "memory", "normal"), []byte("item"), testbed.Patience); err != nil {
 		b.t.Fatal(err)
 	}
 }
@@ -94,7 +94,7 @@ func TestQueuesOfASlowHostAreAwaited(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.nc.FlushTimeout(bustest.Patience); err != nil {
+	if err := b.nc.FlushTimeout(testbed.Patience); err != nil {
 		t.Fatal(err)
 	}
 	response, err := b.service.Infer(t.Context(), ask(""))
@@ -108,7 +108,7 @@ func TestMissingBrokerIsReported(t *testing.T) {
 	response, err := b.service.Infer(t.Context(), ask("x"))
 	_ = wantFault(t, response, err, fault.NoCapacity)
 	b.broker.Stop()
-	bustest.Eventually(t, "the connection is lost", func() bool { return b.service.Ready() != nil })
+	testbed.Eventually(t, "the connection is lost", func() bool { return b.service.Ready() != nil })
 	response, err = b.service.Infer(t.Context(), ask("x"))
 	if f := wantFault(t, response, err, fault.BrokerUnavailable); f.RetryAfter <= 0 {
 		t.Errorf("retry after %s", f.RetryAfter)
@@ -128,7 +128,7 @@ func TestPipelineIsReadyWhileItsStagesHaveHosts(t *testing.T) {
 		t.Errorf("without a host: %v", f)
 	}
 	b.alive()
-	bustest.Eventually(t, "the host is found", func() bool { return b.service.PipelineReady(t.Context(), whole) == nil })
+	testbed.Eventually(t, "the host is found", func() bool { return b.service.PipelineReady(t.Context(), whole) == nil })
 	if f := fault.From(b.service.PipelineReady(t.Context(), "nothing")); f.Reason != fault.UnknownPipeline {
 		t.Errorf("an unknown pipeline: %v", f)
 	}
@@ -225,7 +225,7 @@ func TestDeadlineFaultNamesTheTimeout(t *testing.T) {
 		"while hosts are asked": func(b *bed) {
 			silent, err := b.nc.SubscribeSync(b.host.Subjects.Alive(stage))
 			if err == nil {
-				err = b.nc.FlushTimeout(bustest.Patience)
+				err = b.nc.FlushTimeout(testbed.Patience)
 			}
 			if err != nil {
 				b.t.Fatal(err)

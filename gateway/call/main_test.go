@@ -15,8 +15,8 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -37,7 +37,7 @@ const (
 // bed is a request path on a broker.
 type bed struct {
 	t       *testing.T
-	broker  *bustest.Broker
+	broker  *testbed.Broker
 	service *call.Service
 	// host is the connection of the stages, nc one past the bus.
 	host *bus.Bus
@@ -52,7 +52,7 @@ type bed struct {
 
 func newBed(t *testing.T, edits ...func(*call.Settings)) *bed {
 	t.Helper()
-	b := &bed{t: t, broker: bustest.Start(t), logged: &lines{}, stops: map[*call.Service]func(){}, stopsWith: map[*call.Service]func(context.Context) error{}}
+	b := &bed{t: t, broker: testbed.StartBroker(t), logged: &lines{}, stops: map[*call.Service]func(){}, stopsWith: map[*call.Service]func(context.Context) error{}}
 	b.host, b.nc = b.broker.Connect(mesh), b.broker.Client()
 	b.service = b.start(b.broker.Connect(mesh), edits...)
 	return b
@@ -62,7 +62,7 @@ func newBed(t *testing.T, edits ...func(*call.Settings)) *bed {
 // b.stops before.
 func (b *bed) start(conn *bus.Bus, edits ...func(*call.Settings)) *call.Service {
 	b.t.Helper()
-	c, err := pipelines.NewCatalog(nil)
+	c, err := pipelines.New(pipelines.Settings{})
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -86,7 +86,7 @@ func (b *bed) start(conn *bus.Bus, edits ...func(*call.Settings)) *call.Service 
 		return err
 	}
 	b.stops[service] = func() {
-		ctx, cancel := context.WithTimeout(context.Background(), bustest.Patience)
+		ctx, cancel := context.WithTimeout(context.Background(), testbed.Patience)
 		defer cancel()
 		if err := b.stopsWith[service](ctx); err != nil {
 			b.t.Errorf("stop: %v", err)
@@ -160,7 +160,7 @@ func (b *bed) sees(handle func(*nats.Msg)) {
 		handling.Lock()
 		defer handling.Unlock()
 	})
-	if err := b.nc.FlushTimeout(bustest.Patience); err != nil {
+	if err := b.nc.FlushTimeout(testbed.Patience); err != nil {
 		b.t.Fatal(err)
 	}
 }
@@ -223,7 +223,7 @@ func blob(data []byte) []payload.Part {
 
 // ask is a request for the stage.
 func ask(text string) *call.Request {
-	return &call.Request{Pipeline: whole, Inputs: blob([]byte(text)), Timeout: bustest.Patience}
+	return &call.Request{Pipeline: whole, Inputs: blob([]byte(text)), Timeout: testbed.Patience}
 }
 
 func textOf(parts []payload.Part) string { return string(parts[0].Blob.Data) }

@@ -8,7 +8,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -55,7 +55,7 @@ func TestStoredFaultIsTheRequests(t *testing.T) {
 	reply := env.Answer()
 	reply.Fault = fault.New(fault.InvalidInput, "no image").At(string(stage), "step", "host").WithViolation("inputs.x", "no image")
 	b.storeReply(env, reply)
-	for _, wait := range []time.Duration{0, bustest.Patience} {
+	for _, wait := range []time.Duration{0, testbed.Patience} {
 		response, err := b.service.Result(t.Context(), string(env.RequestID), wait)
 		f := wantFault(t, response, err, fault.InvalidInput)
 		if f.Message != "no image" || f.Host != "host" || len(f.Violations) != 1 || f.Metadata["request_id"] != string(env.RequestID) {
@@ -107,11 +107,11 @@ func TestWaitEndsWithTheResult(t *testing.T) {
 	env := finished()
 	got := make(chan answered, 1)
 	go func() {
-		response, err := other.Result(t.Context(), string(env.RequestID), bustest.Patience)
+		response, err := other.Result(t.Context(), string(env.RequestID), testbed.Patience)
 		got <- answered{response, err}
 	}()
 	b.store(env, "late")
-	if r := bustest.Receive(t, "result", got); r.err != nil || textOf(r.response.Outputs) != "late" {
+	if r := testbed.Receive(t, "result", got); r.err != nil || textOf(r.response.Outputs) != "late" {
 		t.Errorf("got %+v, %v", r.response, r.err)
 	}
 }
@@ -132,20 +132,20 @@ func (b *bed) waitsForAResult(name string, end func(leave func()), reason fault.
 	got := make(chan answered, 1)
 	go func() {
 		for {
-			response, err := b.service.Result(ctx, uuid.NewString(), bustest.Patience)
+			response, err := b.service.Result(ctx, uuid.NewString(), testbed.Patience)
 			if fault.From(err).Reason != fault.Overloaded { // by the check below
 				got <- answered{response, err}
 				return
 			}
 		}
 	}()
-	bustest.Eventually(b.t, "the wait counts", func() bool {
+	testbed.Eventually(b.t, "the wait counts", func() bool {
 		_, err := b.service.Result(b.t.Context(), uuid.NewString(), 0)
 		return fault.From(err).Reason == fault.Overloaded
 	})
 	begin := time.Now()
 	end(leave)
-	r := bustest.Receive(b.t, name, got)
+	r := testbed.Receive(b.t, name, got)
 	_ = wantFault(b.t, r.response, r.err, reason)
 	if took := time.Since(begin); took > atOnce {
 		b.t.Errorf("%s: it took %s", name, took)
@@ -156,8 +156,8 @@ func TestResultIsUnavailableWithoutABroker(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.broker.Stop()
-	bustest.Eventually(t, "the connection is lost", func() bool { return b.service.Ready() != nil })
-	for _, wait := range []time.Duration{0, bustest.Patience} {
+	testbed.Eventually(t, "the connection is lost", func() bool { return b.service.Ready() != nil })
+	for _, wait := range []time.Duration{0, testbed.Patience} {
 		response, err := b.service.Result(t.Context(), uuid.NewString(), wait)
 		if f := wantFault(t, response, err, fault.BrokerUnavailable); f.RetryAfter <= 0 {
 			t.Errorf("retry after %s", f.RetryAfter)

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -85,7 +85,7 @@ func TestBurstIsBufferedForItsReader(t *testing.T) {
 	})
 	got := make([]int, 0, burst)
 	response, err := b.service.Stream(t.Context(), ask("x"), func(c call.Chunk) error {
-		bustest.Receive(t, "the end of the burst", sent)
+		testbed.Receive(t, "the end of the burst", sent)
 		got = append(got, number(t, c))
 		return nil
 	})
@@ -123,15 +123,15 @@ func TestStoppedReaderFailsAlone(t *testing.T) {
 				stop := sync.OnceFunc(func() { close(stopped) })
 				response, err := b.service.Stream(t.Context(), ask("slow"), func(call.Chunk) error {
 					stop()
-					bustest.Receive(t, "leave to go on", goOn)
+					testbed.Receive(t, "leave to go on", goOn)
 					return nil
 				})
 				if f := fault.From(err); err == nil || f.Reason != fault.SlowReader {
 					t.Errorf("the slow reader got %+v, %v", response, err)
 				}
 			})
-			bustest.Receive(t, "first chunk", stopped)
-			bustest.Receive(t, "end of the answer", overrun)
+			testbed.Receive(t, "first chunk", stopped)
+			testbed.Receive(t, "end of the answer", overrun)
 			response, err := b.service.Stream(t.Context(), ask("quick"), func(call.Chunk) error { return nil })
 			if err != nil || textOf(response.Outputs) != "done" {
 				t.Errorf("the quick reader got %+v, %v", response, err)
@@ -216,12 +216,12 @@ func streamCancelled(t *testing.T, emit func(call.Chunk) error, chunks ...uint64
 		response, err := b.service.Stream(t.Context(), ask("x"), emit)
 		ended <- answered{response, err}
 	}()
-	item := bustest.Receive(t, "item", items)
+	item := testbed.Receive(t, "item", items)
 	for _, seq := range chunks {
 		b.chunk(item.env, seq, []byte("1 "))
 	}
-	got := bustest.Receive(t, "end of the call", ended)
-	if notice := bustest.Receive(t, "notice", notices); notice.RequestID != item.env.RequestID {
+	got := testbed.Receive(t, "end of the call", ended)
+	if notice := testbed.Receive(t, "notice", notices); notice.RequestID != item.env.RequestID {
 		t.Errorf("got %+v", notice)
 	}
 	return got

@@ -1,6 +1,8 @@
 // Package openapi describes a gateway's plain HTTP interface as an OpenAPI 3.1 document:
 // every pipeline by name, with the inputs of its first stage and the outputs of its last
-// stage, and all other paths below /v1, /v2 and the probes.
+// stage, and all other paths below /v1, /v2 and the probes. The latter are embedded
+// (static.json), and the operations of a pipeline are copies of the embedded ones for any
+// pipeline, with its own bodies and responses.
 //
 //	text, err := openapi.Build(openapi.Settings{Mesh: "digits", Pipelines: pipelines})
 //
@@ -12,9 +14,9 @@
 //
 // A part's JSON Schema becomes a component of the document. Pointers within it are
 // rewritten to their place in the document, because few tools support a schema as a
-// resource of its own. A schema that has resources below its root, or refers to others,
-// is embedded unchanged, with an $id. A schema in another dialect than 2020-12 is
-// described as anything.
+// resource of its own. A schema with anchors, with resources below its root, or with
+// references to others is embedded unchanged, with an $id. A schema in another dialect than
+// 2020-12 is described as anything.
 //
 // # Bodies that are not JSON
 //

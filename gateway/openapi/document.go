@@ -53,27 +53,72 @@ type Pipeline struct {
 // object is a JSON object; its members are written sorted.
 type object = map[string]any
 
-// version of OpenAPI that documents are of.
-const version = "3.1.0"
-
 //go:embed static.json
 var staticJSON []byte
 
-// static is the part of the document that no pipeline changes: the paths, the components that
-// they refer to, and the tags. Its parts keep the order of their members, since viewers offer
-// the first media type.
-type static struct {
+// document is a document being built. It begins as the static part: the paths that no pipeline
+// changes, the components that they refer to, and the tags. The parts keep the order of their
+// members, because viewers offer the first media type.
+type document struct {
 	Tags                                []json.RawMessage
 	Paths, Schemas, Parameters, Headers map[string]json.RawMessage
+
+	// infer and stream are the operations of any pipeline. Those of a pipeline are copies with
+	// other members.
+	infer, stream operation
+	pipelineTags  []any
+	// left is how many bytes may still be added for pipelines, and omitted how many
+	// pipelines did not fit.
+	left, omitted int
+}
+
+// operation is an operation of the static part.
+type operation struct {
+	ID          string              `json:"operationId"`
+	Tags        []string            `json:"tags"`
+	Summary     string              `json:"summary"`
+	Description string              `json:"description"`
+	Parameters  []any               `json:"parameters"`
+	Body        body                `json:"requestBody"`
+	Responses   map[string]response `json:"responses"`
+}
+
+type body struct {
+	Required    bool            `json:"required"`
+	Description string          `json:"description,omitempty"`
+	Content     json.RawMessage `json:"content"`
+}
+
+// response is a reference, or else a description.
+type response struct {
+	Ref         string          `json:"$ref,omitempty"`
+	Description string          `json:"description,omitempty"`
+	Headers     json.RawMessage `json:"headers,omitempty"`
+	Content     json.RawMessage `json:"content,omitempty"`
+}
+
+// newDocument returns the static part.
+func newDocument() (*document, error) {
+	d := &document{}
+	if err := json.Unmarshal(staticJSON, d); err != nil {
+		return nil, err
+	}
+	for path, to := range map[string]*operation{inferPath("{pipeline}"): &d.infer, streamPath("{pipeline}"): &d.stream} {
+		if err := json.Unmarshal(d.Paths[path], &struct{ Post *operation }{to}); err != nil {
+			return nil, err
+		}
+	}
+	return d, nil
 }
 
 // Build returns the document as JSON. Its errors do not depend on what a caller of the
 // gateway, or a stage, sends.
 func Build(s Settings) ([]byte, error) {
-	d := &document{left: cmp.Or(s.MaxBytes, DefaultMaxBytes)}
-	if err := json.Unmarshal(staticJSON, &d.static); err != nil {
+	d, err := newDocument()
+	if err != nil {
 		return nil, err
 	}
+	d.left = cmp.Or(s.MaxBytes, DefaultMaxBytes)
 	sorted := slices.SortedFunc(slices.Values(s.Pipelines), func(a, b Pipeline) int { return cmp.Compare(a.Name, b.Name) })
 	for i, p := range sorted {
 		fits, err := d.add(p)
@@ -88,34 +133,17 @@ func Build(s Settings) ([]byte, error) {
 	return json.Marshal(d.assemble(s))
 }
 
-// document is a document being built.
-type document struct {
-	static
-	pipelineTags []any
-	// left is how many bytes may still be added for pipelines, and omitted how many
-	// pipelines did not fit.
-	left, omitted int
-}
-
 // add describes a pipeline, and reports false where that exceeds the bytes left.
 func (d *document) add(p Pipeline) (fits bool, err error) {
-	made := describe(p)
+	paths, schemas, err := describe(d, p)
+	if err != nil {
+		return false, err
+	}
 	size := 0
-	paths, schemas := map[string]json.RawMessage{}, map[string]json.RawMessage{}
-	for _, members := range []struct {
-		from object
-		to   map[string]json.RawMessage
-	}{{made.paths, paths}, {made.schemas, schemas}} {
-		for key, value := range members.from {
-			if d.Schemas[key] != nil {
-				// Another pipeline of the same stage has it.
-				continue
-			}
-			text, err := json.Marshal(value)
-			if err != nil {
-				return false, err
-			}
-			members.to[key] = text
+	// Another pipeline of the same stage may have a schema already.
+	maps.DeleteFunc(schemas, func(key string, _ json.RawMessage) bool { return d.Schemas[key] != nil })
+	for _, members := range []map[string]json.RawMessage{paths, schemas} {
+		for key, text := range members {
 			size += len(key) + len(text)
 		}
 	}
@@ -125,7 +153,7 @@ func (d *document) add(p Pipeline) (fits bool, err error) {
 	d.left -= size
 	maps.Copy(d.Paths, paths)
 	maps.Copy(d.Schemas, schemas)
-	d.pipelineTags = append(d.pipelineTags, made.tag)
+	d.pipelineTags = append(d.pipelineTags, object{"name": string(p.Name), "description": route(p)})
 	return true, nil
 }
 
@@ -140,7 +168,7 @@ func (d *document) assemble(s Settings) object {
 		"responses": faultResponses(s.Tokens),
 	}
 	out := object{
-		"openapi": version,
+		"openapi": "3.1.0",
 		"info": object{
 			"title": "mesh " + s.Mesh, "version": cmp.Or(s.Version, "unknown"),
 			"summary":     "Inference through the pipelines of a mesh",
@@ -153,17 +181,15 @@ func (d *document) assemble(s Settings) object {
 		"tags":       tags,
 	}
 	if s.Tokens {
-		components["securitySchemes"] = object{tokenScheme: object{
+		const scheme = "token"
+		components["securitySchemes"] = object{scheme: object{
 			"type": "http", "scheme": "bearer",
 			"description": "One of the tokens in the gateway's `gateway.token_file`.",
 		}}
-		out["security"] = []any{object{tokenScheme: []any{}}}
+		out["security"] = []any{object{scheme: []any{}}}
 	}
 	return out
 }
-
-// tokenScheme names the security scheme.
-const tokenScheme = "token"
 
 // description is the document's description, in Markdown.
 func (d *document) description(s Settings) string {
@@ -203,37 +229,21 @@ func component(kind, key string) object { return object{"$ref": "#/components/" 
 
 func schemaRef(key string) object { return component("schemas", key) }
 
-// byStatus returns the reasons of faults on the public port, by their HTTP status.
-func byStatus() map[int][]fault.Reason {
+// faultResponses returns a response for each status of a fault on the public port. Without
+// tokens it notes that the gateway does not ask for any.
+func faultResponses(tokens bool) object {
 	// The public port never returns these.
 	admin := []fault.Reason{fault.NotReplayable, fault.RevisionMismatch, fault.PipelineDoesNotFit}
-	out := map[int][]fault.Reason{}
+	byStatus := map[int][]fault.Reason{}
 	for _, reason := range fault.Reasons() {
 		if !slices.Contains(admin, reason) {
 			status := fault.Classify(reason).HTTP
-			out[status] = append(out[status], reason)
+			byStatus[status] = append(byStatus[status], reason)
 		}
 	}
-	return out
-}
-
-// withFaults adds the faults of an inference to its successful response.
-func withFaults(success object) object {
-	out := object{"200": success}
-	for status := range byStatus() {
-		out[strconv.Itoa(status)] = component("responses", faultKey(status))
-	}
-	return out
-}
-
-func faultKey(status int) string { return "Fault" + strconv.Itoa(status) }
-
-// faultResponses returns the response of each status. Without tokens it notes that the gateway
-// does not ask for any.
-func faultResponses(tokens bool) object {
 	out := object{}
-	for status, reasons := range byStatus() {
-		out[faultKey(status)] = faultResponse(status, reasons, tokens)
+	for status, reasons := range byStatus {
+		out["Fault"+strconv.Itoa(status)] = faultResponse(status, reasons, tokens)
 	}
 	return out
 }

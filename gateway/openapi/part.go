@@ -1,8 +1,6 @@
 package openapi
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -24,9 +22,13 @@ type part struct {
 }
 
 func (p part) isTensor() bool { return p.GetTensor() != nil }
+func (p part) isBlob() bool   { return p.GetTensor() == nil }
 
-// representable reports whether JSON can represent tensors of a datatype.
-func representable(d tensor.Datatype) bool { return d != tensor.FP16 && d != tensor.BF16 }
+// representable reports whether JSON can represent the tensor.
+func (p part) representable() bool { return hasText(tensor.Datatype(p.GetTensor().GetDatatype())) }
+
+// hasText reports whether JSON can represent elements of a datatype.
+func hasText(d tensor.Datatype) bool { return d != tensor.FP16 && d != tensor.BF16 }
 
 // about describes the part in one line of Markdown.
 func (p part) about() string {
@@ -58,25 +60,52 @@ func shapeText(shape []int64) string {
 	return "[" + strings.Join(axes, ", ") + "]"
 }
 
-// tensorSchema describes the part in the form of the Open Inference Protocol; elements
+// tensorSchema describes a part in the form of the Open Inference Protocol; elements
 // describes the elements of a datatype.
-func (p part) tensorSchema(elements func(tensor.Datatype) object) object {
+func (a operations) tensorSchema(p part, elements func(tensor.Datatype) object) object {
 	t := p.GetTensor()
-	out := object{
-		"type": "object", "title": p.name,
-		"required": []any{"name", "datatype", "shape", "data"},
-		"properties": object{
-			"name":       object{"const": p.name},
-			"datatype":   object{"const": t.GetDatatype()},
-			"shape":      p.shapeSchema(),
-			"data":       elements(tensor.Datatype(t.GetDatatype())),
-			"parameters": schemaRef("Parameters"),
-		},
+	return p.entitle(a.variant("Tensor", object{
+		"name": object{"const": p.name}, "datatype": object{"const": t.GetDatatype()},
+		"shape": p.shapeSchema(), "data": elements(tensor.Datatype(t.GetDatatype())),
+	}))
+}
+
+// outputSchema describes an output in a document.
+func (a operations) outputSchema(p part, f form) object {
+	if p.isTensor() {
+		return a.tensorSchema(p, f.given)
 	}
+	contentType, types := object{"type": "string"}, p.types()
+	if !slices.ContainsFunc(types, isUnspecific) {
+		contentType["examples"] = []any{types[0]}
+	}
+	out := a.variant(f.prefix+"Blob", object{
+		"name": object{"const": p.name}, "content_type": contentType, "json": a.jsonSchema(p),
+	})
+	// A blob of one kind has only the members of that kind. Bytes that do not match their type
+	// are bytes whatever the type is.
+	properties, either := out["properties"].(object), []any{}
+	for _, member := range []struct {
+		name   string
+		ofType func(string) bool
+	}{{"text", isText}, {"json", payload.IsJSON}, {f.rest, func(string) bool { return true }}} {
+		if !slices.ContainsFunc(types, func(t string) bool { return member.ofType(t) || isUnspecific(t) }) {
+			delete(properties, member.name)
+			continue
+		}
+		either = append(either, object{"required": []any{member.name}})
+	}
+	out["oneOf"] = either
+	return p.entitle(out)
+}
+
+// entitle gives a schema the part's name and description.
+func (p part) entitle(schema object) object {
+	schema["title"] = p.name
 	if text := p.GetDescription(); text != "" {
-		out["description"] = text
+		schema["description"] = text
 	}
-	return out
+	return schema
 }
 
 // shapeSchema accepts the part's shape and, if it has rows, the shape of a single row.
@@ -137,7 +166,6 @@ func usual(contentType string) []string {
 
 const (
 	jsonType = payload.JSONType
-	formType = "multipart/form-data"
 	anyType  = "*/*"
 )
 
@@ -159,6 +187,9 @@ func (p part) types() []string {
 }
 
 func isText(media string) bool { return strings.HasPrefix(media, "text/") }
+
+// isUnspecific reports whether a media range has types of which nothing is known.
+func isUnspecific(media string) bool { return media == anyType || media == "application/*" }
 
 // blobSchema describes a blob of a media type as a body of its own, or as a part of a
 // form.
@@ -182,14 +213,11 @@ func (a operations) jsonSchema(p part) object {
 	if p.GetSchema() == "" {
 		return object{}
 	}
-	if a.schemas[p.key] == nil {
-		schema, ok := embed(p.GetSchema(), p.key)
-		if !ok {
-			return object{}
-		}
-		a.schemas[p.key] = schema
+	schema, ok := embed(p.GetSchema(), p.key)
+	if !ok {
+		return object{}
 	}
-	return schemaRef(p.key)
+	return a.define(p.key, schema)
 }
 
 // form is the encoding of documents: JSON, or MessagePack, which has bytes.
@@ -199,25 +227,20 @@ type form struct {
 	suffix, prefix string
 	// sent and given describe the elements of a tensor in a request and in a response.
 	sent, given func(tensor.Datatype) object
-	// rest is the member of a blob that is neither text nor JSON, and blob describes
-	// it.
+	// rest is the member of a blob that is neither text nor JSON.
 	rest string
-	blob object
 }
 
 func asJSON() form {
 	list := func(d tensor.Datatype) object { return schemaRef(dataSchema(d)) }
-	return form{
-		sent: list, given: list, rest: "data_base64",
-		blob: object{"type": "string", "contentEncoding": "base64", "description": "The blob, where it is anything else."},
-	}
+	return form{sent: list, given: list, rest: "data_base64"}
 }
 
 func asPacked() form {
 	return form{
-		suffix: ".packed", prefix: "Packed", rest: "data", blob: schemaRef("Bytes"),
+		suffix: ".packed", prefix: "Packed", rest: "data",
 		sent: func(d tensor.Datatype) object {
-			if !representable(d) {
+			if !hasText(d) {
 				return schemaRef("Bytes")
 			}
 			return object{"anyOf": []any{schemaRef("Bytes"), schemaRef(dataSchema(d))}}
@@ -244,47 +267,4 @@ func (p part) takes() []string {
 		out = append(out, msgpack.Type)
 	}
 	return out
-}
-
-// content maps media types to the schemas of a body. It keeps its order, because
-// viewers offer the first.
-type content []media
-
-type media struct {
-	contentType string
-	object
-}
-
-var _ json.Marshaler = content{}
-
-// add adds a media type, unless it is present.
-func (c *content) add(contentType string, of object) {
-	for _, one := range *c {
-		if one.contentType == contentType {
-			return
-		}
-	}
-	*c = append(*c, media{contentType, of})
-}
-
-// MarshalJSON implements json.Marshaler.
-func (c content) MarshalJSON() ([]byte, error) {
-	var out bytes.Buffer
-	out.WriteByte('{')
-	for i, one := range c {
-		if i > 0 {
-			out.WriteByte(',')
-		}
-		key, err := json.Marshal(one.contentType)
-		if err != nil {
-			return nil, err
-		}
-		value, err := json.Marshal(one.object)
-		if err != nil {
-			return nil, err
-		}
-		out.Write(append(append(key, ':'), value...))
-	}
-	out.WriteByte('}')
-	return out.Bytes(), nil
 }

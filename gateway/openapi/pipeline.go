@@ -1,46 +1,55 @@
 package openapi
 
 import (
+	"bytes"
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
-	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
-
+	"github.com/stagemesh/stagemesh/mesh/msgpack"
+	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+
+	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 )
-
-// pipelineDocs is the document's description of a pipeline.
-type pipelineDocs struct {
-	tag            object
-	paths, schemas object
-}
-
-// describe returns the description of a pipeline.
-func describe(p Pipeline) pipelineDocs {
-	first, last := p.Steps[0], p.Steps[len(p.Steps)-1]
-	in := side{spec: p.First, key: "stage." + string(first.Stage), rename: first.Inputs}
-	if len(first.Inputs) > 0 {
-		// Callers use other input names than for the stage alone.
-		in.key = "pipeline." + string(p.Name)
-	}
-	out := side{spec: p.Last, key: "stage." + string(last.Stage)}
-	a := operations{pipeline: p, in: in, out: out, schemas: object{}}
-	made := pipelineDocs{
-		tag:     object{"name": string(p.Name), "description": route(p)},
-		paths:   object{inferPath(string(p.Name)): object{"post": a.infer()}},
-		schemas: a.schemas,
-	}
-	if p.Last.GetStream() {
-		made.paths[streamPath(string(p.Name))] = object{"post": a.stream()}
-	}
-	return made
-}
 
 func inferPath(name string) string  { return "/v1/pipelines/" + name + ":infer" }
 func streamPath(name string) string { return "/v1/pipelines/" + name + ":stream" }
+
+// describe returns the paths of a pipeline, and the schemas that they refer to.
+func describe(d *document, p Pipeline) (paths, schemas map[string]json.RawMessage, err error) {
+	first, last := p.Steps[0], p.Steps[len(p.Steps)-1]
+	a := operations{document: d, pipeline: p, out: side{spec: p.Last, key: "stage." + string(last.Stage)}, schemas: object{}}
+	a.in = side{spec: p.First, key: "stage." + string(first.Stage), rename: first.Inputs}
+	if len(first.Inputs) > 0 {
+		// Callers use other input names than for the stage alone.
+		a.in.key = "pipeline." + string(p.Name)
+	}
+	made := object{inferPath(string(p.Name)): object{"post": a.infer()}}
+	if p.Last.GetStream() {
+		made[streamPath(string(p.Name))] = object{"post": a.stream()}
+	}
+	if paths, err = marshalMembers(made); err != nil {
+		return nil, nil, err
+	}
+	schemas, err = marshalMembers(a.schemas)
+	return paths, schemas, err
+}
+
+func marshalMembers(of object) (map[string]json.RawMessage, error) {
+	out := make(map[string]json.RawMessage, len(of))
+	for key, value := range of {
+		text, err := json.Marshal(value)
+		if err != nil {
+			return nil, err
+		}
+		out[key] = text
+	}
+	return out, nil
+}
 
 // route lists the stages that a request passes.
 func route(p Pipeline) string {
@@ -75,7 +84,8 @@ func (s side) parts(kind string, specs []*stagev1.PartSpec) []part {
 	for i, spec := range specs {
 		one := part{PartSpec: spec, name: cmp.Or(s.rename[spec.GetName()], spec.GetName()), rows: s.spec.GetBatchAxis() == stagev1.BatchAxis_BATCH_AXIS_ROWS}
 		one.key = fmt.Sprintf("%s.%s.%s", s.key, kind, one.name)
-		if !plainKey(one.key) {
+		if strings.Trim(one.key, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") != "" {
+			// No other character may be in a component's key.
 			one.key = fmt.Sprintf("%s.%ss.%d", s.key, kind, i)
 		}
 		out = append(out, one)
@@ -83,43 +93,53 @@ func (s side) parts(kind string, specs []*stagev1.PartSpec) []part {
 	return out
 }
 
-// plainKey reports whether the text may be a component's key.
-func plainKey(text string) bool {
-	return !strings.ContainsFunc(text, func(r rune) bool {
-		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("._-", r)
-	})
-}
-
 // operations describes the operations of one pipeline.
 type operations struct {
+	*document
+
 	pipeline Pipeline
 	in, out  side
 	// schemas are the components that it needs.
 	schemas object
 }
 
-func (a operations) infer() object {
-	return object{
-		"operationId": "infer_" + string(a.pipeline.Name),
-		"tags":        []any{string(a.pipeline.Name)},
-		"summary":     "Ask " + string(a.pipeline.Name) + " and wait for the answer",
-		"description": a.about(),
-		"parameters":  a.parameters(),
-		"requestBody": a.body(),
-		"responses":   withFaults(a.answer()),
-	}
+// define adds a component, and returns a reference to it.
+func (a operations) define(key string, schema any) object {
+	a.schemas[key] = schema
+	return schemaRef(key)
 }
 
-func (a operations) stream() object {
-	return object{
-		"operationId": "stream_" + string(a.pipeline.Name),
-		"tags":        []any{string(a.pipeline.Name)},
-		"summary":     "Ask " + string(a.pipeline.Name) + " and get the answer in pieces",
-		"description": a.about() + "\n\n" + strings.TrimSpace(aboutStreams),
-		"parameters":  a.parameters(),
-		"requestBody": a.body(),
-		"responses":   withFaults(a.events()),
-	}
+// variant returns a component of the static part with other properties.
+func (a operations) variant(key string, properties object) object {
+	var out object
+	_ = json.Unmarshal(a.Schemas[key], &out) // embedded, and a test builds all variants
+	maps.Copy(out["properties"].(object), properties)
+	return out
+}
+
+// own returns an operation of any pipeline as the pipeline's own.
+func (a operations) own(of operation, prefix string, success response) operation {
+	name := string(a.pipeline.Name)
+	of.ID, of.Tags = prefix+name, []string{name}
+	of.Summary = strings.Replace(of.Summary, "any pipeline", name, 1)
+	of.Description = a.about()
+	of.Parameters = append(of.Parameters[1:len(of.Parameters):len(of.Parameters)], a.stepParameters()...)
+	of.Body = a.body(of.Body)
+	of.Responses = maps.Clone(of.Responses)
+	of.Responses["200"] = success
+	return of
+}
+
+func (a operations) infer() operation { return a.own(a.document.infer, "infer_", a.answer()) }
+
+func (a operations) stream() operation {
+	success := a.document.stream.Responses["200"]
+	success.Content = bytes.ReplaceAll(success.Content, []byte(`"#/components/schemas/Chunk"`), []byte(`"`+a.chunk()["$ref"].(string)+`"`))
+	out := a.own(a.document.stream, "stream_", success)
+	// The description of any pipeline ends with what holds for all streams.
+	_, aboutStreams, _ := strings.Cut(a.document.stream.Description, "with the whole alone. ")
+	out.Description += "\n\n" + aboutStreams
+	return out
 }
 
 // about is an operation's description.
@@ -132,13 +152,13 @@ func (a operations) about() string {
 	if a.pipeline.Durability == pipeline.File {
 		b.WriteString(" Requests are durable: their answers are stored.")
 	}
-	a.list(&b, "Inputs", a.in.inputs())
-	a.list(&b, "Outputs", a.out.outputs())
+	listParts(&b, "Inputs", a.in.inputs())
+	listParts(&b, "Outputs", a.out.outputs())
 	return b.String()
 }
 
-// list describes parts, one a line.
-func (a operations) list(b *strings.Builder, title string, parts []part) {
+// listParts describes parts, one a line.
+func listParts(b *strings.Builder, title string, parts []part) {
 	if parts == nil {
 		fmt.Fprintf(b, "\n\n%s: not known, anything.", title)
 		return
@@ -149,13 +169,10 @@ func (a operations) list(b *strings.Builder, title string, parts []part) {
 	}
 }
 
-// parameters are the options of all pipelines, and the parameters that the pipeline
-// sets for its steps. A request may override these.
-func (a operations) parameters() []any {
+// stepParameters are the parameters that the pipeline sets for its steps. A request may
+// override these.
+func (a operations) stepParameters() []any {
 	var out []any
-	for _, key := range []string{"Timeout", "Priority", "Durability", "WaitForCapacity", "IdempotencyKey", "TraceParent", "TraceState", "Outputs", "More"} {
-		out = append(out, component("parameters", key))
-	}
 	for _, step := range a.pipeline.Steps {
 		for _, name := range slices.Sorted(maps.Keys(step.Parameters)) {
 			out = append(out, object{
@@ -165,5 +182,228 @@ func (a operations) parameters() []any {
 			})
 		}
 	}
+	return out
+}
+
+// body describes the request bodies that callers may send: one blob as it is, several
+// blobs as a form, and tensors as JSON or MessagePack. Where no inputs are known it is the
+// body for any pipeline.
+func (a operations) body(unknown body) body {
+	inputs := a.in.inputs()
+	if len(inputs) == 0 {
+		return unknown
+	}
+	var all content
+	required := without(inputs, func(p part) bool { return p.GetOptional() })
+	blobs, tensors := without(inputs, part.isTensor), without(inputs, part.isBlob)
+	// A body is one part without a name, blobs with names, or tensors.
+	if len(inputs) == 1 && len(blobs) == 1 {
+		a.single(&all, blobs[0])
+	}
+	if len(blobs) > 0 && !slices.ContainsFunc(required, part.isTensor) {
+		all.add("multipart/form-data", a.form(blobs))
+	}
+	if len(tensors) > 0 && !slices.ContainsFunc(required, part.isBlob) {
+		a.tensors(&all, tensors)
+	}
+	if len(all) == 0 {
+		unknown.Description = "The inputs are blobs and tensors: ask by `/v2`, or by gRPC."
+		return unknown
+	}
+	return body{Required: true, Content: all.raw()}
+}
+
+// single adds the only input, which needs no name.
+func (a operations) single(content *content, p part) {
+	for _, media := range p.takes() {
+		one := object{"schema": a.blobSchema(p, media)}
+		if examples := a.blobExamples(p, media); len(examples) > 0 {
+			one["examples"] = byName(examples)
+		}
+		content.add(media, one)
+	}
+}
+
+// form has a part for each blob, with the blob's name.
+func (a operations) form(blobs []part) object {
+	properties, encoding, required := object{}, object{}, []any{}
+	for _, p := range blobs {
+		media := p.types()[0]
+		schema := maps.Clone(a.blobSchema(p, media))
+		if examples := a.blobExamples(p, media); len(examples) > 0 {
+			schema["examples"] = []any{examples[0].value}
+		}
+		if text := p.GetDescription(); text != "" && len(schema) > 0 {
+			schema["description"] = text
+		}
+		properties[p.name] = schema
+		encoding[p.name] = object{"contentType": strings.Join(p.takes(), ", ")}
+		if !p.GetOptional() {
+			required = append(required, p.name)
+		}
+	}
+	schema := object{"type": "object", "properties": properties}
+	if len(required) > 0 {
+		schema["required"] = required
+	}
+	return object{"schema": schema, "encoding": encoding}
+}
+
+// tensors adds requests of the Open Inference Protocol. It adds the JSON form only if
+// JSON can represent them.
+func (a operations) tensors(content *content, inputs []part) {
+	inJSON := without(inputs, func(p part) bool { return !p.representable() })
+	if len(inJSON) > 0 && !slices.ContainsFunc(inputs, func(p part) bool { return !p.representable() && !p.GetOptional() }) {
+		one := object{"schema": a.request(inJSON, asJSON())}
+		if examples := a.tensorExamples(inJSON); len(examples) > 0 {
+			one["examples"] = byName(examples)
+		}
+		content.add(jsonType, one)
+	}
+	content.add(msgpack.Type, object{"schema": packed(a.request(inputs, asPacked()))})
+}
+
+// request refers to the schema of a request of the Open Inference Protocol.
+func (a operations) request(inputs []part, f form) object {
+	list := object{"type": "array", "minItems": 1, "maxItems": len(inputs), "items": anyOf(inputs, func(p part) object { return a.tensorSchema(p, f.sent) })}
+	var all []any
+	for _, p := range inputs {
+		if !p.GetOptional() {
+			all = append(all, object{"contains": object{"required": []any{"name"}, "properties": object{"name": object{"const": p.name}}}})
+		}
+	}
+	if len(inputs) > 1 && len(all) > 0 {
+		list["allOf"] = all
+	}
+	schema := a.variant("ModelRequest", object{"inputs": list})
+	schema["title"] = "tensors"
+	return a.define(a.in.key+".request"+f.suffix, schema)
+}
+
+// answer describes a success: the document in either form, or its only blob alone. Where no
+// outputs are known it is the answer of any pipeline.
+func (a operations) answer() response {
+	out, outputs := a.document.infer.Responses["200"], a.out.outputs()
+	if outputs == nil {
+		return out
+	}
+	plain, compact := []any{a.answerDocument(outputs, asJSON())}, []any{a.answerDocument(outputs, asPacked())}
+	blobs := without(outputs, part.isTensor)
+	chunked := a.out.spec.GetStream()
+	var others content
+	for _, p := range blobs {
+		for _, media := range p.types() {
+			switch {
+			case chunked && (payload.IsJSON(media) || msgpack.Is(media)):
+			case media == jsonType:
+				plain = append(plain, a.jsonSchema(p))
+			case media == msgpack.Type:
+				compact = append(compact, a.jsonSchema(p))
+			default:
+				others.add(media, object{"schema": a.blobSchema(p, media)})
+			}
+			if isUnspecific(media) {
+				compact = append(compact, object{"title": "one output alone, which is MessagePack"})
+			}
+		}
+	}
+	if chunked {
+		plain = append(plain, object{"title": "one output alone, which is JSON"})
+		compact = append(compact, object{"title": "one output alone, which is MessagePack"})
+		others.add(anyType, object{"schema": object{"type": "string", "contentMediaType": payload.OctetStream}})
+	}
+	all := content{{jsonType, object{"schema": oneOf(plain)}}}
+	all.add(msgpack.Type, object{"schema": packed(oneOf(compact))})
+	for _, one := range others {
+		all.add(one.contentType, one.object)
+	}
+	if out.Content = all.raw(); len(blobs) == 0 && !chunked {
+		out.Description = "The answer as a JSON document; in MessagePack where `Accept` lists that before JSON, or the body was tensors in it."
+	}
+	return out
+}
+
+// answerDocument refers to the schema of the response document. A host validates the chunks of
+// a chunked response by the stage's spec, and not its final outputs: these are any.
+func (a operations) answerDocument(outputs []part, f form) object {
+	if a.out.spec.GetStream() {
+		return schemaRef(f.prefix + "Answer")
+	}
+	schema := a.variant(f.prefix+"Answer", object{"outputs": object{"type": "array", "items": anyOf(outputs, func(p part) object { return a.outputSchema(p, f) })}})
+	if example, ok := answerExample(string(a.pipeline.Name), outputs); ok && f.suffix == "" {
+		schema["examples"] = []any{example}
+	}
+	return a.define(a.out.key+".answer"+f.suffix, schema)
+}
+
+// chunk refers to the schema of a chunk. Parts named like an output follow the stage's
+// spec; a chunk may have more parts.
+func (a operations) chunk() object {
+	outputs := a.out.outputs()
+	if outputs == nil {
+		return schemaRef("Chunk")
+	}
+	either, names := []any{}, []any{}
+	for _, p := range outputs {
+		either, names = append(either, a.outputSchema(p, asJSON())), append(names, p.name)
+	}
+	either = append(either, object{
+		"title": "more", "anyOf": []any{schemaRef("Tensor"), schemaRef("Blob")},
+		"properties": object{"name": object{"not": object{"enum": names}}},
+	})
+	return a.define(a.out.key+".chunk", a.variant("Chunk", object{"outputs": object{"type": "array", "items": object{"anyOf": either}}}))
+}
+
+// oneOf is one schema for one or several alternatives.
+func oneOf(either []any) object {
+	if len(either) == 1 {
+		return either[0].(object)
+	}
+	return object{"anyOf": either}
+}
+
+// anyOf returns one schema for the alternatives of the parts.
+func anyOf(parts []part, schema func(part) object) object {
+	out := make([]any, len(parts))
+	for i, p := range parts {
+		out[i] = schema(p)
+	}
+	return oneOf(out)
+}
+
+// without returns the parts that do not match.
+func without(parts []part, matches func(part) bool) []part {
+	return slices.DeleteFunc(slices.Clone(parts), matches)
+}
+
+// content maps media types to the schemas of a body. It keeps its order, because
+// viewers offer the first.
+type content []media
+
+type media struct {
+	contentType string
+	object
+}
+
+// add adds a media type, unless it is present.
+func (c *content) add(contentType string, of object) {
+	if !slices.ContainsFunc(*c, func(one media) bool { return one.contentType == contentType }) {
+		*c = append(*c, media{contentType, of})
+	}
+}
+
+// raw returns the content as JSON, and nothing if a part of it is no JSON.
+func (c content) raw() json.RawMessage {
+	var out []byte
+	for _, one := range c {
+		key, _ := json.Marshal(one.contentType)
+		value, err := json.Marshal(one.object)
+		if err != nil {
+			return nil
+		}
+		out = append(append(append(append(out, ','), key...), ':'), value...)
+	}
+	out = append(out, '}')
+	out[0] = '{'
 	return out
 }

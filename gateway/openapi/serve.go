@@ -10,7 +10,7 @@ import (
 	"io"
 	"net/http"
 	"strconv"
-	"strings"
+	"time"
 
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -148,40 +148,25 @@ func tagOf(text []byte) string {
 
 // send answers with the file, or 304 where the caller has it.
 func (f file) send(w http.ResponseWriter, r *http.Request) {
-	h := w.Header()
+	h, body, tag := w.Header(), f.text, f.tag
+	switch {
+	case acceptsGzip(r):
+		// Each encoding has a tag of its own.
+		body, tag = f.packed, tag+"-gzip"
+		h.Set("Content-Encoding", "gzip")
+		h.Set("Content-Length", strconv.Itoa(len(body)))
+	case body == nil:
+		// The embedded files are valid gzip.
+		if unpacked, err := gzip.NewReader(bytes.NewReader(f.packed)); err == nil {
+			body, _ = io.ReadAll(unpacked)
+		}
+	}
 	h.Set("Content-Type", f.contentType)
 	h.Set("Cache-Control", "no-cache")
 	h.Set("Vary", "Accept-Encoding")
 	h.Set("X-Content-Type-Options", "nosniff")
-	packed := acceptsGzip(r)
-	// Each encoding has a tag of its own.
-	tag := `"` + f.tag + `"`
-	if packed {
-		tag = `"` + f.tag + `-gzip"`
-	}
-	h.Set("ETag", tag)
-	if hasTag(r.Header.Values("If-None-Match"), tag) {
-		w.WriteHeader(http.StatusNotModified)
-		return
-	}
-	body := f.text
-	if packed {
-		h.Set("Content-Encoding", "gzip")
-		body = f.packed
-	}
-	if body != nil {
-		h.Set("Content-Length", strconv.Itoa(len(body)))
-	}
-	switch {
-	case r.Method == http.MethodHead:
-	case body != nil:
-		_, _ = w.Write(body)
-	default:
-		// The embedded files are valid gzip.
-		if unpacked, err := gzip.NewReader(bytes.NewReader(f.packed)); err == nil {
-			_, _ = io.Copy(w, unpacked)
-		}
-	}
+	h.Set("ETag", `"`+tag+`"`)
+	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(body))
 }
 
 // acceptsGzip reports whether the caller accepts gzip, by one of its names or else as any
@@ -197,15 +182,4 @@ func acceptsGzip(r *http.Request) bool {
 		}
 	}
 	return acceptsAny
-}
-
-// hasTag reports whether the values of If-None-Match match the tag. A proxy may have made the
-// tag a weak one.
-func hasTag(values []string, tag string) bool {
-	for entry := range strings.SplitSeq(strings.Join(values, ","), ",") {
-		if entry = strings.TrimSpace(entry); entry == "*" || strings.TrimPrefix(entry, "W/") == tag {
-			return true
-		}
-	}
-	return false
 }

@@ -36,5 +36,5 @@
 // Check finds the problems of a pipeline whose stages are known; it is a pure function.
 //
 // All methods are safe for concurrent use; call Run once. To test with it, use natskv on
-// a broker of mesh/bus/bustest.
+// a broker of mesh/bus/testbed.
 package pipelines

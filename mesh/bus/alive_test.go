@@ -10,21 +10,21 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
 func TestAliveFindsTheStagesHosts(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	asker, first, second := broker.Connect(mesh), broker.Connect(mesh), broker.Connect(mesh)
 	if _, err := asker.Alive(t.Context(), stage); !errors.Is(err, bus.ErrNoHost) {
 		t.Fatalf("no host yet: %v", err)
 	}
 	stopFirst := serveAlive(t, first)
 	stopSecond := serveAlive(t, second)
-	bustest.Eventually(t, "the hosts are found", func() bool { return found(t, asker) })
+	testbed.Eventually(t, "the hosts are found", func() bool { return found(t, asker) })
 	if _, err := asker.Alive(t.Context(), "another"); !errors.Is(err, bus.ErrNoHost) {
 		t.Errorf("a stage without hosts: %v", err)
 	}
@@ -35,7 +35,7 @@ func TestAliveFindsTheStagesHosts(t *testing.T) {
 		}
 	}
 	stopSecond()
-	bustest.Eventually(t, "the last host is missed", func() bool {
+	testbed.Eventually(t, "the last host is missed", func() bool {
 		_, err := asker.Alive(t.Context(), stage)
 		return errors.Is(err, bus.ErrNoHost)
 	})
@@ -48,7 +48,7 @@ func found(t *testing.T, asker *bus.Bus) bool {
 
 func TestAliveReturnsTheHostsAvailability(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	asker, b := broker.Connect(mesh), broker.Connect(mesh)
 	var busy atomic.Bool
 	end, err := b.ServeAlive(stage, "host", []pipeline.Durability{pipeline.File}, busy.Load)
@@ -72,14 +72,14 @@ func TestAliveReturnsTheHostsAvailability(t *testing.T) {
 // Anybody may answer, with anything.
 func TestMalformedAliveAnswerCountsAsAHost(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	b, nc := broker.Connect(mesh), broker.Client()
 	for _, answer := range [][]byte{{0xff, 0xff}, {0x1a, 0x01, 0x63}, bytes.Repeat([]byte{0x18, 0x02}, 1000)} {
 		sub, err := nc.Subscribe(b.Subjects.Alive(stage), func(m *nats.Msg) { _ = m.Respond(answer) })
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := nc.FlushTimeout(bustest.Patience); err != nil {
+		if err := nc.FlushTimeout(testbed.Patience); err != nil {
 			t.Fatal(err)
 		}
 		if got, err := b.Alive(t.Context(), stage); err != nil || len(got.Durabilities) > 2 {
@@ -107,7 +107,7 @@ func serveAlive(t *testing.T, b *bus.Bus) (stop func()) {
 // A host that is there and does not get to answer is no missing host.
 func TestSlowHostIsAlive(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	b := broker.Connect(mesh)
 	swallow(t, broker, b.Subjects.Alive(stage))
 	if _, err := b.Alive(t.Context(), stage); err != nil {
@@ -117,7 +117,7 @@ func TestSlowHostIsAlive(t *testing.T) {
 
 func TestAliveEndsWithItsContextAndItsBroker(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	b := broker.Connect(mesh)
 	swallow(t, broker, b.Subjects.Alive(stage))
 	broker.Stop()
@@ -133,7 +133,7 @@ func TestAliveEndsWithItsContextAndItsBroker(t *testing.T) {
 // Whatever is sent to the subject, the host answers the next question.
 func TestAliveSurvivesGarbage(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	b, nc := broker.Connect(mesh), broker.Client()
 	serveAlive(t, b)
 	subject := b.Subjects.Alive(stage)
@@ -145,7 +145,7 @@ func TestAliveSurvivesGarbage(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := nc.FlushTimeout(bustest.Patience); err != nil {
+	if err := nc.FlushTimeout(testbed.Patience); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := b.Alive(t.Context(), stage); err != nil {

@@ -12,10 +12,9 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/credentials"
-	"github.com/stagemesh/stagemesh/mesh/tlstest"
 )
 
 // logBuffer is a log that can be read while it is written.
@@ -50,8 +49,8 @@ func reach(t *testing.T, url string, auth credentials.Broker) (*bus.Bus, *logBuf
 
 func TestBusAuthenticatesByItsFiles(t *testing.T) {
 	t.Parallel()
-	authority := tlstest.New(t)
-	token := tlstest.File(t, "open-sesame\n")
+	authority := testbed.NewAuthority(t)
+	token := testbed.SecretFile(t, "open-sesame\n")
 	cert, key := authority.Certificate("a process")
 	for name, test := range map[string]struct {
 		broker func(*server.Options)
@@ -62,14 +61,14 @@ func TestBusAuthenticatesByItsFiles(t *testing.T) {
 		"TLS and a token":   {func(o *server.Options) { o.TLSConfig, o.Authorization = authority.Server("127.0.0.1"), "open-sesame" }, credentials.Broker{CAFile: authority.File, TokenFile: token}},
 		"TLS on both sides": {mutual(authority), credentials.Broker{CAFile: authority.File, CertFile: cert, KeyFile: key}},
 	} {
-		b, _ := reach(t, bustest.Start(t, test.broker).URL(), test.auth)
+		b, _ := reach(t, testbed.StartBroker(t, test.broker).URL(), test.auth)
 		if err := b.WaitConnected(t.Context()); err != nil || b.Away() != nil {
 			t.Errorf("%s: %v, %v", name, err, b.Away())
 		}
 	}
 }
 
-func mutual(authority *tlstest.Authority) func(*server.Options) {
+func mutual(authority *testbed.Authority) func(*server.Options) {
 	return func(o *server.Options) {
 		o.TLSConfig = authority.Server("127.0.0.1")
 		o.TLSConfig.ClientAuth, o.TLSConfig.ClientCAs = tls.RequireAndVerifyClientCert, authority.Roots
@@ -78,28 +77,28 @@ func mutual(authority *tlstest.Authority) func(*server.Options) {
 
 func TestRefusedConnectionIsLoggedAtOnce(t *testing.T) {
 	t.Parallel()
-	authority := tlstest.New(t)
+	authority := testbed.NewAuthority(t)
 	known := func(o *server.Options) { o.Authorization = "open-sesame" }
 	secure := func(o *server.Options) { o.TLSConfig = authority.Server("127.0.0.1") }
 	elsewhere := func(o *server.Options) { o.TLSConfig = authority.Server("localhost") }
 	oldCert, oldKey := authority.Expired("127.0.0.1")
-	stale := func(o *server.Options) { o.TLSConfig = tlstest.Shown(t, oldCert, oldKey) }
+	stale := func(o *server.Options) { o.TLSConfig = testbed.ServerTLS(t, oldCert, oldKey) }
 	for name, test := range map[string]struct {
 		broker func(*server.Options)
 		auth   credentials.Broker
 		want   string
 	}{
-		"a token is wrong":      {known, credentials.Broker{TokenFile: tlstest.File(t, "sesame-secret")}, "; the broker refuses who this process says it is: see nats.token_file"},
+		"a token is wrong":      {known, credentials.Broker{TokenFile: testbed.SecretFile(t, "sesame-secret")}, "; the broker refuses who this process says it is: see nats.token_file"},
 		"a token is missing":    {known, credentials.Broker{}, "; the broker refuses who this process says it is: see nats.token_file"},
 		"nobody vouches":        {secure, credentials.Broker{}, "; nats.ca_file names a file"},
-		"another vouches":       {secure, credentials.Broker{CAFile: tlstest.New(t).File}, "; nats.ca_file names a file"},
+		"another vouches":       {secure, credentials.Broker{CAFile: testbed.NewAuthority(t).File}, "; nats.ca_file names a file"},
 		"another name":          {elsewhere, credentials.Broker{CAFile: authority.File}, "; nats.url has to name the broker as its certificate does"},
 		"its time is over":      {stale, credentials.Broker{CAFile: authority.File}, "; the broker's certificate, or the one in nats.ca_file"},
 		"there is no TLS":       {func(*server.Options) {}, credentials.Broker{CAFile: authority.File}, "; the broker has no TLS, which nats.ca_file"},
 		"a certificate is none": {mutual(authority), credentials.Broker{CAFile: authority.File}, "; the broker wants another certificate of this process: nats.cert_file"},
 	} {
-		b, log := reach(t, bustest.Start(t, test.broker).URL(), test.auth)
-		bustest.Eventually(t, name+": it is logged", func() bool { return strings.Contains(log.String(), test.want) })
+		b, log := reach(t, testbed.StartBroker(t, test.broker).URL(), test.auth)
+		testbed.Eventually(t, name+": it is logged", func() bool { return strings.Contains(log.String(), test.want) })
 		if err := b.Away(); !errors.Is(err, bus.ErrDisconnected) || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: it is away for %v", name, err)
 		}
@@ -112,8 +111,8 @@ func TestRefusedConnectionIsLoggedAtOnce(t *testing.T) {
 // The client tells nobody by itself what a broker says that answers late, or anew.
 func TestRefusedReconnectIsLogged(t *testing.T) {
 	t.Parallel()
-	authority := tlstest.New(t)
-	token := credentials.Broker{TokenFile: tlstest.File(t, "open-sesame")}
+	authority := testbed.NewAuthority(t)
+	token := credentials.Broker{TokenFile: testbed.SecretFile(t, "open-sesame")}
 	trust := credentials.Broker{CAFile: authority.File}
 	plain := func(o *server.Options) { o.TLSConfig, o.Authorization = nil, "" }
 	known := func(o *server.Options) { o.Authorization = "open-sesame" }
@@ -125,10 +124,10 @@ func TestRefusedReconnectIsLogged(t *testing.T) {
 		want        string
 	}{
 		"late with another token":       {token, nil, func(o *server.Options) { o.Authorization = "sesame-secret" }, "see nats.token_file"},
-		"late with another authority":   {trust, nil, func(o *server.Options) { o.TLSConfig = tlstest.New(t).Server("127.0.0.1") }, "nats.ca_file names a file"},
+		"late with another authority":   {trust, nil, func(o *server.Options) { o.TLSConfig = testbed.NewAuthority(t).Server("127.0.0.1") }, "nats.ca_file names a file"},
 		"late without TLS":              {trust, nil, plain, "the broker has no TLS"},
 		"again with another token":      {token, known, func(o *server.Options) { o.Authorization = "sesame-secret" }, "see nats.token_file"},
-		"again with another authority":  {trust, secure, func(o *server.Options) { o.TLSConfig = tlstest.New(t).Server("127.0.0.1") }, "nats.ca_file names a file"},
+		"again with another authority":  {trust, secure, func(o *server.Options) { o.TLSConfig = testbed.NewAuthority(t).Server("127.0.0.1") }, "nats.ca_file names a file"},
 		"again without TLS, as another": {trust, secure, plain, "the broker has no TLS"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -137,13 +136,13 @@ func TestRefusedReconnectIsLogged(t *testing.T) {
 			if first == nil {
 				first = plain
 			}
-			broker := bustest.Start(t, first)
+			broker := testbed.StartBroker(t, first)
 			if test.first == nil {
 				broker.Stop()
 			}
 			b, log := reach(t, broker.URL(), test.auth)
 			if test.first == nil {
-				bustest.Eventually(t, "nobody is there", func() bool { return strings.Contains(log.String(), "connection refused") })
+				testbed.Eventually(t, "nobody is there", func() bool { return strings.Contains(log.String(), "connection refused") })
 			} else {
 				if err := b.WaitConnected(t.Context()); err != nil {
 					t.Fatal(err)
@@ -152,12 +151,12 @@ func TestRefusedReconnectIsLogged(t *testing.T) {
 			}
 			broker.Change(test.then)
 			broker.Restore()
-			bustest.Eventually(t, "it is logged", func() bool { return strings.Contains(log.String(), test.want) })
+			testbed.Eventually(t, "it is logged", func() bool { return strings.Contains(log.String(), test.want) })
 			if err := b.Away(); !errors.Is(err, bus.ErrDisconnected) || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("it is away for %v", err)
 			}
 			before := broker.Connections()
-			bustest.Eventually(t, "it is refused again", func() bool { return broker.Connections() >= before+2 })
+			testbed.Eventually(t, "it is refused again", func() bool { return broker.Connections() >= before+2 })
 			text := log.String()
 			if strings.Contains(text, "sesame") || strings.Count(text, test.want) != 1 || strings.Contains(text, "broker error") || strings.Contains(text, "no servers") {
 				t.Errorf("it logs\n%s", text)
@@ -169,17 +168,17 @@ func TestRefusedReconnectIsLogged(t *testing.T) {
 // The client gives up by itself after two refusals, which would be the end of the bus.
 func TestBusConnectsOnceItsTokenIsFixed(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t, func(o *server.Options) { o.Authorization = "open-sesame" })
-	token := tlstest.File(t, "sesame-secret")
+	broker := testbed.StartBroker(t, func(o *server.Options) { o.Authorization = "open-sesame" })
+	token := testbed.SecretFile(t, "sesame-secret")
 	b, log := reach(t, broker.URL(), credentials.Broker{TokenFile: token})
 	again := b.Reconnects()
-	bustest.Eventually(t, "it is refused", func() bool { return strings.Contains(log.String(), "nats.token_file") })
+	testbed.Eventually(t, "it is refused", func() bool { return strings.Contains(log.String(), "nats.token_file") })
 	before := broker.Connections()
-	bustest.Eventually(t, "it is refused again and again", func() bool { return broker.Connections() >= before+2 })
+	testbed.Eventually(t, "it is refused again and again", func() bool { return broker.Connections() >= before+2 })
 	if err := os.WriteFile(token, []byte("open-sesame"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	bustest.Receive(t, "the connection", again)
+	testbed.Receive(t, "the connection", again)
 	if err := b.WaitConnected(t.Context()); err != nil || b.Away() != nil {
 		t.Errorf("%v, %v", err, b.Away())
 	}
@@ -187,7 +186,7 @@ func TestBusConnectsOnceItsTokenIsFixed(t *testing.T) {
 
 func TestBadCredentialsFileFailsConnect(t *testing.T) {
 	t.Parallel()
-	authority := tlstest.New(t)
+	authority := testbed.NewAuthority(t)
 	cert, key := authority.Certificate("a process")
 	for want, auth := range map[string]credentials.Broker{
 		"broker: nats.token_file: open nowhere: ":        {TokenFile: "nowhere"},
@@ -201,7 +200,7 @@ func TestBadCredentialsFileFailsConnect(t *testing.T) {
 			t.Errorf("got %v, want %s", err, want)
 		}
 	}
-	two := tlstest.File(t, "open sesame")
+	two := testbed.SecretFile(t, "open sesame")
 	if _, err := bus.Connect(bus.Settings{Mesh: mesh, URL: "nats://127.0.0.1:1", Auth: credentials.Broker{TokenFile: two}, Logger: discard()}); err == nil || !strings.Contains(err.Error(), "nats.token_file") || strings.Contains(err.Error(), "sesame") {
 		t.Errorf("got %v", err)
 	}

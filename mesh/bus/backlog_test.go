@@ -6,15 +6,15 @@ import (
 	"strconv"
 	"testing"
 
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
 func TestBacklogCountsItemsByClass(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	b := broker.Connect(mesh)
 	if _, err := b.Backlog(t.Context(), stage, pipeline.Memory); !errors.Is(err, bus.ErrNoQueue) {
 		t.Fatalf("without a queue: %v", err)
@@ -40,7 +40,7 @@ func TestBacklogCountsItemsByClass(t *testing.T) {
 	for _, d := range in {
 		h.ack(t, d)
 	}
-	bustest.Eventually(t, "what is acknowledged is gone", func() bool {
+	testbed.Eventually(t, "what is acknowledged is gone", func() bool {
 		got := backlog(t, b)
 		return got.Classes[pipeline.High]+got.Classes[pipeline.Normal]+got.Classes[pipeline.Low] == 0 && got.Last == 6
 	})
@@ -57,7 +57,7 @@ func backlog(t *testing.T, b *bus.Bus) bus.Backlog {
 
 func TestBacklogFailsWithoutTheBroker(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	b := broker.Connect(mesh)
 	ensure(t, b, queue())
 	broker.Stop()

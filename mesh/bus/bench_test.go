@@ -4,8 +4,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
@@ -22,7 +22,7 @@ func BenchmarkHop(b *testing.B) {
 }
 
 func benchmarkHop(b *testing.B, inFlight int) {
-	broker := bustest.Start(b)
+	broker := testbed.StartBroker(b)
 	sender, receiver, s := broker.Connect(mesh), broker.Connect(mesh), queue()
 	info := ensure(b, sender, s)
 	tokens := make(chan struct{}, inFlight)

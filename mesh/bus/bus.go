@@ -32,7 +32,7 @@
 // Handlers given to a Bus run on its subscriptions' goroutines and must not
 // block on the network. All methods are safe for concurrent use.
 //
-// Tests use bustest, which runs a real broker in the process.
+// Tests use internal/testbed, which runs a real broker in the process.
 package bus
 
 import (

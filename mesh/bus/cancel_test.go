@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 )
 
@@ -22,7 +22,7 @@ func withdraw(t *testing.T, b *bus.Bus, m bus.Message, seq uint64) bool {
 
 func TestDeletedQueuedItemsAreNeverDelivered(t *testing.T) {
 	t.Parallel()
-	b, s := bustest.Start(t).Connect(mesh), queue()
+	b, s := testbed.StartBroker(t).Connect(mesh), queue()
 	info := ensure(t, b, s)
 	for i := range 100 {
 		m := message(t, b, item(strconv.Itoa(i)))
@@ -48,7 +48,7 @@ func TestDeletedQueuedItemsAreNeverDelivered(t *testing.T) {
 
 func TestDeleteQueuedDeletesOnlyItsItem(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	b, s := broker.Connect(mesh), queue()
 	mine := message(t, b, item("mine"))
 	if _, err := b.DeleteQueued(t.Context(), mine, 1); err != nil {
@@ -79,7 +79,7 @@ func TestDeleteQueuedDeletesOnlyItsItem(t *testing.T) {
 
 func TestCancelNoticesReachTheWholeMeshOnly(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	received := make(chan string, 8)
 	for i, name := range []string{"test", "test", "other"} {
 		stop, err := broker.Connect(mesh, func(s *bus.Settings) {
@@ -107,7 +107,7 @@ func TestCancelNoticesReachTheWholeMeshOnly(t *testing.T) {
 	if err := broker.Connect(mesh).Cancel(&envelope.Cancel{Mesh: mesh, RequestID: e.RequestID, Deadline: time.Unix(1000, 0)}); err != nil {
 		t.Fatal(err)
 	}
-	got := map[string]bool{bustest.Receive(t, "notice", received): true, bustest.Receive(t, "notice", received): true}
+	got := map[string]bool{testbed.Receive(t, "notice", received): true, testbed.Receive(t, "notice", received): true}
 	for i := range 2 {
 		if want := fmt.Sprint(i, mesh, e.RequestID, 1000); !got[want] {
 			t.Errorf("received %v, want %s", got, want)

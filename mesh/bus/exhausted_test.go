@@ -3,14 +3,14 @@ package bus_test
 import (
 	"testing"
 
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
 func TestExhaustedItemsArePassedToAHost(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	b := broker.Connect(mesh)
 	info := ensure(t, b, queue())
 	name := b.Stream(stage, pipeline.Memory)
@@ -42,7 +42,7 @@ func TestExhaustedItemsArePassedToAHost(t *testing.T) {
 		}
 		h.Release(d)
 	}
-	g := bustest.Receive(t, "item that was given up on", handed)
+	g := testbed.Receive(t, "item that was given up on", handed)
 	if text(t, g.Data) != "unlucky" || g.Deliveries != 2 {
 		t.Errorf("got %+v", g)
 	}

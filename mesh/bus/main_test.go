@@ -10,8 +10,8 @@ import (
 	"github.com/google/uuid"
 	"go.uber.org/goleak"
 
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -88,7 +88,7 @@ func start(b *bus.Bus, m bus.Message) <-chan sent {
 
 func send(t testing.TB, b *bus.Bus, m bus.Message) (bus.Receipt, error) {
 	t.Helper()
-	got := bustest.Receive(t, "answer to a send", start(b, m))
+	got := testbed.Receive(t, "answer to a send", start(b, m))
 	return got.receipt, got.err
 }
 
@@ -142,7 +142,7 @@ func (h *host) Use(epoch bus.Epoch) { h.Puller.Use(h.durability, epoch) }
 
 func (h *host) next(t testing.TB) bus.Delivery {
 	t.Helper()
-	return bustest.Receive(t, "delivery", h.deliveries)
+	return testbed.Receive(t, "delivery", h.deliveries)
 }
 
 // ack settles the item.
@@ -158,7 +158,7 @@ func (h *host) ack(t testing.TB, d bus.Delivery) {
 // an ack a little after it is said.
 func awaitItems(t testing.TB, b *bus.Bus, s bus.QueueSettings, want uint64) {
 	t.Helper()
-	bustest.Eventually(t, fmt.Sprintf("%d items are left in the queue", want), func() bool { return items(t, b, s) == want })
+	testbed.Eventually(t, fmt.Sprintf("%d items are left in the queue", want), func() bool { return items(t, b, s) == want })
 }
 
 // items returns how many items wait or are in flight.
@@ -174,7 +174,7 @@ func items(t testing.TB, b *bus.Bus, s bus.QueueSettings) uint64 {
 // reconnected waits until the bus has noticed that its broker is back.
 func reconnected(t testing.TB, b *bus.Bus) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), bustest.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testbed.Patience)
 	defer cancel()
 	if err := b.WaitConnected(ctx); err != nil {
 		t.Fatal(err)
@@ -183,5 +183,5 @@ func reconnected(t testing.TB, b *bus.Bus) {
 
 func disconnected(t testing.TB, b *bus.Bus) {
 	t.Helper()
-	bustest.Eventually(t, "the bus notices that its broker is gone", func() bool { return !b.Connected() })
+	testbed.Eventually(t, "the bus notices that its broker is gone", func() bool { return !b.Connected() })
 }

@@ -13,15 +13,15 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
 func TestPullNeedsCapacityForEveryClass(t *testing.T) {
 	t.Parallel()
-	b := bustest.Start(t).Connect(mesh)
+	b := testbed.StartBroker(t).Connect(mesh)
 	if _, err := b.Pull(bus.PullSettings{Stage: stage, Durabilities: []pipeline.Durability{pipeline.Memory}, Bound: bus.LeastBound(1) - 1, AckWait: ackWait}, nil); err == nil {
 		t.Error("a bound below the least was taken")
 	}
@@ -29,7 +29,7 @@ func TestPullNeedsCapacityForEveryClass(t *testing.T) {
 
 func TestNakRedeliversAfterItsDelay(t *testing.T) {
 	t.Parallel()
-	b, s := bustest.Start(t).Connect(mesh), queue()
+	b, s := testbed.StartBroker(t).Connect(mesh), queue()
 	info := ensure(t, b, s)
 	h := pull(t, b, s, 8)
 	h.Use(info.Epoch)
@@ -59,7 +59,7 @@ func TestNakRedeliversAfterItsDelay(t *testing.T) {
 
 func TestTerminatedItemIsNotRedelivered(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	b, s := broker.Connect(mesh), queue(func(s *bus.QueueSettings) { s.AckWait = time.Second })
 	info := ensure(t, b, s)
 	h := pull(t, b, s, 8)
@@ -83,7 +83,7 @@ func TestTerminatedItemIsNotRedelivered(t *testing.T) {
 
 func TestInProgressExtendsTheAckWait(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	b, other := broker.Connect(mesh), broker.Connect(mesh)
 	s := queue(func(s *bus.QueueSettings) { s.AckWait = time.Second })
 	info := ensure(t, b, s)
@@ -126,7 +126,7 @@ func TestInProgressExtendsTheAckWait(t *testing.T) {
 // The host holds as many items as it may, and one falls free at a time.
 func TestBacklogIsServedByClassAndNoClassStarves(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	b, s := broker.Connect(mesh), queue()
 	info := ensure(t, b, s)
 	const bound, perClass, steps = 16, 300, 240
@@ -159,7 +159,7 @@ func TestBacklogIsServedByClassAndNoClassStarves(t *testing.T) {
 
 func TestHostNeverHoldsMoreThanItsBound(t *testing.T) {
 	t.Parallel()
-	b, s := bustest.Start(t).Connect(mesh), queue()
+	b, s := testbed.StartBroker(t).Connect(mesh), queue()
 	info := ensure(t, b, s)
 	const bound, total = 8, 400
 	for i := range total {
@@ -183,7 +183,7 @@ func TestHostNeverHoldsMoreThanItsBound(t *testing.T) {
 
 func TestMeshesOnOneBrokerAreApart(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	const each = 20
 	for _, name := range []pipeline.MeshName{"mesh-a", "mesh-b"} {
 		t.Run(string(name), func(t *testing.T) {
@@ -216,7 +216,7 @@ func TestMeshesOnOneBrokerAreApart(t *testing.T) {
 func TestDrainStrandsNothing(t *testing.T) {
 	t.Parallel()
 	const classQueues, rounds, items = 6, 5, 200
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	var all sync.WaitGroup
 	for cq := range classQueues {
 		all.Go(func() {
@@ -274,7 +274,7 @@ func drainUnderLoad(t *testing.T, b *bus.Bus, s bus.QueueSettings, count int) er
 // The item that ends the wait is in good hands only when its handler has it.
 func TestDrainWaitsForTheHandler(t *testing.T) {
 	t.Parallel()
-	b, s := bustest.Start(t).Connect(mesh), queue()
+	b, s := testbed.StartBroker(t).Connect(mesh), queue()
 	info := ensure(t, b, s)
 	entered, release := make(chan struct{}), make(chan struct{})
 	p, err := b.Pull(bus.PullSettings{
@@ -290,7 +290,7 @@ func TestDrainWaitsForTheHandler(t *testing.T) {
 	t.Cleanup(p.Close)
 	p.Use(s.Durability, info.Epoch)
 	publish(t, b, item("last"))
-	bustest.Receive(t, "the item at its handler", entered)
+	testbed.Receive(t, "the item at its handler", entered)
 	// The requests of the other classes end long before this.
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
@@ -358,7 +358,7 @@ func (s *seenItems) count() int {
 }
 
 func (s *seenItems) wait(before int) error {
-	patience := time.NewTimer(bustest.Patience)
+	patience := time.NewTimer(testbed.Patience)
 	defer patience.Stop()
 	select {
 	case <-s.all:
@@ -374,7 +374,7 @@ func (s *seenItems) wait(before int) error {
 // and can settle it; the item after it is served.
 func TestGarbageInAQueueIsDelivered(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	b, s, nc := broker.Connect(mesh), queue(), broker.Client()
 	info := ensure(t, b, s)
 	h := pull(t, b, s, 8)
@@ -425,23 +425,23 @@ func TestGarbageInAQueueIsDelivered(t *testing.T) {
 // A message to the inbox itself is no delivery: nobody could settle it.
 func TestMessageThatIsNoDeliveryIsReported(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	b, s, nc := broker.Connect(mesh), queue(), broker.Client()
 	info := ensure(t, b, s)
 	requests := make(chan string, roomy)
 	if _, err := nc.Subscribe("$JS.API.CONSUMER.MSG.NEXT.>", func(m *nats.Msg) { requests <- m.Reply }); err != nil {
 		t.Fatal(err)
 	}
-	if err := nc.FlushTimeout(bustest.Patience); err != nil {
+	if err := nc.FlushTimeout(testbed.Patience); err != nil {
 		t.Fatal(err)
 	}
 	h := pull(t, b, s, 8)
 	h.Use(info.Epoch)
-	inbox := bustest.Receive(t, "an ask", requests)
+	inbox := testbed.Receive(t, "an ask", requests)
 	if err := nc.PublishRequest(inbox, "nobody", []byte("hello")); err != nil {
 		t.Fatal(err)
 	}
-	if err := bustest.Receive(t, "report of a message that is no delivery", h.malformed); err == nil {
+	if err := testbed.Receive(t, "report of a message that is no delivery", h.malformed); err == nil {
 		t.Error("reported without a reason")
 	}
 	publish(t, b, item("good"))

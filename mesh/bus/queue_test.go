@@ -9,13 +9,13 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
 // jetStream looks at the broker past the bus.
-func jetStream(t *testing.T, broker *bustest.Broker) jetstream.JetStream {
+func jetStream(t *testing.T, broker *testbed.Broker) jetstream.JetStream {
 	t.Helper()
 	js, err := jetstream.New(broker.Client())
 	if err != nil {
@@ -26,7 +26,7 @@ func jetStream(t *testing.T, broker *bustest.Broker) jetstream.JetStream {
 
 func TestConcurrentEnsureQueueCreatesOneQueue(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	const hosts = 8
 	infos := make([]bus.QueueInfo, hosts)
 	var starting sync.WaitGroup
@@ -60,7 +60,7 @@ func TestConcurrentEnsureQueueCreatesOneQueue(t *testing.T) {
 
 func TestOnlyAHigherVersionChangesAQueue(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	b, js := broker.Connect(mesh), jetStream(t, broker)
 	version := func(n int) bus.QueueSettings {
 		return queue(func(s *bus.QueueSettings) {
@@ -111,7 +111,7 @@ func configOf(t *testing.T, js jetstream.JetStream, b *bus.Bus, info bus.QueueIn
 // Hosts of two versions that reconcile side by side.
 func TestRollingUpgradeSettlesOnTheHigherVersion(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	var hosts sync.WaitGroup
 	for version := range 4 {
 		b := broker.Connect(mesh)
@@ -135,7 +135,7 @@ func TestRollingUpgradeSettlesOnTheHigherVersion(t *testing.T) {
 // A host that slept through the loss of a queue made its consumer on the next.
 func TestConsumerOfAnotherEpochIsReplaced(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	b, js, s := broker.Connect(mesh), jetStream(t, broker), queue()
 	info := ensure(t, b, s)
 	stream := b.Stream(stage, pipeline.Memory)
@@ -155,7 +155,7 @@ func TestConsumerOfAnotherEpochIsReplaced(t *testing.T) {
 
 func TestPullerReportsALostQueue(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	js := jetStream(t, broker)
 	for _, test := range []struct {
 		name   string
@@ -176,7 +176,7 @@ func TestPullerReportsALostQueue(t *testing.T) {
 			if err := test.remove(t.Context(), b.Stream(stage, pipeline.Memory), info.Epoch); err != nil {
 				t.Fatal(err)
 			}
-			bustest.Receive(t, "report that the queue is gone", h.missing)
+			testbed.Receive(t, "report that the queue is gone", h.missing)
 			h.Use(ensure(t, b, s).Epoch)
 			publish(t, b, item("after"))
 			h.ack(t, h.next(t))
@@ -186,15 +186,15 @@ func TestPullerReportsALostQueue(t *testing.T) {
 
 func TestPullerReportsAMissingQueue(t *testing.T) {
 	t.Parallel()
-	b := bustest.Start(t).Connect(mesh)
+	b := testbed.StartBroker(t).Connect(mesh)
 	h := pull(t, b, queue(), 8)
 	h.Use("never")
-	bustest.Receive(t, "report that the queue is missing", h.missing)
+	testbed.Receive(t, "report that the queue is missing", h.missing)
 }
 
 func TestItemsOfASilentHostAreRedelivered(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	b, s := broker.Connect(mesh), queue(func(s *bus.QueueSettings) { s.AckWait = time.Second })
 	info := ensure(t, b, s)
 	const count = 20

@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
@@ -15,7 +15,7 @@ import (
 // The queue is on file, so that what was sent in vain would be found there.
 func TestNothingIsBufferedWithoutTheBroker(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	b, s := broker.Connect(mesh), queue(func(s *bus.QueueSettings) { s.Durability = pipeline.File })
 	onFile := func(e *envelope.Envelope) { e.Durability = pipeline.File }
 	info := ensure(t, b, s)
@@ -43,7 +43,7 @@ func TestNothingIsBufferedWithoutTheBroker(t *testing.T) {
 	}
 	broker.Restore()
 	reconnected(t, b)
-	bustest.Eventually(t, "an item goes through again", func() bool {
+	testbed.Eventually(t, "an item goes through again", func() bool {
 		_, err := send(t, b, message(t, b, item("after", onFile)))
 		return err == nil
 	})
@@ -58,7 +58,7 @@ func TestNothingIsBufferedWithoutTheBroker(t *testing.T) {
 // of a queue that was lost must not settle those of the one that replaced it.
 func TestStaleAckDeletesNothing(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	survivor, s := broker.Connect(mesh), queue()
 	old := ensure(t, survivor, s)
 	const count = 10
@@ -121,7 +121,7 @@ func TestStaleAckDeletesNothing(t *testing.T) {
 
 func TestPullerContinuesInTheNewQueue(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	b, s := broker.Connect(mesh), queue()
 	h := pull(t, b, s, 8)
 	h.Use(ensure(t, b, s).Epoch)
@@ -135,7 +135,7 @@ func TestPullerContinuesInTheNewQueue(t *testing.T) {
 		broker.Stop()
 		disconnected(t, b)
 		broker.Restore()
-		bustest.Receive(t, "word of the reconnect", reconnects)
+		testbed.Receive(t, "word of the reconnect", reconnects)
 		// It may have been of the connection before.
 		reconnected(t, b)
 		h.Use(ensure(t, b, s).Epoch)
@@ -145,7 +145,7 @@ func TestPullerContinuesInTheNewQueue(t *testing.T) {
 // The client tries again for ever, also when the broker was never there.
 func TestBusConnectsToALateBroker(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	broker.Stop()
 	b, err := bus.Connect(bus.Settings{Mesh: mesh, URL: broker.URL(), Name: "early", Logger: discard()})
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -20,7 +20,7 @@ import (
 
 func TestItemIsPublishedPulledAndAcked(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	b, s := broker.Connect(mesh), queue()
 	info := ensure(t, b, s)
 	h := pull(t, b, s, 8)
@@ -56,7 +56,7 @@ func TestItemIsPublishedPulledAndAcked(t *testing.T) {
 
 func TestSecondPublishIsADuplicate(t *testing.T) {
 	t.Parallel()
-	b, s := bustest.Start(t).Connect(mesh), queue()
+	b, s := testbed.StartBroker(t).Connect(mesh), queue()
 	ensure(t, b, s)
 	e := item("once")
 	if publish(t, b, e).Duplicate {
@@ -77,7 +77,7 @@ func TestSecondPublishIsADuplicate(t *testing.T) {
 // The client's own default would take half a second.
 func TestMissingQueueFailsAtOnce(t *testing.T) {
 	t.Parallel()
-	b := bustest.Start(t).Connect(mesh)
+	b := testbed.StartBroker(t).Connect(mesh)
 	fastest := time.Hour
 	for range 5 {
 		begin := time.Now()
@@ -96,7 +96,7 @@ func TestMissingQueueFailsAtOnce(t *testing.T) {
 
 func TestFullQueueRefusesAndRecovers(t *testing.T) {
 	t.Parallel()
-	b := bustest.Start(t).Connect(mesh)
+	b := testbed.StartBroker(t).Connect(mesh)
 	for _, test := range []struct {
 		name string
 		edit func(*bus.QueueSettings)
@@ -141,7 +141,7 @@ func TestFullQueueRefusesAndRecovers(t *testing.T) {
 
 func TestOversizeFailsBeforeTheBroker(t *testing.T) {
 	t.Parallel()
-	b, s := bustest.Start(t).Connect(mesh), queue()
+	b, s := testbed.StartBroker(t).Connect(mesh), queue()
 	ensure(t, b, s)
 	big := strings.Repeat("x", b.MaxPayload())
 	if _, err := b.Item(item(big)); !errors.Is(err, bus.ErrTooLarge) {
@@ -160,7 +160,7 @@ func TestOversizeFailsBeforeTheBroker(t *testing.T) {
 
 func TestReplyIsAcknowledgedByItsGateway(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	// What reaches a gateway while it leaves is not answered.
 	host := broker.Connect(mesh, func(s *bus.Settings) { s.AckTimeout = 5 * time.Second })
 	gateway := broker.Connect(mesh)
@@ -187,7 +187,7 @@ func TestReplyIsAcknowledgedByItsGateway(t *testing.T) {
 	if err != nil || receipt.Disposition != meshv1.ReplyDisposition_REPLY_DISPOSITION_DUPLICATE {
 		t.Errorf("receipt %+v, %v: not the gateway's word", receipt, err)
 	}
-	got := bustest.Receive(t, "reply", replies)
+	got := testbed.Receive(t, "reply", replies)
 	decoded, err := envelope.DecodeReply(got.data)
 	if err != nil || got.execution != e.ExecutionID || decoded.RequestID != e.RequestID {
 		t.Errorf("reply %+v for %s: %v", decoded, got.execution, err)
@@ -195,12 +195,12 @@ func TestReplyIsAcknowledgedByItsGateway(t *testing.T) {
 	if err := host.PublishUnacked(m); err != nil {
 		t.Errorf("send without acknowledgement: %v", err)
 	}
-	bustest.Receive(t, "reply that wants no acknowledgement", replies)
+	testbed.Receive(t, "reply that wants no acknowledgement", replies)
 
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
-	bustest.Eventually(t, "a lost gateway is noticed", func() bool {
+	testbed.Eventually(t, "a lost gateway is noticed", func() bool {
 		_, err := send(t, host, m)
 		return errors.Is(err, bus.ErrNoGateway)
 	})
@@ -216,7 +216,7 @@ func TestReplyIsAcknowledgedByItsGateway(t *testing.T) {
 // A gateway that receives and does not answer.
 func TestMissingAckIsUnknownAfterTheTimeout(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	b := broker.Connect(mesh, func(s *bus.Settings) { s.AckTimeout = 50 * time.Millisecond })
 	swallow(t, broker, b.Replies("gateway"))
 	m, err := b.Reply("gateway", item("x").Answer())
@@ -229,14 +229,14 @@ func TestMissingAckIsUnknownAfterTheTimeout(t *testing.T) {
 }
 
 // swallow subscribes and never answers.
-func swallow(t *testing.T, broker *bustest.Broker, subject string) *nats.Subscription {
+func swallow(t *testing.T, broker *testbed.Broker, subject string) *nats.Subscription {
 	t.Helper()
 	nc := broker.Client()
 	sub, err := nc.SubscribeSync(subject)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := nc.FlushTimeout(bustest.Patience); err != nil {
+	if err := nc.FlushTimeout(testbed.Patience); err != nil {
 		t.Fatal(err)
 	}
 	return sub
@@ -244,7 +244,7 @@ func swallow(t *testing.T, broker *bustest.Broker, subject string) *nats.Subscri
 
 func TestLostConnectionMakesPublishesUnknown(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	b := broker.Connect(mesh, func(s *bus.Settings) { s.AckTimeout = time.Hour })
 	swallowed := swallow(t, broker, b.Replies("gateway"))
 	m, err := b.Reply("gateway", item("x").Answer())
@@ -256,13 +256,13 @@ func TestLostConnectionMakesPublishesUnknown(t *testing.T) {
 		pending = append(pending, start(b, m))
 	}
 	// What a broker that stops has not passed on yet finds nobody there.
-	bustest.Eventually(t, "the gateway has all of it", func() bool {
+	testbed.Eventually(t, "the gateway has all of it", func() bool {
 		n, _, err := swallowed.Pending()
 		return err == nil && n == len(pending)
 	})
 	broker.Stop()
 	for _, answer := range pending {
-		if got := bustest.Receive(t, "answer to a send whose broker went away", answer); !errors.Is(got.err, bus.ErrUnknown) {
+		if got := testbed.Receive(t, "answer to a send whose broker went away", answer); !errors.Is(got.err, bus.ErrUnknown) {
 			t.Fatalf("a send whose acknowledgement is lost: %v", got.err)
 		}
 		select {
@@ -276,7 +276,7 @@ func TestLostConnectionMakesPublishesUnknown(t *testing.T) {
 
 func TestClosedBusRefuses(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	b := broker.Connect(mesh, func(s *bus.Settings) { s.AckTimeout = time.Hour })
 	swallow(t, broker, b.Replies("gateway"))
 	m, err := b.Reply("gateway", item("x").Answer())
@@ -285,7 +285,7 @@ func TestClosedBusRefuses(t *testing.T) {
 	}
 	pending := start(b, m)
 	b.Close()
-	if got := bustest.Receive(t, "answer of a closed bus", pending); !errors.Is(got.err, bus.ErrUnknown) && !errors.Is(got.err, bus.ErrClosed) {
+	if got := testbed.Receive(t, "answer of a closed bus", pending); !errors.Is(got.err, bus.ErrUnknown) && !errors.Is(got.err, bus.ErrClosed) {
 		t.Errorf("a send that was pending at the close: %v", got.err)
 	}
 	if _, err := send(t, b, m); !errors.Is(err, bus.ErrClosed) {

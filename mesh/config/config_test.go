@@ -27,7 +27,6 @@ type file struct {
 	Wait     time.Duration     `yaml:"wait"`
 	MaybeFor *time.Duration    `yaml:"maybe_for"`
 	Limit    config.Bytes      `yaml:"limit"`
-	Token    config.Secret     `yaml:"token"`
 	List     []string          `yaml:"list"`
 	Numbers  []float64         `yaml:"numbers"`
 	Labels   map[string]string `yaml:"labels"`
@@ -84,7 +83,6 @@ on: True
 wait: 1m30s
 maybe_for: 250ms
 limit: 4MiB
-token: hush
 list: [a, "b", 3, true, 0x10, 010, '']
 numbers: [1, .5, -2.5e1]
 most: 64KiB
@@ -109,7 +107,7 @@ weights: {two: 0}
 	wait := 250 * time.Millisecond
 	want := file{
 		Name: "a mesh", Mode: "eager", Size: -12, Small: 7, Count: 65535, Ratio: 1e-3, On: true,
-		Wait: 90 * time.Second, MaybeFor: &wait, Limit: 4 << 20, Token: config.NewSecret("hush"),
+		Wait: 90 * time.Second, MaybeFor: &wait, Limit: 4 << 20,
 		List: []string{"a", "b", "3", "true", "0x10", "010", ""}, Numbers: []float64{1, .5, -25},
 		Labels: map[string]string{"1": "one", "true": "yes"},
 		Most:   64 << 10, Key: filepath.Join("etc", "a.key"), embedded: embedded{Below: "/b.key"}, Weights: weights{One: 1},

@@ -8,7 +8,7 @@
 //	log.Warn("broker lost", "error", credentials.Explain(err))
 //
 // Files are bounded, and no error has a file's content. Everything here is safe for
-// concurrent use. Tests use mesh/tlstest and a real broker.
+// concurrent use. Tests use internal/testbed, with a real broker.
 package credentials
 
 import (

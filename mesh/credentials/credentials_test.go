@@ -8,15 +8,15 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/credentials"
-	"github.com/stagemesh/stagemesh/mesh/tlstest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestPairErrorsNameTheRightFile(t *testing.T) {
 	t.Parallel()
-	authority := tlstest.New(t)
+	authority := testbed.NewAuthority(t)
 	cert, key := authority.Certificate("one")
 	_, other := authority.Certificate("other")
 	for name, test := range map[string]struct{ cert, key, want string }{
@@ -47,7 +47,7 @@ func TestTokenIsOneWord(t *testing.T) {
 		"open-sesame\n": "", " \n": "there is no token in it", "open\nsesame": "one word of visible ASCII",
 		"s\u00e9same": "one word of visible ASCII", strings.Repeat("x", 1<<20+1): "larger than 1048576 bytes",
 	} {
-		path := tlstest.File(t, text)
+		path := testbed.SecretFile(t, text)
 		_, err := credentials.Token(path)
 		if (err == nil) != (want == "") || err != nil && (!strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), path+": ")) {
 			t.Errorf("%.20q: %v", text, err)
@@ -60,7 +60,7 @@ func TestTokenIsOneWord(t *testing.T) {
 
 func TestRootsAreCertificates(t *testing.T) {
 	t.Parallel()
-	authority := tlstest.New(t)
+	authority := testbed.NewAuthority(t)
 	_, key := authority.Certificate("one")
 	if roots, err := credentials.Roots(authority.File); err != nil || !roots.Equal(authority.Roots) {
 		t.Error(err)

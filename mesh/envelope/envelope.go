@@ -26,6 +26,7 @@ import (
 
 	"github.com/google/uuid"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
@@ -153,8 +154,8 @@ func checkID(id string) error {
 	return uuid.Validate(id)
 }
 
-// What things take on the wire, in bytes, where their texts are of ordinary
-// length: so much room is made for them.
+// What things take on the wire, in bytes, where their texts are of ordinary length:
+// so much room is made for them.
 const (
 	aboutIdentity = 256 // an envelope's or reply's ids, names and times
 	aboutHop      = 64
@@ -164,199 +165,107 @@ const (
 
 // Encode returns the envelope's bytes.
 func (e *Envelope) Encode() ([]byte, error) {
-	w := wire.NewWriter(e.wireSize())
-	e.writeIdentity(&w)
-	writeRoute(&w, e.Route)
-	w.Uint(positionTag, uint64(uint32(e.Position)))
-	e.writeTerms(&w)
-	w.TextMap(traceTag, e.Trace)
-	w.TextMap(metadataTag, e.Metadata)
-	payload.Write(&w, partsTag, e.Parts)
-	payload.Write(&w, keptTag, e.Kept)
-	writeTimings(&w, timingsTag, e.Timings)
-	w.Bool(takesChunksTag, e.TakesChunks)
-	return w.Done()
-}
-
-func (e *Envelope) writeIdentity(w *wire.Writer) {
-	w.Text(meshTag, string(e.Mesh))
-	w.Text(tenantTag, e.Tenant)
-	w.Text(requestIDTag, string(e.RequestID))
-	w.Text(executionIDTag, string(e.ExecutionID))
-	w.Uint(generationTag, uint64(e.Generation))
-	w.Uint(attemptTag, uint64(e.Attempt))
-	w.Text(gatewayTag, string(e.Gateway))
-	w.Text(pipelineTag, string(e.Pipeline))
-}
-
-// writeTerms writes deadline, durability and priority.
-func (e *Envelope) writeTerms(w *wire.Writer) {
-	w.Timestamp(deadlineTag, e.Deadline)
-	w.Timestamp(admittedAtTag, e.AdmittedAt)
-	w.Int(durabilityTag, int64(e.Durability.ToProto()))
-	w.Int(priorityTag, int64(e.Priority))
-	w.Text(idempotencyKeyTag, e.IdempotencyKey)
-}
-
-func (e *Envelope) wireSize() int {
 	size := aboutIdentity + len(e.Tenant) + len(e.IdempotencyKey) + aboutEntry*(len(e.Trace)+len(e.Metadata))
 	for i := range e.Route {
 		hop := &e.Route[i]
 		size += aboutHop + hop.Parameters.WireSize() + aboutEntry*(len(hop.Inputs)+len(hop.Keep))
 	}
-	return size + payload.WireSize(e.Parts) + payload.WireSize(e.Kept) + aboutTiming*len(e.Timings)
+	c := wire.Writer(size + payload.WireSize(e.Parts) + payload.WireSize(e.Kept) + aboutTiming*len(e.Timings))
+	w := envelopeCoder{
+		Envelope: e, position: uint32(e.Position), durability: e.Durability.ToProto(),
+		deadline: wire.Timestamp(e.Deadline), admittedAt: wire.Timestamp(e.AdmittedAt),
+	}
+	w.code(&c)
+	return c.Done()
 }
 
-// ErrMalformed is wrapped by every error of Decode and DecodeReply.
+// ErrMalformed is wrapped by every error of the Decode functions.
 var ErrMalformed = errors.New("malformed message")
 
 // Decode reads an envelope from bytes of any sender. Its payload shares their
 // memory, so the caller must not change them.
 func Decode(data []byte) (*Envelope, error) {
-	r := reader{envelope: new(Envelope)}
-	m := wire.Read(data)
-	for m.Next() {
-		r.read(&m)
+	r := envelopeCoder{Envelope: new(Envelope)}
+	c := wire.Reader(data)
+	for c.Next() {
+		r.code(&c)
+		checkReserved(&c)
 	}
-	if err := m.Err(); err != nil {
+	err := c.Err()
+	if err == nil {
+		err = r.finish()
+	}
+	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
 	}
-	if err := r.finish(); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
-	}
-	return r.envelope, nil
+	return r.Envelope, nil
 }
 
-// reader reads one envelope.
-type reader struct {
-	envelope             *Envelope
-	route                routeReader
+// envelopeCoder codes an envelope, with what is written otherwise than it is held.
+type envelopeCoder struct {
+	*Envelope
 	position             uint32
-	deadline, admittedAt wire.Time
 	durability           inferencev1.Durability
-	parts, kept          payload.PartReader
-	timings              timingReader
+	deadline, admittedAt wire.Time
 }
 
-// read reads one field: of the identity, of the terms, or else of the rest.
-func (r *reader) read(m *wire.Message) {
-	if !r.readIdentity(m) && !r.readTerms(m) && !r.readCargo(m) {
-		readReserved(m)
+// code codes the fields of envelope.proto's Envelope.
+func (e *envelopeCoder) code(c *wire.Coder) {
+	c.Text(1, (*string)(&e.Mesh))
+	c.Text(2, &e.Tenant)
+	c.Text(3, (*string)(&e.RequestID))
+	c.Text(4, (*string)(&e.ExecutionID))
+	wire.Varint(c, 5, &e.Generation)
+	wire.Varint(c, 6, &e.Attempt)
+	c.Text(7, (*string)(&e.Gateway))
+	c.Text(8, (*string)(&e.Pipeline))
+	for i, end := wire.Elements(c, 9, &e.Route, pipeline.MaxSteps); i < end; i++ {
+		for m := c.Message(9, 0); m.More(); {
+			codeHop(c, &e.Route[i])
+		}
 	}
+	wire.Varint(c, 10, &e.position)
+	c.Time(12, &e.deadline)
+	c.Time(13, &e.admittedAt)
+	wire.Varint(c, 14, &e.durability)
+	wire.Varint(c, 15, &e.Priority)
+	c.Text(16, &e.IdempotencyKey)
+	c.TextMap(17, &e.Trace)
+	c.TextMap(18, &e.Metadata)
+	payload.Code(c, 19, "parts", &e.Parts)
+	payload.Code(c, 20, "kept", &e.Kept)
+	codeTimings(c, 21, &e.Timings)
+	c.Bool(25, &e.TakesChunks)
 }
 
-func (r *reader) readIdentity(m *wire.Message) bool {
-	e := r.envelope
-	switch m.Tag {
-	case meshTag:
-		e.Mesh = pipeline.MeshName(m.Text())
-	case tenantTag:
-		e.Tenant = m.Text()
-	case requestIDTag:
-		e.RequestID = pipeline.RequestID(m.Text())
-	case executionIDTag:
-		e.ExecutionID = pipeline.ExecutionID(m.Text())
-	case generationTag:
-		e.Generation = m.Uint32()
-	case attemptTag:
-		e.Attempt = m.Uint32()
-	case gatewayTag:
-		e.Gateway = pipeline.GatewayID(m.Text())
-	case pipelineTag:
-		e.Pipeline = pipeline.Name(m.Text())
-	default:
-		return false
-	}
-	return true
-}
-
-func (r *reader) readTerms(m *wire.Message) bool {
-	switch m.Tag {
-	case deadlineTag:
-		r.deadline.Read(m)
-	case admittedAtTag:
-		r.admittedAt.Read(m)
-	case durabilityTag:
-		r.durability = inferencev1.Durability(m.Int32())
-	case priorityTag:
-		r.envelope.Priority = m.Int32()
-	case idempotencyKeyTag:
-		r.envelope.IdempotencyKey = m.Text()
-	case takesChunksTag:
-		r.envelope.TakesChunks = m.Bool()
-	default:
-		return false
-	}
-	return true
-}
-
-// readCargo reads a field of the item's state and payload.
-func (r *reader) readCargo(m *wire.Message) bool {
-	switch m.Tag {
-	case routeTag:
-		r.route.read(m)
-	case positionTag:
-		r.position = m.Uint32()
-	case traceTag:
-		r.envelope.Trace = m.TextEntry(r.envelope.Trace)
-	case metadataTag:
-		r.envelope.Metadata = m.TextEntry(r.envelope.Metadata)
-	case partsTag:
-		r.parts.Read(m)
-	case keptTag:
-		r.kept.Read(m)
-	case timingsTag:
-		r.timings.read(m)
-	default:
-		return false
-	}
-	return true
-}
-
-// readReserved rejects a reserved field that is broken; no sender writes one yet.
-func readReserved(m *wire.Message) {
-	switch m.Tag {
-	case hopPathTag:
-		m.Text()
-	case claimsTag:
-		m.Fail(proto.Unmarshal(m.Bytes(), new(inferencev1.Ref)))
-	case streamTag:
-		m.Fail(proto.Unmarshal(m.Bytes(), new(meshv1.StreamPosition)))
-	case grpcTag:
-		m.Fail(proto.Unmarshal(m.Bytes(), new(meshv1.GrpcCall)))
+// checkReserved rejects a reserved field that is malformed; no sender writes one yet.
+func checkReserved(c *wire.Coder) {
+	switch c.Number() {
+	case 11:
+		var hopPath string
+		c.Text(11, &hopPath)
+	case 22:
+		c.Check(22, func(b []byte) error { return proto.Unmarshal(b, new(inferencev1.Ref)) })
+	case 23:
+		c.Check(23, func(b []byte) error { return proto.Unmarshal(b, new(meshv1.StreamPosition)) })
+	case 24:
+		c.Check(24, func(b []byte) error { return proto.Unmarshal(b, new(meshv1.GrpcCall)) })
 	}
 }
 
-// finish completes the envelope and validates it.
-func (r *reader) finish() (err error) {
-	e := r.envelope
-	if err := r.checkIdentity(); err != nil {
-		return err
-	}
-	e.Deadline, e.AdmittedAt = r.deadline.AsTime(), r.admittedAt.AsTime()
-	if e.Durability, err = pipeline.DurabilityFromProto(r.durability); err != nil {
-		return err
-	}
-	if e.Route, err = r.route.hops(); err != nil {
-		return err
-	}
-	if int64(r.position) >= int64(len(e.Route)) {
-		return fmt.Errorf("position %d in a route of %d", r.position, len(e.Route))
-	}
-	e.Position = int(r.position)
-	if e.Parts, err = r.parts.Parts("parts"); err != nil {
-		return err
-	}
-	if e.Kept, err = r.kept.Parts("kept"); err != nil {
-		return err
-	}
-	// The step that the item waits for adds one.
-	e.Timings, err = r.timings.timings(pipeline.MaxSteps - 1)
-	return err
+// codeHop codes the fields of envelope.proto's Step.
+func codeHop(c *wire.Coder, hop *pipeline.Hop) {
+	c.Text(1, (*string)(&hop.Step))
+	c.Text(2, (*string)(&hop.Stage))
+	payload.CodeModel(c, 3, &hop.Model)
+	payload.CodeParameters(c, 4, &hop.Parameters)
+	c.TextMap(5, &hop.Inputs)
+	c.Texts(6, &hop.Keep, payload.MaxParts)
+	c.Text(7, (*string)(&hop.Host))
 }
 
-func (r *reader) checkIdentity() error {
-	e := r.envelope
+// finish completes a decoded envelope and validates it.
+func (e *envelopeCoder) finish() (err error) {
 	if err := pipeline.ValidName("mesh", string(e.Mesh)); err != nil {
 		return err
 	}
@@ -366,8 +275,114 @@ func (r *reader) checkIdentity() error {
 	if err := checkIDs(string(e.RequestID), string(e.ExecutionID)); err != nil {
 		return err
 	}
-	if err := r.deadline.CheckTimestamp(); err != nil {
+	if err := e.deadline.CheckTimestamp(); err != nil {
 		return fmt.Errorf("deadline: %w", err)
+	}
+	e.Deadline, e.AdmittedAt = e.deadline.AsTime(), e.admittedAt.AsTime()
+	if e.Durability, err = pipeline.DurabilityFromProto(e.durability); err != nil {
+		return err
+	}
+	if len(e.Route) == 0 || len(e.Route) > pipeline.MaxSteps {
+		return fmt.Errorf("a route of %d steps", len(e.Route))
+	}
+	for i := range e.Route {
+		if err := checkHop(&e.Route[i]); err != nil {
+			return fmt.Errorf("route[%d]: %w", i, err)
+		}
+	}
+	if int64(e.position) >= int64(len(e.Route)) {
+		return fmt.Errorf("position %d in a route of %d", e.position, len(e.Route))
+	}
+	e.Position = int(e.position)
+	if err := validParts("parts", &e.Parts); err != nil {
+		return err
+	}
+	if err := validParts("kept", &e.Kept); err != nil {
+		return err
+	}
+	// The step that the item waits for adds one.
+	return checkTimings(&e.Timings, pipeline.MaxSteps-1)
+}
+
+func checkHop(hop *pipeline.Hop) error {
+	if err := pipeline.ValidName("step", string(hop.Step)); err != nil {
+		return err
+	}
+	if err := pipeline.ValidName("stage", string(hop.Stage)); err != nil {
+		return err
+	}
+	if hop.Host != "" {
+		if err := pipeline.ValidName("host", string(hop.Host)); err != nil {
+			return err
+		}
+	}
+	if len(hop.Keep) > payload.MaxParts {
+		return fmt.Errorf("keeps %d parts, at most %d are taken", len(hop.Keep), payload.MaxParts)
+	}
+	return hop.Parameters.Validate()
+}
+
+// StepTiming is the timeline entry of one step.
+type StepTiming struct {
+	Step  pipeline.StepName
+	Stage pipeline.StageName
+	Host  pipeline.HostID
+	// Attempt counts deliveries of the item to hosts of the stage.
+	Attempt uint32
+	// QueueWait is from the broker's receipt of the item to its delivery.
+	QueueWait time.Duration
+	// BatchWait is from the item's arrival at the host until its dispatch.
+	BatchWait time.Duration
+	// Run is the runner's time for the whole batch.
+	Run time.Duration
+	// BatchSize counts items, BatchRows rows.
+	BatchSize, BatchRows uint32
+	// Dispatch is why the batch was dispatched.
+	Dispatch string
+}
+
+// ToProto converts the timing to its protobuf message.
+func (t StepTiming) ToProto() *inferencev1.StepTiming {
+	return &inferencev1.StepTiming{
+		Step:           string(t.Step),
+		Stage:          string(t.Stage),
+		Host:           string(t.Host),
+		Attempt:        t.Attempt,
+		QueueWait:      durationpb.New(t.QueueWait),
+		BatchWait:      durationpb.New(t.BatchWait),
+		Run:            durationpb.New(t.Run),
+		BatchSize:      t.BatchSize,
+		BatchRows:      t.BatchRows,
+		DispatchReason: t.Dispatch,
+	}
+}
+
+// codeTimings codes field n as a list of inference.proto's StepTiming.
+func codeTimings(c *wire.Coder, n uint32, timings *[]StepTiming) {
+	for i, end := wire.Elements(c, n, timings, pipeline.MaxSteps); i < end; i++ {
+		t := &(*timings)[i]
+		for m := c.Message(n, 0); m.More(); {
+			c.Text(1, (*string)(&t.Step))
+			c.Text(2, (*string)(&t.Stage))
+			c.Text(3, (*string)(&t.Host))
+			wire.Varint(c, 4, &t.Attempt)
+			c.Duration(5, &t.QueueWait)
+			c.Duration(6, &t.BatchWait)
+			c.Duration(7, &t.Run)
+			wire.Varint(c, 8, &t.BatchSize)
+			wire.Varint(c, 9, &t.BatchRows)
+			c.Text(10, &t.Dispatch)
+		}
+	}
+}
+
+// checkTimings checks a decoded list of timings, and makes it one that is not nil.
+func checkTimings(timings *[]StepTiming, most int) error {
+	if len(*timings) > most {
+		return fmt.Errorf("timings of %d steps, at most %d are taken", len(*timings), most)
+	}
+	if *timings == nil {
+		*timings = []StepTiming{}
 	}
 	return nil
 }

@@ -34,66 +34,58 @@ func (e *Envelope) Result(r *Reply, finished time.Time) *Result {
 
 // Encode returns the result's bytes.
 func (r *Result) Encode() ([]byte, error) {
-	size := r.Reply.wireSize()
-	w := wire.NewWriter(size + aboutIdentity + len(r.Tenant))
-	start := w.Begin(resultReplyTag, payload.Size(r.Reply.Parts))
-	r.Reply.write(&w)
-	w.End(start)
-	w.Text(resultTenantTag, r.Tenant)
-	w.Text(resultPipelineTag, string(r.Pipeline))
-	w.Timestamp(resultAdmittedAtTag, r.AdmittedAt)
-	w.Timestamp(resultFinishedAtTag, r.FinishedAt)
-	return w.Done()
+	c := wire.Writer(r.Reply.wireSize() + aboutIdentity + len(r.Tenant))
+	w := resultCoder{
+		Result: r, reply: encoderOf(r.Reply),
+		admittedAt: wire.Timestamp(r.AdmittedAt), finishedAt: wire.Timestamp(r.FinishedAt),
+	}
+	w.code(&c)
+	return c.Done()
 }
 
 // DecodeResult reads a result from bytes of any sender. Its payload shares their
 // memory, so the caller must not change them.
 func DecodeResult(data []byte) (*Result, error) {
-	r := resultReader{reply: replyReader{reply: new(Reply)}}
-	m := wire.Read(data)
-	r.read(&m)
-	if err := m.Err(); err != nil {
+	r := resultCoder{Result: new(Result), reply: replyCoder{Reply: new(Reply)}}
+	c := wire.Reader(data)
+	for c.Next() {
+		r.code(&c)
+	}
+	err := c.Err()
+	if err == nil {
+		err = r.finish()
+	}
+	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
 	}
-	if err := r.finish(); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
-	}
-	return &r.result, nil
+	return r.Result, nil
 }
 
-// resultReader reads one result.
-type resultReader struct {
-	result                 Result
-	reply                  replyReader
+// resultCoder codes a result, with what is written otherwise than it is held.
+type resultCoder struct {
+	*Result
+	reply                  replyCoder
 	admittedAt, finishedAt wire.Time
 }
 
-func (r *resultReader) read(m *wire.Message) {
-	for m.Next() {
-		switch m.Tag {
-		case resultReplyTag:
-			reply := m.Inner()
-			r.reply.read(&reply)
-			m.Fail(reply.Err())
-		case resultTenantTag:
-			r.result.Tenant = m.Text()
-		case resultPipelineTag:
-			r.result.Pipeline = pipeline.Name(m.Text())
-		case resultAdmittedAtTag:
-			r.admittedAt.Read(m)
-		case resultFinishedAtTag:
-			r.finishedAt.Read(m)
-		}
+// code codes the fields of result.proto's Result.
+func (r *resultCoder) code(c *wire.Coder) {
+	for m := c.Message(1, payload.Size(r.reply.Parts)); m.More(); {
+		r.reply.code(c)
 	}
+	c.Text(2, &r.Tenant)
+	c.Text(3, (*string)(&r.Pipeline))
+	c.Time(4, &r.admittedAt)
+	c.Time(5, &r.finishedAt)
 }
 
-// finish completes the result and validates it.
-func (r *resultReader) finish() error {
+// finish completes a decoded result and validates it.
+func (r *resultCoder) finish() error {
 	if err := r.reply.finish(); err != nil {
 		return err
 	}
-	reply := r.reply.reply
-	if !reply.Terminal() || reply.Stored {
+	r.Reply = r.reply.Reply
+	if !r.Reply.Terminal() || r.Reply.Stored {
 		return errors.New("the reply is no answer")
 	}
 	if err := r.admittedAt.CheckTimestamp(); err != nil {
@@ -102,8 +94,7 @@ func (r *resultReader) finish() error {
 	if err := r.finishedAt.CheckTimestamp(); err != nil {
 		return fmt.Errorf("finish: %w", err)
 	}
-	r.result.Reply = reply
-	r.result.AdmittedAt, r.result.FinishedAt = r.admittedAt.AsTime(), r.finishedAt.AsTime()
+	r.AdmittedAt, r.FinishedAt = r.admittedAt.AsTime(), r.finishedAt.AsTime()
 	return nil
 }
 

@@ -49,179 +49,154 @@ func (e *Envelope) Answer() *Reply {
 // Encode returns the reply's bytes. A fault can always be encoded, and is small:
 // its texts are cut and made UTF-8 where necessary.
 func (r *Reply) Encode() ([]byte, error) {
-	w := wire.NewWriter(r.wireSize())
-	r.write(&w)
-	return w.Done()
+	c := wire.Writer(r.wireSize())
+	w := encoderOf(r)
+	w.code(&c)
+	return c.Done()
 }
 
 func (r *Reply) wireSize() int {
 	return aboutIdentity + payload.WireSize(r.Parts) + aboutEntry*len(r.Metadata) + aboutTiming*len(r.Timings)
 }
 
-func (r *Reply) write(w *wire.Writer) {
-	w.Text(replyMeshTag, string(r.Mesh))
-	w.Text(replyRequestIDTag, string(r.RequestID))
-	w.Text(replyExecutionIDTag, string(r.ExecutionID))
-	w.Uint(replySeqTag, r.Seq)
-	w.Uint(replyAttemptTag, uint64(r.Attempt))
-	r.writeOutcome(w)
-	writeTimings(w, replyTimingsTag, r.Timings)
-}
-
-func (r *Reply) writeOutcome(w *wire.Writer) {
-	switch {
-	case r.Fault != nil:
-		writeFault(w, r.Fault)
-	case r.Stored:
-		w.End(w.Begin(replyStoredTag, 0))
-	case r.Chunk:
-		r.writeOutput(w, replyChunkTag)
-		if r.NextWithin > 0 {
-			w.Duration(replyNextWithinTag, r.NextWithin)
-		}
-	default:
-		r.writeOutput(w, replyOutputTag)
-	}
-}
-
-func (r *Reply) writeOutput(w *wire.Writer, t wire.Tag) {
-	start := w.Begin(t, payload.Size(r.Parts))
-	payload.Write(w, outputPartsTag, r.Parts)
-	w.TextMap(outputMetadataTag, r.Metadata)
-	w.End(start)
-}
-
 // DecodeReply reads a reply from bytes of any sender. Its payload shares their
 // memory, so the caller must not change them.
 func DecodeReply(data []byte) (*Reply, error) {
-	r := replyReader{reply: new(Reply)}
-	m := wire.Read(data)
-	r.read(&m)
-	if err := m.Err(); err != nil {
+	r := replyCoder{Reply: new(Reply)}
+	c := wire.Reader(data)
+	for c.Next() {
+		r.code(&c)
+	}
+	err := c.Err()
+	if err == nil {
+		err = r.finish()
+	}
+	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
 	}
-	if err := r.finish(); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
-	}
-	return r.reply, nil
+	return r.Reply, nil
 }
 
-// replyReader reads one reply.
-type replyReader struct {
-	reply      *Reply
-	outcome    outcomeReader
+// replyCoder codes a reply, with what is written otherwise than it is held.
+type replyCoder struct {
+	*Reply
+	// outcome is the field of the outcome, when reading of the last one; 0 for none.
+	outcome    uint32
+	fault      *meshv1.Fault
 	nextWithin wire.Time
-	timings    timingReader
 }
 
-func (r *replyReader) read(m *wire.Message) {
-	for m.Next() {
-		switch m.Tag {
-		case replyMeshTag:
-			r.reply.Mesh = pipeline.MeshName(m.Text())
-		case replyRequestIDTag:
-			r.reply.RequestID = pipeline.RequestID(m.Text())
-		case replyExecutionIDTag:
-			r.reply.ExecutionID = pipeline.ExecutionID(m.Text())
-		case replySeqTag:
-			r.reply.Seq = m.Uint64()
-		case replyAttemptTag:
-			r.reply.Attempt = m.Uint32()
-		case replyTimingsTag:
-			r.timings.read(m)
-		case replyNextWithinTag:
-			r.nextWithin.Read(m)
-		default:
-			r.outcome.read(m)
+// The fields of envelope.proto's Reply that are its outcome.
+const (
+	outputOutcome = 6
+	faultOutcome  = 7
+	chunkOutcome  = 8
+	storedOutcome = 10
+)
+
+// outcomeRead returns the field of the outcome that is read; 0 for another field.
+func outcomeRead(c *wire.Coder) uint32 {
+	switch n := c.Number(); n {
+	case outputOutcome, faultOutcome, chunkOutcome, storedOutcome:
+		if c.IsMessage(n) {
+			return n
 		}
 	}
+	return 0
 }
 
-// finish completes the reply and validates it.
-func (r *replyReader) finish() (err error) {
-	if err := checkIDs(string(r.reply.RequestID), string(r.reply.ExecutionID)); err != nil {
-		return err
+// encoderOf returns the coder that writes a reply.
+func encoderOf(r *Reply) replyCoder {
+	out := replyCoder{Reply: r, outcome: outputOutcome}
+	switch {
+	case r.Fault != nil:
+		out.outcome, out.fault = faultOutcome, faultToProto(r.Fault)
+	case r.Stored:
+		out.outcome = storedOutcome
+	case r.Chunk:
+		out.outcome = chunkOutcome
 	}
-	if r.reply.Timings, err = r.timings.timings(pipeline.MaxSteps); err != nil {
-		return err
+	return out
+}
+
+// code codes the fields of envelope.proto's Reply. Of several outcomes that are read
+// the last one counts; two of one kind are merged.
+func (r *replyCoder) code(c *wire.Coder) {
+	c.Text(1, (*string)(&r.Mesh))
+	c.Text(2, (*string)(&r.RequestID))
+	c.Text(3, (*string)(&r.ExecutionID))
+	wire.Varint(c, 4, &r.Seq)
+	wire.Varint(c, 5, &r.Attempt)
+	if read := outcomeRead(c); read != 0 && read != r.outcome {
+		r.outcome, r.Parts, r.Metadata, r.fault = read, nil, nil, nil
 	}
-	if err := r.outcome.finish(r.reply); err != nil {
-		return err
+	switch r.outcome {
+	case outputOutcome, chunkOutcome:
+		for m := c.Message(r.outcome, payload.Size(r.Parts)); m.More(); {
+			payload.Code(c, 1, "outputs", &r.Parts)
+			c.TextMap(2, &r.Metadata)
+		}
+	case faultOutcome:
+		r.codeFault(c)
+	case storedOutcome:
+		for m := c.Message(storedOutcome, 0); m.More(); {
+			continue
+		}
 	}
-	if r.reply.Chunk {
-		r.reply.NextWithin = r.nextWithin.AsDuration()
+	codeTimings(c, 9, &r.Timings)
+	if c.Writing() && r.outcome == chunkOutcome && r.NextWithin > 0 {
+		c.Duration(11, &r.NextWithin)
+	} else if !c.Writing() {
+		c.Time(11, &r.nextWithin)
 	}
-	return nil
+}
+
+// codeFault uses the generated message, because faults are rare.
+func (r *replyCoder) codeFault(c *wire.Coder) {
+	if c.Writing() {
+		data, err := proto.Marshal(r.fault)
+		c.Stop(err)
+		c.WriteRaw(faultOutcome, data)
+		return
+	}
+	if r.fault == nil {
+		r.fault = new(meshv1.Fault)
+	}
+	c.Check(faultOutcome, func(b []byte) error { return proto.UnmarshalOptions{Merge: true}.Unmarshal(b, r.fault) })
 }
 
 var errNoOutcome = errors.New("neither output, chunk, fault nor stored")
 
-// outcomeReader reads the outcome of a request. The last outcome of several
-// counts; two of one kind are merged.
-type outcomeReader struct {
-	// kind is the tag of the last outcome, 0 before the first.
-	kind     wire.Tag
-	parts    payload.PartReader
-	metadata map[string]string
-	fault    *meshv1.Fault
-}
-
-func (r *outcomeReader) read(m *wire.Message) {
-	if !isOutcome(m.Tag) {
-		return
+// finish completes a decoded reply and validates it.
+func (r *replyCoder) finish() error {
+	if err := checkIDs(string(r.RequestID), string(r.ExecutionID)); err != nil {
+		return err
 	}
-	if m.Tag != r.kind {
-		*r = outcomeReader{kind: m.Tag}
+	if err := checkTimings(&r.Timings, pipeline.MaxSteps); err != nil {
+		return err
 	}
-	switch m.Tag {
-	case replyOutputTag, replyChunkTag:
-		r.readOutput(m)
-	case replyFaultTag:
-		r.readFault(m)
-	case replyStoredTag:
-		m.Fail(proto.Unmarshal(m.Bytes(), new(meshv1.Stored)))
-	}
-}
-
-func isOutcome(t wire.Tag) bool {
-	return t == replyOutputTag || t == replyFaultTag || t == replyChunkTag || t == replyStoredTag
-}
-
-func (r *outcomeReader) readOutput(m *wire.Message) {
-	in := m.Inner()
-	for in.Next() {
-		switch in.Tag {
-		case outputPartsTag:
-			r.parts.Read(&in)
-		case outputMetadataTag:
-			r.metadata = in.TextEntry(r.metadata)
-		}
-	}
-	m.Fail(in.Err())
-}
-
-// readFault uses the generated message, because faults are rare.
-func (r *outcomeReader) readFault(m *wire.Message) {
-	if r.fault == nil {
-		r.fault = new(meshv1.Fault)
-	}
-	m.Fail(proto.UnmarshalOptions{Merge: true}.Unmarshal(m.Bytes(), r.fault))
-}
-
-// finish puts the outcome into the reply and validates it.
-func (r *outcomeReader) finish(out *Reply) (err error) {
-	switch r.kind {
-	case replyFaultTag:
-		out.Fault = fault.FromProto(r.fault)
-	case replyStoredTag:
-		out.Stored = true
-	case replyOutputTag, replyChunkTag:
-		out.Chunk, out.Metadata = r.kind == replyChunkTag, r.metadata
-		out.Parts, err = r.parts.Parts("outputs")
+	switch r.outcome {
+	case faultOutcome:
+		r.Fault = fault.FromProto(r.fault)
+	case storedOutcome:
+		r.Stored = true
+	case chunkOutcome:
+		r.Chunk, r.NextWithin = true, r.nextWithin.AsDuration()
+		return validParts("outputs", &r.Parts)
+	case outputOutcome:
+		return validParts("outputs", &r.Parts)
 	default:
 		return errNoOutcome
 	}
-	return err
+	return nil
+}
+
+// validParts validates a decoded list of parts, and makes it one that is not nil.
+func validParts(field string, parts *[]payload.Part) error {
+	if *parts == nil {
+		*parts = []payload.Part{}
+	}
+	return payload.Validate(field, *parts)
 }
 
 // Bounds on a fault in a reply. Its texts may be a runner's, of any length and
@@ -231,15 +206,6 @@ const (
 	maxText    = 512     // bytes of any other text
 	maxFacts   = 32      // violations, and entries of metadata
 )
-
-// writeFault uses the generated message, because faults are rare.
-func writeFault(w *wire.Writer, f *fault.Fault) {
-	data, err := proto.Marshal(faultToProto(f))
-	w.Fail(replyFaultTag, err)
-	start := w.Begin(replyFaultTag, len(data))
-	w.Raw(data)
-	w.End(start)
-}
 
 func faultToProto(f *fault.Fault) *meshv1.Fault {
 	out := f.ToProto()
@@ -278,18 +244,19 @@ func facts(in map[string]string) map[string]string {
 // PeekTerminal reports whether an encoded reply is final without decoding it: the
 // gateway's shared subscription calls it for each message.
 func PeekTerminal(data []byte) (terminal bool, err error) {
-	found := false
-	m := wire.Skim(data)
-	for m.Next() {
-		if isOutcome(m.Tag) {
-			terminal, found = m.Tag != replyChunkTag, true
+	var last uint32
+	c := wire.Reader(data)
+	for c.Next() {
+		if read := outcomeRead(&c); read != 0 {
+			last = read
 		}
 	}
-	if err := m.Err(); err != nil {
+	err = c.Err()
+	if err == nil && last == 0 {
+		err = errNoOutcome
+	}
+	if err != nil {
 		return false, fmt.Errorf("%w: %w", ErrMalformed, err)
 	}
-	if !found {
-		return false, fmt.Errorf("%w: %w", ErrMalformed, errNoOutcome)
-	}
-	return terminal, nil
+	return last != chunkOutcome, nil
 }

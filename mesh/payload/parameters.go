@@ -204,7 +204,11 @@ func (p Parameters) Validate() error {
 		return tooManyParameters(len(p))
 	}
 	for name, value := range p {
-		if err := ValidName(name); err != nil {
+		err := ValidName(name)
+		if value.kind == kindNone {
+			err = errNoValue
+		}
+		if err != nil {
 			return fmt.Errorf("parameter %.*q: %w", MaxName, name, err)
 		}
 		if !utf8.ValidString(value.text) {

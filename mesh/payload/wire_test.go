@@ -18,22 +18,21 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/wire"
 )
 
-// partsTag is Output's list of parts.
-const partsTag = 1<<3 | wire.Bytes
-
 // readParts reads the parts of an encoded Output.
 func readParts(data []byte) ([]payload.Part, error) {
-	var r payload.PartReader
-	m := wire.Read(data)
-	for m.Next() {
-		if m.Tag == partsTag {
-			r.Read(&m)
-		}
+	parts := []payload.Part{}
+	c := wire.Reader(data)
+	for c.Next() {
+		payload.Code(&c, 1, "inputs", &parts)
 	}
-	if err := m.Err(); err != nil {
+	err := c.Err()
+	if err == nil {
+		err = payload.Validate("inputs", parts)
+	}
+	if err != nil {
 		return nil, err
 	}
-	return r.Parts("inputs")
+	return parts, nil
 }
 
 // convertParts is readParts by way of the generated message.
@@ -58,8 +57,8 @@ func TestPartsAreTheContractsMessages(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		parts := drawParts(t)
-		w := wire.NewWriter(payload.WireSize(parts))
-		payload.Write(&w, partsTag, parts)
+		w := wire.Writer(payload.WireSize(parts))
+		payload.Code(&w, 1, "inputs", &parts)
 		data, err := w.Done()
 		if err != nil {
 			t.Fatal(err)
@@ -82,7 +81,7 @@ func TestPartsThatCannotBeAreRefusedAlikeOnTheWire(t *testing.T) {
 	}
 	yes := &inferencev1.Value{Kind: &inferencev1.Value_BoolValue{BoolValue: true}}
 	tests := map[string][]*inferencev1.Part{
-		"too many":                 manyParts(payload.MaxParts + 9),
+		"too many":                 manyParts(payload.MaxParts + 1),
 		"two of a name":            {blobPart("a", ""), blobPart("b", ""), blobPart("a", "")},
 		"two without a name":       {blobPart("", ""), blobPart("", "")},
 		"no body":                  {{Name: "a"}},
@@ -200,15 +199,15 @@ func TestModelReferencesAreReadAsTheyAreConverted(t *testing.T) {
 			t.Fatal(err)
 		}
 		var got payload.ModelRef
-		m := wire.Read(protowire.AppendBytes([]byte{1<<3 | 2}, fields))
-		for m.Next() {
-			got.Read(&m)
+		c := wire.Reader(protowire.AppendBytes([]byte{1<<3 | 2}, fields))
+		for c.Next() {
+			payload.CodeModel(&c, 1, &got)
 		}
-		if want := payload.ModelFromProto(&in); m.Err() != nil || got != want {
-			t.Fatalf("got %v, %v; want %v", got, m.Err(), want)
+		if want := payload.ModelFromProto(&in); c.Err() != nil || got != want {
+			t.Fatalf("got %v, %v; want %v", got, c.Err(), want)
 		}
-		w := wire.NewWriter(0)
-		got.Write(&w, partsTag)
+		w := wire.Writer(0)
+		payload.CodeModel(&w, 1, &got)
 		data, err := w.Done()
 		if err != nil || (len(data) == 0) != (got == payload.ModelRef{}) {
 			t.Fatalf("wrote %x, %v of %v", data, err, got)
@@ -227,9 +226,9 @@ func FuzzPartsAreReadAsTheyAreConverted(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		// Output's other field is not the parts'.
-		m := wire.Skim(data)
-		for m.Next() {
-			if m.Tag == 2<<3|wire.Bytes {
+		c := wire.Reader(data)
+		for c.Next() {
+			if c.IsMessage(2) {
 				return
 			}
 		}

@@ -9,8 +9,8 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -30,7 +30,7 @@ type letterBed struct {
 
 func newLetterBed(t *testing.T) *letterBed {
 	t.Helper()
-	b := bustest.Start(t).Connect(mesh)
+	b := testbed.StartBroker(t).Connect(mesh)
 	d := &letterBed{DeadLetters: store.NewDeadLetters(b, settings), bus: b, deliveries: make(chan bus.Delivery, 64)}
 	if err := d.Ensure(t.Context()); err != nil {
 		t.Fatal(err)
@@ -68,7 +68,7 @@ func item(text string) *envelope.Envelope {
 
 func (d *letterBed) next(t *testing.T) (bus.Delivery, *envelope.Envelope) {
 	t.Helper()
-	delivery := bustest.Receive(t, "delivery", d.deliveries)
+	delivery := testbed.Receive(t, "delivery", d.deliveries)
 	e, err := envelope.Decode(delivery.Data)
 	if err != nil {
 		t.Fatal(err)
@@ -259,7 +259,7 @@ func TestReplayMayBeRepeated(t *testing.T) {
 	}
 	delivery, e := d.next(t)
 	for range 2 {
-		a := bustest.Receive(t, "replay", answers)
+		a := testbed.Receive(t, "replay", answers)
 		if a.err == nil && a.RequestID != e.RequestID || a.err != nil && !errors.Is(a.err, store.ErrNoDeadLetter) {
 			t.Errorf("said %+v, %v, came as request %s", a.Replayed, a.err, e.RequestID)
 		}
@@ -355,7 +355,7 @@ func TestGarbageAmongDeadLettersIsListedByNumber(t *testing.T) {
 
 func TestDeadLettersWithoutAStream(t *testing.T) {
 	t.Parallel()
-	b := bustest.Start(t).Connect(mesh)
+	b := testbed.StartBroker(t).Connect(mesh)
 	letters := store.NewDeadLetters(b, settings)
 	if page, err := letters.List(t.Context(), store.DeadLetterQuery{}); err != nil || len(page.DeadLetters) != 0 {
 		t.Errorf("lists %+v, %v", page, err)
@@ -408,7 +408,7 @@ func TestGarbageCountsTowardsThePage(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	bustest.Receive(t, "the garbage is stored", d.bus.JetStream().PublishAsyncComplete())
+	testbed.Receive(t, "the garbage is stored", d.bus.JetStream().PublishAsyncComplete())
 	page := d.list(t, store.DeadLetterQuery{Limit: 1})
 	if len(page.Unreadable) != store.MaxPageSize || page.Next != store.MaxPageSize+1 {
 		t.Errorf("lists %d, then %d", len(page.Unreadable), page.Next)
@@ -417,14 +417,14 @@ func TestGarbageCountsTowardsThePage(t *testing.T) {
 
 func TestDeadLettersFailAtOnceWithoutTheBroker(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	b := broker.Connect(mesh)
 	letters := store.NewDeadLetters(b, settings)
 	if err := letters.Ensure(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	broker.Stop()
-	bustest.Eventually(t, "the connection is lost", func() bool { return !b.Connected() })
+	testbed.Eventually(t, "the connection is lost", func() bool { return !b.Connected() })
 	begin := time.Now()
 	_, list := letters.List(t.Context(), store.DeadLetterQuery{})
 	_, get := letters.Get(t.Context(), 1)

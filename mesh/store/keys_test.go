@@ -11,8 +11,8 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
@@ -52,7 +52,7 @@ func mustGet(t *testing.T, s *store.Keys, k store.Key) store.KeyRecord {
 
 func TestOneOfManyClaimsAKey(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	stores := []*store.Keys{newKeys(t, broker.Connect(mesh), settings), newKeys(t, broker.Connect(mesh), settings)}
 	const rounds, claimers = 20, 32
 	for round := range rounds {
@@ -81,7 +81,7 @@ func TestOneOfManyClaimsAKey(t *testing.T) {
 
 func TestKeyBelongsToItsTenantAndPipeline(t *testing.T) {
 	t.Parallel()
-	b := bustest.Start(t).Connect(mesh)
+	b := testbed.StartBroker(t).Connect(mesh)
 	keys := newKeys(t, b, settings)
 	different := []store.Key{
 		{Tenant: "a", Pipeline: "p", Key: "k"},
@@ -107,7 +107,7 @@ func TestKeyBelongsToItsTenantAndPipeline(t *testing.T) {
 
 func TestKeyRecordIsReplacedByCompareAndSet(t *testing.T) {
 	t.Parallel()
-	keys := newKeys(t, bustest.Start(t).Connect(mesh), settings)
+	keys := newKeys(t, testbed.StartBroker(t).Connect(mesh), settings)
 	k := keyOf("key")
 	first := mustClaim(t, keys, k, 0)
 	for name, after := range map[string]uint64{"nothing": 0, "another": first.Seq + 1} {
@@ -126,7 +126,7 @@ func TestKeyRecordIsReplacedByCompareAndSet(t *testing.T) {
 
 func TestReleasedKeyIsFree(t *testing.T) {
 	t.Parallel()
-	keys := newKeys(t, bustest.Start(t).Connect(mesh), settings)
+	keys := newKeys(t, testbed.StartBroker(t).Connect(mesh), settings)
 	k := keyOf("key")
 	first := mustClaim(t, keys, k, 0)
 	if err := keys.Release(t.Context(), k, first); err != nil {
@@ -141,7 +141,7 @@ func TestReleasedKeyIsFree(t *testing.T) {
 
 func TestWaitReturnsWhenTheKeyRecordChanges(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	keys, other := newKeys(t, broker.Connect(mesh), settings), store.NewKeys(broker.Connect(mesh), settings)
 	for i := range 20 {
 		k := keyOf(fmt.Sprint(i))
@@ -152,7 +152,7 @@ func TestWaitReturnsWhenTheKeyRecordChanges(t *testing.T) {
 		if err := keys.Release(t.Context(), k, r); err != nil {
 			t.Fatal(err)
 		}
-		if err := bustest.Receive(t, "the change", changed); err != nil {
+		if err := testbed.Receive(t, "the change", changed); err != nil {
 			t.Error(err)
 		}
 		if took := time.Since(begin); took > 4*time.Second {
@@ -174,7 +174,7 @@ func TestWaitReturnsWhenTheKeyRecordChanges(t *testing.T) {
 // Bytes that anybody may have published, and claims that are another key's.
 func TestBytesThatAreNoClaimAreReplaced(t *testing.T) {
 	t.Parallel()
-	b := bustest.Start(t).Connect(mesh)
+	b := testbed.StartBroker(t).Connect(mesh)
 	keys := newKeys(t, b, settings)
 	another, err := claimOf(store.Key{Tenant: "another"}).Encode()
 	if err != nil {
@@ -198,7 +198,7 @@ func TestBytesThatAreNoClaimAreReplaced(t *testing.T) {
 
 func TestKeysWithoutAStream(t *testing.T) {
 	t.Parallel()
-	keys := store.NewKeys(bustest.Start(t).Connect(mesh), settings)
+	keys := store.NewKeys(testbed.StartBroker(t).Connect(mesh), settings)
 	k := keyOf("key")
 	if r := mustGet(t, keys, k); r != (store.KeyRecord{}) {
 		t.Errorf("the record is %+v", r)
@@ -210,12 +210,12 @@ func TestKeysWithoutAStream(t *testing.T) {
 
 func TestKeysFailAtOnceWithoutTheBroker(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	b := broker.Connect(mesh)
 	keys := newKeys(t, b, settings)
 	k := keyOf("key")
 	broker.Stop()
-	bustest.Eventually(t, "the connection is lost", func() bool { return !b.Connected() })
+	testbed.Eventually(t, "the connection is lost", func() bool { return !b.Connected() })
 	if _, err := keys.Get(t.Context(), k); !errors.Is(err, bus.ErrDisconnected) {
 		t.Errorf("get: %v", err)
 	}
@@ -227,20 +227,20 @@ func TestKeysFailAtOnceWithoutTheBroker(t *testing.T) {
 
 func TestReleaseRetriesUntilTheBrokerIsBack(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	b := broker.Connect(mesh)
 	keys := newKeys(t, b, settings)
 	k := keyOf("key")
 	r := mustClaim(t, keys, k, 0)
 	broker.Stop()
-	bustest.Eventually(t, "the connection is lost", func() bool { return !b.Connected() })
+	testbed.Eventually(t, "the connection is lost", func() bool { return !b.Connected() })
 	done := make(chan error, 1)
 	go func() { done <- keys.Release(t.Context(), k, r) }()
 	broker.Restore()
-	if err := bustest.Receive(t, "end of the release", done); err != nil && !errors.Is(err, store.ErrKeyTaken) {
+	if err := testbed.Receive(t, "end of the release", done); err != nil && !errors.Is(err, store.ErrKeyTaken) {
 		t.Error(err)
 	}
-	bustest.Eventually(t, "the key is free", func() bool {
+	testbed.Eventually(t, "the key is free", func() bool {
 		r, err := keys.Get(t.Context(), k)
 		return err == nil && r.Claim.Released
 	})
@@ -249,7 +249,7 @@ func TestReleaseRetriesUntilTheBrokerIsBack(t *testing.T) {
 // The broker ends at any moment of a claim.
 func TestClaimWithALostAcknowledgementIsFound(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	b := broker.Connect(mesh)
 	keys := newKeys(t, b, settings)
 	for round := range 10 {
@@ -264,14 +264,14 @@ func TestClaimWithALostAcknowledgementIsFound(t *testing.T) {
 			got <- err
 		}()
 		if round%2 == 0 {
-			bustest.Eventually(t, "the claim is stored", func() bool {
+			testbed.Eventually(t, "the claim is stored", func() bool {
 				at, err := store.NewKeys(b, settings).Get(t.Context(), k)
 				return err == nil && at.Claim != nil
 			})
 		}
 		broker.Stop()
 		broker.Restore()
-		err := bustest.Receive(t, "end of the claim", got)
+		err := testbed.Receive(t, "end of the claim", got)
 		if errors.Is(err, bus.ErrDisconnected) || errors.Is(err, bus.ErrNoClaims) {
 			continue // it was not sent, or came to a broker that had ended its streams
 		}
@@ -287,7 +287,7 @@ func TestClaimWithALostAcknowledgementIsFound(t *testing.T) {
 // back returns the key's record once the broker answers.
 func back(t *testing.T, s *store.Keys, k store.Key) (r store.KeyRecord) {
 	t.Helper()
-	bustest.Eventually(t, "the broker is back", func() bool {
+	testbed.Eventually(t, "the broker is back", func() bool {
 		var err error
 		r, err = s.Get(t.Context(), k)
 		return err == nil
@@ -297,7 +297,7 @@ func back(t *testing.T, s *store.Keys, k store.Key) (r store.KeyRecord) {
 
 func TestUnansweredClaimEndsWithItsContext(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	b := broker.Connect(mesh, func(s *bus.Settings) { s.AckTimeout = 50 * time.Millisecond })
 	keys := store.NewKeys(b, settings)
 	k := keyOf("key")
@@ -306,7 +306,7 @@ func TestUnansweredClaimEndsWithItsContext(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	bustest.Eventually(t, "somebody listens", func() bool {
+	testbed.Eventually(t, "somebody listens", func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 		defer cancel()
 		_, err := keys.Claim(ctx, k, claimOf(k), 0)
@@ -322,7 +322,7 @@ func TestUnansweredClaimEndsWithItsContext(t *testing.T) {
 
 func TestFullKeyStreamForgetsNoKey(t *testing.T) {
 	t.Parallel()
-	keys := newKeys(t, bustest.Start(t).Connect(mesh), store.Settings{MaxBytes: 64 << 10})
+	keys := newKeys(t, testbed.StartBroker(t).Connect(mesh), store.Settings{MaxBytes: 64 << 10})
 	var kept []store.KeyRecord
 	for {
 		k := keyOf(fmt.Sprint(len(kept)))
@@ -352,13 +352,13 @@ func TestFullKeyStreamForgetsNoKey(t *testing.T) {
 
 func TestKeysSurviveTheBroker(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	keys := newKeys(t, broker.Connect(mesh), settings)
 	k := keyOf("key")
 	want := mustClaim(t, keys, k, 0)
 	broker.Stop()
 	broker.Restore()
-	bustest.Eventually(t, "the record is there again", func() bool {
+	testbed.Eventually(t, "the record is there again", func() bool {
 		r, err := keys.Get(t.Context(), k)
 		return err == nil && r.Seq == want.Seq && *r.Claim == *want.Claim
 	})
@@ -368,9 +368,9 @@ func TestKeysExpire(t *testing.T) {
 	t.Parallel()
 	s := settings
 	s.Retention = time.Second
-	keys := newKeys(t, bustest.Start(t).Connect(mesh), s)
+	keys := newKeys(t, testbed.StartBroker(t).Connect(mesh), s)
 	k := keyOf("key")
 	mustClaim(t, keys, k, 0)
-	bustest.Eventually(t, "the key is forgotten", func() bool { return mustGet(t, keys, k) == store.KeyRecord{} })
+	testbed.Eventually(t, "the key is forgotten", func() bool { return mustGet(t, keys, k) == store.KeyRecord{} })
 	mustClaim(t, keys, k, 0)
 }

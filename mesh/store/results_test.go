@@ -11,8 +11,8 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -44,7 +44,7 @@ func put(t *testing.T, b *bus.Bus, r *envelope.Result) (bus.Receipt, error) {
 	}
 	done := make(chan sent, 1)
 	b.Publish(m, func(receipt bus.Receipt, err error) { done <- sent{receipt, err} })
-	got := bustest.Receive(t, "answer to a put", done)
+	got := testbed.Receive(t, "answer to a put", done)
 	return got.receipt, got.err
 }
 
@@ -52,7 +52,7 @@ func text(r *envelope.Result) string { return string(r.Reply.Parts[0].Blob.Data)
 
 func TestAnyProcessReadsAStoredResult(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	b := broker.Connect(mesh)
 	newResults(t, b, settings)
 	want := answer(newRequest(), "yes")
@@ -70,7 +70,7 @@ func TestAnyProcessReadsAStoredResult(t *testing.T) {
 
 func TestFirstReplyWins(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	b := broker.Connect(mesh)
 	results := newResults(t, b, settings)
 	request := newRequest()
@@ -104,7 +104,7 @@ func TestFirstReplyWins(t *testing.T) {
 
 func TestMissingResultIsErrNoResult(t *testing.T) {
 	t.Parallel()
-	b := bustest.Start(t).Connect(mesh)
+	b := testbed.StartBroker(t).Connect(mesh)
 	if _, err := store.NewResults(b, settings).Get(t.Context(), newRequest()); !errors.Is(err, store.ErrNoResult) {
 		t.Errorf("without a stream: %v, want %v", err, store.ErrNoResult)
 	}
@@ -118,7 +118,7 @@ func TestMissingResultIsErrNoResult(t *testing.T) {
 
 func TestWaitReturnsWhenTheResultIsStored(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	b := broker.Connect(mesh)
 	newResults(t, b, settings)
 	reader := store.NewResults(broker.Connect(mesh), settings)
@@ -136,7 +136,7 @@ func TestWaitReturnsWhenTheResultIsStored(t *testing.T) {
 		if _, err := put(t, b, answer(request, "late")); err != nil {
 			t.Fatal(err)
 		}
-		r := bustest.Receive(t, "result", got)
+		r := testbed.Receive(t, "result", got)
 		if text(r) != "late" {
 			t.Errorf("got %+v", r)
 		}
@@ -148,7 +148,7 @@ func TestWaitReturnsWhenTheResultIsStored(t *testing.T) {
 
 func TestWaitEndsWithItsContext(t *testing.T) {
 	t.Parallel()
-	b := bustest.Start(t).Connect(mesh)
+	b := testbed.StartBroker(t).Connect(mesh)
 	results := newResults(t, b, settings)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
@@ -159,7 +159,7 @@ func TestWaitEndsWithItsContext(t *testing.T) {
 
 func TestResultsSurviveTheBroker(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	b := broker.Connect(mesh)
 	results := newResults(t, b, settings)
 	request := newRequest()
@@ -168,7 +168,7 @@ func TestResultsSurviveTheBroker(t *testing.T) {
 	}
 	broker.Stop()
 	broker.Restore()
-	bustest.Eventually(t, "the result is there again", func() bool {
+	testbed.Eventually(t, "the result is there again", func() bool {
 		r, err := results.Get(t.Context(), request)
 		return err == nil && text(r) == "kept"
 	})
@@ -179,7 +179,7 @@ func TestResultsSurviveTheBroker(t *testing.T) {
 
 func TestFullResultStreamRefusesAndKeeps(t *testing.T) {
 	t.Parallel()
-	b := bustest.Start(t).Connect(mesh)
+	b := testbed.StartBroker(t).Connect(mesh)
 	s := settings
 	s.MaxBytes = 64 << 10
 	results := newResults(t, b, s)
@@ -207,7 +207,7 @@ func TestFullResultStreamRefusesAndKeeps(t *testing.T) {
 
 func TestResultsExpire(t *testing.T) {
 	t.Parallel()
-	b := bustest.Start(t).Connect(mesh)
+	b := testbed.StartBroker(t).Connect(mesh)
 	s := settings
 	s.Retention = time.Second
 	results := newResults(t, b, s)
@@ -215,7 +215,7 @@ func TestResultsExpire(t *testing.T) {
 	if _, err := put(t, b, answer(request, "")); err != nil {
 		t.Fatal(err)
 	}
-	bustest.Eventually(t, "the result expires", func() bool {
+	testbed.Eventually(t, "the result expires", func() bool {
 		_, err := results.Get(t.Context(), request)
 		return errors.Is(err, store.ErrNoResult)
 	})

@@ -6,7 +6,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
@@ -27,7 +27,7 @@ func begin(t *testing.T, runs *store.Runs, e *envelope.Envelope, host pipeline.H
 
 func TestRunRecordsAddUpUntilARunEnds(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	one, two := newRuns(t, broker), newRuns(t, broker)
 	e := runItem()
 	if before := begin(t, one, e, "a"); len(before) != 0 {
@@ -57,13 +57,13 @@ func TestRunRecordsAddUpUntilARunEnds(t *testing.T) {
 
 func TestRunRecordsSurviveTheBroker(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	runs := newRuns(t, broker)
 	e := runItem()
 	begin(t, runs, e, "a")
 	broker.Stop()
 	broker.Restore()
-	bustest.Eventually(t, "the record is there again", func() bool {
+	testbed.Eventually(t, "the record is there again", func() bool {
 		before, err := runs.Begin(t.Context(), e, envelope.RunRecord{Host: "b", At: time.Now()})
 		return err == nil && len(before) >= 1 && before[0].Host == "a"
 	})
@@ -71,7 +71,7 @@ func TestRunRecordsSurviveTheBroker(t *testing.T) {
 
 func TestRunsWithoutAStream(t *testing.T) {
 	t.Parallel()
-	runs := store.NewRuns(bustest.Start(t).Connect(mesh), store.Settings{})
+	runs := store.NewRuns(testbed.StartBroker(t).Connect(mesh), store.Settings{})
 	if _, err := runs.Begin(t.Context(), runItem(), envelope.RunRecord{At: time.Now()}); err == nil {
 		t.Error("a run was recorded without a stream")
 	}

@@ -23,7 +23,7 @@
 // drop an old one early; those of run records and dead letters drop the oldest.
 // Bytes that anybody else published to a stream are read as no record.
 //
-// All methods are safe for concurrent use. Tests use bustest, a real broker.
+// All methods are safe for concurrent use. Tests use internal/testbed, with a real broker.
 package store
 
 import (

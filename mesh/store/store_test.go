@@ -7,8 +7,8 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
 )
@@ -40,14 +40,14 @@ func newKeys(t *testing.T, b *bus.Bus, s store.Settings) *store.Keys {
 	return ensure(t, store.NewKeys(b, s))
 }
 
-func newRuns(t *testing.T, broker *bustest.Broker) *store.Runs {
+func newRuns(t *testing.T, broker *testbed.Broker) *store.Runs {
 	t.Helper()
 	return ensure(t, store.NewRuns(broker.Connect(mesh), store.Settings{}))
 }
 
 func TestOnlyAHigherVersionChangesTheStream(t *testing.T) {
 	t.Parallel()
-	b := bustest.Start(t).Connect(mesh)
+	b := testbed.StartBroker(t).Connect(mesh)
 	for stream, newStore := range map[string]func(store.Settings) ensured{
 		b.ResultStream():     func(s store.Settings) ensured { return store.NewResults(b, s) },
 		b.ClaimStream():      func(s store.Settings) ensured { return store.NewKeys(b, s) },

@@ -23,15 +23,15 @@ func TestNestedMessageHasItsLength(t *testing.T) {
 		// Not always the bound that it should be.
 		atLeast := rapid.SampledFrom([]int{0, size, size / 2, size * 2, 200}).Draw(t, "at least")
 		text := bytes.Repeat([]byte{'x'}, size)
-		w := wire.NewWriter(rapid.SampledFrom([]int{0, 64, size}).Draw(t, "room"))
-		w.Uint(1<<3|wire.Varint, 1)
-		outer := w.Begin(2<<3|wire.Bytes, atLeast)
-		inner := w.Begin(3<<3|wire.Bytes, atLeast)
-		w.Bytes(4<<3|wire.Bytes, text)
-		w.End(inner)
-		w.Uint(5<<3|wire.Varint, 5)
-		w.End(outer)
-		w.Uint(6<<3|wire.Varint, 6)
+		w := wire.Writer(rapid.SampledFrom([]int{0, 64, size}).Draw(t, "room"))
+		w.WriteUint(1, 1)
+		for outer := w.Message(2, atLeast); outer.More(); {
+			for inner := w.Message(3, atLeast); inner.More(); {
+				w.Bytes(4, &text)
+			}
+			w.WriteUint(5, 5)
+		}
+		w.WriteUint(6, 6)
 		got, err := w.Done()
 
 		field := func(b []byte, number protowire.Number, value []byte) []byte {
@@ -51,21 +51,21 @@ func TestNestedMessageHasItsLength(t *testing.T) {
 
 func TestZeroValuesAreLeftOut(t *testing.T) {
 	t.Parallel()
-	w := wire.NewWriter(0)
-	w.Uint(1<<3|wire.Varint, 0)
-	w.Int(2<<3|wire.Varint, 0)
-	w.Bool(3<<3|wire.Varint, false)
-	w.Text(4<<3|wire.Bytes, "")
-	w.Bytes(5<<3|wire.Bytes, []byte{})
-	w.TextMap(6<<3|wire.Bytes, nil)
-	w.Int64s(7<<3|wire.Bytes, nil)
-	w.Raw(nil)
+	w := wire.Writer(0)
+	wire.Varint(&w, 1, new(uint64))
+	wire.Varint(&w, 2, new(int64))
+	w.Bool(3, new(bool))
+	w.Text(4, new(string))
+	w.Bytes(5, &[]byte{})
+	w.TextMap(6, new(map[string]string))
+	w.Int64s(7, new([]int64))
+	w.Time(8, new(wire.Time))
 	if got, err := w.Done(); len(got) != 0 || err != nil {
 		t.Errorf("got %x, %v", got, err)
 	}
-	w.AnyUint(1<<3|wire.Varint, 0)
-	w.AnyText(2<<3|wire.Bytes, "")
-	w.AnyDouble(3<<3|wire.Fixed64, 0)
+	w.WriteUint(1, 0)
+	w.WriteText(2, "")
+	w.WriteDouble(3, 0)
 	if got, err := w.Done(); len(got) != 2+2+9 || err != nil {
 		t.Errorf("got %x, %v", got, err)
 	}
@@ -73,10 +73,10 @@ func TestZeroValuesAreLeftOut(t *testing.T) {
 
 func TestWriterKeepsItsFirstError(t *testing.T) {
 	t.Parallel()
-	w := wire.NewWriter(0)
-	w.Fail(1<<3|wire.Bytes, nil)
-	w.Text(2<<3|wire.Bytes, "half a \xe6\x97")
-	w.Fail(3<<3|wire.Bytes, errors.New("another"))
+	w := wire.Writer(0)
+	w.Stop(nil)
+	w.WriteText(2, "half a \xe6\x97")
+	w.Stop(errors.New("another"))
 	if got, err := w.Done(); got != nil || err == nil || err.Error() != "field 2: is not UTF-8" {
 		t.Errorf("got %x, %v", got, err)
 	}
@@ -86,10 +86,10 @@ func TestGrowAllocatesOnce(t *testing.T) {
 	// Not parallel: it counts what the process allocates.
 	text := make([]byte, 1000)
 	if n := testing.AllocsPerRun(100, func() {
-		w := wire.NewWriter(1100)
-		start := w.Begin(1<<3|wire.Bytes, 10)
-		w.Bytes(1<<3|wire.Bytes, text)
-		w.End(start)
+		w := wire.Writer(1100)
+		for m := w.Message(1, 10); m.More(); {
+			w.Bytes(1, &text)
+		}
 		_, _ = w.Done()
 	}); n > 1 {
 		t.Errorf("it takes %v pieces of memory", n)
@@ -98,12 +98,12 @@ func TestGrowAllocatesOnce(t *testing.T) {
 
 // read returns the time of the message that holds nothing else.
 func read(t interface{ Fatal(...any) }, data []byte) (out wire.Time) {
-	m := wire.Read(data)
-	for m.Next() {
-		out.Read(&m)
+	c := wire.Reader(data)
+	for c.Next() {
+		c.Time(1, &out)
 	}
-	if m.Err() != nil {
-		t.Fatal(m.Err())
+	if c.Err() != nil {
+		t.Fatal(c.Err())
 	}
 	return out
 }
@@ -143,14 +143,14 @@ func TestTimesRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		at := time.Unix(rapid.Int64Range(-62135596800, 253402300799).Draw(t, "seconds"), rapid.Int64Range(0, 999_999_999).Draw(t, "ns"))
 		d := time.Duration(rapid.Int64().Draw(t, "duration"))
-		w := wire.NewWriter(0)
-		w.Timestamp(1<<3|wire.Bytes, at)
+		w, written := wire.Writer(0), wire.Timestamp(at)
+		w.Time(1, &written)
 		stamp, err := w.Done()
 		if err != nil || !bytes.Equal(stamp, holding(t, timestamppb.New(at))) {
 			t.Fatalf("got %x, %v", stamp, err)
 		}
-		w = wire.NewWriter(0)
-		w.Duration(1<<3|wire.Bytes, d)
+		w = wire.Writer(0)
+		w.Duration(1, &d)
 		span, err := w.Done()
 		if err != nil || !bytes.Equal(span, holding(t, durationpb.New(d))) {
 			t.Fatalf("got %x, %v", span, err)
@@ -172,11 +172,11 @@ func TestAbsentTimeIsZero(t *testing.T) {
 	if err := empty.CheckTimestamp(); err != nil {
 		t.Error(err)
 	}
-	m := wire.Read([]byte{1<<3 | 2, 1, 1 << 3})
-	for m.Next() {
-		empty.Read(&m)
+	c := wire.Reader([]byte{1<<3 | 2, 1, 1 << 3})
+	for c.Next() {
+		c.Time(1, &empty)
 	}
-	if m.Err() == nil {
+	if c.Err() == nil {
 		t.Error("a time that is cut off is taken")
 	}
 }

@@ -24,6 +24,8 @@ type rules struct {
 type row struct {
 	packages  []string
 	mayImport []string
+	// inTests are what only the tests of these packages may import besides.
+	inTests []string
 	// standardLibraryOnly forbids the packages of others, in tests too.
 	standardLibraryOnly bool
 	// pure forbids what rules.impure lists, except in tests.
@@ -107,7 +109,7 @@ func refusalOfOurs(pkg string, row row, imported string, inTest bool) string {
 			return ""
 		}
 		return "it is there for tests only"
-	case imported == pkg || matchesAny(row.mayImport, imported):
+	case imported == pkg || matchesAny(row.mayImport, imported) || inTest && matchesAny(row.inTests, imported):
 		return ""
 	case len(row.mayImport) == 0:
 		return "this package imports no other of ours"
@@ -129,10 +131,11 @@ func (e external) refusal() string {
 }
 
 // isTestHelper reports whether the package exists to be imported by tests:
-// its name, or that of a folder around it, ends in "test", as bustest does.
+// its name, or that of a folder around it, ends in "test", as fronttest does, or is
+// "testbed".
 func isTestHelper(pkg string) bool {
 	return slices.ContainsFunc(strings.Split(pkg, "/"), func(name string) bool {
-		return strings.HasSuffix(name, "test")
+		return strings.HasSuffix(name, "test") || name == "testbed"
 	})
 }
 

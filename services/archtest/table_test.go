@@ -17,7 +17,6 @@ const (
 	bus       = "mesh/bus"
 	runner    = "stagehost/runner/..."
 	auth      = "mesh/credentials"
-	tlstest   = "mesh/tlstest"
 	discovery = "discovery/..."
 )
 
@@ -38,18 +37,18 @@ var importTable = rules{
 		{packages: list(msgpack), mayImport: list(fault)},
 		{packages: list(pipeline), mayImport: list(proto, tensor, fault, payload)},
 		{packages: list(envelope), mayImport: list(proto, tensor, fault, wire, payload, pipeline)},
-		{packages: list(auth), mayImport: list(tlstest)},
-		{packages: list(bus), mayImport: list(proto, tensor, fault, payload, pipeline, envelope, auth, tlstest)},
-		{
-			packages:  list("mesh/bus/bustest", "mesh/store"),
-			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/config"),
-		},
+		{packages: list(auth), mayImport: nothing},
+		{packages: list(bus), mayImport: list(proto, tensor, fault, payload, pipeline, envelope, auth)},
+		{packages: list("mesh/store"), mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/config")},
 		{packages: list("mesh/placement"), mayImport: list(fault, pipeline, payload)},
-		{packages: list("mesh/process", "mesh/config", "mesh/telemetry", tlstest), mayImport: nothing},
+		{packages: list("mesh/process", "mesh/config"), mayImport: nothing},
+
+		// What the tests of all packages share.
+		{packages: list("internal/testbed"), mayImport: list(bus, pipeline)},
 
 		// Who is alive: the interfaces, and what implements or reads them.
 		{packages: list("discovery"), mayImport: list(proto)},
-		{packages: list("discovery/*", "discovery/internal/*", "internal/consultest"), mayImport: list("discovery", "discovery/internal/...", auth, tlstest)},
+		{packages: list("discovery/*", "discovery/internal/*"), mayImport: list("discovery", "discovery/internal/...", auth)},
 
 		// The stage host.
 		{packages: list("stagehost/batch", "stagehost/ledger"), mayImport: list(fault, pipeline), pure: true},
@@ -60,7 +59,6 @@ var importTable = rules{
 		{packages: list("stagehost"), mayImport: list(proto, sdk, "mesh/...", "stagehost/...", discovery)},
 
 		// The gateway: only admission and call touch the bus, fronts translate.
-		{packages: list("gateway/correlate"), mayImport: list(fault, pipeline)},
 		{packages: list("gateway/admission"), mayImport: list(fault, pipeline, envelope, bus)},
 		// What follows the registry, and says what fits.
 		{
@@ -69,7 +67,7 @@ var importTable = rules{
 		},
 		{
 			packages:  list("gateway/call"),
-			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/store", "gateway/admission", "gateway/correlate", "gateway/pipelines"),
+			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/store", "gateway/admission", "gateway/pipelines"),
 		},
 		{packages: list("gateway/front/*"), mayImport: list(proto, tensor, fault, payload, msgpack, pipeline, auth, "gateway/admission", "gateway/call", "gateway/front/*", "gateway/openapi")},
 		// What the operators' port shows is what the stores keep: it reads letters
@@ -88,9 +86,14 @@ var importTable = rules{
 		{packages: list("gateway"), mayImport: list(proto, sdk, "mesh/...", "gateway/...", discovery)},
 
 		// What is built out of all this.
-		{packages: list("internal/program"), mayImport: list("mesh/telemetry")},
-		// The library links no shipped stage: services/runners is for its tests.
-		{packages: list("."), mayImport: list(proto, sdk, "mesh/...", "gateway/...", "stagehost/...", discovery, "services/meshfile", "services/runners", "internal/...", "examples/digits")},
+		{packages: list("internal/program"), mayImport: nothing},
+		{packages: list("internal/meshfile"), mayImport: list(proto, sdk, "mesh/...", "gateway/...", "stagehost/...", discovery), inTests: list("services/runners", "services/onnx")},
+		// The library links no shipped stage.
+		{
+			packages:  list("."),
+			mayImport: list(proto, sdk, "mesh/...", "gateway/...", "stagehost/...", discovery, "internal/..."),
+			inTests:   list("services/runners", "examples/digits"),
+		},
 		{packages: list("services/...", "examples/...", "bench/..."), mayImport: list("...")},
 	},
 
@@ -113,7 +116,7 @@ var importTable = rules{
 		{packages: list("github.com/tinylib/msgp/..."), mayAppearIn: list(msgpack), andInTests: true},
 		{
 			packages:    list("go.opentelemetry.io/otel/sdk/...", "go.opentelemetry.io/otel/exporters/..."),
-			mayAppearIn: list("mesh/telemetry"),
+			mayAppearIn: list("internal/program"),
 		},
 		{
 			packages: list("testing/...", "go.uber.org/goleak/...", "pgregory.net/rapid/...",

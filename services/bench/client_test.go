@@ -14,10 +14,10 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/stagemesh/stagemesh"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/services/runners"
 
 	"github.com/stagemesh/stagemesh/services/bench"
@@ -26,7 +26,7 @@ import (
 // A broker that stops while a queue is created does not stop the clock that all brokers
 // of a process share.
 func TestMain(m *testing.M) {
-	bustest.Main(m, goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server/ats.Register.func1"))
+	testbed.Main(m, goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server/ats.Register.func1"))
 }
 
 const file = `mesh: bench

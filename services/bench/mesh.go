@@ -1,7 +1,7 @@
 package bench
 
 import (
-	"github.com/stagemesh/stagemesh/services/meshfile"
+	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/services/runners"
 )
 

@@ -10,6 +10,6 @@
 //   - clients_test.go and runners_test.go are that code: examples that run
 //     against a mesh of their own.
 //
-// services/meshfile does the same for configuration files. There is nothing to
+// internal/meshfile does the same for configuration files. There is nothing to
 // import: the package has tests only.
 package docstest

@@ -11,8 +11,8 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
-	"github.com/stagemesh/stagemesh/services/stagemesh"
+	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/services/cli"
 )
 
 // printed is what a command writes, readable while it writes.
@@ -55,12 +55,12 @@ func up(t *testing.T, lines int, args ...string) string {
 	ctx, stop := context.WithCancel(t.Context())
 	var out, errOut printed
 	ended := make(chan error, 1)
-	cmd := stagemesh.New()
+	cmd := cli.New()
 	cmd.SetArgs(append([]string{"up"}, append(args, "--listen", "127.0.0.1:0", "--ops", "127.0.0.1:0", "--admin", "127.0.0.1:0")...))
 	cmd.SetOut(&out)
 	cmd.SetErr(&errOut)
 	go func() { ended <- cmd.ExecuteContext(ctx) }()
-	bustest.Eventually(t, "up is ready", func() bool {
+	testbed.Eventually(t, "up is ready", func() bool {
 		select {
 		case err := <-ended:
 			t.Fatalf("it ended: %v\n%s", err, errOut.String())
@@ -70,7 +70,7 @@ func up(t *testing.T, lines int, args ...string) string {
 	})
 	t.Cleanup(func() {
 		stop()
-		if err := bustest.Receive(t, "the end of up", ended); err != nil {
+		if err := testbed.Receive(t, "the end of up", ended); err != nil {
 			t.Error(err)
 		}
 	})

@@ -17,8 +17,8 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
@@ -31,7 +31,7 @@ const Mesh pipeline.MeshName = "bed"
 // Bed is a mesh under test. It is used by its test's goroutine, and ends with
 // its test: the gateways first, then all hosts at once, the broker last.
 type Bed struct {
-	Broker *bustest.Broker
+	Broker *testbed.Broker
 
 	t     testing.TB
 	hosts []*Part
@@ -40,7 +40,7 @@ type Bed struct {
 // New returns a bed with a broker and nothing else.
 func New(t testing.TB, edits ...func(*server.Options)) *Bed {
 	t.Helper()
-	b := &Bed{t: t, Broker: bustest.Start(t, edits...)}
+	b := &Bed{t: t, Broker: testbed.StartBroker(t, edits...)}
 	t.Cleanup(b.stopHosts)
 	return b
 }

@@ -12,13 +12,13 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/services/meshtest"
-	"github.com/stagemesh/stagemesh/services/synth"
+	"github.com/stagemesh/stagemesh/services/runners"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
 func echo(t testing.TB) runner.Runner {
-	r, err := synth.NewEcho(synth.EchoSettings{})
+	r, err := runners.NewEcho(runners.EchoSettings{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +79,7 @@ func BenchmarkClosedLoop(b *testing.B) {
 }
 
 func benchmarkClosedLoop(b *testing.B, callers int) {
-	sleep, err := synth.NewSleep(synth.SleepSettings{Base: 5 * time.Millisecond, PerItem: 200 * time.Microsecond})
+	sleep, err := runners.NewSleep(runners.SleepSettings{Base: 5 * time.Millisecond, PerItem: 200 * time.Microsecond})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -7,7 +7,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/services/meshtest"
@@ -43,7 +43,7 @@ func TestLastHostIsMissedWhenItDrains(t *testing.T) {
 		defer close(stopped)
 		h.Stop()
 	}()
-	bustest.Eventually(t, "the gateway knows that nobody serves the stage", func() bool {
+	testbed.Eventually(t, "the gateway knows that nobody serves the stage", func() bool {
 		f := infer(t.Context(), g, &call.Request{Pipeline: "stage:stage", Inputs: text("x"), Timeout: time.Second}).fault
 		return f != nil && f.Reason == fault.NoCapacity
 	})
@@ -54,7 +54,7 @@ func TestLastHostIsMissedWhenItDrains(t *testing.T) {
 	}
 	<-stopped
 	bed.Host("stage", each(unchanged))
-	bustest.Eventually(t, "the next host is found", func() bool { return infer(t.Context(), g, ask("stage:stage", "x")).fault == nil })
+	testbed.Eventually(t, "the next host is found", func() bool { return infer(t.Context(), g, ask("stage:stage", "x")).fault == nil })
 }
 
 func TestFullQueueIsToldAtOnceAndHasRoomAgain(t *testing.T) {
@@ -88,7 +88,7 @@ func TestFullQueueIsToldAtOnceAndHasRoomAgain(t *testing.T) {
 func awaitItems(t *testing.T, bed *meshtest.Bed, stage pipeline.StageName, want uint64) {
 	t.Helper()
 	conn := bed.Broker.Connect(meshtest.Mesh)
-	bustest.Eventually(t, strconv.FormatUint(want, 10)+" items are in the queue of "+string(stage), func() bool {
+	testbed.Eventually(t, strconv.FormatUint(want, 10)+" items are in the queue of "+string(stage), func() bool {
 		info, err := conn.Queue(t.Context(), stage, pipeline.Memory)
 		return err == nil && info.Items == want
 	})
@@ -139,14 +139,14 @@ func TestHeldOutputEndsWithItsDeadline(t *testing.T) {
 	bed.Host("last", last, func(s *stagehost.Settings) { s.Queue.MaxItems = 1 })
 	g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("both", "first", "last")})
 	blocking := start(t.Context(), g, ask("both", "blocking"))
-	bustest.Receive(t, "item at the first stage", first.entered)
+	testbed.Receive(t, "item at the first stage", first.entered)
 	r := ask("both", "held")
 	r.Timeout = 2 * time.Second
 	held := start(t.Context(), g, r)
 	awaitItems(t, bed, "first", 2)
 	first.release <- struct{}{}
-	bustest.Receive(t, "item at the last stage", last.entered)
-	bustest.Receive(t, "item at the first stage", first.entered)
+	testbed.Receive(t, "item at the last stage", last.entered)
+	testbed.Receive(t, "item at the first stage", first.entered)
 	first.release <- struct{}{}
 	await(t, held).fails(t, fault.DeadlineExceeded)
 	awaitItems(t, bed, "first", 0)
@@ -161,7 +161,7 @@ func TestDeadlineIsKeptWhileTheRunnerIsBusy(t *testing.T) {
 	bed.Host("stage", runner)
 	g := bed.Gateway(nil)
 	busy := start(t.Context(), g, ask("stage:stage", "busy"))
-	bustest.Receive(t, "item at the runner", runner.entered)
+	testbed.Receive(t, "item at the runner", runner.entered)
 	const timeout = 200 * time.Millisecond
 	for _, name := range []string{"behind", "far behind"} {
 		r := ask("stage:stage", name)
@@ -190,11 +190,11 @@ func TestCallsThatNobodyServesAnyMoreAreTold(t *testing.T) {
 	bed.Host("b", second, both)
 	g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("ab", "a", "b")}, func(s *gateway.Settings) { s.HostGrace = time.Second })
 	further := start(t.Context(), g, ask("ab", "further"))
-	bustest.Receive(t, "item at the first runner", first.entered)
+	testbed.Receive(t, "item at the first runner", first.entered)
 	first.release <- struct{}{}
-	bustest.Receive(t, "item at the second runner", second.entered)
+	testbed.Receive(t, "item at the second runner", second.entered)
 	inFlight := start(t.Context(), g, ask("ab", "in flight"))
-	bustest.Receive(t, "item at the first runner", first.entered)
+	testbed.Receive(t, "item at the first runner", first.entered)
 	var queued []<-chan answer
 	for range calls {
 		queued = append(queued, start(t.Context(), g, ask("ab", "queued")))
@@ -233,13 +233,13 @@ func TestWhatADrainingHostHasInHandIsNotTakenBack(t *testing.T) {
 	const grace = 500 * time.Millisecond
 	g := bed.Gateway(nil, func(s *gateway.Settings) { s.HostGrace = grace })
 	inFlight := start(t.Context(), g, ask("stage:stage", "in flight"))
-	bustest.Receive(t, "item at the runner", runner.entered)
+	testbed.Receive(t, "item at the runner", runner.entered)
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
 		h.Stop()
 	}()
-	bustest.Eventually(t, "nobody serves the stage", func() bool {
+	testbed.Eventually(t, "nobody serves the stage", func() bool {
 		f := infer(t.Context(), g, &call.Request{Pipeline: "stage:stage", Inputs: text("x"), Timeout: 200 * time.Millisecond}).fault
 		return f != nil && f.Reason == fault.NoCapacity
 	})

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/services/meshtest"
 	"github.com/stagemesh/stagemesh/stagehost"
@@ -47,14 +47,14 @@ func TestRollingRestartOfHostsIsNotNoticed(t *testing.T) {
 		})
 	}
 	for round := range rounds {
-		bustest.Eventually(t, "requests are served", func() bool { return right.Load() >= int64(round*perRound) || t.Failed() })
+		testbed.Eventually(t, "requests are served", func() bool { return right.Load() >= int64(round*perRound) || t.Failed() })
 		for i, stage := range stages {
 			next := host(stage)
 			current[i].Stop()
 			current[i] = next
 		}
 	}
-	bustest.Eventually(t, "requests are served", func() bool { return right.Load() >= rounds*perRound || t.Failed() })
+	testbed.Eventually(t, "requests are served", func() bool { return right.Load() >= rounds*perRound || t.Failed() })
 	stop()
 	asking.Wait()
 	if got, want := ran.items.Load(), 2*right.Load(); got != want && !t.Failed() {
@@ -70,13 +70,13 @@ func TestStoppingGatewayAnswersThoseInside(t *testing.T) {
 	bed.Host("stage", runner)
 	g := bed.Gateway(nil)
 	inside := start(t.Context(), g, ask("stage:stage", "inside"))
-	bustest.Receive(t, "item at the runner", runner.entered)
+	testbed.Receive(t, "item at the runner", runner.entered)
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
 		g.Stop()
 	}()
-	bustest.Eventually(t, "nobody is let in", func() bool {
+	testbed.Eventually(t, "nobody is let in", func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 		defer cancel()
 		a := infer(ctx, g, ask("stage:stage", "late"))

@@ -15,7 +15,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	oipv2 "github.com/stagemesh/stagemesh/proto/gen/go/oip/v2"
 	"github.com/stagemesh/stagemesh/services/meshtest"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -98,7 +98,7 @@ func TestEventsAreReadAsTheyAreMade(t *testing.T) {
 			if err != nil || len(rest) != min(len(row.last), 1) || len(rest) == 1 && !strings.Contains(rest[0].Data, row.last) {
 				t.Errorf("and then %+v, %v", rest, err)
 			}
-			if why := bustest.Receive(t, "the end of the run", ended); why != "done" {
+			if why := testbed.Receive(t, "the end of the run", ended); why != "done" {
 				t.Errorf("the runner ended as it was %s", why)
 			}
 		})
@@ -122,7 +122,7 @@ func TestWhoLeavesAStreamEndsItsRun(t *testing.T) {
 				t.Fatal(err)
 			}
 			leave()
-			if why := bustest.Receive(t, "the end of the run", ended); why != "cancelled" {
+			if why := testbed.Receive(t, "the end of the run", ended); why != "cancelled" {
 				t.Errorf("the runner ended as it was %s", why)
 			}
 		})

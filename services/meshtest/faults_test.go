@@ -22,13 +22,13 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
-	"github.com/stagemesh/stagemesh/services/imagedecode"
 	"github.com/stagemesh/stagemesh/services/meshtest"
+	"github.com/stagemesh/stagemesh/services/runners"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
@@ -203,7 +203,7 @@ const atOnce = 2 * time.Second
 func TestEveryFaultIsTheSameOnEveryProtocol(t *testing.T) {
 	t.Parallel()
 	bed := meshtest.New(t)
-	decode, err := imagedecode.New(imagedecode.Settings{Width: 8, Height: 8})
+	decode, err := runners.NewImageDecode(runners.ImageDecodeSettings{Width: 8, Height: 8})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -308,7 +308,7 @@ func fill(t *testing.T, bed *meshtest.Bed, g meshtest.Gateway) {
 		}
 	})
 	conn := bed.Broker.Connect(meshtest.Mesh)
-	bustest.Eventually(t, "the queue is full", func() bool {
+	testbed.Eventually(t, "the queue is full", func() bool {
 		info, err := conn.Queue(t.Context(), "blocked", pipeline.Memory)
 		return err == nil && info.Items == fullAt
 	})

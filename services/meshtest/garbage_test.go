@@ -8,7 +8,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/stagemesh/stagemesh/gateway"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/services/meshtest"
 )
@@ -21,7 +21,7 @@ func TestGarbageAmongTheRepliesHarmsNobody(t *testing.T) {
 	bed.Host("stage", runner)
 	g := bed.Gateway(nil, func(s *gateway.Settings) { s.Call.Gateway = "gateway" })
 	inside := start(t.Context(), g, ask("stage:stage", "inside"))
-	bustest.Receive(t, "item at the runner", runner.entered)
+	testbed.Receive(t, "item at the runner", runner.entered)
 
 	nc, conn := bed.Broker.Client(), bed.Broker.Connect(meshtest.Mesh)
 	garbage := [][]byte{nil, {0xff}, []byte("GET / HTTP/1.1\r\n\r\n"), make([]byte, conn.MaxPayload()-1024)}
@@ -40,7 +40,7 @@ func TestGarbageAmongTheRepliesHarmsNobody(t *testing.T) {
 			}
 		}
 	}
-	if err := nc.FlushTimeout(bustest.Patience); err != nil {
+	if err := nc.FlushTimeout(testbed.Patience); err != nil {
 		t.Fatal(err)
 	}
 	close(runner.release)

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/gateway"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/services/meshtest"
 	"github.com/stagemesh/stagemesh/stagehost"
@@ -32,7 +32,7 @@ func TestEachKeyIsRunOnceThroughAnyGateway(t *testing.T) {
 	gateways := []meshtest.Gateway{bed.Gateway(pipelines, listen), bed.Gateway(pipelines, listen)}
 	transport := &http.Transport{}
 	t.Cleanup(transport.CloseIdleConnections)
-	client := &http.Client{Transport: transport, Timeout: bustest.Patience}
+	client := &http.Client{Transport: transport, Timeout: testbed.Patience}
 	send := func(g meshtest.Gateway, key, text string) (status int, body, id string) {
 		request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+g.Addr().String()+"/v1/pipelines/both:infer", strings.NewReader(text))
 		if err != nil {

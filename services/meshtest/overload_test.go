@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/services/meshtest"
@@ -107,7 +107,7 @@ func TestCallThatWaitsForRoomGetsIt(t *testing.T) {
 	inside = append(inside,
 		start(t.Context(), g, waiting(ask("stage:stage", "x"), time.Minute)),
 		start(t.Context(), g, ask("patient", "x")))
-	bustest.Eventually(t, "three calls wait", func() bool { return g.Service().InFlight() == bound+3 })
+	testbed.Eventually(t, "three calls wait", func() bool { return g.Service().InFlight() == bound+3 })
 	leave()
 	await(t, gone).fails(t, fault.Cancelled)
 	close(runner.release)
@@ -125,7 +125,7 @@ func TestPipelineHasNoMoreThanItsShare(t *testing.T) {
 	p.MaxInFlight = 1
 	g := bed.Gateway([]pipeline.Pipeline{p, q})
 	first := start(t.Context(), g, ask("small", "x"))
-	bustest.Receive(t, "item at the runner", runner.entered)
+	testbed.Receive(t, "item at the runner", runner.entered)
 	a := infer(t.Context(), g, ask("small", "x"))
 	if f := a.want(t, fault.Overloaded); f.RetryAfter <= 0 || a.took > atOnce {
 		t.Errorf("retry after %s, answered after %s", f.RetryAfter, a.took)

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/services/meshtest"
@@ -66,7 +66,7 @@ func TestRequestsThatWaitInALostQueueFailSoon(t *testing.T) {
 // served waits until the request is answered, by that text.
 func served(t *testing.T, g meshtest.Gateway, r *call.Request, want string) {
 	t.Helper()
-	bustest.Eventually(t, "requests are served again", func() bool {
+	testbed.Eventually(t, "requests are served again", func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		a := infer(ctx, g, r)
@@ -168,5 +168,5 @@ func (o *outcomes) awaitMore(t *testing.T, more int) {
 		return o.right
 	}
 	from := rightNow()
-	bustest.Eventually(t, fmt.Sprintf("%d more right answers", more), func() bool { return rightNow() >= from+more })
+	testbed.Eventually(t, fmt.Sprintf("%d more right answers", more), func() bool { return rightNow() >= from+more })
 }

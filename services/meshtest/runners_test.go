@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/services/meshtest"
@@ -110,7 +110,7 @@ func (a answer) ok(t *testing.T) answer {
 
 func await(t *testing.T, from <-chan answer) answer {
 	t.Helper()
-	return bustest.Receive(t, "answer", from)
+	return testbed.Receive(t, "answer", from)
 }
 
 func ask(pipeline, input string) *call.Request {

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -144,7 +144,7 @@ func TestSlowReaderFailsAlone(t *testing.T) {
 			return nil
 		})
 	}()
-	bustest.Receive(t, "first chunk", reading)
+	testbed.Receive(t, "first chunk", reading)
 	awaitItems(t, bed, "flood", 0)
 	for range 10 {
 		chunks := 0
@@ -154,7 +154,7 @@ func TestSlowReaderFailsAlone(t *testing.T) {
 		}
 	}
 	close(release)
-	bustest.Receive(t, "answer of the slow reader", slow).fails(t, fault.SlowReader)
+	testbed.Receive(t, "answer of the slow reader", slow).fails(t, fault.SlowReader)
 	infer(t.Context(), g, ask("stage:count", "0")).ok(t)
 }
 

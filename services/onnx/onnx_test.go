@@ -12,7 +12,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/fstest"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -65,10 +64,19 @@ func start(t testing.TB, f file, settings onnx.Settings) *onnx.Runner {
 	return r
 }
 
+// write returns the path of a file that has the model.
+func write(t testing.TB, data []byte) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "m.onnx")
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
 func load(t testing.TB, data []byte, settings onnx.Settings) (*onnx.Runner, error) {
 	t.Helper()
-	settings.Model = "m.onnx"
-	settings.Files = fstest.MapFS{"m.onnx": {Data: data}}
+	settings.Model = write(t, data)
 	r, err := onnx.New(settings)
 	if err != nil {
 		t.Fatal(err)
@@ -391,7 +399,7 @@ func TestModelsThatCannotRunAreRefusedAtStart(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			_, err := load(t, row.data, onnx.Settings{MaxRows: 4})
-			if err == nil || !strings.Contains(err.Error(), row.want) || !strings.HasPrefix(err.Error(), "model: m.onnx: ") {
+			if err == nil || !strings.Contains(err.Error(), row.want) || !strings.HasPrefix(err.Error(), "model: /") || !strings.Contains(err.Error(), "/m.onnx: ") {
 				t.Errorf("got %v, want %q", err, row.want)
 			}
 		})
@@ -422,16 +430,10 @@ func TestUnsupportedOperatorsAreListedWithTheirNodes(t *testing.T) {
 		inputs:  []value{{name: "x", element: elementFloat, shape: []int64{0, 4}}},
 		outputs: []value{{name: "y", element: elementFloat, shape: []int64{0, 4}}},
 	}.bytes(), onnx.Settings{})
-	unsupported, ok := errors.AsType[*onnx.UnsupportedError](err)
-	if !ok {
-		t.Fatalf("got %v", err)
-	}
-	want := []onnx.Node{{"grid", "GridSample"}, {"c", "NoSuchThing"}, {"theirs", "com.example.Relu"}, {"inner", "Unheard"}}
-	if !slices.Equal(unsupported.Nodes, want) {
-		t.Errorf("got %v, want %v", unsupported.Nodes, want)
-	}
-	if want := "m.onnx: 4 nodes need operators that are not supported here:\n  node \"grid\": GridSample\n"; !strings.Contains(err.Error(), want) {
-		t.Errorf("got %q, want %q in it", err, want)
+	want := "m.onnx: 4 nodes need operators that are not supported here:\n" +
+		"  node \"grid\": GridSample\n  node \"c\": NoSuchThing\n  node \"theirs\": com.example.Relu\n  node \"inner\": Unheard"
+	if err == nil || !strings.HasSuffix(err.Error(), want) {
+		t.Errorf("got %v, want %q at its end", err, want)
 	}
 }
 
@@ -597,11 +599,7 @@ func TestTheFileIsNamedWhereItIsMissing(t *testing.T) {
 
 func TestAModelIsReadFromDisk(t *testing.T) {
 	t.Parallel()
-	folder := t.TempDir()
-	if err := os.WriteFile(filepath.Join(folder, "m.onnx"), newPerceptron().file().bytes(), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	r, err := onnx.New(onnx.Settings{Model: filepath.Join(folder, "m.onnx"), MaxRows: 1})
+	r, err := onnx.New(onnx.Settings{Model: write(t, newPerceptron().file().bytes()), MaxRows: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -615,7 +613,7 @@ func TestAModelIsReadFromDisk(t *testing.T) {
 
 func TestStartEndsWithItsContext(t *testing.T) {
 	t.Parallel()
-	r, err := onnx.New(onnx.Settings{Model: "m.onnx", Files: fstest.MapFS{"m.onnx": {Data: newPerceptron().file().bytes()}}})
+	r, err := onnx.New(onnx.Settings{Model: write(t, newPerceptron().file().bytes())})
 	if err != nil {
 		t.Fatal(err)
 	}

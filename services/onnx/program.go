@@ -3,6 +3,7 @@ package onnx
 import (
 	"context"
 	"fmt"
+	"os"
 	"slices"
 	"sort"
 
@@ -39,7 +40,7 @@ type compiler struct {
 
 // newProgram reads, compiles and runs the model. Every error names the file.
 func newProgram(ctx context.Context, s Settings) (*program, error) {
-	data, err := s.read()
+	data, err := os.ReadFile(s.Model)
 	if err != nil {
 		return nil, fmt.Errorf("model: %w", err)
 	}
@@ -114,7 +115,7 @@ func (c *compiler) loadWeights() error {
 func (c *compiler) compile(rows int) (*plan, error) {
 	g, outputs, err := c.convert(rows)
 	if err != nil {
-		return nil, c.blame(rows, err)
+		return nil, c.nameNode(rows, err)
 	}
 	p := &plan{rows: rows, graph: g}
 	for _, o := range outputs {
@@ -146,9 +147,9 @@ func (c *compiler) convert(rows int, names ...string) (g *graph.Graph, outputs [
 	return g, outputs, err
 }
 
-// blame finds the first node that does not convert; nodes are in the order of
-// their execution.
-func (c *compiler) blame(rows int, cause error) error {
+// nameNode adds to an error of convert the first node that does not convert. Nodes are in
+// the order of their execution.
+func (c *compiler) nameNode(rows int, cause error) error {
 	nodes := c.model.Proto.GetGraph().GetNode()
 	var outputs []string
 	fails := func(i int) bool {
@@ -163,7 +164,7 @@ func (c *compiler) blame(rows int, cause error) error {
 	if i == len(nodes) {
 		return cause
 	}
-	return &ConversionError{Node: nodeOf(nodes[i]), Cause: cause}
+	return fmt.Errorf("%s: %w", nodeOf(nodes[i]), cause)
 }
 
 // outputs returns what the plans give, as one.
@@ -274,3 +275,82 @@ func extents(shape []int64, rows int) []int {
 	out[0] = rows
 	return out
 }
+
+// plan is a model compiled for one number of rows. It is safe for concurrent
+// use.
+type plan struct {
+	rows  int
+	graph *graph.Graph
+	// weights are the graph's parameters after the inputs.
+	weights []*tensors.Tensor
+	outputs []shapes.Shape
+}
+
+// run computes n rows of the inputs, from row start on, and appends the results
+// to the outputs. The tensors must fit the spec.
+func (p *plan) run(spec runner.Spec, in map[string]tensor.Tensor, start, n int, out map[string]tensor.Tensor) error {
+	arguments := make([]any, 0, len(spec.Inputs)+len(p.weights))
+	for _, want := range spec.Inputs {
+		t, err := p.slice(want, in[want.Name], start, n)
+		if err != nil {
+			return err
+		}
+		defer release(t)
+		arguments = append(arguments, t)
+	}
+	for _, w := range p.weights {
+		arguments = append(arguments, w)
+	}
+	var results []*tensors.Tensor
+	err := guard(func() error {
+		results = p.graph.Run(arguments...)
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("the model did not run: %w", err)
+	}
+	for i, o := range spec.Outputs {
+		defer release(results[i])
+		whole := out[o.Name]
+		err := results[i].ConstBytes(func(data []byte) {
+			whole.Raw = append(whole.Raw, data[:len(data)/p.rows*n]...)
+		})
+		if err != nil {
+			return fmt.Errorf("output %s: %w", o.Name, err)
+		}
+		out[o.Name] = whole
+	}
+	return nil
+}
+
+// slice returns n rows of the tensor as the backend's own, padded to the plan's
+// rows with copies of the last.
+func (p *plan) slice(want runner.PartSpec, whole tensor.Tensor, start, n int) (*tensors.Tensor, error) {
+	row := len(whole.Raw) / int(whole.Rows())
+	given := whole.Raw[start*row : (start+n)*row]
+	shape := p.graph.GetParameterByName("input " + want.Name).Shape()
+	t := tensors.FromShape(shape)
+	err := t.MutableBytes(func(data []byte) {
+		copy(data, given)
+		for at := n * row; at < len(data); at += row {
+			copy(data[at:], given[(n-1)*row:])
+		}
+		if want.Datatype == tensor.Bool {
+			normalise(data)
+		}
+	})
+	return t, err
+}
+
+// normalise makes every byte that is not 0 a 1: nothing else is a Go bool.
+func normalise(bools []byte) {
+	for i, b := range bools {
+		if b != 0 {
+			bools[i] = 1
+		}
+	}
+}
+
+// release hands the tensor's memory back for reuse; one that has none left is
+// left to the garbage collector.
+func release(t *tensors.Tensor) { _ = t.FinalizeAll() }

@@ -1,12 +1,107 @@
+// Package onnx runs ONNX models in the host's own process, in Go alone: there
+// is no library to install and nothing to link. It suits small networks; large
+// ones belong in a worker with a runtime made for the hardware.
+//
+//	classify:
+//	  runner:
+//	    onnx:
+//	      model: digits.onnx
+//	      max_rows: 64
+//
+// The keys are those of Settings. New takes them, Start reads the model,
+// compiles it and runs it once for every batch size that it will use, so that
+// no request pays for that. Names, datatypes and shapes are the model's own and
+// are the runner's Spec once Start has returned.
+//
+// # What a model must be
+//
+// Axis 0 of every input and output is rows and must be dynamic; rows must not
+// influence one another. A model that was exported with a fixed batch is
+// refused, and so is one with an output that has no rows. Other dynamic axes
+// get their extents from the key axes. Weights lie in the file itself.
+// Datatypes are FP32, FP64, BOOL and the integers.
+//
+// Operators that the Go implementation lacks are refused by Start, all of them
+// at once, each with the node that needs it:
+//
+//	digits.onnx: 2 nodes need operators that are not supported here:
+//	  node "grid": GridSample
+//	  node "fused": com.microsoft.FusedGemm
+//
+// Models of operator set 13 and later are what this is tested with; compare an
+// older one's answers with its framework's once.
+//
+// # How a batch runs
+//
+// The batch is cut into slices of at most max_rows, and each is padded, with
+// copies of its last row, to the next power of two. A tensor that does not fit
+// the model is refused as INVALID_INPUT, and a panic beneath is an error of the
+// batch. Batches may run at the same time, as many as concurrency says; each
+// also uses several cores by itself where the network is large enough. Dense
+// layers run fastest as Gemm with transB=1, as PyTorch exports them: all other
+// weights are transposed anew for every batch.
 package onnx
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
+
+// defaultMaxRows is the largest batch that runs at once unless the settings say otherwise.
+const defaultMaxRows = 64
+
+// maxMaxRows bounds MaxRows: every power of two below is compiled.
+const maxMaxRows = 1 << 16
+
+// Settings say which model a runner runs, and how.
+type Settings struct {
+	// Model is the path of the model.
+	Model string `yaml:"model,path"`
+	// MaxRows is the largest number of rows that runs at once; 0 means 64. Larger batches are run in slices.
+	MaxRows int `yaml:"max_rows"`
+	// Axes fixes the extents of dynamic axes other than rows, by their names
+	// in the model, e.g. {sequence: 128}.
+	Axes map[string]int `yaml:"axes"`
+	// Concurrency is the number of batches that run at once; 0 means 1.
+	Concurrency int `yaml:"concurrency"`
+}
+
+// validate returns an error that begins with the wrong key. It does not read the model.
+func (s Settings) validate() error {
+	if s.Model == "" {
+		return fmt.Errorf("model: is the path of an ONNX file and is missing")
+	}
+	if s.MaxRows < 0 || s.MaxRows > maxMaxRows {
+		return fmt.Errorf("max_rows: %d is not between 1 and %d", s.MaxRows, maxMaxRows)
+	}
+	if s.Concurrency < 0 {
+		return fmt.Errorf("concurrency: %d is negative", s.Concurrency)
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Axes)) {
+		if s.Axes[name] < 1 {
+			return fmt.Errorf("axes: %s: %d is not positive", name, s.Axes[name])
+		}
+	}
+	return nil
+}
+
+// sizes returns the batch sizes to compile: the powers of two below MaxRows,
+// and MaxRows.
+func (s Settings) sizes() []int {
+	most := cmp.Or(s.MaxRows, defaultMaxRows)
+	var out []int
+	for n := 1; n < most; n *= 2 {
+		out = append(out, n)
+	}
+	return append(out, most)
+}
 
 // Runner runs one ONNX model. It implements runner.Runner.
 type Runner struct {
@@ -22,7 +117,7 @@ var errNotStarted = errors.New("the runner has not been started")
 // New returns a runner of the model that the settings name. It does not read
 // it.
 func New(settings Settings) (*Runner, error) {
-	if err := settings.Validate(); err != nil {
+	if err := settings.validate(); err != nil {
 		return nil, err
 	}
 	return &Runner{settings: settings}, nil

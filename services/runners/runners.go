@@ -1,25 +1,34 @@
-// Package runners lists the runners that are shipped, for programs that serve whatever
-// a mesh's file names, and has the one of worker processes.
+// Package runners has the runners that are shipped, for programs that serve whatever a
+// mesh's file names. Each has settings with the keys of docs/configuration.md, which its
+// constructor checks; errors begin with the wrong key. The runner of ONNX models is a
+// package of its own.
 package runners
 
 import (
-	"github.com/stagemesh/stagemesh/services/imagedecode"
-	"github.com/stagemesh/stagemesh/services/meshfile"
+	"fmt"
+
+	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/services/onnx"
-	"github.com/stagemesh/stagemesh/services/synth"
-	"github.com/stagemesh/stagemesh/services/topk"
 )
 
 // All returns every kind of runner that is shipped.
 func All() []meshfile.Kind {
 	return []meshfile.Kind{
-		meshfile.KindOf("image_decode", imagedecode.New),
+		meshfile.KindOf("image_decode", NewImageDecode),
 		meshfile.KindOf("onnx", onnx.New),
-		meshfile.KindOf("top_k", topk.New),
+		meshfile.KindOf("top_k", NewTopK),
 		meshfile.KindOf("worker", NewWorker),
-		meshfile.KindOf("echo", synth.NewEcho),
-		meshfile.KindOf("sleep", synth.NewSleep),
-		meshfile.KindOf("burn", synth.NewBurn),
-		meshfile.KindOf("stream", synth.NewStream),
+		meshfile.KindOf("echo", NewEcho),
+		meshfile.KindOf("sleep", NewSleep),
+		meshfile.KindOf("burn", NewBurn),
+		meshfile.KindOf("stream", NewStream),
 	}
+}
+
+// invalid returns the fault of an item whose input cannot be used. The format continues
+// "input <name>: ".
+func invalid(input, format string, args ...any) error {
+	cause := fmt.Errorf(format, args...)
+	return fault.Newf(fault.InvalidInput, "input %s: %w", input, cause).WithViolation("inputs."+input, "%s", cause)
 }

@@ -39,7 +39,11 @@ func jsonSpec(name, text string, contentTypes ...string) runner.PartSpec {
 	return runner.PartSpec{Name: name, ContentTypes: contentTypes, Schema: json.RawMessage(text)}
 }
 
-func contract(t testing.TB, spec runner.Spec) *schema.Contract {
+func contract(t interface {
+	Helper()
+	Fatal(args ...any)
+}, spec runner.Spec,
+) *schema.Contract {
 	t.Helper()
 	out, err := schema.Compile(spec)
 	if err != nil {

@@ -2,12 +2,17 @@ package schema
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
+	"github.com/santhosh-tekuri/jsonschema/v6/kind"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/msgpack"
@@ -73,8 +78,8 @@ func compile(s runner.PartSpec) (*boundedSchema, error) {
 	if err != nil {
 		return nil, err
 	}
-	bounded := &boundedSchema{root: out}
-	bounded.guard(all, depth)
+	bounded := &boundedSchema{root: out, depth: depth}
+	bounded.guard(all)
 	return bounded, nil
 }
 
@@ -99,18 +104,10 @@ func compileError(doc any, err error) error {
 	return fmt.Errorf("it is no JSON Schema: %w", broken.Err)
 }
 
-func decodeNumbers(data []byte) (any, error) {
-	var out any
-	from := json.NewDecoder(bytes.NewReader(data))
-	from.UseNumber()
-	err := from.Decode(&out)
-	return out, err
-}
-
 // check validates a part's JSON against its schema. The path is that of the part.
 // Violations are returned as such. Text that is not JSON, and a document that takes
 // too much work, are errors.
-func (d documents) check(path string, part payload.Part) ([]violated, error) {
+func (d documents) check(path string, part payload.Part) ([]fault.Violation, error) {
 	schema, ok := d[part.Name]
 	if !ok || part.Tensor != nil {
 		return nil, nil
@@ -123,7 +120,7 @@ func (d documents) check(path string, part payload.Part) ([]violated, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = schema.validate(doc)
+	_, err = schema.count(doc)
 	if err == nil {
 		return nil, nil
 	}
@@ -153,4 +150,224 @@ func textOf(b payload.Blob) ([]byte, error) {
 		return msgpack.ToJSON(b.Data, maxConverted)
 	}
 	return b.Data, nil
+}
+
+// Bounds on a document that is validated against a JSON Schema: its decoded size, and
+// the size of its numbers when they become exact. The cost of validation depends on
+// the document and the schema together, and maxWork bounds it.
+const (
+	maxValues   = 100_000
+	maxNesting  = 64
+	maxDigits   = 400
+	maxExponent = 999
+)
+
+// decode reads a document within the bounds. Numbers stay text.
+func decode(data []byte) (any, error) {
+	if !json.Valid(data) {
+		var v any
+		return nil, fmt.Errorf("is no JSON: %w", json.Unmarshal(data, &v))
+	}
+	if !utf8.Valid(data) {
+		return nil, errors.New("is no JSON: not UTF-8")
+	}
+	if err := measure(data); err != nil {
+		return nil, err
+	}
+	var out any
+	from := json.NewDecoder(bytes.NewReader(data))
+	from.UseNumber()
+	err := from.Decode(&out)
+	return out, err
+}
+
+// measure checks text that is JSON for the bounds, before anything is allocated for its
+// values.
+func measure(data []byte) error {
+	values, depth := 0, 0
+	for at := 0; at < len(data); at++ {
+		switch c := data[at]; c {
+		case '"':
+			for at++; data[at] != '"'; at++ {
+				if data[at] == '\\' {
+					at++
+				}
+			}
+		case '-', '0', '1', '2', '3', '4', '5', '6', '7', '8', '9':
+			end := at + 1
+			for end < len(data) && strings.IndexByte("0123456789+-.eE", data[end]) >= 0 {
+				end++
+			}
+			// Leading zeros of an exponent count too.
+			if e := bytes.IndexAny(data[at:end], "eE"); end-at > maxDigits || e >= 0 && end-at-e > len("e-999") {
+				return fmt.Errorf("has the number %.40s: numbers have at most %d digits and exponents to %d", data[at:end], maxDigits, maxExponent)
+			}
+			at = end - 1
+		case '[', '{', ',':
+			if c != ',' {
+				depth++
+			}
+			// A value begins after a bracket or a comma.
+			if values++; values > maxValues {
+				return fmt.Errorf("has more than %d values, which is too much for a schema", maxValues)
+			}
+			if depth > maxNesting {
+				return fmt.Errorf("nests deeper than %d, which is too much for a schema", maxNesting)
+			}
+		case ']', '}':
+			depth--
+		}
+	}
+	return nil
+}
+
+// Bounds on the report of a document that violates its schema.
+const (
+	maxViolations  = 5
+	maxDescription = 200
+	maxPlaces      = 16
+	// maxCompared bounds the violations among which the first ones are picked.
+	maxCompared = 1000
+)
+
+// violations returns the first violations of a document, at least one, in the
+// document's order where it has an order. The path is that of the document.
+func violations(path string, doc any, invalid *jsonschema.ValidationError) []fault.Violation {
+	leaves := collect(nil, invalid)
+	slices.SortStableFunc(leaves, func(a, b *jsonschema.ValidationError) int {
+		return slices.CompareFunc(a.InstanceLocation, b.InstanceLocation, comparePlaces)
+	})
+	var out []fault.Violation
+	for _, leaf := range leaves {
+		one := fault.Violation{Field: pathOf(path, doc, leaf.InstanceLocation), Description: describe(leaf)}
+		if !slices.Contains(out, one) {
+			out = append(out, one)
+		}
+		if len(out) == maxViolations {
+			break
+		}
+	}
+	return out
+}
+
+// collect adds the errors that describe a violation themselves. If no alternative
+// matches, that error stands for the alternatives.
+func collect(to []*jsonschema.ValidationError, e *jsonschema.ValidationError) []*jsonschema.ValidationError {
+	if len(to) == maxCompared {
+		return to
+	}
+	switch kindOf(e).(type) {
+	case *kind.AnyOf, *kind.OneOf, *kind.Contains, *kind.MinContains:
+		return append(to, e)
+	}
+	if len(e.Causes) == 0 {
+		return append(to, e)
+	}
+	for _, cause := range e.Causes {
+		to = collect(to, cause)
+	}
+	return to
+}
+
+// comparePlaces orders elements by their index, and members by their key.
+func comparePlaces(a, b string) int {
+	x, notA := strconv.Atoi(a)
+	y, notB := strconv.Atoi(b)
+	if notA == nil && notB == nil {
+		return cmp.Compare(x, y)
+	}
+	return cmp.Compare(a, b)
+}
+
+// pathOf returns the path to a place. Only the document distinguishes an index from a
+// key that is a number.
+func pathOf(path string, doc any, location []string) string {
+	for i, element := range location {
+		if i == maxPlaces {
+			return path + "..."
+		}
+		switch at := doc.(type) {
+		case []any:
+			n, err := strconv.Atoi(element)
+			if err != nil || n < 0 || n >= len(at) {
+				return path
+			}
+			path, doc = fault.Element(path, n), at[n]
+		case map[string]any:
+			path, doc = fault.Member(path, element), at[element]
+		}
+	}
+	return path
+}
+
+func describe(e *jsonschema.ValidationError) string {
+	var out string
+	switch k := kindOf(e).(type) {
+	case *kind.AnyOf:
+		out = "is none of the forms that anyOf has: " + alternatives(e)
+	case *kind.OneOf:
+		if len(k.Subschemas) > 0 {
+			out = "is more than one of the forms that oneOf has"
+		} else {
+			out = "is none of the forms that oneOf has: " + alternatives(e)
+		}
+	case *kind.Contains, *kind.MinContains:
+		out = "has too few elements of the form that contains has"
+	case *kind.Not:
+		out = "is of the form that not has"
+	case *kind.FalseSchema:
+		out = "is not allowed"
+	default:
+		out = describePlain(e)
+	}
+	return clip(out)
+}
+
+// describePlain describes an error in the library's words. It escapes unprintable text that
+// the error quotes. It leaves out the cause, which may contain all of a document.
+func describePlain(e *jsonschema.ValidationError) string {
+	alone := jsonschema.ValidationError{SchemaURL: e.SchemaURL, InstanceLocation: e.InstanceLocation, ErrorKind: kindOf(e)}
+	if out := alone.BasicOutput(); out.Error != nil {
+		return printable(out.Error.String())
+	}
+	return fmt.Sprintf("breaks %s", strings.Join(alone.ErrorKind.KeywordPath(), "."))
+}
+
+// alternatives describes the wanted alternatives, as far as space permits.
+func alternatives(e *jsonschema.ValidationError) string {
+	var out []string
+	for _, cause := range e.Causes[:min(len(e.Causes), maxViolations)] {
+		leaf := collect(nil, cause)[0]
+		what := describePlain(leaf)
+		if below := leaf.InstanceLocation[min(len(e.InstanceLocation), len(leaf.InstanceLocation)):]; len(below) > 0 {
+			what = clip(strings.Join(below, ".")) + " " + what
+		}
+		out = append(out, what)
+	}
+	return printable(strings.Join(out, "; "))
+}
+
+func clip(s string) string {
+	if len(s) > maxDescription {
+		return strings.ToValidUTF8(s[:maxDescription], "") + "..."
+	}
+	return s
+}
+
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if strconv.IsPrint(r) {
+			return r
+		}
+		return '\uFFFD'
+	}, s)
+}
+
+// hasRefCycle reports whether the library came back to a schema. Dynamic references
+// may cause that, and only validation resolves them.
+func hasRefCycle(e *jsonschema.ValidationError) bool {
+	if _, ok := e.ErrorKind.(*kind.RefCycle); ok {
+		return true
+	}
+	return slices.ContainsFunc(e.Causes, hasRefCycle)
 }

@@ -21,7 +21,7 @@ type item struct {
 
 func (it item) key(t testing.TB, spec runner.Spec, batchBy ...string) string {
 	t.Helper()
-	f, err := schema.Fit(spec, it.parts, nil, nil)
+	f, err := contract(t, spec).Fit(it.parts, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,8 +109,8 @@ func TestItemsWithSameKeyCanBeJoined(t *testing.T) {
 	}
 	rapid.Check(t, func(t *rapid.T) {
 		spec := rapid.SampledFrom(specs).Draw(t, "spec")
-		a, errA := schema.Fit(spec, drawParts(t), nil, nil)
-		b, errB := schema.Fit(spec, drawParts(t), nil, nil)
+		a, errA := contract(t, spec).Fit(drawParts(t), nil, nil)
+		b, errB := contract(t, spec).Fit(drawParts(t), nil, nil)
 		if errA != nil || errB != nil {
 			return
 		}
@@ -148,9 +148,10 @@ func BenchmarkFitAndKey(b *testing.B) {
 	spec := takes(runner.BatchRows, vector("x"))
 	parts := []payload.Part{fp32("x", 64)}
 	parameters := payload.Parameters{"threshold": payload.Double(0.5), "other": payload.Bool(true)}
+	c := contract(b, spec)
 	b.ReportAllocs()
 	for b.Loop() {
-		f, err := schema.Fit(spec, parts, nil, nil)
+		f, err := c.Fit(parts, nil, nil)
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -40,7 +40,7 @@ func TestValidOutputsAreReturned(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			before := partTexts(test.parts)
-			got, err := schema.Outputs(test.spec, test.parts, test.item)
+			got, err := contract(t, test.spec).Outputs(test.parts, test.item)
 			if err != nil || !slices.Equal(partTexts(got), test.want) {
 				t.Errorf("got %q, %v; want %q", partTexts(got), err, test.want)
 			}
@@ -83,7 +83,7 @@ func TestMismatchedOutputsAreRunnerFaults(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := schema.Outputs(test.spec, test.parts, schema.Fitted{Rows: test.rows})
+			got, err := contract(t, test.spec).Outputs(test.parts, schema.Fitted{Rows: test.rows})
 			if err == nil || got != nil {
 				t.Fatalf("got %q, %v", partTexts(got), err)
 			}

@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
-	"github.com/santhosh-tekuri/jsonschema/v6/kind"
 )
 
 // appliedSchemas returns the schemas that a schema applies to its own value, except
@@ -27,10 +26,8 @@ func appliedSchemas(s *jsonschema.Schema) []*jsonschema.Schema {
 	for _, to := range s.Dependencies {
 		out = append(out, schemaOf(to))
 	}
-	return slices.DeleteFunc(out, isNone)
+	return slices.DeleteFunc(out, func(s *jsonschema.Schema) bool { return s == nil })
 }
-
-func isNone(s *jsonschema.Schema) bool { return s == nil }
 
 // schemaOf returns the schema of a keyword whose value may be something else, or nil.
 func schemaOf(v any) *jsonschema.Schema {
@@ -55,7 +52,7 @@ func referredSchemas(s *jsonschema.Schema) []*jsonschema.Schema {
 	for _, to := range s.PatternProperties {
 		out = append(out, to)
 	}
-	return slices.DeleteFunc(out, isNone)
+	return slices.DeleteFunc(out, func(s *jsonschema.Schema) bool { return s == nil })
 }
 
 // reachableSchemas returns all schemas that validation from the root can reach. Dynamic
@@ -129,54 +126,39 @@ func placeOf(doc any, location string) string {
 	return pathOf("schema", doc, tokens)
 }
 
-// descent finds cycles among schemas that apply to one value.
-type descent struct {
-	// below is the depth of the longest chain of schemas from each one. It is zero
-	// while the schema is being walked.
-	below map[*jsonschema.Schema]int
-}
-
-// walk returns the depth of the longest chain from a schema, or the schema that refers
-// to itself.
-func (d *descent) walk(s *jsonschema.Schema) (depth int, circle *jsonschema.Schema) {
-	if depth, ok := d.below[s]; ok {
-		if depth == 0 {
-			return 0, s
-		}
-		return depth, nil
-	}
-	d.below[s] = 0
-	for _, to := range appliedSchemas(s) {
-		below, circle := d.walk(to)
-		if circle != nil {
-			return 0, circle
-		}
-		depth = max(depth, below)
-	}
-	d.below[s] = depth + 1
-	return depth + 1, nil
-}
-
 // longestChain returns the length of the longest chain of schemas that apply to one value.
 // A schema that refers to itself without a step into the document is an error: no
 // document could ever be valid.
 func longestChain(doc any, all []*jsonschema.Schema) (int, error) {
-	d, out := descent{below: map[*jsonschema.Schema]int{}}, 0
-	for _, s := range all {
-		depth, circle := d.walk(s)
-		if circle != nil {
-			return 0, fmt.Errorf("%s leads back to itself without a step into the document, so nothing keeps to it", placeOf(doc, circle.Location))
+	// The length of the chain from each schema, and 0 while the schema is being walked.
+	lengths := map[*jsonschema.Schema]int{}
+	var walk func(s *jsonschema.Schema) (int, error)
+	walk = func(s *jsonschema.Schema) (int, error) {
+		if length, ok := lengths[s]; ok {
+			if length == 0 {
+				return 0, fmt.Errorf("%s leads back to itself without a step into the document, so nothing keeps to it", placeOf(doc, s.Location))
+			}
+			return length, nil
 		}
-		out = max(out, depth)
+		lengths[s] = 0
+		longest := 0
+		for _, to := range appliedSchemas(s) {
+			length, err := walk(to)
+			if err != nil {
+				return 0, err
+			}
+			longest = max(longest, length)
+		}
+		lengths[s] = longest + 1
+		return longest + 1, nil
+	}
+	out := 0
+	for _, s := range all {
+		length, err := walk(s)
+		if err != nil {
+			return 0, err
+		}
+		out = max(out, length)
 	}
 	return out, nil
-}
-
-// hasRefCycle reports whether the library came back to a schema. Dynamic references
-// may cause that, and only validation resolves them.
-func hasRefCycle(e *jsonschema.ValidationError) bool {
-	if _, ok := e.ErrorKind.(*kind.RefCycle); ok {
-		return true
-	}
-	return slices.ContainsFunc(e.Causes, hasRefCycle)
 }

@@ -114,7 +114,7 @@ func TestPartsFeedInputsByName(t *testing.T) {
 			before := partTexts(test.parts)
 			// Several tries find results that depend on the order of a map.
 			for range 20 {
-				f, err := schema.Fit(test.spec, test.parts, test.kept, test.rename)
+				f, err := contract(t, test.spec).Fit(test.parts, test.kept, test.rename)
 				if err != nil || !slices.Equal(partTexts(f.Inputs), test.want) {
 					t.Fatalf("got %q, %v; want %q", partTexts(f.Inputs), err, test.want)
 				}
@@ -193,7 +193,7 @@ func TestMismatchedPartIsRejectedByInput(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := schema.Fit(test.spec, test.parts, nil, test.rename)
+			got, err := contract(t, test.spec).Fit(test.parts, nil, test.rename)
 			if err == nil {
 				t.Fatalf("got %v", got)
 			}
@@ -291,7 +291,7 @@ func TestRowsAreCountedOnAxis0(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			before := partTexts(test.parts)
-			f, err := schema.Fit(test.spec, test.parts, nil, nil)
+			f, err := contract(t, test.spec).Fit(test.parts, nil, nil)
 			if err != nil || f.Rows != test.rows || f.Lifted != test.lifted || !slices.Equal(partTexts(f.Inputs), test.want) {
 				t.Errorf("got %d rows, lifted = %t, %q, %v", f.Rows, f.Lifted, partTexts(f.Inputs), err)
 			}
@@ -329,7 +329,7 @@ func TestContentTypesAreMatchedByPattern(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			_, err := schema.Fit(takes(runner.BatchNone, blobSpec("b", test.patterns...)), []payload.Part{payload.OfBlob("b", test.got, nil)}, nil, nil)
+			_, err := contract(t, takes(runner.BatchNone, blobSpec("b", test.patterns...))).Fit([]payload.Part{payload.OfBlob("b", test.got, nil)}, nil, nil)
 			if (err == nil) != test.ok {
 				t.Errorf("got %v", err)
 			}

@@ -4,8 +4,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"regexp/syntax"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -22,9 +24,10 @@ const maxWork = 250_000
 
 // Costs above one step, in bytes per step or in steps.
 const (
-	// An error has the whole path of its value.
+	// A visit costs more in a deep document and in a long chain of schemas: an error has
+	// the whole path of its value.
 	levelsPerStep = 16
-	// refusalSteps is the cost of an error without a visit before it.
+	// refusalSteps is the cost of the schema that allows nothing.
 	refusalSteps  = 3
 	textPerStep   = 64
 	digitsPerStep = 2
@@ -41,61 +44,56 @@ var errTooMuchWork = fmt.Errorf("is too much work to hold against its schema: mo
 // and estimates nothing.
 type boundedSchema struct {
 	root *jsonschema.Schema
+	// depth is the length of the longest chain of schemas that apply to one value.
+	depth int
 	// mu guards the counter that all schemas in it share. Documents take turns, each
 	// for at most maxWork.
 	mu sync.Mutex
-	// evaluated is true if there is unevaluatedItems or unevaluatedProperties: then
-	// every schema of a value records which elements or members it has evaluated.
-	evaluated bool
-	// path is the additional cost of a visit in a deeply nested document.
-	path int
+	// perVisit is the additional cost of a visit.
+	perVisit int
 	// left is how many steps remain; below zero the document takes too much work.
 	left int
 }
 
-// validate returns errTooMuchWork, or the library's result.
-func (g *boundedSchema) validate(doc any) error {
-	_, err := g.count(doc)
-	return err
-}
-
-// count is validate, and returns how many steps it took.
-func (g *boundedSchema) count(doc any) (steps int, err error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.left, g.path = maxWork, nesting(doc)/levelsPerStep
-	err = g.root.Validate(doc)
-	if g.left < 0 {
-		return maxWork - g.left, errTooMuchWork
+// count validates a document, and returns how many steps it took. Its error is
+// errTooMuchWork, or the library's.
+func (b *boundedSchema) count(doc any) (steps int, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.left, b.perVisit = maxWork, (nesting(doc)+b.depth)/levelsPerStep
+	err = b.root.Validate(doc)
+	if b.left < 0 {
+		err = errTooMuchWork
 	}
-	return maxWork - g.left, err
+	return maxWork - b.left, err
 }
 
 // take spends steps. It returns false if not enough are left.
-func (g *boundedSchema) take(steps int) bool {
-	if g.left >= 0 {
-		g.left -= steps
+func (b *boundedSchema) take(steps int) bool {
+	if b.left >= 0 {
+		b.left -= steps
 	}
-	return g.left >= 0
+	return b.left >= 0
 }
 
 // guard makes every schema count. The library enters a schema by its format, before
-// all other keywords that take work except type, const and enum. The guard therefore
-// checks these three itself, and uniqueItems too. Their cost grows with a document's
-// size alone.
-func (g *boundedSchema) guard(all []*jsonschema.Schema, depth int) {
-	g.evaluated = slices.ContainsFunc(all, func(s *jsonschema.Schema) bool {
+// all other keywords that take work except the schema false, type, const and enum. The guard
+// therefore checks these itself, and uniqueItems too. Their cost grows with a document's size
+// alone.
+func (b *boundedSchema) guard(all []*jsonschema.Schema) {
+	evaluates := slices.ContainsFunc(all, func(s *jsonschema.Schema) bool {
 		return s.UnevaluatedItems != nil || s.UnevaluatedProperties != nil
 	})
 	for _, s := range all {
-		if s.Bool != nil {
-			continue
+		e := newEntry(b, s)
+		if evaluates {
+			// Every schema of a value records which elements or members it has evaluated.
+			e.each += len(appliedSchemas(s))
 		}
-		e := newEntry(g, s, depth)
 		if s.UniqueItems {
-			s.Extensions = append(s.Extensions, unique{g})
+			s.Extensions = append(s.Extensions, unique{b})
 		}
-		s.Types, s.Const, s.Enum, s.UniqueItems = nil, nil, nil, false
+		s.Bool, s.Types, s.Const, s.Enum, s.UniqueItems = nil, nil, nil, nil, false
 		s.Format = &jsonschema.Format{Name: "schema", Validate: e.enter}
 	}
 }
@@ -103,6 +101,8 @@ func (g *boundedSchema) guard(all []*jsonschema.Schema, depth int) {
 // entry counts and checks the values that enter one schema.
 type entry struct {
 	of *boundedSchema
+	// isFalse is true for the schema that allows nothing.
+	isFalse bool
 	// types are the names of the allowed types; empty allows all.
 	types []string
 	fixed []fixed
@@ -117,26 +117,21 @@ type entry struct {
 	length bool
 }
 
-// fixed are the allowed values of enum or const.
+// fixed are the allowed values of enum or const, by their keys.
 type fixed struct {
-	keys map[string]struct{}
-	// kinds are the first bytes of the keys.
-	kinds string
+	keys  map[string]struct{}
+	types []string
 	error func(got any) jsonschema.ErrorKind
 }
 
-func newEntry(g *boundedSchema, s *jsonschema.Schema, depth int) *entry {
-	same := 0
-	for _, to := range appliedSchemas(s) {
-		same += stepsOf(to)
-	}
+func newEntry(b *boundedSchema, s *jsonschema.Schema) *entry {
 	e := &entry{
-		of:   g,
-		look: 1 + depth/16 + same + len(s.Required) + len(s.DependentRequired) + len(s.Dependencies),
+		of: b, isFalse: s.Bool != nil && !*s.Bool,
+		look: 1 + len(s.Required) + len(s.DependentRequired) + len(s.Dependencies),
 		each: 1 + len(s.PatternProperties), length: s.MinLength != nil || s.MaxLength != nil,
 	}
-	if g.evaluated {
-		e.each += same
+	if e.isFalse {
+		e.look = refusalSteps
 	}
 	if s.Types != nil {
 		e.types = s.Types.ToStrings()
@@ -171,21 +166,12 @@ func newEntry(g *boundedSchema, s *jsonschema.Schema, depth int) *entry {
 	return e
 }
 
-// stepsOf returns the cost of entering a schema. The false schema is counted before.
-func stepsOf(s *jsonschema.Schema) int {
-	if s.Bool != nil && !*s.Bool {
-		return refusalSteps
-	}
-	return 1
-}
-
 func newFixed(values []any, wrong func(got any) jsonschema.ErrorKind) fixed {
 	out := fixed{keys: map[string]struct{}{}, error: wrong}
 	for _, one := range values {
-		key := string(appendKey(nil, one))
-		out.keys[key] = struct{}{}
-		if !strings.Contains(out.kinds, key[:1]) {
-			out.kinds += key[:1]
+		out.keys[string(appendKey(nil, one))] = struct{}{}
+		if !slices.Contains(out.types, typeOf(one)) {
+			out.types = append(out.types, typeOf(one))
 		}
 	}
 	return out
@@ -209,98 +195,110 @@ type mismatch struct{ jsonschema.ErrorKind }
 
 func (mismatch) Error() string { return "is not what the schema says" }
 
+// kindOf returns the kind of an error. Errors of the guard arrive as format errors.
+func kindOf(e *jsonschema.ValidationError) jsonschema.ErrorKind {
+	if format, ok := e.ErrorKind.(*kind.Format); ok {
+		if own, ok := errors.AsType[mismatch](format.Err); ok {
+			return own.ErrorKind
+		}
+	}
+	return e.ErrorKind
+}
+
 // enter counts a value, and checks it by the keywords that the guard took from the
 // schema.
 func (e *entry) enter(v any) error {
-	if !e.of.take(e.of.path + e.steps(v)) {
+	if !e.of.take(e.of.perVisit + e.steps(v)) {
 		return errTooMuchWork
 	}
-	if got := typeOf(v); len(e.types) > 0 && !e.takes(got, v) {
+	if e.isFalse {
+		return mismatch{&kind.FalseSchema{}}
+	}
+	got := typeOf(v)
+	if len(e.types) > 0 && !slices.Contains(e.types, got) && (!slices.Contains(e.types, "integer") || !isWhole(v)) {
 		return mismatch{&kind.Type{Got: got, Want: e.types}}
 	}
 	for _, one := range e.fixed {
-		ok, err := e.isOne(one, v)
-		if err != nil {
-			return err
+		is := slices.Contains(one.types, got)
+		if is {
+			key, ok := e.of.key(v)
+			if !ok {
+				return errTooMuchWork
+			}
+			_, is = one.keys[key]
 		}
-		if !ok {
+		if !is {
 			return mismatch{one.error(v)}
 		}
 	}
 	return nil
 }
 
-func (e *entry) takes(got string, v any) bool {
-	for _, one := range e.types {
-		if one == got || one == "integer" && got == "number" && isWhole(v.(json.Number).String()) {
-			return true
-		}
-	}
-	return false
-}
-
-func (e *entry) isOne(of fixed, v any) (bool, error) {
-	if strings.IndexByte(of.kinds, keyKind(v)) < 0 {
-		return false, nil
-	}
-	key, ok := e.of.key(v)
-	if !ok {
-		return false, errTooMuchWork
-	}
-	_, ok = of.keys[key]
-	return ok, nil
-}
-
 // steps returns the cost of the schema for the value, without the schemas below it.
 func (e *entry) steps(v any) int {
+	out := e.look
 	switch v := v.(type) {
 	case map[string]any:
-		out := e.look + e.each*len(v)
+		out += e.each * len(v)
 		if e.match == 0 || out > maxWork {
-			return out
+			break
 		}
 		for name := range v {
-			out += scaled(len(name)+1, e.match)
+			out += patternSteps(len(name), e.match)
 		}
-		return out
 	case []any:
-		return e.look + e.each*len(v)
+		out += e.each * len(v)
 	case string:
-		out := e.look
 		if e.length {
 			out += len(v) / textPerStep
 		}
 		if e.pattern > 0 {
-			out += scaled(len(v)+1, e.pattern)
+			out += patternSteps(len(v), e.pattern)
 		}
-		return out
 	case json.Number:
-		return e.look + e.bounds*numberSteps(v.String())
-	default:
-		return e.look
-	}
-}
-
-// scaled returns the cost of a pattern, and never overflows.
-func scaled(length, size int) int {
-	return int(min(int64(length)*int64(size)/matchPerStep, maxWork)) + 1
-}
-
-// numberSteps returns the cost of making a number exact.
-func numberSteps(text string) int {
-	out := 2 + len(text)/digitsPerStep
-	if strings.ContainsAny(text, "eE") {
-		out += exponentSteps
+		if each := 2 + len(v)/digitsPerStep; strings.ContainsAny(v.String(), "eE") {
+			out += e.bounds * (each + exponentSteps)
+		} else {
+			out += e.bounds * each
+		}
 	}
 	return out
 }
 
-// key is appendKey for a value that may be large.
-func (g *boundedSchema) key(v any) (string, bool) {
-	if !g.take(keySteps(v, g.left)) {
+// patternSteps returns the cost of matching a text, and never overflows.
+func patternSteps(length, instructions int) int {
+	return int(min(int64(length+1)*int64(instructions)/matchPerStep, maxWork)) + 1
+}
+
+// unique implements uniqueItems. The library compares all pairs whose hashes collide,
+// and a caller can construct collisions.
+type unique struct{ of *boundedSchema }
+
+// Validate implements jsonschema.SchemaExt.
+func (u unique) Validate(ctx *jsonschema.ValidatorContext, v any) {
+	list, _ := v.([]any)
+	seen := map[string]int{}
+	for i, one := range list {
+		key, ok := u.of.key(one)
+		if !ok {
+			return // the document is refused
+		}
+		if j, twice := seen[key]; twice {
+			ctx.AddError(&kind.UniqueItems{Duplicates: [2]int{j, i}})
+			return
+		}
+		seen[key] = i
+	}
+}
+
+// key is appendKey for a value that may be large. It returns false if not enough steps are
+// left.
+func (b *boundedSchema) key(v any) (string, bool) {
+	if !b.take(keySteps(v, b.left)) {
 		return "", false
 	}
-	return string(appendKey(nil, v)), true
+	var scratch [64]byte
+	return string(appendKey(scratch[:0], v)), true
 }
 
 // keySteps returns the cost of a key. It stops counting once the limit is exceeded.
@@ -329,36 +327,91 @@ func keySteps(v any, limit int) int {
 	return out
 }
 
-// unique implements uniqueItems. The library compares all pairs whose hashes collide,
-// and a caller can construct collisions.
-type unique struct{ of *boundedSchema }
-
-// Validate implements jsonschema.SchemaExt.
-func (u unique) Validate(ctx *jsonschema.ValidatorContext, v any) {
-	list, ok := v.([]any)
-	if !ok || len(list) < 2 {
-		return
+// appendKey appends a key of a JSON value: its type, and its content. Two values have the same
+// key exactly if JSON Schema calls them equal. Numbers are compared by value.
+func appendKey(dst []byte, v any) []byte {
+	dst = append(dst, typeOf(v)...)
+	switch v := v.(type) {
+	case bool:
+		return strconv.AppendBool(dst, v)
+	case string:
+		return appendSized(dst, v)
+	case json.Number:
+		digits, exponent := decimal(v.String())
+		if v[0] == '-' && digits != "" {
+			dst = append(dst, '-')
+		}
+		return append(strconv.AppendInt(append(append(dst, digits...), 'e'), int64(exponent), 10), ';')
+	case []any:
+		for _, one := range v {
+			dst = appendKey(dst, one)
+		}
+		return append(dst, ']')
+	case map[string]any:
+		for _, name := range slices.Sorted(maps.Keys(v)) {
+			dst = appendKey(appendSized(dst, name), v[name])
+		}
+		return append(dst, '}')
 	}
-	seen := map[string]int{}
-	for i, one := range list {
-		key, ok := u.of.key(one)
-		if !ok {
-			return // the document is refused
-		}
-		if j, twice := seen[key]; twice {
-			ctx.AddError(&kind.UniqueItems{Duplicates: [2]int{j, i}})
-			return
-		}
-		seen[key] = i
+	return dst
+}
+
+// typeOf returns the name of a value's type in JSON Schema; every number is "number".
+func typeOf(v any) string {
+	switch v.(type) {
+	case bool:
+		return "boolean"
+	case string:
+		return "string"
+	case json.Number:
+		return "number"
+	case []any:
+		return "array"
+	case map[string]any:
+		return "object"
+	default:
+		return "null"
 	}
 }
 
-// kindOf returns the kind of an error. Errors of the guard arrive as format errors.
-func kindOf(e *jsonschema.ValidationError) jsonschema.ErrorKind {
-	if format, ok := e.ErrorKind.(*kind.Format); ok {
-		if own, ok := errors.AsType[mismatch](format.Err); ok {
-			return own.ErrorKind
+// decimal returns the digits of a JSON number without zeros at either end, and the power
+// of ten to multiply them by: 100, 1e2 and 100.0 are the same. Zero has no digits.
+func decimal(text string) (digits string, exponent int) {
+	if at := strings.IndexAny(text, "eE"); at >= 0 {
+		exponent, _ = strconv.Atoi(text[at+1:]) // bounded by decode
+		text = text[:at]
+	}
+	whole, fraction, _ := strings.Cut(strings.TrimPrefix(text, "-"), ".")
+	digits = strings.TrimLeft(whole+fraction, "0")
+	short := strings.TrimRight(digits, "0")
+	if short == "" {
+		return "", 0
+	}
+	return short, exponent - len(fraction) + len(digits) - len(short)
+}
+
+// isWhole reports whether a value is a whole number.
+func isWhole(v any) bool {
+	number, ok := v.(json.Number)
+	if !ok {
+		return false
+	}
+	_, exponent := decimal(number.String())
+	return exponent >= 0
+}
+
+// nesting returns how deep a document nests; a scalar has depth zero.
+func nesting(v any) int {
+	deepest := 0
+	switch v := v.(type) {
+	case []any:
+		for _, one := range v {
+			deepest = max(deepest, 1+nesting(one))
+		}
+	case map[string]any:
+		for _, one := range v {
+			deepest = max(deepest, 1+nesting(one))
 		}
 	}
-	return e.ErrorKind
+	return deepest
 }

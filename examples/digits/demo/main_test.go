@@ -17,7 +17,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 // asProgram, in the environment, makes the test's binary the program.
@@ -82,7 +82,7 @@ func TestDemoServesOnUntilItIsStopped(t *testing.T) {
 	}
 	go io.Copy(io.Discard, read) //nolint:errcheck // it ends with the demo
 	cancel()
-	if err := bustest.Receive(t, "the end", ended); err != nil {
+	if err := testbed.Receive(t, "the end", ended); err != nil {
 		t.Error(err)
 	}
 }

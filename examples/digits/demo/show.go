@@ -19,7 +19,7 @@ import (
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 
 	"github.com/stagemesh/stagemesh/examples/digits"
-	"github.com/stagemesh/stagemesh/services/stagemesh"
+	"github.com/stagemesh/stagemesh/services/cli"
 )
 
 // reading is what the mesh read in one image.
@@ -74,7 +74,7 @@ func read(ctx context.Context, client inferencev1connect.InferenceServiceClient,
 		}}},
 	}))
 	if err != nil {
-		return reading{}, fmt.Errorf("%s: %s", file, stagemesh.Describe(err))
+		return reading{}, fmt.Errorf("%s: %s", file, cli.Describe(err))
 	}
 	r := reading{file: path.Base(file), label: labelOf(file), response: response.Msg}
 	r.digit, r.score, err = best(response.Msg.GetOutputs())
@@ -131,9 +131,9 @@ func printTable(out io.Writer, readings []reading) error {
 }
 
 func printTimeline(out io.Writer, r reading) error {
-	_, err := fmt.Fprintf(out, "\nWhere the time of one request went (%s in all):\n", stagemesh.Milliseconds(r.response.GetTimeline().GetTotal().AsDuration()))
+	_, err := fmt.Fprintf(out, "\nWhere the time of one request went (%s in all):\n", cli.Milliseconds(r.response.GetTimeline().GetTotal().AsDuration()))
 	for _, step := range r.response.GetTimeline().GetSteps() {
-		fmt.Fprintln(out, "  "+stagemesh.RenderStep(step))
+		fmt.Fprintln(out, "  "+cli.RenderStep(step))
 	}
 	return err
 }

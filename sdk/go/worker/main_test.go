@@ -76,7 +76,7 @@ func leftovers() string {
 
 func TestExitCodesMatchPython(t *testing.T) {
 	t.Parallel()
-	source, err := os.ReadFile("../../python/stagemesh/life.py")
+	source, err := os.ReadFile("../../python/stagemesh/session.py")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +85,7 @@ func TestExitCodesMatchPython(t *testing.T) {
 		"VIOLATION": worker.ExitViolation, "UNFINISHED": worker.ExitUnfinished,
 	} {
 		if line := fmt.Sprintf("\nEXIT_%s = %d  #", name, code); !strings.Contains(string(source), line) {
-			t.Errorf("life.py has not %q", line)
+			t.Errorf("session.py has not %q", line)
 		}
 	}
 }

@@ -21,12 +21,12 @@ numpy. ``stagemesh.testing`` runs a worker without a mesh, and
 ``python -m stagemesh.check worker.py`` reports what is wrong with one.
 
 In this package ``frames`` and ``parts`` are the protocol's bytes; ``specs``, ``arrays`` and
-``outputs`` turn them into values and back; ``worker``, ``batches`` and ``faults`` are what a
+``values`` turn them into values and back; ``worker``, ``batches`` and ``faults`` are what a
 worker is written with; ``runs`` runs batches and ``streams`` streams; ``session`` is the
-conversation with the host, and ``serving`` and ``life`` are the process around it.
+conversation with the host, and ``lifecycle`` is the process around it.
 
 A process serves one worker, in one thread unless ``concurrency`` is above 1. An invalid
-declaration ends it with exit code 1 and a sentence that tells what to write. Exceptions
+declaration ends it with exit code 1 and a message with what to write. Exceptions
 of a batch or of an item are replies, and the process continues.
 """
 
@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from .batches import Batch, Item
 from .faults import InvalidInput, ItemError, ItemFailed, OutOfMemory, SchemaViolation
-from .serving import serve
+from .lifecycle import serve
 from .session import VERSION as __version__
 from .specs import Bytes, Json, Tensor, Text
 from .worker import Context, Worker

@@ -7,8 +7,8 @@ import sys
 from typing import List, NoReturn, Optional
 
 from .faults import traceback_of
-from .life import EXIT_FAILED, EXIT_USAGE
-from .serving import NotFound, load, serve_and_exit
+from .lifecycle import NotFound, load, serve_and_exit
+from .session import EXIT_FAILED, EXIT_USAGE
 
 
 def main(arguments: Optional[List[str]] = None) -> NoReturn:
@@ -22,14 +22,14 @@ def main(arguments: Optional[List[str]] = None) -> NoReturn:
     )
     given = parser.parse_args(arguments)
     try:
-        found = load(given.worker)
+        worker, arrays = load(given.worker)
     except NotFound as error:
         print(f"stagemesh: {error}", file=sys.stderr)
         sys.exit(EXIT_USAGE)
     except Exception as error:
         print(traceback_of(error), file=sys.stderr)
         sys.exit(EXIT_FAILED)
-    serve_and_exit(found.worker, given.arrays or found.arrays)
+    serve_and_exit(worker, given.arrays or arrays)
 
 
 if __name__ == "__main__":

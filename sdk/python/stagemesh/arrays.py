@@ -7,11 +7,13 @@ The worker's declaration alone decides between memoryviews and the numpy arrays 
 from __future__ import annotations
 
 import array
+import math
+import sys
 from abc import ABC, abstractmethod
 from operator import attrgetter
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
-from .parts import DATATYPES, Mismatch, Raw, bytes_elements, elements, pack, pack_bytes, split_rows
+from .parts import DATATYPES, Mismatch, Raw, bytes_elements, pack, pack_bytes, split_rows
 from .specs import Tensor
 
 
@@ -46,6 +48,24 @@ class Arrays(ABC):
         shape is the wanted one, -1 for any extent. It is not checked here; it gives a
         flat value its axes.
         """
+
+
+def arrays_of(name: str) -> Arrays:
+    """Returns the arrays "numpy" or "buffer"; raises ValueError for others, ImportError if they cannot be used."""
+    if name == "buffer":
+        if sys.byteorder != "little":
+            raise ImportError('arrays="buffer" needs a little-endian machine; use arrays="numpy"')
+        return BufferArrays()
+    if name != "numpy":
+        raise ValueError(f'arrays: {name!r}; use "numpy" or "buffer"')
+    try:
+        from .arrays_numpy import NumpyArrays
+    except ImportError as error:
+        raise ImportError(
+            f'arrays="numpy" needs numpy, which this Python lacks ({error}): '
+            'install numpy beside the worker, or set arrays="buffer" for memoryviews'
+        ) from error
+    return NumpyArrays()
 
 
 def padded_extents(raws: Sequence[Raw], spec: Tensor, stack: bool) -> List[int]:
@@ -108,12 +128,14 @@ class BufferArrays(Arrays):
     def pad(self, raws: Sequence[Raw], spec: Tensor, stack: bool) -> Any:
         """Returns one memoryview of all tensors, padded to the longest extents."""
         extents = padded_extents(raws, spec, stack)
-        blocks = [block for raw in raws for block in ([raw] if stack else split_rows(raw, [1] * raw.shape[0]))]
-        fill = spec.fill
-        out = memoryview(bytearray(fill * (len(blocks) * elements(tuple(extents)))))
-        stride = elements(tuple(extents)) * len(fill)
-        for i, block in enumerate(blocks):
-            _copy(out[i * stride :], extents, block.data, list(block.shape if stack else block.shape[1:]), len(fill))
+        blocks = [(raw.shape, raw.data) for raw in raws]
+        if not stack:
+            rows = [row for raw in raws for row in split_rows(raw, [1] * raw.shape[0])]
+            blocks = [(row.shape[1:], row.data) for row in rows]
+        stride = math.prod(extents) * len(spec.fill)
+        out = memoryview(bytearray(spec.fill * (len(blocks) * math.prod(extents))))
+        for i, (shape, data) in enumerate(blocks):
+            _copy(out[i * stride :], extents, data, shape, len(spec.fill))
         return self.view(Raw(spec.datatype, (len(blocks), *extents), out, len(out)))
 
     def encode(self, value: Any, spec: Optional[Tensor], shape: Optional[Tuple[int, ...]]) -> Raw:
@@ -158,7 +180,7 @@ def _shape(view: memoryview, count: int, wanted: Optional[Tuple[int, ...]]) -> T
         return tuple(view.shape or ())
     if wanted is None or len(wanted) == 1:
         return (count,)
-    known = elements(tuple(extent for extent in wanted if extent != -1))
+    known = math.prod(extent for extent in wanted if extent != -1)
     open_axes = [axis for axis, extent in enumerate(wanted) if extent == -1]
     if not open_axes and known == count:
         return wanted
@@ -169,16 +191,13 @@ def _shape(view: memoryview, count: int, wanted: Optional[Tuple[int, ...]]) -> T
     )
 
 
-def _copy(to: memoryview, to_shape: List[int], source: memoryview, shape: List[int], size: int) -> None:
+def _copy(to: memoryview, to_shape: Sequence[int], source: memoryview, shape: Sequence[int], size: int) -> None:
     """Copies a block into the corner of a larger one; extents in elements of size bytes."""
-    if not shape:
-        to[:size] = source[:size]
-        return
-    if shape[1:] == to_shape[1:]:
-        n = elements(tuple(shape)) * size
+    if tuple(shape[1:]) == tuple(to_shape[1:]):
+        n = math.prod(shape) * size
         to[:n] = source[:n]
         return
-    to_stride, stride = elements(tuple(to_shape[1:])) * size, elements(tuple(shape[1:])) * size
+    to_stride, stride = math.prod(to_shape[1:]) * size, math.prod(shape[1:]) * size
     for i in range(shape[0]):
         _copy(to[i * to_stride :], to_shape[1:], source[i * stride : (i + 1) * stride], shape[1:], size)
 
@@ -188,8 +207,7 @@ def _nest(values: List[Any], shape: Tuple[int, ...]) -> Any:
         return values[0]
     for axis in range(len(shape) - 1, 0, -1):
         n = shape[axis]
-        rows = elements(shape[:axis])
-        values = [values[i * n : (i + 1) * n] for i in range(rows)]
+        values = [values[i * n : (i + 1) * n] for i in range(math.prod(shape[:axis]))]
     return values
 
 

@@ -6,6 +6,7 @@ array of objects, each a bytes.
 
 from __future__ import annotations
 
+import math
 import sys
 from operator import attrgetter
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
@@ -13,7 +14,7 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 import numpy as np
 
 from .arrays import Arrays, padded_extents
-from .parts import Mismatch, Raw, bytes_elements, elements, pack, pack_bytes
+from .parts import Mismatch, Raw, bytes_elements, pack, pack_bytes
 from .specs import Tensor
 
 _DTYPES: Dict[str, np.dtype[Any]] = {
@@ -159,7 +160,7 @@ def _kind(found: np.ndarray[Any, Any], value: Any) -> str:
 
 
 def _objects(raw: Raw) -> Any:
-    out: Any = np.empty(elements(raw.shape), object)
+    out: Any = np.empty(math.prod(raw.shape), object)
     for i, element in enumerate(bytes_elements(raw.data)):
         out[i] = bytes(element)
     return out.reshape(raw.shape)

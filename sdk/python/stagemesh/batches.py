@@ -12,140 +12,17 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import threading
 import weakref
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
-from .arrays import Arrays
 from .faults import ItemError, text_of
-from .frames import Header
-from .parts import Blob, Column, Raw, join_rows, split_rows
-from .specs import Spec, Tensor
+from .frames import MAX_COUNT, MAX_ITEMS, MAX_NUMBER, Header, Violation, load_items
+from .parts import Blob, Column
+from .values import ABSENT, Values
 
 log = logging.getLogger("stagemesh.worker")
-
-# --- inputs ------------------------------------------------------------------------
-
-# The value of an item that lacks an input; None may be a value, as null is in JSON.
-ABSENT: Any = object()
-
-
-class Values:
-    """One input of a batch: a Python value for each item, ABSENT if the item has none."""
-
-    def __init__(self, values: List[Any]) -> None:
-        self._values = values
-
-    def whole(self) -> Any:
-        """Returns what batch[name] is."""
-        return [None if value is ABSENT else value for value in self._values]
-
-    def of(self, index: int) -> Any:
-        """Returns the value of one item."""
-        return self._values[index]
-
-    def shapes(self) -> List[Tuple[int, ...]]:
-        """Returns the shape of each item's value; () if it has none."""
-        return [tuple(getattr(value, "shape", ())) for value in self._values]
-
-    def keep(self, indices: Sequence[int]) -> Values:
-        """Returns the input of some of the items."""
-        return Values([self._values[i] for i in indices])
-
-    def stacked(self) -> Any:
-        """Returns one array [N, ...] of tensors of one shape that come one by one; raises TypeError for others."""
-        raise TypeError("only tensors can be stacked")
-
-
-class Tensors(Values):
-    """One input of a batch that is a tensor: of all items joined on axis 0, or one for each item.
-
-    joined is the tensor of all, and rows are those of each item; otherwise raws[i] is the
-    tensor of item i, None if the item has none, in a frame with that body. joins means
-    that axis 0 of tensors is rows.
-    """
-
-    def __init__(
-        self,
-        arrays: Arrays,
-        spec: Optional[Spec],
-        joins: bool,
-        raws: Optional[List[Optional[Raw]]] = None,
-        body: memoryview = memoryview(b""),  # noqa: B008  # immutable
-        *,
-        joined: Optional[Raw] = None,
-        rows: Sequence[int] = (),
-    ) -> None:
-        self._arrays, self._joins, self._body, self._joined, self._rows = arrays, joins, body, joined, rows
-        self._spec = spec if isinstance(spec, Tensor) else None
-        self._own = raws
-
-    @property
-    def _raws(self) -> List[Optional[Raw]]:
-        if self._own is None:
-            assert self._joined is not None
-            self._own = list(split_rows(self._joined, self._rows))
-        return self._own
-
-    def whole(self) -> Any:
-        """Returns one array, or a list of arrays as the spec says."""
-        spec, joined = self._spec, self._joined
-        if spec is not None and spec.variable == "pad" and (joined is None or spec.multiple > 1):
-            raws = self._all_raws("padded") if joined is None else [joined]
-            return self._arrays.pad(raws, spec, stack=not self._joins)
-        if joined is not None and (spec is None or spec.variable != "list"):
-            return self._arrays.view(joined)
-        return [None if raw is None else self._arrays.view(raw) for raw in self._raws]
-
-    def of(self, index: int) -> Any:
-        """Returns the array of one item; ABSENT if it has none."""
-        raw = self._raws[index]
-        return ABSENT if raw is None else self._arrays.view(raw)
-
-    def shapes(self) -> List[Tuple[int, ...]]:
-        """Returns the shape of each item's tensor; () if it has none."""
-        return [() if raw is None else raw.shape for raw in self._raws]
-
-    def keep(self, indices: Sequence[int]) -> Values:
-        """Returns the tensors of some of the items; joined tensors are copied."""
-        raws = [self._raws[i] for i in indices]
-        if self._joined is None:
-            return Tensors(self._arrays, self._spec, self._joins, raws, self._body)
-        joined = join_rows([raw for raw in raws if raw is not None])
-        return Tensors(self._arrays, self._spec, self._joins, joined=joined, rows=[self._rows[i] for i in indices])
-
-    def stacked(self) -> Any:
-        """Returns one array [N, ...] of tensors of one shape; without a copy if they follow each other in the body."""
-        if self._joined is not None:
-            return super().stacked()
-        raws = self._all_raws("stacked")
-        shape = raws[0].shape
-        if any(raw.shape != shape for raw in raws):
-            raise ValueError(f"tensors of the shapes {sorted({raw.shape for raw in raws})} cannot be stacked")
-        at, size = raws[0].at, raws[0].size
-        if at >= 0 and all(raw.at == at + i * size for i, raw in enumerate(raws)):
-            data = self._body[at : at + size * len(raws)]
-        else:
-            data = memoryview(bytearray().join([raw.data for raw in raws]))
-        return self._arrays.view(Raw(raws[0].datatype, (len(raws), *shape), data, len(data)))
-
-    def _all_raws(self, done: str) -> List[Raw]:
-        raws = [raw for raw in self._raws if raw is not None]
-        if len(raws) != len(self._raws):
-            raise ValueError(f"an optional input that some items lack cannot be {done}: take item[name] one by one")
-        return raws
-
-
-def values_of(
-    column: Column, body: memoryview, rows: List[int], arrays: Arrays, spec: Optional[Spec], joins: bool
-) -> Values:
-    """Returns the input that the parts of one name are. Blobs are not decoded: their values are bytes."""
-    if isinstance(column, Raw):
-        return Tensors(arrays, spec, joins, joined=column, rows=rows)
-    if any(isinstance(part, Blob) for part in column):
-        return Values([bytes(part.data) if isinstance(part, Blob) else ABSENT for part in column])
-    return Tensors(arrays, spec, joins, [part if isinstance(part, Raw) else None for part in column], body)
-
 
 # --- items and batches ---------------------------------------------------------------
 
@@ -455,3 +332,53 @@ class Batch:
 
     def __repr__(self) -> str:
         return f"<Batch {self.id} of {len(self)} items, inputs {', '.join(self._inputs)}>"
+
+
+# --- checks of a predict message -----------------------------------------------------
+
+_USUAL = {"id", "timeout"}
+
+
+def check_predict(header: Header) -> List[Dict[str, Any]]:
+    """Returns the items; raises Violation if a key is missing or has a wrong type."""
+    items = load_items(header)
+    if type(items) is not list or not items:
+        raise Violation("predict: items is a list of at least one")
+    if len(items) > MAX_ITEMS:
+        raise Violation(f"predict: {len(items)} items, at most {MAX_ITEMS} are taken")
+    if len(header) > 4:
+        if type(header.get("warmup", False)) is not bool:
+            raise Violation("predict: warmup is a boolean")
+        if type(header.get("model", _NOTHING)) is not dict:
+            raise Violation("predict: model is an object")
+    if "parts" not in header:
+        raise Violation("predict: it has no parts")
+    for i, item in enumerate(items):
+        if type(item) is not dict or type(item.get("id")) is not str:
+            raise Violation(f"predict: items[{i}]: an object with an id is wanted")
+        timeout = item.get("timeout", 1)
+        if type(timeout) is not int or not 1 <= timeout <= MAX_NUMBER:
+            raise Violation(f"predict: items[{i}]: timeout is whole milliseconds, at least 1")
+        if not item.keys() <= _USUAL:
+            _check_optional(i, item)
+    return items
+
+
+def _check_optional(i: int, item: Mapping[str, Any]) -> None:
+    rows = item.get("rows", 1)
+    if type(rows) is not int or not 1 <= rows <= MAX_COUNT:
+        raise Violation(f"predict: items[{i}]: rows is a whole number from 1")
+    parameters, metadata = item.get("parameters", _NOTHING), item.get("metadata", _NOTHING)
+    if type(parameters) is not dict or not all(map(_is_parameter, parameters.values())):
+        raise Violation(f"predict: items[{i}]: parameters are booleans, numbers and strings by name")
+    if type(metadata) is not dict or any(type(v) is not str for v in metadata.values()):
+        raise Violation(f"predict: items[{i}]: metadata are strings by name")
+
+
+def _is_parameter(value: Any) -> bool:
+    """Reports whether a value is a boolean, a string, a number of 64 bits or a finite double."""
+    if type(value) is int:
+        return -(1 << 63) <= value < 1 << 64
+    if type(value) is float:
+        return math.isfinite(value)
+    return type(value) in (bool, str)

@@ -63,8 +63,7 @@ def refuse_constant(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-_decoder = json.JSONDecoder(parse_constant=refuse_constant)
-_scan: Callable[[str, int], Tuple[Any, int]] = _decoder.scan_once  # type: ignore[attr-defined]  # json.decoder calls it
+_decode = json.JSONDecoder(parse_constant=refuse_constant).decode
 encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
@@ -75,13 +74,7 @@ def message(kind: str, /, **fields: Any) -> bytes:
 
 def _parse(text: str) -> Any:
     try:
-        try:
-            value, end = _scan(text, 0)
-            if end == len(text):
-                return value
-        except StopIteration:
-            pass
-        return _decoder.decode(text)  # white space around the object is valid JSON
+        return _decode(text)
     except (ValueError, RecursionError) as error:
         raise Violation(f"header: {error}") from None
 
@@ -174,7 +167,16 @@ def check_prefix(prefix: Union[bytes, bytearray], max_body: int) -> Tuple[int, i
     return header, body
 
 
+def _buffers(header: bytes, pieces: Sequence[Buffer], size: int) -> List[Buffer]:
+    """Returns a frame as the buffers to send, prefix and header as one."""
+    if len(header) > MAX_HEADER:
+        raise ValueError(f"a header of {len(header)} bytes; at most {MAX_HEADER} are allowed")
+    return [_pack(MAGIC, len(header), size) + header, *pieces]
+
+
 # --- the connection ------------------------------------------------------------
+
+_NO_SPACE = "the host does not read, and the buffer is full"
 
 
 class Connection:
@@ -212,9 +214,9 @@ class Connection:
             return self._advance(0)
         # The usual case: a frame as long as the last one, received by one call.
         gap = -head & 15
-        room = memoryview(bytearray(gap + size))[gap:]
+        buffer = memoryview(bytearray(gap + size))[gap:]
         try:
-            n = self._recv_into(room)
+            n = self._recv_into(buffer)
         except (BlockingIOError, socket.timeout):
             raise
         except OSError as error:
@@ -222,15 +224,15 @@ class Connection:
         if n == 0:
             raise Ended("between two frames")
         if n >= 16:
-            magic, now, body = _unpack_from(room)
+            magic, now, body = _unpack_from(buffer)
             at = 16 + now
             if magic == MAGIC and now == head and at + body == size and body <= self.max_body:
                 if n == size:
-                    return self._decode(room[16:at]), room[at:]
+                    return self._decode(buffer[16:at]), buffer[at:]
                 # The rest is on its way, and fits into the same buffer.
-                self._payload, self._body_at, self._have = room[16:], head, n - 16
+                self._payload, self._body_at, self._have = buffer[16:], head, n - 16
                 return self._advance(0)
-        self._ahead = room[:n]
+        self._ahead = buffer[:n]
         return self._advance(0)
 
     def poll(self) -> Optional[Frame]:
@@ -288,18 +290,9 @@ class Connection:
 
     def send(self, header: bytes, pieces: Sequence[Buffer] = (), size: int = 0) -> None:
         """Sends a frame whose body is the pieces, size bytes in all."""
-        if len(header) > MAX_HEADER:
-            raise ValueError(f"a header of {len(header)} bytes; at most {MAX_HEADER} are allowed")
-        buffers = [_pack(MAGIC, len(header), size) + header, *pieces]
+        buffers = _buffers(header, pieces, size)
         with self._lock:
-            sent = 0
-            try:  # as _send_some does, without the cost of a call for each reply
-                if len(buffers) <= _IOV_MAX:
-                    sent = self._sendmsg(buffers)
-            except BlockingIOError:
-                pass
-            except OSError as error:
-                raise Ended(str(error)) from None
+            sent = self._send_some(buffers, 0)
             if sent != 16 + len(header) + size:
                 self._send_rest(buffers, sent)
 
@@ -312,7 +305,7 @@ class Connection:
         """
         if len(header) > MAX_HEADER or not self._lock.acquire(False):
             return lambda: self.send(header, pieces, size)
-        buffers = [_pack(MAGIC, len(header), size) + header, *pieces]
+        buffers = _buffers(header, pieces, size)
         try:
             sent = self._send_some(buffers, socket.MSG_DONTWAIT)
         except Ended:
@@ -338,15 +331,9 @@ class Connection:
         timeout_s = min(max(timeout_s, 0.0), _LONGEST_S)
         end = time.monotonic() + timeout_s
         if not self._lock.acquire(timeout=timeout_s):
-            raise Ended("the host makes no room for a message")
+            raise Ended(_NO_SPACE)
         try:
-            rest = memoryview(_pack(MAGIC, len(header), 0) + header)
-            while rest:
-                sent = self._send_some([rest], socket.MSG_DONTWAIT)
-                rest = rest[sent:]
-                if sent == 0 and not self._await_space(max(0.0, end - time.monotonic())):
-                    self.hang_up()
-                    raise Ended("the host makes no room for a message")
+            self._send_rest(_buffers(header, (), 0), 0, end)
         finally:
             self._lock.release()
 
@@ -359,31 +346,27 @@ class Connection:
         except OSError as error:
             raise Ended(str(error)) from None
 
-    def _send_rest(self, pieces: List[Buffer], sent: int) -> None:
-        """Sends the pieces without their first bytes, which are sent already."""
+    def _send_rest(self, pieces: List[Buffer], sent: int, end: Optional[float] = None) -> None:
+        """Sends the pieces without their first bytes, which are sent already; end is a limit of time.monotonic()."""
         rest: List[memoryview] = []
         for piece in pieces:
             view = as_bytes(piece)
-            if sent >= len(view):
-                sent -= len(view)
-            else:
-                rest.append(view[sent:] if sent else view)
-                sent = 0
+            if sent < len(view):
+                rest.append(view[sent:])
+            sent = max(0, sent - len(view))
+        space = select.poll()
+        space.register(self.sock, select.POLLOUT)
         at = 0
         while at < len(rest):
-            n = self._send_some(rest[at : at + _IOV_MAX], 0)
-            if n == 0:
-                self._await_space()
+            n = self._send_some(rest[at : at + _IOV_MAX], socket.MSG_DONTWAIT)
+            if n == 0 and not space.poll(None if end is None else max(0.0, end - time.monotonic()) * 1000):
+                self.hang_up()
+                raise Ended(_NO_SPACE)
             while at < len(rest) and n >= len(rest[at]):
                 n -= len(rest[at])
                 at += 1
             if n:
                 rest[at] = rest[at][n:]
-
-    def _await_space(self, timeout_s: Optional[float] = None) -> bool:
-        poll = select.poll()
-        poll.register(self.sock, select.POLLOUT)
-        return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
 
     def hang_up(self) -> None:
         """Ends the connection for readers and writers in all threads."""

@@ -7,43 +7,41 @@ one to send. Nothing here copies tensor bytes, except ``join_rows``.
 from __future__ import annotations
 
 import array
+import functools
 import itertools
 import json
+import math
 import struct
 import sys
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-from .frames import MAX_NUMBER, Buffer, Violation, encode
+from .frames import MAX_NUMBER, Buffer, Violation, as_bytes, encode
 
 # --- datatypes -----------------------------------------------------------------
 
 
 class Datatype(NamedTuple):
-    """An element type of the Open Inference Protocol. BYTES has size 0: its elements have any length."""
+    """An element type of the Open Inference Protocol."""
 
-    name: str
-    size: int  # bytes of an element
+    size: int  # bytes of an element; 0 for BYTES, whose elements have any length
     code: str  # as struct, array and memoryview name it; H is the bits of FP16 and BF16
 
 
 DATATYPES: Dict[str, Datatype] = {
-    d.name: d
-    for d in (
-        Datatype("BOOL", 1, "?"),
-        Datatype("UINT8", 1, "B"),
-        Datatype("UINT16", 2, "H"),
-        Datatype("UINT32", 4, "I"),
-        Datatype("UINT64", 8, "Q"),
-        Datatype("INT8", 1, "b"),
-        Datatype("INT16", 2, "h"),
-        Datatype("INT32", 4, "i"),
-        Datatype("INT64", 8, "q"),
-        Datatype("FP16", 2, "H"),
-        Datatype("BF16", 2, "H"),
-        Datatype("FP32", 4, "f"),
-        Datatype("FP64", 8, "d"),
-        Datatype("BYTES", 0, ""),
-    )
+    "BOOL": Datatype(1, "?"),
+    "UINT8": Datatype(1, "B"),
+    "UINT16": Datatype(2, "H"),
+    "UINT32": Datatype(4, "I"),
+    "UINT64": Datatype(8, "Q"),
+    "INT8": Datatype(1, "b"),
+    "INT16": Datatype(2, "h"),
+    "INT32": Datatype(4, "i"),
+    "INT64": Datatype(8, "q"),
+    "FP16": Datatype(2, "H"),
+    "BF16": Datatype(2, "H"),
+    "FP32": Datatype(4, "f"),
+    "FP64": Datatype(8, "d"),
+    "BYTES": Datatype(0, ""),
 }
 
 MAX_RANK = 16  # axes of a tensor
@@ -51,14 +49,6 @@ MAX_RANK = 16  # axes of a tensor
 
 class Mismatch(ValueError):
     """A value does not fit its declaration; the message names what came and what was wanted."""
-
-
-def elements(shape: Tuple[int, ...]) -> int:
-    """Returns the product of the extents."""
-    n = 1
-    for extent in shape:
-        n *= extent
-    return n
 
 
 def pack(values: Sequence[Any], datatype: str) -> bytes:
@@ -69,19 +59,16 @@ def pack(values: Sequence[Any], datatype: str) -> bytes:
         if datatype == "BF16":
             return b"".join([_bfloat(value) for value in values])
         if datatype == "BOOL":
-            return bytes([_truth(value) for value in values])
+            for value in values:
+                if value not in (0, 1):
+                    raise ValueError(f"{value!r} is neither true nor false")
+            return bytes(map(int, values))
         out = array.array(DATATYPES[datatype].code, values)
         if sys.byteorder != "little":
             out.byteswap()
         return out.tobytes()
     except (TypeError, ValueError, OverflowError, struct.error) as error:
         raise Mismatch(f"got elements that are no {datatype}: {error}") from None
-
-
-def _truth(value: Any) -> int:
-    if value not in (0, 1):
-        raise ValueError(f"{value!r} is neither true nor false")
-    return int(value)
 
 
 def _bfloat(value: float) -> bytes:
@@ -152,21 +139,15 @@ def pack_bytes(values: Sequence[Any]) -> bytes:
 def split_rows(raw: Raw, rows: Sequence[int]) -> List[Raw]:
     """Splits a tensor along axis 0 into pieces with these numbers of rows; they share its bytes."""
     total, rest = raw.shape[0], raw.shape[1:]
-    data = memoryview(raw.data)
-    if data.format != "B" or data.ndim != 1:
-        data = data.cast("B") if raw.size else memoryview(bytearray())
+    data = as_bytes(raw.data)
     if raw.datatype == "BYTES":
         lengths = [4 + len(element) for element in bytes_elements(data)]
-        ends = list(itertools.accumulate((n * elements(rest) for n in rows), initial=0))
+        ends = list(itertools.accumulate((n * math.prod(rest) for n in rows), initial=0))
         sizes = [sum(lengths[start:end]) for start, end in zip(ends, ends[1:])]
     else:
         sizes = [n * (raw.size // total) if total else 0 for n in rows]
-    out = []
-    at = 0
-    for n, size in zip(rows, sizes):
-        out.append(Raw(raw.datatype, (n, *rest), data[at : at + size], size))
-        at += size
-    return out
+    starts = itertools.accumulate(sizes, initial=0)
+    return [Raw(raw.datatype, (n, *rest), data[at : at + size], size) for n, size, at in zip(rows, sizes, starts)]
 
 
 def join_rows(raws: Sequence[Raw]) -> Raw:
@@ -240,20 +221,14 @@ def _add_to_item(out: Dict[str, Column], name: str, item: Any, items: int, conte
     column[item] = content
 
 
-_WIDTHS = {name: datatype.size for name, datatype in DATATYPES.items()}
-
-
 def _read_tensor(name: str, datatype: Any, shape: Any, data: memoryview, size: int, at: int) -> Raw:
-    width = _WIDTHS.get(datatype) if type(datatype) is str else None
-    if width is None:
+    if type(datatype) is not str or datatype not in DATATYPES:
         raise Violation(f"part {name!r}: datatype {datatype!r} is none")
     if type(shape) is not list or len(shape) > MAX_RANK:
         raise Violation(f"part {name!r}: shape is a list of at most {MAX_RANK} extents")
-    n = 1
-    for extent in shape:
-        if type(extent) is not int or not 0 <= extent <= MAX_NUMBER:
-            raise Violation(f"part {name!r}: shape {shape!r} has an extent that is none")
-        n *= extent
+    if any(type(extent) is not int or not 0 <= extent <= MAX_NUMBER for extent in shape):
+        raise Violation(f"part {name!r}: shape {shape!r} has an extent that is none")
+    n, width = math.prod(shape), DATATYPES[datatype].size
     if width == 0:
         try:
             count = sum(1 for _ in bytes_elements(data))
@@ -268,8 +243,17 @@ def _read_tensor(name: str, datatype: Any, shape: Any, data: memoryview, size: i
 
 # --- parts to send -----------------------------------------------------------------
 
-_ALIGNED = 64 - 1  # parts begin at multiples of 64 bytes
-_PADDING = bytes(64)
+
+@functools.lru_cache(maxsize=1024)
+def entry_head(name: str, kind: str, shape: Optional[Tuple[int, ...]]) -> str:
+    """Returns how the entry of a part begins: all but its item and its place.
+
+    kind is the datatype of a tensor, or the content type of a blob, whose shape is None.
+    """
+    entry: Dict[str, Any] = {"name": name, "content_type": kind}
+    if shape is not None:
+        entry = {"name": name, "datatype": kind, "shape": list(shape)}
+    return encode(entry)[:-1] + ","
 
 
 class Layout:
@@ -278,60 +262,32 @@ class Layout:
     entries are the parts as JSON; pieces are the buffers of the body, size bytes in all.
     """
 
-    # The beginnings of entries: of a tensor by name, datatype and shape, of a blob by name
-    # and content type. Shared by all layouts, since batches repeat them.
-    _heads: Dict[Tuple[str, str, Optional[Tuple[int, ...]]], str] = {}
-
     def __init__(self) -> None:
         self.entries: List[str] = []
         self.pieces: List[Buffer] = []
         self.size = 0
-        self._last: Optional[Tuple[str, str, Tuple[int, ...]]] = None
-
-    def tensor(self, name: str, item: Optional[int], raw: Raw) -> None:
-        """Adds a tensor of one item, or of all if item is None."""
-        datatype, shape, data, size, _ = raw
-        key = (name, datatype, shape)
-        head = self._heads.get(key) or self._make_head(key)
-        at = self.size
-        if at & _ALIGNED and (item is None or key != self._last):
-            at = self._align()
-        self._last = key
-        owner = "" if item is None else f'"item":{item},'
-        self.entries.append(f'{head}{owner}"at":{at},"size":{size}}}')
-        if size:
-            self.pieces.append(data)
-            self.size = at + size
-
-    def head(self, name: str, raw: Raw) -> str:
-        """Returns how the entry of a tensor begins: all but its item and its place."""
-        key = (name, raw.datatype, raw.shape)
-        return self._heads.get(key) or self._make_head(key)
-
-    def joined(self, name: str, raws: Sequence[Raw]) -> None:
-        """Adds tensors of one datatype and trailing shape as one, joined on axis 0."""
-        first = raws[0]
-        shape = (sum([raw.shape[0] for raw in raws]), *first.shape[1:])
-        size = sum([raw.size for raw in raws])
-        self.tensor(name, None, Raw(first.datatype, shape, b"", size))
-        if size:
-            self.pieces[-1:] = [raw.data for raw in raws if raw.size]
+        self._last: Any = None  # the head of the last tensor
 
     def add(self, name: str, item: Optional[int], body: Body) -> None:
         """Adds a tensor or a blob of one item, or a tensor of all if item is None."""
         if isinstance(body, Raw):
-            self.tensor(name, item, body)
-            return
-        at = self._align()
-        self._last = None
-        key = (name, body.content_type, None)
-        head = self._heads.get(key) or self._make_head(key)
+            self._add(item, entry_head(name, body.datatype, body.shape), [body.data], body.size, item is not None)
+        else:
+            size = memoryview(body.data).nbytes
+            self._add(item, entry_head(name, body.content_type, None), [body.data], size, False)
+
+    def _add(self, item: Optional[int], head: str, pieces: Sequence[Buffer], size: int, follows: bool) -> None:
+        """Adds a part. It begins at a multiple of 64 bytes, unless it follows a tensor of the same head."""
+        gap = -self.size & 63
+        if gap and not (follows and head == self._last):
+            self.pieces.append(bytes(gap))
+            self.size += gap
+        self._last = head
         owner = "" if item is None else f'"item":{item},'
-        size = memoryview(body.data).nbytes
-        self.entries.append(f'{head}{owner}"at":{at},"size":{size}}}')
+        self.entries.append(f'{head}{owner}"at":{self.size},"size":{size}}}')
         if size:
-            self.pieces.append(body.data)
-            self.size = at + size
+            self.pieces += pieces
+            self.size += size
 
     def add_items(self, name: str, numbers: Sequence[int], bodies: Sequence[Optional[Body]], join: bool) -> None:
         """Adds the parts that single items have: bodies[i] is that of item numbers[i], None if it has none.
@@ -339,11 +295,13 @@ class Layout:
         If join is true and all of them are tensors that differ only in axis 0, they are
         added as one tensor of all items.
         """
-        if join and bodies:
-            raws = [body for body in bodies if isinstance(body, Raw) and body.shape]
-            if len(raws) == len(bodies) and len({(raw.datatype, raw.shape[1:]) for raw in raws}) == 1:
-                self.joined(name, raws)
-                return
+        raws = [body for body in bodies if isinstance(body, Raw) and body.shape] if join else []
+        if raws and len(raws) == len(bodies) and len({(raw.datatype, raw.shape[1:]) for raw in raws}) == 1:
+            shape = (sum(raw.shape[0] for raw in raws), *raws[0].shape[1:])
+            pieces = [raw.data for raw in raws if raw.size]
+            head = entry_head(name, raws[0].datatype, shape)
+            self._add(None, head, pieces, sum(raw.size for raw in raws), False)
+            return
         for number, body in zip(numbers, bodies):
             if body is not None:
                 self.add(name, number, body)
@@ -352,23 +310,3 @@ class Layout:
         """Removes the entries from index first on, and returns them parsed."""
         taken, self.entries = self.entries[first:], self.entries[:first]
         return [json.loads(entry) for entry in taken]
-
-    def _align(self) -> int:
-        """Pads the body to where the next part begins, and returns that offset."""
-        gap = -self.size & _ALIGNED
-        if gap:
-            self.pieces.append(_PADDING[:gap])
-            self.size += gap
-        return self.size
-
-    @classmethod
-    def _make_head(cls, key: Tuple[str, str, Optional[Tuple[int, ...]]]) -> str:
-        name, kind, shape = key
-        if len(cls._heads) >= 1024:  # a bound for shapes that never repeat
-            cls._heads.clear()
-        entry: Dict[str, Any] = {"name": name, "content_type": kind}
-        if shape is not None:
-            entry = {"name": name, "datatype": kind, "shape": list(shape)}
-        head = encode(entry)[:-1] + ","
-        cls._heads[key] = head
-        return head

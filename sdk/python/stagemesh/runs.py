@@ -8,33 +8,18 @@ turns every other failure into a reply: a fault of an item, or an error of the b
 from __future__ import annotations
 
 import logging
-import math
 import os
 import threading
 import time
-from operator import itemgetter
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from .arrays import Arrays
-from .batches import ABSENT, Batch, Item, Plan, Source, Tensors, Values, values_of
+from .batches import Batch, Item, Plan, Source, check_predict
 from .faults import InvalidInput, ItemError, ItemFailed, fault_of, is_out_of_memory, text_of, traceback_of
-from .frames import (
-    DEFERRED,
-    MAX_COUNT,
-    MAX_HEADER,
-    MAX_ITEMS,
-    MAX_NUMBER,
-    Buffer,
-    Header,
-    Parts,
-    Violation,
-    encode,
-    load_items,
-    message,
-)
-from .outputs import BadOutput, Encoder
-from .parts import Body, Column, Layout, Raw, join_rows, read_parts, split_rows
+from .frames import DEFERRED, MAX_HEADER, MAX_NUMBER, Buffer, Header, Parts, Violation, as_bytes, encode, message
+from .parts import Body, Column, Layout, Raw, entry_head, join_rows, read_parts, split_rows
 from .specs import Json, Tensor, Text
+from .values import ABSENT, BadOutput, Encoder, Tensors, Values, values_of
 from .worker import Worker, joins_rows, overrides
 
 log = logging.getLogger("stagemesh.worker")
@@ -186,13 +171,13 @@ class Runs:
             return None
         return f'{{"type":"result","batch":{batch},"parts":[{entries}]}}'.encode(), pieces, at
 
-    def _remember(self, name: str, value: Any, raw: Raw, layout: Layout) -> None:
+    def _remember(self, name: str, value: Any, raw: Raw) -> None:
         """Keeps how an array is encoded, for _known_result, if it was encoded without a copy."""
         if raw.data is not value:
             return
         if len(self._known) >= 1024:  # a bound for shapes that never repeat
             self._known.clear()
-        head = layout.head(name, raw)
+        head = entry_head(name, raw.datatype, raw.shape)
         key = (name, type(value), self._traits(value))
         self._known[key] = (f'{head}"at":0,"size":{raw.size}}}', head, raw.size, raw.shape[0])
 
@@ -223,8 +208,8 @@ class Runs:
                 continue
             column = self._outputs.column(name, value, rows, has_fault)
             if type(column) is Raw and view is batch:
-                layout.tensor(name, None, column)
-                self._remember(name, value, column, layout)
+                layout.add(name, None, column)
+                self._remember(name, value, column)
                 continue
             bodies: Sequence[Optional[Body]] = split_rows(column, rows) if isinstance(column, Raw) else column
             bodies = [None if failed else body for failed, body in zip(has_fault, bodies)]
@@ -438,75 +423,5 @@ def error_header(error: BaseException, batch: Optional[int] = None, trace: Optio
 
 def _writable(raw: Raw) -> memoryview:
     """Returns the bytes of an encoded tensor as a writable buffer."""
-    data = memoryview(raw.data).cast("B") if raw.size else memoryview(bytearray())
+    data = as_bytes(raw.data)
     return memoryview(bytearray(data)) if data.readonly else data
-
-
-# --- checks of a predict message -----------------------------------------------------
-
-
-def check_predict(header: Header) -> List[Dict[str, Any]]:
-    """Returns the items; raises Violation if a key is missing or has a wrong type."""
-    items = load_items(header)
-    if type(items) is not list or not items:
-        raise Violation("predict: items is a list of at least one")
-    if len(items) > MAX_ITEMS:
-        raise Violation(f"predict: {len(items)} items, at most {MAX_ITEMS} are taken")
-    if len(header) > 4:
-        if type(header.get("warmup", False)) is not bool:
-            raise Violation("predict: warmup is a boolean")
-        if type(header.get("model", _NO_MODEL)) is not dict:
-            raise Violation("predict: model is an object")
-    if "parts" not in header:
-        raise Violation("predict: it has no parts")
-    if not _are_plain(items):
-        for i, item in enumerate(items):
-            _check_item(i, item)
-    return items
-
-
-_NO_MODEL: Dict[str, Any] = {}
-_STRINGS, _NUMBERS = {str}, {int}
-_id, _timeout = itemgetter("id"), itemgetter("timeout")
-
-
-def _are_plain(items: List[Any]) -> bool:
-    """Reports whether all items are valid and have an id, all or none a timeout, and nothing else: a fast check."""
-    try:
-        if set(map(type, map(_id, items))) != _STRINGS:
-            return False
-        keys = sum(map(len, items))
-        if keys == len(items):
-            return True
-        if keys != 2 * len(items):
-            return False
-        timeouts = list(map(_timeout, items))
-        return set(map(type, timeouts)) == _NUMBERS and min(timeouts) >= 1 and max(timeouts) <= MAX_NUMBER
-    except (KeyError, TypeError):
-        return False
-
-
-def _check_item(i: int, item: Any) -> None:
-    if type(item) is not dict or type(item.get("id")) is not str:
-        raise Violation(f"predict: items[{i}]: an object with an id is wanted")
-    rows = item.get("rows", 1)
-    if type(rows) is not int or not 1 <= rows <= MAX_COUNT:
-        raise Violation(f"predict: items[{i}]: rows is a whole number from 1")
-    parameters, metadata, timeout = item.get("parameters"), item.get("metadata"), item.get("timeout", 1)
-    if "parameters" in item:
-        if type(parameters) is not dict or not all(map(_is_parameter, parameters.values())):
-            raise Violation(f"predict: items[{i}]: parameters are booleans, numbers and strings by name")
-    if "metadata" in item:
-        if type(metadata) is not dict or any(type(v) is not str for v in metadata.values()):
-            raise Violation(f"predict: items[{i}]: metadata are strings by name")
-    if type(timeout) is not int or not 1 <= timeout <= MAX_NUMBER:
-        raise Violation(f"predict: items[{i}]: timeout is whole milliseconds, at least 1")
-
-
-def _is_parameter(value: Any) -> bool:
-    """Reports whether a value is a boolean, a string, a number of 64 bits or a finite double."""
-    if type(value) is int:
-        return -(1 << 63) <= value < 1 << 64
-    if type(value) is float:
-        return math.isfinite(value)
-    return type(value) in (bool, str)

@@ -12,19 +12,19 @@ import logging
 import os
 import queue
 import select
+import sys
 import threading
 import time
 from typing import Any, Callable, Dict, Mapping, Optional, Type, Union
 
-from .arrays import Arrays
+from .arrays import Arrays, arrays_of
 from .batches import Batch
 from .faults import is_from_user_code, text_of, traceback_of
-from .frames import MAX_COUNT, MAX_NUMBER, MAX_SLOTS, Connection, Ended, Frame, Header, Violation, message
-from .life import EXIT_FAILED, EXIT_HOST_GONE, EXIT_UNFINISHED, EXIT_VIOLATION, Life, StopRequested, report
+from .frames import MAX_COUNT, MAX_NUMBER, MAX_SLOTS, Connection, Ended, Header, Violation, message
 from .parts import Layout
-from .runs import MAX_MESSAGE, Reply, Runs, error_header
+from .runs import MAX_MESSAGE, Runs, error_header
 from .streams import Stream, StreamLoop
-from .worker import Context, Worker, arrays_of, check_worker, overrides, wire_spec
+from .worker import Context, Worker, check_worker, overrides, wire_spec
 
 VERSION = "0.1.0"  # of this library
 PROTOCOL = 1
@@ -40,8 +40,33 @@ _LAST_MESSAGE_S, _REPLY_S = 0.5, 10.0
 # Of the worker, to finish after a signal, if the host does not send another time:
 _SIGNAL_S = 5.0
 
+# Exit codes. 0 means that the process was asked to stop, and nothing else.
+EXIT_FAILED = 1  # setup or teardown failed, or the worker's declaration is invalid
+EXIT_USAGE = 2  # started wrongly
+EXIT_HOST_GONE = 3  # the connection or the lifeline ended
+EXIT_VIOLATION = 4  # the host breaks the protocol, or uses another version
+EXIT_UNFINISHED = 5  # asked to stop, and streams were unfinished when the time was over
+
 # The capability of a worker that answers in chunks.
 _STREAM = "stream"
+
+
+def report(text: str, code: int) -> int:
+    """Writes the reason of the process's end to the log, and returns the code."""
+    print(f"stagemesh: {text}", file=sys.stderr, flush=True)
+    return code
+
+
+class StopRequested(BaseException):
+    """The process was asked to stop while it starts."""
+
+
+class Signals:
+    """Whether a signal has asked the process to stop, and what a signal interrupts."""
+
+    stop_requested = False
+    starting = True  # a signal raises StopRequested
+    waiting = False  # the main thread waits for a frame
 
 
 class Session:
@@ -52,14 +77,14 @@ class Session:
         connection: Connection,
         worker: Type[Worker],
         arrays: Optional[str],
-        life: Life,
+        signals: Signals,
         environ: Mapping[str, str],
     ) -> None:
         self._connection = connection
         self._class = worker
         self._arrays_name = arrays if arrays is not None else worker.arrays
         self._streaming = overrides(worker, "stream")
-        self._life = life
+        self._signals = signals
         self._environ = environ
         self._slots = 1
         self._ready = False
@@ -68,8 +93,7 @@ class Session:
         self._sent_shutdown = False
         self._polling = threading.Lock()  # held by the thread that reads the connection during a batch
         self._ended: Optional[BaseException] = None  # the error that ended the connection during a batch
-        self._current: Optional[Batch] = None  # the running batch, with one slot
-        self._running: Dict[int, Batch] = {}  # the running batches, with a pool
+        self._running: Dict[int, Batch] = {}  # the running batches
         self._streams: Dict[int, Stream] = {}  # the running streams, by their batch
         self._pool: Optional[Union[_Threads, StreamLoop]] = None
         self._pool_error: Optional[BaseException] = None  # the error that ended the event loop
@@ -85,7 +109,7 @@ class Session:
             code = self._leave(self._grace_s)
         except Ended as error:
             code = 0
-            if not (self._stopping or self._life.stop_requested):
+            if not (self._stopping or self._signals.stop_requested):
                 code = report(f"the connection to the host ended: {error}", EXIT_HOST_GONE)
         except Violation as error:
             code = report(f"the host does not keep to the worker protocol: {error}", EXIT_VIOLATION)
@@ -94,7 +118,7 @@ class Session:
                 self._connection.send_within(_LAST_MESSAGE_S, message("error", **fields))
             except Ended:
                 pass
-        self._life.starting = False
+        self._signals.starting = False
         try:
             # Not while a batch of a host that is gone still runs.
             if code == 0 and self._ready and (self._pool is None or self._pool.close(THREADS_S)):
@@ -118,15 +142,35 @@ class Session:
         except BaseException as error:
             return self._report_failed_start(error)
         self._ready = True
-        self._life.starting = False
+        self._signals.starting = False
         self._connection.send(ready, layout.pieces, layout.size)
-        if self._slots == 1 and not self._streaming:
-            return self._run_batches()
         if inspect.isasyncgenfunction(self._class.stream):
             self._pool = StreamLoop(self._connection, self._release, self._on_pool_error)
-        else:
-            self._pool = _Threads(self._reply_to, self._connection.send, self._slots)
+        elif self._streaming or self._slots > 1:
+            self._pool = _Threads(self._run_job, self._slots)
+        if self._pool is None:
+            self._read_frames(self._run_batch)
+            return self._leave(self._grace_s)
         return self._run_pool(self._pool)
+
+    def _read_frames(self, run: Callable[[Header, memoryview], None]) -> None:
+        """Reads frames until the worker is asked to stop, and passes each predict to run."""
+        signals, connection = self._signals, self._connection
+        while not self._stopping:
+            signals.waiting = True
+            try:
+                frame = connection.poll() if signals.stop_requested else connection.read()
+            except BlockingIOError:
+                frame = None
+            signals.waiting = False
+            if frame is None:  # a signal asks to stop
+                return
+            header, body = frame
+            if header["type"] == "predict":
+                run(header, body)
+            else:
+                self._handle(header)
+            del header, body, frame  # so that nothing keeps their bytes while the next frame is read
 
     # --- starting ------------------------------------------------------------
 
@@ -177,8 +221,7 @@ class Session:
         most = self._connection.max_body
         if layout.size > most:
             raise ValueError(f"the examples take {layout.size} bytes, the host takes {most} in a frame")
-        poll = self._poll if self._slots == 1 and not self._streaming else _no_poll
-        self._runs = Runs(worker, self._arrays, most, poll, answers=context.rank == 0)
+        self._runs = Runs(worker, self._arrays, most, self._poll, answers=context.rank == 0)
         return message("ready", slots=self._slots, spec=spec)
 
     def _progress(self, text: str) -> None:
@@ -189,7 +232,7 @@ class Session:
 
     def _report_failed_start(self, error: BaseException) -> int:
         """Reports to the host and the log why the worker cannot start; returns the exit code."""
-        self._life.starting = False
+        self._signals.starting = False
         text = f"{type(error).__name__}: {text_of(error)}"
         # Invalid declarations have no traceback: no line of the worker's own code raised the error.
         declared = isinstance(error, (ValueError, ImportError)) and not is_from_user_code(error)
@@ -205,57 +248,27 @@ class Session:
 
     # --- one slot --------------------------------------------------------------
 
-    def _run_batches(self) -> int:
-        """Runs batches in this thread until the end; returns the exit code."""
-        life, runs, now = self._life, self._runs, time.monotonic
-        read, send = self._connection.read, self._connection.send
-        while True:
-            life.waiting = True
-            try:  # as _next_frame does, without the cost of a call for each batch
-                frame = self._connection.poll() if life.stop_requested else read()
-            except BlockingIOError:
-                frame = None
-            life.waiting = False
-            if frame is None:  # a signal asks to stop
-                return self._leave(self._grace_s)
-            header, body = frame
-            if header["type"] == "predict":
-                self._current = batch = runs.batch(header, body, now())
-                del header, body, frame  # so that the batch alone keeps its bytes
-                reply = runs.run(batch)
-                self._current = None
-                if self._polling.locked():  # by a thread of the worker; wait until it has read
-                    with self._polling:
-                        pass
-                if life.stop_requested or self._stopping or self._ended is not None:
-                    if self._ended is not None:
-                        raise self._ended
-                    self._send_shutdown(self._grace_s)  # before the result, so that the host sends no more
-                send(*reply)
-                del batch, reply
-            else:
-                self._handle(header)
-            if self._stopping:
-                return self._leave(self._grace_s)
-
-    def _next_frame(self) -> Optional[Frame]:
-        """Waits for a frame; None if a signal asks to stop, and no frame is there."""
-        life = self._life
-        life.waiting = True
-        try:
-            return self._connection.poll() if life.stop_requested else self._connection.read()
-        except BlockingIOError:
-            return None
-        finally:
-            life.waiting = False
+    def _run_batch(self, header: Header, body: memoryview) -> None:
+        """Runs a batch in this thread, and sends the reply."""
+        batch = self._runs.batch(header, body, time.monotonic())
+        self._running[batch.id] = batch
+        reply = self._runs.run(batch)
+        del self._running[batch.id]
+        if self._polling.locked():  # by a thread of the worker; wait until it has read
+            with self._polling:
+                pass
+        if self._ended is not None:
+            raise self._ended
+        if self._signals.stop_requested or self._stopping:
+            self._send_shutdown(self._grace_s)  # before the result, so that the host sends no more
+        self._connection.send(*reply)
 
     def _poll(self, batch: Batch) -> None:
         """Handles the frames that arrived while a batch runs; any thread of the worker may call it."""
-        if not self._polling.acquire(False):
-            return  # another thread reads
+        if self._pool is not None or not self._polling.acquire(False):
+            return  # the main thread reads while batches run, or another one does
         try:
-            current = self._current
-            if current is None or current.id != batch.id:
+            if batch.id not in self._running:
                 return  # the batch has ended, and the main thread reads
             try:
                 while self._ended is None:
@@ -279,62 +292,57 @@ class Session:
         """Reads frames until the end, and lets the pool run batches or streams; returns the exit code."""
         pool.start()
         try:
-            while not self._stopping:
-                frame = self._next_frame()
-                if frame is None:
-                    break
-                if frame[0]["type"] == "predict":
-                    self._begin(pool, *frame)
-                else:
-                    self._handle(frame[0])
-                del frame
+            self._read_frames(self._begin)
             if self._streaming:
                 return self._finish_streams(pool)
             code = self._leave(self._grace_s)
             pool.close(None)
             return code
         except (Ended, Violation):
-            self._abandon(pool)  # nobody gets the results
+            self._abandon(pool)
             if self._pool_error is not None:
                 text = f"{type(self._pool_error).__name__}: {text_of(self._pool_error)}"
                 return report(f"the event loop ended: {text}", EXIT_FAILED)
             raise
 
-    def _begin(self, pool: Union[_Threads, StreamLoop], header: Header, body: memoryview) -> None:
+    def _begin(self, header: Header, body: memoryview) -> None:
+        """Passes a batch, or its stream, to the pool."""
         if len(self._running) >= self._slots:
             raise Violation("a predict beyond the slots of the worker")
         batch = self._runs.batch(header, body, time.monotonic())
         batch._complete()  # here, since violations end the session
+        job: Any = batch
         if self._streaming:
             if len(batch) != 1:
                 raise Violation(f"a predict of {len(batch)} items for a worker that streams")
             if batch.id in self._running:
                 raise Violation(f"batch {batch.id} is there twice")
-        self._running[batch.id] = batch
-        job: Any = batch
-        if self._streaming:
             job = Stream(self._worker, self._runs, self._arrays, batch, self._connection.max_body)
             self._streams[batch.id] = job
-        pool.begin(job)
+        self._running[batch.id] = batch
+        assert self._pool is not None
+        self._pool.begin(job)
 
-    def _reply_to(self, job: Union[Batch, Stream]) -> Optional[Reply]:
-        """Runs a batch, or the stream of a plain generator, in a thread of the pool.
-
-        Returns the reply that ends it, None if the host gets none; the slot is free then.
-        """
+    def _run_job(self, job: Union[Batch, Stream]) -> None:
+        """Runs a batch, or the stream of a plain generator, in a thread of the pool, and sends the reply."""
         batch = job.batch if isinstance(job, Stream) else job
         try:
-            if isinstance(job, Stream):
-                reply = job.run(self._connection.send)
-                return None if job.abandoned else reply
             try:
-                return self._runs.run(batch)
-            except BaseException as error:  # the slot must not be lost
-                if self._runs.in_forked_child():
-                    raise
-                return error_header(error, batch.id), (), 0
-        finally:
-            self._release(batch)
+                reply = job.run(self._connection.send) if isinstance(job, Stream) else self._runs.run(batch)
+            finally:
+                self._release(batch)
+        except Ended:
+            return  # the main thread gets this error too
+        except BaseException as error:  # the slot must not be lost
+            if isinstance(job, Stream) or self._runs.in_forked_child():
+                raise
+            reply = error_header(error, batch.id), (), 0
+        if isinstance(job, Stream) and job.abandoned:
+            return
+        try:
+            self._connection.send(*reply)
+        except Ended:
+            pass
 
     def _release(self, batch: Batch) -> None:
         """Frees the slot of a batch: before its reply, after which the host may send the next one."""
@@ -411,8 +419,7 @@ class Session:
             type(items) is list and items and all(type(i) is int and 0 <= i <= MAX_COUNT for i in items)
         ):
             raise Violation("cancel: items is a list of indices, at least one")
-        current = self._current
-        batch = current if current is not None and current.id == number else self._running.get(number)
+        batch = self._running.get(number)
         if batch is not None:
             batch._cancel(items)
         stream = self._streams.get(number)
@@ -429,7 +436,7 @@ class Session:
     def _leave(self, within_s: float) -> int:
         """Announces the shutdown, if the host accepts the message within that time; returns the exit code."""
         self._stopping = True
-        self._life.starting = False
+        self._signals.starting = False
         try:
             self._send_shutdown(within_s)
         except Ended:
@@ -440,11 +447,8 @@ class Session:
 class _Threads:
     """A pool of threads that run jobs: batches, or the streams of plain generators."""
 
-    def __init__(
-        self, reply_to: Callable[[Union[Batch, Stream]], Optional[Reply]], send: Callable[..., None], count: int
-    ) -> None:
-        self._reply_to = reply_to
-        self._send = send
+    def __init__(self, run: Callable[[Union[Batch, Stream]], None], count: int) -> None:
+        self._run = run
         self._jobs: queue.SimpleQueue[Optional[Union[Batch, Stream]]] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._work, name=f"stagemesh-slot-{i}", daemon=True) for i in range(count)
@@ -476,23 +480,13 @@ class _Threads:
             job = self._jobs.get()
             if job is None:
                 return
-            try:
-                reply = self._reply_to(job)
-                del job  # so that only the reply takes memory while it is sent
-                if reply is not None:
-                    self._send(*reply)
-                del reply
-            except Ended:
-                pass  # the main thread gets this error too
+            self._run(job)
+            del job  # so that an idle thread keeps no batch
 
 
 def _time_for_streams(grace_s: float) -> float:
     """Returns how much of the time to finish is for streams; the rest is for their cancellation."""
     return grace_s - min(_CANCELLED_S, grace_s / 4)
-
-
-def _no_poll(batch: Batch) -> None:
-    """Does nothing: the main thread reads while batches run."""
 
 
 # --- checks of messages --------------------------------------------------------------

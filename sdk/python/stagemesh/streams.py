@@ -24,10 +24,10 @@ from .arrays import Arrays
 from .batches import Batch
 from .faults import ItemFailed, text_of
 from .frames import Buffer, Connection, Ended, as_bytes
-from .outputs import BadOutput, Encoder
 from .parts import Blob, Body, Layout, Raw
 from .runs import Reply, Runs
 from .specs import Bytes, Json, Spec, Tensor, is_packed
+from .values import BadOutput, Encoder
 from .worker import Worker
 
 log = logging.getLogger("stagemesh.worker")

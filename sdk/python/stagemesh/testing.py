@@ -51,17 +51,15 @@ from typing import (
     overload,
 )
 
-from .arrays import Arrays
-from .batches import ABSENT, values_of
+from .arrays import Arrays, arrays_of
 from .faults import ItemError, ItemFailed, error_of
 from .frames import Connection, Ended, Frame, Header, Violation, encode, message
-from .life import Life
-from .outputs import Encoder
+from .lifecycle import target_of
 from .parts import Body, Layout, Raw, read_parts
-from .serving import target_of
-from .session import Session
+from .session import Session, Signals
 from .specs import Bytes, spec_of
-from .worker import Worker, arrays_of
+from .values import ABSENT, Encoder, values_of
+from .worker import Worker
 
 __all__ = ["BatchFailed", "Outcome", "Request", "Run", "Stream", "WorkerEnded", "WorkerSilent", "run"]
 
@@ -173,7 +171,6 @@ class Run:
         self._patience = patience_s
         self._command = command
         self._output: Dict[str, Any] = {"stdout": stdout, "stderr": stderr}
-        self._max_frame = max_frame
         self._batches = 0
         self._rows: Dict[int, List[int]] = {}  # of each item, by the batches that were sent
         self._ends: Dict[int, Frame] = {}  # of batches, received and not yet returned
@@ -191,7 +188,8 @@ class Run:
         self.states: List[Header] = []  # the messages of the worker about itself
         self._arrays: Arrays = arrays_of("buffer")
         self._inputs = self._outputs = Encoder({}, self._arrays, False)
-        self._examples: List[Dict[str, Any]] = []
+        self.streams = False  # whether the worker answers in chunks; then each of its batches has one item
+        self.examples: List[Dict[str, Any]] = []  # the inputs of the worker's own examples
 
     # --- starting ----------------------------------------------------------
 
@@ -208,12 +206,13 @@ class Run:
             self.connection = Connection(self._spawn() if self._as_process else self._in_thread())
             self.connection.sock.settimeout(self._patience)
             self.hello = self._read("hello")[0]
-            self.connection.max_body = self._max_frame
+            self.connection.max_body = self._welcome["max_frame"]
             self.connection.send(message("welcome", **self._welcome))
             ready, body = self._read("ready")
         except BaseException:
             self._kill()
             raise
+        self.streams = "stream" in self.hello.get("capabilities", ())
         self.slots = ready.get("slots", 1)
         self.spec = ready["spec"]
         self._arrays = arrays_of(self._arrays_name or self._worker_arrays())
@@ -222,8 +221,8 @@ class Run:
             Encoder({entry["name"]: spec_of(entry) for entry in self.spec.get(key, [])}, self._arrays, joins)
             for key in ("inputs", "outputs")
         )
-        self._examples = [
-            self._values_of_item(example["inputs"], body, self._inputs) for example in self.spec.get("examples", [])
+        self.examples = [
+            self._item_values(example["inputs"], body, self._inputs) for example in self.spec.get("examples", [])
         ]
         return self
 
@@ -242,7 +241,7 @@ class Run:
         kind, environ = self._target, {**os.environ, **self._environ}
 
         def serve() -> None:
-            session = Session(Connection(theirs), kind, self._arrays_name, Life(), environ)
+            session = Session(Connection(theirs), kind, self._arrays_name, Signals(), environ)
             self._thread_code = session.run()
 
         self._thread = threading.Thread(target=serve, name="stagemesh-worker", daemon=True)
@@ -256,12 +255,9 @@ class Run:
             command = [sys.executable, "-m", "stagemesh", target]
             if self._arrays_name:
                 command.append(f"--arrays={self._arrays_name}")
-        self._folder = tempfile.mkdtemp(prefix="stagemesh-")
+        # A socket's address holds about 100 bytes.
+        self._folder = tempfile.mkdtemp(prefix="stagemesh-", dir=None if len(tempfile.gettempdir()) < 70 else "/tmp")
         path = os.path.join(self._folder, "worker")
-        if len(path) > 100:  # more than a socket's address holds
-            shutil.rmtree(self._folder)
-            self._folder = tempfile.mkdtemp(prefix="stagemesh-", dir="/tmp")
-            path = os.path.join(self._folder, "worker")
         lifeline, self._lifeline = os.pipe()
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(path)
@@ -287,16 +283,13 @@ class Run:
 
     def _accept(self, listener: socket.socket) -> socket.socket:
         listener.settimeout(0.05)
-        waited = 0.0
-        while True:
+        for _ in range(int(self._patience / 0.05) + 1):
             try:
                 return listener.accept()[0]
             except socket.timeout:
-                waited += 0.05
-            if self.process is not None and self.process.poll() is not None:
-                raise WorkerEnded(f"the worker ended before it connected: {self._how()}")
-            if waited > self._patience:
-                raise WorkerEnded(f"the worker did not connect within {self._patience} s")
+                if self.process is not None and self.process.poll() is not None:
+                    raise WorkerEnded(f"the worker ended before it connected: {self._how()}") from None
+        raise WorkerEnded(f"the worker did not connect within {self._patience} s")
 
     # --- requests ----------------------------------------------------------
 
@@ -334,11 +327,6 @@ class Run:
             return self.result(self.send(requests))
         return [self.result(self.send([request]))[0] for request in requests]
 
-    @property
-    def streams(self) -> bool:
-        """Whether the worker answers in chunks; then each of its batches has one item."""
-        return "stream" in self.hello.get("capabilities", ())
-
     def stream(self, inputs: Mapping[str, Any], **request: Any) -> Stream:
         """Sends one request, and returns a stream of its chunks.
 
@@ -373,21 +361,17 @@ class Run:
     def send(self, requests: Sequence[Request], warmup: bool = False) -> int:
         """Sends a batch and returns its number, without waiting for the result."""
         self._open()
-        header, layout = self.encode(requests)
-        header["warmup"] = warmup
-        self.send_frame(header, layout)
-        self._rows[self._batches] = [item["rows"] for item in header["items"]]
-        return self._batches
-
-    def encode(self, requests: Sequence[Request]) -> Any:
-        """Returns a batch's header, without its parts, and their layout."""
         self._batches += 1
         pairs = [self._encode_item(i, request) for i, request in enumerate(requests)]
+        items = [item for item, _ in pairs]
         layout = Layout()
         for name in dict.fromkeys(name for _, parts in pairs for name in parts):
-            bodies = [parts.get(name) for _, parts in pairs]
-            layout.add_items(name, range(len(pairs)), bodies, self._inputs.joins)
-        return {"type": "predict", "batch": self._batches, "items": [item for item, _ in pairs]}, layout
+            layout.add_items(name, range(len(pairs)), [parts.get(name) for _, parts in pairs], self._inputs.joins)
+        header = {"type": "predict", "batch": self._batches, "items": items, "warmup": warmup}
+        header["parts"] = layout.take_entries(0)
+        self._send(encode(header).encode(), layout.pieces, layout.size)
+        self._rows[self._batches] = [item["rows"] for item in items]
+        return self._batches
 
     def _encode_item(self, i: int, request: Request) -> Tuple[Header, Dict[str, Body]]:
         """Returns the header of an item, and its parts by name; raises ValueError if an input does not fit."""
@@ -416,16 +400,11 @@ class Run:
             item["timeout"] = request.timeout
         return item, parts
 
-    def send_frame(self, header: Header, layout: Layout) -> None:
-        """Sends a message with the parts of a layout."""
-        header["parts"] = layout.take_entries(0)
-        self._send(encode(header).encode(), layout.pieces, layout.size)
-
     def tell(self, kind: str, **fields: Any) -> None:
         """Sends a message without parts, such as ``tell("cancel", batch=1)``."""
-        self._send(message(kind, **fields), ())
+        self._send(message(kind, **fields))
 
-    def _send(self, header: bytes, pieces: Sequence[Any], size: int = 0) -> None:
+    def _send(self, header: bytes, pieces: Sequence[Any] = (), size: int = 0) -> None:
         try:
             self._open().send(header, pieces, size)
         except Ended:
@@ -473,14 +452,9 @@ class Run:
                     own[name] = value
         return out
 
-    def _values_of_item(self, parts: List[Header], body: memoryview, declared: Encoder) -> Dict[str, Any]:
+    def _item_values(self, parts: List[Header], body: memoryview, declared: Encoder) -> Dict[str, Any]:
         """Returns the values of a message about one item, whose parts may leave the item out."""
         return self._values([{**part, "item": 0} for part in parts], body, [1], declared)[0]
-
-    @property
-    def examples(self) -> List[Dict[str, Any]]:
-        """The inputs of the worker's own examples."""
-        return self._examples
 
     def ping(self) -> None:
         """Sends a ping to an idle worker, and waits for the pong."""
@@ -521,13 +495,16 @@ class Run:
 
     def _abort(self) -> None:
         """Ends a process that does not answer by SIGABRT; faulthandler then prints the tracebacks of its threads."""
-        if self.process is None:
-            return
-        try:
+        if self.process is not None:
             self.process.send_signal(signal.SIGABRT)
-            self.process.wait(2)
+            self._await_exit(2)
+
+    def _await_exit(self, timeout_s: float) -> Optional[int]:
+        """Waits for the end of the process; returns its exit code, or None if it still runs."""
+        try:
+            return None if self.process is None else self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            pass
+            return None
 
     # --- stopping ----------------------------------------------------------
 
@@ -546,11 +523,7 @@ class Run:
 
     def wait(self, timeout_s: float = 5) -> Optional[int]:
         """Waits for the worker's end and returns its exit code; kills it after the time."""
-        if self.process is not None:
-            try:
-                self.process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                pass
+        self._await_exit(timeout_s)
         if self._thread is not None:
             self._thread.join(timeout_s)
         self._kill()
@@ -563,13 +536,10 @@ class Run:
         """Returns how the worker ended, in words."""
         if self.process is None:
             return "it ran in a thread"
-        try:
-            code = self.process.wait(2)
-        except subprocess.TimeoutExpired:
+        code = self._await_exit(2)
+        if code is None:
             return "its process is still there"
-        if code < 0:
-            return f"its process was ended by {_SIGNALS.get(-code, -code)}"
-        return f"its process exited with {code}"
+        return f"its process {f'exited with {code}' if code >= 0 else f'was ended by {_SIGNALS.get(-code, -code)}'}"
 
     def _kill(self) -> None:
         if self.process is not None:
@@ -615,7 +585,7 @@ class Stream:
             if frame is None:
                 return
             header, body = frame
-            yield self._run._values_of_item(header.get("parts", []), body, self._run._outputs)
+            yield self._run._item_values(header.get("parts", []), body, self._run._outputs)
 
     def cancel(self) -> None:
         """Cancels the request. The outcome is still received, and does not matter."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-import sys
 from typing import Any, AsyncIterator, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Type, Union
 
-from .arrays import Arrays, BufferArrays
+from .arrays import Arrays
 from .batches import Batch, Item
-from .outputs import Encoder
 from .parts import Layout
 from .specs import Spec, check_specs
+from .values import Encoder
 
 Outputs = Mapping[str, Any]
 Examples = Union[Mapping[str, Mapping[str, Any]], Sequence[Mapping[str, Any]]]
@@ -192,24 +191,6 @@ def check_class(kind: Any) -> None:
             raise ValueError(f"{name}.collect: True or False is wanted, got {kind.collect!r}")
     if type(kind.concurrency) is not int or kind.concurrency < 1:
         raise ValueError(f"{name}.concurrency: a whole number from 1 is wanted, got {kind.concurrency!r}")
-
-
-def arrays_of(name: str) -> Arrays:
-    """Returns the arrays "numpy" or "buffer"; raises ValueError for others, ImportError if they cannot be used."""
-    if name == "buffer":
-        if sys.byteorder != "little":
-            raise ImportError('arrays="buffer" needs a little-endian machine; use arrays="numpy"')
-        return BufferArrays()
-    if name == "numpy":
-        try:
-            from .arrays_numpy import NumpyArrays
-        except ImportError as error:
-            raise ImportError(
-                f'arrays="numpy" needs numpy, which this Python lacks ({error}): '
-                'install numpy beside the worker, or set arrays="buffer" for memoryviews'
-            ) from error
-        return NumpyArrays()
-    raise ValueError(f'arrays: {name!r}; use "numpy" or "buffer"')
 
 
 def joins_rows(worker: Worker) -> bool:

@@ -9,10 +9,9 @@ from typing import Any, Tuple
 
 import numpy as np
 
-from stagemesh.arrays import Arrays
+from stagemesh.arrays import Arrays, arrays_of
 from stagemesh.parts import DATATYPES, Mismatch, Raw, join_rows, pack_bytes, split_rows
 from stagemesh.specs import Tensor
-from stagemesh.worker import arrays_of
 
 NUMPY, BUFFER = arrays_of("numpy"), arrays_of("buffer")
 DTYPES = {

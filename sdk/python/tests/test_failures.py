@@ -199,7 +199,7 @@ class Fails(Double):
                 self.assertEqual(done.returncode, code, done.stderr)
                 self.assertIn(want, done.stderr)
                 self.assertIn("w.py", done.stderr)
-                self.assertNotIn("serving.py", done.stderr)
+                self.assertNotIn("lifecycle.py", done.stderr)
 
     def test_missing_numpy_is_reported(self) -> None:
         source = DOUBLE.replace('arrays = "buffer"', 'arrays = "numpy"') + "\nsys.modules['numpy'] = None\n"

@@ -376,12 +376,12 @@ class Stays(Double):
         source = (
             DOUBLE
             + """
-from stagemesh import life
-connected = life.Life.connected
+from stagemesh import lifecycle
+connected = lifecycle.Life.connected
 def then_a_signal(self, sock):
     connected(self, sock)
     os.kill(os.getpid(), signal.SIGTERM)
-life.Life.connected = then_a_signal
+lifecycle.Life.connected = then_a_signal
 """
         )
         with Host(source) as host:

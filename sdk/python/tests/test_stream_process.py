@@ -12,7 +12,7 @@ from typing import Any, Dict
 
 from stagemesh import Text, Worker, testing
 from stagemesh.frames import Connection, Ended
-from stagemesh.life import EXIT_UNFINISHED, EXIT_VIOLATION
+from stagemesh.session import EXIT_UNFINISHED, EXIT_VIOLATION
 from stagemesh.testing import WorkerEnded
 
 from .support import PATIENCE, Host, eventually
@@ -51,13 +51,13 @@ class SpaceTest(unittest.TestCase):
             self.assertEqual(reader.read()[0], {"type": "pong"})
             rest = connection.send_now(b'{"type":"chunk"}', [b"x" * 50_000], 50_000)
             assert rest is not None
-            with self.assertRaisesRegex(Ended, "no room"):
+            with self.assertRaisesRegex(Ended, "buffer is full"):
                 connection.send_within(0.01, b'{"type":"pong"}')  # of half a frame the rest has to follow
             thread = threading.Thread(target=rest)
             thread.start()
             self.assertEqual(len(reader.read()[1]), 50_000)
             thread.join()
-            with self.assertRaisesRegex(Ended, "no room"):
+            with self.assertRaisesRegex(Ended, "buffer is full"):
                 for _ in range(1000):
                     connection.send_within(0.01, b'{"type":"state","message":"%s"}' % (b"x" * 1000))
             with self.assertRaises(Ended):

@@ -17,7 +17,7 @@ from unittest import mock
 import numpy as np
 
 from stagemesh import InvalidInput, Tensor, Worker, check, testing
-from stagemesh.serving import NotFound, target_of
+from stagemesh.lifecycle import NotFound, target_of
 from stagemesh.testing import BatchFailed, WorkerEnded
 
 from .support import ROOT, alive, eventually

@@ -10,12 +10,12 @@ import unittest
 from typing import Any, Dict
 
 from stagemesh import Tensor, Worker
+from stagemesh.arrays import arrays_of
+from stagemesh.batches import check_predict
 from stagemesh.frames import Connection, Ended, Violation, load_items
-from stagemesh.life import Life
 from stagemesh.parts import Raw, read_parts
-from stagemesh.runs import Runs, check_predict
-from stagemesh.session import Session, check_welcome
-from stagemesh.worker import arrays_of
+from stagemesh.runs import Runs
+from stagemesh.session import Session, Signals, check_welcome
 
 from .support import ROOT
 
@@ -49,7 +49,7 @@ def take(header: Dict[str, Any], body: memoryview) -> None:
     else:
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            session = Session(Connection(theirs), Anything, None, Life(), {})
+            session = Session(Connection(theirs), Anything, None, Signals(), {})
             try:
                 session._handle(header)
             except Ended:
@@ -108,7 +108,7 @@ class VectorsTest(unittest.TestCase):
         """The hello of the vectors has the keys of this library's."""
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            session = Session(Connection(theirs), Anything, None, Life(), {})
+            session = Session(Connection(theirs), Anything, None, Signals(), {})
             ours.shutdown(socket.SHUT_WR)
             with self.assertRaises(Ended):
                 session._hello()

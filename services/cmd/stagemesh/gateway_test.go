@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/services/meshtest"
 )
 
@@ -22,7 +22,7 @@ var busyGateway = regexp.MustCompile(`(?m)^stagemesh_gateway_request_bytes\S* [1
 // serving waits for that line and returns where callers and operators may ask.
 func (p *process) serving(t *testing.T) (public, operations string) {
 	t.Helper()
-	bustest.Eventually(t, "the gateway is ready", func() bool {
+	testbed.Eventually(t, "the gateway is ready", func() bool {
 		select {
 		case err := <-p.ended:
 			t.Fatalf("it ended: %v", err)
@@ -65,7 +65,7 @@ func TestVariablesStandForFlags(t *testing.T) {
 	} {
 		p := start(t, name, args...)
 		want := `stagemesh: --listen: "8080" is no address`
-		if err := bustest.Receive(t, "its end", p.ended); err == nil || !strings.HasPrefix(p.errOut.String(), want) || !p.errOut.has("(set by STAGEMESH_LISTEN)") {
+		if err := testbed.Receive(t, "its end", p.ended); err == nil || !strings.HasPrefix(p.errOut.String(), want) || !p.errOut.has("(set by STAGEMESH_LISTEN)") {
 			t.Errorf("got %v and %q, want %q", err, p.errOut.String(), want)
 		}
 	}
@@ -106,15 +106,15 @@ pipelines:
 		status, body, err := post(t, public+"/v1/pipelines/rest:infer", "to rest")
 		inside <- answer{status, body, err}
 	}()
-	bustest.Eventually(t, "the call is inside", func() bool {
+	testbed.Eventually(t, "the call is inside", func() bool {
 		_, body := get(t, operations+"/metrics")
 		return busyGateway.MatchString(body)
 	})
 	gateway.signal(t, syscall.SIGTERM)
-	if a := bustest.Receive(t, "the answer", inside); a.err != nil || a.status != http.StatusOK || a.body != "to rest" {
+	if a := testbed.Receive(t, "the answer", inside); a.err != nil || a.status != http.StatusOK || a.body != "to rest" {
 		t.Errorf("a call inside got %+v", a)
 	}
-	if err := bustest.Receive(t, "the end of the gateway", gateway.ended); err != nil {
+	if err := testbed.Receive(t, "the end of the gateway", gateway.ended); err != nil {
 		t.Errorf("it ended with %v", err)
 	}
 }
@@ -139,7 +139,7 @@ func TestGatewaySaysWhatIsWrong(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := start(t, "gateway", test.args...)
-			if err := bustest.Receive(t, "its end", p.ended); err == nil || !strings.HasPrefix(p.errOut.String(), test.want) {
+			if err := testbed.Receive(t, "its end", p.ended); err == nil || !strings.HasPrefix(p.errOut.String(), test.want) {
 				t.Errorf("got %v and %q, want %q", err, p.errOut.String(), test.want)
 			}
 		})

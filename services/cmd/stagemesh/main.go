@@ -7,12 +7,12 @@ import (
 	"os"
 
 	"github.com/stagemesh/stagemesh/mesh/process"
-	"github.com/stagemesh/stagemesh/services/stagemesh"
+	"github.com/stagemesh/stagemesh/services/cli"
 )
 
 func main() {
 	process.ReduceCollections()
-	if err := stagemesh.New().ExecuteContext(context.Background()); err != nil {
+	if err := cli.New().ExecuteContext(context.Background()); err != nil {
 		fmt.Fprintln(os.Stderr, "stagemesh:", err)
 		os.Exit(1)
 	}

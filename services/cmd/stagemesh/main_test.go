@@ -15,7 +15,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 // built is the folder of the program, which the first test that starts it builds.
@@ -99,7 +99,7 @@ var readyLine = regexp.MustCompile(`^stage (\S+) of mesh (\S+) is ready on host 
 // ready waits for the line and returns where operators may ask.
 func (p *process) ready(t *testing.T) (operations string) {
 	t.Helper()
-	bustest.Eventually(t, "the stage is ready", func() bool {
+	testbed.Eventually(t, "the stage is ready", func() bool {
 		select {
 		case err := <-p.ended:
 			t.Fatalf("it ended: %v", err)

@@ -24,11 +24,11 @@ import (
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/examples/digits"
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/bus"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/services/meshtest"
 )
 
@@ -149,7 +149,7 @@ func TestProcessesOfStagesServeAPipeline(t *testing.T) {
 	}
 	for stage, p := range stages {
 		p.signal(t, syscall.SIGTERM)
-		if err := bustest.Receive(t, "the end of "+stage, p.ended); err != nil {
+		if err := testbed.Receive(t, "the end of "+stage, p.ended); err != nil {
 			t.Errorf("%s ended with %v", stage, err)
 		}
 	}
@@ -175,7 +175,7 @@ func TestAProcessServesWorkers(t *testing.T) {
 		t.Errorf("it answers %+v", answer)
 	}
 	p.signal(t, syscall.SIGTERM)
-	if err := bustest.Receive(t, "the end of the host", p.ended); err != nil {
+	if err := testbed.Receive(t, "the end of the host", p.ended); err != nil {
 		t.Errorf("it ended with %v", err)
 	}
 	if !p.errOut.has("the worker is SHUTDOWN") || !p.errOut.has("exit code 0") {
@@ -269,14 +269,14 @@ func TestDrainingHostFinishesItsItems(t *testing.T) {
 	bed := meshtest.New(t)
 	leaving, _ := twoHosts(t, bed, 50*time.Millisecond)
 	l := newLoad(t, bed.Gateway(nil), "slow", 32)
-	bustest.Eventually(t, "both hosts are busy", func() bool { return l.answered("one") > 8 && l.answered("two") > 8 })
+	testbed.Eventually(t, "both hosts are busy", func() bool { return l.answered("one") > 8 && l.answered("two") > 8 })
 	before := l.answered("one")
 	leaving.signal(t, syscall.SIGTERM)
-	if err := bustest.Receive(t, "the end of the host", leaving.ended); err != nil {
+	if err := testbed.Receive(t, "the end of the host", leaving.ended); err != nil {
 		t.Errorf("it ended with %v", err)
 	}
 	after := l.answered("two")
-	bustest.Eventually(t, "the other host serves on", func() bool { return l.answered("two") > after+8 })
+	testbed.Eventually(t, "the other host serves on", func() bool { return l.answered("two") > after+8 })
 	l.stop()
 	t.Logf("the host that left answered %d requests, %d of them after it was told to; the other one %d", l.answered("one"), l.answered("one")-before, l.answered("two"))
 	if l.answered("one") == before {
@@ -292,10 +292,10 @@ func TestItemsOfAKilledHostAreAnsweredByAnother(t *testing.T) {
 	bed := meshtest.New(t)
 	killed, _ := twoHosts(t, bed, 100*time.Millisecond)
 	l := newLoad(t, bed.Gateway(nil), "slow", 32)
-	bustest.Eventually(t, "both hosts are busy", func() bool { return l.answered("one") > 4 && l.answered("two") > 4 })
+	testbed.Eventually(t, "both hosts are busy", func() bool { return l.answered("one") > 4 && l.answered("two") > 4 })
 	begin := time.Now()
 	killed.signal(t, syscall.SIGKILL)
-	if err := bustest.Receive(t, "the end of the host", killed.ended); err == nil {
+	if err := testbed.Receive(t, "the end of the host", killed.ended); err == nil {
 		t.Error("it was not killed")
 	}
 	// Every request that was in flight is answered, or the load says so.
@@ -326,7 +326,7 @@ func TestHostsAreInTheRegistryAsLongAsTheyLive(t *testing.T) {
 		p.ready(t)
 	}
 	view := viewOf(t, bed.Broker.URL())
-	inView(t, view, bustest.Patience, "one", "three", "two")
+	inView(t, view, testbed.Patience, "one", "three", "two")
 	if r := view.Hosts()[0].Record; r.GetLabels()["zone"] != "a" || !r.GetReady() || r.GetAddress() == "" {
 		t.Errorf("its record is %v", r)
 	}
@@ -338,7 +338,7 @@ func TestHostsAreInTheRegistryAsLongAsTheyLive(t *testing.T) {
 	hosts["one"].signal(t, syscall.SIGTERM)
 	inView(t, view, time.Second, "three")
 	t.Logf("a host that was told to stop was out of view after %s", time.Since(begin).Round(time.Millisecond))
-	if err := bustest.Receive(t, "the end of the host", hosts["one"].ended); err != nil {
+	if err := testbed.Receive(t, "the end of the host", hosts["one"].ended); err != nil {
 		t.Errorf("it ended with %v", err)
 	}
 }
@@ -390,7 +390,7 @@ func TestSecondSignalReturnsAHostsItems(t *testing.T) {
 	t.Parallel()
 	host := busyAndDraining(t)
 	host.signal(t, syscall.SIGINT)
-	if err := bustest.Receive(t, "the end of the host", host.ended); err != nil {
+	if err := testbed.Receive(t, "the end of the host", host.ended); err != nil {
 		t.Errorf("it ended with %v", err)
 	}
 	if !host.errOut.has("giving items back") || !host.errOut.has("msg=drained") {
@@ -405,7 +405,7 @@ func busyAndDraining(t *testing.T) *process {
 	bed := meshtest.New(t)
 	one, two := twoHosts(t, bed, time.Minute)
 	two.signal(t, syscall.SIGTERM)
-	if err := bustest.Receive(t, "the end of the idle host", two.ended); err != nil {
+	if err := testbed.Receive(t, "the end of the idle host", two.ended); err != nil {
 		t.Errorf("the idle host ended with %v", err)
 	}
 	gateway := bed.Gateway(nil)
@@ -425,12 +425,12 @@ func busyAndDraining(t *testing.T) *process {
 		}
 	})
 	operations := one.ready(t)
-	bustest.Eventually(t, "the host is busy", func() bool {
+	testbed.Eventually(t, "the host is busy", func() bool {
 		_, body := get(t, operations+"/metrics")
 		return running.MatchString(body)
 	})
 	one.signal(t, syscall.SIGINT)
-	bustest.Eventually(t, "the host drains", func() bool { return one.errOut.has("msg=draining") })
+	testbed.Eventually(t, "the host drains", func() bool { return one.errOut.has("msg=draining") })
 	if status, _ := get(t, operations+"/readyz"); status != http.StatusServiceUnavailable {
 		t.Errorf("readyz: got %d of a host that drains", status)
 	}
@@ -464,14 +464,14 @@ func TestOneProcessServesSeveralStages(t *testing.T) {
 	t.Parallel()
 	bed := meshtest.New(t)
 	p := start(t, "stage", "decode", "label", "--config", digitsFile(t), "--nats", bed.Broker.URL())
-	bustest.Eventually(t, "both stages are ready", func() bool { return strings.Count(p.out.String(), "\n") == 2 })
+	testbed.Eventually(t, "both stages are ready", func() bool { return strings.Count(p.out.String(), "\n") == 2 })
 	for _, stage := range []string{"decode", "label"} {
 		if !p.out.has("stage " + stage + " of mesh ") {
 			t.Errorf("it printed %q", p.out.String())
 		}
 	}
 	p.signal(t, syscall.SIGTERM)
-	if err := bustest.Receive(t, "the end", p.ended); err != nil {
+	if err := testbed.Receive(t, "the end", p.ended); err != nil {
 		t.Errorf("it ended with %v", err)
 	}
 }

@@ -14,13 +14,12 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
-	"github.com/stagemesh/stagemesh/mesh/tlstest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 // securedFile is the file of a mesh that has secrets everywhere; whoever runs the
 // broker listens, and the others join.
-func securedFile(t *testing.T, authority *tlstest.Authority, token, callers string) string {
+func securedFile(t *testing.T, authority *testbed.Authority, token, callers string) string {
 	t.Helper()
 	cert, key := authority.Certificate("127.0.0.1")
 	return write(t, fmt.Sprintf(`mesh: m
@@ -36,15 +35,15 @@ var secureLine = regexp.MustCompile(`is ready on (https://\S+) \(admin: http://`
 
 func TestProgramsMeetAtABrokerWithTLSAndAToken(t *testing.T) {
 	t.Parallel()
-	authority, token := tlstest.New(t), tlstest.File(t, "open-sesame\n")
-	broker := bustest.Start(t, func(o *server.Options) {
+	authority, token := testbed.NewAuthority(t), testbed.SecretFile(t, "open-sesame\n")
+	broker := testbed.StartBroker(t, func(o *server.Options) {
 		o.TLSConfig, o.Authorization = authority.Server("127.0.0.1"), "open-sesame"
 	})
-	file := securedFile(t, authority, token, tlstest.File(t, "open-simsim"))
+	file := securedFile(t, authority, token, testbed.SecretFile(t, "open-simsim"))
 	host := start(t, "stage", "-c", file, "a", "--nats", broker.URL())
 	gateway := start(t, "gateway", "-c", file, "--nats", broker.URL(), "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0")
 	host.ready(t)
-	bustest.Eventually(t, "the gateway is ready", func() bool { return gateway.out.has("\n") })
+	testbed.Eventually(t, "the gateway is ready", func() bool { return gateway.out.has("\n") })
 	words := secureLine.FindStringSubmatch(gateway.out.String())
 	if words == nil {
 		t.Fatalf("it printed %q", gateway.out.String())
@@ -68,7 +67,7 @@ func TestProgramsMeetAtABrokerWithTLSAndAToken(t *testing.T) {
 	}
 	for _, p := range []*process{host, gateway} {
 		p.signal(t, syscall.SIGTERM)
-		if err := bustest.Receive(t, "its end", p.ended); err != nil {
+		if err := testbed.Receive(t, "its end", p.ended); err != nil {
 			t.Errorf("it ended with %v", err)
 		}
 		if text := p.out.String() + p.errOut.String(); strings.Contains(text, "sesame") || strings.Contains(text, "simsim") {
@@ -82,7 +81,7 @@ var operationsLine = regexp.MustCompile(`operations port listens" address=(\S+)`
 // readiness returns what a program that is not ready says of itself.
 func (p *process) readiness(t *testing.T) string {
 	t.Helper()
-	bustest.Eventually(t, "it has an operations port", func() bool { return operationsLine.MatchString(p.errOut.String()) })
+	testbed.Eventually(t, "it has an operations port", func() bool { return operationsLine.MatchString(p.errOut.String()) })
 	status, body := get(t, "http://"+operationsLine.FindStringSubmatch(p.errOut.String())[1]+"/readyz")
 	if status != http.StatusServiceUnavailable {
 		t.Errorf("readyz: %d %s", status, body)
@@ -93,24 +92,24 @@ func (p *process) readiness(t *testing.T) string {
 // told waits until a program says something in its log and in its readiness.
 func (p *process) told(t *testing.T, want string) {
 	t.Helper()
-	bustest.Eventually(t, "the log says "+want, func() bool { return p.errOut.has(want) })
-	bustest.Eventually(t, "/readyz says "+want, func() bool { return strings.Contains(p.readiness(t), want) })
+	testbed.Eventually(t, "the log says "+want, func() bool { return p.errOut.has(want) })
+	testbed.Eventually(t, "/readyz says "+want, func() bool { return strings.Contains(p.readiness(t), want) })
 }
 
 func TestProgramsSayAtOnceWhyTheBrokerDoesNotTakeThem(t *testing.T) {
 	t.Parallel()
-	authority := tlstest.New(t)
-	broker := bustest.Start(t, func(o *server.Options) {
+	authority := testbed.NewAuthority(t)
+	broker := testbed.StartBroker(t, func(o *server.Options) {
 		o.TLSConfig, o.Authorization = authority.Server("127.0.0.1"), "open-sesame"
 	})
 	stages := "gateway: {listen: \"127.0.0.1:0\", admin: {listen: \"127.0.0.1:0\"}}\nstages: {a: {runner: {echo: {}}}}\n"
-	refused := write(t, fmt.Sprintf("mesh: m\nnats: {url: %q, token_file: %q, ca_file: %q}\n", broker.URL(), tlstest.File(t, "sesame-secret"), authority.File)+stages)
-	strange := write(t, fmt.Sprintf("mesh: m\nnats: {url: %q, token_file: %q}\n", broker.URL(), tlstest.File(t, "open-sesame"))+stages)
+	refused := write(t, fmt.Sprintf("mesh: m\nnats: {url: %q, token_file: %q, ca_file: %q}\n", broker.URL(), testbed.SecretFile(t, "sesame-secret"), authority.File)+stages)
+	strange := write(t, fmt.Sprintf("mesh: m\nnats: {url: %q, token_file: %q}\n", broker.URL(), testbed.SecretFile(t, "open-sesame"))+stages)
 	for want, file := range map[string]string{"see nats.token_file and nats.credentials_file": refused, "nats.ca_file names a file": strange} {
 		for _, p := range []*process{start(t, "gateway", "-c", file), start(t, "stage", "-c", file, "a")} {
 			p.told(t, want)
 			p.signal(t, syscall.SIGTERM)
-			if err := bustest.Receive(t, "its end", p.ended); err != nil || p.errOut.has("sesame") || p.out.String() != "" {
+			if err := testbed.Receive(t, "its end", p.ended); err != nil || p.errOut.has("sesame") || p.out.String() != "" {
 				t.Errorf("it ended with %v and said %s%s", err, p.out.String(), p.errOut.String())
 			}
 		}
@@ -121,7 +120,7 @@ func TestProgramsSayAtOnceWhyTheBrokerDoesNotTakeThem(t *testing.T) {
 func TestProgramsSayWhyTheyDoNotTrustConsul(t *testing.T) {
 	t.Parallel()
 	agent := httptest.NewUnstartedServer(http.NotFoundHandler())
-	agent.TLS = tlstest.New(t).Server("127.0.0.1")
+	agent.TLS = testbed.NewAuthority(t).Server("127.0.0.1")
 	agent.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
 	agent.StartTLS()
 	t.Cleanup(agent.Close)
@@ -130,7 +129,7 @@ nats: {url: %q}
 gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
 registry: {consul: {address: %q, ca_file: %q}}
 stages: {a: {runner: {echo: {}}}}
-`, bustest.Start(t).URL(), agent.Listener.Addr(), tlstest.New(t).File))
+`, testbed.StartBroker(t).URL(), agent.Listener.Addr(), testbed.NewAuthority(t).File))
 	const want = "registry.consul.ca_file names a file with the certificate"
 	host := start(t, "stage", "-c", file, "a")
 	host.told(t, want)

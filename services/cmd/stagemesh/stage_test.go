@@ -17,14 +17,13 @@ import (
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
 	"github.com/stagemesh/stagemesh"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
-	"github.com/stagemesh/stagemesh/services/imagedecode"
-	"github.com/stagemesh/stagemesh/services/synth"
+	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/services/runners"
 )
 
 // command runs the verb in this process, with runners that echo and decode.
 func command(ctx context.Context, out, errOut io.Writer, args ...string) error {
-	cmd := stagemesh.StageCommand(stagemesh.KindOf("echo", synth.NewEcho), stagemesh.KindOf("image_decode", imagedecode.New))
+	cmd := stagemesh.StageCommand(stagemesh.KindOf("echo", runners.NewEcho), stagemesh.KindOf("image_decode", runners.NewImageDecode))
 	cmd.SetArgs(args)
 	cmd.SetOut(out)
 	cmd.SetErr(errOut)
@@ -113,7 +112,7 @@ func try(t *testing.T, args ...string) (p *process, stop func()) {
 	return p, func() {
 		t.Helper()
 		cancel()
-		if err := bustest.Receive(t, "the end of the program", p.ended); err != nil {
+		if err := testbed.Receive(t, "the end of the program", p.ended); err != nil {
 			t.Errorf("it ended with %v", err)
 		}
 	}
@@ -122,7 +121,7 @@ func try(t *testing.T, args ...string) (p *process, stop func()) {
 func TestProgramWaitsForItsBrokerAndSaysSo(t *testing.T) {
 	t.Parallel()
 	p, stop := try(t, "-c", write(t, file), "a", "--nats", "nats://user:hush@127.0.0.1:1")
-	bustest.Eventually(t, "it says what it waits for", func() bool {
+	testbed.Eventually(t, "it says what it waits for", func() bool {
 		return p.errOut.has(`msg="waiting for the broker" url=nats://user:xxxxx@127.0.0.1:1`) && p.errOut.has(`msg="not ready; trying again"`)
 	})
 	operations := regexp.MustCompile(`msg="operations port listens" address=(\S+)`).FindStringSubmatch(p.errOut.String())
@@ -141,7 +140,7 @@ func TestProgramWaitsForItsBrokerAndSaysSo(t *testing.T) {
 // The file's broker and address serve where there is no flag.
 func TestProgramServesTheStageAPIWhereItIsTold(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	text := strings.Replace(file, "hosts: 3", "listen: \"127.0.0.1:0\"", 1) + "nats: {url: \"" + broker.URL() + "\"}\n"
 	p, stop := try(t, "-c", write(t, text), "a", "--host", "h")
 	defer stop()
@@ -167,7 +166,7 @@ func TestProgramServesTheStageAPIWhereItIsTold(t *testing.T) {
 
 func TestProgramEndsWhenNobodyReadsItsWords(t *testing.T) {
 	t.Parallel()
-	broker := bustest.Start(t)
+	broker := testbed.StartBroker(t)
 	read, closed, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)

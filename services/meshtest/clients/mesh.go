@@ -10,11 +10,11 @@ import (
 
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/gateway"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/sdk/python"
-	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
@@ -42,7 +42,7 @@ func Start(t *testing.T) Mesh {
 	} {
 		add(t, m, name, r)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), bustest.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testbed.Patience)
 	defer cancel()
 	if err := m.Start(ctx); err != nil {
 		t.Fatal(err)
@@ -54,7 +54,7 @@ func Start(t *testing.T) Mesh {
 	})
 	out := Mesh{m}
 	for model, inputs := range map[string]int{"simple": 2, "words": 1} {
-		bustest.Eventually(t, "the host of "+model+" has said what it takes", func() bool { return out.inputs(t, model) == inputs })
+		testbed.Eventually(t, "the host of "+model+" has said what it takes", func() bool { return out.inputs(t, model) == inputs })
 	}
 	return out
 }
@@ -90,7 +90,7 @@ func add(t *testing.T, m *stagemesh.Mesh, name string, r runner.Runner) {
 		t.Fatal(err)
 	}
 	err := m.AddPipeline(pipeline.Pipeline{
-		Name: pipeline.Name(name), Timeout: bustest.Patience,
+		Name: pipeline.Name(name), Timeout: testbed.Patience,
 		Steps: []pipeline.Step{{Name: pipeline.StepName(name), Stage: stage}},
 	})
 	if err != nil {
@@ -108,7 +108,7 @@ func python3(t *testing.T, name string) runner.Runner {
 	r, err := worker.New(worker.Settings{
 		Command: []string{Tools(t).Python, file}, Replicas: make([]worker.Replica, 1),
 		Files: python.Files(), FilesPath: "PYTHONPATH",
-		Limits: worker.Limits{StartLimit: bustest.Patience},
+		Limits: worker.Limits{StartLimit: testbed.Patience},
 	})
 	if err != nil {
 		t.Fatal(err)

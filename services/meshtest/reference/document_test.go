@@ -15,8 +15,8 @@ import (
 	validator "github.com/pb33f/libopenapi-validator"
 	"github.com/pb33f/libopenapi-validator/errors"
 
+	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/mesh/msgpack"
-	"github.com/stagemesh/stagemesh/services/meshfile"
 )
 
 // held returns a validator of a document, which is itself held against the schema of

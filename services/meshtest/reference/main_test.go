@@ -14,11 +14,11 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/stagemesh/stagemesh"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/services/meshfile"
 	"github.com/stagemesh/stagemesh/services/runners"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
@@ -125,7 +125,7 @@ func mesh(t *testing.T, edits ...func(*meshfile.File)) *stagemesh.Mesh {
 			t.Fatal(err)
 		}
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), bustest.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testbed.Patience)
 	defer cancel()
 	if err := m.Start(ctx); err != nil {
 		t.Fatal(err)
@@ -172,7 +172,7 @@ func get(t *testing.T, c *http.Client, url string, header ...string) (status int
 func document(t *testing.T, c *http.Client, url string, header ...string) []byte {
 	t.Helper()
 	var data []byte
-	bustest.Eventually(t, "hosts have said what their stages take and give", func() bool {
+	testbed.Eventually(t, "hosts have said what their stages take and give", func() bool {
 		_, data = get(t, c, url+"/openapi.json", header...)
 		for _, known := range []string{"stage.label.answer", "stage.threads.input.thread", "stage.shout.answer", "only-spell:stream", "stage.classify.request"} {
 			if !strings.Contains(string(data), known) {

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
@@ -71,7 +71,7 @@ func (b *Bed) AskAll(texts []string) []Answer {
 // Received waits for an answer.
 func (b *Bed) Received(from <-chan Answer) Answer {
 	b.t.Helper()
-	return bustest.Receive(b.t, "answer", from)
+	return testbed.Receive(b.t, "answer", from)
 }
 
 // Worker is the index of the worker that answered.

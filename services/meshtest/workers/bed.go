@@ -63,8 +63,8 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/gateway"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
-	"github.com/stagemesh/stagemesh/mesh/telemetry"
+	"github.com/stagemesh/stagemesh/internal/program"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/sdk/python"
 	"github.com/stagemesh/stagemesh/services/meshtest"
 	"github.com/stagemesh/stagemesh/stagehost"
@@ -105,7 +105,7 @@ type Bed struct {
 	t       testing.TB
 	folder  string
 	record  *record
-	metrics *telemetry.Telemetry
+	metrics *program.Metrics
 
 	mu          sync.Mutex
 	transitions []worker.Transition
@@ -117,7 +117,7 @@ func New(t testing.TB, s Spec) *Bed {
 	b := &Bed{t: t, Log: &Log{}, folder: t.TempDir()}
 	b.record = newRecord(t, b.folder)
 	var err error
-	if b.metrics, err = telemetry.New(); err != nil {
+	if b.metrics, err = program.NewMetrics(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -136,7 +136,7 @@ func New(t testing.TB, s Spec) *Bed {
 	b.Bed = meshtest.New(t, edits...)
 	b.Host = b.Bed.Host(Stage, r, func(h *stagehost.Settings) {
 		h.Logger = slog.New(slog.NewTextHandler(b.Log, nil))
-		h.Meter = b.metrics.Meter("test")
+		h.Meter = b.metrics.Meter()
 		if s.Batch.MaxSize != 0 {
 			h.Batch = s.Batch
 		}
@@ -145,7 +145,7 @@ func New(t testing.TB, s Spec) *Bed {
 		}
 	})
 	b.Gateway = b.Bed.Gateway(nil, func(g *gateway.Settings) {
-		g.Call.Meter = b.metrics.Meter("test")
+		g.Call.Meter = b.metrics.Meter()
 		if s.Gateway != nil {
 			s.Gateway(g)
 		}
@@ -172,7 +172,7 @@ func (b *Bed) workers(s Spec) worker.Settings {
 		Env: map[string]string{"PYTHONDONTWRITEBYTECODE": ""},
 		Limits: worker.Limits{
 			Backoff: time.Millisecond, MaxBackoff: 10 * time.Millisecond, CrashLoop: 1000,
-			RunLimit: bustest.Patience, HeartbeatLimit: bustest.Patience,
+			RunLimit: testbed.Patience, HeartbeatLimit: testbed.Patience,
 		},
 		OnTransition: b.onTransition,
 	}
@@ -228,7 +228,7 @@ func (b *Bed) Transitions() []worker.Transition {
 func (b *Bed) Await(what string, is func(worker.Transition) bool) worker.Transition {
 	b.t.Helper()
 	var found worker.Transition
-	bustest.Eventually(b.t, what, func() bool {
+	testbed.Eventually(b.t, what, func() bool {
 		for _, e := range b.Transitions() {
 			if is(e) {
 				found = e
@@ -263,7 +263,7 @@ func (b *Bed) Exits() int {
 // AwaitExits waits until so many processes have exited.
 func (b *Bed) AwaitExits(n int) {
 	b.t.Helper()
-	bustest.Eventually(b.t, fmt.Sprintf("%d processes end", n), func() bool { return b.Exits() >= n })
+	testbed.Eventually(b.t, fmt.Sprintf("%d processes end", n), func() bool { return b.Exits() >= n })
 }
 
 // SetFlag creates the file of a flag that workers watch.

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/services/meshtest/workers"
 )
@@ -29,7 +29,7 @@ func TestCancelledRequestsNeverReachTheWorker(t *testing.T) {
 	for _, from := range left {
 		bed.Received(from).Fails(t, fault.Cancelled, "")
 	}
-	bustest.Eventually(t, "the host knows", func() bool { return bed.Count("stagemesh_stage_cancelled_total") == many })
+	testbed.Eventually(t, "the host knows", func() bool { return bed.Count("stagemesh_stage_cancelled_total") == many })
 	bed.SetFlag("go")
 	for _, from := range append(stayed, first) {
 		bed.Received(from).Succeeds(t)

@@ -10,7 +10,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/services/meshtest/workers"
@@ -87,7 +87,7 @@ func shrinks(t *testing.T, bound uint64) {
 	t.Helper()
 	var now uint64
 	defer func() { t.Logf("the heap has %d MB, and may have %d", now>>20, bound>>20) }()
-	bustest.Eventually(t, "the heap is within its bound", func() bool {
+	testbed.Eventually(t, "the heap is within its bound", func() bool {
 		now = heap()
 		return now <= bound
 	})

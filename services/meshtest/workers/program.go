@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
-	"github.com/stagemesh/stagemesh/services/stagemesh"
+	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/services/cli"
 )
 
 // programVariable makes the test's program the command stagemesh.
@@ -26,7 +26,7 @@ func IsProgram() bool { return os.Getenv(programVariable) != "" }
 
 // Main runs the command and returns its exit code.
 func Main() int {
-	if err := stagemesh.New().ExecuteContext(context.Background()); err != nil {
+	if err := cli.New().ExecuteContext(context.Background()); err != nil {
 		fmt.Fprintln(os.Stderr, "stagemesh:", err)
 		return 1
 	}
@@ -99,7 +99,7 @@ func (p *Program) clean() {
 
 func (p *Program) awaitReady() {
 	p.t.Helper()
-	bustest.Eventually(p.t, "the program is ready", func() bool {
+	testbed.Eventually(p.t, "the program is ready", func() bool {
 		select {
 		case <-p.ended:
 			p.t.Fatalf("it ended: %v", p.err)
@@ -148,7 +148,7 @@ func (p *Program) Terminate() {
 // Wait waits for the end and returns the exit code.
 func (p *Program) Wait() int {
 	p.t.Helper()
-	bustest.Receive(p.t, "the program's end", p.ended)
+	testbed.Receive(p.t, "the program's end", p.ended)
 	return p.cmd.ProcessState.ExitCode()
 }
 
@@ -229,7 +229,7 @@ func AwaitGone(t testing.TB, pids []int, within time.Duration) {
 	t.Helper()
 	begin := time.Now()
 	for _, pid := range pids {
-		bustest.Eventually(t, fmt.Sprintf("process %d ends", pid), func() bool { return !Runs(pid) })
+		testbed.Eventually(t, fmt.Sprintf("process %d ends", pid), func() bool { return !Runs(pid) })
 	}
 	if took := time.Since(begin); took > within {
 		t.Errorf("processes ran for %s more", took)

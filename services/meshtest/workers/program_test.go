@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/services/meshtest/workers"
 )
 
@@ -43,7 +43,7 @@ func TestNoWorkerOutlivesTheProgram(t *testing.T) {
 	}
 	p.Kill()
 	workers.AwaitGone(t, pids, orphanBound)
-	if a := bustest.Receive(t, "the caller's end", broken); a.status != 0 {
+	if a := testbed.Receive(t, "the caller's end", broken); a.status != 0 {
 		t.Errorf("the caller of a killed program gets %d %s", a.status, a.body)
 	}
 }
@@ -55,12 +55,12 @@ func TestTerminatedProgramAnswersAndLeavesNothing(t *testing.T) {
 	p.AwaitEntry("run", "wait go")
 	pids := p.PIDs()
 	p.Terminate()
-	bustest.Eventually(t, "it is not ready", func() bool {
+	testbed.Eventually(t, "it is not ready", func() bool {
 		status, _ := p.Ready()
 		return status == http.StatusServiceUnavailable
 	})
 	p.SetFlag("go")
-	if a := bustest.Receive(t, "answer", last); a.status != http.StatusOK || a.body != "wait go" {
+	if a := testbed.Receive(t, "answer", last); a.status != http.StatusOK || a.body != "wait go" {
 		t.Errorf("the request in flight is answered with %d %s", a.status, a.body)
 	}
 	if code := p.Wait(); code != 0 {
@@ -77,12 +77,12 @@ func TestSecondSignalEndsProgramAtOnce(t *testing.T) {
 	p.AwaitEntry("run", "wait for ever")
 	pids := p.PIDs()
 	p.Terminate()
-	bustest.Eventually(t, "it is draining", func() bool {
+	testbed.Eventually(t, "it is draining", func() bool {
 		status, _ := p.Ready()
 		return status == http.StatusServiceUnavailable
 	})
 	p.Terminate()
-	if a := bustest.Receive(t, "answer", last); a.status != http.StatusServiceUnavailable || !strings.Contains(a.body, "SHUTTING_DOWN") {
+	if a := testbed.Receive(t, "answer", last); a.status != http.StatusServiceUnavailable || !strings.Contains(a.body, "SHUTTING_DOWN") {
 		t.Errorf("the request in flight is answered with %d %s", a.status, a.body)
 	}
 	if code := p.Wait(); code < 0 {
@@ -109,27 +109,27 @@ func TestCrashLoopIsReportedAndRecovers(t *testing.T) {
 	p.SetFlag("broken")
 	// It kills the worker that was well, and is no poison to one that comes later.
 	waited := post(p, "die once")
-	bustest.Eventually(t, "the page explains why it is not ready", func() bool {
+	testbed.Eventually(t, "the page explains why it is not ready", func() bool {
 		status, body := p.Ready()
 		return status == http.StatusServiceUnavailable && strings.Contains(body, "again and again") && strings.Contains(body, "the model is broken")
 	})
 	status, body := p.Ready()
 	t.Logf("not ready: %d %s", status, strings.TrimSpace(body))
 	// The host has left the stage, so new callers are rejected at once.
-	bustest.Eventually(t, "callers are rejected", func() bool {
+	testbed.Eventually(t, "callers are rejected", func() bool {
 		status, body := p.Post("hello")
 		return status == http.StatusServiceUnavailable && strings.Contains(body, "NO_CAPACITY")
 	})
 	p.ClearFlag("broken")
-	bustest.Eventually(t, "it is ready again", func() bool {
+	testbed.Eventually(t, "it is ready again", func() bool {
 		status, _ := p.Ready()
 		return status == http.StatusOK
 	})
-	bustest.Eventually(t, "it serves again", func() bool {
+	testbed.Eventually(t, "it serves again", func() bool {
 		status, body := p.Post("hello")
 		return status == http.StatusOK && body == "hello"
 	})
-	if a := bustest.Receive(t, "answer", waited); a.status != http.StatusOK || a.body != "die once" {
+	if a := testbed.Receive(t, "answer", waited); a.status != http.StatusOK || a.body != "die once" {
 		t.Errorf("an earlier caller gets %d %s", a.status, a.body)
 	}
 }

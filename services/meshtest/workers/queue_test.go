@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/services/meshtest"
@@ -21,7 +21,7 @@ func held(t *testing.T, bed *workers.Bed, items int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	bustest.Eventually(t, "the host has the items", func() bool {
+	testbed.Eventually(t, "the host has the items", func() bool {
 		n := 0
 		for consumer := range js.ConsumersInfo(stream) {
 			n += consumer.NumAckPending

@@ -14,7 +14,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 // Entry is a line of the record that workers keep. SIGKILL does not take it back.
@@ -86,7 +86,7 @@ func (r *record) readOn() {
 func (r *record) await(what, text string) Entry {
 	r.t.Helper()
 	var found Entry
-	bustest.Eventually(r.t, what+" of "+text, func() bool {
+	testbed.Eventually(r.t, what+" of "+text, func() bool {
 		for _, e := range r.all(what) {
 			if slices.Contains(e.Texts, text) {
 				found = e
@@ -122,7 +122,7 @@ func (l *Log) String() string {
 func (l *Log) Line(t testing.TB, words ...string) string {
 	t.Helper()
 	var found string
-	bustest.Eventually(t, "a line with "+strings.Join(words, ", "), func() bool {
+	testbed.Eventually(t, "a line with "+strings.Join(words, ", "), func() bool {
 		for line := range strings.Lines(l.String()) {
 			if !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(line, word) }) {
 				found = line

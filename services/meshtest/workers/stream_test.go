@@ -18,7 +18,7 @@ import (
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
 	"github.com/stagemesh/stagemesh/gateway"
-	"github.com/stagemesh/stagemesh/mesh/bus/bustest"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/services/meshtest/workers"
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
 )
@@ -108,7 +108,7 @@ func TestCallersLeavingStopStreams(t *testing.T) {
 	leave()
 	over.Wait()
 	var ends []string
-	bustest.Eventually(t, "the streams end", func() bool {
+	testbed.Eventually(t, "the streams end", func() bool {
 		data, err := os.ReadFile(filepath.Join(c.folder, "ended"))
 		ends = strings.Fields(string(data))
 		return err == nil && len(ends) == streams

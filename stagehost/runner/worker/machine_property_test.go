@@ -84,8 +84,8 @@ func (m *model) act(actions []action) {
 }
 
 func (m *model) check() {
-	if m.seen != m.seen {
-		m.Fatalf("it is %s, its transitions end at %s", m.seen, m.seen)
+	if m.state != m.seen {
+		m.Fatalf("it is %s, its transitions end at %s", m.state, m.seen)
 	}
 	if m.offered && m.seen != Ready {
 		m.Fatalf("slots are offered in state %s", m.seen)

@@ -272,7 +272,7 @@ func (r *Runner) open() error {
 	if err != nil {
 		return err
 	}
-	s, err := spawn.Open(spawn.Settings{TempDir: r.settings.TempDir})
+	s, err := spawn.Open(spawn.Settings{TempDir: r.settings.TempDir, OutputGrace: outputGrace})
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,322 @@
+package meshfile
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/url"
+	"strings"
+
+	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
+
+	"github.com/stagemesh/stagemesh/gateway"
+	"github.com/stagemesh/stagemesh/gateway/pipelines"
+	"github.com/stagemesh/stagemesh/mesh/config"
+	"github.com/stagemesh/stagemesh/mesh/credentials"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/store"
+	"github.com/stagemesh/stagemesh/stagehost"
+	"github.com/stagemesh/stagemesh/stagehost/batch"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/schema"
+	"github.com/stagemesh/stagemesh/stagehost/stageapi"
+)
+
+// Validate checks everything that can be checked without starting anything: of the
+// files that it names only those of JSON Schemas, and those that its kinds of runners
+// read to be made.
+func (f *File) Validate() error {
+	hosts, routes, err := f.validated(f.StageNames())
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.validateShown(), f.validateFit(hosts, routes))
+}
+
+// validateShown rejects a certificate without a port to show it on. `stagemesh stage` may
+// have the address from a flag, so it does not check this.
+func (f *File) validateShown() error {
+	var errs []error
+	for _, name := range f.StageNames() {
+		if s := f.Stages[name]; s.CertFile != "" && s.Listen == "" {
+			errs = append(errs, f.At(errors.New("cert_file: is for those that connect, and without listen nobody does"), "stages", name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// validateFit checks the pipelines of a valid file against the specs of its stages. Many
+// runners have a spec only once they have started.
+func (f *File) validateFit(hosts []stagehost.Settings, routes []pipeline.Pipeline) error {
+	stages := known(hosts, routes)
+	var errs []error
+	for _, route := range routes {
+		for _, problem := range pipelines.Check(route, stages, cmp.Or(f.Gateway.MaxPayload, gateway.DefaultMaxPayload)) {
+			if problem.GetSeverity() == adminv1.PipelineSeverity_PIPELINE_SEVERITY_ERROR {
+				errs = append(errs, f.At(fmt.Errorf("%s: %s", problem.GetField(), problem.GetMessage()), "pipelines", string(route.Name)))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// known returns what is known of the stages: the specs of the hosts, and nothing of stages
+// that other processes serve.
+func known(hosts []stagehost.Settings, routes []pipeline.Pipeline) map[pipeline.StageName]pipelines.Stage {
+	out := map[pipeline.StageName]pipelines.Stage{}
+	for _, route := range routes {
+		for _, step := range route.Steps {
+			out[step.Stage] = pipelines.Stage{Served: true}
+		}
+	}
+	for _, host := range hosts {
+		described := stageapi.Description{Spec: specOf(host), Limits: stageapi.Limits{MaxBytes: host.Batch.MaxBytes}}
+		known := pipelines.Stage{Served: true, Durabilities: host.Queue.Durabilities}
+		known.Spec, known.Limits = described.Published()
+		out[host.Stage] = known
+	}
+	return out
+}
+
+// specOf returns the spec of a stage as far as it is known before its runner has started.
+// The parts of the file alone may be incomplete.
+func specOf(host stagehost.Settings) runner.Spec {
+	spec := host.Runner.Spec()
+	spec.Stream = spec.Stream || host.Batch.Mode == batch.Stream
+	if complete, err := schema.Complete(spec, given(spec.Inputs, host.Inputs), given(spec.Outputs, host.Outputs)); err == nil {
+		return complete
+	}
+	return spec
+}
+
+// given returns the parts of the file if the runner describes some itself.
+func given(described, written []runner.PartSpec) []runner.PartSpec {
+	if len(described) == 0 {
+		return nil
+	}
+	return written
+}
+
+// ValidatePart is Validate for a process that runs these stages and a gateway.
+// Settings of other stages' runners are not looked at: what they name may be on
+// other machines.
+func (f *File) ValidatePart(stages []string) error {
+	_, _, err := f.validated(stages)
+	return err
+}
+
+// validated is ValidatePart that returns what it has made: a host of each of the stages,
+// and the pipelines.
+func (f *File) validated(stages []string) (hosts []stagehost.Settings, routes []pipeline.Pipeline, err error) {
+	errs := []error{
+		f.validateShared(),
+		f.At(f.Gateway.Validate(), "gateway"),
+		f.At(config.Address("listen", f.Gateway.Admin.Listen), "gateway", "admin"),
+		f.At(config.Address("listen", f.Ops.Listen), "ops"),
+	}
+	if len(f.Stages) == 0 {
+		errs = append(errs, f.At(errors.New("there are none; a mesh has at least one"), "stages"))
+	}
+	for _, name := range stages {
+		host, err := f.Host(name)
+		hosts, errs = append(hosts, host), append(errs, err)
+	}
+	routes, err = f.Routes()
+	return hosts, routes, errors.Join(append(errs, err, f.validateOwnBroker())...)
+}
+
+// validateShared checks what every process of the mesh has to agree on.
+func (f *File) validateShared() error {
+	return errors.Join(
+		f.validateName(),
+		f.At(f.NATS.validate(), "nats"),
+		f.At(f.Registry.validate(), "registry"),
+		f.At(f.Results.Validate(), "results"),
+		f.At(f.DeadLetters.Validate(), "dead_letters"),
+		f.At(errors.Join(f.Idempotency.Validate(), f.validateWindow()), "idempotency"),
+	)
+}
+
+// validateWindow checks that a key is remembered for no longer than the answer
+// that it stands for, and for longer than any request takes.
+func (f *File) validateWindow() error {
+	window := f.Idempotency.Retention
+	if window == 0 {
+		return nil
+	}
+	if kept := cmp.Or(f.Results.Retention, store.DefaultResultRetention); window > kept {
+		return fmt.Errorf("retention: %s is longer than the %s of results.retention: a key would outlive its answer", window, kept)
+	}
+	if longest := cmp.Or(f.Gateway.MaxTimeout, stagehost.DefaultMaxAge); window <= longest {
+		return fmt.Errorf("retention: %s is no longer than the %s of gateway.max_timeout: a key would be forgotten while its request runs", window, longest)
+	}
+	return nil
+}
+
+func (f *File) validateName() error {
+	if f.Mesh == "" {
+		return f.At(errors.New("is missing; it is the mesh's name"), "mesh")
+	}
+	return f.At(pipeline.ValidName("mesh", f.Mesh), "mesh")
+}
+
+// Bounds on what the broker in the process takes in one message.
+const (
+	minBrokerPayload = 64 << 10
+	maxBrokerPayload = 64 << 20
+)
+
+func (n NATS) validate() error {
+	errs := []error{config.Address("listen", n.Listen)}
+	if n.MaxPayload != 0 && (n.MaxPayload < minBrokerPayload || n.MaxPayload > maxBrokerPayload) {
+		errs = append(errs, fmt.Errorf("max_payload: %s is not between %s and %s", config.Bytes(n.MaxPayload), config.Bytes(minBrokerPayload), config.Bytes(maxBrokerPayload)))
+	}
+	errs = append(errs, credentials.Pair{CertFile: n.CertFile, KeyFile: n.KeyFile}.Check(""),
+		credentials.Pair{CertFile: n.ListenCertFile, KeyFile: n.ListenKeyFile}.Check("listen_"))
+	if n.URL == "" {
+		return errors.Join(append(errs, n.validateOwn()...)...)
+	}
+	if err := ValidBroker(n.URL); err != nil {
+		errs = append(errs, fmt.Errorf("url: %w", err))
+	}
+	return errors.Join(append(errs, n.validateToken(), inProcess("listen", n.Listen), inProcess("listen_cert_file", n.ListenCertFile), inProcess("store_dir", n.StoreDir),
+		inProcess("max_memory", n.MaxMemory), inProcess("max_store", n.MaxStore), inProcess("max_payload", n.MaxPayload))...)
+}
+
+// validateOwn checks what is about the broker in the process, or about none.
+func (n NATS) validateOwn() []error {
+	errs := []error{elsewhere("credentials_file", n.CredentialsFile), elsewhere("cert_file", n.CertFile)}
+	if n.Listen == "" {
+		return append(errs, onlyJoining("listen_cert_file", n.ListenCertFile), onlyJoining("token_file", n.TokenFile), onlyJoining("ca_file", n.CAFile))
+	}
+	if n.CAFile != "" && n.ListenCertFile == "" {
+		errs = append(errs, errors.New("ca_file: has those that join want TLS, and the broker in the process has none; name its certificate in listen_cert_file"))
+	}
+	return errs
+}
+
+// elsewhere rejects a value that is for a broker at a URL.
+func elsewhere(key, value string) error {
+	if value == "" {
+		return nil
+	}
+	return fmt.Errorf("%s: is for a broker of its own; without url there is none", key)
+}
+
+// onlyJoining rejects a value that is for processes that join a broker.
+func onlyJoining(key, value string) error {
+	if value == "" {
+		return nil
+	}
+	return fmt.Errorf("%s: is for those that reach a broker; without url or listen nobody does", key)
+}
+
+// validateToken checks that there are not two ways to be known.
+func (n NATS) validateToken() error {
+	if n.TokenFile == "" {
+		return nil
+	}
+	if n.CredentialsFile != "" {
+		return errors.New("token_file: credentials_file says already who this is; leave one of them out")
+	}
+	for one := range strings.SplitSeq(n.URL, ",") {
+		if u, err := server(one); err == nil && u.User != nil {
+			return errors.New("token_file: the user in url says already who this is; leave one of them out")
+		}
+	}
+	return nil
+}
+
+// validateOwnBroker checks that what the file asks of the broker in the process
+// is something it can do; of another one there is nothing to know.
+func (f *File) validateOwnBroker() error {
+	if f.NATS.URL != "" {
+		return nil
+	}
+	var errs []error
+	for _, name := range f.StageNames() {
+		errs = append(errs, f.At(oneCopy("queue.replicas", f.Stages[name].Queue.Replicas), "stages", name))
+	}
+	errs = append(errs, f.At(oneCopy("replicas", f.Results.Replicas), "results"), f.At(oneCopy("replicas", f.DeadLetters.Replicas), "dead_letters"),
+		f.At(oneCopy("replicas", f.Idempotency.Replicas), "idempotency"))
+	if n := f.Registry.NATS; n != nil {
+		errs = append(errs, f.At(oneCopy("nats.replicas", n.Replicas), "registry"))
+	}
+	memory, store := f.reserved()
+	if limit := config.Bytes(f.NATS.MaxMemory); limit != 0 && limit < memory {
+		err := fmt.Errorf("max_memory: %s is less than the %s that the stages' queues, and a registry in the broker, reserve; raise it, or lower queue.max_bytes", limit, memory)
+		errs = append(errs, f.At(err, "nats"))
+	}
+	if limit := config.Bytes(f.NATS.MaxStore); limit != 0 && limit < store {
+		err := fmt.Errorf("max_store: %s is less than the %s that the stages' queues on file, results, dead letters, idempotency keys and a registry in the broker reserve; raise it, or lower their max_bytes", limit, store)
+		errs = append(errs, f.At(err, "nats"))
+	}
+	return errors.Join(errs...)
+}
+
+func oneCopy(key string, replicas int) error {
+	if replicas <= 1 {
+		return nil
+	}
+	return fmt.Errorf("%s: %d copies need a cluster of brokers, at nats.url; the broker in the process has one", key, replicas)
+}
+
+// reserved returns what the mesh of the file reserves on the broker.
+func (f *File) reserved() (memory, store config.Bytes) {
+	var queues []stagehost.QueueSettings
+	for _, name := range f.StageNames() {
+		queues = append(queues, f.Stages[name].Queue)
+	}
+	r := ReserveOf(queues, f.Results, f.DeadLetters, f.Idempotency).Registry(f.Registry)
+	return config.Bytes(r.Memory), config.Bytes(r.Store)
+}
+
+// inProcess rejects a value that is for the broker in the process.
+func inProcess[T comparable](key string, value T) error {
+	var zero T
+	if value != zero {
+		return fmt.Errorf("%s: is for the broker in the process; with url there is none", key)
+	}
+	return nil
+}
+
+// ValidBroker checks the URL of a broker, or several with commas between them.
+func ValidBroker(urls string) error {
+	for one := range strings.SplitSeq(urls, ",") {
+		// What is wrong with it may show a password.
+		if u, err := server(one); err != nil || u.Hostname() == "" {
+			return errors.New("this is no URL of a broker, such as nats://127.0.0.1:4222")
+		}
+	}
+	return nil
+}
+
+// server reads the URL of one server; without a scheme it is nats://.
+func server(one string) (*url.URL, error) {
+	one = strings.TrimSpace(one)
+	if !strings.Contains(one, "://") {
+		one = "nats://" + one
+	}
+	return url.Parse(one)
+}
+
+// hidden stands for what is not shown; the standard library's word for it.
+const hidden = "xxxxx"
+
+// Redacted returns the URLs of a broker without passwords and tokens.
+func Redacted(urls string) string {
+	out := strings.Split(urls, ",")
+	for i, one := range out {
+		out[i] = hidden
+		u, err := server(one)
+		if err != nil {
+			continue
+		}
+		if _, password := u.User.Password(); u.User != nil && !password {
+			// A name without a password is a token.
+			u.User = url.User(hidden)
+		}
+		out[i] = u.Redacted()
+	}
+	return strings.Join(out, ",")
+}

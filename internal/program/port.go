@@ -1,0 +1,171 @@
+package program
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	otelprometheus "go.opentelemetry.io/otel/exporters/prometheus"
+	"go.opentelemetry.io/otel/metric"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+)
+
+// Metrics are the metrics of one process, in Prometheus' format. All other packages take
+// a Meter as a parameter; nothing is global.
+type Metrics struct {
+	registry *prometheus.Registry
+	provider *sdkmetric.MeterProvider
+}
+
+// NewMetrics returns metrics that include those of Go and of the process.
+func NewMetrics() (*Metrics, error) {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	exporter, err := otelprometheus.New(otelprometheus.WithRegisterer(registry), otelprometheus.WithoutScopeInfo(), otelprometheus.WithoutTargetInfo())
+	if err != nil {
+		return nil, err
+	}
+	return &Metrics{registry: registry, provider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(exporter))}, nil
+}
+
+// Meter returns the process's meter.
+func (m *Metrics) Meter() metric.Meter { return m.provider.Meter("stagemesh") }
+
+// Handler serves the metrics.
+func (m *Metrics) Handler() http.Handler {
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
+}
+
+// Shutdown stops the metrics.
+func (m *Metrics) Shutdown(ctx context.Context) error { return m.provider.Shutdown(ctx) }
+
+// Settings are the address of the operations port.
+type Settings struct {
+	// Listen is its address.
+	Listen string
+	// Key names that address in messages: "ops.listen", "--ops".
+	Key    string
+	Logger *slog.Logger
+}
+
+// Port is the operations port of a running program. Its methods are safe for concurrent
+// use.
+type Port struct {
+	addr  net.Addr
+	meter metric.Meter
+	check atomic.Pointer[func() error]
+}
+
+// Meter returns the meter whose metrics the port shows.
+func (p *Port) Meter() metric.Meter { return p.meter }
+
+// Addr returns where the port listens.
+func (p *Port) Addr() net.Addr { return p.addr }
+
+// Watch makes the program ready whenever the function returns nil. Its error is the
+// reason why the program is not ready.
+func (p *Port) Watch(ready func() error) { p.check.Store(&ready) }
+
+func (p *Port) ready() error {
+	if check := p.check.Load(); check != nil {
+		return (*check)()
+	}
+	return errors.New("the program is starting")
+}
+
+// Bounds on the requests of operators, and on the end of the port.
+const (
+	readHeaderTimeout = 5 * time.Second
+	stopTimeout       = 5 * time.Second
+)
+
+// Run opens the port, calls work, and closes the port after work has returned. It returns
+// the errors of both.
+func Run(ctx context.Context, s Settings, work func(context.Context, *Port) error) error {
+	metrics, err := NewMetrics()
+	if err != nil {
+		return err
+	}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
+		defer cancel()
+		if err := metrics.Shutdown(ctx); err != nil {
+			s.Logger.Warn("shutdown of the metrics", "error", err)
+		}
+	}()
+	var lc net.ListenConfig
+	listener, err := lc.Listen(ctx, "tcp", s.Listen)
+	if err != nil {
+		return fmt.Errorf("%s: %w", s.Key, err)
+	}
+	port := &Port{addr: listener.Addr(), meter: metrics.Meter()}
+	// The port outlives ctx, because work drains after the end of ctx.
+	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	served := make(chan error, 1)
+	go func() { served <- servePort(serving, listener, portHandler(port.ready, metrics.Handler())) }()
+	s.Logger.Info("operations port listens", "address", port.addr.String())
+	err = work(ctx, port)
+	stop()
+	return errors.Join(err, <-served)
+}
+
+// index is the page at /.
+const index = `/livez         is 200 while the process runs
+/readyz        is 200 when it is ready, else 503 with what is not
+/metrics       has the metrics, for Prometheus
+/debug/pprof/  has the profiles of Go
+`
+
+// portHandler returns the handler of the operations port.
+func portHandler(ready func() error, metrics http.Handler) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, index) })
+	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if err := ready(); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
+	mux.Handle("GET /metrics", metrics)
+	mux.HandleFunc("/debug/pprof/", pprof.Index)
+	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
+	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+	return mux
+}
+
+// servePort serves the handler until the context ends, and waits for the responses that
+// are being written.
+func servePort(ctx context.Context, listener net.Listener, handler http.Handler) error {
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: readHeaderTimeout}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	select {
+	case err := <-served:
+		return err
+	case <-ctx.Done():
+	}
+	stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
+	defer cancel()
+	err := server.Shutdown(stopping)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = server.Close()
+	}
+	if ended := <-served; !errors.Is(ended, http.ErrServerClosed) {
+		err = errors.Join(err, ended)
+	}
+	return err
+}

@@ -1,0 +1,200 @@
+package program
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func isReady() error { return nil }
+
+func metrics() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "some_total 1\n") }) //nolint:errcheck // a recorder takes everything
+}
+
+func TestPortAnswersOperators(t *testing.T) {
+	t.Parallel()
+	starting := func() error { return errors.New("the runner is loading") }
+	tests := map[string]struct {
+		ready  func() error
+		method string
+		path   string
+		status int
+		body   string
+	}{
+		"alive":                     {isReady, "GET", "/livez", 200, "ok"},
+		"alive though not ready":    {starting, "GET", "/livez", 200, "ok"},
+		"ready":                     {isReady, "GET", "/readyz", 200, "ok"},
+		"not ready":                 {starting, "GET", "/readyz", 503, "the runner is loading"},
+		"asked by HEAD":             {isReady, "HEAD", "/readyz", 200, ""},
+		"metrics":                   {isReady, "GET", "/metrics", 200, "some_total 1"},
+		"profiles":                  {isReady, "GET", "/debug/pprof/", 200, "goroutine"},
+		"one profile":               {isReady, "GET", "/debug/pprof/goroutine?debug=1", 200, "goroutine profile"},
+		"the command line":          {isReady, "GET", "/debug/pprof/cmdline", 200, ""},
+		"symbols":                   {isReady, "GET", "/debug/pprof/symbol", 200, "num_symbols"},
+		"a change of what is alive": {isReady, "POST", "/livez", 405, ""},
+		"what there is":             {starting, "GET", "/", 200, "/debug/pprof/"},
+		"anything else":             {isReady, "GET", "/nothing", 404, ""},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := httptest.NewRecorder()
+			r := httptest.NewRequestWithContext(t.Context(), test.method, test.path, nil)
+			portHandler(test.ready, metrics()).ServeHTTP(w, r)
+			if w.Code != test.status || !strings.Contains(w.Body.String(), test.body) {
+				t.Errorf("got %d %q, want %d with %q", w.Code, w.Body, test.status, test.body)
+			}
+		})
+	}
+}
+
+func TestPortServesOnItsListener(t *testing.T) {
+	t.Parallel()
+	var lc net.ListenConfig
+	listener, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	served := make(chan error, 1)
+	go func() {
+		served <- servePort(ctx, listener, portHandler(isReady, metrics()))
+	}()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	request, err := http.NewRequestWithContext(t.Context(), "GET", "http://"+listener.Addr().String()+"/livez", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		t.Errorf("got %s", response.Status)
+	}
+	stop()
+	if err := <-served; err != nil {
+		t.Errorf("Serve: %v", err)
+	}
+	if conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", listener.Addr().String()); err == nil {
+		conn.Close()
+		t.Error("the port is open after the stop")
+	}
+}
+
+// pipes is a listener of connections in memory, which a bubble can wait for.
+type pipes struct {
+	conns  chan net.Conn
+	closed chan struct{}
+}
+
+func newPipes() *pipes { return &pipes{conns: make(chan net.Conn), closed: make(chan struct{})} }
+
+func (p *pipes) Accept() (net.Conn, error) {
+	select {
+	case conn := <-p.conns:
+		return conn, nil
+	case <-p.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (p *pipes) Close() error {
+	close(p.closed)
+	return nil
+}
+
+func (p *pipes) Addr() net.Addr { return &net.UnixAddr{Name: "memory", Net: "unix"} }
+
+// ask sends a request and returns where the answer comes from.
+func (p *pipes) ask(t *testing.T) net.Conn {
+	t.Helper()
+	client, server := net.Pipe()
+	p.conns <- server
+	if _, err := io.WriteString(client, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+func TestStopWaitsForResponsesWithALimit(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		// takes is how long the answer takes; stopped how long the stop does.
+		takes    time.Duration
+		answered bool
+		atLeast  time.Duration
+		atMost   time.Duration
+	}{
+		"an answer in time":       {3 * time.Second, true, 3 * time.Second, 4 * time.Second},
+		"an answer that hangs":    {time.Hour, false, 5 * time.Second, 5 * time.Second},
+		"an answer that is there": {0, true, 0, time.Second},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				ctx, stop := context.WithCancel(t.Context())
+				listener := newPipes()
+				served := make(chan error, 1)
+				go func() {
+					served <- servePort(ctx, listener, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+						select {
+						case <-time.After(test.takes):
+							w.WriteHeader(http.StatusNoContent)
+						case <-r.Context().Done():
+						}
+					}))
+				}()
+				conn := listener.ask(t)
+				defer conn.Close()
+				answer := make(chan bool, 1)
+				go func() {
+					response, err := http.ReadResponse(bufio.NewReader(conn), nil)
+					if err == nil {
+						response.Body.Close()
+					}
+					answer <- err == nil && response.StatusCode == http.StatusNoContent
+				}()
+				synctest.Wait()
+				begin := time.Now()
+				stop()
+				if err := <-served; err != nil {
+					t.Errorf("Serve: %v", err)
+				}
+				if took := time.Since(begin); took < test.atLeast || took > test.atMost {
+					t.Errorf("the stop took %s", took)
+				}
+				if got := <-answer; got != test.answered {
+					t.Errorf("answered = %t", got)
+				}
+			})
+		})
+	}
+}
+
+func TestServePortReturnsWhenItsListenerFails(t *testing.T) {
+	t.Parallel()
+	listener := newPipes()
+	served := make(chan error, 1)
+	go func() { served <- servePort(t.Context(), &failing{listener}, http.NotFoundHandler()) }()
+	if err := <-served; !errors.Is(err, errListener) {
+		t.Errorf("got %v", err)
+	}
+}
+
+var errListener = errors.New("too many open files")
+
+type failing struct{ *pipes }
+
+func (*failing) Accept() (net.Conn, error) { return nil, errListener }

@@ -1,0 +1,115 @@
+package cli_test
+
+import (
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+)
+
+func write(t *testing.T, text string) (path string) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "mesh.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestConfigCheckTakesAGoodFile(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(digits, "mesh.yaml")
+	out, err := run(t, "config", "check", path)
+	if want := path + ": mesh digits is fine: 3 stages, 1 pipeline\n"; err != nil || out != want {
+		t.Errorf("got %q, %v, want %q", out, err, want)
+	}
+}
+
+func TestConfigCheckSaysWhatIsWrongAndWhere(t *testing.T) {
+	t.Parallel()
+	const stages = "mesh: m\nstages:\n  a: {runner: {echo: {}}}\n"
+	for name, test := range map[string]struct {
+		text string
+		want []string
+	}{
+		"two mistakes": {
+			"mesh: m\nstages:\n  a:\n    runner: {ecco: {}}\n    batch: {max_size: 0x}\n",
+			[]string{`:5:23: stages.a.batch.max_size: "0x" is not a whole number`},
+		},
+		"two mistakes of meaning": {
+			"mesh: m\nstages:\n  a:\n    runner: {ecco: {}}\n    hosts: 99\n",
+			[]string{":4:14: stages.a.runner.ecco: this program has no such runner", ":5:5: stages.a.hosts: 99 is not between 1 and 64"},
+		},
+		"steps that do not fit": {
+			"mesh: m\nnats: {listen: \"127.0.0.1:0\"}\nstages:\n  decode: {runner: {image_decode: {width: 8, height: 8, channels: grey, layout: flat}}}\n  label: {runner: {top_k: {k: 3, labels: [a, b, c]}}}\n" +
+				"pipelines:\n  p:\n    steps:\n      - {name: one, stage: decode}\n      - {name: two, stage: label}\n      - {name: three, stage: elsewhere}\n",
+			[]string{":10:9: pipelines.p.steps[1].inputs.scores: the stage label takes scores, a tensor FP32[-1 3], and is given pixels, a tensor FP32[1 64]"},
+		},
+		"origins":        {stages + "gateway:\n  allow_origins: [\"*\", \"http://x\"]\n", []string{`:5:19: gateway.allow_origins[0]: "*" allows every origin`}},
+		"a misspelt key": {stages + "gateway: {max_paylod: 1MiB}\n", []string{`:4:11: gateway: "max_paylod" is not a key here; there are admin, allow_origins,`}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			path := write(t, test.text)
+			out, err := run(t, "config", "check", path)
+			if err == nil || out != "" {
+				t.Fatalf("got %q, %v", out, err)
+			}
+			lines := strings.Split(err.Error(), "\n")
+			if len(lines) != len(test.want) {
+				t.Fatalf("got %d lines: %v", len(lines), err)
+			}
+			for i, want := range test.want {
+				if !strings.HasPrefix(lines[i], path+want) {
+					t.Errorf("got  %s\nwant %s", lines[i], path+want)
+				}
+			}
+		})
+	}
+	if _, err := run(t, "config", "check", "nowhere.yaml"); err == nil || !strings.Contains(err.Error(), "nowhere.yaml: no such file") {
+		t.Errorf("got %v", err)
+	}
+	if _, err := run(t, "config", "check"); err == nil || err.Error() != "give one FILE to check; see stagemesh config check --help" {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestVersionNamesTheProgramAndThePlatform(t *testing.T) {
+	t.Parallel()
+	out, err := run(t, "version")
+	words := strings.Fields(out)
+	if err != nil || len(words) != 4 || words[0] != "stagemesh" || words[2] != runtime.Version() || words[3] != runtime.GOOS+"/"+runtime.GOARCH {
+		t.Errorf("got %q, %v", out, err)
+	}
+	if out, err := run(t, "--version"); err != nil || !strings.Contains(out, words[1]) {
+		t.Errorf("--version: got %q, %v", out, err)
+	}
+}
+
+func TestHelpAndCompletionKnowEveryVerb(t *testing.T) {
+	t.Parallel()
+	help, err := run(t, "help")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, verb := range []string{"up", "infer", "get", "cancel", "status", "pipelines", "dead-letters", "bench", "config", "version", "completion"} {
+		if !strings.Contains(help, "\n  "+verb+" ") {
+			t.Errorf("help does not know %s:\n%s", verb, help)
+		}
+	}
+	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
+		if out, err := run(t, "completion", shell); err != nil || !strings.Contains(out, "stagemesh") {
+			t.Errorf("%s: got %d bytes, %v", shell, len(out), err)
+		}
+	}
+	if _, err := run(t, "nope"); err == nil || !strings.Contains(err.Error(), `unknown command "nope"`) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := run(t, "config", "chek"); err == nil || !strings.Contains(err.Error(), `unknown command "chek"`) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := run(t, "up", "--nope"); err == nil || err.Error() != "unknown flag: --nope; see stagemesh up --help" {
+		t.Errorf("got %v", err)
+	}
+}

@@ -1,0 +1,163 @@
+package cli_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/encoding/protojson"
+
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+
+	"github.com/stagemesh/stagemesh/services/cli"
+)
+
+// match holds each line against a pattern.
+func match(t *testing.T, text string, patterns ...string) {
+	t.Helper()
+	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
+	if len(lines) != len(patterns) {
+		t.Fatalf("got %d lines, want %d:\n%s", len(lines), len(patterns), text)
+	}
+	for i, pattern := range patterns {
+		if !regexp.MustCompile("^" + pattern + "$").MatchString(lines[i]) {
+			t.Errorf("line %d is %q, want %s", i+1, lines[i], pattern)
+		}
+	}
+}
+
+const header = `FILE +TIME +ANSWER`
+
+func TestInferPrintsATableOfAnswers(t *testing.T) {
+	t.Parallel()
+	address := mesh(t)
+	// Plain HTTP is what an address without a scheme means.
+	for _, address := range []string{address, strings.TrimPrefix(address, "http://")} {
+		out, err := run(t, "infer", "digits", image("00-1.png"), image("07-9.png"), "--address", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		match(t, out, header,
+			`00-1\.png +[0-9.]+ ms +labels=\[1 \d \d\]  scores=\[[0-9.]+ [0-9e.-]+ [0-9e.-]+\]`,
+			`07-9\.png +[0-9.]+ ms +labels=\[9 \d \d\]  scores=\[[0-9.]+ [0-9e.-]+ [0-9e.-]+\]`)
+	}
+}
+
+func TestInferPrintsWhereTheTimeWent(t *testing.T) {
+	t.Parallel()
+	out, err := run(t, "infer", "digits", image("00-1.png"), "--timeline", "-a", mesh(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	step := ` +: queue [0-9.]+ ms, batch [0-9.]+ ms, run [0-9.]+ ms \(batch of 1, [a-z]+\)`
+	match(t, out, header, `00-1\.png .*`,
+		strings.Replace(step, ":", "decode:", 1), strings.Replace(step, ":", "classify:", 1), strings.Replace(step, ":", "label:", 1))
+}
+
+func TestInferPrintsJSON(t *testing.T) {
+	t.Parallel()
+	noImage := filepath.Join(t.TempDir(), "x.png")
+	if err := os.WriteFile(noImage, []byte("no image"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := run(t, "infer", "digits", image("00-1.png"), noImage, image("07-9.png"), "--json", "-a", mesh(t))
+	if !errors.Is(err, cli.ErrFailed) {
+		t.Errorf("got %v", err)
+	}
+	lines := strings.Split(strings.TrimSpace(out), "\n")
+	if len(lines) != 3 {
+		t.Fatalf("got %d lines:\n%s", len(lines), out)
+	}
+	for i, label := range map[int]string{0: "1", 2: "9"} {
+		var response inferencev1.InferResponse
+		if err := protojson.Unmarshal([]byte(lines[i]), &response); err != nil {
+			t.Fatal(err)
+		}
+		if got := cli.Render(response.GetOutputs()[0]); !strings.HasPrefix(got, "labels=["+label+" ") || response.GetRequestId() == "" {
+			t.Errorf("line %d: got %s", i, lines[i])
+		}
+	}
+	var failure struct{ Error string }
+	if err := json.Unmarshal([]byte(lines[1]), &failure); err != nil || !strings.HasPrefix(failure.Error, "INVALID_INPUT at stage decode: ") {
+		t.Errorf("got %s, %v", lines[1], err)
+	}
+}
+
+func TestInferReadsStandardInput(t *testing.T) {
+	t.Parallel()
+	data, err := os.ReadFile(image("07-9.png"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out log
+	if err := command(t.Context(), bytes.NewReader(data), &out, t.Output(), "infer", "digits", "-", "-a", mesh(t)); err != nil {
+		t.Fatal(err)
+	}
+	match(t, out.String(), header, `- +[0-9.]+ ms +labels=\[9 .*`)
+}
+
+func TestInferGoesOnAfterAFailure(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	noImage := filepath.Join(folder, "text.png")
+	if err := os.WriteFile(noImage, []byte("no image"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := run(t, "infer", "digits", noImage, image("00-1.png"), filepath.Join(folder, "nowhere.png"), image("07-9.png"), "-a", mesh(t))
+	if !errors.Is(err, cli.ErrFailed) || err.Error() != "some requests failed: 2 of 4" {
+		t.Errorf("got %v", err)
+	}
+	match(t, out, header,
+		`text\.png +- +INVALID_INPUT at stage decode: input image: it is no PNG or JPEG.*`,
+		`00-1\.png +[0-9.]+ ms +labels=\[1 .*`,
+		`nowhere\.png +- +open .*nowhere\.png: no such file or directory`,
+		`07-9\.png +[0-9.]+ ms +labels=\[9 .*`)
+}
+
+func TestInferSaysWhyThereIsNoAnswer(t *testing.T) {
+	t.Parallel()
+	address := mesh(t)
+	for name, test := range map[string]struct {
+		args []string
+		want string
+	}{
+		"an unknown pipeline":       {[]string{"nope", image("00-1.png"), "-a", address}, `00-1\.png +- +UNKNOWN_PIPELINE: .*"nope".*digits.*`},
+		"a stage that is not there": {[]string{"stage:nope", image("00-1.png"), "-a", address}, `00-1\.png +- +NO_CAPACITY at stage nope: .*`},
+		"no time":                   {[]string{"digits", image("00-1.png"), "--timeout", "1ns", "-a", address}, `00-1\.png +- +DEADLINE_EXCEEDED.*: .*`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			out, err := run(t, append([]string{"infer"}, test.args...)...)
+			if !errors.Is(err, cli.ErrFailed) {
+				t.Errorf("got %v", err)
+			}
+			match(t, out, header, test.want)
+		})
+	}
+}
+
+func TestInferGivesUpWhereThereIsNoGateway(t *testing.T) {
+	t.Parallel()
+	out, err := run(t, "infer", "digits", image("00-1.png"), image("07-9.png"), "-a", "127.0.0.1:1")
+	if err == nil || !strings.HasPrefix(err.Error(), "nobody answers at http://127.0.0.1:1: ") || strings.Contains(err.Error(), "\n") || out != "" {
+		t.Errorf("got %q, %v", out, err)
+	}
+}
+
+func TestInferSendsNothingToWhatIsNoAddress(t *testing.T) {
+	t.Parallel()
+	for _, address := range []string{"ftp://localhost", "http://", "", "http://a b"} {
+		_, err := run(t, "infer", "digits", image("00-1.png"), "-a", address)
+		if err == nil || !strings.HasPrefix(err.Error(), "--address: ") {
+			t.Errorf("%q: got %v", address, err)
+		}
+	}
+	if _, err := run(t, "infer", "digits"); err == nil || err.Error() != "give a PIPELINE and at least one FILE; see stagemesh infer --help" {
+		t.Errorf("got %v", err)
+	}
+}

@@ -1,0 +1,104 @@
+package cli_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/stagemesh/stagemesh"
+	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/services/cli"
+	"github.com/stagemesh/stagemesh/services/runners"
+)
+
+// A broker that ends while a queue is being made forgets the clock that all
+// brokers of a process share.
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m,
+		goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server/ats.Register.func1"),
+		goleak.Cleanup(func(code int) {
+			if err := built.remove(); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+			}
+			os.Exit(code)
+		}))
+}
+
+const digits = "../../examples/digits"
+
+func image(name string) string { return filepath.Join(digits, "images", name) }
+
+// log is what a command writes, readable while it writes.
+type log struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *log) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *log) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+func (l *log) has(text string) bool { return strings.Contains(l.String(), text) }
+
+// command runs the command in this process.
+func command(ctx context.Context, in io.Reader, out, errOut io.Writer, args ...string) error {
+	cmd := cli.New()
+	cmd.SetArgs(args)
+	cmd.SetIn(in)
+	cmd.SetOut(out)
+	cmd.SetErr(errOut)
+	return cmd.ExecuteContext(ctx)
+}
+
+// run returns what the command prints.
+func run(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	var out log
+	err := command(t.Context(), strings.NewReader(""), &out, t.Output(), args...)
+	return out.String(), err
+}
+
+// mesh starts the digits mesh and returns the address of its gateway.
+func mesh(t *testing.T) string {
+	t.Helper()
+	file, err := meshfile.Load(filepath.Join(digits, "mesh.yaml"), runners.All()...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file.Gateway.Listen, file.Gateway.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
+	m, err := stagemesh.FromFile(file, stagemesh.FileSettings{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return serve(t, m)
+}
+
+// serve starts a mesh and returns the address of its gateway.
+func serve(t *testing.T, m *stagemesh.Mesh) string {
+	t.Helper()
+	if err := m.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := m.Stop(); err != nil {
+			t.Errorf("stop: %v", err)
+		}
+	})
+	return m.URL()
+}

@@ -1,0 +1,256 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+	"unicode"
+
+	"github.com/stagemesh/stagemesh"
+	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/services/runners"
+	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
+)
+
+// runWorker runs a mesh of one worker until the context ends.
+func runWorker(ctx context.Context, flags upFlags, path string, out, errOut io.Writer) error {
+	log, err := flags.log.Logger(errOut)
+	if err != nil {
+		return err
+	}
+	file, err := workerFile(path, flags.workers, flags.options)
+	if err != nil {
+		return err
+	}
+	flags.override(file)
+	ctx, end := context.WithCancel(ctx)
+	saved, last := make(chan struct{}, 1), versionOf(path)
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	defer end()
+	watching.Go(func() { watch(ctx, path, last, saved) })
+	w := watched{path: path, file: file, log: log, out: out, saved: saved}
+	return w.run(ctx)
+}
+
+// watched is a mesh of one worker that starts again when it is saved.
+type watched struct {
+	path  string
+	file  *meshfile.File
+	log   *slog.Logger
+	out   io.Writer
+	saved <-chan struct{}
+	// served is true once it was ready.
+	served bool
+}
+
+// errAnew ends a mesh that starts again.
+var errAnew = errors.New("the worker's inputs, outputs or concurrency have changed")
+
+func (w *watched) run(ctx context.Context) error {
+	for {
+		err := w.once(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return err
+		case errors.Is(err, errAnew):
+			w.log.Info("starting the mesh anew", "why", err)
+			continue
+		case !w.served && len(w.saved) == 0:
+			return err
+		}
+		// The worker ran before, so wait for the next save.
+		w.log.Error("the worker that was saved does not start; save it again when it is mended", "error", err)
+		select {
+		case <-w.saved:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// once runs the mesh until the context ends, or it has to start anew.
+func (w *watched) once(ctx context.Context) error {
+	ctx, end := context.WithCancelCause(ctx)
+	var restarting sync.WaitGroup
+	defer restarting.Wait()
+	defer end(nil)
+	p := stagemesh.Program{File: w.file, Logger: w.log, Ready: func(m *stagemesh.Mesh, ops net.Addr) error {
+		w.served = true
+		// The addresses are kept where the mesh starts anew.
+		w.file.Gateway.Listen, w.file.Gateway.Admin.Listen, w.file.Ops.Listen = m.Addr().String(), m.AdminAddr().String(), ops.String()
+		restarting.Go(func() { w.restartOnSave(ctx, end, m) })
+		return printWorker(w.out, m, nameOf(w.path), docs(w.file, m), ops)
+	}}
+	err := p.Run(ctx)
+	if cause := context.Cause(ctx); errors.Is(cause, errAnew) {
+		return errors.Join(cause, err)
+	}
+	return err
+}
+
+// restartOnSave restarts the worker each time that it is saved. A save ends the
+// restart before, which may hang with what was saved then.
+func (w *watched) restartOnSave(ctx context.Context, end context.CancelCauseFunc, m *stagemesh.Mesh) {
+	var restart sync.WaitGroup
+	defer restart.Wait()
+	giveUp := func() {}
+	for {
+		select {
+		case <-w.saved:
+		case <-ctx.Done():
+			giveUp()
+			return
+		}
+		giveUp()
+		restart.Wait()
+		var one context.Context
+		one, giveUp = context.WithCancel(ctx)
+		restart.Go(func() { w.restart(one, end, m) })
+	}
+}
+
+func (w *watched) restart(ctx context.Context, end context.CancelCauseFunc, m *stagemesh.Mesh) {
+	w.log.Info("the worker was saved; starting it again", "file", w.path)
+	switch err := m.Restart(ctx); {
+	case err == nil || ctx.Err() != nil:
+	case errors.Is(err, worker.ErrSpecChanged), errors.Is(err, worker.ErrStreamsChanged):
+		end(errAnew)
+	default:
+		w.log.Error("the worker that was saved does not start; save it again when it is mended", "error", err)
+	}
+}
+
+// printWorker prints that the worker is ready, its addresses, and how to call it.
+func printWorker(out io.Writer, m *stagemesh.Mesh, name, docs string, ops net.Addr) error {
+	text := fmt.Sprintf("%s is ready: %s/v1/pipelines/%s:infer (%soperations: http://%s); stop with Ctrl-C\n", name, m.URL(), name, docs, ops)
+	if line, ok := curl(m.Stages()[0].Spec, m.URL(), name); ok {
+		text += line + "\n"
+	}
+	_, err := io.WriteString(out, text)
+	return err
+}
+
+// settle is how long a file has to be left alone after a change: editors write one in
+// several steps, and tools take it away for a moment.
+const settle = 200 * time.Millisecond
+
+// version identifies a version of a file; zero means that it is not there.
+type version struct {
+	size  int64
+	saved time.Time
+}
+
+func versionOf(path string) version {
+	info, err := os.Stat(path)
+	if err != nil {
+		return version{}
+	}
+	return version{size: info.Size(), saved: info.ModTime()}
+}
+
+// watch reports each new version of a file until the context ends. It polls, which sees
+// also files that are replaced, links, and folders that are removed for a while.
+func watch(ctx context.Context, path string, last version, saved chan<- struct{}) {
+	ticks := time.NewTicker(settle)
+	defer ticks.Stop()
+	before := last
+	for {
+		select {
+		case <-ticks.C:
+		case <-ctx.Done():
+			return
+		}
+		now := versionOf(path)
+		if now == before && now != last && now != (version{}) {
+			last = now
+			select {
+			case saved <- struct{}{}:
+			default: // the previous save has not been received yet
+			}
+		}
+		before = now
+	}
+}
+
+// workerFile returns the file that describes a mesh of one stage that runs one worker.
+func workerFile(path string, workers int, options string) (*meshfile.File, error) {
+	command, err := workerCommand(path)
+	if err != nil {
+		return nil, err
+	}
+	if workers < 1 {
+		return nil, fmt.Errorf("--workers: %d is not at least 1", workers)
+	}
+	var object map[string]json.RawMessage
+	if err := json.Unmarshal([]byte(options), &object); err != nil || object == nil {
+		return nil, errors.New("--options: this is no JSON object")
+	}
+	name := nameOf(path)
+	worker := map[string]any{"command": command, "workers": workers, "options": json.RawMessage(options)}
+	// JSON is YAML, too.
+	var text bytes.Buffer
+	encoder := json.NewEncoder(&text)
+	encoder.SetEscapeHTML(false)
+	err = encoder.Encode(map[string]any{
+		"mesh":      name,
+		"stages":    map[string]any{name: map[string]any{"runner": map[string]any{"worker": worker}}},
+		"pipelines": map[string]any{name: map[string]any{"steps": []any{map[string]any{"name": name, "stage": name}}}},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return meshfile.Parse(path, text.Bytes(), ".", runners.All()...)
+}
+
+// workerCommand returns the command that runs a worker: the Python SDK for a Python file,
+// else the program itself.
+func workerCommand(file string) ([]string, error) {
+	path, err := filepath.Abs(file)
+	if err != nil {
+		return nil, err
+	}
+	info, err := os.Stat(path)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("%w; give the file of a worker, or a mesh by --config", err)
+	case info.IsDir():
+		return nil, fmt.Errorf("%s is a folder; give the file of a worker", file)
+	case filepath.Ext(path) == ".py":
+		return []string{"python3", "-m", "stagemesh", path}, nil
+	case info.Mode()&0o111 == 0:
+		return nil, fmt.Errorf("%s is neither a Python file nor a program: its mode is %s", file, info.Mode().Perm())
+	}
+	return []string{path}, nil
+}
+
+// longestName is the most that a name may have.
+const longestName = 63
+
+// nameOf makes a stage's name of a file's.
+func nameOf(path string) string {
+	base := strings.TrimSuffix(filepath.Base(path), filepath.Ext(path))
+	name := strings.Map(func(r rune) rune {
+		switch r = unicode.ToLower(r); {
+		case r >= 'a' && r <= 'z', r >= '0' && r <= '9':
+			return r
+		default:
+			return '-'
+		}
+	}, base)
+	name = strings.Trim(name[:min(len(name), longestName)], "-")
+	if name == "" {
+		return "worker"
+	}
+	return name
+}
