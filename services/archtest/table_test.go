@@ -51,7 +51,7 @@ var importTable = rules{
 		{packages: list("discovery/*", "discovery/internal/*"), mayImport: list("discovery", "discovery/internal/...", auth)},
 
 		// The stage host.
-		{packages: list("stagehost/batch", "stagehost/ledger"), mayImport: list(fault, pipeline), pure: true},
+		{packages: list("stagehost/batch"), mayImport: list(fault, pipeline), pure: true},
 		{packages: list("stagehost/runner", "stagehost/runner/*", "stagehost/runner/worker/spawn"), mayImport: list(fault, payload, sdk, runner)},
 		{packages: list("stagehost/schema"), mayImport: list(fault, payload, msgpack, sdk, "stagehost/runner")},
 		{packages: list("stagehost/stageapi"), mayImport: list(proto, fault, payload, pipeline, envelope, "stagehost/runner")},
