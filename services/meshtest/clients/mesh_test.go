@@ -85,7 +85,7 @@ func startMesh(t *testing.T) testMesh {
 }
 
 // address is the public port's, host:port.
-func (m testMesh) address() string { return m.Addr().String() }
+func (m testMesh) address() string { return strings.TrimPrefix(m.URL(), "http://") }
 
 // inputs returns the number of inputs of a model that the gateway knows.
 func (m testMesh) inputs(t *testing.T, model string) int {

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
-	"github.com/stagemesh/stagemesh/stagehost/runner/worker/supervise"
 )
 
 // load is callers that each send the next text when they have their answer.
@@ -185,8 +184,8 @@ func TestBatchOfFrozenWorkerIsAnswered(t *testing.T) {
 			t.Errorf("%q is answered by worker %s, which was frozen", a.text, a.worker())
 		}
 	}
-	failed := m.awaitTransition("the frozen worker fails", func(e worker.Transition) bool { return e.To == supervise.Error && e.Worker == frozen.Worker })
-	if !errors.Is(failed.Cause, supervise.ErrRunLimit) {
+	failed := m.awaitTransition("the frozen worker fails", func(e worker.Transition) bool { return e.To == worker.Error && e.Worker == frozen.Worker })
+	if !errors.Is(failed.Cause, worker.ErrRunLimit) {
 		t.Errorf("it fails with %v", failed.Cause)
 	}
 	back := m.awaitRestart(frozen.PID)
@@ -203,14 +202,14 @@ func TestFrozenIdleWorkerIsReplaced(t *testing.T) {
 		file: "obedient.py", workers: 2,
 		worker: func(s *worker.Settings) { s.Heartbeat, s.HeartbeatLimit = heartbeat, limit },
 	})
-	ready := m.awaitTransition("a worker is ready", func(e worker.Transition) bool { return e.To == supervise.Ready })
+	ready := m.awaitTransition("a worker is ready", func(e worker.Transition) bool { return e.To == worker.Ready })
 	frozen := time.Now()
 	if err := syscall.Kill(ready.PIDs[0], syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	failed := m.awaitTransition("the frozen worker fails", func(e worker.Transition) bool { return e.To == supervise.Error })
+	failed := m.awaitTransition("the frozen worker fails", func(e worker.Transition) bool { return e.To == worker.Error })
 	took := failed.At.Sub(frozen)
-	if !errors.Is(failed.Cause, supervise.ErrSilent) || failed.Worker != ready.Worker || took > heartbeat+limit+slack {
+	if !errors.Is(failed.Cause, worker.ErrSilent) || failed.Worker != ready.Worker || took > heartbeat+limit+slack {
 		t.Errorf("worker %d fails after %s with %v", failed.Worker, took, failed.Cause)
 	}
 	back := m.awaitRestart(ready.PIDs[0])

@@ -66,7 +66,6 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
-	"github.com/stagemesh/stagemesh/stagehost/runner/worker/supervise"
 )
 
 // stage is the name of the only stage.
@@ -225,7 +224,7 @@ func (m *mesh) awaitRestart(pid int) worker.Transition {
 	m.t.Helper()
 	old := m.awaitTransition(fmt.Sprintf("process %d was ready", pid), func(e worker.Transition) bool { return e.PIDs[0] == pid })
 	return m.awaitTransition(fmt.Sprintf("worker %d is ready again", old.Worker), func(e worker.Transition) bool {
-		return e.Worker == old.Worker && e.Incarnation > old.Incarnation && e.To == supervise.Ready
+		return e.Worker == old.Worker && e.Incarnation > old.Incarnation && e.To == worker.Ready
 	})
 }
 
@@ -233,7 +232,7 @@ func (m *mesh) awaitRestart(pid int) worker.Transition {
 func (m *mesh) exits() int {
 	n := 0
 	for _, e := range m.transitions() {
-		if e.To == supervise.Dead {
+		if e.To == worker.Dead {
 			n++
 		}
 	}

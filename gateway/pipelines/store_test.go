@@ -2,7 +2,6 @@ package pipelines_test
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 
@@ -27,9 +26,9 @@ func ofModel(ref payload.ModelRef) []pipeline.Pipeline {
 	return out
 }
 
-func newCatalog(t testing.TB, names ...string) *pipelines.Catalog {
+func serving(t testing.TB, names ...string) *pipelines.Store {
 	t.Helper()
-	c, err := pipelines.NewCatalog(of(names...))
+	c, err := pipelines.New(pipelines.Settings{Seeds: of(names...)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,19 +37,19 @@ func newCatalog(t testing.TB, names ...string) *pipelines.Catalog {
 
 func TestPipelinesAreFoundByName(t *testing.T) {
 	t.Parallel()
-	c := newCatalog(t, "b", "a")
+	c := serving(t, "b", "a")
 	p, f := c.Resolve("a")
 	if f != nil || p.Name != "a" || len(p.Steps) != 1 {
 		t.Errorf("got %v, %v", p, f)
 	}
-	if got := c.Names(); !slices.Equal(got, []pipeline.Name{"a", "b"}) {
-		t.Errorf("names %v", got)
+	if all := c.List(); len(all) != 2 || all[0].Pipeline.Name != "a" || all[1].Pipeline.Name != "b" {
+		t.Errorf("lists %v", all)
 	}
 }
 
 func TestEveryStageIsAPipeline(t *testing.T) {
 	t.Parallel()
-	p, f := newCatalog(t).Resolve("stage:topk")
+	p, f := serving(t).Resolve("stage:topk")
 	if f != nil || p.Name != "stage:topk" || len(p.Steps) != 1 || p.Steps[0].Stage != "topk" {
 		t.Errorf("got %v, %v", p, f)
 	}
@@ -80,7 +79,7 @@ func TestUnknownNameListsTheKnownOnes(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p, f := newCatalog(t, test.have...).Resolve(test.name)
+			p, f := serving(t, test.have...).Resolve(test.name)
 			if f == nil || f.Reason != fault.UnknownPipeline || !strings.Contains(f.Message, test.want) || p.Steps != nil {
 				t.Errorf("got %v, %v; want %q", p, f, test.want)
 			}
@@ -91,7 +90,7 @@ func TestUnknownNameListsTheKnownOnes(t *testing.T) {
 	}
 }
 
-func TestInvalidCatalogIsRejected(t *testing.T) {
+func TestInvalidSeedsAreRejected(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		served []pipeline.Pipeline
@@ -105,7 +104,7 @@ func TestInvalidCatalogIsRejected(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if c, err := pipelines.NewCatalog(test.served); err == nil || c != nil || !strings.Contains(err.Error(), test.want) {
+			if c, err := pipelines.New(pipelines.Settings{Seeds: test.served}); err == nil || c != nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("got %v, want %q", err, test.want)
 			}
 		})
@@ -115,7 +114,7 @@ func TestInvalidCatalogIsRejected(t *testing.T) {
 // Callers can make up names, which must not become series of a metric.
 func TestLabelsAreFew(t *testing.T) {
 	t.Parallel()
-	c := newCatalog(t, "digits")
+	c := serving(t, "digits")
 	for name, want := range map[string]string{
 		"digits": "digits", "stage:echo": "stage:", "stage:" + strings.Repeat("x", 100): "stage:", "made-up": "unknown", "": "unknown",
 	} {
