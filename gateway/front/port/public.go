@@ -8,7 +8,6 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/front/oip"
 	"github.com/stagemesh/stagemesh/gateway/front/rest"
-	"github.com/stagemesh/stagemesh/gateway/front/rpc"
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/gateway/openapi"
 )
@@ -43,7 +42,7 @@ func PublicHandler(s PublicSettings) (http.Handler, error) {
 		s.Health = func(context.Context, string) error { return nil }
 	}
 	mux := http.NewServeMux()
-	mux.Handle(rpc.New(s.Caller, s.Settings))
+	mux.Handle(newRPC(s.Caller, s.Settings))
 	services := []string{inferencev1connect.InferenceServiceName}
 	forms := Forms{}
 	if s.Models != nil {
