@@ -257,7 +257,7 @@ func (x *exchange) end(ctx context.Context) (*Response, error) {
 func (x *exchange) settle(err error) {
 	x.progress.stop()
 	if err != nil && x.leavesWork(err) {
-		x.service.cancels.start(x.abandoned())
+		x.service.cancels.start(x)
 	}
 	switch {
 	case err != nil && fault.From(err).Reason == fault.DeadlineExceeded:
@@ -365,6 +365,29 @@ func (s *sending) outcome() (o publishOutcome, known bool) {
 		}
 	}
 	return *s.latest, true
+}
+
+// awaitOutcome returns the outcome of the latest publish: unknown where that takes too
+// long.
+func (s *sending) awaitOutcome() publishOutcome {
+	if o, known := s.outcome(); known {
+		return o
+	}
+	timer := time.NewTimer(brokerTimeout)
+	defer timer.Stop()
+	select {
+	case o := <-s.done:
+		s.latest = &o
+		return o
+	case <-timer.C:
+		return publishOutcome{err: bus.ErrUnknown}
+	}
+}
+
+// isUnqueued reports whether nothing was ever queued, by the outcome of the latest
+// publish: an earlier one may have queued the item.
+func (s *sending) isUnqueued(latest publishOutcome) bool {
+	return s.tries <= 1 && (latest.receipt.Duplicate || latest.err != nil && !errors.Is(latest.err, bus.ErrUnknown))
 }
 
 // retryPause is the pause between two publishes of an item.
