@@ -47,10 +47,10 @@ func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error,
 	if f != nil {
 		return nil, s.failed(id, r, f)
 	}
-	if f := s.pipelines.Acquire(p.Name, p.MaxInFlight); f != nil {
+	if f := s.limiter.AcquirePipeline(p.Name, p.MaxInFlight); f != nil {
 		return nil, s.failed(id, r, f)
 	}
-	defer s.pipelines.Release(p.Name, p.MaxInFlight)
+	defer s.limiter.ReleasePipeline(p.Name, p.MaxInFlight)
 	env, f := s.check(id, r, p, begin)
 	if f != nil {
 		return nil, s.failed(id, r, f)
@@ -262,7 +262,7 @@ func (x *exchange) settle(err error) {
 	switch {
 	case err != nil && fault.From(err).Reason == fault.DeadlineExceeded:
 		if x.slowest != nil {
-			x.slowest.Late()
+			x.service.availability.Late(x.slowest)
 		}
 	case x.progress.isFinal:
 		x.service.availability.Answered(x.env)
