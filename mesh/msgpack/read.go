@@ -42,11 +42,11 @@ func Find(data []byte, key string) (value []byte, ok bool) {
 		return nil, false
 	}
 	err := entries(data, func(_ int, name, one []byte) error {
-		if text, err := Text(name); err != nil || string(text) != key {
-			return nil
+		if text, err := Text(name); err == nil && string(text) == key {
+			value = one
+			return errFound
 		}
-		value = one
-		return errFound
+		return nil
 	})
 	return value, errors.Is(err, errFound)
 }
