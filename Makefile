@@ -26,16 +26,14 @@ RUN    = bin/digits $(if $(ONCE),--once) $(LISTEN:%=--listen %) $(ADMIN:%=--admi
 # The modules that are built and tested together (go.work), and their packages.
 MODULES      := . bench proto sdk/go
 PACKAGES     := ./... ./bench/... ./proto/... ./sdk/go/...
-# The tests of many processes, which hold times to bounds: they run by
+# The tests of many processes, which hold times and allocations to bounds: they run by
 # themselves and never with the race detector. They need a Consul agent.
 FLEET        := ./services/meshtest/fleet
 # The tests that open the gateway's page in a browser; they need Chromium.
 BROWSER      := ./services/meshtest/reference
 # The tests with programs that others have written, which are installed for them.
 CLIENTS      := ./services/meshtest/clients
-# The test that counts what a gateway allocates, which is more with the race detector.
-COPIES       := ./services/meshtest/copies
-ALONE        := $(FLEET) $(BROWSER) $(CLIENTS) $(COPIES)
+ALONE        := $(FLEET) $(BROWSER) $(CLIENTS)
 UNITS         = $(filter-out $(addprefix %,$(ALONE:.%=%)),$(shell go list $(PACKAGES)))
 # What runs whole meshes and programs, or needs a tool that takes long to build: quick
 # leaves them to test-race.
@@ -144,7 +142,7 @@ run: ## Run the whole mesh with its example pipeline in one process (ONCE=1 exit
 quick: build vet test-plain python-quick ## Build, vet and test without the race detector; under a minute when warm
 
 .PHONY: test
-test: lint vet proto-lint proto-breaking check-generated check-tidy python-lint test-race python-test test-clients test-browser test-copies bench-short test-fleet ## Run every check there is; what CI runs
+test: lint vet proto-lint proto-breaking check-generated check-tidy python-lint test-race python-test test-clients test-browser bench-short test-fleet ## Run every check there is; what CI runs
 
 .PHONY: lint
 lint: $(LINT_BIN)/.built ## Run the linters and check the formatting of the Go code
@@ -266,11 +264,6 @@ test-workers: ## Kill, freeze and mislead the worker processes of a mesh while r
 test-clients: $(CLIENTS_PYTHON)/.built $(CLIENTS_NODE)/.built $(GRPCURL_BIN)/.built ## Ask a mesh with clients of other servers: tritonclient, Node, grpcurl, curl
 	@echo "== test with other servers' clients"
 	@go test -vet=off -count=1 $(CLIENTS)
-
-.PHONY: test-copies
-test-copies: ## Count how often a gateway copies the bytes of a request
-	@echo "== test copies"
-	@go test -vet=off -count=1 $(COPIES)
 
 .PHONY: test-fleet
 test-fleet: $(CONSUL_BIN)/.built ## Kill, pause and restart the processes of a mesh, and its registry, while requests flow

@@ -16,32 +16,22 @@ import (
 	"net"
 	"sync/atomic"
 
-	"go.opentelemetry.io/otel/metric"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/gateway/front/port"
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/process"
 )
 
-// Registry is the source of the mesh's members and pipelines.
-type Registry struct {
-	Watcher discovery.Watcher
-	Table   discovery.Table
-}
-
 // Gateway is one running gateway.
 type Gateway struct {
 	settings Settings
 	log      *slog.Logger
 	service  *call.Service
-	web      port.PublicSettings
 	bus      *bus.Bus
 	// public and operators are the contents of the ports' files. They are set if
 	// isRead is true.
@@ -65,59 +55,22 @@ func New(s Settings) (*Gateway, error) {
 		return nil, err
 	}
 	s = s.withDefaults()
-	if least := s.MaxBody + s.MaxPayload; s.MaxInFlightBytes < least {
-		return nil, fmt.Errorf("gateway.max_in_flight_bytes: %d is less than one request may need, which is %d", s.MaxInFlightBytes, least)
-	}
 	s.Call.Logger = s.Call.Logger.With("gateway", s.Call.Gateway)
 	s.Bus.Mesh, s.Bus.Name, s.Bus.Logger = s.Call.Mesh, "gateway "+string(s.Call.Gateway), s.Call.Logger
-	bodies := admission.NewByteBudget(int64(s.MaxInFlightBytes))
-	if err := reportBytes(s.Call.Meter, bodies); err != nil {
-		return nil, err
-	}
-	s.Call.Bodies = bodies
-	store, err := newStore(s)
-	if err != nil {
-		return nil, err
-	}
-	s.Call.Catalog = store
-	service, err := call.New(s.Call)
-	if err != nil {
-		return nil, err
-	}
-	g := &Gateway{settings: s, log: s.Call.Logger, service: service, pipelines: store, ready: make(chan struct{}), stopped: make(chan struct{})}
-	known := &models{gateway: g}
-	g.web = port.PublicSettings{
-		Settings: transport.Settings{MaxMessageBytes: s.MaxBody, MaxPayload: s.MaxPayload, Stopping: g.stopped},
-		Caller:   service, Models: known, Health: g.health, Origins: s.AllowOrigins,
-		Budget: bodies, TokensKey: publicKey + ".token_file",
-	}
-	if s.ServesDocs() {
-		g.web.Docs = newReference(g, known)
-	}
-	if _, err := port.PublicHandler(g.web); err != nil {
-		return nil, fmt.Errorf("gateway.allow_origins: %w", err)
-	}
+	s.Call.Bodies = admission.NewByteBudget(int64(s.MaxInFlightBytes))
+	g := &Gateway{settings: s, log: s.Call.Logger, ready: make(chan struct{}), stopped: make(chan struct{})}
+	seeded := pipelines.Settings{Seeds: s.Pipelines, Logger: g.log}
 	if r := s.Registry; r != nil {
+		seeded.Table = r.Table
 		g.membership = discovery.NewMembership(r.Watcher, r.Table, string(s.Call.Mesh), g.log)
 	}
-	return g, nil
-}
-
-func newStore(s Settings) (*pipelines.Store, error) {
-	out := pipelines.Settings{Seeds: s.Pipelines, Logger: s.Call.Logger}
-	if s.Registry != nil {
-		out.Table = s.Registry.Table
+	var err error
+	if g.pipelines, err = pipelines.New(seeded); err != nil {
+		return nil, err
 	}
-	return pipelines.New(out)
-}
-
-func reportBytes(meter metric.Meter, bodies *admission.ByteBudget) error {
-	_, err := meter.Int64ObservableGauge("stagemesh.gateway.request_bytes", metric.WithUnit("By"), metric.WithDescription("Bytes of requests in flight: their bodies and the inputs decoded from them."),
-		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
-			o.Observe(bodies.Taken())
-			return nil
-		}))
-	return err
+	s.Call.Catalog = g.pipelines
+	g.service, err = call.New(s.Call)
+	return g, err
 }
 
 // ReadFiles reads the files of the ports. Run calls it if nobody has called it before:
@@ -207,18 +160,6 @@ func (g *Gateway) stop(ctx context.Context, p ports) error {
 	return errors.Join(err, p.stop(ctx))
 }
 
-// open opens the admin port and then the public one.
-func (g *Gateway) open(ctx context.Context) (p ports, err error) {
-	if p.admin, err = g.listenAdmin(ctx); err != nil {
-		return ports{}, err
-	}
-	if p.public, err = g.listenPublic(ctx); err != nil {
-		return ports{}, errors.Join(err, p.admin.stop(ctx))
-	}
-	g.addr, g.admin = p.public.addr, p.admin.addr
-	return p, nil
-}
-
 // Service returns the request path, for use as a library.
 func (g *Gateway) Service() *call.Service { return g.service }
 
@@ -239,10 +180,13 @@ func (g *Gateway) URL() string { return urlOf(g.settings.Access, g.addr) }
 func (g *Gateway) AdminURL() string { return urlOf(g.settings.Admin.Access, g.admin) }
 
 func urlOf(a Access, addr net.Addr) string {
-	if addr == nil {
+	switch {
+	case addr == nil:
 		return ""
+	case a.CertFile != "":
+		return "https://" + addr.String()
 	}
-	return a.scheme() + addr.String()
+	return "http://" + addr.String()
 }
 
 // WaitReady returns when the gateway serves and has loaded the registry.
@@ -272,8 +216,8 @@ func (g *Gateway) Ready() error {
 		return fault.New(fault.ShuttingDown, "the gateway is stopping")
 	}
 	err := g.service.Ready()
-	if why := g.pipelines.Ready(); err == nil && why != nil {
-		err = pipelines.NotLoaded(why)
+	if err == nil {
+		err = g.pipelinesKnown()
 	}
 	if cause := errors.Unwrap(err); cause != nil {
 		// Callers get the fault without its cause.

@@ -13,6 +13,8 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
+
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/natskv"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
@@ -119,7 +121,7 @@ func TestAllGatewaysFollowPipelineChanges(t *testing.T) {
 	serves(t, "two", two, "p>a q>b")
 
 	e, change, err := one.Apply(t.Context(), through("p", "a", "c"), nil)
-	if err != nil || change != pipelines.Update || !e.InFile || e.FromFile {
+	if err != nil || change != adminv1.PipelineChange_PIPELINE_CHANGE_UPDATE || !e.InFile || e.FromFile {
 		t.Errorf("an update is %v %+v, %v", change, e, err)
 	}
 	if got := routes(one); got != "p>a>c q>b" {
@@ -127,10 +129,10 @@ func TestAllGatewaysFollowPipelineChanges(t *testing.T) {
 	}
 	serves(t, "two", two, "p>a>c q>b")
 	again, change, err := two.Apply(t.Context(), through("p", "a", "c"), nil)
-	if err != nil || change != pipelines.None || again.Revision != e.Revision {
+	if err != nil || change != adminv1.PipelineChange_PIPELINE_CHANGE_NONE || again.Revision != e.Revision {
 		t.Errorf("a repeated change is %v %+v, %v", change, again, err)
 	}
-	if _, change, err := two.Apply(t.Context(), through("n", "a"), nil); err != nil || change != pipelines.Create || routes(two) != "n>a p>a>c q>b" {
+	if _, change, err := two.Apply(t.Context(), through("n", "a"), nil); err != nil || change != adminv1.PipelineChange_PIPELINE_CHANGE_CREATE || routes(two) != "n>a p>a>c q>b" {
 		t.Errorf("a new one is %v, %v; two serves %s", change, err, routes(two))
 	}
 	for _, name := range []pipeline.Name{"n", "q"} {

@@ -12,11 +12,11 @@ import (
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
 	"github.com/stagemesh/stagemesh/discovery"
+	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/oip"
 	"github.com/stagemesh/stagemesh/gateway/openapi"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
-	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/process"
 )
 
@@ -26,67 +26,36 @@ import (
 type reference struct {
 	gateway *Gateway
 	models  *models
-	// lock is held by the caller that checks or builds, and guards the fields below.
-	// Callers give up waiting for it when their context ends.
-	lock chan struct{}
 
+	mu       sync.Mutex
 	document *openapi.Document
-	// The document's sources: changed closes when the pipelines change, and checked is
-	// when the specs were last found unchanged.
+	// changed and specs are the document's sources.
 	changed <-chan struct{}
 	specs   map[string]*stagev1.Spec
-	checked time.Time
 }
 
 var _ openapi.Source = (*reference)(nil)
 
-func newReference(g *Gateway, known *models) *reference {
-	return &reference{gateway: g, models: known, lock: make(chan struct{}, 1)}
-}
-
 // Document implements openapi.Source.
-func (r *reference) Document(ctx context.Context) (*openapi.Document, error) {
+func (r *reference) Document(context.Context) (*openapi.Document, error) {
 	if err := r.gateway.pipelinesKnown(); err != nil {
 		return nil, err
 	}
-	select {
-	case r.lock <- struct{}{}:
-		defer func() { <-r.lock }()
-	case <-ctx.Done():
-		return nil, fault.New(fault.Cancelled, "the caller went away").Caused(ctx.Err())
-	}
-	if r.isCurrent(time.Now()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	changed, specs := r.gateway.pipelines.Changed(), r.models.stageSpecs()
+	if r.document != nil && changed == r.changed && maps.EqualFunc(specs, r.specs, equalSpecs) {
 		return r.document, nil
 	}
-	changed, specs := r.gateway.pipelines.Changed(), r.models.stageSpecs()
 	text, err := openapi.Build(r.gateway.description(specs))
 	if err != nil {
 		return nil, err
 	}
-	r.document, r.changed, r.specs, r.checked = openapi.NewDocument(text), changed, specs, time.Now()
+	r.document, r.changed, r.specs = openapi.NewDocument(text), changed, specs
 	return r.document, nil
 }
 
-// isCurrent reports whether the document would be built the same again. It checks the
-// specs at most once per specsAge.
-func (r *reference) isCurrent(now time.Time) bool {
-	if r.document == nil {
-		return false
-	}
-	select {
-	case <-r.changed:
-		return false
-	default:
-	}
-	if now.Sub(r.checked) < specsAge {
-		return true
-	}
-	if !maps.EqualFunc(r.specs, r.models.stageSpecs(), func(a, b *stagev1.Spec) bool { return proto.Equal(a, b) }) {
-		return false
-	}
-	r.checked = now
-	return true
-}
+func equalSpecs(a, b *stagev1.Spec) bool { return a == b || proto.Equal(a, b) }
 
 // pipelinesKnown returns nil once the gateway knows its pipelines.
 func (g *Gateway) pipelinesKnown() error {
@@ -100,7 +69,7 @@ func (g *Gateway) pipelinesKnown() error {
 func (g *Gateway) description(specs map[string]*stagev1.Spec) openapi.Settings {
 	out := openapi.Settings{
 		Mesh: string(g.settings.Call.Mesh), Version: process.Version(), Tokens: g.settings.Access.TokenFile != "",
-		MaxPayload: g.settings.MaxPayload, MaxBody: g.settings.MaxBody,
+		MaxPayload: g.settings.MaxPayload, MaxBody: admission.MaxBody(g.settings.MaxPayload),
 	}
 	for _, e := range g.pipelines.List() {
 		p := e.Pipeline

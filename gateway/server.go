@@ -9,8 +9,12 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/stagemesh/stagemesh/gateway/adminapi"
+	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/front/port"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/process"
+	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
 // server is one port. Without a listener it serves nothing.
@@ -22,45 +26,81 @@ type server struct {
 	err    error
 }
 
-// address is where a port listens.
-type address struct {
-	// listen is the address, and key names it in messages. If listen is empty, there
-	// is no port.
-	listen, key string
-	// tls is nil where the port is plain.
+// secrets are the contents of a port's files.
+type secrets struct {
+	// tls is nil for a port of plain HTTP.
 	tls *tls.Config
+	// tokens are empty where callers need none.
+	tokens port.Tokens
 }
 
-// publicKey is the section of the public port in a mesh file.
-const publicKey = "gateway"
+func (a Access) read() (s secrets, err error) {
+	if s.tls, err = a.pair().Server(""); err != nil {
+		return secrets{}, err
+	}
+	if a.TokenFile == "" {
+		return s, nil
+	}
+	if s.tokens, err = port.ReadTokens(a.TokenFile); err != nil {
+		return secrets{}, fmt.Errorf("token_file: %w", err)
+	}
+	return s, nil
+}
 
-// listenPublic opens the public port.
-func (g *Gateway) listenPublic(ctx context.Context) (*server, error) {
-	at := address{listen: g.settings.Listen, key: publicKey + ".listen", tls: g.public.tls}
-	if at.listen == "" {
+// open opens the admin port and then the public one.
+func (g *Gateway) open(ctx context.Context) (p ports, err error) {
+	if p.admin, err = g.listen(ctx, adminKey, g.settings.Admin.Listen, g.operators, g.adminHandler); err != nil {
+		return ports{}, err
+	}
+	if p.public, err = g.listen(ctx, publicKey, g.settings.Listen, g.public, g.publicHandler); err != nil {
+		return ports{}, errors.Join(err, p.admin.stop(ctx))
+	}
+	g.addr, g.admin = p.public.addr, p.admin.addr
+	return p, nil
+}
+
+func (g *Gateway) publicHandler() (http.Handler, error) {
+	known := &models{gateway: g}
+	s := port.PublicSettings{
+		Settings: transport.Settings{MaxMessageBytes: admission.MaxBody(g.settings.MaxPayload), MaxPayload: g.settings.MaxPayload, Stopping: g.stopped},
+		Caller:   g.service, Models: known, Health: g.health, Origins: g.settings.AllowOrigins,
+		Budget: g.settings.Call.Bodies, Tokens: g.public.tokens, TokensKey: publicKey + ".token_file",
+	}
+	if g.settings.ServesDocs() {
+		s.Docs = &reference{gateway: g, models: known}
+	}
+	return port.PublicHandler(s)
+}
+
+func (g *Gateway) adminHandler() (http.Handler, error) {
+	s := adminapi.Settings{
+		DeadLetters: store.NewDeadLetters(g.bus, store.Settings{}), Health: g.Ready, Logger: g.log,
+		Pipelines: g.pipelines, Traffic: g.service, MaxPayload: g.settings.MaxPayload, Stopping: g.stopped,
+		Tokens: g.operators.tokens,
+	}
+	if g.membership != nil {
+		s.Membership = g.membership
+	}
+	return adminapi.Handler(s), nil
+}
+
+// listen opens the port of a section of the mesh file. Without an address there is none.
+func (g *Gateway) listen(ctx context.Context, section, address string, files secrets, handler func() (http.Handler, error)) (*server, error) {
+	if address == "" {
 		return &server{}, nil
 	}
-	settings := g.web
-	settings.Tokens = g.public.tokens
-	handler, err := port.PublicHandler(settings)
+	h, err := handler()
 	if err != nil {
 		return nil, err
 	}
-	return g.listen(ctx, at, g.closeWhenStopping(handler))
-}
-
-func (g *Gateway) listen(ctx context.Context, at address, handler http.Handler) (*server, error) {
-	if at.listen == "" {
-		return &server{}, nil
-	}
 	var lc net.ListenConfig
-	listener, err := lc.Listen(ctx, "tcp", at.listen)
+	listener, err := lc.Listen(ctx, "tcp", address)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", at.key, err)
+		return nil, fmt.Errorf("%s.listen: %w", section, err)
 	}
-	s := &server{http: port.NewServer(handler, g.log), addr: listener.Addr(), served: make(chan struct{})}
-	s.http.TLSConfig = at.tls
-	g.log.Info("gateway listens", "address", s.addr.String(), "port", at.key, "tls", at.tls != nil)
+	s := &server{http: port.NewServer(g.closeWhenStopping(h), g.log), addr: listener.Addr(), served: make(chan struct{})}
+	s.http.TLSConfig = files.tls
+	g.log.Info("gateway listens", "address", s.addr.String(), "port", section+".listen", "tls", files.tls != nil)
 	go func() {
 		defer close(s.served)
 		s.err = s.serve(listener)
@@ -111,15 +151,11 @@ func (p ports) linger(ctx context.Context, d time.Duration) error {
 	}
 	delay, cancel := process.DrainContext(ctx, d)
 	defer cancel()
-	select {
-	case <-p.public.served:
-		return p.public.err
-	case <-p.admin.served:
-		return p.admin.err
-	case <-delay.Done():
+	err := p.until(delay)
+	if err == nil {
 		p.public.http.SetKeepAlivesEnabled(false)
-		return nil
 	}
+	return err
 }
 
 // stop closes the ports and waits for the responses that are being written.

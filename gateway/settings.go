@@ -3,14 +3,15 @@ package gateway
 import (
 	"errors"
 	"fmt"
-	"net/http"
-	"strings"
 	"time"
 
+	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/gateway/front/port"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/config"
+	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
@@ -54,9 +55,12 @@ type Settings struct {
 	Pipelines []pipeline.Pipeline
 	// Registry is where hosts register; nil means that there is no registry.
 	Registry *Registry
-	// MaxBody bounds a request's body, in bytes. 0 means four times the largest
-	// payload, which is about what JSON needs.
-	MaxBody int
+}
+
+// Registry is the source of the mesh's members and pipelines.
+type Registry struct {
+	Watcher discovery.Watcher
+	Table   discovery.Table
 }
 
 // Defaults of Settings.
@@ -78,11 +82,8 @@ func (s Settings) withDefaults() Settings {
 		s.MaxPayload = DefaultMaxPayload
 	}
 	s.Call.Limits = s.Limits
-	if s.MaxBody == 0 {
-		s.MaxBody = admission.MaxBody(s.MaxPayload)
-	}
 	if s.MaxInFlightBytes == 0 {
-		s.MaxInFlightBytes = max(DefaultMaxInFlightBytes, leastRequests*(s.MaxBody+s.MaxPayload))
+		s.MaxInFlightBytes = max(DefaultMaxInFlightBytes, leastRequests*admission.MaxRequest(s.MaxPayload))
 	}
 	if s.DrainTimeout == 0 {
 		s.DrainTimeout = DefaultDrainTimeout
@@ -112,22 +113,66 @@ func (c Config) Validate() error {
 	if least := admission.MaxRequest(c.MaxPayload); c.MaxInFlightBytes != 0 && c.MaxInFlightBytes < least {
 		errs = append(errs, fmt.Errorf("max_in_flight_bytes: %s is less than the %s that one request may need, five times max_payload", config.Bytes(c.MaxInFlightBytes), config.Bytes(least)))
 	}
-	return errors.Join(append(errs, validateOrigins(c.AllowOrigins)...)...)
+	return errors.Join(append(errs, port.CheckOrigins(c.AllowOrigins)...)...)
 }
 
-// anyOrigin allows calls from every page.
-const anyOrigin = "*"
+// Access configures a port's TLS and tokens. ReadFiles reads the files.
+type Access struct {
+	// TokenFile holds the tokens that callers authenticate with, one a line. Without
+	// it callers need no token.
+	TokenFile string `yaml:"token_file,path"`
+	// CertFile and KeyFile hold a certificate chain and its key, in PEM. Without them
+	// the port is plain HTTP.
+	CertFile string `yaml:"cert_file,path"`
+	KeyFile  string `yaml:"key_file,path"`
+}
 
-func validateOrigins(origins []string) []error {
-	var errs []error
-	for i, origin := range origins {
-		switch {
-		case origin == anyOrigin && len(origins) == 1:
-		case origin == anyOrigin:
-			errs = append(errs, fmt.Errorf("allow_origins[%d]: %q allows every origin, so it stands alone; leave out it or the others", i, origin))
-		case strings.Contains(origin, anyOrigin) || http.NewCrossOriginProtection().AddTrustedOrigin(origin) != nil:
-			errs = append(errs, fmt.Errorf(`allow_origins[%d]: %q is no origin such as https://app.example.com or http://localhost:5173: write scheme://host[:port], without a path, or "*" alone for all`, i, origin))
-		}
+// Validate checks the settings without reading the files. Errors begin with the key
+// that they are about.
+func (a Access) Validate() error {
+	return a.pair().Check("")
+}
+
+func (a Access) pair() credentials.Pair {
+	return credentials.Pair{CertFile: a.CertFile, KeyFile: a.KeyFile}
+}
+
+// Admin configures the port for operators.
+type Admin struct {
+	// Listen is its address. If it is empty, there is no admin port.
+	Listen string `yaml:"listen"`
+	// Access configures its TLS and tokens. Without a TokenFile the port listens on a
+	// loopback address only.
+	Access
+}
+
+// Validate checks the settings without reading the files. Errors begin with the key
+// that they are about.
+func (a Admin) Validate() error {
+	errs := []error{config.Address("listen", a.Listen)}
+	if errs[0] == nil && a.Listen != "" && a.TokenFile == "" && port.Exposed(a.Listen) {
+		errs = append(errs, fmt.Errorf("listen: other machines can reach %s; name a file with a token in token_file, or listen on 127.0.0.1", a.Listen))
 	}
-	return errs
+	return errors.Join(append(errs, a.Access.Validate())...)
+}
+
+// publicKey and adminKey are the sections of the ports in a mesh file.
+const (
+	publicKey = "gateway"
+	adminKey  = "gateway.admin"
+)
+
+// inSection prefixes the key that each error begins with by the section.
+func inSection(section string, err error) error {
+	if several, ok := err.(interface{ Unwrap() []error }); ok {
+		var errs []error
+		for _, one := range several.Unwrap() {
+			errs = append(errs, inSection(section, one))
+		}
+		return errors.Join(errs...)
+	}
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s.%w", section, err)
 }

@@ -8,8 +8,6 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/stagehost/batch"
-	"github.com/stagemesh/stagemesh/stagehost/ledger"
 )
 
 // receiveCancel is the handler of cancel notices.
@@ -63,7 +61,7 @@ func (noticesArrived) apply(l *loop) {
 		cancelled[notice.RequestID] = true
 		l.cancelledIDs.add(notice.RequestID, earlier(notice.Deadline, latest), now)
 	}
-	for _, it := range l.items {
+	for _, it := range l.ledger.items {
 		if cancelled[it.env.RequestID] && it.direct == nil {
 			l.cancel(it)
 		}
@@ -72,16 +70,16 @@ func (noticesArrived) apply(l *loop) {
 
 // cancel drops the item where it waits, and stops it where it runs.
 func (l *loop) cancel(it *item) {
-	switch state, _ := l.ledger.State(it.id); state {
-	case ledger.Queued:
-		l.batcher.Remove(batch.ID(it.id))
+	switch it.state {
+	case queued:
+		l.batcher.Remove(it.id)
 		for i, rerun := range l.reruns {
 			l.reruns[i] = slices.DeleteFunc(rerun, func(other *item) bool { return other == it })
 		}
 		l.dropCancelled(it)
-	case ledger.Running:
+	case running:
 		it.run.cancelItem(it)
-	case ledger.Sending:
+	case sending:
 		l.cancelUnsent(it)
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
-	"github.com/stagemesh/stagemesh/stagehost/ledger"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
@@ -44,7 +43,7 @@ func (l *loop) nextBatch(now time.Time) ([]*item, batch.Reason, bool) {
 	}
 	items := make([]*item, len(b.Items))
 	for i, entry := range b.Items {
-		items[i] = l.items[ledger.ID(entry.ID)]
+		items[i] = l.ledger.items[entry.ID]
 	}
 	reason := b.Reason
 	if items[0].direct != nil {
@@ -151,7 +150,7 @@ func (r *run) latest() time.Time {
 func (l *loop) start(slot runner.Slot, items []*item, reason batch.Reason, now time.Time) {
 	r := newRun(l.host, items, reason, now)
 	for _, it := range items {
-		if err := l.ledger.Dispatch(it.id); err != nil {
+		if err := l.ledger.move(it, running, queued); err != nil {
 			l.host.internalError("item dispatched out of turn", err)
 		}
 		it.timing.BatchWait = now.Sub(it.arrived)

@@ -6,10 +6,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/process"
-	"github.com/stagemesh/stagemesh/stagehost/batch"
-	"github.com/stagemesh/stagemesh/stagehost/ledger"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
@@ -109,17 +108,17 @@ type abandon struct{}
 
 func (abandon) apply(l *loop) {
 	l.abandoned = true
-	l.giveBackIn(ledger.Queued, ledger.Sending)
+	l.giveBackIn(queued, sending)
 }
 
 // stageLeft is the event that the host has left its stage for a while.
 type stageLeft struct{}
 
-func (stageLeft) apply(l *loop) { l.giveBackIn(ledger.Queued) }
+func (stageLeft) apply(l *loop) { l.giveBackIn(queued) }
 
 // checkEmpty closes empty when a draining loop holds nothing any more.
 func (l *loop) checkEmpty() {
-	if l.emptied || !l.draining || l.ledger.Len() > 0 || l.running > 0 {
+	if l.emptied || !l.draining || len(l.ledger.items) > 0 || l.running > 0 {
 		return
 	}
 	l.emptied = true
@@ -130,19 +129,18 @@ func (l *loop) checkEmpty() {
 // the drain they would be redelivered to this host again and again.
 func (l *loop) giveBackWaiting() {
 	if l.lost && l.draining {
-		l.giveBackIn(ledger.Queued)
+		l.giveBackIn(queued)
 	}
 }
 
-// giveBackIn naks the items in the states, of which Queued is one.
-func (l *loop) giveBackIn(states ...ledger.State) {
+// giveBackIn naks the items in the states, of which queued is one.
+func (l *loop) giveBackIn(states ...itemState) {
 	l.reruns = nil
-	for id, it := range l.items {
-		if state, _ := l.ledger.State(id); !slices.Contains(states, state) {
-			continue
+	for id, it := range l.ledger.items {
+		if slices.Contains(states, it.state) {
+			l.batcher.Remove(id)
+			l.giveBack(it)
 		}
-		l.batcher.Remove(batch.ID(id))
-		l.giveBack(it)
 	}
 }
 
@@ -159,11 +157,10 @@ func (l *loop) giveBack(it *item) {
 		l.settle(it)
 		return
 	}
-	verb, err := l.ledger.GiveBack(it.id)
 	if it.direct != nil {
 		it.direct.finish(it, outcome{fault: l.giveBackFault()})
 	}
-	l.settleAs(it, verb, err)
+	l.settleBy(it, func(d bus.Delivery) error { return d.Nak(0) }, queued, running, sending)
 }
 
 func stoppingFault() *fault.Fault { return fault.New(fault.ShuttingDown, "the host is stopping") }

@@ -15,7 +15,6 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
-	"github.com/stagemesh/stagemesh/stagehost/ledger"
 	"github.com/stagemesh/stagemesh/stagehost/schema"
 )
 
@@ -23,7 +22,7 @@ import (
 // the event that posts it on, it belongs to the loop, but for the fields of a run,
 // which belong to the batch's sink until its outcome is posted.
 type item struct {
-	id  ledger.ID
+	id  batch.ID
 	env *envelope.Envelope
 	// inputs fit the runner's spec.
 	inputs schema.Fitted
@@ -36,6 +35,11 @@ type item struct {
 	// is nil.
 	delivery bus.Delivery
 	direct   *directCall
+
+	// state is the ledger's. orphan is true where the item's queue is lost, or it never
+	// had one: it is not acked, which could only settle another item.
+	state  itemState
+	orphan bool
 
 	itemRun
 	itemSend
@@ -270,11 +274,12 @@ func (e *arrived) apply(l *loop) {
 	}
 	l.nextID++
 	it.id = l.nextID
-	if err := l.ledger.Admit(it.id, string(it.delivery.Durability), string(it.delivery.Epoch)); err != nil {
-		l.rejectOverflow(it, err)
+	if err := l.ledger.admit(it); err != nil {
+		// The broker sent more than was pulled, or a pull was thought to be over.
+		l.host.settings.Logger.Warn("item given back", "error", err)
+		l.host.returnUnadmitted(it, fault.Newf(fault.Overloaded, "%w", err))
 		return
 	}
-	l.items[it.id] = it
 	if l.cancelledIDs.has(it.env.RequestID) {
 		l.dropCancelled(it)
 		return
@@ -299,7 +304,7 @@ func (e *arrived) apply(l *loop) {
 // entry is the item as the batcher sees it.
 func (it *item) entry() batch.Item {
 	return batch.Item{
-		ID:       batch.ID(it.id),
+		ID:       it.id,
 		Key:      it.key,
 		Rows:     it.inputs.Rows,
 		Bytes:    it.bytes,
@@ -314,7 +319,7 @@ func (it *item) entry() batch.Item {
 // host holds, because an extension did not arrive in time. The held item keeps its
 // state, and is settled by the later delivery.
 func (l *loop) replaceDelivery(it *item) bool {
-	for _, held := range l.items {
+	for _, held := range l.ledger.items {
 		if held.direct == nil && held.delivery.Same(it.delivery) {
 			l.host.metrics.duplicateDeliveries.inc()
 			// This redelivery does not make it suspect.
@@ -325,13 +330,6 @@ func (l *loop) replaceDelivery(it *item) bool {
 		}
 	}
 	return false
-}
-
-// rejectOverflow returns an item that arrived although the host is full: the
-// broker sent more than was pulled, or a pull was thought to be over.
-func (l *loop) rejectOverflow(it *item, err error) {
-	l.host.settings.Logger.Warn("item given back", "error", err)
-	l.host.returnUnadmitted(it, fault.Newf(fault.Overloaded, "%w", err))
 }
 
 // refusesItems reports whether an item that arrives now would not be finished.

@@ -8,17 +8,15 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
-	"github.com/stagemesh/stagemesh/stagehost/ledger"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
 // loop owns every item on the host.
 type loop struct {
 	host    *Host
-	ledger  *ledger.Ledger
+	ledger  ledger
 	batcher *batch.Batcher
-	items   map[ledger.ID]*item
-	nextID  ledger.ID
+	nextID  batch.ID
 
 	// slots are idle.
 	slots   []runner.Slot
@@ -28,7 +26,7 @@ type loop struct {
 	// quarantineBusy is true while a quarantined batch runs.
 	quarantineBusy bool
 	// retries are items whose message is to be sent again.
-	retries map[ledger.ID]*item
+	retries map[batch.ID]*item
 	// failing counts the items that wait, by the destination that does not take
 	// them.
 	failing      map[string]int
@@ -49,10 +47,9 @@ type loop struct {
 func newLoop(h *Host) *loop {
 	return &loop{
 		host:         h,
-		ledger:       ledger.New(h.settings.MaxInFlight + maxDirectCalls),
+		ledger:       newLedger(h.settings.MaxInFlight + maxDirectCalls),
 		batcher:      batch.New(h.settings.Batch),
-		items:        map[ledger.ID]*item{},
-		retries:      map[ledger.ID]*item{},
+		retries:      map[batch.ID]*item{},
 		failing:      map[string]int{},
 		cancelledIDs: cancelledRequests{},
 		empty:        make(chan struct{}),
@@ -73,7 +70,7 @@ func (l *loop) run(ctx context.Context) {
 		case <-timer.C:
 		case <-ctx.Done():
 			l.releaseSlots()
-			l.host.metrics.recordItems(l.ledger)
+			l.host.metrics.recordItems(&l.ledger)
 			return
 		}
 	}
@@ -103,7 +100,7 @@ func (l *loop) turn(now time.Time) time.Duration {
 	l.dispatch(now)
 	l.expire(now)
 	l.extend(now)
-	l.host.busy.Store(len(l.slots) == 0 && (l.ledger.Count(ledger.Queued) > 0 || l.ledger.Len() >= l.host.settings.MaxInFlight))
+	l.host.busy.Store(len(l.slots) == 0 && (l.ledger.counts[queued] > 0 || len(l.ledger.items) >= l.host.settings.MaxInFlight))
 	l.checkEmpty()
 	return l.untilNext(now)
 }
@@ -197,7 +194,7 @@ func (h *Host) returnUnadmitted(it *item, f *fault.Fault) {
 // expire fails the items whose deadline has passed while they waited.
 func (l *loop) expire(now time.Time) {
 	for _, entry := range l.batcher.Expire(now) {
-		l.expireOne(l.items[ledger.ID(entry.ID)])
+		l.expireOne(l.ledger.items[entry.ID])
 	}
 	for i, rerun := range l.reruns {
 		l.reruns[i] = l.live(rerun, now)
@@ -223,17 +220,17 @@ func (l *loop) extend(now time.Time) {
 	}
 	every := time.Duration(l.host.ackWait.Load()) / extendsPerAckWait
 	l.extendAt = now.Add(every)
-	l.host.metrics.recordItems(l.ledger)
-	l.host.load.recordInFlight(l.ledger)
+	l.host.metrics.recordItems(&l.ledger)
+	l.host.load.recordInFlight(&l.ledger)
 	l.cancelledIDs.expire(now)
 	if l.abandoned || !l.host.bus.Connected() {
 		return
 	}
-	l.ledger.Alive(func(id ledger.ID) {
-		if it := l.items[id]; now.Sub(it.arrived) > every/2 {
+	for _, it := range l.ledger.items {
+		if !it.orphan && now.Sub(it.arrived) > every/2 {
 			l.host.checkAck(it.delivery.InProgress())
 		}
-	})
+	}
 }
 
 // ackWaitChanged makes the loop extend at once, because the queue's ack wait is
@@ -249,35 +246,27 @@ type queueReplaced struct {
 }
 
 func (e *queueReplaced) apply(l *loop) {
-	if n := l.ledger.QueueReplaced(string(e.queue), string(e.epoch)); n > 0 {
+	if n := l.ledger.replaceQueue(e); n > 0 {
 		l.host.settings.Logger.Warn("a queue was replaced; items of the old one are finished but not settled", "queue", e.queue, "items", n)
 	}
 }
 
 // settle settles an item whose outcome is acknowledged, or has no receiver.
-func (l *loop) settle(it *item) {
-	verb, err := l.ledger.Sent(it.id)
-	l.settleAs(it, verb, err)
-}
+func (l *loop) settle(it *item) { l.settleBy(it, bus.Delivery.Ack, sending) }
 
-// settleAs settles an item by the ledger's verb and frees its capacity.
-func (l *loop) settleAs(it *item, verb ledger.Verb, err error) {
-	if err != nil {
+// settleBy settles an item that is in one of the states, and frees its capacity.
+func (l *loop) settleBy(it *item, settle func(bus.Delivery) error, from ...itemState) {
+	if err := l.ledger.forget(it, from...); err != nil {
 		l.host.internalError("item settled out of turn", err)
 		return
 	}
-	delete(l.items, it.id)
 	delete(l.retries, it.id)
 	l.clearFailing(it)
 	if it.direct != nil {
 		return
 	}
-	switch verb {
-	case ledger.Ack:
-		l.host.checkAck(it.delivery.Ack())
-	case ledger.Nak:
-		l.host.checkAck(it.delivery.Nak(0))
-	case ledger.Discard:
+	if !it.orphan {
+		l.host.checkAck(settle(it.delivery))
 	}
 	l.host.puller.Release(it.delivery)
 }

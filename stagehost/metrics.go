@@ -13,7 +13,6 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
-	"github.com/stagemesh/stagemesh/stagehost/ledger"
 )
 
 // series are attributes in the forms that instruments take, made once: each call would
@@ -67,8 +66,8 @@ func newMetrics(meter metric.Meter, stage pipeline.StageName, host pipeline.Host
 	for _, reason := range batch.Reasons() {
 		m.reasons[reason] = m.with("reason", string(reason))
 	}
-	for _, s := range states() {
-		m.states[s] = seriesOf(key, attribute.String("host", string(host)), attribute.String("state", s.String()))
+	for s := range m.states {
+		m.states[s] = seriesOf(key, attribute.String("host", string(host)), attribute.String("state", itemState(s).String()))
 	}
 	return m, errors.Join(m.counters(meter), m.histograms(meter))
 }
@@ -160,13 +159,11 @@ func (m *metrics) countFault(reason string) {
 	m.faults.Add(context.Background(), 1, m.with("reason", reason).add...)
 }
 
-func (m *metrics) recordItems(l *ledger.Ledger) {
-	for _, s := range states() {
-		m.inFlight.Record(context.Background(), int64(l.Count(s)), m.states[s].record...)
+func (m *metrics) recordItems(l *ledger) {
+	for s, count := range l.counts {
+		m.inFlight.Record(context.Background(), int64(count), m.states[s].record...)
 	}
 }
-
-func states() []ledger.State { return []ledger.State{ledger.Queued, ledger.Running, ledger.Sending} }
 
 // countDisposition counts a message that was acknowledged and that no caller
 // received. The labels are those of the gateway's own metric. An item of the next

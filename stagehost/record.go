@@ -10,7 +10,6 @@ import (
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
-	"github.com/stagemesh/stagemesh/stagehost/ledger"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
@@ -28,10 +27,10 @@ type load struct {
 }
 
 // recordInFlight takes the counts of the ledger.
-func (l *load) recordInFlight(of *ledger.Ledger) {
+func (l *load) recordInFlight(of *ledger) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.inFlight, l.running = of.Len(), of.Count(ledger.Running)
+	l.inFlight, l.running = len(of.items), of.counts[running]
 	if l.inFlight == 0 {
 		l.waits, l.next = l.waits[:0], 0
 	}

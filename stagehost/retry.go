@@ -56,7 +56,7 @@ func (l *loop) unstreamed(items []*item, err error) []*item {
 // requeue has the items run again as a batch of their own.
 func (l *loop) requeue(items []*item) {
 	for _, it := range items {
-		if err := l.ledger.Requeue(it.id); err != nil {
+		if err := l.ledger.move(it, queued, running); err != nil {
 			l.host.internalError("item requeued out of turn", err)
 		}
 	}

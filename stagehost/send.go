@@ -182,7 +182,7 @@ func (l *loop) sendFault(it *item, f *fault.Fault, before ...outgoing) {
 // beginSend moves the item to sending; false means that it has its outcome
 // already.
 func (l *loop) beginSend(it *item) bool {
-	if err := l.ledger.Send(it.id); err != nil {
+	if err := l.ledger.move(it, sending, queued, running); err != nil {
 		l.host.internalError("outcome out of turn", err)
 		return false
 	}
@@ -208,7 +208,7 @@ type sent struct {
 
 func (e *sent) apply(l *loop) {
 	it := e.item
-	if l.items[it.id] != it {
+	if l.ledger.items[it.id] != it {
 		return // naked while its message was on its way
 	}
 	switch {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"strings"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -18,19 +17,13 @@ import (
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
 )
 
-// deadLetters implements DeadLetterService.
-type deadLetters struct {
-	store DeadLetters
-	log   *slog.Logger
-}
-
-func (d *deadLetters) list(ctx context.Context, in *adminv1.ListDeadLettersRequest) (*adminv1.ListDeadLettersResponse, error) {
+func (h *handler) listDeadLetters(ctx context.Context, in *adminv1.ListDeadLettersRequest) (*adminv1.ListDeadLettersResponse, error) {
 	if stage := in.GetStage(); stage != "" {
 		if err := pipeline.ValidName("stage", stage); err != nil {
 			return nil, transport.InvalidField("stage", err)
 		}
 	}
-	page, err := d.store.List(ctx, store.DeadLetterQuery{
+	page, err := h.DeadLetters.List(ctx, store.DeadLetterQuery{
 		Stage: pipeline.StageName(in.GetStage()), From: in.GetFrom(), Limit: int(min(in.GetLimit(), store.MaxPageSize)),
 	})
 	if err != nil {
@@ -43,12 +36,12 @@ func (d *deadLetters) list(ctx context.Context, in *adminv1.ListDeadLettersReque
 	return out, nil
 }
 
-func (d *deadLetters) get(ctx context.Context, in *adminv1.GetDeadLetterRequest) (*adminv1.GetDeadLetterResponse, error) {
+func (h *handler) getDeadLetter(ctx context.Context, in *adminv1.GetDeadLetterRequest) (*adminv1.GetDeadLetterResponse, error) {
 	if in.GetMessageBytes() > maxRaw {
 		return nil, fault.Newf(fault.InvalidRequest, "message_bytes: %d, at most %d are given", in.GetMessageBytes(), maxRaw).
 			WithViolation("message_bytes", "at most %d", maxRaw)
 	}
-	dead, err := d.store.Get(ctx, in.GetSeq())
+	dead, err := h.DeadLetters.Get(ctx, in.GetSeq())
 	if err != nil {
 		return nil, deadLetterFault(err, in.GetSeq())
 	}
@@ -57,14 +50,14 @@ func (d *deadLetters) get(ctx context.Context, in *adminv1.GetDeadLetterRequest)
 	return &adminv1.GetDeadLetterResponse{DeadLetter: out}, nil
 }
 
-func (d *deadLetters) replay(ctx context.Context, in *adminv1.ReplayDeadLetterRequest) (*adminv1.ReplayDeadLetterResponse, error) {
-	replayed, err := d.store.Replay(ctx, in.GetSeq())
+func (h *handler) replayDeadLetter(ctx context.Context, in *adminv1.ReplayDeadLetterRequest) (*adminv1.ReplayDeadLetterResponse, error) {
+	replayed, err := h.DeadLetters.Replay(ctx, in.GetSeq())
 	if err != nil && replayed.RequestID == "" {
 		return nil, deadLetterFault(err, in.GetSeq())
 	}
-	d.log.Info("dead letter replayed", "dead_letter", in.GetSeq(), "request", replayed.RequestID)
+	h.Logger.Info("dead letter replayed", "dead_letter", in.GetSeq(), "request", replayed.RequestID)
 	if err != nil {
-		d.log.Warn("replayed dead letter remains", "dead_letter", in.GetSeq(), "error", err)
+		h.Logger.Warn("replayed dead letter remains", "dead_letter", in.GetSeq(), "error", err)
 	}
 	return &adminv1.ReplayDeadLetterResponse{
 		RequestId:         string(replayed.RequestID),
@@ -74,11 +67,11 @@ func (d *deadLetters) replay(ctx context.Context, in *adminv1.ReplayDeadLetterRe
 	}, nil
 }
 
-func (d *deadLetters) remove(ctx context.Context, in *adminv1.DeleteDeadLetterRequest) (*adminv1.DeleteDeadLetterResponse, error) {
-	if err := d.store.Delete(ctx, in.GetSeq()); err != nil {
+func (h *handler) deleteDeadLetter(ctx context.Context, in *adminv1.DeleteDeadLetterRequest) (*adminv1.DeleteDeadLetterResponse, error) {
+	if err := h.DeadLetters.Delete(ctx, in.GetSeq()); err != nil {
 		return nil, deadLetterFault(err, in.GetSeq())
 	}
-	d.log.Info("dead letter deleted", "dead_letter", in.GetSeq())
+	h.Logger.Info("dead letter deleted", "dead_letter", in.GetSeq())
 	return &adminv1.DeleteDeadLetterResponse{}, nil
 }
 
@@ -170,7 +163,7 @@ func item(e *envelope.Envelope) *adminv1.DeadLetterItem {
 		Gateway:        string(e.Gateway),
 		Route:          route(e.Route),
 		Position:       uint32(e.Position),
-		AdmittedAt:     admittedAt(e),
+		AdmittedAt:     timestamppb.New(e.AdmittedAt),
 		Deadline:       timestamppb.New(e.Deadline),
 		IdempotencyKey: e.IdempotencyKey,
 		TraceContext:   e.Trace,
@@ -178,19 +171,13 @@ func item(e *envelope.Envelope) *adminv1.DeadLetterItem {
 		Parts:          parts(e.Parts),
 		Kept:           parts(e.Kept),
 	}
+	if !out.GetAdmittedAt().IsValid() {
+		out.AdmittedAt = nil // nobody has validated it before
+	}
 	for _, timing := range e.Timings {
 		out.Timings = append(out.Timings, timing.ToProto())
 	}
 	return out
-}
-
-// admittedAt is the time of admission, or nil if it is not valid: nobody validates
-// that field before.
-func admittedAt(e *envelope.Envelope) *timestamppb.Timestamp {
-	if at := timestamppb.New(e.AdmittedAt); at.IsValid() {
-		return at
-	}
-	return nil
 }
 
 func route(hops []pipeline.Hop) []*adminv1.DeadLetterStep {

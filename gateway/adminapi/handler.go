@@ -54,19 +54,34 @@ const (
 	maxPipelinesBytes = 4 << 20
 )
 
-// services are the names of the RPC services on the port.
-var services = []string{adminv1connect.DeadLetterServiceName, adminv1connect.MeshServiceName, adminv1connect.PipelineServiceName}
+// handler implements the services of the port.
+type handler struct{ Settings }
 
 // Handler returns the handler of everything on the admin port.
 func Handler(s Settings) http.Handler {
 	if s.Logger == nil {
 		s.Logger = slog.New(slog.DiscardHandler)
 	}
-	mux := http.NewServeMux()
-	mux.Handle(s.deadLettersHandler())
-	mux.Handle(s.meshHandler())
-	mux.Handle(s.pipelinesHandler())
-	port.MountHealth(mux, s.health, services...)
+	h, mux := &handler{s}, http.NewServeMux()
+	dead := h.mount(mux, adminv1.File_stagemesh_admin_v1_deadletter_proto, "dead letters", maxMessageBytes)
+	unary(dead, "ListDeadLetters", h.listDeadLetters)
+	unary(dead, "GetDeadLetter", h.getDeadLetter)
+	unary(dead, "ReplayDeadLetter", h.replayDeadLetter)
+	unary(dead, "DeleteDeadLetter", h.deleteDeadLetter)
+	mesh := h.mount(mux, adminv1.File_stagemesh_admin_v1_mesh_proto, "the mesh", maxMessageBytes)
+	unary(mesh, "ListHosts", h.listHosts)
+	unary(mesh, "ListStages", h.listStages)
+	watch(mesh, "WatchHosts", h.membershipChanged, h.currentHosts)
+	watch(mesh, "WatchStages", h.membershipChanged, h.currentStages)
+	routes := h.mount(mux, adminv1.File_stagemesh_admin_v1_pipeline_proto, "pipelines", maxPipelinesBytes)
+	unary(routes, "ListPipelines", h.listPipelines)
+	unary(routes, "GetPipeline", h.getPipeline)
+	unary(routes, "PlanPipelines", h.planPipelines)
+	unary(routes, "ApplyPipeline", h.applyPipeline)
+	unary(routes, "DeletePipeline", h.deletePipeline)
+	watch(routes, "WatchPipelines", s.Pipelines.Changed, h.currentPipelines)
+	services := []string{adminv1connect.DeadLetterServiceName, adminv1connect.MeshServiceName, adminv1connect.PipelineServiceName}
+	port.MountHealth(mux, h.health, services...)
 	port.MountReflection(mux, services...)
 	mux.HandleFunc("/", notFound)
 	guard := port.Guard{Tokens: s.Tokens, Key: "gateway.admin.token_file", LoopbackOnly: true, Services: services}
@@ -75,56 +90,15 @@ func Handler(s Settings) http.Handler {
 	return out
 }
 
-func (s Settings) deadLettersHandler() (string, http.Handler) {
-	descriptor := adminv1.File_stagemesh_admin_v1_deadletter_proto.Services().ByName("DeadLetterService")
-	out := transport.NewService(descriptor, transport.Settings{MaxMessageBytes: maxMessageBytes})
-	d, l := &deadLetters{store: s.DeadLetters, log: s.Logger}, newLimiter("dead letters", maxCalls, s.Logger)
-	transport.Unary(out, "ListDeadLetters", limit(l, d.list))
-	transport.Unary(out, "GetDeadLetter", limit(l, d.get))
-	transport.Unary(out, "ReplayDeadLetter", limit(l, d.replay))
-	transport.Unary(out, "DeleteDeadLetter", limit(l, d.remove))
-	return out.Path(), out
-}
-
-func (s Settings) meshHandler() (string, http.Handler) {
-	descriptor := adminv1.File_stagemesh_admin_v1_mesh_proto.Services().ByName("MeshService")
-	out := transport.NewService(descriptor, transport.Settings{MaxMessageBytes: maxMessageBytes})
-	h, st := hosts{s.Membership}, s.stages()
-	calls, watches := newLimiter("the mesh", maxCalls, s.Logger), newLimiter("changes of the mesh", maxWatches, s.Logger)
-	transport.Unary(out, "ListHosts", limit(calls, h.list))
-	transport.Unary(out, "ListStages", limit(calls, st.list))
-	transport.ServerStream(out, "WatchHosts", watch(s, watches, h.changed, h.current))
-	transport.ServerStream(out, "WatchStages", watch(s, watches, h.changed, st.current))
-	return out.Path(), out
-}
-
-func (s Settings) pipelinesHandler() (string, http.Handler) {
-	descriptor := adminv1.File_stagemesh_admin_v1_pipeline_proto.Services().ByName("PipelineService")
-	out := transport.NewService(descriptor, transport.Settings{MaxMessageBytes: maxPipelinesBytes})
-	p := &pipelineService{pipelines: s.Pipelines, traffic: s.Traffic, stages: s.stages(), maxPayload: s.MaxPayload, log: s.Logger}
-	calls, watches := newLimiter("pipelines", maxCalls, s.Logger), newLimiter("changes of pipelines", maxWatches, s.Logger)
-	transport.Unary(out, "ListPipelines", limit(calls, p.list))
-	transport.Unary(out, "GetPipeline", limit(calls, p.get))
-	transport.Unary(out, "PlanPipelines", limit(calls, p.plan))
-	transport.Unary(out, "ApplyPipeline", limit(calls, p.apply))
-	transport.Unary(out, "DeletePipeline", limit(calls, p.remove))
-	transport.ServerStream(out, "WatchPipelines", watch(s, watches, s.Pipelines.Changed, p.current))
-	return out.Path(), out
-}
-
-func (s Settings) stages() *stages {
-	return &stages{membership: s.Membership, pipelines: s.Pipelines, traffic: s.Traffic}
-}
-
 // health answers for the gateway, and rejects other names.
-func (s Settings) health(_ context.Context, name string) error {
+func (h *handler) health(_ context.Context, name string) error {
 	switch {
 	case name != "":
 		return fault.New(fault.NotFound, "this port knows the health of the gateway and of its own services")
-	case s.Health == nil:
+	case h.Health == nil:
 		return nil
 	}
-	return s.Health()
+	return h.Health()
 }
 
 // maxQuoted bounds how much of a path messages repeat, in runes.

@@ -30,14 +30,11 @@ type Membership interface {
 
 var _ Membership = (*discovery.Membership)(nil)
 
-// hosts implements MeshService's methods about hosts.
-type hosts struct{ membership Membership }
-
 // loadTimeout is how long a call waits for the first read of the registry.
 const loadTimeout = 2 * time.Second
 
-func (h hosts) list(ctx context.Context, in *adminv1.ListHostsRequest) (*adminv1.ListHostsResponse, error) {
-	if h.membership == nil {
+func (h *handler) listHosts(ctx context.Context, in *adminv1.ListHostsRequest) (*adminv1.ListHostsResponse, error) {
+	if h.Membership == nil {
 		return nil, fault.New(fault.NotSupported, "the mesh has no registry; its file names one in the section registry")
 	}
 	if stage := in.GetStage(); stage != "" {
@@ -47,34 +44,34 @@ func (h hosts) list(ctx context.Context, in *adminv1.ListHostsRequest) (*adminv1
 	}
 	ctx, cancel := context.WithTimeout(ctx, loadTimeout)
 	defer cancel()
-	if err := h.membership.Loaded(ctx); err != nil {
+	if err := h.Membership.Loaded(ctx); err != nil {
 		return nil, fault.New(fault.RegistryUnavailable, "the gateway has not heard of the registry yet").Caused(err).WithRetryAfter(retryAfter)
 	}
 	out := &adminv1.ListHostsResponse{}
-	for _, host := range h.membership.Hosts() {
+	for _, host := range h.Membership.Hosts() {
 		if in.GetStage() == "" || in.GetStage() == host.Record.GetStage() {
 			out.Hosts = append(out.Hosts, &adminv1.HostStatus{Record: host.Record, Alive: host.Alive})
 		}
 	}
-	out.StaleSince, out.StaleCause = stale(h.membership.Stale())
+	out.StaleSince, out.StaleCause = stale(h.Membership.Stale())
 	return out, nil
 }
 
-func (h hosts) current(ctx context.Context, in *adminv1.WatchHostsRequest) (*adminv1.WatchHostsResponse, error) {
-	all, err := h.list(ctx, &adminv1.ListHostsRequest{Stage: in.GetStage()})
+func (h *handler) currentHosts(ctx context.Context, in *adminv1.WatchHostsRequest) (*adminv1.WatchHostsResponse, error) {
+	all, err := h.listHosts(ctx, &adminv1.ListHostsRequest{Stage: in.GetStage()})
 	if err != nil {
 		return nil, err
 	}
 	return &adminv1.WatchHostsResponse{Hosts: all.GetHosts(), StaleSince: all.GetStaleSince(), StaleCause: all.GetStaleCause()}, nil
 }
 
-// changed returns a channel that closes with the next change of the hosts; nil without
-// a registry.
-func (h hosts) changed() <-chan struct{} {
-	if h.membership == nil {
+// membershipChanged returns a channel that closes with the next change of the hosts; nil
+// without a registry.
+func (h *handler) membershipChanged() <-chan struct{} {
+	if h.Membership == nil {
 		return nil
 	}
-	return h.membership.Changed()
+	return h.Membership.Changed()
 }
 
 // Traffic is the state of the mesh on its broker. Errors are *fault.Fault.
@@ -87,41 +84,33 @@ type Traffic interface {
 
 var _ Traffic = (*call.Service)(nil)
 
-// stages implements MeshService's methods about stages.
-type stages struct {
-	// membership is nil if the mesh has no registry.
-	membership Membership
-	pipelines  Pipelines
-	traffic    Traffic
-}
-
-func (s *stages) list(ctx context.Context, _ *adminv1.ListStagesRequest) (*adminv1.ListStagesResponse, error) {
-	all, err := s.all(ctx)
+func (h *handler) listStages(ctx context.Context, _ *adminv1.ListStagesRequest) (*adminv1.ListStagesResponse, error) {
+	all, err := h.stages(ctx)
 	if err != nil {
 		return nil, err
 	}
-	since, cause := stale(s.stale())
+	since, cause := stale(h.stagesStale())
 	return &adminv1.ListStagesResponse{Stages: all, StaleSince: since, StaleCause: cause}, nil
 }
 
-func (s *stages) current(ctx context.Context, _ *adminv1.WatchStagesRequest) (*adminv1.WatchStagesResponse, error) {
-	all, err := s.list(ctx, nil)
+func (h *handler) currentStages(ctx context.Context, _ *adminv1.WatchStagesRequest) (*adminv1.WatchStagesResponse, error) {
+	all, err := h.listStages(ctx, nil)
 	if err != nil {
 		return nil, err
 	}
 	return &adminv1.WatchStagesResponse{Stages: all.GetStages(), StaleSince: all.GetStaleSince(), StaleCause: all.GetStaleCause()}, nil
 }
 
-// all returns the stages that have hosts or are part of a pipeline, sorted.
-func (s *stages) all(ctx context.Context) ([]*adminv1.StageStatus, error) {
-	if err := s.pipelines.Ready(); err != nil {
+// stages returns the stages that have hosts or are part of a pipeline, sorted.
+func (h *handler) stages(ctx context.Context) ([]*adminv1.StageStatus, error) {
+	if err := h.Pipelines.Ready(); err != nil {
 		return nil, registryUnavailable(err)
 	}
 	byName := map[string]*adminv1.StageStatus{}
-	for _, stage := range s.registered() {
+	for _, stage := range h.registered() {
 		byName[stage.Name] = statusOf(stage)
 	}
-	for _, e := range s.pipelines.List() {
+	for _, e := range h.Pipelines.List() {
 		for _, step := range e.Pipeline.Steps {
 			stage := byName[string(step.Stage)]
 			if stage == nil {
@@ -139,27 +128,27 @@ func (s *stages) all(ctx context.Context) ([]*adminv1.StageStatus, error) {
 	for _, name := range slices.Sorted(maps.Keys(byName)) {
 		out = append(out, byName[name])
 		work.Go(func() error {
-			s.addTraffic(ctx, byName[name])
+			h.addTraffic(ctx, byName[name])
 			return nil
 		})
 	}
 	return out, work.Wait()
 }
 
-// stale returns since when the stages may be out of date, and the cause.
-func (s *stages) stale() (time.Time, error) {
-	if s.membership == nil {
-		return s.pipelines.Stale()
+// stagesStale returns since when the stages may be out of date, and the cause.
+func (h *handler) stagesStale() (time.Time, error) {
+	if h.Membership == nil {
+		return h.Pipelines.Stale()
 	}
-	return s.membership.Stale()
+	return h.Membership.Stale()
 }
 
 // registered returns the stages of the registered hosts.
-func (s *stages) registered() []discovery.Stage {
-	if s.membership == nil {
+func (h *handler) registered() []discovery.Stage {
+	if h.Membership == nil {
 		return nil
 	}
-	return discovery.Stages(s.membership.Hosts())
+	return discovery.Stages(h.Membership.Hosts())
 }
 
 func statusOf(s discovery.Stage) *adminv1.StageStatus {
@@ -171,8 +160,8 @@ func statusOf(s discovery.Stage) *adminv1.StageStatus {
 }
 
 // addTraffic adds the state of a stage on the broker.
-func (s *stages) addTraffic(ctx context.Context, into *adminv1.StageStatus) {
-	state, err := s.traffic.Stage(ctx, pipeline.StageName(into.GetStage()))
+func (h *handler) addTraffic(ctx context.Context, into *adminv1.StageStatus) {
+	state, err := h.Traffic.Stage(ctx, pipeline.StageName(into.GetStage()))
 	if err != nil {
 		into.QueuesCause = fault.From(err).Message
 		return
@@ -187,10 +176,10 @@ func (s *stages) addTraffic(ctx context.Context, into *adminv1.StageStatus) {
 	}
 }
 
-// known returns the registered stages in the form that pipeline checks need.
-func (s *stages) known() map[pipeline.StageName]pipelines.Stage {
+// knownStages returns the registered stages in the form that pipeline checks need.
+func (h *handler) knownStages() map[pipeline.StageName]pipelines.Stage {
 	out := map[pipeline.StageName]pipelines.Stage{}
-	for _, stage := range s.registered() {
+	for _, stage := range h.registered() {
 		known := pipelines.Stage{Served: stage.Ready > 0, Spec: stage.Spec, Limits: stage.Limits}
 		for _, d := range stage.Durabilities {
 			known.Durabilities = append(known.Durabilities, pipeline.Durability(d))
@@ -201,12 +190,12 @@ func (s *stages) known() map[pipeline.StageName]pipelines.Stage {
 }
 
 // addServed adds the stages of a pipeline that are not known but served on the broker.
-func (s *stages) addServed(ctx context.Context, known map[pipeline.StageName]pipelines.Stage, p pipeline.Pipeline) error {
+func (h *handler) addServed(ctx context.Context, known map[pipeline.StageName]pipelines.Stage, p pipeline.Pipeline) error {
 	for _, step := range p.Steps {
 		if _, ok := known[step.Stage]; ok {
 			continue
 		}
-		state, err := s.traffic.Stage(ctx, step.Stage)
+		state, err := h.Traffic.Stage(ctx, step.Stage)
 		if err != nil {
 			return err
 		}

@@ -3,7 +3,6 @@ package adminapi
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"strings"
 	"time"
 
@@ -25,7 +24,10 @@ type Pipelines interface {
 	Ready() error
 	List() []pipelines.Entry
 	Get(name pipeline.Name) (pipelines.Entry, error)
-	Apply(ctx context.Context, p pipeline.Pipeline, expect *uint64) (pipelines.Entry, pipelines.Change, error)
+	// Plan returns the served pipeline of the same name, nil if there is none, and the
+	// effect of Apply.
+	Plan(p pipeline.Pipeline) (*pipelines.Entry, adminv1.PipelineChange)
+	Apply(ctx context.Context, p pipeline.Pipeline, expect *uint64) (pipelines.Entry, adminv1.PipelineChange, error)
 	Delete(ctx context.Context, name pipeline.Name, expect *uint64) error
 	// Stale returns since when the registry is unreachable, and the cause.
 	Stale() (since time.Time, why error)
@@ -35,47 +37,37 @@ type Pipelines interface {
 
 var _ Pipelines = (*pipelines.Store)(nil)
 
-// pipelineService implements PipelineService.
-type pipelineService struct {
-	pipelines Pipelines
-	traffic   Traffic
-	stages    *stages
-	// maxPayload bounds the inputs of a request, in bytes.
-	maxPayload int
-	log        *slog.Logger
-}
-
 // maxQueries is how many queries to the broker one call has open at a time.
 const maxQueries = 16
 
-func (p *pipelineService) list(ctx context.Context, _ *adminv1.ListPipelinesRequest) (*adminv1.ListPipelinesResponse, error) {
-	statuses, err := p.statuses(ctx)
+func (h *handler) listPipelines(ctx context.Context, _ *adminv1.ListPipelinesRequest) (*adminv1.ListPipelinesResponse, error) {
+	statuses, err := h.statuses(ctx)
 	if err != nil {
 		return nil, err
 	}
-	since, cause := stale(p.pipelines.Stale())
+	since, cause := stale(h.Pipelines.Stale())
 	return &adminv1.ListPipelinesResponse{Pipelines: statuses, StaleSince: since, StaleCause: cause}, nil
 }
 
-func (p *pipelineService) current(ctx context.Context, _ *adminv1.WatchPipelinesRequest) (*adminv1.WatchPipelinesResponse, error) {
-	all, err := p.list(ctx, nil)
+func (h *handler) currentPipelines(ctx context.Context, _ *adminv1.WatchPipelinesRequest) (*adminv1.WatchPipelinesResponse, error) {
+	all, err := h.listPipelines(ctx, nil)
 	if err != nil {
 		return nil, err
 	}
 	return &adminv1.WatchPipelinesResponse{Pipelines: all.GetPipelines(), StaleSince: all.GetStaleSince(), StaleCause: all.GetStaleCause()}, nil
 }
 
-func (p *pipelineService) statuses(ctx context.Context) ([]*adminv1.PipelineStatus, error) {
-	if err := p.pipelines.Ready(); err != nil {
+func (h *handler) statuses(ctx context.Context) ([]*adminv1.PipelineStatus, error) {
+	if err := h.Pipelines.Ready(); err != nil {
 		return nil, registryUnavailable(err)
 	}
-	entries := p.pipelines.List()
+	entries := h.Pipelines.List()
 	out := make([]*adminv1.PipelineStatus, len(entries))
 	var work errgroup.Group
 	work.SetLimit(maxQueries)
 	for i, e := range entries {
 		work.Go(func() error {
-			out[i] = p.status(ctx, e)
+			out[i] = h.status(ctx, e)
 			return nil
 		})
 	}
@@ -83,44 +75,44 @@ func (p *pipelineService) statuses(ctx context.Context) ([]*adminv1.PipelineStat
 }
 
 // status returns a pipeline and its state.
-func (p *pipelineService) status(ctx context.Context, e pipelines.Entry) *adminv1.PipelineStatus {
+func (h *handler) status(ctx context.Context, e pipelines.Entry) *adminv1.PipelineStatus {
 	out := &adminv1.PipelineStatus{
 		Pipeline: e.Pipeline.ToProto(), Revision: e.Revision, InFile: e.InFile, FromFile: e.FromFile,
 	}
 	if e.Revision != 0 {
 		out.AppliedAt = timestamppb.New(e.AppliedAt)
 	}
-	err := p.traffic.PipelineReady(ctx, string(e.Pipeline.Name))
+	err := h.Traffic.PipelineReady(ctx, string(e.Pipeline.Name))
 	if out.Ready = err == nil; !out.GetReady() {
 		out.Cause = fault.From(err).Message
 	}
 	return out
 }
 
-func (p *pipelineService) get(ctx context.Context, in *adminv1.GetPipelineRequest) (*adminv1.GetPipelineResponse, error) {
+func (h *handler) getPipeline(ctx context.Context, in *adminv1.GetPipelineRequest) (*adminv1.GetPipelineResponse, error) {
 	if err := pipeline.ValidName("pipeline", in.GetName()); err != nil {
 		return nil, transport.InvalidField("name", err)
 	}
-	e, err := p.pipelines.Get(pipeline.Name(in.GetName()))
+	e, err := h.Pipelines.Get(pipeline.Name(in.GetName()))
 	if err != nil {
 		return nil, err
 	}
-	return &adminv1.GetPipelineResponse{Pipeline: p.status(ctx, e)}, nil
+	return &adminv1.GetPipelineResponse{Pipeline: h.status(ctx, e)}, nil
 }
 
 // maxPlans is how many pipelines are planned at a time.
 const maxPlans = 1000
 
-func (p *pipelineService) plan(ctx context.Context, in *adminv1.PlanPipelinesRequest) (*adminv1.PlanPipelinesResponse, error) {
+func (h *handler) planPipelines(ctx context.Context, in *adminv1.PlanPipelinesRequest) (*adminv1.PlanPipelinesResponse, error) {
 	if n := len(in.GetPipelines()); n > maxPlans {
 		return nil, transport.InvalidField("pipelines", fmt.Errorf("%d, at most %d are taken", n, maxPlans))
 	}
-	if err := p.pipelines.Ready(); err != nil {
+	if err := h.Pipelines.Ready(); err != nil {
 		return nil, registryUnavailable(err)
 	}
-	out, known := &adminv1.PlanPipelinesResponse{}, p.stages.known()
+	out, known := &adminv1.PlanPipelinesResponse{}, h.knownStages()
 	for _, wanted := range in.GetPipelines() {
-		plan, err := p.planOf(ctx, wanted, known)
+		plan, err := h.planOf(ctx, wanted, known)
 		if err != nil {
 			return nil, err
 		}
@@ -129,7 +121,7 @@ func (p *pipelineService) plan(ctx context.Context, in *adminv1.PlanPipelinesReq
 	return out, nil
 }
 
-func (p *pipelineService) planOf(ctx context.Context, in *meshv1.Pipeline, known map[pipeline.StageName]pipelines.Stage) (*adminv1.PipelinePlan, error) {
+func (h *handler) planOf(ctx context.Context, in *meshv1.Pipeline, known map[pipeline.StageName]pipelines.Stage) (*adminv1.PipelinePlan, error) {
 	out := &adminv1.PipelinePlan{Name: in.GetName()}
 	route, err := pipeline.FromProto(in)
 	if err == nil {
@@ -139,52 +131,50 @@ func (p *pipelineService) planOf(ctx context.Context, in *meshv1.Pipeline, known
 		out.Problems = []*adminv1.PipelineProblem{{Severity: adminv1.PipelineSeverity_PIPELINE_SEVERITY_INVALID, Message: err.Error()}}
 		return out, nil //nolint:nilerr // the plan reports it
 	}
-	out.Change = adminv1.PipelineChange_PIPELINE_CHANGE_CREATE
-	if current, err := p.pipelines.Get(route.Name); err == nil {
-		out.Current = p.status(ctx, current)
-		out.Change = changeOf(current.Would(route))
+	current, change := h.Pipelines.Plan(route)
+	if out.Change = change; current != nil {
+		out.Current = h.status(ctx, *current)
 	}
-	problems, err := p.check(ctx, route, known)
-	out.Problems = problemsOf(problems)
+	out.Problems, err = h.check(ctx, route, known)
 	return out, err
 }
 
 // check checks a pipeline against the stages.
-func (p *pipelineService) check(ctx context.Context, route pipeline.Pipeline, known map[pipeline.StageName]pipelines.Stage) ([]pipelines.Problem, error) {
-	if err := p.stages.addServed(ctx, known, route); err != nil {
+func (h *handler) check(ctx context.Context, route pipeline.Pipeline, known map[pipeline.StageName]pipelines.Stage) ([]*adminv1.PipelineProblem, error) {
+	if err := h.addServed(ctx, known, route); err != nil {
 		return nil, err
 	}
-	return pipelines.Check(route, pipelines.Mesh{Stages: known, MaxPayload: p.maxPayload}), nil
+	return pipelines.Check(route, known, h.MaxPayload), nil
 }
 
-func (p *pipelineService) apply(ctx context.Context, in *adminv1.ApplyPipelineRequest) (*adminv1.ApplyPipelineResponse, error) {
+func (h *handler) applyPipeline(ctx context.Context, in *adminv1.ApplyPipelineRequest) (*adminv1.ApplyPipelineResponse, error) {
 	route, err := pipeline.FromProto(in.GetPipeline())
 	if err != nil {
 		return nil, fault.Newf(fault.InvalidRequest, "%w", err).WithViolation("pipeline", "%s", err)
 	}
-	problems, err := p.check(ctx, route, p.stages.known())
+	problems, err := h.check(ctx, route, h.knownStages())
 	if err == nil {
 		err = fitError(route.Name, problems)
 	}
 	if err != nil && !in.GetForce() {
 		return nil, err
 	}
-	applied, change, err := p.pipelines.Apply(ctx, route, in.ExpectRevision)
+	applied, change, err := h.Pipelines.Apply(ctx, route, in.ExpectRevision)
 	if err != nil {
 		return nil, err
 	}
-	p.log.Info("pipeline applied", "pipeline", route.Name, "revision", applied.Revision, "changed", change != pipelines.None)
-	return &adminv1.ApplyPipelineResponse{Pipeline: p.status(ctx, applied), Change: changeOf(change), Problems: problemsOf(problems)}, nil
+	h.Logger.Info("pipeline applied", "pipeline", route.Name, "revision", applied.Revision, "changed", change != adminv1.PipelineChange_PIPELINE_CHANGE_NONE)
+	return &adminv1.ApplyPipelineResponse{Pipeline: h.status(ctx, applied), Change: change, Problems: problems}, nil
 }
 
 // fitError returns the fault of a pipeline that does not fit its stages.
-func fitError(name pipeline.Name, problems []pipelines.Problem) error {
+func fitError(name pipeline.Name, problems []*adminv1.PipelineProblem) error {
 	var messages []string
 	out := fault.New(fault.PipelineDoesNotFit, "")
 	for _, problem := range problems {
-		if problem.Severity == pipelines.Error {
-			messages = append(messages, problem.Field+": "+problem.Message)
-			out = out.WithViolation(problem.Field, "%s", problem.Message)
+		if problem.GetSeverity() == adminv1.PipelineSeverity_PIPELINE_SEVERITY_ERROR {
+			messages = append(messages, problem.GetField()+": "+problem.GetMessage())
+			out = out.WithViolation(problem.GetField(), "%s", problem.GetMessage())
 		}
 	}
 	if len(messages) == 0 {
@@ -194,38 +184,15 @@ func fitError(name pipeline.Name, problems []pipelines.Problem) error {
 	return out
 }
 
-func (p *pipelineService) remove(ctx context.Context, in *adminv1.DeletePipelineRequest) (*adminv1.DeletePipelineResponse, error) {
+func (h *handler) deletePipeline(ctx context.Context, in *adminv1.DeletePipelineRequest) (*adminv1.DeletePipelineResponse, error) {
 	if err := pipeline.ValidName("pipeline", in.GetName()); err != nil {
 		return nil, transport.InvalidField("name", err)
 	}
-	if err := p.pipelines.Delete(ctx, pipeline.Name(in.GetName()), in.ExpectRevision); err != nil {
+	if err := h.Pipelines.Delete(ctx, pipeline.Name(in.GetName()), in.ExpectRevision); err != nil {
 		return nil, err
 	}
-	p.log.Info("pipeline deleted", "pipeline", in.GetName())
+	h.Logger.Info("pipeline deleted", "pipeline", in.GetName())
 	return &adminv1.DeletePipelineResponse{}, nil
-}
-
-func changeOf(c pipelines.Change) adminv1.PipelineChange {
-	switch c {
-	case pipelines.Create:
-		return adminv1.PipelineChange_PIPELINE_CHANGE_CREATE
-	case pipelines.Update:
-		return adminv1.PipelineChange_PIPELINE_CHANGE_UPDATE
-	default:
-		return adminv1.PipelineChange_PIPELINE_CHANGE_NONE
-	}
-}
-
-func problemsOf(in []pipelines.Problem) []*adminv1.PipelineProblem {
-	out := make([]*adminv1.PipelineProblem, len(in))
-	for i, problem := range in {
-		severity := adminv1.PipelineSeverity_PIPELINE_SEVERITY_WARNING
-		if problem.Severity == pipelines.Error {
-			severity = adminv1.PipelineSeverity_PIPELINE_SEVERITY_ERROR
-		}
-		out[i] = &adminv1.PipelineProblem{Severity: severity, Field: problem.Field, Message: problem.Message}
-	}
-	return out
 }
 
 // registryUnavailable is the fault of a gateway that has not read the registry yet.

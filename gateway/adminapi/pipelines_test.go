@@ -56,17 +56,28 @@ func (b *fakePipelines) Get(name pipeline.Name) (pipelines.Entry, error) {
 	return pipelines.Entry{}, fault.Newf(fault.UnknownPipeline, "there is no %s", name)
 }
 
-func (b *fakePipelines) Apply(_ context.Context, p pipeline.Pipeline, expect *uint64) (pipelines.Entry, pipelines.Change, error) {
+func (b *fakePipelines) Plan(p pipeline.Pipeline) (*pipelines.Entry, adminv1.PipelineChange) {
+	e, err := b.Get(p.Name)
+	switch {
+	case err != nil:
+		return nil, adminv1.PipelineChange_PIPELINE_CHANGE_CREATE
+	case proto.Equal(e.Pipeline.ToProto(), p.ToProto()):
+		return &e, adminv1.PipelineChange_PIPELINE_CHANGE_NONE
+	}
+	return &e, adminv1.PipelineChange_PIPELINE_CHANGE_UPDATE
+}
+
+func (b *fakePipelines) Apply(_ context.Context, p pipeline.Pipeline, expect *uint64) (pipelines.Entry, adminv1.PipelineChange, error) {
+	_, change := b.Plan(p)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if expect != nil && *expect != b.revision {
-		return pipelines.Entry{}, pipelines.None, fault.New(fault.RevisionMismatch, "it is another")
+		return pipelines.Entry{}, change, fault.New(fault.RevisionMismatch, "it is another")
 	}
 	b.revision++
 	e := pipelines.Entry{Pipeline: p, Revision: b.revision, AppliedAt: time.Now()}
-	change, i := pipelines.Update, b.find(p.Name)
-	if i < 0 {
-		change, b.entries = pipelines.Create, append(b.entries, e)
+	if i := b.find(p.Name); i < 0 {
+		b.entries = append(b.entries, e)
 	} else {
 		b.entries[i] = e
 	}
@@ -122,7 +133,7 @@ func (t traffic) Stage(_ context.Context, name pipeline.StageName) (call.StageSt
 		return call.StageState{}, t.err
 	}
 	return call.StageState{Served: slices.Contains(t.served, name), Queues: []call.QueueState{{
-		Durability: pipeline.File, Items: 6, Bytes: 60, Classes: map[pipeline.Class]uint64{pipeline.High: 1, pipeline.Normal: 2, pipeline.Low: 3}, MaxBytes: 100,
+		Durability: pipeline.File, Backlog: call.Backlog{Items: 6, Bytes: 60, Classes: map[pipeline.Class]uint64{pipeline.High: 1, pipeline.Normal: 2, pipeline.Low: 3}, MaxBytes: 100},
 	}}}, nil
 }
 

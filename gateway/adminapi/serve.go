@@ -3,9 +3,11 @@ package adminapi
 import (
 	"context"
 	"log/slog"
+	"net/http"
 	"time"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -25,39 +27,54 @@ const (
 	minInterval  = 500 * time.Millisecond
 )
 
-// limiter bounds the calls of one kind that are served at a time.
-type limiter struct {
+// service is one RPC service, which bounds the calls that it serves at a time.
+type service struct {
+	*transport.Service
+
 	// subject of the calls, for messages.
-	subject string
-	slots   chan struct{}
-	log     *slog.Logger
+	subject        string
+	calls, watches chan struct{}
+	stopping       <-chan struct{}
+	log            *slog.Logger
 }
 
-func newLimiter(subject string, slots int, log *slog.Logger) *limiter {
-	return &limiter{subject: subject, slots: make(chan struct{}, slots), log: log}
+// mount adds a service to the mux. The caller adds its methods.
+func (h *handler) mount(mux *http.ServeMux, file protoreflect.FileDescriptor, subject string, maxMessageBytes int) *service {
+	out := &service{
+		Service: transport.NewService(file.Services().Get(0), transport.Settings{MaxMessageBytes: maxMessageBytes}),
+		subject: subject, calls: make(chan struct{}, maxCalls), watches: make(chan struct{}, maxWatches), stopping: h.Stopping, log: h.Logger,
+	}
+	mux.Handle(out.Path(), out)
+	return out
 }
 
 // acquire takes a slot, or returns OVERLOADED.
-func (l *limiter) acquire() (release func(), err error) {
+func acquire(slots chan struct{}, subject string) (release func(), err error) {
 	select {
-	case l.slots <- struct{}{}:
-		return func() { <-l.slots }, nil
+	case slots <- struct{}{}:
+		return func() { <-slots }, nil
 	default:
-		return nil, fault.Newf(fault.Overloaded, "%d calls about %s are being served, as many as may be", cap(l.slots), l.subject).WithRetryAfter(retryAfter)
+		return nil, fault.Newf(fault.Overloaded, "%d calls about %s are being served, as many as may be", cap(slots), subject).WithRetryAfter(retryAfter)
 	}
 }
 
 // logInternal logs the cause of INTERNAL, which callers do not see.
-func (l *limiter) logInternal(err error) {
-	if f := fault.From(err); f.Reason == fault.Internal {
-		l.log.Error(l.subject, "error", f.Unwrap())
+func (s *service) logInternal(err error) {
+	if f := fault.From(err); err != nil && f.Reason == fault.Internal {
+		s.log.Error(s.subject, "error", f.Unwrap())
 	}
 }
 
-// limit returns f as a method that takes a slot and has a time limit.
-func limit[P, Out any](l *limiter, f func(context.Context, P) (*Out, error)) func(context.Context, *transport.Call, P) (*Out, error) {
-	return func(ctx context.Context, _ *transport.Call, in P) (*Out, error) {
-		release, err := l.acquire()
+// message is a pointer to a generated message.
+type message[M any] interface {
+	*M
+	proto.Message
+}
+
+// unary serves f as a method that takes a slot and has a time limit.
+func unary[M any, P message[M], Out any](s *service, name protoreflect.Name, f func(context.Context, P) (*Out, error)) {
+	transport.Unary(s.Service, name, func(ctx context.Context, _ *transport.Call, in P) (*Out, error) {
+		release, err := acquire(s.calls, s.subject)
 		if err != nil {
 			return nil, err
 		}
@@ -65,84 +82,64 @@ func limit[P, Out any](l *limiter, f func(context.Context, P) (*Out, error)) fun
 		ctx, cancel := context.WithTimeout(ctx, callTimeout)
 		defer cancel()
 		out, err := f(ctx, in)
-		if err != nil {
-			l.logInternal(err)
-		}
+		s.logInternal(err)
 		return out, err
-	}
+	})
 }
 
-// watch returns a method that sends the result of get, and again on every change,
-// until the caller disconnects or the gateway stops.
-func watch[P, Out any](s Settings, l *limiter, changed func() <-chan struct{}, get func(context.Context, P) (*Out, error)) func(context.Context, *transport.Call, P, func(*Out) error) error {
-	return func(ctx context.Context, _ *transport.Call, in P, send func(*Out) error) error {
-		release, err := l.acquire()
+// watch serves a method that sends the result of get, and again on every change, until
+// the caller disconnects or the gateway stops.
+func watch[M any, P message[M], Out any, O message[Out]](s *service, name protoreflect.Name, changed func() <-chan struct{}, get func(context.Context, P) (O, error)) {
+	transport.ServerStream(s.Service, name, func(ctx context.Context, _ *transport.Call, in P, send func(*Out) error) error {
+		release, err := acquire(s.watches, "changes of "+s.subject)
 		if err != nil {
 			return err
 		}
 		defer release()
-		w := &watcher[Out]{get: func(ctx context.Context) (*Out, error) { return get(ctx, in) }, changed: changed, send: send}
-		err = w.run(ctx, s.Stopping)
-		l.logInternal(err)
+		var last O
+		err = s.poll(ctx, changed, func(ctx context.Context) error {
+			now, err := get(ctx, in)
+			if err != nil || last != nil && proto.Equal(now, last) {
+				return err
+			}
+			last = now
+			return send(now)
+		})
+		s.logInternal(err)
 		return err
-	}
+	})
 }
 
-// watcher is one watch.
-type watcher[Out any] struct {
-	get     func(context.Context) (*Out, error)
-	changed func() <-chan struct{}
-	send    func(*Out) error
-	last    *Out
-}
-
-func (w *watcher[Out]) run(ctx context.Context, stopping <-chan struct{}) error {
+// poll calls sendChange at first and after every change, until it fails or the watch ends.
+func (s *service) poll(ctx context.Context, changed func() <-chan struct{}, sendChange func(context.Context) error) error {
 	ticker := time.NewTicker(pollInterval)
 	defer ticker.Stop()
 	gap := time.NewTimer(minInterval)
 	defer gap.Stop()
 	for {
-		changed := w.changed()
-		if err := w.sendChange(ctx); err != nil {
+		change := changed()
+		limited, cancel := context.WithTimeout(ctx, callTimeout)
+		err := sendChange(limited)
+		cancel()
+		if err != nil {
 			return err
 		}
 		gap.Reset(minInterval)
-		if err := wait(ctx, stopping, nil, gap.C); err != nil {
+		if err := s.wait(ctx, nil, gap.C); err != nil {
 			return err
 		}
-		if err := wait(ctx, stopping, changed, ticker.C); err != nil {
+		if err := s.wait(ctx, change, ticker.C); err != nil {
 			return err
 		}
 	}
-}
-
-// sendChange sends the current message, unless it equals the last one.
-func (w *watcher[Out]) sendChange(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	now, err := w.get(ctx)
-	if err != nil {
-		return err
-	}
-	if w.last != nil && proto.Equal(messageOf(now), messageOf(w.last)) {
-		return nil
-	}
-	w.last = now
-	return w.send(now)
-}
-
-// messageOf returns a pointer to a generated message as a proto.Message.
-func messageOf[Out any](m *Out) proto.Message {
-	message, _ := any(m).(proto.Message)
-	return message
 }
 
 // wait returns nil with the first of changed and due, or the cause if the watch ends.
-func wait(ctx context.Context, stopping, changed <-chan struct{}, due <-chan time.Time) error {
+func (s *service) wait(ctx context.Context, changed <-chan struct{}, due <-chan time.Time) error {
 	select {
 	case <-changed:
 	case <-due:
-	case <-stopping:
+	case <-s.stopping:
 		return fault.New(fault.ShuttingDown, "the gateway is stopping; watch another one")
 	case <-ctx.Done():
 		return ctx.Err()

@@ -26,7 +26,7 @@ func (s *Service) Cancel(ctx context.Context, requestID string) error {
 	if err := ctx.Err(); err != nil {
 		return fault.From(err)
 	}
-	if s.table.Cancel(id, cancelledFault()) {
+	if s.table.cancel(id, cancelledFault()) {
 		return nil
 	}
 	// Its deadline is not known here: no later than any request's.
@@ -47,7 +47,7 @@ func (s *Service) receiveCancel(data []byte) {
 		s.metrics.droppedReply("malformed_cancel")
 		return
 	}
-	s.table.Cancel(message.RequestID, cancelledFault())
+	s.table.cancel(message.RequestID, cancelledFault())
 }
 
 // cancelledFault is what the caller of a cancelled request gets.
@@ -87,7 +87,8 @@ type cancels struct {
 	count        func(how string)
 	// onWithdrawn, where set, gets what was withdrawn.
 	onWithdrawn func(*envelope.Envelope)
-	// running are those that wait or withdraw, withdrawals those that withdraw.
+	// running are those that wait or withdraw, withdrawals those that withdraw. Once
+	// running is stopped, there are only cancel messages.
 	running     *tasks
 	withdrawals chan struct{}
 }
@@ -141,10 +142,6 @@ func (c *cancels) start(a abandoned) {
 		c.notify(a.env, false)
 	}
 }
-
-// stop waits for what is being cancelled, at most cancelTimeout. What comes later
-// is only notified.
-func (c *cancels) stop() { c.running.stop(cancelTimeout) }
 
 func (c *cancels) cancel(a abandoned) {
 	ctx, cancel := context.WithTimeout(context.Background(), cancelTimeout)

@@ -75,7 +75,7 @@ func TestWithdrawalsAtATimeAreBounded(t *testing.T) {
 		t.Errorf("%d were only notified at once, want %d", got, calls-running)
 	}
 	close(goOn)
-	c.stop()
+	c.running.stop(cancelTimeout)
 	if deleted, notified := sums.of(deleted), sums.of(notified); deleted != running || notified != calls-running {
 		t.Errorf("%d deleted, %d notified", deleted, notified)
 	}
@@ -93,7 +93,7 @@ func TestStopWaitsForWithdrawalsWithinTheirTimeout(t *testing.T) {
 	for i := range 100 {
 		c.start(abandonedAt(i + 1))
 	}
-	c.stop()
+	c.running.stop(cancelTimeout)
 	if took := time.Since(begin); took > 3*cancelTimeout {
 		t.Errorf("it took %s", took)
 	}
@@ -131,7 +131,7 @@ func TestOnlyPossiblyQueuedItemsAreCancelled(t *testing.T) {
 			a.published, a.tries = outcome, test.tries
 			c.start(a)
 			outcome <- test.published // the acknowledgement comes late
-			c.stop()
+			c.running.stop(cancelTimeout)
 			for _, how := range []string{deleted, notified, failed} {
 				if want := map[bool]int{true: 1}[how == test.how]; sums.of(how) != want {
 					t.Errorf("%s %d times, want %d", how, sums.of(how), want)

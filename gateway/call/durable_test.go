@@ -18,7 +18,7 @@ import (
 func TestRequestOrPipelineMakesItDurable(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, func(s *call.Settings) {
-		c, err := pipelines.NewCatalog([]pipeline.Pipeline{{Name: "durable", Durability: pipeline.File, Steps: []pipeline.Step{{Name: "stage", Stage: stage}}}})
+		c, err := pipelines.New(pipelines.Settings{Seeds: []pipeline.Pipeline{{Name: "durable", Durability: pipeline.File, Steps: []pipeline.Step{{Name: "stage", Stage: stage}}}}})
 		if err != nil {
 			t.Fatal(err)
 		}

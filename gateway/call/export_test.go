@@ -7,3 +7,6 @@ const ClockSlack = clockSlack + 50*time.Millisecond
 
 // DigestOf lets tests claim a key as a gateway would.
 var DigestOf = digest
+
+// Close rejects new requests, as the first step of Stop does.
+func (s *Service) Close() { s.limiter.Close() }

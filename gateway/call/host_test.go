@@ -260,7 +260,7 @@ func cancelled(how string) string { return "stagemesh.gateway.cancelled " + how 
 func twoPipelines(t *testing.T) func(*call.Settings) {
 	t.Helper()
 	steps := []pipeline.Step{{Name: "stage", Stage: stage}}
-	c, err := pipelines.NewCatalog([]pipeline.Pipeline{{Name: "one", Steps: steps}, {Name: "two", Steps: steps}})
+	c, err := pipelines.New(pipelines.Settings{Seeds: []pipeline.Pipeline{{Name: "one", Steps: steps}, {Name: "two", Steps: steps}}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -32,21 +32,6 @@ type idempotent struct {
 	isCounted  bool
 }
 
-func newIdempotent(x *exchange) *idempotent {
-	return &idempotent{
-		service: x.service,
-		key:     store.Key{Tenant: x.env.Tenant, Pipeline: x.env.Pipeline, Key: x.env.IdempotencyKey},
-		digest:  digest(x.request),
-		own:     x,
-	}
-}
-
-// respond returns the response, and the request whose response it is.
-func (i *idempotent) respond(ctx context.Context) (*Response, pipeline.RequestID, error) {
-	response, err := i.runOrFollow(ctx)
-	return response, i.current().env.RequestID, err
-}
-
 // current is the exchange whose response the call gets, as far as is known.
 func (i *idempotent) current() *exchange {
 	if i.first != nil {
@@ -56,8 +41,10 @@ func (i *idempotent) current() *exchange {
 }
 
 func (i *idempotent) runOrFollow(ctx context.Context) (*Response, error) {
-	if f := i.ensureStores(ctx); f != nil {
-		return nil, f
+	for _, stream := range []*lazyStream{i.service.keys.stream, i.service.resultsStream} {
+		if f := stream.ensure(ctx); f != nil {
+			return nil, f
+		}
 	}
 	state, err := i.lookUp(ctx)
 	for err == nil {
@@ -85,21 +72,13 @@ func (i *idempotent) runOrFollow(ctx context.Context) (*Response, error) {
 	return i.end(ctx, err)
 }
 
-// ensureStores returns nil when the broker can store the key and the result.
-func (i *idempotent) ensureStores(ctx context.Context) *fault.Fault {
-	if f := i.service.keys.stream.ensure(ctx); f != nil {
-		return f
-	}
-	return i.service.results.ensure(ctx)
-}
-
 // lookUp reads who has the key, and that request's result.
 func (i *idempotent) lookUp(ctx context.Context) (keyState, error) {
 	record, err := i.service.keys.store.Get(ctx, i.key)
 	if err != nil || record.Claim == nil {
 		return keyState{record: record}, err
 	}
-	r, err := i.service.results.store.Get(ctx, record.Claim.RequestID)
+	r, err := i.service.results.Get(ctx, record.Claim.RequestID)
 	if errors.Is(err, store.ErrNoResult) {
 		return keyState{record: record}, nil
 	}
@@ -109,13 +88,11 @@ func (i *idempotent) lookUp(ctx context.Context) (keyState, error) {
 // lookUpUntil is lookUp of a call that has waited: a broker that does not answer is
 // no reason to fail before the deadline.
 func (i *idempotent) lookUpUntil(ctx context.Context) (state keyState, err error) {
-	if err = untilAnswered(ctx, func() (err error) {
+	err = untilAnswered(ctx, func() (err error) {
 		state, err = i.lookUp(ctx)
 		return err
-	}); err != nil {
-		return keyState{}, err
-	}
-	return state, nil
+	})
+	return state, err
 }
 
 // lookUpPause is the pause between two questions to a broker that does not answer.

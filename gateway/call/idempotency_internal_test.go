@@ -7,7 +7,6 @@ import (
 
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 
-	"github.com/stagemesh/stagemesh/gateway/correlate"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -99,15 +98,14 @@ func TestRequestKeepsItsKeyWhileItRunsOrIsAnswered(t *testing.T) {
 }
 
 // pendingCall is a call that may have been cancelled.
-func pendingCall(t *testing.T, isCancelled bool) *correlate.Pending {
+func pendingCall(t *testing.T, isCancelled bool) *pending {
 	t.Helper()
-	table := correlate.New(1, 0)
-	p, err := table.Register(correlate.Call{Execution: "execution", Request: "request"})
-	if err != nil {
+	table, p := tableOf(1, 0), &pending{execution: "execution", request: "request"}
+	if err := table.register(p); err != nil {
 		t.Fatal(err)
 	}
 	if isCancelled {
-		table.Cancel("request", cancelledFault())
+		table.cancel("request", cancelledFault())
 	}
 	return p
 }

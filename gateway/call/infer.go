@@ -10,12 +10,12 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/stagemesh/stagemesh/gateway/admission"
-	"github.com/stagemesh/stagemesh/gateway/correlate"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
 // Infer runs one request and returns its response.
@@ -71,7 +71,12 @@ func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error,
 // exchange's own, or the first request with its idempotency key.
 func (s *Service) respond(ctx context.Context, x *exchange) (*Response, pipeline.RequestID, error) {
 	if x.env.IdempotencyKey != "" {
-		return newIdempotent(x).respond(ctx)
+		i := &idempotent{
+			service: s, own: x, digest: digest(x.request),
+			key: store.Key{Tenant: x.env.Tenant, Pipeline: x.env.Pipeline, Key: x.env.IdempotencyKey},
+		}
+		response, err := i.runOrFollow(ctx)
+		return response, i.current().env.RequestID, err
 	}
 	if f := s.awaitCapacity(ctx, x); f != nil {
 		return nil, x.env.RequestID, f
@@ -85,7 +90,8 @@ func (x *exchange) run(ctx context.Context) (*Response, error) {
 	if err := x.register(); err != nil {
 		return nil, err
 	}
-	defer x.pending.Forget()
+	defer x.pending.forget()
+	x.service.availability.Sent(x.env)
 	x.publish()
 	response, err := x.await(ctx)
 	x.settle(err)
@@ -106,7 +112,7 @@ type exchange struct {
 	waits   bool
 	slowest *admission.Queue
 
-	pending *correlate.Pending
+	pending *pending
 	// sending is the publish, progress what has come of the answer, and search the
 	// look-ups of the stored result.
 	sending  sending
@@ -150,7 +156,7 @@ func (s *Service) awaitCapacity(ctx context.Context, x *exchange) (f *fault.Faul
 	if f != nil || x.env.Durability != pipeline.File {
 		return f
 	}
-	return s.results.ensure(ctx)
+	return s.resultsStream.ensure(ctx)
 }
 
 // register makes the call pending under a new execution. The ID is new for every
@@ -159,17 +165,11 @@ func (x *exchange) register() error {
 	if err := x.encode(); err != nil {
 		return err
 	}
-	c := correlate.Call{Execution: x.env.ExecutionID, Request: x.env.RequestID, Stages: x.memoryStages(x.env.Durability)}
-	if x.emit != nil {
-		c.Buffer = correlate.Buffer{Replies: streamReplies, Bytes: streamBytes}
+	x.pending = &pending{
+		execution: x.env.ExecutionID, request: x.env.RequestID, stages: x.memoryStages(x.env.Durability), takesChunks: x.emit != nil,
 	}
-	pending, err := x.service.table.Register(c)
-	if err != nil {
+	if err := x.service.table.register(x.pending); err != nil {
 		return fault.Newf(fault.Overloaded, "%w", err).WithRetryAfter(admission.RetryAfter)
-	}
-	x.pending = pending
-	if x.env.StoresAnswer() {
-		x.search.reconnected = x.service.reconnects.next()
 	}
 	return nil
 }
@@ -216,20 +216,12 @@ func (x *exchange) await(ctx context.Context) (*Response, error) {
 func (x *exchange) handleNext(ctx context.Context) (*Response, error) {
 	select {
 	case <-x.sending.failed:
-		return nil, x.handleFailedPublish()
+		return nil, x.handleFailedPublish(ctx)
 	case <-x.sending.retry:
 		x.publishAgain()
 		return nil, nil
-	case <-x.pending.Ready():
-		return x.nextReply()
-	case f := <-x.pending.Failed():
-		return nil, f
-	case <-x.pending.Hostless():
-		return nil, x.withdrawHostless(ctx)
-	case <-x.search.reconnected:
-		x.search.reconnected = x.service.reconnects.next()
-		x.search.begin()
-		return nil, nil
+	case <-x.pending.ready:
+		return x.handleEvent(ctx, x.pending.next())
 	case <-x.search.due:
 		return x.lookUpResult(ctx)
 	case <-x.progress.overdue():
@@ -309,7 +301,13 @@ func (x *exchange) leavesWork(err error) bool {
 }
 
 // isCancelled reports whether the request was cancelled by its ID.
-func (x *exchange) isCancelled() bool { return x.pending != nil && x.pending.IsCancelled() }
+func (x *exchange) isCancelled() bool {
+	if x.pending == nil {
+		return false
+	}
+	_, isCancelled := x.pending.outcome()
+	return isCancelled
+}
 
 // deadlineFault returns the fault. Where that is the end of the call's own time, it
 // says how long that was.
@@ -330,4 +328,98 @@ func (s *Service) failed(id pipeline.RequestID, r *Request, f *fault.Fault) *fau
 	s.settings.Logger.Log(context.Background(), level, "request failed", "request_id", id, "pipeline", fmt.Sprintf("%.*s", shown, r.Pipeline),
 		"reason", f.Reason, "error", f, "cause", f.Unwrap(), "traceparent", r.Trace["traceparent"])
 	return f.WithMetadata(requestIDKey, string(id))
+}
+
+// sending is the publish of an execution.
+type sending struct {
+	message bus.Message
+	tries   int
+	// done gets the outcome of each publish, one at a time. failed gets a value
+	// where the item was not newly queued: nearly all are, and then nothing needs
+	// to wake.
+	done   chan publishOutcome
+	failed chan struct{}
+	// latest is the outcome of the latest publish, once it was read from done.
+	latest *publishOutcome
+	// retry ticks when the next publish is due.
+	retry <-chan time.Time
+}
+
+type publishOutcome struct {
+	receipt bus.Receipt
+	err     error
+}
+
+func newSending(m bus.Message) sending {
+	return sending{message: m, done: make(chan publishOutcome, 1), failed: make(chan struct{}, 1)}
+}
+
+// outcome returns the outcome of the latest publish, where that is known.
+func (s *sending) outcome() (o publishOutcome, known bool) {
+	if s.latest == nil {
+		select {
+		case o := <-s.done:
+			s.latest = &o
+		default:
+			return publishOutcome{}, false
+		}
+	}
+	return *s.latest, true
+}
+
+// retryPause is the pause between two publishes of an item.
+const retryPause = 50 * time.Millisecond
+
+// publish sends the item to its first queue.
+func (x *exchange) publish() {
+	s := &x.sending
+	s.tries++
+	s.latest = nil
+	done, failed := s.done, s.failed
+	x.service.bus.Publish(s.message, func(r bus.Receipt, err error) {
+		done <- publishOutcome{r, err}
+		if err != nil || r.Duplicate {
+			failed <- struct{}{}
+		}
+	})
+}
+
+// publishAgain repeats the publish, unless it is known that the queue has no space.
+func (x *exchange) publishAgain() {
+	if x.waits && x.sending.tries == 0 {
+		if _, f := x.service.availability.CheckQueues(x.env); f != nil {
+			x.sending.retry = time.After(retryPause)
+			return
+		}
+	}
+	x.publish()
+}
+
+// handleFailedPublish decides about a publish that did not queue the item. Where
+// the outcome is unknown it is repeated under the same ID, which cannot run the
+// request twice. A duplicate on the first try is another request's ID: the item was
+// not queued.
+func (x *exchange) handleFailedPublish(ctx context.Context) error {
+	s := &x.sending
+	o, _ := s.outcome()
+	switch {
+	case errors.Is(o.err, bus.ErrUnknown), errors.Is(o.err, bus.ErrDisconnected) && s.tries > 1:
+		// The broker may come back, or the answer may come meanwhile.
+		s.retry = time.After(retryPause)
+	case errors.Is(o.err, bus.ErrQueueFull) && x.waits:
+		if s.tries == 1 {
+			s.tries = 0 // the item was never queued
+		}
+		s.retry = time.After(retryPause)
+	case o.err != nil:
+		return admission.Rejection(o.err, x.env.Hop())
+	case o.receipt.Duplicate && s.tries == 1:
+		x.service.metrics.collisions.Add(ctx, 1)
+		if err := x.encode(); err != nil {
+			return err
+		}
+		x.pending.rename(x.env.ExecutionID)
+		x.publish()
+	}
+	return nil
 }

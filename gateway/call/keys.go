@@ -2,14 +2,11 @@ package call
 
 import (
 	"context"
-	"log/slog"
 	"sync"
 	"time"
 
 	"github.com/google/uuid"
 
-	"github.com/stagemesh/stagemesh/gateway/correlate"
-	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -19,11 +16,9 @@ import (
 // keys are the idempotency keys as the calls of one gateway share them: the first
 // requests that calls follow, and the keys that are released in the background.
 type keys struct {
+	service *Service
 	store   *store.Keys
 	stream  *lazyStream
-	results *results
-	table   *correlate.Table
-	metrics *metrics
 	// watches wait for first requests, releases give keys back.
 	watches, releases *tasks
 
@@ -46,14 +41,13 @@ type firstRequest struct {
 	isLost bool
 }
 
-func newKeys(b *bus.Bus, s *Service, settings store.Settings, log *slog.Logger) *keys {
+func newKeys(s *Service) *keys {
 	k := &keys{
-		store: store.NewKeys(b, settings), results: s.results, table: s.table, metrics: s.metrics,
+		service: s, store: store.NewKeys(s.bus, s.settings.Idempotency), firsts: map[pipeline.RequestID]*firstRequest{},
 		// Watches that nobody follows any more end while others begin.
 		watches: newTasks(2 * s.settings.MaxInFlight), releases: newTasks(s.settings.MaxInFlight),
-		firsts: map[pipeline.RequestID]*firstRequest{},
 	}
-	k.stream = newLazyStream("the broker stores no idempotency keys", k.store.Ensure, s.reconnects, log)
+	k.stream = s.newLazyStream("the broker stores no idempotency keys", k.store.Ensure)
 	return k
 }
 
@@ -107,8 +101,6 @@ func (k *keys) watch(ctx context.Context, r *firstRequest, key store.Key, record
 		close(r.done)
 	}()
 	ctx, cancel := context.WithDeadline(ctx, record.Claim.Deadline.Add(grace))
-	queueLost, forget := k.watchQueues(record.Claim, stages)
-	defer forget()
 	var pumps sync.WaitGroup
 	defer pumps.Wait()
 	defer cancel()
@@ -116,7 +108,7 @@ func (k *keys) watch(ctx context.Context, r *firstRequest, key store.Key, record
 	pumps.Go(func() {
 		var result *envelope.Result // nil where it cannot be read, or the context ends
 		_ = untilAnswered(ctx, func() (err error) {
-			result, err = k.results.store.Wait(ctx, r.id)
+			result, err = k.service.results.Wait(ctx, r.id)
 			return err
 		})
 		results <- result
@@ -125,10 +117,19 @@ func (k *keys) watch(ctx context.Context, r *firstRequest, key store.Key, record
 		_ = untilAnswered(ctx, func() error { return k.store.Wait(ctx, key, record.Seq) })
 		changed <- struct{}{}
 	})
+	// The request, of whatever gateway, may wait in one of these queues. With a full
+	// table only the request's deadline ends the watch.
+	queues := &pending{
+		execution: pipeline.ExecutionID(uuid.Must(uuid.NewV7()).String()), // of no execution: nobody replies
+		stages:    stages, since: record.Claim.AdmittedAt.Add(clockSlack),
+	}
+	if len(stages) > 0 && k.service.table.register(queues) == nil {
+		defer queues.forget()
+	}
 	select {
 	case r.result = <-results:
-	case f := <-queueLost:
-		r.isLost = f != nil
+	case <-queues.ready:
+		r.isLost = true
 	case <-changed:
 	}
 }
@@ -137,20 +138,6 @@ func (k *keys) watch(ctx context.Context, r *firstRequest, key store.Key, record
 // queue that was made within so much of a request's admission may be the one that
 // it waits in.
 const clockSlack = 200 * time.Millisecond
-
-// watchQueues returns a channel that gets a value when a memory queue is lost that
-// the request, of whatever gateway, may wait in.
-func (k *keys) watchQueues(c *envelope.Claim, stages []pipeline.StageName) (lost <-chan *fault.Fault, forget func()) {
-	if len(stages) == 0 {
-		return nil, func() {}
-	}
-	id := pipeline.ExecutionID(uuid.Must(uuid.NewV7()).String()) // of no execution: nobody replies
-	p, err := k.table.Register(correlate.Call{Execution: id, Stages: stages, Since: c.AdmittedAt.Add(clockSlack)})
-	if err != nil {
-		return nil, func() {} // with a full table, only the request's deadline ends the watch
-	}
-	return p.Failed(), p.Forget
-}
 
 // releaseTimeout is the least that a release has to get through to the broker.
 const releaseTimeout = time.Second
@@ -166,7 +153,7 @@ func (k *keys) release(key store.Key, r store.KeyRecord) {
 		ctx, cancel := context.WithDeadline(ctx, until)
 		defer cancel()
 		if err := k.store.Release(ctx, key, r); err == nil {
-			k.metrics.idempotent(released)
+			k.service.metrics.idempotent(released)
 		}
 	})
 }

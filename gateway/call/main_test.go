@@ -62,7 +62,7 @@ func newBed(t *testing.T, edits ...func(*call.Settings)) *bed {
 // b.stops before.
 func (b *bed) start(conn *bus.Bus, edits ...func(*call.Settings)) *call.Service {
 	b.t.Helper()
-	c, err := pipelines.NewCatalog(nil)
+	c, err := pipelines.New(pipelines.Settings{})
 	if err != nil {
 		b.t.Fatal(err)
 	}

@@ -9,54 +9,60 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
-	"github.com/stagemesh/stagemesh/gateway/admission"
-	"github.com/stagemesh/stagemesh/gateway/correlate"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
 // metrics are the request path's instruments.
 type metrics struct {
-	requests   metric.Int64Counter
-	duration   metric.Float64Histogram
-	replies    metric.Int64Counter
-	collisions metric.Int64Counter
-	cancels    metric.Int64Counter
-	keys       metric.Int64Counter
-	chunks     metric.Int64Counter
-	firstChunk metric.Float64Histogram
-	// labels are the attributes of requests and duration.
-	labels labels
+	requests, replies, collisions, cancels, keys, chunks metric.Int64Counter
+	duration, firstChunk                                 metric.Float64Histogram
+	labels                                               labels
 }
 
-func newMetrics(meter metric.Meter, table *correlate.Table, limiter *admission.Limiter) (*metrics, error) {
-	m := &metrics{labels: labels{made: map[requestLabel]*requestOptions{}}}
-	var errs [11]error
-	m.requests, errs[0] = meter.Int64Counter("stagemesh.gateway.requests", metric.WithDescription("Requests answered, by pipeline and reason; OK means success."))
-	m.duration, errs[1] = meter.Float64Histogram("stagemesh.gateway.request_duration", metric.WithUnit("s"), metric.WithDescription("Time from admission to the final reply."),
-		metric.WithExplicitBucketBoundaries(.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30))
-	m.replies, errs[2] = meter.Int64Counter("stagemesh.gateway.dropped_replies", metric.WithDescription("Replies and cancel messages dropped: late, duplicate, overflow, malformed or malformed_cancel."))
-	m.collisions, errs[3] = meter.Int64Counter("stagemesh.gateway.execution_id_collisions", metric.WithDescription("Execution IDs that the queue had already seen."))
-	m.cancels, errs[4] = meter.Int64Counter("stagemesh.gateway.cancelled", metric.WithDescription("Requests cancelled: deleted from their first queue, notified to hosts, or failed."))
-	m.keys, errs[5] = meter.Int64Counter("stagemesh.gateway.idempotent_requests", metric.WithDescription("Requests with an idempotency key: first, follower, stored, mismatch, taken_over; and keys released."))
-	_, errs[6] = meter.Int64ObservableGauge("stagemesh.gateway.pending_calls", metric.WithDescription("Calls that wait for their final reply."),
-		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
-			o.Observe(int64(table.Len()))
-			return nil
-		}))
-	_, errs[7] = meter.Int64ObservableGauge("stagemesh.gateway.requests_in_flight", metric.WithDescription("Requests admitted and not answered, including those that wait for capacity or for a stored result."),
-		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
-			o.Observe(int64(limiter.InFlight()))
-			return nil
-		}))
-	_, errs[8] = meter.Int64ObservableGauge("stagemesh.gateway.unread_chunk", metric.WithUnit("By"), metric.WithDescription("Bytes of chunks that callers have not read, beyond 64 KiB for each call."),
-		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
-			o.Observe(table.Unread())
-			return nil
-		}))
-	m.chunks, errs[9] = meter.Int64Counter("stagemesh.gateway.chunks", metric.WithDescription("Chunks handed to callers, by pipeline."))
-	m.firstChunk, errs[10] = meter.Float64Histogram("stagemesh.gateway.first_chunk", metric.WithUnit("s"), metric.WithDescription("Time from admission to the first chunk."),
-		metric.WithExplicitBucketBoundaries(.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30))
-	return m, errors.Join(errs[:]...)
+func newMetrics(s *Service) (*metrics, error) {
+	var errs []error
+	counter := func(name, help string) metric.Int64Counter {
+		out, err := s.settings.Meter.Int64Counter(name, metric.WithDescription(help))
+		errs = append(errs, err)
+		return out
+	}
+	seconds := func(name, help string, bounds ...float64) metric.Float64Histogram {
+		out, err := s.settings.Meter.Float64Histogram(name, metric.WithUnit("s"), metric.WithDescription(help), metric.WithExplicitBucketBoundaries(bounds...))
+		errs = append(errs, err)
+		return out
+	}
+	gauge := func(name, unit, help string, value func() int64) {
+		_, err := s.settings.Meter.Int64ObservableGauge(name, metric.WithUnit(unit), metric.WithDescription(help),
+			metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
+				o.Observe(value())
+				return nil
+			}))
+		errs = append(errs, err)
+	}
+	m := &metrics{
+		labels:     labels{made: map[requestLabel]*requestOptions{}},
+		requests:   counter("stagemesh.gateway.requests", "Requests answered, by pipeline and reason; OK means success."),
+		duration:   seconds("stagemesh.gateway.request_duration", "Time from admission to the final reply.", .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30),
+		replies:    counter("stagemesh.gateway.dropped_replies", "Replies and cancel messages dropped: late, duplicate, overflow, malformed or malformed_cancel."),
+		collisions: counter("stagemesh.gateway.execution_id_collisions", "Execution IDs that the queue had already seen."),
+		cancels:    counter("stagemesh.gateway.cancelled", "Requests cancelled: deleted from their first queue, notified to hosts, or failed."),
+		keys:       counter("stagemesh.gateway.idempotent_requests", "Requests with an idempotency key: first, follower, stored, mismatch, taken_over; and keys released."),
+		chunks:     counter("stagemesh.gateway.chunks", "Chunks handed to callers, by pipeline."),
+		firstChunk: seconds("stagemesh.gateway.first_chunk", "Time from admission to the first chunk.", .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30),
+	}
+	gauge("stagemesh.gateway.pending_calls", "", "Calls that wait for their final reply.", func() int64 {
+		calls, _ := s.table.sizes()
+		return int64(calls)
+	})
+	gauge("stagemesh.gateway.unread_chunk", "By", "Bytes of chunks that callers have not read, beyond 64 KiB for each call.", func() int64 {
+		_, unread := s.table.sizes()
+		return int64(unread)
+	})
+	gauge("stagemesh.gateway.requests_in_flight", "", "Requests admitted and not answered, including those that wait for capacity or for a stored result.", func() int64 { return int64(s.limiter.InFlight()) })
+	if s.settings.Bodies != nil {
+		gauge("stagemesh.gateway.request_bytes", "By", "Bytes of requests in flight: their bodies and the inputs decoded from them.", s.settings.Bodies.Taken)
+	}
+	return m, errors.Join(errs...)
 }
 
 // request counts a request that has ended.
@@ -79,11 +85,12 @@ func (m *metrics) chunk(label string, first bool, took time.Duration) {
 	}
 }
 
-func (m *metrics) droppedReply(disposition string) {
-	m.replies.Add(context.Background(), 1, metric.WithAttributeSet(attribute.NewSet(attribute.String("disposition", disposition))))
+// count adds one under a label.
+func count(c metric.Int64Counter, label, value string) {
+	c.Add(context.Background(), 1, metric.WithAttributeSet(attribute.NewSet(attribute.String(label, value))))
 }
 
-func (m *metrics) collision() { m.collisions.Add(context.Background(), 1) }
+func (m *metrics) droppedReply(disposition string) { count(m.replies, "disposition", disposition) }
 
 // How a request was cancelled.
 const (
@@ -92,9 +99,7 @@ const (
 	failed   = "failed"
 )
 
-func (m *metrics) cancelled(how string) {
-	m.cancels.Add(context.Background(), 1, metric.WithAttributeSet(attribute.NewSet(attribute.String("how", how))))
-}
+func (m *metrics) cancelled(how string) { count(m.cancels, "how", how) }
 
 // What became of a request with an idempotency key, or of the key.
 const (
@@ -106,9 +111,7 @@ const (
 	released  = "released"
 )
 
-func (m *metrics) idempotent(outcome string) {
-	m.keys.Add(context.Background(), 1, metric.WithAttributeSet(attribute.NewSet(attribute.String("outcome", outcome))))
-}
+func (m *metrics) idempotent(outcome string) { count(m.keys, "outcome", outcome) }
 
 // maxLabels bounds the remembered labels: pipelines come and go.
 const maxLabels = 4096
@@ -137,12 +140,8 @@ func (l *labels) of(o requestLabel) *requestOptions {
 	if made != nil {
 		return made
 	}
-	return l.make(o)
-}
-
-func (l *labels) make(o requestLabel) *requestOptions {
 	of := attribute.String("pipeline", o.pipeline)
-	made := &requestOptions{
+	made = &requestOptions{
 		requests: []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(of, attribute.String("reason", o.reason)))},
 		duration: []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(of))},
 	}

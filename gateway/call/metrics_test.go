@@ -11,8 +11,6 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
 
-	"github.com/stagemesh/stagemesh/gateway/admission"
-	"github.com/stagemesh/stagemesh/gateway/correlate"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
@@ -59,7 +57,7 @@ func (h recordedHistogram) Record(_ context.Context, _ float64, options ...metri
 func TestRequestsAreCountedByPipelineAndReason(t *testing.T) {
 	t.Parallel()
 	records := map[string]int{}
-	m, err := newMetrics(recorder{records: records}, correlate.New(1, 0), admission.NewLimiter(1))
+	m, err := newMetrics(&Service{settings: Settings{Meter: recorder{records: records}}})
 	if err != nil {
 		t.Fatal(err)
 	}

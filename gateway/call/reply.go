@@ -65,12 +65,25 @@ var (
 	errNotStored = errors.New("it announces a stored result of a request that stores none")
 )
 
-// nextReply handles one reply, if there is one; response is nil while more follow.
-func (x *exchange) nextReply() (*Response, error) {
-	data, ok := x.pending.Next()
-	if !ok {
-		return nil, nil
+// handleEvent handles what has come for the call; response is nil while the call goes
+// on.
+func (x *exchange) handleEvent(ctx context.Context, e event) (*Response, error) {
+	switch {
+	case e.fault != nil:
+		return nil, e.fault
+	case e.reply != nil:
+		return x.readReply(e.reply)
 	}
+	if e.isReconnected && x.env.StoresAnswer() {
+		x.search.begin()
+	}
+	if e.isHostless {
+		return nil, x.withdrawHostless(ctx)
+	}
+	return nil, nil
+}
+
+func (x *exchange) readReply(data []byte) (*Response, error) {
 	r, err := envelope.DecodeReply(data)
 	switch {
 	case err != nil:
@@ -117,17 +130,9 @@ func (x *exchange) handleChunk(r *envelope.Reply) error {
 		return nil
 	}
 	x.progress.isRejected = true
-	select {
-	case f := <-x.pending.Failed():
+	if f, _ := x.pending.outcome(); f != nil {
 		return f // while emit waited for the caller
-	default:
-		return emitFault(err)
 	}
-}
-
-// emitFault is the fault of an error of emit: the error's own, or that the caller
-// does not take its answer.
-func emitFault(err error) *fault.Fault {
 	if f := fault.From(err); f.Reason != fault.Internal {
 		return f
 	}
@@ -170,9 +175,6 @@ func selectOutputs(parts []payload.Part, names []string) ([]payload.Part, error)
 
 // search says when a call looks up its stored result. The zero search never does.
 type search struct {
-	// reconnected closes with the next connection to the broker: replies sent
-	// before it may be lost.
-	reconnected <-chan struct{}
 	// due ticks when a look-up is due. left are those to come, without end where a
 	// host announced the result.
 	due         <-chan time.Time
@@ -211,7 +213,7 @@ func (s *search) again() {
 // lookUpResult returns the response of the stored result, if there is one. A broker
 // that does not answer is no reason to fail before the deadline.
 func (x *exchange) lookUpResult(ctx context.Context) (*Response, error) {
-	r, err := x.service.results.store.Get(ctx, x.env.RequestID)
+	r, err := x.service.results.Get(ctx, x.env.RequestID)
 	switch {
 	case err == nil:
 		return x.responseOf(r)

@@ -3,12 +3,11 @@ package call
 import (
 	"context"
 	"errors"
-	"log/slog"
-	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/stagemesh/stagemesh/gateway/admission"
-	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -72,58 +71,38 @@ func (s *Service) storedResult(ctx context.Context, id pipeline.RequestID, wait 
 // is found however short the wait. Then it asks until the wait is over or the
 // gateway stops.
 func (s *Service) fetchResult(ctx context.Context, id pipeline.RequestID, wait time.Duration) (*envelope.Result, error) {
-	r, err := s.results.store.Get(ctx, id)
+	r, err := s.results.Get(ctx, id)
 	if wait == 0 || !errors.Is(err, store.ErrNoResult) {
 		return r, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	defer context.AfterFunc(s.limiter.Closing(), cancel)()
-	return s.results.store.Wait(ctx, id)
+	return s.results.Wait(ctx, id)
 }
-
-// unavailable is the fault of a question that the broker did not answer.
-func unavailable(err error) *fault.Fault {
-	return fault.New(fault.BrokerUnavailable, "the broker cannot be reached").WithRetryAfter(admission.RetryAfter).Caused(err)
-}
-
-// results is where requests have their results stored.
-type results struct {
-	store  *store.Results
-	stream *lazyStream
-}
-
-func newResults(b *bus.Bus, s store.Settings, reconnects *broadcast, log *slog.Logger) *results {
-	r := &results{store: store.NewResults(b, s)}
-	r.stream = newLazyStream("the broker stores no results", r.store.Ensure, reconnects, log)
-	return r
-}
-
-// ensure returns nil when results can be stored.
-func (r *results) ensure(ctx context.Context) *fault.Fault { return r.stream.ensure(ctx) }
 
 // lazyStream is a stream that some requests need. It reserves space on the broker,
 // so only the first of them makes it.
 type lazyStream struct {
+	service *Service
 	// problem is logged and returned where it cannot be made.
 	problem    string
 	makeStream func(context.Context) error
-	// reconnects are when the stream may be lost with its broker.
-	reconnects *broadcast
-	log        *slog.Logger
 
 	// lock is held by the request that makes the stream, and guards the fields below.
 	// Requests give up waiting for it when their context ends.
-	lock chan struct{}
-	// connection closes with the end of the connection that the stream was made on.
-	connection <-chan struct{}
+	lock *semaphore.Weighted
+	// connection is the one on which the stream was made; it may be lost with its
+	// broker. isMade is false where the stream was not made or was found missing.
+	connection int64
+	isMade     bool
 	// err is why there is no stream; it is not tried again before retryAt.
 	err     error
 	retryAt time.Time
 }
 
-func newLazyStream(problem string, makeStream func(context.Context) error, reconnects *broadcast, log *slog.Logger) *lazyStream {
-	return &lazyStream{problem: problem, makeStream: makeStream, reconnects: reconnects, log: log, lock: make(chan struct{}, 1)}
+func (s *Service) newLazyStream(problem string, makeStream func(context.Context) error) *lazyStream {
+	return &lazyStream{service: s, problem: problem, makeStream: makeStream, lock: semaphore.NewWeighted(1)}
 }
 
 const (
@@ -134,11 +113,11 @@ const (
 // ensure returns nil when the stream is there. It asks the broker once for each
 // connection, and once per ensurePause where that fails.
 func (l *lazyStream) ensure(ctx context.Context) *fault.Fault {
-	if f := l.acquire(ctx); f != nil {
-		return f
+	err := l.lock.Acquire(ctx, 1)
+	if err == nil {
+		err = l.makeIfMissing(ctx)
+		l.lock.Release(1)
 	}
-	defer l.release()
-	err := l.makeIfMissing(ctx)
 	switch {
 	case err == nil:
 		return nil
@@ -150,80 +129,30 @@ func (l *lazyStream) ensure(ctx context.Context) *fault.Fault {
 
 // makeIfMissing makes the stream where it may be missing; the lock is held.
 func (l *lazyStream) makeIfMissing(ctx context.Context) error {
-	if l.connection != nil {
-		select {
-		case <-l.connection:
-		default:
-			return nil
-		}
+	connection := l.service.connections.Load()
+	if l.isMade && l.connection == connection {
+		return nil
 	}
 	if time.Now().Before(l.retryAt) {
 		return l.err
 	}
-	connection := l.reconnects.next()
 	limited, cancel := context.WithTimeout(ctx, ensureTimeout)
 	defer cancel()
 	if err := l.makeStream(limited); err != nil {
 		if ctx.Err() == nil {
-			l.log.Warn(l.problem, "error", err)
+			l.service.settings.Logger.Warn(l.problem, "error", err)
 			l.err, l.retryAt = err, time.Now().Add(ensurePause)
 		}
 		return err
 	}
-	l.connection = connection
+	l.isMade, l.connection = true, connection
 	return nil
 }
 
 // reset records that the stream was found missing: the next request makes it.
 func (l *lazyStream) reset(ctx context.Context) {
-	if f := l.acquire(ctx); f != nil {
-		return
-	}
-	defer l.release()
-	l.connection = nil
-}
-
-func (l *lazyStream) acquire(ctx context.Context) *fault.Fault {
-	select {
-	case l.lock <- struct{}{}:
-		return nil
-	case <-ctx.Done():
-		return fault.From(ctx.Err())
-	}
-}
-
-func (l *lazyStream) release() { <-l.lock }
-
-// broadcast wakes any number of waiters at once.
-type broadcast struct {
-	mu sync.Mutex
-	ch chan struct{}
-}
-
-func newBroadcast() *broadcast { return &broadcast{ch: make(chan struct{})} }
-
-// next returns a channel that closes with the next send.
-func (b *broadcast) next() <-chan struct{} {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.ch
-}
-
-func (b *broadcast) send() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	close(b.ch)
-	b.ch = make(chan struct{})
-}
-
-// forward sends whenever the channel gets a value, until the context ends.
-func (b *broadcast) forward(ctx context.Context, from <-chan struct{}) {
-	for {
-		select {
-		case <-from:
-			b.send()
-		case <-ctx.Done():
-			return
-		}
+	if l.lock.Acquire(ctx, 1) == nil {
+		l.isMade = false
+		l.lock.Release(1)
 	}
 }

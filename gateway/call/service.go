@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
@@ -14,7 +15,6 @@ import (
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/admission"
-	"github.com/stagemesh/stagemesh/gateway/correlate"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -83,17 +83,18 @@ type Service struct {
 	settings Settings
 	metrics  *metrics
 	bus      *bus.Bus
-	// What rejects requests.
+	// These reject requests.
 	limiter      *admission.Limiter
 	pipelines    *admission.PipelineLimits
 	availability *admission.Availability
 
-	table   *correlate.Table
-	results *results
-	keys    *keys
-	cancels *cancels
-	// reconnects sends after every reconnect to the broker.
-	reconnects *broadcast
+	table         *table
+	results       *store.Results
+	resultsStream *lazyStream
+	keys          *keys
+	cancels       *cancels
+	// connections counts the connections to the broker.
+	connections atomic.Int64
 
 	stopReplies func() error
 	stopCancels func() error
@@ -113,10 +114,10 @@ func New(s Settings) (*Service, error) {
 	s.Idempotency.Retention = cmp.Or(s.Idempotency.Retention, s.Results.Retention)
 	out := &Service{
 		settings: s, limiter: admission.NewLimiter(s.MaxInFlight), pipelines: admission.NewPipelineLimits(),
-		table: correlate.New(s.MaxInFlight, streamsBytes), reconnects: newBroadcast(),
+		table: newTable(tableLimits{calls: s.MaxInFlight, replies: streamReplies, bytes: streamBytes, shared: streamsBytes}),
 	}
-	m, err := newMetrics(s.Meter, out.table, out.limiter)
-	out.metrics = m
+	var err error
+	out.metrics, err = newMetrics(out)
 	return out, err
 }
 
@@ -128,8 +129,9 @@ func (s *Service) Start(b *bus.Bus) error {
 	if err := s.availability.Report(s.settings.Meter); err != nil {
 		return err
 	}
-	s.results = newResults(b, s.settings.Results, s.reconnects, s.settings.Logger)
-	s.keys = newKeys(b, s, s.settings.Idempotency, s.settings.Logger)
+	s.results = store.NewResults(b, s.settings.Results)
+	s.resultsStream = s.newLazyStream("the broker stores no results", s.results.Ensure)
+	s.keys = newKeys(s)
 	s.cancels = newCancels(b, s.settings.MaxInFlight, s.metrics.cancelled)
 	s.cancels.onWithdrawn = s.availability.Withdrawn
 	var err error
@@ -141,8 +143,8 @@ func (s *Service) Start(b *bus.Bus) error {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	s.stopWatch = cancel
-	s.watches.Go(func() { s.watch(ctx) })
-	s.watches.Go(func() { s.reconnects.forward(ctx, b.Reconnects()) })
+	s.watches.Go(func() { s.watchQueues(ctx, b.Reconnects()) })
+	s.watches.Go(func() { s.watchConnection(ctx, b.Reconnects()) })
 	return nil
 }
 
@@ -156,7 +158,7 @@ func (s *Service) Stop(ctx context.Context) error {
 	if err != nil {
 		err = errors.Join(context.Cause(ctx), s.failPending())
 	}
-	s.cancels.stop()
+	s.cancels.running.stop(cancelTimeout)
 	s.keys.stop()
 	s.stopWatch()
 	s.watches.Wait()
@@ -170,14 +172,11 @@ const failTimeout = time.Second
 // failPending fails the calls that still wait.
 func (s *Service) failPending() error {
 	f := fault.New(fault.ShuttingDown, "the gateway stopped before there was an answer; the result of a durable request is stored, and can be fetched by its ID")
-	s.table.Each(func(p *correlate.Pending) { p.Fail(f) })
+	s.table.each(func(p *pending) { p.fail(f) })
 	ctx, cancel := context.WithTimeout(context.Background(), failTimeout)
 	defer cancel()
 	return s.limiter.AwaitIdle(ctx)
 }
-
-// Close rejects new requests.
-func (s *Service) Close() { s.limiter.Close() }
 
 // InFlight returns how many requests are admitted and not answered, including those
 // that wait for capacity or for a stored result.
@@ -185,24 +184,14 @@ func (s *Service) InFlight() int { return s.limiter.InFlight() }
 
 // receiveReply is the handler of the shared reply subscription.
 func (s *Service) receiveReply(id pipeline.ExecutionID, data []byte) meshv1.ReplyDisposition {
-	isFinal, err := envelope.PeekTerminal(data)
-	if err != nil {
-		s.metrics.droppedReply("malformed")
-		return meshv1.ReplyDisposition_REPLY_DISPOSITION_MALFORMED
+	out := malformed
+	if isFinal, err := envelope.PeekTerminal(data); err == nil {
+		out = s.table.deliver(id, isFinal, data)
 	}
-	switch s.table.Deliver(id, isFinal, data) {
-	case correlate.Delivered:
-		return meshv1.ReplyDisposition_REPLY_DISPOSITION_DELIVERED
-	case correlate.Duplicate:
-		s.metrics.droppedReply("duplicate")
-		return meshv1.ReplyDisposition_REPLY_DISPOSITION_DUPLICATE
-	case correlate.Overflow:
-		s.metrics.droppedReply("overflow")
-		return meshv1.ReplyDisposition_REPLY_DISPOSITION_OVERFLOW
-	default:
-		s.metrics.droppedReply("late")
-		return meshv1.ReplyDisposition_REPLY_DISPOSITION_UNKNOWN
+	if out != delivered {
+		s.metrics.droppedReply(map[meshv1.ReplyDisposition]string{malformed: "malformed", unknown: "late", duplicate: "duplicate", overflow: "overflow"}[out])
 	}
+	return out
 }
 
 // Ready returns nil when requests can be served, else a fault that says why not.
@@ -225,10 +214,10 @@ func (s *Service) PipelineReady(ctx context.Context, name string) error {
 		return err
 	}
 	durability, f := durabilityOf(&Request{}, p)
-	if f != nil {
-		return f
+	if f == nil {
+		f = s.availability.CheckHosts(ctx, route, durability)
 	}
-	if f := s.availability.CheckHosts(ctx, route, durability); f != nil {
+	if f != nil {
 		return f
 	}
 	return nil
@@ -245,12 +234,11 @@ type StageState struct {
 // QueueState is what is in a queue, waiting or in flight.
 type QueueState struct {
 	Durability pipeline.Durability
-	// Items are all, Bytes theirs; Classes are the items by class.
-	Items, Bytes uint64
-	Classes      map[pipeline.Class]uint64
-	// MaxItems and MaxBytes bound the queue; less than 1 means no bound.
-	MaxItems, MaxBytes int64
+	Backlog
 }
+
+// Backlog is what the broker reports of a queue.
+type Backlog = bus.Backlog
 
 // Stage returns the state of a stage, BROKER_UNAVAILABLE while there is no broker.
 // The state of its queues is current, that of its hosts at most 200 ms old.
@@ -259,52 +247,38 @@ func (s *Service) Stage(ctx context.Context, name pipeline.StageName) (StageStat
 		return StageState{}, err
 	}
 	durabilities := []pipeline.Durability{pipeline.Memory, pipeline.File}
-	queues := make([]*QueueState, len(durabilities))
+	backlogs := make([]bus.Backlog, len(durabilities))
 	var out StageState
 	queries, ctx := errgroup.WithContext(ctx)
-	queries.Go(func() (err error) {
-		out.Served, err = s.isServed(ctx, name)
-		return err
+	queries.Go(func() error {
+		f := s.availability.CheckHosts(ctx, []pipeline.Hop{{Stage: name, Step: pipeline.StepName(name)}}, pipeline.Memory)
+		if out.Served = f == nil || f.Reason == fault.NotSupported; out.Served || f.Reason == fault.NoCapacity {
+			return nil
+		}
+		return f
 	})
 	for i, d := range durabilities {
 		queries.Go(func() (err error) {
-			queues[i], err = s.queue(ctx, name, d)
+			if backlogs[i], err = s.bus.Backlog(ctx, name, d); errors.Is(err, bus.ErrNoQueue) {
+				return nil
+			}
 			return err
 		})
 	}
 	if err := queries.Wait(); err != nil {
 		return StageState{}, unavailable(err)
 	}
-	for _, q := range queues {
-		if q != nil {
-			out.Queues = append(out.Queues, *q)
+	for i, b := range backlogs {
+		if b.Epoch != "" {
+			out.Queues = append(out.Queues, QueueState{Durability: durabilities[i], Backlog: b})
 		}
 	}
 	return out, nil
 }
 
-// isServed reports whether a host of the stage takes items of any durability.
-func (s *Service) isServed(ctx context.Context, name pipeline.StageName) (bool, error) {
-	f := s.availability.CheckHosts(ctx, []pipeline.Hop{{Stage: name, Step: pipeline.StepName(name)}}, pipeline.Memory)
-	switch {
-	case f == nil || f.Reason == fault.NotSupported:
-		return true, nil
-	case f.Reason == fault.NoCapacity:
-		return false, nil
-	}
-	return false, f
-}
-
-// queue returns the state of a queue, nil where there is none.
-func (s *Service) queue(ctx context.Context, name pipeline.StageName, d pipeline.Durability) (*QueueState, error) {
-	b, err := s.bus.Backlog(ctx, name, d)
-	if errors.Is(err, bus.ErrNoQueue) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	return &QueueState{Durability: d, Items: b.Items, Bytes: b.Bytes, Classes: b.Classes, MaxItems: b.MaxItems, MaxBytes: b.MaxBytes}, nil
+// unavailable is the fault of a question that the broker did not answer.
+func unavailable(err error) *fault.Fault {
+	return fault.New(fault.BrokerUnavailable, "the broker cannot be reached").WithRetryAfter(admission.RetryAfter).Caused(err)
 }
 
 // tasks are a bounded number of background goroutines that end before their owner

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/gateway/admission"
-	"github.com/stagemesh/stagemesh/gateway/correlate"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -19,11 +18,27 @@ const (
 	watchTimeout  = time.Second
 )
 
-// watch fails calls whose memory queue is lost or was replaced, and signals calls
-// that wait for a stage without hosts. It looks right after a reconnect, and every
-// second while calls wait.
-func (s *Service) watch(ctx context.Context) {
-	reconnects := s.bus.Reconnects()
+// watchConnection signals every new connection to the broker.
+func (s *Service) watchConnection(ctx context.Context, reconnects <-chan struct{}) {
+	for {
+		select {
+		case <-reconnects:
+			s.connections.Add(1)
+			s.table.each(func(p *pending) {
+				if p.request != "" {
+					p.signal(signals{isReconnected: true})
+				}
+			})
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// watchQueues fails calls whose memory queue is lost or was replaced, and signals
+// calls that wait for a stage without hosts. It looks right after a reconnect, and
+// every second while calls wait.
+func (s *Service) watchQueues(ctx context.Context, reconnects <-chan struct{}) {
 	since := hostlessSince{}
 	tick := time.NewTicker(watchInterval)
 	defer tick.Stop()
@@ -48,10 +63,10 @@ type stageSet map[pipeline.StageName]bool
 // of them that are first steps of this gateway's own requests.
 func (s *Service) waitedFor() (all, first stageSet) {
 	all, first = stageSet{}, stageSet{}
-	s.table.Each(func(p *correlate.Pending) {
-		for i, stage := range p.Stages {
+	s.table.each(func(p *pending) {
+		for i, stage := range p.stages {
 			all[stage] = true
-			if i == 0 && p.Request != "" {
+			if i == 0 && p.request != "" {
 				first[stage] = true
 			}
 		}
@@ -77,8 +92,8 @@ func (s *Service) checkQueue(ctx context.Context, stage pipeline.StageName) {
 	f := fault.Newf(fault.QueueLost, "the in-memory queue of stage %s was lost with its broker; send the request again", stage).
 		At(string(stage), "", "").WithRetryAfter(admission.RetryAfter)
 	calls := 0
-	s.table.Each(func(p *correlate.Pending) {
-		if p.Since.Before(lostAt) && slices.Contains(p.Stages, stage) && p.Fail(f) {
+	s.table.each(func(p *pending) {
+		if p.since.Before(lostAt) && slices.Contains(p.stages, stage) && p.fail(f) {
 			calls++
 		}
 	})
@@ -106,9 +121,9 @@ func (s *Service) checkHosts(ctx context.Context, stages stageSet, since hostles
 		if now.Sub(since[stage]) < s.settings.HostGrace {
 			continue
 		}
-		s.table.Each(func(p *correlate.Pending) {
-			if p.Request != "" && len(p.Stages) > 0 && p.Stages[0] == stage {
-				p.SignalHostless()
+		s.table.each(func(p *pending) {
+			if p.request != "" && len(p.stages) > 0 && p.stages[0] == stage {
+				p.signal(signals{isHostless: true})
 			}
 		})
 	}

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"time"
 
+	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/discovery"
@@ -15,23 +17,22 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// Change is the effect of Apply on a pipeline.
-type Change int
-
-// The effects of Apply.
-const (
-	// None means that the pipeline is already as requested.
-	None Change = iota
-	Create
-	Update
-)
-
-// Would returns the effect of applying a pipeline of that name.
-func (e Entry) Would(p pipeline.Pipeline) Change {
-	if proto.Equal(e.Pipeline.ToProto(), p.ToProto()) {
-		return None
+// changeTo returns the effect of applying a pipeline on the entry, which may be nil.
+func (e *Entry) changeTo(p pipeline.Pipeline) adminv1.PipelineChange {
+	switch {
+	case !e.isServed():
+		return adminv1.PipelineChange_PIPELINE_CHANGE_CREATE
+	case proto.Equal(e.Pipeline.ToProto(), p.ToProto()):
+		return adminv1.PipelineChange_PIPELINE_CHANGE_NONE
 	}
-	return Update
+	return adminv1.PipelineChange_PIPELINE_CHANGE_UPDATE
+}
+
+// Plan returns the served pipeline of the same name, nil if there is none, and the effect
+// of applying the pipeline.
+func (s *Store) Plan(p pipeline.Pipeline) (*Entry, adminv1.PipelineChange) {
+	e, _ := s.find(p.Name)
+	return e, e.changeTo(p)
 }
 
 const (
@@ -46,74 +47,38 @@ const (
 // Apply creates or replaces a pipeline, and returns when this store serves it. A non-nil
 // expect is the revision that the pipeline has to have; 0 expects that there is none.
 // Apply leaves a pipeline that is already as requested.
-func (s *Store) Apply(ctx context.Context, p pipeline.Pipeline, expect *uint64) (out Entry, change Change, err error) {
+func (s *Store) Apply(ctx context.Context, p pipeline.Pipeline, expect *uint64) (out Entry, change adminv1.PipelineChange, err error) {
 	if err := errors.Join(p.Validate(), Validate(p)); err != nil {
-		return Entry{}, None, fault.Newf(fault.InvalidRequest, "pipeline %s: %w", p.Name, err)
+		return Entry{}, change, fault.Newf(fault.InvalidRequest, "pipeline %s: %w", p.Name, err)
 	}
-	err = s.change(ctx, p.Name, expect, func(there *entry) (*write, error) {
-		if change = Update; there.deleted() {
-			change = Create
-		}
-		if !there.deleted() && there.exported().Would(p) == None {
-			change, out = None, there.exported()
+	err = s.change(ctx, p.Name, expect, func(there *Entry) (*meshv1.PipelineRecord, error) {
+		if change = there.changeTo(p); change == adminv1.PipelineChange_PIPELINE_CHANGE_NONE {
+			out = *there
 			return nil, nil
 		}
 		record := &meshv1.PipelineRecord{Pipeline: p.ToProto(), AppliedAt: timestamppb.Now()}
 		if there != nil {
-			record.Seed = there.GetSeed()
+			record.Seed = there.seed
 		}
-		out = (&entry{PipelineRecord: record, pipeline: p}).exported()
-		return put(p.Name, record, there)
+		out = *entryOf(record, p, 0)
+		return record, nil
 	}, func(r discovery.Revision) { out.Revision = uint64(r) })
 	return out, change, err
 }
 
 // Delete removes a pipeline, and returns when this store no longer serves it.
 func (s *Store) Delete(ctx context.Context, name pipeline.Name, expect *uint64) error {
-	return s.change(ctx, name, expect, func(there *entry) (*write, error) {
-		if there == nil || there.deleted() && there.GetSeed() != nil {
-			c, _ := s.current()
-			return nil, c.Unknown(string(name))
+	return s.change(ctx, name, expect, func(there *Entry) (*meshv1.PipelineRecord, error) {
+		if there == nil || there.isDeleted && there.seed != nil {
+			return nil, s.unknown(name)
 		}
-		if there.GetSeed() == nil {
-			return &write{key: keyOf(name), expect: there.revision, remove: true}, nil
-		}
-		return put(name, &meshv1.PipelineRecord{Seed: there.GetSeed(), AppliedAt: timestamppb.Now()}, there)
+		return &meshv1.PipelineRecord{Seed: there.seed, AppliedAt: timestamppb.Now()}, nil
 	}, func(discovery.Revision) {})
 }
 
-// write is one change of one key.
-type write struct {
-	key    discovery.Key
-	value  []byte
-	expect discovery.Revision
-	remove bool
-}
-
-// put returns the write that replaces an entry, which may be nil.
-func put(name pipeline.Name, r *meshv1.PipelineRecord, there *entry) (*write, error) {
-	value, err := encode(r)
-	if err != nil {
-		return nil, err
-	}
-	out := &write{key: keyOf(name), value: value}
-	if there != nil {
-		out.expect = there.revision
-	}
-	return out, nil
-}
-
-// send makes a write, and returns its revision, 0 of a delete.
-func (s *Store) send(ctx context.Context, w write) (discovery.Revision, error) {
-	if w.remove {
-		return 0, s.table.Delete(ctx, w.key, w.expect)
-	}
-	return s.table.Put(ctx, w.key, w.value, w.expect)
-}
-
-// change makes the write that decide returns for the current entry, which is nil if there
-// is none, and passes its revision to report. A nil write changes nothing.
-func (s *Store) change(ctx context.Context, name pipeline.Name, expect *uint64, decide func(there *entry) (*write, error), report func(discovery.Revision)) error {
+// change puts the record that decide returns for the current entry, which is nil if there
+// is none, and passes its revision to report. A nil record changes nothing.
+func (s *Store) change(ctx context.Context, name pipeline.Name, expect *uint64, decide func(there *Entry) (*meshv1.PipelineRecord, error), report func(discovery.Revision)) error {
 	if err := s.changeable(); err != nil {
 		return err
 	}
@@ -121,21 +86,24 @@ func (s *Store) change(ctx context.Context, name pipeline.Name, expect *uint64, 
 	defer cancel()
 	var err error
 	for range maxAttempts {
-		var there *entry
+		var there *Entry
 		if there, err = s.read(ctx, name); err != nil {
 			return classify(err)
 		}
 		if err := matches(name, there, expect); err != nil {
 			return err
 		}
-		w, err2 := decide(there)
-		if err2 != nil || w == nil {
+		record, err2 := decide(there)
+		if err2 != nil || record == nil {
 			return err2
 		}
-		var revision discovery.Revision
-		if revision, err = s.send(ctx, *w); err == nil {
+		var before, revision discovery.Revision
+		if there != nil {
+			before = discovery.Revision(there.Revision)
+		}
+		if revision, err = s.put(ctx, keyOf(name), record, before); err == nil {
 			report(revision)
-			s.await(ctx, *w, revision)
+			s.await(ctx, keyOf(name), before, revision)
 			return nil
 		}
 		if !errors.Is(err, discovery.ErrConflict) {
@@ -143,6 +111,19 @@ func (s *Store) change(ctx context.Context, name pipeline.Name, expect *uint64, 
 		}
 	}
 	return classify(err)
+}
+
+// put writes a record, and returns its revision. It deletes the key of an empty record,
+// whose revision is 0.
+func (s *Store) put(ctx context.Context, key discovery.Key, r *meshv1.PipelineRecord, expect discovery.Revision) (discovery.Revision, error) {
+	if r.GetPipeline() == nil && r.GetSeed() == nil {
+		return 0, s.table.Delete(ctx, key, expect)
+	}
+	value, err := protojson.Marshal(r)
+	if err != nil {
+		return 0, err
+	}
+	return s.table.Put(ctx, key, value, expect)
 }
 
 // changeable returns nil if pipelines can be changed now.
@@ -159,9 +140,8 @@ func (s *Store) changeable() error {
 	return nil
 }
 
-// read returns the current entry, nil if there is none. An unreadable entry may be
-// replaced.
-func (s *Store) read(ctx context.Context, name pipeline.Name) (*entry, error) {
+// read returns the current entry, nil if there is none.
+func (s *Store) read(ctx context.Context, name pipeline.Name) (*Entry, error) {
 	e, err := s.table.Get(ctx, keyOf(name))
 	if errors.Is(err, discovery.ErrNotFound) {
 		return nil, nil
@@ -169,18 +149,15 @@ func (s *Store) read(ctx context.Context, name pipeline.Name) (*entry, error) {
 	if err != nil {
 		return nil, err
 	}
-	out, err := decodeEntry(e)
-	if err != nil {
-		return unreadable(out), nil //nolint:nilerr // see above
-	}
+	out, _ := decode(e) // an unreadable entry may be replaced
 	return out, nil
 }
 
 // matches returns nil if a pipeline has the expected revision.
-func matches(name pipeline.Name, there *entry, expect *uint64) error {
+func matches(name pipeline.Name, there *Entry, expect *uint64) error {
 	var revision uint64
-	if !there.deleted() {
-		revision = uint64(there.revision)
+	if there.isServed() {
+		revision = there.Revision
 	}
 	switch {
 	case expect == nil || *expect == revision:
@@ -193,13 +170,16 @@ func matches(name pipeline.Name, there *entry, expect *uint64) error {
 	return fault.Newf(fault.RevisionMismatch, "pipeline %s has revision %d, and %d was expected; it was changed meanwhile: get it again", name, revision, *expect)
 }
 
-// await waits up to awaitTimeout until the store serves a write.
-func (s *Store) await(ctx context.Context, w write, revision discovery.Revision) {
+// await waits up to awaitTimeout until the store serves a write, or a later one of the
+// same key. A revision of 0 is a delete of the one before.
+func (s *Store) await(ctx context.Context, key discovery.Key, before, revision discovery.Revision) {
 	waiting, cancel := context.WithTimeout(ctx, awaitTimeout)
 	defer cancel()
 	for {
-		changed := s.Changed()
-		if s.serves(w, revision) {
+		s.mu.RLock()
+		e, changed := s.records[key], s.changed
+		s.mu.RUnlock()
+		if revision == 0 && (e == nil || e.Revision != uint64(before)) || revision != 0 && e != nil && e.Revision >= uint64(revision) {
 			return
 		}
 		select {
@@ -208,17 +188,6 @@ func (s *Store) await(ctx context.Context, w write, revision discovery.Revision)
 			return
 		}
 	}
-}
-
-// serves reports whether the store serves a write, or a later one of the same key.
-func (s *Store) serves(w write, revision discovery.Revision) bool {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	e, ok := s.raw[w.key]
-	if w.remove {
-		return !ok || e.Revision != w.expect
-	}
-	return ok && e.Revision >= revision
 }
 
 // classify returns an error of the registry as a fault.

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
@@ -40,10 +41,10 @@ func step(stage pipeline.StageName) pipeline.Step {
 }
 
 // summaries returns problems as "severity field".
-func summaries(problems []pipelines.Problem) []string {
+func summaries(problems []*adminv1.PipelineProblem) []string {
 	out := make([]string, len(problems))
 	for i, p := range problems {
-		out[i] = fmt.Sprintf("%s %s", map[pipelines.Severity]string{pipelines.Warning: "warning", pipelines.Error: "error"}[p.Severity], p.Field)
+		out[i] = fmt.Sprintf("%s %s", map[adminv1.PipelineSeverity]string{adminv1.PipelineSeverity_PIPELINE_SEVERITY_WARNING: "warning", adminv1.PipelineSeverity_PIPELINE_SEVERITY_ERROR: "error"}[p.GetSeverity()], p.GetField())
 	}
 	return out
 }
@@ -59,7 +60,7 @@ func TestPipelineIsCheckedAgainstItsStages(t *testing.T) {
 	memoryOnly.Durabilities = []pipeline.Durability{pipeline.Memory}
 	fileOnly := stage(rows, nil, nil)
 	fileOnly.Durabilities = []pipeline.Durability{pipeline.File}
-	m := pipelines.Mesh{MaxPayload: 1 << 20, Stages: map[pipeline.StageName]pipelines.Stage{
+	stages := map[pipeline.StageName]pipelines.Stage{
 		"decode":   stage(rows, parts(blobOf("image", "image/*")), parts(tensorOf("pixels", "FP32", -1, 64), blobOf("thumb", "image/png"))),
 		"classify": stage(rows, parts(tensorOf("pixels", "FP32", -1, 64)), parts(tensorOf("scores", "FP32", -1, 10))),
 		"one":      stage(none, parts(tensorOf("vector", "FP32", 10)), parts(tensorOf("out", "FP32", 10))),
@@ -90,7 +91,7 @@ func TestPipelineIsCheckedAgainstItsStages(t *testing.T) {
 		"memory":   memoryOnly,
 		"talk":     streaming,
 		"file":     fileOnly,
-	}}
+	}
 	renamed := func(s pipeline.Step, inputs map[string]string) pipeline.Step {
 		s.Inputs = inputs
 		return s
@@ -141,13 +142,13 @@ func TestPipelineIsCheckedAgainstItsStages(t *testing.T) {
 		"large, but not from a caller":            {steps: []pipeline.Step{step("any"), step("huge")}},
 	} {
 		p := pipeline.Pipeline{Name: "p", Steps: test.steps, Keep: test.keep, Durability: test.durability}
-		got := pipelines.Check(p, m)
+		got := pipelines.Check(p, stages, 1<<20)
 		if !slices.Equal(summaries(got), test.want) {
 			t.Errorf("%s: %v, want %v", name, got, test.want)
 		}
 		for _, problem := range got {
-			if problem.Message == "" {
-				t.Errorf("%s: %s has no message", name, problem.Field)
+			if problem.GetMessage() == "" {
+				t.Errorf("%s: %s has no message", name, problem.GetField())
 			}
 		}
 	}

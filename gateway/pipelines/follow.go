@@ -9,6 +9,8 @@ import (
 
 	"github.com/google/uuid"
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
@@ -63,9 +65,9 @@ func (s *Store) follow(ctx context.Context) error {
 // noteFailure notes why the registry could not be filled, nil if it could, and logs that
 // once.
 func (s *Store) noteFailure(err error) {
-	if failing := err != nil; failing != s.failing {
-		s.failing = failing
-		if failing {
+	if isFailing := err != nil; isFailing != s.isFailing {
+		s.isFailing = isFailing
+		if isFailing {
 			s.log.Warn("pipelines cannot be written to the registry; retrying", "error", err)
 		} else {
 			s.log.Info("pipelines can be written to the registry again")
@@ -93,15 +95,15 @@ func (s *Store) reconcile(ctx context.Context, found []discovery.Entry) (adopted
 			return false, err
 		}
 	}
-	err = s.adopt(epoch, entries)
-	return err == nil, err
+	s.adopt(epoch, entries)
+	return true, nil
 }
 
 // epochOf returns the epoch of an entry, "" if there is none. The bytes of an unreadable
 // one are the epoch.
 func epochOf(e discovery.Entry) string {
 	epoch := &meshv1.PipelineEpoch{}
-	if decode(e.Value, epoch) != nil || epoch.GetId() == "" {
+	if unmarshal(e.Value, epoch) != nil || epoch.GetId() == "" {
 		return string(e.Value)
 	}
 	return epoch.GetId()
@@ -124,11 +126,11 @@ func (s *Store) fill(ctx context.Context, there map[discovery.Key]discovery.Entr
 		}
 	}
 	if wiped {
-		value, err := encode(&meshv1.PipelineEpoch{Id: uuid.NewString()})
+		value, err := protojson.Marshal(&meshv1.PipelineEpoch{Id: uuid.NewString()})
 		if err != nil {
 			return false, err
 		}
-		_, err = s.create(ctx, write{key: epochKey, value: value})
+		_, err = s.create(ctx, epochKey, value, 0)
 		return true, err
 	}
 	return restored || seeded, nil
@@ -137,16 +139,16 @@ func (s *Store) fill(ctx context.Context, there map[discovery.Key]discovery.Entr
 // restore writes the entries that were served last and are missing.
 func (s *Store) restore(ctx context.Context, there map[discovery.Key]discovery.Entry) (wrote bool, err error) {
 	written := 0
-	for _, key := range slices.Sorted(maps.Keys(s.raw)) {
+	for _, key := range slices.Sorted(maps.Keys(s.records)) {
 		if _, ok := there[key]; ok {
 			continue
 		}
-		made, err := s.create(ctx, write{key: key, value: s.raw[key].Value})
+		created, err := s.create(ctx, key, s.records[key].value, 0)
 		if err != nil {
 			return true, err
 		}
 		wrote = true
-		if made {
+		if created {
 			written++
 		}
 	}
@@ -162,33 +164,31 @@ func (s *Store) seed(ctx context.Context, there map[discovery.Key]discovery.Entr
 	for _, name := range slices.Sorted(maps.Keys(s.seeds)) {
 		seed := s.seeds[name]
 		have, ok := there[keyOf(name)]
-		var e *entry
 		if ok {
-			// The seed replaces an unreadable record.
-			e, _ = decodeEntry(have)
+			// The seed replaces an unreadable record, and one of another seed: its file has
+			// changed.
+			if e, _ := decode(have); proto.Equal(e.seed, seed) {
+				delete(s.seeds, name)
+				continue
+			}
 		}
-		if !e.isOutdated(seed) {
-			delete(s.seeds, name)
-			continue
-		}
-		value, err := encode(&meshv1.PipelineRecord{Pipeline: seed, Seed: seed, AppliedAt: timestamppb.Now()})
+		value, err := protojson.Marshal(&meshv1.PipelineRecord{Pipeline: seed, Seed: seed, AppliedAt: timestamppb.Now()})
 		if err != nil {
 			return wrote, err
 		}
-		made, err := s.create(ctx, write{key: keyOf(name), value: value, expect: have.Revision})
+		created, err := s.create(ctx, keyOf(name), value, have.Revision)
 		switch {
 		case isRejection(err):
 			s.log.Error("the registry rejects a pipeline of the file, which is not served", "pipeline", name, "error", err)
 			delete(s.seeds, name)
+			continue
 		case err != nil:
 			return true, err
-		case made:
+		case created:
 			s.log.Info("wrote a pipeline of the file to the registry", "pipeline", name, "new", !ok)
 			delete(s.seeds, name)
-			wrote = true
-		default:
-			wrote = true
 		}
+		wrote = true
 	}
 	return wrote, nil
 }
@@ -198,51 +198,36 @@ func isRejection(err error) bool {
 	return errors.Is(err, discovery.ErrDenied) || errors.Is(err, discovery.ErrFull) || errors.Is(err, discovery.ErrInvalid)
 }
 
-// create makes a write, and reports whether it did. If another gateway was faster, its
+// create writes a value, and reports whether it did. If another gateway was faster, its
 // entry comes as a change of the mirror.
-func (s *Store) create(ctx context.Context, w write) (made bool, err error) {
+func (s *Store) create(ctx context.Context, key discovery.Key, value []byte, expect discovery.Revision) (created bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
-	_, err = s.send(ctx, w)
+	_, err = s.table.Put(ctx, key, value, expect)
 	if errors.Is(err, discovery.ErrConflict) {
 		return false, nil
 	}
 	return err == nil, err
 }
 
-// adopt serves the registry's entries.
-func (s *Store) adopt(epoch string, raw map[discovery.Key]discovery.Entry) error {
-	entries, served := map[pipeline.Name]*entry{}, []pipeline.Pipeline{}
-	decoded := make(map[discovery.Key]*entry, len(raw))
-	for key, e := range raw {
-		was := s.decoded[key]
-		if was == nil || was.revision != e.Revision {
-			was = s.decode(e)
+// adopt serves the registry's entries. It logs unreadable ones and does not serve them.
+func (s *Store) adopt(epoch string, found map[discovery.Key]discovery.Entry) {
+	served, records := map[pipeline.Name]*Entry{}, make(map[discovery.Key]*Entry, len(found))
+	for key, e := range found {
+		entry := s.records[key]
+		if entry == nil || entry.Revision != uint64(e.Revision) {
+			var err error
+			if entry, err = decode(e); err != nil {
+				s.log.Warn("a pipeline in the registry is unreadable, and is not served", "error", err)
+			}
 		}
-		if decoded[key] = was; !was.deleted() {
-			entries[was.pipeline.Name] = was
-			served = append(served, was.pipeline)
+		if records[key] = entry; entry.isServed() {
+			served[entry.Pipeline.Name] = entry
 		}
-	}
-	all, err := NewCatalog(served)
-	if err != nil {
-		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.catalog, s.entries, s.problem = all, entries, nil
-	s.epoch, s.raw, s.decoded = epoch, raw, decoded
+	s.served, s.problem, s.epoch, s.records = served, nil, epoch, records
 	close(s.changed)
 	s.changed = make(chan struct{})
-	return nil
-}
-
-// decode reads a record. An unreadable one is logged and not served.
-func (s *Store) decode(e discovery.Entry) *entry {
-	out, err := decodeEntry(e)
-	if err != nil {
-		s.log.Warn("a pipeline in the registry is unreadable, and is not served", "error", err)
-		return unreadable(out)
-	}
-	return out
 }

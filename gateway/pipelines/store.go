@@ -2,10 +2,17 @@ package pipelines
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
@@ -35,17 +42,15 @@ type Store struct {
 	mu sync.RWMutex
 	// problem is why the store serves nothing yet, nil once it has served.
 	problem error
-	// catalog and entries are served. Without a registry entries have no revision.
-	catalog *Catalog
-	entries map[pipeline.Name]*entry
-	// epoch, raw and decoded are the registry's state that is served: its epoch, its
-	// entries, and what they mean.
+	// served are the pipelines that are served. The map is replaced, and not changed.
+	served map[pipeline.Name]*Entry
+	// epoch and records are the registry's state that is served, deleted pipelines and
+	// unreadable records among them.
 	epoch   string
-	raw     map[discovery.Key]discovery.Entry
-	decoded map[discovery.Key]*entry
+	records map[discovery.Key]*Entry
 	changed chan struct{}
-	// failing is true while the registry cannot be filled.
-	failing bool
+	// isFailing is true while the registry cannot be filled.
+	isFailing bool
 }
 
 // Entry is one pipeline.
@@ -58,6 +63,71 @@ type Entry struct {
 	// InFile is true if the file of a gateway has the pipeline, FromFile if the pipeline
 	// is as that file defines it.
 	InFile, FromFile bool
+
+	// seed is the pipeline in the file, nil if none has it, and value the record as the
+	// registry has it. A deleted pipeline leaves a record where a file has it.
+	seed      *meshv1.Pipeline
+	value     []byte
+	isDeleted bool
+}
+
+func entryOf(r *meshv1.PipelineRecord, p pipeline.Pipeline, revision discovery.Revision) *Entry {
+	return &Entry{
+		Pipeline: p, Revision: uint64(revision), AppliedAt: r.GetAppliedAt().AsTime(), seed: r.GetSeed(), isDeleted: r.GetPipeline() == nil,
+		InFile: r.GetSeed() != nil, FromFile: r.GetSeed() != nil && proto.Equal(r.GetSeed(), r.GetPipeline()),
+	}
+}
+
+// isServed reports whether there is a pipeline. It may be called on nil.
+func (e *Entry) isServed() bool { return e != nil && !e.isDeleted }
+
+// folder is above all records. No pipeline can have the name in epochKey.
+const folder = "pipelines"
+
+var epochKey = discovery.KeyOf(folder, "_epoch")
+
+func keyOf(name pipeline.Name) discovery.Key { return discovery.KeyOf(folder, string(name)) }
+
+// unmarshal reads a message that a gateway has written. It ignores fields that a newer
+// gateway may have added.
+func unmarshal(data []byte, into proto.Message) error {
+	return protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(data, into)
+}
+
+// decode reads a record. With an error it returns an entry without a pipeline, which may
+// be replaced: it keeps a readable seed.
+func decode(e discovery.Entry) (*Entry, error) {
+	record := &meshv1.PipelineRecord{}
+	err := unmarshal(e.Value, record)
+	var p pipeline.Pipeline
+	if err == nil && record.GetPipeline() != nil {
+		if p, err = pipeline.FromProto(record.GetPipeline()); err == nil {
+			err = Validate(p)
+		}
+		if err == nil && keyOf(p.Name) != e.Key {
+			err = fmt.Errorf("it is of pipeline %s", p.Name)
+		}
+	}
+	if err != nil {
+		record.Pipeline = nil
+		err = fmt.Errorf("record %s: %w", e.Key, err)
+	}
+	out := entryOf(record, p, e.Revision)
+	out.value = e.Value
+	return out, err
+}
+
+// Validate checks that a valid pipeline fits into the registry.
+func Validate(p pipeline.Pipeline) error {
+	if _, implicit := pipeline.StageOf(p.Name); implicit {
+		return fmt.Errorf("the prefix %q is reserved for the implicit pipelines of single stages", pipeline.StagePrefix)
+	}
+	in := p.ToProto()
+	value, err := protojson.Marshal(&meshv1.PipelineRecord{Pipeline: in, Seed: in, AppliedAt: timestamppb.Now()})
+	if err == nil && len(value) > discovery.MaxValue {
+		err = fmt.Errorf("takes %d bytes in the registry, at most %d are possible; give it fewer or shorter parameters", len(value), discovery.MaxValue)
+	}
+	return err
 }
 
 // errNotLoaded is why a store is not ready at first.
@@ -65,33 +135,28 @@ var errNotLoaded = fmt.Errorf("the pipelines are not known yet: %w", discovery.E
 
 // New returns a store. Errors are about the seeds.
 func New(s Settings) (*Store, error) {
-	fixed, err := NewCatalog(s.Seeds)
-	if err != nil {
-		return nil, err
-	}
-	none, err := NewCatalog(nil)
-	if err != nil {
-		return nil, err
-	}
 	out := &Store{
-		table: s.Table, log: s.Logger, entries: map[pipeline.Name]*entry{},
+		table: s.Table, log: s.Logger, served: map[pipeline.Name]*Entry{},
 		changed: make(chan struct{}), seeds: map[pipeline.Name]*meshv1.Pipeline{},
 	}
 	for _, p := range s.Seeds {
-		if err := Validate(p); err != nil {
+		if err := p.Validate(); err != nil {
+			return nil, err
+		}
+		err := Validate(p)
+		if out.seeds[p.Name] != nil {
+			err = errors.New("two pipelines have that name")
+		}
+		if err != nil {
 			return nil, fmt.Errorf("pipeline %s: %w", p.Name, err)
 		}
 		out.seeds[p.Name] = p.ToProto()
+		if s.Table == nil {
+			out.served[p.Name] = entryOf(&meshv1.PipelineRecord{Pipeline: out.seeds[p.Name], Seed: out.seeds[p.Name]}, p, 0)
+		}
 	}
 	if s.Table != nil {
-		out.mirror = discovery.NewTableMirror(s.Table, discovery.KeyOf(folder))
-		out.problem, out.catalog = errNotLoaded, none
-		return out, nil
-	}
-	out.catalog = fixed
-	for _, p := range s.Seeds {
-		record := &meshv1.PipelineRecord{Pipeline: out.seeds[p.Name], Seed: out.seeds[p.Name]}
-		out.entries[p.Name] = &entry{PipelineRecord: record, pipeline: p}
+		out.mirror, out.problem = discovery.NewTableMirror(s.Table, discovery.KeyOf(folder)), errNotLoaded
 	}
 	return out, nil
 }
@@ -102,19 +167,61 @@ func (s *Store) Ready() error {
 	return err
 }
 
+// shown is how much of a caller's text a message repeats, in runes.
+const shown = 80
+
 // Resolve returns the pipeline of that name, or the implicit one of "stage:<name>".
 func (s *Store) Resolve(name string) (pipeline.Pipeline, *fault.Fault) {
-	c, err := s.current()
-	if _, implicit := pipeline.StageOf(pipeline.Name(name)); err != nil && !implicit {
-		return pipeline.Pipeline{}, NotLoaded(err)
+	if stage, implicit := pipeline.StageOf(pipeline.Name(name)); implicit {
+		if err := pipeline.ValidName("stage", string(stage)); err != nil {
+			return pipeline.Pipeline{}, fault.Newf(fault.UnknownPipeline, "pipeline %.*q: %w", shown, name, err)
+		}
+		return pipeline.OfStage(stage), nil
 	}
-	return c.Resolve(name)
+	e, f := s.find(pipeline.Name(name))
+	if f != nil {
+		return pipeline.Pipeline{}, f
+	}
+	return e.Pipeline, nil
 }
 
-// Label returns the value of a metric's label for a pipeline that a request names.
+// Get returns the served pipeline of that name, or UNKNOWN_PIPELINE.
+func (s *Store) Get(name pipeline.Name) (Entry, error) {
+	e, f := s.find(name)
+	if f != nil {
+		return Entry{}, f
+	}
+	return *e, nil
+}
+
+func (s *Store) find(name pipeline.Name) (*Entry, *fault.Fault) {
+	served, err := s.current()
+	if err != nil {
+		return nil, NotLoaded(err)
+	}
+	if e := served[name]; e != nil {
+		return e, nil
+	}
+	return nil, s.unknown(name)
+}
+
+// unknown is the fault of a name without a pipeline. It lists those that exist.
+func (s *Store) unknown(name pipeline.Name) *fault.Fault {
+	served, _ := s.current()
+	return fault.Newf(fault.UnknownPipeline, "there is no pipeline %.*q; there is %s", shown, name, listed(slices.Sorted(maps.Keys(served))))
+}
+
+// Label returns a metric's label for a request that names a pipeline. It has only as
+// many values as there are pipelines, and two more: callers can make up any name.
 func (s *Store) Label(name string) string {
-	c, _ := s.current()
-	return c.Label(name)
+	served, _ := s.current()
+	if served[pipeline.Name(name)] != nil {
+		return name
+	}
+	if _, implicit := pipeline.StageOf(pipeline.Name(name)); implicit {
+		return pipeline.StagePrefix
+	}
+	return "unknown"
 }
 
 // NotLoaded returns the fault of a store that serves nothing yet; why is for operators.
@@ -122,43 +229,27 @@ func NotLoaded(why error) *fault.Fault {
 	return fault.New(fault.RegistryUnavailable, "the gateway has not loaded the pipelines from the mesh's registry yet").Caused(why).WithRetryAfter(retryAfter)
 }
 
-// current returns the catalog, and why it is not served yet.
-func (s *Store) current() (*Catalog, error) {
+// current returns the pipelines that are served, and why there are none yet.
+func (s *Store) current() (map[pipeline.Name]*Entry, error) {
 	s.mu.RLock()
-	c, problem := s.catalog, s.problem
+	served, problem := s.served, s.problem
 	s.mu.RUnlock()
-	if problem == nil {
-		return c, nil
+	if problem != nil {
+		if _, why := s.mirror.Stale(); why != nil {
+			problem = fmt.Errorf("%w: %w", problem, why)
+		}
 	}
-	if _, why := s.mirror.Stale(); why != nil {
-		return c, fmt.Errorf("%w: %w", problem, why)
-	}
-	return c, problem
+	return served, problem
 }
 
 // List returns the served pipelines, sorted by name.
 func (s *Store) List() []Entry {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
+	served, _ := s.current()
 	var out []Entry
-	for _, name := range s.catalog.Names() {
-		out = append(out, s.entries[name].exported())
+	for _, name := range slices.Sorted(maps.Keys(served)) {
+		out = append(out, *served[name])
 	}
 	return out
-}
-
-// Get returns the served pipeline of that name, or UNKNOWN_PIPELINE.
-func (s *Store) Get(name pipeline.Name) (Entry, error) {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	if s.problem != nil {
-		return Entry{}, NotLoaded(s.problem)
-	}
-	e := s.entries[name]
-	if e.deleted() {
-		return Entry{}, s.catalog.Unknown(string(name))
-	}
-	return e.exported(), nil
 }
 
 // Stale returns since when the registry is unavailable, and why; the zero time if it is

@@ -1,33 +1,57 @@
 package testbed
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
 	"os"
+	"strconv"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
 )
 
-// parallel is the default number of tests that run at once: nearly every test with a
-// broker waits for the half second of a drain.
-const parallel = "8"
+// Tests describes how the tests of a package run.
+type Tests struct {
+	// Parallel is the number of tests that run at once unless a flag sets it; 0 means 8:
+	// nearly every test with a broker waits for the half second of a drain.
+	Parallel int
+	// End is called after the last test, before goroutines are checked; it may be nil.
+	End func()
+}
 
 // Main runs the tests of a package whose tests wait more than they compute, and fails if
 // they leak a goroutine.
-func Main(m *testing.M, options ...goleak.Option) {
+func Main(m *testing.M, options ...goleak.Option) { Tests{}.Main(m, options...) }
+
+// Main runs the tests, and fails if they leak a goroutine.
+func (s Tests) Main(m *testing.M, options ...goleak.Option) {
 	flag.Parse()
 	given := false
-	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	// Fuzzing computes more than it waits.
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" || f.Name == "test.fuzz" })
 	if !given {
-		if err := flag.Set("test.parallel", parallel); err != nil {
+		if err := flag.Set("test.parallel", strconv.Itoa(cmp.Or(s.Parallel, 8))); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1) //nolint:forbidigo // this is main
 		}
 	}
-	goleak.VerifyTestMain(m, options...)
+	goleak.VerifyTestMain(testsThenEnd{m, s.End}, options...)
+}
+
+type testsThenEnd struct {
+	tests *testing.M
+	end   func()
+}
+
+// Run implements goleak.TestingM.
+func (e testsThenEnd) Run() int {
+	if e.end != nil {
+		defer e.end()
+	}
+	return e.tests.Run()
 }
 
 // Patience bounds how long a test waits for an event. It is far longer than any event

@@ -59,8 +59,8 @@ func TestTableRefusesForbiddenImports(t *testing.T) {
 		"the SDK imports the contract":              {pkg: "sdk/go/worker", imported: ours("proto/gen/go/stagemesh/stage/v1"), want: "may import"},
 		"the SDK imports a module":                  {pkg: "sdk/go/frame", imported: "github.com/google/uuid", want: "standard library only"},
 		"the SDK's test imports a module":           {pkg: "sdk/go/frame", imported: "pgregory.net/rapid", inTest: true, want: "standard library only"},
-		"a pure package locks":                      {pkg: "stagehost/ledger", imported: "sync", want: "pure"},
-		"a pure package opens sockets":              {pkg: "stagehost/runner/worker/supervise", imported: "net/http", want: "pure"},
+		"a pure package locks":                      {pkg: "stagehost/batch", imported: "sync", want: "pure"},
+		"a pure package opens sockets":              {pkg: "stagehost/batch", imported: "net/http", want: "pure"},
 		"the product imports a test helper":         {pkg: "services/cli", imported: ours("internal/testbed"), want: "tests only"},
 		"the product imports testing":               {pkg: "services/cli", imported: "testing", want: "only in tests"},
 		"the product imports a test library":        {pkg: "mesh/bus", imported: "pgregory.net/rapid", want: "only in tests"},
@@ -100,7 +100,7 @@ func TestTableAllowsIntendedImports(t *testing.T) {
 		"any test imports a helper":             {pkg: "gateway/call", imported: ours("internal/testbed"), inTest: true},
 		"any test imports NATS":                 {pkg: "gateway/call", imported: natsClient, inTest: true},
 		"an external test imports its package":  {pkg: "mesh/config", imported: ours("mesh/config"), inTest: true},
-		"a pure package's test uses goroutines": {pkg: "stagehost/ledger", imported: "sync", inTest: true},
+		"a pure package's test uses goroutines": {pkg: "stagehost/batch", imported: "sync", inTest: true},
 		"the SDK imports the standard library":  {pkg: "sdk/go/frame", imported: "encoding/json"},
 	} {
 		t.Run(name, func(t *testing.T) {

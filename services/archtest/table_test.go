@@ -51,7 +51,7 @@ var importTable = rules{
 		{packages: list("discovery/*", "discovery/internal/*"), mayImport: list("discovery", "discovery/internal/...", auth)},
 
 		// The stage host.
-		{packages: list("stagehost/batch", "stagehost/ledger", "stagehost/runner/worker/supervise"), mayImport: list(fault, pipeline), pure: true},
+		{packages: list("stagehost/batch"), mayImport: list(fault, pipeline), pure: true},
 		{packages: list("stagehost/runner", "stagehost/runner/*", "stagehost/runner/worker/spawn"), mayImport: list(fault, payload, sdk, runner)},
 		{packages: list("stagehost/schema"), mayImport: list(fault, payload, msgpack, sdk, "stagehost/runner")},
 		{packages: list("stagehost/stageapi"), mayImport: list(proto, fault, payload, pipeline, envelope, "stagehost/runner")},
@@ -59,7 +59,6 @@ var importTable = rules{
 		{packages: list("stagehost"), mayImport: list(proto, sdk, "mesh/...", "stagehost/...", discovery)},
 
 		// The gateway: only admission and call touch the bus, fronts translate.
-		{packages: list("gateway/correlate"), mayImport: list(fault, pipeline)},
 		{packages: list("gateway/admission"), mayImport: list(fault, pipeline, envelope, bus)},
 		// What follows the registry, and says what fits.
 		{
@@ -68,7 +67,7 @@ var importTable = rules{
 		},
 		{
 			packages:  list("gateway/call"),
-			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/store", "gateway/admission", "gateway/correlate", "gateway/pipelines"),
+			mayImport: list(proto, tensor, fault, payload, pipeline, envelope, bus, "mesh/store", "gateway/admission", "gateway/pipelines"),
 		},
 		{packages: list("gateway/front/*"), mayImport: list(proto, tensor, fault, payload, msgpack, pipeline, auth, "gateway/admission", "gateway/call", "gateway/front/*", "gateway/openapi")},
 		// What the operators' port shows is what the stores keep: it reads letters
@@ -129,7 +128,7 @@ var importTable = rules{
 	// What a pure package cannot need: it decides, others wait, lock and talk.
 	impure: list("context", "log/...", "net/...", "os/...", "sync/..."),
 	// Pure parts of packages that are not pure.
-	pureFiles: list("gateway/admission/estimate.go"),
+	pureFiles: list("gateway/admission/estimate.go", "stagehost/runner/worker/machine.go", "stagehost/runner/worker/limits.go"),
 }
 
 var nothing []string

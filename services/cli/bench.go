@@ -16,7 +16,7 @@ import (
 
 // benchCommand is one call of stagemesh bench.
 type benchCommand struct {
-	address addressFlag
+	gateway port
 	flags   bench.Flags
 	mesh    string
 }
@@ -54,7 +54,7 @@ func newBench() *cobra.Command {
 			return b.run(ctx, cmd, args[0], args[1:])
 		},
 	}
-	b.address.add(cmd)
+	b.gateway.addPublic(cmd)
 	b.flags.Add(cmd.Flags())
 	cmd.Flags().StringVar(&b.mesh, "mesh", "", "start the mesh of this file in this process, instead of using the one at --address")
 	return cmd
@@ -91,9 +91,8 @@ func (b *benchCommand) run(ctx context.Context, cmd *cobra.Command, name string,
 func (b *benchCommand) measure(ctx context.Context, session *bench.Session) (err error) {
 	subject := &session.Report.Subject
 	if b.mesh == "" {
-		ports := b.address.portFlags
 		subject.Place = bench.Elsewhere
-		if session.Client.Address, err = baseURL("--"+ports.flag, ports.address, ports.standard); err != nil {
+		if session.Client.Address, err = b.gateway.url(); err != nil {
 			return err
 		}
 		subject.Address = redacted(session.Client.Address)
@@ -117,15 +116,11 @@ func (b *benchCommand) measure(ctx context.Context, session *bench.Session) (err
 
 // measureAt makes the runs at the client's address.
 func (b *benchCommand) measureAt(ctx context.Context, session *bench.Session) error {
-	ports := b.address.portFlags
-	token, err := ports.token()
-	if err != nil {
+	var err error
+	if session.Client.Token, err = b.gateway.token(); err != nil {
 		return err
 	}
-	if known, ok := token.(bearer); ok {
-		session.Client.Token = string(known)
-	}
-	transport, err := ports.transport()
+	transport, err := b.gateway.transport()
 	if err != nil {
 		return err
 	}
@@ -136,7 +131,7 @@ func (b *benchCommand) measureAt(ctx context.Context, session *bench.Session) er
 	}
 	defer client.Close()
 	if err := session.Try(ctx, client.Do); err != nil {
-		return b.address.advise(session.Client.Address, err)
+		return b.gateway.advise(session.Client.Address, err)
 	}
 	return session.RunAll(ctx, client.Do)
 }

@@ -1,12 +1,17 @@
+// Package cli is the program stagemesh: up, gateway, stage, infer, get result, cancel,
+// status, pipelines, dead-letters, bench, config check and version. The verbs that ask a
+// running mesh use its public API, as any client does.
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 
 	"github.com/spf13/cobra"
 
 	"github.com/stagemesh/stagemesh"
+	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/services/runners"
 )
@@ -20,14 +25,44 @@ func New() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return misused(cmd, err) })
-	root.AddCommand(newUp(), newGateway(), stagemesh.StageCommand(runners.All()...), newInfer(), newGet(), newCancel(), newStatus(), newPipelines(), newDeadLetters(), newBench(), newConfig(), newVersion())
+	root.SetFlagErrorFunc(misused)
+	root.AddCommand(
+		newUp(), newGateway(), stagemesh.StageCommand(runners.All()...),
+		newInfer(), group("get", "Get the result of a request", "", newGetResult()), newCancel(),
+		newStatus(), newPipelines(), newDeadLetters(), newBench(),
+		group("config", "Check mesh files", "", newConfigCheck()), newVersion(),
+	)
 	return root
 }
 
 // misused returns a usage error that points to the command's help.
 func misused(cmd *cobra.Command, err error) error {
 	return fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())
+}
+
+// group returns a command that only has other commands.
+func group(use, short, long string, verbs ...*cobra.Command) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: use, Short: short, Long: long,
+		// An unknown verb is an error, not a request for help.
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(verbs...)
+	return cmd
+}
+
+// unlimited is for between.
+const unlimited = int(^uint(0) >> 1)
+
+// between accepts that many arguments, and else fails with the hint.
+func between(least, most int, hint string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) < least || len(args) > most {
+			return misused(cmd, errors.New(hint))
+		}
+		return nil
+	}
 }
 
 func newVersion() *cobra.Command {
@@ -37,6 +72,33 @@ func newVersion() *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			_, err := fmt.Fprintf(cmd.OutOrStdout(), "stagemesh %s %s %s/%s\n", process.Version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+			return err
+		},
+	}
+}
+
+func newConfigCheck() *cobra.Command {
+	return &cobra.Command{
+		Use:   "check FILE",
+		Short: "Report every error in a mesh file, with line and column",
+		Long: "Report every error in a mesh file, with line and column, and start nothing.\n" +
+			"Models are read when their stage starts, so their errors are not reported here.",
+		Example: "  stagemesh config check mesh.yaml",
+		Args:    between(1, 1, "give one FILE to check"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			file, err := meshfile.Load(args[0], runners.All()...)
+			if err != nil {
+				return err
+			}
+			mesh, err := stagemesh.FromFile(file, stagemesh.FileSettings{})
+			if err != nil {
+				return err
+			}
+			if err := mesh.Validate(); err != nil {
+				return file.At(err)
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: mesh %s is fine: %s, %s\n", args[0], file.Mesh,
+				count(len(file.Stages), "stage"), count(len(file.Pipelines), "pipeline"))
 			return err
 		},
 	}

@@ -1,43 +1,39 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"os"
+	"slices"
 	"strconv"
+	"strings"
+	"text/tabwriter"
 	"time"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
-	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1/adminv1connect"
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// deadLetterClient is the client of the verbs of dead-letters.
-type deadLetterClient = adminv1connect.DeadLetterServiceClient
-
 func newDeadLetters() *cobra.Command {
-	root := &cobra.Command{
-		Use:   "dead-letters",
-		Short: "List, show, replay or delete dead letters",
-		Long: "List, show, replay or delete dead letters: the items that the mesh gave up on and keeps for an operator.\n" +
+	return group("dead-letters", "List, show, replay or delete dead letters",
+		"List, show, replay or delete dead letters: the items that the mesh gave up on and keeps for an operator.\n"+
 			"The commands ask the admin port of any gateway of the mesh.",
-		// An unknown verb is an error, not a request for help.
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	root.AddCommand(newDeadLettersList(), newDeadLettersShow(), newDeadLettersReplay(), newDeadLettersDelete())
-	return root
+		newDeadLettersList(), newDeadLettersShow(), newDeadLettersReplay(), newDeadLettersDelete())
 }
 
-type listFlags struct {
-	admin adminFlags
+type listCommand struct {
+	admin port
 	stage string
 	from  uint64
 	limit int
@@ -46,30 +42,30 @@ type listFlags struct {
 }
 
 func newDeadLettersList() *cobra.Command {
-	var flags listFlags
+	var c listCommand
 	list := &cobra.Command{
 		Use:     "list",
 		Short:   "List dead letters, oldest first",
 		Example: "  stagemesh dead-letters list\n  stagemesh dead-letters list --stage classify --all --json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if flags.limit < 1 {
-				return misused(cmd, fmt.Errorf("--limit: %d is not at least 1", flags.limit))
+			if c.limit < 1 {
+				return misused(cmd, fmt.Errorf("--limit: %d is not at least 1", c.limit))
 			}
-			if err := validStage(cmd, flags.stage); err != nil {
+			if err := validStage(cmd, c.stage); err != nil {
 				return err
 			}
-			return flags.admin.with(func(client deadLetterClient) error {
-				return flags.run(cmd.Context(), client, newDeadLetterList(cmd.OutOrStdout(), flags.json), cmd.ErrOrStderr())
+			return c.admin.reach(func(client clients) error {
+				return c.run(cmd.Context(), client, cmd.OutOrStdout(), cmd.ErrOrStderr())
 			})
 		},
 	}
-	flags.admin.add(list)
-	list.Flags().StringVar(&flags.stage, "stage", "", "list only the dead letters of this stage")
-	list.Flags().Uint64Var(&flags.from, "from", 0, "start at this number")
-	list.Flags().IntVar(&flags.limit, "limit", 50, "list at most this many")
-	list.Flags().BoolVar(&flags.all, "all", false, "list all dead letters, without a limit")
-	list.Flags().BoolVar(&flags.json, "json", false, "print each dead letter as a line of JSON")
+	c.admin.addAdmin(list)
+	list.Flags().StringVar(&c.stage, "stage", "", "list only the dead letters of this stage")
+	list.Flags().Uint64Var(&c.from, "from", 0, "start at this number")
+	list.Flags().IntVar(&c.limit, "limit", 50, "list at most this many")
+	list.Flags().BoolVar(&c.all, "all", false, "list all dead letters, without a limit")
+	addJSON(list, &c.json, "each dead letter")
 	return list
 }
 
@@ -83,27 +79,26 @@ func validStage(cmd *cobra.Command, stage string) error {
 	return nil
 }
 
-func (f listFlags) run(ctx context.Context, client deadLetterClient, out *deadLetterList, hints io.Writer) error {
-	pages := pager{client: client, stage: f.stage, next: max(1, f.from)}
-	for pages.next != 0 && (f.all || out.rows < f.limit) {
+func (c *listCommand) run(ctx context.Context, client clients, out, hints io.Writer) error {
+	pages := pager{client: client, stage: c.stage, next: max(1, c.from)}
+	listed := 0
+	for pages.next != 0 && (c.all || listed < c.limit) {
 		left := maxPage
-		if !f.all {
-			left = min(left, f.limit-out.rows)
+		if !c.all {
+			left = min(left, c.limit-listed)
 		}
 		page, err := pages.page(ctx, left)
+		if err == nil && c.json {
+			err = printJSON(out, page...)
+		} else if err == nil {
+			err = printLetters(out, page, listed == 0)
+		}
 		if err != nil {
-			return errors.Join(out.flush(), err)
-		}
-		for _, letter := range page {
-			if err := out.add(letter); err != nil {
-				return err
-			}
-		}
-		if err := out.flush(); err != nil {
 			return err
 		}
+		listed += len(page)
 	}
-	if out.rows == 0 {
+	if listed == 0 {
 		fmt.Fprintln(hints, "there are no dead letters")
 	}
 	if len(pages.unreadable) > 0 {
@@ -115,12 +110,37 @@ func (f listFlags) run(ctx context.Context, client deadLetterClient, out *deadLe
 	return nil
 }
 
+// printLetters prints dead letters as rows of a table.
+func printLetters(out io.Writer, letters []*adminv1.DeadLetterSummary, withHeads bool) error {
+	rows := make([][]string, len(letters))
+	for i, l := range letters {
+		rows[i] = []string{
+			fmt.Sprint(l.GetSeq()), age(time.Since(l.GetDeadLetteredAt().AsTime())), visible(l.GetStage()),
+			cmp.Or(visible(l.GetPipeline()), "-"), visible(l.GetReason()), fmt.Sprint(l.GetDeliveries()), cmp.Or(l.GetRequestId(), "-"),
+		}
+	}
+	heads := ""
+	if withHeads && len(rows) > 0 {
+		heads = "NUMBER\tAGE\tSTAGE\tPIPELINE\tREASON\tDELIVERIES\tREQUEST"
+	}
+	return printTable(out, heads, rows)
+}
+
+func numbers(seqs []uint64) string {
+	const most = 80
+	out := make([]string, min(len(seqs), most))
+	for i := range out {
+		out[i] = fmt.Sprint(seqs[i])
+	}
+	return strings.Join(out, " ")
+}
+
 // maxPage is the most dead letters of one request.
 const maxPage = 1000
 
 // pager lists the dead letters of a stage, or of all stages, page by page.
 type pager struct {
-	client deadLetterClient
+	client clients
 	stage  string
 	// next is the number of the next page's first dead letter; 0 at the end.
 	next uint64
@@ -133,7 +153,7 @@ func (p *pager) page(ctx context.Context, limit int) ([]*adminv1.DeadLetterSumma
 		Stage: p.stage, From: p.next, Limit: uint32(limit),
 	}))
 	if err != nil {
-		return nil, rpcError{err}
+		return nil, err
 	}
 	p.next = response.Msg.GetNext()
 	more := response.Msg.GetUnreadable()
@@ -141,21 +161,18 @@ func (p *pager) page(ctx context.Context, limit int) ([]*adminv1.DeadLetterSumma
 	return response.Msg.GetDeadLetters(), nil
 }
 
+// maxRaw is the most bytes of a message that the admin port gives.
+const maxRaw = 64 << 20
+
 func newDeadLettersShow() *cobra.Command {
-	var admin adminFlags
+	var admin port
 	var asJSON bool
 	var raw string
 	show := &cobra.Command{
 		Use:     "show NUMBER",
 		Short:   "Show everything recorded about a dead letter",
 		Example: "  stagemesh dead-letters show 7\n  stagemesh dead-letters show 7 --raw item.bin   # write the original queue message to a file",
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return misused(cmd, errors.New("give one NUMBER of a dead letter"))
-			}
-			_, err := deadLetterNumbers(cmd, args)
-			return err
-		},
+		Args:    between(1, 1, "give one NUMBER of a dead letter"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			seqs, err := deadLetterNumbers(cmd, args)
 			if err != nil {
@@ -165,14 +182,17 @@ func newDeadLettersShow() *cobra.Command {
 			if raw != "" {
 				request.MessageBytes = maxRaw
 			}
-			return admin.with(func(client deadLetterClient) error {
+			return admin.reach(func(client clients) error {
 				response, err := client.GetDeadLetter(cmd.Context(), connect.NewRequest(request))
 				if err != nil {
-					return rpcError{err}
+					return err
 				}
 				letter := response.Msg.GetDeadLetter()
-				if err := save(raw, letter); err != nil {
-					return err
+				if raw != "" {
+					if err := os.WriteFile(raw, letter.GetRawMessage(), 0o600); err != nil {
+						return fmt.Errorf("--raw: %w", err)
+					}
+					letter.RawMessage = nil
 				}
 				if asJSON {
 					return printJSON(cmd.OutOrStdout(), letter)
@@ -181,8 +201,8 @@ func newDeadLettersShow() *cobra.Command {
 			})
 		},
 	}
-	admin.add(show)
-	show.Flags().BoolVar(&asJSON, "json", false, "print the dead letter as a line of JSON")
+	admin.addAdmin(show)
+	addJSON(show, &asJSON, "the dead letter")
 	show.Flags().StringVar(&raw, "raw", "", "write the original queue message to this file")
 	return show
 }
@@ -204,8 +224,8 @@ func deadLetterNumbers(cmd *cobra.Command, args []string) ([]uint64, error) {
 // has been printed.
 var ErrDeadLetters = errors.New("some dead letters are unchanged")
 
-// done is the outcome of a verb for one dead letter.
-type done struct {
+// outcome is the outcome of a verb for one dead letter.
+type outcome struct {
 	Seq               uint64 `json:"seq,string"`
 	RequestID         string `json:"requestId,omitempty"`
 	Deadline          string `json:"deadline,omitempty"`
@@ -216,165 +236,145 @@ type done struct {
 	text string
 }
 
-// action is what a verb does with a dead letter.
-type action struct {
+// manyCommand is a verb that takes dead letters by number, or all of a stage.
+type manyCommand struct {
 	verb string
-	do   func(ctx context.Context, client deadLetterClient, seq uint64) (done, error)
+	do   func(ctx context.Context, client clients, seq uint64) (outcome, error)
 	// unreadable is true when the verb also takes messages that are no dead letters.
 	// Other verbs take only those that can be replayed.
 	unreadable bool
-}
 
-// manyFlags are the flags of a verb that takes dead letters by number, or all of a
-// stage.
-type manyFlags struct {
-	admin adminFlags
+	admin port
 	stage string
 	all   bool
 	limit int
 	json  bool
 }
 
-func (f *manyFlags) add(cmd *cobra.Command, verb string) {
-	f.admin.add(cmd)
-	cmd.Flags().BoolVar(&f.all, "all", false, verb+" all dead letters of the --stage, oldest first")
-	cmd.Flags().StringVar(&f.stage, "stage", "", "the stage, for --all")
-	cmd.Flags().IntVar(&f.limit, "limit", 100, verb+" at most this many, for --all")
-	cmd.Flags().BoolVar(&f.json, "json", false, "print the outcome for each dead letter as a line of JSON")
+// complete adds the flags, and what the command does.
+func (c *manyCommand) complete(cmd *cobra.Command) *cobra.Command {
+	cmd.RunE = c.run
+	c.admin.addAdmin(cmd)
+	cmd.Flags().BoolVar(&c.all, "all", false, c.verb+" all dead letters of the --stage, oldest first")
+	cmd.Flags().StringVar(&c.stage, "stage", "", "the stage, for --all")
+	cmd.Flags().IntVar(&c.limit, "limit", 100, c.verb+" at most this many, for --all")
+	addJSON(cmd, &c.json, "the outcome for each dead letter")
+	return cmd
 }
 
 func newDeadLettersReplay() *cobra.Command {
-	var flags manyFlags
-	replay := &cobra.Command{
+	c := manyCommand{verb: "replay", do: replayLetter}
+	return c.complete(&cobra.Command{
 		Use:   "replay NUMBER...",
 		Short: "Run dead letters again",
 		Long: "Run the items of dead letters again. Each goes back to the queue of the step that it failed at, as a new durable\n" +
 			"request with as much time as the first one had, and its dead letter is deleted. The output says how to fetch the results.",
 		Example: "  stagemesh dead-letters replay 7 9\n  stagemesh dead-letters replay --all --stage classify --limit 10",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return flags.run(cmd, args, action{verb: "replay", do: replayLetter})
-		},
-	}
-	flags.add(replay, "replay")
-	return replay
+	})
 }
 
 func newDeadLettersDelete() *cobra.Command {
-	var flags manyFlags
-	remove := &cobra.Command{
+	c := manyCommand{verb: "delete", do: deleteLetter, unreadable: true}
+	return c.complete(&cobra.Command{
 		Use:     "delete NUMBER...",
 		Short:   "Delete dead letters",
 		Long:    "Delete dead letters for good, without asking for confirmation.",
 		Example: "  stagemesh dead-letters delete 7 9\n  stagemesh dead-letters delete --all --stage classify --limit 1000",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return flags.run(cmd, args, action{verb: "delete", do: deleteLetter, unreadable: true})
-		},
-	}
-	flags.add(remove, "delete")
-	return remove
+	})
 }
 
 // check rejects arguments that do not name dead letters.
-func (f manyFlags) check(cmd *cobra.Command, args []string) error {
+func (c *manyCommand) check(cmd *cobra.Command, args []string) error {
 	switch {
-	case f.all && len(args) > 0:
+	case c.all && len(args) > 0:
 		return misused(cmd, errors.New("give NUMBERs or --all, not both"))
-	case f.all && f.stage == "":
+	case c.all && c.stage == "":
 		return misused(cmd, errors.New("--all: needs a --stage"))
-	case !f.all && f.stage != "":
+	case !c.all && c.stage != "":
 		return misused(cmd, errors.New("--stage: goes with --all"))
-	case !f.all && len(args) == 0:
+	case !c.all && len(args) == 0:
 		return misused(cmd, errors.New("give the NUMBER of a dead letter or more, or --all --stage STAGE"))
-	case f.limit < 1:
-		return misused(cmd, fmt.Errorf("--limit: %d is not at least 1", f.limit))
+	case c.limit < 1:
+		return misused(cmd, fmt.Errorf("--limit: %d is not at least 1", c.limit))
 	}
-	return validStage(cmd, f.stage)
+	return validStage(cmd, c.stage)
 }
 
-func (f manyFlags) run(cmd *cobra.Command, args []string, a action) error {
-	if err := f.check(cmd, args); err != nil {
+func (c *manyCommand) run(cmd *cobra.Command, args []string) error {
+	if err := c.check(cmd, args); err != nil {
 		return err
 	}
 	seqs, err := deadLetterNumbers(cmd, args)
 	if err != nil {
 		return err
 	}
-	return f.admin.with(func(client deadLetterClient) error {
-		if f.all {
-			if seqs, err = f.find(cmd.Context(), client, a, cmd.ErrOrStderr()); err != nil {
+	return c.admin.reach(func(client clients) error {
+		if c.all {
+			if seqs, err = c.find(cmd.Context(), client, cmd.ErrOrStderr()); err != nil {
 				return err
 			}
 		}
-		return a.each(cmd.Context(), client, seqs, f.printer(cmd.OutOrStdout()))
+		return c.each(cmd.Context(), client, seqs, cmd.OutOrStdout())
 	})
 }
 
-// find returns the numbers of the stage's dead letters that the action takes. It lists
+// find returns the numbers of the stage's dead letters that the verb takes. It lists
 // them first, because an item that fails again is a new dead letter.
-func (f manyFlags) find(ctx context.Context, client deadLetterClient, a action, hints io.Writer) ([]uint64, error) {
-	pages := pager{client: client, stage: f.stage, next: 1}
+func (c *manyCommand) find(ctx context.Context, client clients, hints io.Writer) ([]uint64, error) {
+	pages := pager{client: client, stage: c.stage, next: 1}
 	var seqs, others []uint64
-	for pages.next != 0 && len(seqs) < f.limit {
-		page, err := pages.page(ctx, min(maxPage, f.limit-len(seqs)))
+	for pages.next != 0 && len(seqs) < c.limit {
+		page, err := pages.page(ctx, min(maxPage, c.limit-len(seqs)))
 		if err != nil {
 			return nil, err
 		}
 		for _, letter := range page {
-			if a.unreadable || letter.GetReplayable() {
+			if c.unreadable || letter.GetReplayable() {
 				seqs = append(seqs, letter.GetSeq())
 			} else {
 				others = append(others, letter.GetSeq())
 			}
 		}
-		if a.unreadable {
-			left := f.limit - len(seqs)
+		if c.unreadable {
+			left := c.limit - len(seqs)
 			seqs = append(seqs, pages.unreadable[:min(left, len(pages.unreadable))]...)
 			pages.unreadable = nil
 		}
 	}
 	switch {
 	case len(seqs) == 0:
-		fmt.Fprintf(hints, "stage %s has no dead letters to %s\n", f.stage, a.verb)
+		fmt.Fprintf(hints, "stage %s has no dead letters to %s\n", c.stage, c.verb)
 	case pages.next != 0:
-		fmt.Fprintf(hints, "stage %s has more than the %d of --limit\n", f.stage, f.limit)
+		fmt.Fprintf(hints, "stage %s has more than the %d of --limit\n", c.stage, c.limit)
 	}
 	if len(others) > 0 {
-		fmt.Fprintf(hints, "%s of stage %s cannot be replayed; stagemesh dead-letters show says why: %s\n", count(len(others), "dead letter"), f.stage, numbers(others))
+		fmt.Fprintf(hints, "%s of stage %s cannot be replayed; stagemesh dead-letters show says why: %s\n", count(len(others), "dead letter"), c.stage, numbers(others))
 	}
 	return seqs, nil
 }
 
-func (f manyFlags) printer(out io.Writer) func(done) error {
-	if f.json {
-		encoder := json.NewEncoder(out)
-		return func(d done) error { return encoder.Encode(d) }
-	}
-	return func(d done) error {
-		text := d.text
-		if d.Error != "" {
-			text = fmt.Sprintf("dead letter %d: %s", d.Seq, visible(d.Error))
-		}
-		_, err := fmt.Fprintln(out, text)
-		return err
-	}
-}
-
-// each applies the action to every dead letter. It continues after an error about one
-// of them and stops at an error that would be the same for all.
-func (a action) each(ctx context.Context, client deadLetterClient, seqs []uint64, print func(done) error) error {
+// each runs the verb for every dead letter and prints the outcomes. It continues after an
+// error about one of them and stops at an error that would be the same for all.
+func (c *manyCommand) each(ctx context.Context, client clients, seqs []uint64, out io.Writer) error {
 	failed := 0
 	for i, seq := range seqs {
-		d, err := a.do(ctx, client, seq)
+		o, err := c.do(ctx, client, seq)
 		switch {
 		case err != nil && len(seqs) == 1:
-			return rpcError{err}
-		case err != nil && !ofDeadLetter(err):
-			return fmt.Errorf("dead letter %d: %w; stopped after %d of %d", seq, rpcError{err}, i, len(seqs))
+			return err
+		case err != nil && !isOfDeadLetter(err):
+			return fmt.Errorf("dead letter %d: %w; stopped after %d of %d", seq, describeRPC(err), i, len(seqs))
 		case err != nil:
 			failed++
-			d = done{Seq: seq, Error: Describe(err)}
+			text := Describe(err)
+			o = outcome{Seq: seq, Error: text, text: fmt.Sprintf("dead letter %d: %s", seq, visible(text))}
 		}
-		if err := print(d); err != nil {
+		if c.json {
+			err = json.NewEncoder(out).Encode(o)
+		} else {
+			_, err = fmt.Fprintln(out, o.text)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -384,27 +384,20 @@ func (a action) each(ctx context.Context, client deadLetterClient, seqs []uint64
 	return nil
 }
 
-// ofDeadLetter reports whether an error is about one dead letter only.
-func ofDeadLetter(err error) bool {
+// isOfDeadLetter reports whether an error is about one dead letter only.
+func isOfDeadLetter(err error) bool {
 	rpc, ok := errors.AsType[*connect.Error](err)
-	if !ok {
-		return false
-	}
-	switch fault.Reason(infoOf(rpc).GetReason()) {
-	case fault.NotFound, fault.NotReplayable, fault.PayloadTooLarge:
-		return true
-	}
-	return false
+	return ok && slices.Contains([]fault.Reason{fault.NotFound, fault.NotReplayable, fault.PayloadTooLarge}, fault.Reason(infoOf(rpc).GetReason()))
 }
 
-func replayLetter(ctx context.Context, client deadLetterClient, seq uint64) (done, error) {
+func replayLetter(ctx context.Context, client clients, seq uint64) (outcome, error) {
 	response, err := client.ReplayDeadLetter(ctx, connect.NewRequest(&adminv1.ReplayDeadLetterRequest{Seq: seq}))
 	if err != nil {
-		return done{}, err
+		return outcome{}, err
 	}
 	m := response.Msg
 	deadline := m.GetDeadline().AsTime()
-	out := done{
+	out := outcome{
 		Seq: seq, RequestID: m.GetRequestId(), Deadline: deadline.Format(time.RFC3339), DeadLetterRemains: m.GetDeadLetterRemains(),
 		text: fmt.Sprintf("dead letter %d runs again as request %s: stagemesh get result %s --wait %s",
 			seq, m.GetRequestId(), m.GetRequestId(), max(time.Second, time.Until(deadline).Round(time.Second))),
@@ -415,7 +408,107 @@ func replayLetter(ctx context.Context, client deadLetterClient, seq uint64) (don
 	return out, nil
 }
 
-func deleteLetter(ctx context.Context, client deadLetterClient, seq uint64) (done, error) {
+func deleteLetter(ctx context.Context, client clients, seq uint64) (outcome, error) {
 	_, err := client.DeleteDeadLetter(ctx, connect.NewRequest(&adminv1.DeleteDeadLetterRequest{Seq: seq}))
-	return done{Seq: seq, text: fmt.Sprintf("dead letter %d is deleted", seq)}, err
+	return outcome{Seq: seq, text: fmt.Sprintf("dead letter %d is deleted", seq)}, err
+}
+
+// page prints one dead letter: words and values.
+type page struct{ *tabwriter.Writer }
+
+func (p page) line(word, format string, args ...any) {
+	fmt.Fprintf(p, "  %s\t%s\n", word, visible(fmt.Sprintf(format, args...)))
+}
+
+// lines prints values below each other, the first of them beside the word.
+func (p page) lines(word string, values []string) {
+	for _, value := range values {
+		p.line(word, "%s", value)
+		word = ""
+	}
+}
+
+// printLetter prints everything about a dead letter.
+func printLetter(out io.Writer, l *adminv1.DeadLetter) error {
+	p := page{tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)}
+	s := l.GetSummary()
+	fmt.Fprintf(p, "dead letter %d\n", s.GetSeq())
+	p.line("failed", "%s, %s ago, at stage %s; host %s gave up", moment(s.GetDeadLetteredAt()), age(time.Since(s.GetDeadLetteredAt().AsTime())), s.GetStage(), l.GetHost())
+	p.line("reason", "%s: %s", l.GetFault().GetReason(), l.GetFault().GetMessage())
+	for _, v := range l.GetFault().GetViolations() {
+		p.line("", "%s: %s", v.GetField(), v.GetDescription())
+	}
+	durability := strings.ToLower(strings.TrimPrefix(l.GetDurability().String(), "DURABILITY_"))
+	p.line("queued", "%s, %s, priority %d; delivered %s", moment(l.GetQueuedAt()), durability, l.GetPriority(), count(int(s.GetDeliveries()), "time"))
+	p.lines("runs", texts(l.GetRuns(), func(run *adminv1.DeadLetterRun) string {
+		return fmt.Sprintf("began %s on host %s and did not end", moment(run.GetStartedAt()), run.GetHost())
+	}))
+	p.line("message", "%d bytes", s.GetSize())
+	if l.GetItem() != nil {
+		p.item(s, l.GetItem())
+	}
+	if why := l.GetNotReplayable(); why != "" {
+		p.line("replay", "not possible: %s", why)
+	} else {
+		p.line("replay", "stagemesh dead-letters replay %d", s.GetSeq())
+	}
+	return p.Flush()
+}
+
+func (p page) item(s *adminv1.DeadLetterSummary, i *adminv1.DeadLetterItem) {
+	p.line("request", "%s, execution %s", s.GetRequestId(), s.GetExecutionId())
+	if i.GetTenant() != "" {
+		p.line("tenant", "%s", i.GetTenant())
+	}
+	p.line("pipeline", "%s: %s", s.GetPipeline(), route(i))
+	p.line("deadline", "%s, %s after it was admitted by gateway %s", moment(i.GetDeadline()),
+		i.GetDeadline().AsTime().Sub(i.GetAdmittedAt().AsTime()).Round(time.Millisecond), i.GetGateway())
+	if i.GetIdempotencyKey() != "" {
+		p.line("key", "%s", i.GetIdempotencyKey())
+	}
+	p.lines("metadata", pairs(i.GetMetadata()))
+	p.lines("trace", pairs(i.GetTraceContext()))
+	p.lines("inputs", texts(i.GetParts(), describePart))
+	p.lines("kept", texts(i.GetKept(), describePart))
+	p.lines("before", texts(i.GetTimings(), func(t *inferencev1.StepTiming) string { return RenderStep(t) }))
+}
+
+func texts[T any](values []T, text func(T) string) []string {
+	out := make([]string, len(values))
+	for i, v := range values {
+		out[i] = text(v)
+	}
+	return out
+}
+
+func pairs(values map[string]string) []string {
+	return texts(slices.Sorted(maps.Keys(values)), func(key string) string { return key + "=" + values[key] })
+}
+
+// route returns the steps, the one that failed in brackets.
+func route(i *adminv1.DeadLetterItem) string {
+	out := make([]string, len(i.GetRoute()))
+	for n, step := range i.GetRoute() {
+		out[n] = step.GetName()
+		if step.GetName() != step.GetStage() {
+			out[n] += " (stage " + step.GetStage() + ")"
+		}
+		if n == int(i.GetPosition()) {
+			out[n] = "[" + out[n] + "]"
+		}
+	}
+	return strings.Join(out, " -> ")
+}
+
+func describePart(part *adminv1.DeadLetterPart) string {
+	kind := cmp.Or(part.GetBlob().GetContentType(), "a blob")
+	if t := part.GetTensor(); t != nil {
+		kind = fmt.Sprintf("%s%v", t.GetDatatype(), t.GetShape())
+	}
+	return fmt.Sprintf("%s: %s, %d bytes", cmp.Or(part.GetName(), "(no name)"), kind, part.GetSize())
+}
+
+// moment returns a point in time, to the millisecond.
+func moment(t interface{ AsTime() time.Time }) string {
+	return t.AsTime().UTC().Format("2006-01-02 15:04:05.000 MST")
 }

@@ -5,98 +5,80 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"mime"
+	"net/http"
 	"os"
 	"path/filepath"
 	"time"
 
 	"connectrpc.com/connect"
+	"github.com/google/uuid"
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
-	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-type inferFlags struct {
-	address    addressFlag
+// inferCommand is one call of stagemesh infer.
+type inferCommand struct {
+	gateway    port
 	timeout    time.Duration
 	durability string
 	waits      bool
 	key        string
 	stream     bool
 	style      style
+
+	pipeline string
+	stdin    io.Reader
 }
 
 func newInfer() *cobra.Command {
-	var flags inferFlags
+	var c inferCommand
 	infer := &cobra.Command{
 		Use:   "infer PIPELINE FILE...",
 		Short: "Send files through a pipeline and print the answers",
 		Long: "Send each file as a request through a pipeline of a running mesh, and print the answers. The content type follows from\n" +
 			"the file's name, or else from its first bytes. - is standard input.",
 		Example: "  stagemesh infer digits examples/digits/images/*.png\n  stagemesh infer stage:classify --json -\n  stagemesh infer digits image.png --durability file\n  stagemesh infer --stream chat question.txt",
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) < 2 {
-				return misused(cmd, errors.New("give a PIPELINE and at least one FILE"))
-			}
-			return nil
-		},
+		Args:    between(2, unlimited, "give a PIPELINE and at least one FILE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if flags.stream {
-				return runStream(cmd.Context(), flags, args[0], args[1:], cmd.InOrStdin(), cmd.OutOrStdout())
-			}
-			return runInfer(cmd.Context(), flags, args[0], args[1:], cmd.InOrStdin(), cmd.OutOrStdout())
+			c.pipeline, c.stdin = args[0], cmd.InOrStdin()
+			return c.run(cmd.Context(), args[1:], cmd.OutOrStdout())
 		},
 	}
-	flags.address.add(infer)
-	infer.Flags().DurationVar(&flags.timeout, "timeout", 0, "the deadline of each request; the pipeline's timeout if 0")
-	infer.Flags().StringVar(&flags.durability, "durability", "", "where requests are queued between stages: memory or file; the pipeline's own if empty. With file the request IDs are printed, for get result and cancel")
-	infer.Flags().BoolVar(&flags.waits, "wait-for-capacity", false, "wait until the timeout while a stage is at capacity, instead of failing at once")
-	infer.Flags().StringVar(&flags.key, "idempotency-key", "", "run the request with this key once; sending it again returns the first answer. For one FILE")
-	infer.Flags().BoolVar(&flags.stream, "stream", false, "print the answer as it arrives: text as it is, or each message as a line with --json. For one FILE")
-	flags.style.add(infer)
+	c.gateway.addPublic(infer)
+	infer.Flags().DurationVar(&c.timeout, "timeout", 0, "the deadline of each request; the pipeline's timeout if 0")
+	infer.Flags().StringVar(&c.durability, "durability", "", "where requests are queued between stages: memory or file; the pipeline's own if empty. With file the request IDs are printed, for get result and cancel")
+	infer.Flags().BoolVar(&c.waits, "wait-for-capacity", false, "wait until the timeout while a stage is at capacity, instead of failing at once")
+	infer.Flags().StringVar(&c.key, "idempotency-key", "", "run the request with this key once; sending it again returns the first answer. For one FILE")
+	infer.Flags().BoolVar(&c.stream, "stream", false, "print the answer as it arrives: text as it is, or each message as a line with --json. For one FILE")
+	c.style.add(infer)
 	return infer
 }
 
 // ErrFailed is returned when requests failed; each failure has been printed.
 var ErrFailed = errors.New("some requests failed")
 
-// sender sends files through one pipeline of a mesh.
-type sender struct {
-	client     inferencev1connect.InferenceServiceClient
-	pipeline   string
-	timeout    time.Duration
-	durability pipeline.Durability
-	waits      bool
-	key        string
-	stdin      io.Reader
-}
-
-// sender returns the sender that the flags describe, without its client.
-func (f inferFlags) sender(name string, in io.Reader) (sender, error) {
-	durability, err := pipeline.ParseDurability(f.durability)
-	if err != nil {
-		return sender{}, fmt.Errorf("--durability: %q: use memory or file", f.durability)
-	}
-	return sender{pipeline: name, timeout: f.timeout, durability: durability, waits: f.waits, key: f.key, stdin: in}, nil
-}
-
-func runInfer(ctx context.Context, flags inferFlags, name string, files []string, in io.Reader, out io.Writer) error {
-	s, err := flags.sender(name, in)
-	if err != nil {
-		return err
-	}
-	if flags.key != "" && len(files) > 1 {
+func (c *inferCommand) run(ctx context.Context, files []string, out io.Writer) error {
+	_, err := pipeline.ParseDurability(c.durability)
+	switch {
+	case c.stream && len(files) > 1:
+		return fmt.Errorf("--stream: needs exactly one FILE, not %d", len(files))
+	case err != nil:
+		return fmt.Errorf("--durability: %q: use memory or file", c.durability)
+	case c.stream:
+		to := &streamPrinter{out: out, style: c.style}
+		return c.gateway.reach(func(client clients) error { return c.sendStream(ctx, client, files[0], to) })
+	case c.key != "" && len(files) > 1:
 		return fmt.Errorf("--idempotency-key: needs exactly one FILE, not %d", len(files))
 	}
-	table := newPrinter(out, flags.style, "FILE")
-	table.ids = s.durability == pipeline.File || flags.key != ""
+	table := &printer{style: c.style, out: out, first: "FILE", ids: c.durability == string(pipeline.File) || c.key != ""}
 	failed := 0
-	err = flags.address.with(func(client inferencev1connect.InferenceServiceClient) (err error) {
-		s.client = client
-		failed, err = s.sendAll(ctx, files, table)
+	err = c.gateway.reach(func(client clients) (err error) {
+		failed, err = c.sendAll(ctx, client, files, table)
 		return err
 	})
 	if err := errors.Join(err, table.flush()); err != nil {
@@ -110,18 +92,22 @@ func runInfer(ctx context.Context, flags inferFlags, name string, files []string
 
 // sendAll sends the files, prints each outcome and returns how many failed. It stops
 // when the gateway is unreachable or the output cannot be written.
-func (s sender) sendAll(ctx context.Context, files []string, table *printer) (failed int, err error) {
+func (c *inferCommand) sendAll(ctx context.Context, client clients, files []string, table *printer) (failed int, err error) {
 	for _, file := range files {
 		begin := time.Now()
-		response, err := s.send(ctx, file)
+		request, err := c.request(file)
+		var response *connect.Response[inferencev1.InferResponse]
+		if err == nil {
+			response, err = client.Infer(ctx, connect.NewRequest(request))
+		}
 		switch {
-		case hopeless(err):
-			return failed, rpcError{err}
+		case isHopeless(err):
+			return failed, err
 		case err != nil:
 			failed++
 			err = table.failure(filepath.Base(file), err)
 		default:
-			err = table.answer(filepath.Base(file), response, time.Since(begin))
+			err = table.answer(filepath.Base(file), response.Msg, time.Since(begin))
 		}
 		if err != nil {
 			return failed, err
@@ -130,41 +116,51 @@ func (s sender) sendAll(ctx context.Context, files []string, table *printer) (fa
 	return failed, nil
 }
 
-func (s sender) send(ctx context.Context, file string) (*inferencev1.InferResponse, error) {
-	request, err := s.request(file)
+// sendStream sends the file and prints each message of the answer.
+func (c *inferCommand) sendStream(ctx context.Context, client clients, file string, to *streamPrinter) error {
+	request, err := c.request(file)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	response, err := s.client.Infer(ctx, connect.NewRequest(request))
+	answer, err := client.InferStream(ctx, connect.NewRequest(request))
 	if err != nil {
-		return nil, err
+		return to.fail(err)
 	}
-	return response.Msg, nil
+	defer answer.Close() //nolint:errcheck // the answer has ended
+	for answer.Receive() {
+		if err := to.message(answer.Msg()); err != nil {
+			return err
+		}
+	}
+	if err := answer.Err(); err != nil {
+		return to.fail(err)
+	}
+	return nil
 }
 
-// maxFile bounds a file to send, in bytes.
-const maxFile = 64 << 20
-
-func (s sender) request(file string) (*inferencev1.InferRequest, error) {
-	data, err := readInput(file, s.stdin)
+func (c *inferCommand) request(file string) (*inferencev1.InferRequest, error) {
+	data, err := readInput(file, c.stdin)
 	if err != nil {
 		return nil, err
 	}
 	request := &inferencev1.InferRequest{
-		Pipeline:   s.pipeline,
-		Durability: s.durability.ToProto(), IdempotencyKey: s.key,
+		Pipeline:   c.pipeline,
+		Durability: pipeline.Durability(c.durability).ToProto(), IdempotencyKey: c.key,
 		Inputs: []*inferencev1.Part{{Body: &inferencev1.Part_Blob{
 			Blob: &inferencev1.Blob{ContentType: contentType(file, data), Data: data},
 		}}},
 	}
-	if s.waits {
-		request.WaitForCapacity = &s.waits
+	if c.waits {
+		request.WaitForCapacity = &c.waits
 	}
-	if s.timeout > 0 {
-		request.Timeout = durationpb.New(s.timeout)
+	if c.timeout > 0 {
+		request.Timeout = durationpb.New(c.timeout)
 	}
 	return request, nil
 }
+
+// maxFile bounds a file to send, in bytes.
+const maxFile = 64 << 20
 
 func readInput(file string, stdin io.Reader) ([]byte, error) {
 	if file != "-" {
@@ -180,4 +176,80 @@ func readInput(file string, stdin io.Reader) ([]byte, error) {
 		err = fmt.Errorf("%s: larger than %d bytes", file, maxFile)
 	}
 	return data, err
+}
+
+// contentType returns a file's media type by its name, or else by its bytes.
+func contentType(file string, data []byte) string {
+	if byName := mime.TypeByExtension(filepath.Ext(file)); byName != "" {
+		return byName
+	}
+	return http.DetectContentType(data)
+}
+
+// oneRequest accepts one argument, the ID of a request.
+func oneRequest(cmd *cobra.Command, args []string) error {
+	if len(args) != 1 {
+		return misused(cmd, errors.New("give one REQUEST_ID"))
+	}
+	if _, err := uuid.Parse(args[0]); err != nil {
+		return misused(cmd, fmt.Errorf("REQUEST_ID: %q is not an ID such as 01a1fc37-9c70-7089-b8a4-eabc34a6f203", args[0]))
+	}
+	return nil
+}
+
+func newGetResult() *cobra.Command {
+	var gateway port
+	var style style
+	var wait time.Duration
+	result := &cobra.Command{
+		Use:   "result REQUEST_ID",
+		Short: "Print the stored result of a durable request",
+		Long: "Print the stored result of a request of --durability file, or of one with an idempotency key. Any gateway of the mesh\n" +
+			"has it. A failed request's failure is the error. NOT_FOUND means that no result is stored: not yet, or not any more.",
+		Example: "  stagemesh get result 01a1fc37-9c70-7089-b8a4-eabc34a6f203 --wait 5s",
+		Args:    oneRequest,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if wait < 0 {
+				return misused(cmd, fmt.Errorf("--wait: %s is negative", wait))
+			}
+			out := &printer{style: style, out: cmd.OutOrStdout(), first: "REQUEST"}
+			return gateway.reach(func(client clients) error {
+				request := &inferencev1.GetResultRequest{RequestId: args[0], Wait: durationpb.New(wait)}
+				response, err := client.GetResult(cmd.Context(), connect.NewRequest(request))
+				if err != nil {
+					return err
+				}
+				answer := response.Msg.GetResult()
+				err = out.answer(answer.GetRequestId(), answer, answer.GetTimeline().GetTotal().AsDuration())
+				return errors.Join(err, out.flush())
+			})
+		},
+	}
+	gateway.addPublic(result)
+	result.Flags().DurationVar(&wait, "wait", 0, "how long to wait for a result that is not stored yet")
+	style.add(result)
+	return result
+}
+
+func newCancel() *cobra.Command {
+	var gateway port
+	cancel := &cobra.Command{
+		Use:   "cancel REQUEST_ID",
+		Short: "Cancel a request by its ID",
+		Long: "Cancel a request by its ID, whichever gateway of the mesh took it. Its caller gets CANCELLED, its queued item is dropped,\n" +
+			"and its running item is asked to stop. This is best effort: a finished request stays finished, and an unknown ID is no error.",
+		Example: "  stagemesh cancel 01a1fc37-9c70-7089-b8a4-eabc34a6f203",
+		Args:    oneRequest,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return gateway.reach(func(client clients) error {
+				if _, err := client.Cancel(cmd.Context(), connect.NewRequest(&inferencev1.CancelRequest{RequestId: args[0]})); err != nil {
+					return err
+				}
+				_, err := fmt.Fprintf(cmd.OutOrStdout(), "the mesh was asked to cancel %s; finished work stays finished\n", args[0])
+				return err
+			})
+		},
+	}
+	gateway.addPublic(cancel)
+	return cancel
 }

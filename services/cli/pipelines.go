@@ -8,7 +8,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"connectrpc.com/connect"
@@ -17,54 +16,35 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
-	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1/adminv1connect"
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// pipelinesClient is the client of the verbs of pipelines.
-type pipelinesClient = adminv1connect.PipelineServiceClient
-
 func newPipelines() *cobra.Command {
-	pipelines := &cobra.Command{
-		Use:   "pipelines",
-		Short: "List, get, apply, delete or plan pipelines",
-		Long: "List, get, apply, delete or plan the pipelines in the mesh's registry, while the mesh runs. The commands ask the admin port\n" +
+	return group("pipelines", "List, get, apply, delete or plan pipelines",
+		"List, get, apply, delete or plan the pipelines in the mesh's registry, while the mesh runs. The commands ask the admin port\n"+
 			"of any gateway of the mesh; all gateways follow a change at once.",
-		// An unknown verb is an error, not a request for help.
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	pipelines.AddCommand(newPipelinesList(), newPipelinesGet(), newPipelinesApply(), newPipelinesDelete(), newPipelinesPlan())
-	return pipelines
-}
-
-// pipelines calls the function with a client of the pipelines.
-func (a adminFlags) pipelines(ask func(pipelinesClient) error) error {
-	return a.reach(func(client connect.HTTPClient, address string, options ...connect.ClientOption) error {
-		return describeRPC(ask(adminv1connect.NewPipelineServiceClient(client, address, options...)))
-	})
+		newPipelinesList(), newPipelinesGet(), newPipelinesApply(), newPipelinesDelete(), newPipelinesPlan())
 }
 
 func newPipelinesList() *cobra.Command {
-	var flags struct {
-		admin adminFlags
-		json  bool
-	}
+	var admin port
+	var asJSON bool
 	list := &cobra.Command{
 		Use:     "list",
 		Short:   "List the pipelines",
 		Example: "  stagemesh pipelines list\n  stagemesh pipelines list --json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return flags.admin.pipelines(func(client pipelinesClient) error {
+			return admin.reach(func(client clients) error {
 				answer, err := client.ListPipelines(cmd.Context(), connect.NewRequest(&adminv1.ListPipelinesRequest{}))
 				if err != nil {
 					return err
 				}
-				if flags.json {
-					return printLines(cmd.OutOrStdout(), answer.Msg.GetPipelines())
+				if asJSON {
+					return printJSON(cmd.OutOrStdout(), answer.Msg.GetPipelines()...)
 				}
 				now := time.Now()
 				printStale(cmd.OutOrStdout(), answer.Msg, now)
@@ -72,19 +52,9 @@ func newPipelinesList() *cobra.Command {
 			})
 		},
 	}
-	flags.admin.add(list)
-	list.Flags().BoolVar(&flags.json, "json", false, "print each pipeline as a line of JSON")
+	admin.addAdmin(list)
+	addJSON(list, &asJSON, "each pipeline")
 	return list
-}
-
-// printLines prints each message as a line of JSON.
-func printLines[M proto.Message](out io.Writer, messages []M) error {
-	for _, m := range messages {
-		if err := printJSON(out, m); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 func printPipelines(out io.Writer, pipelines []*adminv1.PipelineStatus, now time.Time) error {
@@ -92,9 +62,8 @@ func printPipelines(out io.Writer, pipelines []*adminv1.PipelineStatus, now time
 		_, err := fmt.Fprintln(out, "there is no pipeline")
 		return err
 	}
-	table := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(table, "PIPELINE\tSTAGES\tSTATE\tSOURCE\tREVISION\tAGE")
-	for _, p := range pipelines {
+	rows := make([][]string, len(pipelines))
+	for i, p := range pipelines {
 		var stages []string
 		for _, step := range p.GetPipeline().GetSteps() {
 			stages = append(stages, visible(step.GetStage()))
@@ -107,9 +76,9 @@ func printPipelines(out io.Writer, pipelines []*adminv1.PipelineStatus, now time
 		if p.GetRevision() != 0 {
 			revision, since = fmt.Sprint(p.GetRevision()), age(now.Sub(p.GetAppliedAt().AsTime()))
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\n", visible(p.GetPipeline().GetName()), strings.Join(stages, " > "), state, sourceOf(p), revision, since)
+		rows[i] = []string{visible(p.GetPipeline().GetName()), strings.Join(stages, " > "), state, sourceOf(p), revision, since}
 	}
-	if err := table.Flush(); err != nil {
+	if err := printTable(out, "PIPELINE\tSTAGES\tSTATE\tSOURCE\tREVISION\tAGE", rows); err != nil {
 		return err
 	}
 	for _, p := range pipelines {
@@ -133,57 +102,40 @@ func sourceOf(p *adminv1.PipelineStatus) string {
 }
 
 func newPipelinesGet() *cobra.Command {
-	var flags struct {
-		admin adminFlags
-		json  bool
-	}
+	var admin port
+	var asJSON bool
 	get := &cobra.Command{
 		Use:     "get NAME",
 		Short:   "Print a pipeline as a file that apply takes",
 		Example: "  stagemesh pipelines get digits > digits.yaml",
-		Args:    onePipeline,
+		Args:    between(1, 1, "give the NAME of one pipeline"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return flags.admin.pipelines(func(client pipelinesClient) error {
+			return admin.reach(func(client clients) error {
 				answer, err := client.GetPipeline(cmd.Context(), connect.NewRequest(&adminv1.GetPipelineRequest{Name: args[0]}))
 				if err != nil {
 					return err
 				}
-				if flags.json {
+				if asJSON {
 					return printJSON(cmd.OutOrStdout(), answer.Msg.GetPipeline())
 				}
-				return writePipeline(cmd.OutOrStdout(), answer.Msg.GetPipeline())
+				route, err := pipeline.FromProto(answer.Msg.GetPipeline().GetPipeline())
+				if err != nil {
+					return err
+				}
+				_, err = cmd.OutOrStdout().Write(meshfile.WritePipelines(route))
+				return err
 			})
 		},
 	}
-	flags.admin.add(get)
-	get.Flags().BoolVar(&flags.json, "json", false, "print the pipeline and its status as a line of JSON")
+	admin.addAdmin(get)
+	addJSON(get, &asJSON, "the pipeline and its status")
 	return get
 }
 
-func onePipeline(cmd *cobra.Command, args []string) error {
-	if len(args) != 1 {
-		return misused(cmd, errors.New("give the NAME of one pipeline"))
-	}
-	return nil
-}
-
-func writePipeline(out io.Writer, p *adminv1.PipelineStatus) error {
-	route, err := pipeline.FromProto(p.GetPipeline())
-	if err != nil {
-		return err
-	}
-	_, err = out.Write(meshfile.WritePipelines(route))
-	return err
-}
-
-type applyFlags struct {
-	admin  adminFlags
-	force  bool
-	expect uint64
-}
-
 func newPipelinesApply() *cobra.Command {
-	var flags applyFlags
+	var admin port
+	var force bool
+	var revision uint64
 	apply := &cobra.Command{
 		Use:   "apply FILE [NAME...]",
 		Short: "Create or update the pipelines of a file",
@@ -193,33 +145,36 @@ func newPipelinesApply() *cobra.Command {
 		Example: "  stagemesh pipelines apply mesh.yaml\n  stagemesh pipelines apply pipelines.yaml digits",
 		Args:    aFile,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			var expect *uint64
-			if cmd.Flags().Changed("expect") {
-				expect = &flags.expect
-			}
 			wanted, err := wantedOf(args[0], args[1:])
 			if err != nil {
 				return err
 			}
+			expect := givenRevision(cmd, &revision)
 			if expect != nil && len(wanted) != 1 {
 				return misused(cmd, fmt.Errorf("--expect: is the revision of one pipeline, and these are %d; name one", len(wanted)))
 			}
-			return flags.admin.pipelines(func(client pipelinesClient) error {
-				return flags.run(cmd.Context(), client, wanted, expect, cmd.OutOrStdout())
+			return admin.reach(func(client clients) error {
+				return applyAll(cmd.Context(), client, wanted, expect, force, cmd.OutOrStdout())
 			})
 		},
 	}
-	flags.admin.add(apply)
-	apply.Flags().BoolVar(&flags.force, "force", false, "apply pipelines even if their stages are unknown or do not fit together")
-	apply.Flags().Uint64Var(&flags.expect, "expect", 0, "apply only if the pipeline has this revision; 0 means that it must not exist")
+	admin.addAdmin(apply)
+	apply.Flags().BoolVar(&force, "force", false, "apply pipelines even if their stages are unknown or do not fit together")
+	apply.Flags().Uint64Var(&revision, "expect", 0, "apply only if the pipeline has this revision; 0 means that it must not exist")
 	return apply
 }
 
-func aFile(cmd *cobra.Command, args []string) error {
-	if len(args) == 0 {
-		return misused(cmd, errors.New("give the FILE that has the pipelines"))
+// givenRevision returns the revision if the flag --expect is given, and else nil.
+func givenRevision(cmd *cobra.Command, revision *uint64) *uint64 {
+	if !cmd.Flags().Changed("expect") {
+		return nil
 	}
-	return nil
+	return revision
+}
+
+// aFile accepts a file, and more arguments.
+func aFile(cmd *cobra.Command, args []string) error {
+	return between(1, unlimited, "give the FILE that has the pipelines")(cmd, args)
 }
 
 // wantedOf returns the pipelines of a file, or the named ones.
@@ -250,7 +205,7 @@ var (
 	errInvalid        = errors.New("nothing was applied")
 )
 
-func (f applyFlags) run(ctx context.Context, client pipelinesClient, wanted []pipeline.Pipeline, expect *uint64, out io.Writer) error {
+func applyAll(ctx context.Context, client clients, wanted []pipeline.Pipeline, expect *uint64, force bool, out io.Writer) error {
 	planned, err := plansOf(ctx, client, wanted)
 	if err != nil {
 		return err
@@ -260,7 +215,7 @@ func (f applyFlags) run(ctx context.Context, client pipelinesClient, wanted []pi
 		switch {
 		case isInvalid(plan):
 			err = errInvalid
-		case hasErrors(plan) && !f.force && err == nil:
+		case hasErrors(plan) && !force && err == nil:
 			err = errNothingApplied
 		}
 	}
@@ -268,7 +223,7 @@ func (f applyFlags) run(ctx context.Context, client pipelinesClient, wanted []pi
 		return err
 	}
 	for i, p := range wanted {
-		request := &adminv1.ApplyPipelineRequest{Pipeline: p.ToProto(), ExpectRevision: expect, Force: f.force}
+		request := &adminv1.ApplyPipelineRequest{Pipeline: p.ToProto(), ExpectRevision: expect, Force: force}
 		if expect == nil {
 			// Nobody may have changed it since the plan.
 			request.ExpectRevision = proto.Uint64(planned[i].GetCurrent().GetRevision())
@@ -295,7 +250,8 @@ func describeApplied(c adminv1.PipelineChange) string {
 }
 
 func newPipelinesDelete() *cobra.Command {
-	var flags applyFlags
+	var admin port
+	var revision uint64
 	remove := &cobra.Command{
 		Use:   "delete NAME...",
 		Short: "Delete pipelines",
@@ -303,20 +259,14 @@ func newPipelinesDelete() *cobra.Command {
 			"changes it.",
 		Example: "  stagemesh pipelines delete digits",
 		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return misused(cmd, errors.New("give the NAME of at least one pipeline"))
-			}
-			if cmd.Flags().Changed("expect") && len(args) != 1 {
+			if cmd.Flags().Changed("expect") && len(args) > 1 {
 				return misused(cmd, errors.New("--expect: is the revision of one pipeline; name one"))
 			}
-			return nil
+			return between(1, unlimited, "give the NAME of at least one pipeline")(cmd, args)
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			var expect *uint64
-			if cmd.Flags().Changed("expect") {
-				expect = &flags.expect
-			}
-			return flags.admin.pipelines(func(client pipelinesClient) error {
+			expect := givenRevision(cmd, &revision)
+			return admin.reach(func(client clients) error {
 				for _, name := range args {
 					if _, err := client.DeletePipeline(cmd.Context(), connect.NewRequest(&adminv1.DeletePipelineRequest{Name: name, ExpectRevision: expect})); err != nil {
 						return err
@@ -327,8 +277,8 @@ func newPipelinesDelete() *cobra.Command {
 			})
 		},
 	}
-	flags.admin.add(remove)
-	remove.Flags().Uint64Var(&flags.expect, "expect", 0, "delete only if the pipeline has this revision")
+	admin.addAdmin(remove)
+	remove.Flags().Uint64Var(&revision, "expect", 0, "delete only if the pipeline has this revision")
 	return remove
 }
 
@@ -342,4 +292,138 @@ func printStale(out io.Writer, answer staleness, now time.Time) {
 	if since := answer.GetStaleSince(); since != nil {
 		fmt.Fprintf(out, "the registry has been unreachable for %s, so this may be out of date: %s\n", age(now.Sub(since.AsTime())), cmp.Or(visible(answer.GetStaleCause()), "the cause is unknown"))
 	}
+}
+
+func newPipelinesPlan() *cobra.Command {
+	var admin port
+	var asJSON bool
+	plan := &cobra.Command{
+		Use:   "plan FILE [NAME...]",
+		Short: "Show what applying a file would change, and its problems",
+		Long: "Show what stagemesh pipelines apply would change, and change nothing. The pipelines are checked against the running\n" +
+			"stages: whether they exist, have the queues, and take the outputs of the step before. The exit code is 1 if a pipeline\n" +
+			"would not be applied.",
+		Example: "  stagemesh pipelines plan mesh.yaml",
+		Args:    aFile,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			wanted, err := wantedOf(args[0], args[1:])
+			if err != nil {
+				return err
+			}
+			return admin.reach(func(client clients) error {
+				plans, err := plansOf(cmd.Context(), client, wanted)
+				if err != nil {
+					return err
+				}
+				if asJSON {
+					err = printJSON(cmd.OutOrStdout(), plans...)
+				} else {
+					err = printPlans(cmd.OutOrStdout(), wanted, plans)
+				}
+				if err == nil && slices.ContainsFunc(plans, hasErrors) {
+					err = errDoesNotFit
+				}
+				return err
+			})
+		},
+	}
+	admin.addAdmin(plan)
+	addJSON(plan, &asJSON, "the plan for each pipeline")
+	return plan
+}
+
+// plansOf asks what applying the pipelines would change; each pipeline has a plan.
+func plansOf(ctx context.Context, client clients, wanted []pipeline.Pipeline) ([]*adminv1.PipelinePlan, error) {
+	in := &adminv1.PlanPipelinesRequest{Pipelines: make([]*meshv1.Pipeline, len(wanted))}
+	for i, p := range wanted {
+		in.Pipelines[i] = p.ToProto()
+	}
+	answer, err := client.PlanPipelines(ctx, connect.NewRequest(in))
+	if err != nil {
+		return nil, err
+	}
+	if len(answer.Msg.GetPlans()) != len(wanted) {
+		return nil, fmt.Errorf("the gateway answers with %d plans for %d pipelines", len(answer.Msg.GetPlans()), len(wanted))
+	}
+	return answer.Msg.GetPlans(), nil
+}
+
+// errDoesNotFit is returned for plans with problems, which have been printed.
+var errDoesNotFit = errors.New("some pipelines would not be applied")
+
+func printPlans(out io.Writer, wanted []pipeline.Pipeline, plans []*adminv1.PipelinePlan) error {
+	for i, plan := range plans {
+		fmt.Fprintf(out, "%s: %s\n", wanted[i].Name, describePlanned(plan.GetChange()))
+		if current := plan.GetCurrent(); current != nil {
+			if err := printDifferences(out, current.GetPipeline(), wanted[i]); err != nil {
+				return err
+			}
+		}
+		printProblems(out, plan)
+	}
+	return nil
+}
+
+func printDifferences(out io.Writer, current *meshv1.Pipeline, wanted pipeline.Pipeline) error {
+	before, err := pipeline.FromProto(current)
+	if err != nil {
+		return err
+	}
+	for _, d := range meshfile.Differences(before, wanted) {
+		switch {
+		case d.Old == "":
+			fmt.Fprintf(out, "  + %s: %s\n", d.Key, d.New)
+		case d.New == "":
+			fmt.Fprintf(out, "  - %s: %s\n", d.Key, d.Old)
+		default:
+			fmt.Fprintf(out, "  ~ %s: %s -> %s\n", d.Key, d.Old, d.New)
+		}
+	}
+	return nil
+}
+
+// describePlanned names the change that would be made.
+func describePlanned(c adminv1.PipelineChange) string {
+	switch c {
+	case adminv1.PipelineChange_PIPELINE_CHANGE_CREATE:
+		return "would be created"
+	case adminv1.PipelineChange_PIPELINE_CHANGE_UPDATE:
+		return "would be updated"
+	case adminv1.PipelineChange_PIPELINE_CHANGE_NONE:
+		return "unchanged"
+	default:
+		return "is invalid"
+	}
+}
+
+// printProblems prints the problems of a pipeline.
+func printProblems(out io.Writer, plan *adminv1.PipelinePlan) {
+	for _, problem := range plan.GetProblems() {
+		word := "error"
+		if problem.GetSeverity() == adminv1.PipelineSeverity_PIPELINE_SEVERITY_WARNING {
+			word = "warning"
+		}
+		at := visible(plan.GetName())
+		if problem.GetField() != "" {
+			at += "." + visible(problem.GetField())
+		}
+		fmt.Fprintf(out, "  %s: %s: %s\n", word, at, visible(problem.GetMessage()))
+	}
+}
+
+// hasErrors reports whether a pipeline would not be applied.
+func hasErrors(plan *adminv1.PipelinePlan) bool {
+	for _, problem := range plan.GetProblems() {
+		if problem.GetSeverity() != adminv1.PipelineSeverity_PIPELINE_SEVERITY_WARNING {
+			return true
+		}
+	}
+	return false
+}
+
+// isInvalid reports whether a pipeline is invalid, which --force does not change.
+func isInvalid(plan *adminv1.PipelinePlan) bool {
+	return slices.ContainsFunc(plan.GetProblems(), func(p *adminv1.PipelineProblem) bool {
+		return p.GetSeverity() == adminv1.PipelineSeverity_PIPELINE_SEVERITY_INVALID
+	})
 }

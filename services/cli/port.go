@@ -17,16 +17,19 @@ import (
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 
+	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1/adminv1connect"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
+	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
-// portFlags are the address of a gateway's port, and the credentials for it.
-type portFlags struct {
-	// flag is the name of the address's, standard the address that it has by itself.
+// port is one of a gateway's ports, with the flags of its address and credentials.
+type port struct {
+	// flag is the name of the address's flag, standard its default.
 	flag, standard string
 	// start is a hint how to start such a port, section its section in a mesh's file.
 	start, section string
@@ -35,17 +38,42 @@ type portFlags struct {
 	tokenFile, caFile string
 }
 
-func (p *portFlags) add(cmd *cobra.Command, usage string) {
+const (
+	publicFlag = "address"
+	adminFlag  = "admin"
+)
+
+// addPublic makes it the port for callers, and adds its flags to the command.
+func (p *port) addPublic(cmd *cobra.Command) {
+	p.add(cmd, port{flag: publicFlag, standard: "http://" + meshfile.DefaultListen, start: "stagemesh up starts a mesh", section: "gateway"}, "the gateway's address")
+}
+
+// addAdmin makes it the port for operators, and adds its flags to the command.
+func (p *port) addAdmin(cmd *cobra.Command) {
+	p.add(cmd, port{flag: adminFlag, standard: "http://" + meshfile.DefaultAdmin, start: "a gateway serves it at gateway.admin.listen", section: "gateway.admin"}, "the address of a gateway's admin port")
+}
+
+func (p *port) add(cmd *cobra.Command, kind port, usage string) {
+	*p = kind
 	flags := cmd.Flags()
 	flags.StringVarP(&p.address, p.flag, "a", p.standard, usage+", as https:// where it has a certificate")
 	flags.StringVar(&p.tokenFile, "token-file", "", "a file with a token of that port, where it wants one; of several lines the first")
 	flags.StringVar(&p.caFile, "ca-file", "", "a file with the certificates, in PEM, that vouch for that port; the system's own if empty")
 }
 
-// reach calls the function with the parts of a client of the port. Errors about the port
-// itself say what to do.
-func (p portFlags) reach(ask func(client connect.HTTPClient, address string, options ...connect.ClientOption) error) error {
-	address, err := baseURL("--"+p.flag, p.address, p.standard)
+// clients are clients of all services. The public port has the first one, the admin port
+// the others.
+type clients struct {
+	inferencev1connect.InferenceServiceClient
+	adminv1connect.DeadLetterServiceClient
+	adminv1connect.PipelineServiceClient
+	adminv1connect.MeshServiceClient
+}
+
+// reach calls the function with clients of the port. Errors about the port itself say what
+// to do.
+func (p *port) reach(ask func(clients) error) error {
+	address, err := p.url()
 	if err != nil {
 		return err
 	}
@@ -59,11 +87,17 @@ func (p portFlags) reach(ask func(client connect.HTTPClient, address string, opt
 	}
 	defer transport.CloseIdleConnections()
 	client := &http.Client{
-		Transport: noticing{transport},
+		Transport: authorized{transport, token},
 		// The token is for that port alone.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
-	return p.advise(address, ask(client, address, connect.WithInterceptors(token, patient())))
+	limited := connect.WithInterceptors(connect.UnaryInterceptorFunc(limitWait))
+	return p.advise(address, describeRPC(ask(clients{
+		inferencev1connect.NewInferenceServiceClient(client, address, limited),
+		adminv1connect.NewDeadLetterServiceClient(client, address, limited),
+		adminv1connect.NewPipelineServiceClient(client, address, limited),
+		adminv1connect.NewMeshServiceClient(client, address, limited),
+	})))
 }
 
 // Bounds on the silence of a port.
@@ -76,35 +110,33 @@ const (
 // errSilent is returned when a port accepts a request and does not answer.
 var errSilent = fmt.Errorf("no answer within %s", answerTime)
 
-// patient bounds the wait for each answer, except for inference requests and their
+// limitWait bounds the wait for each answer, except for inference requests and their
 // results, which have timeouts of their own.
-func patient() connect.Interceptor {
-	return connect.UnaryInterceptorFunc(func(next connect.UnaryFunc) connect.UnaryFunc {
-		return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
-			switch r.Spec().Procedure {
-			case inferencev1connect.InferenceServiceInferProcedure, inferencev1connect.InferenceServiceGetResultProcedure:
-				return next(ctx, r)
-			}
-			within, cancel := context.WithTimeoutCause(ctx, answerTime, errSilent)
-			defer cancel()
-			response, err := next(within, r)
-			if err != nil && errors.Is(context.Cause(within), errSilent) {
-				return nil, errSilent
-			}
-			return response, err
+func limitWait(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
+		switch r.Spec().Procedure {
+		case inferencev1connect.InferenceServiceInferProcedure, inferencev1connect.InferenceServiceGetResultProcedure:
+			return next(ctx, r)
 		}
-	})
+		within, cancel := context.WithTimeoutCause(ctx, answerTime, errSilent)
+		defer cancel()
+		response, err := next(within, r)
+		if err != nil && errors.Is(context.Cause(within), errSilent) {
+			return nil, errSilent
+		}
+		return response, err
+	}
 }
 
-// baseURL returns the URL that a flag names; who writes host:port means plain
-// HTTP.
-func baseURL(flag, address, example string) (string, error) {
+// url returns the address as a URL; host:port means plain HTTP.
+func (p *port) url() (string, error) {
+	address := p.address
 	if !strings.Contains(address, "://") {
 		address = "http://" + address
 	}
 	u, err := url.Parse(address)
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return "", fmt.Errorf("%s: %q is no address such as %s", flag, redacted(address), example)
+		return "", fmt.Errorf("--%s: %q is no address such as %s", p.flag, redacted(address), p.standard)
 	}
 	return address, nil
 }
@@ -121,60 +153,23 @@ func redacted(address string) string {
 	return "..." + address[strings.LastIndexByte(address, '@')+1:]
 }
 
-// maxRefusal bounds an answer that may be a refusal of Go's server, in bytes.
-const maxRefusal = 1 << 20
-
-// token returns what adds the token to every request, if there is one.
-func (p portFlags) token() (connect.Interceptor, error) {
-	var data []byte
-	if p.tokenFile != "" {
-		var err error
-		if data, err = credentials.Read(p.tokenFile); err != nil {
-			return nil, fmt.Errorf("--token-file: %w", err)
-		}
+// token returns the first line of the token's file; empty without a file.
+func (p *port) token() (string, error) {
+	if p.tokenFile == "" {
+		return "", nil
+	}
+	data, err := credentials.Read(p.tokenFile)
+	if err != nil {
+		return "", fmt.Errorf("--token-file: %w", err)
 	}
 	token, _, _ := strings.Cut(strings.TrimSpace(string(data)), "\n")
-	token = strings.TrimSpace(token)
-	if token == "" && p.tokenFile != "" {
-		return nil, fmt.Errorf("--token-file: %s: there is no token in it", p.tokenFile)
+	if token = strings.TrimSpace(token); token == "" {
+		return "", fmt.Errorf("--token-file: %s: there is no token in it", p.tokenFile)
 	}
-	return bearer(token), nil
+	return token, nil
 }
 
-// bearer is a token that goes with all that is asked; empty is none.
-type bearer string
-
-var _ connect.Interceptor = bearer("")
-
-// WrapUnary implements connect.Interceptor.
-func (b bearer) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
-	return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
-		b.add(r.Header())
-		return next(ctx, r)
-	}
-}
-
-// WrapStreamingClient implements connect.Interceptor.
-func (b bearer) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
-	return func(ctx context.Context, spec connect.Spec) connect.StreamingClientConn {
-		out := next(ctx, spec)
-		b.add(out.RequestHeader())
-		return out
-	}
-}
-
-// WrapStreamingHandler implements connect.Interceptor; the command serves nothing.
-func (bearer) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
-	return next
-}
-
-func (b bearer) add(h http.Header) {
-	if b != "" {
-		h.Set("Authorization", "Bearer "+string(b))
-	}
-}
-
-func (p portFlags) transport() (*http.Transport, error) {
+func (p *port) transport() (*http.Transport, error) {
 	out := &http.Transport{Proxy: http.ProxyFromEnvironment, TLSHandshakeTimeout: handshakeTime}
 	if p.caFile == "" {
 		return out, nil
@@ -188,7 +183,8 @@ func (p portFlags) transport() (*http.Transport, error) {
 }
 
 // advise adds what to do to an error about the port itself. Other errors are unchanged.
-func (p portFlags) advise(address string, err error) error {
+func (p *port) advise(address string, err error) error {
+	rpc, isRPC := errors.AsType[*connect.Error](err)
 	switch {
 	case isDial(err):
 		return fmt.Errorf("nobody answers at %s: %w; %s, --%s names that of another", redacted(address), err, p.start, p.flag)
@@ -200,18 +196,20 @@ func (p portFlags) advise(address string, err error) error {
 		return fmt.Errorf("%w; --ca-file names a file with the certificate of who vouches for it", err)
 	case isA[x509.HostnameError](err):
 		return fmt.Errorf("%w; --%s has to name the port as its certificate does, which is %s.cert_file", err, p.flag, p.section)
-	case refused(err) && p.tokenFile == "":
+	case isRefused(err) && p.tokenFile == "":
 		return fmt.Errorf("%w; give it with --token-file", err)
-	case refused(err):
+	case isRefused(err):
 		return fmt.Errorf("%w; the one in --token-file %s is another", err, p.tokenFile)
+	case !isRPC || p.flag != adminFlag || isHopeless(err) || infoOf(rpc) != nil || rpc.Code() == connect.CodeUnavailable || rpc.Code() == connect.CodeCanceled:
+		return err
 	}
-	return err
+	return fmt.Errorf("%w; is %s an admin port? A gateway serves it at gateway.admin.listen, as https:// where it has a certificate", err, p.address)
 }
 
-// hopeless reports whether an error is about the port, so that every request to it
+// isHopeless reports whether an error is about the port, so that every request to it
 // fails alike.
-func hopeless(err error) bool {
-	return isDial(err) || errors.Is(err, errSilent) || errors.Is(err, errSpeaksTLS) || errors.Is(err, http.ErrSchemeMismatch) || isA[*tls.CertificateVerificationError](err) || refused(err)
+func isHopeless(err error) bool {
+	return isDial(err) || errors.Is(err, errSilent) || errors.Is(err, errSpeaksTLS) || errors.Is(err, http.ErrSchemeMismatch) || isA[*tls.CertificateVerificationError](err) || isRefused(err)
 }
 
 // isDial reports whether nothing listens at the address.
@@ -225,8 +223,8 @@ func isA[E error](err error) bool {
 	return ok
 }
 
-// refused reports whether the port rejects the token, or the lack of one.
-func refused(err error) bool {
+// isRefused reports whether the port rejects the token, or the lack of one.
+func isRefused(err error) bool {
 	rpc, ok := errors.AsType[*connect.Error](err)
 	if !ok || rpc.Code() != connect.CodeUnauthenticated {
 		return false
@@ -239,34 +237,90 @@ func refused(err error) bool {
 // errSpeaksTLS is returned when a port with TLS is asked without TLS.
 var errSpeaksTLS = errors.New("the port speaks TLS, and was asked without")
 
-// noticing turns the answer of Go's server to a request without TLS into errSpeaksTLS.
-type noticing struct{ *http.Transport }
-
-const wantsTLS = "Client sent an HTTP request to an HTTPS server."
-
-// cutOff explains a reset connection: Go's server resets connections without TLS, and its
-// answer may be lost.
-func cutOff(r *http.Request, err error) error {
-	if r.URL.Scheme != "http" || !errors.Is(err, syscall.ECONNRESET) {
-		return err
-	}
-	return fmt.Errorf("the connection was cut off; perhaps %w: %w", errSpeaksTLS, err)
+// authorized adds a token to every request, unless it is empty. It turns the answer of
+// Go's server to a request without TLS into errSpeaksTLS.
+type authorized struct {
+	*http.Transport
+	token string
 }
 
+const (
+	wantsTLS = "Client sent an HTTP request to an HTTPS server."
+	// maxRefusal bounds an answer that may be wantsTLS, in bytes.
+	maxRefusal = 1 << 20
+)
+
 // RoundTrip implements http.RoundTripper.
-func (n noticing) RoundTrip(r *http.Request) (*http.Response, error) {
-	response, err := n.Transport.RoundTrip(r)
-	if err = cutOff(r, err); err != nil || response.StatusCode != http.StatusBadRequest || response.ProtoMinor != 0 || response.Header.Get("Content-Type") != "" {
-		return response, err
+func (a authorized) RoundTrip(r *http.Request) (*http.Response, error) {
+	if a.token != "" {
+		r = r.Clone(r.Context())
+		r.Header.Set("Authorization", "Bearer "+a.token)
+	}
+	// Go's server resets connections without TLS, and its answer may be lost.
+	explain := func(err error) error {
+		if r.URL.Scheme != "http" || !errors.Is(err, syscall.ECONNRESET) {
+			return err
+		}
+		return fmt.Errorf("the connection was cut off; perhaps %w: %w", errSpeaksTLS, err)
+	}
+	response, err := a.Transport.RoundTrip(r)
+	if err != nil || response.StatusCode != http.StatusBadRequest || response.ProtoMinor != 0 || response.Header.Get("Content-Type") != "" {
+		return response, explain(err)
 	}
 	defer response.Body.Close() //nolint:errcheck // it was only read
 	text, err := io.ReadAll(io.LimitReader(response.Body, maxRefusal))
-	if err = cutOff(r, err); err != nil {
-		return nil, err
-	}
-	if strings.HasPrefix(string(text), wantsTLS) {
+	switch {
+	case err != nil:
+		return nil, explain(err)
+	case strings.HasPrefix(string(text), wantsTLS):
 		return nil, errSpeaksTLS
 	}
 	response.Body = io.NopCloser(bytes.NewReader(text))
 	return response, nil
+}
+
+// rpcError is an error of the gateway whose text is Describe's.
+type rpcError struct{ error }
+
+// Error implements error.
+func (t rpcError) Error() string { return Describe(t.error) }
+
+// Unwrap returns the error of the client.
+func (t rpcError) Unwrap() error { return t.error }
+
+// describeRPC makes an error of the gateway an rpcError; others stay unchanged.
+func describeRPC(err error) error {
+	if rpc, ok := err.(*connect.Error); ok { //nolint:errorlint // a wrapped one has its own text
+		return rpcError{rpc}
+	}
+	return err
+}
+
+// Describe returns the text of an error, with the mesh's reason and the stage where it
+// arose.
+func Describe(err error) string {
+	rpc, ok := errors.AsType[*connect.Error](err)
+	if !ok {
+		return err.Error()
+	}
+	info := infoOf(rpc)
+	if info == nil {
+		return rpc.Error()
+	}
+	place := info.GetReason()
+	if stage := info.GetMetadata()["stage"]; stage != "" {
+		place += " at stage " + stage
+	}
+	return place + ": " + rpc.Message()
+}
+
+// infoOf returns the mesh's details of an error, or nil.
+func infoOf(err *connect.Error) *errdetails.ErrorInfo {
+	for _, detail := range err.Details() {
+		value, err := detail.Value()
+		if info, is := value.(*errdetails.ErrorInfo); err == nil && is {
+			return info
+		}
+	}
+	return nil
 }

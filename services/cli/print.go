@@ -1,31 +1,87 @@
 package cli
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"mime"
-	"net/http"
-	"path/filepath"
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
 
+	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
 
-// contentType returns a file's media type by its name, or else by its bytes.
-func contentType(file string, data []byte) string {
-	if byName := mime.TypeByExtension(filepath.Ext(file)); byName != "" {
-		return byName
+// printTable prints rows below their heads, which are separated by tabs; without heads if
+// they are empty.
+func printTable(out io.Writer, heads string, rows [][]string) error {
+	table := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	if heads != "" {
+		fmt.Fprintln(table, heads)
 	}
-	return http.DetectContentType(data)
+	for _, row := range rows {
+		fmt.Fprintln(table, strings.Join(row, "\t"))
+	}
+	return table.Flush()
+}
+
+// printJSON prints each message as a line of JSON.
+func printJSON[M proto.Message](out io.Writer, messages ...M) error {
+	for _, m := range messages {
+		line, err := protojson.Marshal(m)
+		if err != nil {
+			return err
+		}
+		if _, err := fmt.Fprintf(out, "%s\n", line); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addJSON adds the flag --json to a command.
+func addJSON(cmd *cobra.Command, into *bool, what string) {
+	cmd.Flags().BoolVar(into, "json", false, "print "+what+" as a line of JSON")
+}
+
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// age returns a duration in the largest unit of which it has two.
+func age(d time.Duration) string {
+	const day = 24 * time.Hour
+	switch {
+	case d < 2*time.Minute:
+		return fmt.Sprintf("%ds", max(0, int(d.Seconds())))
+	case d < 2*time.Hour:
+		return fmt.Sprintf("%dm", int(d.Minutes()))
+	case d < 2*day:
+		return fmt.Sprintf("%dh", int(d.Hours()))
+	}
+	return fmt.Sprintf("%dd", int(d/day))
+}
+
+// visible returns foreign text without terminal control characters.
+func visible(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return ' '
+		}
+		return r
+	}, s)
 }
 
 // style is how answers are printed.
@@ -35,7 +91,7 @@ type style struct {
 }
 
 func (s *style) add(cmd *cobra.Command) {
-	cmd.Flags().BoolVar(&s.json, "json", false, "print each answer as a line of JSON")
+	addJSON(cmd, &s.json, "each answer")
 	cmd.Flags().BoolVar(&s.timeline, "timeline", false, "print where each request's time went")
 }
 
@@ -43,73 +99,158 @@ func (s *style) add(cmd *cobra.Command) {
 type printer struct {
 	style style
 	out   io.Writer
-	table *tabwriter.Writer
 	// first is the title of the first column. The second has the requests' ids,
 	// if any.
 	first string
 	ids   bool
-	rows  int
+	rows  [][]string
 }
 
-func newPrinter(out io.Writer, s style, first string) *printer {
-	return &printer{style: s, out: out, table: tabwriter.NewWriter(out, 0, 8, 2, ' ', 0), first: first}
-}
-
-func (p *printer) row(of, id, took, answer string) {
-	if p.rows == 0 {
-		p.line(p.first, "REQUEST", "TIME", "ANSWER")
-	}
-	p.rows++
-	p.line(of, id, took, answer)
-}
-
-func (p *printer) line(of, id, took, answer string) {
+func (p *printer) add(of, id, took, answer string) {
+	row := []string{of, took, answer}
 	if p.ids {
-		of += "\t" + id
+		row = []string{of, id, took, answer}
 	}
-	fmt.Fprintf(p.table, "%s\t%s\t%s\n", of, took, answer)
+	p.rows = append(p.rows, row)
 }
 
 // answer prints the answer to a request.
 func (p *printer) answer(to string, r *inferencev1.InferResponse, took time.Duration) error {
 	if p.style.json {
-		line, err := protojson.Marshal(r)
-		if err != nil {
-			return err
-		}
-		_, err = fmt.Fprintf(p.out, "%s\n", line)
-		return err
+		return printJSON(p.out, r)
 	}
 	answers := make([]string, len(r.GetOutputs()))
 	for i, part := range r.GetOutputs() {
 		answers[i] = Render(part)
 	}
-	p.row(to, r.GetRequestId(), Milliseconds(took), strings.Join(answers, "  "))
+	p.add(to, r.GetRequestId(), Milliseconds(took), strings.Join(answers, "  "))
 	if p.style.timeline {
 		for _, step := range r.GetTimeline().GetSteps() {
-			p.row("", "", "", "  "+RenderStep(step))
+			p.add("", "", "", "  "+RenderStep(step))
 		}
 	}
 	return nil
 }
 
-// jsonFailure is a failure as a line of JSON.
-type jsonFailure struct {
-	Error     string `json:"error"`
-	RequestID string `json:"requestId,omitempty"`
+// printFailure prints a failure as a line of JSON.
+func printFailure(out io.Writer, text, id string) error {
+	return json.NewEncoder(out).Encode(struct {
+		Error     string `json:"error"`
+		RequestID string `json:"requestId,omitempty"`
+	}{text, id})
 }
 
 // failure prints why a request has no answer.
 func (p *printer) failure(of string, err error) error {
 	text, id := Describe(err), requestID(err)
 	if p.style.json {
-		return json.NewEncoder(p.out).Encode(jsonFailure{text, id})
+		return printFailure(p.out, text, id)
 	}
-	p.row(of, cmp.Or(id, "-"), "-", text)
+	p.add(of, cmp.Or(id, "-"), "-", text)
 	return nil
 }
 
-func (p *printer) flush() error { return p.table.Flush() }
+// requestID returns the id of the request that failed, or "".
+func requestID(err error) string {
+	rpc, ok := errors.AsType[*connect.Error](err)
+	if !ok {
+		return ""
+	}
+	return infoOf(rpc).GetMetadata()["request_id"]
+}
+
+func (p *printer) flush() error {
+	if len(p.rows) == 0 {
+		return nil
+	}
+	heads := "\tTIME\tANSWER"
+	if p.ids {
+		heads = "\tREQUEST" + heads
+	}
+	return printTable(p.out, p.first+heads, p.rows)
+}
+
+// streamPrinter prints a streamed answer.
+type streamPrinter struct {
+	out   io.Writer
+	style style
+	// chunks is true once a chunk was printed, open while the last line has no newline.
+	chunks, open bool
+}
+
+// message prints one message. The final answer repeats its chunks, so it is printed only
+// when there were none.
+func (t *streamPrinter) message(m *inferencev1.InferStreamResponse) error {
+	if t.style.json {
+		return printJSON(t.out, m)
+	}
+	if chunk := m.GetChunk(); chunk != nil {
+		t.chunks = true
+		return t.parts(chunk.GetOutputs())
+	}
+	if !t.chunks {
+		if err := t.parts(m.GetFinal().GetOutputs()); err != nil {
+			return err
+		}
+	}
+	if err := t.endLine(); err != nil || !t.style.timeline {
+		return err
+	}
+	for _, step := range m.GetFinal().GetTimeline().GetSteps() {
+		if err := t.line(RenderStep(step)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// parts prints text as it is, and all else on a line of its own.
+func (t *streamPrinter) parts(parts []*inferencev1.Part) error {
+	for _, part := range parts {
+		var err error
+		text := part.GetBlob().GetData()
+		switch {
+		case part.GetTensor() != nil || !strings.HasPrefix(part.GetBlob().GetContentType(), "text/"):
+			err = t.line(Render(part))
+		case len(text) > 0:
+			t.open = !bytes.HasSuffix(text, []byte{'\n'})
+			_, err = t.out.Write(text)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (t *streamPrinter) line(text string) error {
+	if err := t.endLine(); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintln(t.out, text)
+	return err
+}
+
+func (t *streamPrinter) endLine() error {
+	if !t.open {
+		return nil
+	}
+	t.open = false
+	_, err := fmt.Fprintln(t.out)
+	return err
+}
+
+// fail returns the error that ended the answer. With --json it is also printed as a line.
+func (t *streamPrinter) fail(err error) error {
+	if !t.style.json || isHopeless(err) {
+		_ = t.endLine() // the failure matters more
+		return err
+	}
+	if err := printFailure(t.out, Describe(err), requestID(err)); err != nil {
+		return err
+	}
+	return fmt.Errorf("%w: 1 of 1", ErrFailed)
+}
 
 // Milliseconds returns a duration as people compare them.
 func Milliseconds(d time.Duration) string {
@@ -123,67 +264,67 @@ func RenderStep(s *inferencev1.StepTiming) string {
 		Milliseconds(s.GetRun().AsDuration()), s.GetBatchSize(), s.GetDispatchReason())
 }
 
-// shown bounds the elements and bytes of a part that are printed.
-const shown = 8
+const (
+	// maxElements and maxText bound the elements and bytes of a part that are printed.
+	maxElements = 8
+	maxText     = 320
+)
 
 // Render returns a part on one line, cut where it is long.
 func Render(part *inferencev1.Part) string {
-	text := renderBody(part)
+	text := ""
+	blob := part.GetBlob()
+	switch t := part.GetTensor(); {
+	case t != nil:
+		text = renderTensor(tensor.Tensor{Datatype: tensor.Datatype(t.GetDatatype()), Shape: t.GetShape(), Raw: t.GetRaw()})
+	case strings.HasPrefix(blob.GetContentType(), "text/"), strings.HasPrefix(blob.GetContentType(), "application/json"):
+		text = string(blob.GetData())
+		if len(text) > maxText {
+			text = strings.ToValidUTF8(text[:maxText], "") + "..."
+		}
+		text = strings.TrimSpace(text)
+	default:
+		text = fmt.Sprintf("%d bytes of %s", len(blob.GetData()), blob.GetContentType())
+	}
 	if part.GetName() == "" {
 		return text
 	}
 	return part.GetName() + "=" + text
 }
 
-func renderBody(part *inferencev1.Part) string {
-	if t := part.GetTensor(); t != nil {
-		return renderTensor(tensor.Tensor{Datatype: tensor.Datatype(t.GetDatatype()), Shape: t.GetShape(), Raw: t.GetRaw()})
-	}
-	blob := part.GetBlob()
-	if strings.HasPrefix(blob.GetContentType(), "text/") || strings.HasPrefix(blob.GetContentType(), "application/json") {
-		return strings.TrimSpace(cut(string(blob.GetData()), 40*shown))
-	}
-	return fmt.Sprintf("%d bytes of %s", len(blob.GetData()), blob.GetContentType())
-}
-
-func cut(s string, n int) string {
-	if len(s) <= n {
-		return s
-	}
-	return strings.ToValidUTF8(s[:n], "") + "..."
-}
-
 func renderTensor(t tensor.Tensor) string {
-	values, err := elements(t)
+	var values []string
+	var err error
+	switch t.Datatype {
+	case tensor.FP32:
+		var of []float32
+		of, err = t.FP32Values()
+		values = format("%.3g", of)
+	case tensor.Int64:
+		var of []int64
+		of, err = t.Int64Values()
+		values = format("%d", of)
+	case tensor.Bytes:
+		var of [][]byte
+		of, err = t.BytesElements()
+		values = format("%s", of)
+	default:
+		err = errors.ErrUnsupported
+	}
 	if err != nil {
 		return fmt.Sprintf("%s%v", t.Datatype, t.Shape)
 	}
-	if len(values) > shown {
-		values = append(values[:shown], "...")
+	if len(values) > maxElements {
+		values = append(values[:maxElements], "...")
 	}
 	return "[" + strings.Join(values, " ") + "]"
 }
 
-func elements(t tensor.Tensor) ([]string, error) {
-	switch t.Datatype {
-	case tensor.FP32:
-		values, err := t.FP32Values()
-		return each(values, func(v float32) string { return fmt.Sprintf("%.3g", v) }), err
-	case tensor.Int64:
-		values, err := t.Int64Values()
-		return each(values, func(v int64) string { return fmt.Sprint(v) }), err
-	case tensor.Bytes:
-		values, err := t.BytesElements()
-		return each(values, func(v []byte) string { return string(v) }), err
-	}
-	return nil, errors.ErrUnsupported
-}
-
-func each[T any](values []T, text func(T) string) []string {
-	values = values[:min(len(values), shown+1)]
-	out := make([]string, len(values))
-	for i, v := range values {
-		out[i] = text(v)
+// format returns the first values as text, one more than are printed.
+func format[T any](verb string, values []T) []string {
+	out := make([]string, min(len(values), maxElements+1))
+	for i := range out {
+		out[i] = fmt.Sprintf(verb, values[i])
 	}
 	return out
 }

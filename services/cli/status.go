@@ -3,6 +3,7 @@ package cli
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"slices"
@@ -11,21 +12,24 @@ import (
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
-	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1/adminv1connect"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-type statusFlags struct {
-	admin adminFlags
+type statusCommand struct {
+	admin port
 	stage string
 	json  bool
 	watch bool
 }
 
 func newStatus() *cobra.Command {
-	var flags statusFlags
+	var c statusCommand
 	status := &cobra.Command{
 		Use:   "status",
 		Short: "Show the state of pipelines, stages and hosts",
@@ -34,61 +38,53 @@ func newStatus() *cobra.Command {
 		Example: "  stagemesh status\n  stagemesh status --stage classify --watch\n  stagemesh status --json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := validStage(cmd, flags.stage); err != nil {
+			if err := validStage(cmd, c.stage); err != nil {
 				return err
 			}
-			return flags.admin.reach(func(client connect.HTTPClient, address string, options ...connect.ClientOption) error {
-				s := statusClient{
-					mesh:      adminv1connect.NewMeshServiceClient(client, address, options...),
-					pipelines: adminv1connect.NewPipelineServiceClient(client, address, options...),
-				}
-				return describeRPC(flags.run(cmd.Context(), s, cmd.OutOrStdout(), cmd.ErrOrStderr()))
+			return c.admin.reach(func(client clients) error {
+				return c.run(cmd.Context(), client, cmd.OutOrStdout(), cmd.ErrOrStderr())
 			})
 		},
 	}
-	flags.admin.add(status)
-	status.Flags().StringVar(&flags.stage, "stage", "", "show only this stage, its pipelines and its hosts")
-	status.Flags().BoolVar(&flags.json, "json", false, "print the status as a line of JSON")
-	status.Flags().BoolVar(&flags.watch, "watch", false, "print the status every second, until Ctrl-C")
+	c.admin.addAdmin(status)
+	status.Flags().StringVar(&c.stage, "stage", "", "show only this stage, its pipelines and its hosts")
+	addJSON(status, &c.json, "the status")
+	status.Flags().BoolVar(&c.watch, "watch", false, "print the status every second, until Ctrl-C")
 	return status
 }
 
-// showEvery is the interval of --watch.
-const showEvery = time.Second
+// watchInterval is the interval of --watch.
+const watchInterval = time.Second
 
-func (f statusFlags) run(ctx context.Context, client statusClient, out, errOut io.Writer) error {
-	ticker := time.NewTicker(showEvery)
+func (c *statusCommand) run(ctx context.Context, client clients, out, errOut io.Writer) error {
+	ticker := time.NewTicker(watchInterval)
 	defer ticker.Stop()
 	for first := true; ; first = false {
-		now, err := client.ask(ctx, f.stage)
+		now, err := askStatus(ctx, client, c.stage)
 		switch {
 		case ctx.Err() != nil && !first:
 			return nil
+		case err == nil && c.json:
+			err = now.printJSON(out)
 		case err == nil:
-			err = f.print(out, now, time.Now())
-		case f.watch && !first:
+			err = now.print(out, time.Now())
+		case c.watch && !first:
 			// The gateway answered before, and may again.
 			fmt.Fprintln(errOut, "stagemesh:", visible(Describe(err)))
 			err = nil
 		}
-		if err != nil || !f.watch {
+		if err != nil || !c.watch {
 			return err
 		}
 		select {
 		case <-ticker.C:
-			if !f.json {
+			if !c.json {
 				fmt.Fprintln(out)
 			}
 		case <-ctx.Done():
 			return nil
 		}
 	}
-}
-
-// statusClient asks a gateway about the mesh.
-type statusClient struct {
-	mesh      adminv1connect.MeshServiceClient
-	pipelines adminv1connect.PipelineServiceClient
 }
 
 // meshStatus is the state of a mesh.
@@ -99,18 +95,18 @@ type meshStatus struct {
 	hosts *adminv1.ListHostsResponse
 }
 
-// ask returns the state of the mesh, or the part of it that belongs to a stage.
-func (c statusClient) ask(ctx context.Context, stage string) (out meshStatus, err error) {
-	pipelines, err := c.pipelines.ListPipelines(ctx, connect.NewRequest(&adminv1.ListPipelinesRequest{}))
+// askStatus returns the state of the mesh, or the part of it that belongs to a stage.
+func askStatus(ctx context.Context, client clients, stage string) (out meshStatus, err error) {
+	pipelines, err := client.ListPipelines(ctx, connect.NewRequest(&adminv1.ListPipelinesRequest{}))
 	if err != nil {
 		return out, err
 	}
-	stages, err := c.mesh.ListStages(ctx, connect.NewRequest(&adminv1.ListStagesRequest{}))
+	stages, err := client.ListStages(ctx, connect.NewRequest(&adminv1.ListStagesRequest{}))
 	if err != nil {
 		return out, err
 	}
 	out.pipelines, out.stages = pipelines.Msg, stages.Msg
-	hosts, err := c.mesh.ListHosts(ctx, connect.NewRequest(&adminv1.ListHostsRequest{Stage: stage}))
+	hosts, err := client.ListHosts(ctx, connect.NewRequest(&adminv1.ListHostsRequest{Stage: stage}))
 	switch {
 	case err == nil:
 		out.hosts = hosts.Msg
@@ -120,11 +116,11 @@ func (c statusClient) ask(ctx context.Context, stage string) (out meshStatus, er
 	if stage == "" {
 		return out, nil
 	}
-	return out, out.only(stage)
+	return out, out.keep(stage)
 }
 
-// only removes everything that does not belong to a stage, which must exist.
-func (s *meshStatus) only(stage string) error {
+// keep removes everything that does not belong to a stage, which must exist.
+func (s *meshStatus) keep(stage string) error {
 	var names []string
 	for _, one := range s.stages.GetStages() {
 		names = append(names, visible(one.GetStage()))
@@ -137,4 +133,162 @@ func (s *meshStatus) only(stage string) error {
 		return !slices.ContainsFunc(p.GetPipeline().GetSteps(), func(step *meshv1.PipelineStep) bool { return step.GetStage() == stage })
 	})
 	return nil
+}
+
+func (s *meshStatus) print(out io.Writer, now time.Time) error {
+	printStale(out, s.oldest(), now)
+	if err := printPipelines(out, s.pipelines.GetPipelines(), now); err != nil {
+		return err
+	}
+	fmt.Fprintln(out)
+	if err := printStages(out, s.stages.GetStages()); err != nil {
+		return err
+	}
+	fmt.Fprintln(out)
+	if s.hosts == nil {
+		_, err := fmt.Fprintln(out, "hosts are unknown: the mesh has no registry; its file configures one in the section registry")
+		return err
+	}
+	return printHosts(out, s.hosts.GetHosts(), now)
+}
+
+// oldest returns the answer that has been out of date for longest.
+func (s *meshStatus) oldest() staleness {
+	var out staleness = s.pipelines
+	for _, answer := range []staleness{s.stages, s.hosts} {
+		since := answer.GetStaleSince()
+		if since != nil && (out.GetStaleSince() == nil || since.AsTime().Before(out.GetStaleSince().AsTime())) {
+			out = answer
+		}
+	}
+	return out
+}
+
+func (s *meshStatus) printJSON(out io.Writer) error {
+	all := map[string]any{}
+	answers := map[string]proto.Message{"pipelines": s.pipelines, "stages": s.stages}
+	if s.hosts != nil {
+		answers["hosts"] = s.hosts
+	}
+	for name, answer := range answers {
+		text, err := protojson.MarshalOptions{EmitUnpopulated: true}.Marshal(answer)
+		if err != nil {
+			return err
+		}
+		var fields map[string]json.RawMessage
+		if err := json.Unmarshal(text, &fields); err != nil {
+			return err
+		}
+		all[name] = fields[name]
+	}
+	if answer := s.oldest(); answer.GetStaleSince() != nil {
+		all["staleSince"], all["staleCause"] = answer.GetStaleSince().AsTime(), answer.GetStaleCause()
+	}
+	return json.NewEncoder(out).Encode(all)
+}
+
+func printStages(out io.Writer, stages []*adminv1.StageStatus) error {
+	if len(stages) == 0 {
+		_, err := fmt.Fprintln(out, "there is no stage")
+		return err
+	}
+	rows := make([][]string, len(stages))
+	for i, s := range stages {
+		state := "ready"
+		if !s.GetServed() {
+			state = "no host"
+		}
+		rows[i] = []string{
+			visible(s.GetStage()), state, share(s.GetReadyHosts(), s.GetHosts()), share(s.GetInFlight(), s.GetMaxInFlight()), share(s.GetRunning(), s.GetSlots()),
+			queueOf(s, pipeline.Memory), queueOf(s, pipeline.File), cmp.Or(visible(strings.Join(s.GetPipelines(), ", ")), "-"),
+		}
+	}
+	if err := printTable(out, "STAGE\tSTATE\tHOSTS\tIN FLIGHT\tRUNNING\tMEMORY QUEUE\tFILE QUEUE\tPIPELINES", rows); err != nil {
+		return err
+	}
+	for _, s := range stages {
+		if s.GetQueuesCause() != "" {
+			fmt.Fprintf(out, "%s: %s\n", visible(s.GetStage()), visible(s.GetQueuesCause()))
+		}
+	}
+	return nil
+}
+
+func share[N any](part, whole N) string { return fmt.Sprintf("%v/%v", part, whole) }
+
+// queueOf describes the fill of one of a stage's queues.
+func queueOf(s *adminv1.StageStatus, d pipeline.Durability) string {
+	for _, q := range s.GetQueues() {
+		switch {
+		case q.GetDurability() != d.ToProto():
+		case q.GetMaxItems() > 0:
+			return share(q.GetItems(), q.GetMaxItems())
+		default:
+			return fmt.Sprint(q.GetItems())
+		}
+	}
+	return "-"
+}
+
+func printHosts(out io.Writer, hosts []*adminv1.HostStatus, now time.Time) error {
+	if len(hosts) == 0 {
+		_, err := fmt.Fprintln(out, "there is no host")
+		return err
+	}
+	rows := make([][]string, len(hosts))
+	for i, host := range hosts {
+		r := host.GetRecord()
+		rows[i] = []string{
+			visible(r.GetStage()), visible(r.GetHost()), stateOf(host), share(r.GetInFlight(), r.GetMaxInFlight()), share(r.GetRunning(), r.GetSlots()),
+			r.GetQueueWait().AsDuration().Round(10 * time.Microsecond).String(), workersOf(r),
+			cmp.Or(visible(r.GetVersion()), "-"), cmp.Or(visible(r.GetAddress()), "-"), age(now.Sub(r.GetStartedAt().AsTime())),
+		}
+	}
+	if err := printTable(out, "STAGE\tHOST\tSTATE\tIN FLIGHT\tRUNNING\tQUEUE WAIT\tWORKERS\tVERSION\tADDRESS\tUP", rows); err != nil {
+		return err
+	}
+	for _, host := range hosts {
+		if !host.GetAlive() {
+			continue
+		}
+		r := host.GetRecord()
+		name := visible(r.GetStage()) + " " + visible(r.GetHost())
+		if r.GetCause() != "" {
+			fmt.Fprintf(out, "%s: %s\n", name, visible(r.GetCause()))
+		}
+		for _, w := range r.GetWorkers() {
+			if w.GetCause() != "" {
+				fmt.Fprintf(out, "%s: worker %d is %s, %s\n", name, w.GetIndex(), visible(w.GetState()), visible(w.GetCause()))
+			}
+		}
+	}
+	return nil
+}
+
+// stateOf names the state of a host.
+func stateOf(h *adminv1.HostStatus) string {
+	switch r := h.GetRecord(); {
+	case !h.GetAlive():
+		return "disconnected"
+	case r.GetDraining():
+		return "draining"
+	case !r.GetReady():
+		return "not ready"
+	default:
+		return "ready"
+	}
+}
+
+// workersOf describes how many of a host's workers are ready.
+func workersOf(r *meshv1.HostRecord) string {
+	if len(r.GetWorkers()) == 0 {
+		return "-"
+	}
+	ready := 0
+	for _, w := range r.GetWorkers() {
+		if w.GetState() == "READY" {
+			ready++
+		}
+	}
+	return share(ready, len(r.GetWorkers()))
 }

@@ -1,7 +1,9 @@
 package cli
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -11,6 +13,7 @@ import (
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/internal/program"
+	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/services/runners"
 )
@@ -64,12 +67,47 @@ func newUp() *cobra.Command {
 	return up
 }
 
+// check rejects arguments and flags that do not fit together.
+func (f *upFlags) check(cmd *cobra.Command, args []string) error {
+	given := func(flag string) bool { return cmd.Flags().Changed(flag) }
+	switch {
+	case len(args) > 1:
+		return misused(cmd, errors.New("give one WORKER; a mesh of several stages is described by a file, --config"))
+	case len(args) == 1 && (given("config") || given("stages")):
+		return misused(cmd, errors.New("give either a WORKER or --config"))
+	case len(args) == 0 && (given("workers") || given("options")):
+		return misused(cmd, errors.New("--workers and --options are for a WORKER; a file has them below stages.<name>.runner.worker"))
+	}
+	if err := f.checkAddresses(); err != nil {
+		return misused(cmd, err)
+	}
+	return nil
+}
+
+// checkAddresses rejects a bad address, which may be the environment's.
+func (f *upFlags) checkAddresses() error {
+	return cmp.Or(config.Address("--listen", f.listen), config.Address("--ops", f.ops), config.Address("--admin", f.admin))
+}
+
+// override puts the addresses of the flags into the file.
+func (f *upFlags) override(file *meshfile.File) {
+	g := &file.Gateway
+	g.Listen, g.Admin.Listen, file.Ops.Listen = cmp.Or(f.listen, g.Listen), cmp.Or(f.admin, g.Admin.Listen), cmp.Or(f.ops, file.Ops.Listen)
+}
+
 func runUp(ctx context.Context, flags upFlags, out, errOut io.Writer) error {
 	log, err := flags.log.Logger(errOut)
 	if err != nil {
 		return err
 	}
-	file, err := flags.load()
+	load := meshfile.Load
+	if flags.stages != nil {
+		load = meshfile.Read
+	}
+	file, err := load(flags.config, runners.All()...)
+	if err == nil && flags.stages != nil {
+		err = file.ValidatePart(flags.stages)
+	}
 	if err != nil {
 		return meshfile.FlagError("--config", err)
 	}
@@ -90,13 +128,54 @@ func docs(file *meshfile.File, m *stagemesh.Mesh) string {
 	return "docs: " + m.URL() + "/docs, "
 }
 
-func (f upFlags) load() (*meshfile.File, error) {
-	if f.stages == nil {
-		return meshfile.Load(f.config, runners.All()...)
+type gatewayFlags struct {
+	stagemesh.JoinFlags
+	listen, admin string
+}
+
+func newGateway() *cobra.Command {
+	var f gatewayFlags
+	cmd := &cobra.Command{
+		Use:   "gateway",
+		Short: "Serve the callers of a mesh",
+		Long: "Serve the callers of a mesh file's pipelines, in every protocol on one port. The gateway joins the mesh at its broker;\n" +
+			"the stages are other processes. Start as many gateways as you need.\n" +
+			"The first SIGINT or SIGTERM drains the gateway, a second one fails the calls in flight with SHUTTING_DOWN, a third ends\n" +
+			"the process at once.\n\n" + program.EnvironmentHelp,
+		Example: "  stagemesh gateway --config mesh.yaml --nats nats://127.0.0.1:4222 --listen 127.0.0.1:8080 --ops 127.0.0.1:9090",
+		Args:    cobra.NoArgs,
+		RunE: program.WithEnvironment(func(cmd *cobra.Command, _ []string) error {
+			ctx, stop := process.SignalContext(cmd.Context())
+			defer stop()
+			return f.run(ctx, cmd)
+		}),
 	}
-	file, err := meshfile.Read(f.config, runners.All()...)
+	f.Add(cmd)
+	cmd.Flags().StringVar(&f.listen, "listen", "", "the address for callers, instead of gateway.listen; port 0 picks a free one")
+	cmd.Flags().StringVar(&f.admin, "admin", "", "the address for operators, instead of gateway.admin.listen")
+	return cmd
+}
+
+func (f gatewayFlags) run(ctx context.Context, cmd *cobra.Command) error {
+	// A gateway runs no stage, so it knows no kinds of runners.
+	p, err := f.Read(cmd)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return file, file.ValidatePart(f.stages)
+	file := p.File
+	admin := file.Gateway.Admin
+	admin.Listen = f.admin
+	if err := admin.Validate(); err != nil && f.admin != "" {
+		return fmt.Errorf("--admin: %w", err)
+	}
+	if err := errors.Join(config.Address("--listen", f.listen), file.ValidatePart(nil)); err != nil {
+		return err
+	}
+	file.Gateway.Listen, file.Gateway.Admin.Listen = cmp.Or(f.listen, file.Gateway.Listen), cmp.Or(f.admin, file.Gateway.Admin.Listen)
+	p.Stages = []string{}
+	p.Ready = func(m *stagemesh.Mesh, operations net.Addr) error {
+		_, err := fmt.Fprintf(cmd.OutOrStdout(), "gateway of mesh %s is ready on %s (admin: %s, operations: http://%s)\n", file.Mesh, m.URL(), m.AdminURL(), operations)
+		return err
+	}
+	return p.Run(ctx)
 }

@@ -1,60 +1,26 @@
 package cli
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
+	"os"
+	"path/filepath"
+	"strings"
 	"sync"
-
-	"github.com/spf13/cobra"
+	"time"
+	"unicode"
 
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
-	"github.com/stagemesh/stagemesh/mesh/config"
+	"github.com/stagemesh/stagemesh/services/runners"
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
 )
-
-// check rejects arguments and flags that do not fit together.
-func (f *upFlags) check(cmd *cobra.Command, args []string) error {
-	given := func(flag string) bool { return cmd.Flags().Changed(flag) }
-	switch {
-	case len(args) > 1:
-		return misused(cmd, errors.New("give one WORKER; a mesh of several stages is described by a file, --config"))
-	case len(args) == 1 && (given("config") || given("stages")):
-		return misused(cmd, errors.New("give either a WORKER or --config"))
-	case len(args) == 0 && (given("workers") || given("options")):
-		return misused(cmd, errors.New("--workers and --options are for a WORKER; a file has them below stages.<name>.runner.worker"))
-	}
-	if err := f.checkAddresses(); err != nil {
-		return misused(cmd, err)
-	}
-	return nil
-}
-
-// checkAddresses rejects a bad address, which may be the environment's.
-func (f *upFlags) checkAddresses() error {
-	for _, addr := range []struct{ flag, value string }{{"listen", f.listen}, {"ops", f.ops}, {"admin", f.admin}} {
-		if err := config.Address("--"+addr.flag, addr.value); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// override puts the addresses of the flags into the file.
-func (f *upFlags) override(file *meshfile.File) {
-	for _, addr := range []struct {
-		into *string
-		from string
-	}{{&file.Gateway.Listen, f.listen}, {&file.Ops.Listen, f.ops}, {&file.Gateway.Admin.Listen, f.admin}} {
-		if addr.from != "" {
-			*addr.into = addr.from
-		}
-	}
-}
 
 // runWorker runs a mesh of one worker until the context ends.
 func runWorker(ctx context.Context, flags upFlags, path string, out, errOut io.Writer) error {
@@ -62,21 +28,18 @@ func runWorker(ctx context.Context, flags upFlags, path string, out, errOut io.W
 	if err != nil {
 		return err
 	}
-	file, err := single{path: path, workers: flags.workers, options: flags.options}.file()
+	file, err := workerFile(path, flags.workers, flags.options)
 	if err != nil {
 		return err
 	}
 	flags.override(file)
-	saved, err := watchSaves(path, log)
-	if err != nil {
-		return fmt.Errorf("watching %s: %w", path, err)
-	}
 	ctx, end := context.WithCancel(ctx)
+	saved, last := make(chan struct{}, 1), versionOf(path)
 	var watching sync.WaitGroup
 	defer watching.Wait()
 	defer end()
-	watching.Go(func() { saved.run(ctx) })
-	w := watched{path: path, file: file, log: log, out: out, saved: saved.C}
+	watching.Go(func() { watch(ctx, path, last, saved) })
+	w := watched{path: path, file: file, log: log, out: out, saved: saved}
 	return w.run(ctx)
 }
 
@@ -176,4 +139,118 @@ func printWorker(out io.Writer, m *stagemesh.Mesh, name, docs string, ops net.Ad
 	}
 	_, err := io.WriteString(out, text)
 	return err
+}
+
+// settle is how long a file has to be left alone after a change: editors write one in
+// several steps, and tools take it away for a moment.
+const settle = 200 * time.Millisecond
+
+// version identifies a version of a file; zero means that it is not there.
+type version struct {
+	size  int64
+	saved time.Time
+}
+
+func versionOf(path string) version {
+	info, err := os.Stat(path)
+	if err != nil {
+		return version{}
+	}
+	return version{size: info.Size(), saved: info.ModTime()}
+}
+
+// watch reports each new version of a file until the context ends. It polls, which sees
+// also files that are replaced, links, and folders that are removed for a while.
+func watch(ctx context.Context, path string, last version, saved chan<- struct{}) {
+	ticks := time.NewTicker(settle)
+	defer ticks.Stop()
+	before := last
+	for {
+		select {
+		case <-ticks.C:
+		case <-ctx.Done():
+			return
+		}
+		now := versionOf(path)
+		if now == before && now != last && now != (version{}) {
+			last = now
+			select {
+			case saved <- struct{}{}:
+			default: // the previous save has not been received yet
+			}
+		}
+		before = now
+	}
+}
+
+// workerFile returns the file that describes a mesh of one stage that runs one worker.
+func workerFile(path string, workers int, options string) (*meshfile.File, error) {
+	command, err := workerCommand(path)
+	if err != nil {
+		return nil, err
+	}
+	if workers < 1 {
+		return nil, fmt.Errorf("--workers: %d is not at least 1", workers)
+	}
+	var object map[string]json.RawMessage
+	if err := json.Unmarshal([]byte(options), &object); err != nil || object == nil {
+		return nil, errors.New("--options: this is no JSON object")
+	}
+	name := nameOf(path)
+	worker := map[string]any{"command": command, "workers": workers, "options": json.RawMessage(options)}
+	// JSON is YAML, too.
+	var text bytes.Buffer
+	encoder := json.NewEncoder(&text)
+	encoder.SetEscapeHTML(false)
+	err = encoder.Encode(map[string]any{
+		"mesh":      name,
+		"stages":    map[string]any{name: map[string]any{"runner": map[string]any{"worker": worker}}},
+		"pipelines": map[string]any{name: map[string]any{"steps": []any{map[string]any{"name": name, "stage": name}}}},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return meshfile.Parse(path, text.Bytes(), ".", runners.All()...)
+}
+
+// workerCommand returns the command that runs a worker: the Python SDK for a Python file,
+// else the program itself.
+func workerCommand(file string) ([]string, error) {
+	path, err := filepath.Abs(file)
+	if err != nil {
+		return nil, err
+	}
+	info, err := os.Stat(path)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("%w; give the file of a worker, or a mesh by --config", err)
+	case info.IsDir():
+		return nil, fmt.Errorf("%s is a folder; give the file of a worker", file)
+	case filepath.Ext(path) == ".py":
+		return []string{"python3", "-m", "stagemesh", path}, nil
+	case info.Mode()&0o111 == 0:
+		return nil, fmt.Errorf("%s is neither a Python file nor a program: its mode is %s", file, info.Mode().Perm())
+	}
+	return []string{path}, nil
+}
+
+// longestName is the most that a name may have.
+const longestName = 63
+
+// nameOf makes a stage's name of a file's.
+func nameOf(path string) string {
+	base := strings.TrimSuffix(filepath.Base(path), filepath.Ext(path))
+	name := strings.Map(func(r rune) rune {
+		switch r = unicode.ToLower(r); {
+		case r >= 'a' && r <= 'z', r >= '0' && r <= '9':
+			return r
+		default:
+			return '-'
+		}
+	}, base)
+	name = strings.Trim(name[:min(len(name), longestName)], "-")
+	if name == "" {
+		return "worker"
+	}
+	return name
 }

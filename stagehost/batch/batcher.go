@@ -3,12 +3,13 @@ package batch
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
-// ErrDuplicate says that an item of the same id waits already.
+// ErrDuplicate means that an item of the same id waits already.
 var ErrDuplicate = errors.New("an item of that id is in the batcher already")
 
 // Batcher is the backlog of one stage on one host and the policy by which
@@ -18,63 +19,58 @@ type Batcher struct {
 	draining bool
 
 	entries map[ID]*entry
-	groups  map[Key]*group
+	// young and old are the groups of the keys used lately: when young is full, old is
+	// dropped.
+	young, old map[Key]*group
 	// alone is the group of the items that must be alone, whatever their key.
-	alone     *group
-	histories histories
+	alone *group
+	// waiting are the groups with items.
+	waiting []*group
+	added   uint64
 
-	// Every group with items is in one of these: ready for a decision, or held
-	// until it is due.
-	ready, held indexed[*group]
-	// deadlines are the groups that have any.
-	deadlines indexed[*group]
-	// ages are all entries.
-	ages  chain
-	bytes int
-	added uint64
-
-	// expired waits for Expire to give it out.
+	// expired waits for Expire to return it.
 	expired []Item
-	// spareEntries and spareGroups are used again.
-	spareEntries []*entry
-	spareGroups  []*group
+	// spare entries are used again.
+	spare []*entry
 }
 
 // New returns an empty Batcher. The settings must be valid.
 func New(s Settings) *Batcher {
-	alone := newGroup()
-	alone.alone = true
-	return &Batcher{
-		settings:  s,
-		entries:   make(map[ID]*entry),
-		groups:    make(map[Key]*group),
-		alone:     alone,
-		ready:     newIndexed(firstServedBefore, func(g *group) *place { return &g.readyAt }),
-		held:      newIndexed(dueBefore, func(g *group) *place { return &g.heldAt }),
-		deadlines: newIndexed(firstEndsBefore, func(g *group) *place { return &g.deadlineAt }),
-		ages:      chain{via: viaAge},
-	}
+	b := &Batcher{settings: s, entries: make(map[ID]*entry), young: make(map[Key]*group), alone: newGroup()}
+	b.alone.alone = true
+	return b
 }
 
-// Add puts an item into the backlog. It refuses one that no batch could hold by
+// Add puts an item into the backlog. It rejects one that no batch could hold by
 // a fault that names the limit.
 func (b *Batcher) Add(now time.Time, item Item) error {
 	if err := b.check(item); err != nil {
 		return err
 	}
+	g := b.alone
+	if !item.Alone && b.settings.Mode != Stream {
+		g = b.groupOf(item.Key)
+		g.gather.arrived(now)
+	}
+	e := b.newEntry()
 	b.added++
-	e := b.spareEntry()
-	*e = newEntry(item, b.added)
-	g := b.groupFor(item)
-	if !g.alone {
-		g.history.gather.arrived(now)
+	class := classIndex(item.Class)
+	*e = entry{item: item, order: b.added, class: class, rank: item.Arrival.Add(time.Duration(class) * ClassLead), group: g}
+	b.entries[item.ID] = e
+	if g.items == 0 {
+		b.waiting = append(b.waiting, g)
 	}
 	g.add(e)
-	b.entries[item.ID] = e
-	b.ages.add(e)
-	b.bytes += item.Bytes
-	b.rearrange(g)
 	return nil
+}
+
+func (b *Batcher) newEntry() *entry {
+	if len(b.spare) == 0 {
+		return &entry{}
+	}
+	e := b.spare[len(b.spare)-1]
+	b.spare = b.spare[:len(b.spare)-1]
+	return e
 }
 
 func (b *Batcher) check(item Item) error {
@@ -95,17 +91,50 @@ func (b *Batcher) check(item Item) error {
 	return nil
 }
 
-// Remove takes an item out that nobody waits for any more. It is false where
-// the item is not there.
+// keptKeys bounds the keys without items that are remembered: at most twice as many.
+const keptKeys = 256
+
+// groupOf returns the group of a key, a new one where there is none.
+func (b *Batcher) groupOf(key Key) *group {
+	if g, ok := b.young[key]; ok {
+		return g
+	}
+	g, ok := b.old[key]
+	if !ok {
+		g = newGroup()
+	}
+	if len(b.young) >= keptKeys {
+		dropped := b.old
+		b.old, b.young = b.young, make(map[Key]*group)
+		for key, g := range dropped {
+			if g.items > 0 {
+				b.young[key] = g
+			}
+		}
+	}
+	b.young[key] = g
+	return g
+}
+
+// Remove takes an item out before it runs. It is false where the item is not there.
 func (b *Batcher) Remove(id ID) (Item, bool) {
 	e, ok := b.entries[id]
 	if !ok {
 		return Item{}, false
 	}
-	g := e.group
-	item := b.unlink(e)
-	b.rearrange(g)
-	return item, true
+	return b.remove(e), true
+}
+
+func (b *Batcher) remove(e *entry) Item {
+	item, g := e.item, e.group
+	g.remove(e)
+	if g.items == 0 {
+		b.waiting = slices.DeleteFunc(b.waiting, func(other *group) bool { return other == g })
+	}
+	delete(b.entries, item.ID)
+	*e = entry{}
+	b.spare = append(b.spare, e)
+	return item
 }
 
 // Expire takes out the items whose deadline has passed, the earliest first.
@@ -119,74 +148,113 @@ func (b *Batcher) Expire(now time.Time) []Item {
 // expire moves what has expired to where Expire finds it.
 func (b *Batcher) expire(now time.Time) {
 	for {
-		g, ok := b.deadlines.first()
-		if !ok {
+		e := b.mostUrgent()
+		if e == nil || e.item.Deadline.After(now) {
 			return
 		}
-		e, _ := g.deadlines.first()
-		if e.item.Deadline.After(now) {
-			return
-		}
-		b.expired = append(b.expired, b.unlink(e))
-		b.rearrange(g)
+		b.expired = append(b.expired, b.remove(e))
 	}
 }
 
-// Finished says that a worker has finished a batch. Call it before Next, with
+// mostUrgent returns the entry with the earliest deadline; nil where there is none.
+func (b *Batcher) mostUrgent() *entry {
+	var first *entry
+	for _, g := range b.waiting {
+		if e := g.deadlines.first(); e != nil && (first == nil || endsBefore(e, first)) {
+			first = e
+		}
+	}
+	return first
+}
+
+// Finished records that a worker has finished a batch. Call it before Next, with
 // that worker idle again.
 func (b *Batcher) Finished(now time.Time, run Run) {
-	g, waiting := b.groups[run.Key]
-	if !waiting {
-		b.learn(now, b.histories.of(run.Key), run, 0)
-		return
-	}
-	b.learn(now, g.history, run, g.items)
-	b.wake(g)
-}
-
-func (b *Batcher) learn(now time.Time, h *history, run Run, queued int) {
+	g := b.groupOf(run.Key)
 	if run.Took > 0 {
-		h.estimate.learn(run.Rows, run.Took)
+		g.estimate.learn(run.Rows, run.Took)
 	}
 	if b.settings.Mode != Window {
-		run.Took = h.estimate.of(run.Rows)
-		h.gather.finished(now, run, queued, b.settings.MaxWait)
+		run.Took = g.estimate.of(run.Rows)
+		g.gather.finished(now, run, g.items, b.settings.MaxWait)
 	}
-}
-
-// Estimate returns how long a batch of that key and size is likely to run. It
-// is false where no batch of the key ran lately.
-func (b *Batcher) Estimate(key Key, rows int) (time.Duration, bool) {
-	history, ok := b.histories.peek(key)
-	if !ok || !history.estimate.known() {
-		return 0, false
-	}
-	return history.estimate.of(rows), true
+	g.due = time.Time{}
 }
 
 // Drain ends all holding: from now on an idle worker gets what is there.
 func (b *Batcher) Drain() {
 	b.draining = true
-	for {
-		g, ok := b.held.first()
-		if !ok {
-			return
-		}
-		b.wake(g)
+	for _, g := range b.waiting {
+		g.due = time.Time{}
 	}
 }
 
-// Len returns the number of items that wait, those included that Expire has
-// not given out yet.
-func (b *Batcher) Len() int { return len(b.entries) + len(b.expired) }
-
-// Bytes returns the payload bytes of the items that wait for a batch.
-func (b *Batcher) Bytes() int { return b.bytes }
-
-// Oldest returns the earliest arrival of the items that wait for a batch.
-func (b *Batcher) Oldest() (time.Time, bool) {
-	if b.ages.head == nil {
-		return time.Time{}, false
+// Next returns a batch for one of the idle workers, if there is one to
+// dispatch by now. Call it, with one idle worker less, until it is false.
+// Items that have expired are left to Expire.
+func (b *Batcher) Next(now time.Time, idle int) (Batch, bool) {
+	b.expire(now)
+	if idle < 1 {
+		return Batch{}, false
 	}
-	return b.ages.head.item.Arrival, true
+	for {
+		var next *group
+		for _, g := range b.waiting {
+			if !g.due.After(now) && (next == nil || servedBefore(g.first(), next.first())) {
+				next = g
+			}
+		}
+		if next == nil {
+			return Batch{}, false
+		}
+		d := b.decide(next, now, idle)
+		if d.reason != "" {
+			return b.take(next, d.reason), true
+		}
+		next.due = d.until
+	}
+}
+
+// take makes a batch of what the group serves first.
+func (b *Batcher) take(g *group, reason Reason) Batch {
+	most := 1
+	if !g.alone {
+		most = min(g.items, b.settings.MaxSize)
+	}
+	first := g.first()
+	out := Batch{Key: first.item.Key, Items: make([]Item, 0, most), Reason: reason}
+	for ; first != nil && len(out.Items) < most && b.fits(out, first.item); first = g.first() {
+		item := b.remove(first)
+		out.Items = append(out.Items, item)
+		out.Rows += item.Rows
+		out.Bytes += item.Bytes
+	}
+	g.gathered = false
+	return out
+}
+
+// fits reports whether the limits let the item into the batch.
+func (b *Batcher) fits(batch Batch, item Item) bool {
+	return batch.Rows+item.Rows <= b.settings.MaxSize &&
+		(b.settings.MaxBytes == 0 || batch.Bytes+item.Bytes <= b.settings.MaxBytes)
+}
+
+// Wake returns the earliest time at which Next, with that many idle workers, or
+// Expire may return something although nothing else happens; a time long past
+// means at once. It is false where there is no such time.
+func (b *Batcher) Wake(idle int) (earliest time.Time, ok bool) {
+	if len(b.expired) > 0 {
+		return time.Time{}, true
+	}
+	if e := b.mostUrgent(); e != nil {
+		earliest, ok = e.item.Deadline, true
+	}
+	if idle > 0 {
+		for _, g := range b.waiting {
+			if !ok || g.due.Before(earliest) {
+				earliest, ok = g.due, true
+			}
+		}
+	}
+	return earliest, ok
 }

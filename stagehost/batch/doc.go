@@ -1,13 +1,13 @@
 // Package batch decides which items of a stage's backlog run together, and
-// when. It is a policy and nothing else: it has no goroutine, lock, clock or
-// channel, takes the time as an argument, and sees an item's metadata only. A
-// host owns one Batcher and tells it what happens.
+// when. It is only a policy: it has no goroutine, lock, clock or channel, takes
+// the time as an argument, and uses an item's metadata only. A host owns one
+// Batcher and reports to it what happens.
 //
 // # Use
 //
-// Add an item when it arrives, Remove it when nobody waits for it any more,
+// Add an item when it arrives, Remove it when its request is cancelled, and
 // call Finished when a worker has finished a batch. After every such event, and
-// when the time that Wake named has come:
+// when the time that Wake returned has come:
 //
 //	answer(b.Expire(now))
 //	for idle > 0 {
@@ -20,32 +20,34 @@
 //	}
 //	wake, ok := b.Wake(idle) // for the timer
 //
-// Each item leaves exactly once: in a batch, or by Remove or Expire. What Next
-// gives out has not expired. A Batcher is not safe for concurrent use; its
-// operations take time logarithmic in the backlog.
+// Each item leaves exactly once: in a batch, or by Remove or Expire. Next never
+// returns an expired item. A Batcher is not safe for concurrent use. Its
+// operations take time logarithmic in the backlog of a key, and linear in the
+// number of keys with a backlog. Add fails with a fault for the caller, or with
+// an error that is a defect of the host; nothing else fails.
 //
 // # What shares a batch
 //
 // Items of equal keys do, as far as max_size, which counts rows, and max_bytes
 // allow. A batch takes items in order and ends before the first that does not
-// fit, which is then first in the next; so large items are not passed over. An
-// item that fits in no batch is refused by Add. An item that must be alone is.
+// fit, which is then first in the next; so large items are not passed over. Add
+// rejects an item that fits in no batch.
 //
 // High goes before normal and normal before low, within a batch and across
 // keys, and the earlier arrival goes first within a class. So that nothing
-// starves, a class is worth ClassLead of waiting time and no more. Between keys
-// it is the one whose first item goes first that is next.
+// starves, a class is worth ClassLead of waiting time and no more. The next key
+// is the one whose first item goes first.
 //
 // # When a batch is dispatched
 //
 // Always when a worker is idle, and then, by Reason: when it is full; when the
-// host drains; or as the mode says. Until then the backlog collects. Times
-// count from the items' arrivals, so what an item waits behind a busy worker is
-// not added to what it waits for others.
+// host drains; or as the mode requires. Until then the backlog collects. Times
+// count from the items' arrivals, so the time that an item waits behind a busy
+// worker is not added to what it waits for others.
 //
 // In window mode a batch is held until its oldest item has waited max_wait
-// (timer), or until a batch of that size, by what the runs of this key took
-// lately, might be too late for the most urgent one (deadline).
+// (timer), or until a batch of that size, by the recent run times of this key,
+// might be too late for the most urgent one (deadline).
 //
 // In eager mode an idle worker gets at once what is there (idle), with one
 // exception. Callers that were answered together come back together, but one
@@ -57,17 +59,11 @@
 // those after it, at most max_wait in all, and never for longer than the most
 // urgent item allows. With several idle workers each waits for its part only.
 // Nothing is held where traffic is single-file, before the first run of a key,
-// for a run of less than half a millisecond, or where stragglers have lately
-// been seen not to come: where callers take their time, or arrivals are at
-// random. Items of another key do not wait beside an idle worker for a batch
-// that is held. The simulations in the tests show what this gains and costs.
+// for a run of less than half a millisecond, or where stragglers did not come
+// lately: where callers take their time, or arrivals are at random. Items of
+// another key do not wait beside an idle worker for a batch that is held. The
+// simulations in the tests show what this gains and costs.
 //
 // In stream mode every item is a batch of its own, which an idle worker gets at once
 // (idle): it answers in chunks, and items that run together would wait for the slowest.
-//
-// # Failure and tests
-//
-// Add fails with a fault for the caller, or with an error that is a defect of
-// the host; nothing else fails. A test builds a Batcher and passes times of its
-// own.
 package batch

@@ -1,63 +1,71 @@
 package batch
 
-import "time"
+import (
+	"container/heap"
+	"time"
 
-// group is the backlog of one key, or of the items that must be alone.
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// group is the backlog of one key with what its runs have taught, or the backlog of the
+// items that must be alone.
 type group struct {
-	key   Key
-	alone bool
-	// history is the key's; nil where alone.
-	history *history
+	alone    bool
+	estimate estimate
+	gather   gather
 
-	lines     [classes]chain
-	deadlines indexed[*entry]
+	// lines are the entries by class, deadlines those with one.
+	lines     [classes]queue
+	deadlines queue
 	items     int
 	rows      int
 	bytes     int
 
-	// gathered says that what is here was held by gather.
+	// gathered is true where what is here was held by gather.
 	gathered bool
-	// due is when a held group may be dispatched.
+	// due is when a held group may be dispatched; zero where it is not held.
 	due time.Time
-	// readyAt, heldAt and deadlineAt are the group's places in the Batcher's
-	// heaps.
-	readyAt, heldAt, deadlineAt place
 }
 
 func newGroup() *group {
-	g := &group{deadlines: newIndexed(endsBefore, func(e *entry) *place { return &e.deadlineAt })}
-	for i := range g.lines {
-		g.lines[i].via = viaClass
-	}
+	g := &group{}
+	// Stragglers count as returning until they are seen not to.
+	g.gather.returning = 1
+	g.deadlines.by = byDeadline
 	return g
 }
 
+// add adds an entry; the group is not held any more.
 func (g *group) add(e *entry) {
-	e.group = g
-	g.lines[e.class].add(e)
+	heap.Push(&g.lines[e.class], e)
 	if !e.item.Deadline.IsZero() {
-		g.deadlines.set(e)
+		heap.Push(&g.deadlines, e)
 	}
 	g.items++
 	g.rows += e.item.Rows
 	g.bytes += e.item.Bytes
+	g.due = time.Time{}
 }
 
+// remove removes an entry; the group is not held any more.
 func (g *group) remove(e *entry) {
-	g.lines[e.class].remove(e)
-	g.deadlines.remove(e)
+	heap.Remove(&g.lines[e.class], e.at[byRank])
+	if !e.item.Deadline.IsZero() {
+		heap.Remove(&g.deadlines, e.at[byDeadline])
+	}
 	g.items--
 	g.rows -= e.item.Rows
 	g.bytes -= e.item.Bytes
+	g.due = time.Time{}
+	g.gathered = g.gathered && g.items > 0
 }
 
 // first returns the entry that is served first; nil in an empty group.
 func (g *group) first() *entry {
 	var first *entry
 	for i := range g.lines {
-		head := g.lines[i].head
-		if head != nil && (first == nil || servedBefore(head, first)) {
-			first = head
+		if e := g.lines[i].first(); e != nil && (first == nil || servedBefore(e, first)) {
+			first = e
 		}
 	}
 	return first
@@ -65,38 +73,114 @@ func (g *group) first() *entry {
 
 // oldest returns the earliest arrival. The group must not be empty.
 func (g *group) oldest() time.Time {
-	var oldest *entry
+	var oldest time.Time
 	for i := range g.lines {
-		head := g.lines[i].head
-		if head != nil && (oldest == nil || head.item.Arrival.Before(oldest.item.Arrival)) {
-			oldest = head
+		if e := g.lines[i].first(); e != nil && (oldest.IsZero() || e.item.Arrival.Before(oldest)) {
+			oldest = e.item.Arrival
 		}
 	}
-	return oldest.item.Arrival
+	return oldest
 }
 
 // latestStart returns when a batch of all that is here should start at the
 // latest to be in time for each. It is false where that is not known.
 func (g *group) latestStart() (time.Time, bool) {
-	earliest, ok := g.deadlines.first()
-	if !ok || !g.history.estimate.known() {
+	earliest := g.deadlines.first()
+	if earliest == nil || !g.estimate.known() {
 		return time.Time{}, false
 	}
-	return earliest.item.Deadline.Add(-g.history.estimate.bound(g.rows)), true
+	return earliest.item.Deadline.Add(-g.estimate.bound(g.rows)), true
 }
 
-// firstServedBefore orders groups by the items that they serve first.
-func firstServedBefore(a, b *group) bool { return servedBefore(a.first(), b.first()) }
+// classes is the number of classes.
+const classes = 3
 
-func firstEndsBefore(a, b *group) bool {
-	first, _ := a.deadlines.first()
-	second, _ := b.deadlines.first()
-	return endsBefore(first, second)
+// classIndex returns 0 for the class that is served first.
+func classIndex(c pipeline.Class) int {
+	switch c {
+	case pipeline.High:
+		return 0
+	case pipeline.Low:
+		return 2
+	default:
+		return 1
+	}
 }
 
-func dueBefore(a, b *group) bool {
-	if c := a.due.Compare(b.due); c != 0 {
+// entry is an item in the backlog, and its places there.
+type entry struct {
+	item Item
+	// order counts the items that were added.
+	order uint64
+	class int
+	// rank orders the entries of all classes, the least first. It is the arrival, put
+	// off by ClassLead for each class.
+	rank  time.Time
+	group *group
+	// at are its indexes in the queue of its class and among its group's deadlines.
+	at [2]int
+}
+
+// servedBefore orders entries of all groups and classes.
+func servedBefore(a, b *entry) bool {
+	if c := a.rank.Compare(b.rank); c != 0 {
 		return c < 0
 	}
-	return firstServedBefore(a, b)
+	return a.order < b.order
+}
+
+// endsBefore orders entries by their deadlines.
+func endsBefore(a, b *entry) bool {
+	if c := a.item.Deadline.Compare(b.item.Deadline); c != 0 {
+		return c < 0
+	}
+	return a.order < b.order
+}
+
+// queue is a heap of entries, which know their indexes in it. It implements
+// heap.Interface.
+type queue struct {
+	entries []*entry
+	by      int
+}
+
+// The orders of a queue.
+const (
+	byRank = iota
+	byDeadline
+)
+
+func (q *queue) first() *entry {
+	if len(q.entries) == 0 {
+		return nil
+	}
+	return q.entries[0]
+}
+
+func (q *queue) Len() int { return len(q.entries) }
+
+func (q *queue) Less(i, j int) bool {
+	if q.by == byDeadline {
+		return endsBefore(q.entries[i], q.entries[j])
+	}
+	return servedBefore(q.entries[i], q.entries[j])
+}
+
+func (q *queue) Swap(i, j int) {
+	q.entries[i], q.entries[j] = q.entries[j], q.entries[i]
+	q.entries[i].at[q.by], q.entries[j].at[q.by] = i, j
+}
+
+func (q *queue) Push(x any) {
+	e := x.(*entry)
+	e.at[q.by] = len(q.entries)
+	q.entries = append(q.entries, e)
+}
+
+func (q *queue) Pop() any {
+	last := len(q.entries) - 1
+	e := q.entries[last]
+	q.entries[last] = nil
+	q.entries = q.entries[:last]
+	return e
 }

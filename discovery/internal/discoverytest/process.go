@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -18,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/stagemesh/stagemesh/discovery"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 // instanceVariable has the instance that a process announces, as JSON.
@@ -28,11 +28,7 @@ const instanceVariable = "DISCOVERYTEST_INSTANCE"
 func Main(m *testing.M, open Open, end func(), leaks ...goleak.Option) {
 	text := os.Getenv(instanceVariable)
 	if text == "" {
-		if err := setParallel(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1) //nolint:forbidigo // this is a main
-		}
-		goleak.VerifyTestMain(testsThenEnd{m, end}, leaks...)
+		testbed.Tests{End: end}.Main(m, leaks...)
 		return
 	}
 	if err := runInstance(open, text); err != nil {
@@ -40,33 +36,6 @@ func Main(m *testing.M, open Open, end func(), leaks ...goleak.Option) {
 		os.Exit(1) //nolint:forbidigo // this is a main
 	}
 	os.Exit(0) //nolint:forbidigo // this is a main
-}
-
-// testsThenEnd runs the tests, and then end.
-type testsThenEnd struct {
-	tests *testing.M
-	end   func()
-}
-
-// Run implements goleak.TestingM.
-func (e testsThenEnd) Run() int {
-	defer e.end()
-	return e.tests.Run()
-}
-
-// defaultParallel is how many tests run in parallel by default: they wait more than they
-// compute.
-const defaultParallel = "8"
-
-func setParallel() error {
-	flag.Parse()
-	given := false
-	// Fuzzing computes more than it waits.
-	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" || f.Name == "test.fuzz" })
-	if given {
-		return nil
-	}
-	return flag.Set("test.parallel", defaultParallel)
 }
 
 // runInstance announces the instance until the process receives SIGTERM, and writes each

@@ -33,21 +33,34 @@ type Origins struct {
 	Forms Forms
 }
 
-// CrossOrigin passes requests of pages of the listed origins to next, and rejects those of
-// others.
-func CrossOrigin(next http.Handler, o Origins) (http.Handler, error) {
-	if slices.Contains(o.Listed, anyOrigin) {
-		if len(o.Listed) > 1 {
-			return nil, errors.New(`"*" stands alone`)
+// CheckOrigins returns what is wrong with a list of origins, each error with its index in
+// allow_origins.
+func CheckOrigins(origins []string) []error {
+	var errs []error
+	for i, origin := range origins {
+		switch {
+		case origin == anyOrigin && len(origins) == 1:
+		case origin == anyOrigin:
+			errs = append(errs, fmt.Errorf("allow_origins[%d]: %q allows every origin, so it stands alone; leave out it or the others", i, origin))
+		case strings.Contains(origin, anyOrigin) || http.NewCrossOriginProtection().AddTrustedOrigin(origin) != nil:
+			errs = append(errs, fmt.Errorf(`allow_origins[%d]: %q is no origin such as https://app.example.com or http://localhost:5173: write scheme://host[:port], without a path, or "*" alone for all`, i, origin))
 		}
+	}
+	return errs
+}
+
+// CrossOrigin passes requests of pages of the listed origins to next, and rejects those of
+// others. Its errors are those of CheckOrigins.
+func CrossOrigin(next http.Handler, o Origins) (http.Handler, error) {
+	if errs := CheckOrigins(o.Listed); len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	if slices.Contains(o.Listed, anyOrigin) {
 		return withCORS(next, o.Listed), nil
 	}
 	protection := http.NewCrossOriginProtection()
 	protection.SetDenyHandler(http.HandlerFunc(o.reject))
 	for _, origin := range o.Listed {
-		if strings.Contains(origin, anyOrigin) {
-			return nil, fmt.Errorf("%q: list each origin by itself", origin)
-		}
 		if err := protection.AddTrustedOrigin(origin); err != nil {
 			return nil, err
 		}

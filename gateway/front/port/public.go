@@ -2,7 +2,6 @@ package port
 
 import (
 	"context"
-	"fmt"
 	"net/http"
 
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
@@ -67,11 +66,8 @@ func PublicHandler(s PublicSettings) (http.Handler, error) {
 	// CORS comes first: a preflight request has no token.
 	guard := Guard{Tokens: s.Tokens, Key: s.TokensKey, Open: open, Services: services, Forms: forms}
 	out, err := CrossOrigin(guard.Before(mux), Origins{Listed: s.Origins, Key: "allow_origins", Forms: forms})
-	if err != nil {
-		return nil, fmt.Errorf("origins: %w", err)
-	}
-	if s.Budget == nil {
-		return out, nil
+	if err != nil || s.Budget == nil {
+		return out, err
 	}
 	return transport.WithBudget(out, s.Budget), nil
 }

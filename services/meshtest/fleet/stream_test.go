@@ -1,107 +1,111 @@
-package fleet_test
+package fleet
 
 import (
 	"testing"
 	"time"
 
 	"github.com/stagemesh/stagemesh/internal/testbed"
-	"github.com/stagemesh/stagemesh/services/meshtest/fleet"
 )
 
-// A unary caller could not hear a second answer. A stream's could: each has one
-// end, an answer or a fault, and chunks of one run only, whatever is killed.
-func TestStreamsHaveOneEndEach(t *testing.T) {
+// A unary caller cannot receive a second answer; a stream's could. Each stream has one
+// end, an answer or a fault, and chunks of one run, whatever is killed.
+func TestStreamsOfKilledHostsEndOnce(t *testing.T) {
 	t.Parallel()
 	const chunks = 4
 	f := newFleet(t)
-	streaming := fleet.HostSpec{Stage: "echo", Base: 20 * time.Millisecond, Chunks: chunks, Slots: 16}
-	hosts := []*fleet.Member{f.Host(streaming), f.Host(streaming)}
-	gateways := []*fleet.Member{gateway(f), gateway(f)}
-	requests := pick(5_000, 20_000)
-	load := f.Load(fleet.LoadSpec{Pipeline: "echo", Requests: requests, InFlight: 32, Chunks: chunks})
-	kills := whileLoaded(load, time.Second, func(turn int) {
+	streaming := hostSpec{run: 20 * time.Millisecond, chunks: chunks, slots: 16}
+	hosts := []*member{f.host(streaming), f.host(streaming)}
+	gateways := []*member{f.gateway(), f.gateway()}
+	l := f.load(loadSpec{inFlight: 32, chunks: chunks})
+	kills := pick(4, 20)
+	for turn := range kills {
+		l.flow(pick(300, 1_000))
 		victim := hosts[turn%2]
-		begun := victim.Ran()
-		testbed.Eventually(t, "the host begins a batch", func() bool { return load.Over() || victim.Ran() > begun })
+		begun := victim.runs()
+		testbed.Eventually(t, "the host begins a batch", func() bool { return victim.runs() > begun })
 		victim.Kill()
-		victim.Start()
-	})
-	tally := load.Wait()
-	interrupted := tally.Refused["STREAM_INTERRUPTED"]
-	t.Log(tally)
-	t.Logf("%d streams, %d kills: %d whole, %d interrupted, %d with more than one end", requests, kills, tally.Right, interrupted, tally.Twice)
-	if tally.Right+interrupted != requests || tally.Twice+tally.Wrong > 0 {
-		t.Errorf("of %d streams: %s", requests, tally)
+		victim.start()
 	}
-	if kills == 0 || interrupted == 0 {
-		t.Errorf("%d kills, %d interrupted: no stream was under way", kills, interrupted)
+	l.flow(pick(300, 1_000))
+	r := l.finish()
+	interrupted := r.refused["STREAM_INTERRUPTED"]
+	t.Log(r)
+	t.Logf("%d streams, %d kills: %d whole, %d interrupted, %d with more than one end", len(r.answers), kills, r.right, interrupted, r.duplicates)
+	if r.right+interrupted != len(r.answers) || r.duplicates+r.wrong+r.left+len(r.broken) > 0 {
+		t.Errorf("of %d streams: %s", len(r.answers), r)
 	}
-	secondAnswers(t, gateways)
+	if interrupted == 0 {
+		t.Errorf("%d kills, and no stream was interrupted", kills)
+	}
+	logDroppedReplies(t, gateways)
 }
 
-// All at once, each at its own pace, and every message where it belongs.
-func TestAThousandStreamsAreWholeInOrderAndApart(t *testing.T) {
+// All streams run at once, each at its own pace. It runs alone, as it needs the machine.
+func TestAThousandStreamsKeepOrder(t *testing.T) {
 	const streams, chunks = 1000, 100
 	f := newFleet(t)
-	streaming := fleet.HostSpec{Stage: "echo", Base: 10 * time.Second, Chunks: chunks, Slots: streams / 2}
-	f.Host(streaming)
-	f.Host(streaming)
-	gateways := []*fleet.Member{gateway(f), gateway(f)}
-	tally := f.Load(fleet.LoadSpec{Pipeline: "echo", Requests: streams, InFlight: streams, Chunks: chunks, HTTP2: true}).Wait()
-	everyRequestAnswered(t, tally, streams)
-	t.Logf("%d chunks a second", int(streams*chunks/tally.Elapsed.Seconds()))
-	if again := reran(t, f, streams); again != 0 {
-		t.Errorf("%d re-executions", again)
+	streaming := hostSpec{run: 5 * time.Second, chunks: chunks, slots: streams / 2}
+	f.host(streaming)
+	f.host(streaming)
+	gateways := []*member{f.gateway(), f.gateway()}
+	r := f.load(loadSpec{requests: streams, inFlight: streams, chunks: chunks, http2: true}).wait()
+	r.checkAllRight(t)
+	t.Logf("%d chunks a second", int(streams*chunks/r.elapsed.Seconds()))
+	if again := countReruns(t, f, r); again != 0 {
+		t.Errorf("%d runs were repeated", again)
 	}
-	secondAnswers(t, gateways)
+	logDroppedReplies(t, gateways)
 }
 
-// The work of a stream is worth nothing once its caller is gone.
-func TestAStreamWhoseCallerLeavesIsEndedAtOnce(t *testing.T) {
-	const streams, chunks, soon = 50, 1000, 100 * time.Millisecond
+// streamAll starts that many streams and waits until each has its first chunk.
+func streamAll(t *testing.T, s hostSpec, http2 bool) (*fleet, *member, *load) {
+	t.Helper()
 	f := newFleet(t)
-	host := f.Host(fleet.HostSpec{Stage: "echo", Base: 20 * time.Second, Chunks: chunks, Slots: streams})
-	gateway(f)
-	load := f.Load(fleet.LoadSpec{Pipeline: "echo", Requests: streams, InFlight: streams, Chunks: chunks, HTTP2: true})
-	testbed.Eventually(t, "all of them stream", func() bool { return host.Count("stagemesh_stage_first_chunk_seconds_count") == streams })
+	host := f.host(s)
+	f.gateway()
+	l := f.load(loadSpec{requests: s.slots, inFlight: s.slots, chunks: s.chunks, http2: http2})
+	testbed.Eventually(t, "all requests stream", func() bool { return host.count("stagemesh_stage_first_chunk_seconds_count") == s.slots })
+	return f, host, l
+}
+
+// It runs alone, as it measures times.
+func TestStreamStopsWhenItsCallerLeaves(t *testing.T) {
+	const streams, soon = 50, 100 * time.Millisecond
+	f, _, l := streamAll(t, hostSpec{run: 20 * time.Second, chunks: 1000, slots: streams}, true)
 	left := time.Now()
-	load.Leave()
-	load.Wait()
+	l.leave()
+	l.wait()
 	var ends map[string]time.Time
-	testbed.Eventually(t, "all of them end", func() bool {
-		ends = f.Ends()
+	testbed.Eventually(t, "all runs are cancelled", func() bool {
+		ends = f.cancellations()
 		return len(ends) == streams
 	})
 	var worst time.Duration
 	for _, at := range ends {
 		worst = max(worst, at.Sub(left))
 	}
-	t.Logf("the last of %d ended %s after its caller left", streams, worst)
+	t.Logf("the last of %d was cancelled %s after its caller left", streams, worst)
 	if worst > soon {
-		t.Errorf("the last of %d ended %s after its caller left, at most %s is wanted", streams, worst, soon)
+		t.Errorf("the last of %d was cancelled %s after its caller left, want %s", streams, worst, soon)
 	}
 }
 
-// Nobody else runs what has begun: its caller hears so without waiting for its
-// deadline.
-func TestStreamsOfAHostThatDiesOrFreezesBreakSoon(t *testing.T) {
+// No other host runs a stream that has begun, so its caller is told without waiting for
+// the deadline.
+func TestStreamsOfALostHostFailSoon(t *testing.T) {
 	t.Parallel()
-	const streams, chunks, idle, soon = 20, 1000, time.Second, 6 * time.Second
-	for name, harm := range map[string]func(*fleet.Member){"dies": (*fleet.Member).Kill, "freezes": (*fleet.Member).Pause} {
+	const streams, soon = 20, 6 * time.Second
+	for name, harm := range map[string]func(*member){"killed": (*member).Kill, "paused": (*member).pause} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			f := newFleet(t)
-			host := f.Host(fleet.HostSpec{Stage: "echo", Base: 25 * time.Second, Chunks: chunks, Slots: streams, Idle: idle})
-			gateway(f)
-			load := f.Load(fleet.LoadSpec{Pipeline: "echo", Requests: streams, InFlight: streams, Chunks: chunks})
-			testbed.Eventually(t, "all of them stream", func() bool { return host.Count("stagemesh_stage_first_chunk_seconds_count") == streams })
-			harmed := time.Now()
+			_, host, l := streamAll(t, hostSpec{run: 25 * time.Second, chunks: 1000, slots: streams, idle: time.Second}, false)
+			begin := time.Now()
 			harm(host)
-			tally := load.Wait()
-			took := time.Since(harmed)
-			t.Logf("the last of %d callers heard after %s", streams, took)
-			if tally.Refused["STREAM_INTERRUPTED"] != streams || took > soon {
-				t.Errorf("after %s: %s", took, tally)
+			r := l.wait()
+			took := time.Since(begin)
+			t.Logf("the last of %d callers was told after %s", streams, took)
+			if r.refused["STREAM_INTERRUPTED"] != streams || took > soon {
+				t.Errorf("after %s: %s", took, r)
 			}
 		})
 	}

@@ -1,0 +1,567 @@
+// Package fleet tests a mesh of real processes: a broker, hosts, gateways and a registry
+// that are killed, paused, stopped and restarted while requests flow. The client of each
+// test knows the answer to every request.
+//
+// The processes are this test's own program, run again as `stagemesh gateway`, as
+// `stagemesh stage` with a kind of runner that records what it runs, or as a broker. The
+// registry is a real Consul agent, the fleet's broker, or none. Every fleet's mesh has its
+// own name, so the tests that do not harm Consul share one agent.
+//
+// Tests run alone if they hold a time of about a second to a bound. The others are
+// parallel.
+package fleet
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+)
+
+// soak is true for the long forms of the tests: make soak.
+var soak = flag.Bool("soak", false, "run the long forms")
+
+// pick returns the value for the short form or for the long form.
+func pick(short, long int) int {
+	if *soak {
+		return long
+	}
+	return short
+}
+
+func TestMain(m *testing.M) {
+	if os.Getenv(programVariable) != "" {
+		os.Exit(program(os.Args[1:])) //nolint:forbidigo // this is main
+	}
+	// More would compete for the processor, and several tests bound times.
+	testbed.Tests{Parallel: 4, End: sharedConsul.End}.Main(m)
+}
+
+// sharedConsul is the Consul agent of the fleets whose tests do not harm it.
+var sharedConsul testbed.SharedConsul
+
+// fleet is a broker, and the hosts and gateways of one mesh. It ends with its test.
+type fleet struct {
+	t        testing.TB
+	folder   string
+	mesh     pipeline.MeshName
+	registry []any
+	broker   *member
+
+	mu              sync.Mutex
+	hosts, gateways []*member
+}
+
+// The registries of a fleet, as the mesh file has them.
+var (
+	brokerRegistry any = map[string]any{"nats": struct{}{}}
+	noRegistry     any = map[string]any{"none": true}
+)
+
+func consulRegistry(a *testbed.ConsulAgent) any {
+	return map[string]any{"consul": map[string]any{"address": a.Addr()}}
+}
+
+// newFleet returns a fleet with a broker only. Its members use the registries in turn;
+// without one they use the shared Consul agent.
+func newFleet(t testing.TB, registry ...any) *fleet {
+	t.Helper()
+	if len(registry) == 0 {
+		agent, err := sharedConsul.Agent()
+		if err != nil {
+			t.Fatal(err)
+		}
+		registry = []any{consulRegistry(agent)}
+	}
+	f := &fleet{t: t, folder: t.TempDir(), mesh: pipeline.MeshName("fleet-" + uuid.NewString()[:8]), registry: registry}
+	f.broker = &member{fleet: f, args: []string{"broker", filepath.Join(f.folder, "broker")}}
+	f.broker.start()
+	return f
+}
+
+func (f *fleet) url() string { return "nats://" + f.broker.address() }
+
+// hostSpec describes a host of a stage that answers each text with the text and the name
+// of the run: no two runs give the same answer. A text that begins with holdPrefix holds
+// the runner until the item is cancelled.
+type hostSpec struct {
+	// stage is "echo" if it is empty.
+	stage string
+	// run is how long a batch takes.
+	run time.Duration
+	// chunks is the number of messages before each answer, spread over run. If there are
+	// any the host answers items one by one, slots of them at once, and idle is its idle
+	// timeout, or 0 for the default.
+	chunks, slots int
+	idle          time.Duration
+	// tensor is the size in bytes of the tensor that answers each item instead of a text.
+	tensor int
+}
+
+// host starts a host and waits until it is ready.
+func (f *fleet) host(s hostSpec) *member {
+	f.t.Helper()
+	m := f.launchHost(s)
+	m.awaitReady()
+	return m
+}
+
+// slow starts a host whose batches take that long.
+func (f *fleet) slow(run time.Duration) *member {
+	f.t.Helper()
+	return f.host(hostSpec{run: run})
+}
+
+func (f *fleet) launchHost(s hostSpec) *member {
+	f.t.Helper()
+	if s.stage == "" {
+		s.stage = "echo"
+	}
+	m := &member{fleet: f, record: f.newFile("record")}
+	stage := map[string]any{"runner": map[string]any{runnerKind: map[string]any{
+		"record": m.record, "run": s.run.String(), "chunks": s.chunks, "slots": s.slots, "tensor": s.tensor,
+	}}}
+	if s.idle > 0 {
+		stage["stream"] = map[string]any{"idle_timeout": s.idle.String()}
+	}
+	m.args = []string{"stage", s.stage, "--listen", anyPort, "--config", f.meshFile("stages", map[string]any{s.stage: stage})}
+	f.mu.Lock()
+	f.hosts = append(f.hosts, m)
+	f.mu.Unlock()
+	m.launch()
+	return m
+}
+
+// gatewaySpec describes a gateway.
+type gatewaySpec struct {
+	// stages are the route of its pipeline, whose name is pipeline; empty means "echo"
+	// for both.
+	pipeline string
+	stages   []string
+	// drainDelay is how long it serves on after SIGTERM.
+	drainDelay time.Duration
+	env        []string
+}
+
+// gateway starts a gateway with the pipeline "echo", and waits until it is ready.
+func (f *fleet) gateway() *member {
+	f.t.Helper()
+	return f.gatewayOf(gatewaySpec{})
+}
+
+func (f *fleet) gatewayOf(s gatewaySpec) *member {
+	f.t.Helper()
+	m := f.launchGateway(s)
+	m.awaitReady()
+	return m
+}
+
+func (f *fleet) launchGateway(s gatewaySpec) *member {
+	f.t.Helper()
+	if s.pipeline == "" {
+		s.pipeline, s.stages = "echo", []string{"echo"}
+	}
+	var steps []any
+	for _, stage := range s.stages {
+		steps = append(steps, map[string]any{"name": stage, "stage": stage})
+	}
+	config := f.meshFile(
+		"stages", map[string]any{s.stages[0]: map[string]any{"runner": map[string]any{runnerKind: struct{}{}}}},
+		"pipelines", map[string]any{s.pipeline: map[string]any{"steps": steps}},
+		"gateway", map[string]any{"drain_delay": s.drainDelay.String()})
+	m := &member{fleet: f, env: s.env, args: []string{"gateway", "--admin", anyPort, "--config", config}}
+	m.launch()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.gateways = append(f.gateways, m)
+	return m
+}
+
+const anyPort = "127.0.0.1:0"
+
+// newFile returns the path of an empty file.
+func (f *fleet) newFile(name string) string {
+	f.t.Helper()
+	file, err := os.CreateTemp(f.folder, name+"-")
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	if err := file.Close(); err != nil {
+		f.t.Fatal(err)
+	}
+	return file.Name()
+}
+
+// meshFile writes a mesh file with these sections, as JSON, which YAML includes.
+func (f *fleet) meshFile(sections ...any) string {
+	f.t.Helper()
+	file := map[string]any{
+		"mesh": f.mesh, "nats": map[string]any{"url": f.url()},
+		"registry": f.registry[(len(f.hosts)+len(f.gateways))%len(f.registry)],
+	}
+	for i := 0; i < len(sections); i += 2 {
+		file[sections[i].(string)] = sections[i+1]
+	}
+	text, err := json.Marshal(file)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	path := f.newFile("mesh")
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		f.t.Fatal(err)
+	}
+	return path
+}
+
+// gatewayAddresses returns those of the gateways that have been ready.
+func (f *fleet) gatewayAddresses() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var out []string
+	for _, m := range f.gateways {
+		if addr := m.address(); addr != "" {
+			out = append(out, addr)
+		}
+	}
+	return out
+}
+
+// member is a process of the fleet, which may be started again after its end. Its methods
+// must not overlap, but for address.
+type member struct {
+	*testbed.Process
+	fleet *fleet
+	args  []string
+	env   []string
+	// record is the file in which a host records its runs.
+	record string
+	// stalls is the file in which the process records late timers.
+	stalls string
+
+	mu sync.Mutex
+	// public is the address of a broker or a gateway, the ID of a host.
+	public, admin, ops string
+}
+
+// address returns where a gateway or a broker listens, or the ID of a host. It is empty
+// before the member was ready for the first time.
+func (m *member) address() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.public
+}
+
+// start starts a member that has ended, at the address that it had, and waits until it is
+// ready.
+func (m *member) start() {
+	m.fleet.t.Helper()
+	m.launch()
+	m.awaitReady()
+}
+
+func (m *member) launch() {
+	m.fleet.t.Helper()
+	args := m.args
+	if addr := m.address(); addr != "" && args[0] != "stage" {
+		args = append([]string{args[0], "--listen", addr}, args[1:]...)
+	} else if args[0] == "gateway" {
+		args = append([]string{args[0], "--listen", anyPort}, args[1:]...)
+	}
+	if m.stalls == "" {
+		m.stalls = m.fleet.newFile("stalls")
+	}
+	cmd := exec.Command(os.Args[0], args...)
+	cmd.Env = append(append(os.Environ(), programVariable+"="+m.stalls), m.env...)
+	m.Process = testbed.StartProcess(m.fleet.t, cmd)
+}
+
+var (
+	readyLine      = regexp.MustCompile(`is ready on (?:host |http://)?(\S+)(?: \((?:admin: http://(\S+), )?operations: http://(\S+)\))?`)
+	operationsLine = regexp.MustCompile(`operations port listens" address=(\S+)`)
+)
+
+// awaitReady waits until a launched member is ready.
+func (m *member) awaitReady() {
+	m.fleet.t.Helper()
+	words := m.Match(readyLine)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.public, m.admin, m.ops = words[1], words[2], words[3]
+}
+
+// awaitOperations waits until a launched member has an operations port.
+func (m *member) awaitOperations() {
+	m.fleet.t.Helper()
+	words := m.Match(operationsLine)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.ops = words[1]
+}
+
+func (m *member) pause()  { m.Signal(syscall.SIGSTOP) }
+func (m *member) resume() { m.Signal(syscall.SIGCONT) }
+
+// restart drains the members at once and starts them again.
+func restart(members ...*member) {
+	var stops sync.WaitGroup
+	for _, m := range members {
+		stops.Go(m.Stop)
+	}
+	stops.Wait()
+	for _, m := range members {
+		m.start()
+	}
+}
+
+// get sends a request over a connection of its own. The status is 0 if there is no answer.
+func (f *fleet) get(url string) (status int, body string) {
+	f.t.Helper()
+	return f.send(&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}, http.MethodGet, url)
+}
+
+func (f *fleet) send(client *http.Client, method, url string) (status int, body string) {
+	request, err := http.NewRequestWithContext(f.t.Context(), method, url, http.NoBody)
+	if err != nil {
+		return 0, err.Error()
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer response.Body.Close()
+	data, err := io.ReadAll(response.Body)
+	if err != nil {
+		return 0, err.Error()
+	}
+	return response.StatusCode, string(data)
+}
+
+// isReady reports what /readyz of a gateway's public port answers.
+func (m *member) isReady() bool {
+	status, _ := m.fleet.get("http://" + m.address() + "/readyz")
+	return status == http.StatusOK
+}
+
+// unready returns why the member is not ready, by its operations port; "" if it is.
+func (m *member) unready() string {
+	status, body := m.fleet.get("http://" + m.ops + "/readyz")
+	if status == http.StatusOK {
+		return ""
+	}
+	return fmt.Sprintf("%d: %s", status, strings.TrimSpace(body))
+}
+
+// count returns a metric of the member, summed over the series that have the labels, each
+// written as name="value". A counter that does not exist yet is 0.
+func (m *member) count(metric string, labels ...string) int {
+	t := m.fleet.t
+	t.Helper()
+	status, page := m.fleet.get("http://" + m.ops + "/metrics")
+	if status != http.StatusOK {
+		t.Fatalf("metrics of %s: %d: %s", m.args[0], status, page)
+	}
+	sum := 0.0
+lines:
+	for line := range strings.Lines(page) {
+		series, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if name, _, _ := strings.Cut(series, "{"); name != metric {
+			continue
+		}
+		for _, label := range labels {
+			if !strings.Contains(series, label) {
+				continue lines
+			}
+		}
+		v, err := strconv.ParseFloat(value, 64)
+		if err != nil {
+			t.Fatalf("%s: %v", line, err)
+		}
+		sum += v
+	}
+	return int(sum)
+}
+
+// sum returns a metric over several members.
+func sum(members []*member, metric string, labels ...string) int {
+	out := 0
+	for _, m := range members {
+		out += m.count(metric, labels...)
+	}
+	return out
+}
+
+// memory returns the resident memory of the member's process, in bytes.
+func (m *member) memory() int {
+	m.fleet.t.Helper()
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", m.PID()))
+	if err != nil {
+		m.fleet.t.Fatal(err)
+	}
+	pages := 0
+	if _, err := fmt.Sscanf(string(data), "%d %d", new(int), &pages); err != nil {
+		m.fleet.t.Fatal(err)
+	}
+	return pages * os.Getpagesize()
+}
+
+// lines returns the lines of a file, each split at its first space.
+func (f *fleet) lines(path string) [][2]string {
+	f.t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	var out [][2]string
+	for line := range strings.Lines(string(data)) {
+		first, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
+		out = append(out, [2]string{first, rest})
+	}
+	return out
+}
+
+// runs returns the number of runs of items that have begun at the host.
+func (m *member) runs() int {
+	m.fleet.t.Helper()
+	return len(m.fleet.lines(m.record))
+}
+
+// runs returns the IDs of the requests that ran for each text, once for each run.
+func (f *fleet) runs() map[string][]string {
+	f.t.Helper()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	out := map[string][]string{}
+	for _, m := range f.hosts {
+		for _, line := range f.lines(m.record) {
+			out[line[1]] = append(out[line[1]], line[0])
+		}
+	}
+	return out
+}
+
+// reruns returns the number of runs of items that had run before.
+func (f *fleet) reruns() int {
+	f.t.Helper()
+	again := 0
+	for _, ids := range f.runs() {
+		again += len(ids) - 1
+	}
+	return again
+}
+
+// cancellations returns when a host cancelled the run of each text.
+func (f *fleet) cancellations() map[string]time.Time {
+	f.t.Helper()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	out := map[string]time.Time{}
+	for _, m := range f.hosts {
+		for _, line := range f.lines(m.record + cancelledSuffix) {
+			out[line[1]] = timeOf(f.t, line[0])
+		}
+	}
+	return out
+}
+
+func timeOf(t testing.TB, nanos string) time.Time {
+	t.Helper()
+	n, err := strconv.ParseInt(nanos, 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return time.Unix(0, n)
+}
+
+// worstStall returns how late timers were at most since then, in this process and in the
+// members', together: an overloaded machine adds that to every measured time.
+func worstStall(t *testing.T, since time.Time, here string, members ...*member) time.Duration {
+	t.Helper()
+	f := members[0].fleet
+	out := time.Duration(0)
+	for _, path := range append([]string{here}, stallFiles(members)...) {
+		worst := time.Duration(0)
+		for _, line := range f.lines(path) {
+			late, err := time.ParseDuration(line[1])
+			if err != nil {
+				t.Fatal(err)
+			}
+			if timeOf(t, line[0]).After(since) {
+				worst = max(worst, late)
+			}
+		}
+		out += worst
+	}
+	return out
+}
+
+func stallFiles(members []*member) []string {
+	var out []string
+	for _, m := range members {
+		out = append(out, m.stalls)
+	}
+	return out
+}
+
+// until waits until the condition holds, logs how long that took, and fails the test if
+// it took longer than the bound.
+func until(t *testing.T, what string, bound time.Duration, holds func() bool) {
+	t.Helper()
+	begin := time.Now()
+	tick := time.NewTicker(pollEvery)
+	defer tick.Stop()
+	for !holds() {
+		if time.Since(begin) > testbed.Patience {
+			t.Fatalf("%s: not within %s", what, testbed.Patience)
+		}
+		<-tick.C
+	}
+	took := time.Since(begin).Round(time.Millisecond)
+	t.Logf("%s: after %s (may be %s)", what, took, bound)
+	if took > bound {
+		t.Errorf("%s: after %s, want %s", what, took, bound)
+	}
+}
+
+// settled polls for as long as the bound, logs since when the condition holds, and fails
+// the test if it does not hold at the end: what is repaired may break once more.
+func settled(t *testing.T, what string, bound time.Duration, holds func() bool) {
+	t.Helper()
+	begin, broken := time.Now(), time.Duration(0)
+	tick := time.NewTicker(pollEvery)
+	defer tick.Stop()
+	for now := begin; now.Sub(begin) < bound; now = <-tick.C {
+		if !holds() {
+			broken = time.Since(begin)
+		}
+	}
+	t.Logf("%s: from %s on (may be %s)", what, broken.Round(time.Millisecond), bound)
+	if !holds() {
+		t.Errorf("%s: not within %s", what, bound)
+	}
+}
+
+// pollEvery is how often a test polls the gateways for something that lasts.
+const pollEvery = 50 * time.Millisecond
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
