@@ -57,7 +57,12 @@ func (h *Host) serveAPI(ctx context.Context) error {
 		return ctx.Err()
 	}
 	h.settings.Logger.Info("stage service listens", "address", h.listener.Addr().String(), "tls", h.certificate != nil)
-	server := stageapi.NewServer(h, maxDirectBytes, h.serverOptions()...)
+	var options []grpc.ServerOption
+	if h.certificate != nil {
+		config := &tls.Config{Certificates: []tls.Certificate{*h.certificate}, MinVersion: tls.VersionTLS12}
+		options = append(options, grpc.Creds(credentials.NewTLS(config)))
+	}
+	server := stageapi.NewServer(h, maxDirectBytes, options...)
 	h.runs.Go(func() { h.followStatus(server) })
 	served := make(chan error, 1)
 	h.runs.Go(func() { served <- server.Serve(h.listener) })
@@ -67,14 +72,6 @@ func (h *Host) serveAPI(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-}
-
-func (h *Host) serverOptions() []grpc.ServerOption {
-	if h.certificate == nil {
-		return nil
-	}
-	config := &tls.Config{Certificates: []tls.Certificate{*h.certificate}, MinVersion: tls.VersionTLS12}
-	return []grpc.ServerOption{grpc.Creds(credentials.NewTLS(config))}
 }
 
 // checkTLS is the TLS configuration of the registry's health check, which trusts
