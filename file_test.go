@@ -56,7 +56,7 @@ pipelines:
 		t.Fatal(err)
 	}
 	start(t, m)
-	if m.Addr() == nil {
+	if m.URL() == "" {
 		t.Error("there is no address")
 	}
 	expect(t, m, "p", "to", "to")

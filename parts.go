@@ -5,9 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 
 	"github.com/google/uuid"
+	"go.opentelemetry.io/otel/metric"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/stagemesh/stagemesh/gateway"
@@ -154,3 +156,68 @@ func (m *Mesh) newGateway(to bus.Settings, known *meshfile.Registry) (*gateway.G
 
 // newID returns an id that fits a subject token.
 func newID() string { return uuid.Must(uuid.NewV7()).String() }
+
+// FileSettings are the settings of a mesh that its file does not have.
+type FileSettings struct {
+	// Stages are those of the file's that this process runs; nil means all.
+	Stages []string
+	// NoGateway is true for a process that only serves stages.
+	NoGateway bool
+	// Host is the id of the host, for one stage with one host; empty means a new one.
+	Host pipeline.HostID
+	// Logger, Meter and Version are as in Settings.
+	Logger  *slog.Logger
+	Meter   metric.Meter
+	Version string
+}
+
+// ErrAlone is returned when some stages of the file are left out, and no other process
+// can join the mesh to serve them.
+var ErrAlone = errors.New("no other process can join this mesh to serve the other stages; its file needs nats.url or nats.listen")
+
+// FromFile returns the mesh that a file describes. More stages and pipelines
+// may be added to it.
+func FromFile(f *meshfile.File, s FileSettings) (*Mesh, error) {
+	front, err := f.GatewaySettings()
+	if err != nil && !s.NoGateway {
+		return nil, err
+	}
+	m, err := New(Settings{
+		Mesh: pipeline.MeshName(f.Mesh), NATS: f.NATS, Gateway: front, NoGateway: s.NoGateway,
+		Results: f.Results, DeadLetters: f.DeadLetters, Idempotency: f.Idempotency, Registry: &f.Registry,
+		Logger: s.Logger, Meter: s.Meter, Version: s.Version,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if s.Stages == nil {
+		s.Stages = f.StageNames()
+	} else if !f.Joinable() {
+		return nil, ErrAlone
+	}
+	m.pipelines = front.Pipelines
+	for _, name := range s.Stages {
+		stage, err := stageIn(f, name)
+		if err != nil {
+			return nil, err
+		}
+		stage.Host = s.Host
+		if err := m.AddStage(stage); err != nil {
+			return nil, err
+		}
+	}
+	return m, nil
+}
+
+// stageIn returns a stage of the file, with a runner for each of its hosts.
+func stageIn(f *meshfile.File, name string) (Stage, error) {
+	var out Stage
+	for len(out.Runners) < max(1, f.Stages[name].Hosts) {
+		host, err := f.Host(name)
+		if err != nil {
+			return Stage{}, err
+		}
+		out = Stage{Name: host.Stage, Runners: append(out.Runners, host.Runner), Inputs: host.Inputs, Outputs: host.Outputs, Config: host.Config}
+	}
+	return out, nil
+}

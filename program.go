@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"os"
 	"strings"
@@ -122,7 +121,7 @@ func (f stageFlags) run(ctx context.Context, cmd *cobra.Command, names []string,
 	if err := f.override(p.File, names); err != nil {
 		return err
 	}
-	p.Stages, p.Host, p.StagesOnly = names, pipeline.HostID(f.host), true
+	p.Stages, p.Host, p.NoGateway = names, pipeline.HostID(f.host), true
 	p.Ready = func(m *Mesh, operations net.Addr) error {
 		for _, s := range m.Stages() {
 			if _, err := fmt.Fprintf(cmd.OutOrStdout(), "stage %s of mesh %s is ready on host %s (operations: http://%s)\n", s.Stage, s.Mesh, s.Host, operations); err != nil {
@@ -159,16 +158,11 @@ func (f stageFlags) override(file *meshfile.File, names []string) error {
 // Program is a mesh, or a part of one, that runs as a process: with an operations port.
 type Program struct {
 	File *meshfile.File
-	// Stages are those of the file that this process serves; nil means all.
-	Stages []string
-	// StagesOnly is true for a process without a gateway.
-	StagesOnly bool
-	// Host is the id of the host, for one stage with one host; empty means a new one.
-	Host pipeline.HostID
+	// FileSettings has the parts that run. Its Meter and Version are filled in.
+	FileSettings
 	// Ops is the address of the operations port, and OpsKey its name in messages; empty
 	// means the file's.
 	Ops, OpsKey string
-	Logger      *slog.Logger
 	// Ready is called once everything is ready, with the address of the operations port;
 	// its error ends the mesh.
 	Ready func(m *Mesh, operations net.Addr) error
@@ -180,9 +174,8 @@ func (p Program) Run(ctx context.Context) error {
 	if ops.Listen == "" {
 		ops.Listen, ops.Key = p.File.OpsListen(), "ops.listen"
 	}
-	m, err := FromFile(p.File, FileSettings{
-		Stages: p.Stages, NoGateway: p.StagesOnly, Host: p.Host, Logger: p.Logger, Version: process.Version(),
-	})
+	p.Version = process.Version()
+	m, err := FromFile(p.File, p.FileSettings)
 	if errors.Is(err, ErrAlone) {
 		return fmt.Errorf("--stages: %w", err)
 	}
@@ -192,27 +185,19 @@ func (p Program) Run(ctx context.Context) error {
 	return program.Run(ctx, ops, func(ctx context.Context, port *program.Port) error {
 		m.settings.Meter = port.Meter()
 		port.Watch(m.Ready)
-		return p.serve(ctx, m, port.Addr())
-	})
-}
-
-func (p Program) serve(ctx context.Context, m *Mesh, ops net.Addr) error {
-	if url := p.File.NATS.URL; url != "" {
-		p.Logger.Info("waiting for the broker", "url", meshfile.Redacted(url))
-	}
-	if err := m.Start(ctx); err != nil {
-		if ctx.Err() != nil {
-			return nil //nolint:nilerr // it was asked to stop before it was ready
+		if url := p.File.NATS.URL; url != "" {
+			p.Logger.Info("waiting for the broker", "url", meshfile.Redacted(url))
 		}
-		return err
-	}
-	err := p.Ready(m, ops)
-	if err == nil {
-		err = m.Wait(ctx)
-	}
-	// Stop returns the failure of Wait too.
-	if stopped := m.Stop(); err == nil {
-		err = stopped
-	}
-	return err
+		if err := m.Start(ctx); err != nil {
+			if ctx.Err() != nil {
+				return nil //nolint:nilerr // it was asked to stop before it was ready
+			}
+			return err
+		}
+		err := p.Ready(m, port.Addr())
+		if err == nil {
+			err = m.Wait(ctx)
+		}
+		return m.stopWith(err)
+	})
 }

@@ -41,11 +41,11 @@
 package stagemesh
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -161,20 +161,6 @@ func (m *Mesh) AddStage(s Stage) error {
 	if m.begun.Load() {
 		return fmt.Errorf("stage %s: %w", s.Name, ErrStarted)
 	}
-	s = s.withDefaults()
-	if err := s.Validate(); err != nil {
-		return fmt.Errorf("stage %s: %w", s.Name, err)
-	}
-	for _, other := range m.stages {
-		if other.Name == s.Name {
-			return fmt.Errorf("stage %s: there is one of that name", s.Name)
-		}
-	}
-	m.stages = append(m.stages, s)
-	return nil
-}
-
-func (s Stage) withDefaults() Stage {
 	if s.Runner != nil {
 		s.Runners, s.Runner = append([]runner.Runner{s.Runner}, s.Runners...), nil
 	}
@@ -182,22 +168,22 @@ func (s Stage) withDefaults() Stage {
 		s.Batch = stagehost.DefaultBatch()
 		s.Batch.By = b.By
 	}
-	return s
-}
-
-// Validate checks the stage before the start.
-func (s Stage) Validate() error {
-	s = s.withDefaults()
 	if len(s.Runners) == 0 {
-		return errors.New("runner: there is none")
+		return fmt.Errorf("stage %s: runner: there is none", s.Name)
 	}
 	for _, r := range s.Runners {
 		settings := s.host(r)
 		settings.Mesh, settings.Host = "any", "any"
 		if err := settings.Validate(); err != nil {
-			return err
+			return fmt.Errorf("stage %s: %w", s.Name, err)
 		}
 	}
+	for _, other := range m.stages {
+		if other.Name == s.Name {
+			return fmt.Errorf("stage %s: there is one of that name", s.Name)
+		}
+	}
+	m.stages = append(m.stages, s)
 	return nil
 }
 
@@ -298,43 +284,15 @@ func (m *Mesh) service() (*call.Service, error) {
 	return p.gateway.Service(), nil
 }
 
-// readyGateway returns the gateway once it is ready; nil before, and without one.
-func (m *Mesh) readyGateway() *gateway.Gateway {
-	if p := m.parts.Load(); p != nil && p.gateway != nil && p.gateway.Ready() == nil {
-		return p.gateway
-	}
-	return nil
-}
-
-// Addr returns the public address, or nil where there is none, or none yet.
-func (m *Mesh) Addr() net.Addr {
-	if g := m.readyGateway(); g != nil {
-		return g.Addr()
-	}
-	return nil
-}
-
-// AdminAddr returns the address for operators, or nil where there is none, or
-// none yet.
-func (m *Mesh) AdminAddr() net.Addr {
-	if g := m.readyGateway(); g != nil {
-		return g.AdminAddr()
-	}
-	return nil
-}
-
 // URL returns where callers reach the mesh, or "" where nowhere, or not yet.
-func (m *Mesh) URL() string {
-	if g := m.readyGateway(); g != nil {
-		return g.URL()
-	}
-	return ""
-}
+func (m *Mesh) URL() string { return m.gatewayURL((*gateway.Gateway).URL) }
 
 // AdminURL returns where operators reach the mesh, or "" where nowhere, or not yet.
-func (m *Mesh) AdminURL() string {
-	if g := m.readyGateway(); g != nil {
-		return g.AdminURL()
+func (m *Mesh) AdminURL() string { return m.gatewayURL((*gateway.Gateway).AdminURL) }
+
+func (m *Mesh) gatewayURL(of func(*gateway.Gateway) string) string {
+	if p := m.parts.Load(); p != nil && p.gateway != nil && p.gateway.Ready() == nil {
+		return of(p.gateway)
 	}
 	return ""
 }
@@ -387,10 +345,11 @@ func (m *Mesh) BrokerURL() string {
 // Broker returns how others in this process reach the mesh's broker. A broker in the
 // process is reached between Start and Stop.
 func (m *Mesh) Broker() bus.Settings {
-	if p := m.parts.Load(); p != nil {
-		return m.bus(p.broker)
+	p := m.parts.Load()
+	if p == nil {
+		p = &parts{}
 	}
-	return m.bus(nil)
+	return m.bus(p.broker)
 }
 
 // Ready returns nil when every part serves, else why not.
@@ -414,12 +373,12 @@ func (m *Mesh) Run(ctx context.Context) error {
 	if err := m.Start(ctx); err != nil {
 		return err
 	}
-	err := m.Wait(ctx)
-	// Stop returns the failure of Wait too.
-	if stopped := m.Stop(); err == nil {
-		err = stopped
-	}
-	return err
+	return m.stopWith(m.Wait(ctx))
+}
+
+// stopWith stops the mesh and returns the first error. Stop returns the failure of Wait too.
+func (m *Mesh) stopWith(err error) error {
+	return cmp.Or(err, m.Stop())
 }
 
 // Wait returns nil when the context ends, or the reason when a part fails: the

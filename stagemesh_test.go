@@ -141,8 +141,8 @@ func TestMeshIsReadySoon(t *testing.T) {
 	if err := m.Ready(); err != nil {
 		t.Error(err)
 	}
-	if addr, ok := m.Addr().(*net.TCPAddr); !ok || addr.Port == 0 {
-		t.Errorf("got the address %v", m.Addr())
+	if url := m.URL(); !strings.HasPrefix(url, "http://127.0.0.1:") || strings.HasSuffix(url, ":0") {
+		t.Errorf("got the address %v", url)
 	}
 	if url := m.BrokerURL(); url != "" {
 		t.Errorf("a broker that nobody can join is at %s", url)
@@ -236,8 +236,8 @@ func TestMeshThatHasNotStartedSaysSo(t *testing.T) {
 	if err := m.Cancel(t.Context(), ""); !errors.Is(err, stagemesh.ErrNotStarted) {
 		t.Errorf("cancel: %v", err)
 	}
-	if m.Addr() != nil || m.BrokerURL() != "" {
-		t.Errorf("got the addresses %v and %q", m.Addr(), m.BrokerURL())
+	if m.URL() != "" || m.BrokerURL() != "" {
+		t.Errorf("got the addresses %v and %q", m.URL(), m.BrokerURL())
 	}
 	stop(t, m)
 	// That was not its end.
@@ -258,8 +258,8 @@ func TestStopMayBeCalledMoreThanOnce(t *testing.T) {
 	if err := m.Ready(); err == nil {
 		t.Error("a stopped mesh is ready")
 	}
-	if m.Addr() != nil {
-		t.Errorf("a stopped mesh listens at %v", m.Addr())
+	if m.URL() != "" {
+		t.Errorf("a stopped mesh listens at %v", m.URL())
 	}
 	_, err := ask(t, m, "all", "to")
 	if _, ok := errors.AsType[*fault.Fault](err); !ok {
@@ -304,8 +304,8 @@ func TestReadyMayBeAskedWhileTheMeshStarts(t *testing.T) {
 	if err := m.Ready(); err == nil || !strings.Contains(err.Error(), "start") {
 		t.Errorf("got %v", err)
 	}
-	if m.Addr() != nil {
-		t.Errorf("got the address %v", m.Addr())
+	if m.URL() != "" {
+		t.Errorf("got the address %v", m.URL())
 	}
 	_, err := ask(t, m, "all", "to")
 	if f := fault.From(err); f.Reason != fault.NoCapacity {

@@ -39,77 +39,77 @@ const (
 	wantEightMS    = 9.0
 )
 
-// Goals returns all goals with their results. A goal applies to the median.
+// measure completes a goal that applies to the median of a figure, if it was measured.
+func (g Goal) measure(got spread, known bool, reaches func(median float64) bool, as func(float64) string) Goal {
+	if known {
+		g.Known, g.Reached, g.Measured = true, reaches(got.Median), formatSpread(got, as)
+	}
+	return g
+}
+
+func atLeast(want float64) func(float64) bool { return func(v float64) bool { return v >= want } }
+func atMost(want float64) func(float64) bool  { return func(v float64) bool { return v <= want } }
+
+// Goals returns all goals with their results.
 func Goals(r Results) []Goal {
 	var out []Goal
 	for _, of := range []struct {
 		Number
 		place string
 	}{{Processes, "three stages, in processes"}, {InProcess, "three stages, in one process"}} {
-		item, _ := r.Item(of.Number)
 		for _, callers := range []int{64, 256} {
-			out = append(out, ratioGoal(item, of.Number, of.place, callers))
+			g := Goal{Number: of.Number, What: fmt.Sprintf("answers per second over the baseline's: %s, %d in flight", of.place, callers), Want: "at least " + times(wantThroughput)}
+			c, known := r.comparison(of.Number, callers)
+			out = append(out, g.measure(c.Throughput, known, atLeast(wantThroughput), preciseTimes))
 		}
-		out = append(out, latencyGoal(item, of.Number, of.place))
+		g := Goal{Number: of.Number, What: fmt.Sprintf("P50 over the baseline's: %s, 1 in flight", of.place), Want: "at most " + times(wantLatency)}
+		c, known := r.comparison(of.Number, 1)
+		out = append(out, g.measure(c.P50, known, atMost(wantLatency), preciseTimes))
 	}
 	batching, _ := r.Item(Batching)
 	for _, callers := range []int{1, 8, 32, 64, 128} {
-		out = append(out, peerGoal(batching, callers))
+		most := best(callers) / ceiling
+		g := Goal{Number: Batching, What: fmt.Sprintf("batches, share of the ceiling, %d in flight", callers), Want: "at least the best peer's " + share(most)}
+		s, known := batching.answer(only).at(callers)
+		out = append(out, g.measure(spreadOf(s.Trials, ofCeiling), known, atLeast(most), share))
 	}
-	out = append(out, batchLatencyGoal(batching, 1, wantOneMS), batchLatencyGoal(batching, 8, wantEightMS))
+	for _, of := range []struct {
+		callers int
+		want    float64
+	}{{1, wantOneMS}, {8, wantEightMS}} {
+		g := Goal{Number: Batching, What: fmt.Sprintf("batches, P50, %d in flight", of.callers), Want: "at most " + milliseconds(of.want)}
+		s, known := batching.answer(only).at(of.callers)
+		out = append(out, g.measure(spreadOf(s.Trials, p50), known, atMost(of.want), milliseconds))
+	}
 	overload, _ := r.Item(Overload)
-	for _, times := range []string{"2", "5"} {
-		out = append(out, goodputGoal(overload, times))
+	for _, offered := range []string{"2", "5"} {
+		g := Goal{Number: Overload, What: fmt.Sprintf("goodput at %s times the peak, as a share of the peak", offered), Want: "at least " + percent(wantGoodput)}
+		got, known := overload.shareOfPeak(offered)
+		out = append(out, g.measure(got, known, atLeast(wantGoodput), share))
 	}
-	return append(out, flatGoals(r)...)
+	samples := r.soakSamples()
+	for _, f := range steadyFigures() {
+		g := Goal{Number: Soak, What: f.name + " during a long load", Want: "flat"}
+		if s, ok := growthOf(samples, f); ok {
+			g.Known, g.Reached = true, s.late <= s.early*maxGrowth+f.allowance
+			g.Measured = fmt.Sprintf("%s early, %s late", f.unit(s.early), f.unit(s.late))
+		}
+		out = append(out, g)
+	}
+	return out
 }
 
-func ratioGoal(item Measured, n Number, place string, callers int) Goal {
-	g := Goal{Number: n, What: fmt.Sprintf("answers per second over the baseline's: %s, %d in flight", place, callers), Want: "at least " + times(wantThroughput)}
-	if s, ok := item.answer(only).at(callers); ok && s.Comparison != nil {
-		ratio := s.Comparison.Throughput
-		g.Known, g.Reached, g.Measured = true, ratio.Median >= wantThroughput, formatSpread(ratio, preciseTimes)
+// comparison returns that of an item with one command, by number of callers.
+func (r Results) comparison(n Number, callers int) (compare.Comparison, bool) {
+	item, _ := r.Item(n)
+	s, ok := item.answer(only).at(callers)
+	if !ok || s.Comparison == nil {
+		return compare.Comparison{}, false
 	}
-	return g
-}
-
-func latencyGoal(item Measured, n Number, place string) Goal {
-	g := Goal{Number: n, What: fmt.Sprintf("P50 over the baseline's: %s, 1 in flight", place), Want: "at most " + times(wantLatency)}
-	if s, ok := item.answer(only).at(1); ok && s.Comparison != nil {
-		ratio := s.Comparison.P50
-		g.Known, g.Reached, g.Measured = true, ratio.Median <= wantLatency, formatSpread(ratio, preciseTimes)
-	}
-	return g
-}
-
-func peerGoal(item Measured, callers int) Goal {
-	most := best(callers)
-	g := Goal{Number: Batching, What: fmt.Sprintf("batches, share of the ceiling, %d in flight", callers), Want: "at least the best peer's " + share(most/ceiling)}
-	if s, ok := item.answer(only).at(callers); ok {
-		got := spreadOf(s.Trials, throughput)
-		g.Known, g.Reached, g.Measured = true, got.Median >= most, formatSpread(spreadOf(s.Trials, ofCeiling), share)
-	}
-	return g
+	return *s.Comparison, true
 }
 
 func ofCeiling(t Trial) float64 { return t.ThroughputPerS / ceiling }
-
-func batchLatencyGoal(item Measured, callers int, want float64) Goal {
-	g := Goal{Number: Batching, What: fmt.Sprintf("batches, P50, %d in flight", callers), Want: "at most " + milliseconds(want)}
-	if s, ok := item.answer(only).at(callers); ok {
-		got := spreadOf(s.Trials, p50)
-		g.Known, g.Reached, g.Measured = true, got.Median <= want, formatSpread(got, milliseconds)
-	}
-	return g
-}
-
-func goodputGoal(item Measured, offered string) Goal {
-	g := Goal{Number: Overload, What: fmt.Sprintf("goodput at %s times the peak, as a share of the peak", offered), Want: "at least " + percent(wantGoodput)}
-	if got, ok := item.shareOfPeak(offered); ok {
-		g.Known, g.Reached, g.Measured = true, got.Median >= wantGoodput, formatSpread(got, share)
-	}
-	return g
-}
 
 // shareOfPeak returns the goodput of an overload over the median of the peak's.
 func (m Measured) shareOfPeak(offered string) (spread, bool) {
@@ -122,20 +122,6 @@ func (m Measured) shareOfPeak(offered string) (spread, bool) {
 		return spread{}, false
 	}
 	return spreadOf(loads[0].Trials, func(t Trial) float64 { return t.Goodput / whole }), true
-}
-
-func flatGoals(r Results) []Goal {
-	samples := r.soakSamples()
-	var out []Goal
-	for _, f := range steadyFigures() {
-		g := Goal{Number: Soak, What: f.name + " during a long load", Want: "flat"}
-		if s, ok := growthOf(samples, f.of, f.allowance); ok && s.early > 0 {
-			g.Known, g.Reached = true, s.isFlat()
-			g.Measured = fmt.Sprintf("%s early, %s late", f.unit(s.early), f.unit(s.late))
-		}
-		out = append(out, g)
-	}
-	return out
 }
 
 // soakSamples returns the samples of the long load.
@@ -159,13 +145,11 @@ const (
 )
 
 // growth is a figure of a process early and late in a run.
-type growth struct{ early, late, allowance float64 }
-
-func (s growth) isFlat() bool { return s.late <= s.early*maxGrowth+s.allowance }
+type growth struct{ early, late float64 }
 
 // growthOf compares the medians of the second and of the last quarter of the samples;
-// false if there are too few. Pools and queues fill during the first quarter.
-func growthOf(samples []bench.ProcessSample, figure func(bench.ProcessSample) float64, allowance float64) (growth, bool) {
+// false if there are too few, or zeros. Pools and queues fill during the first quarter.
+func growthOf(samples []bench.ProcessSample, f steadyFigure) (growth, bool) {
 	n := len(samples)
 	if n < fewSamples {
 		return growth{}, false
@@ -173,11 +157,12 @@ func growthOf(samples []bench.ProcessSample, figure func(bench.ProcessSample) fl
 	quarter := func(from, to int) float64 {
 		all := make([]float64, 0, to-from)
 		for _, sample := range samples[from:to] {
-			all = append(all, figure(sample))
+			all = append(all, f.of(sample))
 		}
 		return compare.RatioOf(all).Median
 	}
-	return growth{early: quarter(n/4, n/2), late: quarter(n-n/4, n), allowance: allowance}, true
+	out := growth{early: quarter(n/4, n/2), late: quarter(n-n/4, n)}
+	return out, out.early > 0
 }
 
 // steadyFigure is a figure of a process that should not grow.

@@ -114,10 +114,8 @@ func (v view) Throughput() string {
 		Number
 		place string
 	}{{Processes, "in processes"}, {InProcess, "in one process"}} {
-		item, _ := v.Item(of.Number)
-		if s, ok := item.answer(only).at(64); ok && s.Comparison != nil {
-			return fmt.Sprintf("With 64 requests in flight, a mesh of three stages %s has %s of the baseline's throughput",
-				of.place, times(s.Comparison.Throughput.Median))
+		if c, ok := v.comparison(of.Number, 64); ok {
+			return fmt.Sprintf("With 64 requests in flight, a mesh of three stages %s has %s of the baseline's throughput", of.place, times(c.Throughput.Median))
 		}
 	}
 	return ""
@@ -351,7 +349,7 @@ func (r Results) soak() string {
 	t := table{head: []string{"", "second quarter", "last quarter"}}
 	samples := r.soakSamples()
 	for _, k := range steadyFigures() {
-		if s, ok := growthOf(samples, k.of, k.allowance); ok && s.early > 0 {
+		if s, ok := growthOf(samples, k); ok {
 			t.add(k.name, k.unit(s.early), k.unit(s.late))
 		}
 	}

@@ -12,7 +12,7 @@
 //	OVERLOADED           Limiter                          gateway.max_in_flight requests are in flight
 //	UNKNOWN_PIPELINE,    the catalog                      the gateway serves no such pipeline, or knows
 //	REGISTRY_UNAVAILABLE                                  none yet
-//	OVERLOADED           PipelineLimits                   the pipeline's max_in_flight requests are in flight
+//	OVERLOADED           Limiter                          the pipeline's max_in_flight requests are in flight
 //	INVALID_REQUEST,     gateway/call, check              its inputs or options are not valid
 //	PAYLOAD_TOO_LARGE,
 //	INVALID_INPUT,

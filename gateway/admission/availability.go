@@ -7,6 +7,9 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -26,6 +29,7 @@ type Availability struct {
 	cancel  context.CancelFunc
 	queries sync.WaitGroup
 
+	// mu guards all below, the queues too.
 	mu      sync.Mutex
 	stopped bool
 	queues  map[queueKey]*Queue
@@ -46,6 +50,19 @@ var _ Broker = (*bus.Bus)(nil)
 type queueKey struct {
 	stage      pipeline.StageName
 	durability pipeline.Durability
+}
+
+// Queue is what is known of one queue of a stage.
+type Queue struct {
+	queueKey
+	// hosts is the latest report about its hosts, which may not be done, and
+	// previous the one before.
+	hosts, previous *hostReport
+	// isAsked is true while the broker is asked for the backlog.
+	isAsked  bool
+	estimate estimator
+	// busy is true when a host had items waiting at its last report.
+	busy bool
 }
 
 // hostReport is the answer to one question about a stage's hosts. Its fields are
@@ -196,43 +213,47 @@ func (a *Availability) report(key queueKey) *hostReport {
 	return q.hosts
 }
 
-// queue returns what is known of a queue; the lock is held.
+// queue returns what is known of a queue. The lock is held, as for ask.
 func (a *Availability) queue(key queueKey) *Queue {
 	if q := a.queues[key]; q != nil {
 		return q
 	}
 	if len(a.queues) >= maxQueues {
 		// Keep queues that exist as long as possible: callers can name any stage.
-		maps.DeleteFunc(a.queues, func(_ queueKey, q *Queue) bool { return !q.observed() })
+		maps.DeleteFunc(a.queues, func(_ queueKey, q *Queue) bool { return !q.estimate.observed })
 		if len(a.queues) >= maxQueues {
 			clear(a.queues)
 		}
 	}
-	q := &Queue{key: key, asked: make(chan struct{}, 1)}
+	q := &Queue{queueKey: key}
 	a.queues[key] = q
 	return q
-}
-
-func (a *Availability) known(key queueKey) *Queue {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.queue(key)
 }
 
 // ask fills the report. All requests that wait for it share it, so no request's
 // context ends it. Where the last backlog is too old it also waits for the next
 // one, for a moment.
 func (a *Availability) ask(q *Queue, into *hostReport) {
-	reported := make(chan struct{})
-	backlog := a.askBacklog(q, into, reported)
-	if q.fresh(time.Now()) {
-		backlog = nil
+	reported, isFresh := make(chan struct{}), q.estimate.fresh(time.Now())
+	var backlog chan struct{}
+	if !q.isAsked {
+		q.isAsked, backlog = true, make(chan struct{})
+		a.queries.Go(func() {
+			defer close(backlog)
+			a.askBacklog(q, into, reported)
+		})
 	}
 	a.queries.Go(func() {
 		defer close(into.done)
-		a.askHosts(q.key.stage, into)
+		a.askHosts(q.stage, into)
 		close(reported)
-		awaitBacklog(backlog)
+		if backlog == nil || isFresh {
+			return
+		}
+		select {
+		case <-backlog:
+		case <-time.After(backlogPatience):
+		}
 	})
 }
 
@@ -279,41 +300,129 @@ const (
 	backlogTimeout  = 2 * time.Second
 )
 
-// awaitBacklog waits for a backlog; nil means that there is none to wait for.
-func awaitBacklog(reported <-chan struct{}) {
-	if reported == nil {
-		return
+// askBacklog asks the broker for the queue's backlog, and a host's report once that is
+// there.
+func (a *Availability) askBacklog(q *Queue, hosts *hostReport, hostsReported <-chan struct{}) {
+	ctx, cancel := context.WithTimeout(a.ctx, backlogTimeout)
+	defer cancel()
+	a.mu.Lock()
+	s := sample{at: time.Now(), own: q.estimate.own}
+	a.mu.Unlock()
+	b, err := a.broker.Backlog(ctx, q.stage, q.durability)
+	<-hostsReported // Alive ends soon, with the broker or without, however often it is asked
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	q.isAsked = false
+	if err != nil {
+		return // the last sample expires soon, and then rejects nobody
 	}
-	timer := time.NewTimer(backlogPatience)
-	defer timer.Stop()
-	select {
-	case <-reported:
-	case <-timer.C:
+	if hosts.availability.Answered {
+		// A host that is too busy to report is as busy as it was.
+		q.busy = hosts.availability.Busy
+	}
+	s.taken, s.after, s.epoch, s.busy = b.Taken, q.estimate.own, string(b.Epoch), q.busy
+	s.total, s.bytes, s.last, s.maxItems, s.maxBytes = b.Items, b.Bytes, b.Last, b.MaxItems, b.MaxBytes
+	for i, class := range pipeline.Classes() {
+		s.items[i] = b.Classes[class]
+	}
+	q.estimate.observe(s)
+}
+
+// maxWaitShare is the part of a request's time that it may be expected to wait:
+// the estimate is of a mean, and late work is lost work.
+const maxWaitShare = 0.8
+
+// CheckQueues returns nil when every queue on the item's route has space for it,
+// and the work ahead of it leaves it enough time. It also returns the queue where
+// the item is expected to wait longest, if any.
+func (a *Availability) CheckQueues(env *envelope.Envelope) (slowest *Queue, f *fault.Fault) {
+	now := time.Now()
+	class := env.Class()
+	var total, longest time.Duration
+	slowestHop := env.Hop()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, hop := range env.Route {
+		q := a.queue(queueKey{hop.Stage, env.Durability})
+		if full, free := q.estimate.full(class, now); full {
+			f := fault.Newf(fault.QueueFull, "the queue of stage %s has no space for a request of priority class %s", hop.Stage, class)
+			return nil, at(f, hop).WithRetryAfter(spread(free))
+		}
+		wait, _ := q.estimate.wait(class, now)
+		total += wait
+		if wait > longest {
+			longest, slowestHop, slowest = wait, hop, q
+		}
+	}
+	left := env.Deadline.Sub(now)
+	if left <= 0 {
+		return slowest, nil // the call ends by its deadline
+	}
+	if late := total - time.Duration(maxWaitShare*float64(left)); late > 0 {
+		f := fault.Newf(fault.Overloaded, "there is about %s of work ahead of the request, most of it at stage %s, and it has %s left",
+			total.Round(time.Millisecond), slowestHop.Stage, left.Round(time.Millisecond))
+		return nil, at(f, slowestHop).WithRetryAfter(spread(late))
+	}
+	return slowest, nil
+}
+
+// Sent records that this gateway has sent the item to its first queue.
+func (a *Availability) Sent(env *envelope.Envelope) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.queue(queueKey{env.Hop().Stage, env.Durability}).estimate.own.sent[indexOf(env.Class())]++
+}
+
+// Withdrawn records that the item was taken back from its first queue.
+func (a *Availability) Withdrawn(env *envelope.Envelope) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.queue(queueKey{env.Hop().Stage, env.Durability}).estimate.own.withdrawn++
+}
+
+// Answered records that the item was answered in time: it is in no queue any more.
+func (a *Availability) Answered(env *envelope.Envelope) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, hop := range env.Route {
+		a.queue(queueKey{hop.Stage, env.Durability}).estimate.own.answered++
 	}
 }
 
-// askBacklog asks the broker for the queue's backlog, unless that question is
-// open. The channel closes when the broker has answered; it is nil where the
-// question was open before.
-func (a *Availability) askBacklog(q *Queue, hosts *hostReport, hostsReported <-chan struct{}) <-chan struct{} {
-	select {
-	case q.asked <- struct{}{}:
-	default:
-		return nil
+// Late records that an item was not answered in time which was expected to wait
+// longest in this queue.
+func (a *Availability) Late(q *Queue) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	q.estimate.own.late++
+}
+
+// Report registers the gauges of queue lengths and drain rates, which leave out queues that
+// nobody has asked about lately.
+func (a *Availability) Report(meter metric.Meter) error {
+	items, err := meter.Int64ObservableGauge("stagemesh.gateway.queue_items", metric.WithDescription("Items in a stage's queue, waiting or in flight, as this gateway estimates."))
+	if err != nil {
+		return err
 	}
-	done := make(chan struct{})
-	a.queries.Go(func() {
-		defer func() { <-q.asked }()
-		defer close(done)
-		ctx, cancel := context.WithTimeout(a.ctx, backlogTimeout)
-		defer cancel()
-		at, own := time.Now(), q.own()
-		b, err := a.broker.Backlog(ctx, q.key.stage, q.key.durability)
-		<-hostsReported // Alive ends soon, with the broker or without, however often it is asked
-		if err == nil {
-			// Without an answer the last sample expires soon, and rejects nobody.
-			q.observe(b, at, own, hosts.availability)
+	rate, err := meter.Float64ObservableGauge("stagemesh.gateway.drain_rate", metric.WithDescription("Items per second that a busy stage takes from its queue, if known."))
+	if err != nil {
+		return err
+	}
+	_, err = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		now := time.Now()
+		for _, q := range a.queues {
+			if !q.estimate.fresh(now) {
+				continue
+			}
+			of := metric.WithAttributeSet(attribute.NewSet(attribute.String("stage", string(q.stage)), attribute.String("durability", string(q.durability))))
+			o.ObserveInt64(items, int64(q.estimate.items(pipeline.Low, now)), of)
+			if r, known := q.estimate.rate(now); known {
+				o.ObserveFloat64(rate, r, of)
+			}
 		}
-	})
-	return done
+		return nil
+	}, items, rate)
+	return err
 }

@@ -11,24 +11,32 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// Limiter bounds the requests in flight. Closing it ends admission.
+// Limiter bounds the requests in flight: all, and those of each pipeline that has a
+// limit of its own. Closing it ends admission.
 type Limiter struct {
 	limit int
 
-	mu         sync.Mutex
-	inFlight   int
-	departures departures
-	closed     bool
-	idle       chan struct{}
+	mu  sync.Mutex
+	all share
+	// pipelines are those with requests in flight.
+	pipelines map[pipeline.Name]*share
+	closed    bool
+	idle      chan struct{}
 
 	closing context.Context
 	cancel  context.CancelFunc
 }
 
+// share is requests that have a limit together.
+type share struct {
+	inFlight   int
+	departures departures
+}
+
 // NewLimiter returns a limiter of so many requests.
 func NewLimiter(limit int) *Limiter {
 	closing, cancel := context.WithCancel(context.Background())
-	return &Limiter{limit: limit, idle: make(chan struct{}), closing: closing, cancel: cancel}
+	return &Limiter{limit: limit, pipelines: map[pipeline.Name]*share{}, idle: make(chan struct{}), closing: closing, cancel: cancel}
 }
 
 // Acquire admits a request, which must Release, or returns the fault that rejects
@@ -39,11 +47,11 @@ func (l *Limiter) Acquire() *fault.Fault {
 	switch {
 	case l.closed:
 		return Stopping()
-	case l.inFlight >= l.limit:
+	case l.all.inFlight >= l.limit:
 		return fault.Newf(fault.Overloaded, "the gateway has %d requests in flight, as many as gateway.max_in_flight allows", l.limit).
-			WithRetryAfter(l.departures.retryAfter(l.limit, time.Now()))
+			WithRetryAfter(l.all.departures.retryAfter(l.limit, time.Now()))
 	}
-	l.inFlight++
+	l.all.inFlight++
 	return nil
 }
 
@@ -51,16 +59,51 @@ func (l *Limiter) Acquire() *fault.Fault {
 func (l *Limiter) Release() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.inFlight--
-	l.departures.add(time.Now())
+	l.all.inFlight--
+	l.all.departures.add(time.Now())
 	l.checkIdle()
+}
+
+// AcquirePipeline admits a request of a pipeline, which must ReleasePipeline, or returns
+// the fault that rejects it. A limit of 0 means none.
+func (l *Limiter) AcquirePipeline(name pipeline.Name, limit int) *fault.Fault {
+	if limit == 0 {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.pipelines[name]
+	if s == nil {
+		s = &share{}
+		l.pipelines[name] = s
+	}
+	if s.inFlight >= limit {
+		return fault.Newf(fault.Overloaded, "pipeline %s has %d requests in flight, as many as its max_in_flight allows", name, limit).
+			WithRetryAfter(s.departures.retryAfter(limit, time.Now()))
+	}
+	s.inFlight++
+	return nil
+}
+
+// ReleasePipeline ends a request that was admitted with that limit.
+func (l *Limiter) ReleasePipeline(name pipeline.Name, limit int) {
+	if limit == 0 {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.pipelines[name]
+	s.departures.add(time.Now())
+	if s.inFlight--; s.inFlight == 0 {
+		delete(l.pipelines, name)
+	}
 }
 
 // InFlight returns the number of requests admitted and not released.
 func (l *Limiter) InFlight() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.inFlight
+	return l.all.inFlight
 }
 
 // Close rejects every request from now on.
@@ -87,66 +130,13 @@ func (l *Limiter) AwaitIdle(ctx context.Context) error {
 }
 
 func (l *Limiter) checkIdle() {
-	if !l.closed || l.inFlight > 0 {
+	if !l.closed || l.all.inFlight > 0 {
 		return
 	}
 	select {
 	case <-l.idle:
 	default:
 		close(l.idle)
-	}
-}
-
-// PipelineLimits bounds the requests in flight of each pipeline that has a limit.
-// It remembers only pipelines with requests in flight.
-type PipelineLimits struct {
-	mu        sync.Mutex
-	pipelines map[pipeline.Name]*share
-}
-
-// share is the requests of one pipeline.
-type share struct {
-	inFlight   int
-	departures departures
-}
-
-// NewPipelineLimits returns limits without any request in flight.
-func NewPipelineLimits() *PipelineLimits {
-	return &PipelineLimits{pipelines: map[pipeline.Name]*share{}}
-}
-
-// Acquire admits a request of a pipeline, which must Release, or returns the fault
-// that rejects it. A limit of 0 means none.
-func (p *PipelineLimits) Acquire(name pipeline.Name, limit int) *fault.Fault {
-	if limit == 0 {
-		return nil
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	s := p.pipelines[name]
-	if s == nil {
-		s = &share{}
-		p.pipelines[name] = s
-	}
-	if s.inFlight >= limit {
-		return fault.Newf(fault.Overloaded, "pipeline %s has %d requests in flight, as many as its max_in_flight allows", name, limit).
-			WithRetryAfter(s.departures.retryAfter(limit, time.Now()))
-	}
-	s.inFlight++
-	return nil
-}
-
-// Release ends a request that was admitted with that limit.
-func (p *PipelineLimits) Release(name pipeline.Name, limit int) {
-	if limit == 0 {
-		return
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	s := p.pipelines[name]
-	s.departures.add(time.Now())
-	if s.inFlight--; s.inFlight == 0 {
-		delete(p.pipelines, name)
 	}
 }
 

@@ -221,31 +221,31 @@ func TestRetryAfterIsASecondWithoutDepartures(t *testing.T) {
 
 func TestPipelineLimitHolds(t *testing.T) {
 	t.Parallel()
-	p := admission.NewPipelineLimits()
+	p := admission.NewLimiter(1)
 	for range 2 {
-		if f := p.Acquire("a", 2); f != nil {
+		if f := p.AcquirePipeline("a", 2); f != nil {
 			t.Fatal(f)
 		}
 	}
-	if f := p.Acquire("a", 2); f == nil || f.Reason != fault.Overloaded || f.RetryAfter <= 0 {
+	if f := p.AcquirePipeline("a", 2); f == nil || f.Reason != fault.Overloaded || f.RetryAfter <= 0 {
 		t.Errorf("a third of two: %v", f)
 	}
 	for range 100 {
-		if f := p.Acquire("unbounded", 0); f != nil {
+		if f := p.AcquirePipeline("unbounded", 0); f != nil {
 			t.Fatal(f)
 		}
 	}
-	if f := p.Acquire("b", 1); f != nil {
+	if f := p.AcquirePipeline("b", 1); f != nil {
 		t.Errorf("another pipeline: %v", f)
 	}
-	p.Release("a", 2)
-	if f := p.Acquire("a", 2); f != nil {
+	p.ReleasePipeline("a", 2)
+	if f := p.AcquirePipeline("a", 2); f != nil {
 		t.Errorf("after one ended: %v", f)
 	}
-	p.Release("a", 2)
-	p.Release("a", 2)
-	p.Release("unbounded", 0)
-	if f := p.Acquire("a", 1); f != nil {
+	p.ReleasePipeline("a", 2)
+	p.ReleasePipeline("a", 2)
+	p.ReleasePipeline("unbounded", 0)
+	if f := p.AcquirePipeline("a", 1); f != nil {
 		t.Errorf("after all ended: %v", f)
 	}
 }

@@ -2,7 +2,6 @@ package call
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/google/uuid"
@@ -97,67 +96,30 @@ func newCancels(b *bus.Bus, limit int, count func(string)) *cancels {
 	return &cancels{bus: b, withdrawItem: b.DeleteQueued, count: count, running: newTasks(limit), withdrawals: make(chan struct{}, maxWithdrawals)}
 }
 
-// abandoned is what a call that ended early has left in the mesh.
-type abandoned struct {
-	env     *envelope.Envelope
-	message bus.Message
-	// published gets the outcome of the last publish, which is the tries-th.
-	published <-chan publishOutcome
-	tries     int
-}
-
-// abandoned is called when the exchange is over.
-func (x *exchange) abandoned() abandoned {
-	s := &x.sending
-	if o, known := s.outcome(); known {
-		s.done <- o
-	}
-	return abandoned{env: x.env, message: s.message, published: s.done, tries: s.tries}
-}
-
-// outcome returns the outcome of the publish: unknown where that takes too long.
-func (a abandoned) outcome() publishOutcome {
-	timer := time.NewTimer(brokerTimeout)
-	defer timer.Stop()
-	select {
-	case o := <-a.published:
-		return o
-	case <-timer.C:
-		return publishOutcome{err: bus.ErrUnknown}
+// start cancels what the exchange, which is over, has left in the mesh. It returns at
+// once. Where too many are being cancelled there is only the cancel message.
+func (c *cancels) start(x *exchange) {
+	s := x.sending // the call goes on with its own
+	if f := c.running.start(func(context.Context) { c.cancel(x.env, &s) }); f != nil {
+		c.notify(x.env, false)
 	}
 }
 
-// isUnqueued reports whether nothing was ever queued: an earlier try may have been.
-func (a abandoned) isUnqueued(o publishOutcome) bool {
-	if a.tries > 1 {
-		return false
-	}
-	return o.receipt.Duplicate || o.err != nil && !errors.Is(o.err, bus.ErrUnknown)
-}
-
-// start cancels the request and returns at once. Where too many are being cancelled
-// there is only the cancel message.
-func (c *cancels) start(a abandoned) {
-	if f := c.running.start(func(context.Context) { c.cancel(a) }); f != nil {
-		c.notify(a.env, false)
-	}
-}
-
-func (c *cancels) cancel(a abandoned) {
+func (c *cancels) cancel(env *envelope.Envelope, s *sending) {
 	ctx, cancel := context.WithTimeout(context.Background(), cancelTimeout)
 	defer cancel()
-	o := a.outcome()
-	if a.isUnqueued(o) {
+	o := s.awaitOutcome()
+	if s.isUnqueued(o) {
 		return
 	}
-	isWithdrawn := o.err == nil && c.withdraw(ctx, a.message, o.receipt.Seq)
+	isWithdrawn := o.err == nil && c.withdraw(ctx, s.message, o.receipt.Seq)
 	if isWithdrawn && c.onWithdrawn != nil {
-		c.onWithdrawn(a.env)
+		c.onWithdrawn(env)
 	}
-	if a.env.StoresAnswer() {
-		c.store(ctx, a.env)
+	if env.StoresAnswer() {
+		c.store(ctx, env)
 	}
-	c.notify(a.env, isWithdrawn)
+	c.notify(env, isWithdrawn)
 }
 
 // withdraw reports whether the item was in its queue, and is not any more.

@@ -14,13 +14,13 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// abandonedAt is what a call left whose item has that number in its queue.
-func abandonedAt(i int) abandoned {
+// abandonedAt is an exchange that is over, and whose item has that number in its queue.
+func abandonedAt(i int) *exchange {
 	published := make(chan publishOutcome, 1)
 	published <- publishedAt(uint64(i))
-	return abandoned{
-		env:       &envelope.Envelope{Mesh: "test", RequestID: "0199aaaa-bbbb-7ccc-8ddd-eeeeffff0000", Deadline: time.Now().Add(time.Hour)},
-		published: published, tries: 1,
+	return &exchange{
+		env:     &envelope.Envelope{Mesh: "test", RequestID: "0199aaaa-bbbb-7ccc-8ddd-eeeeffff0000", Deadline: time.Now().Add(time.Hour)},
+		sending: sending{done: published, tries: 1},
 	}
 }
 
@@ -128,7 +128,7 @@ func TestOnlyPossiblyQueuedItemsAreCancelled(t *testing.T) {
 			c.withdrawItem = func(_ context.Context, _ bus.Message, seq uint64) (bool, error) { return seq == 7, nil }
 			a := abandonedAt(0)
 			outcome := make(chan publishOutcome, 1)
-			a.published, a.tries = outcome, test.tries
+			a.sending = sending{done: outcome, tries: test.tries}
 			c.start(a)
 			outcome <- test.published // the acknowledgement comes late
 			c.running.stop(cancelTimeout)

@@ -205,17 +205,8 @@ func (x *exchange) freesKey(f *fault.Fault) bool {
 	if !isBinding(f) && !isLeft {
 		return true
 	}
-	return !x.progress.isFinal && x.isUnqueued()
-}
-
-// isUnqueued reports whether nothing of the request was ever queued. It waits for
-// the outcome of a publish that is on its way.
-func (x *exchange) isUnqueued() bool {
-	if x.sending.tries == 0 {
-		return true
-	}
-	a := x.abandoned()
-	return a.isUnqueued(a.outcome())
+	s := &x.sending
+	return !x.progress.isFinal && (s.tries == 0 || s.isUnqueued(s.awaitOutcome()))
 }
 
 // end is the end of a call that could not find out about its key, or whose time is

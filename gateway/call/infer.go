@@ -47,10 +47,10 @@ func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error,
 	if f != nil {
 		return nil, s.failed(id, r, f)
 	}
-	if f := s.pipelines.Acquire(p.Name, p.MaxInFlight); f != nil {
+	if f := s.limiter.AcquirePipeline(p.Name, p.MaxInFlight); f != nil {
 		return nil, s.failed(id, r, f)
 	}
-	defer s.pipelines.Release(p.Name, p.MaxInFlight)
+	defer s.limiter.ReleasePipeline(p.Name, p.MaxInFlight)
 	env, f := s.check(id, r, p, begin)
 	if f != nil {
 		return nil, s.failed(id, r, f)
@@ -257,12 +257,12 @@ func (x *exchange) end(ctx context.Context) (*Response, error) {
 func (x *exchange) settle(err error) {
 	x.progress.stop()
 	if err != nil && x.leavesWork(err) {
-		x.service.cancels.start(x.abandoned())
+		x.service.cancels.start(x)
 	}
 	switch {
 	case err != nil && fault.From(err).Reason == fault.DeadlineExceeded:
 		if x.slowest != nil {
-			x.slowest.Late()
+			x.service.availability.Late(x.slowest)
 		}
 	case x.progress.isFinal:
 		x.service.availability.Answered(x.env)
@@ -365,6 +365,29 @@ func (s *sending) outcome() (o publishOutcome, known bool) {
 		}
 	}
 	return *s.latest, true
+}
+
+// awaitOutcome returns the outcome of the latest publish: unknown where that takes too
+// long.
+func (s *sending) awaitOutcome() publishOutcome {
+	if o, known := s.outcome(); known {
+		return o
+	}
+	timer := time.NewTimer(brokerTimeout)
+	defer timer.Stop()
+	select {
+	case o := <-s.done:
+		s.latest = &o
+		return o
+	case <-timer.C:
+		return publishOutcome{err: bus.ErrUnknown}
+	}
+}
+
+// isUnqueued reports whether nothing was ever queued, by the outcome of the latest
+// publish: an earlier one may have queued the item.
+func (s *sending) isUnqueued(latest publishOutcome) bool {
+	return s.tries <= 1 && (latest.receipt.Duplicate || latest.err != nil && !errors.Is(latest.err, bus.ErrUnknown))
 }
 
 // retryPause is the pause between two publishes of an item.

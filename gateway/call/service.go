@@ -85,7 +85,6 @@ type Service struct {
 	bus      *bus.Bus
 	// These reject requests.
 	limiter      *admission.Limiter
-	pipelines    *admission.PipelineLimits
 	availability *admission.Availability
 
 	table         *table
@@ -113,7 +112,7 @@ func New(s Settings) (*Service, error) {
 	s.MaxInFlight = cmp.Or(s.MaxInFlight, DefaultMaxInFlight)
 	s.Idempotency.Retention = cmp.Or(s.Idempotency.Retention, s.Results.Retention)
 	out := &Service{
-		settings: s, limiter: admission.NewLimiter(s.MaxInFlight), pipelines: admission.NewPipelineLimits(),
+		settings: s, limiter: admission.NewLimiter(s.MaxInFlight),
 		table: newTable(tableLimits{calls: s.MaxInFlight, replies: streamReplies, bytes: streamBytes, shared: streamsBytes}),
 	}
 	var err error

@@ -161,22 +161,27 @@ func TestTheReferenceKnowsEveryKindOfRunner(t *testing.T) {
 }
 
 var (
-	heading = regexp.MustCompile("^#+ `?([^`]*)`?$")
+	heading = regexp.MustCompile("^#+ `?(.*?)`?$")
 	keyCell = regexp.MustCompile("^\\| `([a-z_]+)` \\|")
 )
 
-// sections returns the keys in the first column of each section's tables.
+// sections returns the keys in the first column of each section's tables. A heading may
+// name two sections.
 func sections(text string) map[string][]string {
 	out := map[string][]string{}
-	section := ""
+	var at []string
 	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)
 		if match := heading.FindStringSubmatch(line); match != nil {
-			section = strings.ToLower(match[1])
-			out[section] = nil
+			at = strings.Split(strings.ToLower(match[1]), "` and `")
+			for _, section := range at {
+				out[section] = nil
+			}
 		}
 		if match := keyCell.FindStringSubmatch(line); match != nil {
-			out[section] = append(out[section], match[1])
+			for _, section := range at {
+				out[section] = append(out[section], match[1])
+			}
 		}
 	}
 	return out

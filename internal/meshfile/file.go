@@ -1,3 +1,19 @@
+// Package meshfile reads the one file that describes a mesh: its name, its
+// stages with runner and batching, its pipelines, and how the gateway listens.
+// docs/configuration.md is its reference.
+//
+// The program passes the kinds of runners that it has, so that it links no others:
+//
+//	decode := meshfile.KindOf("image_decode", runners.NewImageDecode)
+//
+//	f, err := meshfile.Load("mesh.yaml", runners.All()...)   // for all of the mesh
+//	routes, err := f.Routes()
+//
+//	f, err := meshfile.Read("mesh.yaml", decode)             // for one stage of it
+//	host, err := f.Host("decode")
+//
+// Every error names file, line, column and key. A File that nobody changes may
+// be used concurrently.
 package meshfile
 
 import (
@@ -8,7 +24,6 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
-	"time"
 
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/gateway/call"
@@ -17,7 +32,6 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/credentials"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
-	"github.com/stagemesh/stagemesh/stagehost"
 )
 
 // File is a mesh as it is written down. Zero values mean the defaults.
@@ -80,62 +94,21 @@ type Ops struct {
 	Listen string `yaml:"listen"`
 }
 
-// Stage is a stage and its hosts.
-type Stage struct {
-	// Runner has one key: the kind, with that kind's settings.
-	Runner map[string]config.Section `yaml:"runner"`
-	// Hosts is how many hosts of the stage a process that runs the whole mesh
-	// has, 1 where 0.
-	Hosts int `yaml:"hosts"`
-	// Inputs and Outputs add to the runner's spec.
-	Inputs  []Part `yaml:"inputs"`
-	Outputs []Part `yaml:"outputs"`
-	stagehost.Config
-}
-
-// Pipeline is a route.
-type Pipeline struct {
-	Steps      []Step        `yaml:"steps"`
-	Timeout    time.Duration `yaml:"timeout"`
-	Durability string        `yaml:"durability"`
-	Keep       []string      `yaml:"keep"`
-	// MaxInFlight bounds the requests in flight for the pipeline; 0 means as
-	// many as for all.
-	MaxInFlight int `yaml:"max_in_flight"`
-	// WaitForCapacity makes requests wait, until their deadline, where a stage has
-	// no capacity for them.
-	WaitForCapacity bool `yaml:"wait_for_capacity"`
-}
-
-// Step is a place in a pipeline.
-type Step struct {
-	Name  string `yaml:"name"`
-	Stage string `yaml:"stage"`
-	// Model is the id, or Alias a movable name, of the model to use.
-	Model   string `yaml:"model"`
-	Alias   string `yaml:"alias"`
-	Version string `yaml:"version"`
-	// Parameters go to the stage.
-	Parameters map[string]any `yaml:"parameters"`
-	// Inputs renames: input of the stage -> name of the part that feeds it.
-	Inputs map[string]string `yaml:"inputs"`
-}
-
 // Load reads a mesh's file and validates all of it, for a process that runs the
 // whole mesh. The kinds are those of the runners that it has. Paths in the file
 // are relative to its folder.
 func Load(path string, kinds ...Kind) (*File, error) {
-	f := &File{folder: filepath.Dir(path), kinds: kinds}
-	doc, err := config.Load(path, f)
-	return f.checked(doc, err, (*File).Validate)
+	f, err := read(path, File{kinds: kinds})
+	return f.validatedBy((*File).Validate, err)
 }
 
 // Parse is Load of bytes; the name is for messages, and paths are relative to
 // the folder.
 func Parse(name string, data []byte, folder string, kinds ...Kind) (*File, error) {
 	f := &File{folder: folder, kinds: kinds}
-	doc, err := config.Parse(name, folder, data, f)
-	return f.checked(doc, err, (*File).Validate)
+	var err error
+	f.doc, err = config.Parse(name, folder, data, f)
+	return f.validatedBy((*File).Validate, err)
 }
 
 // Read is Load for a program that runs a part of the mesh, and may have only the
@@ -148,27 +121,43 @@ func Read(path string, kinds ...Kind) (*File, error) {
 // ReadAt is Read with the URL of a broker: the file's broker in a process then belongs to
 // another process. Without a URL it is Read.
 func ReadAt(path, broker string, kinds ...Kind) (*File, error) {
-	f := &File{folder: filepath.Dir(path), kinds: kinds}
-	doc, err := config.Load(path, f)
+	f, err := read(path, File{kinds: kinds})
 	if broker != "" {
 		f.NATS = NATS{URL: broker, Broker: f.NATS.Broker}
 	}
-	return f.checked(doc, err, (*File).validateShared)
+	return f.validatedBy((*File).validateShared, err)
 }
 
 // ReadPipelines reads the pipelines of a file, sorted by name: of a mesh's, or of one
-// that has nothing else. Whether their stages are there is not looked at.
+// that has nothing else. It does not check whether their stages are there.
 func ReadPipelines(path string) ([]pipeline.Pipeline, error) {
-	f := &File{folder: filepath.Dir(path), pipelinesOnly: true}
-	doc, err := config.Load(path, f)
+	f, err := read(path, File{pipelinesOnly: true})
 	if err != nil {
 		return nil, err
 	}
-	f.doc = doc
 	if len(f.Pipelines) == 0 {
 		return nil, f.At(errors.New("there are none"), "pipelines")
 	}
 	return f.Routes()
+}
+
+// read reads a file without checks beyond those of its types. The file is never nil.
+func read(path string, f File) (*File, error) {
+	f.folder = filepath.Dir(path)
+	var err error
+	f.doc, err = config.Load(path, &f)
+	return &f, err
+}
+
+// validatedBy returns the file unless there is an error or the check has one.
+func (f *File) validatedBy(check func(*File) error, err error) (*File, error) {
+	if err == nil {
+		err = check(f)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return f, nil
 }
 
 // FlagError is an error of Load or Read with the flag that named the file, where
@@ -178,17 +167,6 @@ func FlagError(flag string, err error) error {
 		return fmt.Errorf("%s: %w; this is the file that describes the mesh", flag, err)
 	}
 	return err
-}
-
-func (f *File) checked(doc *config.Doc, err error, validate func(*File) error) (*File, error) {
-	if err != nil {
-		return nil, err
-	}
-	f.doc = doc
-	if err := validate(f); err != nil {
-		return nil, err
-	}
-	return f, nil
 }
 
 // Addresses where the file names none.

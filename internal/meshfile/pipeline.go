@@ -2,15 +2,48 @@ package meshfile
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
+	"unicode"
 
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
+
+// Pipeline is a route.
+type Pipeline struct {
+	Steps      []Step        `yaml:"steps"`
+	Timeout    time.Duration `yaml:"timeout"`
+	Durability string        `yaml:"durability"`
+	Keep       []string      `yaml:"keep"`
+	// MaxInFlight bounds the requests in flight for the pipeline; 0 means as
+	// many as for all.
+	MaxInFlight int `yaml:"max_in_flight"`
+	// WaitForCapacity makes requests wait, until their deadline, where a stage has
+	// no capacity for them.
+	WaitForCapacity bool `yaml:"wait_for_capacity"`
+}
+
+// Step is a place in a pipeline.
+type Step struct {
+	Name  string `yaml:"name"`
+	Stage string `yaml:"stage"`
+	// Model is the id, or Alias a movable name, of the model to use.
+	Model   string `yaml:"model"`
+	Alias   string `yaml:"alias"`
+	Version string `yaml:"version"`
+	// Parameters go to the stage.
+	Parameters map[string]any `yaml:"parameters"`
+	// Inputs renames: input of the stage -> name of the part that feeds it.
+	Inputs map[string]string `yaml:"inputs"`
+}
 
 // Routes returns the pipelines, sorted by name.
 func (f *File) Routes() ([]pipeline.Pipeline, error) {
@@ -103,4 +136,164 @@ func parameters(in map[string]any) (payload.Parameters, error) {
 		out[name] = value
 	}
 	return out, nil
+}
+
+// WritePipelines returns the pipelines as a file that ReadPipelines reads. It has no
+// terminal control characters.
+func WritePipelines(pipelines ...pipeline.Pipeline) []byte {
+	var out strings.Builder
+	out.WriteString("pipelines:\n")
+	for _, p := range pipelines {
+		fmt.Fprintf(&out, "  %s:\n    steps:\n", text(string(p.Name)))
+		above := ""
+		for _, k := range keysOf(p) {
+			if k.above != above && k.above != "" {
+				fmt.Fprintf(&out, "        %s:\n", k.above)
+			}
+			above = k.above
+			fmt.Fprintf(&out, "%s%s: %s\n", k.indent, k.name, k.value)
+		}
+	}
+	return []byte(out.String())
+}
+
+// key is a key of a pipeline and its value, as they are written.
+type key struct {
+	// path is that of the key in the pipeline.
+	path string
+	// indent precedes the name in a file; above is the key above it in a step, if any.
+	indent, above string
+	name, value   string
+}
+
+// keysOf returns the keys of a pipeline in the order of a file, without the unset ones.
+func keysOf(p pipeline.Pipeline) (out []key) {
+	add := func(path, indent, above, name, value string) {
+		if above != "" {
+			path += above + "."
+		}
+		out = append(out, key{path + name, indent, above, name, value})
+	}
+	optional := func(path, indent, name, value string) {
+		if value != "" {
+			add(path, indent, "", name, value)
+		}
+	}
+	named := func(s string) string {
+		if s == "" {
+			return ""
+		}
+		return text(s)
+	}
+	for i, s := range p.Steps {
+		path := fmt.Sprintf("steps[%d].", i)
+		add(path, "      - ", "", "name", text(string(s.Name)))
+		const indent = "        "
+		add(path, indent, "", "stage", text(string(s.Stage)))
+		optional(path, indent, "model", named(s.Model.Model))
+		optional(path, indent, "alias", named(s.Model.Alias))
+		optional(path, indent, "version", named(s.Model.Version))
+		for _, name := range slices.Sorted(maps.Keys(s.Parameters)) {
+			add(path, indent+"  ", "parameters", text(name), value(s.Parameters[name]))
+		}
+		for _, name := range slices.Sorted(maps.Keys(s.Inputs)) {
+			add(path, indent+"  ", "inputs", text(name), text(s.Inputs[name]))
+		}
+	}
+	const indent = "    "
+	if p.Timeout != 0 {
+		add("", indent, "", "timeout", p.Timeout.String())
+	}
+	optional("", indent, "durability", string(p.Durability))
+	if len(p.Keep) > 0 {
+		names := make([]string, len(p.Keep))
+		for i, name := range p.Keep {
+			names[i] = text(name)
+		}
+		add("", indent, "", "keep", "["+strings.Join(names, ", ")+"]")
+	}
+	if p.MaxInFlight != 0 {
+		add("", indent, "", "max_in_flight", strconv.Itoa(p.MaxInFlight))
+	}
+	if p.WaitForCapacity {
+		add("", indent, "", "wait_for_capacity", "true")
+	}
+	return out
+}
+
+// value is a parameter's value as it is written.
+func value(v payload.Value) string {
+	switch v := v.Any().(type) {
+	case string:
+		return text(v)
+	case float64:
+		out := strconv.FormatFloat(v, 'g', -1, 64)
+		if !strings.ContainsAny(out, ".eIN") {
+			out += ".0"
+		}
+		return out
+	default:
+		return fmt.Sprint(v)
+	}
+}
+
+// plain is text that means itself without quotes, unless it is one of the words.
+var plain = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_./-]*$`)
+
+// text is text as it is written: as it is, or in quotes.
+func text(s string) string {
+	switch strings.ToLower(s) {
+	case "true", "false", "null", "yes", "no", "on", "off":
+	default:
+		if plain.MatchString(s) {
+			return s
+		}
+	}
+	return quoted(s)
+}
+
+// quoted is text in quotes, every character in it that does not print as an escape.
+func quoted(s string) string {
+	data, err := json.Marshal(s)
+	if err != nil {
+		return strconv.Quote(s)
+	}
+	var out strings.Builder
+	for _, r := range string(data) {
+		switch {
+		case unicode.IsPrint(r):
+			out.WriteRune(r)
+		case r > 0xFFFF:
+			fmt.Fprintf(&out, `\U%08X`, r)
+		default:
+			fmt.Fprintf(&out, `\u%04X`, r)
+		}
+	}
+	return out.String()
+}
+
+// Difference is a key of a pipeline that two of them have differently, as it is
+// written; "" is that one does not have it.
+type Difference struct{ Key, Old, New string }
+
+// Differences returns the keys in which two pipelines differ, in the order of a file.
+func Differences(before, after pipeline.Pipeline) []Difference {
+	a, b := values(before), values(after)
+	var out []Difference
+	for _, k := range slices.Concat(keysOf(after), keysOf(before)) {
+		d := Difference{Key: k.path, Old: a[k.path], New: b[k.path]}
+		if d.Old != d.New && !slices.Contains(out, d) {
+			out = append(out, d)
+		}
+	}
+	return out
+}
+
+// values returns the keys of a pipeline with their values.
+func values(p pipeline.Pipeline) map[string]string {
+	out := map[string]string{}
+	for _, k := range keysOf(p) {
+		out[k.path] = k.value
+	}
+	return out
 }

@@ -1,10 +1,12 @@
 package meshfile
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/consul"
@@ -13,6 +15,8 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/credentials"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/mesh/store"
 	"github.com/stagemesh/stagemesh/stagehost"
 )
 
@@ -30,6 +34,14 @@ type Consul struct {
 	// TokenFile holds the ACL token.
 	TokenFile string `yaml:"token_file,path"`
 	consul.Settings
+}
+
+// kv returns the settings of a registry in the broker.
+func (r RegistryConfig) kv() natskv.Settings {
+	if r.NATS == nil {
+		return natskv.Settings{}
+	}
+	return *r.NATS
 }
 
 func (r RegistryConfig) validate() error {
@@ -51,17 +63,10 @@ func (r RegistryConfig) validate() error {
 func (c Consul) validate() error {
 	errs := []error{credentials.Pair{CertFile: c.CertFile, KeyFile: c.KeyFile}.Check("consul.")}
 	if secure := c.Enabled || c.CAFile != ""; !secure {
-		errs = append(errs, withoutTLS("consul.cert_file", c.CertFile), withoutTLS("consul.server_name", c.ServerName))
+		const reason = "is for TLS; say tls: true, or name the agent's authority in ca_file"
+		errs = append(errs, unset("consul.cert_file", c.CertFile, reason), unset("consul.server_name", c.ServerName, reason))
 	}
 	return errors.Join(errs...)
-}
-
-// withoutTLS rejects a value that is for a connection with TLS.
-func withoutTLS(key, value string) error {
-	if value == "" {
-		return nil
-	}
-	return fmt.Errorf("%s: is for TLS; say tls: true, or name the agent's authority in ca_file", key)
 }
 
 // Registry is a mesh's registry: Consul, or the mesh's own broker.
@@ -79,10 +84,7 @@ func NewRegistry(mesh string, c RegistryConfig, broker bus.Settings, log *slog.L
 	case c.Consul != nil:
 		return newConsul(mesh, *c.Consul, log)
 	}
-	settings := natskv.Settings{}
-	if c.NATS != nil {
-		settings = *c.NATS
-	}
+	settings := c.kv()
 	settings.Mesh, settings.URL, settings.Server, settings.Auth, settings.Logger = mesh, broker.URL, broker.Server, broker.Auth, log
 	store, err := natskv.New(settings)
 	if err != nil {
@@ -153,4 +155,48 @@ func (r *Registry) Gateway() *gateway.Registry {
 		return nil
 	}
 	return &gateway.Registry{Watcher: r, Table: r}
+}
+
+// Reserve is what a broker sets aside for a mesh, in bytes.
+type Reserve struct {
+	Memory int64
+	Store  int64
+}
+
+// ReserveOf returns what a mesh with these queues reserves. Where none of them is
+// on file there are no dead letters; requests with an idempotency key have their
+// answers stored all the same.
+func ReserveOf(queues []stagehost.QueueSettings, results, deadLetters, keys store.Settings) Reserve {
+	var out Reserve
+	for _, q := range queues {
+		size := cmp.Or(q.MaxBytes, stagehost.DefaultMaxBytes)
+		if has(q.Durabilities, pipeline.Memory) {
+			out.Memory += size
+		}
+		if has(q.Durabilities, pipeline.File) {
+			out.Store += size
+		}
+	}
+	if out.Store > 0 {
+		out.Store += cmp.Or(deadLetters.MaxBytes, store.DefaultMaxBytes)
+	}
+	if len(queues) > 0 {
+		out.Store += store.DefaultRunMaxBytes + cmp.Or(results.MaxBytes, store.DefaultMaxBytes) + cmp.Or(keys.MaxBytes, store.DefaultMaxBytes)
+	}
+	return out
+}
+
+// Registry adds the reservation of a registry on the broker.
+func (r Reserve) Registry(c RegistryConfig) Reserve {
+	if c.None || c.Consul != nil {
+		return r
+	}
+	memory, store := c.kv().Reserves()
+	return Reserve{Memory: r.Memory + memory, Store: r.Store + store}
+}
+
+// has reports whether a stage has a queue of that durability; one that says
+// nothing has all.
+func has(durabilities []pipeline.Durability, d pipeline.Durability) bool {
+	return len(durabilities) == 0 || slices.Contains(durabilities, d)
 }

@@ -179,15 +179,18 @@ func (n NATS) validate() error {
 	if err := ValidBroker(n.URL); err != nil {
 		errs = append(errs, fmt.Errorf("url: %w", err))
 	}
-	return errors.Join(append(errs, n.validateToken(), inProcess("listen", n.Listen), inProcess("listen_cert_file", n.ListenCertFile), inProcess("store_dir", n.StoreDir),
-		inProcess("max_memory", n.MaxMemory), inProcess("max_store", n.MaxStore), inProcess("max_payload", n.MaxPayload))...)
+	const own = "is for the broker in the process; with url there is none"
+	return errors.Join(append(errs, n.validateToken(), unset("listen", n.Listen, own), unset("listen_cert_file", n.ListenCertFile, own), unset("store_dir", n.StoreDir, own),
+		unset("max_memory", n.MaxMemory, own), unset("max_store", n.MaxStore, own), unset("max_payload", n.MaxPayload, own))...)
 }
 
-// validateOwn checks what is about the broker in the process, or about none.
+// validateOwn checks the settings of a mesh whose broker is in a process.
 func (n NATS) validateOwn() []error {
-	errs := []error{elsewhere("credentials_file", n.CredentialsFile), elsewhere("cert_file", n.CertFile)}
+	const elsewhere = "is for a broker of its own; without url there is none"
+	errs := []error{unset("credentials_file", n.CredentialsFile, elsewhere), unset("cert_file", n.CertFile, elsewhere)}
 	if n.Listen == "" {
-		return append(errs, onlyJoining("listen_cert_file", n.ListenCertFile), onlyJoining("token_file", n.TokenFile), onlyJoining("ca_file", n.CAFile))
+		const joining = "is for those that reach a broker; without url or listen nobody does"
+		return append(errs, unset("listen_cert_file", n.ListenCertFile, joining), unset("token_file", n.TokenFile, joining), unset("ca_file", n.CAFile, joining))
 	}
 	if n.CAFile != "" && n.ListenCertFile == "" {
 		errs = append(errs, errors.New("ca_file: has those that join want TLS, and the broker in the process has none; name its certificate in listen_cert_file"))
@@ -195,20 +198,13 @@ func (n NATS) validateOwn() []error {
 	return errs
 }
 
-// elsewhere rejects a value that is for a broker at a URL.
-func elsewhere(key, value string) error {
-	if value == "" {
+// unset rejects a value of the key, for the reason.
+func unset[T comparable](key string, value T, reason string) error {
+	var zero T
+	if value == zero {
 		return nil
 	}
-	return fmt.Errorf("%s: is for a broker of its own; without url there is none", key)
-}
-
-// onlyJoining rejects a value that is for processes that join a broker.
-func onlyJoining(key, value string) error {
-	if value == "" {
-		return nil
-	}
-	return fmt.Errorf("%s: is for those that reach a broker; without url or listen nobody does", key)
+	return fmt.Errorf("%s: %s", key, reason)
 }
 
 // validateToken checks that there are not two ways to be known.
@@ -242,7 +238,12 @@ func (f *File) validateOwnBroker() error {
 	if n := f.Registry.NATS; n != nil {
 		errs = append(errs, f.At(oneCopy("nats.replicas", n.Replicas), "registry"))
 	}
-	memory, store := f.reserved()
+	var queues []stagehost.QueueSettings
+	for _, name := range f.StageNames() {
+		queues = append(queues, f.Stages[name].Queue)
+	}
+	reserved := ReserveOf(queues, f.Results, f.DeadLetters, f.Idempotency).Registry(f.Registry)
+	memory, store := config.Bytes(reserved.Memory), config.Bytes(reserved.Store)
 	if limit := config.Bytes(f.NATS.MaxMemory); limit != 0 && limit < memory {
 		err := fmt.Errorf("max_memory: %s is less than the %s that the stages' queues, and a registry in the broker, reserve; raise it, or lower queue.max_bytes", limit, memory)
 		errs = append(errs, f.At(err, "nats"))
@@ -259,25 +260,6 @@ func oneCopy(key string, replicas int) error {
 		return nil
 	}
 	return fmt.Errorf("%s: %d copies need a cluster of brokers, at nats.url; the broker in the process has one", key, replicas)
-}
-
-// reserved returns what the mesh of the file reserves on the broker.
-func (f *File) reserved() (memory, store config.Bytes) {
-	var queues []stagehost.QueueSettings
-	for _, name := range f.StageNames() {
-		queues = append(queues, f.Stages[name].Queue)
-	}
-	r := ReserveOf(queues, f.Results, f.DeadLetters, f.Idempotency).Registry(f.Registry)
-	return config.Bytes(r.Memory), config.Bytes(r.Store)
-}
-
-// inProcess rejects a value that is for the broker in the process.
-func inProcess[T comparable](key string, value T) error {
-	var zero T
-	if value != zero {
-		return fmt.Errorf("%s: is for the broker in the process; with url there is none", key)
-	}
-	return nil
 }
 
 // ValidBroker checks the URL of a broker, or several with commas between them.

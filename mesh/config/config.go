@@ -16,9 +16,8 @@
 // A struct whose fields carry the tag yaml:"key"; fields without one, or with
 // "-", are not part of the file, and embedded structs without one are read in place.
 // yaml:"key,size" reads a size such as 4MiB into an int or int64, yaml:"key,path" a path
-// that is relative to the file's folder. Fields are bool, whole numbers, floats,
-// strings, time.Duration ("250ms"), Bytes ("4MiB"), anything else with
-// UnmarshalText; pointers, slices and maps by string of these; structs; any for
+// that is relative to the file's folder. Fields are bool, int, int64, float64, strings and
+// time.Duration ("250ms"); pointers, slices and maps by string of these; structs; any for
 // values of any kind; and Section for parts that are decoded later.
 // A key without a value leaves its field as it is.
 //
@@ -99,4 +98,30 @@ func (d *Doc) decode(n *node, at Path, into any) error {
 	r := reader{doc: d}
 	r.value(target.Elem(), n, at)
 	return r.result()
+}
+
+// Section is a part of a file that somebody decodes later, who knows what it
+// is. The zero Section is one that the file does not have.
+type Section struct {
+	doc  *Doc
+	node *node
+	path Path
+}
+
+// Decode reads the section as Load reads a file. A section that is not there,
+// or is empty, leaves everything as it is.
+func (s Section) Decode(into any) error {
+	if s.doc == nil {
+		return nil
+	}
+	return s.doc.decode(s.node, s.path, into)
+}
+
+// At points an error at the section, or at the key in it that the error begins
+// with; see Doc.At.
+func (s Section) At(err error) error {
+	if s.doc == nil {
+		return err
+	}
+	return s.doc.At(s.path, err)
 }

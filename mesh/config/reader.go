@@ -1,7 +1,6 @@
 package config
 
 import (
-	"encoding"
 	"errors"
 	"fmt"
 	"maps"
@@ -50,7 +49,6 @@ func (r *reader) mismatch(n *node, path Path, wanted string) {
 var (
 	durationType = reflect.TypeFor[time.Duration]()
 	sectionType  = reflect.TypeFor[Section]()
-	textType     = reflect.TypeFor[encoding.TextUnmarshaler]()
 )
 
 // value reads the node into v, which can be set.
@@ -63,24 +61,15 @@ func (r *reader) value(v reflect.Value, n *node, path Path) {
 		target := reflect.New(v.Type().Elem())
 		r.value(target.Elem(), n, path)
 		v.Set(target)
-	case reflect.PointerTo(v.Type()).Implements(textType):
-		r.unmarshal(v, n, path)
 	case v.Type() == durationType:
 		r.duration(v, n, path)
-	default:
-		r.plain(v, n, path)
-	}
-}
-
-func (r *reader) plain(v reflect.Value, n *node, path Path) {
-	switch t := v.Type(); {
-	case t.Kind() == reflect.Struct:
+	case v.Kind() == reflect.Struct:
 		r.fields(v, n, path)
-	case t.Kind() == reflect.Map && t.Key().Kind() == reflect.String:
+	case v.Kind() == reflect.Map && v.Type().Key().Kind() == reflect.String:
 		r.entries(v, n, path)
-	case t.Kind() == reflect.Slice:
+	case v.Kind() == reflect.Slice:
 		r.items(v, n, path)
-	case t.Kind() == reflect.Interface && t.NumMethod() == 0:
+	case v.Kind() == reflect.Interface && v.NumMethod() == 0:
 		r.anything(v, n, path)
 	default:
 		r.scalar(v, n, path)
@@ -105,13 +94,10 @@ func (r *reader) scalar(v reflect.Value, n *node, path Path) {
 			return
 		}
 		r.mismatch(n, path, "true or false")
-	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
+	case reflect.Int, reflect.Int64:
 		whole, err := strconv.ParseInt(n.text, 10, v.Type().Bits())
 		r.number(n, path, err, "a whole number", func() { v.SetInt(whole) })
-	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
-		whole, err := strconv.ParseUint(n.text, 10, v.Type().Bits())
-		r.number(n, path, err, "a whole number from 0 on", func() { v.SetUint(whole) })
-	case reflect.Float32, reflect.Float64:
+	case reflect.Float64:
 		float, err := strconv.ParseFloat(n.text, v.Type().Bits())
 		r.number(n, path, err, "a number", func() { v.SetFloat(float) })
 	default:
@@ -144,19 +130,16 @@ func (r *reader) duration(v reflect.Value, n *node, path Path) {
 	v.SetInt(int64(d))
 }
 
-// unmarshal reads a scalar into what knows how to read its text.
-func (r *reader) unmarshal(v reflect.Value, n *node, path Path) {
+func (r *reader) size(v reflect.Value, n *node, path Path) {
 	if !n.scalar() {
 		r.mismatch(n, path, "a single value")
 		return
 	}
-	target, ok := v.Addr().Interface().(encoding.TextUnmarshaler)
-	if !ok {
-		return
-	}
-	if err := target.UnmarshalText([]byte(n.text)); err != nil {
+	size, err := ParseBytes(n.text)
+	if err != nil {
 		r.fail(n.place, path, "%w", err)
 	}
+	v.SetInt(int64(size))
 }
 
 // items reads a list into a slice.
@@ -213,9 +196,7 @@ func (r *reader) fields(v reflect.Value, n *node, path Path) {
 		case e.value.kind == null:
 			r.value(target, e.value, at)
 		case f.option == "size":
-			var size Bytes
-			r.value(reflect.ValueOf(&size).Elem(), e.value, at)
-			target.SetInt(int64(size))
+			r.size(target, e.value, at)
 		case f.option == "path":
 			r.value(target, e.value, at)
 			target.SetString(r.doc.relative(target.String()))
@@ -249,23 +230,20 @@ func addFields(into map[string]field, t reflect.Type, index []int) {
 // anything reads a value as bool, int64, uint64, float64, string, []any or
 // map[string]any.
 func (r *reader) anything(v reflect.Value, n *node, path Path) {
+	as := reflect.TypeFor[string]()
 	switch n.kind {
 	case list:
-		r.as(v, reflect.TypeFor[[]any](), n, path)
+		as = reflect.TypeFor[[]any]()
 	case table:
-		r.as(v, reflect.TypeFor[map[string]any](), n, path)
+		as = reflect.TypeFor[map[string]any]()
 	case boolean:
-		r.as(v, reflect.TypeFor[bool](), n, path)
+		as = reflect.TypeFor[bool]()
 	case number:
 		value, err := numberOf(n.text)
 		r.number(n, path, err, "a number", func() { v.Set(reflect.ValueOf(value)) })
-	default:
-		v.Set(reflect.ValueOf(n.text))
+		return
 	}
-}
-
-func (r *reader) as(v reflect.Value, t reflect.Type, n *node, path Path) {
-	value := reflect.New(t).Elem()
+	value := reflect.New(as).Elem()
 	r.value(value, n, path)
 	v.Set(value)
 }

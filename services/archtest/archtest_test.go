@@ -60,7 +60,7 @@ func TestTableRefusesForbiddenImports(t *testing.T) {
 		"the SDK imports a module":                  {pkg: "sdk/go/frame", imported: "github.com/google/uuid", want: "standard library only"},
 		"the SDK's test imports a module":           {pkg: "sdk/go/frame", imported: "pgregory.net/rapid", inTest: true, want: "standard library only"},
 		"a pure package locks":                      {pkg: "stagehost/batch", imported: "sync", want: "pure"},
-		"a pure package opens sockets":              {pkg: "stagehost/runner/worker/supervise", imported: "net/http", want: "pure"},
+		"a pure package opens sockets":              {pkg: "stagehost/batch", imported: "net/http", want: "pure"},
 		"the product imports a test helper":         {pkg: "services/cli", imported: ours("internal/testbed"), want: "tests only"},
 		"the product imports testing":               {pkg: "services/cli", imported: "testing", want: "only in tests"},
 		"the product imports a test library":        {pkg: "mesh/bus", imported: "pgregory.net/rapid", want: "only in tests"},

@@ -340,7 +340,7 @@ func TestMeshEndsWithTheErrorOfItsReady(t *testing.T) {
 	}
 	broken := errors.New("nobody to tell")
 	var mesh *stagemesh.Mesh
-	p := stagemesh.Program{File: file, Logger: slog.New(slog.DiscardHandler), Ready: func(m *stagemesh.Mesh, _ net.Addr) error {
+	p := stagemesh.Program{File: file, FileSettings: stagemesh.FileSettings{Logger: slog.New(slog.DiscardHandler)}, Ready: func(m *stagemesh.Mesh, _ net.Addr) error {
 		mesh = m
 		return broken
 	}}

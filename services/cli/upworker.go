@@ -85,10 +85,10 @@ func (w *watched) once(ctx context.Context) error {
 	var restarting sync.WaitGroup
 	defer restarting.Wait()
 	defer end(nil)
-	p := stagemesh.Program{File: w.file, Logger: w.log, Ready: func(m *stagemesh.Mesh, ops net.Addr) error {
+	p := stagemesh.Program{File: w.file, FileSettings: stagemesh.FileSettings{Logger: w.log}, Ready: func(m *stagemesh.Mesh, ops net.Addr) error {
 		w.served = true
 		// The addresses are kept where the mesh starts anew.
-		w.file.Gateway.Listen, w.file.Gateway.Admin.Listen, w.file.Ops.Listen = m.Addr().String(), m.AdminAddr().String(), ops.String()
+		w.file.Gateway.Listen, w.file.Gateway.Admin.Listen, w.file.Ops.Listen = hostOf(m.URL()), hostOf(m.AdminURL()), ops.String()
 		restarting.Go(func() { w.restartOnSave(ctx, end, m) })
 		return printWorker(w.out, m, nameOf(w.path), docs(w.file, m), ops)
 	}}
@@ -97,6 +97,12 @@ func (w *watched) once(ctx context.Context) error {
 		return errors.Join(cause, err)
 	}
 	return err
+}
+
+// hostOf returns the host and port of a URL; empty for none.
+func hostOf(address string) string {
+	_, host, _ := strings.Cut(address, "://")
+	return host
 }
 
 // restartOnSave restarts the worker each time that it is saved. A save ends the

@@ -130,7 +130,7 @@ func digits(t *testing.T) (address string) {
 			t.Error(err)
 		}
 	})
-	return mesh.Addr().String()
+	return strings.TrimPrefix(mesh.URL(), "http://")
 }
 
 func TestClientsOfTheGuideAreAnswered(t *testing.T) {

@@ -74,7 +74,7 @@ func run(ctx context.Context, out io.Writer, o options) error {
 	if err != nil {
 		return err
 	}
-	p := stagemesh.Program{File: file, Logger: log, Ready: func(m *stagemesh.Mesh, _ net.Addr) error {
+	p := stagemesh.Program{File: file, FileSettings: stagemesh.FileSettings{Logger: log}, Ready: func(m *stagemesh.Mesh, _ net.Addr) error {
 		address := m.URL()
 		if err := show(ctx, out, address); err != nil {
 			return err

@@ -3,10 +3,8 @@ package rest
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
-	"net/url"
 	"strconv"
 	"strings"
 	"time"
@@ -33,39 +31,41 @@ func New(caller transport.Caller, s transport.Settings) http.Handler {
 
 // ServeHTTP implements http.Handler.
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	route, ok := h.route(r.URL.Path)
+	method, what, serve := h.route(r.URL.Path)
 	switch {
-	case !ok:
+	case serve == nil:
 		transport.WriteFault(w, NotFound(r.URL.Path))
-	case r.Method != route.method:
-		w.Header().Set("Allow", route.method)
-		transport.WriteFaultStatus(w, fault.Newf(fault.InvalidRequest, "%s is %s, not %.*s", route.what, route.method, maxQuoted, r.Method), http.StatusMethodNotAllowed)
+	case r.Method != method:
+		w.Header().Set("Allow", method)
+		transport.WriteFaultStatus(w, fault.Newf(fault.InvalidRequest, "%s is %s, not %.*s", what, method, maxQuoted, r.Method), http.StatusMethodNotAllowed)
 	default:
-		route.serve(w, r)
+		serve(w, r)
 	}
 	transport.FlushResponse(w, h.settings.StallTimeout)
 }
 
-// route serves a path.
-type route struct {
-	method, what string
-	serve        http.HandlerFunc
-}
-
-func (h *handler) route(path string) (route, bool) {
-	if pipeline, ok := pipelineOf(path, ":infer"); ok {
-		return route{http.MethodPost, "inference", func(w http.ResponseWriter, r *http.Request) {
-			h.write(w, func() (*response, error) { return h.infer(w, r, pipeline) })
-		}}, true
+// route returns the method and the handler of a path, nil where nothing serves it. The
+// router of net/http knows no pattern with a suffix, and writes its own 404 and 405.
+func (h *handler) route(path string) (method, what string, serve http.HandlerFunc) {
+	kind, rest, _ := strings.Cut(strings.TrimPrefix(path, Prefix), "/")
+	name, verb := rest, ""
+	if i := strings.LastIndexAny(rest, ":/"); i >= 0 {
+		name, verb = rest[:i], rest[i:]
 	}
-	if pipeline, ok := pipelineOf(path, ":stream"); ok {
-		return route{http.MethodPost, "inference", func(w http.ResponseWriter, r *http.Request) { h.stream(w, r, pipeline) }}, true
+	switch {
+	case strings.Contains(name, "/"), name == "":
+	case kind == "pipelines" && verb == ":infer":
+		return http.MethodPost, "inference", func(w http.ResponseWriter, r *http.Request) {
+			h.write(w, func() (*response, error) { return h.infer(w, r, name) })
+		}
+	case kind == "pipelines" && verb == ":stream":
+		return http.MethodPost, "inference", func(w http.ResponseWriter, r *http.Request) { h.stream(w, r, name) }
+	case kind == "requests" && verb == "/result":
+		return http.MethodGet, "fetching a result", func(w http.ResponseWriter, r *http.Request) { h.result(w, r, name) }
+	case kind == "requests" && !strings.HasPrefix(verb, "/"):
+		return http.MethodDelete, "cancelling a request", func(w http.ResponseWriter, r *http.Request) { h.cancel(w, r, rest) }
 	}
-	id, result, ok := requestOf(path)
-	if result {
-		return route{http.MethodGet, "fetching a result", func(w http.ResponseWriter, r *http.Request) { h.result(w, r, id) }}, ok
-	}
-	return route{http.MethodDelete, "cancelling a request", func(w http.ResponseWriter, r *http.Request) { h.cancel(w, r, id) }}, ok
+	return "", "", nil
 }
 
 // write sends the response that get returns, or its error.
@@ -104,7 +104,10 @@ func (h *handler) infer(w http.ResponseWriter, r *http.Request, pipeline string)
 // or are decoded into reserved memory.
 func (h *handler) readRequest(w http.ResponseWriter, r *http.Request, pipeline string, memory *transport.Reservation) (*call.Request, format, error) {
 	request := &call.Request{Pipeline: pipeline, Trace: transport.TraceContext(r.Header)}
-	if err := h.check(r); err != nil {
+	if err := transport.CheckEncoding(r); err != nil {
+		return nil, format{}, err
+	}
+	if err := transport.CheckLength(r, int64(h.settings.MaxMessageBytes)); err != nil {
 		return nil, format{}, err
 	}
 	if err := options(request, r); err != nil {
@@ -115,26 +118,9 @@ func (h *handler) readRequest(w http.ResponseWriter, r *http.Request, pipeline s
 	return request, f, err
 }
 
-// pipelineOf returns the pipeline of a path that ends in the verb.
-func pipelineOf(path, verb string) (string, bool) {
-	rest, ok := strings.CutPrefix(path, Prefix+"pipelines/")
-	if !ok || strings.Contains(rest, "/") {
-		return "", false
-	}
-	name, ok := strings.CutSuffix(rest, verb)
-	return name, ok && name != ""
-}
-
 // NotFound is the fault of a path that nothing serves.
 func NotFound(path string) *fault.Fault {
 	return fault.Newf(fault.NotFound, "there is nothing at %.*q; inference is POST %spipelines/<pipeline>:infer, and :stream for an answer in events", maxQuoted, path, Prefix)
-}
-
-// requestOf returns the request ID in a path, and whether the path is of its result.
-func requestOf(path string) (id string, result, ok bool) {
-	id, ok = strings.CutPrefix(path, Prefix+"requests/")
-	id, result = strings.CutSuffix(id, "/result")
-	return id, result, ok && id != "" && !strings.Contains(id, "/")
 }
 
 // result answers with the stored result of a request. It may change, so no cache may store the
@@ -154,32 +140,6 @@ func (h *handler) result(w http.ResponseWriter, r *http.Request, id string) {
 	})
 }
 
-// waitOf parses the query of a result, whose only key is wait.
-func waitOf(raw string) (time.Duration, error) {
-	values, err := url.ParseQuery(raw)
-	if err != nil {
-		return 0, fault.Newf(fault.InvalidRequest, "the query cannot be read: %w", err)
-	}
-	for key := range values {
-		if key != "wait" {
-			return 0, invalid(key, errors.New("is no key; there is wait"))
-		}
-	}
-	wait := values["wait"]
-	switch {
-	case len(wait) == 0:
-		return 0, nil
-	case len(wait) > 1:
-		return 0, invalid("wait", fmt.Errorf("is there %d times", len(wait)))
-	}
-	d, err := duration(wait[0])
-	if err != nil {
-		return 0, invalid("wait", err)
-	}
-	return d, nil
-}
-
-// cancel cancels a request.
 func (h *handler) cancel(w http.ResponseWriter, r *http.Request, id string) {
 	if err := h.caller.Cancel(r.Context(), id); err != nil {
 		transport.WriteFault(w, err)
@@ -187,13 +147,6 @@ func (h *handler) cancel(w http.ResponseWriter, r *http.Request, id string) {
 	}
 	w.WriteHeader(http.StatusNoContent)
 }
-
-// The names of the events.
-const (
-	chunkEvent = "chunk"
-	doneEvent  = "done"
-	errorEvent = "error"
-)
 
 // stream answers one request with events as its chunks arrive.
 func (h *handler) stream(w http.ResponseWriter, r *http.Request, pipeline string) {
@@ -204,7 +157,7 @@ func (h *handler) stream(w http.ResponseWriter, r *http.Request, pipeline string
 	case err == nil:
 	case out.Begun():
 		// A failed send is no error: the caller has disconnected.
-		_ = out.Send(transport.Event{Name: errorEvent, Data: transport.FaultJSON(transport.WithRequestID(err, out.id))})
+		_ = out.Send(transport.Event{Name: "error", Data: transport.FaultJSON(transport.WithRequestID(err, out.id))})
 	default:
 		h.fail(w, err, start)
 	}
@@ -253,7 +206,7 @@ func (s *stream) sendChunk(c call.Chunk) error {
 	}
 	s.SetHeader(transport.HeaderRequestID, c.RequestID)
 	s.id, s.seq = c.RequestID, c.Seq
-	return s.Send(transport.Event{ID: c.Seq, Name: chunkEvent, Data: append(dst, "]}"...)})
+	return s.Send(transport.Event{ID: c.Seq, Name: "chunk", Data: append(dst, "]}"...)})
 }
 
 // sendDone sends the whole response, as inference would have returned it.
@@ -263,5 +216,5 @@ func (s *stream) sendDone(r *call.Response, f format) error {
 		return transport.WithRequestID(err, r.RequestID)
 	}
 	s.SetHeader(transport.HeaderRequestID, r.RequestID)
-	return s.Send(transport.Event{ID: s.seq + 1, Name: doneEvent, Data: bytes.TrimSpace(document)})
+	return s.Send(transport.Event{ID: s.seq + 1, Name: "done", Data: bytes.TrimSpace(document)})
 }

@@ -21,14 +21,6 @@ import (
 
 const jsonType = payload.JSONType
 
-// check rejects a body before any of it is read.
-func (h *handler) check(r *http.Request) error {
-	if err := transport.CheckEncoding(r); err != nil {
-		return err
-	}
-	return transport.CheckLength(r, int64(h.settings.MaxMessageBytes))
-}
-
 // readInputs reads the body into the request, and returns the format of the response.
 func (h *handler) readInputs(out *call.Request, w http.ResponseWriter, r *http.Request, memory *transport.Reservation) (format, error) {
 	f := formatOf(r.Header)

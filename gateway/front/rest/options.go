@@ -22,36 +22,47 @@ import (
 
 // options sets the options of headers and query.
 func options(out *call.Request, r *http.Request) error {
-	for _, o := range []struct {
-		name string
-		take func(*call.Request, string) error
-	}{
-		{transport.HeaderTimeout, takeTimeout},
-		{transport.HeaderPriority, takePriority},
-		{transport.HeaderDurability, takeDurability},
-		{transport.HeaderIdempotencyKey, takeIdempotencyKey},
-		{transport.HeaderWaitForCapacity, takeWaitForCapacity},
+	for _, name := range []string{
+		transport.HeaderTimeout, transport.HeaderPriority, transport.HeaderDurability, transport.HeaderIdempotencyKey, transport.HeaderWaitForCapacity,
 	} {
-		value := strings.TrimSpace(r.Header.Get(o.name))
-		if value == "" {
-			continue
-		}
-		if err := o.take(out, value); err != nil {
-			return invalid(o.name, err)
+		if value := strings.TrimSpace(r.Header.Get(name)); value != "" {
+			if err := takeHeader(out, name, value); err != nil {
+				return invalid(name, err)
+			}
 		}
 	}
 	return query(out, r.URL.RawQuery)
 }
 
-func takeTimeout(out *call.Request, value string) error {
-	d, err := duration(value)
-	if err != nil {
+func takeHeader(out *call.Request, name, value string) (err error) {
+	switch name {
+	case transport.HeaderTimeout:
+		if out.Timeout, err = duration(value); err == nil && out.Timeout <= 0 {
+			err = fmt.Errorf("%.*q is no time at all", maxQuoted, value)
+		}
 		return err
+	case transport.HeaderPriority:
+		n, err := strconv.ParseInt(value, 10, 32)
+		if err != nil {
+			return fmt.Errorf("%.*q is no whole number of 32 bits", maxQuoted, value)
+		}
+		out.Priority = int32(n)
+	case transport.HeaderDurability:
+		if out.Durability, err = pipeline.ParseDurability(value); err != nil {
+			return fmt.Errorf("%.*q: use memory or file", maxQuoted, value)
+		}
+	case transport.HeaderIdempotencyKey:
+		if len(value) > call.MaxIdempotencyKey || !utf8.ValidString(value) {
+			return fmt.Errorf("a key is UTF-8 of at most %d bytes", call.MaxIdempotencyKey)
+		}
+		out.IdempotencyKey = value
+	case transport.HeaderWaitForCapacity:
+		waits, err := strconv.ParseBool(value)
+		if err != nil {
+			return fmt.Errorf("%.*q: use true or false", maxQuoted, value)
+		}
+		out.WaitForCapacity = &waits
 	}
-	if d <= 0 {
-		return fmt.Errorf("%.*q is no time at all", maxQuoted, value)
-	}
-	out.Timeout = d
 	return nil
 }
 
@@ -70,43 +81,8 @@ func duration(value string) (time.Duration, error) {
 	return d, nil
 }
 
-func takePriority(out *call.Request, value string) error {
-	n, err := strconv.ParseInt(value, 10, 32)
-	if err != nil {
-		return fmt.Errorf("%.*q is no whole number of 32 bits", maxQuoted, value)
-	}
-	out.Priority = int32(n)
-	return nil
-}
-
-func takeDurability(out *call.Request, value string) error {
-	d, err := pipeline.ParseDurability(value)
-	if err != nil {
-		return fmt.Errorf("%.*q: use memory or file", maxQuoted, value)
-	}
-	out.Durability = d
-	return nil
-}
-
-func takeIdempotencyKey(out *call.Request, value string) error {
-	if len(value) > call.MaxIdempotencyKey || !utf8.ValidString(value) {
-		return fmt.Errorf("a key is UTF-8 of at most %d bytes", call.MaxIdempotencyKey)
-	}
-	out.IdempotencyKey = value
-	return nil
-}
-
-func takeWaitForCapacity(out *call.Request, value string) error {
-	waits, err := strconv.ParseBool(value)
-	if err != nil {
-		return fmt.Errorf("%.*q: use true or false", maxQuoted, value)
-	}
-	out.WaitForCapacity = &waits
-	return nil
-}
-
-// query sets the options of the query. Every key may come once.
-func query(out *call.Request, raw string) error {
+// eachQuery calls take with each key of the query, in order. Every key may come once.
+func eachQuery(raw string, take func(key, value string) error) error {
 	values, err := url.ParseQuery(raw)
 	if err != nil {
 		return fault.Newf(fault.InvalidRequest, "the query cannot be read: %w", err)
@@ -115,9 +91,22 @@ func query(out *call.Request, raw string) error {
 		return fault.Newf(fault.InvalidRequest, "%d query parameters, at most %d are taken", len(values), payload.MaxParameters)
 	}
 	for _, key := range slices.Sorted(maps.Keys(values)) {
-		if err := takeQuery(out, key, values[key]); err != nil {
+		if n := len(values[key]); n > 1 {
+			err = fmt.Errorf("is there %d times", n)
+		} else {
+			err = take(key, values[key][0])
+		}
+		if err != nil {
 			return invalid(key, err)
 		}
+	}
+	return nil
+}
+
+// query sets the options of the query.
+func query(out *call.Request, raw string) error {
+	if err := eachQuery(raw, func(key, value string) error { return takeQuery(out, key, value) }); err != nil {
+		return err
 	}
 	if err := out.Parameters.Validate(); err != nil {
 		return invalid("parameters", err)
@@ -130,47 +119,47 @@ func query(out *call.Request, raw string) error {
 	return nil
 }
 
-func takeQuery(out *call.Request, key string, values []string) error {
-	if len(values) > 1 {
-		return fmt.Errorf("is there %d times", len(values))
-	}
-	value := values[0]
+func takeQuery(out *call.Request, key, value string) error {
 	if !utf8.ValidString(key) || !utf8.ValidString(value) {
 		return errors.New("is not UTF-8")
 	}
 	if key == "outputs" {
-		return takeOutputs(out, value)
+		for name := range strings.SplitSeq(value, ",") {
+			if name = strings.TrimSpace(name); name == "" {
+				return fmt.Errorf("%.*q names an output without a name", maxQuoted, value)
+			}
+			out.Outputs = append(out.Outputs, name)
+		}
+		return nil
 	}
 	if name, ok := strings.CutPrefix(key, "parameters."); ok && name != "" {
 		out.Parameters = with(out.Parameters, name, value)
 		return nil
 	}
-	if rest, ok := strings.CutPrefix(key, "steps."); ok {
-		if step, name, ok := strings.Cut(rest, "."); ok && step != "" && name != "" {
-			takeStep(out, step, name, value)
-			return nil
-		}
+	rest, ok := strings.CutPrefix(key, "steps.")
+	step, name, named := strings.Cut(rest, ".")
+	if !ok || !named || step == "" || name == "" {
+		return errors.New("is no key; there are parameters.<name>, steps.<step>.<name> and outputs")
 	}
-	return errors.New("is no key; there are parameters.<name>, steps.<step>.<name> and outputs")
-}
-
-func takeOutputs(out *call.Request, value string) error {
-	for name := range strings.SplitSeq(value, ",") {
-		if name = strings.TrimSpace(name); name == "" {
-			return fmt.Errorf("%.*q names an output without a name", maxQuoted, value)
-		}
-		out.Outputs = append(out.Outputs, name)
-	}
-	return nil
-}
-
-func takeStep(out *call.Request, step, name, value string) {
 	if out.Steps == nil {
 		out.Steps = map[string]call.StepOptions{}
 	}
 	options := out.Steps[step]
 	options.Parameters = with(options.Parameters, name, value)
 	out.Steps[step] = options
+	return nil
+}
+
+// waitOf parses the query of a result, whose only key is wait.
+func waitOf(raw string) (wait time.Duration, err error) {
+	err = eachQuery(raw, func(key, value string) (err error) {
+		if key != "wait" {
+			return errors.New("is no key; there is wait")
+		}
+		wait, err = duration(value)
+		return err
+	})
+	return wait, err
 }
 
 func with(p payload.Parameters, name, value string) payload.Parameters {

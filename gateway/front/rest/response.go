@@ -1,6 +1,7 @@
 package rest
 
 import (
+	"cmp"
 	"encoding/base64"
 	"encoding/json"
 	"mime"
@@ -146,12 +147,7 @@ func appendBlob(dst []byte, p payload.Part) (_ []byte, err error) {
 	return append(dst, '}'), nil
 }
 
-func mediaType(b payload.Blob) string {
-	if b.ContentType == "" {
-		return payload.OctetStream
-	}
-	return b.ContentType
-}
+func mediaType(b payload.Blob) string { return cmp.Or(b.ContentType, payload.OctetStream) }
 
 func isText(contentType string) bool {
 	media, params, err := mime.ParseMediaType(contentType)
@@ -201,10 +197,11 @@ func timelineOf(t call.Timeline) timeline {
 func (f format) pack(r *call.Response) []byte {
 	dst := make([]byte, 0, 1024+payload.Size(r.Outputs))
 	members := 4
-	for _, present := range []bool{f.id != "", len(r.Metadata) > 0} {
-		if present {
-			members++
-		}
+	if f.id != "" {
+		members++
+	}
+	if len(r.Metadata) > 0 {
+		members++
 	}
 	dst = packText(msgpack.AppendMap(dst, members), "request_id", r.RequestID)
 	if f.id != "" {

@@ -51,10 +51,10 @@ func conversation(t *testing.T) string {
 		m    frame.Message
 		body *frame.Body
 	}{
-		{"The worker connects and says who it is:", &frame.Hello{Protocols: []int{1}, Name: "sum", PID: 4711}, nil},
+		{"The worker connects and sends hello:", &frame.Hello{Protocols: []int{1}, Name: "sum", PID: 4711}, nil},
 		{"The host answers:", &frame.Welcome{Protocol: 1, Options: json.RawMessage(`{"scale":2}`), MaxSize: 32, MaxFrame: 1 << 26}, nil},
 		{"The worker has loaded, and takes one batch at a time:", &frame.Ready{Spec: &frame.Spec{Inputs: x("x", -1, 2), Outputs: x("sum", -1, 1)}}, nil},
-		{"The host hands it a batch of two items, whose inputs it has joined:", &frame.Predict{
+		{"The host sends a batch of two items, whose inputs it has joined:", &frame.Predict{
 			Batch: 1, Items: []frame.Item{{ID: "a", Timeout: 30_000}, {ID: "b", Timeout: 1500}},
 			Parts: []frame.Part{inputs.Tensor("x", -1, fp32([]int64{2, 2}, 1, 2, 3, 4))},
 		}, &inputs},

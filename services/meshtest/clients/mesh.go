@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -60,7 +61,7 @@ func Start(t *testing.T) Mesh {
 }
 
 // Address is the public port's, host:port.
-func (m Mesh) Address() string { return m.Addr().String() }
+func (m Mesh) Address() string { return strings.TrimPrefix(m.URL(), "http://") }
 
 // inputs counts what a model takes, as the gateway has heard it so far.
 func (m Mesh) inputs(t *testing.T, model string) int {

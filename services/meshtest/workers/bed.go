@@ -70,7 +70,6 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
-	"github.com/stagemesh/stagemesh/stagehost/runner/worker/supervise"
 
 	"github.com/nats-io/nats-server/v2/server"
 )
@@ -246,7 +245,7 @@ func (b *Bed) AwaitRestart(pid int) worker.Transition {
 	b.t.Helper()
 	gone := b.Await(fmt.Sprintf("process %d was ready", pid), func(e worker.Transition) bool { return e.PIDs[0] == pid })
 	return b.Await(fmt.Sprintf("worker %d is back", gone.Worker), func(e worker.Transition) bool {
-		return e.Worker == gone.Worker && e.Incarnation > gone.Incarnation && e.To == supervise.Ready
+		return e.Worker == gone.Worker && e.Incarnation > gone.Incarnation && e.To == worker.Ready
 	})
 }
 
@@ -254,7 +253,7 @@ func (b *Bed) AwaitRestart(pid int) worker.Transition {
 func (b *Bed) Exits() int {
 	n := 0
 	for _, e := range b.Transitions() {
-		if e.To == supervise.Dead {
+		if e.To == worker.Dead {
 			n++
 		}
 	}

@@ -9,7 +9,6 @@ import (
 
 	"github.com/stagemesh/stagemesh/services/meshtest/workers"
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
-	"github.com/stagemesh/stagemesh/stagehost/runner/worker/supervise"
 )
 
 // slack is what a busy machine adds to a limit.
@@ -38,8 +37,8 @@ func TestBatchOfFrozenWorkerIsAnswered(t *testing.T) {
 			t.Errorf("%q is answered by worker %s, which was frozen", a.Text, a.Worker())
 		}
 	}
-	failed := bed.Await("the frozen worker fails", func(e worker.Transition) bool { return e.To == supervise.Error && e.Worker == frozen.Worker })
-	if !errors.Is(failed.Cause, supervise.ErrRunLimit) {
+	failed := bed.Await("the frozen worker fails", func(e worker.Transition) bool { return e.To == worker.Error && e.Worker == frozen.Worker })
+	if !errors.Is(failed.Cause, worker.ErrRunLimit) {
 		t.Errorf("it fails with %v", failed.Cause)
 	}
 	back := bed.AwaitRestart(frozen.PID)
@@ -56,14 +55,14 @@ func TestFrozenIdleWorkerIsReplaced(t *testing.T) {
 		File: "obedient.py", Workers: 2,
 		Worker: func(s *worker.Settings) { s.Heartbeat, s.HeartbeatLimit = heartbeat, limit },
 	})
-	ready := bed.Await("a worker is ready", func(e worker.Transition) bool { return e.To == supervise.Ready })
+	ready := bed.Await("a worker is ready", func(e worker.Transition) bool { return e.To == worker.Ready })
 	frozen := time.Now()
 	if err := syscall.Kill(ready.PIDs[0], syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	failed := bed.Await("the frozen worker fails", func(e worker.Transition) bool { return e.To == supervise.Error })
+	failed := bed.Await("the frozen worker fails", func(e worker.Transition) bool { return e.To == worker.Error })
 	took := failed.At.Sub(frozen)
-	if !errors.Is(failed.Cause, supervise.ErrSilent) || failed.Worker != ready.Worker || took > heartbeat+limit+slack {
+	if !errors.Is(failed.Cause, worker.ErrSilent) || failed.Worker != ready.Worker || took > heartbeat+limit+slack {
 		t.Errorf("worker %d fails after %s with %v", failed.Worker, took, failed.Cause)
 	}
 	back := bed.AwaitRestart(ready.PIDs[0])

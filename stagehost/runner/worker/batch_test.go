@@ -16,7 +16,6 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/runnertest"
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
-	"github.com/stagemesh/stagemesh/stagehost/runner/worker/supervise"
 )
 
 func TestWorkerExceptionStaysInTheLog(t *testing.T) {
@@ -35,7 +34,7 @@ func TestWorkerExceptionStaysInTheLog(t *testing.T) {
 	}
 	b.logs("level=WARN", "failed on an item", "ValueError: this row is bad", "in predict", "request[-1]")
 	b.works()
-	if e := b.await(supervise.Ready); e.Incarnation != 1 {
+	if e := b.await(worker.Ready); e.Incarnation != 1 {
 		t.Errorf("it is incarnation %d", e.Incarnation)
 	}
 }
@@ -95,16 +94,16 @@ func TestBatchOutlivesItsWorker(t *testing.T) {
 	}{
 		"it exits":                    {runnertest.Crash, "exit code 3"},
 		"it is killed":                {killed, "signal: killed"},
-		"it leaves":                   {leave, supervise.ErrLeft.Error()},
+		"it leaves":                   {leave, worker.ErrLeft.Error()},
 		"it writes garbage":           {garbage, "a frame begins with 48 54 54 50"},
 		"it claims too much":          {tooBig, "at most"},
 		"it closes its connection":    {disconnect, worker.ErrDisconnected.Error()},
 		"it sends a host's message":   {hostsMessage, "does not send ping"},
 		"it answers an unasked ping":  {unknownPong, "has no ping"},
 		"it reports that it failed":   {erring, "the device is gone"},
-		"it hangs":                    {hang, supervise.ErrRunLimit.Error()},
-		"it freezes":                  {freeze, supervise.ErrRunLimit.Error()},
-		"it falls silent in a result": {half, supervise.ErrRunLimit.Error()},
+		"it hangs":                    {hang, worker.ErrRunLimit.Error()},
+		"it freezes":                  {freeze, worker.ErrRunLimit.Error()},
+		"it falls silent in a result": {half, worker.ErrRunLimit.Error()},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -121,11 +120,11 @@ func TestBatchOutlivesItsWorker(t *testing.T) {
 			if outcomes[0] != nil || outcomes[1] != nil {
 				t.Errorf("items have outcomes: %v", outcomes)
 			}
-			if e := b.await(supervise.Dead); e.Cause == nil || !strings.Contains(e.Cause.Error(), test.cause) {
+			if e := b.await(worker.Dead); e.Cause == nil || !strings.Contains(e.Cause.Error(), test.cause) {
 				t.Errorf("it died of %v", e.Cause)
 			}
 			b.works()
-			if e := b.await(supervise.Ready); e.Incarnation != 2 {
+			if e := b.await(worker.Ready); e.Incarnation != 2 {
 				t.Errorf("incarnation %d is ready", e.Incarnation)
 			}
 		})
@@ -152,7 +151,7 @@ func TestUnfitResultIsBadOutput(t *testing.T) {
 			if f := runner.FaultOf(err); f.Reason != fault.RunnerOutputInvalid {
 				t.Errorf("a caller would get %v", f)
 			}
-			b.await(supervise.Dead)
+			b.await(worker.Dead)
 			b.works()
 		})
 	}
@@ -165,7 +164,7 @@ func TestMissingPartReplacesWorker(t *testing.T) {
 	if _, err := b.do(item(outside)); !errors.Is(err, runner.ErrBadOutput) && !errors.Is(err, runner.ErrCrashed) {
 		t.Errorf("got %v", err)
 	}
-	b.await(supervise.Dead)
+	b.await(worker.Dead)
 	b.works()
 }
 
@@ -177,7 +176,7 @@ func TestSecondResultReplacesWorkerOnly(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	b.echoes(outcomes, []int64{twice})
-	b.await(supervise.Dead)
+	b.await(worker.Dead)
 	b.works()
 }
 
@@ -189,7 +188,7 @@ func TestItemWithoutOutputsIsSettled(t *testing.T) {
 		t.Errorf("got %v, %v", outcomes[0], err)
 	}
 	b.works()
-	if e := b.await(supervise.Ready); e.Incarnation != 1 {
+	if e := b.await(worker.Ready); e.Incarnation != 1 {
 		t.Errorf("incarnation %d is ready", e.Incarnation)
 	}
 }
@@ -341,7 +340,7 @@ func TestUnsentBatchDidNotStart(t *testing.T) {
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	b.await(supervise.Dead)
+	b.await(worker.Dead)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	// It would wait for the next incarnation, but nobody waits for it.

@@ -14,7 +14,6 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/runnertest"
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker/spawn"
-	"github.com/stagemesh/stagemesh/stagehost/runner/worker/supervise"
 )
 
 func gang(t *testing.T, ranks int, mode string) *bed {
@@ -85,7 +84,7 @@ func TestRanksGetBatchesInOneOrder(t *testing.T) {
 func TestGangDiesTogether(t *testing.T) {
 	t.Parallel()
 	b := gang(t, 3, "")
-	ready := b.await(supervise.Ready)
+	ready := b.await(worker.Ready)
 	if len(ready.PIDs) != 3 {
 		t.Fatalf("it has processes %v", ready.PIDs)
 	}
@@ -93,7 +92,7 @@ func TestGangDiesTogether(t *testing.T) {
 	if !errors.Is(err, runner.ErrCrashed) || !strings.Contains(err.Error(), "rank 1: exit code 3") {
 		t.Errorf("got %v", err)
 	}
-	dead := b.await(supervise.Dead)
+	dead := b.await(worker.Dead)
 	if exits := fmt.Sprint(dead.Exits); exits != "[signal: killed exit code 3 signal: killed]" {
 		t.Errorf("they ended by %s", exits)
 	}

@@ -12,14 +12,13 @@ import (
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
-	"github.com/stagemesh/stagemesh/stagehost/runner/worker/supervise"
 )
 
 // incarnation is one start of a worker: its processes, the connections to them, and
 // their batches.
 type incarnation struct {
 	worker *worker
-	number supervise.Incarnation
+	number uint64
 	ranks  []*rank
 
 	// order is held while a batch is written, so that all ranks get batches in one order.
@@ -152,7 +151,7 @@ func (n *incarnation) send(req request, sink runner.Sink) (*running, error) {
 		idle := n.remove(b)
 		n.mu.Unlock()
 		if idle {
-			n.worker.wake()
+			n.reportIdle()
 		}
 		return nil, fmt.Errorf("%w: worker %d: %w", runner.ErrNotStarted, n.worker.index, err)
 	}
@@ -339,7 +338,7 @@ func (n *incarnation) recordResult(r *rank, id uint64, to result) error {
 	n.mu.Unlock()
 	close(b.done)
 	if idle {
-		n.worker.wake()
+		n.reportIdle()
 	}
 	return nil
 }
@@ -358,6 +357,11 @@ func (n *incarnation) failRunning(err error) {
 func (n *incarnation) remove(b *running) (idle bool) {
 	delete(n.running, b.id)
 	return n.withdrawn && len(n.running) == 0
+}
+
+// reportIdle makes the loop report the worker's work to the machine.
+func (n *incarnation) reportIdle() {
+	n.post(func(*machine, time.Time) []action { return nil })
 }
 
 // find returns a batch that the rank has not ended.
@@ -379,10 +383,10 @@ func (n *incarnation) touch(b *running) {
 }
 
 // work returns the worker's work for the machine.
-func (n *incarnation) work() supervise.Work {
+func (n *incarnation) work() workload {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	w := supervise.Work{Ended: n.finishedAt}
+	w := workload{Ended: n.finishedAt}
 	for _, b := range n.running {
 		if w.Oldest.IsZero() || b.activeAt.Before(w.Oldest) {
 			w.Oldest = b.activeAt
@@ -429,13 +433,21 @@ func (n *incarnation) connectionLost(r *rank, err error) {
 	case errors.Is(err, frame.ErrViolation):
 		n.fail(fmt.Errorf("rank %d: %w", r.index, err))
 	default:
-		n.worker.disconnected(n)
+		n.post(func(m *machine, now time.Time) []action {
+			if m.Disconnected(now); m.state != Startup && m.state != Ready {
+				n.end(n.worker.cause()) // a worker that is leaving answers nothing more
+			}
+			return nil
+		})
 	}
 }
 
+// post posts an event of the incarnation.
+func (n *incarnation) post(do func(m *machine, now time.Time) []action) { n.worker.postOf(n, do) }
+
 // fail posts that the worker cannot go on.
 func (n *incarnation) fail(cause error) {
-	n.worker.post(func(now time.Time) []supervise.Action { return n.worker.machine.Fail(n.number, cause, now) })
+	n.post(func(m *machine, now time.Time) []action { return m.Fail(cause, now) })
 }
 
 // end ends the incarnation: its batches fail and its connections close. The first cause

@@ -17,7 +17,6 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/runnertest"
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
-	"github.com/stagemesh/stagemesh/stagehost/runner/worker/supervise"
 )
 
 // edges returns the edges up to the n-th, as "FROM-TO exit cause".
@@ -30,7 +29,7 @@ func (b *bed) next(n int) []string {
 		if e.Worker != 0 || len(e.PIDs) != 1 || e.At.IsZero() {
 			b.Errorf("an edge is %+v", e)
 		}
-		if e.To == supervise.Dead {
+		if e.To == worker.Dead {
 			text += fmt.Sprint(" ", e.Exits)
 		}
 		if e.Cause != nil {
@@ -177,7 +176,7 @@ func TestUnfitSpecIsFinal(t *testing.T) {
 		t.Errorf("Start returned %v", err)
 	}
 	for starts := 0; len(b.edges) > 0; {
-		if e := <-b.edges; e.To == supervise.Startup {
+		if e := <-b.edges; e.To == worker.Startup {
 			if starts++; starts > 1 {
 				t.Error("it was started again")
 			}
@@ -200,7 +199,7 @@ func TestFailedWarmUpIsNotReady(t *testing.T) {
 				t.Errorf("Start returned %v", err)
 			}
 			for len(b.edges) > 0 {
-				if e := <-b.edges; e.To == supervise.Ready {
+				if e := <-b.edges; e.To == worker.Ready {
 					t.Error("it was ready")
 				}
 			}
@@ -219,7 +218,7 @@ func TestFailedStartHasLastOutput(t *testing.T) {
 	}
 	starts := 0
 	for len(b.edges) > 0 {
-		if e := <-b.edges; e.To == supervise.Startup {
+		if e := <-b.edges; e.To == worker.Startup {
 			starts++
 		}
 	}
@@ -244,7 +243,7 @@ func TestStartIsBounded(t *testing.T) {
 			b := newBed(t, s)
 			begun := time.Now()
 			err := b.Start(b.patient())
-			if !errors.Is(err, supervise.ErrStartLimit) || !strings.Contains(err.Error(), want) {
+			if !errors.Is(err, worker.ErrStartLimit) || !strings.Contains(err.Error(), want) {
 				t.Errorf("Start returned %v", err)
 			}
 			if took := time.Since(begun); took < s.StartLimit {
@@ -262,7 +261,7 @@ func TestStartEndsWithItsContext(t *testing.T) {
 	if err := b.Start(ctx); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "worker 0: STARTUP") {
 		t.Errorf("Start returned %v", err)
 	}
-	gone(t, b.await(supervise.Startup).PIDs[0], patience)
+	gone(t, b.await(worker.Startup).PIDs[0], patience)
 }
 
 func TestOtherProtocolVersionIsRefused(t *testing.T) {
@@ -283,7 +282,7 @@ func TestIdleWorkerExitIsNoticedAtOnce(t *testing.T) {
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	if e := b.await(supervise.Dead); e.At.Sub(began) > time.Second || e.PIDs[0] != pid {
+	if e := b.await(worker.Dead); e.At.Sub(began) > time.Second || e.PIDs[0] != pid {
 		t.Errorf("it took %s to notice the end of %d, which was %d", e.At.Sub(began), e.PIDs[0], pid)
 	}
 	b.works()
@@ -299,7 +298,7 @@ func TestFrozenIdleWorkerIsReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	if e := b.await(supervise.Error); !errors.Is(e.Cause, supervise.ErrSilent) || e.At.Sub(began) > 5*time.Second {
+	if e := b.await(worker.Error); !errors.Is(e.Cause, worker.ErrSilent) || e.At.Sub(began) > 5*time.Second {
 		t.Errorf("after %s it fails with %v", e.At.Sub(began), e.Cause)
 	}
 	gone(t, pid, patience)
@@ -311,7 +310,7 @@ func TestAnsweringIdleWorkerLives(t *testing.T) {
 	s := settings(t, "")
 	s.Heartbeat, s.HeartbeatLimit = 5*time.Millisecond, 10*time.Second
 	b := start(t, s)
-	b.await(supervise.Ready)
+	b.await(worker.Ready)
 	watched := time.After(10 * brief)
 	select {
 	case e := <-b.edges:
@@ -350,7 +349,7 @@ func TestWorkerFrozenAfterBatchIsReplaced(t *testing.T) {
 		}
 	}
 	b.kill(pid, syscall.SIGSTOP)
-	if e := b.await(supervise.Dead); !errors.Is(e.Cause, supervise.ErrSilent) {
+	if e := b.await(worker.Dead); !errors.Is(e.Cause, worker.ErrSilent) {
 		t.Errorf("it died of %v", e.Cause)
 	}
 }
@@ -412,7 +411,7 @@ func TestOneReadyWorkerIsHealthy(t *testing.T) {
 	s.Replicas = []worker.Replica{{}, {Env: map[string]string{modeVariable: dieLater}}}
 	s.CrashLoop = 2
 	b := start(t, s)
-	dying := b.awaitEdge(func(e worker.Transition) bool { return e.Worker == 1 && e.To == supervise.Ready }, "READY")
+	dying := b.awaitEdge(func(e worker.Transition) bool { return e.Worker == 1 && e.To == worker.Ready }, "READY")
 	if err := os.WriteFile(s.Env["STATE"], nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -420,7 +419,7 @@ func TestOneReadyWorkerIsHealthy(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 4 {
-		b.awaitEdge(func(e worker.Transition) bool { return e.Worker == 1 && e.To == supervise.Dead }, "DEAD")
+		b.awaitEdge(func(e worker.Transition) bool { return e.Worker == 1 && e.To == worker.Dead }, "DEAD")
 	}
 	if _, err := b.Health(); err != nil {
 		t.Errorf("one worker is ready, and Health returns %v", err)
@@ -436,8 +435,8 @@ func TestRestartWaitsForBackoff(t *testing.T) {
 		t.Error("it started")
 	}
 	for _, pause := range []time.Duration{80, 160, 160} {
-		died := b.await(supervise.Dead)
-		again := b.await(supervise.Startup)
+		died := b.await(worker.Dead)
+		again := b.await(worker.Startup)
 		if got := again.At.Sub(died.At); got < pause*time.Millisecond/2 { //nolint:durationcheck // a number of milliseconds
 			t.Errorf("it starts %s after its crash, the pause is %d ms", got, pause)
 		}
@@ -485,8 +484,8 @@ func TestRestartIsRolling(t *testing.T) {
 	ready := map[int]bool{}
 	for len(b.edges) > 0 {
 		e := <-b.edges
-		ready[e.Worker] = e.To == supervise.Ready
-		if e.Incarnation == 2 && e.To == supervise.Startup && !ready[1-e.Worker] {
+		ready[e.Worker] = e.To == worker.Ready
+		if e.Incarnation == 2 && e.To == worker.Startup && !ready[1-e.Worker] {
 			t.Error("both workers were away at once")
 		}
 		if e.Incarnation > 2 || e.Cause != nil {
@@ -506,7 +505,7 @@ func TestRestartReplacesHangingStart(t *testing.T) {
 	ctx, give := context.WithCancel(b.patient())
 	first := make(chan error, 1)
 	go func() { first <- b.Restart(ctx) }()
-	b.awaitEdge(func(e worker.Transition) bool { return e.Incarnation == 2 && e.To == supervise.Startup }, "STARTUP")
+	b.awaitEdge(func(e worker.Transition) bool { return e.Incarnation == 2 && e.To == worker.Startup }, "STARTUP")
 	if err := os.Remove(s.Env["STATE"]); err != nil {
 		t.Fatal(err)
 	}
@@ -530,7 +529,7 @@ func TestHangingStartHasLastOutput(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
 	err := b.Start(ctx)
-	if !errors.Is(err, supervise.ErrStartLimit) || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "waiting for a lock") {
+	if !errors.Is(err, worker.ErrStartLimit) || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "waiting for a lock") {
 		t.Errorf("Start returned %v", err)
 	}
 }
@@ -556,7 +555,7 @@ func TestWorkerRestartsWithoutItsFolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.kill(pid, syscall.SIGKILL)
-	b.await(supervise.Dead)
+	b.await(worker.Dead)
 	b.works()
 	if text, err := os.ReadFile(filepath.Join(folders[0], "files", "package", "file")); string(text) != "text" {
 		t.Errorf("the file is %q: %v", text, err)

@@ -1,21 +1,66 @@
 package worker
 
 import (
+	"errors"
+	"fmt"
 	"time"
-
-	"github.com/stagemesh/stagemesh/stagehost/runner/worker/supervise"
 )
 
-// Limits are the bounds, grace times, pauses and retries of the workers that settings may
-// change. Each field has its default and the reason for it.
-type Limits = supervise.Limits
+// Limits are the bounds, pauses and retries of a runner's workers that settings may
+// change. A zero field has its default.
+type Limits struct {
+	// StartLimit bounds the time from the start of a worker until it is READY. Default
+	// 10 min: large models take minutes to load.
+	StartLimit time.Duration
+	// RunLimit bounds a batch; for a worker that streams, the time between two chunks.
+	// Default 5 min: a worker that hangs in a batch answers no ping.
+	RunLimit time.Duration
+	// Heartbeat is the interval of the pings to an idle worker, HeartbeatLimit the time
+	// that it has to answer one. Defaults 5 s and 10 s: a frozen idle worker is replaced
+	// before most callers would wait for it.
+	Heartbeat, HeartbeatLimit time.Duration
+	// StopLimit bounds the shutdown of a worker; then it is killed. All workers of a
+	// runner share it. Default 5 s.
+	StopLimit time.Duration
+	// Backoff is the pause before a worker that crashed starts again. It doubles with
+	// every crash in a row up to MaxBackoff, less up to half of it at random. Defaults
+	// 100 ms and 30 s.
+	Backoff, MaxBackoff time.Duration
+	// StartTries is how many crashes of one worker end the start of the runner. Default
+	// 1: a mistake in a command or in the stage's code is reported at once.
+	StartTries int
+	// CrashLoop is how many crashes in a row make a crash loop, which makes the host
+	// unhealthy where it holds for all workers. A batch that a worker finishes, or being
+	// READY for Settled, ends a row. Defaults 5 and 10 s.
+	CrashLoop int
+	Settled   time.Duration
+	// MaxFrame is the longest body of a message, in bytes. Default 256 MiB.
+	MaxFrame int64
+}
 
-// DefaultStreams is the default of Settings.Slots for a worker that answers in chunks: a
-// stream mostly waits for its next chunk, so many share a worker.
-const DefaultStreams = 64
-
-// Bounds that no setting changes.
+// Grace times and bounds that no setting changes.
 const (
+	// killGrace is how long a runner waits for processes that it killed: only a process
+	// that hangs in the kernel takes longer.
+	killGrace = 2 * time.Second
+	// exitGrace is how long a process that closed its connection has to exit before it is
+	// killed, because its exit code explains more than the closed connection. It is also
+	// how long the connection of a process that has exited is read on.
+	exitGrace = 250 * time.Millisecond
+	// outputGrace is how long the output of a process that has exited is read on, where a
+	// child of its own holds it open.
+	outputGrace = 200 * time.Millisecond
+	// writeGrace bounds the write of a shutdown message to a worker that may not read. The
+	// worker gets a signal too.
+	writeGrace = 100 * time.Millisecond
+	// noWorkerLimit is how long a batch that has a slot waits while no worker is ready: a
+	// worker that starts quickly is back by then, and otherwise another host may take the
+	// batch.
+	noWorkerLimit = 2 * time.Second
+
+	// DefaultStreams is the default of Settings.Slots for a worker that answers in chunks:
+	// a stream mostly waits for its next chunk, so many share a worker.
+	DefaultStreams = 64
 	// maxSlots and maxRanks refuse numbers that are written by mistake.
 	maxSlots = 1 << 10
 	maxRanks = 1 << 10
@@ -36,3 +81,59 @@ const (
 	// small frames.
 	readBuffer = 64 << 10
 )
+
+// durationLimit is a limit of time with its key in messages.
+type durationLimit struct {
+	key       string
+	value     *time.Duration
+	byDefault time.Duration
+}
+
+func (l *Limits) durations() []durationLimit {
+	return []durationLimit{
+		{"start_limit", &l.StartLimit, 10 * time.Minute},
+		{"run_limit", &l.RunLimit, 5 * time.Minute},
+		{"heartbeat", &l.Heartbeat, 5 * time.Second},
+		{"heartbeat_limit", &l.HeartbeatLimit, 10 * time.Second},
+		{"stop_limit", &l.StopLimit, 5 * time.Second},
+		{"backoff", &l.Backoff, 100 * time.Millisecond},
+		{"max_backoff", &l.MaxBackoff, 30 * time.Second},
+		{"settled", &l.Settled, 10 * time.Second},
+	}
+}
+
+func (l Limits) withDefaults() Limits {
+	for _, d := range l.durations() {
+		setDefault(d.value, d.byDefault)
+	}
+	setDefault(&l.StartTries, 1)
+	setDefault(&l.CrashLoop, 5)
+	setDefault(&l.MaxFrame, 256<<20)
+	return l
+}
+
+// validate returns everything that is wrong with limits that have their defaults, each
+// with its key.
+func (l Limits) validate() error {
+	errs := []error{
+		validateRange("start_tries", l.StartTries, 1, 1<<31),
+		validateRange("crash_loop", l.CrashLoop, 1, 1<<31),
+		validateRange("max_frame", l.MaxFrame, 1, 1<<40),
+	}
+	for _, d := range l.durations() {
+		if *d.value < 0 {
+			errs = append(errs, fmt.Errorf("%s: it is negative", d.key))
+		}
+	}
+	if l.MaxBackoff < l.Backoff {
+		errs = append(errs, fmt.Errorf("max_backoff: %s is less than backoff, %s", l.MaxBackoff, l.Backoff))
+	}
+	return errors.Join(errs...)
+}
+
+func validateRange[T int | int64](key string, value, low, most T) error {
+	if value < low || value > most {
+		return fmt.Errorf("%s: %d is not between %d and %d", key, value, low, most)
+	}
+	return nil
+}

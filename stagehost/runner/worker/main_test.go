@@ -20,7 +20,6 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
-	"github.com/stagemesh/stagemesh/stagehost/runner/worker/supervise"
 )
 
 // patience bounds every wait, brief is how long something is watched that must not
@@ -125,7 +124,7 @@ func (b *bed) patient() context.Context {
 }
 
 // await waits for a worker to come to a state, and returns the edge.
-func (b *bed) await(to supervise.State) worker.Transition {
+func (b *bed) await(to worker.State) worker.Transition {
 	b.Helper()
 	return b.awaitEdge(func(e worker.Transition) bool { return e.To == to }, to.String())
 }
@@ -148,7 +147,7 @@ func (b *bed) awaitEdge(is func(worker.Transition) bool, what string) worker.Tra
 // pid returns the process of worker 0 that is ready.
 func (b *bed) pid() int {
 	b.Helper()
-	e := b.await(supervise.Ready)
+	e := b.await(worker.Ready)
 	return e.PIDs[0]
 }
 
@@ -349,7 +348,7 @@ func beHost() {
 		Stage: "host", Command: []string{os.Args[0]}, Env: map[string]string{modeVariable: os.Getenv("WORKERS")},
 		Replicas: []worker.Replica{{}, {Ranks: 2}},
 		OnTransition: func(e worker.Transition) {
-			if e.To == supervise.Ready {
+			if e.To == worker.Ready {
 				fmt.Fprintln(os.Stdout, "pids", e.PIDs)
 			}
 		},

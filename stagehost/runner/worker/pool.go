@@ -15,14 +15,14 @@ type pool struct {
 	mu      sync.Mutex
 	workers []*workerSlots
 	// next is where the search for the worker with the most idle slots begins.
-	next    int
-	waiters []*waiter
+	next int
+	// urgent counts those that wait with a batch whose worker is no longer ready.
+	urgent  int
 	stopped bool
-	// noWorkerLimit is how long a batch that has a slot waits while no worker is ready.
-	// noWorker fires then; unavailable is true from then on until a worker is ready.
-	noWorkerLimit time.Duration
-	noWorker      *time.Timer
-	unavailable   bool
+	// notReadySince is when the last worker that was ready was lost; zero while one is.
+	notReadySince time.Time
+	// changed is closed at the next change; nil where nobody waits for it.
+	changed chan struct{}
 }
 
 // workerSlots are the slots of one worker, through all its incarnations: a slot that
@@ -35,27 +35,40 @@ type workerSlots struct {
 	slots, offered int
 	// held counts the slots that somebody holds, running those of them with a batch.
 	held, running int
-	// exclusive is true while a batch has the worker alone, or waits for that. Then idle
-	// is closed when no other batch runs.
+	// exclusive is true while a batch has the worker alone, or waits for that.
 	exclusive bool
-	idle      chan struct{}
 }
 
-// waiter waits for an idle slot. The channel is closed where there will be none, because
-// of err.
-type waiter struct {
-	got chan *workerSlots
-	err error
-	// urgent is true for a batch whose slot's worker is no longer ready.
-	urgent bool
-}
-
-func newPool(workers int, noWorkerLimit time.Duration) *pool {
-	p := &pool{workers: make([]*workerSlots, workers), noWorkerLimit: noWorkerLimit}
+func newPool(workers int) *pool {
+	p := &pool{workers: make([]*workerSlots, workers)}
 	for i := range p.workers {
 		p.workers[i] = &workerSlots{}
 	}
 	return p
+}
+
+// change wakes all that wait. The caller holds the lock.
+func (p *pool) change() {
+	if p.changed != nil {
+		close(p.changed)
+		p.changed = nil
+	}
+}
+
+// wait waits for a change, or until late. The caller holds the lock, which wait releases
+// meanwhile.
+func (p *pool) wait(ctx context.Context, late <-chan time.Time) {
+	if p.changed == nil {
+		p.changed = make(chan struct{})
+	}
+	changed := p.changed
+	p.mu.Unlock()
+	defer p.mu.Lock()
+	select {
+	case <-changed:
+	case <-late:
+	case <-ctx.Done():
+	}
 }
 
 // offer adds the slots of an incarnation that is ready.
@@ -64,9 +77,8 @@ func (p *pool) offer(worker int, of *incarnation, slots int) {
 	defer p.mu.Unlock()
 	w := p.workers[worker]
 	w.ready, w.slots, w.offered = of, slots, slots
-	p.unavailable = false
-	p.stopTimer()
-	p.serve()
+	p.notReadySince = time.Time{}
+	p.change()
 }
 
 // resize changes the number of slots of an incarnation that is offered.
@@ -75,7 +87,7 @@ func (p *pool) resize(worker int, of *incarnation, slots int) {
 	defer p.mu.Unlock()
 	if p.workers[worker].ready == of {
 		p.workers[worker].slots = slots
-		p.serve()
+		p.change()
 	}
 }
 
@@ -88,49 +100,17 @@ func (p *pool) withdraw(worker int, of *incarnation) {
 		return
 	}
 	w.ready, w.slots = nil, 0
-	if p.noWorker == nil && !p.stopped && !slices.ContainsFunc(p.workers, func(w *workerSlots) bool { return w.ready != nil }) {
-		var timer *time.Timer
-		timer = time.AfterFunc(p.noWorkerLimit, func() { p.becomeUnavailable(timer) })
-		p.noWorker = timer
+	if !slices.ContainsFunc(p.workers, func(w *workerSlots) bool { return w.ready != nil }) {
+		p.notReadySince = time.Now()
+		p.change() // those that wait limit their wait
 	}
-}
-
-func (p *pool) stopTimer() {
-	if p.noWorker != nil {
-		p.noWorker.Stop()
-		p.noWorker = nil
-	}
-}
-
-// becomeUnavailable rejects the batches that wait for a worker.
-func (p *pool) becomeUnavailable(timer *time.Timer) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.noWorker != timer {
-		return // a worker is ready
-	}
-	p.unavailable = true
-	p.reject(p.noWorkerError(), func(w *waiter) bool { return w.urgent })
-}
-
-func (p *pool) noWorkerError() error { return fmt.Errorf("%w for %s", ErrNotReady, p.noWorkerLimit) }
-
-func (p *pool) reject(err error, which func(w *waiter) bool) {
-	for _, w := range p.waiters {
-		if which(w) {
-			w.err = err
-			close(w.got)
-		}
-	}
-	p.waiters = slices.DeleteFunc(p.waiters, which)
 }
 
 func (p *pool) stop() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.stopped = true
-	p.stopTimer()
-	p.reject(ErrStopped, func(*waiter) bool { return true })
+	p.change()
 }
 
 func (p *pool) isStopped() bool {
@@ -150,19 +130,6 @@ func (p *pool) offered() int {
 	return sum
 }
 
-// serve gives idle slots to waiters.
-func (p *pool) serve() {
-	for len(p.waiters) > 0 {
-		w := p.idlest()
-		if w == nil {
-			return
-		}
-		w.held++
-		p.waiters[0].got <- w
-		p.waiters = p.waiters[1:]
-	}
-}
-
 // idlest returns the worker with the most idle slots; nil where none has any.
 func (p *pool) idlest() *workerSlots {
 	var best *workerSlots
@@ -178,64 +145,60 @@ func (p *pool) idlest() *workerSlots {
 }
 
 // acquire waits for an idle slot.
-func (p *pool) acquire(ctx context.Context, urgent bool) (*workerSlots, error) {
-	waiter, w, err := p.enqueue(urgent)
-	if waiter == nil {
-		return w, err
-	}
-	select {
-	case w, ok := <-waiter.got:
-		if !ok {
-			return nil, waiter.err
-		}
-		return w, nil
-	case <-ctx.Done():
-		p.leave(waiter)
-		return nil, ctx.Err()
-	}
-}
-
-// enqueue returns an idle slot, or a waiter for one. Urgent waiters come before others.
-func (p *pool) enqueue(urgent bool) (*waiter, *workerSlots, error) {
+func (p *pool) acquire(ctx context.Context) (*workerSlots, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	switch {
-	case p.stopped:
-		return nil, nil, ErrStopped
-	case p.unavailable && urgent:
-		return nil, nil, p.noWorkerError()
-	}
-	if w := p.idlest(); w != nil && (urgent || len(p.waiters) == 0) {
-		w.held++
-		return nil, w, nil
-	}
-	at := len(p.waiters)
-	if first := slices.IndexFunc(p.waiters, func(w *waiter) bool { return !w.urgent }); urgent && first >= 0 {
-		at = first
-	}
-	out := &waiter{got: make(chan *workerSlots, 1), urgent: urgent}
-	p.waiters = slices.Insert(p.waiters, at, out)
-	return out, nil, nil
-}
-
-// leave removes a waiter; a slot that it got meanwhile is given back.
-func (p *pool) leave(w *waiter) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.waiters = slices.DeleteFunc(p.waiters, func(other *waiter) bool { return other == w })
-	select {
-	case of, ok := <-w.got:
-		if ok {
-			p.giveBack(of)
+	for {
+		if p.stopped {
+			return nil, ErrStopped
 		}
-	default:
+		if w := p.idlest(); w != nil && p.urgent == 0 {
+			w.held++
+			return w, nil
+		}
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		p.wait(ctx, nil)
 	}
 }
 
-// giveBack gives a slot back. The caller holds the lock.
-func (p *pool) giveBack(w *workerSlots) {
+// acquireUrgently waits for an idle slot for a batch whose worker is no longer ready. It
+// comes before acquire, and waits at most noWorkerLimit while no worker is ready. The
+// caller holds the lock.
+func (p *pool) acquireUrgently(ctx context.Context) (*workerSlots, error) {
+	p.urgent++
+	defer func() {
+		p.urgent--
+		p.change()
+	}()
+	for {
+		if p.stopped {
+			return nil, ErrStopped
+		}
+		if w := p.idlest(); w != nil {
+			w.held++
+			return w, nil
+		}
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		var late <-chan time.Time
+		if !p.notReadySince.IsZero() {
+			left := noWorkerLimit - time.Since(p.notReadySince)
+			if left <= 0 {
+				return nil, fmt.Errorf("%w for %s", ErrNotReady, noWorkerLimit)
+			}
+			late = time.After(left)
+		}
+		p.wait(ctx, late)
+	}
+}
+
+// release gives a slot back. The caller holds the lock.
+func (p *pool) release(w *workerSlots) {
 	w.held--
-	p.serve()
+	p.change()
 }
 
 // slot is the right to run a batch on a worker.
@@ -250,7 +213,7 @@ var _ runner.Slot = (*slot)(nil)
 func (s *slot) Release() {
 	s.pool.mu.Lock()
 	defer s.pool.mu.Unlock()
-	s.pool.giveBack(s.of)
+	s.pool.release(s.of)
 }
 
 // Do implements runner.Slot.
@@ -259,30 +222,25 @@ func (s *slot) Do(ctx context.Context, batch runner.Batch, sink runner.Sink) err
 	if err != nil {
 		return fmt.Errorf("%w: %w", runner.ErrNotStarted, err)
 	}
-	defer s.end(batch.Suspect)
+	defer s.leave(batch.Suspect)
 	return of.do(ctx, request{batch: batch}, sink)
 }
 
 // enter begins a batch on the slot's worker, or on another one, whose slot it becomes,
 // where that worker takes no batch any more. An exclusive batch waits until the worker
-// has no other.
+// has no other; others get no slots of the worker meanwhile. An error gives the slot back.
 func (s *slot) enter(ctx context.Context, exclusive bool) (*incarnation, error) {
+	s.pool.mu.Lock()
+	defer s.pool.mu.Unlock()
 	for {
-		of, idle := s.begin(exclusive)
-		if idle != nil {
-			select {
-			case <-idle:
-			case <-ctx.Done():
-			}
-			of = s.beginExclusive(ctx)
-		}
-		if of != nil {
+		if of := s.begin(ctx, exclusive); of != nil {
 			return of, nil
 		}
+		s.pool.release(s.of)
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		w, err := s.pool.acquire(ctx, true)
+		w, err := s.pool.acquireUrgently(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -290,54 +248,31 @@ func (s *slot) enter(ctx context.Context, exclusive bool) (*incarnation, error) 
 	}
 }
 
-// begin begins a batch. It gives the slot back, and returns nil, where its worker takes
-// no batch. For an exclusive batch on a busy worker it returns a channel instead, which
-// is closed when the worker is idle; others get no slots of the worker meanwhile.
-func (s *slot) begin(exclusive bool) (*incarnation, <-chan struct{}) {
-	s.pool.mu.Lock()
-	defer s.pool.mu.Unlock()
+// begin begins a batch, or returns nil where the slot's worker takes none.
+func (s *slot) begin(ctx context.Context, exclusive bool) *incarnation {
 	w := s.of
-	switch {
-	case w.ready == nil || w.exclusive || w.running >= w.slots:
-		s.pool.giveBack(w)
-		return nil, nil
-	case exclusive && w.running > 0:
-		w.exclusive, w.idle = true, make(chan struct{})
-		return nil, w.idle
+	if w.ready == nil || w.exclusive || w.running >= w.slots {
+		return nil
 	}
 	w.exclusive = exclusive
-	w.running++
-	return w.ready, nil
-}
-
-// beginExclusive begins an exclusive batch that has waited for its worker to be idle. It
-// gives the slot back, and returns nil, where the worker or the context has ended.
-func (s *slot) beginExclusive(ctx context.Context) *incarnation {
-	s.pool.mu.Lock()
-	defer s.pool.mu.Unlock()
-	w := s.of
-	w.idle = nil
-	if w.ready == nil || ctx.Err() != nil {
+	for exclusive && w.running > 0 && ctx.Err() == nil {
+		s.pool.wait(ctx, nil)
+	}
+	if w.ready == nil || w.running > 0 && exclusive {
 		w.exclusive = false
-		s.pool.giveBack(w)
 		return nil
 	}
 	w.running++
 	return w.ready
 }
 
-// end ends a batch, and gives the slot back.
-func (s *slot) end(exclusive bool) {
+// leave ends a batch, and gives the slot back.
+func (s *slot) leave(exclusive bool) {
 	s.pool.mu.Lock()
 	defer s.pool.mu.Unlock()
-	w := s.of
-	w.running--
+	s.of.running--
 	if exclusive {
-		w.exclusive = false
+		s.of.exclusive = false
 	}
-	if w.running == 0 && w.idle != nil {
-		close(w.idle)
-		w.idle = nil
-	}
-	s.pool.giveBack(w)
+	s.pool.release(s.of)
 }

@@ -4,16 +4,22 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
-func acquired(t *testing.T, p *pool) *slot {
+// slotsOf returns the slots of a worker that is ready.
+func slotsOf(t *testing.T, p *pool, n int) []*slot {
 	t.Helper()
-	w, err := p.acquire(t.Context(), false)
-	if err != nil {
-		t.Fatal(err)
+	out := make([]*slot, n)
+	for i := range out {
+		w, err := p.acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		out[i] = &slot{pool: p, of: w}
 	}
-	return &slot{pool: p, of: w}
+	return out
 }
 
 // isBusy reports whether no slot is idle.
@@ -21,67 +27,86 @@ func isBusy(t *testing.T, p *pool) bool {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	w, err := p.acquire(ctx, true)
+	w, err := p.acquire(ctx)
 	if err == nil {
 		(&slot{pool: p, of: w}).Release()
 	}
 	return errors.Is(err, context.DeadlineExceeded)
 }
 
-// A suspect runs alone, or other items would be blamed for its crash.
-func TestSuspectRunsAlone(t *testing.T) {
-	t.Parallel()
-	p, of := newPool(1, time.Hour), &incarnation{}
-	p.offer(0, of, 4)
-	first, suspect, third := acquired(t, p), acquired(t, p), acquired(t, p)
-	if got, _ := first.begin(false); got != of {
-		t.Fatal("the first batch does not begin")
-	}
-	got, idle := suspect.begin(true)
-	if got != nil || idle == nil {
-		t.Fatal("the suspect begins beside another batch")
-	}
-	if got, wait := third.begin(false); got != nil || wait != nil {
-		t.Error("a batch begins before the suspect, which waits")
-	}
-	if !isBusy(t, p) {
-		t.Error("a place of the worker is given")
-	}
-	first.end(false)
-	select {
-	case <-idle:
-	default:
-		t.Fatal("the suspect does not notice that it is alone")
-	}
-	if suspect.beginExclusive(t.Context()) != of {
-		t.Fatal("the suspect does not begin")
-	}
-	if !isBusy(t, p) {
-		t.Error("a place of the worker is given beside the suspect")
-	}
-	suspect.end(true)
-	for range 4 {
-		if got, _ := acquired(t, p).begin(false); got != of {
-			t.Error("a batch does not begin after the suspect")
+// enter begins a batch on another goroutine, and reports whether it has begun.
+func enter(t *testing.T, s *slot, exclusive bool) (hasBegun func() bool) {
+	t.Helper()
+	begun := make(chan struct{})
+	go func() {
+		if _, err := s.enter(t.Context(), exclusive); err == nil {
+			close(begun)
+		}
+	}()
+	return func() bool {
+		synctest.Wait()
+		select {
+		case <-begun:
+			return true
+		default:
+			return false
 		}
 	}
 }
 
+// A suspect runs alone, or other items would be blamed for its crash.
+func TestSuspectRunsAlone(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := newPool(1)
+		p.offer(0, &incarnation{}, 4)
+		slots := slotsOf(t, p, 3)
+		if !enter(t, slots[0], false)() {
+			t.Fatal("the first batch does not begin")
+		}
+		suspect := enter(t, slots[1], true)
+		if suspect() {
+			t.Fatal("the suspect begins beside another batch")
+		}
+		third := enter(t, slots[2], false)
+		if third() {
+			t.Error("a batch begins before the suspect, which waits")
+		}
+		if !isBusy(t, p) {
+			t.Error("a slot of the worker is given")
+		}
+		slots[0].leave(false)
+		if !suspect() {
+			t.Fatal("the suspect does not begin when it is alone")
+		}
+		if third() || !isBusy(t, p) {
+			t.Error("a slot of the worker is given beside the suspect")
+		}
+		slots[1].leave(true)
+		if !third() {
+			t.Error("a batch does not begin after the suspect")
+		}
+		for _, s := range slotsOf(t, p, 3) {
+			if !enter(t, s, false)() {
+				t.Error("a batch does not begin after the suspect")
+			}
+		}
+	})
+}
+
 func TestCancelledSuspectBlocksNothing(t *testing.T) {
 	t.Parallel()
-	p, of := newPool(1, time.Hour), &incarnation{}
-	p.offer(0, of, 2)
-	first, suspect := acquired(t, p), acquired(t, p)
-	if got, _ := first.begin(false); got != of {
+	p := newPool(1)
+	p.offer(0, &incarnation{}, 2)
+	slots := slotsOf(t, p, 2)
+	if _, err := slots[0].enter(t.Context(), false); err != nil {
 		t.Fatal("the first batch does not begin")
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if got, err := suspect.enter(ctx, true); got != nil || !errors.Is(err, context.Canceled) {
+	if got, err := slots[1].enter(ctx, true); got != nil || !errors.Is(err, context.Canceled) {
 		t.Errorf("the suspect entered with %v, %v", got, err)
 	}
-	first.end(false)
-	for range 2 {
-		acquired(t, p)
-	}
+	slots[0].leave(false)
+	slotsOf(t, p, 2)
 }

@@ -14,7 +14,6 @@ import (
 
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker/spawn"
-	"github.com/stagemesh/stagemesh/stagehost/runner/worker/supervise"
 )
 
 // rank is one process of an incarnation, and the connection to it.
@@ -41,12 +40,6 @@ type rank struct {
 }
 
 func (r *rank) settings() *Settings { return r.of.worker.settings() }
-
-// post posts an event of the rank's incarnation to its worker.
-func (r *rank) post(e func(m *supervise.Machine, of supervise.Incarnation, now time.Time) []supervise.Action) {
-	w := r.of.worker
-	w.post(func(now time.Time) []supervise.Action { return e(w.machine, r.of.number, now) })
-}
 
 // serve reads the rank's messages until its connection ends.
 func (r *rank) serve() {
@@ -113,7 +106,7 @@ func (r *rank) awaitRead() {
 	if r.connection() == nil {
 		return
 	}
-	timer := time.NewTimer(r.settings().ExitGrace)
+	timer := time.NewTimer(exitGrace)
 	defer timer.Stop()
 	select {
 	case <-r.readDone:
@@ -192,9 +185,7 @@ func (r *rank) handleReady(m *frame.Ready, body []byte) error {
 		r.of.worker.pool().resize(r.of.worker.index, r.of, r.of.slots())
 		return nil
 	}
-	r.post(func(m *supervise.Machine, of supervise.Incarnation, now time.Time) []supervise.Action {
-		return m.Ready(of, r.index, now)
-	})
+	r.of.post(func(m *machine, _ time.Time) []action { return m.Ready(r.index) })
 	return nil
 }
 
@@ -230,14 +221,14 @@ func (r *rank) handleState(m *frame.State) {
 		log = r.log.Error
 	}
 	log("the worker reports its state", "state", m.State, "message", m.Message)
-	r.post(func(machine *supervise.Machine, of supervise.Incarnation, now time.Time) []supervise.Action {
+	r.of.post(func(machine *machine, now time.Time) []action {
 		switch m.State {
 		case frame.Failed:
-			return machine.ReportError(of, fmt.Errorf("it reports %s: %s", m.State, m.Message), now)
+			return machine.ReportError(fmt.Errorf("it reports %s: %s", m.State, m.Message), now)
 		case frame.Shutdown:
-			return machine.ReportShutdown(of, now)
+			return machine.ReportShutdown(now)
 		default:
-			machine.SetProgress(of, m.Message)
+			machine.SetProgress(m.Message)
 			return nil
 		}
 	})
@@ -253,8 +244,8 @@ func (r *rank) handleError(m *frame.Error) error {
 	case frame.Unsupported:
 		return nil // the host sends nothing optional
 	}
-	r.post(func(machine *supervise.Machine, of supervise.Incarnation, now time.Time) []supervise.Action {
-		return machine.ReportError(of, errors.New(err.Error()), now) // its fault is for no caller
+	r.of.post(func(machine *machine, now time.Time) []action {
+		return machine.ReportError(errors.New(err.Error()), now) // its fault is for no caller
 	})
 	return nil
 }
@@ -325,8 +316,8 @@ func (r *rank) handlePong(m *frame.Pong) error {
 
 // postPong posts that the rank answered a ping, or was not pinged.
 func (r *rank) postPong() {
-	r.post(func(m *supervise.Machine, of supervise.Incarnation, now time.Time) []supervise.Action {
-		m.Pong(of, r.index, now)
+	r.of.post(func(m *machine, now time.Time) []action {
+		m.Pong(r.index, now)
 		return nil
 	})
 }
@@ -339,7 +330,7 @@ func (r *rank) ask() {
 	}
 	defer r.write.Unlock()
 	if conn := r.connection(); conn != nil {
-		_ = conn.SetWriteDeadline(time.Now().Add(r.settings().WriteGrace)) // a closed one needs none
+		_ = conn.SetWriteDeadline(time.Now().Add(writeGrace)) // a closed one needs none
 		_ = r.sendLocked(&frame.Stop{Timeout: r.settings().StopLimit.Milliseconds()})
 		_ = conn.SetWriteDeadline(time.Time{})
 	}

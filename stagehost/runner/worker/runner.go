@@ -70,7 +70,6 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker/spawn"
-	"github.com/stagemesh/stagemesh/stagehost/runner/worker/supervise"
 )
 
 // Errors of a Runner, and causes in Health and Transition.
@@ -88,8 +87,6 @@ var (
 	ErrSpecChanged = errors.New("the worker's inputs or outputs are not what they were when the stage started; start the host anew")
 	// ErrSpecUnfit means that a worker's spec contradicts the stage's configuration.
 	ErrSpecUnfit = errors.New("the worker does not fit the stage's configuration")
-	// ErrDisconnected means that a process closed its connection and did not exit.
-	ErrDisconnected = errors.New("it closed its connection")
 )
 
 // errAsked is the cause of an exit that was requested.
@@ -184,7 +181,7 @@ func New(s Settings) (*Runner, error) {
 func (r *Runner) assemble(s Settings) {
 	r.settings = s.withDefaults()
 	n := len(r.settings.Replicas)
-	r.pool, r.board, r.workers = newPool(n, r.settings.NoWorkerLimit), newBoard(n), make([]*worker, n)
+	r.pool, r.board, r.workers = newPool(n), newBoard(n), make([]*worker, n)
 	for i := range r.workers {
 		r.workers[i] = newWorker(r, i)
 	}
@@ -260,7 +257,7 @@ func (r *Runner) Start(ctx context.Context) error {
 		r.streams.Store(int64(r.pool.offered()))
 		return nil
 	}
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.settings.StopLimit+r.settings.KillGrace)
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.settings.StopLimit+killGrace)
 	defer cancel()
 	return errors.Join(err, r.Stop(last))
 }
@@ -275,7 +272,7 @@ func (r *Runner) open() error {
 	if err != nil {
 		return err
 	}
-	s, err := spawn.Open(spawn.Settings{TempDir: r.settings.TempDir, OutputGrace: r.settings.OutputGrace})
+	s, err := spawn.Open(spawn.Settings{TempDir: r.settings.TempDir, OutputGrace: outputGrace})
 	if err != nil {
 		return err
 	}
@@ -302,7 +299,7 @@ func (r *Runner) awaitReady(ctx context.Context) error {
 			if err := s.startError(r.settings.StartTries); err != nil {
 				return fmt.Errorf("worker %d: %w", i, err)
 			}
-			ready = ready && s.state == supervise.Ready
+			ready = ready && s.state == Ready
 		}
 		if ready {
 			return nil
@@ -313,10 +310,10 @@ func (r *Runner) awaitReady(ctx context.Context) error {
 		case <-ticker.C:
 			r.settings.Logger.Info("waiting for workers", "why", describeUnready(workers))
 		case <-late.C:
-			cause = supervise.ErrStartLimit
+			cause = ErrStartLimit
 		case <-ctx.Done():
 			if cause = context.Cause(ctx); errors.Is(cause, context.DeadlineExceeded) {
-				cause = fmt.Errorf("%w (%w)", supervise.ErrStartLimit, cause)
+				cause = fmt.Errorf("%w (%w)", ErrStartLimit, cause)
 			}
 		}
 		if cause != nil {
@@ -328,7 +325,7 @@ func (r *Runner) awaitReady(ctx context.Context) error {
 // lastOutput is the last output of a worker that is not ready.
 func (r *Runner) lastOutput(workers []status) string {
 	for i, s := range workers {
-		if s.state == supervise.Ready {
+		if s.state == Ready {
 			continue
 		}
 		if lines := r.workers[i].lastOutput(); len(lines) > 0 {
@@ -340,7 +337,7 @@ func (r *Runner) lastOutput(workers []status) string {
 
 // Acquire implements runner.Runner.
 func (r *Runner) Acquire(ctx context.Context) (runner.Slot, error) {
-	of, err := r.pool.acquire(ctx, false)
+	of, err := r.pool.acquire(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -357,7 +354,7 @@ func (r *Runner) Health() (changed <-chan struct{}, err error) {
 	}
 	looping := true
 	for _, s := range workers {
-		if s.state == supervise.Ready {
+		if s.state == Ready {
 			return changed, nil
 		}
 		looping = looping && s.looping
@@ -373,8 +370,8 @@ func (r *Runner) Workers() []runner.WorkerStatus {
 	workers, _ := r.board.look()
 	out := make([]runner.WorkerStatus, len(workers))
 	for i, s := range workers {
-		out[i] = runner.WorkerStatus{State: s.state.String(), Incarnation: uint64(s.incarnation)}
-		if s.cause != nil && s.state != supervise.Ready {
+		out[i] = runner.WorkerStatus{State: s.state.String(), Incarnation: s.incarnation}
+		if s.cause != nil && s.state != Ready {
 			out[i].Cause = s.cause.Error()
 		}
 	}
@@ -401,12 +398,12 @@ func (r *Runner) Restart(ctx context.Context) error {
 }
 
 func (r *Runner) restart(ctx context.Context, w *worker) error {
-	incarnation := make(chan supervise.Incarnation, 1)
-	w.post(func(now time.Time) []supervise.Action {
-		incarnation <- w.machine.Incarnation()
-		return w.machine.Recycle(now)
+	incarnation := make(chan uint64, 1)
+	w.post(func(m *machine, now time.Time) []action {
+		incarnation <- m.incarnation
+		return m.Recycle(now)
 	})
-	var before supervise.Incarnation
+	var before uint64
 	select {
 	case before = <-incarnation:
 	case <-w.ended:
@@ -419,9 +416,9 @@ func (r *Runner) restart(ctx context.Context, w *worker) error {
 		s := workers[w.index]
 		switch {
 		case s.incarnation <= before:
-		case s.state == supervise.Ready:
+		case s.state == Ready:
 			return nil
-		case s.cause != nil && (s.incarnation > before+1 || s.state != supervise.Startup):
+		case s.cause != nil && (s.incarnation > before+1 || s.state != Startup):
 			return s.failure()
 		}
 		select {
@@ -447,12 +444,12 @@ func (r *Runner) Stop(ctx context.Context) error {
 	}
 	r.stopped = true
 	for _, w := range r.workers {
-		w.post(w.machine.Stop)
+		w.post((*machine).Stop)
 	}
 	if !r.awaitEnd(ctx) {
 		r.killAll()
 	}
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.settings.KillGrace)
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), killGrace)
 	defer cancel()
 	var err error
 	if !r.awaitEnd(last) {
@@ -471,7 +468,7 @@ func (r *Runner) Kill() {
 
 func (r *Runner) killAll() {
 	for _, w := range r.workers {
-		w.post(w.machine.Kill)
+		w.post((*machine).Kill)
 	}
 }
 

@@ -17,7 +17,6 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker/spawn"
-	"github.com/stagemesh/stagemesh/stagehost/runner/worker/supervise"
 )
 
 const (
@@ -86,8 +85,8 @@ type Transition struct {
 	At time.Time
 	// Worker is the index of the replica, Incarnation counts its starts from 1.
 	Worker      int
-	Incarnation supervise.Incarnation
-	From, To    supervise.State
+	Incarnation uint64
+	From, To    State
 	// PIDs are the process ids of the ranks. Where To is DEAD, Exits has how each
 	// exited: nil for exit code 0, else a *spawn.ExitError, or why it was not started.
 	PIDs  []int
@@ -97,7 +96,7 @@ type Transition struct {
 }
 
 func (s Settings) withDefaults() Settings {
-	s.Limits = s.Limits.WithDefaults()
+	s.Limits = s.Limits.withDefaults()
 	setDefault(&s.MaxSize, 1)
 	setDefault(&s.DeviceEnv, DefaultDeviceEnv)
 	if len(s.Options) == 0 {
@@ -138,13 +137,7 @@ func (s Settings) Validate() error {
 	if len(s.Command) == 0 || s.Command[0] == "" {
 		errs = append(errs, errors.New("command: it is empty; set the command that starts a worker, such as [python3, classify.py]"))
 	}
-	if s.Slots < 0 || s.Slots > maxSlots {
-		errs = append(errs, fmt.Errorf("slots: %d is not between 0 and %d", s.Slots, maxSlots))
-	}
-	if s.MaxSize < 1 || s.MaxSize > 1<<31 {
-		errs = append(errs, fmt.Errorf("max_size: %d is not between 1 and %d", s.MaxSize, 1<<31))
-	}
-	errs = append(errs, s.Limits.Validate(), validateEnv("env", s.Env))
+	errs = append(errs, validateRange("slots", s.Slots, 0, maxSlots), validateRange("max_size", s.MaxSize, 1, 1<<31), s.Limits.validate(), validateEnv("env", s.Env))
 	var object map[string]json.RawMessage
 	if err := json.Unmarshal(s.Options, &object); err != nil || bytes.Equal(bytes.TrimSpace(s.Options), []byte("null")) {
 		errs = append(errs, errors.New("options: it is no JSON object"))
@@ -175,10 +168,7 @@ func validateEnv(key string, env map[string]string) error {
 
 func (s Settings) validateReplica(at int) error {
 	r, key := s.Replicas[at], fmt.Sprintf("replicas[%d]", at)
-	errs := []error{validateEnv(key+".env", r.Env)}
-	if r.Ranks < 0 || r.Ranks > maxRanks {
-		errs = append(errs, fmt.Errorf("%s.ranks: %d is not between 1 and %d", key, r.Ranks, maxRanks))
-	}
+	errs := []error{validateEnv(key+".env", r.Env), validateRange(key+".ranks", r.Ranks, 0, maxRanks)}
 	if _, err := r.cpus(); err != nil {
 		errs = append(errs, fmt.Errorf("%s.cpus: %w", key, err))
 	}

@@ -13,7 +13,6 @@ import (
 
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
-	"github.com/stagemesh/stagemesh/stagehost/runner/worker/supervise"
 )
 
 func TestFastWorkerGetsMoreWork(t *testing.T) {
@@ -52,7 +51,7 @@ func TestDeadWorkerOffersNoSlots(t *testing.T) {
 	if err := syscall.Kill(b.pid(), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	b.await(supervise.Dead)
+	b.await(worker.Dead)
 	first, second := b.acquire(), b.acquire()
 	ctx, cancel := context.WithTimeout(t.Context(), brief)
 	defer cancel()
@@ -74,7 +73,7 @@ func TestSlotMovesToAnotherWorker(t *testing.T) {
 	if err := syscall.Kill(b.pid(), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	b.await(supervise.Dead)
+	b.await(worker.Dead)
 	// Both batches are run, by the one that is left, one after the other.
 	var all sync.WaitGroup
 	for _, slot := range slots {
@@ -102,8 +101,8 @@ func TestRestartDoesNotDoubleHeldSlots(t *testing.T) {
 	if err := syscall.Kill(b.pid(), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	b.await(supervise.Dead)
-	b.await(supervise.Ready)
+	b.await(worker.Dead)
+	b.await(worker.Ready)
 	ctx, cancel := context.WithTimeout(t.Context(), brief)
 	defer cancel()
 	if _, err := b.Acquire(ctx); !errors.Is(err, context.DeadlineExceeded) {
@@ -214,7 +213,7 @@ func TestBatchWaitsForWorkerBriefly(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.kill(pid, syscall.SIGKILL)
-	b.await(supervise.Dead)
+	b.await(worker.Dead)
 	if _, err := b.doOn(b.patient(), slot, item(1)); !errors.Is(err, runner.ErrNotStarted) || !errors.Is(err, worker.ErrNotReady) {
 		t.Errorf("a batch without a worker got %v", err)
 	}
@@ -234,8 +233,8 @@ func TestWorkerLeavingAfterWarmUpIsNotOffered(t *testing.T) {
 	if err := os.WriteFile(s.Env["STATE"], nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	b.kill(pid, syscall.SIGKILL)
-	b.await(supervise.Dead)
+	_ = syscall.Kill(pid, syscall.SIGKILL) // it may have left already
+	b.await(worker.Dead)
 	for lives := 0; lives < 20; {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 		inARow := 0
@@ -250,7 +249,7 @@ func TestWorkerLeavingAfterWarmUpIsNotOffered(t *testing.T) {
 			t.Fatalf("%d batches in a row did not start", inARow)
 		}
 		for len(b.edges) > 0 {
-			if e := <-b.edges; e.To == supervise.Dead {
+			if e := <-b.edges; e.To == worker.Dead {
 				lives++
 			}
 		}

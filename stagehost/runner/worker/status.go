@@ -15,13 +15,12 @@ import (
 	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/stagemesh/stagemesh/stagehost/runner"
-	"github.com/stagemesh/stagemesh/stagehost/runner/worker/supervise"
 )
 
 // status is the status of a worker.
 type status struct {
-	state       supervise.State
-	incarnation supervise.Incarnation
+	state       State
+	incarnation uint64
 	// progress is its last progress message while it started.
 	progress string
 	looping  bool
@@ -63,11 +62,11 @@ func (s status) failure() error {
 // it may.
 func (s status) startError(tries int) error {
 	crashes := int(s.incarnation)
-	if s.state != supervise.Dead {
+	if s.state != Dead {
 		crashes--
 	}
-	final := errors.Is(s.cause, supervise.ErrStartLimit) || errors.Is(s.cause, ErrSpecChanged) || errors.Is(s.cause, ErrSpecUnfit)
-	if s.state == supervise.Ready || s.cause == nil || crashes < tries && !final {
+	final := errors.Is(s.cause, ErrStartLimit) || errors.Is(s.cause, ErrSpecChanged) || errors.Is(s.cause, ErrSpecUnfit)
+	if s.state == Ready || s.cause == nil || crashes < tries && !final {
 		return nil
 	}
 	return s.failure()
@@ -77,7 +76,7 @@ func (s status) startError(tries int) error {
 func describeUnready(workers []status) string {
 	var out []string
 	for i, s := range workers {
-		if s.state != supervise.Ready {
+		if s.state != Ready {
 			out = append(out, fmt.Sprintf("worker %d: %s", i, s))
 		}
 	}
@@ -162,12 +161,12 @@ func (m *metrics) with(worker int, more ...attribute.KeyValue) metric.Measuremen
 // recordTransition records a transition of an incarnation that began at began.
 func (m *metrics) recordTransition(t Transition, began time.Time) {
 	ctx := context.Background()
-	for state, n := range map[supervise.State]int64{t.From: 0, t.To: 1} {
+	for state, n := range map[State]int64{t.From: 0, t.To: 1} {
 		m.states.Record(ctx, n, m.with(t.Worker, m.host, attribute.String("state", state.String())))
 	}
 	failed := strconv.FormatBool(t.Cause != nil)
 	m.transitions.Add(ctx, 1, m.with(t.Worker, attribute.String("state", t.To.String()), attribute.String("failed", failed)))
-	if t.To == supervise.Ready {
+	if t.To == Ready {
 		m.starts.Record(ctx, t.At.Sub(began).Seconds(), m.with(t.Worker))
 	}
 }

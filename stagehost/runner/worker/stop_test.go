@@ -15,7 +15,6 @@ import (
 
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
-	"github.com/stagemesh/stagemesh/stagehost/runner/worker/supervise"
 )
 
 func TestStopHasOneLimitForAll(t *testing.T) {
@@ -38,7 +37,7 @@ func TestStopHasOneLimitForAll(t *testing.T) {
 		}
 	}
 	for range s.Replicas {
-		if e := b.await(supervise.Dead); !errors.Is(e.Cause, supervise.ErrStopLimit) || e.Exits[0] == nil || e.Exits[0].Error() != "signal: killed" {
+		if e := b.await(worker.Dead); !errors.Is(e.Cause, worker.ErrStopLimit) || e.Exits[0] == nil || e.Exits[0].Error() != "signal: killed" {
 			t.Errorf("the edge is %+v", e)
 		}
 	}
@@ -167,7 +166,7 @@ func TestStopDuringStart(t *testing.T) {
 			b := newBed(t, settings(t, mode))
 			started := make(chan error, 1)
 			go func() { started <- b.Start(context.WithoutCancel(t.Context())) }()
-			b.await(supervise.Startup)
+			b.await(worker.Startup)
 			b.stop()
 			select {
 			case err := <-started:

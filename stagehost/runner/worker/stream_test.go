@@ -10,7 +10,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/runnertest"
-	"github.com/stagemesh/stagemesh/stagehost/runner/worker/supervise"
+	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
 )
 
 // counter is the sink of one item, and signals each chunk.
@@ -76,7 +76,7 @@ func TestSilentStreamEndsAtRunLimit(t *testing.T) {
 	b := start(t, s)
 	c := newCounter()
 	err := <-b.stream(t.Context(), item(1, hang), c)
-	if !errors.Is(err, runner.ErrCrashed) || !strings.Contains(err.Error(), supervise.ErrRunLimit.Error()) {
+	if !errors.Is(err, runner.ErrCrashed) || !strings.Contains(err.Error(), worker.ErrRunLimit.Error()) {
 		t.Errorf("got %v", err)
 	}
 	if len(c.came) != 1 {
@@ -138,7 +138,7 @@ func TestStreamIgnoringCancelEndsAtRunLimit(t *testing.T) {
 			way(cancel, cancelled)
 			select {
 			case err := <-ended:
-				if !errors.Is(err, runner.ErrCrashed) || !strings.Contains(err.Error(), supervise.ErrRunLimit.Error()) {
+				if !errors.Is(err, runner.ErrCrashed) || !strings.Contains(err.Error(), worker.ErrRunLimit.Error()) {
 					t.Errorf("got %v", err)
 				}
 			case <-time.After(patience):

@@ -12,10 +12,10 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker/spawn"
-	"github.com/stagemesh/stagemesh/stagehost/runner/worker/supervise"
 )
 
 // worker is one replica. Its loop owns the machine and the fields below it; all others
@@ -31,8 +31,10 @@ type worker struct {
 	ended chan struct{}
 	// tasks are the goroutines of its incarnations.
 	tasks sync.WaitGroup
+	// latest is the last incarnation whose processes were started.
+	latest atomic.Pointer[incarnation]
 
-	machine *supervise.Machine
+	machine *machine
 	// current is nil where the worker is DEAD.
 	current *incarnation
 	// exits are how the ranks exited; lastOutputs is the last output of the first that
@@ -42,13 +44,15 @@ type worker struct {
 	// began is when the incarnation did.
 	began time.Time
 	// starting is the transition to STARTUP until it is reported with its processes.
-	starting *Transition
-	// killAt is when a process is killed that closed its connection and did not exit.
-	killAt time.Time
+	starting Transition
 }
 
-// event is something that happened; it returns the actions that follow.
-type event func(now time.Time) []supervise.Action
+// event is something that happened to an incarnation, or to the worker where of is nil. It
+// returns the actions that follow.
+type event struct {
+	of *incarnation
+	do func(m *machine, now time.Time) []action
+}
 
 func newWorker(r *Runner, index int) *worker {
 	s := r.settings
@@ -57,9 +61,7 @@ func newWorker(r *Runner, index int) *worker {
 		log:    s.Logger.With("worker", index),
 		events: make(chan event, eventBuffer), ended: make(chan struct{}),
 	}
-	w.machine = supervise.New(supervise.Settings{
-		Ranks: w.ranks, Limits: s.Limits, Jitter: rand.Float64, OnTransition: w.onTransition,
-	})
+	w.machine = &machine{Limits: s.Limits, size: w.ranks, jitter: rand.Float64, onTransition: w.onTransition}
 	return w
 }
 
@@ -68,15 +70,15 @@ func (w *worker) settings() *Settings { return &w.runner.settings }
 func (w *worker) pool() *pool { return w.runner.pool }
 
 // post sends the loop an event. It does not block once the loop has ended.
-func (w *worker) post(e event) {
+func (w *worker) post(do func(m *machine, now time.Time) []action) { w.postOf(nil, do) }
+
+// postOf posts an event of an incarnation.
+func (w *worker) postOf(of *incarnation, do func(m *machine, now time.Time) []action) {
 	select {
-	case w.events <- e:
+	case w.events <- event{of, do}:
 	case <-w.ended:
 	}
 }
-
-// wake makes the loop report the worker's work to the machine.
-func (w *worker) wake() { w.post(func(time.Time) []supervise.Action { return nil }) }
 
 // run is the loop. It ends when the worker was stopped and no process is left.
 func (w *worker) run() {
@@ -87,7 +89,7 @@ func (w *worker) run() {
 	for !w.machine.Stopped() {
 		w.publishStatus()
 		var due <-chan time.Time
-		if at := w.nextTick(); !at.IsZero() {
+		if at := w.machine.Wake(); !at.IsZero() {
 			timer.Reset(time.Until(at))
 			due = timer.C
 		}
@@ -95,64 +97,51 @@ func (w *worker) run() {
 		case e := <-w.events:
 			w.handle(e)
 		case <-due:
-			w.handle(w.tick)
+			w.handle(event{do: (*machine).Tick})
 		}
 	}
 	w.publishStatus()
 }
 
-// handle handles an event. The machine gets the work of the worker first.
+// handle handles an event. The machine gets the work of the worker first. An event of an
+// earlier incarnation is dropped, because processes, connections and timers race.
 func (w *worker) handle(e event) {
 	now := time.Now()
 	if w.current != nil {
-		w.do(w.machine.Work(w.current.number, w.current.work(), now))
+		w.do(w.machine.Work(w.current.work(), now))
 	}
-	w.do(e(now))
-}
-
-func (w *worker) nextTick() time.Time {
-	at := w.machine.Wake()
-	if !w.killAt.IsZero() && (at.IsZero() || w.killAt.Before(at)) {
-		return w.killAt
+	if e.of == nil || e.of == w.current {
+		w.do(e.do(w.machine, now))
 	}
-	return at
-}
-
-func (w *worker) tick(now time.Time) []supervise.Action {
-	if !w.killAt.IsZero() && !now.Before(w.killAt) {
-		w.killAt = time.Time{}
-		return w.machine.Fail(w.machine.Incarnation(), ErrDisconnected, now)
-	}
-	return w.machine.Tick(now)
 }
 
 // do does the actions, and those that follow from them.
-func (w *worker) do(actions []supervise.Action) {
+func (w *worker) do(actions []action) {
 	for len(actions) > 0 {
 		a := actions[0]
 		actions = append(actions[1:], w.act(a)...)
 	}
-	if w.machine.State() == supervise.Dead && w.current != nil {
+	if w.machine.state == Dead && w.current != nil {
 		w.current.end(w.cause())
-		w.current, w.killAt = nil, time.Time{}
+		w.current = nil
 	}
 }
 
-func (w *worker) act(a supervise.Action) []supervise.Action {
-	switch a.Do {
-	case supervise.Spawn:
-		return w.spawn(a.Incarnation)
-	case supervise.WarmUp:
+func (w *worker) act(a action) []action {
+	switch a {
+	case doSpawn:
+		return w.spawn()
+	case doWarmUp:
 		w.warmUp(w.current)
-	case supervise.Offer:
+	case doOffer:
 		w.current.offer()
-	case supervise.Withdraw:
+	case doWithdraw:
 		w.current.withdraw()
-	case supervise.Ping:
+	case doPing:
 		w.forEachRank((*rank).ping)
-	case supervise.Ask:
+	case doAsk:
 		w.forEachRank((*rank).ask)
-	case supervise.Kill:
+	case doKill:
 		for _, r := range w.current.started() {
 			r.process.Kill()
 		}
@@ -172,12 +161,12 @@ func (w *worker) forEachRank(do func(r *rank)) {
 func (w *worker) warmUp(of *incarnation) {
 	w.tasks.Go(func() {
 		err := of.warmUp()
-		w.post(func(now time.Time) []supervise.Action {
+		w.postOf(of, func(m *machine, now time.Time) []action {
 			if err != nil {
 				// Its fault is for no caller: later batches fail with this cause.
-				return w.machine.Fail(of.number, errors.New(err.Error()), now)
+				return m.Fail(errors.New(err.Error()), now)
 			}
-			return w.machine.Warm(of.number, now)
+			return m.Warm(now)
 		})
 	})
 }
@@ -190,71 +179,32 @@ func (w *worker) cause() error {
 	return errAsked
 }
 
-// lastOutput returns the last output of the first rank that has written any.
+// lastOutput returns the last output of the first rank that has written any. It is safe
+// for concurrent use.
 func (w *worker) lastOutput() []string {
-	lines := make(chan []string, 1)
-	w.post(func(time.Time) []supervise.Action {
-		out := w.lastOutputs
-		if w.current != nil {
-			for _, r := range w.current.started() {
-				if last := r.process.Last(); len(last) > 0 {
-					out = last
-					break
-				}
+	if of := w.latest.Load(); of != nil {
+		for _, r := range of.started() {
+			if last := r.process.Last(); len(last) > 0 {
+				return last
 			}
 		}
-		lines <- out
-		return nil
-	})
-	select {
-	case got := <-lines:
-		return got
-	case <-w.ended:
-		return nil
 	}
-}
-
-// disconnected is the event that a connection ended by itself. The process has likely
-// exited too, which is reported soon. A worker that is leaving answers nothing more.
-func (w *worker) disconnected(of *incarnation) {
-	w.post(func(now time.Time) []supervise.Action {
-		switch state := w.machine.State(); {
-		case w.current != of:
-		case state == supervise.Startup || state == supervise.Ready:
-			w.killAt = now.Add(w.settings().ExitGrace)
-		default:
-			of.end(w.cause())
-		}
-		return nil
-	})
-}
-
-// exited is the event that the process of a rank has exited.
-func (w *worker) exited(r *rank) {
-	exit, last := r.process.Exit(), r.process.Last()
-	w.post(func(now time.Time) []supervise.Action {
-		if r.of == w.current {
-			w.exits[r.index] = exit
-			if len(w.lastOutputs) == 0 {
-				w.lastOutputs = last
-			}
-		}
-		return w.machine.Exited(r.of.number, r.index, exit, now)
-	})
+	return nil
 }
 
 // onTransition reports a transition. The one to STARTUP waits for its processes.
-func (w *worker) onTransition(t supervise.Transition) {
-	out := Transition{At: t.At, Worker: w.index, Incarnation: t.Incarnation, From: t.From, To: t.To, Cause: t.Cause}
-	w.runner.metrics.recordTransition(out, w.began)
-	if t.To == supervise.Startup {
-		w.began, w.starting = t.At, &out
+func (w *worker) onTransition(t Transition) {
+	t.Worker = w.index
+	w.runner.metrics.recordTransition(t, w.began)
+	switch t.To {
+	case Startup:
+		w.began, w.starting = t.At, t
 		return
+	case Dead:
+		t.Exits = w.exits
+	default:
 	}
-	if t.To == supervise.Dead {
-		out.Exits = w.exits
-	}
-	w.report(out)
+	w.report(t)
 }
 
 func (w *worker) report(t Transition) {
@@ -269,7 +219,7 @@ func (w *worker) report(t Transition) {
 
 func (w *worker) logTransition(t Transition) {
 	log := w.log.With("incarnation", t.Incarnation, "from", t.From.String(), "pids", t.PIDs)
-	if t.To == supervise.Dead {
+	if t.To == Dead {
 		exits := make([]string, len(t.Exits))
 		for i, exit := range t.Exits {
 			exits[i] = "exit code 0"
@@ -288,18 +238,19 @@ func (w *worker) logTransition(t Transition) {
 
 func (w *worker) publishStatus() {
 	w.runner.board.set(w.index, status{
-		state: w.machine.State(), incarnation: w.machine.Incarnation(), progress: w.machine.Progress(),
+		state: w.machine.state, incarnation: w.machine.incarnation, progress: w.machine.progress,
 		looping: w.machine.CrashLooping(), cause: w.machine.Cause(), lastOutput: w.lastOutputs,
 	})
 }
 
 // spawn starts the processes of an incarnation. If one cannot be started, the others
 // are killed.
-func (w *worker) spawn(number supervise.Incarnation) []supervise.Action {
-	of := &incarnation{worker: w, number: number, running: map[uint64]*running{}}
+func (w *worker) spawn() []action {
+	of := &incarnation{worker: w, number: w.machine.incarnation, running: map[uint64]*running{}}
 	w.current, w.lastOutputs, w.exits = of, nil, make([]error, w.ranks)
 	err := w.startRanks(of)
-	w.report(*w.starting)
+	w.latest.Store(of)
+	w.report(w.starting)
 	for _, r := range of.started() {
 		w.watch(r)
 	}
@@ -307,10 +258,10 @@ func (w *worker) spawn(number supervise.Incarnation) []supervise.Action {
 		return nil
 	}
 	now := time.Now()
-	actions := w.machine.Fail(number, err, now)
+	actions := w.machine.Fail(err, now)
 	for i := len(of.started()); i < w.ranks; i++ {
 		w.exits[i] = err
-		actions = append(actions, w.machine.Exited(number, i, err, now)...)
+		actions = append(actions, w.machine.Exited(i, err, now)...)
 	}
 	return actions
 }
@@ -321,7 +272,14 @@ func (w *worker) watch(r *rank) {
 	w.tasks.Go(func() {
 		<-r.process.Done()
 		r.awaitRead()
-		w.exited(r)
+		exit, last := r.process.Exit(), r.process.Last()
+		w.postOf(r.of, func(m *machine, now time.Time) []action {
+			w.exits[r.index] = exit
+			if len(w.lastOutputs) == 0 {
+				w.lastOutputs = last
+			}
+			return m.Exited(r.index, exit, now)
+		})
 	})
 }
 
@@ -361,7 +319,7 @@ func (w *worker) startRanks(of *incarnation) error {
 }
 
 // environment returns the environment that all ranks of an incarnation share.
-func (w *worker) environment(number supervise.Incarnation) (map[string]string, error) {
+func (w *worker) environment(number uint64) (map[string]string, error) {
 	s := w.settings()
 	env := s.environment(w.index)
 	if s.Files != nil {
@@ -369,7 +327,7 @@ func (w *worker) environment(number supervise.Incarnation) (map[string]string, e
 	}
 	env["STAGEMESH_STAGE"] = s.Stage
 	env["STAGEMESH_WORKER"] = strconv.Itoa(w.index)
-	env["STAGEMESH_INCARNATION"] = strconv.FormatUint(uint64(number), 10)
+	env["STAGEMESH_INCARNATION"] = strconv.FormatUint(number, 10)
 	env["WORLD_SIZE"] = strconv.Itoa(w.ranks)
 	if w.ranks == 1 {
 		return env, nil

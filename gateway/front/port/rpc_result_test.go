@@ -1,4 +1,4 @@
-package rpc_test
+package port_test
 
 import (
 	"context"

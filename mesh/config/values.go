@@ -1,13 +1,15 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"math/big"
+	"net"
 	"strconv"
 	"strings"
 )
 
-// Bytes is a size in bytes. It reads and prints as "4MiB", "10MB" or "512".
+// Bytes is a size in bytes. It prints as "4MiB", "10MB" or "512".
 type Bytes int64
 
 var units = []struct {
@@ -28,15 +30,6 @@ var units = []struct {
 
 // binaryUnits are as many of the units.
 const binaryUnits = 4
-
-// UnmarshalText reads a size.
-func (b *Bytes) UnmarshalText(data []byte) (err error) {
-	*b, err = ParseBytes(string(data))
-	return err
-}
-
-// MarshalText returns what String does.
-func (b Bytes) MarshalText() ([]byte, error) { return []byte(b.String()), nil }
 
 // ParseBytes reads a size: a whole number of bytes, or a decimal number with a
 // unit that comes to one, such as 1.5KiB.
@@ -78,4 +71,28 @@ func (b Bytes) String() string {
 		}
 	}
 	return strconv.FormatInt(int64(b), 10)
+}
+
+// Address checks the address to listen on of the key; empty means that nobody listens.
+func Address(key, addr string) error {
+	if addr == "" {
+		return nil
+	}
+	_, port, err := net.SplitHostPort(addr)
+	if err == nil && port != "" {
+		_, err = net.LookupPort("tcp", port)
+	}
+	if err != nil || port == "" {
+		return fmt.Errorf("%s: %q is no address such as 127.0.0.1:8080, or :8080 for all of this machine's", key, addr)
+	}
+	return nil
+}
+
+// NotNegative checks the number of the key.
+func NotNegative[N cmp.Ordered](key string, n N) error {
+	var zero N
+	if n < zero {
+		return fmt.Errorf("%s: %v is negative", key, n)
+	}
+	return nil
 }

@@ -1,16 +1,14 @@
-package rpc_test
+package port_test
 
 import (
 	"context"
 	"errors"
 	"io"
-	"strings"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
@@ -23,21 +21,16 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
-// dial returns a client of grpc-go, which is not connect's own.
-func dial(t *testing.T, caller transport.Caller) inferencev1.InferenceServiceClient {
+// grpcGo returns a client of grpc-go, which is not connect's own.
+func grpcGo(t *testing.T, caller transport.Caller) inferencev1.InferenceServiceClient {
 	t.Helper()
-	conn, err := grpc.NewClient(strings.TrimPrefix(serve(t, caller), "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close() })
-	return inferencev1.NewInferenceServiceClient(conn)
+	return inferencev1.NewInferenceServiceClient(dial(t, serve(t, caller)))
 }
 
 func TestGRPCGoIsAnswered(t *testing.T) {
 	t.Parallel()
 	caller := &fronttest.Caller{Chunks: chunks("one", "two")}
-	client := dial(t, caller)
+	client := grpcGo(t, caller)
 	ctx, cancel := context.WithTimeout(metadata.AppendToOutgoingContext(t.Context(), "traceparent", traceParent), time.Minute)
 	defer cancel()
 	var header, trailer metadata.MD
@@ -61,7 +54,7 @@ func TestGRPCGoIsAnswered(t *testing.T) {
 
 func TestGRPCGoStreams(t *testing.T) {
 	t.Parallel()
-	in, err := dial(t, &fronttest.Caller{Chunks: chunks("one", "two")}).InferStream(t.Context(), blob(1))
+	in, err := grpcGo(t, &fronttest.Caller{Chunks: chunks("one", "two")}).InferStream(t.Context(), blob(1))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,7 +73,7 @@ func TestGRPCGoStreams(t *testing.T) {
 
 func TestGRPCGoSeesFaults(t *testing.T) {
 	t.Parallel()
-	_, err := dial(t, fronttest.Failing(fronttest.Fault(fault.NoCapacity))).Infer(t.Context(), blob(1))
+	_, err := grpcGo(t, fronttest.Failing(fronttest.Fault(fault.NoCapacity))).Infer(t.Context(), blob(1))
 	got := status.Convert(err)
 	if got.Code() != codes.Unavailable || len(got.Details()) != 3 {
 		t.Fatalf("got %v %v", got, got.Details())
@@ -92,7 +85,7 @@ func TestGRPCGoSeesFaults(t *testing.T) {
 
 func TestGRPCGoIsRefusedWhatIsTooLarge(t *testing.T) {
 	t.Parallel()
-	client := dial(t, &fronttest.Caller{})
+	client := grpcGo(t, &fronttest.Caller{})
 	for range 3 {
 		_, err := client.Infer(t.Context(), blob(100*limitBytes))
 		got := status.Convert(err)
@@ -110,12 +103,7 @@ func TestGRPCGoIsRefusedWhatIsTooLarge(t *testing.T) {
 
 func TestAnUnknownMethodIsUnimplemented(t *testing.T) {
 	t.Parallel()
-	conn, err := grpc.NewClient(strings.TrimPrefix(serve(t, &fronttest.Caller{}), "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	err = conn.Invoke(t.Context(), "/stagemesh.inference.v1.InferenceService/Guess", blob(1), &inferencev1.InferResponse{})
+	err := dial(t, serve(t, &fronttest.Caller{})).Invoke(t.Context(), "/stagemesh.inference.v1.InferenceService/Guess", blob(1), &inferencev1.InferResponse{})
 	if status.Code(err) != codes.Unimplemented {
 		t.Errorf("got %v", err)
 	}

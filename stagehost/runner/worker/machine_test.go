@@ -1,4 +1,4 @@
-package supervise_test
+package worker
 
 import (
 	"errors"
@@ -7,8 +7,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/stagemesh/stagemesh/stagehost/runner/worker/supervise"
 )
 
 var (
@@ -17,8 +15,8 @@ var (
 )
 
 // plain are settings in which every limit is another round number.
-func plain() supervise.Settings {
-	return supervise.Settings{Limits: supervise.Limits{
+func plain() *machine {
+	return &machine{size: 1, jitter: func() float64 { return 0 }, Limits: Limits{
 		StartLimit: 600 * time.Second, RunLimit: 300 * time.Second,
 		Heartbeat: 5 * time.Second, HeartbeatLimit: 10 * time.Second, StopLimit: 4 * time.Second,
 		Backoff: time.Second, MaxBackoff: 8 * time.Second, Settled: 20 * time.Second, CrashLoop: 3,
@@ -29,19 +27,19 @@ func plain() supervise.Settings {
 // and every edge as "FROM-TO: cause".
 type life struct {
 	*testing.T
-	*supervise.Machine
+	*machine
 	now   time.Time
 	done  []string
 	edges []string
 }
 
-func newLife(t *testing.T, edit ...func(*supervise.Settings)) *life {
+func newLife(t *testing.T, edit ...func(*machine)) *life {
 	l := &life{T: t, now: time.Unix(1_000_000, 0)}
 	s := plain()
 	for _, e := range edit {
-		e(&s)
+		e(s)
 	}
-	s.OnTransition = func(e supervise.Transition) {
+	s.onTransition = func(e Transition) {
 		if !e.At.Equal(l.now) {
 			t.Errorf("an edge happened at %s, it is %s", e.At, l.now)
 		}
@@ -51,15 +49,16 @@ func newLife(t *testing.T, edit ...func(*supervise.Settings)) *life {
 		}
 		l.edges = append(l.edges, text)
 	}
-	l.Machine = supervise.New(s)
+	l.machine = s
 	return l
 }
 
-func ranks(n int) func(*supervise.Settings) { return func(s *supervise.Settings) { s.Ranks = n } }
+func ranks(n int) func(*machine) { return func(m *machine) { m.size = n } }
 
-func (l *life) did(actions []supervise.Action) {
+func (l *life) did(actions []action) {
+	names := [...]string{"spawn", "warm up", "offer", "withdraw", "ping", "ask", "kill"}
 	for _, a := range actions {
-		l.done = append(l.done, fmt.Sprintf("%s %d", a.Do, a.Incarnation))
+		l.done = append(l.done, fmt.Sprintf("%s %d", names[a], l.incarnation))
 	}
 }
 
@@ -77,7 +76,7 @@ func (l *life) pass(d time.Duration) {
 		}
 		l.did(l.Tick(l.now))
 	}
-	l.Fatalf("the machine wakes up again and again at %s in state %s", l.now, l.State())
+	l.Fatalf("the machine wakes up again and again at %s in state %s", l.now, l.state)
 }
 
 // want holds what was done and which edges there were since the last look.
@@ -95,32 +94,32 @@ func (l *life) want(done string, edges ...string) {
 // up brings a worker of one rank to READY.
 func (l *life) up() {
 	l.Helper()
-	if l.State() == supervise.Dead && l.Incarnation() == 0 {
+	if l.state == Dead && l.incarnation == 0 {
 		l.did(l.Start(l.now))
 	}
-	l.did(l.Ready(l.Incarnation(), 0, l.now))
-	l.did(l.Warm(l.Incarnation(), l.now))
-	if l.State() != supervise.Ready {
-		l.Fatalf("it is %s and not READY", l.State())
+	l.did(l.Ready(0))
+	l.did(l.Warm(l.now))
+	if l.state != Ready {
+		l.Fatalf("it is %s and not READY", l.state)
 	}
 	l.done, l.edges = nil, nil
 }
 
-func (l *life) exit(how error) { l.did(l.Exited(l.Incarnation(), 0, how, l.now)) }
+func (l *life) exit(how error) { l.did(l.Exited(0, how, l.now)) }
 
 // busy gives it a batch now.
-func (l *life) busy() { l.did(l.Work(l.Incarnation(), supervise.Work{Oldest: l.now}, l.now)) }
+func (l *life) busy() { l.did(l.Work(workload{Oldest: l.now}, l.now)) }
 
-func (l *life) idle() { l.did(l.Work(l.Incarnation(), supervise.Work{Ended: l.now}, l.now)) }
+func (l *life) idle() { l.did(l.Work(workload{Ended: l.now}, l.now)) }
 
 func TestWorkerIsReadyAfterWarmUp(t *testing.T) {
 	t.Parallel()
 	l := newLife(t)
 	l.did(l.Start(l.now))
 	l.want("spawn 1", "DEAD-STARTUP")
-	l.did(l.Ready(1, 0, l.now))
+	l.did(l.Ready(0))
 	l.want("warm up 1")
-	l.did(l.Warm(1, l.now))
+	l.did(l.Warm(l.now))
 	l.want("offer 1", "STARTUP-READY")
 	if l.Cause() != nil || l.CrashLooping() || l.Stopped() {
 		t.Errorf("cause %v, looping %t, over %t", l.Cause(), l.CrashLooping(), l.Stopped())
@@ -138,13 +137,13 @@ func TestEachTransitionHasItsCause(t *testing.T) {
 		edges []string
 	}{
 		"starting, it fails": {
-			startup, func(l *life) { l.did(l.Machine.Fail(1, errBroke, l.now)) },
+			startup, func(l *life) { l.did(l.machine.Fail(errBroke, l.now)) },
 			"kill 1",
 			[]string{"STARTUP-ERROR: it broke"},
 		},
 		"starting, it reports that it failed, leaves and is gone": {startup, func(l *life) {
-			l.did(l.ReportError(1, errBroke, l.now))
-			l.did(l.ReportShutdown(1, l.now))
+			l.did(l.ReportError(errBroke, l.now))
+			l.did(l.ReportShutdown(l.now))
 			l.exit(errors.New("exit code 1"))
 		}, "ask 1", []string{"STARTUP-ERROR: it broke", "ERROR-SHUTDOWN: it broke", "SHUTDOWN-DEAD: it broke"}},
 		"starting, it is stopped": {startup, func(l *life) {
@@ -162,7 +161,7 @@ func TestEachTransitionHasItsCause(t *testing.T) {
 			[]string{"STARTUP-DEAD: it left without having been asked to"},
 		},
 		"starting, it takes too long": {startup, func(l *life) {
-			l.SetProgress(1, "loading shard 3 of 12")
+			l.SetProgress("loading shard 3 of 12")
 			l.pass(599 * time.Second)
 			l.pass(time.Second)
 			l.exit(errSignal)
@@ -171,12 +170,12 @@ func TestEachTransitionHasItsCause(t *testing.T) {
 			"ERROR-DEAD: it was not ready in time; its last progress: loading shard 3 of 12",
 		}},
 		"ready, it fails": {ready, func(l *life) {
-			l.did(l.Machine.Fail(1, errBroke, l.now))
+			l.did(l.machine.Fail(errBroke, l.now))
 			l.exit(errSignal)
 		}, "withdraw 1, kill 1", []string{"READY-ERROR: it broke", "ERROR-DEAD: it broke"}},
 		"ready, it reports that it failed": {ready, func(l *life) {
-			l.did(l.ReportError(1, errBroke, l.now))
-			l.did(l.ReportShutdown(1, l.now))
+			l.did(l.ReportError(errBroke, l.now))
+			l.did(l.ReportShutdown(l.now))
 			l.exit(nil)
 		}, "withdraw 1, ask 1", []string{"READY-ERROR: it broke", "ERROR-SHUTDOWN: it broke", "SHUTDOWN-DEAD: it broke"}},
 		"ready, it is stopped": {ready, func(l *life) {
@@ -184,7 +183,7 @@ func TestEachTransitionHasItsCause(t *testing.T) {
 			l.exit(nil)
 		}, "withdraw 1, ask 1", []string{"READY-SHUTDOWN", "SHUTDOWN-DEAD"}},
 		"ready, it gets a signal from somebody": {ready, func(l *life) {
-			l.did(l.ReportShutdown(1, l.now))
+			l.did(l.ReportShutdown(l.now))
 			l.exit(nil)
 		}, "withdraw 1, ask 1", []string{
 			"READY-SHUTDOWN: it left without having been asked to",
@@ -206,7 +205,7 @@ func TestEachTransitionHasItsCause(t *testing.T) {
 			l.exit(errSignal)
 		}, "withdraw 1, ask 1, kill 1", []string{"READY-SHUTDOWN", "SHUTDOWN-DEAD: it did not leave in time"}},
 		"it reports that it failed and stays": {ready, func(l *life) {
-			l.did(l.ReportError(1, errBroke, l.now))
+			l.did(l.ReportError(errBroke, l.now))
 			l.pass(4 * time.Second)
 			l.exit(errSignal)
 		}, "withdraw 1, ask 1, kill 1", []string{"READY-ERROR: it broke", "ERROR-DEAD: it broke"}},
@@ -236,12 +235,12 @@ func TestBackoffGrows(t *testing.T) {
 	for i, pause := range []int{1, 2, 4, 8, 8, 8} {
 		l.exit(errBroke)
 		l.pass(time.Duration(pause)*time.Second - 1)
-		if l.State() != supervise.Dead {
+		if l.state != Dead {
 			t.Errorf("restart %d came before %d s", i+1, pause)
 		}
 		l.pass(1)
-		if l.State() != supervise.Startup || l.Incarnation() != supervise.Incarnation(i+2) {
-			t.Errorf("after %d s it is %s, incarnation %d", pause, l.State(), l.Incarnation())
+		if l.state != Startup || l.incarnation != uint64(i)+2 {
+			t.Errorf("after %d s it is %s, incarnation %d", pause, l.state, l.incarnation)
 		}
 	}
 }
@@ -249,7 +248,7 @@ func TestBackoffGrows(t *testing.T) {
 func TestJitterShortensPausesByHalfAtMost(t *testing.T) {
 	t.Parallel()
 	for jitter, want := range map[float64]time.Duration{0: time.Second, 0.5: 750 * time.Millisecond, 1: 500 * time.Millisecond} {
-		l := newLife(t, func(s *supervise.Settings) { s.Jitter = func() float64 { return jitter } })
+		l := newLife(t, func(s *machine) { s.jitter = func() float64 { return jitter } })
 		l.did(l.Start(l.now))
 		l.exit(errBroke)
 		if got := l.Wake().Sub(l.now); got != want {
@@ -276,8 +275,8 @@ func TestCrashesInARowAreACrashLoop(t *testing.T) {
 	}
 	// It goes on trying, and is in the loop until it is ready.
 	l.pass(time.Minute)
-	if l.State() != supervise.Startup || !l.CrashLooping() {
-		t.Errorf("%s, looping %t", l.State(), l.CrashLooping())
+	if l.state != Startup || !l.CrashLooping() {
+		t.Errorf("%s, looping %t", l.state, l.CrashLooping())
 	}
 	l.up()
 	if l.CrashLooping() {
@@ -302,7 +301,7 @@ func TestSettledWorkerHasNoCrashes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l := newLife(t, func(s *supervise.Settings) { s.Heartbeat = 0 })
+			l := newLife(t, func(s *machine) { s.Heartbeat = 0 })
 			l.did(l.Start(l.now))
 			for range 2 {
 				l.exit(errBroke)
@@ -327,7 +326,7 @@ func TestSettledWorkerHasNoCrashes(t *testing.T) {
 // The worker leaves READY before its process ends: that it was settled counts.
 func TestSettledWorkerStartsNewRow(t *testing.T) {
 	t.Parallel()
-	l := newLife(t, func(s *supervise.Settings) { s.Heartbeat = 0 })
+	l := newLife(t, func(s *machine) { s.Heartbeat = 0 })
 	l.did(l.Start(l.now))
 	for range 2 {
 		l.exit(errBroke)
@@ -335,7 +334,7 @@ func TestSettledWorkerStartsNewRow(t *testing.T) {
 	}
 	l.up()
 	l.now = l.now.Add(time.Minute) // no Tick comes in between
-	l.did(l.Machine.Fail(l.Incarnation(), errBroke, l.now))
+	l.did(l.machine.Fail(errBroke, l.now))
 	l.exit(errSignal)
 	if pause := l.Wake().Sub(l.now); pause != time.Second {
 		t.Errorf("it starts in %s", pause)
@@ -351,7 +350,7 @@ func TestIdleWorkersArePinged(t *testing.T) {
 	l.pass(1)
 	l.want("ping 1")
 	l.pass(9 * time.Second)
-	l.Pong(1, 0, l.now)
+	l.Pong(0, l.now)
 	l.pass(5*time.Second - 1)
 	l.want("")
 	l.pass(1)
@@ -377,7 +376,7 @@ func TestBusyWorkersAreNotPinged(t *testing.T) {
 	l.want("ping 1")
 	// It has got a batch before it could be asked.
 	l.busy()
-	l.Pong(1, 0, l.now)
+	l.Pong(0, l.now)
 	l.pass(100 * time.Second)
 	l.want("")
 }
@@ -394,7 +393,7 @@ func TestWorkerIsPingedAfterItsBatch(t *testing.T) {
 		t.Errorf("nobody looks at it for %s", wake)
 	}
 	// It is idle now, and nobody reports it before the next look.
-	l.did(l.Work(1, supervise.Work{}, l.now))
+	l.did(l.Work(workload{}, l.now))
 	l.pass(plain().Heartbeat)
 	l.want("ping 1")
 }
@@ -415,7 +414,7 @@ func TestBatchDoesNotHideUnansweredPing(t *testing.T) {
 
 func TestOldestBatchIsBounded(t *testing.T) {
 	t.Parallel()
-	l := newLife(t, func(s *supervise.Settings) { s.Heartbeat = 0 })
+	l := newLife(t, func(s *machine) { s.Heartbeat = 0 })
 	l.up()
 	// A batch that begins after the last look is found by the next, in time.
 	began := l.now.Add(250 * time.Second)
@@ -423,7 +422,7 @@ func TestOldestBatchIsBounded(t *testing.T) {
 	if l.now.After(began.Add(300 * time.Second)) {
 		t.Fatalf("it looks %s after the batch began", l.now.Sub(began))
 	}
-	l.did(l.Work(1, supervise.Work{Oldest: began}, l.now))
+	l.did(l.Work(workload{Oldest: began}, l.now))
 	l.did(l.Tick(l.now))
 	if wake := l.Wake(); !wake.Equal(began.Add(300 * time.Second)) {
 		t.Fatalf("it wakes %s after the batch began", wake.Sub(began))
@@ -435,7 +434,7 @@ func TestOldestBatchIsBounded(t *testing.T) {
 
 func TestZeroLimitsBoundNothing(t *testing.T) {
 	t.Parallel()
-	l := newLife(t, func(s *supervise.Settings) { *s = supervise.Settings{OnTransition: s.OnTransition} })
+	l := newLife(t, func(s *machine) { s.Limits = Limits{} })
 	l.did(l.Start(l.now))
 	if wake := l.Wake(); !wake.IsZero() {
 		t.Errorf("it wakes in %s", wake.Sub(l.now))
@@ -459,12 +458,11 @@ func TestGangIsReadyWithEveryRank(t *testing.T) {
 	l := newLife(t, ranks(3))
 	l.did(l.Start(l.now))
 	l.want("spawn 1", "DEAD-STARTUP")
-	l.did(l.Ready(1, 2, l.now))
-	l.did(l.Ready(1, 0, l.now))
-	l.did(l.Ready(1, 0, l.now)) // twice is once
-	l.did(l.Ready(1, 3, l.now)) // there is no such rank
+	l.did(l.Ready(2))
+	l.did(l.Ready(0))
+	l.did(l.Ready(0)) // twice is once
 	l.want("")
-	l.did(l.Ready(1, 1, l.now))
+	l.did(l.Ready(1))
 	l.want("warm up 1")
 }
 
@@ -472,13 +470,13 @@ func TestGangDiesTogether(t *testing.T) {
 	t.Parallel()
 	l := newLife(t, ranks(2))
 	l.did(l.Start(l.now))
-	l.did(l.Ready(1, 1, l.now))
+	l.did(l.Ready(1))
 	l.up()
-	l.did(l.Exited(1, 1, errSignal, l.now))
+	l.did(l.Exited(1, errSignal, l.now))
 	l.want("withdraw 1, kill 1", "READY-ERROR: rank 1: signal: killed")
-	l.did(l.Exited(1, 1, errSignal, l.now))
+	l.did(l.Exited(1, errSignal, l.now))
 	l.want("")
-	l.did(l.Exited(1, 0, errSignal, l.now))
+	l.did(l.Exited(0, errSignal, l.now))
 	l.want("", "ERROR-DEAD: rank 1: signal: killed")
 	l.pass(time.Second)
 	l.want("spawn 2", "DEAD-STARTUP")
@@ -488,11 +486,11 @@ func TestEveryRankMustAnswerPing(t *testing.T) {
 	t.Parallel()
 	l := newLife(t, ranks(2))
 	l.did(l.Start(l.now))
-	l.did(l.Ready(1, 1, l.now))
+	l.did(l.Ready(1))
 	l.up()
 	l.pass(5 * time.Second)
 	l.want("ping 1")
-	l.Pong(1, 0, l.now)
+	l.Pong(0, l.now)
 	l.pass(10 * time.Second)
 	l.want("withdraw 1, kill 1", "READY-ERROR: it does not answer")
 }
@@ -502,9 +500,9 @@ func TestAskedRanksExitInAnyOrder(t *testing.T) {
 	l := newLife(t, ranks(2))
 	l.did(l.Start(l.now))
 	l.did(l.Stop(l.now))
-	l.did(l.Exited(1, 1, nil, l.now))
+	l.did(l.Exited(1, nil, l.now))
 	l.pass(time.Second)
-	l.did(l.Exited(1, 0, nil, l.now))
+	l.did(l.Exited(0, nil, l.now))
 	l.want("spawn 1, ask 1", "DEAD-STARTUP", "STARTUP-SHUTDOWN", "SHUTDOWN-DEAD")
 	if !l.Stopped() || !l.Wake().IsZero() {
 		t.Error("it is not over")
@@ -536,8 +534,8 @@ func TestRecycleNeedsNoPause(t *testing.T) {
 	}{
 		"of a worker that is dead":   {func(l *life) { l.exit(errBroke) }, false},
 		"of a worker that starts":    {func(*life) {}, true},
-		"of a worker that failed":    {func(l *life) { l.did(l.Machine.Fail(1, errBroke, l.now)) }, true},
-		"of a worker that leaves":    {func(l *life) { l.did(l.ReportShutdown(1, l.now)) }, true},
+		"of a worker that failed":    {func(l *life) { l.did(l.machine.Fail(errBroke, l.now)) }, true},
+		"of a worker that leaves":    {func(l *life) { l.did(l.ReportShutdown(l.now)) }, true},
 		"of an idle worker":          {func(l *life) { l.up() }, true},
 		"of a worker that is killed": {func(l *life) { l.up(); l.busy() }, true},
 	} {
@@ -551,8 +549,8 @@ func TestRecycleNeedsNoPause(t *testing.T) {
 				l.exit(errSignal)
 			}
 			l.pass(0)
-			if l.State() != supervise.Startup || l.Incarnation() != 2 || l.Cause() != nil {
-				t.Errorf("%s, incarnation %d, cause %v", l.State(), l.Incarnation(), l.Cause())
+			if l.state != Startup || l.incarnation != 2 || l.Cause() != nil {
+				t.Errorf("%s, incarnation %d, cause %v", l.state, l.incarnation, l.Cause())
 			}
 		})
 	}
@@ -563,9 +561,9 @@ func TestStoppedWorkerStaysDead(t *testing.T) {
 	for name, before := range map[string]func(l *life){
 		"never started":     func(*life) {},
 		"dead":              func(l *life) { l.did(l.Start(l.now)); l.exit(errBroke) },
-		"failed":            func(l *life) { l.up(); l.did(l.Machine.Fail(1, errBroke, l.now)) },
+		"failed":            func(l *life) { l.up(); l.did(l.machine.Fail(errBroke, l.now)) },
 		"being recycled":    func(l *life) { l.up(); l.busy(); l.did(l.Recycle(l.now)) },
-		"leaving by itself": func(l *life) { l.up(); l.did(l.ReportShutdown(1, l.now)) },
+		"leaving by itself": func(l *life) { l.up(); l.did(l.ReportShutdown(l.now)) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -575,11 +573,11 @@ func TestStoppedWorkerStaysDead(t *testing.T) {
 			l.did(l.Stop(l.now))
 			l.did(l.Recycle(l.now))
 			l.exit(nil)
-			incarnation := l.Incarnation()
+			incarnation := l.incarnation
 			l.pass(time.Hour)
 			l.did(l.Start(l.now))
-			if !l.Stopped() || l.Incarnation() != incarnation {
-				t.Errorf("%s, incarnation %d after %d", l.State(), l.Incarnation(), incarnation)
+			if !l.Stopped() || l.incarnation != incarnation {
+				t.Errorf("%s, incarnation %d after %d", l.state, l.incarnation, incarnation)
 			}
 		})
 	}
@@ -594,7 +592,7 @@ func TestKillIsSafeInEveryState(t *testing.T) {
 		"dead":     {func(*life) {}, ""},
 		"starting": {func(l *life) { l.did(l.Start(l.now)) }, "kill 1"},
 		"leaving":  {func(l *life) { l.up(); l.did(l.Stop(l.now)) }, "kill 1"},
-		"failed":   {func(l *life) { l.up(); l.did(l.Machine.Fail(1, errBroke, l.now)) }, "kill 1"},
+		"failed":   {func(l *life) { l.up(); l.did(l.machine.Fail(errBroke, l.now)) }, "kill 1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -609,25 +607,15 @@ func TestKillIsSafeInEveryState(t *testing.T) {
 	}
 }
 
+// Processes, connections and timers race.
 func TestEarlierIncarnationsChangeNothing(t *testing.T) {
 	t.Parallel()
-	l := newLife(t)
-	l.up()
-	l.exit(errSignal)
-	l.pass(time.Second)
-	l.up()
-	l.did(l.Ready(1, 0, l.now))
-	l.did(l.Warm(1, l.now))
-	l.did(l.Machine.Fail(1, errBroke, l.now))
-	l.did(l.ReportError(1, errBroke, l.now))
-	l.did(l.ReportShutdown(1, l.now))
-	l.did(l.Exited(1, 0, nil, l.now))
-	l.did(l.Work(1, supervise.Work{Oldest: l.now.Add(-time.Hour)}, l.now))
-	l.Pong(1, 0, l.now)
-	l.SetProgress(1, "x")
-	l.did(l.Tick(l.now))
-	l.want("")
-	if l.State() != supervise.Ready || l.Progress() != "" {
-		t.Errorf("%s, doing %q", l.State(), l.Progress())
+	for name, current := range map[string]*incarnation{"another runs": {}, "none runs": nil} {
+		w := &worker{machine: plain(), current: current}
+		w.machine.state = Ready
+		w.handle(event{of: &incarnation{}, do: func(*machine, time.Time) []action {
+			t.Errorf("%s: an event of an earlier incarnation is handled", name)
+			return nil
+		}})
 	}
 }

@@ -1,4 +1,4 @@
-package rpc_test
+package port_test
 
 import (
 	"bytes"
@@ -12,12 +12,11 @@ import (
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
-	"github.com/stagemesh/stagemesh/gateway/front/rpc"
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
 )
 
-// BenchmarkInfer is the handler's own cost, without a connection.
-func BenchmarkInfer(b *testing.B) {
+// BenchmarkRPC is the handler's own cost, without a connection.
+func BenchmarkRPC(b *testing.B) {
 	for _, row := range []struct {
 		name, contentType string
 		size              int
@@ -28,7 +27,7 @@ func BenchmarkInfer(b *testing.B) {
 		{"gRPC 1 MiB", "application/grpc", 1 << 20},
 	} {
 		b.Run(row.name, func(b *testing.B) {
-			_, handler := rpc.New(&fronttest.Caller{}, transport.Settings{})
+			handler := rpcHandler(b, &fronttest.Caller{}, transport.Settings{})
 			message, err := proto.Marshal(blob(row.size))
 			if err != nil {
 				b.Fatal(err)

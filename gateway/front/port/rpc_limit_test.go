@@ -1,4 +1,4 @@
-package rpc_test
+package port_test
 
 import (
 	"bytes"
@@ -18,7 +18,6 @@ import (
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
-	"github.com/stagemesh/stagemesh/gateway/front/rpc"
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -87,13 +86,6 @@ type wireError struct {
 		Type  string
 		Debug struct{ Reason string }
 	}
-}
-
-// head is an answer without its body, which has been read.
-type head struct {
-	Status          string
-	StatusCode      int
-	Header, Trailer http.Header
 }
 
 func post(t *testing.T, client *http.Client, url, contentType string, body io.Reader, header ...string) (head, []byte) {
@@ -169,9 +161,8 @@ func TestAPrefixAloneIsEnoughToRefuse(t *testing.T) {
 
 func TestABodyThatStallsIsGivenUp(t *testing.T) {
 	t.Parallel()
-	mux := http.NewServeMux()
-	mux.Handle(rpc.New(&fronttest.Caller{}, transport.Settings{StallTimeout: 50 * time.Millisecond}))
-	url := fronttest.Serve(t, mux) + inferencev1connect.InferenceServiceInferProcedure
+	handler := rpcHandler(t, &fronttest.Caller{}, transport.Settings{StallTimeout: 50 * time.Millisecond})
+	url := fronttest.Serve(t, handler) + inferencev1connect.InferenceServiceInferProcedure
 	response, data := post(t, fronttest.Client(t, true), url, "application/grpc", promise(t, 100))
 	if got := response.Trailer.Get("Grpc-Status"); got != "4" || !strings.Contains(response.Trailer.Get("Grpc-Message"), "50ms") {
 		t.Errorf("%s %v %q", response.Status, response.Trailer, data)
@@ -266,10 +257,8 @@ func TestABodyThatEndsEarlyReachesNobody(t *testing.T) {
 func TestASmallUnaryAnswerThatNobodyTakesEnds(t *testing.T) {
 	t.Parallel()
 	const window = 64 << 10
-	mounted, handler := rpc.New(&fronttest.Caller{}, transport.Settings{StallTimeout: 300 * time.Millisecond})
-	mux := http.NewServeMux()
-	mux.Handle(mounted, handler)
-	url := fronttest.Serve(t, mux) + inferencev1connect.InferenceServiceInferProcedure
+	handler := rpcHandler(t, &fronttest.Caller{}, transport.Settings{StallTimeout: 300 * time.Millisecond})
+	url := fronttest.Serve(t, handler) + inferencev1connect.InferenceServiceInferProcedure
 	client := fronttest.Client(t, true)
 	client.Transport.(*http.Transport).HTTP2 = &http.HTTP2Config{MaxReceiveBufferPerConnection: window, MaxReceiveBufferPerStream: 4 * window}
 	_ = unreadAnswer(t, client, url, strings.Repeat("xxxx", window/2))
@@ -309,9 +298,8 @@ func unreadAnswer(t *testing.T, client *http.Client, url, base64 string) io.Read
 func TestAMessageOfTooManyMessagesIsAnInvalidRequest(t *testing.T) {
 	t.Parallel()
 	caller := &fronttest.Caller{}
-	mux := http.NewServeMux()
-	mux.Handle(rpc.New(caller, transport.Settings{}))
-	url := fronttest.Serve(t, mux) + inferencev1connect.InferenceServiceInferProcedure
+	handler := rpcHandler(t, caller, transport.Settings{})
+	url := fronttest.Serve(t, handler) + inferencev1connect.InferenceServiceInferProcedure
 	const most = 1 << 18
 	for name, row := range map[string]struct{ contentType, body string }{
 		"inputs":              {"application/proto", strings.Repeat("\x12\x00", most+1)},
@@ -344,9 +332,8 @@ func TestAMessageMayHaveAllPartsWithAllParameters(t *testing.T) {
 	for i := range payload.MaxParts {
 		parts = append(parts, `{"name":"`+strconv.Itoa(i)+`","blob":{},`+parameters+"}")
 	}
-	mux := http.NewServeMux()
-	mux.Handle(rpc.New(&fronttest.Caller{}, transport.Settings{}))
-	url := fronttest.Serve(t, mux) + inferencev1connect.InferenceServiceInferProcedure
+	handler := rpcHandler(t, &fronttest.Caller{}, transport.Settings{})
+	url := fronttest.Serve(t, handler) + inferencev1connect.InferenceServiceInferProcedure
 	body := `{"pipeline":"echo",` + parameters + `,"inputs":[` + strings.Join(parts, ",") + "]}"
 	response, data := post(t, fronttest.Client(t, false), url, "application/json", strings.NewReader(body))
 	// It is decoded, for it is told which parameter has no value.

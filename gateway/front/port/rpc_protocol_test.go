@@ -1,4 +1,4 @@
-package rpc_test
+package port_test
 
 import (
 	"context"
@@ -15,7 +15,7 @@ import (
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
-	"github.com/stagemesh/stagemesh/gateway/front/rpc"
+	"github.com/stagemesh/stagemesh/gateway/front/port"
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
@@ -59,11 +59,19 @@ func (p protocol) client(t *testing.T, url string, more ...connect.ClientOption)
 	return inferencev1connect.NewInferenceServiceClient(fronttest.Client(t, p.h2c), url, append(p.options, more...)...)
 }
 
+func rpcHandler(t testing.TB, caller transport.Caller, s transport.Settings) http.Handler {
+	t.Helper()
+	out, err := port.PublicHandler(port.PublicSettings{Settings: s, Caller: caller})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
 func serve(t testing.TB, caller transport.Caller) string {
 	t.Helper()
-	mux := http.NewServeMux()
-	mux.Handle(rpc.New(caller, transport.Settings{MaxMessageBytes: limitBytes, StallTimeout: 10 * time.Second}))
-	return fronttest.Serve(t, mux)
+	handler := rpcHandler(t, caller, transport.Settings{MaxMessageBytes: limitBytes, StallTimeout: 10 * time.Second})
+	return fronttest.Serve(t, handler)
 }
 
 func connectError(t *testing.T, err error) *connect.Error {

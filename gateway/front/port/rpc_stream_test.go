@@ -1,9 +1,8 @@
-package rpc_test
+package port_test
 
 import (
 	"context"
 	"errors"
-	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -15,7 +14,6 @@ import (
 
 	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/fronttest"
-	"github.com/stagemesh/stagemesh/gateway/front/rpc"
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -113,10 +111,9 @@ func TestAReaderThatStopsEndsTheCall(t *testing.T) {
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel()
 			caller := newEndless(strings.Repeat("w", 256<<10))
-			mux := http.NewServeMux()
-			mux.Handle(rpc.New(caller, transport.Settings{StallTimeout: 100 * time.Millisecond}))
+			handler := rpcHandler(t, caller, transport.Settings{StallTimeout: 100 * time.Millisecond})
 			// On a busy machine the stream may be over before it begins.
-			if in, err := p.client(t, fronttest.Serve(t, mux)).InferStream(t.Context(), connect.NewRequest(blob(1))); err == nil {
+			if in, err := p.client(t, fronttest.Serve(t, handler)).InferStream(t.Context(), connect.NewRequest(blob(1))); err == nil {
 				defer in.Close()
 			}
 			select {

@@ -1,0 +1,174 @@
+// Package port builds the HTTP handlers of the gateway's ports: the public port with every
+// front on it, and what every port has around its services.
+//
+//	handler, err := port.PublicHandler(port.PublicSettings{Caller: service, Health: health})
+//	server := port.NewServer(handler, logger)
+//	go server.Serve(listener) // and stop it with server.Shutdown
+//
+// The public port serves the inference service over Connect, gRPC and gRPC-Web, plain HTTP
+// under /v1/, the Open Inference Protocol over gRPC and under /v2, the OpenAPI document and
+// the page that shows it.
+//
+// # Health
+//
+// One function answers all probes. It gets "", the gateway as a whole, from /readyz, from
+// gRPC health of "" and of the RPC services; and any other name, of a pipeline, as it is.
+// /livez is always 200. gRPC health has Check; Watch is UNIMPLEMENTED.
+//
+// # Browsers
+//
+// Pages of other origins may call only where Origins lists theirs. That is more than CORS
+// headers: a browser sends simple requests, such as a form's, before it looks at the
+// response, so a cross-origin request of an origin that is not listed is rejected with
+// PERMISSION_DENIED and reaches no service. Programs send no Origin and are not affected.
+//
+// # Authentication
+//
+// A Guard with Tokens admits callers that send one of them as "Authorization: Bearer TOKEN";
+// others get UNAUTHENTICATED: an RPC in its protocol, other requests in the form of their
+// path. Probes and gRPC health need no token, nor do the Guard's Open paths. The page of the
+// OpenAPI document is open, the document is not.
+//
+// # Concurrency
+//
+// Handlers are safe for concurrent use and start no goroutine but those of streams. After
+// Stopping is closed, streams of many requests take no more and end when the requests in
+// flight are answered.
+package port
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
+
+	"github.com/stagemesh/stagemesh/gateway/front/oip"
+	"github.com/stagemesh/stagemesh/gateway/front/rest"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/gateway/openapi"
+)
+
+// PublicSettings are the settings of PublicHandler.
+type PublicSettings struct {
+	// Settings bound what a caller may cost, on every protocol.
+	transport.Settings
+	// Caller runs the requests: gateway/call's service.
+	Caller transport.Caller
+	// Models are the pipelines to clients of the Open Inference Protocol; nil serves none.
+	Models oip.Models
+	// Docs has the OpenAPI document; nil serves neither it nor the page that shows it.
+	Docs openapi.Source
+	// Budget bounds the bytes of all requests together; nil is no bound.
+	Budget transport.Budget
+	// Health reports whether the gateway ("") or a pipeline can be used; nil is always
+	// healthy.
+	Health Health
+	// Origins are the origins whose pages may call, as scheme://host[:port], or "*" alone
+	// for all. Empty allows only the gateway's own.
+	Origins []string
+	// Tokens are what callers need one of; the zero Tokens admit everyone. TokensKey names
+	// the file with them in messages.
+	Tokens    Tokens
+	TokensKey string
+}
+
+// PublicHandler returns the handler of everything on the public port.
+func PublicHandler(s PublicSettings) (http.Handler, error) {
+	if s.Health == nil {
+		s.Health = func(context.Context, string) error { return nil }
+	}
+	mux := http.NewServeMux()
+	mux.Handle(newRPC(s.Caller, s.Settings))
+	services := []string{inferencev1connect.InferenceServiceName}
+	forms := Forms{}
+	if s.Models != nil {
+		mux.Handle(oip.New(s.Caller, s.Models, s.Settings))
+		services = append(services, oip.ServiceName)
+		tensors := oip.NewREST(s.Caller, s.Models, s.Settings)
+		mux.Handle(oip.Root, tensors)
+		mux.Handle(oip.Root+"/", tensors)
+		forms[oip.Root] = oip.WriteFault
+	}
+	mux.Handle(rest.Prefix, rest.New(s.Caller, s.Settings))
+	var open []string
+	if s.Docs != nil {
+		openapi.Mount(mux, s.Docs)
+		open = openapi.OpenPaths()
+	}
+	MountHealth(mux, s.Health, services...)
+	MountReflection(mux, services...)
+	mux.HandleFunc("/", notFound(s.Docs != nil))
+	// CORS comes first: a preflight request has no token.
+	guard := Guard{Tokens: s.Tokens, Key: s.TokensKey, Open: open, Services: services, Forms: forms}
+	out, err := CrossOrigin(guard.Before(mux), Origins{Listed: s.Origins, Key: "allow_origins", Forms: forms})
+	if err != nil || s.Budget == nil {
+		return out, err
+	}
+	return transport.WithBudget(out, s.Budget), nil
+}
+
+// notFound answers for paths that nothing serves.
+func notFound(documented bool) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		f := rest.NotFound(r.URL.Path)
+		if documented {
+			f.Message += "; GET " + openapi.DocumentPath + " describes all that there is"
+		}
+		transport.WriteFault(w, f)
+	}
+}
+
+// Bounds on what a connection may cost before and between requests. There is
+// no bound on a whole request or answer: uploads and answers have
+// transport.DefaultStallTimeout, and streams may be long.
+const (
+	readHeaderTimeout = 10 * time.Second
+	idleTimeout       = 2 * time.Minute
+	maxHeaderBytes    = 64 << 10
+
+	// maxConcurrentStreams is per connection: gRPC clients use one.
+	maxConcurrentStreams = 1000
+	pingAfter            = 30 * time.Second
+	pingTimeout          = 15 * time.Second
+	writeStall           = 30 * time.Second
+)
+
+// NewServer returns a server for the handler that speaks HTTP/1 and HTTP/2 on
+// one port, HTTP/2 without TLS too. The caller listens, serves and stops it.
+func NewServer(h http.Handler, log *slog.Logger) *http.Server {
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	protocols.SetHTTP2(true)
+	protocols.SetUnencryptedHTTP2(true)
+	return &http.Server{
+		Handler:           h,
+		Protocols:         protocols,
+		ReadHeaderTimeout: readHeaderTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    maxHeaderBytes,
+		ErrorLog:          slog.NewLogLogger(errorHandler{log.Handler()}, slog.LevelWarn),
+		HTTP2: &http.HTTP2Config{
+			MaxConcurrentStreams: maxConcurrentStreams,
+			SendPingTimeout:      pingAfter,
+			PingTimeout:          pingTimeout,
+			WriteByteTimeout:     writeStall,
+		},
+	}
+}
+
+// errorHandler logs failed TLS handshakes, such as those of TCP probes, at the level debug.
+type errorHandler struct{ slog.Handler }
+
+// Handle implements slog.Handler.
+func (h errorHandler) Handle(ctx context.Context, r slog.Record) error {
+	if strings.HasPrefix(r.Message, "http: TLS handshake error ") {
+		r.Level = slog.LevelDebug
+	}
+	if !h.Enabled(ctx, r.Level) {
+		return nil
+	}
+	return h.Handler.Handle(ctx, r)
+}
