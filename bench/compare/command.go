@@ -14,7 +14,6 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/services/bench"
-	"github.com/stagemesh/stagemesh/services/bench/plot"
 )
 
 const (
@@ -115,7 +114,7 @@ func (c *command) run(ctx context.Context, cmd *cobra.Command, name string, file
 	m.report.Report = session.Report
 	err = out.Write(m.report,
 		func(w io.Writer) error { return WriteText(w, m.report) },
-		func(w io.Writer) error { return plot.Write(w, session.Report) })
+		func(w io.Writer) error { return bench.WritePlot(w, session.Report) })
 	return errors.Join(err, session.Check())
 }
 

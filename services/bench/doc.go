@@ -1,5 +1,5 @@
 // Package bench measures a pipeline of a mesh: it generates load, records latencies and
-// timelines, and reports them as text and JSON. Package plot draws the reports.
+// timelines, and reports them as text, JSON and pictures.
 //
 //	client, err := bench.NewClient(bench.ClientSettings{Protocol: bench.GRPC, Address: "http://127.0.0.1:8080", Pipeline: "digits", Inputs: inputs})
 //	defer client.Close()

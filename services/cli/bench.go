@@ -11,7 +11,6 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/services/bench"
-	"github.com/stagemesh/stagemesh/services/bench/plot"
 )
 
 // benchCommand is one call of stagemesh bench.
@@ -83,7 +82,7 @@ func (b *benchCommand) run(ctx context.Context, cmd *cobra.Command, name string,
 	}
 	err = out.Write(session.Report,
 		func(w io.Writer) error { return bench.WriteText(w, session.Report) },
-		func(w io.Writer) error { return plot.Write(w, session.Report) })
+		func(w io.Writer) error { return bench.WritePlot(w, session.Report) })
 	return errors.Join(err, session.Check())
 }
 

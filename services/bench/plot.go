@@ -1,22 +1,4 @@
-// Package plot draws figures as SVG.
-//
-//	err := plot.Write(file, report)
-//	err = plot.WriteLines(file, plot.Lines{Title: "Answers per second", Series: series})
-//
-// Write draws a report of package bench: latency by percentile, the parts of the latency,
-// and, for several runs, latency by throughput. For runs of ten samples or more that
-// shared their process with the mesh, it draws heap and goroutines over time.
-//
-// WriteLines and WriteBars draw figures for comparison: series over one axis, and groups
-// of bars. Their values begin at 0, so that lengths can be compared by eye.
-//
-// A picture is text: it needs no font and no script, and is the same for the same
-// figures. Colour-blind readers can distinguish its colours. The axis of percentiles
-// gives each nine the same space, because callers notice the tail; that of latencies is
-// logarithmic. Bars are means, because only means add up.
-//
-// All functions are pure, and fail only if their writer does.
-package plot
+package bench
 
 import (
 	"fmt"
@@ -24,13 +6,17 @@ import (
 	"math"
 	"strconv"
 	"strings"
-
-	"github.com/stagemesh/stagemesh/services/bench"
 )
 
-// Write draws the report. It leaves out runs without an answer.
-func Write(out io.Writer, r bench.Report) error {
-	runs := make([]bench.Run, 0, len(r.Runs))
+// WritePlot draws a report as SVG: latency by percentile, the parts of the latency, and, for
+// several runs, latency by throughput. For runs of ten samples or more that shared their
+// process with the mesh, it draws heap and goroutines over time. It leaves out runs without
+// an answer.
+//
+// The axis of percentiles gives each nine the same space, because callers notice the tail;
+// that of latencies is logarithmic. Bars are means, because only means add up.
+func WritePlot(out io.Writer, r Report) error {
+	runs := make([]Run, 0, len(r.Runs))
 	for _, run := range r.Runs {
 		if run.Latency.Count > 0 {
 			runs = append(runs, run)
@@ -69,9 +55,9 @@ func Write(out io.Writer, r bench.Report) error {
 	return c.write(out, y)
 }
 
-func (c *canvas) title(r bench.Report) {
+func (c *canvas) title(r Report) {
 	s := r.Subject
-	place := map[string]string{bench.Elsewhere: s.Address, bench.InProcess: "mesh in the generator's process", bench.Processes: "mesh in processes beside the generator"}[s.Place]
+	place := map[string]string{Elsewhere: s.Address, InProcess: "mesh in the generator's process", Processes: "mesh in processes beside the generator"}[s.Place]
 	c.text(leftMargin-60, 30, large, left, foreground, fmt.Sprintf("Pipeline %s by %s, %s", s.Pipeline, s.Protocol, s.Payload))
 	c.text(leftMargin-60, 50, small, left, faint, fmt.Sprintf("%s; %d cores, %s/%s, %s, stagemesh %s; %s",
 		place, r.Machine.Cores, r.Machine.OS, r.Machine.Arch, r.Machine.Go, r.Product, r.Began.UTC().Format("2006-01-02")))
@@ -88,41 +74,39 @@ func nines(percentile float64) float64 { return -math.Log10(1 - percentile/100) 
 const mostNines = 6
 
 // percentiles draws latency by percentile, a curve per run.
-func (c *canvas) percentiles(p panel, runs []bench.Run) {
+func (c *canvas) percentiles(p panel, runs []Run) {
 	c.heading(p, "Latency by percentile")
 	low, high, most := math.Inf(1), 0.0, 1.0
-	for _, run := range runs {
+	var lines []line
+	for i, run := range runs {
+		one := line{colour: seriesColour(i)}
 		for _, at := range shownPoints(run) {
 			low, high, most = math.Min(low, at.MS), math.Max(high, at.MS), math.Max(most, nines(at.Percentile))
+			x := nines(at.Percentile)
+			if n := len(one.points); n > 0 {
+				x = math.Max(x, one.points[n-1].X)
+			}
+			one.points = append(one.points, At{x, at.MS})
 		}
+		lines = append(lines, one)
 	}
 	most = math.Min(most, mostNines)
-	x, y := p.xScale(0, most), p.latencyScale(low, high)
-	c.yAxis(p, y, milliseconds)
 	var marks []float64
 	for n := 0.0; n <= most; n++ {
 		marks = append(marks, n)
 	}
-	c.xAxis(p, x, append(marks, nines(50)), func(n float64) string {
-		return strconv.FormatFloat(100*(1-math.Pow(10, -n)), 'g', 7, 64) + " %"
+	c.draw(p, figure{
+		x: p.xScale(0, most), xMarks: append(marks, nines(50)), xLabel: func(n float64) string {
+			return strconv.FormatFloat(100*(1-math.Pow(10, -n)), 'g', 7, 64) + " %"
+		},
+		y: p.latencyScale(low, high), yLabel: labelMS, lines: lines,
 	})
-	for i, run := range runs {
-		var points []point
-		for _, at := range shownPoints(run) {
-			next := point{x.at(nines(at.Percentile)), y.at(at.MS)}
-			if n := len(points); n > 0 {
-				next.x = math.Max(next.x, points[n-1].x)
-			}
-			points = append(points, next)
-		}
-		c.curve(points, seriesColour(i), "")
-	}
 }
 
 // shownPoints are the points that have a place on the axis. The last, 100 %, has none,
 // and is drawn at the highest percentile that so many answers resolve.
-func shownPoints(run bench.Run) []bench.Point {
-	out := make([]bench.Point, 0, len(run.Curve))
+func shownPoints(run Run) []Point {
+	out := make([]Point, 0, len(run.Curve))
 	for _, p := range run.Curve {
 		if p.Percentile >= 100 {
 			p.Percentile = 100 * (1 - 1/math.Max(2, float64(run.Latency.Count)))
@@ -138,7 +122,7 @@ func shownPoints(run bench.Run) []bench.Point {
 const barHeight = 34.0
 
 // parts draws the parts of the mean latency, a bar per run, and returns their legend.
-func (c *canvas) parts(p panel, runs []bench.Run) []legendEntry {
+func (c *canvas) parts(p panel, runs []Run) []legendEntry {
 	c.heading(p, "Where the time went, on average")
 	longest := 0.001
 	for _, run := range runs {
@@ -149,7 +133,7 @@ func (c *canvas) parts(p panel, runs []bench.Run) []legendEntry {
 		longest = max(longest, total)
 	}
 	x := p.xScale(0, longest)
-	c.xAxis(p, x, x.marks(), milliseconds)
+	c.xAxis(p, x, x.marks(), labelMS)
 	legend := partColours(runs)
 	colours := map[string]string{}
 	for _, e := range legend {
@@ -171,7 +155,7 @@ func (c *canvas) parts(p panel, runs []bench.Run) []legendEntry {
 
 // partColours returns the parts of all runs with their colours, in order. A step has one
 // hue, and its run is the darkest shade.
-func partColours(runs []bench.Run) []legendEntry {
+func partColours(runs []Run) []legendEntry {
 	hues := []int{205, 24, 162, 322, 45, 265, 0, 90}
 	lightness := map[string]int{"queue": 80, "batch": 65, "run": 42}
 	var out []legendEntry
@@ -198,34 +182,35 @@ func partColours(runs []bench.Run) []legendEntry {
 }
 
 // throughput draws latency by throughput, a line per percentile, and returns their legend.
-func (c *canvas) throughput(p panel, runs []bench.Run) (legend []legendEntry) {
+func (c *canvas) throughput(p panel, runs []Run) (legend []legendEntry) {
 	c.heading(p, "Latency by throughput")
 	low, high, most := math.Inf(1), 0.0, 0.0
 	for _, run := range runs {
 		low, high = math.Min(low, run.Latency.P50MS), math.Max(high, run.Latency.P999MS)
 		most = math.Max(most, run.ThroughputPerS)
 	}
-	x, y := p.xScale(0, most*1.06), p.latencyScale(low, high)
-	c.yAxis(p, y, milliseconds)
-	c.xAxis(p, x, x.marks(), func(v float64) string { return thousands(v) + "/s" })
-	for i, line := range []struct {
-		name, dash string
-		of         func(bench.Distribution) float64
-	}{
-		{"P50", "", func(d bench.Distribution) float64 { return d.P50MS }},
-		{"P99", "7 4", func(d bench.Distribution) float64 { return d.P99MS }},
-		{"P99.9", "2 3", func(d bench.Distribution) float64 { return d.P999MS }},
-	} {
-		points := make([]point, len(runs))
-		for j, run := range runs {
-			points[j] = point{x.at(run.ThroughputPerS), y.at(line.of(run.Latency))}
-		}
-		c.curve(points, seriesColour(i), line.dash)
-		for j, run := range runs {
-			c.dot(points[j], seriesColour(i), line.name+" of "+run.Load.Name()+": "+milliseconds(line.of(run.Latency)))
-		}
-		legend = append(legend, legendEntry{line.name, seriesColour(i)})
+	f := figure{
+		x: p.xScale(0, most*1.06), xLabel: func(v float64) string { return thousands(v) + "/s" },
+		y: p.latencyScale(low, high), yLabel: labelMS,
 	}
+	f.xMarks = f.x.marks()
+	for i, of := range []struct {
+		name, dash string
+		of         func(Distribution) float64
+	}{
+		{"P50", "", func(d Distribution) float64 { return d.P50MS }},
+		{"P99", "7 4", func(d Distribution) float64 { return d.P99MS }},
+		{"P99.9", "2 3", func(d Distribution) float64 { return d.P999MS }},
+	} {
+		one := line{colour: seriesColour(i), dash: of.dash, points: make([]At, len(runs))}
+		for j, run := range runs {
+			one.points[j] = At{run.ThroughputPerS, of.of(run.Latency)}
+		}
+		one.title = func(i int, at At) string { return of.name + " of " + runs[i].Load.Name() + ": " + labelMS(at.Y) }
+		f.lines = append(f.lines, one)
+		legend = append(legend, legendEntry{of.name, seriesColour(i)})
+	}
+	c.draw(p, f)
 	return legend
 }
 
@@ -239,24 +224,24 @@ const processHeight = 120.0
 type processFigure struct {
 	title string
 	label func(float64) string
-	of    func(bench.ProcessSample) float64
+	of    func(ProcessSample) float64
 }
 
 var processFigures = []processFigure{
-	{"Heap of generator and mesh", func(v float64) string { return short(v) + " MB" }, func(s bench.ProcessSample) float64 { return s.HeapMB }},
-	{"Goroutines of generator and mesh", thousands, func(s bench.ProcessSample) float64 { return float64(s.Goroutines) }},
+	{"Heap of generator and mesh", func(v float64) string { return short(v) + " MB" }, func(s ProcessSample) float64 { return s.HeapMB }},
+	{"Goroutines of generator and mesh", thousands, func(s ProcessSample) float64 { return float64(s.Goroutines) }},
 }
 
 // timedRun has the measured samples of the i-th run's process.
 type timedRun struct {
 	i       int
 	warmup  float64
-	samples []bench.ProcessSample
+	samples []ProcessSample
 }
 
 // timedRuns returns the runs that shared their process with the mesh and have enough
 // samples.
-func timedRuns(runs []bench.Run) []timedRun {
+func timedRuns(runs []Run) []timedRun {
 	var out []timedRun
 	for i, run := range runs {
 		if samples := run.Measured(); run.Generator.Shared && len(samples) >= fewSamples {
@@ -284,14 +269,17 @@ func (c *canvas) process(p panel, of processFigure, runs []timedRun) {
 	if longest > 600*60*second {
 		unit, name = 3600*second, "h"
 	}
-	x, y := p.xScale(0, longest/unit), p.yScale(0, most*1.1)
-	c.xAxis(p, x, x.marks(), func(v float64) string { return short(v) + " " + name })
-	c.yAxis(p, y, of.label)
-	for _, run := range runs {
-		points := make([]point, len(run.samples))
-		for i, s := range run.samples {
-			points[i] = point{x.at((s.AtMS - run.warmup) / unit), y.at(of.of(s))}
-		}
-		c.curve(points, seriesColour(run.i), "")
+	f := figure{
+		x: p.xScale(0, longest/unit), xLabel: func(v float64) string { return short(v) + " " + name },
+		y: p.yScale(0, most*1.1), yLabel: of.label,
 	}
+	f.xMarks = f.x.marks()
+	for _, run := range runs {
+		one := line{colour: seriesColour(run.i)}
+		for _, s := range run.samples {
+			one.points = append(one.points, At{(s.AtMS - run.warmup) / unit, of.of(s)})
+		}
+		f.lines = append(f.lines, one)
+	}
+	c.draw(p, f)
 }

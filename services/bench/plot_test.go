@@ -1,4 +1,4 @@
-package plot_test
+package bench_test
 
 import (
 	"bytes"
@@ -9,13 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/stagemesh/stagemesh/services/bench"
-	"github.com/stagemesh/stagemesh/services/bench/plot"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // runOf is a run of a thousand answers, the longest of that time.
 func runOf(callers int, longest time.Duration) bench.Run {
@@ -32,7 +27,7 @@ func runOf(callers int, longest time.Duration) bench.Run {
 func draw(t *testing.T, runs ...bench.Run) string {
 	t.Helper()
 	var out bytes.Buffer
-	err := plot.Write(&out, bench.Report{Version: bench.ReportVersion, Subject: bench.Subject{Pipeline: "x&y", Place: bench.InProcess}, Runs: runs})
+	err := bench.WritePlot(&out, bench.Report{Version: bench.ReportVersion, Subject: bench.Subject{Pipeline: "x&y", Place: bench.InProcess}, Runs: runs})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,26 +1,26 @@
-package plot_test
+package bench_test
 
 import (
 	"math"
 	"strings"
 	"testing"
 
-	"github.com/stagemesh/stagemesh/services/bench/plot"
+	"github.com/stagemesh/stagemesh/services/bench"
 )
 
-func lines(t *testing.T, l plot.Lines) string {
+func lines(t *testing.T, l bench.Lines) string {
 	t.Helper()
 	var out strings.Builder
-	if err := plot.WriteLines(&out, l); err != nil {
+	if err := bench.WriteLines(&out, l); err != nil {
 		t.Fatal(err)
 	}
 	return out.String()
 }
 
-func bars(t *testing.T, b plot.Bars) string {
+func bars(t *testing.T, b bench.Bars) string {
 	t.Helper()
 	var out strings.Builder
-	if err := plot.WriteBars(&out, b); err != nil {
+	if err := bench.WriteBars(&out, b); err != nil {
 		t.Fatal(err)
 	}
 	return out.String()
@@ -28,11 +28,11 @@ func bars(t *testing.T, b plot.Bars) string {
 
 func TestSeriesAreLinesWithDots(t *testing.T) {
 	t.Parallel()
-	got := lines(t, plot.Lines{
-		Title: "a<b", X: plot.Axis{Name: "in flight"}, Y: plot.Axis{Name: "answers", Unit: "/s"}, Log: true,
-		Series: []plot.Series{
-			{Name: "ours", Points: []plot.At{{1, 10}, {64, 20_000}}},
-			{Name: "theirs", Points: []plot.At{{1, 5}, {8, math.NaN()}, {64, 7}}, Dashed: true},
+	got := lines(t, bench.Lines{
+		Title: "a<b", X: bench.Axis{Name: "in flight"}, Y: bench.Axis{Name: "answers", Unit: "/s"}, Log: true,
+		Series: []bench.Series{
+			{Name: "ours", Points: []bench.At{{1, 10}, {64, 20_000}}},
+			{Name: "theirs", Points: []bench.At{{1, 5}, {8, math.NaN()}, {64, 7}}, Dashed: true},
 		},
 	})
 	if n := count(t, got); n["polyline"] != 2 || n["circle"] != 4 {
@@ -47,11 +47,11 @@ func TestSeriesAreLinesWithDots(t *testing.T) {
 
 func TestGroupsHaveABarPerSeries(t *testing.T) {
 	t.Parallel()
-	got := bars(t, plot.Bars{
+	got := bars(t, bench.Bars{
 		Groups: []string{"1", "8"}, Goal: 0.8, GoalName: "the goal",
-		Series: []plot.BarSeries{
-			{Name: "x", Bars: []plot.Bar{{Value: 1, Low: 0.9, High: 1.2}, {Value: 0.5}}},
-			{Name: "y", Bars: []plot.Bar{{Value: 2}, {}}},
+		Series: []bench.BarSeries{
+			{Name: "x", Bars: []bench.Bar{{Value: 1, Low: 0.9, High: 1.2}, {Value: 0.5}}},
+			{Name: "y", Bars: []bench.Bar{{Value: 2}, {}}},
 		},
 	})
 	// The background, three bars and two legend entries; the goal and one range.
@@ -65,18 +65,18 @@ func TestGroupsHaveABarPerSeries(t *testing.T) {
 
 func TestChartsHaveOnlyFiniteNumbers(t *testing.T) {
 	t.Parallel()
-	point := []plot.Series{{Name: "a", Points: []plot.At{{1, 0}}}}
+	point := []bench.Series{{Name: "a", Points: []bench.At{{1, 0}}}}
 	for name, test := range map[string]struct {
 		picture string
 		nothing bool
 	}{
-		"no lines":     {lines(t, plot.Lines{}), true},
-		"no number":    {lines(t, plot.Lines{Series: []plot.Series{{Points: []plot.At{{math.Inf(1), 1}, {1, math.NaN()}}}}}), true},
-		"one point":    {lines(t, plot.Lines{Series: point, Log: true}), false},
-		"at 0, by log": {lines(t, plot.Lines{Series: []plot.Series{{Points: []plot.At{{0, 1}, {8, 2}}}}, Log: true}), false},
-		"no bars":      {bars(t, plot.Bars{Groups: []string{"1"}}), true},
-		"only 0":       {bars(t, plot.Bars{Groups: []string{"1"}, Series: []plot.BarSeries{{Bars: []plot.Bar{{}}}}}), true},
-		"fewer bars":   {bars(t, plot.Bars{Groups: []string{"1", "2"}, Series: []plot.BarSeries{{Bars: []plot.Bar{{Value: 1}}}}}), false},
+		"no lines":     {lines(t, bench.Lines{}), true},
+		"no number":    {lines(t, bench.Lines{Series: []bench.Series{{Points: []bench.At{{math.Inf(1), 1}, {1, math.NaN()}}}}}), true},
+		"one point":    {lines(t, bench.Lines{Series: point, Log: true}), false},
+		"at 0, by log": {lines(t, bench.Lines{Series: []bench.Series{{Points: []bench.At{{0, 1}, {8, 2}}}}, Log: true}), false},
+		"no bars":      {bars(t, bench.Bars{Groups: []string{"1"}}), true},
+		"only 0":       {bars(t, bench.Bars{Groups: []string{"1"}, Series: []bench.BarSeries{{Bars: []bench.Bar{{}}}}}), true},
+		"fewer bars":   {bars(t, bench.Bars{Groups: []string{"1", "2"}, Series: []bench.BarSeries{{Bars: []bench.Bar{{Value: 1}}}}}), false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -1,4 +1,4 @@
-package plot_test
+package bench_test
 
 import (
 	"maps"
@@ -10,9 +10,9 @@ import (
 	"github.com/stagemesh/stagemesh/services/bench"
 )
 
-// sampled is a run that shares its process with the mesh, with a number of measured
+// sampledRun is a run that shares its process with the mesh, with a number of measured
 // samples, and two of the warm-up.
-func sampled(samples int, apart time.Duration) bench.Run {
+func sampledRun(samples int, apart time.Duration) bench.Run {
 	run := runOf(8, time.Second)
 	run.Generator.Shared = true
 	step := float64(apart.Milliseconds())
@@ -25,18 +25,18 @@ func sampled(samples int, apart time.Duration) bench.Run {
 
 func TestSharedProcessesAreDrawn(t *testing.T) {
 	t.Parallel()
-	apart := sampled(60, time.Second)
+	apart := sampledRun(60, time.Second)
 	apart.Generator.Shared = false
 	for name, test := range map[string]struct {
 		runs []bench.Run
 		// want are the curves of processes.
 		want int
 	}{
-		"long enough":              {[]bench.Run{sampled(10, time.Second)}, 2},
-		"too short":                {[]bench.Run{sampled(9, time.Second)}, 0},
+		"long enough":              {[]bench.Run{sampledRun(10, time.Second)}, 2},
+		"too short":                {[]bench.Run{sampledRun(9, time.Second)}, 0},
 		"of another process":       {[]bench.Run{apart}, 0},
 		"an older report's":        {[]bench.Run{runOf(1, time.Second)}, 0},
-		"two, and one that is not": {[]bench.Run{sampled(20, time.Second), runOf(1, time.Second), sampled(60, time.Minute)}, 4},
+		"two, and one that is not": {[]bench.Run{sampledRun(20, time.Second), runOf(1, time.Second), sampledRun(60, time.Minute)}, 4},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -69,7 +69,7 @@ func TestProcessTimeHasASuitableUnit(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			picture := draw(t, sampled(11, test.apart))
+			picture := draw(t, sampledRun(11, test.apart))
 			for _, mark := range slices.Sorted(maps.Keys(test.marks)) {
 				if strings.Contains(picture, mark) != test.marks[mark] {
 					t.Errorf("%s: want %v in\n%s", mark, test.marks[mark], picture)
@@ -81,7 +81,7 @@ func TestProcessTimeHasASuitableUnit(t *testing.T) {
 
 func TestProcessOfZerosIsDrawn(t *testing.T) {
 	t.Parallel()
-	run := sampled(11, 0)
+	run := sampledRun(11, 0)
 	for i := range run.Process.Samples {
 		run.Process.Samples[i] = bench.ProcessSample{}
 	}
