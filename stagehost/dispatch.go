@@ -358,17 +358,11 @@ func (l *loop) endBatch(e *ran) {
 	if e.run.quarantined {
 		l.quarantineBusy = false
 	}
-	l.batcher.Finished(time.Now(), e.learn())
-}
-
-// learn returns what the batcher learns of the run. It does not learn from
-// the time of a failed run.
-func (e *ran) learn() batch.Run {
 	r := batch.Run{Key: e.run.items[0].key, Items: len(e.run.items), Rows: e.run.batch.Rows}
 	if e.err == nil {
-		r.Took = e.took
+		r.Took = e.took // the batcher does not learn from the time of a failed run
 	}
-	return r
+	l.batcher.Finished(time.Now(), r)
 }
 
 // logRun logs a batch that failed as a whole. It does not log parts of a failed

@@ -64,8 +64,6 @@ type Host struct {
 	// born is when this process became a host.
 	born   time.Time
 	status status
-	// registration is whether the registry has the host.
-	registration registration
 	// busy is true while items wait for a slot; load has the items in flight.
 	busy atomic.Bool
 	load load
@@ -144,14 +142,18 @@ func New(s Settings) (*Host, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Host{
-		settings:     s,
-		metrics:      m,
-		looped:       make(chan struct{}),
-		registration: registrationIn(s.Registry),
-		reconciler:   reconciler{missing: make(chan struct{}, 1), runnerHealth: runnerHealthOf(s.Runner)},
-		service:      service{directs: make(chan struct{}, maxDirectCalls)},
-	}, nil
+	h := &Host{
+		settings:   s,
+		metrics:    m,
+		looped:     make(chan struct{}),
+		reconciler: reconciler{missing: make(chan struct{}, 1)},
+		service:    service{directs: make(chan struct{}, maxDirectCalls)},
+	}
+	h.runnerHealth.runner, _ = s.Runner.(runner.HealthReporter)
+	if s.Registry != nil {
+		h.status.unregistered = ErrNotRegistered
+	}
+	return h, nil
 }
 
 // Run starts the runner, serves the stage until the context ends, and drains. It

@@ -280,7 +280,7 @@ func (e *arrived) apply(l *loop) {
 		l.host.returnUnadmitted(it, fault.Newf(fault.Overloaded, "%w", err))
 		return
 	}
-	if l.cancelledIDs.has(it.env.RequestID) {
+	if _, cancelled := l.cancelledIDs[it.env.RequestID]; cancelled {
 		l.dropCancelled(it)
 		return
 	}

@@ -28,22 +28,6 @@ const (
 	DefaultIdle       = 30 * time.Second
 )
 
-func (s StreamSettings) withDefaults() StreamSettings {
-	orDefault(&s.FirstChunk, DefaultFirstChunk)
-	orDefault(&s.Idle, DefaultIdle)
-	return s
-}
-
-func (s StreamSettings) validate() error {
-	switch {
-	case s.FirstChunk < 0:
-		return fmt.Errorf("stream.first_chunk_timeout: %s is negative", s.FirstChunk)
-	case s.Idle < 0:
-		return fmt.Errorf("stream.idle_timeout: %s is negative", s.Idle)
-	}
-	return nil
-}
-
 // adapt chooses how the host serves its runner, once that has started.
 func (h *Host) adapt() error {
 	s := &h.settings

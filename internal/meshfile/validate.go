@@ -19,7 +19,6 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/schema"
-	"github.com/stagemesh/stagemesh/stagehost/stageapi"
 )
 
 // Validate checks everything that can be checked without starting anything: of the
@@ -70,7 +69,7 @@ func known(hosts []stagehost.Settings, routes []pipeline.Pipeline) map[pipeline.
 		}
 	}
 	for _, host := range hosts {
-		described := stageapi.Description{Spec: specOf(host), Limits: stageapi.Limits{MaxBytes: host.Batch.MaxBytes}}
+		described := stagehost.Description{Spec: specOf(host), Limits: stagehost.Limits{MaxBytes: host.Batch.MaxBytes}}
 		known := pipelines.Stage{Served: true, Durabilities: host.Queue.Durabilities}
 		known.Spec, known.Limits = described.Published()
 		out[host.Stage] = known

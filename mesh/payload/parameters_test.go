@@ -291,12 +291,3 @@ func TestLaterLayersWin(t *testing.T) {
 		t.Error("no parameters are not nil")
 	}
 }
-
-func TestACloneIsIndependent(t *testing.T) {
-	t.Parallel()
-	p := payload.Parameters{"a": payload.Int64(1)}
-	p.Clone()["a"] = payload.Int64(2)
-	if p["a"] != payload.Int64(1) || payload.Parameters(nil).Clone() != nil {
-		t.Errorf("got %v", p)
-	}
-}

@@ -19,11 +19,11 @@ import (
 // are the context's: BROKER_UNAVAILABLE at once where the broker is known to be
 // away, and within seconds where it does not answer.
 var (
-	// ErrNoDeadLetter says that there is no dead letter of that number (any more).
+	// ErrNoDeadLetter means that there is no dead letter of that number (any more).
 	ErrNoDeadLetter = errors.New("no such dead letter")
-	// ErrUnreadable says that the message of that number is no dead letter.
+	// ErrUnreadable means that the message of that number is no dead letter.
 	ErrUnreadable = errors.New("what is stored there is no dead letter")
-	// ErrNotReplayable says that the dead letter holds no item that the stage's
+	// ErrNotReplayable means that the dead letter holds no item that the stage's
 	// hosts would take.
 	ErrNotReplayable = errors.New("the dead letter holds no item to run again")
 )
@@ -56,10 +56,8 @@ const deadLetterDuplicates = 2 * time.Minute
 // NewDeadLetters returns the store of dead letters. It makes no call to the
 // broker.
 func NewDeadLetters(b *bus.Bus, s Settings) *DeadLetters {
-	d := &DeadLetters{newStream(b, s, DefaultDeadLetterRetention, DefaultMaxBytes)}
-	d.what, d.config.Description = "dead letters", "messages that the mesh gave up on"
-	d.config.Name, d.config.Subjects = b.DeadLetterStream(), []string{b.DeadLetterSubject("*")}
-	d.config.Discard, d.config.MaxMsgsPerSubject = jetstream.DiscardOld, 0
+	d := &DeadLetters{newStream(b, "dead letters", b.DeadLetterStream(), b.DeadLetterSubject("*"), s, Settings{Retention: DefaultDeadLetterRetention, MaxBytes: DefaultMaxBytes})}
+	d.config.Description, d.config.Discard, d.config.MaxMsgsPerSubject = "messages that the mesh gave up on", jetstream.DiscardOld, 0
 	d.config.Duplicates = min(deadLetterDuplicates, d.config.MaxAge)
 	return d
 }

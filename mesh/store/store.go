@@ -27,6 +27,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -88,16 +89,14 @@ type stream struct {
 	what string
 }
 
-// newStream returns a stream that keeps one message per subject and refuses new
-// ones at its bound; a store changes what differs.
-func newStream(b *bus.Bus, s Settings, retention time.Duration, maxBytes int64) stream {
-	if s.Retention == 0 {
-		s.Retention = retention
-	}
-	if s.MaxBytes == 0 {
-		s.MaxBytes = maxBytes
-	}
-	return stream{bus: b, version: max(1, s.Version), config: jetstream.StreamConfig{
+// newStream returns the stream of a store that keeps one message per subject and
+// rejects new ones at its bound, with the store's defaults; a store changes what
+// differs.
+func newStream(b *bus.Bus, what, name, subjects string, s, defaults Settings) stream {
+	s.Retention, s.MaxBytes = cmp.Or(s.Retention, defaults.Retention), cmp.Or(s.MaxBytes, defaults.MaxBytes)
+	return stream{bus: b, what: what, version: max(1, s.Version), config: jetstream.StreamConfig{
+		Name:              name,
+		Subjects:          []string{subjects},
 		Retention:         jetstream.LimitsPolicy,
 		Storage:           jetstream.FileStorage,
 		Discard:           jetstream.DiscardNew,

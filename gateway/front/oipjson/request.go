@@ -101,20 +101,20 @@ func stopIf(enough bool, s *scanner) error {
 // Decode reads a request. Its tensors are allocated from the memory, and share no
 // bytes with the text.
 func Decode(text []byte, memory *transport.Reservation) (*Request, error) {
-	return decode(scanner{data: text}, memory)
+	return decode(scanner{data: text, memory: memory})
 }
 
 // DecodeUnpacked decodes a request that was converted from MessagePack. Its messages
 // suggest sending unsupported data as bytes.
 func DecodeUnpacked(text []byte, memory *transport.Reservation) (*Request, error) {
-	return decode(scanner{data: text, packed: true}, memory)
+	return decode(scanner{data: text, packed: true, memory: memory})
 }
 
-func decode(from scanner, memory *transport.Reservation) (*Request, error) {
-	d := &decoder{scanner: from, memory: memory}
+func decode(from scanner) (*Request, error) {
+	d := &decoder{scanner: from}
 	var seen keys
 	err := d.object(func(key string) error {
-		if err := seen.add(key, func() string { return key }); err != nil {
+		if err := seen.add("", key); err != nil {
 			return err
 		}
 		return d.member(key)
@@ -136,7 +136,6 @@ type decoder struct {
 	scanner
 
 	request Request
-	memory  *transport.Reservation
 }
 
 func (d *decoder) member(key string) (err error) {
@@ -166,7 +165,7 @@ func (d *decoder) output(i int) error {
 	var out Output
 	var seen keys
 	err := d.object(func(key string) (err error) {
-		if err := seen.add(key, func() string { return path + "." + key }); err != nil {
+		if err := seen.add(path+".", key); err != nil {
 			return err
 		}
 		switch key {
@@ -195,7 +194,7 @@ func (d *decoder) name(path string) (string, error) {
 	if len(name) > payload.MaxName {
 		return "", invalidField(path, "is longer than %d bytes", payload.MaxName)
 	}
-	return name, err
+	return string(name), err
 }
 
 func (d *decoder) parameters(path string) (payload.Parameters, error) {
@@ -220,7 +219,7 @@ func (d *decoder) parameter(path string) (payload.Value, error) {
 	switch d.next() {
 	case '"':
 		text, err := d.text()
-		return payload.String(text), err
+		return payload.String(string(text)), err
 	case 't':
 		return payload.Bool(true), d.word("true")
 	case 'f':
@@ -254,15 +253,15 @@ func numeric(path, text string) (payload.Value, error) {
 type keys []string
 
 // add rejects a known member that comes twice, because two readers may disagree about
-// which one counts. The path is that of the member.
-func (k *keys) add(key string, path func() string) error {
+// which one counts.
+func (k *keys) add(path, key string) error {
 	switch key {
 	case "id", "parameters", "inputs", "outputs", "name", "datatype", "shape", "data":
 	default:
 		return nil
 	}
 	if slices.Contains(*k, key) {
-		return invalidField(path(), "is there twice")
+		return invalidField(path+key, "is there twice")
 	}
 	*k = append(*k, key)
 	return nil
@@ -399,10 +398,11 @@ func invalidField(path, format string, args ...any) *fault.Fault {
 	return fault.Newf(fault.InvalidInput, "%s: %s", path, what).WithViolation(path, "%s", what)
 }
 
-// classify returns err as a fault. Text that is not JSON is an INVALID_REQUEST.
+// classify returns err as a fault, if there is one. Text that is not JSON is an
+// INVALID_REQUEST.
 func classify(err error) error {
-	if f, ok := errors.AsType[*fault.Fault](err); ok {
-		return f
+	if _, ok := errors.AsType[*fault.Fault](err); ok || err == nil {
+		return err
 	}
 	return fault.Newf(fault.InvalidRequest, "the body is no valid JSON of an inference request: %w", err)
 }

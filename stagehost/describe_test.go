@@ -1,4 +1,4 @@
-package stageapi_test
+package stagehost_test
 
 import (
 	"encoding/json"
@@ -9,8 +9,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
-	"github.com/stagemesh/stagemesh/stagehost/stageapi"
 )
 
 // text is a spec of one input of text, with that description and those examples.
@@ -24,7 +24,7 @@ func text(description string, examples ...string) runner.Spec {
 	return out
 }
 
-func TestWhatIsPublishedHasTheWordsThatThereIsRoomFor(t *testing.T) {
+func TestPublishedSpecKeepsTextsThatFit(t *testing.T) {
 	t.Parallel()
 	large := strings.Repeat("x", 4<<10)
 	for name, row := range map[string]struct {
@@ -40,7 +40,7 @@ func TestWhatIsPublishedHasTheWordsThatThereIsRoomFor(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			spec, _ := stageapi.Description{Spec: row.spec}.Published()
+			spec, _ := stagehost.Description{Spec: row.spec}.Published()
 			var examples string
 			for _, example := range spec.GetExamples() {
 				examples += example.GetName()
@@ -55,13 +55,13 @@ func TestWhatIsPublishedHasTheWordsThatThereIsRoomFor(t *testing.T) {
 	}
 }
 
-func described(schema string, content ...string) stageapi.Description {
-	return stageapi.Description{Spec: runner.Spec{Inputs: []runner.PartSpec{
+func described(schema string, content ...string) stagehost.Description {
+	return stagehost.Description{Spec: runner.Spec{Inputs: []runner.PartSpec{
 		{Name: "order", ContentTypes: content, Schema: json.RawMessage(schema), Description: "an order"},
 	}}}
 }
 
-func TestASpecThatIsLargeIsPublishedWithoutItsSchemas(t *testing.T) {
+func TestLargeSpecIsPublishedWithoutSchemas(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("x", 64<<10)
 	small, _ := described(`{"type":"object"}`, "application/json").Published()

@@ -1,4 +1,4 @@
-package spawn
+package worker
 
 import (
 	"errors"
@@ -31,7 +31,7 @@ func awaitExit(pid int) bool {
 }
 
 // pin makes the thread run on these CPUs until restore. Without any it changes nothing.
-func pin(cpus CPUs) (restore func() error, err error) {
+func pin(cpus cpuSet) (restore func() error, err error) {
 	if len(cpus) == 0 {
 		return func() error { return nil }, nil
 	}
@@ -53,11 +53,11 @@ func pin(cpus CPUs) (restore func() error, err error) {
 	return restore, nil
 }
 
-// Online returns the CPUs of the machine.
-func Online() (CPUs, error) {
+// onlineCPUs returns the CPUs of the machine.
+func onlineCPUs() (cpuSet, error) {
 	text, err := os.ReadFile("/sys/devices/system/cpu/online")
 	if err != nil {
 		return nil, err
 	}
-	return ParseCPUs(strings.TrimSpace(string(text)))
+	return parseCPUs(strings.TrimSpace(string(text)))
 }

@@ -1,6 +1,4 @@
-//go:build unix
-
-package spawn
+package worker
 
 import (
 	"bytes"
@@ -13,13 +11,11 @@ import (
 	"strings"
 	"sync"
 	"syscall"
-	"time"
 )
 
 const (
-	// LifelineVariable is the environment variable with the descriptor of the lifeline.
-	LifelineVariable = "STAGEMESH_LIFELINE"
-	// lifelineFD is that descriptor: the first after standard input, output and error.
+	// lifelineFD is the descriptor of the lifeline: the first after standard input, output
+	// and error.
 	lifelineFD = 3
 
 	// maxLine is the most bytes that are logged of a line of output.
@@ -29,8 +25,9 @@ const (
 	lastLine  = 512
 )
 
-// Command is a process to start.
-type Command struct {
+// command is a process to start. Its output goes to a log, line by line: it is read as
+// fast as it comes, and at most maxLine bytes of a line are kept.
+type command struct {
 	// Args are the program and its arguments; the program is a path.
 	Args []string
 	// Dir is the working directory; empty is the host's.
@@ -38,13 +35,13 @@ type Command struct {
 	// Env is the environment, complete but for the lifeline.
 	Env []string
 	// CPUs that the process may run on; none are those of the host.
-	CPUs CPUs
-	// Log gets the output of the process; nil discards it.
+	CPUs cpuSet
+	// Log gets the output of the process.
 	Log *slog.Logger
 }
 
-// Process is a process that was started.
-type Process struct {
+// process is a process that was started.
+type process struct {
 	cmd            *exec.Cmd
 	stdout, stderr *lineWriter
 	done           chan struct{}
@@ -70,20 +67,17 @@ func (e *ExitError) Error() string {
 	return fmt.Sprintf("exit code %d", e.Code)
 }
 
-// start runs on the thread that forks.
-func start(c Command, life *lifeline, outputGrace time.Duration) (*Process, error) {
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
-	p := &Process{done: make(chan struct{})}
+// start starts the process. It runs on the thread that forks.
+func (c command) start(lifeline *os.File) (*process, error) {
+	p := &process{done: make(chan struct{})}
 	// Many logging libraries write everything to standard error, so it is logged like
 	// standard output.
 	p.stdout = &lineWriter{process: p, log: c.Log, stream: "stdout"}
 	p.stderr = &lineWriter{process: p, log: c.Log, stream: "stderr"}
 	p.cmd = &exec.Cmd{
 		Path: c.Args[0], Args: c.Args, Dir: c.Dir,
-		Env:    append(slices.Clip(c.Env), fmt.Sprintf("%s=%d", LifelineVariable, lifelineFD)),
-		Stdout: p.stdout, Stderr: p.stderr, ExtraFiles: []*os.File{life.read},
+		Env:    append(slices.Clip(c.Env), fmt.Sprint("STAGEMESH_LIFELINE=", lifelineFD)),
+		Stdout: p.stdout, Stderr: p.stderr, ExtraFiles: []*os.File{lifeline},
 		SysProcAttr: attributes(), WaitDelay: outputGrace,
 	}
 	restore, err := pin(c.CPUs)
@@ -100,31 +94,31 @@ func start(c Command, life *lifeline, outputGrace time.Duration) (*Process, erro
 }
 
 // PID returns the process's id, which is the id of its group too.
-func (p *Process) PID() int { return p.cmd.Process.Pid }
+func (p *process) PID() int { return p.cmd.Process.Pid }
 
 // Done is closed when the process has exited and its output is in the log.
-func (p *Process) Done() <-chan struct{} { return p.done }
+func (p *process) Done() <-chan struct{} { return p.done }
 
 // Exit returns how the process has exited, once Done is closed: nil for exit code 0,
 // else an *ExitError.
-func (p *Process) Exit() error { return p.exit }
+func (p *process) Exit() error { return p.exit }
 
 // Last returns the last lines that the process has written.
-func (p *Process) Last() []string {
+func (p *process) Last() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.last)
 }
 
 // Terminate sends SIGTERM to the process alone.
-func (p *Process) Terminate() { p.signal(p.PID(), syscall.SIGTERM) }
+func (p *process) Terminate() { p.signal(p.PID(), syscall.SIGTERM) }
 
 // Kill kills the process and its group.
-func (p *Process) Kill() { p.signal(-p.PID(), syscall.SIGKILL) }
+func (p *process) Kill() { p.signal(-p.PID(), syscall.SIGKILL) }
 
 // signal sends a signal unless the process has been reaped: then its id may belong to
 // another. An error means that nothing is left to receive the signal.
-func (p *Process) signal(to int, s syscall.Signal) {
+func (p *process) signal(to int, s syscall.Signal) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.reaped {
@@ -134,7 +128,7 @@ func (p *Process) signal(to int, s syscall.Signal) {
 
 // wait returns when the process has exited and its output is logged. It kills what the
 // process has started in its group.
-func (p *Process) wait() {
+func (p *process) wait() {
 	if awaitExit(p.PID()) {
 		// As long as the process is not reaped its id does not belong to another.
 		p.Kill()
@@ -169,7 +163,7 @@ func exitError(state *os.ProcessState, err error) error {
 
 // lineWriter logs what a process writes, line by line.
 type lineWriter struct {
-	process *Process
+	process *process
 	log     *slog.Logger
 	stream  string
 	line    []byte

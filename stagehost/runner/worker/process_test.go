@@ -1,4 +1,4 @@
-package spawn_test
+package worker
 
 import (
 	"bufio"
@@ -17,8 +17,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/stagemesh/stagemesh/stagehost/runner/worker/spawn"
 )
 
 // patience bounds every wait.
@@ -39,9 +37,9 @@ func tempDir(t *testing.T) string {
 	return dir
 }
 
-func open(t *testing.T) *spawn.Spawner {
+func open(t *testing.T) *spawner {
 	t.Helper()
-	s, err := spawn.Open(spawn.Settings{TempDir: tempDir(t)})
+	s, err := openSpawner(tempDir(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,8 +93,8 @@ func (l *lines) first(t *testing.T) string {
 	return text
 }
 
-func command(mode string, log *lines, args ...string) spawn.Command {
-	c := spawn.Command{Args: append([]string{os.Args[0]}, args...), Env: []string{
+func commandOf(mode string, log *lines, args ...string) command {
+	c := command{Log: slog.New(slog.DiscardHandler), Args: append([]string{os.Args[0]}, args...), Env: []string{
 		modeVariable + "=" + mode,
 		// A process with the race detector would sleep for a second at its end.
 		"GORACE=atexit_sleep_ms=0",
@@ -107,7 +105,7 @@ func command(mode string, log *lines, args ...string) spawn.Command {
 	return c
 }
 
-func start(t *testing.T, s *spawn.Spawner, c spawn.Command) *spawn.Process {
+func start(t *testing.T, s *spawner, c command) *process {
 	t.Helper()
 	p, err := s.Start(c)
 	if err != nil {
@@ -116,7 +114,7 @@ func start(t *testing.T, s *spawn.Spawner, c spawn.Command) *spawn.Process {
 	return p
 }
 
-func await(t *testing.T, p *spawn.Process) error {
+func await(t *testing.T, p *process) error {
 	t.Helper()
 	select {
 	case <-p.Done():
@@ -165,14 +163,14 @@ func TestExitIsReported(t *testing.T) {
 		"killed":      {"signal", "9", "signal: killed", -1, syscall.SIGKILL},
 		"terminated":  {"signal", "15", "signal: terminated", -1, syscall.SIGTERM},
 	} {
-		err := await(t, start(t, s, command(test.mode, nil, test.arg)))
+		err := await(t, start(t, s, commandOf(test.mode, nil, test.arg)))
 		if test.want == "" {
 			if err != nil {
 				t.Errorf("%s: got %v", name, err)
 			}
 			continue
 		}
-		exit, ok := errors.AsType[*spawn.ExitError](err)
+		exit, ok := errors.AsType[*ExitError](err)
 		if !ok || err.Error() != test.want || exit.Code != test.code || exit.Signal != test.signal {
 			t.Errorf("%s: got %v", name, err)
 		}
@@ -182,7 +180,7 @@ func TestExitIsReported(t *testing.T) {
 func TestExitIsNoticedAtOnce(t *testing.T) {
 	t.Parallel()
 	s, log := open(t), newLines()
-	p := start(t, s, command("stubborn", log))
+	p := start(t, s, commandOf("stubborn", log))
 	log.first(t)
 	killed := time.Now()
 	if err := syscall.Kill(p.PID(), syscall.SIGKILL); err != nil {
@@ -216,7 +214,7 @@ func TestOutputIsLoggedLineByLine(t *testing.T) {
 		"nothing whatever": {"", "", nil},
 	} {
 		log := newLines()
-		p := start(t, s, command("print", log, test.stdout, test.stderr))
+		p := start(t, s, commandOf("print", log, test.stdout, test.stderr))
 		if err := await(t, p); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -234,7 +232,7 @@ func TestOutputIsLoggedLineByLine(t *testing.T) {
 func TestOutputFloodIsReadAndItsEndKept(t *testing.T) {
 	t.Parallel()
 	s, log := open(t), newLines()
-	p := start(t, s, command("flood", log))
+	p := start(t, s, commandOf("flood", log))
 	if err := await(t, p); err != nil {
 		t.Error(err)
 	}
@@ -249,10 +247,10 @@ func TestOutputFloodIsReadAndItsEndKept(t *testing.T) {
 func TestProcessGetsOnlyItsEnvironment(t *testing.T) {
 	t.Parallel()
 	s, log := open(t), newLines()
-	c := command("environment", log)
-	c.Dir, c.Env = s.Folder(), append(c.Env, "A=b")
+	c := commandOf("environment", log)
+	c.Dir, c.Env = s.folder, append(c.Env, "A=b")
 	p := start(t, s, c)
-	if got, want := log.first(t), s.Folder()+" b 3"; got != want {
+	if got, want := log.first(t), s.folder+" b 3"; got != want {
 		t.Errorf("it prints %q, want %q", got, want)
 	}
 	if err := await(t, p); err != nil {
@@ -263,7 +261,7 @@ func TestProcessGetsOnlyItsEnvironment(t *testing.T) {
 func TestTerminateSendsSIGTERM(t *testing.T) {
 	t.Parallel()
 	s, log := open(t), newLines()
-	p := start(t, s, command("polite", log))
+	p := start(t, s, commandOf("polite", log))
 	log.first(t)
 	p.Terminate()
 	if err := await(t, p); err == nil || err.Error() != "exit code 7" {
@@ -274,7 +272,7 @@ func TestTerminateSendsSIGTERM(t *testing.T) {
 func TestKillEndsChildren(t *testing.T) {
 	t.Parallel()
 	s, log := open(t), newLines()
-	p := start(t, s, command("parent", log))
+	p := start(t, s, commandOf("parent", log))
 	child, _ := strconv.Atoi(log.first(t))
 	if log.first(t) != "here" || !runs(child) {
 		t.Fatal("the child is not there")
@@ -289,7 +287,7 @@ func TestKillEndsChildren(t *testing.T) {
 func TestChildrenEndWithTheirProcess(t *testing.T) {
 	t.Parallel()
 	s, log := open(t), newLines()
-	p := start(t, s, command("parent that ends", log))
+	p := start(t, s, commandOf("parent that ends", log))
 	child, _ := strconv.Atoi(log.first(t))
 	if err := await(t, p); err != nil {
 		t.Error(err)
@@ -299,19 +297,19 @@ func TestChildrenEndWithTheirProcess(t *testing.T) {
 
 func TestLifelineEndsWithHost(t *testing.T) {
 	t.Parallel()
-	s, err := spawn.Open(spawn.Settings{TempDir: tempDir(t)})
+	s, err := openSpawner(tempDir(t))
 	if err != nil {
 		t.Fatal(err)
 	}
 	log := newLines()
-	p, other := start(t, s, command("lifeline", log)), start(t, s, command("lifeline", log))
+	p, other := start(t, s, commandOf("lifeline", log)), start(t, s, commandOf("lifeline", log))
 	log.first(t)
 	log.first(t)
-	if err := s.CutLifeline(); err != nil {
+	if err := s.lifelineWrite.Close(); err != nil {
 		t.Fatal(err)
 	}
 	// Neither of them holds the other's end open.
-	for _, p := range []*spawn.Process{p, other} {
+	for _, p := range []*process{p, other} {
 		if err := await(t, p); err != nil {
 			t.Errorf("it ended with %v", err)
 		}
@@ -323,12 +321,12 @@ func TestLifelineEndsWithHost(t *testing.T) {
 func TestProcessesOutliveTheCallersThread(t *testing.T) {
 	t.Parallel()
 	s, log := open(t), newLines()
-	var all []*spawn.Process
+	var all []*process
 	for range 8 {
 		var started sync.WaitGroup
 		started.Go(func() {
 			runtime.LockOSThread() // and the thread ends with the goroutine
-			all = append(all, start(t, s, command("polite", log)))
+			all = append(all, start(t, s, commandOf("polite", log)))
 		})
 		started.Wait()
 	}
@@ -403,7 +401,7 @@ func TestFoldersOfKilledHostsAreRemoved(t *testing.T) {
 		}
 		return found
 	}
-	live, err := spawn.Open(spawn.Settings{TempDir: temp})
+	live, err := openSpawner(temp)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -412,7 +410,7 @@ func TestFoldersOfKilledHostsAreRemoved(t *testing.T) {
 	}
 	_ = host.Process.Kill()
 	_ = host.Wait()
-	next, err := spawn.Open(spawn.Settings{TempDir: temp})
+	next, err := openSpawner(temp)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -441,7 +439,7 @@ func TestOldUnlockedFoldersAreRemoved(t *testing.T) {
 	if err := os.Chtimes(old, hour, hour); err != nil {
 		t.Fatal(err)
 	}
-	s, err := spawn.Open(spawn.Settings{TempDir: in})
+	s, err := openSpawner(in)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -459,7 +457,7 @@ func TestOldUnlockedFoldersAreRemoved(t *testing.T) {
 func TestFolderIsPrivate(t *testing.T) {
 	t.Parallel()
 	s := open(t)
-	info, err := os.Stat(s.Folder())
+	info, err := os.Stat(s.folder)
 	if err != nil || info.Mode().Perm() != 0o700 {
 		t.Errorf("got %v, %v", info.Mode(), err)
 	}
@@ -484,7 +482,7 @@ func TestTooLongPathIsReported(t *testing.T) {
 	if err := os.Mkdir(deep, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := spawn.Open(spawn.Settings{TempDir: deep}); err == nil || !strings.Contains(err.Error(), "TMPDIR") {
+	if _, err := openSpawner(deep); err == nil || !strings.Contains(err.Error(), "TMPDIR") {
 		t.Errorf("got %v", err)
 	}
 	if left, _ := os.ReadDir(deep); len(left) > 0 {
@@ -493,7 +491,7 @@ func TestTooLongPathIsReported(t *testing.T) {
 	if _, err := open(t).Listen(strings.Repeat("n", 100)); err == nil || !strings.Contains(err.Error(), "TMPDIR") {
 		t.Errorf("got %v", err)
 	}
-	if _, err := spawn.Open(spawn.Settings{TempDir: filepath.Join(deep, "none")}); err == nil {
+	if _, err := openSpawner(filepath.Join(deep, "none")); err == nil {
 		t.Error("a folder was made in one that is not there")
 	}
 }
@@ -501,12 +499,12 @@ func TestTooLongPathIsReported(t *testing.T) {
 func TestStartErrorIsReturned(t *testing.T) {
 	t.Parallel()
 	s := open(t)
-	c := command("exit", nil)
+	c := commandOf("exit", nil)
 	c.Args[0] = filepath.Join(t.TempDir(), "nothing")
 	if _, err := s.Start(c); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("got %v", err)
 	}
-	c = command("exit", nil)
+	c = commandOf("exit", nil)
 	c.Dir = filepath.Join(t.TempDir(), "nowhere")
 	if _, err := s.Start(c); err == nil {
 		t.Error("it started in a folder that is not there")
@@ -517,7 +515,7 @@ func TestCloseEndsEverything(t *testing.T) {
 	t.Parallel()
 	s := open(t)
 	log := newLines()
-	p := start(t, s, command("stubborn", log))
+	p := start(t, s, commandOf("stubborn", log))
 	log.first(t)
 	for range 2 {
 		if err := s.Close(t.Context()); err != nil {
@@ -527,10 +525,10 @@ func TestCloseEndsEverything(t *testing.T) {
 	if err := await(t, p); err == nil {
 		t.Error("it ended well")
 	}
-	if _, err := s.Start(command("exit", nil, "0")); !errors.Is(err, spawn.ErrClosed) {
+	if _, err := s.Start(commandOf("exit", nil, "0")); !errors.Is(err, errSpawnerClosed) {
 		t.Errorf("got %v", err)
 	}
-	if _, err := os.Stat(s.Folder()); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(s.folder); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the folder is still there: %v", err)
 	}
 }

@@ -1,4 +1,4 @@
-package spawn
+package worker
 
 import (
 	"fmt"
@@ -7,15 +7,15 @@ import (
 	"strings"
 )
 
-// maxCPU is the highest number of a CPU that ParseCPUs takes.
+// maxCPU is the highest number of a CPU that parseCPUs takes.
 const maxCPU = 1023
 
-// CPUs are numbers of CPUs, sorted, each once.
-type CPUs []int
+// cpuSet are numbers of CPUs, sorted, each once.
+type cpuSet []int
 
-// ParseCPUs reads a set like "0-3,6".
-func ParseCPUs(text string) (CPUs, error) {
-	var out CPUs
+// parseCPUs reads a set like "0-3,6".
+func parseCPUs(text string) (cpuSet, error) {
+	var out cpuSet
 	for _, piece := range strings.Split(text, ",") {
 		first, last, isRange := strings.Cut(strings.TrimSpace(piece), "-")
 		if !isRange {
@@ -48,8 +48,8 @@ func parseCPU(text string) (int, error) {
 	return int(n), nil
 }
 
-// String writes the set as ParseCPUs reads it.
-func (c CPUs) String() string {
+// String writes the set as parseCPUs reads it.
+func (c cpuSet) String() string {
 	var out []string
 	for i := 0; i < len(c); {
 		last := i
@@ -67,8 +67,8 @@ func (c CPUs) String() string {
 }
 
 // Missing returns the CPUs that are not among the others.
-func (c CPUs) Missing(among CPUs) CPUs {
-	var out CPUs
+func (c cpuSet) Missing(among cpuSet) cpuSet {
+	var out cpuSet
 	for _, cpu := range c {
 		if !slices.Contains(among, cpu) {
 			out = append(out, cpu)

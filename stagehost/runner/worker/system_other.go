@@ -1,6 +1,6 @@
 //go:build unix && !linux
 
-package spawn
+package worker
 
 import (
 	"errors"
@@ -20,12 +20,12 @@ const reapedLast = false
 // awaitExit does not work: only reaping reports the exit of a process.
 func awaitExit(int) bool { return false }
 
-func pin(cpus CPUs) (restore func() error, err error) {
+func pin(cpus cpuSet) (restore func() error, err error) {
 	if len(cpus) > 0 {
 		return nil, errLinuxOnly
 	}
 	return func() error { return nil }, nil
 }
 
-// Online fails: CPU sets need Linux.
-func Online() (CPUs, error) { return nil, errLinuxOnly }
+// onlineCPUs fails: CPU sets need Linux.
+func onlineCPUs() (cpuSet, error) { return nil, errLinuxOnly }

@@ -1,4 +1,4 @@
-package spawn_test
+package worker
 
 import (
 	"bufio"
@@ -12,21 +12,19 @@ import (
 	"strings"
 	"sync"
 	"syscall"
-	"testing"
-
-	"go.uber.org/goleak"
-
-	"github.com/stagemesh/stagemesh/stagehost/runner/worker/spawn"
 )
 
 // modeVariable makes the test binary a process under test.
 const modeVariable = "SPAWN_TEST_MODE"
 
-func TestMain(m *testing.M) {
+// ParseCPUs is for the tests of package worker_test.
+var ParseCPUs = parseCPUs
+
+// BeProcess makes the test binary a process under test, if it was started as one.
+func BeProcess() {
 	if mode := os.Getenv(modeVariable); mode != "" {
 		os.Exit(be(mode, os.Args[1:])) //nolint:forbidigo // this is main
 	}
-	goleak.VerifyTestMain(m)
 }
 
 // be is what processes under test do.
@@ -53,11 +51,11 @@ func be(mode string, args []string) int {
 		_, _ = os.Stdout.Write(text)
 	case "environment":
 		dir, _ := os.Getwd()
-		fmt.Println(dir, os.Getenv("A"), os.Getenv(spawn.LifelineVariable)) //nolint:forbidigo // its output is looked at
+		fmt.Println(dir, os.Getenv("A"), os.Getenv("STAGEMESH_LIFELINE")) //nolint:forbidigo // its output is looked at
 		rest, err := io.ReadAll(os.Stdin)
 		return len(rest) + boolInt(err != nil)
 	case "lifeline":
-		fd, _ := strconv.Atoi(os.Getenv(spawn.LifelineVariable))
+		fd, _ := strconv.Atoi(os.Getenv("STAGEMESH_LIFELINE"))
 		printLine("here")
 		_, _ = io.ReadAll(os.NewFile(uintptr(fd), "lifeline"))
 	case "stubborn":
@@ -96,7 +94,7 @@ func printLine(line string) { fmt.Fprintln(os.Stdout, line) }
 
 // host is a host that starts processes and waits for its end.
 func host(temp string) {
-	s, err := spawn.Open(spawn.Settings{TempDir: temp})
+	s, err := openSpawner(temp)
 	if err != nil {
 		panic(err)
 	}
@@ -105,7 +103,7 @@ func host(temp string) {
 		var started sync.WaitGroup
 		started.Go(func() {
 			runtime.LockOSThread()
-			p, err := s.Start(spawn.Command{Args: []string{os.Args[0]}, Env: []string{modeVariable + "=stubborn"}})
+			p, err := s.Start(commandOf("stubborn", nil))
 			if err != nil {
 				panic(err)
 			}

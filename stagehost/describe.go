@@ -1,7 +1,8 @@
-package stageapi
+package stagehost
 
 import (
 	"slices"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -9,17 +10,39 @@ import (
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
 	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
-func (d Description) toProto() *stagev1.DescribeResponse {
-	return &stagev1.DescribeResponse{
-		Mesh:    string(d.Mesh),
-		Stage:   string(d.Stage),
-		Host:    string(d.Host),
-		Version: d.Version,
-		Spec:    specToProto(d.Spec),
-		Limits:  d.Limits.toProto(),
+// Description is a host's description of its stage.
+type Description struct {
+	Mesh    pipeline.MeshName
+	Stage   pipeline.StageName
+	Host    pipeline.HostID
+	Version string
+	Spec    runner.Spec
+	Limits  Limits
+}
+
+// Limits bound the items that one host takes at a time.
+type Limits struct {
+	// MaxSize is in rows, MaxBytes in bytes of payload, per batch.
+	MaxSize, MaxBytes int
+	MaxWait           time.Duration
+	// MaxInFlight counts unsettled items, Concurrency batches at once.
+	MaxInFlight, Concurrency int
+}
+
+// Describe describes the stage.
+func (h *Host) Describe() Description {
+	s := h.settings
+	return Description{
+		Mesh: s.Mesh, Stage: s.Stage, Host: s.Host, Version: s.Version,
+		Spec: h.spec,
+		Limits: Limits{
+			MaxSize: s.Batch.MaxSize, MaxBytes: s.Batch.MaxBytes, MaxWait: s.Batch.MaxWait,
+			MaxInFlight: s.MaxInFlight, Concurrency: s.Runner.Concurrency(),
+		},
 	}
 }
 
@@ -34,8 +57,11 @@ const (
 // descriptions and examples that fit, without schemas where it is too
 // large with them, and no spec where it is too large for that.
 func (d Description) Published() (*stagev1.Spec, *stagev1.Limits) {
-	spec := specToProto(d.Spec)
-	texts := takeTexts(spec)
+	full, spec := specToProto(d.Spec), specToProto(d.Spec)
+	for _, part := range partsOf(spec) {
+		part.Description = ""
+	}
+	spec.Examples = nil
 	if proto.Size(spec) > maxPublished {
 		for _, part := range partsOf(spec) {
 			part.Schema = ""
@@ -44,41 +70,20 @@ func (d Description) Published() (*stagev1.Spec, *stagev1.Limits) {
 	if proto.Size(spec) > maxPublished {
 		return nil, d.Limits.toProto()
 	}
-	texts.restore(spec, maxTexts)
-	return spec, d.Limits.toProto()
-}
-
-// texts are the parts of a spec that only people read.
-type texts struct {
-	// descriptions are of the inputs and the outputs after them.
-	descriptions []string
-	examples     []*stagev1.Example
-}
-
-func takeTexts(spec *stagev1.Spec) (out texts) {
-	for _, part := range partsOf(spec) {
-		out.descriptions = append(out.descriptions, part.GetDescription())
-		part.Description = ""
-	}
-	out.examples, spec.Examples = spec.Examples, nil
-	return out
-}
-
-// restore puts texts of at most left bytes back into the spec: descriptions
-// first.
-func (w texts) restore(spec *stagev1.Spec, left int) {
-	for i, part := range partsOf(spec) {
-		if n := len(w.descriptions[i]); n <= left {
-			part.Description = w.descriptions[i]
+	left := maxTexts
+	for i, part := range partsOf(full) {
+		if n := len(part.GetDescription()); n <= left {
+			partsOf(spec)[i].Description = part.GetDescription()
 			left -= n
 		}
 	}
-	for _, example := range w.examples {
+	for _, example := range full.GetExamples() {
 		if n := proto.Size(example); n <= left {
 			spec.Examples = append(spec.Examples, example)
 			left -= n
 		}
 	}
+	return spec, d.Limits.toProto()
 }
 
 func partsOf(spec *stagev1.Spec) []*stagev1.PartSpec {
