@@ -68,6 +68,15 @@ func Newf(r Reason, format string, args ...any) *Fault {
 	return &Fault{Reason: r, Message: err.Error(), cause: errors.Unwrap(err)}
 }
 
+// InField is Newf for a field of the request, whose path begins the message and is in the
+// fault's violations.
+func InField(r Reason, field, format string, args ...any) *Fault {
+	out := Newf(r, format, args...)
+	out.Violations = []Violation{{Field: field, Description: out.Message}}
+	out.Message = field + ": " + out.Message
+	return out
+}
+
 // Error implements error.
 func (f *Fault) Error() string {
 	if f.Stage == "" {

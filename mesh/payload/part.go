@@ -124,9 +124,9 @@ func tooMany(field string, n int) error {
 func faultAt(field string, i int, name string, err error) error {
 	where := Path(field, i, name)
 	if f, ok := errors.AsType[*fault.Fault](err); ok {
-		return fault.Newf(f.Reason, "%s: %s", where, f.Message).WithViolation(where, "%s", f.Message)
+		return fault.InField(f.Reason, where, "%s", f.Message)
 	}
-	return fault.Newf(fault.InvalidInput, "%s: %w", where, err).WithViolation(where, "%s", err)
+	return fault.InField(fault.InvalidInput, where, "%w", err)
 }
 
 // Path returns the path of a part in a list, for messages: by its name, if it has a valid one.

@@ -80,8 +80,7 @@ func timeout(ctx context.Context, p payload.Parameters) (time.Duration, error) {
 }
 
 func invalid(field, format string, args ...any) error {
-	text := fmt.Sprintf(format, args...)
-	return fault.Newf(fault.InvalidRequest, "%s: %s", field, text).WithViolation(field, "%s", text)
+	return fault.InField(fault.InvalidRequest, field, format, args...)
 }
 
 // inputs converts the tensors: from raw bytes, which are shared, or from typed contents, which
@@ -112,8 +111,7 @@ func faultOf(i int, t *input, err error) error {
 	if f, ok := errors.AsType[*fault.Fault](err); ok {
 		return f
 	}
-	field := payload.Path("inputs", i, t.GetName())
-	return fault.Newf(fault.InvalidInput, "%s: %w", field, err).WithViolation(field, "%s", err)
+	return fault.InField(fault.InvalidInput, payload.Path("inputs", i, t.GetName()), "%w", err)
 }
 
 func inputPart(t *input, raw [][]byte, i int, memory *transport.Reservation) (payload.Part, error) {

@@ -435,8 +435,7 @@ func (d *inputDecoder) shape() error {
 
 // invalidField returns INVALID_INPUT for the field of that path.
 func invalidField(path, format string, args ...any) *fault.Fault {
-	what := fmt.Sprintf(format, args...)
-	return fault.Newf(fault.InvalidInput, "%s: %s", path, what).WithViolation(path, "%s", what)
+	return fault.InField(fault.InvalidInput, path, format, args...)
 }
 
 // classify returns err as a fault, if there is one. Text that is not JSON is an
