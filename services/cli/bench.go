@@ -68,22 +68,10 @@ func (b *benchCommand) run(ctx context.Context, cmd *cobra.Command, name string,
 		}
 		inputs[i] = []payload.Part{payload.OfBlob("", contentType(file, data), data)}
 	}
-	session, err := b.flags.Session(name, inputs, cmd.ErrOrStderr())
-	if err != nil {
-		return err
-	}
-	out, err := b.flags.Open(cmd.OutOrStdout())
-	if err != nil {
-		return err
-	}
-	defer out.Close() //nolint:errcheck // Write has closed it
-	if err := b.measure(ctx, session); err != nil {
-		return err
-	}
-	err = out.Write(session.Report,
-		func(w io.Writer) error { return bench.WriteText(w, session.Report) },
-		func(w io.Writer) error { return bench.WritePlot(w, session.Report) })
-	return errors.Join(err, session.Check())
+	return b.flags.Execute(cmd, name, inputs, func(session *bench.Session) (any, func(io.Writer) error, error) {
+		err := b.measure(ctx, session)
+		return session.Report, func(w io.Writer) error { return bench.WriteText(w, session.Report) }, err
+	})
 }
 
 // measure makes the runs, against a running mesh or one of its own.

@@ -161,7 +161,7 @@ class Encoder:
         """Returns what a method returned if it is a dict."""
         if isinstance(returned, Mapping):
             return returned
-        names = ", ".join(map(repr, self.specs))
+        names = self._names()
         wanted = f"return a dict of outputs by name{names and ': ' + names}"
         if returned is None:
             raise BadOutput(f"{where} returned None; {wanted}")
@@ -182,8 +182,7 @@ class Encoder:
             return
         for name in outputs:
             if name not in self.specs:
-                names = ", ".join(map(repr, self.specs))
-                raise BadOutput(f"{where} returned output {name!r}, which is not declared; outputs are {names}")
+                raise BadOutput(f"{where} returned output {name!r}, which is not declared; outputs are {self._names()}")
         there = [n for n, value in outputs.items() if not (self.lacks(n, value) if of_item else value is None)]
         for name, spec in self.specs.items():
             if name not in there and not spec.optional:
@@ -232,11 +231,8 @@ class Encoder:
             raise BadOutput(f"{what}: got shape {list(shape)}, wanted {list(wanted)}{hint}")
         return raw
 
-    def input(self, where: str, name: str, value: Any) -> Body:
-        """Returns an input, of an example or a test, as a part. Raises ValueError.
-
-        If tensors are joined one may lack axis 0, and is one row then, as a caller's may.
-        """
+    def _input(self, where: str, name: str, value: Any) -> Body:
+        """Returns an input; if tensors are joined one may lack axis 0, and is one row then, as a caller's may."""
         spec = self.specs.get(name)
         if isinstance(spec, Bytes) and isinstance(value, (bytes, bytearray)):
             return Blob(spec.content_type, value)  # bytes as they are, even if they are not valid text or JSON
@@ -249,6 +245,20 @@ class Encoder:
             return self.item(what, name, value)
         except BadOutput as error:
             raise ValueError(str(error)) from None
+
+    def inputs(self, where: str, values: Mapping[str, Any]) -> Dict[str, Body]:
+        """Returns the inputs of an example or a test by name. Raises ValueError."""
+        parts: Dict[str, Body] = {}
+        for name, value in values.items():
+            if not isinstance(name, str) or not name:
+                raise ValueError(f"{where}: {name!r} is no name of an input")
+            if self.specs and name not in self.specs:
+                raise ValueError(f"{where}: input {name!r} is not declared; inputs are {self._names()}")
+            parts[name] = self._input(where, name, value)
+        return parts
+
+    def _names(self) -> str:
+        return ", ".join(map(repr, self.specs))
 
     def _encode(self, what: str, value: Any, spec: Optional[Tensor], shape: Optional[Tuple[int, ...]]) -> Raw:
         try:
