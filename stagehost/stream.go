@@ -41,7 +41,7 @@ func (h *Host) adapt() error {
 	}
 	orDefault(&s.MaxInFlight, s.defaultInFlight())
 	h.events = make(chan event, s.eventRoom())
-	h.tasks, h.idle = make(chan task), make(chan struct{}, s.Runner.Concurrency())
+	h.tasks, h.idle = make(chan *run), make(chan struct{}, s.Runner.Concurrency())
 	return nil
 }
 
