@@ -123,7 +123,7 @@ func (r *run) endItem(i int, f *fault.Fault) {
 	}
 	it := r.items[i]
 	it.timing.Run = time.Since(r.started)
-	r.host.post(&itemDone{item: it, outcome: outcome{fault: f}})
+	r.host.post(&itemDone{item: it, outcome: runner.Failed(f)})
 	if r.host.streams() {
 		r.cancel()
 	}
