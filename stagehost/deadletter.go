@@ -37,16 +37,16 @@ func (l *loop) deadLetter(it *item, runs []envelope.RunRecord, f *fault.Fault) {
 // newDeadLetter encodes the dead letter about a delivery, without the item where it
 // would be too large.
 func (h *Host) newDeadLetter(d bus.Delivery, f *fault.Fault, priority int32, runs []envelope.RunRecord) (bus.Message, error) {
-	letter := &envelope.DeadLetter{
+	dead := &envelope.DeadLetter{
 		Mesh: h.settings.Mesh, Stage: h.settings.Stage, Host: h.settings.Host,
 		Durability: d.Durability, Priority: priority, Fault: f, Item: d.Data, Runs: runs,
 		Deliveries: d.Deliveries, QueuedAt: d.Stored, DeadLetteredAt: time.Now(),
 	}
-	m, err := h.bus.DeadLetter(letter, d)
+	m, err := h.bus.DeadLetter(dead, d)
 	if errors.Is(err, bus.ErrTooLarge) {
-		letter.Fault = letter.Fault.WithMetadata("item", fmt.Sprintf("left out: %d bytes", len(letter.Item)))
-		letter.Item = nil
-		m, err = h.bus.DeadLetter(letter, d)
+		dead.Fault = dead.Fault.WithMetadata("item", fmt.Sprintf("left out: %d bytes", len(dead.Item)))
+		dead.Item = nil
+		m, err = h.bus.DeadLetter(dead, d)
 	}
 	return m, err
 }

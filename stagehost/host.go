@@ -111,7 +111,7 @@ type reconciler struct {
 type runPool struct {
 	runs sync.WaitGroup
 	// Goroutines that have run a batch wait in idle, and take another from tasks.
-	tasks chan task
+	tasks chan *run
 	idle  chan struct{}
 	// hard is the context of runs; giveUp ends it.
 	hard   context.Context
@@ -184,7 +184,13 @@ func (h *Host) startRunner(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, h.settings.StartTimeout)
 	defer cancel()
 	begin := time.Now()
-	h.place()
+	s := h.settings
+	if r, ok := s.Runner.(runner.HostAware); ok {
+		r.SetHost(runner.HostInfo{
+			Stage: string(s.Stage), Host: string(s.Host), MaxSize: s.Batch.MaxSize, StartTimeout: s.StartTimeout,
+			Complete: s.complete, Logger: s.Logger, Meter: s.Meter,
+		})
+	}
 	if r, ok := h.settings.Runner.(runner.Killer); ok {
 		// Start waits for processes that end; a second signal ends the wait.
 		patience, cancel := process.DrainContext(ctx, h.settings.StartTimeout+h.settings.DrainTimeout)
@@ -216,17 +222,6 @@ func (h *Host) agree() error {
 		h.stopRunner()
 	}
 	return err
-}
-
-// place passes the host's settings to the runner, if it takes them.
-func (h *Host) place() {
-	s := h.settings
-	if r, ok := s.Runner.(runner.HostAware); ok {
-		r.SetHost(runner.HostInfo{
-			Stage: string(s.Stage), Host: string(s.Host), MaxSize: s.Batch.MaxSize, StartTimeout: s.StartTimeout,
-			Complete: s.complete, Logger: s.Logger, Meter: s.Meter,
-		})
-	}
 }
 
 // stopRunner stops the runner once its batches have ended.

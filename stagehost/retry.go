@@ -105,7 +105,7 @@ func (l *loop) nextRerun(now time.Time) []*item {
 // time, so that a poison item crashes one process at a time. It dead-letters an
 // item that has crashed its process alone too often.
 //
-// Streams share their process, so a stream was alone only where the batch says so.
+// Streams share their process, so a stream was alone only where its batch is suspect.
 // As a stream that is alone keeps all others from its process, it runs beside them
 // once more before.
 func (l *loop) quarantine(e *ran, items []*item) {

@@ -83,7 +83,7 @@ func (b *Bus) ServeReplies(gateway pipeline.GatewayID, handle func(pipeline.Exec
 }
 
 // Cancel notifies every host and gateway that a request is cancelled. It is best
-// effort: whoever does not receive it goes on.
+// effort: a process that does not receive it goes on.
 func (b *Bus) Cancel(c *envelope.Cancel) error {
 	data, err := c.Encode()
 	if err != nil {

@@ -13,15 +13,15 @@
 //	runs := store.NewRuns(b, store.Settings{})
 //	before, err := runs.Begin(ctx, item, record)   // right before the run
 //
-//	letters := store.NewDeadLetters(b, store.Settings{})
-//	page, err := letters.List(ctx, store.DeadLetterQuery{Stage: "classify"})
+//	dead := store.NewDeadLetters(b, store.Settings{})
+//	page, err := dead.List(ctx, store.DeadLetterQuery{Stage: "classify"})
 //
 // Package bus builds the subjects, the streams' names and the messages that
 // store something; this package creates the streams and reads them.
 //
 // The streams of results and keys refuse new messages at their bound and never
 // drop an old one early; those of run records and dead letters drop the oldest.
-// Bytes that anybody else published to a stream are read as no record.
+// Bytes that another program published to a stream are read as no record.
 //
 // All methods are safe for concurrent use. Tests use internal/testbed, with a real broker.
 package store
