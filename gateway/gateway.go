@@ -68,7 +68,7 @@ func New(s Settings) (*Gateway, error) {
 	if g.pipelines, err = pipelines.New(seeded); err != nil {
 		return nil, err
 	}
-	s.Call.Catalog = g.pipelines
+	s.Call.Pipelines = g.pipelines
 	g.service, err = call.New(s.Call)
 	return g, err
 }

@@ -51,7 +51,7 @@ type Settings struct {
 	Call call.Settings
 	Bus  bus.Settings
 	// Pipelines are those of the gateway's file. With a registry, the gateway writes
-	// them to the registry and serves the registry's pipelines. New sets Call.Catalog.
+	// them to the registry and serves the registry's pipelines. New sets Call.Pipelines.
 	Pipelines []pipeline.Pipeline
 	// Registry is where hosts register; nil means that there is no registry.
 	Registry *Registry

@@ -26,7 +26,7 @@ func (s *Service) Infer(ctx context.Context, r *Request) (*Response, error) {
 // Stream is Infer that hands chunks to emit, in order, as they come; emit may be
 // nil. An error of emit ends the call as CANCELLED: its caller is gone.
 func (s *Service) Stream(ctx context.Context, r *Request, emit func(Chunk) error) (*Response, error) {
-	begin, label := time.Now(), s.settings.Catalog.Label(r.Pipeline)
+	begin, label := time.Now(), s.settings.Pipelines.Label(r.Pipeline)
 	response, f := s.infer(ctx, r, emit, begin)
 	s.metrics.request(label, f, time.Since(begin))
 	if f != nil {
@@ -43,7 +43,7 @@ func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error,
 	}
 	defer s.release(r)
 	id := pipeline.RequestID(uuid.Must(uuid.NewV7()).String())
-	p, f := s.settings.Catalog.Resolve(r.Pipeline)
+	p, f := s.settings.Pipelines.Resolve(r.Pipeline)
 	if f != nil {
 		return nil, s.failed(id, r, f)
 	}
@@ -121,7 +121,7 @@ type exchange struct {
 }
 
 func newExchange(s *Service, r *Request, env *envelope.Envelope, emit func(Chunk) error, waits bool) *exchange {
-	return &exchange{service: s, request: r, env: env, emit: emit, label: s.settings.Catalog.Label(r.Pipeline), waits: waits}
+	return &exchange{service: s, request: r, env: env, emit: emit, label: s.settings.Pipelines.Label(r.Pipeline), waits: waits}
 }
 
 // admit takes a request into flight, with those bytes of its inputs that the caller
