@@ -59,7 +59,11 @@ func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error,
 	defer cancel()
 	env.Deadline, _ = ctx.Deadline() // the caller's may be earlier
 	env.TakesChunks = emit != nil
-	response, id, err := s.respond(ctx, newExchange(s, r, env, emit, waitsForCapacity(r, p)))
+	waits := p.WaitForCapacity
+	if r.WaitForCapacity != nil {
+		waits = *r.WaitForCapacity
+	}
+	response, id, err := s.respond(ctx, newExchange(s, r, env, emit, waits))
 	if err != nil {
 		return nil, s.failed(id, r, deadlineFault(fault.From(err), env))
 	}

@@ -55,7 +55,7 @@ func whole() (*inferencev1.InferRequest, *call.Request) {
 	return message, &call.Request{
 		Pipeline: "photos", Inputs: inputs,
 		Parameters: payload.Parameters{"p": payload.String("v")},
-		Steps: map[string]call.StepOptions{"classify": {
+		Steps: map[pipeline.StepName]pipeline.StepOptions{"classify": {
 			Model:      payload.ModelRef{Alias: "best", Version: "2"},
 			Parameters: payload.Parameters{"top": payload.String("3")},
 		}},

@@ -91,7 +91,7 @@ func TestHeadersAndQueryAreTheOptions(t *testing.T) {
 	want := &call.Request{
 		Pipeline: "stage:echo", Inputs: []payload.Part{payload.OfBlob("", "image/png", []byte("x"))},
 		Parameters: payload.Parameters{"top": payload.Int64(3), "p.q": payload.Double(0.5)},
-		Steps: map[string]call.StepOptions{"classify": {
+		Steps: map[pipeline.StepName]pipeline.StepOptions{"classify": {
 			Parameters: payload.Parameters{"mode": payload.String("a b"), "on": payload.Bool(true)},
 		}},
 		IdempotencyKey: "key", Timeout: 1500 * time.Millisecond, Durability: pipeline.File, Priority: -3,
