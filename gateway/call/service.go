@@ -54,6 +54,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -67,6 +68,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -89,6 +91,20 @@ type Limits struct {
 	MaxPayload int `yaml:"max_payload,size"`
 	// Metadata are the keys that a request may hand to runners.
 	Metadata []string `yaml:"metadata"`
+}
+
+// Validate checks the limits. Messages begin with the key.
+func (l Limits) Validate() error {
+	errs := []error{
+		config.NotNegative("max_in_flight", l.MaxInFlight),
+		config.NotNegative("timeout", l.Timeout),
+		config.NotNegative("max_timeout", l.MaxTimeout),
+		config.NotNegative("host_grace", l.HostGrace),
+	}
+	if l.MaxTimeout > 0 && l.Timeout > l.MaxTimeout {
+		errs = append(errs, fmt.Errorf("timeout: %s is more than the max_timeout of %s", l.Timeout, l.MaxTimeout))
+	}
+	return errors.Join(errs...)
 }
 
 // Settings are the request path's.
