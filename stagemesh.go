@@ -62,7 +62,6 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/store"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
-	"github.com/stagemesh/stagemesh/stagehost/stageapi"
 )
 
 // Pipeline is a named sequence of steps.
@@ -299,12 +298,12 @@ func (m *Mesh) gatewayURL(of func(*gateway.Gateway) string) string {
 
 // Stages describes the hosts that run in this process; there are none before the
 // start.
-func (m *Mesh) Stages() []stageapi.Description {
+func (m *Mesh) Stages() []stagehost.Description {
 	p := m.parts.Load()
 	if p == nil {
 		return nil
 	}
-	out := make([]stageapi.Description, len(p.hosts))
+	out := make([]stagehost.Description, len(p.hosts))
 	for i, h := range p.hosts {
 		out[i] = h.Describe()
 	}

@@ -10,12 +10,20 @@ import (
 
 	"github.com/google/uuid"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/reflection"
+	grpcstatus "google.golang.org/grpc/status"
+	"google.golang.org/protobuf/protoadapt"
+
+	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/stagehost/stageapi"
 )
 
 // listen takes the StageService's address before anything else starts, so that a
@@ -57,8 +65,11 @@ func (h *Host) serveAPI(ctx context.Context) error {
 		return ctx.Err()
 	}
 	h.settings.Logger.Info("stage service listens", "address", h.listener.Addr().String(), "tls", h.certificate != nil)
-	server := stageapi.NewServer(h, maxDirectBytes, h.serverOptions()...)
-	h.runs.Go(func() { h.followStatus(server) })
+	server, health := h.newServer()
+	h.runs.Go(func() {
+		defer server.Stop()
+		h.followStatus(health)
+	})
 	served := make(chan error, 1)
 	h.runs.Go(func() { served <- server.Serve(h.listener) })
 	select {
@@ -69,12 +80,28 @@ func (h *Host) serveAPI(ctx context.Context) error {
 	}
 }
 
-func (h *Host) serverOptions() []grpc.ServerOption {
-	if h.certificate == nil {
-		return nil
+// newServer returns the server of the StageService, and of health and reflection.
+func (h *Host) newServer() (*grpc.Server, *health.Server) {
+	options := []grpc.ServerOption{grpc.MaxRecvMsgSize(maxDirectBytes), grpc.MaxSendMsgSize(maxDirectBytes)}
+	if h.certificate != nil {
+		config := &tls.Config{Certificates: []tls.Certificate{*h.certificate}, MinVersion: tls.VersionTLS12}
+		options = append(options, grpc.Creds(credentials.NewTLS(config)))
 	}
-	config := &tls.Config{Certificates: []tls.Certificate{*h.certificate}, MinVersion: tls.VersionTLS12}
-	return []grpc.ServerOption{grpc.Creds(credentials.NewTLS(config))}
+	server, healthServer := grpc.NewServer(options...), health.NewServer()
+	stagev1.RegisterStageServiceServer(server, stageService{host: h})
+	healthv1.RegisterHealthServer(server, healthServer)
+	reflection.Register(server)
+	setServing(healthServer, false)
+	return server, healthServer
+}
+
+func setServing(server *health.Server, serving bool) {
+	answer := healthv1.HealthCheckResponse_NOT_SERVING
+	if serving {
+		answer = healthv1.HealthCheckResponse_SERVING
+	}
+	server.SetServingStatus("", answer)
+	server.SetServingStatus(stagev1.StageService_ServiceDesc.ServiceName, answer)
 }
 
 // checkTLS is the TLS configuration of the registry's health check, which trusts
@@ -88,13 +115,12 @@ func (h *Host) checkTLS() *tls.Config {
 	return &tls.Config{RootCAs: own, ServerName: h.settings.ServerName, MinVersion: tls.VersionTLS12}
 }
 
-// followStatus keeps the health service true, and ends the server with the host,
-// when direct calls in flight are finished.
-func (h *Host) followStatus(server *stageapi.Server) {
-	defer server.Stop()
+// followStatus keeps the health service true until the host ends, when direct calls in
+// flight are finished.
+func (h *Host) followStatus(server *health.Server) {
 	for {
 		at, changed, _ := h.status.get()
-		server.SetServing(at == stateReady)
+		setServing(server, at == stateReady)
 		select {
 		case <-changed:
 		case <-h.hard.Done():
@@ -109,43 +135,45 @@ func (h *Host) Addr() net.Addr {
 	return addr
 }
 
-// Describe implements stageapi.Stage.
-func (h *Host) Describe() stageapi.Description {
-	s := h.settings
-	return stageapi.Description{
-		Mesh: s.Mesh, Stage: s.Stage, Host: s.Host, Version: s.Version,
-		Spec: h.spec,
-		Limits: stageapi.Limits{
-			MaxSize: s.Batch.MaxSize, MaxBytes: s.Batch.MaxBytes, MaxWait: s.Batch.MaxWait,
-			MaxInFlight: s.MaxInFlight, Concurrency: s.Runner.Concurrency(),
-		},
-	}
+// Request is one direct call.
+type Request struct {
+	Inputs     []payload.Part
+	Model      payload.ModelRef
+	Parameters payload.Parameters
+	Metadata   map[string]string
+}
+
+// Response is the answer of a direct call: Fault, or else Parts.
+type Response struct {
+	Parts    []payload.Part
+	Metadata map[string]string
+	Fault    *fault.Fault
+	Timing   envelope.StepTiming
 }
 
 // directCall is a call past the queue. Its capacity is free again when its item is
 // finished, which may be after the caller has left.
 type directCall struct {
-	answer chan stageapi.Response
+	answer chan Response
 	leave  func()
 }
 
 // finish replies to the call. The loop calls it once.
 func (d *directCall) finish(it *item, out outcome) {
 	d.leave()
-	d.answer <- stageapi.Response{Parts: out.parts, Metadata: out.metadata, Fault: out.fault, Timing: it.timing}
+	d.answer <- Response{Parts: out.parts, Metadata: out.metadata, Fault: out.fault, Timing: it.timing}
 }
 
-// Infer implements stageapi.Stage: it runs one request on this host, past the
-// queue but within its own bound.
-func (h *Host) Infer(ctx context.Context, r stageapi.Request) stageapi.Response {
+// Infer runs one request on this host, past the queue but within its own bound.
+func (h *Host) Infer(ctx context.Context, r Request) Response {
 	select {
 	case h.directs <- struct{}{}:
 	default:
-		return stageapi.Response{Fault: fault.Newf(fault.Overloaded, "%d direct calls are in flight, the limit", maxDirectCalls)}
+		return Response{Fault: fault.Newf(fault.Overloaded, "%d direct calls are in flight, the limit", maxDirectCalls)}
 	}
 	if err := h.Ready(); err != nil {
 		h.leaveDirect()
-		return stageapi.Response{Fault: fault.Newf(fault.ShuttingDown, "%w", err)}
+		return Response{Fault: fault.Newf(fault.ShuttingDown, "%w", err)}
 	}
 	it := h.directItem(ctx, r)
 	h.post(&arrived{item: it, fault: h.fit(it)})
@@ -153,15 +181,15 @@ func (h *Host) Infer(ctx context.Context, r stageapi.Request) stageapi.Response 
 	case answer := <-it.direct.answer:
 		return answer
 	case <-ctx.Done():
-		return stageapi.Response{Fault: fault.From(ctx.Err())}
+		return Response{Fault: fault.From(ctx.Err())}
 	case <-h.looped:
-		return stageapi.Response{Fault: fault.New(fault.ShuttingDown, "the host has stopped")}
+		return Response{Fault: fault.New(fault.ShuttingDown, "the host has stopped")}
 	}
 }
 
 func (h *Host) leaveDirect() { <-h.directs }
 
-func (h *Host) directItem(ctx context.Context, r stageapi.Request) *item {
+func (h *Host) directItem(ctx context.Context, r Request) *item {
 	now := time.Now()
 	deadline, ok := ctx.Deadline()
 	if !ok {
@@ -170,7 +198,7 @@ func (h *Host) directItem(ctx context.Context, r stageapi.Request) *item {
 	id := uuid.Must(uuid.NewV7()).String()
 	it := &item{
 		arrived: now,
-		direct:  &directCall{answer: make(chan stageapi.Response, 1), leave: h.leaveDirect},
+		direct:  &directCall{answer: make(chan Response, 1), leave: h.leaveDirect},
 		env: &envelope.Envelope{
 			Mesh:        h.settings.Mesh,
 			RequestID:   pipeline.RequestID(id),
@@ -188,4 +216,71 @@ func (h *Host) directItem(ctx context.Context, r stageapi.Request) *item {
 	}
 	it.timing = it.timingOf(h.settings.Host)
 	return it
+}
+
+// stageService is the gRPC StageService of a host. It translates only.
+type stageService struct {
+	stagev1.UnimplementedStageServiceServer
+	host *Host
+}
+
+// Describe implements stagev1.StageServiceServer.
+func (s stageService) Describe(context.Context, *stagev1.DescribeRequest) (*stagev1.DescribeResponse, error) {
+	d := s.host.Describe()
+	return &stagev1.DescribeResponse{
+		Mesh: string(d.Mesh), Stage: string(d.Stage), Host: string(d.Host), Version: d.Version,
+		Spec: specToProto(d.Spec), Limits: d.Limits.toProto(),
+	}, nil
+}
+
+// Infer implements stagev1.StageServiceServer.
+func (s stageService) Infer(ctx context.Context, in *stagev1.InferRequest) (*stagev1.InferResponse, error) {
+	r, err := requestFromProto(in)
+	if err != nil {
+		return nil, statusOf(fault.From(err))
+	}
+	if in.GetTimeout() != nil {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, in.GetTimeout().AsDuration())
+		defer cancel()
+	}
+	out := s.host.Infer(ctx, r)
+	if out.Fault != nil {
+		return nil, statusOf(out.Fault)
+	}
+	return &stagev1.InferResponse{
+		Outputs:  payload.ToProto(out.Parts),
+		Metadata: out.Metadata,
+		Timing:   out.Timing.ToProto(),
+	}, nil
+}
+
+func requestFromProto(in *stagev1.InferRequest) (Request, error) {
+	inputs, err := payload.FromProto("inputs", in.GetInputs())
+	if err != nil {
+		return Request{}, err
+	}
+	parameters, err := payload.ParametersFromProto(in.GetParameters())
+	if err != nil {
+		return Request{}, fault.Newf(fault.InvalidRequest, "parameters: %w", err)
+	}
+	return Request{
+		Inputs:     inputs,
+		Model:      payload.ModelFromProto(in.GetModel()),
+		Parameters: parameters,
+		Metadata:   in.GetMetadata(),
+	}, nil
+}
+
+// statusOf returns the fault as an RPC's status with its details.
+func statusOf(f *fault.Fault) error {
+	out := grpcstatus.New(codes.Code(f.GRPCCode()), f.Message)
+	var details []protoadapt.MessageV1
+	for _, d := range f.Details() {
+		details = append(details, protoadapt.MessageV1Of(d))
+	}
+	if with, err := out.WithDetails(details...); err == nil {
+		out = with
+	}
+	return out.Err()
 }

@@ -26,7 +26,6 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
-	"github.com/stagemesh/stagemesh/stagehost/stageapi"
 )
 
 func listening(s *stagehost.Settings) { s.Listen = "127.0.0.1:0" }
@@ -234,14 +233,14 @@ func TestDirectCallsAreBoundedAfterCallersLeave(t *testing.T) {
 	g := newGate()
 	h := b.host(g)
 	gone, leave := context.WithCancel(t.Context())
-	answers := make(chan stageapi.Response, maxDirectCalls)
+	answers := make(chan stagehost.Response, maxDirectCalls)
 	for i := range maxDirectCalls {
-		go func() { answers <- h.Infer(gone, stageapi.Request{Inputs: chunkOf(strconv.Itoa(i))}) }()
+		go func() { answers <- h.Infer(gone, stagehost.Request{Inputs: chunkOf(strconv.Itoa(i))}) }()
 	}
 	refused := func() bool {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		r := h.Infer(ctx, stageapi.Request{Inputs: chunkOf("more")})
+		r := h.Infer(ctx, stagehost.Request{Inputs: chunkOf("more")})
 		return r.Fault != nil && r.Fault.Reason == fault.Overloaded
 	}
 	testbed.Eventually(t, "as many calls as may be are in flight", refused)
@@ -260,6 +259,6 @@ func TestDirectCallsAreBoundedAfterCallersLeave(t *testing.T) {
 	close(g.release)
 	checkEcho(t, queued)
 	testbed.Eventually(t, "direct calls are let in again", func() bool {
-		return h.Infer(t.Context(), stageapi.Request{Inputs: chunkOf("again")}).Fault == nil
+		return h.Infer(t.Context(), stagehost.Request{Inputs: chunkOf("again")}).Fault == nil
 	})
 }

@@ -17,7 +17,6 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
-	"github.com/stagemesh/stagemesh/stagehost/stageapi"
 )
 
 // ackWait is an edit. A long one outlasts the test: what comes again then was
@@ -227,8 +226,8 @@ func TestLostRunnerEndsItsHost(t *testing.T) {
 	g.ran(t)
 	waiting := b.askMany(10)
 	first.awaitCount("stagemesh.stage.pulled", 11)
-	direct := make(chan stageapi.Response, 1)
-	go func() { direct <- first.Infer(t.Context(), stageapi.Request{Inputs: chunkOf("direct")}) }()
+	direct := make(chan stagehost.Response, 1)
+	go func() { direct <- first.Infer(t.Context(), stagehost.Request{Inputs: chunkOf("direct")}) }()
 	b.host(inproc.Each(inproc.Settings{}, echo), ackWait(longTime))
 	if err := g.Stop(t.Context()); err != nil {
 		t.Fatal(err)

@@ -20,9 +20,9 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
+	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
-	"github.com/stagemesh/stagemesh/stagehost/stageapi"
 )
 
 const batchSize = 32
@@ -413,7 +413,7 @@ func TestUnknownInputIsRejected(t *testing.T) {
 		}
 	}
 	refused(b.askParts(parts).fault(fault.InvalidInput))
-	refused(h.Infer(t.Context(), stageapi.Request{Inputs: parts}).Fault)
+	refused(h.Infer(t.Context(), stagehost.Request{Inputs: parts}).Fault)
 	keeps := b.askParts(parts, func(e *envelope.Envelope) { e.Route[0].Keep = []string{"masc"} })
 	second := b.askParts(parts, func(e *envelope.Envelope) {
 		e.Route, e.Position = append([]pipeline.Hop{{Step: "before", Stage: "before"}}, e.Route...), 1

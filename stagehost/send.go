@@ -174,9 +174,14 @@ func (l *loop) sendFault(it *item, f *fault.Fault, before ...outgoing) {
 		l.settle(it)
 		return
 	}
-	l.clearFailing(it)
-	it.outbox, it.tries, it.missingSince = append(before, it.outbox...), 0, time.Time{}
+	l.replaceOutbox(it, append(before, it.outbox...))
 	l.send(it)
+}
+
+// replaceOutbox replaces the messages of an item, of which the first is not sent yet.
+func (l *loop) replaceOutbox(it *item, outbox []outgoing) {
+	l.clearFailing(it)
+	it.outbox, it.tries, it.missingSince = outbox, 0, time.Time{}
 }
 
 // beginSend moves the item to sending; false means that it has its outcome
@@ -230,7 +235,7 @@ func (e *sent) apply(l *loop) {
 // result was stored before, the reply refers to that.
 func (l *loop) sendNext(it *item, r bus.Receipt) {
 	was := it.outbox[0].to
-	l.popOutbox(it)
+	l.replaceOutbox(it, it.outbox[1:])
 	it.replyStored = was == toResults
 	if was == toResults && r.Duplicate {
 		l.host.metrics.duplicateReplies.inc()
@@ -245,12 +250,6 @@ func (l *loop) sendNext(it *item, r bus.Receipt) {
 		it.outbox = []outgoing{{notice, toGateway}}
 	}
 	l.send(it)
-}
-
-// popOutbox removes the first message of the outbox.
-func (l *loop) popOutbox(it *item) {
-	l.clearFailing(it)
-	it.outbox, it.tries, it.missingSince = it.outbox[1:], 0, time.Time{}
 }
 
 func backoff(tries int) time.Duration {
@@ -373,7 +372,7 @@ func (l *loop) giveUpStoring(it *item, err error) {
 		l.giveBack(it)
 	case it.outbox[0].to == toDead:
 		l.host.settings.Logger.Error("dead letter is too large", "request", it.env.RequestID, "error", err)
-		l.popOutbox(it)
+		l.replaceOutbox(it, it.outbox[1:])
 		l.send(it)
 	default:
 		l.sendFaultInstead(it, encodeFault(it.env.Hop(), err))
@@ -382,7 +381,6 @@ func (l *loop) giveUpStoring(it *item, err error) {
 
 // sendFaultInstead replies with a fault in place of an output that cannot go on.
 func (l *loop) sendFaultInstead(it *item, f *fault.Fault) {
-	f = l.host.locate(it, f)
 	l.host.metrics.countFault(f.Reason.Label())
-	l.sendFault(it, f)
+	l.sendFault(it, l.host.locate(it, f))
 }

@@ -127,7 +127,8 @@ const (
 // withDefaults returns the section with every 0 replaced but MaxInFlight, for which
 // the runner has to have started.
 func (c Config) withDefaults() Config {
-	c.Stream = c.Stream.withDefaults()
+	orDefault(&c.Stream.FirstChunk, DefaultFirstChunk)
+	orDefault(&c.Stream.Idle, DefaultIdle)
 	if len(c.Queue.Durabilities) == 0 {
 		c.Queue.Durabilities = []pipeline.Durability{pipeline.Memory, pipeline.File}
 	}
@@ -199,7 +200,8 @@ func (c Config) Validate() error {
 		config.NotNegative("queue.replicas", c.Queue.Replicas),
 		config.NotNegative("queue.version", c.Queue.Version),
 		c.validateTLS(),
-		c.Stream.validate(),
+		config.NotNegative("stream.first_chunk_timeout", c.Stream.FirstChunk),
+		config.NotNegative("stream.idle_timeout", c.Stream.Idle),
 	}
 	for i, d := range c.Queue.Durabilities {
 		if d != pipeline.Memory && d != pipeline.File || slices.Contains(c.Queue.Durabilities[:i], d) {

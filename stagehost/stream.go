@@ -28,22 +28,6 @@ const (
 	DefaultIdle       = 30 * time.Second
 )
 
-func (s StreamSettings) withDefaults() StreamSettings {
-	orDefault(&s.FirstChunk, DefaultFirstChunk)
-	orDefault(&s.Idle, DefaultIdle)
-	return s
-}
-
-func (s StreamSettings) validate() error {
-	switch {
-	case s.FirstChunk < 0:
-		return fmt.Errorf("stream.first_chunk_timeout: %s is negative", s.FirstChunk)
-	case s.Idle < 0:
-		return fmt.Errorf("stream.idle_timeout: %s is negative", s.Idle)
-	}
-	return nil
-}
-
 // adapt chooses how the host serves its runner, once that has started.
 func (h *Host) adapt() error {
 	s := &h.settings
@@ -57,7 +41,7 @@ func (h *Host) adapt() error {
 	}
 	orDefault(&s.MaxInFlight, s.defaultInFlight())
 	h.events = make(chan event, s.eventRoom())
-	h.tasks, h.idle = make(chan task), make(chan struct{}, s.Runner.Concurrency())
+	h.tasks, h.idle = make(chan *run), make(chan struct{}, s.Runner.Concurrency())
 	return nil
 }
 

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/stagemesh/stagemesh/services/bench/plot"
+	"github.com/stagemesh/stagemesh/services/bench"
 )
 
 // Names of the pictures.
@@ -52,9 +52,9 @@ func Pictures(r Results) (map[string][]byte, error) {
 }
 
 func drawThroughput(r Results, out io.Writer) (bool, error) {
-	b := plot.Bars{
+	b := bench.Bars{
 		Title: "Answers per second over the baseline's", Note: "three stages, 1 KiB, by requests in flight; lines are the least and the greatest pair",
-		Y: plot.Axis{Unit: "x"}, Goal: wantThroughput, GoalName: "goal at 64 and 256",
+		Y: bench.Axis{Unit: "x"}, Goal: wantThroughput, GoalName: "goal at 64 and 256",
 	}
 	for _, of := range []struct {
 		Number
@@ -65,17 +65,17 @@ func drawThroughput(r Results, out io.Writer) (bool, error) {
 			continue
 		}
 		bars, groups := item.ratios()
-		b.Series, b.Groups = append(b.Series, plot.BarSeries{Name: of.name, Bars: bars}), groups
+		b.Series, b.Groups = append(b.Series, bench.BarSeries{Name: of.name, Bars: bars}), groups
 	}
-	return len(b.Series) > 0, plot.WriteBars(out, b)
+	return len(b.Series) > 0, bench.WriteBars(out, b)
 }
 
 // ratios returns the ratios of throughput by requests in flight.
-func (m Measured) ratios() (bars []plot.Bar, groups []string) {
+func (m Measured) ratios() (bars []bench.Bar, groups []string) {
 	for _, s := range m.answer(only).Loads {
 		if s.Comparison != nil {
 			ratio := s.Comparison.Throughput
-			bars, groups = append(bars, plot.Bar{Value: ratio.Median, Low: ratio.Min, High: ratio.Max}), append(groups, s.inFlight())
+			bars, groups = append(bars, bench.Bar{Value: ratio.Median, Low: ratio.Min, High: ratio.Max}), append(groups, s.inFlight())
 		}
 	}
 	return bars, groups
@@ -84,17 +84,17 @@ func (m Measured) ratios() (bars []plot.Bar, groups []string) {
 func drawStages(r Results, out io.Writer) (bool, error) {
 	item, _ := r.Item(Stages)
 	medians, stages := item.lines(1, p50)
-	return len(stages) > 0, plot.WriteLines(out, plot.Lines{
+	return len(stages) > 0, bench.WriteLines(out, bench.Lines{
 		Title: "P50 by the number of stages", Note: "1 KiB, one request in flight, in processes",
-		X: plot.Axis{Name: "stages"}, Y: plot.Axis{Unit: " ms"},
-		Series: []plot.Series{points("stagemesh", stages, medians.ours), points("baseline", stages, medians.bare)},
+		X: bench.Axis{Name: "stages"}, Y: bench.Axis{Unit: " ms"},
+		Series: []bench.Series{points("stagemesh", stages, medians.ours), points("baseline", stages, medians.bare)},
 	})
 }
 
-func points(name string, xs, ys []float64) plot.Series {
-	out := plot.Series{Name: name}
+func points(name string, xs, ys []float64) bench.Series {
+	out := bench.Series{Name: name}
 	for i, x := range xs {
-		out.Points = append(out.Points, plot.At{X: x, Y: ys[i]})
+		out.Points = append(out.Points, bench.At{X: x, Y: ys[i]})
 	}
 	return out
 }
@@ -104,36 +104,36 @@ func drawBatching(r Results, out io.Writer) (bool, error) {
 	if !ok {
 		return false, nil
 	}
-	ours := plot.Series{Name: "stagemesh"}
-	all := make([]plot.Series, len(peers()))
+	ours := bench.Series{Name: "stagemesh"}
+	all := make([]bench.Series, len(peers()))
 	for _, s := range item.answer(only).Loads {
 		callers := float64(s.Load.Concurrency)
-		ours.Points = append(ours.Points, plot.At{X: callers, Y: 100 * spreadOf(s.Trials, ofCeiling).Median})
+		ours.Points = append(ours.Points, bench.At{X: callers, Y: 100 * spreadOf(s.Trials, ofCeiling).Median})
 		for i, p := range peers() {
 			all[i].Name, all[i].Dashed = p.name+", on another machine", true
-			all[i].Points = append(all[i].Points, plot.At{X: callers, Y: 100 * p.batching[s.Load.Concurrency].perS / ceiling})
+			all[i].Points = append(all[i].Points, bench.At{X: callers, Y: 100 * p.batching[s.Load.Concurrency].perS / ceiling})
 		}
 	}
-	return true, plot.WriteLines(out, plot.Lines{
+	return true, bench.WriteLines(out, bench.Lines{
 		Title: "Share of the worker's maximum", Note: "batches of at most 32 that take 5 ms plus 0.2 ms per item; 100 % is 2,807 per second",
-		X: plot.Axis{Name: "requests in flight"}, Y: plot.Axis{Unit: " %"}, Log: true,
-		Series: append([]plot.Series{ours}, all...),
+		X: bench.Axis{Name: "requests in flight"}, Y: bench.Axis{Unit: " %"}, Log: true,
+		Series: append([]bench.Series{ours}, all...),
 	})
 }
 
 func drawOverload(r Results, out io.Writer) (bool, error) {
 	item, _ := r.Item(Overload)
-	b := plot.Bars{
+	b := bench.Bars{
 		Title: "Goodput under overload over the peak's", Note: "answers within 500 ms by offered load; lines are the least and the greatest run",
-		Goal: wantGoodput, GoalName: "goal", Series: []plot.BarSeries{{Name: "goodput over the peak's"}},
+		Goal: wantGoodput, GoalName: "goal", Series: []bench.BarSeries{{Name: "goodput over the peak's"}},
 	}
 	for _, offered := range []string{"2", "5"} {
 		if got, ok := item.shareOfPeak(offered); ok {
 			b.Groups = append(b.Groups, offered+" times the peak")
-			b.Series[0].Bars = append(b.Series[0].Bars, plot.Bar{Value: got.Median, Low: got.Min, High: got.Max})
+			b.Series[0].Bars = append(b.Series[0].Bars, bench.Bar{Value: got.Median, Low: got.Min, High: got.Max})
 		}
 	}
-	return len(b.Groups) > 0, plot.WriteBars(out, b)
+	return len(b.Groups) > 0, bench.WriteBars(out, b)
 }
 
 func drawMemory(r Results, out io.Writer) (bool, error) {
@@ -146,17 +146,17 @@ func drawGoroutines(r Results, out io.Writer) (bool, error) {
 }
 
 func drawKept(r Results, out io.Writer, title, unit string, figures ...steadyFigure) (bool, error) {
-	l := plot.Lines{
+	l := bench.Lines{
 		Title: title, Note: "mesh and generator in one process, at half of its peak",
-		X: plot.Axis{Name: "time since the load began", Unit: " s"}, Y: plot.Axis{Unit: unit},
+		X: bench.Axis{Name: "time since the load began", Unit: " s"}, Y: bench.Axis{Unit: unit},
 	}
 	samples := r.soakSamples()
 	for _, k := range figures {
-		s := plot.Series{Name: k.name}
+		s := bench.Series{Name: k.name}
 		for _, sample := range samples {
-			s.Points = append(s.Points, plot.At{X: sample.AtMS / 1000, Y: k.of(sample)})
+			s.Points = append(s.Points, bench.At{X: sample.AtMS / 1000, Y: k.of(sample)})
 		}
 		l.Series = append(l.Series, s)
 	}
-	return len(samples) > 0, plot.WriteLines(out, l)
+	return len(samples) > 0, bench.WriteLines(out, l)
 }

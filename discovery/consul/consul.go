@@ -21,8 +21,9 @@ const (
 	DefaultAddress = "127.0.0.1:8500"
 	// DefaultWaitTime is how long a blocking query waits for a change.
 	DefaultWaitTime = 10 * time.Second
-	// DefaultCriticalAfter is when Consul removes an instance whose check fails.
-	DefaultCriticalAfter = time.Minute
+	// criticalAfter is when Consul removes an instance whose check fails; a minute is
+	// its least.
+	criticalAfter = time.Minute
 
 	// requestTimeout bounds a request that does not block.
 	requestTimeout = 5 * time.Second
@@ -48,9 +49,6 @@ type Settings struct {
 	Stale bool `yaml:"stale"`
 	// WaitTime is how long a blocking query waits for a change.
 	WaitTime time.Duration
-	// CriticalAfter is when Consul removes an instance whose check fails, at least a
-	// minute.
-	CriticalAfter time.Duration
 	// Logger receives connection events; nil discards them.
 	Logger *slog.Logger
 }
@@ -88,7 +86,6 @@ func New(s Settings) (*Registry, error) {
 	}
 	setDefault(&s.Address, DefaultAddress)
 	setDefault(&s.WaitTime, DefaultWaitTime)
-	setDefault(&s.CriticalAfter, DefaultCriticalAfter)
 	if s.Logger == nil {
 		s.Logger = slog.New(slog.DiscardHandler)
 	}

@@ -19,14 +19,13 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/schema"
-	"github.com/stagemesh/stagemesh/stagehost/stageapi"
 )
 
 // Validate checks everything that can be checked without starting anything: of the
 // files that it names only those of JSON Schemas, and those that its kinds of runners
 // read to be made.
 func (f *File) Validate() error {
-	hosts, routes, err := f.validated(f.StageNames())
+	hosts, routes, err := f.buildParts(f.StageNames())
 	if err != nil {
 		return err
 	}
@@ -70,7 +69,7 @@ func known(hosts []stagehost.Settings, routes []pipeline.Pipeline) map[pipeline.
 		}
 	}
 	for _, host := range hosts {
-		described := stageapi.Description{Spec: specOf(host), Limits: stageapi.Limits{MaxBytes: host.Batch.MaxBytes}}
+		described := stagehost.Description{Spec: specOf(host), Limits: stagehost.Limits{MaxBytes: host.Batch.MaxBytes}}
 		known := pipelines.Stage{Served: true, Durabilities: host.Queue.Durabilities}
 		known.Spec, known.Limits = described.Published()
 		out[host.Stage] = known
@@ -83,14 +82,14 @@ func known(hosts []stagehost.Settings, routes []pipeline.Pipeline) map[pipeline.
 func specOf(host stagehost.Settings) runner.Spec {
 	spec := host.Runner.Spec()
 	spec.Stream = spec.Stream || host.Batch.Mode == batch.Stream
-	if complete, err := schema.Complete(spec, given(spec.Inputs, host.Inputs), given(spec.Outputs, host.Outputs)); err == nil {
+	if complete, err := schema.Complete(spec, writtenParts(spec.Inputs, host.Inputs), writtenParts(spec.Outputs, host.Outputs)); err == nil {
 		return complete
 	}
 	return spec
 }
 
-// given returns the parts of the file if the runner describes some itself.
-func given(described, written []runner.PartSpec) []runner.PartSpec {
+// writtenParts returns the parts of the file if the runner describes some itself.
+func writtenParts(described, written []runner.PartSpec) []runner.PartSpec {
 	if len(described) == 0 {
 		return nil
 	}
@@ -101,13 +100,13 @@ func given(described, written []runner.PartSpec) []runner.PartSpec {
 // Settings of other stages' runners are not looked at: what they name may be on
 // other machines.
 func (f *File) ValidatePart(stages []string) error {
-	_, _, err := f.validated(stages)
+	_, _, err := f.buildParts(stages)
 	return err
 }
 
-// validated is ValidatePart that returns what it has made: a host of each of the stages,
+// buildParts is ValidatePart that returns what it has made: a host of each of the stages,
 // and the pipelines.
-func (f *File) validated(stages []string) (hosts []stagehost.Settings, routes []pipeline.Pipeline, err error) {
+func (f *File) buildParts(stages []string) (hosts []stagehost.Settings, routes []pipeline.Pipeline, err error) {
 	errs := []error{
 		f.validateShared(),
 		f.At(f.Gateway.Validate(), "gateway"),

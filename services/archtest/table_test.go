@@ -52,9 +52,8 @@ var importTable = rules{
 
 		// The stage host.
 		{packages: list("stagehost/batch"), mayImport: list(fault, pipeline), pure: true},
-		{packages: list("stagehost/runner", "stagehost/runner/*", "stagehost/runner/worker/spawn"), mayImport: list(fault, payload, sdk, runner)},
+		{packages: list("stagehost/runner", "stagehost/runner/*"), mayImport: list(fault, payload, sdk, runner)},
 		{packages: list("stagehost/schema"), mayImport: list(fault, payload, msgpack, sdk, "stagehost/runner")},
-		{packages: list("stagehost/stageapi"), mayImport: list(proto, fault, payload, pipeline, envelope, "stagehost/runner")},
 		{packages: list("stagehost/modelcache"), mayImport: list(fault, payload, "stagehost/runner")},
 		{packages: list("stagehost"), mayImport: list(proto, sdk, "mesh/...", "stagehost/...", discovery)},
 

@@ -67,39 +67,33 @@ func renameParts(parts, kept []payload.Part, rename map[string]string) ([]payloa
 	}
 	inputs := slices.Sorted(maps.Keys(rename))
 	out := make([]payload.Part, 0, len(parts)+len(inputs))
-	for _, part := range parts {
-		fed := partsFedBy(part, inputs, rename)
-		if _, replaced := rename[part.Name]; len(fed) == 0 && !replaced {
-			fed = []payload.Part{part}
+	feed := func(part payload.Part) (fed bool) {
+		source := part.Name
+		for _, input := range inputs {
+			if rename[input] == source {
+				part.Name, fed = input, true
+				out = append(out, part)
+			}
 		}
-		out = append(out, fed...)
+		return fed
+	}
+	for _, part := range parts {
+		if _, replaced := rename[part.Name]; !feed(part) && !replaced {
+			out = append(out, part)
+		}
 	}
 	for _, input := range inputs {
-		source := rename[input]
-		if _, came := payload.Find(parts, source); came {
+		if _, ok := payload.Find(out, input); ok {
 			continue
 		}
-		part, ok := payload.Find(kept, source)
+		part, ok := payload.Find(kept, rename[input])
 		if !ok {
-			return nil, missing(input, source, parts)
+			return nil, missing(input, rename[input], parts)
 		}
 		part.Name = input
 		out = append(out, part)
 	}
 	return out, nil
-}
-
-// partsFedBy returns the part once for every input that it feeds, under that name.
-func partsFedBy(part payload.Part, inputs []string, rename map[string]string) []payload.Part {
-	var out []payload.Part
-	for _, input := range inputs {
-		if rename[input] == part.Name {
-			renamed := part
-			renamed.Name = input
-			out = append(out, renamed)
-		}
-	}
-	return out
 }
 
 func pick(spec runner.Spec, parts, kept []payload.Part, rename map[string]string) ([]payload.Part, error) {
@@ -150,12 +144,8 @@ func AllTaken(spec runner.Spec, parts []payload.Part, rename map[string]string, 
 		if slices.Contains(sources, part.Name) {
 			continue
 		}
-		field := "inputs." + part.Name
-		if part.Name == "" {
-			field = fmt.Sprintf("inputs[%d]", i)
-		}
 		return fault.Newf(fault.InvalidInput, "input %q is not one that the stage takes; it takes %s", part.Name, namesOf(spec.Inputs)).
-			WithViolation(field, "is not taken")
+			WithViolation(payload.Path("inputs", i, part.Name), "is not taken")
 	}
 	return nil
 }

@@ -100,7 +100,7 @@ func appendData(dst []byte, path string, t tensor.Tensor) ([]byte, error) {
 		}
 		var ok bool
 		if dst, ok = number(dst, t.Raw[at:at+size]); !ok {
-			return dst, fault.Newf(fault.RunnerOutputInvalid, "%s.data[%d] is NaN or infinite, which JSON cannot say; ask by gRPC or Connect", path, at/size)
+			return dst, fault.Newf(fault.RunnerOutputInvalid, "%s.data[%d] is NaN or infinite, which JSON cannot represent; ask by gRPC or Connect", path, at/size)
 		}
 	}
 	return dst, nil
@@ -124,7 +124,7 @@ func appendTexts(dst []byte, path string, t tensor.Tensor) ([]byte, error) {
 }
 
 func unsupportedOutput(path, what string) error {
-	return fault.Newf(fault.NotSupported, "%s: %s cannot be said in JSON; ask by gRPC or Connect", path, what)
+	return fault.Newf(fault.NotSupported, "%s: %s has no form in JSON; ask by gRPC or Connect", path, what)
 }
 
 // format appends one element, or returns false where JSON cannot represent it.
@@ -135,19 +135,10 @@ func formatOf(d tensor.Datatype) format {
 	switch d {
 	case tensor.Bool:
 		return func(dst, raw []byte) ([]byte, bool) { return strconv.AppendBool(dst, raw[0] != 0), true }
-	case tensor.Int8:
-		return func(dst, raw []byte) ([]byte, bool) { return strconv.AppendInt(dst, int64(int8(raw[0])), 10), true }
-	case tensor.Int16:
+	case tensor.Int8, tensor.Int16, tensor.Int32, tensor.Int64:
+		unused := 64 - 8*d.Size() // bits above the sign
 		return func(dst, raw []byte) ([]byte, bool) {
-			return strconv.AppendInt(dst, int64(int16(binary.LittleEndian.Uint16(raw))), 10), true
-		}
-	case tensor.Int32:
-		return func(dst, raw []byte) ([]byte, bool) {
-			return strconv.AppendInt(dst, int64(int32(binary.LittleEndian.Uint32(raw))), 10), true
-		}
-	case tensor.Int64:
-		return func(dst, raw []byte) ([]byte, bool) {
-			return strconv.AppendInt(dst, int64(binary.LittleEndian.Uint64(raw)), 10), true
+			return strconv.AppendInt(dst, int64(unsignedOf(raw)<<unused)>>unused, 10), true
 		}
 	case tensor.Uint8, tensor.Uint16, tensor.Uint32, tensor.Uint64:
 		return func(dst, raw []byte) ([]byte, bool) { return strconv.AppendUint(dst, unsignedOf(raw), 10), true }

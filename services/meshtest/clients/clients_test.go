@@ -1,4 +1,4 @@
-package clients_test
+package clients
 
 import (
 	"encoding/base64"
@@ -12,8 +12,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-
-	"github.com/stagemesh/stagemesh/services/meshtest/clients"
 )
 
 // protocol is the file of the protocol's gRPC form, of the repository.
@@ -30,11 +28,11 @@ func run(t *testing.T, cmd *exec.Cmd) string {
 	return out.String()
 }
 
-func TestTritonclientGetsWhatItsUsersExpect(t *testing.T) {
+func TestTritonclientInfersAndStreams(t *testing.T) {
 	t.Parallel()
-	tools, mesh := clients.Tools(t), clients.Start(t)
-	cmd := exec.CommandContext(t.Context(), tools.Python, "-B", "-W", "error::ResourceWarning", "-m", "unittest", "--verbose", "test_tritonclient")
-	cmd.Dir, cmd.Env = "python", append(os.Environ(), "MESH="+mesh.Address(), "MESH_HTTP="+mesh.Checked(t))
+	tools, mesh := installTools(t), startMesh(t)
+	cmd := exec.CommandContext(t.Context(), tools.python, "-B", "-W", "error::ResourceWarning", "-m", "unittest", "--verbose", "test_tritonclient")
+	cmd.Dir, cmd.Env = "python", append(os.Environ(), "MESH="+mesh.address(), "MESH_HTTP="+mesh.checkedAddress(t))
 	said, err := cmd.CombinedOutput()
 	if err != nil || !strings.Contains(string(said), "\nOK\n") {
 		t.Errorf("%v\n%s", err, said)
@@ -49,31 +47,31 @@ func TestTritonclientGetsWhatItsUsersExpect(t *testing.T) {
 	}
 }
 
-func TestANodeClientWithoutGeneratedCodeGetsSumsAndDifferences(t *testing.T) {
+func TestNodeClientInfersWithoutGeneratedCode(t *testing.T) {
 	t.Parallel()
-	tools, mesh := clients.Tools(t), clients.Start(t)
+	tools, mesh := installTools(t), startMesh(t)
 	node, err := exec.LookPath("node")
 	if err != nil {
 		t.Fatalf("%v; Debian: apt-get install nodejs npm", err)
 	}
-	cmd := exec.CommandContext(t.Context(), node, "simple.js", mesh.Address(), filepath.Join(tools.Root, protocol))
-	cmd.Dir, cmd.Env = "node", append(os.Environ(), "NODE_PATH="+tools.NodeModules)
+	cmd := exec.CommandContext(t.Context(), node, "simple.js", mesh.address(), filepath.Join(tools.repository, protocol))
+	cmd.Dir, cmd.Env = "node", append(os.Environ(), "NODE_PATH="+tools.nodeModules)
 	if said := run(t, cmd); said != "16 sums and 16 differences are right\n" {
 		t.Errorf("it says %q", said)
 	}
 }
 
-func TestGrpcurlFindsTheServiceByReflectionAndAsksIt(t *testing.T) {
+func TestGrpcurlInfersByReflection(t *testing.T) {
 	t.Parallel()
-	tools, mesh := clients.Tools(t), clients.Start(t)
+	tools, mesh := installTools(t), startMesh(t)
 	grpcurl := func(args ...string) string {
 		t.Helper()
-		return run(t, exec.CommandContext(t.Context(), tools.GRPCurl, append([]string{"-plaintext", "-max-time", "30"}, args...)...))
+		return run(t, exec.CommandContext(t.Context(), tools.grpcurl, append([]string{"-plaintext", "-max-time", "30"}, args...)...))
 	}
-	if services := strings.Fields(grpcurl(mesh.Address(), "list")); !slices.Contains(services, "inference.GRPCInferenceService") {
+	if services := strings.Fields(grpcurl(mesh.address(), "list")); !slices.Contains(services, "inference.GRPCInferenceService") {
 		t.Errorf("it lists %v", services)
 	}
-	described := grpcurl(mesh.Address(), "describe", "inference.GRPCInferenceService")
+	described := grpcurl(mesh.address(), "describe", "inference.GRPCInferenceService")
 	for _, method := range []string{"ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer"} {
 		if !strings.Contains(described, "rpc "+method+" ( .inference."+method+"Request ) returns ( .inference."+method+"Response );") {
 			t.Errorf("it describes no %s:\n%s", method, described)
@@ -86,7 +84,7 @@ func TestGrpcurlFindsTheServiceByReflectionAndAsksIt(t *testing.T) {
 			Shape          []string
 		}
 	}
-	parse(t, grpcurl("-d", `{"name": "simple"}`, mesh.Address(), "inference.GRPCInferenceService/ModelMetadata"), &model)
+	parse(t, grpcurl("-d", `{"name": "simple"}`, mesh.address(), "inference.GRPCInferenceService/ModelMetadata"), &model)
 	if model.Platform != "stagemesh_pipeline" || len(model.Inputs) != 2 || model.Inputs[1].Name != "INPUT1" || model.Inputs[1].Datatype != "INT32" || !slices.Equal(model.Inputs[1].Shape, []string{"-1", "16"}) {
 		t.Errorf("the model is %+v", model)
 	}
@@ -97,7 +95,7 @@ func TestGrpcurlFindsTheServiceByReflectionAndAsksIt(t *testing.T) {
 	parse(t, grpcurl("-d", `{"model_name": "simple", "id": "7", "inputs": [
 		{"name": "INPUT0", "datatype": "INT32", "shape": ["1", "16"], "contents": {"int_contents": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]}},
 		{"name": "INPUT1", "datatype": "INT32", "shape": ["1", "16"], "contents": {"int_contents": [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]}}
-	]}`, mesh.Address(), "inference.GRPCInferenceService/ModelInfer"), &answer)
+	]}`, mesh.address(), "inference.GRPCInferenceService/ModelInfer"), &answer)
 	if answer.ID != "7" || len(answer.RawOutputContents) != 2 {
 		t.Fatalf("the answer is %+v", answer)
 	}
@@ -109,16 +107,16 @@ func TestGrpcurlFindsTheServiceByReflectionAndAsksIt(t *testing.T) {
 	}
 }
 
-func TestCurlAsksInJSONAndWithBytesBehindIt(t *testing.T) {
+func TestCurlInfersWithJSONAndBinaryData(t *testing.T) {
 	t.Parallel()
-	mesh := clients.Start(t)
+	mesh := startMesh(t)
 	curl := curl(t)
 	ask := func(args ...string) string {
 		t.Helper()
 		args = append([]string{"--silent", "--show-error", "--fail-with-body", "--max-time", "30"}, args...)
 		return run(t, exec.CommandContext(t.Context(), curl, args...))
 	}
-	url := "http://" + mesh.Checked(t) + "/v2/models/simple/infer"
+	url := "http://" + mesh.checkedAddress(t) + "/v2/models/simple/infer"
 	type output struct {
 		Name       string
 		Shape      []int
@@ -155,7 +153,7 @@ func TestCurlAsksInJSONAndWithBytesBehindIt(t *testing.T) {
 }
 
 // The documentation says with which versions a mesh is tested.
-func TestTheDocumentationNamesTheVersions(t *testing.T) {
+func TestDocumentationNamesTheVersions(t *testing.T) {
 	t.Parallel()
 	docs := read(t, "../../../docs/clients.md")
 	for file, pinned := range map[string]*regexp.Regexp{

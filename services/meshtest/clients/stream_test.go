@@ -1,4 +1,4 @@
-package clients_test
+package clients
 
 import (
 	"bufio"
@@ -12,19 +12,17 @@ import (
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/stagemesh/stagemesh/services/meshtest/clients"
 )
 
-func TestANodeClientStreamsBothWaysAndLeavesInTheMiddle(t *testing.T) {
+func TestNodeClientStreamsAndLeaves(t *testing.T) {
 	t.Parallel()
-	tools, mesh := clients.Tools(t), clients.Start(t)
+	tools, mesh := installTools(t), startMesh(t)
 	node, err := exec.LookPath("node")
 	if err != nil {
 		t.Fatalf("%v; Debian: apt-get install nodejs npm", err)
 	}
-	cmd := exec.CommandContext(t.Context(), node, "stream.js", mesh.Address(), filepath.Join(tools.Root, protocol))
-	cmd.Dir, cmd.Env = "node", append(os.Environ(), "NODE_PATH="+tools.NodeModules)
+	cmd := exec.CommandContext(t.Context(), node, "stream.js", mesh.address(), filepath.Join(tools.repository, protocol))
+	cmd.Dir, cmd.Env = "node", append(os.Environ(), "NODE_PATH="+tools.nodeModules)
 	if said := run(t, cmd); said != "words came in order, and stopped when nobody listened\n" {
 		t.Errorf("it says %q", said)
 	}
@@ -32,16 +30,16 @@ func TestANodeClientStreamsBothWaysAndLeavesInTheMiddle(t *testing.T) {
 
 func TestGrpcurlPrintsChunksOnBothServices(t *testing.T) {
 	t.Parallel()
-	tools, mesh := clients.Tools(t), clients.Start(t)
+	tools, mesh := installTools(t), startMesh(t)
 	grpcurl := func(args ...string) string {
 		t.Helper()
-		return run(t, exec.CommandContext(t.Context(), tools.GRPCurl, append([]string{"-plaintext", "-max-time", "30"}, args...)...))
+		return run(t, exec.CommandContext(t.Context(), tools.grpcurl, append([]string{"-plaintext", "-max-time", "30"}, args...)...))
 	}
-	if methods := strings.Fields(grpcurl(mesh.Address(), "list", "inference.GRPCInferenceService")); !slices.Contains(methods, "inference.GRPCInferenceService.ModelStreamInfer") {
+	if methods := strings.Fields(grpcurl(mesh.address(), "list", "inference.GRPCInferenceService")); !slices.Contains(methods, "inference.GRPCInferenceService.ModelStreamInfer") {
 		t.Errorf("it lists %v", methods)
 	}
 	const both = "rpc ModelStreamInfer ( stream .inference.ModelInferRequest ) returns ( stream .inference.ModelStreamInferResponse );"
-	if described := grpcurl(mesh.Address(), "describe", "inference.GRPCInferenceService"); !strings.Contains(described, both) {
+	if described := grpcurl(mesh.address(), "describe", "inference.GRPCInferenceService"); !strings.Contains(described, both) {
 		t.Errorf("it describes no streams both ways:\n%s", described)
 	}
 
@@ -51,7 +49,7 @@ func TestGrpcurlPrintsChunksOnBothServices(t *testing.T) {
 		Final struct{ Outputs []output }
 	}
 	messages := documents[message](t, grpcurl("-d", `{"pipeline": "words", "inputs": [{"name": "text", "blob": {"contentType": "text/plain", "data": "b25lIHR3bw=="}}]}`,
-		mesh.Address(), "stagemesh.inference.v1.InferenceService/InferStream"))
+		mesh.address(), "stagemesh.inference.v1.InferenceService/InferStream"))
 	if len(messages) != 3 {
 		t.Fatalf("the messages are %+v", messages)
 	}
@@ -75,7 +73,7 @@ func TestGrpcurlPrintsChunksOnBothServices(t *testing.T) {
 	const asked = `{"model_name": "words", "id": "%s", "inputs": [{"name": "text", "datatype": "BYTES", "shape": ["1"], "contents": {"bytes_contents": ["%s"]}}]}`
 	words := map[string]string{}
 	for _, m := range documents[streamed](t, grpcurl("-d", fmt.Sprintf(asked, "1", "b25lIHR3bw==")+fmt.Sprintf(asked, "2", "dHdvIG9uZQ=="),
-		mesh.Address(), "inference.GRPCInferenceService/ModelStreamInfer")) {
+		mesh.address(), "inference.GRPCInferenceService/ModelStreamInfer")) {
 		const length = 4 // before the bytes of an element
 		words[m.InferResponse.ID] += string(m.InferResponse.RawOutputContents[0][length:])
 	}
@@ -117,9 +115,9 @@ func documents[T any](t *testing.T, text string) []T {
 // The words come while the text is not at its end: that waits for another request.
 func TestCurlReadsEventsAsTheyCome(t *testing.T) {
 	t.Parallel()
-	mesh := clients.Start(t)
+	mesh := startMesh(t)
 	curl := curl(t)
-	url := "http://" + mesh.Address() + "/v1/pipelines/words:stream"
+	url := "http://" + mesh.address() + "/v1/pipelines/words:stream"
 	cmd := exec.CommandContext(t.Context(), curl, "-N", "--silent", "--show-error", "--fail-with-body", "--max-time", "30", "-H", "Content-Type: text/plain", "-d", "one meet:2 two", url)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -151,11 +149,11 @@ func TestCurlReadsEventsAsTheyCome(t *testing.T) {
 	}
 }
 
-func TestCurlHearsWhatBreaksAStreamAsItsLastEvent(t *testing.T) {
+func TestCurlGetsAStreamFaultAsTheLastEvent(t *testing.T) {
 	t.Parallel()
-	mesh := clients.Start(t)
+	mesh := startMesh(t)
 	in := bufio.NewReader(strings.NewReader(run(t, exec.CommandContext(t.Context(), curl(t), "-N", "--silent", "--show-error", "--fail-with-body", "--max-time", "30",
-		"-H", "Content-Type: text/plain", "-d", "one fail two", "http://"+mesh.Address()+"/v1/pipelines/words:stream"))))
+		"-H", "Content-Type: text/plain", "-d", "one fail two", "http://"+mesh.address()+"/v1/pipelines/words:stream"))))
 	if e := nextEvent(t, in); e.id != "1" || e.text() != "one " {
 		t.Errorf("the first event is %+v", e)
 	}
@@ -169,10 +167,10 @@ func TestCurlHearsWhatBreaksAStreamAsItsLastEvent(t *testing.T) {
 	}
 }
 
-func TestCurlGeneratesWholeAndInEvents(t *testing.T) {
+func TestCurlGeneratesWholeAndAsEvents(t *testing.T) {
 	t.Parallel()
-	mesh := clients.Start(t)
-	curl, model := curl(t), "http://"+mesh.Checked(t)+"/v2/models/words/"
+	mesh := startMesh(t)
+	curl, model := curl(t), "http://"+mesh.checkedAddress(t)+"/v2/models/words/"
 	ask := func(path, body string) (said string, err error) {
 		t.Helper()
 		out, err := exec.CommandContext(t.Context(), curl, "-N", "--silent", "--show-error", "--fail-with-body", "--max-time", "30", "-d", body, model+path).Output()

@@ -367,8 +367,7 @@ func (m *member) unready() string {
 	return fmt.Sprintf("%d: %s", status, strings.TrimSpace(body))
 }
 
-// count returns a metric of the member, summed over the series that have the labels, each
-// written as name="value". A counter that does not exist yet is 0.
+// count returns a metric of the member, as testbed.Metric does.
 func (m *member) count(metric string, labels ...string) int {
 	t := m.fleet.t
 	t.Helper()
@@ -376,25 +375,7 @@ func (m *member) count(metric string, labels ...string) int {
 	if status != http.StatusOK {
 		t.Fatalf("metrics of %s: %d: %s", m.args[0], status, page)
 	}
-	sum := 0.0
-lines:
-	for line := range strings.Lines(page) {
-		series, value, _ := strings.Cut(strings.TrimSpace(line), " ")
-		if name, _, _ := strings.Cut(series, "{"); name != metric {
-			continue
-		}
-		for _, label := range labels {
-			if !strings.Contains(series, label) {
-				continue lines
-			}
-		}
-		v, err := strconv.ParseFloat(value, 64)
-		if err != nil {
-			t.Fatalf("%s: %v", line, err)
-		}
-		sum += v
-	}
-	return int(sum)
+	return testbed.Metric(t, page, metric, labels...)
 }
 
 // sum returns a metric over several members.

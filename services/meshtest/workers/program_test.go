@@ -1,135 +1,238 @@
-package workers_test
+package workers
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
 	"net/http"
 	"os"
+	"os/exec"
+	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stagemesh/stagemesh/internal/testbed"
-	"github.com/stagemesh/stagemesh/services/meshtest/workers"
+	"github.com/stagemesh/stagemesh/services/cli"
 )
 
-// orphanBound is how long a worker may outlive its host.
-const orphanBound = 2 * time.Second
+// programVariable makes the test's program the command stagemesh.
+const programVariable = "STAGEMESH_WORKERS_PROGRAM"
 
-// parents has each worker start a process of its own.
-var parents = map[string]any{"child": true}
+func TestMain(m *testing.M) {
+	if os.Getenv(programVariable) == "" {
+		// More would compete for the processor, and several tests bound times.
+		testbed.Tests{Parallel: 4}.Main(m)
+		return
+	}
+	if err := cli.New().ExecuteContext(context.Background()); err != nil {
+		fmt.Fprintln(os.Stderr, "stagemesh:", err)
+		os.Exit(1) //nolint:forbidigo // this is main
+	}
+	os.Exit(0) //nolint:forbidigo // this is main
+}
 
-type posted struct {
+// upProgram is `stagemesh up FILE` in a process of its own.
+type upProgram struct {
+	*testbed.Process
+	t testing.TB
+	// url is where the worker is called, ops the operations port.
+	url, ops string
+	// temp is its folder for temporary files.
+	temp  string
+	files files
+}
+
+var readyLine = regexp.MustCompile(`is ready: (http://\S+:infer) \(docs: \S+, operations: (http://\S+)\)`)
+
+// up starts the command with a worker of testdata, and waits until it is ready.
+func up(t testing.TB, file string, options map[string]any, args ...string) *upProgram {
+	t.Helper()
+	p := &upProgram{t: t, temp: shortTemp(t), files: files{t: t, folder: t.TempDir()}}
+	cmd := exec.Command(os.Args[0], append([]string{
+		"up", testFile(t, file), "--options", string(p.files.options(options)),
+		"--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--ops", "127.0.0.1:0",
+	}, args...)...)
+	cmd.Env = append(os.Environ(), programVariable+"=1", "GORACE=atexit_sleep_ms=0", "PYTHONDONTWRITEBYTECODE=", "TMPDIR="+p.temp)
+	t.Cleanup(func() {
+		for _, pid := range p.files.pids() {
+			if isRunning(pid) {
+				_ = syscall.Kill(pid, syscall.SIGKILL)
+			}
+		}
+	})
+	p.Process = testbed.StartProcess(t, cmd)
+	words := p.Match(readyLine)
+	p.url, p.ops = words[1], words[2]
+	return p
+}
+
+// shortTemp returns a temporary folder whose path is short enough for sockets.
+func shortTemp(t testing.TB) string {
+	t.Helper()
+	folder, err := os.MkdirTemp("", "t") //nolint:usetesting // paths of sockets have to be short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(folder) })
+	return folder
+}
+
+// response is the status and the body of an answer; the status is 0 if the connection
+// broke.
+type response struct {
 	status int
 	body   string
 }
 
-func post(p *workers.Program, text string) <-chan posted {
-	out := make(chan posted, 1)
-	go func() {
-		status, body := p.Post(text)
-		out <- posted{status, body}
-	}()
+// post sends a text; the channel receives its answer.
+func (p *upProgram) post(text string) <-chan response {
+	out := make(chan response, 1)
+	go func() { out <- p.send(http.MethodPost, p.url, text) }()
 	return out
 }
+
+// ready returns the answer of /readyz.
+func (p *upProgram) ready() response { return p.send(http.MethodGet, p.ops+"/readyz", "") }
+
+func (p *upProgram) awaitUnready() {
+	p.t.Helper()
+	testbed.Eventually(p.t, "the program is not ready", func() bool { return p.ready().status == http.StatusServiceUnavailable })
+}
+
+func (p *upProgram) send(method, url, text string) response {
+	request, err := http.NewRequestWithContext(p.t.Context(), method, url, strings.NewReader(text))
+	if err != nil {
+		return response{0, err.Error()}
+	}
+	request.Header.Set("Content-Type", "text/plain")
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	answer, err := client.Do(request)
+	if err != nil {
+		return response{0, err.Error()}
+	}
+	defer answer.Body.Close()
+	data, err := io.ReadAll(answer.Body)
+	if err != nil {
+		return response{0, err.Error()}
+	}
+	return response{answer.StatusCode, string(data)}
+}
+
+// isRunning reports whether there is such a process that is no zombie.
+func isRunning(pid int) bool {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		_, err := os.Stat("/proc/self/stat")
+		return syscall.Kill(pid, 0) == nil && err != nil
+	}
+	_, rest, _ := strings.Cut(string(text), ") ")
+	return !strings.HasPrefix(rest, "Z") && !strings.HasPrefix(rest, "X")
+}
+
+// checkNothingLeft fails the test if one of the processes runs for long, or if there are
+// temporary files of a program that has cleaned up.
+func (p *upProgram) checkNothingLeft(pids []int, cleaned bool) {
+	p.t.Helper()
+	// orphanBound is how long a worker may outlive its host.
+	const orphanBound = 2 * time.Second
+	begin := time.Now()
+	for _, pid := range pids {
+		testbed.Eventually(p.t, fmt.Sprintf("process %d ends", pid), func() bool { return !isRunning(pid) })
+	}
+	if took := time.Since(begin); took > orphanBound {
+		p.t.Errorf("processes ran for %s more", took)
+	}
+	if left, err := os.ReadDir(p.temp); cleaned && (err != nil || len(left) > 0) {
+		p.t.Errorf("the program leaves %v, %v", left, err)
+	}
+}
+
+// parents has each worker start a process of its own.
+var parents = map[string]any{"child": true}
 
 // One worker is idle, one is in the middle of a batch, and both have children.
 func TestNoWorkerOutlivesTheProgram(t *testing.T) {
 	t.Parallel()
-	p := workers.Up(t, "obedient.py", parents, "--workers", "2")
-	broken := post(p, "wait for ever")
-	p.AwaitEntry("run", "wait for ever")
-	pids := p.PIDs()
+	p := up(t, "obedient.py", parents, "--workers", "2")
+	broken := p.post("wait for ever")
+	p.files.await("run", "wait for ever")
+	pids := p.files.pids()
 	if len(pids) != 4 {
 		t.Fatalf("the program has workers %v", pids)
 	}
 	p.Kill()
-	workers.AwaitGone(t, pids, orphanBound)
+	p.checkNothingLeft(pids, false)
 	if a := testbed.Receive(t, "the caller's end", broken); a.status != 0 {
-		t.Errorf("the caller of a killed program gets %d %s", a.status, a.body)
+		t.Errorf("the caller of a killed program gets %v", a)
 	}
 }
 
 func TestTerminatedProgramAnswersAndLeavesNothing(t *testing.T) {
 	t.Parallel()
-	p := workers.Up(t, "obedient.py", parents, "--workers", "2")
-	last := post(p, "wait go")
-	p.AwaitEntry("run", "wait go")
-	pids := p.PIDs()
-	p.Terminate()
-	testbed.Eventually(t, "it is not ready", func() bool {
-		status, _ := p.Ready()
-		return status == http.StatusServiceUnavailable
-	})
-	p.SetFlag("go")
+	p := up(t, "obedient.py", parents, "--workers", "2")
+	last := p.post("wait go")
+	p.files.await("run", "wait go")
+	pids := p.files.pids()
+	p.Signal(syscall.SIGTERM)
+	p.awaitUnready()
+	p.files.setFlag("go")
 	if a := testbed.Receive(t, "answer", last); a.status != http.StatusOK || a.body != "wait go" {
-		t.Errorf("the request in flight is answered with %d %s", a.status, a.body)
+		t.Errorf("the request in flight is answered with %v", a)
 	}
-	if code := p.Wait(); code != 0 {
-		t.Errorf("it ends with code %d", code)
+	if err := p.Wait(); err != nil {
+		t.Errorf("it ends with %v", err)
 	}
-	workers.AwaitGone(t, pids, orphanBound)
-	checkEmpty(t, p.Temp())
+	p.checkNothingLeft(pids, true)
 }
 
 func TestSecondSignalEndsProgramAtOnce(t *testing.T) {
 	t.Parallel()
-	p := workers.Up(t, "obedient.py", parents)
-	last := post(p, "wait for ever")
-	p.AwaitEntry("run", "wait for ever")
-	pids := p.PIDs()
-	p.Terminate()
-	testbed.Eventually(t, "it is draining", func() bool {
-		status, _ := p.Ready()
-		return status == http.StatusServiceUnavailable
-	})
-	p.Terminate()
+	p := up(t, "obedient.py", parents)
+	last := p.post("wait for ever")
+	p.files.await("run", "wait for ever")
+	pids := p.files.pids()
+	p.Signal(syscall.SIGTERM)
+	p.awaitUnready()
+	p.Signal(syscall.SIGTERM)
 	if a := testbed.Receive(t, "answer", last); a.status != http.StatusServiceUnavailable || !strings.Contains(a.body, "SHUTTING_DOWN") {
-		t.Errorf("the request in flight is answered with %d %s", a.status, a.body)
+		t.Errorf("the request in flight is answered with %v", a)
 	}
-	if code := p.Wait(); code < 0 {
-		t.Error("it was ended by the signal")
+	if failure, ok := errors.AsType[*exec.ExitError](p.Wait()); ok && failure.ExitCode() < 0 {
+		t.Errorf("the signal ended it: %v", failure)
 	}
-	workers.AwaitGone(t, pids, orphanBound)
-	checkEmpty(t, p.Temp())
+	p.checkNothingLeft(pids, true)
 }
 
-func checkEmpty(t *testing.T, folder string) {
-	t.Helper()
-	if left, err := os.ReadDir(folder); err != nil || len(left) > 0 {
-		t.Errorf("it leaves %v behind, %v", left, err)
-	}
-}
-
-// A worker that was well and dies at each start from then on.
+// The worker was ready once, and crashes at each start from then on.
 func TestCrashLoopIsReportedAndRecovers(t *testing.T) {
 	t.Parallel()
-	p := workers.Up(t, "obedient.py", nil)
-	if status, body := p.Ready(); status != http.StatusOK {
-		t.Fatalf("ready: %d %s", status, body)
+	p := up(t, "obedient.py", nil)
+	if a := p.ready(); a.status != http.StatusOK {
+		t.Fatalf("ready: %v", a)
 	}
-	p.SetFlag("broken")
-	// It kills the worker that was well, and is no poison to one that comes later.
-	waited := post(p, "die once")
-	testbed.Eventually(t, "the page explains why it is not ready", func() bool {
-		status, body := p.Ready()
-		return status == http.StatusServiceUnavailable && strings.Contains(body, "again and again") && strings.Contains(body, "the model is broken")
+	p.files.setFlag("broken")
+	// It crashes the ready worker, and no later one.
+	waiting := p.post("die once")
+	var reason response
+	testbed.Eventually(t, "the program reports why it is not ready", func() bool {
+		reason = p.ready()
+		return reason.status == http.StatusServiceUnavailable && strings.Contains(reason.body, "again and again") && strings.Contains(reason.body, "the model is broken")
 	})
-	status, body := p.Ready()
-	t.Logf("not ready: %d %s", status, strings.TrimSpace(body))
+	t.Logf("not ready: %v", reason)
 	// The host has left the stage, so new callers are rejected at once.
 	testbed.Eventually(t, "callers are rejected", func() bool {
-		status, body := p.Post("hello")
-		return status == http.StatusServiceUnavailable && strings.Contains(body, "NO_CAPACITY")
+		a := p.send(http.MethodPost, p.url, "hello")
+		return a.status == http.StatusServiceUnavailable && strings.Contains(a.body, "NO_CAPACITY")
 	})
-	p.ClearFlag("broken")
-	testbed.Eventually(t, "it is ready again", func() bool {
-		status, _ := p.Ready()
-		return status == http.StatusOK
-	})
+	p.files.clearFlag("broken")
+	testbed.Eventually(t, "the program is ready again", func() bool { return p.ready().status == http.StatusOK })
 	testbed.Eventually(t, "it serves again", func() bool {
-		status, body := p.Post("hello")
-		return status == http.StatusOK && body == "hello"
+		return p.send(http.MethodPost, p.url, "hello") == response{http.StatusOK, "hello"}
 	})
-	if a := testbed.Receive(t, "answer", waited); a.status != http.StatusOK || a.body != "die once" {
-		t.Errorf("an earlier caller gets %d %s", a.status, a.body)
+	if a := testbed.Receive(t, "answer", waiting); a.status != http.StatusOK || a.body != "die once" {
+		t.Errorf("an earlier caller gets %v", a)
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"syscall"
 	"testing"
 	"time"
@@ -17,7 +19,6 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
-	"github.com/stagemesh/stagemesh/stagehost/runner/worker/spawn"
 )
 
 // Modes of workers that are measured.
@@ -205,23 +206,18 @@ func BenchmarkRawEcho(b *testing.B) {
 
 func rawWorker(b *testing.B) net.Conn {
 	b.Helper()
-	s, err := spawn.Open(spawn.Settings{})
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() {
-		if err := s.Close(b.Context()); err != nil {
-			b.Log(err)
-		}
-	})
-	l, err := s.Listen("raw")
+	path := filepath.Join(b.TempDir(), "raw")
+	l, err := net.Listen("unix", path)
 	if err != nil {
 		b.Fatal(err)
 	}
 	defer l.Close()
-	if _, err := s.Start(spawn.Command{Args: []string{os.Args[0]}, Env: []string{modeVariable + "=" + rawEcho, "STAGEMESH_SOCKET=" + l.Addr().String()}}); err != nil {
+	cmd := exec.CommandContext(b.Context(), os.Args[0])
+	cmd.Env = []string{modeVariable + "=" + rawEcho, "STAGEMESH_SOCKET=" + path}
+	if err := cmd.Start(); err != nil {
 		b.Fatal(err)
 	}
+	b.Cleanup(func() { _ = cmd.Wait() })
 	conn, err := l.Accept()
 	if err != nil {
 		b.Fatal(err)

@@ -13,7 +13,6 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/runnertest"
 	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
-	"github.com/stagemesh/stagemesh/stagehost/runner/worker/spawn"
 )
 
 func gang(t *testing.T, ranks int, mode string) *bed {
@@ -144,7 +143,7 @@ func TestReplicasRunOnTheirCPUs(t *testing.T) {
 	}
 	_, list, _ := strings.Cut(string(text), "Cpus_allowed_list:\t")
 	list, _, _ = strings.Cut(list, "\n")
-	usable, err := spawn.ParseCPUs(list)
+	usable, err := worker.ParseCPUs(list)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,6 @@ import (
 	"github.com/stagemesh/stagemesh/sdk/go/frame"
 
 	"github.com/stagemesh/stagemesh/mesh/payload"
-	"github.com/stagemesh/stagemesh/stagehost/runner/worker/spawn"
 )
 
 // rank is one process of an incarnation, and the connection to it.
@@ -21,7 +20,7 @@ type rank struct {
 	of       *incarnation
 	index    int
 	log      *slog.Logger
-	process  *spawn.Process
+	process  *process
 	listener *net.UnixListener
 
 	// readDone is closed when everything is read that the rank has sent.

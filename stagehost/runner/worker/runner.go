@@ -40,8 +40,8 @@
 //
 // # Lifecycle of a worker
 //
-// Package supervise decides, package spawn starts and kills processes, and one
-// goroutine for each worker connects them. A worker is READY after a warm-up with its
+// A machine decides, a spawner starts and kills processes, and one goroutine for each
+// worker connects them. A worker is READY after a warm-up with its
 // own examples, or zeros: a batch of one item and a batch of MaxSize rows, or one item
 // alone where it streams. The exit of a process is noticed at once. A process that hangs
 // is noticed by pings while it is idle, and by RunLimit while it runs a batch, which
@@ -69,7 +69,6 @@ import (
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
-	"github.com/stagemesh/stagemesh/stagehost/runner/worker/spawn"
 )
 
 // Errors of a Runner, and causes in Health and Transition.
@@ -151,7 +150,7 @@ type Runner struct {
 
 	// lifecycle is held by Start and Stop. It guards spawner and stopped.
 	lifecycle sync.Mutex
-	spawner   *spawn.Spawner
+	spawner   *spawner
 	stopped   bool
 
 	// files is the folder of Settings.Files.
@@ -272,11 +271,11 @@ func (r *Runner) open() error {
 	if err != nil {
 		return err
 	}
-	s, err := spawn.Open(spawn.Settings{TempDir: r.settings.TempDir, OutputGrace: outputGrace})
+	s, err := openSpawner(r.settings.TempDir)
 	if err != nil {
 		return err
 	}
-	r.spawner, r.metrics, r.files = s, m, filepath.Join(s.Folder(), "files")
+	r.spawner, r.metrics, r.files = s, m, filepath.Join(s.folder, "files")
 	r.started.Store(true)
 	for _, w := range r.workers {
 		go w.run()

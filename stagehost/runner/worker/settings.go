@@ -15,8 +15,6 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
-
-	"github.com/stagemesh/stagemesh/stagehost/runner/worker/spawn"
 )
 
 const (
@@ -88,7 +86,7 @@ type Transition struct {
 	Incarnation uint64
 	From, To    State
 	// PIDs are the process ids of the ranks. Where To is DEAD, Exits has how each
-	// exited: nil for exit code 0, else a *spawn.ExitError, or why it was not started.
+	// exited: nil for exit code 0, else a *ExitError, or why it was not started.
 	PIDs  []int
 	Exits []error
 	// Cause is nil where the transition was requested and went well.
@@ -207,11 +205,11 @@ func (s Settings) validateHere() error {
 }
 
 // cpus are nil for a replica that may run on all.
-func (r Replica) cpus() (spawn.CPUs, error) {
+func (r Replica) cpus() (cpuSet, error) {
 	if r.CPUs == "" {
 		return nil, nil
 	}
-	return spawn.ParseCPUs(r.CPUs)
+	return parseCPUs(r.CPUs)
 }
 
 // validateCPUsHere refuses CPUs that this machine does not have.
@@ -220,7 +218,7 @@ func (r Replica) validateCPUsHere() error {
 	if err != nil || cpus == nil {
 		return err
 	}
-	online, err := spawn.Online()
+	online, err := onlineCPUs()
 	if err != nil {
 		return err
 	}

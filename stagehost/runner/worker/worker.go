@@ -14,8 +14,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/stagemesh/stagemesh/stagehost/runner/worker/spawn"
 )
 
 // worker is one replica. Its loop owns the machine and the fields below it; all others
@@ -308,7 +306,7 @@ func (w *worker) startRanks(of *incarnation) error {
 		of.ranks = append(of.ranks, r)
 		env["RANK"], env["LOCAL_RANK"] = strconv.Itoa(i), strconv.Itoa(i)
 		env["STAGEMESH_SOCKET"] = r.listener.Addr().String()
-		if r.process, err = w.runner.spawner.Start(spawn.Command{
+		if r.process, err = w.runner.spawner.Start(command{
 			Args: append([]string{program}, s.Command[1:]...),
 			Dir:  s.Dir, Env: pairs(env), CPUs: cpus, Log: r.log,
 		}); err != nil {

@@ -1,0 +1,235 @@
+package workers
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/nats-io/nats-server/v2/server"
+
+	"github.com/stagemesh/stagemesh/gateway"
+	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
+	"github.com/stagemesh/stagemesh/stagehost/runner/worker"
+)
+
+const (
+	megabyte = 1 << 20
+	huge     = 50 * megabyte
+
+	// heapBound is for what results of a megabyte leave behind, hugeBound for what
+	// those of 50 do: connections to the broker, and the broker, which is in this
+	// process too, keep a buffer as large as the largest message.
+	heapBound = 32 * megabyte
+	hugeBound = 4 * huge
+)
+
+// bytesOf asks for so many bytes, and checks them.
+func bytesOf(m *mesh, n int) error {
+	response, err := m.gateway.Service().Infer(m.t.Context(), &call.Request{
+		Pipeline: "stage:" + stage, Inputs: []payload.Part{payload.OfBlob("", "application/json", fmt.Append(nil, n))},
+	})
+	if err != nil {
+		return err
+	}
+	data := response.Outputs[0].Blob.Data
+	if len(data) != n {
+		return fmt.Errorf("%d bytes came, not %d", len(data), n)
+	}
+	for at := 0; at < n; at += 8 * 61 {
+		if got := binary.LittleEndian.Uint64(data[at:]); got != uint64(at/8) {
+			return fmt.Errorf("at %d there is %d", at, got)
+		}
+	}
+	return nil
+}
+
+// heap is what is in use, in bytes.
+func heap() uint64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
+// Alone: what other tests hold is not to be counted.
+func TestLargeResultsLeaveNothingBehind(t *testing.T) {
+	const results, callers = 100, 4
+	m := start(t, spec{file: "large.py", workers: 2, broker: func(o *server.Options) { o.MaxPayload = 64 * megabyte }})
+	before := heap()
+	var all sync.WaitGroup
+	for range callers {
+		all.Go(func() {
+			for range results / callers {
+				if err := bytesOf(m, megabyte); err != nil {
+					t.Errorf("a megabyte: %v", err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	shrinks(t, before+heapBound)
+	for range 2 {
+		if err := bytesOf(m, huge); err != nil {
+			t.Errorf("50 megabytes: %v", err)
+		}
+	}
+	shrinks(t, before+hugeBound)
+}
+
+// shrinks waits until the heap is within the bound: a host may learn that its answer
+// has come after the caller has it, and pools let go of what they hold in the second
+// collection.
+func shrinks(t *testing.T, bound uint64) {
+	t.Helper()
+	var now uint64
+	defer func() { t.Logf("the heap has %d MB, and may have %d", now>>20, bound>>20) }()
+	testbed.Eventually(t, "the heap is within its bound", func() bool {
+		now = heap()
+		return now <= bound
+	})
+}
+
+func TestTooLargeResultIsRefused(t *testing.T) {
+	t.Parallel()
+	m := start(t, spec{file: "large.py"})
+	err := bytesOf(m, huge)
+	f := faultOf(err)
+	if f == nil || f.Reason != fault.OutputTooLarge {
+		t.Errorf("got %v", err)
+	}
+	t.Log(f)
+	if err := bytesOf(m, megabyte); err != nil {
+		t.Errorf("the next: %v", err)
+	}
+	m.checkNoExit()
+}
+
+// clock is a m whose worker sends the time in chunks, and a client of its gateway.
+type clock struct {
+	*mesh
+	folder string
+	client inferencev1connect.InferenceServiceClient
+}
+
+func newClock(t testing.TB, pause time.Duration) *clock {
+	t.Helper()
+	c := &clock{folder: t.TempDir()}
+	c.mesh = start(t, spec{
+		file: "clock.py", options: map[string]any{"pause": pause.Seconds(), "folder": c.folder},
+		worker:  func(s *worker.Settings) { s.Slots = 64 },
+		gateway: func(g *gateway.Settings) { g.Listen = "127.0.0.1:0" },
+	})
+	transport := &http.Transport{Protocols: new(http.Protocols)}
+	transport.Protocols.SetUnencryptedHTTP2(true)
+	t.Cleanup(transport.CloseIdleConnections)
+	c.client = inferencev1connect.NewInferenceServiceClient(&http.Client{Transport: transport}, "http://"+c.gateway.Addr().String(), connect.WithGRPC())
+	return c
+}
+
+// chunks asks for chunks and hands each to take; it returns how many came.
+func (c *clock) chunks(ctx context.Context, n int, take func(at time.Time)) (int, error) {
+	answer, err := c.client.InferStream(ctx, connect.NewRequest(&inferencev1.InferRequest{
+		Pipeline: "stage:" + stage, Inputs: []*inferencev1.Part{{
+			Body: &inferencev1.Part_Blob{Blob: &inferencev1.Blob{ContentType: "text/plain", Data: []byte(strconv.Itoa(n))}},
+		}},
+	}))
+	if err != nil {
+		return 0, err
+	}
+	defer answer.Close()
+	came := 0
+	for answer.Receive() {
+		chunk := answer.Msg().GetChunk()
+		if chunk == nil {
+			continue
+		}
+		nanos, err := strconv.ParseInt(string(chunk.GetOutputs()[0].GetBlob().GetData()), 10, 64)
+		if err != nil {
+			return came, err
+		}
+		came++
+		take(time.Unix(0, nanos))
+	}
+	return came, answer.Err()
+}
+
+func TestChunksArriveAsTheyAreMade(t *testing.T) {
+	t.Parallel()
+	c := newClock(t, 20*time.Millisecond)
+	var streams sync.WaitGroup
+	for range 8 {
+		streams.Go(func() {
+			var times []time.Time
+			n, err := c.chunks(t.Context(), 10, func(at time.Time) { times = append(times, at) })
+			if err != nil || n != 10 || !slices.IsSortedFunc(times, time.Time.Compare) {
+				t.Errorf("%d chunks, %v, at %v", n, err, times)
+			}
+		})
+	}
+	streams.Wait()
+}
+
+func TestCallersLeavingStopStreams(t *testing.T) {
+	t.Parallel()
+	c := newClock(t, 10*time.Millisecond)
+	const streams = 8
+	ctx, leave := context.WithCancel(t.Context())
+	var begun, over sync.WaitGroup
+	begun.Add(streams)
+	for range streams {
+		over.Go(func() {
+			first := sync.OnceFunc(begun.Done)
+			if _, err := c.chunks(ctx, 1_000_000, func(time.Time) { first() }); connect.CodeOf(err) != connect.CodeCanceled {
+				t.Errorf("a stream that was left ended with %v", err)
+			}
+		})
+	}
+	begun.Wait()
+	left := time.Now()
+	leave()
+	over.Wait()
+	var ends []string
+	testbed.Eventually(t, "the streams end", func() bool {
+		data, err := os.ReadFile(filepath.Join(c.folder, "ended"))
+		ends = strings.Fields(string(data))
+		return err == nil && len(ends) == streams
+	})
+	for _, end := range ends {
+		nanos, err := strconv.ParseInt(end, 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("ended %s after its caller left", time.Unix(0, nanos).Sub(left))
+	}
+}
+
+// BenchmarkChunk is how long a chunk takes from the worker, in Python, to a client of
+// the gateway over gRPC, where nothing else goes on.
+func BenchmarkChunk(b *testing.B) {
+	c := newClock(b, 2*time.Millisecond)
+	took := make([]time.Duration, 0, b.N)
+	b.ResetTimer()
+	if _, err := c.chunks(b.Context(), b.N, func(at time.Time) { took = append(took, time.Since(at)) }); err != nil {
+		b.Fatal(err)
+	}
+	slices.Sort(took)
+	for _, percent := range []int{50, 90, 99} {
+		b.ReportMetric(float64(took[(len(took)-1)*percent/100].Microseconds()), "p"+strconv.Itoa(percent)+"-us")
+	}
+}

@@ -1,0 +1,78 @@
+package worker
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// maxCPU is the highest number of a CPU that parseCPUs takes.
+const maxCPU = 1023
+
+// cpuSet are numbers of CPUs, sorted, each once.
+type cpuSet []int
+
+// parseCPUs reads a set like "0-3,6".
+func parseCPUs(text string) (cpuSet, error) {
+	var out cpuSet
+	for _, piece := range strings.Split(text, ",") {
+		first, last, isRange := strings.Cut(strings.TrimSpace(piece), "-")
+		if !isRange {
+			last = first
+		}
+		from, err := parseCPU(first)
+		if err != nil {
+			return nil, err
+		}
+		to, err := parseCPU(last)
+		if err != nil {
+			return nil, err
+		}
+		if from > to {
+			return nil, fmt.Errorf("%d-%d goes backwards", from, to)
+		}
+		for cpu := from; cpu <= to; cpu++ {
+			out = append(out, cpu)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out), nil
+}
+
+func parseCPU(text string) (int, error) {
+	n, err := strconv.ParseUint(strings.TrimSpace(text), 10, 16)
+	if err != nil || n > maxCPU {
+		return 0, fmt.Errorf("%q is no number of a CPU; write sets like 0-3,6", text)
+	}
+	return int(n), nil
+}
+
+// String writes the set as parseCPUs reads it.
+func (c cpuSet) String() string {
+	var out []string
+	for i := 0; i < len(c); {
+		last := i
+		for last+1 < len(c) && c[last+1] == c[last]+1 {
+			last++
+		}
+		if last == i {
+			out = append(out, strconv.Itoa(c[i]))
+		} else {
+			out = append(out, fmt.Sprintf("%d-%d", c[i], c[last]))
+		}
+		i = last + 1
+	}
+	return strings.Join(out, ",")
+}
+
+// Missing returns the CPUs that are not among the others.
+func (c cpuSet) Missing(among cpuSet) cpuSet {
+	var out cpuSet
+	for _, cpu := range c {
+		if !slices.Contains(among, cpu) {
+			out = append(out, cpu)
+		}
+	}
+	return out
+}

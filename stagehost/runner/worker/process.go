@@ -1,0 +1,218 @@
+package worker
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+)
+
+const (
+	// lifelineFD is the descriptor of the lifeline: the first after standard input, output
+	// and error.
+	lifelineFD = 3
+
+	// maxLine is the most bytes that are logged of a line of output.
+	maxLine = 8 << 10
+	// lastLines and lastLine bound what Last returns, in lines and in bytes of a line.
+	lastLines = 20
+	lastLine  = 512
+)
+
+// command is a process to start. Its output goes to a log, line by line: it is read as
+// fast as it comes, and at most maxLine bytes of a line are kept.
+type command struct {
+	// Args are the program and its arguments; the program is a path.
+	Args []string
+	// Dir is the working directory; empty is the host's.
+	Dir string
+	// Env is the environment, complete but for the lifeline.
+	Env []string
+	// CPUs that the process may run on; none are those of the host.
+	CPUs cpuSet
+	// Log gets the output of the process.
+	Log *slog.Logger
+}
+
+// process is a process that was started.
+type process struct {
+	cmd            *exec.Cmd
+	stdout, stderr *lineWriter
+	done           chan struct{}
+	exit           error
+
+	mu     sync.Mutex
+	reaped bool
+	last   []string
+}
+
+// ExitError is an exit other than with exit code 0.
+type ExitError struct {
+	// Code is -1 for a process that a signal ended.
+	Code   int
+	Signal syscall.Signal
+}
+
+// Error implements error.
+func (e *ExitError) Error() string {
+	if e.Signal != 0 {
+		return "signal: " + e.Signal.String()
+	}
+	return fmt.Sprintf("exit code %d", e.Code)
+}
+
+// start starts the process. It runs on the thread that forks.
+func (c command) start(lifeline *os.File) (*process, error) {
+	p := &process{done: make(chan struct{})}
+	// Many logging libraries write everything to standard error, so it is logged like
+	// standard output.
+	p.stdout = &lineWriter{process: p, log: c.Log, stream: "stdout"}
+	p.stderr = &lineWriter{process: p, log: c.Log, stream: "stderr"}
+	p.cmd = &exec.Cmd{
+		Path: c.Args[0], Args: c.Args, Dir: c.Dir,
+		Env:    append(slices.Clip(c.Env), fmt.Sprint("STAGEMESH_LIFELINE=", lifelineFD)),
+		Stdout: p.stdout, Stderr: p.stderr, ExtraFiles: []*os.File{lifeline},
+		SysProcAttr: attributes(), WaitDelay: outputGrace,
+	}
+	restore, err := pin(c.CPUs)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.cmd.Start(); err != nil {
+		return nil, errors.Join(err, restore())
+	}
+	if err := restore(); err != nil {
+		return nil, errors.Join(err, p.cmd.Process.Kill(), p.cmd.Wait())
+	}
+	return p, nil
+}
+
+// PID returns the process's id, which is the id of its group too.
+func (p *process) PID() int { return p.cmd.Process.Pid }
+
+// Done is closed when the process has exited and its output is in the log.
+func (p *process) Done() <-chan struct{} { return p.done }
+
+// Exit returns how the process has exited, once Done is closed: nil for exit code 0,
+// else an *ExitError.
+func (p *process) Exit() error { return p.exit }
+
+// Last returns the last lines that the process has written.
+func (p *process) Last() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.last)
+}
+
+// Terminate sends SIGTERM to the process alone.
+func (p *process) Terminate() { p.signal(p.PID(), syscall.SIGTERM) }
+
+// Kill kills the process and its group.
+func (p *process) Kill() { p.signal(-p.PID(), syscall.SIGKILL) }
+
+// signal sends a signal unless the process has been reaped: then its id may belong to
+// another. An error means that nothing is left to receive the signal.
+func (p *process) signal(to int, s syscall.Signal) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.reaped {
+		_ = syscall.Kill(to, s)
+	}
+}
+
+// wait returns when the process has exited and its output is logged. It kills what the
+// process has started in its group.
+func (p *process) wait() {
+	if awaitExit(p.PID()) {
+		// As long as the process is not reaped its id does not belong to another.
+		p.Kill()
+	}
+	state, err := p.cmd.Process.Wait()
+	p.mu.Lock()
+	p.reaped = true
+	p.mu.Unlock()
+	if !reapedLast {
+		_ = syscall.Kill(-p.PID(), syscall.SIGKILL) // there may be none
+	}
+	p.exit = exitError(state, err)
+	_ = p.cmd.Wait() // for the output alone: the process has been reaped
+	p.stdout.end()
+	p.stderr.end()
+}
+
+func exitError(state *os.ProcessState, err error) error {
+	if err != nil {
+		return err
+	}
+	status, ok := state.Sys().(syscall.WaitStatus)
+	switch {
+	case ok && status.Signaled():
+		return &ExitError{Code: -1, Signal: status.Signal()}
+	case state.ExitCode() != 0:
+		return &ExitError{Code: state.ExitCode()}
+	default:
+		return nil
+	}
+}
+
+// lineWriter logs what a process writes, line by line.
+type lineWriter struct {
+	process *process
+	log     *slog.Logger
+	stream  string
+	line    []byte
+	// skipping is true for the rest of a line that was too long.
+	skipping bool
+}
+
+// Write implements io.Writer.
+func (w *lineWriter) Write(data []byte) (int, error) {
+	for rest := data; len(rest) > 0; {
+		piece, after, ended := bytes.Cut(rest, []byte{'\n'})
+		rest = after
+		if room := maxLine - len(w.line); len(piece) > room && !w.skipping {
+			w.line = append(w.line, piece[:room]...)
+			w.emit("cut", true)
+			w.skipping = true
+		}
+		if !w.skipping {
+			w.line = append(w.line, piece...)
+		}
+		if ended {
+			w.end()
+		}
+	}
+	return len(data), nil
+}
+
+// end ends a line.
+func (w *lineWriter) end() {
+	if w.skipping = false; len(w.line) > 0 {
+		w.emit()
+	}
+}
+
+// emit logs the line with the attributes, and keeps it for Last.
+func (w *lineWriter) emit(attributes ...any) {
+	text := strings.ToValidUTF8(string(bytes.TrimRight(w.line, "\r")), "\uFFFD")
+	w.line = w.line[:0]
+	if text == "" {
+		return
+	}
+	w.log.Info(text, append([]any{"stream", w.stream}, attributes...)...)
+	if len(text) > lastLine {
+		text = strings.ToValidUTF8(text[:lastLine], "") + "..."
+	}
+	p := w.process
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.last = append(p.last, text); len(p.last) > lastLines {
+		p.last = p.last[1:]
+	}
+}
