@@ -77,7 +77,7 @@ func TestHostsAreUnavailableWithoutRegistry(t *testing.T) {
 		want       fault.Reason
 	}{
 		"there is no registry":         {nil, fault.NotSupported},
-		"it has not been heard of yet": {fakeMembership{early: true}, fault.RegistryUnavailable},
+		"it is not loaded yet": {fakeMembership{early: true}, fault.RegistryUnavailable},
 	} {
 		url := serve(t, adminapi.Settings{DeadLetters: newBed(t), Membership: test.membership})
 		client := adminv1connect.NewMeshServiceClient(fronttest.Client(t, false), url)
