@@ -68,6 +68,15 @@ func Newf(r Reason, format string, args ...any) *Fault {
 	return &Fault{Reason: r, Message: err.Error(), cause: errors.Unwrap(err)}
 }
 
+// InField is Newf for a field of the request, whose path begins the message and is in the
+// fault's violations.
+func InField(r Reason, field, format string, args ...any) *Fault {
+	out := Newf(r, format, args...)
+	out.Violations = []Violation{{Field: field, Description: out.Message}}
+	out.Message = field + ": " + out.Message
+	return out
+}
+
 // Error implements error.
 func (f *Fault) Error() string {
 	if f.Stage == "" {
@@ -93,7 +102,10 @@ func (f *Fault) HTTPStatus() int {
 	if f.Code == code.Code_OK || f.Code == class.Code {
 		return class.HTTP
 	}
-	return httpOf(f.Code)
+	if status, ok := httpStatuses[f.Code]; ok {
+		return status
+	}
+	return http.StatusInternalServerError
 }
 
 // Retryable reports whether the same request may succeed later.
@@ -167,37 +179,6 @@ func From(err error) *Fault {
 		return &Fault{Reason: Cancelled, Message: "the caller went away", cause: err}
 	}
 	return &Fault{Reason: Internal, Message: "internal error; look for the request id in the logs", cause: err}
-}
-
-// httpOf maps a gRPC code to a status where a runner chose a code of its own,
-// as google.rpc.Code documents.
-func httpOf(c code.Code) int {
-	switch c {
-	case code.Code_OK:
-		return http.StatusOK
-	case code.Code_INVALID_ARGUMENT, code.Code_FAILED_PRECONDITION, code.Code_OUT_OF_RANGE:
-		return http.StatusBadRequest
-	case code.Code_UNAUTHENTICATED:
-		return http.StatusUnauthorized
-	case code.Code_PERMISSION_DENIED:
-		return http.StatusForbidden
-	case code.Code_NOT_FOUND:
-		return http.StatusNotFound
-	case code.Code_ALREADY_EXISTS, code.Code_ABORTED:
-		return http.StatusConflict
-	case code.Code_RESOURCE_EXHAUSTED:
-		return http.StatusTooManyRequests
-	case code.Code_CANCELLED:
-		return statusClientClosedRequest
-	case code.Code_UNIMPLEMENTED:
-		return http.StatusNotImplemented
-	case code.Code_UNAVAILABLE:
-		return http.StatusServiceUnavailable
-	case code.Code_DEADLINE_EXCEEDED:
-		return http.StatusGatewayTimeout
-	default:
-		return http.StatusInternalServerError
-	}
 }
 
 // maxKey bounds what a path repeats of a caller's own key, in bytes.

@@ -124,11 +124,11 @@ func (w *writer) unsupported(kind msgp.Type) error {
 	case len(w.left) == 0:
 		return unread(msgp.ErrShortBytes)
 	case kind == msgp.BinType:
-		return wrong("is binary, which JSON cannot say")
+		return wrong("is binary, which JSON cannot represent")
 	case kind == msgp.InvalidType:
 		return unread(nil)
 	default:
-		return wrong("is an extension, which JSON cannot say")
+		return wrong("is an extension, which JSON cannot represent")
 	}
 }
 
@@ -137,7 +137,7 @@ func (w *writer) float(f float64, err error) error {
 		return unread(err)
 	}
 	if math.IsNaN(f) || math.IsInf(f, 0) {
-		return wrong("is NaN or infinite, which JSON cannot say")
+		return wrong("is NaN or infinite, which JSON cannot represent")
 	}
 	begin := len(w.out)
 	w.out = strconv.AppendFloat(w.out, f, 'g', -1, 64)
@@ -173,7 +173,7 @@ func readText(data []byte) (text, left []byte, err error) {
 // readKey reads a key, which is a string.
 func readKey(data []byte) (key, left []byte, err error) {
 	if len(data) > 0 && msgp.NextType(data) != msgp.StrType {
-		return nil, nil, wrong("has a key that is no string, which JSON cannot say")
+		return nil, nil, wrong("has a key that is no string, which JSON cannot represent")
 	}
 	return readText(data)
 }

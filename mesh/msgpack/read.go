@@ -136,7 +136,7 @@ func Binary(data []byte) (raw []byte, ok bool) {
 }
 
 // Check makes sure that data is one document of MessagePack, of anything that it
-// can say. An error is an *Error.
+// can represent. An error is an *Error.
 func Check(data []byte) error {
 	left, err := skip(data, 0)
 	if err != nil {
@@ -184,7 +184,7 @@ func (e *Error) Error() string {
 	return e.problem
 }
 
-// Problem is the error without its place: "is binary, which JSON cannot say".
+// Problem is the error without its place: "is binary, which JSON cannot represent".
 func (e *Error) Problem() string { return e.problem }
 
 // maxPlaces bounds the elements of a path.

@@ -122,14 +122,19 @@ func tooMany(field string, n int) error {
 
 // faultAt returns err as the fault of that part. A part's own fault keeps its reason.
 func faultAt(field string, i int, name string, err error) error {
-	where := fmt.Sprintf("%s[%d]", field, i)
-	if name != "" && ValidName(name) == nil {
-		where = field + "." + name
-	}
+	where := Path(field, i, name)
 	if f, ok := errors.AsType[*fault.Fault](err); ok {
-		return fault.Newf(f.Reason, "%s: %s", where, f.Message).WithViolation(where, "%s", f.Message)
+		return fault.InField(f.Reason, where, "%s", f.Message)
 	}
-	return fault.Newf(fault.InvalidInput, "%s: %w", where, err).WithViolation(where, "%s", err)
+	return fault.InField(fault.InvalidInput, where, "%w", err)
+}
+
+// Path returns the path of a part in a list, for messages: by its name, if it has a valid one.
+func Path(field string, i int, name string) string {
+	if name != "" && ValidName(name) == nil {
+		return field + "." + name
+	}
+	return fault.Element(field, i)
 }
 
 // ValidName checks the name of a part or a parameter.

@@ -144,12 +144,8 @@ func AllTaken(spec runner.Spec, parts []payload.Part, rename map[string]string, 
 		if slices.Contains(sources, part.Name) {
 			continue
 		}
-		field := "inputs." + part.Name
-		if part.Name == "" {
-			field = fmt.Sprintf("inputs[%d]", i)
-		}
 		return fault.Newf(fault.InvalidInput, "input %q is not one that the stage takes; it takes %s", part.Name, namesOf(spec.Inputs)).
-			WithViolation(field, "is not taken")
+			WithViolation(payload.Path("inputs", i, part.Name), "is not taken")
 	}
 	return nil
 }

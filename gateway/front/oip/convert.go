@@ -80,8 +80,7 @@ func timeout(ctx context.Context, p payload.Parameters) (time.Duration, error) {
 }
 
 func invalid(field, format string, args ...any) error {
-	text := fmt.Sprintf(format, args...)
-	return fault.Newf(fault.InvalidRequest, "%s: %s", field, text).WithViolation(field, "%s", text)
+	return fault.InField(fault.InvalidRequest, field, format, args...)
 }
 
 // inputs converts the tensors: from raw bytes, which are shared, or from typed contents, which
@@ -107,21 +106,12 @@ func inputs(in *oipv2.ModelInferRequest, model Model, memory *transport.Reservat
 	return out, payload.Validate("inputs", out)
 }
 
-// fieldOf is an input's place in messages: by its name if it has one.
-func fieldOf(i int, t *input) string {
-	if payload.ValidName(t.GetName()) == nil && t.GetName() != "" {
-		return "inputs." + t.GetName()
-	}
-	return fault.Element("inputs", i)
-}
-
 // faultOf returns err as the fault of that input.
 func faultOf(i int, t *input, err error) error {
 	if f, ok := errors.AsType[*fault.Fault](err); ok {
 		return f
 	}
-	field := fieldOf(i, t)
-	return fault.Newf(fault.InvalidInput, "%s: %w", field, err).WithViolation(field, "%s", err)
+	return fault.InField(fault.InvalidInput, payload.Path("inputs", i, t.GetName()), "%w", err)
 }
 
 func inputPart(t *input, raw [][]byte, i int, memory *transport.Reservation) (payload.Part, error) {
@@ -137,7 +127,7 @@ func inputPart(t *input, raw [][]byte, i int, memory *transport.Reservation) (pa
 		out.Tensor = &tensor.Tensor{Datatype: tensor.Datatype(t.GetDatatype()), Shape: t.GetShape(), Raw: raw[i]}
 		return out, nil
 	}
-	decoded, err := decodeContents(tensor.Datatype(t.GetDatatype()), t.GetShape(), t.GetContents(), func(n int64) error { return memory.Input(fieldOf(i, t), n) })
+	decoded, err := decodeContents(tensor.Datatype(t.GetDatatype()), t.GetShape(), t.GetContents(), func(n int64) error { return memory.Input(payload.Path("inputs", i, t.GetName()), n) })
 	out.Tensor = &decoded
 	return out, err
 }

@@ -157,7 +157,7 @@ func TestInvalidGenerateBodyIsRejected(t *testing.T) {
 		"text for numbers":            {both, `{"x": ["a"]}`, 400, "x[0]: is no FP32"},
 		"nested":                      {both, `{"x": [[1], [2]]}`, 400, "x[0]: is no FP32"},
 		"an object for numbers":       {both, `{"x": {}}`, 400, "x: is no string"},
-		"unrepresentable datatype":    {both, `{"h": 1}`, 400, "FP16 cannot be said"},
+		"unrepresentable datatype":    {both, `{"h": 1}`, 400, "FP16 has no form"},
 		"an image":                    {both, `{"image": "x"}`, 400, "the model takes image/png there"},
 		"numbers for text":            {takesOf(mediaOf("a", "text/plain")), `{"a": 1}`, 400, "the model takes text/plain there"},
 		"null for any text":           {takesOf(), `{"text_input": null}`, 400, "text_input is null; send a string"},

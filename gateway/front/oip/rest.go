@@ -242,7 +242,7 @@ func (h *rest) readRequest(w http.ResponseWriter, r *http.Request, name string, 
 	out.Booked = memory.Inputs()
 	for i, part := range out.Inputs {
 		if out.Inputs[i], err = blobIfTaken(part, model.Inputs); err != nil {
-			return nil, as, fault.Newf(fault.InvalidInput, "inputs.%s: %w", part.Name, err).WithViolation("inputs."+part.Name, "%s", err)
+			return nil, as, fault.InField(fault.InvalidInput, "inputs."+part.Name, "%w", err)
 		}
 	}
 	return out, as, payload.Validate("inputs", out.Inputs)

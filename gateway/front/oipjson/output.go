@@ -100,7 +100,7 @@ func appendData(dst []byte, path string, t tensor.Tensor) ([]byte, error) {
 		}
 		var ok bool
 		if dst, ok = number(dst, t.Raw[at:at+size]); !ok {
-			return dst, fault.Newf(fault.RunnerOutputInvalid, "%s.data[%d] is NaN or infinite, which JSON cannot say; ask by gRPC or Connect", path, at/size)
+			return dst, fault.Newf(fault.RunnerOutputInvalid, "%s.data[%d] is NaN or infinite, which JSON cannot represent; ask by gRPC or Connect", path, at/size)
 		}
 	}
 	return dst, nil
@@ -124,7 +124,7 @@ func appendTexts(dst []byte, path string, t tensor.Tensor) ([]byte, error) {
 }
 
 func unsupportedOutput(path, what string) error {
-	return fault.Newf(fault.NotSupported, "%s: %s cannot be said in JSON; ask by gRPC or Connect", path, what)
+	return fault.Newf(fault.NotSupported, "%s: %s has no form in JSON; ask by gRPC or Connect", path, what)
 }
 
 // format appends one element, or returns false where JSON cannot represent it.

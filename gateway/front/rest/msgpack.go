@@ -76,7 +76,7 @@ func (u *unpacked) inputs(list []byte) error {
 	u.text = append(u.text, '[')
 	err := msgpack.Elements(list, func(i int, value []byte) error {
 		u.comma()
-		path := oipjson.InputPath(i, nameOf(value))
+		path := payload.Path("inputs", i, nameOf(value))
 		if !msgpack.IsMap(value) {
 			return u.value(path, value)
 		}

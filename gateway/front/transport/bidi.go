@@ -22,7 +22,7 @@ import (
 //
 // An error of f ends the stream for all of its messages, and so does an error of send, which
 // f returns. A failure of one message alone is a response. The context of f ends with the
-// stream; where the stream breaks, its cause is a fault that says why.
+// stream; where the stream breaks, its cause is a fault with the reason.
 func BidiStream[M any, P message[M], Out any](s *Service, name protoreflect.Name, limit int, f func(ctx context.Context, c *Call, in P, send func(*Out) error) error) {
 	s.handle(name, limitMessages, func(path string, options connect.HandlerOption) http.Handler {
 		return connect.NewBidiStreamHandler(path, func(ctx context.Context, stream *connect.BidiStream[incoming[M, P], Out]) error {

@@ -122,7 +122,7 @@ func rpcErrorOf(err error) error {
 
 // InvalidField returns the fault of a field whose value is not valid.
 func InvalidField(field string, err error) *fault.Fault {
-	return fault.Newf(fault.InvalidRequest, "%s: %s", field, plainText(err)).WithViolation(field, "%s", plainText(err))
+	return fault.InField(fault.InvalidRequest, field, "%s", plainText(err))
 }
 
 // maxErrorText bounds the text of a library's error, which may quote the caller, in runes.

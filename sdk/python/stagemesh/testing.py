@@ -51,14 +51,14 @@ from typing import (
     overload,
 )
 
-from .arrays import Arrays, arrays_of
+from .arrays import Arrays
 from .faults import ItemError, ItemFailed, error_of
 from .frames import Connection, Ended, Frame, Header, Violation, encode, message
 from .lifecycle import target_of
 from .parts import Body, Layout, Raw, read_parts
 from .session import Session, Signals
 from .specs import Bytes, spec_of
-from .values import ABSENT, Encoder, values_of
+from .values import ABSENT, Encoder, arrays_of, values_of
 from .worker import Worker
 
 __all__ = ["BatchFailed", "Outcome", "Request", "Run", "Stream", "WorkerEnded", "WorkerSilent", "run"]

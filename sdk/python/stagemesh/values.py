@@ -7,12 +7,32 @@ into parts; its errors name what came and what was wanted.
 from __future__ import annotations
 
 import inspect
+import sys
 from array import array
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from .arrays import Arrays
+from .arrays import Arrays, BufferArrays
 from .parts import Blob, Body, Column, Mismatch, Raw, join_rows, split_rows
 from .specs import Bytes, Spec, Tensor, Text, shape_fits
+
+
+def arrays_of(name: str) -> Arrays:
+    """Returns the arrays "numpy" or "buffer"; raises ValueError for others, ImportError if they cannot be used."""
+    if name == "buffer":
+        if sys.byteorder != "little":
+            raise ImportError('arrays="buffer" needs a little-endian machine; use arrays="numpy"')
+        return BufferArrays()
+    if name != "numpy":
+        raise ValueError(f'arrays: {name!r}; use "numpy" or "buffer"')
+    try:
+        from .arrays_numpy import NumpyArrays
+    except ImportError as error:
+        raise ImportError(
+            f'arrays="numpy" needs numpy, which this Python lacks ({error}): '
+            'install numpy beside the worker, or set arrays="buffer" for memoryviews'
+        ) from error
+    return NumpyArrays()
+
 
 # --- received inputs -----------------------------------------------------------------
 

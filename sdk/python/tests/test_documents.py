@@ -8,10 +8,9 @@ from typing import Any, Dict
 from unittest import mock
 
 from stagemesh import Json, Text, Worker, testing
-from stagemesh.arrays import arrays_of
 from stagemesh.parts import Blob
 from stagemesh.specs import is_packed, spec_of
-from stagemesh.values import Encoder
+from stagemesh.values import Encoder, arrays_of
 
 msgpack: Any = import_module("msgpack")
 ORDER: Dict[str, Any] = {"type": "object", "properties": {"price": {"type": "number", "minimum": 0}}}
