@@ -86,7 +86,7 @@ func TestTensorsAndSeveralPartsAreJSON(t *testing.T) {
 	}
 }
 
-func TestJSONIsAnsweredWhereItWasAskedFor(t *testing.T) {
+func TestAcceptJSONGetsJSON(t *testing.T) {
 	t.Parallel()
 	caller := fronttest.Answering(payload.OfBlob("caption", "text/plain", []byte("a cat")))
 	if got := post("application/json", tensorBody).of(t, caller).document(t); got.ID != "call-7" || *got.Outputs[0].Text != "a cat" {
@@ -103,7 +103,7 @@ func TestJSONIsAnsweredWhereItWasAskedFor(t *testing.T) {
 	}
 }
 
-func TestAnAnswerOfNothingIsJSON(t *testing.T) {
+func TestEmptyResponseIsJSON(t *testing.T) {
 	t.Parallel()
 	caller := &fronttest.Caller{Answer: func(context.Context, *call.Request) (*call.Response, error) {
 		return &call.Response{RequestID: "r"}, nil
@@ -114,7 +114,7 @@ func TestAnAnswerOfNothingIsJSON(t *testing.T) {
 	}
 }
 
-func TestAnAnswerThatJSONCannotSayIsAFaultWithItsID(t *testing.T) {
+func TestUnrepresentableResponseIsAFaultWithItsID(t *testing.T) {
 	t.Parallel()
 	nan := tensor.Tensor{Datatype: tensor.FP64, Shape: []int64{1}, Raw: binary.LittleEndian.AppendUint64(nil, math.Float64bits(math.NaN()))}
 	half := tensor.Tensor{Datatype: tensor.FP16, Shape: []int64{1}, Raw: []byte{0, 0}}
@@ -158,7 +158,7 @@ func TestEveryReasonHasItsStatus(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoFaultGivesNothingAway(t *testing.T) {
+func TestInternalErrorRevealsNothing(t *testing.T) {
 	t.Parallel()
 	got := post("image/png", "x").of(t, fronttest.Failing(errors.New("password is 1234")))
 	got.wantFailure(t, 500, fault.Internal, "internal error")

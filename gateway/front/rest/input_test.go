@@ -21,7 +21,7 @@ import (
 
 const tensorBody = `{"id":"call-7","parameters":{"top":3,"from":"body"},"inputs":[{"name":"x","datatype":"INT32","shape":[1,2],"data":[[1,2]]}],"outputs":[{"name":"scores"}]}`
 
-func TestTheContentTypeSaysWhatTheBodyIs(t *testing.T) {
+func TestContentTypeDecidesTheInput(t *testing.T) {
 	t.Parallel()
 	x := payload.OfTensor("x", tensor.Tensor{Datatype: tensor.Int32, Shape: []int64{1, 2}, Raw: []byte{1, 0, 0, 0, 2, 0, 0, 0}})
 	for name, row := range map[string]struct {
@@ -52,7 +52,7 @@ func TestTheContentTypeSaysWhatTheBodyIs(t *testing.T) {
 	}
 }
 
-func TestAFormIsOneInputPerPart(t *testing.T) {
+func TestFormHasOneInputPerPart(t *testing.T) {
 	t.Parallel()
 	var body bytes.Buffer
 	form := multipart.NewWriter(&body)
@@ -91,7 +91,7 @@ func TestHeadersAndQueryAreTheOptions(t *testing.T) {
 	want := &call.Request{
 		Pipeline: "stage:echo", Inputs: []payload.Part{payload.OfBlob("", "image/png", []byte("x"))},
 		Parameters: payload.Parameters{"top": payload.Int64(3), "p.q": payload.Double(0.5)},
-		Steps: map[string]call.StepOptions{"classify": {
+		Steps: map[pipeline.StepName]pipeline.StepOptions{"classify": {
 			Parameters: payload.Parameters{"mode": payload.String("a b"), "on": payload.Bool(true)},
 		}},
 		IdempotencyKey: "key", Timeout: 1500 * time.Millisecond, Durability: pipeline.File, Priority: -3,
@@ -103,7 +103,7 @@ func TestHeadersAndQueryAreTheOptions(t *testing.T) {
 	}
 }
 
-func TestATimeoutIsADurationOrMilliseconds(t *testing.T) {
+func TestTimeoutIsADurationOrMilliseconds(t *testing.T) {
 	t.Parallel()
 	for value, want := range map[string]time.Duration{
 		"250": 250 * time.Millisecond, "250ms": 250 * time.Millisecond, "1.5s": 1500 * time.Millisecond, "2m": 2 * time.Minute,
@@ -116,7 +116,7 @@ func TestATimeoutIsADurationOrMilliseconds(t *testing.T) {
 	}
 }
 
-func TestTheQueryWinsOverTheBody(t *testing.T) {
+func TestQueryWinsOverTheBody(t *testing.T) {
 	t.Parallel()
 	caller := fronttest.Answering()
 	post("application/json", tensorBody).of(t, caller)
@@ -132,7 +132,7 @@ func TestTheQueryWinsOverTheBody(t *testing.T) {
 	}
 }
 
-func TestABadRequestIsToldWhatIsBad(t *testing.T) {
+func TestBadRequestNamesItsProblem(t *testing.T) {
 	t.Parallel()
 	form := func(body string) ask { return post("multipart/form-data; boundary=b", body) }
 	at := func(query string) ask {
@@ -199,7 +199,7 @@ func TestABadRequestIsToldWhatIsBad(t *testing.T) {
 }
 
 // What a caller makes up is repeated to it only so far.
-func TestARefusalIsShortWhateverItRefuses(t *testing.T) {
+func TestRejectionIsShort(t *testing.T) {
 	t.Parallel()
 	const most = 2 << 10
 	long := strings.Repeat("x", 20_000)

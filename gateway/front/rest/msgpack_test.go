@@ -95,7 +95,7 @@ func TestTensorsInMessagePackHaveAllThatJSONHas(t *testing.T) {
 	}
 }
 
-func TestMessagePackThatCannotBeTakenSaysWhere(t *testing.T) {
+func TestInvalidMessagePackNamesItsPlace(t *testing.T) {
 	t.Parallel()
 	good := func() object { return input("x", "FP32", list{1}, list{1.0}) }
 	with := func(key string, value any) string {
@@ -160,7 +160,7 @@ func unpackAnswer(t *testing.T, body string) map[string]any {
 	return document
 }
 
-func TestAnAnswerInMessagePackHasBytesAsTheyAre(t *testing.T) {
+func TestMessagePackResponseHasRawBytes(t *testing.T) {
 	t.Parallel()
 	nan := payload.OfTensor("scores", tensor.Tensor{Datatype: tensor.FP16, Shape: []int64{1, 2}, Raw: []byte{0, 0x7e, 0, 0}})
 	nan.Parameters = payload.Parameters{"k": payload.Double(math.Inf(1))}
@@ -193,7 +193,7 @@ func TestAnAnswerInMessagePackHasBytesAsTheyAre(t *testing.T) {
 	}
 }
 
-func TestTheFormOfAnAnswerIsTheCallersChoice(t *testing.T) {
+func TestCallerChoosesTheResponseFormat(t *testing.T) {
 	t.Parallel()
 	packed := pack(t, object{"inputs": list{input("x", "FP32", list{1}, list{1.0})}})
 	for name, row := range map[string]struct{ contentType, body, accept, want string }{
@@ -221,7 +221,7 @@ func TestTheFormOfAnAnswerIsTheCallersChoice(t *testing.T) {
 	}
 }
 
-func TestAFailureIsJSONWhateverTheFormOfTheAnswer(t *testing.T) {
+func TestFailureIsAlwaysJSON(t *testing.T) {
 	t.Parallel()
 	got := post("application/msgpack", "\xc1", "Accept", "application/msgpack").of(t, fronttest.Answering())
 	if got.status != 400 || !strings.HasPrefix(got.header.Get("Content-Type"), "application/json") || !json.Valid([]byte(got.body)) {
