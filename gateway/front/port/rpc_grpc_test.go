@@ -73,7 +73,7 @@ func TestGRPCGoStreams(t *testing.T) {
 
 func TestGRPCGoSeesFaults(t *testing.T) {
 	t.Parallel()
-	_, err := grpcGo(t, fronttest.Failing(fronttest.Fault(fault.NoCapacity))).Infer(t.Context(), blob(1))
+	_, err := grpcGo(t, fronttest.FailWith(fronttest.Fault(fault.NoCapacity))).Infer(t.Context(), blob(1))
 	got := status.Convert(err)
 	if got.Code() != codes.Unavailable || len(got.Details()) != 3 {
 		t.Fatalf("got %v %v", got, got.Details())

@@ -120,7 +120,7 @@ func TestEveryReasonHasItsCodeAndDetails(t *testing.T) {
 	for _, reason := range fault.Reasons() {
 		t.Run(string(reason), func(t *testing.T) {
 			t.Parallel()
-			onEach(t, fronttest.Failing(fronttest.Fault(reason)), func(t *testing.T, _ protocol, client inferencev1connect.InferenceServiceClient) {
+			onEach(t, fronttest.FailWith(fronttest.Fault(reason)), func(t *testing.T, _ protocol, client inferencev1connect.InferenceServiceClient) {
 				_, err := infer(t.Context(), client, blob(1))
 				checkFault(t, err, reason)
 				_, err = stream(t.Context(), client, blob(1))
@@ -153,7 +153,7 @@ func checkFault(t *testing.T, err error, reason fault.Reason) {
 
 func TestInternalErrorRevealsNothing(t *testing.T) {
 	t.Parallel()
-	onEach(t, fronttest.Failing(http.ErrBodyNotAllowed), func(t *testing.T, _ protocol, client inferencev1connect.InferenceServiceClient) {
+	onEach(t, fronttest.FailWith(http.ErrBodyNotAllowed), func(t *testing.T, _ protocol, client inferencev1connect.InferenceServiceClient) {
 		_, err := infer(t.Context(), client, blob(1))
 		if got := wantReason(t, err, fault.Internal); got.Message() != fault.From(http.ErrBodyNotAllowed).Message {
 			t.Errorf("message %q", got.Message())
@@ -165,7 +165,7 @@ func TestRunnerCodeIsKept(t *testing.T) {
 	t.Parallel()
 	chosen := fault.New(fault.RunnerFailed, "the label is taken")
 	chosen.Code = fault.Classify(fault.IdempotencyMismatch).Code
-	onEach(t, fronttest.Failing(chosen), func(t *testing.T, _ protocol, client inferencev1connect.InferenceServiceClient) {
+	onEach(t, fronttest.FailWith(chosen), func(t *testing.T, _ protocol, client inferencev1connect.InferenceServiceClient) {
 		_, err := infer(t.Context(), client, blob(1))
 		if got := connectError(t, err).Code(); got != connect.CodeAlreadyExists {
 			t.Errorf("code %v", got)

@@ -32,7 +32,7 @@ func TestResultIsConvertedFully(t *testing.T) {
 	for _, p := range protocols() {
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel()
-			caller := fronttest.Answering(payload.OfBlob("caption", "text/plain", []byte("a cat")))
+			caller := fronttest.AnswerWith(payload.OfBlob("caption", "text/plain", []byte("a cat")))
 			client := p.client(t, serve(t, caller))
 			for want, asked := range map[time.Duration]*durationpb.Duration{0: nil, 5 * time.Second: durationpb.New(5 * time.Second), -1: durationpb.New(-1)} {
 				got, err := getResult(t.Context(), client, asked)

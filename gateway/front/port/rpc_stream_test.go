@@ -71,7 +71,7 @@ func TestStreamWithoutChunksIsItsFinalMessage(t *testing.T) {
 
 func TestBrokenStreamEndsWithItsFault(t *testing.T) {
 	t.Parallel()
-	caller := fronttest.Failing(fault.New(fault.StreamInterrupted, "the host died"))
+	caller := fronttest.FailWith(fault.New(fault.StreamInterrupted, "the host died"))
 	caller.Chunks = chunks("one")
 	onEach(t, caller, func(t *testing.T, _ protocol, client inferencev1connect.InferenceServiceClient) {
 		got, err := stream(t.Context(), client, blob(1))

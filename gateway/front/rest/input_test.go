@@ -41,7 +41,7 @@ func TestContentTypeDecidesTheInput(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			caller := fronttest.Answering()
+			caller := fronttest.AnswerWith()
 			if got := post(row.contentType, row.body).of(t, caller); got.status != 200 {
 				t.Fatalf("%d %s", got.status, got.body)
 			}
@@ -63,7 +63,7 @@ func TestFormHasOneInputPerPart(t *testing.T) {
 	_, _ = typed.Write([]byte(`{}`))
 	_ = form.WriteField("empty", "")
 	_ = form.Close()
-	caller := fronttest.Answering()
+	caller := fronttest.AnswerWith()
 	if got := post(form.FormDataContentType(), body.String()).of(t, caller); got.status != 200 {
 		t.Fatalf("%d %s", got.status, got.body)
 	}
@@ -81,7 +81,7 @@ func TestFormHasOneInputPerPart(t *testing.T) {
 func TestHeadersAndQueryAreTheOptions(t *testing.T) {
 	t.Parallel()
 	const parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-	caller := fronttest.Answering()
+	caller := fronttest.AnswerWith()
 	request := post("image/png", "x", "Stagemesh-Timeout", "1500ms", "Stagemesh-Priority", "-3", "Stagemesh-Durability", "file",
 		"Idempotency-Key", "key", "Stagemesh-Wait-For-Capacity", "true", "traceparent", parent, "tracestate", "a=1")
 	request.path = "/v1/pipelines/stage:echo:infer?parameters.top=3&parameters.p.q=0.5&steps.classify.mode=a%20b&steps.classify.on=true&outputs=a,%20b"
@@ -108,7 +108,7 @@ func TestTimeoutIsADurationOrMilliseconds(t *testing.T) {
 	for value, want := range map[string]time.Duration{
 		"250": 250 * time.Millisecond, "250ms": 250 * time.Millisecond, "1.5s": 1500 * time.Millisecond, "2m": 2 * time.Minute,
 	} {
-		caller := fronttest.Answering()
+		caller := fronttest.AnswerWith()
 		post("image/png", "x", "Stagemesh-Timeout", value).of(t, caller)
 		if got := caller.Last(); got == nil || got.Timeout != want {
 			t.Errorf("%s: got %+v", value, got)
@@ -118,7 +118,7 @@ func TestTimeoutIsADurationOrMilliseconds(t *testing.T) {
 
 func TestQueryWinsOverTheBody(t *testing.T) {
 	t.Parallel()
-	caller := fronttest.Answering()
+	caller := fronttest.AnswerWith()
 	post("application/json", tensorBody).of(t, caller)
 	if got := caller.Last(); !slices.Equal(got.Outputs, []string{"scores"}) || got.Parameters["from"] != payload.String("body") {
 		t.Errorf("of the body alone: %+v", got)
@@ -189,7 +189,7 @@ func TestBadRequestNamesItsProblem(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			caller := fronttest.Answering()
+			caller := fronttest.AnswerWith()
 			row.ask.of(t, caller).wantFailure(t, row.status, row.reason, row.text)
 			if caller.Last() != nil {
 				t.Error("the caller was asked")
@@ -227,7 +227,7 @@ func TestRejectionIsShort(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got := request.of(t, fronttest.Answering())
+			got := request.of(t, fronttest.AnswerWith())
 			if got.status < 400 || len(got.body) > most {
 				t.Errorf("%d: %d bytes: %.200s", got.status, len(got.body), got.body)
 			}

@@ -18,7 +18,7 @@ func fetch(query, accept string) ask {
 
 func TestResultHasTheFormOfItsInference(t *testing.T) {
 	t.Parallel()
-	caller := fronttest.Answering(payload.OfBlob("caption", "text/plain", []byte("a cat")))
+	caller := fronttest.AnswerWith(payload.OfBlob("caption", "text/plain", []byte("a cat")))
 	for _, accept := range []string{"*/*", "application/json"} {
 		inferred := post("image/png", "x", "Accept", accept)
 		inferred.path = "/v1/pipelines/stored:infer"

@@ -113,9 +113,9 @@ func TestStreamTakesTheSameRequests(t *testing.T) {
 }
 
 // stepwise is a stream that a test steps through.
-func stepwise(t *testing.T, h2c bool, s transport.Settings) (*fronttest.Told, *fronttest.Events, context.CancelFunc) {
+func stepwise(t *testing.T, h2c bool, s transport.Settings) (*fronttest.SteppedCaller, *fronttest.Events, context.CancelFunc) {
 	t.Helper()
-	caller := fronttest.NewTold()
+	caller := fronttest.NewSteppedCaller()
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, fronttest.Serve(t, rest.New(caller, s))+"/v1/pipelines/p:stream", strings.NewReader("hi"))
@@ -240,7 +240,7 @@ func TestStalledReaderFailsAlone(t *testing.T) {
 func TestFailureBeforeTheFirstEventIsAnOrdinaryResponse(t *testing.T) {
 	t.Parallel()
 	overEach(t, func(t *testing.T, h2c bool) {
-		url := fronttest.Serve(t, rest.New(fronttest.Failing(fronttest.Fault(fault.QueueFull)), transport.Settings{}))
+		url := fronttest.Serve(t, rest.New(fronttest.FailWith(fronttest.Fault(fault.QueueFull)), transport.Settings{}))
 		got := streaming("text/plain", "hi").at(t, url, h2c)
 		got.wantFailure(t, 429, fault.QueueFull, "what went wrong")
 		if got.header.Get("Retry-After") != "2" || got.header.Get("Stagemesh-Request-Id") != fronttest.RequestID || got.header.Get("Server-Timing") == "" {
@@ -261,10 +261,10 @@ func TestFailureAfterTheFirstEventIsTheLastEvent(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			caller := fronttest.Failing(row.err)
+			caller := fronttest.FailWith(row.err)
 			if row.err == nil {
 				notNumber := payload.OfTensor("x", tensor.Tensor{Datatype: tensor.FP32, Shape: []int64{1}, Raw: []byte{0, 0, 0xc0, 0x7f}})
-				caller = fronttest.Answering(notNumber)
+				caller = fronttest.AnswerWith(notNumber)
 			}
 			caller.Chunks = fronttest.Words("one")
 			events := streaming("text/plain", "hi").of(t, caller).events(t)
