@@ -76,7 +76,7 @@ func TestHostsAreUnavailableWithoutRegistry(t *testing.T) {
 		membership adminapi.Membership
 		want       fault.Reason
 	}{
-		"there is no registry":         {nil, fault.NotSupported},
+		"there is no registry": {nil, fault.NotSupported},
 		"it is not loaded yet": {fakeMembership{early: true}, fault.RegistryUnavailable},
 	} {
 		url := serve(t, adminapi.Settings{DeadLetters: newBed(t), Membership: test.membership})

@@ -120,7 +120,7 @@ const (
 	writeStall           = 30 * time.Second
 )
 
-// NewServer returns a server for the handler, of HTTP/1 and HTTP/2 on
+// NewServer returns a server for the handler: HTTP/1 and HTTP/2 on
 // one port, HTTP/2 without TLS too. The caller listens, serves and stops it.
 func NewServer(h http.Handler, log *slog.Logger) *http.Server {
 	protocols := new(http.Protocols)
