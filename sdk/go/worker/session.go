@@ -81,11 +81,7 @@ func (s *session) read() {
 		case s.settings.Slots > 1 || s.settings.Stream != nil:
 			go s.work(b)
 		default:
-			turn, ok := s.relief.begin()
-			if !ok {
-				s.release(b)
-				continue
-			}
+			turn := s.relief.begin()
 			s.work(b)
 			if !s.relief.end(turn) {
 				return
@@ -147,7 +143,7 @@ func (s *session) begin(m *frame.Predict, body []byte) (*Batch, error) {
 		return nil, fmt.Errorf("%w: batch %d is there twice", frame.ErrViolation, m.Batch)
 	case len(s.batches) == s.settings.Slots:
 		return nil, fmt.Errorf("%w: more batches than the %d slots", frame.ErrViolation, s.settings.Slots)
-	case s.leaving:
+	case s.leaving || s.life.Err() != nil:
 		return nil, nil
 	case s.settings.Stream != nil && len(m.Items) != 1:
 		return nil, fmt.Errorf("%w: predict of %d items for a worker that streams", frame.ErrViolation, len(m.Items))
