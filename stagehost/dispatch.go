@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
-	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
@@ -285,37 +284,29 @@ func (r *run) Settle(i int, o runner.Outcome) error {
 
 // outcomeOf checks the runner's outcome against the spec and encodes the message. A
 // reply in chunks alone has no output for a caller that takes no chunks.
-func (r *run) outcomeOf(it *item, o runner.Outcome) outcome {
+func (r *run) outcomeOf(it *item, o runner.Outcome) runner.Outcome {
 	h := r.host
 	if o.Fault != nil {
 		logPanic(h.settings.Logger, o.Fault)
-		return outcome{fault: o.Fault}
+		return runner.Failed(o.Fault)
 	}
 	r.mu.Lock()
 	sentChunks := !r.lastChunk.IsZero()
 	r.mu.Unlock()
 	if sentChunks && len(o.Parts) == 0 && !it.env.TakesChunks {
-		return outcome{fault: fault.New(fault.NotSupported, "the stage answers in chunks alone; ask for a stream")}
+		return runner.Failed(fault.New(fault.NotSupported, "the stage answers in chunks alone; ask for a stream"))
 	}
 	parts, err := h.contract.Outputs(o.Parts, it.inputs)
 	if err != nil {
-		return outcome{fault: fault.From(err)}
+		return runner.Failed(fault.From(err))
 	}
-	out := outcome{parts: parts, metadata: o.Metadata}
+	out := runner.Outcome{Parts: parts, Metadata: o.Metadata}
 	if it.direct == nil {
 		if f := h.prepareEnd(it, &out); f != nil {
-			out = outcome{fault: f}
+			out = runner.Failed(f)
 		}
 	}
 	return out
-}
-
-// outcome is a checked outcome: an output for the next step or the caller, or a
-// fault.
-type outcome struct {
-	parts    []payload.Part
-	metadata map[string]string
-	fault    *fault.Fault
 }
 
 // ran is a batch whose Do has returned.

@@ -162,7 +162,7 @@ func (l *loop) giveBack(it *item) {
 		if l.draining || l.abandoned || l.lost {
 			f = stoppingFault()
 		}
-		it.direct.finish(it, outcome{fault: f})
+		it.direct.finish(it, runner.Failed(f))
 	}
 	l.settleBy(it, func(d bus.Delivery) error { return d.Nak(0) }, queued, running, sending)
 }

@@ -8,12 +8,13 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
 // itemDone is an item with its outcome; its message is encoded.
 type itemDone struct {
 	item    *item
-	outcome outcome
+	outcome runner.Outcome
 }
 
 func (e *itemDone) apply(l *loop) {
@@ -23,8 +24,8 @@ func (e *itemDone) apply(l *loop) {
 		l.dropCancelled(it)
 		return
 	}
-	if e.outcome.fault != nil {
-		l.handleFault(it, e.outcome.fault)
+	if e.outcome.Fault != nil {
+		l.handleFault(it, e.outcome.Fault)
 		return
 	}
 	if !l.beginSend(it) {
@@ -72,15 +73,15 @@ func (it *item) answer() *envelope.Reply {
 }
 
 // prepare encodes the message of an output: the next step's item, or the reply.
-func (h *Host) prepare(it *item, out outcome) *fault.Fault {
+func (h *Host) prepare(it *item, out runner.Outcome) *fault.Fault {
 	var err error
 	if it.env.Last() {
 		reply := it.answer()
-		reply.Parts, reply.Metadata = out.parts, out.metadata
+		reply.Parts, reply.Metadata = out.Parts, out.Metadata
 		err = h.prepareAnswer(it, reply)
 	} else {
 		var next bus.Message
-		next, err = h.bus.Item(it.env.Next(it.env.Parts, out.parts, it.timing))
+		next, err = h.bus.Item(it.env.Next(it.env.Parts, out.Parts, it.timing))
 		it.outbox = []outgoing{{next, toNext}}
 	}
 	if err != nil {
@@ -91,10 +92,10 @@ func (h *Host) prepare(it *item, out outcome) *fault.Fault {
 
 // prepareEnd is prepare, but a caller that has received all chunks gets the end of
 // the reply without the whole output, where that is too large to send.
-func (h *Host) prepareEnd(it *item, out *outcome) *fault.Fault {
+func (h *Host) prepareEnd(it *item, out *runner.Outcome) *fault.Fault {
 	f := h.prepare(it, *out)
 	if f != nil && f.Reason == fault.OutputTooLarge && it.chunks > 0 && !it.env.StoresAnswer() {
-		out.parts = nil
+		out.Parts = nil
 		f = h.prepare(it, *out)
 	}
 	return f
@@ -151,7 +152,7 @@ func (l *loop) fail(it *item, f *fault.Fault) {
 	l.host.metrics.countFailure(f)
 	f = l.host.locate(it, f)
 	if it.direct != nil {
-		it.direct.finish(it, outcome{fault: f})
+		it.direct.finish(it, runner.Failed(f))
 		l.settle(it)
 		return
 	}

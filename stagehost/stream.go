@@ -1,6 +1,7 @@
 package stagehost
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,7 +40,7 @@ func (h *Host) adapt() error {
 	case !streams && s.Batch.Mode == batch.Stream:
 		return errors.New("batch.mode: stream is for runners that answer in chunks, and this one does not; leave the key out")
 	}
-	orDefault(&s.MaxInFlight, s.defaultInFlight())
+	s.MaxInFlight = cmp.Or(s.MaxInFlight, s.defaultInFlight())
 	h.events = make(chan event, s.eventRoom())
 	h.tasks, h.idle = make(chan *run), make(chan struct{}, s.Runner.Concurrency())
 	return nil
@@ -122,7 +123,7 @@ func (r *run) endItem(i int, f *fault.Fault) {
 	}
 	it := r.items[i]
 	it.timing.Run = time.Since(r.started)
-	r.host.post(&itemDone{item: it, outcome: outcome{fault: f}})
+	r.host.post(&itemDone{item: it, outcome: runner.Failed(f)})
 	if r.host.streams() {
 		r.cancel()
 	}

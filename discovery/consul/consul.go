@@ -1,6 +1,7 @@
 package consul
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -84,8 +85,8 @@ func New(s Settings) (*Registry, error) {
 	if s.Mesh == "" {
 		return nil, errors.New("mesh: the name is missing")
 	}
-	setDefault(&s.Address, DefaultAddress)
-	setDefault(&s.WaitTime, DefaultWaitTime)
+	s.Address = cmp.Or(s.Address, DefaultAddress)
+	s.WaitTime = cmp.Or(s.WaitTime, DefaultWaitTime)
 	if s.Logger == nil {
 		s.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -127,7 +128,7 @@ func (r *Registry) newClient(config *api.Config) (*api.Client, error) {
 	// The token is for the agent alone.
 	config.HttpClient.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	// Without a token the library would look for one.
-	setDefault(&config.Token, "none")
+	config.Token = cmp.Or(config.Token, "none")
 	return api.NewClient(config)
 }
 
@@ -152,12 +153,6 @@ func (o explicitTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	r.URL.RawQuery = query.Encode()
 	return o.Transport.RoundTrip(r)
-}
-
-func setDefault[T comparable](value *T, to T) {
-	if *value == *new(T) {
-		*value = to
-	}
 }
 
 // Close closes idle connections. Call it when nothing else runs any more.

@@ -87,13 +87,13 @@ func TestStepsGetTheInputsOfThePipeline(t *testing.T) {
 			"a step's parameters",
 			call.Request{
 				Pipeline: "twice", Inputs: []payload.Part{named("x", "1")}, Parameters: payload.Parameters{"p": payload.String("all")},
-				Steps: map[string]call.StepOptions{"second": {Parameters: payload.Parameters{"p": payload.Int64(2)}}},
+				Steps: map[pipeline.StepName]pipeline.StepOptions{"second": {Parameters: payload.Parameters{"p": payload.Int64(2)}}},
 			},
 			"(x=(x=1 p=all) p=2)", "",
 		},
 		{
 			"an unknown step",
-			call.Request{Pipeline: "twice", Inputs: []payload.Part{named("x", "1")}, Steps: map[string]call.StepOptions{"third": {}}},
+			call.Request{Pipeline: "twice", Inputs: []payload.Part{named("x", "1")}, Steps: map[pipeline.StepName]pipeline.StepOptions{"third": {}}},
 			"", fault.InvalidRequest,
 		},
 	} {
