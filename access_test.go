@@ -45,7 +45,7 @@ pipelines:
   p: {steps: [{name: s, stage: sleep}, {name: e, stage: echo}]}
 `
 
-func TestProcessesJoinABrokerThatHasTLSAndWantsAToken(t *testing.T) {
+func TestProcessesJoinBrokerWithTLSAndToken(t *testing.T) {
 	t.Parallel()
 	authority := testbed.NewAuthority(t)
 	cert, key := authority.Certificate("127.0.0.1")
@@ -95,7 +95,7 @@ func TestProcessesJoinABrokerThatHasTLSAndWantsAToken(t *testing.T) {
 	}
 }
 
-func TestABrokerWhoseFilesAreWrongDoesNotStart(t *testing.T) {
+func TestBrokerWithWrongFilesDoesNotStart(t *testing.T) {
 	t.Parallel()
 	cert, key := testbed.NewAuthority(t).Certificate("127.0.0.1")
 	for name, test := range map[string]struct{ nats, want string }{
@@ -112,7 +112,7 @@ func TestABrokerWhoseFilesAreWrongDoesNotStart(t *testing.T) {
 }
 
 // The mesh has nothing running yet that would have to be stopped.
-func TestTheFilesOfTheGatewayAreReadBeforeAnythingStarts(t *testing.T) {
+func TestGatewayFilesAreReadBeforeTheStart(t *testing.T) {
 	t.Parallel()
 	for section, gateway := range map[string]string{
 		"gateway":       `{listen: "127.0.0.1:0", token_file: /nowhere, admin: {listen: "127.0.0.1:0"}}`,

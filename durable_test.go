@@ -123,7 +123,7 @@ func TestRequestIsCancelledByItsID(t *testing.T) {
 	}
 }
 
-func TestWhatNobodyMadeHasNoResult(t *testing.T) {
+func TestUnknownRequestHasNoResult(t *testing.T) {
 	t.Parallel()
 	m := start(t, newMesh(t, stagemesh.Settings{}, stagemesh.Stage{Name: "a", Runner: sign("a")}))
 	id := uuid.NewString()

@@ -35,7 +35,7 @@ func fromFile(t *testing.T, f *meshfile.File, stages ...string) *stagemesh.Mesh 
 	return m
 }
 
-func TestFileBecomesAMeshToWhichMoreMayBeAdded(t *testing.T) {
+func TestMeshOfAFileTakesMoreStages(t *testing.T) {
 	t.Parallel()
 	m := fromFile(t, parse(t, `
 mesh: m
@@ -72,7 +72,7 @@ pipelines:
 	})
 }
 
-func TestBrokerMayHaveNoMoreThanTheMeshReserves(t *testing.T) {
+func TestBrokerLimitsAreTheReservedOnes(t *testing.T) {
 	t.Parallel()
 	m := start(t, fromFile(t, parse(t, `
 mesh: m
@@ -100,7 +100,7 @@ pipelines:
 	}
 }
 
-func TestMeshInMemoryAloneTakesNoDurableRequest(t *testing.T) {
+func TestMemoryOnlyMeshRejectsDurableRequests(t *testing.T) {
 	t.Parallel()
 	m := start(t, fromFile(t, parse(t, `
 mesh: m
@@ -147,7 +147,7 @@ pipelines:
 	expect(t, gateway, "p", "to", "to")
 }
 
-func TestStagesThatNobodyCouldServeAreNotLeftOut(t *testing.T) {
+func TestUnreachableStagesCannotBeLeftOut(t *testing.T) {
 	t.Parallel()
 	f := parse(t, "mesh: m\nstages:\n  one: {runner: {echo: {}}}\n  two: {runner: {echo: {}}}\n")
 	if _, err := stagemesh.FromFile(f, stagemesh.FileSettings{Stages: []string{"one"}}); !errors.Is(err, stagemesh.ErrAlone) {
@@ -166,7 +166,7 @@ func TestStagesThatNobodyCouldServeAreNotLeftOut(t *testing.T) {
 	}
 }
 
-func TestAdminPortThatWouldBeOpenToAllIsRefusedAtItsPlace(t *testing.T) {
+func TestOpenAdminPortIsRejectedWithItsPlace(t *testing.T) {
 	t.Parallel()
 	for admin, want := range map[string]string{
 		`{listen: ":9080"}`:                    "m.yaml:4:19: gateway.admin.listen: other machines can reach :9080; name a file with a token in token_file, or listen on 127.0.0.1",
@@ -181,7 +181,7 @@ func TestAdminPortThatWouldBeOpenToAllIsRefusedAtItsPlace(t *testing.T) {
 	}
 }
 
-func TestFilesOfTheAdminPortAreBesideTheFile(t *testing.T) {
+func TestAdminPortFilesAreRelativeToTheFile(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
 	f, err := meshfile.Parse("m.yaml", []byte("mesh: m\nstages:\n  a: {runner: {echo: {}}}\ngateway: {listen: \"127.0.0.1:0\", admin: {listen: \"127.0.0.1:0\", token_file: token}}\n"), folder, runners.All()...)
@@ -201,7 +201,7 @@ func TestFilesOfTheAdminPortAreBesideTheFile(t *testing.T) {
 }
 
 // What a file adds to its runners holds.
-func TestAFilesSchemasAndStreamLimitsHold(t *testing.T) {
+func TestFileSchemasAndStreamLimitsHold(t *testing.T) {
 	t.Parallel()
 	m := start(t, fromFile(t, parse(t, `
 mesh: m

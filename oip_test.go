@@ -18,7 +18,7 @@ import (
 	"github.com/stagemesh/stagemesh/services/runners"
 )
 
-func TestAPipelineIsAModelToClientsOfOtherServers(t *testing.T) {
+func TestPipelineIsAnOIPModel(t *testing.T) {
 	t.Parallel()
 	const digits = "examples/digits"
 	file, err := meshfile.Load(filepath.Join(digits, "mesh.yaml"), runners.All()...)

@@ -214,7 +214,7 @@ func TestErrorOfEmitEndsTheStream(t *testing.T) {
 	expect(t, m, "all", "on", "on")
 }
 
-func TestMeshThatHasNotStartedSaysSo(t *testing.T) {
+func TestUnstartedMeshReturnsErrNotStarted(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, stagemesh.Settings{}, stagemesh.Stage{Name: "a", Runner: sign("a")})
 	if err := m.Ready(); !errors.Is(err, stagemesh.ErrNotStarted) {
@@ -283,7 +283,7 @@ func TestMeshIsStartedOnce(t *testing.T) {
 	expect(t, m, "all", "to", "to a")
 }
 
-func TestReadyMayBeAskedWhileTheMeshStarts(t *testing.T) {
+func TestReadyIsSafeDuringStart(t *testing.T) {
 	t.Parallel()
 	slow := make(chan struct{})
 	loading := make(chan struct{})
@@ -406,7 +406,7 @@ func TestStartEndsWhileABrokerIsAway(t *testing.T) {
 	}
 }
 
-func TestWaitTellsWhichPartFailed(t *testing.T) {
+func TestWaitNamesTheFailedPart(t *testing.T) {
 	t.Parallel()
 	lost := sign("a")
 	m := newMesh(t, stagemesh.Settings{}, stagemesh.Stage{Name: "a", Runner: lost}, stagemesh.Stage{Name: "b", Runner: sign("b")})
@@ -435,7 +435,7 @@ func TestWaitEndsWithItsContext(t *testing.T) {
 	}
 }
 
-func TestMeshesSideBySideDoNotMeet(t *testing.T) {
+func TestMeshesAreIsolated(t *testing.T) {
 	t.Parallel()
 	// Of one name, each with a broker of its own; and of another name at the
 	// broker of the first.
@@ -501,7 +501,7 @@ func TestBrokerLeavesNoFilesBehind(t *testing.T) {
 	}
 }
 
-func TestStoreFolderOfOnesOwnIsKept(t *testing.T) {
+func TestConfiguredStoreFolderIsKept(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
 	m := newMesh(t, stagemesh.Settings{NATS: meshfile.NATS{StoreDir: folder}}, stagemesh.Stage{Name: "a", Runner: sign("a")})
@@ -514,7 +514,7 @@ func TestStoreFolderOfOnesOwnIsKept(t *testing.T) {
 	}
 }
 
-func TestWhatCannotRunIsRefusedBeforeTheStart(t *testing.T) {
+func TestInvalidStagesAreRejectedBeforeTheStart(t *testing.T) {
 	t.Parallel()
 	if _, err := stagemesh.New(stagemesh.Settings{Mesh: "Not A Name"}); err == nil {
 		t.Error("the mesh's name is taken")

@@ -8,7 +8,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/stagemesh/stagemesh/bench/bed"
 	"github.com/stagemesh/stagemesh/bench/compare"
 	"github.com/stagemesh/stagemesh/bench/suite"
 	"github.com/stagemesh/stagemesh/mesh/process"
@@ -22,7 +21,7 @@ func main() {
 		Version:       process.Version(),
 		SilenceErrors: true, SilenceUsage: true,
 	}
-	root.AddCommand(compare.NewCommand(), suite.NewCommand(), bed.NewCommand())
+	root.AddCommand(compare.NewCommand(), suite.NewCommand(), compare.NewPartCommand())
 	if err := root.ExecuteContext(context.Background()); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)

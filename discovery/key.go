@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 )
 
@@ -69,35 +70,22 @@ func unescape(text string) (string, error) {
 	var out strings.Builder
 	for i := 0; i < len(text); i++ {
 		b := text[i]
-		switch {
-		case isPlain(b):
-		case b == '=' && i+2 < len(text):
-			high, low := hexValue(text[i+1]), hexValue(text[i+2])
-			b = high<<4 | low
-			if high > 15 || low > 15 || isPlain(b) {
-				return "", fmt.Errorf("%q escapes nothing", text[i:i+3])
+		if b == '=' {
+			code, err := strconv.ParseUint(text[i+1:min(i+3, len(text))], 16, 8)
+			if err != nil {
+				return "", fmt.Errorf("%q escapes nothing", text[i:])
 			}
+			b = byte(code)
 			i += 2
-		default:
-			return "", fmt.Errorf("byte %q has to be escaped", b)
 		}
 		out.WriteByte(b)
 	}
-	return out.String(), nil
+	if segment := out.String(); escape(segment) == text {
+		return segment, nil
+	}
+	return "", fmt.Errorf("%q has bytes that have to be escaped, or escapes that do not", text)
 }
 
 func isPlain(b byte) bool {
 	return b >= 'a' && b <= 'z' || b >= 'A' && b <= 'Z' || b >= '0' && b <= '9' || b == '-' || b == '_'
-}
-
-// hexValue returns the value of an upper-case hexadecimal digit, 16 for other bytes.
-func hexValue(b byte) byte {
-	switch {
-	case b >= '0' && b <= '9':
-		return b - '0'
-	case b >= 'A' && b <= 'F':
-		return b - 'A' + 10
-	default:
-		return 16
-	}
 }

@@ -233,7 +233,9 @@ func (m *Membership) Sweep(ctx context.Context) error {
 			return nil
 		}
 		for key, revision := range m.abandoned(time.Now()) {
-			err := m.remove(ctx, key, revision)
+			bounded, cancel := context.WithTimeout(ctx, writeTimeout)
+			err := m.table.Delete(bounded, key, revision)
+			cancel()
 			// On a conflict another process was faster, or the host is back.
 			if err != nil && !errors.Is(err, ErrConflict) && ctx.Err() == nil {
 				m.log.Debug("the record of a dead host remains", "record", key, "error", err)
@@ -258,12 +260,6 @@ func (m *Membership) abandoned(now time.Time) map[Key]Revision {
 		}
 	}
 	return out
-}
-
-func (m *Membership) remove(ctx context.Context, key Key, revision Revision) error {
-	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
-	defer cancel()
-	return m.table.Delete(ctx, key, revision)
 }
 
 // Stage sums up the hosts of a stage.

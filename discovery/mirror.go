@@ -15,8 +15,28 @@ import (
 // ErrNotLoaded means that a mirror has received nothing from the registry yet.
 var ErrNotLoaded = errors.New("nothing was received from the registry yet")
 
-// retryDenied is how long a mirror waits after the registry rejected the credentials.
+// retryDenied is the pause of RetryDenied.
 const retryDenied = 2 * time.Second
+
+// RetryDenied runs f again after the registry rejected the credentials, for an operator
+// may mend them, until the context ends. It passes each rejection to denied.
+func RetryDenied(ctx context.Context, denied func(error), f func(context.Context) error) error {
+	retry := time.NewTimer(retryDenied)
+	defer retry.Stop()
+	for {
+		err := f(ctx)
+		if !errors.Is(err, ErrDenied) {
+			return err
+		}
+		denied(err)
+		retry.Reset(retryDenied)
+		select {
+		case <-retry.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
 
 // mirrorState is what both kinds of mirrors share.
 type mirrorState struct {
@@ -99,26 +119,6 @@ func (s *mirrorState) Stale() (since time.Time, why error) {
 	return s.since, s.why
 }
 
-// persist watches until the context ends. A registry that rejects the credentials
-// counts as unavailable: an operator may mend them, and readers keep the content.
-func (s *mirrorState) persist(ctx context.Context, disconnect func(error), watch func(context.Context) error) error {
-	retry := time.NewTimer(retryDenied)
-	defer retry.Stop()
-	for {
-		err := watch(ctx)
-		if !errors.Is(err, ErrDenied) {
-			return err
-		}
-		disconnect(err)
-		retry.Reset(retryDenied)
-		select {
-		case <-retry.C:
-		case <-ctx.Done():
-			return nil
-		}
-	}
-}
-
 // TableMirror is a local copy of the entries below a key.
 type TableMirror struct {
 	mirrorState
@@ -137,9 +137,10 @@ func NewTableMirror(t Table, below Key) *TableMirror {
 	return &TableMirror{mirrorState: newMirrorState(), table: t, below: below, entries: map[Key]Entry{}, readers: map[*changeReader]struct{}{}}
 }
 
-// Run observes the table until the context ends.
+// Run observes the table until the context ends. Readers keep the content while the
+// registry rejects the credentials.
 func (m *TableMirror) Run(ctx context.Context) error {
-	return m.persist(ctx, m.OnDisconnect, func(ctx context.Context) error { return m.table.Observe(ctx, m.below, m) })
+	return RetryDenied(ctx, m.OnDisconnect, func(ctx context.Context) error { return m.table.Observe(ctx, m.below, m) })
 }
 
 // OnUpdate implements Observer.
@@ -300,9 +301,10 @@ func NewServiceMirror(w Watcher, service string) *ServiceMirror {
 	return &ServiceMirror{mirrorState: newMirrorState(), watcher: w, service: service}
 }
 
-// Run watches the service until the context ends.
+// Run watches the service until the context ends. Readers keep the content while the
+// registry rejects the credentials.
 func (m *ServiceMirror) Run(ctx context.Context) error {
-	return m.persist(ctx, m.OnDisconnect, func(ctx context.Context) error { return m.watcher.Watch(ctx, m.service, m) })
+	return RetryDenied(ctx, m.OnDisconnect, func(ctx context.Context) error { return m.watcher.Watch(ctx, m.service, m) })
 }
 
 // OnUpdate implements Observer.

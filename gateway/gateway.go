@@ -14,7 +14,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
 
@@ -44,9 +43,8 @@ type Gateway struct {
 	// addr and admin are the listening addresses. They are set before ready closes.
 	addr, admin net.Addr
 	ready       chan struct{}
-	// stopped closes when the gateway begins to stop.
-	stopping atomic.Bool
-	stopped  chan struct{}
+	// stopping closes when the gateway begins to stop.
+	stopping chan struct{}
 }
 
 // New returns a gateway. It dials nothing and starts nothing.
@@ -58,7 +56,7 @@ func New(s Settings) (*Gateway, error) {
 	s.Call.Logger = s.Call.Logger.With("gateway", s.Call.Gateway)
 	s.Bus.Mesh, s.Bus.Name, s.Bus.Logger = s.Call.Mesh, "gateway "+string(s.Call.Gateway), s.Call.Logger
 	s.Call.Bodies = admission.NewByteBudget(int64(s.MaxInFlightBytes))
-	g := &Gateway{settings: s, log: s.Call.Logger, ready: make(chan struct{}), stopped: make(chan struct{})}
+	g := &Gateway{settings: s, log: s.Call.Logger, ready: make(chan struct{}), stopping: make(chan struct{})}
 	seeded := pipelines.Settings{Seeds: s.Pipelines, Logger: g.log}
 	if r := s.Registry; r != nil {
 		seeded.Table = r.Table
@@ -68,7 +66,7 @@ func New(s Settings) (*Gateway, error) {
 	if g.pipelines, err = pipelines.New(seeded); err != nil {
 		return nil, err
 	}
-	s.Call.Catalog = g.pipelines
+	s.Call.Pipelines = g.pipelines
 	g.service, err = call.New(s.Call)
 	return g, err
 }
@@ -131,8 +129,7 @@ func (g *Gateway) serve(ctx context.Context) error {
 	}
 	close(g.ready)
 	err = ports.until(ctx)
-	g.stopping.Store(true)
-	close(g.stopped)
+	close(g.stopping)
 	g.log.Info("draining", "delay", g.settings.DrainDelay)
 	if err == nil {
 		err = ports.linger(ctx, g.settings.DrainDelay)
@@ -212,7 +209,7 @@ func (g *Gateway) Ready() error {
 	default:
 		return errors.New("the gateway is starting")
 	}
-	if g.stopping.Load() {
+	if g.isStopping() {
 		return fault.New(fault.ShuttingDown, "the gateway is stopping")
 	}
 	err := g.service.Ready()
@@ -224,6 +221,15 @@ func (g *Gateway) Ready() error {
 		return fmt.Errorf("%w: %w", err, cause)
 	}
 	return err
+}
+
+func (g *Gateway) isStopping() bool {
+	select {
+	case <-g.stopping:
+		return true
+	default:
+		return false
+	}
 }
 
 // health reports the health of the gateway, named "", or of one of its pipelines.

@@ -62,7 +62,7 @@ func (g *Gateway) open(ctx context.Context) (p ports, err error) {
 func (g *Gateway) publicHandler() (http.Handler, error) {
 	known := &models{gateway: g}
 	s := port.PublicSettings{
-		Settings: transport.Settings{MaxMessageBytes: admission.MaxBody(g.settings.MaxPayload), MaxPayload: g.settings.MaxPayload, Stopping: g.stopped},
+		Settings: transport.Settings{MaxMessageBytes: admission.MaxBody(g.settings.MaxPayload), MaxPayload: g.settings.MaxPayload, Stopping: g.stopping},
 		Caller:   g.service, Models: known, Health: g.health, Origins: g.settings.AllowOrigins,
 		Budget: g.settings.Call.Bodies, Tokens: g.public.tokens, TokensKey: publicKey + ".token_file",
 	}
@@ -75,7 +75,7 @@ func (g *Gateway) publicHandler() (http.Handler, error) {
 func (g *Gateway) adminHandler() (http.Handler, error) {
 	s := adminapi.Settings{
 		DeadLetters: store.NewDeadLetters(g.bus, store.Settings{}), Health: g.Ready, Logger: g.log,
-		Pipelines: g.pipelines, Traffic: g.service, MaxPayload: g.settings.MaxPayload, Stopping: g.stopped,
+		Pipelines: g.pipelines, Traffic: g.service, MaxPayload: g.settings.MaxPayload, Stopping: g.stopping,
 		Tokens: g.operators.tokens,
 	}
 	if g.membership != nil {
@@ -135,7 +135,7 @@ func (p ports) until(ctx context.Context) error {
 // closes. On HTTP/2 the header becomes a GOAWAY, and open requests continue.
 func (g *Gateway) closeWhenStopping(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if g.stopping.Load() {
+		if g.isStopping() {
 			w.Header().Set("Connection", "close")
 		}
 		next.ServeHTTP(w, r)

@@ -51,7 +51,7 @@ type Settings struct {
 	Call call.Settings
 	Bus  bus.Settings
 	// Pipelines are those of the gateway's file. With a registry, the gateway writes
-	// them to the registry and serves the registry's pipelines. New sets Call.Catalog.
+	// them to the registry and serves the registry's pipelines. New sets Call.Pipelines.
 	Pipelines []pipeline.Pipeline
 	// Registry is where hosts register; nil means that there is no registry.
 	Registry *Registry
@@ -99,16 +99,10 @@ func (c Config) ServesDocs() bool { return c.Docs == nil || *c.Docs }
 func (c Config) Validate() error {
 	errs := []error{
 		config.Address("listen", c.Listen),
-		config.NotNegative("max_in_flight", c.MaxInFlight),
-		config.NotNegative("timeout", c.Timeout),
-		config.NotNegative("max_timeout", c.MaxTimeout),
-		config.NotNegative("host_grace", c.HostGrace),
+		c.Limits.Validate(),
 		config.NotNegative("drain_delay", c.DrainDelay),
 		config.NotNegative("drain_timeout", c.DrainTimeout),
 		c.Access.Validate(),
-	}
-	if c.MaxTimeout > 0 && c.Timeout > c.MaxTimeout {
-		errs = append(errs, fmt.Errorf("timeout: %s is more than the max_timeout of %s", c.Timeout, c.MaxTimeout))
 	}
 	if least := admission.MaxRequest(c.MaxPayload); c.MaxInFlightBytes != 0 && c.MaxInFlightBytes < least {
 		errs = append(errs, fmt.Errorf("max_in_flight_bytes: %s is less than the %s that one request may need, five times max_payload", config.Bytes(c.MaxInFlightBytes), config.Bytes(least)))

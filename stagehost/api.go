@@ -24,6 +24,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
 // listen takes the StageService's address before anything else starts, so that a
@@ -145,10 +146,8 @@ type Request struct {
 
 // Response is the answer of a direct call: Fault, or else Parts.
 type Response struct {
-	Parts    []payload.Part
-	Metadata map[string]string
-	Fault    *fault.Fault
-	Timing   envelope.StepTiming
+	runner.Outcome
+	Timing envelope.StepTiming
 }
 
 // directCall is a call past the queue. Its capacity is free again when its item is
@@ -159,9 +158,9 @@ type directCall struct {
 }
 
 // finish replies to the call. The loop calls it once.
-func (d *directCall) finish(it *item, out outcome) {
+func (d *directCall) finish(it *item, out runner.Outcome) {
 	d.leave()
-	d.answer <- Response{Parts: out.parts, Metadata: out.metadata, Fault: out.fault, Timing: it.timing}
+	d.answer <- Response{Outcome: out, Timing: it.timing}
 }
 
 // Infer runs one request on this host, past the queue but within its own bound.
@@ -169,11 +168,11 @@ func (h *Host) Infer(ctx context.Context, r Request) Response {
 	select {
 	case h.directs <- struct{}{}:
 	default:
-		return Response{Fault: fault.Newf(fault.Overloaded, "%d direct calls are in flight, the limit", maxDirectCalls)}
+		return Response{Outcome: runner.Failed(fault.Newf(fault.Overloaded, "%d direct calls are in flight, the limit", maxDirectCalls))}
 	}
 	if err := h.Ready(); err != nil {
 		h.leaveDirect()
-		return Response{Fault: fault.Newf(fault.ShuttingDown, "%w", err)}
+		return Response{Outcome: runner.Failed(fault.Newf(fault.ShuttingDown, "%w", err))}
 	}
 	it := h.directItem(ctx, r)
 	h.post(&arrived{item: it, fault: h.fit(it)})
@@ -181,9 +180,9 @@ func (h *Host) Infer(ctx context.Context, r Request) Response {
 	case answer := <-it.direct.answer:
 		return answer
 	case <-ctx.Done():
-		return Response{Fault: fault.From(ctx.Err())}
+		return Response{Outcome: runner.Failed(fault.From(ctx.Err()))}
 	case <-h.looped:
-		return Response{Fault: fault.New(fault.ShuttingDown, "the host has stopped")}
+		return Response{Outcome: runner.Failed(fault.New(fault.ShuttingDown, "the host has stopped"))}
 	}
 }
 

@@ -1,6 +1,7 @@
 package stagehost
 
 import (
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -126,7 +127,8 @@ func (r *run) cancelItem(it *item) {
 	}
 }
 
-// cancelledRequests are requests that were cancelled and may still arrive.
+// cancelledRequests are requests that were cancelled, each until its items can arrive
+// no more.
 type cancelledRequests map[pipeline.RequestID]time.Time
 
 func (t cancelledRequests) add(id pipeline.RequestID, until, now time.Time) {
@@ -135,16 +137,6 @@ func (t cancelledRequests) add(id pipeline.RequestID, until, now time.Time) {
 	}
 }
 
-func (t cancelledRequests) has(id pipeline.RequestID) bool {
-	_, ok := t[id]
-	return ok
-}
-
-// expire forgets the requests that cannot arrive any more.
 func (t cancelledRequests) expire(now time.Time) {
-	for id, until := range t {
-		if !now.Before(until) {
-			delete(t, id)
-		}
-	}
+	maps.DeleteFunc(t, func(_ pipeline.RequestID, until time.Time) bool { return !now.Before(until) })
 }

@@ -24,9 +24,7 @@ func (l *loop) deadLetter(it *item, runs []envelope.RunRecord, f *fault.Fault) {
 	}
 	l.host.metrics.countFailure(f)
 	f = l.host.locate(it, f)
-	letter := l.host.newDeadLetter(it.delivery, f)
-	letter.Priority, letter.Runs = it.env.Priority, runs
-	message, err := l.host.encodeDeadLetter(letter, it.delivery)
+	message, err := l.host.newDeadLetter(it.delivery, f, it.env.Priority, runs)
 	if err != nil {
 		l.host.internalError("dead letter cannot be sent", err)
 		l.sendFault(it, f)
@@ -36,22 +34,19 @@ func (l *loop) deadLetter(it *item, runs []envelope.RunRecord, f *fault.Fault) {
 	l.sendFault(it, f, outgoing{message, toDead})
 }
 
-func (h *Host) newDeadLetter(d bus.Delivery, f *fault.Fault) *envelope.DeadLetter {
-	return &envelope.DeadLetter{
+// newDeadLetter encodes the dead letter about a delivery, without the item where it
+// would be too large.
+func (h *Host) newDeadLetter(d bus.Delivery, f *fault.Fault, priority int32, runs []envelope.RunRecord) (bus.Message, error) {
+	dead := &envelope.DeadLetter{
 		Mesh: h.settings.Mesh, Stage: h.settings.Stage, Host: h.settings.Host,
-		Durability: d.Durability, Fault: f, Item: d.Data,
+		Durability: d.Durability, Priority: priority, Fault: f, Item: d.Data, Runs: runs,
 		Deliveries: d.Deliveries, QueuedAt: d.Stored, DeadLetteredAt: time.Now(),
 	}
-}
-
-// encodeDeadLetter encodes a dead letter, without its item where it would be too
-// large.
-func (h *Host) encodeDeadLetter(letter *envelope.DeadLetter, d bus.Delivery) (bus.Message, error) {
-	m, err := h.bus.DeadLetter(letter, d)
+	m, err := h.bus.DeadLetter(dead, d)
 	if errors.Is(err, bus.ErrTooLarge) {
-		letter.Fault = letter.Fault.WithMetadata("item", fmt.Sprintf("left out: %d bytes", len(letter.Item)))
-		letter.Item = nil
-		m, err = h.bus.DeadLetter(letter, d)
+		dead.Fault = dead.Fault.WithMetadata("item", fmt.Sprintf("left out: %d bytes", len(dead.Item)))
+		dead.Item = nil
+		m, err = h.bus.DeadLetter(dead, d)
 	}
 	return m, err
 }
@@ -60,7 +55,7 @@ func (h *Host) encodeDeadLetter(letter *envelope.DeadLetter, d bus.Delivery) (bu
 // caller, after a dead letter about them is stored.
 func (h *Host) deadLetterBytes(d bus.Delivery, cause error) {
 	h.settings.Logger.Warn("malformed item removed from the queue", "seq", d.Seq, "error", cause)
-	message, err := h.encodeDeadLetter(h.newDeadLetter(d, fault.Newf(fault.InvalidRequest, "no item: %w", cause)), d)
+	message, err := h.newDeadLetter(d, fault.Newf(fault.InvalidRequest, "no item: %w", cause), 0, nil)
 	if err != nil || !h.settings.Queue.durable() {
 		h.termBytes(d)
 		return

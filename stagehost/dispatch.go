@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
-	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
@@ -71,6 +70,7 @@ func (l *loop) live(items []*item, now time.Time) []*item {
 // run is one batch at the runner, and the sink for its items' outcomes.
 type run struct {
 	host    *Host
+	slot    runner.Slot
 	batch   runner.Batch
 	items   []*item
 	reason  batch.Reason
@@ -102,8 +102,8 @@ const (
 	byHost
 )
 
-func newRun(h *Host, items []*item, reason batch.Reason, now time.Time) *run {
-	r := &run{host: h, items: items, reason: reason, started: now, settled: make([]settled, len(items)), wanted: len(items)}
+func newRun(h *Host, slot runner.Slot, items []*item, reason batch.Reason, now time.Time) *run {
+	r := &run{host: h, slot: slot, items: items, reason: reason, started: now, settled: make([]settled, len(items)), wanted: len(items)}
 	r.batch.Items = make([]runner.Item, len(items))
 	for i, it := range items {
 		it.run = r
@@ -148,7 +148,7 @@ func (r *run) latest() time.Time {
 }
 
 func (l *loop) start(slot runner.Slot, items []*item, reason batch.Reason, now time.Time) {
-	r := newRun(l.host, items, reason, now)
+	r := newRun(l.host, slot, items, reason, now)
 	for _, it := range items {
 		if err := l.ledger.move(it, running, queued); err != nil {
 			l.host.internalError("item dispatched out of turn", err)
@@ -161,38 +161,31 @@ func (l *loop) start(slot runner.Slot, items []*item, reason batch.Reason, now t
 	l.running++
 	l.quarantineBusy = l.quarantineBusy || r.quarantined
 	l.host.metrics.countBatch(r)
-	l.host.startRun(slot, r)
-}
-
-// task is a batch for a slot.
-type task struct {
-	slot runner.Slot
-	run  *run
+	l.host.startRun(r)
 }
 
 // startRun runs the batch on an idle goroutine, or a new one.
-func (h *Host) startRun(slot runner.Slot, r *run) {
-	t := task{slot, r}
+func (h *Host) startRun(r *run) {
 	select {
-	case h.tasks <- t:
+	case h.tasks <- r:
 	default:
-		h.runs.Go(func() { h.runTasks(t) })
+		h.runs.Go(func() { h.runTasks(r) })
 	}
 }
 
 // runTasks runs batches until the host gives up, and waits for the next in
 // between: a goroutine that has run one has a larger stack than a new one, whose
 // stack would be copied as it grows.
-func (h *Host) runTasks(t task) {
+func (h *Host) runTasks(r *run) {
 	for {
-		h.runOne(t.slot, t.run)
+		h.runOne(r)
 		select {
 		case h.idle <- struct{}{}:
 		default:
 			return // as many are idle as there are slots
 		}
 		select {
-		case t = <-h.tasks:
+		case r = <-h.tasks:
 			<-h.idle
 		case <-h.hard.Done():
 			return
@@ -200,19 +193,21 @@ func (h *Host) runTasks(t task) {
 	}
 }
 
-func (h *Host) runOne(slot runner.Slot, r *run) {
+func (h *Host) runOne(r *run) {
 	defer r.cancel()
 	if h.needsRecord(r) {
 		if starts := h.beginRecord(r); len(starts) >= h.settings.CrashLimit {
-			slot.Release()
+			r.slot.Release()
 			h.post(&crashLimitReached{run: r, runs: starts})
 			return
 		}
 		r.started = time.Now()
 	}
 	start := time.Now()
-	err := r.do(slot)
-	r.close()
+	err := r.do()
+	r.mu.Lock()
+	r.closed = true
+	r.mu.Unlock()
 	if h.needsRecord(r) {
 		// Before any host runs the item again.
 		h.endRecord(r)
@@ -222,16 +217,16 @@ func (h *Host) runOne(slot runner.Slot, r *run) {
 
 // do hands the batch to the runner, and watches for a stall where that answers in
 // chunks.
-func (r *run) do(slot runner.Slot) error {
+func (r *run) do() error {
 	if !r.host.streams() {
-		return slot.Do(r.ctx, r.batch, r)
+		return r.slot.Do(r.ctx, r.batch, r)
 	}
 	var watch sync.WaitGroup
 	defer watch.Wait()
 	ctx, over := context.WithCancel(r.ctx)
 	defer over()
 	watch.Go(func() { r.watch(ctx) })
-	return slot.Do(r.ctx, r.batch, r)
+	return r.slot.Do(r.ctx, r.batch, r)
 }
 
 // claim gives item i's outcome to the caller, once.
@@ -261,12 +256,6 @@ func (r *run) checkOpen(i int) error {
 	}
 }
 
-func (r *run) close() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.closed = true
-}
-
 // unsettled returns the items without an outcome; the run is closed.
 func (r *run) unsettled() []*item {
 	var out []*item
@@ -293,43 +282,31 @@ func (r *run) Settle(i int, o runner.Outcome) error {
 	return nil
 }
 
-// outcomeOf returns the outcome for the item. A reply in chunks alone has no
-// output for a caller that takes no chunks.
-func (r *run) outcomeOf(it *item, o runner.Outcome) outcome {
-	r.mu.Lock()
-	spoke := !r.lastChunk.IsZero()
-	r.mu.Unlock()
-	if spoke && o.Fault == nil && len(o.Parts) == 0 && !it.env.TakesChunks {
-		return outcome{fault: fault.New(fault.NotSupported, "the stage answers in chunks alone; ask for a stream")}
-	}
-	return r.host.outcomeOf(it, o)
-}
-
-// outcomeOf checks the runner's outcome against the spec and encodes the message.
-func (h *Host) outcomeOf(it *item, o runner.Outcome) outcome {
+// outcomeOf checks the runner's outcome against the spec and encodes the message. A
+// reply in chunks alone has no output for a caller that takes no chunks.
+func (r *run) outcomeOf(it *item, o runner.Outcome) runner.Outcome {
+	h := r.host
 	if o.Fault != nil {
 		logPanic(h.settings.Logger, o.Fault)
-		return outcome{fault: o.Fault}
+		return runner.Failed(o.Fault)
+	}
+	r.mu.Lock()
+	sentChunks := !r.lastChunk.IsZero()
+	r.mu.Unlock()
+	if sentChunks && len(o.Parts) == 0 && !it.env.TakesChunks {
+		return runner.Failed(fault.New(fault.NotSupported, "the stage answers in chunks alone; ask for a stream"))
 	}
 	parts, err := h.contract.Outputs(o.Parts, it.inputs)
 	if err != nil {
-		return outcome{fault: fault.From(err)}
+		return runner.Failed(fault.From(err))
 	}
-	out := outcome{parts: parts, metadata: o.Metadata}
+	out := runner.Outcome{Parts: parts, Metadata: o.Metadata}
 	if it.direct == nil {
 		if f := h.prepareEnd(it, &out); f != nil {
-			out = outcome{fault: f}
+			out = runner.Failed(f)
 		}
 	}
 	return out
-}
-
-// outcome is a checked outcome: an output for the next step or the caller, or a
-// fault.
-type outcome struct {
-	parts    []payload.Part
-	metadata map[string]string
-	fault    *fault.Fault
 }
 
 // ran is a batch whose Do has returned.
@@ -358,17 +335,11 @@ func (l *loop) endBatch(e *ran) {
 	if e.run.quarantined {
 		l.quarantineBusy = false
 	}
-	l.batcher.Finished(time.Now(), e.learn())
-}
-
-// learn returns what the batcher learns of the run. It does not learn from
-// the time of a failed run.
-func (e *ran) learn() batch.Run {
 	r := batch.Run{Key: e.run.items[0].key, Items: len(e.run.items), Rows: e.run.batch.Rows}
 	if e.err == nil {
-		r.Took = e.took
+		r.Took = e.took // the batcher does not learn from the time of a failed run
 	}
-	return r
+	l.batcher.Finished(time.Now(), r)
 }
 
 // logRun logs a batch that failed as a whole. It does not log parts of a failed

@@ -158,17 +158,13 @@ func (l *loop) giveBack(it *item) {
 		return
 	}
 	if it.direct != nil {
-		it.direct.finish(it, outcome{fault: l.giveBackFault()})
+		f := fault.New(fault.NoCapacity, "the host's runner cannot run anything at the moment")
+		if l.draining || l.abandoned || l.lost {
+			f = stoppingFault()
+		}
+		it.direct.finish(it, runner.Failed(f))
 	}
 	l.settleBy(it, func(d bus.Delivery) error { return d.Nak(0) }, queued, running, sending)
 }
 
 func stoppingFault() *fault.Fault { return fault.New(fault.ShuttingDown, "the host is stopping") }
-
-// giveBackFault is the fault of a direct call whose item the host gives back.
-func (l *loop) giveBackFault() *fault.Fault {
-	if l.draining || l.abandoned || l.lost {
-		return stoppingFault()
-	}
-	return fault.New(fault.NoCapacity, "the host's runner cannot run anything at the moment")
-}

@@ -64,8 +64,6 @@ type Host struct {
 	// born is when this process became a host.
 	born   time.Time
 	status status
-	// registration is whether the registry has the host.
-	registration registration
 	// busy is true while items wait for a slot; load has the items in flight.
 	busy atomic.Bool
 	load load
@@ -113,7 +111,7 @@ type reconciler struct {
 type runPool struct {
 	runs sync.WaitGroup
 	// Goroutines that have run a batch wait in idle, and take another from tasks.
-	tasks chan task
+	tasks chan *run
 	idle  chan struct{}
 	// hard is the context of runs; giveUp ends it.
 	hard   context.Context
@@ -144,14 +142,18 @@ func New(s Settings) (*Host, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Host{
-		settings:     s,
-		metrics:      m,
-		looped:       make(chan struct{}),
-		registration: registrationIn(s.Registry),
-		reconciler:   reconciler{missing: make(chan struct{}, 1), runnerHealth: runnerHealthOf(s.Runner)},
-		service:      service{directs: make(chan struct{}, maxDirectCalls)},
-	}, nil
+	h := &Host{
+		settings:   s,
+		metrics:    m,
+		looped:     make(chan struct{}),
+		reconciler: reconciler{missing: make(chan struct{}, 1)},
+		service:    service{directs: make(chan struct{}, maxDirectCalls)},
+	}
+	h.runnerHealth.runner, _ = s.Runner.(runner.HealthReporter)
+	if s.Registry != nil {
+		h.status.unregistered = ErrNotRegistered
+	}
+	return h, nil
 }
 
 // Run starts the runner, serves the stage until the context ends, and drains. It
@@ -182,7 +184,13 @@ func (h *Host) startRunner(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, h.settings.StartTimeout)
 	defer cancel()
 	begin := time.Now()
-	h.place()
+	s := h.settings
+	if r, ok := s.Runner.(runner.HostAware); ok {
+		r.SetHost(runner.HostInfo{
+			Stage: string(s.Stage), Host: string(s.Host), MaxSize: s.Batch.MaxSize, StartTimeout: s.StartTimeout,
+			Complete: s.complete, Logger: s.Logger, Meter: s.Meter,
+		})
+	}
 	if r, ok := h.settings.Runner.(runner.Killer); ok {
 		// Start waits for processes that end; a second signal ends the wait.
 		patience, cancel := process.DrainContext(ctx, h.settings.StartTimeout+h.settings.DrainTimeout)
@@ -214,17 +222,6 @@ func (h *Host) agree() error {
 		h.stopRunner()
 	}
 	return err
-}
-
-// place passes the host's settings to the runner, if it takes them.
-func (h *Host) place() {
-	s := h.settings
-	if r, ok := s.Runner.(runner.HostAware); ok {
-		r.SetHost(runner.HostInfo{
-			Stage: string(s.Stage), Host: string(s.Host), MaxSize: s.Batch.MaxSize, StartTimeout: s.StartTimeout,
-			Complete: s.complete, Logger: s.Logger, Meter: s.Meter,
-		})
-	}
 }
 
 // stopRunner stops the runner once its batches have ended.

@@ -18,7 +18,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/schema"
 )
 
-// item is one request on this host. Whoever makes it fills the first part; from
+// item is one request on this host. Its maker fills the first part; from
 // the event that posts it on, it belongs to the loop, but for the fields of a run,
 // which belong to the batch's sink until its outcome is posted.
 type item struct {
@@ -71,7 +71,7 @@ type itemSend struct {
 	// next step's item, or a reply, after what is stored before. tries are those of
 	// the first message.
 	outbox []outgoing
-	// isReply says that the outbox ends with a reply, replyStored that its result is
+	// isReply is true where the outbox ends with a reply, replyStored once its result is
 	// stored.
 	isReply, replyStored bool
 	tries                int
@@ -280,7 +280,7 @@ func (e *arrived) apply(l *loop) {
 		l.host.returnUnadmitted(it, fault.Newf(fault.Overloaded, "%w", err))
 		return
 	}
-	if l.cancelledIDs.has(it.env.RequestID) {
+	if _, cancelled := l.cancelledIDs[it.env.RequestID]; cancelled {
 		l.dropCancelled(it)
 		return
 	}

@@ -6,25 +6,6 @@ import "time"
 // reason. Operators may change the limits whose defaults are exported in
 // settings.go: CrashLimit (3 runs), AckWait (2.5 s), StartTimeout, DrainTimeout
 // and those of a stream.
-//
-//	limit                value   what ends or begins with it
-//	maxBrokerDeliveries  20      the broker stops delivering an item of a memory queue
-//	maxDeliveries        18      the host dead-letters the item
-//	CrashLimit           3       runs on record without an end: the item is dead-lettered
-//	aloneCrashLimit      2       crashes alone on one host: the item is dead-lettered
-//	maxFailedStarts      8       batches that never started: the item fails
-//	extendsPerAckWait    3       extensions of a delivery within an ack wait
-//	retryMin, retryMax   5 ms..  pause between two sends of a message
-//	missingGrace         3 s     a missing gateway or queue counts as lost
-//	failingShare         1/4     of the items may wait for one failing destination
-//	runRecordTimeout     2 s     a run starts without a record
-//	malformedRetry       1 s     bytes whose dead letter was not stored come again
-//	exhaustedTimeout     5 s     work on an item that the broker gave up on
-//	unhealthyGrace       2 s     a host with an unhealthy runner leaves its stage
-//	pullDrainTimeout     3 s     a drain waits for items on their way
-//	runStopWait          4 s     cancelled batches must end
-//	runLeaveWait         1 s     all other goroutines must end
-//	maxClockOffset       100 ms  the broker's clock against the host's
 const (
 	// maxBrokerDeliveries is the broker's own limit, for items whose hosts all crash
 	// before they can decide. Items on file have none: they would stay in their queue

@@ -184,7 +184,7 @@ func (h *Host) drop(e event) {
 // another host, and a direct caller gets the fault.
 func (h *Host) returnUnadmitted(it *item, f *fault.Fault) {
 	if it.direct != nil {
-		it.direct.finish(it, outcome{fault: f})
+		it.direct.finish(it, runner.Failed(f))
 		return
 	}
 	h.checkAck(it.delivery.Nak(0))

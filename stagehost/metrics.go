@@ -61,7 +61,55 @@ type metrics struct {
 
 func newMetrics(meter metric.Meter, stage pipeline.StageName, host pipeline.HostID) (*metrics, error) {
 	key := attribute.String("stage", string(stage))
-	m := &metrics{stage: key, base: seriesOf(key), reasons: map[batch.Reason]series{}}
+	base := seriesOf(key)
+	sizes := metric.WithExplicitBucketBoundaries(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+	durations := metric.WithExplicitBucketBoundaries(.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10)
+	var errs []error
+	vector := func(name, help string) metric.Int64Counter {
+		c, err := meter.Int64Counter(name, metric.WithDescription(help))
+		errs = append(errs, err)
+		return c
+	}
+	count := func(name, help string) counter { return counter{vector(name, help), base.add} }
+	size := func(name, help string) metric.Int64Histogram {
+		h, err := meter.Int64Histogram(name, sizes, metric.WithDescription(help))
+		errs = append(errs, err)
+		return h
+	}
+	seconds := func(name, help string) metric.Float64Histogram {
+		h, err := meter.Float64Histogram(name, durations, metric.WithUnit("s"), metric.WithDescription(help))
+		errs = append(errs, err)
+		return h
+	}
+	inFlight, err := meter.Int64Gauge("stagemesh.stage.items_in_flight", metric.WithDescription("Items in flight, by state."))
+	m := &metrics{
+		stage: key, base: base, reasons: map[batch.Reason]series{}, inFlight: inFlight,
+
+		items:       vector("stagemesh.stage.items", "Items with an outcome, by outcome."),
+		faults:      vector("stagemesh.stage.faults", "Items that failed, by reason."),
+		batches:     vector("stagemesh.stage.batches", "Batches dispatched, by reason."),
+		undelivered: vector("stagemesh.stage.undelivered_replies", "Replies that no caller received, by disposition."),
+
+		pulled:              count("stagemesh.stage.pulled", "Items pulled from the queue."),
+		redelivered:         count("stagemesh.stage.redelivered", "Items pulled that had been delivered before."),
+		duplicateDeliveries: count("stagemesh.stage.duplicate_deliveries", "Deliveries of items that were in flight on the host already."),
+		malformed:           count("stagemesh.stage.malformed", "Malformed messages received."),
+		expired:             count("stagemesh.stage.expired", "Items whose deadline passed before they ran or were forwarded."),
+		cancelled:           count("stagemesh.stage.cancelled", "Items dropped because their request was cancelled."),
+		deadLettered:        count("stagemesh.stage.dead_lettered", "Messages dead-lettered."),
+		sendRetries:         count("stagemesh.stage.send_retries", "Sends that are retried: the next queue is full or missing, or an acknowledgement was lost."),
+		duplicateReplies:    count("stagemesh.stage.duplicate_replies", "Replies dropped because another execution had stored its result first."),
+		chunks:              count("stagemesh.stage.chunks", "Chunks sent to gateways."),
+		ackFailures:         count("stagemesh.stage.ack_failures", "Items whose acknowledgement failed; they are redelivered."),
+		internalErrors:      count("stagemesh.stage.internal_errors", "Internal errors; report any."),
+
+		batchItems: size("stagemesh.stage.batch_items", "Items in a batch."),
+		batchRows:  size("stagemesh.stage.batch_rows", "Rows in a batch."),
+		queueWait:  seconds("stagemesh.stage.queue_wait", "Time from the broker's receipt of an item to its delivery."),
+		batchWait:  seconds("stagemesh.stage.batch_wait", "Time from an item's delivery to the dispatch of its batch."),
+		runTime:    seconds("stagemesh.stage.run", "Run time of a batch."),
+		firstChunk: seconds("stagemesh.stage.first_chunk", "Time from the start of an item's run to its first chunk."),
+	}
 	m.outputs = m.with("outcome", "output")
 	for _, reason := range batch.Reasons() {
 		m.reasons[reason] = m.with("reason", string(reason))
@@ -69,56 +117,7 @@ func newMetrics(meter metric.Meter, stage pipeline.StageName, host pipeline.Host
 	for s := range m.states {
 		m.states[s] = seriesOf(key, attribute.String("host", string(host)), attribute.String("state", itemState(s).String()))
 	}
-	return m, errors.Join(m.counters(meter), m.histograms(meter))
-}
-
-func (m *metrics) counters(meter metric.Meter) error {
-	var errs []error
-	add := func(into *metric.Int64Counter, name, help string) {
-		var err error
-		*into, err = meter.Int64Counter(name, metric.WithDescription(help))
-		errs = append(errs, err)
-	}
-	add(&m.items, "stagemesh.stage.items", "Items with an outcome, by outcome.")
-	add(&m.faults, "stagemesh.stage.faults", "Items that failed, by reason.")
-	add(&m.batches, "stagemesh.stage.batches", "Batches dispatched, by reason.")
-	add(&m.undelivered, "stagemesh.stage.undelivered_replies", "Replies that no caller received, by disposition.")
-	for _, c := range []struct {
-		into       *counter
-		name, help string
-	}{
-		{&m.pulled, "stagemesh.stage.pulled", "Items pulled from the queue."},
-		{&m.redelivered, "stagemesh.stage.redelivered", "Items pulled that had been delivered before."},
-		{&m.duplicateDeliveries, "stagemesh.stage.duplicate_deliveries", "Deliveries of items that were in flight on the host already."},
-		{&m.malformed, "stagemesh.stage.malformed", "Malformed messages received."},
-		{&m.expired, "stagemesh.stage.expired", "Items whose deadline passed before they ran or were forwarded."},
-		{&m.cancelled, "stagemesh.stage.cancelled", "Items dropped because their request was cancelled."},
-		{&m.deadLettered, "stagemesh.stage.dead_lettered", "Messages dead-lettered."},
-		{&m.sendRetries, "stagemesh.stage.send_retries", "Sends that are retried: the next queue is full or missing, or an acknowledgement was lost."},
-		{&m.duplicateReplies, "stagemesh.stage.duplicate_replies", "Replies dropped because another execution had stored its result first."},
-		{&m.chunks, "stagemesh.stage.chunks", "Chunks sent to gateways."},
-		{&m.ackFailures, "stagemesh.stage.ack_failures", "Items whose acknowledgement failed; they are redelivered."},
-		{&m.internalErrors, "stagemesh.stage.internal_errors", "Internal errors; report any."},
-	} {
-		add(&c.into.Int64Counter, c.name, c.help)
-		c.into.base = m.base.add
-	}
-	var err error
-	m.inFlight, err = meter.Int64Gauge("stagemesh.stage.items_in_flight", metric.WithDescription("Items in flight, by state."))
-	return errors.Join(append(errs, err)...)
-}
-
-func (m *metrics) histograms(meter metric.Meter) error {
-	sizes := metric.WithExplicitBucketBoundaries(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-	seconds := metric.WithExplicitBucketBoundaries(.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10)
-	var errs [6]error
-	m.batchItems, errs[0] = meter.Int64Histogram("stagemesh.stage.batch_items", sizes, metric.WithDescription("Items in a batch."))
-	m.batchRows, errs[1] = meter.Int64Histogram("stagemesh.stage.batch_rows", sizes, metric.WithDescription("Rows in a batch."))
-	m.queueWait, errs[2] = meter.Float64Histogram("stagemesh.stage.queue_wait", seconds, metric.WithUnit("s"), metric.WithDescription("Time from the broker's receipt of an item to its delivery."))
-	m.batchWait, errs[3] = meter.Float64Histogram("stagemesh.stage.batch_wait", seconds, metric.WithUnit("s"), metric.WithDescription("Time from an item's delivery to the dispatch of its batch."))
-	m.runTime, errs[4] = meter.Float64Histogram("stagemesh.stage.run", seconds, metric.WithUnit("s"), metric.WithDescription("Run time of a batch."))
-	m.firstChunk, errs[5] = meter.Float64Histogram("stagemesh.stage.first_chunk", seconds, metric.WithUnit("s"), metric.WithDescription("Time from the start of an item's run to its first chunk."))
-	return errors.Join(errs[:]...)
+	return m, errors.Join(append(errs, err)...)
 }
 
 func (m *metrics) with(key, value string) series {

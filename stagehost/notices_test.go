@@ -15,20 +15,21 @@ func TestCancelledRequestsAreBoundedAndForgotten(t *testing.T) {
 	t.Parallel()
 	cancelledIDs := cancelledRequests{}
 	now := time.Unix(1000, 0)
+	has := func(id pipeline.RequestID) bool { _, ok := cancelledIDs[id]; return ok }
 	id := func(i int) pipeline.RequestID { return pipeline.RequestID(fmt.Sprint(i)) }
 	for i := range maxCancelled + 10 {
 		cancelledIDs.add(id(i), now.Add(time.Minute), now)
 	}
-	if len(cancelledIDs) != maxCancelled || !cancelledIDs.has(id(0)) || cancelledIDs.has(id(maxCancelled+1)) {
-		t.Errorf("%d cancelledRequests, want %d", len(cancelledIDs), maxCancelled)
+	if len(cancelledIDs) != maxCancelled || !has(id(0)) || has(id(maxCancelled+1)) {
+		t.Errorf("%d cancelled requests, want %d", len(cancelledIDs), maxCancelled)
 	}
 	cancelledIDs.expire(now.Add(time.Minute))
 	cancelledIDs.add("late", now.Add(2*time.Minute), now.Add(time.Minute))
-	if len(cancelledIDs) != 1 || !cancelledIDs.has("late") {
-		t.Errorf("%d cancelledRequests after their deadline, want the new one", len(cancelledIDs))
+	if len(cancelledIDs) != 1 || !has("late") {
+		t.Errorf("%d cancelled requests after their deadline, want the new one", len(cancelledIDs))
 	}
 	cancelledIDs.add("past", now, now)
-	if cancelledIDs.has("past") {
+	if has("past") {
 		t.Error("a request is remembered that has ended")
 	}
 }

@@ -33,9 +33,9 @@ func (h *Host) reconcile(ctx context.Context) error {
 				continue
 			}
 		case <-reconnects:
-			h.known.forget()
+			h.known = known{}
 		case <-h.missing:
-			h.known.forget()
+			h.known = known{}
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -46,14 +46,21 @@ func (h *Host) reconcile(ctx context.Context) error {
 // reconcileOnce returns how long to wait until the next time.
 func (h *Host) reconcileOnce(ctx context.Context, reconnects <-chan struct{}) time.Duration {
 	err := h.ensureOnConnection(ctx, reconnects)
+	was, _, _ := h.status.get()
 	switch {
 	case err == nil:
-		h.becomeReady()
+		if was != stateReady {
+			h.settings.Logger.Info("ready", "max_in_flight", h.settings.MaxInFlight, "slots", h.settings.Runner.Concurrency())
+		}
+		h.status.set(stateReady)
 		return reconcileEvery
 	case errors.Is(err, errReconnected):
 		return 0
 	case ctx.Err() == nil:
-		h.notReady(err)
+		if was != stateNotReady {
+			h.settings.Logger.Warn("not ready; trying again", "error", err)
+		}
+		h.status.setCause(stateNotReady, err)
 	}
 	return reconcileRetry
 }
@@ -86,20 +93,15 @@ type known struct {
 	until   time.Time
 }
 
-func (k *known) forget() { *k = known{} }
-
-// renew forgets everything after ensureAllEvery.
-func (k *known) renew(now time.Time) {
-	if now.After(k.until) {
-		*k = known{queues: map[pipeline.Durability]bus.Epoch{}, until: now.Add(ensureAllEvery)}
-	}
-}
-
 func (h *Host) ensure(ctx context.Context) error {
-	if err := h.checkRunner(time.Now()); err != nil {
+	now := time.Now()
+	err := h.checkRunner(now)
+	if err != nil {
 		return err
 	}
-	h.known.renew(time.Now())
+	if now.After(h.known.until) {
+		h.known = known{queues: map[pipeline.Durability]bus.Epoch{}, until: now.Add(ensureAllEvery)}
+	}
 	if !h.known.streams {
 		if err := h.ensureStreams(ctx); err != nil {
 			return err
@@ -116,8 +118,15 @@ func (h *Host) ensure(ctx context.Context) error {
 			wait = min(wait, info.AckWait)
 		}
 	}
-	h.setAckWait(wait)
-	return h.startAlive()
+	// Its queues may have been made with other settings than its own.
+	if was := time.Duration(h.ackWait.Swap(int64(wait))); was != wait {
+		h.post(ackWaitChanged{})
+		h.settings.Logger.Warn("the queue was made with another ack_wait, which holds; raise queue.version to change it", "ack_wait", wait, "own", h.settings.Queue.AckWait)
+	}
+	if h.alive == nil {
+		h.alive, err = h.bus.ServeAlive(h.settings.Stage, h.settings.Host, h.settings.Queue.Durabilities, h.busy.Load)
+	}
+	return err
 }
 
 // ensureStreams creates the streams of durable requests, and those found missing.
@@ -134,15 +143,6 @@ func (h *Host) ensureStreams(ctx context.Context) error {
 		h.settings.Logger.Debug("run records, or results, cannot be stored", "error", err)
 	}
 	return nil
-}
-
-// setAckWait makes the host extend deliveries as often as its queues need, which
-// may have been made with other settings than its own.
-func (h *Host) setAckWait(wait time.Duration) {
-	if was := time.Duration(h.ackWait.Swap(int64(wait))); was != wait {
-		h.post(ackWaitChanged{})
-		h.settings.Logger.Warn("the queue was made with another ack_wait, which holds; raise queue.version to change it", "ack_wait", wait, "own", h.settings.Queue.AckWait)
-	}
 }
 
 func (h *Host) ensureQueue(ctx context.Context, d pipeline.Durability) (bus.QueueInfo, error) {
@@ -182,16 +182,6 @@ func (h *Host) wholeQueue(ctx context.Context, d pipeline.Durability) (bus.Queue
 	return info, err
 }
 
-// startAlive makes the host answer on the stage's alive subject, once.
-func (h *Host) startAlive() error {
-	if h.alive != nil {
-		return nil
-	}
-	stop, err := h.bus.ServeAlive(h.settings.Stage, h.settings.Host, h.settings.Queue.Durabilities, h.busy.Load)
-	h.alive = stop
-	return err
-}
-
 func (h *Host) stopAlive() {
 	if h.alive == nil {
 		return
@@ -209,11 +199,6 @@ type runnerHealth struct {
 	err     error
 	// since is when err became nil or not nil.
 	since time.Time
-}
-
-func runnerHealthOf(r runner.Runner) runnerHealth {
-	m, _ := r.(runner.HealthReporter)
-	return runnerHealth{runner: m}
 }
 
 // look asks the runner, and reports whether it became healthy or unhealthy.

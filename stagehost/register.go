@@ -2,14 +2,18 @@ package stagehost
 
 import (
 	"context"
-	"errors"
-	"fmt"
+	"slices"
 	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/discovery"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
 // Registry is where a host registers.
@@ -18,50 +22,11 @@ type Registry struct {
 	Table     discovery.Table
 }
 
-// ErrNotRegistered is why a host is not ready before its first registration.
-var ErrNotRegistered = errors.New("it is not registered with the mesh's registry yet")
-
-// registration is whether the host was ever registered.
-type registration struct {
-	mu sync.Mutex
-	// err is why it was not, nil once it was.
-	err error
-	// changed closes with the first registration; it is nil without a registry.
-	changed chan struct{}
-}
-
-func registrationIn(r *Registry) registration {
-	if r == nil {
-		return registration{}
-	}
-	return registration{err: ErrNotRegistered, changed: make(chan struct{})}
-}
-
-func (r *registration) get() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.err
-}
-
-// report takes reports of Announce. A host that was registered once stays ready while the
-// registry is unavailable: requests do not need it.
-func (r *registration) report(err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	switch {
-	case err == nil && r.err != nil:
-		r.err = nil
-		close(r.changed)
-	case err != nil && r.err != nil:
-		r.err = fmt.Errorf("%w: %w", ErrNotRegistered, err)
-	}
-}
-
 // register keeps the host registered, if there is a registry, from when it serves its
 // stage until the context ends.
 func (h *Host) register(ctx context.Context) error {
 	r := h.settings.Registry
-	if r == nil || h.awaitServing(ctx) != nil {
+	if r == nil || h.status.await(ctx, func(s *status) bool { return s.state == stateReady }) != nil {
 		return nil //nolint:nilerr // the context has ended
 	}
 	work, registering := errgroup.WithContext(ctx)
@@ -78,58 +43,97 @@ func (h *Host) register(ctx context.Context) error {
 	return err
 }
 
-// retryDenied is how long a host waits after the registry rejected the credentials.
-const retryDenied = 2 * time.Second
-
-// announce keeps the host registered until the context ends. It retries after the registry
-// rejected the credentials, as an operator may mend them.
+// announce keeps the host registered until the context ends.
 func (h *Host) announce(ctx context.Context) error {
 	instance := discovery.HostInstance(h.Record())
 	instance.TLS = h.checkTLS()
-	retry := time.NewTimer(retryDenied)
-	defer retry.Stop()
-	for first := true; ; first = false {
-		err := h.settings.Registry.Announcer.Announce(ctx, instance, h.registration.report)
-		if !errors.Is(err, discovery.ErrDenied) || ctx.Err() != nil {
-			return err
-		}
-		h.registration.report(err)
-		if first {
+	logged := false
+	denied := func(err error) {
+		h.status.recordRegistration(err)
+		if !logged {
 			h.settings.Logger.Warn("the registry rejects the host; retrying", "error", err)
 		}
-		retry.Reset(retryDenied)
-		select {
-		case <-retry.C:
-		case <-ctx.Done():
-			return nil
-		}
+		logged = true
+	}
+	return discovery.RetryDenied(ctx, denied, func(ctx context.Context) error {
+		return h.settings.Registry.Announcer.Announce(ctx, instance, h.status.recordRegistration)
+	})
+}
+
+// recentWaits is how many items the median wait covers.
+const recentWaits = 64
+
+// load counts the items in flight. The loop writes it, and any goroutine reads it.
+type load struct {
+	mu       sync.Mutex
+	inFlight int
+	running  int
+	// waits are the queue waits of the last items; next is the index of the oldest.
+	waits []time.Duration
+	next  int
+}
+
+// recordInFlight takes the counts of the ledger.
+func (l *load) recordInFlight(of *ledger) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.inFlight, l.running = len(of.items), of.counts[running]
+	if l.inFlight == 0 {
+		l.waits, l.next = l.waits[:0], 0
 	}
 }
 
-// awaitServing waits until the host serves its stage.
-func (h *Host) awaitServing(ctx context.Context) error {
-	for {
-		at, changed, _ := h.status.get()
-		if at == stateReady {
-			return nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+// recordWait takes how long an item was in its queue.
+func (l *load) recordWait(d time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.waits) < recentWaits {
+		l.waits = append(l.waits, d)
+		return
 	}
+	l.waits[l.next] = d
+	l.next = (l.next + 1) % recentWaits
 }
 
-// awaitRegistration waits until the host was registered.
-func (h *Host) awaitRegistration(ctx context.Context) error {
-	if h.registration.get() == nil {
-		return nil
+// get returns the counts, and the median of the waits.
+func (l *load) get() (inFlight, running int, wait time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.waits) > 0 {
+		sorted := slices.Sorted(slices.Values(l.waits))
+		wait = sorted[len(sorted)/2]
 	}
-	select {
-	case <-h.registration.changed:
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("stage %s: %w: %w", h.settings.Stage, ctx.Err(), h.Ready())
+	return l.inFlight, l.running, wait
+}
+
+// Record returns the record that the host publishes. Call it after the runner has
+// started.
+func (h *Host) Record() *meshv1.HostRecord {
+	s := h.settings
+	inFlight, running, wait := h.load.get()
+	r := &meshv1.HostRecord{
+		Mesh: string(s.Mesh), Stage: string(s.Stage), Host: string(s.Host), Version: s.Version, Labels: s.Labels,
+		MaxInFlight: uint32(s.MaxInFlight), Slots: uint32(s.Runner.Concurrency()),
+		InFlight: uint32(inFlight), Running: uint32(running), QueueWait: durationpb.New(wait),
+		StartedAt: timestamppb.New(h.born),
 	}
+	r.Spec, r.Limits = h.Describe().Published()
+	if addr := h.Addr(); addr != nil {
+		r.Address = addr.String()
+	}
+	for _, d := range s.Queue.Durabilities {
+		r.Durabilities = append(r.Durabilities, string(d))
+	}
+	err := h.serving()
+	if r.Ready = err == nil; !r.GetReady() {
+		r.Cause = err.Error()
+	}
+	at, _, _ := h.status.get()
+	r.Draining = at == stateDraining
+	if staffed, ok := s.Runner.(runner.WorkerReporter); ok {
+		for i, w := range staffed.Workers() {
+			r.Workers = append(r.Workers, &meshv1.WorkerRecord{Index: uint32(i), State: w.State, Incarnation: w.Incarnation, Cause: w.Cause})
+		}
+	}
+	return r
 }

@@ -105,7 +105,7 @@ func (l *loop) nextRerun(now time.Time) []*item {
 // time, so that a poison item crashes one process at a time. It dead-letters an
 // item that has crashed its process alone too often.
 //
-// Streams share their process, so a stream was alone only where the batch says so.
+// Streams share their process, so a stream was alone only where its batch is suspect.
 // As a stream that is alone keeps all others from its process, it runs beside them
 // once more before.
 func (l *loop) quarantine(e *ran, items []*item) {
@@ -120,7 +120,7 @@ func (l *loop) quarantine(e *ran, items []*item) {
 			it.crashes = append(it.crashes, envelope.RunRecord{Host: l.host.settings.Host, At: e.run.started})
 		}
 		if len(it.crashes) >= min(aloneCrashLimit, l.host.settings.CrashLimit) {
-			l.deadLetterCrashed(it)
+			l.deadLetter(it, it.crashes, crashFault(it.crashes))
 			continue
 		}
 		it.quarantined = true
@@ -128,14 +128,10 @@ func (l *loop) quarantine(e *ran, items []*item) {
 	}
 }
 
-func (l *loop) deadLetterCrashed(it *item) {
-	last := it.crashes[len(it.crashes)-1]
-	l.deadLetter(it, it.crashes, crashFault(len(it.crashes), last))
-}
-
-func crashFault(times int, last envelope.RunRecord) *fault.Fault {
+func crashFault(runs []envelope.RunRecord) *fault.Fault {
+	last := runs[len(runs)-1]
 	return fault.Newf(fault.RunnerCrashed,
-		"the process that ran the item alone ended %d times, last on host %s at %s", times, last.Host, last.At.Format(time.RFC3339))
+		"the process that ran the item alone ended %d times, last on host %s at %s", len(runs), last.Host, last.At.Format(time.RFC3339))
 }
 
 // needsRecord reports whether the run is recorded: that of a suspect, which was
@@ -177,5 +173,5 @@ type crashLimitReached struct {
 
 func (e *crashLimitReached) apply(l *loop) {
 	l.endBatch(&ran{run: e.run})
-	l.deadLetter(e.run.items[0], e.runs, crashFault(len(e.runs), e.runs[len(e.runs)-1]))
+	l.deadLetter(e.run.items[0], e.runs, crashFault(e.runs))
 }

@@ -8,12 +8,13 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
 // itemDone is an item with its outcome; its message is encoded.
 type itemDone struct {
 	item    *item
-	outcome outcome
+	outcome runner.Outcome
 }
 
 func (e *itemDone) apply(l *loop) {
@@ -23,8 +24,8 @@ func (e *itemDone) apply(l *loop) {
 		l.dropCancelled(it)
 		return
 	}
-	if e.outcome.fault != nil {
-		l.handleFault(it, e.outcome.fault)
+	if e.outcome.Fault != nil {
+		l.handleFault(it, e.outcome.Fault)
 		return
 	}
 	if !l.beginSend(it) {
@@ -72,15 +73,15 @@ func (it *item) answer() *envelope.Reply {
 }
 
 // prepare encodes the message of an output: the next step's item, or the reply.
-func (h *Host) prepare(it *item, out outcome) *fault.Fault {
+func (h *Host) prepare(it *item, out runner.Outcome) *fault.Fault {
 	var err error
 	if it.env.Last() {
 		reply := it.answer()
-		reply.Parts, reply.Metadata = out.parts, out.metadata
+		reply.Parts, reply.Metadata = out.Parts, out.Metadata
 		err = h.prepareAnswer(it, reply)
 	} else {
 		var next bus.Message
-		next, err = h.bus.Item(it.env.Next(it.env.Parts, out.parts, it.timing))
+		next, err = h.bus.Item(it.env.Next(it.env.Parts, out.Parts, it.timing))
 		it.outbox = []outgoing{{next, toNext}}
 	}
 	if err != nil {
@@ -91,10 +92,10 @@ func (h *Host) prepare(it *item, out outcome) *fault.Fault {
 
 // prepareEnd is prepare, but a caller that has received all chunks gets the end of
 // the reply without the whole output, where that is too large to send.
-func (h *Host) prepareEnd(it *item, out *outcome) *fault.Fault {
+func (h *Host) prepareEnd(it *item, out *runner.Outcome) *fault.Fault {
 	f := h.prepare(it, *out)
 	if f != nil && f.Reason == fault.OutputTooLarge && it.chunks > 0 && !it.env.StoresAnswer() {
-		out.parts = nil
+		out.Parts = nil
 		f = h.prepare(it, *out)
 	}
 	return f
@@ -151,7 +152,7 @@ func (l *loop) fail(it *item, f *fault.Fault) {
 	l.host.metrics.countFailure(f)
 	f = l.host.locate(it, f)
 	if it.direct != nil {
-		it.direct.finish(it, outcome{fault: f})
+		it.direct.finish(it, runner.Failed(f))
 		l.settle(it)
 		return
 	}
@@ -174,9 +175,14 @@ func (l *loop) sendFault(it *item, f *fault.Fault, before ...outgoing) {
 		l.settle(it)
 		return
 	}
-	l.clearFailing(it)
-	it.outbox, it.tries, it.missingSince = append(before, it.outbox...), 0, time.Time{}
+	l.replaceOutbox(it, append(before, it.outbox...))
 	l.send(it)
+}
+
+// replaceOutbox replaces the messages of an item, of which the first is not sent yet.
+func (l *loop) replaceOutbox(it *item, outbox []outgoing) {
+	l.clearFailing(it)
+	it.outbox, it.tries, it.missingSince = outbox, 0, time.Time{}
 }
 
 // beginSend moves the item to sending; false means that it has its outcome
@@ -230,7 +236,7 @@ func (e *sent) apply(l *loop) {
 // result was stored before, the reply refers to that.
 func (l *loop) sendNext(it *item, r bus.Receipt) {
 	was := it.outbox[0].to
-	l.popOutbox(it)
+	l.replaceOutbox(it, it.outbox[1:])
 	it.replyStored = was == toResults
 	if was == toResults && r.Duplicate {
 		l.host.metrics.duplicateReplies.inc()
@@ -245,12 +251,6 @@ func (l *loop) sendNext(it *item, r bus.Receipt) {
 		it.outbox = []outgoing{{notice, toGateway}}
 	}
 	l.send(it)
-}
-
-// popOutbox removes the first message of the outbox.
-func (l *loop) popOutbox(it *item) {
-	l.clearFailing(it)
-	it.outbox, it.tries, it.missingSince = it.outbox[1:], 0, time.Time{}
 }
 
 func backoff(tries int) time.Duration {
@@ -373,7 +373,7 @@ func (l *loop) giveUpStoring(it *item, err error) {
 		l.giveBack(it)
 	case it.outbox[0].to == toDead:
 		l.host.settings.Logger.Error("dead letter is too large", "request", it.env.RequestID, "error", err)
-		l.popOutbox(it)
+		l.replaceOutbox(it, it.outbox[1:])
 		l.send(it)
 	default:
 		l.sendFaultInstead(it, encodeFault(it.env.Hop(), err))
@@ -382,7 +382,6 @@ func (l *loop) giveUpStoring(it *item, err error) {
 
 // sendFaultInstead replies with a fault in place of an output that cannot go on.
 func (l *loop) sendFaultInstead(it *item, f *fault.Fault) {
-	f = l.host.locate(it, f)
 	l.host.metrics.countFault(f.Reason.Label())
-	l.sendFault(it, f)
+	l.sendFault(it, l.host.locate(it, f))
 }

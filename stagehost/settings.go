@@ -1,6 +1,7 @@
 package stagehost
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -127,18 +128,19 @@ const (
 // withDefaults returns the section with every 0 replaced but MaxInFlight, for which
 // the runner has to have started.
 func (c Config) withDefaults() Config {
-	c.Stream = c.Stream.withDefaults()
+	c.Stream.FirstChunk = cmp.Or(c.Stream.FirstChunk, DefaultFirstChunk)
+	c.Stream.Idle = cmp.Or(c.Stream.Idle, DefaultIdle)
 	if len(c.Queue.Durabilities) == 0 {
 		c.Queue.Durabilities = []pipeline.Durability{pipeline.Memory, pipeline.File}
 	}
-	orDefault(&c.Queue.MaxItems, DefaultMaxItems)
-	orDefault(&c.Queue.MaxBytes, DefaultMaxBytes)
-	orDefault(&c.Queue.MaxAge, DefaultMaxAge)
-	orDefault(&c.Queue.AckWait, DefaultAckWait)
-	orDefault(&c.Queue.Replicas, 1)
-	orDefault(&c.CrashLimit, DefaultCrashLimit)
-	orDefault(&c.StartTimeout, DefaultStartTimeout)
-	orDefault(&c.DrainTimeout, DefaultDrainTimeout)
+	c.Queue.MaxItems = cmp.Or(c.Queue.MaxItems, DefaultMaxItems)
+	c.Queue.MaxBytes = cmp.Or(c.Queue.MaxBytes, DefaultMaxBytes)
+	c.Queue.MaxAge = cmp.Or(c.Queue.MaxAge, DefaultMaxAge)
+	c.Queue.AckWait = cmp.Or(c.Queue.AckWait, DefaultAckWait)
+	c.Queue.Replicas = cmp.Or(c.Queue.Replicas, 1)
+	c.CrashLimit = cmp.Or(c.CrashLimit, DefaultCrashLimit)
+	c.StartTimeout = cmp.Or(c.StartTimeout, DefaultStartTimeout)
+	c.DrainTimeout = cmp.Or(c.DrainTimeout, DefaultDrainTimeout)
 	return c
 }
 
@@ -162,13 +164,6 @@ func (s Settings) eventRoom() int {
 // complete returns the spec of the stage with the runner's spec.
 func (s Settings) complete(spec runner.Spec) (runner.Spec, error) {
 	return schema.Complete(spec, s.Inputs, s.Outputs)
-}
-
-func orDefault[T comparable](value *T, otherwise T) {
-	var zero T
-	if *value == zero {
-		*value = otherwise
-	}
 }
 
 // Validate checks what an operator can get wrong; messages name the key.
@@ -199,7 +194,8 @@ func (c Config) Validate() error {
 		config.NotNegative("queue.replicas", c.Queue.Replicas),
 		config.NotNegative("queue.version", c.Queue.Version),
 		c.validateTLS(),
-		c.Stream.validate(),
+		config.NotNegative("stream.first_chunk_timeout", c.Stream.FirstChunk),
+		config.NotNegative("stream.idle_timeout", c.Stream.Idle),
 	}
 	for i, d := range c.Queue.Durabilities {
 		if d != pipeline.Memory && d != pipeline.File || slices.Contains(c.Queue.Durabilities[:i], d) {

@@ -10,6 +10,9 @@ import (
 // ErrNotReady is wrapped by what Ready returns.
 var ErrNotReady = errors.New("not ready")
 
+// ErrNotRegistered is why a host is not ready before its first registration.
+var ErrNotRegistered = errors.New("it is not registered with the mesh's registry yet")
+
 // state is the host's state in its lifecycle.
 type state string
 
@@ -28,6 +31,9 @@ type status struct {
 	state   state
 	cause   error
 	changed chan struct{}
+	// unregistered is why the host was never registered; nil once it was, and where
+	// there is no registry.
+	unregistered error
 }
 
 func (s *status) set(next state) { s.setCause(next, nil) }
@@ -43,9 +49,30 @@ func (s *status) setCause(next state, cause error) {
 		return
 	}
 	s.state = next
+	s.notify()
+}
+
+// notify wakes everyone who waits for a change; the caller holds the lock.
+func (s *status) notify() {
 	if s.changed != nil {
 		close(s.changed)
 		s.changed = nil
+	}
+}
+
+// recordRegistration records that the host is registered, or why not. A host that was
+// registered once stays ready while the registry is unavailable: requests do not need
+// it.
+func (s *status) recordRegistration(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.unregistered == nil:
+	case err == nil:
+		s.unregistered = nil
+		s.notify()
+	default:
+		s.unregistered = fmt.Errorf("%w: %w", ErrNotRegistered, err)
 	}
 }
 
@@ -61,18 +88,22 @@ func (s *status) get() (state, <-chan struct{}, error) {
 	return s.state, s.changed, s.cause
 }
 
-func (h *Host) becomeReady() {
-	if was, _, _ := h.status.get(); was != stateReady {
-		h.settings.Logger.Info("ready", "max_in_flight", h.settings.MaxInFlight, "slots", h.settings.Runner.Concurrency())
+// await waits until holds reports true, which it calls with the lock held.
+func (s *status) await(ctx context.Context, holds func(*status) bool) error {
+	for {
+		_, changed, _ := s.get()
+		s.mu.Lock()
+		held := holds(s)
+		s.mu.Unlock()
+		if held {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
-	h.status.set(stateReady)
-}
-
-func (h *Host) notReady(err error) {
-	if was, _, _ := h.status.get(); was != stateNotReady {
-		h.settings.Logger.Warn("not ready; trying again", "error", err)
-	}
-	h.status.setCause(stateNotReady, err)
 }
 
 // Ready returns nil when the host serves its stage and is registered, if there is
@@ -81,8 +112,10 @@ func (h *Host) Ready() error {
 	if err := h.serving(); err != nil {
 		return err
 	}
-	if err := h.registration.get(); err != nil {
-		return fmt.Errorf("%w: %w", ErrNotReady, err)
+	h.status.mu.Lock()
+	defer h.status.mu.Unlock()
+	if h.status.unregistered != nil {
+		return fmt.Errorf("%w: %w", ErrNotReady, h.status.unregistered)
 	}
 	return nil
 }
@@ -111,18 +144,16 @@ func (h *Host) serving() error {
 // WaitReady returns when the host serves its stage. It fails when the context
 // ends or the host does.
 func (h *Host) WaitReady(ctx context.Context) error {
-	for {
-		at, changed, _ := h.status.get()
-		switch at {
-		case stateReady:
-			return h.awaitRegistration(ctx)
-		case stateDraining, stateStopped:
-			return fmt.Errorf("stage %s: the host has stopped", h.settings.Stage)
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return fmt.Errorf("stage %s: %w: %w", h.settings.Stage, ctx.Err(), h.Ready())
-		}
+	stopped := false
+	err := h.status.await(ctx, func(s *status) bool {
+		stopped = s.final()
+		return stopped || s.state == stateReady && s.unregistered == nil
+	})
+	switch {
+	case err != nil:
+		return fmt.Errorf("stage %s: %w: %w", h.settings.Stage, err, h.Ready())
+	case stopped:
+		return fmt.Errorf("stage %s: the host has stopped", h.settings.Stage)
 	}
+	return nil
 }

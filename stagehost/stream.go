@@ -1,6 +1,7 @@
 package stagehost
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,22 +29,6 @@ const (
 	DefaultIdle       = 30 * time.Second
 )
 
-func (s StreamSettings) withDefaults() StreamSettings {
-	orDefault(&s.FirstChunk, DefaultFirstChunk)
-	orDefault(&s.Idle, DefaultIdle)
-	return s
-}
-
-func (s StreamSettings) validate() error {
-	switch {
-	case s.FirstChunk < 0:
-		return fmt.Errorf("stream.first_chunk_timeout: %s is negative", s.FirstChunk)
-	case s.Idle < 0:
-		return fmt.Errorf("stream.idle_timeout: %s is negative", s.Idle)
-	}
-	return nil
-}
-
 // adapt chooses how the host serves its runner, once that has started.
 func (h *Host) adapt() error {
 	s := &h.settings
@@ -55,9 +40,9 @@ func (h *Host) adapt() error {
 	case !streams && s.Batch.Mode == batch.Stream:
 		return errors.New("batch.mode: stream is for runners that answer in chunks, and this one does not; leave the key out")
 	}
-	orDefault(&s.MaxInFlight, s.defaultInFlight())
+	s.MaxInFlight = cmp.Or(s.MaxInFlight, s.defaultInFlight())
 	h.events = make(chan event, s.eventRoom())
-	h.tasks, h.idle = make(chan task), make(chan struct{}, s.Runner.Concurrency())
+	h.tasks, h.idle = make(chan *run), make(chan struct{}, s.Runner.Concurrency())
 	return nil
 }
 
@@ -138,7 +123,7 @@ func (r *run) endItem(i int, f *fault.Fault) {
 	}
 	it := r.items[i]
 	it.timing.Run = time.Since(r.started)
-	r.host.post(&itemDone{item: it, outcome: outcome{fault: f}})
+	r.host.post(&itemDone{item: it, outcome: runner.Failed(f)})
 	if r.host.streams() {
 		r.cancel()
 	}

@@ -10,7 +10,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/stagemesh/stagemesh/bench/bed"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/services/bench"
@@ -31,7 +30,7 @@ type command struct {
 }
 
 // NewCommand returns the command run. With --processes it starts this program's command
-// part, which is bed.NewCommand.
+// part, which is NewPartCommand.
 func NewCommand() *cobra.Command {
 	var c command
 	cmd := &cobra.Command{
@@ -95,27 +94,15 @@ func (c *command) run(ctx context.Context, cmd *cobra.Command, name string, file
 		}
 		inputs[i] = []payload.Part{payload.OfBlob("", http.DetectContentType(data), data)}
 	}
-	session, err := c.flags.Session(name, inputs, cmd.ErrOrStderr())
-	if err == nil && c.baseline {
-		err = checkBaseline(session.Client)
-	}
-	if err != nil {
-		return err
-	}
-	out, err := c.flags.Open(cmd.OutOrStdout())
-	if err != nil {
-		return err
-	}
-	defer out.Close() //nolint:errcheck // Write has closed it
-	m := measurement{command: c, session: session}
-	if err := m.measure(ctx); err != nil {
-		return err
-	}
-	m.report.Report = session.Report
-	err = out.Write(m.report,
-		func(w io.Writer) error { return WriteText(w, m.report) },
-		func(w io.Writer) error { return bench.WritePlot(w, session.Report) })
-	return errors.Join(err, session.Check())
+	return c.flags.Execute(cmd, name, inputs, func(session *bench.Session) (any, func(io.Writer) error, error) {
+		if err := checkBaseline(session.Client); c.baseline && err != nil {
+			return nil, nil, err
+		}
+		m := measurement{command: c, session: session}
+		err := m.measure(ctx)
+		m.report.Report = session.Report
+		return m.report, func(w io.Writer) error { return WriteText(w, m.report) }, err
+	})
 }
 
 // measurement is the work of one command.
@@ -129,26 +116,26 @@ type measurement struct {
 // measure starts the mesh, makes the runs, and stops the mesh.
 func (m *measurement) measure(ctx context.Context) (err error) {
 	c, client := m.command, &m.session.Client
-	settings := bed.Settings{File: c.mesh}
+	settings := BedSettings{File: c.mesh}
 	if c.baseline {
 		settings.Baseline, settings.Durability = client.Pipeline, client.Durability
 	}
 	subject := &m.session.Report.Subject
 	subject.Place, subject.File = bench.InProcess, c.mesh
 	if c.processes {
-		subject.Place, settings.Arguments = bench.Processes, []string{bed.CommandName}
+		subject.Place, settings.Arguments = bench.Processes, []string{PartName}
 		if settings.Program, err = os.Executable(); err != nil {
 			return fmt.Errorf("--processes: %w", err)
 		}
 	}
-	started, err := bed.Start(ctx, settings)
+	started, err := StartBed(ctx, settings)
 	if err != nil {
 		return err
 	}
 	return errors.Join(m.measureOn(ctx, started), started.Stop())
 }
 
-func (m *measurement) measureOn(ctx context.Context, on *bed.Bed) error {
+func (m *measurement) measureOn(ctx context.Context, on *Bed) error {
 	mesh, err := m.connect(ctx, on.URL())
 	if err != nil {
 		return err

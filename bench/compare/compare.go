@@ -4,6 +4,20 @@
 // Mesh and baseline alternate, one run right after the other, and the first of a pair
 // alternates too, so that neither has the better position. A ratio is that of one pair.
 // A comparison has the median of the pairs' ratios, with the least and the greatest.
+//
+// # Bed
+//
+// A Bed is a mesh that runs for the time of a measurement: in this process, or as processes
+// of this program. It has free ports of 127.0.0.1, and its own broker has a temporary
+// store, so that it runs beside other meshes and leaves their data alone. A file with
+// nats.url shares that broker, and stores durable requests there. A baseline can run beside
+// it, on the same broker.
+//
+// With BedSettings.Program, broker and gateway are one process, and each host of a stage is
+// one: that program with the command of NewPartCommand. A process reports its addresses on a
+// line of JSON when it is ready. It ends at the end of its standard input, which is also
+// when this process dies, so none is left behind. Its standard error is kept, bounded, for
+// the error that reports its end.
 package compare
 
 import (

@@ -12,7 +12,6 @@ import (
 	"github.com/spf13/cobra"
 	"go.uber.org/goleak"
 
-	"github.com/stagemesh/stagemesh/bench/bed"
 	"github.com/stagemesh/stagemesh/bench/compare"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 )
@@ -20,7 +19,7 @@ import (
 // A broker that stops while a queue is created does not stop the clock that all brokers
 // of a process share.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && (os.Args[1] == "run" || os.Args[1] == bed.CommandName) {
+	if len(os.Args) > 1 && (os.Args[1] == "run" || os.Args[1] == compare.PartName) {
 		// It is the program that a test started, or a process of that program's mesh.
 		if err := execute(context.Background(), os.Stdout, os.Stderr, os.Args[1:]...); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -34,7 +33,7 @@ func TestMain(m *testing.M) {
 // execute runs the program in this process.
 func execute(ctx context.Context, out, errOut io.Writer, args ...string) error {
 	root := &cobra.Command{Use: "bench", SilenceErrors: true, SilenceUsage: true}
-	root.AddCommand(compare.NewCommand(), bed.NewCommand())
+	root.AddCommand(compare.NewCommand(), compare.NewPartCommand())
 	root.SetArgs(args)
 	root.SetOut(out)
 	root.SetErr(errOut)

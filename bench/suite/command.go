@@ -160,7 +160,7 @@ func output(ctx context.Context, limit time.Duration, program string, arguments 
 	bounded, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	cmd := exec.CommandContext(bounded, program, arguments...)
-	printed, stderr := &boundedBuffer{most: maxReport}, &boundedBuffer{most: maxStderr}
+	printed, stderr := &compare.BoundedBuffer{Most: maxReport}, &compare.BoundedBuffer{Most: maxStderr}
 	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = printed, stderr, stopTime
 	// An interrupt lets it stop its mesh, which else ends with it.
 	cmd.Cancel = func() error {
@@ -174,35 +174,11 @@ func output(ctx context.Context, limit time.Duration, program string, arguments 
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
 	case bounded.Err() != nil:
-		return nil, fmt.Errorf("it did not end within %s%s", limit, stderr.suffix())
+		return nil, fmt.Errorf("it did not end within %s%s", limit, stderr.Suffix())
 	case err != nil:
-		return nil, fmt.Errorf("%w%s", err, stderr.suffix())
-	case printed.dropped > 0:
+		return nil, fmt.Errorf("%w%s", err, stderr.Suffix())
+	case printed.Dropped > 0:
 		return nil, fmt.Errorf("it printed more than %d bytes", maxReport)
 	}
-	return printed.text.Bytes(), nil
-}
-
-// boundedBuffer keeps the beginning of what is written, and counts the bytes beyond.
-type boundedBuffer struct {
-	text    bytes.Buffer
-	most    int
-	dropped int64
-}
-
-// Write implements io.Writer.
-func (k *boundedBuffer) Write(p []byte) (int, error) {
-	n := min(len(p), k.most-k.text.Len())
-	k.text.Write(p[:n])
-	k.dropped += int64(len(p) - n)
-	return len(p), nil
-}
-
-// suffix returns the text as the end of a message.
-func (k *boundedBuffer) suffix() string {
-	text := strings.TrimSpace(k.text.String())
-	if text == "" {
-		return ""
-	}
-	return ": " + text
+	return printed.Bytes(), nil
 }

@@ -1,3 +1,34 @@
+// Package suite is the standard suite of benchmarks: its loads and meshes, its results,
+// its goals, and the page that shows them.
+//
+//	results, err := suite.Run(ctx, suite.Settings{
+//		Program: "bin/bench", Folder: "bench", Items: suite.Items(suite.Full()), Log: os.Stderr,
+//	})
+//	err = results.Write("bench/results.json")
+//	page, err := suite.Page(results)
+//
+// An item is a question. Its rounds are command lines of `bench run` on mesh files of one
+// folder. The suite runs them as child processes and reads their reports, so anybody can
+// repeat a figure of the page with the command beside it.
+//
+// # Alternation
+//
+// The commands of a round alternate, in reverse order every second time, so that a
+// disturbance of the machine affects all that are compared. Figures are medians of the
+// repetitions, with the least and the greatest.
+//
+// # Results
+//
+// Results contain what the page needs and no more: no curve, no path, and no name of a
+// machine or a user. The page is computed from them, so the two cannot disagree; a test
+// checks the committed ones.
+//
+// # Failure
+//
+// Each child has a limit on its time and on its output. The error of a failed child has
+// its command line and its standard error, and the suite drops the child's item. All
+// functions but Run, Short and the command are pure. Tests run scripts instead of the
+// program.
 package suite
 
 import (
@@ -113,12 +144,12 @@ const callerTimeout = 500 * time.Millisecond
 // Items returns the whole suite.
 func Items(p Pace) []Item {
 	return []Item{
-		{Processes, "Three stages, in processes", p.compared(p.echo("echo3.yaml", only, true, 1, 8, 64, 256))},
-		{InProcess, "Three stages, in one process", p.compared(p.echo("echo3.yaml", only, false, 1, 8, 64, 256))},
+		{Processes, "Three stages, in processes", p.comparePairs(p.echo("echo3.yaml", only, true, 1, 8, 64, 256))},
+		{InProcess, "Three stages, in one process", p.comparePairs(p.echo("echo3.yaml", only, false, 1, 8, 64, 256))},
 		{Stages, "One to eight stages", p.stages()},
 		{Hosts, "Hosts of a stage", p.hosts()},
-		{Batching, "Batches", p.repeated(p.worker("batching", 1, 8, 32, 64, 128))},
-		{Noop, "A worker that does nothing", p.repeated(p.worker("noop", 1, 32, 64))},
+		{Batching, "Batches", p.repeat(p.worker("batching", 1, 8, 32, 64, 128))},
+		{Noop, "A worker that does nothing", p.repeat(p.worker("noop", 1, 32, 64))},
 		{Overload, "Overload", p.overload()},
 		{Payloads, "Payloads", p.payloads()},
 		{Durability, "Memory and file", p.durabilities()},
@@ -143,16 +174,16 @@ func (p Pace) worker(name string, callers ...int) Command {
 	}
 }
 
-// compared runs commands once, each in pairs with the baseline.
-func (p Pace) compared(commands ...Command) []Round {
+// comparePairs runs commands once, each in pairs with the baseline.
+func (p Pace) comparePairs(commands ...Command) []Round {
 	for i := range commands {
 		commands[i].Pairs = p.Pairs
 	}
 	return []Round{{Times: 1, Commands: commands}}
 }
 
-// repeated alternates commands.
-func (p Pace) repeated(commands ...Command) []Round {
+// repeat alternates commands.
+func (p Pace) repeat(commands ...Command) []Round {
 	return []Round{{Times: p.Repeats, Commands: commands}}
 }
 
@@ -161,11 +192,11 @@ func (p Pace) stages() []Round {
 	for _, n := range []int{1, 2, 4, 8} {
 		commands = append(commands, p.echo(fmt.Sprintf("echo%d.yaml", n), fmt.Sprint(n), true, 1, 64))
 	}
-	return p.compared(commands...)
+	return p.comparePairs(commands...)
 }
 
 func (p Pace) hosts() []Round {
-	return p.compared(
+	return p.comparePairs(
 		p.echo("echo3.yaml", "1", true, 64), p.echo("echo3-hosts2.yaml", "2", true, 64), p.echo("echo3-hosts4.yaml", "4", true, 64))
 }
 
@@ -176,13 +207,13 @@ func (p Pace) payloads() []Round {
 		c.Payload = payload
 		commands = append(commands, c)
 	}
-	return p.compared(commands...)
+	return p.comparePairs(commands...)
 }
 
 func (p Pace) durabilities() []Round {
 	memory, file := p.echo("echo3.yaml", inMemory, true, 8, 64), p.echo("echo3.yaml", onFile, true, 8, 64)
 	memory.Durability, file.Durability = "memory", "file"
-	return p.compared(memory, file)
+	return p.comparePairs(memory, file)
 }
 
 // overload measures the peak first, and then offers multiples of it.
@@ -196,7 +227,7 @@ func (p Pace) overload() []Round {
 		c.Name, c.Concurrency, c.Share, c.Peak = fmt.Sprint(times), nil, times, peak
 		return c
 	}
-	return append(p.repeated(most), p.repeated(offered(2), offered(5))...)
+	return append(p.repeat(most), p.repeat(offered(2), offered(5))...)
 }
 
 func (p Pace) soak() []Round {
@@ -204,12 +235,12 @@ func (p Pace) soak() []Round {
 	steady := most
 	steady.Name, steady.Concurrency, steady.Share, steady.Peak, steady.Duration = soak, nil, 0.5, peak, p.Soak
 	steady.Watched = true
-	return append(p.repeated(most), Round{Times: 1, Commands: []Command{steady}})
+	return append(p.repeat(most), Round{Times: 1, Commands: []Command{steady}})
 }
 
 func (p Pace) tracing() []Round {
 	without := p.echo("echo3.yaml", absent, true, 8, 64)
 	with := without
 	with.Name, with.Traced = carried, true
-	return p.repeated(without, with)
+	return p.repeat(without, with)
 }

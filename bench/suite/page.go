@@ -138,20 +138,20 @@ func (v view) Section(n int) string {
 	if !ok {
 		return "It was not measured."
 	}
-	parts := append(v.tables(item), item.failed(), item.commands())
+	parts := append(v.tables(item), item.failureNote(), item.commands())
 	return strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), "\n\n")
 }
 
 func (v view) tables(item Measured) []string {
 	switch item.Number {
 	case Processes:
-		return []string{item.compared("")}
+		return []string{item.comparisonTable("")}
 	case InProcess:
-		return []string{item.compared(""), image(throughputPicture, "Answers per second over the baseline's, by requests in flight")}
+		return []string{item.comparisonTable(""), image(throughputPicture, "Answers per second over the baseline's, by requests in flight")}
 	case Stages:
-		return []string{item.compared("stages"), image(stagesPicture, "P50 of mesh and baseline by number of stages")}
+		return []string{item.comparisonTable("stages"), image(stagesPicture, "P50 of mesh and baseline by number of stages")}
 	case Hosts:
-		return []string{item.compared("hosts")}
+		return []string{item.comparisonTable("hosts")}
 	case Batching:
 		return []string{item.batching(), image(batchingPicture, "Share of the worker's maximum, by requests in flight")}
 	case Noop:
@@ -159,9 +159,9 @@ func (v view) tables(item Measured) []string {
 	case Overload:
 		return []string{item.overload(), image(overloadPicture, "Goodput under overload over the peak's")}
 	case Payloads:
-		return []string{item.compared("payload")}
+		return []string{item.comparisonTable("payload")}
 	case Durability:
-		return []string{item.compared("queues")}
+		return []string{item.comparisonTable("queues")}
 	case Soak:
 		return v.soaking()
 	case Tracing:
@@ -215,9 +215,9 @@ func (t table) String() string {
 	return strings.TrimSuffix(out.String(), "\n")
 }
 
-// compared is a table of loads on mesh and baseline. If what is not empty, it is the head
+// comparisonTable is a table of loads on mesh and baseline. If what is not empty, it is the head
 // of a column with the names of the commands.
-func (m Measured) compared(what string) string {
+func (m Measured) comparisonTable(what string) string {
 	t := table{head: []string{
 		"in flight", "answers per second", "baseline", "ratio", "P50", "baseline", "ratio", "P99", "baseline", "ratio",
 	}}
@@ -387,8 +387,8 @@ func pairedRatios(above, below Series, figure func(Trial) float64) spread {
 	return spreadOf(all, goodput)
 }
 
-// failed is a sentence about unexpected failures. Refusals are expected during overload.
-func (m Measured) failed() string {
+// failureNote is a sentence about unexpected failures. Refusals are expected during overload.
+func (m Measured) failureNote() string {
 	var all, failures int64
 	overload := m.Number == Overload
 	count := func(f Trial) {

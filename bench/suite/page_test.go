@@ -65,7 +65,7 @@ func read(t *testing.T, path string) string {
 // private matches what identifies a machine or a user.
 var private = regexp.MustCompile(`/tmp|/home|/root|/work|/Users|[A-Z]:\\\\`)
 
-func TestTheCommittedResultsAreSmallAndNameNoPlace(t *testing.T) {
+func TestCommittedResultsAreSmallAndAnonymous(t *testing.T) {
 	t.Parallel()
 	const most = 200_000
 	text := read(t, repository+"/bench/results.json")

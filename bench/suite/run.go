@@ -159,7 +159,7 @@ func Short(ctx context.Context, program, folder string, out io.Writer) error {
 func shortCommand() Command {
 	p := Full()
 	p.Pairs = 3
-	return p.compared(p.echo("echo3.yaml", only, false, 64))[0].Commands[0]
+	return p.comparePairs(p.echo("echo3.yaml", only, false, 64))[0].Commands[0]
 }
 
 // shortLimit bounds its duration, even on a very busy machine.

@@ -1,6 +1,7 @@
 package consul
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -21,8 +22,9 @@ const (
 	DefaultAddress = "127.0.0.1:8500"
 	// DefaultWaitTime is how long a blocking query waits for a change.
 	DefaultWaitTime = 10 * time.Second
-	// DefaultCriticalAfter is when Consul removes an instance whose check fails.
-	DefaultCriticalAfter = time.Minute
+	// criticalAfter is when Consul removes an instance whose check fails; a minute is
+	// its least.
+	criticalAfter = time.Minute
 
 	// requestTimeout bounds a request that does not block.
 	requestTimeout = 5 * time.Second
@@ -48,9 +50,6 @@ type Settings struct {
 	Stale bool `yaml:"stale"`
 	// WaitTime is how long a blocking query waits for a change.
 	WaitTime time.Duration
-	// CriticalAfter is when Consul removes an instance whose check fails, at least a
-	// minute.
-	CriticalAfter time.Duration
 	// Logger receives connection events; nil discards them.
 	Logger *slog.Logger
 }
@@ -86,9 +85,8 @@ func New(s Settings) (*Registry, error) {
 	if s.Mesh == "" {
 		return nil, errors.New("mesh: the name is missing")
 	}
-	setDefault(&s.Address, DefaultAddress)
-	setDefault(&s.WaitTime, DefaultWaitTime)
-	setDefault(&s.CriticalAfter, DefaultCriticalAfter)
+	s.Address = cmp.Or(s.Address, DefaultAddress)
+	s.WaitTime = cmp.Or(s.WaitTime, DefaultWaitTime)
 	if s.Logger == nil {
 		s.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -130,7 +128,7 @@ func (r *Registry) newClient(config *api.Config) (*api.Client, error) {
 	// The token is for the agent alone.
 	config.HttpClient.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	// Without a token the library would look for one.
-	setDefault(&config.Token, "none")
+	config.Token = cmp.Or(config.Token, "none")
 	return api.NewClient(config)
 }
 
@@ -155,12 +153,6 @@ func (o explicitTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	r.URL.RawQuery = query.Encode()
 	return o.Transport.RoundTrip(r)
-}
-
-func setDefault[T comparable](value *T, to T) {
-	if *value == *new(T) {
-		*value = to
-	}
 }
 
 // Close closes idle connections. Call it when nothing else runs any more.

@@ -9,7 +9,7 @@
 // An instance is a service of the local agent, with the service's name, the ID
 // "<service>:<id>", and one check: gRPC if the instance has an address, which the agent
 // has to reach, else a TTL. Consul removes an instance whose check fails for
-// CriticalAfter. The table is below "stagemesh/<mesh>/" in the key-value store; an
+// a minute. The table is below "stagemesh/<mesh>/" in the key-value store; an
 // entry's flags are the nonce of its write.
 //
 // With ACLs a token needs service:write on the names of the services that it

@@ -98,7 +98,7 @@ func (a *announcement) renew(ctx context.Context) (bool, error) {
 
 func (a *announcement) registration() (*api.AgentServiceRegistration, error) {
 	check := &api.AgentServiceCheck{
-		Status: api.HealthPassing, DeregisterCriticalServiceAfter: a.registry.settings.CriticalAfter.String(),
+		Status: api.HealthPassing, DeregisterCriticalServiceAfter: criticalAfter.String(),
 	}
 	s := &api.AgentServiceRegistration{ID: a.id, Name: a.instance.Service, Meta: a.instance.Meta, Check: check}
 	if a.instance.Address == "" {

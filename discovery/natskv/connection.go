@@ -56,10 +56,6 @@ type session struct {
 	// ctx ends with the session.
 	ctx context.Context
 	end context.CancelFunc
-
-	mu sync.Mutex
-	// known are the streams that exist.
-	known map[string]bool
 }
 
 // request is one that waits for its answer.
@@ -142,7 +138,7 @@ func (c *connection) options(s Settings) []nats.Option {
 
 func (c *connection) onConnect(nc *nats.Conn) {
 	c.log.Info("registry connected", "broker", nc.ConnectedAddr())
-	s := &session{connection: c, nc: nc, known: map[string]bool{}}
+	s := &session{connection: c, nc: nc}
 	s.ctx, s.end = context.WithCancel(context.Background())
 	c.setSession(s)
 }
@@ -252,9 +248,7 @@ func (s *session) bind(ctx context.Context) (context.Context, context.CancelCaus
 func (s *session) request(ctx context.Context, msg *nats.Msg) (*nats.Msg, error) {
 	ctx, cancel := s.bind(ctx)
 	defer cancel(nil)
-	r := &request{subject: msg.Subject, deny: cancel}
-	s.connection.addPending(r)
-	defer s.connection.removePending(r)
+	defer s.connection.addPending(&request{subject: msg.Subject, deny: cancel})()
 	within, stop := context.WithTimeout(ctx, answerTimeout)
 	defer stop()
 	answer, err := s.nc.RequestMsgWithContext(within, msg)
@@ -274,16 +268,16 @@ func (s *session) request(ctx context.Context, msg *nats.Msg) (*nats.Msg, error)
 	}
 }
 
-func (c *connection) addPending(r *request) {
+// addPending adds a request until the returned function is called.
+func (c *connection) addPending(r *request) (remove func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.pending[r] = struct{}{}
-}
-
-func (c *connection) removePending(r *request) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.pending, r)
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.pending, r)
+	}
 }
 
 // publish stores a message in a stream.

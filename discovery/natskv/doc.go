@@ -13,8 +13,8 @@
 //
 // # On the broker
 //
-// A mesh has two streams. Whoever finds them missing creates them, and whoever knows a
-// higher version of their settings updates them:
+// A mesh has two streams. A process that finds one missing creates it, and one that
+// follows it and knows a higher version of its settings updates it:
 //
 //   - <mesh>_table, on file: a message for each key, on <mesh>.table.<key>, where "."
 //     replaces the key's "/". A change is a message that expects the sequence which its
@@ -34,7 +34,7 @@
 // a first sequence after a wipe, a nonce that settles a lost answer, a new listing after
 // a reconnect, and keys that expire unless they are renewed.
 //
-// Everyone who follows a stream has a push consumer, which the broker removes five
+// Each follower of a stream has a push consumer, which the broker removes five
 // seconds after its user left. A consumer is never trusted beyond its connection, nor
 // when it is silent for three seconds instead of half a second: then a new one reads
 // everything again. A watcher whose instance stream was lost keeps the instances for

@@ -149,20 +149,20 @@ func (s *Store) retry(ctx context.Context, stream jetstream.StreamConfig, reques
 	}
 }
 
-// once runs a request once.
+// once runs a request once; where the stream is missing, it creates it and runs the
+// request again.
 func (s *Store) once(ctx context.Context, stream jetstream.StreamConfig, request func(ctx context.Context, on *session) error) error {
 	if ctx.Err() != nil {
 		return timeoutError(ctx)
 	}
 	on, err := s.connection.await(ctx)
 	if err == nil {
-		err = on.ensure(ctx, stream)
-	}
-	if err == nil {
 		err = request(ctx, on)
 	}
 	if errors.Is(err, errMissing) {
-		on.forget(stream)
+		if _, err = on.stream(ctx, stream); err == nil {
+			err = request(ctx, on)
+		}
 	}
 	return err
 }

@@ -103,13 +103,7 @@ func (s *session) stream(ctx context.Context, config jetstream.StreamConfig) (*j
 		config.FirstSeq = info.Config.FirstSeq
 		err = s.api(ctx, "STREAM.UPDATE."+config.Name, config, info)
 	}
-	if err != nil {
-		return nil, err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.known[config.Name] = true
-	return info, nil
+	return info, err
 }
 
 // create creates a stream. Another process may be faster. Sequences begin at the clock's
@@ -123,25 +117,6 @@ func (s *session) create(ctx context.Context, config jetstream.StreamConfig) (*j
 		err = s.api(ctx, "STREAM.INFO."+config.Name, nil, info)
 	}
 	return info, err
-}
-
-// ensure creates a stream that this session does not know to exist.
-func (s *session) ensure(ctx context.Context, config jetstream.StreamConfig) error {
-	s.mu.Lock()
-	known := s.known[config.Name]
-	s.mu.Unlock()
-	if known {
-		return nil
-	}
-	_, err := s.stream(ctx, config)
-	return err
-}
-
-// forget notes that a stream does not exist.
-func (s *session) forget(config jetstream.StreamConfig) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.known, config.Name)
 }
 
 // version returns the version of a stream's settings. A stream without one was made by

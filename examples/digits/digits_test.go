@@ -58,7 +58,7 @@ func stage(t *testing.T, r runner.Runner, items []runner.Item, output, next stri
 	return out
 }
 
-func TestTheStagesReadTheImages(t *testing.T) {
+func TestStagesReadTheImages(t *testing.T) {
 	t.Parallel()
 	decode, err := runners.NewImageDecode(runners.ImageDecodeSettings{
 		Width: 8, Height: 8, Channels: runners.Grey, Layout: runners.Flat, Resample: runners.Box,

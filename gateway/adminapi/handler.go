@@ -1,3 +1,19 @@
+// Package adminapi serves stagemesh.admin.v1 to operators, over Connect, gRPC and
+// gRPC-Web, on a port of its own: the mesh's hosts and stages, its pipelines and its
+// dead letters.
+//
+//	handler := adminapi.Handler(adminapi.Settings{DeadLetters: store, Health: health, Tokens: tokens})
+//	server := port.NewServer(handler, logger)
+//
+// With Tokens every call needs one. Without any the port is for this machine alone: callers
+// have to name it by a loopback address, which stops pages whose own name resolves to
+// 127.0.0.1, and the listening address must not be port.Exposed. Pages of other origins may
+// never call.
+//
+// Faults are as on the public port; see docs/faults.md. This package adds NOT_FOUND,
+// NOT_REPLAYABLE, and OVERLOADED for too many concurrent calls. Each service runs at most
+// eight calls at a time, each for at most half a minute: a page of dead letters may be
+// 32 MiB. The handler is safe for concurrent use and starts no goroutine.
 package adminapi
 
 import (

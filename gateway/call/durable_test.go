@@ -22,7 +22,7 @@ func TestRequestOrPipelineMakesItDurable(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.Catalog = c
+		s.Pipelines = c
 	})
 	b.alive()
 	memory, file := b.pulls(pipeline.Memory), b.pulls(pipeline.File)

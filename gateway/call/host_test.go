@@ -264,5 +264,5 @@ func twoPipelines(t *testing.T) func(*call.Settings) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return func(s *call.Settings) { s.Catalog = c }
+	return func(s *call.Settings) { s.Pipelines = c }
 }

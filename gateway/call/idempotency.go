@@ -310,7 +310,7 @@ func digest(r *Request) envelope.Digest {
 	d.number(uint64(len(r.Steps)))
 	for _, name := range slices.Sorted(maps.Keys(r.Steps)) {
 		step := r.Steps[name]
-		d.texts(name, step.Model.Model, step.Model.Alias, step.Model.Version)
+		d.texts(string(name), step.Model.Model, step.Model.Alias, step.Model.Version)
 		d.parameters(step.Parameters)
 	}
 	d.number(uint64(len(r.Metadata)))

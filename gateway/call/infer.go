@@ -26,7 +26,7 @@ func (s *Service) Infer(ctx context.Context, r *Request) (*Response, error) {
 // Stream is Infer that hands chunks to emit, in order, as they come; emit may be
 // nil. An error of emit ends the call as CANCELLED: its caller is gone.
 func (s *Service) Stream(ctx context.Context, r *Request, emit func(Chunk) error) (*Response, error) {
-	begin, label := time.Now(), s.settings.Catalog.Label(r.Pipeline)
+	begin, label := time.Now(), s.settings.Pipelines.Label(r.Pipeline)
 	response, f := s.infer(ctx, r, emit, begin)
 	s.metrics.request(label, f, time.Since(begin))
 	if f != nil {
@@ -43,25 +43,29 @@ func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error,
 	}
 	defer s.release(r)
 	id := pipeline.RequestID(uuid.Must(uuid.NewV7()).String())
-	p, f := s.settings.Catalog.Resolve(r.Pipeline)
+	p, f := s.settings.Pipelines.Resolve(r.Pipeline)
 	if f != nil {
-		return nil, s.failed(id, r, f)
+		return nil, s.logFailure(id, r, f)
 	}
 	if f := s.limiter.AcquirePipeline(p.Name, p.MaxInFlight); f != nil {
-		return nil, s.failed(id, r, f)
+		return nil, s.logFailure(id, r, f)
 	}
 	defer s.limiter.ReleasePipeline(p.Name, p.MaxInFlight)
 	env, f := s.check(id, r, p, begin)
 	if f != nil {
-		return nil, s.failed(id, r, f)
+		return nil, s.logFailure(id, r, f)
 	}
 	ctx, cancel := context.WithDeadline(ctx, env.Deadline)
 	defer cancel()
 	env.Deadline, _ = ctx.Deadline() // the caller's may be earlier
 	env.TakesChunks = emit != nil
-	response, id, err := s.respond(ctx, newExchange(s, r, env, emit, waitsForCapacity(r, p)))
+	waits := p.WaitForCapacity
+	if r.WaitForCapacity != nil {
+		waits = *r.WaitForCapacity
+	}
+	response, id, err := s.respond(ctx, newExchange(s, r, env, emit, waits))
 	if err != nil {
-		return nil, s.failed(id, r, deadlineFault(fault.From(err), env))
+		return nil, s.logFailure(id, r, deadlineFault(fault.From(err), env))
 	}
 	response.Timeline.Total = time.Since(begin)
 	return response, nil
@@ -93,7 +97,11 @@ func (x *exchange) run(ctx context.Context) (*Response, error) {
 	defer x.pending.forget()
 	x.service.availability.Sent(x.env)
 	x.publish()
-	response, err := x.await(ctx)
+	var response *Response
+	var err error
+	for response == nil && err == nil {
+		response, err = x.handleNext(ctx)
+	}
 	x.settle(err)
 	return response, err
 }
@@ -121,7 +129,7 @@ type exchange struct {
 }
 
 func newExchange(s *Service, r *Request, env *envelope.Envelope, emit func(Chunk) error, waits bool) *exchange {
-	return &exchange{service: s, request: r, env: env, emit: emit, label: s.settings.Catalog.Label(r.Pipeline), waits: waits}
+	return &exchange{service: s, request: r, env: env, emit: emit, label: s.settings.Pipelines.Label(r.Pipeline), waits: waits}
 }
 
 // admit takes a request into flight, with those bytes of its inputs that the caller
@@ -185,7 +193,7 @@ func (x *exchange) encode() error {
 		// All else that the encoder refuses is text that is not UTF-8.
 		return fault.Newf(fault.InvalidRequest, "the request cannot be encoded: %w", err)
 	}
-	x.sending = newSending(message)
+	x.sending = sending{message: message, done: make(chan publishOutcome, 1), failed: make(chan struct{}, 1)}
 	return nil
 }
 
@@ -200,16 +208,6 @@ func (x *exchange) memoryStages(d pipeline.Durability) []pipeline.StageName {
 		out[i] = hop.Stage
 	}
 	return out
-}
-
-// await handles events until there is a response or an error.
-func (x *exchange) await(ctx context.Context) (*Response, error) {
-	for {
-		response, err := x.handleNext(ctx)
-		if response != nil || err != nil {
-			return response, err
-		}
-	}
 }
 
 // handleNext handles one event; response is nil while the call goes on.
@@ -318,9 +316,9 @@ func deadlineFault(f *fault.Fault, env *envelope.Envelope) *fault.Fault {
 	return fault.Newf(fault.DeadlineExceeded, "no answer within %s", env.Timeout().Round(time.Millisecond)).Caused(context.DeadlineExceeded)
 }
 
-// failed logs the fault and returns it with the request's ID: at debug level, or
+// logFailure logs the fault and returns it with the request's ID: at debug level, or
 // louder where the mesh is at fault.
-func (s *Service) failed(id pipeline.RequestID, r *Request, f *fault.Fault) *fault.Fault {
+func (s *Service) logFailure(id pipeline.RequestID, r *Request, f *fault.Fault) *fault.Fault {
 	level := slog.LevelDebug
 	if f.Reason == fault.Internal {
 		level = slog.LevelError
@@ -348,10 +346,6 @@ type sending struct {
 type publishOutcome struct {
 	receipt bus.Receipt
 	err     error
-}
-
-func newSending(m bus.Message) sending {
-	return sending{message: m, done: make(chan publishOutcome, 1), failed: make(chan struct{}, 1)}
 }
 
 // outcome returns the outcome of the latest publish, where that is known.

@@ -67,7 +67,7 @@ func (b *bed) start(conn *bus.Bus, edits ...func(*call.Settings)) *call.Service 
 		b.t.Fatal(err)
 	}
 	s := call.Settings{
-		Mesh: mesh, Gateway: "gateway", Catalog: c, Limits: call.Limits{Metadata: []string{"known"}},
+		Mesh: mesh, Gateway: "gateway", Pipelines: c, Limits: call.Limits{Metadata: []string{"known"}},
 		Logger: slog.New(slog.NewTextHandler(b.logged, &slog.HandlerOptions{Level: slog.LevelWarn})), Meter: noop.Meter{},
 	}
 	for _, edit := range edits {

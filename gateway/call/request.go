@@ -12,9 +12,6 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// Durability says where a request waits between stages; see pipeline.Durability.
-type Durability = pipeline.Durability
-
 // Request is one request as a front decoded it. Zero fields mean the pipeline's
 // own settings.
 type Request struct {
@@ -26,14 +23,14 @@ type Request struct {
 	Booked int
 	// Parameters go to every step, Steps to single ones, by step name.
 	Parameters payload.Parameters
-	Steps      map[string]StepOptions
+	Steps      map[pipeline.StepName]pipeline.StepOptions
 	// IdempotencyKey makes one request of all requests of the tenant and pipeline
 	// that have it; empty means none.
 	IdempotencyKey string
 	// Timeout may only shorten the pipeline's. Negative is rejected; 0 means
 	// the pipeline's.
 	Timeout    time.Duration
-	Durability Durability
+	Durability pipeline.Durability
 	Priority   int32
 	// WaitForCapacity makes the call wait, until its deadline, where a stage of the
 	// route has no capacity for it; nil means the pipeline's option.
@@ -45,12 +42,6 @@ type Request struct {
 	Trace map[string]string
 	// Tenant is the caller, from authentication.
 	Tenant string
-}
-
-// StepOptions are a request's options for one step.
-type StepOptions struct {
-	Model      payload.ModelRef
-	Parameters payload.Parameters
 }
 
 // Response is the final answer to a request.
@@ -83,6 +74,12 @@ type Timeline struct {
 // StepTiming is what one step of a request cost.
 type StepTiming = envelope.StepTiming
 
+// MaxIdempotencyKey bounds an idempotency key, in bytes.
+const MaxIdempotencyKey = 256
+
+// shown is how much of a caller's text a message repeats, in runes.
+const shown = 80
+
 // check checks all of a request that needs no other part of the mesh, and returns
 // its envelope, which has no execution yet.
 func (s *Service) check(id pipeline.RequestID, r *Request, p pipeline.Pipeline, begin time.Time) (*envelope.Envelope, *fault.Fault) {
@@ -92,14 +89,14 @@ func (s *Service) check(id pipeline.RequestID, r *Request, p pipeline.Pipeline, 
 	if f := s.checkOptions(r); f != nil {
 		return nil, f
 	}
-	route, err := p.Route(routeOptions(r))
+	route, err := p.Route(pipeline.Options{Parameters: r.Parameters, Steps: r.Steps})
 	if err != nil {
 		return nil, fault.Newf(fault.InvalidRequest, "%w", err)
 	}
-	timeout, f := s.timeout(r, p)
-	if f != nil {
-		return nil, f
+	if r.Timeout < 0 {
+		return nil, fault.Newf(fault.InvalidRequest, "timeout: %s is negative", r.Timeout).WithViolation("timeout", "negative")
 	}
+	limit := min(cmp.Or(p.Timeout, s.settings.Timeout), s.settings.MaxTimeout)
 	durability, f := durabilityOf(r, p)
 	if f != nil {
 		return nil, f
@@ -111,7 +108,7 @@ func (s *Service) check(id pipeline.RequestID, r *Request, p pipeline.Pipeline, 
 		Gateway:        s.settings.Gateway,
 		Pipeline:       p.Name,
 		Route:          route,
-		Deadline:       begin.Add(timeout),
+		Deadline:       begin.Add(min(cmp.Or(r.Timeout, limit), limit)),
 		AdmittedAt:     begin,
 		Durability:     durability,
 		Priority:       r.Priority,
@@ -121,12 +118,6 @@ func (s *Service) check(id pipeline.RequestID, r *Request, p pipeline.Pipeline, 
 		Parts:          r.Inputs,
 	}, nil
 }
-
-// MaxIdempotencyKey bounds an idempotency key, in bytes.
-const MaxIdempotencyKey = 256
-
-// shown is how much of a caller's text a message repeats, in runes.
-const shown = 80
 
 // checkInputs rejects what hosts cannot read: they drop such an item without a
 // reply.
@@ -147,75 +138,21 @@ func (s *Service) checkOptions(r *Request) *fault.Fault {
 	if len(r.IdempotencyKey) > MaxIdempotencyKey {
 		return fault.Newf(fault.InvalidRequest, "idempotency_key: %d bytes, at most %d are allowed", len(r.IdempotencyKey), MaxIdempotencyKey)
 	}
-	if f := checkOutputs(r.Outputs); f != nil {
-		return f
+	if len(r.Outputs) > payload.MaxParts {
+		return fault.Newf(fault.InvalidRequest, "outputs: %d names, at most %d are allowed", len(r.Outputs), payload.MaxParts)
 	}
-	if f := checkModels(r.Steps); f != nil {
-		return f
-	}
-	return s.checkMetadata(r.Metadata)
-}
-
-// checkOutputs bounds the size of a response: each name is a copy of its output.
-func checkOutputs(names []string) *fault.Fault {
-	if len(names) > payload.MaxParts {
-		return fault.Newf(fault.InvalidRequest, "outputs: %d names, at most %d are allowed", len(names), payload.MaxParts)
-	}
-	for i, name := range names {
-		if slices.Contains(names[:i], name) {
+	for i, name := range r.Outputs { // each name is a copy of its output in the response
+		if slices.Contains(r.Outputs[:i], name) {
 			return fault.Newf(fault.InvalidRequest, "outputs: %.*q is named twice", shown, name).WithViolation("outputs", "%.*q is named twice", shown, name)
 		}
 	}
-	return nil
-}
-
-func checkModels(steps map[string]StepOptions) *fault.Fault {
-	for name, step := range steps {
+	for name, step := range r.Steps {
 		if err := step.Model.Validate(); err != nil {
 			field := fmt.Sprintf("steps.%.*s.model", shown, name)
 			return fault.Newf(fault.InvalidRequest, "%s: %w", field, err).WithViolation(field, "%s", err)
 		}
 	}
-	return nil
-}
-
-// timeout is the pipeline's, or the request's where that is shorter.
-func (s *Service) timeout(r *Request, p pipeline.Pipeline) (time.Duration, *fault.Fault) {
-	if r.Timeout < 0 {
-		return 0, fault.Newf(fault.InvalidRequest, "timeout: %s is negative", r.Timeout).WithViolation("timeout", "negative")
-	}
-	limit := min(cmp.Or(p.Timeout, s.settings.Timeout), s.settings.MaxTimeout)
-	if r.Timeout == 0 {
-		return limit, nil
-	}
-	return min(r.Timeout, limit), nil
-}
-
-// durabilityOf is the request's, else the pipeline's, else memory.
-func durabilityOf(r *Request, p pipeline.Pipeline) (pipeline.Durability, *fault.Fault) {
-	d := r.Durability
-	if d == pipeline.DurabilityUnset {
-		d = p.Durability
-	}
-	switch d {
-	case pipeline.DurabilityUnset:
-		return pipeline.Memory, nil
-	case pipeline.Memory, pipeline.File:
-		return d, nil
-	}
-	return "", fault.Newf(fault.NotSupported, "durability %.*q is not served by this version; use memory or file", shown, d)
-}
-
-// waitsForCapacity is the request's option, else the pipeline's.
-func waitsForCapacity(r *Request, p pipeline.Pipeline) bool {
-	if r.WaitForCapacity != nil {
-		return *r.WaitForCapacity
-	}
-	return p.WaitForCapacity
-}
-
-func (s *Service) checkMetadata(metadata map[string]string) *fault.Fault {
-	for key := range metadata {
+	for key := range r.Metadata {
 		if !slices.Contains(s.settings.Metadata, key) {
 			return fault.Newf(fault.InvalidRequest, "metadata: key %.*q is not one that gateway.metadata allows", shown, key).
 				WithViolation(fmt.Sprintf("metadata.%.*s", shown, key), "not allowed")
@@ -224,13 +161,11 @@ func (s *Service) checkMetadata(metadata map[string]string) *fault.Fault {
 	return nil
 }
 
-func routeOptions(r *Request) pipeline.Options {
-	o := pipeline.Options{Parameters: r.Parameters}
-	if len(r.Steps) > 0 {
-		o.Steps = make(map[pipeline.StepName]pipeline.StepOptions, len(r.Steps))
+// durabilityOf is the request's, else the pipeline's, else memory.
+func durabilityOf(r *Request, p pipeline.Pipeline) (pipeline.Durability, *fault.Fault) {
+	d := cmp.Or(r.Durability, p.Durability, pipeline.Memory)
+	if d != pipeline.Memory && d != pipeline.File {
+		return "", fault.Newf(fault.NotSupported, "durability %.*q is not served by this version; use memory or file", shown, d)
 	}
-	for name, step := range r.Steps {
-		o.Steps[pipeline.StepName(name)] = pipeline.StepOptions{Model: step.Model, Parameters: step.Parameters}
-	}
-	return o
+	return d, nil
 }

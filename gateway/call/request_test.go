@@ -44,7 +44,7 @@ func TestInvalidRequestIsRejected(t *testing.T) {
 		"a long key":           {call.Request{Inputs: blob(nil), IdempotencyKey: strings.Repeat("k", call.MaxIdempotencyKey+1)}, fault.InvalidRequest, "at most 256"},
 		"a model by two names": {ofModel(payload.ModelRef{Model: long, Alias: "latest"}), fault.InvalidRequest, `the alias "latest"; name one`},
 		"metadata not allowed": {call.Request{Inputs: blob(nil), Metadata: map[string]string{long: ""}}, fault.InvalidRequest, "gateway.metadata allows"},
-		"an unknown step":      {call.Request{Inputs: blob(nil), Steps: map[string]call.StepOptions{long: {}}}, fault.InvalidRequest, "no such step"},
+		"an unknown step":      {call.Request{Inputs: blob(nil), Steps: map[pipeline.StepName]pipeline.StepOptions{pipeline.StepName(long): {}}}, fault.InvalidRequest, "no such step"},
 		"a negative timeout":   {call.Request{Inputs: blob(nil), Timeout: -1}, fault.InvalidRequest, "negative"},
 		"durability":           {call.Request{Inputs: blob(nil), Durability: pipeline.Durability(long)}, fault.NotSupported, "use memory"},
 	} {
@@ -74,7 +74,7 @@ func TestInvalidRequestIsRejected(t *testing.T) {
 }
 
 func ofModel(ref payload.ModelRef) call.Request {
-	return call.Request{Inputs: blob(nil), Steps: map[string]call.StepOptions{string(stage): {Model: ref}}}
+	return call.Request{Inputs: blob(nil), Steps: map[pipeline.StepName]pipeline.StepOptions{pipeline.StepName(stage): {Model: ref}}}
 }
 
 func TestTextThatIsNotUTF8IsInvalid(t *testing.T) {
@@ -89,7 +89,7 @@ func TestTextThatIsNotUTF8IsInvalid(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := ask("x")
-			r.Steps = map[string]call.StepOptions{}
+			r.Steps = map[pipeline.StepName]pipeline.StepOptions{}
 			edit(r)
 			response, err := b.service.Infer(t.Context(), r)
 			_ = wantFault(t, response, err, fault.InvalidRequest)

@@ -10,7 +10,6 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
-	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
 )
 
@@ -31,9 +30,30 @@ func (s *Service) Result(ctx context.Context, requestID string, wait time.Durati
 		return nil, f
 	}
 	defer s.limiter.Release()
-	r, f := s.storedResult(ctx, id, min(wait, s.settings.MaxTimeout))
-	if f == nil {
+	// The first question does not count as waiting: a result that is there is found
+	// however short the wait.
+	r, err := s.results.Get(ctx, id)
+	if wait > 0 && errors.Is(err, store.ErrNoResult) {
+		waiting, cancel := context.WithTimeout(ctx, min(wait, s.settings.MaxTimeout))
+		defer cancel()
+		defer context.AfterFunc(s.limiter.Closing(), cancel)()
+		r, err = s.results.Wait(waiting, id)
+	}
+	switch {
+	case err == nil && r.Reply.RequestID != id:
+		f = unreadable(errMismatch)
+	case err == nil:
 		f = r.Reply.Fault
+	case ctx.Err() != nil:
+		f = fault.From(ctx.Err())
+	case errors.Is(err, context.Canceled):
+		f = admission.Stopping()
+	case errors.Is(err, store.ErrNoResult), errors.Is(err, context.DeadlineExceeded):
+		f = fault.Newf(fault.NotFound, "request %s has no stored result: it is not finished, unknown, not durable, or past its retention", id)
+	case errors.Is(err, envelope.ErrMalformed):
+		f = unreadable(err)
+	default:
+		f = unavailable(err)
 	}
 	if f != nil {
 		return nil, f.WithMetadata(requestIDKey, string(id))
@@ -46,39 +66,6 @@ func (s *Service) Result(ctx context.Context, requestID string, wait time.Durati
 		// Of two clocks, which may differ by more than the request took.
 		Timeline: Timeline{Total: max(0, r.FinishedAt.Sub(r.AdmittedAt)), Steps: r.Reply.Timings},
 	}, nil
-}
-
-func (s *Service) storedResult(ctx context.Context, id pipeline.RequestID, wait time.Duration) (*envelope.Result, *fault.Fault) {
-	r, err := s.fetchResult(ctx, id, wait)
-	switch {
-	case err == nil && r.Reply.RequestID != id:
-		return nil, unreadable(errMismatch)
-	case err == nil:
-		return r, nil
-	case ctx.Err() != nil:
-		return nil, fault.From(ctx.Err())
-	case errors.Is(err, context.Canceled):
-		return nil, admission.Stopping()
-	case errors.Is(err, store.ErrNoResult), errors.Is(err, context.DeadlineExceeded):
-		return nil, fault.Newf(fault.NotFound, "request %s has no stored result: it is not finished, unknown, not durable, or past its retention", id)
-	case errors.Is(err, envelope.ErrMalformed):
-		return nil, unreadable(err)
-	}
-	return nil, unavailable(err)
-}
-
-// fetchResult asks at once, which does not count as waiting: a result that is there
-// is found however short the wait. Then it asks until the wait is over or the
-// gateway stops.
-func (s *Service) fetchResult(ctx context.Context, id pipeline.RequestID, wait time.Duration) (*envelope.Result, error) {
-	r, err := s.results.Get(ctx, id)
-	if wait == 0 || !errors.Is(err, store.ErrNoResult) {
-		return r, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, wait)
-	defer cancel()
-	defer context.AfterFunc(s.limiter.Closing(), cancel)()
-	return s.results.Wait(ctx, id)
 }
 
 // lazyStream is a stream that some requests need. It reserves space on the broker,

@@ -1,9 +1,60 @@
+// Package call is a gateway's one request path: admit, resolve, check, register,
+// publish, await, settle. Every front calls it, and nothing else of a gateway
+// publishes requests.
+//
+//	s, err := call.New(settings)
+//	err = s.Start(bus)              // receive replies and cancel messages
+//	response, err := s.Infer(ctx, request)
+//	response, err = s.Result(ctx, requestID, wait)
+//	err = s.Cancel(ctx, requestID)
+//	err = s.Stop(ctx)               // reject new requests, wait for those in flight
+//
+// Every error is a *fault.Fault whose metadata carry the request ID, as soon as
+// there is one. Package admission lists the reasons to reject a request. A call ends
+// at its deadline at the latest, whatever happens to the mesh; only a stream's emit
+// can hold it longer. A call that leaves too many chunks unread ends with SLOW_READER.
+// Service is safe for concurrent use.
+//
+// # Durable requests
+//
+// A request of durability file waits in file queues, and its result is stored before
+// it is sent. Its call answers with the stored result in three cases: another
+// execution's result was stored first; the reply was lost with a connection (the call
+// looks after each reconnect); or the deadline has come, which the call then outlasts
+// by half a second at most. Once queued, a durable request outlives its caller. Result
+// returns its result from any gateway, until its retention has passed. The first
+// request that needs the stream of results makes it, and checks it on each connection.
+//
+// # Idempotency keys
+//
+// Of the calls with one key, of one tenant and pipeline and through any gateway, the
+// first runs its request. The others follow it until their own deadlines, or get its
+// stored result, with its request ID. With another payload they are
+// IDEMPOTENCY_MISMATCH. A request with a key outlives its caller, and its result is
+// stored whatever its durability. The key is free again where the first request ends
+// by a retryable fault, CANCELLED or its deadline, or where its gateway dies with it
+// and its deadline passes. Then the next call with the key runs its request, and so
+// does one of the followers. A request that is rejected before it is queued leaves its
+// key free. All that follow one request here share one subscription.
+//
+// # Cancelling
+//
+// Cancel cancels any request by its ID, through any gateway. A memory request without a
+// key is also cancelled when its caller leaves or reads too slowly, or when its stream
+// has a gap. Its item is withdrawn from the queue of its first step, and a cancel
+// message tells hosts to drop it. The caller does not wait for that. Cancelling is best
+// effort: an item that waits for its first step never runs; further on, only hosts that
+// receive the message stop. Where the result is stored, the stored result is CANCELLED
+// then, unless another was stored before. Deadlines cancel nothing: hosts drop expired
+// items by themselves. Requests have no owner in this version: anybody who knows an ID
+// may fetch its result and cancel it.
 package call
 
 import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -15,22 +66,14 @@ import (
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/gateway/admission"
+	"github.com/stagemesh/stagemesh/gateway/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/bus"
+	"github.com/stagemesh/stagemesh/mesh/config"
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/mesh/store"
 )
-
-// Catalog is the pipelines that are served now.
-type Catalog interface {
-	// Resolve returns the pipeline of that name, or the implicit one of
-	// "stage:<name>".
-	Resolve(name string) (pipeline.Pipeline, *fault.Fault)
-	// Label returns a metric's label for a request that names a pipeline; it has few
-	// values.
-	Label(name string) string
-}
 
 // Limits bound requests: keys of a mesh file's section gateway. 0 means the default.
 type Limits struct {
@@ -50,13 +93,28 @@ type Limits struct {
 	Metadata []string `yaml:"metadata"`
 }
 
+// Validate checks the limits. Messages begin with the key.
+func (l Limits) Validate() error {
+	errs := []error{
+		config.NotNegative("max_in_flight", l.MaxInFlight),
+		config.NotNegative("timeout", l.Timeout),
+		config.NotNegative("max_timeout", l.MaxTimeout),
+		config.NotNegative("host_grace", l.HostGrace),
+	}
+	if l.MaxTimeout > 0 && l.Timeout > l.MaxTimeout {
+		errs = append(errs, fmt.Errorf("timeout: %s is more than the max_timeout of %s", l.Timeout, l.MaxTimeout))
+	}
+	return errors.Join(errs...)
+}
+
 // Settings are the request path's.
 type Settings struct {
 	Limits
 
 	Mesh    pipeline.MeshName
 	Gateway pipeline.GatewayID
-	Catalog Catalog
+	// Pipelines are those that are served now.
+	Pipelines *pipelines.Store
 	// Bodies bounds the bytes of all requests in flight, of which callers book the
 	// request's body; nil means no bound.
 	Bodies *admission.ByteBudget
@@ -204,7 +262,7 @@ func (s *Service) Ready() error {
 // PipelineReady returns nil when every stage of the pipeline has a host, else a
 // fault that says which has none, or that there is no such pipeline.
 func (s *Service) PipelineReady(ctx context.Context, name string) error {
-	p, f := s.settings.Catalog.Resolve(name)
+	p, f := s.settings.Pipelines.Resolve(name)
 	if f != nil {
 		return f
 	}

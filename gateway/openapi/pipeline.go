@@ -177,7 +177,7 @@ func (a operations) stepParameters() []any {
 		for _, name := range slices.Sorted(maps.Keys(step.Parameters)) {
 			out = append(out, object{
 				"name": "steps." + string(step.Name) + "." + name, "in": "query",
-				"description": fmt.Sprintf("Parameter `%s` of the step %s. The pipeline says %s.", name, step.Name, step.Parameters[name]),
+				"description": fmt.Sprintf("Parameter `%s` of the step %s. The pipeline sets %s.", name, step.Name, step.Parameters[name]),
 				"schema":      object{"type": []any{"string", "number", "boolean"}},
 			})
 		}

@@ -178,7 +178,7 @@ func (s *Store) seed(ctx context.Context, there map[discovery.Key]discovery.Entr
 		}
 		created, err := s.create(ctx, keyOf(name), value, have.Revision)
 		switch {
-		case isRejection(err):
+		case errors.Is(err, discovery.ErrDenied), errors.Is(err, discovery.ErrFull), errors.Is(err, discovery.ErrInvalid): // no retry mends these
 			s.log.Error("the registry rejects a pipeline of the file, which is not served", "pipeline", name, "error", err)
 			delete(s.seeds, name)
 			continue
@@ -191,11 +191,6 @@ func (s *Store) seed(ctx context.Context, there map[discovery.Key]discovery.Entr
 		wrote = true
 	}
 	return wrote, nil
-}
-
-// isRejection reports whether no retry mends an error.
-func isRejection(err error) bool {
-	return errors.Is(err, discovery.ErrDenied) || errors.Is(err, discovery.ErrFull) || errors.Is(err, discovery.ErrInvalid)
 }
 
 // create writes a value, and reports whether it did. If another gateway was faster, its

@@ -48,7 +48,7 @@ func text(t *testing.T, page string) string {
 var yamlBlock = regexp.MustCompile("(?ms)^```yaml\n(.*?)^```$")
 
 // Every block that names a mesh is a file that Parse takes.
-func TestFilesInTheDocumentationAreTaken(t *testing.T) {
+func TestDocumentedFilesAreValid(t *testing.T) {
 	t.Parallel()
 	taken := 0
 	for _, page := range pages(t) {
@@ -80,7 +80,7 @@ var settings = map[string]reflect.Type{
 }
 
 // Each section of the reference has a table of exactly the keys that there are.
-func TestTheReferenceHasEveryKeyAndNoOther(t *testing.T) {
+func TestReferenceHasExactlyTheKeys(t *testing.T) {
 	t.Parallel()
 	documented := sections(text(t, reference))
 	there := keysOf("", reflect.TypeFor[meshfile.File]())
@@ -111,7 +111,7 @@ func TestTheReferenceHasEveryKeyAndNoOther(t *testing.T) {
 }
 
 // Where the code has a constant, the reference has its value.
-func TestTheReferenceHasTheDefaultsOfTheCode(t *testing.T) {
+func TestReferenceDefaultsMatchTheCode(t *testing.T) {
 	t.Parallel()
 	page := text(t, reference)
 	for row, want := range map[string]string{
@@ -143,7 +143,7 @@ func TestTheReferenceHasTheDefaultsOfTheCode(t *testing.T) {
 }
 
 // A message about a kind that there is not lists all that there are.
-func TestTheReferenceKnowsEveryKindOfRunner(t *testing.T) {
+func TestReferenceHasEveryRunnerKind(t *testing.T) {
 	t.Parallel()
 	_, err := meshfile.Parse("x", []byte("mesh: m\nstages: {s: {runner: {other: {}}}}"), "", runners.All()...)
 	if err == nil {

@@ -12,8 +12,8 @@
 //	f, err := meshfile.Read("mesh.yaml", decode)             // for one stage of it
 //	host, err := f.Host("decode")
 //
-// Every error names file, line, column and key. A File that nobody changes may
-// be used concurrently.
+// Every error names file, line, column and key. A File may be used
+// concurrently unless it is changed.
 package meshfile
 
 import (
@@ -99,7 +99,7 @@ type Ops struct {
 // are relative to its folder.
 func Load(path string, kinds ...Kind) (*File, error) {
 	f, err := read(path, File{kinds: kinds})
-	return f.validatedBy((*File).Validate, err)
+	return f.checkWith((*File).Validate, err)
 }
 
 // Parse is Load of bytes; the name is for messages, and paths are relative to
@@ -108,7 +108,7 @@ func Parse(name string, data []byte, folder string, kinds ...Kind) (*File, error
 	f := &File{folder: folder, kinds: kinds}
 	var err error
 	f.doc, err = config.Parse(name, folder, data, f)
-	return f.validatedBy((*File).Validate, err)
+	return f.checkWith((*File).Validate, err)
 }
 
 // Read is Load for a program that runs a part of the mesh, and may have only the
@@ -125,7 +125,7 @@ func ReadAt(path, broker string, kinds ...Kind) (*File, error) {
 	if broker != "" {
 		f.NATS = NATS{URL: broker, Broker: f.NATS.Broker}
 	}
-	return f.validatedBy((*File).validateShared, err)
+	return f.checkWith((*File).validateShared, err)
 }
 
 // ReadPipelines reads the pipelines of a file, sorted by name: of a mesh's, or of one
@@ -149,8 +149,8 @@ func read(path string, f File) (*File, error) {
 	return &f, err
 }
 
-// validatedBy returns the file unless there is an error or the check has one.
-func (f *File) validatedBy(check func(*File) error, err error) (*File, error) {
+// checkWith returns the file unless there is an error or the check has one.
+func (f *File) checkWith(check func(*File) error, err error) (*File, error) {
 	if err == nil {
 		err = check(f)
 	}

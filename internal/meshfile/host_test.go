@@ -49,7 +49,7 @@ func host(t *testing.T, f *meshfile.File, stage string) stagehost.Settings {
 	return out
 }
 
-func TestEveryShippedRunnerIsMade(t *testing.T) {
+func TestEveryShippedRunnerIsBuilt(t *testing.T) {
 	t.Parallel()
 	f := mustParse(t, `
 mesh: m
@@ -81,7 +81,7 @@ stages:
 }
 
 // What a runner says by itself, or the file of it, is known before anything starts.
-func TestAStageThatStreamsIsTheLastOfItsPipelines(t *testing.T) {
+func TestStreamingStageMustBeLast(t *testing.T) {
 	t.Parallel()
 	const pipelines = `
 pipelines:
@@ -102,7 +102,7 @@ pipelines:
 	}
 }
 
-func TestEveryHostHasARunnerOfItsOwn(t *testing.T) {
+func TestEveryHostHasItsOwnRunner(t *testing.T) {
 	t.Parallel()
 	f := mustParse(t, good)
 	one, err := f.Host("a")
@@ -112,7 +112,7 @@ func TestEveryHostHasARunnerOfItsOwn(t *testing.T) {
 	}
 }
 
-func TestStageThatSaysNothingHasTheDefaults(t *testing.T) {
+func TestMinimalStageHasDefaults(t *testing.T) {
 	t.Parallel()
 	got := host(t, mustParse(t, good), "a")
 	want := stagehost.Settings{Mesh: "m", Stage: "a", Config: stagehost.Config{Batch: stagehost.DefaultBatch()}}
@@ -128,7 +128,7 @@ func TestStageThatSaysNothingHasTheDefaults(t *testing.T) {
 	}
 }
 
-func TestStageGetsWhatItSays(t *testing.T) {
+func TestStageSettingsAreApplied(t *testing.T) {
 	t.Parallel()
 	f := mustParse(t, `
 mesh: m
@@ -218,7 +218,7 @@ stages:
 
 // What a file says of some inputs of a runner is no reason to refuse a pipeline that
 // feeds others.
-func TestAPipelineIsHeldAgainstWhatIsKnownOfAStageAlone(t *testing.T) {
+func TestPipelineIsCheckedAgainstKnownSpecs(t *testing.T) {
 	t.Parallel()
 	const text = `
 mesh: m
@@ -235,7 +235,7 @@ pipelines:
 	}
 }
 
-func TestBatchKeepsTheDefaultsOfWhatItDoesNotSay(t *testing.T) {
+func TestPartialBatchKeepsDefaults(t *testing.T) {
 	t.Parallel()
 	f := mustParse(t, "mesh: m\nstages:\n  a: {runner: {echo: {}}, batch: {max_wait: 0s}}\n  b: {runner: {echo: {}}, batch: {max_size: 1}}\n")
 	want := stagehost.DefaultBatch()
@@ -267,7 +267,7 @@ pipelines:
       model: m
       version: "2"
       inputs: {x: pixels}
-      parameters: {flag: true, whole: 3, real: 0.5, word: x, quoted: "3"}
+      parameters: {flag: true, whole: 3, real: 0.5, word: x, quote: "3"}
     - {name: two, stage: a, alias: best}
 `)
 	got, err := f.Routes()
@@ -283,7 +283,7 @@ pipelines:
 					Name: "one", Stage: "a", Model: payload.ModelRef{Model: "m", Version: "2"}, Inputs: map[string]string{"x": "pixels"},
 					Parameters: payload.Parameters{
 						"flag": payload.Bool(true), "whole": payload.Int64(3), "real": payload.Double(0.5),
-						"word": payload.String("x"), "quoted": payload.String("3"),
+						"word": payload.String("x"), "quote": payload.String("3"),
 					},
 				},
 				{Name: "two", Stage: "a", Model: payload.ModelRef{Alias: "best"}},
@@ -315,7 +315,7 @@ pipelines:
 	}
 }
 
-func TestReserveCountsTheQueuesThatThereAre(t *testing.T) {
+func TestReserveCountsExistingQueues(t *testing.T) {
 	t.Parallel()
 	memory, file := []pipeline.Durability{pipeline.Memory}, []pipeline.Durability{pipeline.File}
 	const starts, each = 16 << 20, 256 << 20
@@ -435,7 +435,7 @@ pipelines:
 	}
 }
 
-func TestWhatEveryProcessNeedsIsCheckedInEvery(t *testing.T) {
+func TestSharedSettingsAreAlwaysChecked(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "mesh.yaml")
 	if err := os.WriteFile(path, []byte("mesh: M\nnats: {url: b, listen: x}\n"), 0o600); err != nil {
@@ -462,7 +462,7 @@ func TestLaterErrorPointsIntoTheFile(t *testing.T) {
 	}
 }
 
-func TestABrokerThatIsNamedElsewhereIsTheOneOfTheFilesSecrets(t *testing.T) {
+func TestBrokerFromAFlagKeepsTheFilesSecrets(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ nats, broker, want string }{
 		"a token":                     {"token_file: token", "nats://b:4222", ""},

@@ -249,11 +249,11 @@ func text(s string) string {
 			return s
 		}
 	}
-	return quoted(s)
+	return quote(s)
 }
 
-// quoted is text in quotes, every character in it that does not print as an escape.
-func quoted(s string) string {
+// quote is text in quotes, every character in it that does not print as an escape.
+func quote(s string) string {
 	data, err := json.Marshal(s)
 	if err != nil {
 		return strconv.Quote(s)

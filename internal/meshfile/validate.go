@@ -25,7 +25,7 @@ import (
 // files that it names only those of JSON Schemas, and those that its kinds of runners
 // read to be made.
 func (f *File) Validate() error {
-	hosts, routes, err := f.validated(f.StageNames())
+	hosts, routes, err := f.buildParts(f.StageNames())
 	if err != nil {
 		return err
 	}
@@ -47,7 +47,7 @@ func (f *File) validateShown() error {
 // validateFit checks the pipelines of a valid file against the specs of its stages. Many
 // runners have a spec only once they have started.
 func (f *File) validateFit(hosts []stagehost.Settings, routes []pipeline.Pipeline) error {
-	stages := known(hosts, routes)
+	stages := knownStages(hosts, routes)
 	var errs []error
 	for _, route := range routes {
 		for _, problem := range pipelines.Check(route, stages, cmp.Or(f.Gateway.MaxPayload, gateway.DefaultMaxPayload)) {
@@ -59,9 +59,9 @@ func (f *File) validateFit(hosts []stagehost.Settings, routes []pipeline.Pipelin
 	return errors.Join(errs...)
 }
 
-// known returns what is known of the stages: the specs of the hosts, and nothing of stages
-// that other processes serve.
-func known(hosts []stagehost.Settings, routes []pipeline.Pipeline) map[pipeline.StageName]pipelines.Stage {
+// knownStages returns the stages of the pipelines. They have the specs of the hosts; stages
+// of other processes have none.
+func knownStages(hosts []stagehost.Settings, routes []pipeline.Pipeline) map[pipeline.StageName]pipelines.Stage {
 	out := map[pipeline.StageName]pipelines.Stage{}
 	for _, route := range routes {
 		for _, step := range route.Steps {
@@ -82,14 +82,14 @@ func known(hosts []stagehost.Settings, routes []pipeline.Pipeline) map[pipeline.
 func specOf(host stagehost.Settings) runner.Spec {
 	spec := host.Runner.Spec()
 	spec.Stream = spec.Stream || host.Batch.Mode == batch.Stream
-	if complete, err := schema.Complete(spec, given(spec.Inputs, host.Inputs), given(spec.Outputs, host.Outputs)); err == nil {
+	if complete, err := schema.Complete(spec, writtenParts(spec.Inputs, host.Inputs), writtenParts(spec.Outputs, host.Outputs)); err == nil {
 		return complete
 	}
 	return spec
 }
 
-// given returns the parts of the file if the runner describes some itself.
-func given(described, written []runner.PartSpec) []runner.PartSpec {
+// writtenParts returns the parts of the file if the runner describes some itself.
+func writtenParts(described, written []runner.PartSpec) []runner.PartSpec {
 	if len(described) == 0 {
 		return nil
 	}
@@ -100,13 +100,13 @@ func given(described, written []runner.PartSpec) []runner.PartSpec {
 // Settings of other stages' runners are not looked at: what they name may be on
 // other machines.
 func (f *File) ValidatePart(stages []string) error {
-	_, _, err := f.validated(stages)
+	_, _, err := f.buildParts(stages)
 	return err
 }
 
-// validated is ValidatePart that returns what it has made: a host of each of the stages,
+// buildParts is ValidatePart that returns what it has made: a host of each of the stages,
 // and the pipelines.
-func (f *File) validated(stages []string) (hosts []stagehost.Settings, routes []pipeline.Pipeline, err error) {
+func (f *File) buildParts(stages []string) (hosts []stagehost.Settings, routes []pipeline.Pipeline, err error) {
 	errs := []error{
 		f.validateShared(),
 		f.At(f.Gateway.Validate(), "gateway"),
@@ -264,7 +264,7 @@ func oneCopy(key string, replicas int) error {
 // ValidBroker checks the URL of a broker, or several with commas between them.
 func ValidBroker(urls string) error {
 	for one := range strings.SplitSeq(urls, ",") {
-		// What is wrong with it may show a password.
+		// The parser's error may contain a password.
 		if u, err := server(one); err != nil || u.Hostname() == "" {
 			return errors.New("this is no URL of a broker, such as nats://127.0.0.1:4222")
 		}
@@ -281,7 +281,7 @@ func server(one string) (*url.URL, error) {
 	return url.Parse(one)
 }
 
-// hidden stands for what is not shown; the standard library's word for it.
+// hidden replaces secrets; it is the standard library's word for that.
 const hidden = "xxxxx"
 
 // Redacted returns the URLs of a broker without passwords and tokens.

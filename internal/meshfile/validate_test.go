@@ -26,7 +26,7 @@ func TestSmallestFileIsTaken(t *testing.T) {
 	}
 }
 
-func TestWhatIsWrongIsToldWithItsPlace(t *testing.T) {
+func TestErrorsHaveTheirPlace(t *testing.T) {
 	t.Parallel()
 	stage := func(settings string) string { return "mesh: m\nstages:\n  a:\n    runner: {echo: {}}\n    " + settings }
 	running := func(runner string) string { return "mesh: m\nstages:\n  a:\n    runner: " + runner }
@@ -198,7 +198,7 @@ func TestWhatIsWrongIsToldWithItsPlace(t *testing.T) {
 	}
 }
 
-func TestEverythingThatIsWrongIsToldAtOnce(t *testing.T) {
+func TestAllErrorsAreReportedTogether(t *testing.T) {
 	t.Parallel()
 	_, err := parse("mesh: M\nnats: {credentials_file: x}\ngateway: {timeout: -1s}\nops: {listen: x}\nstages:\n  a: {}\n  b: {runner: {burn: {}}, batch: {max_size: -1, max_wait: -1s}}\n" +
 		"pipelines:\n  p: {steps: [{name: s, stage: x}, {name: t, stage: y}]}\n")
@@ -237,7 +237,7 @@ func TestWrongURLIsNotShown(t *testing.T) {
 	}
 }
 
-func TestBrokersAreWrittenInManyWays(t *testing.T) {
+func TestBrokerURLFormsAreAccepted(t *testing.T) {
 	t.Parallel()
 	for _, url := range []string{"nats://b", "b", "b:4222", "nats://user:x@b:4222", "tls://b", "nats://a:1,nats://b:2", "a, b", "nats://[::1]:4222"} {
 		if err := meshfile.ValidBroker(url); err != nil {

@@ -54,7 +54,7 @@ func readPipelines(t *testing.T, text string) ([]pipeline.Pipeline, error) {
 	return meshfile.ReadPipelines(path)
 }
 
-func TestPipelinesThatAreWrittenAreReadAgain(t *testing.T) {
+func TestWrittenPipelinesAreReadAgain(t *testing.T) {
 	t.Parallel()
 	want := []pipeline.Pipeline{full(), {Name: "least", Steps: []pipeline.Step{{Name: "s", Stage: "t"}}}}
 	for i, odd := range odds() {
@@ -76,7 +76,7 @@ func TestPipelinesThatAreWrittenAreReadAgain(t *testing.T) {
 	}
 }
 
-func TestThePipelinesOfAFileAreReadWithoutItsStages(t *testing.T) {
+func TestPipelinesAreReadWithoutStages(t *testing.T) {
 	t.Parallel()
 	got, err := readPipelines(t, "mesh: m\nstages: {a: {runner: {nobody_knows: {}}, queue: {durabilities: [memory]}}}\npipelines: {p: {durability: file, steps: [{name: s, stage: a}, {name: t, stage: elsewhere}]}}\n")
 	if err != nil || len(got) != 1 || len(got[0].Steps) != 2 {
@@ -95,7 +95,7 @@ func TestThePipelinesOfAFileAreReadWithoutItsStages(t *testing.T) {
 	}
 }
 
-func TestDifferencesOfPipelinesAreTold(t *testing.T) {
+func TestPipelineDifferencesAreListed(t *testing.T) {
 	t.Parallel()
 	after := full()
 	after.Timeout, after.Keep, after.WaitForCapacity = 0, []string{"image"}, false

@@ -20,7 +20,7 @@ func run(fails error, args ...string) (level string, many int, err error) {
 	return level, many, err
 }
 
-func TestVariablesAreFlagsThatAreNotGiven(t *testing.T) {
+func TestVariablesSetMissingFlags(t *testing.T) {
 	t.Setenv("STAGEMESH_LOG_LEVEL", "debug")
 	t.Setenv("STAGEMESH_MANY", "3")
 	t.Setenv("STAGEMESH_VERSION", "1.2.3")

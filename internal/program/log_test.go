@@ -32,7 +32,7 @@ func logged(t *testing.T, args ...string) (string, error) {
 	return out.String(), err
 }
 
-func TestFlagsSayWhatIsLoggedAndHow(t *testing.T) {
+func TestLogFlagsSetLevelAndFormat(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		args  []string
@@ -55,7 +55,7 @@ func TestFlagsSayWhatIsLoggedAndHow(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoLevelOrFormatIsRefusedByName(t *testing.T) {
+func TestInvalidLogFlagsAreNamed(t *testing.T) {
 	t.Parallel()
 	for flag, want := range map[string]string{
 		"--log-level":  `--log-level: "loud" is not debug, info, warn or error`,

@@ -47,7 +47,7 @@ func expect(t *testing.T, port *program.Port, path string, status int, text stri
 	}
 }
 
-func TestPortSaysHowTheWorkIs(t *testing.T) {
+func TestPortReportsReadinessAndMetrics(t *testing.T) {
 	t.Parallel()
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
@@ -91,7 +91,7 @@ func TestErrorOfTheWorkIsReturned(t *testing.T) {
 	}
 }
 
-func TestNothingWorksWithoutThePort(t *testing.T) {
+func TestWorkNeedsThePort(t *testing.T) {
 	t.Parallel()
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -42,8 +42,13 @@ type apiError struct {
 	Description string `json:"description"`
 }
 
+// errMissing means that the stream or the message does not exist.
+var errMissing = errors.New("it does not exist")
+
 func (e *apiError) classify() error {
 	switch e.ErrCode {
+	case codeStreamNotFound, codeNoMessage, codeNoSequence, codeDeleteFailed:
+		return errMissing
 	case codeStoreFailed, codeNoResources, codeMemoryExhausted, codeStorageExceeded:
 		return fmt.Errorf("%w: %s", ErrQueueFull, e.Description)
 	case codeTooLarge:
@@ -52,20 +57,8 @@ func (e *apiError) classify() error {
 	return fmt.Errorf("%w: %s (%d)", ErrUnknown, e.Description, e.ErrCode)
 }
 
-// isMissing reports whether the stream or the message does not exist.
-func (e *apiError) isMissing() bool {
-	if e == nil {
-		return false
-	}
-	switch e.ErrCode {
-	case codeStreamNotFound, codeNoMessage, codeNoSequence, codeDeleteFailed:
-		return true
-	}
-	return false
-}
-
-// api sends a request to the JetStream API. A broker without the stream, or
-// without JetStream, is ErrNoQueue.
+// api sends a request to the JetStream API. A stream or message that does not exist
+// is errMissing, a broker without JetStream ErrNoQueue.
 func (b *Bus) api(ctx context.Context, name string, question, answer any) error {
 	data, err := json.Marshal(question)
 	if err != nil {
@@ -78,7 +71,16 @@ func (b *Bus) api(ctx context.Context, name string, question, answer any) error 
 	case noResponders(msg):
 		return ErrNoQueue
 	}
-	if err := json.Unmarshal(msg.Data, answer); err != nil {
+	var failed struct {
+		Error *apiError `json:"error"`
+	}
+	if err = json.Unmarshal(msg.Data, &failed); err == nil {
+		if failed.Error != nil {
+			return failed.Error.classify()
+		}
+		err = json.Unmarshal(msg.Data, answer)
+	}
+	if err != nil {
 		return fmt.Errorf("%w: answer to %s: %w", ErrUnknown, name, err)
 	}
 	return nil
@@ -86,18 +88,7 @@ func (b *Bus) api(ctx context.Context, name string, question, answer any) error 
 
 // request sends a request and waits for the answer.
 func (b *Bus) request(ctx context.Context, subject string, question []byte) (*nats.Msg, error) {
-	type answer struct {
-		msg *nats.Msg
-		err error
-	}
-	ch := make(chan answer, 1)
-	b.requests.send(&nats.Msg{Subject: subject, Data: question}, func(msg *nats.Msg, err error) { ch <- answer{msg, err} })
-	select {
-	case a := <-ch:
-		return a.msg, a.err
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
+	return await(ctx, func(done func(*nats.Msg, error)) { b.requests.send(&nats.Msg{Subject: subject, Data: question}, done) })
 }
 
 // noResponders reports whether the broker answered that there is no subscriber.
@@ -167,23 +158,18 @@ type Backlog struct {
 
 // Backlog requests the content of a queue: ErrNoQueue where there is none.
 func (b *Bus) Backlog(ctx context.Context, stage pipeline.StageName, d pipeline.Durability) (Backlog, error) {
-	var answer struct {
-		jetstream.StreamInfo
-		Error *apiError `json:"error"`
-	}
+	var answer jetstream.StreamInfo
 	err := b.api(ctx, "STREAM.INFO."+b.Stream(stage, d), struct {
 		Filter string `json:"subjects_filter"`
 	}{b.Stage(stage, d, "*")}, &answer)
 	switch {
+	case errors.Is(err, errMissing):
+		return Backlog{}, ErrNoQueue
 	case err != nil:
 		return Backlog{}, fmt.Errorf("queue of stage %s: %w", stage, err)
-	case answer.Error.isMissing():
-		return Backlog{}, ErrNoQueue
-	case answer.Error != nil:
-		return Backlog{}, fmt.Errorf("queue of stage %s: %w", stage, answer.Error.classify())
 	}
 	out := Backlog{
-		Epoch: epochOf(&answer.StreamInfo), Taken: answer.TimeStamp, Classes: make(map[pipeline.Class]uint64, classCount),
+		Epoch: epochOf(&answer), Taken: answer.TimeStamp, Classes: make(map[pipeline.Class]uint64, classCount),
 		Items: answer.State.Msgs, Bytes: answer.State.Bytes,
 		Last: answer.State.LastSeq, MaxItems: answer.Config.MaxMsgs, MaxBytes: answer.Config.MaxBytes,
 	}
@@ -198,54 +184,47 @@ func (b *Bus) Backlog(ctx context.Context, stage pipeline.StageName, d pipeline.
 // delivered. An item in flight on a host is finished there: only Cancel reaches
 // it.
 func (b *Bus) DeleteQueued(ctx context.Context, m Message, seq uint64) (bool, error) {
-	if same, err := b.holds(ctx, m, seq); err != nil || !same {
+	// After a memory queue was lost with its broker, another item may be there.
+	stored, err := b.storedMessage(ctx, m.stream, seq)
+	if errors.Is(err, errMissing) || err == nil && !bytes.Contains(stored.Header, []byte("\r\n"+nats.MsgIdHdr+": "+m.id+"\r\n")) {
+		return false, nil
+	}
+	if err != nil {
 		return false, err
 	}
 	return b.delete(ctx, m.stream, seq)
 }
 
+// storedMessage is a message in an answer of the JetStream API.
+type storedMessage struct {
+	Header []byte `json:"hdrs"`
+	Data   []byte `json:"data"`
+}
+
+// storedMessage returns the message at a sequence number of a stream.
+func (b *Bus) storedMessage(ctx context.Context, stream string, seq uint64) (storedMessage, error) {
+	var answer struct {
+		Message storedMessage `json:"message"`
+	}
+	err := b.api(ctx, "STREAM.MSG.GET."+stream, struct {
+		Seq uint64 `json:"seq"`
+	}{seq}, &answer)
+	return answer.Message, err
+}
+
 // delete removes a message from a stream, and reports whether it was there.
 func (b *Bus) delete(ctx context.Context, stream string, seq uint64) (bool, error) {
 	var answer struct {
-		Success bool      `json:"success"`
-		Error   *apiError `json:"error"`
+		Success bool `json:"success"`
 	}
 	err := b.api(ctx, "STREAM.MSG.DELETE."+stream, struct {
 		Seq     uint64 `json:"seq"`
 		NoErase bool   `json:"no_erase"`
 	}{seq, true}, &answer)
-	switch {
-	case err != nil:
-		return false, err
-	case answer.Error.isMissing():
+	if errors.Is(err, errMissing) {
 		return false, nil
-	case answer.Error != nil:
-		return false, answer.Error.classify()
 	}
-	return answer.Success, nil
-}
-
-// holds reports whether the message is the one at that sequence number: after a
-// memory queue was lost with its broker, another item may be.
-func (b *Bus) holds(ctx context.Context, m Message, seq uint64) (bool, error) {
-	var answer struct {
-		Message struct {
-			Header []byte `json:"hdrs"`
-		} `json:"message"`
-		Error *apiError `json:"error"`
-	}
-	err := b.api(ctx, "STREAM.MSG.GET."+m.stream, struct {
-		Seq uint64 `json:"seq"`
-	}{seq}, &answer)
-	switch {
-	case err != nil:
-		return false, err
-	case answer.Error.isMissing():
-		return false, nil
-	case answer.Error != nil:
-		return false, answer.Error.classify()
-	}
-	return bytes.Contains(answer.Message.Header, []byte("\r\n"+nats.MsgIdHdr+": "+m.id+"\r\n")), nil
+	return answer.Success, err
 }
 
 // Exhausted is an item that the broker delivers no more: it was delivered
@@ -267,17 +246,15 @@ const exhaustedTimeout = 2 * time.Second
 // are none. The handler may block.
 func (b *Bus) ServeExhausted(stage pipeline.StageName, handle func(Exhausted)) (stop func() error, err error) {
 	stream := b.Stream(stage, pipeline.Memory)
-	sub, err := b.nc.QueueSubscribe("$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES."+stream+".*", aliveGroup, func(msg *nats.Msg) {
-		if g, err := b.fetchExhausted(stream, msg.Data); err == nil {
-			handle(g)
-		} else {
+	advisories := "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES." + stream + ".*"
+	return b.subscribe(advisories, aliveGroup, -1, func(msg *nats.Msg) {
+		g, err := b.fetchExhausted(stream, msg.Data)
+		if err != nil {
 			b.settings.Logger.Debug("an item that the broker gave up on is not there", "stage", stage, "error", err)
+			return
 		}
+		handle(g)
 	})
-	if err != nil {
-		return nil, sendError(err)
-	}
-	return b.confirm(sub, sub.SetPendingLimits(watchBacklog, -1))
 }
 
 // fetchExhausted fetches the item of the broker's advisory.
@@ -291,19 +268,8 @@ func (b *Bus) fetchExhausted(stream string, advisory []byte) (Exhausted, error) 
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), exhaustedTimeout)
 	defer cancel()
-	var answer struct {
-		Message struct {
-			Data []byte `json:"data"`
-		} `json:"message"`
-		Error *apiError `json:"error"`
-	}
-	err := b.api(ctx, "STREAM.MSG.GET."+stream, struct {
-		Seq uint64 `json:"seq"`
-	}{about.Seq}, &answer)
-	if err == nil && answer.Error != nil {
-		err = answer.Error.classify()
-	}
-	return Exhausted{Data: answer.Message.Data, Deliveries: about.Deliveries, stream: stream, seq: about.Seq}, err
+	stored, err := b.storedMessage(ctx, stream, about.Seq)
+	return Exhausted{Data: stored.Data, Deliveries: about.Deliveries, stream: stream, seq: about.Seq}, err
 }
 
 // Remove deletes an exhausted item from its queue.

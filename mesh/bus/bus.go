@@ -183,7 +183,7 @@ func (b *Bus) onDisconnect(err error) {
 	if err != nil {
 		b.settings.Logger.Warn("broker lost; reconnecting", "connection", b.settings.Name, "error", err)
 	}
-	b.requests.failAll(ErrUnknown)
+	b.requests.fail(ErrUnknown, time.Time{})
 }
 
 // lastRefusal returns the error of the latest attempt to connect after the broker

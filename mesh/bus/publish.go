@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -56,87 +57,54 @@ const headerSlack = 1024
 // Item returns the message that puts the envelope into its stage's queue.
 // ErrTooLarge means that the broker would not take it.
 func (b *Bus) Item(e *envelope.Envelope) (Message, error) {
-	data, err := b.encode(e)
-	if err != nil {
-		return Message{}, err
-	}
-	return Message{
-		subject: b.Next(e.Hop(), e.Durability, e.Class()),
-		stream:  b.Stream(e.Hop().Stage, e.Durability),
-		id:      e.MsgID(),
-		data:    data,
-		missing: ErrNoQueue,
-	}, nil
+	stage := e.Hop().Stage
+	return b.encode(e, Message{
+		subject: b.Stage(stage, e.Durability, e.Class()), stream: b.Stream(stage, e.Durability),
+		id: e.MsgID(), missing: ErrNoQueue,
+	})
 }
 
 // Reply returns the message that delivers the reply to its gateway.
 func (b *Bus) Reply(gateway pipeline.GatewayID, r *envelope.Reply) (Message, error) {
-	data, err := b.encode(r)
-	if err != nil {
-		return Message{}, err
-	}
-	return Message{subject: b.Subjects.Reply(gateway, r.ExecutionID), data: data, missing: ErrNoGateway}, nil
+	return b.encode(r, Message{subject: b.Subjects.Reply(gateway, r.ExecutionID), missing: ErrNoGateway})
 }
 
 // Result returns the message that stores a request's final reply, unless it has
 // one.
 func (b *Bus) Result(r *envelope.Result) (Message, error) {
-	data, err := b.encode(r)
-	if err != nil {
-		return Message{}, err
-	}
-	return Message{
-		subject:  b.Subjects.Result(r.Reply.RequestID),
-		stream:   b.ResultStream(),
-		isPlaced: true,
-		data:     data,
-		missing:  ErrNoResults,
-	}, nil
+	return b.encode(r, Message{
+		subject: b.Subjects.Result(r.Reply.RequestID), stream: b.ResultStream(), isPlaced: true, missing: ErrNoResults,
+	})
 }
 
 // Claim returns the message that makes the claim the record of its key, while the
 // record is the one at sequence number after; 0 means that there is none.
 func (b *Bus) Claim(key string, c *envelope.Claim, after uint64) (Message, error) {
-	data, err := b.encode(c)
-	if err != nil {
-		return Message{}, err
-	}
-	return Message{
-		subject:  b.Subjects.Claim(c.Tenant, c.Pipeline, key),
-		stream:   b.ClaimStream(),
-		isPlaced: true,
-		after:    after,
-		data:     data,
-		missing:  ErrNoClaims,
-	}, nil
+	return b.encode(c, Message{
+		subject: b.Subjects.Claim(c.Tenant, c.Pipeline, key), stream: b.ClaimStream(),
+		isPlaced: true, after: after, missing: ErrNoClaims,
+	})
 }
 
 // DeadLetter returns the message that stores a dead letter about a delivery. Its
 // deduplication id is the delivery's, so a repeated one is not stored twice.
 func (b *Bus) DeadLetter(d *envelope.DeadLetter, of Delivery) (Message, error) {
-	data, err := b.encode(d)
+	return b.encode(d, Message{
+		subject: b.DeadLetterSubject(d.Stage), stream: b.DeadLetterStream(), id: of.key(), missing: ErrNoDeadLetters,
+	})
+}
+
+// encode returns the message with its body, or ErrTooLarge.
+func (b *Bus) encode(e interface{ Encode() ([]byte, error) }, m Message) (Message, error) {
+	data, err := e.Encode()
 	if err != nil {
 		return Message{}, err
 	}
-	return Message{
-		subject: b.DeadLetterSubject(d.Stage),
-		stream:  b.DeadLetterStream(),
-		id:      of.key(),
-		data:    data,
-		missing: ErrNoDeadLetters,
-	}, nil
-}
-
-// encode returns the bytes of a message's body, or ErrTooLarge.
-func (b *Bus) encode(e interface{ Encode() ([]byte, error) }) ([]byte, error) {
-	data, err := e.Encode()
-	if err != nil {
-		return nil, err
-	}
 	if limit := b.MaxPayload() - headerSlack; limit > 0 && len(data) > limit {
-		return nil, fmt.Errorf("%w: %d bytes, the limit is %d (max_payload of the broker)", ErrTooLarge, len(data), limit)
+		return Message{}, fmt.Errorf("%w: %d bytes, the limit is %d (max_payload of the broker)", ErrTooLarge, len(data), limit)
 	}
-	return data, nil
+	m.data = data
+	return m, nil
 }
 
 // Publish sends the message and calls done exactly once, from another goroutine or
@@ -161,17 +129,27 @@ func (b *Bus) Publish(m Message, done func(Receipt, error)) {
 
 // PublishAndWait publishes the message and waits for the receipt.
 func (b *Bus) PublishAndWait(ctx context.Context, m Message) (Receipt, error) {
-	type outcome struct {
-		receipt Receipt
-		err     error
+	receipt, err := await(ctx, func(done func(Receipt, error)) { b.Publish(m, done) })
+	if err != nil && ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+		err = fmt.Errorf("%w: %w", ErrUnknown, err)
 	}
-	sent := make(chan outcome, 1)
-	b.Publish(m, func(r Receipt, err error) { sent <- outcome{r, err} })
+	return receipt, err
+}
+
+// await returns what start passes to its callback, or the context's error.
+func await[T any](ctx context.Context, start func(done func(T, error))) (T, error) {
+	type outcome struct {
+		value T
+		err   error
+	}
+	ended := make(chan outcome, 1)
+	start(func(value T, err error) { ended <- outcome{value, err} })
 	select {
-	case o := <-sent:
-		return o.receipt, o.err
+	case o := <-ended:
+		return o.value, o.err
 	case <-ctx.Done():
-		return Receipt{}, fmt.Errorf("%w: %w", ErrUnknown, ctx.Err())
+		var none T
+		return none, ctx.Err()
 	}
 }
 
@@ -257,7 +235,6 @@ type requester struct {
 const (
 	requestShards = 16
 	expireEvery   = 100 * time.Millisecond
-	ackBacklog    = 1 << 16
 )
 
 type requestShard struct {
@@ -282,14 +259,13 @@ func newRequester(timeout time.Duration) *requester {
 func (r *requester) start(nc *nats.Conn) error {
 	r.nc = nc
 	sub, err := nc.Subscribe(r.prefix+"*", r.receive)
-	if err != nil {
-		return err
+	if err == nil {
+		err = sub.SetPendingLimits(backlog, -1)
 	}
-	if err := sub.SetPendingLimits(ackBacklog, -1); err != nil {
-		return err
+	if err == nil {
+		go r.expire()
 	}
-	go r.expire()
-	return nil
+	return err
 }
 
 // stop waits for the expiry goroutine and fails what is pending.
@@ -301,7 +277,7 @@ func (r *requester) stop() {
 		r.shards[i].closed = true
 		r.shards[i].mu.Unlock()
 	}
-	r.failAll(ErrClosed)
+	r.fail(ErrClosed, time.Time{})
 }
 
 // send publishes the message and calls done exactly once: with the answer, or with
@@ -356,31 +332,28 @@ func (r *requester) expire() {
 	for {
 		select {
 		case now := <-tick.C:
-			r.fail(ErrUnknown, func(p pendingRequest) bool { return now.After(p.until) })
+			r.fail(ErrUnknown, now)
 		case <-r.quit:
 			return
 		}
 	}
 }
 
-func (r *requester) failAll(err error) {
-	r.fail(err, func(pendingRequest) bool { return true })
-}
-
-func (r *requester) fail(err error, match func(pendingRequest) bool) {
+// fail ends the pending requests whose time is over by then; the zero time means all.
+func (r *requester) fail(err error, by time.Time) {
 	for i := range r.shards {
-		for _, p := range r.shards[i].takeAll(match) {
+		for _, p := range r.shards[i].takeAll(by) {
 			p.done(nil, err)
 		}
 	}
 }
 
-func (s *requestShard) takeAll(match func(pendingRequest) bool) []pendingRequest {
+func (s *requestShard) takeAll(by time.Time) []pendingRequest {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var out []pendingRequest
 	for token, p := range s.pending {
-		if match(p) {
+		if by.IsZero() || by.After(p.until) {
 			out = append(out, p)
 			delete(s.pending, token)
 		}

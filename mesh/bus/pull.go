@@ -43,7 +43,7 @@ type Puller struct {
 	settings PullSettings
 	handle   func(Delivery)
 	inbox    string
-	subs     []*nats.Subscription
+	stops    []func() error
 	expiry   time.Duration
 
 	mu     sync.Mutex
@@ -68,7 +68,6 @@ const (
 	expiryGrace = 250 * time.Millisecond
 	drainGrace  = 2 * time.Second
 	pullTick    = 50 * time.Millisecond
-	pullBacklog = 1 << 16
 )
 
 // PullLife is how long items of a queue may still arrive after Use has stopped its
@@ -112,22 +111,19 @@ func (b *Bus) Pull(s PullSettings, handle func(Delivery)) (*Puller, error) {
 
 func (p *Puller) subscribe() error {
 	for i := range p.credit.classQueues {
-		sub, err := p.bus.nc.Subscribe(p.inbox+"."+strconv.Itoa(i)+".*", func(msg *nats.Msg) { p.receive(i, msg) })
+		stop, err := p.bus.subscribe(p.inbox+"."+strconv.Itoa(i)+".*", "", -1, func(msg *nats.Msg) { p.receive(i, msg) })
 		if err != nil {
 			return err
 		}
-		p.subs = append(p.subs, sub)
-		if err := sub.SetPendingLimits(pullBacklog, -1); err != nil {
-			return err
-		}
+		p.stops = append(p.stops, stop)
 	}
-	return p.bus.flush()
+	return nil
 }
 
 func (p *Puller) unsubscribe() {
-	for _, sub := range p.subs {
+	for _, stop := range p.stops {
 		// The only error is that the connection is closed already.
-		_ = sub.Unsubscribe()
+		_ = stop()
 	}
 }
 

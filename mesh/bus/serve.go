@@ -14,23 +14,19 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// watchBacklog bounds the messages that wait for the handler of a Watch.
-const watchBacklog = 1 << 16
+// backlog bounds the messages that wait for the handler of a subscription.
+const backlog = 1 << 16
 
-// Watch passes every message on a subject to handle, which must not block, until
-// the returned function is called. It receives whatever is published after Watch
-// has returned.
-func (b *Bus) Watch(subject string, handle func([]byte)) (stop func() error, err error) {
-	sub, err := b.nc.Subscribe(subject, func(msg *nats.Msg) { handle(msg.Data) })
+// subscribe passes the messages on a subject to handle until the returned function
+// is called; of those who subscribe with a group, to one. The bytes that wait for it
+// are bounded, less than 0 is no bound. It returns once the broker knows the
+// subscription.
+func (b *Bus) subscribe(subject, group string, maxBytes int, handle nats.MsgHandler) (stop func() error, err error) {
+	sub, err := b.nc.QueueSubscribe(subject, group, handle)
 	if err != nil {
 		return nil, sendError(err)
 	}
-	return b.confirm(sub, sub.SetPendingLimits(watchBacklog, -1))
-}
-
-// confirm waits until the broker knows the subscription, and returns its end.
-func (b *Bus) confirm(sub *nats.Subscription, err error) (stop func() error, _ error) {
-	if err == nil {
+	if err = sub.SetPendingLimits(backlog, maxBytes); err == nil {
 		err = b.flush()
 	}
 	if err != nil {
@@ -39,6 +35,23 @@ func (b *Bus) confirm(sub *nats.Subscription, err error) (stop func() error, _ e
 		return nil, sendError(err)
 	}
 	return sub.Unsubscribe, nil
+}
+
+// answer publishes the reply to each request on a subject, from one of the
+// processes that do, until the returned function is called.
+func (b *Bus) answer(subject string, reply func() []byte) (stop func() error, err error) {
+	return b.subscribe(subject, aliveGroup, -1, func(msg *nats.Msg) {
+		if err := b.nc.Publish(msg.Reply, reply()); err != nil {
+			b.settings.Logger.Debug("answer not sent", "subject", subject, "error", err)
+		}
+	})
+}
+
+// Watch passes every message on a subject to handle, which must not block, until
+// the returned function is called. It receives whatever is published after Watch
+// has returned.
+func (b *Bus) Watch(subject string, handle func([]byte)) (stop func() error, err error) {
+	return b.subscribe(subject, "", -1, func(msg *nats.Msg) { handle(msg.Data) })
 }
 
 // flush waits until the broker has processed a subscription. While the broker is
@@ -50,39 +63,27 @@ func (b *Bus) flush() error {
 	return b.nc.FlushTimeout(apiTimeout)
 }
 
-// replyBacklog bounds the replies that wait for the handler, in messages and
-// bytes.
-const (
-	replyBacklog      = 1 << 16
-	replyBacklogBytes = 512 << 20
-)
+// replyBacklogBytes bounds the replies that wait for the handler.
+const replyBacklogBytes = 512 << 20
 
 // ServeReplies passes every reply for the gateway to handle, which returns its
 // disposition and must not block, until the returned function is called.
 func (b *Bus) ServeReplies(gateway pipeline.GatewayID, handle func(pipeline.ExecutionID, []byte) meshv1.ReplyDisposition) (stop func() error, err error) {
-	sub, err := b.nc.Subscribe(b.Replies(gateway), func(msg *nats.Msg) {
+	return b.subscribe(b.Replies(gateway), "", replyBacklogBytes, func(msg *nats.Msg) {
 		disposition := handle(b.Execution(gateway, msg.Subject), msg.Data)
 		if msg.Reply == "" {
 			return
 		}
-		if err := b.nc.Publish(msg.Reply, acknowledgement(disposition)); err != nil {
+		// A ReplyAck cannot fail to marshal: it is one enum.
+		ack, _ := proto.Marshal(&meshv1.ReplyAck{Disposition: disposition})
+		if err := b.nc.Publish(msg.Reply, ack); err != nil {
 			b.settings.Logger.Debug("reply not acknowledged", "error", err)
 		}
 	})
-	if err != nil {
-		return nil, sendError(err)
-	}
-	return b.confirm(sub, sub.SetPendingLimits(replyBacklog, replyBacklogBytes))
-}
-
-func acknowledgement(d meshv1.ReplyDisposition) []byte {
-	// A ReplyAck cannot fail to marshal: it is one enum.
-	data, _ := proto.Marshal(&meshv1.ReplyAck{Disposition: d})
-	return data
 }
 
 // Cancel notifies every host and gateway that a request is cancelled. It is best
-// effort: whoever does not receive it goes on.
+// effort: a process that does not receive it goes on.
 func (b *Bus) Cancel(c *envelope.Cancel) error {
 	data, err := c.Encode()
 	if err != nil {
@@ -172,44 +173,29 @@ const durabilities = 2
 // queues, and whether the host is busy. Once it has returned, Alive finds the
 // host.
 func (b *Bus) ServeAlive(stage pipeline.StageName, host pipeline.HostID, queues []pipeline.Durability, busy func() bool) (stop func() error, err error) {
-	said := &meshv1.AliveResponse{Host: string(host), Stage: string(stage)}
+	response := &meshv1.AliveResponse{Host: string(host), Stage: string(stage)}
 	for _, d := range queues {
-		said.Durabilities = append(said.Durabilities, d.ToProto())
+		response.Durabilities = append(response.Durabilities, d.ToProto())
 	}
-	idle, err := proto.Marshal(said)
+	idle, err := proto.Marshal(response)
 	if err != nil {
 		return nil, err
 	}
-	said.Busy = true
-	loaded, err := proto.Marshal(said)
+	response.Busy = true
+	loaded, err := proto.Marshal(response)
 	if err != nil {
 		return nil, err
 	}
-	sub, err := b.nc.QueueSubscribe(b.Subjects.Alive(stage), aliveGroup, func(msg *nats.Msg) {
-		answer := idle
+	return b.answer(b.Subjects.Alive(stage), func() []byte {
 		if busy() {
-			answer = loaded
+			return loaded
 		}
-		if err := b.nc.Publish(msg.Reply, answer); err != nil {
-			b.settings.Logger.Debug("alive answer not sent", "stage", stage, "error", err)
-		}
+		return idle
 	})
-	if err != nil {
-		return nil, sendError(err)
-	}
-	return b.confirm(sub, nil)
 }
 
 // ServeHolding answers for the stage that items may be in flight, until the
 // returned function is called.
 func (b *Bus) ServeHolding(stage pipeline.StageName) (stop func() error, err error) {
-	sub, err := b.nc.QueueSubscribe(b.Subjects.HoldingSubject(stage), aliveGroup, func(msg *nats.Msg) {
-		if err := b.nc.Publish(msg.Reply, nil); err != nil {
-			b.settings.Logger.Debug("holding answer not sent", "stage", stage, "error", err)
-		}
-	})
-	if err != nil {
-		return nil, sendError(err)
-	}
-	return b.confirm(sub, nil)
+	return b.answer(b.Subjects.HoldingSubject(stage), func() []byte { return nil })
 }

@@ -23,12 +23,6 @@ func (s Subjects) Stage(stage pipeline.StageName, d pipeline.Durability, c pipel
 	return string(s.mesh) + ".stage." + string(stage) + "." + string(d) + "." + string(c)
 }
 
-// Next is the subject of an item for its hop: the one place that chooses a
-// destination.
-func (s Subjects) Next(hop pipeline.Hop, d pipeline.Durability, c pipeline.Class) string {
-	return s.Stage(hop.Stage, d, c)
-}
-
 // Stream is the name of the stream that holds a stage's items.
 func (s Subjects) Stream(stage pipeline.StageName, d pipeline.Durability) string {
 	return string(s.mesh) + "_" + string(stage) + "_" + string(d)
@@ -36,19 +30,15 @@ func (s Subjects) Stream(stage pipeline.StageName, d pipeline.Durability) string
 
 // Reply is the subject of the replies to an execution.
 func (s Subjects) Reply(gateway pipeline.GatewayID, execution pipeline.ExecutionID) string {
-	return s.replies(gateway) + string(execution)
+	return string(s.mesh) + ".reply." + string(gateway) + "." + string(execution)
 }
 
 // Replies matches every reply for a gateway.
-func (s Subjects) Replies(gateway pipeline.GatewayID) string { return s.replies(gateway) + "*" }
-
-func (s Subjects) replies(gateway pipeline.GatewayID) string {
-	return string(s.mesh) + ".reply." + string(gateway) + "."
-}
+func (s Subjects) Replies(gateway pipeline.GatewayID) string { return s.Reply(gateway, "*") }
 
 // Execution returns the execution of a reply's subject.
 func (s Subjects) Execution(gateway pipeline.GatewayID, subject string) pipeline.ExecutionID {
-	return pipeline.ExecutionID(strings.TrimPrefix(subject, s.replies(gateway)))
+	return pipeline.ExecutionID(strings.TrimPrefix(subject, s.Reply(gateway, "")))
 }
 
 // Alive is the subject on which hosts of a stage answer that they serve it.
@@ -84,26 +74,28 @@ func (s Subjects) Claim(tenant string, p pipeline.Name, key string) string {
 		h.Write(binary.BigEndian.AppendUint64(nil, uint64(len(text))))
 		h.Write([]byte(text))
 	}
-	return s.claims() + hex.EncodeToString(h.Sum(nil))
+	return s.claim(hex.EncodeToString(h.Sum(nil)))
 }
 
 // Claims matches the records of all keys.
-func (s Subjects) Claims() string { return s.claims() + "*" }
+func (s Subjects) Claims() string { return s.claim("*") }
 
-func (s Subjects) claims() string { return string(s.mesh) + ".claim." }
+func (s Subjects) claim(key string) string { return string(s.mesh) + ".claim." + key }
 
 // ClaimStream is the name of the stream that holds them.
 func (s Subjects) ClaimStream() string { return string(s.mesh) + "_claims" }
 
 // RunRecordSubject is the subject of the run records of an execution's step.
 func (s Subjects) RunRecordSubject(execution pipeline.ExecutionID, position int) string {
-	return s.runRecords() + string(execution) + "." + strconv.Itoa(position)
+	return s.runRecord(string(execution), strconv.Itoa(position))
 }
 
 // RunRecordSubjects matches the run records of all executions.
-func (s Subjects) RunRecordSubjects() string { return s.runRecords() + "*.*" }
+func (s Subjects) RunRecordSubjects() string { return s.runRecord("*", "*") }
 
-func (s Subjects) runRecords() string { return string(s.mesh) + ".start." }
+func (s Subjects) runRecord(execution, position string) string {
+	return string(s.mesh) + ".start." + execution + "." + position
+}
 
 // RunRecordStream is the name of the stream that holds them.
 func (s Subjects) RunRecordStream() string { return string(s.mesh) + "_starts" }

@@ -124,7 +124,7 @@ weights: {two: 0}
 	}
 }
 
-func TestFileThatSaysNothingChangesNothing(t *testing.T) {
+func TestEmptyFileChangesNothing(t *testing.T) {
 	t.Parallel()
 	for name, text := range map[string]string{
 		"empty": "", "a comment": "# nothing\n", "a document without anything": "---\n", "null": "~",
@@ -146,7 +146,7 @@ func TestFileThatSaysNothingChangesNothing(t *testing.T) {
 	}
 }
 
-func TestWhatDoesNotFitIsRefusedAtItsPlace(t *testing.T) {
+func TestMismatchesAreRejectedAtTheirPlace(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ text, want string }{
 		"text for a whole number":      {"stages:\n  a:\n    batch: {max_size: 0x}", `f.yaml:3:23: stages.a.batch.max_size: "0x" is not a whole number`},
@@ -215,7 +215,7 @@ func TestWhatDoesNotFitIsRefusedAtItsPlace(t *testing.T) {
 	}
 }
 
-func TestAllMistakesAreToldAtOnceInTheirOrder(t *testing.T) {
+func TestAllMistakesAreReportedInOrder(t *testing.T) {
 	t.Parallel()
 	_, _, err := parse("size: x\nnope: 1\nwait: y\n")
 	want := []string{"f.yaml:1:7: size:", `f.yaml:2:1: "nope"`, "f.yaml:3:7: wait:"}
@@ -230,7 +230,7 @@ func TestAllMistakesAreToldAtOnceInTheirOrder(t *testing.T) {
 	}
 }
 
-func TestMessagesOfAHopelessFileAreBounded(t *testing.T) {
+func TestNumberOfMessagesIsBounded(t *testing.T) {
 	t.Parallel()
 	_, _, err := parse("numbers: [" + strings.Repeat(strings.Repeat("x", 1000)+", ", 500) + "x]")
 	lines := strings.Split(fmt.Sprint(err), "\n")
@@ -242,7 +242,7 @@ func TestMessagesOfAHopelessFileAreBounded(t *testing.T) {
 	}
 }
 
-func TestAnchorsAndMergesStandForWhatTheyMark(t *testing.T) {
+func TestAnchorsAndMergesAreExpanded(t *testing.T) {
 	t.Parallel()
 	got, _, err := parse(`
 any:
@@ -285,7 +285,7 @@ stages:
 	}
 }
 
-func TestMistakeBehindAnAliasNamesWhereItIsUsed(t *testing.T) {
+func TestMistakeBehindAliasNamesItsUse(t *testing.T) {
 	t.Parallel()
 	_, _, err := parse("any:\n  x: &x {max_size: many}\nstages:\n  a: {batch: *x}")
 	if want := `f.yaml:2:20: stages.a.batch.max_size: "many" is not a whole number`; fmt.Sprint(err) != want {
@@ -318,7 +318,7 @@ func TestMergesCannotMakeASmallFileLarge(t *testing.T) {
 }
 
 // The parser takes quadratic time in what these have a lot of.
-func TestFileThatWouldTakeForEverIsRefused(t *testing.T) {
+func TestFilesThatParseSlowlyAreRejected(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ text, want string }{
 		"keys":                 {strings.Repeat("k: v\n", 100_000), "more than 50000 words and signs"},
@@ -374,7 +374,7 @@ func TestLoadReadsFiles(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeReadIntoIsTheProgramsDefect(t *testing.T) {
+func TestUnsupportedTargetsAreErrors(t *testing.T) {
 	t.Parallel()
 	var channel struct {
 		C chan int `yaml:"c"`

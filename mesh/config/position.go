@@ -75,7 +75,7 @@ func (d *Doc) At(path Path, err error) error {
 	if _, placed := errors.AsType[*PositionError](err); placed {
 		return err
 	}
-	if several := joined(err); several != nil {
+	if several := splitJoined(err); several != nil {
 		placed := make([]error, len(several))
 		for i, one := range several {
 			placed[i] = d.At(path, one)
@@ -85,8 +85,8 @@ func (d *Doc) At(path Path, err error) error {
 	return d.at(path, err)
 }
 
-// joined returns the errors that errors.Join made one of.
-func joined(err error) []error {
+// splitJoined returns the errors that errors.Join made one of.
+func splitJoined(err error) []error {
 	several, ok := err.(interface{ Unwrap() []error })
 	if !ok || errors.Join(several.Unwrap()...).Error() != err.Error() {
 		return nil

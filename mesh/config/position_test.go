@@ -118,7 +118,7 @@ func TestSectionIsDecodedLaterAtItsPlace(t *testing.T) {
 	}
 }
 
-func TestSectionThatIsNotThereLeavesEverythingAsItIs(t *testing.T) {
+func TestMissingSectionChangesNothing(t *testing.T) {
 	t.Parallel()
 	empty, _, err := parse("part:\n")
 	if err != nil {

@@ -41,7 +41,7 @@ func ParseBytes(s string) (Bytes, error) {
 			break
 		}
 	}
-	if n, ok := scaled(digits, scale); ok {
+	if n, ok := multiply(digits, scale); ok {
 		return n, nil
 	}
 	return 0, fmt.Errorf("%s is not a size: use a number of bytes, or one with KiB, MiB, GiB, kB, MB or GB", quote(s))
@@ -50,8 +50,8 @@ func ParseBytes(s string) (Bytes, error) {
 // maxDigits bounds a size's digits, before and after the point.
 const maxDigits = 32
 
-// scaled returns digits times scale where that is a whole number.
-func scaled(digits string, scale int64) (Bytes, bool) {
+// multiply returns digits times scale where that is a whole number.
+func multiply(digits string, scale int64) (Bytes, bool) {
 	if len(digits) > maxDigits || strings.Trim(digits, "0123456789.") != "" {
 		return 0, false
 	}
@@ -73,7 +73,7 @@ func (b Bytes) String() string {
 	return strconv.FormatInt(int64(b), 10)
 }
 
-// Address checks the address to listen on of the key; empty means that nobody listens.
+// Address checks the address to listen on of the key; an empty address is valid.
 func Address(key, addr string) error {
 	if addr == "" {
 		return nil

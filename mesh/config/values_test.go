@@ -20,7 +20,7 @@ func TestSizesAreRead(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoSizeIsRefused(t *testing.T) {
+func TestInvalidSizesAreRejected(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{
 		"", "x", "KiB", "-1", "+1", "1.5", "0.3KiB", "1e3", "0x10", "1_000", "1/2", "Inf", "NaN", "1 2", "1MiBB", "4mib", "..", ".", "1.2.3",

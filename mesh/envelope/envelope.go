@@ -182,6 +182,13 @@ func (e *Envelope) Encode() ([]byte, error) {
 // ErrMalformed is wrapped by every error of the Decode functions.
 var ErrMalformed = errors.New("malformed message")
 
+func malformed(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%w: %w", ErrMalformed, err)
+}
+
 // Decode reads an envelope from bytes of any sender. Its payload shares their
 // memory, so the caller must not change them.
 func Decode(data []byte) (*Envelope, error) {
@@ -196,7 +203,7 @@ func Decode(data []byte) (*Envelope, error) {
 		err = r.finish()
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
+		return nil, malformed(err)
 	}
 	return r.Envelope, nil
 }

@@ -56,7 +56,7 @@ func DecodeResult(data []byte) (*Result, error) {
 		err = r.finish()
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
+		return nil, malformed(err)
 	}
 	return r.Result, nil
 }
@@ -141,15 +141,15 @@ func (c *Claim) Encode() ([]byte, error) {
 
 // DecodeClaim reads a claim from bytes of any sender.
 func DecodeClaim(data []byte) (*Claim, error) {
-	var in meshv1.IdempotencyRecord
-	if err := proto.Unmarshal(data, &in); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
+	return decodeRecord(data, new(meshv1.IdempotencyRecord), claimFromProto)
+}
+
+// decodeRecord reads a record by its generated message.
+func decodeRecord[M proto.Message, R any](data []byte, in M, convert func(M) (R, error)) (out R, err error) {
+	if err = proto.Unmarshal(data, in); err == nil {
+		out, err = convert(in)
 	}
-	out, err := claimFromProto(&in)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
-	}
-	return out, nil
+	return out, malformed(err)
 }
 
 func claimFromProto(in *meshv1.IdempotencyRecord) (*Claim, error) {
@@ -171,32 +171,22 @@ func claimFromProto(in *meshv1.IdempotencyRecord) (*Claim, error) {
 		Digest:     Digest(in.GetDigest()),
 		Durability: durability,
 	}
-	if err := out.stateFromProto(in); err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *Claim) stateFromProto(in *meshv1.IdempotencyRecord) error {
 	switch in.GetState() {
 	case meshv1.IdempotencyState_IDEMPOTENCY_STATE_RELEASED:
-		c.Released = true
-		return nil
+		out.Released = true
+		return out, nil
 	case meshv1.IdempotencyState_IDEMPOTENCY_STATE_HELD:
-		return c.timesFromProto(in)
+	default:
+		return nil, errors.New("neither held nor released")
 	}
-	return errors.New("neither held nor released")
-}
-
-func (c *Claim) timesFromProto(in *meshv1.IdempotencyRecord) error {
 	if err := in.GetAdmittedAt().CheckValid(); err != nil {
-		return fmt.Errorf("admission: %w", err)
+		return nil, fmt.Errorf("admission: %w", err)
 	}
 	if err := in.GetDeadline().CheckValid(); err != nil {
-		return fmt.Errorf("deadline: %w", err)
+		return nil, fmt.Errorf("deadline: %w", err)
 	}
-	c.AdmittedAt, c.Deadline = in.GetAdmittedAt().AsTime(), in.GetDeadline().AsTime()
-	return nil
+	out.AdmittedAt, out.Deadline = in.GetAdmittedAt().AsTime(), in.GetDeadline().AsTime()
+	return out, nil
 }
 
 // DeadLetter is a message that the mesh gave up on.
@@ -241,23 +231,15 @@ func (d *DeadLetter) Encode() ([]byte, error) {
 		Deliveries:     uint64(max(0, d.Deliveries)),
 		QueuedAt:       timestamppb.New(d.QueuedAt),
 		DeadLetteredAt: timestamppb.New(d.DeadLetteredAt),
+		Runs:           runsToProto(d.Runs),
 	}
-	out.Runs = runsToProto(d.Runs)
 	return proto.Marshal(out)
 }
 
 // DecodeDeadLetter reads a dead letter from bytes of any sender. It does not
 // decode the item.
 func DecodeDeadLetter(data []byte) (*DeadLetter, error) {
-	var in meshv1.DeadLetter
-	if err := proto.Unmarshal(data, &in); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
-	}
-	out, err := deadLetterFromProto(&in)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
-	}
-	return out, nil
+	return decodeRecord(data, new(meshv1.DeadLetter), deadLetterFromProto)
 }
 
 func deadLetterFromProto(in *meshv1.DeadLetter) (*DeadLetter, error) {
@@ -271,9 +253,9 @@ func deadLetterFromProto(in *meshv1.DeadLetter) (*DeadLetter, error) {
 	case in.GetQueuedAt().CheckValid() != nil:
 		return nil, fmt.Errorf("queued at: %w", in.GetQueuedAt().CheckValid())
 	case in.GetDeadLetteredAt().CheckValid() != nil:
-		return nil, fmt.Errorf("died at: %w", in.GetDeadLetteredAt().CheckValid())
+		return nil, fmt.Errorf("dead-lettered at: %w", in.GetDeadLetteredAt().CheckValid())
 	}
-	starts, err := runsFromProto(in.GetRuns())
+	runs, err := runsFromProto(in.GetRuns())
 	if err != nil {
 		return nil, err
 	}
@@ -286,7 +268,7 @@ func deadLetterFromProto(in *meshv1.DeadLetter) (*DeadLetter, error) {
 		Fault:          fault.FromProto(in.GetFault()),
 		Item:           in.GetItem(),
 		Deliveries:     int(min(in.GetDeliveries(), maxDeliveries)),
-		Runs:           starts,
+		Runs:           runs,
 		QueuedAt:       in.GetQueuedAt().AsTime(),
 		DeadLetteredAt: in.GetDeadLetteredAt().AsTime(),
 	}, nil
@@ -296,26 +278,20 @@ func deadLetterFromProto(in *meshv1.DeadLetter) (*DeadLetter, error) {
 const maxDeliveries = 1 << 30
 
 // EncodeRunRecords returns the bytes of run records.
-func EncodeRunRecords(starts []RunRecord) ([]byte, error) {
-	return proto.Marshal(&meshv1.RunRecords{Runs: runsToProto(starts)})
+func EncodeRunRecords(runs []RunRecord) ([]byte, error) {
+	return proto.Marshal(&meshv1.RunRecords{Runs: runsToProto(runs)})
 }
 
 // DecodeRunRecords reads run records from bytes of any sender.
 func DecodeRunRecords(data []byte) ([]RunRecord, error) {
-	var in meshv1.RunRecords
-	if err := proto.Unmarshal(data, &in); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
-	}
-	out, err := runsFromProto(in.GetRuns())
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
-	}
-	return out, nil
+	return decodeRecord(data, new(meshv1.RunRecords), func(in *meshv1.RunRecords) ([]RunRecord, error) {
+		return runsFromProto(in.GetRuns())
+	})
 }
 
-func runsToProto(starts []RunRecord) []*meshv1.RunRecord {
+func runsToProto(runs []RunRecord) []*meshv1.RunRecord {
 	var out []*meshv1.RunRecord
-	for _, s := range starts {
+	for _, s := range runs {
 		out = append(out, &meshv1.RunRecord{Host: string(s.Host), StartedAt: timestamppb.New(s.At)})
 	}
 	return out
@@ -352,19 +328,17 @@ func (c *Cancel) Encode() ([]byte, error) {
 
 // DecodeCancel reads a notice from bytes of any sender.
 func DecodeCancel(data []byte) (*Cancel, error) {
-	var in meshv1.Cancel
-	if err := proto.Unmarshal(data, &in); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
-	}
-	if err := checkID(in.GetRequestId()); err != nil {
-		return nil, fmt.Errorf("%w: request id: %w", ErrMalformed, err)
-	}
-	if err := in.GetDeadline().CheckValid(); err != nil {
-		return nil, fmt.Errorf("%w: deadline: %w", ErrMalformed, err)
-	}
-	return &Cancel{
-		Mesh:      pipeline.MeshName(in.GetMesh()),
-		RequestID: pipeline.RequestID(in.GetRequestId()),
-		Deadline:  in.GetDeadline().AsTime(),
-	}, nil
+	return decodeRecord(data, new(meshv1.Cancel), func(in *meshv1.Cancel) (*Cancel, error) {
+		if err := checkID(in.GetRequestId()); err != nil {
+			return nil, fmt.Errorf("request id: %w", err)
+		}
+		if err := in.GetDeadline().CheckValid(); err != nil {
+			return nil, fmt.Errorf("deadline: %w", err)
+		}
+		return &Cancel{
+			Mesh:      pipeline.MeshName(in.GetMesh()),
+			RequestID: pipeline.RequestID(in.GetRequestId()),
+			Deadline:  in.GetDeadline().AsTime(),
+		}, nil
+	})
 }

@@ -2,7 +2,6 @@ package envelope
 
 import (
 	"errors"
-	"fmt"
 	"strings"
 	"time"
 
@@ -72,7 +71,7 @@ func DecodeReply(data []byte) (*Reply, error) {
 		err = r.finish()
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrMalformed, err)
+		return nil, malformed(err)
 	}
 	return r.Reply, nil
 }
@@ -256,7 +255,7 @@ func PeekTerminal(data []byte) (terminal bool, err error) {
 		err = errNoOutcome
 	}
 	if err != nil {
-		return false, fmt.Errorf("%w: %w", ErrMalformed, err)
+		return false, malformed(err)
 	}
 	return last != chunkOutcome, nil
 }

@@ -32,7 +32,7 @@ func yes(b bool) string {
 	return "no"
 }
 
-func TestTheDocumentHasTheTable(t *testing.T) {
+func TestDocsListEveryReason(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(document)
 	if err != nil {

@@ -1,3 +1,14 @@
+// Package fault is the vocabulary of failure: every failure that can reach a
+// caller has a Reason, and one table has for each reason the gRPC code and
+// HTTP status it is and whether a retry can help. docs/faults.md is that table
+// in prose and is held against it by a test.
+//
+// A failure is classified once, where it is known, by New; everything else
+// passes it on, and From recovers it from an error chain. What is not a Fault
+// is INTERNAL: its text stays in the logs and does not reach the caller.
+//
+// Faults are plain values, safe to share once built. The With methods return
+// copies.
 package fault
 
 import (
@@ -7,7 +18,10 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"google.golang.org/genproto/googleapis/rpc/code"
 )
@@ -18,8 +32,8 @@ const Domain = "stagemesh"
 // Violation is one field that is not valid, and why.
 type Violation struct {
 	// Field is a path such as "inputs.pixels.shape".
-	Field       string
-	Description string
+	Field       string `json:"field"`
+	Description string `json:"description"`
 }
 
 // Fault is a failure with everything a caller needs to act on it. Build one by
@@ -54,6 +68,15 @@ func Newf(r Reason, format string, args ...any) *Fault {
 	return &Fault{Reason: r, Message: err.Error(), cause: errors.Unwrap(err)}
 }
 
+// InField is Newf for a field of the request, whose path begins the message and is in the
+// fault's violations.
+func InField(r Reason, field, format string, args ...any) *Fault {
+	out := Newf(r, format, args...)
+	out.Violations = []Violation{{Field: field, Description: out.Message}}
+	out.Message = field + ": " + out.Message
+	return out
+}
+
 // Error implements error.
 func (f *Fault) Error() string {
 	if f.Stage == "" {
@@ -79,7 +102,10 @@ func (f *Fault) HTTPStatus() int {
 	if f.Code == code.Code_OK || f.Code == class.Code {
 		return class.HTTP
 	}
-	return httpOf(f.Code)
+	if status, ok := httpStatuses[f.Code]; ok {
+		return status
+	}
+	return http.StatusInternalServerError
 }
 
 // Retryable reports whether the same request may succeed later.
@@ -155,33 +181,31 @@ func From(err error) *Fault {
 	return &Fault{Reason: Internal, Message: "internal error; look for the request id in the logs", cause: err}
 }
 
-// httpOf maps a gRPC code to a status where a runner chose a code of its own,
-// as google.rpc.Code documents.
-func httpOf(c code.Code) int {
-	switch c {
-	case code.Code_OK:
-		return http.StatusOK
-	case code.Code_INVALID_ARGUMENT, code.Code_FAILED_PRECONDITION, code.Code_OUT_OF_RANGE:
-		return http.StatusBadRequest
-	case code.Code_UNAUTHENTICATED:
-		return http.StatusUnauthorized
-	case code.Code_PERMISSION_DENIED:
-		return http.StatusForbidden
-	case code.Code_NOT_FOUND:
-		return http.StatusNotFound
-	case code.Code_ALREADY_EXISTS, code.Code_ABORTED:
-		return http.StatusConflict
-	case code.Code_RESOURCE_EXHAUSTED:
-		return http.StatusTooManyRequests
-	case code.Code_CANCELLED:
-		return statusClientClosedRequest
-	case code.Code_UNIMPLEMENTED:
-		return http.StatusNotImplemented
-	case code.Code_UNAVAILABLE:
-		return http.StatusServiceUnavailable
-	case code.Code_DEADLINE_EXCEEDED:
-		return http.StatusGatewayTimeout
-	default:
-		return http.StatusInternalServerError
+// maxKey bounds what a path repeats of a caller's own key, in bytes.
+const maxKey = 40
+
+// Member returns the path of a member of the object at a path: "inputs.order" and
+// "price" are "inputs.order.price". A key that is no plain word is in brackets and
+// quotes, and a long one is cut.
+func Member(path, key string) string {
+	if len(key) > maxKey {
+		key = strings.ToValidUTF8(key[:maxKey], "") + "..."
 	}
+	if !plainKey(key) {
+		return fmt.Sprintf("%s[%s]", path, strconv.Quote(key))
+	}
+	if path == "" {
+		return key
+	}
+	return path + "." + key
+}
+
+// Element returns the path of an element of the list at a path: "inputs.items[3]".
+func Element(path string, i int) string { return path + "[" + strconv.Itoa(i) + "]" }
+
+func plainKey(key string) bool {
+	if key == "" || !utf8.ValidString(key) {
+		return false
+	}
+	return strings.Trim(key, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.$") == ""
 }

@@ -98,7 +98,7 @@ func TestWithReturnsCopies(t *testing.T) {
 	}
 }
 
-func TestARunnersCodeReplacesTheReasons(t *testing.T) {
+func TestRunnerCodeReplacesReasonCode(t *testing.T) {
 	t.Parallel()
 	for chosen, want := range map[code.Code]int{
 		code.Code_INVALID_ARGUMENT: 400, code.Code_FAILED_PRECONDITION: 400, code.Code_OUT_OF_RANGE: 400,
@@ -121,7 +121,7 @@ func TestARunnersCodeReplacesTheReasons(t *testing.T) {
 	}
 }
 
-func TestAFaultTravelsWhole(t *testing.T) {
+func TestFaultRoundTrips(t *testing.T) {
 	t.Parallel()
 	sent := fault.New(fault.RunnerFailed, "m").At("s", "t", "h").WithRetryAfter(time.Second).
 		WithViolation("inputs.x", "bad").WithMetadata("k", "v")
@@ -131,7 +131,7 @@ func TestAFaultTravelsWhole(t *testing.T) {
 	}
 }
 
-func TestWhatAHostMayNotSayIsSetRight(t *testing.T) {
+func TestInvalidFieldsOfHostFaultsAreCorrected(t *testing.T) {
 	t.Parallel()
 	got := fault.FromProto(&meshv1.Fault{Code: 77, RetryAfter: durationpb.New(-time.Second)})
 	if got.Reason != fault.Internal || got.GRPCCode() != code.Code_INTERNAL || got.RetryAfter != 0 {
@@ -142,7 +142,7 @@ func TestWhatAHostMayNotSayIsSetRight(t *testing.T) {
 	}
 }
 
-func TestDetailsSayWhatIsKnown(t *testing.T) {
+func TestDetailsHaveAllKnownFacts(t *testing.T) {
 	t.Parallel()
 	if got := fault.New(fault.Internal, "m").Details(); len(got) != 1 {
 		t.Errorf("a bare fault has %v", got)

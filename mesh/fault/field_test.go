@@ -7,7 +7,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
-func TestPathsAreWrittenAsPeopleWriteThem(t *testing.T) {
+func TestFieldPathsAreReadable(t *testing.T) {
 	t.Parallel()
 	for want, got := range map[string]string{
 		"inputs.order":                         fault.Member("inputs", "order"),

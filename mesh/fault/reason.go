@@ -67,47 +67,46 @@ type Class struct {
 
 const statusClientClosedRequest = 499
 
-func table() map[Reason]Class {
-	return map[Reason]Class{
-		UnknownPipeline:     {code.Code_NOT_FOUND, http.StatusNotFound, false, "no pipeline of that name is served"},
-		InvalidRequest:      {code.Code_INVALID_ARGUMENT, http.StatusBadRequest, false, "the request itself is malformed: bad JSON, an unknown step, a negative timeout"},
-		InvalidInput:        {code.Code_INVALID_ARGUMENT, http.StatusBadRequest, false, "an input cannot be used: not an image, a tensor of the wrong type or shape"},
-		SchemaViolation:     {code.Code_INVALID_ARGUMENT, http.StatusUnprocessableEntity, false, "an input breaks the stage's schema"},
-		UnsupportedMedia:    {code.Code_INVALID_ARGUMENT, http.StatusUnsupportedMediaType, false, "no stage or front takes that content type"},
-		PayloadTooLarge:     {code.Code_INVALID_ARGUMENT, http.StatusRequestEntityTooLarge, false, "the request is over a size limit; refused before it is queued"},
-		NotSupported:        {code.Code_UNIMPLEMENTED, http.StatusNotImplemented, false, "this version does not do that"},
-		Unauthenticated:     {code.Code_UNAUTHENTICATED, http.StatusUnauthorized, false, "credentials are missing or wrong"},
-		PermissionDenied:    {code.Code_PERMISSION_DENIED, http.StatusForbidden, false, "the caller may not do that"},
-		NotFound:            {code.Code_NOT_FOUND, http.StatusNotFound, false, "the thing named does not exist"},
-		IdempotencyMismatch: {code.Code_ALREADY_EXISTS, http.StatusConflict, false, "the idempotency key was used with another payload"},
-		NotReplayable:       {code.Code_FAILED_PRECONDITION, http.StatusBadRequest, false, "the dead letter holds no item that could be run again"},
+// classes is never written after start-up.
+var classes = map[Reason]Class{
+	UnknownPipeline:     {code.Code_NOT_FOUND, http.StatusNotFound, false, "no pipeline of that name is served"},
+	InvalidRequest:      {code.Code_INVALID_ARGUMENT, http.StatusBadRequest, false, "the request itself is malformed: bad JSON, an unknown step, a negative timeout"},
+	InvalidInput:        {code.Code_INVALID_ARGUMENT, http.StatusBadRequest, false, "an input cannot be used: not an image, a tensor of the wrong type or shape"},
+	SchemaViolation:     {code.Code_INVALID_ARGUMENT, http.StatusUnprocessableEntity, false, "an input breaks the stage's schema"},
+	UnsupportedMedia:    {code.Code_INVALID_ARGUMENT, http.StatusUnsupportedMediaType, false, "no stage or front takes that content type"},
+	PayloadTooLarge:     {code.Code_INVALID_ARGUMENT, http.StatusRequestEntityTooLarge, false, "the request is over a size limit; refused before it is queued"},
+	NotSupported:        {code.Code_UNIMPLEMENTED, http.StatusNotImplemented, false, "this version does not do that"},
+	Unauthenticated:     {code.Code_UNAUTHENTICATED, http.StatusUnauthorized, false, "credentials are missing or wrong"},
+	PermissionDenied:    {code.Code_PERMISSION_DENIED, http.StatusForbidden, false, "the caller may not do that"},
+	NotFound:            {code.Code_NOT_FOUND, http.StatusNotFound, false, "the thing named does not exist"},
+	IdempotencyMismatch: {code.Code_ALREADY_EXISTS, http.StatusConflict, false, "the idempotency key was used with another payload"},
+	NotReplayable:       {code.Code_FAILED_PRECONDITION, http.StatusBadRequest, false, "the dead letter holds no item that could be run again"},
 
-		RevisionMismatch:   {code.Code_ABORTED, http.StatusConflict, false, "somebody else has changed the pipeline meanwhile"},
-		PipelineDoesNotFit: {code.Code_FAILED_PRECONDITION, http.StatusBadRequest, false, "a pipeline's stages are not known, or do not fit together"},
+	RevisionMismatch:   {code.Code_ABORTED, http.StatusConflict, false, "somebody else has changed the pipeline meanwhile"},
+	PipelineDoesNotFit: {code.Code_FAILED_PRECONDITION, http.StatusBadRequest, false, "a pipeline's stages are not known, or do not fit together"},
 
-		NoCapacity:          {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "a stage on the route has no live host"},
-		BrokerUnavailable:   {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the broker cannot be reached; the request was not queued"},
-		RegistryUnavailable: {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the mesh's registry cannot be reached; changes need it, and a gateway that has never heard of it"},
-		QueueLost:           {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the in-memory queue that held the request was lost with its broker"},
-		QueueFull:           {code.Code_RESOURCE_EXHAUSTED, http.StatusTooManyRequests, true, "a stage's queue is full"},
-		Overloaded:          {code.Code_RESOURCE_EXHAUSTED, http.StatusTooManyRequests, true, "the gateway or host has as many requests in flight, or the mesh as many idempotency keys, as it may"},
-		ShuttingDown:        {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the process asked is stopping"},
+	NoCapacity:          {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "a stage on the route has no live host"},
+	BrokerUnavailable:   {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the broker cannot be reached; the request was not queued"},
+	RegistryUnavailable: {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the mesh's registry cannot be reached; changes need it, and a gateway that has never heard of it"},
+	QueueLost:           {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the in-memory queue that held the request was lost with its broker"},
+	QueueFull:           {code.Code_RESOURCE_EXHAUSTED, http.StatusTooManyRequests, true, "a stage's queue is full"},
+	Overloaded:          {code.Code_RESOURCE_EXHAUSTED, http.StatusTooManyRequests, true, "the gateway or host has as many requests in flight, or the mesh as many idempotency keys, as it may"},
+	ShuttingDown:        {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the process asked is stopping"},
 
-		DeadlineExceeded: {code.Code_DEADLINE_EXCEEDED, http.StatusGatewayTimeout, true, "the deadline passed before the answer"},
-		Cancelled:        {code.Code_CANCELLED, statusClientClosedRequest, false, "the caller went away or cancelled"},
+	DeadlineExceeded: {code.Code_DEADLINE_EXCEEDED, http.StatusGatewayTimeout, true, "the deadline passed before the answer"},
+	Cancelled:        {code.Code_CANCELLED, statusClientClosedRequest, false, "the caller went away or cancelled"},
 
-		RunnerFailed:        {code.Code_INTERNAL, http.StatusInternalServerError, false, "the stage's code failed on this item"},
-		RunnerCrashed:       {code.Code_INTERNAL, http.StatusInternalServerError, false, "the item ends the process that runs it"},
-		RunnerStalled:       {code.Code_DEADLINE_EXCEEDED, http.StatusGatewayTimeout, true, "the stage's code sent no part of a streamed answer in the time that the stage gives it"},
-		AttemptsExhausted:   {code.Code_INTERNAL, http.StatusInternalServerError, false, "hosts got the item as often as may be, and none finished it"},
-		RunnerOutOfMemory:   {code.Code_RESOURCE_EXHAUSTED, http.StatusTooManyRequests, true, "the item alone needs more memory than the runner has"},
-		RunnerOutputInvalid: {code.Code_INTERNAL, http.StatusInternalServerError, false, "the stage's code answered with something that is no valid output"},
-		OutputTooLarge:      {code.Code_INTERNAL, http.StatusInternalServerError, false, "a stage's output is over the broker's message limit"},
-		StreamInterrupted:   {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, false, "a streamed answer broke after its first chunk; it is never rerun by itself"},
-		SlowReader:          {code.Code_RESOURCE_EXHAUSTED, http.StatusTooManyRequests, false, "the caller reads a streamed answer too slowly"},
+	RunnerFailed:        {code.Code_INTERNAL, http.StatusInternalServerError, false, "the stage's code failed on this item"},
+	RunnerCrashed:       {code.Code_INTERNAL, http.StatusInternalServerError, false, "the item ends the process that runs it"},
+	RunnerStalled:       {code.Code_DEADLINE_EXCEEDED, http.StatusGatewayTimeout, true, "the stage's code sent no part of a streamed answer in the time that the stage gives it"},
+	AttemptsExhausted:   {code.Code_INTERNAL, http.StatusInternalServerError, false, "hosts got the item as often as may be, and none finished it"},
+	RunnerOutOfMemory:   {code.Code_RESOURCE_EXHAUSTED, http.StatusTooManyRequests, true, "the item alone needs more memory than the runner has"},
+	RunnerOutputInvalid: {code.Code_INTERNAL, http.StatusInternalServerError, false, "the stage's code answered with something that is no valid output"},
+	OutputTooLarge:      {code.Code_INTERNAL, http.StatusInternalServerError, false, "a stage's output is over the broker's message limit"},
+	StreamInterrupted:   {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, false, "a streamed answer broke after its first chunk; it is never rerun by itself"},
+	SlowReader:          {code.Code_RESOURCE_EXHAUSTED, http.StatusTooManyRequests, false, "the caller reads a streamed answer too slowly"},
 
-		Internal: {code.Code_INTERNAL, http.StatusInternalServerError, false, "a defect of the mesh; see its logs by the request id"},
-	}
+	Internal: {code.Code_INTERNAL, http.StatusInternalServerError, false, "a defect of the mesh; see its logs by the request id"},
 }
 
 // Classify returns the class of a reason. A reason outside the vocabulary has the class of
@@ -131,5 +130,20 @@ func (r Reason) Label() string {
 // Reasons returns the vocabulary, sorted.
 func Reasons() []Reason { return slices.Sorted(maps.Keys(classes)) }
 
-// classes is never written after start-up.
-var classes = table()
+// httpStatuses are the statuses of gRPC codes that a runner chose itself, as google.rpc.Code
+// documents them. Any other code is an internal error.
+var httpStatuses = map[code.Code]int{
+	code.Code_CANCELLED:           statusClientClosedRequest,
+	code.Code_INVALID_ARGUMENT:    http.StatusBadRequest,
+	code.Code_FAILED_PRECONDITION: http.StatusBadRequest,
+	code.Code_OUT_OF_RANGE:        http.StatusBadRequest,
+	code.Code_UNAUTHENTICATED:     http.StatusUnauthorized,
+	code.Code_PERMISSION_DENIED:   http.StatusForbidden,
+	code.Code_NOT_FOUND:           http.StatusNotFound,
+	code.Code_ALREADY_EXISTS:      http.StatusConflict,
+	code.Code_ABORTED:             http.StatusConflict,
+	code.Code_RESOURCE_EXHAUSTED:  http.StatusTooManyRequests,
+	code.Code_UNIMPLEMENTED:       http.StatusNotImplemented,
+	code.Code_UNAVAILABLE:         http.StatusServiceUnavailable,
+	code.Code_DEADLINE_EXCEEDED:   http.StatusGatewayTimeout,
+}

@@ -1,3 +1,26 @@
+// Package msgpack converts MessagePack into JSON and JSON into MessagePack, for bodies and blobs
+// that arrive in the one and are needed in the other.
+//
+//	text, err := msgpack.ToJSON(data, 16<<20)
+//	data, err = msgpack.AppendJSON(nil, text)
+//
+// Members, Elements and Binary read a document without converting it, and the Append functions
+// write one.
+//
+// # Unsupported values
+//
+// JSON has no binary strings, extensions and timestamps, maps with keys that are not strings,
+// NaN, infinities, and strings that are not UTF-8. ToJSON rejects them with an *Error that names
+// their place. Numbers keep their kind: a float is written with a point or an exponent even where
+// it is whole, and whole numbers are exact up to 64 bits. The order of a map's keys is preserved.
+//
+// # Bounds
+//
+// No allocation depends on a length in a header: only bytes that are present count. A document
+// nests at most MaxDepth deep, and ToJSON stops at its limit. The output of AppendJSON takes at
+// most about five times the JSON: an empty list is two bytes of JSON, and five here.
+//
+// Everything is a pure function, safe for concurrent use.
 package msgpack
 
 import (
@@ -101,11 +124,11 @@ func (w *writer) unsupported(kind msgp.Type) error {
 	case len(w.left) == 0:
 		return unread(msgp.ErrShortBytes)
 	case kind == msgp.BinType:
-		return wrong("is binary, which JSON cannot say")
+		return wrong("is binary, which JSON cannot represent")
 	case kind == msgp.InvalidType:
 		return unread(nil)
 	default:
-		return wrong("is an extension, which JSON cannot say")
+		return wrong("is an extension, which JSON cannot represent")
 	}
 }
 
@@ -114,7 +137,7 @@ func (w *writer) float(f float64, err error) error {
 		return unread(err)
 	}
 	if math.IsNaN(f) || math.IsInf(f, 0) {
-		return wrong("is NaN or infinite, which JSON cannot say")
+		return wrong("is NaN or infinite, which JSON cannot represent")
 	}
 	begin := len(w.out)
 	w.out = strconv.AppendFloat(w.out, f, 'g', -1, 64)
@@ -150,7 +173,7 @@ func readText(data []byte) (text, left []byte, err error) {
 // readKey reads a key, which is a string.
 func readKey(data []byte) (key, left []byte, err error) {
 	if len(data) > 0 && msgp.NextType(data) != msgp.StrType {
-		return nil, nil, wrong("has a key that is no string, which JSON cannot say")
+		return nil, nil, wrong("has a key that is no string, which JSON cannot represent")
 	}
 	return readText(data)
 }

@@ -17,7 +17,7 @@ import (
 
 const limit = 1 << 20
 
-func TestWhatBothCanSayIsTheSameInJSON(t *testing.T) {
+func TestValuesOfBothFormatsRoundTrip(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		data []byte
@@ -68,7 +68,7 @@ func listOf(values ...[]byte) []byte {
 
 func nested(depth int) []byte { return append(bytes.Repeat([]byte{0x91}, depth), 0xc0) }
 
-func TestWhatJSONCannotSayIsRefusedWithItsPlace(t *testing.T) {
+func TestUnrepresentableValueIsRejectedByPlace(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		data     []byte
@@ -108,7 +108,7 @@ func TestWhatJSONCannotSayIsRefusedWithItsPlace(t *testing.T) {
 	}
 }
 
-func TestJSONEndsAtItsLimit(t *testing.T) {
+func TestToJSONStopsAtItsLimit(t *testing.T) {
 	t.Parallel()
 	data := append(msgp.AppendArrayHeader(nil, 1000), bytes.Repeat([]byte{0xc2}, 1000)...) // false, a thousand times
 	if _, err := msgpack.ToJSON(data, 6001); err != nil {
@@ -119,7 +119,7 @@ func TestJSONEndsAtItsLimit(t *testing.T) {
 	}
 }
 
-func TestAnythingThatMessagePackSaysIsWhole(t *testing.T) {
+func TestCheckAcceptsAnyCompleteDocument(t *testing.T) {
 	t.Parallel()
 	for name, data := range map[string][]byte{
 		"bytes": msgp.AppendBytes(nil, []byte("x")), "an extension": {0xd4, 0x09, 0}, "keys of numbers": {0x81, 0x01, 0xc0},
@@ -138,7 +138,7 @@ func TestAnythingThatMessagePackSaysIsWhole(t *testing.T) {
 	}
 }
 
-func TestADocumentIsLookedInto(t *testing.T) {
+func TestMembersAndElementsAreVisited(t *testing.T) {
 	t.Parallel()
 	data := msgpack.AppendMap(nil, 2)
 	data = msgpack.AppendBinary(msgpack.AppendString(data, "raw"), []byte{1, 2})
@@ -175,7 +175,7 @@ func TestADocumentIsLookedInto(t *testing.T) {
 	}
 }
 
-func TestAMemberIsFoundBesideKeysThatAreNoStrings(t *testing.T) {
+func TestFindSkipsKeysThatAreNotStrings(t *testing.T) {
 	t.Parallel()
 	odd := []byte{0x84, 1, 2, 0xa1, 'a', 0x92, 7, 8, 0xc0, 1, 0xa1, 'a', 3}
 	value, ok := msgpack.Find(odd, "a")
@@ -198,7 +198,7 @@ func TestAMemberIsFoundBesideKeysThatAreNoStrings(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotThereIsNotLookedInto(t *testing.T) {
+func TestTruncatedDocumentIsRejected(t *testing.T) {
 	t.Parallel()
 	for name, data := range map[string][]byte{
 		"nothing": nil, "a number": {1}, "a map that lies": {0xdf, 0xff, 0xff, 0xff, 0xff}, "a list that lies": {0xdd, 0xff, 0xff, 0xff, 0xff},
@@ -219,7 +219,7 @@ func TestWhatIsNotThereIsNotLookedInto(t *testing.T) {
 	}
 }
 
-func TestNumbersOfJSONKeepTheirKind(t *testing.T) {
+func TestJSONNumbersKeepTheirKind(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]msgp.Type{
 		"1": msgp.IntType, "-9223372036854775808": msgp.IntType, "18446744073709551615": msgp.UintType,
@@ -237,7 +237,7 @@ func TestNumbersOfJSONKeepTheirKind(t *testing.T) {
 	}
 }
 
-func TestContentTypesOfMessagePackAreKnown(t *testing.T) {
+func TestMessagePackContentTypesAreRecognized(t *testing.T) {
 	t.Parallel()
 	for contentType, want := range map[string]bool{
 		"application/msgpack": true, "Application/X-MsgPack ; a=b": true, "application/vnd.msgpack": true,

@@ -15,20 +15,13 @@ func Members(data []byte, visit func(key string, value []byte) error) error {
 	if !IsMap(data) {
 		return wrong("is no map")
 	}
-	n, left, err := msgp.ReadMapHeaderBytes(data)
-	if err != nil {
-		return unread(err)
-	}
-	for range n {
-		key, value, err := readKey(left)
+	return entries(data, func(_ int, key, value []byte) error {
+		text, _, err := readKey(key)
 		if err != nil {
 			return err
 		}
-		if left, err = visitOne(value, func(value []byte) error { return visit(string(key), value) }); err != nil {
-			return err
-		}
-	}
-	return ended(left)
+		return visit(string(text), value)
+	})
 }
 
 // Elements hands each element of the list that data is to visit. Whatever visit
@@ -37,17 +30,10 @@ func Elements(data []byte, visit func(i int, value []byte) error) error {
 	if !IsList(data) {
 		return wrong("is no list")
 	}
-	n, left, err := msgp.ReadArrayHeaderBytes(data)
-	if err != nil {
-		return unread(err)
-	}
-	for i := range n {
-		if left, err = visitOne(left, func(value []byte) error { return visit(int(i), value) }); err != nil {
-			return err
-		}
-	}
-	return ended(left)
+	return entries(data, func(i int, _, value []byte) error { return visit(i, value) })
 }
+
+var errFound = errors.New("found")
 
 // Find returns the value of the first member of that key, where data is a map that has
 // one. It passes over keys that are no strings.
@@ -55,43 +41,71 @@ func Find(data []byte, key string) (value []byte, ok bool) {
 	if !IsMap(data) {
 		return nil, false
 	}
-	n, left, err := msgp.ReadMapHeaderBytes(data)
-	for i := uint32(0); i < n && err == nil; i++ {
-		found := false
-		if left, err = visitOne(left, func(name []byte) error {
-			text, err := Text(name)
-			found = err == nil && string(text) == key
-			return nil
-		}); err != nil {
-			return nil, false
+	err := entries(data, func(_ int, name, one []byte) error {
+		if text, err := Text(name); err == nil && string(text) == key {
+			value = one
+			return errFound
 		}
-		left, err = visitOne(left, func(one []byte) error { value = one; return nil })
-		if err == nil && found {
-			return value, true
-		}
-	}
-	return nil, false
+		return nil
+	})
+	return value, errors.Is(err, errFound)
 }
 
 // First returns the first element, where data is a list that has one.
 func First(data []byte) (value []byte, ok bool) {
-	if !IsList(data) {
-		return nil, false
-	}
-	n, left, err := msgp.ReadArrayHeaderBytes(data)
-	if err != nil || n == 0 {
-		return nil, false
-	}
-	_, err = visitOne(left, func(one []byte) error { value = one; return nil })
-	return value, err == nil
+	err := Elements(data, func(_ int, one []byte) error {
+		value = one
+		return errFound
+	})
+	return value, errors.Is(err, errFound)
 }
 
-// visitOne visits the document at the start of data, and returns the rest.
-func visitOne(data []byte, visit func(value []byte) error) (left []byte, err error) {
-	if left, err = skip(data, 0); err != nil {
-		return nil, err
+// entries visits the elements of the list that data is, or its members if it is a map.
+func entries(data []byte, visit func(i int, key, value []byte) error) error {
+	n, each, left, err := readHeader(data)
+	if err != nil {
+		return err
 	}
-	return left, visit(data[:len(data)-len(left)])
+	for i := range int(n) {
+		var key, value []byte
+		if each == 2 {
+			if key, left, err = next(left); err != nil {
+				return err
+			}
+		}
+		if value, left, err = next(left); err != nil {
+			return err
+		}
+		if err := visit(i, key, value); err != nil {
+			return err
+		}
+	}
+	return ended(left)
+}
+
+// next returns the document that data begins with, and what follows it.
+func next(data []byte) (value, left []byte, err error) {
+	left, err = skip(data, 0)
+	return data[:len(data)-len(left)], left, err
+}
+
+// readHeader reads the number of entries of a list or a map, each of which is so many
+// documents. Any other document is read as a whole and has no entries.
+func readHeader(data []byte) (n uint32, each int, left []byte, err error) {
+	switch msgp.NextType(data) {
+	case msgp.MapType:
+		each = 2
+		n, left, err = msgp.ReadMapHeaderBytes(data)
+	case msgp.ArrayType:
+		each = 1
+		n, left, err = msgp.ReadArrayHeaderBytes(data)
+	default:
+		left, err = msgp.Skip(data)
+	}
+	if err != nil {
+		return 0, 0, nil, unread(err)
+	}
+	return n, each, left, nil
 }
 
 // IsMap reports whether data begins with a map.
@@ -122,7 +136,7 @@ func Binary(data []byte) (raw []byte, ok bool) {
 }
 
 // Check makes sure that data is one document of MessagePack, of anything that it
-// can say. An error is an *Error.
+// can represent. An error is an *Error.
 func Check(data []byte) error {
 	left, err := skip(data, 0)
 	if err != nil {
@@ -144,30 +158,15 @@ func skip(data []byte, depth int) ([]byte, error) {
 	if depth > MaxDepth {
 		return nil, wrong("nests deeper than %d", MaxDepth)
 	}
-	var entries uint32
-	var left []byte
-	var err error
-	each := 1
-	switch msgp.NextType(data) {
-	case msgp.MapType:
-		entries, left, err = msgp.ReadMapHeaderBytes(data)
-		each = 2
-	case msgp.ArrayType:
-		entries, left, err = msgp.ReadArrayHeaderBytes(data)
-	default:
-		left, err = msgp.Skip(data)
-	}
-	if err != nil {
-		return nil, unread(err)
-	}
-	for range entries {
+	n, each, left, err := readHeader(data)
+	for range n {
 		for range each {
 			if left, err = skip(left, depth+1); err != nil {
 				return nil, err
 			}
 		}
 	}
-	return left, nil
+	return left, err
 }
 
 // Error is why a document is not valid or cannot be converted, and the place in it.
@@ -185,7 +184,7 @@ func (e *Error) Error() string {
 	return e.problem
 }
 
-// Problem is the error without its place: "is binary, which JSON cannot say".
+// Problem is the error without its place: "is binary, which JSON cannot represent".
 func (e *Error) Problem() string { return e.problem }
 
 // maxPlaces bounds the elements of a path.

@@ -6,7 +6,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
-func TestWhatIsJSONIsToldByItsType(t *testing.T) {
+func TestJSONIsRecognizedByContentType(t *testing.T) {
 	t.Parallel()
 	for contentType, want := range map[string]bool{
 		"application/json": true, "Application/JSON; charset=utf-8": true, "application/vnd.x+json": true, "image/x+JSON;a=b": true,
@@ -18,7 +18,7 @@ func TestWhatIsJSONIsToldByItsType(t *testing.T) {
 	}
 }
 
-func TestAPatternTakesTheTypesThatItMeans(t *testing.T) {
+func TestPatternAcceptsMatchingTypes(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
 		pattern, contentType string

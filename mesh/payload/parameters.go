@@ -3,7 +3,6 @@ package payload
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -266,6 +265,3 @@ func (v Value) toProto() *inferencev1.Value {
 		return &inferencev1.Value{Kind: &inferencev1.Value_StringValue{StringValue: v.text}}
 	}
 }
-
-// Clone returns an independent copy.
-func (p Parameters) Clone() Parameters { return maps.Clone(p) }

@@ -58,7 +58,7 @@ func agree(a, b payload.Parameters, names []string) bool {
 	})
 }
 
-func TestKeysAreEqualExactlyWhereTheNamedParametersAre(t *testing.T) {
+func TestKeysAreEqualForEqualParameters(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		a := drawParameters(t)
@@ -74,7 +74,7 @@ func TestKeysAreEqualExactlyWhereTheNamedParametersAre(t *testing.T) {
 	})
 }
 
-func TestKeysDoNotRunTogether(t *testing.T) {
+func TestKeysOfDifferentParametersDiffer(t *testing.T) {
 	t.Parallel()
 	empty := payload.String("")
 	tests := map[string]struct{ a, b payload.Parameters }{
@@ -115,7 +115,7 @@ func TestKeysDoNotDependOnTheOrderOfNames(t *testing.T) {
 	}
 }
 
-func TestParseValueReadsWhatAPersonWrites(t *testing.T) {
+func TestParseValueReadsHandwrittenValues(t *testing.T) {
 	t.Parallel()
 	tests := map[string]any{
 		"true": true, "false": false, "True": "True", "t": "t", "yes": "yes",
@@ -138,7 +138,7 @@ func TestParseValueReadsWhatAPersonWrites(t *testing.T) {
 	}
 }
 
-func FuzzParsedNumbersAreFiniteAndAllElseIsTheText(f *testing.F) {
+func FuzzParseValue(f *testing.F) {
 	for _, text := range []string{"true", "1", "-0.0", "1e309", "infinity", "0x1p-2", "\xff"} {
 		f.Add(text)
 	}
@@ -153,7 +153,7 @@ func FuzzParsedNumbersAreFiniteAndAllElseIsTheText(f *testing.F) {
 	})
 }
 
-func TestValuesConvertToIntegersOnlyWhereNothingIsLost(t *testing.T) {
+func TestIntegerConversionLosesNothing(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		value payload.Value
@@ -208,7 +208,7 @@ func TestValuesConvertToFloats(t *testing.T) {
 	}
 }
 
-func TestValuesAreWrittenAsAPersonWould(t *testing.T) {
+func TestValuesFormatAsText(t *testing.T) {
 	t.Parallel()
 	for want, value := range map[string]payload.Value{
 		"true": payload.Bool(true), "false": payload.Bool(false), "-1": payload.Int64(-1),
@@ -221,7 +221,7 @@ func TestValuesAreWrittenAsAPersonWould(t *testing.T) {
 	}
 }
 
-func TestValueOfTakesWhatConfigurationHolds(t *testing.T) {
+func TestValueOfAcceptsConfigurationTypes(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct{ in, want any }{
 		"bool":          {true, true},
@@ -250,7 +250,7 @@ func TestValueOfTakesWhatConfigurationHolds(t *testing.T) {
 	}
 }
 
-func TestParametersComeBackFromTheWire(t *testing.T) {
+func TestParametersRoundTrip(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		want := drawParameters(t)
@@ -261,7 +261,7 @@ func TestParametersComeBackFromTheWire(t *testing.T) {
 	})
 }
 
-func TestParametersWithoutAValueAreRefused(t *testing.T) {
+func TestParametersWithoutValueAreRejected(t *testing.T) {
 	t.Parallel()
 	for name, in := range map[string]map[string]*inferencev1.Value{
 		"no kind":  {"p": {}},
@@ -289,14 +289,5 @@ func TestLaterLayersWin(t *testing.T) {
 	}
 	if payload.Merge(nil, payload.Parameters{}) != nil {
 		t.Error("no parameters are not nil")
-	}
-}
-
-func TestACloneIsIndependent(t *testing.T) {
-	t.Parallel()
-	p := payload.Parameters{"a": payload.Int64(1)}
-	p.Clone()["a"] = payload.Int64(2)
-	if p["a"] != payload.Int64(1) || payload.Parameters(nil).Clone() != nil {
-		t.Errorf("got %v", p)
 	}
 }

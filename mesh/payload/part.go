@@ -1,8 +1,20 @@
+// Package payload is what requests carry: named parts, each a blob or a
+// tensor, and typed parameters. It converts them from and to the contract's
+// messages, or reads and writes their bytes on the wire, and checks what comes
+// from outside: names, datatypes, and that shapes and raw bytes agree. It also
+// interprets media types.
+//
+// FromProto and ToProto convert the generated messages; Code reads and writes what
+// travels between stages, and accepts and rejects the same.
+//
+// Parts share their bytes with the message they came from, or with the bytes
+// that they were read from; treat them as read-only. Values are immutable.
 package payload
 
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"unicode/utf8"
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
@@ -20,9 +32,6 @@ const (
 	MaxName        = 256
 	MaxContentType = 1024
 )
-
-// OctetStream is the content type of a blob that names none.
-const OctetStream = "application/octet-stream"
 
 // Part is one named input or output: a Tensor, or else a Blob.
 type Part struct {
@@ -99,8 +108,10 @@ func Validate(field string, parts []Part) error {
 			return faultAt(field, i, p.Name, err)
 		}
 	}
-	if name, twice := repeatedName(parts); twice {
-		return fault.Newf(fault.InvalidInput, "two %s are named %q", field, name).WithViolation(field, "%q is there twice", name)
+	for i, p := range parts {
+		if _, twice := Find(parts[:i], p.Name); twice {
+			return fault.Newf(fault.InvalidInput, "two %s are named %q", field, p.Name).WithViolation(field, "%q is there twice", p.Name)
+		}
 	}
 	return nil
 }
@@ -111,14 +122,19 @@ func tooMany(field string, n int) error {
 
 // faultAt returns err as the fault of that part. A part's own fault keeps its reason.
 func faultAt(field string, i int, name string, err error) error {
-	where := fmt.Sprintf("%s[%d]", field, i)
-	if name != "" && ValidName(name) == nil {
-		where = field + "." + name
-	}
+	where := Path(field, i, name)
 	if f, ok := errors.AsType[*fault.Fault](err); ok {
-		return fault.Newf(f.Reason, "%s: %s", where, f.Message).WithViolation(where, "%s", f.Message)
+		return fault.InField(f.Reason, where, "%s", f.Message)
 	}
-	return fault.Newf(fault.InvalidInput, "%s: %w", where, err).WithViolation(where, "%s", err)
+	return fault.InField(fault.InvalidInput, where, "%w", err)
+}
+
+// Path returns the path of a part in a list, for messages: by its name, if it has a valid one.
+func Path(field string, i int, name string) string {
+	if name != "" && ValidName(name) == nil {
+		return field + "." + name
+	}
+	return fault.Element(field, i)
 }
 
 // ValidName checks the name of a part or a parameter.
@@ -195,17 +211,6 @@ func (p Part) toProto() *inferencev1.Part {
 	return out
 }
 
-func repeatedName(parts []Part) (string, bool) {
-	for i, p := range parts {
-		for _, q := range parts[:i] {
-			if p.Name == q.Name {
-				return p.Name, true
-			}
-		}
-	}
-	return "", false
-}
-
 // Find returns the part of that name.
 func Find(parts []Part, name string) (Part, bool) {
 	for _, p := range parts {
@@ -214,4 +219,68 @@ func Find(parts []Part, name string) (Part, bool) {
 		}
 	}
 	return Part{}, false
+}
+
+const (
+	// OctetStream is the content type of a blob that names none.
+	OctetStream = "application/octet-stream"
+	// JSONType is the content type of JSON.
+	JSONType = "application/json"
+)
+
+// BareType returns a media type without its parameters, in lower case.
+func BareType(contentType string) string {
+	out, _, _ := strings.Cut(contentType, ";")
+	return strings.ToLower(strings.TrimSpace(out))
+}
+
+// IsJSON reports whether a content type is JSON: application/json, or one that ends in
+// +json, which is JSON whatever else it is.
+func IsJSON(contentType string) bool {
+	bare := BareType(contentType)
+	return bare == JSONType || strings.HasSuffix(bare, "+json")
+}
+
+// AcceptsType reports whether a content type is one that the pattern means, both perhaps
+// with parameters and in any case: "image/png", "image/*" or "*/*". What takes
+// application/json takes whatever IsJSON.
+func AcceptsType(pattern, contentType string) bool {
+	got, pattern := BareType(contentType), BareType(pattern)
+	if family, ok := strings.CutSuffix(pattern, "*"); ok {
+		return family == "*/" || strings.HasPrefix(got, family)
+	}
+	return got == pattern || pattern == JSONType && IsJSON(got)
+}
+
+// ModelRef names a model by id or else, where Alias is set, by a movable name.
+// The zero ModelRef is the stage's default.
+type ModelRef struct {
+	Model   string
+	Alias   string
+	Version string
+}
+
+// Validate checks that the reference names a model in one way only.
+func (m ModelRef) Validate() error {
+	if m.Model != "" && m.Alias != "" {
+		return fmt.Errorf("names the model %.*q and the alias %.*q; name one of them", MaxName, m.Model, MaxName, m.Alias)
+	}
+	return nil
+}
+
+// ModelFromProto converts a reference from outside; nil is the default.
+func ModelFromProto(in *inferencev1.ModelRef) ModelRef {
+	return ModelRef{Model: in.GetModel(), Alias: in.GetAlias(), Version: in.GetVersion()}
+}
+
+// ToProto converts the reference for the wire; the default is nil.
+func (m ModelRef) ToProto() *inferencev1.ModelRef {
+	switch {
+	case m == ModelRef{}:
+		return nil
+	case m.Alias != "":
+		return &inferencev1.ModelRef{Name: &inferencev1.ModelRef_Alias{Alias: m.Alias}, Version: m.Version}
+	default:
+		return &inferencev1.ModelRef{Name: &inferencev1.ModelRef_Model{Model: m.Model}, Version: m.Version}
+	}
 }

@@ -59,7 +59,7 @@ func drawPart(t *rapid.T, name string) payload.Part {
 	return out
 }
 
-func TestPartsComeBackFromTheWire(t *testing.T) {
+func TestPartsRoundTrip(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		names := rapid.SliceOfNDistinct(rapid.StringN(0, 8, payload.MaxName), 0, 4, rapid.ID).Draw(t, "names")
@@ -129,7 +129,7 @@ func manyValues(n int) map[string]*inferencev1.Value {
 	return out
 }
 
-func TestPartsThatCannotBeAreRefusedByName(t *testing.T) {
+func TestInvalidPartsAreRejectedByName(t *testing.T) {
 	t.Parallel()
 	with := func(p *inferencev1.Part, parameters map[string]*inferencev1.Value) *inferencev1.Part {
 		p.Parameters = parameters
@@ -207,7 +207,7 @@ func TestPartsThatCannotBeAreRefusedByName(t *testing.T) {
 	}
 }
 
-func TestTheBoundsThemselvesAreTaken(t *testing.T) {
+func TestPartsAtTheBoundsAreAccepted(t *testing.T) {
 	t.Parallel()
 	parts := manyParts(payload.MaxParts)
 	parts[0].Parameters = manyValues(payload.MaxParameters)
@@ -217,7 +217,7 @@ func TestTheBoundsThemselvesAreTaken(t *testing.T) {
 	}
 }
 
-func TestFaultsStaySmallWhateverIsSent(t *testing.T) {
+func TestFaultsOfLongNamesStayShort(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("\x00", 1<<20)
 	tests := map[string]*inferencev1.Part{
@@ -243,7 +243,7 @@ func TestFaultsStaySmallWhateverIsSent(t *testing.T) {
 	}
 }
 
-func TestPartsMadeHereAreHeldAgainstTheSameBounds(t *testing.T) {
+func TestValidateAppliesTheSameBounds(t *testing.T) {
 	t.Parallel()
 	good := payload.OfBlob("a", "text/plain", nil)
 	tests := map[string][]payload.Part{
@@ -280,7 +280,7 @@ func TestSizeCountsPayloadBytes(t *testing.T) {
 	}
 }
 
-func TestFindGoesByName(t *testing.T) {
+func TestFindReturnsPartByName(t *testing.T) {
 	t.Parallel()
 	parts := []payload.Part{payload.OfBlob("a", "1", nil), payload.OfBlob("", "2", nil)}
 	if p, ok := payload.Find(parts, ""); !ok || p.Blob.ContentType != "2" {
@@ -291,7 +291,7 @@ func TestFindGoesByName(t *testing.T) {
 	}
 }
 
-func TestModelReferencesComeBack(t *testing.T) {
+func TestModelReferencesRoundTrip(t *testing.T) {
 	t.Parallel()
 	for name, want := range map[string]payload.ModelRef{
 		"default":      {},
@@ -307,7 +307,7 @@ func TestModelReferencesComeBack(t *testing.T) {
 	}
 }
 
-func TestAModelIsNamedInOneWay(t *testing.T) {
+func TestModelIsNamedInOneWay(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("x", 1<<20)
 	for name, test := range map[string]struct {

@@ -53,7 +53,7 @@ func drawParts(t *rapid.T) []payload.Part {
 	return out
 }
 
-func TestPartsAreTheContractsMessages(t *testing.T) {
+func TestWirePartsMatchGeneratedMessages(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		parts := drawParts(t)
@@ -73,7 +73,7 @@ func TestPartsAreTheContractsMessages(t *testing.T) {
 	})
 }
 
-func TestPartsThatCannotBeAreRefusedAlikeOnTheWire(t *testing.T) {
+func TestWireRejectsTheSameInvalidParts(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("\x00", 1<<20)
 	with := func(parameters map[string]*inferencev1.Value) *inferencev1.Part {
@@ -117,7 +117,7 @@ func TestPartsThatCannotBeAreRefusedAlikeOnTheWire(t *testing.T) {
 	}
 }
 
-func TestTheBoundsThemselvesAreTakenFromTheWire(t *testing.T) {
+func TestWireAcceptsPartsAtTheBounds(t *testing.T) {
 	t.Parallel()
 	parts := manyParts(payload.MaxParts)
 	parts[0].Parameters = manyValues(payload.MaxParameters)
@@ -130,7 +130,7 @@ func TestTheBoundsThemselvesAreTakenFromTheWire(t *testing.T) {
 	}
 }
 
-func TestTheLastValueOfAParameterStands(t *testing.T) {
+func TestLastValueOfParameterWins(t *testing.T) {
 	t.Parallel()
 	field := func(number protowire.Number, value ...byte) []byte {
 		return protowire.AppendBytes(protowire.AppendTag(nil, number, protowire.BytesType), value)
@@ -166,7 +166,7 @@ func TestTheLastValueOfAParameterStands(t *testing.T) {
 	}
 }
 
-func TestPartsFromTheWireShareItsBytes(t *testing.T) {
+func TestWirePartsShareMessageBytes(t *testing.T) {
 	t.Parallel()
 	data, err := proto.Marshal(&meshv1.Output{Parts: []*inferencev1.Part{
 		{Name: "b", Body: &inferencev1.Part_Blob{Blob: &inferencev1.Blob{Data: []byte("hello")}}},
@@ -189,7 +189,7 @@ func TestPartsFromTheWireShareItsBytes(t *testing.T) {
 	}
 }
 
-func TestModelReferencesAreReadAsTheyAreConverted(t *testing.T) {
+func TestWireModelReferencesMatchGeneratedMessages(t *testing.T) {
 	t.Parallel()
 	names := [][]byte{{1<<3 | 2, 1, 'm'}, {2<<3 | 2, 1, 'a'}, {3<<3 | 2, 1, 'v'}, {1<<3 | 2, 0}, {2<<3 | 2, 0}}
 	rapid.Check(t, func(t *rapid.T) {
@@ -215,7 +215,7 @@ func TestModelReferencesAreReadAsTheyAreConverted(t *testing.T) {
 	})
 }
 
-func FuzzPartsAreReadAsTheyAreConverted(f *testing.F) {
+func FuzzWireParts(f *testing.F) {
 	draw := rapid.Custom(drawParts)
 	for seed := range 20 {
 		data, err := proto.Marshal(&meshv1.Output{Parts: payload.ToProto(draw.Example(seed))})

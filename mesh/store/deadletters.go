@@ -19,11 +19,11 @@ import (
 // are the context's: BROKER_UNAVAILABLE at once where the broker is known to be
 // away, and within seconds where it does not answer.
 var (
-	// ErrNoDeadLetter says that there is no dead letter of that number (any more).
+	// ErrNoDeadLetter means that there is no dead letter of that number (any more).
 	ErrNoDeadLetter = errors.New("no such dead letter")
-	// ErrUnreadable says that the message of that number is no dead letter.
+	// ErrUnreadable means that the message of that number is no dead letter.
 	ErrUnreadable = errors.New("what is stored there is no dead letter")
-	// ErrNotReplayable says that the dead letter holds no item that the stage's
+	// ErrNotReplayable means that the dead letter holds no item that the stage's
 	// hosts would take.
 	ErrNotReplayable = errors.New("the dead letter holds no item to run again")
 )
@@ -38,11 +38,11 @@ type DeadLetter struct {
 // DeadLetters keeps the items that the mesh gave up on, so that an operator can
 // list, replay or delete them.
 //
-//	m, err := b.DeadLetter(letter, delivery)   // by hosts: sent, acknowledged, then Term
-//	page, err := letters.List(ctx, store.DeadLetterQuery{Stage: "classify"})
-//	letter, err := letters.Get(ctx, seq)
-//	replayed, err := letters.Replay(ctx, seq)  // a new execution of a new request
-//	err = letters.Delete(ctx, seq)
+//	m, err := b.DeadLetter(dead, delivery)   // by hosts: sent, acknowledged, then Term
+//	page, err := deadLetters.List(ctx, store.DeadLetterQuery{Stage: "classify"})
+//	dead, err := deadLetters.Get(ctx, seq)
+//	replayed, err := deadLetters.Replay(ctx, seq)  // a new execution of a new request
+//	err = deadLetters.Delete(ctx, seq)
 //
 // A stream at its bound drops the oldest, because a host must always be able to
 // dead-letter an item. Messages that are no dead letter are listed by number and
@@ -56,10 +56,8 @@ const deadLetterDuplicates = 2 * time.Minute
 // NewDeadLetters returns the store of dead letters. It makes no call to the
 // broker.
 func NewDeadLetters(b *bus.Bus, s Settings) *DeadLetters {
-	d := &DeadLetters{newStream(b, s, DefaultDeadLetterRetention, DefaultMaxBytes)}
-	d.what, d.config.Description = "dead letters", "messages that the mesh gave up on"
-	d.config.Name, d.config.Subjects = b.DeadLetterStream(), []string{b.DeadLetterSubject("*")}
-	d.config.Discard, d.config.MaxMsgsPerSubject = jetstream.DiscardOld, 0
+	d := &DeadLetters{newStream(b, "dead letters", b.DeadLetterStream(), b.DeadLetterSubject("*"), s, Settings{Retention: DefaultDeadLetterRetention, MaxBytes: DefaultMaxBytes})}
+	d.config.Description, d.config.Discard, d.config.MaxMsgsPerSubject = "messages that the mesh gave up on", jetstream.DiscardOld, 0
 	d.config.Duplicates = min(deadLetterDuplicates, d.config.MaxAge)
 	return d
 }
@@ -75,11 +73,11 @@ func (s *DeadLetters) Get(ctx context.Context, seq uint64) (DeadLetter, error) {
 	if err != nil {
 		return DeadLetter{}, err
 	}
-	letter, err := envelope.DecodeDeadLetter(msg.Data)
+	dead, err := envelope.DecodeDeadLetter(msg.Data)
 	if err != nil {
 		return DeadLetter{}, fmt.Errorf("%w: %w", ErrUnreadable, err)
 	}
-	return DeadLetter{Seq: msg.Sequence, DeadLetter: letter}, nil
+	return DeadLetter{Seq: msg.Sequence, DeadLetter: dead}, nil
 }
 
 // Delete deletes a dead letter, or a message in its place that is none.
@@ -222,12 +220,12 @@ func (p *DeadLetterPage) isFull(limit int) bool {
 
 func (p *DeadLetterPage) add(msg *jetstream.RawStreamMsg) {
 	p.bytes += len(msg.Data)
-	letter, err := envelope.DecodeDeadLetter(msg.Data)
+	dead, err := envelope.DecodeDeadLetter(msg.Data)
 	if err != nil {
 		p.Unreadable = append(p.Unreadable, msg.Sequence)
 		return
 	}
-	p.DeadLetters = append(p.DeadLetters, DeadLetter{Seq: msg.Sequence, DeadLetter: letter})
+	p.DeadLetters = append(p.DeadLetters, DeadLetter{Seq: msg.Sequence, DeadLetter: dead})
 }
 
 // Replayed identifies the request that a replay made.
@@ -245,18 +243,18 @@ type Replayed struct {
 // An error beside a Replayed that has a request says that the item is queued and
 // the dead letter still there.
 func (s *DeadLetters) Replay(ctx context.Context, seq uint64) (Replayed, error) {
-	letter, err := s.Get(ctx, seq)
+	dead, err := s.Get(ctx, seq)
 	if errors.Is(err, ErrUnreadable) {
 		return Replayed{}, fmt.Errorf("%w: %w", ErrNotReplayable, err)
 	}
 	if err != nil {
 		return Replayed{}, err
 	}
-	item, err := letter.Replayable()
+	item, err := dead.Replayable()
 	if err != nil {
 		return Replayed{}, err
 	}
-	renew(item, letter, time.Now())
+	renew(item, dead, time.Now())
 	if err := s.requeue(ctx, item); err != nil {
 		return Replayed{}, err
 	}
@@ -310,11 +308,11 @@ func (s *DeadLetters) requeue(ctx context.Context, item *envelope.Envelope) erro
 
 // renew makes the item a new request. Its ids are made from the dead letter's, so
 // that the broker drops a repeated replay as a duplicate.
-func renew(item *envelope.Envelope, letter DeadLetter, now time.Time) {
+func renew(item *envelope.Envelope, dead DeadLetter, now time.Time) {
 	timeout := item.Timeout()
-	space := uuid.NewSHA1(uuid.NameSpaceOID, []byte(letter.Mesh))
+	space := uuid.NewSHA1(uuid.NameSpaceOID, []byte(dead.Mesh))
 	id := func(kind string) string {
-		return uuid.NewSHA1(space, fmt.Appendf(nil, "%s/%s/%d/%d", kind, item.ExecutionID, letter.DeadLetteredAt.UnixNano(), letter.Seq)).String()
+		return uuid.NewSHA1(space, fmt.Appendf(nil, "%s/%s/%d/%d", kind, item.ExecutionID, dead.DeadLetteredAt.UnixNano(), dead.Seq)).String()
 	}
 	item.RequestID = pipeline.RequestID(id("request"))
 	item.ExecutionID = pipeline.ExecutionID(id("execution"))

@@ -11,7 +11,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// ErrKeyTaken says that the key's record is not the one that the caller has seen.
+// ErrKeyTaken means that the key's record is not the one that the caller has seen.
 var ErrKeyTaken = errors.New("another call was faster to claim the key")
 
 // Key is an idempotency key. A key belongs to a tenant and a pipeline.
@@ -56,9 +56,8 @@ type Keys struct{ stream }
 
 // NewKeys returns the store of keys. It makes no call to the broker.
 func NewKeys(b *bus.Bus, s Settings) *Keys {
-	k := &Keys{newStream(b, s, DefaultKeyRetention, DefaultMaxBytes)}
-	k.what, k.config.Description = "idempotency keys", "requests that have an idempotency key"
-	k.config.Name, k.config.Subjects = b.ClaimStream(), []string{b.Claims()}
+	k := &Keys{newStream(b, "idempotency keys", b.ClaimStream(), b.Claims(), s, Settings{Retention: DefaultKeyRetention, MaxBytes: DefaultMaxBytes})}
+	k.config.Description = "requests that have an idempotency key"
 	return k
 }
 
@@ -112,14 +111,7 @@ const keyRetryPause = 50 * time.Millisecond
 // that claim, or another request's, or still the one before; then find sends the
 // claim again.
 func (s *Keys) find(ctx context.Context, k Key, message bus.Message, c *envelope.Claim, after uint64) (KeyRecord, error) {
-	pause := time.NewTicker(keyRetryPause)
-	defer pause.Stop()
-	for {
-		select {
-		case <-pause.C:
-		case <-ctx.Done():
-			return KeyRecord{}, s.wrap(fmt.Errorf("%w: %w", bus.ErrUnknown, ctx.Err()))
-		}
+	for pause(ctx) {
 		r, err := s.Get(ctx, k)
 		switch {
 		case err != nil:
@@ -139,6 +131,7 @@ func (s *Keys) find(ctx context.Context, k Key, message bus.Message, c *envelope
 			return KeyRecord{}, s.wrap(err)
 		}
 	}
+	return KeyRecord{}, s.wrap(fmt.Errorf("%w: %w", bus.ErrUnknown, ctx.Err()))
 }
 
 // isTransient reports whether an error may pass soon: the broker is away, or is
@@ -147,7 +140,7 @@ func isTransient(err error) bool {
 	return errors.Is(err, bus.ErrUnknown) || errors.Is(err, bus.ErrDisconnected) || errors.Is(err, bus.ErrNoClaims)
 }
 
-// Release frees the key of the request whose record it is. ErrKeyTaken says that
+// Release frees the key of the request whose record it is. ErrKeyTaken means that
 // another request has the key already. It retries while the broker is away, until
 // the context ends; the key is free then when its users find that the request
 // will have no result.
@@ -158,8 +151,6 @@ func (s *Keys) Release(ctx context.Context, k Key, r KeyRecord) error {
 	if err != nil {
 		return s.wrap(err)
 	}
-	pause := time.NewTicker(keyRetryPause)
-	defer pause.Stop()
 	for {
 		receipt, err := s.bus.PublishAndWait(ctx, message)
 		switch {
@@ -167,14 +158,22 @@ func (s *Keys) Release(ctx context.Context, k Key, r KeyRecord) error {
 			return ErrKeyTaken // or an earlier try released it and its acknowledgement was lost
 		case err == nil:
 			return nil
-		case !isTransient(err):
+		case !isTransient(err), !pause(ctx):
 			return s.wrap(err)
 		}
-		select {
-		case <-pause.C:
-		case <-ctx.Done():
-			return s.wrap(err)
-		}
+	}
+}
+
+// pause waits between two tries while the broker does not answer. It is false when
+// the context has ended.
+func pause(ctx context.Context) bool {
+	timer := time.NewTimer(keyRetryPause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
 	}
 }
 

@@ -13,20 +13,21 @@
 //	runs := store.NewRuns(b, store.Settings{})
 //	before, err := runs.Begin(ctx, item, record)   // right before the run
 //
-//	letters := store.NewDeadLetters(b, store.Settings{})
-//	page, err := letters.List(ctx, store.DeadLetterQuery{Stage: "classify"})
+//	dead := store.NewDeadLetters(b, store.Settings{})
+//	page, err := dead.List(ctx, store.DeadLetterQuery{Stage: "classify"})
 //
 // Package bus builds the subjects, the streams' names and the messages that
 // store something; this package creates the streams and reads them.
 //
 // The streams of results and keys refuse new messages at their bound and never
 // drop an old one early; those of run records and dead letters drop the oldest.
-// Bytes that anybody else published to a stream are read as no record.
+// Bytes that another program published to a stream are read as no record.
 //
 // All methods are safe for concurrent use. Tests use internal/testbed, with a real broker.
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -88,16 +89,14 @@ type stream struct {
 	what string
 }
 
-// newStream returns a stream that keeps one message per subject and refuses new
-// ones at its bound; a store changes what differs.
-func newStream(b *bus.Bus, s Settings, retention time.Duration, maxBytes int64) stream {
-	if s.Retention == 0 {
-		s.Retention = retention
-	}
-	if s.MaxBytes == 0 {
-		s.MaxBytes = maxBytes
-	}
-	return stream{bus: b, version: max(1, s.Version), config: jetstream.StreamConfig{
+// newStream returns the stream of a store that keeps one message per subject and
+// rejects new ones at its bound, with the store's defaults; a store changes what
+// differs.
+func newStream(b *bus.Bus, what, name, subjects string, s, defaults Settings) stream {
+	s.Retention, s.MaxBytes = cmp.Or(s.Retention, defaults.Retention), cmp.Or(s.MaxBytes, defaults.MaxBytes)
+	return stream{bus: b, what: what, version: max(1, s.Version), config: jetstream.StreamConfig{
+		Name:              name,
+		Subjects:          []string{subjects},
 		Retention:         jetstream.LimitsPolicy,
 		Storage:           jetstream.FileStorage,
 		Discard:           jetstream.DiscardNew,

@@ -1,11 +1,9 @@
 package bench
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"time"
 
@@ -86,9 +84,9 @@ func (f *Flags) Check(flags *pflag.FlagSet, files int) error {
 	return nil
 }
 
-// Session returns the measurement that the flags describe. Without inputs it generates
+// session returns the measurement that the flags describe. Without inputs it generates
 // them. Progress gets a progress bar if it is a terminal.
-func (f *Flags) Session(name string, inputs [][]payload.Part, progress io.Writer) (*Session, error) {
+func (f *Flags) session(name string, inputs [][]payload.Part, progress io.Writer) (*Session, error) {
 	loads, err := f.loads()
 	if err != nil {
 		return nil, err
@@ -201,129 +199,4 @@ func (f *Flags) subject(c ClientSettings) Subject {
 		Pipeline: c.Pipeline, Protocol: string(c.Protocol), Payload: text, Bytes: mean, Streams: c.Streams, Traced: c.Traced,
 		TimeoutMS: float64(c.Timeout) / float64(time.Millisecond), Durability: string(c.Durability), Priority: c.Priority,
 	}
-}
-
-// Session is a measurement that a command makes.
-type Session struct {
-	Loads []Settings
-	// Client has no address yet.
-	Client ClientSettings
-	// Report has no run and no place yet.
-	Report Report
-
-	deadline time.Duration
-	progress io.Writer
-}
-
-// Try makes one request, so that an error that all requests would have is reported at
-// once. It ignores errors that may pass.
-func (s *Session) Try(ctx context.Context, target Target) error {
-	err := target(ctx, &Answer{})
-	if of, ok := errors.AsType[*RequestError](err); ok && of.Retryable {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("the first request failed: %w", err)
-	}
-	return nil
-}
-
-// Run makes a run, which the progress bar names.
-func (s *Session) Run(ctx context.Context, target Target, load Settings, name string) (Run, error) {
-	recorder := NewRecorder(s.deadline)
-	meter := StartMeter(s.Report.Subject.Place == InProcess)
-	defer meter.Stop()
-	stop := showProgress(s.progress, load, name, recorder)
-	outcome, err := RunLoad(ctx, load, target, recorder.Record)
-	stop()
-	if err != nil {
-		return Run{}, err
-	}
-	out := recorder.Run(load, outcome)
-	meter.Into(&out)
-	return out, nil
-}
-
-// RunAll makes a run of each load and adds it to the report, until the context ends.
-func (s *Session) RunAll(ctx context.Context, target Target) error {
-	for i, load := range s.Loads {
-		run, err := s.Run(ctx, target, load, fmt.Sprintf("%d of %d", i+1, len(s.Loads)))
-		if err != nil {
-			return err
-		}
-		s.Report.Runs = append(s.Report.Runs, run)
-		if run.Interrupted {
-			break // the report has what was measured
-		}
-	}
-	return nil
-}
-
-// Check returns an error if no run has an answer.
-func (s *Session) Check() error {
-	for _, run := range s.Report.Runs {
-		if run.Answered > 0 || run.Interrupted {
-			return nil
-		}
-	}
-	return errors.New("no request was answered; the report above lists the failures")
-}
-
-// Outputs are the places of a report.
-type Outputs struct {
-	standard io.Writer
-	jsonOnly bool
-	files    []*os.File
-	json     io.Writer
-	plot     io.Writer
-}
-
-// Open creates the files that the flags name, before the measurement, so that a wrong path
-// fails early.
-func (f *Flags) Open(standard io.Writer) (*Outputs, error) {
-	out := &Outputs{standard: standard, jsonOnly: f.json == "-"}
-	create := func(flag, path string) (io.Writer, error) {
-		if path == "" || path == "-" {
-			return nil, nil
-		}
-		file, err := os.Create(path)
-		if err != nil {
-			return nil, errors.Join(fmt.Errorf("%s: %w", flag, err), out.Close())
-		}
-		out.files = append(out.files, file)
-		return file, nil
-	}
-	var err error
-	if out.json, err = create("--json", f.json); err != nil {
-		return nil, err
-	}
-	if out.plot, err = create("--plot", f.plot); err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-// Write writes the report as JSON, and as text and a picture by these functions.
-func (o *Outputs) Write(report any, text, plot func(io.Writer) error) error {
-	if o.jsonOnly {
-		text = func(out io.Writer) error { return WriteJSON(out, report) }
-	}
-	err := text(o.standard)
-	if err == nil && o.json != nil {
-		err = WriteJSON(o.json, report)
-	}
-	if err == nil && o.plot != nil {
-		err = plot(o.plot)
-	}
-	return errors.Join(err, o.Close())
-}
-
-// Close closes the files. Write has done so.
-func (o *Outputs) Close() error {
-	var errs []error
-	for _, file := range o.files {
-		errs = append(errs, file.Close())
-	}
-	o.files = nil
-	return errors.Join(errs...)
 }

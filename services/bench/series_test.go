@@ -62,7 +62,7 @@ func TestFullSeriesDropsEverySecondSample(t *testing.T) {
 	}
 }
 
-func TestMissedSamplesAreNotMadeUpFor(t *testing.T) {
+func TestMissedSamplesAreSkipped(t *testing.T) {
 	t.Parallel()
 	s := &sampleSeries{interval: firstInterval}
 	for after, want := range map[time.Duration]time.Duration{

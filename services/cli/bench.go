@@ -36,14 +36,14 @@ func newBench() *cobra.Command {
 			"  stagemesh bench digits image.png --mesh examples/digits/mesh.yaml",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return misused(cmd, errors.New("give a PIPELINE, and FILEs, --payload or --tensor"))
+				return usageError(cmd, errors.New("give a PIPELINE, and FILEs, --payload or --tensor"))
 			}
 			err := b.flags.Check(cmd.Flags(), len(args)-1)
 			if cmd.Flags().Changed("mesh") && cmd.Flags().Changed("address") {
 				err = errors.New("--address: is for a running mesh, and --mesh starts one; give one of them")
 			}
 			if err != nil {
-				return misused(cmd, err)
+				return usageError(cmd, err)
 			}
 			return nil
 		},
@@ -68,22 +68,10 @@ func (b *benchCommand) run(ctx context.Context, cmd *cobra.Command, name string,
 		}
 		inputs[i] = []payload.Part{payload.OfBlob("", contentType(file, data), data)}
 	}
-	session, err := b.flags.Session(name, inputs, cmd.ErrOrStderr())
-	if err != nil {
-		return err
-	}
-	out, err := b.flags.Open(cmd.OutOrStdout())
-	if err != nil {
-		return err
-	}
-	defer out.Close() //nolint:errcheck // Write has closed it
-	if err := b.measure(ctx, session); err != nil {
-		return err
-	}
-	err = out.Write(session.Report,
-		func(w io.Writer) error { return bench.WriteText(w, session.Report) },
-		func(w io.Writer) error { return bench.WritePlot(w, session.Report) })
-	return errors.Join(err, session.Check())
+	return b.flags.Execute(cmd, name, inputs, func(session *bench.Session) (any, func(io.Writer) error, error) {
+		err := b.measure(ctx, session)
+		return session.Report, func(w io.Writer) error { return bench.WriteText(w, session.Report) }, err
+	})
 }
 
 // measure makes the runs, against a running mesh or one of its own.
@@ -94,7 +82,7 @@ func (b *benchCommand) measure(ctx context.Context, session *bench.Session) (err
 		if session.Client.Address, err = b.gateway.url(); err != nil {
 			return err
 		}
-		subject.Address = redacted(session.Client.Address)
+		subject.Address = redact(session.Client.Address)
 		return b.measureAt(ctx, session)
 	}
 	subject.Place, subject.File = bench.InProcess, b.mesh

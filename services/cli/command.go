@@ -25,7 +25,7 @@ func New() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.SetFlagErrorFunc(misused)
+	root.SetFlagErrorFunc(usageError)
 	root.AddCommand(
 		newUp(), newGateway(), stagemesh.StageCommand(runners.All()...),
 		newInfer(), group("get", "Get the result of a request", "", newGetResult()), newCancel(),
@@ -35,8 +35,8 @@ func New() *cobra.Command {
 	return root
 }
 
-// misused returns a usage error that points to the command's help.
-func misused(cmd *cobra.Command, err error) error {
+// usageError returns a usage error that points to the command's help.
+func usageError(cmd *cobra.Command, err error) error {
 	return fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())
 }
 
@@ -59,7 +59,7 @@ const unlimited = int(^uint(0) >> 1)
 func between(least, most int, hint string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) < least || len(args) > most {
-			return misused(cmd, errors.New(hint))
+			return usageError(cmd, errors.New(hint))
 		}
 		return nil
 	}

@@ -26,7 +26,7 @@ func TestConfigCheckTakesAGoodFile(t *testing.T) {
 	}
 }
 
-func TestConfigCheckSaysWhatIsWrongAndWhere(t *testing.T) {
+func TestConfigCheckReportsErrorsWithPlaces(t *testing.T) {
 	t.Parallel()
 	const stages = "mesh: m\nstages:\n  a: {runner: {echo: {}}}\n"
 	for name, test := range map[string]struct {

@@ -38,7 +38,7 @@ func curlBlob(b payload.Blob, url string) (string, bool) {
 	if contentType == "application/json" {
 		contentType += "; form=blob"
 	}
-	return fmt.Sprintf("curl -H %s --data-binary %s %s", quoted("Content-Type: "+contentType), quoted(text), url), true
+	return fmt.Sprintf("curl -H %s --data-binary %s %s", shellQuote("Content-Type: "+contentType), shellQuote(text), url), true
 }
 
 func curlTensors(inputs []payload.Part, url string) (string, bool) {
@@ -55,11 +55,11 @@ func curlTensors(inputs []payload.Part, url string) (string, bool) {
 			return "", false
 		}
 	}
-	return fmt.Sprintf("curl -H 'Content-Type: application/json' -d %s %s", quoted(string(body)+"]}"), url), true
+	return fmt.Sprintf("curl -H 'Content-Type: application/json' -d %s %s", shellQuote(string(body)+"]}"), url), true
 }
 
-// quoted is a word of a shell.
-func quoted(text string) string { return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'" }
+// shellQuote returns a word of a shell.
+func shellQuote(text string) string { return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'" }
 
 // example returns the first example, or zeros where all inputs are tensors.
 func example(spec runner.Spec) ([]payload.Part, bool) {

@@ -50,7 +50,7 @@ func newDeadLettersList() *cobra.Command {
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if c.limit < 1 {
-				return misused(cmd, fmt.Errorf("--limit: %d is not at least 1", c.limit))
+				return usageError(cmd, fmt.Errorf("--limit: %d is not at least 1", c.limit))
 			}
 			if err := validStage(cmd, c.stage); err != nil {
 				return err
@@ -74,7 +74,7 @@ func validStage(cmd *cobra.Command, stage string) error {
 		return nil
 	}
 	if err := pipeline.ValidName("stage", stage); err != nil {
-		return misused(cmd, fmt.Errorf("--stage: %w", err))
+		return usageError(cmd, fmt.Errorf("--stage: %w", err))
 	}
 	return nil
 }
@@ -213,7 +213,7 @@ func deadLetterNumbers(cmd *cobra.Command, args []string) ([]uint64, error) {
 	for i, arg := range args {
 		n, err := strconv.ParseUint(arg, 10, 64)
 		if err != nil || n == 0 {
-			return nil, misused(cmd, fmt.Errorf("NUMBER: %q is not the number of a dead letter, such as 7", arg))
+			return nil, usageError(cmd, fmt.Errorf("NUMBER: %q is not the number of a dead letter, such as 7", arg))
 		}
 		out[i] = n
 	}
@@ -287,15 +287,15 @@ func newDeadLettersDelete() *cobra.Command {
 func (c *manyCommand) check(cmd *cobra.Command, args []string) error {
 	switch {
 	case c.all && len(args) > 0:
-		return misused(cmd, errors.New("give NUMBERs or --all, not both"))
+		return usageError(cmd, errors.New("give NUMBERs or --all, not both"))
 	case c.all && c.stage == "":
-		return misused(cmd, errors.New("--all: needs a --stage"))
+		return usageError(cmd, errors.New("--all: needs a --stage"))
 	case !c.all && c.stage != "":
-		return misused(cmd, errors.New("--stage: goes with --all"))
+		return usageError(cmd, errors.New("--stage: goes with --all"))
 	case !c.all && len(args) == 0:
-		return misused(cmd, errors.New("give the NUMBER of a dead letter or more, or --all --stage STAGE"))
+		return usageError(cmd, errors.New("give the NUMBER of a dead letter or more, or --all --stage STAGE"))
 	case c.limit < 1:
-		return misused(cmd, fmt.Errorf("--limit: %d is not at least 1", c.limit))
+		return usageError(cmd, fmt.Errorf("--limit: %d is not at least 1", c.limit))
 	}
 	return validStage(cmd, c.stage)
 }

@@ -321,7 +321,7 @@ func TestAllDeadLettersOfAStageAreReplayedOrDeleted(t *testing.T) {
 	}
 }
 
-func TestLongListsAreWhole(t *testing.T) {
+func TestLongListsAreComplete(t *testing.T) {
 	t.Parallel()
 	g := newDoomed(t)
 	letters := store.NewDeadLetters(g.bus, store.Settings{})
@@ -356,7 +356,7 @@ func TestLongListsAreWhole(t *testing.T) {
 	}
 }
 
-func TestVerbsOfDeadLettersAreCheckedBeforeTheyAsk(t *testing.T) {
+func TestDeadLetterVerbsCheckTheirArguments(t *testing.T) {
 	t.Parallel()
 	empty := filepath.Join(t.TempDir(), "empty")
 	if err := os.WriteFile(empty, []byte("\n"), 0o600); err != nil {
@@ -415,7 +415,7 @@ func TestDeadLettersNeedTheToken(t *testing.T) {
 	}
 }
 
-func TestTheCommandTrustsWhomItIsToldTo(t *testing.T) {
+func TestCommandTrustsTheCAFile(t *testing.T) {
 	t.Parallel()
 	g := newDoomed(t)
 	none, err := pipelines.New(pipelines.Settings{})
@@ -439,7 +439,7 @@ func TestTheCommandTrustsWhomItIsToldTo(t *testing.T) {
 	}
 }
 
-func TestAPublicPortIsToldFromAnAdminPort(t *testing.T) {
+func TestPublicPortIsNotAnAdminPort(t *testing.T) {
 	t.Parallel()
 	g := newDoomed(t)
 	g.open(0)
@@ -448,7 +448,7 @@ func TestAPublicPortIsToldFromAnAdminPort(t *testing.T) {
 	}
 }
 
-func TestWithoutTheBrokerTheVerbsSaySo(t *testing.T) {
+func TestVerbsReportAMissingBroker(t *testing.T) {
 	t.Parallel()
 	g := newDoomed(t)
 	g.open(0)

@@ -12,7 +12,7 @@ import (
 )
 
 // A tokenizer and the model behind it, each a process in Python, and a stage in Go.
-func TestTheTokenizerServesTheModelBehindIt(t *testing.T) {
+func TestTokenizerExampleAnswers(t *testing.T) {
 	t.Parallel()
 	file, err := meshfile.Load("../../examples/tokenize/mesh.yaml", runners.All()...)
 	if err != nil {
@@ -47,7 +47,7 @@ func TestTheTokenizerServesTheModelBehindIt(t *testing.T) {
 }
 
 // A story is told word by word to who listens, and whole to who does not.
-func TestAStoryComesWordByWordOrWhole(t *testing.T) {
+func TestExampleStreamsWordsOrTheWholeText(t *testing.T) {
 	t.Parallel()
 	file, err := meshfile.Load("../../examples/text-stream/mesh.yaml", runners.All()...)
 	if err != nil {

@@ -189,10 +189,10 @@ func contentType(file string, data []byte) string {
 // oneRequest accepts one argument, the ID of a request.
 func oneRequest(cmd *cobra.Command, args []string) error {
 	if len(args) != 1 {
-		return misused(cmd, errors.New("give one REQUEST_ID"))
+		return usageError(cmd, errors.New("give one REQUEST_ID"))
 	}
 	if _, err := uuid.Parse(args[0]); err != nil {
-		return misused(cmd, fmt.Errorf("REQUEST_ID: %q is not an ID such as 01a1fc37-9c70-7089-b8a4-eabc34a6f203", args[0]))
+		return usageError(cmd, fmt.Errorf("REQUEST_ID: %q is not an ID such as 01a1fc37-9c70-7089-b8a4-eabc34a6f203", args[0]))
 	}
 	return nil
 }
@@ -210,7 +210,7 @@ func newGetResult() *cobra.Command {
 		Args:    oneRequest,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if wait < 0 {
-				return misused(cmd, fmt.Errorf("--wait: %s is negative", wait))
+				return usageError(cmd, fmt.Errorf("--wait: %s is negative", wait))
 			}
 			out := &printer{style: style, out: cmd.OutOrStdout(), first: "REQUEST"}
 			return gateway.reach(func(client clients) error {

@@ -101,7 +101,7 @@ func TestInferReadsStandardInput(t *testing.T) {
 	match(t, out.String(), header, `- +[0-9.]+ ms +labels=\[9 .*`)
 }
 
-func TestInferGoesOnAfterAFailure(t *testing.T) {
+func TestInferContinuesAfterAFailure(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
 	noImage := filepath.Join(folder, "text.png")
@@ -119,7 +119,7 @@ func TestInferGoesOnAfterAFailure(t *testing.T) {
 		`07-9\.png +[0-9.]+ ms +labels=\[9 .*`)
 }
 
-func TestInferSaysWhyThereIsNoAnswer(t *testing.T) {
+func TestInferExplainsFailures(t *testing.T) {
 	t.Parallel()
 	address := mesh(t)
 	for name, test := range map[string]struct {
@@ -141,7 +141,7 @@ func TestInferSaysWhyThereIsNoAnswer(t *testing.T) {
 	}
 }
 
-func TestInferGivesUpWhereThereIsNoGateway(t *testing.T) {
+func TestInferStopsWithoutAGateway(t *testing.T) {
 	t.Parallel()
 	out, err := run(t, "infer", "digits", image("00-1.png"), image("07-9.png"), "-a", "127.0.0.1:1")
 	if err == nil || !strings.HasPrefix(err.Error(), "nobody answers at http://127.0.0.1:1: ") || strings.Contains(err.Error(), "\n") || out != "" {
@@ -149,7 +149,7 @@ func TestInferGivesUpWhereThereIsNoGateway(t *testing.T) {
 	}
 }
 
-func TestInferSendsNothingToWhatIsNoAddress(t *testing.T) {
+func TestInferRejectsInvalidAddresses(t *testing.T) {
 	t.Parallel()
 	for _, address := range []string{"ftp://localhost", "http://", "", "http://a b"} {
 		_, err := run(t, "infer", "digits", image("00-1.png"), "-a", address)

@@ -151,7 +151,7 @@ func newPipelinesApply() *cobra.Command {
 			}
 			expect := givenRevision(cmd, &revision)
 			if expect != nil && len(wanted) != 1 {
-				return misused(cmd, fmt.Errorf("--expect: is the revision of one pipeline, and these are %d; name one", len(wanted)))
+				return usageError(cmd, fmt.Errorf("--expect: is the revision of one pipeline, and these are %d; name one", len(wanted)))
 			}
 			return admin.reach(func(client clients) error {
 				return applyAll(cmd.Context(), client, wanted, expect, force, cmd.OutOrStdout())
@@ -225,7 +225,7 @@ func applyAll(ctx context.Context, client clients, wanted []pipeline.Pipeline, e
 	for i, p := range wanted {
 		request := &adminv1.ApplyPipelineRequest{Pipeline: p.ToProto(), ExpectRevision: expect, Force: force}
 		if expect == nil {
-			// Nobody may have changed it since the plan.
+			// It must not have changed since the plan.
 			request.ExpectRevision = proto.Uint64(planned[i].GetCurrent().GetRevision())
 		}
 		answer, err := client.ApplyPipeline(ctx, connect.NewRequest(request))
@@ -260,7 +260,7 @@ func newPipelinesDelete() *cobra.Command {
 		Example: "  stagemesh pipelines delete digits",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if cmd.Flags().Changed("expect") && len(args) > 1 {
-				return misused(cmd, errors.New("--expect: is the revision of one pipeline; name one"))
+				return usageError(cmd, errors.New("--expect: is the revision of one pipeline; name one"))
 			}
 			return between(1, unlimited, "give the NAME of at least one pipeline")(cmd, args)
 		},

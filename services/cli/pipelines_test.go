@@ -107,7 +107,7 @@ func TestPipelinesArePlannedAppliedShownAndDeleted(t *testing.T) {
 	}
 }
 
-func TestWhatDoesNotFitIsToldAndNotApplied(t *testing.T) {
+func TestUnfitPipelinesAreReportedAndNotApplied(t *testing.T) {
 	t.Parallel()
 	c := newChanging(t)
 	file := c.file("p.yaml", "pipelines:\n  fine: {steps: [{name: one, stage: echo}]}\n  wrong: {durability: file, steps: [{name: one, stage: decode}, {name: two, stage: label, inputs: {x: y}}, {name: three, stage: nowhere}, {name: four, stage: echo}]}\n")
@@ -129,7 +129,7 @@ func TestWhatDoesNotFitIsToldAndNotApplied(t *testing.T) {
 	}
 }
 
-func TestARevisionThatIsAnotherIsToldAndNothingChanged(t *testing.T) {
+func TestWrongRevisionChangesNothing(t *testing.T) {
 	t.Parallel()
 	c := newChanging(t)
 	file := c.file("p.yaml", "pipelines: {first: {timeout: 2s, steps: [{name: one, stage: echo}]}}\n")

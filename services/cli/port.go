@@ -136,13 +136,13 @@ func (p *port) url() (string, error) {
 	}
 	u, err := url.Parse(address)
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return "", fmt.Errorf("--%s: %q is no address such as %s", p.flag, redacted(address), p.standard)
+		return "", fmt.Errorf("--%s: %q is no address such as %s", p.flag, redact(address), p.standard)
 	}
 	return address, nil
 }
 
-// redacted is an address without the password that may be in it.
-func redacted(address string) string {
+// redact returns an address without the password that may be in it.
+func redact(address string) string {
 	u, err := url.Parse(address)
 	switch {
 	case err == nil:
@@ -187,9 +187,9 @@ func (p *port) advise(address string, err error) error {
 	rpc, isRPC := errors.AsType[*connect.Error](err)
 	switch {
 	case isDial(err):
-		return fmt.Errorf("nobody answers at %s: %w; %s, --%s names that of another", redacted(address), err, p.start, p.flag)
+		return fmt.Errorf("nobody answers at %s: %w; %s, --%s names that of another", redact(address), err, p.start, p.flag)
 	case errors.Is(err, errSilent):
-		return fmt.Errorf("%s: %w", redacted(address), err)
+		return fmt.Errorf("%s: %w", redact(address), err)
 	case errors.Is(err, errSpeaksTLS), errors.Is(err, http.ErrSchemeMismatch):
 		return fmt.Errorf("%w; it has TLS where %s.cert_file says so: give --%s as https:// then, else as http://", err, p.section, p.flag)
 	case isA[x509.UnknownAuthorityError](err):

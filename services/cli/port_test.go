@@ -67,7 +67,7 @@ func asking(t *testing.T) []port {
 	}
 }
 
-func TestCommandsReachAPortThatHasTLSAndATokenAndSayWhyTheyDoNot(t *testing.T) {
+func TestCommandsReachPortsWithTLSAndToken(t *testing.T) {
 	t.Parallel()
 	authority, stranger := testbed.NewAuthority(t), testbed.NewAuthority(t)
 	token, wrong := testbed.SecretFile(t, "open-simsim\nopen-sesame\n"), testbed.SecretFile(t, "sesame-secret")
@@ -108,7 +108,7 @@ func TestCommandsReachAPortThatHasTLSAndATokenAndSayWhyTheyDoNot(t *testing.T) {
 	}
 }
 
-func TestCommandsSayThatAPortHasNoTLS(t *testing.T) {
+func TestCommandsExplainPortWithoutTLS(t *testing.T) {
 	t.Parallel()
 	for name, p := range ports(t, guarded(t, gateway.Access{})) {
 		_, err := p.ask(t, strings.Replace(p.url, "http", "https", 1))
@@ -118,7 +118,7 @@ func TestCommandsSayThatAPortHasNoTLS(t *testing.T) {
 	}
 }
 
-func TestATokenIsForThePortThatIsNamedAndNotForWhereItPointsTo(t *testing.T) {
+func TestTokenIsNotSentToRedirects(t *testing.T) {
 	t.Parallel()
 	reached := make(chan string, 8)
 	elsewhere := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { reached <- r.Header.Get("Authorization") }))
@@ -155,7 +155,7 @@ func mute(t *testing.T) string {
 	return listener.Addr().String()
 }
 
-func TestCommandsDoNotWaitForEverForAPortThatIsSilent(t *testing.T) {
+func TestSilentPortTimesOut(t *testing.T) {
 	t.Parallel()
 	address := mute(t)
 	var asking sync.WaitGroup

@@ -64,7 +64,7 @@ func TestResultPrintsTheStoredAnswer(t *testing.T) {
 	}
 }
 
-func TestInferWithAKeyIsMadeOnce(t *testing.T) {
+func TestInferWithKeyRunsOnce(t *testing.T) {
 	t.Parallel()
 	address := mesh(t)
 	var first string
@@ -89,7 +89,7 @@ func TestInferWithAKeyIsMadeOnce(t *testing.T) {
 	}
 }
 
-func TestResultSaysWhyThereIsNone(t *testing.T) {
+func TestMissingResultIsExplained(t *testing.T) {
 	t.Parallel()
 	address := mesh(t)
 	unknown := uuid.NewString()
@@ -146,7 +146,7 @@ func endless(t *testing.T) (address, request string) {
 	return address, f.Metadata["request_id"]
 }
 
-func TestCancelCallsARequestOff(t *testing.T) {
+func TestCancelCancelsARequest(t *testing.T) {
 	t.Parallel()
 	address, request := endless(t)
 	if _, err := run(t, "get", "result", request, "-a", address); err == nil || !strings.HasPrefix(err.Error(), "NOT_FOUND: ") {
@@ -167,7 +167,7 @@ func TestCancelCallsARequestOff(t *testing.T) {
 	}
 }
 
-func TestVerbsOfRequestsAreCheckedBeforeTheyAsk(t *testing.T) {
+func TestRequestVerbsCheckTheirArguments(t *testing.T) {
 	t.Parallel()
 	good := uuid.NewString()
 	for name, test := range map[string]struct {

@@ -25,7 +25,7 @@ pipelines:
   one: {steps: [{name: one, stage: echo}]}
 `
 
-func TestStatusShowsWhoServesTheMesh(t *testing.T) {
+func TestStatusShowsStagesAndHosts(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
 	save(t, filepath.Join(folder, "add.py"), addTo("x", 1))
@@ -105,7 +105,7 @@ stages: {echo: {runner: {echo: {}}}}
 pipelines: {one: {steps: [{name: one, stage: echo}]}}
 `
 
-func TestStatusShowsWhatIsKnownWithoutARegistry(t *testing.T) {
+func TestStatusWorksWithoutARegistry(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "mesh.yaml")
 	save(t, path, unregistered)

@@ -65,7 +65,7 @@ func file(t *testing.T, text string) string {
 	return path
 }
 
-func TestAStreamIsPrintedAsItComes(t *testing.T) {
+func TestStreamIsPrintedAsItArrives(t *testing.T) {
 	t.Parallel()
 	gate := make(chan struct{})
 	address, path := spelling(t, gate), file(t, "abc.")
@@ -84,7 +84,7 @@ func TestAStreamIsPrintedAsItComes(t *testing.T) {
 	}
 }
 
-func TestAStreamIsPrintedAsLinesOfJSON(t *testing.T) {
+func TestStreamIsPrintedAsJSONLines(t *testing.T) {
 	t.Parallel()
 	out, err := run(t, "infer", "stage:spell", file(t, "a."), "--stream", "--json", "-a", spelling(t, nil))
 	if err != nil {
@@ -102,7 +102,7 @@ func TestAStreamIsPrintedAsLinesOfJSON(t *testing.T) {
 	}
 }
 
-func TestAnAnswerWithoutChunksIsPrintedAsAWhole(t *testing.T) {
+func TestAnswerWithoutChunksIsPrinted(t *testing.T) {
 	t.Parallel()
 	out, err := run(t, "infer", "digits", image("07-9.png"), "--stream", "--timeline", "-a", mesh(t))
 	if err != nil {
@@ -111,7 +111,7 @@ func TestAnAnswerWithoutChunksIsPrintedAsAWhole(t *testing.T) {
 	match(t, out, `labels=\[9 \d \d\]`, `scores=\[.*\]`, `decode: queue .*`, `classify: .*`, `label: .*`)
 }
 
-func TestAStreamThatFailsSaysWhy(t *testing.T) {
+func TestFailedStreamIsExplained(t *testing.T) {
 	t.Parallel()
 	address := spelling(t, nil)
 	out, err := run(t, "infer", "stage:spell", file(t, "ab"), "--stream", "-a", address)

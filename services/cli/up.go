@@ -72,14 +72,14 @@ func (f *upFlags) check(cmd *cobra.Command, args []string) error {
 	given := func(flag string) bool { return cmd.Flags().Changed(flag) }
 	switch {
 	case len(args) > 1:
-		return misused(cmd, errors.New("give one WORKER; a mesh of several stages is described by a file, --config"))
+		return usageError(cmd, errors.New("give one WORKER; a mesh of several stages is described by a file, --config"))
 	case len(args) == 1 && (given("config") || given("stages")):
-		return misused(cmd, errors.New("give either a WORKER or --config"))
+		return usageError(cmd, errors.New("give either a WORKER or --config"))
 	case len(args) == 0 && (given("workers") || given("options")):
-		return misused(cmd, errors.New("--workers and --options are for a WORKER; a file has them below stages.<name>.runner.worker"))
+		return usageError(cmd, errors.New("--workers and --options are for a WORKER; a file has them below stages.<name>.runner.worker"))
 	}
 	if err := f.checkAddresses(); err != nil {
-		return misused(cmd, err)
+		return usageError(cmd, err)
 	}
 	return nil
 }

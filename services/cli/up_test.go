@@ -128,7 +128,7 @@ func digitsFile(t *testing.T) string {
 	return path
 }
 
-func TestUpSaysWhereThePageIs(t *testing.T) {
+func TestUpPrintsTheDocsAddress(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "mesh.yaml")
 	if err := os.WriteFile(file, []byte(echoes+freePorts), 0o600); err != nil {
@@ -147,7 +147,7 @@ func TestUpSaysWhereThePageIs(t *testing.T) {
 	}
 }
 
-func TestUpSaysNothingOfAPageThatIsSwitchedOff(t *testing.T) {
+func TestUpPrintsNoAddressOfDisabledDocs(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "mesh.yaml")
 	off := strings.Replace(freePorts, "gateway: {", "gateway: {docs: false, ", 1)
@@ -196,7 +196,7 @@ func TestUpServesTheMeshUntilItIsStopped(t *testing.T) {
 	}
 }
 
-func TestUpLogsAsItIsTold(t *testing.T) {
+func TestUpHasLogFlags(t *testing.T) {
 	t.Parallel()
 	p := up(t, "-c", write(t, echoes+freePorts), "--log-format", "json", "--log-level", "error")
 	p.ready(t)
@@ -215,7 +215,7 @@ func TestUpLogsAsItIsTold(t *testing.T) {
 	}
 }
 
-func TestUpNamesTheAddressThatIsTaken(t *testing.T) {
+func TestUpNamesTheOccupiedAddress(t *testing.T) {
 	t.Parallel()
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -240,7 +240,7 @@ func TestUpNamesTheAddressThatIsTaken(t *testing.T) {
 	}
 }
 
-func TestUpSaysThatItWaitsForTheBroker(t *testing.T) {
+func TestUpReportsWaitingForTheBroker(t *testing.T) {
 	t.Parallel()
 	p := up(t, "-c", write(t, echoes+freePorts+"nats: {url: \"nats://user:hush@127.0.0.1:1\"}\n"))
 	testbed.Eventually(t, "it says what it waits for", func() bool {
@@ -307,7 +307,7 @@ func TestUpMayRunSomeStagesOfTheMesh(t *testing.T) {
 	}
 }
 
-func TestUpNeedsNothingOfTheStagesThatItDoesNotRun(t *testing.T) {
+func TestUpIgnoresStagesOfOtherProcesses(t *testing.T) {
 	t.Parallel()
 	file := write(t, "mesh: m\nnats: {listen: \"127.0.0.1:0\"}\n"+freePorts+"stages:\n  a: {runner: {echo: {}}}\n  b: {runner: {top_k: {labels_file: elsewhere.txt}}}\n")
 	p := up(t, "-c", file, "--stages", "a")

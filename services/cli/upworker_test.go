@@ -123,7 +123,7 @@ func TestUpServesAWorkerWithoutAFile(t *testing.T) {
 }
 
 // What a worker's author does all day: a mistake, its mending, another input.
-func TestAWorkerThatIsSavedStartsAgain(t *testing.T) {
+func TestSavedWorkerRestarts(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "my_adder.py")
 	save(t, path, addTo("x", 1))
@@ -169,7 +169,7 @@ serve(Tell, arrays="buffer")
 `
 
 // A file is all that it takes: how many streams run is the class's to say, and to change.
-func TestUpRunsAsManyStreamsAsTheWorkerSays(t *testing.T) {
+func TestUpUsesTheWorkersConcurrency(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "my_adder.py")
 	save(t, path, fmt.Sprintf(teller, 32))
@@ -195,7 +195,7 @@ func TestUpRunsAsManyStreamsAsTheWorkerSays(t *testing.T) {
 }
 
 // A save counts also while what was saved before starts, or hangs.
-func TestASaveEndsAStartThatHangs(t *testing.T) {
+func TestSaveEndsHangingStart(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "my_adder.py")
 	save(t, path, addTo("x", 1))
@@ -210,7 +210,7 @@ func TestASaveEndsAStartThatHangs(t *testing.T) {
 	}
 }
 
-func TestASaveDuringTheFirstStartCounts(t *testing.T) {
+func TestSaveDuringFirstStartRestarts(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
 	path, gate := filepath.Join(folder, "my_adder.py"), filepath.Join(folder, "gate")
@@ -228,7 +228,7 @@ func TestASaveDuringTheFirstStartCounts(t *testing.T) {
 }
 
 // What a tool takes away for a moment was not saved; a link is saved where it leads.
-func TestAWorkerIsNotRestartedWithoutItsFile(t *testing.T) {
+func TestWorkerRestartsOnlyWithItsFile(t *testing.T) {
 	t.Parallel()
 	target, folder := filepath.Join(t.TempDir(), "real.py"), t.TempDir()
 	path := filepath.Join(folder, "my_adder.py")
@@ -265,7 +265,7 @@ func (p *process) ask(t *testing.T, line string) string {
 	return string(out)
 }
 
-func TestUpSaysWhyAWorkerDoesNotStart(t *testing.T) {
+func TestUpReportsWhyWorkerFails(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "my_adder.py")
 	save(t, path, "import nothing_of_that_name\n")
@@ -276,7 +276,7 @@ func TestUpSaysWhyAWorkerDoesNotStart(t *testing.T) {
 	}
 }
 
-func TestUpSaysWhatIsNoWorker(t *testing.T) {
+func TestUpRejectsInvalidWorkers(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
 	text := filepath.Join(folder, "notes.txt")

@@ -9,9 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/stagemesh/stagemesh/gateway/call"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/services/meshtest"
@@ -19,11 +18,11 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testbed.Main(m) }
 
-// sign returns a runner that appends its name to each input's bytes, after a
-// time per batch, and counts what it runs.
-func sign(name string, perBatch time.Duration, runs *tally) runner.Runner {
+// appendName returns a runner that appends its name to each input, after a time per
+// batch, and counts what it runs.
+func appendName(name string, perBatch time.Duration, runs *counts) runner.Runner {
 	return inproc.New(inproc.Settings{Concurrency: 2}, func(ctx context.Context, b runner.Batch, sink runner.Sink) error {
 		runs.batch(len(b.Items))
 		select {
@@ -42,11 +41,11 @@ func sign(name string, perBatch time.Duration, runs *tally) runner.Runner {
 	})
 }
 
-type tally struct {
+type counts struct {
 	items, batches, largest atomic.Int64
 }
 
-func (t *tally) batch(n int) {
+func (t *counts) batch(n int) {
 	t.items.Add(int64(n))
 	t.batches.Add(1)
 	for {
@@ -66,12 +65,12 @@ func text(s string) []payload.Part {
 func TestEveryCallerGetsItsOwnAnswer(t *testing.T) {
 	t.Parallel()
 	const waves, perWave = 20, 500
-	var fast, slow, last tally
+	var fast, slow, last counts
 	bed := meshtest.New(t)
-	bed.Host("fast", sign("fast", 0, &fast))
-	bed.Host("slow", sign("slow", 2*time.Millisecond, &slow))
-	bed.Host("last", sign("last", 0, &last))
-	bed.Host("last", sign("last", 0, &last))
+	bed.Host("fast", appendName("fast", 0, &fast))
+	bed.Host("slow", appendName("slow", 2*time.Millisecond, &slow))
+	bed.Host("last", appendName("last", 0, &last))
+	bed.Host("last", appendName("last", 0, &last))
 	pipelines := []pipeline.Pipeline{
 		meshtest.Pipeline("long", "fast", "slow", "last"),
 		meshtest.Pipeline("short", "last"),

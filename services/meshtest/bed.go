@@ -1,6 +1,6 @@
-// Package meshtest holds whole meshes to their promises: a Bed is a broker,
-// hosts and gateways in the test's process, each with a connection of its own,
-// and its tests send requests whose answers they know.
+// Package meshtest tests whole meshes in the process of the test. A Bed is a broker with
+// hosts and gateways, each with a connection of its own; the tests know the answer to
+// every request.
 package meshtest
 
 import (
@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/nats-io/nats-server/v2/server"
@@ -25,11 +24,11 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
-// Mesh is the name of every bed's mesh: each has a broker of its own.
+// Mesh is the name of every bed's mesh; each bed has its own broker.
 const Mesh pipeline.MeshName = "bed"
 
-// Bed is a mesh under test. It is used by its test's goroutine, and ends with
-// its test: the gateways first, then all hosts at once, the broker last.
+// Bed is a mesh that ends with its test: the gateways first, then all hosts at once, the
+// broker last. Only the goroutine of the test uses it.
 type Bed struct {
 	Broker *testbed.Broker
 
@@ -37,24 +36,22 @@ type Bed struct {
 	hosts []*Part
 }
 
-// New returns a bed with a broker and nothing else.
+// New returns a bed with a broker only. The edits change the broker's options first.
 func New(t testing.TB, edits ...func(*server.Options)) *Bed {
 	t.Helper()
 	b := &Bed{t: t, Broker: testbed.StartBroker(t, edits...)}
-	t.Cleanup(b.stopHosts)
+	t.Cleanup(func() {
+		// Each takes half a second.
+		var stops sync.WaitGroup
+		for _, part := range b.hosts {
+			stops.Go(part.Stop)
+		}
+		stops.Wait()
+	})
 	return b
 }
 
-// stopHosts stops the hosts beside each other, as each takes half a second.
-func (b *Bed) stopHosts() {
-	var stops sync.WaitGroup
-	for _, part := range b.hosts {
-		stops.Go(part.Stop)
-	}
-	stops.Wait()
-}
-
-// Part is a host or a gateway that runs.
+// Part is a running host or gateway.
 type Part struct {
 	t      testing.TB
 	cancel context.CancelFunc
@@ -63,7 +60,7 @@ type Part struct {
 	err    error
 }
 
-// Stop drains the part and waits for its end.
+// Stop drains the part, and waits for its end.
 func (p *Part) Stop() {
 	p.t.Helper()
 	p.once.Do(func() {
@@ -75,14 +72,27 @@ func (p *Part) Stop() {
 	})
 }
 
-func (b *Bed) run(run func(context.Context) error) *Part {
+// process is a host or a gateway.
+type process interface {
+	Run(ctx context.Context) error
+	WaitReady(ctx context.Context) error
+}
+
+// start runs a host or a gateway, and waits until it is ready.
+func (b *Bed) start(p process) *Part {
+	b.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	p := &Part{t: b.t, cancel: cancel, done: make(chan struct{})}
+	part := &Part{t: b.t, cancel: cancel, done: make(chan struct{})}
 	go func() {
-		defer close(p.done)
-		p.err = run(ctx)
+		defer close(part.done)
+		part.err = p.Run(ctx)
 	}()
-	return p
+	ready, cancel := context.WithTimeout(b.t.Context(), testbed.Patience)
+	defer cancel()
+	if err := p.WaitReady(ready); err != nil {
+		b.t.Fatal(err)
+	}
+	return part
 }
 
 // Host is a running host.
@@ -91,10 +101,8 @@ type Host struct {
 	*stagehost.Host
 }
 
-const readyWait = 30 * time.Second
-
-// Host starts a host of a stage and waits until it is ready. The edits change
-// its settings first.
+// Host starts a host of a stage, and waits until it is ready. The edits change its settings
+// first.
 func (b *Bed) Host(stage pipeline.StageName, r runner.Runner, edits ...func(*stagehost.Settings)) Host {
 	b.t.Helper()
 	s := stagehost.Settings{
@@ -112,13 +120,8 @@ func (b *Bed) Host(stage pipeline.StageName, r runner.Runner, edits ...func(*sta
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	part := b.run(h.Run)
+	part := b.start(h)
 	b.hosts = append(b.hosts, part)
-	ctx, cancel := context.WithTimeout(b.t.Context(), readyWait)
-	defer cancel()
-	if err := h.WaitReady(ctx); err != nil {
-		b.t.Fatal(err)
-	}
 	return Host{part, h}
 }
 
@@ -133,8 +136,8 @@ type Gateway struct {
 	*gateway.Gateway
 }
 
-// Gateway starts a gateway that serves the pipelines and waits until it is
-// ready. The edits change its settings first.
+// Gateway starts a gateway that serves the pipelines, and waits until it is ready. The
+// edits change its settings first.
 func (b *Bed) Gateway(pipelines []pipeline.Pipeline, edits ...func(*gateway.Settings)) Gateway {
 	b.t.Helper()
 	s := gateway.Settings{
@@ -151,13 +154,8 @@ func (b *Bed) Gateway(pipelines []pipeline.Pipeline, edits ...func(*gateway.Sett
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	part := b.run(g.Run)
+	part := b.start(g)
 	b.t.Cleanup(part.Stop)
-	ctx, cancel := context.WithTimeout(b.t.Context(), readyWait)
-	defer cancel()
-	if err := g.WaitReady(ctx); err != nil {
-		b.t.Fatal(err)
-	}
 	return Gateway{part, g}
 }
 
@@ -170,7 +168,7 @@ func Pipeline(name pipeline.Name, stages ...pipeline.StageName) pipeline.Pipelin
 	return p
 }
 
-// logger writes to the test's log, until the test ends.
+// logger writes to the log of the test.
 func (b *Bed) logger() *slog.Logger {
 	return slog.New(slog.NewTextHandler(&testLog{t: b.t}, &slog.HandlerOptions{Level: slog.LevelWarn}))
 }

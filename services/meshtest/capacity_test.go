@@ -14,14 +14,14 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost"
 )
 
-func TestStageWithoutAHostIsToldAtOnce(t *testing.T) {
+func TestStageWithoutHostIsRejectedAtOnce(t *testing.T) {
 	t.Parallel()
 	bed := meshtest.New(t)
 	bed.Host("here", each(unchanged))
 	g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("half", "here", "nowhere"), meshtest.Pipeline("none", "nowhere")})
 	for _, name := range []string{"half", "none", "stage:nowhere"} {
 		t.Run(name, func(t *testing.T) {
-			a := infer(t.Context(), g, ask(name, "x"))
+			a := infer(t.Context(), g, requestFor(name, "x"))
 			f := a.want(t, fault.NoCapacity)
 			if f.Stage != "nowhere" || f.RetryAfter <= 0 || a.took > atOnce {
 				t.Errorf("stage %q, retry after %s, answered after %s", f.Stage, f.RetryAfter, a.took)
@@ -31,58 +31,58 @@ func TestStageWithoutAHostIsToldAtOnce(t *testing.T) {
 }
 
 // The bound of time is generous; what it takes is logged.
-func TestLastHostIsMissedWhenItDrains(t *testing.T) {
+func TestGatewayNoticesThatTheLastHostDrains(t *testing.T) {
 	t.Parallel()
 	bed := meshtest.New(t)
 	h := bed.Host("stage", each(unchanged))
 	g := bed.Gateway(nil)
-	infer(t.Context(), g, ask("stage:stage", "x")).ok(t)
+	infer(t.Context(), g, requestFor("stage:stage", "x")).checkOK(t)
 	stopped := make(chan struct{})
 	begin := time.Now()
 	go func() {
 		defer close(stopped)
 		h.Stop()
 	}()
-	testbed.Eventually(t, "the gateway knows that nobody serves the stage", func() bool {
+	testbed.Eventually(t, "the gateway knows that the stage has no host", func() bool {
 		f := infer(t.Context(), g, &call.Request{Pipeline: "stage:stage", Inputs: text("x"), Timeout: time.Second}).fault
 		return f != nil && f.Reason == fault.NoCapacity
 	})
 	took := time.Since(begin)
-	t.Logf("missed %s after it was told to stop", took)
+	t.Logf("noticed %s after the stop began", took)
 	if took > 2*time.Second {
-		t.Errorf("missed %s after it was told to stop", took)
+		t.Errorf("noticed %s after the stop began", took)
 	}
 	<-stopped
 	bed.Host("stage", each(unchanged))
-	testbed.Eventually(t, "the next host is found", func() bool { return infer(t.Context(), g, ask("stage:stage", "x")).fault == nil })
+	testbed.Eventually(t, "the next host is found", func() bool { return infer(t.Context(), g, requestFor("stage:stage", "x")).fault == nil })
 }
 
-func TestFullQueueIsToldAtOnceAndHasRoomAgain(t *testing.T) {
+func TestFullQueueRejectsUntilItHasSpace(t *testing.T) {
 	t.Parallel()
 	const bound = 4
 	bed := meshtest.New(t)
 	runner := newHeld()
 	bed.Host("stage", runner, func(s *stagehost.Settings) { s.Queue.MaxItems = bound })
 	g := bed.Gateway(nil)
-	var inside []<-chan answer
+	var inFlight []<-chan answer
 	for i := range bound {
-		inside = append(inside, start(t.Context(), g, ask("stage:stage", strconv.Itoa(i))))
+		inFlight = append(inFlight, send(t.Context(), g, requestFor("stage:stage", strconv.Itoa(i))))
 	}
 	awaitItems(t, bed, "stage", bound)
 	for range 5 {
-		a := infer(t.Context(), g, ask("stage:stage", "too many"))
+		a := infer(t.Context(), g, requestFor("stage:stage", "too many"))
 		if f := a.want(t, fault.QueueFull); f.RetryAfter <= 0 || a.took > atOnce {
 			t.Errorf("retry after %s, answered after %s", f.RetryAfter, a.took)
 		}
 	}
 	close(runner.release)
-	for i, from := range inside {
-		if got := await(t, from).ok(t).text(); got != strconv.Itoa(i) {
+	for i, from := range inFlight {
+		if got := await(t, from).checkOK(t).text(); got != strconv.Itoa(i) {
 			t.Errorf("request %d is answered with %q", i, got)
 		}
 	}
 	awaitItems(t, bed, "stage", 0)
-	infer(t.Context(), g, ask("stage:stage", "again")).ok(t)
+	infer(t.Context(), g, requestFor("stage:stage", "again")).checkOK(t)
 }
 
 func awaitItems(t *testing.T, bed *meshtest.Bed, stage pipeline.StageName, want uint64) {
@@ -94,9 +94,9 @@ func awaitItems(t *testing.T, bed *meshtest.Bed, stage pipeline.StageName, want 
 	})
 }
 
-// Finished work is not refused: its host holds it until there is room. The gateway
-// lets all requests in, as there is room when they come.
-func TestFullQueueInMidRouteHoldsAndDelivers(t *testing.T) {
+// A host holds its outputs until the next queue has space. The gateway admits all
+// requests, as the queue has space when they come.
+func TestFullQueueOfALaterStageLosesNoOutput(t *testing.T) {
 	t.Parallel()
 	const calls, bound = 12, 2
 	bed := meshtest.New(t)
@@ -106,7 +106,7 @@ func TestFullQueueInMidRouteHoldsAndDelivers(t *testing.T) {
 	g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("both", "first", "last")})
 	var pending []<-chan answer
 	for i := range calls {
-		pending = append(pending, start(t.Context(), g, ask("both", strconv.Itoa(i))))
+		pending = append(pending, send(t.Context(), g, requestFor("both", strconv.Itoa(i))))
 	}
 	awaitItems(t, bed, "first", calls)
 	close(first.release)
@@ -121,7 +121,7 @@ func TestFullQueueInMidRouteHoldsAndDelivers(t *testing.T) {
 	}
 	close(last.release)
 	for i, from := range pending {
-		if got := await(t, from).ok(t).text(); got != strconv.Itoa(i) {
+		if got := await(t, from).checkOK(t).text(); got != strconv.Itoa(i) {
 			t.Errorf("request %d is answered with %q", i, got)
 		}
 	}
@@ -130,57 +130,57 @@ func TestFullQueueInMidRouteHoldsAndDelivers(t *testing.T) {
 }
 
 // What is held in mid-route is held until the deadline and no longer. The gateway
-// lets both requests in, as there is room when they come.
-func TestHeldOutputEndsWithItsDeadline(t *testing.T) {
+// admits both requests, as the queue has space when they come.
+func TestUnsentOutputExpiresAtItsDeadline(t *testing.T) {
 	t.Parallel()
 	bed := meshtest.New(t)
 	first, last := newHeld(), newHeld()
 	bed.Host("first", first, func(s *stagehost.Settings) { s.Batch.MaxSize = 1 })
 	bed.Host("last", last, func(s *stagehost.Settings) { s.Queue.MaxItems = 1 })
 	g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("both", "first", "last")})
-	blocking := start(t.Context(), g, ask("both", "blocking"))
+	blocking := send(t.Context(), g, requestFor("both", "blocking"))
 	testbed.Receive(t, "item at the first stage", first.entered)
-	r := ask("both", "held")
+	r := requestFor("both", "held")
 	r.Timeout = 2 * time.Second
-	held := start(t.Context(), g, r)
+	held := send(t.Context(), g, r)
 	awaitItems(t, bed, "first", 2)
 	first.release <- struct{}{}
 	testbed.Receive(t, "item at the last stage", last.entered)
 	testbed.Receive(t, "item at the first stage", first.entered)
 	first.release <- struct{}{}
-	await(t, held).fails(t, fault.DeadlineExceeded)
+	await(t, held).checkFault(t, fault.DeadlineExceeded)
 	awaitItems(t, bed, "first", 0)
 	close(last.release)
-	await(t, blocking).ok(t)
+	await(t, blocking).checkOK(t)
 }
 
-func TestDeadlineIsKeptWhileTheRunnerIsBusy(t *testing.T) {
+func TestDeadlineHoldsWhileTheRunnerIsBusy(t *testing.T) {
 	t.Parallel()
 	bed := meshtest.New(t)
 	runner := newHeld()
 	bed.Host("stage", runner)
 	g := bed.Gateway(nil)
-	busy := start(t.Context(), g, ask("stage:stage", "busy"))
+	busy := send(t.Context(), g, requestFor("stage:stage", "busy"))
 	testbed.Receive(t, "item at the runner", runner.entered)
 	const timeout = 200 * time.Millisecond
 	for _, name := range []string{"behind", "far behind"} {
-		r := ask("stage:stage", name)
+		r := requestFor("stage:stage", name)
 		r.Timeout = timeout
 		a := infer(t.Context(), g, r)
-		a.fails(t, fault.DeadlineExceeded)
+		a.checkFault(t, fault.DeadlineExceeded)
 		if a.took < timeout || a.took > timeout+atOnce {
 			t.Errorf("%s: answered after %s, the timeout is %s", name, a.took, timeout)
 		}
 		t.Logf("%s: answered %s after the deadline", name, a.took-timeout)
 	}
 	close(runner.release)
-	await(t, busy).ok(t)
+	await(t, busy).checkOK(t)
 	awaitItems(t, bed, "stage", 0)
 }
 
-// What waits for its first step is told when the last host has left for long;
-// what has gone further, and what is on file, goes on waiting.
-func TestCallsThatNobodyServesAnyMoreAreTold(t *testing.T) {
+// Requests that wait for their first step fail some time after the last host has left.
+// Those that have gone further, and those on file, go on waiting.
+func TestCallsFailWhenTheLastHostLeaves(t *testing.T) {
 	t.Parallel()
 	const calls = 5
 	bed := meshtest.New(t)
@@ -189,19 +189,19 @@ func TestCallsThatNobodyServesAnyMoreAreTold(t *testing.T) {
 	a := bed.Host("a", first, both)
 	bed.Host("b", second, both)
 	g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("ab", "a", "b")}, func(s *gateway.Settings) { s.HostGrace = time.Second })
-	further := start(t.Context(), g, ask("ab", "further"))
+	further := send(t.Context(), g, requestFor("ab", "further"))
 	testbed.Receive(t, "item at the first runner", first.entered)
 	first.release <- struct{}{}
 	testbed.Receive(t, "item at the second runner", second.entered)
-	inFlight := start(t.Context(), g, ask("ab", "in flight"))
+	inFlight := send(t.Context(), g, requestFor("ab", "in flight"))
 	testbed.Receive(t, "item at the first runner", first.entered)
 	var queued []<-chan answer
 	for range calls {
-		queued = append(queued, start(t.Context(), g, ask("ab", "queued")))
+		queued = append(queued, send(t.Context(), g, requestFor("ab", "queued")))
 	}
-	durable := ask("ab", "durable")
+	durable := requestFor("ab", "durable")
 	durable.Durability = pipeline.File
-	onFile := start(t.Context(), g, durable)
+	onFile := send(t.Context(), g, durable)
 	awaitItems(t, bed, "a", calls+1)
 	stopped := make(chan struct{})
 	go func() {
@@ -218,28 +218,28 @@ func TestCallsThatNobodyServesAnyMoreAreTold(t *testing.T) {
 	awaitItems(t, bed, "a", 0)
 	close(second.release)
 	for _, from := range []<-chan answer{further, inFlight} {
-		await(t, from).ok(t)
+		await(t, from).checkOK(t)
 	}
 	bed.Host("a", each(unchanged))
-	await(t, onFile).ok(t)
+	await(t, onFile).checkOK(t)
 }
 
 // A host that drains serves no more, and finishes what it has in flight.
-func TestWhatADrainingHostHasInHandIsNotTakenBack(t *testing.T) {
+func TestItemsInFlightAtADrainingHostFinish(t *testing.T) {
 	t.Parallel()
 	bed := meshtest.New(t)
 	runner := newHeld()
 	h := bed.Host("stage", runner)
 	const grace = 500 * time.Millisecond
 	g := bed.Gateway(nil, func(s *gateway.Settings) { s.HostGrace = grace })
-	inFlight := start(t.Context(), g, ask("stage:stage", "in flight"))
+	inFlight := send(t.Context(), g, requestFor("stage:stage", "in flight"))
 	testbed.Receive(t, "item at the runner", runner.entered)
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
 		h.Stop()
 	}()
-	testbed.Eventually(t, "nobody serves the stage", func() bool {
+	testbed.Eventually(t, "the stage has no host", func() bool {
 		f := infer(t.Context(), g, &call.Request{Pipeline: "stage:stage", Inputs: text("x"), Timeout: 200 * time.Millisecond}).fault
 		return f != nil && f.Reason == fault.NoCapacity
 	})
@@ -249,6 +249,6 @@ func TestWhatADrainingHostHasInHandIsNotTakenBack(t *testing.T) {
 	case <-time.After(grace + 3*time.Second):
 	}
 	close(runner.release)
-	await(t, inFlight).ok(t)
+	await(t, inFlight).checkOK(t)
 	<-stopped
 }

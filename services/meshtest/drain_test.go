@@ -16,15 +16,15 @@ import (
 
 // Hosts and gateways are replaced one after the other, as in a rolling upgrade,
 // while callers go on asking: no caller notices.
-func TestRollingRestartOfHostsIsNotNoticed(t *testing.T) {
+func TestRollingRestartOfHostsFailsNoRequest(t *testing.T) {
 	t.Parallel()
 	const callers, rounds, perRound = 16, 3, 300
 	bed := meshtest.New(t)
-	var ran tally
+	var ran counts
 	// What is stranded would come again after this.
 	ackWait := func(s *stagehost.Settings) { s.Queue.AckWait = time.Hour }
 	host := func(stage pipeline.StageName) meshtest.Host {
-		return bed.Host(stage, sign(string(stage), time.Millisecond, &ran), ackWait)
+		return bed.Host(stage, appendName(string(stage), time.Millisecond, &ran), ackWait)
 	}
 	stages := []pipeline.StageName{"one", "two"}
 	current := []meshtest.Host{host("one"), host("two")}
@@ -37,7 +37,7 @@ func TestRollingRestartOfHostsIsNotNoticed(t *testing.T) {
 		asking.Go(func() {
 			for n := 0; ctx.Err() == nil; n++ {
 				input := fmt.Sprintf("%d/%d", caller, n)
-				a := infer(context.WithoutCancel(ctx), g, ask("both", input))
+				a := infer(context.WithoutCancel(ctx), g, requestFor("both", input))
 				if a.fault != nil || a.text() != input+">one>two" {
 					t.Errorf("request %s is answered with %+v, %v after %s", input, a.response, a.fault, a.took)
 					return
@@ -62,33 +62,33 @@ func TestRollingRestartOfHostsIsNotNoticed(t *testing.T) {
 	}
 }
 
-// A gateway that stops lets nobody in and sees those inside out.
-func TestStoppingGatewayAnswersThoseInside(t *testing.T) {
+// A stopping gateway rejects new calls and answers those in flight.
+func TestStoppingGatewayAnswersCallsInFlight(t *testing.T) {
 	t.Parallel()
 	bed := meshtest.New(t)
 	runner := newHeld()
 	bed.Host("stage", runner)
 	g := bed.Gateway(nil)
-	inside := start(t.Context(), g, ask("stage:stage", "inside"))
+	inFlight := send(t.Context(), g, requestFor("stage:stage", "in flight"))
 	testbed.Receive(t, "item at the runner", runner.entered)
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
 		g.Stop()
 	}()
-	testbed.Eventually(t, "nobody is let in", func() bool {
+	testbed.Eventually(t, "new calls are rejected", func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 		defer cancel()
-		a := infer(ctx, g, ask("stage:stage", "late"))
+		a := infer(ctx, g, requestFor("stage:stage", "late"))
 		return a.fault != nil && a.fault.Reason == "SHUTTING_DOWN"
 	})
 	select {
 	case <-stopped:
-		t.Error("stopped before those inside were answered")
+		t.Error("stopped before the calls in flight were answered")
 	default:
 	}
 	close(runner.release)
-	if got := await(t, inside).ok(t).text(); got != "inside" {
+	if got := await(t, inFlight).checkOK(t).text(); got != "in flight" {
 		t.Errorf("answered %q", got)
 	}
 	<-stopped

@@ -23,7 +23,7 @@ import (
 )
 
 // stepping answers each item with a chunk for every step that the test takes, until
-// there are no more of them or nobody wants any, and tells then why it ended.
+// there are no more of them or the item is cancelled, and then reports why it ended.
 func stepping(steps <-chan string, ended chan<- string) runner.Runner {
 	return inproc.New(inproc.Settings{}, func(_ context.Context, b runner.Batch, sink runner.Sink) error {
 		for {
@@ -66,7 +66,7 @@ func askEvents(ctx context.Context, t *testing.T, g meshtest.Gateway, h2c bool, 
 	return fronttest.ReadEvents(response.Body)
 }
 
-func TestEventsAreReadAsTheyAreMade(t *testing.T) {
+func TestEventsArriveAsTheyAreEmitted(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct {
 		h2c              bool
@@ -105,7 +105,7 @@ func TestEventsAreReadAsTheyAreMade(t *testing.T) {
 	}
 }
 
-func TestWhoLeavesAStreamEndsItsRun(t *testing.T) {
+func TestLeavingAStreamCancelsItsRun(t *testing.T) {
 	t.Parallel()
 	for name, h2c := range map[string]bool{"HTTP/1": false, "HTTP/2": true} {
 		t.Run(name, func(t *testing.T) {
@@ -129,7 +129,7 @@ func TestWhoLeavesAStreamEndsItsRun(t *testing.T) {
 	}
 }
 
-func TestAStreamOfManyRequestsDoesNotHoldUpAGatewayThatStops(t *testing.T) {
+func TestOpenStreamDoesNotDelayTheGatewaysStop(t *testing.T) {
 	t.Parallel()
 	bed := meshtest.New(t)
 	bed.Host("count", counting())

@@ -34,14 +34,14 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
 
-// seen is a failure as a client sees it.
-type seen struct {
+// failure is a failed request as a client sees it.
+type failure struct {
 	code, reason, message string
 }
 
 // client sends a request in one protocol and returns how it failed; nil is an
 // answer.
-type client func(ctx context.Context, r *inferencev1.InferRequest) (*seen, error)
+type client func(ctx context.Context, r *inferencev1.InferRequest) (*failure, error)
 
 func clients(t *testing.T, address string) map[string]client {
 	t.Helper()
@@ -65,7 +65,7 @@ func clients(t *testing.T, address string) map[string]client {
 }
 
 func overGRPC(c inferencev1.InferenceServiceClient) client {
-	return func(ctx context.Context, r *inferencev1.InferRequest) (*seen, error) {
+	return func(ctx context.Context, r *inferencev1.InferRequest) (*failure, error) {
 		_, err := c.Infer(ctx, r)
 		if err == nil {
 			return nil, nil
@@ -73,10 +73,10 @@ func overGRPC(c inferencev1.InferenceServiceClient) client {
 		st := status.Convert(err)
 		for _, d := range st.Details() {
 			if info, ok := d.(*errdetails.ErrorInfo); ok {
-				return &seen{codeName(st.Code()), info.GetReason(), st.Message()}, nil
+				return &failure{codeName(st.Code()), info.GetReason(), st.Message()}, nil
 			}
 		}
-		return &seen{codeName(st.Code()), "", st.Message()}, nil
+		return &failure{codeName(st.Code()), "", st.Message()}, nil
 	}
 }
 
@@ -93,12 +93,12 @@ func codeName(c codes.Code) string {
 }
 
 func overConnect(c inferencev1connect.InferenceServiceClient) client {
-	return func(ctx context.Context, r *inferencev1.InferRequest) (*seen, error) {
+	return func(ctx context.Context, r *inferencev1.InferRequest) (*failure, error) {
 		_, err := c.Infer(ctx, connect.NewRequest(r))
 		if err == nil {
 			return nil, nil
 		}
-		out := &seen{code: codeName(codes.Code(connect.CodeOf(err))), message: err.Error()}
+		out := &failure{code: codeName(codes.Code(connect.CodeOf(err))), message: err.Error()}
 		if rpc, ok := errors.AsType[*connect.Error](err); ok {
 			for _, d := range rpc.Details() {
 				if value, err := d.Value(); err == nil {
@@ -113,7 +113,7 @@ func overConnect(c inferencev1connect.InferenceServiceClient) client {
 }
 
 func overHTTP(c *http.Client, url, verb string) client {
-	return func(ctx context.Context, r *inferencev1.InferRequest) (*seen, error) {
+	return func(ctx context.Context, r *inferencev1.InferRequest) (*failure, error) {
 		body, contentType, err := httpBody(r.GetInputs()[0])
 		if err != nil {
 			return nil, err
@@ -141,7 +141,7 @@ func overHTTP(c *http.Client, url, verb string) client {
 		if err := json.Unmarshal(data, &answer); err != nil {
 			return nil, fmt.Errorf("%s: %w", data, err)
 		}
-		return &seen{fmt.Sprint(response.StatusCode), answer.Error.Reason, answer.Error.Message}, nil
+		return &failure{fmt.Sprint(response.StatusCode), answer.Error.Reason, answer.Error.Message}, nil
 	}
 }
 
@@ -226,7 +226,7 @@ func TestEveryFaultIsTheSameOnEveryProtocol(t *testing.T) {
 		code    string
 		http    int
 		reason  string
-		says    string
+		message string
 	}{
 		"unknown pipeline": {
 			&inferencev1.InferRequest{Pipeline: "nothing", Inputs: []*inferencev1.Part{blob("text/plain", []byte("x"))}},
@@ -274,8 +274,8 @@ func TestEveryFaultIsTheSameOnEveryProtocol(t *testing.T) {
 				if protocol == "http" || protocol == "events" {
 					want = fmt.Sprint(test.http)
 				}
-				if got.code != want || got.reason != test.reason || !strings.Contains(got.message, test.says) {
-					t.Errorf("got %+v, want %s, %s, a message about %s", *got, want, test.reason, test.says)
+				if got.code != want || got.reason != test.reason || !strings.Contains(got.message, test.message) {
+					t.Errorf("got %+v, want %s, %s, a message about %s", *got, want, test.reason, test.message)
 				}
 				if took > atOnce {
 					t.Errorf("it took %s", took)

@@ -16,17 +16,17 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost"
 )
 
-// Callers of plain HTTP with a key for each text, through two gateways, of a
-// pipeline of two stages without a file queue. Each text is run once, and who
-// comes with a key and another text hears that.
-func TestEachKeyIsRunOnceThroughAnyGateway(t *testing.T) {
+// Callers use plain HTTP with a key for each text, through two gateways, and a pipeline
+// of two stages without a file queue. Each text runs once, and a key with another text is
+// a mismatch.
+func TestIdempotentRequestRunsOnceThroughAnyGateway(t *testing.T) {
 	t.Parallel()
 	const keys, each = 10, 10
-	var one, two tally
+	var one, two counts
 	bed := meshtest.New(t)
 	memory := func(s *stagehost.Settings) { s.Queue.Durabilities = []pipeline.Durability{pipeline.Memory} }
-	bed.Host("one", sign("one", time.Millisecond, &one), memory)
-	bed.Host("two", sign("two", time.Millisecond, &two), memory)
+	bed.Host("one", appendName("one", time.Millisecond, &one), memory)
+	bed.Host("two", appendName("two", time.Millisecond, &two), memory)
 	listen := func(s *gateway.Settings) { s.Listen = "127.0.0.1:0" }
 	pipelines := []pipeline.Pipeline{meshtest.Pipeline("both", "one", "two")}
 	gateways := []meshtest.Gateway{bed.Gateway(pipelines, listen), bed.Gateway(pipelines, listen)}

@@ -45,10 +45,10 @@ func flood(t *testing.T, g meshtest.Gateway, every, length time.Duration, reques
 }
 
 // The stage takes 80 items a second, and gets three times as many.
-func TestWhatWouldBeTooLateIsRefusedAtOnce(t *testing.T) {
+func TestLateRequestsAreRejectedAtOnce(t *testing.T) {
 	t.Parallel()
 	bed := meshtest.New(t)
-	bed.Host("stage", sign("stage", 100*time.Millisecond, &tally{}), meshtest.Batch(batch.Settings{MaxSize: 4, MaxBytes: 1 << 20}))
+	bed.Host("stage", appendName("stage", 100*time.Millisecond, &counts{}), meshtest.Batch(batch.Settings{MaxSize: 4, MaxBytes: 1 << 20}))
 	g := bed.Gateway(nil)
 	count := map[fault.Reason]int{}
 	var slowest time.Duration
@@ -83,7 +83,7 @@ func waiting(r *call.Request, timeout time.Duration) *call.Request {
 	return r
 }
 
-func TestCallThatWaitsForRoomGetsIt(t *testing.T) {
+func TestCallWaitsForCapacity(t *testing.T) {
 	t.Parallel()
 	const bound = 4
 	bed := meshtest.New(t)
@@ -92,31 +92,31 @@ func TestCallThatWaitsForRoomGetsIt(t *testing.T) {
 	p := meshtest.Pipeline("patient", "stage")
 	p.WaitForCapacity = true
 	g := bed.Gateway([]pipeline.Pipeline{p})
-	var inside []<-chan answer
+	var inFlight []<-chan answer
 	for range bound {
-		inside = append(inside, start(t.Context(), g, ask("stage:stage", "x")))
+		inFlight = append(inFlight, send(t.Context(), g, requestFor("stage:stage", "x")))
 	}
 	awaitItems(t, bed, "stage", bound)
-	infer(t.Context(), g, ask("stage:stage", "x")).fails(t, fault.QueueFull)
-	a := infer(t.Context(), g, waiting(ask("stage:stage", "x"), 200*time.Millisecond))
-	if a.fails(t, fault.QueueFull); a.took < 200*time.Millisecond || a.took > 200*time.Millisecond+atOnce {
+	infer(t.Context(), g, requestFor("stage:stage", "x")).checkFault(t, fault.QueueFull)
+	a := infer(t.Context(), g, waiting(requestFor("stage:stage", "x"), 200*time.Millisecond))
+	if a.checkFault(t, fault.QueueFull); a.took < 200*time.Millisecond || a.took > 200*time.Millisecond+atOnce {
 		t.Errorf("in vain for %s, it had 200ms", a.took)
 	}
 	left, leave := context.WithCancel(t.Context())
-	gone := start(left, g, ask("patient", "gone"))
-	inside = append(inside,
-		start(t.Context(), g, waiting(ask("stage:stage", "x"), time.Minute)),
-		start(t.Context(), g, ask("patient", "x")))
+	gone := send(left, g, requestFor("patient", "gone"))
+	inFlight = append(inFlight,
+		send(t.Context(), g, waiting(requestFor("stage:stage", "x"), time.Minute)),
+		send(t.Context(), g, requestFor("patient", "x")))
 	testbed.Eventually(t, "three calls wait", func() bool { return g.Service().InFlight() == bound+3 })
 	leave()
-	await(t, gone).fails(t, fault.Cancelled)
+	await(t, gone).checkFault(t, fault.Cancelled)
 	close(runner.release)
-	for _, from := range inside {
-		await(t, from).ok(t)
+	for _, from := range inFlight {
+		await(t, from).checkOK(t)
 	}
 }
 
-func TestPipelineHasNoMoreThanItsShare(t *testing.T) {
+func TestPipelineKeepsItsInFlightLimit(t *testing.T) {
 	t.Parallel()
 	bed := meshtest.New(t)
 	runner := newHeld()
@@ -124,20 +124,20 @@ func TestPipelineHasNoMoreThanItsShare(t *testing.T) {
 	p, q := meshtest.Pipeline("small", "stage"), meshtest.Pipeline("other", "stage")
 	p.MaxInFlight = 1
 	g := bed.Gateway([]pipeline.Pipeline{p, q})
-	first := start(t.Context(), g, ask("small", "x"))
+	first := send(t.Context(), g, requestFor("small", "x"))
 	testbed.Receive(t, "item at the runner", runner.entered)
-	a := infer(t.Context(), g, ask("small", "x"))
+	a := infer(t.Context(), g, requestFor("small", "x"))
 	if f := a.want(t, fault.Overloaded); f.RetryAfter <= 0 || a.took > atOnce {
 		t.Errorf("retry after %s, answered after %s", f.RetryAfter, a.took)
 	}
-	other := start(t.Context(), g, ask("other", "x"))
+	other := send(t.Context(), g, requestFor("other", "x"))
 	close(runner.release)
-	await(t, first).ok(t)
-	await(t, other).ok(t)
-	infer(t.Context(), g, ask("small", "x")).ok(t)
+	await(t, first).checkOK(t)
+	await(t, other).checkOK(t)
+	infer(t.Context(), g, requestFor("small", "x")).checkOK(t)
 }
 
-func TestDurabilityThatAStageLacksIsToldAtOnce(t *testing.T) {
+func TestUnsupportedDurabilityIsRejectedAtOnce(t *testing.T) {
 	t.Parallel()
 	bed := meshtest.New(t)
 	bed.Host("fast", each(unchanged), func(s *stagehost.Settings) { s.Queue.Durabilities = []pipeline.Durability{pipeline.Memory} })
@@ -153,7 +153,7 @@ func TestDurabilityThatAStageLacksIsToldAtOnce(t *testing.T) {
 		"file, later on":            {"both", pipeline.File, "fast"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := ask(row.pipeline, "x")
+			r := requestFor(row.pipeline, "x")
 			r.Durability = row.durability
 			a := infer(t.Context(), g, r)
 			if f := a.want(t, fault.NotSupported); f.Stage != row.stage || a.took > atOnce {
@@ -161,21 +161,21 @@ func TestDurabilityThatAStageLacksIsToldAtOnce(t *testing.T) {
 			}
 		})
 	}
-	r := ask("stage:safe", "x")
+	r := requestFor("stage:safe", "x")
 	r.Durability = pipeline.File
-	infer(t.Context(), g, r).ok(t)
-	infer(t.Context(), g, ask("stage:fast", "x")).ok(t)
+	infer(t.Context(), g, r).checkOK(t)
+	infer(t.Context(), g, requestFor("stage:fast", "x")).checkOK(t)
 }
 
-// Each of two stages passes on to the other, and neither has room: what is held
-// for one must not keep the other from taking.
-func TestStagesThatFeedEachOtherStayLive(t *testing.T) {
+// Each of two stages passes on to the other, and neither queue has space: the items
+// held for one must not keep the other from taking more.
+func TestStagesThatFeedEachOtherMakeProgress(t *testing.T) {
 	t.Parallel()
 	const callers, requests = 24, 10
 	bed := meshtest.New(t)
 	small := func(s *stagehost.Settings) { s.Queue.MaxItems, s.MaxInFlight, s.Batch.MaxSize = 8, 8, 2 }
-	bed.Host("a", sign("a", time.Millisecond, &tally{}), small)
-	bed.Host("b", sign("b", time.Millisecond, &tally{}), small)
+	bed.Host("a", appendName("a", time.Millisecond, &counts{}), small)
+	bed.Host("b", appendName("b", time.Millisecond, &counts{}), small)
 	g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("there", "a", "b"), meshtest.Pipeline("back", "b", "a")})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -185,7 +185,7 @@ func TestStagesThatFeedEachOtherStayLive(t *testing.T) {
 		name := []string{"there", "back"}[i%2]
 		calls.Go(func() {
 			for range requests {
-				if err := insist(ctx, g, name, &refusals); err != nil {
+				if err := retryUntilAdmitted(ctx, g, name, &refusals); err != nil {
 					t.Error(err)
 					return
 				}
@@ -196,10 +196,10 @@ func TestStagesThatFeedEachOtherStayLive(t *testing.T) {
 	t.Logf("%d answers and %d refusals", callers*requests, refusals.Load())
 }
 
-// insist repeats a request until it has room.
-func insist(ctx context.Context, g meshtest.Gateway, name string, refusals *atomic.Int64) error {
+// retryUntilAdmitted repeats a request until it is admitted.
+func retryUntilAdmitted(ctx context.Context, g meshtest.Gateway, name string, refusals *atomic.Int64) error {
 	for {
-		a := infer(ctx, g, waiting(ask(name, "x"), 20*time.Second))
+		a := infer(ctx, g, waiting(requestFor(name, "x"), 20*time.Second))
 		switch {
 		case a.fault == nil:
 			return nil

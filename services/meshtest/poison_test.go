@@ -36,19 +36,19 @@ func failsWhole() runner.Runner {
 	})
 }
 
-func TestPoisonFailsAloneHoweverMuchThereIs(t *testing.T) {
+func TestManyPoisonItemsFailAlone(t *testing.T) {
 	t.Parallel()
 	const (
-		batches = 200
-		size    = 32
-		inWork  = 128
+		batches  = 200
+		size     = 32
+		maxCalls = 128
 	)
 	bed := meshtest.New(t)
 	bed.Host("picky", failsWhole())
 	gateway := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("picky", "picky")})
 	var next, faults atomic.Int64
 	var callers sync.WaitGroup
-	for range inWork {
+	for range maxCalls {
 		callers.Go(func() {
 			for i := next.Add(1) - 1; i < batches*size; i = next.Add(1) - 1 {
 				text := fmt.Sprint("good ", i)

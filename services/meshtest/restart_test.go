@@ -21,7 +21,7 @@ const lostBound = 10 * time.Second
 
 // The broker, and with it all queues in memory, is gone and comes back while
 // requests wait behind a runner that is busy.
-func TestRequestsThatWaitInALostQueueFailSoon(t *testing.T) {
+func TestRequestsInALostQueueFailSoon(t *testing.T) {
 	t.Parallel()
 	const waiting = 100
 	bed := meshtest.New(t)
@@ -32,7 +32,7 @@ func TestRequestsThatWaitInALostQueueFailSoon(t *testing.T) {
 	gateways := []meshtest.Gateway{bed.Gateway(pipelines), bed.Gateway(pipelines)}
 	var pending []<-chan answer
 	for i := range waiting {
-		pending = append(pending, start(t.Context(), gateways[i%2], ask([]string{"both", "stage:busy"}[i/2%2], strconv.Itoa(i))))
+		pending = append(pending, send(t.Context(), gateways[i%2], requestFor([]string{"both", "stage:busy"}[i/2%2], strconv.Itoa(i))))
 	}
 	awaitItems(t, bed, "busy", waiting)
 	bed.Broker.Stop()
@@ -58,13 +58,13 @@ func TestRequestsThatWaitInALostQueueFailSoon(t *testing.T) {
 	}
 	close(runner.release)
 	for i, g := range gateways {
-		served(t, g, ask("both", "after"), "after")
+		checkServed(t, g, requestFor("both", "after"), "after")
 		t.Logf("gateway %d serves %s after the broker's return", i, time.Since(restored))
 	}
 }
 
 // served waits until the request is answered, by that text.
-func served(t *testing.T, g meshtest.Gateway, r *call.Request, want string) {
+func checkServed(t *testing.T, g meshtest.Gateway, r *call.Request, want string) {
 	t.Helper()
 	testbed.Eventually(t, "requests are served again", func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -80,15 +80,15 @@ func served(t *testing.T, g meshtest.Gateway, r *call.Request, want string) {
 	})
 }
 
-// Callers that go on asking while the broker goes and comes. Each request is
-// answered rightly or told, before its deadline, that it may come again.
-func TestNoRequestIsLostSilentlyWhileTheBrokerRestarts(t *testing.T) {
+// Callers send requests while the broker stops and starts. Each request is
+// answered rightly, or fails before its deadline with a fault that allows a retry.
+func TestBrokerRestartLosesNoRequestSilently(t *testing.T) {
 	t.Parallel()
 	const callers, restarts = 16, 3
 	bed := meshtest.New(t)
 	for _, stage := range []pipeline.StageName{"one", "two"} {
 		for range 2 {
-			bed.Host(stage, sign(string(stage), time.Millisecond, &tally{}))
+			bed.Host(stage, appendName(string(stage), time.Millisecond, &counts{}))
 		}
 	}
 	g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("both", "one", "two")})
@@ -100,7 +100,7 @@ func TestNoRequestIsLostSilentlyWhileTheBrokerRestarts(t *testing.T) {
 		asking.Go(func() {
 			for n := 0; ctx.Err() == nil; n++ {
 				input := fmt.Sprintf("%d/%d", caller, n)
-				a := infer(context.WithoutCancel(ctx), g, ask("both", input))
+				a := infer(context.WithoutCancel(ctx), g, requestFor("both", input))
 				if err := counts.add(a, input+">one>two"); err != nil {
 					t.Error(err)
 				}
@@ -140,7 +140,7 @@ type outcomes struct {
 	byReason map[fault.Reason]int
 }
 
-// add counts an answer; an error says that it may not be.
+// add counts an answer, and returns an error for one that must not occur.
 func (o *outcomes) add(a answer, want string) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -18,7 +18,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
 
-// show answers with one text part of the name that says all of its inputs and
+// show answers with one text part of the name that lists all of its inputs and
 // its parameter "p".
 func show(output string, inputs ...string) runner.Runner {
 	spec := runner.Spec{Outputs: []runner.PartSpec{{Name: output}}}
@@ -26,21 +26,21 @@ func show(output string, inputs ...string) runner.Runner {
 		spec.Inputs = append(spec.Inputs, runner.PartSpec{Name: name})
 	}
 	return inproc.Each(inproc.Settings{Spec: spec}, func(_ context.Context, item runner.Item) ([]payload.Part, error) {
-		var said []string
+		var shown []string
 		for _, part := range item.Inputs {
-			said = append(said, part.Name+"="+string(part.Blob.Data))
+			shown = append(shown, part.Name+"="+string(part.Blob.Data))
 		}
-		slices.Sort(said)
+		slices.Sort(shown)
 		if p, ok := item.Parameters["p"]; ok {
-			said = append(said, fmt.Sprintf("p=%v", p))
+			shown = append(shown, fmt.Sprintf("p=%v", p))
 		}
-		return []payload.Part{payload.OfBlob(output, "text/plain", []byte("("+strings.Join(said, " ")+")"))}, nil
+		return []payload.Part{payload.OfBlob(output, "text/plain", []byte("("+strings.Join(shown, " ")+")"))}, nil
 	})
 }
 
 func named(name, text string) payload.Part { return payload.OfBlob(name, "text/plain", []byte(text)) }
 
-func TestStepsAreFedAsThePipelineSays(t *testing.T) {
+func TestStepsGetTheInputsOfThePipeline(t *testing.T) {
 	t.Parallel()
 	bed := meshtest.New(t)
 	bed.Host("one", show("o", "x"))
@@ -87,23 +87,23 @@ func TestStepsAreFedAsThePipelineSays(t *testing.T) {
 			"a step's parameters",
 			call.Request{
 				Pipeline: "twice", Inputs: []payload.Part{named("x", "1")}, Parameters: payload.Parameters{"p": payload.String("all")},
-				Steps: map[string]call.StepOptions{"second": {Parameters: payload.Parameters{"p": payload.Int64(2)}}},
+				Steps: map[pipeline.StepName]pipeline.StepOptions{"second": {Parameters: payload.Parameters{"p": payload.Int64(2)}}},
 			},
 			"(x=(x=1 p=all) p=2)", "",
 		},
 		{
 			"an unknown step",
-			call.Request{Pipeline: "twice", Inputs: []payload.Part{named("x", "1")}, Steps: map[string]call.StepOptions{"third": {}}},
+			call.Request{Pipeline: "twice", Inputs: []payload.Part{named("x", "1")}, Steps: map[pipeline.StepName]pipeline.StepOptions{"third": {}}},
 			"", fault.InvalidRequest,
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			a := infer(t.Context(), g, &test.request)
 			if test.reason != "" {
-				a.fails(t, test.reason)
+				a.checkFault(t, test.reason)
 				return
 			}
-			if got := a.ok(t).text(); got != test.want {
+			if got := a.checkOK(t).text(); got != test.want {
 				t.Errorf("answered %s, want %s", got, test.want)
 			}
 			if steps := a.response.Timeline.Steps; len(steps) == 0 || steps[len(steps)-1].Host == "" {
@@ -113,7 +113,7 @@ func TestStepsAreFedAsThePipelineSays(t *testing.T) {
 	}
 }
 
-func TestOutputThatIsTooLargeIsTold(t *testing.T) {
+func TestTooLargeOutputFailsItsRequest(t *testing.T) {
 	t.Parallel()
 	bed := meshtest.New(t, func(o *server.Options) { o.MaxPayload = 64 << 10 })
 	bed.Host("grow", each(func(context.Context, runner.Item) ([]payload.Part, error) {
@@ -123,13 +123,13 @@ func TestOutputThatIsTooLargeIsTold(t *testing.T) {
 	g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("last", "grow"), meshtest.Pipeline("middle", "grow", "after")})
 	for _, name := range []string{"last", "middle"} {
 		t.Run(name, func(t *testing.T) {
-			a := infer(t.Context(), g, ask(name, "x"))
+			a := infer(t.Context(), g, requestFor(name, "x"))
 			f := a.want(t, fault.OutputTooLarge)
 			if f.Stage != "grow" || a.took > atOnce {
 				t.Errorf("stage %q, answered after %s", f.Stage, a.took)
 			}
 		})
 	}
-	r := ask("last", strings.Repeat("x", 128<<10))
-	infer(t.Context(), g, r).fails(t, fault.PayloadTooLarge)
+	r := requestFor("last", strings.Repeat("x", 128<<10))
+	infer(t.Context(), g, r).checkFault(t, fault.PayloadTooLarge)
 }

@@ -112,7 +112,7 @@ func TestRowsShareABatchAndKeepTheirRank(t *testing.T) {
 	calls.Wait()
 }
 
-func TestShapesThatDifferNeverShareABatch(t *testing.T) {
+func TestDifferentShapesNeverShareABatch(t *testing.T) {
 	t.Parallel()
 	bed := meshtest.New(t)
 	var mu sync.Mutex
@@ -145,7 +145,7 @@ func TestShapesThatDifferNeverShareABatch(t *testing.T) {
 	}
 }
 
-func TestItemLargerThanABatchIsRefusedByName(t *testing.T) {
+func TestItemLargerThanABatchIsRejected(t *testing.T) {
 	t.Parallel()
 	bed := meshtest.New(t)
 	bed.Host("double", doubling([]int64{4}, func(tensor.Tensor) {}), meshtest.Batch(batch.Settings{MaxSize: 8}))
@@ -165,10 +165,10 @@ func TestItemLargerThanABatchIsRefusedByName(t *testing.T) {
 			in := numbered(t, 0, test.shape...)
 			a := infer(t.Context(), g, &call.Request{Pipeline: "stage:double", Inputs: []payload.Part{in}})
 			if test.reason != "" {
-				a.fails(t, test.reason)
+				a.checkFault(t, test.reason)
 				return
 			}
-			if err := checkDoubled(a.ok(t).response.Outputs, in); err != nil {
+			if err := checkDoubled(a.checkOK(t).response.Outputs, in); err != nil {
 				t.Error(err)
 			}
 		})
@@ -176,7 +176,7 @@ func TestItemLargerThanABatchIsRefusedByName(t *testing.T) {
 }
 
 // A pipeline hands tensors on from stage to stage.
-func TestTensorsTravelThroughStages(t *testing.T) {
+func TestTensorsPassThroughStages(t *testing.T) {
 	t.Parallel()
 	bed := meshtest.New(t)
 	bed.Host("first", doubling([]int64{2}, func(tensor.Tensor) {}))
@@ -184,7 +184,7 @@ func TestTensorsTravelThroughStages(t *testing.T) {
 	g := bed.Gateway([]pipeline.Pipeline{meshtest.Pipeline("both", "first", "second")})
 	for _, shape := range [][]int64{{2}, {1, 2}, {5, 2}} {
 		in := numbered(t, 1, shape...)
-		a := infer(t.Context(), g, &call.Request{Pipeline: "both", Inputs: []payload.Part{in}}).ok(t)
+		a := infer(t.Context(), g, &call.Request{Pipeline: "both", Inputs: []payload.Part{in}}).checkOK(t)
 		values, err := in.Tensor.FP32Values()
 		if err != nil {
 			t.Fatal(err)

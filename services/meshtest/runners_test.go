@@ -20,8 +20,8 @@ func each(answer inproc.EachFunc) runner.Runner { return inproc.Each(inproc.Sett
 
 func unchanged(_ context.Context, item runner.Item) ([]payload.Part, error) { return item.Inputs, nil }
 
-// held is a runner that says when it has a batch and answers, with what came,
-// when it is told to.
+// held is a runner that reports each batch, and answers with the inputs when the test
+// releases it.
 type held struct {
 	runner.Runner
 	entered chan int
@@ -78,7 +78,7 @@ func faultOf(err error) *fault.Fault {
 }
 
 // start sends a request; the channel gets its answer.
-func start(ctx context.Context, g meshtest.Gateway, r *call.Request) <-chan answer {
+func send(ctx context.Context, g meshtest.Gateway, r *call.Request) <-chan answer {
 	out := make(chan answer, 1)
 	go func() { out <- infer(ctx, g, r) }()
 	return out
@@ -94,13 +94,13 @@ func (a answer) want(t *testing.T, reason fault.Reason) *fault.Fault {
 }
 
 // fails is want for a test that asks no more of the fault.
-func (a answer) fails(t *testing.T, reason fault.Reason) {
+func (a answer) checkFault(t *testing.T, reason fault.Reason) {
 	t.Helper()
 	_ = a.want(t, reason)
 }
 
 // ok fails the test unless the answer is an output.
-func (a answer) ok(t *testing.T) answer {
+func (a answer) checkOK(t *testing.T) answer {
 	t.Helper()
 	if a.fault != nil {
 		t.Fatalf("answered with %v after %s", a.fault, a.took)
@@ -113,6 +113,6 @@ func await(t *testing.T, from <-chan answer) answer {
 	return testbed.Receive(t, "answer", from)
 }
 
-func ask(pipeline, input string) *call.Request {
+func requestFor(pipeline, input string) *call.Request {
 	return &call.Request{Pipeline: pipeline, Inputs: text(input)}
 }

@@ -28,9 +28,9 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
 
-// till returns a stage that says nothing of itself and answers what it is sent, in
-// batches that are as large as what is there.
-func till(sizes *sync.Map) runner.Runner {
+// checkout returns a stage without a spec that answers with its inputs, and records the
+// sizes of its batches.
+func checkout(sizes *sync.Map) runner.Runner {
 	return inproc.New(inproc.Settings{}, func(_ context.Context, b runner.Batch, sink runner.Sink) error {
 		sizes.Store(len(b.Items), true)
 		for i, item := range b.Items {
@@ -52,14 +52,14 @@ func priced(price string) []byte {
 	return fmt.Appendf(nil, `{"items":[{"price":1},{"price":2},{"price":3},{"price":%s}]}`, price)
 }
 
-// What breaks a schema is refused with the place, for whoever sent it alone, and
-// whatever the protocol; what came beside it is answered.
-func TestAViolationNamesTheFieldForItsItemAlone(t *testing.T) {
+// An item that violates the schema fails with the field's name on every protocol. The
+// items beside it are answered.
+func TestViolationFailsItsItemAndNamesTheField(t *testing.T) {
 	t.Parallel()
 	bed := meshtest.New(t)
 	const neighbours = 8
 	var sizes sync.Map
-	bed.Host("till", till(&sizes), meshtest.Batch(batch.Settings{Mode: batch.Window, MaxSize: neighbours, MaxBytes: 1 << 20, MaxWait: atOnce}),
+	bed.Host("till", checkout(&sizes), meshtest.Batch(batch.Settings{Mode: batch.Window, MaxSize: neighbours, MaxBytes: 1 << 20, MaxWait: atOnce}),
 		func(s *stagehost.Settings) {
 			s.Inputs = []runner.PartSpec{{Name: "order", ContentTypes: []string{"application/json"}, Schema: json.RawMessage(orderSchema)}}
 		})
@@ -73,10 +73,10 @@ func TestAViolationNamesTheFieldForItsItemAlone(t *testing.T) {
 				t.Errorf("neighbour %d got %d %s", i, status, body)
 			}
 		})
-		asked.Go(func() { shop.refused(t, "application/json", priced(`"4"`)) })
+		asked.Go(func() { shop.checkRejected(t, "application/json", priced(`"4"`)) })
 	}
-	asked.Go(func() { shop.refused(t, "application/msgpack", packed(t, priced("-4"))) })
-	asked.Go(func() { shop.refusedByGRPC(t, priced(`"4"`)) })
+	asked.Go(func() { shop.checkRejected(t, "application/msgpack", packed(t, priced("-4"))) })
+	asked.Go(func() { shop.checkRejectedByGRPC(t, priced(`"4"`)) })
 	asked.Wait()
 	if _, all := sizes.Load(neighbours); !all {
 		t.Errorf("the neighbours did not share a batch")
@@ -135,7 +135,7 @@ func (s *shop) post(t *testing.T, contentType string, body []byte) (status int, 
 	return response.StatusCode, answer
 }
 
-func (s *shop) refused(t *testing.T, contentType string, body []byte) {
+func (s *shop) checkRejected(t *testing.T, contentType string, body []byte) {
 	t.Helper()
 	status, answer := s.post(t, contentType, body)
 	var failure struct {
@@ -154,7 +154,7 @@ func (s *shop) refused(t *testing.T, contentType string, body []byte) {
 	}
 }
 
-func (s *shop) refusedByGRPC(t *testing.T, body []byte) {
+func (s *shop) checkRejectedByGRPC(t *testing.T, body []byte) {
 	t.Helper()
 	_, err := s.grpc.Infer(t.Context(), &inferencev1.InferRequest{Pipeline: "till", Inputs: []*inferencev1.Part{blob("application/json", body)}})
 	var fields []string

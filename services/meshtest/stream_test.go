@@ -17,7 +17,7 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
 
-// counting answers with as many chunks as the input says, "1", "2" and so on,
+// counting answers with as many chunks as the input asks for, "1", "2" and so on,
 // and then with "done".
 func counting() runner.Runner {
 	return inproc.New(inproc.Settings{Concurrency: 2}, func(_ context.Context, b runner.Batch, sink runner.Sink) error {
@@ -59,7 +59,7 @@ func flooding(chunks, size int) runner.Runner {
 }
 
 // streamed sends a request and hands every chunk's text to emit.
-func streamed(ctx context.Context, g meshtest.Gateway, r *call.Request, emit func(string) error) answer {
+func stream(ctx context.Context, g meshtest.Gateway, r *call.Request, emit func(string) error) answer {
 	response, err := g.Service().Stream(ctx, r, func(c call.Chunk) error { return emit(textOf(c.Outputs)) })
 	return answer{response: response, fault: faultOf(err)}
 }
@@ -75,10 +75,10 @@ func TestStreamGetsChunksInOrderAndThenTheAnswer(t *testing.T) {
 	for _, chunks := range []int{0, 1, 5} {
 		t.Run(strconv.Itoa(chunks), func(t *testing.T) {
 			var got []string
-			a := streamed(t.Context(), g, ask("both", strconv.Itoa(chunks)), func(s string) error {
+			a := stream(t.Context(), g, requestFor("both", strconv.Itoa(chunks)), func(s string) error {
 				got = append(got, s)
 				return nil
-			}).ok(t)
+			}).checkOK(t)
 			if a.text() != "done" || len(got) != chunks {
 				t.Fatalf("answered %q after the chunks %v", a.text(), got)
 			}
@@ -91,13 +91,13 @@ func TestStreamGetsChunksInOrderAndThenTheAnswer(t *testing.T) {
 	}
 }
 
-func TestCallWithoutAStreamGetsTheAnswerOnly(t *testing.T) {
+func TestUnaryCallGetsTheAnswerOnly(t *testing.T) {
 	t.Parallel()
 	bed := meshtest.New(t)
 	bed.Host("count", counting())
 	g := bed.Gateway(nil)
 	for range 20 {
-		if got := infer(t.Context(), g, ask("stage:count", "50")).ok(t).text(); got != "done" {
+		if got := infer(t.Context(), g, requestFor("stage:count", "50")).checkOK(t).text(); got != "done" {
 			t.Errorf("answered %q", got)
 		}
 	}
@@ -105,14 +105,14 @@ func TestCallWithoutAStreamGetsTheAnswerOnly(t *testing.T) {
 
 // The reader begins when its whole answer has been sent and acknowledged, so a
 // burst is no reason to call it slow.
-func TestBurstIsHeldForItsReader(t *testing.T) {
+func TestBurstIsBufferedForItsReader(t *testing.T) {
 	t.Parallel()
 	const burst, size = 5000, 1 << 10
 	bed := meshtest.New(t)
 	bed.Host("flood", flooding(burst, size))
 	g := bed.Gateway(nil)
 	chunks := 0
-	a := streamed(t.Context(), g, ask("stage:flood", "x"), func(s string) error {
+	a := stream(t.Context(), g, requestFor("stage:flood", "x"), func(s string) error {
 		if chunks == 0 {
 			awaitItems(t, bed, "flood", 0)
 		}
@@ -120,7 +120,7 @@ func TestBurstIsHeldForItsReader(t *testing.T) {
 			t.Errorf("chunk %d has %d bytes", chunks, len(s))
 		}
 		return nil
-	}).ok(t)
+	}).checkOK(t)
 	if a.text() != "done" || chunks != burst {
 		t.Errorf("answered %q after %d chunks", a.text(), chunks)
 	}
@@ -135,7 +135,7 @@ func TestSlowReaderFailsAlone(t *testing.T) {
 	reading, release := make(chan struct{}, roomy), make(chan struct{})
 	slow := make(chan answer, 1)
 	go func() {
-		slow <- streamed(t.Context(), g, ask("stage:flood", "x"), func(string) error {
+		slow <- stream(t.Context(), g, requestFor("stage:flood", "x"), func(string) error {
 			select {
 			case reading <- struct{}{}:
 			default:
@@ -148,29 +148,29 @@ func TestSlowReaderFailsAlone(t *testing.T) {
 	awaitItems(t, bed, "flood", 0)
 	for range 10 {
 		chunks := 0
-		a := streamed(t.Context(), g, ask("stage:count", "100"), func(string) error { chunks++; return nil }).ok(t)
+		a := stream(t.Context(), g, requestFor("stage:count", "100"), func(string) error { chunks++; return nil }).checkOK(t)
 		if a.text() != "done" || chunks != 100 {
 			t.Errorf("answered %q after %d chunks", a.text(), chunks)
 		}
 	}
 	close(release)
-	testbed.Receive(t, "answer of the slow reader", slow).fails(t, fault.SlowReader)
-	infer(t.Context(), g, ask("stage:count", "0")).ok(t)
+	testbed.Receive(t, "answer of the slow reader", slow).checkFault(t, fault.SlowReader)
+	infer(t.Context(), g, requestFor("stage:count", "0")).checkOK(t)
 }
 
-func TestReaderThatGivesUpEndsItsCall(t *testing.T) {
+func TestLeavingReaderEndsItsCall(t *testing.T) {
 	t.Parallel()
 	bed := meshtest.New(t)
 	bed.Host("count", counting())
 	g := bed.Gateway(nil)
 	enough := errors.New("enough")
 	chunks := 0
-	response, err := g.Service().Stream(t.Context(), ask("stage:count", "50"), func(call.Chunk) error {
+	response, err := g.Service().Stream(t.Context(), requestFor("stage:count", "50"), func(call.Chunk) error {
 		chunks++
 		return enough
 	})
 	if response != nil || !errors.Is(err, enough) || chunks != 1 {
 		t.Errorf("answered with %+v, %v after %d chunks", response, err, chunks)
 	}
-	infer(t.Context(), g, ask("stage:count", "0")).ok(t)
+	infer(t.Context(), g, requestFor("stage:count", "0")).checkOK(t)
 }

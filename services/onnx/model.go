@@ -20,8 +20,8 @@ import (
 // parse reads a model and refuses what cannot be run. The result's inputs are
 // those that a caller gives.
 func parse(data []byte) (model *onnxgomlx.Model, err error) {
-	// The messages of the format are internal to the library; a Model that
-	// nobody parsed is the way to them.
+	// The messages of the format are internal to the library; an empty Model has
+	// them.
 	file := new(onnxgomlx.Model)
 	if err := proto.Unmarshal(data, &file.Proto); err != nil {
 		return nil, fmt.Errorf("not an ONNX model: %w", err)
@@ -129,7 +129,7 @@ func inputsOf(model *onnxgomlx.Model, axes map[string]int) ([]runner.PartSpec, e
 		if !ok {
 			return nil, fmt.Errorf("input %q: datatype %s is not supported", name, shapes[i].DType)
 		}
-		shape, err := fixed(shapes[i], axes, used)
+		shape, err := fixAxes(shapes[i], axes, used)
 		if err != nil {
 			return nil, fmt.Errorf("input %q: %w", name, err)
 		}
@@ -143,9 +143,9 @@ func inputsOf(model *onnxgomlx.Model, axes map[string]int) ([]runner.PartSpec, e
 	return out, nil
 }
 
-// fixed returns the shape with -1 for the rows and extents for all else. It
+// fixAxes returns the shape with -1 for the rows and extents for all else. It
 // notes which axes were used.
-func fixed(shape onnxgomlx.DynamicShape, axes map[string]int, used map[string]bool) ([]int64, error) {
+func fixAxes(shape onnxgomlx.DynamicShape, axes map[string]int, used map[string]bool) ([]int64, error) {
 	if shape.Rank() == 0 || shape.Rank() > tensor.MaxRank {
 		return nil, fmt.Errorf("has %d axes; 1 to %d are supported, the first of them rows", shape.Rank(), tensor.MaxRank)
 	}

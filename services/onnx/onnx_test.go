@@ -186,7 +186,7 @@ func dense[T float32 | float64](x []T, w, b []float32) []float64 {
 	return out
 }
 
-func TestSpecIsTheModels(t *testing.T) {
+func TestSpecMatchesTheModel(t *testing.T) {
 	t.Parallel()
 	r := start(t, newPerceptron().file(), onnx.Settings{})
 	want := runner.Spec{
@@ -202,7 +202,7 @@ func TestSpecIsTheModels(t *testing.T) {
 	}
 }
 
-func TestEveryBatchSizeGivesWhatTheNetworkGives(t *testing.T) {
+func TestEveryBatchSizeGivesTheSameResults(t *testing.T) {
 	t.Parallel()
 	p := newPerceptron()
 	// 48 is no power of two; batches up to 3x are cut into slices.
@@ -551,9 +551,9 @@ func TestConvolutionsRun(t *testing.T) {
 	}
 }
 
-// TestAPanicBeneathIsTheBatchsError divides integers by zero, which panics in
+// TestPanicIsTheBatchsError divides integers by zero, which panics in
 // the backend.
-func TestAPanicBeneathIsTheBatchsError(t *testing.T) {
+func TestPanicIsTheBatchsError(t *testing.T) {
 	t.Parallel()
 	f := file{
 		nodes: []op{
@@ -579,7 +579,7 @@ func TestAPanicBeneathIsTheBatchsError(t *testing.T) {
 	}
 }
 
-func TestTheFileIsNamedWhereItIsMissing(t *testing.T) {
+func TestMissingFileIsNamed(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "absent.onnx")
 	r, err := onnx.New(onnx.Settings{Model: path})

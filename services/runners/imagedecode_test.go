@@ -96,8 +96,8 @@ func TestBoxIsTheExactMeanOfWholeBlocks(t *testing.T) {
 	}
 }
 
-// TestRepeatedPixelsComeBackAsTheyWere is what the digits example rests on.
-func TestRepeatedPixelsComeBackAsTheyWere(t *testing.T) {
+// TestRepeatedPixelsAreRestored is what the digits example rests on.
+func TestRepeatedPixelsAreRestored(t *testing.T) {
 	t.Parallel()
 	small := noise(8, 8)
 	large := image.NewGray(image.Rect(0, 0, 32, 32))
@@ -113,9 +113,9 @@ func TestRepeatedPixelsComeBackAsTheyWere(t *testing.T) {
 	}
 }
 
-// TestResamplingIsWhatItsDefinitionSays compares with the definitions, each
+// TestResamplingMatchesItsDefinition compares with the definitions, each
 // target pixel computed from all source pixels.
-func TestResamplingIsWhatItsDefinitionSays(t *testing.T) {
+func TestResamplingMatchesItsDefinition(t *testing.T) {
 	t.Parallel()
 	// weights of all source pixels in target pixel i, before they are made to
 	// add up to 1.
@@ -297,7 +297,7 @@ func header(width, height uint32) []byte {
 	return binary.BigEndian.AppendUint32(append(b, ihdr...), crc32.ChecksumIEEE(ihdr))
 }
 
-func TestWhatIsNoImageFailsAlone(t *testing.T) {
+func TestBadImageFailsAlone(t *testing.T) {
 	t.Parallel()
 	good := asPNG(t, noise(32, 32))
 	damaged := bytes.Clone(good)
@@ -351,7 +351,7 @@ func TestWhatIsNoImageFailsAlone(t *testing.T) {
 	}
 }
 
-func TestAnImageOfExactlyMaxPixelsIsTaken(t *testing.T) {
+func TestImageOfMaxPixelsIsAccepted(t *testing.T) {
 	t.Parallel()
 	for maximum, taken := range map[int]bool{48: true, 47: false} {
 		r := newImageDecode(t, runners.ImageDecodeSettings{Width: 2, Height: 2, MaxPixels: maximum})
@@ -361,7 +361,7 @@ func TestAnImageOfExactlyMaxPixelsIsTaken(t *testing.T) {
 	}
 }
 
-func TestTheExampleIsAnswered(t *testing.T) {
+func TestImageDecodeExampleIsAnswered(t *testing.T) {
 	t.Parallel()
 	r := newImageDecode(t, runners.ImageDecodeSettings{Width: 16, Height: 16})
 	examples := r.Spec().Examples

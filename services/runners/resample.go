@@ -69,7 +69,7 @@ func resize(src imageRows, method Resample, width, height int) []float64 {
 	row := make([]float64, src.width*src.channels)
 	narrow := make([]float64, width*src.channels)
 	out := make([]float64, height*len(narrow))
-	for y, targets := range transposed(down, src.height) {
+	for y, targets := range transpose(down, src.height) {
 		if len(targets) == 0 {
 			continue
 		}
@@ -82,9 +82,9 @@ func resize(src imageRows, method Resample, width, height int) []float64 {
 	return out
 }
 
-// transposed returns, for every source pixel, the target pixels that it is a
+// transpose returns, for every source pixel, the target pixels that it is a
 // part of.
-func transposed(all [][]tap, source int) [][]tap {
+func transpose(all [][]tap, source int) [][]tap {
 	out := make([][]tap, source)
 	for target, list := range all {
 		for _, t := range list {

@@ -104,7 +104,7 @@ func TestEveryItemGetsItsInputsBack(t *testing.T) {
 	}
 }
 
-func TestSleepTakesItsBaseAndThenSomeForEachItem(t *testing.T) {
+func TestSleepTakesBaseAndPerItem(t *testing.T) {
 	t.Parallel()
 	for n, want := range map[int]time.Duration{1: 5500 * time.Microsecond, 8: 9 * time.Millisecond} {
 		synctest.Test(t, func(t *testing.T) {
@@ -181,7 +181,7 @@ func TestBurnTakesAtLeastItsDuration(t *testing.T) {
 	}
 }
 
-func TestBurnEndsWhenNobodyWaits(t *testing.T) {
+func TestBurnEndsOnCancel(t *testing.T) {
 	t.Parallel()
 	r := must(t)(runners.NewBurn(runners.BurnSettings{Duration: time.Hour}))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)

@@ -133,7 +133,7 @@ func TestBestLabels(t *testing.T) {
 	}
 }
 
-func TestBestIsWhatSortingGives(t *testing.T) {
+func TestBestMatchesSorting(t *testing.T) {
 	t.Parallel()
 	const columns, rows, k = 200, 50, 17
 	source := rand.New(rand.NewPCG(1, 1))

@@ -79,13 +79,13 @@ func completeOne(declared, add runner.PartSpec) (runner.PartSpec, error) {
 func narrowTensor(declared, add runner.PartSpec) (runner.PartSpec, error) {
 	switch {
 	case len(add.ContentTypes) > 0:
-		return declared, fmt.Errorf("content_types: the runner says that it is a tensor %s%s", declared.Datatype, shape(declared.Shape))
+		return declared, fmt.Errorf("content_types: the runner declares that it is a tensor %s%s", declared.Datatype, shape(declared.Shape))
 	case len(add.Schema) > 0:
-		return declared, fmt.Errorf("schema: the runner says that it is a tensor %s%s", declared.Datatype, shape(declared.Shape))
+		return declared, fmt.Errorf("schema: the runner declares that it is a tensor %s%s", declared.Datatype, shape(declared.Shape))
 	case !add.IsTensor():
 		return declared, nil
 	case add.Datatype != declared.Datatype:
-		return declared, fmt.Errorf("datatype: %s, the runner says %s", add.Datatype, declared.Datatype)
+		return declared, fmt.Errorf("datatype: %s, the runner declares %s", add.Datatype, declared.Datatype)
 	case !matches(add.Shape, declared.Shape):
 		return declared, fmt.Errorf("shape: %s is not one of the runner's %s", shape(add.Shape), shape(declared.Shape))
 	}
@@ -95,7 +95,7 @@ func narrowTensor(declared, add runner.PartSpec) (runner.PartSpec, error) {
 
 func narrowBlob(declared, add runner.PartSpec) (runner.PartSpec, error) {
 	if add.IsTensor() {
-		return declared, fmt.Errorf("datatype: %s, the runner says that it is a blob%s", add.Datatype, ofType(strings.Join(declared.ContentTypes, " or ")))
+		return declared, fmt.Errorf("datatype: %s, the runner declares that it is a blob%s", add.Datatype, ofType(strings.Join(declared.ContentTypes, " or ")))
 	}
 	if len(declared.ContentTypes) > 0 {
 		for _, one := range add.ContentTypes {

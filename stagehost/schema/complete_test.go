@@ -71,13 +71,13 @@ func TestSpecContradictingRunnerIsRejectedByKey(t *testing.T) {
 		wantText string
 	}{
 		"another name":       {tensorSpec("z", tensor.FP32, 1), `inputs[0].name: the runner has no "z"; it has x, order`},
-		"another datatype":   {tensorSpec("x", tensor.Int8, -1, 64), "inputs[0].datatype: INT8, the runner says FP32"},
+		"another datatype":   {tensorSpec("x", tensor.Int8, -1, 64), "inputs[0].datatype: INT8, the runner declares FP32"},
 		"another extent":     {tensorSpec("x", tensor.FP32, -1, 63), "inputs[0].shape: [-1, 63] is not one of the runner's [-1, 64]"},
 		"another rank":       {tensorSpec("x", tensor.FP32, 64), "inputs[0].shape: "},
 		"wider":              {tensorSpec("x", tensor.FP32, -1, -1), "inputs[0].shape: "},
-		"a blob":             {jsonSpec("x", "", "image/png"), "inputs[0].content_types: the runner says that it is a tensor FP32[-1, 64]"},
-		"JSON":               {jsonSpec("x", "{}"), "inputs[0].schema: the runner says that it is a tensor"},
-		"a tensor":           {tensorSpec("order", tensor.FP32, 1), "inputs[0].datatype: FP32, the runner says that it is a blob of type application/json or image/*"},
+		"a blob":             {jsonSpec("x", "", "image/png"), "inputs[0].content_types: the runner declares that it is a tensor FP32[-1, 64]"},
+		"JSON":               {jsonSpec("x", "{}"), "inputs[0].schema: the runner declares that it is a tensor"},
+		"a tensor":           {tensorSpec("order", tensor.FP32, 1), "inputs[0].datatype: FP32, the runner declares that it is a blob of type application/json or image/*"},
 		"another type":       {jsonSpec("order", "", "image/png", "text/plain"), "inputs[0].content_types: text/plain is not one of the runner's application/json, image/*"},
 		"another schema":     {jsonSpec("order", `{"type":"array"}`), "inputs[0].schema: the runner has one of its own"},
 		"what is not needed": {runner.PartSpec{Name: "order", Optional: true}, "inputs[0].optional: the runner wants it"},

@@ -128,7 +128,7 @@ func checkOutput(want runner.PartSpec, got payload.Part) error {
 		return err
 	}
 	if want.IsTensor() && !matches(got.Tensor.Shape, want.Shape) {
-		return badOutput("output %q has shape %s, the stage says %s", want.Name, shape(got.Tensor.Shape), shape(want.Shape))
+		return badOutput("output %q has shape %s, the stage declares %s", want.Name, shape(got.Tensor.Shape), shape(want.Shape))
 	}
 	return nil
 }
@@ -137,9 +137,9 @@ func checkOutput(want runner.PartSpec, got payload.Part) error {
 func checkKind(want runner.PartSpec, got payload.Part) error {
 	switch {
 	case want.IsTensor() != (got.Tensor != nil):
-		return badOutput("output %q is not of the kind that the stage says", want.Name)
+		return badOutput("output %q is not of the kind that the stage declares", want.Name)
 	case want.IsTensor() && got.Tensor.Datatype != want.Datatype:
-		return badOutput("output %q is %s, the stage says %s", want.Name, got.Tensor.Datatype, want.Datatype)
+		return badOutput("output %q is %s, the stage declares %s", want.Name, got.Tensor.Datatype, want.Datatype)
 	}
 	return nil
 }

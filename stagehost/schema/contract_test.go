@@ -230,7 +230,7 @@ func TestMessagePackIsValidatedAgainstSchema(t *testing.T) {
 		}
 		binary := msgp.AppendBytes(msgp.AppendString(msgp.AppendMapHeader(nil, 1), "image"), []byte{1})
 		_, err = fit(c, payload.OfBlob("order", "application/msgpack", binary))
-		if f := isA(t, err, fault.InvalidInput); f.Violations[0] != (fault.Violation{Field: "inputs.order.image", Description: "is binary, which JSON cannot say"}) {
+		if f := isA(t, err, fault.InvalidInput); f.Violations[0] != (fault.Violation{Field: "inputs.order.image", Description: "is binary, which JSON cannot represent"}) {
 			t.Errorf("%s: got %+v", name, f.Violations)
 		}
 	}

@@ -67,39 +67,33 @@ func renameParts(parts, kept []payload.Part, rename map[string]string) ([]payloa
 	}
 	inputs := slices.Sorted(maps.Keys(rename))
 	out := make([]payload.Part, 0, len(parts)+len(inputs))
-	for _, part := range parts {
-		fed := partsFedBy(part, inputs, rename)
-		if _, replaced := rename[part.Name]; len(fed) == 0 && !replaced {
-			fed = []payload.Part{part}
+	feed := func(part payload.Part) (fed bool) {
+		source := part.Name
+		for _, input := range inputs {
+			if rename[input] == source {
+				part.Name, fed = input, true
+				out = append(out, part)
+			}
 		}
-		out = append(out, fed...)
+		return fed
+	}
+	for _, part := range parts {
+		if _, replaced := rename[part.Name]; !feed(part) && !replaced {
+			out = append(out, part)
+		}
 	}
 	for _, input := range inputs {
-		source := rename[input]
-		if _, came := payload.Find(parts, source); came {
+		if _, ok := payload.Find(out, input); ok {
 			continue
 		}
-		part, ok := payload.Find(kept, source)
+		part, ok := payload.Find(kept, rename[input])
 		if !ok {
-			return nil, missing(input, source, parts)
+			return nil, missing(input, rename[input], parts)
 		}
 		part.Name = input
 		out = append(out, part)
 	}
 	return out, nil
-}
-
-// partsFedBy returns the part once for every input that it feeds, under that name.
-func partsFedBy(part payload.Part, inputs []string, rename map[string]string) []payload.Part {
-	var out []payload.Part
-	for _, input := range inputs {
-		if rename[input] == part.Name {
-			renamed := part
-			renamed.Name = input
-			out = append(out, renamed)
-		}
-	}
-	return out
 }
 
 func pick(spec runner.Spec, parts, kept []payload.Part, rename map[string]string) ([]payload.Part, error) {
@@ -150,12 +144,8 @@ func AllTaken(spec runner.Spec, parts []payload.Part, rename map[string]string, 
 		if slices.Contains(sources, part.Name) {
 			continue
 		}
-		field := "inputs." + part.Name
-		if part.Name == "" {
-			field = fmt.Sprintf("inputs[%d]", i)
-		}
 		return fault.Newf(fault.InvalidInput, "input %q is not one that the stage takes; it takes %s", part.Name, namesOf(spec.Inputs)).
-			WithViolation(field, "is not taken")
+			WithViolation(payload.Path("inputs", i, part.Name), "is not taken")
 	}
 	return nil
 }
@@ -320,21 +310,14 @@ func takesMessagePack(want runner.PartSpec) bool {
 	return takesType(want, msgpack.Type) || slices.ContainsFunc(want.ContentTypes, msgpack.Is)
 }
 
-// needsJSON reports whether to convert a blob of that type to JSON: it is
-// MessagePack, and the part accepts JSON and not MessagePack.
-func needsJSON(want runner.PartSpec, contentType string) bool {
-	if !msgpack.Is(contentType) {
-		return false
-	}
-	if len(want.ContentTypes) == 0 {
-		return len(want.Schema) > 0
-	}
-	return takesType(want, jsonType) && !takesMessagePack(want)
-}
-
-// convertToJSON converts MessagePack to the JSON that the runner accepts, in place.
+// convertToJSON converts a blob of MessagePack to JSON, in place, if the part accepts JSON and
+// not MessagePack.
 func convertToJSON(want runner.PartSpec, part *payload.Part) error {
-	if !needsJSON(want, part.Blob.ContentType) {
+	convert := takesType(want, jsonType) && !takesMessagePack(want)
+	if len(want.ContentTypes) == 0 {
+		convert = len(want.Schema) > 0
+	}
+	if !convert || !msgpack.Is(part.Blob.ContentType) {
 		return nil
 	}
 	text, err := msgpack.ToJSON(part.Blob.Data, maxConverted)
@@ -374,7 +357,10 @@ func appendSized(b []byte, s string) []byte {
 }
 
 func appendTrailing(b []byte, spec runner.Spec, part payload.Part) []byte {
-	varies := variableShape(spec, part.Name)
+	var varies []int64
+	if at := slices.IndexFunc(spec.Inputs, func(p runner.PartSpec) bool { return p.Name == part.Name && p.Variable }); at >= 0 {
+		varies = spec.Inputs[at].Shape
+	}
 	for axis, n := range part.Tensor.Shape {
 		b = append(b, ',')
 		switch {
@@ -386,15 +372,4 @@ func appendTrailing(b []byte, spec runner.Spec, part payload.Part) []byte {
 		}
 	}
 	return b
-}
-
-// variableShape returns the spec's shape of an input whose negative extents may differ
-// within a batch, or nil if none may differ.
-func variableShape(spec runner.Spec, input string) []int64 {
-	for _, p := range spec.Inputs {
-		if p.Name == input && p.Variable {
-			return p.Shape
-		}
-	}
-	return nil
 }

@@ -193,7 +193,7 @@ func instructions(pattern jsonschema.Regexp) int {
 // mismatch is a violation that the guard itself found.
 type mismatch struct{ jsonschema.ErrorKind }
 
-func (mismatch) Error() string { return "is not what the schema says" }
+func (mismatch) Error() string { return "does not match the schema" }
 
 // kindOf returns the kind of an error. Errors of the guard arrive as format errors.
 func kindOf(e *jsonschema.ValidationError) jsonschema.ErrorKind {

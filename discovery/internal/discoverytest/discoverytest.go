@@ -12,11 +12,19 @@ package discoverytest
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
 	"math/rand/v2"
+	"os"
+	"os/signal"
 	"strconv"
+	"syscall"
 	"testing"
 
+	"go.uber.org/goleak"
+
 	"github.com/stagemesh/stagemesh/discovery"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 // Store is a running store under test. It ends with the test that it was started for.
@@ -72,4 +80,44 @@ func Test(t *testing.T, start Start) {
 			promise.test(t, start(t, promise.exclusive))
 		})
 	}
+}
+
+// instanceVariable has the instance that a process announces, as JSON.
+const instanceVariable = "DISCOVERYTEST_INSTANCE"
+
+// Main runs the tests of a package, then end, and checks for leaked goroutines. In the
+// process of an instance it announces the instance instead.
+func Main(m *testing.M, open Open, end func(), leaks ...goleak.Option) {
+	text := os.Getenv(instanceVariable)
+	if text == "" {
+		testbed.Tests{End: end}.Main(m, leaks...)
+		return
+	}
+	if err := runInstance(open, text); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1) //nolint:forbidigo // this is a main
+	}
+	os.Exit(0) //nolint:forbidigo // this is a main
+}
+
+// runInstance announces the instance until the process receives SIGTERM, and writes each
+// report to standard output.
+func runInstance(open Open, text string) error {
+	var i discovery.Instance
+	if err := json.Unmarshal([]byte(text), &i); err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	client, err := open(ctx)
+	if err != nil {
+		return err
+	}
+	return client.Announce(ctx, i, func(err error) {
+		if err != nil {
+			fmt.Println("lost:", err) //nolint:forbidigo // the test reads it
+			return
+		}
+		fmt.Println("registered") //nolint:forbidigo // the test reads it
+	})
 }

@@ -2,9 +2,12 @@ package discoverytest
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"maps"
 	"net"
+	"os"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +17,7 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/stagemesh/stagemesh/discovery"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 // service returns a service that only this test uses.
@@ -35,23 +39,61 @@ func (u suite) heartbeat(t testing.TB, id string) discovery.Instance {
 	return discovery.Instance{Service: u.service(t), ID: id, Meta: map[string]string{"version": "1.2 (" + id + ")", "a_b-c": ""}}
 }
 
+// instance is a process that announces itself.
+type instance struct {
+	*testbed.Process
+	// read is how much of its output awaitLine has read.
+	read int
+}
+
+// startInstance starts a process and waits until it is registered.
+func startInstance(t testing.TB, s Store, i discovery.Instance) *instance {
+	t.Helper()
+	text, err := json.Marshal(i)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(append(os.Environ(), s.Env()...), instanceVariable+"="+string(text), "GOCOVERDIR="+t.TempDir())
+	p := &instance{Process: testbed.StartProcess(t, cmd)}
+	p.awaitLine(t, "registered")
+	return p
+}
+
+// awaitLine waits for the next line with a prefix.
+func (p *instance) awaitLine(t testing.TB, prefix string) {
+	t.Helper()
+	testbed.Eventually(t, "a line of the instance with "+prefix, func() bool {
+		for line := range strings.Lines(p.Out.String()[p.read:]) {
+			if !strings.HasSuffix(line, "\n") {
+				return false
+			}
+			p.read += len(line)
+			if strings.HasPrefix(line, prefix) {
+				return true
+			}
+		}
+		return false
+	})
+}
+
 func (u suite) testInstancesComeAndGo(t *testing.T, s Store) {
 	watcher := watch(t, s.Client(t), u.service(t))
-	watcher.awaitInstances(t, patience)
+	watcher.awaitInstances(t, testbed.Patience)
 	first := startInstance(t, s, u.heartbeat(t, "B"))
-	watcher.awaitInstances(t, patience, "B")
+	watcher.awaitInstances(t, testbed.Patience, "B")
 	second := startInstance(t, s, u.heartbeat(t, "a"))
-	watcher.awaitInstances(t, patience, "B", "a")
-	watcher.await(t, "the instance is as it was announced", patience, func() bool {
+	watcher.awaitInstances(t, testbed.Patience, "B", "a")
+	watcher.await(t, "the instance is as it was announced", testbed.Patience, func() bool {
 		got := watcher.instances[0]
 		return got.Service == u.service(t) && maps.Equal(got.Meta, u.heartbeat(t, "B").Meta)
 	})
 	begin := time.Now()
-	first.terminate(t)
-	watcher.awaitInstances(t, patience, "a")
+	first.Stop()
+	watcher.awaitInstances(t, testbed.Patience, "a")
 	t.Logf("an instance that left was not healthy after %s", time.Since(begin).Round(time.Millisecond))
 	begin = time.Now()
-	second.kill(t)
+	second.Kill()
 	watcher.awaitInstances(t, discovery.MaxDetectTime)
 	t.Logf("a killed instance was not healthy after %s", time.Since(begin).Round(time.Millisecond))
 }
@@ -87,7 +129,7 @@ func (u suite) testInstanceHealthIsChecked(t *testing.T, s Store) {
 	i.Address = address
 	watcher := watch(t, s.Client(t), i.Service)
 	startInstance(t, s, i)
-	watcher.awaitInstances(t, patience, "checked")
+	watcher.awaitInstances(t, testbed.Patience, "checked")
 	if got := watcher.instances[0].Address; got != address {
 		t.Errorf("the address is %q, want %q", got, address)
 	}
@@ -102,7 +144,7 @@ func (u suite) testInstanceHealthIsChecked(t *testing.T, s Store) {
 func (u suite) testInstanceOutlivesItsStore(t *testing.T, s Store) {
 	watcher := watch(t, s.Client(t), u.service(t))
 	p := startInstance(t, s, u.heartbeat(t, "one"))
-	watcher.awaitInstances(t, patience, "one")
+	watcher.awaitInstances(t, testbed.Patience, "one")
 	for name, start := range map[string]func(testing.TB){"restarted": s.Start, "wiped": s.Wipe} {
 		s.Stop(t)
 		p.awaitLine(t, "lost:")

@@ -13,10 +13,8 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/discovery"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
-
-// patience bounds everything that has no limit of its own.
-const patience = 30 * time.Second
 
 // recorder is an observer that keeps what it receives.
 type recorder struct {
@@ -173,7 +171,7 @@ func background(t testing.TB, run func(ctx context.Context) error) {
 			if err != nil && !errors.Is(err, context.Canceled) {
 				t.Errorf("it returned %v", err)
 			}
-		case <-time.After(patience):
+		case <-time.After(testbed.Patience):
 			t.Error("it does not end with its context")
 		}
 	})

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/discovery"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 // key returns a key that only this test uses.
@@ -105,8 +106,8 @@ func (u suite) testKeysAreAnyText(t *testing.T, s Store) {
 	for k, value := range want {
 		put(t, c, k, value, 0)
 	}
-	observe(t, c, u.key(t)).awaitValues(t, patience, want)
-	observe(t, c, u.key(t, "a", "leaf")).awaitValues(t, patience, nil)
+	observe(t, c, u.key(t)).awaitValues(t, testbed.Patience, want)
+	observe(t, c, u.key(t, "a", "leaf")).awaitValues(t, testbed.Patience, nil)
 }
 
 func (u suite) testLimitsAreEnforced(t *testing.T, s Store) {
@@ -162,7 +163,7 @@ func (u suite) testNoWriterLosesAnUpdate(t *testing.T, s Store) {
 		t.Run(name, func(t *testing.T) {
 			const writers, each = 8, 25
 			k := u.key(t, "counter")
-			ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+			ctx, cancel := context.WithTimeout(t.Context(), 2*testbed.Patience)
 			defer cancel()
 			var known, unknown atomic.Uint64
 			var writing sync.WaitGroup
@@ -206,16 +207,16 @@ func (u suite) testObserverReceivesAllThenChanges(t *testing.T, s Store) {
 	first := put(t, c, a, "1", 0)
 	put(t, c, beside, "1", 0)
 	observer := observe(t, s.Client(t), u.key(t))
-	observer.awaitValues(t, patience, map[discovery.Key]string{a: "1"})
+	observer.awaitValues(t, testbed.Patience, map[discovery.Key]string{a: "1"})
 	put(t, c, b, "2", 0)
 	second := put(t, c, a, "3", first)
-	observer.awaitValues(t, patience, map[discovery.Key]string{a: "3", b: "2"})
+	observer.awaitValues(t, testbed.Patience, map[discovery.Key]string{a: "3", b: "2"})
 	remove(t, c, a, second)
-	observer.awaitValues(t, patience, map[discovery.Key]string{b: "2"})
+	observer.awaitValues(t, testbed.Patience, map[discovery.Key]string{b: "2"})
 	if observer.resets != 1 {
 		t.Errorf("there were %d resets", observer.resets)
 	}
-	observe(t, s.Client(t), u.key(t, "nothing")).awaitValues(t, patience, nil)
+	observe(t, s.Client(t), u.key(t, "nothing")).awaitValues(t, testbed.Patience, nil)
 }
 
 func (u suite) testObserverConvergesAfterOutage(t *testing.T, s Store) {
@@ -223,7 +224,7 @@ func (u suite) testObserverConvergesAfterOutage(t *testing.T, s Store) {
 	a, b := u.key(t, "a"), u.key(t, "b")
 	first := put(t, c, a, "1", 0)
 	observer := observe(t, c, u.key(t))
-	observer.awaitValues(t, patience, map[discovery.Key]string{a: "1"})
+	observer.awaitValues(t, testbed.Patience, map[discovery.Key]string{a: "1"})
 
 	s.Stop(t)
 	observer.await(t, "the observer reports the outage", 10*time.Second, func() bool { return observer.lost != nil })
@@ -238,7 +239,7 @@ func (u suite) testObserverConvergesAfterOutage(t *testing.T, s Store) {
 	s.Start(t)
 	other := s.Client(t)
 	observer.await(t, "the observer reports that the store is back", 10*time.Second, func() bool { return observer.lost == nil })
-	eventually(t, "a put after the restart", func() bool {
+	testbed.Eventually(t, "a put after the restart", func() bool {
 		_, err := other.Put(t.Context(), a, []byte("2"), first)
 		return err == nil
 	})
@@ -248,31 +249,18 @@ func (u suite) testObserverConvergesAfterOutage(t *testing.T, s Store) {
 	s.Stop(t)
 	s.Wipe(t)
 	last := s.Client(t)
-	eventually(t, "a put after the wipe", func() bool {
+	testbed.Eventually(t, "a put after the wipe", func() bool {
 		_, err := last.Put(t.Context(), b, []byte("4"), revisionOf(t, last, b))
 		return err == nil
 	})
 	observer.awaitValues(t, 10*time.Second, map[discovery.Key]string{b: "4"})
 }
 
-// eventually polls until a condition holds.
-func eventually(t testing.TB, what string, holds func() bool) {
-	t.Helper()
-	late := time.After(patience)
-	for pause := time.Millisecond; !holds(); pause = min(2*pause, 100*time.Millisecond) {
-		select {
-		case <-time.After(pause):
-		case <-late:
-			t.Fatalf("not yet: %s", what)
-		}
-	}
-}
-
 func (u suite) testThousandsOfKeys(t *testing.T, s Store) {
 	const n, writers = 10_000, 32
 	c := s.Client(t)
 	observer := observe(t, s.Client(t), u.key(t))
-	observer.awaitValues(t, patience, nil)
+	observer.awaitValues(t, testbed.Patience, nil)
 	begin := time.Now()
 	var next atomic.Int64
 	var writing sync.WaitGroup
@@ -288,8 +276,8 @@ func (u suite) testThousandsOfKeys(t *testing.T, s Store) {
 	}
 	writing.Wait()
 	written := time.Since(begin)
-	observer.await(t, "the observer has all keys", patience, func() bool { return len(observer.entries) == n })
+	observer.await(t, "the observer has all keys", testbed.Patience, func() bool { return len(observer.entries) == n })
 	t.Logf("%d keys written in %s, observed in %d changes", n, written.Round(time.Millisecond), observer.changes)
 	late := observe(t, s.Client(t), u.key(t))
-	late.await(t, "a late observer has all keys", patience, func() bool { return len(late.entries) == n })
+	late.await(t, "a late observer has all keys", testbed.Patience, func() bool { return len(late.entries) == n })
 }

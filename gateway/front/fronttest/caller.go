@@ -1,3 +1,6 @@
+// Package fronttest supports the tests of the fronts: a fake Caller with configured
+// answers, a fault with every field set, and a server on a real port with the
+// protocols of the product. No program links it.
 package fronttest
 
 import (
@@ -122,13 +125,13 @@ func Respond(parts ...payload.Part) *call.Response {
 	}
 }
 
-// Answering returns a Caller that answers with the parts.
-func Answering(parts ...payload.Part) *Caller {
+// AnswerWith returns a Caller that answers with the parts.
+func AnswerWith(parts ...payload.Part) *Caller {
 	return &Caller{Answer: func(context.Context, *call.Request) (*call.Response, error) { return Respond(parts...), nil }}
 }
 
-// Failing returns a Caller that fails with err.
-func Failing(err error) *Caller {
+// FailWith returns a Caller that fails with err.
+func FailWith(err error) *Caller {
 	return &Caller{Answer: func(context.Context, *call.Request) (*call.Response, error) { return nil, err }}
 }
 
@@ -139,4 +142,51 @@ func Fault(r fault.Reason) *fault.Fault {
 		WithRetryAfter(1500*time.Millisecond).
 		WithViolation("inputs.pixels.shape", "rank 3, not 4").
 		WithMetadata("request_id", RequestID)
+}
+
+// Words returns the chunks of a text, with a word in each, in the output "text".
+func Words(words ...string) []call.Chunk {
+	out := make([]call.Chunk, len(words))
+	for i, word := range words {
+		out[i] = call.Chunk{
+			RequestID: RequestID, Seq: uint64(i + 1), Attempt: 1,
+			Outputs: []payload.Part{payload.OfBlob("text", "text/plain", []byte(word))},
+		}
+	}
+	return out
+}
+
+// SteppedCaller is a Caller whose Stream follows a test step by step. It is safe for
+// concurrent use.
+type SteppedCaller struct {
+	Caller
+
+	// Emit receives the chunks to emit. Stream answers when Emit closes.
+	Emit chan call.Chunk
+	// Ended receives the cause if a stream ends before its answer.
+	Ended chan error
+}
+
+// NewSteppedCaller returns a SteppedCaller that waits for its first chunk.
+func NewSteppedCaller() *SteppedCaller {
+	return &SteppedCaller{Emit: make(chan call.Chunk), Ended: make(chan error, 1)}
+}
+
+// Stream implements the fronts' Caller.
+func (c *SteppedCaller) Stream(ctx context.Context, r *call.Request, emit func(call.Chunk) error) (*call.Response, error) {
+	for {
+		select {
+		case chunk, more := <-c.Emit:
+			if !more {
+				return c.Infer(ctx, r)
+			}
+			if err := emit(chunk); err != nil {
+				c.Ended <- err
+				return nil, err
+			}
+		case <-ctx.Done():
+			c.Ended <- ctx.Err()
+			return nil, ctx.Err()
+		}
+	}
 }

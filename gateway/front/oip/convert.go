@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/stagemesh/stagemesh/gateway/call"
@@ -81,8 +80,7 @@ func timeout(ctx context.Context, p payload.Parameters) (time.Duration, error) {
 }
 
 func invalid(field, format string, args ...any) error {
-	text := fmt.Sprintf(format, args...)
-	return fault.Newf(fault.InvalidRequest, "%s: %s", field, text).WithViolation(field, "%s", text)
+	return fault.InField(fault.InvalidRequest, field, format, args...)
 }
 
 // inputs converts the tensors: from raw bytes, which are shared, or from typed contents, which
@@ -108,21 +106,12 @@ func inputs(in *oipv2.ModelInferRequest, model Model, memory *transport.Reservat
 	return out, payload.Validate("inputs", out)
 }
 
-// fieldOf is an input's place in messages: by its name if it has one.
-func fieldOf(i int, t *input) string {
-	if payload.ValidName(t.GetName()) == nil && t.GetName() != "" {
-		return "inputs." + t.GetName()
-	}
-	return fault.Element("inputs", i)
-}
-
 // faultOf returns err as the fault of that input.
 func faultOf(i int, t *input, err error) error {
 	if f, ok := errors.AsType[*fault.Fault](err); ok {
 		return f
 	}
-	field := fieldOf(i, t)
-	return fault.Newf(fault.InvalidInput, "%s: %w", field, err).WithViolation(field, "%s", err)
+	return fault.InField(fault.InvalidInput, payload.Path("inputs", i, t.GetName()), "%w", err)
 }
 
 func inputPart(t *input, raw [][]byte, i int, memory *transport.Reservation) (payload.Part, error) {
@@ -138,7 +127,7 @@ func inputPart(t *input, raw [][]byte, i int, memory *transport.Reservation) (pa
 		out.Tensor = &tensor.Tensor{Datatype: tensor.Datatype(t.GetDatatype()), Shape: t.GetShape(), Raw: raw[i]}
 		return out, nil
 	}
-	decoded, err := decodeContents(tensor.Datatype(t.GetDatatype()), t.GetShape(), t.GetContents(), func(n int64) error { return memory.Input(fieldOf(i, t), n) })
+	decoded, err := decodeContents(tensor.Datatype(t.GetDatatype()), t.GetShape(), t.GetContents(), func(n int64) error { return memory.Input(payload.Path("inputs", i, t.GetName()), n) })
 	out.Tensor = &decoded
 	return out, err
 }
@@ -225,41 +214,38 @@ func decodeContents(d tensor.Datatype, shape []int64, c *oipv2.InferTensorConten
 	if !ok {
 		return out, fmt.Errorf("shape %v is none", shape)
 	}
+	// take reserves the size of so many elements.
+	take := func(have int, size int64) error {
+		if int64(have) != n {
+			return fmt.Errorf("it has %d elements of contents for %s, and its shape has %d", have, d, n)
+		}
+		return reserve(size)
+	}
 	var err error
 	switch d {
 	case tensor.Bool:
-		out.Raw, err = pack(c.GetBoolContents(), n, d, reserve, func(b []byte, v bool) ([]byte, bool) {
-			if v {
-				return append(b, 1), true
-			}
-			return append(b, 0), true
-		})
+		out.Raw, err = pack(c.GetBoolContents(), d, take)
 	case tensor.Int8, tensor.Int16, tensor.Int32:
-		out.Raw, err = pack(c.GetIntContents(), n, d, reserve, signed(d))
+		bits := 8*d.Size() - 1
+		out.Raw, err = packFitting(c.GetIntContents(), -1<<bits, 1<<bits-1, d, take)
 	case tensor.Uint8, tensor.Uint16, tensor.Uint32:
-		out.Raw, err = pack(c.GetUintContents(), n, d, reserve, unsigned(d))
+		out.Raw, err = packFitting(c.GetUintContents(), 0, 1<<(8*d.Size())-1, d, take)
 	case tensor.Int64:
-		out.Raw, err = pack(c.GetInt64Contents(), n, d, reserve, func(b []byte, v int64) ([]byte, bool) {
-			return binary.LittleEndian.AppendUint64(b, uint64(v)), true
-		})
+		out.Raw, err = pack(c.GetInt64Contents(), d, take)
 	case tensor.Uint64:
-		out.Raw, err = pack(c.GetUint64Contents(), n, d, reserve, func(b []byte, v uint64) ([]byte, bool) {
-			return binary.LittleEndian.AppendUint64(b, v), true
-		})
+		out.Raw, err = pack(c.GetUint64Contents(), d, take)
 	case tensor.FP32:
-		out.Raw, err = pack(c.GetFp32Contents(), n, d, reserve, func(b []byte, v float32) ([]byte, bool) {
-			return binary.LittleEndian.AppendUint32(b, math.Float32bits(v)), true
-		})
+		out.Raw, err = pack(c.GetFp32Contents(), d, take)
 	case tensor.FP64:
-		out.Raw, err = pack(c.GetFp64Contents(), n, d, reserve, func(b []byte, v float64) ([]byte, bool) {
-			return binary.LittleEndian.AppendUint64(b, math.Float64bits(v)), true
-		})
+		out.Raw, err = pack(c.GetFp64Contents(), d, take)
 	case tensor.Bytes:
-		if err = checkCount(len(c.GetBytesContents()), n, d); err == nil {
-			err = reserve(bytesSize(c.GetBytesContents()))
+		const lengthSize = 4
+		elements, size := c.GetBytesContents(), int64(0)
+		for _, e := range elements {
+			size += lengthSize + int64(len(e))
 		}
-		if err == nil {
-			return tensor.FromBytes(shape, c.GetBytesContents())
+		if err = take(len(elements), size); err == nil {
+			return tensor.FromBytes(shape, elements)
 		}
 	case tensor.FP16, tensor.BF16:
 		err = errors.New("has no typed contents; send it in raw_input_contents")
@@ -269,70 +255,32 @@ func decodeContents(d tensor.Datatype, shape []int64, c *oipv2.InferTensorConten
 	return out, err
 }
 
-// checkCount checks that the number of elements matches the shape.
-func checkCount(have int, n int64, d tensor.Datatype) error {
-	if int64(have) != n {
-		return fmt.Errorf("it has %d elements of contents for %s, and its shape has %d", have, d, n)
-	}
-	return nil
-}
-
-// bytesSize returns how many bytes the elements of BYTES take, with a length before
-// each.
-func bytesSize(elements [][]byte) int64 {
-	const lengthSize = 4
-	size := int64(0)
-	for _, e := range elements {
-		size += lengthSize + int64(len(e))
-	}
-	return size
-}
-
-// pack returns the elements as raw bytes; put reports whether one fits.
-func pack[E any](elements []E, n int64, d tensor.Datatype, reserve func(n int64) error, put func([]byte, E) ([]byte, bool)) ([]byte, error) {
-	if err := checkCount(len(elements), n, d); err != nil {
-		return nil, err
-	}
+// pack returns elements as raw bytes.
+func pack[E bool | int64 | uint64 | float32 | float64](elements []E, d tensor.Datatype, take func(have int, size int64) error) ([]byte, error) {
 	size := len(elements) * d.Size()
-	if err := reserve(int64(size)); err != nil {
+	if err := take(len(elements), int64(size)); err != nil {
 		return nil, err
 	}
-	out := make([]byte, 0, size)
+	return binary.Append(make([]byte, 0, size), binary.LittleEndian, elements)
+}
+
+// packFitting returns integers as the raw bytes of a datatype that has the integers from least
+// to most.
+func packFitting[E int32 | uint32](elements []E, least, most int64, d tensor.Datatype, take func(have int, size int64) error) ([]byte, error) {
+	size := d.Size()
+	if err := take(len(elements), int64(len(elements)*size)); err != nil {
+		return nil, err
+	}
+	out := make([]byte, 0, len(elements)*size)
+	var raw [8]byte
 	for i, e := range elements {
-		var fits bool
-		if out, fits = put(out, e); !fits {
+		if int64(e) < least || int64(e) > most {
 			return nil, fmt.Errorf("element %d, %v, does not fit %s", i, e, d)
 		}
+		binary.LittleEndian.PutUint64(raw[:], uint64(e))
+		out = append(out, raw[:size]...)
 	}
 	return out, nil
-}
-
-func signed(d tensor.Datatype) func([]byte, int32) ([]byte, bool) {
-	switch d {
-	case tensor.Int8:
-		return func(b []byte, v int32) ([]byte, bool) {
-			return append(b, byte(v)), v >= math.MinInt8 && v <= math.MaxInt8
-		}
-	case tensor.Int16:
-		return func(b []byte, v int32) ([]byte, bool) {
-			return binary.LittleEndian.AppendUint16(b, uint16(v)), v >= math.MinInt16 && v <= math.MaxInt16
-		}
-	default:
-		return func(b []byte, v int32) ([]byte, bool) { return binary.LittleEndian.AppendUint32(b, uint32(v)), true }
-	}
-}
-
-func unsigned(d tensor.Datatype) func([]byte, uint32) ([]byte, bool) {
-	switch d {
-	case tensor.Uint8:
-		return func(b []byte, v uint32) ([]byte, bool) { return append(b, byte(v)), v <= math.MaxUint8 }
-	case tensor.Uint16:
-		return func(b []byte, v uint32) ([]byte, bool) {
-			return binary.LittleEndian.AppendUint16(b, uint16(v)), v <= math.MaxUint16
-		}
-	default:
-		return func(b []byte, v uint32) ([]byte, bool) { return binary.LittleEndian.AppendUint32(b, v), true }
-	}
 }
 
 // response is a response, or a chunk of one, with raw contents that share the outputs' bytes.

@@ -122,7 +122,7 @@ func TestGenerateReturnsOneObject(t *testing.T) {
 		"none":               {nil, `{"model_name": "m", "model_version": "1", "id": "mine"}`},
 		"names that are had": {[]payload.Part{payload.OfBlob("id", "", []byte("a")), payload.OfBlob("", "", []byte("b")), payload.OfBlob("text_output", "", []byte("c"))}, `{"model_name": "m", "model_version": "1", "id": "a", "": "b", "text_output": "c"}`},
 	} {
-		status, h, body := rest(t, fronttest.Answering(row.outputs...), oip.Model{}, transport.Settings{}).ask(http.MethodPost, "/v2/models/m/versions/1/generate", `{"text_input": "hi", "id": "mine"}`)
+		status, h, body := rest(t, fronttest.AnswerWith(row.outputs...), oip.Model{}, transport.Settings{}).ask(http.MethodPost, "/v2/models/m/versions/1/generate", `{"text_input": "hi", "id": "mine"}`)
 		if status != http.StatusOK || h.Get("Stagemesh-Request-Id") != fronttest.RequestID || h.Get("Content-Type") != "application/json" {
 			t.Errorf("%s: %d %v %s", name, status, h, body)
 		}
@@ -157,7 +157,7 @@ func TestInvalidGenerateBodyIsRejected(t *testing.T) {
 		"text for numbers":            {both, `{"x": ["a"]}`, 400, "x[0]: is no FP32"},
 		"nested":                      {both, `{"x": [[1], [2]]}`, 400, "x[0]: is no FP32"},
 		"an object for numbers":       {both, `{"x": {}}`, 400, "x: is no string"},
-		"unrepresentable datatype":    {both, `{"h": 1}`, 400, "FP16 cannot be said"},
+		"unrepresentable datatype":    {both, `{"h": 1}`, 400, "FP16 has no form"},
 		"an image":                    {both, `{"image": "x"}`, 400, "the model takes image/png there"},
 		"numbers for text":            {takesOf(mediaOf("a", "text/plain")), `{"a": 1}`, 400, "the model takes text/plain there"},
 		"null for any text":           {takesOf(), `{"text_input": null}`, 400, "text_input is null; send a string"},
@@ -168,7 +168,7 @@ func TestInvalidGenerateBodyIsRejected(t *testing.T) {
 		"a failure of the mesh's own": {takesOf(), `{"text_input": "x"}`, 500, "INTERNAL"},
 	} {
 		for _, path := range []string{generatePath, generatePath + "_stream"} {
-			c := rest(t, fronttest.Failing(fault.New(fault.Internal, "it was asked")), row.takes, transport.Settings{MaxMessageBytes: 1000})
+			c := rest(t, fronttest.FailWith(fault.New(fault.Internal, "it was asked")), row.takes, transport.Settings{MaxMessageBytes: 1000})
 			status, h, body := c.ask(http.MethodPost, path, row.body)
 			var answer struct{ Error string }
 			if err := json.Unmarshal([]byte(body), &answer); err != nil || status != row.status || !strings.Contains(answer.Error, row.want) || h.Get("Content-Type") != "application/json" {
@@ -199,7 +199,7 @@ func members(n int) string {
 
 func TestGenerateRejectsNonTextOutput(t *testing.T) {
 	t.Parallel()
-	c := rest(t, fronttest.Answering(payload.OfBlob("p", "image/png", []byte{0xff})), oip.Model{}, transport.Settings{})
+	c := rest(t, fronttest.AnswerWith(payload.OfBlob("p", "image/png", []byte{0xff})), oip.Model{}, transport.Settings{})
 	if status, h, body := c.ask(http.MethodPost, generatePath, `{"text_input": "x"}`); status != http.StatusNotImplemented || h.Get("Stagemesh-Request-Id") == "" {
 		t.Errorf("%d %s", status, body)
 	}
@@ -218,7 +218,7 @@ func (c restful) stream(body string) ([]fronttest.Event, http.Header) {
 
 func TestGenerateStreamSendsEventPerChunk(t *testing.T) {
 	t.Parallel()
-	caller := fronttest.Answering(payload.OfBlob("text", "text/plain", []byte("one two")))
+	caller := fronttest.AnswerWith(payload.OfBlob("text", "text/plain", []byte("one two")))
 	caller.Chunks = fronttest.Words("one", "two")
 	events, h := rest(t, caller, oip.Model{}, transport.Settings{}).stream(`{"text_input": "hi", "id": "mine"}`)
 	if len(events) != 2 || events[0].Name != "" || events[0].ID != 0 {
@@ -233,7 +233,7 @@ func TestGenerateStreamSendsEventPerChunk(t *testing.T) {
 
 func TestGenerateStreamWithoutChunksSendsOneEvent(t *testing.T) {
 	t.Parallel()
-	events, _ := rest(t, fronttest.Answering(payload.OfBlob("text", "text/plain", []byte("all"))), oip.Model{}, transport.Settings{}).stream(`{"text_input": "hi"}`)
+	events, _ := rest(t, fronttest.AnswerWith(payload.OfBlob("text", "text/plain", []byte("all"))), oip.Model{}, transport.Settings{}).stream(`{"text_input": "hi"}`)
 	if len(events) != 1 {
 		t.Fatalf("got %+v", events)
 	}
@@ -242,7 +242,7 @@ func TestGenerateStreamWithoutChunksSendsOneEvent(t *testing.T) {
 
 func TestGenerateStreamReportsLateFailure(t *testing.T) {
 	t.Parallel()
-	caller := fronttest.Failing(fault.New(fault.StreamInterrupted, "the host died"))
+	caller := fronttest.FailWith(fault.New(fault.StreamInterrupted, "the host died"))
 	caller.Chunks = fronttest.Words("one")
 	events, _ := rest(t, caller, oip.Model{}, transport.Settings{}).stream(`{"text_input": "hi"}`)
 	if len(events) != 2 {
@@ -253,7 +253,7 @@ func TestGenerateStreamReportsLateFailure(t *testing.T) {
 
 func TestGenerateStreamDisconnectCancelsCall(t *testing.T) {
 	t.Parallel()
-	caller := fronttest.NewTold()
+	caller := fronttest.NewSteppedCaller()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	url := fronttest.Serve(t, oip.NewREST(caller, shelf{}, transport.Settings{}))

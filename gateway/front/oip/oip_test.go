@@ -253,7 +253,7 @@ func TestBlobIsOneElementBytesTensor(t *testing.T) {
 
 func TestInvalidRequestIsRejectedByFieldName(t *testing.T) {
 	t.Parallel()
-	c := client(t, fronttest.Failing(fault.New(fault.Internal, "it was asked")), oip.Model{})
+	c := client(t, fronttest.FailWith(fault.New(fault.Internal, "it was asked")), oip.Model{})
 	in := func(datatype string, shape []int64, contents *oipv2.InferTensorContents) *oipv2.ModelInferRequest {
 		return &oipv2.ModelInferRequest{ModelName: "m", Inputs: []*oipv2.ModelInferRequest_InferInputTensor{{Name: "x", Datatype: datatype, Shape: shape, Contents: contents}}}
 	}
@@ -299,7 +299,7 @@ func TestInvalidRequestIsRejectedByFieldName(t *testing.T) {
 func TestFaultReasonBecomesStatusCode(t *testing.T) {
 	t.Parallel()
 	for reason, want := range map[fault.Reason]codes.Code{fault.NoCapacity: codes.Unavailable, fault.QueueFull: codes.ResourceExhausted, fault.RunnerFailed: codes.Internal, fault.DeadlineExceeded: codes.DeadlineExceeded} {
-		c := client(t, fronttest.Failing(fronttest.Fault(reason)), oip.Model{})
+		c := client(t, fronttest.FailWith(fronttest.Fault(reason)), oip.Model{})
 		_, err := c.ModelInfer(t.Context(), &oipv2.ModelInferRequest{ModelName: "m"})
 		if got := status.Convert(err); got.Code() != want || len(got.Details()) == 0 {
 			t.Errorf("%s: %v", reason, err)

@@ -71,28 +71,25 @@ func (h *rest) find(path string) (endpoint, bool) {
 	if after, ok := strings.CutPrefix(rest, "versions/"); ok {
 		version, rest, _ = strings.Cut(after, "/")
 	}
-	of := func(serve func(w http.ResponseWriter, r *http.Request, name string) error) func(http.ResponseWriter, *http.Request) error {
-		return func(w http.ResponseWriter, r *http.Request) error {
-			if err := checkVersion(name, version); err != nil {
-				return err
-			}
-			return serve(w, r, name)
+	method, serve := http.MethodPost, (func(http.ResponseWriter, *http.Request, string) error)(nil)
+	switch rest {
+	case "":
+		method, serve = http.MethodGet, h.modelMetadata
+	case "ready":
+		method, serve = http.MethodGet, h.modelReady
+	case "infer":
+		serve = h.infer
+	case "generate":
+		serve = h.generate
+	case "generate_stream":
+		serve = h.generateStream
+	}
+	return endpoint{method, func(w http.ResponseWriter, r *http.Request) error {
+		if err := checkVersion(name, version); err != nil {
+			return err
 		}
-	}
-	switch {
-	case name == "":
-	case rest == "":
-		return endpoint{http.MethodGet, of(h.modelMetadata)}, true
-	case rest == "ready":
-		return endpoint{http.MethodGet, of(h.modelReady)}, true
-	case rest == "infer":
-		return endpoint{http.MethodPost, of(h.infer)}, true
-	case rest == "generate":
-		return endpoint{http.MethodPost, of(h.generate)}, true
-	case rest == "generate_stream":
-		return endpoint{http.MethodPost, of(h.generateStream)}, true
-	}
-	return endpoint{}, false
+		return serve(w, r, name)
+	}}, serve != nil && name != ""
 }
 
 func (h *rest) serverMetadata(w http.ResponseWriter, _ *http.Request) error {
@@ -182,10 +179,8 @@ const (
 	binaryOne         = "binary_data"
 	binaryAll         = "binary_data_output"
 	classify          = "classification"
-	binaryMediaType   = "application/octet-stream"
 	binaryExtension   = "binary_tensor_data"
 	generateExtension = "generate"
-	jsonType          = "application/json"
 )
 
 func extensions() []string { return []string{binaryExtension, generateExtension} }
@@ -216,37 +211,36 @@ func (h *rest) infer(w http.ResponseWriter, r *http.Request, name string) error 
 
 // readRequest reads the body: the request, and the format of the response. It decodes
 // tensors in JSON into reserved memory.
-func (h *rest) readRequest(w http.ResponseWriter, r *http.Request, name string, model Model, memory *transport.Reservation) (*call.Request, format, error) {
+func (h *rest) readRequest(w http.ResponseWriter, r *http.Request, name string, model Model, memory *transport.Reservation) (out *call.Request, as format, err error) {
 	data, err := h.readBody(w, r)
 	if err != nil {
-		return nil, format{}, err
+		return nil, as, err
 	}
 	text, binary, err := split(data, r.Header.Get(transport.HeaderJSONLength))
 	if err != nil {
-		return nil, format{}, err
+		return nil, as, err
 	}
 	in, err := oipjson.Decode(text, memory)
 	if err != nil {
-		return nil, format{}, err
+		return nil, as, err
 	}
 	if err := takeBinary(in, binary); err != nil {
-		return nil, format{}, err
+		return nil, as, err
 	}
-	as, err := formatOf(in)
-	if err != nil {
-		return nil, format{}, err
+	if as, err = formatOf(in); err != nil {
+		return nil, as, err
 	}
-	out := &call.Request{Pipeline: name, Parameters: in.Parameters, Outputs: in.OutputNames(), Trace: transport.TraceContext(r.Header)}
+	out = &call.Request{Pipeline: name, Parameters: in.Parameters, Outputs: in.OutputNames(), Trace: transport.TraceContext(r.Header)}
 	if out.Timeout, err = takeTimeout(r.Context(), out.Parameters); err != nil {
-		return nil, format{}, err
+		return nil, as, err
 	}
 	if out.Inputs, err = in.Parts(); err != nil {
-		return nil, format{}, err
+		return nil, as, err
 	}
 	out.Booked = memory.Inputs()
 	for i, part := range out.Inputs {
 		if out.Inputs[i], err = blobIfTaken(part, model.Inputs); err != nil {
-			return nil, format{}, fault.Newf(fault.InvalidInput, "inputs.%s: %w", part.Name, err).WithViolation("inputs."+part.Name, "%s", err)
+			return nil, as, fault.InField(fault.InvalidInput, "inputs."+part.Name, "%w", err)
 		}
 	}
 	return out, as, payload.Validate("inputs", out.Inputs)
@@ -358,35 +352,22 @@ func (f format) encode(r *call.Response) (text []byte, binary [][]byte, err erro
 			}
 			continue
 		}
-		if text, err = appendHead(text, part); err != nil {
+		part.Parameters = payload.Merge(part.Parameters, payload.Parameters{binarySize: payload.Int64(int64(len(part.Tensor.Raw)))})
+		if text, err = oipjson.AppendHead(text, part); err != nil {
 			return nil, nil, err
 		}
-		binary = append(binary, part.Tensor.Raw)
+		text, binary = append(text, '}'), append(binary, part.Tensor.Raw)
 	}
 	return append(text, `]}`...), binary, nil
-}
-
-// appendHead appends an output whose bytes follow the JSON.
-func appendHead(dst []byte, p payload.Part) ([]byte, error) {
-	shape, err := json.Marshal(p.Tensor.Shape)
-	if err != nil {
-		return nil, err
-	}
-	dst = oipjson.AppendString(append(dst, `{"name":`...), p.Name)
-	dst = oipjson.AppendString(append(dst, `,"datatype":`...), string(p.Tensor.Datatype))
-	dst = append(append(dst, `,"shape":`...), shape...)
-	withSize := payload.Merge(p.Parameters, payload.Parameters{binarySize: payload.Int64(int64(len(p.Tensor.Raw)))})
-	dst, err = oipjson.AppendParameters(append(dst, `,"parameters":`...), "outputs."+p.Name, withSize)
-	return append(dst, '}'), err
 }
 
 // write sends a response. A failed write is no error: the caller has disconnected.
 func write(w http.ResponseWriter, r *call.Response, text []byte, binary [][]byte) {
 	length := len(text)
 	h := w.Header()
-	h.Set("Content-Type", jsonType)
+	h.Set("Content-Type", payload.JSONType)
 	if binary != nil {
-		h.Set("Content-Type", binaryMediaType)
+		h.Set("Content-Type", payload.OctetStream)
 		h.Set(transport.HeaderJSONLength, strconv.Itoa(len(text)))
 	}
 	for _, raw := range binary {

@@ -183,7 +183,7 @@ func TestBlobIsBytesTensorInJSON(t *testing.T) {
 
 func TestInvalidBodyIsRejected(t *testing.T) {
 	t.Parallel()
-	caller := fronttest.Failing(fault.New(fault.Internal, "it was asked"))
+	caller := fronttest.FailWith(fault.New(fault.Internal, "it was asked"))
 	c := rest(t, caller, oip.Model{}, transport.Settings{MaxMessageBytes: 1000})
 	const one = `{"inputs": [{"name": "a", "datatype": "INT32", "shape": [1], "parameters": {"binary_data_size": 4}}]}`
 	for name, test := range map[string]struct {

@@ -120,7 +120,7 @@ func hangUp(t *testing.T, s talking) {
 
 func TestStreamResponsesCarryRequestIDs(t *testing.T) {
 	t.Parallel()
-	caller := fronttest.Answering(payload.OfBlob("text", "text/plain", []byte("whole")))
+	caller := fronttest.AnswerWith(payload.OfBlob("text", "text/plain", []byte("whole")))
 	s := talk(t.Context(), t, handler(caller, transport.Settings{}))
 	for i := range 5 {
 		id := fmt.Sprint(i)
@@ -134,7 +134,7 @@ func TestStreamResponsesCarryRequestIDs(t *testing.T) {
 
 func TestEachChunkIsOneMessage(t *testing.T) {
 	t.Parallel()
-	caller := fronttest.Answering(payload.OfBlob("text", "text/plain", []byte("one two")))
+	caller := fronttest.AnswerWith(payload.OfBlob("text", "text/plain", []byte("one two")))
 	caller.Chunks = fronttest.Words("one", "two")
 	s := talk(t.Context(), t, handler(caller, transport.Settings{}))
 	send(t, s, asks("simple", "a"))
@@ -157,7 +157,7 @@ func TestEachChunkIsOneMessage(t *testing.T) {
 
 func TestRequestWithoutChunksGetsOneResponse(t *testing.T) {
 	t.Parallel()
-	caller := fronttest.Answering(payload.OfBlob("text", "text/plain", []byte("whole")))
+	caller := fronttest.AnswerWith(payload.OfBlob("text", "text/plain", []byte("whole")))
 	s := talk(t.Context(), t, handler(caller, transport.Settings{}))
 	send(t, s, asks("simple", "a", "triton_enable_empty_final_response"))
 	if got := nextResponse(t, s); got != "a whole last" {
@@ -199,7 +199,7 @@ func TestFailedStreamRequestFailsAlone(t *testing.T) {
 
 func TestFailureAfterChunkIsReported(t *testing.T) {
 	t.Parallel()
-	caller := fronttest.Failing(fault.New(fault.StreamInterrupted, "the host died"))
+	caller := fronttest.FailWith(fault.New(fault.StreamInterrupted, "the host died"))
 	caller.Chunks = fronttest.Words("one")
 	s := talk(t.Context(), t, handler(caller, transport.Settings{}))
 	send(t, s, asks("simple", "a"))
@@ -491,7 +491,7 @@ func TestUnreadStreamEnds(t *testing.T) {
 
 func TestChunkArrivesBeforeNextIsEmitted(t *testing.T) {
 	t.Parallel()
-	caller := fronttest.NewTold()
+	caller := fronttest.NewSteppedCaller()
 	s := talk(t.Context(), t, handler(caller, transport.Settings{}))
 	send(t, s, asks("simple", "a"))
 	for i, word := range fronttest.Words("one", "two", "three") {

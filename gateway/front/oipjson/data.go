@@ -58,10 +58,6 @@ type walk struct {
 	// raw is nil in a pass that only measures texts, to add up their size.
 	raw  []byte
 	size int64
-	// put is the method piece, set with the first text.
-	put func([]byte)
-	// length is the placeholder for a length that is not known yet.
-	length [lengthSize]byte
 	// count is how many elements of the total have been read.
 	count, total int64
 }
@@ -94,7 +90,7 @@ func (w *walk) element(int) (err error) {
 		return invalidField(w.path, "has more than the %d elements that shape %v takes", w.total, w.shape)
 	}
 	if w.take == nil {
-		err = w.text()
+		err = w.bytes()
 	} else {
 		w.raw, err = w.scalar(w.raw, w.take)
 	}
@@ -105,30 +101,18 @@ func (w *walk) element(int) (err error) {
 	return nil
 }
 
-// lengthSize is the size of the length before each element of BYTES.
-const lengthSize = 4
-
-// text reads an element of BYTES.
-func (w *walk) text() error {
-	if w.put == nil {
-		w.put = w.piece
+// bytes reads an element of BYTES: a length of four bytes, and the text.
+func (w *walk) bytes() error {
+	text, err := w.string()
+	if err != nil {
+		return err
 	}
-	begin := len(w.raw)
-	w.put(w.length[:])
-	err := w.pieces(w.put)
-	if w.raw != nil {
-		binary.LittleEndian.PutUint32(w.raw[begin:], uint32(len(w.raw)-begin-lengthSize))
-	}
-	return err
-}
-
-// piece appends a piece of a text, or measures it.
-func (w *walk) piece(data []byte) {
 	if w.raw == nil {
-		w.size += int64(len(data))
-		return
+		w.size += 4 + int64(len(text))
+		return nil
 	}
-	w.raw = append(w.raw, data...)
+	w.raw = append(binary.LittleEndian.AppendUint32(w.raw, uint32(len(text))), text...)
+	return nil
 }
 
 // nested reads the array of one axis. Each axis must have the length of the shape.
@@ -183,8 +167,8 @@ type values interface {
 	array(element func(i int) error) error
 	// scalar reads the next value as one element.
 	scalar(dst []byte, take element) ([]byte, error)
-	// pieces reads a string, and passes its value on piece by piece.
-	pieces(piece func([]byte)) error
+	// string reads a string.
+	string() ([]byte, error)
 	// again returns the same values for a second pass.
 	again() values
 	// unsupported returns the fault of a datatype that no list can represent.
@@ -208,11 +192,11 @@ func (s *scanner) nests() bool {
 
 func (s *scanner) scalar(dst []byte, take element) ([]byte, error) { return take(dst, s) }
 
-func (s *scanner) pieces(piece func([]byte)) error {
+func (s *scanner) string() ([]byte, error) {
 	if s.next() != '"' {
-		return noText()
+		return nil, noText()
 	}
-	return s.string(piece)
+	return s.text()
 }
 
 func (s *scanner) again() values {
@@ -235,12 +219,8 @@ func (p *packed) most() int64 { return int64(len(p.value)) }
 func (p *packed) opens() bool { return msgpack.IsList(p.value) }
 
 func (p *packed) nests() bool {
-	nests := false
-	_ = msgpack.Elements(p.value, func(_ int, first []byte) error {
-		nests = msgpack.IsList(first)
-		return errStop
-	})
-	return nests
+	first, ok := msgpack.First(p.value)
+	return ok && msgpack.IsList(first)
 }
 
 func (p *packed) array(element func(i int) error) error {
@@ -267,15 +247,11 @@ func (p *packed) scalar(dst []byte, take element) (_ []byte, err error) {
 	return take(dst, &scanner{data: p.scratch})
 }
 
-func (p *packed) pieces(piece func([]byte)) error {
+func (p *packed) string() ([]byte, error) {
 	if !msgpack.IsText(p.value) {
-		return noText()
+		return nil, noText()
 	}
-	text, err := msgpack.Text(p.value)
-	if err == nil {
-		piece(text)
-	}
-	return err
+	return msgpack.Text(p.value)
 }
 
 func (p *packed) unsupported(path, datatype string) error { return noList(path, datatype) }
@@ -306,10 +282,8 @@ func elementOf(d tensor.Datatype) element {
 		return signed(d)
 	case tensor.Uint8, tensor.Uint16, tensor.Uint32, tensor.Uint64:
 		return unsigned(d)
-	case tensor.FP32:
-		return single
-	case tensor.FP64:
-		return double
+	case tensor.FP32, tensor.FP64:
+		return float(d)
 	}
 	return nil
 }
@@ -368,28 +342,22 @@ func appendInteger(dst []byte, n uint64, size int) []byte {
 	}
 }
 
-func single(dst []byte, s *scanner) ([]byte, error) {
-	raw, err := numberFor(s, tensor.FP32)
-	if err != nil {
-		return dst, err
+func float(d tensor.Datatype) element {
+	bits := 8 * d.Size()
+	return func(dst []byte, s *scanner) ([]byte, error) {
+		raw, err := numberFor(s, d)
+		if err != nil {
+			return dst, err
+		}
+		f, err := strconv.ParseFloat(string(raw), bits)
+		if err != nil {
+			return dst, elementErrorf("%s is beyond %s", clip(string(raw)), d)
+		}
+		if bits == 32 {
+			return binary.LittleEndian.AppendUint32(dst, math.Float32bits(float32(f))), nil
+		}
+		return binary.LittleEndian.AppendUint64(dst, math.Float64bits(f)), nil
 	}
-	f, err := strconv.ParseFloat(string(raw), 32)
-	if err != nil {
-		return dst, elementErrorf("%s is beyond FP32", clip(string(raw)))
-	}
-	return binary.LittleEndian.AppendUint32(dst, math.Float32bits(float32(f))), nil
-}
-
-func double(dst []byte, s *scanner) ([]byte, error) {
-	raw, err := numberFor(s, tensor.FP64)
-	if err != nil {
-		return dst, err
-	}
-	f, err := strconv.ParseFloat(string(raw), 64)
-	if err != nil {
-		return dst, elementErrorf("%s is beyond FP64", clip(string(raw)))
-	}
-	return binary.LittleEndian.AppendUint64(dst, math.Float64bits(f)), nil
 }
 
 // numberFor reads a number. A value of another kind is an elementError and not a

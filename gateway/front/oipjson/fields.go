@@ -1,6 +1,8 @@
 package oipjson
 
 import (
+	"slices"
+
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
@@ -43,44 +45,42 @@ func DecodeFields(text []byte) ([]Field, error) {
 	if err == nil {
 		err = s.end()
 	}
-	if err != nil {
-		return nil, classify(err)
-	}
-	return out, nil
+	return out, classify(err)
 }
 
-func (f Field) scanner() *scanner { return &scanner{data: f.JSON, depth: f.depth} }
+func (f Field) scanner(memory *transport.Reservation) *scanner {
+	return &scanner{data: f.JSON, depth: f.depth, memory: memory}
+}
 
 // Text returns the value if it is a string.
 func (f Field) Text() (string, bool) {
-	s := f.scanner()
+	s := f.scanner(nil)
 	if s.next() != '"' {
 		return "", false
 	}
 	out, err := s.text()
-	return out, err == nil
+	return string(out), err == nil
 }
 
 // Bytes returns the value if it is a string. It allocates from the memory.
 func (f Field) Bytes(memory *transport.Reservation) (out []byte, ok bool, err error) {
-	if f.scanner().next() != '"' {
+	s := f.scanner(memory)
+	if s.next() != '"' {
 		return nil, false, nil
 	}
-	size := 0
-	if err := f.scanner().string(func(piece []byte) { size += len(piece) }); err != nil {
+	text, err := s.text()
+	if err != nil {
 		return nil, false, classify(err)
 	}
-	if err := memory.Input(clip(f.Name), int64(size)); err != nil {
+	if err := memory.Input(clip(f.Name), int64(len(text))); err != nil {
 		return nil, false, err
 	}
-	out = make([]byte, 0, size)
-	err = f.scanner().string(func(piece []byte) { out = append(out, piece...) })
-	return out, true, err
+	return append(make([]byte, 0, len(text)), text...), true, nil
 }
 
 // Scalar reports whether the value is a string, a number or a boolean.
 func (f Field) Scalar() bool {
-	switch f.scanner().next() {
+	switch f.scanner(nil).next() {
 	case '{', '[', 'n':
 		return false
 	}
@@ -88,27 +88,27 @@ func (f Field) Scalar() bool {
 }
 
 // Null reports whether the value is null.
-func (f Field) Null() bool { return f.scanner().next() == 'n' }
+func (f Field) Null() bool { return f.scanner(nil).next() == 'n' }
 
 // Parameter returns a scalar value as the value of a parameter.
 func (f Field) Parameter() (payload.Value, error) {
-	d := decoder{scanner: *f.scanner()}
+	d := decoder{scanner: *f.scanner(nil)}
 	out, err := d.parameter(clip(f.Name))
-	return out, classifyError(err)
+	return out, classify(err)
 }
 
 // Parameters returns the value, an object of scalars, as parameters.
 func (f Field) Parameters() (payload.Parameters, error) {
-	d := decoder{scanner: *f.scanner()}
+	d := decoder{scanner: *f.scanner(nil)}
 	out, err := d.parameters(clip(f.Name))
-	return out, classifyError(err)
+	return out, classify(err)
 }
 
 // Tensor returns the value as a tensor of the datatype: a scalar as one element, a
 // list as one axis. The shape has at least that rank, with leading axes of one. Tensor
 // allocates from the memory.
 func (f Field) Tensor(d tensor.Datatype, rank int, memory *transport.Reservation) (tensor.Tensor, error) {
-	path, s := clip(f.Name), f.scanner()
+	path, s := clip(f.Name), f.scanner(memory)
 	n, take := int64(1), one
 	switch s.next() {
 	case '[':
@@ -121,28 +121,12 @@ func (f Field) Tensor(d tensor.Datatype, rank int, memory *transport.Reservation
 	}
 	out := tensor.Tensor{Datatype: d, Shape: []int64{n}}
 	var err error
-	if out.Raw, err = take(f.scanner(), path, out, memory); err != nil {
+	if out.Raw, err = take(f.scanner(memory), path, out, memory); err != nil {
 		return tensor.Tensor{}, classify(err)
 	}
-	out.Shape = shapeOfRank(rank, n)
+	out.Shape = slices.Repeat([]int64{1}, min(max(rank, 1), tensor.MaxRank))
+	out.Shape[len(out.Shape)-1] = n
 	return out, nil
-}
-
-// shapeOfRank returns a shape whose last axis has n elements. All axes before it are one.
-func shapeOfRank(rank int, n int64) []int64 {
-	out := make([]int64, min(max(rank, 1), tensor.MaxRank))
-	for i := range out {
-		out[i] = 1
-	}
-	out[len(out)-1] = n
-	return out
-}
-
-func classifyError(err error) error {
-	if err == nil {
-		return nil
-	}
-	return classify(err)
 }
 
 // AppendValue appends a tensor's data without the tensor's fields: one element as a

@@ -21,17 +21,30 @@ func AppendTensor(dst []byte, p payload.Part) ([]byte, error) {
 	if err := p.Tensor.Validate(); err != nil {
 		return dst, invalidOutput(path, err)
 	}
+	dst, err := AppendHead(dst, p)
+	if err != nil {
+		return dst, err
+	}
+	dst, err = appendData(append(dst, `,"data":[`...), path, *p.Tensor)
+	return append(dst, `]}`...), err
+}
+
+// AppendHead appends the beginning of such an object, up to the data.
+func AppendHead(dst []byte, p payload.Part) (_ []byte, err error) {
 	dst = AppendString(append(dst, `{"name":`...), p.Name)
 	dst = AppendString(append(dst, `,"datatype":`...), string(p.Tensor.Datatype))
-	dst = appendShape(append(dst, `,"shape":`...), p.Tensor.Shape)
-	if len(p.Parameters) > 0 {
-		var err error
-		if dst, err = AppendParameters(append(dst, `,"parameters":`...), path, p.Parameters); err != nil {
-			return dst, err
+	dst = append(dst, `,"shape":[`...)
+	for i, extent := range p.Tensor.Shape {
+		if i > 0 {
+			dst = append(dst, ',')
 		}
+		dst = strconv.AppendInt(dst, extent, 10)
 	}
-	dst, err := appendData(append(dst, `,"data":[`...), path, *p.Tensor)
-	return append(dst, `]}`...), err
+	dst = append(dst, ']')
+	if len(p.Parameters) > 0 {
+		dst, err = AppendParameters(append(dst, `,"parameters":`...), "outputs."+p.Name, p.Parameters)
+	}
+	return dst, err
 }
 
 func invalidOutput(path string, err error) error {
@@ -73,17 +86,6 @@ func AppendParameters(dst []byte, path string, p payload.Parameters) ([]byte, er
 	return append(dst, out...), nil
 }
 
-func appendShape(dst []byte, shape []int64) []byte {
-	dst = append(dst, '[')
-	for i, extent := range shape {
-		if i > 0 {
-			dst = append(dst, ',')
-		}
-		dst = strconv.AppendInt(dst, extent, 10)
-	}
-	return append(dst, ']')
-}
-
 // appendData appends the elements of a valid tensor.
 func appendData(dst []byte, path string, t tensor.Tensor) ([]byte, error) {
 	if t.Datatype == tensor.Bytes {
@@ -100,7 +102,7 @@ func appendData(dst []byte, path string, t tensor.Tensor) ([]byte, error) {
 		}
 		var ok bool
 		if dst, ok = number(dst, t.Raw[at:at+size]); !ok {
-			return dst, fault.Newf(fault.RunnerOutputInvalid, "%s.data[%d] is NaN or infinite, which JSON cannot say; ask by gRPC or Connect", path, at/size)
+			return dst, fault.Newf(fault.RunnerOutputInvalid, "%s.data[%d] is NaN or infinite, which JSON cannot represent; ask by gRPC or Connect", path, at/size)
 		}
 	}
 	return dst, nil
@@ -124,7 +126,7 @@ func appendTexts(dst []byte, path string, t tensor.Tensor) ([]byte, error) {
 }
 
 func unsupportedOutput(path, what string) error {
-	return fault.Newf(fault.NotSupported, "%s: %s cannot be said in JSON; ask by gRPC or Connect", path, what)
+	return fault.Newf(fault.NotSupported, "%s: %s has no form in JSON; ask by gRPC or Connect", path, what)
 }
 
 // format appends one element, or returns false where JSON cannot represent it.
@@ -135,19 +137,10 @@ func formatOf(d tensor.Datatype) format {
 	switch d {
 	case tensor.Bool:
 		return func(dst, raw []byte) ([]byte, bool) { return strconv.AppendBool(dst, raw[0] != 0), true }
-	case tensor.Int8:
-		return func(dst, raw []byte) ([]byte, bool) { return strconv.AppendInt(dst, int64(int8(raw[0])), 10), true }
-	case tensor.Int16:
+	case tensor.Int8, tensor.Int16, tensor.Int32, tensor.Int64:
+		unused := 64 - 8*d.Size() // bits above the sign
 		return func(dst, raw []byte) ([]byte, bool) {
-			return strconv.AppendInt(dst, int64(int16(binary.LittleEndian.Uint16(raw))), 10), true
-		}
-	case tensor.Int32:
-		return func(dst, raw []byte) ([]byte, bool) {
-			return strconv.AppendInt(dst, int64(int32(binary.LittleEndian.Uint32(raw))), 10), true
-		}
-	case tensor.Int64:
-		return func(dst, raw []byte) ([]byte, bool) {
-			return strconv.AppendInt(dst, int64(binary.LittleEndian.Uint64(raw)), 10), true
+			return strconv.AppendInt(dst, int64(unsignedOf(raw)<<unused)>>unused, 10), true
 		}
 	case tensor.Uint8, tensor.Uint16, tensor.Uint32, tensor.Uint64:
 		return func(dst, raw []byte) ([]byte, bool) { return strconv.AppendUint(dst, unsignedOf(raw), 10), true }

@@ -1,3 +1,44 @@
+// Package oipjson reads and writes tensors in the JSON of the Open Inference Protocol:
+// {"inputs": [{"name", "datatype", "shape", "data"}]} in, {"outputs": [...]} out.
+//
+//	request, err := oipjson.Decode(text, memory)
+//	parts, err := request.Parts()
+//	...
+//	text, err := oipjson.AppendTensor(nil, part)
+//
+// DecodeFields and AppendValue are for the generate extension, whose members are inputs and
+// outputs by name. Request.Unpack decodes the data of a tensor from a list in MessagePack by the
+// same rules, without a detour through text.
+//
+// # Values
+//
+// data is flat and row-major, or nested exactly as the shape. Integers are digits alone (no 1.0,
+// no 1e3) and exact up to 64 bits; values beyond the datatype are rejected, never wrapped or
+// rounded. BOOL is true or false. BYTES elements are strings in UTF-8; half a surrogate pair
+// becomes U+FFFD, as in encoding/json. FP32 and FP64 are read to the nearest value and written
+// with the fewest digits that read back to it.
+//
+// JSON has no FP16, BF16, NaN, infinity, or bytes that are not text. In a request such tensors
+// are INVALID_INPUT. In a response FP16, BF16 and BYTES that are not UTF-8 are NOT_SUPPORTED, and
+// NaN or an infinity is RUNNER_OUTPUT_INVALID: null would be a value that the runner did not
+// return. Callers get the response over gRPC or Connect.
+//
+// # Bounds
+//
+// The body is in memory already. A tensor may take a few times the size of its text (a zero and
+// its comma are eight bytes of FP64), so its bytes are reserved in a transport.Reservation before
+// they are allocated. Nesting ends at MaxDepth, inputs at payload.MaxParts. Members that the
+// protocol does not have are ignored. Members that it has may come once and in any order, and the
+// optional ones of the request may be null.
+//
+// The scanner is our own because encoding/json would build an interface for each of a million
+// numbers, accept duplicate members, and match their names in any case. The jsontext package of
+// github.com/go-json-experiment/json is strict and reads tokens as fast, but it would scan the
+// data twice, because an input's name and shape may come after it, and its API is not stable
+// yet. Strings with escapes are left to encoding/json.
+//
+// Everything is a pure function, safe for concurrent use. Errors are *fault.Fault and name the
+// input and the element.
 package oipjson
 
 import (
@@ -43,7 +84,7 @@ func (r *Request) Parts() ([]payload.Part, error) {
 	out := make([]payload.Part, len(r.Inputs))
 	for i, in := range r.Inputs {
 		if in.Tensor.Raw == nil {
-			return nil, invalidField(InputPath(i, in.Name)+".data", "is missing")
+			return nil, invalidField(payload.Path("inputs", i, in.Name)+".data", "is missing")
 		}
 		out[i] = payload.OfTensor(in.Name, in.Tensor)
 		out[i].Parameters = in.Parameters
@@ -55,7 +96,7 @@ func (r *Request) Parts() ([]payload.Part, error) {
 // shape. It allocates from the memory.
 func (r *Request) Unpack(i int, list []byte, memory *transport.Reservation) (err error) {
 	in := &r.Inputs[i]
-	in.Tensor.Raw, err = elements(&packed{value: list}, InputPath(i, in.Name)+".data", in.Tensor, memory)
+	in.Tensor.Raw, err = elements(&packed{value: list}, payload.Path("inputs", i, in.Name)+".data", in.Tensor, memory)
 	return err
 }
 
@@ -80,8 +121,10 @@ func Detect(text []byte) bool {
 		}
 		return s.array(func(int) error {
 			_ = s.object(func(key string) error {
-				found = found || key == "datatype"
-				return stopIf(found, s)
+				if found = key == "datatype"; found {
+					return errStop
+				}
+				return s.skip()
 			})
 			return errStop
 		})
@@ -91,30 +134,23 @@ func Detect(text []byte) bool {
 
 var errStop = errors.New("enough was read")
 
-func stopIf(enough bool, s *scanner) error {
-	if enough {
-		return errStop
-	}
-	return s.skip()
-}
-
 // Decode reads a request. Its tensors are allocated from the memory, and share no
 // bytes with the text.
 func Decode(text []byte, memory *transport.Reservation) (*Request, error) {
-	return decode(scanner{data: text}, memory)
+	return decode(scanner{data: text, memory: memory})
 }
 
 // DecodeUnpacked decodes a request that was converted from MessagePack. Its messages
 // suggest sending unsupported data as bytes.
 func DecodeUnpacked(text []byte, memory *transport.Reservation) (*Request, error) {
-	return decode(scanner{data: text, packed: true}, memory)
+	return decode(scanner{data: text, packed: true, memory: memory})
 }
 
-func decode(from scanner, memory *transport.Reservation) (*Request, error) {
-	d := &decoder{scanner: from, memory: memory}
+func decode(from scanner) (*Request, error) {
+	d := &decoder{scanner: from}
 	var seen keys
 	err := d.object(func(key string) error {
-		if err := seen.add(key, func() string { return key }); err != nil {
+		if err := seen.add("", key); err != nil {
 			return err
 		}
 		return d.member(key)
@@ -136,7 +172,6 @@ type decoder struct {
 	scanner
 
 	request Request
-	memory  *transport.Reservation
 }
 
 func (d *decoder) member(key string) (err error) {
@@ -166,7 +201,7 @@ func (d *decoder) output(i int) error {
 	var out Output
 	var seen keys
 	err := d.object(func(key string) (err error) {
-		if err := seen.add(key, func() string { return path + "." + key }); err != nil {
+		if err := seen.add(path+".", key); err != nil {
 			return err
 		}
 		switch key {
@@ -195,7 +230,7 @@ func (d *decoder) name(path string) (string, error) {
 	if len(name) > payload.MaxName {
 		return "", invalidField(path, "is longer than %d bytes", payload.MaxName)
 	}
-	return name, err
+	return string(name), err
 }
 
 func (d *decoder) parameters(path string) (payload.Parameters, error) {
@@ -220,7 +255,7 @@ func (d *decoder) parameter(path string) (payload.Value, error) {
 	switch d.next() {
 	case '"':
 		text, err := d.text()
-		return payload.String(text), err
+		return payload.String(string(text)), err
 	case 't':
 		return payload.Bool(true), d.word("true")
 	case 'f':
@@ -254,15 +289,15 @@ func numeric(path, text string) (payload.Value, error) {
 type keys []string
 
 // add rejects a known member that comes twice, because two readers may disagree about
-// which one counts. The path is that of the member.
-func (k *keys) add(key string, path func() string) error {
+// which one counts.
+func (k *keys) add(path, key string) error {
 	switch key {
 	case "id", "parameters", "inputs", "outputs", "name", "datatype", "shape", "data":
 	default:
 		return nil
 	}
 	if slices.Contains(*k, key) {
-		return invalidField(path(), "is there twice")
+		return invalidField(path+key, "is there twice")
 	}
 	*k = append(*k, key)
 	return nil
@@ -275,7 +310,7 @@ func (d *decoder) input(i int) error {
 		return invalidField("inputs", "at most %d are taken", payload.MaxParts)
 	}
 	if d.next() != '{' {
-		return invalidField(InputPath(i, ""), "is no object")
+		return invalidField(payload.Path("inputs", i, ""), "is no object")
 	}
 	members := map[string]scanner{}
 	twice := ""
@@ -294,7 +329,7 @@ func (d *decoder) input(i int) error {
 	}); err != nil {
 		return err
 	}
-	in := inputDecoder{decoder: d, members: members, path: InputPath(i, "")}
+	in := inputDecoder{decoder: d, members: members, path: payload.Path("inputs", i, "")}
 	if err := in.decode(i, twice); err != nil {
 		return err
 	}
@@ -317,7 +352,7 @@ func (d *inputDecoder) decode(i int, twice string) (err error) {
 		if d.out.Name, err = d.at(at).name(d.path + ".name"); err != nil {
 			return err
 		}
-		d.path = InputPath(i, d.out.Name)
+		d.path = payload.Path("inputs", i, d.out.Name)
 	}
 	if twice != "" {
 		return invalidField(d.path+"."+twice, "is there twice")
@@ -395,14 +430,14 @@ func (d *inputDecoder) shape() error {
 
 // invalidField returns INVALID_INPUT for the field of that path.
 func invalidField(path, format string, args ...any) *fault.Fault {
-	what := fmt.Sprintf(format, args...)
-	return fault.Newf(fault.InvalidInput, "%s: %s", path, what).WithViolation(path, "%s", what)
+	return fault.InField(fault.InvalidInput, path, format, args...)
 }
 
-// classify returns err as a fault. Text that is not JSON is an INVALID_REQUEST.
+// classify returns err as a fault, if there is one. Text that is not JSON is an
+// INVALID_REQUEST.
 func classify(err error) error {
-	if f, ok := errors.AsType[*fault.Fault](err); ok {
-		return f
+	if _, ok := errors.AsType[*fault.Fault](err); ok || err == nil {
+		return err
 	}
 	return fault.Newf(fault.InvalidRequest, "the body is no valid JSON of an inference request: %w", err)
 }
@@ -421,20 +456,11 @@ func (s *scanner) unsupported(path, datatype string) error {
 	if s.packed {
 		return noList(path, datatype)
 	}
-	return invalidField(path, "%s cannot be said in JSON; send the tensor by gRPC or Connect", datatype)
+	return invalidField(path, "%s has no form in JSON; send the tensor by gRPC or Connect", datatype)
 }
 
 func noList(path, datatype string) error {
-	return invalidField(path, "%s cannot be said in a list; send data as bytes (bin)", datatype)
-}
-
-// InputPath names an input in messages as everywhere else in the mesh: by its name if
-// it has one.
-func InputPath(i int, name string) string {
-	if name == "" {
-		return "inputs[" + strconv.Itoa(i) + "]"
-	}
-	return "inputs." + name
+	return invalidField(path, "%s has no form in a list; send data as bytes (bin)", datatype)
 }
 
 // clip shortens a caller's text to fit a message.

@@ -1,11 +1,11 @@
 package oipjson
 
 import (
+	"encoding/json"
 	"fmt"
-	"strconv"
-	"strings"
-	"unicode/utf16"
 	"unicode/utf8"
+
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
 )
 
 // MaxDepth bounds the nesting of arrays and objects. A tensor has at most
@@ -20,6 +20,7 @@ type scanner struct {
 	depth int
 	// packed is true if the text was converted from MessagePack, for messages.
 	packed bool
+	memory *transport.Reservation
 }
 
 // syntaxError means that text is not JSON, or not the expected JSON.
@@ -100,7 +101,7 @@ func (s *scanner) object(member func(key string) error) error {
 		if err := s.take(':'); err != nil {
 			return err
 		}
-		if err := member(key); err != nil {
+		if err := member(string(key)); err != nil {
 			return err
 		}
 		if more, err = s.more('}'); err != nil {
@@ -141,7 +142,7 @@ func (s *scanner) skip() error {
 	case '[':
 		err = s.array(func(int) error { return s.skip() })
 	case '"':
-		err = s.string(func([]byte) {})
+		_, _, err = s.quoted()
 	case 't':
 		err = s.word("true")
 	case 'f':
@@ -237,11 +238,9 @@ func (s *scanner) quoted() (raw []byte, escaped bool, err error) {
 	if err := s.take('"'); err != nil {
 		return nil, false, err
 	}
-	for start := s.at - 1; s.at < len(s.data); s.at++ {
+	start := s.at - 1
+	for ; s.at < len(s.data) && s.data[s.at] != '"'; s.at++ {
 		switch c := s.data[s.at]; {
-		case c == '"':
-			s.at++
-			return s.data[start:s.at], escaped, nil
 		case c == '\\':
 			escaped = true
 			s.at++
@@ -249,103 +248,40 @@ func (s *scanner) quoted() (raw []byte, escaped bool, err error) {
 			return nil, false, s.fail("a control character in a string")
 		}
 	}
-	s.at = len(s.data)
-	return nil, false, s.fail("a string without end")
+	if s.at >= len(s.data) {
+		s.at = len(s.data)
+		return nil, false, s.fail("a string without end")
+	}
+	s.at++
+	raw = s.data[start:s.at]
+	if !utf8.Valid(raw) {
+		return nil, false, s.fail("a string that is not UTF-8")
+	}
+	if escaped && !json.Valid(raw) {
+		return nil, false, s.fail("a string with a bad escape")
+	}
+	return raw, escaped, nil
 }
 
-// text reads a string and returns its value.
-func (s *scanner) text() (string, error) {
-	var out strings.Builder
-	err := s.string(func(piece []byte) { out.Write(piece) })
-	return out.String(), err
-}
+// unescapeCopies is how many times encoding/json and text copy a string with escapes.
+const unescapeCopies = 3
 
-// string reads a string and passes its value on piece by piece.
-func (s *scanner) string(piece func([]byte)) error {
+// text reads a string and returns its value, which shares the data unless it has escapes.
+// What unescaping takes is reserved meanwhile.
+func (s *scanner) text() ([]byte, error) {
 	raw, escaped, err := s.quoted()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if !utf8.Valid(raw) {
-		return s.fail("a string that is not UTF-8")
-	}
-	raw = raw[1 : len(raw)-1]
 	if !escaped {
-		piece(raw)
-		return nil
+		return raw[1 : len(raw)-1], nil
 	}
-	if !unescape(raw, piece) {
-		return s.fail("a string with a bad escape")
+	scratch := int64(unescapeCopies * len(raw))
+	if err := s.memory.Scratch(scratch); err != nil {
+		return nil, err
 	}
-	return nil
-}
-
-// unescape replaces the escapes of a string and passes the result on piece by piece.
-// It reports whether all escapes are valid JSON. raw is the text between the quotes.
-func unescape(raw []byte, piece func([]byte)) bool {
-	plain := 0
-	var r [utf8.UTFMax]byte
-	for i := 0; i < len(raw); {
-		if raw[i] != '\\' {
-			i++
-			continue
-		}
-		c, n := escape(raw[i:])
-		if n == 0 {
-			return false
-		}
-		piece(raw[plain:i])
-		piece(utf8.AppendRune(r[:0], c))
-		i += n
-		plain = i
-	}
-	piece(raw[plain:])
-	return true
-}
-
-// escape returns the character of the escape that raw begins with, and its length, or
-// 0 if the escape is invalid. Half a surrogate pair is U+FFFD.
-func escape(raw []byte) (c rune, n int) {
-	if len(raw) < 2 {
-		return 0, 0
-	}
-	switch e := raw[1]; e {
-	case '"', '\\', '/':
-		return rune(e), 2
-	case 'b':
-		return '\b', 2
-	case 'f':
-		return '\f', 2
-	case 'n':
-		return '\n', 2
-	case 'r':
-		return '\r', 2
-	case 't':
-		return '\t', 2
-	}
-	first, ok := hexadecimal(raw)
-	if !ok {
-		return 0, 0
-	}
-	if !utf16.IsSurrogate(first) {
-		return first, hexEscape
-	}
-	if second, ok := hexadecimal(raw[hexEscape:]); ok {
-		if c := utf16.DecodeRune(first, second); c != utf8.RuneError {
-			return c, 2 * hexEscape
-		}
-	}
-	return utf8.RuneError, hexEscape
-}
-
-// hexEscape is the length of \u and its four digits.
-const hexEscape = 6
-
-// hexadecimal returns the number of the \u that raw begins with.
-func hexadecimal(raw []byte) (c rune, ok bool) {
-	if len(raw) < hexEscape || raw[0] != '\\' || raw[1] != 'u' {
-		return 0, false
-	}
-	n, err := strconv.ParseUint(string(raw[2:hexEscape]), 16, 16)
-	return rune(n), err == nil
+	defer s.memory.ReleaseScratch(scratch)
+	var out string
+	_ = json.Unmarshal(raw, &out) // quoted has checked it
+	return []byte(out), nil
 }

@@ -53,7 +53,7 @@ func TestNoOtherOriginMayCallByDefault(t *testing.T) {
 	}
 }
 
-func TestAListedOriginMayCall(t *testing.T) {
+func TestListedOriginMayCall(t *testing.T) {
 	t.Parallel()
 	url := start(t, port.PublicSettings{Origins: []string{listed}})
 	for _, path := range []string{restPath, livePath, inferencev1connect.InferenceServiceInferProcedure} {
@@ -106,7 +106,7 @@ func TestListedOriginMayFetchResultsAndCancel(t *testing.T) {
 	}
 }
 
-func TestAListedOriginMaySendAndReadWhatProtocolsSayInHeaders(t *testing.T) {
+func TestListedOriginMaySendAndReadProtocolHeaders(t *testing.T) {
 	t.Parallel()
 	url := start(t, port.PublicSettings{Models: known{}, Docs: described{}, Origins: []string{listed}})
 	for path, row := range map[string]struct{ method, sent, read string }{

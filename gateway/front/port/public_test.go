@@ -88,7 +88,7 @@ func dial(t *testing.T, url string) *grpc.ClientConn {
 	return conn
 }
 
-func TestOnePortSpeaksEveryProtocol(t *testing.T) {
+func TestOnePortServesEveryProtocol(t *testing.T) {
 	t.Parallel()
 	url := start(t, port.PublicSettings{})
 	message := &inferencev1.InferRequest{Pipeline: "echo", Inputs: []*inferencev1.Part{{
@@ -113,7 +113,7 @@ func TestOnePortSpeaksEveryProtocol(t *testing.T) {
 	}
 }
 
-func TestAStreamIsServedLikeAnAnswer(t *testing.T) {
+func TestStreamIsServedOnThePublicPort(t *testing.T) {
 	t.Parallel()
 	tokens, err := port.NewTokens("sesame")
 	if err != nil {
@@ -154,7 +154,7 @@ func (known) Ready(context.Context, string) error { return nil }
 func (known) Model(string) (oip.Model, error)     { return oip.Model{}, nil }
 func (known) Version() string                     { return "1" }
 
-func TestAStreamOfManyRequestsMayTakeMoreThanTheBudgetInAll(t *testing.T) {
+func TestLongStreamMayExceedTheBudgetInTotal(t *testing.T) {
 	t.Parallel()
 	url := start(t, port.PublicSettings{Models: known{}, Budget: &purse{}, Origins: []string{listed}})
 	stream, err := oipv2.NewGRPCInferenceServiceClient(dial(t, url)).ModelStreamInfer(t.Context())
@@ -171,7 +171,7 @@ func TestAStreamOfManyRequestsMayTakeMoreThanTheBudgetInAll(t *testing.T) {
 	}
 }
 
-func TestUnknownPathsAreToldApart(t *testing.T) {
+func TestUnknownPathsGetTheErrorOfTheirProtocol(t *testing.T) {
 	t.Parallel()
 	url := start(t, port.PublicSettings{})
 	client := fronttest.Client(t, false)
@@ -187,7 +187,7 @@ func TestUnknownPathsAreToldApart(t *testing.T) {
 	}
 }
 
-func TestTheLimitHoldsOnEveryProtocol(t *testing.T) {
+func TestMessageLimitHoldsOnEveryProtocol(t *testing.T) {
 	t.Parallel()
 	url := start(t, port.PublicSettings{Settings: transport.Settings{MaxMessageBytes: 1000}})
 	response, body := do(t, fronttest.Client(t, false), http.MethodPost, url+"/v1/pipelines/echo:infer", strings.Repeat("x", 1001), "Content-Type", "text/plain")
@@ -211,7 +211,7 @@ func health(_ context.Context, name string) error {
 	return fault.Newf(fault.UnknownPipeline, "there is no pipeline %q", name)
 }
 
-func TestHealthIsAskedByName(t *testing.T) {
+func TestHealthTakesAName(t *testing.T) {
 	t.Parallel()
 	client := healthpb.NewHealthClient(dial(t, start(t, port.PublicSettings{Health: health})))
 	for service, want := range map[string]healthpb.HealthCheckResponse_ServingStatus{
@@ -258,7 +258,7 @@ func TestProbes(t *testing.T) {
 	}
 }
 
-func TestTheProbeOfAPipelineIsItsOwn(t *testing.T) {
+func TestPipelineHasItsOwnProbe(t *testing.T) {
 	t.Parallel()
 	url := start(t, port.PublicSettings{Health: func(_ context.Context, name string) error {
 		switch name {
@@ -304,7 +304,7 @@ func TestBothVersionsOfReflectionAreThere(t *testing.T) {
 	}
 }
 
-func TestTheServerIsBounded(t *testing.T) {
+func TestServerHasBounds(t *testing.T) {
 	t.Parallel()
 	server := port.NewServer(http.NotFoundHandler(), slog.New(slog.DiscardHandler))
 	if server.ReadHeaderTimeout <= 0 || server.IdleTimeout <= 0 || server.MaxHeaderBytes <= 0 || server.ReadTimeout != 0 || server.WriteTimeout != 0 {
@@ -324,7 +324,7 @@ func (described) Document(context.Context) (*openapi.Document, error) {
 	return openapi.NewDocument([]byte(`{"openapi": "3.1.0"}`)), nil
 }
 
-func TestThePageIsForAllAndTheDocumentForThoseWhoMayCall(t *testing.T) {
+func TestPageNeedsNoTokenButDocumentDoes(t *testing.T) {
 	t.Parallel()
 	tokens, err := port.NewTokens("open-sesame")
 	if err != nil {
@@ -347,7 +347,7 @@ func TestThePageIsForAllAndTheDocumentForThoseWhoMayCall(t *testing.T) {
 	}
 }
 
-func TestARefusalHasTheFormOfItsPath(t *testing.T) {
+func TestRejectionHasTheFormOfItsPath(t *testing.T) {
 	t.Parallel()
 	tokens, err := port.NewTokens("open-sesame")
 	if err != nil {
@@ -381,7 +381,7 @@ func TestARefusalHasTheFormOfItsPath(t *testing.T) {
 	}
 }
 
-func TestWhatIsNowhereSaysWhereToLook(t *testing.T) {
+func TestNotFoundNamesTheDocument(t *testing.T) {
 	t.Parallel()
 	client := fronttest.Client(t, false)
 	for _, described := range []openapi.Source{nil, described{}} {

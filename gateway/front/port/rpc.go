@@ -166,17 +166,17 @@ func request(ctx context.Context, c *transport.Call, in *inferencev1.InferReques
 	return out, err
 }
 
-func steps(in map[string]*inferencev1.StepOptions) (map[string]call.StepOptions, error) {
+func steps(in map[string]*inferencev1.StepOptions) (map[pipeline.StepName]pipeline.StepOptions, error) {
 	if len(in) == 0 {
 		return nil, nil
 	}
-	out := make(map[string]call.StepOptions, len(in))
+	out := make(map[pipeline.StepName]pipeline.StepOptions, len(in))
 	for name, options := range in {
 		params, err := parameters(fmt.Sprintf("steps.%.*s.parameters", maxQuoted, name), options.GetParameters())
 		if err != nil {
 			return nil, err
 		}
-		out[name] = call.StepOptions{Model: payload.ModelFromProto(options.GetModel()), Parameters: params}
+		out[pipeline.StepName(name)] = pipeline.StepOptions{Model: payload.ModelFromProto(options.GetModel()), Parameters: params}
 	}
 	return out, nil
 }

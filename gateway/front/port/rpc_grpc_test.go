@@ -73,7 +73,7 @@ func TestGRPCGoStreams(t *testing.T) {
 
 func TestGRPCGoSeesFaults(t *testing.T) {
 	t.Parallel()
-	_, err := grpcGo(t, fronttest.Failing(fronttest.Fault(fault.NoCapacity))).Infer(t.Context(), blob(1))
+	_, err := grpcGo(t, fronttest.FailWith(fronttest.Fault(fault.NoCapacity))).Infer(t.Context(), blob(1))
 	got := status.Convert(err)
 	if got.Code() != codes.Unavailable || len(got.Details()) != 3 {
 		t.Fatalf("got %v %v", got, got.Details())
@@ -83,7 +83,7 @@ func TestGRPCGoSeesFaults(t *testing.T) {
 	}
 }
 
-func TestGRPCGoIsRefusedWhatIsTooLarge(t *testing.T) {
+func TestGRPCGoGetsPayloadTooLarge(t *testing.T) {
 	t.Parallel()
 	client := grpcGo(t, &fronttest.Caller{})
 	for range 3 {
@@ -101,7 +101,7 @@ func TestGRPCGoIsRefusedWhatIsTooLarge(t *testing.T) {
 	}
 }
 
-func TestAnUnknownMethodIsUnimplemented(t *testing.T) {
+func TestUnknownMethodIsUnimplemented(t *testing.T) {
 	t.Parallel()
 	err := dial(t, serve(t, &fronttest.Caller{})).Invoke(t.Context(), "/stagemesh.inference.v1.InferenceService/Guess", blob(1), &inferencev1.InferResponse{})
 	if status.Code(err) != codes.Unimplemented {

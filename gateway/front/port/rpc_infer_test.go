@@ -55,7 +55,7 @@ func whole() (*inferencev1.InferRequest, *call.Request) {
 	return message, &call.Request{
 		Pipeline: "photos", Inputs: inputs,
 		Parameters: payload.Parameters{"p": payload.String("v")},
-		Steps: map[string]call.StepOptions{"classify": {
+		Steps: map[pipeline.StepName]pipeline.StepOptions{"classify": {
 			Model:      payload.ModelRef{Alias: "best", Version: "2"},
 			Parameters: payload.Parameters{"top": payload.String("3")},
 		}},
@@ -66,7 +66,7 @@ func whole() (*inferencev1.InferRequest, *call.Request) {
 	}
 }
 
-func TestARequestAndItsAnswerAreTranslatedWhole(t *testing.T) {
+func TestRequestAndResponseAreConvertedFully(t *testing.T) {
 	t.Parallel()
 	for _, p := range protocols() {
 		t.Run(p.name, func(t *testing.T) {
@@ -120,7 +120,7 @@ func TestEveryReasonHasItsCodeAndDetails(t *testing.T) {
 	for _, reason := range fault.Reasons() {
 		t.Run(string(reason), func(t *testing.T) {
 			t.Parallel()
-			onEach(t, fronttest.Failing(fronttest.Fault(reason)), func(t *testing.T, _ protocol, client inferencev1connect.InferenceServiceClient) {
+			onEach(t, fronttest.FailWith(fronttest.Fault(reason)), func(t *testing.T, _ protocol, client inferencev1connect.InferenceServiceClient) {
 				_, err := infer(t.Context(), client, blob(1))
 				checkFault(t, err, reason)
 				_, err = stream(t.Context(), client, blob(1))
@@ -151,9 +151,9 @@ func checkFault(t *testing.T, err error, reason fault.Reason) {
 	}
 }
 
-func TestWhatIsNoFaultGivesNothingAway(t *testing.T) {
+func TestInternalErrorRevealsNothing(t *testing.T) {
 	t.Parallel()
-	onEach(t, fronttest.Failing(http.ErrBodyNotAllowed), func(t *testing.T, _ protocol, client inferencev1connect.InferenceServiceClient) {
+	onEach(t, fronttest.FailWith(http.ErrBodyNotAllowed), func(t *testing.T, _ protocol, client inferencev1connect.InferenceServiceClient) {
 		_, err := infer(t.Context(), client, blob(1))
 		if got := wantReason(t, err, fault.Internal); got.Message() != fault.From(http.ErrBodyNotAllowed).Message {
 			t.Errorf("message %q", got.Message())
@@ -161,11 +161,11 @@ func TestWhatIsNoFaultGivesNothingAway(t *testing.T) {
 	})
 }
 
-func TestARunnersOwnCodeIsKept(t *testing.T) {
+func TestRunnerCodeIsKept(t *testing.T) {
 	t.Parallel()
 	chosen := fault.New(fault.RunnerFailed, "the label is taken")
 	chosen.Code = fault.Classify(fault.IdempotencyMismatch).Code
-	onEach(t, fronttest.Failing(chosen), func(t *testing.T, _ protocol, client inferencev1connect.InferenceServiceClient) {
+	onEach(t, fronttest.FailWith(chosen), func(t *testing.T, _ protocol, client inferencev1connect.InferenceServiceClient) {
 		_, err := infer(t.Context(), client, blob(1))
 		if got := connectError(t, err).Code(); got != connect.CodeAlreadyExists {
 			t.Errorf("code %v", got)
@@ -173,7 +173,7 @@ func TestARunnersOwnCodeIsKept(t *testing.T) {
 	})
 }
 
-func TestWhatARequestCannotSayIsRefused(t *testing.T) {
+func TestInvalidRequestIsRejected(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct {
 		message *inferencev1.InferRequest
@@ -204,7 +204,7 @@ func TestWhatARequestCannotSayIsRefused(t *testing.T) {
 }
 
 // What a caller makes up is repeated to it only so far.
-func TestARefusalIsShortWhateverItRefuses(t *testing.T) {
+func TestRejectionIsShort(t *testing.T) {
 	t.Parallel()
 	const most = 1 << 10
 	long := strings.Repeat("x", 20_000)
@@ -227,7 +227,7 @@ func TestARefusalIsShortWhateverItRefuses(t *testing.T) {
 	})
 }
 
-func TestTheEarlierDeadlineCounts(t *testing.T) {
+func TestEarlierDeadlineWins(t *testing.T) {
 	t.Parallel()
 	for _, p := range protocols() {
 		t.Run(p.name, func(t *testing.T) {
@@ -269,7 +269,7 @@ func TestTheEarlierDeadlineCounts(t *testing.T) {
 	}
 }
 
-func TestACallersEndIsSeen(t *testing.T) {
+func TestCallerDisconnectEndsTheCall(t *testing.T) {
 	t.Parallel()
 	entered := make(chan struct{})
 	seen := make(chan error, 1)

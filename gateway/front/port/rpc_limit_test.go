@@ -23,7 +23,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
-func TestAMessageOverTheLimitIsPayloadTooLarge(t *testing.T) {
+func TestMessageOverTheLimitIsPayloadTooLarge(t *testing.T) {
 	t.Parallel()
 	for _, size := range []int{limitBytes, 20 * limitBytes} {
 		caller := &fronttest.Caller{}
@@ -42,7 +42,7 @@ func TestAMessageOverTheLimitIsPayloadTooLarge(t *testing.T) {
 	}
 }
 
-func TestAMessageAtTheLimitIsTaken(t *testing.T) {
+func TestMessageAtTheLimitIsAccepted(t *testing.T) {
 	t.Parallel()
 	onEach(t, &fronttest.Caller{}, func(t *testing.T, p protocol, client inferencev1connect.InferenceServiceClient) {
 		size := limitBytes - 64
@@ -58,7 +58,7 @@ func TestAMessageAtTheLimitIsTaken(t *testing.T) {
 	})
 }
 
-func TestACompressedMessageIsMeasuredDecompressed(t *testing.T) {
+func TestCompressedMessageIsMeasuredDecompressed(t *testing.T) {
 	t.Parallel()
 	for _, p := range protocols() {
 		t.Run(p.name, func(t *testing.T) {
@@ -119,7 +119,7 @@ func reasonOf(t *testing.T, data []byte) string {
 	return out.Details[0].Debug.Reason
 }
 
-func TestABodyOfUnknownLengthIsBounded(t *testing.T) {
+func TestBodyOfUnknownLengthIsBounded(t *testing.T) {
 	t.Parallel()
 	url := serve(t, &fronttest.Caller{}) + inferencev1connect.InferenceServiceInferProcedure
 	body := io.MultiReader(bytes.NewReader(make([]byte, limitBytes)), bytes.NewReader(make([]byte, 1)))
@@ -138,7 +138,7 @@ func promise(t *testing.T, size uint32) io.Reader {
 	return out
 }
 
-func TestAPrefixAloneIsEnoughToRefuse(t *testing.T) {
+func TestLengthPrefixAloneCausesRejection(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct{ contentType, procedure string }{
 		{"application/grpc", inferencev1connect.InferenceServiceInferProcedure},
@@ -159,7 +159,7 @@ func TestAPrefixAloneIsEnoughToRefuse(t *testing.T) {
 	}
 }
 
-func TestABodyThatStallsIsGivenUp(t *testing.T) {
+func TestStalledBodyFails(t *testing.T) {
 	t.Parallel()
 	handler := rpcHandler(t, &fronttest.Caller{}, transport.Settings{StallTimeout: 50 * time.Millisecond})
 	url := fronttest.Serve(t, handler) + inferencev1connect.InferenceServiceInferProcedure
@@ -198,7 +198,7 @@ func TestBytesThatAreNoMessageAreAnInvalidRequest(t *testing.T) {
 	}
 }
 
-func TestAnEnvelopeOfGarbageIsAnInvalidRequest(t *testing.T) {
+func TestGarbageEnvelopeIsInvalidRequest(t *testing.T) {
 	t.Parallel()
 	client := inferencev1connect.NewInferenceServiceClient(garbler{fronttest.Client(t, true)}, serve(t, &fronttest.Caller{}), connect.WithGRPC())
 	_, err := infer(t.Context(), client, blob(10))
@@ -219,7 +219,7 @@ func (g garbler) Do(r *http.Request) (*http.Response, error) {
 	return g.Client.Do(r)
 }
 
-func TestAnEmptyBodyIsTheProtocolsOwnError(t *testing.T) {
+func TestEmptyBodyIsAProtocolError(t *testing.T) {
 	t.Parallel()
 	url := serve(t, &fronttest.Caller{}) + inferencev1connect.InferenceServiceInferProcedure
 	response, _ := post(t, fronttest.Client(t, true), url, "application/grpc", http.NoBody)
@@ -230,7 +230,7 @@ func TestAnEmptyBodyIsTheProtocolsOwnError(t *testing.T) {
 
 var errTorn = errors.New("torn")
 
-func TestABodyThatEndsEarlyReachesNobody(t *testing.T) {
+func TestTruncatedBodyReachesNoCaller(t *testing.T) {
 	t.Parallel()
 	caller := &fronttest.Caller{}
 	url := serve(t, caller) + inferencev1connect.InferenceServiceInferProcedure
@@ -254,7 +254,7 @@ func TestABodyThatEndsEarlyReachesNobody(t *testing.T) {
 
 // The first answer takes all of the connection's window and is never read, so
 // that no byte of the next can be sent.
-func TestASmallUnaryAnswerThatNobodyTakesEnds(t *testing.T) {
+func TestUnreadSmallUnaryResponseEnds(t *testing.T) {
 	t.Parallel()
 	const window = 64 << 10
 	handler := rpcHandler(t, &fronttest.Caller{}, transport.Settings{StallTimeout: 300 * time.Millisecond})
@@ -295,7 +295,7 @@ func unreadAnswer(t *testing.T, client *http.Client, url, base64 string) io.Read
 }
 
 // A few bytes on the wire are many in memory where they are messages.
-func TestAMessageOfTooManyMessagesIsAnInvalidRequest(t *testing.T) {
+func TestTooManyNestedMessagesAreInvalidRequest(t *testing.T) {
 	t.Parallel()
 	caller := &fronttest.Caller{}
 	handler := rpcHandler(t, caller, transport.Settings{})
@@ -322,7 +322,7 @@ func TestAMessageOfTooManyMessagesIsAnInvalidRequest(t *testing.T) {
 }
 
 // All that a request may have is not too much.
-func TestAMessageMayHaveAllPartsWithAllParameters(t *testing.T) {
+func TestMessageMayHaveAllPartsWithAllParameters(t *testing.T) {
 	t.Parallel()
 	var values, parts []string
 	for i := range payload.MaxParameters {

@@ -9,7 +9,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/call"
 )
 
-func TestATimelineHasAllThatItsStepsSay(t *testing.T) {
+func TestTimelineHasAllFieldsOfItsSteps(t *testing.T) {
 	t.Parallel()
 	of := call.Timeline{Total: 3*time.Second + time.Nanosecond, Steps: []call.StepTiming{
 		{
@@ -38,7 +38,7 @@ func TestATimelineHasAllThatItsStepsSay(t *testing.T) {
 	}
 }
 
-func TestATimelineMayHaveNoStep(t *testing.T) {
+func TestTimelineMayHaveNoStep(t *testing.T) {
 	t.Parallel()
 	if got := timeline(call.Timeline{Total: time.Second}); len(got.GetSteps()) != 0 || got.GetTotal().AsDuration() != time.Second {
 		t.Errorf("got %v", got)

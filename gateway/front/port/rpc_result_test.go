@@ -27,12 +27,12 @@ func cancel(ctx context.Context, client inferencev1connect.InferenceServiceClien
 	return err
 }
 
-func TestAResultIsTranslatedWhole(t *testing.T) {
+func TestResultIsConvertedFully(t *testing.T) {
 	t.Parallel()
 	for _, p := range protocols() {
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel()
-			caller := fronttest.Answering(payload.OfBlob("caption", "text/plain", []byte("a cat")))
+			caller := fronttest.AnswerWith(payload.OfBlob("caption", "text/plain", []byte("a cat")))
 			client := p.client(t, serve(t, caller))
 			for want, asked := range map[time.Duration]*durationpb.Duration{0: nil, 5 * time.Second: durationpb.New(5 * time.Second), -1: durationpb.New(-1)} {
 				got, err := getResult(t.Context(), client, asked)
@@ -66,7 +66,7 @@ func TestRequestIsCancelled(t *testing.T) {
 	}
 }
 
-func TestAFailureAboutARequestIsItsFault(t *testing.T) {
+func TestFailedResultIsItsFault(t *testing.T) {
 	t.Parallel()
 	onEach(t, &fronttest.Caller{Err: fronttest.Fault(fault.NotFound)}, func(t *testing.T, _ protocol, client inferencev1connect.InferenceServiceClient) {
 		_, err := getResult(t.Context(), client, nil)
@@ -75,7 +75,7 @@ func TestAFailureAboutARequestIsItsFault(t *testing.T) {
 	})
 }
 
-func TestWhatIsNoQuestionAboutARequestIsRefused(t *testing.T) {
+func TestInvalidResultRequestIsRejected(t *testing.T) {
 	t.Parallel()
 	url := serve(t, &fronttest.Caller{})
 	client := inferencev1connect.NewInferenceServiceClient(fronttest.Client(t, false), url)

@@ -59,7 +59,7 @@ func TestChunksComeInOrderAndEndWithOneFinal(t *testing.T) {
 	})
 }
 
-func TestAStreamWithoutChunksIsItsFinal(t *testing.T) {
+func TestStreamWithoutChunksIsItsFinalMessage(t *testing.T) {
 	t.Parallel()
 	onEach(t, &fronttest.Caller{}, func(t *testing.T, _ protocol, client inferencev1connect.InferenceServiceClient) {
 		got, err := stream(t.Context(), client, blob(1))
@@ -69,9 +69,9 @@ func TestAStreamWithoutChunksIsItsFinal(t *testing.T) {
 	})
 }
 
-func TestAStreamThatBreaksEndsWithItsFault(t *testing.T) {
+func TestBrokenStreamEndsWithItsFault(t *testing.T) {
 	t.Parallel()
-	caller := fronttest.Failing(fault.New(fault.StreamInterrupted, "the host died"))
+	caller := fronttest.FailWith(fault.New(fault.StreamInterrupted, "the host died"))
 	caller.Chunks = chunks("one")
 	onEach(t, caller, func(t *testing.T, _ protocol, client inferencev1connect.InferenceServiceClient) {
 		got, err := stream(t.Context(), client, blob(1))
@@ -105,7 +105,7 @@ func (e *endless) Stream(_ context.Context, _ *call.Request, emit func(call.Chun
 }
 
 // A stream holds its place in the gateway, so its reader has to read.
-func TestAReaderThatStopsEndsTheCall(t *testing.T) {
+func TestStalledReaderEndsTheCall(t *testing.T) {
 	t.Parallel()
 	for _, p := range protocols() {
 		t.Run(p.name, func(t *testing.T) {
@@ -128,7 +128,7 @@ func TestAReaderThatStopsEndsTheCall(t *testing.T) {
 	}
 }
 
-func TestAReaderThatLeavesEndsTheCall(t *testing.T) {
+func TestDisconnectedReaderEndsTheCall(t *testing.T) {
 	t.Parallel()
 	for _, p := range protocols() {
 		t.Run(p.name, func(t *testing.T) {

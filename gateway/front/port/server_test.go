@@ -10,7 +10,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway/front/port"
 )
 
-func TestACallersHandshakeIsForWhomTheLevelIsDebug(t *testing.T) {
+func TestFailedHandshakesAreLoggedAtDebug(t *testing.T) {
 	t.Parallel()
 	for level, want := range map[slog.Level]bool{slog.LevelInfo: false, slog.LevelDebug: true} {
 		var log bytes.Buffer

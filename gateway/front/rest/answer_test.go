@@ -25,7 +25,7 @@ const serverTiming = `classify-queue;dur=0.120, classify-batch;dur=1.000, classi
 func TestOneBlobIsAnsweredAsItIs(t *testing.T) {
 	t.Parallel()
 	for contentType, want := range map[string]string{"image/png": "image/png", "": "application/octet-stream", "application/json": "application/json"} {
-		got := post("image/png", "x").of(t, fronttest.Answering(payload.OfBlob("thumb", contentType, []byte("\x89PNG"))))
+		got := post("image/png", "x").of(t, fronttest.AnswerWith(payload.OfBlob("thumb", contentType, []byte("\x89PNG"))))
 		if got.status != 200 || got.body != "\x89PNG" || got.header.Get("Content-Type") != want {
 			t.Errorf("%d %s %q", got.status, got.header.Get("Content-Type"), got.body)
 		}
@@ -45,7 +45,7 @@ func TestTensorsAndSeveralPartsAreJSON(t *testing.T) {
 	scores, _ := tensor.FromFP32([]int64{1, 2}, []float32{0.25, 0.75})
 	marked := payload.OfBlob("raw", "", []byte{0xff})
 	marked.Parameters = payload.Parameters{"k": payload.Int64(1)}
-	got := post("image/png", "x").of(t, fronttest.Answering(
+	got := post("image/png", "x").of(t, fronttest.AnswerWith(
 		payload.OfTensor("scores", scores),
 		payload.OfBlob("caption", "text/plain; charset=utf-8", []byte("a \"cat\"\n")),
 		payload.OfBlob("boxes", "application/geo+json", []byte(`{"n": 9007199254740993}`)),
@@ -86,9 +86,9 @@ func TestTensorsAndSeveralPartsAreJSON(t *testing.T) {
 	}
 }
 
-func TestJSONIsAnsweredWhereItWasAskedFor(t *testing.T) {
+func TestAcceptJSONGetsJSON(t *testing.T) {
 	t.Parallel()
-	caller := fronttest.Answering(payload.OfBlob("caption", "text/plain", []byte("a cat")))
+	caller := fronttest.AnswerWith(payload.OfBlob("caption", "text/plain", []byte("a cat")))
 	if got := post("application/json", tensorBody).of(t, caller).document(t); got.ID != "call-7" || *got.Outputs[0].Text != "a cat" {
 		t.Errorf("of tensors: %+v", got)
 	}
@@ -103,7 +103,7 @@ func TestJSONIsAnsweredWhereItWasAskedFor(t *testing.T) {
 	}
 }
 
-func TestAnAnswerOfNothingIsJSON(t *testing.T) {
+func TestEmptyResponseIsJSON(t *testing.T) {
 	t.Parallel()
 	caller := &fronttest.Caller{Answer: func(context.Context, *call.Request) (*call.Response, error) {
 		return &call.Response{RequestID: "r"}, nil
@@ -114,7 +114,7 @@ func TestAnAnswerOfNothingIsJSON(t *testing.T) {
 	}
 }
 
-func TestAnAnswerThatJSONCannotSayIsAFaultWithItsID(t *testing.T) {
+func TestUnrepresentableResponseIsAFaultWithItsID(t *testing.T) {
 	t.Parallel()
 	nan := tensor.Tensor{Datatype: tensor.FP64, Shape: []int64{1}, Raw: binary.LittleEndian.AppendUint64(nil, math.Float64bits(math.NaN()))}
 	half := tensor.Tensor{Datatype: tensor.FP16, Shape: []int64{1}, Raw: []byte{0, 0}}
@@ -129,7 +129,7 @@ func TestAnAnswerThatJSONCannotSayIsAFaultWithItsID(t *testing.T) {
 		{payload.OfTensor("o", half), 501, fault.NotSupported},
 		{marked, 500, fault.RunnerOutputInvalid},
 	} {
-		got := post("image/png", "x", "Accept", "application/json").of(t, fronttest.Answering(row.part))
+		got := post("image/png", "x", "Accept", "application/json").of(t, fronttest.AnswerWith(row.part))
 		failed := got.wantFailure(t, row.status, row.reason, "outputs.o")
 		if failed.Error.RequestID != fronttest.RequestID || got.header.Get("Stagemesh-Request-Id") != fronttest.RequestID {
 			t.Errorf("no id: %v %s", got.header, got.body)
@@ -142,7 +142,7 @@ func TestEveryReasonHasItsStatus(t *testing.T) {
 	for _, reason := range fault.Reasons() {
 		t.Run(string(reason), func(t *testing.T) {
 			t.Parallel()
-			got := post("image/png", "x").of(t, fronttest.Failing(fronttest.Fault(reason)))
+			got := post("image/png", "x").of(t, fronttest.FailWith(fronttest.Fault(reason)))
 			class := fault.Classify(reason)
 			out := got.wantFailure(t, class.HTTP, reason, "what went wrong").Error
 			if out.Code != class.Code.String() || out.Stage != "resnet" || out.Step != "classify" || out.Host != "host-1" || out.RequestID != fronttest.RequestID {
@@ -158,9 +158,9 @@ func TestEveryReasonHasItsStatus(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoFaultGivesNothingAway(t *testing.T) {
+func TestInternalErrorRevealsNothing(t *testing.T) {
 	t.Parallel()
-	got := post("image/png", "x").of(t, fronttest.Failing(errors.New("password is 1234")))
+	got := post("image/png", "x").of(t, fronttest.FailWith(errors.New("password is 1234")))
 	got.wantFailure(t, 500, fault.Internal, "internal error")
 }
 

@@ -43,45 +43,55 @@ func (h *handler) readInputs(out *call.Request, w http.ResponseWriter, r *http.R
 	return f, payload.Validate("inputs", out.Inputs)
 }
 
-// takeBody takes a body that is no form.
-func (h *handler) takeBody(out *call.Request, f *format, kind kind, data []byte, memory *transport.Reservation) (err error) {
+// takeBody takes a body that is no form: tensors in the form of the Open Inference
+// Protocol, in JSON or MessagePack, or one blob.
+func (h *handler) takeBody(out *call.Request, f *format, kind kind, data []byte, memory *transport.Reservation) error {
 	if len(data) == 0 {
-		return empty()
+		return emptyBody()
 	}
+	isJSON, isPacked := kind.media == jsonType, msgpack.Is(kind.media)
+	if isPacked {
+		if err := msgpack.Check(data); err != nil {
+			return fault.Newf(fault.InvalidRequest, "the body is not valid MessagePack: %w", err)
+		}
+	}
+	if isJSON || isPacked {
+		hasTensors, err := kind.hasTensors(data, isPacked)
+		if err != nil {
+			return err
+		}
+		if hasTensors {
+			return h.takeTensors(out, f, data, isPacked, memory)
+		}
+	}
+	contentType := kind.full
 	switch {
-	case kind.media == jsonType:
-		return takeJSON(out, f, kind, data, memory)
-	case msgpack.Is(kind.media):
-		return takeMsgpack(out, f, kind, data, &unpacked{limit: h.settings.MaxMessageBytes, memory: memory})
-	case strings.HasSuffix(kind.media, "+json"):
-		err = checkJSON(data)
+	case isJSON:
+		contentType = jsonType
+	case isPacked:
+		contentType = msgpack.Type
 	}
-	out.Inputs = []payload.Part{payload.OfBlob("", kind.full, data)}
-	return err
-}
-
-// takeJSON reads a body of JSON: tensors in the form of the Open Inference Protocol,
-// or one blob.
-func takeJSON(out *call.Request, f *format, kind kind, data []byte, memory *transport.Reservation) error {
-	tensors, err := kind.tensors(func() bool { return oipjson.Detect(data) })
-	if err != nil {
-		return err
-	}
-	if !tensors {
-		out.Inputs = []payload.Part{payload.OfBlob("", jsonType, data)}
+	out.Inputs = []payload.Part{payload.OfBlob("", contentType, data)}
+	if isJSON || strings.HasSuffix(kind.media, "+json") {
 		return checkJSON(data)
 	}
-	request, err := oipjson.Decode(data, memory)
+	return nil
+}
+
+// takeTensors takes a request of the Open Inference Protocol. The response has its form
+// unless Accept asks for the other. The query wins over its parameters and outputs.
+func (h *handler) takeTensors(out *call.Request, f *format, data []byte, isPacked bool, memory *transport.Reservation) (err error) {
+	var request *oipjson.Request
+	if isPacked {
+		f.packed = !f.json
+		request, err = (&unpacked{limit: h.settings.MaxMessageBytes, memory: memory}).decode(data)
+	} else {
+		f.json = !f.packed
+		request, err = oipjson.Decode(data, memory)
+	}
 	if err != nil {
 		return err
 	}
-	f.json = !f.packed
-	return takeRequest(out, f, request)
-}
-
-// takeRequest takes a request of the Open Inference Protocol. The query wins over its
-// parameters and outputs.
-func takeRequest(out *call.Request, f *format, request *oipjson.Request) (err error) {
 	if out.Inputs, err = request.Parts(); err != nil {
 		return err
 	}
@@ -93,7 +103,7 @@ func takeRequest(out *call.Request, f *format, request *oipjson.Request) (err er
 	return nil
 }
 
-func empty() error {
+func emptyBody() error {
 	return fault.New(fault.InvalidRequest, "the body is empty; send the input, or inputs as multipart/form-data or JSON")
 }
 
@@ -120,19 +130,20 @@ func contentType(value string) (kind, error) {
 	return out, nil
 }
 
-// tensors reports whether a body is tensors rather than one blob: by the parameter form, or
-// else by looks.
-func (k kind) tensors(looks func() bool) (bool, error) {
-	switch form := k.params["form"]; form {
-	case "tensors":
+// hasTensors reports whether a body of JSON or MessagePack is tensors rather than one blob:
+// by the parameter form, or else by looks.
+func (k kind) hasTensors(data []byte, isPacked bool) (bool, error) {
+	switch form := k.params["form"]; {
+	case form == "tensors":
 		return true, nil
-	case "":
-		return looks(), nil
-	case "blob":
+	case form == "blob":
 		return false, nil
-	default:
+	case form != "":
 		return false, fault.Newf(fault.UnsupportedMedia, "Content-Type has form=%.*q; there are tensors and blob", maxQuoted, form)
+	case isPacked:
+		return looksLikeTensors(data), nil
 	}
+	return oipjson.Detect(data), nil
 }
 
 func checkJSON(data []byte) error {
@@ -163,7 +174,7 @@ func readForm(from io.Reader, boundary string, limit int64) ([]payload.Part, err
 			break
 		}
 		if err != nil {
-			return nil, malformed(err)
+			return nil, formFault(err)
 		}
 		if len(out) == payload.MaxParts {
 			return nil, fault.Newf(fault.InvalidRequest, "more than %d parts", payload.MaxParts)
@@ -175,7 +186,7 @@ func readForm(from io.Reader, boundary string, limit int64) ([]payload.Part, err
 		out = append(out, blob)
 	}
 	if len(out) == 0 {
-		return nil, empty()
+		return nil, emptyBody()
 	}
 	return out, nil
 }
@@ -200,14 +211,14 @@ type formReader struct{ part io.Reader }
 func (r formReader) Read(buf []byte) (int, error) {
 	n, err := r.part.Read(buf)
 	if err != nil && !errors.Is(err, io.EOF) {
-		err = malformed(err)
+		err = formFault(err)
 	}
 	return n, err
 }
 
-// malformed returns the fault of a form that cannot be read: the body's own, such as its
+// formFault returns the fault of a form that cannot be read: the body's own, such as its
 // limit, or else its syntax.
-func malformed(err error) error {
+func formFault(err error) error {
 	_, isFault := errors.AsType[*fault.Fault](err)
 	_, tooLarge := errors.AsType[*http.MaxBytesError](err)
 	if isFault || tooLarge {

@@ -21,7 +21,7 @@ import (
 
 const tensorBody = `{"id":"call-7","parameters":{"top":3,"from":"body"},"inputs":[{"name":"x","datatype":"INT32","shape":[1,2],"data":[[1,2]]}],"outputs":[{"name":"scores"}]}`
 
-func TestTheContentTypeSaysWhatTheBodyIs(t *testing.T) {
+func TestContentTypeDecidesTheInput(t *testing.T) {
 	t.Parallel()
 	x := payload.OfTensor("x", tensor.Tensor{Datatype: tensor.Int32, Shape: []int64{1, 2}, Raw: []byte{1, 0, 0, 0, 2, 0, 0, 0}})
 	for name, row := range map[string]struct {
@@ -41,7 +41,7 @@ func TestTheContentTypeSaysWhatTheBodyIs(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			caller := fronttest.Answering()
+			caller := fronttest.AnswerWith()
 			if got := post(row.contentType, row.body).of(t, caller); got.status != 200 {
 				t.Fatalf("%d %s", got.status, got.body)
 			}
@@ -52,7 +52,7 @@ func TestTheContentTypeSaysWhatTheBodyIs(t *testing.T) {
 	}
 }
 
-func TestAFormIsOneInputPerPart(t *testing.T) {
+func TestFormHasOneInputPerPart(t *testing.T) {
 	t.Parallel()
 	var body bytes.Buffer
 	form := multipart.NewWriter(&body)
@@ -63,7 +63,7 @@ func TestAFormIsOneInputPerPart(t *testing.T) {
 	_, _ = typed.Write([]byte(`{}`))
 	_ = form.WriteField("empty", "")
 	_ = form.Close()
-	caller := fronttest.Answering()
+	caller := fronttest.AnswerWith()
 	if got := post(form.FormDataContentType(), body.String()).of(t, caller); got.status != 200 {
 		t.Fatalf("%d %s", got.status, got.body)
 	}
@@ -81,7 +81,7 @@ func TestAFormIsOneInputPerPart(t *testing.T) {
 func TestHeadersAndQueryAreTheOptions(t *testing.T) {
 	t.Parallel()
 	const parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-	caller := fronttest.Answering()
+	caller := fronttest.AnswerWith()
 	request := post("image/png", "x", "Stagemesh-Timeout", "1500ms", "Stagemesh-Priority", "-3", "Stagemesh-Durability", "file",
 		"Idempotency-Key", "key", "Stagemesh-Wait-For-Capacity", "true", "traceparent", parent, "tracestate", "a=1")
 	request.path = "/v1/pipelines/stage:echo:infer?parameters.top=3&parameters.p.q=0.5&steps.classify.mode=a%20b&steps.classify.on=true&outputs=a,%20b"
@@ -91,7 +91,7 @@ func TestHeadersAndQueryAreTheOptions(t *testing.T) {
 	want := &call.Request{
 		Pipeline: "stage:echo", Inputs: []payload.Part{payload.OfBlob("", "image/png", []byte("x"))},
 		Parameters: payload.Parameters{"top": payload.Int64(3), "p.q": payload.Double(0.5)},
-		Steps: map[string]call.StepOptions{"classify": {
+		Steps: map[pipeline.StepName]pipeline.StepOptions{"classify": {
 			Parameters: payload.Parameters{"mode": payload.String("a b"), "on": payload.Bool(true)},
 		}},
 		IdempotencyKey: "key", Timeout: 1500 * time.Millisecond, Durability: pipeline.File, Priority: -3,
@@ -103,12 +103,12 @@ func TestHeadersAndQueryAreTheOptions(t *testing.T) {
 	}
 }
 
-func TestATimeoutIsADurationOrMilliseconds(t *testing.T) {
+func TestTimeoutIsADurationOrMilliseconds(t *testing.T) {
 	t.Parallel()
 	for value, want := range map[string]time.Duration{
 		"250": 250 * time.Millisecond, "250ms": 250 * time.Millisecond, "1.5s": 1500 * time.Millisecond, "2m": 2 * time.Minute,
 	} {
-		caller := fronttest.Answering()
+		caller := fronttest.AnswerWith()
 		post("image/png", "x", "Stagemesh-Timeout", value).of(t, caller)
 		if got := caller.Last(); got == nil || got.Timeout != want {
 			t.Errorf("%s: got %+v", value, got)
@@ -116,9 +116,9 @@ func TestATimeoutIsADurationOrMilliseconds(t *testing.T) {
 	}
 }
 
-func TestTheQueryWinsOverTheBody(t *testing.T) {
+func TestQueryWinsOverTheBody(t *testing.T) {
 	t.Parallel()
-	caller := fronttest.Answering()
+	caller := fronttest.AnswerWith()
 	post("application/json", tensorBody).of(t, caller)
 	if got := caller.Last(); !slices.Equal(got.Outputs, []string{"scores"}) || got.Parameters["from"] != payload.String("body") {
 		t.Errorf("of the body alone: %+v", got)
@@ -132,7 +132,7 @@ func TestTheQueryWinsOverTheBody(t *testing.T) {
 	}
 }
 
-func TestABadRequestIsToldWhatIsBad(t *testing.T) {
+func TestBadRequestNamesItsProblem(t *testing.T) {
 	t.Parallel()
 	form := func(body string) ask { return post("multipart/form-data; boundary=b", body) }
 	at := func(query string) ask {
@@ -189,7 +189,7 @@ func TestABadRequestIsToldWhatIsBad(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			caller := fronttest.Answering()
+			caller := fronttest.AnswerWith()
 			row.ask.of(t, caller).wantFailure(t, row.status, row.reason, row.text)
 			if caller.Last() != nil {
 				t.Error("the caller was asked")
@@ -199,7 +199,7 @@ func TestABadRequestIsToldWhatIsBad(t *testing.T) {
 }
 
 // What a caller makes up is repeated to it only so far.
-func TestARefusalIsShortWhateverItRefuses(t *testing.T) {
+func TestRejectionIsShort(t *testing.T) {
 	t.Parallel()
 	const most = 2 << 10
 	long := strings.Repeat("x", 20_000)
@@ -227,7 +227,7 @@ func TestARefusalIsShortWhateverItRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got := request.of(t, fronttest.Answering())
+			got := request.of(t, fronttest.AnswerWith())
 			if got.status < 400 || len(got.body) > most {
 				t.Errorf("%d: %d bytes: %.200s", got.status, len(got.body), got.body)
 			}

@@ -25,7 +25,7 @@ func (u unread) Read([]byte) (int, error) {
 	return 0, io.EOF
 }
 
-func TestADeclaredSizeOverTheLimitIsRefusedUnread(t *testing.T) {
+func TestDeclaredSizeOverTheLimitIsRejectedUnread(t *testing.T) {
 	t.Parallel()
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/pipelines/photos:infer", unread{t})
 	r.ContentLength = limitBytes + 1
@@ -68,7 +68,7 @@ func TestNoMoreThanOneByteOverTheLimitIsRead(t *testing.T) {
 	}
 }
 
-func TestABodyOverTheLimitIsTooLarge(t *testing.T) {
+func TestBodyOverTheLimitIsTooLarge(t *testing.T) {
 	t.Parallel()
 	for name, h2c := range map[string]bool{"HTTP/1": false, "HTTP/2": true} {
 		t.Run(name, func(t *testing.T) {
@@ -89,7 +89,7 @@ func TestABodyOverTheLimitIsTooLarge(t *testing.T) {
 	}
 }
 
-func TestABodyThatStallsIsGivenUp(t *testing.T) {
+func TestStalledBodyFails(t *testing.T) {
 	t.Parallel()
 	for name, h2c := range map[string]bool{"HTTP/1": false, "HTTP/2": true} {
 		t.Run(name, func(t *testing.T) {
@@ -105,7 +105,7 @@ func TestABodyThatStallsIsGivenUp(t *testing.T) {
 	}
 }
 
-func TestABodyThatIsTornReachesNobody(t *testing.T) {
+func TestTornBodyReachesNoCaller(t *testing.T) {
 	t.Parallel()
 	caller := &fronttest.Caller{}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -124,7 +124,7 @@ func (torn) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
 
 // The first answer takes all of the connection's window and is never read, so
 // that no byte of a later one can be sent.
-func TestASmallAnswerThatNobodyTakesEnds(t *testing.T) {
+func TestUnreadSmallResponseEnds(t *testing.T) {
 	t.Parallel()
 	const window = 64 << 10
 	url := fronttest.Serve(t, rest.New(&fronttest.Caller{}, transport.Settings{StallTimeout: 300 * time.Millisecond}))

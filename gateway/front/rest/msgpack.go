@@ -4,36 +4,12 @@ import (
 	"errors"
 	"slices"
 
-	"github.com/stagemesh/stagemesh/gateway/call"
 	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/msgpack"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
-
-// takeMsgpack reads a body of MessagePack: tensors in the form of the Open Inference Protocol,
-// or one blob. Everything but the data of tensors may have as many bytes as JSON as a body may
-// have.
-func takeMsgpack(out *call.Request, f *format, kind kind, data []byte, u *unpacked) error {
-	if err := msgpack.Check(data); err != nil {
-		return fault.Newf(fault.InvalidRequest, "the body is not valid MessagePack: %w", err)
-	}
-	tensors, err := kind.tensors(func() bool { return looksLikeTensors(data) })
-	if err != nil {
-		return err
-	}
-	if !tensors {
-		out.Inputs = []payload.Part{payload.OfBlob("", msgpack.Type, data)}
-		return nil
-	}
-	request, err := u.decode(data)
-	if err != nil {
-		return err
-	}
-	f.packed = !f.json
-	return takeRequest(out, f, request)
-}
 
 // looksLikeTensors is oipjson.Detect of valid MessagePack. It passes over keys that are not
 // strings; decoding rejects them.
@@ -44,7 +20,8 @@ func looksLikeTensors(data []byte) bool {
 	return ok
 }
 
-// unpacked turns a request in MessagePack into one in JSON.
+// unpacked turns a request in MessagePack into one in JSON. Everything but the data of
+// tensors may have as many bytes as JSON as a body may have.
 type unpacked struct {
 	text  []byte
 	limit int
@@ -76,7 +53,7 @@ func (u *unpacked) inputs(list []byte) error {
 	u.text = append(u.text, '[')
 	err := msgpack.Elements(list, func(i int, value []byte) error {
 		u.comma()
-		path := oipjson.InputPath(i, nameOf(value))
+		path := payload.Path("inputs", i, nameOf(value))
 		if !msgpack.IsMap(value) {
 			return u.value(path, value)
 		}

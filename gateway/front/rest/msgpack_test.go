@@ -59,7 +59,7 @@ func TestMessagePackIsTensorsOrOneBlob(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			caller := fronttest.Answering()
+			caller := fronttest.AnswerWith()
 			if got := post(row.contentType, row.body).of(t, caller); got.status != 200 {
 				t.Fatalf("%d %s", got.status, got.body)
 			}
@@ -78,7 +78,7 @@ func TestTensorsInMessagePackHaveAllThatJSONHas(t *testing.T) {
 		"id": "call-7", "parameters": object{"top": 3}, "outputs": list{object{"name": "scores"}},
 		"inputs": list{input("x", "UINT64", list{1}, list{uint64(math.MaxUint64)}), y},
 	})
-	caller := fronttest.Answering()
+	caller := fronttest.AnswerWith()
 	got := post("application/msgpack", body).of(t, caller)
 	if got.status != 200 || got.header.Get("Content-Type") != "application/msgpack" {
 		t.Fatalf("%d %s %s", got.status, got.header.Get("Content-Type"), got.body)
@@ -95,7 +95,7 @@ func TestTensorsInMessagePackHaveAllThatJSONHas(t *testing.T) {
 	}
 }
 
-func TestMessagePackThatCannotBeTakenSaysWhere(t *testing.T) {
+func TestInvalidMessagePackNamesItsPlace(t *testing.T) {
 	t.Parallel()
 	good := func() object { return input("x", "FP32", list{1}, list{1.0}) }
 	with := func(key string, value any) string {
@@ -117,11 +117,11 @@ func TestMessagePackThatCannotBeTakenSaysWhere(t *testing.T) {
 		"another form":       {"application/msgpack; form=table", "\x01", fault.UnsupportedMedia, "form="},
 		"no map":             {"application/msgpack; form=tensors", "\x01", fault.InvalidInput, "the body is no map"},
 		"bytes elsewhere":    {"application/msgpack", with("parameters", object{"t": []byte{1}}), fault.InvalidInput, "inputs.x.parameters.t: is binary"},
-		"NaN":                {"application/msgpack", with("data", list{math.NaN()}), fault.InvalidInput, "inputs.x.data[0]: is NaN or infinite, which JSON cannot say; send data as bytes (bin)"},
+		"NaN":                {"application/msgpack", with("data", list{math.NaN()}), fault.InvalidInput, "inputs.x.data[0]: is NaN or infinite, which JSON cannot represent; send data as bytes (bin)"},
 		"a key of numbers":   {"application/msgpack; form=tensors", "\x81\x01\x01", fault.InvalidInput, "has a key that is no string"},
 		"a key before it":    {"application/msgpack", "\x82\x01\x02" + with("name", "x")[1:], fault.InvalidInput, "has a key that is no string"},
 		"a key in an input":  {"application/msgpack", "\x81\xa6inputs\x91\x82\x01\x02\xa8datatype\xa4FP32", fault.InvalidInput, "inputs[0]: has a key that is no string"},
-		"half floats listed": {"application/msgpack", with("datatype", "FP16"), fault.InvalidInput, "inputs.x.data: FP16 cannot be said in a list; send data as bytes (bin)"},
+		"half floats listed": {"application/msgpack", with("datatype", "FP16"), fault.InvalidInput, "inputs.x.data: FP16 has no form in a list; send data as bytes (bin)"},
 		"text for a shape":   {"application/msgpack", with("shape", list{"a"}), fault.InvalidRequest, "the body is no inference request"},
 		"too few bytes":      {"application/msgpack", with("data", []byte{1}), fault.InvalidInput, "inputs.x"},
 		"another datatype":   {"application/msgpack", with("datatype", "FLOAT"), fault.InvalidInput, "inputs.x.datatype"},
@@ -131,7 +131,7 @@ func TestMessagePackThatCannotBeTakenSaysWhere(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			caller := fronttest.Answering()
+			caller := fronttest.AnswerWith()
 			got := post(row.contentType, row.body).of(t, caller)
 			var answer struct {
 				Error struct{ Reason, Message string }
@@ -160,11 +160,11 @@ func unpackAnswer(t *testing.T, body string) map[string]any {
 	return document
 }
 
-func TestAnAnswerInMessagePackHasBytesAsTheyAre(t *testing.T) {
+func TestMessagePackResponseHasRawBytes(t *testing.T) {
 	t.Parallel()
 	nan := payload.OfTensor("scores", tensor.Tensor{Datatype: tensor.FP16, Shape: []int64{1, 2}, Raw: []byte{0, 0x7e, 0, 0}})
 	nan.Parameters = payload.Parameters{"k": payload.Double(math.Inf(1))}
-	got := post("image/png", "x", "Accept", "application/msgpack").of(t, fronttest.Answering(
+	got := post("image/png", "x", "Accept", "application/msgpack").of(t, fronttest.AnswerWith(
 		nan,
 		payload.OfBlob("caption", "text/plain", []byte("a \"cat\"\n")),
 		payload.OfBlob("boxes", "application/geo+json", []byte(`{"n": 9007199254740993, "of": [0.5, null]}`)),
@@ -193,7 +193,7 @@ func TestAnAnswerInMessagePackHasBytesAsTheyAre(t *testing.T) {
 	}
 }
 
-func TestTheFormOfAnAnswerIsTheCallersChoice(t *testing.T) {
+func TestCallerChoosesTheResponseFormat(t *testing.T) {
 	t.Parallel()
 	packed := pack(t, object{"inputs": list{input("x", "FP32", list{1}, list{1.0})}})
 	for name, row := range map[string]struct{ contentType, body, accept, want string }{
@@ -213,7 +213,7 @@ func TestTheFormOfAnAnswerIsTheCallersChoice(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got := post(row.contentType, row.body, "Accept", row.accept).of(t, fronttest.Answering(payload.OfBlob("a", "text/plain", []byte("b"))))
+			got := post(row.contentType, row.body, "Accept", row.accept).of(t, fronttest.AnswerWith(payload.OfBlob("a", "text/plain", []byte("b"))))
 			if media := got.header.Get("Content-Type"); got.status != 200 || media != row.want {
 				t.Errorf("%d %s %q", got.status, media, got.body)
 			}
@@ -221,9 +221,9 @@ func TestTheFormOfAnAnswerIsTheCallersChoice(t *testing.T) {
 	}
 }
 
-func TestAFailureIsJSONWhateverTheFormOfTheAnswer(t *testing.T) {
+func TestFailureIsAlwaysJSON(t *testing.T) {
 	t.Parallel()
-	got := post("application/msgpack", "\xc1", "Accept", "application/msgpack").of(t, fronttest.Answering())
+	got := post("application/msgpack", "\xc1", "Accept", "application/msgpack").of(t, fronttest.AnswerWith())
 	if got.status != 400 || !strings.HasPrefix(got.header.Get("Content-Type"), "application/json") || !json.Valid([]byte(got.body)) {
 		t.Errorf("%d %s %q", got.status, got.header.Get("Content-Type"), got.body)
 	}

@@ -113,7 +113,7 @@ func query(out *call.Request, raw string) error {
 	}
 	for step, options := range out.Steps {
 		if err := options.Parameters.Validate(); err != nil {
-			return invalid("steps."+step, err)
+			return invalid("steps."+string(step), err)
 		}
 	}
 	return nil
@@ -137,13 +137,14 @@ func takeQuery(out *call.Request, key, value string) error {
 		return nil
 	}
 	rest, ok := strings.CutPrefix(key, "steps.")
-	step, name, named := strings.Cut(rest, ".")
-	if !ok || !named || step == "" || name == "" {
+	stepName, name, named := strings.Cut(rest, ".")
+	if !ok || !named || stepName == "" || name == "" {
 		return errors.New("is no key; there are parameters.<name>, steps.<step>.<name> and outputs")
 	}
 	if out.Steps == nil {
-		out.Steps = map[string]call.StepOptions{}
+		out.Steps = map[pipeline.StepName]pipeline.StepOptions{}
 	}
+	step := pipeline.StepName(stepName)
 	options := out.Steps[step]
 	options.Parameters = with(options.Parameters, name, value)
 	out.Steps[step] = options

@@ -16,9 +16,9 @@ func fetch(query, accept string) ask {
 	return ask{method: http.MethodGet, path: resultPath + query, header: map[string]string{"Accept": accept}}
 }
 
-func TestAResultIsAnsweredAsItsInferenceWouldHaveBeen(t *testing.T) {
+func TestResultHasTheFormOfItsInference(t *testing.T) {
 	t.Parallel()
-	caller := fronttest.Answering(payload.OfBlob("caption", "text/plain", []byte("a cat")))
+	caller := fronttest.AnswerWith(payload.OfBlob("caption", "text/plain", []byte("a cat")))
 	for _, accept := range []string{"*/*", "application/json"} {
 		inferred := post("image/png", "x", "Accept", accept)
 		inferred.path = "/v1/pipelines/stored:infer"
@@ -43,7 +43,7 @@ func TestAResultIsAnsweredAsItsInferenceWouldHaveBeen(t *testing.T) {
 	}
 }
 
-func TestAWaitIsADurationOrMilliseconds(t *testing.T) {
+func TestWaitIsADurationOrMilliseconds(t *testing.T) {
 	t.Parallel()
 	caller := &fronttest.Caller{}
 	for query, want := range map[string]time.Duration{
@@ -73,7 +73,7 @@ func TestRequestIsCancelled(t *testing.T) {
 	}
 }
 
-func TestAFailureAboutARequestIsToldWithItsID(t *testing.T) {
+func TestFailedResultHasItsRequestID(t *testing.T) {
 	t.Parallel()
 	caller := &fronttest.Caller{Err: fronttest.Fault(fault.BrokerUnavailable)}
 	for _, a := range []ask{fetch("", ""), {method: http.MethodDelete, path: "/v1/requests/x"}} {
@@ -85,7 +85,7 @@ func TestAFailureAboutARequestIsToldWithItsID(t *testing.T) {
 	}
 }
 
-func TestOtherMethodsOnARequestAreToldTheOne(t *testing.T) {
+func TestWrongMethodNamesTheAllowedOne(t *testing.T) {
 	t.Parallel()
 	for path, want := range map[string]string{resultPath: http.MethodGet, "/v1/requests/x": http.MethodDelete} {
 		got := ask{method: http.MethodPut, path: path}.of(t, &fronttest.Caller{})

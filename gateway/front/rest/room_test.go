@@ -68,7 +68,7 @@ func send(ctx context.Context, h http.Handler, mediaType string, data []byte) *h
 }
 
 // Not parallel: it counts what is allocated.
-func TestATensorOverThePayloadIsRefusedBeforeItIsMade(t *testing.T) {
+func TestOversizedTensorIsRejectedBeforeAllocation(t *testing.T) {
 	budget := &purse{bound: 1 << 30}
 	h := transport.WithBudget(rest.New(&fronttest.Caller{}, transport.Settings{MaxPayload: mostPayload}), budget)
 	for mediaType, data := range swelling(t) {
@@ -113,7 +113,7 @@ func TestTensorsAreBookedUntilTheyAreAnswered(t *testing.T) {
 	}
 }
 
-func TestATensorThatTheBudgetHasNoRoomForIsRefused(t *testing.T) {
+func TestTensorBeyondTheBudgetIsRejected(t *testing.T) {
 	t.Parallel()
 	for mediaType, data := range swelling(t) {
 		budget := &purse{bound: int64(3 * len(data))}

@@ -58,7 +58,7 @@ func word(text string) string {
 	return fmt.Sprintf(`{"name":"text","content_type":"text/plain","text":%q}`, text)
 }
 
-func TestAStreamIsItsChunksAndThenTheAnswer(t *testing.T) {
+func TestStreamIsChunksThenTheResponse(t *testing.T) {
 	t.Parallel()
 	overEach(t, func(t *testing.T, h2c bool) {
 		caller := &fronttest.Caller{Chunks: fronttest.Words("one", "two")}
@@ -87,7 +87,7 @@ func TestAStreamIsItsChunksAndThenTheAnswer(t *testing.T) {
 	})
 }
 
-func TestAStreamWithoutChunksIsItsAnswer(t *testing.T) {
+func TestStreamWithoutChunksIsItsResponse(t *testing.T) {
 	t.Parallel()
 	got := streaming("application/json", `{"id": "mine", "inputs": [{"name": "x", "datatype": "INT8", "shape": [1], "data": [7]}]}`).of(t, &fronttest.Caller{})
 	events := got.events(t)
@@ -99,7 +99,7 @@ func TestAStreamWithoutChunksIsItsAnswer(t *testing.T) {
 	}
 }
 
-func TestAStreamTakesWhatAnAnswerTakes(t *testing.T) {
+func TestStreamTakesTheSameRequests(t *testing.T) {
 	t.Parallel()
 	caller := &fronttest.Caller{}
 	a := streaming("image/png", "png", "Stagemesh-Timeout", "250ms", "Stagemesh-Priority", "3", "Idempotency-Key", "k", "Stagemesh-Durability", "file")
@@ -113,9 +113,9 @@ func TestAStreamTakesWhatAnAnswerTakes(t *testing.T) {
 }
 
 // stepwise is a stream that a test steps through.
-func stepwise(t *testing.T, h2c bool, s transport.Settings) (*fronttest.Told, *fronttest.Events, context.CancelFunc) {
+func stepwise(t *testing.T, h2c bool, s transport.Settings) (*fronttest.SteppedCaller, *fronttest.Events, context.CancelFunc) {
 	t.Helper()
-	caller := fronttest.NewTold()
+	caller := fronttest.NewSteppedCaller()
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, fronttest.Serve(t, rest.New(caller, s))+"/v1/pipelines/p:stream", strings.NewReader("hi"))
@@ -165,7 +165,7 @@ func TestChunkArrivesBeforeNextIsEmitted(t *testing.T) {
 	})
 }
 
-func TestAReaderThatLeavesEndsTheCall(t *testing.T) {
+func TestDisconnectedReaderEndsTheCall(t *testing.T) {
 	t.Parallel()
 	overEach(t, func(t *testing.T, h2c bool) {
 		caller, events, leave := stepwise(t, h2c, transport.Settings{})
@@ -179,7 +179,7 @@ func TestAReaderThatLeavesEndsTheCall(t *testing.T) {
 	})
 }
 
-func TestALongWaitIsNoSilence(t *testing.T) {
+func TestLongWaitSendsPings(t *testing.T) {
 	t.Parallel()
 	overEach(t, func(t *testing.T, h2c bool) {
 		// The head has come, and with it a comment.
@@ -216,7 +216,7 @@ func (e *endless) Stream(_ context.Context, _ *call.Request, emit func(call.Chun
 
 // A stream holds its place in the gateway, so its reader has to read. Others do
 // not notice, not even on the same connection.
-func TestAReaderThatStopsFailsAlone(t *testing.T) {
+func TestStalledReaderFailsAlone(t *testing.T) {
 	t.Parallel()
 	overEach(t, func(t *testing.T, h2c bool) {
 		caller := &endless{ended: make(chan error, 1)}
@@ -237,10 +237,10 @@ func TestAReaderThatStopsFailsAlone(t *testing.T) {
 	})
 }
 
-func TestAFailureBeforeTheFirstEventIsAnOrdinaryOne(t *testing.T) {
+func TestFailureBeforeTheFirstEventIsAnOrdinaryResponse(t *testing.T) {
 	t.Parallel()
 	overEach(t, func(t *testing.T, h2c bool) {
-		url := fronttest.Serve(t, rest.New(fronttest.Failing(fronttest.Fault(fault.QueueFull)), transport.Settings{}))
+		url := fronttest.Serve(t, rest.New(fronttest.FailWith(fronttest.Fault(fault.QueueFull)), transport.Settings{}))
 		got := streaming("text/plain", "hi").at(t, url, h2c)
 		got.wantFailure(t, 429, fault.QueueFull, "what went wrong")
 		if got.header.Get("Retry-After") != "2" || got.header.Get("Stagemesh-Request-Id") != fronttest.RequestID || got.header.Get("Server-Timing") == "" {
@@ -249,7 +249,7 @@ func TestAFailureBeforeTheFirstEventIsAnOrdinaryOne(t *testing.T) {
 	})
 }
 
-func TestAFailureAfterIsTheLastEvent(t *testing.T) {
+func TestFailureAfterTheFirstEventIsTheLastEvent(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct {
 		err    error
@@ -261,10 +261,10 @@ func TestAFailureAfterIsTheLastEvent(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			caller := fronttest.Failing(row.err)
+			caller := fronttest.FailWith(row.err)
 			if row.err == nil {
 				notNumber := payload.OfTensor("x", tensor.Tensor{Datatype: tensor.FP32, Shape: []int64{1}, Raw: []byte{0, 0, 0xc0, 0x7f}})
-				caller = fronttest.Answering(notNumber)
+				caller = fronttest.AnswerWith(notNumber)
 			}
 			caller.Chunks = fronttest.Words("one")
 			events := streaming("text/plain", "hi").of(t, caller).events(t)
@@ -279,7 +279,7 @@ func TestAFailureAfterIsTheLastEvent(t *testing.T) {
 	}
 }
 
-func TestAChunkThatJSONCannotSayEndsTheStream(t *testing.T) {
+func TestUnrepresentableChunkEndsTheStream(t *testing.T) {
 	t.Parallel()
 	caller := &fronttest.Caller{Chunks: append(fronttest.Words("one"), call.Chunk{
 		RequestID: fronttest.RequestID, Seq: 2,
@@ -302,7 +302,7 @@ func TestJSONOfAStageIsOneLine(t *testing.T) {
 	}
 }
 
-func TestABrokenStreamIsNotTakenUpAgain(t *testing.T) {
+func TestBrokenStreamCannotBeResumed(t *testing.T) {
 	t.Parallel()
 	caller := &fronttest.Caller{}
 	streaming("text/plain", "hi", "Last-Event-ID", "7").of(t, caller).wantFailure(t, 400, fault.InvalidRequest, "Last-Event-ID")
@@ -311,7 +311,7 @@ func TestABrokenStreamIsNotTakenUpAgain(t *testing.T) {
 	}
 }
 
-func TestAStreamThatCannotBeAskedIsRefused(t *testing.T) {
+func TestInvalidStreamRequestIsRejected(t *testing.T) {
 	t.Parallel()
 	get := ask{method: http.MethodGet, path: "/v1/pipelines/photos:stream"}.of(t, &fronttest.Caller{})
 	get.wantFailure(t, 405, fault.InvalidRequest, "inference is POST, not GET")

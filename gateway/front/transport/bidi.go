@@ -22,7 +22,7 @@ import (
 //
 // An error of f ends the stream for all of its messages, and so does an error of send, which
 // f returns. A failure of one message alone is a response. The context of f ends with the
-// stream; where the stream breaks, its cause is a fault that says why.
+// stream; where the stream breaks, its cause is a fault with the reason.
 func BidiStream[M any, P message[M], Out any](s *Service, name protoreflect.Name, limit int, f func(ctx context.Context, c *Call, in P, send func(*Out) error) error) {
 	s.handle(name, limitMessages, func(path string, options connect.HandlerOption) http.Handler {
 		return connect.NewBidiStreamHandler(path, func(ctx context.Context, stream *connect.BidiStream[incoming[M, P], Out]) error {
@@ -73,10 +73,12 @@ func (b *bidiStream[M, P, Out]) run(ctx context.Context, limit int) error {
 	if err == nil {
 		return group.Wait()
 	}
-	if b.isStopping() {
+	select {
+	case <-b.stopping:
 		// The messages in flight are answered; there is nothing to add to them.
 		_ = group.Wait()
 		return fault.New(fault.ShuttingDown, "the gateway is stopping; open another stream")
+	default:
 	}
 	if cause := context.Cause(ctx); cause != nil {
 		err = cause // the read failed because the stream's context ended
@@ -132,15 +134,6 @@ func (b *bidiStream[M, P, Out]) interruptReads(ctx context.Context) (release fun
 	return func() {
 		close(released)
 		watch.Wait()
-	}
-}
-
-func (b *bidiStream[M, P, Out]) isStopping() bool {
-	select {
-	case <-b.stopping:
-		return true
-	default:
-		return false
 	}
 }
 

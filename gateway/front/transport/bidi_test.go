@@ -56,7 +56,7 @@ func echo(after time.Duration) answer {
 
 // A stream that has as many requests in flight as it may is not read, and that is not its
 // caller's silence.
-func TestAStreamMayBeFullForLongerThanThePatience(t *testing.T) {
+func TestFullStreamOutlivesStallTimeout(t *testing.T) {
 	t.Parallel()
 	const patience = 100 * time.Millisecond
 	for name, ids := range map[string][]string{
@@ -93,7 +93,7 @@ func (nothing) Take(n int64) *fault.Fault {
 
 func (nothing) Give(int64) {}
 
-func TestWhatRefusesTheFirstByteOfAMessageIsTold(t *testing.T) {
+func TestRejectedFirstByteIsReported(t *testing.T) {
 	t.Parallel()
 	s := talk(t, transport.WithBudget(each(transport.Settings{}, echo(0)), nothing{}))
 	if err := s.Send(&oipv2.ModelInferRequest{}); err != nil {

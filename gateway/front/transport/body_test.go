@@ -16,7 +16,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
-func TestReadReturnsWhatFits(t *testing.T) {
+func TestReadBodyReturnsBodyWithinLimit(t *testing.T) {
 	t.Parallel()
 	for _, size := range []int{0, 1, 511, 512, 513, 1 << 20} {
 		want := bytes.Repeat([]byte{7}, size)
@@ -29,7 +29,7 @@ func TestReadReturnsWhatFits(t *testing.T) {
 	}
 }
 
-func TestReadAllocatesAsItReads(t *testing.T) {
+func TestReadBodyAllocatesAsItReads(t *testing.T) {
 	t.Parallel()
 	got, err := transport.ReadBody(strings.NewReader("short"), 1<<40, 1<<40)
 	if err != nil || cap(got) > 1<<20 {
@@ -39,7 +39,7 @@ func TestReadAllocatesAsItReads(t *testing.T) {
 
 // What comes as it was declared is allocated once, but for an eighth or the first
 // buffer, and what is declared and does not come is not.
-func TestReadAllocatesWhatComesOnce(t *testing.T) {
+func TestReadBodyAllocatesDeclaredSizeOnce(t *testing.T) {
 	t.Parallel()
 	for _, size := range []int{100, 1 << 17, 1 << 20, 3 << 20, 1<<24 + 1, 1 << 26} {
 		const first = 128 << 10
@@ -71,7 +71,7 @@ func (w *watched) Read(buf []byte) (int, error) {
 	return n, err
 }
 
-func TestReadFailsByReason(t *testing.T) {
+func TestReadBodyErrorsHaveReasons(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct {
 		from   io.Reader
@@ -103,10 +103,10 @@ func TestTooLargeNamesTheLimit(t *testing.T) {
 	}
 }
 
-// TestPatienceEndsWithTheBody sends a body, lets more time than the patience
+// TestStallTimeoutEndsWithBody sends a body, lets more time than the patience
 // pass, and expects that the caller still is there: the deadline must not
 // outlive the body.
-func TestPatienceEndsWithTheBody(t *testing.T) {
+func TestStallTimeoutEndsWithBody(t *testing.T) {
 	t.Parallel()
 	const patience = 20 * time.Millisecond
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -137,7 +137,7 @@ func TestPatienceEndsWithTheBody(t *testing.T) {
 	}
 }
 
-func TestABodyThatStopsComingIsRefused(t *testing.T) {
+func TestStalledBodyIsRejected(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct {
 		h2c bool
@@ -178,7 +178,7 @@ func TestABodyThatStopsComingIsRefused(t *testing.T) {
 	}
 }
 
-func TestASlowBodyIsReadForAsLongAsItComes(t *testing.T) {
+func TestSlowBodyIsReadToItsEnd(t *testing.T) {
 	t.Parallel()
 	const patience = time.Second
 	url := fronttest.Serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -191,7 +191,7 @@ func TestASlowBodyIsReadForAsLongAsItComes(t *testing.T) {
 	}
 }
 
-func TestPatienceMayBeEndless(t *testing.T) {
+func TestZeroStallTimeoutWaitsForever(t *testing.T) {
 	t.Parallel()
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", strings.NewReader("x"))
 	if got := transport.StallReader(httptest.NewRecorder(), r, 0); got != r.Body {

@@ -29,23 +29,54 @@ type message[M any] interface {
 	proto.Message
 }
 
-func (in *incoming[M, P]) decode(into func(proto.Message) error) {
-	if err := into(P(&in.message)); err != nil {
+func (in *incoming[M, P]) decode(c codec, data []byte) {
+	if err := c.unmarshal(data, P(&in.message)); err != nil {
 		in.err = fault.Newf(fault.InvalidRequest, "the message cannot be decoded: %s", plainText(err))
 	}
 }
 
-// decoder is an *incoming of any message.
-type decoder interface {
-	decode(into func(proto.Message) error)
+// codec is a form of protobuf's messages. It decodes an *incoming of any message.
+type codec struct {
+	name      string
+	marshal   func(dst []byte, m proto.Message) ([]byte, error)
+	unmarshal func(data []byte, m proto.Message) error
 }
 
-func decode(message any, into func(proto.Message) error) error {
-	in, ok := message.(decoder)
+var _ connect.Codec = codec{}
+
+// binaryCodec is protobuf's binary form.
+func binaryCodec() codec {
+	return codec{"proto", proto.MarshalOptions{}.MarshalAppend, unmarshalBinary}
+}
+
+// jsonCodec is protobuf's JSON form. Unlike the library's own it rejects unknown fields and
+// enum names: a misspelt durability must not become the default one.
+func jsonCodec(name string) codec {
+	return codec{name, protojson.MarshalOptions{}.MarshalAppend, unmarshalJSON}
+}
+
+// Name implements connect.Codec.
+func (c codec) Name() string { return c.name }
+
+// Marshal implements connect.Codec.
+func (c codec) Marshal(message any) ([]byte, error) { return c.MarshalAppend(nil, message) }
+
+// MarshalAppend lets the library reuse its buffers.
+func (c codec) MarshalAppend(dst []byte, message any) ([]byte, error) {
+	m, ok := message.(proto.Message)
+	if !ok {
+		return nil, errNoMessage(message)
+	}
+	return c.marshal(dst, m)
+}
+
+// Unmarshal implements connect.Codec.
+func (c codec) Unmarshal(data []byte, message any) error {
+	in, ok := message.(interface{ decode(c codec, data []byte) })
 	if !ok {
 		return errNoMessage(message)
 	}
-	in.decode(into)
+	in.decode(c, data)
 	return nil
 }
 
@@ -54,65 +85,18 @@ func errNoMessage(message any) error { return fmt.Errorf("%T is no message of th
 // maxNesting bounds the recursion of both decoders; our messages need six levels.
 const maxNesting = 64
 
-// binaryCodec is protobuf's binary form.
-type binaryCodec struct{}
-
-var _ connect.Codec = binaryCodec{}
-
-// Name implements connect.Codec.
-func (binaryCodec) Name() string { return "proto" }
-
-// Marshal implements connect.Codec.
-func (c binaryCodec) Marshal(message any) ([]byte, error) { return c.MarshalAppend(nil, message) }
-
-// MarshalAppend lets the library reuse its buffers.
-func (binaryCodec) MarshalAppend(dst []byte, message any) ([]byte, error) {
-	m, ok := message.(proto.Message)
-	if !ok {
-		return nil, errNoMessage(message)
+func unmarshalBinary(data []byte, m proto.Message) error {
+	if c := (elementCounter{left: admission.MaxStrings}); !c.countWire(data, m.ProtoReflect().Descriptor(), maxNesting) {
+		return errTooManyElements()
 	}
-	return proto.MarshalOptions{}.MarshalAppend(dst, m)
+	return proto.UnmarshalOptions{RecursionLimit: maxNesting}.Unmarshal(data, m)
 }
 
-// Unmarshal implements connect.Codec for a decoder.
-func (binaryCodec) Unmarshal(data []byte, message any) error {
-	return decode(message, func(m proto.Message) error {
-		if c := (elementCounter{left: admission.MaxStrings}); !c.countWire(data, m.ProtoReflect().Descriptor(), maxNesting) {
-			return errTooManyElements()
-		}
-		return proto.UnmarshalOptions{RecursionLimit: maxNesting}.Unmarshal(data, m)
-	})
-}
-
-// jsonCodec is protobuf's JSON form. Unlike the library's own it rejects unknown fields and
-// enum names: a misspelt durability must not become the default one.
-type jsonCodec struct{ name string }
-
-var _ connect.Codec = jsonCodec{}
-
-// Name implements connect.Codec.
-func (c jsonCodec) Name() string { return c.name }
-
-// Marshal implements connect.Codec.
-func (c jsonCodec) Marshal(message any) ([]byte, error) { return c.MarshalAppend(nil, message) }
-
-// MarshalAppend lets the library reuse its buffers.
-func (jsonCodec) MarshalAppend(dst []byte, message any) ([]byte, error) {
-	m, ok := message.(proto.Message)
-	if !ok {
-		return nil, errNoMessage(message)
+func unmarshalJSON(data []byte, m proto.Message) error {
+	if c := (elementCounter{left: admission.MaxStrings}); !c.countJSON(data) {
+		return errTooManyElements()
 	}
-	return protojson.MarshalOptions{}.MarshalAppend(dst, m)
-}
-
-// Unmarshal implements connect.Codec for a decoder.
-func (jsonCodec) Unmarshal(data []byte, message any) error {
-	return decode(message, func(m proto.Message) error {
-		if c := (elementCounter{left: admission.MaxStrings}); !c.countJSON(data) {
-			return errTooManyElements()
-		}
-		return protojson.UnmarshalOptions{RecursionLimit: maxNesting}.Unmarshal(data, m)
-	})
+	return protojson.UnmarshalOptions{RecursionLimit: maxNesting}.Unmarshal(data, m)
 }
 
 // The cost of an element, of admission.MaxStrings that a message has.

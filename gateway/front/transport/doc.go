@@ -28,7 +28,7 @@
 // next one is read, so the method reserves what it keeps. When the gateway stops, the stream
 // reads no more, answers the messages in flight and ends with SHUTTING_DOWN. A message that
 // cannot be read ends the stream and cancels the messages in flight; the cause of their
-// contexts is a CANCELLED fault that says why.
+// contexts is a CANCELLED fault with the reason.
 //
 // Responses are not compressed: tensors and images hardly shrink. Requests may use gzip.
 //

@@ -35,7 +35,7 @@ func open(t *testing.T, h2c bool, serve http.HandlerFunc) (http.Header, *frontte
 	return response.Header, fronttest.ReadEvents(response.Body)
 }
 
-func TestEveryEventIsSentAtOnce(t *testing.T) {
+func TestEveryEventIsFlushed(t *testing.T) {
 	t.Parallel()
 	for name, h2c := range protocols() {
 		t.Run(name, func(t *testing.T) {
@@ -74,7 +74,7 @@ func TestEveryEventIsSentAtOnce(t *testing.T) {
 	}
 }
 
-func TestSilenceIsBrokenByComments(t *testing.T) {
+func TestIdleStreamSendsComments(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := httptest.NewRecorder()
@@ -106,7 +106,7 @@ func TestSilenceIsBrokenByComments(t *testing.T) {
 	})
 }
 
-func TestWhatFailsBeforeTheFirstEventHasNotBegun(t *testing.T) {
+func TestFailureBeforeFirstEventHasNotBegun(t *testing.T) {
 	t.Parallel()
 	w, broken := httptest.NewRecorder(), errors.New("broken")
 	out := transport.NewEventStream(w, 0)
@@ -120,7 +120,7 @@ type deaf struct{ httptest.ResponseRecorder }
 
 func (*deaf) Write([]byte) (int, error) { return 0, errors.New("nobody is there") }
 
-func TestACommentThatNobodyTakesEndsTheWork(t *testing.T) {
+func TestFailedCommentEndsWork(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		out := transport.NewEventStream(&deaf{*httptest.NewRecorder()}, 0)
@@ -139,7 +139,7 @@ func TestACommentThatNobodyTakesEndsTheWork(t *testing.T) {
 	})
 }
 
-func TestAReaderThatTakesNothingIsCutOff(t *testing.T) {
+func TestStalledReaderIsDisconnected(t *testing.T) {
 	t.Parallel()
 	for name, h2c := range protocols() {
 		t.Run(name, func(t *testing.T) {

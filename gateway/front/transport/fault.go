@@ -46,10 +46,7 @@ func SetFaultHeaders(h http.Header, f *fault.Fault) {
 	}
 }
 
-type faultDocument struct {
-	Error faultBody `json:"error"`
-}
-
+// faultBody is the JSON of a fault.
 type faultBody struct {
 	Code         string            `json:"code"`
 	Reason       fault.Reason      `json:"reason"`
@@ -58,14 +55,9 @@ type faultBody struct {
 	Stage        string            `json:"stage,omitempty"`
 	Step         string            `json:"step,omitempty"`
 	Host         string            `json:"host,omitempty"`
-	Violations   []violation       `json:"violations,omitempty"`
+	Violations   []fault.Violation `json:"violations,omitempty"`
 	RetryAfterMS int64             `json:"retry_after_ms,omitempty"`
 	Metadata     map[string]string `json:"metadata,omitempty"`
-}
-
-type violation struct {
-	Field       string `json:"field"`
-	Description string `json:"description"`
 }
 
 // FaultJSON returns the fault in err's chain as a JSON document on one line.
@@ -74,18 +66,15 @@ func FaultJSON(err error) []byte {
 	body := faultBody{
 		Code: f.GRPCCode().String(), Reason: f.Reason, Message: f.Message,
 		RequestID: f.Metadata[RequestIDKey],
-		Stage:     f.Stage, Step: f.Step, Host: f.Host,
+		Stage:     f.Stage, Step: f.Step, Host: f.Host, Violations: f.Violations,
 		RetryAfterMS: int64((f.RetryAfter + time.Millisecond - 1) / time.Millisecond),
 		Metadata:     maps.Clone(f.Metadata),
 	}
 	delete(body.Metadata, RequestIDKey)
-	for _, v := range f.Violations {
-		body.Violations = append(body.Violations, violation(v))
-	}
 	var out bytes.Buffer
 	encoder := json.NewEncoder(&out)
-	encoder.SetEscapeHTML(false)            // people read messages
-	_ = encoder.Encode(faultDocument{body}) // strings and numbers always encode
+	encoder.SetEscapeHTML(false)                            // people read messages
+	_ = encoder.Encode(map[string]faultBody{"error": body}) // strings and numbers always encode
 	return bytes.TrimSpace(out.Bytes())
 }
 
@@ -133,7 +122,7 @@ func rpcErrorOf(err error) error {
 
 // InvalidField returns the fault of a field whose value is not valid.
 func InvalidField(field string, err error) *fault.Fault {
-	return fault.Newf(fault.InvalidRequest, "%s: %s", field, plainText(err)).WithViolation(field, "%s", plainText(err))
+	return fault.InField(fault.InvalidRequest, field, "%s", plainText(err))
 }
 
 // maxErrorText bounds the text of a library's error, which may quote the caller, in runes.

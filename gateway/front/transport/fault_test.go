@@ -11,7 +11,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
-func TestAFaultIsWrittenWhole(t *testing.T) {
+func TestFaultBodyHasAllFields(t *testing.T) {
 	t.Parallel()
 	w := httptest.NewRecorder()
 	transport.WriteFault(w, fault.New(fault.QueueFull, "the queue of resnet is full").
@@ -33,7 +33,7 @@ func TestAFaultIsWrittenWhole(t *testing.T) {
 	}
 }
 
-func TestWhatAFaultDoesNotSayIsLeftOut(t *testing.T) {
+func TestUnsetFaultFieldsAreOmitted(t *testing.T) {
 	t.Parallel()
 	w := httptest.NewRecorder()
 	transport.WriteFaultStatus(w, fault.New(fault.InvalidRequest, "no"), http.StatusMethodNotAllowed)
@@ -46,7 +46,7 @@ func TestWhatAFaultDoesNotSayIsLeftOut(t *testing.T) {
 	}
 }
 
-func TestBytesThatAreNoTextStayJSON(t *testing.T) {
+func TestInvalidUTF8InFaultStaysJSON(t *testing.T) {
 	t.Parallel()
 	w := httptest.NewRecorder()
 	transport.WriteFault(w, fault.New(fault.InvalidRequest, "a\xffb"))

@@ -13,7 +13,7 @@ import (
 
 const parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
-func TestTheTraceContextIsTakenOrLeft(t *testing.T) {
+func TestMalformedTraceContextIsDropped(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct {
 		in   http.Header
@@ -40,7 +40,7 @@ func TestTheTraceContextIsTakenOrLeft(t *testing.T) {
 	}
 }
 
-func TestTimingIsWellFormedWhateverItIsCalled(t *testing.T) {
+func TestServerTimingIsWellFormed(t *testing.T) {
 	t.Parallel()
 	got := transport.ServerTiming(call.Timeline{Total: time.Second, Steps: []call.StepTiming{
 		{Step: "a", QueueWait: 1500 * time.Nanosecond, BatchSize: 3, Dispatch: "full"},

@@ -28,7 +28,7 @@ func (p *purse) Take(n int64) *fault.Fault {
 
 func (p *purse) Give(n int64) { p.taken.Add(-n) }
 
-func TestBodiesTogetherStayWithinTheirBudget(t *testing.T) {
+func TestBodiesTogetherStayWithinBudget(t *testing.T) {
 	t.Parallel()
 	budget := &purse{}
 	hold, held := make(chan struct{}), make(chan struct{})
@@ -84,7 +84,7 @@ func reason(err error) fault.Reason {
 	return fault.From(err).Reason
 }
 
-func TestARoomRefusesWhatIsTooMuchAndBooksTheRest(t *testing.T) {
+func TestReservationRejectsBytesOverItsLimit(t *testing.T) {
 	t.Parallel()
 	budget := &purse{}
 	within(t.Context(), t, budget, 60, func(memory *transport.Reservation) {
@@ -113,7 +113,7 @@ func TestARoomRefusesWhatIsTooMuchAndBooksTheRest(t *testing.T) {
 	}
 }
 
-func TestARoomMakesNothingForACallerThatIsGone(t *testing.T) {
+func TestReservationFailsAfterDisconnect(t *testing.T) {
 	t.Parallel()
 	ctx, leave := context.WithCancel(t.Context())
 	leave()
@@ -125,7 +125,7 @@ func TestARoomMakesNothingForACallerThatIsGone(t *testing.T) {
 	})
 }
 
-func TestWhereThereIsNoBudgetARoomBoundsAlone(t *testing.T) {
+func TestReservationWithoutBudgetHasItsLimit(t *testing.T) {
 	t.Parallel()
 	memory := transport.NewReservation(t.Context(), 10)
 	defer memory.Release()

@@ -169,9 +169,9 @@ func (s *Service) handle(name protoreflect.Name, limit func(http.Handler, Settin
 	}
 	options := connect.WithHandlerOptions(
 		connect.WithSchema(s.descriptor.Methods().ByName(name)),
-		connect.WithCodec(binaryCodec{}),
-		connect.WithCodec(jsonCodec{name: "json"}),
-		connect.WithCodec(jsonCodec{name: "json; charset=utf-8"}),
+		connect.WithCodec(binaryCodec()),
+		connect.WithCodec(jsonCodec("json")),
+		connect.WithCodec(jsonCodec("json; charset=utf-8")),
 		connect.WithCompression("gzip", newDecompressor(s.settings.MaxMessageBytes), newCompressor),
 		connect.WithCompressMinBytes(math.MaxInt),
 		connect.WithReadMaxBytes(s.settings.MaxMessageBytes),

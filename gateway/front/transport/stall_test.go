@@ -30,7 +30,7 @@ func openResponse(t *testing.T, client *http.Client, url string) io.Reader {
 	return response.Body
 }
 
-func TestAnAnswerThatNobodyTakesEnds(t *testing.T) {
+func TestUnreadResponseEnds(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		h2c   bool
@@ -64,7 +64,7 @@ func TestAnAnswerThatNobodyTakesEnds(t *testing.T) {
 
 // The answer is larger than every buffer on its way, and its writer pauses for
 // longer than its patience: only what is written counts.
-func TestAnAnswerThatIsTakenIsWritten(t *testing.T) {
+func TestReadResponseIsWritten(t *testing.T) {
 	t.Parallel()
 	const size, patience = 32 << 20, 2 * time.Second
 	url := fronttest.Serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import array
 import math
-import sys
 from abc import ABC, abstractmethod
 from operator import attrgetter
 from typing import Any, Callable, List, Optional, Sequence, Tuple
@@ -48,24 +47,6 @@ class Arrays(ABC):
         shape is the wanted one, -1 for any extent. It is not checked here; it gives a
         flat value its axes.
         """
-
-
-def arrays_of(name: str) -> Arrays:
-    """Returns the arrays "numpy" or "buffer"; raises ValueError for others, ImportError if they cannot be used."""
-    if name == "buffer":
-        if sys.byteorder != "little":
-            raise ImportError('arrays="buffer" needs a little-endian machine; use arrays="numpy"')
-        return BufferArrays()
-    if name != "numpy":
-        raise ValueError(f'arrays: {name!r}; use "numpy" or "buffer"')
-    try:
-        from .arrays_numpy import NumpyArrays
-    except ImportError as error:
-        raise ImportError(
-            f'arrays="numpy" needs numpy, which this Python lacks ({error}): '
-            'install numpy beside the worker, or set arrays="buffer" for memoryviews'
-        ) from error
-    return NumpyArrays()
 
 
 def padded_extents(raws: Sequence[Raw], spec: Tensor, stack: bool) -> List[int]:

@@ -17,13 +17,14 @@ import threading
 import time
 from typing import Any, Callable, Dict, Mapping, Optional, Type, Union
 
-from .arrays import Arrays, arrays_of
+from .arrays import Arrays
 from .batches import Batch
 from .faults import is_from_user_code, text_of, traceback_of
 from .frames import MAX_COUNT, MAX_NUMBER, MAX_SLOTS, Connection, Ended, Header, Violation, message
 from .parts import Layout
 from .runs import MAX_MESSAGE, Runs, error_header
 from .streams import Stream, StreamLoop
+from .values import arrays_of
 from .worker import Context, Worker, check_worker, overrides, wire_spec
 
 VERSION = "0.1.0"  # of this library

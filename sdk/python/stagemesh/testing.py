@@ -51,14 +51,14 @@ from typing import (
     overload,
 )
 
-from .arrays import Arrays, arrays_of
+from .arrays import Arrays
 from .faults import ItemError, ItemFailed, error_of
 from .frames import Connection, Ended, Frame, Header, Violation, encode, message
 from .lifecycle import target_of
 from .parts import Body, Layout, Raw, read_parts
 from .session import Session, Signals
 from .specs import Bytes, spec_of
-from .values import ABSENT, Encoder, values_of
+from .values import ABSENT, Encoder, arrays_of, values_of
 from .worker import Worker
 
 __all__ = ["BatchFailed", "Outcome", "Request", "Run", "Stream", "WorkerEnded", "WorkerSilent", "run"]
@@ -375,17 +375,12 @@ class Run:
 
     def _encode_item(self, i: int, request: Request) -> Tuple[Header, Dict[str, Body]]:
         """Returns the header of an item, and its parts by name; raises ValueError if an input does not fit."""
-        specs = self._inputs.specs
-        parts: Dict[str, Body] = {}
+        encoder = self._inputs
+        given = {name: value for name, value in request.inputs.items() if not encoder.lacks(name, value)}
+        parts = encoder.inputs(f"request {i}", given)
         rows = set()
-        for name, value in request.inputs.items():
-            if self._inputs.lacks(name, value):
-                continue
-            if specs and name not in specs:
-                names = ", ".join(map(repr, specs))
-                raise ValueError(f"request {i}: input {name!r} is not declared; inputs are {names}")
-            parts[name] = body = self._inputs.input(f"request {i}", name, value)
-            if self._inputs.joins and isinstance(body, Raw):
+        for name, body in parts.items():
+            if encoder.joins and isinstance(body, Raw):
                 if not body.shape:
                     raise ValueError(f"request {i}: input {name!r}: got one number, and axis 0 of a tensor is rows")
                 rows.add(body.shape[0])

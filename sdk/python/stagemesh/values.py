@@ -7,12 +7,32 @@ into parts; its errors name what came and what was wanted.
 from __future__ import annotations
 
 import inspect
+import sys
 from array import array
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from .arrays import Arrays
+from .arrays import Arrays, BufferArrays
 from .parts import Blob, Body, Column, Mismatch, Raw, join_rows, split_rows
 from .specs import Bytes, Spec, Tensor, Text, shape_fits
+
+
+def arrays_of(name: str) -> Arrays:
+    """Returns the arrays "numpy" or "buffer"; raises ValueError for others, ImportError if they cannot be used."""
+    if name == "buffer":
+        if sys.byteorder != "little":
+            raise ImportError('arrays="buffer" needs a little-endian machine; use arrays="numpy"')
+        return BufferArrays()
+    if name != "numpy":
+        raise ValueError(f'arrays: {name!r}; use "numpy" or "buffer"')
+    try:
+        from .arrays_numpy import NumpyArrays
+    except ImportError as error:
+        raise ImportError(
+            f'arrays="numpy" needs numpy, which this Python lacks ({error}): '
+            'install numpy beside the worker, or set arrays="buffer" for memoryviews'
+        ) from error
+    return NumpyArrays()
+
 
 # --- received inputs -----------------------------------------------------------------
 
@@ -161,7 +181,7 @@ class Encoder:
         """Returns what a method returned if it is a dict."""
         if isinstance(returned, Mapping):
             return returned
-        names = ", ".join(map(repr, self.specs))
+        names = self._names()
         wanted = f"return a dict of outputs by name{names and ': ' + names}"
         if returned is None:
             raise BadOutput(f"{where} returned None; {wanted}")
@@ -182,8 +202,7 @@ class Encoder:
             return
         for name in outputs:
             if name not in self.specs:
-                names = ", ".join(map(repr, self.specs))
-                raise BadOutput(f"{where} returned output {name!r}, which is not declared; outputs are {names}")
+                raise BadOutput(f"{where} returned output {name!r}, which is not declared; outputs are {self._names()}")
         there = [n for n, value in outputs.items() if not (self.lacks(n, value) if of_item else value is None)]
         for name, spec in self.specs.items():
             if name not in there and not spec.optional:
@@ -232,11 +251,8 @@ class Encoder:
             raise BadOutput(f"{what}: got shape {list(shape)}, wanted {list(wanted)}{hint}")
         return raw
 
-    def input(self, where: str, name: str, value: Any) -> Body:
-        """Returns an input, of an example or a test, as a part. Raises ValueError.
-
-        If tensors are joined one may lack axis 0, and is one row then, as a caller's may.
-        """
+    def _input(self, where: str, name: str, value: Any) -> Body:
+        """Returns an input; if tensors are joined one may lack axis 0, and is one row then, as a caller's may."""
         spec = self.specs.get(name)
         if isinstance(spec, Bytes) and isinstance(value, (bytes, bytearray)):
             return Blob(spec.content_type, value)  # bytes as they are, even if they are not valid text or JSON
@@ -249,6 +265,20 @@ class Encoder:
             return self.item(what, name, value)
         except BadOutput as error:
             raise ValueError(str(error)) from None
+
+    def inputs(self, where: str, values: Mapping[str, Any]) -> Dict[str, Body]:
+        """Returns the inputs of an example or a test by name. Raises ValueError."""
+        parts: Dict[str, Body] = {}
+        for name, value in values.items():
+            if not isinstance(name, str) or not name:
+                raise ValueError(f"{where}: {name!r} is no name of an input")
+            if self.specs and name not in self.specs:
+                raise ValueError(f"{where}: input {name!r} is not declared; inputs are {self._names()}")
+            parts[name] = self._input(where, name, value)
+        return parts
+
+    def _names(self) -> str:
+        return ", ".join(map(repr, self.specs))
 
     def _encode(self, what: str, value: Any, spec: Optional[Tensor], shape: Optional[Tuple[int, ...]]) -> Raw:
         try:

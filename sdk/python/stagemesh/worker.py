@@ -232,13 +232,8 @@ def wire_spec(worker: Worker, arrays: Arrays, layout: Layout) -> Dict[str, Any]:
         if not isinstance(inputs, Mapping):
             raise ValueError(f"{where}: {name}: a dict of inputs is wanted, got {inputs!r}")
         first = len(layout.entries)
-        for key, value in inputs.items():
-            if not isinstance(key, str) or not key:
-                raise ValueError(f"{where}: {name}: {key!r} is no name of an input")
-            if worker.inputs and key not in worker.inputs:
-                names = ", ".join(map(repr, worker.inputs))
-                raise ValueError(f"{where}: {name}: input {key!r} is not declared; inputs are {names}")
-            layout.add(key, None, encoder.input(f"{where}: {name}", key, value))
+        for key, body in encoder.inputs(f"{where}: {name}", inputs).items():
+            layout.add(key, None, body)
         examples.append({"name": name, "inputs": layout.take_entries(first)})
     if examples:
         spec["examples"] = examples

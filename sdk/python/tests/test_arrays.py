@@ -9,9 +9,10 @@ from typing import Any, Tuple
 
 import numpy as np
 
-from stagemesh.arrays import Arrays, arrays_of
+from stagemesh.arrays import Arrays
 from stagemesh.parts import DATATYPES, Mismatch, Raw, join_rows, pack_bytes, split_rows
 from stagemesh.specs import Tensor
+from stagemesh.values import arrays_of
 
 NUMPY, BUFFER = arrays_of("numpy"), arrays_of("buffer")
 DTYPES = {

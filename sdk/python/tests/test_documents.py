@@ -8,10 +8,9 @@ from typing import Any, Dict
 from unittest import mock
 
 from stagemesh import Json, Text, Worker, testing
-from stagemesh.arrays import arrays_of
 from stagemesh.parts import Blob
 from stagemesh.specs import is_packed, spec_of
-from stagemesh.values import Encoder
+from stagemesh.values import Encoder, arrays_of
 
 msgpack: Any = import_module("msgpack")
 ORDER: Dict[str, Any] = {"type": "object", "properties": {"price": {"type": "number", "minimum": 0}}}
@@ -72,7 +71,7 @@ class PackedTest(unittest.TestCase):
     def ask(self, *blobs: Blob) -> Any:
         """Returns the outcomes of documents that are sent as they are."""
         with testing.run(self.Echo, process=False) as run:
-            with mock.patch.object(Encoder, "input", side_effect=lambda *args: args[2]):
+            with mock.patch.object(Encoder, "_input", side_effect=lambda *args: args[2]):
                 for blob in blobs:
                     run.add({"d": blob})
                 return run.predict()
@@ -121,7 +120,7 @@ class PackedTest(unittest.TestCase):
 class JsonTest(unittest.TestCase):
     def test_inputs_are_encoded_as_the_first_content_type(self) -> None:
         for spec, decode in ((Json(), json.loads), (Json("application/msgpack"), msgpack.unpackb)):
-            blob = Encoder({"d": spec}, arrays_of("buffer"), joins=False).input("x", "d", {"a": [1]})
+            blob = Encoder({"d": spec}, arrays_of("buffer"), joins=False).inputs("x", {"d": {"a": [1]}})["d"]
             assert isinstance(blob, Blob)
             self.assertEqual(decode(bytes(blob.data)), {"a": [1]})
 

@@ -10,12 +10,12 @@ import unittest
 from typing import Any, Dict
 
 from stagemesh import Tensor, Worker
-from stagemesh.arrays import arrays_of
 from stagemesh.batches import check_predict
 from stagemesh.frames import Connection, Ended, Violation, load_items
 from stagemesh.parts import Raw, read_parts
 from stagemesh.runs import Runs
 from stagemesh.session import Session, Signals, check_welcome
+from stagemesh.values import arrays_of
 
 from .support import ROOT
 

@@ -72,7 +72,7 @@ func TestVariablesStandForFlags(t *testing.T) {
 }
 
 // The stage is another process, and the gateway knows nothing of what it runs.
-func TestGatewayIsAProcessOfItsOwn(t *testing.T) {
+func TestGatewayRunsAsAProcess(t *testing.T) {
 	t.Parallel()
 	bed := meshtest.New(t)
 	const text = `mesh: %s
@@ -119,7 +119,7 @@ pipelines:
 	}
 }
 
-func TestGatewaySaysWhatIsWrong(t *testing.T) {
+func TestGatewayReportsErrors(t *testing.T) {
 	t.Parallel()
 	file := write(t, "mesh: m\nstages: {a: {runner: {echo: {}}}}\npipelines: {p: {steps: [{name: a, stage: a}]}}\n")
 	open := write(t, "mesh: m\nnats: {url: \"nats://b\"}\ngateway: {admin: {listen: \"0.0.0.0:9000\"}}\nstages: {a: {runner: {echo: {}}}}\n")

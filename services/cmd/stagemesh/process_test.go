@@ -287,7 +287,7 @@ func TestDrainingHostFinishesItsItems(t *testing.T) {
 	}
 }
 
-func TestItemsOfAKilledHostAreAnsweredByAnother(t *testing.T) {
+func TestAnotherHostAnswersForAKilledOne(t *testing.T) {
 	t.Parallel()
 	bed := meshtest.New(t)
 	killed, _ := twoHosts(t, bed, 100*time.Millisecond)
@@ -314,7 +314,7 @@ func TestItemsOfAKilledHostAreAnsweredByAnother(t *testing.T) {
 var running = regexp.MustCompile(`(?m)^stagemesh_stage_items_in_flight\{[^}]*state="running"[^}]*\} 1$`)
 
 // Whoever reads the registry sees who serves a stage, and who has left it.
-func TestHostsAreInTheRegistryAsLongAsTheyLive(t *testing.T) {
+func TestHostsAreRegisteredWhileTheyRun(t *testing.T) {
 	t.Parallel()
 	bed := meshtest.New(t)
 	file := write(t, fmt.Sprintf("mesh: %s\nnats: {url: %q}\nregistry: {nats: {}}\nstages:\n  echo: {runner: {echo: {}}, labels: {zone: a}}\n", meshtest.Mesh, bed.Broker.URL()))

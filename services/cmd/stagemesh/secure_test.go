@@ -33,7 +33,7 @@ pipelines: {p: {steps: [{name: a, stage: a}]}}
 
 var secureLine = regexp.MustCompile(`is ready on (https://\S+) \(admin: http://`)
 
-func TestProgramsMeetAtABrokerWithTLSAndAToken(t *testing.T) {
+func TestProgramsJoinBrokerWithTLSAndToken(t *testing.T) {
 	t.Parallel()
 	authority, token := testbed.NewAuthority(t), testbed.SecretFile(t, "open-sesame\n")
 	broker := testbed.StartBroker(t, func(o *server.Options) {
@@ -96,7 +96,7 @@ func (p *process) told(t *testing.T, want string) {
 	testbed.Eventually(t, "/readyz says "+want, func() bool { return strings.Contains(p.readiness(t), want) })
 }
 
-func TestProgramsSayAtOnceWhyTheBrokerDoesNotTakeThem(t *testing.T) {
+func TestProgramsReportBrokerRejections(t *testing.T) {
 	t.Parallel()
 	authority := testbed.NewAuthority(t)
 	broker := testbed.StartBroker(t, func(o *server.Options) {
@@ -117,7 +117,7 @@ func TestProgramsSayAtOnceWhyTheBrokerDoesNotTakeThem(t *testing.T) {
 }
 
 // A stranger has the place of the agent.
-func TestProgramsSayWhyTheyDoNotTrustConsul(t *testing.T) {
+func TestProgramsReportUntrustedConsul(t *testing.T) {
 	t.Parallel()
 	agent := httptest.NewUnstartedServer(http.NotFoundHandler())
 	agent.TLS = testbed.NewAuthority(t).Server("127.0.0.1")

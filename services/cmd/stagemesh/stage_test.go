@@ -37,7 +37,7 @@ stages:
   c: {runner: {image_decode: {width: 8}}, batch: {max_size: -1}}
 `
 
-func TestWhatIsWrongIsToldBeforeAnythingStarts(t *testing.T) {
+func TestErrorsAreReportedBeforeTheStart(t *testing.T) {
 	t.Parallel()
 	path := write(t, file)
 	bad := write(t, "mesh: M\nstages: {a: {runner: {echo: {}}}}\n")
@@ -118,7 +118,7 @@ func try(t *testing.T, args ...string) (p *process, stop func()) {
 	}
 }
 
-func TestProgramWaitsForItsBrokerAndSaysSo(t *testing.T) {
+func TestProgramReportsWaitingForItsBroker(t *testing.T) {
 	t.Parallel()
 	p, stop := try(t, "-c", write(t, file), "a", "--nats", "nats://user:hush@127.0.0.1:1")
 	testbed.Eventually(t, "it says what it waits for", func() bool {
@@ -138,7 +138,7 @@ func TestProgramWaitsForItsBrokerAndSaysSo(t *testing.T) {
 }
 
 // The file's broker and address serve where there is no flag.
-func TestProgramServesTheStageAPIWhereItIsTold(t *testing.T) {
+func TestProgramServesTheStageAPI(t *testing.T) {
 	t.Parallel()
 	broker := testbed.StartBroker(t)
 	text := strings.Replace(file, "hosts: 3", "listen: \"127.0.0.1:0\"", 1) + "nats: {url: \"" + broker.URL() + "\"}\n"
@@ -164,7 +164,7 @@ func TestProgramServesTheStageAPIWhereItIsTold(t *testing.T) {
 	}
 }
 
-func TestProgramEndsWhenNobodyReadsItsWords(t *testing.T) {
+func TestProgramEndsWhenOutputFails(t *testing.T) {
 	t.Parallel()
 	broker := testbed.StartBroker(t)
 	read, closed, err := os.Pipe()

@@ -28,7 +28,7 @@ func run(t *testing.T, cmd *exec.Cmd) string {
 	return out.String()
 }
 
-func TestTritonclientGetsWhatItsUsersExpect(t *testing.T) {
+func TestTritonclientInfersAndStreams(t *testing.T) {
 	t.Parallel()
 	tools, mesh := installTools(t), startMesh(t)
 	cmd := exec.CommandContext(t.Context(), tools.python, "-B", "-W", "error::ResourceWarning", "-m", "unittest", "--verbose", "test_tritonclient")
@@ -47,7 +47,7 @@ func TestTritonclientGetsWhatItsUsersExpect(t *testing.T) {
 	}
 }
 
-func TestANodeClientWithoutGeneratedCodeGetsSumsAndDifferences(t *testing.T) {
+func TestNodeClientInfersWithoutGeneratedCode(t *testing.T) {
 	t.Parallel()
 	tools, mesh := installTools(t), startMesh(t)
 	node, err := exec.LookPath("node")
@@ -61,7 +61,7 @@ func TestANodeClientWithoutGeneratedCodeGetsSumsAndDifferences(t *testing.T) {
 	}
 }
 
-func TestGrpcurlFindsTheServiceByReflectionAndAsksIt(t *testing.T) {
+func TestGrpcurlInfersByReflection(t *testing.T) {
 	t.Parallel()
 	tools, mesh := installTools(t), startMesh(t)
 	grpcurl := func(args ...string) string {
@@ -107,7 +107,7 @@ func TestGrpcurlFindsTheServiceByReflectionAndAsksIt(t *testing.T) {
 	}
 }
 
-func TestCurlAsksInJSONAndWithBytesBehindIt(t *testing.T) {
+func TestCurlInfersWithJSONAndBinaryData(t *testing.T) {
 	t.Parallel()
 	mesh := startMesh(t)
 	curl := curl(t)
@@ -153,7 +153,7 @@ func TestCurlAsksInJSONAndWithBytesBehindIt(t *testing.T) {
 }
 
 // The documentation says with which versions a mesh is tested.
-func TestTheDocumentationNamesTheVersions(t *testing.T) {
+func TestDocumentationNamesTheVersions(t *testing.T) {
 	t.Parallel()
 	docs := read(t, "../../../docs/clients.md")
 	for file, pinned := range map[string]*regexp.Regexp{

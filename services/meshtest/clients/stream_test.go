@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-func TestANodeClientStreamsBothWaysAndLeavesInTheMiddle(t *testing.T) {
+func TestNodeClientStreamsAndLeaves(t *testing.T) {
 	t.Parallel()
 	tools, mesh := installTools(t), startMesh(t)
 	node, err := exec.LookPath("node")
@@ -149,7 +149,7 @@ func TestCurlReadsEventsAsTheyCome(t *testing.T) {
 	}
 }
 
-func TestCurlHearsWhatBreaksAStreamAsItsLastEvent(t *testing.T) {
+func TestCurlGetsAStreamFaultAsTheLastEvent(t *testing.T) {
 	t.Parallel()
 	mesh := startMesh(t)
 	in := bufio.NewReader(strings.NewReader(run(t, exec.CommandContext(t.Context(), curl(t), "-N", "--silent", "--show-error", "--fail-with-body", "--max-time", "30",
@@ -167,7 +167,7 @@ func TestCurlHearsWhatBreaksAStreamAsItsLastEvent(t *testing.T) {
 	}
 }
 
-func TestCurlGeneratesWholeAndInEvents(t *testing.T) {
+func TestCurlGeneratesWholeAndAsEvents(t *testing.T) {
 	t.Parallel()
 	mesh := startMesh(t)
 	curl, model := curl(t), "http://"+mesh.checkedAddress(t)+"/v2/models/words/"

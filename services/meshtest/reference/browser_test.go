@@ -159,7 +159,7 @@ func (p *page) quiet(t *testing.T, gateway string, expected ...string) {
 // operation is the part of the page that an operation is in.
 func operation(tag, id string) string { return fmt.Sprintf("#operations-%s-%s", tag, id) }
 
-func TestThePageShowsThePipelinesAndAsksThem(t *testing.T) {
+func TestPageShowsAndCallsPipelines(t *testing.T) {
 	t.Parallel()
 	m := mesh(t)
 	document(t, client(t), m.URL())
@@ -186,7 +186,7 @@ func TestThePageShowsThePipelinesAndAsksThem(t *testing.T) {
 	p.quiet(t, m.URL())
 }
 
-func TestThePageSendsAFile(t *testing.T) {
+func TestPageSendsAFile(t *testing.T) {
 	t.Parallel()
 	m := mesh(t)
 	document(t, client(t), m.URL())
@@ -209,7 +209,7 @@ func TestThePageSendsAFile(t *testing.T) {
 	p.quiet(t, m.URL())
 }
 
-func TestThePageShowsTheEventsOfAStream(t *testing.T) {
+func TestPageShowsTheEventsOfAStream(t *testing.T) {
 	t.Parallel()
 	m := mesh(t)
 	document(t, client(t), m.URL())
@@ -230,7 +230,7 @@ func TestThePageShowsTheEventsOfAStream(t *testing.T) {
 	p.quiet(t, m.URL())
 }
 
-func TestThePageAsksForATokenWhereTheGatewayDoes(t *testing.T) {
+func TestPageAsksForARequiredToken(t *testing.T) {
 	t.Parallel()
 	tokens := filepath.Join(t.TempDir(), "tokens")
 	if err := os.WriteFile(tokens, []byte("open-sesame\n"), 0o600); err != nil {

@@ -170,7 +170,7 @@ func packedJSON(t *testing.T, text string) string {
 	return string(out)
 }
 
-func TestEventsComeInTheOrderThatTheDocumentSays(t *testing.T) {
+func TestEventsFollowTheDocument(t *testing.T) {
 	t.Parallel()
 	m := mesh(t)
 	c := client(t)
@@ -198,7 +198,7 @@ func TestEventsComeInTheOrderThatTheDocumentSays(t *testing.T) {
 	}
 }
 
-func TestRefusalsOfWhatTheDocumentDoesNotHaveAreInIt(t *testing.T) {
+func TestDocumentHasTheErrorsOfUndescribedRequests(t *testing.T) {
 	t.Parallel()
 	m := mesh(t)
 	c := client(t)
@@ -242,7 +242,7 @@ func TestRefusalsOfWhatTheDocumentDoesNotHaveAreInIt(t *testing.T) {
 	}
 }
 
-func TestTheDocumentSeesIntoMessagePackAndEvents(t *testing.T) {
+func TestDocumentDescribesMessagePackAndEvents(t *testing.T) {
 	t.Parallel()
 	m := mesh(t)
 	in := contentsOf(t, document(t, client(t), m.URL()))

@@ -93,7 +93,7 @@ func tensorOf(name, shape, data string) string {
 // zeros are the elements of one row that the stage classify takes.
 var zeros = "[" + strings.Repeat("0, ", 63) + "0]"
 
-func TestTheDocumentIsWhatTheGatewayDoes(t *testing.T) {
+func TestGatewayMatchesItsDocument(t *testing.T) {
 	t.Parallel()
 	m := mesh(t)
 	c := client(t)
@@ -182,7 +182,7 @@ func TestTheDocumentIsWhatTheGatewayDoes(t *testing.T) {
 	}
 }
 
-func TestTheDocumentRefusesWhatStagesWould(t *testing.T) {
+func TestDocumentRejectsWhatStagesReject(t *testing.T) {
 	t.Parallel()
 	m := mesh(t)
 	v := held(t, document(t, client(t), m.URL()))
@@ -204,7 +204,7 @@ func TestTheDocumentRefusesWhatStagesWould(t *testing.T) {
 	}
 }
 
-func TestTheDocumentIsForThoseWhoMayCallAndThePageForAll(t *testing.T) {
+func TestDocumentNeedsATokenAndThePageDoesNot(t *testing.T) {
 	t.Parallel()
 	tokens := filepath.Join(t.TempDir(), "tokens")
 	if err := os.WriteFile(tokens, []byte("open-sesame\n"), 0o600); err != nil {
@@ -229,7 +229,7 @@ func TestTheDocumentIsForThoseWhoMayCallAndThePageForAll(t *testing.T) {
 	}
 }
 
-func TestADocumentThatIsSwitchedOffIsNotThere(t *testing.T) {
+func TestDisabledDocumentIsNotServed(t *testing.T) {
 	t.Parallel()
 	off := false
 	m := mesh(t, func(f *meshfile.File) { f.Gateway.Docs = &off })

@@ -2,61 +2,42 @@ package fronttest
 
 import (
 	"bufio"
-	"context"
 	"errors"
 	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"strconv"
 	"strings"
-
-	"github.com/stagemesh/stagemesh/gateway/call"
-	"github.com/stagemesh/stagemesh/mesh/payload"
+	"testing"
 )
 
-// Words returns the chunks of a text, with a word in each, in the output "text".
-func Words(words ...string) []call.Chunk {
-	out := make([]call.Chunk, len(words))
-	for i, word := range words {
-		out[i] = call.Chunk{
-			RequestID: RequestID, Seq: uint64(i + 1), Attempt: 1,
-			Outputs: []payload.Part{payload.OfBlob("text", "text/plain", []byte(word))},
-		}
+// Serve serves h with HTTP/1 and cleartext HTTP/2 on one port until the test
+// ends, and returns its URL.
+func Serve(t testing.TB, h http.Handler) string {
+	t.Helper()
+	server := httptest.NewUnstartedServer(h)
+	server.Config.Protocols = new(http.Protocols)
+	server.Config.Protocols.SetHTTP1(true)
+	server.Config.Protocols.SetUnencryptedHTTP2(true)
+	server.Start()
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+// Client returns a client of cleartext HTTP/2 where h2c is true, and of HTTP/1
+// otherwise.
+func Client(t testing.TB, h2c bool) *http.Client {
+	t.Helper()
+	transport := &http.Transport{
+		Protocols:          new(http.Protocols),
+		DialContext:        new(net.Dialer).DialContext,
+		DisableCompression: true,
 	}
-	return out
-}
-
-// Told is a Caller whose Stream follows a test step by step. It is safe for concurrent
-// use.
-type Told struct {
-	Caller
-
-	// Emit receives the chunks to emit. Stream answers when Emit closes.
-	Emit chan call.Chunk
-	// Ended receives the cause if a stream ends before its answer.
-	Ended chan error
-}
-
-// NewTold returns a Told that waits for its first chunk.
-func NewTold() *Told {
-	return &Told{Emit: make(chan call.Chunk), Ended: make(chan error, 1)}
-}
-
-// Stream implements the fronts' Caller.
-func (c *Told) Stream(ctx context.Context, r *call.Request, emit func(call.Chunk) error) (*call.Response, error) {
-	for {
-		select {
-		case chunk, more := <-c.Emit:
-			if !more {
-				return c.Infer(ctx, r)
-			}
-			if err := emit(chunk); err != nil {
-				c.Ended <- err
-				return nil, err
-			}
-		case <-ctx.Done():
-			c.Ended <- ctx.Err()
-			return nil, ctx.Err()
-		}
-	}
+	transport.Protocols.SetHTTP1(!h2c)
+	transport.Protocols.SetUnencryptedHTTP2(h2c)
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport}
 }
 
 // Event is a server-sent event as its reader receives it.

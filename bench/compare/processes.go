@@ -1,7 +1,8 @@
-package bed
+package compare
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -20,7 +21,7 @@ import (
 )
 
 // startProcesses starts broker and gateway, and then all hosts at once.
-func startProcesses(ctx context.Context, s Settings, f *meshfile.File, route *baseline.Route) (*Bed, error) {
+func startProcesses(ctx context.Context, s BedSettings, f *meshfile.File, route *baseline.Route) (*Bed, error) {
 	arguments := []string{"--" + fileFlag, s.File}
 	if route != nil {
 		text, err := json.Marshal(route)
@@ -45,7 +46,7 @@ func startProcesses(ctx context.Context, s Settings, f *meshfile.File, route *ba
 
 // startHosts starts the hosts of mesh and baseline. It returns those that run, also if
 // some do not.
-func startHosts(ctx context.Context, s Settings, f *meshfile.File, route *baseline.Route, arguments []string) ([]*child, error) {
+func startHosts(ctx context.Context, s BedSettings, f *meshfile.File, route *baseline.Route, arguments []string) ([]*child, error) {
 	type host struct {
 		name      string
 		arguments []string
@@ -100,7 +101,7 @@ type child struct {
 	name   string
 	cmd    *exec.Cmd
 	input  io.Closer
-	stderr *boundedText
+	stderr *BoundedBuffer
 	ready  readiness
 	// ended is closed at the end of the process; err is its error then.
 	ended chan struct{}
@@ -108,8 +109,8 @@ type child struct {
 }
 
 // startChild starts a process and returns when it is ready.
-func startChild(ctx context.Context, s Settings, name string, arguments ...string) (*child, error) {
-	c := &child{name: name, stderr: &boundedText{}, ended: make(chan struct{})}
+func startChild(ctx context.Context, s BedSettings, name string, arguments ...string) (*child, error) {
+	c := &child{name: name, stderr: &BoundedBuffer{Most: maxStderr}, ended: make(chan struct{})}
 	// The context is only for the start. The process ends with its input.
 	c.cmd = exec.CommandContext(context.WithoutCancel(ctx), s.Program, slices.Concat(s.Arguments, arguments)...)
 	c.cmd.Stderr, c.cmd.SysProcAttr = c.stderr, ownGroup()
@@ -171,28 +172,34 @@ func (c *child) stop() error {
 
 // explain adds the name of the process and its standard error.
 func (c *child) explain(err error) error {
-	if text := c.stderr.String(); text != "" {
-		return fmt.Errorf("%s: %w: %s", c.name, err, text)
-	}
-	return fmt.Errorf("%s: %w", c.name, err)
+	return fmt.Errorf("%s: %w%s", c.name, err, c.stderr.Suffix())
 }
 
-// boundedText keeps the beginning of what is written.
-type boundedText struct {
-	mu   sync.Mutex
-	text strings.Builder
+// BoundedBuffer keeps the beginning of what is written, and counts the bytes beyond.
+type BoundedBuffer struct {
+	// Most is the number of bytes that it keeps.
+	Most    int
+	Dropped int64
+
+	text bytes.Buffer
 }
 
 // Write implements io.Writer.
-func (b *boundedText) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.text.Write(p[:min(len(p), maxStderr-b.text.Len())])
+func (b *BoundedBuffer) Write(p []byte) (int, error) {
+	n := min(len(p), b.Most-b.text.Len())
+	b.text.Write(p[:n])
+	b.Dropped += int64(len(p) - n)
 	return len(p), nil
 }
 
-func (b *boundedText) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return strings.TrimSpace(b.text.String())
+// Bytes returns the text.
+func (b *BoundedBuffer) Bytes() []byte { return b.text.Bytes() }
+
+// Suffix returns the text as the end of a message.
+func (b *BoundedBuffer) Suffix() string {
+	text := strings.TrimSpace(b.text.String())
+	if text == "" {
+		return ""
+	}
+	return ": " + text
 }

@@ -1,6 +1,6 @@
 //go:build unix
 
-package bed
+package compare
 
 import (
 	"os"

@@ -1,25 +1,4 @@
-// Package bed starts the mesh of a mesh file for the time of a measurement: in this
-// process, or as processes of this program. It can start a baseline beside the mesh, on
-// the same broker.
-//
-//	b, err := bed.Start(ctx, bed.Settings{File: "mesh.yaml"})
-//	... b.URL() ...
-//	err = b.Stop()
-//
-// The mesh has free ports of 127.0.0.1, and its own broker has a temporary store, so that
-// it runs beside other meshes and leaves their data alone. A file with nats.url shares
-// that broker, and stores durable requests there.
-//
-// # Processes
-//
-// With Settings.Program, broker and gateway are one process, and each host of a stage is
-// one: that program with the command of NewCommand. A process reports its addresses on a
-// line of JSON when it is ready. It ends at the end of its standard input, which is also
-// when this process dies, so none is left behind. Its standard error is kept, bounded,
-// for the error that reports its end.
-//
-// A Bed is stopped once. Start leaves nothing running if it fails.
-package bed
+package compare
 
 import (
 	"cmp"
@@ -37,8 +16,8 @@ import (
 	"github.com/stagemesh/stagemesh/services/bench"
 )
 
-// Settings describe the mesh to start.
-type Settings struct {
+// BedSettings describe the mesh to start.
+type BedSettings struct {
 	// File is the path of the mesh's file.
 	File string
 	// Program is the path of the program that runs the mesh's processes; empty means
@@ -71,8 +50,8 @@ func (b *Bed) BaselineURL() string { return b.baseline }
 // Stop stops everything, and returns the errors that the mesh ended with.
 func (b *Bed) Stop() error { return b.stop() }
 
-// Start starts a mesh and returns when it is ready. The context is only for the start.
-func Start(ctx context.Context, s Settings) (*Bed, error) {
+// StartBed starts a mesh and returns when it is ready. The context is only for the start.
+func StartBed(ctx context.Context, s BedSettings) (*Bed, error) {
 	if s.Logger == nil {
 		s.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -107,7 +86,7 @@ func Start(ctx context.Context, s Settings) (*Bed, error) {
 }
 
 // route returns the baseline's, nil without a baseline.
-func (s Settings) route(f *meshfile.File) (*baseline.Route, error) {
+func (s BedSettings) route(f *meshfile.File) (*baseline.Route, error) {
 	if s.Baseline == "" {
 		return nil, nil
 	}

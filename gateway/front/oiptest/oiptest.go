@@ -1,16 +1,134 @@
+// Package oiptest validates answers against the REST form of the Open Inference
+// Protocol: the statuses, media types and documents of protocol.yaml. It also checks
+// what no schema can express: that an answer matches its request, and its tensors match
+// their shapes.
+//
+//	protocol := oiptest.New(t)
+//	err := protocol.Check(request, requestBody, status, header, body)
+//
+// A Protocol is safe for concurrent use. No program links it.
 package oiptest
 
 import (
 	"bytes"
+	_ "embed"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
+	"testing"
+
+	"github.com/pb33f/libopenapi"
+	validator "github.com/pb33f/libopenapi-validator"
+	findings "github.com/pb33f/libopenapi-validator/errors"
 )
+
+//go:embed protocol.yaml
+var document []byte
+
+const (
+	lengthHeader = "Inference-Header-Content-Length"
+	jsonType     = "application/json"
+	octetStream  = "application/octet-stream"
+	// unknownPath is the path in the document that has the schema of every error.
+	unknownPath = "/elsewhere"
+)
+
+// Protocol validates answers against the protocol's document.
+type Protocol struct{ validator validator.Validator }
+
+// New returns the protocol.
+func New(t testing.TB) *Protocol {
+	t.Helper()
+	parsed, err := libopenapi.NewDocument(document)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, failures := validator.NewValidator(parsed)
+	if err := errors.Join(failures...); err != nil {
+		t.Fatal(err)
+	}
+	return &Protocol{validator: v}
+}
+
+// Valid returns the error of the protocol's own document, or nil.
+func (p *Protocol) Valid() error {
+	_, failures := p.validator.ValidateDocument()
+	return joinFailures(failures)
+}
+
+// Check returns the error of an answer to a request, or nil; requestBody is the request's
+// body.
+func (p *Protocol) Check(r *http.Request, requestBody []byte, status int, h http.Header, answer []byte) error {
+	head, behind, err := split(h, answer)
+	if err == nil {
+		err = p.document(r, status, h, head)
+	}
+	if err == nil && status == http.StatusOK && strings.HasSuffix(r.URL.Path, "/infer") {
+		err = checkInference(r, requestBody, head, behind)
+	}
+	if err != nil {
+		return fmt.Errorf("%s %s is answered %d %.300q: %w", r.Method, r.URL.Path, status, head, err)
+	}
+	return nil
+}
+
+// split returns the JSON of an answer and the bytes behind it. The media type and the
+// length header have to announce the bytes.
+func split(h http.Header, answer []byte) (head, behind []byte, err error) {
+	length, mediaType := h.Get(lengthHeader), h.Get("Content-Type")
+	if length == "" && mediaType != octetStream {
+		return answer, nil, nil
+	}
+	n, err := strconv.Atoi(length)
+	if err != nil || n < 0 || n > len(answer) || mediaType != octetStream {
+		return nil, nil, fmt.Errorf("its %s is %q, of %d bytes of %s", lengthHeader, length, len(answer), mediaType)
+	}
+	return answer[:n], answer[n:], nil
+}
+
+// document validates a status and its JSON against the document. Unknown errors have
+// the schema of every error.
+func (p *Protocol) document(r *http.Request, status int, h http.Header, head []byte) error {
+	clone := r.Clone(r.Context())
+	clone.Body, clone.URL.Path = http.NoBody, strings.TrimSuffix(clone.URL.Path, "/")
+	failures := p.answer(clone, status, h, head)
+	if len(failures) > 0 && (failures[0].IsPathMissingError() || failures[0].IsOperationMissingError()) {
+		clone.Method, clone.URL = http.MethodGet, &url.URL{Path: unknownPath}
+		failures = p.answer(clone, status, h, head)
+	}
+	return joinFailures(failures)
+}
+
+func (p *Protocol) answer(clone *http.Request, status int, h http.Header, head []byte) []*failure {
+	mediaType := h.Get("Content-Type")
+	if mediaType == octetStream {
+		// The document describes the JSON.
+		mediaType = jsonType
+	}
+	_, failures := p.validator.ValidateHttpResponse(clone, &http.Response{
+		StatusCode: status, Header: http.Header{"Content-Type": {mediaType}},
+		Body: io.NopCloser(bytes.NewReader(head)), Request: clone,
+	})
+	return failures
+}
+
+// failure is an error that the validator reports.
+type failure = findings.ValidationError
+
+func joinFailures(failures []*failure) error {
+	out := make([]error, len(failures))
+	for i, f := range failures {
+		out[i] = f
+	}
+	return errors.Join(out...)
+}
 
 // inferRequest are the properties of a request on which its answer depends.
 type inferRequest struct {
@@ -44,9 +162,9 @@ type output struct {
 	Data []any
 }
 
-// fits checks what the document's schemas cannot: that an answer matches its request,
+// checkInference checks what the document's schemas cannot: that an answer matches its request,
 // and that its tensors are consistent.
-func fits(r *http.Request, body, head, behind []byte) error {
+func checkInference(r *http.Request, body, head, behind []byte) error {
 	in, err := request(r.Header.Get(lengthHeader), body)
 	if err != nil {
 		return err

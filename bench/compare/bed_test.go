@@ -1,4 +1,4 @@
-package bed_test
+package compare_test
 
 import (
 	"context"
@@ -9,12 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
-	"github.com/stagemesh/stagemesh/bench/bed"
+	"github.com/stagemesh/stagemesh/bench/compare"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func file(t *testing.T, text string) string {
 	t.Helper()
@@ -40,16 +36,16 @@ func TestFailedStartIsExplained(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			_, err := bed.Start(t.Context(), bed.Settings{File: file(t, echo), Program: "sh", Arguments: []string{"-c", test.script, "sh"}})
+			_, err := compare.StartBed(t.Context(), compare.BedSettings{File: file(t, echo), Program: "sh", Arguments: []string{"-c", test.script, "sh"}})
 			if err == nil || !strings.HasPrefix(err.Error(), test.want) {
 				t.Errorf("got %v", err)
 			}
 		})
 	}
-	if _, err := bed.Start(t.Context(), bed.Settings{File: file(t, echo), Program: "there-is-no-such-program"}); err == nil || !strings.HasPrefix(err.Error(), "the broker and the gateway: exec: ") {
+	if _, err := compare.StartBed(t.Context(), compare.BedSettings{File: file(t, echo), Program: "there-is-no-such-program"}); err == nil || !strings.HasPrefix(err.Error(), "the broker and the gateway: exec: ") {
 		t.Errorf("got %v", err)
 	}
-	if _, err := bed.Start(t.Context(), bed.Settings{File: file(t, "mesh: m\nnope: 1\n"), Program: "sh"}); err == nil || !strings.Contains(err.Error(), "mesh.yaml:2:1: ") {
+	if _, err := compare.StartBed(t.Context(), compare.BedSettings{File: file(t, "mesh: m\nnope: 1\n"), Program: "sh"}); err == nil || !strings.Contains(err.Error(), "mesh.yaml:2:1: ") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -61,7 +57,7 @@ func TestBaselineNeedsAKnownPipeline(t *testing.T) {
 		"stage:nope": "stages.nope: there is none, so the baseline has no number of hosts",
 	} {
 		for _, program := range []string{"", "sh"} {
-			_, err := bed.Start(t.Context(), bed.Settings{File: file(t, echo), Program: program, Baseline: name})
+			_, err := compare.StartBed(t.Context(), compare.BedSettings{File: file(t, echo), Program: program, Baseline: name})
 			if err == nil || !strings.HasSuffix(err.Error(), want) {
 				t.Errorf("got %v", err)
 			}
@@ -74,7 +70,7 @@ func TestStartEndsWithContext(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	// The process prints nothing, and ends with its input.
-	_, err := bed.Start(ctx, bed.Settings{File: file(t, echo), Program: "sh", Arguments: []string{"-c", "cat >/dev/null", "sh"}})
+	_, err := compare.StartBed(ctx, compare.BedSettings{File: file(t, echo), Program: "sh", Arguments: []string{"-c", "cat >/dev/null", "sh"}})
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %v", err)
 	}
@@ -83,7 +79,7 @@ func TestStartEndsWithContext(t *testing.T) {
 func TestMeshRunsUntilStopped(t *testing.T) {
 	t.Parallel()
 	script := `case "$*" in *--stage*) echo '{}';; *) echo '{"broker": "b", "url": "http://there"}';; esac; cat`
-	b, err := bed.Start(t.Context(), bed.Settings{File: file(t, echo), Program: "sh", Arguments: []string{"-c", script, "sh"}})
+	b, err := compare.StartBed(t.Context(), compare.BedSettings{File: file(t, echo), Program: "sh", Arguments: []string{"-c", script, "sh"}})
 	if err != nil || b.URL() != "http://there" {
 		t.Fatalf("got %v", err)
 	}

@@ -1,4 +1,4 @@
-package bed
+package compare
 
 import (
 	"context"
@@ -18,8 +18,8 @@ import (
 	"github.com/stagemesh/stagemesh/services/runners"
 )
 
-// CommandName is the name of the command that runs a process of the mesh.
-const CommandName = "part"
+// PartName is the name of the command that runs a process of the mesh.
+const PartName = "part"
 
 // The flags of the command.
 const (
@@ -41,11 +41,11 @@ type part struct {
 	baseline string
 }
 
-// NewCommand returns the command that runs a process of the mesh. It is for Start alone.
-func NewCommand() *cobra.Command {
+// NewPartCommand returns the command that runs a process of the mesh. It is for StartBed alone.
+func NewPartCommand() *cobra.Command {
 	var p part
 	cmd := &cobra.Command{
-		Use: CommandName, Hidden: true, Args: cobra.NoArgs, SilenceErrors: true, SilenceUsage: true,
+		Use: PartName, Hidden: true, Args: cobra.NoArgs, SilenceErrors: true, SilenceUsage: true,
 		Short: "Run a process of the measured mesh until standard input ends",
 	}
 	cmd.Flags().StringVar(&p.file, fileFlag, "", "the mesh's file")
