@@ -35,8 +35,7 @@ type broker struct {
 	ready    chan struct{}
 }
 
-// ErrBroker is wrapped by errors of a broker in the process that did not start.
-var ErrBroker = errors.New("the broker in the process did not start")
+var errBroker = errors.New("the broker in the process did not start")
 
 // newBroker returns a broker for a mesh that reserves that much.
 func newBroker(s meshfile.NATS, reserve meshfile.Reserve, log *slog.Logger) *broker {
@@ -58,12 +57,12 @@ func (b *broker) run(ctx context.Context) error {
 	if folder == "" {
 		var err error
 		if folder, err = os.MkdirTemp("", "stagemesh-"); err != nil {
-			return fmt.Errorf("%w: %w", ErrBroker, err)
+			return fmt.Errorf("%w: %w", errBroker, err)
 		}
 		defer b.remove(folder)
 	}
 	if err := b.start(folder); err != nil {
-		return fmt.Errorf("%w: %w", ErrBroker, err)
+		return fmt.Errorf("%w: %w", errBroker, err)
 	}
 	close(b.ready)
 	<-ctx.Done()
@@ -142,7 +141,7 @@ func (b *broker) options(folder string) (*server.Options, error) {
 	return o, nil
 }
 
-// guard has those that join see a certificate and know a token.
+// guard requires TLS and a token of those that join, as far as the settings have them.
 func guard(s meshfile.NATS, o *server.Options) (err error) {
 	if o.TLSConfig, err = (credentials.Pair{CertFile: s.ListenCertFile, KeyFile: s.ListenKeyFile}).Server("nats.listen_"); err != nil {
 		return err
@@ -207,7 +206,7 @@ func (l *brokerLog) Warnf(format string, v ...any)   { l.log.Warn(fmt.Sprintf(fo
 func (l *brokerLog) Errorf(format string, v ...any) {
 	text := fmt.Sprintf(format, v...)
 	if strings.Contains(text, "TLS handshake error") {
-		// It is about one caller, as a probe of TCP.
+		// It is about one connection, such as a probe of TCP.
 		l.log.Debug(text)
 		return
 	}

@@ -79,7 +79,7 @@ func (p *parts) runHosts(ctx context.Context) error {
 	return hosts.Wait()
 }
 
-// listenError names the key of an address on which nobody can listen.
+// listenError adds the key of the address to an error of listening.
 func listenError(key string, err error) error {
 	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "listen" {
 		return fmt.Errorf("%s: %w", key, op)

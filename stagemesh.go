@@ -248,8 +248,8 @@ func (m *Mesh) Stream(ctx context.Context, r *call.Request, emit func(call.Chunk
 
 // Result returns the stored answer to a durable request, or to one with an
 // idempotency key, whichever gateway of the mesh took it: the request's own fault
-// where it failed, NOT_FOUND where no answer is stored. It waits for one as long
-// as wait says.
+// where it failed, NOT_FOUND where no answer is stored. It waits for an answer for up
+// to the given time.
 func (m *Mesh) Result(ctx context.Context, requestID string, wait time.Duration) (*call.Response, error) {
 	service, err := m.service()
 	if err != nil {

@@ -12,8 +12,8 @@
 //	f, err := meshfile.Read("mesh.yaml", decode)             // for one stage of it
 //	host, err := f.Host("decode")
 //
-// Every error names file, line, column and key. A File that nobody changes may
-// be used concurrently.
+// Every error names file, line, column and key. A File may be used
+// concurrently unless it is changed.
 package meshfile
 
 import (

@@ -195,8 +195,8 @@ func (r Reserve) Registry(c RegistryConfig) Reserve {
 	return Reserve{Memory: r.Memory + memory, Store: r.Store + store}
 }
 
-// has reports whether a stage has a queue of that durability; one that says
-// nothing has all.
+// has reports whether a stage has a queue of that durability; one that lists
+// none has all.
 func has(durabilities []pipeline.Durability, d pipeline.Durability) bool {
 	return len(durabilities) == 0 || slices.Contains(durabilities, d)
 }

@@ -47,7 +47,7 @@ func (f *File) validateShown() error {
 // validateFit checks the pipelines of a valid file against the specs of its stages. Many
 // runners have a spec only once they have started.
 func (f *File) validateFit(hosts []stagehost.Settings, routes []pipeline.Pipeline) error {
-	stages := known(hosts, routes)
+	stages := knownStages(hosts, routes)
 	var errs []error
 	for _, route := range routes {
 		for _, problem := range pipelines.Check(route, stages, cmp.Or(f.Gateway.MaxPayload, gateway.DefaultMaxPayload)) {
@@ -59,9 +59,9 @@ func (f *File) validateFit(hosts []stagehost.Settings, routes []pipeline.Pipelin
 	return errors.Join(errs...)
 }
 
-// known returns what is known of the stages: the specs of the hosts, and nothing of stages
-// that other processes serve.
-func known(hosts []stagehost.Settings, routes []pipeline.Pipeline) map[pipeline.StageName]pipelines.Stage {
+// knownStages returns the stages of the pipelines. They have the specs of the hosts; stages
+// of other processes have none.
+func knownStages(hosts []stagehost.Settings, routes []pipeline.Pipeline) map[pipeline.StageName]pipelines.Stage {
 	out := map[pipeline.StageName]pipelines.Stage{}
 	for _, route := range routes {
 		for _, step := range route.Steps {
@@ -264,7 +264,7 @@ func oneCopy(key string, replicas int) error {
 // ValidBroker checks the URL of a broker, or several with commas between them.
 func ValidBroker(urls string) error {
 	for one := range strings.SplitSeq(urls, ",") {
-		// What is wrong with it may show a password.
+		// The parser's error may contain a password.
 		if u, err := server(one); err != nil || u.Hostname() == "" {
 			return errors.New("this is no URL of a broker, such as nats://127.0.0.1:4222")
 		}
@@ -281,7 +281,7 @@ func server(one string) (*url.URL, error) {
 	return url.Parse(one)
 }
 
-// hidden stands for what is not shown; the standard library's word for it.
+// hidden replaces secrets; it is the standard library's word for that.
 const hidden = "xxxxx"
 
 // Redacted returns the URLs of a broker without passwords and tokens.

@@ -100,8 +100,8 @@ func (d *Doc) decode(n *node, at Path, into any) error {
 	return r.result()
 }
 
-// Section is a part of a file that somebody decodes later, who knows what it
-// is. The zero Section is one that the file does not have.
+// Section is a part of a file that is decoded later, once its type is known. The zero
+// Section is one that the file does not have.
 type Section struct {
 	doc  *Doc
 	node *node

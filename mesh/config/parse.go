@@ -57,7 +57,7 @@ func validText(data []byte) (place, bool) {
 	return at, true
 }
 
-// syntaxError puts file, line and column before what the parser says.
+// syntaxError adds file, line and column to an error of the parser.
 func syntaxError(name string, err error) error {
 	syntax, ok := errors.AsType[yaml.Error](err)
 	if !ok || syntax.GetToken() == nil {

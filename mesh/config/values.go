@@ -73,7 +73,7 @@ func (b Bytes) String() string {
 	return strconv.FormatInt(int64(b), 10)
 }
 
-// Address checks the address to listen on of the key; empty means that nobody listens.
+// Address checks the address to listen on of the key; an empty address is valid.
 func Address(key, addr string) error {
 	if addr == "" {
 		return nil

@@ -122,7 +122,7 @@ type Client struct {
 	next     atomic.Uint64
 }
 
-// wire speaks one protocol; the i-th of the prepared requests is sent.
+// wire implements one protocol; the i-th of the prepared requests is sent.
 type wire interface {
 	send(ctx context.Context, i int, into *Answer) error
 	close()

@@ -35,7 +35,7 @@ import (
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
 
-// rpcWire speaks gRPC or Connect.
+// rpcWire uses gRPC or Connect.
 type rpcWire struct {
 	settings ClientSettings
 	http     *http.Client
@@ -114,7 +114,7 @@ func fill(into *Answer, t *inferencev1.Timeline) {
 	}
 }
 
-// oipWire speaks the Open Inference Protocol over gRPC.
+// oipWire uses the Open Inference Protocol over gRPC.
 type oipWire struct {
 	conn     *grpc.ClientConn
 	client   oipv2.GRPCInferenceServiceClient
@@ -193,7 +193,7 @@ func (w *oipWire) send(ctx context.Context, i int, into *Answer) error {
 	return nil
 }
 
-// httpWire speaks plain HTTP.
+// httpWire uses plain HTTP.
 type httpWire struct {
 	client   *http.Client
 	url      *url.URL

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"maps"
@@ -241,48 +242,48 @@ func (s Step) MeanBatch() float64 {
 // maxShares bounds the shares that are listed of one kind.
 const maxShares = 4
 
+// mostFrequent returns the keys with the highest counts, the highest first.
+func mostFrequent[K cmp.Ordered](counts map[K]int64) []K {
+	keys := slices.SortedFunc(maps.Keys(counts), func(a, b K) int {
+		return cmp.Or(cmp.Compare(counts[b], counts[a]), cmp.Compare(a, b))
+	})
+	return keys[:min(len(keys), maxShares)]
+}
+
+func total[K comparable](counts map[K]int64) (all float64) {
+	for _, n := range counts {
+		all += float64(n)
+	}
+	return all
+}
+
 // sizeShares returns the shares of items by size of batch, in ranges that double: 1, 2,
 // 3-4, 5-8. Only the most frequent ranges are listed.
 func sizeShares(sizes map[uint32]int64) []string {
 	items := map[uint32]int64{} // by the range's largest size
-	var all int64
 	for size, n := range sizes {
 		top := uint32(1)
 		for top < size {
 			top *= 2
 		}
 		items[top] += n
-		all += n
 	}
-	tops := slices.SortedFunc(maps.Keys(items), func(a, b uint32) int { return int(items[b] - items[a]) })
-	tops = tops[:min(len(tops), maxShares)]
-	slices.Sort(tops)
-	out := make([]string, len(tops))
-	for i, top := range tops {
+	var out []string
+	for _, top := range slices.Sorted(slices.Values(mostFrequent(items))) {
 		name := fmt.Sprint(top)
 		if top > 2 {
 			name = fmt.Sprintf("%d-%d", top/2+1, top)
 		}
-		out[i] = name + ": " + formatShare(float64(items[top])/float64(all))
+		out = append(out, name+": "+formatShare(float64(items[top])/total(sizes)))
 	}
 	return out
 }
 
 // reasonShares returns the shares of items by reason of dispatch, the most frequent first.
 func reasonShares(reasons map[string]int64) []string {
-	var all int64
-	for _, n := range reasons {
-		all += n
-	}
-	names := slices.SortedFunc(maps.Keys(reasons), func(a, b string) int {
-		if reasons[a] != reasons[b] {
-			return int(reasons[b] - reasons[a])
-		}
-		return strings.Compare(a, b)
-	})
-	out := make([]string, 0, maxShares)
-	for _, name := range names[:min(len(names), maxShares)] {
-		out = append(out, name+" "+formatShare(float64(reasons[name])/float64(all)))
+	var out []string
+	for _, name := range mostFrequent(reasons) {
+		out = append(out, name+" "+formatShare(float64(reasons[name])/total(reasons)))
 	}
 	return out
 }

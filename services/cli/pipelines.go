@@ -225,7 +225,7 @@ func applyAll(ctx context.Context, client clients, wanted []pipeline.Pipeline, e
 	for i, p := range wanted {
 		request := &adminv1.ApplyPipelineRequest{Pipeline: p.ToProto(), ExpectRevision: expect, Force: force}
 		if expect == nil {
-			// Nobody may have changed it since the plan.
+			// It must not have changed since the plan.
 			request.ExpectRevision = proto.Uint64(planned[i].GetCurrent().GetRevision())
 		}
 		answer, err := client.ApplyPipeline(ctx, connect.NewRequest(request))

@@ -20,8 +20,8 @@ import (
 // parse reads a model and refuses what cannot be run. The result's inputs are
 // those that a caller gives.
 func parse(data []byte) (model *onnxgomlx.Model, err error) {
-	// The messages of the format are internal to the library; a Model that
-	// nobody parsed is the way to them.
+	// The messages of the format are internal to the library; an empty Model has
+	// them.
 	file := new(onnxgomlx.Model)
 	if err := proto.Unmarshal(data, &file.Proto); err != nil {
 		return nil, fmt.Errorf("not an ONNX model: %w", err)

@@ -305,7 +305,7 @@ func decodeImage(blob payload.Blob, maxPixels int) (image.RGBA64Image, error) {
 }
 
 // isImageType reports whether a blob of the content type may be an image that is taken. If
-// the type says nothing of use, the bytes decide.
+// the type is missing or general, the bytes decide.
 func isImageType(contentType string) bool {
 	if contentType == "" {
 		return true

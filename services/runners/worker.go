@@ -145,7 +145,7 @@ func (s WorkerSettings) replicas() []worker.Replica {
 	return out
 }
 
-// Validate returns what is wrong whatever the machine is.
+// Validate checks what does not depend on the machine.
 func (s WorkerSettings) Validate() error {
 	switch {
 	case s.Concurrency < 0 || s.Concurrency > maxConcurrency:

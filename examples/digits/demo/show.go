@@ -54,7 +54,7 @@ func show(ctx context.Context, out io.Writer, address string) error {
 	if err := calls.Wait(); err != nil {
 		return err
 	}
-	// On the idle mesh: what one request costs when it waits for nobody.
+	// One more request, on the idle mesh.
 	alone, err := read(ctx, client, files[0])
 	if err != nil {
 		return err
@@ -138,7 +138,7 @@ func printTimeline(out io.Writer, r reading) error {
 	return err
 }
 
-// printHint says how to ask the mesh that keeps serving.
+// printHint prints how to send requests to the mesh, which keeps serving.
 func printHint(out io.Writer, address string) error {
 	_, err := fmt.Fprintf(out, `
 Try it from another terminal:
