@@ -296,22 +296,19 @@ func (p Pipeline) Route(o Options) ([]Hop, error) {
 	return route, nil
 }
 
+// knows checks that options are for steps of the pipeline.
 func (p Pipeline) knows(options map[StepName]StepOptions) error {
 	if len(options) == 0 {
 		return nil
 	}
-	for _, name := range slices.Sorted(maps.Keys(options)) {
-		if !slices.ContainsFunc(p.Steps, func(s Step) bool { return s.Name == name }) {
-			return fmt.Errorf("steps.%.*s: pipeline %s has no such step; it has %s", maxName, name, p.Name, p.stepNames())
-		}
-	}
-	return nil
-}
-
-func (p Pipeline) stepNames() string {
 	names := make([]string, len(p.Steps))
 	for i, step := range p.Steps {
 		names[i] = string(step.Name)
 	}
-	return strings.Join(names, ", ")
+	for _, name := range slices.Sorted(maps.Keys(options)) {
+		if !slices.Contains(names, string(name)) {
+			return fmt.Errorf("steps.%.*s: pipeline %s has no such step; it has %s", maxName, name, p.Name, strings.Join(names, ", "))
+		}
+	}
+	return nil
 }

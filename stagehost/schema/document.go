@@ -112,9 +112,12 @@ func (d documents) check(path string, part payload.Part) ([]fault.Violation, err
 	if !ok || part.Tensor != nil {
 		return nil, nil
 	}
-	text, err := textOf(part.Blob)
-	if err != nil {
-		return nil, err
+	text := part.Blob.Data
+	if msgpack.Is(part.Blob.ContentType) {
+		var err error
+		if text, err = msgpack.ToJSON(text, maxConverted); err != nil {
+			return nil, err
+		}
 	}
 	doc, err := decode(text)
 	if err != nil {
@@ -129,28 +132,15 @@ func (d documents) check(path string, part payload.Part) ([]fault.Violation, err
 		return nil, err
 	}
 	if hasRefCycle(invalid) {
-		return nil, refCycle(path)
+		// The stage is at fault, not the document.
+		const what = "has a schema that leads back to itself without a step into the document"
+		return nil, fault.Newf(fault.Internal, "%s %s", path, what).WithViolation(path, what)
 	}
 	return violations(path, doc, invalid), nil
 }
 
-// refCycle returns the fault of a schema whose dynamic references form a cycle. The stage is
-// at fault, not the document.
-func refCycle(path string) *fault.Fault {
-	const what = "has a schema that leads back to itself without a step into the document"
-	return fault.Newf(fault.Internal, "%s %s", path, what).WithViolation(path, what)
-}
-
 // maxConverted bounds the JSON that MessagePack is converted to, in bytes.
 const maxConverted = 32 << 20
-
-// textOf returns the JSON of a blob: its data, or its MessagePack converted to JSON.
-func textOf(b payload.Blob) ([]byte, error) {
-	if msgpack.Is(b.ContentType) {
-		return msgpack.ToJSON(b.Data, maxConverted)
-	}
-	return b.Data, nil
-}
 
 // Bounds on a document that is validated against a JSON Schema: its decoded size, and
 // the size of its numbers when they become exact. The cost of validation depends on

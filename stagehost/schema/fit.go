@@ -310,21 +310,14 @@ func takesMessagePack(want runner.PartSpec) bool {
 	return takesType(want, msgpack.Type) || slices.ContainsFunc(want.ContentTypes, msgpack.Is)
 }
 
-// needsJSON reports whether to convert a blob of that type to JSON: it is
-// MessagePack, and the part accepts JSON and not MessagePack.
-func needsJSON(want runner.PartSpec, contentType string) bool {
-	if !msgpack.Is(contentType) {
-		return false
-	}
-	if len(want.ContentTypes) == 0 {
-		return len(want.Schema) > 0
-	}
-	return takesType(want, jsonType) && !takesMessagePack(want)
-}
-
-// convertToJSON converts MessagePack to the JSON that the runner accepts, in place.
+// convertToJSON converts a blob of MessagePack to JSON, in place, if the part accepts JSON and
+// not MessagePack.
 func convertToJSON(want runner.PartSpec, part *payload.Part) error {
-	if !needsJSON(want, part.Blob.ContentType) {
+	convert := takesType(want, jsonType) && !takesMessagePack(want)
+	if len(want.ContentTypes) == 0 {
+		convert = len(want.Schema) > 0
+	}
+	if !convert || !msgpack.Is(part.Blob.ContentType) {
 		return nil
 	}
 	text, err := msgpack.ToJSON(part.Blob.Data, maxConverted)
@@ -364,7 +357,10 @@ func appendSized(b []byte, s string) []byte {
 }
 
 func appendTrailing(b []byte, spec runner.Spec, part payload.Part) []byte {
-	varies := variableShape(spec, part.Name)
+	var varies []int64
+	if at := slices.IndexFunc(spec.Inputs, func(p runner.PartSpec) bool { return p.Name == part.Name && p.Variable }); at >= 0 {
+		varies = spec.Inputs[at].Shape
+	}
 	for axis, n := range part.Tensor.Shape {
 		b = append(b, ',')
 		switch {
@@ -376,15 +372,4 @@ func appendTrailing(b []byte, spec runner.Spec, part payload.Part) []byte {
 		}
 	}
 	return b
-}
-
-// variableShape returns the spec's shape of an input whose negative extents may differ
-// within a batch, or nil if none may differ.
-func variableShape(spec runner.Spec, input string) []int64 {
-	for _, p := range spec.Inputs {
-		if p.Name == input && p.Variable {
-			return p.Shape
-		}
-	}
-	return nil
 }

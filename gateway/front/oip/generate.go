@@ -67,10 +67,10 @@ func generationOf(ctx context.Context, name string, text []byte, model Model, me
 
 // take takes one member of the body. The model's own names come first.
 func (g *generation) take(f oipjson.Field) error {
-	spec, known := specNamed(g.takes, f.Name)
+	at := slices.IndexFunc(g.takes, func(p *stagev1.PartSpec) bool { return p.GetName() == f.Name })
 	switch {
-	case known:
-		return g.input(f, spec)
+	case at >= 0:
+		return g.input(f, g.takes[at])
 	case f.Name == textKey:
 		return g.text(f)
 	case f.Name == idKey:
@@ -90,14 +90,6 @@ func (g *generation) take(f oipjson.Field) error {
 		return err
 	}
 	return g.parameter(f.Name, value)
-}
-
-func specNamed(takes []*stagev1.PartSpec, name string) (*stagev1.PartSpec, bool) {
-	i := slices.IndexFunc(takes, func(p *stagev1.PartSpec) bool { return p.GetName() == name })
-	if i < 0 {
-		return nil, false
-	}
-	return takes[i], true
 }
 
 func (g *generation) parameters(f oipjson.Field) error {

@@ -179,10 +179,8 @@ const (
 	binaryOne         = "binary_data"
 	binaryAll         = "binary_data_output"
 	classify          = "classification"
-	binaryMediaType   = "application/octet-stream"
 	binaryExtension   = "binary_tensor_data"
 	generateExtension = "generate"
-	jsonType          = "application/json"
 )
 
 func extensions() []string { return []string{binaryExtension, generateExtension} }
@@ -354,35 +352,22 @@ func (f format) encode(r *call.Response) (text []byte, binary [][]byte, err erro
 			}
 			continue
 		}
-		if text, err = appendHead(text, part); err != nil {
+		part.Parameters = payload.Merge(part.Parameters, payload.Parameters{binarySize: payload.Int64(int64(len(part.Tensor.Raw)))})
+		if text, err = oipjson.AppendHead(text, part); err != nil {
 			return nil, nil, err
 		}
-		binary = append(binary, part.Tensor.Raw)
+		text, binary = append(text, '}'), append(binary, part.Tensor.Raw)
 	}
 	return append(text, `]}`...), binary, nil
-}
-
-// appendHead appends an output whose bytes follow the JSON.
-func appendHead(dst []byte, p payload.Part) ([]byte, error) {
-	shape, err := json.Marshal(p.Tensor.Shape)
-	if err != nil {
-		return nil, err
-	}
-	dst = oipjson.AppendString(append(dst, `{"name":`...), p.Name)
-	dst = oipjson.AppendString(append(dst, `,"datatype":`...), string(p.Tensor.Datatype))
-	dst = append(append(dst, `,"shape":`...), shape...)
-	withSize := payload.Merge(p.Parameters, payload.Parameters{binarySize: payload.Int64(int64(len(p.Tensor.Raw)))})
-	dst, err = oipjson.AppendParameters(append(dst, `,"parameters":`...), "outputs."+p.Name, withSize)
-	return append(dst, '}'), err
 }
 
 // write sends a response. A failed write is no error: the caller has disconnected.
 func write(w http.ResponseWriter, r *call.Response, text []byte, binary [][]byte) {
 	length := len(text)
 	h := w.Header()
-	h.Set("Content-Type", jsonType)
+	h.Set("Content-Type", payload.JSONType)
 	if binary != nil {
-		h.Set("Content-Type", binaryMediaType)
+		h.Set("Content-Type", payload.OctetStream)
 		h.Set(transport.HeaderJSONLength, strconv.Itoa(len(text)))
 	}
 	for _, raw := range binary {

@@ -353,7 +353,7 @@ func float(d tensor.Datatype) element {
 		if err != nil {
 			return dst, elementErrorf("%s is beyond %s", clip(string(raw)), d)
 		}
-		if d == tensor.FP32 {
+		if bits == 32 {
 			return binary.LittleEndian.AppendUint32(dst, math.Float32bits(float32(f))), nil
 		}
 		return binary.LittleEndian.AppendUint64(dst, math.Float64bits(f)), nil

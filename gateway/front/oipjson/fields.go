@@ -1,6 +1,8 @@
 package oipjson
 
 import (
+	"slices"
+
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
@@ -122,18 +124,9 @@ func (f Field) Tensor(d tensor.Datatype, rank int, memory *transport.Reservation
 	if out.Raw, err = take(f.scanner(memory), path, out, memory); err != nil {
 		return tensor.Tensor{}, classify(err)
 	}
-	out.Shape = shapeOfRank(rank, n)
+	out.Shape = slices.Repeat([]int64{1}, min(max(rank, 1), tensor.MaxRank))
+	out.Shape[len(out.Shape)-1] = n
 	return out, nil
-}
-
-// shapeOfRank returns a shape whose last axis has n elements. All axes before it are one.
-func shapeOfRank(rank int, n int64) []int64 {
-	out := make([]int64, min(max(rank, 1), tensor.MaxRank))
-	for i := range out {
-		out[i] = 1
-	}
-	out[len(out)-1] = n
-	return out
 }
 
 // AppendValue appends a tensor's data without the tensor's fields: one element as a

@@ -21,17 +21,30 @@ func AppendTensor(dst []byte, p payload.Part) ([]byte, error) {
 	if err := p.Tensor.Validate(); err != nil {
 		return dst, invalidOutput(path, err)
 	}
+	dst, err := AppendHead(dst, p)
+	if err != nil {
+		return dst, err
+	}
+	dst, err = appendData(append(dst, `,"data":[`...), path, *p.Tensor)
+	return append(dst, `]}`...), err
+}
+
+// AppendHead appends the beginning of such an object, up to the data.
+func AppendHead(dst []byte, p payload.Part) (_ []byte, err error) {
 	dst = AppendString(append(dst, `{"name":`...), p.Name)
 	dst = AppendString(append(dst, `,"datatype":`...), string(p.Tensor.Datatype))
-	dst = appendShape(append(dst, `,"shape":`...), p.Tensor.Shape)
-	if len(p.Parameters) > 0 {
-		var err error
-		if dst, err = AppendParameters(append(dst, `,"parameters":`...), path, p.Parameters); err != nil {
-			return dst, err
+	dst = append(dst, `,"shape":[`...)
+	for i, extent := range p.Tensor.Shape {
+		if i > 0 {
+			dst = append(dst, ',')
 		}
+		dst = strconv.AppendInt(dst, extent, 10)
 	}
-	dst, err := appendData(append(dst, `,"data":[`...), path, *p.Tensor)
-	return append(dst, `]}`...), err
+	dst = append(dst, ']')
+	if len(p.Parameters) > 0 {
+		dst, err = AppendParameters(append(dst, `,"parameters":`...), "outputs."+p.Name, p.Parameters)
+	}
+	return dst, err
 }
 
 func invalidOutput(path string, err error) error {
@@ -71,17 +84,6 @@ func AppendParameters(dst []byte, path string, p payload.Parameters) ([]byte, er
 		return dst, fault.Newf(fault.RunnerOutputInvalid, "%s.parameters: JSON has neither NaN nor infinity", path)
 	}
 	return append(dst, out...), nil
-}
-
-func appendShape(dst []byte, shape []int64) []byte {
-	dst = append(dst, '[')
-	for i, extent := range shape {
-		if i > 0 {
-			dst = append(dst, ',')
-		}
-		dst = strconv.AppendInt(dst, extent, 10)
-	}
-	return append(dst, ']')
 }
 
 // appendData appends the elements of a valid tensor.

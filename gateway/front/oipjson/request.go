@@ -121,8 +121,10 @@ func Detect(text []byte) bool {
 		}
 		return s.array(func(int) error {
 			_ = s.object(func(key string) error {
-				found = found || key == "datatype"
-				return stopIf(found, s)
+				if found = key == "datatype"; found {
+					return errStop
+				}
+				return s.skip()
 			})
 			return errStop
 		})
@@ -131,13 +133,6 @@ func Detect(text []byte) bool {
 }
 
 var errStop = errors.New("enough was read")
-
-func stopIf(enough bool, s *scanner) error {
-	if enough {
-		return errStop
-	}
-	return s.skip()
-}
 
 // Decode reads a request. Its tensors are allocated from the memory, and share no
 // bytes with the text.

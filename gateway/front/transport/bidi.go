@@ -73,10 +73,12 @@ func (b *bidiStream[M, P, Out]) run(ctx context.Context, limit int) error {
 	if err == nil {
 		return group.Wait()
 	}
-	if b.isStopping() {
+	select {
+	case <-b.stopping:
 		// The messages in flight are answered; there is nothing to add to them.
 		_ = group.Wait()
 		return fault.New(fault.ShuttingDown, "the gateway is stopping; open another stream")
+	default:
 	}
 	if cause := context.Cause(ctx); cause != nil {
 		err = cause // the read failed because the stream's context ended
@@ -132,15 +134,6 @@ func (b *bidiStream[M, P, Out]) interruptReads(ctx context.Context) (release fun
 	return func() {
 		close(released)
 		watch.Wait()
-	}
-}
-
-func (b *bidiStream[M, P, Out]) isStopping() bool {
-	select {
-	case <-b.stopping:
-		return true
-	default:
-		return false
 	}
 }
 
