@@ -1,4 +1,10 @@
-package reference_test
+// Package reference compares the description of a gateway, its OpenAPI document and the
+// page that shows it, with what it does: the tests run a mesh in their process, send what
+// the document describes, and open the page in a real browser.
+//
+// The browser is Chromium, by any of its usual names, with a profile that ends with the
+// test. Without it the tests of the page fail; -run Document selects the others.
+package reference
 
 import (
 	"context"
