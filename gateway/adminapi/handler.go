@@ -96,13 +96,12 @@ func Handler(s Settings) http.Handler {
 	unary(routes, "ApplyPipeline", h.applyPipeline)
 	unary(routes, "DeletePipeline", h.deletePipeline)
 	watch(routes, "WatchPipelines", s.Pipelines.Changed, h.currentPipelines)
-	services := []string{adminv1connect.DeadLetterServiceName, adminv1connect.MeshServiceName, adminv1connect.PipelineServiceName}
-	port.MountHealth(mux, h.health, services...)
-	port.MountReflection(mux, services...)
 	mux.HandleFunc("/", notFound)
-	guard := port.Guard{Tokens: s.Tokens, Key: "gateway.admin.token_file", LoopbackOnly: true, Services: services}
 	// Only a list of origins can be wrong.
-	out, _ := port.CrossOrigin(guard.Before(mux), port.Origins{})
+	out, _ := port.Port{
+		Health: h.health, Tokens: s.Tokens, TokensKey: "gateway.admin.token_file", IsPrivate: true,
+		Services: []string{adminv1connect.DeadLetterServiceName, adminv1connect.MeshServiceName, adminv1connect.PipelineServiceName},
+	}.Handler(mux)
 	return out
 }
 

@@ -45,7 +45,7 @@ func (h *handler) listHosts(ctx context.Context, in *adminv1.ListHostsRequest) (
 	ctx, cancel := context.WithTimeout(ctx, loadTimeout)
 	defer cancel()
 	if err := h.Membership.Loaded(ctx); err != nil {
-		return nil, fault.New(fault.RegistryUnavailable, "the gateway has not heard of the registry yet").Caused(err).WithRetryAfter(retryAfter)
+		return nil, fault.New(fault.RegistryUnavailable, "the gateway has not loaded the registry yet").Caused(err).WithRetryAfter(retryAfter)
 	}
 	out := &adminv1.ListHostsResponse{}
 	for _, host := range h.Membership.Hosts() {

@@ -76,8 +76,8 @@ func TestHostsAreUnavailableWithoutRegistry(t *testing.T) {
 		membership adminapi.Membership
 		want       fault.Reason
 	}{
-		"there is no registry":         {nil, fault.NotSupported},
-		"it has not been heard of yet": {fakeMembership{early: true}, fault.RegistryUnavailable},
+		"there is no registry": {nil, fault.NotSupported},
+		"it is not loaded yet": {fakeMembership{early: true}, fault.RegistryUnavailable},
 	} {
 		url := serve(t, adminapi.Settings{DeadLetters: newBed(t), Membership: test.membership})
 		client := adminv1connect.NewMeshServiceClient(fronttest.Client(t, false), url)

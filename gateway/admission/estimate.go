@@ -70,7 +70,7 @@ type sample struct {
 	// own are the estimator's counters when the broker was asked, after those when
 	// it had answered.
 	own, after counters
-	// epoch tells a queue from its replacement.
+	// epoch distinguishes a queue from its replacement.
 	epoch string
 	// total items wait or are in flight, bytes are theirs; last counts all that ever
 	// came. They are of one moment; items, by class, may be of another.

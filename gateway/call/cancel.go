@@ -151,7 +151,7 @@ func (c *cancels) store(ctx context.Context, env *envelope.Envelope) {
 	_, _ = c.bus.PublishAndWait(ctx, message)
 }
 
-// notify tells the hosts, and counts how the request was cancelled.
+// notify sends the cancel message to the hosts, and counts how the request was cancelled.
 func (c *cancels) notify(env *envelope.Envelope, isWithdrawn bool) {
 	err := c.bus.Cancel(&envelope.Cancel{Mesh: env.Mesh, RequestID: env.RequestID, Deadline: env.Deadline})
 	switch {

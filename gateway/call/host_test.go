@@ -105,7 +105,7 @@ func (b *bed) storeReply(env *envelope.Envelope, reply *envelope.Reply) bool {
 	return !got.receipt.Duplicate
 }
 
-// announce tells the item's gateway that its result is stored.
+// announce reports to the item's gateway that its result is stored.
 func (b *bed) announce(env *envelope.Envelope) {
 	reply := env.Answer()
 	reply.Stored = true

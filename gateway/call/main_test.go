@@ -181,10 +181,10 @@ func (b *bed) decode(msg *nats.Msg) *envelope.Envelope {
 	return env
 }
 
-// chunk sends a chunk of an answer, and does not tell when the next comes.
+// chunk sends a chunk of an answer, and does not report when the next comes.
 func (b *bed) chunk(env *envelope.Envelope, seq uint64, data []byte) { b.chunkOf(env, seq, data, 0) }
 
-// chunkOf is chunk that tells when the next message comes at the latest.
+// chunkOf is chunk with the latest time of the next message.
 func (b *bed) chunkOf(env *envelope.Envelope, seq uint64, data []byte, nextWithin time.Duration) {
 	reply := env.Answer()
 	reply.Seq, reply.Chunk, reply.Parts, reply.NextWithin = seq, true, blob(data), nextWithin

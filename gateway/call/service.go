@@ -42,7 +42,7 @@
 // Cancel cancels any request by its ID, through any gateway. A memory request without a
 // key is also cancelled when its caller leaves or reads too slowly, or when its stream
 // has a gap. Its item is withdrawn from the queue of its first step, and a cancel
-// message tells hosts to drop it. The caller does not wait for that. Cancelling is best
+// message makes hosts drop it. The caller does not wait for that. Cancelling is best
 // effort: an item that waits for its first step never runs; further on, only hosts that
 // receive the message stop. Where the result is stored, the stored result is CANCELLED
 // then, unless another was stored before. Deadlines cancel nothing: hosts drop expired

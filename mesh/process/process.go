@@ -22,7 +22,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
+	"os/signal"
+	"runtime/debug"
 	"sync"
+	"syscall"
+	"time"
 )
 
 // Part is a part of a program.
@@ -170,4 +175,93 @@ func (g *Group) Stop() error {
 	}
 	g.running = nil
 	return errors.Join(errs...)
+}
+
+// ErrShutdown is the cause of a drain context that a second signal ended.
+var ErrShutdown = errors.New("told to stop at once")
+
+// shutdownKey is the key of a context that ends with the second signal.
+type shutdownKey struct{}
+
+// SignalContext returns a context that ends with the first SIGINT or SIGTERM,
+// which asks a program to drain. The second signal is the shutdown: it ends the
+// contexts of DrainContext, so the program waits for nothing more and still
+// cleans up. The third is the force quit: it ends the process at once. Stop
+// restores the default handling of both signals.
+func SignalContext(ctx context.Context) (drain context.Context, stop context.CancelFunc) {
+	shutdown, shutDown := context.WithCancelCause(context.Background())
+	drain, startDrain := context.WithCancel(context.WithValue(ctx, shutdownKey{}, shutdown))
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	stopped := make(chan struct{})
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		defer signal.Stop(signals)
+		onSecond := func() {
+			signal.Stop(signals) // the third has its default effect
+			shutDown(ErrShutdown)
+		}
+		for _, act := range []func(){startDrain, onSecond} {
+			select {
+			case <-signals:
+				act()
+			case <-stopped:
+				return
+			}
+		}
+	})
+	return drain, sync.OnceFunc(func() {
+		startDrain()
+		close(stopped)
+		watching.Wait()
+		shutDown(context.Canceled)
+	})
+}
+
+// DrainContext returns a context for work that is finished after ctx has ended.
+// It ends after the timeout, or, with ErrShutdown as its cause, with the second
+// signal where ctx is that of SignalContext.
+func DrainContext(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
+	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
+	shutdown, ok := ctx.Value(shutdownKey{}).(context.Context)
+	if !ok {
+		return drain, cancel
+	}
+	drain, cancelCause := context.WithCancelCause(drain)
+	unwatch := context.AfterFunc(shutdown, func() { cancelCause(context.Cause(shutdown)) })
+	return drain, func() {
+		unwatch()
+		cancelCause(context.Canceled)
+		cancel()
+	}
+}
+
+// Ballast is what ReduceCollections adds to the heap, in bytes.
+const Ballast = 32 << 20
+
+// ballast is never touched, so it takes address space and no memory, and a
+// collection has nothing in it to scan.
+var ballast = sync.OnceValue(func() []byte { return make([]byte, Ballast) })
+
+// ReduceCollections has a program with a small heap collect less often: it adds a
+// Ballast to the heap, which Go lets grow to twice of what was in use. Parts of a
+// mesh use a few megabytes and allocate as much tens of times a second under
+// load, and each collection would scan all of it. It changes nothing where the
+// environment sets GOGC or GOMEMLIMIT.
+func ReduceCollections() {
+	for _, name := range []string{"GOGC", "GOMEMLIMIT"} {
+		if _, isSet := os.LookupEnv(name); isSet {
+			return
+		}
+	}
+	ballast()
+}
+
+// Version returns the version of the program from its build information.
+func Version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok || info.Main.Version == "" {
+		return "(devel)"
+	}
+	return info.Main.Version
 }

@@ -18,7 +18,8 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 )
 
-func TestMain(m *testing.M) { testbed.Main(m) }
+// More would compete for the processor, and several tests bound times.
+func TestMain(m *testing.M) { testbed.Tests{Parallel: 4}.Main(m) }
 
 // appendName returns a runner that appends its name to each input, after a time per
 // batch, and counts what it runs.

@@ -33,39 +33,52 @@ func isLoopback(host string) bool {
 	return ip != nil && ip.IsLoopback()
 }
 
-// Guard authenticates the callers of a port. Probes need no token: /livez, /readyz and gRPC
+// Port is what a port has around its services. Probes need no token: /livez, /readyz and gRPC
 // health reveal only whether the gateway works, and whether a pipeline of a known name exists.
-type Guard struct {
-	// Tokens are the tokens that callers may send; without any they need none.
-	Tokens Tokens
-	// Key names the file with the tokens in messages.
-	Key string
-	// LoopbackOnly is true where callers without Tokens must use a loopback address.
-	LoopbackOnly bool
-	// Open are paths that need no token; one that ends in "/" is a prefix.
-	Open []string
+type Port struct {
+	Health Health
 	// Services are the RPC services on the port, beside health and reflection: errors on their
 	// paths are in the protocol of the caller.
 	Services []string
-	// Forms write the errors on other paths.
+	// Tokens are the tokens that callers may send; without any they need none.
+	Tokens Tokens
+	// TokensKey names the file with the tokens in messages.
+	TokensKey string
+	// IsPrivate is true where callers without Tokens must use a loopback address.
+	IsPrivate bool
+	// Open are paths that need no token; one that ends in "/" is a prefix.
+	Open []string
+	// Origins are those whose pages may call, as scheme://host[:port], or "*" alone for all.
+	// Empty allows only the port's own.
+	Origins []string
+	// Forms write the errors on other paths than those of Services.
 	Forms Forms
 }
 
-// Before passes authenticated requests to next.
-func (g Guard) Before(next http.Handler) http.Handler {
-	if g.Tokens.isEmpty() && !g.LoopbackOnly {
+// Handler returns the handler of the port: the services of the mux, with probes and
+// reflection. Errors are those of CheckOrigins.
+func (p Port) Handler(mux *http.ServeMux) (http.Handler, error) {
+	p.mountHealth(mux)
+	p.mountReflection(mux)
+	// CORS comes first: a preflight request has no token.
+	return p.protectOrigins(p.authenticate(mux))
+}
+
+// authenticate passes authenticated requests to next.
+func (p Port) authenticate(next http.Handler) http.Handler {
+	if p.Tokens.isEmpty() && !p.IsPrivate {
 		return next
 	}
 	rpcErrors := connect.NewErrorWriter()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		f := g.check(r)
+		f := p.check(r)
 		if f == nil {
 			next.ServeHTTP(w, r)
 			return
 		}
 		w.Header().Set("WWW-Authenticate", "Bearer")
-		if !g.isRPC(r) {
-			g.Forms.write(w, r, f)
+		if !p.isRPC(r) {
+			p.Forms.write(w, r, f)
 			return
 		}
 		// A failed write is no error: the caller has disconnected.
@@ -74,9 +87,9 @@ func (g Guard) Before(next http.Handler) http.Handler {
 }
 
 // isRPC reports whether a request is an RPC, by its path or its content type.
-func (g Guard) isRPC(r *http.Request) bool {
+func (p Port) isRPC(r *http.Request) bool {
 	service, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
-	if slices.Contains(withCommonServices(g.Services), service) {
+	if slices.Contains(p.allServices(), service) {
 		return true
 	}
 	contentType := r.Header.Get("Content-Type")
@@ -84,28 +97,28 @@ func (g Guard) isRPC(r *http.Request) bool {
 }
 
 // check returns why a request may not pass, or nil.
-func (g Guard) check(r *http.Request) *fault.Fault {
+func (p Port) check(r *http.Request) *fault.Fault {
 	switch {
-	case isProbe(r.URL.Path), g.isOpen(r.URL.Path):
+	case isProbe(r.URL.Path), p.isOpen(r.URL.Path):
 		return nil
-	case g.Tokens.isEmpty() && isLocal(r.Host):
+	case p.Tokens.isEmpty() && isLocal(r.Host):
 		return nil
-	case g.Tokens.isEmpty():
-		return fault.Newf(fault.Unauthenticated, "without %s this port answers those who call it by a loopback address, not %.*q", g.Key, maxQuoted, r.Host)
+	case p.Tokens.isEmpty():
+		return fault.Newf(fault.Unauthenticated, "without %s this port answers those who call it by a loopback address, not %.*q", p.TokensKey, maxQuoted, r.Host)
 	}
 	text, ok := bearerToken(r.Header.Get("Authorization"))
 	switch {
 	case !ok:
-		return fault.Newf(fault.Unauthenticated, `this port needs a token, as "Authorization: Bearer TOKEN"; it is in the gateway's %s`, g.Key)
-	case !g.Tokens.has(text):
-		return fault.Newf(fault.Unauthenticated, "this is not a token in the gateway's %s", g.Key)
+		return fault.Newf(fault.Unauthenticated, `this port needs a token, as "Authorization: Bearer TOKEN"; it is in the gateway's %s`, p.TokensKey)
+	case !p.Tokens.has(text):
+		return fault.Newf(fault.Unauthenticated, "this is not a token in the gateway's %s", p.TokensKey)
 	}
 	return nil
 }
 
 // isOpen reports whether the path needs no token.
-func (g Guard) isOpen(path string) bool {
-	return slices.ContainsFunc(g.Open, func(open string) bool {
+func (p Port) isOpen(path string) bool {
+	return slices.ContainsFunc(p.Open, func(open string) bool {
 		return path == open || strings.HasSuffix(open, "/") && strings.HasPrefix(path, open)
 	})
 }

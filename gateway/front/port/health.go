@@ -20,13 +20,13 @@ type Health func(ctx context.Context, name string) error
 // maxProbeBytes bounds the messages of health checks and reflection.
 const maxProbeBytes = 64 << 10
 
-// MountHealth serves the probes /livez and /readyz, which takes a name as "?pipeline=NAME", and
+// mountHealth serves the probes /livez and /readyz, which takes a name as "?pipeline=NAME", and
 // gRPC health, where the RPC services are as healthy as the gateway.
-func MountHealth(mux *http.ServeMux, health Health, services ...string) {
-	mux.Handle(grpchealth.NewHandler(checker{health, withCommonServices(services)}, connect.WithReadMaxBytes(maxProbeBytes)))
+func (p Port) mountHealth(mux *http.ServeMux) {
+	mux.Handle(grpchealth.NewHandler(checker{p.Health, p.allServices()}, connect.WithReadMaxBytes(maxProbeBytes)))
 	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) { writeOK(w) })
 	mux.HandleFunc("/readyz", func(w http.ResponseWriter, r *http.Request) {
-		switch err := health(r.Context(), r.URL.Query().Get("pipeline")); {
+		switch err := p.Health(r.Context(), r.URL.Query().Get("pipeline")); {
 		case err != nil && isUnknown(err):
 			transport.WriteFault(w, noSuchPipeline())
 		case err != nil:
@@ -37,14 +37,14 @@ func MountHealth(mux *http.ServeMux, health Health, services ...string) {
 	})
 }
 
-// withCommonServices returns the services of a port with those that this package serves.
-func withCommonServices(services []string) []string {
-	return slices.Concat(services, []string{grpchealth.HealthV1ServiceName, grpcreflect.ReflectV1ServiceName, grpcreflect.ReflectV1AlphaServiceName})
+// allServices returns the services with those that every port has.
+func (p Port) allServices() []string {
+	return slices.Concat(p.Services, []string{grpchealth.HealthV1ServiceName, grpcreflect.ReflectV1ServiceName, grpcreflect.ReflectV1AlphaServiceName})
 }
 
-// MountReflection serves gRPC reflection for the RPC services, and for health.
-func MountReflection(mux *http.ServeMux, services ...string) {
-	reflector := grpcreflect.NewStaticReflector(append(services[:len(services):len(services)], grpchealth.HealthV1ServiceName)...)
+// mountReflection serves gRPC reflection for the RPC services, and for health.
+func (p Port) mountReflection(mux *http.ServeMux) {
+	reflector := grpcreflect.NewStaticReflector(slices.Concat(p.Services, []string{grpchealth.HealthV1ServiceName})...)
 	mux.Handle(grpcreflect.NewHandlerV1(reflector, connect.WithReadMaxBytes(maxProbeBytes)))
 	mux.Handle(grpcreflect.NewHandlerV1Alpha(reflector, connect.WithReadMaxBytes(maxProbeBytes)))
 }

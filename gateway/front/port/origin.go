@@ -23,16 +23,6 @@ const anyOrigin = "*"
 // maxQuoted bounds how much of a caller's own text messages repeat, in runes.
 const maxQuoted = 80
 
-// Origins are the origins whose pages may call.
-type Origins struct {
-	// Listed are scheme://host[:port], or "*" alone for all. Empty allows only the port's own.
-	Listed []string
-	// Key names that list in messages; empty where there is none.
-	Key string
-	// Forms write the errors.
-	Forms Forms
-}
-
 // CheckOrigins returns what is wrong with a list of origins, each error with its index in
 // allow_origins.
 func CheckOrigins(origins []string) []error {
@@ -49,37 +39,36 @@ func CheckOrigins(origins []string) []error {
 	return errs
 }
 
-// CrossOrigin passes requests of pages of the listed origins to next, and rejects those of
-// others. Its errors are those of CheckOrigins.
-func CrossOrigin(next http.Handler, o Origins) (http.Handler, error) {
-	if errs := CheckOrigins(o.Listed); len(errs) > 0 {
+// protectOrigins passes requests of pages of the listed origins to next, and rejects those
+// of others.
+func (p Port) protectOrigins(next http.Handler) (http.Handler, error) {
+	if errs := CheckOrigins(p.Origins); len(errs) > 0 {
 		return nil, errors.Join(errs...)
 	}
-	if slices.Contains(o.Listed, anyOrigin) {
-		return withCORS(next, o.Listed), nil
+	if slices.Contains(p.Origins, anyOrigin) {
+		return withCORS(next, p.Origins), nil
 	}
 	protection := http.NewCrossOriginProtection()
-	protection.SetDenyHandler(http.HandlerFunc(o.reject))
-	for _, origin := range o.Listed {
+	protection.SetDenyHandler(http.HandlerFunc(p.rejectOrigin))
+	for _, origin := range p.Origins {
 		if err := protection.AddTrustedOrigin(origin); err != nil {
 			return nil, err
 		}
 	}
 	protected := protection.Handler(next)
 	// An empty list must not reach the cors package, to which it means all.
-	if len(o.Listed) == 0 {
+	if len(p.Origins) == 0 {
 		return protected, nil
 	}
-	return withCORS(protected, o.Listed), nil
+	return withCORS(protected, p.Origins), nil
 }
 
-func (o Origins) reject(w http.ResponseWriter, r *http.Request) {
-	origin := r.Header.Get("Origin")
-	if o.Key == "" {
-		o.Forms.write(w, r, fault.Newf(fault.PermissionDenied, "pages of the origin %.*q may not call this port; no page may but its own", maxQuoted, origin))
-		return
+func (p Port) rejectOrigin(w http.ResponseWriter, r *http.Request) {
+	why := "may not call this gateway; its operator has to list it in allow_origins"
+	if p.IsPrivate {
+		why = "may not call this port; no page may but its own"
 	}
-	o.Forms.write(w, r, fault.Newf(fault.PermissionDenied, "pages of the origin %.*q may not call this gateway; its operator has to list it in %s", maxQuoted, origin, o.Key))
+	p.Forms.write(w, r, fault.Newf(fault.PermissionDenied, "pages of the origin %.*q %s", maxQuoted, r.Header.Get("Origin"), why))
 }
 
 func withCORS(next http.Handler, origins []string) http.Handler {

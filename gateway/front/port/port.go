@@ -9,14 +9,14 @@
 // from gRPC health of "" and of the RPC services; and any other name, of a pipeline, as it
 // is. /livez is always 200. gRPC health has Check; Watch is UNIMPLEMENTED.
 //
-// Pages of other origins may call only where Origins lists theirs. That is more than CORS
+// Pages of other origins may call only where Port.Origins lists theirs. That is more than CORS
 // headers: a browser sends simple requests, such as a form's, before it looks at the
 // response, so a request of an origin that is not listed is PERMISSION_DENIED and reaches no
 // service. Programs send no Origin and are not affected.
 //
-// A Guard with Tokens admits callers that send one of them as "Authorization: Bearer TOKEN".
+// A Port with Tokens admits callers that send one of them as "Authorization: Bearer TOKEN".
 // Others get UNAUTHENTICATED: an RPC in its protocol, other requests in the form of their
-// path. Probes, gRPC health and the Guard's Open paths need no token.
+// path. Probes, gRPC health and its Open paths need no token.
 //
 // Handlers are safe for concurrent use and start no goroutine but those of streams. After
 // Stopping is closed, streams of many requests take no more and end when the requests in
@@ -69,28 +69,25 @@ func PublicHandler(s PublicSettings) (http.Handler, error) {
 	}
 	mux := http.NewServeMux()
 	mux.Handle(newRPC(s.Caller, s.Settings))
-	services := []string{inferencev1connect.InferenceServiceName}
-	forms := Forms{}
+	mux.Handle(rest.Prefix, rest.New(s.Caller, s.Settings))
+	p := Port{
+		Health: s.Health, Services: []string{inferencev1connect.InferenceServiceName},
+		Tokens: s.Tokens, TokensKey: s.TokensKey, Origins: s.Origins, Forms: Forms{},
+	}
 	if s.Models != nil {
 		mux.Handle(oip.New(s.Caller, s.Models, s.Settings))
-		services = append(services, oip.ServiceName)
+		p.Services = append(p.Services, oip.ServiceName)
 		tensors := oip.NewREST(s.Caller, s.Models, s.Settings)
 		mux.Handle(oip.Root, tensors)
 		mux.Handle(oip.Root+"/", tensors)
-		forms[oip.Root] = oip.WriteFault
+		p.Forms[oip.Root] = oip.WriteFault
 	}
-	mux.Handle(rest.Prefix, rest.New(s.Caller, s.Settings))
-	var open []string
 	if s.Docs != nil {
 		openapi.Mount(mux, s.Docs)
-		open = openapi.OpenPaths()
+		p.Open = openapi.OpenPaths()
 	}
-	MountHealth(mux, s.Health, services...)
-	MountReflection(mux, services...)
 	mux.HandleFunc("/", notFound(s.Docs != nil))
-	// CORS comes first: a preflight request has no token.
-	guard := Guard{Tokens: s.Tokens, Key: s.TokensKey, Open: open, Services: services, Forms: forms}
-	out, err := CrossOrigin(guard.Before(mux), Origins{Listed: s.Origins, Key: "allow_origins", Forms: forms})
+	out, err := p.Handler(mux)
 	if err != nil || s.Budget == nil {
 		return out, err
 	}
@@ -123,7 +120,7 @@ const (
 	writeStall           = 30 * time.Second
 )
 
-// NewServer returns a server for the handler that speaks HTTP/1 and HTTP/2 on
+// NewServer returns a server for the handler: HTTP/1 and HTTP/2 on
 // one port, HTTP/2 without TLS too. The caller listens, serves and stops it.
 func NewServer(h http.Handler, log *slog.Logger) *http.Server {
 	protocols := new(http.Protocols)

@@ -85,7 +85,7 @@ func TestBrokenStreamEndsWithItsFault(t *testing.T) {
 	})
 }
 
-// endless emits the word until that fails, and tells why it did.
+// endless emits the word until that fails, and reports the cause.
 type endless struct {
 	fronttest.Caller
 

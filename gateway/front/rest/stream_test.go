@@ -197,7 +197,7 @@ func TestLongWaitSendsPings(t *testing.T) {
 	})
 }
 
-// endless emits one large word until that fails, and tells why it did.
+// endless emits one large word until that fails, and reports the cause.
 type endless struct {
 	fronttest.Caller
 

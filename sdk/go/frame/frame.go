@@ -169,17 +169,18 @@ func decode(header []byte, body int64) (Message, error) {
 	if err := c.failure(); err != nil {
 		return nil, violation("header: %w", err)
 	}
-	m := newMessage(kind)
-	if m == nil {
+	newMessage := messages[kind]
+	if newMessage == nil {
 		return nil, violation("header: type %q is not known", clip(kind))
 	}
+	m := newMessage()
 	c = coder{input: c.input}
 	c.object(m)
 	c.end()
 	if err := c.failure(); err != nil {
 		return nil, violation("%s: %w", kind, err)
 	}
-	if err := m.check(body); err != nil {
+	if err := check(m, body); err != nil {
 		return nil, violation("%s: %w", kind, err)
 	}
 	return m, nil
@@ -205,7 +206,7 @@ func Send(w io.Writer, head []byte, body *Body) error {
 
 // Encode returns the bytes of a frame up to its body, whose length is body.
 func Encode(m Message, body int64) ([]byte, error) {
-	if err := m.check(body); err != nil {
+	if err := check(m, body); err != nil {
 		return nil, fmt.Errorf("%s: %w", m.kind(), err)
 	}
 	c := coder{writing: true, kind: m.kind(), buf: make([]byte, prefixSize, firstHeader)}

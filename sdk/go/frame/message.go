@@ -12,47 +12,36 @@ type Message interface {
 	kind() string
 	// fields names the message's keys but type.
 	fielder
-	// check refuses what is wrong beyond single values. The body of the message has so
-	// many bytes.
-	check(body int64) error
+}
+
+// check refuses what is wrong with a message beyond single values. The body of the message
+// has so many bytes.
+func check(m Message, body int64) error {
+	if m, ok := m.(interface{ check(body int64) error }); ok {
+		return m.check(body)
+	}
+	return nil
 }
 
 // Kind returns the message's type on the wire, for logs.
 func Kind(m Message) string { return m.kind() }
 
-// newMessage returns an empty message of the type; nil for an unknown type.
-func newMessage(kind string) Message {
-	switch kind {
-	case "hello":
-		return &Hello{}
-	case "welcome":
-		return &Welcome{}
-	case "state":
-		return &State{}
-	case "ready":
-		return &Ready{}
-	case "predict":
-		return &Predict{}
-	case "result":
-		return &Result{}
-	case "chunk":
-		return &Chunk{}
-	case "error":
-		return &Error{}
-	case "cancel":
-		return &Cancel{}
-	case "ping":
-		return &Ping{}
-	case "pong":
-		return &Pong{}
-	case "shutdown":
-		return &Stop{}
-	case "load":
-		return &Load{}
-	case "unload":
-		return &Unload{}
-	}
-	return nil
+// messages makes an empty message of each type.
+var messages = map[string]func() Message{
+	"hello":    func() Message { return &Hello{} },
+	"welcome":  func() Message { return &Welcome{} },
+	"state":    func() Message { return &State{} },
+	"ready":    func() Message { return &Ready{} },
+	"predict":  func() Message { return &Predict{} },
+	"result":   func() Message { return &Result{} },
+	"chunk":    func() Message { return &Chunk{} },
+	"error":    func() Message { return &Error{} },
+	"cancel":   func() Message { return &Cancel{} },
+	"ping":     func() Message { return &Ping{} },
+	"pong":     func() Message { return &Pong{} },
+	"shutdown": func() Message { return &Stop{} },
+	"load":     func() Message { return &Load{} },
+	"unload":   func() Message { return &Unload{} },
 }
 
 // readType reads a header up to its type.
@@ -133,8 +122,6 @@ func (m *Welcome) fields(c *coder) {
 	list(c, "capabilities", &m.Capabilities, optional, (*coder).textValue)
 }
 
-func (*Welcome) check(int64) error { return nil }
-
 // WorkerState is a state of a worker's lifecycle.
 type WorkerState string
 
@@ -157,8 +144,6 @@ func (m *State) fields(c *coder) {
 	c.choice("state", (*string)(&m.State), required, string(Startup), string(Failed), string(Shutdown))
 	c.text("message", &m.Message, optional)
 }
-
-func (*State) check(int64) error { return nil }
 
 // Ready asks for batches.
 type Ready struct {
@@ -355,8 +340,6 @@ func (m *Cancel) fields(c *coder) {
 	}
 }
 
-func (*Cancel) check(int64) error { return nil }
-
 // Kinds of an Error.
 const (
 	Exception   = "exception"
@@ -386,8 +369,6 @@ func (m *Error) fields(c *coder) {
 	c.text("traceback", &m.Traceback, optional)
 }
 
-func (*Error) check(int64) error { return nil }
-
 // Ping asks an idle worker for a Pong.
 type Ping struct {
 	N uint64 `json:"n"`
@@ -397,8 +378,6 @@ func (*Ping) kind() string { return "ping" }
 
 func (m *Ping) fields(c *coder) { integer(c, "n", &m.N, 0, maxNumber, required) }
 
-func (*Ping) check(int64) error { return nil }
-
 // Pong answers a Ping by its number.
 type Pong struct {
 	N uint64 `json:"n"`
@@ -407,8 +386,6 @@ type Pong struct {
 func (*Pong) kind() string { return "pong" }
 
 func (m *Pong) fields(c *coder) { integer(c, "n", &m.N, 0, maxNumber, required) }
-
-func (*Pong) check(int64) error { return nil }
 
 // Stop is shutdown: take no more batches, finish the others, exit.
 type Stop struct {
@@ -420,8 +397,6 @@ func (*Stop) kind() string { return "shutdown" }
 
 func (m *Stop) fields(c *coder) { integer(c, "timeout", &m.Timeout, 0, maxNumber, required) }
 
-func (*Stop) check(int64) error { return nil }
-
 // Load is reserved for stages that serve several models.
 type Load struct {
 	Model Model `json:"model"`
@@ -431,8 +406,6 @@ func (*Load) kind() string { return "load" }
 
 func (m *Load) fields(c *coder) { c.model(&m.Model) }
 
-func (*Load) check(int64) error { return nil }
-
 // Unload is reserved for stages that serve several models.
 type Unload struct {
 	Model Model `json:"model"`
@@ -441,8 +414,6 @@ type Unload struct {
 func (*Unload) kind() string { return "unload" }
 
 func (m *Unload) fields(c *coder) { c.model(&m.Model) }
-
-func (*Unload) check(int64) error { return nil }
 
 func (c *coder) model(m *Model) {
 	if c.field("model", required, false) {

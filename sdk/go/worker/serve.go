@@ -42,7 +42,7 @@ func Serve(ctx context.Context, settings Settings) error {
 		conn: conn, in: bufio.NewReaderSize(conn, readBuffer),
 		life: life, end: end,
 		asked: make(chan time.Duration, 1), idle: make(chan struct{}),
-		batches: map[uint64]*Batch{}, relief: newRelief(),
+		batches: map[uint64]*Batch{},
 	}
 	// The end of the life ends the connection, and with it all that wait for it.
 	context.AfterFunc(life, func() { _ = conn.Close() })
@@ -79,8 +79,8 @@ func (s *session) run(ctx context.Context) error {
 	start, err := s.handshake(ctx)
 	if err == nil {
 		s.readers.Add(1)
+		s.relief = newRelief(s.read)
 		go s.read()
-		s.readers.Go(func() { s.relief.watch(s.life, s.read) })
 		err = s.setUp(ctx, start)
 	}
 	if err != nil {

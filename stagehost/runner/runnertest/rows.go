@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
@@ -105,62 +103,4 @@ func AnswerStream(ctx context.Context, item runner.Item, send func(chunk ...payl
 		}
 	}
 	return []payload.Part{payload.OfTensor(outputName, *item.Inputs[0].Tensor)}, nil
-}
-
-// newItem returns an item of the rows.
-func newItem(rows ...int64) runner.Item {
-	x, err := tensor.FromInt64([]int64{int64(len(rows))}, rows)
-	if err != nil {
-		panic(err) // the shape is made of the rows
-	}
-	return runner.Item{
-		RequestID: fmt.Sprint("request-", rows),
-		Inputs:    []payload.Part{payload.OfTensor(inputName, x)},
-		Rows:      len(rows),
-		Deadline:  time.Now().Add(testTimeout),
-	}
-}
-
-// rowsOf returns the rows of an item.
-func rowsOf(item runner.Item) []int64 {
-	rows, err := item.Inputs[0].Tensor.Int64Values()
-	if err != nil {
-		panic(err)
-	}
-	return rows
-}
-
-func newBatch(items ...runner.Item) runner.Batch {
-	out := runner.Batch{Items: items}
-	for _, item := range items {
-		out.Rows += item.Rows
-	}
-	return out
-}
-
-// rowsOfParts returns the rows of the one output.
-func rowsOfParts(parts []payload.Part) ([]int64, error) {
-	part, ok := payload.Find(parts, outputName)
-	if !ok || part.Tensor == nil || len(parts) != 1 {
-		return nil, fmt.Errorf("%d parts, not the one tensor %s", len(parts), outputName)
-	}
-	return part.Tensor.Int64Values()
-}
-
-// checkOutcome returns nil where the outcome is the item's own output.
-func checkOutcome(item runner.Item, o *runner.Outcome) error {
-	switch {
-	case o == nil:
-		return errors.New("it has no outcome")
-	case o.Fault != nil:
-		return fmt.Errorf("the fault %w", o.Fault)
-	}
-	got, err := rowsOfParts(o.Parts)
-	if err != nil {
-		return err
-	}
-	if want := rowsOf(item); !slices.Equal(got, want) {
-		return fmt.Errorf("rows %d, not %d", got, want)
-	}
-	return nil
 }

@@ -19,6 +19,7 @@ import (
 	"errors"
 	"math"
 	"reflect"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -47,6 +48,17 @@ func Test(t *testing.T, newRunner New) {
 		"StopIsSafeWithoutStart":       testStopWithoutStart,
 		"StopEndsAcquire":              testStopEndsAcquire,
 		"StopIsSafeTwice":              testStopTwice,
+	})
+}
+
+// TestStream tests the runners of newRunner, which have StreamSpec.
+func TestStream(t *testing.T, newRunner New) {
+	t.Helper()
+	runAll(t, newRunner, map[string]func(*testing.T, New){
+		"ChunksComeInOrderBeforeTheOutcome": testChunksComeInOrder,
+		"FailureAfterChunksFailsOnce":       testFailureAfterChunks,
+		"StreamEndsWithoutCallers":          testStreamEnds,
+		"StreamsRunAtTheSameTime":           testSlotsRunConcurrently,
 	})
 }
 
@@ -151,8 +163,7 @@ func testSlotIsIdleAfterBatch(t *testing.T, newRunner New) {
 			for range 3 {
 				slot := b.acquire()
 				b.checkNoneIdle()
-				outcomes, err := b.do(t.Context(), slot, newItem(row))
-				if err == nil && outcomes[0] == nil {
+				if s, err := b.do(t.Context(), slot, newItem(row)); err == nil && s.outcomes[0] == nil {
 					t.Error("the item has neither outcome nor error")
 				}
 			}
@@ -165,24 +176,20 @@ func testSlotsRunConcurrently(t *testing.T, newRunner New) {
 	const slots = 3
 	b := start(t, newRunner, slots)
 	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
 	var held sync.WaitGroup
 	defer held.Wait()
+	defer cancel()
 	for range slots - 1 {
-		slot := b.acquire()
-		held.Go(func() {
-			outcomes, err := b.do(ctx, slot, newItem(Hold))
-			b.checkHeld(outcomes[0], err)
-		})
+		b.hold(ctx, &held)
 	}
-	// The last slot works although the others are busy, and no other is idle.
+	// The last slot works although the others are busy. A worker may have more streams.
 	for range 3 {
 		slot := b.acquire()
-		b.checkNoneIdle()
-		outcomes, err := b.do(t.Context(), slot, newItem(1))
-		if err != nil || outcomes[0] == nil {
-			t.Errorf("the last slot does not work: %v", err)
+		if !b.Spec().Stream {
+			b.checkNoneIdle()
 		}
+		slot.Release()
+		b.checkAnswer(1)
 	}
 	cancel()
 	held.Wait()
@@ -193,18 +200,13 @@ func testDoEndsWithContext(t *testing.T, newRunner New) {
 	b := start(t, newRunner, 1)
 	ctx, cancel := context.WithTimeout(t.Context(), watchTime)
 	defer cancel()
-	ended := make(chan struct{})
-	slot := b.acquire()
-	go func() {
-		defer close(ended)
-		outcomes, err := b.do(ctx, slot, newItem(Hold), newItem(1))
-		b.checkHeld(outcomes[0], err)
-	}()
-	late, stop := context.WithTimeout(t.Context(), testTimeout)
-	defer stop()
+	slot, s := b.acquire(), b.newSink(2)
+	ended := make(chan error, 1)
+	go func() { ended <- b.doWith(ctx, slot, s, newItem(Hold), newItem(1)) }()
 	select {
-	case <-ended:
-	case <-late.Done():
+	case err := <-ended:
+		b.checkFailed(s, err)
+	case <-b.timeout().Done():
 		t.Fatal("Do has not returned long after its context ended")
 	}
 	b.checkWorks()
@@ -213,8 +215,7 @@ func testDoEndsWithContext(t *testing.T, newRunner New) {
 func testGoroutinesShareSlots(t *testing.T, newRunner New) {
 	const slots, goroutines, batches = 2, 8, 20
 	b := start(t, newRunner, slots)
-	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
-	defer cancel()
+	ctx := b.timeout()
 	var held, most atomic.Int64
 	var all sync.WaitGroup
 	for g := range goroutines {
@@ -234,9 +235,9 @@ func testGoroutinesShareSlots(t *testing.T, newRunner New) {
 					continue
 				}
 				item := newItem(int64(g), int64(i))
-				outcomes, err := b.do(ctx, slot, item)
+				s, err := b.do(ctx, slot, item)
 				if err == nil {
-					err = checkOutcome(item, outcomes[0])
+					err = checkOutcome(item, s.outcomes[0])
 				}
 				if err != nil {
 					t.Errorf("batch %d of goroutine %d: %v", i, g, err)
@@ -261,8 +262,7 @@ func testStopWithoutStart(t *testing.T, newRunner New) {
 func testStopEndsAcquire(t *testing.T, newRunner New) {
 	b := start(t, newRunner, 1)
 	b.acquire() // the only slot, which is not released
-	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
-	defer cancel()
+	ctx := b.timeout()
 	waiting := make(chan error, 1)
 	go func() {
 		_, err := b.Acquire(ctx)
@@ -286,5 +286,70 @@ func testStopTwice(t *testing.T, newRunner New) {
 		if err := b.Stop(t.Context()); err != nil {
 			t.Errorf("Stop: %v", err)
 		}
+	}
+}
+
+func testChunksComeInOrder(t *testing.T, newRunner New) {
+	b := start(t, newRunner, 1)
+	if !b.Spec().Stream {
+		t.Error("the spec does not stream")
+	}
+	many := make([]int64, 1000)
+	for i := range many {
+		many[i] = int64(i)
+	}
+	for _, rows := range [][]int64{{7}, {3, 1, 2}, {5, 5, math.MaxInt64}, many, {}} {
+		b.checkAnswer(rows...)
+	}
+}
+
+func testFailureAfterChunks(t *testing.T, newRunner New) {
+	for name, row := range map[string]int64{"a bad row": Bad, "a crash": Crash} {
+		t.Run(name, func(t *testing.T) {
+			b := start(t, newRunner, 1)
+			s, err := b.do(t.Context(), b.acquire(), b.newItem(1, 2, row, 3))
+			if !slices.Equal(s.chunks, []int64{1, 2}) {
+				t.Errorf("chunks of the rows %d", s.chunks)
+			}
+			b.checkFailed(s, err)
+			b.checkWorks()
+		})
+	}
+}
+
+// testStreamEnds runs an item that is held after a chunk, which nobody wants any more.
+// The stream has to end, and the runner to work.
+func testStreamEnds(t *testing.T, newRunner New) {
+	for name, test := range map[string]struct {
+		refuse error
+		cancel func(ctx context.CancelFunc, item chan struct{})
+	}{
+		"the item is cancelled": {cancel: func(_ context.CancelFunc, item chan struct{}) { close(item) }},
+		"the context ends":      {cancel: func(end context.CancelFunc, _ chan struct{}) { end() }},
+		"chunks are refused":    {refuse: runner.ErrCancelled, cancel: func(context.CancelFunc, chan struct{}) {}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := start(t, newRunner, 1)
+			ctx, end := context.WithCancel(t.Context())
+			defer end()
+			slot, s, item := b.acquire(), b.newSink(1), b.newItem(1, Hold, 2)
+			cancelled, ended := make(chan struct{}), make(chan error, 1)
+			s.refuse, item.Cancelled = test.refuse, cancelled
+			go func() { ended <- b.doWith(ctx, slot, s, item) }()
+			late := b.timeout().Done()
+			select {
+			case <-s.first:
+			case <-late:
+				t.Fatal("the first chunk never comes")
+			}
+			test.cancel(end, cancelled)
+			select {
+			case err := <-ended:
+				b.checkFailed(s, err)
+			case <-late:
+				t.Fatal("the stream goes on though nobody waits for it")
+			}
+			b.checkWorks()
+		})
 	}
 }

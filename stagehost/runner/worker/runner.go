@@ -136,11 +136,13 @@ func (e *BatchError) Unwrap() []error {
 
 // Runner runs batches by worker processes.
 type Runner struct {
-	// given are the settings of New, settings those with the host's and the defaults.
+	// given are the settings of New and of the host, settings those with their defaults,
+	// from Start on.
 	given, settings Settings
-	workers         []*worker
-	pool            *pool
-	board           *board
+	// workers are made by Start.
+	workers []*worker
+	pool    *pool
+	board   *board
 	// complete returns the stage's full spec for a worker's; it may be nil.
 	complete func(runner.Spec) (runner.Spec, error)
 	spec     atomic.Pointer[runner.Spec]
@@ -171,36 +173,22 @@ func New(s Settings) (*Runner, error) {
 	if err := s.Validate(); err != nil {
 		return nil, err
 	}
-	r := &Runner{given: s}
-	r.assemble(s)
-	return r, nil
-}
-
-// assemble makes the workers of valid settings.
-func (r *Runner) assemble(s Settings) {
-	r.settings = s.withDefaults()
-	n := len(r.settings.Replicas)
-	r.pool, r.board, r.workers = newPool(n), newBoard(n), make([]*worker, n)
-	for i := range r.workers {
-		r.workers[i] = newWorker(r, i)
-	}
+	n := max(1, len(s.Replicas))
+	return &Runner{given: s, pool: newPool(n), board: newBoard(n)}, nil
 }
 
 // SetHost implements runner.HostAware. Settings that are not set are the host's.
 func (r *Runner) SetHost(h runner.HostInfo) {
 	r.complete = h.Complete
-	given := r.given
-	setDefault(&given.Stage, h.Stage)
-	setDefault(&given.Host, h.Host)
-	setDefault(&given.MaxSize, h.MaxSize)
-	setDefault(&given.StartLimit, h.StartTimeout)
-	if given.Logger == nil {
-		given.Logger = h.Logger
+	s := &r.given
+	setDefault(&s.Stage, h.Stage)
+	setDefault(&s.Host, h.Host)
+	setDefault(&s.MaxSize, h.MaxSize)
+	setDefault(&s.StartLimit, h.StartTimeout)
+	setDefault(&s.Logger, h.Logger)
+	if s.Meter == nil {
+		s.Meter = h.Meter
 	}
-	if given.Meter == nil {
-		given.Meter = h.Meter
-	}
-	r.assemble(given)
 }
 
 // Spec implements runner.Runner.
@@ -236,15 +224,16 @@ func (r *Runner) Concurrency() int {
 	if r.workersChooseSlots() {
 		return int(r.streams.Load())
 	}
-	return r.settings.slots(false) * len(r.workers)
+	return r.given.slots(false) * len(r.pool.workers)
 }
 
 // workersChooseSlots reports whether the workers choose how many streams they run.
-func (r *Runner) workersChooseSlots() bool { return r.settings.Slots == 0 && r.Spec().Stream }
+func (r *Runner) workersChooseSlots() bool { return r.given.Slots == 0 && r.Spec().Stream }
 
 // Start implements runner.Runner. It returns when every worker is ready, or with the
 // reason why one is not; then no worker is left.
 func (r *Runner) Start(ctx context.Context) error {
+	r.settings = r.given.withDefaults()
 	if err := r.settings.validateHere(); err != nil {
 		return err
 	}
@@ -276,6 +265,9 @@ func (r *Runner) open() error {
 		return err
 	}
 	r.spawner, r.metrics, r.files = s, m, filepath.Join(s.folder, "files")
+	for i := range r.settings.Replicas {
+		r.workers = append(r.workers, newWorker(r, i))
+	}
 	r.started.Store(true)
 	for _, w := range r.workers {
 		go w.run()
