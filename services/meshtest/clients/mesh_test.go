@@ -143,7 +143,7 @@ func python3(t *testing.T, name string) runner.Runner {
 
 func echo(_ context.Context, item runner.Item) ([]payload.Part, error) { return item.Inputs, nil }
 
-// slow waits until nobody wants its answer any more.
+// slow waits until its item is cancelled.
 func slow(ctx context.Context, item runner.Item) ([]payload.Part, error) {
 	deadline := time.NewTimer(time.Until(item.Deadline))
 	defer deadline.Stop()

@@ -184,7 +184,7 @@ func TestRegistryOutageDisturbsNoRequest(t *testing.T) {
 
 // checkOutage polls the views while the registry does not answer: they show what it
 // answered last, and become stale. Meanwhile a host drains. When the views miss it is up
-// to Consul: an agent that finds no leader to tell tries again after up to half a minute.
+// to Consul: an agent that finds no leader tries again after up to half a minute.
 func (m *mesh) checkOutage(outage time.Duration) {
 	m.t.Helper()
 	begin, fresh := time.Now(), time.Duration(0)

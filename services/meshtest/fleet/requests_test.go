@@ -51,9 +51,9 @@ func (f *fleet) isAnswered() bool {
 	return f.load(loadSpec{requests: 1, inFlight: 1, prefix: "probe-", durable: true}).wait().right == 1
 }
 
-// Callers of memory requests wait while the broker is away, and are told soon after its
+// Callers of memory requests wait while the broker is away, and are answered soon after its
 // return that the queue is lost. It runs alone, as it measures times.
-func TestCallersOfALostQueueAreToldSoon(t *testing.T) {
+func TestCallersOfALostQueueAreAnsweredSoon(t *testing.T) {
 	// leftovers is how long a gateway takes to cancel the remaining requests.
 	const callers, soon, leftovers = 400, time.Second, 5 * time.Second
 	f := newFleet(t)
@@ -80,7 +80,7 @@ func TestCallersOfALostQueueAreToldSoon(t *testing.T) {
 		// All of these are UNAVAILABLE. A gateway that did not know yet whether a request
 		// was queued sends it again, and may find no queue.
 		if r.refused["QUEUE_LOST"]+r.refused["BROKER_UNAVAILABLE"]+r.refused["NO_CAPACITY"] != callers || last > soon {
-			t.Errorf("the last caller was told after %s, want %s: %s", last, soon, r)
+			t.Errorf("the last caller was answered after %s, want %s: %s", last, soon, r)
 		}
 		// The items in flight would hold it.
 		host.Kill()

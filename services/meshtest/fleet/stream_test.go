@@ -90,7 +90,7 @@ func TestStreamStopsWhenItsCallerLeaves(t *testing.T) {
 	}
 }
 
-// No other host runs a stream that has begun, so its caller is told without waiting for
+// No other host runs a stream that has begun, so its caller gets a fault without waiting for
 // the deadline.
 func TestStreamsOfALostHostFailSoon(t *testing.T) {
 	t.Parallel()
@@ -103,7 +103,7 @@ func TestStreamsOfALostHostFailSoon(t *testing.T) {
 			harm(host)
 			r := l.wait()
 			took := time.Since(begin)
-			t.Logf("the last of %d callers was told after %s", streams, took)
+			t.Logf("the last of %d callers got its fault after %s", streams, took)
 			if r.refused["STREAM_INTERRUPTED"] != streams || took > soon {
 				t.Errorf("after %s: %s", took, r)
 			}

@@ -1,4 +1,4 @@
-"""Tells the time: as many chunks as the text says, each the nanoseconds since 1970 when it was made."""
+"""Answers with chunks, as many as the text asks for: each is the time in nanoseconds since 1970."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""Gives every text back, and does first what its first word says.
+"""Returns every text, after the action that its first word names.
 
 What it runs, and which processes there are, is on record in options["folder"].
 """
@@ -21,17 +21,17 @@ class Obedient(Worker):
         self.ctx = ctx
         self.pause = float(os.environ.get("PAUSE", "0"))
         self.record = os.open(self.path("record"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        if self.told("broken"):
+        if self.is_set("broken"):
             raise RuntimeError("the model is broken")
-        self.say("start", [])
+        self.write("start", [])
         if ctx.options.get("child"):
-            self.say("start", [], subprocess.Popen(["sleep", "600"]).pid)
+            self.write("start", [], subprocess.Popen(["sleep", "600"]).pid)
 
     def predict(self, batch):
         texts = batch["text"]
         if batch.warmup:
             return {"text": texts}
-        self.say("run", texts)
+        self.write("run", texts)
         fits = self.ctx.options.get("fits")
         if fits and (len(texts) > fits or "huge" in texts):
             raise MemoryError(f"{len(texts)} texts")
@@ -57,18 +57,18 @@ class Obedient(Worker):
             os.kill(os.getpid(), signal.SIGSTOP)
 
     def do_wait(self, batch, i, rest):
-        """Waits to be told."""
-        while not self.told(rest):
+        """Waits for a flag."""
+        while not self.is_set(rest):
             time.sleep(0.001)
 
     def do_nap(self, batch, i, rest):
         time.sleep(float(rest))
 
     def do_hold(self, batch, i, rest):
-        """Waits until nobody wants the item any more."""
+        """Waits until the item is cancelled."""
         while not batch.items[i].cancelled:
             time.sleep(0.001)
-        self.say("cancelled", [rest])
+        self.write("cancelled", [rest])
 
     def do_print(self, batch, i, rest):
         print(rest)
@@ -76,7 +76,7 @@ class Obedient(Worker):
     def path(self, name):
         return os.path.join(self.ctx.options["folder"], name)
 
-    def told(self, name):
+    def is_set(self, name):
         return os.path.exists(self.path(name))
 
     def first(self, name):
@@ -86,7 +86,7 @@ class Obedient(Worker):
             return False
         return True
 
-    def say(self, what, texts, pid=None):
+    def write(self, what, texts, pid=None):
         line = {"what": what, "worker": self.ctx.index, "pid": pid or os.getpid(), "texts": texts}
         os.write(self.record, (json.dumps(line) + "\n").encode())
 

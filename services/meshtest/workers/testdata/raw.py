@@ -39,7 +39,7 @@ def result(batch, parts, body, **more):
 
 
 def answer(header, body):
-    """Gives the inputs back as they came, or does what one of them says."""
+    """Returns the inputs unchanged, or does what one of them asks for."""
     batch, parts = header["batch"], header["parts"]
     right = result(batch, parts, body)
     words = {body[p["at"] : p["at"] + p["size"]].decode() for p in parts}
