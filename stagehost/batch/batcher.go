@@ -167,8 +167,8 @@ func (b *Batcher) mostUrgent() *entry {
 	return first
 }
 
-// Finished records that a worker has finished a batch. Call it before Next, with
-// that worker idle again.
+// Finished records that a slot has finished a batch. Call it before Next, with
+// that slot idle again.
 func (b *Batcher) Finished(now time.Time, run Run) {
 	g := b.groupOf(run.Key)
 	if run.Took > 0 {
@@ -178,19 +178,19 @@ func (b *Batcher) Finished(now time.Time, run Run) {
 		run.Took = g.estimate.of(run.Rows)
 		g.gather.finished(now, run, g.items, b.settings.MaxWait)
 	}
-	g.due = time.Time{}
+	g.heldUntil = time.Time{}
 }
 
-// Drain ends all holding: from now on an idle worker gets what is there.
+// Drain ends all holding: from now on an idle slot gets what is queued.
 func (b *Batcher) Drain() {
 	b.draining = true
 	for _, g := range b.waiting {
-		g.due = time.Time{}
+		g.heldUntil = time.Time{}
 	}
 }
 
-// Next returns a batch for one of the idle workers, if there is one to
-// dispatch by now. Call it, with one idle worker less, until it is false.
+// Next returns a batch for one of the idle slots, if there is one to
+// dispatch by now. Call it, with one idle slot less, until it is false.
 // Items that have expired are left to Expire.
 func (b *Batcher) Next(now time.Time, idle int) (Batch, bool) {
 	b.expire(now)
@@ -200,7 +200,7 @@ func (b *Batcher) Next(now time.Time, idle int) (Batch, bool) {
 	for {
 		var next *group
 		for _, g := range b.waiting {
-			if !g.due.After(now) && (next == nil || servedBefore(g.first(), next.first())) {
+			if !g.heldUntil.After(now) && (next == nil || servedBefore(g.first(), next.first())) {
 				next = g
 			}
 		}
@@ -211,7 +211,7 @@ func (b *Batcher) Next(now time.Time, idle int) (Batch, bool) {
 		if d.reason != "" {
 			return b.take(next, d.reason), true
 		}
-		next.due = d.until
+		next.heldUntil = d.until
 	}
 }
 
@@ -239,7 +239,7 @@ func (b *Batcher) fits(batch Batch, item Item) bool {
 		(b.settings.MaxBytes == 0 || batch.Bytes+item.Bytes <= b.settings.MaxBytes)
 }
 
-// Wake returns the earliest time at which Next, with that many idle workers, or
+// Wake returns the earliest time at which Next, with that many idle slots, or
 // Expire may return something although nothing else happens; a time long past
 // means at once. It is false where there is no such time.
 func (b *Batcher) Wake(idle int) (earliest time.Time, ok bool) {
@@ -251,8 +251,8 @@ func (b *Batcher) Wake(idle int) (earliest time.Time, ok bool) {
 	}
 	if idle > 0 {
 		for _, g := range b.waiting {
-			if !ok || g.due.Before(earliest) {
-				earliest, ok = g.due, true
+			if !ok || g.heldUntil.Before(earliest) {
+				earliest, ok = g.heldUntil, true
 			}
 		}
 	}

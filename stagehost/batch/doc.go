@@ -6,7 +6,7 @@
 // # Use
 //
 // Add an item when it arrives, Remove it when its request is cancelled, and
-// call Finished when a worker has finished a batch. After every such event, and
+// call Finished when a slot has finished a batch. After every such event, and
 // when the time that Wake returned has come:
 //
 //	answer(b.Expire(now))
@@ -40,30 +40,30 @@
 //
 // # When a batch is dispatched
 //
-// Always when a worker is idle, and then, by Reason: when it is full; when the
+// Always when a slot is idle, and then, by Reason: when it is full; when the
 // host drains; or as the mode requires. Until then the backlog collects. Times
 // count from the items' arrivals, so the time that an item waits behind a busy
-// worker is not added to what it waits for others.
+// slot is not added to the time that it is held for others.
 //
 // In window mode a batch is held until its oldest item has waited max_wait
 // (timer), or until a batch of that size, by the recent run times of this key,
 // might be too late for the most urgent one (deadline).
 //
-// In eager mode an idle worker gets at once what is there (idle), with one
-// exception. Callers that were answered together come back together, but one
+// In eager mode an idle slot gets the queued items at once (idle), with one
+// exception. Callers that got their replies together return together, but one
 // of them first. If that one were served at once, the others would wait until
-// it is done, come back first the next time, and so on: 8 callers would be
-// served one and seven at a time for ever. So after a batch the items that are
-// there wait for the stragglers that its answers will bring (gather): at most a
-// fifth of the batch's run time for the first to come and as long again for
+// its batch ends, return first the next time, and so on: 8 callers would be
+// served one and seven at a time for ever. So after a batch the queued items
+// are held for the callers that its replies bring back (gather): at most a
+// fifth of the batch's run time for the first to return and as long again for
 // those after it, at most max_wait in all, and never for longer than the most
-// urgent item allows. With several idle workers each waits for its part only.
+// urgent item allows. With several idle slots each waits for its part only.
 // Nothing is held where traffic is single-file, before the first run of a key,
-// for a run of less than half a millisecond, or where stragglers did not come
-// lately: where callers take their time, or arrivals are at random. Items of
-// another key do not wait beside an idle worker for a batch that is held. The
-// simulations in the tests show what this gains and costs.
+// for a run of less than half a millisecond, or where callers did not return
+// in time lately: where they pause, or arrivals are at random. Items of another
+// key do not wait beside an idle slot for a batch that is held. The simulations
+// in the tests show the gain and the cost.
 //
-// In stream mode every item is a batch of its own, which an idle worker gets at once
+// In stream mode every item is a batch of its own, which an idle slot gets at once
 // (idle): it answers in chunks, and items that run together would wait for the slowest.
 package batch

@@ -23,14 +23,14 @@ type group struct {
 
 	// gathered is true where what is here was held by gather.
 	gathered bool
-	// due is when a held group may be dispatched; zero where it is not held.
-	due time.Time
+	// heldUntil is when a held group may be dispatched; zero where it is not held.
+	heldUntil time.Time
 }
 
 func newGroup() *group {
 	g := &group{}
-	// Stragglers count as returning until they are seen not to.
-	g.gather.returning = 1
+	// Callers count as returning until they are seen not to.
+	g.gather.returnRate = 1
 	g.deadlines.by = byDeadline
 	return g
 }
@@ -44,7 +44,7 @@ func (g *group) add(e *entry) {
 	g.items++
 	g.rows += e.item.Rows
 	g.bytes += e.item.Bytes
-	g.due = time.Time{}
+	g.heldUntil = time.Time{}
 }
 
 // remove removes an entry; the group is not held any more.
@@ -56,7 +56,7 @@ func (g *group) remove(e *entry) {
 	g.items--
 	g.rows -= e.item.Rows
 	g.bytes -= e.item.Bytes
-	g.due = time.Time{}
+	g.heldUntil = time.Time{}
 	g.gathered = g.gathered && g.items > 0
 }
 

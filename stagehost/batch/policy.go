@@ -2,7 +2,7 @@ package batch
 
 import "time"
 
-// decision is what happens to a group while a worker is idle: it is
+// decision is what happens to a group while a slot is idle: it is
 // dispatched for a reason, or else held until a time.
 type decision struct {
 	reason Reason
@@ -38,7 +38,7 @@ func window(g *group, now time.Time, maxWait time.Duration) decision {
 	return hold(g, now, g.oldest().Add(maxWait), Timer)
 }
 
-// eager holds only for stragglers.
+// eager holds only for returning callers.
 func eager(g *group, now time.Time, idle int) decision {
 	until, gathering := g.gather.hold(now, g.items, idle)
 	switch {
@@ -66,42 +66,43 @@ func hold(g *group, now, until time.Time, reason Reason) decision {
 
 const (
 	// gatherShare is the part of a run's time that is spent waiting for the
-	// first straggler, and again for those that follow it.
+	// first returning caller, and again for those that follow.
 	gatherShare = 5
 	// gatherLeast is the least time that is worth a timer.
 	gatherLeast = 100 * time.Microsecond
-	// returnShare is the share of stragglers that must be known to come back
-	// in time for them to be waited for.
-	returnShare = 0.7
-	// returnFade is how many watches the share is the fading mean of.
+	// minReturnRate is the share of callers that must have returned in time lately
+	// for gather to hold items.
+	minReturnRate = 0.7
+	// returnFade is how many windows the rate is the fading mean of.
 	returnFade = 8
 )
 
-// gather decides for one key whether the stragglers of the batches that ended
-// last are worth waiting for. A straggler is an item that may arrive soon
-// because a caller got its answer: every item of a batch stands for one, for
-// as long as the batch ran.
+// gather decides for one key whether to hold items for the returning callers of
+// the batches that ended last. A returning caller is one that may send its next
+// request soon because it got its reply. Every item of a batch stands for one,
+// for as long as the batch ran.
 //
-// From the moment when a worker is idle and an item is there, gather watches
-// how many stragglers come: for limit, and for limit again from when the first
-// of them came. It watches whether or not the items there are held meanwhile.
-// Callers that ask again as soon as they are answered come back nearly all.
-// Arrivals at random do not, as the watch is so much shorter than the run in
-// which as many came. So the share that came tells the two apart at no cost,
-// and holding ends where it is in vain.
+// The observation window begins when a slot is idle and an item is queued. It
+// lasts for limit, and for limit again from the first arrival. In the window,
+// gather counts how many callers return, whether or not it holds items meanwhile.
+// Callers that ask again as soon as they get a reply return nearly all. Arrivals
+// at random do not, because the window is much shorter than the run in which as
+// many arrived. So the share that returns tells the two apart at no cost, and
+// gather holds no items where that would be in vain.
 type gather struct {
-	// owed stragglers are still out; asked were when the watch began.
-	owed, asked int
-	limit       time.Duration
-	// stale is when those out are forgotten if no watch has begun.
-	stale time.Time
-	// until is when the watch ends; zero until it begins.
-	until time.Time
-	// returning is the share that came back lately.
-	returning float64
+	// expected callers have not returned yet; expectedAtStart is their number when the
+	// window began.
+	expected, expectedAtStart int
+	limit                     time.Duration
+	// staleAt is when expected callers are forgotten if no window has begun.
+	staleAt time.Time
+	// windowEnd is when the window ends; zero until it begins.
+	windowEnd time.Time
+	// returnRate is the fading mean of the share of callers that returned.
+	returnRate float64
 }
 
-// finished counts the items of a batch that has ended as stragglers, unless
+// finished counts the items of a batch that has ended as expected callers, unless
 // traffic is single-file: one item ran and none is queued.
 func (g *gather) finished(now time.Time, run Run, queued int, maxWait time.Duration) {
 	g.refresh(now)
@@ -110,59 +111,58 @@ func (g *gather) finished(now time.Time, run Run, queued int, maxWait time.Durat
 	if run.Items+queued < 2 || limit < gatherLeast {
 		return
 	}
-	g.owed += run.Items
-	g.asked += run.Items
+	g.expected += run.Items
+	g.expectedAtStart += run.Items
 	g.limit = limit
-	g.stale = now.Add(run.Took)
+	g.staleAt = now.Add(run.Took)
 }
 
-// arrived counts an item as a straggler that came back.
+// arrived counts an item as one of a returning caller.
 func (g *gather) arrived(now time.Time) {
 	g.refresh(now)
-	if g.owed == 0 {
+	if g.expected == 0 {
 		return
 	}
-	if g.watching() && g.owed == g.asked {
-		g.until = now.Add(g.limit)
+	if g.observing() && g.expected == g.expectedAtStart {
+		g.windowEnd = now.Add(g.limit)
 	}
-	g.owed--
-	if g.owed == 0 {
-		g.close()
+	g.expected--
+	if g.expected == 0 {
+		g.endWindow()
 	}
 }
 
 // hold returns how long items may be held, with that many queued and that many
-// workers idle. It is false where there is nothing to hold them for, which is
-// also when each of the idle workers would get its part of all that is
-// expected.
+// slots idle. It is false where there is nothing to hold them for, also when each
+// idle slot would get its part of all expected items.
 func (g *gather) hold(now time.Time, queued, idle int) (time.Time, bool) {
 	g.refresh(now)
-	if g.owed == 0 {
+	if g.expected == 0 {
 		return time.Time{}, false
 	}
-	if !g.watching() {
-		g.until = now.Add(g.limit)
-		g.asked = g.owed
+	if !g.observing() {
+		g.windowEnd = now.Add(g.limit)
+		g.expectedAtStart = g.expected
 	}
-	complete := queued*idle >= queued+g.owed
-	return g.until, !complete && g.returning >= returnShare
+	complete := queued*idle >= queued+g.expected
+	return g.windowEnd, !complete && g.returnRate >= minReturnRate
 }
 
-func (g *gather) watching() bool { return !g.until.IsZero() }
+func (g *gather) observing() bool { return !g.windowEnd.IsZero() }
 
-// refresh ends a watch whose time is over and forgets stragglers that are out
-// for too long.
+// refresh ends a window whose time has passed, and forgets callers that were
+// expected for too long.
 func (g *gather) refresh(now time.Time) {
-	if g.watching() && !now.Before(g.until) || !g.watching() && now.After(g.stale) {
-		g.close()
+	if g.observing() && !now.Before(g.windowEnd) || !g.observing() && now.After(g.staleAt) {
+		g.endWindow()
 	}
 }
 
-// close ends the watch, if there is one, and learns from it.
-func (g *gather) close() {
-	if g.watching() {
-		came := float64(g.asked-g.owed) / float64(g.asked)
-		g.returning += (came - g.returning) / returnFade
+// endWindow ends the window, if there is one, and learns from it.
+func (g *gather) endWindow() {
+	if g.observing() {
+		came := float64(g.expectedAtStart-g.expected) / float64(g.expectedAtStart)
+		g.returnRate += (came - g.returnRate) / returnFade
 	}
-	g.owed, g.asked, g.until = 0, 0, time.Time{}
+	g.expected, g.expectedAtStart, g.windowEnd = 0, 0, time.Time{}
 }

@@ -8,17 +8,17 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// Mode is when a batch may be held although a worker is idle.
+// Mode is when a batch may be held although a slot is idle.
 type Mode string
 
 // The modes.
 const (
-	// Eager gives an idle worker what is there at once, but for gathering. It
+	// Eager gives an idle slot what is queued at once, but for gathering. It
 	// is what an empty mode means.
 	Eager Mode = "eager"
 	// Window holds a batch up to max_wait for more items.
 	Window Mode = "window"
-	// Stream gives every item to an idle worker by itself, at once. It is for workers
+	// Stream gives every item to an idle slot by itself, at once. It is for runners
 	// that answer in chunks.
 	Stream Mode = "stream"
 	// Adaptive is to hold only while that pays. This version refuses it.
@@ -32,7 +32,7 @@ type Settings struct {
 	MaxSize int `yaml:"max_size"`
 	// MaxBytes is the most payload bytes of a batch; 0 is no limit.
 	MaxBytes int `yaml:"max_bytes,size"`
-	// MaxWait is the longest that an item is held while a worker is idle,
+	// MaxWait is the longest that an item is held while a slot is idle,
 	// counted from its arrival in window mode. In eager mode it is a limit to
 	// gathering, and 0 turns that off.
 	MaxWait time.Duration `yaml:"max_wait"`
@@ -118,9 +118,9 @@ type Reason string
 const (
 	// Full: the limits let no further item in, or the next in order.
 	Full Reason = "full"
-	// Idle: a worker was idle and waiting would have gained nothing.
+	// Idle: a slot was idle and waiting would have gained nothing.
 	Idle Reason = "idle"
-	// Gather: the batch was held for the stragglers of an earlier one, and is
+	// Gather: the batch was held for the returning callers of an earlier one, and is
 	// complete or was held as long as it may be.
 	Gather Reason = "gather"
 	// Timer: the oldest item had waited max_wait.
@@ -139,12 +139,12 @@ const (
 // Reasons returns all of them.
 func Reasons() []Reason { return []Reason{Full, Idle, Gather, Timer, Deadline, Drain, Retry, Direct} }
 
-// Run is a batch that a worker has finished.
+// Run is a batch that a slot has finished.
 type Run struct {
 	Key   Key
 	Items int
 	Rows  int
-	// Took is the time that the worker needed; 0 where it predicts nothing, as when
+	// Took is how long the run took; 0 where it predicts nothing, as when
 	// the run failed.
 	Took time.Duration
 }
