@@ -60,7 +60,7 @@ func spell() *inproc.Runner {
 				// Nobody may want more of it; the outcome ends the item all the same.
 				_ = sink.Chunk(i, []payload.Part{payload.OfBlob("letter", "text/plain", text[at:at+1])})
 			}
-			if err := sink.Settle(i, runner.Output(payload.OfBlob("text", "text/plain", text))); err != nil {
+			if err := sink.SetOutcome(i, runner.Output(payload.OfBlob("text", "text/plain", text))); err != nil {
 				return err
 			}
 		}

@@ -124,7 +124,7 @@ func (h *Host) followStatus(server *health.Server) {
 		setServing(server, at == stateReady)
 		select {
 		case <-changed:
-		case <-h.hard.Done():
+		case <-h.runCtx.Done():
 			return
 		}
 	}
@@ -175,13 +175,13 @@ func (h *Host) Infer(ctx context.Context, r Request) Response {
 		return Response{Outcome: runner.Failed(fault.Newf(fault.ShuttingDown, "%w", err))}
 	}
 	it := h.directItem(ctx, r)
-	h.post(&arrived{item: it, fault: h.fit(it)})
+	h.post(&itemArrived{item: it, fault: h.fit(it)})
 	select {
 	case answer := <-it.direct.answer:
 		return answer
 	case <-ctx.Done():
 		return Response{Outcome: runner.Failed(fault.From(ctx.Err()))}
-	case <-h.looped:
+	case <-h.loopDone:
 		return Response{Outcome: runner.Failed(fault.New(fault.ShuttingDown, "the host has stopped"))}
 	}
 }

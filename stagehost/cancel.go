@@ -11,38 +11,38 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// receiveCancel is the handler of cancel notices.
+// receiveCancel is the handler of cancel messages.
 func (h *Host) receiveCancel(data []byte) {
-	notice, err := envelope.DecodeCancel(data)
-	if err != nil || notice.Mesh != h.settings.Mesh {
+	cancel, err := envelope.DecodeCancel(data)
+	if err != nil || cancel.Mesh != h.settings.Mesh {
 		h.metrics.malformed.inc()
 		return
 	}
-	if h.notices.add(notice) {
-		h.postAsync(noticesArrived{})
+	if h.cancels.add(cancel) {
+		h.postAsync(cancelsArrived{})
 	}
 }
 
-// notices are those that the loop has not taken yet: a thousand may arrive at
-// once, or while the process was stopped. A notice is best effort, so those beyond
+// pendingCancels are those that the loop has not taken yet: a thousand may arrive at
+// once, or while the process was stopped. A cancel is best effort, so those beyond
 // the bound are dropped.
-type notices struct {
+type pendingCancels struct {
 	mu      sync.Mutex
 	waiting []*envelope.Cancel
 }
 
-// add reports whether to post an event: the loop takes all notices at once.
-func (n *notices) add(notice *envelope.Cancel) (first bool) {
+// add reports whether to post an event: the loop takes all of them at once.
+func (n *pendingCancels) add(cancel *envelope.Cancel) (first bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if len(n.waiting) >= maxCancelled {
 		return false
 	}
-	n.waiting = append(n.waiting, notice)
+	n.waiting = append(n.waiting, cancel)
 	return len(n.waiting) == 1
 }
 
-func (n *notices) take() []*envelope.Cancel {
+func (n *pendingCancels) take() []*envelope.Cancel {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	out := n.waiting
@@ -50,17 +50,17 @@ func (n *notices) take() []*envelope.Cancel {
 	return out
 }
 
-// noticesArrived is the event of new cancel notices.
-type noticesArrived struct{}
+// cancelsArrived is the event of new cancel messages.
+type cancelsArrived struct{}
 
-func (noticesArrived) apply(l *loop) {
+func (cancelsArrived) apply(l *loop) {
 	now := time.Now()
-	// No item outlives the longest deadline, whatever the notice has.
+	// No item outlives the longest deadline, whatever the message has.
 	latest := now.Add(l.host.settings.Queue.MaxAge)
 	cancelled := map[pipeline.RequestID]bool{}
-	for _, notice := range l.host.notices.take() {
-		cancelled[notice.RequestID] = true
-		l.cancelledIDs.add(notice.RequestID, earlier(notice.Deadline, latest), now)
+	for _, cancel := range l.host.cancels.take() {
+		cancelled[cancel.RequestID] = true
+		l.cancelledIDs.add(cancel.RequestID, earlier(cancel.Deadline, latest), now)
 	}
 	for _, it := range l.ledger.items {
 		if cancelled[it.env.RequestID] && it.direct == nil {
@@ -113,6 +113,33 @@ func (l *loop) dropCancelled(it *item) {
 	if l.beginSend(it) {
 		l.settle(it)
 	}
+}
+
+// isCancelled reports whether the request was cancelled while the item ran; false
+// where it never ran.
+func (it *item) isCancelled() bool {
+	select {
+	case <-it.cancelled:
+		return true
+	default:
+		return false
+	}
+}
+
+// dropEnded drops the items whose deadline has passed, or that were cancelled.
+func (l *loop) dropEnded(items []*item, now time.Time) []*item {
+	var out []*item
+	for _, it := range items {
+		switch {
+		case it.isCancelled():
+			l.dropCancelled(it)
+		case it.expired(now):
+			l.expireOne(it)
+		default:
+			out = append(out, it)
+		}
+	}
+	return out
 }
 
 // cancelItem signals the runner that the item is cancelled, and cancels the batch

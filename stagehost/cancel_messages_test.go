@@ -35,9 +35,9 @@ func TestCancelledRequestsAreBoundedAndForgotten(t *testing.T) {
 }
 
 // The loop may be behind, or the whole process stopped, while many callers leave.
-func TestCancelNoticesInABurstAllCount(t *testing.T) {
+func TestCancelMessagesInABurstAllCount(t *testing.T) {
 	t.Parallel()
-	h := &Host{settings: Settings{Mesh: "test"}, events: make(chan event, 1), looped: make(chan struct{})}
+	h := &Host{settings: Settings{Mesh: "test"}, events: make(chan event, 1), loopDone: make(chan struct{})}
 	h.settings.Queue.MaxAge = time.Hour
 	const burst = 10_000
 	for range burst {
@@ -59,7 +59,7 @@ func TestCancelNoticesInABurstAllCount(t *testing.T) {
 
 func TestWaitingCancelNoticesAreBounded(t *testing.T) {
 	t.Parallel()
-	var n notices
+	var n pendingCancels
 	for i := range maxCancelled + 10 {
 		if first := n.add(&envelope.Cancel{}); first != (i == 0) {
 			t.Fatalf("notice %d posts an event: %v", i, first)

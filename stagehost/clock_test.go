@@ -29,7 +29,7 @@ func TestShortestRoundTripSetsTheClock(t *testing.T) {
 			t.Parallel()
 			var c clock
 			for _, l := range test.looks {
-				c.look(l.offset, l.roundTrip, time.Unix(int64(1000+l.at), 0))
+				c.recordOffset(l.offset, l.roundTrip, time.Unix(int64(1000+l.at), 0))
 			}
 			if got := c.ahead(); got != test.want {
 				t.Errorf("ahead by %s, want %s", got, test.want)

@@ -29,7 +29,7 @@ type Limits struct {
 	// MaxSize is in rows, MaxBytes in bytes of payload, per batch.
 	MaxSize, MaxBytes int
 	MaxWait           time.Duration
-	// MaxInFlight counts unsettled items, Concurrency batches at once.
+	// MaxInFlight bounds the items that are not settled, Concurrency batches at once.
 	MaxInFlight, Concurrency int
 }
 

@@ -51,22 +51,6 @@ func (l *loop) nextBatch(now time.Time) ([]*item, batch.Reason, bool) {
 	return items, reason, true
 }
 
-// live drops the items whose deadline has passed, or that were cancelled.
-func (l *loop) live(items []*item, now time.Time) []*item {
-	var out []*item
-	for _, it := range items {
-		switch {
-		case it.isCancelled():
-			l.dropCancelled(it)
-		case it.expired(now):
-			l.expireOne(it)
-		default:
-			out = append(out, it)
-		}
-	}
-	return out
-}
-
 // run is one batch at the runner, and the sink for its items' outcomes.
 type run struct {
 	host    *Host
@@ -83,27 +67,27 @@ type run struct {
 	// quarantined is true where its item may have crashed a process.
 	quarantined bool
 
-	mu      sync.Mutex
-	settled []settled
-	closed  bool
+	mu        sync.Mutex
+	outcomeBy []outcomeSource
+	closed    bool
 	// lastChunk is when the last chunk came; zero before the first.
 	lastChunk time.Time
 }
 
 var _ runner.Sink = (*run)(nil)
 
-// settled is whether an item has its outcome, and who gave it.
-type settled uint8
+// outcomeSource is whether an item has its outcome, and who gave it.
+type outcomeSource uint8
 
 const (
-	unsettled settled = iota
+	noOutcome outcomeSource = iota
 	byRunner
 	// byHost: the host settled the item for the runner.
 	byHost
 )
 
 func newRun(h *Host, slot runner.Slot, items []*item, reason batch.Reason, now time.Time) *run {
-	r := &run{host: h, slot: slot, items: items, reason: reason, started: now, settled: make([]settled, len(items)), wanted: len(items)}
+	r := &run{host: h, slot: slot, items: items, reason: reason, started: now, outcomeBy: make([]outcomeSource, len(items)), wanted: len(items)}
 	r.batch.Items = make([]runner.Item, len(items))
 	for i, it := range items {
 		it.run = r
@@ -119,7 +103,7 @@ func newRun(h *Host, slot runner.Slot, items []*item, reason batch.Reason, now t
 	r.quarantined = items[0].quarantined
 	r.batch.Suspect = r.batch.Suspect || r.quarantined
 	r.batch.Model = items[0].env.Hop().Model
-	r.ctx, r.cancel = context.WithDeadline(h.hard, r.latest())
+	r.ctx, r.cancel = context.WithDeadline(h.runCtx, r.latest())
 	return r
 }
 
@@ -187,7 +171,7 @@ func (h *Host) runTasks(r *run) {
 		select {
 		case r = <-h.tasks:
 			<-h.idle
-		case <-h.hard.Done():
+		case <-h.runCtx.Done():
 			return
 		}
 	}
@@ -212,7 +196,7 @@ func (h *Host) runOne(r *run) {
 		// Before any host runs the item again.
 		h.endRecord(r)
 	}
-	h.post(&ran{run: r, took: time.Since(start), err: err, wasStopped: r.ctx.Err() != nil})
+	h.post(&batchEnded{run: r, took: time.Since(start), err: err, wasStopped: r.ctx.Err() != nil})
 }
 
 // do hands the batch to the runner, and watches for a stall where that answers in
@@ -239,7 +223,7 @@ func (r *run) claim(i int) error {
 	if err := r.checkOpen(i); err != nil {
 		return err
 	}
-	r.settled[i] = byRunner
+	r.outcomeBy[i] = byRunner
 	return nil
 }
 
@@ -247,29 +231,29 @@ func (r *run) claim(i int) error {
 // held.
 func (r *run) checkOpen(i int) error {
 	switch {
-	case r.settled[i] == byHost:
+	case r.outcomeBy[i] == byHost:
 		return runner.ErrCancelled
-	case r.closed, r.settled[i] == byRunner:
-		return runner.ErrSettled
+	case r.closed, r.outcomeBy[i] == byRunner:
+		return runner.ErrOutcomeSet
 	default:
 		return nil
 	}
 }
 
-// unsettled returns the items without an outcome; the run is closed.
-func (r *run) unsettled() []*item {
+// itemsWithoutOutcome returns the items without an outcome; the run is closed.
+func (r *run) itemsWithoutOutcome() []*item {
 	var out []*item
 	for i, it := range r.items {
-		if r.settled[i] == unsettled {
+		if r.outcomeBy[i] == noOutcome {
 			out = append(out, it)
 		}
 	}
 	return out
 }
 
-// Settle implements runner.Sink. It encodes the item's next message here, on the
+// SetOutcome implements runner.Sink. It encodes the item's next message here, on the
 // runner's goroutine, so that the loop only has to send it.
-func (r *run) Settle(i int, o runner.Outcome) error {
+func (r *run) SetOutcome(i int, o runner.Outcome) error {
 	if err := r.claim(i); err != nil {
 		if !errors.Is(err, runner.ErrCancelled) {
 			r.host.metrics.countFault("OUTCOME_REFUSED")
@@ -302,15 +286,15 @@ func (r *run) outcomeOf(it *item, o runner.Outcome) runner.Outcome {
 	}
 	out := runner.Outcome{Parts: parts, Metadata: o.Metadata}
 	if it.direct == nil {
-		if f := h.prepareEnd(it, &out); f != nil {
+		if f := h.prepareOutput(it, &out); f != nil {
 			out = runner.Failed(f)
 		}
 	}
 	return out
 }
 
-// ran is a batch whose Do has returned.
-type ran struct {
+// batchEnded is a batch whose Do has returned.
+type batchEnded struct {
 	run  *run
 	took time.Duration
 	err  error
@@ -319,9 +303,9 @@ type ran struct {
 	wasStopped bool
 }
 
-func (e *ran) apply(l *loop) {
+func (e *batchEnded) apply(l *loop) {
 	l.endBatch(e)
-	left := e.run.unsettled()
+	left := e.run.itemsWithoutOutcome()
 	l.host.metrics.recordRun(e.took)
 	l.host.logRun(e, len(left))
 	if len(left) > 0 {
@@ -330,7 +314,7 @@ func (e *ran) apply(l *loop) {
 }
 
 // endBatch records that a batch runs no more.
-func (l *loop) endBatch(e *ran) {
+func (l *loop) endBatch(e *batchEnded) {
 	l.running--
 	if e.run.quarantined {
 		l.quarantineBusy = false
@@ -345,7 +329,7 @@ func (l *loop) endBatch(e *ran) {
 // logRun logs a batch that failed as a whole. It does not log parts of a failed
 // batch at this level, nor batches that were stopped: that would be a line for
 // every deadline that passes.
-func (h *Host) logRun(e *ran, left int) {
+func (h *Host) logRun(e *batchEnded, left int) {
 	if e.err == nil {
 		return
 	}

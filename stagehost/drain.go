@@ -19,25 +19,25 @@ func (h *Host) drain(l *loop) bool {
 	h.status.set(stateDraining)
 	h.settings.Logger.Info("draining")
 	h.stopAlive()
-	ctx, cancel := process.DrainContext(h.hard, pullDrainTimeout)
+	ctx, cancel := process.DrainContext(h.runCtx, pullDrainTimeout)
 	if err := h.puller.Drain(ctx); err != nil {
 		h.settings.Logger.Warn("items may be on their way still; they will be delivered again", "error", err)
 	}
 	cancel()
 	h.post(drain{})
 	if err := h.finish(l); err != nil {
-		h.settings.Logger.Warn("giving items back", "error", err)
+		h.settings.Logger.Warn("returning unfinished items to the queue", "error", err)
 		// In this order: the outcomes of stopped runs come after the loop knows.
 		h.post(abandon{})
-		h.giveUp()
+		h.cancelRuns()
 		if r, ok := h.settings.Runner.(runner.Killer); ok {
 			r.Kill()
 		}
 		if !await(l.empty, runStopWait) {
-			h.settings.Logger.Error("not everything has been finished or given back; the rest will be delivered again")
+			h.settings.Logger.Error("not everything has been finished or returned to the queue; the rest will be delivered again")
 		}
 	}
-	h.giveUp()
+	h.cancelRuns()
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -52,7 +52,7 @@ func (h *Host) drain(l *loop) bool {
 
 // finish waits until nothing is in flight, and returns why it stopped waiting.
 func (h *Host) finish(l *loop) error {
-	ctx, cancel := process.DrainContext(h.hard, h.settings.DrainTimeout)
+	ctx, cancel := process.DrainContext(h.runCtx, h.settings.DrainTimeout)
 	defer cancel()
 	select {
 	case <-l.empty:
@@ -89,7 +89,7 @@ type drain struct{}
 func (drain) apply(l *loop) {
 	l.draining = true
 	l.batcher.Drain()
-	l.giveBackWaiting()
+	l.nakQueued()
 }
 
 // runnerLost is the event after which no slot falls idle. Running batches may
@@ -97,10 +97,10 @@ func (drain) apply(l *loop) {
 type runnerLost struct{ err error }
 
 func (e runnerLost) apply(l *loop) {
-	l.host.settings.Logger.Error("the runner is lost; what waits for it is given back", "error", e.err)
+	l.host.settings.Logger.Error("the runner is lost; queued items go to other hosts", "error", e.err)
 	l.lost = true
 	l.releaseSlots()
-	l.giveBackWaiting()
+	l.nakQueued()
 }
 
 // abandon is the event that naks everything that does not run.
@@ -108,13 +108,13 @@ type abandon struct{}
 
 func (abandon) apply(l *loop) {
 	l.abandoned = true
-	l.giveBackIn(queued, sending)
+	l.nakAll(queued, sending)
 }
 
 // stageLeft is the event that the host has left its stage for a while.
 type stageLeft struct{}
 
-func (stageLeft) apply(l *loop) { l.giveBackIn(queued) }
+func (stageLeft) apply(l *loop) { l.nakAll(queued) }
 
 // checkEmpty closes empty when a draining loop holds nothing any more.
 func (l *loop) checkEmpty() {
@@ -125,34 +125,35 @@ func (l *loop) checkEmpty() {
 	close(l.empty)
 }
 
-// giveBackWaiting naks the items that wait for a slot when none will come. Before
+// nakQueued naks the items that wait for a slot when none will come. Before
 // the drain they would be redelivered to this host again and again.
-func (l *loop) giveBackWaiting() {
+func (l *loop) nakQueued() {
 	if l.lost && l.draining {
-		l.giveBackIn(queued)
+		l.nakAll(queued)
 	}
 }
 
-// giveBackIn naks the items in the states, of which queued is one.
-func (l *loop) giveBackIn(states ...itemState) {
+// nakAll naks the items in the states, of which queued is one.
+func (l *loop) nakAll(states ...itemState) {
 	l.reruns = nil
 	for id, it := range l.ledger.items {
 		if slices.Contains(states, it.state) {
 			l.batcher.Remove(id)
-			l.giveBack(it)
+			l.nak(it)
 		}
 	}
 }
 
-// giveBack ends an item that this host will not finish, mostly by a nak.
-func (l *loop) giveBack(it *item) {
+// nak ends an item that this host will not finish. It naks the delivery, except
+// where a nak would repeat a reply.
+func (l *loop) nak(it *item) {
 	if it.replyStored {
-		// Its result is stored; only the notice is on its way.
+		// Its result is stored; only the stored reply is on its way.
 		l.settle(it)
 		return
 	}
-	if it.chunks > 0 && !it.env.StoresAnswer() {
-		// Chunks must not repeat, and the gateway notices that no more arrive.
+	if !it.mayRunAgain() && !it.env.StoresAnswer() {
+		// The gateway detects that no more chunks arrive.
 		l.host.metrics.countUndelivered("dropped")
 		l.settle(it)
 		return
@@ -164,7 +165,7 @@ func (l *loop) giveBack(it *item) {
 		}
 		it.direct.finish(it, runner.Failed(f))
 	}
-	l.settleBy(it, func(d bus.Delivery) error { return d.Nak(0) }, queued, running, sending)
+	l.settleWith(it, func(d bus.Delivery) error { return d.Nak(0) }, queued, running, sending)
 }
 
 func stoppingFault() *fault.Fault { return fault.New(fault.ShuttingDown, "the host is stopping") }

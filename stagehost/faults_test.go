@@ -156,7 +156,7 @@ func TestItemSettledBeforeItsBatchFailsKeepsItsOutcome(t *testing.T) {
 			if _, twice := ran.LoadOrStore(first(item.Inputs), true); twice {
 				t.Errorf("item %s ran again after it had its outcome", first(item.Inputs))
 			}
-			if err := sink.Settle(i, runner.Output(item.Inputs...)); err != nil {
+			if err := sink.SetOutcome(i, runner.Output(item.Inputs...)); err != nil {
 				return err
 			}
 		}
@@ -176,7 +176,7 @@ func TestMissingOutcomeIsTheRunnersFault(t *testing.T) {
 			if first(item.Inputs) == "1" {
 				continue
 			}
-			if err := sink.Settle(i, runner.Output(item.Inputs...)); err != nil {
+			if err := sink.SetOutcome(i, runner.Output(item.Inputs...)); err != nil {
 				return err
 			}
 		}
@@ -197,9 +197,9 @@ func TestSecondOutcomeIsRefused(t *testing.T) {
 		if err := settleAll(batch, sink); err != nil {
 			return err
 		}
-		refusals <- sink.Settle(0, runner.Failed(fault.New(fault.Internal, "second")))
-		refusals <- sink.Settle(-1, runner.Output())
-		refusals <- sink.Settle(len(batch.Items), runner.Output())
+		refusals <- sink.SetOutcome(0, runner.Failed(fault.New(fault.Internal, "second")))
+		refusals <- sink.SetOutcome(-1, runner.Output())
+		refusals <- sink.SetOutcome(len(batch.Items), runner.Output())
 		refusals <- sink.Chunk(0, nil)
 		refusals <- sink.Chunk(len(batch.Items), nil)
 		late <- sink
@@ -207,13 +207,13 @@ func TestSecondOutcomeIsRefused(t *testing.T) {
 	}))
 	c := b.ask("first")
 	checkEcho(t, c)
-	for _, want := range []error{runner.ErrSettled, runner.ErrNoSuchItem, runner.ErrNoSuchItem, runner.ErrSettled, runner.ErrNoSuchItem} {
+	for _, want := range []error{runner.ErrOutcomeSet, runner.ErrNoSuchItem, runner.ErrNoSuchItem, runner.ErrOutcomeSet, runner.ErrNoSuchItem} {
 		if err := <-refusals; !errors.Is(err, want) {
 			t.Errorf("refused with %v, want %v", err, want)
 		}
 	}
 	b.emptied()
-	if err := (<-late).Settle(0, runner.Output()); !errors.Is(err, runner.ErrSettled) {
+	if err := (<-late).SetOutcome(0, runner.Output()); !errors.Is(err, runner.ErrOutcomeSet) {
 		t.Errorf("an outcome after its batch is refused with %v", err)
 	}
 	c.answeredOnce()
@@ -322,7 +322,7 @@ func TestWrongOutputIsTheRunnersFault(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		return sink.Settle(0, tests[which[0]].outcome)
+		return sink.SetOutcome(0, tests[which[0]].outcome)
 	}), together(2))
 	for i, test := range tests {
 		for _, last := range []bool{true, false} {

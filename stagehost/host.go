@@ -16,8 +16,10 @@
 // drain.
 //
 // The life of an item reads in three files: intake.go (pull, decode, queue),
-// dispatch.go (batch, run, outcome) and send.go (forward or reply, settle). The
-// host acks a delivery only after the receiver of the item's outcome has
+// dispatch.go (batch, run, outcome) and send.go (forward or reply, settle). Its
+// exceptions have one each: retry.go (failed batches, quarantine), stream.go
+// (replies in chunks), cancel.go, deadletter.go and drain.go. The host acks a
+// delivery only after the receiver of the item's outcome has
 // acknowledged that. It settles every delivery exactly once.
 //
 // # Stopping
@@ -35,6 +37,7 @@
 package stagehost
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -49,6 +52,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/process"
 	"github.com/stagemesh/stagemesh/mesh/store"
+	"github.com/stagemesh/stagemesh/stagehost/batch"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/schema"
 )
@@ -61,19 +65,19 @@ type Host struct {
 	// spec and contract are set once the runner has started.
 	spec     runner.Spec
 	contract *schema.Contract
-	// born is when this process became a host.
-	born   time.Time
-	status status
+	// connectedAt is when this process connected to the broker as a host.
+	connectedAt time.Time
+	status      status
 	// busy is true while items wait for a slot; load has the items in flight.
 	busy atomic.Bool
 	load load
 
-	// events go to the loop, which exists once the runner has started; looped is
-	// closed when the loop takes no more. notices are the cancel notices that it has
+	// events go to the loop, which exists once the runner has started; loopDone
+	// is closed when the loop takes no more. cancels are the cancel messages that it has
 	// not taken yet.
-	events  chan event
-	notices notices
-	looped  chan struct{}
+	events   chan event
+	cancels  pendingCancels
+	loopDone chan struct{}
 
 	broker
 	reconciler
@@ -88,8 +92,8 @@ type broker struct {
 	dead       *store.DeadLetters
 	runRecords *store.Runs
 	puller     *bus.Puller
-	// stopNotices ends the cancel notices.
-	stopNotices func() error
+	// stopCancels ends the subscription to cancel messages.
+	stopCancels func() error
 	// ackWait is how long the queues wait for an ack or an extension of an item.
 	ackWait atomic.Int64
 	clock   clock
@@ -113,9 +117,9 @@ type runPool struct {
 	// Goroutines that have run a batch wait in idle, and take another from tasks.
 	tasks chan *run
 	idle  chan struct{}
-	// hard is the context of runs; giveUp ends it.
-	hard   context.Context
-	giveUp context.CancelFunc
+	// runCtx is the context of runs; cancelRuns ends it.
+	runCtx     context.Context
+	cancelRuns context.CancelFunc
 	// leftBehind is true when a batch runs on after the host has given it up.
 	leftBehind bool
 }
@@ -145,7 +149,7 @@ func New(s Settings) (*Host, error) {
 	h := &Host{
 		settings:   s,
 		metrics:    m,
-		looped:     make(chan struct{}),
+		loopDone:   make(chan struct{}),
 		reconciler: reconciler{missing: make(chan struct{}, 1)},
 		service:    service{directs: make(chan struct{}, maxDirectCalls)},
 	}
@@ -161,9 +165,9 @@ func New(s Settings) (*Host, error) {
 // could not stop its runner. It is called once.
 func (h *Host) Run(ctx context.Context) error {
 	defer h.status.set(stateStopped)
-	// Items in flight are finished after ctx has ended: hard outlives it.
-	h.hard, h.giveUp = context.WithCancel(context.WithoutCancel(ctx))
-	defer h.giveUp()
+	// Items in flight are finished after ctx has ended: runCtx outlives it.
+	h.runCtx, h.cancelRuns = context.WithCancel(context.WithoutCancel(ctx))
+	defer h.cancelRuns()
 	if err := h.listen(ctx); err != nil {
 		return err
 	}
@@ -200,23 +204,23 @@ func (h *Host) startRunner(ctx context.Context) error {
 	if err := h.settings.Runner.Start(ctx); err != nil {
 		return fmt.Errorf("stage %s: start of the runner: %w", h.settings.Stage, err)
 	}
-	if err := h.agree(); err != nil {
+	if err := h.compileSpec(); err != nil {
 		return fmt.Errorf("stage %s: %w", h.settings.Stage, err)
 	}
 	h.settings.Logger.Info("runner ready", "took", time.Since(begin).Round(time.Millisecond))
 	return nil
 }
 
-// agree fixes the stage's contract and how the host serves it. It stops a runner
+// compileSpec fixes the stage's contract and how the host serves it. It stops a runner
 // that started and cannot serve.
-func (h *Host) agree() error {
+func (h *Host) compileSpec() error {
 	spec, err := h.settings.complete(h.settings.Runner.Spec())
 	if err == nil {
 		h.contract, err = schema.Compile(spec)
 	}
 	if err == nil {
 		h.spec = spec
-		err = h.adapt()
+		err = h.configureBatching()
 	}
 	if err != nil {
 		h.stopRunner()
@@ -224,12 +228,29 @@ func (h *Host) agree() error {
 	return err
 }
 
+// configureBatching chooses how the host serves its runner, once that has started.
+func (h *Host) configureBatching() error {
+	s := &h.settings
+	switch streams := h.spec.Stream; {
+	case streams && s.Batch.Mode == "":
+		s.Batch.Mode = batch.Stream
+	case streams && s.Batch.Mode != batch.Stream:
+		return fmt.Errorf("batch.mode: %s is for runners of batches, and this one answers in chunks; use stream, or leave the key out", s.Batch.Mode)
+	case !streams && s.Batch.Mode == batch.Stream:
+		return errors.New("batch.mode: stream is for runners that answer in chunks, and this one does not; leave the key out")
+	}
+	s.MaxInFlight = cmp.Or(s.MaxInFlight, s.defaultInFlight())
+	h.events = make(chan event, s.eventRoom())
+	h.tasks, h.idle = make(chan *run), make(chan struct{}, s.Runner.Concurrency())
+	return nil
+}
+
 // stopRunner stops the runner once its batches have ended.
 func (h *Host) stopRunner() {
 	if h.leftBehind {
 		return
 	}
-	ctx, cancel := process.DrainContext(h.hard, h.settings.DrainTimeout)
+	ctx, cancel := process.DrainContext(h.runCtx, h.settings.DrainTimeout)
 	defer cancel()
 	stopped := make(chan struct{})
 	go func() {
@@ -253,11 +274,11 @@ func (h *Host) connect() error {
 	if err != nil {
 		return err
 	}
-	h.bus, h.born = conn, time.Now()
+	h.bus, h.connectedAt = conn, time.Now()
 	h.ackWait.Store(int64(h.settings.Queue.AckWait))
 	h.results = store.NewResults(conn, h.settings.Results)
 	h.dead = store.NewDeadLetters(conn, h.settings.DeadLetters)
-	h.runRecords = store.NewRuns(conn, h.settings.Starts)
+	h.runRecords = store.NewRuns(conn, h.settings.RunRecords)
 	h.puller, err = conn.Pull(bus.PullSettings{
 		Stage:        h.settings.Stage,
 		Durabilities: h.settings.Queue.Durabilities,
@@ -271,7 +292,7 @@ func (h *Host) connect() error {
 		conn.Close()
 		return err
 	}
-	h.stopNotices, err = conn.ServeCancels(h.receiveCancel)
+	h.stopCancels, err = conn.ServeCancels(h.receiveCancel)
 	if err == nil {
 		// These subscriptions end with the connection.
 		_, held := conn.ServeHolding(h.settings.Stage)
@@ -286,8 +307,8 @@ func (h *Host) connect() error {
 }
 
 func (h *Host) disconnect() {
-	if err := h.stopNotices(); err != nil {
-		h.settings.Logger.Debug("end of cancel notices", "error", err)
+	if err := h.stopCancels(); err != nil {
+		h.settings.Logger.Debug("end of cancel messages", "error", err)
 	}
 	h.puller.Close()
 	// Items that arrived before the end of the subscription are returned.
@@ -302,7 +323,7 @@ func (h *Host) serve(ctx context.Context) error {
 	loopCtx, endLoop := context.WithCancel(context.WithoutCancel(ctx))
 	var looping sync.WaitGroup
 	looping.Go(func() {
-		defer close(h.looped)
+		defer close(h.loopDone)
 		loop.run(loopCtx)
 	})
 	pumps, pumping := errgroup.WithContext(ctx)
@@ -341,12 +362,12 @@ func (h *Host) acquireSlots(ctx context.Context) error {
 // has given up.
 func (h *Host) postSlots() error {
 	for {
-		slot, err := h.settings.Runner.Acquire(h.hard)
+		slot, err := h.settings.Runner.Acquire(h.runCtx)
 		if err == nil {
 			h.post(&slotIdle{slot: slot})
 			continue
 		}
-		if h.hard.Err() == nil {
+		if h.runCtx.Err() == nil {
 			h.post(runnerLost{err: err})
 		}
 		return err

@@ -18,9 +18,9 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost/schema"
 )
 
-// item is one request on this host. Its maker fills the first part; from
-// the event that posts it on, it belongs to the loop, but for the fields of a run,
-// which belong to the batch's sink until its outcome is posted.
+// item is one request on this host. The creator fills the first fields. After it
+// is posted, only the loop changes it; the batch's sink owns itemRun until it
+// posts the outcome.
 type item struct {
 	id  batch.ID
 	env *envelope.Envelope
@@ -36,10 +36,10 @@ type item struct {
 	delivery bus.Delivery
 	direct   *directCall
 
-	// state is the ledger's. orphan is true where the item's queue is lost, or it never
-	// had one: it is not acked, which could only settle another item.
-	state  itemState
-	orphan bool
+	// state is the ledger's. noQueue is true where the item's queue was
+	// replaced, or it never had one: it is not acked, which could only settle another item.
+	state   itemState
+	noQueue bool
 
 	itemRun
 	itemSend
@@ -89,18 +89,12 @@ func (it *item) suspect() bool { return it.delivery.Deliveries > 1 }
 // The results of others may be stored too, see StoresAnswer.
 func (it *item) durable() bool { return it.env.Durability == pipeline.File }
 
+// expired reports whether the deadline has passed. It is checked in seven places: on
+// arrival (itemArrived.apply); while queued (loop.expire, with the batcher); before a
+// batch runs again (dropEnded); at a chunk (run.Chunk); at an outcome (itemDone.apply,
+// handleFault); before a message is sent again (mayRetry); and when sending is given
+// up (giveUpSending, giveUpStoring).
 func (it *item) expired(now time.Time) bool { return !now.Before(it.env.Deadline) }
-
-// isCancelled reports whether the request was cancelled while the item ran; false
-// where it never ran.
-func (it *item) isCancelled() bool {
-	select {
-	case <-it.cancelled:
-		return true
-	default:
-		return false
-	}
-}
 
 // receive is the puller's handler: it decodes and checks an item on the
 // subscription's goroutine and posts it to the loop.
@@ -113,10 +107,10 @@ func (h *Host) receive(d bus.Delivery) {
 		h.malformed(d, err)
 		return
 	}
-	it := h.pulled(d, env)
+	it := h.newItem(d, env)
 	h.metrics.countPull(it)
 	h.load.recordWait(it.queueWait)
-	h.post(&arrived{item: it, fault: h.fit(it)})
+	h.post(&itemArrived{item: it, fault: h.fit(it)})
 }
 
 // receiveMalformed counts a message on the puller's subject that no queue sent, so
@@ -126,7 +120,7 @@ func (h *Host) receiveMalformed(err error) {
 	h.settings.Logger.Warn("message that is no delivery", "error", err)
 }
 
-func (h *Host) pulled(d bus.Delivery, env *envelope.Envelope) *item {
+func (h *Host) newItem(d bus.Delivery, env *envelope.Envelope) *item {
 	it := &item{env: env, delivery: d, arrived: d.Arrived, queueWait: h.queueWait(d)}
 	it.timing = it.timingOf(h.settings.Host)
 	return it
@@ -161,9 +155,9 @@ type clock struct {
 	at        time.Time
 }
 
-// look records a measurement. An offset that the round trip alone explains counts
+// recordOffset records a measurement. An offset that the round trip alone explains counts
 // as 0.
-func (c *clock) look(offset, roundTrip time.Duration, now time.Time) {
+func (c *clock) recordOffset(offset, roundTrip time.Duration, now time.Time) {
 	if roundTrip > c.roundTrip && now.Sub(c.at) < clockMemory && !c.at.IsZero() {
 		return
 	}
@@ -211,18 +205,18 @@ func (h *Host) fit(it *item) *fault.Fault {
 // be read from it, so that he does not wait until the deadline.
 func (h *Host) malformed(d bus.Delivery, err error) {
 	h.metrics.malformed.inc()
-	env, ok := h.addressed(d)
+	env, ok := h.decodeAddress(d)
 	if !ok {
 		h.deadLetterBytes(d, err)
 		return
 	}
 	h.settings.Logger.Warn("malformed item answered with a fault", "seq", d.Seq, "request", env.RequestID, "error", err)
-	h.post(&arrived{item: h.pulled(d, env), fault: fault.From(err)})
+	h.post(&itemArrived{item: h.newItem(d, env), fault: fault.From(err)})
 }
 
-// addressed returns as much of a malformed item as a reply needs: request, gateway
+// decodeAddress returns as much of a malformed item as a reply needs: request, gateway
 // and deadline. It is false where these cannot be trusted either.
-func (h *Host) addressed(d bus.Delivery) (*envelope.Envelope, bool) {
+func (h *Host) decodeAddress(d bus.Delivery) (*envelope.Envelope, bool) {
 	var in meshv1.Envelope
 	if err := proto.Unmarshal(d.Data, &in); err != nil {
 		return nil, false
@@ -257,13 +251,13 @@ func (h *Host) stepName(in *meshv1.Envelope) string {
 	return string(h.settings.Stage)
 }
 
-// arrived is an item that the host received, with a fault where it failed already.
-type arrived struct {
+// itemArrived is an item that the host received, with a fault where it failed already.
+type itemArrived struct {
 	item  *item
 	fault *fault.Fault
 }
 
-func (e *arrived) apply(l *loop) {
+func (e *itemArrived) apply(l *loop) {
 	it := e.item
 	if l.refusesItems() {
 		l.host.drop(e)
@@ -276,8 +270,8 @@ func (e *arrived) apply(l *loop) {
 	it.id = l.nextID
 	if err := l.ledger.admit(it); err != nil {
 		// The broker sent more than was pulled, or a pull was thought to be over.
-		l.host.settings.Logger.Warn("item given back", "error", err)
-		l.host.returnUnadmitted(it, fault.Newf(fault.Overloaded, "%w", err))
+		l.host.settings.Logger.Warn("item rejected", "error", err)
+		l.host.rejectUnadmitted(it, fault.Newf(fault.Overloaded, "%w", err))
 		return
 	}
 	if _, cancelled := l.cancelledIDs[it.env.RequestID]; cancelled {

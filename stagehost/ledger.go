@@ -45,7 +45,7 @@ func newLedger(bound int) ledger {
 
 var errLedgerFull = errors.New("the host holds as many items as it may")
 
-// admit takes an item, queued. An item without a queue is an orphan from the start.
+// admit takes an item, queued. An item of a direct call has no queue.
 func (l *ledger) admit(it *item) error {
 	if l.items[it.id] != nil {
 		return fmt.Errorf("item %d is in the ledger already", it.id)
@@ -54,7 +54,7 @@ func (l *ledger) admit(it *item) error {
 		return fmt.Errorf("item %d: %w: %d", it.id, errLedgerFull, l.bound)
 	}
 	l.items[it.id] = it
-	it.state, it.orphan = queued, it.delivery.Epoch == ""
+	it.state, it.noQueue = queued, it.delivery.Epoch == ""
 	l.counts[queued]++
 	return nil
 }
@@ -90,14 +90,14 @@ func (l *ledger) check(it *item, from []itemState) error {
 	return nil
 }
 
-// replaceQueue makes orphans of the items of a queue with another epoch, and returns
-// how many those are.
-func (l *ledger) replaceQueue(e *queueReplaced) (orphans int) {
+// replaceQueue marks the items of a queue with another epoch as without a queue, and
+// returns how many those are.
+func (l *ledger) replaceQueue(e *queueReplaced) (marked int) {
 	for _, it := range l.items {
-		if it.delivery.Durability == e.queue && it.delivery.Epoch != e.epoch && !it.orphan {
-			it.orphan = true
-			orphans++
+		if it.delivery.Durability == e.queue && it.delivery.Epoch != e.epoch && !it.noQueue {
+			it.noQueue = true
+			marked++
 		}
 	}
-	return orphans
+	return marked
 }

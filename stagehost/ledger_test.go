@@ -71,8 +71,8 @@ func TestItemsOfAReplacedQueueAreOrphans(t *testing.T) {
 		t.Fatalf("%d new orphans, want 1", n)
 	}
 	for it, orphan := range want {
-		if it.orphan != orphan {
-			t.Errorf("item %d: orphan is %t", it.id, it.orphan)
+		if it.noQueue != orphan {
+			t.Errorf("item %d: orphan is %t", it.id, it.noQueue)
 		}
 	}
 }

@@ -65,7 +65,7 @@ const (
 	maxDirectCalls = 16
 	maxDirectBytes = 16 << 20
 	// maxCancelled bounds the cancelled requests that the host remembers, and the
-	// notices that wait for the loop. More than that are forgotten.
+	// cancel messages that wait for the loop. More than that are forgotten.
 	maxCancelled = 1 << 16
 	// eventsPerTurn bounds the events applied before batches are formed, so that items
 	// that arrive together can run together and nothing waits for long.

@@ -62,7 +62,7 @@ func (l *loop) run(ctx context.Context) {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
-		timer.Reset(l.turn(time.Now()))
+		timer.Reset(l.runDue(time.Now()))
 		select {
 		case e := <-l.host.events:
 			e.apply(l)
@@ -94,8 +94,8 @@ func (l *loop) applyWaiting() {
 	}
 }
 
-// turn does everything that is due and returns the pause until the next turn.
-func (l *loop) turn(now time.Time) time.Duration {
+// runDue does everything that is due and returns the pause until the next turn.
+func (l *loop) runDue(now time.Time) time.Duration {
 	l.resend(now)
 	l.dispatch(now)
 	l.expire(now)
@@ -134,14 +134,14 @@ type event interface{ apply(l *loop) }
 // post gives an event to the loop, and drops it after the loop has ended.
 func (h *Host) post(e event) {
 	select {
-	case <-h.looped:
+	case <-h.loopDone:
 		h.drop(e)
 		return
 	default:
 	}
 	select {
 	case h.events <- e:
-	case <-h.looped:
+	case <-h.loopDone:
 		h.drop(e)
 	}
 }
@@ -175,14 +175,14 @@ func (h *Host) drop(e event) {
 	switch e := e.(type) {
 	case *slotIdle:
 		e.slot.Release()
-	case *arrived:
-		h.returnUnadmitted(e.item, stoppingFault())
+	case *itemArrived:
+		h.rejectUnadmitted(e.item, stoppingFault())
 	}
 }
 
-// returnUnadmitted ends an item that the ledger does not hold: a nak gives it to
+// rejectUnadmitted ends an item that the ledger does not hold: a nak gives it to
 // another host, and a direct caller gets the fault.
-func (h *Host) returnUnadmitted(it *item, f *fault.Fault) {
+func (h *Host) rejectUnadmitted(it *item, f *fault.Fault) {
 	if it.direct != nil {
 		it.direct.finish(it, runner.Failed(f))
 		return
@@ -197,7 +197,7 @@ func (l *loop) expire(now time.Time) {
 		l.expireOne(l.ledger.items[entry.ID])
 	}
 	for i, rerun := range l.reruns {
-		l.reruns[i] = l.live(rerun, now)
+		l.reruns[i] = l.dropEnded(rerun, now)
 	}
 }
 
@@ -227,7 +227,7 @@ func (l *loop) extend(now time.Time) {
 		return
 	}
 	for _, it := range l.ledger.items {
-		if !it.orphan && now.Sub(it.arrived) > every/2 {
+		if !it.noQueue && now.Sub(it.arrived) > every/2 {
 			l.host.checkAck(it.delivery.InProgress())
 		}
 	}
@@ -248,33 +248,5 @@ type queueReplaced struct {
 func (e *queueReplaced) apply(l *loop) {
 	if n := l.ledger.replaceQueue(e); n > 0 {
 		l.host.settings.Logger.Warn("a queue was replaced; items of the old one are finished but not settled", "queue", e.queue, "items", n)
-	}
-}
-
-// settle settles an item whose outcome is acknowledged, or has no receiver.
-func (l *loop) settle(it *item) { l.settleBy(it, bus.Delivery.Ack, sending) }
-
-// settleBy settles an item that is in one of the states, and frees its capacity.
-func (l *loop) settleBy(it *item, settle func(bus.Delivery) error, from ...itemState) {
-	if err := l.ledger.forget(it, from...); err != nil {
-		l.host.internalError("item settled out of turn", err)
-		return
-	}
-	delete(l.retries, it.id)
-	l.clearFailing(it)
-	if it.direct != nil {
-		return
-	}
-	if !it.orphan {
-		l.host.checkAck(settle(it.delivery))
-	}
-	l.host.puller.Release(it.delivery)
-}
-
-// checkAck counts a failed ack, nak or extension: the item is redelivered.
-func (h *Host) checkAck(err error) {
-	if err != nil {
-		h.metrics.ackFailures.inc()
-		h.settings.Logger.Debug("item not settled", "error", err)
 	}
 }

@@ -364,7 +364,7 @@ func batches(do func(ctx context.Context, b runner.Batch, sink runner.Sink) erro
 func settleAll(b runner.Batch, sink runner.Sink) error {
 	var errs []error
 	for i, item := range b.Items {
-		errs = append(errs, sink.Settle(i, runner.Output(item.Inputs...)))
+		errs = append(errs, sink.SetOutcome(i, runner.Output(item.Inputs...)))
 	}
 	return errors.Join(errs...)
 }

@@ -29,7 +29,7 @@ func (h *Host) reconcile(ctx context.Context) error {
 		select {
 		case <-wait.C:
 		case <-h.runnerHealth.changed:
-			if !h.runnerHealth.look(time.Now()) {
+			if !h.runnerHealth.update(time.Now()) {
 				continue
 			}
 		case <-reconnects:
@@ -150,7 +150,7 @@ func (h *Host) ensureQueue(ctx context.Context, d pipeline.Durability) (bus.Queu
 	if err != nil {
 		return bus.QueueInfo{}, err
 	}
-	h.clock.look(info.ClockOffset, info.RoundTrip, time.Now())
+	h.clock.recordOffset(info.ClockOffset, info.RoundTrip, time.Now())
 	h.post(&queueReplaced{queue: d, epoch: info.Epoch})
 	if off := info.ClockOffset.Abs() - info.RoundTrip/2; off > maxClockOffset {
 		h.stopAlive()
@@ -201,8 +201,8 @@ type runnerHealth struct {
 	since time.Time
 }
 
-// look asks the runner, and reports whether it became healthy or unhealthy.
-func (v *runnerHealth) look(now time.Time) bool {
+// update asks the runner, and reports whether it became healthy or unhealthy.
+func (v *runnerHealth) update(now time.Time) bool {
 	if v.runner == nil {
 		return false
 	}
@@ -218,7 +218,7 @@ func (v *runnerHealth) look(now time.Time) bool {
 // checkRunner returns why the runner cannot run anything, and has the host leave
 // its stage where that lasts.
 func (h *Host) checkRunner(now time.Time) error {
-	h.runnerHealth.look(now)
+	h.runnerHealth.update(now)
 	if h.runnerHealth.err == nil {
 		return nil
 	}

@@ -13,17 +13,17 @@ import (
 
 // retryBatch decides about the items that a batch left without an outcome. Those
 // whose deadline has passed meanwhile just expire.
-func (l *loop) retryBatch(e *ran, items []*item) {
+func (l *loop) retryBatch(e *batchEnded, items []*item) {
 	err, alone := e.err, len(items) == 1
-	items = l.live(items, time.Now())
+	items = l.dropEnded(items, time.Now())
 	switch {
 	case l.abandoned:
-		for _, it := range l.unstreamed(items, err) {
-			l.giveBack(it)
+		for _, it := range l.failStreamed(items, err) {
+			l.nak(it)
 		}
 	case l.lost:
-		l.requeue(l.unstreamed(items, err))
-		l.giveBackWaiting()
+		l.requeue(l.failStreamed(items, err))
+		l.nakQueued()
 	case err == nil:
 		l.failAll(items, fault.New(fault.RunnerOutputInvalid, "the runner gave the item no outcome"))
 	case errors.Is(err, runner.ErrNotStarted):
@@ -33,18 +33,17 @@ func (l *loop) retryBatch(e *ran, items []*item) {
 	case errors.Is(err, runner.ErrBadOutput), alone:
 		l.failAll(items, runner.FaultOf(err))
 	default:
-		again := l.unstreamed(items, err)
+		again := l.failStreamed(items, err)
 		l.requeue(again[:len(again)/2])
 		l.requeue(again[len(again)/2:])
 	}
 }
 
-// unstreamed fails the items whose reply has begun, because sent chunks must not
-// repeat, and returns the others.
-func (l *loop) unstreamed(items []*item, err error) []*item {
+// failStreamed fails the items that may not run again, and returns the others.
+func (l *loop) failStreamed(items []*item, err error) []*item {
 	var out []*item
 	for _, it := range items {
-		if it.chunks == 0 {
+		if it.mayRunAgain() {
 			out = append(out, it)
 			continue
 		}
@@ -87,7 +86,7 @@ func (l *loop) failAll(items []*item, f *fault.Fault) {
 // nextRerun returns a batch to run again; one quarantined batch runs at a time.
 func (l *loop) nextRerun(now time.Time) []*item {
 	for i := 0; i < len(l.reruns); i++ {
-		rerun := l.live(l.reruns[i], now)
+		rerun := l.dropEnded(l.reruns[i], now)
 		if len(rerun) > 0 && rerun[0].quarantined && l.quarantineBusy {
 			l.reruns[i] = rerun
 			continue
@@ -108,9 +107,9 @@ func (l *loop) nextRerun(now time.Time) []*item {
 // Streams share their process, so a stream was alone only where its batch is suspect.
 // As a stream that is alone keeps all others from its process, it runs beside them
 // once more before.
-func (l *loop) quarantine(e *ran, items []*item) {
+func (l *loop) quarantine(e *batchEnded, items []*item) {
 	alone := len(e.run.items) == 1 && (e.run.batch.Suspect || !l.host.streams())
-	for _, it := range l.unstreamed(items, e.err) {
+	for _, it := range l.failStreamed(items, e.err) {
 		if l.host.streams() && !alone && !it.crashedShared {
 			it.crashedShared = true
 			l.requeue([]*item{it})
@@ -152,7 +151,7 @@ func (h *Host) beginRecord(r *run) []envelope.RunRecord {
 	}
 	// Runs of this process did not crash it.
 	return slices.DeleteFunc(before, func(s envelope.RunRecord) bool {
-		return s.Host == h.settings.Host && !s.At.Before(h.born)
+		return s.Host == h.settings.Host && !s.At.Before(h.connectedAt)
 	})
 }
 
@@ -172,6 +171,6 @@ type crashLimitReached struct {
 }
 
 func (e *crashLimitReached) apply(l *loop) {
-	l.endBatch(&ran{run: e.run})
+	l.endBatch(&batchEnded{run: e.run})
 	l.deadLetter(e.run.items[0], e.runs, crashFault(e.runs))
 }

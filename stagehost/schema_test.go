@@ -103,7 +103,7 @@ func TestChunkAgainstItsSchemaEndsTheReply(t *testing.T) {
 			return err
 		}
 		// What ends the answer is all of it, in a form of its own.
-		return sink.Settle(0, runner.Output(order("application/json", "["+text+"]")...))
+		return sink.SetOutcome(0, runner.Output(order("application/json", "["+text+"]")...))
 	}))
 	b.askParts(order("application/json", `{"price":""}`)).fails(fault.RunnerOutputInvalid)
 	c := b.askParts(order("application/json", `{"price":1}`))

@@ -63,8 +63,8 @@ const (
 // mustStore reports whether the first message is one to store, before the reply.
 func (it *item) mustStore() bool { return len(it.outbox) > 1 }
 
-// answer returns the final reply of the item's request.
-func (it *item) answer() *envelope.Reply {
+// finalReply returns the final reply of the item's request, without its content.
+func (it *item) finalReply() *envelope.Reply {
 	reply := it.env.Answer()
 	reply.Timings = append(reply.Timings[:len(reply.Timings):len(reply.Timings)], it.timing)
 	reply.Attempt = it.timing.Attempt
@@ -72,39 +72,36 @@ func (it *item) answer() *envelope.Reply {
 	return reply
 }
 
-// prepare encodes the message of an output: the next step's item, or the reply.
-func (h *Host) prepare(it *item, out runner.Outcome) *fault.Fault {
-	var err error
-	if it.env.Last() {
-		reply := it.answer()
-		reply.Parts, reply.Metadata = out.Parts, out.Metadata
-		err = h.prepareAnswer(it, reply)
-	} else {
-		var next bus.Message
-		next, err = h.bus.Item(it.env.Next(it.env.Parts, out.Parts, it.timing))
+// prepareOutput encodes the message of an output: the next step's item, or the
+// reply. A caller that has received all chunks gets the end of the reply without
+// the whole output, where that is too large to send.
+func (h *Host) prepareOutput(it *item, out *runner.Outcome) *fault.Fault {
+	hop := it.env.Hop()
+	if !it.env.Last() {
+		next, err := h.bus.Item(it.env.Next(it.env.Parts, out.Parts, it.timing))
 		it.outbox = []outgoing{{next, toNext}}
+		if err != nil {
+			return encodeFault(hop, err)
+		}
+		return nil
+	}
+	reply := it.finalReply()
+	reply.Parts, reply.Metadata = out.Parts, out.Metadata
+	err := h.prepareReply(it, reply)
+	if errors.Is(err, bus.ErrTooLarge) && it.chunks > 0 && !it.env.StoresAnswer() {
+		out.Parts, reply.Parts = nil, nil
+		err = h.prepareReply(it, reply)
 	}
 	if err != nil {
-		return encodeFault(it.env.Hop(), err)
+		return encodeFault(hop, err)
 	}
 	return nil
 }
 
-// prepareEnd is prepare, but a caller that has received all chunks gets the end of
-// the reply without the whole output, where that is too large to send.
-func (h *Host) prepareEnd(it *item, out *runner.Outcome) *fault.Fault {
-	f := h.prepare(it, *out)
-	if f != nil && f.Reason == fault.OutputTooLarge && it.chunks > 0 && !it.env.StoresAnswer() {
-		out.Parts = nil
-		f = h.prepare(it, *out)
-	}
-	return f
-}
-
-// prepareAnswer puts the reply into the outbox. The result of a durable request,
+// prepareReply puts the reply into the outbox. The result of a durable request,
 // or of one with an idempotency key, is stored first, so that it is not lost with
 // the reply.
-func (h *Host) prepareAnswer(it *item, reply *envelope.Reply) error {
+func (h *Host) prepareReply(it *item, reply *envelope.Reply) error {
 	message, err := h.bus.Reply(it.env.Gateway, reply)
 	if err != nil {
 		return err
@@ -135,8 +132,8 @@ func (l *loop) handleFault(it *item, f *fault.Fault) {
 		l.dropCancelled(it)
 	case it.expired(time.Now()):
 		l.expireOne(it)
-	case l.abandoned && it.chunks == 0:
-		l.giveBack(it)
+	case l.abandoned && it.mayRunAgain():
+		l.nak(it)
 	case l.abandoned:
 		l.fail(it, fault.Newf(fault.StreamInterrupted, "the answer broke after %d chunks: the host is stopping", it.chunks))
 	default:
@@ -167,9 +164,9 @@ func (h *Host) locate(it *item, f *fault.Fault) *fault.Fault {
 
 // sendFault sends a fault as the item's reply, after the other messages.
 func (l *loop) sendFault(it *item, f *fault.Fault, before ...outgoing) {
-	reply := it.answer()
+	reply := it.finalReply()
 	reply.Fault = f
-	if err := l.host.prepareAnswer(it, reply); err != nil {
+	if err := l.host.prepareReply(it, reply); err != nil {
 		// A fault is small; only an internal error makes it too large to send.
 		l.host.internalError("fault cannot be sent", err)
 		l.settle(it)
@@ -201,18 +198,18 @@ func (l *loop) send(it *item) {
 	}
 	it.tries++
 	l.host.bus.Publish(it.outbox[0].Message, func(receipt bus.Receipt, err error) {
-		l.host.postAsync(&sent{item: it, receipt: receipt, err: err})
+		l.host.postAsync(&messageSent{item: it, receipt: receipt, err: err})
 	})
 }
 
-// sent is the receipt of a message, or the error.
-type sent struct {
+// messageSent is the receipt of a message, or the error.
+type messageSent struct {
 	item    *item
 	receipt bus.Receipt
 	err     error
 }
 
-func (e *sent) apply(l *loop) {
+func (e *messageSent) apply(l *loop) {
 	it := e.item
 	if l.ledger.items[it.id] != it {
 		return // naked while its message was on its way
@@ -240,15 +237,15 @@ func (l *loop) sendNext(it *item, r bus.Receipt) {
 	it.replyStored = was == toResults
 	if was == toResults && r.Duplicate {
 		l.host.metrics.duplicateReplies.inc()
-		reply := it.answer()
+		reply := it.finalReply()
 		reply.Stored = true
-		notice, err := l.host.bus.Reply(it.env.Gateway, reply)
+		stored, err := l.host.bus.Reply(it.env.Gateway, reply)
 		if err != nil {
-			l.host.internalError("notice cannot be sent", err)
+			l.host.internalError("stored reply cannot be sent", err)
 			l.settle(it)
 			return
 		}
-		it.outbox = []outgoing{{notice, toGateway}}
+		it.outbox = []outgoing{{stored, toGateway}}
 	}
 	l.send(it)
 }
@@ -257,12 +254,12 @@ func backoff(tries int) time.Duration {
 	return min(retryMax, retryMin<<min(tries, 10))
 }
 
-// mayRetry reports whether to send the message again. A message to store is
-// retried for as long as it takes, or until the deadline of a request in memory. A
-// full queue drains sooner or later, and a lost acknowledgement has no meaning, so
-// both are retried until the deadline. A missing receiver has the time of a
-// reconnect, and so has the gateway of a stored result. No
-// destination may hold up all others.
+// mayRetry reports whether to send the message again. Messages to store are
+// retried until they are stored, for memory requests until the deadline. Other
+// messages are retried until the deadline: a full queue drains sooner or later,
+// and a lost acknowledgement says nothing about the message. A missing gateway or
+// queue gets missingGrace, the time of a reconnect, and so does the gateway of a
+// stored result. No destination may hold up all others.
 func (l *loop) mayRetry(it *item, err error) bool {
 	if errors.Is(err, bus.ErrTooLarge) || errors.Is(err, bus.ErrClosed) {
 		return false
@@ -349,7 +346,7 @@ func (l *loop) giveUpSending(it *item, err error) {
 	case it.mustStore():
 		l.giveUpStoring(it, err)
 	case it.durable() && !it.isReply && errors.Is(err, bus.ErrClosed):
-		l.giveBack(it)
+		l.nak(it)
 	case it.env.StoresAnswer() && !it.isReply && it.expired(time.Now()):
 		l.sendFaultInstead(it, it.deadlineFault())
 	case it.isReply, errors.Is(err, bus.ErrClosed), it.expired(time.Now()):
@@ -370,7 +367,7 @@ func (l *loop) giveUpStoring(it *item, err error) {
 		l.host.metrics.countUndelivered("dropped")
 		l.settle(it)
 	case !errors.Is(err, bus.ErrTooLarge):
-		l.giveBack(it)
+		l.nak(it)
 	case it.outbox[0].to == toDead:
 		l.host.settings.Logger.Error("dead letter is too large", "request", it.env.RequestID, "error", err)
 		l.replaceOutbox(it, it.outbox[1:])
@@ -384,4 +381,32 @@ func (l *loop) giveUpStoring(it *item, err error) {
 func (l *loop) sendFaultInstead(it *item, f *fault.Fault) {
 	l.host.metrics.countFault(f.Reason.Label())
 	l.sendFault(it, l.host.locate(it, f))
+}
+
+// settle settles an item whose outcome is acknowledged, or has no receiver.
+func (l *loop) settle(it *item) { l.settleWith(it, bus.Delivery.Ack, sending) }
+
+// settleWith settles an item that is in one of the states, and frees its capacity.
+func (l *loop) settleWith(it *item, settle func(bus.Delivery) error, from ...itemState) {
+	if err := l.ledger.forget(it, from...); err != nil {
+		l.host.internalError("item settled out of turn", err)
+		return
+	}
+	delete(l.retries, it.id)
+	l.clearFailing(it)
+	if it.direct != nil {
+		return
+	}
+	if !it.noQueue {
+		l.host.checkAck(settle(it.delivery))
+	}
+	l.host.puller.Release(it.delivery)
+}
+
+// checkAck counts a failed ack, nak or extension: the item is redelivered.
+func (h *Host) checkAck(err error) {
+	if err != nil {
+		h.metrics.ackFailures.inc()
+		h.settings.Logger.Debug("item not settled", "error", err)
+	}
 }

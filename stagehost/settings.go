@@ -86,7 +86,7 @@ type Settings struct {
 	// dead letters are, and Starts where run records are.
 	Results     store.Settings
 	DeadLetters store.Settings
-	Starts      store.Settings
+	RunRecords  store.Settings
 
 	Logger *slog.Logger
 	Meter  metric.Meter

@@ -123,13 +123,13 @@ func (h *Host) Ready() error {
 // serving returns nil when the host serves its stage, else why it does not.
 func (h *Host) serving() error {
 	at, _, cause := h.status.get()
-	var away error
+	var disconnected error
 	if at == stateReady || at == stateNotReady || at == stateJoining {
-		away = h.bus.Away()
+		disconnected = h.bus.Away()
 	}
 	switch {
-	case away != nil:
-		return fmt.Errorf("%w: %w", ErrNotReady, away)
+	case disconnected != nil:
+		return fmt.Errorf("%w: %w", ErrNotReady, disconnected)
 	case at == stateReady:
 		return nil
 	case at == stateStarting:

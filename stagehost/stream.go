@@ -1,10 +1,8 @@
 package stagehost
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/envelope"
@@ -29,29 +27,18 @@ const (
 	DefaultIdle       = 30 * time.Second
 )
 
-// adapt chooses how the host serves its runner, once that has started.
-func (h *Host) adapt() error {
-	s := &h.settings
-	switch streams := h.spec.Stream; {
-	case streams && s.Batch.Mode == "":
-		s.Batch.Mode = batch.Stream
-	case streams && s.Batch.Mode != batch.Stream:
-		return fmt.Errorf("batch.mode: %s is for runners of batches, and this one answers in chunks; use stream, or leave the key out", s.Batch.Mode)
-	case !streams && s.Batch.Mode == batch.Stream:
-		return errors.New("batch.mode: stream is for runners that answer in chunks, and this one does not; leave the key out")
-	}
-	s.MaxInFlight = cmp.Or(s.MaxInFlight, s.defaultInFlight())
-	h.events = make(chan event, s.eventRoom())
-	h.tasks, h.idle = make(chan *run), make(chan struct{}, s.Runner.Concurrency())
-	return nil
-}
-
 // streams reports whether the host's runner answers in chunks.
 func (h *Host) streams() bool { return h.settings.Batch.Mode == batch.Stream }
 
-// Chunk implements runner.Sink. A caller that takes no chunks gets the outcome
-// alone, and its item may run again until then. A chunk that cannot be sent ends
-// its item, because a reply without it would be wrong.
+// mayRunAgain reports whether the item may be retried here or on another host.
+// It
+// may not once a chunk was sent, because sent chunks must not repeat. nak makes an
+// exception for items whose result is stored.
+func (it *item) mayRunAgain() bool { return it.chunks == 0 }
+
+// Chunk implements runner.Sink. A caller that takes no chunks gets only the final
+// reply, so its item may still be retried. If a chunk cannot be sent, the item
+// fails: later chunks would leave a gap.
 func (r *run) Chunk(i int, parts []payload.Part) error {
 	if i < 0 || i >= len(r.items) {
 		return runner.ErrNoSuchItem
@@ -110,12 +97,12 @@ func (r *run) send(it *item, parts []payload.Part) *fault.Fault {
 	return nil
 }
 
-// endItem settles item i for the runner, and cancels a stream.
+// endItem gives item i a fault in place of the runner, and cancels a stream.
 func (r *run) endItem(i int, f *fault.Fault) {
 	r.mu.Lock()
 	open := r.checkOpen(i) == nil
 	if open {
-		r.settled[i] = byHost
+		r.outcomeBy[i] = byHost
 	}
 	r.mu.Unlock()
 	if !open {

@@ -423,7 +423,7 @@ func TestPartOfACancelledStreamIsNotStored(t *testing.T) {
 			return err
 		}
 		<-ctx.Done()
-		return sink.Settle(0, runner.Output(chunkOf("first rerun")...))
+		return sink.SetOutcome(0, runner.Output(chunkOf("first rerun")...))
 	}))
 	c := b.ask("x", durable)
 	c.next()

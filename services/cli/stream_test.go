@@ -45,9 +45,9 @@ func spelling(t *testing.T, gate <-chan struct{}) (address string) {
 			}
 		}
 		if !strings.HasSuffix(string(text), ".") {
-			return sink.Settle(0, runner.Failed(fault.New(fault.RunnerFailed, "there is no full stop")))
+			return sink.SetOutcome(0, runner.Failed(fault.New(fault.RunnerFailed, "there is no full stop")))
 		}
-		return sink.Settle(0, runner.Output(payload.OfBlob("text", "text/plain", text)))
+		return sink.SetOutcome(0, runner.Output(payload.OfBlob("text", "text/plain", text)))
 	})
 	if err := m.AddStage(stagemesh.Stage{Name: "spell", Runner: spell}); err != nil {
 		t.Fatal(err)

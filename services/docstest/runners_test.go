@@ -78,7 +78,7 @@ func speller() *inproc.Runner { return inproc.New(inproc.Settings{}, spell) }
 
 func spell(_ context.Context, batch runner.Batch, sink runner.Sink) error {
 	for i, item := range batch.Items {
-		if err := sink.Settle(i, spellOne(i, item, sink)); err != nil {
+		if err := sink.SetOutcome(i, spellOne(i, item, sink)); err != nil {
 			return err
 		}
 	}

@@ -34,7 +34,7 @@ func appendName(name string, perBatch time.Duration, runs *counts) runner.Runner
 		for i, item := range b.Items {
 			in := item.Inputs[0]
 			out := payload.OfBlob("", "text/plain", fmt.Appendf(nil, "%s>%s", in.Blob.Data, name))
-			if err := sink.Settle(i, runner.Output(out)); err != nil {
+			if err := sink.SetOutcome(i, runner.Output(out)); err != nil {
 				return err
 			}
 		}

@@ -31,14 +31,14 @@ func stepping(steps <-chan string, ended chan<- string) runner.Runner {
 			case word, more := <-steps:
 				if !more {
 					ended <- "done"
-					return sink.Settle(0, runner.Output(text("all")...))
+					return sink.SetOutcome(0, runner.Output(text("all")...))
 				}
 				if err := sink.Chunk(0, text(word)); err != nil {
 					return err
 				}
 			case <-b.Items[0].Cancelled:
 				ended <- "cancelled"
-				return sink.Settle(0, runner.Failed(runner.FaultOf(context.Canceled)))
+				return sink.SetOutcome(0, runner.Failed(runner.FaultOf(context.Canceled)))
 			}
 		}
 	})

@@ -28,7 +28,7 @@ func failsWhole() runner.Runner {
 			}
 		}
 		for i, item := range b.Items {
-			if err := sink.Settle(i, runner.Output(item.Inputs...)); err != nil {
+			if err := sink.SetOutcome(i, runner.Output(item.Inputs...)); err != nil {
 				return err
 			}
 		}

@@ -42,7 +42,7 @@ func newHeld() *held {
 			return ctx.Err()
 		}
 		for i, item := range b.Items {
-			if err := sink.Settle(i, runner.Output(item.Inputs...)); err != nil {
+			if err := sink.SetOutcome(i, runner.Output(item.Inputs...)); err != nil {
 				return err
 			}
 		}

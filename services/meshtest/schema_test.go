@@ -34,7 +34,7 @@ func checkout(sizes *sync.Map) runner.Runner {
 	return inproc.New(inproc.Settings{}, func(_ context.Context, b runner.Batch, sink runner.Sink) error {
 		sizes.Store(len(b.Items), true)
 		for i, item := range b.Items {
-			if err := sink.Settle(i, runner.Output(item.Inputs...)); err != nil {
+			if err := sink.SetOutcome(i, runner.Output(item.Inputs...)); err != nil {
 				return err
 			}
 		}

@@ -31,7 +31,7 @@ func counting() runner.Runner {
 					return err
 				}
 			}
-			if err := sink.Settle(i, runner.Output(text("done")...)); err != nil {
+			if err := sink.SetOutcome(i, runner.Output(text("done")...)); err != nil {
 				return err
 			}
 		}
@@ -50,7 +50,7 @@ func flooding(chunks, size int) runner.Runner {
 					return err
 				}
 			}
-			if err := sink.Settle(i, runner.Output(text("done")...)); err != nil {
+			if err := sink.SetOutcome(i, runner.Output(text("done")...)); err != nil {
 				return err
 			}
 		}

@@ -25,9 +25,9 @@ type sink struct{ outcomes map[int]runner.Outcome }
 
 func (s *sink) Chunk(int, []payload.Part) error { return errors.ErrUnsupported }
 
-func (s *sink) Settle(i int, o runner.Outcome) error {
+func (s *sink) SetOutcome(i int, o runner.Outcome) error {
 	if _, ok := s.outcomes[i]; ok {
-		return runner.ErrSettled
+		return runner.ErrOutcomeSet
 	}
 	s.outcomes[i] = o
 	return nil

@@ -57,7 +57,7 @@ func (s SleepSettings) run(ctx context.Context, batch runner.Batch, sink runner.
 		return ctx.Err()
 	}
 	for i, item := range batch.Items {
-		if err := sink.Settle(i, runner.Output(item.Inputs...)); err != nil {
+		if err := sink.SetOutcome(i, runner.Output(item.Inputs...)); err != nil {
 			return err
 		}
 	}

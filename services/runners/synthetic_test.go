@@ -28,9 +28,9 @@ func (s *sink) Chunk(i int, _ []payload.Part) error {
 	return nil
 }
 
-func (s *sink) Settle(i int, o runner.Outcome) error {
+func (s *sink) SetOutcome(i int, o runner.Outcome) error {
 	if _, ok := s.outcomes[i]; ok {
-		return runner.ErrSettled
+		return runner.ErrOutcomeSet
 	}
 	s.outcomes[i] = o
 	return nil

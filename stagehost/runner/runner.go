@@ -3,16 +3,16 @@
 //
 // A host calls Acquire on a Runner again and again. Acquire blocks until a slot is
 // idle, so work goes to the slot that is idle first. The host then passes the slot one
-// Batch by Do, exactly once. The slot settles each item through the Sink: first chunks,
+// Batch by Do, exactly once. The slot gives each item its outcome through the Sink: first chunks,
 // if the stage streams, then exactly one outcome, an output or a fault. One bad item is
 // one fault; its neighbours have their own outcomes. When Do returns, the slot is
 // spent, and the runner offers it again by a later Acquire.
 //
 // An error of Do is about the batch as a whole, and about the items that it leaves
-// unsettled. The runner does not know which of them failed, so the host runs them again
+// without an outcome. The runner does not know which of them failed, so the host runs them again
 // in halves until the bad one fails alone. An error that wraps ErrNotStarted means that
 // none of them ran, and one that wraps ErrCrashed that a process ended while it ran
-// them. An item that is unsettled without an error is an error of the runner.
+// them. An item without an outcome and without an error is an error of the runner.
 //
 // A runner may implement HealthReporter, HostAware, WorkerReporter and Killer too.
 //
@@ -33,7 +33,7 @@ import (
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
 
-// Errors of a Slot's Do, for the unsettled items of a batch.
+// Errors of a Slot's Do, for the items of a batch without an outcome.
 var (
 	// ErrNotStarted means that the items never ran.
 	ErrNotStarted = errors.New("the batch did not start")
@@ -51,7 +51,7 @@ var (
 
 // Errors of a Sink.
 var (
-	ErrSettled    = errors.New("the item has its outcome already")
+	ErrOutcomeSet = errors.New("the item has its outcome already")
 	ErrNoSuchItem = errors.New("the batch has no such item")
 	ErrCancelled  = errors.New("nobody waits for the item any more")
 )
@@ -78,7 +78,7 @@ type Runner interface {
 
 // Slot is the right to run one batch.
 type Slot interface {
-	// Do runs the batch and returns when every item that it will settle is settled. The
+	// Do runs the batch and returns when it has given every outcome that it will give. The
 	// context ends when nobody wants any of the answers, or when the host gives up; a
 	// host reports a runner as broken whose Do does not return within seconds of that.
 	// Do is called at most once. Its goroutine runs other batches later, so Do gives
@@ -93,11 +93,11 @@ type Slot interface {
 type Sink interface {
 	// Chunk sends part of item i's answer ahead of its outcome. An error means that it
 	// was not sent, because nobody wants more of it or the parts cannot travel; the
-	// runner should settle the item.
+	// runner should set the item's outcome.
 	Chunk(i int, parts []payload.Part) error
-	// Settle gives item i its one outcome. It refuses a second one with ErrSettled, and
+	// SetOutcome gives item i its one outcome. It refuses a second one with ErrOutcomeSet, and
 	// the host reports that as an error of the runner.
-	Settle(i int, o Outcome) error
+	SetOutcome(i int, o Outcome) error
 }
 
 // Batch is a list of items that agree on model, datatypes, trailing shapes or content
@@ -110,7 +110,7 @@ type Batch struct {
 	Model payload.ModelRef
 	// Suspect is true for a batch of one item that may have crashed a process. A runner
 	// whose processes run several batches at a time runs it alone, so that a crash
-	// blames no other item.
+	// is not counted against another item.
 	Suspect bool
 }
 

@@ -393,7 +393,7 @@ func TestSecondSignalReturnsAHostsItems(t *testing.T) {
 	if err := testbed.Receive(t, "the end of the host", host.ended); err != nil {
 		t.Errorf("it ended with %v", err)
 	}
-	if !host.errOut.has("giving items back") || !host.errOut.has("msg=drained") {
+	if !host.errOut.has("returning unfinished items") || !host.errOut.has("msg=drained") {
 		t.Error("it did not clean up")
 	}
 }

@@ -160,7 +160,7 @@ func (r *recorder) run(ctx context.Context, batch runner.Batch, sink runner.Sink
 		return errors.Join(err, write(r.cancelled, batch, func(runner.Item) string { return now }))
 	}
 	for i, answer := range answers {
-		if err := sink.Settle(i, runner.Output(answer...)); err != nil {
+		if err := sink.SetOutcome(i, runner.Output(answer...)); err != nil {
 			return err
 		}
 	}

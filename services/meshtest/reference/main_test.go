@@ -94,7 +94,7 @@ func spell() *inproc.Runner {
 				// Nobody may want more of it; the outcome ends the item all the same.
 				_ = sink.Chunk(i, []payload.Part{payload.OfBlob("word", "text/plain", word[at:at+1])})
 			}
-			if err := sink.Settle(i, outcome); err != nil {
+			if err := sink.SetOutcome(i, outcome); err != nil {
 				return err
 			}
 		}

@@ -146,7 +146,7 @@ type EachFunc func(ctx context.Context, item runner.Item) ([]payload.Part, error
 func Each(settings Settings, answer EachFunc) *Runner {
 	return New(settings, func(ctx context.Context, batch runner.Batch, sink runner.Sink) error {
 		for i, item := range batch.Items {
-			if err := sink.Settle(i, answerItem(ctx, item, answer)); err != nil {
+			if err := sink.SetOutcome(i, answerItem(ctx, item, answer)); err != nil {
 				return err
 			}
 		}
@@ -199,7 +199,7 @@ func Stream(settings Settings, answer StreamFunc) *Runner {
 	settings.Spec.Stream = true
 	return New(settings, func(ctx context.Context, batch runner.Batch, sink runner.Sink) error {
 		for i, item := range batch.Items {
-			if err := sink.Settle(i, streamItem(ctx, i, item, sink, answer)); err != nil {
+			if err := sink.SetOutcome(i, streamItem(ctx, i, item, sink, answer)); err != nil {
 				return err
 			}
 		}
@@ -270,7 +270,7 @@ func Rows(settings Settings, compute RowsFunc) *Runner {
 			return err
 		}
 		for i := range batch.Items {
-			if err := sink.Settle(i, runner.Output(pieces[i]...)); err != nil {
+			if err := sink.SetOutcome(i, runner.Output(pieces[i]...)); err != nil {
 				return err
 			}
 		}

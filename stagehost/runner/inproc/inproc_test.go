@@ -43,7 +43,7 @@ func TestNewIsARunner(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				if err := sink.Settle(i, runner.Output(parts...)); err != nil {
+				if err := sink.SetOutcome(i, runner.Output(parts...)); err != nil {
 					return err
 				}
 			}
@@ -77,11 +77,11 @@ type sink struct {
 
 func (s *sink) Chunk(int, []payload.Part) error { return runner.ErrCancelled }
 
-func (s *sink) Settle(i int, o runner.Outcome) error {
+func (s *sink) SetOutcome(i int, o runner.Outcome) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if _, ok := s.outcomes[i]; ok {
-		return runner.ErrSettled
+		return runner.ErrOutcomeSet
 	}
 	s.outcomes[i] = o
 	return nil
@@ -108,7 +108,7 @@ func textOf(item runner.Item) string { return string(item.Inputs[0].Blob.Data) }
 func TestPanicIsBatchError(t *testing.T) {
 	t.Parallel()
 	r := inproc.New(inproc.Settings{}, func(_ context.Context, _ runner.Batch, sink runner.Sink) error {
-		if err := sink.Settle(0, runner.Output()); err != nil {
+		if err := sink.SetOutcome(0, runner.Output()); err != nil {
 			return err
 		}
 		panic("boom")
@@ -213,7 +213,7 @@ func TestLateItemDoesNotRun(t *testing.T) {
 // refusing is a sink for a batch that its host has given up.
 type refusing struct{ sink }
 
-func (*refusing) Settle(int, runner.Outcome) error { return runner.ErrSettled }
+func (*refusing) SetOutcome(int, runner.Outcome) error { return runner.ErrOutcomeSet }
 
 func TestItemsStopWhenSinkRefuses(t *testing.T) {
 	t.Parallel()
@@ -227,7 +227,7 @@ func TestItemsStopWhenSinkRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = slot.Do(t.Context(), runner.Batch{Items: []runner.Item{textItem("a"), textItem("b")}}, &refusing{})
-	if !errors.Is(err, runner.ErrSettled) || ran.Load() != 1 {
+	if !errors.Is(err, runner.ErrOutcomeSet) || ran.Load() != 1 {
 		t.Errorf("%d items ran, %v", ran.Load(), err)
 	}
 }

@@ -230,8 +230,8 @@ func (s *sink) Chunk(i int, parts []payload.Part) error {
 	return s.refuse
 }
 
-// Settle implements runner.Sink.
-func (s *sink) Settle(i int, o runner.Outcome) error {
+// SetOutcome implements runner.Sink.
+func (s *sink) SetOutcome(i int, o runner.Outcome) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -240,7 +240,7 @@ func (s *sink) Settle(i int, o runner.Outcome) error {
 		return runner.ErrNoSuchItem
 	case s.closed || s.outcomes[i] != nil:
 		s.Errorf("a second outcome for item %d, or one after Do has returned", i)
-		return runner.ErrSettled
+		return runner.ErrOutcomeSet
 	}
 	s.outcomes[i] = &o
 	return nil

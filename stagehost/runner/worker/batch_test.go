@@ -94,7 +94,7 @@ func TestBatchOutlivesItsWorker(t *testing.T) {
 	}{
 		"it exits":                    {runnertest.Crash, "exit code 3"},
 		"it is killed":                {killed, "signal: killed"},
-		"it leaves":                   {leave, worker.ErrLeft.Error()},
+		"it leaves":                   {leave, worker.ErrExited.Error()},
 		"it writes garbage":           {garbage, "a frame begins with 48 54 54 50"},
 		"it claims too much":          {tooBig, "at most"},
 		"it closes its connection":    {disconnect, worker.ErrDisconnected.Error()},

@@ -110,7 +110,7 @@ type drop struct{ n int }
 
 func (*drop) Chunk(int, []payload.Part) error { return nil }
 
-func (d *drop) Settle(_ int, o runner.Outcome) error {
+func (d *drop) SetOutcome(_ int, o runner.Outcome) error {
 	if len(o.Parts) == 1 {
 		d.n++
 	}

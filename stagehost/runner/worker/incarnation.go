@@ -110,7 +110,7 @@ func (n *incarnation) do(ctx context.Context, req request, sink runner.Sink) err
 	b.mu.Lock()
 	b.sink = nil
 	b.mu.Unlock()
-	err = n.settle(b, req, sink, ctx.Err() != nil)
+	err = n.setOutcomes(b, req, sink, ctx.Err() != nil)
 	if !req.warmup {
 		n.worker.runner.metrics.recordBatch(n.worker.index, err)
 	}
@@ -265,16 +265,16 @@ func (n *incarnation) sendCancel(b *running, items []int) {
 	}
 }
 
-// settle settles the items of a batch that has ended. Unwanted is true where nobody
+// setOutcomes sets the outcomes of a batch that has ended. Unwanted is true where nobody
 // waits for any of them.
-func (n *incarnation) settle(b *running, req request, sink runner.Sink, unwanted bool) error {
+func (n *incarnation) setOutcomes(b *running, req request, sink runner.Sink, unwanted bool) error {
 	if b.err != nil {
 		return b.err
 	}
 	for _, r := range b.results {
 		if r.failed != nil {
 			err := newBatchError(r.failed)
-			n.finished()
+			n.recordFinished()
 			n.logFailed(err, req)
 			return err
 		}
@@ -284,16 +284,16 @@ func (n *incarnation) settle(b *running, req request, sink runner.Sink, unwanted
 		n.fail(err)
 		return fmt.Errorf("%w: worker %d: %w", runner.ErrBadOutput, n.worker.index, err)
 	}
-	n.finished()
+	n.recordFinished()
 	for i, o := range outcomes {
-		err = errors.Join(err, sink.Settle(i, o))
+		err = errors.Join(err, sink.SetOutcome(i, o))
 	}
 	return err
 }
 
-// finished records that a batch ended as it should. Warm-ups do not count: a worker that
+// recordFinished records that a batch ended as it should. Warm-ups do not count: a worker that
 // crashes on its first batch may warm up well.
-func (n *incarnation) finished() {
+func (n *incarnation) recordFinished() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.warm {
@@ -465,8 +465,8 @@ func (n *incarnation) end(cause error) {
 	}
 }
 
-// started returns the ranks whose processes were started: all, or the first ones.
-func (n *incarnation) started() []*rank {
+// startedRanks returns the ranks whose processes were started: all, or the first ones.
+func (n *incarnation) startedRanks() []*rank {
 	if last := len(n.ranks) - 1; last >= 0 && n.ranks[last].process == nil {
 		return n.ranks[:last]
 	}

@@ -58,8 +58,8 @@ func TestTransitionsAreReported(t *testing.T) {
 			"READY-DEAD [exit code 3] exit code 3", "DEAD-STARTUP",
 		}},
 		"somebody sends it a signal": {func(b *bed) { b.signal(syscall.SIGTERM) }, []string{
-			"READY-SHUTDOWN it left without having been asked to",
-			"SHUTDOWN-DEAD [<nil>] it left without having been asked to", "DEAD-STARTUP",
+			"READY-SHUTDOWN it exited unexpectedly with code 0",
+			"SHUTDOWN-DEAD [<nil>] it exited unexpectedly with code 0", "DEAD-STARTUP",
 		}},
 		"somebody kills it": {func(b *bed) { b.signal(syscall.SIGKILL) }, []string{
 			"READY-DEAD [signal: killed] signal: killed", "DEAD-STARTUP",

@@ -31,9 +31,9 @@ type Limits struct {
 	StartTries int
 	// CrashLoop is how many crashes in a row make a crash loop, which makes the host
 	// unhealthy where it holds for all workers. A batch that a worker finishes, or being
-	// READY for Settled, ends a row. Defaults 5 and 10 s.
-	CrashLoop int
-	Settled   time.Duration
+	// READY for StableAfter, ends a row. Defaults 5 and 10 s.
+	CrashLoop   int
+	StableAfter time.Duration
 	// MaxFrame is the longest body of a message, in bytes. Default 256 MiB.
 	MaxFrame int64
 }
@@ -98,7 +98,7 @@ func (l *Limits) durations() []durationLimit {
 		{"stop_limit", &l.StopLimit, 5 * time.Second},
 		{"backoff", &l.Backoff, 100 * time.Millisecond},
 		{"max_backoff", &l.MaxBackoff, 30 * time.Second},
-		{"settled", &l.Settled, 10 * time.Second},
+		{"settled", &l.StableAfter, 10 * time.Second},
 	}
 }
 

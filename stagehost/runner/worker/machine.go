@@ -13,11 +13,11 @@ var (
 	ErrStartLimit = errors.New("it was not ready in time")
 	ErrRunLimit   = errors.New("a batch took too long")
 	ErrSilent     = errors.New("it does not answer")
-	ErrStopLimit  = errors.New("it did not leave in time")
+	ErrStopLimit  = errors.New("it did not exit in time")
 	// ErrDisconnected means that a process closed its connection and did not exit.
 	ErrDisconnected = errors.New("it closed its connection")
-	// ErrLeft means that a process exited by itself with exit code 0.
-	ErrLeft = errors.New("it left without having been asked to")
+	// ErrExited means that a process exited by itself with exit code 0.
+	ErrExited = errors.New("it exited unexpectedly with code 0")
 )
 
 // State is the state of a worker.
@@ -207,7 +207,7 @@ func (m *machine) ReportError(cause error, now time.Time) []action {
 func (m *machine) ReportShutdown(now time.Time) []action {
 	switch m.state {
 	case Startup, Ready:
-		return m.leave(Shutdown, ErrLeft, now)
+		return m.leave(Shutdown, ErrExited, now)
 	case Error:
 		m.move(Shutdown, m.failure, now)
 	case Shutdown, Dead:
@@ -222,7 +222,7 @@ func (m *machine) Fail(cause error, now time.Time) []action {
 	if m.state == Dead {
 		return nil
 	}
-	m.settle(now)
+	m.resetCrashes(now)
 	actions := m.withdraw()
 	if m.failure == nil {
 		m.failure = cause
@@ -263,18 +263,18 @@ func (m *machine) Exited(rank int, exit error, now time.Time) []action {
 	case m.state == Shutdown || m.state == Error:
 		return nil // the others are leaving
 	default:
-		return m.Fail(fmt.Errorf("rank %d: %w", rank, cmp.Or(exit, ErrLeft)), now)
+		return m.Fail(fmt.Errorf("rank %d: %w", rank, cmp.Or(exit, ErrExited)), now)
 	}
 }
 
 // die makes the worker DEAD, and sets the time of the next start.
 func (m *machine) die(exit error, now time.Time) []action {
-	m.settle(now)
+	m.resetCrashes(now)
 	actions := m.withdraw()
 	cause := m.failure
 	if cause == nil {
 		if cause = exit; !m.asked {
-			cause = cmp.Or(exit, ErrLeft)
+			cause = cmp.Or(exit, ErrExited)
 		}
 	}
 	crashed := !m.asked && !m.recycling
@@ -368,7 +368,7 @@ func (m *machine) ask(now time.Time) []action {
 
 // leave gives the worker StopLimit to exit by itself.
 func (m *machine) leave(as State, cause error, now time.Time) []action {
-	m.settle(now)
+	m.resetCrashes(now)
 	actions := m.withdraw()
 	m.killAt = after(now, m.StopLimit)
 	m.move(as, cause, now)
@@ -404,7 +404,7 @@ func (m *machine) timers() []timer {
 		if m.Heartbeat > 0 && m.pingedAt.IsZero() {
 			out = append(out, timer{m.pingAt, m.ping})
 		}
-		out = append(out, timer{at: m.settledAt()})
+		out = append(out, timer{at: m.stableAt()})
 	default:
 	}
 	return out
@@ -412,9 +412,9 @@ func (m *machine) timers() []timer {
 
 // Tick does what is due. Report the work before it.
 func (m *machine) Tick(now time.Time) []action {
-	m.settle(now)
+	m.resetCrashes(now)
 	for _, t := range m.timers() {
-		if t.do != nil && due(t.at, now) {
+		if t.do != nil && isDue(t.at, now) {
 			return t.do(now)
 		}
 	}
@@ -432,7 +432,7 @@ func (m *machine) Wake() time.Time {
 	return next
 }
 
-func due(at, now time.Time) bool { return !at.IsZero() && !now.Before(at) }
+func isDue(at, now time.Time) bool { return !at.IsZero() && !now.Before(at) }
 
 // after returns the time of a limit. The zero time is never, and so is a limit of 0.
 func after(at time.Time, limit time.Duration) time.Time {
@@ -493,17 +493,17 @@ func (m *machine) Pong(rank int, now time.Time) {
 	}
 }
 
-// settledAt returns when a worker that crashed before has been READY for long enough.
-func (m *machine) settledAt() time.Time {
+// stableAt returns when a worker that crashed before has been READY for long enough.
+func (m *machine) stableAt() time.Time {
 	if m.crashes == 0 || m.state != Ready {
 		return time.Time{}
 	}
-	return m.readySince.Add(m.Settled)
+	return m.readySince.Add(m.StableAfter)
 }
 
-// settle ends the row of crashes of a worker that has been READY for long enough.
-func (m *machine) settle(now time.Time) {
-	if due(m.settledAt(), now) {
+// resetCrashes ends the row of crashes of a worker that has been READY for long enough.
+func (m *machine) resetCrashes(now time.Time) {
+	if isDue(m.stableAt(), now) {
 		m.crashes, m.cause = 0, nil
 	}
 }

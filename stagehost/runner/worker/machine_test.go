@@ -19,7 +19,7 @@ func plain() *machine {
 	return &machine{size: 1, jitter: func() float64 { return 0 }, Limits: Limits{
 		StartLimit: 600 * time.Second, RunLimit: 300 * time.Second,
 		Heartbeat: 5 * time.Second, HeartbeatLimit: 10 * time.Second, StopLimit: 4 * time.Second,
-		Backoff: time.Second, MaxBackoff: 8 * time.Second, Settled: 20 * time.Second, CrashLoop: 3,
+		Backoff: time.Second, MaxBackoff: 8 * time.Second, StableAfter: 20 * time.Second, CrashLoop: 3,
 	}}
 }
 
@@ -158,7 +158,7 @@ func TestEachTransitionHasItsCause(t *testing.T) {
 		"starting, it ends": {
 			startup, func(l *life) { l.exit(nil) },
 			"",
-			[]string{"STARTUP-DEAD: it left without having been asked to"},
+			[]string{"STARTUP-DEAD: it exited unexpectedly with code 0"},
 		},
 		"starting, it takes too long": {startup, func(l *life) {
 			l.SetProgress("loading shard 3 of 12")
@@ -186,8 +186,8 @@ func TestEachTransitionHasItsCause(t *testing.T) {
 			l.did(l.ReportShutdown(l.now))
 			l.exit(nil)
 		}, "withdraw 1, ask 1", []string{
-			"READY-SHUTDOWN: it left without having been asked to",
-			"SHUTDOWN-DEAD: it left without having been asked to",
+			"READY-SHUTDOWN: it exited unexpectedly with code 0",
+			"SHUTDOWN-DEAD: it exited unexpectedly with code 0",
 		}},
 		"ready, it is killed": {
 			ready, func(l *life) { l.exit(errSignal) },
@@ -203,7 +203,7 @@ func TestEachTransitionHasItsCause(t *testing.T) {
 			l.pass(3 * time.Second)
 			l.pass(time.Hour)
 			l.exit(errSignal)
-		}, "withdraw 1, ask 1, kill 1", []string{"READY-SHUTDOWN", "SHUTDOWN-DEAD: it did not leave in time"}},
+		}, "withdraw 1, ask 1, kill 1", []string{"READY-SHUTDOWN", "SHUTDOWN-DEAD: it did not exit in time"}},
 		"it reports that it failed and stays": {ready, func(l *life) {
 			l.did(l.ReportError(errBroke, l.now))
 			l.pass(4 * time.Second)

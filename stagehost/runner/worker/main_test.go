@@ -66,7 +66,7 @@ func settings(t testing.TB, mode string) worker.Settings {
 		Limits: worker.Limits{
 			Backoff: time.Millisecond, MaxBackoff: 10 * time.Millisecond, CrashLoop: 1000,
 			StartLimit: patience, StopLimit: patience, RunLimit: patience, HeartbeatLimit: patience,
-			Settled: time.Hour,
+			StableAfter: time.Hour,
 		},
 	}
 }
@@ -248,12 +248,12 @@ func (s *sink) Chunk(i int, parts []payload.Part) error {
 	return nil
 }
 
-func (s *sink) Settle(i int, o runner.Outcome) error {
+func (s *sink) SetOutcome(i int, o runner.Outcome) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed || s.outcomes[i] != nil {
 		s.Errorf("an outcome for item %d comes too late", i)
-		return runner.ErrSettled
+		return runner.ErrOutcomeSet
 	}
 	s.outcomes[i] = &o
 	return nil

@@ -119,8 +119,8 @@ func (p *pool) isStopped() bool {
 	return p.stopped
 }
 
-// offered is how many batches all workers take at a time, each as it was last offered.
-func (p *pool) offered() int {
+// offeredSlots is how many batches all workers take at a time, each as it was last offered.
+func (p *pool) offeredSlots() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	sum := 0

@@ -208,7 +208,7 @@ func (r *rank) adoptSpec(m *frame.Ready, body []byte) error {
 	if r.index > 0 {
 		return nil
 	}
-	if err := r.of.worker.runner.adopt(spec); err != nil {
+	if err := r.of.worker.runner.acceptSpec(spec); err != nil {
 		r.of.fail(err) // a wrong spec is no violation
 	}
 	return nil

@@ -81,9 +81,9 @@ var (
 	ErrCrashLoop = errors.New("workers crash again and again")
 	// ErrStreamsChanged means that the workers serve, but take more or fewer streams
 	// than their host expects.
-	ErrStreamsChanged = errors.New("the workers do not take as many streams at a time as when the stage started; start the host anew")
+	ErrStreamsChanged = errors.New("the workers do not take as many streams at a time as when the stage started; restart the host")
 	// ErrSpecChanged means that a worker has another spec than the first.
-	ErrSpecChanged = errors.New("the worker's inputs or outputs are not what they were when the stage started; start the host anew")
+	ErrSpecChanged = errors.New("the worker's inputs or outputs are not what they were when the stage started; restart the host")
 	// ErrSpecUnfit means that a worker's spec contradicts the stage's configuration.
 	ErrSpecUnfit = errors.New("the worker does not fit the stage's configuration")
 )
@@ -199,9 +199,9 @@ func (r *Runner) Spec() runner.Spec {
 	return runner.Spec{}
 }
 
-// adopt takes the first spec. It refuses another one, and one that does not fit the
+// acceptSpec takes the first spec. It refuses another one, and one that does not fit the
 // stage.
-func (r *Runner) adopt(spec runner.Spec) error {
+func (r *Runner) acceptSpec(spec runner.Spec) error {
 	if r.complete != nil {
 		var err error
 		if spec, err = r.complete(spec); err != nil {
@@ -242,7 +242,7 @@ func (r *Runner) Start(ctx context.Context) error {
 	}
 	err := r.awaitReady(ctx)
 	if err == nil {
-		r.streams.Store(int64(r.pool.offered()))
+		r.streams.Store(int64(r.pool.offeredSlots()))
 		return nil
 	}
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.settings.StopLimit+killGrace)
@@ -382,7 +382,7 @@ func (r *Runner) Restart(ctx context.Context) error {
 			return fmt.Errorf("worker %d: %w", i, err)
 		}
 	}
-	if before, now := r.streams.Load(), int64(r.pool.offered()); r.workersChooseSlots() && before != now {
+	if before, now := r.streams.Load(), int64(r.pool.offeredSlots()); r.workersChooseSlots() && before != now {
 		return fmt.Errorf("%w: they took %d and take %d", ErrStreamsChanged, before, now)
 	}
 	return nil

@@ -90,7 +90,7 @@ func (c *chunkCounter) Chunk(int, []payload.Part) error {
 	return nil
 }
 
-func (c *chunkCounter) Settle(_ int, o runner.Outcome) error {
+func (c *chunkCounter) SetOutcome(_ int, o runner.Outcome) error {
 	if o.Fault == nil {
 		c.settled.Add(1)
 	}

@@ -32,7 +32,7 @@ func (c *counter) Chunk(_ int, parts []payload.Part) error {
 	return c.err
 }
 
-func (c *counter) Settle(_ int, o runner.Outcome) error {
+func (c *counter) SetOutcome(_ int, o runner.Outcome) error {
 	c.outcome = &o
 	return nil
 }

@@ -130,8 +130,8 @@ var _ runner.Sink = (*firstFault)(nil)
 // Chunk implements runner.Sink.
 func (*firstFault) Chunk(int, []payload.Part) error { return nil }
 
-// Settle implements runner.Sink.
-func (s *firstFault) Settle(_ int, o runner.Outcome) error {
+// SetOutcome implements runner.Sink.
+func (s *firstFault) SetOutcome(_ int, o runner.Outcome) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.fault == nil {

@@ -140,7 +140,7 @@ func (w *worker) act(a action) []action {
 	case doAsk:
 		w.forEachRank((*rank).ask)
 	case doKill:
-		for _, r := range w.current.started() {
+		for _, r := range w.current.startedRanks() {
 			r.process.Kill()
 		}
 		w.current.end(w.cause())
@@ -151,7 +151,7 @@ func (w *worker) act(a action) []action {
 // forEachRank calls do for every rank on a goroutine of its own, because a write to a
 // worker may have to wait.
 func (w *worker) forEachRank(do func(r *rank)) {
-	for _, r := range w.current.started() {
+	for _, r := range w.current.startedRanks() {
 		w.tasks.Go(func() { do(r) })
 	}
 }
@@ -181,7 +181,7 @@ func (w *worker) cause() error {
 // for concurrent use.
 func (w *worker) lastOutput() []string {
 	if of := w.latest.Load(); of != nil {
-		for _, r := range of.started() {
+		for _, r := range of.startedRanks() {
 			if last := r.process.Last(); len(last) > 0 {
 				return last
 			}
@@ -206,7 +206,7 @@ func (w *worker) onTransition(t Transition) {
 }
 
 func (w *worker) report(t Transition) {
-	for _, r := range w.current.started() {
+	for _, r := range w.current.startedRanks() {
 		t.PIDs = append(t.PIDs, r.process.PID())
 	}
 	w.logTransition(t)
@@ -249,7 +249,7 @@ func (w *worker) spawn() []action {
 	err := w.startRanks(of)
 	w.latest.Store(of)
 	w.report(w.starting)
-	for _, r := range of.started() {
+	for _, r := range of.startedRanks() {
 		w.watch(r)
 	}
 	if err == nil {
@@ -257,7 +257,7 @@ func (w *worker) spawn() []action {
 	}
 	now := time.Now()
 	actions := w.machine.Fail(err, now)
-	for i := len(of.started()); i < w.ranks; i++ {
+	for i := len(of.startedRanks()); i < w.ranks; i++ {
 		w.exits[i] = err
 		actions = append(actions, w.machine.Exited(i, err, now)...)
 	}
