@@ -179,6 +179,8 @@ func TestPipelineChangesCompareRevisions(t *testing.T) {
 	refused(t, "one that was deleted", err, fault.RevisionMismatch)
 	_, _, err = s.Apply(t.Context(), through("p"), nil)
 	refused(t, "one without steps", err, fault.InvalidRequest)
+	_, _, err = s.Apply(t.Context(), pipeline.OfStage("a"), nil)
+	refused(t, "one with the prefix of stages", err, fault.InvalidRequest)
 	big := through("p", "a")
 	for i := range 3000 {
 		big.Keep = append(big.Keep, fmt.Sprintf("%0100d", i))

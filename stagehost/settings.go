@@ -33,9 +33,10 @@ type Config struct {
 	// and a few more.
 	MaxInFlight int           `yaml:"max_in_flight"`
 	Queue       QueueSettings `yaml:"queue"`
-	// CrashLimit is how many runs of an item alone may end the process that runs
-	// it before the item is blamed. A process may also be ended by others while an
-	// innocent item runs.
+	// CrashLimit is how many runs of an item alone may be begun by hosts that do not
+	// finish them before the item fails with RUNNER_CRASHED. A host may also end for
+	// another reason while an innocent item runs. aloneCrashLimit is for the workers
+	// of one host.
 	CrashLimit int `yaml:"crash_limit"`
 	// Listen is the address of the gRPC StageService; empty means none. It is
 	// taken before the runner starts.
