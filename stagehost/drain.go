@@ -151,7 +151,7 @@ func (l *loop) giveBack(it *item) {
 		l.settle(it)
 		return
 	}
-	if it.chunks > 0 && !it.env.StoresAnswer() {
+	if it.chunks > 0 && !it.env.StoresResult() {
 		// Chunks must not repeat, and the gateway notices that no more arrive.
 		l.host.metrics.countUndelivered("dropped")
 		l.settle(it)

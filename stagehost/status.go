@@ -125,7 +125,7 @@ func (h *Host) serving() error {
 	at, _, cause := h.status.get()
 	var away error
 	if at == stateReady || at == stateNotReady || at == stateJoining {
-		away = h.bus.Away()
+		away = h.bus.ConnectionError()
 	}
 	switch {
 	case away != nil:
