@@ -93,7 +93,7 @@ func (l *loop) cancelUnsent(it *item) {
 	}
 	delete(l.retries, it.id)
 	l.host.metrics.cancelled.inc()
-	if it.env.StoresAnswer() {
+	if it.env.StoresResult() {
 		l.sendFault(it, l.host.locate(it, cancelledFault()))
 		return
 	}
@@ -106,7 +106,7 @@ func cancelledFault() *fault.Fault { return fault.New(fault.Cancelled, "the requ
 // may ask for it.
 func (l *loop) dropCancelled(it *item) {
 	l.host.metrics.cancelled.inc()
-	if it.env.StoresAnswer() {
+	if it.env.StoresResult() {
 		l.fail(it, cancelledFault())
 		return
 	}

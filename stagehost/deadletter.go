@@ -40,7 +40,7 @@ func (h *Host) newDeadLetter(d bus.Delivery, f *fault.Fault, priority int32, run
 	dead := &envelope.DeadLetter{
 		Mesh: h.settings.Mesh, Stage: h.settings.Stage, Host: h.settings.Host,
 		Durability: d.Durability, Priority: priority, Fault: f, Item: d.Data, Runs: runs,
-		Deliveries: d.Deliveries, QueuedAt: d.Stored, DeadLetteredAt: time.Now(),
+		Deliveries: d.Deliveries, QueuedAt: d.QueuedAt, DeadLetteredAt: time.Now(),
 	}
 	m, err := h.bus.DeadLetter(dead, d)
 	if errors.Is(err, bus.ErrTooLarge) {
@@ -104,10 +104,10 @@ func (h *Host) endExhausted(g bus.Exhausted) {
 func (h *Host) replyExhausted(ctx context.Context, env *envelope.Envelope, deliveries int) *fault.Fault {
 	hop := env.Hop()
 	f := exhaustedFault(deliveries, h.settings.Stage).At(string(hop.Stage), string(hop.Step), string(h.settings.Host))
-	reply := env.Answer()
+	reply := env.NewReply()
 	reply.Fault = f
 	h.settings.Logger.Warn("the broker gave up on an item", "request", env.RequestID, "deliveries", deliveries)
-	if env.StoresAnswer() {
+	if env.StoresResult() {
 		if m, err := h.bus.Result(env.Result(reply, time.Now())); err == nil {
 			_, err = h.bus.PublishAndWait(ctx, m)
 			h.checkAck(err)

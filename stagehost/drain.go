@@ -152,7 +152,7 @@ func (l *loop) nak(it *item) {
 		l.settle(it)
 		return
 	}
-	if !it.mayRunAgain() && !it.env.StoresAnswer() {
+	if !it.mayRunAgain() && !it.env.StoresResult() {
 		// The gateway detects that no more chunks arrive.
 		l.host.metrics.countUndelivered("dropped")
 		l.settle(it)

@@ -283,7 +283,7 @@ func (h *Host) connect() error {
 		Stage:        h.settings.Stage,
 		Durabilities: h.settings.Queue.Durabilities,
 		Bound:        h.settings.MaxInFlight,
-		Sparing:      h.streams(),
+		OneIdlePull:  h.streams(),
 		AckWait:      h.settings.Queue.AckWait,
 		Malformed:    h.receiveMalformed,
 		QueueMissing: h.queueMissing,
@@ -295,7 +295,7 @@ func (h *Host) connect() error {
 	h.stopCancels, err = conn.ServeCancels(h.receiveCancel)
 	if err == nil {
 		// These subscriptions end with the connection.
-		_, held := conn.ServeHolding(h.settings.Stage)
+		_, held := conn.ServeInFlight(h.settings.Stage)
 		_, exhausted := conn.ServeExhausted(h.settings.Stage, h.endExhausted)
 		err = errors.Join(held, exhausted)
 	}

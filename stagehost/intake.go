@@ -86,7 +86,7 @@ type itemSend struct {
 func (it *item) suspect() bool { return it.delivery.Deliveries > 1 }
 
 // durable reports whether the request waits on file, and may become a dead letter.
-// The results of others may be stored too, see StoresAnswer.
+// The results of others may be stored too, see StoresResult.
 func (it *item) durable() bool { return it.env.Durability == pipeline.File }
 
 // expired reports whether the deadline has passed. It is checked in seven places: on
@@ -143,7 +143,7 @@ func (h *Host) decode(data []byte) (*envelope.Envelope, error) {
 
 // queueWait returns how long the item waited in its queue, on the broker's clock.
 func (h *Host) queueWait(d bus.Delivery) time.Duration {
-	return max(0, d.Arrived.Add(h.clock.ahead()).Sub(d.Stored))
+	return max(0, d.Arrived.Add(h.clock.ahead()).Sub(d.QueuedAt))
 }
 
 // clock is the offset of the broker's clock from this host's. A measurement is off

@@ -19,7 +19,7 @@ type itemDone struct {
 
 func (e *itemDone) apply(l *loop) {
 	it := e.item
-	if it.isCancelled() && (l.host.streams() || !it.env.StoresAnswer()) {
+	if it.isCancelled() && (l.host.streams() || !it.env.StoresResult()) {
 		// The rest of a stopped stream may be incomplete.
 		l.dropCancelled(it)
 		return
@@ -36,7 +36,7 @@ func (e *itemDone) apply(l *loop) {
 	case it.direct != nil:
 		it.direct.finish(it, e.outcome)
 		l.settle(it)
-	case it.expired(time.Now()) && !it.env.StoresAnswer():
+	case it.expired(time.Now()) && !it.env.StoresResult():
 		l.host.metrics.expired.inc()
 		l.settle(it)
 	default:
@@ -65,7 +65,7 @@ func (it *item) mustStore() bool { return len(it.outbox) > 1 }
 
 // finalReply returns the final reply of the item's request, without its content.
 func (it *item) finalReply() *envelope.Reply {
-	reply := it.env.Answer()
+	reply := it.env.NewReply()
 	reply.Timings = append(reply.Timings[:len(reply.Timings):len(reply.Timings)], it.timing)
 	reply.Attempt = it.timing.Attempt
 	reply.Seq = it.chunks + 1
@@ -88,7 +88,7 @@ func (h *Host) prepareOutput(it *item, out *runner.Outcome) *fault.Fault {
 	reply := it.finalReply()
 	reply.Parts, reply.Metadata = out.Parts, out.Metadata
 	err := h.prepareReply(it, reply)
-	if errors.Is(err, bus.ErrTooLarge) && it.chunks > 0 && !it.env.StoresAnswer() {
+	if errors.Is(err, bus.ErrTooLarge) && it.chunks > 0 && !it.env.StoresResult() {
 		out.Parts, reply.Parts = nil, nil
 		err = h.prepareReply(it, reply)
 	}
@@ -107,7 +107,7 @@ func (h *Host) prepareReply(it *item, reply *envelope.Reply) error {
 		return err
 	}
 	it.outbox, it.isReply = []outgoing{{message, toGateway}}, true
-	if !it.env.StoresAnswer() {
+	if !it.env.StoresResult() {
 		return nil
 	}
 	stored, err := h.bus.Result(it.env.Result(reply, time.Now()))
@@ -347,7 +347,7 @@ func (l *loop) giveUpSending(it *item, err error) {
 		l.giveUpStoring(it, err)
 	case it.durable() && !it.isReply && errors.Is(err, bus.ErrClosed):
 		l.nak(it)
-	case it.env.StoresAnswer() && !it.isReply && it.expired(time.Now()):
+	case it.env.StoresResult() && !it.isReply && it.expired(time.Now()):
 		l.sendFaultInstead(it, it.deadlineFault())
 	case it.isReply, errors.Is(err, bus.ErrClosed), it.expired(time.Now()):
 		l.host.metrics.countUndelivered("dropped")

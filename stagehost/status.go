@@ -125,7 +125,7 @@ func (h *Host) serving() error {
 	at, _, cause := h.status.get()
 	var disconnected error
 	if at == stateReady || at == stateNotReady || at == stateJoining {
-		disconnected = h.bus.Away()
+		disconnected = h.bus.ConnectionError()
 	}
 	switch {
 	case disconnected != nil:

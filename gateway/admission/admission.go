@@ -67,7 +67,7 @@ func spread(after time.Duration) time.Duration {
 }
 
 // Rejection turns a bus error about a hop into the caller's fault. The fault names
-// the stage, unless the broker itself is away.
+// the stage, unless the broker itself is disconnected.
 func Rejection(err error, hop pipeline.Hop) *fault.Fault {
 	f := bus.FaultOf(err, hop.Stage)
 	if f.Reason != fault.BrokerUnavailable {

@@ -138,7 +138,7 @@ func (a *Availability) pause(ctx context.Context, env *envelope.Envelope, reject
 }
 
 // CheckHosts returns nil when every stage on the route has a host that serves
-// requests of the durability. While the broker is away, earlier reports do not
+// requests of the durability. While the broker is disconnected, earlier reports do not
 // count.
 func (a *Availability) CheckHosts(ctx context.Context, route []pipeline.Hop, d pipeline.Durability) *fault.Fault {
 	if !a.broker.Connected() {

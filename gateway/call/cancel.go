@@ -116,7 +116,7 @@ func (c *cancels) cancel(env *envelope.Envelope, s *sending) {
 	if isWithdrawn && c.onWithdrawn != nil {
 		c.onWithdrawn(env)
 	}
-	if env.StoresAnswer() {
+	if env.StoresResult() {
 		c.store(ctx, env)
 	}
 	c.notify(env, isWithdrawn)
@@ -139,7 +139,7 @@ func (c *cancels) withdraw(ctx context.Context, m bus.Message, seq uint64) bool 
 // store makes CANCELLED the stored result of a cancelled request, as its caller got
 // it. A result that is there already stays.
 func (c *cancels) store(ctx context.Context, env *envelope.Envelope) {
-	reply := env.Answer()
+	reply := env.NewReply()
 	reply.Fault = cancelledFault()
 	message, err := c.bus.Result(env.Result(reply, time.Now()))
 	if err != nil {

@@ -134,7 +134,7 @@ func TestResultAnnouncedTooEarlyIsAwaited(t *testing.T) {
 	if err := b.host.WaitConnected(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	reply := item.env.Answer()
+	reply := item.env.NewReply()
 	reply.Fault = fault.New(fault.RunnerFailed, "it broke").At(string(stage), "step", "host")
 	b.storeReply(item.env, reply)
 	got := testbed.Receive(t, "answer", answer)
@@ -284,7 +284,7 @@ func TestStoredResultEndsOnlyACompleteStream(t *testing.T) {
 			if test.other {
 				env.ExecutionID = pipeline.ExecutionID(uuid.NewString())
 			}
-			reply := env.Answer()
+			reply := env.NewReply()
 			reply.Seq, reply.Parts = test.seq, blob([]byte("stored"))
 			b.storeReply(&env, reply)
 			b.announce(item.env)

@@ -80,7 +80,7 @@ type pulled struct {
 // store stores the text as the answer to the item, and reports whether it is
 // the first.
 func (b *bed) store(env *envelope.Envelope, text string) bool {
-	reply := env.Answer()
+	reply := env.NewReply()
 	reply.Parts = blob([]byte(text))
 	return b.storeReply(env, reply)
 }
@@ -107,7 +107,7 @@ func (b *bed) storeReply(env *envelope.Envelope, reply *envelope.Reply) bool {
 
 // announce reports to the item's gateway that its result is stored.
 func (b *bed) announce(env *envelope.Envelope) {
-	reply := env.Answer()
+	reply := env.NewReply()
 	reply.Stored = true
 	b.sends(env, reply)
 }

@@ -28,14 +28,14 @@ func keyOf(r *call.Request) store.Key { return store.Key{Pipeline: whole, Key: r
 
 // did is a reply that names the work done.
 func did(env *envelope.Envelope) *envelope.Reply {
-	reply := env.Answer()
+	reply := env.NewReply()
 	reply.Parts = blob([]byte("did " + textOf(env.Parts)))
 	return reply
 }
 
 func failed(reason fault.Reason) func(*envelope.Envelope) *envelope.Reply {
 	return func(env *envelope.Envelope) *envelope.Reply {
-		reply := env.Answer()
+		reply := env.NewReply()
 		reply.Fault = fault.New(reason, "it failed")
 		return reply
 	}

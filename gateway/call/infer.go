@@ -240,7 +240,7 @@ func (x *exchange) end(ctx context.Context) (*Response, error) {
 	if p, known := x.sending.outcome(); known && errors.Is(p.err, bus.ErrQueueFull) {
 		return nil, admission.Rejection(p.err, x.env.Hop())
 	}
-	if x.env.StoresAnswer() {
+	if x.env.StoresResult() {
 		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLookUp)
 		defer cancel()
 		if response, err := x.lookUpResult(last); response != nil || err != nil {
@@ -282,7 +282,7 @@ func (x *exchange) leavesWork(err error) bool {
 		return false
 	case x.isCancelled():
 		return true
-	case x.env.StoresAnswer(), time.Until(x.env.Deadline) < minLeft:
+	case x.env.StoresResult(), time.Until(x.env.Deadline) < minLeft:
 		return false
 	case x.progress.isRejected:
 		return true

@@ -186,7 +186,7 @@ func (b *bed) chunk(env *envelope.Envelope, seq uint64, data []byte) { b.chunkOf
 
 // chunkOf is chunk with the latest time of the next message.
 func (b *bed) chunkOf(env *envelope.Envelope, seq uint64, data []byte, nextWithin time.Duration) {
-	reply := env.Answer()
+	reply := env.NewReply()
 	reply.Seq, reply.Chunk, reply.Parts, reply.NextWithin = seq, true, blob(data), nextWithin
 	message, err := b.host.Reply(env.Gateway, reply)
 	if err == nil {
@@ -203,7 +203,7 @@ func (b *bed) end(env *envelope.Envelope, seq uint64, data []byte) {
 }
 
 func (b *bed) endWith(env *envelope.Envelope, seq uint64, parts []payload.Part) {
-	reply := env.Answer()
+	reply := env.NewReply()
 	reply.Seq, reply.Parts = seq, parts
 	message, err := b.host.Reply(env.Gateway, reply)
 	if err != nil {

@@ -74,7 +74,7 @@ func (x *exchange) handleEvent(ctx context.Context, e event) (*Response, error) 
 	case e.reply != nil:
 		return x.readReply(e.reply)
 	}
-	if e.isReconnected && x.env.StoresAnswer() {
+	if e.isReconnected && x.env.StoresResult() {
 		x.search.begin()
 	}
 	if e.isHostless {
@@ -89,7 +89,7 @@ func (x *exchange) readReply(data []byte) (*Response, error) {
 	case err != nil:
 	case r.RequestID != x.env.RequestID, r.ExecutionID != x.env.ExecutionID:
 		err = errMismatch
-	case r.Stored && !x.env.StoresAnswer():
+	case r.Stored && !x.env.StoresResult():
 		err = errNotStored
 	}
 	if err != nil {

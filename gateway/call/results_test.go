@@ -29,7 +29,7 @@ func TestAnyGatewayReturnsAResult(t *testing.T) {
 	b := newBed(t)
 	b.ensureResults()
 	env := finished()
-	reply := env.Answer()
+	reply := env.NewReply()
 	reply.Parts = []payload.Part{payload.OfBlob("x", "text/plain", []byte("stored")), payload.OfBlob("y", "", nil)}
 	reply.Metadata = map[string]string{"note": "from the runner"}
 	b.storeReply(env, reply)
@@ -52,7 +52,7 @@ func TestStoredFaultIsTheRequests(t *testing.T) {
 	b := newBed(t)
 	b.ensureResults()
 	env := finished()
-	reply := env.Answer()
+	reply := env.NewReply()
 	reply.Fault = fault.New(fault.InvalidInput, "no image").At(string(stage), "step", "host").WithViolation("inputs.x", "no image")
 	b.storeReply(env, reply)
 	for _, wait := range []time.Duration{0, testbed.Patience} {

@@ -253,7 +253,7 @@ func (s *Service) receiveReply(id pipeline.ExecutionID, data []byte) meshv1.Repl
 
 // Ready returns nil when requests can be served, else a fault that says why not.
 func (s *Service) Ready() error {
-	if err := s.bus.Away(); err != nil {
+	if err := s.bus.ConnectionError(); err != nil {
 		return unavailable(err)
 	}
 	return nil

@@ -135,7 +135,7 @@ func (s *Service) isHostless(ctx context.Context, stage pipeline.StageName) bool
 	if _, err := s.bus.Alive(ctx, stage); !errors.Is(err, bus.ErrNoHost) {
 		return false
 	}
-	return errors.Is(s.bus.Holding(ctx, stage), bus.ErrNoHost)
+	return errors.Is(s.bus.InFlight(ctx, stage), bus.ErrNoHost)
 }
 
 // withdrawHostless ends a call whose item still waits for its first step, which has

@@ -96,8 +96,8 @@ func noResponders(msg *nats.Msg) bool {
 	return len(msg.Data) == 0 && msg.Header.Get("Status") == "503"
 }
 
-// Stored is a message that a stream holds.
-type Stored struct {
+// StoredMessage is a message that a stream holds.
+type StoredMessage struct {
 	Seq  uint64
 	Data []byte
 }
@@ -109,7 +109,7 @@ const (
 
 // Last returns the last message of a subject in a stream that allows direct
 // reads: nil where there is none, ErrNoQueue where there is no stream.
-func (b *Bus) Last(ctx context.Context, stream, subject string) (*Stored, error) {
+func (b *Bus) Last(ctx context.Context, stream, subject string) (*StoredMessage, error) {
 	msg, err := b.request(ctx, "$JS.API.DIRECT.GET."+stream+"."+subject, nil)
 	if err != nil {
 		return nil, err
@@ -126,7 +126,7 @@ func (b *Bus) Last(ctx context.Context, stream, subject string) (*Stored, error)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s of stream %s has no place: %w", ErrUnknown, subject, stream, err)
 	}
-	return &Stored{Seq: seq, Data: msg.Data}, nil
+	return &StoredMessage{Seq: seq, Data: msg.Data}, nil
 }
 
 // StoredResult returns the bytes of a request's stored result: nil where there is
@@ -185,7 +185,7 @@ func (b *Bus) Backlog(ctx context.Context, stage pipeline.StageName, d pipeline.
 // it.
 func (b *Bus) DeleteQueued(ctx context.Context, m Message, seq uint64) (bool, error) {
 	// After a memory queue was lost with its broker, another item may be there.
-	stored, err := b.storedMessage(ctx, m.stream, seq)
+	stored, err := b.messageAt(ctx, m.stream, seq)
 	if errors.Is(err, errMissing) || err == nil && !bytes.Contains(stored.Header, []byte("\r\n"+nats.MsgIdHdr+": "+m.id+"\r\n")) {
 		return false, nil
 	}
@@ -195,16 +195,16 @@ func (b *Bus) DeleteQueued(ctx context.Context, m Message, seq uint64) (bool, er
 	return b.delete(ctx, m.stream, seq)
 }
 
-// storedMessage is a message in an answer of the JetStream API.
-type storedMessage struct {
+// apiMessage is a message in an answer of the JetStream API.
+type apiMessage struct {
 	Header []byte `json:"hdrs"`
 	Data   []byte `json:"data"`
 }
 
-// storedMessage returns the message at a sequence number of a stream.
-func (b *Bus) storedMessage(ctx context.Context, stream string, seq uint64) (storedMessage, error) {
+// messageAt returns the message at a sequence number of a stream.
+func (b *Bus) messageAt(ctx context.Context, stream string, seq uint64) (apiMessage, error) {
 	var answer struct {
-		Message storedMessage `json:"message"`
+		Message apiMessage `json:"message"`
 	}
 	err := b.api(ctx, "STREAM.MSG.GET."+stream, struct {
 		Seq uint64 `json:"seq"`
@@ -268,7 +268,7 @@ func (b *Bus) fetchExhausted(stream string, advisory []byte) (Exhausted, error) 
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), exhaustedTimeout)
 	defer cancel()
-	stored, err := b.storedMessage(ctx, stream, about.Seq)
+	stored, err := b.messageAt(ctx, stream, about.Seq)
 	return Exhausted{Data: stored.Data, Deliveries: about.Deliveries, stream: stream, seq: about.Seq}, err
 }
 

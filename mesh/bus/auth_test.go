@@ -62,8 +62,8 @@ func TestBusAuthenticatesByItsFiles(t *testing.T) {
 		"TLS on both sides": {mutual(authority), credentials.Broker{CAFile: authority.File, CertFile: cert, KeyFile: key}},
 	} {
 		b, _ := reach(t, testbed.StartBroker(t, test.broker).URL(), test.auth)
-		if err := b.WaitConnected(t.Context()); err != nil || b.Away() != nil {
-			t.Errorf("%s: %v, %v", name, err, b.Away())
+		if err := b.WaitConnected(t.Context()); err != nil || b.ConnectionError() != nil {
+			t.Errorf("%s: %v, %v", name, err, b.ConnectionError())
 		}
 	}
 }
@@ -99,8 +99,8 @@ func TestRefusedConnectionIsLoggedAtOnce(t *testing.T) {
 	} {
 		b, log := reach(t, testbed.StartBroker(t, test.broker).URL(), test.auth)
 		testbed.Eventually(t, name+": it is logged", func() bool { return strings.Contains(log.String(), test.want) })
-		if err := b.Away(); !errors.Is(err, bus.ErrDisconnected) || !strings.Contains(err.Error(), test.want) {
-			t.Errorf("%s: it is away for %v", name, err)
+		if err := b.ConnectionError(); !errors.Is(err, bus.ErrDisconnected) || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: disconnected for %v", name, err)
 		}
 		if text := log.String(); strings.Contains(text, "sesame") || strings.Count(text, test.want) != 1 {
 			t.Errorf("%s: it logs\n%s", name, text)
@@ -152,8 +152,8 @@ func TestRefusedReconnectIsLogged(t *testing.T) {
 			broker.Change(test.then)
 			broker.Restore()
 			testbed.Eventually(t, "it is logged", func() bool { return strings.Contains(log.String(), test.want) })
-			if err := b.Away(); !errors.Is(err, bus.ErrDisconnected) || !strings.Contains(err.Error(), test.want) {
-				t.Errorf("it is away for %v", err)
+			if err := b.ConnectionError(); !errors.Is(err, bus.ErrDisconnected) || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("disconnected for %v", err)
 			}
 			before := broker.Connections()
 			testbed.Eventually(t, "it is refused again", func() bool { return broker.Connections() >= before+2 })
@@ -179,8 +179,8 @@ func TestBusConnectsOnceItsTokenIsFixed(t *testing.T) {
 		t.Fatal(err)
 	}
 	testbed.Receive(t, "the connection", again)
-	if err := b.WaitConnected(t.Context()); err != nil || b.Away() != nil {
-		t.Errorf("%v, %v", err, b.Away())
+	if err := b.WaitConnected(t.Context()); err != nil || b.ConnectionError() != nil {
+		t.Errorf("%v, %v", err, b.ConnectionError())
 	}
 }
 

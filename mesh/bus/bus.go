@@ -19,7 +19,7 @@
 //
 // # Promises
 //
-// Nothing is buffered while the broker is away: Publish fails at once with
+// Nothing is buffered while the broker is disconnected: Publish fails at once with
 // ErrDisconnected, and the message is never delivered later. A message whose
 // acknowledgement does not arrive is ErrUnknown: it may have been delivered, and
 // is repeated with the same message id. ErrQueueFull, ErrNoQueue, ErrNoGateway
@@ -146,7 +146,7 @@ func (b *Bus) options() []nats.Option {
 		nats.RetryOnFailedConnect(true),
 		nats.MaxReconnects(-1),
 		nats.ReconnectBufSize(-1),
-		// A silent broker counts as away after two pings.
+		// A silent broker counts as disconnected after two pings.
 		nats.PingInterval(pingEvery),
 		nats.MaxPingsOutstanding(maxPings),
 		nats.FlusherTimeout(writeTimeout),
@@ -247,16 +247,16 @@ func (b *Bus) Reconnects() <-chan struct{} {
 // Connected reports whether the broker can be reached right now.
 func (b *Bus) Connected() bool { return b.nc.IsConnected() }
 
-// Away returns nil while the broker is reached, else an ErrDisconnected with the
+// ConnectionError returns nil while the broker is reached, else an ErrDisconnected with the
 // cause, and how to fix it, as far as they are known.
-func (b *Bus) Away() error {
+func (b *Bus) ConnectionError() error {
 	if b.Connected() {
 		return nil
 	}
-	return b.away()
+	return b.disconnectedError()
 }
 
-func (b *Bus) away() error {
+func (b *Bus) disconnectedError() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.cause == nil {
@@ -275,7 +275,7 @@ func (b *Bus) WaitConnected(ctx context.Context) error {
 		select {
 		case <-poll.C:
 		case <-ctx.Done():
-			return fmt.Errorf("%w: %w", b.away(), ctx.Err())
+			return fmt.Errorf("%w: %w", b.disconnectedError(), ctx.Err())
 		}
 	}
 	return nil
@@ -312,8 +312,8 @@ func (b *Bus) close() {
 
 // Errors of publishes and requests.
 var (
-	// ErrDisconnected means that the broker is away; nothing was sent.
-	ErrDisconnected = errors.New("the broker is away")
+	// ErrDisconnected means that the broker is disconnected; nothing was sent.
+	ErrDisconnected = errors.New("the broker is disconnected")
 	// ErrUnknown means that no acknowledgement came; it may have been delivered.
 	ErrUnknown = errors.New("no acknowledgement from the broker")
 	// ErrNoQueue means that the stage has no queue; nothing was delivered.
@@ -325,7 +325,7 @@ var (
 	// ErrNoDeadLetters means that the mesh has no stream of dead letters.
 	ErrNoDeadLetters = errors.New("the mesh has no stream of dead letters")
 	// ErrNoGateway means that the gateway of the reply is not connected.
-	ErrNoGateway = errors.New("the gateway is gone")
+	ErrNoGateway = errors.New("the gateway is not connected")
 	// ErrNoHost means that no host serves the stage.
 	ErrNoHost = errors.New("the stage has no live host")
 	// ErrQueueFull means that the queue is at its bound; nothing was delivered.

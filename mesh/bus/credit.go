@@ -23,8 +23,8 @@ type credit struct {
 	bound       int
 	queues      int
 	classQueues []classCredit
-	// sparing limits each standing share to one item.
-	sparing bool
+	// oneIdlePull limits each standing share to one item.
+	oneIdlePull bool
 	// requests counts the requests of all class queues, so that each has a number.
 	requests uint64
 }
@@ -79,7 +79,7 @@ const standingShare = 8
 // for each class of each queue, and one to hold.
 func LeastBound(queues int) int { return classCount*queues + 1 }
 
-// BoundFor is the bound of a host that pulls sparingly from so many queues: items
+// BoundFor is the bound of a host that pulls with OneIdlePull from so many queues: items
 // of one class queue fill its slots and no more, and each other class queue has
 // one requested.
 func BoundFor(slots, queues int) int { return slots + classCount*queues - 1 }
@@ -196,7 +196,7 @@ func (c *credit) unused(i int) int {
 }
 
 func (c *credit) standing() int {
-	if c.sparing {
+	if c.oneIdlePull {
 		return 1
 	}
 	return max(1, c.bound/(standingShare*c.queues))

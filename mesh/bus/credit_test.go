@@ -419,13 +419,13 @@ func TestLateQueueHasItsShareAtOnce(t *testing.T) {
 	}
 }
 
-// A host that pulls sparingly requests for what it can run of a class, and for no more.
+// A host with oneIdlePull requests what it can run of a class, and for no more.
 func TestOneClassQueueFillsABoundForSlots(t *testing.T) {
 	t.Parallel()
 	for _, queues := range []int{1, 2} {
 		for slots := 1; slots <= 100; slots++ {
 			c := newCredit(BoundFor(slots, queues), queues)
-			c.sparing = true
+			c.oneIdlePull = true
 			for queue := range queues {
 				c.use(queue, true)
 			}

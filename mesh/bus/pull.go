@@ -23,10 +23,10 @@ type PullSettings struct {
 	// Bound is the most items of all queues that the host holds and has requested, at
 	// least LeastBound of their number, or BoundFor one slot.
 	Bound int
-	// Sparing is for long items: an item that waits here for another one cannot run
+	// OneIdlePull is for long items: an item that waits here for another one cannot run
 	// on a host that has a free slot meanwhile, so no more than one item of each class
 	// without work is requested.
-	Sparing bool
+	OneIdlePull bool
 	// AckWait is that of the queues; pull requests expire within half of it.
 	AckWait time.Duration
 	// Malformed is called for messages that are no deliveries. It must not block.
@@ -79,7 +79,7 @@ const PullLife = maxExpiry + expiryGrace
 // which there are no more than the bound.
 func (b *Bus) Pull(s PullSettings, handle func(Delivery)) (*Puller, error) {
 	least := LeastBound(len(s.Durabilities))
-	if s.Sparing {
+	if s.OneIdlePull {
 		least = BoundFor(1, len(s.Durabilities))
 	}
 	if s.Bound < least || len(s.Durabilities) == 0 {
@@ -100,7 +100,7 @@ func (b *Bus) Pull(s PullSettings, handle func(Delivery)) (*Puller, error) {
 		quit: make(chan struct{}),
 		done: make(chan struct{}),
 	}
-	p.credit.sparing = s.Sparing
+	p.credit.oneIdlePull = s.OneIdlePull
 	if err := p.subscribe(); err != nil {
 		p.unsubscribe()
 		return nil, err
@@ -347,8 +347,8 @@ type Delivery struct {
 	Deliveries int
 	// Pending items wait behind this one in its class.
 	Pending uint64
-	// Stored is when the broker received the item, on the broker's clock.
-	Stored time.Time
+	// QueuedAt is when the broker received the item, on the broker's clock.
+	QueuedAt time.Time
 	// Arrived is when this process received it.
 	Arrived time.Time
 
@@ -379,7 +379,7 @@ func newDelivery(nc *nats.Conn, msg *nats.Msg) (Delivery, error) {
 		Seq:        meta.Sequence.Stream,
 		Deliveries: int(meta.NumDelivered),
 		Pending:    meta.NumPending,
-		Stored:     meta.Timestamp,
+		QueuedAt:   meta.Timestamp,
 		Arrived:    time.Now(),
 		stream:     meta.Stream,
 		reply:      msg.Reply,

@@ -217,7 +217,7 @@ func consumerName(class pipeline.Class, epoch Epoch) string {
 }
 
 // Queue returns the broker's state of a queue: ErrNoQueue where there is none,
-// ErrDisconnected when the broker is away.
+// ErrDisconnected when the broker is disconnected.
 func (b *Bus) Queue(ctx context.Context, stage pipeline.StageName, d pipeline.Durability) (QueueInfo, error) {
 	sent := time.Now()
 	stream, err := b.js.Stream(ctx, b.Stream(stage, d))
@@ -263,7 +263,7 @@ func queueError(stage pipeline.StageName, err error) error {
 
 // EnsureStream creates a stream, or changes it where the version is higher than
 // its own, so that a rolling upgrade does not flip it to and fro. Any number of
-// processes may call it at once. ErrDisconnected means that the broker is away.
+// processes may call it at once. ErrDisconnected means that the broker is disconnected.
 func (b *Bus) EnsureStream(ctx context.Context, config jetstream.StreamConfig, version int) error {
 	config.Metadata = map[string]string{metadataVersion: strconv.Itoa(version)}
 	return apiErrorOf("stream "+config.Name, b.ensureStream(ctx, config, version))
@@ -312,7 +312,7 @@ func (b *Bus) begin() bool {
 }
 
 // apiErrorOf adds the subject to an error of the JetStream client, unless the
-// broker is away.
+// broker is disconnected.
 func apiErrorOf(what string, err error) error {
 	if err == nil {
 		return nil

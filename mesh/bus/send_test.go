@@ -147,7 +147,7 @@ func TestOversizeFailsBeforeTheBroker(t *testing.T) {
 	if _, err := b.Item(item(big)); !errors.Is(err, bus.ErrTooLarge) {
 		t.Errorf("item: %v", err)
 	}
-	reply := item("").Answer()
+	reply := item("").NewReply()
 	reply.Parts = []payload.Part{payload.OfBlob("", "text/plain", []byte(big))}
 	if _, err := b.Reply("gateway", reply); !errors.Is(err, bus.ErrTooLarge) {
 		t.Errorf("reply: %v", err)
@@ -177,7 +177,7 @@ func TestReplyIsAcknowledgedByItsGateway(t *testing.T) {
 		t.Fatal(err)
 	}
 	e := item("x")
-	answer := e.Answer()
+	answer := e.NewReply()
 	answer.Parts = e.Parts
 	m, err := host.Reply("gateway", answer)
 	if err != nil {
@@ -219,7 +219,7 @@ func TestMissingAckIsUnknownAfterTheTimeout(t *testing.T) {
 	broker := testbed.StartBroker(t)
 	b := broker.Connect(mesh, func(s *bus.Settings) { s.AckTimeout = 50 * time.Millisecond })
 	swallow(t, broker, b.Replies("gateway"))
-	m, err := b.Reply("gateway", item("x").Answer())
+	m, err := b.Reply("gateway", item("x").NewReply())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -247,7 +247,7 @@ func TestLostConnectionMakesPublishesUnknown(t *testing.T) {
 	broker := testbed.StartBroker(t)
 	b := broker.Connect(mesh, func(s *bus.Settings) { s.AckTimeout = time.Hour })
 	swallowed := swallow(t, broker, b.Replies("gateway"))
-	m, err := b.Reply("gateway", item("x").Answer())
+	m, err := b.Reply("gateway", item("x").NewReply())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -279,7 +279,7 @@ func TestClosedBusRefuses(t *testing.T) {
 	broker := testbed.StartBroker(t)
 	b := broker.Connect(mesh, func(s *bus.Settings) { s.AckTimeout = time.Hour })
 	swallow(t, broker, b.Replies("gateway"))
-	m, err := b.Reply("gateway", item("x").Answer())
+	m, err := b.Reply("gateway", item("x").NewReply())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -55,7 +55,7 @@ func (b *Bus) Watch(subject string, handle func([]byte)) (stop func() error, err
 }
 
 // flush waits until the broker has processed a subscription. While the broker is
-// away the subscription is made on reconnect.
+// disconnected the subscription is made on reconnect.
 func (b *Bus) flush() error {
 	if !b.Connected() {
 		return nil
@@ -119,16 +119,16 @@ type Availability struct {
 }
 
 // Alive asks a host of the stage about its availability: ErrNoHost when no host
-// serves it, ErrDisconnected when the broker is away.
+// serves it, ErrDisconnected when the broker is disconnected.
 func (b *Bus) Alive(ctx context.Context, stage pipeline.StageName) (Availability, error) {
 	return b.queryHosts(ctx, b.Subjects.Alive(stage))
 }
 
-// Holding checks whether any host may have items of the stage in flight, also one
+// InFlight checks whether any host may have items of the stage in flight, also one
 // that pulls no more: nil when one may, ErrNoHost when none can, ErrDisconnected
-// when the broker is away.
-func (b *Bus) Holding(ctx context.Context, stage pipeline.StageName) error {
-	_, err := b.queryHosts(ctx, b.Subjects.HoldingSubject(stage))
+// when the broker is disconnected.
+func (b *Bus) InFlight(ctx context.Context, stage pipeline.StageName) error {
+	_, err := b.queryHosts(ctx, b.Subjects.InFlightSubject(stage))
 	return err
 }
 
@@ -194,8 +194,8 @@ func (b *Bus) ServeAlive(stage pipeline.StageName, host pipeline.HostID, queues 
 	})
 }
 
-// ServeHolding answers for the stage that items may be in flight, until the
+// ServeInFlight answers for the stage that items may be in flight, until the
 // returned function is called.
-func (b *Bus) ServeHolding(stage pipeline.StageName) (stop func() error, err error) {
-	return b.answer(b.Subjects.HoldingSubject(stage), func() []byte { return nil })
+func (b *Bus) ServeInFlight(stage pipeline.StageName) (stop func() error, err error) {
+	return b.answer(b.Subjects.InFlightSubject(stage), func() []byte { return nil })
 }

@@ -46,9 +46,9 @@ func (s Subjects) Alive(stage pipeline.StageName) string {
 	return string(s.mesh) + ".alive." + string(stage)
 }
 
-// HoldingSubject is the subject on which hosts of a stage answer that they may
+// InFlightSubject is the subject on which hosts of a stage answer that they may
 // have items in flight.
-func (s Subjects) HoldingSubject(stage pipeline.StageName) string {
+func (s Subjects) InFlightSubject(stage pipeline.StageName) string {
 	return string(s.mesh) + ".holding." + string(stage)
 }
 

@@ -89,7 +89,7 @@ func BenchmarkDecode(b *testing.B) {
 }
 
 func answer(e *envelope.Envelope) *envelope.Reply {
-	r := e.Answer()
+	r := e.NewReply()
 	r.Parts = e.Parts
 	return r
 }

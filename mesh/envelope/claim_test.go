@@ -96,7 +96,7 @@ func TestDurableAndIdempotentResultsAreStored(t *testing.T) {
 		{pipeline.Memory, "", false}, {pipeline.Memory, "key", true}, {pipeline.File, "", true}, {pipeline.File, "key", true},
 	} {
 		e := envelope.Envelope{Durability: test.durability, IdempotencyKey: test.key}
-		if got := e.StoresAnswer(); got != test.want {
+		if got := e.StoresResult(); got != test.want {
 			t.Errorf("%s, %q: %t", test.durability, test.key, got)
 		}
 	}

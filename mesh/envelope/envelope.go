@@ -84,10 +84,10 @@ func (e *Envelope) Class() pipeline.Class { return pipeline.ClassOf(e.Priority) 
 // Timeout is the time from the request's admission to its deadline.
 func (e *Envelope) Timeout() time.Duration { return e.Deadline.Sub(e.AdmittedAt) }
 
-// StoresAnswer reports whether the request's result is stored before the reply:
+// StoresResult reports whether the request's result is stored before the reply:
 // that of a durable request, and of one with an idempotency key, which other calls
 // may share.
-func (e *Envelope) StoresAnswer() bool {
+func (e *Envelope) StoresResult() bool {
 	return e.Durability == pipeline.File || e.IdempotencyKey != ""
 }
 

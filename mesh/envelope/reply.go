@@ -40,8 +40,8 @@ type Reply struct {
 // Terminal reports whether the reply is final.
 func (r *Reply) Terminal() bool { return !r.Chunk || r.Stored || r.Fault != nil }
 
-// Answer returns a reply to e without its outcome.
-func (e *Envelope) Answer() *Reply {
+// NewReply returns a reply to e without its outcome.
+func (e *Envelope) NewReply() *Reply {
 	return &Reply{Mesh: e.Mesh, RequestID: e.RequestID, ExecutionID: e.ExecutionID, Seq: 1, Timings: e.Timings}
 }
 

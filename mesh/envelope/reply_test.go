@@ -43,7 +43,7 @@ func TestReplyNamesItsRequest(t *testing.T) {
 	t.Parallel()
 	e := threeSteps()
 	e.Timings = []envelope.StepTiming{{Step: "zero"}}
-	r := e.Answer()
+	r := e.NewReply()
 	if r.Mesh != e.Mesh || r.RequestID != e.RequestID || r.ExecutionID != e.ExecutionID || r.Seq != 1 || len(r.Timings) != 1 || !r.Terminal() {
 		t.Errorf("got %+v", r)
 	}
@@ -51,7 +51,7 @@ func TestReplyNamesItsRequest(t *testing.T) {
 
 func TestFaultEndsTheReply(t *testing.T) {
 	t.Parallel()
-	r := threeSteps().Answer()
+	r := threeSteps().NewReply()
 	r.Chunk, r.Fault = true, fault.New(fault.Internal, "")
 	data, err := r.Encode()
 	if err != nil {
@@ -81,7 +81,7 @@ func TestAnyRunnerFaultCanBeSent(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			facts := len(f.Metadata)
-			r := threeSteps().Answer()
+			r := threeSteps().NewReply()
 			r.Fault = f
 			data, err := r.Encode()
 			if err != nil || len(data) > 100<<10 {
@@ -104,7 +104,7 @@ func TestAnyRunnerFaultCanBeSent(t *testing.T) {
 func TestOrdinaryFaultIsSentUnchanged(t *testing.T) {
 	t.Parallel()
 	want := fault.New(fault.SchemaViolation, strings.Repeat("é", 2000)).At("s", "t", "h").WithViolation("inputs.x", "is 3").WithMetadata("k", "v")
-	r := threeSteps().Answer()
+	r := threeSteps().NewReply()
 	r.Fault = want
 	data, err := r.Encode()
 	if err != nil {

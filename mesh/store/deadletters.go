@@ -17,7 +17,7 @@ import (
 
 // Errors of DeadLetters. All other errors have a *fault.Fault in their chain, or
 // are the context's: BROKER_UNAVAILABLE at once where the broker is known to be
-// away, and within seconds where it does not answer.
+// disconnected, and within seconds where it does not answer.
 var (
 	// ErrNoDeadLetter means that there is no dead letter of that number (any more).
 	ErrNoDeadLetter = errors.New("no such dead letter")
@@ -283,7 +283,7 @@ func (l DeadLetter) Replayable() (*envelope.Envelope, error) {
 }
 
 // requeue sends the item to its queue. A fault names the stage and step, unless
-// the broker itself is away, and when to retry.
+// the broker itself is disconnected, and when to retry.
 func (s *DeadLetters) requeue(ctx context.Context, item *envelope.Envelope) error {
 	m, err := s.bus.Item(item)
 	if err == nil {

@@ -99,7 +99,7 @@ func (d *letterBed) deadLetter(t *testing.T, e *envelope.Envelope) {
 	}
 	delivery, _ := d.next(t)
 	letter := letterOf(stage, delivery.Data)
-	letter.Deliveries, letter.QueuedAt = delivery.Deliveries, delivery.Stored
+	letter.Deliveries, letter.QueuedAt = delivery.Deliveries, delivery.QueuedAt
 	d.store(t, letter, delivery)
 	// The acknowledgement is lost, and the host sends the dead letter again.
 	d.store(t, letter, delivery)

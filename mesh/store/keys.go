@@ -50,7 +50,7 @@ type KeyRecord struct {
 //
 // A claim whose acknowledgement is lost is looked up by its request's id until
 // the context ends, which is bus.ErrUnknown then; so a request id must be new for
-// each claim. While the broker is away Get and Claim are bus.ErrDisconnected at
+// each claim. While the broker is disconnected Get and Claim are bus.ErrDisconnected at
 // once. Without a stream Get finds no record and Claim is bus.ErrNoClaims.
 type Keys struct{ stream }
 
@@ -134,14 +134,14 @@ func (s *Keys) find(ctx context.Context, k Key, message bus.Message, c *envelope
 	return KeyRecord{}, s.wrap(fmt.Errorf("%w: %w", bus.ErrUnknown, ctx.Err()))
 }
 
-// isTransient reports whether an error may pass soon: the broker is away, or is
+// isTransient reports whether an error may pass soon: the broker is disconnected, or is
 // just back and does not have its streams yet.
 func isTransient(err error) bool {
 	return errors.Is(err, bus.ErrUnknown) || errors.Is(err, bus.ErrDisconnected) || errors.Is(err, bus.ErrNoClaims)
 }
 
 // Release frees the key of the request whose record it is. ErrKeyTaken means that
-// another request has the key already. It retries while the broker is away, until
+// another request has the key already. It retries while the broker is disconnected, until
 // the context ends; the key is free then when its users find that the request
 // will have no result.
 func (s *Keys) Release(ctx context.Context, k Key, r KeyRecord) error {

@@ -250,7 +250,7 @@ func TestUpReportsWaitingForTheBroker(t *testing.T) {
 	if operations == nil {
 		t.Fatalf("the log does not say where operators may ask:\n%s", p.errOut.String())
 	}
-	if status, body := get(t, "http://"+operations[1]+"/readyz"); status != http.StatusServiceUnavailable || !strings.Contains(body, "the broker is away") {
+	if status, body := get(t, "http://"+operations[1]+"/readyz"); status != http.StatusServiceUnavailable || !strings.Contains(body, "the broker is disconnected") {
 		t.Errorf("readyz: got %d, %s", status, body)
 	}
 	if err := p.end(t); err != nil {

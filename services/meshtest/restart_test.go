@@ -39,7 +39,7 @@ func TestRequestsInALostQueueFailSoon(t *testing.T) {
 	for _, from := range pending {
 		select {
 		case a := <-from:
-			t.Fatalf("answered with %v while the broker is away: its queue may yet be there", a.fault)
+			t.Fatalf("answered with %v while the broker is disconnected: its queue may yet be there", a.fault)
 		default:
 		}
 	}

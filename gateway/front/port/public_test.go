@@ -237,10 +237,12 @@ func TestProbes(t *testing.T) {
 		status int
 		text   string
 	}{
-		"nobody asked":    {nil, 200, `{"status":"ok"}`},
-		"ready":           {health, 200, `{"status":"ok"}`},
-		"not ready":       {func(context.Context, string) error { return errors.New("the broker is away") }, 503, "not ready: the broker is away"},
-		"without broker":  {func(context.Context, string) error { return fault.New(fault.BrokerUnavailable, "the broker is away") }, 503, `"reason":"BROKER_UNAVAILABLE"`},
+		"nobody asked": {nil, 200, `{"status":"ok"}`},
+		"ready":        {health, 200, `{"status":"ok"}`},
+		"not ready":    {func(context.Context, string) error { return errors.New("the broker is disconnected") }, 503, "not ready: the broker is disconnected"},
+		"without broker": {func(context.Context, string) error {
+			return fault.New(fault.BrokerUnavailable, "the broker is disconnected")
+		}, 503, `"reason":"BROKER_UNAVAILABLE"`},
 		"with its reason": {func(context.Context, string) error { return fault.New(fault.ShuttingDown, "draining") }, 503, `"reason":"SHUTTING_DOWN"`},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -128,7 +128,7 @@ func TestProgramReportsWaitingForItsBroker(t *testing.T) {
 	if operations == nil {
 		t.Fatalf("it does not say where operators may ask:\n%s", p.errOut.String())
 	}
-	if status, body := get(t, "http://"+operations[1]+"/readyz"); status != http.StatusServiceUnavailable || !strings.Contains(body, "the broker is away") {
+	if status, body := get(t, "http://"+operations[1]+"/readyz"); status != http.StatusServiceUnavailable || !strings.Contains(body, "the broker is disconnected") {
 		t.Errorf("got %d, %s", status, body)
 	}
 	stop()

@@ -51,7 +51,7 @@ func (f *fleet) isAnswered() bool {
 	return f.load(loadSpec{requests: 1, inFlight: 1, prefix: "probe-", durable: true}).wait().right == 1
 }
 
-// Callers of memory requests wait while the broker is away, and are answered soon after its
+// Callers of memory requests wait while the broker is disconnected, and are answered soon after its
 // return that the queue is lost. It runs alone, as it measures times.
 func TestCallersOfALostQueueAreAnsweredSoon(t *testing.T) {
 	// leftovers is how long a gateway takes to cancel the remaining requests.

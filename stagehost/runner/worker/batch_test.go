@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"syscall"
@@ -195,17 +196,21 @@ func TestItemWithoutOutputsIsSettled(t *testing.T) {
 
 func TestAllBatchesOfDeadWorkerFail(t *testing.T) {
 	t.Parallel()
-	s := settings(t, "")
+	s := settings(t, logOrder)
 	s.Slots = 3
 	b := start(t, s)
 	var all sync.WaitGroup
-	for _, row := range []int64{hang, hang, killed} {
+	// The worker has the first two, after two warm-ups, before it dies of the last.
+	for i, row := range []int64{hang, hang, killed} {
 		slot := b.acquire()
 		all.Go(func() {
 			if _, err := b.doOn(t.Context(), slot, item(row)); !errors.Is(err, runner.ErrCrashed) {
 				t.Errorf("got %v", err)
 			}
 		})
+		if row == hang {
+			b.logs(fmt.Sprintf(`msg="has 0 %d"`, 3+i))
+		}
 	}
 	all.Wait()
 	b.works()

@@ -80,6 +80,28 @@ func TestRanksGetBatchesInOneOrder(t *testing.T) {
 	}
 }
 
+// Rank 0 may answer before the others have the batch. They get a cancel only after it.
+func TestRefusedStreamEndsOnEveryRank(t *testing.T) {
+	t.Parallel()
+	s := settings(t, streamRows)
+	s.Replicas, s.Slots = []worker.Replica{{Ranks: 4}}, 8
+	b := start(t, s)
+	var running sync.WaitGroup
+	for range s.Slots {
+		running.Go(func() {
+			for range 50 {
+				refusing := newCounter()
+				refusing.err = runner.ErrCancelled
+				if err := <-b.stream(t.Context(), item(1, runnertest.Hold), refusing); err == nil || errors.Is(err, runner.ErrCrashed) {
+					t.Errorf("got %v", err)
+					return
+				}
+			}
+		})
+	}
+	running.Wait()
+}
+
 func TestGangDiesTogether(t *testing.T) {
 	t.Parallel()
 	b := gang(t, 3, "")

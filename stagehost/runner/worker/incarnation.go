@@ -21,7 +21,8 @@ type incarnation struct {
 	number uint64
 	ranks  []*rank
 
-	// order is held while a batch is written, so that all ranks get batches in one order.
+	// order is held while a batch or a cancel is written, so that all ranks get them in one
+	// order.
 	order sync.Mutex
 
 	mu sync.Mutex
@@ -259,7 +260,11 @@ func (n *incarnation) cancel(b *running, items []int) {
 	}
 }
 
+// sendCancel sends every rank the cancel. Rank 0 may stream before the others have the
+// batch, so the cancel waits until it is written.
 func (n *incarnation) sendCancel(b *running, items []int) {
+	n.order.Lock()
+	defer n.order.Unlock()
 	for _, r := range n.ranks {
 		_ = r.send(&frame.Cancel{Batch: b.id, Items: items}) // a worker that is gone runs nothing
 	}

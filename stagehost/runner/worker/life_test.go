@@ -232,18 +232,14 @@ func TestFailedStartHasLastOutput(t *testing.T) {
 
 func TestStartIsBounded(t *testing.T) {
 	t.Parallel()
-	for mode, want := range map[string]string{
-		neverReady: "loading shard 3 of 12",
-		mute:       "not ready in time",
-	} {
+	for _, mode := range []string{neverReady, mute} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			s := settings(t, mode)
 			s.StartLimit = 500 * time.Millisecond
 			b := newBed(t, s)
 			begun := time.Now()
-			err := b.Start(b.patient())
-			if !errors.Is(err, worker.ErrStartLimit) || !strings.Contains(err.Error(), want) {
+			if err := b.Start(b.patient()); !errors.Is(err, worker.ErrStartLimit) {
 				t.Errorf("Start returned %v", err)
 			}
 			if took := time.Since(begun); took < s.StartLimit {
@@ -253,12 +249,37 @@ func TestStartIsBounded(t *testing.T) {
 	}
 }
 
+func TestLateStartHasLastProgress(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, settings(t, neverReady))
+	const progress = "worker 0: STARTUP (loading shard 3 of 12)"
+	err := b.startUntil(func() {
+		_ = b.awaitHealth(func(err error) bool { return err != nil && strings.Contains(err.Error(), progress) })
+	})
+	if !errors.Is(err, worker.ErrStartLimit) || !strings.Contains(err.Error(), progress) {
+		t.Errorf("Start returned %v", err)
+	}
+}
+
+// startUntil starts the runner, whose time for that is over when wait returns.
+func (b *bed) startUntil(wait func()) error {
+	b.Helper()
+	ctx, end := context.WithCancelCause(b.patient())
+	defer end(nil)
+	started := make(chan error, 1)
+	go func() { started <- b.Start(ctx) }()
+	wait()
+	end(context.DeadlineExceeded)
+	return <-started
+}
+
 func TestStartEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, settings(t, mute))
-	ctx, cancel := context.WithTimeout(t.Context(), brief)
-	defer cancel()
-	if err := b.Start(ctx); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "worker 0: STARTUP") {
+	err := b.startUntil(func() {
+		_ = b.awaitHealth(func(err error) bool { return err != nil && strings.Contains(err.Error(), "worker 0: STARTUP") })
+	})
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "worker 0: STARTUP") {
 		t.Errorf("Start returned %v", err)
 	}
 	gone(t, b.await(worker.Startup).PIDs[0], patience)
@@ -526,9 +547,10 @@ func TestHangingStartHasLastOutput(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := newBed(t, s)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-	defer cancel()
-	err := b.Start(ctx)
+	err := b.startUntil(func() {
+		b.await(worker.Startup)
+		b.logs("waiting for a lock", "stream=stdout")
+	})
 	if !errors.Is(err, worker.ErrStartLimit) || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "waiting for a lock") {
 		t.Errorf("Start returned %v", err)
 	}

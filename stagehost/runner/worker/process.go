@@ -198,21 +198,25 @@ func (w *lineWriter) end() {
 	}
 }
 
-// emit logs the line with the attributes, and keeps it for Last.
+// emit keeps the line for Last, and logs it with the attributes.
 func (w *lineWriter) emit(attributes ...any) {
 	text := strings.ToValidUTF8(string(bytes.TrimRight(w.line, "\r")), "\uFFFD")
 	w.line = w.line[:0]
 	if text == "" {
 		return
 	}
+	w.process.keep(text)
 	w.log.Info(text, append([]any{"stream", w.stream}, attributes...)...)
-	if len(text) > lastLine {
-		text = strings.ToValidUTF8(text[:lastLine], "") + "..."
+}
+
+// keep keeps the line for Last.
+func (p *process) keep(line string) {
+	if len(line) > lastLine {
+		line = strings.ToValidUTF8(line[:lastLine], "") + "..."
 	}
-	p := w.process
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.last = append(p.last, text); len(p.last) > lastLines {
+	if p.last = append(p.last, line); len(p.last) > lastLines {
 		p.last = p.last[1:]
 	}
 }
