@@ -277,10 +277,10 @@ func (s *scanner) text() ([]byte, error) {
 		return raw[1 : len(raw)-1], nil
 	}
 	scratch := int64(unescapeCopies * len(raw))
-	if err := s.memory.Scratch(scratch); err != nil {
+	if err := s.memory.ReserveTemporary(scratch); err != nil {
 		return nil, err
 	}
-	defer s.memory.ReleaseScratch(scratch)
+	defer s.memory.ReleaseTemporary(scratch)
 	var out string
 	_ = json.Unmarshal(raw, &out) // quoted has checked it
 	return []byte(out), nil

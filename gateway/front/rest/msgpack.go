@@ -177,7 +177,7 @@ func (u *unpacked) decode(data []byte) (*oipjson.Request, error) {
 // head decodes a request by way of JSON, without the data of its tensors.
 func (u *unpacked) head(data []byte) (*oipjson.Request, error) {
 	defer func() {
-		u.memory.ReleaseScratch(u.booked)
+		u.memory.ReleaseTemporary(u.booked)
 		u.text, u.booked = nil, 0
 	}()
 	if err := u.request(data); err != nil {
@@ -194,7 +194,7 @@ func (u *unpacked) reserve(n int) error {
 		return nil
 	}
 	need := int64(len(u.text) + most - cap(u.text))
-	if err := u.memory.Scratch(need); err != nil {
+	if err := u.memory.ReserveTemporary(need); err != nil {
 		return err
 	}
 	u.booked += need
