@@ -131,7 +131,7 @@ func decode(e discovery.Entry) (*Entry, error) {
 	var p pipeline.Pipeline
 	if err == nil && record.GetPipeline() != nil {
 		if p, err = pipeline.FromProto(record.GetPipeline()); err == nil {
-			err = Validate(p)
+			err = checkName(p.Name)
 		}
 		if err == nil && keyOf(p.Name) != e.Key {
 			err = fmt.Errorf("it is of pipeline %s", p.Name)
@@ -146,10 +146,18 @@ func decode(e discovery.Entry) (*Entry, error) {
 	return out, err
 }
 
+// checkName rejects the name of an implicit pipeline, which no stored one may take.
+func checkName(name pipeline.Name) error {
+	if _, implicit := pipeline.StageOf(name); implicit {
+		return fmt.Errorf("the prefix %q is reserved for the implicit pipelines of single stages", pipeline.StagePrefix)
+	}
+	return nil
+}
+
 // Validate checks that a valid pipeline fits into the registry.
 func Validate(p pipeline.Pipeline) error {
-	if _, implicit := pipeline.StageOf(p.Name); implicit {
-		return fmt.Errorf("the prefix %q is reserved for the implicit pipelines of single stages", pipeline.StagePrefix)
+	if err := checkName(p.Name); err != nil {
+		return err
 	}
 	in := p.ToProto()
 	value, err := protojson.Marshal(&meshv1.PipelineRecord{Pipeline: in, Seed: in, AppliedAt: timestamppb.Now()})

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"math"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -20,7 +21,9 @@ type file struct {
 	Name     string            `yaml:"name"`
 	Mode     mode              `yaml:"mode"`
 	Size     int               `yaml:"size"`
-	Small    int64             `yaml:"small"`
+	Small    int8              `yaml:"small"`
+	Count    uint16            `yaml:"count"`
+	Address  netip.Addr        `yaml:"address"`
 	Ratio    float64           `yaml:"ratio"`
 	On       bool              `yaml:"on"`
 	Wait     time.Duration     `yaml:"wait"`
@@ -76,6 +79,8 @@ name: a mesh   # with a comment
 mode: eager
 size: -12
 small: +7
+count: 65535
+address: "::1"
 ratio: 1e-3
 on: True
 wait: 1m30s
@@ -104,7 +109,7 @@ weights: {two: 0}
 	}
 	wait := 250 * time.Millisecond
 	want := file{
-		Name: "a mesh", Mode: "eager", Size: -12, Small: 7, Ratio: 1e-3, On: true,
+		Name: "a mesh", Mode: "eager", Size: -12, Small: 7, Count: 65535, Address: netip.MustParseAddr("::1"), Ratio: 1e-3, On: true,
 		Wait: 90 * time.Second, MaybeFor: &wait, Limit: 4 << 20,
 		List: []string{"a", "b", "3", "true", "0x10", "010", ""}, Numbers: []float64{1, .5, -25},
 		Labels: map[string]string{"1": "one", "true": "yes"},
@@ -156,7 +161,10 @@ func TestMismatchesAreRejectedAtTheirPlace(t *testing.T) {
 		"a number of programmers":      {"size: 0x10", `f.yaml:1:7: size: "0x10" is not a whole number`},
 		"a list for a number":          {"size: [1]", `f.yaml:1:7: size: a list is not a whole number`},
 		"keys for a number":            {"size:\n  a: b", `f.yaml:2:3: size: a set of keys is not a whole number`},
-		"too large a number":           {"small: 9223372036854775808", `f.yaml:1:8: small: "9223372036854775808" is too large`},
+		"too large a number":           {"small: 128", `f.yaml:1:8: small: "128" is too large`},
+		"a negative count":             {"count: -1", `f.yaml:1:8: count: "-1" is not a whole number from 0 on`},
+		"a list for a text type":       {"address: [1]", `f.yaml:1:10: address: a list is not a single value`},
+		"text its type rejects":        {"address: x", `f.yaml:1:10: address: `},
 		"text for a number":            {"ratio: x", `f.yaml:1:8: ratio: "x" is not a number`},
 		"not a number":                 {"ratio: .nan", `f.yaml:1:8: ratio: ".nan" is not a number`},
 		"infinity":                     {"ratio: .inf", `f.yaml:1:8: ratio: ".inf" is not a number`},
@@ -179,7 +187,7 @@ func TestMismatchesAreRejectedAtTheirPlace(t *testing.T) {
 		"a list for the file":          {"- a", `f.yaml:1:1: a list is not a set of keys`},
 		"text for the file":            {"hello", `f.yaml:1:1: "hello" is not a set of keys`},
 		"an unknown key":               {"stages:\n  a:\n    batch:\n      max_sise: 3", `f.yaml:4:7: stages.a.batch: "max_sise" is not a key here; there are max_size`},
-		"an unknown key at the top":    {"naem: x", `f.yaml:1:1: "naem" is not a key here; there are any, below, key, `},
+		"an unknown key at the top":    {"naem: x", `f.yaml:1:1: "naem" is not a key here; there are address, any, below, count, `},
 		"a number for a key":           {"1: x", `f.yaml:1:1: "1" is not a key here`},
 		"a key that is skipped":        {"Skipped: x", `f.yaml:1:1: "Skipped" is not a key here`},
 		"a key without a tag":          {"untagged: x", `f.yaml:1:1: "untagged" is not a key here`},

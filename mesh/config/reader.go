@@ -1,6 +1,7 @@
 package config
 
 import (
+	"encoding"
 	"errors"
 	"fmt"
 	"maps"
@@ -49,6 +50,7 @@ func (r *reader) mismatch(n *node, path Path, wanted string) {
 var (
 	durationType = reflect.TypeFor[time.Duration]()
 	sectionType  = reflect.TypeFor[Section]()
+	textType     = reflect.TypeFor[encoding.TextUnmarshaler]()
 )
 
 // value reads the node into v, which can be set.
@@ -61,6 +63,8 @@ func (r *reader) value(v reflect.Value, n *node, path Path) {
 		target := reflect.New(v.Type().Elem())
 		r.value(target.Elem(), n, path)
 		v.Set(target)
+	case reflect.PointerTo(v.Type()).Implements(textType):
+		r.unmarshal(v, n, path)
 	case v.Type() == durationType:
 		r.duration(v, n, path)
 	case v.Kind() == reflect.Struct:
@@ -94,10 +98,13 @@ func (r *reader) scalar(v reflect.Value, n *node, path Path) {
 			return
 		}
 		r.mismatch(n, path, "true or false")
-	case reflect.Int, reflect.Int64:
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
 		whole, err := strconv.ParseInt(n.text, 10, v.Type().Bits())
 		r.number(n, path, err, "a whole number", func() { v.SetInt(whole) })
-	case reflect.Float64:
+	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		whole, err := strconv.ParseUint(n.text, 10, v.Type().Bits())
+		r.number(n, path, err, "a whole number from 0 on", func() { v.SetUint(whole) })
+	case reflect.Float32, reflect.Float64:
 		float, err := strconv.ParseFloat(n.text, v.Type().Bits())
 		r.number(n, path, err, "a number", func() { v.SetFloat(float) })
 	default:
@@ -140,6 +147,17 @@ func (r *reader) size(v reflect.Value, n *node, path Path) {
 		r.fail(n.place, path, "%w", err)
 	}
 	v.SetInt(int64(size))
+}
+
+// unmarshal reads a scalar into a value that parses its own text.
+func (r *reader) unmarshal(v reflect.Value, n *node, path Path) {
+	if !n.scalar() {
+		r.mismatch(n, path, "a single value")
+		return
+	}
+	if err := v.Addr().Interface().(encoding.TextUnmarshaler).UnmarshalText([]byte(n.text)); err != nil {
+		r.fail(n.place, path, "%w", err)
+	}
 }
 
 // items reads a list into a slice.

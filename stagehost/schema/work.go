@@ -76,7 +76,7 @@ func (b *boundedSchema) take(steps int) bool {
 	return b.left >= 0
 }
 
-// guard makes every schema count. The library enters a schema by its format, before
+// guard makes every schema but true count. The library enters a schema by its format, before
 // all other keywords that take work except the schema false, type, const and enum. The guard
 // therefore checks these itself, and uniqueItems too. Their cost grows with a document's size
 // alone.
@@ -85,6 +85,9 @@ func (b *boundedSchema) guard(all []*jsonschema.Schema) {
 		return s.UnevaluatedItems != nil || s.UnevaluatedProperties != nil
 	})
 	for _, s := range all {
+		if s.Bool != nil && *s.Bool {
+			continue
+		}
 		e := newEntry(b, s)
 		if evaluates {
 			// Every schema of a value records which elements or members it has evaluated.

@@ -108,10 +108,10 @@ func (w *walk) bytes() error {
 		return err
 	}
 	if w.raw == nil {
-		w.size += 4 + int64(len(text))
+		w.size += 4 + int64(text.size())
 		return nil
 	}
-	w.raw = append(binary.LittleEndian.AppendUint32(w.raw, uint32(len(text))), text...)
+	w.raw = text.append(binary.LittleEndian.AppendUint32(w.raw, uint32(text.size())))
 	return nil
 }
 
@@ -168,7 +168,7 @@ type values interface {
 	// scalar reads the next value as one element.
 	scalar(dst []byte, take element) ([]byte, error)
 	// string reads a string.
-	string() ([]byte, error)
+	string() (rawText, error)
 	// again returns the same values for a second pass.
 	again() values
 	// unsupported returns the fault of a datatype that no list can represent.
@@ -192,11 +192,11 @@ func (s *scanner) nests() bool {
 
 func (s *scanner) scalar(dst []byte, take element) ([]byte, error) { return take(dst, s) }
 
-func (s *scanner) string() ([]byte, error) {
+func (s *scanner) string() (rawText, error) {
 	if s.next() != '"' {
-		return nil, noText()
+		return rawText{}, noText()
 	}
-	return s.text()
+	return s.quoted()
 }
 
 func (s *scanner) again() values {
@@ -247,11 +247,12 @@ func (p *packed) scalar(dst []byte, take element) (_ []byte, err error) {
 	return take(dst, &scanner{data: p.scratch})
 }
 
-func (p *packed) string() ([]byte, error) {
+func (p *packed) string() (rawText, error) {
 	if !msgpack.IsText(p.value) {
-		return nil, noText()
+		return rawText{}, noText()
 	}
-	return msgpack.Text(p.value)
+	text, err := msgpack.Text(p.value)
+	return rawText{text: text}, err
 }
 
 func (p *packed) unsupported(path, datatype string) error { return noList(path, datatype) }

@@ -48,13 +48,11 @@ func DecodeFields(text []byte) ([]Field, error) {
 	return out, classify(err)
 }
 
-func (f Field) scanner(memory *transport.Reservation) *scanner {
-	return &scanner{data: f.JSON, depth: f.depth, memory: memory}
-}
+func (f Field) scanner() *scanner { return &scanner{data: f.JSON, depth: f.depth} }
 
 // Text returns the value if it is a string.
 func (f Field) Text() (string, bool) {
-	s := f.scanner(nil)
+	s := f.scanner()
 	if s.next() != '"' {
 		return "", false
 	}
@@ -64,23 +62,24 @@ func (f Field) Text() (string, bool) {
 
 // Bytes returns the value if it is a string. It allocates from the memory.
 func (f Field) Bytes(memory *transport.Reservation) (out []byte, ok bool, err error) {
-	s := f.scanner(memory)
+	s := f.scanner()
 	if s.next() != '"' {
 		return nil, false, nil
 	}
-	text, err := s.text()
+	text, err := s.quoted()
 	if err != nil {
 		return nil, false, classify(err)
 	}
-	if err := memory.Input(clip(f.Name), int64(len(text))); err != nil {
+	size := text.size()
+	if err := memory.Input(clip(f.Name), int64(size)); err != nil {
 		return nil, false, err
 	}
-	return append(make([]byte, 0, len(text)), text...), true, nil
+	return text.append(make([]byte, 0, size)), true, nil
 }
 
 // Scalar reports whether the value is a string, a number or a boolean.
 func (f Field) Scalar() bool {
-	switch f.scanner(nil).next() {
+	switch f.scanner().next() {
 	case '{', '[', 'n':
 		return false
 	}
@@ -88,18 +87,18 @@ func (f Field) Scalar() bool {
 }
 
 // Null reports whether the value is null.
-func (f Field) Null() bool { return f.scanner(nil).next() == 'n' }
+func (f Field) Null() bool { return f.scanner().next() == 'n' }
 
 // Parameter returns a scalar value as the value of a parameter.
 func (f Field) Parameter() (payload.Value, error) {
-	d := decoder{scanner: *f.scanner(nil)}
+	d := decoder{scanner: *f.scanner()}
 	out, err := d.parameter(clip(f.Name))
 	return out, classify(err)
 }
 
 // Parameters returns the value, an object of scalars, as parameters.
 func (f Field) Parameters() (payload.Parameters, error) {
-	d := decoder{scanner: *f.scanner(nil)}
+	d := decoder{scanner: *f.scanner()}
 	out, err := d.parameters(clip(f.Name))
 	return out, classify(err)
 }
@@ -108,7 +107,7 @@ func (f Field) Parameters() (payload.Parameters, error) {
 // list as one axis. The shape has at least that rank, with leading axes of one. Tensor
 // allocates from the memory.
 func (f Field) Tensor(d tensor.Datatype, rank int, memory *transport.Reservation) (tensor.Tensor, error) {
-	path, s := clip(f.Name), f.scanner(memory)
+	path, s := clip(f.Name), f.scanner()
 	n, take := int64(1), one
 	switch s.next() {
 	case '[':
@@ -121,7 +120,7 @@ func (f Field) Tensor(d tensor.Datatype, rank int, memory *transport.Reservation
 	}
 	out := tensor.Tensor{Datatype: d, Shape: []int64{n}}
 	var err error
-	if out.Raw, err = take(f.scanner(memory), path, out, memory); err != nil {
+	if out.Raw, err = take(f.scanner(), path, out, memory); err != nil {
 		return tensor.Tensor{}, classify(err)
 	}
 	out.Shape = slices.Repeat([]int64{1}, min(max(rank, 1), tensor.MaxRank))

@@ -1,8 +1,12 @@
 package oipjson
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
+	"strconv"
+	"strings"
+	"unicode/utf16"
 	"unicode/utf8"
 
 	"github.com/stagemesh/stagemesh/gateway/front/transport"
@@ -142,7 +146,7 @@ func (s *scanner) skip() error {
 	case '[':
 		err = s.array(func(int) error { return s.skip() })
 	case '"':
-		_, _, err = s.quoted()
+		_, err = s.quoted()
 	case 't':
 		err = s.word("true")
 	case 'f':
@@ -233,55 +237,104 @@ func (s *scanner) digits() bool {
 
 func digit(c byte) bool { return '0' <= c && c <= '9' }
 
-// quoted reads a string and returns its text unchanged, including the quotes.
-func (s *scanner) quoted() (raw []byte, escaped bool, err error) {
+// quoted reads a string.
+func (s *scanner) quoted() (rawText, error) {
 	if err := s.take('"'); err != nil {
-		return nil, false, err
+		return rawText{}, err
 	}
-	start := s.at - 1
+	start, escaped := s.at-1, false
 	for ; s.at < len(s.data) && s.data[s.at] != '"'; s.at++ {
 		switch c := s.data[s.at]; {
 		case c == '\\':
 			escaped = true
 			s.at++
 		case c < ' ':
-			return nil, false, s.fail("a control character in a string")
+			return rawText{}, s.fail("a control character in a string")
 		}
 	}
 	if s.at >= len(s.data) {
 		s.at = len(s.data)
-		return nil, false, s.fail("a string without end")
+		return rawText{}, s.fail("a string without end")
 	}
 	s.at++
-	raw = s.data[start:s.at]
+	raw := s.data[start:s.at]
 	if !utf8.Valid(raw) {
-		return nil, false, s.fail("a string that is not UTF-8")
+		return rawText{}, s.fail("a string that is not UTF-8")
 	}
 	if escaped && !json.Valid(raw) {
-		return nil, false, s.fail("a string with a bad escape")
+		return rawText{}, s.fail("a string with a bad escape")
 	}
-	return raw, escaped, nil
+	return rawText{raw[1 : len(raw)-1], escaped}, nil
 }
 
-// unescapeCopies is how many times encoding/json and text copy a string with escapes.
-const unescapeCopies = 3
-
 // text reads a string and returns its value, which shares the data unless it has escapes.
-// What unescaping takes is reserved meanwhile.
 func (s *scanner) text() ([]byte, error) {
-	raw, escaped, err := s.quoted()
-	if err != nil {
-		return nil, err
+	raw, err := s.quoted()
+	if err != nil || !raw.escaped {
+		return raw.text, err
 	}
-	if !escaped {
-		return raw[1 : len(raw)-1], nil
+	return raw.append(make([]byte, 0, len(raw.text))), nil
+}
+
+// rawText is a valid string without its quotes. It is measured before it is copied, so
+// that it needs no memory that is not reserved.
+type rawText struct {
+	text    []byte
+	escaped bool
+}
+
+// size returns the length of the value.
+func (r rawText) size() int {
+	size := 0
+	r.each(func(piece []byte) { size += len(piece) })
+	return size
+}
+
+// append appends the value.
+func (r rawText) append(dst []byte) []byte {
+	r.each(func(piece []byte) { dst = append(dst, piece...) })
+	return dst
+}
+
+// each passes the value on piece by piece.
+func (r rawText) each(piece func([]byte)) {
+	rest := r.text
+	for r.escaped {
+		at := bytes.IndexByte(rest, '\\')
+		if at < 0 {
+			break
+		}
+		piece(rest[:at])
+		c, n := unescape(rest[at:])
+		piece(utf8.AppendRune(make([]byte, 0, utf8.UTFMax), c))
+		rest = rest[at+n:]
 	}
-	scratch := int64(unescapeCopies * len(raw))
-	if err := s.memory.ReserveTemporary(scratch); err != nil {
-		return nil, err
+	piece(rest)
+}
+
+// unescape returns the character of the valid escape that raw begins with, and its
+// length. Half a surrogate pair is U+FFFD.
+func unescape(raw []byte) (c rune, n int) {
+	const hexEscape = len(`\u0000`)
+	if raw[1] != 'u' {
+		if i := strings.IndexByte("bfnrt", raw[1]); i >= 0 {
+			return rune("\b\f\n\r\t"[i]), 2
+		}
+		return rune(raw[1]), 2
 	}
-	defer s.memory.ReleaseTemporary(scratch)
-	var out string
-	_ = json.Unmarshal(raw, &out) // quoted has checked it
-	return []byte(out), nil
+	first := hexadecimal(raw[2:hexEscape])
+	if !utf16.IsSurrogate(first) {
+		return first, hexEscape
+	}
+	if raw = raw[hexEscape:]; len(raw) >= hexEscape && raw[0] == '\\' && raw[1] == 'u' {
+		if c := utf16.DecodeRune(first, hexadecimal(raw[2:hexEscape])); c != utf8.RuneError {
+			return c, 2 * hexEscape
+		}
+	}
+	return utf8.RuneError, hexEscape
+}
+
+func hexadecimal(digits []byte) rune {
+	n, _ := strconv.ParseUint(string(digits), 16, 16)
+	return rune(n)
 }

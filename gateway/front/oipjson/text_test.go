@@ -2,9 +2,14 @@ package oipjson_test
 
 import (
 	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
 	"testing"
 
 	"github.com/stagemesh/stagemesh/gateway/front/oipjson"
+	"github.com/stagemesh/stagemesh/gateway/front/transport"
+	"github.com/stagemesh/stagemesh/mesh/fault"
 )
 
 // FuzzStringsMatchEncodingJSON compares strings with the standard library.
@@ -32,5 +37,34 @@ func TestInvalidStringsAreRejected(t *testing.T) {
 		if _, err := oipjson.Decode([]byte(`{"inputs":[],"id":"`+between+`"}`), nil); err == nil {
 			t.Errorf("%s is accepted", between)
 		}
+	}
+}
+
+// exactly is a budget that counts reserved bytes.
+type exactly struct{ reserved int64 }
+
+func (e *exactly) Reserve(n int64) *fault.Fault {
+	e.reserved += n
+	return nil
+}
+
+func (e *exactly) Release(int64) {}
+
+func TestEscapedTextTakesOnlyItsValue(t *testing.T) {
+	t.Parallel()
+	const size = 1 << 20
+	text := `{"inputs":[{"name":"a","datatype":"BYTES","shape":[1],"data":["` + strings.Repeat(`\u0436`, size/2) + `"]}]}`
+	budget := &exactly{}
+	h := transport.WithBudget(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		memory := transport.NewReservation(r.Context(), size+4)
+		defer memory.Release()
+		in, err := oipjson.Decode([]byte(text), memory)
+		if err != nil || len(in.Inputs) != 1 || string(in.Inputs[0].Tensor.Raw[4:]) != strings.Repeat("ж", size/2) {
+			t.Errorf("decoded %v", err)
+		}
+	}), budget)
+	h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", strings.NewReader("body")))
+	if budget.reserved != size+4 {
+		t.Errorf("%d bytes are reserved for a value of %d", budget.reserved, size)
 	}
 }
