@@ -55,7 +55,7 @@ func New(s Settings) (*Gateway, error) {
 	s = s.withDefaults()
 	s.Call.Logger = s.Call.Logger.With("gateway", s.Call.Gateway)
 	s.Bus.Mesh, s.Bus.Name, s.Bus.Logger = s.Call.Mesh, "gateway "+string(s.Call.Gateway), s.Call.Logger
-	s.Call.Bodies = admission.NewByteBudget(int64(s.MaxInFlightBytes))
+	s.Call.Budget = admission.NewByteBudget(int64(s.MaxInFlightBytes))
 	g := &Gateway{settings: s, log: s.Call.Logger, ready: make(chan struct{}), stopping: make(chan struct{})}
 	seeded := pipelines.Settings{Seeds: s.Pipelines, Logger: g.log}
 	if r := s.Registry; r != nil {

@@ -186,9 +186,9 @@ func (r *hostReport) isDone() bool {
 	}
 }
 
-// bridges reports whether the report is used until the next one is done: one that
-// rejects is not.
-func (r *hostReport) bridges(d pipeline.Durability, now time.Time) bool {
+// usableMeanwhile reports whether the report is used until the next one is done. A report
+// that rejects is not.
+func (r *hostReport) usableMeanwhile(d pipeline.Durability, now time.Time) bool {
 	return r != nil && r.err == nil && r.serves(d) && now.Before(r.until.Add(reportAge))
 }
 
@@ -207,7 +207,7 @@ func (a *Availability) report(key queueKey) *hostReport {
 		q.previous, q.hosts = q.hosts, &hostReport{done: make(chan struct{})}
 		a.ask(q, q.hosts)
 	}
-	if q.previous.bridges(key.durability, now) && !q.hosts.isDone() {
+	if q.previous.usableMeanwhile(key.durability, now) && !q.hosts.isDone() {
 		return q.previous
 	}
 	return q.hosts
@@ -373,11 +373,11 @@ func (a *Availability) Sent(env *envelope.Envelope) {
 	a.queue(queueKey{env.Hop().Stage, env.Durability}).estimate.own.sent[indexOf(env.Class())]++
 }
 
-// Withdrawn records that the item was taken back from its first queue.
-func (a *Availability) Withdrawn(env *envelope.Envelope) {
+// Deleted records that the item was deleted from its first queue.
+func (a *Availability) Deleted(env *envelope.Envelope) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.queue(queueKey{env.Hop().Stage, env.Durability}).estimate.own.withdrawn++
+	a.queue(queueKey{env.Hop().Stage, env.Durability}).estimate.own.deleted++
 }
 
 // Answered records that the item was answered in time: it is in no queue any more.

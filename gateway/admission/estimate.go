@@ -54,14 +54,14 @@ func (p perClass) upTo(class int) uint64 {
 // counters count what this gateway has done.
 type counters struct {
 	// sent items were put into the queue. Of those, answered ones were answered in
-	// time, late ones were not, and withdrawn ones were taken back: no host has
-	// drained them.
-	sent                      perClass
-	answered, late, withdrawn uint64
+	// time, late ones were not, and deleted ones were deleted from the queue before a
+	// host received them.
+	sent                    perClass
+	answered, late, deleted uint64
 }
 
 // left is how many items are in no queue any more.
-func (c counters) left() uint64 { return c.answered + c.late + c.withdrawn }
+func (c counters) left() uint64 { return c.answered + c.late + c.deleted }
 
 // sample is what the broker, and a host, report about a queue.
 type sample struct {
@@ -132,8 +132,8 @@ func (e *estimator) observe(s sample) {
 	e.judge(before.own, s.own, took)
 	came := float64(s.last - before.last)
 	e.others = max(0, came-float64(s.after.sent.upTo(classes-1)-before.own.sent.upTo(classes-1))) / took
-	withdrawn := float64(s.after.withdrawn - before.own.withdrawn)
-	drained := max(0, came-withdrawn-(float64(s.total)-float64(before.total)))
+	deleted := float64(s.after.deleted - before.own.deleted)
+	drained := max(0, came-deleted-(float64(s.total)-float64(before.total)))
 	e.learn(drained, took, isSaturated(before, s, drained, took), s.at)
 }
 

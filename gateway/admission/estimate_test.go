@@ -304,13 +304,13 @@ func TestRareRequestsTellASlowRate(t *testing.T) {
 	}
 }
 
-func TestWithdrawnItemsAreNotDrained(t *testing.T) {
+func TestDeletedItemsAreNotDrained(t *testing.T) {
 	t.Parallel()
 	s := newStage(10)
 	s.items, s.came = 2000, 2000
 	s.pass(2 * time.Second)
 	for range 1000 {
-		s.own.withdrawn++
+		s.own.deleted++
 		s.items--
 	}
 	s.pass(time.Second)

@@ -216,25 +216,25 @@ func MaxRequest(maxPayload int) int {
 
 // ByteBudget bounds the bytes of all requests in flight together.
 type ByteBudget struct {
-	limit int64
-	taken atomic.Int64
+	limit    int64
+	reserved atomic.Int64
 }
 
 // NewByteBudget returns a budget of so many bytes.
 func NewByteBudget(limit int64) *ByteBudget { return &ByteBudget{limit: limit} }
 
-// Take takes bytes, which the caller gives back, or returns the fault that rejects
+// Reserve reserves bytes, which the caller releases, or returns the fault that rejects
 // them.
-func (b *ByteBudget) Take(n int64) *fault.Fault {
-	if b.taken.Add(n) <= b.limit {
+func (b *ByteBudget) Reserve(n int64) *fault.Fault {
+	if b.reserved.Add(n) <= b.limit {
 		return nil
 	}
-	b.taken.Add(-n)
+	b.reserved.Add(-n)
 	return fault.Newf(fault.Overloaded, "the gateway has %d bytes of requests in flight, as many as gateway.max_in_flight_bytes allows", b.limit).WithRetryAfter(RetryAfter)
 }
 
-// Give gives bytes back.
-func (b *ByteBudget) Give(n int64) { b.taken.Add(-n) }
+// Release releases reserved bytes.
+func (b *ByteBudget) Release(n int64) { b.reserved.Add(-n) }
 
-// Taken returns the bytes that are taken.
-func (b *ByteBudget) Taken() int64 { return b.taken.Load() }
+// Reserved returns the bytes that are reserved.
+func (b *ByteBudget) Reserved() int64 { return b.reserved.Load() }

@@ -13,7 +13,7 @@ import (
 )
 
 // Cancel cancels a request, through any gateway: its caller gets CANCELLED, its
-// item is withdrawn where it waits for its first step, and hosts drop it. Cancel
+// item is deleted where it waits for its first step, and hosts drop it. Cancel
 // returns before that is done, and it is best effort: it returns nil also for a
 // request that is finished or was never made. An ID that is no UUID is
 // INVALID_REQUEST. BROKER_UNAVAILABLE means that no gateway or host was notified.
@@ -66,39 +66,77 @@ func parseID(text string) (pipeline.RequestID, *fault.Fault) {
 	return pipeline.RequestID(id.String()), nil
 }
 
+// minLeft: calls with less time left are not cancelled. Hosts drop expired items, and
+// under overload every request would otherwise cost a cancel message.
+const minLeft = 100 * time.Millisecond
+
+// leavesWork reports whether a call that ends by err leaves work in the mesh that
+// is cancelled: nobody takes the rest of the answer, or it has a gap. A request
+// whose result is stored outlives its caller.
+func (x *call) leavesWork(err error) bool {
+	switch {
+	case x.progress.isFinal:
+		return false
+	case x.isCancelled():
+		return true
+	case x.env.StoresResult(), time.Until(x.env.Deadline) < minLeft:
+		return false
+	case x.progress.isRejected:
+		return true
+	}
+	switch fault.From(err).Reason {
+	case fault.Cancelled, fault.SlowReader, fault.StreamInterrupted:
+		return true
+	case fault.QueueLost:
+		// An item sent once is lost with the queue. One sent again may be in the new
+		// queue, and its caller is told to send the request again.
+		return x.sending.tries > 1
+	}
+	return false
+}
+
+// isCancelled reports whether the request was cancelled by its ID.
+func (x *call) isCancelled() bool {
+	if x.pending == nil {
+		return false
+	}
+	_, isCancelled := x.pending.outcome()
+	return isCancelled
+}
+
 const (
 	// cancelTimeout is for the whole of one cancellation, of which most is the wait
 	// for its turn where a thousand callers leave at once.
 	cancelTimeout = 5 * time.Second
 	// brokerTimeout is for each question to the broker.
 	brokerTimeout = time.Second
-	// maxWithdrawals bounds the withdrawals at a time: the broker's API has one
-	// queue for everybody. The others wait their turn.
-	maxWithdrawals = 64
+	// maxDeletes bounds the concurrent deletes: all clients of the broker share one API
+	// queue. Further deletes wait.
+	maxDeletes = 64
 )
 
-// cancels cancel what ended calls leave in the mesh, in the background: they
-// withdraw the item from its first queue, and notify the hosts. An item that a host
+// cancels cancel the work that ended calls leave in the mesh, in the background: they
+// delete the item from its first queue, and notify the hosts. An item that a host
 // has in flight is in the queue too, so the cancel message goes out in any case.
 type cancels struct {
 	bus          *bus.Bus
-	withdrawItem func(context.Context, bus.Message, uint64) (bool, error)
+	deleteQueued func(context.Context, bus.Message, uint64) (bool, error)
 	count        func(how string)
-	// onWithdrawn, where set, gets what was withdrawn.
-	onWithdrawn func(*envelope.Envelope)
-	// running are those that wait or withdraw, withdrawals those that withdraw. Once
-	// running is stopped, there are only cancel messages.
-	running     *tasks
-	withdrawals chan struct{}
+	// onDeleted, where set, is called for each deleted item.
+	onDeleted func(*envelope.Envelope)
+	// running are the cancellations in progress. deletes holds a value for each that
+	// deletes now. Once running is stopped, there are only cancel messages.
+	running *tasks
+	deletes chan struct{}
 }
 
 func newCancels(b *bus.Bus, limit int, count func(string)) *cancels {
-	return &cancels{bus: b, withdrawItem: b.DeleteQueued, count: count, running: newTasks(limit), withdrawals: make(chan struct{}, maxWithdrawals)}
+	return &cancels{bus: b, deleteQueued: b.DeleteQueued, count: count, running: newTasks(limit), deletes: make(chan struct{}, maxDeletes)}
 }
 
-// start cancels what the exchange, which is over, has left in the mesh. It returns at
-// once. Where too many are being cancelled there is only the cancel message.
-func (c *cancels) start(x *exchange) {
+// start cancels the work that the ended call has left in the mesh. It returns at once.
+// With too many cancellations in progress it only sends the cancel message.
+func (c *cancels) start(x *call) {
 	s := x.sending // the call goes on with its own
 	if f := c.running.start(func(context.Context) { c.cancel(x.env, &s) }); f != nil {
 		c.notify(x.env, false)
@@ -112,28 +150,28 @@ func (c *cancels) cancel(env *envelope.Envelope, s *sending) {
 	if s.isUnqueued(o) {
 		return
 	}
-	isWithdrawn := o.err == nil && c.withdraw(ctx, s.message, o.receipt.Seq)
-	if isWithdrawn && c.onWithdrawn != nil {
-		c.onWithdrawn(env)
+	isDeleted := o.err == nil && c.delete(ctx, s.message, o.receipt.Seq)
+	if isDeleted && c.onDeleted != nil {
+		c.onDeleted(env)
 	}
 	if env.StoresResult() {
 		c.store(ctx, env)
 	}
-	c.notify(env, isWithdrawn)
+	c.notify(env, isDeleted)
 }
 
-// withdraw reports whether the item was in its queue, and is not any more.
-func (c *cancels) withdraw(ctx context.Context, m bus.Message, seq uint64) bool {
+// delete deletes the item from its queue, and reports whether it was there.
+func (c *cancels) delete(ctx context.Context, m bus.Message, seq uint64) bool {
 	select {
-	case c.withdrawals <- struct{}{}:
-		defer func() { <-c.withdrawals }()
+	case c.deletes <- struct{}{}:
+		defer func() { <-c.deletes }()
 	case <-ctx.Done():
 		return false
 	}
 	ctx, cancel := context.WithTimeout(ctx, brokerTimeout)
 	defer cancel()
-	was, err := c.withdrawItem(ctx, m, seq)
-	return err == nil && was
+	existed, err := c.deleteQueued(ctx, m, seq)
+	return err == nil && existed
 }
 
 // store makes CANCELLED the stored result of a cancelled request, as its caller got
@@ -152,10 +190,10 @@ func (c *cancels) store(ctx context.Context, env *envelope.Envelope) {
 }
 
 // notify sends the cancel message to the hosts, and counts how the request was cancelled.
-func (c *cancels) notify(env *envelope.Envelope, isWithdrawn bool) {
+func (c *cancels) notify(env *envelope.Envelope, isDeleted bool) {
 	err := c.bus.Cancel(&envelope.Cancel{Mesh: env.Mesh, RequestID: env.RequestID, Deadline: env.Deadline})
 	switch {
-	case isWithdrawn:
+	case isDeleted:
 		c.count(deleted)
 	case err == nil:
 		c.count(notified)

@@ -14,11 +14,11 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// abandonedAt is an exchange that is over, and whose item has that number in its queue.
-func abandonedAt(i int) *exchange {
+// abandonedAt is an call that is over, and whose item has that number in its queue.
+func abandonedAt(i int) *call {
 	published := make(chan publishOutcome, 1)
 	published <- publishedAt(uint64(i))
-	return &exchange{
+	return &call{
 		env:     &envelope.Envelope{Mesh: "test", RequestID: "0199aaaa-bbbb-7ccc-8ddd-eeeeffff0000", Deadline: time.Now().Add(time.Hour)},
 		sending: sending{done: published, tries: 1},
 	}
@@ -44,15 +44,15 @@ func (t *tally) of(how string) int {
 	return t.sum[how]
 }
 
-func TestWithdrawalsAtATimeAreBounded(t *testing.T) {
+func TestConcurrentDeletesAreBounded(t *testing.T) {
 	t.Parallel()
-	const running, calls = 2 * maxWithdrawals, 3 * maxWithdrawals
+	const running, calls = 2 * maxDeletes, 3 * maxDeletes
 	sums := &tally{sum: map[string]int{}}
 	c := newCancels(testbed.StartBroker(t).Connect("test"), running, sums.count)
 	goOn := make(chan struct{})
 	var now atomic.Int64
-	c.withdrawItem = func(ctx context.Context, _ bus.Message, seq uint64) (bool, error) {
-		if n := now.Add(1); n > maxWithdrawals {
+	c.deleteQueued = func(ctx context.Context, _ bus.Message, seq uint64) (bool, error) {
+		if n := now.Add(1); n > maxDeletes {
 			t.Errorf("%d at a time", n)
 		}
 		defer now.Add(-1)
@@ -70,7 +70,7 @@ func TestWithdrawalsAtATimeAreBounded(t *testing.T) {
 	if took := time.Since(begin); took > cancelTimeout/2 {
 		t.Errorf("callers were held up for %s", took)
 	}
-	testbed.Eventually(t, "as many withdraw as may", func() bool { return now.Load() == maxWithdrawals })
+	testbed.Eventually(t, "as many deletes run as may", func() bool { return now.Load() == maxDeletes })
 	if got := sums.of(notified); got != calls-running {
 		t.Errorf("%d were only notified at once, want %d", got, calls-running)
 	}
@@ -81,11 +81,11 @@ func TestWithdrawalsAtATimeAreBounded(t *testing.T) {
 	}
 }
 
-func TestStopWaitsForWithdrawalsWithinTheirTimeout(t *testing.T) {
+func TestStopWaitsForDeletesWithinTheirTimeout(t *testing.T) {
 	t.Parallel()
 	sums := &tally{sum: map[string]int{}}
 	c := newCancels(testbed.StartBroker(t).Connect("test"), 100, sums.count)
-	c.withdrawItem = func(ctx context.Context, _ bus.Message, _ uint64) (bool, error) {
+	c.deleteQueued = func(ctx context.Context, _ bus.Message, _ uint64) (bool, error) {
 		<-ctx.Done()
 		return false, ctx.Err()
 	}
@@ -125,7 +125,7 @@ func TestOnlyPossiblyQueuedItemsAreCancelled(t *testing.T) {
 			t.Parallel()
 			sums := &tally{sum: map[string]int{}}
 			c := newCancels(testbed.StartBroker(t).Connect("test"), 1, sums.count)
-			c.withdrawItem = func(_ context.Context, _ bus.Message, seq uint64) (bool, error) { return seq == 7, nil }
+			c.deleteQueued = func(_ context.Context, _ bus.Message, seq uint64) (bool, error) { return seq == 7, nil }
 			a := abandonedAt(0)
 			outcome := make(chan publishOutcome, 1)
 			a.sending = sending{done: outcome, tries: test.tries}
@@ -147,14 +147,14 @@ func TestItemSentAgainIsCancelledWithItsLostQueue(t *testing.T) {
 	t.Parallel()
 	lost := fault.New(fault.QueueLost, "the queue was lost")
 	for tries, want := range map[int]bool{1: false, 2: true, 3: true} {
-		x := &exchange{env: &envelope.Envelope{Durability: pipeline.Memory, Deadline: time.Now().Add(time.Hour)}, sending: sending{tries: tries}}
+		x := &call{env: &envelope.Envelope{Durability: pipeline.Memory, Deadline: time.Now().Add(time.Hour)}, sending: sending{tries: tries}}
 		if got := x.leavesWork(lost); got != want {
 			t.Errorf("sent %d times: cancelled %v, want %v", tries, got, want)
 		}
 	}
 }
 
-func TestHostlessCallWithdrawsOnlyItsOwnItem(t *testing.T) {
+func TestUnservedCallDeletesOnlyItsOwnItem(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		// published is nil where the outcome is not known yet.
@@ -173,22 +173,22 @@ func TestHostlessCallWithdrawsOnlyItsOwnItem(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var took uint64
-			cs := &cancels{withdrawals: make(chan struct{}, 1), withdrawItem: func(_ context.Context, _ bus.Message, seq uint64) (bool, error) {
+			cs := &cancels{deletes: make(chan struct{}, 1), deleteQueued: func(_ context.Context, _ bus.Message, seq uint64) (bool, error) {
 				took = seq
 				return false, nil // it was forwarded meanwhile
 			}}
-			x := &exchange{
+			x := &call{
 				service: &Service{cancels: cs}, env: &envelope.Envelope{Deadline: time.Now().Add(time.Hour)},
 				sending: sending{done: make(chan publishOutcome, 1), tries: test.tries}, progress: progress{seq: test.seq},
 			}
 			if test.published != nil {
 				x.sending.done <- *test.published
 			}
-			if err := x.withdrawHostless(t.Context()); err != nil {
+			if err := x.failUnserved(t.Context()); err != nil {
 				t.Error(err)
 			}
 			if took != test.want {
-				t.Errorf("withdrew item %d, want %d", took, test.want)
+				t.Errorf("deleted item %d, want %d", took, test.want)
 			}
 		})
 	}

@@ -64,7 +64,7 @@ func TestAbandonedItemIsNeverDelivered(t *testing.T) {
 	calling.Wait()
 	b.stops[b.service]()
 	if got := sums.of(cancelled("deleted")); got != calls {
-		t.Errorf("%d of %d calls were withdrawn: %v", got, calls, sums.all())
+		t.Errorf("%d of %d items were deleted: %v", got, calls, sums.all())
 	}
 	items := b.pulls(pipeline.Memory)
 	answer := infer(t.Context(), b.gateway("another"), ask("wanted"))
@@ -79,7 +79,7 @@ func TestAbandonedItemIsNeverDelivered(t *testing.T) {
 }
 
 // The acknowledgement may come after the caller has left.
-func TestItemIsWithdrawnThoughItsCallerLeftEarly(t *testing.T) {
+func TestItemIsDeletedThoughItsCallerLeftEarly(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.memoryQueue()

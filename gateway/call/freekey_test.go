@@ -235,7 +235,7 @@ func TestCancelledRequestFreesItsKey(t *testing.T) {
 	items := b.pulls(pipeline.Memory)
 	item := testbed.Receive(t, "the second's item", items)
 	if item.env.RequestID == r.Claim.RequestID {
-		// It is withdrawn in the background, and came before.
+		// It is deleted in the background, and came before.
 		item = testbed.Receive(t, "the second's item", items)
 	}
 	b.finish(item, did(item.env))

@@ -26,14 +26,14 @@ type idempotent struct {
 	service *Service
 	key     store.Key
 	digest  envelope.Digest
-	// own is the exchange of its own request. first stands for the exchange of the
+	// own is the call of its own request. first stands for the call of the
 	// first request, while the call follows one.
-	own, first *exchange
+	own, first *call
 	isCounted  bool
 }
 
-// current is the exchange whose response the call gets, as far as is known.
-func (i *idempotent) current() *exchange {
+// current is the call whose response the call gets, as far as is known.
+func (i *idempotent) current() *call {
 	if i.first != nil {
 		return i.first
 	}
@@ -66,7 +66,7 @@ func (i *idempotent) runOrFollow(ctx context.Context) (*Response, error) {
 			if !errors.Is(failure, store.ErrKeyTaken) {
 				return response, failure
 			}
-			state, err = i.lookUpUntil(ctx)
+			state, err = i.lookUpWithRetry(ctx)
 		}
 	}
 	return i.end(ctx, err)
@@ -85,9 +85,9 @@ func (i *idempotent) lookUp(ctx context.Context) (keyState, error) {
 	return keyState{record: record, result: r}, err
 }
 
-// lookUpUntil is lookUp of a call that has waited: a broker that does not answer is
-// no reason to fail before the deadline.
-func (i *idempotent) lookUpUntil(ctx context.Context) (state keyState, err error) {
+// lookUpWithRetry is lookUp of a call that has waited. It retries until the deadline while
+// the broker does not answer.
+func (i *idempotent) lookUpWithRetry(ctx context.Context) (state keyState, err error) {
 	err = untilAnswered(ctx, func() (err error) {
 		state, err = i.lookUp(ctx)
 		return err
@@ -119,7 +119,7 @@ func untilAnswered(ctx context.Context, ask func() error) error {
 func (i *idempotent) follow(request pipeline.RequestID, outcome string) {
 	env := *i.own.env
 	env.RequestID = request
-	i.first = newExchange(i.service, i.own.request, &env, i.own.emit, false)
+	i.first = newCall(i.service, i.own.request, &env, i.own.emit, false)
 	i.countOnce(outcome)
 }
 
@@ -139,7 +139,7 @@ func (i *idempotent) awaitFirst(ctx context.Context, state keyState) (keyState, 
 	if w.result != nil {
 		return keyState{record: state.record, result: w.result}, nil
 	}
-	now, err := i.lookUpUntil(ctx)
+	now, err := i.lookUpWithRetry(ctx)
 	now.isLost = w.isLost && now.record.Seq == state.record.Seq
 	return now, err
 }
@@ -156,7 +156,7 @@ func (i *idempotent) mismatch() *fault.Fault {
 func (i *idempotent) claimAndRun(ctx context.Context, state keyState) (*Response, error) {
 	i.first = nil
 	if f := i.service.awaitCapacity(ctx, i.own); f != nil {
-		return nil, i.takenIfAway(f)
+		return nil, i.retryIfDisconnected(f)
 	}
 	env := i.own.env
 	record, err := i.service.keys.store.Claim(ctx, i.key, &envelope.Claim{
@@ -169,7 +169,7 @@ func (i *idempotent) claimAndRun(ctx context.Context, state keyState) (*Response
 		return nil, err
 	case err != nil:
 		response, err := i.end(ctx, err)
-		return response, i.takenIfAway(err)
+		return response, i.retryIfDisconnected(err)
 	case state.record.Seq == 0:
 		i.service.metrics.idempotent(first)
 	default:
@@ -178,16 +178,16 @@ func (i *idempotent) claimAndRun(ctx context.Context, state keyState) (*Response
 	return i.run(ctx, record)
 }
 
-// takenIfAway turns the error of a broker that is away into store.ErrKeyTaken for a
-// call that has followed another: the broker may be back before its deadline.
-func (i *idempotent) takenIfAway(err error) error {
+// retryIfDisconnected turns the error of a disconnected broker into store.ErrKeyTaken for a
+// call that has followed another: the broker may reconnect before its deadline.
+func (i *idempotent) retryIfDisconnected(err error) error {
 	if i.isCounted && fault.From(err).Reason == fault.BrokerUnavailable {
 		return store.ErrKeyTaken
 	}
 	return err
 }
 
-// run runs the call's own request, which has the key.
+// run runs the call's own request. The call holds the key.
 func (i *idempotent) run(ctx context.Context, record store.KeyRecord) (*Response, error) {
 	i.first = nil
 	response, err := i.own.run(ctx)
@@ -200,7 +200,7 @@ func (i *idempotent) run(ctx context.Context, record store.KeyRecord) (*Response
 // freesKey reports whether the request, which ended by the fault, leaves its key to
 // others: it was never queued, or it ended without a binding answer. A request
 // outlives a caller that left.
-func (x *exchange) freesKey(f *fault.Fault) bool {
+func (x *call) freesKey(f *fault.Fault) bool {
 	isLeft := f.Reason == fault.Cancelled && !x.progress.isFinal && !x.isCancelled()
 	if !isBinding(f) && !isLeft {
 		return true
@@ -209,8 +209,7 @@ func (x *exchange) freesKey(f *fault.Fault) bool {
 	return !x.progress.isFinal && (s.tries == 0 || s.isUnqueued(s.awaitOutcome()))
 }
 
-// end is the end of a call that could not find out about its key, or whose time is
-// over.
+// end returns the error of a call whose key state is unknown or whose deadline has passed.
 func (i *idempotent) end(ctx context.Context, err error) (*Response, error) {
 	switch f, ok := errors.AsType[*fault.Fault](err); {
 	case ok:

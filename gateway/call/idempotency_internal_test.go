@@ -87,7 +87,7 @@ func TestRequestKeepsItsKeyWhileItRunsOrIsAnswered(t *testing.T) {
 		"rejected":                              {ended: fault.QueueFull, tries: 1, latest: rejected, frees: true},
 		"too large":                             {ended: fault.PayloadTooLarge, frees: true},
 	} {
-		x := &exchange{
+		x := &call{
 			pending: pendingCall(t, test.cancelled), progress: progress{isFinal: test.answered},
 			sending: sending{tries: test.tries, latest: &test.latest, done: make(chan publishOutcome, 1)},
 		}

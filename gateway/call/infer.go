@@ -24,7 +24,7 @@ func (s *Service) Infer(ctx context.Context, r *Request) (*Response, error) {
 }
 
 // Stream is Infer that hands chunks to emit, in order, as they come; emit may be
-// nil. An error of emit ends the call as CANCELLED: its caller is gone.
+// nil. An error of emit ends the call as CANCELLED: its caller has disconnected.
 func (s *Service) Stream(ctx context.Context, r *Request, emit func(Chunk) error) (*Response, error) {
 	begin, label := time.Now(), s.settings.Pipelines.Label(r.Pipeline)
 	response, f := s.infer(ctx, r, emit, begin)
@@ -36,7 +36,7 @@ func (s *Service) Stream(ctx context.Context, r *Request, emit func(Chunk) error
 }
 
 // infer is the path of every request: admit, resolve, check, register, publish,
-// await, settle.
+// await, finish.
 func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error, begin time.Time) (*Response, *fault.Fault) {
 	if f := s.admit(r); f != nil {
 		return nil, f
@@ -59,11 +59,11 @@ func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error,
 	defer cancel()
 	env.Deadline, _ = ctx.Deadline() // the caller's may be earlier
 	env.TakesChunks = emit != nil
-	waits := p.WaitForCapacity
+	waitForCapacity := p.WaitForCapacity
 	if r.WaitForCapacity != nil {
-		waits = *r.WaitForCapacity
+		waitForCapacity = *r.WaitForCapacity
 	}
-	response, id, err := s.respond(ctx, newExchange(s, r, env, emit, waits))
+	response, id, err := s.respond(ctx, newCall(s, r, env, emit, waitForCapacity))
 	if err != nil {
 		return nil, s.logFailure(id, r, deadlineFault(fault.From(err), env))
 	}
@@ -72,8 +72,8 @@ func (s *Service) infer(ctx context.Context, r *Request, emit func(Chunk) error,
 }
 
 // respond returns the response, and the request whose response it is: the
-// exchange's own, or the first request with its idempotency key.
-func (s *Service) respond(ctx context.Context, x *exchange) (*Response, pipeline.RequestID, error) {
+// call's own, or the first request with its idempotency key.
+func (s *Service) respond(ctx context.Context, x *call) (*Response, pipeline.RequestID, error) {
 	if x.env.IdempotencyKey != "" {
 		i := &idempotent{
 			service: s, own: x, digest: digest(x.request),
@@ -90,7 +90,7 @@ func (s *Service) respond(ctx context.Context, x *exchange) (*Response, pipeline
 }
 
 // run makes the request. Callers may cancel it meanwhile.
-func (x *exchange) run(ctx context.Context) (*Response, error) {
+func (x *call) run(ctx context.Context) (*Response, error) {
 	if err := x.register(); err != nil {
 		return nil, err
 	}
@@ -102,12 +102,12 @@ func (x *exchange) run(ctx context.Context) (*Response, error) {
 	for response == nil && err == nil {
 		response, err = x.handleNext(ctx)
 	}
-	x.settle(err)
+	x.finish(err)
 	return response, err
 }
 
-// exchange is one request between its registration and its response.
-type exchange struct {
+// call is one request, from its admission to its response.
+type call struct {
 	service *Service
 	request *Request
 	env     *envelope.Envelope
@@ -115,33 +115,33 @@ type exchange struct {
 	emit func(Chunk) error
 	// label is the pipeline's in metrics.
 	label string
-	// waits is true where the request waits for capacity. slowest is the queue
+	// waitForCapacity is true where the request waits for capacity. slowestQueue is the queue
 	// where it is expected to wait longest, if any.
-	waits   bool
-	slowest *admission.Queue
+	waitForCapacity bool
+	slowestQueue    *admission.Queue
 
 	pending *pending
-	// sending is the publish, progress what has come of the answer, and search the
-	// look-ups of the stored result.
+	// sending is the publish, progress the state of the answer, and search the look-ups
+	// of the stored result.
 	sending  sending
 	progress progress
 	search   search
 }
 
-func newExchange(s *Service, r *Request, env *envelope.Envelope, emit func(Chunk) error, waits bool) *exchange {
-	return &exchange{service: s, request: r, env: env, emit: emit, label: s.settings.Pipelines.Label(r.Pipeline), waits: waits}
+func newCall(s *Service, r *Request, env *envelope.Envelope, emit func(Chunk) error, waitForCapacity bool) *call {
+	return &call{service: s, request: r, env: env, emit: emit, label: s.settings.Pipelines.Label(r.Pipeline), waitForCapacity: waitForCapacity}
 }
 
 // admit takes a request into flight, with those bytes of its inputs that the caller
-// has not booked: a compressed body is smaller than the inputs in it.
+// has not reserved: a compressed body is smaller than the inputs in it.
 func (s *Service) admit(r *Request) *fault.Fault {
 	if f := s.limiter.Acquire(); f != nil {
 		return f
 	}
-	if s.settings.Bodies == nil {
+	if s.settings.Budget == nil {
 		return nil
 	}
-	f := s.settings.Bodies.Take(unbookedBytes(r))
+	f := s.settings.Budget.Reserve(unreservedBytes(r))
 	if f != nil {
 		s.limiter.Release()
 	}
@@ -149,18 +149,18 @@ func (s *Service) admit(r *Request) *fault.Fault {
 }
 
 func (s *Service) release(r *Request) {
-	if s.settings.Bodies != nil {
-		s.settings.Bodies.Give(unbookedBytes(r))
+	if s.settings.Budget != nil {
+		s.settings.Budget.Release(unreservedBytes(r))
 	}
 	s.limiter.Release()
 }
 
-func unbookedBytes(r *Request) int64 { return int64(max(payload.Size(r.Inputs)-r.Booked, 0)) }
+func unreservedBytes(r *Request) int64 { return int64(max(payload.Size(r.Inputs)-r.Reserved, 0)) }
 
 // awaitCapacity returns nil when the mesh can take the request: now or, where it
 // waits for capacity, later.
-func (s *Service) awaitCapacity(ctx context.Context, x *exchange) (f *fault.Fault) {
-	x.slowest, f = s.availability.Admit(ctx, x.env, x.waits)
+func (s *Service) awaitCapacity(ctx context.Context, x *call) (f *fault.Fault) {
+	x.slowestQueue, f = s.availability.Admit(ctx, x.env, x.waitForCapacity)
 	if f != nil || x.env.Durability != pipeline.File {
 		return f
 	}
@@ -169,7 +169,7 @@ func (s *Service) awaitCapacity(ctx context.Context, x *exchange) (f *fault.Faul
 
 // register makes the call pending under a new execution. The ID is new for every
 // execution: the broker would drop one used before as a duplicate.
-func (x *exchange) register() error {
+func (x *call) register() error {
 	if err := x.encode(); err != nil {
 		return err
 	}
@@ -183,7 +183,7 @@ func (x *exchange) register() error {
 }
 
 // encode mints an execution and encodes it into the message to publish.
-func (x *exchange) encode() error {
+func (x *call) encode() error {
 	x.env.ExecutionID = pipeline.ExecutionID(uuid.Must(uuid.NewV7()).String())
 	message, err := x.service.bus.Item(x.env)
 	switch {
@@ -199,7 +199,7 @@ func (x *exchange) encode() error {
 
 // memoryStages are the stages of the route whose memory queues may hold the
 // request: none for a durable one.
-func (x *exchange) memoryStages(d pipeline.Durability) []pipeline.StageName {
+func (x *call) memoryStages(d pipeline.Durability) []pipeline.StageName {
 	if d == pipeline.File {
 		return nil
 	}
@@ -211,7 +211,7 @@ func (x *exchange) memoryStages(d pipeline.Durability) []pipeline.StageName {
 }
 
 // handleNext handles one event; response is nil while the call goes on.
-func (x *exchange) handleNext(ctx context.Context) (*Response, error) {
+func (x *call) handleNext(ctx context.Context) (*Response, error) {
 	select {
 	case <-x.sending.failed:
 		return nil, x.handleFailedPublish(ctx)
@@ -233,7 +233,7 @@ func (x *exchange) handleNext(ctx context.Context) (*Response, error) {
 const lastLookUp = 500 * time.Millisecond
 
 // end returns the response or error of a call whose context has ended.
-func (x *exchange) end(ctx context.Context) (*Response, error) {
+func (x *call) end(ctx context.Context) (*Response, error) {
 	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return nil, ctx.Err()
 	}
@@ -250,61 +250,20 @@ func (x *exchange) end(ctx context.Context) (*Response, error) {
 	return nil, ctx.Err()
 }
 
-// settle cancels what the call leaves in the mesh, and records what its end says
-// about queues.
-func (x *exchange) settle(err error) {
+// finish cancels remaining work and updates the queue estimates.
+func (x *call) finish(err error) {
 	x.progress.stop()
 	if err != nil && x.leavesWork(err) {
 		x.service.cancels.start(x)
 	}
 	switch {
 	case err != nil && fault.From(err).Reason == fault.DeadlineExceeded:
-		if x.slowest != nil {
-			x.service.availability.Late(x.slowest)
+		if x.slowestQueue != nil {
+			x.service.availability.Late(x.slowestQueue)
 		}
 	case x.progress.isFinal:
 		x.service.availability.Answered(x.env)
 	}
-}
-
-// minLeft is how much of its time a call must have left to be cancelled: hosts drop
-// an item at its deadline by themselves. Callers that give up at their own deadline
-// are gone a little before the gateway's clock says so. In an overload that would
-// be a cancel message for every request.
-const minLeft = 100 * time.Millisecond
-
-// leavesWork reports whether a call that ends by err leaves work in the mesh that
-// is cancelled: nobody takes the rest of the answer, or it has a gap. A request
-// whose result is stored outlives its caller.
-func (x *exchange) leavesWork(err error) bool {
-	switch {
-	case x.progress.isFinal:
-		return false
-	case x.isCancelled():
-		return true
-	case x.env.StoresResult(), time.Until(x.env.Deadline) < minLeft:
-		return false
-	case x.progress.isRejected:
-		return true
-	}
-	switch fault.From(err).Reason {
-	case fault.Cancelled, fault.SlowReader, fault.StreamInterrupted:
-		return true
-	case fault.QueueLost:
-		// An item sent once is lost with the queue. One sent again may be in the new
-		// queue, and its caller is told to send the request again.
-		return x.sending.tries > 1
-	}
-	return false
-}
-
-// isCancelled reports whether the request was cancelled by its ID.
-func (x *exchange) isCancelled() bool {
-	if x.pending == nil {
-		return false
-	}
-	_, isCancelled := x.pending.outcome()
-	return isCancelled
 }
 
 // deadlineFault returns the fault. Where that is the end of the call's own time, it
@@ -388,7 +347,7 @@ func (s *sending) isUnqueued(latest publishOutcome) bool {
 const retryPause = 50 * time.Millisecond
 
 // publish sends the item to its first queue.
-func (x *exchange) publish() {
+func (x *call) publish() {
 	s := &x.sending
 	s.tries++
 	s.latest = nil
@@ -402,8 +361,8 @@ func (x *exchange) publish() {
 }
 
 // publishAgain repeats the publish, unless it is known that the queue has no space.
-func (x *exchange) publishAgain() {
-	if x.waits && x.sending.tries == 0 {
+func (x *call) publishAgain() {
+	if x.waitForCapacity && x.sending.tries == 0 {
 		if _, f := x.service.availability.CheckQueues(x.env); f != nil {
 			x.sending.retry = time.After(retryPause)
 			return
@@ -416,14 +375,14 @@ func (x *exchange) publishAgain() {
 // the outcome is unknown it is repeated under the same ID, which cannot run the
 // request twice. A duplicate on the first try is another request's ID: the item was
 // not queued.
-func (x *exchange) handleFailedPublish(ctx context.Context) error {
+func (x *call) handleFailedPublish(ctx context.Context) error {
 	s := &x.sending
 	o, _ := s.outcome()
 	switch {
 	case errors.Is(o.err, bus.ErrUnknown), errors.Is(o.err, bus.ErrDisconnected) && s.tries > 1:
 		// The broker may come back, or the answer may come meanwhile.
 		s.retry = time.After(retryPause)
-	case errors.Is(o.err, bus.ErrQueueFull) && x.waits:
+	case errors.Is(o.err, bus.ErrQueueFull) && x.waitForCapacity:
 		if s.tries == 1 {
 			s.tries = 0 // the item was never queued
 		}

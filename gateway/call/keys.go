@@ -5,8 +5,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/google/uuid"
-
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -19,7 +17,7 @@ type keys struct {
 	service *Service
 	store   *store.Keys
 	stream  *lazyStream
-	// watches wait for first requests, releases give keys back.
+	// watches wait for first requests, releases release keys.
 	watches, releases *tasks
 
 	mu sync.Mutex
@@ -117,18 +115,12 @@ func (k *keys) watch(ctx context.Context, r *firstRequest, key store.Key, record
 		_ = untilAnswered(ctx, func() error { return k.store.Wait(ctx, key, record.Seq) })
 		changed <- struct{}{}
 	})
-	// The request, of whatever gateway, may wait in one of these queues. With a full
-	// table only the request's deadline ends the watch.
-	queues := &pending{
-		execution: pipeline.ExecutionID(uuid.Must(uuid.NewV7()).String()), // of no execution: nobody replies
-		stages:    stages, since: record.Claim.AdmittedAt.Add(clockSlack),
-	}
-	if len(stages) > 0 && k.service.table.register(queues) == nil {
-		defer queues.forget()
-	}
+	// The request, of whatever gateway, may wait in one of these queues.
+	lost, unwatch := k.service.watchLostQueue(stages, record.Claim.AdmittedAt.Add(clockSlack))
+	defer unwatch()
 	select {
 	case r.result = <-results:
-	case <-queues.ready:
+	case <-lost:
 		r.isLost = true
 	case <-changed:
 	}

@@ -19,7 +19,7 @@ const (
 	streamsBytes = 256 << 20
 )
 
-// progress is what has come of an answer.
+// progress is the state of an answer that arrives.
 type progress struct {
 	// seq is the number of its last message; silence ends a stream whose next
 	// message is overdue, and is nil before the first.
@@ -67,7 +67,7 @@ var (
 
 // handleEvent handles what has come for the call; response is nil while the call goes
 // on.
-func (x *exchange) handleEvent(ctx context.Context, e event) (*Response, error) {
+func (x *call) handleEvent(ctx context.Context, e event) (*Response, error) {
 	switch {
 	case e.fault != nil:
 		return nil, e.fault
@@ -77,13 +77,13 @@ func (x *exchange) handleEvent(ctx context.Context, e event) (*Response, error) 
 	if e.isReconnected && x.env.StoresResult() {
 		x.search.begin()
 	}
-	if e.isHostless {
-		return nil, x.withdrawHostless(ctx)
+	if e.hasNoHost {
+		return nil, x.failUnserved(ctx)
 	}
 	return nil, nil
 }
 
-func (x *exchange) readReply(data []byte) (*Response, error) {
+func (x *call) readReply(data []byte) (*Response, error) {
 	r, err := envelope.DecodeReply(data)
 	switch {
 	case err != nil:
@@ -100,7 +100,7 @@ func (x *exchange) readReply(data []byte) (*Response, error) {
 	return x.handleReply(r)
 }
 
-func (x *exchange) handleReply(r *envelope.Reply) (*Response, error) {
+func (x *call) handleReply(r *envelope.Reply) (*Response, error) {
 	p := &x.progress
 	p.isFinal = r.Terminal()
 	switch {
@@ -121,10 +121,10 @@ func (x *exchange) handleReply(r *envelope.Reply) (*Response, error) {
 	return x.response(r)
 }
 
-func (x *exchange) handleChunk(r *envelope.Reply) error {
+func (x *call) handleChunk(r *envelope.Reply) error {
 	err := x.emit(Chunk{RequestID: string(r.RequestID), Seq: r.Seq, Attempt: r.Attempt, Outputs: r.Parts})
 	if err == nil {
-		// A time beyond the deadline says nothing.
+		// NextWithin may exceed the deadline; the deadline then ends the call.
 		x.progress.expect(min(r.NextWithin, time.Until(x.env.Deadline)))
 		x.service.metrics.chunk(x.label, r.Seq == 1, time.Since(x.env.AdmittedAt))
 		return nil
@@ -139,7 +139,7 @@ func (x *exchange) handleChunk(r *envelope.Reply) error {
 	return fault.New(fault.Cancelled, "the caller stopped taking its answer").Caused(err)
 }
 
-func (x *exchange) response(r *envelope.Reply) (*Response, error) {
+func (x *call) response(r *envelope.Reply) (*Response, error) {
 	names := x.request.Outputs
 	if x.emit != nil && r.Seq > 1 && len(r.Parts) == 0 {
 		names = nil // they came in chunks, which stages need not put together
@@ -199,8 +199,8 @@ func (s *search) announce() {
 	s.begin()
 }
 
-// again makes another look-up due later, after one that found nothing.
-func (s *search) again() {
+// scheduleNext makes another look-up due later, after one that found nothing.
+func (s *search) scheduleNext() {
 	s.left--
 	if s.left <= 0 && !s.isAnnounced {
 		s.due = nil
@@ -212,7 +212,7 @@ func (s *search) again() {
 
 // lookUpResult returns the response of the stored result, if there is one. A broker
 // that does not answer is no reason to fail before the deadline.
-func (x *exchange) lookUpResult(ctx context.Context) (*Response, error) {
+func (x *call) lookUpResult(ctx context.Context) (*Response, error) {
 	r, err := x.service.results.Get(ctx, x.env.RequestID)
 	switch {
 	case err == nil:
@@ -220,13 +220,13 @@ func (x *exchange) lookUpResult(ctx context.Context) (*Response, error) {
 	case errors.Is(err, envelope.ErrMalformed):
 		return nil, unreadable(err)
 	}
-	x.search.again()
+	x.search.scheduleNext()
 	return nil, nil
 }
 
 // responseOf returns the response of a stored result. For a stream it must follow
 // the chunks that the caller has.
-func (x *exchange) responseOf(r *envelope.Result) (*Response, error) {
+func (x *call) responseOf(r *envelope.Result) (*Response, error) {
 	reply, p := r.Reply, &x.progress
 	p.isFinal = true
 	switch {

@@ -18,9 +18,9 @@ type Request struct {
 	// Pipeline is a pipeline's name, or "stage:<name>".
 	Pipeline string
 	Inputs   []payload.Part
-	// Booked is how many bytes of the inputs the caller has taken from Settings.Bodies
-	// already, and gives back itself after the call.
-	Booked int
+	// Reserved is how many bytes of the inputs the caller has reserved from
+	// Settings.Budget already, and releases itself after the call.
+	Reserved int
 	// Parameters go to every step, Steps to single ones, by step name.
 	Parameters payload.Parameters
 	Steps      map[pipeline.StepName]pipeline.StepOptions

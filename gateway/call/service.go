@@ -41,7 +41,7 @@
 //
 // Cancel cancels any request by its ID, through any gateway. A memory request without a
 // key is also cancelled when its caller leaves or reads too slowly, or when its stream
-// has a gap. Its item is withdrawn from the queue of its first step, and a cancel
+// has a gap. Its item is deleted from the queue of its first step, and a cancel
 // message makes hosts drop it. The caller does not wait for that. Cancelling is best
 // effort: an item that waits for its first step never runs; further on, only hosts that
 // receive the message stop. Where the result is stored, the stored result is CANCELLED
@@ -115,9 +115,9 @@ type Settings struct {
 	Gateway pipeline.GatewayID
 	// Pipelines are those that are served now.
 	Pipelines *pipelines.Store
-	// Bodies bounds the bytes of all requests in flight, of which callers book the
+	// Budget bounds the bytes of all requests in flight. Callers reserve those of the
 	// request's body; nil means no bound.
-	Bodies *admission.ByteBudget
+	Budget *admission.ByteBudget
 	// Results are where results are stored: the same as the hosts'.
 	Results store.Settings
 	// Idempotency is where idempotency keys are stored. Its retention is how long a
@@ -190,7 +190,7 @@ func (s *Service) Start(b *bus.Bus) error {
 	s.resultsStream = s.newLazyStream("the broker stores no results", s.results.Ensure)
 	s.keys = newKeys(s)
 	s.cancels = newCancels(b, s.settings.MaxInFlight, s.metrics.cancelled)
-	s.cancels.onWithdrawn = s.availability.Withdrawn
+	s.cancels.onDeleted = s.availability.Deleted
 	var err error
 	if s.stopReplies, err = b.ServeReplies(s.settings.Gateway, s.receiveReply); err != nil {
 		return err

@@ -15,7 +15,7 @@ import (
 const (
 	delivered = meshv1.ReplyDisposition_REPLY_DISPOSITION_DELIVERED
 	malformed = meshv1.ReplyDisposition_REPLY_DISPOSITION_MALFORMED
-	// unknown means that no call waits for the reply, or none does any more.
+	// unknown means that no call waits for the reply.
 	unknown = meshv1.ReplyDisposition_REPLY_DISPOSITION_UNKNOWN
 	// duplicate means that the call has its final reply already.
 	duplicate = meshv1.ReplyDisposition_REPLY_DISPOSITION_DUPLICATE
@@ -41,20 +41,20 @@ type table struct {
 	mu         sync.Mutex
 	executions map[pipeline.ExecutionID]*pending
 	requests   map[pipeline.RequestID]*pending
-	// shared are the bytes that calls have unread beyond their allowances.
+	// shared are the bytes that calls have unread beyond freeUnreadBytes each.
 	shared int
 }
 
 type tableLimits struct {
 	calls int
 	// replies and bytes bound the chunks that one call has unread. One chunk alone may be
-	// of any size. shared bounds the bytes of all calls beyond their allowances.
+	// of any size. shared bounds the bytes of all calls beyond freeUnreadBytes each.
 	replies, bytes, shared int
 }
 
-// allowance is how many bytes of chunks every call may have unread, whatever others
-// have.
-const allowance = 64 << 10
+// freeUnreadBytes is how many bytes of chunks every call may have unread, regardless of
+// other calls. Bytes above it are reserved from the shared bound.
+const freeUnreadBytes = 64 << 10
 
 // pending is a registered call. The table's lock guards its lower half.
 type pending struct {
@@ -74,10 +74,10 @@ type pending struct {
 	// ready holds a value while next has something.
 	ready chan struct{}
 
-	// unread are replies, bytes those of the chunks among them, and booked the part of
-	// bytes that is more than the allowance.
-	unread        [][]byte
-	bytes, booked int
+	// unread are replies, bytes those of the chunks among them, and reserved the part of
+	// bytes that is more than freeUnreadBytes.
+	unread          [][]byte
+	bytes, reserved int
 	// fault ends the call from outside.
 	fault *fault.Fault
 	// isFinal is true once the final reply was delivered.
@@ -87,9 +87,9 @@ type pending struct {
 
 // signals are what calls learn beside replies.
 type signals struct {
-	// isHostless is true where the stage of the first step has no host, isReconnected
+	// hasNoHost is true where the stage of the first step has no host, isReconnected
 	// where replies may be lost with a connection.
-	isHostless, isReconnected bool
+	hasNoHost, isReconnected bool
 }
 
 func newTable(limits tableLimits) *table {
@@ -155,7 +155,7 @@ func (t *table) deliver(id pipeline.ExecutionID, isFinal bool, data []byte) mesh
 		return overflow
 	case !isFinal && !p.takesChunks:
 		return delivered
-	case !isFinal && !p.take(len(data)):
+	case !isFinal && !p.reserve(len(data)):
 		p.fail(fault.New(fault.SlowReader, "the answer is read too slowly"))
 		return overflow
 	}
@@ -187,7 +187,7 @@ func (t *table) each(visit func(*pending)) {
 }
 
 // sizes returns the number of pending calls, and the bytes that they have unread
-// beyond their allowances.
+// beyond freeUnreadBytes each.
 func (t *table) sizes() (calls, unread int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -213,7 +213,7 @@ func (p *pending) next() (e event) {
 		e.reply, p.unread[0] = p.unread[0], nil
 		p.unread = p.unread[1:]
 		if len(p.unread) > 0 || !p.isFinal {
-			p.give(len(e.reply)) // else it is the final reply
+			p.release(len(e.reply)) // else it is the final reply
 		}
 	default:
 		e.signals, p.signals = p.signals, signals{}
@@ -246,7 +246,7 @@ func (p *pending) fail(f *fault.Fault) bool {
 }
 
 func (p *pending) signal(s signals) {
-	p.signals.isHostless = p.signals.isHostless || s.isHostless
+	p.signals.hasNoHost = p.signals.hasNoHost || s.hasNoHost
 	p.signals.isReconnected = p.signals.isReconnected || s.isReconnected
 	p.wake()
 }
@@ -261,29 +261,29 @@ func (p *pending) wake() {
 // drop drops all that is unread.
 func (p *pending) drop() {
 	p.unread = nil
-	p.give(p.bytes)
+	p.release(p.bytes)
 }
 
-// take books one more chunk, if there is space for it.
-func (p *pending) take(chunk int) bool {
+// reserve reserves the bytes of one more chunk, if there is space for it.
+func (p *pending) reserve(chunk int) bool {
 	t, bytes := p.table, p.bytes+chunk
 	if len(p.unread) > 0 && (len(p.unread) >= t.limits.replies || bytes > t.limits.bytes) {
 		return false
 	}
-	more := max(0, max(0, bytes-allowance)-p.booked)
+	more := max(0, max(0, bytes-freeUnreadBytes)-p.reserved)
 	if more > 0 && t.shared+more > t.limits.shared {
 		return false
 	}
 	t.shared += more
-	p.booked += more
+	p.reserved += more
 	p.bytes = bytes
 	return true
 }
 
-// give books that so many bytes of chunks are unread no more.
-func (p *pending) give(bytes int) {
+// release releases the bytes of chunks that are no longer unread.
+func (p *pending) release(bytes int) {
 	p.bytes -= bytes
-	less := max(0, p.booked-max(0, p.bytes-allowance))
+	less := max(0, p.reserved-max(0, p.bytes-freeUnreadBytes))
 	p.table.shared -= less
-	p.booked -= less
+	p.reserved -= less
 }

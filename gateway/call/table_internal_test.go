@@ -49,9 +49,9 @@ func lenOf(table *table) int {
 	return calls
 }
 
-func bookedOf(table *table) int {
-	_, booked := table.sizes()
-	return booked
+func reservedOf(table *table) int {
+	_, reserved := table.sizes()
+	return reserved
 }
 
 // requestOf is the request of an execution.
@@ -245,13 +245,13 @@ func TestUnreadChunksAreBounded(t *testing.T) {
 	}
 }
 
-// Calls with more unread bytes do not take another call's allowance.
+// Calls with more unread bytes do not take another call's free unread bytes.
 func TestCallsShareABoundOnUnreadBytes(t *testing.T) {
 	t.Parallel()
 	const shared = 100
 	table := tableOf(4, shared)
 	buffer := chunkBuffer{9, 1 << 20}
-	own, greedy, modest := make([]byte, allowance), registerWith(t, table, "greedy", buffer), registerWith(t, table, "modest", buffer)
+	own, greedy, modest := make([]byte, freeUnreadBytes), registerWith(t, table, "greedy", buffer), registerWith(t, table, "modest", buffer)
 	deliver := func(id string, chunk []byte, want meshv1.ReplyDisposition) {
 		t.Helper()
 		if got := table.deliver(pipeline.ExecutionID(id), false, chunk); got != want {
@@ -260,27 +260,27 @@ func TestCallsShareABoundOnUnreadBytes(t *testing.T) {
 	}
 	deliver("greedy", own, delivered)
 	deliver("greedy", make([]byte, shared), delivered)
-	if got := bookedOf(table); got != shared {
-		t.Errorf("%d bytes are booked, want %d", got, shared)
+	if got := reservedOf(table); got != shared {
+		t.Errorf("%d bytes are reserved, want %d", got, shared)
 	}
 	for range 2 {
-		deliver("modest", own[:allowance/2], delivered)
+		deliver("modest", own[:freeUnreadBytes/2], delivered)
 	}
 	deliver("modest", []byte("x"), overflow)
 	if f := faultOf(modest); f == nil || f.Reason != fault.SlowReader {
 		t.Errorf("the call that asks for more than there is: %v", f)
 	}
 	unread(greedy)
-	if got := bookedOf(table); got != 0 {
-		t.Errorf("%d bytes are booked after all was read", got)
+	if got := reservedOf(table); got != 0 {
+		t.Errorf("%d bytes are reserved after all was read", got)
 	}
 	registerWith(t, table, "third", buffer)
 	deliver("third", own, delivered)
 	deliver("third", make([]byte, shared), delivered)
 	deliver("greedy", own, delivered)
 	deliver("greedy", []byte("x"), overflow)
-	if got := bookedOf(table); got != shared {
-		t.Errorf("%d bytes are booked after a call failed, want %d", got, shared)
+	if got := reservedOf(table); got != shared {
+		t.Errorf("%d bytes are reserved after a call failed, want %d", got, shared)
 	}
 }
 
@@ -289,14 +289,14 @@ func TestForgetFreesUnreadBytes(t *testing.T) {
 	table := tableOf(1, 1<<20)
 	w := registerWith(t, table, "a", chunkBuffer{9, 1 << 20})
 	for range 3 {
-		table.deliver("a", false, make([]byte, allowance))
+		table.deliver("a", false, make([]byte, freeUnreadBytes))
 	}
-	if got := bookedOf(table); got != 2*allowance {
-		t.Errorf("%d bytes are booked", got)
+	if got := reservedOf(table); got != 2*freeUnreadBytes {
+		t.Errorf("%d bytes are reserved", got)
 	}
 	w.forget()
-	if got := bookedOf(table); got != 0 {
-		t.Errorf("%d bytes are booked after the call was forgotten", got)
+	if got := reservedOf(table); got != 0 {
+		t.Errorf("%d bytes are reserved after the call was forgotten", got)
 	}
 }
 
@@ -457,7 +457,7 @@ func TestEachVisitsPendingCalls(t *testing.T) {
 	var got []pipeline.StageName
 	table.each(func(p *pending) {
 		got = append(got, p.stages...)
-		p.signal(signals{isHostless: true})
+		p.signal(signals{hasNoHost: true})
 	})
 	slices.Sort(got)
 	if !slices.Equal(got, []pipeline.StageName{"a", "b", "b", "c"}) {
@@ -465,7 +465,7 @@ func TestEachVisitsPendingCalls(t *testing.T) {
 	}
 	for _, p := range []*pending{first, second} {
 		<-p.ready
-		if e := p.next(); !e.isHostless || p.next().isHostless {
+		if e := p.next(); !e.hasNoHost || p.next().hasNoHost {
 			t.Errorf("got %v", e)
 		}
 	}
@@ -575,32 +575,32 @@ func TestFinalRepliesTakeNoSharedBytes(t *testing.T) {
 	table := tableOf(3, 100)
 	buffer := chunkBuffer{9, 1 << 20}
 	whole, stream := registerWith(t, table, "whole", chunkBuffer{}), registerWith(t, table, "stream", buffer)
-	table.deliver("whole", true, make([]byte, 2*allowance))
-	table.deliver("stream", false, make([]byte, allowance))
-	table.deliver("stream", true, make([]byte, 2*allowance))
-	if got := bookedOf(table); got != 0 {
-		t.Errorf("%d bytes are booked", got)
+	table.deliver("whole", true, make([]byte, 2*freeUnreadBytes))
+	table.deliver("stream", false, make([]byte, freeUnreadBytes))
+	table.deliver("stream", true, make([]byte, 2*freeUnreadBytes))
+	if got := reservedOf(table); got != 0 {
+		t.Errorf("%d bytes are reserved", got)
 	}
 	unread(whole)
 	unread(stream)
-	if got := bookedOf(table); got != 0 {
-		t.Errorf("%d bytes are booked after all was read", got)
+	if got := reservedOf(table); got != 0 {
+		t.Errorf("%d bytes are reserved after all was read", got)
 	}
 }
 
-// A single chunk is booked too, or a thousand calls could have one each.
+// A single chunk is reserved too, or a thousand calls could have one each.
 func TestSingleLargeChunkTakesSharedBytes(t *testing.T) {
 	t.Parallel()
-	table := tableOf(2, allowance)
+	table := tableOf(2, freeUnreadBytes)
 	registerWith(t, table, "first", chunkBuffer{9, 1})
 	registerWith(t, table, "second", chunkBuffer{9, 1})
-	if got := table.deliver("first", false, make([]byte, 2*allowance)); got != delivered {
+	if got := table.deliver("first", false, make([]byte, 2*freeUnreadBytes)); got != delivered {
 		t.Errorf("the chunk of the first call: %v", got)
 	}
-	if got := table.deliver("second", false, make([]byte, 2*allowance)); got != overflow {
+	if got := table.deliver("second", false, make([]byte, 2*freeUnreadBytes)); got != overflow {
 		t.Errorf("the chunk of the second call: %v", got)
 	}
-	if got := bookedOf(table); got != allowance {
-		t.Errorf("%d bytes are booked", got)
+	if got := reservedOf(table); got != freeUnreadBytes {
+		t.Errorf("%d bytes are reserved", got)
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/stagemesh/stagemesh/gateway/admission"
 	"github.com/stagemesh/stagemesh/mesh/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -39,7 +41,7 @@ func (s *Service) watchConnection(ctx context.Context, reconnects <-chan struct{
 // calls that wait for a stage without hosts. It looks right after a reconnect, and
 // every second while calls wait.
 func (s *Service) watchQueues(ctx context.Context, reconnects <-chan struct{}) {
-	since := hostlessSince{}
+	since := noHostSince{}
 	tick := time.NewTicker(watchInterval)
 	defer tick.Stop()
 	for {
@@ -49,7 +51,7 @@ func (s *Service) watchQueues(ctx context.Context, reconnects <-chan struct{}) {
 		case <-ctx.Done():
 			return
 		}
-		all, first := s.waitedFor()
+		all, first := s.stagesOfPendingCalls()
 		for stage := range all {
 			s.checkQueue(ctx, stage)
 		}
@@ -59,9 +61,9 @@ func (s *Service) watchQueues(ctx context.Context, reconnects <-chan struct{}) {
 
 type stageSet map[pipeline.StageName]bool
 
-// waitedFor returns the stages in whose memory queues requests may wait, and those
+// stagesOfPendingCalls returns the stages in whose memory queues requests may wait, and those
 // of them that are first steps of this gateway's own requests.
-func (s *Service) waitedFor() (all, first stageSet) {
+func (s *Service) stagesOfPendingCalls() (all, first stageSet) {
 	all, first = stageSet{}, stageSet{}
 	s.table.each(func(p *pending) {
 		for i, stage := range p.stages {
@@ -102,15 +104,28 @@ func (s *Service) checkQueue(ctx context.Context, stage pipeline.StageName) {
 	}
 }
 
-// hostlessSince is since when stages have had no host. It is the watch's.
-type hostlessSince map[pipeline.StageName]time.Time
+// watchLostQueue returns a channel that holds a value once checkQueue finds that a memory
+// queue of these stages was lost after the time: the queues of a request that another
+// gateway may have sent. It registers a pending call that no reply and no cancel can find.
+// With a full table the channel stays empty, and the request's deadline ends the wait. The
+// caller calls unwatch.
+func (s *Service) watchLostQueue(stages []pipeline.StageName, since time.Time) (lost <-chan struct{}, unwatch func()) {
+	queues := &pending{execution: pipeline.ExecutionID(uuid.Must(uuid.NewV7()).String()), stages: stages, since: since}
+	if len(stages) == 0 || s.table.register(queues) != nil {
+		return nil, func() {}
+	}
+	return queues.ready, queues.forget
+}
+
+// noHostSince is since when stages have had no host. It is the watch's.
+type noHostSince map[pipeline.StageName]time.Time
 
 // checkHosts signals the calls that wait in memory for their first step, where its
 // stage has had no host for HostGrace.
-func (s *Service) checkHosts(ctx context.Context, stages stageSet, since hostlessSince) {
+func (s *Service) checkHosts(ctx context.Context, stages stageSet, since noHostSince) {
 	maps.DeleteFunc(since, func(stage pipeline.StageName, _ time.Time) bool { return !stages[stage] })
 	for stage := range stages {
-		if !s.isHostless(ctx, stage) {
+		if !s.hasNoHost(ctx, stage) {
 			delete(since, stage)
 			continue
 		}
@@ -123,24 +138,25 @@ func (s *Service) checkHosts(ctx context.Context, stages stageSet, since hostles
 		}
 		s.table.each(func(p *pending) {
 			if p.request != "" && len(p.stages) > 0 && p.stages[0] == stage {
-				p.signal(signals{isHostless: true})
+				p.signal(signals{hasNoHost: true})
 			}
 		})
 	}
 }
 
-// isHostless reports whether no host serves the stage, and none has items of it in
+// hasNoHost reports whether no host serves the stage, and none has items of it in
 // flight either: a host that drains, or whose runner cannot run, serves no more.
-func (s *Service) isHostless(ctx context.Context, stage pipeline.StageName) bool {
+func (s *Service) hasNoHost(ctx context.Context, stage pipeline.StageName) bool {
 	if _, err := s.bus.Alive(ctx, stage); !errors.Is(err, bus.ErrNoHost) {
 		return false
 	}
 	return errors.Is(s.bus.InFlight(ctx, stage), bus.ErrNoHost)
 }
 
-// withdrawHostless ends a call whose item still waits for its first step, which has
-// no host. One that has gone further, or whose answer has begun, goes on.
-func (x *exchange) withdrawHostless(ctx context.Context) error {
+// failUnserved fails a call whose item still waits for its first step, which has no
+// host, and deletes the item. A call whose item has passed that step, or whose answer
+// has begun, continues.
+func (x *call) failUnserved(ctx context.Context) error {
 	o, known := x.sending.outcome()
 	switch {
 	case !known, o.err != nil:
@@ -148,10 +164,10 @@ func (x *exchange) withdrawHostless(ctx context.Context) error {
 	case o.receipt.Duplicate && x.sending.tries == 1, x.progress.seq > 0:
 		return nil // the item in the queue is another's, or its answer has begun
 	}
-	if !x.service.cancels.withdraw(ctx, x.sending.message, o.receipt.Seq) {
+	if !x.service.cancels.delete(ctx, x.sending.message, o.receipt.Seq) {
 		return nil // the next check tries again, or the deadline ends the call
 	}
-	x.service.availability.Withdrawn(x.env)
+	x.service.availability.Deleted(x.env)
 	hop := x.env.Hop()
 	return fault.Newf(fault.NoCapacity, "stage %s has no host: the last one left, and none has come for %s; the request did not run", hop.Stage, x.service.settings.HostGrace).
 		At(string(hop.Stage), string(hop.Step), "").WithRetryAfter(admission.RetryAfter)

@@ -18,7 +18,7 @@
 // references to others is embedded unchanged, with an $id. A schema in another dialect than
 // 2020-12 is described as anything.
 //
-// # Bodies that are not JSON
+// # Budget that are not JSON
 //
 // MessagePack and server-sent events are strings with a contentMediaType, and their
 // contentSchema describes the content. For MessagePack that is the document, in which
@@ -235,7 +235,7 @@ func (d *document) description(s Settings) string {
 		}
 		b.WriteString(".")
 	}
-	b.WriteString(" Bodies are sent uncompressed. MessagePack is also `application/x-msgpack` and `application/vnd.msgpack`.")
+	b.WriteString(" Budget are sent uncompressed. MessagePack is also `application/x-msgpack` and `application/vnd.msgpack`.")
 	if s.Tokens {
 		b.WriteString(" Every call but a probe needs a token.")
 	}

@@ -247,8 +247,8 @@ func (b *Bus) Reconnects() <-chan struct{} {
 // Connected reports whether the broker can be reached right now.
 func (b *Bus) Connected() bool { return b.nc.IsConnected() }
 
-// ConnectionError returns nil while the broker is reached, else an ErrDisconnected with the
-// cause, and how to fix it, as far as they are known.
+// ConnectionError returns nil while the broker is connected, else an ErrDisconnected with
+// the cause, and how to fix it, as far as they are known.
 func (b *Bus) ConnectionError() error {
 	if b.Connected() {
 		return nil
@@ -312,7 +312,7 @@ func (b *Bus) close() {
 
 // Errors of publishes and requests.
 var (
-	// ErrDisconnected means that the broker is disconnected; nothing was sent.
+	// ErrDisconnected means that there is no connection to the broker; nothing was sent.
 	ErrDisconnected = errors.New("the broker is disconnected")
 	// ErrUnknown means that no acknowledgement came; it may have been delivered.
 	ErrUnknown = errors.New("no acknowledgement from the broker")

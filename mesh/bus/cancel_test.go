@@ -11,11 +11,11 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/envelope"
 )
 
-func withdraw(t *testing.T, b *bus.Bus, m bus.Message, seq uint64) bool {
+func deleteQueued(t *testing.T, b *bus.Bus, m bus.Message, seq uint64) bool {
 	t.Helper()
 	was, err := b.DeleteQueued(t.Context(), m, seq)
 	if err != nil {
-		t.Fatalf("withdraw: %v", err)
+		t.Fatalf("delete: %v", err)
 	}
 	return was
 }
@@ -30,7 +30,7 @@ func TestDeletedQueuedItemsAreNeverDelivered(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if i%2 == 0 && !withdraw(t, b, m, receipt.Seq) {
+		if i%2 == 0 && !deleteQueued(t, b, m, receipt.Seq) {
 			t.Errorf("item %d was not there", i)
 		}
 	}
@@ -55,14 +55,14 @@ func TestDeleteQueuedDeletesOnlyItsItem(t *testing.T) {
 		t.Errorf("without a queue: %v", err)
 	}
 	ensure(t, b, s)
-	if withdraw(t, b, mine, 1) {
+	if deleteQueued(t, b, mine, 1) {
 		t.Error("an item was there that nobody sent")
 	}
 	receipt, err := send(t, b, message(t, b, item("another's")))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if withdraw(t, b, mine, receipt.Seq) {
+	if deleteQueued(t, b, mine, receipt.Seq) {
 		t.Error("another's item was taken")
 	}
 	if n := items(t, b, s); n != 1 {
@@ -72,8 +72,8 @@ func TestDeleteQueuedDeletesOnlyItsItem(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !withdraw(t, b, mine, sent.Seq) || withdraw(t, b, mine, sent.Seq) {
-		t.Error("an item is withdrawn not just once")
+	if !deleteQueued(t, b, mine, sent.Seq) || deleteQueued(t, b, mine, sent.Seq) {
+		t.Error("an item is not deleted exactly once")
 	}
 }
 

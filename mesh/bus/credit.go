@@ -10,20 +10,20 @@ import (
 // credit decides how many items a host requests from each class queue. It is pure.
 //
 // A class queue is one priority class of one queue. They are ordered by class,
-// highest first, and by queue within a class. The bound is on items held and
-// requested together. Every class queue has a standing share of it that no other
-// may take: without work the share is requested, so that its first item waits for
-// nothing; with work at least that many items are in flight, so that a higher
-// class slows a lower one and never stops it. A class queue whose queue is missing
-// keeps its share, or the first items of a new queue would wait until another
-// request is over. The rest goes to the highest class that has work; of its class
-// queues, to the one with fewer items. Requested credit comes back only by an
+// highest first, and by queue within a class. The bound is on items in flight and
+// requested together. A part of it is reserved for each class queue. Without work
+// the reserved credit is requested, so that the first item is delivered at once;
+// with work at least that many items are in flight, so that a higher class slows a
+// lower one and never stops it. A class queue whose queue is missing keeps its
+// reserved credit, or the first items of a new queue would wait until another
+// request ends. The rest goes to the highest class that has work; of its class
+// queues, to the one with fewer items. Requested credit is released only by an
 // item, or when the broker or the clock ends the request.
 type credit struct {
 	bound       int
 	queues      int
 	classQueues []classCredit
-	// oneIdlePull limits each standing share to one item.
+	// oneIdlePull limits the reserved credit of each class queue to one item.
 	oneIdlePull bool
 	// requests counts the requests of all class queues, so that each has a number.
 	requests uint64
@@ -44,8 +44,8 @@ func (c *credit) queueOf(cq int) int { return cq % c.queues }
 type classCredit struct {
 	// used is true while its queue is pulled.
 	used bool
-	// held items are not settled; requested ones may still come.
-	held, requested int
+	// inFlight items are not settled; requested ones may still come.
+	inFlight, requested int
 	// busy is true where it had work at the last delivery or status.
 	busy bool
 	// until is when the last request is over at the latest.
@@ -71,12 +71,12 @@ func (c *credit) use(queue int, used bool) {
 	}
 }
 
-// standingShare is the share of the bound that is reserved for each class, over
+// reservedShare is the part of the bound that is reserved for each class, over
 // all queues: one in eight.
-const standingShare = 8
+const reservedShare = 8
 
 // LeastBound is the least bound of a host that pulls from so many queues: one item
-// for each class of each queue, and one to hold.
+// for each class of each queue, and one in flight.
 func LeastBound(queues int) int { return classCount*queues + 1 }
 
 // BoundFor is the bound of a host that pulls with OneIdlePull from so many queues: items
@@ -88,7 +88,7 @@ func BoundFor(slots, queues int) int { return slots + classCount*queues - 1 }
 func (c *credit) deliver(i int, pending uint64) {
 	c.arrive(i)
 	cq := &c.classQueues[i]
-	cq.held++
+	cq.inFlight++
 	cq.busy = pending > 0 || cq.busy && cq.requested > 0
 }
 
@@ -113,8 +113,8 @@ func (c *credit) close(i int) {
 	cq.requested, cq.busy, cq.closed = 0, false, c.requests
 }
 
-// release records that an item of class queue i is held no more.
-func (c *credit) release(i int) { c.classQueues[i].held = max(0, c.classQueues[i].held-1) }
+// release records that an item of class queue i is no longer in flight.
+func (c *credit) release(i int) { c.classQueues[i].inFlight = max(0, c.classQueues[i].inFlight-1) }
 
 // expire ends requests whose time is over without a status of the broker.
 func (c *credit) expire(now time.Time) {
@@ -140,11 +140,11 @@ func (c *credit) requested() int {
 	return total
 }
 
-// free is the part of the bound that is neither held nor requested.
+// free is the part of the bound that is neither in flight nor requested.
 func (c *credit) free() int {
 	free := c.bound
 	for i := range c.classQueues {
-		free -= c.classQueues[i].held + c.classQueues[i].requested
+		free -= c.classQueues[i].inFlight + c.classQueues[i].requested
 	}
 	return free
 }
@@ -158,12 +158,12 @@ func (c *credit) plan(until time.Time) []pullRequest {
 		return nil
 	}
 	var requests []pullRequest
-	favoured, reserved := c.favoured(), c.reserved()
+	preferred, reserved := c.preferred(), c.unusedReserve()
 	for i := range c.classQueues {
 		if !c.classQueues[i].used {
 			continue
 		}
-		target := c.target(i, favoured)
+		target := c.target(i, preferred)
 		unused := c.unused(i)
 		n := min(free, max(unused, free-(reserved-unused)), target-c.classQueues[i].requested)
 		if !c.isWorthRequesting(i, n, target) {
@@ -175,13 +175,13 @@ func (c *credit) plan(until time.Time) []pullRequest {
 		c.classQueues[i].until = until
 		free -= n
 		reserved += c.unused(i) - unused
-		favoured = c.favoured()
+		preferred = c.preferred()
 	}
 	return requests
 }
 
-// reserved is the unused part of all standing shares.
-func (c *credit) reserved() int {
+// unusedReserve is the unused reserved credit of all class queues.
+func (c *credit) unusedReserve() int {
 	total := 0
 	for i := range c.classQueues {
 		total += c.unused(i)
@@ -189,43 +189,43 @@ func (c *credit) reserved() int {
 	return total
 }
 
-// unused is what class queue i has neither held nor requested of its standing
-// share.
+// unused is the part of the reserved credit of class queue i that is neither in flight
+// nor requested.
 func (c *credit) unused(i int) int {
-	return max(0, c.standing()-c.classQueues[i].held-c.classQueues[i].requested)
+	return max(0, c.reservedCredit()-c.classQueues[i].inFlight-c.classQueues[i].requested)
 }
 
-func (c *credit) standing() int {
+func (c *credit) reservedCredit() int {
 	if c.oneIdlePull {
 		return 1
 	}
-	return max(1, c.bound/(standingShare*c.queues))
+	return max(1, c.bound/(reservedShare*c.queues))
 }
 
-// target is the most items that class queue i may have requested: for the favoured
-// one all that the other standing shares leave, for any other its own share, less
-// what it holds while it has work. favoured is that of the function.
-func (c *credit) target(i, favoured int) int {
+// target is the most items that class queue i may have requested: for the preferred one
+// the bound without the credit reserved for the others, for any other its own reserved
+// credit, less its items in flight while it has work.
+func (c *credit) target(i, preferred int) int {
 	cq := &c.classQueues[i]
 	switch {
-	case i == favoured:
-		return c.bound - (len(c.classQueues)-1)*c.standing()
+	case i == preferred:
+		return c.bound - (len(c.classQueues)-1)*c.reservedCredit()
 	case cq.busy:
-		return max(0, c.standing()-cq.held)
+		return max(0, c.reservedCredit()-cq.inFlight)
 	default:
-		return c.standing()
+		return c.reservedCredit()
 	}
 }
 
-// favoured is the class queue of the highest class with work that has the fewest
+// preferred is the class queue of the highest class with work that has the fewest
 // items, and a normal one when none has any.
-func (c *credit) favoured() int {
+func (c *credit) preferred() int {
 	best := -1
 	for i := range c.classQueues {
 		cq := &c.classQueues[i]
 		switch {
 		case !cq.used || !cq.busy:
-		case best < 0, c.classOf(i) == c.classOf(best) && cq.held+cq.requested < c.classQueues[best].held+c.classQueues[best].requested:
+		case best < 0, c.classOf(i) == c.classOf(best) && cq.inFlight+cq.requested < c.classQueues[best].inFlight+c.classQueues[best].requested:
 			best = i
 		}
 	}

@@ -13,7 +13,7 @@ const (
 	lowClass  = 2
 )
 
-// deliverAll has the broker send everything that was requested for, of classes with
+// deliverAll has the broker send everything that was requested, of classes with
 // endless backlogs, and books it.
 func deliverAll(c *credit, backlog [classCount]bool) (came [classCount]int) {
 	for {
@@ -67,7 +67,7 @@ func TestFirstRequestsShareTheBound(t *testing.T) {
 				t.Errorf("requests %v, want %v", got, test.want)
 			}
 			if got := planned(&c, time.Time{}); got != [classCount]int{} {
-				t.Errorf("requests %v again although all of it is requested for", got)
+				t.Errorf("requests %v again although all of it is requested", got)
 			}
 		})
 	}
@@ -96,24 +96,24 @@ func TestHighestClassWithWorkGetsTheRemainder(t *testing.T) {
 			}
 			deliverAll(&c, test.backlog)
 			turnOver(&c, test.backlog, 1000)
-			var held [classCount]int
+			var inFlight [classCount]int
 			for i, class := range c.classQueues {
-				held[i] = class.held
+				inFlight[i] = class.inFlight
 			}
-			if held != test.want {
-				t.Errorf("holds %v of a bound of 40, want %v", held, test.want)
+			if inFlight != test.want {
+				t.Errorf("%v in flight of a bound of 40, want %v", inFlight, test.want)
 			}
 			for i, class := range c.classQueues {
-				if !test.backlog[i] && class.requested != c.standing() {
-					t.Errorf("class %d without work has %d requested for, not its standing share of %d", i, class.requested, c.standing())
+				if !test.backlog[i] && class.requested != c.reservedCredit() {
+					t.Errorf("class %d without work has %d requested, not its reserved credit of %d", i, class.requested, c.reservedCredit())
 				}
 			}
 		})
 	}
 }
 
-// turnOver settles one held item after the other, of the classes in turn, in
-// proportion to what they hold.
+// turnOver settles one item in flight after the other, of the classes in turn, in
+// proportion to their items in flight.
 func turnOver(c *credit, backlog [classCount]bool, items int) (came [classCount]int) {
 	order := holdings(c)
 	for range items {
@@ -132,7 +132,7 @@ func turnOver(c *credit, backlog [classCount]bool, items int) (came [classCount]
 func holdings(c *credit) []int {
 	var out []int
 	for i, class := range c.classQueues {
-		out = append(out, slices.Repeat([]int{i}, class.held)...)
+		out = append(out, slices.Repeat([]int{i}, class.inFlight)...)
 	}
 	return out
 }
@@ -163,12 +163,12 @@ func TestSmallRequestsWaitWhileOneIsOpen(t *testing.T) {
 	for freed := 1; freed < 24; freed++ {
 		c.release(normalClass)
 		if requests := planned(&c, time.Time{}); requests != [classCount]int{} {
-			t.Fatalf("requests %v for %d freed places while 8 are requested for", requests, freed)
+			t.Fatalf("requests %v for %d freed places while 8 are requested", requests, freed)
 		}
 	}
 	c.release(normalClass)
 	if requests := planned(&c, time.Time{}); requests[normalClass] != 24 {
-		t.Errorf("requests %v when 24 places are free", requests)
+		t.Errorf("requests %v when 24 items are free", requests)
 	}
 }
 
@@ -179,11 +179,11 @@ func TestExpireEndsOnlyOldRequests(t *testing.T) {
 	c.plan(now.Add(time.Second))
 	c.expire(now.Add(time.Second))
 	if c.requested() != 40 {
-		t.Errorf("%d requested for at the very end of the ask, want 40", c.requested())
+		t.Errorf("%d requested at the very end of the ask, want 40", c.requested())
 	}
 	c.expire(now.Add(time.Second + 1))
 	if c.requested() != 0 {
-		t.Errorf("%d requested for after the end of the ask", c.requested())
+		t.Errorf("%d requested after the end of the ask", c.requested())
 	}
 	if again := planned(&c, now.Add(2*time.Second)); again != [classCount]int{5, 30, 5} {
 		t.Errorf("requests %v after all requests lapsed", again)
@@ -199,7 +199,7 @@ func TestCloseAllFreesEveryRequest(t *testing.T) {
 	}
 	c.closeAll()
 	if c.requested() != 0 || c.free() != 30 {
-		t.Errorf("%d requested for and %d free with 10 of 40 held", c.requested(), c.free())
+		t.Errorf("%d requested and %d free with 10 of 40 in flight", c.requested(), c.free())
 	}
 }
 
@@ -218,35 +218,35 @@ func TestLateStatusDoesNotEndTheNextRequest(t *testing.T) {
 		}
 	}
 	if c.requested() != 40 {
-		t.Errorf("%d requested for, want 40", c.requested())
+		t.Errorf("%d requested, want 40", c.requested())
 	}
 }
 
-// creditModel books by itself what the credit may have requested for and hold.
+// creditModel books by itself what the credit may have requested and in flight.
 type creditModel struct {
 	credit
 	now   time.Time
-	books []laneBook
+	books []queueBook
 }
 
-type laneBook struct {
-	used            bool
-	held, requested int
-	until           time.Time
-	lapsed          uint64
+type queueBook struct {
+	used                bool
+	inFlight, requested int
+	until               time.Time
+	lapsed              uint64
 }
 
-func (b *laneBook) end(m *creditModel) { b.requested, b.lapsed = 0, m.requests }
+func (b *queueBook) end(m *creditModel) { b.requested, b.lapsed = 0, m.requests }
 
 func (m *creditModel) total() int {
 	total := 0
 	for _, b := range m.books {
-		total += b.held + b.requested
+		total += b.inFlight + b.requested
 	}
 	return total
 }
 
-// Whatever comes in whatever order, also items that were not requested for.
+// Whatever comes in whatever order, also items that were not requested.
 func TestCreditKeepsItsBoundAndNeverStalls(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -254,7 +254,7 @@ func TestCreditKeepsItsBoundAndNeverStalls(t *testing.T) {
 		m := &creditModel{
 			credit: newCredit(rapid.IntRange(LeastBound(queues), 300).Draw(t, "bound"), queues),
 			now:    time.Unix(1000, 0),
-			books:  make([]laneBook, classCount*queues),
+			books:  make([]queueBook, classCount*queues),
 		}
 		classQueues := rapid.IntRange(0, len(m.books)-1)
 		t.Repeat(map[string]func(*rapid.T){
@@ -303,7 +303,7 @@ func (m *creditModel) uses(queue int, used bool) {
 	}
 }
 
-// deliver sends items of a cq, more than were requested for now and then.
+// deliver sends items of a cq, more than were requested now and then.
 func (m *creditModel) deliver(t *rapid.T, i, n int) {
 	b := &m.books[i]
 	if !rapid.Bool().Draw(t, "unasked too") {
@@ -311,15 +311,15 @@ func (m *creditModel) deliver(t *rapid.T, i, n int) {
 	}
 	for range n {
 		m.credit.deliver(i, rapid.Uint64Range(0, 2).Draw(t, "pending"))
-		b.held++
+		b.inFlight++
 		b.requested = max(0, b.requested-1)
 	}
 }
 
 func (m *creditModel) settle(i, n int) {
-	for range min(n, m.books[i].held) {
+	for range min(n, m.books[i].inFlight) {
 		m.release(i)
-		m.books[i].held--
+		m.books[i].inFlight--
 	}
 }
 
@@ -335,33 +335,33 @@ func (m *creditModel) plans(t *rapid.T) {
 		b.until = m.now.Add(time.Second)
 	}
 	if after := m.total(); after > m.bound && after > before {
-		t.Fatalf("requests %v: %d are held or requested for, the bound is %d", requests, after, m.bound)
+		t.Fatalf("requests %v: %d are in flight or requested, the bound is %d", requests, after, m.bound)
 	}
 	m.checkShares(t, before)
 }
 
 // checkShares holds after every plan.
 func (m *creditModel) checkShares(t *rapid.T, before int) {
-	free, standing, requested, used, kept := m.bound-m.total(), max(1, m.bound/(8*m.queues)), 0, false, 0
+	free, reserved, requested, used, kept := m.bound-m.total(), max(1, m.bound/(8*m.queues)), 0, false, 0
 	for i, b := range m.books {
 		requested += b.requested
 		used = used || b.used
 		if !b.used {
-			kept += max(0, standing-b.held)
+			kept += max(0, reserved-b.inFlight)
 		}
-		if b.used && free > 0 && b.requested == 0 && b.held < standing {
-			t.Fatalf("cq %d has nothing requested for and holds %d, though %d places are free", i, b.held, free)
+		if b.used && free > 0 && b.requested == 0 && b.inFlight < reserved {
+			t.Fatalf("cq %d has nothing requested and %d in flight, though %d items are free", i, b.inFlight, free)
 		}
 	}
 	if used && requested == 0 && before < m.bound-kept {
-		t.Fatalf("nothing is requested for, though %d places are free and %d kept for queues that are away", free, kept)
+		t.Fatalf("nothing is requested, though %d items are free and %d reserved for missing queues", free, kept)
 	}
 }
 
 func (m *creditModel) check(t *rapid.T) {
 	for i, cq := range m.classQueues {
-		if b := m.books[i]; cq.held != b.held || cq.requested != b.requested {
-			t.Fatalf("cq %d: books %d held and %d requested for, it is %d and %d", i, cq.held, cq.requested, b.held, b.requested)
+		if b := m.books[i]; cq.inFlight != b.inFlight || cq.requested != b.requested {
+			t.Fatalf("cq %d: books %d in flight and %d requested, it is %d and %d", i, cq.inFlight, cq.requested, b.inFlight, b.requested)
 		}
 	}
 }
@@ -371,12 +371,12 @@ func TestQueuesOfAClassShareIt(t *testing.T) {
 	c := newCredit(64, 2)
 	c.use(0, true)
 	first, second := c.index(normalClass, 0), c.index(normalClass, 1)
-	if got := c.plan(time.Time{}); len(got) != classCount || got[1].cq != first || got[1].items != 64-5*c.standing() {
+	if got := c.plan(time.Time{}); len(got) != classCount || got[1].cq != first || got[1].items != 64-5*c.reservedCredit() {
 		t.Errorf("with one queue there, requests %v", got)
 	}
 	c.use(1, true)
 	c.closeAll()
-	// Both have endless backlogs, and what is held is settled in turn.
+	// Both have endless backlogs, and items in flight are settled in turn.
 	for range 2000 {
 		for _, r := range c.plan(time.Time{}) {
 			if r.cq != first && r.cq != second {
@@ -387,19 +387,19 @@ func TestQueuesOfAClassShareIt(t *testing.T) {
 			}
 		}
 		for _, i := range []int{first, second} {
-			if c.classQueues[i].held > 0 {
+			if c.classQueues[i].inFlight > 0 {
 				c.release(i)
 			}
 		}
 	}
-	a, b := c.classQueues[first].held, c.classQueues[second].held
+	a, b := c.classQueues[first].inFlight, c.classQueues[second].inFlight
 	if a < 16 || b < 16 {
 		t.Errorf("of a bound of 64 one queue has %d and the other %d in flight", a, b)
 	}
 }
 
-// Credit that was requested for comes back late, so a queue that comes after another
-// finds its share where nobody has requested for it.
+// Credit that was requested comes back late, so a queue that comes after another
+// finds its share where nobody has requested it.
 func TestLateQueueHasItsShareAtOnce(t *testing.T) {
 	t.Parallel()
 	for _, bound := range []int{LeastBound(2), 96} {
@@ -412,8 +412,8 @@ func TestLateQueueHasItsShareAtOnce(t *testing.T) {
 			t.Fatalf("bound %d: requests %v, want one for each class", bound, requests)
 		}
 		for _, r := range requests {
-			if c.queueOf(r.cq) != 1 || r.items != c.standing() {
-				t.Errorf("bound %d: requests cq %d for %d, want %d of the second queue", bound, r.cq, r.items, c.standing())
+			if c.queueOf(r.cq) != 1 || r.items != c.reservedCredit() {
+				t.Errorf("bound %d: requests cq %d for %d, want %d of the second queue", bound, r.cq, r.items, c.reservedCredit())
 			}
 		}
 	}
@@ -431,10 +431,10 @@ func TestOneClassQueueFillsABoundForSlots(t *testing.T) {
 			}
 			normal := c.index(1, 0)
 			c.classQueues[normal].busy = true
-			if got := c.target(normal, c.favoured()); got != slots {
+			if got := c.target(normal, c.preferred()); got != slots {
 				t.Fatalf("%d slots, %d queues: one cq may have %d", slots, queues, got)
 			}
-			c.classQueues[normal].held = slots
+			c.classQueues[normal].inFlight = slots
 			for _, r := range c.plan(time.Time{}) {
 				if r.cq == normal || r.items != 1 {
 					t.Fatalf("%d slots, %d queues, all of them taken: it requests %v", slots, queues, r)

@@ -26,13 +26,13 @@ type Message struct {
 	subject string
 	// stream holds the message once it is sent; empty for a reply.
 	stream string
-	// id is the broker's deduplication id; empty for a reply and where isPlaced.
+	// id is the broker's deduplication id; empty for a reply and where conditional.
 	id string
-	// isPlaced: the broker takes the message only while the subject's last message is
-	// the one at sequence number after; 0 means that there is none.
-	isPlaced bool
-	after    uint64
-	data     []byte
+	// conditional: the broker takes the message only while the subject's last message is
+	// the one at expectedLastSeq; 0 means that the subject has none.
+	conditional     bool
+	expectedLastSeq uint64
+	data            []byte
 	// missing is the error where no subscriber takes messages for the subject.
 	missing error
 }
@@ -73,7 +73,7 @@ func (b *Bus) Reply(gateway pipeline.GatewayID, r *envelope.Reply) (Message, err
 // one.
 func (b *Bus) Result(r *envelope.Result) (Message, error) {
 	return b.encode(r, Message{
-		subject: b.Subjects.Result(r.Reply.RequestID), stream: b.ResultStream(), isPlaced: true, missing: ErrNoResults,
+		subject: b.Subjects.Result(r.Reply.RequestID), stream: b.ResultStream(), conditional: true, missing: ErrNoResults,
 	})
 }
 
@@ -82,7 +82,7 @@ func (b *Bus) Result(r *envelope.Result) (Message, error) {
 func (b *Bus) Claim(key string, c *envelope.Claim, after uint64) (Message, error) {
 	return b.encode(c, Message{
 		subject: b.Subjects.Claim(c.Tenant, c.Pipeline, key), stream: b.ClaimStream(),
-		isPlaced: true, after: after, missing: ErrNoClaims,
+		conditional: true, expectedLastSeq: after, missing: ErrNoClaims,
 	})
 }
 
@@ -115,8 +115,8 @@ func (b *Bus) Publish(m Message, done func(Receipt, error)) {
 	switch {
 	case m.id != "":
 		msg.Header = nats.Header{nats.MsgIdHdr: []string{m.id}}
-	case m.isPlaced:
-		msg.Header = nats.Header{nats.ExpectedLastSubjSeqHdr: []string{strconv.FormatUint(m.after, 10)}}
+	case m.conditional:
+		msg.Header = nats.Header{nats.ExpectedLastSubjSeqHdr: []string{strconv.FormatUint(m.expectedLastSeq, 10)}}
 	}
 	b.requests.send(msg, func(answer *nats.Msg, err error) {
 		if err != nil {

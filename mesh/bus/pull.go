@@ -20,12 +20,11 @@ type PullSettings struct {
 	Stage pipeline.StageName
 	// Durabilities name the stage's queues to pull from.
 	Durabilities []pipeline.Durability
-	// Bound is the most items of all queues that the host holds and has requested, at
+	// Bound is the most items of all queues in flight and requested together, at
 	// least LeastBound of their number, or BoundFor one slot.
 	Bound int
-	// OneIdlePull is for long items: an item that waits here for another one cannot run
-	// on a host that has a free slot meanwhile, so no more than one item of each class
-	// without work is requested.
+	// OneIdlePull is for long items. An item that waits here cannot run on another host
+	// with a free slot, so at most one item of each class without work is requested.
 	OneIdlePull bool
 	// AckWait is that of the queues; pull requests expire within half of it.
 	AckWait time.Duration

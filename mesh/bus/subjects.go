@@ -52,7 +52,7 @@ func (s Subjects) InFlightSubject(stage pipeline.StageName) string {
 	return string(s.mesh) + ".holding." + string(stage)
 }
 
-// Cancel is the subject of cancel notices.
+// Cancel is the subject of cancel messages.
 func (s Subjects) Cancel() string { return string(s.mesh) + ".cancel" }
 
 // Result is the subject of a request's stored result.

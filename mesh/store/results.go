@@ -17,14 +17,14 @@ import (
 var ErrNoResult = errors.New("no result")
 
 // Results keeps the final replies of durable requests, and of those with an
-// idempotency key, so that any gateway can return them after the one that waited
-// is gone. Each request has a subject of its own.
+// idempotency key, so that any gateway can return them when the one that waited has
+// stopped. Each request has a subject of its own.
 type Results struct{ stream }
 
 // NewResults returns the store of results. It makes no call to the broker.
 func NewResults(b *bus.Bus, s Settings) *Results {
 	r := &Results{newStream(b, "results", b.ResultStream(), b.Results(), s, Settings{Retention: DefaultResultRetention, MaxBytes: DefaultMaxBytes})}
-	r.config.Description = "terminal answers"
+	r.config.Description = "Final replies"
 	return r
 }
 
@@ -73,8 +73,8 @@ type Runs struct{ stream }
 
 // NewRuns returns the store of run records. It makes no call to the broker.
 func NewRuns(b *bus.Bus, s Settings) *Runs {
-	r := &Runs{newStream(b, "record of run starts", b.RunRecordStream(), b.RunRecordSubjects(), s, Settings{Retention: DefaultRunRetention, MaxBytes: DefaultRunMaxBytes})}
-	r.config.Description, r.config.Discard = "runs that have started of items that may end their process", jetstream.DiscardOld
+	r := &Runs{newStream(b, "run records", b.RunRecordStream(), b.RunRecordSubjects(), s, Settings{Retention: DefaultRunRetention, MaxBytes: DefaultRunMaxBytes})}
+	r.config.Description, r.config.Discard = "Runs of suspect items that have begun", jetstream.DiscardOld
 	return r
 }
 

@@ -80,7 +80,7 @@ const (
 // messages without an id.
 const minDuplicates = 100 * time.Millisecond
 
-// stream is what the stores have in common.
+// stream is the common part of the stores.
 type stream struct {
 	bus     *bus.Bus
 	config  jetstream.StreamConfig

@@ -42,7 +42,7 @@ func request(ctx context.Context, in *oipv2.ModelInferRequest, model Model, memo
 		return nil, err
 	}
 	out.Inputs, err = inputs(in, model, memory)
-	out.Booked = memory.Inputs()
+	out.Reserved = memory.Inputs()
 	return out, err
 }
 

@@ -61,7 +61,7 @@ func generationOf(ctx context.Context, name string, text []byte, model Model, me
 	if out.request.Timeout, err = takeTimeout(ctx, out.request.Parameters); err != nil {
 		return nil, err
 	}
-	out.request.Booked = memory.Inputs()
+	out.request.Reserved = memory.Inputs()
 	return out, payload.Validate("inputs", out.request.Inputs)
 }
 

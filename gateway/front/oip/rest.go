@@ -237,7 +237,7 @@ func (h *rest) readRequest(w http.ResponseWriter, r *http.Request, name string, 
 	if out.Inputs, err = in.Parts(); err != nil {
 		return nil, as, err
 	}
-	out.Booked = memory.Inputs()
+	out.Reserved = memory.Inputs()
 	for i, part := range out.Inputs {
 		if out.Inputs[i], err = blobIfTaken(part, model.Inputs); err != nil {
 			return nil, as, fault.InField(fault.InvalidInput, "inputs."+part.Name, "%w", err)

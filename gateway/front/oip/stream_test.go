@@ -433,7 +433,7 @@ func TestBrokenStreamCancelsRequestsWithCause(t *testing.T) {
 				_ = to.Close()
 			}
 			got := await(t, answer).body
-			if start := strings.Index(got, "CANCELLED: the stream ended: "); start < 0 || !strings.Contains(got[start:], row.want) || strings.Contains(got, "went away") {
+			if start := strings.Index(got, "CANCELLED: the stream ended: "); start < 0 || !strings.Contains(got[start:], row.want) || strings.Contains(got, "went away") || strings.Contains(got, "the caller disconnected") {
 				t.Errorf("the cause is %q", got)
 			}
 		})
@@ -527,19 +527,19 @@ func TestGatewayShutdownEndsStreamsAfterResponses(t *testing.T) {
 
 // purse is a budget of that many bytes.
 type purse struct {
-	bound int64
-	taken atomic.Int64
+	bound    int64
+	reserved atomic.Int64
 }
 
-func (p *purse) Take(n int64) *fault.Fault {
-	if p.taken.Add(n) > p.bound {
-		p.taken.Add(-n)
+func (p *purse) Reserve(n int64) *fault.Fault {
+	if p.reserved.Add(n) > p.bound {
+		p.reserved.Add(-n)
 		return fault.New(fault.Overloaded, "no more")
 	}
 	return nil
 }
 
-func (p *purse) Give(n int64) { p.taken.Add(-n) }
+func (p *purse) Release(n int64) { p.reserved.Add(-n) }
 
 func TestLongStreamReturnsBudgetAfterEachMessage(t *testing.T) {
 	t.Parallel()
@@ -554,7 +554,7 @@ func TestLongStreamReturnsBudgetAfterEachMessage(t *testing.T) {
 		}
 	}
 	hangUp(t, s)
-	if left := budget.taken.Load(); left < 0 || left > 6000 {
+	if left := budget.reserved.Load(); left < 0 || left > 6000 {
 		t.Errorf("%d bytes remain reserved", left)
 	}
 }

@@ -40,15 +40,15 @@ func TestInvalidStringsAreRejected(t *testing.T) {
 	}
 }
 
-// exactly is a budget that counts what is taken.
-type exactly struct{ taken int64 }
+// exactly is a budget that counts reserved bytes.
+type exactly struct{ reserved int64 }
 
-func (e *exactly) Take(n int64) *fault.Fault {
-	e.taken += n
+func (e *exactly) Reserve(n int64) *fault.Fault {
+	e.reserved += n
 	return nil
 }
 
-func (e *exactly) Give(int64) {}
+func (e *exactly) Release(int64) {}
 
 func TestEscapedTextTakesOnlyItsValue(t *testing.T) {
 	t.Parallel()
@@ -64,7 +64,7 @@ func TestEscapedTextTakesOnlyItsValue(t *testing.T) {
 		}
 	}), budget)
 	h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", strings.NewReader("body")))
-	if budget.taken != size+4 {
-		t.Errorf("%d bytes are reserved for a value of %d", budget.taken, size)
+	if budget.reserved != size+4 {
+		t.Errorf("%d bytes are reserved for a value of %d", budget.reserved, size)
 	}
 }

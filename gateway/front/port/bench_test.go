@@ -30,14 +30,14 @@ func (bare) Infer(_ context.Context, r *connect.Request[inferencev1.InferRequest
 }
 
 // unbounded is a budget that keeps count.
-type unbounded struct{ taken atomic.Int64 }
+type unbounded struct{ reserved atomic.Int64 }
 
-func (u *unbounded) Take(n int64) *fault.Fault {
-	u.taken.Add(n)
+func (u *unbounded) Reserve(n int64) *fault.Fault {
+	u.reserved.Add(n)
 	return nil
 }
 
-func (u *unbounded) Give(n int64) { u.taken.Add(-n) }
+func (u *unbounded) Release(n int64) { u.reserved.Add(-n) }
 
 // BenchmarkInfer is a call over one connection of HTTP/2, of the port as it is and of
 // the least handler that could answer it: the difference is what the front costs. Both

@@ -135,17 +135,17 @@ func TestStreamIsServedOnThePublicPort(t *testing.T) {
 }
 
 // purse is a budget of 10,000 bytes.
-type purse struct{ taken atomic.Int64 }
+type purse struct{ reserved atomic.Int64 }
 
-func (p *purse) Take(n int64) *fault.Fault {
-	if p.taken.Add(n) <= 10_000 {
+func (p *purse) Reserve(n int64) *fault.Fault {
+	if p.reserved.Add(n) <= 10_000 {
 		return nil
 	}
-	p.taken.Add(-n)
+	p.reserved.Add(-n)
 	return fault.New(fault.Overloaded, "no more")
 }
 
-func (p *purse) Give(n int64) { p.taken.Add(-n) }
+func (p *purse) Release(n int64) { p.reserved.Add(-n) }
 
 // known says that there is any model, of which nothing is known.
 type known struct{}

@@ -138,7 +138,7 @@ func (h *handler) readRequest(w http.ResponseWriter, r *http.Request, pipeline s
 		return nil, format{}, err
 	}
 	f, err := h.readInputs(request, w, r, memory)
-	request.Booked = memory.Inputs()
+	request.Reserved = memory.Inputs()
 	return request, f, err
 }
 
@@ -190,7 +190,7 @@ func (h *handler) stream(w http.ResponseWriter, r *http.Request, pipeline string
 // sendStream reads the request and sends its response.
 func (h *handler) sendStream(out *stream, w http.ResponseWriter, r *http.Request, pipeline string) error {
 	if last := strings.TrimSpace(r.Header.Get(lastEventID)); last != "" {
-		return invalid(lastEventID, fmt.Errorf("%.*q: a stream is not taken up where it broke; send the request without it, which makes it anew", maxQuoted, last))
+		return invalid(lastEventID, fmt.Errorf("%.*q: streams cannot be resumed; send the request again without Last-Event-ID", maxQuoted, last))
 	}
 	memory := transport.NewReservation(r.Context(), h.settings.MaxPayload)
 	defer memory.Release()

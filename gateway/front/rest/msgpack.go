@@ -25,9 +25,9 @@ func looksLikeTensors(data []byte) bool {
 type unpacked struct {
 	text  []byte
 	limit int
-	// memory is reserved for the text and the tensors; booked bytes of it are the text's.
-	memory *transport.Reservation
-	booked int64
+	// memory is reserved for the text and the tensors; reserved bytes of it are the text's.
+	memory   *transport.Reservation
+	reserved int64
 	// raw are tensors that came as binary, and lists those that came as lists, by the index of
 	// their inputs. They are not in the text.
 	raw, lists map[int][]byte
@@ -177,8 +177,8 @@ func (u *unpacked) decode(data []byte) (*oipjson.Request, error) {
 // head decodes a request by way of JSON, without the data of its tensors.
 func (u *unpacked) head(data []byte) (*oipjson.Request, error) {
 	defer func() {
-		u.memory.ReleaseScratch(u.booked)
-		u.text, u.booked = nil, 0
+		u.memory.ReleaseTemporary(u.reserved)
+		u.text, u.reserved = nil, 0
 	}()
 	if err := u.request(data); err != nil {
 		return nil, err
@@ -194,10 +194,10 @@ func (u *unpacked) reserve(n int) error {
 		return nil
 	}
 	need := int64(len(u.text) + most - cap(u.text))
-	if err := u.memory.Scratch(need); err != nil {
+	if err := u.memory.ReserveTemporary(need); err != nil {
 		return err
 	}
-	u.booked += need
+	u.reserved += need
 	u.text = slices.Grow(u.text, most)
 	return nil
 }

@@ -27,19 +27,19 @@ const (
 
 // purse is a budget of so many bytes.
 type purse struct {
-	bound int64
-	taken atomic.Int64
+	bound    int64
+	reserved atomic.Int64
 }
 
-func (p *purse) Take(n int64) *fault.Fault {
-	if p.taken.Add(n) > p.bound {
-		p.taken.Add(-n)
+func (p *purse) Reserve(n int64) *fault.Fault {
+	if p.reserved.Add(n) > p.bound {
+		p.reserved.Add(-n)
 		return fault.New(fault.Overloaded, "no more")
 	}
 	return nil
 }
 
-func (p *purse) Give(n int64) { p.taken.Add(-n) }
+func (p *purse) Release(n int64) { p.reserved.Add(-n) }
 
 // swelling returns requests that say eight bytes with one or two.
 func swelling(t testing.TB) map[string][]byte {
@@ -83,31 +83,31 @@ func TestOversizedTensorIsRejectedBeforeAllocation(t *testing.T) {
 		if text := w.Body.String(); w.Code != http.StatusRequestEntityTooLarge || !strings.Contains(text, "inputs.x.data takes") || !strings.Contains(text, "gateway.max_payload is 262144") {
 			t.Errorf("%s: %d %s", mediaType, w.Code, text)
 		}
-		if got := budget.taken.Load(); got != 0 {
-			t.Errorf("%s: %d bytes are taken by nobody", mediaType, got)
+		if got := budget.reserved.Load(); got != 0 {
+			t.Errorf("%s: %d bytes stay reserved", mediaType, got)
 		}
 	}
 }
 
-func TestTensorsAreBookedUntilTheyAreAnswered(t *testing.T) {
+func TestTensorsAreReservedUntilTheyAreAnswered(t *testing.T) {
 	t.Parallel()
 	for mediaType, data := range swelling(t) {
 		t.Run(mediaType, func(t *testing.T) {
 			t.Parallel()
-			budget, booked, made := &purse{bound: 1 << 30}, int64(0), 0
+			budget, reserved, made := &purse{bound: 1 << 30}, int64(0), 0
 			caller := &fronttest.Caller{Answer: func(_ context.Context, r *call.Request) (*call.Response, error) {
-				booked, made = budget.taken.Load(), payload.Size(r.Inputs)
-				if r.Booked != made {
-					t.Errorf("%d bytes are said to be booked of %d", r.Booked, made)
+				reserved, made = budget.reserved.Load(), payload.Size(r.Inputs)
+				if r.Reserved != made {
+					t.Errorf("%d bytes are reported as reserved of %d", r.Reserved, made)
 				}
 				return nil, fault.New(fault.NoCapacity, "it is a test")
 			}}
 			send(t.Context(), transport.WithBudget(rest.New(caller, transport.Settings{}), budget), mediaType, data)
-			if want := int64(len(data) + made); made < 4*len(data)-4096 || booked != want {
-				t.Errorf("%d bytes are booked of a body of %d and inputs of %d", booked, len(data), made)
+			if want := int64(len(data) + made); made < 4*len(data)-4096 || reserved != want {
+				t.Errorf("%d bytes are reserved of a body of %d and inputs of %d", reserved, len(data), made)
 			}
-			if got := budget.taken.Load(); got != 0 {
-				t.Errorf("%d bytes are taken by nobody", got)
+			if got := budget.reserved.Load(); got != 0 {
+				t.Errorf("%d bytes stay reserved", got)
 			}
 		})
 	}
@@ -118,8 +118,8 @@ func TestTensorBeyondTheBudgetIsRejected(t *testing.T) {
 	for mediaType, data := range swelling(t) {
 		budget := &purse{bound: int64(3 * len(data))}
 		w := send(t.Context(), transport.WithBudget(rest.New(&fronttest.Caller{}, transport.Settings{}), budget), mediaType, data)
-		if !strings.Contains(w.Body.String(), `"OVERLOADED"`) || budget.taken.Load() != 0 {
-			t.Errorf("%s: %d %s, and %d bytes are taken", mediaType, w.Code, w.Body, budget.taken.Load())
+		if !strings.Contains(w.Body.String(), `"OVERLOADED"`) || budget.reserved.Load() != 0 {
+			t.Errorf("%s: %d %s, and %d bytes are taken", mediaType, w.Code, w.Body, budget.reserved.Load())
 		}
 	}
 }
@@ -164,7 +164,7 @@ func TestManySwellingBodiesAtOnceStayWithinTheBudget(t *testing.T) {
 	if got := int64(after.HeapSys) - int64(before.HeapSys); got > 4*bound {
 		t.Errorf("the heap grew by %d bytes, with a budget of %d", got, bound)
 	}
-	if got := budget.taken.Load(); got != 0 {
-		t.Errorf("%d bytes are taken by nobody", got)
+	if got := budget.reserved.Load(); got != 0 {
+		t.Errorf("%d bytes stay reserved", got)
 	}
 }

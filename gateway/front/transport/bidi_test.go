@@ -84,14 +84,14 @@ func TestFullStreamOutlivesStallTimeout(t *testing.T) {
 // nothing is a budget that has no byte.
 type nothing struct{}
 
-func (nothing) Take(n int64) *fault.Fault {
+func (nothing) Reserve(n int64) *fault.Fault {
 	if n == 0 {
 		return nil
 	}
 	return fault.New(fault.Overloaded, "no more")
 }
 
-func (nothing) Give(int64) {}
+func (nothing) Release(int64) {}
 
 func TestRejectedFirstByteIsReported(t *testing.T) {
 	t.Parallel()

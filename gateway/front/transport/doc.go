@@ -32,12 +32,12 @@
 //
 // Responses are not compressed: tensors and images hardly shrink. Requests may use gzip.
 //
-// # Bodies
+// # Budget
 //
 // ReadBody reads at most a limit. StallReader and StallWriter fail when a caller sends or
 // takes nothing for the stall timeout; a slow caller that makes progress is served.
-// WithBudget charges bodies to the budget of all requests. A Reservation charges inputs that
-// are decoded into new memory, before the memory is allocated.
+// WithBudget reserves budget for bodies. A Reservation reserves it for inputs that are
+// decoded into new memory, before the memory is allocated.
 //
 // # Faults on plain HTTP
 //

@@ -13,17 +13,17 @@ import (
 
 // Budget bounds the bytes of all requests together. gateway/admission.ByteBudget implements it.
 type Budget interface {
-	// Take takes bytes, or returns the fault that refuses them.
-	Take(n int64) *fault.Fault
-	// Give returns bytes that were taken.
-	Give(n int64)
+	// Reserve reserves bytes, or returns the fault that rejects them.
+	Reserve(n int64) *fault.Fault
+	// Release releases reserved bytes.
+	Release(n int64)
 }
 
 // budgetKey is the context key of the Budget of a request.
 type budgetKey struct{}
 
-// WithBudget returns a handler that charges request bodies to the budget as they are read,
-// and releases them when next has returned. A refused read fails with the budget's fault.
+// WithBudget returns a handler that reserves budget for request bodies as they are read,
+// and releases it when next has returned. A rejected read fails with the budget's fault.
 // Reservations of such a request use the same budget.
 func WithBudget(next http.Handler, budget Budget) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -43,23 +43,23 @@ func WithBudget(next http.Handler, budget Budget) http.Handler {
 
 type budgetedBody struct {
 	io.ReadCloser
-	budget Budget
-	taken  atomic.Int64
+	budget   Budget
+	reserved atomic.Int64
 }
 
-func (b *budgetedBody) release() { b.budget.Give(b.taken.Swap(0)) }
+func (b *budgetedBody) release() { b.budget.Release(b.reserved.Swap(0)) }
 
 // Read implements io.Reader.
 func (b *budgetedBody) Read(buf []byte) (int, error) {
 	n, err := b.ReadCloser.Read(buf)
-	if f := b.budget.Take(int64(n)); f != nil {
+	if f := b.budget.Reserve(int64(n)); f != nil {
 		return 0, f
 	}
-	b.taken.Add(int64(n))
+	b.reserved.Add(int64(n))
 	return n, err
 }
 
-// releaseBody releases what the request's body has charged to its budget so far. Streams of
+// releaseBody releases the budget that the request's body has reserved so far. Streams of
 // messages call it before each message, because only the latest is kept.
 func releaseBody(r *http.Request) {
 	if from, ok := r.Body.(*budgetedBody); ok {
@@ -67,16 +67,16 @@ func releaseBody(r *http.Request) {
 	}
 }
 
-// Reservation charges the memory of one request's decoded inputs before it is allocated: to
-// the limit of the request, and to its budget. It belongs to one goroutine. A nil
+// Reservation reserves the memory of one request's decoded inputs before it is allocated,
+// within the limit of the request and its budget. It belongs to one goroutine. A nil
 // Reservation bounds nothing.
 type Reservation struct {
 	ctx   context.Context
 	limit int64
 	// budget is nil where there is none.
 	budget Budget
-	// inputs are the bytes reserved for inputs, and charged all bytes taken from the budget.
-	inputs, charged int64
+	// inputs are the bytes reserved for inputs, reserved all bytes reserved from the budget.
+	inputs, reserved int64
 }
 
 // NewReservation returns a reservation of at most limit bytes of inputs; 0 is no limit. The
@@ -96,7 +96,7 @@ func (r *Reservation) Input(field string, n int64) error {
 	if r.limit > 0 && n > r.limit-r.inputs {
 		return r.tooLarge(field, n)
 	}
-	if err := r.Scratch(n); err != nil {
+	if err := r.ReserveTemporary(n); err != nil {
 		return err
 	}
 	r.inputs += n
@@ -113,34 +113,34 @@ func (r *Reservation) tooLarge(field string, n int64) error {
 		WithMetadata("limit_bytes", strconv.FormatInt(r.limit, 10))
 }
 
-// Scratch reserves n bytes of temporary memory, which count against the budget only.
-func (r *Reservation) Scratch(n int64) error {
+// ReserveTemporary reserves n bytes of temporary memory, which count against the budget only.
+func (r *Reservation) ReserveTemporary(n int64) error {
 	if r == nil {
 		return nil
 	}
 	switch err := r.ctx.Err(); {
 	case errors.Is(err, context.DeadlineExceeded):
-		return fault.New(fault.DeadlineExceeded, "the request's time was over before its inputs were read").Caused(err)
+		return fault.New(fault.DeadlineExceeded, "the deadline passed before the inputs were read").Caused(err)
 	case err != nil:
-		return fault.New(fault.Cancelled, "the caller went away").Caused(err)
+		return fault.New(fault.Cancelled, "the caller disconnected").Caused(err)
 	}
 	if r.budget != nil {
-		if f := r.budget.Take(n); f != nil {
+		if f := r.budget.Reserve(n); f != nil {
 			return f
 		}
 	}
-	r.charged += n
+	r.reserved += n
 	return nil
 }
 
-// ReleaseScratch releases n bytes that Scratch reserved.
-func (r *Reservation) ReleaseScratch(n int64) {
+// ReleaseTemporary releases n bytes that ReserveTemporary reserved.
+func (r *Reservation) ReleaseTemporary(n int64) {
 	if r == nil {
 		return
 	}
-	r.charged -= n
+	r.reserved -= n
 	if r.budget != nil {
-		r.budget.Give(n)
+		r.budget.Release(n)
 	}
 }
 
@@ -155,6 +155,6 @@ func (r *Reservation) Inputs() int {
 // Release releases everything. The inputs must not be used after it.
 func (r *Reservation) Release() {
 	if r != nil {
-		r.ReleaseScratch(r.charged)
+		r.ReleaseTemporary(r.reserved)
 	}
 }

@@ -16,17 +16,17 @@ import (
 )
 
 // purse is a budget of 100 bytes.
-type purse struct{ taken atomic.Int64 }
+type purse struct{ reserved atomic.Int64 }
 
-func (p *purse) Take(n int64) *fault.Fault {
-	if p.taken.Add(n) > 100 {
-		p.taken.Add(-n)
+func (p *purse) Reserve(n int64) *fault.Fault {
+	if p.reserved.Add(n) > 100 {
+		p.reserved.Add(-n)
 		return fault.New(fault.Overloaded, "no more")
 	}
 	return nil
 }
 
-func (p *purse) Give(n int64) { p.taken.Add(-n) }
+func (p *purse) Release(n int64) { p.reserved.Add(-n) }
 
 func TestBodiesTogetherStayWithinBudget(t *testing.T) {
 	t.Parallel()
@@ -48,7 +48,7 @@ func TestBodiesTogetherStayWithinBudget(t *testing.T) {
 	first := make(chan string, 1)
 	go func() { first <- post(t, client, url, strings.NewReader("hold"+strings.Repeat("x", 56))) }()
 	<-held
-	if got := budget.taken.Load(); got != 60 {
+	if got := budget.reserved.Load(); got != 60 {
 		t.Errorf("%d bytes are taken by a body of 60", got)
 	}
 	if got := post(t, client, url, strings.NewReader(strings.Repeat("y", 41))); !strings.Contains(got, "OVERLOADED") {
@@ -61,8 +61,8 @@ func TestBodiesTogetherStayWithinBudget(t *testing.T) {
 	if got := <-first; got != "60" {
 		t.Errorf("the first is answered with %q", got)
 	}
-	if got := budget.taken.Load(); got != 0 {
-		t.Errorf("%d bytes are taken by nobody", got)
+	if got := budget.reserved.Load(); got != 0 {
+		t.Errorf("%d bytes stay reserved", got)
 	}
 }
 
@@ -91,25 +91,25 @@ func TestReservationRejectsBytesOverItsLimit(t *testing.T) {
 		if err := memory.Input("inputs.a", 61); reason(err) != fault.PayloadTooLarge || !strings.Contains(err.Error(), "inputs.a takes 61 bytes, gateway.max_payload is 60") {
 			t.Errorf("too much is %v", err)
 		}
-		if err := memory.Input("inputs.a", 40); err != nil || memory.Inputs() != 40 || budget.taken.Load() != 40 {
-			t.Errorf("%v: %d bytes are made, and %d booked", err, memory.Inputs(), budget.taken.Load())
+		if err := memory.Input("inputs.a", 40); err != nil || memory.Inputs() != 40 || budget.reserved.Load() != 40 {
+			t.Errorf("%v: %d bytes are made, and %d booked", err, memory.Inputs(), budget.reserved.Load())
 		}
 		if err := memory.Input("inputs.b", 21); reason(err) != fault.PayloadTooLarge || !strings.Contains(err.Error(), "of which 40 are taken") {
 			t.Errorf("too much beside it is %v", err)
 		}
-		if err := memory.Scratch(61); reason(err) != fault.Overloaded {
+		if err := memory.ReserveTemporary(61); reason(err) != fault.Overloaded {
 			t.Errorf("over the budget is %v", err)
 		}
-		if err := memory.Scratch(60); err != nil || budget.taken.Load() != 100 {
-			t.Errorf("%v: %d bytes are booked", err, budget.taken.Load())
+		if err := memory.ReserveTemporary(60); err != nil || budget.reserved.Load() != 100 {
+			t.Errorf("%v: %d bytes are booked", err, budget.reserved.Load())
 		}
-		memory.ReleaseScratch(50)
-		if got := budget.taken.Load(); got != 50 {
+		memory.ReleaseTemporary(50)
+		if got := budget.reserved.Load(); got != 50 {
 			t.Errorf("%d bytes are booked after some were given back", got)
 		}
 	})
-	if got := budget.taken.Load(); got != 0 {
-		t.Errorf("%d bytes are taken by nobody", got)
+	if got := budget.reserved.Load(); got != 0 {
+		t.Errorf("%d bytes stay reserved", got)
 	}
 }
 
@@ -119,7 +119,7 @@ func TestReservationFailsAfterDisconnect(t *testing.T) {
 	leave()
 	budget := &purse{}
 	within(ctx, t, budget, 0, func(memory *transport.Reservation) {
-		if err := memory.Input("inputs.a", 1); reason(err) != fault.Cancelled || memory.Inputs() != 0 || budget.taken.Load() != 0 {
+		if err := memory.Input("inputs.a", 1); reason(err) != fault.Cancelled || memory.Inputs() != 0 || budget.reserved.Load() != 0 {
 			t.Errorf("%v: %d bytes are made", err, memory.Inputs())
 		}
 	})
