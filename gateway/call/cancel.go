@@ -49,7 +49,7 @@ func (s *Service) receiveCancel(data []byte) {
 	s.table.cancel(message.RequestID, cancelledFault())
 }
 
-// cancelledFault is what the caller of a cancelled request gets.
+// cancelledFault returns the fault of a cancelled request.
 func cancelledFault() *fault.Fault { return fault.New(fault.Cancelled, "the request was cancelled") }
 
 // requestIDKey is the request's ID among the metadata of a fault.
@@ -105,10 +105,10 @@ func (x *call) isCancelled() bool {
 }
 
 const (
-	// cancelTimeout is for the whole of one cancellation, of which most is the wait
-	// for its turn where a thousand callers leave at once.
+	// cancelTimeout bounds one cancellation, most of which is the wait for other deletes
+	// when a thousand callers disconnect at once.
 	cancelTimeout = 5 * time.Second
-	// brokerTimeout is for each question to the broker.
+	// brokerTimeout bounds each request to the broker.
 	brokerTimeout = time.Second
 	// maxDeletes bounds the concurrent deletes: all clients of the broker share one API
 	// queue. Further deletes wait.

@@ -234,7 +234,7 @@ func (i *idempotent) countOnce(outcome string) {
 	i.isCounted = true
 }
 
-// keyState is what is stored about an idempotency key.
+// keyState is the stored state of an idempotency key.
 type keyState struct {
 	record store.KeyRecord
 	// result is the stored result of the request that has the key; nil where there
@@ -244,7 +244,7 @@ type keyState struct {
 	isLost bool
 }
 
-// keyStatus is what a call with the key can do.
+// keyStatus says how a call with the key proceeds.
 type keyStatus uint8
 
 const (

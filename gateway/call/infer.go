@@ -210,7 +210,7 @@ func (x *call) memoryStages(d pipeline.Durability) []pipeline.StageName {
 	return out
 }
 
-// handleNext handles one event; response is nil while the call goes on.
+// handleNext handles one event; response is nil while the call continues.
 func (x *call) handleNext(ctx context.Context) (*Response, error) {
 	select {
 	case <-x.sending.failed:

@@ -65,8 +65,7 @@ var (
 	errNotStored = errors.New("it announces a stored result of a request that stores none")
 )
 
-// handleEvent handles what has come for the call; response is nil while the call goes
-// on.
+// handleEvent handles an event of the call; response is nil while the call continues.
 func (x *call) handleEvent(ctx context.Context, e event) (*Response, error) {
 	switch {
 	case e.fault != nil:

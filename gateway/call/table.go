@@ -194,7 +194,7 @@ func (t *table) sizes() (calls, unread int) {
 	return len(t.executions), t.shared
 }
 
-// event is what has come for a call: one of these, or nothing.
+// event is a fault, a reply or signals for a call, or nothing.
 type event struct {
 	// fault ends the call. There is nothing else to read then.
 	fault *fault.Fault
@@ -202,7 +202,7 @@ type event struct {
 	signals
 }
 
-// next returns what has come, replies in their order.
+// next returns the next event, replies in their order.
 func (p *pending) next() (e event) {
 	p.table.mu.Lock()
 	defer p.table.mu.Unlock()

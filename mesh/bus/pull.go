@@ -15,7 +15,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// PullSettings are what a host pulls.
+// PullSettings name the queues that a host pulls from, and bound its items.
 type PullSettings struct {
 	Stage pipeline.StageName
 	// Durabilities name the stage's queues to pull from.

@@ -311,7 +311,7 @@ func runsFromProto(in []*meshv1.RunRecord) ([]RunRecord, error) {
 	return out, nil
 }
 
-// Cancel is the notice that a request is cancelled.
+// Cancel is the message that a request is cancelled.
 type Cancel struct {
 	Mesh      pipeline.MeshName
 	RequestID pipeline.RequestID
@@ -319,14 +319,14 @@ type Cancel struct {
 	Deadline time.Time
 }
 
-// Encode returns the notice's bytes.
+// Encode returns the message's bytes.
 func (c *Cancel) Encode() ([]byte, error) {
 	return proto.Marshal(&meshv1.Cancel{
 		Mesh: string(c.Mesh), RequestId: string(c.RequestID), Deadline: timestamppb.New(c.Deadline),
 	})
 }
 
-// DecodeCancel reads a notice from bytes of any sender.
+// DecodeCancel reads a cancel message from bytes of any sender.
 func DecodeCancel(data []byte) (*Cancel, error) {
 	return decodeRecord(data, new(meshv1.Cancel), func(in *meshv1.Cancel) (*Cancel, error) {
 		if err := checkID(in.GetRequestId()); err != nil {

@@ -65,7 +65,7 @@
 // Status and headers are sent with the first event, so a failure before it is an ordinary
 // response. Every event is flushed. While Run works and nothing was sent for the ping
 // interval, a comment ": ping" is sent, because proxies close idle responses; it also begins
-// the response. When the caller is gone, Send fails, and the context of Run ends when a
+// the response. When the caller has disconnected, Send fails, and the context of Run ends when a
 // comment cannot be sent.
 //
 // # Concurrency

@@ -125,7 +125,7 @@ func (s *EventStream) SetHeader(name, value string) {
 	}
 }
 
-// Send sends an event. It fails with CANCELLED when the caller is gone.
+// Send sends an event. It fails with CANCELLED when the caller has disconnected.
 func (s *EventStream) Send(e Event) error { return s.write(e.append) }
 
 // maxKeptBuffer is the largest buffer that is kept for the next event.

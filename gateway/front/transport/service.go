@@ -151,7 +151,7 @@ func ServerStream[M any, P message[M], Out any](s *Service, name protoreflect.Na
 }
 
 // sendFault classifies a response that could not be sent: the deadline passed, or the caller
-// is gone.
+// has disconnected.
 func sendFault(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
