@@ -82,12 +82,12 @@ var classes = map[Reason]Class{
 	IdempotencyMismatch: {code.Code_ALREADY_EXISTS, http.StatusConflict, false, "the idempotency key was used with another payload"},
 	NotReplayable:       {code.Code_FAILED_PRECONDITION, http.StatusBadRequest, false, "the dead letter holds no item that could be run again"},
 
-	RevisionMismatch:   {code.Code_ABORTED, http.StatusConflict, false, "somebody else has changed the pipeline meanwhile"},
+	RevisionMismatch:   {code.Code_ABORTED, http.StatusConflict, false, "the pipeline was changed meanwhile"},
 	PipelineDoesNotFit: {code.Code_FAILED_PRECONDITION, http.StatusBadRequest, false, "a pipeline's stages are not known, or do not fit together"},
 
 	NoCapacity:          {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "a stage on the route has no live host"},
 	BrokerUnavailable:   {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the broker cannot be reached; the request was not queued"},
-	RegistryUnavailable: {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the mesh's registry cannot be reached; changes need it, and a gateway that has never heard of it"},
+	RegistryUnavailable: {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the mesh's registry cannot be reached; changes need it, and so does a gateway that has not read it yet"},
 	QueueLost:           {code.Code_UNAVAILABLE, http.StatusServiceUnavailable, true, "the in-memory queue that held the request was lost with its broker"},
 	QueueFull:           {code.Code_RESOURCE_EXHAUSTED, http.StatusTooManyRequests, true, "a stage's queue is full"},
 	Overloaded:          {code.Code_RESOURCE_EXHAUSTED, http.StatusTooManyRequests, true, "the gateway or host has as many requests in flight, or the mesh as many idempotency keys, as it may"},
