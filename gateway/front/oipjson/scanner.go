@@ -284,32 +284,33 @@ type rawText struct {
 }
 
 // size returns the length of the value.
-func (r rawText) size() int {
-	size := 0
-	r.each(func(piece []byte) { size += len(piece) })
-	return size
+func (r rawText) size() (size int) {
+	rest := r.text
+	for at := r.escape(rest); at >= 0; at = r.escape(rest) {
+		c, n := unescape(rest[at:])
+		size += at + utf8.RuneLen(c)
+		rest = rest[at+n:]
+	}
+	return size + len(rest)
 }
 
 // append appends the value.
 func (r rawText) append(dst []byte) []byte {
-	r.each(func(piece []byte) { dst = append(dst, piece...) })
-	return dst
-}
-
-// each passes the value on piece by piece.
-func (r rawText) each(piece func([]byte)) {
 	rest := r.text
-	for r.escaped {
-		at := bytes.IndexByte(rest, '\\')
-		if at < 0 {
-			break
-		}
-		piece(rest[:at])
+	for at := r.escape(rest); at >= 0; at = r.escape(rest) {
 		c, n := unescape(rest[at:])
-		piece(utf8.AppendRune(make([]byte, 0, utf8.UTFMax), c))
+		dst = utf8.AppendRune(append(dst, rest[:at]...), c)
 		rest = rest[at+n:]
 	}
-	piece(rest)
+	return append(dst, rest...)
+}
+
+// escape returns where the next escape is, or -1.
+func (r rawText) escape(rest []byte) int {
+	if !r.escaped {
+		return -1
+	}
+	return bytes.IndexByte(rest, '\\')
 }
 
 // unescape returns the character of the valid escape that raw begins with, and its
