@@ -111,7 +111,9 @@ func (w *walk) bytes() error {
 		w.size += 4 + int64(text.size())
 		return nil
 	}
-	w.raw = text.append(binary.LittleEndian.AppendUint32(w.raw, uint32(text.size())))
+	start := len(w.raw)
+	w.raw = text.append(append(w.raw, 0, 0, 0, 0))
+	binary.LittleEndian.PutUint32(w.raw[start:], uint32(len(w.raw)-start-4))
 	return nil
 }
 

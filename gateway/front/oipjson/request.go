@@ -137,17 +137,17 @@ var errStop = errors.New("enough was read")
 // Decode reads a request. Its tensors are allocated from the memory, and share no
 // bytes with the text.
 func Decode(text []byte, memory *transport.Reservation) (*Request, error) {
-	return decode(scanner{data: text, memory: memory})
+	return decode(scanner{data: text}, memory)
 }
 
 // DecodeUnpacked decodes a request that was converted from MessagePack. Its messages
 // suggest sending unsupported data as bytes.
 func DecodeUnpacked(text []byte, memory *transport.Reservation) (*Request, error) {
-	return decode(scanner{data: text, packed: true, memory: memory})
+	return decode(scanner{data: text, packed: true}, memory)
 }
 
-func decode(from scanner) (*Request, error) {
-	d := &decoder{scanner: from}
+func decode(from scanner, memory *transport.Reservation) (*Request, error) {
+	d := &decoder{scanner: from, memory: memory}
 	var seen keys
 	err := d.object(func(key string) error {
 		if err := seen.add("", key); err != nil {
@@ -171,6 +171,7 @@ func decode(from scanner) (*Request, error) {
 type decoder struct {
 	scanner
 
+	memory  *transport.Reservation
 	request Request
 }
 

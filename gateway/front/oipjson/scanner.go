@@ -8,8 +8,6 @@ import (
 	"strings"
 	"unicode/utf16"
 	"unicode/utf8"
-
-	"github.com/stagemesh/stagemesh/gateway/front/transport"
 )
 
 // MaxDepth bounds the nesting of arrays and objects. A tensor has at most
@@ -24,7 +22,6 @@ type scanner struct {
 	depth int
 	// packed is true if the text was converted from MessagePack, for messages.
 	packed bool
-	memory *transport.Reservation
 }
 
 // syntaxError means that text is not JSON, or not the expected JSON.
