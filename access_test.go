@@ -1,35 +1,15 @@
 package stagemesh_test
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 )
-
-// said is a log that can be read while it is written.
-type said struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *said) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *said) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
 
 // closed is the file of a mesh whose broker listens with TLS and wants a token; %s is
 // the section nats.
@@ -50,8 +30,8 @@ func TestProcessesJoinBrokerWithTLSAndToken(t *testing.T) {
 	authority := testbed.NewAuthority(t)
 	cert, key := authority.Certificate("127.0.0.1")
 	token := testbed.SecretFile(t, "open-sesame\n")
-	with := func(nats string, stages ...string) (*stagemesh.Mesh, *said) {
-		log := &said{}
+	with := func(nats string, stages ...string) (*stagemesh.Mesh, *testbed.Log) {
+		log := &testbed.Log{}
 		m, err := stagemesh.FromFile(parse(t, fmt.Sprintf(closed, nats)), stagemesh.FileSettings{Stages: stages, Logger: slog.New(slog.NewTextHandler(log, nil))})
 		if err != nil {
 			t.Fatal(err)
@@ -119,7 +99,7 @@ func TestGatewayFilesAreReadBeforeTheStart(t *testing.T) {
 		"gateway.admin": `{listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0", token_file: /nowhere}}`,
 	} {
 		text := "mesh: m\ngateway: " + gateway + "\nstages: {a: {runner: {echo: {}}}}\npipelines: {p: {steps: [{name: a, stage: a}]}}\n"
-		log := &said{}
+		log := &testbed.Log{}
 		m, err := stagemesh.FromFile(parse(t, text), stagemesh.FileSettings{Logger: slog.New(slog.NewTextHandler(log, nil))})
 		if err != nil {
 			t.Fatal(err)

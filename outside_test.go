@@ -1,7 +1,6 @@
 package stagemesh_test
 
 import (
-	"bytes"
 	"context"
 	"debug/buildinfo"
 	"fmt"
@@ -9,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 
@@ -57,24 +55,6 @@ func buildOutside(t *testing.T) (program string) {
 	return program
 }
 
-// output is what a program prints, readable while it does.
-type output struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.String()
-}
-
 func TestProgramOfAnotherModuleServesAStage(t *testing.T) {
 	t.Parallel()
 	program := buildOutside(t)
@@ -93,7 +73,7 @@ func TestProgramOfAnotherModuleServesAStage(t *testing.T) {
 	if err := os.WriteFile(file, []byte("mesh: outside\nregistry: {none: true}\nstages: {hello: {runner: {greet: {greeting: hello}}}}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	var out, errOut output
+	var out, errOut testbed.Log
 	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), program, "hello", "--config", file, "--ops", "127.0.0.1:0")
 	cmd.Env = append(os.Environ(), "STAGEMESH_NATS="+broker.URL())
 	cmd.Stdout, cmd.Stderr = &out, &errOut

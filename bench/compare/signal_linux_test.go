@@ -3,6 +3,7 @@ package compare_test
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,33 +15,13 @@ import (
 	"syscall"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/stagemesh/stagemesh/internal/testbed"
 )
-
-// log is text that may be read while it is written.
-type log struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *log) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *log) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
 
 // program is bench run as a process on a terminal.
 type program struct {
 	cmd      *exec.Cmd
-	out      log
+	out      testbed.Log
 	keyboard *os.File
 	ended    chan error
 }
@@ -55,7 +36,7 @@ func start(t *testing.T) *program {
 	if err != nil {
 		t.Fatal(err)
 	}
-	keyboard, terminal := openTerminal(t)
+	keyboard, terminal := testbed.OpenTerminal(t)
 	p := &program{keyboard: keyboard, ended: make(chan error, 1), cmd: exec.Command(executable, "run", "both", "--payload", "1KiB",
 		"--mesh", write(t, strings.ReplaceAll(echoes, ", hosts: 2", "")), "--processes", "--concurrency", "1,2", "--warmup", "100ms", "--duration", "24h")}
 	p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = terminal, &p.out, terminal
@@ -64,9 +45,9 @@ func start(t *testing.T) *program {
 		t.Fatal(err)
 	}
 	terminal.Close() // the program has its own
-	var screen log
+	var screen testbed.Log
 	var reading sync.WaitGroup
-	reading.Go(func() { _, _ = screen.ReadFrom(keyboard) }) // fails at the program's end
+	reading.Go(func() { _, _ = io.Copy(&screen, keyboard) }) // fails at the program's end
 	reading.Go(func() { p.ended <- p.cmd.Wait() })
 	t.Cleanup(func() {
 		_ = p.cmd.Process.Kill() // it has mostly ended
@@ -77,47 +58,6 @@ func start(t *testing.T) *program {
 	})
 	testbed.Eventually(t, "it has answers", func() bool { return answering.MatchString(screen.String()) })
 	return p
-}
-
-// ReadFrom copies until the first error.
-func (l *log) ReadFrom(from *os.File) (n int64, err error) {
-	buffer := make([]byte, 4096)
-	for {
-		m, err := from.Read(buffer)
-		_, _ = l.Write(buffer[:m]) // never fails
-		if n += int64(m); err != nil {
-			return n, err
-		}
-	}
-}
-
-// openTerminal returns both sides of a new pseudo-terminal.
-func openTerminal(t *testing.T) (keyboard, terminal *os.File) {
-	t.Helper()
-	keyboard, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { keyboard.Close() })
-	raw, err := keyboard.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var number int
-	var failed error
-	err = raw.Control(func(fd uintptr) {
-		if failed = unix.IoctlSetPointerInt(int(fd), unix.TIOCSPTLCK, 0); failed == nil {
-			number, failed = unix.IoctlGetInt(int(fd), unix.TIOCGPTN)
-		}
-	})
-	if err != nil || failed != nil {
-		t.Fatal(err, failed)
-	}
-	terminal, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return keyboard, terminal
 }
 
 func TestCtrlCReportsAndStopsAllProcesses(t *testing.T) {

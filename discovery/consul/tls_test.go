@@ -4,9 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"io"
 	"net"
-	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -153,18 +151,6 @@ func TestInstanceOfAnotherAuthorityIsNotHealthy(t *testing.T) {
 // checksOf returns the agent's checks of a service.
 func checksOf(t *testing.T, address, service string) string {
 	t.Helper()
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+"/v1/health/checks/"+service, http.NoBody)
-	if err != nil {
-		t.Fatal(err)
-	}
-	response, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(request)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer response.Body.Close()
-	text, err := io.ReadAll(response.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
+	_, checks := testbed.Get(t, "http://"+address+"/v1/health/checks/"+service)
+	return checks
 }

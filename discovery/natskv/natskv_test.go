@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -19,6 +18,7 @@ import (
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/internal/discoverytest"
 	"github.com/stagemesh/stagemesh/discovery/natskv"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 func TestStoreConforms(t *testing.T) {
@@ -183,24 +183,6 @@ func as(b *server.Server, password string) string {
 	return strings.Replace(b.ClientURL(), "nats://", "nats://mesh:"+password+"@", 1)
 }
 
-// logBuffer keeps what was logged.
-type logBuffer struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
-
 // allCalls returns every function of a store.
 func allCalls(c *natskv.Store) map[string]func(ctx context.Context) error {
 	return map[string]func(ctx context.Context) error{
@@ -219,7 +201,7 @@ func TestWrongCredentialsAreDeniedAndNotShown(t *testing.T) {
 	t.Parallel()
 	b := broker(t, user())
 	for name, url := range map[string]string{"wrong": as(b, "hunter2"), "none": b.ClientURL()} {
-		log := &logBuffer{}
+		log := &testbed.Log{}
 		c := client(t, settings(url, func(s *natskv.Settings) { s.Logger = slog.New(slog.NewTextHandler(log, nil)) }))
 		for what, call := range allCalls(c) {
 			t.Run(what+" with "+name, func(t *testing.T) {
@@ -265,7 +247,7 @@ func TestDocumentedPermissionsAreEnough(t *testing.T) {
 		}
 	}
 	b := broker(t, user(allowed...))
-	log := &logBuffer{}
+	log := &testbed.Log{}
 	c := client(t, settings(as(b, "right"), func(s *natskv.Settings) { s.Logger = slog.New(slog.NewTextHandler(log, nil)) }))
 	change, snapshot := newRecorder[discovery.Change](), newRecorder[discovery.Snapshot]()
 	background(t, func(ctx context.Context) error { return c.Observe(ctx, "", change) })

@@ -81,7 +81,7 @@ func TestRepeatedRejectionsAreNotLogged(t *testing.T) {
 		t.Fatal(err)
 	}
 	url := s.ClientURL()
-	log := &logBuffer{}
+	log := &testbed.Log{}
 	c := client(t, settings(url, func(s *natskv.Settings) {
 		s.Auth.TokenFile, s.Logger = testbed.SecretFile(t, "open-sesame"), slog.New(slog.NewTextHandler(log, nil))
 	}))
@@ -157,7 +157,7 @@ func TestInstanceIsHealthyOnlyWithItsCertificate(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			log := &logBuffer{}
+			log := &testbed.Log{}
 			c := client(t, settings(b.ClientURL(), func(s *natskv.Settings) { s.Logger = slog.New(slog.NewTextHandler(log, nil)) }))
 			service := strings.ReplaceAll(name, " ", "-")
 			snapshot := newRecorder[discovery.Snapshot]()

@@ -3,7 +3,6 @@ package call_test
 import (
 	"context"
 	"errors"
-	"io"
 	"log/slog"
 	"sync"
 	"testing"
@@ -43,7 +42,7 @@ type bed struct {
 	host *bus.Bus
 	nc   *nats.Conn
 	// logged are the service's warnings.
-	logged *lines
+	logged *testbed.Log
 	// stops ends each request path, once; stopsWith does so with a context and
 	// returns what it ended with.
 	stops     map[*call.Service]func()
@@ -52,7 +51,7 @@ type bed struct {
 
 func newBed(t *testing.T, edits ...func(*call.Settings)) *bed {
 	t.Helper()
-	b := &bed{t: t, broker: testbed.StartBroker(t), logged: &lines{}, stops: map[*call.Service]func(){}, stopsWith: map[*call.Service]func(context.Context) error{}}
+	b := &bed{t: t, broker: testbed.StartBroker(t), logged: &testbed.Log{}, stops: map[*call.Service]func(){}, stopsWith: map[*call.Service]func(context.Context) error{}}
 	b.host, b.nc = b.broker.Connect(mesh), b.broker.Client()
 	b.service = b.start(b.broker.Connect(mesh), edits...)
 	return b
@@ -94,29 +93,6 @@ func (b *bed) start(conn *bus.Bus, edits ...func(*call.Settings)) *call.Service 
 	}
 	b.t.Cleanup(b.stops[service])
 	return service
-}
-
-// lines is a log.
-type lines struct {
-	mu   sync.Mutex
-	text string
-}
-
-var _ io.Writer = (*lines)(nil)
-
-// Write implements io.Writer.
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.text += string(p)
-	return len(p), nil
-}
-
-// String returns what was logged.
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text
 }
 
 // alive makes the stage one that has a host.

@@ -3,7 +3,6 @@ package program_test
 import (
 	"context"
 	"errors"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -13,6 +12,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/stagemesh/stagemesh/internal/program"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -23,21 +23,7 @@ func settings(address string) program.Settings {
 
 func get(t *testing.T, port *program.Port, path string) (int, string) {
 	t.Helper()
-	request, err := http.NewRequestWithContext(context.WithoutCancel(t.Context()), http.MethodGet, "http://"+port.Addr().String()+path, http.NoBody)
-	if err != nil {
-		t.Fatal(err)
-	}
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	response, err := client.Do(request)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer response.Body.Close()
-	body, err := io.ReadAll(response.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return response.StatusCode, string(body)
+	return testbed.Get(t, "http://"+port.Addr().String()+path)
 }
 
 func expect(t *testing.T, port *program.Port, path string, status int, text string) {

@@ -5,10 +5,12 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -162,6 +164,9 @@ func (l *Log) String() string {
 	return l.text.String()
 }
 
+// Has reports whether the text is there.
+func (l *Log) Has(text string) bool { return strings.Contains(l.String(), text) }
+
 // Line waits for a line that has all of the words, and returns the first.
 func (l *Log) Line(t testing.TB, words ...string) string {
 	t.Helper()
@@ -176,4 +181,45 @@ func (l *Log) Line(t testing.TB, words ...string) string {
 		return false
 	})
 	return found
+}
+
+// Get returns the status and body of a page. It keeps no connection open, and works in a
+// cleanup too.
+func Get(t testing.TB, url string) (status int, body string) {
+	t.Helper()
+	request, err := http.NewRequestWithContext(context.WithoutCancel(t.Context()), http.MethodGet, url, http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	response, err := client.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return response.StatusCode, string(text)
+}
+
+// Metric returns a metric from a page of Prometheus, summed over the series that have the
+// labels, each written as name="value". A counter that does not exist yet is 0.
+func Metric(t testing.TB, page, metric string, labels ...string) int {
+	t.Helper()
+	sum := 0.0
+	for line := range strings.Lines(page) {
+		series, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		name, _, _ := strings.Cut(series, "{")
+		if name != metric || slices.ContainsFunc(labels, func(label string) bool { return !strings.Contains(series, label) }) {
+			continue
+		}
+		v, err := strconv.ParseFloat(value, 64)
+		if err != nil {
+			t.Fatalf("%s: %v", line, err)
+		}
+		sum += v
+	}
+	return int(sum)
 }

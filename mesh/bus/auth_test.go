@@ -1,13 +1,11 @@
 package bus_test
 
 import (
-	"bytes"
 	"crypto/tls"
 	"errors"
 	"log/slog"
 	"os"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -17,28 +15,10 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/credentials"
 )
 
-// logBuffer is a log that can be read while it is written.
-type logBuffer struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
-
 // reach returns a bus that may not be connected, and what it logs.
-func reach(t *testing.T, url string, auth credentials.Broker) (*bus.Bus, *logBuffer) {
+func reach(t *testing.T, url string, auth credentials.Broker) (*bus.Bus, *testbed.Log) {
 	t.Helper()
-	log := &logBuffer{}
+	log := &testbed.Log{}
 	b, err := bus.Connect(bus.Settings{Mesh: mesh, URL: url, Name: "test", Auth: auth, Logger: slog.New(slog.NewTextHandler(log, nil))})
 	if err != nil {
 		t.Fatal(err)

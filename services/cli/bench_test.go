@@ -142,14 +142,14 @@ func TestInterruptedBenchReports(t *testing.T) {
 	t.Cleanup(server.Close)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	var out log
+	var out testbed.Log
 	ended := make(chan error, 1)
 	go func() {
 		ended <- command(ctx, strings.NewReader(""), &out, io.Discard, "bench", "digits", "--payload", "1", "-a", server.URL, "--protocol", "http", "--warmup", "0s", "--duration", "1h")
 	}()
 	testbed.Eventually(t, "it has sent some", func() bool { return received.Load() > 100 })
 	cancel()
-	if err := testbed.Receive(t, "its end", ended); err != nil || !out.has("then it was interrupted") || !out.has("LATENCY") {
+	if err := testbed.Receive(t, "its end", ended); err != nil || !out.Has("then it was interrupted") || !out.Has("LATENCY") {
 		t.Errorf("got %v\n%s", err, out.String())
 	}
 }

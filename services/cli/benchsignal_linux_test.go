@@ -55,11 +55,11 @@ func TestCtrlCEndsBenchWithItsReport(t *testing.T) {
 		t.Errorf("it ended with %v", err)
 	}
 	for _, want := range []string{"1 CALLER\n", ", then it was interrupted\n", "LATENCY", "WHERE THE TIME WENT"} {
-		if !p.out.has(want) {
+		if !p.out.Has(want) {
 			t.Errorf("there is no %q in\n%s", want, p.out.String())
 		}
 	}
-	if p.out.has("2 CALLERS") || p.out.has("FAILED") {
+	if p.out.Has("2 CALLERS") || p.out.Has("FAILED") {
 		t.Errorf("it went on, or failed:\n%s", p.out.String())
 	}
 }
@@ -72,7 +72,7 @@ func TestProgressBarShowsWarmupAndDisappears(t *testing.T) {
 	if err := testbed.Receive(t, "its end", p.ended); err != nil {
 		t.Errorf("it ended with %v", err)
 	}
-	if !screen.has("run 1 of 2: warming up") || strings.Contains(p.out.String(), "warming up") {
+	if !screen.Has("run 1 of 2: warming up") || strings.Contains(p.out.String(), "warming up") {
 		t.Errorf("the screen has\n%q\nand the output\n%s", screen.String(), p.out.String())
 	}
 	testbed.Eventually(t, "the bar's line is empty", func() bool { return lastLine(screen.String()) == "" })
@@ -104,7 +104,7 @@ func TestSignalEndsBenchWithItsReport(t *testing.T) {
 			var received atomic.Int64
 			server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { received.Add(1) }))
 			t.Cleanup(server.Close)
-			var errOut log
+			var errOut testbed.Log
 			path := filepath.Join(t.TempDir(), "report.json")
 			p := startProgram(t, &errOut, func(*exec.Cmd) {}, "bench", "digits", "--payload", "1", "-a", server.URL, "--protocol", "http", "--warmup", "0s", "--duration", "24h", "--json", path)
 			testbed.Eventually(t, "it has sent some", func() bool { return received.Load() > 100 })
@@ -118,7 +118,7 @@ func TestSignalEndsBenchWithItsReport(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if r := readReport(t, file); len(r.Runs) != 1 || !r.Runs[0].Interrupted || r.Runs[0].Answered < 50 || !p.out.has("then it was interrupted") {
+			if r := readReport(t, file); len(r.Runs) != 1 || !r.Runs[0].Interrupted || r.Runs[0].Answered < 50 || !p.out.Has("then it was interrupted") {
 				t.Errorf("got %+v", r)
 			}
 		})

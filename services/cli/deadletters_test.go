@@ -180,7 +180,7 @@ func (g *doomedMesh) garbage() {
 // run returns what the verb prints, its hints, and how it fails.
 func (g *doomedMesh) run(args ...string) (out, hints string, err error) {
 	g.t.Helper()
-	var stdout, stderr log
+	var stdout, stderr testbed.Log
 	err = command(g.t.Context(), strings.NewReader(""), &stdout, &stderr, append([]string{"dead-letters"}, append(args, "-a", g.admin)...)...)
 	return stdout.String(), stderr.String(), err
 }

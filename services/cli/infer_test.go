@@ -12,6 +12,7 @@ import (
 
 	"google.golang.org/protobuf/encoding/protojson"
 
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
 	"github.com/stagemesh/stagemesh/services/cli"
@@ -94,7 +95,7 @@ func TestInferReadsStandardInput(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var out log
+	var out testbed.Log
 	if err := command(t.Context(), bytes.NewReader(data), &out, t.Output(), "infer", "digits", "-", "-a", mesh(t)); err != nil {
 		t.Fatal(err)
 	}

@@ -1,20 +1,19 @@
 package cli_test
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
 	"go.uber.org/goleak"
 
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/services/cli"
 	"github.com/stagemesh/stagemesh/services/runners"
 )
@@ -36,26 +35,6 @@ const digits = "../../examples/digits"
 
 func image(name string) string { return filepath.Join(digits, "images", name) }
 
-// log is what a command writes, readable while it writes.
-type log struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *log) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *log) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
-
-func (l *log) has(text string) bool { return strings.Contains(l.String(), text) }
-
 // command runs the command in this process.
 func command(ctx context.Context, in io.Reader, out, errOut io.Writer, args ...string) error {
 	cmd := cli.New()
@@ -69,7 +48,7 @@ func command(ctx context.Context, in io.Reader, out, errOut io.Writer, args ...s
 // run returns what the command prints.
 func run(t *testing.T, args ...string) (string, error) {
 	t.Helper()
-	var out log
+	var out testbed.Log
 	err := command(t.Context(), strings.NewReader(""), &out, t.Output(), args...)
 	return out.String(), err
 }

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 // built is the program, which the first test that runs it builds.
@@ -56,7 +58,7 @@ func (b *binary) remove() error {
 // program is stagemesh as a process.
 type program struct {
 	cmd   *exec.Cmd
-	out   log
+	out   testbed.Log
 	ended chan error
 }
 

@@ -69,13 +69,13 @@ func TestStreamIsPrintedAsItArrives(t *testing.T) {
 	t.Parallel()
 	gate := make(chan struct{})
 	address, path := spelling(t, gate), file(t, "abc.")
-	var out log
+	var out testbed.Log
 	done := make(chan error, 1)
 	go func() {
 		done <- command(t.Context(), strings.NewReader(""), &out, t.Output(), "infer", "stage:spell", path, "--stream", "-a", address)
 	}()
-	testbed.Eventually(t, "the letters before the gate", func() bool { return out.has("abc") })
-	if out.has(".") {
+	testbed.Eventually(t, "the letters before the gate", func() bool { return out.Has("abc") })
+	if out.Has(".") {
 		t.Errorf("printed %q", out.String())
 	}
 	close(gate)

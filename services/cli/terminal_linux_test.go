@@ -1,19 +1,18 @@
 package cli_test
 
 import (
-	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"syscall"
 	"testing"
 
-	"golang.org/x/sys/unix"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 // screen is a terminal with a program before it.
 type screen struct {
-	log
+	testbed.Log
 	keys *os.File
 }
 
@@ -21,7 +20,7 @@ type screen struct {
 // error: what is typed there is the program's, as is Ctrl-C.
 func onScreen(t *testing.T, args ...string) (*program, *screen) {
 	t.Helper()
-	keys, terminal := openTerminal(t)
+	keys, terminal := testbed.OpenTerminal(t)
 	s := &screen{keys: keys}
 	p := startProgram(t, terminal, func(cmd *exec.Cmd) {
 		cmd.Stdin = terminal
@@ -34,7 +33,7 @@ func onScreen(t *testing.T, args ...string) (*program, *screen) {
 	read := make(chan struct{})
 	go func() {
 		defer close(read)
-		_, _ = io.Copy(&s.log, keys) // it ends with an error, as there is nobody any more
+		_, _ = io.Copy(&s.Log, keys) // it ends with an error, as there is nobody any more
 	}()
 	t.Cleanup(func() {
 		<-read
@@ -43,35 +42,6 @@ func onScreen(t *testing.T, args ...string) (*program, *screen) {
 		}
 	})
 	return p, s
-}
-
-// openTerminal returns both sides of a new pseudo-terminal.
-func openTerminal(t *testing.T) (keys, terminal *os.File) {
-	t.Helper()
-	keys, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { keys.Close() })
-	var number int
-	raw, err := keys.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var failed error
-	err = raw.Control(func(fd uintptr) {
-		if failed = unix.IoctlSetPointerInt(int(fd), unix.TIOCSPTLCK, 0); failed == nil {
-			number, failed = unix.IoctlGetInt(int(fd), unix.TIOCGPTN)
-		}
-	})
-	if err != nil || failed != nil {
-		t.Fatal(err, failed)
-	}
-	terminal, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return keys, terminal
 }
 
 // press types a key.

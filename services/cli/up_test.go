@@ -3,7 +3,6 @@ package cli_test
 import (
 	"context"
 	"errors"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -22,7 +21,7 @@ import (
 
 // process is the command up while it runs.
 type process struct {
-	out, errOut log
+	out, errOut testbed.Log
 	stop        context.CancelFunc
 	ended       chan error
 }
@@ -76,33 +75,13 @@ func (p *process) readyLine(t *testing.T) []string {
 			t.Fatalf("it ended: %v\n%s", err, p.errOut.String())
 		default:
 		}
-		return p.out.has("\n")
+		return p.out.Has("\n")
 	})
 	words := readyLine.FindStringSubmatch(p.out.String())
 	if words == nil {
 		t.Fatalf("it printed %q", p.out.String())
 	}
 	return words
-}
-
-// get returns the status and body of a page.
-func get(t *testing.T, url string) (int, string) {
-	t.Helper()
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, http.NoBody)
-	if err != nil {
-		t.Fatal(err)
-	}
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	response, err := client.Do(request)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer response.Body.Close()
-	body, err := io.ReadAll(response.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return response.StatusCode, string(body)
 }
 
 const freePorts = "gateway: {listen: \"127.0.0.1:0\", admin: {listen: \"127.0.0.1:0\"}}\nops: {listen: \"127.0.0.1:0\"}\n"
@@ -139,7 +118,7 @@ func TestUpPrintsTheDocsAddress(t *testing.T) {
 	if page == "" {
 		t.Fatalf("it printed %q", p.out.String())
 	}
-	if status, body := get(t, page); status != http.StatusOK || !strings.Contains(body, "docs.js") {
+	if status, body := testbed.Get(t, page); status != http.StatusOK || !strings.Contains(body, "docs.js") {
 		t.Errorf("%s: got %d, %s", page, status, body)
 	}
 	if err := p.end(t); err != nil {
@@ -175,7 +154,7 @@ func TestUpServesTheMeshUntilItIsStopped(t *testing.T) {
 		"/livez": "ok\n", "/readyz": "ok\n", "/metrics": `stagemesh_gateway_requests_total{pipeline="digits",reason="OK"} 1`,
 		"/debug/pprof/": "goroutine",
 	} {
-		if status, body := get(t, operations+path); status != http.StatusOK || !strings.Contains(body, want) {
+		if status, body := testbed.Get(t, operations+path); status != http.StatusOK || !strings.Contains(body, want) {
 			t.Errorf("%s: got %d without %q", path, status, want)
 		}
 	}
@@ -191,7 +170,7 @@ func TestUpServesTheMeshUntilItIsStopped(t *testing.T) {
 			t.Errorf("somebody listens at %s still", gone)
 		}
 	}
-	if !p.errOut.has("level=INFO msg=drained") {
+	if !p.errOut.Has("level=INFO msg=drained") {
 		t.Errorf("it does not say that it has drained:\n%s", p.errOut.String())
 	}
 }
@@ -244,19 +223,19 @@ func TestUpReportsWaitingForTheBroker(t *testing.T) {
 	t.Parallel()
 	p := up(t, "-c", write(t, echoes+freePorts+"nats: {url: \"nats://user:hush@127.0.0.1:1\"}\n"))
 	testbed.Eventually(t, "it says what it waits for", func() bool {
-		return p.errOut.has(`level=INFO msg="waiting for the broker" url=nats://user:xxxxx@127.0.0.1:1`) && p.errOut.has(`level=WARN msg="not ready; trying again"`)
+		return p.errOut.Has(`level=INFO msg="waiting for the broker" url=nats://user:xxxxx@127.0.0.1:1`) && p.errOut.Has(`level=WARN msg="not ready; trying again"`)
 	})
 	operations := regexp.MustCompile(`msg="operations port listens" address=(\S+)`).FindStringSubmatch(p.errOut.String())
 	if operations == nil {
 		t.Fatalf("the log does not say where operators may ask:\n%s", p.errOut.String())
 	}
-	if status, body := get(t, "http://"+operations[1]+"/readyz"); status != http.StatusServiceUnavailable || !strings.Contains(body, "the broker is disconnected") {
+	if status, body := testbed.Get(t, "http://"+operations[1]+"/readyz"); status != http.StatusServiceUnavailable || !strings.Contains(body, "the broker is disconnected") {
 		t.Errorf("readyz: got %d, %s", status, body)
 	}
 	if err := p.end(t); err != nil {
 		t.Errorf("it ended with %v", err)
 	}
-	if p.out.String() != "" || p.errOut.has("hush") {
+	if p.out.String() != "" || p.errOut.Has("hush") {
 		t.Errorf("it printed %q and logged\n%s", p.out.String(), p.errOut.String())
 	}
 }
@@ -266,7 +245,7 @@ func TestUpJoinsABrokerThatComes(t *testing.T) {
 	broker := testbed.StartBroker(t)
 	broker.Stop()
 	p := up(t, "-c", write(t, echoes+freePorts+"nats: {url: \""+broker.URL()+"\"}\n"))
-	testbed.Eventually(t, "it says what it waits for", func() bool { return p.errOut.has("waiting for the broker") })
+	testbed.Eventually(t, "it says what it waits for", func() bool { return p.errOut.Has("waiting for the broker") })
 	broker.Restore()
 	address, _ := p.ready(t)
 	if out, err := run(t, "infer", "p", image("07-9.png"), "-a", address); err != nil || !strings.Contains(out, "bytes of image/png") {

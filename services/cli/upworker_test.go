@@ -99,7 +99,7 @@ func TestUpServesAWorkerWithoutAFile(t *testing.T) {
 	if got := shell(t, strings.Replace(line, `"data":[0]`, `"data":[-1]`, 1)); !strings.Contains(got, "is negative") || !strings.Contains(got, "INVALID_INPUT") {
 		t.Errorf("a bad input is answered with %s", got)
 	}
-	_, page := get(t, operations+"/metrics")
+	_, page := testbed.Get(t, operations+"/metrics")
 	for _, series := range []string{
 		`stagemesh_worker_state{\S*host="[^"]+",\S*stage="my-adder",state="READY",worker="1"} 1`,
 		`stagemesh_worker_state{\S*stage="my-adder",state="STARTUP",worker="0"} 0`,
@@ -132,7 +132,7 @@ func TestSavedWorkerRestarts(t *testing.T) {
 
 	save(t, path, "def broken(:\n")
 	testbed.Eventually(t, "the mistake is told", func() bool {
-		return p.errOut.has("the worker that was saved does not start") && p.errOut.has("SyntaxError")
+		return p.errOut.Has("the worker that was saved does not start") && p.errOut.Has("SyntaxError")
 	})
 	save(t, path, addTo("x", 2))
 	testbed.Eventually(t, "the mended worker answers", func() bool { return strings.Contains(shell(t, line), `"data":[2]`) })
@@ -202,7 +202,7 @@ func TestSaveEndsHangingStart(t *testing.T) {
 	p := upWorker(t, path)
 	_, line := p.served(t, 1)
 	save(t, path, "print('stuck', flush=True)\nimport time\ntime.sleep(3600)\n")
-	testbed.Eventually(t, "the start hangs", func() bool { return p.errOut.has("msg=stuck") })
+	testbed.Eventually(t, "the start hangs", func() bool { return p.errOut.Has("msg=stuck") })
 	save(t, path, addTo("x", 2))
 	testbed.Eventually(t, "the mended worker answers", func() bool { return strings.Contains(p.ask(t, line), `"data":[2]`) })
 	if err := p.end(t); err != nil {
@@ -217,7 +217,7 @@ func TestSaveDuringFirstStartRestarts(t *testing.T) {
 	const waits = "print('waiting', flush=True)\nimport os, time\nwhile not os.path.exists(%q): time.sleep(0.01)\n"
 	save(t, path, fmt.Sprintf(waits, gate)+addTo("x", 1))
 	p := upWorker(t, path)
-	testbed.Eventually(t, "the worker starts", func() bool { return p.errOut.has("msg=waiting") })
+	testbed.Eventually(t, "the worker starts", func() bool { return p.errOut.Has("msg=waiting") })
 	save(t, path, addTo("x", 2))
 	save(t, gate, "")
 	_, line := p.served(t, 1)

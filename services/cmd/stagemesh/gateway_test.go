@@ -28,7 +28,7 @@ func (p *process) serving(t *testing.T) (public, operations string) {
 			t.Fatalf("it ended: %v", err)
 		default:
 		}
-		return p.out.has("\n")
+		return p.out.Has("\n")
 	})
 	words := gatewayLine.FindStringSubmatch(p.out.String())
 	if words == nil || words[1] != string(meshtest.Mesh) {
@@ -65,7 +65,7 @@ func TestVariablesStandForFlags(t *testing.T) {
 	} {
 		p := start(t, name, args...)
 		want := `stagemesh: --listen: "8080" is no address`
-		if err := testbed.Receive(t, "its end", p.ended); err == nil || !strings.HasPrefix(p.errOut.String(), want) || !p.errOut.has("(set by STAGEMESH_LISTEN)") {
+		if err := testbed.Receive(t, "its end", p.ended); err == nil || !strings.HasPrefix(p.errOut.String(), want) || !p.errOut.Has("(set by STAGEMESH_LISTEN)") {
 			t.Errorf("got %v and %q, want %q", err, p.errOut.String(), want)
 		}
 	}
@@ -89,7 +89,7 @@ pipelines:
 	gateway := start(t, "gateway", "--config", file, "--nats", bed.Broker.URL(), "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0")
 	host.ready(t)
 	public, operations := gateway.serving(t)
-	if status, body := get(t, operations+"/readyz"); status != http.StatusOK {
+	if status, body := testbed.Get(t, operations+"/readyz"); status != http.StatusOK {
 		t.Errorf("readyz: %d %s", status, body)
 	}
 	status, body, err := post(t, public+"/v1/pipelines/work:infer", "x")
@@ -107,7 +107,7 @@ pipelines:
 		inside <- answer{status, body, err}
 	}()
 	testbed.Eventually(t, "the call is inside", func() bool {
-		_, body := get(t, operations+"/metrics")
+		_, body := testbed.Get(t, operations+"/metrics")
 		return busyGateway.MatchString(body)
 	})
 	gateway.signal(t, syscall.SIGTERM)

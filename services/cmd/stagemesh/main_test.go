@@ -1,7 +1,6 @@
 package main_test
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -64,7 +63,7 @@ func program(t *testing.T) string {
 // process is a verb of the program that runs.
 type process struct {
 	cmd         *exec.Cmd
-	out, errOut log
+	out, errOut testbed.Log
 	ended       chan error
 }
 
@@ -105,7 +104,7 @@ func (p *process) ready(t *testing.T) (operations string) {
 			t.Fatalf("it ended: %v", err)
 		default:
 		}
-		return p.out.has("\n")
+		return p.out.Has("\n")
 	})
 	words := readyLine.FindStringSubmatch(p.out.String())
 	if words == nil {
@@ -120,23 +119,3 @@ func (p *process) signal(t *testing.T, s syscall.Signal) {
 		t.Fatal(err)
 	}
 }
-
-// log is what a program writes, readable while it writes.
-type log struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *log) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *log) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
-
-func (l *log) has(text string) bool { return strings.Contains(l.String(), text) }

@@ -5,7 +5,6 @@ import (
 	"debug/elf"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
 	"os"
@@ -62,25 +61,6 @@ func digitsFile(t *testing.T) string {
 	return file
 }
 
-func get(t *testing.T, url string) (int, string) {
-	t.Helper()
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, http.NoBody)
-	if err != nil {
-		t.Fatal(err)
-	}
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	response, err := client.Do(request)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer response.Body.Close()
-	body, err := io.ReadAll(response.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return response.StatusCode, string(body)
-}
-
 // images returns the fifty images of the example, by the digit and a number.
 func images(t *testing.T) map[string][]byte {
 	t.Helper()
@@ -111,7 +91,7 @@ func TestProcessesOfStagesServeAPipeline(t *testing.T) {
 	for stage, p := range stages {
 		operations := p.ready(t)
 		for page, want := range map[string]string{"/livez": "ok", "/readyz": "ok", "/metrics": "stagemesh_"} {
-			if status, body := get(t, operations+page); status != http.StatusOK || !strings.Contains(body, want) {
+			if status, body := testbed.Get(t, operations+page); status != http.StatusOK || !strings.Contains(body, want) {
 				t.Errorf("%s%s: got %d without %q", stage, page, status, want)
 			}
 		}
@@ -178,7 +158,7 @@ func TestAProcessServesWorkers(t *testing.T) {
 	if err := testbed.Receive(t, "the end of the host", p.ended); err != nil {
 		t.Errorf("it ended with %v", err)
 	}
-	if !p.errOut.has("the worker is SHUTDOWN") || !p.errOut.has("exit code 0") {
+	if !p.errOut.Has("the worker is SHUTDOWN") || !p.errOut.Has("exit code 0") {
 		t.Error("the worker was not asked to leave")
 	}
 }
@@ -393,7 +373,7 @@ func TestSecondSignalReturnsAHostsItems(t *testing.T) {
 	if err := testbed.Receive(t, "the end of the host", host.ended); err != nil {
 		t.Errorf("it ended with %v", err)
 	}
-	if !host.errOut.has("returning unfinished items") || !host.errOut.has("msg=drained") {
+	if !host.errOut.Has("returning unfinished items") || !host.errOut.Has("msg=drained") {
 		t.Error("it did not clean up")
 	}
 }
@@ -426,12 +406,12 @@ func busyAndDraining(t *testing.T) *process {
 	})
 	operations := one.ready(t)
 	testbed.Eventually(t, "the host is busy", func() bool {
-		_, body := get(t, operations+"/metrics")
+		_, body := testbed.Get(t, operations+"/metrics")
 		return running.MatchString(body)
 	})
 	one.signal(t, syscall.SIGINT)
-	testbed.Eventually(t, "the host drains", func() bool { return one.errOut.has("msg=draining") })
-	if status, _ := get(t, operations+"/readyz"); status != http.StatusServiceUnavailable {
+	testbed.Eventually(t, "the host drains", func() bool { return one.errOut.Has("msg=draining") })
+	if status, _ := testbed.Get(t, operations+"/readyz"); status != http.StatusServiceUnavailable {
 		t.Errorf("readyz: got %d of a host that drains", status)
 	}
 	return one
@@ -466,7 +446,7 @@ func TestOneProcessServesSeveralStages(t *testing.T) {
 	p := start(t, "stage", "decode", "label", "--config", digitsFile(t), "--nats", bed.Broker.URL())
 	testbed.Eventually(t, "both stages are ready", func() bool { return strings.Count(p.out.String(), "\n") == 2 })
 	for _, stage := range []string{"decode", "label"} {
-		if !p.out.has("stage " + stage + " of mesh ") {
+		if !p.out.Has("stage " + stage + " of mesh ") {
 			t.Errorf("it printed %q", p.out.String())
 		}
 	}

@@ -43,7 +43,7 @@ func TestProgramsJoinBrokerWithTLSAndToken(t *testing.T) {
 	host := start(t, "stage", "-c", file, "a", "--nats", broker.URL())
 	gateway := start(t, "gateway", "-c", file, "--nats", broker.URL(), "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0")
 	host.ready(t)
-	testbed.Eventually(t, "the gateway is ready", func() bool { return gateway.out.has("\n") })
+	testbed.Eventually(t, "the gateway is ready", func() bool { return gateway.out.Has("\n") })
 	words := secureLine.FindStringSubmatch(gateway.out.String())
 	if words == nil {
 		t.Fatalf("it printed %q", gateway.out.String())
@@ -82,7 +82,7 @@ var operationsLine = regexp.MustCompile(`operations port listens" address=(\S+)`
 func (p *process) readiness(t *testing.T) string {
 	t.Helper()
 	testbed.Eventually(t, "it has an operations port", func() bool { return operationsLine.MatchString(p.errOut.String()) })
-	status, body := get(t, "http://"+operationsLine.FindStringSubmatch(p.errOut.String())[1]+"/readyz")
+	status, body := testbed.Get(t, "http://"+operationsLine.FindStringSubmatch(p.errOut.String())[1]+"/readyz")
 	if status != http.StatusServiceUnavailable {
 		t.Errorf("readyz: %d %s", status, body)
 	}
@@ -92,7 +92,7 @@ func (p *process) readiness(t *testing.T) string {
 // told waits until a program says something in its log and in its readiness.
 func (p *process) told(t *testing.T, want string) {
 	t.Helper()
-	testbed.Eventually(t, "the log says "+want, func() bool { return p.errOut.has(want) })
+	testbed.Eventually(t, "the log says "+want, func() bool { return p.errOut.Has(want) })
 	testbed.Eventually(t, "/readyz says "+want, func() bool { return strings.Contains(p.readiness(t), want) })
 }
 
@@ -109,7 +109,7 @@ func TestProgramsReportBrokerRejections(t *testing.T) {
 		for _, p := range []*process{start(t, "gateway", "-c", file), start(t, "stage", "-c", file, "a")} {
 			p.told(t, want)
 			p.signal(t, syscall.SIGTERM)
-			if err := testbed.Receive(t, "its end", p.ended); err != nil || p.errOut.has("sesame") || p.out.String() != "" {
+			if err := testbed.Receive(t, "its end", p.ended); err != nil || p.errOut.Has("sesame") || p.out.String() != "" {
 				t.Errorf("it ended with %v and said %s%s", err, p.out.String(), p.errOut.String())
 			}
 		}

@@ -81,7 +81,7 @@ func TestErrorsAreReportedBeforeTheStart(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var out log
+			var out testbed.Log
 			err := command(t.Context(), &out, io.Discard, test.args...)
 			if err == nil || !strings.HasPrefix(err.Error(), test.want) || out.String() != "" {
 				t.Errorf("got  %v, and printed %q\nwant %s", err, out.String(), test.want)
@@ -92,12 +92,12 @@ func TestErrorsAreReportedBeforeTheStart(t *testing.T) {
 
 func TestHelpNamesTheFlags(t *testing.T) {
 	t.Parallel()
-	var out log
+	var out testbed.Log
 	if err := command(t.Context(), &out, io.Discard, "--help"); err != nil {
 		t.Fatal(err)
 	}
 	for _, flag := range []string{"--config", "--nats", "--host", "--listen", "--ops", "--log-level", "--log-format"} {
-		if !out.has(flag) {
+		if !out.Has(flag) {
 			t.Errorf("%s is not in\n%s", flag, out.String())
 		}
 	}
@@ -122,17 +122,17 @@ func TestProgramReportsWaitingForItsBroker(t *testing.T) {
 	t.Parallel()
 	p, stop := try(t, "-c", write(t, file), "a", "--nats", "nats://user:hush@127.0.0.1:1")
 	testbed.Eventually(t, "it says what it waits for", func() bool {
-		return p.errOut.has(`msg="waiting for the broker" url=nats://user:xxxxx@127.0.0.1:1`) && p.errOut.has(`msg="not ready; trying again"`)
+		return p.errOut.Has(`msg="waiting for the broker" url=nats://user:xxxxx@127.0.0.1:1`) && p.errOut.Has(`msg="not ready; trying again"`)
 	})
 	operations := regexp.MustCompile(`msg="operations port listens" address=(\S+)`).FindStringSubmatch(p.errOut.String())
 	if operations == nil {
 		t.Fatalf("it does not say where operators may ask:\n%s", p.errOut.String())
 	}
-	if status, body := get(t, "http://"+operations[1]+"/readyz"); status != http.StatusServiceUnavailable || !strings.Contains(body, "the broker is disconnected") {
+	if status, body := testbed.Get(t, "http://"+operations[1]+"/readyz"); status != http.StatusServiceUnavailable || !strings.Contains(body, "the broker is disconnected") {
 		t.Errorf("got %d, %s", status, body)
 	}
 	stop()
-	if p.out.String() != "" || p.errOut.has("hush") {
+	if p.out.String() != "" || p.errOut.Has("hush") {
 		t.Errorf("it printed %q and logged\n%s", p.out.String(), p.errOut.String())
 	}
 }
