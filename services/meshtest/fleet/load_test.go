@@ -138,8 +138,8 @@ func (l *load) wait() *results {
 	return &l.results
 }
 
-// answered returns the number of requests that have ended.
-func (l *load) answered() int {
+// answerCount returns the number of requests that have ended.
+func (l *load) answerCount() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.results.answers) + l.results.left + len(l.results.broken)
@@ -148,8 +148,8 @@ func (l *load) answered() int {
 // flow waits until that many more requests have ended. The load must not end before.
 func (l *load) flow(more int) {
 	l.fleet.t.Helper()
-	want := l.answered() + more
-	testbed.Eventually(l.fleet.t, fmt.Sprintf("%d requests end", want), func() bool { return l.answered() >= want })
+	want := l.answerCount() + more
+	testbed.Eventually(l.fleet.t, fmt.Sprintf("%d requests end", want), func() bool { return l.answerCount() >= want })
 }
 
 // send sends requests, one after the other.
