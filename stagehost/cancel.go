@@ -57,13 +57,14 @@ func (cancelsArrived) apply(l *loop) {
 	now := time.Now()
 	// No item outlives the longest deadline, whatever the message has.
 	latest := now.Add(l.host.settings.Queue.MaxAge)
-	cancelled := map[pipeline.RequestID]bool{}
+	cancelled := map[cancelKey]bool{}
 	for _, cancel := range l.host.cancels.take() {
-		cancelled[cancel.RequestID] = true
-		l.cancelledIDs.add(cancel.RequestID, earlier(cancel.Deadline, latest), now)
+		key := cancelKey{cancel.Tenant, cancel.RequestID}
+		cancelled[key] = true
+		l.cancelledIDs.add(key, earlier(cancel.Deadline, latest), now)
 	}
 	for _, it := range l.ledger.items {
-		if cancelled[it.env.RequestID] && it.direct == nil {
+		if cancelled[it.cancelKey()] && it.direct == nil {
 			l.cancel(it)
 		}
 	}
@@ -154,16 +155,24 @@ func (r *run) cancelItem(it *item) {
 	}
 }
 
+// cancelKey is what a cancel message names: a request of a tenant.
+type cancelKey struct {
+	tenant  string
+	request pipeline.RequestID
+}
+
+func (it *item) cancelKey() cancelKey { return cancelKey{it.env.Tenant, it.env.RequestID} }
+
 // cancelledRequests are requests that were cancelled, each until its items can arrive
 // no more.
-type cancelledRequests map[pipeline.RequestID]time.Time
+type cancelledRequests map[cancelKey]time.Time
 
-func (t cancelledRequests) add(id pipeline.RequestID, until, now time.Time) {
+func (t cancelledRequests) add(key cancelKey, until, now time.Time) {
 	if len(t) < maxCancelled && now.Before(until) {
-		t[id] = until
+		t[key] = until
 	}
 }
 
 func (t cancelledRequests) expire(now time.Time) {
-	maps.DeleteFunc(t, func(_ pipeline.RequestID, until time.Time) bool { return !now.Before(until) })
+	maps.DeleteFunc(t, func(_ cancelKey, until time.Time) bool { return !now.Before(until) })
 }

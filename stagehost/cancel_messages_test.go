@@ -15,8 +15,9 @@ func TestCancelledRequestsAreBoundedAndForgotten(t *testing.T) {
 	t.Parallel()
 	cancelledIDs := cancelledRequests{}
 	now := time.Unix(1000, 0)
-	has := func(id pipeline.RequestID) bool { _, ok := cancelledIDs[id]; return ok }
-	id := func(i int) pipeline.RequestID { return pipeline.RequestID(fmt.Sprint(i)) }
+	has := func(key cancelKey) bool { _, ok := cancelledIDs[key]; return ok }
+	id := func(i int) cancelKey { return cancelKey{request: pipeline.RequestID(fmt.Sprint(i))} }
+	late, past := cancelKey{request: "late"}, cancelKey{request: "past"}
 	for i := range maxCancelled + 10 {
 		cancelledIDs.add(id(i), now.Add(time.Minute), now)
 	}
@@ -24,12 +25,12 @@ func TestCancelledRequestsAreBoundedAndForgotten(t *testing.T) {
 		t.Errorf("%d cancelled requests, want %d", len(cancelledIDs), maxCancelled)
 	}
 	cancelledIDs.expire(now.Add(time.Minute))
-	cancelledIDs.add("late", now.Add(2*time.Minute), now.Add(time.Minute))
-	if len(cancelledIDs) != 1 || !has("late") {
+	cancelledIDs.add(late, now.Add(2*time.Minute), now.Add(time.Minute))
+	if len(cancelledIDs) != 1 || !has(late) {
 		t.Errorf("%d cancelled requests after their deadline, want the new one", len(cancelledIDs))
 	}
-	cancelledIDs.add("past", now, now)
-	if has("past") {
+	cancelledIDs.add(past, now, now)
+	if has(past) {
 		t.Error("a request is remembered that has ended")
 	}
 }

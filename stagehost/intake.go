@@ -274,7 +274,7 @@ func (e *itemArrived) apply(l *loop) {
 		l.host.rejectUnadmitted(it, fault.Newf(fault.Overloaded, "%w", err))
 		return
 	}
-	if _, cancelled := l.cancelledIDs[it.env.RequestID]; cancelled {
+	if _, cancelled := l.cancelledIDs[it.cancelKey()]; cancelled {
 		l.dropCancelled(it)
 		return
 	}

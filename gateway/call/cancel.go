@@ -15,7 +15,7 @@ import (
 // Cancel cancels a request, through any gateway: its caller gets CANCELLED, its
 // item is deleted where it waits for its first step, and hosts drop it. Cancel
 // returns before that is done, and it is best effort: it returns nil also for a
-// request that is finished or was never made. An ID that is no UUID is
+// request that is finished, was never made, or is another tenant's. An ID that is no UUID is
 // INVALID_REQUEST. BROKER_UNAVAILABLE means that no gateway or host was notified.
 func (s *Service) Cancel(ctx context.Context, requestID string) error {
 	id, f := parseID(requestID)
@@ -25,12 +25,13 @@ func (s *Service) Cancel(ctx context.Context, requestID string) error {
 	if err := ctx.Err(); err != nil {
 		return fault.From(err)
 	}
-	if s.table.cancel(id, cancelledFault()) {
+	tenant := tenantOf(ctx)
+	if s.table.cancel(id, tenant, cancelledFault()) {
 		return nil
 	}
 	// Its deadline is not known here: no later than any request's.
 	deadline := time.Now().Add(s.settings.MaxTimeout)
-	if err := s.bus.Cancel(&envelope.Cancel{Mesh: s.settings.Mesh, RequestID: id, Deadline: deadline}); err != nil {
+	if err := s.bus.Cancel(&envelope.Cancel{Mesh: s.settings.Mesh, Tenant: tenant, RequestID: id, Deadline: deadline}); err != nil {
 		s.metrics.countCancel(failed)
 		return unavailable(err).WithMetadata(requestIDKey, string(id))
 	}
@@ -46,7 +47,7 @@ func (s *Service) receiveCancel(data []byte) {
 		s.metrics.droppedReply("malformed_cancel")
 		return
 	}
-	s.table.cancel(message.RequestID, cancelledFault())
+	s.table.cancel(message.RequestID, message.Tenant, cancelledFault())
 }
 
 // cancelledFault returns the fault of a cancelled request.
@@ -191,7 +192,7 @@ func (c *cancels) store(ctx context.Context, env *envelope.Envelope) {
 
 // notify sends the cancel message to the hosts, and counts how the request was cancelled.
 func (c *cancels) notify(env *envelope.Envelope, isDeleted bool) {
-	err := c.bus.Cancel(&envelope.Cancel{Mesh: env.Mesh, RequestID: env.RequestID, Deadline: env.Deadline})
+	err := c.bus.Cancel(&envelope.Cancel{Mesh: env.Mesh, Tenant: env.Tenant, RequestID: env.RequestID, Deadline: env.Deadline})
 	switch {
 	case isDeleted:
 		c.count(deleted)
