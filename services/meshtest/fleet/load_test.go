@@ -43,8 +43,9 @@ type loadSpec struct {
 	every time.Duration
 	// prefix begins every text.
 	prefix string
-	// durable requests are stored, and so are their answers.
-	durable bool
+	// durable requests are stored, and so are their answers; keyed ones have an
+	// idempotency key each.
+	durable, keyed bool
 	// timeout is each request's, 0 for the gateway's default.
 	timeout time.Duration
 	// chunks is how many come before each answer; more than 0 asks for streams.
@@ -227,6 +228,9 @@ func (l *load) infer(addr string, a *answer) error {
 	request.Header.Set("Content-Type", "text/plain")
 	if l.spec.durable {
 		request.Header.Set("Stagemesh-Durability", "file")
+	}
+	if l.spec.keyed {
+		request.Header.Set("Idempotency-Key", a.text)
 	}
 	if l.spec.timeout > 0 {
 		request.Header.Set("Stagemesh-Timeout", l.spec.timeout.String())
